@@ -1,0 +1,68 @@
+# The front door: CMake does the building. `make help` lists the targets.
+BUILD ?= build
+ARCH ?= 90
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+T ?= dat
+S ?= 60
+CUDA ?= $(if $(wildcard /dev/nvidia0),$(if $(shell command -v nvcc),1,0),0)
+
+CMAKE_FLAGS = -G Ninja -DNIBBLE_WERROR=$(if $(CI),ON,OFF) \
+  -DNIBBLE_CUDA=$(if $(filter 1,$(CUDA)),ON,OFF) "-DNIBBLE_ARCH=$(ARCH)"
+CONFIGURE = cmake -S . $(CMAKE_FLAGS)
+
+.PHONY: all build demo test deps lint fmt docs asan fuzz bench test-interop static clean help
+all: build
+
+build: ## build $(BUILD)/nibble (CUDA=1 adds the CUDA backend, ARCH="80;90a" its architectures)
+	@tools/deps.sh build
+	@$(CONFIGURE) -B $(BUILD) > $(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+	@cmake --build $(BUILD) -j $(JOBS)
+
+demo: build ## make a small model, quantise, inspect and convert it, in ./demo
+	@tools/demo.sh $(BUILD)/nibble demo
+
+test: build ## build and run all tests that need no network, GPU or large model
+	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+deps: ## install what building and testing needs (apt-get; elsewhere: list it)
+	@tools/deps.sh build lint fuzz
+
+lint: build ## include rules, sizes, names, headers, formatting, clang-tidy
+	@tools/deps.sh lint
+	@tools/lint/run.sh $(BUILD)
+
+fmt: ## format all C sources
+	@tools/deps.sh lint
+	@clang-format -i $$(git ls-files '*.c' '*.h' '*.cu')
+
+docs: build ## write docs/cli from the option tables
+	@$(BUILD)/nibble help --write-docs docs/cli
+
+asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@tools/deps.sh build
+	@$(CONFIGURE) -B build-asan -DNIBBLE_SANITIZE=address,undefined > build-asan.log 2>&1 || { cat build-asan.log; exit 1; }
+	@cmake --build build-asan -j $(JOBS)
+	@ctest --test-dir build-asan --output-on-failure -j $(JOBS)
+
+fuzz: ## fuzz one parser for a while: T=dat|safetensors|gguf|config S=seconds
+	@tools/deps.sh build fuzz
+	@CC=clang $(CONFIGURE) -B build-fuzz -DNIBBLE_FUZZ=ON -DNIBBLE_TESTS=OFF -DNIBBLE_SANITIZE=address,undefined > build-fuzz.log 2>&1 || { cat build-fuzz.log; exit 1; }
+	@cmake --build build-fuzz -j $(JOBS)
+	@tests/fuzz/run.sh build-fuzz $(T) $(S)
+
+bench: build ## measure the codec, and quantising a model of 4B shapes (needs 13 GB of disk)
+	@bench/quantize.sh $(BUILD)/nibble
+
+test-interop: build ## compare with the safetensors and gguf packages of PyPI, in a venv
+	@tests/interop/run.sh $(BUILD)/nibble
+
+static: ## a binary that travels: small libraries linked statically, in build-static
+	@tools/deps.sh build
+	@$(CONFIGURE) -B build-static -DNIBBLE_STATIC=ON -DNIBBLE_TESTS=OFF > build-static.log 2>&1 || { cat build-static.log; exit 1; }
+	@cmake --build build-static -j $(JOBS)
+
+clean: ## remove everything that was built
+	@rm -rf build build-* build.log demo
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18

@@ -1,0 +1,212 @@
+/* nibble.h - the one public header of libnibble.
+ *
+ * Every function that can fail returns enum nb_status; on failure nb_last_error() holds one line
+ * that says what failed, on what and why. Nothing in the library prints, exits or aborts on bad
+ * input. Strings are UTF-8; sizes and offsets are 64 bits wide. Unless a comment says otherwise,
+ * functions may be called from several threads as long as each works on its own objects. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NB_MUST_CHECK __attribute__((warn_unused_result))
+#define NB_MAX_DIMS   8
+
+/* ---- status ---------------------------------------------------------------------------- */
+
+#define NB_STATUS_LIST(X)                                                                          \
+    X(NB_OK, "ok")                                                                                 \
+    X(NB_EINVAL, "invalid argument")                                                               \
+    X(NB_ENOMEM, "out of memory")                                                                  \
+    X(NB_EIO, "input or output error")                                                             \
+    X(NB_EFORMAT, "malformed file")                                                                \
+    X(NB_EVALUE, "unusable value")                                                                 \
+    X(NB_EUNSUPPORTED, "not supported")                                                            \
+    X(NB_ENOTFOUND, "not found")                                                                   \
+    X(NB_EDEVICE, "device error")                                                                  \
+    X(NB_EINTERRUPTED, "interrupted")
+
+enum nb_status {
+#define X(name, text) name,
+    NB_STATUS_LIST(X)
+#undef X
+};
+
+/* The name of a status in words, for example "malformed file". */
+const char *nb_status_text(enum nb_status status);
+
+/* The message of the last failure on this thread; valid until the next failure on it. */
+const char *nb_last_error(void);
+
+/* "MAJOR.MINOR.PATCH (commit)". */
+const char *nb_version(void);
+
+/* ---- logging, progress, interruption ------------------------------------------------------ */
+
+enum nb_log_level { NB_LOG_ERROR, NB_LOG_WARN, NB_LOG_INFO, NB_LOG_DEBUG };
+
+typedef void (*nb_log_fn)(void *ctx, enum nb_log_level level, const char *line);
+
+/* Where log lines go, for the whole process; NULL drops them (the default). Call it before any
+ * other thread uses the library. */
+void nb_log_set_sink(nb_log_fn fn, void *ctx);
+
+/* Called now and then from the thread that runs a long operation; the unit is the operation's. */
+typedef void (*nb_progress_fn)(void *ctx, uint64_t done, uint64_t total);
+
+/* Asks every running operation to stop with NB_EINTERRUPTED. Safe in a signal handler. */
+void nb_interrupt(void);
+
+/* ---- model files --------------------------------------------------------------------------- */
+
+/* One tensor as a reader of the model sees it: the parts of a quantised weight are one row. */
+struct nb_tensor_info {
+    const char *name;  /* Hugging Face name */
+    const char *dtype; /* "bf16", "nvfp4", ... */
+    int ndim;
+    int64_t shape[NB_MAX_DIMS];
+    uint64_t bytes;      /* all parts, as stored */
+    uint64_t offset;     /* of the first part, from the start of its file */
+    const char *file;    /* which file of the model holds it, without its directory */
+    float tensor_scale;  /* NVFP4: the second-level scale; 1 where the file has none */
+    const char *scaling; /* NVFP4: the stored type of the block scales; NULL otherwise */
+};
+
+struct nb_file;
+
+/* Opens a model directory or one `.dat`, `.safetensors` or `.gguf` file and checks its structure.
+ * config.json is looked for in model_dir (may be NULL), else beside the file; a model without one
+ * opens too. */
+NB_MUST_CHECK enum nb_status nb_file_open(struct nb_file **out, const char *path,
+                                          const char *model_dir);
+void nb_file_close(struct nb_file *file);
+
+const char *nb_file_format(const struct nb_file *file); /* "dat", "safetensors", "gguf" */
+const char *nb_file_layout(const struct nb_file *file); /* of NVFP4 tensors, or "none" */
+int64_t nb_file_tensor_count(const struct nb_file *file);
+void nb_file_tensor(const struct nb_file *file, int64_t index, struct nb_tensor_info *info);
+uint64_t nb_file_bytes(const struct nb_file *file); /* on disk, all files */
+
+/* Metadata rows as text, in file order; long values are shortened. Strings live as long as file. */
+int64_t nb_file_meta_count(const struct nb_file *file);
+void nb_file_meta(const struct nb_file *file, int64_t index, const char **key, const char **value);
+
+/* Checks names and shapes against the config (what can be told from the shapes alone if there is
+ * none), then reads every value: scales finite and positive, nothing NaN or infinite. The message
+ * names the first problem. */
+NB_MUST_CHECK enum nb_status nb_file_verify(struct nb_file *file, nb_progress_fn progress,
+                                            void *progress_ctx);
+
+/* ---- conversion and quantisation ------------------------------------------------------------ */
+
+enum nb_out_dtype { NB_OUT_KEEP, NB_OUT_F32, NB_OUT_F16, NB_OUT_BF16 };
+enum nb_out_layout { NB_LAYOUT_MODELOPT, NB_LAYOUT_COMPRESSED_TENSORS };
+enum nb_quant_method { NB_QUANT_RTN, NB_QUANT_4OVER6, NB_QUANT_SWEEP };
+
+struct nb_convert_opts {
+    const char *src, *dst; /* dst: by its ending, else a directory */
+    const char *model_dir; /* config and tokenizer of a bare weights file; may be NULL */
+    enum nb_out_dtype dtype;
+    enum nb_out_layout layout; /* of NVFP4 tensors in safetensors */
+    uint64_t shard_bytes;      /* directories: start a new file past this; 0: 5 GB */
+    int threads;               /* 0: what this process may use */
+    nb_progress_fn progress;   /* in bytes of the source; may be NULL */
+    void *progress_ctx;
+};
+
+/* Streams tensor by tensor; memory does not grow with the model. dst is replaced only at the end,
+ * in one step. */
+NB_MUST_CHECK enum nb_status nb_convert(const struct nb_convert_opts *opts);
+
+struct nb_quantize_opts {
+    struct nb_convert_opts to; /* dtype applies to what is not quantised */
+    enum nb_quant_method method;
+    bool two_level;
+    const char *const *skip; /* wildcard patterns over tensor names; NULL-terminated or NULL */
+};
+
+/* One family of tensors, for example all q_proj, against what it was made from. */
+struct nb_quant_family {
+    char name[32];
+    int64_t tensors, values;
+    double snr_db, rel_mse, zeros; /* zeros: share of values that became 0 */
+};
+
+#define NB_QUANT_FAMILIES 16
+
+struct nb_quantize_report {
+    int families; /* rows in use */
+    struct nb_quant_family family[NB_QUANT_FAMILIES];
+    struct nb_quant_family total;
+    uint64_t source_bytes, output_bytes;
+    double seconds; /* wall time of the whole operation */
+};
+
+NB_MUST_CHECK enum nb_status nb_quantize(const struct nb_quantize_opts *opts,
+                                         struct nb_quantize_report *report);
+
+/* Random weights in the shapes of a Qwen3: preset is "tiny", "0.6b", "1.7b", "4b" or "8b", or
+ * config is the path of a config.json. Deterministic for a seed, whatever the thread count. */
+struct nb_synth_opts {
+    const char *preset, *config; /* one of the two */
+    const char *dst;             /* a directory */
+    enum nb_out_dtype dtype;     /* NB_OUT_KEEP: bf16 */
+    uint64_t seed;
+    float sigma; /* of the normal distribution; 0: the config's initializer_range */
+    int threads;
+    nb_progress_fn progress; /* in bytes written */
+    void *progress_ctx;
+};
+
+NB_MUST_CHECK enum nb_status nb_synth(const struct nb_synth_opts *opts);
+
+/* ---- this machine ------------------------------------------------------------------------- */
+
+/* The code path that the NVFP4 codec takes here: "scalar", "avx2" or "avx512". */
+const char *nb_codec_path(void);
+
+/* Compares every codec path this CPU can run with the scalar one, on random blocks. */
+NB_MUST_CHECK enum nb_status nb_codec_selftest(void);
+
+struct nb_gpu_info {
+    char name[96];
+    char driver[32];
+    int cc_major, cc_minor;
+    uint64_t memory_bytes, memory_free;
+};
+
+/* The GPUs that the NVIDIA driver reports, at most max of them; 0 without driver or GPU. */
+int nb_gpu_list(struct nb_gpu_info *gpus, int max);
+
+/* Which CUDA architectures this build has code for, for example "90"; NULL: built without CUDA. */
+const char *nb_cuda_archs(void);
+
+/* Runs a small kernel on a GPU and checks its result; the message says what is missing if it
+ * cannot: the build, the driver, or code for that GPU. */
+NB_MUST_CHECK enum nb_status nb_gpu_check(int index);
+
+/* One measured operation of the codec. GB/s counts bf16 source bytes for quantise rows and NVFP4
+ * bytes for dequantise rows. */
+struct nb_bench_row {
+    char op[48];
+    char path[16];
+    double gb_per_s_per_core;
+    double gvalues_per_s_per_core;
+};
+
+struct nb_bench_ops {
+    int threads;
+    double read_gb_per_s; /* all threads, measured in the same run */
+    int rows;
+    struct nb_bench_row row[32];
+};
+
+NB_MUST_CHECK enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads);
+
+#ifdef __cplusplus
+}
+#endif

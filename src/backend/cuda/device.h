@@ -1,0 +1,14 @@
+/* device.h - what the CUDA part offers to C. */
+#pragma once
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Runs a kernel on the device and checks what it wrote. NULL if that went well, else why not (a
+ * string that stays valid). */
+const char *nbi_cuda_check(int device);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,118 @@
+/* registry.c - which devices there are; the only file that knows whether CUDA was built in. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/cuda/device.h"
+#include "base/status.h"
+
+/* What we use of NVML, declared here so that no NVIDIA header is needed. The driver brings the
+ * library; without it there is no usable GPU either. */
+typedef struct nvml_device *nvml_device;
+struct nvml_memory {
+    unsigned long long total, free, used;
+};
+
+struct nvml {
+    void *library;
+    int (*init)(void);
+    int (*shutdown)(void);
+    int (*count)(unsigned *);
+    int (*handle)(unsigned, nvml_device *);
+    int (*name)(nvml_device, char *, unsigned);
+    int (*memory)(nvml_device, struct nvml_memory *);
+    int (*capability)(nvml_device, int *, int *);
+    int (*driver)(char *, unsigned);
+};
+
+static bool nvml_load(struct nvml *n)
+{
+    memset(n, 0, sizeof *n);
+    n->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!n->library)
+        return false;
+    const struct {
+        const char *symbol;
+        void *slot;
+    } symbols[] = {
+        {"nvmlInit_v2", &n->init},
+        {"nvmlShutdown", &n->shutdown},
+        {"nvmlDeviceGetCount_v2", &n->count},
+        {"nvmlDeviceGetHandleByIndex_v2", &n->handle},
+        {"nvmlDeviceGetName", &n->name},
+        {"nvmlDeviceGetMemoryInfo", &n->memory},
+        {"nvmlDeviceGetCudaComputeCapability", &n->capability},
+        {"nvmlSystemGetDriverVersion", &n->driver},
+    };
+    bool ok = true;
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        void *p = dlsym(n->library, symbols[i].symbol);
+        memcpy(symbols[i].slot, &p, sizeof p); /* ISO C has no cast from object to function */
+        ok = ok && p;
+    }
+    if (ok && n->init() == 0)
+        return true;
+    dlclose(n->library);
+    return false;
+}
+
+int nb_gpu_list(struct nb_gpu_info *gpus, int max)
+{
+    struct nvml n;
+    unsigned count = 0;
+    int found = 0;
+    if (!nvml_load(&n))
+        return 0;
+    if (n.count(&count) != 0)
+        count = 0;
+    for (unsigned i = 0; i < count && found < max; i++) {
+        nvml_device device;
+        struct nvml_memory memory = {0};
+        struct nb_gpu_info *g = &gpus[found];
+        memset(g, 0, sizeof *g);
+        if (n.handle(i, &device) != 0)
+            continue;
+        if (n.name(device, g->name, sizeof g->name) != 0)
+            snprintf(g->name, sizeof g->name, "GPU %u", i);
+        if (n.memory(device, &memory) == 0) { /* unified memory reports none */
+            g->memory_bytes = memory.total;
+            g->memory_free = memory.free;
+        }
+        n.capability(device, &g->cc_major, &g->cc_minor);
+        n.driver(g->driver, sizeof g->driver);
+        found++;
+    }
+    n.shutdown();
+    dlclose(n.library);
+    return found;
+}
+
+#if NB_CUDA
+
+const char *nb_cuda_archs(void)
+{
+    return NIBBLE_ARCH;
+}
+
+enum nb_status nb_gpu_check(int index)
+{
+    const char *problem = nbi_cuda_check(index);
+    return problem ? nbi_fail(NB_EDEVICE, "GPU %d is not usable: %s", index, problem) : NB_OK;
+}
+
+#else
+
+const char *nb_cuda_archs(void)
+{
+    return NULL;
+}
+
+enum nb_status nb_gpu_check(int index)
+{
+    return nbi_fail(NB_EDEVICE,
+                    "GPU %d is not usable: nibble was built without CUDA; build it with "
+                    "'make CUDA=1'",
+                    index);
+}
+
+#endif

@@ -1,0 +1,14 @@
+/* dirs.h - what atomic files and directories share: temporary names and directory sync. */
+#pragma once
+
+#include "base/status.h"
+
+/* Creates ".BASE.nibble-PID-N" beside target, a file or a directory, and takes a lock on it that
+ * lasts as long as *fd is open. Names left behind by writers that died (nobody holds their lock)
+ * are removed first. The caller frees *temp. */
+enum nb_status nbi_temp_create(const char *target, bool directory, char **temp, int *fd);
+
+enum nb_status nbi_sync_parent(const char *path);
+
+/* Removes a directory and what is in it; symbolic links are removed, not followed. */
+void nbi_remove_tree(const char *path);

@@ -1,0 +1,29 @@
+/* json.h - strict reading of JSON through jansson.
+ *
+ * Duplicate keys, trailing bytes, NUL characters and nesting beyond NBI_JSON_DEPTH are errors.
+ * Getters name the key in their message, so a caller only adds which file it was. */
+#pragma once
+
+#include <jansson.h>
+
+#include "base/status.h"
+
+#define NBI_JSON_DEPTH 64
+
+/* The caller owns *out (json_decref). */
+enum nb_status nbi_json_parse(json_t **out, const char *text, size_t len);
+enum nb_status nbi_json_read_file(json_t **out, const char *path, size_t max_bytes);
+
+/* A required or optional integer in [min, max]; an optional one that is absent or null leaves *v.
+ */
+enum nb_status nbi_json_int(const json_t *obj, const char *key, bool required, int64_t min,
+                            int64_t max, int64_t *v);
+enum nb_status nbi_json_number(const json_t *obj, const char *key, bool required, double min,
+                               double max, double *v);
+enum nb_status nbi_json_bool(const json_t *obj, const char *key, bool required, bool *v);
+
+/* *v points into obj. */
+enum nb_status nbi_json_string(const json_t *obj, const char *key, bool required, const char **v);
+
+/* Indented text with a final newline; written atomically. */
+enum nb_status nbi_json_write_file(const json_t *value, const char *path);

@@ -1,0 +1,78 @@
+/* status.c - the thread's error line, and the process-wide wish to stop. */
+#include "base/status.h"
+
+#include <signal.h>
+#include <stdarg.h>
+#include <string.h>
+
+#define MESSAGE_MAX 1024
+
+static _Thread_local char message[MESSAGE_MAX];
+static volatile sig_atomic_t interrupted;
+
+const char *nb_status_text(enum nb_status status)
+{
+    switch (status) {
+#define X(name, text)                                                                              \
+    case name:                                                                                     \
+        return text;
+        NB_STATUS_LIST(X)
+#undef X
+    }
+    return "unknown status";
+}
+
+const char *nb_last_error(void)
+{
+    return message;
+}
+
+/* A message is one line of text whatever the file it quotes from holds: control characters, and
+ * with them terminal escapes, become '?'. */
+static void make_printable(char *s)
+{
+    for (; *s; s++)
+        if ((unsigned char)*s < 0x20 || *s == 0x7F)
+            *s = '?';
+}
+
+enum nb_status nbi_fail(enum nb_status status, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(message, sizeof message, fmt, args);
+    va_end(args);
+    make_printable(message);
+    return status;
+}
+
+enum nb_status nbi_context(enum nb_status status, const char *fmt, ...)
+{
+    if (status == NB_OK)
+        return status;
+    char old[MESSAGE_MAX];
+    memcpy(old, message, sizeof old);
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(message, sizeof message, fmt, args);
+    va_end(args);
+    if (n >= 0 && (size_t)n < sizeof message)
+        snprintf(message + n, sizeof message - (size_t)n, ": %.*s", MESSAGE_MAX - 3 - n, old);
+    make_printable(message);
+    return status;
+}
+
+enum nb_status nbi_fail_memory(const char *what, size_t bytes)
+{
+    return nbi_fail(NB_ENOMEM, "out of memory: %zu bytes for %s", bytes, what);
+}
+
+void nb_interrupt(void)
+{
+    interrupted = 1;
+}
+
+enum nb_status nbi_check_interrupt(void)
+{
+    return interrupted ? nbi_fail(NB_EINTERRUPTED, "interrupted") : NB_OK;
+}

@@ -1,0 +1,150 @@
+/* str.c - text buffer, matching, UTF-8 check. */
+#include "base/str.h"
+
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+
+void nbi_str_release(struct nbi_str *s)
+{
+    if (!s)
+        return;
+    free(s->p);
+    memset(s, 0, sizeof *s);
+}
+
+const char *nbi_str_text(const struct nbi_str *s)
+{
+    return s->p ? s->p : "";
+}
+
+enum nb_status nbi_str_status(const struct nbi_str *s)
+{
+    return s->failed ? nbi_fail(NB_ENOMEM, "out of memory: text of %zu bytes", s->len) : NB_OK;
+}
+
+static bool reserve(struct nbi_str *s, size_t extra)
+{
+    if (s->failed || extra > NBI_STR_MAX - s->len) {
+        s->failed = true;
+        return false;
+    }
+    size_t need = s->len + extra + 1;
+    if (need <= s->cap)
+        return true;
+    size_t cap = s->cap ? s->cap : 64;
+    while (cap < need)
+        cap *= 2;
+    char *p = realloc(s->p, cap);
+    if (!p) {
+        s->failed = true;
+        return false;
+    }
+    s->p = p;
+    s->cap = cap;
+    return true;
+}
+
+void nbi_str_append(struct nbi_str *s, const void *bytes, size_t len)
+{
+    if (!reserve(s, len))
+        return;
+    if (len)
+        memcpy(s->p + s->len, bytes, len);
+    s->len += len;
+    s->p[s->len] = 0;
+}
+
+void nbi_str_puts(struct nbi_str *s, const char *text)
+{
+    nbi_str_append(s, text, strlen(text));
+}
+
+void nbi_str_printf(struct nbi_str *s, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(NULL, 0, fmt, args);
+    va_end(args);
+    if (n < 0 || !reserve(s, (size_t)n)) {
+        s->failed = true;
+        return;
+    }
+    va_start(args, fmt);
+    vsnprintf(s->p + s->len, (size_t)n + 1, fmt, args);
+    va_end(args);
+    s->len += (size_t)n;
+}
+
+bool nbi_ends_with(const char *text, const char *ending)
+{
+    size_t n = strlen(text), m = strlen(ending);
+    return n >= m && memcmp(text + n - m, ending, m) == 0;
+}
+
+bool nbi_starts_with(const char *text, const char *start)
+{
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+bool nbi_wildcard_match(const char *pattern, const char *text)
+{
+    /* On a mismatch go back to the last '*' and let it take one character more. Earlier stars need
+     * no second look: the last one can absorb whatever they would have. */
+    const char *star = NULL, *resume = NULL;
+    while (*text) {
+        if (*pattern == '*') {
+            star = ++pattern;
+            resume = text;
+        } else if (*pattern == '?' || *pattern == *text) {
+            pattern++;
+            text++;
+        } else if (star) {
+            pattern = star;
+            text = ++resume;
+        } else {
+            return false;
+        }
+    }
+    while (*pattern == '*')
+        pattern++;
+    return *pattern == 0;
+}
+
+bool nbi_utf8_valid(const char *bytes, size_t len)
+{
+    const uint8_t *p = (const uint8_t *)bytes, *end = p + len;
+    while (p < end) {
+        uint8_t b = *p++;
+        if (b < 0x80)
+            continue;
+        int more = b >= 0xC2 && b <= 0xDF   ? 1
+                   : b >= 0xE0 && b <= 0xEF ? 2
+                   : b >= 0xF0 && b <= 0xF4 ? 3
+                                            : 0;
+        if (more == 0 || end - p < more)
+            return false;
+        /* The first continuation byte alone tells overlong forms, surrogates and the top end. */
+        uint8_t lo = b == 0xE0 ? 0xA0 : b == 0xF0 ? 0x90 : 0x80;
+        uint8_t hi = b == 0xED ? 0x9F : b == 0xF4 ? 0x8F : 0xBF;
+        if (p[0] < lo || p[0] > hi)
+            return false;
+        for (int i = 1; i < more; i++)
+            if (p[i] < 0x80 || p[i] > 0xBF)
+                return false;
+        p += more;
+    }
+    return true;
+}
+
+char *nbi_format_bytes(char buf[32], double bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    int u = 0;
+    while (bytes >= 1024 && u < 4) {
+        bytes /= 1024;
+        u++;
+    }
+    snprintf(buf, 32, u == 0 ? "%.0f %s" : "%.2f %s", bytes, units[u]);
+    return buf;
+}

@@ -1,0 +1,39 @@
+/* str.h - a growing text buffer with a limit.
+ *
+ * Appending never fails on the spot: the first failure sticks, and nbi_str_status reports it, so
+ * that a sequence of appends needs one check at its end. The text is always NUL-terminated. */
+#pragma once
+
+#include <stddef.h>
+
+#include "base/status.h"
+
+struct nbi_str {
+    char *p; /* NULL while empty; use nbi_str_text to read */
+    size_t len, cap;
+    bool failed;
+};
+
+/* Longest text a buffer will hold. */
+#define NBI_STR_MAX ((size_t)1 << 30)
+
+void nbi_str_release(struct nbi_str *s);
+const char *nbi_str_text(const struct nbi_str *s); /* "" while empty */
+enum nb_status nbi_str_status(const struct nbi_str *s);
+
+void nbi_str_append(struct nbi_str *s, const void *bytes, size_t len);
+void nbi_str_puts(struct nbi_str *s, const char *text);
+void nbi_str_printf(struct nbi_str *s, const char *fmt, ...) NBI_PRINTF(2, 3);
+
+bool nbi_ends_with(const char *text, const char *ending);
+bool nbi_starts_with(const char *text, const char *start);
+
+/* Shell-style match of the whole text: '*' any run of characters, '?' one. Linear in practice,
+ * never more than len(pattern) * len(text). */
+bool nbi_wildcard_match(const char *pattern, const char *text);
+
+/* Whether bytes are well-formed UTF-8 (no overlong forms, surrogates or values past U+10FFFF). */
+bool nbi_utf8_valid(const char *bytes, size_t len);
+
+/* "1.50 GiB"; the result is buf. */
+char *nbi_format_bytes(char buf[32], double bytes);

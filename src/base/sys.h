@@ -1,0 +1,28 @@
+/* sys.h - what this machine offers to this process. */
+#pragma once
+
+#include "base/status.h"
+
+/* CPUs this process may use: affinity mask and cgroup quota, at least 1. */
+int nbi_cpu_count(void);
+
+enum nbi_simd { NBI_SIMD_SCALAR, NBI_SIMD_AVX2, NBI_SIMD_AVX512 };
+
+/* The widest instruction set that both CPU and operating system support. */
+enum nbi_simd nbi_simd_level(void);
+const char *nbi_simd_name(enum nbi_simd level);
+
+struct nbi_sys_info {
+    char cpu_model[96];
+    char features[160]; /* of those nibble uses or will ask for, separated by blanks */
+    int cpus_online, cpus_usable;
+    double cgroup_cpus; /* 0: no quota */
+    uint64_t memory_total, memory_available;
+    uint64_t cgroup_memory; /* 0: no limit */
+    char kernel[96];
+};
+
+void nbi_sys_info(struct nbi_sys_info *info);
+
+/* Peak resident memory of this process in bytes. */
+uint64_t nbi_peak_rss(void);

@@ -1,0 +1,154 @@
+/* codec.c - how fast the NVFP4 codec is here, per core, with the memory's read bandwidth beside.
+ *
+ * All threads run at once on data of their own, larger than the second-level cache; the best of
+ * several rounds counts for bandwidth, the median for operations. */
+#include <omp.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "base/status.h"
+#include "base/sys.h"
+#include "tensor/kernels.h"
+#include "tensor/nvfp4.h"
+
+#define VALUES     ((int64_t)1 << 22) /* a thread: 8 MiB of bf16 */
+#define PIECE      ((int64_t)4096)
+#define ROUNDS     5
+#define READ_BYTES ((size_t)256 << 20)
+
+struct data {
+    uint16_t *bf16;
+    float *f32;
+    uint8_t *codes, *scales;
+};
+
+struct op {
+    const char *name;
+    bool quantise;
+    enum nb_quant_method method;
+};
+
+static const struct op ops[] = {
+    {"quantize rtn", true, NB_QUANT_RTN},
+    {"quantize 4over6", true, NB_QUANT_4OVER6},
+    {"quantize sweep", true, NB_QUANT_SWEEP},
+    {"dequantize f32", false, NB_QUANT_RTN},
+};
+
+static void run_piece(const struct nbi_kernels *k, const struct op *op, struct data *d, int64_t at)
+{
+    int64_t blocks = PIECE / NBI_NVFP4_BLOCK;
+    uint8_t *q = d->codes + at / 2, *s = d->scales + at / NBI_NVFP4_BLOCK;
+    if (op->quantise) {
+        float x[PIECE];
+        k->bf16_to_f32(x, d->bf16 + at, PIECE);
+        k->quantize(q, s, x, blocks, 1, blocks, op->method);
+    } else {
+        k->dequantize_f32(d->f32 + at, q, s, blocks, 1.0f);
+    }
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Values per second and core. The scalar path is slow: it gets a smaller share of the data. */
+static double measure(const struct nbi_kernels *k, const struct op *op, struct data *data,
+                      int threads)
+{
+    int64_t n = k == &nbi_kernels_scalar ? VALUES / 16 : VALUES;
+    double rate[ROUNDS];
+    for (int r = 0; r < ROUNDS; r++) {
+        double start = nbi_now();
+#pragma omp parallel num_threads(threads)
+        for (int64_t at = 0; at < n; at += PIECE)
+            run_piece(k, op, &data[omp_get_thread_num()], at);
+        rate[r] = (double)n / (nbi_now() - start);
+    }
+    qsort(rate, ROUNDS, sizeof *rate, by_value);
+    return rate[ROUNDS / 2];
+}
+
+static double read_bandwidth(int threads)
+{
+    uint64_t *buf = malloc(READ_BYTES);
+    if (!buf)
+        return 0;
+    size_t words = READ_BYTES / sizeof *buf;
+    memset(buf, 1, READ_BYTES);
+    double best = 0;
+    uint64_t sum = 0;
+    for (int r = 0; r < ROUNDS; r++) {
+        double start = nbi_now();
+#pragma omp parallel for num_threads(threads) reduction(+ : sum) schedule(static)
+        for (size_t i = 0; i < words; i += 8) /* one cache line; eight sums keep loads flowing */
+            sum += buf[i] + buf[i + 1] + buf[i + 2] + buf[i + 3] + buf[i + 4] + buf[i + 5] +
+                   buf[i + 6] + buf[i + 7];
+        double rate = (double)READ_BYTES / (nbi_now() - start);
+        best = rate > best ? rate : best;
+    }
+    volatile uint64_t keep = sum; /* or the loop could go */
+    (void)keep;
+    free(buf);
+    return best;
+}
+
+static bool make_data(struct data *d, int thread)
+{
+    d->bf16 = malloc(VALUES * sizeof *d->bf16);
+    d->f32 = malloc(VALUES * sizeof *d->f32);
+    d->codes = malloc(VALUES / 2);
+    d->scales = malloc(VALUES / NBI_NVFP4_BLOCK);
+    if (!d->bf16 || !d->f32 || !d->codes || !d->scales)
+        return false;
+    for (int64_t i = 0; i < VALUES; i += 4)
+        nbi_philox_normal4(d->f32 + i, 7, (uint64_t)i, (uint64_t)thread);
+    for (int64_t i = 0; i < VALUES; i++)
+        d->f32[i] *= 0.02f;
+    nbi_kernels()->f32_to_bf16(d->bf16, d->f32, VALUES);
+    nbi_nvfp4_quantize(d->codes, d->scales, d->f32, VALUES / NBI_NVFP4_BLOCK, NB_QUANT_RTN, 1.0f);
+    return true;
+}
+
+static void add_rows(struct nb_bench_ops *out, struct data *data)
+{
+    for (int level = NBI_SIMD_SCALAR; level <= NBI_SIMD_AVX512; level++) {
+        const struct nbi_kernels *k = nbi_kernels_at((enum nbi_simd)level);
+        for (size_t i = 0; k && i < sizeof ops / sizeof *ops; i++) {
+            struct nb_bench_row *row = &out->row[out->rows++];
+            double rate = measure(k, &ops[i], data, out->threads);
+            snprintf(row->op, sizeof row->op, "%s", ops[i].name);
+            snprintf(row->path, sizeof row->path, "%s", k->name);
+            row->gvalues_per_s_per_core = rate * 1e-9;
+            row->gb_per_s_per_core = rate * 1e-9 * (ops[i].quantise ? 2.0 : 9.0 / 16.0);
+        }
+    }
+}
+
+enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads)
+{
+    memset(out, 0, sizeof *out);
+    out->threads = threads > 0 ? threads : nbi_cpu_count();
+    struct data *data = calloc((size_t)out->threads, sizeof *data);
+    if (!data)
+        return nbi_fail_memory("bench data", sizeof *data);
+    enum nb_status rc = NB_OK;
+    for (int i = 0; i < out->threads && rc == NB_OK; i++)
+        if (!make_data(&data[i], i))
+            rc = nbi_fail_memory("bench data", VALUES * 7);
+    if (rc == NB_OK) {
+        out->read_gb_per_s = read_bandwidth(out->threads) * 1e-9;
+        add_rows(out, data);
+    }
+    for (int i = 0; i < out->threads; i++) {
+        free(data[i].bf16);
+        free(data[i].f32);
+        free(data[i].codes);
+        free(data[i].scales);
+    }
+    free(data);
+    return rc;
+}

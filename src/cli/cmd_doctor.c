@@ -1,0 +1,158 @@
+/* cmd_doctor.c - what this machine has, what nibble will make of it, and what is wrong. */
+#include <string.h>
+
+#include "base/str.h"
+#include "base/sys.h"
+#include "cli/cli.h"
+
+#define MAX_GPUS     16
+#define MAX_PROBLEMS 16
+
+struct doctor_opts {
+    struct cli_common common;
+};
+
+struct problem {
+    bool fatal; /* something needed is broken */
+    char text[512];
+};
+
+struct findings {
+    struct nbi_sys_info sys;
+    struct nb_gpu_info gpus[MAX_GPUS];
+    bool gpu_works[MAX_GPUS];
+    int gpu_count;
+    struct problem problems[MAX_PROBLEMS];
+    int problem_count;
+};
+
+static void add_problem(struct findings *f, bool fatal, const char *text)
+{
+    if (f->problem_count == MAX_PROBLEMS)
+        return;
+    f->problems[f->problem_count].fatal = fatal;
+    snprintf(f->problems[f->problem_count++].text, sizeof f->problems->text, "%s", text);
+}
+
+static void examine(struct findings *f)
+{
+    memset(f, 0, sizeof *f);
+    nbi_sys_info(&f->sys);
+    f->gpu_count = nb_gpu_list(f->gpus, MAX_GPUS);
+    if (nb_codec_selftest() != NB_OK)
+        add_problem(f, true, nb_last_error());
+    for (int i = 0; i < f->gpu_count; i++) {
+        f->gpu_works[i] = nb_gpu_check(i) == NB_OK;
+        if (!f->gpu_works[i])
+            add_problem(f, nb_cuda_archs() != NULL, nb_last_error());
+    }
+    if (f->gpu_count == 0 && nb_cuda_archs())
+        add_problem(f, false,
+                    "this build has CUDA, but the NVIDIA driver reports no GPU; install "
+                    "the driver (nvidia-smi must work), or ignore this and use the CPU");
+    if (nbi_simd_level() == NBI_SIMD_SCALAR)
+        add_problem(f, false, "this CPU has neither AVX2 nor AVX-512; everything works, slowly");
+    if (f->sys.memory_available && f->sys.memory_available < (uint64_t)1 << 30)
+        add_problem(f, false,
+                    "less than 1 GiB of memory is free; close other programs before "
+                    "working on large models");
+}
+
+/* Which code runs what; rows grow with what nibble can do. */
+static const struct {
+    const char *operation;
+    const char *(*path)(void);
+} paths[] = {
+    {"NVFP4 quantise and dequantise", nb_codec_path},
+    {"type conversion", nb_codec_path},
+};
+
+static int exit_code(const struct findings *f)
+{
+    for (int i = 0; i < f->problem_count; i++)
+        if (f->problems[i].fatal)
+            return CLI_EXIT_FAILED;
+    return 0;
+}
+
+static void print_text(const struct findings *f)
+{
+    char a[32], b[32];
+    const struct nbi_sys_info *s = &f->sys;
+    printf("nibble    %s\n", nb_version());
+    printf("system    %s\n", s->kernel);
+    printf("cpu       %s; %d online, %d usable", s->cpu_model, s->cpus_online, s->cpus_usable);
+    printf(s->cgroup_cpus > 0 ? " (cgroup limit %.2g)\n" : "\n", s->cgroup_cpus);
+    printf("features  %s\n", s->features[0] ? s->features : "none of those nibble uses");
+    printf("memory    %s, %s available", nbi_format_bytes(a, (double)s->memory_total),
+           nbi_format_bytes(b, (double)s->memory_available));
+    if (s->cgroup_memory)
+        printf(" (cgroup limit %s)", nbi_format_bytes(a, (double)s->cgroup_memory));
+    printf("\ncuda      %s%s\n", nb_cuda_archs() ? "built in for sm_" : "not built in",
+           nb_cuda_archs() ? nb_cuda_archs() : "");
+    for (int i = 0; i < f->gpu_count; i++)
+        printf("gpu %d     %s, compute capability %d.%d, %s (%s free), driver %s: %s\n", i,
+               f->gpus[i].name, f->gpus[i].cc_major, f->gpus[i].cc_minor,
+               nbi_format_bytes(a, (double)f->gpus[i].memory_bytes),
+               nbi_format_bytes(b, (double)f->gpus[i].memory_free), f->gpus[i].driver,
+               f->gpu_works[i] ? "usable" : "not usable");
+    if (f->gpu_count == 0)
+        printf("gpu       none\n");
+    printf("library   jansson %s\n\npaths\n", jansson_version_str());
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        printf("  %-30s  %s\n", paths[i].operation, paths[i].path());
+    printf("\n%s\n", f->problem_count ? "problems" : "no problems found");
+    for (int i = 0; i < f->problem_count; i++)
+        printf("  %s: %s\n", f->problems[i].fatal ? "broken" : "note", f->problems[i].text);
+}
+
+static json_t *findings_json(const struct findings *f)
+{
+    const struct nbi_sys_info *s = &f->sys;
+    json_t *gpus = json_array(), *problems = json_array(), *ops = json_object();
+    for (int i = 0; i < f->gpu_count; i++)
+        json_array_append_new(gpus, json_pack("{s:s,s:i,s:i,s:I,s:I,s:s,s:b}", "name",
+                                              f->gpus[i].name, "cc_major", f->gpus[i].cc_major,
+                                              "cc_minor", f->gpus[i].cc_minor, "memory_bytes",
+                                              (json_int_t)f->gpus[i].memory_bytes, "memory_free",
+                                              (json_int_t)f->gpus[i].memory_free, "driver",
+                                              f->gpus[i].driver, "usable", f->gpu_works[i]));
+    for (int i = 0; i < f->problem_count; i++)
+        json_array_append_new(problems, json_pack("{s:b,s:s}", "fatal", f->problems[i].fatal,
+                                                  "text", f->problems[i].text));
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        json_object_set_new(ops, paths[i].operation, json_string(paths[i].path()));
+    return json_pack("{s:s,s:s,s:{s:s,s:s,s:i,s:i,s:f},s:{s:I,s:I,s:I},s:o,s:o,s:o,s:o}", "version",
+                     nb_version(), "system", s->kernel, "cpu", "model", s->cpu_model, "features",
+                     s->features, "online", s->cpus_online, "usable", s->cpus_usable, "cgroup_cpus",
+                     s->cgroup_cpus, "memory", "total", (json_int_t)s->memory_total, "available",
+                     (json_int_t)s->memory_available, "cgroup_limit", (json_int_t)s->cgroup_memory,
+                     "cuda", nb_cuda_archs() ? json_string(nb_cuda_archs()) : json_null(), "gpus",
+                     gpus, "paths", ops, "problems", problems);
+}
+
+static int run(void *opts)
+{
+    struct doctor_opts *o = opts;
+    struct findings f;
+    examine(&f);
+    if (o->common.json) {
+        int rc = cli_print_json(findings_json(&f));
+        return rc ? rc : exit_code(&f);
+    }
+    print_text(&f);
+    return exit_code(&f);
+}
+
+const struct cli_command cli_doctor = {
+    .name = "doctor",
+    .group = "look inside",
+    .positional = "",
+    .summary = "what this machine has, and what is wrong with it",
+    .text =
+        "Shows CPU, memory, GPUs and libraries, which code path each operation takes here, and\n"
+        "one line per problem with its remedy. Runs the codec's self-test. Exit code 1 if\n"
+        "something that is needed is broken.",
+    .opts_size = sizeof(struct doctor_opts),
+    .run = run,
+};

@@ -1,0 +1,177 @@
+/* cmd_inspect.c - what is in a model file, and whether it is sound. */
+#include <string.h>
+
+#include "base/str.h"
+#include "cli/cli.h"
+
+struct inspect_opts {
+    struct cli_common common;
+    const char *model_dir;
+    bool verify;
+};
+
+static const struct cli_opt options[] = {
+    {"verify", 0, CLI_FLAG, offsetof(struct inspect_opts, verify), NULL, NULL, 0, 0,
+     "check names and shapes against the config, and every value", NULL},
+    {"model-dir", 0, CLI_STRING, offsetof(struct inspect_opts, model_dir), "DIR", NULL, 0, 0,
+     "where config.json is, if not beside FILE", NULL},
+};
+
+struct totals {
+    const char *dtype;
+    int64_t tensors;
+    uint64_t bytes;
+};
+
+/* Sums by type, in order of appearance; there are fewer types than rows. */
+static int sum_types(const struct nb_file *f, struct totals rows[16])
+{
+    int n = 0;
+    for (int64_t i = 0; i < nb_file_tensor_count(f); i++) {
+        struct nb_tensor_info t;
+        nb_file_tensor(f, i, &t);
+        int k = 0;
+        while (k < n && strcmp(rows[k].dtype, t.dtype) != 0)
+            k++;
+        if (k == n)
+            rows[n++] = (struct totals){.dtype = t.dtype};
+        rows[k].tensors++;
+        rows[k].bytes += t.bytes;
+    }
+    return n;
+}
+
+static void shape_text(char *buf, size_t size, const struct nb_tensor_info *t)
+{
+    size_t used = (size_t)snprintf(buf, size, "[");
+    for (int i = 0; i < t->ndim && used < size; i++)
+        used += (size_t)snprintf(buf + used, size - used, "%s%lld", i ? ", " : "",
+                                 (long long)t->shape[i]);
+    if (used < size)
+        snprintf(buf + used, size - used, "]");
+}
+
+static void print_text(const struct nb_file *f, const struct inspect_opts *o)
+{
+    char size[32];
+    int64_t n = nb_file_tensor_count(f);
+    printf("%s: %s, %lld tensors, %s", o->common.positional[0], nb_file_format(f), (long long)n,
+           nbi_format_bytes(size, (double)nb_file_bytes(f)));
+    printf(strcmp(nb_file_layout(f), "none") == 0 ? "\n" : ", NVFP4 laid out as %s\n",
+           nb_file_layout(f));
+    for (int64_t i = 0; i < nb_file_meta_count(f); i++) {
+        const char *key, *value;
+        nb_file_meta(f, i, &key, &value);
+        printf("  %s = %s\n", key, value);
+    }
+    int width = 4;
+    for (int64_t i = 0; i < n; i++) {
+        struct nb_tensor_info t;
+        nb_file_tensor(f, i, &t);
+        int len = (int)strlen(t.name);
+        width = len > width && len < 80 ? len : width;
+    }
+    printf("\n%-*s  %-6s  %-18s  %12s  %14s\n", width, "name", "dtype", "shape", "bytes", "offset");
+    for (int64_t i = 0; i < n; i++) {
+        struct nb_tensor_info t;
+        char shape[200];
+        nb_file_tensor(f, i, &t);
+        shape_text(shape, sizeof shape, &t);
+        printf("%-*s  %-6s  %-18s  %12llu  %14llu", width, t.name, t.dtype, shape,
+               (unsigned long long)t.bytes, (unsigned long long)t.offset);
+        if (t.scaling && t.tensor_scale != 1.0f)
+            printf("  x %g", (double)t.tensor_scale);
+        printf("\n");
+    }
+    struct totals rows[16];
+    int types = sum_types(f, rows);
+    printf("\n");
+    for (int i = 0; i < types; i++)
+        printf("%s: %lld tensors, %s\n", rows[i].dtype, (long long)rows[i].tensors,
+               nbi_format_bytes(size, (double)rows[i].bytes));
+    if (o->verify)
+        printf("verified: names, shapes, scales and values are sound\n");
+}
+
+static json_t *tensor_json(const struct nb_tensor_info *t)
+{
+    json_t *shape = json_array();
+    for (int i = 0; i < t->ndim; i++)
+        json_array_append_new(shape, json_integer(t->shape[i]));
+    json_t *row =
+        json_pack("{s:s,s:s,s:o,s:I,s:I,s:s}", "name", t->name, "dtype", t->dtype, "shape", shape,
+                  "bytes", (json_int_t)t->bytes, "offset", (json_int_t)t->offset, "file", t->file);
+    if (t->scaling) {
+        json_object_set_new(row, "scale_dtype", json_string(t->scaling));
+        json_object_set_new(row, "tensor_scale", json_real((double)t->tensor_scale));
+    }
+    return row;
+}
+
+static json_t *file_json(const struct nb_file *f, const struct inspect_opts *o)
+{
+    json_t *tensors = json_array(), *meta = json_object(), *types = json_object();
+    struct totals rows[16];
+    int n = sum_types(f, rows);
+    for (int64_t i = 0; i < nb_file_tensor_count(f); i++) {
+        struct nb_tensor_info t;
+        nb_file_tensor(f, i, &t);
+        json_array_append_new(tensors, tensor_json(&t));
+    }
+    for (int64_t i = 0; i < nb_file_meta_count(f); i++) {
+        const char *key, *value;
+        nb_file_meta(f, i, &key, &value);
+        json_object_set_new(meta, key, json_string(value));
+    }
+    for (int i = 0; i < n; i++)
+        json_object_set_new(types, rows[i].dtype,
+                            json_pack("{s:I,s:I}", "tensors", (json_int_t)rows[i].tensors, "bytes",
+                                      (json_int_t)rows[i].bytes));
+    return json_pack("{s:s,s:s,s:I,s:o,s:o,s:o,s:b}", "format", nb_file_format(f), "layout",
+                     nb_file_layout(f), "bytes", (json_int_t)nb_file_bytes(f), "metadata", meta,
+                     "totals", types, "tensors", tensors, "verified", o->verify);
+}
+
+static int run(void *opts)
+{
+    struct inspect_opts *o = opts;
+    struct nb_file *f = NULL;
+    enum nb_status rc = nb_file_open(&f, o->common.positional[0], o->model_dir);
+    if (rc == NB_OK && o->verify) {
+        struct nbi_progress p;
+        cli_progress(&p, &o->common, "verify");
+        rc = nb_file_verify(f, nbi_progress_update, &p);
+        nbi_progress_end(&p);
+        if (rc != NB_OK && rc != NB_EINTERRUPTED) {
+            fprintf(stderr, "nibble: '%s' is not sound: %s\n", o->common.positional[0],
+                    nb_last_error());
+            nb_file_close(f);
+            return CLI_EXIT_FAILED;
+        }
+    }
+    int code = cli_status(rc);
+    if (code == 0 && o->common.json)
+        code = cli_print_json(file_json(f, o));
+    else if (code == 0)
+        print_text(f, o);
+    nb_file_close(f);
+    return code;
+}
+
+const struct cli_command cli_inspect = {
+    .name = "inspect",
+    .group = "files",
+    .positional = "FILE",
+    .summary = "list what a model file holds, and check it",
+    .text =
+        "Lists the tensors of a .dat, .safetensors or .gguf file or of a model directory: name,\n"
+        "type, shape, bytes and offset; an NVFP4 weight is one row. With --verify it also\n"
+        "checks every name and shape against the config and reads every value: scales must be\n"
+        "finite and positive, nothing NaN or infinite. Exit code 1 names the first problem.",
+    .examples = "  nibble inspect model.gguf\n"
+                "  nibble inspect weights.dat --verify --model-dir Qwen3-4B\n",
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
+    .opts_size = sizeof(struct inspect_opts),
+    .run = run,
+};

@@ -1,0 +1,72 @@
+/* cmd_synth.c - a random model of real shapes. */
+#include <string.h>
+
+#include "base/file.h"
+#include "base/str.h"
+#include "cli/cli.h"
+
+struct synth_opts {
+    struct cli_common common;
+    const char *config;
+    int dtype;
+    int64_t seed;
+    double sigma;
+};
+
+static const struct cli_opt options[] = {
+    {"config", 0, CLI_STRING, offsetof(struct synth_opts, config), "FILE", NULL, 0, 0,
+     "a config.json, instead of SIZE; its tokenizer goes along", NULL},
+    {"dtype", 0, CLI_CHOICE, offsetof(struct synth_opts, dtype), "bf16|f16|f32", "bf16", 0, 0,
+     "type of the weights", NULL},
+    {"seed", 0, CLI_INT, offsetof(struct synth_opts, seed), "N", "0", 0, 9e15,
+     "the same seed gives the same model", NULL},
+    {"sigma", 0, CLI_FLOAT, offsetof(struct synth_opts, sigma), "X", NULL, 1e-6, 10,
+     "spread of the weights (default: initializer_range of the config)", NULL},
+};
+
+static int run(void *opts)
+{
+    struct synth_opts *o = opts;
+    static const enum nb_out_dtype dtypes[] = {NB_OUT_BF16, NB_OUT_F16, NB_OUT_F32};
+    const char *const *p = o->common.positional;
+    const char *preset = o->config ? NULL : p[0], *dst = o->config ? p[0] : p[1];
+    if (!dst || (o->config && p[1])) {
+        fprintf(stderr, "nibble synth: give SIZE and DIR, or --config FILE and DIR; "
+                        "see 'nibble help synth'\n");
+        return CLI_EXIT_USAGE;
+    }
+    struct nbi_progress progress;
+    cli_progress(&progress, &o->common, "synth");
+    struct nb_synth_opts to = {.preset = preset,
+                               .config = o->config,
+                               .dst = dst,
+                               .dtype = dtypes[o->dtype],
+                               .seed = (uint64_t)o->seed,
+                               .sigma = (float)o->sigma,
+                               .threads = (int)o->common.threads,
+                               .progress = nbi_progress_update,
+                               .progress_ctx = &progress};
+    enum nb_status rc = nb_synth(&to);
+    nbi_progress_end(&progress);
+    if (rc == NB_OK && o->common.json)
+        return cli_print_json(json_pack("{s:s}", "dst", dst));
+    if (rc == NB_OK && !o->common.quiet)
+        printf("wrote %s\n", dst);
+    return cli_status(rc);
+}
+
+const struct cli_command cli_synth = {
+    .name = "synth",
+    .group = "files",
+    .positional = "[SIZE] [DIR]",
+    .summary = "make a model with random weights, for tests and benches",
+    .text = "Writes a model directory with normally distributed weights in the shapes of a Qwen3.\n"
+            "SIZE is tiny, 0.6b, 1.7b, 4b or 8b. It speaks no language, but has the size, layout\n"
+            "and statistics of the real thing.",
+    .examples = "  nibble synth tiny tiny-model\n"
+                "  nibble synth --config Qwen3-4B/config.json random-4b\n",
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
+    .opts_size = sizeof(struct synth_opts),
+    .run = run,
+};

@@ -1,0 +1,228 @@
+/* main.c - the command table, signals, help; the only file that turns a status into an exit code.
+ */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/str.h"
+#include "cli/cli.h"
+
+const struct cli_command *const cli_commands[] = {
+    &cli_inspect, &cli_convert, &cli_quantize, &cli_synth, &cli_doctor, &cli_bench, NULL,
+};
+
+static volatile sig_atomic_t terminated;
+
+/* ---- what the commands share ---- */
+
+int cli_status(enum nb_status status)
+{
+    if (status == NB_OK)
+        return 0;
+    if (status == NB_EINTERRUPTED)
+        return terminated ? 128 + SIGTERM : CLI_EXIT_INTERRUPTED;
+    fprintf(stderr, "nibble: %s\n", nb_last_error());
+    return CLI_EXIT_FAILED;
+}
+
+int cli_print_json(json_t *value)
+{
+    char *text = value ? json_dumps(value, JSON_INDENT(2)) : NULL;
+    json_decref(value);
+    if (!text) {
+        fprintf(stderr, "nibble: out of memory\n");
+        return CLI_EXIT_FAILED;
+    }
+    puts(text);
+    free(text);
+    return 0;
+}
+
+void cli_progress(struct nbi_progress *p, const struct cli_common *common, const char *label)
+{
+    nbi_progress_begin(p, common->quiet ? NULL : stderr, label, NBI_UNIT_BYTES);
+}
+
+/* ---- help ---- */
+
+static void print_overview(FILE *out)
+{
+    fprintf(out,
+            "nibble %s: Qwen3 language models in four bits\n\n"
+            "usage: nibble COMMAND [options]\n",
+            nb_version());
+    const char *group = "";
+    for (size_t i = 0; cli_commands[i]; i++) {
+        const struct cli_command *c = cli_commands[i];
+        if (strcmp(group, c->group) != 0)
+            fprintf(out, "\n%s:\n", c->group);
+        group = c->group;
+        fprintf(out, "  %-10s  %s\n", c->name, c->summary);
+    }
+    fprintf(out, "\nmore:\n  help [COMMAND]  this text, or all about a command\n"
+                 "  --version       the version\n");
+}
+
+static const struct cli_command *find_command(const char *name)
+{
+    for (size_t i = 0; cli_commands[i]; i++)
+        if (strcmp(cli_commands[i]->name, name) == 0)
+            return cli_commands[i];
+    return NULL;
+}
+
+static int unknown_command(const char *name)
+{
+    const char *names[32];
+    size_t n = 0;
+    for (size_t i = 0; cli_commands[i]; i++)
+        names[n++] = cli_commands[i]->name;
+    names[n++] = "help";
+    const char *near = cli_nearest(name, names, n);
+    fprintf(stderr, "nibble: unknown command '%s'", name);
+    if (near)
+        fprintf(stderr, " (did you mean '%s'?)", near);
+    fprintf(stderr, "; see 'nibble help'\n");
+    return CLI_EXIT_USAGE;
+}
+
+/* One page per command, for docs/cli; `make docs` calls it. */
+static int write_docs(const char *dir)
+{
+    for (size_t i = 0; cli_commands[i]; i++) {
+        char name[64], *text = NULL;
+        size_t len = 0;
+        snprintf(name, sizeof name, "%s.md", cli_commands[i]->name);
+        FILE *page = open_memstream(&text, &len);
+        if (!page)
+            return CLI_EXIT_FAILED;
+        cli_print_markdown(cli_commands[i], page);
+        fclose(page);
+        char *path = nbi_path_join(dir, name);
+        enum nb_status rc = path ? nbi_file_write(path, text, len) : NB_ENOMEM;
+        free(path);
+        free(text);
+        if (rc != NB_OK)
+            return cli_status(rc);
+    }
+    return 0;
+}
+
+static int help(int argc, char **argv)
+{
+    if (argc == 0) {
+        print_overview(stdout);
+        return 0;
+    }
+    if (argc == 2 && strcmp(argv[0], "--write-docs") == 0)
+        return write_docs(argv[1]);
+    const struct cli_command *c = find_command(argv[0]);
+    if (!c)
+        return unknown_command(argv[0]);
+    cli_print_help(c, stdout);
+    return 0;
+}
+
+/* ---- running a command ---- */
+
+static void on_signal(int sig)
+{
+    terminated = sig == SIGTERM;
+    nb_interrupt(); /* the handler is reset: a second signal ends the process at once */
+}
+
+static void catch_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+static enum nb_log_level log_limit = NB_LOG_WARN;
+
+static void log_line(void *ctx, enum nb_log_level level, const char *line)
+{
+    (void)ctx;
+    if (level <= log_limit)
+        fprintf(stderr, "nibble: %s%s\n", level == NB_LOG_WARN ? "warning: " : "", line);
+}
+
+/* Everything here runs on the CPU; an explicit other device must not be passed over in silence. */
+static int check_device(const struct cli_command *c, const char *device)
+{
+    if (strcmp(device, "auto") == 0 || strcmp(device, "cpu") == 0)
+        return 0;
+    char *end;
+    long index = 0;
+    bool cuda = nbi_starts_with(device, "cuda");
+    if (cuda && device[4] == ':' && device[5] >= '0' && device[5] <= '9')
+        index = strtol(device + 5, &end, 10);
+    else
+        end = (char *)device + (cuda ? 4 : 0);
+    if (!cuda || *end || index > 1023) {
+        fprintf(stderr, "nibble %s: --device takes auto, cpu, cuda or cuda:N, not '%s'\n", c->name,
+                device);
+        return CLI_EXIT_USAGE;
+    }
+    enum nb_status rc = nb_gpu_check((int)index);
+    if (rc != NB_OK)
+        return cli_status(rc);
+    fprintf(stderr, "nibble: '%s' runs on the CPU only; leave out --device %s\n", c->name, device);
+    return CLI_EXIT_FAILED;
+}
+
+static int run_command(const struct cli_command *c, int argc, char **argv)
+{
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            cli_print_help(c, stdout);
+            return 0;
+        }
+    void *opts = calloc(1, c->opts_size);
+    if (!opts) {
+        fprintf(stderr, "nibble: out of memory\n");
+        return CLI_EXIT_FAILED;
+    }
+    struct cli_common *common = opts;
+    int rc = cli_parse(c, argc, argv, opts);
+    if (rc == 0)
+        rc = check_device(c, common->device);
+    if (rc == 0) {
+        log_limit = common->quiet ? NB_LOG_ERROR : common->verbose ? NB_LOG_DEBUG : NB_LOG_INFO;
+        nb_log_set_sink(log_line, NULL);
+        rc = c->run(opts);
+    }
+    free(opts);
+    return rc;
+}
+
+static int dispatch(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_overview(stderr);
+        return CLI_EXIT_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--version") == 0 || strcmp(name, "version") == 0) {
+        printf("nibble %s\n", nb_version());
+        return 0;
+    }
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+        return help(argc - 2, argv + 2);
+    const struct cli_command *c = find_command(name);
+    return c ? run_command(c, argc - 2, argv + 2) : unknown_command(name);
+}
+
+int main(int argc, char **argv)
+{
+    catch_signals();
+    int rc = dispatch(argc, argv);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "nibble: cannot write the result to standard output\n");
+        rc = rc ? rc : CLI_EXIT_FAILED;
+    }
+    return rc;
+}

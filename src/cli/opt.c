@@ -1,0 +1,335 @@
+/* opt.c - parsing by table, and the help made from the same table. */
+#include "cli/opt.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct cli_opt cli_common_options[] = {
+    {"device", 0, CLI_STRING, offsetof(struct cli_common, device), "DEVICE", "auto", 0, 0,
+     "auto, cpu, cuda or cuda:N", NULL},
+    {"threads", 0, CLI_INT, offsetof(struct cli_common, threads), "N", NULL, 1, 4096,
+     "threads to use (default: the cores this process may use)", NULL},
+    {"json", 0, CLI_FLAG, offsetof(struct cli_common, json), NULL, NULL, 0, 0,
+     "print the result as JSON", NULL},
+    {"quiet", 'q', CLI_FLAG, offsetof(struct cli_common, quiet), NULL, NULL, 0, 0,
+     "no progress and no notes, only errors", NULL},
+    {"verbose", 'v', CLI_FLAG, offsetof(struct cli_common, verbose), NULL, NULL, 0, 0, "say more",
+     NULL},
+};
+const size_t cli_common_count = sizeof cli_common_options / sizeof *cli_common_options;
+
+/* ---- finding options ---- */
+
+static const struct cli_opt *option_at(const struct cli_command *c, size_t i)
+{
+    return i < c->option_count ? &c->options[i] : &cli_common_options[i - c->option_count];
+}
+
+static const struct cli_opt *find_long(const struct cli_command *c, const char *name, size_t len)
+{
+    for (size_t i = 0; i < c->option_count + cli_common_count; i++) {
+        const struct cli_opt *o = option_at(c, i);
+        if ((strlen(o->name) == len && memcmp(o->name, name, len) == 0) ||
+            (o->alias && strlen(o->alias) == len && memcmp(o->alias, name, len) == 0))
+            return o;
+    }
+    return NULL;
+}
+
+static const struct cli_opt *find_letter(const struct cli_command *c, char letter)
+{
+    for (size_t i = 0; i < c->option_count + cli_common_count; i++)
+        if (option_at(c, i)->letter == letter)
+            return option_at(c, i);
+    return NULL;
+}
+
+/* Edits between two words, for words of up to 63 characters; more count as far apart. */
+static size_t distance(const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b), row[64];
+    if (n > 63 || m > 63)
+        return 64;
+    for (size_t j = 0; j <= m; j++)
+        row[j] = j;
+    for (size_t i = 1; i <= n; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= m; j++) {
+            size_t replace = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            size_t edit = 1 + (row[j] < row[j - 1] ? row[j] : row[j - 1]);
+            row[j] = replace < edit ? replace : edit;
+        }
+    }
+    return row[m];
+}
+
+const char *cli_nearest(const char *word, const char *const *candidates, size_t count)
+{
+    const char *best = NULL;
+    size_t least = strlen(word) / 3 + 2;
+    for (size_t i = 0; i < count; i++) {
+        size_t d = distance(word, candidates[i]);
+        if (d < least) {
+            least = d;
+            best = candidates[i];
+        }
+    }
+    return best;
+}
+
+static int usage_error(const struct cli_command *c, const char *fmt, const char *what,
+                       const char *more)
+{
+    fprintf(stderr, "nibble %s: ", c->name);
+    fprintf(stderr, fmt, what, more);
+    fprintf(stderr, "; see 'nibble help %s'\n", c->name);
+    return CLI_EXIT_USAGE;
+}
+
+static int unknown_option(const struct cli_command *c, const char *arg)
+{
+    const char *names[128];
+    char word[64];
+    size_t n = 0;
+    for (size_t i = 0; i < c->option_count + cli_common_count && n < 127; i++)
+        names[n++] = option_at(c, i)->name;
+    names[n++] = "help";
+    if (arg[1] == '-')
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(arg + 2, "="), arg + 2);
+    const char *near = arg[1] == '-' ? cli_nearest(word, names, n) : NULL;
+    return near ? usage_error(c, "unknown option '%s' (did you mean '--%s'?)", arg, near)
+                : usage_error(c, "unknown option '%s'%s", arg, "");
+}
+
+/* ---- values ---- */
+
+static int set_choice(const struct cli_command *c, const struct cli_opt *o, const char *value,
+                      int *out)
+{
+    int index = 0;
+    for (const char *p = o->arg; *p; index++) {
+        size_t n = strcspn(p, "|");
+        if (strlen(value) == n && memcmp(p, value, n) == 0) {
+            *out = index;
+            return 0;
+        }
+        p += n + (p[n] == '|');
+    }
+    char text[256];
+    snprintf(text, sizeof text, "--%s takes %s, not", o->name, o->arg);
+    return usage_error(c, "%s '%s'", text, value);
+}
+
+static int set_number(const struct cli_command *c, const struct cli_opt *o, const char *value,
+                      void *slot)
+{
+    char *end, text[160];
+    errno = 0;
+    double number;
+    if (o->kind == CLI_INT) {
+        long long n = strtoll(value, &end, 10);
+        number = (double)n;
+        *(int64_t *)slot = n;
+    } else {
+        number = strtod(value, &end);
+        *(double *)slot = number;
+    }
+    bool bad = *value == 0 || *end != 0 || errno != 0 || isnan(number) || number < o->min ||
+               number > o->max ||
+               (*value != '-' && *value != '+' && *value != '.' && (*value < '0' || *value > '9'));
+    if (!bad)
+        return 0;
+    snprintf(text, sizeof text, "--%s takes a %snumber from %g to %g, not", o->name,
+             o->kind == CLI_INT ? "whole " : "", o->min, o->max);
+    return usage_error(c, "%s '%s'", text, value);
+}
+
+static int set_value(const struct cli_command *c, const struct cli_opt *o, const char *value,
+                     void *opts)
+{
+    void *slot = (char *)opts + o->offset;
+    switch (o->kind) {
+    case CLI_FLAG:
+        *(bool *)slot = true;
+        return 0;
+    case CLI_STRING:
+        *(const char **)slot = value;
+        return 0;
+    case CLI_INT:
+    case CLI_FLOAT:
+        return set_number(c, o, value, slot);
+    case CLI_CHOICE:
+        return set_choice(c, o, value, slot);
+    case CLI_LIST: {
+        struct cli_list *list = slot;
+        if (list->count == CLI_MAX_LIST)
+            return usage_error(c, "--%s was given too often%s", o->name, "");
+        list->items[list->count++] = value;
+        return 0;
+    }
+    }
+    return CLI_EXIT_USAGE;
+}
+
+static int set_initial(const struct cli_command *c, void *opts)
+{
+    for (size_t i = 0; i < c->option_count + cli_common_count; i++) {
+        const struct cli_opt *o = option_at(c, i);
+        int rc = o->initial ? set_value(c, o, o->initial, opts) : 0;
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* ---- parsing ---- */
+
+struct parse {
+    const struct cli_command *command;
+    char **argv;
+    int argc, at;
+    void *opts;
+    int positional;
+};
+
+static int parse_positional(struct parse *p, const char *arg)
+{
+    struct cli_common *common = p->opts;
+    int most = 0;
+    for (const char *s = p->command->positional; *s; most++) {
+        s += strcspn(s, " ");
+        s += strspn(s, " ");
+    }
+    if (p->positional == most)
+        return usage_error(p->command, "unexpected argument '%s'%s", arg, "");
+    common->positional[p->positional++] = arg;
+    return 0;
+}
+
+static int parse_option(struct parse *p, const char *arg)
+{
+    const struct cli_command *c = p->command;
+    const struct cli_opt *o;
+    const char *value = NULL;
+    if (arg[1] == '-') {
+        size_t n = strcspn(arg + 2, "=");
+        o = find_long(c, arg + 2, n);
+        value = arg[2 + n] == '=' ? arg + 3 + n : NULL;
+    } else {
+        o = find_letter(c, arg[1]);
+        value = arg[2] ? arg + 2 + (arg[2] == '=') : NULL;
+    }
+    if (!o || !o->name)
+        return unknown_option(c, arg);
+    if (o->kind == CLI_FLAG && value)
+        return usage_error(c, "--%s takes no value, '%s' was given", o->name, value);
+    if (o->kind != CLI_FLAG && !value) {
+        if (p->at == p->argc)
+            return usage_error(c, "--%s needs a value (%s)", o->name, o->arg);
+        value = p->argv[p->at++];
+    }
+    return set_value(c, o, value, p->opts);
+}
+
+int cli_parse(const struct cli_command *command, int argc, char **argv, void *opts)
+{
+    struct parse p = {.command = command, .argv = argv, .argc = argc, .opts = opts};
+    bool only_positional = false;
+    int rc = set_initial(command, opts);
+    while (!rc && p.at < argc) {
+        const char *arg = argv[p.at++];
+        if (!only_positional && strcmp(arg, "--") == 0)
+            only_positional = true;
+        else if (!only_positional && arg[0] == '-' && arg[1])
+            rc = parse_option(&p, arg);
+        else
+            rc = parse_positional(&p, arg);
+    }
+    if (rc)
+        return rc;
+    const char *s = command->positional;
+    for (int i = 0; *s; i++) {
+        int n = (int)strcspn(s, " ");
+        char name[32];
+        snprintf(name, sizeof name, "%.*s", n, s);
+        if (i >= p.positional && name[0] != '[')
+            return usage_error(command, "%s is missing%s", name, "");
+        s += n;
+        s += strspn(s, " ");
+    }
+    return 0;
+}
+
+/* ---- help ---- */
+
+static void option_left(const struct cli_opt *o, char *buf, size_t size)
+{
+    char letter[8] = "    ";
+    if (o->letter)
+        snprintf(letter, sizeof letter, "-%c, ", o->letter);
+    snprintf(buf, size, "%s--%s%s%s", letter, o->name, o->arg ? " " : "", o->arg ? o->arg : "");
+}
+
+static void print_options(const struct cli_opt *options, size_t n, FILE *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        char left[96];
+        option_left(&options[i], left, sizeof left);
+        if (strlen(left) > 26)
+            fprintf(out, "  %s\n  %-26s", left, "");
+        else
+            fprintf(out, "  %-26s", left);
+        fprintf(out, "  %s", options[i].help);
+        if (options[i].initial)
+            fprintf(out, " (default: %s)", options[i].initial);
+        fprintf(out, "\n");
+    }
+}
+
+void cli_print_help(const struct cli_command *c, FILE *out)
+{
+    fprintf(out, "usage: nibble %s%s%s [options]\n\n%s\n", c->name, *c->positional ? " " : "",
+            c->positional, c->text);
+    if (c->option_count) {
+        fprintf(out, "\noptions:\n");
+        print_options(c->options, c->option_count, out);
+    }
+    fprintf(out, "\noptions of every command:\n");
+    print_options(cli_common_options, cli_common_count, out);
+    fprintf(out, "  %-26s  %s\n", "-h, --help", "this text");
+    if (c->examples)
+        fprintf(out, "\nexamples:\n%s", c->examples);
+}
+
+static void markdown_options(const struct cli_opt *options, size_t n, FILE *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        const struct cli_opt *o = &options[i];
+        fprintf(out, "| `--%s`", o->name);
+        if (o->letter)
+            fprintf(out, ", `-%c`", o->letter);
+        if (o->alias)
+            fprintf(out, ", `--%s`", o->alias);
+        fprintf(out, " | ");
+        for (const char *p = o->arg ? o->arg : ""; *p; p++)
+            fprintf(out, *p == '|' ? "\\|" : "%c", *p);
+        fprintf(out, " | %s | %s |\n", o->initial ? o->initial : "", o->help);
+    }
+}
+
+void cli_print_markdown(const struct cli_command *c, FILE *out)
+{
+    fprintf(out,
+            "<!-- Made by `make docs` from the option table of src/cli; do not edit. -->\n"
+            "# nibble %s\n\n%s.\n\n    nibble %s%s%s [options]\n\n%s\n\n"
+            "| option | value | default | meaning |\n|---|---|---|---|\n",
+            c->name, c->summary, c->name, *c->positional ? " " : "", c->positional, c->text);
+    markdown_options(c->options, c->option_count, out);
+    markdown_options(cli_common_options, cli_common_count, out);
+    if (c->examples)
+        fprintf(out, "\n## Examples\n\n```sh\n%s```\n", c->examples);
+}

@@ -1,0 +1,388 @@
+/* export.c - targets, and the files that go with the weights. */
+#include "convert/export.h"
+
+#include <string.h>
+
+#include "base/log.h"
+#include "base/str.h"
+#include "formats/names.h"
+#include "tokenizer/vocab.h"
+
+#define SHARD_BYTES 5000000000ull /* Hugging Face's default */
+#define COPY_MAX    ((size_t)256 << 20)
+
+enum nb_status nbi_target_of(const char *path, struct nbi_target *target)
+{
+    static const char *const others[] = {".bin",  ".pt",   ".pth",       ".onnx",
+                                         ".ggml", ".json", ".safetensor"};
+    *target = (struct nbi_target){0};
+    if (nbi_ends_with(path, ".dat")) {
+        target->format = NBI_FORMAT_DAT;
+    } else if (nbi_ends_with(path, ".gguf")) {
+        target->format = NBI_FORMAT_GGUF;
+    } else {
+        target->format = NBI_FORMAT_SAFETENSORS;
+        target->directory = !nbi_ends_with(path, ".safetensors");
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (nbi_ends_with(path, others[i]))
+            return nbi_fail(
+                NB_EINVAL,
+                "cannot write '%s': a target ends in .dat, .safetensors or .gguf, or is "
+                "a directory",
+                path);
+    if (!target->directory && nbi_path_is_dir(path))
+        return nbi_fail(NB_EINVAL, "cannot write '%s': a directory has that name", path);
+    return NB_OK;
+}
+
+/* ---- GGUF metadata ---- */
+
+static uint32_t file_type(const struct nbi_item *items, int64_t count)
+{
+    int64_t values[NBI_DTYPES] = {0};
+    for (int64_t i = 0; i < count; i++)
+        if (items[i].out.ndim == 2)
+            values[items[i].out.dtype] += items[i].out.shape[0] * items[i].out.shape[1];
+    if (values[NBI_NVFP4])
+        return 39;
+    if (values[NBI_BF16] >= values[NBI_F16] && values[NBI_BF16] >= values[NBI_F32])
+        return 32;
+    return values[NBI_F16] >= values[NBI_F32] ? 1 : 0;
+}
+
+static void put_config(struct nbi_gguf_meta *meta, const struct nbi_config *c)
+{
+    nbi_gguf_meta_u32(meta, "qwen3.context_length", (uint32_t)c->max_position);
+    nbi_gguf_meta_u32(meta, "qwen3.embedding_length", (uint32_t)c->hidden_size);
+    nbi_gguf_meta_u32(meta, "qwen3.block_count", (uint32_t)c->layers);
+    nbi_gguf_meta_u32(meta, "qwen3.feed_forward_length", (uint32_t)c->intermediate_size);
+    nbi_gguf_meta_u32(meta, "qwen3.attention.head_count", (uint32_t)c->heads);
+    nbi_gguf_meta_u32(meta, "qwen3.attention.head_count_kv", (uint32_t)c->kv_heads);
+    nbi_gguf_meta_u32(meta, "qwen3.attention.key_length", (uint32_t)c->head_dim);
+    nbi_gguf_meta_u32(meta, "qwen3.attention.value_length", (uint32_t)c->head_dim);
+    nbi_gguf_meta_f32(meta, "qwen3.attention.layer_norm_rms_epsilon", (float)c->rms_eps);
+    nbi_gguf_meta_f32(meta, "qwen3.rope.freq_base", (float)c->rope_theta);
+    if (c->yarn_factor > 0) {
+        nbi_gguf_meta_string(meta, "qwen3.rope.scaling.type", "yarn");
+        nbi_gguf_meta_f32(meta, "qwen3.rope.scaling.factor", (float)c->yarn_factor);
+        nbi_gguf_meta_u32(meta, "qwen3.rope.scaling.original_context_length",
+                          (uint32_t)c->yarn_original);
+    }
+}
+
+/* Lists the items that were widened to f32 from a type, if there are any. */
+static void put_widened(struct nbi_gguf_meta *meta, const char *key, enum nbi_dtype from,
+                        const struct nbi_item *items, int64_t count)
+{
+    uint64_t n = 0;
+    for (int64_t i = 0; i < count; i++)
+        n += items[i].out.dtype == NBI_F32 && items[i].src->dtype == from;
+    if (n == 0)
+        return;
+    nbi_gguf_meta_strings(meta, key, n);
+    for (int64_t i = 0; i < count; i++)
+        if (items[i].out.dtype == NBI_F32 && items[i].src->dtype == from) {
+            char name[128] = "";
+            nbi_name_to_gguf(items[i].out.name, name, sizeof name);
+            nbi_gguf_meta_next_string(meta, name, strlen(name));
+        }
+}
+
+/* The tokenizer from wherever the model has one; none is fine. */
+static enum nb_status read_vocab(struct nbi_vocab *vocab, const struct nbi_model *m)
+{
+    enum nb_status rc =
+        m->dir ? nbi_vocab_read_dir(vocab, m->dir) : nbi_vocab_read_gguf(vocab, m->store);
+    if (rc == NB_OK || rc == NB_ENOTFOUND)
+        return rc;
+    return nbi_context(rc, "cannot carry the tokenizer over (without its tokenizer.json the model "
+                           "converts alone)");
+}
+
+static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi_model *m)
+{
+    struct nbi_vocab vocab;
+    enum nb_status rc = read_vocab(&vocab, m);
+    if (rc == NB_ENOTFOUND) {
+        nbi_log(NB_LOG_WARN, "the model has no tokenizer; the GGUF file will hold none");
+        return NB_OK;
+    }
+    NBI_TRY(rc);
+    const struct nbi_config *c = &m->config;
+    if (vocab.bos < 0)
+        vocab.bos = c->bos;
+    if (vocab.eos < 0 && c->eos_count)
+        vocab.eos = c->eos[0];
+    if (vocab.pad < 0)
+        vocab.pad = c->pad;
+    rc = nbi_vocab_write_gguf(&vocab, meta, c->vocab_size);
+    nbi_vocab_release(&vocab);
+    return rc;
+}
+
+static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_convert_opts *opts,
+                                const struct nbi_model *m, const struct nbi_item *items,
+                                int64_t count)
+{
+    NBI_TRY(nbi_gguf_meta_new(out));
+    struct nbi_gguf_meta *meta = *out;
+    char name[128];
+    snprintf(name, sizeof name, "%.100s", nbi_path_base(opts->src));
+    uint32_t type = file_type(items, count);
+    nbi_gguf_meta_string(meta, "general.architecture", "qwen3");
+    nbi_gguf_meta_string(meta, "general.type", "model");
+    nbi_gguf_meta_string(meta, "general.name", name[0] ? name : "qwen3");
+    nbi_gguf_meta_u32(meta, "general.file_type", type);
+    nbi_gguf_meta_u32(meta, "general.quantization_version", 2);
+    put_config(meta, &m->config);
+    if (opts->dtype == NB_OUT_KEEP) {
+        put_widened(meta, NBI_KEY_FROM_BF16, NBI_BF16, items, count);
+        put_widened(meta, NBI_KEY_FROM_F16, NBI_F16, items, count);
+    }
+    return put_tokenizer(meta, m);
+}
+
+/* ---- directories ---- */
+
+/* Modules that stay unquantised, for the readers' ignore lists. A tied head counts as one. */
+static json_t *ignored_modules(const struct nbi_item *items, int64_t count)
+{
+    json_t *list = json_array();
+    bool head = false;
+    for (int64_t i = 0; i < count; i++) {
+        const struct nbi_out *o = &items[i].out;
+        bool lm_head = strcmp(o->name, "lm_head.weight") == 0;
+        head = head || lm_head;
+        if (o->dtype != NBI_NVFP4 && nbi_param_is_projection(o->name, o->ndim))
+            json_array_append_new(list, json_stringn(o->name, strlen(o->name) - strlen(".weight")));
+    }
+    if (!head)
+        json_array_append_new(list, json_string("lm_head"));
+    return list;
+}
+
+static json_t *modelopt_config(json_t *ignore)
+{
+    return json_pack("{s:{s:{s:{s:b,s:i,s:s,s:i},s:[s]}},s:O,s:s,s:{s:s,s:s},s:s}", "config_groups",
+                     "group_0", "weights", "dynamic", 0, "num_bits", 4, "type", "float",
+                     "group_size", 16, "targets", "Linear", "ignore", ignore, "quant_algo",
+                     "W4A16_NVFP4", "producer", "name", "nibble", "version", nb_version(),
+                     "quant_method", "modelopt");
+}
+
+static json_t *modelopt_sidecar(json_t *ignore)
+{
+    return json_pack("{s:{s:s,s:s},s:{s:s,s:n,s:i,s:O}}", "producer", "name", "nibble", "version",
+                     nb_version(), "quantization", "quant_algo", "W4A16_NVFP4",
+                     "kv_cache_quant_algo", "group_size", 16, "exclude_modules", ignore);
+}
+
+static json_t *compressed_config(json_t *ignore)
+{
+    return json_pack("{s:s,s:s,s:s,s:n,s:O,s:n,s:{s:{s:[s],s:{s:i,s:s,s:b,s:s,s:i,s:b},s:n,s:n}}}",
+                     "quant_method", "compressed-tensors", "format", "nvfp4-pack-quantized",
+                     "quantization_status", "compressed", "global_compression_ratio", "ignore",
+                     ignore, "kv_cache_scheme", "config_groups", "group_0", "targets", "Linear",
+                     "weights", "num_bits", 4, "type", "float", "symmetric", 1, "strategy",
+                     "tensor_group", "group_size", 16, "dynamic", 0, "input_activations",
+                     "output_activations");
+}
+
+/* The element type that config.json announces: that of most unquantised values. */
+static const char *torch_dtype(const struct nbi_item *items, int64_t count)
+{
+    int64_t values[NBI_DTYPES] = {0};
+    for (int64_t i = 0; i < count; i++) {
+        int64_t n = 0;
+        if (nbi_count(items[i].out.shape, items[i].out.ndim, &n) == NB_OK)
+            values[items[i].out.dtype] += n;
+    }
+    if (values[NBI_BF16] >= values[NBI_F16] && values[NBI_BF16] >= values[NBI_F32])
+        return "bfloat16";
+    return values[NBI_F16] >= values[NBI_F32] ? "float16" : "float32";
+}
+
+static const struct nbi_item *find_item(const struct nbi_item *items, int64_t count,
+                                        const char *name)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (strcmp(items[i].out.name, name) == 0)
+            return &items[i];
+    return NULL;
+}
+
+static enum nb_status write_json_in(const char *dir, const char *name, const json_t *json)
+{
+    char *path = nbi_path_join(dir, name);
+    enum nb_status rc = path && json ? nbi_json_write_file(json, path) : nbi_fail_memory(name, 0);
+    free(path);
+    return rc;
+}
+
+static enum nb_status add_quantization(json_t *config, const char *dir, enum nbi_layout layout,
+                                       const struct nbi_item *items, int64_t count)
+{
+    json_t *ignore = ignored_modules(items, count);
+    enum nb_status rc = NB_OK;
+    if (layout == NBI_LAYOUT_COMPRESSED_TENSORS) {
+        json_object_set_new(config, "quantization_config", compressed_config(ignore));
+    } else {
+        json_t *sidecar = modelopt_sidecar(ignore);
+        json_object_set_new(config, "quantization_config", modelopt_config(ignore));
+        rc = write_json_in(dir, "hf_quant_config.json", sidecar);
+        json_decref(sidecar);
+    }
+    json_decref(ignore);
+    return rc;
+}
+
+static enum nb_status write_config(const struct nbi_model *m, const char *dir,
+                                   enum nbi_layout layout, const struct nbi_item *items,
+                                   int64_t count)
+{
+    json_t *config = NULL;
+    if (m->config_json)
+        config = json_deep_copy(m->config_json);
+    else
+        NBI_TRY(nbi_config_to_json(&m->config, &config));
+    if (!config)
+        return nbi_fail_memory("config", 0);
+    json_object_del(config, "quantization_config");
+    const char *dtype = torch_dtype(items, count);
+    json_object_set_new(config, json_object_get(config, "dtype") ? "dtype" : "torch_dtype",
+                        json_string(dtype));
+    const struct nbi_item *head = find_item(items, count, "lm_head.weight");
+    if (head && head->out.dtype == NBI_NVFP4 && m->config.tied) {
+        json_object_set_new(config, "tie_word_embeddings", json_false());
+        nbi_log(NB_LOG_INFO, "config.json gets tie_word_embeddings: false, since the head is "
+                             "quantised and the embedding is not");
+    }
+    bool quantised = false;
+    for (int64_t i = 0; i < count; i++)
+        quantised = quantised || items[i].out.dtype == NBI_NVFP4;
+    enum nb_status rc = quantised ? add_quantization(config, dir, layout, items, count) : NB_OK;
+    if (rc == NB_OK)
+        rc = write_json_in(dir, "config.json", config);
+    json_decref(config);
+    return rc;
+}
+
+static enum nb_status copy_file(const char *from, const char *to, const char *name)
+{
+    char *src = nbi_path_join(from, name), *dst = nbi_path_join(to, name), *bytes = NULL;
+    size_t len;
+    enum nb_status rc = src && dst ? NB_OK : NB_ENOMEM;
+    if (rc == NB_OK && nbi_path_is_file(src)) {
+        rc = nbi_file_read(src, COPY_MAX, &bytes, &len);
+        if (rc == NB_OK)
+            rc = nbi_file_write(dst, bytes, len);
+    }
+    free(bytes);
+    free(src);
+    free(dst);
+    return rc;
+}
+
+/* Everything of a model directory that is not weights or config goes along as it is. */
+static enum nb_status copy_sidecars(const struct nbi_model *m, const char *dir)
+{
+    static const char *const names[] = {"generation_config.json",
+                                        "tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "special_tokens_map.json",
+                                        "added_tokens.json",
+                                        "chat_template.jinja"};
+    if (m->dir) {
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+            NBI_TRY(copy_file(m->dir, dir, names[i]));
+        return NB_OK;
+    }
+    struct nbi_vocab vocab;
+    enum nb_status rc = read_vocab(&vocab, m);
+    if (rc == NB_ENOTFOUND)
+        return NB_OK;
+    NBI_TRY(rc);
+    rc = nbi_vocab_write_dir(&vocab, dir);
+    nbi_vocab_release(&vocab);
+    return rc;
+}
+
+/* ---- begin and end ---- */
+
+static enum nb_status begin_writer(struct nbi_export *x, const struct nbi_writer_opts *opts,
+                                   const struct nbi_item *items, int64_t count)
+{
+    struct nbi_out *outs = calloc((size_t)count + 1, sizeof *outs);
+    if (!outs)
+        return nbi_fail_memory("tensor list", (size_t)count * sizeof *outs);
+    for (int64_t i = 0; i < count; i++)
+        outs[i] = items[i].out;
+    enum nb_status rc = nbi_writer_begin(&x->writer, opts, outs, count);
+    free(outs);
+    return rc;
+}
+
+static enum nb_status begin_directory(struct nbi_export *x, const struct nb_convert_opts *opts,
+                                      const struct nbi_model *m, struct nbi_writer_opts *wo,
+                                      const struct nbi_item *items, int64_t count)
+{
+    NBI_TRY(nbi_model_need_config(m));
+    NBI_TRY(nbi_stage_begin(&x->stage, opts->dst));
+    wo->path = x->stage.temp;
+    wo->shard_bytes = opts->shard_bytes ? opts->shard_bytes : SHARD_BYTES;
+    NBI_TRY(begin_writer(x, wo, items, count));
+    NBI_TRY(write_config(m, x->stage.temp, wo->layout, items, count));
+    return copy_sidecars(m, x->stage.temp);
+}
+
+enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_opts *opts,
+                                const struct nbi_model *m, const struct nbi_item *items,
+                                int64_t count)
+{
+    memset(x, 0, sizeof *x);
+    x->stage.lock_fd = -1;
+    NBI_TRY(nbi_target_of(opts->dst, &x->target));
+    struct nbi_writer_opts wo = {.format = x->target.format,
+                                 .layout = opts->layout == NB_LAYOUT_COMPRESSED_TENSORS
+                                               ? NBI_LAYOUT_COMPRESSED_TENSORS
+                                               : NBI_LAYOUT_MODELOPT,
+                                 .path = opts->dst};
+    enum nb_status rc;
+    if (x->target.directory) {
+        rc = begin_directory(x, opts, m, &wo, items, count);
+    } else if (x->target.format == NBI_FORMAT_GGUF) {
+        struct nbi_gguf_meta *meta = NULL;
+        rc = nbi_context(nbi_model_need_config(m), "GGUF needs the model's config");
+        if (rc == NB_OK)
+            rc = gguf_meta(&meta, opts, m, items, count);
+        wo.meta = meta;
+        if (rc == NB_OK)
+            rc = begin_writer(x, &wo, items, count);
+        nbi_gguf_meta_free(meta);
+    } else {
+        rc = begin_writer(x, &wo, items, count);
+    }
+    if (rc != NB_OK)
+        nbi_export_abort(x);
+    return rc;
+}
+
+enum nb_status nbi_export_commit(struct nbi_export *x)
+{
+    enum nb_status rc = nbi_writer_commit(x->writer);
+    x->writer = NULL;
+    if (rc == NB_OK && x->target.directory)
+        rc = nbi_stage_commit(&x->stage);
+    nbi_export_abort(x);
+    return rc;
+}
+
+void nbi_export_abort(struct nbi_export *x)
+{
+    nbi_writer_abort(x->writer);
+    x->writer = NULL;
+    nbi_stage_abort(&x->stage);
+}

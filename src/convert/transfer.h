@@ -1,0 +1,33 @@
+/* transfer.h - moves one tensor from a store to a writer, chunk by chunk: as it is, cast, or
+ * quantised. Memory is a few chunks per thread, whatever the tensor's size. */
+#pragma once
+
+#include "convert/export.h"
+
+/* Sums over quantised values, for SNR and the like. */
+struct nbi_quant_sums {
+    double error, signal, zeros;
+    int64_t values;
+};
+
+struct nbi_transfer {
+    const struct nbi_store *store;
+    struct nbi_writer *writer;
+    enum nb_quant_method method;
+    int threads;
+    struct nbi_buffers *buffers; /* one set a thread */
+    uint64_t done, total;        /* source bytes, for progress */
+    nb_progress_fn progress;
+    void *progress_ctx;
+};
+
+enum nb_status nbi_transfer_init(struct nbi_transfer *t, const struct nb_convert_opts *opts,
+                                 const struct nbi_store *store);
+void nbi_transfer_release(struct nbi_transfer *t);
+
+/* sums may be NULL; it is set only if the item was quantised here. */
+enum nb_status nbi_transfer_item(struct nbi_transfer *t, const struct nbi_item *item, int64_t index,
+                                 struct nbi_quant_sums *sums);
+
+/* The largest absolute value of a source tensor; NaN and infinity are an error. */
+enum nb_status nbi_transfer_amax(struct nbi_transfer *t, const struct nbi_entry *e, float *amax);

@@ -1,0 +1,31 @@
+/* emit.h - what the writer and the three emitters share. Private to formats/. */
+#pragma once
+
+#include "base/str.h"
+#include "formats/writer.h"
+
+/* Where a stored part of a tensor goes in its file; bytes 0: there is no such part. */
+struct nbi_place {
+    uint64_t offset, bytes;
+};
+
+struct nbi_slot {
+    struct nbi_out out; /* name: a copy of the writer's own */
+    int64_t count;
+    int file;
+    struct nbi_place data, scale, tscale;
+    _Atomic uint64_t written; /* bytes so far, all parts */
+};
+
+/* Each lays out the slots of one file, writes its header through f and gives the file's size. */
+enum nb_status nbi_emit_dat(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
+                            uint64_t *size);
+enum nb_status nbi_emit_safetensors(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
+                                    const struct nbi_writer_opts *opts, uint64_t *size);
+enum nb_status nbi_emit_gguf(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
+                             const struct nbi_gguf_meta *meta, uint64_t *size);
+
+/* What a format can hold, checked before anything is laid out. */
+enum nb_status nbi_check_dat(const struct nbi_slot *slot);
+enum nb_status nbi_check_safetensors(const struct nbi_slot *slot);
+enum nb_status nbi_check_gguf(const struct nbi_slot *slot);

@@ -1,0 +1,37 @@
+/* gguf.h - constants of the GGUF container that reader and writer share. Private to formats/. */
+#pragma once
+
+#include <stdint.h>
+
+#define NBI_GGUF_MAGIC     0x46554747u /* "GGUF" */
+#define NBI_GGUF_VERSION   3
+#define NBI_GGUF_ALIGNMENT 32
+#define NBI_GGUF_MAX_DIMS  4
+
+enum nbi_gguf_type {
+    NBI_GGUF_U8,
+    NBI_GGUF_I8,
+    NBI_GGUF_U16,
+    NBI_GGUF_I16,
+    NBI_GGUF_U32,
+    NBI_GGUF_I32,
+    NBI_GGUF_F32,
+    NBI_GGUF_BOOL,
+    NBI_GGUF_STRING,
+    NBI_GGUF_ARRAY,
+    NBI_GGUF_U64,
+    NBI_GGUF_I64,
+    NBI_GGUF_F64,
+    NBI_GGUF_TYPES
+};
+
+/* Two keys that nibble's writer always puts into a file, and a reader that finds one of them
+ * demands both: the checksum is over everything before the tensor data, its own four bytes taken
+ * as zero. Any damaged byte then shows, the two keys' own included. */
+#define NBI_GGUF_KEY_VERSION "nibble.version"
+#define NBI_GGUF_KEY_CRC     "nibble.header_crc32c"
+
+static inline uint64_t nbi_gguf_pad(uint64_t n, uint64_t alignment)
+{
+    return (n + alignment - 1) / alignment * alignment; /* callers keep n far from 2^64 */
+}

@@ -1,0 +1,465 @@
+/* store.c - opening a model's weights, whatever holds them, and reading their values. */
+#include "formats/store.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "formats/reader.h"
+#include "tensor/half.h"
+#include "tensor/kernels.h"
+#include "tensor/nvfp4.h"
+
+#define MAX_FILES  4096
+#define INDEX_MAX  ((size_t)256 << 20)
+#define INDEX_NAME "model.safetensors.index.json"
+
+/* ---- opening ---- */
+
+void nbi_store_close(struct nbi_store *store)
+{
+    if (!store)
+        return;
+    for (int i = 0; i < store->file_count; i++)
+        nbi_source_close(store->files[i]);
+    free(store->files);
+    nbi_arena_release(&store->arena);
+    free(store->meta);
+    free(store);
+}
+
+enum nb_status nbi_meta_add(struct nbi_store *store, const char *key, const char *value)
+{
+    if ((store->meta_count & (store->meta_count - 1)) == 0) { /* room doubles at powers of two */
+        size_t cap = store->meta_count ? 2 * (size_t)store->meta_count : 1;
+        struct nbi_meta_row *p = realloc(store->meta, cap * sizeof *p);
+        if (!p)
+            return nbi_fail_memory("metadata", cap * sizeof *p);
+        store->meta = p;
+    }
+    char *k, *v;
+    NBI_TRY(nbi_arena_string(&store->arena, "metadata", key, strlen(key), &k));
+    NBI_TRY(nbi_arena_string(&store->arena, "metadata", value, strlen(value), &v));
+    store->meta[store->meta_count++] = (struct nbi_meta_row){k, v};
+    return NB_OK;
+}
+
+static enum nb_status add_source(struct nbi_store *store, struct nbi_source *src)
+{
+    struct nbi_source **p =
+        realloc(store->files, ((size_t)store->file_count + 1) * sizeof *store->files);
+    if (!p) {
+        nbi_source_close(src);
+        return nbi_fail_memory("file list", 0);
+    }
+    store->files = p;
+    store->files[store->file_count++] = src;
+    return NB_OK;
+}
+
+static enum nb_status add_file(struct nbi_store *store, const char *path)
+{
+    struct nbi_source *src;
+    if (store->file_count == MAX_FILES)
+        return nbi_fail(NB_EFORMAT, "more than %d files", MAX_FILES);
+    NBI_TRY(nbi_source_open(&src, path));
+    return add_source(store, src);
+}
+
+static enum nb_status read_parts(struct nbi_store *store, int file, struct nbi_parts *parts)
+{
+    enum nb_status rc = store->format == NBI_FORMAT_DAT ? nbi_dat_read(store, file, parts)
+                        : store->format == NBI_FORMAT_GGUF
+                            ? nbi_gguf_read(store, file, parts)
+                            : nbi_safetensors_read(store, file, parts);
+    return nbi_context(rc, "cannot read '%s'", nbi_source_path(store->files[file]));
+}
+
+/* Headers of all files of the store, then entries. */
+static enum nb_status read_headers(struct nbi_store *store)
+{
+    struct nbi_parts parts = {0};
+    enum nb_status rc = NB_OK;
+    for (int i = 0; i < store->file_count && rc == NB_OK; i++)
+        rc = read_parts(store, i, &parts);
+    if (rc == NB_OK)
+        rc = nbi_context(nbi_pair_parts(store, &parts), "cannot read '%s'",
+                         nbi_source_path(store->files[0]));
+    free(parts.p);
+    return rc;
+}
+
+static enum nb_status detect_format(const char *path, enum nbi_format *format)
+{
+    if (nbi_ends_with(path, ".dat")) {
+        *format = NBI_FORMAT_DAT;
+    } else if (nbi_ends_with(path, ".safetensors")) {
+        *format = NBI_FORMAT_SAFETENSORS;
+    } else if (nbi_ends_with(path, ".gguf")) {
+        *format = NBI_FORMAT_GGUF;
+    } else {
+        return nbi_fail(NB_EUNSUPPORTED,
+                        "cannot tell what '%s' is: a model is a directory or ends in .dat, "
+                        ".safetensors or .gguf",
+                        path);
+    }
+    return NB_OK;
+}
+
+/* ---- directories ---- */
+
+struct listing {
+    char safetensors[256], dat[256]; /* the last of each kind that was seen */
+    int safetensors_count, dat_count;
+};
+
+static enum nb_status list_weights(const char *dir, struct listing *list)
+{
+    memset(list, 0, sizeof *list);
+    DIR *d = opendir(dir);
+    if (!d)
+        return nbi_fail(NB_EIO, "cannot read directory '%s': %s", dir, strerror(errno));
+    struct dirent *e;
+    while ((e = readdir(d))) {
+        if (e->d_name[0] == '.')
+            continue;
+        if (nbi_ends_with(e->d_name, ".safetensors")) {
+            list->safetensors_count++;
+            snprintf(list->safetensors, sizeof list->safetensors, "%s", e->d_name);
+        } else if (nbi_ends_with(e->d_name, ".dat")) {
+            list->dat_count++;
+            snprintf(list->dat, sizeof list->dat, "%s", e->d_name);
+        }
+    }
+    closedir(d);
+    return NB_OK;
+}
+
+static enum nb_status add_file_in(struct nbi_store *store, const char *dir, const char *name)
+{
+    char *path = nbi_path_join(dir, name);
+    if (!path)
+        return NB_ENOMEM;
+    enum nb_status rc = add_file(store, path);
+    free(path);
+    return rc;
+}
+
+/* Opens each file that the index names, once. A name with a slash could leave the directory. */
+static enum nb_status add_shards(struct nbi_store *store, const char *dir, const json_t *map)
+{
+    const char *tensor;
+    json_t *file;
+    json_t *seen = json_object();
+    enum nb_status rc = seen ? NB_OK : nbi_fail_memory("index", 0);
+    json_object_foreach((json_t *)map, tensor, file)
+    {
+        const char *name = json_string_value(file);
+        if (rc != NB_OK)
+            break;
+        if (!name || strchr(name, '/') || !nbi_ends_with(name, ".safetensors"))
+            rc = nbi_fail(NB_EFORMAT, "'%s' is not in a file of this directory", tensor);
+        else if (!json_object_get(seen, name)) {
+            json_object_set_new(seen, name, json_true());
+            rc = add_file_in(store, dir, name);
+        }
+    }
+    json_decref(seen);
+    return rc;
+}
+
+static enum nb_status check_index(const struct nbi_store *store, const struct nbi_parts *parts,
+                                  const json_t *map)
+{
+    for (int64_t i = 0; i < parts->count; i++) {
+        const char *where = json_string_value(json_object_get(map, parts->p[i].name));
+        const char *real = nbi_path_base(nbi_source_path(store->files[parts->p[i].span.file]));
+        if (!where || strcmp(where, real) != 0)
+            return nbi_fail(NB_EFORMAT, "tensor '%s' is in '%s' but not so in the index",
+                            parts->p[i].name, real);
+    }
+    if ((size_t)parts->count != json_object_size(map))
+        return nbi_fail(NB_EFORMAT, "the index lists %zu tensors, the files hold %lld",
+                        json_object_size(map), (long long)parts->count);
+    return NB_OK;
+}
+
+static enum nb_status read_sharded(struct nbi_store *store, const char *dir, const json_t *map)
+{
+    struct nbi_parts parts = {0};
+    enum nb_status rc = json_is_object(map)
+                            ? add_shards(store, dir, map)
+                            : nbi_fail(NB_EFORMAT, "'weight_map' must be an object");
+    for (int i = 0; i < store->file_count && rc == NB_OK; i++)
+        rc = read_parts(store, i, &parts);
+    if (rc == NB_OK)
+        rc = check_index(store, &parts, map);
+    if (rc == NB_OK)
+        rc = nbi_pair_parts(store, &parts);
+    free(parts.p);
+    return rc;
+}
+
+static enum nb_status open_sharded(struct nbi_store *store, const char *dir, const char *index_path)
+{
+    json_t *index = NULL;
+    NBI_TRY(nbi_json_read_file(&index, index_path, INDEX_MAX));
+    store->format = NBI_FORMAT_SAFETENSORS;
+    enum nb_status rc = read_sharded(store, dir, json_object_get(index, "weight_map"));
+    json_decref(index);
+    return nbi_context(rc, "model '%s'", dir);
+}
+
+static enum nb_status open_dir(struct nbi_store *store, const char *dir)
+{
+    char *index = nbi_path_join(dir, INDEX_NAME);
+    if (!index)
+        return NB_ENOMEM;
+    struct listing list;
+    enum nb_status rc = list_weights(dir, &list);
+    if (rc == NB_OK && list.safetensors_count && list.dat_count)
+        rc = nbi_fail(NB_EFORMAT, "'%s' holds both '%s' and '%s': name the file to read", dir,
+                      list.safetensors, list.dat);
+    else if (rc == NB_OK && nbi_path_is_file(index))
+        rc = open_sharded(store, dir, index);
+    else if (rc == NB_OK && list.safetensors_count + list.dat_count == 0)
+        rc = nbi_fail(NB_ENOTFOUND, "no weights (*.safetensors or one *.dat) in '%s'", dir);
+    else if (rc == NB_OK && list.safetensors_count + list.dat_count > 1)
+        rc = nbi_fail(NB_EFORMAT, "'%s' holds several weights files and no %s: name the file", dir,
+                      INDEX_NAME);
+    else if (rc == NB_OK) {
+        store->format = list.dat_count ? NBI_FORMAT_DAT : NBI_FORMAT_SAFETENSORS;
+        rc = add_file_in(store, dir, list.dat_count ? list.dat : list.safetensors);
+        if (rc == NB_OK)
+            rc = read_headers(store);
+    }
+    free(index);
+    return rc;
+}
+
+enum nb_status nbi_store_open(struct nbi_store **out, const char *path)
+{
+    *out = NULL;
+    struct nbi_store *store = calloc(1, sizeof *store);
+    if (!store)
+        return nbi_fail_memory("store", sizeof *store);
+    enum nb_status rc;
+    if (nbi_path_is_dir(path)) {
+        rc = open_dir(store, path);
+    } else {
+        rc = detect_format(path, &store->format);
+        if (rc == NB_OK)
+            rc = add_file(store, path);
+        if (rc == NB_OK)
+            rc = read_headers(store);
+    }
+    if (rc != NB_OK) {
+        nbi_store_close(store);
+        return rc;
+    }
+    *out = store;
+    return NB_OK;
+}
+
+enum nb_status nbi_store_open_memory(struct nbi_store **out, enum nbi_format format,
+                                     const void *bytes, size_t len)
+{
+    *out = NULL;
+    struct nbi_source *src;
+    struct nbi_store *store = calloc(1, sizeof *store);
+    if (!store)
+        return nbi_fail_memory("store", sizeof *store);
+    store->format = format;
+    enum nb_status rc = nbi_source_memory(&src, bytes, len);
+    if (rc == NB_OK)
+        rc = add_source(store, src);
+    if (rc == NB_OK)
+        rc = read_headers(store);
+    if (rc != NB_OK) {
+        nbi_store_close(store);
+        return rc;
+    }
+    *out = store;
+    return NB_OK;
+}
+
+/* ---- finding and reading ---- */
+
+static int find_by_name(const void *key, const void *entry)
+{
+    return strcmp(key, (*(struct nbi_entry *const *)entry)->name);
+}
+
+const struct nbi_entry *nbi_store_find(const struct nbi_store *store, const char *name)
+{
+    if (store->count == 0)
+        return NULL;
+    struct nbi_entry *const *e =
+        bsearch(name, store->by_name, (size_t)store->count, sizeof *store->by_name, find_by_name);
+    return e ? *e : NULL;
+}
+
+uint64_t nbi_entry_bytes(const struct nbi_entry *e)
+{
+    return e->data.bytes + e->scale.bytes;
+}
+
+static void check_range(const struct nbi_entry *e, int64_t first, int64_t count)
+{
+    NBI_BUG_IF(first < 0 || count < 0 || first > e->count || count > e->count - first);
+}
+
+static enum nb_status read_span(const struct nbi_store *store, const struct nbi_span *span,
+                                uint64_t at, void *dst, size_t len)
+{
+    return nbi_source_read(store->files[span->file], span->offset + at, dst, len);
+}
+
+enum nb_status nbi_store_read(const struct nbi_store *store, const struct nbi_entry *e,
+                              int64_t first, int64_t count, void *dst)
+{
+    check_range(e, first, count);
+    NBI_BUG_IF(e->dtype == NBI_NVFP4);
+    uint64_t size = (uint64_t)nbi_dtypes[e->dtype].bytes;
+    return read_span(store, &e->data, (uint64_t)first * size, dst, (size_t)count * size);
+}
+
+/* Float values of a stored type as f32; bytes may be unaligned in the file but not in memory. */
+static void widen(float *y, const void *x, enum nbi_dtype dtype, int64_t n)
+{
+    if (dtype == NBI_BF16)
+        nbi_kernels()->bf16_to_f32(y, x, n);
+    else if (dtype == NBI_F16)
+        nbi_kernels()->f16_to_f32(y, x, n);
+    else
+        memcpy(y, x, (size_t)n * sizeof *y);
+}
+
+/* Block scales [first, first + n) as f32, from the types that old `.dat` files used. */
+static enum nb_status read_legacy_scales(const struct nbi_store *store, const struct nbi_entry *e,
+                                         int64_t first, int64_t n, float *scales)
+{
+    size_t size = (size_t)nbi_dtypes[e->scale_dtype].bytes;
+    void *raw = malloc((size_t)n * size + 1);
+    if (!raw)
+        return nbi_fail_memory("block scales", (size_t)n * size);
+    enum nb_status rc = read_span(store, &e->scale, (uint64_t)first * size, raw, (size_t)n * size);
+    if (rc == NB_OK)
+        widen(scales, raw, e->scale_dtype, n);
+    free(raw);
+    return rc;
+}
+
+static enum nb_status legacy_to_e4m3(const struct nbi_store *store, const struct nbi_entry *e,
+                                     int64_t first, int64_t n, uint8_t *codes)
+{
+    float *scales = malloc((size_t)n * sizeof *scales + 1);
+    if (!scales)
+        return nbi_fail_memory("block scales", (size_t)n * sizeof *scales);
+    enum nb_status rc = read_legacy_scales(store, e, first, n, scales);
+    for (int64_t i = 0; i < n && rc == NB_OK; i++) {
+        codes[i] = nbi_f32_to_e4m3(scales[i]);
+        if (nbi_e4m3_to_f32(codes[i]) != scales[i])
+            rc = nbi_fail(NB_EVALUE,
+                          "block scale %g of '%s' is stored as %s and is not an E4M3 value; "
+                          "--dtype f32, f16 or bf16 gives the values themselves",
+                          (double)scales[i], e->name, nbi_dtypes[e->scale_dtype].name);
+    }
+    free(scales);
+    return rc;
+}
+
+static enum nb_status read_gguf_blocks(const struct nbi_store *store, const struct nbi_entry *e,
+                                       int64_t first, int64_t count, uint8_t *codes,
+                                       uint8_t *scales)
+{
+    size_t bytes = (size_t)count / 64 * 36;
+    uint8_t *blocks = malloc(bytes + 1);
+    if (!blocks)
+        return nbi_fail_memory("NVFP4 blocks", bytes);
+    enum nb_status rc = read_span(store, &e->data, (uint64_t)first / 64 * 36, blocks, bytes);
+    if (rc == NB_OK)
+        nbi_nvfp4_from_gguf(codes, scales, blocks, count / 64);
+    free(blocks);
+    return rc;
+}
+
+enum nb_status nbi_store_read_nvfp4(const struct nbi_store *store, const struct nbi_entry *e,
+                                    int64_t first, int64_t count, uint8_t *codes, uint8_t *scales)
+{
+    check_range(e, first, count);
+    NBI_BUG_IF(e->dtype != NBI_NVFP4 || first % 64 != 0 || count % NBI_NVFP4_BLOCK != 0);
+    if (store->layout == NBI_LAYOUT_GGUF)
+        return read_gguf_blocks(store, e, first, count, codes, scales);
+    int64_t block = first / NBI_NVFP4_BLOCK, n = count / NBI_NVFP4_BLOCK;
+    NBI_TRY(read_span(store, &e->data, (uint64_t)first / 2, codes, (size_t)count / 2));
+    if (e->scale_dtype == NBI_E4M3)
+        return read_span(store, &e->scale, (uint64_t)block, scales, (size_t)n);
+    return legacy_to_e4m3(store, e, block, n, scales);
+}
+
+/* Dequantisation where the block scales are floats: with scale code 1.0 the codec gives the E2M1
+ * values, and the stored scale multiplies them. */
+static enum nb_status legacy_to_f32(const struct nbi_store *store, const struct nbi_entry *e,
+                                    int64_t first, int64_t count, uint8_t *codes, uint8_t *ones,
+                                    float *dst)
+{
+    int64_t block = first / NBI_NVFP4_BLOCK, n = count / NBI_NVFP4_BLOCK;
+    float *scales = malloc((size_t)n * sizeof *scales + 1);
+    if (!scales)
+        return nbi_fail_memory("block scales", (size_t)n * sizeof *scales);
+    enum nb_status rc = read_span(store, &e->data, (uint64_t)first / 2, codes, (size_t)count / 2);
+    if (rc == NB_OK)
+        rc = read_legacy_scales(store, e, block, n, scales);
+    if (rc == NB_OK) {
+        memset(ones, 0x38, (size_t)n);
+        nbi_nvfp4_dequantize_f32(dst, codes, ones, n, 1.0f);
+        for (int64_t i = 0; i < count; i++)
+            dst[i] *= scales[i / NBI_NVFP4_BLOCK] * e->tensor_scale;
+    }
+    free(scales);
+    return rc;
+}
+
+static enum nb_status nvfp4_to_f32(const struct nbi_store *store, const struct nbi_entry *e,
+                                   int64_t first, int64_t count, float *dst)
+{
+    size_t n = (size_t)count / NBI_NVFP4_BLOCK;
+    uint8_t *codes = malloc(n * 9 + 1), *scales = codes ? codes + n * 8 : NULL;
+    if (!codes)
+        return nbi_fail_memory("NVFP4 blocks", n * 9);
+    enum nb_status rc;
+    if (store->layout != NBI_LAYOUT_GGUF && e->scale_dtype != NBI_E4M3) {
+        rc = legacy_to_f32(store, e, first, count, codes, scales, dst);
+    } else {
+        rc = nbi_store_read_nvfp4(store, e, first, count, codes, scales);
+        if (rc == NB_OK)
+            nbi_nvfp4_dequantize_f32(dst, codes, scales, (int64_t)n, e->tensor_scale);
+    }
+    free(codes);
+    return rc;
+}
+
+enum nb_status nbi_store_read_f32(const struct nbi_store *store, const struct nbi_entry *e,
+                                  int64_t first, int64_t count, float *dst)
+{
+    check_range(e, first, count);
+    if (e->dtype == NBI_NVFP4)
+        return nvfp4_to_f32(store, e, first, count, dst);
+    if (e->dtype == NBI_F32)
+        return nbi_store_read(store, e, first, count, dst);
+    if (!nbi_dtype_is_float(e->dtype))
+        return nbi_fail(NB_EUNSUPPORTED, "tensor '%s' has type %s, not a float type", e->name,
+                        nbi_dtypes[e->dtype].name);
+    uint16_t half[16384]; /* passes through the first-level cache */
+    const int64_t most = (int64_t)(sizeof half / sizeof *half);
+    for (int64_t i = 0; i < count; i += most) {
+        int64_t n = count - i < most ? count - i : most;
+        NBI_TRY(nbi_store_read(store, e, first + i, n, half));
+        widen(dst + i, half, e->dtype, n);
+    }
+    return NB_OK;
+}

@@ -1,0 +1,371 @@
+/* config.c - reading, checking and making of model configurations. */
+#include "model/config.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/str.h"
+
+#define MAX_LAYERS   512
+#define MAX_DIM      (1 << 20)
+#define MAX_VOCAB    (1 << 22)
+#define MAX_HEADS    1024
+#define MAX_HEAD_DIM 1024
+#define MAX_POSITION (1 << 24)
+
+/* ---- checks that hold whatever the source ---- */
+
+static enum nb_status validate(const struct nbi_config *c)
+{
+    if (c->heads % c->kv_heads != 0)
+        return nbi_fail(NB_EFORMAT,
+                        "%lld attention heads are not a multiple of %lld key/value heads",
+                        (long long)c->heads, (long long)c->kv_heads);
+    if (c->head_dim % 2 != 0)
+        return nbi_fail(NB_EFORMAT, "head_dim %lld is odd, rotary positions need pairs",
+                        (long long)c->head_dim);
+    if (c->heads * c->head_dim > MAX_DIM)
+        return nbi_fail(NB_EFORMAT, "%lld heads of %lld are too wide", (long long)c->heads,
+                        (long long)c->head_dim);
+    const int64_t ids[] = {c->bos, c->pad};
+    for (int i = 0; i < 2; i++)
+        if (ids[i] >= c->vocab_size)
+            return nbi_fail(NB_EFORMAT, "token id %lld is outside the vocabulary of %lld",
+                            (long long)ids[i], (long long)c->vocab_size);
+    for (int i = 0; i < c->eos_count; i++)
+        if (c->eos[i] >= c->vocab_size)
+            return nbi_fail(NB_EFORMAT, "eos_token_id %lld is outside the vocabulary of %lld",
+                            (long long)c->eos[i], (long long)c->vocab_size);
+    return NB_OK;
+}
+
+static void set_defaults(struct nbi_config *c)
+{
+    *c = (struct nbi_config){.head_dim = 128,
+                             .max_position = 32768,
+                             .rms_eps = 1e-6,
+                             .rope_theta = 10000,
+                             .initializer_range = 0.02,
+                             .bos = -1,
+                             .pad = -1};
+}
+
+/* ---- config.json ---- */
+
+/* A key that must be absent, null or false: nibble does not implement what it switches on. */
+static enum nb_status require_off(const json_t *json, const char *key)
+{
+    const json_t *v = json_object_get(json, key);
+    if (!v || json_is_null(v) || json_is_false(v))
+        return NB_OK;
+    return nbi_fail(NB_EUNSUPPORTED, "'%s' is set, which is not supported", key);
+}
+
+static enum nb_status check_architecture(const json_t *json)
+{
+    const char *type = NULL, *act = "silu";
+    NBI_TRY(nbi_json_string(json, "model_type", true, &type));
+    if (strcmp(type, "qwen3") != 0)
+        return nbi_fail(NB_EUNSUPPORTED, "model_type '%s' is not supported; dense 'qwen3' is",
+                        type);
+    NBI_TRY(nbi_json_string(json, "hidden_act", false, &act));
+    if (strcmp(act, "silu") != 0)
+        return nbi_fail(NB_EUNSUPPORTED, "hidden_act '%s' is not supported; 'silu' is", act);
+    NBI_TRY(require_off(json, "attention_bias"));
+    NBI_TRY(require_off(json, "use_sliding_window"));
+    const json_t *types = json_object_get(json, "layer_types");
+    size_t i;
+    json_t *t;
+    json_array_foreach(
+        types, i, t) if (!json_is_string(t) ||
+                         strcmp(json_string_value(t), "full_attention") !=
+                             0) return nbi_fail(NB_EUNSUPPORTED,
+                                                "layer_types: layer %zu is not 'full_attention'",
+                                                i);
+    return NB_OK;
+}
+
+/* rope_scaling (older files) or rope_parameters (newer ones, which also hold rope_theta). */
+static enum nb_status parse_rope(struct nbi_config *c, const json_t *json)
+{
+    const json_t *rope = json_object_get(json, "rope_parameters");
+    if (!rope || json_is_null(rope))
+        rope = json_object_get(json, "rope_scaling");
+    NBI_TRY(nbi_json_number(json, "rope_theta", false, 1, 1e12, &c->rope_theta));
+    if (!rope || json_is_null(rope))
+        return NB_OK;
+    if (!json_is_object(rope))
+        return nbi_fail(NB_EFORMAT, "'rope_scaling' must be an object");
+    NBI_TRY(nbi_json_number(rope, "rope_theta", false, 1, 1e12, &c->rope_theta));
+    const char *type = "default";
+    NBI_TRY(nbi_json_string(rope, "type", false, &type));
+    NBI_TRY(nbi_json_string(rope, "rope_type", false, &type));
+    if (strcmp(type, "default") == 0)
+        return NB_OK;
+    if (strcmp(type, "yarn") != 0)
+        return nbi_fail(NB_EUNSUPPORTED, "rope scaling '%s' is not supported; 'yarn' is", type);
+    NBI_TRY(nbi_json_number(rope, "factor", true, 1, 1024, &c->yarn_factor));
+    c->yarn_original = c->max_position;
+    return nbi_json_int(rope, "original_max_position_embeddings", false, 1, MAX_POSITION,
+                        &c->yarn_original);
+}
+
+/* One id, a list of ids, or none. */
+static enum nb_status parse_eos(struct nbi_config *c, const json_t *json)
+{
+    const json_t *v = json_object_get(json, "eos_token_id");
+    if (!json_is_array(v)) {
+        int64_t id = -1;
+        NBI_TRY(nbi_json_int(json, "eos_token_id", false, 0, MAX_VOCAB, &id));
+        if (id >= 0)
+            c->eos[c->eos_count++] = id;
+        return NB_OK;
+    }
+    size_t i;
+    json_t *id;
+    if (json_array_size(v) > NBI_MAX_EOS)
+        return nbi_fail(NB_EFORMAT, "'eos_token_id' lists more than %d ids", NBI_MAX_EOS);
+    json_array_foreach(v, i, id)
+    {
+        if (!json_is_integer(id) || json_integer_value(id) < 0)
+            return nbi_fail(NB_EFORMAT, "'eos_token_id' must hold whole numbers");
+        c->eos[c->eos_count++] = json_integer_value(id);
+    }
+    return NB_OK;
+}
+
+enum nb_status nbi_config_parse(struct nbi_config *c, const json_t *json)
+{
+    set_defaults(c);
+    if (!json_is_object(json))
+        return nbi_fail(NB_EFORMAT, "the config is not a JSON object");
+    NBI_TRY(check_architecture(json));
+    NBI_TRY(nbi_json_int(json, "vocab_size", true, 1, MAX_VOCAB, &c->vocab_size));
+    NBI_TRY(nbi_json_int(json, "hidden_size", true, 1, MAX_DIM, &c->hidden_size));
+    NBI_TRY(nbi_json_int(json, "intermediate_size", true, 1, MAX_DIM, &c->intermediate_size));
+    NBI_TRY(nbi_json_int(json, "num_hidden_layers", true, 1, MAX_LAYERS, &c->layers));
+    NBI_TRY(nbi_json_int(json, "num_attention_heads", true, 1, MAX_HEADS, &c->heads));
+    c->kv_heads = c->heads;
+    NBI_TRY(nbi_json_int(json, "num_key_value_heads", false, 1, MAX_HEADS, &c->kv_heads));
+    NBI_TRY(nbi_json_int(json, "head_dim", false, 2, MAX_HEAD_DIM, &c->head_dim));
+    NBI_TRY(
+        nbi_json_int(json, "max_position_embeddings", false, 1, MAX_POSITION, &c->max_position));
+    NBI_TRY(nbi_json_number(json, "rms_norm_eps", false, 1e-30, 0.1, &c->rms_eps));
+    NBI_TRY(nbi_json_number(json, "initializer_range", false, 0, 10, &c->initializer_range));
+    NBI_TRY(nbi_json_bool(json, "tie_word_embeddings", false, &c->tied));
+    NBI_TRY(parse_rope(c, json));
+    NBI_TRY(nbi_json_int(json, "bos_token_id", false, 0, MAX_VOCAB, &c->bos));
+    NBI_TRY(nbi_json_int(json, "pad_token_id", false, 0, MAX_VOCAB, &c->pad));
+    NBI_TRY(parse_eos(c, json));
+    return validate(c);
+}
+
+static json_t *eos_json(const struct nbi_config *c)
+{
+    if (c->eos_count == 0)
+        return json_null();
+    if (c->eos_count == 1)
+        return json_integer(c->eos[0]);
+    json_t *list = json_array();
+    for (int i = 0; i < c->eos_count; i++)
+        json_array_append_new(list, json_integer(c->eos[i]));
+    return list;
+}
+
+enum nb_status nbi_config_to_json(const struct nbi_config *c, json_t **out)
+{
+    json_t *scaling =
+        c->yarn_factor > 0
+            ? json_pack("{s:s,s:f,s:I}", "rope_type", "yarn", "factor", c->yarn_factor,
+                        "original_max_position_embeddings", (json_int_t)c->yarn_original)
+            : json_null();
+    *out = json_pack(
+        "{s:[s],s:s,s:b,s:f,s:o,s:I,s:s,s:I,s:f,s:I,s:I,s:I,s:I,s:I,s:f,s:o,s:f,s:b,s:b,s:I}",
+        "architectures", "Qwen3ForCausalLM", "model_type", "qwen3", "attention_bias", 0,
+        "attention_dropout", 0.0, "eos_token_id", eos_json(c), "head_dim", (json_int_t)c->head_dim,
+        "hidden_act", "silu", "hidden_size", (json_int_t)c->hidden_size, "initializer_range",
+        c->initializer_range, "intermediate_size", (json_int_t)c->intermediate_size,
+        "max_position_embeddings", (json_int_t)c->max_position, "num_attention_heads",
+        (json_int_t)c->heads, "num_hidden_layers", (json_int_t)c->layers, "num_key_value_heads",
+        (json_int_t)c->kv_heads, "rms_norm_eps", c->rms_eps, "rope_scaling", scaling, "rope_theta",
+        c->rope_theta, "tie_word_embeddings", c->tied, "use_cache", 1, "vocab_size",
+        (json_int_t)c->vocab_size);
+    if (!*out)
+        return nbi_fail_memory("config", 0);
+    if (c->bos >= 0)
+        json_object_set_new(*out, "bos_token_id", json_integer(c->bos));
+    if (c->pad >= 0)
+        json_object_set_new(*out, "pad_token_id", json_integer(c->pad));
+    return NB_OK;
+}
+
+/* ---- GGUF ---- */
+
+/* A double that prints as the f32 was meant: 1e-6 and not 9.9999999747e-07. */
+static double shortest(double stored)
+{
+    char text[32];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, stored);
+        if (strtof(text, NULL) == (float)stored)
+            break;
+    }
+    return strtod(text, NULL);
+}
+
+static enum nb_status gguf_float(const struct nbi_store *store, const char *key, double min,
+                                 double max, double *v)
+{
+    double f;
+    NBI_TRY(nbi_kv_float(store, key, &f));
+    if (!(f >= min && f <= max))
+        return nbi_fail(NB_EFORMAT, "metadata '%s' is %g, outside %g to %g", key, f, min, max);
+    *v = shortest(f);
+    return NB_OK;
+}
+
+/* Absent is fine, anything else wrong is not. */
+static enum nb_status optional(enum nb_status rc)
+{
+    return rc == NB_ENOTFOUND ? NB_OK : rc;
+}
+
+static enum nb_status gguf_rope_scaling(struct nbi_config *c, const struct nbi_store *store)
+{
+    char *type = NULL;
+    enum nb_status rc = nbi_kv_string(store, "qwen3.rope.scaling.type", &type);
+    if (rc != NB_OK)
+        return optional(rc);
+    if (strcmp(type, "none") == 0)
+        rc = NB_OK;
+    else if (strcmp(type, "yarn") != 0)
+        rc = nbi_fail(NB_EUNSUPPORTED, "rope scaling '%s' is not supported; 'yarn' is", type);
+    else {
+        c->yarn_original = c->max_position;
+        rc = gguf_float(store, "qwen3.rope.scaling.factor", 1, 1024, &c->yarn_factor);
+        if (rc == NB_OK)
+            rc = optional(nbi_kv_int(store, "qwen3.rope.scaling.original_context_length", 1,
+                                     MAX_POSITION, &c->yarn_original));
+    }
+    free(type);
+    return rc;
+}
+
+static enum nb_status gguf_tokens(struct nbi_config *c, const struct nbi_store *store)
+{
+    int64_t eos = -1;
+    NBI_TRY(optional(nbi_kv_int(store, "tokenizer.ggml.eos_token_id", 0, MAX_VOCAB, &eos)));
+    NBI_TRY(optional(nbi_kv_int(store, "tokenizer.ggml.bos_token_id", 0, MAX_VOCAB, &c->bos)));
+    NBI_TRY(optional(nbi_kv_int(store, "tokenizer.ggml.padding_token_id", 0, MAX_VOCAB, &c->pad)));
+    if (eos >= 0)
+        c->eos[c->eos_count++] = eos;
+    return NB_OK;
+}
+
+enum nb_status nbi_config_from_gguf(struct nbi_config *c, const struct nbi_store *s)
+{
+    char *arch = NULL;
+    set_defaults(c);
+    NBI_TRY(nbi_kv_string(s, "general.architecture", &arch));
+    enum nb_status rc =
+        strcmp(arch, "qwen3") == 0
+            ? NB_OK
+            : nbi_fail(NB_EUNSUPPORTED, "architecture '%s' is not supported; 'qwen3' is", arch);
+    free(arch);
+    NBI_TRY(rc);
+    NBI_TRY(nbi_kv_int(s, "qwen3.embedding_length", 1, MAX_DIM, &c->hidden_size));
+    NBI_TRY(nbi_kv_int(s, "qwen3.feed_forward_length", 1, MAX_DIM, &c->intermediate_size));
+    NBI_TRY(nbi_kv_int(s, "qwen3.block_count", 1, MAX_LAYERS, &c->layers));
+    NBI_TRY(nbi_kv_int(s, "qwen3.attention.head_count", 1, MAX_HEADS, &c->heads));
+    c->kv_heads = c->heads;
+    NBI_TRY(optional(nbi_kv_int(s, "qwen3.attention.head_count_kv", 1, MAX_HEADS, &c->kv_heads)));
+    c->head_dim = c->hidden_size / c->heads;
+    NBI_TRY(optional(nbi_kv_int(s, "qwen3.attention.key_length", 2, MAX_HEAD_DIM, &c->head_dim)));
+    NBI_TRY(nbi_kv_int(s, "qwen3.context_length", 1, MAX_POSITION, &c->max_position));
+    NBI_TRY(gguf_float(s, "qwen3.attention.layer_norm_rms_epsilon", 1e-30, 0.1, &c->rms_eps));
+    NBI_TRY(optional(gguf_float(s, "qwen3.rope.freq_base", 1, 1e12, &c->rope_theta)));
+    NBI_TRY(gguf_rope_scaling(c, s));
+    NBI_TRY(gguf_tokens(c, s));
+    const struct nbi_entry *embed = nbi_store_find(s, "model.embed_tokens.weight");
+    if (!embed || embed->ndim != 2 || embed->shape[0] < 1 || embed->shape[0] > MAX_VOCAB)
+        return nbi_fail(NB_EFORMAT, "'token_embd.weight' is missing or has no vocabulary");
+    c->vocab_size = embed->shape[0];
+    c->tied = nbi_store_find(s, "lm_head.weight") == NULL;
+    return validate(c);
+}
+
+/* ---- shapes alone ---- */
+
+static enum nb_status dim_of(const struct nbi_store *store, const char *name, int ndim, int axis,
+                             int64_t max, int64_t *v)
+{
+    const struct nbi_entry *e = nbi_store_find(store, name);
+    if (!e)
+        return nbi_fail(NB_EFORMAT, "tensor '%s' is missing", name);
+    if (e->ndim != ndim || e->shape[axis] < 1 || e->shape[axis] > max)
+        return nbi_fail(NB_EFORMAT, "tensor '%s' does not have the shape of a Qwen3's", name);
+    *v = e->shape[axis];
+    return NB_OK;
+}
+
+enum nb_status nbi_config_infer(struct nbi_config *c, const struct nbi_store *store)
+{
+    int64_t q, kv;
+    set_defaults(c);
+#define L0 "model.layers.0."
+    NBI_TRY(dim_of(store, "model.embed_tokens.weight", 2, 0, MAX_VOCAB, &c->vocab_size));
+    NBI_TRY(dim_of(store, "model.embed_tokens.weight", 2, 1, MAX_DIM, &c->hidden_size));
+    NBI_TRY(dim_of(store, L0 "self_attn.q_norm.weight", 1, 0, MAX_HEAD_DIM, &c->head_dim));
+    NBI_TRY(dim_of(store, L0 "self_attn.q_proj.weight", 2, 0, MAX_DIM, &q));
+    NBI_TRY(dim_of(store, L0 "self_attn.k_proj.weight", 2, 0, MAX_DIM, &kv));
+    NBI_TRY(dim_of(store, L0 "mlp.up_proj.weight", 2, 0, MAX_DIM, &c->intermediate_size));
+#undef L0
+    c->heads = q / c->head_dim;
+    c->kv_heads = kv / c->head_dim;
+    if (c->heads < 1 || c->kv_heads < 1 || q % c->head_dim || kv % c->head_dim)
+        return nbi_fail(NB_EFORMAT,
+                        "projections of %lld and %lld rows do not divide into heads "
+                        "of %lld",
+                        (long long)q, (long long)kv, (long long)c->head_dim);
+    char name[96];
+    do {
+        snprintf(name, sizeof name, "model.layers.%lld.input_layernorm.weight",
+                 (long long)++c->layers);
+    } while (c->layers < MAX_LAYERS && nbi_store_find(store, name));
+    c->tied = nbi_store_find(store, "lm_head.weight") == NULL;
+    return validate(c);
+}
+
+/* ---- presets ---- */
+
+enum nb_status nbi_config_preset(struct nbi_config *c, const char *name)
+{
+    static const struct {
+        const char *name;
+        int64_t hidden, ffn, layers, heads, kv_heads, head_dim, vocab;
+        bool tied;
+    } presets[] = {
+        {"tiny", 128, 384, 4, 4, 2, 64, 2048, true},
+        {"0.6b", 1024, 3072, 28, 16, 8, 128, 151936, true},
+        {"1.7b", 2048, 6144, 28, 16, 8, 128, 151936, true},
+        {"4b", 2560, 9728, 36, 32, 8, 128, 151936, true},
+        {"8b", 4096, 12288, 36, 32, 8, 128, 151936, false},
+    };
+    set_defaults(c);
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
+        if (strcmp(presets[i].name, name) != 0)
+            continue;
+        c->hidden_size = presets[i].hidden;
+        c->intermediate_size = presets[i].ffn;
+        c->layers = presets[i].layers;
+        c->heads = presets[i].heads;
+        c->kv_heads = presets[i].kv_heads;
+        c->head_dim = presets[i].head_dim;
+        c->vocab_size = presets[i].vocab;
+        c->tied = presets[i].tied;
+        c->max_position = 40960;
+        c->rope_theta = 1e6;
+        return NB_OK;
+    }
+    return nbi_fail(NB_EINVAL, "no preset '%s'; there are tiny, 0.6b, 1.7b, 4b and 8b", name);
+}

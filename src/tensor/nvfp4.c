@@ -1,0 +1,179 @@
+/* nvfp4.c - the codec above the inner loops: tensor scales, tiles, stochastic rounding, ggml's
+ * order of nibbles. */
+#include "tensor/nvfp4.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "tensor/half.h"
+#include "tensor/kernels.h"
+
+#define BLOCK NBI_NVFP4_BLOCK
+#define CHUNK 256 /* blocks that pass through a buffer on the stack: 16 KiB of f32 */
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* y = x / t, with one rounding at most; exact for powers of two, where the product is cheaper. */
+static void divide(float *y, const float *x, int64_t n, float t)
+{
+    float inverse = 1.0f / t;
+    bool power_of_two = (nbi_f32_bits(t) & 0x7FFFFF) == 0 && isnormal(inverse);
+    for (int64_t i = 0; i < n; i++)
+        y[i] = power_of_two ? x[i] * inverse : x[i] / t;
+}
+
+void nbi_nvfp4_quantize(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
+                        enum nb_quant_method method, float tensor_scale)
+{
+    const struct nbi_kernels *k = nbi_kernels();
+    if (tensor_scale == 1.0f) {
+        k->quantize(q, s, x, blocks, 1, blocks, method);
+        return;
+    }
+    float buf[CHUNK * BLOCK];
+    for (int64_t b = 0; b < blocks; b += CHUNK) {
+        int64_t n = smaller(CHUNK, blocks - b);
+        divide(buf, x + b * BLOCK, n * BLOCK, tensor_scale);
+        k->quantize(q + b * BLOCK / 2, s + b, buf, n, 1, n, method);
+    }
+}
+
+void nbi_nvfp4_quantize_tiles(uint8_t *q, uint8_t *s, const float *x, int64_t rows, int64_t cols,
+                              enum nb_quant_method method, float tensor_scale)
+{
+    /* 16 blocks wide: a strip of 16 tiles passes through the buffer. */
+    enum { WIDE = CHUNK / BLOCK };
+    const struct nbi_kernels *k = nbi_kernels();
+    float buf[CHUNK * BLOCK];
+    uint8_t codes[CHUNK * BLOCK / 2], scales[CHUNK];
+    int64_t stride = cols / BLOCK;
+    for (int64_t r0 = 0; r0 < rows; r0 += BLOCK)
+        for (int64_t j = 0; j < stride; j += WIDE) {
+            int tall = (int)smaller(BLOCK, rows - r0);
+            int64_t wide = smaller(WIDE, stride - j);
+            for (int r = 0; r < tall; r++)
+                divide(buf + r * wide * BLOCK, x + ((r0 + r) * stride + j) * BLOCK, wide * BLOCK,
+                       tensor_scale);
+            k->quantize(codes, scales, buf, wide, tall, wide, method);
+            for (int r = 0; r < tall; r++) {
+                int64_t at = (r0 + r) * stride + j;
+                memcpy(q + at * BLOCK / 2, codes + r * wide * BLOCK / 2, (size_t)wide * BLOCK / 2);
+                memcpy(s + at, scales + r * wide, (size_t)wide);
+            }
+        }
+}
+
+/* The smallest E4M3 code whose value is at least v. */
+static uint8_t e4m3_round_up(float v)
+{
+    uint8_t code = nbi_f32_to_e4m3(v);
+    if (nbi_e4m3_to_f32(code) < v && code < 0x7E)
+        code++;
+    return code < 0x01 ? 0x01 : code;
+}
+
+/* One of the two neighbours of a; u is uniform over 0 to 65535. */
+static uint8_t round_stochastic(float a, uint32_t u)
+{
+    uint8_t low = 7;
+    while (low > 0 && nbi_e2m1_to_f32(low) > a)
+        low--;
+    if (low == 7)
+        return 7;
+    float below = nbi_e2m1_to_f32(low), above = nbi_e2m1_to_f32((uint8_t)(low + 1));
+    float share = (a - below) / (above - below);
+    return (uint8_t)(low + (share > ((float)u + 0.5f) * 0x1p-16f));
+}
+
+void nbi_nvfp4_quantize_sr(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
+                           float tensor_scale, uint64_t seed, uint64_t stream, int64_t first_block)
+{
+    for (int64_t b = 0; b < blocks; b++, x += BLOCK, q += BLOCK / 2) {
+        float v[BLOCK], amax = 0;
+        divide(v, x, BLOCK, tensor_scale);
+        for (int i = 0; i < BLOCK; i++)
+            amax = fmaxf(amax, fabsf(v[i]));
+        s[b] = amax == 0 ? 0x38 : e4m3_round_up(amax / 6.0f);
+        float scale = nbi_e4m3_to_f32(s[b]);
+        struct nbi_philox bits[2];
+        for (int h = 0; h < 2; h++)
+            bits[h] = nbi_philox(seed, 2 * (uint64_t)(first_block + b) + (uint64_t)h, stream);
+        for (int i = 0; i < BLOCK; i++) {
+            uint32_t u = bits[i / 8].v[i % 8 / 2] >> 16 * (i & 1) & 0xFFFF;
+            uint8_t code = round_stochastic(fabsf(v[i] / scale), u);
+            code |= signbit(v[i]) ? 8 : 0;
+            q[i / 2] = (uint8_t)(i & 1 ? q[i / 2] | code << 4 : code);
+        }
+    }
+}
+
+void nbi_nvfp4_dequantize_f32(float *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
+                              float tensor_scale)
+{
+    nbi_kernels()->dequantize_f32(y, q, s, blocks, tensor_scale);
+}
+
+static void dequantize_half(uint16_t *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
+                            float tensor_scale, void (*narrow)(uint16_t *, const float *, int64_t))
+{
+    float buf[CHUNK * BLOCK];
+    for (int64_t b = 0; b < blocks; b += CHUNK) {
+        int64_t n = smaller(CHUNK, blocks - b);
+        nbi_kernels()->dequantize_f32(buf, q + b * BLOCK / 2, s + b, n, tensor_scale);
+        narrow(y + b * BLOCK, buf, n * BLOCK);
+    }
+}
+
+void nbi_nvfp4_dequantize_f16(uint16_t *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
+                              float tensor_scale)
+{
+    dequantize_half(y, q, s, blocks, tensor_scale, nbi_kernels()->f32_to_f16);
+}
+
+void nbi_nvfp4_dequantize_bf16(uint16_t *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
+                               float tensor_scale)
+{
+    dequantize_half(y, q, s, blocks, tensor_scale, nbi_kernels()->f32_to_bf16);
+}
+
+float nbi_nvfp4_tensor_scale(float amax)
+{
+    if (!(amax > 0) || !isfinite(amax))
+        return 1.0f;
+    int e;
+    float m = frexpf(amax / (6.0f * NBI_NVFP4_MAX_SCALE), &e); /* m in [0.5, 1) */
+    e -= m == 0.5f;
+    return ldexpf(1.0f, e < -100 ? -100 : e); /* keeps 1 / t and every product normal */
+}
+
+void nbi_nvfp4_to_gguf(uint8_t *out, const uint8_t *q, const uint8_t *s, int64_t superblocks)
+{
+    for (int64_t b = 0; b < superblocks; b++, out += 36, q += 32, s += 4) {
+        memcpy(out, s, 4);
+        for (int sub = 0; sub < 4; sub++) {
+            const uint8_t *in = q + 8 * sub; /* byte k holds values 2k, 2k + 1 */
+            for (int j = 0; j < 8; j++) {
+                int lo = in[j / 2] >> 4 * (j & 1) & 15, hi = in[4 + j / 2] >> 4 * (j & 1) & 15;
+                out[4 + 8 * sub + j] = (uint8_t)(lo | hi << 4);
+            }
+        }
+    }
+}
+
+void nbi_nvfp4_from_gguf(uint8_t *q, uint8_t *s, const uint8_t *in, int64_t superblocks)
+{
+    for (int64_t b = 0; b < superblocks; b++, in += 36, q += 32, s += 4) {
+        memcpy(s, in, 4);
+        for (int sub = 0; sub < 4; sub++) {
+            const uint8_t *src = in + 4 + 8 * sub; /* byte j holds values j, j + 8 */
+            for (int k = 0; k < 4; k++) {
+                q[8 * sub + k] = (uint8_t)((src[2 * k] & 15) | (src[2 * k + 1] & 15) << 4);
+                q[8 * sub + 4 + k] = (uint8_t)(src[2 * k] >> 4 | (src[2 * k + 1] >> 4) << 4);
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+/* nvfp4.h - the NVFP4 codec (docs/NVFP4.md tells it with an example).
+ *
+ * A block is 16 consecutive values of a row. Its codes are 8 bytes, two E2M1 values a byte, the
+ * earlier one in the low nibble; its scale is one E4M3 byte, kept apart from the codes, in the same
+ * order. A tensor has one f32 scale more, 1 in single-level files:
+ *
+ *     value = e2m1 * e4m3 * tensor_scale
+ *
+ * The product of the first two is exact in bf16, f16 and f32; the third factor rounds once, and not
+ * at all if it is a power of two, as every tensor scale that nibble makes.
+ *
+ * A matrix whose columns are a multiple of 16 is one run of blocks, so most functions take a number
+ * of blocks and no shape. All paths (scalar, AVX2, AVX-512) give the same bytes. */
+#pragma once
+
+#include "base/sys.h"
+#include "nibble.h"
+
+#define NBI_NVFP4_BLOCK     16
+#define NBI_NVFP4_MAX_SCALE 448.0f /* largest E4M3 value, code 0x7E */
+
+/* How a block's scale is chosen; `base` is amax / 6, which maps the largest value to the largest
+ * code. Codes stay within 0x01 (2^-9) and 0x7E (448); a block of zeros gets 0x38 (1.0).
+ *
+ *   rtn     base rounded to nearest even
+ *   4over6  that, or 1.5 * base rounded likewise, whichever has the smaller squared error
+ *   sweep   of the nine codes from rtn - 2 to rtn + 6, the one with the smallest squared error
+ *
+ * Squared errors are sums in f32 over the block, first value first; the earlier candidate wins a
+ * tie (sweep: rtn first, then from the lowest code up). */
+
+/* quantise `blocks` blocks of x / tensor_scale.
+ * q: 8 bytes a block, s: 1 byte a block, disjoint from x. Values must be finite. */
+void nbi_nvfp4_quantize(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
+                        enum nb_quant_method method, float tensor_scale);
+
+/* The same with one scale for a tile of 16 x 16 values: rows x cols values, cols a multiple of 16;
+ * the last tiles may have fewer rows. s still holds one byte per 1 x 16 block, equal in a tile. */
+void nbi_nvfp4_quantize_tiles(uint8_t *q, uint8_t *s, const float *x, int64_t rows, int64_t cols,
+                              enum nb_quant_method method, float tensor_scale);
+
+/* Stochastic rounding: unbiased, E[dequantised] = x. The scale is the smallest code that does not
+ * clip (base rounded up), and each value goes to one of its two neighbours with the probability
+ * that keeps its mean. The random bits of block b are those of Philox with key seed, counter
+ * (2 (first_block + b) + {0, 1}, stream), 16 bits a value, low half-word first. */
+void nbi_nvfp4_quantize_sr(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
+                           float tensor_scale, uint64_t seed, uint64_t stream, int64_t first_block);
+
+void nbi_nvfp4_dequantize_f32(float *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
+                              float tensor_scale);
+void nbi_nvfp4_dequantize_f16(uint16_t *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
+                              float tensor_scale);
+void nbi_nvfp4_dequantize_bf16(uint16_t *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
+                               float tensor_scale);
+
+/* The two-level tensor scale for values up to amax: the smallest power of two t with
+ * amax / t <= 6 * 448; 1 for amax 0. A power of two loses nothing against amax / 2688 (E4M3 has
+ * exponent bits to spare) and makes every later product and inversion exact. */
+float nbi_nvfp4_tensor_scale(float amax);
+
+/* Codes with the nibbles of ggml's 64-value block and back: `superblocks` of 4 blocks each, 36
+ * bytes in GGUF form (4 scales, then per block 8 bytes that pair value j with value j + 8). */
+void nbi_nvfp4_to_gguf(uint8_t *out, const uint8_t *q, const uint8_t *s, int64_t superblocks);
+void nbi_nvfp4_from_gguf(uint8_t *q, uint8_t *s, const uint8_t *in, int64_t superblocks);
