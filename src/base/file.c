@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -242,9 +243,12 @@ enum nb_status nbi_cursor_uleb(struct nbi_cursor *c, uint64_t *v)
 
 /* ---- writing ---- */
 
+#define FLUSH_BYTES ((uint64_t)64 << 20)
+
 struct nbi_outfile {
     int fd;
     char *target, *temp;
+    _Atomic uint64_t unflushed; /* bytes written since the disk was last asked to start */
 };
 
 static void outfile_free(struct nbi_outfile *f)
@@ -317,6 +321,11 @@ enum nb_status nbi_outfile_write(struct nbi_outfile *f, uint64_t offset, const v
                                  size_t len)
 {
     const char *p = bytes;
+    if (atomic_fetch_add(&f->unflushed, len) + len >= FLUSH_BYTES) {
+        /* Let the disk work meanwhile, or the sync at the end waits for all of it at once. */
+        atomic_store(&f->unflushed, 0);
+        sync_file_range(f->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+    }
     while (len) {
         ssize_t n = pwrite(f->fd, p, len, (off_t)offset);
         if (n < 0 && errno == EINTR)

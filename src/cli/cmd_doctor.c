@@ -148,7 +148,7 @@ const struct cli_command cli_doctor = {
     .name = "doctor",
     .group = "look inside",
     .positional = "",
-    .summary = "what this machine has, and what is wrong with it",
+    .summary = "see what this machine has, and what is wrong with it",
     .text =
         "Shows CPU, memory, GPUs and libraries, which code path each operation takes here, and\n"
         "one line per problem with its remedy. Runs the codec's self-test. Exit code 1 if\n"

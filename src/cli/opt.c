@@ -325,7 +325,7 @@ void cli_print_markdown(const struct cli_command *c, FILE *out)
 {
     fprintf(out,
             "<!-- Made by `make docs` from the option table of src/cli; do not edit. -->\n"
-            "# nibble %s\n\n%s.\n\n    nibble %s%s%s [options]\n\n%s\n\n"
+            "# nibble %s\n\nTo %s.\n\n    nibble %s%s%s [options]\n\n%s\n\n"
             "| option | value | default | meaning |\n|---|---|---|---|\n",
             c->name, c->summary, c->name, *c->positional ? " " : "", c->positional, c->text);
     markdown_options(c->options, c->option_count, out);

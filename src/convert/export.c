@@ -92,8 +92,9 @@ static void put_widened(struct nbi_gguf_meta *meta, const char *key, enum nbi_dt
 /* The tokenizer from wherever the model has one; none is fine. */
 static enum nb_status read_vocab(struct nbi_vocab *vocab, const struct nbi_model *m)
 {
-    enum nb_status rc =
-        m->dir ? nbi_vocab_read_dir(vocab, m->dir) : nbi_vocab_read_gguf(vocab, m->store);
+    enum nb_status rc = m->dir     ? nbi_vocab_read_dir(vocab, m->dir)
+                        : m->store ? nbi_vocab_read_gguf(vocab, m->store)
+                                   : NB_ENOTFOUND;
     if (rc == NB_OK || rc == NB_ENOTFOUND)
         return rc;
     return nbi_context(rc, "cannot carry the tokenizer over (without its tokenizer.json the model "
@@ -121,6 +122,22 @@ static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi
     return rc;
 }
 
+/* The last part of the source's path without an ending that says what kind of file it is. */
+static void model_name(char *name, size_t size, const char *src)
+{
+    static const char *const endings[] = {".dat", ".gguf", ".safetensors"};
+    size_t n = strlen(src);
+    while (n > 1 && src[n - 1] == '/')
+        n--;
+    size_t start = n;
+    while (start > 0 && src[start - 1] != '/')
+        start--;
+    snprintf(name, size, "%.*s", (int)(n - start), src + start);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+        if (nbi_ends_with(name, endings[i]))
+            name[strlen(name) - strlen(endings[i])] = 0;
+}
+
 static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_convert_opts *opts,
                                 const struct nbi_model *m, const struct nbi_item *items,
                                 int64_t count)
@@ -128,11 +145,11 @@ static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_conv
     NBI_TRY(nbi_gguf_meta_new(out));
     struct nbi_gguf_meta *meta = *out;
     char name[128];
-    snprintf(name, sizeof name, "%.100s", nbi_path_base(opts->src));
+    model_name(name, sizeof name, opts->src);
     uint32_t type = file_type(items, count);
     nbi_gguf_meta_string(meta, "general.architecture", "qwen3");
     nbi_gguf_meta_string(meta, "general.type", "model");
-    nbi_gguf_meta_string(meta, "general.name", name[0] ? name : "qwen3");
+    nbi_gguf_meta_string(meta, "general.name", name);
     nbi_gguf_meta_u32(meta, "general.file_type", type);
     nbi_gguf_meta_u32(meta, "general.quantization_version", 2);
     put_config(meta, &m->config);

@@ -262,7 +262,6 @@ static enum nb_status pair_compressed(struct pairing *p, struct nbi_part *part, 
 /* GGUF keeps codes and block scales together; a tensor scale is "X.scale" beside "X.weight". */
 static enum nb_status pair_gguf(struct pairing *p, struct nbi_part *part, struct nbi_entry *e)
 {
-    e->tensor_scale = 1.0f;
     p->store->layout = NBI_LAYOUT_GGUF;
     if (!nbi_ends_with(part->name, ".weight"))
         return NB_OK;
@@ -364,6 +363,7 @@ static enum nb_status pair_all(struct pairing *p, struct nbi_parts *parts)
     for (int64_t i = 0; i < parts->count; i++) {
         if (is_companion(p, &parts->p[i]))
             continue;
+        store->entries[store->count].tensor_scale = 1.0f;
         NBI_TRY(make_entry(p, &parts->p[i], &store->entries[store->count]));
         store->count++;
     }

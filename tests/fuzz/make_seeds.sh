@@ -1,0 +1,148 @@
+#!/bin/sh
+# Makes the seed corpora of the fuzz targets with a nibble binary; tests/unit/test_hostile_flips.c
+# damages the same files byte by byte. Weights follow from the seed, so that running this again
+# gives the same bytes, but for the version and the checksum in the GGUF headers.
+# usage: tests/fuzz/make_seeds.sh NIBBLE
+set -eu
+[ $# -eq 1 ] || { echo "usage: $0 NIBBLE" >&2; exit 2; }
+nibble=$(realpath "$1")
+corpus=$(cd "$(dirname "$0")" && pwd)/corpus
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+for t in dat safetensors gguf config; do
+    rm -rf "${corpus:?}/$t"
+    mkdir -p "$corpus/$t"
+done
+
+# config DIR HIDDEN FFN HEADS HEAD_DIM VOCAB: one layer, one key/value head.
+config() {
+    mkdir -p "$1"
+    cat > "$1/config.json" <<END
+{
+  "architectures": ["Qwen3ForCausalLM"],
+  "model_type": "qwen3",
+  "hidden_act": "silu",
+  "hidden_size": $2,
+  "intermediate_size": $3,
+  "num_hidden_layers": 1,
+  "num_attention_heads": $4,
+  "num_key_value_heads": 1,
+  "head_dim": $5,
+  "vocab_size": $6,
+  "max_position_embeddings": 128,
+  "rms_norm_eps": 1e-06,
+  "rope_theta": 1000000,
+  "tie_word_embeddings": true,
+  "initializer_range": 0.02,
+  "eos_token_id": 15
+}
+END
+}
+
+quiet() {
+    "$nibble" "$@" --quiet
+}
+
+# Small is what makes a fuzzer fast; the wide one is there because GGUF wants NVFP4 rows of 64.
+cd "$work"
+config small.in 32 32 2 16 16
+config wide.in 64 64 2 32 16
+config words.in 64 64 2 32 48
+quiet synth --config small.in/config.json small --seed 1 --sigma 0.02
+quiet synth --config wide.in/config.json wide --seed 1 --sigma 0.02
+
+# ---- a tokenizer of the Qwen kind: 40 letters and merges, 3 added tokens ----
+
+cat > words.in/tokenizer.json <<'END'
+{
+  "version": "1.0",
+  "added_tokens": [
+    {"id": 40, "content": "<|endoftext|>", "special": true},
+    {"id": 41, "content": "<|im_start|>", "special": true},
+    {"id": 42, "content": "<think>", "special": false}
+  ],
+  "normalizer": {"type": "NFC"},
+  "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+    {"type": "Split", "behavior": "Isolated", "invert": false, "pattern": {"Regex":
+      "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"}},
+    {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false}]},
+  "decoder": {"type": "ByteLevel"},
+  "model": {"type": "BPE", "vocab": {
+    "a": 0, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5, "g": 6, "h": 7, "i": 8, "j": 9, "k": 10,
+    "l": 11, "m": 12, "n": 13, "o": 14, "p": 15, "q": 16, "r": 17, "s": 18, "t": 19, "u": 20,
+    "v": 21, "w": 22, "x": 23, "y": 24, "z": 25, "0": 26, "1": 27, "\u0120": 28, "\u010a": 29,
+    "th": 30, "the": 31, "\u0120t": 32, "in": 33, "er": 34, "an": 35, "on": 36, "re": 37,
+    "ing": 38, "and": 39},
+    "merges": [["t", "h"], ["th", "e"], ["\u0120", "t"], ["i", "n"], ["e", "r"], ["a", "n"],
+      ["o", "n"], ["r", "e"], ["in", "g"], "an d"]}
+}
+END
+cat > words.in/tokenizer_config.json <<'END'
+{"add_bos_token": false, "eos_token": "<|endoftext|>", "pad_token": {"content": "<|endoftext|>"},
+ "chat_template": "{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}"}
+END
+quiet synth --config words.in/config.json words --seed 1 --sigma 0.02
+
+# ---- weights ----
+
+quiet convert small "$corpus/dat/bf16.dat"
+quiet convert small "$corpus/dat/f32.dat" --dtype f32
+quiet quantize small "$corpus/dat/nvfp4.dat"
+quiet quantize small "$corpus/dat/nvfp4_two_level.dat" --two-level
+
+quiet convert small "$corpus/safetensors/bf16.safetensors"
+quiet quantize small "$corpus/safetensors/modelopt.safetensors" --two-level
+quiet quantize small "$corpus/safetensors/compressed.safetensors" --two-level \
+    --layout compressed-tensors
+
+quiet convert small "$corpus/gguf/bf16.gguf"
+quiet quantize wide "$corpus/gguf/nvfp4.gguf" --skip lm_head
+quiet quantize wide "$corpus/gguf/nvfp4_two_level.gguf" --two-level
+quiet quantize words "$corpus/gguf/tokenizer.gguf" --two-level
+
+# ---- by hand: inputs that were once mistakes somewhere ----
+
+bytes() {
+    printf '%b' "$2" > "$corpus/$1"
+}
+
+bytes dat/empty.dat '\0000'
+bytes dat/overlong.dat '\0201\0000\0001a\0000\0000\0001'
+bytes dat/wide_number.dat '\0377\0377\0377\0377\0377\0377\0377\0377\0377\0177'
+bytes dat/huge_dims.dat '\0001\0001a\0006\0002\0377\0377\0377\0377\0377\0377\0377\0377\0177\0002'
+bytes dat/scalar.dat '\0001\0001a\0006\0000\0000\0000\0200\0077'
+bytes safetensors/empty.safetensors '\0002\0000\0000\0000\0000\0000\0000\0000{}'
+bytes safetensors/huge_header.safetensors '\0377\0377\0377\0377\0377\0377\0377\0377{}'
+bytes safetensors/scalar.safetensors \
+    '\0075\0000\0000\0000\0000\0000\0000\0000{"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}        \0000\0000\0200\0077'
+bytes gguf/empty.gguf 'GGUF\0003\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000'
+bytes gguf/huge_counts.gguf 'GGUF\0003\0000\0000\0000\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377'
+
+# ---- config.json ----
+
+cp small.in/config.json "$corpus/config/plain.json"
+cp "$work/small/config.json" "$corpus/config/ours.json"
+cat > "$corpus/config/rope_parameters.json" <<'END'
+{"model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+ "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+ "rope_parameters": {"rope_theta": 5000000, "rope_type": "default"}, "dtype": "bfloat16",
+ "layer_types": ["full_attention", "full_attention"], "sliding_window": null,
+ "use_sliding_window": false, "attention_bias": false, "tie_word_embeddings": true}
+END
+cat > "$corpus/config/yarn.json" <<'END'
+{"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+ "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+ "max_position_embeddings": 131072, "rope_theta": 1e6, "bos_token_id": 151643,
+ "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
+END
+cat > "$corpus/config/eos_list.json" <<'END'
+{"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+ "num_attention_heads": 2, "vocab_size": 48, "eos_token_id": [45, 43], "pad_token_id": 43,
+ "bos_token_id": null, "hidden_act": "silu", "rope_scaling": null}
+END
+printf '[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[' > "$corpus/config/deep.json"
+
+for f in "$corpus"/dat/[bfn]*.dat "$corpus"/safetensors/[bcm]*.safetensors "$corpus"/gguf/[bnt]*.gguf; do
+    quiet inspect "$f" --verify > /dev/null
+done
+echo "$(find "$corpus" -type f | wc -l) seeds, $(du -sb "$corpus" | cut -f1) bytes in $corpus"

@@ -1,0 +1,271 @@
+"""What nibble writes, read by others: plain weights, GGUF metadata, tokenizers."""
+
+import os
+import shutil
+
+import gguf
+import numpy as np
+import safetensors
+from safetensors.numpy import load_file
+
+import ref
+from harness import (equal, expect, read_json, same_bytes, same_f32, same_keys, write_json)
+
+U32, F32, STRING, BOOL, ARRAY = (gguf.GGUFValueType[n] for n in
+                                 ("UINT32", "FLOAT32", "STRING", "BOOL", "ARRAY"))
+GGUF_TYPES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16",
+              np.dtype(ref.BF16): "BF16"}
+
+
+def synth(box, name, *args, **changes):
+    """A model directory made by nibble from a config."""
+    write_json(ref.config(**changes), box.path("config.json"))
+    box.run("synth", "--config", box.path("config.json"), box.path(name), *args)
+    return box.path(name)
+
+
+def gguf_name(name, layers=64):
+    """What llama.cpp calls a tensor of Hugging Face."""
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, layers)
+    return table.get_name(name.removesuffix(".weight")) + ".weight"
+
+
+def field(reader, key, kind):
+    """A metadata value that must have a certain type."""
+    expect(key in reader.fields, f"metadata '{key}' is missing")
+    equal(f"type of '{key}'", reader.fields[key].types[0], kind)
+    return reader.fields[key].contents()
+
+
+# ---- safetensors ----
+
+
+def safetensors_directory(box, tied, dtype):
+    model = synth(box, "m", "--dtype", dtype, tie_word_embeddings=tied)
+    path = os.path.join(model, "model.safetensors")
+    ours, theirs = ref.read_st(path), load_file(path)
+    want = ref.shapes(ref.config(tie_word_embeddings=tied))
+    same_keys("tensors", theirs, want)
+    for name, shape in want.items():
+        equal(f"shape of {name}", theirs[name].shape, shape)
+        equal(f"type of {name}", theirs[name].dtype.name,
+              {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}[dtype])
+        same_bytes(name, theirs[name], ours[name])
+    with safetensors.safe_open(path, "np") as f:
+        equal("metadata", f.metadata()["format"], "pt")
+    equal("header padding", ref.st_header(path)[1] % 8, 0)
+
+
+def safetensors_shards(box):
+    model = synth(box, "m", vocab_size=8192)
+    box.run("convert", model, box.path("s"), "--shard-mb", "1")
+    index, whole = read_json(box.path("s"), "model.safetensors.index.json"), ref.read_model(model)
+    same_keys("index", index["weight_map"], whole)
+    files = sorted(set(index["weight_map"].values()))
+    expect(len(files) > 1, f"only {files}")
+    equal("shard names", files, [f"model-{i + 1:05}-of-{len(files):05}.safetensors"
+                                 for i in range(len(files))])
+    equal("total size", index["metadata"]["total_size"], sum(t.nbytes for t in whole.values()))
+    for file in files:
+        path = box.path(os.path.join("s", file))
+        tensors = load_file(path)
+        equal(file, set(tensors), {k for k, v in index["weight_map"].items() if v == file})
+        expect(len(tensors) == 1 or sum(t.nbytes for t in tensors.values()) <= 1e6,
+               f"{file} is larger than a shard may be")
+        for name, tensor in tensors.items():
+            same_bytes(name, tensor, whole[name])
+    same_keys("files", os.listdir(box.path("s")),
+              [*files, "config.json", "model.safetensors.index.json"])
+
+
+# ---- GGUF ----
+
+
+def check_layout(reader):
+    """What llama.cpp demands of the tensor table: aligned offsets without gaps, in order."""
+    at = reader.data_offset
+    for t in reader.tensors:
+        expect(len(t.name) < 64, f"'{t.name}' is too long a name")
+        equal(f"offset of {t.name}", t.data_offset, at)
+        at += -(-t.n_bytes // reader.alignment) * reader.alignment
+
+
+def check_keys(reader, c):
+    """Every key that llama.cpp needs to load a Qwen3, with its type."""
+    arch, keys = "qwen3", gguf.Keys
+    equal("architecture", field(reader, keys.General.ARCHITECTURE, STRING), arch)
+    for key, kind, want in [
+            (keys.LLM.CONTEXT_LENGTH, U32, c["max_position_embeddings"]),
+            (keys.LLM.EMBEDDING_LENGTH, U32, c["hidden_size"]),
+            (keys.LLM.BLOCK_COUNT, U32, c["num_hidden_layers"]),
+            (keys.LLM.FEED_FORWARD_LENGTH, U32, c["intermediate_size"]),
+            (keys.Attention.HEAD_COUNT, U32, c["num_attention_heads"]),
+            (keys.Attention.HEAD_COUNT_KV, U32, c["num_key_value_heads"]),
+            (keys.Attention.KEY_LENGTH, U32, c["head_dim"]),
+            (keys.Attention.VALUE_LENGTH, U32, c["head_dim"]),
+            (keys.Attention.LAYERNORM_RMS_EPS, F32, np.float32(c["rms_norm_eps"])),
+            (keys.Rope.FREQ_BASE, F32, np.float32(c["rope_theta"]))]:
+        equal(key, field(reader, key.format(arch=arch), kind), want)
+    equal("quantization_version", field(reader, keys.General.QUANTIZATION_VERSION, U32),
+          gguf.GGML_QUANT_VERSION)
+
+
+def gguf_plain(box, tied, dtype):
+    c = ref.config(tie_word_embeddings=tied)
+    model = synth(box, "m", "--dtype", dtype, tie_word_embeddings=tied)
+    box.run("convert", model, box.path("m.gguf"))
+    reader, source = gguf.GGUFReader(box.path("m.gguf")), ref.read_model(model)
+    check_layout(reader)
+    check_keys(reader, c)
+    kind = {"bf16": "MOSTLY_BF16", "f16": "MOSTLY_F16", "f32": "ALL_F32"}[dtype]
+    equal("file_type", field(reader, gguf.Keys.General.FILE_TYPE, U32), gguf.LlamaFileType[kind])
+    tensors = {t.name: t for t in reader.tensors}
+    same_keys("tensors", tensors, map(gguf_name, source))
+    for name, want in source.items():
+        t = tensors[gguf_name(name)]
+        equal(f"shape of {t.name}", t.shape.tolist(), list(want.shape[::-1]))
+        if want.ndim == 1:
+            equal(f"type of {t.name}", t.tensor_type.name, "F32")
+            same_f32(t.name, np.asarray(t.data), want.astype(np.float32))
+        else:
+            equal(f"type of {t.name}", t.tensor_type.name, GGUF_TYPES[want.dtype])
+            equal(f"bytes of {t.name} are kept", t.data.tobytes() == want.tobytes(), True)
+
+
+def tokenizer_model(box):
+    """A thin model with the official tokenizer, made by nibble from a config directory."""
+    source = box.path("source")
+    official = box.shared_path("data/configs/Qwen3-0.6B")
+    os.makedirs(source)
+    c = read_json(official, "config.json") | {
+        "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    write_json(c, source, "config.json")
+    shutil.copy(box.shared_path("data/tokenizer/tokenizer.json"), source)
+    shutil.copy(os.path.join(official, "tokenizer_config.json"), source)
+    box.run("synth", "--config", os.path.join(source, "config.json"), box.path("m"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        equal(f"{name} went along", read_json(box.path("m"), name), read_json(source, name))
+    box.run("convert", box.path("m"), box.path("m.gguf"))
+    return c, read_json(source, "tokenizer.json"), read_json(source, "tokenizer_config.json")
+
+
+def expected_tokens(c, tokenizer):
+    """Text and llama.cpp's type of every id: normal, control, user-defined or unused."""
+    size = c["vocab_size"]
+    texts, types = [f"[PAD{i}]" for i in range(size)], [int(gguf.TokenType.UNUSED)] * size
+    for text, i in tokenizer["model"]["vocab"].items():
+        texts[i], types[i] = text, int(gguf.TokenType.NORMAL)
+    for t in tokenizer["added_tokens"]:
+        kind = gguf.TokenType.CONTROL if t["special"] else gguf.TokenType.USER_DEFINED
+        texts[t["id"]], types[t["id"]] = t["content"], int(kind)
+    return texts, types
+
+
+def merge_pairs(tokenizer):
+    return [m.split(" ") if isinstance(m, str) else m for m in tokenizer["model"]["merges"]]
+
+
+def gguf_tokenizer(box):
+    c, tokenizer, settings = tokenizer_model(box)
+    reader, keys = gguf.GGUFReader(box.path("m.gguf")), gguf.Keys.Tokenizer
+    check_layout(reader)
+    check_keys(reader, c)
+    texts, types = expected_tokens(c, tokenizer)
+    added = {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
+    for key, kind, want in [
+            (keys.MODEL, STRING, "gpt2"), (keys.PRE, STRING, "qwen2"),
+            (keys.LIST, ARRAY, texts), (keys.TOKEN_TYPE, ARRAY, types),
+            (keys.MERGES, ARRAY, [" ".join(m) for m in merge_pairs(tokenizer)]),
+            (keys.EOS_ID, U32, added[settings["eos_token"]]),
+            (keys.PAD_ID, U32, added[settings["pad_token"]]),
+            (keys.BOS_ID, U32, c["bos_token_id"]),
+            (keys.ADD_BOS, BOOL, False),
+            (keys.CHAT_TEMPLATE, STRING, settings["chat_template"])]:
+        got = field(reader, key, kind)
+        expect(got == want, f"'{key}' differs: {str(got)[:80]}, expected {str(want)[:80]}")
+    equal("type of merges", reader.fields[keys.MERGES].types[1], STRING)
+    equal("type of token types", reader.fields[keys.TOKEN_TYPE].types[1],
+          gguf.GGUFValueType.INT32)
+
+
+def tokenizer_from_gguf(box):
+    c, want, settings = tokenizer_model(box)
+    box.run("convert", box.path("m.gguf"), box.path("back"))
+    got = read_json(box.path("back"), "tokenizer.json")
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        equal(part, got[part], want[part])
+    expect(got["model"]["vocab"] == want["model"]["vocab"], "model.vocab differs")
+    expect(merge_pairs(got) == merge_pairs(want), "model.merges differs")
+    same_keys("model", got["model"], want["model"])
+    for key in set(want["model"]) - {"vocab", "merges"}:
+        equal(f"model.{key}", got["model"][key], want["model"][key])
+    by_id = [sorted(t["added_tokens"], key=lambda a: a["id"]) for t in (got, want)]
+    equal("added tokens", by_id[0], by_id[1])
+    back = read_json(box.path("back"), "tokenizer_config.json")
+    for key in ("chat_template", "eos_token", "pad_token", "add_bos_token",
+                "added_tokens_decoder"):
+        equal(f"tokenizer_config.json: {key}", back[key], settings[key])
+    made = read_json(box.path("back"), "config.json")
+    for key in ("hidden_size", "head_dim", "vocab_size", "rope_theta", "rms_norm_eps",
+                "tie_word_embeddings", "eos_token_id", "bos_token_id", "max_position_embeddings"):
+        equal(f"config.json: {key}", made[key], c[key])
+
+
+# ---- circles ----
+
+
+def lossless_circle(box, name):
+    model = box.shared_path(f"reference/hf/{name}")
+    box.run("convert", model, box.path("a.dat"))
+    box.run("convert", box.path("a.dat"), box.path("b.gguf"), "--model-dir", model)
+    box.run("convert", box.path("b.gguf"), box.path("c.safetensors"))
+    box.run("inspect", box.path("b.gguf"), "--verify")
+    source = ref.read_model(model)
+    for back in (ref.read_dat(box.path("a.dat")), ref.read_st(box.path("c.safetensors"))):
+        same_keys("tensors", back, source)
+        for key, tensor in source.items():
+            same_bytes(key, back[key], tensor)
+
+
+def config_of_transformers_5(box, scaling):
+    rope = {"rope_theta": 5000000.0, "rope_type": "default"} | scaling
+    c = ref.config(rope_parameters=rope, dtype="bfloat16", layer_types=["full_attention"] * 2)
+    for old in ("rope_theta", "rope_scaling", "torch_dtype"):
+        del c[old]
+    ref.write_model(box.path("m"), c, ref.weights(c, ref.BF16))
+    box.run("convert", box.path("m"), box.path("m.gguf"))
+    reader = gguf.GGUFReader(box.path("m.gguf"))
+    check_keys(reader, c | {"rope_theta": 5000000})
+    equal("scaled", "qwen3.rope.scaling.type" in reader.fields, bool(scaling))
+    if scaling:
+        equal("type", field(reader, "qwen3.rope.scaling.type", STRING), "yarn")
+        equal("factor", field(reader, "qwen3.rope.scaling.factor", F32), scaling["factor"])
+        equal("original", field(reader, "qwen3.rope.scaling.original_context_length", U32),
+              scaling["original_max_position_embeddings"])
+    box.run("convert", box.path("m.gguf"), box.path("old"))
+    old = read_json(box.path("old"), "config.json")
+    equal("rope_theta from GGUF", old["rope_theta"], 5000000)
+    equal("yarn from GGUF", (old["rope_scaling"] or {}).get("factor"), scaling.get("factor"))
+    box.run("convert", box.path("m"), box.path("new"), "--dtype", "f16")
+    equal("config.json of the copy", read_json(box.path("new"), "config.json"),
+          c | {"dtype": "float16"})
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+CHECKS = [
+    *[(f"safetensors: {dtype}, {'tied' if tied else 'untied'}, as the package reads it",
+       safetensors_directory, tied, dtype)
+      for tied, dtype in [(True, "bf16"), (False, "bf16"), (True, "f16"), (False, "f32")]],
+    ("safetensors: shards and their index", safetensors_shards),
+    *[(f"gguf: {dtype}, {'tied' if tied else 'untied'}: keys, names, values",
+       gguf_plain, tied, dtype)
+      for tied, dtype in [(True, "bf16"), (False, "bf16"), (True, "f16"), (False, "f32")]],
+    ("gguf: tokens, types, merges, special ids, template", gguf_tokenizer),
+    ("gguf: tokenizer and config back to a directory", tokenizer_from_gguf),
+    *[(f"circle: {name} -> .dat -> .gguf -> .safetensors", lossless_circle, name)
+      for name in ("tiny-tied", "tiny-untied")],
+    ("config.json: the form of transformers 5", config_of_transformers_5, {}),
+    ("config.json: the form of transformers 5 with yarn", config_of_transformers_5, YARN),
+]

@@ -1,0 +1,60 @@
+/* support.h - what unit tests share: a temporary directory that goes away, files in it. */
+#pragma once
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/dirs.h"
+#include "base/file.h"
+#include "nibble.h"
+
+#define assert_ok(expr)                                                                            \
+    do {                                                                                           \
+        enum nb_status assert_ok_rc = (expr);                                                      \
+        if (assert_ok_rc != NB_OK)                                                                 \
+            fail_msg("%s: %s", #expr, nb_last_error());                                            \
+    } while (0)
+
+/* Fails with that status and a message that holds the words. */
+#define assert_fails(expr, status, words)                                                          \
+    do {                                                                                           \
+        enum nb_status assert_fails_rc = (expr);                                                   \
+        if (assert_fails_rc != (status))                                                           \
+            fail_msg("%s: status %d, %d expected", #expr, (int)assert_fails_rc, (int)(status));    \
+        if (!strstr(nb_last_error(), words))                                                       \
+            fail_msg("%s: '%s' lacks '%s'", #expr, nb_last_error(), words);                        \
+    } while (0)
+
+static char test_dir[256];
+
+static inline int make_test_dir(void **state)
+{
+    const char *base = getenv("TMPDIR");
+    (void)state;
+    snprintf(test_dir, sizeof test_dir, "%s/nibble-test-XXXXXX", base ? base : "/tmp");
+    return mkdtemp(test_dir) ? 0 : -1;
+}
+
+static inline int remove_test_dir(void **state)
+{
+    (void)state;
+    nbi_remove_tree(test_dir);
+    return 0;
+}
+
+/* A path in the test's directory; four results live at a time. */
+static inline const char *test_path(const char *name)
+{
+    static char paths[4][512];
+    static int next;
+    char *p = paths[next++ & 3];
+    snprintf(p, sizeof paths[0], "%s/%s", test_dir, name);
+    return p;
+}

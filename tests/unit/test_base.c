@@ -1,0 +1,319 @@
+/* test_base.c - status, arena, text, JSON, checksum, random numbers, progress. */
+#include <math.h>
+
+#include "base/arena.h"
+#include "base/crc.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/parallel.h"
+#include "base/progress.h"
+#include "base/rng.h"
+#include "base/str.h"
+#include "base/sys.h"
+#include "unit/support.h"
+
+static void test_status__context_goes_in_front(void **state)
+{
+    (void)state;
+    enum nb_status rc = nbi_fail(NB_EFORMAT, "header claims %d bytes", 7);
+    assert_int_equal(nbi_context(rc, "reading '%s'", "x.dat"), NB_EFORMAT);
+    assert_string_equal(nb_last_error(), "reading 'x.dat': header claims 7 bytes");
+    assert_int_equal(nbi_context(NB_OK, "not used"), NB_OK);
+    assert_string_equal(nb_last_error(), "reading 'x.dat': header claims 7 bytes");
+}
+
+static void test_status__messages_are_one_printable_line(void **state)
+{
+    (void)state;
+    nbi_fail(NB_EFORMAT, "name 'a\nb\x1b[31mc\x7f'");
+    assert_string_equal(nb_last_error(), "name 'a?b?[31mc?'");
+    char huge[4096];
+    memset(huge, 'x', sizeof huge - 1);
+    huge[sizeof huge - 1] = 0;
+    nbi_fail(NB_EIO, "%s", huge);
+    nbi_context(NB_EIO, "%s", huge);
+    assert_true(strlen(nb_last_error()) < 1024);
+}
+
+static void test_status__every_code_has_words(void **state)
+{
+    (void)state;
+    for (int s = NB_OK; s <= NB_EINTERRUPTED; s++)
+        assert_string_not_equal(nb_status_text((enum nb_status)s), "unknown status");
+}
+
+static void test_arena__blocks_are_zeroed_aligned_and_booked(void **state)
+{
+    (void)state;
+    struct nbi_arena a = {0};
+    size_t sum = 0;
+    for (size_t n = 0; n < 200; n++) {
+        unsigned char *p;
+        assert_ok(nbi_arena_alloc(&a, n & 1 ? "odd" : "even", n * 37, (void **)&p));
+        assert_int_equal((uintptr_t)p % 16, 0);
+        for (size_t i = 0; i < n * 37; i++)
+            assert_int_equal(p[i], 0);
+        memset(p, 0xFF, n * 37);
+        sum += n * 37;
+    }
+    assert_int_equal(a.bytes, sum);
+    assert_int_equal(a.names, 2);
+    assert_string_equal(a.use[0].name, "even");
+    assert_int_equal(a.use[0].bytes + a.use[1].bytes, sum);
+    assert_int_equal(a.use[1].blocks, 100);
+    nbi_arena_release(&a);
+    assert_null(a.chunks);
+}
+
+static void test_arena__products_and_sizes_cannot_wrap(void **state)
+{
+    (void)state;
+    struct nbi_arena a = {0};
+    void *p;
+    assert_fails(nbi_arena_array(&a, "x", SIZE_MAX / 2, 4, &p), NB_ENOMEM, "out of memory");
+    assert_fails(nbi_arena_alloc(&a, "x", SIZE_MAX - 3, &p), NB_ENOMEM, "out of memory");
+    assert_null(p);
+    nbi_arena_release(&a);
+}
+
+static void test_str__failure_sticks_and_growth_keeps_text(void **state)
+{
+    (void)state;
+    struct nbi_str s = {0};
+    assert_string_equal(nbi_str_text(&s), "");
+    for (int i = 0; i < 1000; i++)
+        nbi_str_printf(&s, "%d,", i);
+    assert_int_equal(s.len, 3890);
+    assert_string_equal(nbi_str_text(&s) + 3886, "999,");
+    assert_ok(nbi_str_status(&s));
+    nbi_str_append(&s, "", NBI_STR_MAX);
+    nbi_str_puts(&s, "more");
+    assert_int_equal(s.len, 3890);
+    assert_int_equal(nbi_str_status(&s), NB_ENOMEM);
+    nbi_str_release(&s);
+}
+
+static void test_str__wildcards(void **state)
+{
+    (void)state;
+    assert_true(nbi_wildcard_match("lm_head*", "lm_head.weight"));
+    assert_true(nbi_wildcard_match("*.layers.0.*", "model.layers.0.mlp.up_proj.weight"));
+    assert_false(nbi_wildcard_match("*.layers.0.*", "model.layers.10.mlp.up_proj.weight"));
+    assert_true(nbi_wildcard_match("?_proj", "q_proj"));
+    assert_false(nbi_wildcard_match("?_proj", "_proj"));
+    assert_true(nbi_wildcard_match("*", ""));
+    assert_false(nbi_wildcard_match("", "x"));
+    assert_true(nbi_wildcard_match("a*b*c", "a-b-b-c"));
+    char text[2001], pattern[41];
+    memset(text, 'a', 2000);
+    text[2000] = 0;
+    for (int i = 0; i < 20; i++)
+        memcpy(pattern + 2 * i, "a*", 2);
+    memcpy(pattern + 39, "b", 2); /* the classic that is exponential if done badly */
+    assert_false(nbi_wildcard_match(pattern, text));
+}
+
+static void test_str__utf8(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"", "abc", "\xC3\xA4", "\xE4\xBD\xA0", "\xF0\x9F\x99\x82",
+                                       "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF"};
+    static const char *const bad[] = {"\x80",         "\xC0\x80",         "\xC3",
+                                      "\xE0\x9F\xBF", "\xED\xA0\x80",     "\xF0\x8F\xBF\xBF",
+                                      "\xF4\x90\x80\x80", "\xFF", "\xE4\xBD"};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        assert_true(nbi_utf8_valid(good[i], strlen(good[i])));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_false(nbi_utf8_valid(bad[i], strlen(bad[i])));
+}
+
+static void test_json__strictness(void **state)
+{
+    (void)state;
+    json_t *j;
+    assert_fails(nbi_json_parse(&j, "{\"a\":1,\"a\":2}", 13), NB_EFORMAT, "duplicate");
+    assert_fails(nbi_json_parse(&j, "{} x", 4), NB_EFORMAT, "invalid JSON");
+    assert_fails(nbi_json_parse(&j, "{\"a\":\"\\u0000\"}", 14), NB_EFORMAT, "invalid JSON");
+    char deep[512];
+    memset(deep, '[', 200);
+    memset(deep + 200, ']', 200);
+    assert_fails(nbi_json_parse(&j, deep, 400), NB_EFORMAT, "nested deeper");
+    assert_null(j);
+    const char *brackets = "{\"a\":\"[[[[[[[[\\\"[[[\"}"; /* brackets in strings do not count */
+    assert_ok(nbi_json_parse(&j, brackets, strlen(brackets)));
+    json_decref(j);
+}
+
+static void test_json__getters_check_type_and_range(void **state)
+{
+    (void)state;
+    const char *text = "{\"i\":5,\"f\":0.5,\"s\":\"x\",\"b\":true,\"n\":null}";
+    json_t *j;
+    int64_t i = -1;
+    double f = 0;
+    bool b = false;
+    const char *s = NULL;
+    assert_ok(nbi_json_parse(&j, text, strlen(text)));
+    assert_ok(nbi_json_int(j, "i", true, 0, 5, &i));
+    assert_int_equal(i, 5);
+    assert_fails(nbi_json_int(j, "i", true, 0, 4, &i), NB_EFORMAT, "outside 0 to 4");
+    assert_fails(nbi_json_int(j, "f", true, 0, 4, &i), NB_EFORMAT, "whole number");
+    assert_fails(nbi_json_int(j, "zz", true, 0, 4, &i), NB_EFORMAT, "'zz' is missing");
+    assert_ok(nbi_json_int(j, "n", false, 0, 4, &i));
+    assert_int_equal(i, 5);
+    assert_ok(nbi_json_number(j, "f", true, 0, 1, &f));
+    assert_true(f == 0.5);
+    assert_fails(nbi_json_number(j, "s", true, 0, 1, &f), NB_EFORMAT, "must be a number");
+    assert_ok(nbi_json_bool(j, "b", true, &b));
+    assert_true(b);
+    assert_fails(nbi_json_bool(j, "i", true, &b), NB_EFORMAT, "true or false");
+    assert_ok(nbi_json_string(j, "s", true, &s));
+    assert_string_equal(s, "x");
+    json_decref(j);
+}
+
+static void test_crc__known_values(void **state)
+{
+    (void)state;
+    /* RFC 3720, appendix B.4. */
+    uint8_t zeros[32] = {0}, ones[32], up[32];
+    memset(ones, 0xFF, sizeof ones);
+    for (int i = 0; i < 32; i++)
+        up[i] = (uint8_t)i;
+    assert_int_equal(nbi_crc32c(0, zeros, 32), 0x8A9136AAu);
+    assert_int_equal(nbi_crc32c(0, ones, 32), 0x62A8AB43u);
+    assert_int_equal(nbi_crc32c(0, up, 32), 0x46DD794Eu);
+    assert_int_equal(nbi_crc32c(nbi_crc32c(0, up, 5), up + 5, 27), 0x46DD794Eu);
+}
+
+static void test_rng__philox_known_answers(void **state)
+{
+    (void)state;
+    /* The known-answer vectors of the authors' Random123 for philox4x32-10. */
+    struct nbi_philox a = nbi_philox(0, 0, 0);
+    struct nbi_philox b = nbi_philox(UINT64_MAX, UINT64_MAX, UINT64_MAX);
+    struct nbi_philox c =
+        nbi_philox(0x299f31d0a4093822ull, 0x85a308d3243f6a88ull, 0x0370734413198a2eull);
+    static const uint32_t ka[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
+    static const uint32_t kb[4] = {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd};
+    static const uint32_t kc[4] = {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1};
+    assert_memory_equal(a.v, ka, sizeof ka);
+    assert_memory_equal(b.v, kb, sizeof kb);
+    assert_memory_equal(c.v, kc, sizeof kc);
+}
+
+static void test_rng__normal_has_its_moments(void **state)
+{
+    (void)state;
+    double sum = 0, square = 0, fourth = 0;
+    enum { N = 400000 };
+    for (uint64_t i = 0; i < N / 4; i++) {
+        float v[4];
+        nbi_philox_normal4(v, 3, i, 1);
+        for (int k = 0; k < 4; k++) {
+            assert_true(isfinite(v[k]));
+            sum += (double)v[k];
+            square += (double)v[k] * (double)v[k];
+            fourth += pow((double)v[k], 4);
+        }
+    }
+    assert_true(fabs(sum / N) < 5 / sqrt(N));
+    assert_true(fabs(square / N - 1) < 5 * sqrt(2.0 / N));
+    assert_true(fabs(fourth / N - 3) < 5 * sqrt(96.0 / N));
+}
+
+static void test_progress__line_has_share_rate_and_time_left(void **state)
+{
+    (void)state;
+    struct nbi_progress p = {.label = "load", .unit = NBI_UNIT_BYTES, .start = 100};
+    char line[256];
+    nbi_progress_format(line, sizeof line, &p, 110, 1u << 30, 4u << 28);
+    assert_string_equal(line, "load: 100%, 1.00 GiB, 102.40 MiB/s, 0s left");
+    nbi_progress_format(line, sizeof line, &p, 110, 1u << 28, 1u << 30);
+    assert_string_equal(line, "load: 25%, 256.00 MiB, 25.60 MiB/s, 30s left");
+    p.terminal = true;
+    p.unit = NBI_UNIT_ITEMS;
+    nbi_progress_format(line, sizeof line, &p, 200, 50, 200);
+    assert_string_equal(line, "load [######..................]  25%  50/200  0.5/s  5:00 left");
+    nbi_progress_format(line, sizeof line, &p, 100, 0, 0); /* nothing known: no division by zero */
+    assert_non_null(strstr(line, "100%"));
+}
+
+static enum nb_status fill(void *ctx, int thread, int64_t first, int64_t count)
+{
+    (void)thread;
+    for (int64_t i = 0; i < count; i++)
+        ((int *)ctx)[first + i]++;
+    return NB_OK;
+}
+
+static enum nb_status fail_at_700(void *ctx, int thread, int64_t first, int64_t count)
+{
+    (void)ctx, (void)thread;
+    return first <= 700 && 700 < first + count ? nbi_fail(NB_EVALUE, "element 700 is bad") : NB_OK;
+}
+
+static void test_parallel__covers_once_and_carries_the_message(void **state)
+{
+    (void)state;
+    int hits[1000] = {0};
+    for (int threads = 1; threads <= 4; threads++)
+        assert_ok(nbi_for_chunks(1000, 64, threads, fill, hits));
+    for (int i = 0; i < 1000; i++)
+        assert_int_equal(hits[i], 4);
+    assert_ok(nbi_for_chunks(0, 64, 4, fill, hits));
+    assert_fails(nbi_for_chunks(1000, 64, 4, fail_at_700, NULL), NB_EVALUE, "element 700 is bad");
+}
+
+static char logged[128];
+
+static void keep_log(void *ctx, enum nb_log_level level, const char *line)
+{
+    (void)ctx;
+    snprintf(logged, sizeof logged, "%d %s", (int)level, line);
+}
+
+static void test_log__goes_to_the_sink(void **state)
+{
+    (void)state;
+    nbi_log(NB_LOG_INFO, "dropped");
+    nb_log_set_sink(keep_log, NULL);
+    nbi_log(NB_LOG_WARN, "odd\nthing %d", 3);
+    nb_log_set_sink(NULL, NULL);
+    assert_string_equal(logged, "1 odd?thing 3");
+}
+
+static void test_sys__facts_are_plausible(void **state)
+{
+    (void)state;
+    struct nbi_sys_info info;
+    nbi_sys_info(&info);
+    assert_in_range(info.cpus_usable, 1, 4096);
+    assert_true(info.cpus_usable <= info.cpus_online);
+    assert_true(info.memory_total >= info.memory_available);
+    assert_true(nbi_peak_rss() > 100000);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_status__context_goes_in_front),
+        cmocka_unit_test(test_status__messages_are_one_printable_line),
+        cmocka_unit_test(test_status__every_code_has_words),
+        cmocka_unit_test(test_arena__blocks_are_zeroed_aligned_and_booked),
+        cmocka_unit_test(test_arena__products_and_sizes_cannot_wrap),
+        cmocka_unit_test(test_str__failure_sticks_and_growth_keeps_text),
+        cmocka_unit_test(test_str__wildcards),
+        cmocka_unit_test(test_str__utf8),
+        cmocka_unit_test(test_json__strictness),
+        cmocka_unit_test(test_json__getters_check_type_and_range),
+        cmocka_unit_test(test_crc__known_values),
+        cmocka_unit_test(test_rng__philox_known_answers),
+        cmocka_unit_test(test_rng__normal_has_its_moments),
+        cmocka_unit_test(test_progress__line_has_share_rate_and_time_left),
+        cmocka_unit_test(test_parallel__covers_once_and_carries_the_message),
+        cmocka_unit_test(test_log__goes_to_the_sink),
+        cmocka_unit_test(test_sys__facts_are_plausible),
+    };
+    return cmocka_run_group_tests_name("base", tests, NULL, NULL);
+}

@@ -1,0 +1,303 @@
+/* test_file.c - sources, cursors, files and directories that appear whole. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "unit/support.h"
+
+static void put(const char *name, const char *text)
+{
+    assert_ok(nbi_file_write(test_path(name), text, strlen(text)));
+}
+
+static void assert_content(const char *name, const char *text)
+{
+    char *bytes;
+    size_t len;
+    assert_ok(nbi_file_read(test_path(name), 1000, &bytes, &len));
+    assert_string_equal(bytes, text);
+    assert_int_equal(len, strlen(text));
+    free(bytes);
+}
+
+/* Entries of the test's directory that look like temporary ones. */
+static int temporaries(void)
+{
+    DIR *d = opendir(test_dir);
+    struct dirent *e;
+    int n = 0;
+    while ((e = readdir(d)))
+        n += strstr(e->d_name, ".nibble-") != NULL;
+    closedir(d);
+    return n;
+}
+
+static void test_source__reads_exactly_or_fails(void **state)
+{
+    (void)state;
+    struct nbi_source *src;
+    char buf[8] = "";
+    const uint8_t *map;
+    put("a", "0123456789");
+    assert_ok(nbi_source_open(&src, test_path("a")));
+    assert_int_equal(nbi_source_size(src), 10);
+    assert_ok(nbi_source_read(src, 7, buf, 3));
+    assert_string_equal(buf, "789");
+    assert_ok(nbi_source_read(src, 10, buf, 0));
+    assert_fails(nbi_source_read(src, 8, buf, 3), NB_EFORMAT, "wanted");
+    assert_fails(nbi_source_read(src, UINT64_MAX, buf, 1), NB_EFORMAT, "wanted");
+    assert_ok(nbi_source_map(src, &map));
+    assert_memory_equal(map, "0123456789", 10);
+    nbi_source_close(src);
+}
+
+static void test_source__a_shrinking_file_is_an_error(void **state)
+{
+    (void)state;
+    struct nbi_source *src;
+    char buf[8];
+    put("s", "0123456789");
+    assert_ok(nbi_source_open(&src, test_path("s")));
+    assert_int_equal(truncate(test_path("s"), 4), 0);
+    assert_fails(nbi_source_read(src, 2, buf, 8), NB_EIO, "became shorter");
+    nbi_source_close(src);
+}
+
+static void test_source__only_regular_files(void **state)
+{
+    (void)state;
+    struct nbi_source *src;
+    assert_int_equal(mkfifo(test_path("fifo"), 0600), 0);
+    assert_fails(nbi_source_open(&src, test_path("fifo")), NB_EIO, "not a regular file");
+    assert_fails(nbi_source_open(&src, test_dir), NB_EIO, "not a regular file");
+    assert_fails(nbi_source_open(&src, "/dev/null"), NB_EIO, "not a regular file");
+    assert_fails(nbi_source_open(&src, test_path("none")), NB_ENOTFOUND, "No such file");
+}
+
+static void test_cursor__numbers_and_bounds(void **state)
+{
+    (void)state;
+    static const uint8_t bytes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0x80, 0xA3, 0x09, 0x7F};
+    struct nbi_source *src;
+    struct nbi_cursor c;
+    uint32_t a;
+    uint64_t b, n;
+    assert_ok(nbi_source_memory(&src, bytes, sizeof bytes));
+    nbi_cursor_init(&c, src);
+    assert_ok(nbi_cursor_u32(&c, &a));
+    assert_int_equal(a, 0x04030201);
+    assert_ok(nbi_cursor_u64(&c, &b));
+    assert_true(b == 0x0C0B0A0908070605ull);
+    assert_ok(nbi_cursor_uleb(&c, &n));
+    assert_int_equal(n, 151936); /* Qwen3's vocabulary, as in a real .dat */
+    assert_fails(nbi_cursor_skip(&c, 2), NB_EFORMAT, "ends early");
+    assert_ok(nbi_cursor_uleb(&c, &n));
+    assert_int_equal(n, 127);
+    assert_fails(nbi_cursor_u32(&c, &a), NB_EFORMAT, "0 left");
+    nbi_source_close(src);
+}
+
+static void test_cursor__window_is_invisible(void **state)
+{
+    (void)state;
+    enum { N = 20000 };
+    uint8_t *bytes = malloc(N), got[5000];
+    struct nbi_source *src;
+    struct nbi_cursor c;
+    for (int i = 0; i < N; i++)
+        bytes[i] = (uint8_t)(i * 7 + i / 256);
+    assert_ok(nbi_source_memory(&src, bytes, N));
+    nbi_cursor_init(&c, src);
+    for (size_t at = 0, n = 1; at + n <= N; at += n, n = n * 5 % 4999 + 1) {
+        if (n % 3 == 0) {
+            assert_ok(nbi_cursor_skip(&c, n));
+            continue;
+        }
+        assert_ok(nbi_cursor_bytes(&c, got, n));
+        assert_memory_equal(got, bytes + at, n);
+    }
+    nbi_source_close(src);
+    free(bytes);
+}
+
+static void test_cursor__uleb_refuses_what_is_not_minimal(void **state)
+{
+    (void)state;
+    static const struct {
+        uint8_t bytes[12];
+        size_t len;
+        const char *words;
+    } bad[] = {
+        {{0x80, 0x00}, 2, "needless"},
+        {{0x80}, 1, "ends early"},
+        {{0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x02}, 10, "64 bits"},
+        {{0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01}, 11, "64 bits"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct nbi_source *src;
+        struct nbi_cursor c;
+        uint64_t v;
+        assert_ok(nbi_source_memory(&src, bad[i].bytes, bad[i].len));
+        nbi_cursor_init(&c, src);
+        assert_fails(nbi_cursor_uleb(&c, &v), NB_EFORMAT, bad[i].words);
+        nbi_source_close(src);
+    }
+}
+
+static void test_outfile__target_changes_at_commit_only(void **state)
+{
+    (void)state;
+    struct nbi_outfile *f;
+    put("t", "old");
+    assert_int_equal(chmod(test_path("t"), 0640), 0);
+    assert_ok(nbi_outfile_open(&f, test_path("t")));
+    assert_ok(nbi_outfile_reserve(f, 6));
+    assert_ok(nbi_outfile_write(f, 3, "new", 3));
+    assert_ok(nbi_outfile_write(f, 0, "the", 3));
+    assert_content("t", "old");
+    assert_int_equal(temporaries(), 1);
+    assert_ok(nbi_outfile_commit(f));
+    assert_content("t", "thenew");
+    struct stat st;
+    assert_int_equal(stat(test_path("t"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0640);
+    assert_ok(nbi_outfile_open(&f, test_path("t")));
+    assert_ok(nbi_outfile_write(f, 0, "junk", 4));
+    nbi_outfile_abort(f);
+    assert_content("t", "thenew");
+    assert_int_equal(temporaries(), 0);
+}
+
+static void test_outfile__writes_through_a_link(void **state)
+{
+    (void)state;
+    put("real", "old");
+    assert_int_equal(symlink("real", test_path("link")), 0);
+    put("link", "new");
+    assert_content("real", "new");
+    struct stat st;
+    assert_int_equal(lstat(test_path("link"), &st), 0);
+    assert_true(S_ISLNK(st.st_mode));
+}
+
+static void test_outfile__removes_what_a_dead_writer_left(void **state)
+{
+    (void)state;
+    put(".t2.nibble-999-0", "half");
+    int live = open(test_path(".t2.nibble-998-0"), O_CREAT | O_RDWR, 0600);
+    assert_true(live >= 0);
+    assert_int_equal(flock(live, LOCK_EX), 0);
+    put("t2", "x");
+    assert_false(nbi_path_is_file(test_path(".t2.nibble-999-0")));
+    assert_true(nbi_path_is_file(test_path(".t2.nibble-998-0"))); /* its writer lives */
+    close(live);
+    put("t2", "x");
+    assert_false(nbi_path_is_file(test_path(".t2.nibble-998-0")));
+}
+
+static void test_outfile__refuses_odd_targets(void **state)
+{
+    (void)state;
+    struct nbi_outfile *f;
+    assert_fails(nbi_outfile_open(&f, test_dir), NB_EIO, "not a regular file");
+    assert_fails(nbi_outfile_open(&f, test_path("no/such/dir")), NB_EIO, "cannot create");
+}
+
+static void stage_with(struct nbi_stage *s, const char *target, const char *name, const char *text)
+{
+    assert_ok(nbi_stage_begin(s, target));
+    char *path = nbi_path_join(s->temp, name);
+    assert_ok(nbi_file_write(path, text, strlen(text)));
+    free(path);
+}
+
+static void test_stage__new_directory(void **state)
+{
+    (void)state;
+    struct nbi_stage s;
+    stage_with(&s, test_path("d1/"), "config.json", "{}");
+    assert_false(nbi_path_is_dir(test_path("d1")));
+    assert_ok(nbi_stage_commit(&s));
+    assert_content("d1/config.json", "{}");
+    stage_with(&s, test_path("d2"), "config.json", "{}");
+    nbi_stage_abort(&s);
+    assert_false(nbi_path_is_dir(test_path("d2")));
+    assert_int_equal(temporaries(), 0);
+}
+
+static void test_stage__replaces_a_model_and_keeps_other_files(void **state)
+{
+    (void)state;
+    struct nbi_stage s;
+    assert_int_equal(mkdir(test_path("m"), 0777), 0);
+    put("m/config.json", "old");
+    put("m/model-00001-of-00002.safetensors", "old");
+    put("m/notes.txt", "mine");
+    stage_with(&s, test_path("m"), "config.json", "new");
+    assert_content("m/config.json", "old");
+    assert_ok(nbi_stage_commit(&s));
+    assert_content("m/config.json", "new");
+    assert_content("m/notes.txt", "mine");
+    assert_false(nbi_path_is_file(test_path("m/model-00001-of-00002.safetensors")));
+    assert_int_equal(temporaries(), 0);
+}
+
+static void test_stage__refuses_directories_that_are_no_model(void **state)
+{
+    (void)state;
+    struct nbi_stage s;
+    assert_int_equal(mkdir(test_path("home"), 0777), 0);
+    put("home/thesis.txt", "years of work");
+    assert_fails(nbi_stage_begin(&s, test_path("home")), NB_EIO, "not a model directory");
+    put("home/config.json", "{}");
+    put("home/other.dat", "weights");
+    assert_fails(nbi_stage_begin(&s, test_path("home")), NB_EIO, "other.dat");
+    unlink(test_path("home/other.dat"));
+    assert_int_equal(mkdir(test_path("home/sub"), 0777), 0);
+    assert_fails(nbi_stage_begin(&s, test_path("home")), NB_EIO, "'sub'");
+    assert_content("home/thesis.txt", "years of work");
+    put("file", "x");
+    assert_fails(nbi_stage_begin(&s, test_path("file")), NB_EIO, "a file has that name");
+}
+
+static void test_paths(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *dir, *base;
+    } rows[] = {{"a/b", "a", "b"}, {"b", ".", "b"}, {"/b", "/", "b"}, {"/a/b/c", "/a/b", "c"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char *dir = nbi_path_dir(rows[i].path);
+        assert_string_equal(dir, rows[i].dir);
+        assert_string_equal(nbi_path_base(rows[i].path), rows[i].base);
+        free(dir);
+    }
+    char *p = nbi_path_join("a//", "b"), *q = nbi_path_join("/", "b");
+    assert_string_equal(p, "a/b");
+    assert_string_equal(q, "/b");
+    free(p);
+    free(q);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_source__reads_exactly_or_fails),
+        cmocka_unit_test(test_source__a_shrinking_file_is_an_error),
+        cmocka_unit_test(test_source__only_regular_files),
+        cmocka_unit_test(test_cursor__numbers_and_bounds),
+        cmocka_unit_test(test_cursor__window_is_invisible),
+        cmocka_unit_test(test_cursor__uleb_refuses_what_is_not_minimal),
+        cmocka_unit_test(test_outfile__target_changes_at_commit_only),
+        cmocka_unit_test(test_outfile__writes_through_a_link),
+        cmocka_unit_test(test_outfile__removes_what_a_dead_writer_left),
+        cmocka_unit_test(test_outfile__refuses_odd_targets),
+        cmocka_unit_test(test_stage__new_directory),
+        cmocka_unit_test(test_stage__replaces_a_model_and_keeps_other_files),
+        cmocka_unit_test(test_stage__refuses_directories_that_are_no_model),
+        cmocka_unit_test(test_paths),
+    };
+    return cmocka_run_group_tests_name("file", tests, make_test_dir, remove_test_dir);
+}

@@ -1,0 +1,61 @@
+#!/bin/sh
+# Runs every check of the sources; ends with 'lint: ok', or with exit status 1.
+# usage: tools/lint/run.sh BUILD
+set -eu
+if [ $# -ne 1 ] || [ ! -f "$1/compile_commands.json" ]; then
+    echo "usage: run.sh BUILD, a build directory with compile_commands.json" >&2
+    exit 2
+fi
+build=$(cd "$1" && pwd)
+cd "$(dirname "$0")/../.."
+lint=$PWD/tools/lint
+files=$(mktemp)
+log=$(mktemp)
+trap 'rm -f "$files" "$log"' EXIT
+
+format() {
+    git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | while read -r file; do
+        [ ! -f "$file" ] || echo "$file" # deleted, and not yet committed
+    done | xargs clang-format --dry-run -Werror
+}
+
+# Reads names of files; the arguments go to clang-tidy. The compiler that builds may be another one
+# than clang: its warnings are not errors here, and its omp.h will do.
+tidy_files() {
+    xargs -r -d '\n' -P "$(nproc)" -n 1 clang-tidy --quiet -p "$build" --extra-arg=-Wno-error \
+        --extra-arg=-Wno-unknown-warning-option --extra-arg=-idirafter \
+        --extra-arg="$(dirname "$(cc -print-file-name=include/omp.h)")" "$@" >>"$log" 2>&1
+}
+
+tidy() {
+    source=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt")
+    sed -n 's/^ *"file": "\(.*\.c\)",*$/\1/p' "$build/compile_commands.json" |
+        grep -F "$source/src/" | sort -u >"$files"
+    result=0
+    grep '/base/status\.c$' "$files" | tidy_files || result=1
+    grep -v '/base/status\.c$' "$files" |
+        tidy_files --extra-arg=-include --extra-arg="$lint/analyzer.h" || result=1
+    grep -vE '^[0-9]+ warnings? (generated|treated as)' "$log" || true
+    return $result
+}
+
+failed=""
+step() { # step NAME COMMAND...
+    name=$1
+    shift
+    echo "lint: $name"
+    "$@" || failed="$failed $name"
+}
+
+step includes python3 -B "$lint/includes.py" .
+step sizes python3 -B "$lint/sizes.py" . -v
+step rules python3 -B "$lint/rules.py" . "$build/nibble"
+step headers sh "$lint/headers.sh" "$build"
+step clang-format format
+step clang-tidy tidy
+
+if [ -n "$failed" ]; then
+    echo "lint: failed:$failed" >&2
+    exit 1
+fi
+echo "lint: ok"
