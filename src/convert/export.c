@@ -101,14 +101,14 @@ static enum nb_status read_vocab(struct nbi_vocab *vocab, const struct nbi_model
                            "converts alone)");
 }
 
-static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi_model *m)
+static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi_model *m,
+                                    bool *found)
 {
     struct nbi_vocab vocab;
     enum nb_status rc = read_vocab(&vocab, m);
-    if (rc == NB_ENOTFOUND) {
-        nbi_log(NB_LOG_WARN, "the model has no tokenizer; the GGUF file will hold none");
+    *found = rc == NB_OK;
+    if (rc == NB_ENOTFOUND)
         return NB_OK;
-    }
     NBI_TRY(rc);
     const struct nbi_config *c = &m->config;
     if (vocab.bos < 0)
@@ -140,7 +140,7 @@ static void model_name(char *name, size_t size, const char *src)
 
 static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_convert_opts *opts,
                                 const struct nbi_model *m, const struct nbi_item *items,
-                                int64_t count)
+                                int64_t count, bool *tokenizer)
 {
     NBI_TRY(nbi_gguf_meta_new(out));
     struct nbi_gguf_meta *meta = *out;
@@ -157,7 +157,7 @@ static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_conv
         put_widened(meta, NBI_KEY_FROM_BF16, NBI_BF16, items, count);
         put_widened(meta, NBI_KEY_FROM_F16, NBI_F16, items, count);
     }
-    return put_tokenizer(meta, m);
+    return put_tokenizer(meta, m, tokenizer);
 }
 
 /* ---- directories ---- */
@@ -355,6 +355,23 @@ static enum nb_status begin_directory(struct nbi_export *x, const struct nb_conv
     return copy_sidecars(m, x->stage.temp);
 }
 
+static enum nb_status begin_gguf(struct nbi_export *x, const struct nb_convert_opts *opts,
+                                 const struct nbi_model *m, struct nbi_writer_opts *wo,
+                                 const struct nbi_item *items, int64_t count)
+{
+    struct nbi_gguf_meta *meta = NULL;
+    bool tokenizer = false;
+    NBI_TRY(nbi_context(nbi_model_need_config(m), "GGUF needs the model's config"));
+    enum nb_status rc = gguf_meta(&meta, opts, m, items, count, &tokenizer);
+    wo->meta = meta;
+    if (rc == NB_OK)
+        rc = begin_writer(x, wo, items, count);
+    if (rc == NB_OK && !tokenizer)
+        nbi_log(NB_LOG_WARN, "the model has no tokenizer; the GGUF file will hold none");
+    nbi_gguf_meta_free(meta);
+    return rc;
+}
+
 enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_opts *opts,
                                 const struct nbi_model *m, const struct nbi_item *items,
                                 int64_t count)
@@ -367,21 +384,10 @@ enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_op
                                                ? NBI_LAYOUT_COMPRESSED_TENSORS
                                                : NBI_LAYOUT_MODELOPT,
                                  .path = opts->dst};
-    enum nb_status rc;
-    if (x->target.directory) {
-        rc = begin_directory(x, opts, m, &wo, items, count);
-    } else if (x->target.format == NBI_FORMAT_GGUF) {
-        struct nbi_gguf_meta *meta = NULL;
-        rc = nbi_context(nbi_model_need_config(m), "GGUF needs the model's config");
-        if (rc == NB_OK)
-            rc = gguf_meta(&meta, opts, m, items, count);
-        wo.meta = meta;
-        if (rc == NB_OK)
-            rc = begin_writer(x, &wo, items, count);
-        nbi_gguf_meta_free(meta);
-    } else {
-        rc = begin_writer(x, &wo, items, count);
-    }
+    enum nb_status rc = x->target.directory ? begin_directory(x, opts, m, &wo, items, count)
+                        : x->target.format == NBI_FORMAT_GGUF
+                            ? begin_gguf(x, opts, m, &wo, items, count)
+                            : begin_writer(x, &wo, items, count);
     if (rc != NB_OK)
         nbi_export_abort(x);
     return rc;

@@ -79,6 +79,29 @@ def safetensors_mixed_model(box):
             same_bytes(f"{dtype} {name}", t, source[name].astype(np.float32).astype(cast))
 
 
+def safetensors_their_shards(box):
+    """Only the index says which files belong to a model, and what they are called."""
+    c = ref.config()
+    source = mixed_weights(c)
+    ref.write_model(box.path("m"), c, source)
+    os.remove(box.path("m/model.safetensors"))
+    weight_map = {}
+    for i in range(3):
+        part = {n: t for k, (n, t) in enumerate(source.items()) if k % 3 == i}
+        weight_map |= dict.fromkeys(part, f"part.{i}.safetensors")
+        save_file(part, box.path(f"m/part.{i}.safetensors"))
+    save_file({"stray": np.ones(3)}, box.path("m/stray.safetensors"))
+    write_json({"metadata": {"total_size": sum(t.nbytes for t in source.values())},
+                "weight_map": weight_map}, box.path("m/model.safetensors.index.json"))
+    rows = box.inspect(box.path("m"), "--verify")
+    equal("files", {n: r["file"] for n, r in rows.items()}, weight_map)
+    box.run("convert", box.path("m"), box.path("m.dat"))
+    back = ref.read_dat(box.path("m.dat"))
+    same_keys("tensors", back, source)
+    for name, t in source.items():
+        same_bytes(name, back[name], t)
+
+
 # ---- GGUF ----
 
 
@@ -157,7 +180,7 @@ def gguf_theirs(box, scale_suffix, alignment):
 
 
 def checkpoint(c, compressed, seed=5):
-    """A checkpoint with a calibrated activation scale and tensor scales that are no powers of
+    """A checkpoint with calibrated activation scales and tensor scales that are no powers of
     two; returns the stored tensors, and the NVFP4 parts with tensor scales as multipliers."""
     rng, stored, nvfp4 = np.random.default_rng(seed), {}, {}
     for name, t in ref.weights(c, ref.BF16).items():
@@ -176,6 +199,9 @@ def checkpoint(c, compressed, seed=5):
             stored |= {stem + ".weight": q, stem + ".weight_scale": s,
                        stem + ".weight_scale_2": np.array(scale),
                        stem + ".input_scale": np.array(np.float32(1 / 700))}
+            for cache in ("k", "v"):  # of a checkpoint with an FP8 cache
+                if stem.endswith(f".{cache}_proj"):
+                    stored[f"{stem}.{cache}_scale"] = np.array(np.float32(0.5))
         nvfp4[name] = (q, s, scale)
     return stored, nvfp4
 
@@ -209,7 +235,7 @@ def checkpoint_chain(box):
     box.run("convert", box.path("b.gguf"), box.path("c"), "--layout", "compressed-tensors")
     box.run("convert", box.path("c"), box.path("d"), "--layout", "modelopt")
     dat, back = ref.read_dat(box.path("a.dat")), ref.read_model(box.path("d"))
-    gone = {n for n in stored if n.endswith(".input_scale")}
+    gone = {n for n in stored if n.endswith((".input_scale", ".k_scale", ".v_scale"))}
     same_keys("tensors", back, set(stored) - gone)
     for name, (q, s, scale) in nvfp4.items():
         same_bytes(name, dat[name + ".qdata"], q)
@@ -282,6 +308,7 @@ def legacy_dat(box, code, suffix, exact, codes=0):
 CHECKS = [
     ("safetensors: anything the package writes, listed and kept", safetensors_any),
     ("safetensors: a model of mixed types, listed, kept and cast", safetensors_mixed_model),
+    ("safetensors: shards with names of their own", safetensors_their_shards),
     ("gguf: a file of the package", gguf_theirs, ".scale", None),
     ("gguf: a file of the package, aligned to 64, '.weight.scale'", gguf_theirs,
      ".weight.scale", 64),

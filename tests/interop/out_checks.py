@@ -24,10 +24,12 @@ def synth(box, name, *args, **changes):
     return box.path(name)
 
 
-def gguf_name(name, layers=64):
+GGUF_NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 8)
+
+
+def gguf_name(name):
     """What llama.cpp calls a tensor of Hugging Face."""
-    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, layers)
-    return table.get_name(name.removesuffix(".weight")) + ".weight"
+    return GGUF_NAMES.get_name(name.removesuffix(".weight")) + ".weight"
 
 
 def field(reader, key, kind):
@@ -132,6 +134,18 @@ def gguf_plain(box, tied, dtype):
             equal(f"bytes of {t.name} are kept", t.data.tobytes() == want.tobytes(), True)
 
 
+def gguf_cast(box):
+    model = synth(box, "m", "--dtype", "f32")
+    source = ref.read_model(model)
+    for dtype, cast in (("f16", np.float16), ("bf16", ref.BF16), ("f32", np.float32)):
+        box.run("convert", model, box.path("m.gguf"), "--dtype", dtype)
+        tensors = {t.name: t for t in gguf.GGUFReader(box.path("m.gguf")).tensors}
+        for name, t in source.items():
+            want = t if t.ndim == 1 else t.astype(cast)
+            expect(tensors[gguf_name(name)].data.tobytes() == want.tobytes(),
+                   f"{dtype} {name} differs")
+
+
 def tokenizer_model(box):
     """A thin model with the official tokenizer, made by nibble from a config directory."""
     source = box.path("source")
@@ -185,6 +199,9 @@ def gguf_tokenizer(box):
         got = field(reader, key, kind)
         expect(got == want, f"'{key}' differs: {str(got)[:80]}, expected {str(want)[:80]}")
     equal("type of merges", reader.fields[keys.MERGES].types[1], STRING)
+    embedding = next(t for t in reader.tensors if t.name == "token_embd.weight")
+    expect(embedding.data.tobytes() == ref.read_model(box.path("m"))
+           ["model.embed_tokens.weight"].tobytes(), "the embedding differs")
     equal("type of token types", reader.fields[keys.TOKEN_TYPE].types[1],
           gguf.GGUFValueType.INT32)
 
@@ -210,6 +227,54 @@ def tokenizer_from_gguf(box):
     for key in ("hidden_size", "head_dim", "vocab_size", "rope_theta", "rms_norm_eps",
                 "tie_word_embeddings", "eos_token_id", "bos_token_id", "max_position_embeddings"):
         equal(f"config.json: {key}", made[key], c[key])
+
+
+def small_tokenizer(box):
+    """A model with a tokenizer as the tokenizers package trains it: special tokens come first and
+    are part of the vocabulary. Its chat template is a file of its own, as transformers 5 saves
+    it."""
+    tokenizer = read_json(box.shared_path("data/tokenizer/tokenizer.json"))
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    bytes_ = [t for t in tokenizer["model"]["vocab"] if len(t) == 1]
+    tokenizer["model"] |= {"vocab": {t: i for i, t in enumerate(special + bytes_)}, "merges": []}
+    shape = tokenizer["added_tokens"][0]
+    tokenizer["added_tokens"] = [shape | {"id": i, "content": t} for i, t in enumerate(special)]
+    c = ref.config(vocab_size=320)
+    ref.write_model(box.path("m"), c, ref.weights(c, ref.BF16))
+    write_json(tokenizer, box.path("m"), "tokenizer.json")
+    write_json({"eos_token": special[2], "pad_token": special[0]}, box.path("m"),
+               "tokenizer_config.json")
+    with open(box.path("m/chat_template.jinja"), "w", encoding="utf-8") as f:
+        f.write("{{ messages }}\n{# é #}")
+    box.run("convert", box.path("m"), box.path("m.gguf"))
+    return c, tokenizer
+
+
+def special_tokens(box):
+    """Special ids and chat template are those that llama.cpp's converter finds."""
+    c, tokenizer = small_tokenizer(box)
+    reader, keys = gguf.GGUFReader(box.path("m.gguf")), gguf.Keys.Tokenizer
+    theirs, (texts, types) = gguf.SpecialVocab(box.path("m")), expected_tokens(c, tokenizer)
+    equal("tokens", field(reader, keys.LIST, ARRAY), texts)
+    equal("token types", field(reader, keys.TOKEN_TYPE, ARRAY), types)
+    for name, key in (("bos", keys.BOS_ID), ("eos", keys.EOS_ID), ("pad", keys.PAD_ID)):
+        equal(key, field(reader, key, U32), theirs.special_token_ids[name])
+    equal("chat template", field(reader, keys.CHAT_TEMPLATE, STRING), theirs.chat_template)
+
+
+def special_tokens_keep_ids(box):
+    """tokenizers gives an added token the id it has in model.vocab, or else the next free one,
+    whatever the file says; so ids below the end of the vocabulary must be part of it."""
+    _, want = small_tokenizer(box)
+    box.run("convert", box.path("m.gguf"), box.path("back"))
+    got = read_json(box.path("back"), "tokenizer.json")
+    equal("added tokens", got["added_tokens"], want["added_tokens"])
+    vocab = got["model"]["vocab"]
+    free = len(vocab)
+    for t in got["added_tokens"]:
+        effective = vocab.get(t["content"], free)
+        equal(f"id of {t['content']} in tokenizers", effective, t["id"])
+        free += t["content"] not in vocab
 
 
 # ---- circles ----
@@ -264,6 +329,9 @@ CHECKS = [
       for tied, dtype in [(True, "bf16"), (False, "bf16"), (True, "f16"), (False, "f32")]],
     ("gguf: tokens, types, merges, special ids, template", gguf_tokenizer),
     ("gguf: tokenizer and config back to a directory", tokenizer_from_gguf),
+    ("gguf: special ids and template of chat_template.jinja", special_tokens),
+    ("gguf: special tokens inside the vocabulary keep their ids", special_tokens_keep_ids),
+    ("gguf: --dtype leaves norms in f32", gguf_cast),
     *[(f"circle: {name} -> .dat -> .gguf -> .safetensors", lossless_circle, name)
       for name in ("tiny-tied", "tiny-untied")],
     ("config.json: the form of transformers 5", config_of_transformers_5, {}),

@@ -1,5 +1,7 @@
 """What quantize writes: the same NVFP4 in every format, and the best that each method can do."""
 
+import os
+
 import gguf
 import numpy as np
 
@@ -122,7 +124,8 @@ def check_f32(path, c, source, dat):
 
 
 def every_format(box, method, two_level):
-    c, source, dat, options = quantized(box, method, two_level)
+    # The head is larger than the pieces that nibble works in, and they end inside of rows.
+    c, source, dat, options = quantized(box, method, two_level, hidden_size=192, vocab_size=6001)
     check_dat(c, source, dat, two_level)
     box.run("quantize", box.path("m"), box.path("q.gguf"), *options)
     check_gguf(box.path("q.gguf"), c, source, dat, two_level)
@@ -155,6 +158,17 @@ def skipped_head(box):
           sorted(["lm_head", *(n.removesuffix(".weight") for n in kept)]))
     names = {t.name for t in gguf.GGUFReader(box.path("q.gguf")).tensors}
     same_keys("GGUF", names, map(gguf_name, ref.shapes(c)))
+
+
+def short_rows(box):
+    """Rows of 80 values fit NVFP4 but not GGUF's blocks of 64: refused, nothing is written."""
+    c, _, dat, _ = quantized(box, "sweep", True, hidden_size=80)
+    message = box.refuse("convert", box.path("q.dat"), box.path("q.gguf"),
+                         "--model-dir", box.path("m"))
+    expect("64" in message and "--dtype" in message, f"unclear message: {message}")
+    expect(not os.path.exists(box.path("q.gguf")), "a GGUF was written")
+    box.run("convert", box.path("q.dat"), box.path("q"), "--model-dir", box.path("m"))
+    check_directory(box.path("q"), c, ref.read_model(box.path("m")), dat, False)
 
 
 def dequantized_directory(box):
@@ -233,6 +247,7 @@ CHECKS = [
     *[(f"quantize: {m}, {label(two)}: .dat, GGUF, ModelOpt, compressed-tensors, f32",
        every_format, m, two) for m in METHODS for two in (False, True)],
     ("quantize: --skip lm_head keeps the head tied", skipped_head),
+    ("quantize: rows of 80 values, which GGUF cannot hold", short_rows),
     ("quantize: dequantised again into a directory", dequantized_directory),
     *[(f"quantize: rtn is numpy's, {np.dtype(d).name}, {label(two)}", rtn_is_rtn, d, two)
       for d in (ref.BF16, np.float16, np.float32) for two in (False, True)],

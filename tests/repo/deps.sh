@@ -10,7 +10,7 @@ libraries=$(cat CMakeLists.txt tests/CMakeLists.txt |
 [ -n "$libraries" ] || { echo "found no pkg_check_modules in CMakeLists.txt"; exit 1; }
 failed=0
 for library in $libraries; do
-    grep -qE "pkg-config --exists ([^\"]* )?$library[ \"]" tools/deps.sh || {
+    grep -qE "pkg-config --exists ([^\"]* )?${library}[ \"]" tools/deps.sh || {
         echo "tools/deps.sh does not look for $library"
         failed=1
     }

@@ -49,12 +49,12 @@ static inline int remove_test_dir(void **state)
     return 0;
 }
 
-/* A path in the test's directory; four results live at a time. */
+/* A path in the test's directory; sixteen results live at a time. */
 static inline const char *test_path(const char *name)
 {
-    static char paths[4][512];
+    static char paths[16][512];
     static int next;
-    char *p = paths[next++ & 3];
+    char *p = paths[next++ & 15];
     snprintf(p, sizeof paths[0], "%s/%s", test_dir, name);
     return p;
 }

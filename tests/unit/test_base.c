@@ -116,11 +116,22 @@ static void test_str__wildcards(void **state)
 static void test_str__utf8(void **state)
 {
     (void)state;
-    static const char *const good[] = {"", "abc", "\xC3\xA4", "\xE4\xBD\xA0", "\xF0\x9F\x99\x82",
-                                       "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF"};
-    static const char *const bad[] = {"\x80",         "\xC0\x80",         "\xC3",
-                                      "\xE0\x9F\xBF", "\xED\xA0\x80",     "\xF0\x8F\xBF\xBF",
-                                      "\xF4\x90\x80\x80", "\xFF", "\xE4\xBD"};
+    static const char *const good[] = {"",
+                                       "abc",
+                                       "\xC3\xA4",
+                                       "\xE4\xBD\xA0",
+                                       "\xF0\x9F\x99\x82",
+                                       "\xED\x9F\xBF",
+                                       "\xF4\x8F\xBF\xBF"};
+    static const char *const bad[] = {"\x80",
+                                      "\xC0\x80",
+                                      "\xC3",
+                                      "\xE0\x9F\xBF",
+                                      "\xED\xA0\x80",
+                                      "\xF0\x8F\xBF\xBF",
+                                      "\xF4\x90\x80\x80",
+                                      "\xFF",
+                                      "\xE4\xBD"};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++)
         assert_true(nbi_utf8_valid(good[i], strlen(good[i])));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)

@@ -2,16 +2,15 @@
 # Runs every check of the sources; ends with 'lint: ok', or with exit status 1.
 # usage: tools/lint/run.sh BUILD
 set -eu
-if [ $# -ne 1 ] || [ ! -f "$1/compile_commands.json" ]; then
-    echo "usage: run.sh BUILD, a build directory with compile_commands.json" >&2
+if [ $# -ne 1 ] || [ ! -f "$1/compile_commands.json" ] || [ ! -x "$1/nibble" ]; then
+    echo "usage: run.sh BUILD, a finished build with compile_commands.json" >&2
     exit 2
 fi
 build=$(cd "$1" && pwd)
 cd "$(dirname "$0")/../.."
 lint=$PWD/tools/lint
-files=$(mktemp)
-log=$(mktemp)
-trap 'rm -f "$files" "$log"' EXIT
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
 
 format() {
     git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | while read -r file; do
@@ -19,23 +18,27 @@ format() {
     done | xargs clang-format --dry-run -Werror
 }
 
-# Reads names of files; the arguments go to clang-tidy. The compiler that builds may be another one
-# than clang: its warnings are not errors here, and its omp.h will do.
+# Reads names of files; the arguments go to clang-tidy. The build may be one of another compiler, so
+# flags that clang does not know are no errors.
 tidy_files() {
     xargs -r -d '\n' -P "$(nproc)" -n 1 clang-tidy --quiet -p "$build" --extra-arg=-Wno-error \
         --extra-arg=-Wno-unknown-warning-option --extra-arg=-idirafter \
-        --extra-arg="$(dirname "$(cc -print-file-name=include/omp.h)")" "$@" >>"$log" 2>&1
+        --extra-arg="$tmp/include" "$@" >>"$tmp/log" 2>&1
 }
 
 tidy() {
     source=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt")
     sed -n 's/^ *"file": "\(.*\.c\)",*$/\1/p' "$build/compile_commands.json" |
-        grep -F "$source/src/" | sort -u >"$files"
+        grep -F "$source/src/" | sort -u >"$tmp/files"
+    mkdir "$tmp/include"
+    # clang has an omp.h only with libomp; that of gcc uses an attribute in a way clang does not know
+    printf '#define __malloc__(free)\n#include "%s"\n#undef __malloc__\n' \
+        "$(cc -print-file-name=include/omp.h)" >"$tmp/include/omp.h"
     result=0
-    grep '/base/status\.c$' "$files" | tidy_files || result=1
-    grep -v '/base/status\.c$' "$files" |
+    grep '/base/status\.c$' "$tmp/files" | tidy_files || result=1
+    grep -v '/base/status\.c$' "$tmp/files" |
         tidy_files --extra-arg=-include --extra-arg="$lint/analyzer.h" || result=1
-    grep -vE '^[0-9]+ warnings? (generated|treated as)' "$log" || true
+    grep -vE '^[0-9]+ warnings? (generated|treated as)' "$tmp/log" || true
     return $result
 }
 

@@ -1,0 +1,237 @@
+#!/bin/sh
+# The linters can fail: they pass a small tree, and find every mistake that is then put into it.
+# usage: lint_selftest.sh
+# shellcheck disable=SC2016
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+lint=$here/../../tools/lint
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+tree=$tmp/tree
+
+put() { # put PATH: writes standard input
+    mkdir -p "$(dirname "$tree/$1")"
+    cat >"$tree/$1"
+}
+
+run() {
+    for name in includes sizes rules; do
+        python3 -B "$lint/$name.py" "$tree" "$tmp/nibble" || echo "$name: exit status $?"
+    done >"$tmp/found" 2>&1
+}
+
+expect() { # expect WHAT: compares what was found with standard input
+    LC_ALL=C sort "$tmp/found" >"$tmp/got"
+    LC_ALL=C sort >"$tmp/want"
+    diff -u "$tmp/want" "$tmp/got" || {
+        echo "lint_selftest: $1 (- wanted, + found)"
+        exit 1
+    }
+}
+
+function_of() { # function_of LINES SIGNATURE: a function with that many lines
+    printf '%s\n{\n' "$2"
+    seq $(($1 - 3)) | sed 's/.*/    ;/'
+    echo '}'
+}
+
+# ---- a tree without mistakes; some of it only looks like one ----
+
+put ARCHITECTURE.md <<'END'
+## Who may include whom
+
+| folder | may include |
+|---|---|
+| base | |
+| backend | |
+| backend/cuda | backend |
+| cli | |
+END
+put include/nibble.h <<'END'
+/* nibble.h - public. */
+#pragma once
+typedef void (*nb_callback)(int a);
+int nb_answer(nb_callback f);
+END
+put src/base/json.h <<'END'
+/* json.h - JSON. */
+#pragma once
+#include <jansson.h>
+END
+put src/base/answer.c <<'END'
+/* answer.c - strcpy(), printf("x") and #include "cli/x.h" in a comment. */
+#include "base/json.h"
+#include "nibble.h"
+static const char *const text = "strcpy(a, b); abort(); /* ";
+int nb_answer(nb_callback f)
+{
+    return snprintf(text, f->printf(nbi_export_abort(f)));
+}
+END
+put src/backend/registry.c <<'END'
+/* registry.c - an exception that is listed. */
+#include "backend/cuda/device.h"
+END
+put src/backend/cuda/device.h <<'END'
+/* device.h - CUDA. */
+#pragma once
+END
+put src/cli/main.c <<'END'
+/* main.c - may print. */
+#include "nibble.h"
+int main(void)
+{
+    printf("%d\n", cli_value(7));
+    exit(0);
+}
+END
+{
+    printf '/* kernel.cu - long, and still good. */\n#include <cuda_runtime.h>\nextern "C" {\n'
+    function_of 200 '__global__ static void k_long(int a, int b, int c, int d, int e, int f, int g)'
+    echo '}'
+} | put src/backend/cuda/kernel.cu
+echo '/* test_a.c - a test. */' | put tests/unit/test_a.c
+echo 'about a command; see tests/work/ and https://example.org/root/' | put docs/cli/known.md
+put tools/lint/allow.txt <<'END'
+includes src/backend/registry.c:backend/cuda/device.h it is the one place
+END
+printf '#!/bin/sh\n[ "$2" = known ]\n' >"$tmp/nibble"
+chmod +x "$tmp/nibble"
+
+run
+expect "a good tree does not pass" </dev/null
+
+# ---- one mistake of each kind ----
+
+put src/base/bad.c <<'END'
+/* bad.c - includes. */
+#include "cli/opt.h"
+#include "answer.c"
+#include "json.h"
+#include <jansson.h>
+#include <cuda_runtime.h>
+END
+echo '/* new.h - a folder that has no row. */' | put src/extra/new.h
+printf '/* opt.h - options. */\n#pragma once\n' | put src/cli/opt.h
+echo '| gone | nothing |' >>"$tree/ARCHITECTURE.md"
+cat >>"$tree/tools/lint/allow.txt" <<'END'
+sizes src/base/long.c:allowed_size it is allowed
+sizes src/base/long.c:unused nobody needs this
+rules src/base/long.c:noreason
+END
+{
+    echo '/* long.c - sizes. */'
+    function_of 121 'static void too_long(void)'
+    function_of 3 'static void too_many(int a, int b, int c, int d, int e, int f, int g, int h)'
+    function_of 500 'static void allowed_size(void)'
+    seq 700 | sed 's/.*/;/'
+} | put src/base/long.c
+{
+    echo '/* long.cu - a kernel. */'
+    function_of 201 '__global__ static void k_too_long(void)'
+} | put src/backend/cuda/long.cu
+{ printf '/* long.h - . */\n#pragma once\n' && seq 200 | sed 's/.*/;/'; } | put src/base/long.h
+seq 300 | sed 's/.*/;/' >>"$tree/include/nibble.h"
+echo 'int nb_missing(void);' >>"$tree/include/nibble.h"
+
+put src/base/rules.c <<'END'
+/* rules.c - names and calls. */
+int visible(void)
+{
+    strcpy(a, b);
+    fprintf(stderr, "no");
+}
+int nb_secret(void)
+{
+    abort();
+}
+static inline int hidden(void)
+{
+    return a.strcpy(1);
+}
+END
+put src/cli/cmd.c <<'END'
+/* cmd.c - a name. */
+int command(void)
+{
+    return 0;
+}
+END
+put src/base/form.h <<'END'
+/* other.h - names another file. */
+END
+printf 'no comment\n\t\n \n%0101d\n\303\244\n/* %s */\nend' 0 FIXME | put src/base/form.c
+printf '/* helper.c - not a test. */\n#include "x.c"\nint x = sscanf(a);\n' | put tests/unit/helper.c
+echo 'cd /home/me' | put docs/notes.md
+echo 'no command' | put docs/cli/unknown.md
+
+run
+expect "some mistakes were not found, or too many" <<'END'
+ARCHITECTURE.md:1: the table has no row for src/extra
+ARCHITECTURE.md:9: there is no folder src/gone
+ARCHITECTURE.md:9: there is no folder src/nothing
+docs/cli/unknown.md:1: nibble has no command 'unknown'
+docs/notes.md:1: '/home/...' exists on one machine only
+include/nibble.h:301: 305 lines, at most 300 are allowed
+include/nibble.h:305: nb_missing is declared and not defined
+includes: exit status 1
+rules: exit status 1
+sizes: exit status 1
+src/backend/cuda/long.cu:2: k_too_long has 201 lines, at most 200 are allowed
+src/base/bad.c:2: base may not include cli ("cli/opt.h")
+src/base/bad.c:3: "answer.c" is no header
+src/base/bad.c:4: no file src/json.h; includes are paths from src/
+src/base/bad.c:5: include base/json.h instead of <jansson.h>
+src/base/bad.c:6: CUDA header <cuda_runtime.h> outside of backend/cuda
+src/base/form.c:1: does not open with '/* form.c - ' and a purpose
+src/base/form.c:2: tab
+src/base/form.c:2: trailing blank
+src/base/form.c:3: trailing blank
+src/base/form.c:4: 101 columns, at most 100
+src/base/form.c:5: not ASCII
+src/base/form.c:6: FIXME does not belong here
+src/base/form.c:7: no newline at the end
+src/base/form.h:1: does not open with '/* form.h - ' and a purpose
+src/base/form.h:1: header without #pragma once
+src/base/long.c:1201: 1325 lines, at most 1200 are allowed
+src/base/long.c:123: too_many has 8 parameters, at most 7 are allowed
+src/base/long.c:2: too_long has 121 lines, at most 120 are allowed
+src/base/long.h:201: 202 lines, at most 200 are allowed
+src/base/rules.c:2: visible is not static, so name it nbi_...
+src/base/rules.c:4: strcpy is banned
+src/base/rules.c:5: fprintf: the library neither prints nor exits
+src/base/rules.c:7: nb_secret is not in nibble.h
+src/base/rules.c:9: abort: the library neither prints nor exits
+src/cli/cmd.c:2: command is not static, so name it cli_...
+src/extra/new.h:1: header without #pragma once
+tests/unit/helper.c:1: helper.c is not named test_*.c
+tests/unit/helper.c:2: a test includes headers, not .c files
+tests/unit/helper.c:3: sscanf is banned
+tools/lint/allow.txt:4: want 'LINTER PATH:WHAT REASON'
+tools/lint/allow.txt:3: nothing needs the exception src/base/long.c:unused
+END
+
+# ---- the tests beside this one ----
+
+fails() { # fails WORDS COMMAND...: it must, and say WORDS
+    words=$1
+    shift
+    if "$@" >"$tmp/found" 2>&1 || ! grep -q "$words" "$tmp/found"; then
+        cat "$tmp/found"
+        echo "lint_selftest: does not fail with '$words': $*"
+        exit 1
+    fi
+}
+
+echo 'pkg_check_modules(A REQUIRED IMPORTED_TARGET known>=1.2 unknown)' | put CMakeLists.txt
+echo 'pkg_check_modules(B REQUIRED other)' | put tests/CMakeLists.txt
+printf 'need "pkg-config --exists known" a\nneed "pkg-config --exists other" b\n' | put tools/deps.sh
+fails "does not look for unknown" sh "$here/deps.sh" - "$tree"
+printf 'need "pkg-config --exists unknown" c\n' >>"$tree/tools/deps.sh"
+sh "$here/deps.sh" - "$tree"
+
+printf '#!/bin/sh\necho page >"$3/known.md"\n' >"$tmp/nibble"
+fails "run make docs" sh "$here/docs.sh" "$tmp/nibble" "$tree"
+rm "$tree/docs/cli/unknown.md"
+echo page | put docs/cli/known.md
+sh "$here/docs.sh" "$tmp/nibble" "$tree"
