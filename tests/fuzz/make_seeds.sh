@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the seed corpora of the fuzz targets with a nibble binary; tests/unit/test_hostile_flips.c
+# Makes the seed corpora of the fuzz targets with a nibble binary; tests/unit/test_hostile.c
 # damages the same files byte by byte. Weights follow from the seed, so that running this again
 # gives the same bytes, but for the version and the checksum in the GGUF headers.
 # usage: tests/fuzz/make_seeds.sh NIBBLE

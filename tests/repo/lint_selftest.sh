@@ -145,7 +145,7 @@ int nb_secret(void)
 {
     abort();
 }
-static inline int hidden(void)
+static inline int nbi_hidden(void)
 {
     return a.strcpy(1);
 }
@@ -197,6 +197,7 @@ src/base/long.c:1201: 1325 lines, at most 1200 are allowed
 src/base/long.c:123: too_many has 8 parameters, at most 7 are allowed
 src/base/long.c:2: too_long has 121 lines, at most 120 are allowed
 src/base/long.h:201: 202 lines, at most 200 are allowed
+src/base/rules.c:11: nbi_hidden is static, so it has no prefix
 src/base/rules.c:2: visible is not static, so name it nbi_...
 src/base/rules.c:4: strcpy is banned
 src/base/rules.c:5: fprintf: the library neither prints nor exits

@@ -50,6 +50,8 @@ def check_names(tree):
     for path in tree.files("src"):
         for f in source.functions(tree.read(path)):
             if f.has("static"):
+                if path.endswith((".c", ".cu")) and f.name.startswith(("nb_", "nbi_", "cli_")):
+                    tree.problem(path, f.line, f"{f.name} is static, so it has no prefix", f.name)
                 continue
             defined.add(f.name)
             if path.startswith("src/cli/"):
