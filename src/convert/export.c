@@ -106,18 +106,22 @@ static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi
 {
     struct nbi_vocab vocab;
     enum nb_status rc = read_vocab(&vocab, m);
-    *found = rc == NB_OK;
-    if (rc == NB_ENOTFOUND)
-        return NB_OK;
-    NBI_TRY(rc);
     const struct nbi_config *c = &m->config;
+    *found = rc == NB_OK;
+    if (rc == NB_ENOTFOUND) {
+        memset(&vocab, 0, sizeof vocab);
+        vocab.bos = vocab.eos = vocab.pad = -1;
+    } else {
+        NBI_TRY(rc);
+    }
     if (vocab.bos < 0)
         vocab.bos = c->bos;
     if (vocab.eos < 0 && c->eos_count)
         vocab.eos = c->eos[0];
     if (vocab.pad < 0)
         vocab.pad = c->pad;
-    rc = nbi_vocab_write_gguf(&vocab, meta, c->vocab_size);
+    rc = *found ? nbi_vocab_write_gguf(&vocab, meta, c->vocab_size) : NB_OK;
+    nbi_vocab_write_ids(&vocab, meta);
     nbi_vocab_release(&vocab);
     return rc;
 }
@@ -254,6 +258,12 @@ static enum nb_status add_quantization(json_t *config, const char *dir, enum nbi
     return rc;
 }
 
+/* A head of NVFP4 values, dequantised or not, is no longer the embedding. */
+static bool is_or_was_nvfp4(const struct nbi_item *item)
+{
+    return item->out.dtype == NBI_NVFP4 || (item->src && item->src->dtype == NBI_NVFP4);
+}
+
 static enum nb_status write_config(const struct nbi_model *m, const char *dir,
                                    enum nbi_layout layout, const struct nbi_item *items,
                                    int64_t count)
@@ -270,10 +280,10 @@ static enum nb_status write_config(const struct nbi_model *m, const char *dir,
     json_object_set_new(config, json_object_get(config, "dtype") ? "dtype" : "torch_dtype",
                         json_string(dtype));
     const struct nbi_item *head = find_item(items, count, "lm_head.weight");
-    if (head && head->out.dtype == NBI_NVFP4 && m->config.tied) {
+    if (head && m->config.tied && is_or_was_nvfp4(head)) {
         json_object_set_new(config, "tie_word_embeddings", json_false());
-        nbi_log(NB_LOG_INFO, "config.json gets tie_word_embeddings: false, since the head is "
-                             "quantised and the embedding is not");
+        nbi_log(NB_LOG_INFO, "config.json gets tie_word_embeddings: false, since the head has "
+                             "quantised values and the embedding has not");
     }
     bool quantised = false;
     for (int64_t i = 0; i < count; i++)

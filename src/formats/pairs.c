@@ -109,7 +109,9 @@ static struct nbi_part *sibling(const struct pairing *p, const char *stem, size_
     return nbi_parts_find(p->sorted, p->count, name);
 }
 
-static enum nb_status read_scalar(const struct pairing *p, struct nbi_part *part, float *v)
+/* The tensor scale of e, as the file has it. */
+static enum nb_status read_scalar(const struct pairing *p, struct nbi_part *part,
+                                  struct nbi_entry *e, float *v)
 {
     if (part->dtype != NBI_F32 || part->count != 1)
         return nbi_fail(NB_EFORMAT, "'%s' must be one f32 value", part->name);
@@ -120,6 +122,7 @@ static enum nb_status read_scalar(const struct pairing *p, struct nbi_part *part
         return nbi_fail(NB_EFORMAT, "'%s' is %g; a tensor scale must be finite and positive",
                         part->name, (double)*v);
     part->used = true;
+    e->tensor_scale_bytes = part->span.bytes;
     return NB_OK;
 }
 
@@ -182,7 +185,7 @@ static enum nb_status pair_dat(struct pairing *p, struct nbi_part *part, struct 
                         nbi_dtypes[part->dtype].name);
     NBI_TRY(join(p, e, part, scale, NBI_LAYOUT_DAT));
     if (tscale)
-        NBI_TRY(read_scalar(p, tscale, &e->tensor_scale));
+        NBI_TRY(read_scalar(p, tscale, e, &e->tensor_scale));
     e->two_level = tscale != NULL;
     char name[NBI_NAME_MAX + 16], *copy;
     snprintf(name, sizeof name, "%.*s", (int)stem, part->name);
@@ -224,7 +227,7 @@ static enum nb_status pair_modelopt(struct pairing *p, struct nbi_part *part,
     if (!second)
         return missing(part, "'.weight_scale_2'");
     NBI_TRY(join(p, e, part, scale, NBI_LAYOUT_MODELOPT));
-    NBI_TRY(read_scalar(p, second, &e->tensor_scale));
+    NBI_TRY(read_scalar(p, second, e, &e->tensor_scale));
     drop_activation_scales(p, part->name, stem);
     e->name = part->name;
     e->two_level = e->tensor_scale != 1.0f;
@@ -244,7 +247,7 @@ static enum nb_status pair_compressed(struct pairing *p, struct nbi_part *part, 
                         nbi_dtypes[part->dtype].name);
     float divisor;
     NBI_TRY(join(p, e, part, scale, NBI_LAYOUT_COMPRESSED_TENSORS));
-    NBI_TRY(read_scalar(p, global, &divisor));
+    NBI_TRY(read_scalar(p, global, e, &divisor));
     e->tensor_scale = 1.0f / divisor;
     if (!isnormal(e->tensor_scale))
         return nbi_fail(NB_EFORMAT, "'%s' is %g, its inverse is not a usable scale", global->name,
@@ -270,7 +273,7 @@ static enum nb_status pair_gguf(struct pairing *p, struct nbi_part *part, struct
     if (!scale)
         scale = sibling(p, part->name, stem, ".weight.scale");
     if (scale)
-        NBI_TRY(read_scalar(p, scale, &e->tensor_scale));
+        NBI_TRY(read_scalar(p, scale, e, &e->tensor_scale));
     e->two_level = scale != NULL;
     drop_activation_scales(p, part->name, stem);
     return NB_OK;

@@ -304,7 +304,7 @@ const struct nbi_entry *nbi_store_find(const struct nbi_store *store, const char
 
 uint64_t nbi_entry_bytes(const struct nbi_entry *e)
 {
-    return e->data.bytes + e->scale.bytes;
+    return e->data.bytes + e->scale.bytes + e->tensor_scale_bytes;
 }
 
 static void check_range(const struct nbi_entry *e, int64_t first, int64_t count)

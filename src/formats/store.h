@@ -40,7 +40,8 @@ struct nbi_entry {
     struct nbi_span scale; /* unused in GGUF */
     enum nbi_dtype scale_dtype;
     float tensor_scale;
-    bool two_level; /* a tensor scale is stored, even if it is 1 */
+    bool two_level; /* a tensor scale other than 1, or in a `.dat` or GGUF any */
+    uint64_t tensor_scale_bytes;
 };
 
 /* One metadata value of a GGUF file: where it lies, not what it is. */

@@ -210,15 +210,36 @@ static enum nb_status read_json(struct nbi_vocab *v, const char *dir, const char
     return rc;
 }
 
+/* Newer models keep the template in a file of its own, which then counts. */
+static enum nb_status read_template(struct nbi_vocab *v, const char *dir)
+{
+    char *path = nbi_path_join(dir, "chat_template.jinja"), *text = NULL, *copy = NULL;
+    size_t len = 0;
+    enum nb_status rc = path ? nbi_file_read(path, TEMPLATE_MAX, &text, &len) : NB_ENOMEM;
+    if (rc == NB_OK && (strlen(text) != len || !nbi_utf8_valid(text, len)))
+        rc = nbi_fail(NB_EFORMAT, "'%s' is not text", path);
+    if (rc == NB_OK)
+        rc = nbi_arena_string(&v->arena, "template", text, len, &copy);
+    if (rc == NB_OK)
+        v->chat_template = copy;
+    free(path);
+    free(text);
+    return rc;
+}
+
+static enum nb_status unless_absent(enum nb_status rc)
+{
+    return rc == NB_ENOTFOUND ? NB_OK : rc;
+}
+
 enum nb_status nbi_vocab_read_dir(struct nbi_vocab *v, const char *dir)
 {
     vocab_init(v);
     enum nb_status rc = read_json(v, dir, "tokenizer.json", read_tokenizer);
-    if (rc == NB_OK) {
-        rc = read_json(v, dir, "tokenizer_config.json", read_settings);
-        if (rc == NB_ENOTFOUND)
-            rc = NB_OK;
-    }
+    if (rc == NB_OK)
+        rc = unless_absent(read_json(v, dir, "tokenizer_config.json", read_settings));
+    if (rc == NB_OK)
+        rc = unless_absent(read_template(v, dir));
     if (rc != NB_OK)
         nbi_vocab_release(v);
     return rc;
@@ -233,9 +254,13 @@ static json_t *added_json(const struct nbi_token *t)
 static json_t *tokenizer_json(const struct nbi_vocab *v)
 {
     json_t *vocab = json_object(), *merges = json_array(), *added = json_array();
+    int64_t last = v->count - 1;
+    while (last >= 0 && !(v->tokens[last].text && v->tokens[last].type == NBI_TOKEN_NORMAL))
+        last--;
     for (int64_t i = 0; i < v->count; i++) {
         const struct nbi_token *t = &v->tokens[i];
-        if (t->text && t->type == NBI_TOKEN_NORMAL)
+        /* Readers give added tokens the ids behind the vocabulary unless that names them. */
+        if (t->text && i <= last)
             json_object_set_new(vocab, t->text, json_integer(i));
         if (t->text && (t->type == NBI_TOKEN_CONTROL || t->type == NBI_TOKEN_USER)) {
             json_t *a = json_pack("{s:I}", "id", (json_int_t)i), *rest = added_json(t);
@@ -420,6 +445,14 @@ enum nb_status nbi_vocab_write_gguf(const struct nbi_vocab *v, struct nbi_gguf_m
     nbi_gguf_meta_strings(meta, "tokenizer.ggml.merges", (uint64_t)v->merge_count);
     for (int64_t i = 0; i < v->merge_count; i++)
         nbi_gguf_meta_next_string(meta, v->merges[i], strlen(v->merges[i]));
+    nbi_gguf_meta_bool(meta, "tokenizer.ggml.add_bos_token", v->add_bos);
+    if (v->chat_template)
+        nbi_gguf_meta_string(meta, "tokenizer.chat_template", v->chat_template);
+    return NB_OK;
+}
+
+void nbi_vocab_write_ids(const struct nbi_vocab *v, struct nbi_gguf_meta *meta)
+{
     const struct {
         const char *key;
         int64_t id;
@@ -429,8 +462,4 @@ enum nb_status nbi_vocab_write_gguf(const struct nbi_vocab *v, struct nbi_gguf_m
     for (int i = 0; i < 3; i++)
         if (ids[i].id >= 0)
             nbi_gguf_meta_u32(meta, ids[i].key, (uint32_t)ids[i].id);
-    nbi_gguf_meta_bool(meta, "tokenizer.ggml.add_bos_token", v->add_bos);
-    if (v->chat_template)
-        nbi_gguf_meta_string(meta, "tokenizer.chat_template", v->chat_template);
-    return NB_OK;
 }

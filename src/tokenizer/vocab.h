@@ -35,8 +35,8 @@ struct nbi_vocab {
 
 void nbi_vocab_release(struct nbi_vocab *v);
 
-/* From DIR/tokenizer.json, and DIR/tokenizer_config.json for the chat template and special tokens
- * if that is there. NB_ENOTFOUND without tokenizer.json. */
+/* From DIR/tokenizer.json, and DIR/tokenizer_config.json and DIR/chat_template.jinja for the
+ * chat template and special tokens if those are there. NB_ENOTFOUND without tokenizer.json. */
 enum nb_status nbi_vocab_read_dir(struct nbi_vocab *v, const char *dir);
 
 /* NB_ENOTFOUND if the file holds no tokenizer. */
@@ -48,3 +48,6 @@ enum nb_status nbi_vocab_write_dir(const struct nbi_vocab *v, const char *dir);
 /* Appends the metadata for a model of vocab_size rows; ids without a token become "[PADn]". */
 enum nb_status nbi_vocab_write_gguf(const struct nbi_vocab *v, struct nbi_gguf_meta *meta,
                                     int64_t vocab_size);
+
+/* The ids of special tokens, which also make sense without a vocabulary. */
+void nbi_vocab_write_ids(const struct nbi_vocab *v, struct nbi_gguf_meta *meta);

@@ -56,7 +56,8 @@ def check_names(tree):
             defined.add(f.name)
             if path.startswith("src/cli/"):
                 if f.name != "main" and not f.name.startswith("cli_"):
-                    tree.problem(path, f.line, f"{f.name} is not static, so name it cli_...", f.name)
+                    tree.problem(path, f.line, f"{f.name} is not static, so name it cli_...",
+                                 f.name)
             elif f.name.startswith("nb_"):
                 if f.name not in declared:
                     tree.problem(path, f.line, f"{f.name} is not in nibble.h", f.name)

@@ -45,23 +45,27 @@ class Tree:
     def files(self, *folders, suffixes=C_SUFFIXES):
         """Paths relative to the root, sorted: what git knows or would add, else all there is."""
         if self._files is None:
-            self._files = sorted(p for p in self._list() if not p.startswith(BUILT))
+            self._files = sorted(self._list())
         return [p for p in self._files if p.endswith(suffixes)
                 and (not folders or p.startswith(tuple(f + "/" for f in folders)))]
 
     def _list(self):
         if os.path.exists(os.path.join(self.root, ".git")):
-            git = subprocess.run(
-                ["git", "-C", self.root, "ls-files", "-z", "-co", "--exclude-standard"],
-                stdout=subprocess.PIPE, check=False)
-            if git.returncode == 0:
-                paths = set(os.fsdecode(git.stdout).split("\0")) - {""}
-                return [p for p in paths if os.path.isfile(os.path.join(self.root, p))]
+            tracked = self._git("--cached")
+            if tracked:
+                new = self._git("--others", "--exclude-standard")
+                paths = tracked + [p for p in new if not p.startswith(BUILT)]
+                return {p for p in paths if os.path.isfile(os.path.join(self.root, p))}
         found = []
         for folder, subfolders, names in os.walk(self.root):
             subfolders[:] = [d for d in subfolders if not d.startswith(".")]
             found += [os.path.relpath(os.path.join(folder, n), self.root) for n in names]
-        return found
+        return [p for p in found if not p.startswith(BUILT)]
+
+    def _git(self, *options):
+        done = subprocess.run(["git", "-C", self.root, "ls-files", "-z", *options],
+                              stdout=subprocess.PIPE, check=False)
+        return [p for p in os.fsdecode(done.stdout).split("\0") if p]
 
     def read(self, path):
         """The text of a file; bytes that are not UTF-8 come back as surrogates."""
