@@ -33,7 +33,7 @@ lint: build ## include rules, sizes, names, headers, formatting, clang-tidy
 
 fmt: ## format all C sources
 	@tools/deps.sh lint
-	@clang-format -i $$(git ls-files '*.c' '*.h' '*.cu')
+	@clang-format -i $$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu')
 
 docs: build ## write docs/cli from the option tables
 	@$(BUILD)/nibble help --write-docs docs/cli

@@ -32,6 +32,7 @@ for set in "$@"; do
         ;;
     fuzz)
         need "command -v clang" clang clang
+        need "echo 'int main(void){return 0;}' | clang -fopenmp -x c - -o /dev/null" libomp-dev libomp-devel
         need "echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n){return d && n > 99;}' |
               clang -fsanitize=fuzzer,address -x c - -o /dev/null" \
             "libclang-rt-dev" compiler-rt

@@ -14,26 +14,32 @@ static void uleb(struct nbi_str *s, uint64_t v)
     } while (v);
 }
 
+struct entry {
+    const char *name, *suffix;
+    enum nbi_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+};
+
 /* Writes one entry's header at *at and moves *at behind the bytes that will follow it. */
-static enum nb_status entry(struct nbi_outfile *f, uint64_t *at, const char *name,
-                            const char *suffix, enum nbi_dtype dtype, int ndim,
-                            const int64_t *shape, struct nbi_place *place)
+static enum nb_status put_entry(struct nbi_outfile *f, uint64_t *at, struct entry e,
+                                struct nbi_place *place)
 {
     struct nbi_str s = {0};
     int64_t count;
-    NBI_TRY(nbi_count(shape, ndim, &count));
-    uleb(&s, strlen(name) + strlen(suffix));
-    nbi_str_puts(&s, name);
-    nbi_str_puts(&s, suffix);
-    uleb(&s, (uint64_t)nbi_dtypes[dtype].dat);
-    uleb(&s, (uint64_t)ndim);
-    for (int i = 0; i < ndim; i++)
-        uleb(&s, (uint64_t)shape[i]);
+    NBI_TRY(nbi_count(e.shape, e.ndim, &count));
+    uleb(&s, strlen(e.name) + strlen(e.suffix));
+    nbi_str_puts(&s, e.name);
+    nbi_str_puts(&s, e.suffix);
+    uleb(&s, (uint64_t)nbi_dtypes[e.dtype].dat);
+    uleb(&s, (uint64_t)e.ndim);
+    for (int i = 0; i < e.ndim; i++)
+        uleb(&s, (uint64_t)e.shape[i]);
     enum nb_status rc = nbi_str_status(&s);
     if (rc == NB_OK)
         rc = nbi_outfile_write(f, *at, nbi_str_text(&s), s.len);
     place->offset = *at + s.len;
-    place->bytes = nbi_dtype_bytes(dtype, count);
+    place->bytes = nbi_dtype_bytes(e.dtype, count);
     *at = place->offset + place->bytes;
     nbi_str_release(&s);
     return rc;
@@ -41,15 +47,17 @@ static enum nb_status entry(struct nbi_outfile *f, uint64_t *at, const char *nam
 
 static enum nb_status slot_entries(struct nbi_outfile *f, uint64_t *at, struct nbi_slot *slot)
 {
-    const struct nbi_out *out = &slot->out;
-    if (out->dtype != NBI_NVFP4)
-        return entry(f, at, out->name, "", out->dtype, out->ndim, out->shape, &slot->data);
-    int64_t codes[2] = {out->shape[0], out->shape[1] / 2};
-    int64_t scales[2] = {out->shape[0], out->shape[1] / NBI_NVFP4_BLOCK}, one = 1;
-    NBI_TRY(entry(f, at, out->name, ".qdata", NBI_U8, 2, codes, &slot->data));
-    NBI_TRY(entry(f, at, out->name, ".scale", NBI_E4M3, 2, scales, &slot->scale));
-    if (out->two_level)
-        NBI_TRY(entry(f, at, out->name, ".tscale", NBI_F32, 1, &one, &slot->tscale));
+    const struct nbi_out *o = &slot->out;
+    if (o->dtype != NBI_NVFP4)
+        return put_entry(f, at, (struct entry){o->name, "", o->dtype, o->ndim, o->shape},
+                         &slot->data);
+    int64_t codes[2] = {o->shape[0], o->shape[1] / 2};
+    int64_t scales[2] = {o->shape[0], o->shape[1] / NBI_NVFP4_BLOCK}, one = 1;
+    NBI_TRY(put_entry(f, at, (struct entry){o->name, ".qdata", NBI_U8, 2, codes}, &slot->data));
+    NBI_TRY(put_entry(f, at, (struct entry){o->name, ".scale", NBI_E4M3, 2, scales}, &slot->scale));
+    if (o->two_level)
+        NBI_TRY(
+            put_entry(f, at, (struct entry){o->name, ".tscale", NBI_F32, 1, &one}, &slot->tscale));
     return NB_OK;
 }
 

@@ -90,7 +90,7 @@ static uint8_t round_stochastic(float a, uint32_t u)
 }
 
 void nbi_nvfp4_quantize_sr(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
-                           float tensor_scale, uint64_t seed, uint64_t stream, int64_t first_block)
+                           float tensor_scale, struct nbi_nvfp4_random random)
 {
     for (int64_t b = 0; b < blocks; b++, x += BLOCK, q += BLOCK / 2) {
         float v[BLOCK], amax = 0;
@@ -101,7 +101,8 @@ void nbi_nvfp4_quantize_sr(uint8_t *q, uint8_t *s, const float *x, int64_t block
         float scale = nbi_e4m3_to_f32(s[b]);
         struct nbi_philox bits[2];
         for (int h = 0; h < 2; h++)
-            bits[h] = nbi_philox(seed, 2 * (uint64_t)(first_block + b) + (uint64_t)h, stream);
+            bits[h] = nbi_philox(random.seed, 2 * (uint64_t)(random.first_block + b) + (uint64_t)h,
+                                 random.stream);
         for (int i = 0; i < BLOCK; i++) {
             uint32_t u = bits[i / 8].v[i % 8 / 2] >> 16 * (i & 1) & 0xFFFF;
             uint8_t code = round_stochastic(fabsf(v[i] / scale), u);

@@ -6,8 +6,9 @@
  *
  *     value = e2m1 * e4m3 * tensor_scale
  *
- * The product of the first two is exact in bf16, f16 and f32; the third factor rounds once, and not
- * at all if it is a power of two, as every tensor scale that nibble makes.
+ * The product of the first two is exact in bf16, f16 and f32; the third factor rounds once in f32
+ * (and once more on the way to bf16 or f16), and not at all if it is a power of two, as every
+ * tensor scale that nibble makes.
  *
  * A matrix whose columns are a multiple of 16 is one run of blocks, so most functions take a number
  * of blocks and no shape. All paths (scalar, AVX2, AVX-512) give the same bytes. */
@@ -39,12 +40,18 @@ void nbi_nvfp4_quantize(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
 void nbi_nvfp4_quantize_tiles(uint8_t *q, uint8_t *s, const float *x, int64_t rows, int64_t cols,
                               enum nb_quant_method method, float tensor_scale);
 
-/* Stochastic rounding: unbiased, E[dequantised] = x. The scale is the smallest code that does not
- * clip (base rounded up), and each value goes to one of its two neighbours with the probability
- * that keeps its mean. The random bits of block b are those of Philox with key seed, counter
- * (2 (first_block + b) + {0, 1}, stream), 16 bits a value, low half-word first. */
+/* Where the random bits of stochastic rounding come from: those of block b are Philox with key
+ * seed and counter (2 (first_block + b) + {0, 1}, stream), 16 bits a value, low half-word first. */
+struct nbi_nvfp4_random {
+    uint64_t seed, stream;
+    int64_t first_block; /* place of the first block in its tensor */
+};
+
+/* Stochastic rounding: unbiased, E[dequantised] = x, while amax / tensor_scale <= 2688. The scale
+ * is the smallest code that does not clip (base rounded up), and each value goes to one of its two
+ * neighbours with the probability that keeps its mean. */
 void nbi_nvfp4_quantize_sr(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
-                           float tensor_scale, uint64_t seed, uint64_t stream, int64_t first_block);
+                           float tensor_scale, struct nbi_nvfp4_random random);
 
 void nbi_nvfp4_dequantize_f32(float *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
                               float tensor_scale);

@@ -7,6 +7,7 @@
 #include "base/str.h"
 
 #define TOKENIZER_MAX ((size_t)256 << 20)
+#define TEMPLATE_MAX  ((size_t)16 << 20)
 #define MAX_TOKENS    (1 << 22)
 
 /* How the Qwen family splits text before merging; llama.cpp knows it as "qwen2". */

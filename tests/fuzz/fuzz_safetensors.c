@@ -1,4 +1,5 @@
-/* fuzz_safetensors.c - arbitrary bytes as a .safetensors file: open, look at everything, read every value. */
+/* fuzz_safetensors.c - arbitrary bytes as a .safetensors file: open, look at everything, read all.
+ */
 #include "fuzz/store_target.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

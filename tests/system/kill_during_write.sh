@@ -8,7 +8,7 @@ nibble=$(realpath "$1")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-kills=10 # of each target, spread over the time of an undisturbed run
+kills=30 # of each target, spread over the time of an undisturbed run
 
 fail() {
     echo "FAILED: $*" >&2

@@ -7,10 +7,17 @@
 static const struct {
     const char *key, *value;
 } base[] = {
-    {"model_type", "\"qwen3\""},  {"vocab_size", "48"},          {"hidden_size", "64"},
-    {"intermediate_size", "96"},  {"num_hidden_layers", "2"},    {"num_attention_heads", "4"},
-    {"num_key_value_heads", "2"}, {"head_dim", "16"},            {"max_position_embeddings", "128"},
-    {"rms_norm_eps", "1e-6"},     {"tie_word_embeddings", "true"},
+    {"model_type", "\"qwen3\""},
+    {"vocab_size", "48"},
+    {"hidden_size", "64"},
+    {"intermediate_size", "96"},
+    {"num_hidden_layers", "2"},
+    {"num_attention_heads", "4"},
+    {"num_key_value_heads", "2"},
+    {"head_dim", "16"},
+    {"max_position_embeddings", "128"},
+    {"rms_norm_eps", "1e-6"},
+    {"tie_word_embeddings", "true"},
 };
 
 /* Text of the config with `key` set to `value`; NULL leaves it out. */
@@ -111,10 +118,14 @@ static void test_hostile_config__refuses_sizes_out_of_range(void **state)
 {
     (void)state;
     static const char *const keys[] = {
-        "vocab_size",          "hidden_size", "intermediate_size",      "num_hidden_layers",
+        "vocab_size",          "hidden_size", "intermediate_size",       "num_hidden_layers",
         "num_attention_heads", "head_dim",    "max_position_embeddings", "num_key_value_heads"};
-    static const char *const values[] = {"0",          "-1",         "16777217",
-                                         "4294967295", "4294967296", "9223372036854775807",
+    static const char *const values[] = {"0",
+                                         "-1",
+                                         "16777217",
+                                         "4294967295",
+                                         "4294967296",
+                                         "9223372036854775807",
                                          "-9223372036854775808"};
     for (size_t k = 0; k < LENGTH(keys); k++)
         for (size_t i = 0; i < LENGTH(values); i++) {
@@ -129,7 +140,7 @@ static void test_hostile_config__refuses_sizes_of_other_types(void **state)
 {
     (void)state;
     static const char *const keys[] = {
-        "vocab_size",          "hidden_size", "intermediate_size",      "num_hidden_layers",
+        "vocab_size",          "hidden_size", "intermediate_size",       "num_hidden_layers",
         "num_attention_heads", "head_dim",    "max_position_embeddings", "num_key_value_heads"};
     static const char *const values[] = {"2.0", "2.5", "1e2", "\"2\"", "[2]", "{}", "true"};
     for (size_t k = 0; k < LENGTH(keys); k++)
@@ -191,7 +202,8 @@ static void test_hostile_config__refuses_other_architectures(void **state)
     refuse_with("attention_bias", "true", "'attention_bias' is set");
     refuse_with("attention_bias", "1", "'attention_bias' is set");
     refuse_with("use_sliding_window", "true", "'use_sliding_window' is set");
-    refuse_with("layer_types", "[\"full_attention\",\"sliding_attention\"]", "layer_types: layer 1");
+    refuse_with("layer_types", "[\"full_attention\",\"sliding_attention\"]",
+                "layer_types: layer 1");
     refuse_with("layer_types", "[7]", "layer_types: layer 0");
 }
 

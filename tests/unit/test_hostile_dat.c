@@ -123,10 +123,9 @@ static void test_hostile_dat__refuses_names_that_are_not_text(void **state)
 {
     (void)state;
     const char *const names[] = {
-        "\xff",         "a\x80",         "\xc0\xaf", /* '/' in two bytes */
-        "\xed\xa0\x80",                              /* half of a surrogate pair */
-        "a\x1b[2J",     "line\nbreak",   "tab\t", "\x7f",
-        "\xf4\x90\x80\x80", /* past U+10FFFF */
+        "\xff",         "a\x80",       "\xc0\xaf", /* '/' in two bytes */
+        "\xed\xa0\x80",                            /* half of a surrogate pair */
+        "a\x1b[2J",     "line\nbreak", "tab\t",    "\x7f", "\xf4\x90\x80\x80", /* past U+10FFFF */
     };
     for (size_t i = 0; i < LENGTH(names); i++) {
         struct bytes b = {0};
@@ -295,8 +294,7 @@ static void test_hostile_dat__refuses_shapes_that_do_not_fit(void **state)
         {2, 16, 2, 1}, /* scales for half a row */
         {2, 16, 3, 2}, /* another row count */
         {2, 12, 2, 1}, /* 24 values are no whole blocks */
-        {2, 16, 2, 4},
-        {0, 16, 1, 2},
+        {2, 16, 2, 4}, {0, 16, 1, 2},
     };
     for (size_t i = 0; i < LENGTH(cases); i++) {
         const uint64_t *c = cases[i];

@@ -175,8 +175,8 @@ static void test_hostile_gguf__refuses_string_lengths_past_the_end(void **state)
 static void test_hostile_gguf__refuses_huge_arrays(void **state)
 {
     (void)state;
-    const uint64_t counts[] = {5, (uint64_t)1 << 32, (uint64_t)1 << 61, (uint64_t)1 << 62,
-                               (uint64_t)1 << 63, UINT64_MAX};
+    const uint64_t counts[] = {
+        5, (uint64_t)1 << 32, (uint64_t)1 << 61, (uint64_t)1 << 62, (uint64_t)1 << 63, UINT64_MAX};
     const uint32_t types[] = {NBI_GGUF_U8,   NBI_GGUF_I16, NBI_GGUF_F32,
                               NBI_GGUF_BOOL, NBI_GGUF_F64, NBI_GGUF_STRING};
     for (size_t i = 0; i < LENGTH(counts); i++)
@@ -358,8 +358,8 @@ static void test_hostile_gguf__refuses_dimensions_that_overflow(void **state)
 static void test_hostile_gguf__refuses_tensors_outside_the_file(void **state)
 {
     (void)state;
-    const uint64_t offsets[] = {32,       (uint64_t)1 << 20, (uint64_t)1 << 62, (uint64_t)1 << 63,
-                                (uint64_t)-32, UINT64_MAX,         1};
+    const uint64_t offsets[] = {
+        32, (uint64_t)1 << 20, (uint64_t)1 << 62, (uint64_t)1 << 63, (uint64_t)-32, UINT64_MAX, 1};
     for (size_t i = 0; i < LENGTH(offsets); i++) {
         struct bytes b = {0};
         header(&b, 1, 0);

@@ -49,8 +49,8 @@ static void test_hostile_safetensors__accepts_what_the_cases_start_from(void **s
 static void test_hostile_safetensors__refuses_header_lengths(void **state)
 {
     (void)state;
-    const uint64_t lengths[] = {3,         100000001, (uint64_t)1 << 32, (uint64_t)1 << 63,
-                                UINT64_MAX - 7, UINT64_MAX};
+    const uint64_t lengths[] = {
+        3, 100000001, (uint64_t)1 << 32, (uint64_t)1 << 63, UINT64_MAX - 7, UINT64_MAX};
     for (size_t i = 0; i < LENGTH(lengths); i++) {
         struct bytes b = {0};
         put_u64(&b, lengths[i]);

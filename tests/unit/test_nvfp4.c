@@ -487,17 +487,18 @@ static void test_nvfp4__stochastic_rounding_repeats_and_splits(void **state)
     enum { BLOCKS = 40 };
     static uint8_t q[3][BLOCKS * B / 2], s[3][BLOCKS];
     float *x = make(BLOCKS * B, GAUSS, 0.02f, 71);
-    nbi_nvfp4_quantize_sr(q[0], s[0], x, BLOCKS, 0x1p-8f, 9, 3, 100);
+    nbi_nvfp4_quantize_sr(q[0], s[0], x, BLOCKS, 0x1p-8f, (struct nbi_nvfp4_random){9, 3, 100});
     for (int cut = 0; cut <= BLOCKS; cut += 13) {
-        nbi_nvfp4_quantize_sr(q[1], s[1], x, cut, 0x1p-8f, 9, 3, 100);
-        nbi_nvfp4_quantize_sr(q[1] + cut * B / 2, s[1] + cut, x + cut * B, BLOCKS - cut, 0x1p-8f, 9,
-                              3, 100 + cut);
+        nbi_nvfp4_quantize_sr(q[1], s[1], x, cut, 0x1p-8f, (struct nbi_nvfp4_random){9, 3, 100});
+        nbi_nvfp4_quantize_sr(q[1] + cut * B / 2, s[1] + cut, x + cut * B, BLOCKS - cut, 0x1p-8f,
+                              (struct nbi_nvfp4_random){9, 3, 100 + cut});
         assert_memory_equal(q[0], q[1], sizeof q[0]);
         assert_memory_equal(s[0], s[1], sizeof s[0]);
     }
     for (int other = 0; other < 3; other++) { /* another seed, stream or place: other codes */
-        nbi_nvfp4_quantize_sr(q[2], s[2], x, BLOCKS, 0x1p-8f, other == 0 ? 10 : 9,
-                              other == 1 ? 4 : 3, other == 2 ? 140 : 100);
+        nbi_nvfp4_quantize_sr(q[2], s[2], x, BLOCKS, 0x1p-8f,
+                              (struct nbi_nvfp4_random){other == 0 ? 10 : 9, other == 1 ? 4 : 3,
+                                                        other == 2 ? 140 : 100});
         assert_memory_equal(s[0], s[2], sizeof s[0]);
         assert_memory_not_equal(q[0], q[2], sizeof q[0]);
     }
@@ -520,7 +521,8 @@ static void test_nvfp4__stochastic_rounding_uses_the_documented_bits(void **stat
     enum { BLOCKS = 64 };
     static uint8_t q[BLOCKS * B / 2], s[BLOCKS];
     float *x = make(BLOCKS * B, SPARSE, 1, 72);
-    nbi_nvfp4_quantize_sr(q, s, x, BLOCKS, 1, 0x123456789ABCDEF0, 5, 1000);
+    nbi_nvfp4_quantize_sr(q, s, x, BLOCKS, 1,
+                          (struct nbi_nvfp4_random){0x123456789ABCDEF0, 5, 1000});
     for (int b = 0; b < BLOCKS; b++) {
         double amax = ref_amax(x + b * B, 1, 0), scale = e4m3(s[b]);
         assert_true(scale * 6 >= amax && (e4m3(s[b] - 1) * 6 < amax || amax == 0));
@@ -547,7 +549,7 @@ static void test_nvfp4__stochastic_rounding_is_unbiased(void **state)
     float *x = make(BLOCKS * B, GAUSS, 0.02f, 73);
     const float t = 0x1p-10f;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
-        nbi_nvfp4_quantize_sr(q, s, x, BLOCKS, t, seed, 0, 0);
+        nbi_nvfp4_quantize_sr(q, s, x, BLOCKS, t, (struct nbi_nvfp4_random){seed, 0, 0});
         nbi_nvfp4_dequantize_f32(y, q, s, BLOCKS, t);
         for (int i = 0; i < BLOCKS * B; i++)
             sum[i] += (double)y[i];
