@@ -154,5 +154,6 @@ const struct cli_command cli_doctor = {
         "one line per problem with its remedy. Runs the codec's self-test. Exit code 1 if\n"
         "something that is needed is broken.",
     .opts_size = sizeof(struct doctor_opts),
+    .any_device = true,
     .run = run,
 };

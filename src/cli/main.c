@@ -150,7 +150,8 @@ static void log_line(void *ctx, enum nb_log_level level, const char *line)
         fprintf(stderr, "nibble: %s%s\n", level == NB_LOG_WARN ? "warning: " : "", line);
 }
 
-/* Everything here runs on the CPU; an explicit other device must not be passed over in silence. */
+/* An explicit device that cannot be used, or that the command has no use for, must not be passed
+ * over in silence. */
 static int check_device(const struct cli_command *c, const char *device)
 {
     if (strcmp(device, "auto") == 0 || strcmp(device, "cpu") == 0)
@@ -168,7 +169,7 @@ static int check_device(const struct cli_command *c, const char *device)
         return CLI_EXIT_USAGE;
     }
     enum nb_status rc = nb_gpu_check((int)index);
-    if (rc != NB_OK)
+    if (rc != NB_OK || c->any_device)
         return cli_status(rc);
     fprintf(stderr, "nibble: '%s' runs on the CPU only; leave out --device %s\n", c->name, device);
     return CLI_EXIT_FAILED;

@@ -25,7 +25,9 @@ for e in dat safetensors gguf; do
     ln -s loop.$e "loop.$e"
     mkdir "dir.$e"
 done
-mkdir broken.dir && echo '{"weight_map": {"a": "../zeros.safetensors"}}' > broken.dir/model.safetensors.index.json
+mkdir broken.dir
+echo '{"weight_map": {"a": "../zeros.safetensors"}}' \
+    > broken.dir/model.safetensors.index.json
 echo 'text' > model.bin
 echo 'text' > noending
 cd ..

@@ -106,17 +106,20 @@ bytes() {
     printf '%b' "$2" > "$corpus/$1"
 }
 
+z7='\0000\0000\0000\0000\0000\0000\0000' # the upper bytes of a small u64
+ones='\0377\0377\0377\0377\0377\0377\0377\0377' # 2^64 - 1
+f32_one='\0000\0000\0200\0077'
 bytes dat/empty.dat '\0000'
 bytes dat/overlong.dat '\0201\0000\0001a\0000\0000\0001'
-bytes dat/wide_number.dat '\0377\0377\0377\0377\0377\0377\0377\0377\0377\0177'
-bytes dat/huge_dims.dat '\0001\0001a\0006\0002\0377\0377\0377\0377\0377\0377\0377\0377\0177\0002'
-bytes dat/scalar.dat '\0001\0001a\0006\0000\0000\0000\0200\0077'
-bytes safetensors/empty.safetensors '\0002\0000\0000\0000\0000\0000\0000\0000{}'
-bytes safetensors/huge_header.safetensors '\0377\0377\0377\0377\0377\0377\0377\0377{}'
+bytes dat/wide_number.dat "$ones"'\0377\0177'
+bytes dat/huge_dims.dat '\0001\0001a\0006\0002'"$ones"'\0177\0002'
+bytes dat/scalar.dat '\0001\0001a\0006\0000'"$f32_one"
+bytes safetensors/empty.safetensors '\0002'"$z7"'{}'
+bytes safetensors/huge_header.safetensors "$ones"'{}'
 bytes safetensors/scalar.safetensors \
-    '\0075\0000\0000\0000\0000\0000\0000\0000{"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}        \0000\0000\0200\0077'
-bytes gguf/empty.gguf 'GGUF\0003\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000\0000'
-bytes gguf/huge_counts.gguf 'GGUF\0003\0000\0000\0000\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377\0377'
+    '\0075'"$z7"'{"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}        '"$f32_one"
+bytes gguf/empty.gguf 'GGUF\0003\0000\0000\0000\0000'"$z7"'\0000'"$z7"
+bytes gguf/huge_counts.gguf 'GGUF\0003\0000\0000\0000'"$ones$ones"
 
 # ---- config.json ----
 
@@ -140,9 +143,10 @@ cat > "$corpus/config/eos_list.json" <<'END'
  "num_attention_heads": 2, "vocab_size": 48, "eos_token_id": [45, 43], "pad_token_id": 43,
  "bos_token_id": null, "hidden_act": "silu", "rope_scaling": null}
 END
-printf '[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[' > "$corpus/config/deep.json"
+printf '%66s' '' | tr ' ' '[' > "$corpus/config/deep.json"
 
-for f in "$corpus"/dat/[bfn]*.dat "$corpus"/safetensors/[bcm]*.safetensors "$corpus"/gguf/[bnt]*.gguf; do
+for f in "$corpus"/dat/[bfn]*.dat "$corpus"/safetensors/[bcm]*.safetensors \
+    "$corpus"/gguf/[bnt]*.gguf; do
     quiet inspect "$f" --verify > /dev/null
 done
 echo "$(find "$corpus" -type f | wc -l) seeds, $(du -sb "$corpus" | cut -f1) bytes in $corpus"
