@@ -111,30 +111,73 @@ bool nbi_wildcard_match(const char *pattern, const char *text)
     return *pattern == 0;
 }
 
+/* Length of the well-formed character at p, 0 if there is none. */
+static int character(const uint8_t *p, const uint8_t *end)
+{
+    uint8_t b = *p;
+    if (b < 0x80)
+        return 1;
+    int n = b >= 0xC2 && b <= 0xDF   ? 2
+            : b >= 0xE0 && b <= 0xEF ? 3
+            : b >= 0xF0 && b <= 0xF4 ? 4
+                                     : 0;
+    if (n == 0 || end - p < n)
+        return 0;
+    /* The second byte alone tells overlong forms, surrogates and the top end. */
+    uint8_t lo = b == 0xE0 ? 0xA0 : b == 0xF0 ? 0x90 : 0x80;
+    uint8_t hi = b == 0xED ? 0x9F : b == 0xF4 ? 0x8F : 0xBF;
+    if (p[1] < lo || p[1] > hi)
+        return 0;
+    for (int i = 2; i < n; i++)
+        if (p[i] < 0x80 || p[i] > 0xBF)
+            return 0;
+    return n;
+}
+
+static bool is_control(const uint8_t *p)
+{
+    return p[0] < 0x20 || p[0] == 0x7F || (p[0] == 0xC2 && p[1] < 0xA0);
+}
+
 bool nbi_utf8_valid(const char *bytes, size_t len)
 {
     const uint8_t *p = (const uint8_t *)bytes, *end = p + len;
-    while (p < end) {
-        uint8_t b = *p++;
-        if (b < 0x80)
-            continue;
-        int more = b >= 0xC2 && b <= 0xDF   ? 1
-                   : b >= 0xE0 && b <= 0xEF ? 2
-                   : b >= 0xF0 && b <= 0xF4 ? 3
-                                            : 0;
-        if (more == 0 || end - p < more)
+    for (int n; p < end; p += n)
+        if ((n = character(p, end)) == 0)
             return false;
-        /* The first continuation byte alone tells overlong forms, surrogates and the top end. */
-        uint8_t lo = b == 0xE0 ? 0xA0 : b == 0xF0 ? 0x90 : 0x80;
-        uint8_t hi = b == 0xED ? 0x9F : b == 0xF4 ? 0x8F : 0xBF;
-        if (p[0] < lo || p[0] > hi)
-            return false;
-        for (int i = 1; i < more; i++)
-            if (p[i] < 0x80 || p[i] > 0xBF)
-                return false;
-        p += more;
-    }
     return true;
+}
+
+bool nbi_utf8_printable(const char *bytes, size_t len)
+{
+    const uint8_t *p = (const uint8_t *)bytes, *end = p + len;
+    for (int n; p < end; p += n)
+        if ((n = character(p, end)) == 0 || is_control(p))
+            return false;
+    return true;
+}
+
+void nbi_printable_copy(char *out, size_t size, const char *text, size_t len)
+{
+    const uint8_t *p = (const uint8_t *)text, *end = p + len;
+    size_t used = 0;
+    while (p < end) {
+        int n = character(p, end);
+        bool good = n > 0 && !is_control(p);
+        size_t need = good ? (size_t)n : 1;
+        bool rest_fits = (size_t)(end - p) < size - used; /* the copy is never longer */
+        if (!rest_fits && used + need + 3 >= size) {
+            used += (size_t)snprintf(out + used, size - used, "...");
+            break;
+        }
+        if (good)
+            memcpy(out + used, p, need);
+        else
+            out[used] = '?';
+        used += need;
+        p += n > 0 ? n : 1;
+    }
+    out[used < size ? used : size - 1] = 0;
 }
 
 char *nbi_format_bytes(char buf[32], double bytes)

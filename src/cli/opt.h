@@ -56,7 +56,7 @@ struct cli_command {
     const struct cli_opt *options;
     size_t option_count;
     size_t opts_size;
-    bool any_device; /* --device cuda means something to it */
+    bool any_device;        /* --device cuda means something to it */
     int (*run)(void *opts); /* returns the exit code */
 };
 

@@ -287,6 +287,8 @@ static enum nb_status run(struct conversion *c, struct nb_quantize_report *repor
     NBI_TRY(nbi_target_of(opts->dst, &c->target));
     NBI_TRY(check_paths(opts));
     NBI_TRY(nbi_model_open(&c->model, opts->src, opts->model_dir));
+    if (c->model.store->count == 0)
+        return nbi_fail(NB_EFORMAT, "it holds no tensors");
     NBI_TRY(list_items(c));
     NBI_TRY(nbi_transfer_init(&c->transfer, opts, c->model.store));
     NBI_TRY(nbi_export_begin(&c->out, opts, &c->model, c->items, c->count));

@@ -63,7 +63,7 @@ static enum nb_status read_kv(struct nbi_store *store, struct nbi_cursor *c, str
     char key[NBI_NAME_MAX + 1], *copy;
     size_t len;
     NBI_TRY(read_string(c, key, NBI_NAME_MAX, &len));
-    if (len == 0 || strlen(key) != len || !nbi_utf8_valid(key, len))
+    if (len == 0 || !nbi_utf8_printable(key, len))
         return nbi_fail(NB_EFORMAT, "a metadata key is not text");
     NBI_TRY(nbi_arena_string(&store->arena, "metadata", key, len, &copy));
     kv->key = copy;
@@ -95,13 +95,10 @@ static enum nb_status describe_kv(struct nbi_store *store, const struct nbi_kv *
     if (kv->array) {
         snprintf(text, sizeof text, "%" PRIu64 " x %s", kv->count, names[kv->type]);
     } else if (kv->type == NBI_GGUF_STRING) {
-        char buf[65] = "";
-        uint64_t n = kv->bytes - 8, shown = n < 64 ? n : 64;
-        NBI_TRY(nbi_source_read(store->files[0], kv->offset + 8, buf, shown));
-        for (uint64_t k = 0; k < shown; k++)
-            if ((unsigned char)buf[k] < 0x20)
-                buf[k] = ' ';
-        snprintf(text, sizeof text, "%s%s", buf, n > shown ? "..." : "");
+        char buf[sizeof text + 4]; /* more than will be shown, so that a cut is seen */
+        uint64_t n = kv->bytes - 8 < sizeof buf ? kv->bytes - 8 : sizeof buf;
+        NBI_TRY(nbi_source_read(store->files[0], kv->offset + 8, buf, n));
+        nbi_printable_copy(text, sizeof text, buf, n);
     } else if (nbi_kv_int(store, kv->key, INT64_MIN, INT64_MAX, &i) == NB_OK) {
         snprintf(text, sizeof text, "%" PRId64, i);
     } else if (nbi_kv_float(store, kv->key, &f) == NB_OK) {
@@ -449,14 +446,15 @@ enum nb_status nbi_kv_each_string(const struct nbi_store *store, const char *key
     uint64_t at = 0;
     for (uint64_t i = 0; i < kv->count && rc == NB_OK; i++) {
         uint64_t n = 0;
-        for (int k = 7; k >= 0; k--)
+        for (int k = 7; k >= 0 && kv->bytes - at >= 8; k--)
             n = n << 8 | (uint8_t)bytes[at + (uint64_t)k];
-        at += 8;
-        if (n > kv->bytes - at) /* opening checked this; the file may have changed since */
+        /* Opening checked these lengths; the file may have changed since. */
+        if (kv->bytes - at < 8 || n > kv->bytes - at - 8) {
             rc = nbi_fail(NB_EIO, "the file changed while it was read");
-        else
-            rc = fn(ctx, i, bytes + at, n);
-        at += n;
+            break;
+        }
+        rc = fn(ctx, i, bytes + at + 8, n);
+        at += 8 + n;
     }
     free(bytes);
     return rc;

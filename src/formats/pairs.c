@@ -13,19 +13,10 @@
 
 /* ---- the list of parts ---- */
 
-static bool printable(const char *name, size_t len)
-{
-    for (size_t i = 0; i < len; i++)
-        if ((unsigned char)name[i] < 0x20 || name[i] == 0x7F)
-            return false;
-    return true;
-}
-
 enum nb_status nbi_parts_add(struct nbi_store *store, struct nbi_parts *parts, const char *name,
                              size_t name_len, const struct nbi_part *part)
 {
-    if (name_len == 0 || name_len > NBI_NAME_MAX || !printable(name, name_len) ||
-        !nbi_utf8_valid(name, name_len))
+    if (name_len == 0 || name_len > NBI_NAME_MAX || !nbi_utf8_printable(name, name_len))
         return nbi_fail(NB_EFORMAT, "a tensor name of %zu bytes is not printable text", name_len);
     uint64_t size = nbi_source_size(store->files[part->span.file]);
     if (part->span.offset > size || part->span.bytes > size - part->span.offset)

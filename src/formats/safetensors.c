@@ -67,8 +67,7 @@ static enum nb_status parse_metadata(struct nbi_store *store, const json_t *meta
     json_t *value;
     if (!json_is_object(meta))
         return nbi_fail(NB_EFORMAT, "'__metadata__' must be an object");
-    json_object_foreach((json_t *)meta, key, value)
-    {
+    json_object_foreach ((json_t *)meta, key, value) {
         if (!json_is_string(value))
             return nbi_fail(NB_EFORMAT, "metadata '%s' must be a string", key);
         NBI_TRY(nbi_meta_add(store, key, json_string_value(value)));
@@ -110,8 +109,7 @@ static enum nb_status parse_header(struct nbi_store *store, int file, struct nbi
     json_t *info;
     if (!json_is_object(header))
         return nbi_fail(NB_EFORMAT, "the header is not a JSON object");
-    json_object_foreach((json_t *)header, name, info)
-    {
+    json_object_foreach ((json_t *)header, name, info) {
         if (strcmp(name, "__metadata__") == 0) {
             NBI_TRY(parse_metadata(store, info));
             continue;
@@ -121,7 +119,8 @@ static enum nb_status parse_header(struct nbi_store *store, int file, struct nbi
             nbi_context(parse_tensor(info, data_at, size - data_at, &part), "tensor '%s'", name));
         NBI_TRY(nbi_parts_add(store, parts, name, strlen(name), &part));
     }
-    return check_cover(parts->p + first, parts->count - first, data_at, size);
+    struct nbi_part *own = parts->count > first ? parts->p + first : NULL;
+    return check_cover(own, parts->count - first, data_at, size);
 }
 
 enum nb_status nbi_safetensors_read(struct nbi_store *store, int file, struct nbi_parts *parts)

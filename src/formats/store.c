@@ -40,9 +40,11 @@ enum nb_status nbi_meta_add(struct nbi_store *store, const char *key, const char
             return nbi_fail_memory("metadata", cap * sizeof *p);
         store->meta = p;
     }
-    char *k, *v;
-    NBI_TRY(nbi_arena_string(&store->arena, "metadata", key, strlen(key), &k));
-    NBI_TRY(nbi_arena_string(&store->arena, "metadata", value, strlen(value), &v));
+    char *k, *v, text[256];
+    nbi_printable_copy(text, sizeof text, key, strlen(key));
+    NBI_TRY(nbi_arena_string(&store->arena, "metadata", text, strlen(text), &k));
+    nbi_printable_copy(text, sizeof text, value, strlen(value));
+    NBI_TRY(nbi_arena_string(&store->arena, "metadata", text, strlen(text), &v));
     store->meta[store->meta_count++] = (struct nbi_meta_row){k, v};
     return NB_OK;
 }
@@ -155,8 +157,7 @@ static enum nb_status add_shards(struct nbi_store *store, const char *dir, const
     json_t *file;
     json_t *seen = json_object();
     enum nb_status rc = seen ? NB_OK : nbi_fail_memory("index", 0);
-    json_object_foreach((json_t *)map, tensor, file)
-    {
+    json_object_foreach ((json_t *)map, tensor, file) {
         const char *name = json_string_value(file);
         if (rc != NB_OK)
             break;
@@ -195,6 +196,8 @@ static enum nb_status read_sharded(struct nbi_store *store, const char *dir, con
                             : nbi_fail(NB_EFORMAT, "'weight_map' must be an object");
     for (int i = 0; i < store->file_count && rc == NB_OK; i++)
         rc = read_parts(store, i, &parts);
+    if (rc == NB_OK && json_object_size(map) == 0)
+        rc = nbi_fail(NB_EFORMAT, "the index lists no tensors");
     if (rc == NB_OK)
         rc = check_index(store, &parts, map);
     if (rc == NB_OK)

@@ -9,6 +9,8 @@
 #include "formats/emit.h"
 #include "tensor/nvfp4.h"
 
+#define NAME_MAX_WRITTEN 1000 /* what readers allow, less the longest suffix */
+
 struct nbi_writer {
     struct nbi_writer_opts opts; /* path copied, the rest not used after begin */
     char *path;
@@ -52,6 +54,8 @@ uint64_t nbi_writer_bytes(const struct nbi_writer *w)
 static enum nb_status check_slot(const struct nbi_writer *w, const struct nbi_slot *slot)
 {
     const struct nbi_out *t = &slot->out;
+    if (strlen(t->name) > NAME_MAX_WRITTEN)
+        return nbi_fail(NB_EUNSUPPORTED, "its name is longer than %d bytes", NAME_MAX_WRITTEN);
     if (t->dtype == NBI_NVFP4 && (t->ndim != 2 || t->shape[1] % NBI_NVFP4_BLOCK != 0))
         return nbi_fail(NB_EUNSUPPORTED,
                         "NVFP4 needs two dimensions and rows of a multiple of %d values",

@@ -21,9 +21,9 @@ static enum nb_status validate(const struct nbi_config *c)
         return nbi_fail(NB_EFORMAT,
                         "%lld attention heads are not a multiple of %lld key/value heads",
                         (long long)c->heads, (long long)c->kv_heads);
-    if (c->head_dim % 2 != 0)
-        return nbi_fail(NB_EFORMAT, "head_dim %lld is odd, rotary positions need pairs",
-                        (long long)c->head_dim);
+    if (c->head_dim < 2 || c->head_dim > MAX_HEAD_DIM || c->head_dim % 2 != 0)
+        return nbi_fail(NB_EFORMAT, "head_dim %lld is not an even number from 2 to %d",
+                        (long long)c->head_dim, MAX_HEAD_DIM);
     if (c->heads * c->head_dim > MAX_DIM)
         return nbi_fail(NB_EFORMAT, "%lld heads of %lld are too wide", (long long)c->heads,
                         (long long)c->head_dim);
@@ -73,15 +73,31 @@ static enum nb_status check_architecture(const json_t *json)
         return nbi_fail(NB_EUNSUPPORTED, "hidden_act '%s' is not supported; 'silu' is", act);
     NBI_TRY(require_off(json, "attention_bias"));
     NBI_TRY(require_off(json, "use_sliding_window"));
+    return NB_OK;
+}
+
+static enum nb_status check_layer_types(const json_t *json, int64_t layers)
+{
     const json_t *types = json_object_get(json, "layer_types");
     size_t i;
     json_t *t;
-    json_array_foreach(
-        types, i, t) if (!json_is_string(t) ||
-                         strcmp(json_string_value(t), "full_attention") !=
-                             0) return nbi_fail(NB_EUNSUPPORTED,
-                                                "layer_types: layer %zu is not 'full_attention'",
-                                                i);
+    if (!types || json_is_null(types))
+        return NB_OK;
+    if (!json_is_array(types) || json_array_size(types) != (size_t)layers)
+        return nbi_fail(NB_EFORMAT, "'layer_types' must be a list of %lld", (long long)layers);
+    json_array_foreach (types, i, t)
+        if (!json_is_string(t) || strcmp(json_string_value(t), "full_attention") != 0)
+            return nbi_fail(NB_EUNSUPPORTED, "layer_types: layer %zu is not 'full_attention'", i);
+    return NB_OK;
+}
+
+/* A number that must have its default value: nibble has no code for another one. */
+static enum nb_status require_default(const json_t *json, const char *key, double value)
+{
+    double v = value;
+    NBI_TRY(nbi_json_number(json, key, false, -1e300, 1e300, &v));
+    if (v != value)
+        return nbi_fail(NB_EUNSUPPORTED, "'%s' is %g; only %g is supported", key, v, value);
     return NB_OK;
 }
 
@@ -98,12 +114,16 @@ static enum nb_status parse_rope(struct nbi_config *c, const json_t *json)
         return nbi_fail(NB_EFORMAT, "'rope_scaling' must be an object");
     NBI_TRY(nbi_json_number(rope, "rope_theta", false, 1, 1e12, &c->rope_theta));
     const char *type = "default";
+    NBI_TRY(require_default(rope, "partial_rotary_factor", 1));
     NBI_TRY(nbi_json_string(rope, "type", false, &type));
     NBI_TRY(nbi_json_string(rope, "rope_type", false, &type));
     if (strcmp(type, "default") == 0)
         return NB_OK;
     if (strcmp(type, "yarn") != 0)
         return nbi_fail(NB_EUNSUPPORTED, "rope scaling '%s' is not supported; 'yarn' is", type);
+    NBI_TRY(require_default(rope, "beta_fast", 32));
+    NBI_TRY(require_default(rope, "beta_slow", 1));
+    NBI_TRY(require_off(rope, "attention_factor"));
     NBI_TRY(nbi_json_number(rope, "factor", true, 1, 1024, &c->yarn_factor));
     c->yarn_original = c->max_position;
     return nbi_json_int(rope, "original_max_position_embeddings", false, 1, MAX_POSITION,
@@ -125,8 +145,7 @@ static enum nb_status parse_eos(struct nbi_config *c, const json_t *json)
     json_t *id;
     if (json_array_size(v) > NBI_MAX_EOS)
         return nbi_fail(NB_EFORMAT, "'eos_token_id' lists more than %d ids", NBI_MAX_EOS);
-    json_array_foreach(v, i, id)
-    {
+    json_array_foreach (v, i, id) {
         if (!json_is_integer(id) || json_integer_value(id) < 0)
             return nbi_fail(NB_EFORMAT, "'eos_token_id' must hold whole numbers");
         c->eos[c->eos_count++] = json_integer_value(id);
@@ -145,6 +164,7 @@ enum nb_status nbi_config_parse(struct nbi_config *c, const json_t *json)
     NBI_TRY(nbi_json_int(json, "intermediate_size", true, 1, MAX_DIM, &c->intermediate_size));
     NBI_TRY(nbi_json_int(json, "num_hidden_layers", true, 1, MAX_LAYERS, &c->layers));
     NBI_TRY(nbi_json_int(json, "num_attention_heads", true, 1, MAX_HEADS, &c->heads));
+    NBI_TRY(check_layer_types(json, c->layers));
     c->kv_heads = c->heads;
     NBI_TRY(nbi_json_int(json, "num_key_value_heads", false, 1, MAX_HEADS, &c->kv_heads));
     NBI_TRY(nbi_json_int(json, "head_dim", false, 2, MAX_HEAD_DIM, &c->head_dim));

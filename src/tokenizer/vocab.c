@@ -108,8 +108,7 @@ static enum nb_status read_merges(struct nbi_vocab *v, const json_t *merges)
     json_t *m;
     struct nbi_str s = {0};
     enum nb_status rc = NB_OK;
-    json_array_foreach(merges, i, m)
-    {
+    json_array_foreach (merges, i, m) {
         const char *a = json_string_value(json_array_get(m, 0));
         const char *b = json_string_value(json_array_get(m, 1));
         s.len = 0;
@@ -131,8 +130,7 @@ static enum nb_status read_added(struct nbi_vocab *v, const json_t *added)
 {
     size_t i;
     json_t *t;
-    json_array_foreach(added, i, t)
-    {
+    json_array_foreach (added, i, t) {
         int64_t id = -1;
         const char *text = NULL;
         bool special = false;
@@ -152,8 +150,7 @@ static enum nb_status read_tokenizer(struct nbi_vocab *v, const json_t *json)
     NBI_TRY(check_kind(json, model));
     if (!json_is_object(vocab) || !json_is_array(json_object_get(model, "merges")))
         return nbi_fail(NB_EFORMAT, "'vocab' or 'merges' is missing");
-    json_object_foreach((json_t *)vocab, text, id)
-    {
+    json_object_foreach ((json_t *)vocab, text, id) {
         if (!json_is_integer(id))
             return nbi_fail(NB_EFORMAT, "the id of token '%s' is not a whole number", text);
         NBI_TRY(set_token(v, json_integer_value(id), text, strlen(text), NBI_TOKEN_NORMAL));
@@ -252,12 +249,18 @@ static json_t *added_json(const struct nbi_token *t)
                      "rstrip", 0, "normalized", 0, "special", t->type == NBI_TOKEN_CONTROL);
 }
 
-static json_t *tokenizer_json(const struct nbi_vocab *v)
+static int64_t last_normal(const struct nbi_vocab *v)
 {
-    json_t *vocab = json_object(), *merges = json_array(), *added = json_array();
     int64_t last = v->count - 1;
     while (last >= 0 && !(v->tokens[last].text && v->tokens[last].type == NBI_TOKEN_NORMAL))
         last--;
+    return last;
+}
+
+static json_t *tokenizer_json(const struct nbi_vocab *v)
+{
+    json_t *vocab = json_object(), *merges = json_array(), *added = json_array();
+    int64_t last = last_normal(v);
     for (int64_t i = 0; i < v->count; i++) {
         const struct nbi_token *t = &v->tokens[i];
         /* Readers give added tokens the ids behind the vocabulary unless that names them. */
@@ -329,7 +332,16 @@ static enum nb_status write_json(json_t *json, const char *dir, const char *name
 
 enum nb_status nbi_vocab_write_dir(const struct nbi_vocab *v, const char *dir)
 {
-    NBI_TRY(write_json(tokenizer_json(v), dir, "tokenizer.json"));
+    json_t *json = tokenizer_json(v);
+    json_t *vocab = json_object_get(json_object_get(json, "model"), "vocab");
+    int64_t texts = 0;
+    for (int64_t i = 0; i <= last_normal(v); i++)
+        texts += v->tokens[i].text != NULL;
+    if (json && (int64_t)json_object_size(vocab) != texts) {
+        json_decref(json);
+        return nbi_fail(NB_EFORMAT, "two tokens of the vocabulary have the same text");
+    }
+    NBI_TRY(write_json(json, dir, "tokenizer.json"));
     return write_json(settings_json(v), dir, "tokenizer_config.json");
 }
 

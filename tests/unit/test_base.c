@@ -138,6 +138,27 @@ static void test_str__utf8(void **state)
         assert_false(nbi_utf8_valid(bad[i], strlen(bad[i])));
 }
 
+static void test_str__printable_copy(void **state)
+{
+    (void)state;
+    char out[12];
+    static const struct {
+        const char *in, *out;
+    } rows[] = {{"plain", "plain"},
+                {"a\x1b[31mb", "a?[31mb"},
+                {"\xC2\x9B\x7F\xFFz", "???z"},
+                {"12345678901", "12345678901"},
+                {"123456789012", "12345678..."},
+                {"1234567\xE4\xBD\xA0\xE4\xBD\xA0", "1234567..."}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        nbi_printable_copy(out, sizeof out, rows[i].in, strlen(rows[i].in));
+        assert_string_equal(out, rows[i].out);
+        assert_true(nbi_utf8_printable(out, strlen(out)));
+    }
+    assert_false(nbi_utf8_printable("\xC2\x85", 2));
+    assert_true(nbi_utf8_printable("\xC2\xA0", 2));
+}
+
 static void test_json__strictness(void **state)
 {
     (void)state;
@@ -316,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_str__failure_sticks_and_growth_keeps_text),
         cmocka_unit_test(test_str__wildcards),
         cmocka_unit_test(test_str__utf8),
+        cmocka_unit_test(test_str__printable_copy),
         cmocka_unit_test(test_json__strictness),
         cmocka_unit_test(test_json__getters_check_type_and_range),
         cmocka_unit_test(test_crc__known_values),

@@ -17,6 +17,11 @@ static enum nb_status parse(struct nbi_config *c, const char *text)
     "\"intermediate_size\":9728,\"num_hidden_layers\":36,\"num_attention_heads\":32,"              \
     "\"num_key_value_heads\":8,\"head_dim\":128"
 
+#define FULL_6                                                                                     \
+    "\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\","                 \
+    "\"full_attention\",\"full_attention\""
+#define FULL_36 FULL_6 "," FULL_6 "," FULL_6 "," FULL_6 "," FULL_6 "," FULL_6
+
 static void test_config__older_form(void **state)
 {
     (void)state;
@@ -38,7 +43,7 @@ static void test_config__newer_form(void **state)
     struct nbi_config c;
     assert_ok(parse(&c, "{" SIZES ",\"rope_parameters\":{\"rope_theta\":1000000.0,"
                         "\"rope_type\":\"default\"},\"dtype\":\"bfloat16\","
-                        "\"layer_types\":[\"full_attention\",\"full_attention\"],"
+                        "\"layer_types\":[" FULL_36 "],"
                         "\"eos_token_id\":[151645,151643]}"));
     assert_true(c.rope_theta == 1e6);
     assert_false(c.tied);

@@ -156,7 +156,7 @@ static void test_hostile_config__refuses_heads_that_do_not_divide(void **state)
     (void)state;
     refuse_with("num_key_value_heads", "3", "not a multiple of 3 key/value heads");
     refuse_with("num_key_value_heads", "8", "not a multiple of 8 key/value heads");
-    refuse_with("head_dim", "15", "head_dim 15 is odd");
+    refuse_with("head_dim", "15", "head_dim 15 is not an even number");
     refuse_with("head_dim", "1", "'head_dim' is 1, outside 2 to");
 }
 
@@ -204,7 +204,9 @@ static void test_hostile_config__refuses_other_architectures(void **state)
     refuse_with("use_sliding_window", "true", "'use_sliding_window' is set");
     refuse_with("layer_types", "[\"full_attention\",\"sliding_attention\"]",
                 "layer_types: layer 1");
-    refuse_with("layer_types", "[7]", "layer_types: layer 0");
+    refuse_with("layer_types", "[7, 7]", "layer_types: layer 0");
+    refuse_with("layer_types", "[\"full_attention\"]", "must be a list of 2");
+    refuse_with("layer_types", "\"full_attention\"", "must be a list of 2");
 }
 
 static void test_hostile_config__refuses_other_rope_scalings(void **state)

@@ -652,7 +652,7 @@ static void test_hostile_gguf__refuses_bad_head_counts(void **state)
     refuse_config(m, "not a multiple");
     m = good_model;
     m.head_dim = 3;
-    refuse_config(m, "is odd");
+    refuse_config(m, "not an even number");
     m.head_dim = 1u << 20;
     refuse_config(m, "'qwen3.attention.key_length' is");
 }
