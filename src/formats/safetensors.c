@@ -83,16 +83,18 @@ static int by_offset(const void *a, const void *b)
     return (x->span.bytes > y->span.bytes) - (x->span.bytes < y->span.bytes);
 }
 
-static enum nb_status check_cover(struct nbi_part *parts, int64_t count, uint64_t at, uint64_t end)
+/* The parts from `first` on are this file's; their data must fill [at, end). */
+static enum nb_status check_cover(struct nbi_parts *parts, int64_t first, uint64_t at, uint64_t end)
 {
-    if (count)
-        qsort(parts, (size_t)count, sizeof *parts, by_offset);
-    for (int64_t i = 0; i < count; i++) {
-        if (parts[i].span.offset != at)
-            return nbi_fail(NB_EFORMAT, "the data of '%s' %s", parts[i].name,
-                            parts[i].span.offset < at ? "overlaps that of another tensor"
-                                                      : "does not follow that of the one before");
-        at += parts[i].span.bytes;
+    if (parts->count > first)
+        qsort(parts->p + first, (size_t)(parts->count - first), sizeof *parts->p, by_offset);
+    for (int64_t i = first; i < parts->count; i++) {
+        const struct nbi_part *part = &parts->p[i];
+        if (part->span.offset != at)
+            return nbi_fail(NB_EFORMAT, "the data of '%s' %s", part->name,
+                            part->span.offset < at ? "overlaps that of another tensor"
+                                                   : "does not follow that of the one before");
+        at += part->span.bytes;
     }
     if (at != end)
         return nbi_fail(NB_EFORMAT, "%llu bytes after the last tensor",
@@ -119,8 +121,7 @@ static enum nb_status parse_header(struct nbi_store *store, int file, struct nbi
             nbi_context(parse_tensor(info, data_at, size - data_at, &part), "tensor '%s'", name));
         NBI_TRY(nbi_parts_add(store, parts, name, strlen(name), &part));
     }
-    struct nbi_part *own = parts->count > first ? parts->p + first : NULL;
-    return check_cover(own, parts->count - first, data_at, size);
+    return check_cover(parts, first, data_at, size);
 }
 
 enum nb_status nbi_safetensors_read(struct nbi_store *store, int file, struct nbi_parts *parts)
