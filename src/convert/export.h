@@ -27,7 +27,7 @@ struct nbi_export {
     struct nbi_writer *writer;
 };
 
-/* Lays out everything. name: for GGUF's general.name. */
+/* Lays out everything and writes the files beside the weights. */
 enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_opts *opts,
                                 const struct nbi_model *model, const struct nbi_item *items,
                                 int64_t count);

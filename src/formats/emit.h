@@ -21,7 +21,7 @@ struct nbi_slot {
 enum nb_status nbi_emit_dat(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
                             uint64_t *size);
 enum nb_status nbi_emit_safetensors(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
-                                    const struct nbi_writer_opts *opts, uint64_t *size);
+                                    enum nbi_layout layout, uint64_t *size);
 enum nb_status nbi_emit_gguf(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
                              const struct nbi_gguf_meta *meta, uint64_t *size);
 

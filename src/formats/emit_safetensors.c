@@ -87,16 +87,9 @@ static enum nb_status part_json(struct nbi_str *s, const struct part *p, uint64_
 }
 
 static enum nb_status build_header(struct nbi_str *s, struct part *parts, int64_t n,
-                                   const char *const *meta, uint64_t *data_bytes)
+                                   uint64_t *data_bytes)
 {
-    nbi_str_puts(s, "{\"__metadata__\":{\"format\":\"pt\"");
-    for (; meta && meta[0]; meta += 2) {
-        nbi_str_puts(s, ",");
-        json_string(s, meta[0]);
-        nbi_str_puts(s, ":");
-        json_string(s, meta[1]);
-    }
-    nbi_str_puts(s, "}");
+    nbi_str_puts(s, "{\"__metadata__\":{\"format\":\"pt\"}");
     *data_bytes = 0;
     for (int64_t i = 0; i < n; i++)
         NBI_TRY(part_json(s, &parts[i], data_bytes));
@@ -127,19 +120,19 @@ enum nb_status nbi_check_safetensors(const struct nbi_slot *slot)
 }
 
 enum nb_status nbi_emit_safetensors(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
-                                    const struct nbi_writer_opts *opts, uint64_t *size)
+                                    enum nbi_layout layout, uint64_t *size)
 {
     struct part *parts = calloc((size_t)count * 3 + 1, sizeof *parts);
     if (!parts)
         return nbi_fail_memory("tensor list", (size_t)count * 3 * sizeof *parts);
     int64_t n = 0;
     for (int64_t i = 0; i < count; i++)
-        n += slot_parts(&slots[i], opts->layout, parts + n);
+        n += slot_parts(&slots[i], layout, parts + n);
     if (n)
         qsort(parts, (size_t)n, sizeof *parts, file_order);
     struct nbi_str s = {0};
     uint64_t data_bytes = 0;
-    enum nb_status rc = build_header(&s, parts, n, opts->st_meta, &data_bytes);
+    enum nb_status rc = build_header(&s, parts, n, &data_bytes);
     for (int64_t i = 0; i < n && rc == NB_OK; i++)
         parts[i].place->offset += 8 + s.len; /* now absolute */
     if (rc == NB_OK)

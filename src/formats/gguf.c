@@ -214,9 +214,7 @@ static enum nb_status read_tensor(struct nbi_cursor *c, struct nbi_part *part, u
 static enum nb_status read_tensors(struct nbi_store *store, struct nbi_parts *parts,
                                    struct nbi_cursor *c, uint64_t n, uint64_t alignment)
 {
-    struct nbi_source *src = c->src == store->files[0] ? store->files[0] : NULL;
-    NBI_BUG_IF(!src);
-    uint64_t next = 0, size = nbi_source_size(src);
+    uint64_t next = 0, size = nbi_source_size(c->src);
     struct nbi_cursor names = *c; /* first pass: sizes only, to learn where the data starts */
     for (uint64_t i = 0; i < n; i++) {
         struct nbi_part part = {0};

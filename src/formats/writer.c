@@ -142,7 +142,7 @@ static enum nb_status emit_files(struct nbi_writer *w)
             w->opts.format == NBI_FORMAT_DAT ? nbi_emit_dat(w->files[i], slots, end - first, &size)
             : w->opts.format == NBI_FORMAT_GGUF
                 ? nbi_emit_gguf(w->files[i], slots, end - first, w->opts.meta, &size)
-                : nbi_emit_safetensors(w->files[i], slots, end - first, &w->opts, &size);
+                : nbi_emit_safetensors(w->files[i], slots, end - first, w->opts.layout, &size);
         NBI_TRY(rc);
         NBI_TRY(nbi_outfile_reserve(w->files[i], size));
         w->bytes += size;
@@ -213,15 +213,14 @@ enum nb_status nbi_writer_put(struct nbi_writer *w, int64_t index, int64_t first
 static enum nb_status put_gguf(struct nbi_writer *w, struct nbi_slot *slot, int64_t first,
                                int64_t count, const uint8_t *codes, const uint8_t *scales)
 {
-    uint8_t buf[256 * 36];
-    int64_t total = count / 64;
-    for (int64_t b = 0; b < total; b += 256) {
-        int64_t n = total - b < 256 ? total - b : 256;
-        nbi_nvfp4_to_gguf(buf, codes + 32 * b, scales + 4 * b, n);
-        NBI_TRY(
-            put_bytes(w, slot, &slot->data, (uint64_t)(first / 64 + b) * 36, buf, (size_t)n * 36));
-    }
-    return NB_OK;
+    size_t bytes = (size_t)count / 64 * 36;
+    uint8_t *blocks = malloc(bytes + 1);
+    if (!blocks)
+        return nbi_fail_memory("NVFP4 blocks", bytes);
+    nbi_nvfp4_to_gguf(blocks, codes, scales, count / 64);
+    enum nb_status rc = put_bytes(w, slot, &slot->data, (uint64_t)first / 64 * 36, blocks, bytes);
+    free(blocks);
+    return rc;
 }
 
 enum nb_status nbi_writer_put_nvfp4(struct nbi_writer *w, int64_t index, int64_t first,

@@ -39,7 +39,6 @@ struct nbi_writer_opts {
     const char *path;                 /* the file; with shard_bytes the directory, which exists */
     uint64_t shard_bytes;             /* > 0: model*.safetensors and an index in the directory */
     const struct nbi_gguf_meta *meta; /* GGUF */
-    const char *const *st_meta;       /* safetensors: key, value, ..., NULL; may be NULL */
 };
 
 struct nbi_writer;

@@ -151,30 +151,44 @@ float nbi_nvfp4_tensor_scale(float amax)
     return ldexpf(1.0f, e < -100 ? -100 : e); /* keeps 1 / t and every product normal */
 }
 
+/* The eight nibbles of x, lowest first, as the eight bytes of the result; and back. */
+static uint64_t spread_nibbles(uint64_t x)
+{
+    x = (x | x << 16) & 0x0000FFFF0000FFFFull;
+    x = (x | x << 8) & 0x00FF00FF00FF00FFull;
+    return (x | x << 4) & 0x0F0F0F0F0F0F0F0Full;
+}
+
+static uint32_t gather_nibbles(uint64_t x)
+{
+    x &= 0x0F0F0F0F0F0F0F0Full;
+    x = (x | x >> 4) & 0x00FF00FF00FF00FFull;
+    x = (x | x >> 8) & 0x0000FFFF0000FFFFull;
+    return (uint32_t)(x | x >> 16);
+}
+
 void nbi_nvfp4_to_gguf(uint8_t *out, const uint8_t *q, const uint8_t *s, int64_t superblocks)
 {
-    for (int64_t b = 0; b < superblocks; b++, out += 36, q += 32, s += 4) {
+    for (int64_t b = 0; b < superblocks; b++, out += 36, s += 4) {
         memcpy(out, s, 4);
-        for (int sub = 0; sub < 4; sub++) {
-            const uint8_t *in = q + 8 * sub; /* byte k holds values 2k, 2k + 1 */
-            for (int j = 0; j < 8; j++) {
-                int lo = in[j / 2] >> 4 * (j & 1) & 15, hi = in[4 + j / 2] >> 4 * (j & 1) & 15;
-                out[4 + 8 * sub + j] = (uint8_t)(lo | hi << 4);
-            }
+        for (int sub = 0; sub < 4; sub++, q += 8) {
+            uint32_t half[2]; /* values 0 to 7, values 8 to 15 */
+            memcpy(half, q, 8);
+            uint64_t paired = spread_nibbles(half[0]) | spread_nibbles(half[1]) << 4;
+            memcpy(out + 4 + 8 * sub, &paired, 8);
         }
     }
 }
 
 void nbi_nvfp4_from_gguf(uint8_t *q, uint8_t *s, const uint8_t *in, int64_t superblocks)
 {
-    for (int64_t b = 0; b < superblocks; b++, in += 36, q += 32, s += 4) {
+    for (int64_t b = 0; b < superblocks; b++, in += 36, s += 4) {
         memcpy(s, in, 4);
-        for (int sub = 0; sub < 4; sub++) {
-            const uint8_t *src = in + 4 + 8 * sub; /* byte j holds values j, j + 8 */
-            for (int k = 0; k < 4; k++) {
-                q[8 * sub + k] = (uint8_t)((src[2 * k] & 15) | (src[2 * k + 1] & 15) << 4);
-                q[8 * sub + 4 + k] = (uint8_t)(src[2 * k] >> 4 | (src[2 * k + 1] >> 4) << 4);
-            }
+        for (int sub = 0; sub < 4; sub++, q += 8) {
+            uint64_t paired;
+            memcpy(&paired, in + 4 + 8 * sub, 8);
+            uint32_t half[2] = {gather_nibbles(paired), gather_nibbles(paired >> 4)};
+            memcpy(q, half, 8);
         }
     }
 }
