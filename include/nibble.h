@@ -97,21 +97,21 @@ void nb_file_meta(const struct nb_file *file, int64_t index, const char **key, c
 
 /* Checks names and shapes against the config (what can be told from the shapes alone if there is
  * none), then reads every value: scales finite and positive, nothing NaN or infinite. The message
- * names the first problem. */
-NB_MUST_CHECK enum nb_status nb_file_verify(struct nb_file *file, nb_progress_fn progress,
-                                            void *progress_ctx);
+ * names the first problem. threads: 0 for what this process may use. */
+NB_MUST_CHECK enum nb_status nb_file_verify(struct nb_file *file, int threads,
+                                            nb_progress_fn progress, void *progress_ctx);
 
 /* ---- conversion and quantisation ------------------------------------------------------------ */
 
 enum nb_out_dtype { NB_OUT_KEEP, NB_OUT_F32, NB_OUT_F16, NB_OUT_BF16 };
-enum nb_out_layout { NB_LAYOUT_MODELOPT, NB_LAYOUT_COMPRESSED_TENSORS };
+enum nb_out_layout { NB_LAYOUT_KEEP, NB_LAYOUT_MODELOPT, NB_LAYOUT_COMPRESSED_TENSORS };
 enum nb_quant_method { NB_QUANT_RTN, NB_QUANT_4OVER6, NB_QUANT_SWEEP };
 
 struct nb_convert_opts {
     const char *src, *dst; /* dst: by its ending, else a directory */
     const char *model_dir; /* config and tokenizer of a bare weights file; may be NULL */
     enum nb_out_dtype dtype;
-    enum nb_out_layout layout; /* of NVFP4 tensors in safetensors */
+    enum nb_out_layout layout; /* NVFP4 in safetensors; keep: the source's, else ModelOpt */
     uint64_t shard_bytes;      /* directories: start a new file past this; 0: 5 GB */
     int threads;               /* 0: what this process may use */
     nb_progress_fn progress;   /* in bytes of the source; may be NULL */
@@ -133,7 +133,7 @@ struct nb_quantize_opts {
 struct nb_quant_family {
     char name[32];
     int64_t tensors, values;
-    double snr_db, rel_mse, zeros; /* zeros: share of values that became 0 */
+    double snr_db, rel_mse, zeros; /* snr_db: infinite without error; zeros: share that became 0 */
 };
 
 #define NB_QUANT_FAMILIES 16

@@ -21,10 +21,22 @@ bool nbi_path_is_dir(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+bool nbi_path_exists(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
 bool nbi_path_is_file(const char *path)
 {
     struct stat st;
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+bool nbi_path_dangles(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && stat(path, &st) != 0;
 }
 
 bool nbi_path_same(const char *a, const char *b)
@@ -108,16 +120,22 @@ static void remove_stale(const char *dir, const char *prefix)
         closedir(d);
 }
 
-static enum nb_status create_one(const char *path, bool directory, int *fd)
+/* False with errno set if it cannot be. */
+static bool create_one(const char *path, bool directory, int *fd)
 {
     if (directory && mkdir(path, 0777) != 0)
-        return nbi_fail(NB_EIO, "cannot create '%s': %s", path, strerror(errno));
+        return false;
     *fd = directory ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
                     : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (*fd < 0)
-        return nbi_fail(NB_EIO, "cannot create '%s': %s", path, strerror(errno));
+    if (*fd < 0) {
+        int reason = errno;
+        if (directory)
+            rmdir(path);
+        errno = reason;
+        return false;
+    }
     flock(*fd, LOCK_EX | LOCK_NB); /* only so that others can tell we live */
-    return NB_OK;
+    return true;
 }
 
 enum nb_status nbi_temp_create(const char *target, bool directory, char **temp, int *fd)
@@ -127,18 +145,28 @@ enum nb_status nbi_temp_create(const char *target, bool directory, char **temp, 
     char *dir = nbi_path_dir(target);
     if (!dir)
         return NB_ENOMEM;
-    char prefix[280], name[320];
-    snprintf(prefix, sizeof prefix, ".%.240s.nibble-", nbi_path_base(target));
+    char prefix[240], name[280];
+    snprintf(prefix, sizeof prefix, ".%.200s.nibble-", nbi_path_base(target));
     remove_stale(dir, prefix);
     enum nb_status rc = NB_EIO;
-    for (int attempt = 0; attempt < 100; attempt++) {
+    bool made = false;
+    for (int attempt = 0; attempt < 100 && !made; attempt++) {
         snprintf(name, sizeof name, "%s%ld-%d", prefix, (long)getpid(), attempt);
         free(*temp);
         *temp = nbi_path_join(dir, name);
-        rc = *temp ? create_one(*temp, directory, fd) : NB_ENOMEM;
-        if (rc == NB_OK || errno != EEXIST)
+        if (!*temp)
+            break;
+        made = create_one(*temp, directory, fd);
+        if (!made && errno != EEXIST)
             break;
     }
+    if (made)
+        rc = NB_OK;
+    else if (*temp)
+        rc = nbi_fail(NB_EIO, "cannot write '%s': cannot create a file in '%s': %s", target, dir,
+                      strerror(errno));
+    else
+        rc = NB_ENOMEM;
     free(dir);
     if (rc != NB_OK) {
         free(*temp);
@@ -165,38 +193,82 @@ enum nb_status nbi_sync_parent(const char *path)
 
 /* ---- a directory that appears whole ---- */
 
+const char *const nbi_model_sidecars[] = {
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    NULL,
+};
+
 /* Files that a new model in this directory replaces; whatever else is there is kept. */
 static bool belongs_to_model(const char *name)
 {
+    for (const char *const *p = nbi_model_sidecars; *p; p++)
+        if (strcmp(name, *p) == 0)
+            return true;
     return (nbi_starts_with(name, "model") && nbi_ends_with(name, ".safetensors")) ||
            strcmp(name, "model.safetensors.index.json") == 0 || strcmp(name, "config.json") == 0 ||
            strcmp(name, "hf_quant_config.json") == 0;
 }
 
-static enum nb_status check_replaceable(const char *target)
+/* The next name in a directory but "." and ".."; NULL at the end or on an error, which errno then
+ * tells from the end. */
+static const char *next_name(DIR *dir)
+{
+    struct dirent *e;
+    do {
+        errno = 0;
+        e = readdir(dir);
+    } while (e && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0));
+    return e ? e->d_name : NULL;
+}
+
+bool nbi_dir_is_empty(const char *path)
+{
+    DIR *dir = opendir(path);
+    bool empty = dir && !next_name(dir) && errno == 0;
+    if (dir)
+        closedir(dir);
+    return empty;
+}
+
+static enum nb_status listing_failed(const char *dir)
+{
+    return nbi_fail(NB_EIO, "cannot read directory '%s': %s", dir, strerror(errno));
+}
+
+static bool is_weights(const char *name)
+{
+    return nbi_ends_with(name, ".safetensors") || nbi_ends_with(name, ".dat") ||
+           nbi_ends_with(name, ".gguf");
+}
+
+static enum nb_status check_content(const char *target)
 {
     DIR *dir = opendir(target);
     if (!dir)
-        return nbi_fail(NB_EIO, "cannot read directory '%s': %s", target, strerror(errno));
+        return listing_failed(target);
     int files = 0;
     bool config = false;
     char odd[256] = "";
-    struct dirent *e;
-    while ((e = readdir(dir))) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
+    const char *name;
+    while ((name = next_name(dir))) {
         files++;
-        config = config || strcmp(e->d_name, "config.json") == 0;
-        char *path = nbi_path_join(target, e->d_name);
+        config = config || strcmp(name, "config.json") == 0;
+        char *path = nbi_path_join(target, name);
         bool subdirectory = path && nbi_path_is_dir(path);
         free(path);
-        if (subdirectory ||
-            (!belongs_to_model(e->d_name) &&
-             (nbi_ends_with(e->d_name, ".safetensors") || nbi_ends_with(e->d_name, ".dat") ||
-              nbi_ends_with(e->d_name, ".gguf"))))
-            snprintf(odd, sizeof odd, "%s", e->d_name);
+        if (subdirectory || (!belongs_to_model(name) && is_weights(name)))
+            snprintf(odd, sizeof odd, "%s", name);
     }
+    enum nb_status rc = errno ? listing_failed(target) : NB_OK;
     closedir(dir);
+    NBI_TRY(rc);
     if (files && !config)
         return nbi_fail(NB_EIO,
                         "will not write a model into '%s': it is not empty and not a model "
@@ -210,10 +282,32 @@ static enum nb_status check_replaceable(const char *target)
     return NB_OK;
 }
 
+/* What would fail at the end of the work, or surprise, is refused before it. */
+static enum nb_status check_replaceable(const char *target)
+{
+    struct stat own, above;
+    char *real = realpath(target, NULL), *parent = real ? nbi_path_dir(real) : NULL;
+    bool mount = !parent || stat(real, &own) != 0 || stat(parent, &above) != 0 ||
+                 own.st_dev != above.st_dev || own.st_ino == above.st_ino;
+    free(parent);
+    free(real);
+    if (mount)
+        return nbi_fail(NB_EIO,
+                        "cannot replace '%s' in one step: it is a mount point; name a directory "
+                        "inside it",
+                        target);
+    if (nbi_path_same(target, "."))
+        return nbi_fail(NB_EIO, "will not replace '%s', the current directory; name one inside it",
+                        target);
+    return check_content(target);
+}
+
 enum nb_status nbi_stage_begin(struct nbi_stage *stage, const char *target)
 {
     *stage = (struct nbi_stage){.lock_fd = -1};
     struct stat st;
+    if (nbi_path_dangles(target))
+        return nbi_fail(NB_EIO, "cannot write '%s': a link to nothing", target);
     if (stat(target, &st) == 0) {
         if (!S_ISDIR(st.st_mode))
             return nbi_fail(NB_EIO, "cannot write directory '%s': a file has that name", target);
@@ -249,13 +343,14 @@ void nbi_stage_abort(struct nbi_stage *stage)
 static enum nb_status carry_over(const char *from, const char *to)
 {
     DIR *dir = opendir(from);
-    struct dirent *e;
+    if (!dir)
+        return listing_failed(from);
+    const char *name;
     enum nb_status rc = NB_OK;
-    while (dir && rc == NB_OK && (e = readdir(dir))) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
-            belongs_to_model(e->d_name))
+    while (rc == NB_OK && (name = next_name(dir))) {
+        if (belongs_to_model(name))
             continue;
-        char *old = nbi_path_join(from, e->d_name), *new = nbi_path_join(to, e->d_name);
+        char *old = nbi_path_join(from, name), *new = nbi_path_join(to, name);
         if (!old || !new)
             rc = NB_ENOMEM;
         else if (link(old, new) != 0 && errno != EEXIST)
@@ -264,8 +359,9 @@ static enum nb_status carry_over(const char *from, const char *to)
         free(old);
         free(new);
     }
-    if (dir)
-        closedir(dir);
+    if (rc == NB_OK && errno)
+        rc = listing_failed(from);
+    closedir(dir);
     return rc;
 }
 

@@ -31,9 +31,12 @@ enum nb_status nbi_source_open(struct nbi_source **out, const char *path)
         return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", path,
                         strerror(errno));
     struct stat st;
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+    bool known = fstat(fd, &st) == 0;
+    if (!known || !S_ISREG(st.st_mode)) {
+        enum nb_status rc = nbi_fail(NB_EIO, "cannot read '%s': %s", path,
+                                     known ? "not a regular file" : strerror(errno));
         close(fd);
-        return nbi_fail(NB_EIO, "cannot read '%s': not a regular file", path);
+        return rc;
     }
     struct nbi_source *src = calloc(1, sizeof *src);
     char *copy = strdup(path);
@@ -281,9 +284,13 @@ enum nb_status nbi_outfile_open(struct nbi_outfile **out, const char *path)
     }
     struct stat st;
     bool exists = stat(f->target, &st) == 0;
-    if (exists && !S_ISREG(st.st_mode)) {
+    const char *problem = exists && !S_ISREG(st.st_mode) ? "it exists and is not a regular file"
+                          : exists && access(path, W_OK) != 0 ? "it is read-only"
+                          : nbi_path_dangles(path)            ? "a link to nothing"
+                                                              : NULL;
+    if (problem) {
         outfile_free(f);
-        return nbi_fail(NB_EIO, "cannot write '%s': it exists and is not a regular file", path);
+        return nbi_fail(NB_EIO, "cannot write '%s': %s", path, problem);
     }
     enum nb_status rc = nbi_temp_create(f->target, false, &f->temp, &f->fd);
     if (rc != NB_OK) {

@@ -81,6 +81,8 @@ enum nb_status nbi_file_write(const char *path, const void *bytes, size_t len);
  * in one step. A target that exists is replaced if it is empty or a model directory (config.json,
  * and no weights but model*.safetensors); its other files move along. Anything else is refused at
  * begin. */
+extern const char *const nbi_model_sidecars[]; /* tokenizer and the like; NULL-terminated */
+
 struct nbi_stage {
     char *target, *temp;
     int lock_fd;
@@ -93,7 +95,10 @@ void nbi_stage_abort(struct nbi_stage *stage); /* zeroed or committed: does noth
 /* ---- paths ---- */
 
 bool nbi_path_is_dir(const char *path);
+bool nbi_path_exists(const char *path); /* if not, errno says why */
 bool nbi_path_is_file(const char *path);
+bool nbi_dir_is_empty(const char *path);          /* false also where it cannot be read */
+bool nbi_path_dangles(const char *path);          /* a symbolic link to nothing */
 bool nbi_path_same(const char *a, const char *b); /* both exist and are the same file */
 
 /* "DIR/NAME" in memory of the caller's; NULL when memory is out (message set). */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/str.h"
 
 /* Before jansson sees the text: it recurses by nesting depth and allows 2048 levels. */
 static enum nb_status check_depth(const char *text, size_t len)
@@ -121,19 +122,51 @@ enum nb_status nbi_json_string(const json_t *obj, const char *key, bool required
     return NB_OK;
 }
 
+/* The text of value, with as few digits as give the same numbers back: 1e-06, not
+ * 9.9999999999999995e-7. Reading it back also shows that no piece was lost on the way. */
+static char *dump(const json_t *value)
+{
+    static const size_t precisions[] = {15, 16, 17};
+    for (int i = 0; i < 3; i++) {
+        char *text = json_dumps(value, JSON_INDENT(2) | JSON_ENCODE_ANY |
+                                           JSON_REAL_PRECISION(precisions[i]));
+        json_t *again = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+        bool same = again && json_equal(again, value);
+        json_decref(again);
+        if (same)
+            return text;
+        free(text);
+    }
+    return NULL;
+}
+
+enum nb_status nbi_json_text(const json_t *value, char **text)
+{
+    *text = value ? dump(value) : NULL;
+    return *text ? NB_OK : nbi_fail(NB_ENOMEM, "cannot write JSON: out of memory");
+}
+
 enum nb_status nbi_json_write_file(const json_t *value, const char *path)
 {
-    char *text = json_dumps(value, JSON_INDENT(2));
-    if (!text)
-        return nbi_fail_memory("JSON text", 0);
-    size_t len = strlen(text);
-    char *line = realloc(text, len + 2);
-    if (!line) {
-        free(text);
-        return nbi_fail_memory("JSON text", len);
-    }
-    memcpy(line + len, "\n", 2);
-    enum nb_status rc = nbi_file_write(path, line, len + 1);
-    free(line);
+    char *text;
+    struct nbi_str line = {0};
+    NBI_TRY(nbi_json_text(value, &text));
+    nbi_str_puts(&line, text);
+    nbi_str_puts(&line, "\n");
+    free(text);
+    enum nb_status rc = nbi_str_status(&line);
+    if (rc == NB_OK)
+        rc = nbi_file_write(path, line.p, line.len);
+    nbi_str_release(&line);
     return rc;
+}
+
+void nbi_json_set(json_t *object, const char *key, json_t *value, bool *ok)
+{
+    *ok = json_object_set_new(object, key, value) == 0 && *ok;
+}
+
+void nbi_json_append(json_t *array, json_t *value, bool *ok)
+{
+    *ok = json_array_append_new(array, value) == 0 && *ok;
 }

@@ -25,5 +25,13 @@ enum nb_status nbi_json_bool(const json_t *obj, const char *key, bool required, 
 /* *v points into obj. */
 enum nb_status nbi_json_string(const json_t *obj, const char *key, bool required, const char **v);
 
-/* Indented text with a final newline; written atomically. */
+/* Building values: *ok turns false if a piece could not be added or was NULL, and stays so. The
+ * value is taken over in any case. */
+void nbi_json_set(json_t *object, const char *key, json_t *value, bool *ok);
+void nbi_json_append(json_t *array, json_t *value, bool *ok);
+
+/* Indented text; a NULL value counts as out of memory. The caller frees *text. */
+enum nb_status nbi_json_text(const json_t *value, char **text);
+
+/* The same with a final newline; written atomically. */
 enum nb_status nbi_json_write_file(const json_t *value, const char *path);

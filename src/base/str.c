@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
+#include <strings.h>
 
 void nbi_str_release(struct nbi_str *s)
 {
@@ -80,6 +81,12 @@ bool nbi_ends_with(const char *text, const char *ending)
 {
     size_t n = strlen(text), m = strlen(ending);
     return n >= m && memcmp(text + n - m, ending, m) == 0;
+}
+
+bool nbi_has_extension(const char *path, const char *extension)
+{
+    size_t n = strlen(path), m = strlen(extension);
+    return n >= m && strcasecmp(path + n - m, extension) == 0;
 }
 
 bool nbi_starts_with(const char *text, const char *start)

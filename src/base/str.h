@@ -26,6 +26,7 @@ void nbi_str_puts(struct nbi_str *s, const char *text);
 void nbi_str_printf(struct nbi_str *s, const char *fmt, ...) NBI_PRINTF(2, 3);
 
 bool nbi_ends_with(const char *text, const char *ending);
+bool nbi_has_extension(const char *path, const char *extension); /* whatever the case */
 bool nbi_starts_with(const char *text, const char *start);
 
 /* Shell-style match of the whole text: '*' any run of characters, '?' one. Linear in practice,

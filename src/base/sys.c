@@ -2,6 +2,9 @@
  */
 #include "base/sys.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <sched.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -44,33 +47,74 @@ static bool read_field(const char *path, const char *key, char *buf, size_t size
     return found;
 }
 
-/* The quota of cgroup v2 ("MAX PERIOD" in cpu.max) or v1; 0 if unlimited. */
-static double cgroup_cpus(void)
+/* Calls fn with the path of a control file in this process's cgroup (version 2) and in every one
+ * above it: a limit of any of them holds. */
+static void each_cgroup(const char *file, void (*fn)(const char *path, double *least),
+                        double *least)
+{
+    char group[512] = "", path[640];
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    char line[512];
+    while (f && fgets(line, sizeof line, f))
+        if (nbi_starts_with(line, "0::")) {
+            line[strcspn(line, "\n")] = 0;
+            snprintf(group, sizeof group, "%s", line + 3);
+        }
+    if (f)
+        fclose(f);
+    for (;;) {
+        snprintf(path, sizeof path, "/sys/fs/cgroup%s/%s", group, file);
+        fn(path, least);
+        char *slash = strrchr(group, '/');
+        if (!slash)
+            break;
+        *slash = 0;
+    }
+}
+
+static void keep_smaller(double *least, double v)
+{
+    if (v > 0 && (*least == 0 || v < *least))
+        *least = v;
+}
+
+/* "MAX PERIOD" in microseconds, or "max PERIOD". */
+static void read_cpu_max(const char *path, double *least)
 {
     char line[128];
     double quota = 0, period = 0;
-    if (read_line("/sys/fs/cgroup/cpu.max", line, sizeof line)) {
-        if (sscanf(line, "%lf %lf", &quota, &period) == 2 && quota > 0 && period > 0)
-            return quota / period;
-        return 0;
-    }
+    if (read_line(path, line, sizeof line) && sscanf(line, "%lf %lf", &quota, &period) == 2 &&
+        period > 0)
+        keep_smaller(least, quota / period);
+}
+
+static void read_memory_max(const char *path, double *least)
+{
+    char line[128];
+    double bytes = 0;
+    if (read_line(path, line, sizeof line) && sscanf(line, "%lf", &bytes) == 1 && bytes < 0x1p60)
+        keep_smaller(least, bytes); /* version 1 writes a huge number for "none" */
+}
+
+static double cgroup_cpus(void)
+{
+    double least = 0, quota = 0, period = 0;
+    char line[128];
+    each_cgroup("cpu.max", read_cpu_max, &least);
     if (read_line("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", line, sizeof line) &&
         sscanf(line, "%lf", &quota) == 1 && quota > 0 &&
         read_line("/sys/fs/cgroup/cpu/cpu.cfs_period_us", line, sizeof line) &&
         sscanf(line, "%lf", &period) == 1 && period > 0)
-        return quota / period;
-    return 0;
+        keep_smaller(&least, quota / period);
+    return least;
 }
 
 static uint64_t cgroup_memory(void)
 {
-    char line[64];
-    unsigned long long n = 0;
-    if ((read_line("/sys/fs/cgroup/memory.max", line, sizeof line) ||
-         read_line("/sys/fs/cgroup/memory/memory.limit_in_bytes", line, sizeof line)) &&
-        sscanf(line, "%llu", &n) == 1 && n < (1ull << 60)) /* v1 writes a huge number for "none" */
-        return n;
-    return 0;
+    double least = 0;
+    each_cgroup("memory.max", read_memory_max, &least);
+    read_memory_max("/sys/fs/cgroup/memory/memory.limit_in_bytes", &least);
+    return (uint64_t)least;
 }
 
 static int affinity_cpus(void)
@@ -94,11 +138,14 @@ int nbi_cpu_count(void)
 enum nbi_simd nbi_simd_level(void)
 {
 #if defined(__x86_64__)
+    unsigned a, b, c, d;
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         return NBI_SIMD_AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (avx2)
         return NBI_SIMD_AVX2;
 #endif
     return NBI_SIMD_SCALAR;

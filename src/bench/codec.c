@@ -113,11 +113,12 @@ static bool make_data(struct data *d, int thread)
     return true;
 }
 
-static void add_rows(struct nb_bench_ops *out, struct data *data)
+static enum nb_status add_rows(struct nb_bench_ops *out, struct data *data)
 {
     for (int level = NBI_SIMD_SCALAR; level <= NBI_SIMD_AVX512; level++) {
         const struct nbi_kernels *k = nbi_kernels_at((enum nbi_simd)level);
         for (size_t i = 0; k && i < sizeof ops / sizeof *ops; i++) {
+            NBI_TRY(nbi_check_interrupt());
             struct nb_bench_row *row = &out->row[out->rows++];
             double rate = measure(k, &ops[i], data, out->threads);
             snprintf(row->op, sizeof row->op, "%s", ops[i].name);
@@ -126,6 +127,7 @@ static void add_rows(struct nb_bench_ops *out, struct data *data)
             row->gb_per_s_per_core = rate * 1e-9 * (ops[i].quantise ? 2.0 : 9.0 / 16.0);
         }
     }
+    return NB_OK;
 }
 
 enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads)
@@ -141,7 +143,7 @@ enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads)
             rc = nbi_fail_memory("bench data", VALUES * 7);
     if (rc == NB_OK) {
         out->read_gb_per_s = read_bandwidth(out->threads) * 1e-9;
-        add_rows(out, data);
+        rc = add_rows(out, data);
     }
     for (int i = 0; i < out->threads; i++) {
         free(data[i].bf16);

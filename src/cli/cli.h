@@ -15,8 +15,12 @@ extern const struct cli_command *const cli_commands[];
 /* Prints the error of a failed library call and gives the exit code for it; 0 for NB_OK. */
 int cli_status(enum nb_status status);
 
-/* Prints value on stdout as JSON, frees it and gives the exit code. */
-int cli_print_json(json_t *value);
+/* Prints value on stdout as JSON, frees it and gives the exit code. ok false, or value NULL: some
+ * piece of it could not be made. */
+int cli_print_json(json_t *value, bool ok);
 
-/* Progress on stderr, or none with --quiet or --json. */
+/* A path as a JSON string: what is not UTF-8 in it becomes '?'. */
+json_t *cli_json_path(const char *path);
+
+/* Progress on stderr; none with --quiet. */
 void cli_progress(struct nbi_progress *p, const struct cli_common *common, const char *label);

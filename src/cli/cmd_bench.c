@@ -7,15 +7,17 @@ struct bench_opts {
     struct cli_common common;
 };
 
-static json_t *result_json(const struct nb_bench_ops *b)
+static json_t *result_json(const struct nb_bench_ops *b, bool *ok)
 {
     json_t *rows = json_array();
     for (int i = 0; i < b->rows; i++)
-        json_array_append_new(
-            rows, json_pack("{s:s,s:s,s:f,s:f,s:f}", "op", b->row[i].op, "path", b->row[i].path,
-                            "gb_per_s_per_core", b->row[i].gb_per_s_per_core,
-                            "gvalues_per_s_per_core", b->row[i].gvalues_per_s_per_core, "share",
-                            b->row[i].gb_per_s_per_core * b->threads / b->read_gb_per_s));
+        nbi_json_append(rows,
+                        json_pack("{s:s,s:s,s:f,s:f,s:f}", "op", b->row[i].op, "path",
+                                  b->row[i].path, "gb_per_s_per_core", b->row[i].gb_per_s_per_core,
+                                  "gvalues_per_s_per_core", b->row[i].gvalues_per_s_per_core,
+                                  "share",
+                                  b->row[i].gb_per_s_per_core * b->threads / b->read_gb_per_s),
+                        ok);
     return json_pack("{s:i,s:f,s:o}", "threads", b->threads, "read_gb_per_s", b->read_gb_per_s,
                      "ops", rows);
 }
@@ -44,8 +46,11 @@ static int run(void *opts)
     enum nb_status rc = nb_bench_codec(&result, (int)o->common.threads);
     if (rc != NB_OK)
         return cli_status(rc);
-    if (o->common.json)
-        return cli_print_json(result_json(&result));
+    if (o->common.json) {
+        bool ok = true;
+        json_t *json = result_json(&result, &ok);
+        return cli_print_json(json, ok);
+    }
     print_text(&result);
     return 0;
 }

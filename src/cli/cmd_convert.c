@@ -10,59 +10,63 @@
 
 struct convert_opts {
     struct cli_common common;
-    const char *model_dir, *report;
+    const char *model, *model_dir, *report;
     int dtype, layout, method;
     int64_t shard_mb;
     bool two_level;
     struct cli_list skip;
 };
 
-#define DTYPE_ROW                                                                                  \
-    {                                                                                              \
-        "dtype", 0, CLI_CHOICE, offsetof(struct convert_opts, dtype), "keep|f32|f16|bf16", "keep", \
-            0, 0, DTYPE_HELP, NULL                                                                 \
-    }
-#define LAYOUT_ROW                                                                                 \
-    {                                                                                              \
-        "layout", 0, CLI_CHOICE, offsetof(struct convert_opts, layout),                            \
-            "modelopt|compressed-tensors", "modelopt", 0, 0,                                       \
-            "how NVFP4 is laid out in safetensors", NULL                                           \
-    }
-#define MODEL_DIR_ROW                                                                              \
-    {                                                                                              \
-        "model-dir", 0, CLI_STRING, offsetof(struct convert_opts, model_dir), "DIR", NULL, 0, 0,   \
-            "config and tokenizer of SRC, if not beside it", NULL                                  \
-    }
-#define SHARD_ROW                                                                                  \
-    {                                                                                              \
-        "shard-mb", 0, CLI_INT, offsetof(struct convert_opts, shard_mb), "N", "5000", 1, 1000000,  \
-            "directories: largest weights file in MB", NULL                                        \
-    }
+#define AT(field) offsetof(struct convert_opts, field)
 
 static const struct cli_opt convert_options[] = {
-#define DTYPE_HELP "type of all weights; keep also leaves NVFP4 as it is"
-    DTYPE_ROW,
-#undef DTYPE_HELP
-    LAYOUT_ROW,
-    MODEL_DIR_ROW,
-    SHARD_ROW,
+    {"dtype", 0, CLI_CHOICE, AT(dtype), "keep|f32|f16|bf16", "keep", 0, 0,
+     "type of all weights; keep also leaves NVFP4 as it is", NULL},
+    {"layout", 0, CLI_CHOICE, AT(layout), "keep|modelopt|compressed-tensors", "keep", 0, 0,
+     "NVFP4 in safetensors (keep: as in SRC, else modelopt)", NULL},
+    {"model", 'm', CLI_STRING, AT(model), "PATH", NULL, 0, 0, "another way to name SRC", "weight"},
+    {"model-dir", 0, CLI_STRING, AT(model_dir), "DIR", NULL, 0, 0,
+     "config and tokenizer of SRC, if not beside it", NULL},
+    {"shard-mb", 0, CLI_INT, AT(shard_mb), "N", NULL, 1, 1000000,
+     "directories: largest weights file in MB (default: 5000)", NULL},
 };
 
 static const struct cli_opt quantize_options[] = {
-    {"method", 0, CLI_CHOICE, offsetof(struct convert_opts, method), "rtn|4over6|sweep", "sweep", 0,
-     0, "how block scales are chosen", NULL},
-    {"skip", 0, CLI_LIST, offsetof(struct convert_opts, skip), "PATTERN", NULL, 0, 0,
+    {"method", 0, CLI_CHOICE, AT(method), "rtn|4over6|sweep", "sweep", 0, 0,
+     "how block scales are chosen", NULL},
+    {"skip", 0, CLI_LIST, AT(skip), "PATTERN", NULL, 0, 0,
      "leave matching tensors as they are; * and ? match (repeatable)", NULL},
-    {"two-level", 0, CLI_FLAG, offsetof(struct convert_opts, two_level), NULL, NULL, 0, 0,
+    {"two-level", 0, CLI_FLAG, AT(two_level), NULL, NULL, 0, 0,
      "store a tensor scale too: better for small weights", NULL},
-    {"report", 0, CLI_STRING, offsetof(struct convert_opts, report), "FILE.json", NULL, 0, 0,
-     "write the error figures there", NULL},
-#define DTYPE_HELP "type of what is not quantised"
-    DTYPE_ROW,
-    LAYOUT_ROW,
-    MODEL_DIR_ROW,
-    SHARD_ROW,
+    {"report", 0, CLI_STRING, AT(report), "FILE.json", NULL, 0, 0, "write the error figures there",
+     NULL},
+    {"dtype", 0, CLI_CHOICE, AT(dtype), "keep|f32|f16|bf16", "keep", 0, 0,
+     "type of what is not quantised", NULL},
+    {"layout", 0, CLI_CHOICE, AT(layout), "keep|modelopt|compressed-tensors", "keep", 0, 0,
+     "NVFP4 in safetensors (keep: as in SRC, else modelopt)", NULL},
+    {"model", 'm', CLI_STRING, AT(model), "PATH", NULL, 0, 0, "another way to name SRC", "weight"},
+    {"model-dir", 0, CLI_STRING, AT(model_dir), "DIR", NULL, 0, 0,
+     "config and tokenizer of SRC, if not beside it", NULL},
+    {"shard-mb", 0, CLI_INT, AT(shard_mb), "N", NULL, 1, 1000000,
+     "directories: largest weights file in MB (default: 5000)", NULL},
 };
+
+/* Options that mean nothing for this target are refused, not passed over. */
+static int check_usage(const struct cli_command *c, const struct convert_opts *o)
+{
+    const char *dst = o->common.positional[1];
+    bool safetensors = nbi_has_extension(dst, ".safetensors");
+    bool directory =
+        !safetensors && !nbi_has_extension(dst, ".dat") && !nbi_has_extension(dst, ".gguf");
+    const char *idle = o->layout && !safetensors && !directory ? "--layout"
+                       : o->shard_mb && !directory             ? "--shard-mb"
+                                                               : NULL;
+    if (!idle)
+        return 0;
+    fprintf(stderr, "nibble %s: %s means nothing for '%s'; see 'nibble help %s'\n", c->name, idle,
+            dst, c->name);
+    return CLI_EXIT_USAGE;
+}
 
 static struct nb_convert_opts library_opts(const struct convert_opts *o, struct nbi_progress *p)
 {
@@ -82,14 +86,18 @@ static int run_convert(void *opts)
 {
     struct convert_opts *o = opts;
     struct nbi_progress p;
+    int usage = check_usage(&cli_convert, o);
+    if (usage)
+        return usage;
     cli_progress(&p, &o->common, "convert");
     struct nb_convert_opts to = library_opts(o, &p);
     double start = nbi_now();
     enum nb_status rc = nb_convert(&to);
     nbi_progress_end(&p);
     if (rc == NB_OK && o->common.json)
-        return cli_print_json(
-            json_pack("{s:s,s:s,s:f}", "src", to.src, "dst", to.dst, "seconds", nbi_now() - start));
+        return cli_print_json(json_pack("{s:o,s:o,s:f}", "src", cli_json_path(to.src), "dst",
+                                        cli_json_path(to.dst), "seconds", nbi_now() - start),
+                              true);
     if (rc == NB_OK && !o->common.quiet)
         printf("wrote %s\n", to.dst);
     return cli_status(rc);
@@ -97,23 +105,25 @@ static int run_convert(void *opts)
 
 static json_t *family_json(const struct nb_quant_family *f)
 {
-    return json_pack("{s:s,s:I,s:I,s:f,s:f,s:f}", "family", f->name, "tensors",
-                     (json_int_t)f->tensors, "values", (json_int_t)f->values, "snr_db", f->snr_db,
-                     "rel_mse", f->rel_mse, "zeros", f->zeros);
+    return json_pack("{s:s,s:I,s:I,s:o,s:f,s:f}", "family", f->name, "tensors",
+                     (json_int_t)f->tensors, "values", (json_int_t)f->values, "snr_db",
+                     isfinite(f->snr_db) ? json_real(f->snr_db) : json_null(), "rel_mse",
+                     f->rel_mse, "zeros", f->zeros);
 }
 
-static json_t *report_json(const struct convert_opts *o, const struct nb_quantize_report *r)
+static json_t *report_json(const struct convert_opts *o, const struct nb_quantize_report *r,
+                           bool *ok)
 {
     static const char *const methods[] = {"rtn", "4over6", "sweep"};
     json_t *families = json_array();
     for (int i = 0; i < r->families; i++)
-        json_array_append_new(families, family_json(&r->family[i]));
-    return json_pack("{s:s,s:s,s:s,s:b,s:o,s:o,s:I,s:I,s:f,s:I}", "src", o->common.positional[0],
-                     "dst", o->common.positional[1], "method", methods[o->method], "two_level",
-                     o->two_level, "families", families, "total", family_json(&r->total),
-                     "source_bytes", (json_int_t)r->source_bytes, "output_bytes",
-                     (json_int_t)r->output_bytes, "seconds", r->seconds, "peak_rss",
-                     (json_int_t)nbi_peak_rss());
+        nbi_json_append(families, family_json(&r->family[i]), ok);
+    return json_pack(
+        "{s:o,s:o,s:s,s:b,s:o,s:o,s:I,s:I,s:f,s:I}", "src", cli_json_path(o->common.positional[0]),
+        "dst", cli_json_path(o->common.positional[1]), "method", methods[o->method], "two_level",
+        o->two_level, "families", families, "total", family_json(&r->total), "source_bytes",
+        (json_int_t)r->source_bytes, "output_bytes", (json_int_t)r->output_bytes, "seconds",
+        r->seconds, "peak_rss", (json_int_t)nbi_peak_rss());
 }
 
 static void print_family(const struct nb_quant_family *f)
@@ -137,27 +147,60 @@ static void print_report(const struct convert_opts *o, const struct nb_quantize_
            nbi_format_bytes(rss, (double)nbi_peak_rss()));
 }
 
+/* The report goes to a file that is opened before the work, so that a bad path shows at once. */
+static enum nb_status write_report(struct nbi_outfile *f, const struct convert_opts *o,
+                                   const struct nb_quantize_report *report)
+{
+    bool ok = true;
+    char *text = NULL;
+    json_t *json = report_json(o, report, &ok);
+    enum nb_status rc = nbi_json_text(ok ? json : NULL, &text);
+    json_decref(json);
+    if (rc == NB_OK)
+        rc = nbi_outfile_write(f, 0, text, strlen(text));
+    free(text);
+    if (rc != NB_OK) {
+        nbi_outfile_abort(f);
+        return rc;
+    }
+    return nbi_outfile_commit(f);
+}
+
 static int run_quantize(void *opts)
 {
     struct convert_opts *o = opts;
     struct nbi_progress p;
+    struct nbi_outfile *report_file = NULL;
     struct nb_quantize_report report;
+    int usage = check_usage(&cli_quantize, o);
+    if (usage)
+        return usage;
+    const char *const *paths = o->common.positional;
+    if (o->report && (strcmp(o->report, paths[1]) == 0 || nbi_path_same(o->report, paths[0]) ||
+                      nbi_path_same(o->report, paths[1]))) {
+        fprintf(stderr, "nibble quantize: --report would overwrite '%s'\n", o->report);
+        return CLI_EXIT_USAGE;
+    }
+    enum nb_status rc = o->report ? nbi_outfile_open(&report_file, o->report) : NB_OK;
     cli_progress(&p, &o->common, "quantize");
     struct nb_quantize_opts q = {.to = library_opts(o, &p),
                                  .method = (enum nb_quant_method)o->method,
                                  .two_level = o->two_level,
                                  .skip = o->skip.items};
-    enum nb_status rc = nb_quantize(&q, &report);
+    if (rc == NB_OK)
+        rc = nb_quantize(&q, &report);
     nbi_progress_end(&p);
-    if (rc == NB_OK && o->report) {
-        json_t *json = report_json(o, &report);
-        rc = json ? nbi_json_write_file(json, o->report) : NB_ENOMEM;
-        json_decref(json);
-    }
+    if (rc == NB_OK && report_file)
+        rc = write_report(report_file, o, &report);
+    else
+        nbi_outfile_abort(report_file);
     if (rc != NB_OK)
         return cli_status(rc);
-    if (o->common.json)
-        return cli_print_json(report_json(o, &report));
+    if (o->common.json) {
+        bool ok = true;
+        json_t *json = report_json(o, &report, &ok);
+        return cli_print_json(json, ok);
+    }
     if (!o->common.quiet)
         print_report(o, &report);
     return 0;
@@ -179,6 +222,7 @@ const struct cli_command cli_convert = {
     .options = convert_options,
     .option_count = sizeof convert_options / sizeof *convert_options,
     .opts_size = sizeof(struct convert_opts),
+    .model_at = AT(model),
     .run = run_convert,
 };
 
@@ -199,5 +243,6 @@ const struct cli_command cli_quantize = {
     .options = quantize_options,
     .option_count = sizeof quantize_options / sizeof *quantize_options,
     .opts_size = sizeof(struct convert_opts),
+    .model_at = AT(model),
     .run = run_quantize,
 };

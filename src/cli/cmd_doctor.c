@@ -1,4 +1,5 @@
 /* cmd_doctor.c - what this machine has, what nibble will make of it, and what is wrong. */
+#include <gnu/libc-version.h>
 #include <string.h>
 
 #include "base/str.h"
@@ -98,7 +99,9 @@ static void print_text(const struct findings *f)
                f->gpu_works[i] ? "usable" : "not usable");
     if (f->gpu_count == 0)
         printf("gpu       none\n");
-    printf("library   jansson %s\n\npaths\n", jansson_version_str());
+    printf("device    auto picks the CPU: no command uses a GPU yet\n");
+    printf("library   jansson %s, OpenMP %d, glibc %s\n\npaths\n", jansson_version_str(), _OPENMP,
+           gnu_get_libc_version());
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         printf("  %-30s  %s\n", paths[i].operation, paths[i].path());
     printf("\n%s\n", f->problem_count ? "problems" : "no problems found");
@@ -106,22 +109,24 @@ static void print_text(const struct findings *f)
         printf("  %s: %s\n", f->problems[i].fatal ? "broken" : "note", f->problems[i].text);
 }
 
-static json_t *findings_json(const struct findings *f)
+static json_t *findings_json(const struct findings *f, bool *ok)
 {
     const struct nbi_sys_info *s = &f->sys;
     json_t *gpus = json_array(), *problems = json_array(), *ops = json_object();
     for (int i = 0; i < f->gpu_count; i++)
-        json_array_append_new(gpus, json_pack("{s:s,s:i,s:i,s:I,s:I,s:s,s:b}", "name",
-                                              f->gpus[i].name, "cc_major", f->gpus[i].cc_major,
-                                              "cc_minor", f->gpus[i].cc_minor, "memory_bytes",
-                                              (json_int_t)f->gpus[i].memory_bytes, "memory_free",
-                                              (json_int_t)f->gpus[i].memory_free, "driver",
-                                              f->gpus[i].driver, "usable", f->gpu_works[i]));
+        nbi_json_append(gpus,
+                        json_pack("{s:s,s:i,s:i,s:I,s:I,s:s,s:b}", "name", f->gpus[i].name,
+                                  "cc_major", f->gpus[i].cc_major, "cc_minor", f->gpus[i].cc_minor,
+                                  "memory_bytes", (json_int_t)f->gpus[i].memory_bytes,
+                                  "memory_free", (json_int_t)f->gpus[i].memory_free, "driver",
+                                  f->gpus[i].driver, "usable", f->gpu_works[i]),
+                        ok);
     for (int i = 0; i < f->problem_count; i++)
-        json_array_append_new(problems, json_pack("{s:b,s:s}", "fatal", f->problems[i].fatal,
-                                                  "text", f->problems[i].text));
+        nbi_json_append(
+            problems,
+            json_pack("{s:b,s:s}", "fatal", f->problems[i].fatal, "text", f->problems[i].text), ok);
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
-        json_object_set_new(ops, paths[i].operation, json_string(paths[i].path()));
+        nbi_json_set(ops, paths[i].operation, json_string(paths[i].path()), ok);
     return json_pack("{s:s,s:s,s:{s:s,s:s,s:i,s:i,s:f},s:{s:I,s:I,s:I},s:o,s:o,s:o,s:o}", "version",
                      nb_version(), "system", s->kernel, "cpu", "model", s->cpu_model, "features",
                      s->features, "online", s->cpus_online, "usable", s->cpus_usable, "cgroup_cpus",
@@ -137,7 +142,9 @@ static int run(void *opts)
     struct findings f;
     examine(&f);
     if (o->common.json) {
-        int rc = cli_print_json(findings_json(&f));
+        bool ok = true;
+        json_t *json = findings_json(&f, &ok);
+        int rc = cli_print_json(json, ok);
         return rc ? rc : exit_code(&f);
     }
     print_text(&f);

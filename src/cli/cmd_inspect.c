@@ -6,11 +6,13 @@
 
 struct inspect_opts {
     struct cli_common common;
-    const char *model_dir;
+    const char *model, *model_dir;
     bool verify;
 };
 
 static const struct cli_opt options[] = {
+    {"model", 'm', CLI_STRING, offsetof(struct inspect_opts, model), "PATH", NULL, 0, 0,
+     "another way to name FILE", "weight"},
     {"verify", 0, CLI_FLAG, offsetof(struct inspect_opts, verify), NULL, NULL, 0, 0,
      "check names and shapes against the config, and every value", NULL},
     {"model-dir", 0, CLI_STRING, offsetof(struct inspect_opts, model_dir), "DIR", NULL, 0, 0,
@@ -24,7 +26,7 @@ struct totals {
 };
 
 /* Sums by type, in order of appearance; there are fewer types than rows. */
-static int sum_types(const struct nb_file *f, struct totals rows[16])
+static int sum_types(const struct nb_file *f, struct totals rows[32])
 {
     int n = 0;
     for (int64_t i = 0; i < nb_file_tensor_count(f); i++) {
@@ -83,7 +85,7 @@ static void print_text(const struct nb_file *f, const struct inspect_opts *o)
             printf("  x %g", (double)t.tensor_scale);
         printf("\n");
     }
-    struct totals rows[16];
+    struct totals rows[32];
     int types = sum_types(f, rows);
     printf("\n");
     for (int i = 0; i < types; i++)
@@ -93,40 +95,41 @@ static void print_text(const struct nb_file *f, const struct inspect_opts *o)
         printf("verified: names, shapes, scales and values are sound\n");
 }
 
-static json_t *tensor_json(const struct nb_tensor_info *t)
+static json_t *tensor_json(const struct nb_tensor_info *t, bool *ok)
 {
     json_t *shape = json_array();
     for (int i = 0; i < t->ndim; i++)
-        json_array_append_new(shape, json_integer(t->shape[i]));
-    json_t *row =
-        json_pack("{s:s,s:s,s:o,s:I,s:I,s:s}", "name", t->name, "dtype", t->dtype, "shape", shape,
-                  "bytes", (json_int_t)t->bytes, "offset", (json_int_t)t->offset, "file", t->file);
+        nbi_json_append(shape, json_integer(t->shape[i]), ok);
+    json_t *row = json_pack("{s:s,s:s,s:o,s:I,s:I,s:o}", "name", t->name, "dtype", t->dtype,
+                            "shape", shape, "bytes", (json_int_t)t->bytes, "offset",
+                            (json_int_t)t->offset, "file", cli_json_path(t->file));
     if (t->scaling) {
-        json_object_set_new(row, "scale_dtype", json_string(t->scaling));
-        json_object_set_new(row, "tensor_scale", json_real((double)t->tensor_scale));
+        nbi_json_set(row, "scale_dtype", json_string(t->scaling), ok);
+        nbi_json_set(row, "tensor_scale", json_real((double)t->tensor_scale), ok);
     }
     return row;
 }
 
-static json_t *file_json(const struct nb_file *f, const struct inspect_opts *o)
+static json_t *file_json(const struct nb_file *f, const struct inspect_opts *o, bool *ok)
 {
     json_t *tensors = json_array(), *meta = json_object(), *types = json_object();
-    struct totals rows[16];
+    struct totals rows[32];
     int n = sum_types(f, rows);
     for (int64_t i = 0; i < nb_file_tensor_count(f); i++) {
         struct nb_tensor_info t;
         nb_file_tensor(f, i, &t);
-        json_array_append_new(tensors, tensor_json(&t));
+        nbi_json_append(tensors, tensor_json(&t, ok), ok);
     }
     for (int64_t i = 0; i < nb_file_meta_count(f); i++) {
         const char *key, *value;
         nb_file_meta(f, i, &key, &value);
-        json_object_set_new(meta, key, json_string(value));
+        nbi_json_set(meta, key, json_string(value), ok);
     }
     for (int i = 0; i < n; i++)
-        json_object_set_new(types, rows[i].dtype,
-                            json_pack("{s:I,s:I}", "tensors", (json_int_t)rows[i].tensors, "bytes",
-                                      (json_int_t)rows[i].bytes));
+        nbi_json_set(types, rows[i].dtype,
+                     json_pack("{s:I,s:I}", "tensors", (json_int_t)rows[i].tensors, "bytes",
+                               (json_int_t)rows[i].bytes),
+                     ok);
     return json_pack("{s:s,s:s,s:I,s:o,s:o,s:o,s:b}", "format", nb_file_format(f), "layout",
                      nb_file_layout(f), "bytes", (json_int_t)nb_file_bytes(f), "metadata", meta,
                      "totals", types, "tensors", tensors, "verified", o->verify);
@@ -140,7 +143,7 @@ static int run(void *opts)
     if (rc == NB_OK && o->verify) {
         struct nbi_progress p;
         cli_progress(&p, &o->common, "verify");
-        rc = nb_file_verify(f, nbi_progress_update, &p);
+        rc = nb_file_verify(f, (int)o->common.threads, nbi_progress_update, &p);
         nbi_progress_end(&p);
         if (rc != NB_OK && rc != NB_EINTERRUPTED) {
             fprintf(stderr, "nibble: '%s' is not sound: %s\n", o->common.positional[0],
@@ -150,10 +153,13 @@ static int run(void *opts)
         }
     }
     int code = cli_status(rc);
-    if (code == 0 && o->common.json)
-        code = cli_print_json(file_json(f, o));
-    else if (code == 0)
+    if (code == 0 && o->common.json) {
+        bool ok = true;
+        json_t *json = file_json(f, o, &ok);
+        code = cli_print_json(json, ok);
+    } else if (code == 0) {
         print_text(f, o);
+    }
     nb_file_close(f);
     return code;
 }
@@ -173,5 +179,6 @@ const struct cli_command cli_inspect = {
     .options = options,
     .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct inspect_opts),
+    .model_at = offsetof(struct inspect_opts, model),
     .run = run,
 };

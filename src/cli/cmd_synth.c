@@ -49,10 +49,11 @@ static int run(void *opts)
     enum nb_status rc = nb_synth(&to);
     nbi_progress_end(&progress);
     if (rc == NB_OK && o->common.json)
-        return cli_print_json(json_pack("{s:s}", "dst", dst));
+        return cli_print_json(json_pack("{s:o}", "dst", cli_json_path(dst)), true);
     if (rc == NB_OK && !o->common.quiet)
         printf("wrote %s\n", dst);
-    return cli_status(rc);
+    int code = cli_status(rc);
+    return rc == NB_EINVAL ? CLI_EXIT_USAGE : code;
 }
 
 const struct cli_command cli_synth = {

@@ -21,23 +21,30 @@ int cli_status(enum nb_status status)
 {
     if (status == NB_OK)
         return 0;
-    if (status == NB_EINTERRUPTED)
+    if (status == NB_EINTERRUPTED) {
+        fprintf(stderr, "nibble: interrupted; nothing was changed\n");
         return terminated ? 128 + SIGTERM : CLI_EXIT_INTERRUPTED;
+    }
     fprintf(stderr, "nibble: %s\n", nb_last_error());
     return CLI_EXIT_FAILED;
 }
 
-int cli_print_json(json_t *value)
+int cli_print_json(json_t *value, bool ok)
 {
-    char *text = value ? json_dumps(value, JSON_INDENT(2)) : NULL;
+    char *text = NULL;
+    enum nb_status rc = nbi_json_text(ok ? value : NULL, &text);
     json_decref(value);
-    if (!text) {
-        fprintf(stderr, "nibble: out of memory\n");
-        return CLI_EXIT_FAILED;
-    }
-    puts(text);
+    if (rc == NB_OK)
+        puts(text);
     free(text);
-    return 0;
+    return cli_status(rc);
+}
+
+json_t *cli_json_path(const char *path)
+{
+    char text[4096];
+    nbi_printable_copy(text, sizeof text, path, strlen(path));
+    return json_string(text);
 }
 
 void cli_progress(struct nbi_progress *p, const struct cli_common *common, const char *label)
@@ -121,6 +128,10 @@ static int help(int argc, char **argv)
     const struct cli_command *c = find_command(argv[0]);
     if (!c)
         return unknown_command(argv[0]);
+    if (argc > 1) {
+        fprintf(stderr, "nibble help: unexpected argument '%s'\n", argv[1]);
+        return CLI_EXIT_USAGE;
+    }
     cli_print_help(c, stdout);
     return 0;
 }
@@ -207,7 +218,7 @@ static int dispatch(int argc, char **argv)
         return CLI_EXIT_USAGE;
     }
     const char *name = argv[1];
-    if (strcmp(name, "--version") == 0 || strcmp(name, "version") == 0) {
+    if ((strcmp(name, "--version") == 0 || strcmp(name, "version") == 0) && argc == 2) {
         printf("nibble %s\n", nb_version());
         return 0;
     }

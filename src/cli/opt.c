@@ -196,15 +196,20 @@ struct parse {
     int positional;
 };
 
-static int parse_positional(struct parse *p, const char *arg)
+static int count_words(const char *s)
 {
-    struct cli_common *common = p->opts;
-    int most = 0;
-    for (const char *s = p->command->positional; *s; most++) {
+    int n = 0;
+    for (; *s; n++) {
         s += strcspn(s, " ");
         s += strspn(s, " ");
     }
-    if (p->positional == most)
+    return n;
+}
+
+static int parse_positional(struct parse *p, const char *arg)
+{
+    struct cli_common *common = p->opts;
+    if (p->positional == count_words(p->command->positional))
         return usage_error(p->command, "unexpected argument '%s'%s", arg, "");
     common->positional[p->positional++] = arg;
     return 0;
@@ -235,6 +240,38 @@ static int parse_option(struct parse *p, const char *arg)
     return set_value(c, o, value, p->opts);
 }
 
+/* --model may stand for the first argument: it then comes in front of the others. */
+static int take_model(struct parse *p)
+{
+    struct cli_common *common = p->opts;
+    size_t at = p->command->model_at;
+    const char *model = at ? *(const char **)((char *)p->opts + at) : NULL;
+    if (!model)
+        return 0;
+    if (p->positional == count_words(p->command->positional))
+        return usage_error(p->command, "--model '%s' and all of %s were given", model,
+                           p->command->positional);
+    for (int i = p->positional++; i > 0; i--)
+        common->positional[i] = common->positional[i - 1];
+    common->positional[0] = model;
+    return 0;
+}
+
+static int check_missing(const struct parse *p)
+{
+    const char *s = p->command->positional;
+    for (int i = 0; *s; i++) {
+        int n = (int)strcspn(s, " ");
+        char name[32];
+        snprintf(name, sizeof name, "%.*s", n, s);
+        if (i >= p->positional && name[0] != '[')
+            return usage_error(p->command, "%s is missing%s", name, "");
+        s += n;
+        s += strspn(s, " ");
+    }
+    return 0;
+}
+
 int cli_parse(const struct cli_command *command, int argc, char **argv, void *opts)
 {
     struct parse p = {.command = command, .argv = argv, .argc = argc, .opts = opts};
@@ -249,19 +286,9 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, void *op
         else
             rc = parse_positional(&p, arg);
     }
-    if (rc)
-        return rc;
-    const char *s = command->positional;
-    for (int i = 0; *s; i++) {
-        int n = (int)strcspn(s, " ");
-        char name[32];
-        snprintf(name, sizeof name, "%.*s", n, s);
-        if (i >= p.positional && name[0] != '[')
-            return usage_error(command, "%s is missing%s", name, "");
-        s += n;
-        s += strspn(s, " ");
-    }
-    return 0;
+    if (!rc)
+        rc = take_model(&p);
+    return rc ? rc : check_missing(&p);
 }
 
 /* ---- help ---- */

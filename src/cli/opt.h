@@ -56,6 +56,7 @@ struct cli_command {
     const struct cli_opt *options;
     size_t option_count;
     size_t opts_size;
+    size_t model_at;        /* offset of an option that may stand for the first argument; 0: none */
     bool any_device;        /* --device cuda means something to it */
     int (*run)(void *opts); /* returns the exit code */
 };

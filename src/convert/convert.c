@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "convert/transfer.h"
+#include "convert/verify.h"
 #include "formats/names.h"
 #include "tensor/half.h"
 #include "tensor/nvfp4.h"
@@ -122,11 +123,16 @@ static enum nb_status choose_dtype(const struct conversion *c, const struct nbi_
         out->dtype = NBI_NVFP4;
         out->two_level = e->two_level;
         item->tensor_scale = e->tensor_scale;
+        item->divisor = e->divisor;
         return NB_OK;
     }
     enum nbi_dtype keep;
     NBI_TRY(original_dtype(c->model.store, e, &keep));
     bool is_float = e->dtype == NBI_NVFP4 || nbi_dtype_is_float(e->dtype);
+    if (e->dtype == NBI_F64 && (wanted != NB_OUT_KEEP || c->target.format == NBI_FORMAT_GGUF))
+        return nbi_fail(NB_EUNSUPPORTED, "tensor '%s' is f64, which is only copied, not converted",
+                        e->name);
+    item->narrow = keep;
     out->dtype = is_float ? float_target(wanted, keep) : e->dtype;
     /* llama.cpp multiplies by norms in f32 only; the metadata notes what they were. */
     if (c->target.format == NBI_FORMAT_GGUF && out->ndim == 1 && is_float)
@@ -137,7 +143,8 @@ static enum nb_status choose_dtype(const struct conversion *c, const struct nbi_
 static enum nb_status add_item(struct conversion *c, const char *name, const struct nbi_entry *e)
 {
     struct nbi_item *item = &c->items[c->count];
-    *item = (struct nbi_item){.out = {.name = name, .ndim = e->ndim}, .src = e};
+    *item = (struct nbi_item){
+        .out = {.name = name, .ndim = e->ndim}, .src = e, .narrow = e->dtype, .amax = -1};
     memcpy(item->out.shape, e->shape, sizeof e->shape);
     NBI_TRY(choose_dtype(c, e, item));
     c->count++;
@@ -173,7 +180,8 @@ static enum nb_status list_items(struct conversion *c)
         NBI_TRY(add_item(c, store->entries[i].name, &store->entries[i]));
     /* A quantised model has a head of its own, made from the embedding where the two were tied. */
     const struct nbi_entry *embed = nbi_store_find(store, "model.embed_tokens.weight");
-    if (c->quant && embed && !nbi_store_find(store, "lm_head.weight") &&
+    bool tied = !c->model.has_config || c->model.config.tied;
+    if (c->quant && embed && tied && !nbi_store_find(store, "lm_head.weight") &&
         nbi_dtype_is_float(embed->dtype) && to_be_quantised(c, "lm_head.weight", embed))
         NBI_TRY(add_item(c, "lm_head.weight", embed));
     struct nbi_config inferred;
@@ -192,34 +200,75 @@ static enum nb_status list_items(struct conversion *c)
 static const char *const fused[][3] = {{"q_proj", "k_proj", "v_proj"},
                                        {"gate_proj", "up_proj", NULL}};
 
-/* The name of a fused partner: `from` in name replaced by `to`. */
-static void partner_name(char *out, size_t size, const char *name, const char *from, const char *to)
+/* The items that are fused with this one, itself included; the return value says how many. */
+static int fused_items(struct conversion *c, struct nbi_item *item, struct nbi_item *group[3])
 {
-    const char *at = strstr(name, from);
-    snprintf(out, size, "%.*s%s%s", (int)(at - name), name, to, at + strlen(from));
-}
-
-static enum nb_status group_scale(struct conversion *c, struct nbi_item *item)
-{
-    const char *family = nbi_param_family(item->out.name);
-    float most = 0, amax;
-    NBI_TRY(nbi_transfer_amax(&c->transfer, item->src, &most));
-    for (size_t g = 0; g < sizeof fused / sizeof *fused; g++) {
+    const char *family = nbi_param_family(item->out.name), *at = strstr(item->out.name, family);
+    int n = 0;
+    for (size_t g = 0; at && g < sizeof fused / sizeof *fused; g++) {
         bool member = false;
         for (int i = 0; i < 3 && fused[g][i]; i++)
             member = member || strcmp(family, fused[g][i]) == 0;
         for (int i = 0; member && i < 3 && fused[g][i]; i++) {
-            char name[512];
-            partner_name(name, sizeof name, item->out.name, family, fused[g][i]);
-            const struct nbi_entry *e = nbi_store_find(c->model.store, name);
-            if (!e || e == item->src || !to_be_quantised(c, name, e))
-                continue;
-            NBI_TRY(nbi_transfer_amax(&c->transfer, e, &amax));
-            most = fmaxf(most, amax);
+            char name[1100];
+            snprintf(name, sizeof name, "%.*s%s%s", (int)(at - item->out.name), item->out.name,
+                     fused[g][i], at + strlen(family));
+            for (int64_t k = 0; k < c->count; k++)
+                if (strcmp(c->items[k].out.name, name) == 0)
+                    group[n++] = &c->items[k];
         }
     }
-    item->tensor_scale = nbi_nvfp4_tensor_scale(most);
+    if (n == 0)
+        group[n++] = item;
+    return n;
+}
+
+static bool is_fresh(const struct nbi_item *item)
+{
+    return item->out.dtype == NBI_NVFP4 && item->src->dtype != NBI_NVFP4;
+}
+
+/* One scale for the group: that of a member which is NVFP4 already if it is large enough, else the
+ * one for the largest value among those that are quantised now. */
+static enum nb_status group_scale(struct conversion *c, struct nbi_item *item)
+{
+    struct nbi_item *group[3];
+    int n = fused_items(c, item, group);
+    float most = 0, given = 0;
+    for (int i = 0; i < n; i++) {
+        struct nbi_item *g = group[i];
+        if (g->out.dtype == NBI_NVFP4 && !is_fresh(g))
+            given = g->tensor_scale;
+        if (!is_fresh(g))
+            continue;
+        if (g->amax < 0)
+            NBI_TRY(nbi_transfer_amax(&c->transfer, g->src, &g->amax));
+        most = fmaxf(most, g->amax);
+    }
+    bool fits = given > 0 && most / given <= 6 * NBI_NVFP4_MAX_SCALE;
+    item->tensor_scale = fits ? given : nbi_nvfp4_tensor_scale(most);
     return NB_OK;
+}
+
+/* Runtimes that fuse these projections take one scale for all of them. */
+static void warn_unequal_scales(struct conversion *c)
+{
+    for (int64_t i = 0; i < c->count; i++) {
+        struct nbi_item *group[3], *item = &c->items[i];
+        int n = fused_items(c, item, group);
+        for (int k = 1; k < n && group[0] == item; k++) {
+            const struct nbi_item *other = group[k];
+            bool same = item->out.dtype == other->out.dtype &&
+                        (item->out.dtype != NBI_NVFP4 || item->tensor_scale == other->tensor_scale);
+            if (same)
+                continue;
+            nbi_log(NB_LOG_WARN,
+                    "'%s' and '%s' differ in type or tensor scale; programs that fuse them (vLLM) "
+                    "will compute wrong values",
+                    item->out.name, other->out.name);
+            return;
+        }
+    }
 }
 
 /* ---- the report ---- */
@@ -238,7 +287,7 @@ static void finish_family(struct nb_quant_family *f)
 {
     double error = f->rel_mse, signal = f->snr_db;
     f->rel_mse = signal > 0 ? error / signal : 0;
-    f->snr_db = error > 0 && signal > 0 ? 10 * log10(signal / error) : 0;
+    f->snr_db = error > 0 ? 10 * log10(signal / error) : INFINITY;
     f->zeros = f->values ? f->zeros / (double)f->values : 0;
 }
 
@@ -263,33 +312,92 @@ static enum nb_status transfer_all(struct conversion *c, struct nb_quantize_repo
     for (int64_t i = 0; i < c->count; i++) {
         struct nbi_item *item = &c->items[i];
         struct nbi_quant_sums sums;
-        bool fresh = item->out.dtype == NBI_NVFP4 && item->src->dtype != NBI_NVFP4;
+        bool fresh = is_fresh(item);
         if (fresh && item->out.two_level)
             NBI_TRY(group_scale(c, item));
         NBI_TRY(nbi_transfer_item(&c->transfer, item, i, &sums));
         if (fresh && report)
             book(report, item->out.name, &sums);
     }
+    if (c->target.format == NBI_FORMAT_SAFETENSORS)
+        warn_unequal_scales(c);
     return NB_OK;
 }
 
-static enum nb_status check_paths(const struct nb_convert_opts *opts)
+/* Whether the file `path` lies directly in the directory `dir`. */
+static bool lies_in(const char *path, const char *dir)
 {
+    char *parent = nbi_path_dir(path);
+    bool yes = parent && nbi_path_same(parent, dir);
+    free(parent);
+    return yes;
+}
+
+/* The target must not take the place of anything the conversion reads. */
+static enum nb_status check_paths(const struct conversion *c)
+{
+    const struct nb_convert_opts *opts = c->opts;
+    const char *part = NULL;
     if (nbi_path_same(opts->src, opts->dst))
+        part = opts->src;
+    if (c->target.directory && c->model.dir && nbi_path_same(c->model.dir, opts->dst))
+        part = c->model.dir;
+    for (int i = 0; i < c->model.store->file_count; i++) {
+        const char *file = nbi_source_path(c->model.store->files[i]);
+        if (nbi_path_same(file, opts->dst) || (c->target.directory && lies_in(file, opts->dst)))
+            part = file;
+    }
+    if (part)
         return nbi_fail(NB_EINVAL, "'%s' is source and target at once; choose another target",
-                        opts->dst);
+                        part);
+    if (!c->target.directory && c->target.format != NBI_FORMAT_GGUF && nbi_path_is_dir(opts->src) &&
+        lies_in(opts->dst, opts->src))
+        return nbi_fail(NB_EINVAL, "'%s' inside '%s' would give that directory two sets of weights",
+                        opts->dst, opts->src);
     return NB_OK;
+}
+
+/* Weights that do not fit their config would make a model that lies about itself. */
+static enum nb_status check_model(const struct conversion *c)
+{
+    const struct nbi_model *m = &c->model;
+    if (m->store->count == 0)
+        return nbi_fail(NB_EFORMAT, "it holds no tensors");
+    if (!m->has_config)
+        return NB_OK;
+    enum nb_status rc = nbi_check_names(m->store, &m->config);
+    bool needed = c->quant || c->target.directory || c->target.format == NBI_FORMAT_GGUF;
+    if (rc != NB_OK && !needed) {
+        nbi_log(NB_LOG_WARN, "the weights do not fit their config: %s", nb_last_error());
+        rc = NB_OK;
+    }
+    return nbi_context(rc, "the weights do not fit their config");
+}
+
+/* A pattern that matches nothing is most likely a typing error. */
+static void warn_idle_patterns(const struct conversion *c)
+{
+    for (const char *const *p = c->quant ? c->quant->skip : NULL; p && *p; p++) {
+        const char *const one[] = {*p, NULL};
+        const struct nb_quantize_opts alone = {.skip = one};
+        const struct conversion probe = {.quant = &alone};
+        bool used = skipped(&probe, "lm_head.weight");
+        for (int64_t i = 0; i < c->count; i++)
+            used = used || skipped(&probe, c->items[i].out.name);
+        if (!used)
+            nbi_log(NB_LOG_WARN, "--skip '%s' matches no tensor", *p);
+    }
 }
 
 static enum nb_status run(struct conversion *c, struct nb_quantize_report *report)
 {
     const struct nb_convert_opts *opts = c->opts;
     NBI_TRY(nbi_target_of(opts->dst, &c->target));
-    NBI_TRY(check_paths(opts));
     NBI_TRY(nbi_model_open(&c->model, opts->src, opts->model_dir));
-    if (c->model.store->count == 0)
-        return nbi_fail(NB_EFORMAT, "it holds no tensors");
+    NBI_TRY(check_paths(c));
+    NBI_TRY(check_model(c));
     NBI_TRY(list_items(c));
+    warn_idle_patterns(c);
     NBI_TRY(nbi_transfer_init(&c->transfer, opts, c->model.store));
     NBI_TRY(nbi_export_begin(&c->out, opts, &c->model, c->items, c->count));
     c->transfer.writer = c->out.writer;

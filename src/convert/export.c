@@ -16,16 +16,18 @@ enum nb_status nbi_target_of(const char *path, struct nbi_target *target)
     static const char *const others[] = {".bin",  ".pt",   ".pth",       ".onnx",
                                          ".ggml", ".json", ".safetensor"};
     *target = (struct nbi_target){0};
-    if (nbi_ends_with(path, ".dat")) {
+    if (!*path)
+        return nbi_fail(NB_EINVAL, "the target has no name");
+    if (nbi_has_extension(path, ".dat")) {
         target->format = NBI_FORMAT_DAT;
-    } else if (nbi_ends_with(path, ".gguf")) {
+    } else if (nbi_has_extension(path, ".gguf")) {
         target->format = NBI_FORMAT_GGUF;
     } else {
         target->format = NBI_FORMAT_SAFETENSORS;
-        target->directory = !nbi_ends_with(path, ".safetensors");
+        target->directory = !nbi_has_extension(path, ".safetensors");
     }
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (nbi_ends_with(path, others[i]))
+        if (nbi_has_extension(path, others[i]))
             return nbi_fail(
                 NB_EINVAL,
                 "cannot write '%s': a target ends in .dat, .safetensors or .gguf, or is "
@@ -77,12 +79,12 @@ static void put_widened(struct nbi_gguf_meta *meta, const char *key, enum nbi_dt
 {
     uint64_t n = 0;
     for (int64_t i = 0; i < count; i++)
-        n += items[i].out.dtype == NBI_F32 && items[i].src->dtype == from;
+        n += items[i].out.dtype == NBI_F32 && items[i].narrow == from;
     if (n == 0)
         return;
     nbi_gguf_meta_strings(meta, key, n);
     for (int64_t i = 0; i < count; i++)
-        if (items[i].out.dtype == NBI_F32 && items[i].src->dtype == from) {
+        if (items[i].out.dtype == NBI_F32 && items[i].narrow == from) {
             char name[128] = "";
             nbi_name_to_gguf(items[i].out.name, name, sizeof name);
             nbi_gguf_meta_next_string(meta, name, strlen(name));
@@ -92,9 +94,9 @@ static void put_widened(struct nbi_gguf_meta *meta, const char *key, enum nbi_dt
 /* The tokenizer from wherever the model has one; none is fine. */
 static enum nb_status read_vocab(struct nbi_vocab *vocab, const struct nbi_model *m)
 {
-    enum nb_status rc = m->dir     ? nbi_vocab_read_dir(vocab, m->dir)
-                        : m->store ? nbi_vocab_read_gguf(vocab, m->store)
-                                   : NB_ENOTFOUND;
+    enum nb_status rc = m->dir ? nbi_vocab_read_dir(vocab, m->dir) : NB_ENOTFOUND;
+    if (rc == NB_ENOTFOUND && m->store)
+        rc = nbi_vocab_read_gguf(vocab, m->store);
     if (rc == NB_OK || rc == NB_ENOTFOUND)
         return rc;
     return nbi_context(rc, "cannot carry the tokenizer over (without its tokenizer.json the model "
@@ -120,7 +122,13 @@ static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi
         vocab.eos = c->eos[0];
     if (vocab.pad < 0)
         vocab.pad = c->pad;
-    rc = *found ? nbi_vocab_write_gguf(&vocab, meta, c->vocab_size) : NB_OK;
+    if (*found) {
+        rc = nbi_vocab_write_gguf(&vocab, meta, c->vocab_size);
+    } else { /* llama.cpp wants to be told */
+        rc = NB_OK;
+        nbi_gguf_meta_string(meta, "tokenizer.ggml.model", "none");
+        nbi_gguf_meta_u32(meta, "qwen3.vocab_size", (uint32_t)c->vocab_size);
+    }
     nbi_vocab_write_ids(&vocab, meta);
     nbi_vocab_release(&vocab);
     return rc;
@@ -130,15 +138,12 @@ static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi
 static void model_name(char *name, size_t size, const char *src)
 {
     static const char *const endings[] = {".dat", ".gguf", ".safetensors"};
-    size_t n = strlen(src);
-    while (n > 1 && src[n - 1] == '/')
-        n--;
-    size_t start = n;
-    while (start > 0 && src[start - 1] != '/')
-        start--;
-    snprintf(name, size, "%.*s", (int)(n - start), src + start);
+    char *real = realpath(src, NULL); /* "." and trailing slashes have no name of their own */
+    const char *base = nbi_path_base(real ? real : src);
+    nbi_printable_copy(name, size, base, strlen(base));
+    free(real);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-        if (nbi_ends_with(name, endings[i]))
+        if (nbi_has_extension(name, endings[i]))
             name[strlen(name) - strlen(endings[i])] = 0;
 }
 
@@ -167,7 +172,7 @@ static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_conv
 /* ---- directories ---- */
 
 /* Modules that stay unquantised, for the readers' ignore lists. A tied head counts as one. */
-static json_t *ignored_modules(const struct nbi_item *items, int64_t count)
+static json_t *ignored_modules(const struct nbi_item *items, int64_t count, bool *ok)
 {
     json_t *list = json_array();
     bool head = false;
@@ -176,27 +181,28 @@ static json_t *ignored_modules(const struct nbi_item *items, int64_t count)
         bool lm_head = strcmp(o->name, "lm_head.weight") == 0;
         head = head || lm_head;
         if (o->dtype != NBI_NVFP4 && nbi_param_is_projection(o->name, o->ndim))
-            json_array_append_new(list, json_stringn(o->name, strlen(o->name) - strlen(".weight")));
+            nbi_json_append(list, json_stringn(o->name, strlen(o->name) - strlen(".weight")), ok);
     }
     if (!head)
-        json_array_append_new(list, json_string("lm_head"));
+        nbi_json_append(list, json_string("lm_head"), ok);
     return list;
 }
 
+/* Readers check that the producer of this layout is named "modelopt"; the version says who. */
 static json_t *modelopt_config(json_t *ignore)
 {
     return json_pack("{s:{s:{s:{s:b,s:i,s:s,s:i},s:[s]}},s:O,s:s,s:{s:s,s:s},s:s}", "config_groups",
                      "group_0", "weights", "dynamic", 0, "num_bits", 4, "type", "float",
                      "group_size", 16, "targets", "Linear", "ignore", ignore, "quant_algo",
-                     "W4A16_NVFP4", "producer", "name", "nibble", "version", nb_version(),
+                     "W4A16_NVFP4", "producer", "name", "modelopt", "version", "nibble",
                      "quant_method", "modelopt");
 }
 
 static json_t *modelopt_sidecar(json_t *ignore)
 {
-    return json_pack("{s:{s:s,s:s},s:{s:s,s:n,s:i,s:O}}", "producer", "name", "nibble", "version",
-                     nb_version(), "quantization", "quant_algo", "W4A16_NVFP4",
-                     "kv_cache_quant_algo", "group_size", 16, "exclude_modules", ignore);
+    return json_pack("{s:{s:s,s:s},s:{s:s,s:n,s:i,s:O}}", "producer", "name", "modelopt", "version",
+                     "nibble", "quantization", "quant_algo", "W4A16_NVFP4", "kv_cache_quant_algo",
+                     "group_size", 16, "exclude_modules", ignore);
 }
 
 static json_t *compressed_config(json_t *ignore)
@@ -244,13 +250,13 @@ static enum nb_status write_json_in(const char *dir, const char *name, const jso
 static enum nb_status add_quantization(json_t *config, const char *dir, enum nbi_layout layout,
                                        const struct nbi_item *items, int64_t count)
 {
-    json_t *ignore = ignored_modules(items, count);
-    enum nb_status rc = NB_OK;
-    if (layout == NBI_LAYOUT_COMPRESSED_TENSORS) {
-        json_object_set_new(config, "quantization_config", compressed_config(ignore));
-    } else {
+    bool ok = true, compressed = layout == NBI_LAYOUT_COMPRESSED_TENSORS;
+    json_t *ignore = ignored_modules(items, count, &ok);
+    json_t *block = compressed ? compressed_config(ignore) : modelopt_config(ignore);
+    nbi_json_set(config, "quantization_config", block, &ok);
+    enum nb_status rc = ok ? NB_OK : nbi_fail_memory("config", 0);
+    if (rc == NB_OK && !compressed) {
         json_t *sidecar = modelopt_sidecar(ignore);
-        json_object_set_new(config, "quantization_config", modelopt_config(ignore));
         rc = write_json_in(dir, "hf_quant_config.json", sidecar);
         json_decref(sidecar);
     }
@@ -258,10 +264,57 @@ static enum nb_status add_quantization(json_t *config, const char *dir, enum nbi
     return rc;
 }
 
-/* A head of NVFP4 values, dequantised or not, is no longer the embedding. */
-static bool is_or_was_nvfp4(const struct nbi_item *item)
+/* Whether a tied model's head has values of its own: NVFP4, dequantised or not, or other bytes than
+ * the embedding. */
+static enum nb_status head_differs(const struct nbi_model *m, const struct nbi_item *items,
+                                   int64_t count, bool *differs)
 {
-    return item->out.dtype == NBI_NVFP4 || (item->src && item->src->dtype == NBI_NVFP4);
+    const struct nbi_item *head = find_item(items, count, "lm_head.weight");
+    const struct nbi_item *embed = find_item(items, count, "model.embed_tokens.weight");
+    *differs =
+        head && (head->out.dtype == NBI_NVFP4 || (head->src && head->src->dtype == NBI_NVFP4));
+    if (!head || !embed || *differs || !head->src || !embed->src || head->src == embed->src)
+        return NB_OK;
+    *differs = head->src->dtype != embed->src->dtype || head->src->count != embed->src->count;
+    enum { PIECE = 1 << 16 };
+    uint8_t *a = malloc((size_t)PIECE * 16), *b = a ? a + PIECE * 8 : NULL;
+    enum nb_status rc = a ? NB_OK : nbi_fail_memory("buffer", (size_t)PIECE * 16);
+    size_t size = (size_t)nbi_dtypes[head->src->dtype].bytes;
+    for (int64_t i = 0; rc == NB_OK && !*differs && i < head->src->count; i += PIECE) {
+        int64_t n = head->src->count - i < PIECE ? head->src->count - i : PIECE;
+        rc = nbi_store_read(m->store, head->src, i, n, a);
+        if (rc == NB_OK)
+            rc = nbi_store_read(m->store, embed->src, i, n, b);
+        *differs = rc == NB_OK && memcmp(a, b, (size_t)n * size) != 0;
+    }
+    free(a);
+    return rc;
+}
+
+/* config.json as the new weights need it. */
+static enum nb_status update_config(json_t *config, const struct nbi_model *m, const char *dir,
+                                    enum nbi_layout layout, const struct nbi_item *items,
+                                    int64_t count)
+{
+    bool ok = true, quantised = false, untie = false;
+    json_object_del(config, "quantization_config");
+    bool newer = json_object_get(config, "dtype") != NULL;
+    if (newer)
+        nbi_json_set(config, "dtype", json_string(torch_dtype(items, count)), &ok);
+    if (!newer || json_object_get(config, "torch_dtype"))
+        nbi_json_set(config, "torch_dtype", json_string(torch_dtype(items, count)), &ok);
+    if (m->config.tied)
+        NBI_TRY(head_differs(m, items, count, &untie));
+    if (untie) {
+        nbi_json_set(config, "tie_word_embeddings", json_false(), &ok);
+        nbi_log(NB_LOG_INFO, "config.json gets tie_word_embeddings: false, since the head has "
+                             "values of its own");
+    }
+    for (int64_t i = 0; i < count; i++)
+        quantised = quantised || items[i].out.dtype == NBI_NVFP4;
+    if (!ok)
+        return nbi_fail_memory("config", 0);
+    return quantised ? add_quantization(config, dir, layout, items, count) : NB_OK;
 }
 
 static enum nb_status write_config(const struct nbi_model *m, const char *dir,
@@ -275,20 +328,7 @@ static enum nb_status write_config(const struct nbi_model *m, const char *dir,
         NBI_TRY(nbi_config_to_json(&m->config, &config));
     if (!config)
         return nbi_fail_memory("config", 0);
-    json_object_del(config, "quantization_config");
-    const char *dtype = torch_dtype(items, count);
-    json_object_set_new(config, json_object_get(config, "dtype") ? "dtype" : "torch_dtype",
-                        json_string(dtype));
-    const struct nbi_item *head = find_item(items, count, "lm_head.weight");
-    if (head && m->config.tied && is_or_was_nvfp4(head)) {
-        json_object_set_new(config, "tie_word_embeddings", json_false());
-        nbi_log(NB_LOG_INFO, "config.json gets tie_word_embeddings: false, since the head has "
-                             "quantised values and the embedding has not");
-    }
-    bool quantised = false;
-    for (int64_t i = 0; i < count; i++)
-        quantised = quantised || items[i].out.dtype == NBI_NVFP4;
-    enum nb_status rc = quantised ? add_quantization(config, dir, layout, items, count) : NB_OK;
+    enum nb_status rc = update_config(config, m, dir, layout, items, count);
     if (rc == NB_OK)
         rc = write_json_in(dir, "config.json", config);
     json_decref(config);
@@ -311,27 +351,20 @@ static enum nb_status copy_file(const char *from, const char *to, const char *na
     return rc;
 }
 
-/* Everything of a model directory that is not weights or config goes along as it is. */
+/* Tokenizer files and generation settings go along as they are. */
 static enum nb_status copy_sidecars(const struct nbi_model *m, const char *dir)
 {
-    static const char *const names[] = {"generation_config.json",
-                                        "tokenizer.json",
-                                        "tokenizer_config.json",
-                                        "vocab.json",
-                                        "merges.txt",
-                                        "special_tokens_map.json",
-                                        "added_tokens.json",
-                                        "chat_template.jinja"};
-    if (m->dir) {
-        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-            NBI_TRY(copy_file(m->dir, dir, names[i]));
+    for (const char *const *name = nbi_model_sidecars; m->dir && *name; name++)
+        NBI_TRY(copy_file(m->dir, dir, *name));
+    char *tokenizer = nbi_path_join(dir, "tokenizer.json");
+    bool there = tokenizer && nbi_path_is_file(tokenizer);
+    free(tokenizer);
+    if (there || !m->store || m->store->format != NBI_FORMAT_GGUF)
         return NB_OK;
-    }
     struct nbi_vocab vocab;
     enum nb_status rc = read_vocab(&vocab, m);
-    if (rc == NB_ENOTFOUND)
-        return NB_OK;
-    NBI_TRY(rc);
+    if (rc != NB_OK)
+        return rc == NB_ENOTFOUND ? NB_OK : rc;
     rc = nbi_vocab_write_dir(&vocab, dir);
     nbi_vocab_release(&vocab);
     return rc;
@@ -382,6 +415,14 @@ static enum nb_status begin_gguf(struct nbi_export *x, const struct nb_convert_o
     return rc;
 }
 
+static enum nbi_layout choose_layout(const struct nb_convert_opts *opts, const struct nbi_model *m)
+{
+    bool kept = opts->layout == NB_LAYOUT_KEEP && m->store &&
+                m->store->layout == NBI_LAYOUT_COMPRESSED_TENSORS;
+    return kept || opts->layout == NB_LAYOUT_COMPRESSED_TENSORS ? NBI_LAYOUT_COMPRESSED_TENSORS
+                                                                : NBI_LAYOUT_MODELOPT;
+}
+
 enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_opts *opts,
                                 const struct nbi_model *m, const struct nbi_item *items,
                                 int64_t count)
@@ -389,11 +430,8 @@ enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_op
     memset(x, 0, sizeof *x);
     x->stage.lock_fd = -1;
     NBI_TRY(nbi_target_of(opts->dst, &x->target));
-    struct nbi_writer_opts wo = {.format = x->target.format,
-                                 .layout = opts->layout == NB_LAYOUT_COMPRESSED_TENSORS
-                                               ? NBI_LAYOUT_COMPRESSED_TENSORS
-                                               : NBI_LAYOUT_MODELOPT,
-                                 .path = opts->dst};
+    struct nbi_writer_opts wo = {
+        .format = x->target.format, .layout = choose_layout(opts, m), .path = opts->dst};
     enum nb_status rc = x->target.directory ? begin_directory(x, opts, m, &wo, items, count)
                         : x->target.format == NBI_FORMAT_GGUF
                             ? begin_gguf(x, opts, m, &wo, items, count)

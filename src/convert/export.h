@@ -10,7 +10,10 @@
 struct nbi_item {
     struct nbi_out out;
     const struct nbi_entry *src; /* NULL: made from nothing (synth) */
+    enum nbi_dtype narrow;       /* f32 out: the type that would hold its values as well */
     float tensor_scale;          /* NVFP4 with out.two_level */
+    float divisor;               /* its reciprocal as stored in the source, or 0 */
+    float amax;                  /* of src; negative: not known yet */
 };
 
 struct nbi_target {

@@ -1,7 +1,7 @@
 /* inspect.c - the public view of an opened model file. */
-#include "convert/inspect.h"
-
 #include <string.h>
+
+#include "convert/verify.h"
 
 struct nb_file {
     struct nbi_model model;
@@ -85,7 +85,8 @@ void nb_file_meta(const struct nb_file *file, int64_t index, const char **key, c
     *value = file->model.store->meta[index].value;
 }
 
-enum nb_status nb_file_verify(struct nb_file *file, nb_progress_fn progress, void *progress_ctx)
+enum nb_status nb_file_verify(struct nb_file *file, int threads, nb_progress_fn progress,
+                              void *progress_ctx)
 {
-    return nbi_verify(&file->model, progress, progress_ctx);
+    return nbi_verify(&file->model, threads, progress, progress_ctx);
 }

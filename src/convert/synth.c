@@ -88,6 +88,10 @@ static enum nb_status run(struct synth *s)
     NBI_TRY(nbi_target_of(s->opts->dst, &target));
     if (!target.directory)
         return nbi_fail(NB_EINVAL, "'%s' is not the name of a directory", s->opts->dst);
+    if (nbi_path_is_dir(s->opts->dst) && !nbi_dir_is_empty(s->opts->dst))
+        return nbi_fail(NB_EINVAL,
+                        "'%s' is not empty; a random model only goes into a new directory",
+                        s->opts->dst);
     NBI_TRY(load_config(s));
     const struct nbi_config *c = &s->model.config;
     s->sigma = s->opts->sigma > 0 ? s->opts->sigma : (float)c->initializer_range;

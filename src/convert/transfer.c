@@ -108,8 +108,8 @@ static enum nb_status cast_chunk(void *ctx, int thread, int64_t first, int64_t c
     return nbi_writer_put(j->t->writer, j->index, first, count, b->raw);
 }
 
-static enum nb_status check_finite(const struct nbi_entry *e, const float *x, int64_t first,
-                                   int64_t count, float *amax)
+enum nb_status nbi_check_finite(const char *name, const float *x, int64_t first, int64_t count,
+                                float *amax)
 {
     *amax = nbi_kernels()->amax(x, count);
     if (isfinite(*amax))
@@ -117,7 +117,7 @@ static enum nb_status check_finite(const struct nbi_entry *e, const float *x, in
     int64_t i = 0;
     while (isfinite(x[i]))
         i++;
-    return nbi_fail(NB_EVALUE, "tensor '%s' holds %s at element %lld", e->name,
+    return nbi_fail(NB_EVALUE, "tensor '%s' holds %s at element %lld", name,
                     isnan(x[i]) ? "NaN" : "infinity", (long long)(first + i));
 }
 
@@ -126,7 +126,7 @@ static enum nb_status amax_chunk(void *ctx, int thread, int64_t first, int64_t c
     struct job *j = ctx;
     float *x = j->t->buffers[thread].f32;
     NBI_TRY(nbi_store_read_f32(j->t->store, j->item->src, first, count, x));
-    return check_finite(j->item->src, x, first, count, &j->chunk_amax[first / CHUNK]);
+    return nbi_check_finite(j->item->src->name, x, first, count, &j->chunk_amax[first / CHUNK]);
 }
 
 static enum nb_status quantize_chunk(void *ctx, int thread, int64_t first, int64_t count)
@@ -136,7 +136,7 @@ static enum nb_status quantize_chunk(void *ctx, int thread, int64_t first, int64
     float amax, back[PIECE], scale = j->item->out.two_level ? j->item->tensor_scale : 1.0f;
     double sums[3] = {0};
     NBI_TRY(nbi_store_read_f32(j->t->store, j->item->src, first, count, b->f32));
-    NBI_TRY(check_finite(j->item->src, b->f32, first, count, &amax));
+    NBI_TRY(nbi_check_finite(j->item->src->name, b->f32, first, count, &amax));
     for (int64_t i = 0; i < count; i += PIECE) {
         int64_t n = count - i < PIECE ? count - i : PIECE, blocks = n / NBI_NVFP4_BLOCK;
         uint8_t *q = b->codes + i / 2, *s = b->scales + i / NBI_NVFP4_BLOCK;
@@ -174,7 +174,7 @@ enum nb_status nbi_transfer_item(struct nbi_transfer *t, const struct nbi_item *
     if (sums)
         memset(sums, 0, sizeof *sums);
     if (item->out.dtype == NBI_NVFP4 && item->out.two_level)
-        NBI_TRY(nbi_writer_put_tensor_scale(t->writer, index, item->tensor_scale));
+        NBI_TRY(nbi_writer_put_tensor_scale(t->writer, index, item->tensor_scale, item->divisor));
     if (item->out.dtype == NBI_NVFP4 && src->dtype == NBI_NVFP4)
         rc = nbi_for_chunks(src->count, CHUNK, t->threads, copy_nvfp4_chunk, &j);
     else if (item->out.dtype == NBI_NVFP4)

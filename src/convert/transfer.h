@@ -29,5 +29,9 @@ void nbi_transfer_release(struct nbi_transfer *t);
 enum nb_status nbi_transfer_item(struct nbi_transfer *t, const struct nbi_item *item, int64_t index,
                                  struct nbi_quant_sums *sums);
 
+/* Fails if one of x, the elements from `first` on of a tensor, is NaN or infinite. */
+enum nb_status nbi_check_finite(const char *name, const float *x, int64_t first, int64_t count,
+                                float *amax);
+
 /* The largest absolute value of a source tensor; NaN and infinity are an error. */
 enum nb_status nbi_transfer_amax(struct nbi_transfer *t, const struct nbi_entry *e, float *amax);

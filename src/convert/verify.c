@@ -5,9 +5,9 @@
 #include "base/parallel.h"
 #include "base/str.h"
 #include "base/sys.h"
-#include "convert/inspect.h"
+#include "convert/transfer.h"
+#include "convert/verify.h"
 #include "tensor/half.h"
-#include "tensor/kernels.h"
 #include "tensor/nvfp4.h"
 
 #define CHUNK ((int64_t)1 << 18)
@@ -33,7 +33,7 @@ static enum nb_status check_entry(const struct nbi_config *config, const struct 
     return NB_OK;
 }
 
-static enum nb_status check_names(const struct nbi_store *store, const struct nbi_config *config)
+enum nb_status nbi_check_names(const struct nbi_store *store, const struct nbi_config *config)
 {
     for (int64_t i = 0; i < store->count; i++)
         NBI_TRY(check_entry(config, &store->entries[i]));
@@ -45,6 +45,21 @@ static enum nb_status check_names(const struct nbi_store *store, const struct nb
             return nbi_fail(NB_EFORMAT, "tensor '%s' is missing", p.name);
     }
     return NB_OK;
+}
+
+/* A `.dat` has no checksum, and one damaged byte can turn the type code of bf16 into that of f16,
+ * which has the same size. No model mixes the two. */
+static enum nb_status check_half_types(const struct nbi_store *store)
+{
+    const struct nbi_entry *f16 = NULL, *bf16 = NULL;
+    for (int64_t i = 0; i < store->count; i++) {
+        f16 = store->entries[i].dtype == NBI_F16 ? &store->entries[i] : f16;
+        bf16 = store->entries[i].dtype == NBI_BF16 ? &store->entries[i] : bf16;
+    }
+    if (store->format != NBI_FORMAT_DAT || !f16 || !bf16)
+        return NB_OK;
+    return nbi_fail(NB_EFORMAT, "'%s' is f16 and '%s' bf16: a type code is damaged", f16->name,
+                    bf16->name);
 }
 
 /* Readers of safetensors models look at metadata "format"; where there is metadata, it must be one
@@ -78,18 +93,6 @@ struct scan {
     float *f32;
 };
 
-static enum nb_status check_floats(const struct nbi_entry *e, const char *what, const float *x,
-                                   int64_t first, int64_t count)
-{
-    if (isfinite(nbi_kernels()->amax(x, count)))
-        return NB_OK;
-    int64_t i = 0;
-    while (isfinite(x[i]))
-        i++;
-    return nbi_fail(NB_EVALUE, "%s of tensor '%s' is %s at %lld", what, e->name,
-                    isnan(x[i]) ? "NaN" : "infinite", (long long)(first + i));
-}
-
 static enum nb_status check_scales(const struct nbi_entry *e, const uint8_t *codes, int64_t first,
                                    int64_t count)
 {
@@ -117,7 +120,8 @@ static enum nb_status scan_chunk(void *ctx, int thread, int64_t first, int64_t c
         return check_scales(e, scales, first / NBI_NVFP4_BLOCK, count / NBI_NVFP4_BLOCK);
     }
     NBI_TRY(nbi_store_read_f32(s->store, e, first, count, x));
-    return check_floats(e, "a value", x, first, count);
+    float amax;
+    return nbi_check_finite(e->name, x, first, count, &amax);
 }
 
 /* Scales that old files keep as floats: the products were finite, the scales must be positive. */
@@ -147,10 +151,10 @@ static enum nb_status check_float_scales(const struct nbi_store *store, const st
     return NB_OK;
 }
 
-static enum nb_status scan_values(const struct nbi_store *store, nb_progress_fn progress,
-                                  void *progress_ctx)
+static enum nb_status scan_values(const struct nbi_store *store, int threads,
+                                  nb_progress_fn progress, void *progress_ctx)
 {
-    int threads = nbi_cpu_count();
+    threads = threads > 0 ? threads : nbi_cpu_count();
     struct scan s = {.store = store};
     uint64_t done = 0, total = 0;
     s.raw = malloc((size_t)threads * CHUNK);
@@ -174,7 +178,8 @@ static enum nb_status scan_values(const struct nbi_store *store, nb_progress_fn 
     return rc;
 }
 
-enum nb_status nbi_verify(const struct nbi_model *m, nb_progress_fn progress, void *progress_ctx)
+enum nb_status nbi_verify(const struct nbi_model *m, int threads, nb_progress_fn progress,
+                          void *progress_ctx)
 {
     struct nbi_config config = m->config;
     if (!m->has_config && (m->config_json || m->store->format == NBI_FORMAT_GGUF))
@@ -182,6 +187,7 @@ enum nb_status nbi_verify(const struct nbi_model *m, nb_progress_fn progress, vo
     if (!m->has_config)
         NBI_TRY(nbi_config_infer(&config, m->store));
     NBI_TRY(check_metadata(m->store));
-    NBI_TRY(check_names(m->store, &config));
-    return scan_values(m->store, progress, progress_ctx);
+    NBI_TRY(nbi_check_names(m->store, &config));
+    NBI_TRY(check_half_types(m->store));
+    return scan_values(m->store, threads, progress, progress_ctx);
 }

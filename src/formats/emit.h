@@ -17,6 +17,18 @@ struct nbi_slot {
     _Atomic uint64_t written; /* bytes so far, all parts */
 };
 
+/* A tensor of a safetensors file. */
+struct nbi_st_part {
+    char name[1100]; /* the longest tensor name and a suffix */
+    enum nbi_dtype dtype;
+    int ndim;
+    int64_t shape[NB_MAX_DIMS];
+    struct nbi_place *place;
+};
+
+/* The one to three of them that make a slot; the return value says how many. */
+int nbi_safetensors_parts(struct nbi_slot *slot, enum nbi_layout layout, struct nbi_st_part out[3]);
+
 /* Each lays out the slots of one file, writes its header through f and gives the file's size. */
 enum nb_status nbi_emit_dat(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
                             uint64_t *size);

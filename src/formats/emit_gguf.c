@@ -116,8 +116,9 @@ enum nb_status nbi_check_gguf(const struct nbi_slot *slot)
         return NB_OK;
     if (t->shape[1] % 64 != 0)
         return nbi_fail(NB_EUNSUPPORTED,
-                        "GGUF stores NVFP4 in blocks of 64 values and its rows have %lld; convert "
-                        "to .dat or .safetensors, or with --dtype bf16 to dequantise",
+                        "GGUF stores NVFP4 in blocks of 64 values and its rows have %lld; choose "
+                        ".dat or .safetensors, or leave it unquantised (convert --dtype bf16, "
+                        "quantize --skip)",
                         (long long)t->shape[1]);
     if (t->two_level && strcmp(name, "token_embd.weight") == 0)
         return nbi_fail(NB_EUNSUPPORTED,

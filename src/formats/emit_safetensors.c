@@ -5,24 +5,15 @@
 #include "formats/emit.h"
 #include "tensor/nvfp4.h"
 
-struct part {
-    char name[1100]; /* the longest tensor name and a suffix */
-    enum nbi_dtype dtype;
-    int ndim;
-    int64_t shape[NB_MAX_DIMS];
-    struct nbi_place *place;
-};
-
-static struct part make_part(const char *stem, size_t stem_len, const char *suffix,
-                             enum nbi_dtype dtype, struct nbi_place *place)
+static struct nbi_st_part make_part(const char *stem, size_t stem_len, const char *suffix,
+                                    enum nbi_dtype dtype, struct nbi_place *place)
 {
-    struct part p = {.dtype = dtype, .place = place};
+    struct nbi_st_part p = {.dtype = dtype, .place = place};
     snprintf(p.name, sizeof p.name, "%.*s%s", (int)stem_len, stem, suffix);
     return p;
 }
 
-/* The one to three parts of a slot; the return value says how many. */
-static int slot_parts(struct nbi_slot *slot, enum nbi_layout layout, struct part out[3])
+int nbi_safetensors_parts(struct nbi_slot *slot, enum nbi_layout layout, struct nbi_st_part out[3])
 {
     const struct nbi_out *t = &slot->out;
     size_t len = strlen(t->name);
@@ -50,7 +41,7 @@ static int slot_parts(struct nbi_slot *slot, enum nbi_layout layout, struct part
 
 static int file_order(const void *a, const void *b)
 {
-    const struct part *x = a, *y = b;
+    const struct nbi_st_part *x = a, *y = b;
     int dx = nbi_dtypes[x->dtype].bytes, dy = nbi_dtypes[y->dtype].bytes;
     return dx != dy ? dy - dx : strcmp(x->name, y->name);
 }
@@ -69,7 +60,7 @@ static void json_string(struct nbi_str *s, const char *text)
     nbi_str_puts(s, "\"");
 }
 
-static enum nb_status part_json(struct nbi_str *s, const struct part *p, uint64_t *at)
+static enum nb_status part_json(struct nbi_str *s, const struct nbi_st_part *p, uint64_t *at)
 {
     int64_t count;
     NBI_TRY(nbi_count(p->shape, p->ndim, &count));
@@ -86,7 +77,7 @@ static enum nb_status part_json(struct nbi_str *s, const struct part *p, uint64_
     return NB_OK;
 }
 
-static enum nb_status build_header(struct nbi_str *s, struct part *parts, int64_t n,
+static enum nb_status build_header(struct nbi_str *s, struct nbi_st_part *parts, int64_t n,
                                    uint64_t *data_bytes)
 {
     nbi_str_puts(s, "{\"__metadata__\":{\"format\":\"pt\"}");
@@ -122,12 +113,12 @@ enum nb_status nbi_check_safetensors(const struct nbi_slot *slot)
 enum nb_status nbi_emit_safetensors(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
                                     enum nbi_layout layout, uint64_t *size)
 {
-    struct part *parts = calloc((size_t)count * 3 + 1, sizeof *parts);
+    struct nbi_st_part *parts = calloc((size_t)count * 3 + 1, sizeof *parts);
     if (!parts)
         return nbi_fail_memory("tensor list", (size_t)count * 3 * sizeof *parts);
     int64_t n = 0;
     for (int64_t i = 0; i < count; i++)
-        n += slot_parts(&slots[i], layout, parts + n);
+        n += nbi_safetensors_parts(&slots[i], layout, parts + n);
     if (n)
         qsort(parts, (size_t)n, sizeof *parts, file_order);
     struct nbi_str s = {0};

@@ -236,13 +236,12 @@ static enum nb_status pair_compressed(struct pairing *p, struct nbi_part *part, 
     if (part->dtype != NBI_U8)
         return nbi_fail(NB_EFORMAT, "'%s' has type %s, codes must be bytes", part->name,
                         nbi_dtypes[part->dtype].name);
-    float divisor;
     NBI_TRY(join(p, e, part, scale, NBI_LAYOUT_COMPRESSED_TENSORS));
-    NBI_TRY(read_scalar(p, global, e, &divisor));
-    e->tensor_scale = 1.0f / divisor;
+    NBI_TRY(read_scalar(p, global, e, &e->divisor));
+    e->tensor_scale = 1.0f / e->divisor;
     if (!isnormal(e->tensor_scale))
         return nbi_fail(NB_EFORMAT, "'%s' is %g, its inverse is not a usable scale", global->name,
-                        (double)divisor);
+                        (double)e->divisor);
     drop_activation_scales(p, part->name, stem);
     char name[NBI_NAME_MAX + 1], *copy;
     snprintf(name, sizeof name, "%.*s.weight", (int)stem, part->name);

@@ -96,11 +96,14 @@ static enum nb_status read_headers(struct nbi_store *store)
 
 static enum nb_status detect_format(const char *path, enum nbi_format *format)
 {
-    if (nbi_ends_with(path, ".dat")) {
+    if (!nbi_path_exists(path))
+        return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", path,
+                        strerror(errno));
+    if (nbi_has_extension(path, ".dat")) {
         *format = NBI_FORMAT_DAT;
-    } else if (nbi_ends_with(path, ".safetensors")) {
+    } else if (nbi_has_extension(path, ".safetensors")) {
         *format = NBI_FORMAT_SAFETENSORS;
-    } else if (nbi_ends_with(path, ".gguf")) {
+    } else if (nbi_has_extension(path, ".gguf")) {
         *format = NBI_FORMAT_GGUF;
     } else {
         return nbi_fail(NB_EUNSUPPORTED,
@@ -114,7 +117,7 @@ static enum nb_status detect_format(const char *path, enum nbi_format *format)
 /* ---- directories ---- */
 
 struct listing {
-    char safetensors[256], dat[256]; /* the last of each kind that was seen */
+    char safetensors[256], dat[256], gguf[256]; /* the last of each kind that was seen */
     int safetensors_count, dat_count;
 };
 
@@ -134,6 +137,8 @@ static enum nb_status list_weights(const char *dir, struct listing *list)
         } else if (nbi_ends_with(e->d_name, ".dat")) {
             list->dat_count++;
             snprintf(list->dat, sizeof list->dat, "%s", e->d_name);
+        } else if (nbi_ends_with(e->d_name, ".gguf")) {
+            snprintf(list->gguf, sizeof list->gguf, "%s", e->d_name);
         }
     }
     closedir(d);
@@ -229,7 +234,9 @@ static enum nb_status open_dir(struct nbi_store *store, const char *dir)
     else if (rc == NB_OK && nbi_path_is_file(index))
         rc = open_sharded(store, dir, index);
     else if (rc == NB_OK && list.safetensors_count + list.dat_count == 0)
-        rc = nbi_fail(NB_ENOTFOUND, "no weights (*.safetensors or one *.dat) in '%s'", dir);
+        rc = nbi_fail(NB_ENOTFOUND, "no weights (*.safetensors or one *.dat) in '%s'%s%s%s", dir,
+                      list.gguf[0] ? "; it holds '" : "", list.gguf,
+                      list.gguf[0] ? "', name that file" : "");
     else if (rc == NB_OK && list.safetensors_count + list.dat_count > 1)
         rc = nbi_fail(NB_EFORMAT, "'%s' holds several weights files and no %s: name the file", dir,
                       INDEX_NAME);
@@ -240,6 +247,15 @@ static enum nb_status open_dir(struct nbi_store *store, const char *dir)
             rc = read_headers(store);
     }
     free(index);
+    return rc;
+}
+
+static enum nb_status hand_out(struct nbi_store **out, struct nbi_store *store, enum nb_status rc)
+{
+    if (rc == NB_OK)
+        *out = store;
+    else
+        nbi_store_close(store);
     return rc;
 }
 
@@ -259,12 +275,7 @@ enum nb_status nbi_store_open(struct nbi_store **out, const char *path)
         if (rc == NB_OK)
             rc = read_headers(store);
     }
-    if (rc != NB_OK) {
-        nbi_store_close(store);
-        return rc;
-    }
-    *out = store;
-    return NB_OK;
+    return hand_out(out, store, rc);
 }
 
 enum nb_status nbi_store_open_memory(struct nbi_store **out, enum nbi_format format,
@@ -281,12 +292,7 @@ enum nb_status nbi_store_open_memory(struct nbi_store **out, enum nbi_format for
         rc = add_source(store, src);
     if (rc == NB_OK)
         rc = read_headers(store);
-    if (rc != NB_OK) {
-        nbi_store_close(store);
-        return rc;
-    }
-    *out = store;
-    return NB_OK;
+    return hand_out(out, store, rc);
 }
 
 /* ---- finding and reading ---- */
@@ -368,7 +374,7 @@ static enum nb_status legacy_to_e4m3(const struct nbi_store *store, const struct
         if (nbi_e4m3_to_f32(codes[i]) != scales[i])
             rc = nbi_fail(NB_EVALUE,
                           "block scale %g of '%s' is stored as %s and is not an E4M3 value; "
-                          "--dtype f32, f16 or bf16 gives the values themselves",
+                          "convert --dtype f32, f16 or bf16 gives the values themselves",
                           (double)scales[i], e->name, nbi_dtypes[e->scale_dtype].name);
     }
     free(scales);

@@ -40,6 +40,7 @@ struct nbi_entry {
     struct nbi_span scale; /* unused in GGUF */
     enum nbi_dtype scale_dtype;
     float tensor_scale;
+    float divisor;  /* what compressed-tensors stores; 0 elsewhere */
     bool two_level; /* a tensor scale other than 1, or in a `.dat` or GGUF any */
     uint64_t tensor_scale_bytes;
 };

@@ -58,8 +58,9 @@ static enum nb_status check_slot(const struct nbi_writer *w, const struct nbi_sl
         return nbi_fail(NB_EUNSUPPORTED, "its name is longer than %d bytes", NAME_MAX_WRITTEN);
     if (t->dtype == NBI_NVFP4 && (t->ndim != 2 || t->shape[1] % NBI_NVFP4_BLOCK != 0))
         return nbi_fail(NB_EUNSUPPORTED,
-                        "NVFP4 needs two dimensions and rows of a multiple of %d values",
-                        NBI_NVFP4_BLOCK);
+                        "NVFP4 needs two dimensions and rows of a multiple of %d values, it has "
+                        "%lld; quantize --skip leaves it as it is",
+                        NBI_NVFP4_BLOCK, (long long)t->shape[t->ndim > 0 ? t->ndim - 1 : 0]);
     return w->opts.format == NBI_FORMAT_DAT    ? nbi_check_dat(slot)
            : w->opts.format == NBI_FORMAT_GGUF ? nbi_check_gguf(slot)
                                                : nbi_check_safetensors(slot);
@@ -156,7 +157,7 @@ static enum nb_status write_unit_scales(struct nbi_writer *w)
 {
     for (int64_t i = 0; i < w->count; i++)
         if (w->slots[i].tscale.bytes && !w->slots[i].out.two_level)
-            NBI_TRY(nbi_writer_put_tensor_scale(w, i, 1.0f));
+            NBI_TRY(nbi_writer_put_tensor_scale(w, i, 1.0f, 0));
     return NB_OK;
 }
 
@@ -235,14 +236,14 @@ enum nb_status nbi_writer_put_nvfp4(struct nbi_writer *w, int64_t index, int64_t
                      (size_t)count / NBI_NVFP4_BLOCK);
 }
 
-enum nb_status nbi_writer_put_tensor_scale(struct nbi_writer *w, int64_t index, float scale)
+enum nb_status nbi_writer_put_tensor_scale(struct nbi_writer *w, int64_t index, float scale,
+                                           float divisor)
 {
     struct nbi_slot *slot = &w->slots[index];
     NBI_BUG_IF(slot->tscale.bytes != 4);
-    float stored =
-        w->opts.format == NBI_FORMAT_SAFETENSORS && w->opts.layout == NBI_LAYOUT_COMPRESSED_TENSORS
-            ? 1.0f / scale
-            : scale;
+    bool reciprocal =
+        w->opts.format == NBI_FORMAT_SAFETENSORS && w->opts.layout == NBI_LAYOUT_COMPRESSED_TENSORS;
+    float stored = !reciprocal ? scale : divisor != 0 ? divisor : 1.0f / scale;
     if (!isnormal(stored) || stored < 0)
         return nbi_fail(NB_EVALUE, "tensor scale %g of '%s' cannot be stored", (double)scale,
                         slot->out.name);
@@ -255,27 +256,20 @@ static enum nb_status write_index(const struct nbi_writer *w)
 {
     json_t *map = json_object();
     uint64_t total = 0;
-    char name[1100];
+    bool ok = true;
     for (int64_t i = 0; i < w->count; i++) {
-        const struct nbi_slot *s = &w->slots[i];
-        const char *file = w->file_names[s->file];
-        bool quantised = s->out.dtype == NBI_NVFP4;
-        bool compressed = w->opts.layout == NBI_LAYOUT_COMPRESSED_TENSORS;
+        struct nbi_slot *s = &w->slots[i];
+        struct nbi_st_part parts[3];
+        int n = nbi_safetensors_parts(s, w->opts.layout, parts);
+        for (int k = 0; k < n; k++)
+            nbi_json_set(map, parts[k].name, json_string(w->file_names[s->file]), &ok);
         total += s->data.bytes + s->scale.bytes + s->tscale.bytes;
-        snprintf(name, sizeof name, "%s%s", s->out.name, quantised && compressed ? "_packed" : "");
-        json_object_set_new(map, name, json_string(file));
-        if (!quantised)
-            continue;
-        snprintf(name, sizeof name, "%s_scale", s->out.name);
-        json_object_set_new(map, name, json_string(file));
-        snprintf(name, sizeof name, "%s%s", s->out.name, compressed ? "_global_scale" : "_scale_2");
-        json_object_set_new(map, name, json_string(file));
     }
     json_t *index =
         json_pack("{s:{s:I},s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
     char *path = nbi_path_join(w->path, "model.safetensors.index.json");
     enum nb_status rc =
-        index && path ? nbi_json_write_file(index, path) : nbi_fail_memory("index", 0);
+        ok && index && path ? nbi_json_write_file(index, path) : nbi_fail_memory("index", 0);
     json_decref(index);
     free(path);
     return rc;

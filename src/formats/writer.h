@@ -55,8 +55,10 @@ enum nb_status nbi_writer_put(struct nbi_writer *w, int64_t index, int64_t first
 enum nb_status nbi_writer_put_nvfp4(struct nbi_writer *w, int64_t index, int64_t first,
                                     int64_t count, const uint8_t *codes, const uint8_t *scales);
 
-/* NVFP4: must be called once for every two-level tensor. */
-enum nb_status nbi_writer_put_tensor_scale(struct nbi_writer *w, int64_t index, float scale);
+/* NVFP4: must be called once for every two-level tensor. divisor: what to store where the layout
+ * wants the reciprocal, if it is known exactly, else 0. */
+enum nb_status nbi_writer_put_tensor_scale(struct nbi_writer *w, int64_t index, float scale,
+                                           float divisor);
 
 uint64_t nbi_writer_bytes(const struct nbi_writer *w); /* of all files */
 

@@ -187,8 +187,13 @@ static json_t *eos_json(const struct nbi_config *c)
     if (c->eos_count == 1)
         return json_integer(c->eos[0]);
     json_t *list = json_array();
+    bool ok = true;
     for (int i = 0; i < c->eos_count; i++)
-        json_array_append_new(list, json_integer(c->eos[i]));
+        nbi_json_append(list, json_integer(c->eos[i]), &ok);
+    if (!ok) {
+        json_decref(list);
+        return NULL; /* json_pack then gives NULL too */
+    }
     return list;
 }
 
@@ -212,11 +217,16 @@ enum nb_status nbi_config_to_json(const struct nbi_config *c, json_t **out)
         (json_int_t)c->vocab_size);
     if (!*out)
         return nbi_fail_memory("config", 0);
+    bool ok = true;
     if (c->bos >= 0)
-        json_object_set_new(*out, "bos_token_id", json_integer(c->bos));
+        nbi_json_set(*out, "bos_token_id", json_integer(c->bos), &ok);
     if (c->pad >= 0)
-        json_object_set_new(*out, "pad_token_id", json_integer(c->pad));
-    return NB_OK;
+        nbi_json_set(*out, "pad_token_id", json_integer(c->pad), &ok);
+    if (ok)
+        return NB_OK;
+    json_decref(*out);
+    *out = NULL;
+    return nbi_fail_memory("config", 0);
 }
 
 /* ---- GGUF ---- */

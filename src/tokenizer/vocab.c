@@ -257,7 +257,7 @@ static int64_t last_normal(const struct nbi_vocab *v)
     return last;
 }
 
-static json_t *tokenizer_json(const struct nbi_vocab *v)
+static json_t *tokenizer_json(const struct nbi_vocab *v, bool *ok)
 {
     json_t *vocab = json_object(), *merges = json_array(), *added = json_array();
     int64_t last = last_normal(v);
@@ -265,12 +265,12 @@ static json_t *tokenizer_json(const struct nbi_vocab *v)
         const struct nbi_token *t = &v->tokens[i];
         /* Readers give added tokens the ids behind the vocabulary unless that names them. */
         if (t->text && i <= last)
-            json_object_set_new(vocab, t->text, json_integer(i));
+            nbi_json_set(vocab, t->text, json_integer(i), ok);
         if (t->text && (t->type == NBI_TOKEN_CONTROL || t->type == NBI_TOKEN_USER)) {
             json_t *a = json_pack("{s:I}", "id", (json_int_t)i), *rest = added_json(t);
-            json_object_update(a, rest);
+            *ok = json_object_update(a, rest) == 0 && *ok;
             json_decref(rest);
-            json_array_append_new(added, a);
+            nbi_json_append(added, a, ok);
         }
     }
     for (int64_t i = 0; i < v->merge_count; i++) {
@@ -292,13 +292,14 @@ static json_t *tokenizer_json(const struct nbi_vocab *v)
         "fuse_unk", 0, "byte_fallback", 0, "ignore_merges", 0, "vocab", vocab, "merges", merges);
 }
 
-static void set_special(json_t *config, const struct nbi_vocab *v, const char *key, int64_t id)
+static void set_special(json_t *config, const struct nbi_vocab *v, const char *key, int64_t id,
+                        bool *ok)
 {
     bool there = id >= 0 && id < v->count && v->tokens[id].text;
-    json_object_set_new(config, key, there ? json_string(v->tokens[id].text) : json_null());
+    nbi_json_set(config, key, there ? json_string(v->tokens[id].text) : json_null(), ok);
 }
 
-static json_t *settings_json(const struct nbi_vocab *v)
+static json_t *settings_json(const struct nbi_vocab *v, bool *ok)
 {
     json_t *added = json_object();
     for (int64_t i = 0; i < v->count; i++)
@@ -306,25 +307,25 @@ static json_t *settings_json(const struct nbi_vocab *v)
             (v->tokens[i].type == NBI_TOKEN_CONTROL || v->tokens[i].type == NBI_TOKEN_USER)) {
             char id[24];
             snprintf(id, sizeof id, "%lld", (long long)i);
-            json_object_set_new(added, id, added_json(&v->tokens[i]));
+            nbi_json_set(added, id, added_json(&v->tokens[i]), ok);
         }
     json_t *config =
         json_pack("{s:b,s:b,s:o,s:b,s:s,s:s,s:n}", "add_bos_token", v->add_bos, "add_prefix_space",
                   0, "added_tokens_decoder", added, "clean_up_tokenization_spaces", 0, "errors",
                   "replace", "tokenizer_class", "Qwen2Tokenizer", "unk_token");
-    set_special(config, v, "bos_token", v->bos);
-    set_special(config, v, "eos_token", v->eos);
-    set_special(config, v, "pad_token", v->pad);
+    set_special(config, v, "bos_token", v->bos, ok);
+    set_special(config, v, "eos_token", v->eos, ok);
+    set_special(config, v, "pad_token", v->pad, ok);
     if (v->chat_template)
-        json_object_set_new(config, "chat_template", json_string(v->chat_template));
+        nbi_json_set(config, "chat_template", json_string(v->chat_template), ok);
     return config;
 }
 
-static enum nb_status write_json(json_t *json, const char *dir, const char *name)
+static enum nb_status write_json(json_t *json, bool ok, const char *dir, const char *name)
 {
     char *path = nbi_path_join(dir, name);
     enum nb_status rc =
-        path && json ? nbi_json_write_file(json, path) : nbi_fail_memory("tokenizer", 0);
+        path && json && ok ? nbi_json_write_file(json, path) : nbi_fail_memory("tokenizer", 0);
     free(path);
     json_decref(json);
     return rc;
@@ -332,7 +333,8 @@ static enum nb_status write_json(json_t *json, const char *dir, const char *name
 
 enum nb_status nbi_vocab_write_dir(const struct nbi_vocab *v, const char *dir)
 {
-    json_t *json = tokenizer_json(v);
+    bool ok = true;
+    json_t *json = tokenizer_json(v, &ok);
     json_t *vocab = json_object_get(json_object_get(json, "model"), "vocab");
     int64_t texts = 0;
     for (int64_t i = 0; i <= last_normal(v); i++)
@@ -341,8 +343,9 @@ enum nb_status nbi_vocab_write_dir(const struct nbi_vocab *v, const char *dir)
         json_decref(json);
         return nbi_fail(NB_EFORMAT, "two tokens of the vocabulary have the same text");
     }
-    NBI_TRY(write_json(json, dir, "tokenizer.json"));
-    return write_json(settings_json(v), dir, "tokenizer_config.json");
+    NBI_TRY(write_json(json, ok, dir, "tokenizer.json"));
+    json = settings_json(v, &ok);
+    return write_json(json, ok, dir, "tokenizer_config.json");
 }
 
 /* ---- GGUF ---- */

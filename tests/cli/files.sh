@@ -17,6 +17,14 @@ t = {x["name"]: x for x in j["tensors"]}["model.embed_tokens.weight"]
 assert t["dtype"] == "bf16" and t["shape"] == [2048, 128] and t["bytes"] == 2048 * 128 * 2, t
 assert isinstance(t["offset"], int)
 PY
+check "verify" 0 "$nibble" inspect "$m" --verify --threads 1
+says out "verified:"
+check "-m names the model" 0 "$nibble" inspect -m "$m"
+check "-m for convert, and the old name" 0 "$nibble" convert --weight "$m" "$work/w.dat" -q
+check "capital ending" 0 "$nibble" convert "$work/w.dat" "$work/W.DAT" -q
+cmp "$work/w.dat" "$work/W.DAT" || failures=$((failures + 1))
+check "a pattern that matches nothing" 0 "$nibble" quantize "$m" "$work/s.dat" --skip lm_heed
+says err "--skip 'lm_heed' matches no tensor"
 check "verify" 0 "$nibble" inspect "$m" --verify
 says out "verified:"
 

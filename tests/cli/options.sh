@@ -8,7 +8,7 @@ says out "quantize"
 check "version" 0 "$nibble" --version
 says out "nibble 0."
 check "help of a command" 0 "$nibble" help convert
-says out "--layout modelopt|compressed-tensors"
+says out "--layout keep|modelopt|compressed-tensors"
 check "--help" 0 "$nibble" convert --help
 says out "usage: nibble convert SRC DST"
 check "unknown command" 2 "$nibble" quantise
@@ -45,8 +45,19 @@ says err "--device takes auto, cpu, cuda or cuda:N"
 check "device that is not there" 1 "$nibble" doctor --device cuda:7
 lines err 1
 check "dashes end options" 1 "$nibble" inspect -- --verify
-says err "cannot tell what '--verify' is"
+says err "cannot open '--verify'"
 
+check "help with too much" 2 "$nibble" help inspect extra
+check "layout where there is none" 2 "$nibble" convert a b.gguf --layout modelopt
+says err "--layout means nothing for 'b.gguf'"
+check "shards where there are none" 2 "$nibble" convert a b.dat --shard-mb 5
+check "--model and all arguments" 2 "$nibble" inspect -m x y
+check "report over the result" 2 "$nibble" quantize a b.dat --report b.dat
+says err "would overwrite"
+check "a report that cannot be written" 1 "$nibble" quantize a b.dat --report no/such/dir/r.json
+says err "no/such/dir"
+check "a size that there is not" 2 "$nibble" synth 3b "$work/x"
+check "the target has no name" 1 "$nibble" convert a ""
 check "doctor" 0 "$nibble" doctor
 says out "NVFP4 quantise"
 check "doctor as JSON" 0 "$nibble" doctor --json

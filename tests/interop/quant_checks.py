@@ -94,7 +94,7 @@ def check_modelopt_config(path):
           {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16})
     equal("ignore", q["ignore"], [])
     producer = sidecar.pop("producer")
-    equal("producer", producer["name"], "nibble")
+    equal("producer", producer["name"], "modelopt")
     equal("hf_quant_config.json", sidecar, {"quantization": {
         "quant_algo": "W4A16_NVFP4", "kv_cache_quant_algo": None, "group_size": 16,
         "exclude_modules": []}})

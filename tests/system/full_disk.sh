@@ -63,7 +63,7 @@ every_target() {
         refused "$how, convert to $name" "$words" "$@" convert new.src "t/$name" --quiet
     done
     refused "$how, quantize to model.dat" "$words" "$@" quantize new.src t/model.dat --quiet
-    refused "$how, synth" "$words" "$@" synth --config config.json t/model --quiet
+    refused "$how, synth" "$words" "$@" synth --config config.json t/fresh --quiet
 }
 
 checked=

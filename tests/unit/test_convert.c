@@ -274,6 +274,89 @@ static void test_convert__refuses(void **state)
     assert_fails(nb_convert(&same), NB_EINVAL, "source and target at once");
 }
 
+static void test_convert__never_replaces_what_it_reads(void **state)
+{
+    (void)state;
+    struct nb_quantize_report report;
+    struct nb_convert_opts opts = {.src = test_path("tied/model.safetensors"),
+                                   .dst = test_path("tied")};
+    assert_fails(nb_convert(&opts), NB_EINVAL, "source and target at once");
+    convert(test_path("tied"), test_path("own.dat"), NULL, NB_LAYOUT_MODELOPT);
+    opts = (struct nb_convert_opts){
+        .src = test_path("own.dat"), .dst = test_path("tied"), .model_dir = test_path("tied")};
+    assert_fails(nb_convert(&opts), NB_EINVAL, "source and target at once");
+    struct nb_quantize_opts inside = {
+        .to = {.src = test_path("tied"), .dst = test_path("tied/q.dat")}};
+    assert_fails(nb_quantize(&inside, &report), NB_EINVAL, "two sets of weights");
+    assert_true(nbi_path_is_file(test_path("tied/model.safetensors")));
+}
+
+static void test_convert__weights_must_fit_their_config(void **state)
+{
+    (void)state;
+    struct nb_quantize_report report;
+    convert(test_path("tied"), test_path("f.dat"), NULL, NB_LAYOUT_MODELOPT);
+    struct nb_convert_opts opts = {
+        .src = test_path("f.dat"), .dst = test_path("f.gguf"), .model_dir = test_path("untied")};
+    assert_fails(nb_convert(&opts), NB_EFORMAT, "do not fit their config");
+    opts.dst = test_path("fdir");
+    assert_fails(nb_convert(&opts), NB_EFORMAT, "do not fit their config");
+    struct nb_quantize_opts q = {.to = opts};
+    q.to.dst = test_path("fq.dat");
+    assert_fails(nb_quantize(&q, &report), NB_EFORMAT, "do not fit their config");
+    opts.dst = test_path("f.safetensors"); /* holds no config: only a warning */
+    assert_ok(nb_convert(&opts));
+}
+
+static void test_convert__gguf_to_gguf_keeps_narrow_norms(void **state)
+{
+    (void)state;
+    convert(test_path("tied"), test_path("g1.gguf"), NULL, NB_LAYOUT_KEEP);
+    convert(test_path("g1.gguf"), test_path("g2.gguf"), NULL, NB_LAYOUT_KEEP);
+    convert(test_path("g2.gguf"), test_path("g.safetensors"), NULL, NB_LAYOUT_KEEP);
+    assert_same_model(test_path("tied"), test_path("g.safetensors"));
+}
+
+/* The file as text holds these words. */
+static void assert_holds(const char *path, const char *words)
+{
+    char *text;
+    size_t len;
+    assert_ok(nbi_file_read(path, 100000, &text, &len));
+    if (!strstr(text, words))
+        fail_msg("'%s' is not in %s", words, path);
+    free(text);
+}
+
+static void test_convert__a_head_of_its_own_unties_the_config(void **state)
+{
+    (void)state;
+    struct nb_quantize_report report;
+    quantize(test_path("tied"), test_path("t.dat"), NB_QUANT_RTN, false, &report);
+    struct nb_convert_opts opts = {.src = test_path("t.dat"),
+                                   .dst = test_path("t2.dat"),
+                                   .dtype = NB_OUT_BF16,
+                                   .model_dir = test_path("tied")};
+    assert_ok(nb_convert(&opts));
+    convert(test_path("t2.dat"), test_path("t2"), test_path("tied"), NB_LAYOUT_KEEP);
+    assert_holds(test_path("t2/config.json"), "\"tie_word_embeddings\": false");
+    assert_holds(test_path("t2/config.json"), "\"rms_norm_eps\": 1e-6");
+}
+
+static void test_convert__layout_is_kept(void **state)
+{
+    (void)state;
+    struct nb_quantize_report report;
+    struct nbi_store *s;
+    quantize(test_path("tied"), test_path("k.dat"), NB_QUANT_RTN, true, &report);
+    convert(test_path("k.dat"), test_path("k.safetensors"), NULL, NB_LAYOUT_COMPRESSED_TENSORS);
+    convert(test_path("k.safetensors"), test_path("k2.safetensors"), NULL, NB_LAYOUT_KEEP);
+    assert_same_bytes(test_path("k.safetensors"), test_path("k2.safetensors"));
+    assert_ok(nbi_store_open(&s, test_path("k2.safetensors")));
+    assert_int_equal(s->layout, NBI_LAYOUT_COMPRESSED_TENSORS);
+    nbi_store_close(s);
+}
+
 static void test_convert__needs_a_config_for_gguf(void **state)
 {
     (void)state;
@@ -305,7 +388,7 @@ static void test_verify__finds_bad_values(void **state)
     struct nbi_store *s;
     quantize(test_path("tied"), test_path("v.dat"), NB_QUANT_RTN, false, &report);
     assert_ok(nb_file_open(&f, test_path("v.dat"), NULL));
-    assert_ok(nb_file_verify(f, NULL, NULL));
+    assert_ok(nb_file_verify(f, 2, NULL, NULL));
     nb_file_close(f);
 
     assert_ok(nbi_store_open(&s, test_path("v.dat")));
@@ -319,7 +402,7 @@ static void test_verify__finds_bad_values(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         poke(test_path("v.dat"), scale + 5, rows[i].byte);
         assert_ok(nb_file_open(&f, test_path("v.dat"), NULL));
-        assert_fails(nb_file_verify(f, NULL, NULL), NB_EVALUE, rows[i].words);
+        assert_fails(nb_file_verify(f, 2, NULL, NULL), NB_EVALUE, rows[i].words);
         assert_non_null(strstr(nb_last_error(), "block scale 5 of tensor "
                                                 "'model.layers.2.mlp.up_proj.weight'"));
         nb_file_close(f);
@@ -328,7 +411,8 @@ static void test_verify__finds_bad_values(void **state)
     poke(test_path("v.dat"), norm + 7, 0xFF);
     poke(test_path("v.dat"), norm + 6, 0xC0);
     assert_ok(nb_file_open(&f, test_path("v.dat"), NULL));
-    assert_fails(nb_file_verify(f, NULL, NULL), NB_EVALUE, "'model.norm.weight' is NaN at 3");
+    assert_fails(nb_file_verify(f, 2, NULL, NULL), NB_EVALUE,
+                 "'model.norm.weight' holds NaN at element 3");
     nb_file_close(f);
     struct nb_quantize_opts opts = {.to = {.src = test_path("v.dat"), .dst = test_path("v2.dat")}};
     assert_ok(nb_quantize(&opts, &report)); /* norms are copied, whatever they hold */
@@ -358,11 +442,11 @@ static void test_verify__finds_bad_names_and_shapes(void **state)
     struct nb_file *f;
     convert(test_path("untied"), test_path("n.dat"), NULL, NB_LAYOUT_MODELOPT);
     assert_ok(nb_file_open(&f, test_path("n.dat"), test_path("tied")));
-    assert_fails(nb_file_verify(f, NULL, NULL), NB_EFORMAT, "is missing");
+    assert_fails(nb_file_verify(f, 2, NULL, NULL), NB_EFORMAT, "is missing");
     nb_file_close(f);
     convert(test_path("tied"), test_path("n.dat"), NULL, NB_LAYOUT_MODELOPT);
     assert_ok(nb_file_open(&f, test_path("n.dat"), test_path("untied")));
-    assert_fails(nb_file_verify(f, NULL, NULL), NB_EFORMAT, "is not part of this model");
+    assert_fails(nb_file_verify(f, 2, NULL, NULL), NB_EFORMAT, "is not part of this model");
     nb_file_close(f);
 }
 
@@ -373,6 +457,8 @@ static void test_synth__is_deterministic(void **state)
         .preset = "tiny", .dst = test_path("again"), .seed = 5, .threads = 1};
     assert_ok(nb_synth(&opts));
     assert_same_bytes(test_path("tied/model.safetensors"), test_path("again/model.safetensors"));
+    assert_fails(nb_synth(&opts), NB_EINVAL, "is not empty");
+    opts.dst = test_path("other");
     opts.preset = "huge";
     assert_fails(nb_synth(&opts), NB_EINVAL, "no preset 'huge'");
 }
@@ -388,6 +474,11 @@ int main(void)
         cmocka_unit_test(test_quantize__report_and_threads),
         cmocka_unit_test(test_convert__dtype_casts_and_dequantises),
         cmocka_unit_test(test_convert__refuses),
+        cmocka_unit_test(test_convert__never_replaces_what_it_reads),
+        cmocka_unit_test(test_convert__weights_must_fit_their_config),
+        cmocka_unit_test(test_convert__gguf_to_gguf_keeps_narrow_norms),
+        cmocka_unit_test(test_convert__a_head_of_its_own_unties_the_config),
+        cmocka_unit_test(test_convert__layout_is_kept),
         cmocka_unit_test(test_convert__needs_a_config_for_gguf),
         cmocka_unit_test(test_verify__finds_bad_values),
         cmocka_unit_test(test_quantize__refuses_nan),

@@ -202,7 +202,7 @@ static void test_outfile__refuses_odd_targets(void **state)
     (void)state;
     struct nbi_outfile *f;
     assert_fails(nbi_outfile_open(&f, test_dir), NB_EIO, "not a regular file");
-    assert_fails(nbi_outfile_open(&f, test_path("no/such/dir")), NB_EIO, "cannot create");
+    assert_fails(nbi_outfile_open(&f, test_path("no/such/dir")), NB_EIO, "cannot create a file");
 }
 
 static void stage_with(struct nbi_stage *s, const char *target, const char *name, const char *text)
@@ -258,6 +258,10 @@ static void test_stage__refuses_directories_that_are_no_model(void **state)
     assert_int_equal(mkdir(test_path("home/sub"), 0777), 0);
     assert_fails(nbi_stage_begin(&s, test_path("home")), NB_EIO, "'sub'");
     assert_content("home/thesis.txt", "years of work");
+    assert_int_equal(symlink("nothing", test_path("dangling")), 0);
+    assert_fails(nbi_stage_begin(&s, test_path("dangling")), NB_EIO, "a link to nothing");
+    assert_fails(nbi_stage_begin(&s, "/proc"), NB_EIO, "mount point");
+    assert_fails(nbi_stage_begin(&s, "."), NB_EIO, "the current directory");
     put("file", "x");
     assert_fails(nbi_stage_begin(&s, test_path("file")), NB_EIO, "a file has that name");
 }

@@ -186,7 +186,7 @@ static void write_safetensors(const char *path, enum nbi_layout layout, bool two
     assert_ok(nbi_writer_begin(&w, &opts, list, 2));
     put_all(w, codes, scales);
     if (two_level)
-        assert_ok(nbi_writer_put_tensor_scale(w, 1, 0.25f));
+        assert_ok(nbi_writer_put_tensor_scale(w, 1, 0.25f, 0));
     assert_ok(nbi_writer_commit(w));
 }
 
@@ -313,7 +313,7 @@ static void test_gguf__block_layout_and_table(void **state)
         .format = NBI_FORMAT_GGUF, .path = test_path("x.gguf"), .meta = meta};
     assert_ok(nbi_writer_begin(&w, &opts, &t, 1));
     assert_ok(nbi_writer_put_nvfp4(w, 0, 0, 64, codes, scales));
-    assert_ok(nbi_writer_put_tensor_scale(w, 0, 0.5f));
+    assert_ok(nbi_writer_put_tensor_scale(w, 0, 0.5f, 0));
     assert_ok(nbi_writer_commit(w));
     nbi_gguf_meta_free(meta);
 

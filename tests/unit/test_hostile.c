@@ -3,7 +3,7 @@
  * reader or by the checks behind `inspect --verify`. The files are the seeds of the fuzz targets
  * (tests/fuzz/make_seeds.sh). */
 #include "base/file.h"
-#include "convert/inspect.h"
+#include "convert/verify.h"
 #include "unit/hostile.h"
 
 struct seed {
@@ -46,7 +46,7 @@ static enum nb_status check(const struct file *f, size_t len)
         m.has_config = nbi_config_from_gguf(&m.config, m.store) == NB_OK;
         snprintf(m.config_error, sizeof m.config_error, "config");
     }
-    rc = nbi_verify(&m, NULL, NULL);
+    rc = nbi_verify(&m, 1, NULL, NULL);
     nbi_model_close(&m);
     return rc;
 }
@@ -145,7 +145,7 @@ static int undamaged(struct file *f)
     struct nb_file *file = NULL;
     snprintf(path, sizeof path, "%s/fuzz/corpus/%s", NB_TEST_SOURCE, f->seed->name);
     assert_int_equal(nb_file_open(&file, path, NULL), NB_OK);
-    assert_int_equal(nb_file_verify(file, NULL, NULL), NB_OK);
+    assert_int_equal(nb_file_verify(file, 1, NULL, NULL), NB_OK);
     nb_file_close(file);
     return 0;
 }
