@@ -97,10 +97,12 @@ static enum nb_status read_vocab(struct nbi_vocab *vocab, const struct nbi_model
     enum nb_status rc = m->dir ? nbi_vocab_read_dir(vocab, m->dir) : NB_ENOTFOUND;
     if (rc == NB_ENOTFOUND && m->store)
         rc = nbi_vocab_read_gguf(vocab, m->store);
-    if (rc == NB_OK || rc == NB_ENOTFOUND)
-        return rc;
-    return nbi_context(rc, "cannot carry the tokenizer over (without its tokenizer.json the model "
-                           "converts alone)");
+    if (rc == NB_OK && vocab->count > m->config.vocab_size) {
+        rc = nbi_fail(NB_EFORMAT, "it has ids up to %lld, the model has %lld rows",
+                      (long long)vocab->count - 1, (long long)m->config.vocab_size);
+        nbi_vocab_release(vocab);
+    }
+    return rc == NB_ENOTFOUND ? rc : nbi_context(rc, "cannot carry the tokenizer over");
 }
 
 static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi_model *m,
@@ -298,6 +300,7 @@ static enum nb_status update_config(json_t *config, const struct nbi_model *m, c
 {
     bool ok = true, quantised = false, untie = false;
     json_object_del(config, "quantization_config");
+    json_object_del(config, "auto_map"); /* names code to run, here or in another repository */
     bool newer = json_object_get(config, "dtype") != NULL;
     if (newer)
         nbi_json_set(config, "dtype", json_string(torch_dtype(items, count)), &ok);

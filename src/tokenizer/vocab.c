@@ -62,7 +62,9 @@ static void finish(struct nbi_vocab *v)
 
 static enum nb_status add_merge(struct nbi_vocab *v, const char *text, size_t len)
 {
-    if (memchr(text, 0, len) || len < 3 || !memchr(text + 1, ' ', len - 2))
+    const char *space = len > 2 ? memchr(text, ' ', len) : NULL;
+    if (!space || space == text || space == text + len - 1 || memchr(text, 0, len) ||
+        memchr(space + 1, ' ', (size_t)(text + len - space) - 1))
         return nbi_fail(NB_EFORMAT, "merge %lld is not a pair of tokens",
                         (long long)v->merge_count);
     if ((v->merge_count & (v->merge_count - 1)) == 0) { /* room doubles at powers of two */
@@ -359,11 +361,16 @@ struct gguf_tokens {
 static enum nb_status gguf_token(void *ctx, uint64_t i, const char *text, size_t len)
 {
     struct gguf_tokens *t = ctx;
-    int32_t type = i < t->type_count ? t->types[i] : NBI_TOKEN_NORMAL;
+    if (t->types && i >= t->type_count)
+        return nbi_fail(NB_EFORMAT, "token %llu has no type", (unsigned long long)i);
+    int32_t type = t->types ? t->types[i] : NBI_TOKEN_NORMAL;
     if (!nbi_utf8_valid(text, len) || memchr(text, 0, len))
         return nbi_fail(NB_EFORMAT, "token %llu is not text", (unsigned long long)i);
+    if (type == NBI_TOKEN_UNUSED)
+        return NB_OK;
     if (type != NBI_TOKEN_NORMAL && type != NBI_TOKEN_CONTROL && type != NBI_TOKEN_USER)
-        return NB_OK; /* unused */
+        return nbi_fail(NB_EUNSUPPORTED, "token %llu has type %d", (unsigned long long)i,
+                        (int)type);
     char *copy = strndup(text, len);
     if (!copy)
         return nbi_fail_memory("token", len);
@@ -392,10 +399,9 @@ static enum nb_status expect_string(const struct nbi_store *store, const char *k
     return rc;
 }
 
-static void optional_id(const struct nbi_store *store, const char *key, int64_t *id)
+static enum nb_status optional_id(const struct nbi_store *store, const char *key, int64_t *id)
 {
-    if (nbi_kv_int(store, key, 0, MAX_TOKENS - 1, id) != NB_OK)
-        *id = -1;
+    return unless_absent(nbi_kv_int(store, key, 0, MAX_TOKENS - 1, id));
 }
 
 static enum nb_status read_gguf(struct nbi_vocab *v, const struct nbi_store *store)
@@ -413,17 +419,17 @@ static enum nb_status read_gguf(struct nbi_vocab *v, const struct nbi_store *sto
     NBI_TRY(rc);
     NBI_TRY(nbi_kv_each_string(store, "tokenizer.ggml.merges", gguf_merge, v));
     finish(v);
-    optional_id(store, "tokenizer.ggml.bos_token_id", &v->bos);
-    optional_id(store, "tokenizer.ggml.eos_token_id", &v->eos);
-    optional_id(store, "tokenizer.ggml.padding_token_id", &v->pad);
-    if (nbi_kv_bool(store, "tokenizer.ggml.add_bos_token", &v->add_bos) != NB_OK)
-        v->add_bos = false;
+    NBI_TRY(optional_id(store, "tokenizer.ggml.bos_token_id", &v->bos));
+    NBI_TRY(optional_id(store, "tokenizer.ggml.eos_token_id", &v->eos));
+    NBI_TRY(optional_id(store, "tokenizer.ggml.padding_token_id", &v->pad));
+    NBI_TRY(unless_absent(nbi_kv_bool(store, "tokenizer.ggml.add_bos_token", &v->add_bos)));
     char *template = NULL, *copy = NULL;
-    if (nbi_kv_string(store, "tokenizer.chat_template", &template) == NB_OK)
+    rc = nbi_kv_string(store, "tokenizer.chat_template", &template);
+    if (rc == NB_OK)
         rc = nbi_arena_string(&v->arena, "template", template, strlen(template), &copy);
     v->chat_template = copy;
     free(template);
-    return rc;
+    return unless_absent(rc);
 }
 
 enum nb_status nbi_vocab_read_gguf(struct nbi_vocab *v, const struct nbi_store *store)
@@ -440,9 +446,7 @@ enum nb_status nbi_vocab_read_gguf(struct nbi_vocab *v, const struct nbi_store *
 enum nb_status nbi_vocab_write_gguf(const struct nbi_vocab *v, struct nbi_gguf_meta *meta,
                                     int64_t vocab_size)
 {
-    if (v->count > vocab_size)
-        return nbi_fail(NB_EFORMAT, "the tokenizer has ids up to %lld, the model %lld rows",
-                        (long long)v->count - 1, (long long)vocab_size);
+    NBI_BUG_IF(v->count > vocab_size);
     int32_t *types = malloc((size_t)vocab_size * sizeof *types);
     if (!types)
         return nbi_fail_memory("token types", (size_t)vocab_size * sizeof *types);

@@ -45,7 +45,8 @@ enum nb_status nbi_vocab_read_gguf(struct nbi_vocab *v, const struct nbi_store *
 /* Writes DIR/tokenizer.json and DIR/tokenizer_config.json. */
 enum nb_status nbi_vocab_write_dir(const struct nbi_vocab *v, const char *dir);
 
-/* Appends the metadata for a model of vocab_size rows; ids without a token become "[PADn]". */
+/* Appends the metadata for a model of vocab_size rows, at least v->count; ids without a token
+ * become "[PADn]". */
 enum nb_status nbi_vocab_write_gguf(const struct nbi_vocab *v, struct nbi_gguf_meta *meta,
                                     int64_t vocab_size);
 

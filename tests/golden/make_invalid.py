@@ -288,6 +288,15 @@ GGUF_CASES = [
          "'tokenizer.ggml.tokens' is not an array of strings",
          model_gguf(*tokenizer(tokens=kv_array("tokenizer.ggml.tokens", F32, 3, bytes(12)))),
          CONVERT),
+    Case("token_of_type_byte.gguf", "PR 26511, PR 25969", "the text of a byte token is no number",
+         "token 2 has type 6",
+         model_gguf(*tokenizer(
+             tokens=kv_strings("tokenizer.ggml.tokens", ["a", "b", "<0x-1>"]),
+             types=kv_array("tokenizer.ggml.token_type", I32, 3, u32(1) * 2 + u32(6)))),
+         CONVERT),
+    Case("token_types_too_few.gguf", "PR 26690", "two types for three tokens", "has no type",
+         model_gguf(*tokenizer(types=kv_array("tokenizer.ggml.token_type", I32, 2, 2 * u32(1)))),
+         CONVERT),
     Case("token_types_as_bytes.gguf", "PR 26690",
          "token types are an array of u8, read as one of i32, past its end",
          "'tokenizer.ggml.token_type' is not an array of 32-bit numbers",
@@ -392,11 +401,10 @@ HARMLESS = {
     # CVE-2024-34359: a template is text.
     "chat_template_code.gguf": model_gguf(*tokenizer(template=TEMPLATE)),
     # PR 26511, PR 25969: "<0x-1>" of type byte (6) was an index of -1. No tokenizer of the Qwen
-    # family has such tokens, and nibble takes no number from a token's text: that of a normal
-    # token is carried as it is, one of type byte counts as unused.
+    # family has such tokens: nibble takes no number from a token's text, and refuses the type
+    # (token_of_type_byte.gguf).
     "vocab_byte_token.gguf": model_gguf(*tokenizer(
-        tokens=kv_strings("tokenizer.ggml.tokens", ["a", "b", "<0x-1>", "<0x-2>"]),
-        types=kv_array("tokenizer.ggml.token_type", I32, 4, u32(1) * 3 + u32(6)))),
+        tokens=kv_strings("tokenizer.ggml.tokens", ["a", "b", "<0x-1>"]))),
     # CVE-2026-90553: config.json names code, and the code is there.
     "remote_code": {
         "config.json": compact({**CONFIG_JSON, "auto_map": {
