@@ -215,20 +215,20 @@ static enum nb_status read_tensors(struct nbi_store *store, struct nbi_parts *pa
                                    struct nbi_cursor *c, uint64_t n, uint64_t alignment)
 {
     uint64_t next = 0, size = nbi_source_size(c->src);
-    struct nbi_cursor names = *c; /* first pass: sizes only, to learn where the data starts */
+    struct nbi_cursor again = *c; /* the first pass learns where the data starts */
+    char name[NBI_NAME_MAX + 1];
+    size_t len;
     for (uint64_t i = 0; i < n; i++) {
         struct nbi_part part = {0};
-        NBI_TRY(skip_string(c));
-        NBI_TRY(nbi_context(read_tensor(c, &part, alignment, &next), "tensor %" PRIu64, i));
+        NBI_TRY(nbi_context(read_string(c, name, NBI_NAME_MAX, &len), "tensor %" PRIu64, i));
+        NBI_TRY(nbi_context(read_tensor(c, &part, alignment, &next), "tensor '%s'", name));
     }
     uint64_t data_at = nbi_gguf_pad(c->pos, alignment), end = next;
     next = 0;
     for (uint64_t i = 0; i < n; i++) {
-        char name[NBI_NAME_MAX + 1];
-        size_t len;
         struct nbi_part part = {0};
-        NBI_TRY(read_string(&names, name, NBI_NAME_MAX, &len));
-        NBI_TRY(read_tensor(&names, &part, alignment, &next));
+        NBI_TRY(read_string(&again, name, NBI_NAME_MAX, &len));
+        NBI_TRY(read_tensor(&again, &part, alignment, &next));
         part.span.offset += data_at;
         NBI_TRY(nbi_parts_add(store, parts, name, len, &part));
     }

@@ -168,7 +168,7 @@ static void test_hostile_gguf__refuses_string_lengths_past_the_end(void **state)
         header(&b, 1, 0); /* and for the name of a tensor */
         put_u64(&b, lengths[i]);
         put_zeros(&b, 20);
-        refuse_gguf(&b, "file ends early");
+        refuse_gguf(&b, lengths[i] == 100 ? "file ends early" : "a name of");
     }
 }
 
