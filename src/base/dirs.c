@@ -1,4 +1,4 @@
-/* dirs.c - temporary names, stale ones removed; directories replaced in one step; paths. */
+/* dirs.c - paths, temporary names, listing and removing of directories. */
 #include "base/dirs.h"
 
 #include <dirent.h>
@@ -82,11 +82,9 @@ char *nbi_path_dir(const char *path)
 void nbi_remove_tree(const char *path)
 {
     DIR *dir = opendir(path);
-    struct dirent *e;
-    while (dir && (e = readdir(dir))) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
-        char *child = nbi_path_join(path, e->d_name);
+    const char *name;
+    while (dir && (name = nbi_dir_next(dir))) {
+        char *child = nbi_path_join(path, name);
         struct stat st;
         if (child && lstat(child, &st) == 0 && S_ISDIR(st.st_mode))
             nbi_remove_tree(child);
@@ -103,11 +101,11 @@ void nbi_remove_tree(const char *path)
 static void remove_stale(const char *dir, const char *prefix)
 {
     DIR *d = opendir(dir);
-    struct dirent *e;
-    while (d && (e = readdir(d))) {
-        if (!nbi_starts_with(e->d_name, prefix))
+    const char *name;
+    while (d && (name = nbi_dir_next(d))) {
+        if (!nbi_starts_with(name, prefix))
             continue;
-        char *path = nbi_path_join(dir, e->d_name);
+        char *path = nbi_path_join(dir, name);
         int fd = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW) : -1;
         if (fd >= 0) {
             if (flock(fd, LOCK_EX | LOCK_NB) == 0)
@@ -191,34 +189,9 @@ enum nb_status nbi_sync_parent(const char *path)
     return rc;
 }
 
-/* ---- a directory that appears whole ---- */
+/* ---- listing ---- */
 
-const char *const nbi_model_sidecars[] = {
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    NULL,
-};
-
-/* Files that a new model in this directory replaces; whatever else is there is kept. */
-static bool belongs_to_model(const char *name)
-{
-    for (const char *const *p = nbi_model_sidecars; *p; p++)
-        if (strcmp(name, *p) == 0)
-            return true;
-    return (nbi_starts_with(name, "model") && nbi_ends_with(name, ".safetensors")) ||
-           strcmp(name, "model.safetensors.index.json") == 0 || strcmp(name, "config.json") == 0 ||
-           strcmp(name, "hf_quant_config.json") == 0;
-}
-
-/* The next name in a directory but "." and ".."; NULL at the end or on an error, which errno then
- * tells from the end. */
-static const char *next_name(DIR *dir)
+const char *nbi_dir_next(DIR *dir)
 {
     struct dirent *e;
     do {
@@ -231,163 +204,8 @@ static const char *next_name(DIR *dir)
 bool nbi_dir_is_empty(const char *path)
 {
     DIR *dir = opendir(path);
-    bool empty = dir && !next_name(dir) && errno == 0;
+    bool empty = dir && !nbi_dir_next(dir) && errno == 0;
     if (dir)
         closedir(dir);
     return empty;
-}
-
-static enum nb_status listing_failed(const char *dir)
-{
-    return nbi_fail(NB_EIO, "cannot read directory '%s': %s", dir, strerror(errno));
-}
-
-static bool is_weights(const char *name)
-{
-    return nbi_ends_with(name, ".safetensors") || nbi_ends_with(name, ".dat") ||
-           nbi_ends_with(name, ".gguf");
-}
-
-static enum nb_status check_content(const char *target)
-{
-    DIR *dir = opendir(target);
-    if (!dir)
-        return listing_failed(target);
-    int files = 0;
-    bool config = false;
-    char odd[256] = "";
-    const char *name;
-    while ((name = next_name(dir))) {
-        files++;
-        config = config || strcmp(name, "config.json") == 0;
-        char *path = nbi_path_join(target, name);
-        bool subdirectory = path && nbi_path_is_dir(path);
-        free(path);
-        if (subdirectory || (!belongs_to_model(name) && is_weights(name)))
-            snprintf(odd, sizeof odd, "%s", name);
-    }
-    enum nb_status rc = errno ? listing_failed(target) : NB_OK;
-    closedir(dir);
-    NBI_TRY(rc);
-    if (files && !config)
-        return nbi_fail(NB_EIO,
-                        "will not write a model into '%s': it is not empty and not a model "
-                        "directory; choose a new name",
-                        target);
-    if (odd[0])
-        return nbi_fail(NB_EIO,
-                        "will not replace the model in '%s': it also holds '%s'; choose a "
-                        "new name",
-                        target, odd);
-    return NB_OK;
-}
-
-/* What would fail at the end of the work, or surprise, is refused before it. */
-static enum nb_status check_replaceable(const char *target)
-{
-    struct stat own, above;
-    char *real = realpath(target, NULL), *parent = real ? nbi_path_dir(real) : NULL;
-    bool mount = !parent || stat(real, &own) != 0 || stat(parent, &above) != 0 ||
-                 own.st_dev != above.st_dev || own.st_ino == above.st_ino;
-    free(parent);
-    free(real);
-    if (mount)
-        return nbi_fail(NB_EIO,
-                        "cannot replace '%s' in one step: it is a mount point; name a directory "
-                        "inside it",
-                        target);
-    if (nbi_path_same(target, "."))
-        return nbi_fail(NB_EIO, "will not replace '%s', the current directory; name one inside it",
-                        target);
-    return check_content(target);
-}
-
-enum nb_status nbi_stage_begin(struct nbi_stage *stage, const char *target)
-{
-    *stage = (struct nbi_stage){.lock_fd = -1};
-    struct stat st;
-    if (nbi_path_dangles(target))
-        return nbi_fail(NB_EIO, "cannot write '%s': a link to nothing", target);
-    if (stat(target, &st) == 0) {
-        if (!S_ISDIR(st.st_mode))
-            return nbi_fail(NB_EIO, "cannot write directory '%s': a file has that name", target);
-        NBI_TRY(check_replaceable(target));
-        stage->target = realpath(target, NULL);
-    } else {
-        stage->target = strdup(target);
-    }
-    if (!stage->target)
-        return nbi_fail_memory("path", strlen(target));
-    size_t n = strlen(stage->target);
-    while (n > 1 && stage->target[n - 1] == '/')
-        stage->target[--n] = 0;
-    enum nb_status rc = nbi_temp_create(stage->target, true, &stage->temp, &stage->lock_fd);
-    if (rc != NB_OK)
-        nbi_stage_abort(stage);
-    return rc;
-}
-
-void nbi_stage_abort(struct nbi_stage *stage)
-{
-    if (stage->temp) {
-        nbi_remove_tree(stage->temp);
-        close(stage->lock_fd);
-    }
-    free(stage->temp);
-    free(stage->target);
-    *stage = (struct nbi_stage){.lock_fd = -1};
-}
-
-/* Links files that the new model does not bring into its directory, before the two change places:
- * whatever happens afterwards, no file of the user's has only a temporary home. */
-static enum nb_status carry_over(const char *from, const char *to)
-{
-    DIR *dir = opendir(from);
-    if (!dir)
-        return listing_failed(from);
-    const char *name;
-    enum nb_status rc = NB_OK;
-    while (rc == NB_OK && (name = next_name(dir))) {
-        if (belongs_to_model(name))
-            continue;
-        char *old = nbi_path_join(from, name), *new = nbi_path_join(to, name);
-        if (!old || !new)
-            rc = NB_ENOMEM;
-        else if (link(old, new) != 0 && errno != EEXIST)
-            rc =
-                nbi_fail(NB_EIO, "cannot keep '%s' beside the new model: %s", old, strerror(errno));
-        free(old);
-        free(new);
-    }
-    if (rc == NB_OK && errno)
-        rc = listing_failed(from);
-    closedir(dir);
-    return rc;
-}
-
-/* The new model takes the target's place and temp becomes the old one, in one step. */
-static enum nb_status exchange(const struct nbi_stage *stage)
-{
-    NBI_TRY(carry_over(stage->target, stage->temp));
-    if (renameat2(AT_FDCWD, stage->temp, AT_FDCWD, stage->target, RENAME_EXCHANGE) != 0)
-        return nbi_fail(NB_EIO, "cannot put the new directory in the place of '%s': %s",
-                        stage->target, strerror(errno));
-    return nbi_sync_parent(stage->target);
-}
-
-enum nb_status nbi_stage_commit(struct nbi_stage *stage)
-{
-    enum nb_status rc = NB_OK;
-    if (fsync(stage->lock_fd) != 0) {
-        rc = nbi_fail(NB_EIO, "cannot sync directory '%s': %s", stage->temp, strerror(errno));
-    } else if (rename(stage->temp, stage->target) == 0) { /* target absent or empty */
-        rc = nbi_sync_parent(stage->target);
-        free(stage->temp);
-        stage->temp = NULL;
-        close(stage->lock_fd);
-    } else {
-        rc = exchange(stage);
-    }
-    nbi_stage_abort(stage);
-    return rc;
 }

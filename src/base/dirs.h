@@ -1,5 +1,7 @@
-/* dirs.h - what atomic files and directories share: temporary names and directory sync. */
+/* dirs.h - directories: listing, removing, syncing, and the temporary names of atomic writing. */
 #pragma once
+
+#include <dirent.h>
 
 #include "base/status.h"
 
@@ -12,3 +14,9 @@ enum nb_status nbi_sync_parent(const char *path);
 
 /* Removes a directory and what is in it; symbolic links are removed, not followed. */
 void nbi_remove_tree(const char *path);
+
+/* The next name in a directory but "." and ".."; NULL at the end or on an error, which errno then
+ * tells from the end (0). */
+const char *nbi_dir_next(DIR *dir);
+
+bool nbi_dir_is_empty(const char *path); /* false also where it cannot be read */

@@ -75,23 +75,6 @@ void nbi_outfile_abort(struct nbi_outfile *f); /* NULL is fine */
 
 enum nb_status nbi_file_write(const char *path, const void *bytes, size_t len);
 
-/* ---- a directory that appears whole ---- */
-
-/* Files are made in a temporary directory beside the target; commit puts it in the target's place
- * in one step. A target that exists is replaced if it is empty or a model directory (config.json,
- * and no weights but model*.safetensors); its other files move along. Anything else is refused at
- * begin. */
-extern const char *const nbi_model_sidecars[]; /* tokenizer and the like; NULL-terminated */
-
-struct nbi_stage {
-    char *target, *temp;
-    int lock_fd;
-};
-
-enum nb_status nbi_stage_begin(struct nbi_stage *stage, const char *target);
-enum nb_status nbi_stage_commit(struct nbi_stage *stage);
-void nbi_stage_abort(struct nbi_stage *stage); /* zeroed or committed: does nothing */
-
 /* ---- paths ---- */
 
 bool nbi_path_is_dir(const char *path);

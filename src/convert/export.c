@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "formats/names.h"

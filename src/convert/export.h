@@ -2,8 +2,8 @@
  * tokenizer, quantisation settings, GGUF metadata). */
 #pragma once
 
-#include "base/file.h"
 #include "convert/items.h"
+#include "convert/stage.h"
 
 struct nbi_target {
     enum nbi_format format;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/dirs.h"
 #include "base/parallel.h"
 #include "base/rng.h"
 #include "base/sys.h"

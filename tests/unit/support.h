@@ -58,3 +58,31 @@ static inline const char *test_path(const char *name)
     snprintf(p, sizeof paths[0], "%s/%s", test_dir, name);
     return p;
 }
+
+/* A file in the test's directory with this text. */
+static inline void put(const char *name, const char *text)
+{
+    assert_ok(nbi_file_write(test_path(name), text, strlen(text)));
+}
+
+static inline void assert_content(const char *name, const char *text)
+{
+    char *bytes;
+    size_t len;
+    assert_ok(nbi_file_read(test_path(name), 1000, &bytes, &len));
+    assert_string_equal(bytes, text);
+    assert_int_equal(len, strlen(text));
+    free(bytes);
+}
+
+/* Entries of the test's directory that look like temporary ones. */
+static inline int temporaries(void)
+{
+    DIR *d = opendir(test_dir);
+    struct dirent *e;
+    int n = 0;
+    while ((e = readdir(d)))
+        n += strstr(e->d_name, ".nibble-") != NULL;
+    closedir(d);
+    return n;
+}

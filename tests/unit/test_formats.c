@@ -3,6 +3,7 @@
  * What random models and other libraries can show is checked elsewhere (tests/unit/test_convert.c,
  * tests/interop); here are the literal layouts. */
 #include "base/str.h"
+#include "convert/stage.h"
 #include "formats/names.h"
 #include "formats/store.h"
 #include "formats/writer.h"
