@@ -35,7 +35,7 @@ static const struct cli_opt quantize_options[] = {
     {"method", 0, CLI_CHOICE, AT(method), "rtn|4over6|sweep", "sweep", 0, 0,
      "how block scales are chosen", NULL},
     {"skip", 0, CLI_LIST, AT(skip), "PATTERN", NULL, 0, 0,
-     "leave matching tensors as they are; * and ? match (repeatable)", NULL},
+     "leave tensors as they are: parts of a name, or * and ? (repeatable)", NULL},
     {"two-level", 0, CLI_FLAG, AT(two_level), NULL, NULL, 0, 0,
      "store a tensor scale too: better for small weights", NULL},
     {"report", 0, CLI_STRING, AT(report), "FILE.json", NULL, 0, 0, "write the error figures there",

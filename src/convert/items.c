@@ -20,14 +20,26 @@ struct listing {
 
 /* ---- which are quantised ---- */
 
+/* Whether text stands in name as whole parts between dots: "layers.1" in "model.layers.1.mlp", but
+ * not in "model.layers.10.mlp". */
+static bool has_parts(const char *name, const char *text)
+{
+    size_t len = strlen(text);
+    for (const char *at = strstr(name, text); len && at; at = strstr(at + 1, text))
+        if ((at == name || at[-1] == '.') && (at[len] == 0 || at[len] == '.'))
+            return true;
+    return false;
+}
+
+/* A pattern with wildcards is for the whole name, with or without ".weight". */
 static bool matches(const char *pattern, const char *name)
 {
     char stem[1100];
     snprintf(stem, sizeof stem, "%s", name);
     if (nbi_ends_with(stem, ".weight"))
         stem[strlen(stem) - strlen(".weight")] = 0;
-    return nbi_wildcard_match(pattern, name) || nbi_wildcard_match(pattern, stem) ||
-           nbi_wildcard_match(pattern, nbi_param_family(name));
+    return has_parts(name, pattern) || nbi_wildcard_match(pattern, name) ||
+           nbi_wildcard_match(pattern, stem);
 }
 
 static bool to_be_quantised(const struct listing *l, const char *name, const struct nbi_entry *e)
