@@ -235,11 +235,13 @@ const struct cli_command cli_quantize = {
         "Quantises every projection (q, k, v, o, gate, up, down) and the head to NVFP4 and\n"
         "writes DST as convert does; embedding and norms stay as they are. A head that was\n"
         "tied to the embedding gets quantised values of its own; --skip lm_head keeps it tied,\n"
-        "for programs that cannot read a quantised head. Prints, per family of tensors, the\n"
-        "signal-to-noise ratio, the relative squared error and the share of zeros.",
+        "for programs that cannot read a quantised head. --skip takes whole parts of a name\n"
+        "(mlp, layers.0, down_proj) or, with * and ?, a pattern for all of it. Prints, per\n"
+        "family of tensors, the signal-to-noise ratio, the relative squared error and the\n"
+        "share of zeros.",
     .examples = "  nibble quantize Qwen3-4B Qwen3-4B-nvfp4.dat\n"
                 "  nibble quantize Qwen3-4B Qwen3-4B-nvfp4 --two-level --skip lm_head "
-                "--skip '*.layers.0.*'\n",
+                "--skip layers.0\n",
     .options = quantize_options,
     .option_count = sizeof quantize_options / sizeof *quantize_options,
     .opts_size = sizeof(struct convert_opts),

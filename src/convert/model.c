@@ -71,7 +71,9 @@ enum nb_status nbi_model_open(struct nbi_model *m, const char *path, const char 
         return rc;
     rc = find_config(m, path, model_dir);
     m->has_config = rc == NB_OK;
-    if (rc != NB_OK && model_dir) {
+    /* A directory is one model, and a config.json in it that is no config is damage. */
+    bool damaged = rc == NB_EFORMAT && nbi_path_is_dir(path);
+    if (rc != NB_OK && (model_dir || damaged)) {
         nbi_model_close(m);
         return rc;
     }

@@ -15,7 +15,7 @@ struct nbi_model {
 };
 
 /* path: a directory or a weights file; model_dir: where to look for config.json instead of beside
- * it, may be NULL. A missing or unusable config is not an error yet, except in model_dir. */
+ * it, may be NULL. A missing or unsupported config is not an error yet, except in model_dir. */
 enum nb_status nbi_model_open(struct nbi_model *m, const char *path, const char *model_dir);
 void nbi_model_close(struct nbi_model *m);
 

@@ -19,6 +19,12 @@ assert isinstance(t["offset"], int)
 PY
 check "verify" 0 "$nibble" inspect "$m" --verify --threads 1
 says out "verified:"
+mkdir "$work/cut"
+cp "$m/model.safetensors" "$work/cut/"
+head -c 100 "$m/config.json" >"$work/cut/config.json"
+check "a directory with half a config" 1 "$nibble" inspect "$work/cut"
+says err "invalid JSON"
+lines err 1
 check "-m names the model" 0 "$nibble" inspect -m "$m"
 check "-m for convert, and the old name" 0 "$nibble" convert --weight "$m" "$work/w.dat" -q
 check "capital ending" 0 "$nibble" convert "$work/w.dat" "$work/W.DAT" -q
