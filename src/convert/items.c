@@ -57,8 +57,10 @@ static void warn_idle_patterns(const struct listing *l)
 {
     for (const char *const *p = l->quant ? l->quant->skip : NULL; p && *p; p++) {
         bool used = matches(*p, "lm_head.weight");
-        for (int64_t i = 0; i < l->list->count && !used; i++)
+        for (int64_t i = 0; i < l->list->count && !used; i++) {
+            NBI_BUG_IF(!l->list->p[i].out.name);
             used = matches(*p, l->list->p[i].out.name);
+        }
         if (!used)
             nbi_log(NB_LOG_WARN, "--skip '%s' matches no tensor", *p);
     }
