@@ -19,19 +19,10 @@ struct convert_opts {
 
 #define AT(field) offsetof(struct convert_opts, field)
 
-static const struct cli_opt convert_options[] = {
-    {"dtype", 0, CLI_CHOICE, AT(dtype), "keep|f32|f16|bf16", "keep", 0, 0,
-     "type of all weights; keep also leaves NVFP4 as it is", NULL},
-    {"layout", 0, CLI_CHOICE, AT(layout), "keep|modelopt|compressed-tensors", "keep", 0, 0,
-     "NVFP4 in safetensors (keep: as in SRC, else modelopt)", NULL},
-    {"model", 'm', CLI_STRING, AT(model), "PATH", NULL, 0, 0, "another way to name SRC", "weight"},
-    {"model-dir", 0, CLI_STRING, AT(model_dir), "DIR", NULL, 0, 0,
-     "config and tokenizer of SRC, if not beside it", NULL},
-    {"shard-mb", 0, CLI_INT, AT(shard_mb), "N", NULL, 1, 1000000,
-     "directories: largest weights file in MB (default: 5000)", NULL},
-};
+/* quantize has all of them, convert those from CONVERT_FIRST on. */
+#define CONVERT_FIRST 4
 
-static const struct cli_opt quantize_options[] = {
+static const struct cli_opt options[] = {
     {"method", 0, CLI_CHOICE, AT(method), "rtn|4over6|sweep", "sweep", 0, 0,
      "how block scales are chosen", NULL},
     {"skip", 0, CLI_LIST, AT(skip), "PATTERN", NULL, 0, 0,
@@ -41,7 +32,7 @@ static const struct cli_opt quantize_options[] = {
     {"report", 0, CLI_STRING, AT(report), "FILE.json", NULL, 0, 0, "write the error figures there",
      NULL},
     {"dtype", 0, CLI_CHOICE, AT(dtype), "keep|f32|f16|bf16", "keep", 0, 0,
-     "type of what is not quantised", NULL},
+     "type of the weights (quantize: of the unquantised ones)", NULL},
     {"layout", 0, CLI_CHOICE, AT(layout), "keep|modelopt|compressed-tensors", "keep", 0, 0,
      "NVFP4 in safetensors (keep: as in SRC, else modelopt)", NULL},
     {"model", 'm', CLI_STRING, AT(model), "PATH", NULL, 0, 0, "another way to name SRC", "weight"},
@@ -219,8 +210,8 @@ const struct cli_command cli_convert = {
     .examples = "  nibble convert Qwen3-4B model.gguf\n"
                 "  nibble convert weights.dat Qwen3-4B-nvfp4 --model-dir Qwen3-4B "
                 "--layout compressed-tensors\n",
-    .options = convert_options,
-    .option_count = sizeof convert_options / sizeof *convert_options,
+    .options = options + CONVERT_FIRST,
+    .option_count = sizeof options / sizeof *options - CONVERT_FIRST,
     .opts_size = sizeof(struct convert_opts),
     .model_at = AT(model),
     .run = run_convert,
@@ -242,8 +233,8 @@ const struct cli_command cli_quantize = {
     .examples = "  nibble quantize Qwen3-4B Qwen3-4B-nvfp4.dat\n"
                 "  nibble quantize Qwen3-4B Qwen3-4B-nvfp4 --two-level --skip lm_head "
                 "--skip layers.0\n",
-    .options = quantize_options,
-    .option_count = sizeof quantize_options / sizeof *quantize_options,
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct convert_opts),
     .model_at = AT(model),
     .run = run_quantize,

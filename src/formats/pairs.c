@@ -45,7 +45,8 @@ static int by_part_name(const void *a, const void *b)
     return strcmp((*(struct nbi_part *const *)a)->name, (*(struct nbi_part *const *)b)->name);
 }
 
-enum nb_status nbi_parts_sorted(const struct nbi_parts *parts, struct nbi_part ***sorted)
+/* Parts by name in a new array of pointers (the caller frees it); a duplicate name is an error. */
+static enum nb_status sort_parts(const struct nbi_parts *parts, struct nbi_part ***sorted)
 {
     size_t n = (size_t)parts->count;
     *sorted = NULL;
@@ -66,7 +67,7 @@ enum nb_status nbi_parts_sorted(const struct nbi_parts *parts, struct nbi_part *
     return NB_OK;
 }
 
-struct nbi_part *nbi_parts_find(struct nbi_part **sorted, int64_t count, const char *name)
+static struct nbi_part *find_part(struct nbi_part **sorted, int64_t count, const char *name)
 {
     int64_t lo = 0, hi = count;
     while (lo < hi) {
@@ -97,7 +98,7 @@ static struct nbi_part *sibling(const struct pairing *p, const char *stem, size_
 {
     char name[NBI_NAME_MAX + 64];
     snprintf(name, sizeof name, "%.*s%s", (int)stem_len, stem, suffix);
-    return nbi_parts_find(p->sorted, p->count, name);
+    return find_part(p->sorted, p->count, name);
 }
 
 /* The tensor scale of e, as the file has it. */
@@ -380,7 +381,7 @@ static bool is_qwen3(const struct nbi_store *store)
 enum nb_status nbi_pair_parts(struct nbi_store *store, struct nbi_parts *parts)
 {
     struct pairing p = {.store = store, .count = parts->count, .qwen3 = is_qwen3(store)};
-    NBI_TRY(nbi_parts_sorted(parts, &p.sorted));
+    NBI_TRY(sort_parts(parts, &p.sorted));
     enum nb_status rc = pair_all(&p, parts);
     free(p.sorted);
     return rc;

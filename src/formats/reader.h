@@ -27,10 +27,6 @@ struct nbi_parts {
 enum nb_status nbi_parts_add(struct nbi_store *store, struct nbi_parts *parts, const char *name,
                              size_t name_len, const struct nbi_part *part);
 
-/* Sorts parts by name in a new array of pointers (caller frees); a duplicate name is an error. */
-enum nb_status nbi_parts_sorted(const struct nbi_parts *parts, struct nbi_part ***sorted);
-struct nbi_part *nbi_parts_find(struct nbi_part **sorted, int64_t count, const char *name);
-
 enum nb_status nbi_meta_add(struct nbi_store *store, const char *key, const char *value);
 
 enum nb_status nbi_dat_read(struct nbi_store *store, int file, struct nbi_parts *parts);
