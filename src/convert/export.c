@@ -39,19 +39,48 @@ enum nb_status nbi_target_of(const char *path, struct nbi_target *target)
     return NB_OK;
 }
 
-/* ---- GGUF metadata ---- */
+/* ---- what the items are ---- */
 
-static uint32_t file_type(const struct nbi_item *items, int64_t count)
+static bool holds_nvfp4(const struct nbi_item *items, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (items[i].out.dtype == NBI_NVFP4)
+            return true;
+    return false;
+}
+
+/* The type of most unquantised values: bf16, f16 or f32. */
+static enum nbi_dtype main_dtype(const struct nbi_item *items, int64_t count)
 {
     int64_t values[NBI_DTYPES] = {0};
-    for (int64_t i = 0; i < count; i++)
-        if (items[i].out.ndim == 2)
-            values[items[i].out.dtype] += items[i].out.shape[0] * items[i].out.shape[1];
-    if (values[NBI_NVFP4])
-        return 39;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t n = 0;
+        if (nbi_count(items[i].out.shape, items[i].out.ndim, &n) == NB_OK)
+            values[items[i].out.dtype] += n;
+    }
     if (values[NBI_BF16] >= values[NBI_F16] && values[NBI_BF16] >= values[NBI_F32])
-        return 32;
-    return values[NBI_F16] >= values[NBI_F32] ? 1 : 0;
+        return NBI_BF16;
+    return values[NBI_F16] >= values[NBI_F32] ? NBI_F16 : NBI_F32;
+}
+
+static const struct nbi_item *find_item(const struct nbi_item *items, int64_t count,
+                                        const char *name)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (strcmp(items[i].out.name, name) == 0)
+            return &items[i];
+    return NULL;
+}
+
+/* ---- GGUF metadata ---- */
+
+/* GGUF's number for what a file mostly holds. */
+static uint32_t file_type(const struct nbi_item *items, int64_t count)
+{
+    if (holds_nvfp4(items, count))
+        return 39;
+    enum nbi_dtype most = main_dtype(items, count);
+    return most == NBI_BF16 ? 32 : most == NBI_F16 ? 1 : 0;
 }
 
 static void put_config(struct nbi_gguf_meta *meta, const struct nbi_config *c)
@@ -92,9 +121,10 @@ static void put_widened(struct nbi_gguf_meta *meta, const char *key, enum nbi_dt
         }
 }
 
-/* The tokenizer from wherever the model has one; none is fine. */
+/* The tokenizer from wherever the model has one; NB_ENOTFOUND and an empty one if it has none. */
 static enum nb_status read_vocab(struct nbi_vocab *vocab, const struct nbi_model *m)
 {
+    nbi_vocab_init(vocab);
     enum nb_status rc = m->dir ? nbi_vocab_read_dir(vocab, m->dir) : NB_ENOTFOUND;
     if (rc == NB_ENOTFOUND && m->store)
         rc = nbi_vocab_read_gguf(vocab, m->store);
@@ -110,15 +140,11 @@ static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi
                                     bool *found)
 {
     struct nbi_vocab vocab;
-    enum nb_status rc = read_vocab(&vocab, m);
     const struct nbi_config *c = &m->config;
+    enum nb_status rc = read_vocab(&vocab, m);
     *found = rc == NB_OK;
-    if (rc == NB_ENOTFOUND) {
-        memset(&vocab, 0, sizeof vocab);
-        vocab.bos = vocab.eos = vocab.pad = -1;
-    } else {
-        NBI_TRY(rc);
-    }
+    if (rc != NB_OK && rc != NB_ENOTFOUND)
+        return rc;
     if (vocab.bos < 0)
         vocab.bos = c->bos;
     if (vocab.eos < 0 && c->eos_count)
@@ -178,15 +204,12 @@ static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_conv
 static json_t *ignored_modules(const struct nbi_item *items, int64_t count, bool *ok)
 {
     json_t *list = json_array();
-    bool head = false;
     for (int64_t i = 0; i < count; i++) {
         const struct nbi_out *o = &items[i].out;
-        bool lm_head = strcmp(o->name, "lm_head.weight") == 0;
-        head = head || lm_head;
         if (o->dtype != NBI_NVFP4 && nbi_param_is_projection(o->name, o->ndim))
             nbi_json_append(list, json_stringn(o->name, strlen(o->name) - strlen(".weight")), ok);
     }
-    if (!head)
+    if (!find_item(items, count, "lm_head.weight"))
         nbi_json_append(list, json_string("lm_head"), ok);
     return list;
 }
@@ -217,29 +240,6 @@ static json_t *compressed_config(json_t *ignore)
                      "weights", "num_bits", 4, "type", "float", "symmetric", 1, "strategy",
                      "tensor_group", "group_size", 16, "dynamic", 0, "input_activations",
                      "output_activations");
-}
-
-/* The element type that config.json announces: that of most unquantised values. */
-static const char *torch_dtype(const struct nbi_item *items, int64_t count)
-{
-    int64_t values[NBI_DTYPES] = {0};
-    for (int64_t i = 0; i < count; i++) {
-        int64_t n = 0;
-        if (nbi_count(items[i].out.shape, items[i].out.ndim, &n) == NB_OK)
-            values[items[i].out.dtype] += n;
-    }
-    if (values[NBI_BF16] >= values[NBI_F16] && values[NBI_BF16] >= values[NBI_F32])
-        return "bfloat16";
-    return values[NBI_F16] >= values[NBI_F32] ? "float16" : "float32";
-}
-
-static const struct nbi_item *find_item(const struct nbi_item *items, int64_t count,
-                                        const char *name)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (strcmp(items[i].out.name, name) == 0)
-            return &items[i];
-    return NULL;
 }
 
 static enum nb_status write_json_in(const char *dir, const char *name, const json_t *json)
@@ -299,14 +299,16 @@ static enum nb_status update_config(json_t *config, const struct nbi_model *m, c
                                     enum nbi_layout layout, const struct nbi_item *items,
                                     int64_t count)
 {
-    bool ok = true, quantised = false, untie = false;
+    bool ok = true, untie = false;
+    enum nbi_dtype most = main_dtype(items, count);
+    const char *dtype = most == NBI_BF16 ? "bfloat16" : most == NBI_F16 ? "float16" : "float32";
     json_object_del(config, "quantization_config");
     json_object_del(config, "auto_map"); /* names code to run, here or in another repository */
     bool newer = json_object_get(config, "dtype") != NULL;
     if (newer)
-        nbi_json_set(config, "dtype", json_string(torch_dtype(items, count)), &ok);
+        nbi_json_set(config, "dtype", json_string(dtype), &ok);
     if (!newer || json_object_get(config, "torch_dtype"))
-        nbi_json_set(config, "torch_dtype", json_string(torch_dtype(items, count)), &ok);
+        nbi_json_set(config, "torch_dtype", json_string(dtype), &ok);
     if (m->config.tied)
         NBI_TRY(head_differs(m, items, count, &untie));
     if (untie) {
@@ -314,11 +316,9 @@ static enum nb_status update_config(json_t *config, const struct nbi_model *m, c
         nbi_log(NB_LOG_INFO, "config.json gets tie_word_embeddings: false, since the head has "
                              "values of its own");
     }
-    for (int64_t i = 0; i < count; i++)
-        quantised = quantised || items[i].out.dtype == NBI_NVFP4;
     if (!ok)
         return nbi_fail_memory("config", 0);
-    return quantised ? add_quantization(config, dir, layout, items, count) : NB_OK;
+    return holds_nvfp4(items, count) ? add_quantization(config, dir, layout, items, count) : NB_OK;
 }
 
 static enum nb_status write_config(const struct nbi_model *m, const char *dir,

@@ -40,7 +40,7 @@ enum nb_status nbi_transfer_init(struct nbi_transfer *t, const struct nb_convert
     if (ok)
         return NB_OK;
     nbi_transfer_release(t);
-    return nbi_fail_memory("conversion buffers", (size_t)opts->threads * CHUNK * 13);
+    return nbi_fail_memory("conversion buffers", (size_t)t->threads * CHUNK * 13);
 }
 
 void nbi_transfer_release(struct nbi_transfer *t)
@@ -60,8 +60,7 @@ struct job {
     struct nbi_transfer *t;
     const struct nbi_item *item;
     int64_t index;
-    struct nbi_quant_sums
-        *chunk_sums; /* one a chunk, so that the total does not depend on threads */
+    struct nbi_quant_sums *chunk_sums; /* one a chunk: the total does not depend on threads */
     float *chunk_amax;
 };
 
@@ -155,7 +154,7 @@ static enum nb_status run_quantize(struct job *j, struct nbi_quant_sums *sums)
     if (!j->chunk_sums)
         return nbi_fail_memory("sums", (size_t)chunks * sizeof *j->chunk_sums);
     enum nb_status rc = nbi_for_chunks(count, CHUNK, j->t->threads, quantize_chunk, j);
-    for (int64_t i = 0; sums && i < chunks; i++) {
+    for (int64_t i = 0; i < chunks; i++) {
         sums->error += j->chunk_sums[i].error;
         sums->signal += j->chunk_sums[i].signal;
         sums->zeros += j->chunk_sums[i].zeros;
@@ -171,8 +170,7 @@ enum nb_status nbi_transfer_item(struct nbi_transfer *t, const struct nbi_item *
     struct job j = {.t = t, .item = item, .index = index};
     const struct nbi_entry *src = item->src;
     enum nb_status rc;
-    if (sums)
-        memset(sums, 0, sizeof *sums);
+    memset(sums, 0, sizeof *sums);
     if (item->out.dtype == NBI_NVFP4 && item->out.two_level)
         NBI_TRY(nbi_writer_put_tensor_scale(t->writer, index, item->tensor_scale, item->divisor));
     if (item->out.dtype == NBI_NVFP4 && src->dtype == NBI_NVFP4)

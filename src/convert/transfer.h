@@ -25,7 +25,7 @@ enum nb_status nbi_transfer_init(struct nbi_transfer *t, const struct nb_convert
                                  const struct nbi_store *store);
 void nbi_transfer_release(struct nbi_transfer *t);
 
-/* sums may be NULL; it is set only if the item was quantised here. */
+/* sums: zero unless the item was quantised here. */
 enum nb_status nbi_transfer_item(struct nbi_transfer *t, const struct nbi_item *item, int64_t index,
                                  struct nbi_quant_sums *sums);
 

@@ -7,7 +7,6 @@
 #include "base/sys.h"
 #include "convert/transfer.h"
 #include "convert/verify.h"
-#include "tensor/half.h"
 #include "tensor/nvfp4.h"
 
 #define CHUNK ((int64_t)1 << 18)
@@ -21,12 +20,14 @@ static enum nb_status check_entry(const struct nbi_config *config, const struct 
     if (index < 0)
         return nbi_fail(NB_EFORMAT, "tensor '%s' is not part of this model", e->name);
     nbi_param_at(config, index, &p);
-    if (e->ndim != p.ndim || e->shape[0] != p.shape[0] ||
-        (p.ndim == 2 && e->shape[1] != p.shape[1]))
+    bool fits = e->ndim == p.ndim && e->shape[0] == p.shape[0];
+    if (p.ndim == 1 && !fits)
+        return nbi_fail(NB_EFORMAT, "tensor '%s' does not have the shape [%lld] of this model",
+                        e->name, (long long)p.shape[0]);
+    if (p.ndim == 2 && (!fits || e->shape[1] != p.shape[1]))
         return nbi_fail(NB_EFORMAT,
-                        "tensor '%s' does not have the shape [%lld%s%.0lld] of this model", e->name,
-                        (long long)p.shape[0], p.ndim == 2 ? ", " : "",
-                        (long long)(p.ndim == 2 ? p.shape[1] : 0));
+                        "tensor '%s' does not have the shape [%lld, %lld] of this model", e->name,
+                        (long long)p.shape[0], (long long)p.shape[1]);
     if (e->dtype != NBI_NVFP4 && !nbi_dtype_is_float(e->dtype))
         return nbi_fail(NB_EFORMAT, "tensor '%s' has type %s, not a type of weights", e->name,
                         nbi_dtypes[e->dtype].name);
@@ -124,29 +125,21 @@ static enum nb_status scan_chunk(void *ctx, int thread, int64_t first, int64_t c
     return nbi_check_finite(e->name, x, first, count, &amax);
 }
 
-/* Scales that old files keep as floats: the products were finite, the scales must be positive. */
+/* Scales that old files keep as floats. */
 static enum nb_status check_float_scales(const struct nbi_store *store, const struct nbi_entry *e)
 {
-    int64_t n = e->count / NBI_NVFP4_BLOCK, size = nbi_dtypes[e->scale_dtype].bytes;
-    uint8_t raw[4096];
-    for (int64_t i = 0; i < n; i += 1024) {
-        int64_t m = n - i < 1024 ? n - i : 1024;
-        NBI_TRY(nbi_source_read(store->files[e->scale.file], e->scale.offset + (uint64_t)(i * size),
-                                raw, (size_t)(m * size)));
-        for (int64_t k = 0; k < m; k++) {
-            uint16_t half;
-            float f;
-            memcpy(&half, raw + k * size, 2);
-            memcpy(&f, raw + k * size, size == 4 ? 4 : 2);
-            f = e->scale_dtype == NBI_F16    ? nbi_f16_to_f32(half)
-                : e->scale_dtype == NBI_BF16 ? nbi_bf16_to_f32(half)
-                                             : f;
-            if (!isfinite(f) || f <= 0)
+    enum { PIECE = 1024 };
+    float scales[PIECE];
+    int64_t count = e->count / NBI_NVFP4_BLOCK;
+    for (int64_t i = 0; i < count; i += PIECE) {
+        int64_t n = count - i < PIECE ? count - i : PIECE;
+        NBI_TRY(nbi_store_read_float_scales(store, e, i, n, scales));
+        for (int64_t k = 0; k < n; k++)
+            if (!isfinite(scales[k]) || scales[k] <= 0)
                 return nbi_fail(NB_EVALUE,
-                                "block scale %lld of tensor '%s' is %g; it must be "
-                                "finite and positive",
-                                (long long)(i + k), e->name, (double)f);
-        }
+                                "block scale %lld of tensor '%s' is %g; it must be finite and "
+                                "positive",
+                                (long long)(i + k), e->name, (double)scales[k]);
     }
     return NB_OK;
 }

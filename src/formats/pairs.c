@@ -92,13 +92,21 @@ struct pairing {
     bool qwen3; /* GGUF: names translate */
 };
 
-/* The unused part named STEM + SUFFIX (stem_len bytes of stem), or NULL. */
+/* The part named STEM + SUFFIX (stem_len bytes of stem), or NULL. */
 static struct nbi_part *sibling(const struct pairing *p, const char *stem, size_t stem_len,
                                 const char *suffix)
 {
     char name[NBI_NAME_MAX + 64];
     snprintf(name, sizeof name, "%.*s%s", (int)stem_len, stem, suffix);
     return find_part(p->sorted, p->count, name);
+}
+
+static enum nb_status set_name(const struct pairing *p, struct nbi_entry *e, const char *name)
+{
+    char *copy;
+    NBI_TRY(nbi_arena_string(&p->store->arena, "names", name, strlen(name), &copy));
+    e->name = copy;
+    return NB_OK;
 }
 
 /* The tensor scale of e, as the file has it. */
@@ -179,13 +187,11 @@ static enum nb_status pair_dat(struct pairing *p, struct nbi_part *part, struct 
     if (tscale)
         NBI_TRY(read_scalar(p, tscale, e, &e->tensor_scale));
     e->two_level = tscale != NULL;
-    char name[NBI_NAME_MAX + 16], *copy;
+    char name[NBI_NAME_MAX + 16];
     snprintf(name, sizeof name, "%.*s", (int)stem, part->name);
     if (!nbi_ends_with(name, ".weight"))
         snprintf(name + stem, sizeof name - stem, ".weight");
-    NBI_TRY(nbi_arena_string(&p->store->arena, "names", name, strlen(name), &copy));
-    e->name = copy;
-    return NB_OK;
+    return set_name(p, e, name);
 }
 
 /* Activation and cache scales of a calibrated model: nibble computes activations without them. */
@@ -202,10 +208,12 @@ static void drop_activation_scales(struct pairing *p, const char *stem, size_t l
     }
 }
 
-/* A tensor scale on the wrong side of 1 is most likely stored the other way round. */
-static void warn_inverted(const struct nbi_entry *e, bool inverted)
+/* The tensor scale of a safetensors layout, which always has one. Weights need none above 1: that
+ * would most likely be a divisor taken for a factor, or the other way round. */
+static void note_tensor_scale(struct nbi_entry *e)
 {
-    if (inverted)
+    e->two_level = e->tensor_scale != 1.0f;
+    if (e->tensor_scale > 1.0f)
         nbi_log(NB_LOG_WARN,
                 "'%s' has tensor scale %g, unusually large: is it stored the other way round?",
                 e->name, (double)e->tensor_scale);
@@ -222,8 +230,7 @@ static enum nb_status pair_modelopt(struct pairing *p, struct nbi_part *part,
     NBI_TRY(read_scalar(p, second, e, &e->tensor_scale));
     drop_activation_scales(p, part->name, stem);
     e->name = part->name;
-    e->two_level = e->tensor_scale != 1.0f;
-    warn_inverted(e, e->tensor_scale > 1.0f);
+    note_tensor_scale(e);
     return NB_OK;
 }
 
@@ -244,12 +251,10 @@ static enum nb_status pair_compressed(struct pairing *p, struct nbi_part *part, 
         return nbi_fail(NB_EFORMAT, "'%s' is %g, its inverse is not a usable scale", global->name,
                         (double)e->divisor);
     drop_activation_scales(p, part->name, stem);
-    char name[NBI_NAME_MAX + 1], *copy;
+    char name[NBI_NAME_MAX + 1];
     snprintf(name, sizeof name, "%.*s.weight", (int)stem, part->name);
-    NBI_TRY(nbi_arena_string(&p->store->arena, "names", name, strlen(name), &copy));
-    e->name = copy;
-    e->two_level = e->tensor_scale != 1.0f;
-    warn_inverted(e, e->tensor_scale > 1.0f);
+    NBI_TRY(set_name(p, e, name));
+    note_tensor_scale(e);
     return NB_OK;
 }
 
@@ -279,12 +284,9 @@ static enum nb_status plain(const struct pairing *p, struct nbi_part *part, stru
     memcpy(e->shape, part->shape, sizeof e->shape);
     e->count = part->count;
     e->data = part->span;
-    char name[NBI_NAME_MAX + 1], *copy;
-    if (!p->qwen3 || !nbi_name_from_gguf(part->name, name, sizeof name))
-        return NB_OK;
-    NBI_TRY(nbi_arena_string(&p->store->arena, "names", name, strlen(name), &copy));
-    e->name = copy;
-    return NB_OK;
+    char name[NBI_NAME_MAX + 1];
+    bool translates = p->qwen3 && nbi_name_from_gguf(part->name, name, sizeof name);
+    return translates ? set_name(p, e, name) : NB_OK;
 }
 
 static enum nb_status make_entry(struct pairing *p, struct nbi_part *part, struct nbi_entry *e)

@@ -347,9 +347,8 @@ static void widen(float *y, const void *x, enum nbi_dtype dtype, int64_t n)
         memcpy(y, x, (size_t)n * sizeof *y);
 }
 
-/* Block scales [first, first + n) as f32, from the types that old `.dat` files used. */
-static enum nb_status read_legacy_scales(const struct nbi_store *store, const struct nbi_entry *e,
-                                         int64_t first, int64_t n, float *scales)
+enum nb_status nbi_store_read_float_scales(const struct nbi_store *store, const struct nbi_entry *e,
+                                           int64_t first, int64_t n, float *scales)
 {
     size_t size = (size_t)nbi_dtypes[e->scale_dtype].bytes;
     void *raw = malloc((size_t)n * size + 1);
@@ -368,7 +367,7 @@ static enum nb_status legacy_to_e4m3(const struct nbi_store *store, const struct
     float *scales = malloc((size_t)n * sizeof *scales + 1);
     if (!scales)
         return nbi_fail_memory("block scales", (size_t)n * sizeof *scales);
-    enum nb_status rc = read_legacy_scales(store, e, first, n, scales);
+    enum nb_status rc = nbi_store_read_float_scales(store, e, first, n, scales);
     for (int64_t i = 0; i < n && rc == NB_OK; i++) {
         codes[i] = nbi_f32_to_e4m3(scales[i]);
         if (nbi_e4m3_to_f32(codes[i]) != scales[i])
@@ -422,7 +421,7 @@ static enum nb_status legacy_to_f32(const struct nbi_store *store, const struct 
         return nbi_fail_memory("block scales", (size_t)n * sizeof *scales);
     enum nb_status rc = read_span(store, &e->data, (uint64_t)first / 2, codes, (size_t)count / 2);
     if (rc == NB_OK)
-        rc = read_legacy_scales(store, e, block, n, scales);
+        rc = nbi_store_read_float_scales(store, e, block, n, scales);
     if (rc == NB_OK) {
         memset(ones, 0x38, (size_t)n);
         nbi_nvfp4_dequantize_f32(dst, codes, ones, n, 1.0f);

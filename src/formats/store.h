@@ -92,6 +92,10 @@ enum nb_status nbi_store_read(const struct nbi_store *store, const struct nbi_en
 enum nb_status nbi_store_read_nvfp4(const struct nbi_store *store, const struct nbi_entry *e,
                                     int64_t first, int64_t count, uint8_t *codes, uint8_t *scales);
 
+/* Block scales [first, first + count) as f32, of an entry that stores them as floats. */
+enum nb_status nbi_store_read_float_scales(const struct nbi_store *store, const struct nbi_entry *e,
+                                           int64_t first, int64_t count, float *scales);
+
 /* Any float or NVFP4 entry as f32; same alignment rule for NVFP4. */
 enum nb_status nbi_store_read_f32(const struct nbi_store *store, const struct nbi_entry *e,
                                   int64_t first, int64_t count, float *dst);

@@ -15,18 +15,18 @@ static const char split_pattern[] =
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
     "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
+void nbi_vocab_init(struct nbi_vocab *v)
+{
+    memset(v, 0, sizeof *v);
+    v->bos = v->eos = v->pad = -1;
+}
+
 void nbi_vocab_release(struct nbi_vocab *v)
 {
     free(v->tokens);
     free(v->merges);
     nbi_arena_release(&v->arena);
-    memset(v, 0, sizeof *v);
-}
-
-static void vocab_init(struct nbi_vocab *v)
-{
-    memset(v, 0, sizeof *v);
-    v->bos = v->eos = v->pad = -1;
+    nbi_vocab_init(v);
 }
 
 /* Gives id its text; ids grow the table, a second text for one id is an error. */
@@ -234,7 +234,7 @@ static enum nb_status unless_absent(enum nb_status rc)
 
 enum nb_status nbi_vocab_read_dir(struct nbi_vocab *v, const char *dir)
 {
-    vocab_init(v);
+    nbi_vocab_init(v);
     enum nb_status rc = read_json(v, dir, "tokenizer.json", read_tokenizer);
     if (rc == NB_OK)
         rc = unless_absent(read_json(v, dir, "tokenizer_config.json", read_settings));
@@ -434,7 +434,7 @@ static enum nb_status read_gguf(struct nbi_vocab *v, const struct nbi_store *sto
 
 enum nb_status nbi_vocab_read_gguf(struct nbi_vocab *v, const struct nbi_store *store)
 {
-    vocab_init(v);
+    nbi_vocab_init(v);
     if (!nbi_store_kv(store, "tokenizer.ggml.tokens"))
         return nbi_fail(NB_ENOTFOUND, "the file holds no tokenizer");
     enum nb_status rc = nbi_context(read_gguf(v, store), "tokenizer");

@@ -33,6 +33,7 @@ struct nbi_vocab {
     bool add_bos;
 };
 
+void nbi_vocab_init(struct nbi_vocab *v); /* empty, without special tokens */
 void nbi_vocab_release(struct nbi_vocab *v);
 
 /* From DIR/tokenizer.json, and DIR/tokenizer_config.json and DIR/chat_template.jinja for the
