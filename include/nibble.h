@@ -7,6 +7,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -163,6 +164,87 @@ struct nb_synth_opts {
 };
 
 NB_MUST_CHECK enum nb_status nb_synth(const struct nb_synth_opts *opts);
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+struct nb_tokenizer;
+
+/* From a model directory, a tokenizer.json, a `.gguf` file, or a weights file with model_dir (may
+ * be NULL). A tokenizer is used by one thread at a time; share makes another one of the same
+ * tables for another thread. */
+NB_MUST_CHECK enum nb_status nb_tokenizer_open(struct nb_tokenizer **out, const char *model,
+                                               const char *model_dir);
+NB_MUST_CHECK enum nb_status nb_tokenizer_share(struct nb_tokenizer **out,
+                                                const struct nb_tokenizer *t);
+void nb_tokenizer_close(struct nb_tokenizer *t);
+
+int64_t nb_tokenizer_size(const struct nb_tokenizer *t); /* all ids are smaller */
+
+/* The ids of a text; malformed UTF-8 counts as U+FFFD. special: special tokens in the text are
+ * recognised. The caller frees *ids. */
+NB_MUST_CHECK enum nb_status nb_tokenizer_encode(struct nb_tokenizer *t, const char *text,
+                                                 size_t len, bool special, int32_t **ids,
+                                                 size_t *count);
+
+/* The bytes that ids stand for, with a NUL behind them; ids without a token give none and are
+ * counted in *unknown (may be NULL). The caller frees *text. */
+NB_MUST_CHECK enum nb_status nb_tokenizer_decode(const struct nb_tokenizer *t, const int32_t *ids,
+                                                 size_t count, char **text, size_t *len,
+                                                 size_t *unknown);
+
+/* The same token by token, in whole characters: the beginning of one that is not complete yet is
+ * held back, and malformed bytes become U+FFFD. id -1 ends the text and gives what is held. The
+ * result is valid until the next call. Zeroed to begin with. */
+struct nb_decoder {
+    char held[4];
+    int count;
+    char *buffer;
+    size_t capacity;
+};
+
+NB_MUST_CHECK enum nb_status nb_decoder_next(struct nb_decoder *d, const struct nb_tokenizer *t,
+                                             int32_t id, const char **text, size_t *len);
+void nb_decoder_release(struct nb_decoder *d);
+
+struct nb_tokenizer_train_opts {
+    const char *const *files; /* NULL-terminated; text, or JSONL (see docs/DATA.md) */
+    const char *out;          /* tokenizer.json; tokenizer_config.json beside it if there is none */
+    int64_t vocab;            /* all entries: 256 bytes, the chat tokens, the merges */
+    nb_progress_fn progress;  /* merges made */
+    void *progress_ctx;
+};
+
+/* Deterministic: the same texts give the same bytes. */
+NB_MUST_CHECK enum nb_status nb_tokenizer_train(const struct nb_tokenizer_train_opts *opts);
+
+/* A chat template. Only tokenizer_config.json (or GGUF metadata) is needed. */
+struct nb_chat;
+
+NB_MUST_CHECK enum nb_status nb_chat_open(struct nb_chat **out, const char *model,
+                                          const char *model_dir);
+void nb_chat_close(struct nb_chat *chat);
+const char *nb_chat_name(const struct nb_chat *chat); /* "qwen3", "qwen3-2507", "chatml" */
+
+/* request: {"messages": [...], "tools": [...], "add_generation_prompt": ..., "enable_thinking":
+ * ...}; all but messages optional. The caller frees *text. */
+NB_MUST_CHECK enum nb_status nb_chat_render(const struct nb_chat *chat, const char *request,
+                                            size_t len, char **text, size_t *text_len);
+
+struct nb_whoami_opts {
+    const char *out;    /* TSV; the held-out questions go to NAME.heldout.tsv beside it */
+    const char *target; /* the answer to every identity question; NULL: one per language */
+    const char *name;   /* for those answers; NULL: "nibble" */
+    const char *replay; /* ordinary questions with answers, TSV or JSONL; NULL: a built-in set */
+    int64_t count;      /* lines of the training set */
+    uint64_t seed;
+};
+
+struct nb_whoami_report {
+    int64_t identity, contrast, replay, held_out; /* lines written */
+};
+
+NB_MUST_CHECK enum nb_status nb_whoami_write(const struct nb_whoami_opts *opts,
+                                             struct nb_whoami_report *report);
 
 /* ---- this machine ------------------------------------------------------------------------- */
 

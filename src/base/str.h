@@ -33,16 +33,5 @@ bool nbi_starts_with(const char *text, const char *start);
  * never more than len(pattern) * len(text). */
 bool nbi_wildcard_match(const char *pattern, const char *text);
 
-/* Whether bytes are well-formed UTF-8 (no overlong forms, surrogates or values past U+10FFFF). */
-bool nbi_utf8_valid(const char *bytes, size_t len);
-
-/* Well-formed and without control characters (U+0000 to U+001F, U+007F to U+009F), which could
- * move a terminal's cursor or end a line. */
-bool nbi_utf8_printable(const char *bytes, size_t len);
-
-/* Copies text for people to see: at most size - 1 bytes, whole characters, control characters and
- * malformed bytes as '?', "..." at the end of what was cut. */
-void nbi_printable_copy(char *out, size_t size, const char *text, size_t len);
-
 /* "1.50 GiB"; the result is buf. */
 char *nbi_format_bytes(char buf[32], double bytes);

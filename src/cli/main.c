@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/str.h"
+#include "base/utf8.h"
 #include "cli/cli.h"
 
 const struct cli_command *const cli_commands[] = {

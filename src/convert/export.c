@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "base/utf8.h"
 #include "formats/names.h"
 #include "tokenizer/vocab.h"
 

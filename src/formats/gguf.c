@@ -10,6 +10,7 @@
 
 #include "base/crc.h"
 #include "base/str.h"
+#include "base/utf8.h"
 #include "formats/reader.h"
 #include "tensor/nvfp4.h"
 

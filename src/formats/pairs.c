@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/str.h"
+#include "base/utf8.h"
 #include "formats/names.h"
 #include "formats/reader.h"
 #include "tensor/nvfp4.h"

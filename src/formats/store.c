@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "base/utf8.h"
 #include "formats/reader.h"
 #include "tensor/half.h"
 #include "tensor/kernels.h"

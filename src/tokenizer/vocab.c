@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "base/utf8.h"
 
 #define TOKENIZER_MAX ((size_t)256 << 20)
 #define TEMPLATE_MAX  ((size_t)16 << 20)
@@ -232,14 +233,18 @@ static enum nb_status unless_absent(enum nb_status rc)
     return rc == NB_ENOTFOUND ? NB_OK : rc;
 }
 
+enum nb_status nbi_vocab_read_config(struct nbi_vocab *v, const char *dir)
+{
+    NBI_TRY(unless_absent(read_json(v, dir, "tokenizer_config.json", read_settings)));
+    return unless_absent(read_template(v, dir));
+}
+
 enum nb_status nbi_vocab_read_dir(struct nbi_vocab *v, const char *dir)
 {
     nbi_vocab_init(v);
     enum nb_status rc = read_json(v, dir, "tokenizer.json", read_tokenizer);
     if (rc == NB_OK)
-        rc = unless_absent(read_json(v, dir, "tokenizer_config.json", read_settings));
-    if (rc == NB_OK)
-        rc = unless_absent(read_template(v, dir));
+        rc = nbi_vocab_read_config(v, dir);
     if (rc != NB_OK)
         nbi_vocab_release(v);
     return rc;

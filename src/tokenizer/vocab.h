@@ -40,6 +40,9 @@ void nbi_vocab_release(struct nbi_vocab *v);
  * chat template and special tokens if those are there. NB_ENOTFOUND without tokenizer.json. */
 enum nb_status nbi_vocab_read_dir(struct nbi_vocab *v, const char *dir);
 
+/* Only the chat template and the special tokens; a directory without those files gives none. */
+enum nb_status nbi_vocab_read_config(struct nbi_vocab *v, const char *dir);
+
 /* NB_ENOTFOUND if the file holds no tokenizer. */
 enum nb_status nbi_vocab_read_gguf(struct nbi_vocab *v, const struct nbi_store *store);
 

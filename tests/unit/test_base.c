@@ -9,6 +9,7 @@
 #include "base/progress.h"
 #include "base/rng.h"
 #include "base/str.h"
+#include "base/utf8.h"
 #include "base/sys.h"
 #include "unit/support.h"
 
