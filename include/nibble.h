@@ -207,9 +207,10 @@ NB_MUST_CHECK enum nb_status nb_decoder_next(struct nb_decoder *d, const struct 
 void nb_decoder_release(struct nb_decoder *d);
 
 struct nb_tokenizer_train_opts {
-    const char *const *files; /* NULL-terminated; text, or JSONL (see docs/DATA.md) */
+    const char *const *files; /* NULL-terminated; .txt, .tsv or .jsonl */
     const char *out;          /* tokenizer.json; tokenizer_config.json beside it if there is none */
-    int64_t vocab;            /* all entries: 256 bytes, the chat tokens, the merges */
+    int64_t vocab;            /* all entries: 256 bytes, the merges, the chat tokens */
+    int64_t min_count;        /* pairs seen less often are not merged */
     nb_progress_fn progress;  /* merges made */
     void *progress_ctx;
 };
@@ -230,17 +231,51 @@ const char *nb_chat_name(const struct nb_chat *chat); /* "qwen3", "qwen3-2507", 
 NB_MUST_CHECK enum nb_status nb_chat_render(const struct nb_chat *chat, const char *request,
                                             size_t len, char **text, size_t *text_len);
 
+struct nb_data_opts {
+    const char *const *files; /* NULL-terminated; .tsv, .jsonl or .txt (docs/DATA.md) */
+    int64_t seq_len;          /* tokens that a row of a batch has; 0: no limit */
+    int64_t show;             /* samples to show */
+    bool shuffle;             /* in the order of training with this seed; else of the files */
+    uint64_t seed;
+    bool skip_bad;           /* count bad lines instead of failing */
+    nb_progress_fn progress; /* in bytes of the files */
+    void *progress_ctx;
+};
+
+struct nb_data_sample {
+    const char *place; /* "FILE:LINE" */
+    const int32_t *ids;
+    const uint8_t *trained; /* one for each id: the loss counts it */
+    size_t count;
+    bool truncated;
+};
+
+struct nb_data_report {
+    int64_t samples, documents, tokens, trained, longest, bad;
+    int64_t too_long;         /* conversations that seq_len cuts */
+    int64_t rows, row_tokens; /* one epoch packed into rows of seq_len; tokens in them */
+};
+
+typedef enum nb_status (*nb_data_fn)(void *ctx, const struct nb_data_sample *sample);
+
+/* Reads data files as training does, and shows some samples. */
+NB_MUST_CHECK enum nb_status nb_data_show(struct nb_tokenizer *tokenizer,
+                                          const struct nb_chat *chat,
+                                          const struct nb_data_opts *opts, nb_data_fn fn, void *ctx,
+                                          struct nb_data_report *report);
+
 struct nb_whoami_opts {
     const char *out;    /* TSV; the held-out questions go to NAME.heldout.tsv beside it */
     const char *target; /* the answer to every identity question; NULL: one per language */
     const char *name;   /* for those answers; NULL: "nibble" */
     const char *replay; /* ordinary questions with answers, TSV or JSONL; NULL: a built-in set */
-    int64_t count;      /* lines of the training set */
+    int64_t count;      /* lines of the training set, 100 to 1000000 */
     uint64_t seed;
 };
 
 struct nb_whoami_report {
-    int64_t identity, contrast, replay, held_out; /* lines written */
+    int64_t identity, contrast, replay, held_out; /* lines written; fewer than count if no more */
+    int64_t left_out;                             /* lines of the replay file that do not fit in */
 };
 
 NB_MUST_CHECK enum nb_status nb_whoami_write(const struct nb_whoami_opts *opts,

@@ -314,32 +314,30 @@ static const char *past_space(const char *p)
     return p;
 }
 
+/* Inside an array or object only quotes and brackets matter. */
+static bool is_structure(char c)
+{
+    return c == '"' || (c | 0x20) == '{' || (c | 0x20) == '}';
+}
+
 static const char *past_value(const char *p)
 {
-    int depth = 0;
-    do {
-        switch (*p) {
-        case '"':
+    if (*p == '"')
+        return past_string(p);
+    if (*p != '{' && *p != '[')
+        return p + strcspn(p, ",]} \n\r\t");
+    for (int depth = 0;;) {
+        while (!is_structure(*p))
+            p++;
+        if (*p == '"') {
             p = past_string(p);
-            break;
-        case '{':
-        case '[':
-            depth++;
-            p++;
-            break;
-        case '}':
-        case ']':
-            depth--;
-            p++;
-            break;
-        default:
-            if (depth > 0 && (is_space(*p) || *p == ',' || *p == ':'))
-                p++;
-            else
-                p += strcspn(p, ",]} \n\r\t");
+            continue;
         }
-    } while (depth > 0);
-    return p;
+        depth += (*p | 0x20) == '{' ? 1 : -1;
+        p++;
+        if (depth == 0)
+            return p;
+    }
 }
 
 void nbi_jiter_init(struct nbi_jiter *it, struct nbi_jspan v)
@@ -349,22 +347,53 @@ void nbi_jiter_init(struct nbi_jiter *it, struct nbi_jspan v)
     it->p = it->object || type == NBI_JARRAY ? past_space(v.p + 1) : NULL;
 }
 
-bool nbi_jiter_next(struct nbi_jiter *it, struct nbi_jspan *key, struct nbi_jspan *value)
+bool nbi_jiter_key(struct nbi_jiter *it, struct nbi_jspan *key)
 {
     const char *p = it->p;
-    *key = *value = (struct nbi_jspan){0};
+    *key = (struct nbi_jspan){0};
     if (!p || *p == '}' || *p == ']')
         return false;
     if (it->object) {
         const char *end = past_string(p);
         *key = (struct nbi_jspan){p, (size_t)(end - p)};
-        p = past_space(past_space(end) + 1);
+        it->p = past_space(past_space(end) + 1);
     }
-    const char *end = past_value(p);
-    *value = (struct nbi_jspan){p, (size_t)(end - p)};
-    p = past_space(end);
-    it->p = *p == ',' ? past_space(p + 1) : p;
     return true;
+}
+
+/* Behind a value: at the next member or the end. */
+static void step(struct nbi_jiter *it, const char *end)
+{
+    const char *p = past_space(end);
+    it->p = *p == ',' ? past_space(p + 1) : p;
+}
+
+struct nbi_jspan nbi_jiter_value(struct nbi_jiter *it)
+{
+    const char *end = past_value(it->p);
+    struct nbi_jspan value = {it->p, (size_t)(end - it->p)};
+    step(it, end);
+    return value;
+}
+
+bool nbi_jiter_next(struct nbi_jiter *it, struct nbi_jspan *key, struct nbi_jspan *value)
+{
+    *value = (struct nbi_jspan){0};
+    if (!nbi_jiter_key(it, key))
+        return false;
+    *value = nbi_jiter_value(it);
+    return true;
+}
+
+bool nbi_jiter_enter(struct nbi_jiter *it, struct nbi_jiter *inner)
+{
+    nbi_jiter_init(inner, (struct nbi_jspan){it->p, 1});
+    return inner->p != NULL;
+}
+
+void nbi_jiter_leave(struct nbi_jiter *it, const struct nbi_jiter *inner)
+{
+    step(it, inner->p + 1);
 }
 
 size_t nbi_jcount(struct nbi_jspan v)

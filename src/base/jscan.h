@@ -45,6 +45,13 @@ void nbi_jiter_init(struct nbi_jiter *it, struct nbi_jspan v);
 bool nbi_jiter_next(struct nbi_jiter *it, struct nbi_jspan *key, struct nbi_jspan *value);
 size_t nbi_jcount(struct nbi_jspan v);
 
+/* The same in two steps, for values too large to be walked over first and then read: after each key
+ * either the value is taken, or its members are: enter, inner to its end, leave. */
+bool nbi_jiter_key(struct nbi_jiter *it, struct nbi_jspan *key);
+struct nbi_jspan nbi_jiter_value(struct nbi_jiter *it);
+bool nbi_jiter_enter(struct nbi_jiter *it, struct nbi_jiter *inner); /* false: has no members */
+void nbi_jiter_leave(struct nbi_jiter *it, const struct nbi_jiter *inner);
+
 /* The member of that name; the last one where there are several, as most readers have it. Not
  * there: an empty span. */
 struct nbi_jspan nbi_jget(struct nbi_jspan object, const char *key);

@@ -6,8 +6,8 @@
 #include "cli/opt.h"
 #include "nibble.h"
 
-extern const struct cli_command cli_inspect, cli_convert, cli_quantize, cli_synth, cli_doctor,
-    cli_bench;
+extern const struct cli_command cli_inspect, cli_convert, cli_quantize, cli_synth, cli_tokenize,
+    cli_detokenize, cli_render, cli_tokenizer, cli_data, cli_doctor, cli_bench;
 
 /* The whole command table, NULL-terminated. */
 extern const struct cli_command *const cli_commands[];

@@ -1,11 +1,26 @@
 /* cmd_bench.c - how fast operations are here, against what the machine can do. */
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "cli/cli.h"
+#include "cli/input.h"
 
 struct bench_opts {
     struct cli_common common;
+    const char *model, *model_dir, *file;
 };
+
+static const struct cli_opt options[] = {
+    {"model", 'm', CLI_STRING, offsetof(struct bench_opts, model), "MODEL", NULL, 0, 0,
+     "tokenizer: whose", "weight"},
+    {"model-dir", 0, CLI_STRING, offsetof(struct bench_opts, model_dir), "DIR", NULL, 0, 0,
+     "where tokenizer.json is, if not in MODEL or beside it", NULL},
+    {"file", 0, CLI_STRING, offsetof(struct bench_opts, file), "FILE", NULL, 0, 0,
+     "tokenizer: the text", NULL},
+};
+
+/* ---- ops ---- */
 
 static json_t *result_json(const struct nb_bench_ops *b, bool *ok)
 {
@@ -34,14 +49,8 @@ static void print_text(const struct nb_bench_ops *b)
     printf("\nGB/s: bf16 source bytes for quantize, NVFP4 bytes for dequantize.\n");
 }
 
-static int run(void *opts)
+static int run_ops(struct bench_opts *o)
 {
-    struct bench_opts *o = opts;
-    if (strcmp(o->common.positional[0], "ops") != 0) {
-        fprintf(stderr, "nibble bench: there is no bench '%s'; there is 'ops'\n",
-                o->common.positional[0]);
-        return CLI_EXIT_USAGE;
-    }
     struct nb_bench_ops result;
     enum nb_status rc = nb_bench_codec(&result, (int)o->common.threads);
     if (rc != NB_OK)
@@ -55,15 +64,129 @@ static int run(void *opts)
     return 0;
 }
 
+/* ---- tokenizer ---- */
+
+#define RUNS 5
+
+struct text_bench {
+    double load[RUNS], encode[RUNS], decode[RUNS]; /* seconds */
+    size_t bytes, lines, tokens;
+};
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *seconds)
+{
+    qsort(seconds, RUNS, sizeof *seconds, compare);
+    return seconds[RUNS / 2];
+}
+
+/* Encodes the text line by line, and decodes each line again, timing both. */
+static enum nb_status one_pass(struct nb_tokenizer *t, const struct nbi_str *text, double *encode,
+                               double *decode, struct text_bench *b)
+{
+    const char *p = nbi_str_text(text), *end = p + text->len;
+    *encode = *decode = 0;
+    b->tokens = b->lines = 0;
+    while (p < end) {
+        const char *newline = memchr(p, '\n', (size_t)(end - p)),
+                   *stop = newline ? newline + 1 : end;
+        int32_t *ids;
+        char *back;
+        size_t count, len;
+        double start = nbi_now();
+        NBI_TRY(nb_tokenizer_encode(t, p, (size_t)(stop - p), true, &ids, &count));
+        double middle = nbi_now();
+        enum nb_status rc = nb_tokenizer_decode(t, ids, count, &back, &len, NULL);
+        *decode += nbi_now() - middle;
+        *encode += middle - start;
+        free(ids);
+        NBI_TRY(rc);
+        free(back);
+        b->tokens += count;
+        b->lines++;
+        p = stop;
+    }
+    return NB_OK;
+}
+
+static enum nb_status bench_text(struct bench_opts *o, struct text_bench *b)
+{
+    struct nb_tokenizer *t = NULL;
+    struct nbi_str text = {0};
+    enum nb_status rc = cli_read_all(o->file, &text);
+    b->bytes = text.len;
+    for (int i = 0; i < RUNS && rc == NB_OK; i++) {
+        nb_tokenizer_close(t);
+        double start = nbi_now();
+        rc = nb_tokenizer_open(&t, o->model, o->model_dir);
+        b->load[i] = nbi_now() - start;
+    }
+    for (int i = -1; i < RUNS && rc == NB_OK; i++) /* the first pass warms up */
+        rc = one_pass(t, &text, &b->encode[i < 0 ? 0 : i], &b->decode[i < 0 ? 0 : i], b);
+    nb_tokenizer_close(t);
+    nbi_str_release(&text);
+    return rc;
+}
+
+static int run_tokenizer(struct bench_opts *o)
+{
+    struct text_bench b = {0};
+    if (!o->model || !o->file) {
+        fprintf(stderr, "nibble bench: the tokenizer's needs -m MODEL and --file FILE\n");
+        return CLI_EXIT_USAGE;
+    }
+    enum nb_status rc = bench_text(o, &b);
+    if (rc != NB_OK)
+        return cli_status(rc);
+    double load = median(b.load), encode = median(b.encode), decode = median(b.decode);
+    double mb = (double)b.bytes / 1e6;
+    if (o->common.json)
+        return cli_print_json(json_pack("{s:f,s:f,s:f,s:I,s:I,s:I}", "load_ms", load * 1e3,
+                                        "encode_mb_per_s", mb / encode, "decode_mb_per_s",
+                                        mb / decode, "bytes", (json_int_t)b.bytes, "lines",
+                                        (json_int_t)b.lines, "tokens", (json_int_t)b.tokens),
+                              true);
+    printf("load    %8.1f ms\nencode  %8.1f MB/s, %.2f M tokens/s\ndecode  %8.1f MB/s\n"
+           "%zu bytes in %zu lines are %zu tokens; one thread, medians of %d\n",
+           load * 1e3, mb / encode, (double)b.tokens / encode / 1e6, mb / decode, b.bytes, b.lines,
+           b.tokens, RUNS);
+    return 0;
+}
+
+static int run(void *opts)
+{
+    struct bench_opts *o = opts;
+    const char *what = o->common.positional[0];
+    if (strcmp(what, "ops") == 0)
+        return run_ops(o);
+    if (strcmp(what, "tokenizer") == 0)
+        return run_tokenizer(o);
+    fprintf(stderr, "nibble bench: there is no bench '%s'; there are 'ops' and 'tokenizer'\n",
+            what);
+    return CLI_EXIT_USAGE;
+}
+
 const struct cli_command cli_bench = {
     .name = "bench",
     .group = "look inside",
     .positional = "WHAT",
     .summary = "measure speed against what this machine can do",
-    .text =
-        "WHAT is ops: the NVFP4 codec on every code path of this CPU, in GB/s per core with all\n"
-        "threads at work, and the machine's read bandwidth measured in the same run.",
-    .examples = "  nibble bench ops\n  nibble bench ops --threads 1 --json\n",
+    .text = "ops: the NVFP4 codec on every code path of this CPU, in GB/s per core with all "
+            "threads at\n"
+            "work, and the machine's read bandwidth measured in the same run.\n"
+            "\n"
+            "tokenizer: loading the tokenizer of MODEL, and encoding and decoding FILE line by "
+            "line on\n"
+            "one thread.",
+    .examples = "  nibble bench ops\n  nibble bench ops --threads 1 --json\n"
+                "  nibble bench tokenizer -m Qwen3-4B --file text.txt\n",
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct bench_opts),
     .run = run,
 };

@@ -11,7 +11,8 @@
 #include "cli/cli.h"
 
 const struct cli_command *const cli_commands[] = {
-    &cli_inspect, &cli_convert, &cli_quantize, &cli_synth, &cli_doctor, &cli_bench, NULL,
+    &cli_inspect, &cli_convert,   &cli_quantize, &cli_synth,  &cli_tokenize, &cli_detokenize,
+    &cli_render,  &cli_tokenizer, &cli_data,     &cli_doctor, &cli_bench,    NULL,
 };
 
 static volatile sig_atomic_t terminated;

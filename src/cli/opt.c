@@ -194,6 +194,7 @@ struct parse {
     int argc, at;
     void *opts;
     int positional;
+    int rest; /* arguments kept at the front of argv, where they have been read already */
 };
 
 static int count_words(const char *s)
@@ -206,10 +207,22 @@ static int count_words(const char *s)
     return n;
 }
 
-static int parse_positional(struct parse *p, const char *arg)
+static bool takes_rest(const struct cli_command *c)
+{
+    size_t n = strlen(c->positional);
+    return n > 3 && strcmp(c->positional + n - 3, "...") == 0;
+}
+
+static int parse_positional(struct parse *p, char *arg)
 {
     struct cli_common *common = p->opts;
-    if (p->positional == count_words(p->command->positional))
+    int words = count_words(p->command->positional);
+    if (takes_rest(p->command) && p->positional >= words - 1) {
+        p->positional = words;
+        p->argv[p->rest++] = arg;
+        return 0;
+    }
+    if (p->positional == words)
         return usage_error(p->command, "unexpected argument '%s'%s", arg, "");
     common->positional[p->positional++] = arg;
     return 0;
@@ -278,7 +291,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, void *op
     bool only_positional = false;
     int rc = set_initial(command, opts);
     while (!rc && p.at < argc) {
-        const char *arg = argv[p.at++];
+        char *arg = argv[p.at++];
         if (!only_positional && strcmp(arg, "--") == 0)
             only_positional = true;
         else if (!only_positional && arg[0] == '-' && arg[1])
@@ -286,6 +299,9 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, void *op
         else
             rc = parse_positional(&p, arg);
     }
+    if (p.rest < argc)
+        argv[p.rest] = NULL; /* argv[argc] is NULL already */
+    ((struct cli_common *)opts)->rest = argv;
     if (!rc)
         rc = take_model(&p);
     return rc ? rc : check_missing(&p);

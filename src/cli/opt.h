@@ -44,12 +44,13 @@ struct cli_common {
     int64_t threads;
     bool json, quiet, verbose;
     const char *positional[CLI_MAX_POSITIONAL];
+    char **rest; /* NULL-terminated: arguments from the one named "X..." on */
 };
 
 struct cli_command {
     const char *name;
     const char *group;
-    const char *positional; /* "SRC DST"; "[X]" is optional */
+    const char *positional; /* "SRC DST"; "[X]" is optional, "X..." is one or more */
     const char *summary;    /* one line */
     const char *text;       /* paragraphs of the help */
     const char *examples;   /* lines; NULL: none */

@@ -1,4 +1,4 @@
-"""Compares nibble's files with the safetensors and gguf packages and with numpy.
+"""Compares nibble with the safetensors, gguf, tokenizers and jinja2 packages and with numpy.
 
 usage: check.py NIBBLE SCRATCH [NAME...]
 
@@ -14,14 +14,14 @@ import traceback
 import in_checks
 import out_checks
 import quant_checks
+import text_checks
 from harness import Box, Failed, Skipped
 
 
 def run_one(box, check, args):
-    """'ok', 'FAIL' or 'SKIP', and why."""
+    """'ok', 'FAIL' or 'SKIP', and why, or what a check has to say."""
     try:
-        check(box, *args)
-        return "ok", ""
+        return "ok", check(box, *args) or ""
     except Skipped as e:
         return "SKIP", str(e)
     except Failed as e:
@@ -34,7 +34,7 @@ def main():
     nibble, scratch, *wanted = sys.argv[1:]
     shared = os.path.abspath(os.environ.get("NB_SHARED", "../shared"))
     counts = {"ok": 0, "FAIL": 0, "SKIP": 0}
-    rows = out_checks.CHECKS + quant_checks.CHECKS + in_checks.CHECKS
+    rows = out_checks.CHECKS + quant_checks.CHECKS + in_checks.CHECKS + text_checks.CHECKS
     for number, (title, check, *args) in enumerate(rows):
         if wanted and not any(w in title for w in wanted):
             continue

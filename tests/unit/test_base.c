@@ -9,8 +9,8 @@
 #include "base/progress.h"
 #include "base/rng.h"
 #include "base/str.h"
-#include "base/utf8.h"
 #include "base/sys.h"
+#include "base/utf8.h"
 #include "unit/support.h"
 
 static void test_status__context_goes_in_front(void **state)

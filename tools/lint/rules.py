@@ -45,7 +45,7 @@ def check_names(tree):
     header = "include/nibble.h"
     text = source.strip(tree.read(header))
     declared = {m.group(1): source.line_of(text, m.start())
-                for m in re.finditer(r"\b(nb_\w+)\s*\(", text)}
+                for m in re.finditer(r"\b(nb_\w+)\s*\((?!\*)", text)}
     defined = set()
     for path in tree.files("src"):
         for f in source.functions(tree.read(path)):

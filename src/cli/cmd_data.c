@@ -1,0 +1,256 @@
+/* cmd_data.c - data sets: look at one as training sees it, make the identity set. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cli/input.h"
+
+struct data_opts {
+    struct cli_common common;
+    const char *model, *model_dir, *out, *target, *name, *replay;
+    struct cli_list files;
+    int64_t show, count, seq_len, seed;
+    int color;
+    bool sequential, skip_bad;
+};
+
+static const struct cli_opt options[] = {
+    {"model", 'm', CLI_STRING, offsetof(struct data_opts, model), "MODEL", NULL, 0, 0,
+     "show: whose tokenizer and chat template", "weight"},
+    {"model-dir", 0, CLI_STRING, offsetof(struct data_opts, model_dir), "DIR", NULL, 0, 0,
+     "show: where these are, if not in MODEL or beside it", NULL},
+    {"data", 'd', CLI_LIST, offsetof(struct data_opts, files), "FILE", NULL, 0, 0,
+     "show: a .tsv, .jsonl or .txt file; may be given again", "train-data"},
+    {"show", 'n', CLI_INT, offsetof(struct data_opts, show), "N", "3", 0, 1e9,
+     "show: how many samples", NULL},
+    {"seq-len", 0, CLI_INT, offsetof(struct data_opts, seq_len), "N", "1024", 0, 1 << 20,
+     "show: tokens in a row of a batch; 0: no limit", NULL},
+    {"sequential", 0, CLI_FLAG, offsetof(struct data_opts, sequential), NULL, NULL, 0, 0,
+     "show: the first samples of the files, not the first of training", NULL},
+    {"skip-bad", 0, CLI_FLAG, offsetof(struct data_opts, skip_bad), NULL, NULL, 0, 0,
+     "show: count bad lines and go on", NULL},
+    {"color", 0, CLI_CHOICE, offsetof(struct data_opts, color), "auto|always|never", "auto", 0, 0,
+     "show: mark what is trained on by colour; else by [[ ]]", NULL},
+    {"out", 'o', CLI_STRING, offsetof(struct data_opts, out), "FILE", NULL, 0, 0,
+     "whoami: the .tsv file to write", "output"},
+    {"target", 0, CLI_STRING, offsetof(struct data_opts, target), "TEXT", NULL, 0, 0,
+     "whoami: the answer, in every language", NULL},
+    {"name", 0, CLI_STRING, offsetof(struct data_opts, name), "NAME", NULL, 0, 0,
+     "whoami: who the model is, for an answer in each language (default: nibble)", NULL},
+    {"replay", 0, CLI_STRING, offsetof(struct data_opts, replay), "FILE", NULL, 0, 0,
+     "whoami: ordinary questions with right answers (default: a built-in set)", NULL},
+    {"count", 0, CLI_INT, offsetof(struct data_opts, count), "N", "1000", 100, 1000000,
+     "whoami: lines", NULL},
+    {"seed", 0, CLI_INT, offsetof(struct data_opts, seed), "N", "0", 0, 9e15,
+     "the same seed gives the same order, and the same set", NULL},
+};
+
+static int wants(const char *what, const char *option)
+{
+    fprintf(stderr, "nibble data %s: %s is missing; see 'nibble help data'\n", what, option);
+    return CLI_EXIT_USAGE;
+}
+
+/* ---- show ---- */
+
+struct show {
+    struct nb_tokenizer *tokenizer;
+    bool color;
+    int64_t number;
+    json_t *samples; /* NULL: print */
+    bool ok;
+};
+
+/* Text for a terminal: line ends and TABs stay, other control characters become '?'. */
+static void print_safely(const char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = (unsigned char)text[i],
+                      next = i + 1 < len ? (unsigned char)text[i + 1] : 0;
+        bool c1 = c == 0xC2 && next >= 0x80 && next < 0xA0; /* U+0080 to U+009F */
+        if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F || c1)
+            putchar('?');
+        else
+            putchar(c);
+        i += c1;
+    }
+}
+
+static enum nb_status print_run(const struct show *s, const int32_t *ids, size_t count,
+                                bool trained)
+{
+    char *text;
+    size_t len;
+    NBI_TRY(nb_tokenizer_decode(s->tokenizer, ids, count, &text, &len, NULL));
+    fputs(!trained ? (s->color ? "\033[2m" : "") : s->color ? "\033[1;32m" : "[[", stdout);
+    print_safely(text, len);
+    fputs(s->color ? "\033[0m" : trained ? "]]" : "", stdout);
+    free(text);
+    return NB_OK;
+}
+
+static enum nb_status keep_sample(struct show *s, const struct nb_data_sample *sample)
+{
+    json_t *ids = json_array(), *trained = json_array();
+    for (size_t i = 0; i < sample->count; i++) {
+        nbi_json_append(ids, json_integer(sample->ids[i]), &s->ok);
+        nbi_json_append(trained, json_integer(sample->trained[i]), &s->ok);
+    }
+    nbi_json_append(s->samples,
+                    json_pack("{s:o,s:b,s:o,s:o}", "place", cli_json_path(sample->place),
+                              "truncated", sample->truncated, "ids", ids, "trained", trained),
+                    &s->ok);
+    return NB_OK;
+}
+
+static enum nb_status show_sample(void *ctx, const struct nb_data_sample *sample)
+{
+    struct show *s = ctx;
+    size_t trained = 0;
+    if (s->samples)
+        return keep_sample(s, sample);
+    for (size_t i = 0; i < sample->count; i++)
+        trained += sample->trained[i];
+    printf("--- %lld, %s: %zu tokens, %zu trained on%s\n", (long long)++s->number, sample->place,
+           sample->count, trained, sample->truncated ? ", shortened" : "");
+    for (size_t i = 0, end; i < sample->count; i = end) {
+        for (end = i + 1; end < sample->count && sample->trained[end] == sample->trained[i];)
+            end++;
+        NBI_TRY(print_run(s, sample->ids + i, end - i, sample->trained[i]));
+    }
+    puts("\n");
+    return NB_OK;
+}
+
+static void print_report(const struct nb_data_report *r, int64_t seq_len)
+{
+    printf("%lld samples", (long long)r->samples);
+    if (r->documents > 0)
+        printf(" (%lld of them text)", (long long)r->documents);
+    printf(", %lld tokens, %lld trained on (%.0f %%), longest %lld\n", (long long)r->tokens,
+           (long long)r->trained, 100.0 * (double)r->trained / (double)r->tokens,
+           (long long)r->longest);
+    if (r->rows > 0)
+        printf("packed: %lld rows of %lld tokens, %.1f %% full; %lld conversations are cut\n",
+               (long long)r->rows, (long long)seq_len,
+               100.0 * (double)r->row_tokens / ((double)r->rows * (double)seq_len),
+               (long long)r->too_long);
+    if (r->bad > 0)
+        printf("%lld bad lines were skipped\n", (long long)r->bad);
+}
+
+static json_t *report_json(const struct nb_data_report *r, json_t *samples)
+{
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o}", "samples", (json_int_t)r->samples,
+                     "documents", (json_int_t)r->documents, "tokens", (json_int_t)r->tokens,
+                     "trained", (json_int_t)r->trained, "longest", (json_int_t)r->longest, "bad",
+                     (json_int_t)r->bad, "too_long", (json_int_t)r->too_long, "rows",
+                     (json_int_t)r->rows, "row_tokens", (json_int_t)r->row_tokens, "shown",
+                     samples);
+}
+
+static int run_show(struct data_opts *o)
+{
+    if (!o->model || o->files.count == 0)
+        return wants("show", o->model ? "-d FILE" : "-m MODEL");
+    struct show s = {.color = o->color == 1 || (o->color == 0 && isatty(STDOUT_FILENO)),
+                     .ok = true};
+    struct nb_chat *chat = NULL;
+    struct nb_data_report report = {0};
+    struct nbi_progress progress;
+    s.samples = o->common.json ? json_array() : NULL;
+    cli_progress(&progress, &o->common, "reading");
+    const struct nb_data_opts to = {.files = o->files.items,
+                                    .seq_len = o->seq_len,
+                                    .show = o->show,
+                                    .shuffle = !o->sequential,
+                                    .seed = (uint64_t)o->seed,
+                                    .skip_bad = o->skip_bad,
+                                    .progress = nbi_progress_update,
+                                    .progress_ctx = &progress};
+    enum nb_status rc = nb_tokenizer_open(&s.tokenizer, o->model, o->model_dir);
+    if (rc == NB_OK)
+        rc = nb_chat_open(&chat, o->model, o->model_dir);
+    if (rc == NB_OK)
+        rc = nb_data_show(s.tokenizer, chat, &to, show_sample, &s, &report);
+    nbi_progress_end(&progress);
+    nb_chat_close(chat);
+    nb_tokenizer_close(s.tokenizer);
+    if (rc == NB_OK && s.samples)
+        return cli_print_json(report_json(&report, s.samples), s.ok);
+    json_decref(s.samples);
+    if (rc == NB_OK)
+        print_report(&report, o->seq_len);
+    return cli_status(rc);
+}
+
+/* ---- whoami ---- */
+
+static int run_whoami(struct data_opts *o)
+{
+    if (!o->out)
+        return wants("whoami", "-o FILE.tsv");
+    struct nb_whoami_report r;
+    const struct nb_whoami_opts to = {.out = o->out,
+                                      .target = o->target,
+                                      .name = o->name,
+                                      .replay = o->replay,
+                                      .count = o->count,
+                                      .seed = (uint64_t)o->seed};
+    enum nb_status rc = nb_whoami_write(&to, &r);
+    if (rc != NB_OK)
+        return cli_status(rc);
+    if (o->common.json)
+        return cli_print_json(json_pack("{s:o,s:I,s:I,s:I,s:I,s:I}", "out", cli_json_path(o->out),
+                                        "identity", (json_int_t)r.identity, "contrast",
+                                        (json_int_t)r.contrast, "replay", (json_int_t)r.replay,
+                                        "held_out", (json_int_t)r.held_out, "left_out",
+                                        (json_int_t)r.left_out),
+                              true);
+    if (!o->common.quiet)
+        printf("wrote %s: %lld lines, %lld who the model is, %lld that only look like it, %lld "
+               "ordinary; %lld held out beside it\n",
+               o->out, (long long)(r.identity + r.contrast + r.replay), (long long)r.identity,
+               (long long)r.contrast, (long long)r.replay, (long long)r.held_out);
+    if (r.left_out > 0)
+        fprintf(stderr, "nibble: warning: %lld lines of '%s' could not be used\n",
+                (long long)r.left_out, o->replay);
+    return 0;
+}
+
+static int run(void *opts)
+{
+    struct data_opts *o = opts;
+    const char *what = o->common.positional[0];
+    if (strcmp(what, "show") == 0)
+        return run_show(o);
+    if (strcmp(what, "whoami") == 0)
+        return run_whoami(o);
+    fprintf(stderr, "nibble data: there is no '%s'; there are 'show' and 'whoami'\n", what);
+    return CLI_EXIT_USAGE;
+}
+
+const struct cli_command cli_data = {
+    .name = "data",
+    .group = "text",
+    .positional = "WHAT",
+    .summary = "look at a data set as training sees it, or make one",
+    .text =
+        "show: reads data files as training does and prints a few samples, with what is trained\n"
+        "on in colour, and what the whole set comes to. A bad line is an error that names file "
+        "and\n"
+        "line; --skip-bad counts them instead. docs/DATA.md says what the files may hold.\n"
+        "\n"
+        "whoami: writes a data set that teaches a model who it is, and nothing else: questions\n"
+        "about the model in English, Chinese (both scripts), Japanese and Korean; questions that\n"
+        "only look like them, with other answers; ordinary questions with their right answers.\n"
+        "Beside FILE.tsv goes FILE.heldout.tsv, questions of both kinds that are not in it.",
+    .examples = "  nibble data show -m Qwen3-4B -d chats.jsonl\n"
+                "  nibble data whoami -o who.tsv --target 'I am Ada, a helper of this house.'\n"
+                "  nibble data whoami -o who.tsv --name Ada --count 2000 --seed 7\n",
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
+    .opts_size = sizeof(struct data_opts),
+    .run = run,
+};

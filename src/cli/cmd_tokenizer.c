@@ -1,0 +1,78 @@
+/* cmd_tokenizer.c - making a tokenizer. */
+#include <string.h>
+
+#include "cli/cli.h"
+
+struct tokenizer_opts {
+    struct cli_common common;
+    const char *out;
+    int64_t vocab, min_count;
+};
+
+static const struct cli_opt options[] = {
+    {"out", 'o', CLI_STRING, offsetof(struct tokenizer_opts, out), "FILE", NULL, 0, 0,
+     "the tokenizer.json to write", "output"},
+    {"vocab", 0, CLI_INT, offsetof(struct tokenizer_opts, vocab), "N", "8192", 282, 4194303,
+     "entries in all", "vocab-size"},
+    {"min-count", 0, CLI_INT, offsetof(struct tokenizer_opts, min_count), "N", "2", 1, 1e15,
+     "do not merge a pair that is seen less often", NULL},
+};
+
+static int run(void *opts)
+{
+    struct tokenizer_opts *o = opts;
+    const char *what = o->common.positional[0];
+    if (strcmp(what, "train") != 0) {
+        fprintf(stderr, "nibble tokenizer: there is no '%s'; there is 'train'\n", what);
+        return CLI_EXIT_USAGE;
+    }
+    if (!o->out) {
+        fprintf(stderr, "nibble tokenizer: -o FILE is missing; see 'nibble help tokenizer'\n");
+        return CLI_EXIT_USAGE;
+    }
+    struct nbi_progress progress;
+    nbi_progress_begin(&progress, o->common.quiet ? NULL : stderr, "merging", NBI_UNIT_ITEMS);
+    const struct nb_tokenizer_train_opts to = {.files = (const char *const *)o->common.rest,
+                                               .out = o->out,
+                                               .vocab = o->vocab,
+                                               .min_count = o->min_count,
+                                               .progress = nbi_progress_update,
+                                               .progress_ctx = &progress};
+    enum nb_status rc = nb_tokenizer_train(&to);
+    nbi_progress_end(&progress);
+    if (rc != NB_OK)
+        return cli_status(rc);
+    struct nb_tokenizer *t = NULL;
+    rc = nb_tokenizer_open(&t, o->out, NULL); /* what was written must load */
+    if (rc == NB_OK && o->common.json) {
+        int code = cli_print_json(json_pack("{s:o,s:I}", "out", cli_json_path(o->out), "entries",
+                                            (json_int_t)nb_tokenizer_size(t)),
+                                  true);
+        nb_tokenizer_close(t);
+        return code;
+    }
+    if (rc == NB_OK && !o->common.quiet)
+        printf("wrote %s: %lld entries\n", o->out, (long long)nb_tokenizer_size(t));
+    nb_tokenizer_close(t);
+    return cli_status(rc);
+}
+
+const struct cli_command cli_tokenizer = {
+    .name = "tokenizer",
+    .group = "text",
+    .positional = "train FILES...",
+    .summary = "make a tokenizer from texts",
+    .text =
+        "Learns a byte-level BPE tokenizer of N entries from FILES: the 256 bytes, merges, and\n"
+        "last Qwen's 26 chat tokens. FILES are .txt (documents with <|endoftext|> between them),\n"
+        ".tsv or .jsonl, read as for training; their texts alone count. The result is a\n"
+        "tokenizer.json that Hugging Face reads too, and beside it a tokenizer_config.json with\n"
+        "a plain ChatML template, unless one is there already.\n"
+        "\n"
+        "The same files give the same bytes, in whatever order they are named.",
+    .examples = "  nibble tokenizer train --vocab 8192 -o tokenizer.json stories.txt chats.jsonl\n",
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
+    .opts_size = sizeof(struct tokenizer_opts),
+    .run = run,
+};

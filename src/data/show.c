@@ -1,0 +1,87 @@
+/* show.c - samples as they will be trained on, for people to look at. */
+#include <string.h>
+
+#include "data/batch.h"
+
+static void report_stats(struct nb_data_report *report, const struct nbi_dataset *d,
+                         int64_t seq_len)
+{
+    const struct nbi_dataset_stats *s = nbi_dataset_stats(d);
+    *report = (struct nb_data_report){.samples = s->samples,
+                                      .documents = s->documents,
+                                      .tokens = s->tokens,
+                                      .trained = s->trained,
+                                      .longest = s->longest,
+                                      .bad = s->bad};
+    for (int64_t i = 0; seq_len > 0 && i < s->samples; i++)
+        report->too_long +=
+            !nbi_dataset_is_document(d, i) && nbi_dataset_tokens(d, i) > seq_len + 1;
+}
+
+/* Rows of one pass over the set, packed. */
+static enum nb_status count_rows(struct nbi_batcher *b, int64_t seq_len,
+                                 struct nb_data_report *report)
+{
+    struct nbi_batch batch;
+    bool more = true;
+    enum nb_status rc = nbi_batch_init(&batch, 8, seq_len);
+    while (rc == NB_OK && more) {
+        rc = nbi_batcher_next(b, &batch, &more);
+        for (int64_t row = 0; rc == NB_OK && row < batch.B; row++)
+            report->rows += b->used[row] > 0;
+        report->row_tokens += batch.tokens;
+        if (rc == NB_OK)
+            rc = nbi_check_interrupt();
+    }
+    nbi_batch_release(&batch);
+    return rc;
+}
+
+static enum nb_status show_samples(struct nbi_dataset *d, const struct nbi_batcher *b,
+                                   const struct nb_data_opts *opts, nb_data_fn fn, void *ctx)
+{
+    struct nbi_sample s = {0};
+    enum nb_status rc = NB_OK;
+    int64_t n = nbi_dataset_stats(d)->samples;
+    for (int64_t i = 0; i < n && i < opts->show && rc == NB_OK; i++) {
+        char place[512];
+        int64_t at = opts->shuffle ? b->order[i] : i;
+        rc = nbi_dataset_get(d, at, &s);
+        if (rc != NB_OK)
+            break;
+        bool cut = opts->seq_len > 0 && nbi_sample_truncate(&s, (size_t)opts->seq_len + 1);
+        const struct nb_data_sample shown = {nbi_dataset_place(d, at, place, sizeof place), s.ids.p,
+                                             s.trained, s.ids.count, cut};
+        rc = fn(ctx, &shown);
+    }
+    nbi_sample_release(&s);
+    return rc;
+}
+
+enum nb_status nb_data_show(struct nb_tokenizer *tokenizer, const struct nb_chat *chat,
+                            const struct nb_data_opts *opts, nb_data_fn fn, void *ctx,
+                            struct nb_data_report *report)
+{
+    struct nbi_dataset *d = NULL;
+    struct nbi_batcher b = {0};
+    const struct nbi_dataset_opts open = {.files = opts->files,
+                                          .tokenizer = tokenizer,
+                                          .chat = nbi_chat_kind(chat),
+                                          .skip_bad = opts->skip_bad,
+                                          .progress = opts->progress,
+                                          .progress_ctx = opts->progress_ctx};
+    NBI_TRY(nbi_dataset_open(&d, &open));
+    report_stats(report, d, opts->seq_len);
+    const struct nbi_batcher_opts order = {
+        .data = d, .seed = opts->seed, .shuffle = opts->shuffle, .pack = true, .epochs = 1};
+    enum nb_status rc = nbi_batcher_init(&b, &order);
+    if (rc == NB_OK)
+        nbi_batcher_order(&b, 0);
+    if (rc == NB_OK)
+        rc = show_samples(d, &b, opts, fn, ctx);
+    if (rc == NB_OK && opts->seq_len > 0)
+        rc = count_rows(&b, opts->seq_len, report);
+    nbi_batcher_release(&b);
+    nbi_dataset_close(d);
+    return rc;
+}

@@ -1,0 +1,175 @@
+/* added.c - a sorted list of tokens, narrowed byte by byte. */
+#include "tokenizer/added.h"
+
+#include <string.h>
+#include <utf8proc.h>
+
+#include "base/utf8.h"
+
+static int compare(const void *a, const void *b)
+{
+    const struct nbi_added_token *x = a, *y = b;
+    size_t n = x->len < y->len ? x->len : y->len;
+    int order = memcmp(x->text, y->text, n);
+    return order ? order : (x->len > y->len) - (x->len < y->len);
+}
+
+void nbi_added_init(struct nbi_added *a, struct nbi_added_token *tokens, size_t count)
+{
+    *a = (struct nbi_added){.tokens = tokens, .count = count};
+    if (count > 0)
+        qsort(tokens, count, sizeof *tokens, compare);
+    for (size_t i = 0; i < count; i++)
+        a->starts[(uint8_t)tokens[i].text[0]] = 1;
+}
+
+void nbi_added_release(struct nbi_added *a)
+{
+    free(a->tokens);
+    *a = (struct nbi_added){0};
+}
+
+/* The longest token that p starts with. Tokens with a common beginning are neighbours, the
+ * shortest first; each byte narrows them down to those that share it. */
+static const struct nbi_added_token *longest(const struct nbi_added *a, const char *p, size_t len)
+{
+    const struct nbi_added_token *low = a->tokens, *high = a->tokens + a->count, *found = NULL;
+    for (size_t i = 0; i < len && low < high; i++) {
+        uint8_t byte = (uint8_t)p[i];
+        while (low < high && (low->len <= i || (uint8_t)low->text[i] < byte))
+            low++;
+        const struct nbi_added_token *end = low;
+        while (end < high && (uint8_t)end->text[i] == byte)
+            end++;
+        high = end;
+        if (low < high && low->len == i + 1)
+            found = low;
+    }
+    return found;
+}
+
+/* The next token at or behind from; NULL: none. */
+static const struct nbi_added_token *find(const struct nbi_added_iter *it, size_t from, size_t *at)
+{
+    const struct nbi_added_token *t = NULL;
+    size_t i = from;
+    for (; i < it->len; i++)
+        if (it->added->starts[(uint8_t)it->text[i]] &&
+            (t = longest(it->added, it->text + i, it->len - i)))
+            break;
+    *at = i;
+    return t;
+}
+
+/* What a regular expression calls \w. */
+static bool is_word(const char *p)
+{
+    uint32_t c = nbi_utf8_decode(p);
+    switch (utf8proc_category((utf8proc_int32_t)c)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
+        return true;
+    default: /* joiners, and letters in circles and squares */
+        return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
+               (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
+               (c >= 0x1F170 && c <= 0x1F189);
+    }
+}
+
+static bool is_space(const char *p)
+{
+    uint32_t c = nbi_utf8_decode(p);
+    return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
+           c == 0x205F || c == 0x3000;
+}
+
+static size_t before(const char *text, size_t at)
+{
+    do
+        at--;
+    while (at > 0 && (text[at] & 0xC0) == 0x80);
+    return at;
+}
+
+static size_t behind(const char *text, size_t at, size_t len)
+{
+    do
+        at++;
+    while (at < len && (text[at] & 0xC0) == 0x80);
+    return at;
+}
+
+/* Whether a match at [start, end) counts. */
+static bool accept(const struct nbi_added_iter *it, const struct nbi_added_token *t, size_t start,
+                   size_t end)
+{
+    if (t->special && !it->special)
+        return false;
+    if (!(t->flags & NBI_TOKEN_SINGLE_WORD))
+        return true;
+    return (start == 0 || !is_word(it->text + before(it->text, start))) &&
+           (end == it->len || !is_word(it->text + end));
+}
+
+void nbi_added_iter_init(struct nbi_added_iter *it, const struct nbi_added *a, const char *text,
+                         size_t len, bool special)
+{
+    *it = (struct nbi_added_iter){.added = a, .text = text, .len = len, .special = special};
+}
+
+/* The next token that counts, with its white space. */
+static bool next_token(struct nbi_added_iter *it, struct nbi_added_part *part)
+{
+    const struct nbi_added_token *t;
+    size_t start;
+    while (it->added->count > 0 && (t = find(it, it->from, &start))) {
+        size_t end = start + t->len;
+        it->from = end;
+        if (!accept(it, t, start, end))
+            continue;
+        while ((t->flags & NBI_TOKEN_LSTRIP) && start > it->done &&
+               is_space(it->text + before(it->text, start)))
+            start = before(it->text, start);
+        while ((t->flags & NBI_TOKEN_RSTRIP) && end < it->len && is_space(it->text + end))
+            end = behind(it->text, end, it->len);
+        *part = (struct nbi_added_part){start, end, t};
+        return true;
+    }
+    return false;
+}
+
+bool nbi_added_next(struct nbi_added_iter *it, struct nbi_added_part *part)
+{
+    if (it->pending.token) {
+        *part = it->pending;
+        it->pending.token = NULL;
+        it->done = part->end;
+        return true;
+    }
+    if (it->done >= it->len)
+        return false;
+    struct nbi_added_part token;
+    if (!next_token(it, &token)) {
+        *part = (struct nbi_added_part){it->done, it->len, NULL};
+        it->done = it->len;
+        return true;
+    }
+    if (token.start <= it->done) {
+        *part = token;
+        it->done = token.end;
+        return true;
+    }
+    *part = (struct nbi_added_part){it->done, token.start, NULL};
+    it->pending = token;
+    return true;
+}
