@@ -44,7 +44,7 @@ asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@cmake --build build-asan -j $(JOBS)
 	@ctest --test-dir build-asan --output-on-failure -j $(JOBS)
 
-fuzz: ## fuzz one parser for a while: T=dat|safetensors|gguf|config S=seconds
+fuzz: ## fuzz one parser for a while: T=dat|safetensors|gguf|config|tokenizer|text|chat|jscan|data S=seconds
 	@tools/deps.sh build fuzz
 	@CC=clang $(CONFIGURE) -B build-fuzz -DNIBBLE_FUZZ=ON -DNIBBLE_TESTS=OFF -DNIBBLE_SANITIZE=address,undefined > build-fuzz.log 2>&1 || { cat build-fuzz.log; exit 1; }
 	@cmake --build build-fuzz -j $(JOBS)
@@ -53,7 +53,7 @@ fuzz: ## fuzz one parser for a while: T=dat|safetensors|gguf|config S=seconds
 bench: build ## measure the codec, and quantising a model of 4B shapes (needs 13 GB of disk)
 	@bench/quantize.sh $(BUILD)/nibble
 
-test-interop: build ## compare with the safetensors and gguf packages of PyPI, in a venv
+test-interop: build ## compare with safetensors, gguf, tokenizers and jinja2 of PyPI, in a venv
 	@tests/interop/run.sh $(BUILD)/nibble
 
 static: ## a binary that travels: small libraries linked statically, in build-static

@@ -143,7 +143,7 @@ static int set_number(const struct cli_command *c, const struct cli_opt *o, cons
                (*value != '-' && *value != '+' && *value != '.' && (*value < '0' || *value > '9'));
     if (!bad)
         return 0;
-    snprintf(text, sizeof text, "--%s takes a %snumber from %g to %g, not", o->name,
+    snprintf(text, sizeof text, "--%s takes a %snumber from %.16g to %.16g, not", o->name,
              o->kind == CLI_INT ? "whole " : "", o->min, o->max);
     return usage_error(c, "%s '%s'", text, value);
 }

@@ -156,13 +156,12 @@ bool nbi_added_next(struct nbi_added_iter *it, struct nbi_added_part *part)
         it->done = part->end;
         return true;
     }
-    if (it->done >= it->len)
-        return false;
     struct nbi_added_part token;
     if (!next_token(it, &token)) {
         *part = (struct nbi_added_part){it->done, it->len, NULL};
+        bool left = it->done < it->len;
         it->done = it->len;
-        return true;
+        return left;
     }
     if (token.start <= it->done) {
         *part = token;

@@ -66,17 +66,14 @@ static struct nbi_pair *find_slot(const struct nbi_merges *m, uint64_t hash, uin
 void nbi_merges_add(struct nbi_merges *m, struct nbi_pair pair)
 {
     if ((pair.left | pair.right) < LOW) {
-        struct nbi_join *low = &m->low[pair.left * LOW + pair.right];
-        if (low->rank == NBI_NO_RANK)
-            *low = (struct nbi_join){pair.rank, pair.id};
+        m->low[pair.left * LOW + pair.right] = (struct nbi_join){pair.rank, pair.id};
         return;
     }
     uint64_t hash = hash_pair(pair.left, pair.right);
     struct nbi_pair *slot = find_slot(m, hash, pair.left, pair.right);
     uint32_t bit = filter_bit(m, hash);
     m->filter[bit / 64] |= (uint64_t)1 << bit % 64;
-    if (slot->rank == NBI_NO_RANK)
-        *slot = pair;
+    *slot = pair;
 }
 
 struct nbi_join nbi_merges_find(const struct nbi_merges *m, uint32_t left, uint32_t right)

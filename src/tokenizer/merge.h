@@ -32,7 +32,7 @@ enum nb_status nbi_merges_init(struct nbi_merges *m, size_t count);
 void nbi_merges_release(struct nbi_merges *m);
 size_t nbi_merges_bytes(const struct nbi_merges *m);
 
-/* The first of two equal pairs stays. */
+/* The last of two equal pairs counts. */
 void nbi_merges_add(struct nbi_merges *m, struct nbi_pair pair);
 
 /* Without a rank if the pair does not join. */

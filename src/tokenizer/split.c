@@ -132,6 +132,13 @@ static enum nb_status put_escape(struct nbi_str *out, char c, bool in_class)
     return NB_OK;
 }
 
+/* \p{L} and \x{41} with their braces, which are no repetition: how many bytes follow the letter. */
+static size_t braces_behind(const char *letter)
+{
+    const char *end = strchr("pPx", *letter) && letter[1] == '{' ? strchr(letter, '}') : NULL;
+    return end ? (size_t)(end - letter) : 0;
+}
+
 /* The pattern in PCRE2's terms. Where the two libraries read the same text differently, it is
  * refused. */
 static enum nb_status translate(const char *pattern, struct nbi_str *out)
@@ -140,6 +147,9 @@ static enum nb_status translate(const char *pattern, struct nbi_str *out)
     for (const char *p = pattern; *p; p++) {
         if (*p == '\\') {
             NBI_TRY(put_escape(out, *++p, in_class));
+            size_t more = braces_behind(p);
+            nbi_str_append(out, p + 1, more);
+            p += more;
             continue;
         }
         if (in_class && (*p == '[' || (p[0] == '&' && p[1] == '&')))

@@ -20,6 +20,8 @@ void nbi_char_table(uint8_t *classes)
     }
 }
 
+#define DECOMPOSED 4 /* characters that one decomposes into, at most */
+
 static const char *skip_ascii(const char *p, const char *end)
 {
     uint64_t word;
@@ -77,16 +79,80 @@ size_t nbi_nfc_prefix(const uint8_t *classes, const char *text, size_t len)
     return (size_t)(stretch_start(classes, active, text) - text);
 }
 
+static int class_of(utf8proc_int32_t c)
+{
+    return utf8proc_get_property(c)->combining_class;
+}
+
+/* Marks in the order of their classes, equal ones as they came. Counting, since utf8proc's own way
+ * takes time that grows with the square of their number. */
+static enum nb_status order_marks(utf8proc_int32_t *p, size_t n)
+{
+    size_t at[256] = {0};
+    utf8proc_int32_t few[32], *sorted = n <= 32 ? few : malloc(n * sizeof *sorted);
+    if (!sorted)
+        return nbi_fail_memory("NFC", n * sizeof *sorted);
+    for (size_t i = 0; i < n; i++)
+        at[class_of(p[i])]++;
+    for (size_t c = 0, sum = 0; c < 256; c++) {
+        size_t count = at[c];
+        at[c] = sum;
+        sum += count;
+    }
+    for (size_t i = 0; i < n; i++)
+        sorted[at[class_of(p[i])]++] = p[i];
+    memcpy(p, sorted, n * sizeof *p);
+    if (sorted != few)
+        free(sorted);
+    return NB_OK;
+}
+
+/* Puts each run of marks between two bases in order. */
+static enum nb_status reorder(utf8proc_int32_t *p, size_t n)
+{
+    for (size_t i = 0; i < n;) {
+        size_t end = i;
+        bool sorted = true;
+        for (; end < n && class_of(p[end]) > 0; end++)
+            sorted = sorted && (end == i || class_of(p[end - 1]) <= class_of(p[end]));
+        if (!sorted)
+            NBI_TRY(order_marks(p + i, end - i));
+        i = end > i ? end : i + 1;
+    }
+    return NB_OK;
+}
+
+/* Decomposes characters [p, end) one by one; no one becomes more than four. */
+static size_t decompose(const char *p, const char *end, utf8proc_int32_t *out)
+{
+    size_t n = 0;
+    for (; p < end; p += length_of(p)) {
+        int unused = 0;
+        utf8proc_ssize_t more =
+            utf8proc_decompose_char((utf8proc_int32_t)nbi_utf8_decode(p), out + n, DECOMPOSED,
+                                    UTF8PROC_STABLE | UTF8PROC_DECOMPOSE, &unused);
+        NBI_BUG_IF(more < 1 || more > DECOMPOSED);
+        n += (size_t)more;
+    }
+    return n;
+}
+
+/* Appends the NFC of a stretch. */
 static enum nb_status compose(const char *p, size_t len, struct nbi_str *out)
 {
-    utf8proc_uint8_t *text = NULL;
-    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)p, (utf8proc_ssize_t)len, &text,
-                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    if (n < 0)
-        return nbi_fail(NB_ENOMEM, "NFC: %s", utf8proc_errmsg(n));
-    nbi_str_append(out, text, (size_t)n);
-    free(text);
-    return NB_OK;
+    utf8proc_int32_t few[64], *text = len <= 16 ? few : malloc(DECOMPOSED * len * sizeof *text);
+    if (!text)
+        return nbi_fail_memory("NFC", DECOMPOSED * len * sizeof *text);
+    size_t n = decompose(p, p + len, text);
+    enum nb_status rc = reorder(text, n);
+    if (rc == NB_OK)
+        n = (size_t)utf8proc_normalize_utf32(text, (utf8proc_ssize_t)n,
+                                             UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    for (size_t i = 0; i < n && rc == NB_OK; i++)
+        nbi_str_put_char(out, (uint32_t)text[i]);
+    if (text != few)
+        free(text);
+    return rc;
 }
 
 enum nb_status nbi_nfc(const uint8_t *classes, const char *text, size_t len, struct nbi_str *out)

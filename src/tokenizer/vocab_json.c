@@ -91,9 +91,7 @@ static enum nb_status read_split(struct nbi_vocab *v, struct nbi_jspan split)
     if (nbi_jequals(behavior, "Removed"))
         keep = invert ? NBI_SPLIT_MATCHES : NBI_SPLIT_REST;
     else if (!nbi_jequals(behavior, "Isolated"))
-        return nbi_fail(NB_EUNSUPPORTED,
-                        "a Split pre-tokenizer of this 'behavior' is not supported; "
-                        "Isolated and Removed are");
+        return refuse("behavior of a Split pre-tokenizer", behavior);
     if (is_set(regex))
         NBI_TRY(keep_string(v, regex, "a split pattern", &text));
     else {
@@ -179,6 +177,11 @@ static bool is_text(struct nbi_jspan v)
     return is_set(v) && !nbi_jequals(v, "");
 }
 
+static bool is_zero(struct nbi_jspan v)
+{
+    return nbi_jtype(v) == NBI_JNUMBER && strspn(v.p, "-0.") >= v.len;
+}
+
 /* Settings of the model that are not its lists; *fallback: bytes that are no token matter. */
 static enum nb_status read_setting(struct nbi_vocab *v, struct nbi_jspan key,
                                    struct nbi_jspan value, bool *fallback)
@@ -186,7 +189,7 @@ static enum nb_status read_setting(struct nbi_vocab *v, struct nbi_jspan key,
     static const char *const unsupported[] = {"continuing_subword_prefix", "end_of_word_suffix",
                                               "dropout"};
     for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++)
-        if (nbi_jequals(key, unsupported[i]) && is_text(value))
+        if (nbi_jequals(key, unsupported[i]) && is_text(value) && !is_zero(value))
             return nbi_fail(NB_EUNSUPPORTED, "'%s' is not supported", unsupported[i]);
     if (nbi_jequals(key, "type") && !nbi_jequals(value, "BPE"))
         return refuse("model", value);

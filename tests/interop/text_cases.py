@@ -36,12 +36,17 @@ NUMBERS = "½²³¹①⑳㈠㊱Ⅳⅿↂ〇〡〸৴௰፩፲𐄇𒐀𝍠🄁"  
 MARKS = ([*range(0x300, 0x370), *range(0x591, 0x5BE), *range(0x64B, 0x660), 0x93C, 0x94D, 0x9BC,
           0xE38, 0xE48, *range(0xF71, 0xF85), 0x1037, 0x1DC0, 0x1DCE, 0x20D0, 0x20E1, 0x302A,
           0x302E, 0x3099, 0x309A, 0xFE20, 0x1D165, 0x1D16D, 0x1E8D0])
+MARK_BLOCKS = [(0x300, 0x36F), (0x591, 0x5C7), (0x64B, 0x65F), (0x6D6, 0x6ED), (0x7EB, 0x7FD),
+               (0x890, 0x8FF), (0x93C, 0x94D), (0x1AB0, 0x1AFF), (0x1DC0, 0x1DFF), (0x20D0, 0x20F0),
+               (0x3099, 0x309A), (0xFE20, 0xFE2F), (0x10D24, 0x10D6D), (0x10EAB, 0x10EFF),
+               (0x11080, 0x1114F), (0x11340, 0x113FF), (0x11900, 0x1195F), (0x16100, 0x1612F),
+               (0x16D63, 0x16D6A), (0x1D165, 0x1D18B), (0x1E000, 0x1E02A), (0x1E8D0, 0x1E94A)]
 BASES = ("aeioucnsAEIOUCNSåÅÄöçéḍśộΑωι<>=カハかはकनডོĿ\u0340\u0344\u0958\u1f71\u2126\u212b\ufb1d"
          "\uf900\U0002f800\U0001d15e")
 
 EMOJI = ["\U0001f600", "\U0001f44b", "\U0001f468", "\U0001f469", "\U0001f467", "\u2764",
-         "\U0001f525", "\U0001f3f4", "\u2640", "\u2695", "\U0001f680", "\U0001f9d1", "\u00a9", "\u203c",
-         "\U0001fae0"]
+         "\U0001f525", "\U0001f3f4", "\u2640", "\u2695", "\U0001f680", "\U0001f9d1", "\u00a9",
+         "\u203c", "\U0001fae0"]
 JOINERS = ["\u200d", "\ufe0f", "\ufe0e", "\U0001f3fb", "\U0001f3ff", "\u20e3", "\U000e0067",
            "\U000e007f"]
 
@@ -88,6 +93,23 @@ def latin(rng):
 def marks(rng):
     return some(rng, 1, 12, lambda: rng.choice(BASES)
                 + some(rng, 0, 5, lambda: chr(rng.choice(MARKS))))
+
+
+def any_marks(rng):
+    """Marks in any order, of all blocks that have some."""
+    return rng.choice(BASES) + some(rng, 1, 5, lambda: chr(rng.randint(*rng.choice(MARK_BLOCKS))))
+
+
+def decomposed(seed):
+    """What has a canonical decomposition, and some marks in and around it."""
+    rng, out = random.Random(seed), []
+    for c in map(chr, [*range(0xC0, 0xAC00), *range(0xAC00, 0xD7A4, 50), *range(0xF900, 0x2FA20)]):
+        parts = unicodedata.normalize("NFD", c)
+        if parts != c:
+            a, b = (chr(rng.choice(MARKS)) for _ in range(2))
+            out += [parts, parts + a, parts[0] + a + parts[1:], parts[::-1], c + a + b,
+                    a + b + parts]
+    return out
 
 
 def jamo(rng):
@@ -212,7 +234,8 @@ def nul(rng):
 
 def long_word(rng):
     """Ten thousand characters that nothing splits."""
-    few = ["a", "ab", "Qq", "é", "中", "=-", "!", " ", "\n", "\t ", "\U0001f600", "e\u0301", "\u0301"]
+    few = ["a", "ab", "Qq", "é", "中", "=-", "!", " ", "\n", "\t ", "\U0001f600",
+           "e\u0301", "\u0301"]
     return rng.choice([
         lambda: rng.choice(few) * 10000,
         lambda: some(rng, 9000, 10000, lambda: rng.choice(string.ascii_letters)),
@@ -264,7 +287,8 @@ def damaged(rng, size):
 def some_bytes(rng):
     return b"".join(rng.choice([
         b"\xc0\x80", b"\xc1\xbf", b"\xe0\x80\x80", b"\xe0\x9f\xbf", b"\xed\xa0\x80",
-        b"\xed\xbf\xbf", b"\xf0\x80\x80\x80", b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80",
+        b"\xed\xbf\xbf", b"\xf0\x80\x80\x80",
+        b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80",
         b"\xf8\x88\x80\x80\x80", b"\xff", b"\xfe", b"\x80", b"\xbf", b"\xe4", b"\xe4\xb8",
         b"\xf0\x9f", b"\xf0\x9f\x98", b"\xc3", b"a", b" ", b"\xef\xbf\xbd", b"\xef\xbb\xbf"])
         for _ in range(rng.randint(1, 12)))

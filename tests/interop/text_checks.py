@@ -26,8 +26,12 @@ CASES = 6000
 
 def pipe(box, args, data):
     """Runs nibble on bytes of standard input; returns its standard output."""
-    done = subprocess.run([box.nibble, *map(str, args)], input=data, capture_output=True,
-                          timeout=600, check=False)
+    try:
+        done = subprocess.run([box.nibble, *map(str, args)], input=data, capture_output=True,
+                              timeout=120, check=False)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"nibble {' '.join(map(str, args))}: takes more than two minutes for "
+                     f"{len(data) / 1e6:.1f} MB") from None
     if done.returncode != 0:
         raise Failed(f"nibble {' '.join(map(str, args))}: exit {done.returncode}: "
                      f"{done.stderr.decode(errors='replace').strip()}")
@@ -147,12 +151,45 @@ def long_words(box):
     official(box).compare(text_cases.texts(12, 24, [text_cases.long_word]))
 
 
+def every_character(box):
+    """All planes that have characters, in several places; the others now and then."""
+    both, rng, count = official(box), random.Random(24), 0
+    for plane in range(17):
+        share = 1 if plane in (0, 1, 2, 3, 14) else 0.02
+        characters = [chr(c) for c in range(plane << 16, plane + 1 << 16)
+                      if not 0xD800 <= c <= 0xDFFF and rng.random() < share]
+        both.compare([f"a{c}b 1{c} \n{c}{c}'s.{c}" for c in characters])
+        count += len(characters)
+    return f"{count} characters"
+
+
+def normal_form(box):
+    """Whatever decomposes, taken apart, in order and out of order, with other marks between; and
+    marks at random, also of blocks where the package knows no marks yet."""
+    texts = text_cases.decomposed(25) + text_cases.texts(26, 50000, [text_cases.any_marks])
+    official(box).compare(texts)
+    return f"{len(texts)} texts"
+
+
+def long_stretches(box):
+    """A megabyte or so of one thing: the time does not grow with the square of it."""
+    both, n = official(box), 1000000
+    for text in ("a" * n, " " * n, "\n" * n, " " * n + "x", "的" * n, "!" * n + "\n" * n,
+                 "\u0301" * n, "a" + "\u0301\u0327" * (n // 2), "\u1100\u1161\u11a8" * (n // 3),
+                 "<|im_start" * (n // 10), "<|im_start|>" * (n // 10)):
+        try:
+            both.compare([text])
+        except Failed as e:
+            raise Failed(f"{show(text)}: {e}") from None
+
+
 def random_ids(box):
-    """Any ids in a row: what is no UTF-8 in them becomes U+FFFD in the same places."""
+    """Any ids in a row: what is no UTF-8 in them becomes U+FFFD in the same places, and ids
+    without a token are left out."""
     both, rng = official(box), random.Random(13)
     size = both.theirs.get_vocab_size()
     odd = [i for i in range(size) if "\ufffd" in both.theirs.decode([i])]
-    rows = [[rng.choice(odd) if rng.random() < 0.7 else rng.randrange(size)
+    rows = [[rng.choice(odd) if rng.random() < 0.7 else rng.randrange(size + 1000)
              for _ in range(rng.randint(0, 24))] for _ in range(3000)]
     rows += [[i] for i in odd] + [list(range(size)), list(range(size - 1, -1, -1))]
     same_results("id lists", rows, both.decode, both.decode_theirs)
@@ -308,7 +345,8 @@ def save(box, tokenizer):
 
 def check_other(box, tokenizer, count=600):
     both = Both(box, save(box, tokenizer))
-    texts = ["", *map(text_cases.old_text, text_cases.texts(18, count))]
+    texts = ["", *map(text_cases.old_text, text_cases.texts(18, count)
+                      + text_cases.texts(28, 8, [text_cases.long_word]))]
     both.compare(texts)
     both.compare(texts[:200], "--no-special")
 
@@ -364,7 +402,12 @@ ADDED = [
     AddedToken("\u00e9z", normalized=True, special=True),
     AddedToken("<in<l>side>", normalized=False), AddedToken("<l><r>", normalized=False),
     AddedToken("two words", normalized=True), AddedToken("中文", normalized=False, special=True),
-    AddedToken(" ", normalized=False, single_word=True), AddedToken("\u0301", normalized=True)]
+    AddedToken("\u0301", normalized=True)]
+
+# White space as tokens, as in GPT-NeoX and ModernBERT. Not together with rstrip: the package then
+# gives the same characters twice, or gives up.
+ADDED_SPACES = [AddedToken(" " * n, normalized=True) for n in (2, 3, 4, 8)] + [
+    AddedToken("\t", normalized=False), AddedToken("[MASK]", lstrip=True, special=True)]
 
 AROUND = ["", "", " ", "  ", "\n", "\t", "\u3000", "\u00a0", "a", "Z", "9", "_", ".", "-", "é",
           "e\u0301", "\u0301", "中", "的", "\U0001f600", "<", ">", "e", "\u0338", "'s"]
@@ -423,9 +466,11 @@ def merged_with_next(value):
 
 REFUSED = [
     ("model WordPiece", replaced("model", models.WordPiece({"[UNK]": 0, "a": 1})), "WordPiece"),
-    ("model Unigram", replaced("model", models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0)), "Unigram"),
+    ("model Unigram", replaced("model", models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0)),
+     "Unigram"),
     ("normalizer Lowercase", replaced("normalizer", normalizers.Lowercase()), "Lowercase"),
-    ("pre_tokenizer Metaspace", replaced("pre_tokenizer", pre_tokenizers.Metaspace()), "Metaspace"),
+    ("pre_tokenizer Metaspace", replaced("pre_tokenizer", pre_tokenizers.Metaspace()),
+     "Metaspace"),
     ("decoder WordPiece", replaced("decoder", decoders.WordPiece()), "WordPiece"),
     ("dropout", model_with(dropout=0.1), "dropout"),
     ("Split of behaviour MergedWithNext", merged_with_next, "MergedWithNext"),
@@ -433,9 +478,6 @@ REFUSED = [
 ]
 
 # ---- training a tokenizer ----
-
-
-MIN_FREQUENCY = 2
 
 
 def train(box, out, vocab, files, *args):
@@ -446,57 +488,80 @@ def train(box, out, vocab, files, *args):
         return f.read()
 
 
-def train_theirs(texts, vocab, like):
-    """What the package learns with the parts of a tokenizer.json of nibble's."""
-    t = Tokenizer(models.BPE())
-    whole = Tokenizer.from_str(json.dumps(like))
+def compare_training(box, files, texts, vocab, min_count=2):
+    """nibble learns from files what the package learns from texts with the same rules: the same
+    merges in the same order, and the same ids."""
+    got = json.loads(train(box, "t", vocab, files, "--min-count", min_count))
+    whole, t = Tokenizer.from_str(json.dumps(got)), Tokenizer(models.BPE())
     t.normalizer, t.pre_tokenizer = whole.normalizer, whole.pre_tokenizer
     t.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocab, min_frequency=MIN_FREQUENCY, show_progress=False,
+        vocab_size=vocab - len(got["added_tokens"]), min_frequency=min_count, show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    return json.loads(t.to_str())["model"]
+    want = json.loads(t.to_str())["model"]
+    merges = merge_pairs(got)
+    for i, (a, b) in enumerate(zip(merges, want["merges"])):
+        equal(f"merge {i} of {len(want['merges'])}", a, list(b))
+    equal("merges", len(merges), len(want["merges"]))
+    expect(got["model"]["vocab"] == want["vocab"], "the merges agree, the vocabularies do not")
+    return len(merges)
 
 
-def training_files(box):
+def training_texts(box):
     """English, Chinese, and words without any meaning that are all as frequent as each other."""
     rng, texts = random.Random(20), []
     for name in ("tinyshakespeare/input.txt", "kdconv_zh/kdconv_devtest_dialogues.jsonl"):
-        with open(box.shared_path(f"data/corpora/{name}"), encoding="utf-8") as f:
-            texts.append(f.read(600000))
+        texts.append("".join(read_lines(box.shared_path(f"data/corpora/{name}")))[:600000])
     words = ["".join(rng.choices("abcdeé中", k=rng.randint(1, 9))) for _ in range(3000)]
-    texts.append(" ".join(words * 3))
+    return [*texts, " ".join(words * 3)]
+
+
+def write_texts(box, texts):
+    """One file each. A document is without the line ends around it."""
     files = [box.path(f"{i}.txt") for i in range(len(texts))]
     for path, text in zip(files, texts):
         write_text(path, text)
-    return files, texts
+    return files, [text.strip("\r\n") for text in texts]
 
 
 def training_is_deterministic(box):
-    files, _ = training_files(box)
+    files, _ = write_texts(box, training_texts(box))
     first = train(box, "a", 2000, files, "--threads", 1)
     for threads in (1, 2, 7):
-        expect(train(box, f"b{threads}", 2000, files, "--threads", threads) == first,
-               f"other bytes with {threads} threads")
+        again = train(box, f"b{threads}", 2000, files[::-1], "--threads", threads)
+        expect(again == first, f"other bytes with {threads} threads and files in other order")
 
 
-def training_is_theirs(box, vocab, number):
-    files, texts = training_files(box)
-    if number is not None:
-        files, texts = files[number:number + 1], texts[number:number + 1]
-    got = json.loads(train(box, "t", vocab, files))
-    want = train_theirs(texts, vocab - len(got["added_tokens"]), got)
-    merges = list(zip(merge_pairs(got), map(list, want["merges"])))
-    for i, (a, b) in enumerate(merges):
-        equal(f"merge {i} of {len(want['merges'])}", a, b)
-    equal("merges", len(got["model"]["merges"]), len(want["merges"]))
-    expect(got["model"]["vocab"] == want["vocab"], "the merges agree, the vocabularies do not")
-    return f"{len(merges)} merges"
+def training_is_theirs(box, vocab, *numbers):
+    files, texts = write_texts(box, [training_texts(box)[i] for i in numbers])
+    return f"{compare_training(box, files, texts, vocab)} merges"
+
+
+def training_small(box):
+    """Few letters in short texts, where every kind of tie and overlap comes up."""
+    rng = random.Random(27)
+    for _ in range(60):
+        letters = rng.choice(["a", "ab", "abc", "abcdé", "abcdefgh中的", "ab \n"])
+        words = ["".join(rng.choices(letters, k=rng.randint(1, 20))) for _ in range(60)]
+        files, texts = write_texts(box, [" ".join(rng.choices(words, k=rng.randint(1, 500)))])
+        compare_training(box, files, texts, rng.choice([282, 283, 400, 5000]),
+                         rng.choice([1, 2, 3, 10]))
+
+
+def training_documents(box):
+    """Documents, chat tokens between texts, and JSONL."""
+    lines = read_lines(box.shared_path("data/corpora/gsm8k/train.jsonl"))[:600]
+    texts = [json.loads(line)["question"] for line in lines]
+    write_text(box.path("a.txt"), "\n<|endoftext|>\n\n".join(texts))
+    write_text(box.path("b.txt"), "<|im_end|>".join(texts))
+    write_text(box.path("c.jsonl"), "".join(json.dumps({"text": t}) + "\n" for t in texts))
+    for name in ("a.txt", "b.txt", "c.jsonl"):
+        compare_training(box, [box.path(name)], texts, 1500)
 
 
 def trained_one_works(box):
     """The package reads it, with the same results; it has all of Qwen's chat tokens."""
-    files, texts = training_files(box)
-    train(box, "t", 3000, files)
+    texts = training_texts(box)
+    train(box, "t", 3000, write_texts(box, texts)[0])
     both = Both(box, box.path("t"))
     equal("entries", both.theirs.get_vocab_size(), 3000)
     both.compare(text_cases.texts(21, 1000) + texts)
@@ -632,6 +697,9 @@ CHECKS = [
     ("tokenize: random texts of every kind", random_texts),
     ("tokenize: random texts, --no-special", random_texts, "--no-special"),
     ("tokenize: words of 10,000 characters", long_words),
+    ("tokenize: long stretches of one thing", long_stretches),
+    ("tokenize: every character", every_character),
+    ("tokenize: normal form C", normal_form),
     ("tokenize: then detokenize gives normal form C", round_trip),
     ("tokenize: --text, --file; detokenize: --ids", plain_output),
     ("tokenize: from a GGUF file", from_gguf),
@@ -647,12 +715,15 @@ CHECKS = [
     ("tokenizer.json: Chinese, a small vocabulary", chinese),
     ("tokenizer.json: added tokens", added_tokens, None, ADDED),
     ("tokenizer.json: added tokens, with a normalizer", added_tokens, normalizers.NFC(), ADDED),
+    ("tokenizer.json: added tokens of white space", added_tokens, None, ADDED_SPACES),
     *[(f"tokenizer.json: refused: {what}", refused, change, *names)
       for what, change, *names in REFUSED],
     ("tokenizer train: the same bytes for any number of threads", training_is_deterministic),
-    *[(f"tokenizer train: the package's merges, {what}", training_is_theirs, vocab, number)
-      for what, vocab, number in (("English", 4000, 0), ("Chinese", 3000, 1), ("ties", 1500, 2),
-                                  ("all", 6000, None))],
+    *[(f"tokenizer train: the package's merges, {what}", training_is_theirs, vocab, *numbers)
+      for what, vocab, *numbers in (("English", 4000, 0), ("Chinese", 3000, 1), ("ties", 1500, 2),
+                                    ("all", 6000, 0, 1, 2))],
+    ("tokenizer train: the package's merges, small texts", training_small),
+    ("tokenizer train: the package's merges, documents", training_documents),
     ("tokenizer train: the package reads the result", trained_one_works),
     ("render: the cases of the shared data", render_given_cases),
     *[(f"render: random conversations, {model}", render_random, model) for model in TEMPLATES],
