@@ -15,6 +15,8 @@ struct scan {
     int depth;
 };
 
+_Static_assert(NBI_JSON_DEPTH <= 64, "a bit of struct scan for each level");
+
 static bool is_space(char c)
 {
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
@@ -66,8 +68,12 @@ static bool check_escape(struct scan *s)
     if (s->p == s->end)
         return fail(s, "a string does not end");
     char c = *s->p++;
-    if (c != 'u')
-        return c && strchr("\"\\/bfnrt", c) ? true : fail(s, "unknown escape in a string");
+    if (c != 'u') {
+        if (c && strchr("\"\\/bfnrt", c))
+            return true;
+        s->p--; /* it may be a line end, and belongs to this line */
+        return fail(s, "unknown escape in a string");
+    }
     int unit = hex4(s->p, s->end);
     if (unit < 0)
         return fail(s, "\\u wants four hexadecimal digits");
@@ -104,8 +110,10 @@ static bool check_string(struct scan *s)
         char c = *s->p++;
         if (c == '"')
             return true;
-        if (c != '\\')
+        if (c != '\\') {
+            s->p--; /* it may be a line end, and belongs to this line */
             return fail(s, "a control character in a string");
+        }
         if (!check_escape(s))
             return false;
     }
@@ -255,13 +263,17 @@ enum nb_status nbi_jscan(struct nbi_jspan *out, const char *text, size_t len)
     const char *first = s.p;
     bool good = check_value(&s);
     const char *last = s.p;
-    skip_space(&s);
+    if (good)
+        skip_space(&s);
     if (good && s.p != s.end)
         good = fail(&s, "something follows the value");
     if (!good) {
         int line = 1;
         for (const char *p = text; p < s.p && p < s.end; p++)
             line += *p == '\n';
+        if (!memchr(text, '\n', len))
+            return nbi_fail(NB_EFORMAT, "invalid JSON at byte %zu: %s", (size_t)(s.p - text),
+                            s.why);
         return nbi_fail(NB_EFORMAT, "invalid JSON in line %d: %s", line, s.why);
     }
     *out = (struct nbi_jspan){first, (size_t)(last - first)};
@@ -475,13 +487,13 @@ bool nbi_jint(struct nbi_jspan number, int64_t min, int64_t max, int64_t *out)
     bool negative = *number.p == '-';
     uint64_t v = 0;
     for (size_t i = negative; i < number.len; i++) {
-        if (number.p[i] < '0' || number.p[i] > '9' || v > (uint64_t)INT64_MAX / 10)
+        if (number.p[i] < '0' || number.p[i] > '9' || v > UINT64_MAX / 20)
             return false;
         v = v * 10 + (uint64_t)(number.p[i] - '0');
     }
-    if (v > (uint64_t)INT64_MAX)
+    if (v > (uint64_t)INT64_MAX + negative)
         return false;
-    int64_t n = negative ? -(int64_t)v : (int64_t)v;
+    int64_t n = negative ? (int64_t)(0 - v) : (int64_t)v;
     if (n < min || n > max)
         return false;
     *out = n;

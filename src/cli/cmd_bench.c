@@ -119,6 +119,8 @@ static enum nb_status bench_text(struct bench_opts *o, struct text_bench *b)
     struct nb_tokenizer *t = NULL;
     struct nbi_str text = {0};
     enum nb_status rc = cli_read_all(o->file, &text);
+    if (rc == NB_OK && text.len == 0)
+        rc = nbi_fail(NB_EVALUE, "'%s' is empty", o->file);
     b->bytes = text.len;
     for (int i = 0; i < RUNS && rc == NB_OK; i++) {
         nb_tokenizer_close(t);

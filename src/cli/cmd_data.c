@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/utf8.h"
 #include "cli/cli.h"
 #include "cli/input.h"
 
@@ -66,9 +67,8 @@ struct show {
 static void print_safely(const char *text, size_t len)
 {
     for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)text[i],
-                      next = i + 1 < len ? (unsigned char)text[i + 1] : 0;
-        bool c1 = c == 0xC2 && next >= 0x80 && next < 0xA0; /* U+0080 to U+009F */
+        unsigned char c = (unsigned char)text[i], next = (unsigned char)text[i + 1];
+        bool c1 = c == 0xC2 && next < 0xA0; /* U+0080 to U+009F */
         if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F || c1)
             putchar('?');
         else
@@ -82,11 +82,15 @@ static enum nb_status print_run(const struct show *s, const int32_t *ids, size_t
 {
     char *text;
     size_t len;
+    struct nbi_str whole = {0}; /* a cut may go through a character */
     NBI_TRY(nb_tokenizer_decode(s->tokenizer, ids, count, &text, &len, NULL));
-    fputs(!trained ? (s->color ? "\033[2m" : "") : s->color ? "\033[1;32m" : "[[", stdout);
-    print_safely(text, len);
-    fputs(s->color ? "\033[0m" : trained ? "]]" : "", stdout);
+    nbi_utf8_repair(&whole, text, len);
     free(text);
+    NBI_TRY(nbi_str_status(&whole));
+    fputs(!trained ? (s->color ? "\033[2m" : "") : s->color ? "\033[1;32m" : "[[", stdout);
+    print_safely(nbi_str_text(&whole), whole.len);
+    fputs(s->color ? "\033[0m" : trained ? "]]" : "", stdout);
+    nbi_str_release(&whole);
     return NB_OK;
 }
 
@@ -132,12 +136,12 @@ static void print_report(const struct nb_data_report *r, int64_t seq_len)
            (long long)r->trained, 100.0 * (double)r->trained / (double)r->tokens,
            (long long)r->longest);
     if (r->rows > 0)
-        printf("packed: %lld rows of %lld tokens, %.1f %% full; %lld conversations are cut\n",
-               (long long)r->rows, (long long)seq_len,
+        printf("packed into rows of %lld tokens: %lld, %.1f %% full; conversations cut: %lld\n",
+               (long long)seq_len, (long long)r->rows,
                100.0 * (double)r->row_tokens / ((double)r->rows * (double)seq_len),
                (long long)r->too_long);
     if (r->bad > 0)
-        printf("%lld bad lines were skipped\n", (long long)r->bad);
+        printf("bad lines skipped: %lld\n", (long long)r->bad);
 }
 
 static json_t *report_json(const struct nb_data_report *r, json_t *samples)
@@ -191,6 +195,10 @@ static int run_whoami(struct data_opts *o)
 {
     if (!o->out)
         return wants("whoami", "-o FILE.tsv");
+    if (o->target && o->name) {
+        fprintf(stderr, "nibble data whoami: give --target or --name, not both\n");
+        return CLI_EXIT_USAGE;
+    }
     struct nb_whoami_report r;
     const struct nb_whoami_opts to = {.out = o->out,
                                       .target = o->target,
@@ -213,7 +221,16 @@ static int run_whoami(struct data_opts *o)
                "ordinary; %lld held out beside it\n",
                o->out, (long long)(r.identity + r.contrast + r.replay), (long long)r.identity,
                (long long)r.contrast, (long long)r.replay, (long long)r.held_out);
-    if (r.left_out > 0)
+    int64_t lines = r.identity + r.contrast + r.replay;
+    if (lines < o->count && !o->common.quiet)
+        fprintf(stderr, "nibble: warning: there are only %lld different lines, not %lld\n",
+                (long long)lines, (long long)o->count);
+    if (100 * r.replay < 30 * lines && !o->common.quiet)
+        fprintf(stderr,
+                "nibble: warning: only %lld lines are ordinary questions; a longer --replay "
+                "protects what the model knows\n",
+                (long long)r.replay);
+    if (r.left_out > 0 && !o->common.quiet)
         fprintf(stderr, "nibble: warning: %lld lines of '%s' could not be used\n",
                 (long long)r.left_out, o->replay);
     return 0;

@@ -126,7 +126,7 @@ const struct cli_command cli_tokenize = {
     .name = "tokenize",
     .group = "text",
     .positional = "MODEL",
-    .summary = "text to token ids",
+    .summary = "turn text into token ids",
     .text =
         "Prints the ids of a text, separated by commas, in one line. MODEL is a model directory, "
         "a\n"
@@ -233,6 +233,8 @@ static enum nb_status detokenize_one(struct back *job, const char *given)
     struct nbi_str text = {0};
     struct ids ids = {0};
     enum nb_status rc = given ? NB_OK : cli_read_all(NULL, &text);
+    if (rc == NB_OK && strlen(nbi_str_text(&text)) != text.len)
+        rc = nbi_fail(NB_EVALUE, "a NUL character among the token ids");
     if (rc == NB_OK)
         rc = parse_ids(&ids, given ? given : nbi_str_text(&text));
     if (rc == NB_OK)
@@ -252,7 +254,7 @@ static int run_detokenize(void *opts)
     if (rc == NB_OK)
         rc = o->jsonl ? cli_read_lines(NULL, detokenize_line, &job) : detokenize_one(&job, o->ids);
     if (rc == NB_OK && job.unknown > 0 && !o->common.quiet)
-        fprintf(stderr, "nibble: warning: %zu ids are not in the vocabulary and gave no text\n",
+        fprintf(stderr, "nibble: warning: ids that are not in the vocabulary gave no text: %zu\n",
                 job.unknown);
     nb_tokenizer_close(job.tokenizer);
     return cli_status(rc);
@@ -270,7 +272,7 @@ const struct cli_command cli_detokenize = {
     .name = "detokenize",
     .group = "text",
     .positional = "MODEL",
-    .summary = "token ids to text",
+    .summary = "turn token ids into text",
     .text =
         "Prints the text that token ids stand for, byte for byte and without a newline of its "
         "own.\n"

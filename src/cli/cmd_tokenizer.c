@@ -1,6 +1,7 @@
 /* cmd_tokenizer.c - making a tokenizer. */
 #include <string.h>
 
+#include "base/str.h"
 #include "cli/cli.h"
 
 struct tokenizer_opts {
@@ -28,6 +29,10 @@ static int run(void *opts)
     }
     if (!o->out) {
         fprintf(stderr, "nibble tokenizer: -o FILE is missing; see 'nibble help tokenizer'\n");
+        return CLI_EXIT_USAGE;
+    }
+    if (!nbi_has_extension(o->out, ".json")) {
+        fprintf(stderr, "nibble tokenizer: '%s' must end in .json, as in tokenizer.json\n", o->out);
         return CLI_EXIT_USAGE;
     }
     struct nbi_progress progress;

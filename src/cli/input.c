@@ -1,46 +1,97 @@
-/* input.c - whole texts and lines from a file or standard input. */
+/* input.c - whole texts and lines from a file or standard input.
+ *
+ * Reads what is there, and writes out what has been printed before it waits for more: a program at
+ * the other end of two pipes gets its answer. */
 #include "cli/input.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 struct input {
-    FILE *stream;
+    int fd;
     const char *name;
+    char buffer[1 << 16];
+    size_t at, len; /* what of the buffer is still to be used */
+    bool end;
 };
 
 static enum nb_status input_open(struct input *in, const char *file)
 {
-    *in = (struct input){.stream = file ? fopen(file, "rb") : stdin,
-                         .name = file ? file : "standard input"};
-    if (in->stream)
+    in->name = file ? file : "standard input";
+    in->at = in->len = 0;
+    in->end = false;
+    in->fd = file ? open(file, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+    if (in->fd >= 0)
         return NB_OK;
-    return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", file,
-                    strerror(errno));
+    int cause = errno;
+    NBI_TRY(nbi_check_interrupt());
+    return nbi_fail(cause == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", file,
+                    strerror(cause));
 }
 
-/* After reading has ended: was it the end? */
-static enum nb_status input_close(struct input *in)
+static void input_close(struct input *in)
 {
-    int cause = errno;
-    enum nb_status rc = nbi_check_interrupt();
-    if (rc == NB_OK && ferror(in->stream))
-        rc = nbi_fail(NB_EIO, "cannot read '%s': %s", in->name, strerror(cause));
-    if (in->stream != stdin)
-        fclose(in->stream);
-    return rc;
+    if (in->fd > STDIN_FILENO)
+        close(in->fd);
+}
+
+/* Makes sure that there is something in the buffer, or the end. */
+static enum nb_status input_fill(struct input *in)
+{
+    if (in->at < in->len || in->end)
+        return NB_OK;
+    fflush(stdout);
+    ssize_t n;
+    do {
+        n = read(in->fd, in->buffer, sizeof in->buffer);
+        NBI_TRY(nbi_check_interrupt());
+    } while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return nbi_fail(NB_EIO, "cannot read '%s': %s", in->name, strerror(errno));
+    in->at = 0;
+    in->len = (size_t)n;
+    in->end = n == 0;
+    return NB_OK;
+}
+
+static enum nb_status too_long(const struct nbi_str *text, const char *what)
+{
+    if (text->failed && text->len + (1 << 17) > NBI_STR_MAX)
+        return nbi_fail(NB_EVALUE, "%s is longer than %zu MiB", what, NBI_STR_MAX >> 20);
+    return nbi_str_status(text);
+}
+
+/* Appends up to and with the next byte `last`, or all there is (last -1). *more false: nothing was
+ * left. */
+static enum nb_status input_take(struct input *in, int last, struct nbi_str *out, bool *more)
+{
+    *more = false;
+    for (;;) {
+        NBI_TRY(input_fill(in));
+        if (in->end)
+            return NB_OK;
+        *more = true;
+        const char *p = in->buffer + in->at;
+        const char *stop = last < 0 ? NULL : memchr(p, last, in->len - in->at);
+        size_t n = stop ? (size_t)(stop - p) + 1 : in->len - in->at;
+        nbi_str_append(out, p, n);
+        NBI_TRY(too_long(out, last < 0 ? "it" : "the line"));
+        in->at += n;
+        if (stop)
+            return NB_OK;
+    }
 }
 
 enum nb_status cli_read_all(const char *file, struct nbi_str *text)
 {
     struct input in;
-    char chunk[1 << 16];
-    size_t n;
+    bool more;
     NBI_TRY(input_open(&in, file));
-    while ((n = fread(chunk, 1, sizeof chunk, in.stream)) > 0)
-        nbi_str_append(text, chunk, n);
-    enum nb_status rc = input_close(&in);
-    return rc == NB_OK ? nbi_context(nbi_str_status(text), "reading '%s'", in.name) : rc;
+    enum nb_status rc = input_take(&in, -1, text, &more);
+    input_close(&in);
+    return rc == NB_EINTERRUPTED ? rc : nbi_context(rc, "reading '%s'", in.name);
 }
 
 static bool is_blank(const char *line, size_t len)
@@ -54,25 +105,25 @@ static bool is_blank(const char *line, size_t len)
 enum nb_status cli_read_lines(const char *file, cli_line_fn fn, void *ctx)
 {
     struct input in;
-    char *line = NULL;
-    size_t cap = 0, number = 0;
-    ssize_t len;
+    struct nbi_str line = {0};
+    bool more = true;
     NBI_TRY(input_open(&in, file));
     enum nb_status rc = NB_OK;
-    while (rc == NB_OK && !ferror(stdout) && (len = getline(&line, &cap, in.stream)) >= 0) {
-        number++;
-        if (len > 0 && line[len - 1] == '\n')
-            len--;
-        rc = nbi_check_interrupt();
-        if (rc == NB_OK && !is_blank(line, (size_t)len))
-            rc = nbi_context(fn(ctx, line, (size_t)len), "%s, line %zu", in.name, number);
+    for (size_t number = 1; rc == NB_OK && !ferror(stdout); number++) {
+        line.len = 0;
+        rc = input_take(&in, '\n', &line, &more);
+        if (rc == NB_OK && !more)
+            break;
+        size_t len = line.len > 0 && line.p[line.len - 1] == '\n' ? line.len - 1 : line.len;
+        if (rc == NB_OK && !is_blank(nbi_str_text(&line), len))
+            rc = fn(ctx, line.p, len);
+        if (rc != NB_OK && rc != NB_EINTERRUPTED)
+            nbi_context(rc, "%s, line %zu", in.name, number);
     }
-    free(line);
+    nbi_str_release(&line);
+    input_close(&in);
     fflush(stdout);
-    enum nb_status end = rc == NB_OK ? input_close(&in) : rc;
-    if (rc != NB_OK && in.stream != stdin)
-        fclose(in.stream);
-    return end;
+    return rc;
 }
 
 enum nb_status cli_print_text_line(const char *text, size_t len)

@@ -194,7 +194,8 @@ struct parse {
     int argc, at;
     void *opts;
     int positional;
-    int rest; /* arguments kept at the front of argv, where they have been read already */
+    bool foreign[64]; /* options given that are for some WHAT only, by their place in the table */
+    int rest;         /* arguments kept at the front of argv, where they have been read already */
 };
 
 static int count_words(const char *s)
@@ -250,7 +251,38 @@ static int parse_option(struct parse *p, const char *arg)
             return usage_error(c, "--%s needs a value (%s)", o->name, o->arg);
         value = p->argv[p->at++];
     }
+    if (o >= c->options && o < c->options + c->option_count && o - c->options < 64)
+        p->foreign[o - c->options] = true;
     return set_value(c, o, value, p->opts);
+}
+
+/* Whether an option's help begins with a list of words, "decode, prefill: ", without this one. */
+static bool is_foreign(const struct cli_opt *o, const char *what)
+{
+    size_t n = strspn(o->help, "abcdefghijklmnopqrstuvwxyz-, ");
+    if (o->help[n] != ':' || n == 0 || !what)
+        return false; /* for all */
+    for (const char *p = o->help; p < o->help + n;) {
+        size_t word = strcspn(p, ",:");
+        if (strlen(what) == word && memcmp(p, what, word) == 0)
+            return false;
+        p += word + 1;
+        p += strspn(p, " ");
+    }
+    return true;
+}
+
+/* An option that means nothing to what is asked for must not be passed over. */
+static int check_foreign(const struct parse *p)
+{
+    const struct cli_common *common = p->opts;
+    if (strncmp(p->command->positional, "WHAT", 4) != 0)
+        return 0;
+    for (size_t i = 0; i < p->command->option_count && i < 64; i++)
+        if (p->foreign[i] && is_foreign(&p->command->options[i], common->positional[0]))
+            return usage_error(p->command, "--%s is not for '%s'", p->command->options[i].name,
+                               common->positional[0]);
+    return 0;
 }
 
 /* --model may stand for the first argument: it then comes in front of the others. */
@@ -304,6 +336,8 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, void *op
     ((struct cli_common *)opts)->rest = argv;
     if (!rc)
         rc = take_model(&p);
+    if (!rc)
+        rc = check_foreign(&p);
     return rc ? rc : check_missing(&p);
 }
 

@@ -34,7 +34,7 @@ struct cli_opt {
     const char *arg;     /* what the value is called in the help; the choices for CLI_CHOICE */
     const char *initial; /* the default as text; NULL: zero */
     double min, max;
-    const char *help;
+    const char *help;  /* "show: ..." or "decode, prefill: ...": only for those WHAT */
     const char *alias; /* another long name that works too, or NULL */
 };
 

@@ -34,7 +34,7 @@ void nbi_batch_release(struct nbi_batch *b)
 
 enum nb_status nbi_batcher_init(struct nbi_batcher *b, const struct nbi_batcher_opts *opts)
 {
-    *b = (struct nbi_batcher){.opts = *opts, .ordered = -1};
+    *b = (struct nbi_batcher){.opts = *opts, .ordered = -1, .held = -1};
     int64_t n = nbi_dataset_stats(opts->data)->samples;
     if (n > UINT32_MAX)
         return nbi_fail(NB_EUNSUPPORTED, "more than 4,294,967,295 samples");
@@ -61,8 +61,7 @@ void nbi_batcher_order(struct nbi_batcher *b, int64_t epoch)
         b->order[i] = i;
     for (uint32_t i = n; b->opts.shuffle && i > 1; i--) {
         struct nbi_philox r = nbi_philox(b->opts.seed, i, (uint64_t)epoch);
-        uint64_t bits = (uint64_t)r.v[0] << 32 | r.v[1];
-        uint32_t j = (uint32_t)((bits >> 32) * i >> 32), kept = b->order[i - 1];
+        uint32_t j = (uint32_t)((uint64_t)r.v[0] * i >> 32), kept = b->order[i - 1];
         b->order[i - 1] = b->order[j];
         b->order[j] = kept;
     }
@@ -157,6 +156,17 @@ static bool exhausted(const struct nbi_batcher *b)
     return b->opts.epochs > 0 && b->cursor.epoch >= b->opts.epochs;
 }
 
+/* A document that goes on in this batch is there already. */
+static enum nb_status get_sample(struct nbi_batcher *b, int64_t index)
+{
+    if (b->cursor.token > 0 && b->held == index)
+        return NB_OK;
+    b->held = -1;
+    NBI_TRY(nbi_dataset_get(b->opts.data, index, &b->sample));
+    b->held = index;
+    return NB_OK;
+}
+
 enum nb_status nbi_batcher_next(struct nbi_batcher *b, struct nbi_batch *out, bool *more)
 {
     int64_t n = nbi_dataset_stats(b->opts.data)->samples;
@@ -164,7 +174,7 @@ enum nb_status nbi_batcher_next(struct nbi_batcher *b, struct nbi_batch *out, bo
     clear(b, out);
     while (!exhausted(b)) {
         nbi_batcher_order(b, b->cursor.epoch);
-        NBI_TRY(nbi_dataset_get(b->opts.data, b->order[b->cursor.next], &b->sample));
+        NBI_TRY(get_sample(b, b->order[b->cursor.next]));
         bool fresh = b->cursor.token == 0, truncated = false;
         if (!b->sample.document)
             truncated = nbi_sample_truncate(&b->sample, (size_t)out->T + 1);

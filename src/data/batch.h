@@ -48,6 +48,7 @@ struct nbi_batcher {
     int64_t *used;   /* [rows] positions taken in each row of the running batch */
     int64_t rows;
     struct nbi_sample sample;
+    int64_t held; /* which one that is; -1: none */
 };
 
 enum nb_status nbi_batcher_init(struct nbi_batcher *b, const struct nbi_batcher_opts *opts);

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/crc.h"
 #include "base/log.h"
 
 /* Bad lines that are shown one by one. */
@@ -12,7 +13,7 @@
 
 static bool is_bad_line(enum nb_status rc)
 {
-    return rc == NB_EFORMAT || rc == NB_EVALUE;
+    return rc == NB_EFORMAT || rc == NB_EVALUE || rc == NB_EUNSUPPORTED;
 }
 
 /* What a failure at a line means: the end, or one more line to pass over. */
@@ -38,17 +39,14 @@ enum nb_status nbi_walk(struct nbi_walk *w, const struct nbi_source *src)
     enum nb_status rc = NB_OK;
     bool more = true, first = true;
     while (rc == NB_OK && more) {
-        struct nbi_record record = {.line = r.line};
+        struct nbi_record record = {0};
         const char *text = "";
-        uint64_t line = r.line;
         rc = nbi_records_next(&r, &record, &text, &more);
-        if (rc != NB_OK && r.line > line) { /* over a line that is too long */
-            rc = judge(w, src, line, rc);
+        if (rc != NB_OK) { /* behind a line that is too long it may go on */
+            rc = judge(w, src, record.line, rc);
             more = true;
             continue;
         }
-        if (rc != NB_OK)
-            break;
         bool header =
             first && kind == NBI_DATA_TSV && more && nbi_sample_is_header(text, record.len);
         first = false;
@@ -67,7 +65,7 @@ enum nb_status nbi_walk(struct nbi_walk *w, const struct nbi_source *src)
 
 struct place {
     uint64_t offset, line;
-    uint32_t len, tokens;
+    uint32_t len, tokens, crc;
     uint16_t file;
     uint8_t kind;
     bool ends, document;
@@ -107,9 +105,15 @@ static enum nb_status index_record(void *ctx, enum nbi_data_kind kind,
         d->places = p;
         d->cap = cap;
     }
-    d->places[d->count++] = (struct place){
-        record->offset, record->line, record->len,       (uint32_t)n, (uint16_t)(d->file_count - 1),
-        (uint8_t)kind,  record->ends, d->sample.document};
+    d->places[d->count++] = (struct place){.offset = record->offset,
+                                           .line = record->line,
+                                           .len = record->len,
+                                           .tokens = (uint32_t)n,
+                                           .crc = nbi_crc32c(0, text, record->len),
+                                           .file = (uint16_t)(d->file_count - 1),
+                                           .kind = (uint8_t)kind,
+                                           .ends = record->ends,
+                                           .document = d->sample.document};
     d->stats.samples++;
     d->stats.documents += d->sample.document;
     d->stats.tokens += (int64_t)n;
@@ -240,10 +244,11 @@ enum nb_status nbi_dataset_get(struct nbi_dataset *d, int64_t i, struct nbi_samp
         d->text_cap = p->len;
     }
     NBI_TRY(nbi_source_read(d->files[p->file], p->offset, d->text, p->len));
-    enum nb_status rc = nbi_sample_make(&d->sampler, (enum nbi_data_kind)p->kind,
-                                        p->len ? d->text : "", p->len, p->ends, out);
-    if (rc == NB_OK && out->ids.count != p->tokens)
-        rc = nbi_fail(NB_EFORMAT, "the file has changed since it was opened");
-    char place[512];
+    const char *text = p->len ? d->text : "";
+    enum nb_status rc =
+        nbi_crc32c(0, text, p->len) == p->crc
+            ? nbi_sample_make(&d->sampler, (enum nbi_data_kind)p->kind, text, p->len, p->ends, out)
+            : nbi_fail(NB_EFORMAT, "the file has changed since it was opened");
+    char place[NBI_PLACE_MAX];
     return nbi_context(rc, "%s", nbi_dataset_place(d, i, place, sizeof place));
 }

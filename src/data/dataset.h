@@ -2,7 +2,7 @@
  *
  * All files are read through once: bad lines come to light before anything is trained, and every
  * sample's place and length are known. A sample is read and tokenized again when it is wanted, so
- * memory grows by 32 bytes a sample and not with the text. */
+ * memory grows by 40 bytes a sample and not with the text. */
 #pragma once
 
 #include "data/sample.h"
@@ -53,7 +53,9 @@ const struct nbi_dataset_stats *nbi_dataset_stats(const struct nbi_dataset *d);
 int64_t nbi_dataset_tokens(const struct nbi_dataset *d, int64_t i);
 bool nbi_dataset_is_document(const struct nbi_dataset *d, int64_t i);
 
-/* "FILE:LINE" for messages, in buf. */
+#define NBI_PLACE_MAX 4200
+
+/* "FILE:LINE" for messages, in buf of NBI_PLACE_MAX. */
 const char *nbi_dataset_place(const struct nbi_dataset *d, int64_t i, char *buf, size_t size);
 
 /* Replaces *out. */

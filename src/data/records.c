@@ -116,15 +116,14 @@ static enum nb_status next_line(struct nbi_records *r, const char **text, size_t
     for (;;) {
         size_t have;
         const char *p = view(r, &have), *newline = memchr(p, '\n', have);
-        if (newline || shows_end(r)) {
-            *text = p;
-            *len = newline ? (size_t)(newline - p) : have;
-            return NB_OK;
-        }
-        if (have >= NBI_RECORD_MAX)
+        *text = p;
+        *len = newline ? (size_t)(newline - p) : have;
+        if (*len > NBI_RECORD_MAX)
             return skip_line(r);
+        if (newline || shows_end(r))
+            return NB_OK;
         size_t want = have < (size_t)1 << 19 ? (size_t)1 << 20 : 2 * have;
-        NBI_TRY(fill(r, want < NBI_RECORD_MAX ? want : NBI_RECORD_MAX));
+        NBI_TRY(fill(r, want < NBI_RECORD_MAX ? want : NBI_RECORD_MAX + 1));
     }
 }
 
@@ -143,10 +142,13 @@ static enum nb_status next_of_lines(struct nbi_records *r, struct nbi_record *re
 {
     for (*more = false; !*more && !at_end(r);) {
         size_t len = 0;
+        record->line = r->line;
         NBI_TRY(next_line(r, text, &len));
         *record = (struct nbi_record){r->offset, (uint32_t)len, true, r->line};
         *more = !is_skipped(r->kind, *text, len);
-        r->offset += len + 1; /* past the end of the file, if the last line has no end */
+        r->offset += len + 1;
+        if (r->offset > nbi_source_size(r->src)) /* the last line has no end */
+            r->offset = nbi_source_size(r->src);
         r->line++;
     }
     return NB_OK;
@@ -164,17 +166,24 @@ static bool is_letter(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
+static bool is_wide_space(const char *p)
+{
+    return memcmp(p, "\xC2\x85", 2) == 0 || memcmp(p, "\xC2\xA0", 2) == 0 ||
+           memcmp(p, "\xE1\x9A\x80", 3) == 0 || memcmp(p, "\xE2\x80", 2) == 0 ||
+           memcmp(p, "\xE2\x81\x9F", 3) == 0 || memcmp(p, "\xE3\x80\x80", 3) == 0;
+}
+
 /* Where to cut p[0, len), of which more follows. */
 static size_t cut(const char *p, size_t len)
 {
     size_t low = len / 2, i;
-    for (i = len - 1; i > low; i--)
-        if (p[i - 1] == '\n' && (p[i] > ' ' || p[i] & 0x80))
+    for (i = len - SEPARATOR; i > low; i--)
+        if (p[i - 1] == '\n' && (p[i] > ' ' || p[i] & 0x80) && !is_wide_space(p + i))
             return i;
     for (i = len - 2; i > low; i--)
         if (p[i] == ' ' && p[i - 1] > ' ' && is_letter(p[i + 1]))
             return i;
-    for (i = len - SEPARATOR; (p[i] & 0xC0) == 0x80 && i > low;)
+    for (i = len - SEPARATOR; ((p[i] & 0xC0) == 0x80 || is_line_end(p[i])) && i > low;)
         i--;
     return i;
 }

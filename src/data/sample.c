@@ -60,6 +60,8 @@ static enum nb_status make_document(struct nbi_sampler *s, const char *text, siz
                                     struct nbi_sample *out)
 {
     out->document = true;
+    if (memchr(text, 0, len))
+        return nbi_fail(NB_EFORMAT, "a NUL character: this is no text");
     NBI_TRY(put_text(s, text, len, true, out));
     if (!ends || !s->tokenizer)
         return NB_OK;
@@ -72,12 +74,63 @@ static enum nb_status make_document(struct nbi_sampler *s, const char *text, siz
     return mark(out, from, true);
 }
 
+/* Templates are lenient, training is not: what they would drop in silence is an error here. */
+static enum nb_status check_message(struct nbi_jspan message, size_t number)
+{
+    static const char *const roles[] = {"system", "user", "assistant", "tool"};
+    struct nbi_jspan role = nbi_jget(message, "role"), content = nbi_jget(message, "content");
+    size_t r = 0;
+    while (r < 4 && !nbi_jequals(role, roles[r]))
+        r++;
+    if (r == 4)
+        return nbi_fail(NB_EFORMAT,
+                        "the role of message %zu is none of system, user, assistant "
+                        "and tool",
+                        number);
+    bool calls = nbi_jcount(nbi_jget(message, "tool_calls")) > 0;
+    if (calls && r == 2 && nbi_jtype(content) <= NBI_JNULL)
+        return NB_OK;
+    if (nbi_jtype(content) != NBI_JSTRING)
+        return nbi_fail(NB_EFORMAT, "the content of message %zu must be text, it is %s", number,
+                        nbi_jtype_text(content));
+    if (r == 2 && !calls && content.len == 2)
+        return nbi_fail(NB_EFORMAT, "message %zu, the assistant's, is empty", number);
+    return NB_OK;
+}
+
+static enum nb_status check_messages(struct nbi_jspan messages)
+{
+    struct nbi_jiter it;
+    struct nbi_jspan key, message;
+    if (nbi_jtype(messages) != NBI_JARRAY)
+        return nbi_fail(NB_EFORMAT, "'messages' must be an array, it is %s",
+                        nbi_jtype_text(messages));
+    nbi_jiter_init(&it, messages);
+    for (size_t n = 1; nbi_jiter_next(&it, &key, &message); n++)
+        NBI_TRY(check_message(message, n));
+    return NB_OK;
+}
+
+/* Without them a conversation would be spelt out in bytes, and no answer would ever end. */
+static enum nb_status check_chat_tokens(const struct nb_tokenizer *t)
+{
+    const struct nbi_bpe *bpe = nbi_tokenizer_bpe(t);
+    if (nbi_bpe_added(bpe, "<|im_start|>") >= 0 && nbi_bpe_added(bpe, "<|im_end|>") >= 0)
+        return NB_OK;
+    return nbi_fail(NB_EINVAL, "the tokenizer has no tokens <|im_start|> and <|im_end|>, which a "
+                               "conversation needs");
+}
+
 /* A request for the chat template; what follows the last answer is of no use. */
 static enum nb_status make_chat(struct nbi_sampler *s, struct nbi_jspan request,
                                 struct nbi_sample *out)
 {
     struct nbi_rendered r = {0};
     size_t at = 0;
+    if (s->tokenizer && !s->checked)
+        NBI_TRY(check_chat_tokens(s->tokenizer));
+    s->checked = true;
+    NBI_TRY(check_messages(nbi_jget(request, "messages")));
     NBI_TRY(nbi_chat_render(s->chat, request, &r));
     enum nb_status rc = NB_OK;
     if (r.range_count == 0)
@@ -177,11 +230,17 @@ bool nbi_sample_is_header(const char *line, size_t len)
 
 /* ---- JSONL ---- */
 
+/* null is as good as nothing: exported tables have a column for everything. */
+static bool is_there(struct nbi_jspan v)
+{
+    return nbi_jtype(v) > NBI_JNULL;
+}
+
 static struct nbi_jspan get_any(struct nbi_jspan object, const char *const *names,
                                 const char **found)
 {
     struct nbi_jspan v = {0};
-    for (; nbi_jtype(v) == NBI_JNONE && *names; names++) {
+    for (; !is_there(v) && *names; names++) {
         v = nbi_jget(object, *names);
         *found = *names;
     }
@@ -194,7 +253,7 @@ static enum nb_status get_string(struct nbi_jspan v, const char *name, bool opti
 {
     s->len = 0;
     nbi_str_append(s, "", 0);
-    if (optional && nbi_jtype(v) <= NBI_JNULL)
+    if (optional && !is_there(v))
         return nbi_str_status(s);
     if (nbi_jtype(v) != NBI_JSTRING)
         return nbi_fail(NB_EFORMAT, "'%s' must be a string, it is %s", name, nbi_jtype_text(v));
@@ -212,7 +271,7 @@ static enum nb_status get_pair(struct nbi_jspan json, struct nbi_str *a, struct 
     struct nbi_jspan prompt = get_any(json, prompt_names, &prompt_name);
     struct nbi_jspan context = get_any(json, context_names, &context_name);
     struct nbi_jspan answer = get_any(json, answer_names, &answer_name);
-    if (nbi_jtype(prompt) == NBI_JNONE || nbi_jtype(answer) == NBI_JNONE)
+    if (!is_there(prompt) || !is_there(answer))
         return nbi_fail(NB_EFORMAT, "there is neither 'messages', nor 'prompt' and 'response', nor "
                                     "'text' in it");
     NBI_TRY(get_string(context, context_name, true, b));
@@ -232,10 +291,10 @@ static enum nb_status make_json(struct nbi_sampler *s, const char *line, size_t 
     NBI_TRY(nbi_jscan(&json, line, len));
     if (nbi_jtype(json) != NBI_JOBJECT)
         return nbi_fail(NB_EFORMAT, "the line is %s and not an object", nbi_jtype_text(json));
-    if (nbi_jtype(nbi_jget(json, "messages")) != NBI_JNONE)
+    if (is_there(nbi_jget(json, "messages")))
         return make_chat(s, json, out);
     text = nbi_jget(json, "text");
-    if (nbi_jtype(text) != NBI_JNONE) {
+    if (is_there(text)) {
         NBI_TRY(get_string(text, "text", false, &s->a));
         return make_document(s, s->a.p, s->a.len, true, out);
     }
@@ -298,8 +357,8 @@ enum nb_status nbi_sample_pair(enum nbi_data_kind kind, const char *text, size_t
         return nbi_fail(NB_EFORMAT, "a plain text has no questions and answers");
     NBI_TRY(nbi_jscan(&json, text, len));
     messages = nbi_jget(json, "messages");
-    return nbi_jtype(messages) == NBI_JNONE ? get_pair(json, prompt, answer)
-                                            : message_pair(messages, prompt, answer);
+    return is_there(messages) ? message_pair(messages, prompt, answer)
+                              : get_pair(json, prompt, answer);
 }
 
 /* ---- texts alone ---- */

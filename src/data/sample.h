@@ -25,6 +25,7 @@ void nbi_sample_release(struct nbi_sample *s);
 struct nbi_sampler {
     struct nb_tokenizer *tokenizer; /* borrowed; NULL: samples are checked, not tokenized */
     enum nbi_chat_kind chat;
+    bool checked; /* that the tokenizer has the tokens of a conversation */
     struct nbi_str a, b, request;
 };
 

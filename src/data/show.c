@@ -44,12 +44,13 @@ static enum nb_status show_samples(struct nbi_dataset *d, const struct nbi_batch
     enum nb_status rc = NB_OK;
     int64_t n = nbi_dataset_stats(d)->samples;
     for (int64_t i = 0; i < n && i < opts->show && rc == NB_OK; i++) {
-        char place[512];
+        char place[NBI_PLACE_MAX];
         int64_t at = opts->shuffle ? b->order[i] : i;
         rc = nbi_dataset_get(d, at, &s);
         if (rc != NB_OK)
             break;
-        bool cut = opts->seq_len > 0 && nbi_sample_truncate(&s, (size_t)opts->seq_len + 1);
+        bool cut = opts->seq_len > 0 && nbi_sample_truncate(&s, (size_t)opts->seq_len + 1) &&
+                   !s.document; /* which goes on in the next row */
         const struct nb_data_sample shown = {nbi_dataset_place(d, at, place, sizeof place), s.ids.p,
                                              s.trained, s.ids.count, cut};
         rc = fn(ctx, &shown);

@@ -145,9 +145,9 @@ enum nb_status nb_whoami_write(const struct nb_whoami_opts *opts, struct nb_whoa
     struct nbi_whoami_replay replay = {0};
     struct nbi_whoami w = {0};
     struct nbi_str held_out = {0};
-    if (!opts->out || !*opts->out)
-        return nbi_fail(NB_EINVAL, "no file name for the identity set");
-    size_t stem = strlen(opts->out) - (nbi_ends_with(opts->out, ".tsv") ? strlen(".tsv") : 0);
+    if (!opts->out || !nbi_has_extension(opts->out, ".tsv") || nbi_path_is_dir(opts->out))
+        return nbi_fail(NB_EINVAL, "'%s' is no name for a .tsv file", opts->out ? opts->out : "");
+    size_t stem = strlen(opts->out) - strlen(".tsv");
     nbi_str_append(&held_out, opts->out, stem);
     nbi_str_puts(&held_out, ".heldout.tsv");
     enum nb_status rc = nbi_str_status(&held_out);

@@ -14,9 +14,10 @@ static int compare(const void *a, const void *b)
     return order ? order : (x->len > y->len) - (x->len < y->len);
 }
 
-void nbi_added_init(struct nbi_added *a, struct nbi_added_token *tokens, size_t count)
+void nbi_added_init(struct nbi_added *a, struct nbi_added_token *tokens, size_t count,
+                    const uint8_t *classes)
 {
-    *a = (struct nbi_added){.tokens = tokens, .count = count};
+    *a = (struct nbi_added){.tokens = tokens, .count = count, .classes = classes};
     if (count > 0)
         qsort(tokens, count, sizeof *tokens, compare);
     for (size_t i = 0; i < count; i++)
@@ -29,6 +30,22 @@ void nbi_added_release(struct nbi_added *a)
     *a = (struct nbi_added){0};
 }
 
+/* The first token in [low, high) whose byte i is at least `byte`; all share the bytes before it,
+ * and one that ends there comes first. */
+static const struct nbi_added_token *bound(const struct nbi_added_token *low,
+                                           const struct nbi_added_token *high, size_t i, int byte)
+{
+    while (low < high) {
+        const struct nbi_added_token *middle = low + (high - low) / 2;
+        int at = middle->len > i ? (uint8_t)middle->text[i] : -1;
+        if (at < byte)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* The longest token that p starts with. Tokens with a common beginning are neighbours, the
  * shortest first; each byte narrows them down to those that share it. */
 static const struct nbi_added_token *longest(const struct nbi_added *a, const char *p, size_t len)
@@ -36,12 +53,8 @@ static const struct nbi_added_token *longest(const struct nbi_added *a, const ch
     const struct nbi_added_token *low = a->tokens, *high = a->tokens + a->count, *found = NULL;
     for (size_t i = 0; i < len && low < high; i++) {
         uint8_t byte = (uint8_t)p[i];
-        while (low < high && (low->len <= i || (uint8_t)low->text[i] < byte))
-            low++;
-        const struct nbi_added_token *end = low;
-        while (end < high && (uint8_t)end->text[i] == byte)
-            end++;
-        high = end;
+        low = bound(low, high, i, byte);
+        high = bound(low, high, i, byte + 1);
         if (low < high && low->len == i + 1)
             found = low;
     }
@@ -61,16 +74,13 @@ static const struct nbi_added_token *find(const struct nbi_added_iter *it, size_
     return t;
 }
 
-/* What a regular expression calls \w. */
-static bool is_word(const char *p)
+/* What a regular expression calls \w: letters by the table, marks and the rest by utf8proc. */
+static bool is_word(const uint8_t *classes, const char *p)
 {
     uint32_t c = nbi_utf8_decode(p);
+    if ((classes[c] & NBI_CHAR_KIND) == NBI_CHAR_LETTER)
+        return true;
     switch (utf8proc_category((utf8proc_int32_t)c)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
     case UTF8PROC_CATEGORY_MN:
     case UTF8PROC_CATEGORY_MC:
     case UTF8PROC_CATEGORY_ME:
@@ -85,12 +95,9 @@ static bool is_word(const char *p)
     }
 }
 
-static bool is_space(const char *p)
+static bool is_space(const struct nbi_added_iter *it, size_t at)
 {
-    uint32_t c = nbi_utf8_decode(p);
-    return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
-           c == 0x205F || c == 0x3000;
+    return (it->added->classes[nbi_utf8_decode(it->text + at)] & NBI_CHAR_KIND) == NBI_CHAR_SPACE;
 }
 
 static size_t before(const char *text, size_t at)
@@ -117,14 +124,26 @@ static bool accept(const struct nbi_added_iter *it, const struct nbi_added_token
         return false;
     if (!(t->flags & NBI_TOKEN_SINGLE_WORD))
         return true;
-    return (start == 0 || !is_word(it->text + before(it->text, start))) &&
-           (end == it->len || !is_word(it->text + end));
+    return (start == 0 || !is_word(it->added->classes, it->text + before(it->text, start))) &&
+           (end == it->len || !is_word(it->added->classes, it->text + end));
 }
 
 void nbi_added_iter_init(struct nbi_added_iter *it, const struct nbi_added *a, const char *text,
                          size_t len, bool special)
 {
-    *it = (struct nbi_added_iter){.added = a, .text = text, .len = len, .special = special};
+    *it = (struct nbi_added_iter){
+        .added = a, .text = text, .len = len, .special = special, .spaces_start = 1};
+}
+
+/* Where the white space at `at` ends; the last one looked at is remembered. */
+static size_t past_spaces(struct nbi_added_iter *it, size_t at)
+{
+    if (at >= it->spaces_start && at <= it->spaces_end)
+        return it->spaces_end;
+    it->spaces_start = at;
+    while (at < it->len && is_space(it, at))
+        at = behind(it->text, at, it->len);
+    return it->spaces_end = at;
 }
 
 /* The next token that counts, with its white space. */
@@ -138,10 +157,10 @@ static bool next_token(struct nbi_added_iter *it, struct nbi_added_part *part)
         if (!accept(it, t, start, end))
             continue;
         while ((t->flags & NBI_TOKEN_LSTRIP) && start > it->done &&
-               is_space(it->text + before(it->text, start)))
+               is_space(it, before(it->text, start)))
             start = before(it->text, start);
-        while ((t->flags & NBI_TOKEN_RSTRIP) && end < it->len && is_space(it->text + end))
-            end = behind(it->text, end, it->len);
+        if (t->flags & NBI_TOKEN_RSTRIP)
+            end = past_spaces(it, end);
         *part = (struct nbi_added_part){start, end, t};
         return true;
     }

@@ -15,10 +15,12 @@ struct nbi_added {
     struct nbi_added_token *tokens;
     size_t count;
     uint8_t starts[256]; /* whether a token starts with that byte */
+    const uint8_t *classes;
 };
 
-/* Takes over tokens (from malloc). */
-void nbi_added_init(struct nbi_added *a, struct nbi_added_token *tokens, size_t count);
+/* Takes over tokens (from malloc). classes (unicode.h) must outlive it. */
+void nbi_added_init(struct nbi_added *a, struct nbi_added_token *tokens, size_t count,
+                    const uint8_t *classes);
 void nbi_added_release(struct nbi_added *a);
 
 /* A part of a text: one added token, with the white space it takes along, or what is between. */
@@ -34,7 +36,8 @@ struct nbi_added_iter {
     const char *text;
     size_t len, done, from;
     bool special;
-    struct nbi_added_part pending; /* a token found behind text that was handed out first */
+    size_t spaces_start, spaces_end; /* white space that was walked over; none while start > end */
+    struct nbi_added_part pending;   /* a token found behind text that was handed out first */
 };
 
 void nbi_added_iter_init(struct nbi_added_iter *it, const struct nbi_added *a, const char *text,

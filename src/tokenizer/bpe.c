@@ -86,6 +86,20 @@ static enum nb_status index_tokens(struct index *ix, const struct nbi_vocab *v)
     return NB_OK;
 }
 
+/* The reference takes the vocabulary's id for an added token, whatever the file says. */
+static enum nb_status check_added(const struct index *ix, const struct nbi_vocab *v)
+{
+    for (int64_t i = 0; i < v->count; i++) {
+        const struct nbi_token *t = &v->tokens[i];
+        uint32_t *slot =
+            t->text && !(t->flags & NBI_TOKEN_MODEL) ? index_slot(ix, t->text, t->len) : NULL;
+        if (slot && *slot)
+            return nbi_fail(NB_EUNSUPPORTED, "added token %lld is in the vocabulary as %u",
+                            (long long)i, *slot - 1);
+    }
+    return NB_OK;
+}
+
 /* A merge of texts as a merge of ids; whole is room for the joined text. */
 static enum nb_status add_merge(struct nbi_bpe *b, const struct index *ix, const char *merge,
                                 uint32_t rank, struct nbi_str *whole)
@@ -117,6 +131,8 @@ static enum nb_status make_merges(struct nbi_bpe *b, const struct nbi_vocab *v)
     enum nb_status rc = index_tokens(&ix, v);
     if (rc == NB_OK)
         rc = nbi_merges_init(&b->merges, (size_t)v->merge_count);
+    if (rc == NB_OK)
+        rc = check_added(&ix, v);
     for (int64_t i = 0; i < v->merge_count && rc == NB_OK; i++)
         rc = add_merge(b, &ix, v->merges[i], (uint32_t)i, &whole);
     for (int c = 0; c < 256 && rc == NB_OK; c++) {
@@ -237,8 +253,20 @@ static enum nb_status make_added(struct nbi_bpe *b, const struct nbi_vocab *v, b
         text += len + 1;
     }
     nbi_str_release(&nfc);
-    nbi_added_init(out, list, n);
+    nbi_added_init(out, list, n, b->classes);
     return rc;
+}
+
+/* Whether a token is written in the byte-level alphabet; words are. */
+static bool is_byte_level(const struct nbi_token *t)
+{
+    for (const char *p = t->text, *end = p + t->len; p < end;) {
+        uint32_t c = nbi_utf8_decode(p);
+        if (nbi_byte_of(c) < 0)
+            return false;
+        p += c < 0x80 ? 1 : 2;
+    }
+    return true;
 }
 
 /* Words that are tokens, by their bytes. */
@@ -246,7 +274,8 @@ static enum nb_status make_words(struct nbi_bpe *b, const struct nbi_vocab *v)
 {
     NBI_TRY(new_slots(&b->words, &b->words_mask, b->count));
     for (int64_t id = 0; id < b->count; id++) {
-        if (!b->present[id] || !(v->tokens[id].flags & NBI_TOKEN_MODEL))
+        if (!b->present[id] || !(v->tokens[id].flags & NBI_TOKEN_MODEL) ||
+            !is_byte_level(&v->tokens[id]))
             continue;
         size_t len = b->offsets[id + 1] - b->offsets[id];
         uint32_t i = (uint32_t)hash_bytes(b->bytes + b->offsets[id], len) & b->words_mask;

@@ -4,11 +4,11 @@
  * one is meant. */
 #include "tokenizer/chat.h"
 
-#include <errno.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/log.h"
+#include "tokenizer/handle.h"
 #include "tokenizer/pytext.h"
 #include "tokenizer/vocab.h"
 
@@ -515,33 +515,17 @@ static enum nb_status open_dir(struct nb_chat *chat, const char *dir, const char
     return rc;
 }
 
-/* Beside a weights file, or beside a tokenizer.json that stands for a model. */
-static enum nb_status open_beside(struct nb_chat *chat, const char *path)
-{
-    if (!nbi_has_extension(path, ".dat") && !nbi_has_extension(path, ".safetensors") &&
-        !nbi_has_extension(path, ".json"))
-        return nbi_fail(NB_EUNSUPPORTED,
-                        "cannot tell what '%s' is: a model is a directory or ends in .dat, "
-                        ".safetensors or .gguf",
-                        path);
-    char *dir = nbi_path_dir(path);
-    enum nb_status rc = dir ? open_dir(chat, dir, path) : NB_ENOMEM;
-    free(dir);
-    return rc;
-}
-
 static enum nb_status open_model(struct nb_chat *chat, const char *model, const char *model_dir)
 {
-    if (!nbi_path_exists(model))
-        return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", model,
-                        strerror(errno));
-    if (model_dir && !nbi_path_is_dir(model_dir))
-        return nbi_fail(NB_ENOTFOUND, "'%s' is not a directory", model_dir);
-    if (model_dir)
-        return open_dir(chat, model_dir, model_dir);
-    if (nbi_path_is_dir(model))
-        return open_dir(chat, model, model);
-    return nbi_has_extension(model, ".gguf") ? open_gguf(chat, model) : open_beside(chat, model);
+    struct nbi_text_place place;
+    NBI_TRY(nbi_text_place(model, model_dir, &place));
+    char *dir = place.kind == NBI_TEXT_JSON ? nbi_path_dir(place.path) : NULL;
+    enum nb_status rc = place.kind == NBI_TEXT_GGUF
+                            ? open_gguf(chat, place.path)
+                            : open_dir(chat, dir ? dir : place.path, place.path);
+    free(dir);
+    free(place.path);
+    return rc;
 }
 
 enum nb_status nb_chat_open(struct nb_chat **out, const char *model, const char *model_dir)

@@ -114,6 +114,39 @@ static const char not_spaces[] =
     "\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}"
     "\\x{2060}-\\x{2fff}\\x{3001}-\\x{d7ff}\\x{e000}-\\x{10ffff}";
 
+/* The letters and numbers of the table that the installed PCRE2 is too old to know, as the inside
+ * of a set. */
+struct newer {
+    struct nbi_str letters, numbers;
+};
+
+static enum nb_status list_newer(struct nbi_str *out, const char *property, uint8_t kind)
+{
+    int error;
+    PCRE2_SIZE at;
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)property, PCRE2_ZERO_TERMINATED,
+                                     PCRE2_UTF | PCRE2_UCP, &error, &at, NULL);
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    if (code && match) {
+        pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+        for (int i = 0; i < nbi_char_range_count; i++) {
+            const struct nbi_char_range *r = &nbi_char_ranges[i];
+            for (uint32_t c = r->first, start = 0; c <= r->last + 1; c++) {
+                char text[4];
+                PCRE2_SIZE len = (PCRE2_SIZE)nbi_utf8_encode(text, c);
+                bool missing = c <= r->last && (r->bits & NBI_CHAR_KIND) == kind &&
+                               pcre2_match(code, (PCRE2_SPTR)text, len, 0, 0, match, NULL) < 0;
+                if (!missing && start > 0)
+                    nbi_str_printf(out, "\\x{%x}-\\x{%x}", (unsigned)start, (unsigned)c - 1);
+                start = !missing ? 0 : start ? start : c;
+            }
+        }
+    }
+    pcre2_match_data_free(match);
+    pcre2_code_free(code);
+    return code && match ? nbi_str_status(out) : nbi_fail_memory("split pattern", 0);
+}
+
 /* Appends one escape. \s and \w are spelt out: to PCRE2, U+180E is a space and marks are no part of
  * a word. */
 static enum nb_status put_escape(struct nbi_str *out, char c, bool in_class)
@@ -125,11 +158,26 @@ static enum nb_status put_escape(struct nbi_str *out, char c, bool in_class)
         nbi_str_printf(out, in_class ? "%s" : "[%s]", word);
     else if (c == 'W' && !in_class)
         nbi_str_printf(out, "[^%s]", word);
-    else if (c == 0 || strchr("WbBvhHKkgGXyYOR", c))
+    else if (c == 0)
+        return nbi_fail(NB_EUNSUPPORTED, "a split pattern ends in a backslash");
+    else if (strchr("WbBvhHKkgGXyYORQENC", c))
         return nbi_fail(NB_EUNSUPPORTED, "'\\%c' in a split pattern", c);
     else
         nbi_str_printf(out, "\\%c", c);
     return NB_OK;
+}
+
+/* Appends \p{L} or \p{N} with what is newer; false: p is neither. */
+static bool put_property(struct nbi_str *out, const char *p, bool in_class,
+                         const struct newer *newer)
+{
+    const struct nbi_str *more = strncmp(p, "p{L}", 4) == 0   ? &newer->letters
+                                 : strncmp(p, "p{N}", 4) == 0 ? &newer->numbers
+                                                              : NULL;
+    if (!more)
+        return false;
+    nbi_str_printf(out, in_class ? "\\%.4s%s" : "[\\%.4s%s]", p, nbi_str_text(more));
+    return true;
 }
 
 /* \p{L} and \x{41} with their braces, which are no repetition: how many bytes follow the letter. */
@@ -139,12 +187,32 @@ static size_t braces_behind(const char *letter)
     return end ? (size_t)(end - letter) : 0;
 }
 
+/* {3}?, which is lazy to PCRE2 and "three or none" to Oniguruma. */
+static bool is_optional_repeat(const char *p)
+{
+    size_t digits = *p == '{' ? strspn(p + 1, "0123456789") : 0;
+    return digits > 0 && p[digits + 1] == '}' && p[digits + 2] == '?';
+}
+
+/* (?m...) and the like: of all options only i means the same in both. */
+static bool has_other_option(const char *p)
+{
+    if (p[0] != '(' || p[1] != '?')
+        return false;
+    size_t letters = strspn(p + 2, "imsxnaduwyWDSPUJ-^"), plain = strspn(p + 2, "i-");
+    return letters > plain && (p[2 + letters] == ':' || p[2 + letters] == ')');
+}
+
 /* The pattern in PCRE2's terms. Where the two libraries read the same text differently, it is
  * refused. */
-static enum nb_status translate(const char *pattern, struct nbi_str *out)
+static enum nb_status translate(const char *pattern, const struct newer *newer, struct nbi_str *out)
 {
     bool in_class = false;
     for (const char *p = pattern; *p; p++) {
+        if (*p == '\\' && put_property(out, p + 1, in_class, newer)) {
+            p += 4;
+            continue;
+        }
         if (*p == '\\') {
             NBI_TRY(put_escape(out, *++p, in_class));
             size_t more = braces_behind(p);
@@ -154,8 +222,14 @@ static enum nb_status translate(const char *pattern, struct nbi_str *out)
         }
         if (in_class && (*p == '[' || (p[0] == '&' && p[1] == '&')))
             return nbi_fail(NB_EUNSUPPORTED, "a set inside a set in a split pattern");
-        if (!in_class && p[0] == '}' && p[1] == '+')
-            return nbi_fail(NB_EUNSUPPORTED, "'}+' in a split pattern");
+        if (!in_class && ((p[0] == '}' && p[1] == '+') || (p[0] == '{' && p[1] == ',')))
+            return nbi_fail(NB_EUNSUPPORTED, "'%c%c' in a split pattern", p[0], p[1]);
+        if (!in_class && p[0] == '(' && p[1] == '*')
+            return nbi_fail(NB_EUNSUPPORTED, "'(*' in a split pattern");
+        if (!in_class && is_optional_repeat(p))
+            return nbi_fail(NB_EUNSUPPORTED, "'{n}?' in a split pattern");
+        if (!in_class && has_other_option(p))
+            return nbi_fail(NB_EUNSUPPORTED, "an option other than i in a split pattern");
         if (*p == '[')
             in_class = true;
         else if (*p == ']')
@@ -180,13 +254,25 @@ struct nbi_splitter {
 static enum nb_status compile(struct stage *stage, const char *pattern)
 {
     struct nbi_str text = {0};
+    struct newer newer = {0};
     int error = 0;
     PCRE2_SIZE at = 0;
-    enum nb_status rc = translate(pattern, &text);
+    enum nb_status rc = list_newer(&newer.letters, "\\p{L}", NBI_CHAR_LETTER);
+    if (rc == NB_OK)
+        rc = list_newer(&newer.numbers, "\\p{N}", NBI_CHAR_NUMBER);
+    if (rc == NB_OK)
+        rc = translate(pattern, &newer, &text);
+    nbi_str_release(&newer.letters);
+    nbi_str_release(&newer.numbers);
     if (rc == NB_OK) {
-        stage->code = pcre2_compile(
-            (PCRE2_SPTR)nbi_str_text(&text), text.len,
-            PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at, NULL);
+        pcre2_compile_context *context = pcre2_compile_context_create(NULL);
+        if (context)
+            pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* not what the library was built for */
+        stage->code =
+            pcre2_compile((PCRE2_SPTR)nbi_str_text(&text), text.len,
+                          PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error,
+                          &at, context);
+        pcre2_compile_context_free(context);
         if (!stage->code) {
             PCRE2_UCHAR why[128];
             pcre2_get_error_message(error, why, sizeof why);
@@ -266,16 +352,17 @@ static enum nb_status run_qwen(const struct job *job, int at, const char *text, 
 
 static enum nb_status prepare(struct nbi_split_scratch *scratch)
 {
-    if (scratch->stack)
+    if (scratch->match && scratch->context)
         return NB_OK;
     if (!scratch->match)
         scratch->match = pcre2_match_data_create(1, NULL);
     if (!scratch->context)
         scratch->context = pcre2_match_context_create(NULL);
     scratch->stack = pcre2_jit_stack_create((size_t)64 << 10, (size_t)8 << 20, NULL);
-    if (!scratch->match || !scratch->context || !scratch->stack)
+    if (!scratch->match || !scratch->context)
         return nbi_fail_memory("pattern matcher", 0);
-    pcre2_jit_stack_assign(scratch->context, NULL, scratch->stack);
+    if (scratch->stack) /* a PCRE2 without a compiler has none */
+        pcre2_jit_stack_assign(scratch->context, NULL, scratch->stack);
     return NB_OK;
 }
 

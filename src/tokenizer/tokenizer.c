@@ -1,4 +1,5 @@
 /* tokenizer.c - the tokenizer as the public header has it: found in a model, shared, used. */
+#include <errno.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -17,27 +18,48 @@ struct nb_tokenizer {
     struct nbi_encoder *encoder;
 };
 
-enum nb_status nbi_vocab_read_model(struct nbi_vocab *v, const char *model, const char *model_dir)
+enum nb_status nbi_text_place(const char *model, const char *model_dir, struct nbi_text_place *out)
 {
-    nbi_vocab_init(v);
-    if (nbi_path_is_dir(model))
-        return nbi_vocab_read_dir(v, model);
-    if (nbi_has_extension(model, ".json"))
-        return nbi_vocab_read_json(v, model);
-    if (nbi_has_extension(model, ".gguf") && !model_dir) {
-        struct nbi_store *store = NULL;
-        NBI_TRY(nbi_store_open(&store, model));
-        enum nb_status rc = nbi_context(nbi_vocab_read_gguf(v, store), "'%s'", model);
-        nbi_store_close(store);
-        return rc;
-    }
+    *out = (struct nbi_text_place){.kind = NBI_TEXT_DIR};
     if (!nbi_path_exists(model))
-        return nbi_fail(NB_ENOTFOUND, "'%s' does not exist", model);
-    char *dir = model_dir ? strdup(model_dir) : nbi_path_dir(model);
-    if (!dir)
-        return nbi_fail_memory("path", strlen(model));
-    enum nb_status rc = nbi_vocab_read_dir(v, dir);
-    free(dir);
+        return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", model,
+                        strerror(errno));
+    if (model_dir && !nbi_path_is_dir(model_dir))
+        return nbi_fail(NB_ENOTFOUND, "'%s' is not a directory", model_dir);
+    if (model_dir || nbi_path_is_dir(model))
+        out->path = strdup(model_dir ? model_dir : model);
+    else if (nbi_has_extension(model, ".gguf") || nbi_has_extension(model, ".json"))
+        out->path = strdup(model);
+    else if (nbi_has_extension(model, ".dat") || nbi_has_extension(model, ".safetensors"))
+        out->path = nbi_path_dir(model);
+    else
+        return nbi_fail(NB_EUNSUPPORTED,
+                        "cannot tell what '%s' is: a model is a directory or ends in .dat, "
+                        ".safetensors or .gguf",
+                        model);
+    if (!nbi_path_is_dir(out->path ? out->path : ""))
+        out->kind = nbi_has_extension(model, ".gguf") ? NBI_TEXT_GGUF : NBI_TEXT_JSON;
+    return out->path ? NB_OK : nbi_fail_memory("path", strlen(model));
+}
+
+static enum nb_status read_gguf(struct nbi_vocab *v, const char *path)
+{
+    struct nbi_store *store = NULL;
+    NBI_TRY(nbi_store_open(&store, path));
+    enum nb_status rc = nbi_context(nbi_vocab_read_gguf(v, store), "'%s'", path);
+    nbi_store_close(store);
+    return rc;
+}
+
+static enum nb_status read_model(struct nbi_vocab *v, const char *model, const char *model_dir)
+{
+    struct nbi_text_place place;
+    nbi_vocab_init(v);
+    NBI_TRY(nbi_text_place(model, model_dir, &place));
+    enum nb_status rc = place.kind == NBI_TEXT_DIR    ? nbi_vocab_read_dir(v, place.path)
+                        : place.kind == NBI_TEXT_JSON ? nbi_vocab_read_json(v, place.path)
+                                                      : read_gguf(v, place.path);
+    free(place.path);
     return rc;
 }
 
@@ -86,7 +108,7 @@ enum nb_status nb_tokenizer_open(struct nb_tokenizer **out, const char *model,
 {
     struct nbi_vocab v;
     *out = NULL;
-    NBI_TRY(nbi_vocab_read_model(&v, model, model_dir));
+    NBI_TRY(read_model(&v, model, model_dir));
     enum nb_status rc = nbi_context(nbi_tokenizer_new(out, &v), "tokenizer of '%s'", model);
     nbi_vocab_release(&v);
     return rc;

@@ -156,7 +156,7 @@ static const struct {
 #define CHAT_TOKENS ((int)(sizeof chat_tokens / sizeof *chat_tokens))
 _Static_assert(256 + sizeof chat_tokens / sizeof *chat_tokens == NBI_TRAINER_MIN, "see train.h");
 
-static enum nb_status make_separators(struct nbi_added *a)
+static enum nb_status make_separators(struct nbi_added *a, const uint8_t *classes)
 {
     struct nbi_added_token *list = calloc((size_t)CHAT_TOKENS, sizeof *list);
     if (!list)
@@ -164,7 +164,7 @@ static enum nb_status make_separators(struct nbi_added *a)
     for (int i = 0; i < CHAT_TOKENS; i++)
         list[i] = (struct nbi_added_token){chat_tokens[i].text, strlen(chat_tokens[i].text), i, 0,
                                            chat_tokens[i].special};
-    nbi_added_init(a, list, (size_t)CHAT_TOKENS);
+    nbi_added_init(a, list, (size_t)CHAT_TOKENS, classes);
     return NB_OK;
 }
 
@@ -193,7 +193,7 @@ enum nb_status nbi_trainer_new(struct nbi_trainer **out)
         rc = nbi_splitter_new(&t->splitter, &rules, t->classes);
     }
     if (rc == NB_OK)
-        rc = make_separators(&t->separators);
+        rc = make_separators(&t->separators, t->classes);
     if (rc == NB_OK)
         *out = t;
     else
@@ -372,23 +372,24 @@ static enum nb_status merge_in_word(struct merging *m, uint32_t word, uint32_t l
                                     uint32_t id)
 {
     uint32_t *s = m->symbols.p + m->starts[word];
-    uint32_t n = m->lengths[word];
-    for (uint32_t i = 0; i + 1 < n; i++) {
-        if (s[i] != left || s[i + 1] != right)
+    uint32_t n = m->lengths[word], out = 0;
+    for (uint32_t i = 0; i < n;) {
+        if (s[i] != left || i + 1 == n || s[i + 1] != right) {
+            s[out++] = s[i++];
             continue;
-        if (i > 0) {
-            NBI_TRY(change(m, s[i - 1], left, word, -1));
-            NBI_TRY(change(m, s[i - 1], id, word, 1));
         }
-        s[i] = id;
-        n--;
-        memmove(s + i + 1, s + i + 2, (n - i - 1) * sizeof *s);
-        if (i + 1 < n) {
-            NBI_TRY(change(m, right, s[i + 1], word, -1));
-            NBI_TRY(change(m, id, s[i + 1], word, 1));
+        if (out > 0) {
+            NBI_TRY(change(m, s[out - 1], left, word, -1));
+            NBI_TRY(change(m, s[out - 1], id, word, 1));
+        }
+        s[out++] = id;
+        i += 2;
+        if (i < n) {
+            NBI_TRY(change(m, right, s[i], word, -1));
+            NBI_TRY(change(m, id, s[i], word, 1));
         }
     }
-    m->lengths[word] = n;
+    m->lengths[word] = out;
     return NB_OK;
 }
 
@@ -398,8 +399,11 @@ static enum nb_status merge_everywhere(struct merging *m, uint32_t pair, uint32_
     struct u32_list where = m->pairs[pair].words;
     m->pairs[pair].words = (struct u32_list){0};
     enum nb_status rc = NB_OK;
-    for (size_t i = 0; i < where.count && rc == NB_OK; i++)
+    for (size_t i = 0; i < where.count && rc == NB_OK; i++) {
         rc = merge_in_word(m, where.p[i], left, right, id);
+        if (rc == NB_OK && i % 1024 == 0)
+            rc = nbi_check_interrupt();
+    }
     free(where.p);
     return rc == NB_OK ? push_touched(m) : rc;
 }
@@ -542,6 +546,11 @@ static enum nb_status finish(const struct merging *m, struct nbi_vocab *v, struc
                                chat_tokens[i].special ? NBI_TOKEN_CONTROL : NBI_TOKEN_USER, 0}));
     nbi_vocab_finish(v);
     return NB_OK;
+}
+
+size_t nbi_trainer_words(const struct nbi_trainer *t)
+{
+    return t->words.count;
 }
 
 enum nb_status nbi_trainer_check(int64_t vocab)

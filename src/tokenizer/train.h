@@ -18,6 +18,8 @@ void nbi_trainer_free(struct nbi_trainer *t);
 /* Counts the words of a text. Chat tokens in it separate texts and are not learnt. */
 enum nb_status nbi_trainer_add(struct nbi_trainer *t, const char *text, size_t len);
 
+size_t nbi_trainer_words(const struct nbi_trainer *t); /* different ones counted so far */
+
 struct nbi_trainer_opts {
     int64_t vocab;           /* entries in all, NBI_TRAINER_MIN at least */
     int64_t min_count;       /* a pair seen less often is not worth a token */

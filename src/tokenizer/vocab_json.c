@@ -38,6 +38,8 @@ static enum nb_status refuse(const char *what, struct nbi_jspan type_name)
     nbi_jstring(type_name, &type);
     nbi_printable_copy(name, sizeof name, nbi_str_text(&type), type.len);
     nbi_str_release(&type);
+    if (!is_set(type_name))
+        return nbi_fail(NB_EUNSUPPORTED, "there is no %s, or it has no type", what);
     return nbi_fail(NB_EUNSUPPORTED, "%s '%s' is not supported", what, name);
 }
 
@@ -113,6 +115,14 @@ static enum nb_status read_byte_level(struct nbi_vocab *v, struct nbi_jspan pre)
 
 static enum nb_status read_pre_tokenizer(struct nbi_vocab *v, struct nbi_jspan pre, bool *bytes)
 {
+    struct nbi_jiter it;
+    struct nbi_jspan key, part;
+    if (has_type(pre, "Sequence")) {
+        nbi_jiter_init(&it, nbi_jget(pre, "pretokenizers"));
+        while (nbi_jiter_next(&it, &key, &part))
+            NBI_TRY(read_pre_tokenizer(v, part, bytes));
+        return NB_OK;
+    }
     if (*bytes)
         return nbi_fail(NB_EUNSUPPORTED, "a pre-tokenizer behind ByteLevel");
     if (has_type(pre, "Split"))
@@ -130,15 +140,7 @@ static enum nb_status read_pre_tokenizers(struct nbi_vocab *v, struct nbi_jspan 
 {
     bool bytes = false;
     v->split.count = 0;
-    if (has_type(pre, "Sequence")) {
-        struct nbi_jiter it;
-        struct nbi_jspan key, part;
-        nbi_jiter_init(&it, nbi_jget(pre, "pretokenizers"));
-        while (nbi_jiter_next(&it, &key, &part))
-            NBI_TRY(read_pre_tokenizer(v, part, &bytes));
-    } else {
-        NBI_TRY(read_pre_tokenizer(v, pre, &bytes));
-    }
+    NBI_TRY(read_pre_tokenizer(v, pre, &bytes));
     return bytes ? NB_OK : nbi_fail(NB_EUNSUPPORTED, "the tokenizer is not a byte-level one");
 }
 
@@ -282,6 +284,14 @@ static enum nb_status read_merges(struct nbi_vocab *v, struct nbi_jiter *it, str
     return NB_OK;
 }
 
+/* An array, or nothing. */
+static enum nb_status check_list(struct nbi_jspan list, const char *name)
+{
+    if (!is_set(list) || nbi_jtype(list) == NBI_JARRAY)
+        return NB_OK;
+    return nbi_fail(NB_EFORMAT, "'%s' must be an array, it is %s", name, nbi_jtype_text(list));
+}
+
 static enum nb_status read_added(struct nbi_vocab *v, struct nbi_jspan added)
 {
     static const struct {
@@ -293,6 +303,7 @@ static enum nb_status read_added(struct nbi_vocab *v, struct nbi_jspan added)
                  {"normalized", NBI_TOKEN_NORMALIZED}};
     struct nbi_jiter it;
     struct nbi_jspan key, token;
+    NBI_TRY(check_list(added, "added_tokens"));
     nbi_jiter_init(&it, added);
     while (nbi_jiter_next(&it, &key, &token)) {
         struct nbi_token t = {.type =
@@ -422,6 +433,8 @@ static const char *template_text(const json_t *config)
 {
     const json_t *value = json_object_get(config, "chat_template"), *entry;
     size_t i;
+    if (value && !json_is_string(value) && !json_is_array(value) && !json_is_null(value))
+        nbi_log(NB_LOG_WARN, "'chat_template' is neither text nor a list of templates");
     json_array_foreach (value, i, entry) {
         const char *name = json_string_value(json_object_get(entry, "name"));
         if (name && strcmp(name, "default") == 0)

@@ -38,8 +38,8 @@ static json_t *tokenizer_json(const struct nbi_vocab *v, bool *ok)
     }
     for (int64_t i = 0; i < v->merge_count; i++) {
         const char *space = strchr(v->merges[i] + 1, ' ');
-        json_array_append_new(
-            merges, json_pack("[s#,s]", v->merges[i], (int)(space - v->merges[i]), space + 1));
+        nbi_json_append(
+            merges, json_pack("[s#,s]", v->merges[i], (int)(space - v->merges[i]), space + 1), ok);
     }
 #define BYTE_LEVEL "{s:s,s:b,s:b,s:b}"
 #define BYTE_LEVEL_ARGS                                                                            \

@@ -85,7 +85,7 @@ says err "cannot open '$work/none'"
 check "a file that is a directory" 1 "$nibble" render -q -m "$model" --file "$work"
 says err "cannot read '$work'"
 check "nothing to read" 1 "$nibble" render -q -m "$model"
-says err "standard input: invalid JSON in line 1"
+says err "standard input: invalid JSON at byte 0"
 lines err 1
 echo '{"messages": [{"role": "user", "content": "x"}], "tools": [1]}' >"$work/tools.json"
 check "tools that the template lacks" 1 "$nibble" render -q -m "$model" --file "$work/tools.json"

@@ -9,7 +9,7 @@ nibble=$(realpath "$1")
 corpus=$(cd "$(dirname "$0")" && pwd)/corpus
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for t in dat safetensors gguf config; do
+for t in dat safetensors gguf config tokenizer text chat jscan data; do
     rm -rf "${corpus:?}/$t"
     mkdir -p "$corpus/$t"
 done
@@ -144,6 +144,103 @@ cat > "$corpus/config/eos_list.json" <<'END'
  "bos_token_id": null, "hidden_act": "silu", "rope_scaling": null}
 END
 printf '%66s' '' | tr ' ' '[' > "$corpus/config/deep.json"
+
+# ---- tokenizer.json ----
+
+cp words.in/tokenizer.json "$corpus/tokenizer/qwen.json"
+cat > "$corpus/tokenizer/gpt2.json" <<'END'
+{"normalizer": null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": true,
+ "trim_offsets": true, "use_regex": true}, "decoder": {"type": "ByteLevel"}, "added_tokens": [
+ {"id": 7, "content": "<s>", "lstrip": true, "rstrip": true, "normalized": false, "special": true},
+ {"id": 8, "content": "\u00e9t", "single_word": true, "normalized": true}],
+ "model": {"type": "BPE", "unk_token": null, "ignore_merges": true, "byte_fallback": false,
+ "vocab": {"a": 0, "b": 1, "ab": 2, "\u0120": 3, "\u0120a": 4, "t": 5, "abt": 6},
+ "merges": ["a b", "\u0120 a", "ab t"]}}
+END
+cat > "$corpus/tokenizer/splits.json" <<'END'
+{"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}, "pre_tokenizer":
+ {"type": "Sequence", "pretokenizers": [
+  {"type": "Split", "pattern": {"Regex": "[a-c]+|\\s+(?!\\S)"}, "behavior": "Removed",
+   "invert": true}, {"type": "Digits", "individual_digits": true},
+  {"type": "Split", "pattern": {"String": "b.c"}, "behavior": "Isolated"},
+  {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]},
+ "decoder": {"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}, "truncation": null,
+ "added_tokens": [], "model": {"type": "BPE", "dropout": null, "continuing_subword_prefix": "",
+ "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3}, "merges": [["a", "b"]]}}
+END
+cat > "$corpus/tokenizer/holes.json" <<'END'
+{"pre_tokenizer": {"type": "ByteLevel", "use_regex": false}, "decoder": {"type": "ByteLevel"},
+ "added_tokens": [{"id": 5000, "content": "x"}, {"id": 1, "content": "b", "special": true}],
+ "model": {"type": "BPE", "vocab": {"b": 1, "[": 90, "\u0143": 300, "\u0144": 301}, "merges": []}}
+END
+
+# ---- texts: the three scripts, what NFC changes, what is malformed, chat tokens ----
+
+bytes text/english.txt "It's the quick brown fox; you'LL see 1234.5\\r\\n\\n  \\tThe end   \\n"
+bytes text/chinese.txt \
+    '\0344\0275\0240\0346\0230\0257\0350\0260\0201\0357\0274\0237\0343\0200\0200\n'
+jamo='\0341\0204\0200\0341\0205\0241\0341\0206\0250'
+bytes text/marks.txt 'e\0314\0201t\0145\0314\0247\0314\0201 >\0314\0270 '"$jamo"
+bytes text/malformed.txt \
+    'a\0377\0344\0275b\0355\0240\0200\0360\0237\0230\0300\0257\0364\0220\0200\0200\0344'
+bytes text/chat.txt \
+    '<|im_start|>user\n<think><|im_end|>\0314\0270<|im_start|<tool_call></tool_call><|im_end'
+bytes text/ids.txt '\0000\0001\0200\0000\0344\0000\0275\0000\0240\0000\0175\0001\0176\0001\0205\0001'
+
+# ---- chat requests ----
+
+cat > "$corpus/chat/tools.json" <<'END'
+{"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2?"},
+ {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function":
+  {"name": "add", "arguments": {"a": 2, "b": [1.50, -0, 1e3, "\u00e9\n", null, true]}}},
+  {"name": "x", "arguments": "{}"}]}, {"role": "tool", "content": "4"},
+ {"role": "tool", "content": "four"}, {"role": "assistant", "content": "\n4", "reasoning_content":
+ "sum"}], "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],
+ "add_generation_prompt": true, "enable_thinking": false}
+END
+cat > "$corpus/chat/thinking.json" <<'END'
+{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content":
+ "<think>\nb\n</think>\n\nc"}, {"role": "user", "content": "<tool_response>d</tool_response>"},
+ {"role": "assistant", "content": "</think></think>\n\n"}, {"role": "user", "content": "e"},
+ {"role": "assistant", "content": "f"}, {"role": "other", "content": null}]}
+END
+bytes chat/odd.json \
+    '{"messages": ["user", 1, null, [], {"role": "assistant", "content": [1]}], "tools": "ab"}'
+bytes chat/text.json '{"messages": "abc", "tools": {"a": 1}, "add_generation_prompt": [0]}'
+
+# ---- JSON ----
+
+bytes jscan/values.json '[null, true, false, 0, -0, -1.5e+3, 1E400, 9223372036854775807, [], {}, ""]'
+cat > "$corpus/jscan/strings.json" <<'END'
+{"a\u0000": "\\ \" \/ \b\f\n\r\t \u00E9 \ud83d\ude00", "a": [{"b": {}}, [[]]], "a": 2}
+END
+cat > "$corpus/jscan/bad.json" <<'END'
+{"a": "\ud800", "b": 01, "c": tru, "d": [1,], }
+END
+{
+    printf '%64s' '' | tr ' ' '['
+    printf '%64s' '' | tr ' ' ']'
+} > "$corpus/jscan/deep.json"
+
+# ---- data files; the first byte is the kind: 0 TSV, 1 text, 2 JSONL ----
+
+bytes data/pairs.tsv \
+    '0prompt\tanswer\r\n# no\n\nwho are you?\tI am nibble\nno tab\n\t\na\tb\tc\n \t x'
+bytes data/text.txt '1\0357\0273\0277\n\nthe first one\nis here\n<|endoftext|>\r\n\n<|endoftext|>'\
+'the second<|im_end|>'
+bytes data/border.txt \
+    '\0202 aaa\nbbbbbbbbbbbbbbbb <|endoftext|>\n\n<|endo\0344\0275\0240 the\n\n<|endoftext|>c'
+cat > "$corpus/data/lines.jsonl" <<'END'
+2{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "\nhello"}]}
+{"prompt": "p", "response": "r", "input": "i", "system": "s"}
+{"question": "q", "answer": null}
+{"text": "a document"}
+{"instruction": "", "output": 1}
+[1]
+{"messages": [{"role": "user", "content": "only"}]}
+{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "one",
+{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "the end of the line, then another line and one more and so on and on and on"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "<think>x</think>y"}]}
+END
 
 for f in "$corpus"/dat/[bfn]*.dat "$corpus"/safetensors/[bcm]*.safetensors \
     "$corpus"/gguf/[bnt]*.gguf; do

@@ -4,7 +4,10 @@
 set -eu
 build=$1 target=$2 seconds=$3
 seeds=$(dirname "$0")/corpus/$target
-[ -d "$seeds" ] || { echo "fuzz: no target '$target'; there are dat, safetensors, gguf and config" >&2; exit 2; }
+[ -d "$seeds" ] || {
+    echo "fuzz: no target '$target'; there are $(cd "$(dirname "$0")/corpus" && echo *)" >&2
+    exit 2
+}
 work=$build/corpus-$target
 mkdir -p "$work"
 dict=$(dirname "$0")/$target.dict

@@ -300,7 +300,7 @@ static void test_whoami__refuses_bad_options(void **state)
     assert_fails(nbi_whoami_make(&w, &opts, NULL, 0), NB_EINVAL, "1000001");
     opts.count = 100;
     struct nb_whoami_report report;
-    assert_fails(nb_whoami_write(&opts, &report), NB_EINVAL, "no file name");
+    assert_fails(nb_whoami_write(&opts, &report), NB_EINVAL, "is no name for a .tsv file");
     nbi_whoami_release(&w);
 }
 
@@ -438,7 +438,7 @@ static void test_whoami__files(void **state)
     (void)state;
     char *h1, *h2, *h3;
     char *a = written("a.tsv", 500, 9, "a.heldout.tsv", &h1);
-    char *b = written("b", 500, 9, "b.heldout.tsv", &h2);
+    char *b = written("b.tsv", 500, 9, "b.heldout.tsv", &h2);
     char *c = written("c.tsv", 500, 10, "c.heldout.tsv", &h3);
     assert_string_equal(a, b);
     assert_string_equal(h1, h2);

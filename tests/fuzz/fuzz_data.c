@@ -1,0 +1,234 @@
+/* fuzz_data.c - a byte that says which kind, and the rest as a data file: its records by a second
+ * reading of our own, its samples, and its batches, whose sums must be those of the samples. A text
+ * whose first byte has its high bit set lies across the border of two pieces. */
+#include <fcntl.h>
+
+#include "data/batch.h"
+#include "fuzz/text_target.h"
+
+static size_t row; /* tokens in a row of the batches: few, but not too many rows for one document */
+
+/* What one pass over the records comes to. */
+struct sums {
+    int64_t samples, documents, tokens, trained, longest, bad;
+    int64_t pairs, trained_pairs; /* tokens with a next one, as far as a row has room */
+};
+
+static void check_sample(const struct nb_tokenizer *t, const struct nbi_sample *s)
+{
+    MUST(s->ids.count == 0 || s->trained);
+    for (size_t i = 0; i < s->ids.count; i++)
+        MUST(s->ids.p[i] >= 0 && s->ids.p[i] < nb_tokenizer_size(t) && s->trained[i] <= 1);
+}
+
+/* The sample in a row: what is left is a part of it, and the last answer begins in it. */
+static void check_shortened(struct nbi_sample *s)
+{
+    size_t n = s->ids.count, answer = n, start = 0;
+    int32_t *before = malloc((n + 1) * sizeof *before);
+    MUST(before);
+    memcpy(before, s->ids.p, n * sizeof *before);
+    while (answer > 0 && !s->trained[answer - 1])
+        answer--;
+    while (answer > 0 && s->trained[answer - 1])
+        answer--;
+    MUST(nbi_sample_truncate(s, row + 1) == (n > row + 1));
+    MUST(s->ids.count == (n > row + 1 ? row + 1 : n));
+    while (start + s->ids.count < n && memcmp(before + start, s->ids.p, (row + 1) * 4) != 0)
+        start++;
+    MUST(memcmp(before + start, s->ids.p, s->ids.count * 4) == 0);
+    MUST(n <= row + 1 || start <= answer);
+    free(before);
+}
+
+static void add_sample(struct sums *sums, const struct nb_tokenizer *t, struct nbi_sample *s)
+{
+    check_sample(t, s);
+    int64_t n = (int64_t)s->ids.count;
+    if (n < 2)
+        return;
+    sums->samples++;
+    sums->documents += s->document;
+    sums->tokens += n;
+    sums->longest = n > sums->longest ? n : sums->longest;
+    for (int64_t i = 0; i < n; i++)
+        sums->trained += s->trained[i];
+    if (!s->document)
+        check_shortened(s);
+    sums->pairs += (int64_t)s->ids.count - 1;
+    for (size_t i = 1; i < s->ids.count; i++)
+        sums->trained_pairs += s->trained[i];
+}
+
+static void check_record(const struct nbi_record *r, const char *text, const uint8_t *data,
+                         size_t size)
+{
+    uint64_t line = 1;
+    MUST(r->offset <= size && r->len <= size - r->offset);
+    MUST(memcmp(text, data + r->offset, r->len) == 0);
+    for (uint64_t i = 0; i < r->offset; i++)
+        line += data[i] == '\n';
+    MUST(r->line == line);
+}
+
+/* Between two records of a text there is nothing but line ends and what separates documents. */
+static void check_gap(const uint8_t *p, size_t len, bool inside, bool start)
+{
+    static const char mark[] = "\xEF\xBB\xBF", separator[] = "<|endoftext|>";
+    MUST(!inside || len == 0);
+    for (size_t i = start && len >= 3 && memcmp(p, mark, 3) == 0 ? 3 : 0; i < len;) {
+        size_t n = sizeof separator - 1;
+        if (p[i] == '\n' || p[i] == '\r')
+            n = 1;
+        else
+            MUST(len - i >= n && memcmp(p + i, separator, n) == 0);
+        i += n;
+    }
+}
+
+/* sums NULL: nothing but the records. */
+static void read_records(enum nbi_data_kind kind, const uint8_t *data, size_t size,
+                         struct sums *sums)
+{
+    struct nbi_source *src;
+    struct nbi_records r;
+    struct nbi_sampler sampler = {.tokenizer = small_tokenizer(), .chat = NBI_CHAT_QWEN3};
+    struct nbi_sample sample = {0};
+    uint64_t behind = 0;
+    bool first = true, inside = false;
+    MUST(nbi_source_memory(&src, data, size) == NB_OK);
+    nbi_records_init(&r, src, kind);
+    for (;;) {
+        struct nbi_record record;
+        const char *text;
+        bool more;
+        MUST(nbi_records_next(&r, &record, &text, &more) == NB_OK);
+        if (!more)
+            break;
+        check_record(&record, text, data, size);
+        MUST(record.offset >= behind && (kind == NBI_DATA_TEXT || record.ends));
+        MUST(kind == NBI_DATA_TEXT ? record.len <= NBI_PIECE_MAX : !memchr(text, '\n', record.len));
+        MUST(record.len > 0 || inside);
+        if (kind == NBI_DATA_TEXT)
+            check_gap(data + behind, record.offset - behind, inside, behind == 0);
+        behind = record.offset + record.len;
+        inside = !record.ends;
+        if (first && kind == NBI_DATA_TSV && nbi_sample_is_header(text, record.len)) {
+            first = false;
+            continue;
+        }
+        first = false;
+        if (!sums)
+            continue;
+        enum nb_status rc = nbi_sample_make(&sampler, kind, text, record.len, record.ends, &sample);
+        MUST(rc == NB_OK || (rc == NB_EFORMAT && nb_last_error()[0]));
+        sums->bad += rc != NB_OK;
+        if (rc == NB_OK)
+            add_sample(sums, sampler.tokenizer, &sample);
+    }
+    if (kind == NBI_DATA_TEXT)
+        check_gap(data + behind, size - behind, inside, behind == 0);
+    MUST(!inside);
+    nbi_records_release(&r);
+    nbi_source_close(src);
+    nbi_sampler_release(&sampler);
+    nbi_sample_release(&sample);
+}
+
+static void check_batch(const struct nbi_batch *batch)
+{
+    int64_t trained = 0;
+    for (int64_t i = 0; i < batch->B * batch->T; i++) {
+        int32_t target = batch->targets[i], position = batch->positions[i];
+        trained += target != NBI_IGNORE;
+        MUST(target == NBI_IGNORE || target >= 0);
+        MUST(position == 0 || (i % batch->T > 0 && position == batch->positions[i - 1] + 1));
+        if (i % batch->T > 0 && position > 0 && batch->targets[i - 1] != NBI_IGNORE)
+            MUST(batch->targets[i - 1] == batch->ids[i]);
+    }
+    MUST(trained == batch->trained && batch->tokens <= batch->B * batch->T);
+}
+
+static void read_batches(struct nbi_dataset *d, const struct sums *sums, bool pack)
+{
+    struct nbi_batcher b;
+    struct nbi_batch batch;
+    struct sums got = {0};
+    bool more = true;
+    const struct nbi_batcher_opts opts = {
+        .data = d, .seed = 1, .shuffle = true, .pack = pack, .epochs = 1, .padding = 3};
+    MUST(nbi_batcher_init(&b, &opts) == NB_OK && nbi_batch_init(&batch, 3, (int64_t)row) == NB_OK);
+    while (more) {
+        MUST(nbi_batcher_next(&b, &batch, &more) == NB_OK);
+        check_batch(&batch);
+        got.samples += batch.samples;
+        got.pairs += batch.tokens;
+        got.trained_pairs += batch.trained;
+    }
+    MUST(got.samples == sums->samples && got.pairs == sums->pairs);
+    MUST(got.trained_pairs == sums->trained_pairs);
+    nbi_batch_release(&batch);
+    nbi_batcher_release(&b);
+}
+
+static void read_dataset(const char *path, const struct sums *sums)
+{
+    const char *const paths[] = {path, NULL};
+    struct nbi_dataset_opts opts = {
+        .files = paths, .tokenizer = small_tokenizer(), .chat = NBI_CHAT_QWEN3};
+    struct nbi_dataset *d;
+    enum nb_status rc = nbi_dataset_open(&d, &opts);
+    MUST((rc == NB_OK) == (sums->samples && sums->bad == 0));
+    nbi_dataset_close(d);
+    opts.skip_bad = true;
+    rc = nbi_dataset_open(&d, &opts);
+    unlink(path);
+    MUST(rc == (sums->samples ? NB_OK : NB_EFORMAT));
+    if (!d)
+        return;
+    const struct nbi_dataset_stats *s = nbi_dataset_stats(d);
+    MUST(s->samples == sums->samples && s->documents == sums->documents);
+    MUST(s->tokens == sums->tokens && s->trained == sums->trained);
+    MUST(s->longest == sums->longest && s->bad == sums->bad);
+    read_batches(d, sums, true);
+    read_batches(d, sums, false);
+    nbi_dataset_close(d);
+}
+
+static void check_file(enum nbi_data_kind kind, const uint8_t *data, size_t size)
+{
+    static const char *const endings[] = {
+        [NBI_DATA_TSV] = ".tsv", [NBI_DATA_TEXT] = ".txt", [NBI_DATA_JSONL] = ".jsonl"};
+    const char *path = scratch_path(endings[kind]);
+    struct sums sums = {0};
+    row = size < 2000 ? 24 : 8192;
+    read_records(kind, data, size, &sums);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+    MUST(fd >= 0 && write(fd, data, size) == (ssize_t)size && close(fd) == 0);
+    read_dataset(path, &sums);
+}
+
+/* In the middle of a document, so that a piece ends somewhere in it. Only records: tokenizing the
+ * rest again and again would take all the time. */
+static void check_long_text(const uint8_t *data, size_t size)
+{
+    size_t front = NBI_PIECE_MAX - (size < 64 ? size / 2 : 32), back = 40;
+    uint8_t *text = malloc(front + size + back);
+    MUST(text);
+    memset(text, 'a', front + size + back);
+    memcpy(text + front, data, size);
+    read_records(NBI_DATA_TEXT, text, front + size + back, NULL);
+    free(text);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size == 0)
+        return 0;
+    enum nbi_data_kind kind = (enum nbi_data_kind)(data[0] % 3);
+    if (kind == NBI_DATA_TEXT && data[0] & 0x80)
+        check_long_text(data + 1, size - 1);
+    else
+        check_file(kind, data + 1, size - 1);
+    return 0;
+}

@@ -1,0 +1,143 @@
+/* data_support.h - what the tests of data sets share: tokenizers, and samples written by hand. */
+#pragma once
+
+#include "base/utf8.h"
+#include "data/sample.h"
+#include "tokenizer/train.h"
+#include "unit/support.h"
+
+/* Qwen's chat tokens, in the order of their ids behind the vocabulary. */
+static const char *const chat_tokens[26] = {"<|endoftext|>",
+                                            "<|im_start|>",
+                                            "<|im_end|>",
+                                            "<|object_ref_start|>",
+                                            "<|object_ref_end|>",
+                                            "<|box_start|>",
+                                            "<|box_end|>",
+                                            "<|quad_start|>",
+                                            "<|quad_end|>",
+                                            "<|vision_start|>",
+                                            "<|vision_end|>",
+                                            "<|vision_pad|>",
+                                            "<|image_pad|>",
+                                            "<|video_pad|>",
+                                            "<tool_call>",
+                                            "</tool_call>",
+                                            "<|fim_prefix|>",
+                                            "<|fim_middle|>",
+                                            "<|fim_suffix|>",
+                                            "<|fim_pad|>",
+                                            "<|repo_name|>",
+                                            "<|file_sep|>",
+                                            "<tool_response>",
+                                            "</tool_response>",
+                                            "<think>",
+                                            "</think>"};
+
+/* A tokenizer that has learnt from a text; without one, it has the bytes and the chat tokens. */
+static inline struct nb_tokenizer *new_tokenizer(const char *text, int64_t merges)
+{
+    struct nbi_trainer *trainer;
+    struct nbi_vocab v;
+    struct nb_tokenizer *t;
+    const struct nbi_trainer_opts opts = {.vocab = NBI_TRAINER_MIN + merges, .min_count = 2};
+    assert_ok(nbi_trainer_new(&trainer));
+    assert_ok(nbi_trainer_add(trainer, text, strlen(text)));
+    assert_ok(nbi_trainer_run(trainer, &opts, &v));
+    assert_ok(nbi_tokenizer_new(&t, &v));
+    nbi_vocab_release(&v);
+    nbi_trainer_free(trainer);
+    return t;
+}
+
+/* Ids of the tokenizer without merges. */
+static inline int32_t byte_id(uint8_t byte)
+{
+    static int32_t ids[256];
+    static bool ready;
+    if (!ready) {
+        struct nb_tokenizer *t = new_tokenizer("", 0);
+        for (int32_t id = 0; id < 256; id++) {
+            size_t len;
+            const char *text = nbi_bpe_token(nbi_tokenizer_bpe(t), id, &len);
+            assert_int_equal(len, 1);
+            ids[(uint8_t)text[0]] = id;
+        }
+        nb_tokenizer_close(t);
+        ready = true;
+    }
+    return ids[byte];
+}
+
+/* The id of the chat token at text, and its length; -1 if there is none. */
+static inline int32_t chat_id(const char *text, size_t *len)
+{
+    for (int i = 0; i < 26; i++) {
+        *len = strlen(chat_tokens[i]);
+        if (strncmp(text, chat_tokens[i], *len) == 0)
+            return 256 + i;
+    }
+    return -1;
+}
+
+/* A sample of the tokenizer without merges, from its text with [[ ]] around what is trained on. */
+static inline void write_sample(struct nbi_sample *s, const char *text)
+{
+    size_t n = strlen(text) + 1, len;
+    bool trained = false;
+    *s = (struct nbi_sample){.cap = n};
+    s->trained = malloc(n);
+    s->ids.p = malloc(n * sizeof *s->ids.p);
+    s->ids.cap = n;
+    while (*text) {
+        if (strncmp(text, "[[", 2) == 0 || strncmp(text, "]]", 2) == 0) {
+            trained = *text == '[';
+            text += 2;
+            continue;
+        }
+        int32_t id = chat_id(text, &len);
+        s->trained[s->ids.count] = trained;
+        s->ids.p[s->ids.count++] = id >= 0 ? id : byte_id((uint8_t)*text);
+        text += id >= 0 ? len : 1;
+    }
+}
+
+/* The same the other way round, for messages. */
+static inline void read_sample(struct nbi_str *out, const struct nbi_sample *s)
+{
+    bool trained = false;
+    static uint8_t byte_of[256];
+    for (int b = 0; b < 256; b++)
+        byte_of[byte_id((uint8_t)b)] = (uint8_t)b;
+    for (size_t i = 0; i < s->ids.count; i++) {
+        if (s->trained[i] != trained)
+            nbi_str_puts(out, trained ? "]]" : "[[");
+        trained = s->trained[i];
+        if (s->ids.p[i] >= 256)
+            nbi_str_puts(out, chat_tokens[s->ids.p[i] - 256]);
+        else
+            nbi_str_append(out, &byte_of[s->ids.p[i]], 1);
+    }
+    nbi_str_puts(out, trained ? "]]" : "");
+}
+
+static inline void assert_sample(const struct nbi_sample *s, const char *text)
+{
+    struct nbi_sample wanted;
+    struct nbi_str got = {0};
+    write_sample(&wanted, text);
+    if (s->ids.count != wanted.ids.count ||
+        memcmp(s->ids.p, wanted.ids.p, s->ids.count * sizeof *s->ids.p) != 0 ||
+        memcmp(s->trained, wanted.trained, s->ids.count) != 0) {
+        read_sample(&got, s);
+        fail_msg("'%s' wanted, got '%s'", text, nbi_str_text(&got));
+    }
+    nbi_sample_release(&wanted);
+}
+
+/* Numbers that are the same in every run. */
+static inline uint32_t draw(uint64_t *state, uint32_t below)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33) % below;
+}

@@ -1,0 +1,551 @@
+/* test_batch.c - rows of packed samples: taken apart again, they are the samples, each prediction
+ * once; order, epochs, resuming, padding. */
+#include "data/batch.h"
+
+#include "unit/data_support.h"
+
+#define PADDING 9999
+
+static struct nb_tokenizer *bytes_only;
+
+static int begin(void **state)
+{
+    bytes_only = new_tokenizer("", 0);
+    return make_test_dir(state);
+}
+
+static int end(void **state)
+{
+    nb_tokenizer_close(bytes_only);
+    return remove_test_dir(state);
+}
+
+static struct nbi_dataset *open_files(const char *a, const char *b)
+{
+    struct nbi_dataset *d;
+    const char *const files[] = {test_path(a), b ? test_path(b) : NULL, NULL};
+    const struct nbi_dataset_opts opts = {
+        .files = files, .tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
+    assert_ok(nbi_dataset_open(&d, &opts));
+    return d;
+}
+
+/* So many questions of 1 to longest bytes with their answers, no two alike. */
+static void put_pairs(const char *name, int count, uint32_t longest, uint64_t seed)
+{
+    struct nbi_str s = {0};
+    for (int i = 0; i < count; i++) {
+        nbi_str_printf(&s, "%d ", i);
+        for (uint32_t n = 1 + draw(&seed, longest); n > 0; n--)
+            nbi_str_printf(&s, "%c", 'a' + (int)draw(&seed, 26));
+        nbi_str_puts(&s, "\t");
+        for (uint32_t n = 1 + draw(&seed, longest); n > 0; n--)
+            nbi_str_printf(&s, "%c", 'A' + (int)draw(&seed, 26));
+        nbi_str_puts(&s, "\n");
+    }
+    put(name, nbi_str_text(&s));
+    nbi_str_release(&s);
+}
+
+static void put_documents(const char *name, int count, uint32_t longest, uint64_t seed)
+{
+    struct nbi_str s = {0};
+    for (int i = 0; i < count; i++) {
+        for (uint32_t n = 1 + draw(&seed, longest); n > 0; n--)
+            nbi_str_printf(&s, "%c", '!' + (int)draw(&seed, 90));
+        nbi_str_puts(&s, "<|endoftext|>");
+    }
+    put(name, nbi_str_text(&s));
+    nbi_str_release(&s);
+}
+
+static struct nbi_batcher_opts options(struct nbi_dataset *d, int64_t epochs)
+{
+    return (struct nbi_batcher_opts){
+        .data = d, .seed = 5, .shuffle = true, .pack = true, .epochs = epochs, .padding = PADDING};
+}
+
+/* ---- batches taken apart ---- */
+
+struct check {
+    struct nbi_dataset *data;
+    int64_t count, T;
+    struct nbi_sample *samples; /* as rows may hold them: shortened if they must be */
+    bool *shortened;
+    int64_t *done; /* [count] predictions found so far */
+    int64_t tokens, trained, begun, truncated, rows;
+};
+
+static void check_init(struct check *c, struct nbi_dataset *d, int64_t T)
+{
+    *c = (struct check){.data = d, .count = nbi_dataset_stats(d)->samples, .T = T};
+    c->samples = calloc((size_t)c->count, sizeof *c->samples);
+    c->done = calloc((size_t)c->count, sizeof *c->done);
+    c->shortened = calloc((size_t)c->count, sizeof *c->shortened);
+    for (int64_t i = 0; i < c->count; i++) {
+        assert_ok(nbi_dataset_get(d, i, &c->samples[i]));
+        if (!c->samples[i].document)
+            c->shortened[i] = nbi_sample_truncate(&c->samples[i], (size_t)T + 1);
+    }
+}
+
+static void check_release(struct check *c)
+{
+    for (int64_t i = 0; i < c->count; i++)
+        nbi_sample_release(&c->samples[i]);
+    free(c->samples);
+    free(c->done);
+    free(c->shortened);
+}
+
+/* Whether positions [0, n) of a segment are what comes next of a sample. */
+static bool continues(const struct check *c, int64_t i, const int32_t *ids, const int32_t *targets,
+                      int64_t n)
+{
+    const struct nbi_sample *s = &c->samples[i];
+    int64_t from = c->done[i], left = (int64_t)s->ids.count - 1 - from;
+    if (n > left || (!s->document && n < left))
+        return false;
+    for (int64_t t = 0; t < n; t++) {
+        int32_t target = s->trained[from + t + 1] ? s->ids.p[from + t + 1] : NBI_IGNORE;
+        if (ids[t] != s->ids.p[from + t] || targets[t] != target)
+            return false;
+    }
+    return true;
+}
+
+/* A stretch of a row in which positions count up from 0: one sample, or a part of a document. */
+static void take_segment(struct check *c, const int32_t *ids, const int32_t *targets, int64_t n)
+{
+    for (int64_t i = 0; i < c->count; i++)
+        if (continues(c, i, ids, targets, n)) {
+            if (c->done[i] == 0) {
+                c->begun++;
+                c->truncated += c->shortened[i];
+            }
+            c->done[i] += n;
+            c->tokens += n;
+            for (int64_t t = 0; t < n; t++)
+                c->trained += targets[t] != NBI_IGNORE;
+            return;
+        }
+    fail_msg("%lld positions that are no sample, or one for the second time", (long long)n);
+}
+
+static int64_t take_row(struct check *c, const int32_t *ids, const int32_t *targets,
+                        const int32_t *positions)
+{
+    int64_t segments = 0;
+    for (int64_t t = 0, stop; t < c->T; t = stop) {
+        assert_int_equal(positions[t], 0);
+        for (stop = t + 1; stop < c->T && positions[stop] != 0; stop++)
+            assert_int_equal(positions[stop], positions[stop - 1] + 1);
+        if (ids[t] != PADDING) {
+            take_segment(c, ids + t, targets + t, stop - t);
+            segments++;
+            continue;
+        }
+        assert_int_equal(stop, c->T); /* padding is at the end, in one stretch */
+        for (; t < stop; t++) {
+            assert_int_equal(ids[t], PADDING);
+            assert_int_equal(targets[t], NBI_IGNORE);
+        }
+    }
+    c->rows += segments > 0;
+    return segments;
+}
+
+/* Adds what a batch holds, and compares its counters with that. */
+static void take_batch(struct check *c, const struct nbi_batch *b, bool pack)
+{
+    int64_t tokens = c->tokens, trained = c->trained, begun = c->begun, truncated = c->truncated;
+    for (int64_t row = 0; row < b->B; row++) {
+        int64_t at = row * b->T;
+        int64_t segments = take_row(c, b->ids + at, b->targets + at, b->positions + at);
+        assert_true(pack || segments <= 1);
+    }
+    assert_int_equal(b->tokens, c->tokens - tokens);
+    assert_int_equal(b->trained, c->trained - trained);
+    assert_int_equal(b->samples, c->begun - begun);
+    assert_int_equal(b->truncated, c->truncated - truncated);
+}
+
+/* Every prediction of the set was made, none is under way. */
+static void check_epoch(struct check *c)
+{
+    for (int64_t i = 0; i < c->count; i++) {
+        assert_int_equal(c->done[i], c->samples[i].ids.count - 1);
+        c->done[i] = 0;
+    }
+    assert_int_equal(c->begun, c->count);
+}
+
+/* One epoch in batches of B x T; returns how full the rows are. */
+static double run_epoch(struct nbi_dataset *d, int64_t B, int64_t T, bool pack, bool shuffle)
+{
+    struct nbi_batcher_opts opts = options(d, 1);
+    struct nbi_batcher b;
+    struct nbi_batch batch;
+    struct check c;
+    bool more = true;
+    opts.pack = pack;
+    opts.shuffle = shuffle;
+    check_init(&c, d, T);
+    assert_ok(nbi_batcher_init(&b, &opts));
+    assert_ok(nbi_batch_init(&batch, B, T));
+    while (more) {
+        assert_ok(nbi_batcher_next(&b, &batch, &more));
+        assert_true(batch.B == B && batch.T == T);
+        assert_int_equal(more, batch.tokens > 0);
+        take_batch(&c, &batch, pack);
+    }
+    check_epoch(&c);
+    assert_true(b.cursor.epoch == 1 && b.cursor.next == 0 && b.cursor.token == 0);
+    assert_ok(nbi_batcher_next(&b, &batch, &more)); /* the end stays the end */
+    assert_true(!more && batch.tokens == 0 && batch.samples == 0);
+    double full = (double)c.tokens / (double)(c.rows * T);
+    nbi_batch_release(&batch);
+    nbi_batcher_release(&b);
+    check_release(&c);
+    return full;
+}
+
+/* ---- tests ---- */
+
+static void test_batch__by_hand(void **state)
+{
+    (void)state;
+    struct nbi_batcher b;
+    struct nbi_batch batch;
+    bool more;
+    put("hand.txt", "ab<|endoftext|>c");
+    struct nbi_dataset *d = open_files("hand.txt", NULL);
+    struct nbi_batcher_opts opts = options(d, 1);
+    opts.shuffle = false;
+    assert_ok(nbi_batcher_init(&b, &opts));
+    assert_ok(nbi_batch_init(&batch, 2, 4));
+    assert_ok(nbi_batcher_next(&b, &batch, &more));
+    const int32_t ids[] = {byte_id('a'), byte_id('b'), byte_id('c'), PADDING,
+                           PADDING,      PADDING,      PADDING,      PADDING};
+    const int32_t targets[] = {byte_id('b'), 256,        256,        NBI_IGNORE,
+                               NBI_IGNORE,   NBI_IGNORE, NBI_IGNORE, NBI_IGNORE};
+    const int32_t positions[] = {0, 1, 0, 0, 0, 1, 2, 3};
+    assert_true(more);
+    assert_memory_equal(batch.ids, ids, sizeof ids);
+    assert_memory_equal(batch.targets, targets, sizeof targets);
+    assert_memory_equal(batch.positions, positions, sizeof positions);
+    assert_true(batch.tokens == 3 && batch.trained == 3 && batch.samples == 2);
+    assert_int_equal(batch.truncated, 0);
+    assert_ok(nbi_batcher_next(&b, &batch, &more));
+    assert_false(more);
+    nbi_batch_release(&batch);
+    nbi_batcher_release(&b);
+    nbi_dataset_close(d);
+}
+
+/* A document over rows and batches: the last target of a part is the first token of the next. */
+static void test_batch__document_goes_on(void **state)
+{
+    (void)state;
+    static const char text[] = "0123456789abcdefghijklmnopqrstuvwxyz";
+    struct nbi_batcher b;
+    struct nbi_batch batch;
+    bool more = true;
+    put("on.txt", text);
+    struct nbi_dataset *d = open_files("on.txt", NULL);
+    const struct nbi_batcher_opts opts = options(d, 1);
+    assert_ok(nbi_batcher_init(&b, &opts));
+    assert_ok(nbi_batch_init(&batch, 2, 8));
+    for (int64_t n = 0; n < 3; n++) {
+        assert_ok(nbi_batcher_next(&b, &batch, &more));
+        assert_int_equal(batch.tokens, n < 2 ? 16 : 4);
+        assert_int_equal(batch.samples, n == 0);
+        for (int64_t t = 0; t < batch.tokens; t++) {
+            char next = text[n * 16 + t + 1];
+            assert_int_equal(batch.ids[t], byte_id((uint8_t)text[n * 16 + t]));
+            assert_int_equal(batch.targets[t], next ? byte_id((uint8_t)next) : 256);
+            assert_int_equal(batch.positions[t], t % 8);
+        }
+        assert_int_equal(b.cursor.token, n == 0 ? 16 : n == 1 ? 32 : 0);
+    }
+    assert_ok(nbi_batcher_next(&b, &batch, &more));
+    assert_false(more);
+    nbi_batch_release(&batch);
+    nbi_batcher_release(&b);
+    nbi_dataset_close(d);
+}
+
+static void test_batch__every_prediction_once(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][2] = {{1, 1}, {1, 64}, {2, 17}, {4, 33}, {8, 128}, {3, 1000}};
+    put_pairs("mix.tsv", 60, 60, 1);
+    put_documents("mix.txt", 12, 400, 2);
+    struct nbi_dataset *d = open_files("mix.tsv", "mix.txt");
+    assert_int_equal(nbi_dataset_stats(d)->samples, 72);
+    for (size_t i = 1; i < sizeof shapes / sizeof *shapes; i++)
+        for (int mode = 0; mode < 4; mode++)
+            run_epoch(d, shapes[i][0], shapes[i][1], mode & 1, mode & 2);
+    nbi_dataset_close(d);
+    put_documents("one.txt", 3, 40, 3); /* one token a row */
+    d = open_files("one.txt", NULL);
+    run_epoch(d, shapes[0][0], shapes[0][1], true, true);
+    nbi_dataset_close(d);
+}
+
+static void test_batch__truncated(void **state)
+{
+    (void)state;
+    struct nbi_batcher b;
+    struct nbi_batch batch;
+    bool more = true;
+    int64_t truncated = 0;
+    put("short.tsv", "a\tb\nquestion\tanswer that is longer than the row\nc\td\n");
+    struct nbi_dataset *d = open_files("short.tsv", NULL);
+    const struct nbi_batcher_opts opts = options(d, 1);
+    assert_ok(nbi_batcher_init(&b, &opts));
+    assert_ok(nbi_batch_init(&batch, 1, 32));
+    while (more) {
+        assert_ok(nbi_batcher_next(&b, &batch, &more));
+        truncated += batch.truncated;
+        if (batch.truncated) /* the sample fills the row: 33 tokens, 32 predictions */
+            assert_true(batch.tokens == 32 && batch.samples == 1 && batch.trained == 33 - 4);
+    }
+    assert_int_equal(truncated, 1);
+    nbi_batch_release(&batch);
+    nbi_batcher_release(&b);
+    nbi_dataset_close(d);
+}
+
+/* Rows are full enough on questions and answers of ordinary lengths, and on documents. */
+static void test_batch__rows_are_full(void **state)
+{
+    (void)state;
+    put_pairs("full.tsv", 1500, 150, 7);
+    put_documents("full.txt", 60, 3000, 8);
+    struct nbi_dataset *pairs = open_files("full.tsv", NULL);
+    struct nbi_dataset *documents = open_files("full.txt", NULL);
+    struct nbi_dataset *both = open_files("full.tsv", "full.txt");
+    double a = run_epoch(pairs, 8, 1024, true, true);
+    double b = run_epoch(documents, 4, 1024, true, true);
+    double c = run_epoch(both, 8, 1024, true, true);
+    if (a < 0.9 || b < 0.9 || c < 0.9)
+        fail_msg("rows are %.3f, %.3f and %.3f full", a, b, c);
+    nbi_dataset_close(pairs);
+    nbi_dataset_close(documents);
+    nbi_dataset_close(both);
+}
+
+/* ---- order and epochs ---- */
+
+static void assert_permutation(const uint32_t *order, uint32_t n)
+{
+    uint8_t *seen = calloc(n, 1);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_true(order[i] < n && !seen[order[i]]);
+        seen[order[i]] = 1;
+    }
+    free(seen);
+}
+
+static void test_order__seeds_and_epochs(void **state)
+{
+    (void)state;
+    enum { COUNT = 200 };
+    uint32_t kept[4][COUNT];
+    put_pairs("order.tsv", COUNT, 5, 1);
+    struct nbi_dataset *d = open_files("order.tsv", NULL);
+    for (int k = 0; k < 4; k++) { /* seeds 5 and 6, epochs 0 and 1 */
+        struct nbi_batcher_opts opts = options(d, 0);
+        struct nbi_batcher b;
+        opts.seed += (uint64_t)(k / 2);
+        assert_ok(nbi_batcher_init(&b, &opts));
+        nbi_batcher_order(&b, 7); /* what was asked for before does not matter */
+        nbi_batcher_order(&b, k % 2);
+        assert_permutation(b.order, COUNT);
+        memcpy(kept[k], b.order, sizeof kept[k]);
+        for (int other = 0; other < k; other++) {
+            int same = 0;
+            for (int i = 0; i < COUNT; i++)
+                same += kept[other][i] == kept[k][i];
+            assert_true(same < 10); /* one is to be expected */
+        }
+        nbi_batcher_release(&b);
+    }
+    struct nbi_batcher_opts opts = options(d, 0);
+    struct nbi_batcher b;
+    assert_ok(nbi_batcher_init(&b, &opts));
+    nbi_batcher_order(&b, 0);
+    assert_memory_equal(b.order, kept[0], sizeof kept[0]); /* the same seed: the same */
+    nbi_batcher_release(&b);
+    opts.shuffle = false;
+    assert_ok(nbi_batcher_init(&b, &opts));
+    for (int64_t epoch = 0; epoch < 2; epoch++) {
+        nbi_batcher_order(&b, epoch);
+        for (uint32_t i = 0; i < COUNT; i++)
+            assert_int_equal(b.order[i], i);
+    }
+    nbi_batcher_release(&b);
+    nbi_dataset_close(d);
+}
+
+/* Over many epochs every sample is about as often at every place. */
+static void test_order__is_fair(void **state)
+{
+    (void)state;
+    enum { COUNT = 8, EPOCHS = 8000 };
+    int seen[COUNT][COUNT] = {0};
+    put_pairs("fair.tsv", COUNT, 5, 1);
+    struct nbi_dataset *d = open_files("fair.tsv", NULL);
+    const struct nbi_batcher_opts opts = options(d, 0);
+    struct nbi_batcher b;
+    assert_ok(nbi_batcher_init(&b, &opts));
+    for (int64_t epoch = 0; epoch < EPOCHS; epoch++) {
+        nbi_batcher_order(&b, epoch);
+        for (int i = 0; i < COUNT; i++)
+            seen[i][b.order[i]]++;
+    }
+    for (int i = 0; i < COUNT * COUNT; i++) /* 1000 each, with a deviation of 30 */
+        assert_true(abs(seen[i / COUNT][i % COUNT] - EPOCHS / COUNT) < 150);
+    nbi_batcher_release(&b);
+    nbi_dataset_close(d);
+}
+
+static void test_batch__epochs(void **state)
+{
+    (void)state;
+    put_pairs("epochs.tsv", 10, 20, 1);
+    struct nbi_dataset *d = open_files("epochs.tsv", NULL);
+    for (int64_t epochs = 1; epochs <= 3; epochs++) {
+        const struct nbi_batcher_opts opts = options(d, epochs);
+        struct nbi_batcher b;
+        struct nbi_batch batch;
+        bool more = true;
+        int64_t samples = 0;
+        assert_ok(nbi_batcher_init(&b, &opts));
+        assert_ok(nbi_batch_init(&batch, 2, 100));
+        while (more) {
+            assert_ok(nbi_batcher_next(&b, &batch, &more));
+            samples += batch.samples;
+        }
+        assert_int_equal(samples, 10 * epochs);
+        nbi_batch_release(&batch);
+        nbi_batcher_release(&b);
+    }
+    const struct nbi_batcher_opts forever = options(d, 0);
+    struct nbi_batcher b;
+    struct nbi_batch batch;
+    bool more;
+    assert_ok(nbi_batcher_init(&b, &forever));
+    assert_ok(nbi_batch_init(&batch, 2, 100));
+    while (b.cursor.epoch < 50) { /* and all rows of them in use: the next epoch fills them */
+        assert_ok(nbi_batcher_next(&b, &batch, &more));
+        assert_true(more && batch.samples > 1);
+    }
+    nbi_batch_release(&batch);
+    nbi_batcher_release(&b);
+    nbi_dataset_close(d);
+}
+
+/* ---- resuming ---- */
+
+static void assert_same_batch(const struct nbi_batch *a, const struct nbi_batch *b)
+{
+    size_t bytes = (size_t)(a->B * a->T) * sizeof *a->ids;
+    assert_memory_equal(a->ids, b->ids, bytes);
+    assert_memory_equal(a->targets, b->targets, bytes);
+    assert_memory_equal(a->positions, b->positions, bytes);
+    assert_true(a->tokens == b->tokens && a->trained == b->trained);
+    assert_true(a->samples == b->samples && a->truncated == b->truncated);
+}
+
+/* Stops after every one of 40 batches; what follows is the same as without the stop, for 5 more. */
+static void test_batch__resume(void **state)
+{
+    (void)state;
+    enum { BATCHES = 40, MORE = 5 };
+    put_pairs("resume.tsv", 30, 60, 1);
+    put_documents("resume.txt", 8, 500, 2);
+    struct nbi_dataset *d = open_files("resume.tsv", "resume.txt");
+    const struct nbi_batcher_opts opts = options(d, 0);
+    struct nbi_batcher straight, resumed;
+    struct nbi_batch batch[BATCHES + MORE], again;
+    struct nbi_batch_cursor cursor[BATCHES + 1];
+    bool more, inside = false;
+    assert_ok(nbi_batcher_init(&straight, &opts));
+    for (int i = 0; i < BATCHES + MORE; i++) {
+        if (i <= BATCHES)
+            cursor[i] = straight.cursor;
+        inside |= straight.cursor.token > 0;
+        assert_ok(nbi_batch_init(&batch[i], 3, 70));
+        assert_ok(nbi_batcher_next(&straight, &batch[i], &more));
+    }
+    assert_true(inside && straight.cursor.epoch > 0); /* it was worth stopping there */
+    assert_ok(nbi_batch_init(&again, 3, 70));
+    for (int i = 0; i <= BATCHES; i++) {
+        assert_ok(nbi_batcher_init(&resumed, &opts));
+        resumed.cursor = cursor[i];
+        for (int k = i; k < i + MORE; k++) {
+            assert_ok(nbi_batcher_next(&resumed, &again, &more));
+            assert_same_batch(&again, &batch[k]);
+        }
+        nbi_batcher_release(&resumed);
+    }
+    for (int i = 0; i < BATCHES + MORE; i++)
+        nbi_batch_release(&batch[i]);
+    nbi_batch_release(&again);
+    nbi_batcher_release(&straight);
+    nbi_dataset_close(d);
+}
+
+static void test_batch__sizes(void **state)
+{
+    (void)state;
+    struct nbi_batch b;
+    assert_fails(nbi_batch_init(&b, 0, 8), NB_EINVAL, "a batch of 0 x 8 tokens");
+    assert_fails(nbi_batch_init(&b, 8, -1), NB_EINVAL, "a batch of 8 x -1 tokens");
+    assert_fails(nbi_batch_init(&b, (int64_t)1 << 33, 1), NB_EINVAL, "a batch of");
+    assert_fails(nbi_batch_init(&b, (int64_t)1 << 32, (int64_t)1 << 32), NB_EINVAL, "a batch of");
+    assert_null(b.ids);
+    nbi_batch_release(&b);
+}
+
+/* A file that changes while it is trained on is an error, with its place. */
+static void test_batch__changed_file(void **state)
+{
+    (void)state;
+    struct nbi_batcher b;
+    struct nbi_batch batch;
+    bool more;
+    put_pairs("changed.tsv", 4, 10, 1);
+    struct nbi_dataset *d = open_files("changed.tsv", NULL);
+    const struct nbi_batcher_opts opts = options(d, 0);
+    assert_ok(nbi_batcher_init(&b, &opts));
+    assert_ok(nbi_batch_init(&batch, 2, 64));
+    FILE *f = fopen(test_path("changed.tsv"), "r+");
+    for (int i = 0; i < 80; i++)
+        fputc('x', f);
+    fclose(f);
+    assert_fails(nbi_batcher_next(&b, &batch, &more), NB_EFORMAT, "changed.tsv:");
+    nbi_batch_release(&batch);
+    nbi_batcher_release(&b);
+    nbi_dataset_close(d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_batch__by_hand),
+        cmocka_unit_test(test_batch__document_goes_on),
+        cmocka_unit_test(test_batch__every_prediction_once),
+        cmocka_unit_test(test_batch__truncated),
+        cmocka_unit_test(test_batch__rows_are_full),
+        cmocka_unit_test(test_order__seeds_and_epochs),
+        cmocka_unit_test(test_order__is_fair),
+        cmocka_unit_test(test_batch__epochs),
+        cmocka_unit_test(test_batch__resume),
+        cmocka_unit_test(test_batch__sizes),
+        cmocka_unit_test(test_batch__changed_file),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}

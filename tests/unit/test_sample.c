@@ -1,0 +1,515 @@
+/* test_sample.c - records as tokens with a loss mask, against samples written by hand; shortening
+ * them, against the rule in sample.h. */
+#include "data/sample.h"
+#include "unit/data_support.h"
+
+static struct nb_tokenizer *bytes_only;
+
+static int make_tokenizer(void **state)
+{
+    (void)state;
+    bytes_only = new_tokenizer("", 0);
+    return 0;
+}
+
+static int close_tokenizer(void **state)
+{
+    (void)state;
+    nb_tokenizer_close(bytes_only);
+    return 0;
+}
+
+#define U           "<|im_start|>user\n"
+#define A           "<|im_start|>assistant\n"
+#define S           "<|im_start|>system\n"
+#define E           "<|im_end|>"
+#define N           "<|im_end|>\n"
+#define EMPTY_THINK "<think>\n\n</think>\n\n"
+
+/* What a record becomes, in [[ ]] what is trained on. */
+static void expect(enum nbi_chat_kind chat, enum nbi_data_kind kind, const char *record,
+                   const char *wanted)
+{
+    struct nbi_sampler s = {.tokenizer = bytes_only, .chat = chat};
+    struct nbi_sample sample = {0};
+    for (int twice = 0; twice < 2; twice++) { /* the second one into what the first one left */
+        assert_ok(nbi_sample_make(&s, kind, record, strlen(record), true, &sample));
+        assert_sample(&sample, wanted);
+        assert_int_equal(sample.document, strncmp(wanted, "[[", 2) == 0);
+    }
+    nbi_sample_release(&sample);
+    nbi_sampler_release(&s);
+}
+
+static void expect_all(enum nbi_data_kind kind, const char *record, const char *plain,
+                       const char *hybrid)
+{
+    expect(NBI_CHAT_CHATML, kind, record, plain);
+    expect(NBI_CHAT_QWEN3_2507, kind, record, plain);
+    expect(NBI_CHAT_QWEN3, kind, record, hybrid);
+}
+
+/* The failure is the same whether samples are tokenized or only checked. */
+static void refuse(enum nbi_data_kind kind, const char *record, const char *words)
+{
+    struct nbi_sample sample = {0};
+    for (int check = 0; check < 2; check++) {
+        struct nbi_sampler s = {.tokenizer = check ? NULL : bytes_only, .chat = NBI_CHAT_QWEN3};
+        assert_fails(nbi_sample_make(&s, kind, record, strlen(record), true, &sample), NB_EFORMAT,
+                     words);
+        nbi_sampler_release(&s);
+    }
+    nbi_sample_release(&sample);
+}
+
+/* ---- TSV ---- */
+
+static void test_tsv__pairs(void **state)
+{
+    (void)state;
+    expect_all(NBI_DATA_TSV, "hi\thello", U "hi" N A "[[hello" E "]]",
+               U "hi" N A EMPTY_THINK "[[hello" E "]]");
+    expect(NBI_CHAT_CHATML, NBI_DATA_TSV, " a \t b\tc \r", U "a" N A "[[b\tc" E "]]");
+    expect(NBI_CHAT_CHATML, NBI_DATA_TSV, "q \\n \"x\"\t\t\xE4\xBD\xA0",
+           U "q \\n \"x\"" N A "[[\xE4\xBD\xA0" E "]]");
+    expect(NBI_CHAT_QWEN3, NBI_DATA_TSV, "a\t<think>b</think>c",
+           U "a" N A "[[<think>\nb\n</think>\n\nc" E "]]");
+}
+
+static void test_tsv__errors(void **state)
+{
+    (void)state;
+    refuse(NBI_DATA_TSV, "no tab", "no TAB between prompt and answer");
+    refuse(NBI_DATA_TSV, "\tx", "the prompt is empty");
+    refuse(NBI_DATA_TSV, " \t x", "the prompt is empty");
+    refuse(NBI_DATA_TSV, "x\t \t\r", "the answer is empty");
+    refuse(NBI_DATA_TSV, "x\ty\xFF", "not well-formed UTF-8");
+    refuse(NBI_DATA_TSV, "x\xE4\xBD\ty", "not well-formed UTF-8");
+    refuse(NBI_DATA_TSV, "x\t\xED\xA0\x80", "not well-formed UTF-8");
+}
+
+static void test_tsv__headers(void **state)
+{
+    (void)state;
+    static const char *const headers[] = {"prompt\tresponse",        "Question\tANSWER\r",
+                                          " instruction \t output ", "prompt\tcompletion",
+                                          "prompt\ttarget\tnotes",   "question\tresponse\t"};
+    static const char *const others[] = {
+        "prompt",          "prompt\t",      "response\tprompt", "the prompt\tanswer",
+        "prompt\tanswers", "input\toutput", "\tanswer",         "",
+        "prompt answer"};
+    for (size_t i = 0; i < sizeof headers / sizeof *headers; i++)
+        if (!nbi_sample_is_header(headers[i], strlen(headers[i])))
+            fail_msg("'%s' is a header", headers[i]);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (nbi_sample_is_header(others[i], strlen(others[i])))
+            fail_msg("'%s' is no header", others[i]);
+}
+
+/* ---- JSONL: prompt and response ---- */
+
+static void test_json__aliases(void **state)
+{
+    (void)state;
+    static const char *const prompts[] = {"prompt", "instruction", "question"};
+    static const char *const answers[] = {"response", "completion", "output", "answer", "target"};
+    static const char *const contexts[] = {"input", "context"};
+    char line[200];
+    for (int p = 0; p < 3; p++)
+        for (int a = 0; a < 5; a++) {
+            snprintf(line, sizeof line, "{\"%s\": \"q\", \"id\": 7, \"%s\": \"a\"}", prompts[p],
+                     answers[a]);
+            expect_all(NBI_DATA_JSONL, line, U "q" N A "[[a" E "]]",
+                       U "q" N A EMPTY_THINK "[[a" E "]]");
+        }
+    for (int c = 0; c < 2; c++) {
+        snprintf(line, sizeof line,
+                 "{\"output\": \"a\", \"%s\": \"below\\n\", \"instruction\": \"q\"}", contexts[c]);
+        expect(NBI_CHAT_CHATML, NBI_DATA_JSONL, line, U "q\n\nbelow\n" N A "[[a" E "]]");
+    }
+}
+
+static void test_json__pairs(void **state)
+{
+    (void)state;
+    expect_all(
+        NBI_DATA_JSONL, " {\"system\": \"be brief\", \"prompt\": \"q\", \"answer\": \"a\"}\r",
+        S "be brief" N U "q" N A "[[a" E "]]", S "be brief" N U "q" N A EMPTY_THINK "[[a" E "]]");
+    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL,
+           "{\"prompt\": \" q\\t\", \"response\": \" a\\n\", \"input\": \"\", \"system\": null}",
+           U " q\t" N A "[[ a\n" E "]]"); /* nothing is trimmed here */
+    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL,
+           "{\"prompt\": \"\\u00e9\\ud83d\\ude00\\u2028\", \"response\": \"\\\"\\\\\"}",
+           U "\xC3\xA9\xF0\x9F\x98\x80\xE2\x80\xA8" N A "[[\"\\" E "]]");
+    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL,
+           "{\"prompt\": \"p\", \"question\": \"q\", \"target\": \"t\", \"output\": \"o\"}",
+           U "p" N A "[[o" E "]]"); /* the first name of the list counts */
+}
+
+static void test_json__nul(void **state)
+{
+    (void)state;
+    static const char line[] = "{\"prompt\": \"a\\u0000\", \"response\": \"\\u0000b\"}";
+    struct nbi_sampler s = {.tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
+    struct nbi_sample sample = {0}, wanted;
+    assert_ok(nbi_sample_make(&s, NBI_DATA_JSONL, line, strlen(line), true, &sample));
+    write_sample(&wanted, U "a?" N A "[[?b" E "]]");
+    for (size_t i = 0; i < wanted.ids.count; i++)
+        if (wanted.ids.p[i] == byte_id('?'))
+            wanted.ids.p[i] = byte_id(0);
+    assert_int_equal(sample.ids.count, wanted.ids.count);
+    assert_memory_equal(sample.ids.p, wanted.ids.p, wanted.ids.count * sizeof *wanted.ids.p);
+    assert_memory_equal(sample.trained, wanted.trained, wanted.ids.count);
+    nbi_sample_release(&wanted);
+    nbi_sample_release(&sample);
+    nbi_sampler_release(&s);
+}
+
+/* ---- JSONL: messages ---- */
+
+#define M(role, content) "{\"role\": \"" role "\", \"content\": \"" content "\"}"
+
+static void test_messages__turns(void **state)
+{
+    (void)state;
+    expect_all(NBI_DATA_JSONL,
+               "{\"messages\": [" M("system", "s") ", " M("user", "u1") ", " M(
+                   "assistant", "a1") ", " M("user", "u2") ", " M("assistant", "a2") "]}",
+               S "s" N U "u1" N A "[[a1" E "]]\n" U "u2" N A "[[a2" E "]]",
+               S "s" N U "u1" N A "[[a1" E "]]\n" U "u2" N A EMPTY_THINK "[[a2" E "]]");
+    /* what follows the last answer is of no use */
+    expect_all(NBI_DATA_JSONL,
+               "{\"messages\": [" M("user", "u1") ", " M("assistant", "a1") ", " M(
+                   "user", "u2") "], \"add_generation_prompt\": true}",
+               U "u1" N A "[[a1" E "]]", U "u1" N A "[[a1" E "]]");
+    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL, "{\"messages\": [" M("assistant", "hello") "]}",
+           A "[[hello" E "]]");
+    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL, /* messages count, not the rest */
+           "{\"text\": 1, \"prompt\": 2, \"messages\": [" M("assistant", "x") "]}", A "[[x" E "]]");
+}
+
+static void test_messages__reasoning(void **state)
+{
+    (void)state;
+    expect(NBI_CHAT_QWEN3, NBI_DATA_JSONL,
+           "{\"messages\": [" M("user", "u1") ", " M("assistant", "<think>old</think>a1") ", " M(
+               "user", "u2") ", {\"role\": \"assistant\", \"content\": \"a2\", "
+                             "\"reasoning_content\": \"\\nbecause\\n\"}]}",
+           U "u1" N A "[[a1" E "]]\n" U "u2" N A "[[<think>\nbecause\n</think>\n\na2" E "]]");
+    expect(
+        NBI_CHAT_QWEN3, NBI_DATA_JSONL,
+        "{\"messages\": [" M("user", "u") ", " M("assistant", "<think>\\n\\n</think>\\n\\nx") "]}",
+        U "u" N A EMPTY_THINK "[[x" E "]]");
+    expect(NBI_CHAT_QWEN3_2507, NBI_DATA_JSONL, /* a model that does not think: words like others */
+           "{\"messages\": [" M("user", "u") ", " M("assistant", "<think>r</think>x") "]}",
+           U "u" N A "[[<think>r</think>x" E "]]");
+}
+
+static void test_messages__tools(void **state)
+{
+    (void)state;
+    static const char line[] = "{\"messages\": [" M(
+        "user",
+        "u") ", {\"role\": \"assistant\", \"content\": \"\", "
+             "\"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": {\"x\": 1}}}]}, " M(
+                 "tool", "7") ", " M("assistant", "it is 7") "], \"tools\": [{\"name\": \"f\"}]}";
+#define TOOLS                                                                                      \
+    S "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are "   \
+      "provided with function signatures within <tools></tools> XML tags:\n<tools>\n"              \
+      "{\"name\": \"f\"}\n</tools>\n\nFor each function call, return a json object with function " \
+      "name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": "      \
+      "<function-name>, \"arguments\": <args-json-object>}\n</tool_call>" N
+#define CALL   "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>"
+#define ANSWER U "<tool_response>\n7\n</tool_response>" N
+    expect(NBI_CHAT_QWEN3_2507, NBI_DATA_JSONL, line,
+           TOOLS U "u" N A "[[" CALL E "]]\n" ANSWER A "[[it is 7" E "]]");
+    /* Of the messages behind the last question only the last gets a think block, or one with
+     * reasoning. */
+    expect(NBI_CHAT_QWEN3, NBI_DATA_JSONL, line,
+           TOOLS U "u" N A "[[" CALL E "]]\n" ANSWER A EMPTY_THINK "[[it is 7" E "]]");
+    struct nbi_sampler s = {.tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
+    struct nbi_sample sample = {0};
+    assert_fails(nbi_sample_make(&s, NBI_DATA_JSONL, line, strlen(line), true, &sample),
+                 NB_EUNSUPPORTED, "the chat template of this model has no tools");
+    nbi_sample_release(&sample);
+    nbi_sampler_release(&s);
+}
+
+static void test_json__errors(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"{\"prompt\": \"a\"", "invalid JSON at byte"},
+        {"{\"prompt\": \"\xFF\"}", "invalid JSON at byte"},
+        {"{} {}", "invalid JSON at byte"},
+        {"[1]", "the line is an array and not an object"},
+        {"\"text\"", "the line is a string and not an object"},
+        {"{}", "there is neither 'messages', nor 'prompt' and 'response', nor 'text' in it"},
+        {"{\"prompt\": \"a\"}", "there is neither"},
+        {"{\"response\": \"a\", \"input\": \"b\"}", "there is neither"},
+        {"{\"prompt\": 1, \"response\": \"a\"}", "'prompt' must be a string, it is a number"},
+        {"{\"question\": \"q\", \"target\": null}", "there is neither"},
+        {"{\"prompt\": \"a\", \"completion\": [\"b\"]}", "'completion' must be a string, it is an"},
+        {"{\"prompt\": \"a\", \"response\": \"b\", \"input\": 1}", "'input' must be a string"},
+        {"{\"prompt\": \"a\", \"response\": \"b\", \"system\": {}}", "'system' must be a string"},
+        {"{\"instruction\": \"\", \"output\": \"b\"}", "'instruction' is empty"},
+        {"{\"prompt\": \"a\", \"answer\": \"\"}", "'answer' is empty"},
+        {"{\"text\": \"\"}", "'text' is empty"},
+        {"{\"text\": [\"a\"]}", "'text' must be a string, it is an array"},
+        {"{\"messages\": []}", "'messages' is empty"},
+        {"{\"messages\": {}}", "'messages' must be an array, it is an object"},
+        {"{\"messages\": [" M("human", "a") ", " M("assistant", "b") "]}",
+         "the role of message 1 is none of"},
+        {"{\"messages\": [" M("user", "a") ", " M("assistant", "") "]}",
+         "message 2, the assistant's, is empty"},
+        {"{\"messages\": [" M("user", "a") ", {\"role\": \"assistant\", \"contnt\": \"b\"}]}",
+         "the content of message 2 must be text, it is missing"},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]}",
+         "the content of message 1 must be text, it is an array"},
+        {"{\"messages\": [" M("user", "a") "]}", "there is no assistant message to learn from"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        refuse(NBI_DATA_JSONL, cases[i][0], cases[i][1]);
+}
+
+/* ---- documents ---- */
+
+static void test_document__end(void **state)
+{
+    (void)state;
+    struct nbi_sampler s = {.tokenizer = bytes_only};
+    struct nbi_sample sample = {0};
+    expect(NBI_CHAT_CHATML, NBI_DATA_TEXT, "a\tb\n", "[[a\tb\n<|endoftext|>]]");
+    expect(NBI_CHAT_QWEN3, NBI_DATA_TEXT, "a<|im_end|>b", "[[a<|im_end|>b<|endoftext|>]]");
+    expect(NBI_CHAT_QWEN3, NBI_DATA_TEXT, "\xFF", "[[\xEF\xBF\xBD<|endoftext|>]]");
+    expect(NBI_CHAT_QWEN3, NBI_DATA_JSONL, "{\"text\": \"\\na\\n\", \"prompt\": 1}",
+           "[[\na\n<|endoftext|>]]");
+    assert_ok(nbi_sample_make(&s, NBI_DATA_TEXT, "goes on", 7, false, &sample));
+    assert_sample(&sample, "[[goes on]]");
+    assert_true(sample.document);
+    assert_ok(nbi_sample_make(&s, NBI_DATA_TEXT, "", 0, true, &sample));
+    assert_sample(&sample, "[[<|endoftext|>]]");
+    s.tokenizer = NULL; /* samples are only checked */
+    assert_ok(nbi_sample_make(&s, NBI_DATA_TEXT, "goes on", 7, true, &sample));
+    assert_int_equal(sample.ids.count, 0);
+    nbi_sample_release(&sample);
+    nbi_sampler_release(&s);
+}
+
+/* ---- prompt and answer meet as they do in use ---- */
+
+static void add_ids(struct nb_tokenizer *t, struct nbi_ids *ids, const char *text)
+{
+    assert_ok(nbi_encode(nbi_tokenizer_encoder(t), text, strlen(text), true, ids));
+}
+
+static void test_sample__parts_are_tokenized_apart(void **state)
+{
+    (void)state;
+    static const char line[] = "{\"prompt\": \"u\", \"response\": \"\\nanswer\"}";
+    struct nb_tokenizer *t = new_tokenizer("a\n\nanswer\n\nuser\n\nassistant answer", 40);
+    struct nbi_sampler s = {.tokenizer = t, .chat = NBI_CHAT_CHATML};
+    struct nbi_sample sample = {0};
+    struct nbi_ids apart = {0}, whole = {0};
+    add_ids(t, &apart, U "u" N A);
+    size_t prompt = apart.count;
+    add_ids(t, &apart, "\nanswer" E);
+    add_ids(t, &whole, U "u" N A "\nanswer" E);
+    assert_true(whole.count < apart.count); /* the two newlines are one token there */
+    assert_ok(nbi_sample_make(&s, NBI_DATA_JSONL, line, strlen(line), true, &sample));
+    assert_int_equal(sample.ids.count, apart.count);
+    assert_memory_equal(sample.ids.p, apart.p, apart.count * sizeof *apart.p);
+    for (size_t i = 0; i < apart.count; i++)
+        assert_int_equal(sample.trained[i], i >= prompt);
+    nbi_ids_release(&apart);
+    nbi_ids_release(&whole);
+    nbi_sample_release(&sample);
+    nbi_sampler_release(&s);
+    nb_tokenizer_close(t);
+}
+
+/* ---- pairs, and texts alone ---- */
+
+static void test_sample__pair(void **state)
+{
+    (void)state;
+    static const struct {
+        enum nbi_data_kind kind;
+        const char *line, *prompt, *answer; /* prompt NULL: refused, and why */
+    } cases[] = {
+        {NBI_DATA_TSV, " a \tb\tc\r", "a", "b\tc"},
+        {NBI_DATA_JSONL, "{\"question\": \"q\", \"output\": \"o\"}", "q", "o"},
+        {NBI_DATA_JSONL, "{\"prompt\": \"q\", \"context\": \"c\", \"target\": \"o\"}", "q\n\nc",
+         "o"},
+        {NBI_DATA_JSONL, "{\"messages\": [" M("user", "u") "," M("assistant", "a") "]}", "u", "a"},
+        {NBI_DATA_JSONL, "{\"messages\": [" M("user", "u") "," M("user", "a") "]}", NULL,
+         "not one question and one answer"},
+        {NBI_DATA_JSONL,
+         "{\"messages\": [" M("system", "s") "," M("user", "u") "," M("assistant", "a") "]}", NULL,
+         "not one question and one answer"},
+        {NBI_DATA_JSONL, "{\"messages\": [" M("user", "u") "," M("assistant", "") "]}", NULL,
+         "'content' is empty"},
+        {NBI_DATA_JSONL, "{\"messages\": \"u\"}", NULL, "not one question and one answer"},
+        {NBI_DATA_JSONL, "{\"text\": \"t\"}", NULL, "there is neither"},
+        {NBI_DATA_JSONL, "7", NULL, "there is neither"},
+        {NBI_DATA_JSONL, "{", NULL, "invalid JSON"},
+        {NBI_DATA_TSV, "a", NULL, "no TAB"},
+        {NBI_DATA_TEXT, "a\tb", NULL, "a plain text has no questions and answers"},
+    };
+    struct nbi_str prompt = {0}, answer = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        enum nb_status rc =
+            nbi_sample_pair(cases[i].kind, cases[i].line, strlen(cases[i].line), &prompt, &answer);
+        if (!cases[i].prompt) {
+            assert_fails(rc, NB_EFORMAT, cases[i].answer);
+            continue;
+        }
+        assert_ok(rc);
+        assert_string_equal(nbi_str_text(&prompt), cases[i].prompt);
+        assert_string_equal(nbi_str_text(&answer), cases[i].answer);
+    }
+    nbi_str_release(&prompt);
+    nbi_str_release(&answer);
+}
+
+static enum nb_status join_text(void *ctx, const char *text, size_t len)
+{
+    nbi_str_append(ctx, text, len);
+    nbi_str_puts(ctx, len > 0 ? "~" : "");
+    return NB_OK;
+}
+
+static void test_sample__texts(void **state)
+{
+    (void)state;
+    static const struct {
+        enum nbi_data_kind kind;
+        const char *line, *texts;
+    } cases[] = {
+        {NBI_DATA_TEXT, "a\tb", "a\tb~"},
+        {NBI_DATA_TSV, " a\tb ", "a~b~"},
+        {NBI_DATA_JSONL, "{\"text\": \"t\"}", "t~"},
+        {NBI_DATA_JSONL, "{\"output\": \"o\", \"input\": \"i\", \"question\": \"q\"}", "q~i~o~"},
+        {NBI_DATA_JSONL,
+         "{\"messages\": [" M("user", "u") ", {\"role\": \"assistant\", \"content\": null}, " M(
+             "assistant", "a") "], \"id\": \"x\"}",
+         "u~a~"},
+    };
+    struct nbi_str s = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        s.len = 0;
+        assert_ok(
+            nbi_sample_texts(cases[i].kind, cases[i].line, strlen(cases[i].line), join_text, &s));
+        assert_string_equal(nbi_str_text(&s), cases[i].texts);
+    }
+    assert_fails(nbi_sample_texts(NBI_DATA_TSV, "a", 1, join_text, &s), NB_EFORMAT, "no TAB");
+    assert_fails(nbi_sample_texts(NBI_DATA_JSONL, "[", 1, join_text, &s), NB_EFORMAT, "JSON");
+    nbi_str_release(&s);
+}
+
+/* ---- shortening ---- */
+
+static void shorten(const char *text, bool document, size_t max, const char *wanted)
+{
+    struct nbi_sample s;
+    write_sample(&s, text);
+    s.document = document;
+    assert_int_equal(nbi_sample_truncate(&s, max), strcmp(text, wanted) != 0);
+    assert_sample(&s, wanted);
+    nbi_sample_release(&s);
+}
+
+static void test_truncate__rule(void **state)
+{
+    (void)state;
+    shorten("[[abcdef]]", true, 6, "[[abcdef]]");
+    shorten("[[abcdef]]", true, 5, "[[abcde]]");
+    shorten("[[abcdef]]", true, 2, "[[ab]]");
+    shorten("abcd[[efgh]]", false, 8, "abcd[[efgh]]");
+    shorten("abcd[[efgh]]", false, 6, "cd[[efgh]]"); /* the prompt's beginning goes */
+    shorten("abcd[[efgh]]", false, 5, "d[[efgh]]");  /* an eighth, rounded down, at least one */
+    shorten("abcd[[efgh]]", false, 4, "d[[efg]]");   /* then the answer's end */
+    shorten("abcd[[efgh]]", false, 2, "d[[e]]");
+    shorten("ab[[cd]]ef[[gh]]", false, 5, "[[d]]ef[[gh]]"); /* turns go from the front */
+    shorten("ab[[cd]]ef[[gh]]", false, 3, "f[[gh]]");
+    shorten("ab[[cd]]ef[[gh]]", false, 2, "f[[g]]");
+    shorten("[[abcdef]]", false, 4, "[[abcd]]"); /* no prompt to keep */
+    shorten("a[[bcdefghijklmnopqrstuvwxyz]]", false, 24, "a[[bcdefghijklmnopqrstuvwx]]");
+    shorten("0123456[[bcdefghijklmnopqrstuvwxyz]]", false, 24, "456[[bcdefghijklmnopqrstuv]]");
+}
+
+/* Any sample: turns of random lengths. */
+static void random_sample(struct nbi_sample *s, uint64_t *seed)
+{
+    char text[2000];
+    size_t n = 0;
+    for (uint32_t turns = 1 + draw(seed, 4); turns > 0; turns--) {
+        for (uint32_t k = draw(seed, 3) ? draw(seed, 120) : 0; k > 0; k--)
+            text[n++] = (char)('a' + draw(seed, 26));
+        n += (size_t)snprintf(text + n, 3, "[[");
+        for (uint32_t k = 1 + draw(seed, 200); k > 0; k--)
+            text[n++] = (char)('A' + draw(seed, 26));
+        n += (size_t)snprintf(text + n, 3, "]]");
+    }
+    text[n] = 0;
+    write_sample(s, text);
+}
+
+static size_t last_answer(const struct nbi_sample *s)
+{
+    size_t at = s->ids.count;
+    while (at > 0 && s->trained[at - 1])
+        at--;
+    return at;
+}
+
+static void test_truncate__properties(void **state)
+{
+    (void)state;
+    uint64_t seed = 3;
+    for (int round = 0; round < 3000; round++) {
+        struct nbi_sample s;
+        random_sample(&s, &seed);
+        size_t n = s.ids.count, max = 2 + draw(&seed, (uint32_t)n + 10), answer = last_answer(&s);
+        struct nbi_sample whole = s;
+        whole.ids.p = malloc(n * sizeof *whole.ids.p);
+        whole.trained = malloc(n);
+        memcpy(whole.ids.p, s.ids.p, n * sizeof *whole.ids.p);
+        memcpy(whole.trained, s.trained, n);
+        assert_int_equal(nbi_sample_truncate(&s, max), n > max);
+        assert_int_equal(s.ids.count, n < max ? n : max);
+        /* where the part starts: as far back as keeps the answer's end, or the least prompt */
+        size_t least = max / 8 > 0 ? max / 8 : 1, start = n > max ? n - max : 0;
+        if (start + least > answer)
+            start = answer > least ? answer - least : 0;
+        assert_memory_equal(s.ids.p, whole.ids.p + start, s.ids.count * sizeof *s.ids.p);
+        assert_memory_equal(s.trained, whole.trained + start, s.ids.count);
+        assert_true(s.ids.count > answer - start); /* the answer has begun */
+        assert_true(answer - start >= (answer < least ? answer : least) || n <= max);
+        nbi_sample_release(&whole);
+        nbi_sample_release(&s);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tsv__pairs),
+        cmocka_unit_test(test_tsv__errors),
+        cmocka_unit_test(test_tsv__headers),
+        cmocka_unit_test(test_json__aliases),
+        cmocka_unit_test(test_json__pairs),
+        cmocka_unit_test(test_json__nul),
+        cmocka_unit_test(test_json__errors),
+        cmocka_unit_test(test_messages__turns),
+        cmocka_unit_test(test_messages__reasoning),
+        cmocka_unit_test(test_messages__tools),
+        cmocka_unit_test(test_document__end),
+        cmocka_unit_test(test_sample__parts_are_tokenized_apart),
+        cmocka_unit_test(test_sample__pair),
+        cmocka_unit_test(test_sample__texts),
+        cmocka_unit_test(test_truncate__rule),
+        cmocka_unit_test(test_truncate__properties),
+    };
+    return cmocka_run_group_tests(tests, make_tokenizer, close_tokenizer);
+}
