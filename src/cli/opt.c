@@ -259,17 +259,17 @@ static int parse_option(struct parse *p, const char *arg)
 /* Whether an option's help begins with a list of words, "decode, prefill: ", without this one. */
 static bool is_foreign(const struct cli_opt *o, const char *what)
 {
-    size_t n = strspn(o->help, "abcdefghijklmnopqrstuvwxyz-, ");
-    if (o->help[n] != ':' || n == 0 || !what)
-        return false; /* for all */
-    for (const char *p = o->help; p < o->help + n;) {
-        size_t word = strcspn(p, ",:");
-        if (strlen(what) == word && memcmp(p, what, word) == 0)
+    const char *p = o->help;
+    for (;;) {
+        size_t word = strspn(p, "abcdefghijklmnopqrstuvwxyz");
+        if (!what || word == 0 || (strlen(what) == word && memcmp(p, what, word) == 0))
             return false;
-        p += word + 1;
-        p += strspn(p, " ");
+        if (p[word] == ':')
+            return true;
+        if (p[word] != ',' || p[word + 1] != ' ')
+            return false; /* no list, so it is for all */
+        p += word + 2;
     }
-    return true;
 }
 
 /* An option that means nothing to what is asked for must not be passed over. */
