@@ -281,6 +281,140 @@ struct nb_whoami_report {
 NB_MUST_CHECK enum nb_status nb_whoami_write(const struct nb_whoami_opts *opts,
                                              struct nb_whoami_report *report);
 
+/* ---- running a model ------------------------------------------------------------------------ */
+
+/* A model that is loaded: weights, tokenizer, chat template. Never changes; any number of sessions,
+ * on any thread, may use it. */
+struct nb_engine;
+
+struct nb_engine_opts {
+    const char *model, *model_dir; /* model_dir may be NULL */
+    const char *synthetic;         /* instead: random weights of a preset (nb_synth_opts) */
+    const char *simd;              /* "scalar", "avx2", "avx512"; NULL: the best there is */
+    int threads;                   /* 0: what this process may use */
+    nb_progress_fn progress;       /* parameters loaded */
+    void *progress_ctx;
+};
+
+NB_MUST_CHECK enum nb_status nb_engine_open(struct nb_engine **out,
+                                            const struct nb_engine_opts *opts);
+void nb_engine_close(struct nb_engine *engine);
+
+struct nb_engine_info {
+    int64_t vocab, context, layers, parameters;
+    int64_t weight_bytes, bytes_per_token; /* all weights; those read for one token */
+    int threads;
+    const char *device, *simd;
+};
+
+void nb_engine_info(const struct nb_engine *engine, struct nb_engine_info *info);
+struct nb_tokenizer *nb_engine_tokenizer(const struct nb_engine *engine); /* NULL: has none */
+const struct nb_chat *nb_engine_chat(const struct nb_engine *engine);
+
+enum nb_kv_dtype { NB_KV_F32, NB_KV_F16, NB_KV_BF16, NB_KV_F8 };
+
+/* How tokens go in: in chunks, one by one, or all again and again without a cache. */
+enum nb_kv_mode { NB_KV_PROMPT, NB_KV_TOKEN, NB_KV_NONE };
+
+struct nb_session_opts {
+    int64_t context; /* tokens at most; 0: 4096 or what the model can, if that is less */
+    int64_t chunk;   /* tokens of a pass; 0: 512 */
+    enum nb_kv_dtype kv;
+    enum nb_kv_mode mode;
+    bool exact; /* f32 activations; else NVFP4 products round them to 15 bits */
+};
+
+/* A sequence of tokens with its keys and values. One thread at a time. */
+struct nb_session;
+
+NB_MUST_CHECK enum nb_status nb_session_open(struct nb_session **out,
+                                             const struct nb_engine *engine,
+                                             const struct nb_session_opts *opts);
+void nb_session_close(struct nb_session *session);
+int64_t nb_session_length(const struct nb_session *session);
+const int32_t *nb_session_tokens(const struct nb_session *session);
+
+/* Appends tokens; logits (may be NULL) gets those behind the last one. Past the context NB_EVALUE,
+ * and nothing has changed. */
+NB_MUST_CHECK enum nb_status nb_session_append(struct nb_session *session, const int32_t *ids,
+                                               int64_t count, float *logits);
+void nb_session_truncate(struct nb_session *session, int64_t length);
+
+struct nb_bias {
+    int32_t id;
+    float value;
+};
+
+struct nb_sampling {
+    double temperature; /* 0: the most likely token */
+    int64_t top_k;      /* 0: all */
+    double top_p, min_p;
+    double repeat_penalty, presence_penalty, frequency_penalty;
+    uint64_t seed;
+    const struct nb_bias *bias;
+    int bias_count;
+};
+
+/* What the model's generation_config.json asks for. */
+void nb_engine_sampling(const struct nb_engine *engine, struct nb_sampling *out);
+
+enum nb_finish { NB_FINISH_STOP, NB_FINISH_LENGTH, NB_FINISH_CONTEXT };
+
+struct nb_generate_opts {
+    struct nb_sampling sampling;
+    int64_t max_tokens;      /* 0: as many as the context has room for */
+    const char *const *stop; /* texts that end the answer; NULL-terminated or NULL */
+    bool ignore_eos;
+    /* Gets the answer as it grows, in whole characters, without the text that stopped it. Another
+     * status than NB_OK ends it, and nb_generate returns that. */
+    enum nb_status (*text)(void *ctx, const char *text, size_t len);
+    void *ctx;
+};
+
+struct nb_generate_result {
+    char *text; /* the caller frees it */
+    size_t len;
+    int32_t *ids; /* of the answer, with the token that ended it; the caller frees it */
+    size_t count;
+    int64_t prompt_tokens, reused_tokens;
+    double prompt_seconds, seconds; /* of the prompt; of the tokens behind the first */
+    enum nb_finish finish;
+    uint32_t logits_crc; /* CRC-32C of the logits that the last token was chosen from */
+};
+
+/* Makes the session hold the prompt, keeping what it has of it already, and answers. The answer
+ * stays in the session. */
+NB_MUST_CHECK enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt,
+                                         size_t count, const struct nb_generate_opts *opts,
+                                         struct nb_generate_result *result);
+void nb_generate_result_release(struct nb_generate_result *result);
+
+/* How far results are apart. */
+struct nb_parity_error {
+    double max, mean, relative, cosine; /* relative: of the norms */
+};
+
+struct nb_parity_path {
+    const char *name;
+    const struct nb_parity_error *layer; /* residual stream after each layer */
+    int64_t layers;
+    struct nb_parity_error logits;
+    int64_t positions, same_top; /* positions with the same most likely token */
+    double bound;                /* on logits.relative; 0: none */
+    bool passed;
+};
+
+typedef enum nb_status (*nb_parity_fn)(void *ctx, const struct nb_parity_path *path);
+
+/* The same tokens through every path, each compared with the training forward pass. */
+NB_MUST_CHECK enum nb_status nb_parity(const struct nb_engine *engine, const int32_t *ids,
+                                       int64_t count, nb_parity_fn fn, void *ctx);
+
+/* Reads int32 input_ids and labels [B, T] from a safetensors file, writes logits, loss and
+ * greedy.ids in f32 (nibble help debug). */
+NB_MUST_CHECK enum nb_status nb_debug_hf(const struct nb_engine *engine, const char *in,
+                                         const char *out);
+
 /* ---- this machine ------------------------------------------------------------------------- */
 
 /* The code path that the NVFP4 codec takes here: "scalar", "avx2" or "avx512". */
@@ -321,6 +455,28 @@ struct nb_bench_ops {
     int rows;
     struct nb_bench_row row[32];
 };
+
+/* How fast a model runs: one token after another behind `context` tokens, or whole prompts. */
+struct nb_bench_run_opts {
+    bool prefill;
+    int64_t context; /* decode: tokens there before */
+    int64_t tokens;  /* decode: in a round; prefill: of the prompt */
+    enum nb_kv_dtype kv;
+    bool exact;
+};
+
+struct nb_bench_run {
+    int threads;
+    double tokens_per_s;
+    int64_t bytes_per_token;        /* weights read for a token */
+    double gb_per_s, read_gb_per_s; /* of them; what memory gives, in the same run */
+    double gmac_per_s;              /* prefill: multiplications in the layers' matrices */
+    double peak_gmac_per_s;         /* of a core, NVFP4 products with all data in its cache */
+};
+
+NB_MUST_CHECK enum nb_status nb_bench_run(const struct nb_engine *engine,
+                                          const struct nb_bench_run_opts *opts,
+                                          struct nb_bench_run *out);
 
 NB_MUST_CHECK enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads);
 

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/backend.h"
+#include "backend/cpu/cpu.h"
 #include "backend/cuda/device.h"
 #include "base/status.h"
 
@@ -116,3 +118,11 @@ enum nb_status nb_gpu_check(int index)
 }
 
 #endif
+
+enum nb_status nbi_backend_open(struct nbi_backend **out, const struct nbi_backend_opts *opts)
+{
+    *out = NULL;
+    if (strcmp(opts->device, "cpu") != 0)
+        return nbi_fail(NB_EUNSUPPORTED, "models do not run on device '%s' yet", opts->device);
+    return nbi_cpu_open(out, opts);
+}

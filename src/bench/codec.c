@@ -9,13 +9,13 @@
 #include "base/rng.h"
 #include "base/status.h"
 #include "base/sys.h"
+#include "bench/bandwidth.h"
 #include "tensor/kernels.h"
 #include "tensor/nvfp4.h"
 
-#define VALUES     ((int64_t)1 << 22) /* a thread: 8 MiB of bf16 */
-#define PIECE      ((int64_t)4096)
-#define ROUNDS     5
-#define READ_BYTES ((size_t)256 << 20)
+#define VALUES ((int64_t)1 << 22) /* a thread: 8 MiB of bf16 */
+#define PIECE  ((int64_t)4096)
+#define ROUNDS 5
 
 struct data {
     uint16_t *bf16;
@@ -72,30 +72,6 @@ static double measure(const struct nbi_kernels *k, const struct op *op, struct d
     return rate[ROUNDS / 2];
 }
 
-static double read_bandwidth(int threads)
-{
-    uint64_t *buf = malloc(READ_BYTES);
-    if (!buf)
-        return 0;
-    size_t words = READ_BYTES / sizeof *buf;
-    memset(buf, 1, READ_BYTES);
-    double best = 0;
-    uint64_t sum = 0;
-    for (int r = 0; r < ROUNDS; r++) {
-        double start = nbi_now();
-#pragma omp parallel for num_threads(threads) reduction(+ : sum) schedule(static)
-        for (size_t i = 0; i < words; i += 8) /* one cache line; eight sums keep loads flowing */
-            sum += buf[i] + buf[i + 1] + buf[i + 2] + buf[i + 3] + buf[i + 4] + buf[i + 5] +
-                   buf[i + 6] + buf[i + 7];
-        double rate = (double)READ_BYTES / (nbi_now() - start);
-        best = rate > best ? rate : best;
-    }
-    volatile uint64_t keep = sum; /* or the loop could go */
-    (void)keep;
-    free(buf);
-    return best;
-}
-
 static bool make_data(struct data *d, int thread)
 {
     d->bf16 = malloc(VALUES * sizeof *d->bf16);
@@ -142,7 +118,7 @@ enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads)
         if (!make_data(&data[i], i))
             rc = nbi_fail_memory("bench data", VALUES * 7);
     if (rc == NB_OK) {
-        out->read_gb_per_s = read_bandwidth(out->threads) * 1e-9;
+        out->read_gb_per_s = nbi_read_bandwidth(out->threads) * 1e-9;
         rc = add_rows(out, data);
     }
     for (int i = 0; i < out->threads; i++) {

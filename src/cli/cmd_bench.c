@@ -3,19 +3,31 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "cli/cli.h"
 #include "cli/input.h"
+#include "cli/run.h"
 
 struct bench_opts {
     struct cli_common common;
-    const char *model, *model_dir, *file;
+    struct cli_run_opts run;
+    const char *file;
+    int64_t depth, tokens;
+    int synthetic;
 };
 
+#define SIZES "none|tiny|0.6b|1.7b|4b|8b"
+
 static const struct cli_opt options[] = {
-    {"model", 'm', CLI_STRING, offsetof(struct bench_opts, model), "MODEL", NULL, 0, 0,
-     "tokenizer: whose", "weight"},
-    {"model-dir", 0, CLI_STRING, offsetof(struct bench_opts, model_dir), "DIR", NULL, 0, 0,
-     "where tokenizer.json is, if not in MODEL or beside it", NULL},
+    CLI_MODEL_OPTIONS(struct bench_opts, run),
+    {"kv-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, run.kv_dtype), "f32|f16|bf16|f8", "f16",
+     0, 0, "decode, prefill: type of cached keys and values", NULL},
+    {"exact", 0, CLI_FLAG, offsetof(struct bench_opts, run.exact), NULL, NULL, 0, 0,
+     "decode, prefill: products with f32 activations, not with 15-bit integers", NULL},
+    {"synthetic", 0, CLI_CHOICE, offsetof(struct bench_opts, synthetic), SIZES, "none", 0, 0,
+     "decode, prefill: random weights of that size, not a model", NULL},
+    {"depth", 0, CLI_INT, offsetof(struct bench_opts, depth), "N", "16", 1, 1 << 24,
+     "decode: tokens that are there before", NULL},
+    {"tokens", 'n', CLI_INT, offsetof(struct bench_opts, tokens), "N", "0", 0, 1 << 24,
+     "decode, prefill: tokens of a round (0: 32), of the prompt (0: 512)", NULL},
     {"file", 0, CLI_STRING, offsetof(struct bench_opts, file), "FILE", NULL, 0, 0,
      "tokenizer: the text", NULL},
 };
@@ -125,7 +137,7 @@ static enum nb_status bench_text(struct bench_opts *o, struct text_bench *b)
     for (int i = 0; i < RUNS && rc == NB_OK; i++) {
         nb_tokenizer_close(t);
         double start = nbi_now();
-        rc = nb_tokenizer_open(&t, o->model, o->model_dir);
+        rc = nb_tokenizer_open(&t, o->run.model, o->run.model_dir);
         b->load[i] = nbi_now() - start;
     }
     for (int i = -1; i < RUNS && rc == NB_OK; i++) /* the first pass warms up */
@@ -138,7 +150,7 @@ static enum nb_status bench_text(struct bench_opts *o, struct text_bench *b)
 static int run_tokenizer(struct bench_opts *o)
 {
     struct text_bench b = {0};
-    if (!o->model || !o->file) {
+    if (!o->run.model || !o->file) {
         fprintf(stderr, "nibble bench: the tokenizer's needs -m MODEL and --file FILE\n");
         return CLI_EXIT_USAGE;
     }
@@ -160,15 +172,78 @@ static int run_tokenizer(struct bench_opts *o)
     return 0;
 }
 
+/* ---- decode, prefill ---- */
+
+static int print_run(const struct bench_opts *o, const struct nb_bench_run *b, bool prefill)
+{
+    double share = b->gb_per_s / b->read_gb_per_s, per_core = b->gmac_per_s / b->threads;
+    if (o->common.json && prefill)
+        return cli_print_json(json_pack("{s:f,s:f,s:f,s:f,s:f,s:i}", "tokens_per_s",
+                                        b->tokens_per_s, "gmac_per_s", b->gmac_per_s,
+                                        "gmac_per_s_per_core", per_core, "peak_gmac_per_s_per_core",
+                                        b->peak_gmac_per_s, "share", per_core / b->peak_gmac_per_s,
+                                        "threads", b->threads),
+                              true);
+    if (o->common.json)
+        return cli_print_json(
+            json_pack("{s:f,s:I,s:f,s:f,s:f,s:I,s:i,s:i}", "tokens_per_s", b->tokens_per_s,
+                      "bytes_per_token", (json_int_t)b->bytes_per_token, "gb_per_s", b->gb_per_s,
+                      "read_gb_per_s", b->read_gb_per_s, "share", share, "context",
+                      (json_int_t)o->depth, "batch", 1, "threads", b->threads),
+            true);
+    if (prefill)
+        printf(
+            "prefill: %.1f tok/s, %.1f GMAC/s, %.1f per core, %.0f %% of the %.1f that a core can "
+            "do from its cache (%d threads)\n",
+            b->tokens_per_s, b->gmac_per_s, per_core, 100 * per_core / b->peak_gmac_per_s,
+            b->peak_gmac_per_s, b->threads);
+    else
+        printf("decode: %.1f tok/s, %.2f GB/s of weights, %.0f %% of the %.2f GB/s that memory "
+               "gives (%d threads)\n",
+               b->tokens_per_s, b->gb_per_s, 100 * share, b->read_gb_per_s, b->threads);
+    return 0;
+}
+
+static int run_model(struct bench_opts *o, bool prefill)
+{
+    static const char *const sizes[] = {NULL, "tiny", "0.6b", "1.7b", "4b", "8b"};
+    struct nb_engine *engine = NULL;
+    struct nb_bench_run result;
+    if (!o->run.model == !o->synthetic) {
+        fprintf(stderr, "nibble bench: give -m MODEL or --synthetic SIZE\n");
+        return CLI_EXIT_USAGE;
+    }
+    const struct nb_engine_opts opts = {.model = o->run.model,
+                                        .model_dir = o->run.model_dir,
+                                        .synthetic = sizes[o->synthetic],
+                                        .simd = cli_simd(o->run.simd),
+                                        .threads = (int)o->common.threads};
+    const struct nb_bench_run_opts to = {.prefill = prefill,
+                                         .context = prefill ? 0 : o->depth,
+                                         .tokens = o->tokens ? o->tokens
+                                                   : prefill ? 512
+                                                             : 32,
+                                         .kv = (enum nb_kv_dtype)o->run.kv_dtype,
+                                         .exact = o->run.exact};
+    enum nb_status rc = nb_engine_open(&engine, &opts);
+    if (rc == NB_OK)
+        rc = nb_bench_run(engine, &to, &result);
+    nb_engine_close(engine);
+    return rc == NB_OK ? print_run(o, &result, prefill) : cli_status(rc);
+}
+
 static int run(void *opts)
 {
     struct bench_opts *o = opts;
     const char *what = o->common.positional[0];
+    if (strcmp(what, "decode") == 0 || strcmp(what, "prefill") == 0)
+        return run_model(o, *what == 'p');
     if (strcmp(what, "ops") == 0)
         return run_ops(o);
     if (strcmp(what, "tokenizer") == 0)
         return run_tokenizer(o);
-    fprintf(stderr, "nibble bench: there is no bench '%s'; there are 'ops' and 'tokenizer'\n",
+    fprintf(stderr,
+            "nibble bench: there is no bench '%s'; there are decode, prefill, ops and tokenizer\n",
             what);
     return CLI_EXIT_USAGE;
 }
@@ -185,7 +260,8 @@ const struct cli_command cli_bench = {
             "tokenizer: loading the tokenizer of MODEL, and encoding and decoding FILE line by "
             "line on\n"
             "one thread.",
-    .examples = "  nibble bench ops\n  nibble bench ops --threads 1 --json\n"
+    .examples = "  nibble bench decode --synthetic 0.6b\n  nibble bench ops\n  nibble bench ops "
+                "--threads 1 --json\n"
                 "  nibble bench tokenizer -m Qwen3-4B --file text.txt\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,

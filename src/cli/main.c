@@ -11,8 +11,9 @@
 #include "cli/cli.h"
 
 const struct cli_command *const cli_commands[] = {
-    &cli_inspect, &cli_convert,   &cli_quantize, &cli_synth,  &cli_tokenize, &cli_detokenize,
-    &cli_render,  &cli_tokenizer, &cli_data,     &cli_doctor, &cli_bench,    NULL,
+    &cli_inspect,    &cli_convert, &cli_quantize,  &cli_synth, &cli_tokenize,
+    &cli_detokenize, &cli_render,  &cli_tokenizer, &cli_data,  &cli_generate,
+    &cli_doctor,     &cli_bench,   &cli_parity,    &cli_debug, NULL,
 };
 
 static volatile sig_atomic_t terminated;
@@ -234,7 +235,7 @@ int main(int argc, char **argv)
 {
     catch_signals();
     int rc = dispatch(argc, argv);
-    if (fflush(stdout) != 0 || ferror(stdout)) {
+    if ((fflush(stdout) != 0 || ferror(stdout)) && rc == 0) {
         fprintf(stderr, "nibble: cannot write the result to standard output\n");
         rc = rc ? rc : CLI_EXIT_FAILED;
     }

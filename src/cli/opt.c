@@ -175,11 +175,29 @@ static int set_value(const struct cli_command *c, const struct cli_opt *o, const
     return CLI_EXIT_USAGE;
 }
 
+/* "model's" as the default of a number: NaN or INT64_MIN says that it was not given. */
+static bool is_models(const struct cli_opt *o)
+{
+    return strcmp(o->initial, "model's") == 0;
+}
+
+static int leave_to_model(const struct cli_opt *o, void *opts)
+{
+    void *slot = (char *)opts + o->offset;
+    if (o->kind == CLI_FLOAT)
+        *(double *)slot = NAN;
+    else
+        *(int64_t *)slot = INT64_MIN;
+    return 0;
+}
+
 static int set_initial(const struct cli_command *c, void *opts)
 {
     for (size_t i = 0; i < c->option_count + cli_common_count; i++) {
         const struct cli_opt *o = option_at(c, i);
-        int rc = o->initial ? set_value(c, o, o->initial, opts) : 0;
+        int rc = !o->initial    ? 0
+                 : is_models(o) ? leave_to_model(o, opts)
+                                : set_value(c, o, o->initial, opts);
         if (rc)
             return rc;
     }

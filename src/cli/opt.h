@@ -32,7 +32,7 @@ struct cli_opt {
     enum cli_kind kind;
     size_t offset;       /* into the command's option struct */
     const char *arg;     /* what the value is called in the help; the choices for CLI_CHOICE */
-    const char *initial; /* the default as text; NULL: zero */
+    const char *initial; /* the default as text; NULL: zero; "model's": NaN or INT64_MIN */
     double min, max;
     const char *help;  /* "show: ..." or "decode, prefill: ...": only for those WHAT */
     const char *alias; /* another long name that works too, or NULL */

@@ -1,0 +1,310 @@
+/* backend.h - the contract between the model and whatever computes it.
+ *
+ * A backend is a table of functions over memory of its own. Host code holds addresses in that
+ * memory (struct nbi_ptr) and never looks behind them; bytes go in and out by explicit copies.
+ * Every operation takes a stream and one struct of arguments, is queued in order and returns once
+ * queued; a result may be read after nbi_backend.sync. What a comment calls "host" is read before
+ * the call returns, so it need not live longer.
+ *
+ * The scalar CPU code (backend/cpu/kernels_scalar.c) is the definition of each operation. Faster
+ * versions are compared with it (tests/ops), and it with Hugging Face.
+ *
+ * Letters: N rows (tokens), C hidden, F feed-forward, V vocabulary, NH query heads, NKV key/value
+ * heads, D head size, K inputs and O outputs of a product. Activations are f32 on the CPU. */
+#pragma once
+
+#include "base/sys.h"
+#include "tensor/dtype.h"
+
+/* ---- memory ---- */
+
+/* An address in a backend's memory; 0 is none. A type of its own, so that nobody reads it. */
+struct nbi_ptr {
+    uintptr_t at;
+};
+
+static inline struct nbi_ptr nbi_ptr_add(struct nbi_ptr p, int64_t bytes)
+{
+    return (struct nbi_ptr){p.at + (uintptr_t)bytes};
+}
+
+/* ---- weights ---- */
+
+/* How a backend keeps a matrix; which it chooses is its own affair, apart from ROWS. */
+enum nbi_weight_layout {
+    NBI_WEIGHT_ROWS, /* row-major as stored: floats, or NVFP4 codes [O, K/2] and scales [O, K/16] */
+    NBI_WEIGHT_TILES /* repacked for the product */
+};
+
+/* A matrix [O, K] or a vector [O]. */
+struct nbi_weight {
+    enum nbi_dtype dtype; /* f32, f16, bf16 or NVFP4 */
+    enum nbi_weight_layout layout;
+    int64_t rows, cols; /* cols 0: a vector */
+    struct nbi_ptr data, scales;
+    float tensor_scale; /* NVFP4; 1 otherwise */
+    bool borrowed;      /* data lies in the source's mapping */
+};
+
+/* Where a weight's values come from: memory that stays (a mapped file), or a reader. */
+struct nbi_weight_source {
+    enum nbi_dtype dtype;
+    int64_t rows, cols;
+    float tensor_scale;
+    const void *mapped; /* row-major floats at any alignment; NULL: use read */
+    /* Rows [first, first + count) into host memory: floats, or codes and scales. */
+    enum nb_status (*read)(void *ctx, int64_t first, int64_t count, void *data, void *scales);
+    void *ctx;
+    bool keep_rows; /* do not repack: the rows are wanted one by one, or will be written */
+};
+
+/* ---- keys and values ---- */
+
+/* Rows of keys and of values, each row NKV x D, for one layer. A cache, or in training simply what
+ * the projections have just written. Row r of head h is at (r * NKV + h) * D. */
+struct nbi_kv_store {
+    struct nbi_ptr k, v;
+    enum nbi_dtype dtype; /* f32, f16, bf16 or e4m3 */
+};
+
+/* What backends count on: query heads that share a key, and the size of a head. */
+#define NBI_SHARED_MAX 64
+#define NBI_HEAD_MAX   1024
+
+/* ---- operations ---- */
+
+/* x[n] = table[ids[n]], as f32. Ids are in range; the caller checks on the host. */
+struct nbi_op_embed {
+    struct nbi_ptr x;        /* [N, C] */
+    struct nbi_ptr ids;      /* int32 [N] */
+    struct nbi_weight table; /* [V, C], rows */
+    int64_t N, C;
+};
+
+/* cos and sin of positions[n] * frequency[i] times scale, in f32 throughout as Hugging Face does.
+ */
+struct nbi_op_rope_table {
+    struct nbi_ptr cos, sin;  /* [N, D/2] */
+    struct nbi_ptr positions; /* int32 [N] */
+    struct nbi_ptr frequency; /* f32 [D/2] */
+    float scale;              /* YaRN's attention factor; 1 otherwise */
+    int64_t N, D;
+};
+
+/* y = x / sqrt(mean(x^2) + eps) * w. rstd keeps the factor of each row for the backward pass. */
+struct nbi_op_rmsnorm {
+    struct nbi_ptr y;    /* [N, C]; may be x */
+    struct nbi_ptr rstd; /* [N], or none */
+    struct nbi_ptr x;    /* [N, C] */
+    struct nbi_weight w; /* [C] */
+    float eps;
+    int64_t N, C;
+};
+
+/* y_i = x W_i^T, for up to three matrices that share x; y_i = y_i + x W_i^T with add. The products
+ * of one call may run together. exact: f32 activations; else a backend may round x to fewer bits
+ * (15 in blocks of 32 on the CPU). Each y depends on its row of x alone, and on nothing else
+ * about the call: the same row gives the same bits whatever N is. */
+#define NBI_LINEAR_MAX 3
+
+struct nbi_op_linear {
+    int count;
+    struct nbi_ptr y[NBI_LINEAR_MAX]; /* [N, O_i], disjoint from x */
+    struct nbi_weight w[NBI_LINEAR_MAX];
+    struct nbi_ptr x; /* [N, K] */
+    int64_t N, K;
+    bool add, exact;
+};
+
+/* Per head: RMSNorm of q and k with w of [D], then rotation of the pairs (i, i + D/2). q goes to
+ * q_out, k and v to rows slots[n] of the store, rounded to its type. */
+struct nbi_op_qkv_rope {
+    struct nbi_ptr q_out; /* [N, NH, D]; may be q */
+    struct nbi_kv_store store;
+    struct nbi_ptr slots;          /* int32 [N] */
+    struct nbi_ptr q, k, v;        /* [N, NH, D], [N, NKV, D] twice */
+    struct nbi_ptr rstd_q, rstd_k; /* [N, NH], [N, NKV], or none */
+    struct nbi_weight q_norm, k_norm;
+    struct nbi_ptr cos, sin; /* [N, D/2] */
+    float eps;
+    int64_t N, NH, NKV, D;
+};
+
+/* y[n] = softmax(q[n] k^T / sqrt(D)) v per head, over rows first[n] to last[n] of the store. The
+ * result of a row depends on q[n] and those rows alone, bit for bit. lse keeps the logarithm of
+ * each softmax's denominator, maximum included, for the backward pass. */
+struct nbi_op_attention {
+    struct nbi_ptr y;   /* [N, NH, D] */
+    struct nbi_ptr lse; /* [N, NH], or none */
+    struct nbi_ptr q;   /* [N, NH, D] */
+    struct nbi_kv_store store;
+    struct nbi_ptr first, last; /* int32 [N]; first[n] <= last[n] */
+    int64_t N, NH, NKV, D;
+};
+
+/* y = silu(gate) * up. */
+struct nbi_op_swiglu {
+    struct nbi_ptr y; /* [N, F]; may be gate */
+    struct nbi_ptr gate, up;
+    int64_t N, F;
+};
+
+/* y[i] = x[rows[i]]. */
+struct nbi_op_gather {
+    struct nbi_ptr y;    /* [M, C] */
+    struct nbi_ptr x;    /* [., C] */
+    struct nbi_ptr rows; /* int32 [M] */
+    int64_t M, C;
+};
+
+/* The largest logit of each row, the first of equals. */
+struct nbi_op_argmax {
+    struct nbi_ptr ids;    /* int32 [N] */
+    struct nbi_ptr logits; /* [N, V] */
+    int64_t N, V;
+};
+
+/* loss[n] = -log softmax(logits[n])[targets[n]], 0 where the target is negative; with dlogits also
+ * scale * (softmax - onehot), 0 there, in place of the logits if the two are the same. */
+struct nbi_op_xent {
+    struct nbi_ptr loss;    /* [N] */
+    struct nbi_ptr dlogits; /* [N, V], or none */
+    struct nbi_ptr logits;  /* [N, V] */
+    struct nbi_ptr targets; /* int32 [N] */
+    float scale;
+    int64_t N, V;
+};
+
+/* ---- backward; d of a quantity is the gradient of the loss ---- */
+
+/* dtable[ids[n]] += dx[n]; rows of equal ids are added in the order of n. */
+struct nbi_op_embed_bwd {
+    struct nbi_ptr dtable; /* f32 [V, C] */
+    struct nbi_ptr ids;
+    struct nbi_ptr dx; /* [N, C] */
+    int64_t N, C;
+};
+
+/* dx = dx + gradient through the norm; dw += over rows. */
+struct nbi_op_rmsnorm_bwd {
+    struct nbi_ptr dx, dw; /* [N, C], f32 [C] */
+    struct nbi_ptr dy, x, rstd;
+    struct nbi_weight w;
+    int64_t N, C;
+};
+
+/* dx = sum_i dy_i W_i (with add: dx + ...), and dW_i += dy_i^T x. Either may be none. */
+struct nbi_op_linear_bwd {
+    int count;
+    struct nbi_ptr dx;                 /* [N, K] */
+    struct nbi_ptr dw[NBI_LINEAR_MAX]; /* f32 [O_i, K] */
+    struct nbi_ptr dy[NBI_LINEAR_MAX];
+    struct nbi_weight w[NBI_LINEAR_MAX];
+    struct nbi_ptr x;
+    int64_t N, K;
+    bool add;
+};
+
+/* Through rotation and norm: dq and dk, given for what qkv_rope wrote, become those of its inputs
+ * in place; dq_norm and dk_norm are added to. */
+struct nbi_op_qkv_rope_bwd {
+    struct nbi_ptr dq, dk;           /* [N, NH, D], [N, NKV, D] */
+    struct nbi_ptr dq_norm, dk_norm; /* f32 [D] */
+    struct nbi_ptr q, k;             /* inputs of qkv_rope */
+    struct nbi_ptr rstd_q, rstd_k;
+    struct nbi_weight q_norm, k_norm;
+    struct nbi_ptr cos, sin;
+    int64_t N, NH, NKV, D;
+};
+
+/* dk and dv are overwritten; row n attends to rows first[n] to n of its own batch. */
+struct nbi_op_attention_bwd {
+    struct nbi_ptr dq, dk, dv;
+    struct nbi_ptr dy, y, lse, q;
+    struct nbi_kv_store store; /* f32 */
+    struct nbi_ptr first;
+    int64_t N, NH, NKV, D;
+};
+
+/* dgate and dup from dy; may be written over gate and up. */
+struct nbi_op_swiglu_bwd {
+    struct nbi_ptr dgate, dup; /* [N, F] */
+    struct nbi_ptr dy, gate, up;
+    int64_t N, F;
+};
+
+/* ---- the table ---- */
+
+#define NBI_OP_LIST(X)                                                                             \
+    X(embed)                                                                                       \
+    X(rope_table)                                                                                  \
+    X(rmsnorm)                                                                                     \
+    X(linear)                                                                                      \
+    X(qkv_rope)                                                                                    \
+    X(attention)                                                                                   \
+    X(swiglu)                                                                                      \
+    X(gather)                                                                                      \
+    X(argmax)                                                                                      \
+    X(xent)                                                                                        \
+    X(embed_bwd)                                                                                   \
+    X(rmsnorm_bwd)                                                                                 \
+    X(linear_bwd)                                                                                  \
+    X(qkv_rope_bwd)                                                                                \
+    X(attention_bwd)                                                                               \
+    X(swiglu_bwd)
+
+struct nbi_stream; /* an in-order queue with scratch memory of its own */
+
+/* What a stream will be asked for at most, so that it needs no memory later. */
+struct nbi_stream_limits {
+    int64_t N; /* rows of an operation */
+    int64_t K; /* inputs of a product */
+    int64_t D; /* head size */
+};
+
+struct nbi_backend {
+    const char *name; /* "cpu", "cuda" */
+    void (*close)(struct nbi_backend *be);
+
+    /* Memory, 64-byte aligned and not cleared. What it is for shows in reports. */
+    enum nb_status (*alloc)(struct nbi_backend *be, const char *what, int64_t bytes,
+                            struct nbi_ptr *out);
+    void (*free)(struct nbi_backend *be, struct nbi_ptr p);
+
+    /* Takes a weight over. Not queued: it is there on return. */
+    enum nb_status (*weight_new)(struct nbi_backend *be, const struct nbi_weight_source *src,
+                                 struct nbi_weight *out);
+    void (*weight_free)(struct nbi_backend *be, struct nbi_weight *w);
+
+    enum nb_status (*stream_new)(struct nbi_backend *be, const struct nbi_stream_limits *limits,
+                                 struct nbi_stream **out);
+    void (*stream_free)(struct nbi_stream *s);
+    enum nb_status (*sync)(struct nbi_stream *s);
+
+    /* Copies, in the order of the queue. upload reads host memory before it returns; download is
+     * complete after sync. */
+    enum nb_status (*upload)(struct nbi_stream *s, struct nbi_ptr dst, const void *src,
+                             int64_t bytes);
+    enum nb_status (*download)(struct nbi_stream *s, void *dst, struct nbi_ptr src, int64_t bytes);
+    enum nb_status (*copy)(struct nbi_stream *s, struct nbi_ptr dst, struct nbi_ptr src,
+                           int64_t bytes);
+    enum nb_status (*clear)(struct nbi_stream *s, struct nbi_ptr dst, int64_t bytes);
+
+    /* For benches: multiplications per second of one core, or of the device, in NVFP4 products
+     * whose data is as near as can be. */
+    double (*peak)(struct nbi_backend *be);
+
+    /* Operations; a backend that cannot train has none of the backward ones. */
+#define X(op) enum nb_status (*op)(struct nbi_stream * s, const struct nbi_op_##op *a);
+    NBI_OP_LIST(X)
+#undef X
+};
+
+struct nbi_backend_opts {
+    const char *device;  /* "cpu" */
+    int threads;         /* CPU; 0: what this process may use */
+    enum nbi_simd level; /* CPU: the widest to use */
+};
+
+/* be->close ends it. */
+enum nb_status nbi_backend_open(struct nbi_backend **out, const struct nbi_backend_opts *opts);

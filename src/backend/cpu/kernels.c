@@ -1,0 +1,20 @@
+/* kernels.c - which table of inner loops runs. */
+#include "backend/cpu/kernels.h"
+
+#include <stddef.h>
+
+const struct nbi_cpu_kernels *nbi_cpu_kernels_at(enum nbi_simd level)
+{
+    if (level > nbi_simd_level())
+        return NULL;
+    switch (level) {
+#if defined(__x86_64__)
+    case NBI_SIMD_AVX512:
+        return &nbi_cpu_kernels_avx512;
+    case NBI_SIMD_AVX2:
+        return &nbi_cpu_kernels_avx2;
+#endif
+    default:
+        return &nbi_cpu_kernels_scalar;
+    }
+}

@@ -1,0 +1,236 @@
+/* kernels_scalar.c - the inner loops as they are defined. Written to be read. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/kernels.h"
+#include "tensor/half.h"
+
+/* ---- types ---- */
+
+static float load(const void *p, enum nbi_dtype dtype, int64_t i)
+{
+    const uint8_t *bytes = p;
+    uint16_t half;
+    float f;
+    switch (dtype) {
+    case NBI_F32:
+        memcpy(&f, bytes + i * 4, 4);
+        return f;
+    case NBI_E4M3:
+        return nbi_e4m3_to_f32(bytes[i]);
+    default:
+        memcpy(&half, bytes + i * 2, 2);
+        return dtype == NBI_BF16 ? nbi_bf16_to_f32(half) : nbi_f16_to_f32(half);
+    }
+}
+
+static void widen(float *y, const void *x, enum nbi_dtype dtype, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = load(x, dtype, i);
+}
+
+static void narrow(void *y, enum nbi_dtype dtype, const float *x, int64_t n)
+{
+    uint8_t *bytes = y;
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t half = dtype == NBI_BF16 ? nbi_f32_to_bf16(x[i]) : nbi_f32_to_f16(x[i]);
+        if (dtype == NBI_F32)
+            memcpy(bytes + i * 4, x + i, 4);
+        else if (dtype == NBI_E4M3)
+            bytes[i] = nbi_f32_to_e4m3(x[i]);
+        else
+            memcpy(bytes + i * 2, &half, 2);
+    }
+}
+
+/* ---- products ---- */
+
+static uint8_t code_at(const uint8_t *tile, int row, int k)
+{
+    uint8_t byte = tile[32 + k % 16 / 4 * 64 + row * 4 + k % 4];
+    return k < 16 ? byte & 15 : byte >> 4;
+}
+
+static void put(const struct nbi_product *p, int c, int r, float sum)
+{
+    float *y = p->y + c * p->ldy + r;
+    *y = p->add ? *y + sum : sum;
+}
+
+static void tiles_exact(const struct nbi_product *p)
+{
+    for (int c = 0; c < p->n; c++)
+        for (int r = 0; r < p->rows; r++) {
+            float sum = 0;
+            for (int64_t g = 0; g < p->K / 16; g++) {
+                const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+                int high = (int)(g & 1);
+                float part = 0;
+                for (int k = 0; k < 16; k++)
+                    part += nbi_e2m1_to_f32(code_at(tile, r, high * 16 + k)) *
+                            p->x[c * p->ldx + g * 16 + k];
+                sum += nbi_e4m3_to_f32(tile[high * 16 + r]) * part;
+            }
+            put(p, c, r, sum * p->scale);
+        }
+}
+
+static void tiles_q15(const struct nbi_product *p)
+{
+    int64_t blocks = nbi_tiles_across(p->K);
+    for (int c = 0; c < p->n; c++)
+        for (int r = 0; r < p->rows; r++) {
+            float sum = 0;
+            for (int64_t b = 0; b < blocks; b++) {
+                const uint8_t *tile = (const uint8_t *)p->w + b * NBI_TILE_BYTES;
+                const struct nbi_q15_block *block = &p->q15[c * blocks + b];
+                float part = 0;
+                for (int g = 0; g < 2; g++) {
+                    int32_t dot = 0; /* of doubled weights, which are whole numbers */
+                    for (int k = 0; k < 16; k++)
+                        dot += (int32_t)(2 * nbi_e2m1_to_f32(code_at(tile, r, g * 16 + k))) *
+                               (128 * block->high[g * 16 + k] + block->low[g * 16 + k]);
+                    part += (float)dot * (nbi_e4m3_to_f32(tile[g * 16 + r]) * 0x1p-8f);
+                }
+                sum += part * block->scale;
+            }
+            put(p, c, r, sum * p->scale);
+        }
+}
+
+static void rows_float(const struct nbi_product *p)
+{
+    for (int c = 0; c < p->n; c++)
+        for (int r = 0; r < p->rows; r++) {
+            float sum = 0;
+            for (int64_t k = 0; k < p->K; k++)
+                sum += load(p->w, p->dtype, r * p->K + k) * p->x[c * p->ldx + k];
+            put(p, c, r, sum);
+        }
+}
+
+static void quantize_q15(struct nbi_q15_block *out, const float *x, int64_t K)
+{
+    for (int64_t b = 0; b * 32 < K; b++) {
+        struct nbi_q15_block *block = &out[b];
+        int64_t n = K - b * 32 < 32 ? K - b * 32 : 32;
+        float amax = 0;
+        memset(block, 0, sizeof *block);
+        for (int64_t i = 0; i < n; i++)
+            amax = fmaxf(amax, fabsf(x[b * 32 + i]));
+        float inverse = amax >= NBI_Q15_TINY ? NBI_Q15_MAX / amax : 0;
+        for (int64_t i = 0; i < n; i++) {
+            int32_t q = (int32_t)rintf(x[b * 32 + i] * inverse), high = (q + 64) >> 7;
+            block->high[i] = (int8_t)high;
+            block->low[i] = (int8_t)(q - 128 * high);
+            block->sum[i / 16] -= 12 * q;
+        }
+        /* Half for the doubled weights; 2^8 since kernels read scales times 2^-8. */
+        block->scale = amax / NBI_Q15_MAX * 0x1p7f;
+        for (int64_t i = 0; i < n; i++)
+            if (!isfinite(x[b * 32 + i]))
+                block->scale = NAN; /* it must show */
+    }
+}
+
+/* ---- rows ---- */
+
+static float inverse_norm(const float *x, float eps, int64_t n)
+{
+    float sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    return 1 / sqrtf(sum / (float)n + eps);
+}
+
+static void rmsnorm(float *y, float *rstd, const float *x, const float *w, float eps, int64_t C)
+{
+    float f = inverse_norm(x, eps, C);
+    if (rstd)
+        *rstd = f;
+    for (int64_t i = 0; i < C; i++)
+        y[i] = x[i] * f * w[i];
+}
+
+static void norm_rope(float *y, float *rstd, const float *x, const float *w, struct nbi_turn turn,
+                      float eps, int64_t D)
+{
+    float f = inverse_norm(x, eps, D);
+    if (rstd)
+        *rstd = f;
+    for (int64_t i = 0; i < D / 2; i++) {
+        float a = x[i] * f * w[i], b = x[i + D / 2] * f * w[i + D / 2];
+        y[i] = a * turn.cos[i] - b * turn.sin[i];
+        y[i + D / 2] = b * turn.cos[i] + a * turn.sin[i];
+    }
+}
+
+static void swiglu(float *y, const float *gate, const float *up, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
+}
+
+static int64_t argmax(const float *x, int64_t n)
+{
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        if (x[i] > x[best])
+            best = i;
+    return best;
+}
+
+/* ---- attention ---- */
+
+/* The softmax is taken block by block: what was summed so far is scaled to the new maximum. */
+static void attend(const struct nbi_attend *a)
+{
+    float scale = 1 / sqrtf((float)a->D);
+    for (int h = 0; h < a->heads; h++) {
+        const float *q = a->q + h * a->D;
+        float *y = a->y + h * a->D, top = -INFINITY, sum = 0;
+        memset(y, 0, (size_t)a->D * sizeof *y);
+        for (int64_t start = 0; start < a->count; start += NBI_KEY_BLOCK) {
+            int64_t n = a->count - start < NBI_KEY_BLOCK ? a->count - start : NBI_KEY_BLOCK;
+            float score[NBI_KEY_BLOCK], high = top;
+            for (int64_t i = 0; i < n; i++) {
+                score[i] = 0;
+                for (int64_t d = 0; d < a->D; d++)
+                    score[i] += q[d] * load(a->k + (start + i) * a->stride, a->dtype, d);
+                score[i] *= scale;
+                high = fmaxf(high, score[i]);
+            }
+            float keep = expf(top - high);
+            sum *= keep;
+            for (int64_t d = 0; d < a->D; d++)
+                y[d] *= keep;
+            for (int64_t i = 0; i < n; i++) {
+                float p = expf(score[i] - high);
+                sum += p;
+                for (int64_t d = 0; d < a->D; d++)
+                    y[d] += p * load(a->v + (start + i) * a->stride, a->dtype, d);
+            }
+            top = high;
+        }
+        for (int64_t d = 0; d < a->D; d++)
+            y[d] /= sum;
+        if (a->lse)
+            a->lse[h] = top + logf(sum);
+    }
+}
+
+const struct nbi_cpu_kernels nbi_cpu_kernels_scalar = {
+    .name = "scalar",
+    .tiles_exact = tiles_exact,
+    .tiles_q15 = tiles_q15,
+    .rows_float = rows_float,
+    .quantize_q15 = quantize_q15,
+    .rmsnorm = rmsnorm,
+    .norm_rope = norm_rope,
+    .attend = attend,
+    .swiglu = swiglu,
+    .narrow = narrow,
+    .widen = widen,
+    .argmax = argmax,
+};

@@ -1,0 +1,106 @@
+/* run.c - how fast a model runs, against what memory and arithmetic allow. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "bench/bandwidth.h"
+#include "infer/session.h"
+
+#define ROUNDS 5
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *values)
+{
+    qsort(values, ROUNDS, sizeof *values, by_value);
+    return values[ROUNDS / 2];
+}
+
+/* Tokens that are no text; speed does not depend on them. */
+static int32_t *some_tokens(int64_t count, int64_t vocab)
+{
+    int32_t *ids = malloc((size_t)count * sizeof *ids);
+    for (int64_t i = 0; ids && i < count; i++)
+        ids[i] = (int32_t)(i * 7919 % vocab);
+    return ids;
+}
+
+/* Fills the session to `context` tokens, then times `tokens` more, again and again. */
+static enum nb_status time_decode(struct nb_session *s, const struct nb_bench_run_opts *o,
+                                  const int32_t *ids, float *logits, double *seconds)
+{
+    double round[ROUNDS];
+    NBI_TRY(nb_session_append(s, ids, o->context, logits));
+    for (int r = -1; r < ROUNDS; r++) { /* the first warms up */
+        double start = nbi_now();
+        for (int64_t i = 0; i < o->tokens; i++)
+            NBI_TRY(nb_session_append(s, ids + o->context + i, 1, logits));
+        round[r < 0 ? 0 : r] = (nbi_now() - start) / (double)o->tokens;
+        nb_session_truncate(s, o->context);
+    }
+    *seconds = median(round);
+    return NB_OK;
+}
+
+static enum nb_status time_prefill(struct nb_session *s, const struct nb_bench_run_opts *o,
+                                   const int32_t *ids, float *logits, double *seconds)
+{
+    double round[ROUNDS];
+    for (int r = -1; r < ROUNDS; r++) {
+        nb_session_truncate(s, 0);
+        double start = nbi_now();
+        NBI_TRY(nb_session_append(s, ids, o->tokens, logits));
+        round[r < 0 ? 0 : r] = nbi_now() - start;
+    }
+    *seconds = median(round);
+    return NB_OK;
+}
+
+/* Multiplications of one token in the matrices, the head not counted. */
+static double macs_per_token(const struct nb_engine *e)
+{
+    double macs = 0;
+    for (int64_t i = 0; i < e->config.layers; i++) {
+        const struct nbi_layer_weights *l = &e->weights.layers[i];
+        const struct nbi_weight *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+        for (int j = 0; j < 7; j++)
+            macs += (double)all[j]->rows * (double)all[j]->cols;
+    }
+    return macs;
+}
+
+enum nb_status nb_bench_run(const struct nb_engine *e, const struct nb_bench_run_opts *o,
+                            struct nb_bench_run *out)
+{
+    const struct nb_session_opts opts = {.context = o->context + o->tokens,
+                                         .chunk = o->prefill ? o->tokens : 0,
+                                         .kv = o->kv,
+                                         .exact = o->exact};
+    struct nb_session *s = NULL;
+    double seconds = 0, tokens = o->prefill ? (double)o->tokens : 1;
+    int32_t *ids = some_tokens(o->context + o->tokens, e->config.vocab_size);
+    float *logits = malloc((size_t)e->config.vocab_size * sizeof *logits);
+    memset(out, 0, sizeof *out);
+    enum nb_status rc = ids && logits ? nb_session_open(&s, e, &opts)
+                                      : nbi_fail_memory("tokens", (size_t)o->tokens);
+    out->read_gb_per_s = nbi_read_bandwidth(e->threads) / 1e9;
+    if (rc == NB_OK)
+        rc = o->prefill ? time_prefill(s, o, ids, logits, &seconds)
+                        : time_decode(s, o, ids, logits, &seconds);
+    nb_session_close(s);
+    free(ids);
+    free(logits);
+    if (rc != NB_OK)
+        return rc;
+    out->peak_gmac_per_s = e->be->peak(e->be) / 1e9;
+    out->threads = e->threads;
+    out->tokens_per_s = tokens / seconds;
+    out->bytes_per_token = e->weights.bytes_per_token;
+    out->gb_per_s = (double)out->bytes_per_token / seconds / 1e9;
+    out->gmac_per_s = macs_per_token(e) * tokens / seconds / 1e9;
+    return NB_OK;
+}

@@ -1,0 +1,60 @@
+/* cmd_debug.c - numbers for comparing with another implementation. */
+#include <string.h>
+
+#include "cli/run.h"
+
+struct debug_opts {
+    struct cli_common common;
+    struct cli_run_opts run;
+    const char *in, *out;
+    int precision;
+};
+
+static const struct cli_opt options[] = {
+    CLI_MODEL_OPTIONS(struct debug_opts, run),
+    {"in", 0, CLI_STRING, offsetof(struct debug_opts, in), "FILE", NULL, 0, 0,
+     "input_ids and labels, int32 [B, T], in a .safetensors file", NULL},
+    {"out", 'o', CLI_STRING, offsetof(struct debug_opts, out), "FILE", NULL, 0, 0,
+     "the .safetensors file to write", NULL},
+    {"precision", 0, CLI_CHOICE, offsetof(struct debug_opts, precision), "f32", "f32", 0, 0,
+     "of the computation", NULL},
+};
+
+static int run(void *opts)
+{
+    struct debug_opts *o = opts;
+    struct nb_engine *engine = NULL;
+    if (strcmp(o->common.positional[0], "hf") != 0) {
+        fprintf(stderr, "nibble debug: there is no '%s'; there is 'hf'\n", o->common.positional[0]);
+        return CLI_EXIT_USAGE;
+    }
+    if (!o->run.model || !o->in || !o->out) {
+        fprintf(stderr, "nibble debug: %s is missing; see 'nibble help debug'\n",
+                !o->run.model ? "-m MODEL"
+                : !o->in      ? "--in FILE"
+                              : "--out FILE");
+        return CLI_EXIT_USAGE;
+    }
+    enum nb_status rc = cli_engine_open(&engine, &o->run, &o->common);
+    if (rc == NB_OK)
+        rc = nb_debug_hf(engine, o->in, o->out);
+    nb_engine_close(engine);
+    return cli_status(rc);
+}
+
+const struct cli_command cli_debug = {
+    .name = "debug",
+    .group = "look inside",
+    .positional = "WHAT",
+    .summary = "compute results for comparing with another implementation",
+    .text =
+        "hf: reads input_ids and labels (int32 [B, T], -100 ignored) and writes logits [B, T, V],\n"
+        "loss [1] (mean over labelled positions, next-token shift as in Hugging Face) and\n"
+        "greedy.ids (the first 8 ids of row 0, then 48 greedy tokens through the cache), all in\n"
+        "f32 from the weights as they are stored.",
+    .examples = "  nibble debug hf -m tiny --in in.safetensors --out out.safetensors\n",
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
+    .opts_size = sizeof(struct debug_opts),
+    .run = run,
+};

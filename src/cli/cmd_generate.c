@@ -1,0 +1,180 @@
+/* cmd_generate.c - one answer to one prompt. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/jscan.h"
+#include "cli/run.h"
+
+struct generate_opts {
+    struct cli_common common;
+    struct cli_run_opts run;
+    struct cli_sampling_opts sampling;
+    const char *prompt, *system;
+    int64_t max_tokens;
+    struct cli_list stop;
+    bool raw, ignore_eos, timing, no_think, check_logits;
+};
+
+static const struct cli_opt options[] = {
+    CLI_RUN_OPTIONS(struct generate_opts, run),
+    {"prompt", 'p', CLI_STRING, offsetof(struct generate_opts, prompt), "TEXT", NULL, 0, 0,
+     "what to answer", NULL},
+    {"max-tokens", 'n', CLI_INT, offsetof(struct generate_opts, max_tokens), "N", "0", 0, 1 << 30,
+     "tokens of the answer at most (0: what the context has room for)", "n-predict"},
+    {"system", 0, CLI_STRING, offsetof(struct generate_opts, system), "TEXT", NULL, 0, 0,
+     "a system message", NULL},
+    {"raw", 0, CLI_FLAG, offsetof(struct generate_opts, raw), NULL, NULL, 0, 0,
+     "continue the prompt as it is, without the chat template", NULL},
+    {"no-think", 0, CLI_FLAG, offsetof(struct generate_opts, no_think), NULL, NULL, 0, 0,
+     "turn thinking off, if the chat template has it", NULL},
+    CLI_SAMPLING_OPTIONS(struct generate_opts, sampling),
+    {"stop", 0, CLI_LIST, offsetof(struct generate_opts, stop), "TEXT", NULL, 0, 0,
+     "end the answer before TEXT; may be given again", NULL},
+    {"ignore-eos", 0, CLI_FLAG, offsetof(struct generate_opts, ignore_eos), NULL, NULL, 0, 0,
+     "do not stop at the end of the turn", NULL},
+    {"check-logits", 0, CLI_FLAG, offsetof(struct generate_opts, check_logits), NULL, NULL, 0, 0,
+     "say on stderr the checksum of the last logits, to compare runs", NULL},
+    {"timing", 0, CLI_FLAG, offsetof(struct generate_opts, timing), NULL, NULL, 0, 0,
+     "say on stderr how fast it was", NULL},
+};
+
+/* The prompt as a request to the chat template. */
+static enum nb_status render(const struct generate_opts *o, const struct nb_chat *chat, char **text,
+                             size_t *len)
+{
+    struct nbi_str q = {0};
+    nbi_str_puts(&q, "{\"messages\":[");
+    if (o->system) {
+        nbi_str_puts(&q, "{\"role\":\"system\",\"content\":");
+        nbi_jquote(&q, o->system, strlen(o->system));
+        nbi_str_puts(&q, "},");
+    }
+    nbi_str_puts(&q, "{\"role\":\"user\",\"content\":");
+    nbi_jquote(&q, o->prompt, strlen(o->prompt));
+    nbi_str_puts(&q, "}],\"add_generation_prompt\":true");
+    nbi_str_puts(&q, o->no_think ? ",\"enable_thinking\":false}" : "}");
+    enum nb_status rc = nbi_str_status(&q);
+    if (rc == NB_OK)
+        rc = nb_chat_render(chat, q.p, q.len, text, len);
+    nbi_str_release(&q);
+    return rc;
+}
+
+static enum nb_status make_prompt(const struct generate_opts *o, const struct nb_engine *engine,
+                                  int32_t **ids, size_t *count)
+{
+    struct nb_tokenizer *t = nb_engine_tokenizer(engine);
+    char *text = NULL;
+    size_t len = strlen(o->prompt);
+    if (!t)
+        return nbi_fail(NB_ENOTFOUND, "'%s' has no tokenizer; --model-dir DIR says where one is",
+                        o->run.model);
+    if (o->raw)
+        return nb_tokenizer_encode(t, o->prompt, len, true, ids, count);
+    NBI_TRY(render(o, nb_engine_chat(engine), &text, &len));
+    enum nb_status rc = nb_tokenizer_encode(t, text, len, true, ids, count);
+    free(text);
+    return rc;
+}
+
+static enum nb_status print_text(void *ctx, const char *text, size_t len)
+{
+    (void)ctx;
+    fwrite(text, 1, len, stdout);
+    fflush(stdout);
+    return ferror(stdout) ? nbi_fail(NB_EIO, "cannot write to standard output") : NB_OK;
+}
+
+static json_t *result_json(const struct nb_generate_result *r)
+{
+    static const char *const reasons[] = {"stop", "length", "context"};
+    bool ok = true;
+    json_t *ids = json_array();
+    for (size_t i = 0; i < r->count; i++)
+        nbi_json_append(ids, json_integer(r->ids[i]), &ok);
+    double decoded = r->count > 1 ? (double)(r->count - 1) : 0;
+    json_t *timings =
+        json_pack("{s:f,s:f,s:f,s:f}", "prompt_ms", r->prompt_seconds * 1e3, "prompt_per_s",
+                  (double)(r->prompt_tokens - r->reused_tokens) / r->prompt_seconds, "decode_ms",
+                  r->seconds * 1e3, "decode_per_s", r->seconds > 0 ? decoded / r->seconds : 0);
+    return json_pack("{s:s%,s:o,s:I,s:I,s:s,s:o}", "text", r->text, r->len, "ids", ids,
+                     "prompt_tokens", (json_int_t)r->prompt_tokens, "completion_tokens",
+                     (json_int_t)r->count, "finish_reason", reasons[r->finish], "timings", timings);
+}
+
+static void print_timing(const struct nb_generate_result *r)
+{
+    double decoded = r->count > 1 ? (double)(r->count - 1) : 0;
+    fprintf(stderr, "prompt: %lld tokens in %.3f s (%.1f tok/s); answer: %zu tokens, %.1f tok/s\n",
+            (long long)r->prompt_tokens, r->prompt_seconds,
+            (double)(r->prompt_tokens - r->reused_tokens) / r->prompt_seconds, r->count,
+            r->seconds > 0 ? decoded / r->seconds : 0);
+}
+
+static enum nb_status generate(struct generate_opts *o, const struct nb_engine *engine,
+                               struct nb_generate_result *r)
+{
+    struct nb_session *session = NULL;
+    int32_t *ids = NULL;
+    size_t count = 0;
+    struct nb_generate_opts g = {.max_tokens = o->max_tokens,
+                                 .stop = o->stop.items,
+                                 .ignore_eos = o->ignore_eos,
+                                 .text = o->common.json ? NULL : print_text};
+    cli_sampling(&g.sampling, engine, &o->sampling);
+    enum nb_status rc = make_prompt(o, engine, &ids, &count);
+    if (rc == NB_OK)
+        rc = cli_session_open(&session, engine, &o->run);
+    if (rc == NB_OK)
+        rc = nb_generate(session, ids, count, &g, r);
+    free(ids);
+    nb_session_close(session);
+    return rc;
+}
+
+static int run(void *opts)
+{
+    struct generate_opts *o = opts;
+    struct nb_engine *engine = NULL;
+    struct nb_generate_result r = {0};
+    if (!o->run.model || !o->prompt) {
+        fprintf(stderr, "nibble generate: %s is missing; see 'nibble help generate'\n",
+                o->run.model ? "-p PROMPT" : "-m MODEL");
+        return CLI_EXIT_USAGE;
+    }
+    enum nb_status rc = cli_engine_open(&engine, &o->run, &o->common);
+    if (rc == NB_OK)
+        rc = generate(o, engine, &r);
+    int code;
+    if (rc == NB_OK && o->common.json) {
+        code = cli_print_json(result_json(&r), true);
+    } else {
+        if (r.text)
+            putchar('\n');
+        code = cli_status(rc);
+    }
+    if (rc == NB_OK && o->check_logits)
+        fprintf(stderr, "logits: all finite, the last ones have crc32c %08x\n", r.logits_crc);
+    if (rc == NB_OK && o->timing)
+        print_timing(&r);
+    nb_generate_result_release(&r);
+    nb_engine_close(engine);
+    return code;
+}
+
+const struct cli_command cli_generate = {
+    .name = "generate",
+    .group = "run",
+    .positional = "",
+    .summary = "answer a prompt",
+    .text =
+        "Prints the answer as it comes. The prompt goes through the model's chat template, unless\n"
+        "--raw says not to. Sampling follows the model's generation_config.json where nothing\n"
+        "else is asked for. The same seed gives the same text.",
+    .examples = "  nibble generate -m Qwen3-4B -p 'What is a nibble?' -n 200\n"
+                "  nibble generate -m Qwen3-4B --raw -p 'Once upon a time' --temp 0 --json\n",
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
+    .opts_size = sizeof(struct generate_opts),
+    .run = run,
+};

@@ -1,0 +1,130 @@
+/* cmd_parity.c - do all paths through a model agree? */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/run.h"
+
+struct parity_opts {
+    struct cli_common common;
+    struct cli_run_opts run;
+    const char *prompt;
+};
+
+static const struct cli_opt options[] = {
+    CLI_MODEL_OPTIONS(struct parity_opts, run),
+    {"prompt", 'p', CLI_STRING, offsetof(struct parity_opts, prompt), "TEXT",
+     "The quick brown fox jumps over the lazy dog.", 0, 0, "the tokens to compare on", NULL},
+};
+
+struct report {
+    const struct parity_opts *opts;
+    json_t *paths; /* NULL: print */
+    bool ok, failed;
+};
+
+static json_t *error_json(const struct nb_parity_error *e)
+{
+    return json_pack("{s:f,s:f,s:f,s:f}", "max", e->max, "mean", e->mean, "relative", e->relative,
+                     "cosine", e->cosine);
+}
+
+static enum nb_status show(void *ctx, const struct nb_parity_path *p)
+{
+    struct report *r = ctx;
+    r->failed = r->failed || !p->passed;
+    if (r->paths) {
+        json_t *layers = json_array();
+        for (int64_t i = 0; i < p->layers; i++)
+            nbi_json_append(layers, error_json(&p->layer[i]), &r->ok);
+        nbi_json_append(r->paths,
+                        json_pack("{s:s,s:o,s:I,s:I,s:f,s:b,s:o}", "path", p->name, "logits",
+                                  error_json(&p->logits), "same_top", (json_int_t)p->same_top,
+                                  "positions", (json_int_t)p->positions, "bound", p->bound,
+                                  "passed", p->passed, "layers", layers),
+                        &r->ok);
+        return NB_OK;
+    }
+    const struct nb_parity_error *last = &p->layer[p->layers - 1], *e = &p->logits;
+    printf("%-18s  %9.2e  %9.2e  %9.2e  %9.2e  %.7f  %4lld / %-4lld  %s\n", p->name, last->relative,
+           e->relative, e->max, e->mean, e->cosine, (long long)p->same_top, (long long)p->positions,
+           p->bound == 0 ? "-"
+           : p->passed   ? "ok"
+                         : "PAST THE BOUND");
+    for (int64_t i = 0; r->opts->common.verbose && i < p->layers; i++)
+        printf("    layer %-3lld  max %.2e  mean %.2e  relative %.2e  cosine %.9f\n", (long long)i,
+               p->layer[i].max, p->layer[i].mean, p->layer[i].relative, p->layer[i].cosine);
+    return NB_OK;
+}
+
+/* The prompt's tokens; a model without a tokenizer gets its bytes as ids. */
+static enum nb_status make_ids(const struct nb_engine *engine, const char *prompt, int32_t **ids,
+                               size_t *count)
+{
+    struct nb_tokenizer *t = nb_engine_tokenizer(engine);
+    struct nb_engine_info info;
+    if (t)
+        return nb_tokenizer_encode(t, prompt, strlen(prompt), true, ids, count);
+    nb_engine_info(engine, &info);
+    *count = strlen(prompt);
+    *ids = malloc((*count + 1) * sizeof **ids);
+    if (!*ids)
+        return nbi_fail_memory("prompt", *count);
+    for (size_t i = 0; i < *count; i++)
+        (*ids)[i] = (int32_t)((unsigned char)prompt[i] % info.vocab);
+    return NB_OK;
+}
+
+static int run(void *opts)
+{
+    struct parity_opts *o = opts;
+    struct nb_engine *engine = NULL;
+    struct report r = {.opts = o, .ok = true};
+    int32_t *ids = NULL;
+    size_t count = 0;
+    if (!o->run.model) {
+        fprintf(stderr, "nibble parity: -m MODEL is missing; see 'nibble help parity'\n");
+        return CLI_EXIT_USAGE;
+    }
+    enum nb_status rc = cli_engine_open(&engine, &o->run, &o->common);
+    if (rc == NB_OK)
+        rc = make_ids(engine, o->prompt, &ids, &count);
+    if (rc == NB_OK && count == 0)
+        rc = nbi_fail(NB_EINVAL, "the prompt is empty");
+    r.paths = o->common.json ? json_array() : NULL;
+    if (rc == NB_OK && !r.paths)
+        printf(
+            "%zu tokens, each path against the training forward pass\n%-18s  %9s  %9s  %9s  %9s  "
+            "%9s  %-11s  \n",
+            count, "path", "last layer", "logits", "max", "mean", "cosine", "same top-1");
+    if (rc == NB_OK)
+        rc = nb_parity(engine, ids, (int64_t)count, show, &r);
+    free(ids);
+    nb_engine_close(engine);
+    if (rc != NB_OK) {
+        json_decref(r.paths);
+        return cli_status(rc);
+    }
+    int code =
+        r.paths
+            ? cli_print_json(json_pack("{s:o,s:b}", "paths", r.paths, "passed", !r.failed), r.ok)
+            : 0;
+    return code ? code : r.failed ? CLI_EXIT_FAILED : 0;
+}
+
+const struct cli_command cli_parity = {
+    .name = "parity",
+    .group = "look inside",
+    .positional = "",
+    .summary = "compare every path through a model",
+    .text =
+        "Runs the prompt's tokens through the training forward pass, in chunks with a cache, "
+        "token\n"
+        "by token, without a cache, with integer activations, and with smaller caches. Errors are\n"
+        "relative to the norm. The exact paths must agree to 1e-5 and on the most likely token at\n"
+        "every position, integer activations to 1 %; else the exit code is 1. -v shows all layers.",
+    .examples = "  nibble parity -m Qwen3-0.6B -p 'Once upon a time'\n",
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
+    .opts_size = sizeof(struct parity_opts),
+    .run = run,
+};

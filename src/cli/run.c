@@ -1,0 +1,62 @@
+/* run.c - opening models, and sampling settings. */
+#include "cli/run.h"
+
+#include <math.h>
+
+const char *cli_simd(int choice)
+{
+    static const char *const names[] = {NULL, "scalar", "avx2", "avx512"};
+    return names[choice];
+}
+
+enum nb_status cli_engine_open(struct nb_engine **out, const struct cli_run_opts *o,
+                               const struct cli_common *common)
+{
+    struct nbi_progress progress;
+    cli_progress(&progress, common, "loading");
+    const struct nb_engine_opts opts = {.model = o->model,
+                                        .model_dir = o->model_dir,
+                                        .simd = cli_simd(o->simd),
+                                        .threads = (int)common->threads,
+                                        .progress = nbi_progress_update,
+                                        .progress_ctx = &progress};
+    enum nb_status rc = nb_engine_open(out, &opts);
+    nbi_progress_end(&progress);
+    if (rc == NB_OK && common->verbose) {
+        struct nb_engine_info info;
+        nb_engine_info(*out, &info);
+        fprintf(stderr, "nibble: on %s (%s), %d threads; %lld parameters, %.3f GB a token\n",
+                info.device, info.simd, info.threads, (long long)info.parameters,
+                (double)info.bytes_per_token / 1e9);
+    }
+    return rc;
+}
+
+enum nb_status cli_session_open(struct nb_session **out, const struct nb_engine *engine,
+                                const struct cli_run_opts *o)
+{
+    const struct nb_session_opts opts = {.context = o->context,
+                                         .kv = (enum nb_kv_dtype)o->kv_dtype,
+                                         .mode = (enum nb_kv_mode)o->kv_mode,
+                                         .exact = o->exact};
+    return nb_session_open(out, engine, &opts);
+}
+
+void cli_sampling(struct nb_sampling *out, const struct nb_engine *engine,
+                  const struct cli_sampling_opts *o)
+{
+    nb_engine_sampling(engine, out);
+    if (!isnan(o->temp))
+        out->temperature = o->temp;
+    if (o->top_k >= 0)
+        out->top_k = o->top_k;
+    if (!isnan(o->top_p))
+        out->top_p = o->top_p;
+    if (!isnan(o->min_p))
+        out->min_p = o->min_p;
+    if (!isnan(o->repeat_penalty))
+        out->repeat_penalty = o->repeat_penalty;
+    out->presence_penalty = o->presence_penalty;
+    out->frequency_penalty = o->frequency_penalty;
+    out->seed = (uint64_t)o->seed;
+}

@@ -1,0 +1,138 @@
+/* run.h - what the commands that run a model share: their options, opening the model. */
+#pragma once
+
+#include "cli/cli.h"
+
+struct cli_run_opts {
+    const char *model, *model_dir;
+    int64_t context;
+    int simd, kv_dtype, kv_mode;
+    bool exact;
+};
+
+#define CLI_MODEL_OPTIONS(type, member)                                                            \
+    {"model",                                                                                      \
+     'm',                                                                                          \
+     CLI_STRING,                                                                                   \
+     offsetof(type, member.model),                                                                 \
+     "PATH",                                                                                       \
+     NULL,                                                                                         \
+     0,                                                                                            \
+     0,                                                                                            \
+     "the model, as a directory, a .gguf file, or weights with --model-dir",                       \
+     "weight"},                                                                                    \
+        {"model-dir",                                                                              \
+         0,                                                                                        \
+         CLI_STRING,                                                                               \
+         offsetof(type, member.model_dir),                                                         \
+         "DIR",                                                                                    \
+         NULL,                                                                                     \
+         0,                                                                                        \
+         0,                                                                                        \
+         "where config and tokenizer are, if not in the model or beside it",                       \
+         NULL},                                                                                    \
+    {                                                                                              \
+        "simd", 0, CLI_CHOICE, offsetof(type, member.simd), "best|scalar|avx2|avx512", "best", 0,  \
+            0, "the instruction set to use", NULL                                                  \
+    }
+
+#define CLI_RUN_OPTIONS(type, member)                                                              \
+    CLI_MODEL_OPTIONS(type, member),                                                               \
+        {"ctx",                                                                                    \
+         'c',                                                                                      \
+         CLI_INT,                                                                                  \
+         offsetof(type, member.context),                                                           \
+         "N",                                                                                      \
+         "0",                                                                                      \
+         0,                                                                                        \
+         1 << 30,                                                                                  \
+         "tokens of context at most (0: 4096, or what the model can)",                             \
+         "context"},                                                                               \
+        {"kv-dtype", 0, CLI_CHOICE, offsetof(type, member.kv_dtype),  "f32|f16|bf16|f8",           \
+         "f16",      0, 0,          "type of cached keys and values", NULL},                       \
+        {"kv-mode",                                                                                \
+         0,                                                                                        \
+         CLI_CHOICE,                                                                               \
+         offsetof(type, member.kv_mode),                                                           \
+         "prompt|token|none",                                                                      \
+         "prompt",                                                                                 \
+         0,                                                                                        \
+         0,                                                                                        \
+         "the prompt whole, token by token, or everything again without a cache",                  \
+         NULL},                                                                                    \
+    {                                                                                              \
+        "exact", 0, CLI_FLAG, offsetof(type, member.exact), NULL, NULL, 0, 0,                      \
+            "products with f32 activations, not with 15-bit integers", NULL                        \
+    }
+
+/* What --simd stands for; NULL: the best. */
+const char *cli_simd(int choice);
+
+/* Opens the model, with progress on stderr; says which device it runs on. */
+enum nb_status cli_engine_open(struct nb_engine **out, const struct cli_run_opts *o,
+                               const struct cli_common *common);
+enum nb_status cli_session_open(struct nb_session **out, const struct nb_engine *engine,
+                                const struct cli_run_opts *o);
+
+/* ---- sampling ---- */
+
+struct cli_sampling_opts {
+    double temp, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+    int64_t top_k, seed;
+};
+
+#define CLI_SAMPLING_OPTIONS(type, member)                                                         \
+    {"temp",    't', CLI_FLOAT, offsetof(type, member.temp), "X",                                  \
+     "model's", 0,   100,       "temperature; 0 is greedy",  "temperature"},                       \
+        {"top-k",                                                                                  \
+         0,                                                                                        \
+         CLI_INT,                                                                                  \
+         offsetof(type, member.top_k),                                                             \
+         "N",                                                                                      \
+         "model's",                                                                                \
+         0,                                                                                        \
+         1e9,                                                                                      \
+         "of the N most likely tokens; 0: of all",                                                 \
+         NULL},                                                                                    \
+        {"top-p",   0,    CLI_FLOAT, offsetof(type, member.top_p),        "X",                     \
+         "model's", 1e-9, 1,         "of the most likely that make up X", NULL},                   \
+        {"min-p",                                                                                  \
+         0,                                                                                        \
+         CLI_FLOAT,                                                                                \
+         offsetof(type, member.min_p),                                                             \
+         "X",                                                                                      \
+         "model's",                                                                                \
+         0,                                                                                        \
+         1,                                                                                        \
+         "of those at least X times as likely as the best",                                        \
+         NULL},                                                                                    \
+        {"repeat-penalty", 0,    CLI_FLOAT, offsetof(type, member.repeat_penalty),        "X",     \
+         "model's",        1e-3, 1000,      "divide the logits of tokens that were used", NULL},   \
+        {"presence-penalty",                                                                       \
+         0,                                                                                        \
+         CLI_FLOAT,                                                                                \
+         offsetof(type, member.presence_penalty),                                                  \
+         "X",                                                                                      \
+         "0",                                                                                      \
+         -100,                                                                                     \
+         100,                                                                                      \
+         "subtract from the logits of tokens that were used",                                      \
+         NULL},                                                                                    \
+        {"frequency-penalty",                                                                      \
+         0,                                                                                        \
+         CLI_FLOAT,                                                                                \
+         offsetof(type, member.frequency_penalty),                                                 \
+         "X",                                                                                      \
+         "0",                                                                                      \
+         -100,                                                                                     \
+         100,                                                                                      \
+         "the same for each use",                                                                  \
+         NULL},                                                                                    \
+    {                                                                                              \
+        "seed", 0, CLI_INT, offsetof(type, member.seed), "N", "0", 0, 9e15,                        \
+            "the same seed gives the same text", NULL                                              \
+    }
+
+/* The model's settings, and what was given instead. */
+void cli_sampling(struct nb_sampling *out, const struct nb_engine *engine,
+                  const struct cli_sampling_opts *o);

@@ -1,0 +1,219 @@
+/* engine.c - a model from its files to ready. */
+#include "infer/engine.h"
+
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "base/sys.h"
+
+#define CONFIG_MAX ((size_t)16 << 20)
+
+static enum nb_status parse_level(const char *name, enum nbi_simd *level)
+{
+    *level = nbi_simd_level();
+    if (!name)
+        return NB_OK;
+    for (int i = NBI_SIMD_SCALAR; i <= NBI_SIMD_AVX512; i++)
+        if (strcmp(name, nbi_simd_name((enum nbi_simd)i)) == 0) {
+            *level = (enum nbi_simd)i;
+            return NB_OK;
+        }
+    return nbi_fail(NB_EINVAL, "there is no instruction set '%s' here", name);
+}
+
+/* Where config and tokenizer are: beside the weights unless said otherwise. */
+static char *find_dir(const char *model, const char *model_dir)
+{
+    return model_dir                ? strdup(model_dir)
+           : nbi_path_is_dir(model) ? strdup(model)
+                                    : nbi_path_dir(model);
+}
+
+static enum nb_status read_config(struct nb_engine *e, const char *dir, bool given)
+{
+    if (!given && e->store->format == NBI_FORMAT_GGUF)
+        return nbi_config_from_gguf(&e->config, e->store);
+    char *path = nbi_path_join(dir, "config.json");
+    json_t *json = NULL;
+    if (!path)
+        return NB_ENOMEM;
+    enum nb_status rc = nbi_json_read_file(&json, path, CONFIG_MAX);
+    if (rc == NB_OK)
+        rc = nbi_context(nbi_config_parse(&e->config, json), "reading '%s'", path);
+    json_decref(json);
+    free(path);
+    return rc;
+}
+
+static void add_end(struct nb_engine *e, int64_t id)
+{
+    if (id >= 0 && id < e->config.vocab_size && !nbi_engine_ends(e, (int32_t)id) &&
+        e->end_count < 2 * NBI_MAX_EOS)
+        e->end[e->end_count++] = (int32_t)id;
+}
+
+/* An id or a list of them. */
+static enum nb_status read_ends(struct nb_engine *e, const json_t *value)
+{
+    size_t i;
+    json_t *id;
+    if (json_is_integer(value))
+        add_end(e, json_integer_value(value));
+    else if (value && !json_is_array(value) && !json_is_null(value))
+        return nbi_fail(NB_EFORMAT, "'eos_token_id' must be an id or a list of ids");
+    json_array_foreach (value, i, id)
+        add_end(e, json_integer_value(id));
+    return NB_OK;
+}
+
+bool nbi_engine_ends(const struct nb_engine *e, int32_t id)
+{
+    for (int i = 0; i < e->end_count; i++)
+        if (e->end[i] == id)
+            return true;
+    return false;
+}
+
+/* A model may have no such file, and most of its fields are of no interest here. */
+static enum nb_status read_generation(struct nb_engine *e, const char *dir)
+{
+    struct nb_sampling *d = &e->defaults;
+    char *path = nbi_path_join(dir, "generation_config.json");
+    json_t *json = NULL;
+    double k = 0;
+    bool sample = true;
+    *d = (struct nb_sampling){.temperature = 1, .top_p = 1, .repeat_penalty = 1};
+    if (!path)
+        return NB_ENOMEM;
+    enum nb_status rc =
+        nbi_path_is_file(path) ? nbi_json_read_file(&json, path, CONFIG_MAX) : NB_OK;
+    if (rc == NB_OK && json) {
+        rc = nbi_json_bool(json, "do_sample", false, &sample);
+        if (rc == NB_OK)
+            rc = nbi_json_number(json, "temperature", false, 0, 100, &d->temperature);
+        if (rc == NB_OK)
+            rc = nbi_json_number(json, "top_p", false, 1e-9, 1, &d->top_p);
+        if (rc == NB_OK)
+            rc = nbi_json_number(json, "min_p", false, 0, 1, &d->min_p);
+        if (rc == NB_OK)
+            rc = nbi_json_number(json, "top_k", false, 0, 1e9, &k);
+        if (rc == NB_OK)
+            rc = nbi_json_number(json, "repetition_penalty", false, 1e-3, 1e3, &d->repeat_penalty);
+        if (rc == NB_OK)
+            rc = read_ends(e, json_object_get(json, "eos_token_id"));
+        nbi_context(rc, "reading '%s'", path);
+    }
+    d->top_k = (int64_t)k;
+    if (!sample)
+        d->temperature = 0;
+    json_decref(json);
+    free(path);
+    return rc;
+}
+
+static enum nb_status read_text(struct nb_engine *e, const struct nb_engine_opts *opts)
+{
+    enum nb_status rc = nb_tokenizer_open(&e->tokenizer, opts->model, opts->model_dir);
+    if (rc == NB_ENOTFOUND)
+        return NB_OK; /* weights alone can be measured and compared */
+    NBI_TRY(rc);
+    return nb_chat_open(&e->chat, opts->model, opts->model_dir);
+}
+
+/* Everything but the weights' values. */
+static enum nb_status open_files(struct nb_engine *e, const struct nb_engine_opts *opts)
+{
+    char *dir = find_dir(opts->model, opts->model_dir);
+    if (!dir)
+        return nbi_fail_memory("path", strlen(opts->model));
+    enum nb_status rc = nbi_store_open(&e->store, opts->model);
+    if (rc == NB_OK)
+        rc = read_config(e, dir, opts->model_dir != NULL);
+    for (int i = 0; i < e->config.eos_count && rc == NB_OK; i++)
+        add_end(e, e->config.eos[i]);
+    if (rc == NB_OK)
+        rc = read_generation(e, dir);
+    if (rc == NB_OK)
+        rc = read_text(e, opts);
+    free(dir);
+    return rc;
+}
+
+static enum nb_status open_engine(struct nb_engine *e, const struct nb_engine_opts *opts)
+{
+    struct nbi_backend_opts on = {.device = "cpu", .threads = opts->threads};
+    uint64_t seed = 0;
+    struct nbi_weight_provider from = nbi_weights_at_random(&seed);
+    NBI_TRY(parse_level(opts->simd, &on.level));
+    e->level = on.level;
+    e->threads = on.threads > 0 ? on.threads : nbi_cpu_count();
+    if (opts->synthetic) {
+        e->defaults = (struct nb_sampling){.temperature = 1, .top_p = 1, .repeat_penalty = 1};
+        NBI_TRY(nbi_config_preset(&e->config, opts->synthetic));
+    } else {
+        NBI_TRY(open_files(e, opts));
+        from = nbi_weights_of_store(e->store);
+    }
+    NBI_TRY(nbi_backend_open(&e->be, &on));
+    return nbi_weights_load(&e->weights, e->be, &e->config, &from, opts->progress,
+                            opts->progress_ctx);
+}
+
+enum nb_status nb_engine_open(struct nb_engine **out, const struct nb_engine_opts *opts)
+{
+    struct nb_engine *e = calloc(1, sizeof *e);
+    *out = NULL;
+    enum nb_status rc = e ? open_engine(e, opts) : nbi_fail_memory("engine", sizeof *e);
+    if (rc == NB_OK)
+        *out = e;
+    else
+        nb_engine_close(e);
+    return rc;
+}
+
+void nb_engine_close(struct nb_engine *e)
+{
+    if (!e)
+        return;
+    nbi_weights_release(&e->weights);
+    if (e->be)
+        e->be->close(e->be);
+    nb_tokenizer_close(e->tokenizer);
+    nb_chat_close(e->chat);
+    nbi_store_close(e->store);
+    free(e);
+}
+
+void nb_engine_info(const struct nb_engine *e, struct nb_engine_info *info)
+{
+    *info = (struct nb_engine_info){.vocab = e->config.vocab_size,
+                                    .context = e->config.max_position,
+                                    .layers = e->config.layers,
+                                    .bytes_per_token = e->weights.bytes_per_token,
+                                    .threads = e->threads,
+                                    .device = e->be->name,
+                                    .simd = nbi_simd_name(e->level)};
+    for (int64_t i = 0; i < nbi_param_count(&e->config); i++) {
+        struct nbi_param p;
+        nbi_param_at(&e->config, i, &p);
+        info->parameters += p.shape[0] * (p.ndim == 2 ? p.shape[1] : 1);
+    }
+    for (int64_t i = 0; e->store && i < e->store->count; i++)
+        info->weight_bytes += (int64_t)nbi_entry_bytes(&e->store->entries[i]);
+}
+
+struct nb_tokenizer *nb_engine_tokenizer(const struct nb_engine *e)
+{
+    return e->tokenizer;
+}
+
+const struct nb_chat *nb_engine_chat(const struct nb_engine *e)
+{
+    return e->chat;
+}
+
+void nb_engine_sampling(const struct nb_engine *e, struct nb_sampling *out)
+{
+    *out = e->defaults;
+}

@@ -1,0 +1,24 @@
+/* engine.h - a model that is loaded and ready: weights on a backend, tokenizer, chat template.
+ *
+ * Never changes once it is open; any number of sessions may use it. */
+#pragma once
+
+#include "base/sys.h"
+#include "model/qwen3.h"
+
+struct nb_engine {
+    struct nbi_backend *be;
+    struct nbi_config config;
+    struct nbi_weights weights;
+    struct nbi_store *store;        /* keeps mapped weights alive */
+    struct nb_tokenizer *tokenizer; /* NULL: the model has none */
+    struct nb_chat *chat;
+    struct nb_sampling defaults;  /* from generation_config.json */
+    int32_t end[2 * NBI_MAX_EOS]; /* ids that end an answer, from both configs */
+    int end_count;
+    enum nbi_simd level;
+    int threads;
+};
+
+/* Whether an id ends an answer. */
+bool nbi_engine_ends(const struct nb_engine *e, int32_t id);

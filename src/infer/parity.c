@@ -1,0 +1,152 @@
+/* parity.c - the same tokens through every path, compared.
+ *
+ * All exact paths run the same operations in the same order for each row, so they agree to the last
+ * bits; the bound is there for backends that sum in another order. */
+#include <math.h>
+#include <string.h>
+
+#include "infer/session.h"
+
+/* What a path gave: residual streams and logits of all tokens. */
+struct trace {
+    float *layers; /* [L, n, C] */
+    float *logits; /* [n, V] */
+    int64_t L, n, C, V;
+};
+
+static void trace_release(struct trace *t)
+{
+    free(t->layers);
+    free(t->logits);
+}
+
+static enum nb_status trace_init(struct trace *t, const struct nbi_config *c, int64_t n)
+{
+    *t = (struct trace){.L = c->layers, .n = n, .C = c->hidden_size, .V = c->vocab_size};
+    t->layers = malloc((size_t)(t->L * n * t->C) * sizeof *t->layers);
+    t->logits = malloc((size_t)(n * t->V) * sizeof *t->logits);
+    if (t->layers && t->logits)
+        return NB_OK;
+    trace_release(t);
+    return nbi_fail_memory("logits", (size_t)(n * t->V) * sizeof *t->logits);
+}
+
+static enum nb_status keep_layer(void *ctx, int64_t layer, int64_t from, int64_t rows,
+                                 const float *x)
+{
+    struct trace *t = ctx;
+    memcpy(t->layers + (layer * t->n + from) * t->C, x, (size_t)(rows * t->C) * sizeof *x);
+    return NB_OK;
+}
+
+struct path {
+    const char *name;
+    enum nb_kv_mode mode;
+    int64_t chunk; /* 0: all at once */
+    bool one_by_one;
+    bool exact;
+    enum nbi_dtype kv;
+    double bound; /* relative, on the logits; 0: for information */
+};
+
+/* The first is what the others are compared with. */
+static const struct path paths[] = {
+    {"training forward", NB_KV_PROMPT, 0, false, true, NBI_F32, 0},
+    {"whole prompt", NB_KV_PROMPT, 5, false, true, NBI_F32, 1e-5},
+    {"token by token", NB_KV_TOKEN, 1, true, true, NBI_F32, 1e-5},
+    {"no cache", NB_KV_NONE, 0, true, true, NBI_F32, 1e-5},
+    {"integer activations", NB_KV_PROMPT, 0, false, false, NBI_F32, 1e-2},
+    {"cache in f16", NB_KV_PROMPT, 5, false, true, NBI_F16, 0},
+    {"cache in bf16", NB_KV_PROMPT, 5, false, true, NBI_BF16, 0},
+    {"cache in f8", NB_KV_PROMPT, 5, false, true, NBI_E4M3, 0},
+};
+
+static enum nb_status run_path(const struct nb_engine *e, const struct path *p, const int32_t *ids,
+                               struct trace *t)
+{
+    const struct nbi_session_opts opts = {.context = t->n,
+                                          .chunk = p->chunk ? p->chunk : t->n,
+                                          .logits = t->n,
+                                          .kv = p->kv,
+                                          .mode = p->mode,
+                                          .exact = p->exact};
+    struct nb_session *s = NULL;
+    NBI_TRY(nbi_session_new(&s, e, &opts));
+    enum nb_status rc = nbi_session_watch(s, keep_layer, t);
+    if (rc == NB_OK && !p->one_by_one)
+        rc = nbi_session_append(s, ids, t->n, t->logits, t->n);
+    for (int64_t i = 0; p->one_by_one && i < t->n && rc == NB_OK; i++)
+        rc = nbi_session_append(s, ids + i, 1, t->logits + i * t->V, 1);
+    nbi_session_free(s);
+    return rc;
+}
+
+/* Errors of b against a. */
+static struct nb_parity_error compare(const float *a, const float *b, int64_t n)
+{
+    double aa = 0, bb = 0, ab = 0, dd = 0, sum = 0, most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double d = fabs((double)a[i] - b[i]);
+        aa += (double)a[i] * a[i];
+        bb += (double)b[i] * b[i];
+        ab += (double)a[i] * b[i];
+        dd += d * d;
+        sum += d;
+        most = d > most ? d : most;
+    }
+    return (struct nb_parity_error){.max = most,
+                                    .mean = sum / (double)n,
+                                    .relative = aa > 0 ? sqrt(dd / aa) : sqrt(dd),
+                                    .cosine = aa > 0 && bb > 0 ? ab / sqrt(aa * bb) : 1};
+}
+
+static int64_t best_of(const float *x, int64_t n)
+{
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        best = x[i] > x[best] ? i : best;
+    return best;
+}
+
+static enum nb_status report(const struct path *p, const struct trace *a, const struct trace *b,
+                             nb_parity_fn fn, void *ctx)
+{
+    struct nb_parity_path out = {.name = p->name, .layers = a->L, .bound = p->bound};
+    struct nb_parity_error *layers = malloc((size_t)a->L * sizeof *layers);
+    if (!layers)
+        return nbi_fail_memory("layers", (size_t)a->L * sizeof *layers);
+    for (int64_t l = 0; l < a->L; l++)
+        layers[l] = compare(a->layers + l * a->n * a->C, b->layers + l * a->n * a->C, a->n * a->C);
+    out.layer = layers;
+    out.logits = compare(a->logits, b->logits, a->n * a->V);
+    out.positions = a->n;
+    for (int64_t i = 0; i < a->n; i++)
+        out.same_top += best_of(a->logits + i * a->V, a->V) == best_of(b->logits + i * b->V, b->V);
+    bool exact = p->bound > 0 && p->bound <= 1e-5;
+    out.passed = p->bound == 0 ||
+                 (out.logits.relative <= p->bound && (!exact || out.same_top == out.positions));
+    enum nb_status rc = fn(ctx, &out);
+    free(layers);
+    return rc;
+}
+
+enum nb_status nb_parity(const struct nb_engine *e, const int32_t *ids, int64_t count,
+                         nb_parity_fn fn, void *ctx)
+{
+    struct trace a, b;
+    NBI_TRY(trace_init(&a, &e->config, count));
+    enum nb_status rc = trace_init(&b, &e->config, count);
+    if (rc != NB_OK) {
+        trace_release(&a);
+        return rc;
+    }
+    rc = run_path(e, &paths[0], ids, &a);
+    for (size_t i = 1; i < sizeof paths / sizeof *paths && rc == NB_OK; i++) {
+        rc = run_path(e, &paths[i], ids, &b);
+        if (rc == NB_OK)
+            rc = report(&paths[i], &a, &b, fn, ctx);
+    }
+    trace_release(&a);
+    trace_release(&b);
+    return rc;
+}

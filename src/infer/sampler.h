@@ -1,0 +1,34 @@
+/* sampler.h - the next token from logits.
+ *
+ * Penalties and biases first, then temperature, top-k, top-p, min-p, then a draw. The generator is
+ * counter-based: the same seed and the same number of draws give the same token. */
+#pragma once
+
+#include "base/status.h"
+
+struct nbi_candidate {
+    float logit; /* as divided by the temperature */
+    int32_t id;
+};
+
+struct nbi_token_sampler {
+    struct nb_sampling opts;
+    uint64_t draws;
+    int64_t vocab;
+    struct nbi_candidate *candidates; /* [vocab] */
+    int32_t *counts;                  /* [vocab] times each id was seen */
+    int32_t *seen;                    /* [vocab] ids with a count */
+    int64_t seen_count;
+    bool penalties;
+};
+
+/* Nothing is allocated afterwards. Out of range options are NB_EINVAL. */
+enum nb_status nbi_token_sampler_init(struct nbi_token_sampler *s, const struct nb_sampling *opts,
+                                      int64_t vocab);
+void nbi_token_sampler_release(struct nbi_token_sampler *s);
+
+/* Tells it of a token that is in the text now. */
+void nbi_token_sampler_accept(struct nbi_token_sampler *s, int32_t id);
+
+/* logits [vocab] are changed. NaN or infinity among them is an error. */
+enum nb_status nbi_token_sampler_next(struct nbi_token_sampler *s, float *logits, int32_t *id);

@@ -1,0 +1,395 @@
+/* session.c - the key/value cache, and passes over it. */
+#include "infer/session.h"
+
+#include <string.h>
+
+struct nb_session {
+    const struct nb_engine *engine;
+    struct nbi_session_opts opts;
+    struct nbi_stream *stream;
+    struct nbi_acts acts;
+    struct nbi_ptr cache;        /* all layers' keys and values */
+    struct nbi_kv_store *stores; /* [layers] */
+    int64_t row_bytes;           /* of one layer's keys of one token */
+    int64_t length;
+    int32_t *tokens;                                  /* [context] */
+    int32_t *positions, *slots, *first, *last, *rows; /* [chunk] */
+    nbi_layer_fn watch;
+    void *watch_ctx;
+    float *watched; /* [chunk, C] */
+    int64_t pass_from, pass_rows;
+};
+
+struct nbi_snapshot {
+    int64_t length, row_bytes, layers;
+    enum nbi_dtype kv;
+    int32_t *tokens;
+    uint8_t *rows; /* [layers][k, v][length] */
+};
+
+static int64_t max3(int64_t a, int64_t b, int64_t c)
+{
+    int64_t m = a > b ? a : b;
+    return m > c ? m : c;
+}
+
+static int64_t row_bytes(const struct nbi_config *c, enum nbi_dtype kv)
+{
+    return (int64_t)nbi_dtype_bytes(kv, c->kv_heads * c->head_dim);
+}
+
+/* Bytes of one layer's keys, at a distance that keeps rows aligned. */
+static int64_t layer_bytes(const struct nbi_config *c, const struct nbi_session_opts *o)
+{
+    return (row_bytes(c, o->kv) * o->context + 63) / 64 * 64;
+}
+
+static struct nbi_session_opts with_defaults(const struct nbi_session_opts *opts)
+{
+    struct nbi_session_opts o = *opts;
+    if (o.chunk <= 0)
+        o.chunk = 512;
+    if (o.mode == NB_KV_TOKEN)
+        o.chunk = 1;
+    if (o.mode == NB_KV_NONE || o.chunk > o.context)
+        o.chunk = o.context;
+    if (o.logits <= 0)
+        o.logits = 1;
+    if (o.logits > o.chunk)
+        o.logits = o.chunk;
+    return o;
+}
+
+void nbi_session_plan(const struct nbi_config *c, const struct nbi_session_opts *opts,
+                      struct nbi_session_plan *plan)
+{
+    struct nbi_session_opts o = with_defaults(opts);
+    plan->kv = 2 * c->layers * layer_bytes(c, &o);
+    plan->activations = nbi_acts_bytes(c, o.chunk, o.logits);
+    plan->host = (o.context + 5 * o.chunk) * (int64_t)sizeof(int32_t);
+}
+
+static enum nb_status make_host(struct nb_session *s)
+{
+    size_t chunk = (size_t)s->opts.chunk;
+    s->tokens = malloc((size_t)s->opts.context * sizeof *s->tokens);
+    s->positions = malloc(5 * chunk * sizeof *s->positions);
+    s->stores = calloc((size_t)s->engine->config.layers, sizeof *s->stores);
+    if (!s->tokens || !s->positions || !s->stores)
+        return nbi_fail_memory("session", (size_t)s->opts.context * sizeof *s->tokens);
+    s->slots = s->positions + chunk;
+    s->first = s->slots + chunk;
+    s->last = s->first + chunk;
+    s->rows = s->last + chunk;
+    return NB_OK;
+}
+
+static enum nb_status make_device(struct nb_session *s)
+{
+    struct nbi_backend *be = s->engine->be;
+    const struct nbi_config *c = &s->engine->config;
+    int64_t per_layer = layer_bytes(c, &s->opts);
+    const struct nbi_stream_limits limits = {
+        s->opts.chunk, max3(c->hidden_size, c->intermediate_size, c->heads * c->head_dim),
+        c->head_dim};
+    NBI_TRY(be->stream_new(be, &limits, &s->stream));
+    NBI_TRY(nbi_acts_init(&s->acts, be, c, s->opts.chunk, s->opts.logits));
+    NBI_TRY(be->alloc(be, "key/value cache", 2 * c->layers * per_layer, &s->cache));
+    for (int64_t i = 0; i < c->layers; i++)
+        s->stores[i] =
+            (struct nbi_kv_store){nbi_ptr_add(s->cache, 2 * i * per_layer),
+                                  nbi_ptr_add(s->cache, (2 * i + 1) * per_layer), s->opts.kv};
+    return NB_OK;
+}
+
+static enum nb_status check_opts(const struct nbi_config *c, const struct nbi_session_opts *o)
+{
+    if (o->context < 1 || o->context > INT32_MAX)
+        return nbi_fail(NB_EINVAL, "a context of %lld tokens", (long long)o->context);
+    if (o->context > c->max_position)
+        return nbi_fail(NB_EVALUE, "a context of %lld tokens; the model was made for %lld",
+                        (long long)o->context, (long long)c->max_position);
+    return NB_OK;
+}
+
+enum nb_status nbi_session_new(struct nb_session **out, const struct nb_engine *engine,
+                               const struct nbi_session_opts *opts)
+{
+    *out = NULL;
+    NBI_TRY(check_opts(&engine->config, opts));
+    struct nb_session *s = calloc(1, sizeof *s);
+    if (!s)
+        return nbi_fail_memory("session", sizeof *s);
+    s->engine = engine;
+    s->opts = with_defaults(opts);
+    s->row_bytes = row_bytes(&engine->config, opts->kv);
+    enum nb_status rc = make_host(s);
+    if (rc == NB_OK)
+        rc = make_device(s);
+    if (rc == NB_OK)
+        *out = s;
+    else
+        nbi_session_free(s);
+    return rc;
+}
+
+void nbi_session_free(struct nb_session *s)
+{
+    if (!s)
+        return;
+    struct nbi_backend *be = s->engine->be;
+    be->free(be, s->cache);
+    nbi_acts_release(&s->acts);
+    be->stream_free(s->stream);
+    free(s->tokens);
+    free(s->positions);
+    free(s->stores);
+    free(s->watched);
+    free(s);
+}
+
+const struct nb_engine *nbi_session_engine(const struct nb_session *s)
+{
+    return s->engine;
+}
+
+int64_t nbi_session_length(const struct nb_session *s)
+{
+    return s->length;
+}
+
+int64_t nbi_session_context(const struct nb_session *s)
+{
+    return s->opts.context;
+}
+
+const int32_t *nbi_session_tokens(const struct nb_session *s)
+{
+    return s->tokens;
+}
+
+void nbi_session_truncate(struct nb_session *s, int64_t length)
+{
+    if (length < s->length)
+        s->length = length < 0 ? 0 : length;
+}
+
+/* ---- passes ---- */
+
+static enum nb_status show_layer(void *ctx, int64_t layer, struct nbi_ptr x)
+{
+    struct nb_session *s = ctx;
+    struct nbi_backend *be = s->engine->be;
+    int64_t bytes = s->pass_rows * s->engine->config.hidden_size * (int64_t)sizeof(float);
+    NBI_TRY(be->download(s->stream, s->watched, x, bytes));
+    NBI_TRY(be->sync(s->stream));
+    return s->watch(s->watch_ctx, layer, s->pass_from, s->pass_rows, s->watched);
+}
+
+/* Tokens [from, from + count) of s->tokens, of which the last `rows` give logits. */
+static enum nb_status pass(struct nb_session *s, int64_t from, int64_t count, float *logits,
+                           int64_t rows)
+{
+    const struct nbi_config *c = &s->engine->config;
+    struct nbi_backend *be = s->engine->be;
+    s->pass_from = from;
+    s->pass_rows = count;
+    for (int64_t i = 0; i < count; i++) {
+        s->positions[i] = s->slots[i] = s->last[i] = (int32_t)(from + i);
+        s->first[i] = 0;
+    }
+    for (int64_t i = 0; i < rows; i++)
+        s->rows[i] = (int32_t)(count - rows + i);
+    const struct nbi_pass p = {.N = count,
+                               .ids = s->tokens + from,
+                               .positions = s->positions,
+                               .slots = s->slots,
+                               .first = s->first,
+                               .last = s->last,
+                               .M = rows,
+                               .rows = s->rows,
+                               .stores = s->stores,
+                               .exact = s->opts.exact,
+                               .after_layer = s->watch ? show_layer : NULL,
+                               .ctx = s};
+    NBI_TRY(nbi_forward(&s->engine->weights, &s->acts, s->stream, &p));
+    if (rows > 0)
+        NBI_TRY(be->download(s->stream, logits, s->acts.logits,
+                             rows * c->vocab_size * (int64_t)sizeof(float)));
+    return be->sync(s->stream);
+}
+
+static enum nb_status check_ids(const struct nb_session *s, const int32_t *ids, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= s->engine->config.vocab_size)
+            return nbi_fail(NB_EVALUE, "token id %d is outside the vocabulary of %lld", ids[i],
+                            (long long)s->engine->config.vocab_size);
+    if (count > s->opts.context - s->length)
+        return nbi_fail(NB_EVALUE,
+                        "%lld tokens after %lld do not fit the context of %lld; a longer one can "
+                        "be asked for",
+                        (long long)count, (long long)s->length, (long long)s->opts.context);
+    return NB_OK;
+}
+
+enum nb_status nbi_session_append(struct nb_session *s, const int32_t *ids, int64_t count,
+                                  float *logits, int64_t rows)
+{
+    if (count < 0 || (count == 0 && logits))
+        return nbi_fail(NB_EINVAL, "%lld tokens to append", (long long)count);
+    NBI_TRY(check_ids(s, ids, count));
+    if (!logits)
+        rows = 0;
+    NBI_BUG_IF(rows > count);
+    memmove(s->tokens + s->length, ids, (size_t)count * sizeof *ids);
+    int64_t from = s->opts.mode == NB_KV_NONE ? 0 : s->length, end = s->length + count;
+    int64_t V = s->engine->config.vocab_size;
+    for (int64_t n; from < end; from += n) {
+        n = end - from < s->opts.chunk ? end - from : s->opts.chunk;
+        /* Logits are wanted from end - rows on; a pass may hold only so many of them. */
+        int64_t wanted = from + n - (end - rows);
+        wanted = wanted > n ? n : wanted;
+        if (wanted > s->opts.logits) {
+            n -= wanted - s->opts.logits;
+            wanted = s->opts.logits;
+        }
+        wanted = wanted < 0 ? 0 : wanted;
+        NBI_TRY(pass(s, from, n, logits ? logits + (rows - (end - from - n) - wanted) * V : NULL,
+                     wanted));
+        NBI_TRY(nbi_check_interrupt());
+    }
+    s->length = end;
+    return NB_OK;
+}
+
+enum nb_status nbi_session_continue(struct nb_session *s, const int32_t *ids, int64_t count,
+                                    float *logits, int64_t *reused)
+{
+    int64_t same = 0;
+    if (count < 1 || count > s->opts.context)
+        return nbi_fail(NB_EVALUE,
+                        "%lld tokens do not fit the context of %lld; a longer one can be "
+                        "asked for",
+                        (long long)count, (long long)s->opts.context);
+    while (same < s->length && same < count - 1 && s->tokens[same] == ids[same])
+        same++;
+    *reused = same;
+    nbi_session_truncate(s, same);
+    return nbi_session_append(s, ids + same, count - same, logits, 1);
+}
+
+/* ---- snapshots ---- */
+
+void nbi_snapshot_free(struct nbi_snapshot *snapshot)
+{
+    if (!snapshot)
+        return;
+    free(snapshot->tokens);
+    free(snapshot->rows);
+    free(snapshot);
+}
+
+enum nb_status nbi_session_save(const struct nb_session *s, struct nbi_snapshot **out)
+{
+    const struct nbi_config *c = &s->engine->config;
+    struct nbi_backend *be = s->engine->be;
+    int64_t bytes = s->row_bytes * s->length;
+    struct nbi_snapshot *p = calloc(1, sizeof *p);
+    *out = NULL;
+    if (!p)
+        return nbi_fail_memory("snapshot", sizeof *p);
+    *p = (struct nbi_snapshot){s->length, s->row_bytes, c->layers, s->opts.kv, NULL, NULL};
+    p->tokens = malloc((size_t)s->length * sizeof *p->tokens + 1);
+    p->rows = malloc((size_t)(2 * c->layers * bytes) + 1);
+    enum nb_status rc = p->tokens && p->rows ? NB_OK : nbi_fail_memory("snapshot", (size_t)bytes);
+    if (rc == NB_OK)
+        memcpy(p->tokens, s->tokens, (size_t)s->length * sizeof *p->tokens);
+    for (int64_t i = 0; i < c->layers && rc == NB_OK; i++) {
+        rc = be->download(s->stream, p->rows + 2 * i * bytes, s->stores[i].k, bytes);
+        if (rc == NB_OK)
+            rc = be->download(s->stream, p->rows + (2 * i + 1) * bytes, s->stores[i].v, bytes);
+    }
+    if (rc == NB_OK)
+        rc = be->sync(s->stream);
+    if (rc == NB_OK)
+        *out = p;
+    else
+        nbi_snapshot_free(p);
+    return rc;
+}
+
+enum nb_status nbi_session_restore(struct nb_session *s, const struct nbi_snapshot *p)
+{
+    struct nbi_backend *be = s->engine->be;
+    int64_t bytes = p->row_bytes * p->length;
+    if (p->row_bytes != s->row_bytes || p->kv != s->opts.kv ||
+        p->layers != s->engine->config.layers)
+        return nbi_fail(NB_EINVAL, "the snapshot is of another kind of session");
+    if (p->length > s->opts.context)
+        return nbi_fail(NB_EVALUE, "the snapshot has %lld tokens, the context is %lld",
+                        (long long)p->length, (long long)s->opts.context);
+    s->length = 0;
+    for (int64_t i = 0; i < p->layers; i++) {
+        NBI_TRY(be->upload(s->stream, s->stores[i].k, p->rows + 2 * i * bytes, bytes));
+        NBI_TRY(be->upload(s->stream, s->stores[i].v, p->rows + (2 * i + 1) * bytes, bytes));
+    }
+    memcpy(s->tokens, p->tokens, (size_t)p->length * sizeof *p->tokens);
+    s->length = p->length;
+    return be->sync(s->stream);
+}
+
+enum nb_status nbi_session_watch(struct nb_session *s, nbi_layer_fn fn, void *ctx)
+{
+    size_t bytes = (size_t)(s->opts.chunk * s->engine->config.hidden_size) * sizeof *s->watched;
+    if (fn && !s->watched && !(s->watched = malloc(bytes)))
+        return nbi_fail_memory("watching", bytes);
+    s->watch = fn;
+    s->watch_ctx = ctx;
+    return NB_OK;
+}
+
+/* ---- as nibble.h has it ---- */
+
+enum nb_status nb_session_open(struct nb_session **out, const struct nb_engine *engine,
+                               const struct nb_session_opts *opts)
+{
+    static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
+    if ((unsigned)opts->kv > NB_KV_F8 || (unsigned)opts->mode > NB_KV_NONE)
+        return nbi_fail(NB_EINVAL, "an unknown kind of cache");
+    int64_t most = engine->config.max_position;
+    const struct nbi_session_opts o = {.context = opts->context > 0 ? opts->context
+                                                  : most < 4096     ? most
+                                                                    : 4096,
+                                       .chunk = opts->chunk,
+                                       .kv = types[opts->kv],
+                                       .mode = opts->mode,
+                                       .exact = opts->exact};
+    return nbi_session_new(out, engine, &o);
+}
+
+void nb_session_close(struct nb_session *session)
+{
+    nbi_session_free(session);
+}
+
+int64_t nb_session_length(const struct nb_session *session)
+{
+    return session->length;
+}
+
+const int32_t *nb_session_tokens(const struct nb_session *session)
+{
+    return session->tokens;
+}
+
+enum nb_status nb_session_append(struct nb_session *session, const int32_t *ids, int64_t count,
+                                 float *logits)
+{
+    return nbi_session_append(session, ids, count, logits, 1);
+}
+
+void nb_session_truncate(struct nb_session *session, int64_t length)
+{
+    nbi_session_truncate(session, length);
+}

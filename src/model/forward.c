@@ -1,0 +1,171 @@
+/* forward.c - the forward pass of Qwen3, as a list of operations. docs/MODEL.md has the equations
+ * under the same labels. */
+#include "model/qwen3.h"
+
+static enum nb_status upload_indices(const struct nbi_acts *a, struct nbi_stream *s,
+                                     const struct nbi_pass *p)
+{
+    struct nbi_backend *be = a->be;
+    int64_t n = p->N * (int64_t)sizeof(int32_t);
+    NBI_TRY(be->upload(s, a->ids, p->ids, n));
+    NBI_TRY(be->upload(s, a->positions, p->positions, n));
+    NBI_TRY(be->upload(s, a->slots, p->slots, n));
+    NBI_TRY(be->upload(s, a->first, p->first, n));
+    NBI_TRY(be->upload(s, a->last, p->last, n));
+    return be->upload(s, a->rows, p->rows, p->M * (int64_t)sizeof(int32_t));
+}
+
+static enum nb_status attention_block(const struct nbi_weights *w, const struct nbi_acts *a,
+                                      struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
+{
+    struct nbi_backend *be = w->be;
+    const struct nbi_config *c = w->config;
+    const struct nbi_layer_weights *lw = &w->layers[layer];
+    const struct nbi_layer_acts *la = &a->layers[layer];
+    int64_t N = p->N, C = c->hidden_size, NH = c->heads, NKV = c->kv_heads, D = c->head_dim;
+    float eps = (float)c->rms_eps;
+
+    /* norm1 = rmsnorm(x) */
+    NBI_TRY(be->rmsnorm(s, &(struct nbi_op_rmsnorm){.y = la->norm1,
+                                                    .rstd = la->rstd1,
+                                                    .x = a->x,
+                                                    .w = lw->input_norm,
+                                                    .eps = eps,
+                                                    .N = N,
+                                                    .C = C}));
+    /* q, k, v = norm1 Wq^T, norm1 Wk^T, norm1 Wv^T */
+    NBI_TRY(be->linear(s, &(struct nbi_op_linear){.count = 3,
+                                                  .y = {la->q, la->k, la->v},
+                                                  .w = {lw->q, lw->k, lw->v},
+                                                  .x = la->norm1,
+                                                  .N = N,
+                                                  .K = C,
+                                                  .exact = p->exact}));
+    /* q_rot = rope(norm(q)); store: rope(norm(k)), v */
+    NBI_TRY(be->qkv_rope(s, &(struct nbi_op_qkv_rope){.q_out = la->q_rot,
+                                                      .store = p->stores[layer],
+                                                      .slots = a->slots,
+                                                      .q = la->q,
+                                                      .k = la->k,
+                                                      .v = la->v,
+                                                      .rstd_q = la->rstd_q,
+                                                      .rstd_k = la->rstd_k,
+                                                      .q_norm = lw->q_norm,
+                                                      .k_norm = lw->k_norm,
+                                                      .cos = a->cos,
+                                                      .sin = a->sin,
+                                                      .eps = eps,
+                                                      .N = N,
+                                                      .NH = NH,
+                                                      .NKV = NKV,
+                                                      .D = D}));
+    /* att = softmax(q_rot k^T / sqrt(D)) v */
+    NBI_TRY(be->attention(s, &(struct nbi_op_attention){.y = la->att,
+                                                        .lse = la->lse,
+                                                        .q = la->q_rot,
+                                                        .store = p->stores[layer],
+                                                        .first = a->first,
+                                                        .last = a->last,
+                                                        .N = N,
+                                                        .NH = NH,
+                                                        .NKV = NKV,
+                                                        .D = D}));
+    /* x = x + att Wo^T */
+    return be->linear(s, &(struct nbi_op_linear){.count = 1,
+                                                 .y = {a->x},
+                                                 .w = {lw->o},
+                                                 .x = la->att,
+                                                 .N = N,
+                                                 .K = NH * D,
+                                                 .add = true,
+                                                 .exact = p->exact});
+}
+
+static enum nb_status mlp_block(const struct nbi_weights *w, const struct nbi_acts *a,
+                                struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
+{
+    struct nbi_backend *be = w->be;
+    const struct nbi_config *c = w->config;
+    const struct nbi_layer_weights *lw = &w->layers[layer];
+    const struct nbi_layer_acts *la = &a->layers[layer];
+    int64_t N = p->N, C = c->hidden_size, F = c->intermediate_size;
+
+    /* norm2 = rmsnorm(x) */
+    NBI_TRY(be->rmsnorm(s, &(struct nbi_op_rmsnorm){.y = la->norm2,
+                                                    .rstd = la->rstd2,
+                                                    .x = a->x,
+                                                    .w = lw->post_norm,
+                                                    .eps = (float)c->rms_eps,
+                                                    .N = N,
+                                                    .C = C}));
+    /* gate, up = norm2 Wgate^T, norm2 Wup^T */
+    NBI_TRY(be->linear(s, &(struct nbi_op_linear){.count = 2,
+                                                  .y = {la->gate, la->up},
+                                                  .w = {lw->gate, lw->up},
+                                                  .x = la->norm2,
+                                                  .N = N,
+                                                  .K = C,
+                                                  .exact = p->exact}));
+    /* act = silu(gate) * up */
+    NBI_TRY(be->swiglu(
+        s, &(struct nbi_op_swiglu){.y = la->act, .gate = la->gate, .up = la->up, .N = N, .F = F}));
+    /* x = x + act Wdown^T */
+    return be->linear(s, &(struct nbi_op_linear){.count = 1,
+                                                 .y = {a->x},
+                                                 .w = {lw->down},
+                                                 .x = la->act,
+                                                 .N = N,
+                                                 .K = F,
+                                                 .add = true,
+                                                 .exact = p->exact});
+}
+
+/* logits = rmsnorm(x of the wanted rows) Whead^T */
+static enum nb_status head(const struct nbi_weights *w, const struct nbi_acts *a,
+                           struct nbi_stream *s, const struct nbi_pass *p)
+{
+    struct nbi_backend *be = w->be;
+    const struct nbi_config *c = w->config;
+    int64_t M = p->M, C = c->hidden_size;
+    if (M == 0)
+        return NB_OK;
+    NBI_TRY(be->gather(
+        s, &(struct nbi_op_gather){.y = a->final, .x = a->x, .rows = a->rows, .M = M, .C = C}));
+    NBI_TRY(be->rmsnorm(
+        s,
+        &(struct nbi_op_rmsnorm){
+            .y = a->final, .x = a->final, .w = w->norm, .eps = (float)c->rms_eps, .N = M, .C = C}));
+    return be->linear(s, &(struct nbi_op_linear){.count = 1,
+                                                 .y = {a->logits},
+                                                 .w = {w->head},
+                                                 .x = a->final,
+                                                 .N = M,
+                                                 .K = C,
+                                                 .exact = p->exact});
+}
+
+enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
+                           const struct nbi_pass *p)
+{
+    struct nbi_backend *be = w->be;
+    const struct nbi_config *c = w->config;
+    NBI_BUG_IF(p->N > a->N || p->M > a->M);
+    NBI_TRY(upload_indices(a, s, p));
+    NBI_TRY(be->rope_table(s, &(struct nbi_op_rope_table){.cos = a->cos,
+                                                          .sin = a->sin,
+                                                          .positions = a->positions,
+                                                          .frequency = w->frequency,
+                                                          .scale = w->rope_scale,
+                                                          .N = p->N,
+                                                          .D = c->head_dim}));
+    NBI_TRY(be->embed(
+        s, &(struct nbi_op_embed){
+               .x = a->x, .ids = a->ids, .table = w->embed, .N = p->N, .C = c->hidden_size}));
+    for (int64_t layer = 0; layer < c->layers; layer++) {
+        NBI_TRY(attention_block(w, a, s, p, layer));
+        NBI_TRY(mlp_block(w, a, s, p, layer));
+        if (p->after_layer)
+            NBI_TRY(p->after_layer(p->ctx, layer, a->x));
+    }
+    return head(w, a, s, p);
+}

@@ -1,0 +1,244 @@
+/* weights.c - the parameters of a model, handed to a backend as they are stored. */
+#include <math.h>
+#include <string.h>
+
+#include "model/qwen3.h"
+
+/* ---- rotation ---- */
+
+/* Where a dimension turns so many times over the positions the model was trained on. */
+static double turning_dim(const struct nbi_config *c, double turns)
+{
+    double d = (double)c->head_dim;
+    return d * log((double)c->yarn_original / (turns * 2 * M_PI)) / (2 * log(c->rope_theta));
+}
+
+/* YaRN: slow dimensions are stretched by the factor, fast ones stay, those between are blended. */
+static double yarn_frequency(const struct nbi_config *c, int64_t i, double frequency)
+{
+    double low = floor(turning_dim(c, 32)), high = ceil(turning_dim(c, 1));
+    double top = (double)c->head_dim - 1;
+    low = low < 0 ? 0 : low;
+    high = high > top ? top : high;
+    if (low == high)
+        high += 0.001;
+    double ramp = ((double)i - low) / (high - low);
+    ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+    return frequency / c->yarn_factor * ramp + frequency * (1 - ramp);
+}
+
+static enum nb_status make_rotation(struct nbi_weights *w, struct nbi_stream *s)
+{
+    const struct nbi_config *c = w->config;
+    int64_t half = c->head_dim / 2, bytes = half * (int64_t)sizeof(float);
+    float *f = malloc((size_t)bytes);
+    if (!f)
+        return nbi_fail_memory("rotation", (size_t)bytes);
+    for (int64_t i = 0; i < half; i++) {
+        double frequency = 1 / pow(c->rope_theta, 2 * (double)i / (double)c->head_dim);
+        f[i] = (float)(c->yarn_factor > 0 ? yarn_frequency(c, i, frequency) : frequency);
+    }
+    w->rope_scale = c->yarn_factor > 1 ? (float)(0.1 * log(c->yarn_factor) + 1) : 1.0f;
+    enum nb_status rc = w->be->alloc(w->be, "rotation", bytes, &w->frequency);
+    if (rc == NB_OK)
+        rc = w->be->upload(s, w->frequency, f, bytes);
+    if (rc == NB_OK)
+        rc = w->be->sync(s);
+    free(f);
+    return rc;
+}
+
+/* ---- from a store ---- */
+
+struct rows {
+    const struct nbi_store *store;
+    const struct nbi_entry *entry;
+    int64_t cols;
+};
+
+static enum nb_status read_rows(void *ctx, int64_t first, int64_t count, void *data, void *scales)
+{
+    const struct rows *r = ctx;
+    int64_t cols = r->cols > 0 ? r->cols : 1;
+    NBI_TRY(nbi_check_interrupt());
+    if (r->entry->dtype == NBI_NVFP4) {
+        const uint8_t *scale = scales;
+        NBI_TRY(nbi_store_read_nvfp4(r->store, r->entry, first * cols, count * cols, data, scales));
+        for (int64_t i = 0; i < count * cols / 16; i++)
+            if (scale[i] >= 0x7F)
+                return nbi_fail(NB_EVALUE, "a block scale is negative or not a number");
+        return NB_OK;
+    }
+    return nbi_store_read(r->store, r->entry, first * cols, count * cols, data);
+}
+
+static enum nb_status check_entry(const struct nbi_entry *e, const struct nbi_param *p)
+{
+    if (e->ndim != p->ndim || e->shape[0] != p->shape[0] ||
+        (p->ndim == 2 && e->shape[1] != p->shape[1]))
+        return nbi_fail(NB_EFORMAT, "its shape is not the one the config asks for");
+    if (e->dtype != NBI_NVFP4 && !nbi_dtype_is_float(e->dtype))
+        return nbi_fail(NB_EUNSUPPORTED, "weights of type %s", nbi_dtypes[e->dtype].name);
+    if (e->dtype == NBI_NVFP4 && !nbi_param_is_projection(p->name, p->ndim))
+        return nbi_fail(NB_EUNSUPPORTED, "only projections and the head may be NVFP4");
+    return NB_OK;
+}
+
+static enum nb_status take_entry(struct nbi_backend *be, struct nbi_store *store,
+                                 const struct nbi_param *p, const struct nbi_entry *e,
+                                 struct nbi_weight *out)
+{
+    const uint8_t *mapped = NULL;
+    struct rows rows = {store, e, p->ndim == 2 ? p->shape[1] : 0};
+    NBI_TRY(check_entry(e, p));
+    if (e->dtype != NBI_NVFP4)
+        NBI_TRY(nbi_source_map(store->files[e->data.file], &mapped));
+    const struct nbi_weight_source src = {.dtype = e->dtype,
+                                          .rows = p->shape[0],
+                                          .cols = rows.cols,
+                                          .tensor_scale =
+                                              e->dtype == NBI_NVFP4 ? e->tensor_scale : 1.0f,
+                                          .mapped = mapped ? mapped + e->data.offset : NULL,
+                                          .read = read_rows,
+                                          .ctx = &rows};
+    return be->weight_new(be, &src, out);
+}
+
+/* For nbi_weight_provider: ctx is a store. */
+static enum nb_status take_stored(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
+                                  struct nbi_weight *out)
+{
+    struct nbi_store *store = ctx;
+    const struct nbi_entry *e = nbi_store_find(store, p->name);
+    if (!e)
+        return NB_ENOTFOUND;
+    return nbi_context(take_entry(be, store, p, e, out), "'%s'", p->name);
+}
+
+struct nbi_weight_provider nbi_weights_of_store(struct nbi_store *store)
+{
+    return (struct nbi_weight_provider){take_stored, store};
+}
+
+/* ---- all of them ---- */
+
+/* By the parameter's place in the list (model/config.h). */
+static struct nbi_weight *slot(struct nbi_weights *w, const char *name, int64_t index)
+{
+    static const struct {
+        const char *ending;
+        size_t offset;
+    } slots[] = {
+        {"self_attn.q_proj.weight", offsetof(struct nbi_layer_weights, q)},
+        {"self_attn.k_proj.weight", offsetof(struct nbi_layer_weights, k)},
+        {"self_attn.v_proj.weight", offsetof(struct nbi_layer_weights, v)},
+        {"self_attn.o_proj.weight", offsetof(struct nbi_layer_weights, o)},
+        {"self_attn.q_norm.weight", offsetof(struct nbi_layer_weights, q_norm)},
+        {"self_attn.k_norm.weight", offsetof(struct nbi_layer_weights, k_norm)},
+        {"mlp.gate_proj.weight", offsetof(struct nbi_layer_weights, gate)},
+        {"mlp.up_proj.weight", offsetof(struct nbi_layer_weights, up)},
+        {"mlp.down_proj.weight", offsetof(struct nbi_layer_weights, down)},
+        {"input_layernorm.weight", offsetof(struct nbi_layer_weights, input_norm)},
+        {"post_attention_layernorm.weight", offsetof(struct nbi_layer_weights, post_norm)}};
+    int64_t layers = w->config->layers, per_layer = (int64_t)(sizeof slots / sizeof *slots);
+    if (index == 0)
+        return &w->embed;
+    if (index > layers * per_layer)
+        return strcmp(name, "lm_head.weight") == 0 ? &w->head : &w->norm;
+    struct nbi_layer_weights *layer = &w->layers[(index - 1) / per_layer];
+    return (struct nbi_weight *)((char *)layer + slots[(index - 1) % per_layer].offset);
+}
+
+static enum nb_status load_all(struct nbi_weights *w, const struct nbi_weight_provider *from,
+                               nb_progress_fn progress, void *progress_ctx)
+{
+    int64_t count = nbi_param_count(w->config);
+    for (int64_t i = 0; i < count; i++) {
+        struct nbi_param p;
+        nbi_param_at(w->config, i, &p);
+        enum nb_status rc = from->take(from->ctx, w->be, &p, slot(w, p.name, i));
+        if (rc == NB_ENOTFOUND)
+            return nbi_fail(NB_EFORMAT, "'%s' is missing from the weights", p.name);
+        NBI_TRY(rc);
+        if (progress)
+            progress(progress_ctx, (uint64_t)i + 1, (uint64_t)count);
+    }
+    w->own_head = !w->config->tied;
+    if (w->own_head)
+        return NB_OK;
+    /* A quantised model has a head of its own, also where the config ties it to the embedding. */
+    const struct nbi_param head = {
+        "lm_head.weight", 2, {w->config->vocab_size, w->config->hidden_size}};
+    enum nb_status rc = from->take(from->ctx, w->be, &head, &w->head);
+    w->own_head = rc == NB_OK;
+    if (rc == NB_ENOTFOUND)
+        w->head = w->embed;
+    return rc == NB_ENOTFOUND ? NB_OK : rc;
+}
+
+static int64_t matrix_bytes(const struct nbi_weight *w)
+{
+    return (int64_t)nbi_dtype_bytes(w->dtype, w->rows * w->cols);
+}
+
+static void count_bytes(struct nbi_weights *w)
+{
+    w->bytes_per_token = matrix_bytes(&w->head);
+    for (int64_t i = 0; i < w->config->layers; i++) {
+        const struct nbi_layer_weights *l = &w->layers[i];
+        const struct nbi_weight *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+        for (int j = 0; j < 7; j++)
+            w->bytes_per_token += matrix_bytes(all[j]);
+    }
+}
+
+enum nb_status nbi_weights_load(struct nbi_weights *w, struct nbi_backend *be,
+                                const struct nbi_config *config,
+                                const struct nbi_weight_provider *from, nb_progress_fn progress,
+                                void *progress_ctx)
+{
+    struct nbi_stream *s = NULL;
+    *w = (struct nbi_weights){0};
+    if (config->heads / config->kv_heads > NBI_SHARED_MAX || config->head_dim > NBI_HEAD_MAX)
+        return nbi_fail(NB_EUNSUPPORTED,
+                        "%lld heads on %lld key/value heads of %lld: at most %d on one, of %d",
+                        (long long)config->heads, (long long)config->kv_heads,
+                        (long long)config->head_dim, NBI_SHARED_MAX, NBI_HEAD_MAX);
+    *w = (struct nbi_weights){.be = be, .config = config};
+    w->layers = calloc((size_t)config->layers, sizeof *w->layers);
+    if (!w->layers)
+        return nbi_fail_memory("layers", (size_t)config->layers * sizeof *w->layers);
+    enum nb_status rc = be->stream_new(be, &(struct nbi_stream_limits){1, 32, 32}, &s);
+    if (rc == NB_OK)
+        rc = make_rotation(w, s);
+    if (rc == NB_OK)
+        rc = load_all(w, from, progress, progress_ctx);
+    be->stream_free(s);
+    if (rc == NB_OK)
+        count_bytes(w);
+    else
+        nbi_weights_release(w);
+    return rc;
+}
+
+void nbi_weights_release(struct nbi_weights *w)
+{
+    struct nbi_backend *be = w->be;
+    if (!be)
+        return;
+    be->weight_free(be, &w->embed);
+    be->weight_free(be, &w->norm);
+    if (w->own_head)
+        be->weight_free(be, &w->head);
+    for (int64_t i = 0; w->layers && i < w->config->layers; i++) {
+        struct nbi_layer_weights *l = &w->layers[i];
+        struct nbi_weight *all[] = {&l->q,      &l->k,          &l->v,        &l->o,
+                                    &l->q_norm, &l->k_norm,     &l->gate,     &l->up,
+                                    &l->down,   &l->input_norm, &l->post_norm};
+        for (size_t j = 0; j < sizeof all / sizeof *all; j++)
+            be->weight_free(be, all[j]);
+    }
+    be->free(be, w->frequency);
+    free(w->layers);
+    *w = (struct nbi_weights){0};
+}

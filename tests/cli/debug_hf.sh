@@ -1,0 +1,160 @@
+# Logits, loss and greedy tokens against Hugging Face's, which were computed in float64.
+# NB_SHARED says where those are; without them the errors are still tried, and the result is SKIP.
+# shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
+root=$(cd "$(dirname "$0")/../.." && pwd)
+shared=${NB_SHARED:-$root/../shared}
+. "$(dirname "$0")/lib.sh"
+export OMP_WAIT_POLICY=passive # threads that wait must not hold up the other tests
+
+# safetensors without packages: tensors by name, as flat lists.
+cat >"$work/st.py" <<'PY'
+import array
+import json
+import struct
+
+CODES = {"F32": "f", "I32": "i"}
+
+
+def read(path):
+    with open(path, "rb") as f:
+        data = f.read()
+    (size,) = struct.unpack("<Q", data[:8])
+    tensors = {}
+    for name, t in json.loads(data[8 : 8 + size]).items():
+        if name != "__metadata__" and t["dtype"] in CODES:
+            start, end = (8 + size + i for i in t["data_offsets"])
+            tensors[name] = t["shape"], array.array(CODES[t["dtype"]], data[start:end])
+    return tensors
+
+
+def write(path, tensors):
+    header, blob = {}, b""
+    for name, (shape, values) in tensors.items():
+        raw = array.array("i", values).tobytes()
+        header[name] = {"dtype": "I32", "shape": shape,
+                        "data_offsets": [len(blob), len(blob) + len(raw)]}
+        blob += raw
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + blob)
+PY
+cat >"$work/input.py" <<'PY'
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import st
+
+golden = st.read(sys.argv[2])
+st.write(sys.argv[3], {name: golden[name] for name in ("input_ids", "labels")})
+PY
+cat >"$work/compare.py" <<'PY'
+import math
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import st
+
+wanted, got = st.read(sys.argv[2]), st.read(sys.argv[3])
+for name in ("logits", "greedy.ids"):
+    assert wanted[name][0] == got[name][0], (name, wanted[name][0], got[name][0])
+assert got["loss"][0] == [1], got["loss"][0]
+a, b = wanted["logits"][1], got["logits"][1]
+error = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(x * x for x in a))
+assert error < 2e-5, f"logits are off by {error}"
+loss, mine = wanted["loss"][1][0], got["loss"][1][0]
+assert abs(loss - mine) < 1e-6 * abs(loss), f"loss {mine}, {loss} expected"
+assert wanted["greedy.ids"][1] == got["greedy.ids"][1], list(got["greedy.ids"][1])
+PY
+cat >"$work/cases.py" <<'PY'
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import st
+
+ids = [[2, 4], [1, 2, 3, 4, 5, 6, 7, 8]]
+st.write(sys.argv[1] + "/good", {"input_ids": ids, "labels": ids})
+st.write(sys.argv[1] + "/none", {"input_ids": ids, "labels": [[2, 4], [-100] * 8]})
+st.write(sys.argv[1] + "/missing", {"input_ids": ids})
+st.write(sys.argv[1] + "/shapes", {"input_ids": ids, "labels": [[4, 2], ids[1]]})
+st.write(sys.argv[1] + "/flat", {"input_ids": [[8], ids[1]], "labels": [[8], ids[1]]})
+st.write(sys.argv[1] + "/outside", {"input_ids": [[1, 2], [1, 99999]], "labels": [[1, 2], [1, 2]]})
+st.write(sys.argv[1] + "/label", {"input_ids": [[1, 2], [1, 2]], "labels": [[1, 2], [1, 99999]]})
+st.write(sys.argv[1] + "/negative", {"input_ids": [[1, 2], [1, 2]], "labels": [[1, 2], [1, -5]]})
+PY
+
+# ---- errors, on a random model ----
+
+check "a model" 0 "$nibble" synth -q tiny "$work/tiny"
+check "inputs" 0 python3 -B "$work/cases.py" "$work"
+for case in good none missing shapes flat outside label negative; do
+    mv "$work/$case" "$work/$case.safetensors"
+done
+set -- debug hf -q --threads 1 -m "$work/tiny" --out "$work/out.safetensors"
+check "two rows of four" 0 "$nibble" "$@" --in "$work/good.safetensors" --precision f32
+[ -s "$work/out.safetensors" ] || {
+    echo "FAIL $name: nothing was written"
+    failures=$((failures + 1))
+}
+check "no labels" 0 "$nibble" "$@" --in "$work/none.safetensors"
+rm "$work/out.safetensors"
+for case in missing flat; do
+    check "$case" 1 "$nibble" "$@" --in "$work/$case.safetensors"
+    says err "$case.safetensors': '"
+    says err "must be there as int32 [B, T]"
+done
+check "shapes" 1 "$nibble" "$@" --in "$work/shapes.safetensors"
+says err "different shapes"
+check "an id outside" 1 "$nibble" "$@" --in "$work/outside.safetensors"
+says err "token id 99999"
+check "a label outside" 1 "$nibble" "$@" --in "$work/label.safetensors"
+says err "label 99999"
+check "a negative label" 1 "$nibble" "$@" --in "$work/negative.safetensors"
+says err "label -5"
+check "no such input" 1 "$nibble" "$@" --in "$work/nowhere.safetensors"
+says err "nowhere.safetensors'"
+[ -e "$work/out.safetensors" ] && {
+    echo "FAIL a failed run left its output"
+    failures=$((failures + 1))
+}
+check "no input" 2 "$nibble" "$@"
+says err "--in FILE is missing"
+check "no output" 2 "$nibble" debug hf -m "$work/tiny" --in "$work/good.safetensors"
+says err "--out FILE is missing"
+check "no model" 2 "$nibble" debug hf --in a --out b
+says err "-m MODEL is missing"
+check "something else" 2 "$nibble" debug jax -m "$work/tiny" --in a --out b
+says err "there is no 'jax'"
+check "another precision" 2 "$nibble" "$@" --in "$work/good.safetensors" --precision bf16
+
+# ---- Hugging Face ----
+
+if [ ! -r "$shared/reference/hf/tiny-tied.golden.safetensors" ]; then
+    [ "$failures" -eq 0 ] || finish || exit 1
+    echo "SKIP: no '$shared/reference/hf/tiny-tied.golden.safetensors' to compare with"
+    exit 77
+fi
+
+levels="scalar"
+for level in avx2 avx512; do
+    "$nibble" debug hf -q -m "$work/tiny" --in "$work/good.safetensors" --simd "$level" \
+        --out "$work/try.safetensors" >/dev/null 2>&1 && levels="$levels $level"
+done
+grep -q avx2 /proc/cpuinfo && case $levels in
+*avx2*) ;;
+*)
+    echo "FAIL this CPU has AVX2, and debug hf fails on it"
+    failures=$((failures + 1))
+    ;;
+esac
+for model in tiny-tied tiny-untied; do
+    golden=$shared/reference/hf/$model.golden.safetensors
+    check "input of $model" 0 python3 -B "$work/input.py" "$work" "$golden" \
+        "$work/in.safetensors"
+    for level in $levels; do
+        check "$model, $level" 0 "$nibble" debug hf -q -m "$shared/reference/hf/$model" \
+            --in "$work/in.safetensors" --out "$work/$level.safetensors" --simd "$level"
+        check "$model as Hugging Face, $level" 0 python3 -B "$work/compare.py" "$work" "$golden" \
+            "$work/$level.safetensors"
+    done
+done
+finish

@@ -1,0 +1,737 @@
+/* test_backend.c - the forward pass against the equations in double, on every instruction set; that
+ * its bits depend neither on threads nor on company; and that the host never touches the backend's
+ * memory. */
+#include <math.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "backend/backend.h"
+#include "base/rng.h"
+#include "model/qwen3.h"
+#include "support.h"
+#include "tensor/half.h"
+
+#include "guarded_backend.h"
+
+/* ---- a random model on the host ---- */
+
+#define MAX_PARAMS 128
+
+/* A parameter as it is stored, and its values. */
+struct host_weight {
+    enum nbi_dtype dtype;
+    int64_t rows, cols; /* cols 0: a vector */
+    float tensor_scale;
+    uint8_t *data, *scales;
+    double *values;
+};
+
+struct model {
+    struct nbi_config c;
+    struct host_weight params[MAX_PARAMS];
+    int64_t count;
+    bool own_head; /* also where the config ties it */
+};
+
+static uint64_t drawn;
+
+static uint32_t bits32(void)
+{
+    return nbi_philox(40, drawn++, 0).v[0];
+}
+
+static float uniform(void)
+{
+    return 2 * nbi_uniform(bits32()) - 1;
+}
+
+static void *zeros(int64_t n, size_t size)
+{
+    void *p = calloc((size_t)(n > 0 ? n : 1), size);
+    assert_non_null(p);
+    return p;
+}
+
+/* Of about the magnitude that keeps activations near 1. */
+static void fill_nvfp4(struct host_weight *w)
+{
+    int64_t n = w->rows * w->cols;
+    w->data = zeros(n / 2, 1);
+    w->scales = zeros(n / 16, 1);
+    w->tensor_scale = 0.01f / sqrtf((float)w->cols);
+    for (int64_t i = 0; i < n / 2; i++)
+        w->data[i] = (uint8_t)bits32();
+    for (int64_t i = 0; i < n / 16; i++)
+        w->scales[i] = (uint8_t)(0x68 + bits32() % 16);
+    for (int64_t i = 0; i < n; i++) {
+        uint8_t code = i & 1 ? w->data[i / 2] >> 4 : w->data[i / 2] & 15;
+        w->values[i] = (double)nbi_e2m1_to_f32(code) * (double)nbi_e4m3_to_f32(w->scales[i / 16]) *
+                       (double)w->tensor_scale;
+    }
+}
+
+static void fill_floats(struct host_weight *w)
+{
+    int64_t n = w->rows * (w->cols > 0 ? w->cols : 1);
+    int size = nbi_dtypes[w->dtype].bytes;
+    w->data = zeros(n, (size_t)size);
+    w->tensor_scale = 1;
+    for (int64_t i = 0; i < n; i++) {
+        float v = w->cols > 0 ? 1.7f * uniform() / sqrtf((float)w->cols) : 1 + 0.5f * uniform();
+        uint16_t half = w->dtype == NBI_BF16 ? nbi_f32_to_bf16(v) : nbi_f32_to_f16(v);
+        if (w->dtype == NBI_F32)
+            memcpy(w->data + 4 * i, &v, 4);
+        else
+            memcpy(w->data + 2 * i, &half, 2);
+        w->values[i] = (double)(w->dtype == NBI_F32    ? v
+                                : w->dtype == NBI_BF16 ? nbi_bf16_to_f32(half)
+                                                       : nbi_f16_to_f32(half));
+    }
+}
+
+static void fill_param(struct host_weight *w, const struct nbi_param *p)
+{
+    static const enum nbi_dtype floats[] = {NBI_BF16, NBI_F16, NBI_F32};
+    bool projection = nbi_param_is_projection(p->name, p->ndim);
+    w->rows = p->shape[0];
+    w->cols = p->ndim == 2 ? p->shape[1] : 0;
+    w->values = zeros(w->rows * (w->cols > 0 ? w->cols : 1), sizeof(double));
+    w->dtype =
+        projection && w->cols % 16 == 0 && bits32() % 3 != 0 ? NBI_NVFP4 : floats[bits32() % 3];
+    if (w->dtype == NBI_NVFP4)
+        fill_nvfp4(w);
+    else
+        fill_floats(w);
+}
+
+/* C, F, L, NH, NKV, D, V. */
+struct shape {
+    int64_t C, F, L, NH, NKV, D, V;
+    bool tied, own_head;
+};
+
+static const struct shape shapes[] = {
+    {48, 80, 1, 4, 4, 32, 67, false, true},  {64, 96, 3, 4, 2, 80, 50, true, false},
+    {32, 48, 5, 8, 2, 24, 33, true, true},   {80, 112, 2, 4, 1, 64, 129, false, true},
+    {16, 16, 7, 2, 1, 2, 5, true, false},    {112, 272, 1, 3, 3, 128, 40, true, true},
+    {128, 272, 3, 8, 4, 48, 100, true, true}};
+
+#define SHAPES ((int)(sizeof shapes / sizeof *shapes))
+
+static void model_new(struct model *m, const struct shape *s)
+{
+    *m = (struct model){.own_head = s->own_head};
+    m->c = (struct nbi_config){.vocab_size = s->V,
+                               .hidden_size = s->C,
+                               .intermediate_size = s->F,
+                               .layers = s->L,
+                               .heads = s->NH,
+                               .kv_heads = s->NKV,
+                               .head_dim = s->D,
+                               .max_position = 40960,
+                               .rms_eps = 1e-6,
+                               .rope_theta = 1e4,
+                               .tied = s->tied};
+    m->count = nbi_param_count(&m->c) + (s->tied && s->own_head);
+    assert_true(m->count <= MAX_PARAMS);
+    for (int64_t i = 0; i < m->count; i++) {
+        struct nbi_param p = {"lm_head.weight", 2, {s->V, s->C}};
+        if (i < nbi_param_count(&m->c))
+            nbi_param_at(&m->c, i, &p);
+        fill_param(&m->params[i], &p);
+    }
+}
+
+static void model_free(struct model *m)
+{
+    for (int64_t i = 0; i < m->count; i++) {
+        free(m->params[i].data);
+        free(m->params[i].scales);
+        free(m->params[i].values);
+    }
+}
+
+static const struct host_weight *find(const struct model *m, int64_t layer, const char *name)
+{
+    char full[128];
+    snprintf(full, sizeof full, layer < 0 ? "%.0d%s" : "model.layers.%d.%s",
+             layer < 0 ? 0 : (int)layer, name);
+    int64_t i = nbi_param_index(&m->c, full);
+    assert_in_range(i, 0, m->count - 1);
+    return &m->params[i];
+}
+
+static enum nb_status read_host(void *ctx, int64_t first, int64_t count, void *data, void *scales)
+{
+    const struct host_weight *w = ctx;
+    int64_t cols = w->cols > 0 ? w->cols : 1;
+    if (w->dtype == NBI_NVFP4) {
+        memcpy(data, w->data + first * cols / 2, (size_t)(count * cols / 2));
+        memcpy(scales, w->scales + first * cols / 16, (size_t)(count * cols / 16));
+        return NB_OK;
+    }
+    int64_t row = cols * nbi_dtypes[w->dtype].bytes;
+    memcpy(data, w->data + first * row, (size_t)(count * row));
+    return NB_OK;
+}
+
+static enum nb_status take_host(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
+                                struct nbi_weight *out)
+{
+    struct model *m = ctx;
+    int64_t i = nbi_param_index(&m->c, p->name);
+    if (i >= m->count)
+        return NB_ENOTFOUND;
+    struct host_weight *w = &m->params[i];
+    const struct nbi_weight_source src = {.dtype = w->dtype,
+                                          .rows = w->rows,
+                                          .cols = w->cols,
+                                          .tensor_scale = w->tensor_scale,
+                                          .read = read_host,
+                                          .ctx = w};
+    return be->weight_new(be, &src, out);
+}
+
+/* ---- a batch: two sequences, mixed ---- */
+
+#define MAX_TOKENS 64
+
+struct batch {
+    int64_t N, M, slots_count;
+    int32_t ids[MAX_TOKENS], positions[MAX_TOKENS], slots[MAX_TOKENS];
+    int32_t first[MAX_TOKENS], last[MAX_TOKENS], rows[MAX_TOKENS];
+};
+
+/* Two sequences of a and b tokens, taking turns; the second starts at position 1000. Their rows of
+ * the store are [3, 3 + a) and [a + 5, a + 5 + b). Logits of all, from the last to the first. */
+static void batch_new(struct batch *t, int64_t vocab, int a, int b)
+{
+    int at[2] = {0, 0}, of[2] = {a, b}, start[2] = {3, a + 5};
+    *t = (struct batch){.N = a + b, .M = a + b, .slots_count = a + b + 7};
+    for (int n = 0; n < a + b; n++) {
+        int which = (n & 1) ? at[1] < b : at[0] >= a;
+        int i = at[which]++;
+        assert_true(i < of[which]);
+        t->ids[n] = (int32_t)(bits32() % (uint32_t)vocab);
+        t->positions[n] = which * 1000 + i;
+        t->slots[n] = start[which] + i;
+        t->first[n] = start[which];
+        t->last[n] = start[which] + i;
+        t->rows[n] = a + b - 1 - n;
+    }
+}
+
+/* ---- the equations, in double ---- */
+
+static void matvec(double *y, const struct host_weight *w, const double *x, bool add)
+{
+    for (int64_t r = 0; r < w->rows; r++) {
+        double sum = 0;
+        for (int64_t k = 0; k < w->cols; k++)
+            sum += w->values[r * w->cols + k] * x[k];
+        y[r] = add ? y[r] + sum : sum;
+    }
+}
+
+static void norm(double *y, const double *x, const struct host_weight *w, double eps)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < w->rows; i++)
+        sum += x[i] * x[i];
+    double f = 1 / sqrt(sum / (double)w->rows + eps);
+    for (int64_t i = 0; i < w->rows; i++)
+        y[i] = x[i] * f * w->values[i];
+}
+
+/* Norm of each head, then its pairs turned by the angle, which is a float by contract. */
+static void norm_and_turn(double *x, int64_t heads, const struct nbi_config *c, int32_t position,
+                          const struct host_weight *w)
+{
+    int64_t D = c->head_dim;
+    for (int64_t h = 0; h < heads; h++) {
+        double *v = x + h * D;
+        norm(v, v, w, c->rms_eps);
+        for (int64_t i = 0; i < D / 2; i++) {
+            float frequency = (float)pow(c->rope_theta, -2.0 * (double)i / (double)D);
+            double angle = (double)((float)position * frequency);
+            double a = v[i], b = v[i + D / 2];
+            v[i] = a * cos(angle) - b * sin(angle);
+            v[i + D / 2] = b * cos(angle) + a * sin(angle);
+        }
+    }
+}
+
+static void attend(double *y, const double *q, const double *k, const double *v,
+                   const struct nbi_config *c, int64_t first, int64_t last)
+{
+    int64_t D = c->head_dim, row = c->kv_heads * D, group = c->heads / c->kv_heads;
+    for (int64_t h = 0; h < c->heads; h++) {
+        double weight[MAX_TOKENS], sum = 0;
+        for (int64_t i = first; i <= last; i++) {
+            double s = 0;
+            for (int64_t d = 0; d < D; d++)
+                s += q[h * D + d] * k[i * row + h / group * D + d];
+            weight[i - first] = exp(s / sqrt((double)D));
+            sum += weight[i - first];
+        }
+        for (int64_t d = 0; d < D; d++) {
+            y[h * D + d] = 0;
+            for (int64_t i = first; i <= last; i++)
+                y[h * D + d] += weight[i - first] / sum * v[i * row + h / group * D + d];
+        }
+    }
+}
+
+static void reference_layer(const struct model *m, const struct batch *t, int64_t layer, double *x)
+{
+    const struct nbi_config *c = &m->c;
+    int64_t C = c->hidden_size, Q = c->heads * c->head_dim, KV = c->kv_heads * c->head_dim;
+    int64_t F = c->intermediate_size;
+    double *y = zeros(C, 8), *q = zeros(t->N * Q, 8), *att = zeros(Q, 8);
+    double *k = zeros(t->slots_count * KV, 8), *v = zeros(t->slots_count * KV, 8);
+    double *gate = zeros(F, 8), *up = zeros(F, 8);
+    for (int64_t n = 0; n < t->N; n++) {
+        norm(y, x + n * C, find(m, layer, "input_layernorm.weight"), c->rms_eps);
+        matvec(q + n * Q, find(m, layer, "self_attn.q_proj.weight"), y, false);
+        matvec(k + t->slots[n] * KV, find(m, layer, "self_attn.k_proj.weight"), y, false);
+        matvec(v + t->slots[n] * KV, find(m, layer, "self_attn.v_proj.weight"), y, false);
+        norm_and_turn(q + n * Q, c->heads, c, t->positions[n],
+                      find(m, layer, "self_attn.q_norm.weight"));
+        norm_and_turn(k + t->slots[n] * KV, c->kv_heads, c, t->positions[n],
+                      find(m, layer, "self_attn.k_norm.weight"));
+    }
+    for (int64_t n = 0; n < t->N; n++) {
+        attend(att, q + n * Q, k, v, c, t->first[n], t->last[n]);
+        matvec(x + n * C, find(m, layer, "self_attn.o_proj.weight"), att, true);
+        norm(y, x + n * C, find(m, layer, "post_attention_layernorm.weight"), c->rms_eps);
+        matvec(gate, find(m, layer, "mlp.gate_proj.weight"), y, false);
+        matvec(up, find(m, layer, "mlp.up_proj.weight"), y, false);
+        for (int64_t i = 0; i < F; i++)
+            gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
+        matvec(x + n * C, find(m, layer, "mlp.down_proj.weight"), gate, true);
+    }
+    double *all[] = {y, q, att, k, v, gate, up};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+/* Logits [M, V]; the caller frees them. */
+static double *reference(const struct model *m, const struct batch *t)
+{
+    const struct nbi_config *c = &m->c;
+    int64_t C = c->hidden_size, V = c->vocab_size;
+    double *x = zeros(t->N * C, 8), *y = zeros(C, 8), *logits = zeros(t->M * V, 8);
+    const struct host_weight *embed = find(m, -1, "model.embed_tokens.weight");
+    for (int64_t n = 0; n < t->N; n++)
+        memcpy(x + n * C, embed->values + t->ids[n] * C, (size_t)C * 8);
+    for (int64_t layer = 0; layer < c->layers; layer++)
+        reference_layer(m, t, layer, x);
+    for (int64_t i = 0; i < t->M; i++) {
+        norm(y, x + t->rows[i] * C, find(m, -1, "model.norm.weight"), c->rms_eps);
+        matvec(logits + i * V, m->own_head ? find(m, -1, "lm_head.weight") : embed, y, false);
+    }
+    free(x);
+    free(y);
+    return logits;
+}
+
+/* ---- the same through a backend ---- */
+
+struct runner {
+    struct nbi_backend *be;
+    struct nbi_weights w;
+    struct nbi_acts acts;
+    struct nbi_stream *s;
+    struct nbi_kv_store stores[8];
+    int64_t layers_seen;
+    bool exact;
+};
+
+static struct nbi_backend *cpu(enum nbi_simd level, int threads)
+{
+    struct nbi_backend *be;
+    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", threads, level}));
+    return be;
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static void runner_begin(struct runner *r, struct nbi_backend *be, const struct nbi_config *c,
+                         const struct nbi_weight_provider *from, int64_t N, enum nbi_dtype kv)
+{
+    *r = (struct runner){.be = be, .exact = true};
+    assert_ok(nbi_weights_load(&r->w, be, c, from, NULL, NULL));
+    assert_ok(nbi_acts_init(&r->acts, be, c, N, N));
+    int64_t K = larger(larger(c->hidden_size, c->intermediate_size), c->heads * c->head_dim);
+    assert_ok(be->stream_new(be, &(struct nbi_stream_limits){N, K, c->head_dim}, &r->s));
+    int64_t bytes = (int64_t)nbi_dtype_bytes(kv, (MAX_TOKENS + 7) * c->kv_heads * c->head_dim);
+    assert_true(c->layers <= 8);
+    for (int64_t i = 0; i < c->layers; i++) {
+        r->stores[i].dtype = kv;
+        assert_ok(be->alloc(be, "keys", bytes, &r->stores[i].k));
+        assert_ok(be->alloc(be, "values", bytes, &r->stores[i].v));
+        /* What nobody has written must not be read: not a number. */
+        uint8_t *nan = zeros(bytes, 1);
+        memset(nan, 0xFF, (size_t)bytes);
+        assert_ok(be->upload(r->s, r->stores[i].k, nan, bytes));
+        assert_ok(be->upload(r->s, r->stores[i].v, nan, bytes));
+        free(nan);
+    }
+}
+
+static void runner_end(struct runner *r)
+{
+    for (int64_t i = 0; i < r->w.config->layers; i++) {
+        r->be->free(r->be, r->stores[i].k);
+        r->be->free(r->be, r->stores[i].v);
+    }
+    r->be->stream_free(r->s);
+    nbi_acts_release(&r->acts);
+    nbi_weights_release(&r->w);
+    r->be->close(r->be);
+}
+
+static enum nb_status count_layer(void *ctx, int64_t layer, struct nbi_ptr x)
+{
+    struct runner *r = ctx;
+    float first = NAN;
+    NBI_TRY(r->be->download(r->s, &first, x, sizeof first));
+    NBI_TRY(r->be->sync(r->s));
+    assert_true(isfinite(first));
+    assert_int_equal(layer, r->layers_seen++);
+    return NB_OK;
+}
+
+/* Tokens [from, from + n) of a batch. The logits of all of them, from the first to the last. */
+static void forward(struct runner *r, const struct batch *t, int64_t from, int64_t n, float *logits)
+{
+    int32_t rows[MAX_TOKENS];
+    int64_t V = r->w.config->vocab_size;
+    for (int32_t i = 0; i < n; i++)
+        rows[i] = i;
+    r->layers_seen = 0;
+    const struct nbi_pass pass = {.N = n,
+                                  .ids = t->ids + from,
+                                  .positions = t->positions + from,
+                                  .slots = t->slots + from,
+                                  .first = t->first + from,
+                                  .last = t->last + from,
+                                  .M = n,
+                                  .rows = n == t->N ? t->rows : rows,
+                                  .stores = r->stores,
+                                  .exact = r->exact,
+                                  .after_layer = count_layer,
+                                  .ctx = r};
+    assert_ok(nbi_forward(&r->w, &r->acts, r->s, &pass));
+    assert_ok(r->be->download(r->s, logits, r->acts.logits, n * V * (int64_t)sizeof *logits));
+    assert_ok(r->be->sync(r->s));
+    assert_int_equal(r->layers_seen, r->w.config->layers);
+}
+
+/* Of the whole batch at once, in the order of t->rows; the caller frees it. */
+static float *logits_of(struct nbi_backend *be, struct model *m, const struct batch *t, bool exact,
+                        enum nbi_dtype kv)
+{
+    struct runner r;
+    float *logits = zeros(t->M * m->c.vocab_size, sizeof *logits);
+    runner_begin(&r, be, &m->c, &(struct nbi_weight_provider){take_host, m}, t->N, kv);
+    r.exact = exact;
+    forward(&r, t, 0, t->N, logits);
+    runner_end(&r);
+    return logits;
+}
+
+static double distance(const float *is, const double *want, int64_t n)
+{
+    double off = 0, all = 0;
+    for (int64_t i = 0; i < n; i++) {
+        off += ((double)is[i] - want[i]) * ((double)is[i] - want[i]);
+        all += want[i] * want[i];
+    }
+    return sqrt(off / all);
+}
+
+/* ---- tests ---- */
+
+/* Exact: f32 rounding alone. Otherwise x has 15 bits in blocks, a step of 2^-14 of the largest of
+ * 32; half of that is about 1e-4 of an ordinary value, and errors of layers add up. A store in 16
+ * bits rounds by 2^-9 (bf16) or 2^-12, one in e4m3 by 2^-4, of which a mean over keys is left. */
+static const struct {
+    bool exact;
+    enum nbi_dtype kv;
+    double bound;
+} ways[] = {{true, NBI_F32, 2e-5},
+            {false, NBI_F32, 1e-3},
+            {true, NBI_F16, 1e-3},
+            {true, NBI_BF16, 1e-2},
+            {true, NBI_E4M3, 1e-1}};
+
+#define WAYS ((int)(sizeof ways / sizeof *ways))
+
+/* A model and a batch of a + b tokens, the same for the same shape. */
+static void case_new(struct model *m, struct batch *t, int shape, int a, int b)
+{
+    drawn = (uint64_t)shape << 32;
+    model_new(m, &shapes[shape]);
+    batch_new(t, m->c.vocab_size, a, b);
+}
+
+static void check_against_double(enum nbi_simd level)
+{
+    struct model m;
+    struct batch t;
+    if (level > nbi_simd_level())
+        skip();
+    for (int i = 0; i < SHAPES; i++) {
+        case_new(&m, &t, i, 7, 4);
+        double *want = reference(&m, &t);
+        for (int way = 0; way < WAYS; way++) {
+            float *is = logits_of(cpu(level, 2), &m, &t, ways[way].exact, ways[way].kv);
+            double off = distance(is, want, t.M * m.c.vocab_size);
+            if (getenv("NB_TEST_VERBOSE"))
+                print_message("shape %d, way %d: %.3g\n", i, way, off);
+            if (!(off <= ways[way].bound))
+                fail_msg("shape %d, way %d: off by %.3g, %.3g allowed", i, way, off,
+                         ways[way].bound);
+            free(is);
+        }
+        free(want);
+        model_free(&m);
+    }
+}
+
+static void test_backend__forward_follows_the_equations_scalar(void **state)
+{
+    (void)state;
+    check_against_double(NBI_SIMD_SCALAR);
+}
+
+static void test_backend__forward_follows_the_equations_avx2(void **state)
+{
+    (void)state;
+    check_against_double(NBI_SIMD_AVX2);
+}
+
+static void test_backend__forward_follows_the_equations_avx512(void **state)
+{
+    (void)state;
+    check_against_double(NBI_SIMD_AVX512);
+}
+
+static void check_threads(struct model *m, const struct batch *t, enum nbi_simd level, bool exact)
+{
+    int64_t bytes = t->M * m->c.vocab_size * (int64_t)sizeof(float);
+    float *one = logits_of(cpu(level, 1), m, t, exact, NBI_F32);
+    for (int threads = 2; threads <= 3; threads++) {
+        float *more = logits_of(cpu(level, threads), m, t, exact, NBI_F32);
+        assert_memory_equal(more, one, bytes);
+        free(more);
+    }
+    free(one);
+}
+
+static void test_backend__threads_do_not_change_a_bit(void **state)
+{
+    struct model m;
+    struct batch t;
+    (void)state;
+    for (int i = 0; i < SHAPES; i++) {
+        case_new(&m, &t, i, 20, 9);
+        for (int level = 0; level <= (int)nbi_simd_level(); level++) {
+            check_threads(&m, &t, (enum nbi_simd)level, true);
+            check_threads(&m, &t, (enum nbi_simd)level, false);
+        }
+        model_free(&m);
+    }
+}
+
+/* The whole batch at once and in steps: every token has the same logits. */
+static void check_steps(struct model *m, const struct batch *t, enum nbi_simd level, int way,
+                        int64_t step)
+{
+    struct runner r;
+    int64_t V = m->c.vocab_size;
+    float *whole = logits_of(cpu(level, 2), m, t, ways[way].exact, ways[way].kv);
+    float *part = zeros(t->N * V, sizeof *part);
+    runner_begin(&r, cpu(level, 1), &m->c, &(struct nbi_weight_provider){take_host, m}, step,
+                 ways[way].kv);
+    r.exact = ways[way].exact;
+    for (int64_t n = 0; n < t->N; n += step)
+        forward(&r, t, n, t->N - n < step ? t->N - n : step, part + n * V);
+    for (int64_t row = 0; row < t->M; row++)
+        assert_memory_equal(whole + row * V, part + t->rows[row] * V, V * 4);
+    runner_end(&r);
+    free(whole);
+    free(part);
+}
+
+static void test_backend__tokens_do_not_see_their_company(void **state)
+{
+    static const int64_t steps[] = {1, 3, 9, 16};
+    struct model m;
+    struct batch t;
+    (void)state;
+    for (int i = 0; i < SHAPES; i++) {
+        case_new(&m, &t, i, 15, 7);
+        for (int level = 0; level <= (int)nbi_simd_level(); level++)
+            for (int way = 0; way < WAYS; way++)
+                check_steps(&m, &t, (enum nbi_simd)level, way, steps[(i + way) % 4]);
+        model_free(&m);
+    }
+}
+
+static void random_logits(struct nbi_backend *be, const struct nbi_config *c, bool exact,
+                          enum nbi_dtype kv, float *logits)
+{
+    struct batch t;
+    struct runner r;
+    uint64_t seed = 11;
+    struct nbi_weight_provider from = nbi_weights_at_random(&seed);
+    drawn = 0;
+    batch_new(&t, c->vocab_size, 10, 3);
+    runner_begin(&r, be, c, &from, t.N, kv);
+    r.exact = exact;
+    forward(&r, &t, 0, t.N, logits);
+    runner_end(&r);
+}
+
+static void test_backend__host_never_touches_device_memory(void **state)
+{
+    struct nbi_config c;
+    (void)state;
+    assert_ok(nbi_config_preset(&c, "tiny"));
+    int64_t n = 13 * c.vocab_size;
+    float *plain = zeros(n, sizeof *plain), *behind = zeros(n, sizeof *behind);
+    for (int way = 0; way < WAYS; way++) {
+        enum nbi_simd level = nbi_simd_level();
+        random_logits(cpu(level, 2), &c, ways[way].exact, ways[way].kv, plain);
+        random_logits(guarded_open(cpu(level, 2)), &c, ways[way].exact, ways[way].kv, behind);
+        assert_memory_equal(plain, behind, n * 4);
+        assert_int_equal(guarded.count, 0); /* all freed */
+        assert_true(guarded.calls > c.layers * 8);
+    }
+    free(plain);
+    free(behind);
+}
+
+/* The guard itself: looking behind an address kills. */
+static void test_backend__the_guard_guards(void **state)
+{
+    struct nbi_backend *be = guarded_open(cpu(NBI_SIMD_SCALAR, 1));
+    struct nbi_ptr p;
+    int status;
+    (void)state;
+    assert_ok(be->alloc(be, "bait", 100, &p));
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        _exit(*(volatile const char *)p.at & 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    be->free(be, p);
+    be->close(be);
+}
+
+static void test_backend__copies_bytes_and_finds_maxima(void **state)
+{
+    struct nbi_backend *be = guarded_open(cpu(nbi_simd_level(), 1));
+    struct nbi_stream *s;
+    struct nbi_ptr a, b, none = {0}, ids;
+    float in[6] = {1, 5, 5, -3, -2, -9}, out[6];
+    int32_t at[2];
+    (void)state;
+    assert_ok(be->stream_new(be, &(struct nbi_stream_limits){2, 32, 32}, &s));
+    assert_ok(be->alloc(be, "a", sizeof in, &a));
+    assert_ok(be->alloc(be, "b", sizeof in, &b));
+    assert_ok(be->alloc(be, "ids", sizeof at, &ids));
+    assert_int_equal(a.at % 64, 0);
+    assert_ok(be->upload(s, a, in, sizeof in));
+    assert_ok(be->copy(s, b, a, sizeof in));
+    assert_ok(be->clear(s, nbi_ptr_add(b, 4), 8));
+    assert_ok(be->copy(s, nbi_ptr_add(b, 16), nbi_ptr_add(a, 4), 4));
+    assert_ok(be->copy(s, b, a, 0));
+    assert_ok(be->download(s, out, b, sizeof out));
+    assert_ok(be->argmax(s, &(struct nbi_op_argmax){.ids = ids, .logits = a, .N = 2, .V = 3}));
+    assert_ok(be->download(s, at, ids, sizeof at));
+    assert_ok(be->sync(s));
+    assert_memory_equal(out, ((float[6]){1, 0, 0, -3, 5, -9}), sizeof out);
+    assert_int_equal(at[0], 1);
+    assert_int_equal(at[1], 1);
+    be->free(be, a);
+    be->free(be, b);
+    be->free(be, ids);
+    be->free(be, none);
+    be->stream_free(s);
+    be->stream_free(NULL);
+    be->close(be);
+}
+
+/* ---- failures ---- */
+
+static enum nb_status read_nothing(void *ctx, int64_t first, int64_t count, void *data,
+                                   void *scales)
+{
+    (void)ctx, (void)count, (void)data, (void)scales;
+    return first >= 0 ? nbi_fail(NB_EIO, "no such row") : NB_OK;
+}
+
+static void test_backend__a_weight_that_cannot_be_read_is_not_kept(void **state)
+{
+    static const enum nbi_dtype types[] = {NBI_NVFP4, NBI_BF16, NBI_F32, NBI_F32};
+    struct nbi_backend *be = cpu(NBI_SIMD_SCALAR, 2);
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        struct nbi_weight w;
+        const struct nbi_weight_source src = {
+            .dtype = types[i], .rows = 100, .cols = i == 3 ? 0 : 64, .read = read_nothing};
+        assert_fails(be->weight_new(be, &src, &w), NB_EIO, "no such row");
+        assert_int_equal(w.data.at, 0);
+        be->weight_free(be, &w);
+    }
+    be->close(be);
+}
+
+static void test_backend__refuses_what_it_cannot_do(void **state)
+{
+    struct nbi_backend *be;
+    struct nbi_ptr p;
+    (void)state;
+    assert_fails(nbi_backend_open(&be, &(struct nbi_backend_opts){.device = "abacus"}),
+                 NB_EUNSUPPORTED, "'abacus'");
+    assert_null(be);
+    if (nbi_simd_level() < NBI_SIMD_AVX512)
+        assert_fails(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", 1, NBI_SIMD_AVX512}),
+                     NB_EUNSUPPORTED, "this CPU has no");
+    be = cpu(NBI_SIMD_SCALAR, 1);
+    assert_fails(be->alloc(be, "everything", INT64_MAX, &p), NB_ENOMEM, "everything");
+    assert_int_equal(p.at, 0);
+    be->close(be);
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    /* Threads that wait should sleep: three of them may share one core here. Read at start-up. */
+    if (setenv("OMP_WAIT_POLICY", "passive", 0) == 0 && !getenv("NB_TEST_AGAIN")) {
+        setenv("NB_TEST_AGAIN", "1", 1);
+        execv("/proc/self/exe", argv);
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_backend__forward_follows_the_equations_scalar),
+        cmocka_unit_test(test_backend__forward_follows_the_equations_avx2),
+        cmocka_unit_test(test_backend__forward_follows_the_equations_avx512),
+        cmocka_unit_test(test_backend__threads_do_not_change_a_bit),
+        cmocka_unit_test(test_backend__tokens_do_not_see_their_company),
+        cmocka_unit_test(test_backend__host_never_touches_device_memory),
+        cmocka_unit_test(test_backend__the_guard_guards),
+        cmocka_unit_test(test_backend__copies_bytes_and_finds_maxima),
+        cmocka_unit_test(test_backend__a_weight_that_cannot_be_read_is_not_kept),
+        cmocka_unit_test(test_backend__refuses_what_it_cannot_do),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,822 @@
+/* test_cpu_kernels.c - every inner loop of the CPU backend, at every instruction set, against
+ * arithmetic in double; and that a result depends on its own row alone.
+ *
+ * The bounds. U = 2^-24 is half a unit in the last place: an operation on floats is off by U times
+ * its result. A sum of n products in any order, fused or not, is off by at most (n + 1) U times the
+ * sum of their magnitudes; a factor applied afterwards adds one U. What underflows is off by at
+ * most 2^-149 each time, times what it is multiplied with later. Random signs stay far below this;
+ * a lost or a doubled product is far above it. */
+#include <float.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/cpu/kernels.h"
+#include "base/rng.h"
+#include "tensor/half.h"
+
+#define U         0x1p-24
+#define UNDERFLOW 0x1p-149
+#define ROWS      NBI_TILE_ROWS
+#define COLUMNS   NBI_COLUMNS
+#define COUNT(a)  (sizeof(a) / sizeof *(a))
+
+/* ---- random input ---- */
+
+enum values { ORDINARY, LARGE, TINY, ZERO, MIXED, ROW_OF_ZEROS, VALUES };
+
+static uint64_t drawn;
+
+static uint32_t bits32(void)
+{
+    return nbi_philox(4, drawn++, 0).v[0];
+}
+
+/* In (-1, 1). */
+static float uniform(void)
+{
+    return 2 * nbi_uniform(bits32()) - 1;
+}
+
+static float value(enum values kind)
+{
+    switch (kind) {
+    case LARGE:
+        return uniform() * 1e15f;
+    case TINY:
+        return uniform() * 1e-30f;
+    case ZERO:
+        return bits32() & 1 ? 0.0f : -0.0f;
+    case MIXED:
+        return ldexpf(uniform(), (int)(bits32() % 40) - 20);
+    default:
+        return uniform();
+    }
+}
+
+static void *bytes_of(int64_t n)
+{
+    void *p = malloc((size_t)n);
+    assert_non_null(p);
+    return p;
+}
+
+static float *floats_of(int64_t n, enum values kind)
+{
+    float *x = bytes_of(n * 4);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = value(kind);
+    return x;
+}
+
+static int size_of(enum nbi_dtype dtype)
+{
+    return nbi_dtypes[dtype].bytes;
+}
+
+static void put_as(uint8_t *p, enum nbi_dtype dtype, int64_t i, float v)
+{
+    uint16_t half = dtype == NBI_BF16 ? nbi_f32_to_bf16(v) : nbi_f32_to_f16(v);
+    if (dtype == NBI_F32)
+        memcpy(p + 4 * i, &v, 4);
+    else if (dtype == NBI_E4M3)
+        p[i] = nbi_f32_to_e4m3(v);
+    else
+        memcpy(p + 2 * i, &half, 2);
+}
+
+static double get_as(const uint8_t *p, enum nbi_dtype dtype, int64_t i)
+{
+    uint16_t half;
+    float f;
+    if (dtype == NBI_E4M3)
+        return (double)nbi_e4m3_to_f32(p[i]);
+    if (dtype == NBI_F32) {
+        memcpy(&f, p + 4 * i, 4);
+        return (double)f;
+    }
+    memcpy(&half, p + 2 * i, 2);
+    return (double)(dtype == NBI_BF16 ? nbi_bf16_to_f32(half) : nbi_f16_to_f32(half));
+}
+
+static void assert_near(const char *what, const char *kernels, double is, double want, double bound)
+{
+    if (!(fabs(is - want) <= bound))
+        fail_msg("%s (%s): %.9g, %.9g expected, off by %.3g, %.3g allowed", what, kernels, is, want,
+                 fabs(is - want), bound);
+}
+
+/* ---- products ---- */
+
+enum kind { EXACT, Q15, FLOATS };
+
+/* Sixteen rows against eight, and what comes out in double. */
+struct product {
+    enum kind kind;
+    enum nbi_dtype dtype;
+    int64_t K, blocks, ldx, ldy;
+    float tensor_scale;
+    uint8_t *tiles;
+    uint8_t *w; /* at an odd address */
+    float *x;
+    struct nbi_q15_block *q15;
+    float y0[COLUMNS][ROWS];
+    double want[COLUMNS][ROWS], bound[COLUMNS][ROWS];
+};
+
+static uint8_t nibble_at(const uint8_t *codes, int64_t i)
+{
+    return i & 1 ? codes[i / 2] >> 4 : codes[i / 2] & 15;
+}
+
+static int32_t q15_at(const struct nbi_q15_block *b, int i)
+{
+    return 128 * b->high[i] + b->low[i];
+}
+
+/* The product of one row and one column: its value and the sum of magnitudes. */
+static double nvfp4_dot(const struct product *p, const uint8_t *codes, const uint8_t *scales, int c,
+                        double *magnitude)
+{
+    double sum = 0;
+    *magnitude = 0;
+    for (int64_t k = 0; k < p->K; k++) {
+        const struct nbi_q15_block *b = p->kind == Q15 ? &p->q15[c * p->blocks + k / 32] : NULL;
+        double x =
+            b ? q15_at(b, (int)(k % 32)) * (double)b->scale * 0x1p-7 : (double)p->x[c * p->ldx + k];
+        double term = (double)nbi_e2m1_to_f32(nibble_at(codes, k)) *
+                      (double)nbi_e4m3_to_f32(scales[k / 16]) * x * (double)p->tensor_scale;
+        sum += term;
+        *magnitude += fabs(term);
+    }
+    return sum;
+}
+
+static void make_nvfp4(struct product *p)
+{
+    int64_t K = p->K;
+    uint8_t *codes = bytes_of(ROWS * K / 2), *scales = bytes_of(ROWS * K / 16);
+    for (int64_t i = 0; i < ROWS * K / 2; i++)
+        codes[i] = (uint8_t)bits32();
+    for (int64_t i = 0; i < ROWS * K / 16; i++)
+        scales[i] = (uint8_t)(bits32() % 0x7F); /* 0 to 448 */
+    p->tiles = bytes_of(nbi_tiles_bytes(ROWS, K));
+    nbi_tiles_pack(p->tiles, codes, scales, ROWS, K);
+    if (p->kind == Q15) {
+        p->q15 = bytes_of(COLUMNS * p->blocks * (int64_t)sizeof *p->q15);
+        for (int c = 0; c < COLUMNS; c++)
+            nbi_cpu_kernels_scalar.quantize_q15(p->q15 + c * p->blocks, p->x + c * p->ldx, K);
+    }
+    for (int c = 0; c < COLUMNS; c++)
+        for (int r = 0; r < ROWS; r++) {
+            double magnitude;
+            p->want[c][r] = nvfp4_dot(p, codes + r * K / 2, scales + r * K / 16, c, &magnitude);
+            /* A group's sum is scaled, then the groups are added, then scaled. */
+            p->bound[c][r] = ((double)K + 4) * (U * magnitude + 448 * UNDERFLOW);
+        }
+    free(codes);
+    free(scales);
+}
+
+static void make_floats(struct product *p)
+{
+    int64_t K = p->K;
+    p->w = (uint8_t *)bytes_of(ROWS * K * size_of(p->dtype) + 1) + 1;
+    for (int64_t i = 0; i < ROWS * K; i++)
+        put_as(p->w, p->dtype, i, 3 * uniform());
+    for (int c = 0; c < COLUMNS; c++)
+        for (int r = 0; r < ROWS; r++) {
+            double magnitude = 0, sum = 0;
+            for (int64_t k = 0; k < K; k++) {
+                double term = get_as(p->w, p->dtype, r * K + k) * (double)p->x[c * p->ldx + k];
+                sum += term;
+                magnitude += fabs(term);
+            }
+            p->want[c][r] = sum;
+            p->bound[c][r] = ((double)K + 2) * (U * magnitude + UNDERFLOW);
+        }
+}
+
+static void product_new(struct product *p, enum kind kind, enum nbi_dtype dtype, int64_t K,
+                        enum values values)
+{
+    *p = (struct product){.kind = kind, .dtype = dtype, .K = K, .ldx = K + 3, .ldy = ROWS + 3};
+    p->blocks = nbi_tiles_across(K);
+    p->tensor_scale = kind == FLOATS ? 1 : 0.37f;
+    p->x = floats_of((COLUMNS - 1) * p->ldx + K, values);
+    if (values == ROW_OF_ZEROS)
+        memset(p->x + 3 * p->ldx, 0, (size_t)K * 4);
+    for (int c = 0; c < COLUMNS; c++)
+        for (int r = 0; r < ROWS; r++)
+            p->y0[c][r] = value(values);
+    if (kind == FLOATS)
+        make_floats(p);
+    else
+        make_nvfp4(p);
+}
+
+static void product_free(struct product *p)
+{
+    free(p->tiles);
+    if (p->w)
+        free(p->w - 1);
+    free(p->x);
+    free(p->q15);
+}
+
+/* Rows [r0, r0 + rows) against columns [c0, c0 + n), with y0 as what is there before. Whatever else
+ * lies in y stays as it is. */
+struct part {
+    int r0, rows, c0, n;
+};
+
+static void compute(const struct nbi_cpu_kernels *k, const struct product *p, struct part part,
+                    bool add, float out[COLUMNS][ROWS])
+{
+    int r0 = part.r0, rows = part.rows, c0 = part.c0, n = part.n;
+    int64_t count = (n - 1) * p->ldy + rows;
+    float *y = bytes_of(count * 4);
+    for (int64_t i = 0; i < count; i++)
+        y[i] = -77;
+    for (int c = 0; c < n; c++)
+        memcpy(y + c * p->ldy, &p->y0[c0 + c][r0], (size_t)rows * 4);
+    bool floats = p->kind == FLOATS;
+    const struct nbi_product job = {.y = y,
+                                    .ldy = p->ldy,
+                                    .w = floats ? p->w + r0 * p->K * size_of(p->dtype) : p->tiles,
+                                    .dtype = p->dtype,
+                                    .scale = p->tensor_scale,
+                                    .x = p->kind == Q15 ? NULL : p->x + c0 * p->ldx,
+                                    .ldx = p->ldx,
+                                    .q15 = p->kind == Q15 ? p->q15 + c0 * p->blocks : NULL,
+                                    .K = p->K,
+                                    .rows = rows,
+                                    .n = n,
+                                    .add = add};
+    (floats ? k->rows_float : p->kind == EXACT ? k->tiles_exact : k->tiles_q15)(&job);
+    for (int64_t i = 0; i < count; i++)
+        if (i % p->ldy < rows)
+            out[i / p->ldy][i % p->ldy] = y[i];
+        else
+            assert_true(y[i] == -77);
+    free(y);
+}
+
+static void check_values(const struct nbi_cpu_kernels *k, const struct product *p, bool add,
+                         float full[COLUMNS][ROWS])
+{
+    static const char *const names[] = {"tiles_exact", "tiles_q15", "rows_float"};
+    compute(k, p, (struct part){0, ROWS, 0, COLUMNS}, add, full);
+    for (int c = 0; c < COLUMNS; c++)
+        for (int r = 0; r < ROWS; r++) {
+            double y0 = add ? (double)p->y0[c][r] : 0, want = y0 + p->want[c][r];
+            double bound = p->bound[c][r] + (add ? 2 * U * (fabs(want) + fabs(y0)) : 0);
+            assert_near(names[p->kind], k->name, (double)full[c][r], want, bound);
+        }
+}
+
+/* The same bits from rows and columns computed in any smaller company. */
+static void check_company(const struct nbi_cpu_kernels *k, const struct product *p, bool add,
+                          float full[COLUMNS][ROWS])
+{
+    float part[COLUMNS][ROWS];
+    for (int rows = 1; rows <= ROWS; rows++)
+        for (int n = 1; n <= COLUMNS; n++) {
+            int c0 = (int)(bits32() % (unsigned)(COLUMNS - n + 1));
+            int r0 = p->kind == FLOATS ? (int)(bits32() % (unsigned)(ROWS - rows + 1)) : 0;
+            compute(k, p, (struct part){r0, rows, c0, n}, add, part);
+            for (int c = 0; c < n; c++)
+                if (memcmp(part[c], &full[c0 + c][r0], (size_t)rows * 4) != 0)
+                    fail_msg("%s: kind %d, K %d: rows %d+%d, column %d of %d+%d differ from all's",
+                             k->name, (int)p->kind, (int)p->K, r0, rows, c, c0, n);
+        }
+}
+
+static void check_product(const struct nbi_cpu_kernels *k, enum kind kind, enum nbi_dtype dtype,
+                          int64_t K, enum values values)
+{
+    struct product p;
+    float full[COLUMNS][ROWS];
+    product_new(&p, kind, dtype, K, values);
+    for (int add = 0; add < 2; add++) {
+        check_values(k, &p, add, full);
+        check_company(k, &p, add, full);
+    }
+    product_free(&p);
+}
+
+static const int64_t tile_widths[] = {16, 32, 48, 80, 1024 + 16};
+
+static void tiles_exact(const struct nbi_cpu_kernels *k)
+{
+    for (size_t i = 0; i < COUNT(tile_widths); i++)
+        for (int values = 0; values < VALUES; values++)
+            check_product(k, EXACT, NBI_NVFP4, tile_widths[i], (enum values)values);
+}
+
+static void tiles_q15(const struct nbi_cpu_kernels *k)
+{
+    for (size_t i = 0; i < COUNT(tile_widths); i++)
+        for (int values = 0; values < VALUES; values++)
+            check_product(k, Q15, NBI_NVFP4, tile_widths[i], (enum values)values);
+}
+
+static void rows_float(const struct nbi_cpu_kernels *k)
+{
+    static const int64_t widths[] = {1, 7, 16, 17, 31, 32, 48, 80, 1024 + 16, 1024 + 19};
+    static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16};
+    for (size_t t = 0; t < COUNT(types); t++)
+        for (size_t i = 0; i < COUNT(widths); i++) {
+            check_product(k, FLOATS, types[t], widths[i], ORDINARY);
+            check_product(k, FLOATS, types[t], widths[i],
+                          (enum values)(1 + (t + i) % (VALUES - 1)));
+        }
+}
+
+/* ---- integers for activations ---- */
+
+/* unit = scale / 2^7 is the value of a step. rint leaves half a step; the two roundings on the way
+ * and that of the scale are off by 4 U * 16256 < 0.004 steps. */
+static void check_q15(const struct nbi_q15_block *blocks, const float *x, int64_t K)
+{
+    for (int64_t b = 0; b * 32 < K; b++) {
+        const struct nbi_q15_block *block = &blocks[b];
+        double unit = (double)block->scale * 0x1p-7;
+        int32_t sum[2] = {0}, top = 0;
+        float amax = 0;
+        for (int i = 0; i < 32; i++) {
+            int32_t q = q15_at(block, i);
+            float v = b * 32 + i < K ? x[b * 32 + i] : 0;
+            assert_in_range(block->low[i] + 64, 0, 127);
+            assert_in_range(block->high[i] + 127, 0, 254);
+            assert_near("quantize_q15", "", q * unit, (double)v, 0.504 * unit);
+            sum[i / 16] += q;
+            top = abs(q) > top ? abs(q) : top;
+            amax = fabsf(v) > amax ? fabsf(v) : amax;
+        }
+        assert_int_equal(top, amax > 0 ? NBI_Q15_MAX : 0);
+        assert_int_equal(block->sum[0], -12 * sum[0]);
+        assert_int_equal(block->sum[1], -12 * sum[1]);
+        assert_int_equal(block->unused, 0);
+        assert_near("scale", "", unit * NBI_Q15_MAX, (double)amax, 4 * U * (double)amax);
+    }
+}
+
+static void quantize_q15(const struct nbi_cpu_kernels *k)
+{
+    static const int64_t widths[] = {1, 5, 16, 31, 32, 33, 48, 80, 1024 + 16};
+    for (size_t w = 0; w < COUNT(widths); w++)
+        for (int values = 0; values < VALUES; values++) {
+            int64_t K = widths[w],
+                    bytes = nbi_tiles_across(K) * (int64_t)sizeof(struct nbi_q15_block);
+            float *x = floats_of(K, (enum values)values);
+            struct nbi_q15_block *is = bytes_of(bytes), *scalar = bytes_of(bytes);
+            x[K - 1] = values == LARGE ? -FLT_MAX : x[K - 1];
+            memset(is, 0x55, (size_t)bytes);
+            k->quantize_q15(is, x, K);
+            nbi_cpu_kernels_scalar.quantize_q15(scalar, x, K);
+            check_q15(is, x, K);
+            for (int64_t b = 0; b < nbi_tiles_across(K); b++)
+                is[b].scale += 0.0f; /* of zeros it may be -0 */
+            assert_memory_equal(is, scalar, bytes);
+            free(x);
+            free(is);
+            free(scalar);
+        }
+}
+
+/* ---- tiles ---- */
+
+static void test_cpu_kernels__tiles_hold_the_codes_of_their_rows(void **state)
+{
+    static const int64_t widths[] = {16, 32, 48, 64, 80, 1024 + 16};
+    (void)state;
+    for (size_t w = 0; w < COUNT(widths); w++)
+        for (int rows = 1; rows <= ROWS; rows++) {
+            int64_t cols = widths[w], bytes = nbi_tiles_bytes(rows, cols);
+            uint8_t *tiles = bytes_of(bytes), *codes = bytes_of(rows * cols / 2);
+            uint8_t *scales = bytes_of(rows * cols / 16);
+            for (int64_t i = 0; i < rows * cols / 2; i++)
+                codes[i] = (uint8_t)bits32();
+            for (int64_t i = 0; i < rows * cols / 16; i++)
+                scales[i] = (uint8_t)bits32();
+            memset(tiles, 0xEE, (size_t)bytes);
+            nbi_tiles_pack(tiles, codes, scales, rows, cols);
+            for (int r = 0; r < ROWS; r++)
+                for (int64_t k = 0; k < nbi_tiles_across(cols) * 32; k++) {
+                    /* tiles.h: scales [group][row], then byte k%4 of lane r of vector k%16/4. */
+                    const uint8_t *tile = tiles + k / 32 * 288;
+                    uint8_t byte = tile[32 + k % 16 / 4 * 64 + r * 4 + k % 4];
+                    bool there = r < rows && k < cols;
+                    assert_int_equal(k % 32 < 16 ? byte & 15 : byte >> 4,
+                                     there ? nibble_at(codes, r * cols + k) : 0);
+                    assert_int_equal(tile[k % 32 / 16 * 16 + r],
+                                     there ? scales[(r * cols + k) / 16] : 0);
+                }
+            free(tiles);
+            free(codes);
+            free(scales);
+        }
+}
+
+/* ---- rows ---- */
+
+/* Squares are positive, so their sum is off by (C + 1) U of itself; the root halves that; mean,
+ * epsilon, root, inverse and two products add one each. */
+static double norm_error(int64_t C)
+{
+    return (((double)C + 1) / 2 + 6) * U;
+}
+
+static double inverse_norm(const float *x, int64_t C, float eps)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < C; i++)
+        sum += (double)x[i] * (double)x[i];
+    return 1 / sqrt(sum / (double)C + (double)eps);
+}
+
+static void rmsnorm(const struct nbi_cpu_kernels *k)
+{
+    static const int64_t widths[] = {1, 15, 16, 32, 48, 80, 128, 1024 + 16, 1031};
+    for (size_t w = 0; w < COUNT(widths); w++)
+        for (int values = 0; values < VALUES; values++) {
+            int64_t C = widths[w];
+            float rstd = 0, eps = 1e-6f, *x = floats_of(C, (enum values)values);
+            float *weight = floats_of(C, ORDINARY), *y = floats_of(C, ORDINARY);
+            double f = inverse_norm(x, C, eps);
+            k->rmsnorm(y, &rstd, x, weight, eps, C);
+            assert_near("rstd", k->name, (double)rstd, f, norm_error(C) * f);
+            for (int64_t i = 0; i < C; i++) {
+                double want = (double)x[i] * f * (double)weight[i];
+                assert_near("rmsnorm", k->name, (double)y[i], want,
+                            norm_error(C) * fabs(want) + UNDERFLOW);
+            }
+            k->rmsnorm(x, NULL, x, weight, eps, C);
+            assert_memory_equal(x, y, C * 4);
+            free(x);
+            free(y);
+            free(weight);
+        }
+}
+
+static const int64_t head_sizes[] = {2, 6, 24, 32, 64, 80, 96, 128, 256};
+
+static void norm_rope(const struct nbi_cpu_kernels *k)
+{
+    for (size_t w = 0; w < COUNT(head_sizes); w++)
+        for (int values = 0; values < VALUES; values++) {
+            int64_t D = head_sizes[w], h = D / 2;
+            float rstd = 0, eps = 1e-6f, *x = floats_of(D, (enum values)values);
+            float *weight = floats_of(D, ORDINARY), *y = floats_of(D, ORDINARY);
+            float *co = floats_of(h, ORDINARY), *si = floats_of(h, ORDINARY);
+            double f = inverse_norm(x, D, eps);
+            k->norm_rope(y, &rstd, x, weight, (struct nbi_turn){co, si}, eps, D);
+            assert_near("rstd", k->name, (double)rstd, f, norm_error(D) * f);
+            for (int64_t i = 0; i < h; i++) {
+                double a = (double)x[i] * f * (double)weight[i], c = (double)co[i];
+                double b = (double)x[i + h] * f * (double)weight[i + h], s = (double)si[i];
+                double e = norm_error(D) + 3 * U;
+                assert_near("norm_rope", k->name, (double)y[i], a * c - b * s,
+                            e * (fabs(a * c) + fabs(b * s)) + 4 * UNDERFLOW);
+                assert_near("norm_rope", k->name, (double)y[i + h], b * c + a * s,
+                            e * (fabs(b * c) + fabs(a * s)) + 4 * UNDERFLOW);
+            }
+            k->norm_rope(x, NULL, x, weight, (struct nbi_turn){co, si}, eps, D);
+            assert_memory_equal(x, y, D * 4);
+            free(x);
+            free(y);
+            free(weight);
+            free(co);
+            free(si);
+        }
+}
+
+/* The exponential is good to 2 units (4 U), sum, quotient and product to 1 U each. Where e^-gate
+ * exceeds e^87 the sigmoid may be anything from 0 to e^-87. */
+static void swiglu(const struct nbi_cpu_kernels *k)
+{
+    static const float gates[] = {0,     -0.0f,  1,   -1,   20,   -20,   86.9f, -86.9f, 87,    -87,
+                                  88.5f, -88.5f, 100, -100, 1000, -1000, 1e20f, -1e20f, 1e-30f};
+    for (int64_t n = 1; n <= 67; n++) {
+        float *gate = floats_of(n, ORDINARY), *up = floats_of(n, ORDINARY);
+        float *y = floats_of(n, ORDINARY);
+        for (int64_t i = 0; i < n; i++)
+            gate[i] = bits32() & 1 ? gates[bits32() % COUNT(gates)] : 20 * gate[i];
+        k->swiglu(y, gate, up, n);
+        for (int64_t i = 0; i < n; i++) {
+            double g = (double)gate[i], u = (double)up[i], want = g / (1 + exp(-g)) * u;
+            double cut = g < -86 ? fabs(g * u) * exp(-86.0) : 0;
+            assert_near("swiglu", k->name, (double)y[i], want,
+                        8 * U * fabs(want) + cut + UNDERFLOW);
+        }
+        k->swiglu(gate, gate, up, n);
+        /* Vectors and what is left over may differ, place by place the result may not. */
+        assert_memory_equal(gate, y, n * 4);
+        free(gate);
+        free(up);
+        free(y);
+    }
+}
+
+static void argmax(const struct nbi_cpu_kernels *k)
+{
+    for (int64_t n = 1; n <= 150; n++)
+        for (int kind = 0; kind < 5; kind++) {
+            float *x = floats_of(n, ORDINARY);
+            int64_t want = (int64_t)(bits32() % (uint32_t)n),
+                    again = (int64_t)(bits32() % (uint32_t)n);
+            for (int64_t i = 0; i < n; i++)
+                x[i] = kind == 1   ? -INFINITY
+                       : kind == 2 ? -1e30f + 1e29f * x[i]
+                       : kind == 3 ? -0.0f
+                                   : x[i];
+            float top = kind == 2 ? -1e28f : kind == 3 ? 1e-40f : kind == 4 ? INFINITY : 2.0f;
+            if (kind == 1) {
+                want = 0; /* all equal: the first */
+            } else {
+                x[want] = x[again] = top;
+                want = again < want ? again : want;
+            }
+            assert_int_equal(k->argmax(x, n), want);
+            for (int64_t i = 0; i < n; i++)
+                x[i] = NAN;
+            assert_in_range(k->argmax(x, n), 0, n - 1);
+            free(x);
+        }
+}
+
+/* ---- types ---- */
+
+static void check_widen(const struct nbi_cpu_kernels *k, enum nbi_dtype dtype, uint32_t codes)
+{
+    int size = size_of(dtype);
+    for (int64_t n = 1; n <= codes; n = n < 70                       ? n + 1
+                                        : n * 4 > codes && n < codes ? codes
+                                                                     : n * 4) {
+        uint8_t *p = (uint8_t *)bytes_of(n * size + 1) + 1;
+        float *y = floats_of(n, ORDINARY);
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t code = n == codes ? (uint32_t)i : bits32();
+            if (dtype == NBI_F32)
+                code = bits32();
+            memcpy(p + i * size, &code, (size_t)size);
+        }
+        k->widen(y, p, dtype, n);
+        for (int64_t i = 0; i < n; i++) {
+            float want = (float)get_as(p, dtype, i);
+            if (isnan(want) && dtype == NBI_E4M3)
+                continue; /* need not survive */
+            if (isnan(want) ? !isnan(y[i]) : memcmp(&y[i], &want, 4) != 0)
+                fail_msg("%s: widen of %s: %g, %g expected", k->name, nbi_dtypes[dtype].name,
+                         (double)y[i], (double)want);
+        }
+        free(p - 1);
+        free(y);
+    }
+}
+
+static void widen(const struct nbi_cpu_kernels *k)
+{
+    check_widen(k, NBI_F32, 1000);
+    check_widen(k, NBI_F16, 65536);
+    check_widen(k, NBI_BF16, 65536);
+    check_widen(k, NBI_E4M3, 256);
+}
+
+/* An element off an aligned address; bytes at odd ones. */
+static void narrow(const struct nbi_cpu_kernels *k)
+{
+    static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
+    for (size_t t = 0; t < COUNT(types); t++)
+        for (int64_t n = 1; n <= 300; n++) {
+            int size = size_of(types[t]);
+            float *x = floats_of(n, MIXED);
+            uint8_t *is = bytes_of((n + 1) * size), *want = bytes_of(n * size);
+            for (int64_t i = 0; i < n; i++) {
+                uint32_t any = bits32();
+                if (i % 3 == 0 && (any & 0x7F800000) != 0x7F800000)
+                    memcpy(&x[i], &any, 4);
+                put_as(want, types[t], i, x[i]);
+            }
+            k->narrow(is + size, types[t], x, n);
+            assert_memory_equal(is + size, want, n * size);
+            free(x);
+            free(is);
+            free(want);
+        }
+}
+
+/* ---- attention ---- */
+
+#define HEADS 8
+
+enum scores { SPREAD, FLAT, STEEP, SCORES };
+
+struct attention {
+    struct nbi_attend job;
+    uint8_t *store;
+    float *q;
+    double want[HEADS * 256], bound[HEADS * 256], lse[HEADS], lse_bound[HEADS];
+};
+
+/* A score of D products is off by (D + 3) U of their magnitudes, once more scaled; so is,
+ * relatively, its exponential, for which 4 U are added, and once more where it is compared with the
+ * maximum (the difference is off by U of itself). Weights and their sum are off by so much each,
+ * and the sums over keys by one U a key and a block. */
+static void attend_reference(struct attention *t, int h)
+{
+    const struct nbi_attend *a = &t->job;
+    double *score = bytes_of(a->count * 8), top = -INFINITY, sum = 0, worst = 0, lowest = INFINITY;
+    for (int64_t i = 0; i < a->count; i++) {
+        double s = 0, magnitude = 0;
+        for (int64_t d = 0; d < a->D; d++) {
+            double term = (double)a->q[h * a->D + d] * get_as(a->k + i * a->stride, a->dtype, d);
+            s += term;
+            magnitude += fabs(term);
+        }
+        score[i] = s / sqrt((double)a->D);
+        worst = fmax(worst, ((double)a->D + 4) * U * magnitude / sqrt((double)a->D));
+        top = fmax(top, score[i]);
+        lowest = fmin(lowest, score[i]);
+    }
+    worst += U * fmin(top - lowest, 90) + 4 * U;
+    for (int64_t i = 0; i < a->count; i++)
+        sum += exp(score[i] - top);
+    double error = expm1(2 * worst) + ((double)a->count * 2 + 16) * U;
+    for (int64_t d = 0; d < a->D; d++) {
+        double y = 0, magnitude = 0;
+        for (int64_t i = 0; i < a->count; i++) {
+            double term = exp(score[i] - top) / sum * get_as(a->v + i * a->stride, a->dtype, d);
+            y += term;
+            magnitude += fabs(term);
+        }
+        t->want[h * a->D + d] = y;
+        t->bound[h * a->D + d] = error * magnitude + (double)a->count * 1e-37;
+    }
+    t->lse[h] = top + log(sum);
+    t->lse_bound[h] = error + 2 * U * (fabs(top) + fabs(log(sum)));
+    free(score);
+}
+
+/* Keys and values lie side by side at an odd address (floats: at one that is not aligned to more
+ * than they need), and end where the memory ends. */
+static void attention_new(struct attention *t, enum nbi_dtype dtype, int64_t D, int64_t count,
+                          enum scores kind)
+{
+    int size = size_of(dtype), off = dtype == NBI_F32 ? 4 : 1;
+    int64_t values = (2 * count + 1) * D;
+    t->store = bytes_of(off + values * size);
+    t->q = floats_of(HEADS * D, kind == FLAT ? ZERO : ORDINARY);
+    for (int64_t i = 0; i < values; i++)
+        put_as(t->store + off, dtype, i, (kind == STEEP ? 12 : 2) * uniform());
+    for (int64_t i = 0; i < HEADS * D; i++)
+        t->q[i] *= kind == STEEP ? 12 : 1;
+    t->job = (struct nbi_attend){.q = t->q,
+                                 .k = t->store + off,
+                                 .v = t->store + off + D * size + D * size,
+                                 .stride = 2 * D * size,
+                                 .dtype = dtype,
+                                 .count = count,
+                                 .heads = HEADS,
+                                 .D = D};
+    for (int h = 0; h < HEADS; h++)
+        attend_reference(t, h);
+}
+
+static void attention_free(struct attention *t)
+{
+    free(t->store);
+    free(t->q);
+}
+
+/* Heads [h0, h0 + heads). */
+static void attend_heads(const struct nbi_cpu_kernels *k, const struct attention *t, int h0,
+                         int heads, float *y, float *lse)
+{
+    struct nbi_attend job = t->job;
+    size_t scratch = (size_t)nbi_attend_scratch(heads, job.D) * sizeof(float);
+    job.scratch = aligned_alloc(64, scratch);
+    assert_non_null(job.scratch);
+    memset(job.scratch, 0xFF, scratch);
+    job.q += h0 * job.D;
+    job.heads = heads;
+    job.y = y;
+    job.lse = lse;
+    k->attend(&job);
+    free(job.scratch);
+}
+
+static void check_attention(const struct nbi_cpu_kernels *k, const struct attention *t)
+{
+    int64_t D = t->job.D;
+    float *y = floats_of(HEADS * D, ORDINARY), *part = floats_of(HEADS * D, ORDINARY);
+    float lse[HEADS], part_lse[HEADS];
+    attend_heads(k, t, 0, HEADS, y, lse);
+    for (int h = 0; h < HEADS; h++) {
+        assert_near("lse", k->name, (double)lse[h], t->lse[h], t->lse_bound[h]);
+        for (int64_t d = 0; d < D; d++)
+            assert_near("attend", k->name, (double)y[h * D + d], t->want[h * D + d],
+                        t->bound[h * D + d]);
+    }
+    /* The same bits in smaller company, and without lse. */
+    int heads = 1 + (int)(bits32() % (HEADS - 1)),
+        h0 = (int)(bits32() % (unsigned)(HEADS - heads + 1));
+    attend_heads(k, t, h0, heads, part, part_lse);
+    assert_memory_equal(part, y + h0 * D, heads * D * 4);
+    assert_memory_equal(part_lse, lse + h0, heads * 4);
+    attend_heads(k, t, h0, 1, part, NULL);
+    assert_memory_equal(part, y + h0 * D, D * 4);
+    free(y);
+    free(part);
+}
+
+static void attend(const struct nbi_cpu_kernels *k)
+{
+    static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
+    static const int64_t counts[] = {1, 3, 63, 64, 65, 129, 1000};
+    struct attention *t = bytes_of(sizeof *t);
+    int turn = 0;
+    for (size_t d = 0; d < COUNT(types); d++)
+        for (size_t h = 0; h < COUNT(head_sizes); h++)
+            for (size_t c = 0; c < COUNT(counts); c++) {
+                if (counts[c] == 1000 && head_sizes[h] > 96 && (d + h) % 2)
+                    continue; /* time */
+                attention_new(t, types[d], head_sizes[h], counts[c],
+                              (enum scores)(turn++ % SCORES));
+                check_attention(k, t);
+                attention_free(t);
+            }
+    free(t);
+}
+
+/* ---- one test per kernel and instruction set ---- */
+
+static const struct nbi_cpu_kernels *kernels_or_skip(enum nbi_simd level)
+{
+    const struct nbi_cpu_kernels *k = nbi_cpu_kernels_at(level);
+    if (!k)
+        skip();
+    drawn = 0;
+    return k;
+}
+
+#define KERNEL_LIST(X)                                                                             \
+    X(tiles_exact)                                                                                 \
+    X(tiles_q15)                                                                                   \
+    X(rows_float)                                                                                  \
+    X(quantize_q15)                                                                                \
+    X(rmsnorm)                                                                                     \
+    X(norm_rope)                                                                                   \
+    X(attend)                                                                                      \
+    X(swiglu)                                                                                      \
+    X(narrow)                                                                                      \
+    X(widen)                                                                                       \
+    X(argmax)
+
+#define X(slot)                                                                                    \
+    static void test_cpu_kernels__##slot##_scalar(void **state)                                    \
+    {                                                                                              \
+        (void)state;                                                                               \
+        slot(kernels_or_skip(NBI_SIMD_SCALAR));                                                    \
+    }                                                                                              \
+    static void test_cpu_kernels__##slot##_avx2(void **state)                                      \
+    {                                                                                              \
+        (void)state;                                                                               \
+        slot(kernels_or_skip(NBI_SIMD_AVX2));                                                      \
+    }                                                                                              \
+    static void test_cpu_kernels__##slot##_avx512(void **state)                                    \
+    {                                                                                              \
+        (void)state;                                                                               \
+        slot(kernels_or_skip(NBI_SIMD_AVX512));                                                    \
+    }
+KERNEL_LIST(X)
+#undef X
+
+/* Whoever adds a slot to the table adds it to the list: the name and eleven functions. */
+#define X(slot) +1
+_Static_assert(sizeof(struct nbi_cpu_kernels) ==
+                   sizeof(const char *) + (0 KERNEL_LIST(X)) * sizeof(void (*)(void)),
+               "every slot is tested");
+#undef X
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cpu_kernels__tiles_hold_the_codes_of_their_rows),
+#define X(slot)                                                                                    \
+    cmocka_unit_test(test_cpu_kernels__##slot##_scalar),                                           \
+        cmocka_unit_test(test_cpu_kernels__##slot##_avx2),                                         \
+        cmocka_unit_test(test_cpu_kernels__##slot##_avx512),
+        KERNEL_LIST(X)
+#undef X
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,453 @@
+/* test_sampler.c - what is drawn, against probabilities that are computed here or by hand. */
+#include <math.h>
+
+#include "infer/sampler.h"
+#include "unit/support.h"
+
+#define DRAWS 20000
+
+static const struct nb_sampling plain = {
+    .temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = 42};
+
+static struct nbi_token_sampler make(const struct nb_sampling *opts, int64_t vocab)
+{
+    struct nbi_token_sampler s;
+    assert_ok(nbi_token_sampler_init(&s, opts, vocab));
+    return s;
+}
+
+static int32_t draw(struct nbi_token_sampler *s, const float *logits)
+{
+    float copy[64];
+    int32_t id;
+    assert_true(s->vocab <= 64);
+    memcpy(copy, logits, (size_t)s->vocab * sizeof *copy);
+    assert_ok(nbi_token_sampler_next(s, copy, &id));
+    assert_true(id >= 0 && id < s->vocab);
+    return id;
+}
+
+/* The bound that chi-square passes in one of 100 000 cases (Wilson and Hilferty). */
+static double chi_bound(int degrees)
+{
+    double k = degrees, a = 2 / (9 * k), z = 1 - a + 4.2649 * sqrt(a);
+    return k * z * z * z;
+}
+
+/* Draws have these probabilities: those of 0 never come, the others as often as they should. */
+static void expect(const struct nb_sampling *opts, const float *logits, const double *p, int vocab)
+{
+    struct nbi_token_sampler s = make(opts, vocab);
+    int counts[64] = {0}, degrees = -1;
+    double chi = 0;
+    for (int i = 0; i < DRAWS; i++)
+        counts[draw(&s, logits)]++;
+    for (int i = 0; i < vocab; i++) {
+        double wanted = DRAWS * p[i];
+        if (p[i] == 0) {
+            if (counts[i] != 0)
+                fail_msg("token %d came %d times; it must not", i, counts[i]);
+            continue;
+        }
+        chi += (counts[i] - wanted) * (counts[i] - wanted) / wanted;
+        degrees++;
+    }
+    if (degrees > 0 && chi > chi_bound(degrees))
+        fail_msg("chi-square is %g with %d degrees of freedom", chi, degrees);
+    nbi_token_sampler_release(&s);
+}
+
+/* ---- distributions ---- */
+
+static void test_temperature__divides_the_logits(void **state)
+{
+    static const float logits[] = {0.5F, -1, 2, 1.25F, 0, -3, 2, 0.75F};
+    static const double temperatures[] = {0.5, 1, 2, 100};
+    (void)state;
+    for (int t = 0; t < 4; t++) {
+        struct nb_sampling o = plain;
+        double p[8], all = 0;
+        o.temperature = temperatures[t];
+        o.seed = (uint64_t)t;
+        for (int i = 0; i < 8; i++)
+            all += p[i] = exp(logits[i] / temperatures[t]);
+        for (int i = 0; i < 8; i++)
+            p[i] /= all;
+        expect(&o, logits, p, 8);
+    }
+}
+
+static void test_temperature__next_to_nothing_is_greedy(void **state)
+{
+    static const float logits[] = {1, 1.0001F, -5};
+    struct nb_sampling o = plain;
+    (void)state;
+    o.temperature = 1e-9;
+    expect(&o, logits, (const double[]){0, 1, 0}, 3);
+}
+
+static void test_top_k__of_the_best(void **state)
+{
+    const float l2 = logf(2);
+    const float logits[] = {0, 2 * l2, -1, l2, 0, -2}; /* as 1 : 4 : . : 2 : 1 : . */
+    struct nb_sampling o = plain;
+    (void)state;
+    o.top_k = 1;
+    expect(&o, logits, (const double[]){0, 1, 0, 0, 0, 0}, 6);
+    o.top_k = 2;
+    expect(&o, logits, (const double[]){0, 2. / 3, 0, 1. / 3, 0, 0}, 6);
+    o.top_k = 3; /* of equals the lower id */
+    expect(&o, logits, (const double[]){1. / 7, 4. / 7, 0, 2. / 7, 0, 0}, 6);
+    o.top_k = 4;
+    expect(&o, logits, (const double[]){1. / 8, 4. / 8, 0, 2. / 8, 1. / 8, 0}, 6);
+    o.top_k = 1000;
+    const double all = 8 + exp(-1) + exp(-2);
+    expect(&o, logits,
+           (const double[]){1 / all, 4 / all, exp(-1) / all, 2 / all, 1 / all, exp(-2) / all}, 6);
+}
+
+/* Probabilities 1/2, 1/4, 1/8, 1/8. */
+static void test_top_p__keeps_the_one_that_crosses(void **state)
+{
+    const float l2 = logf(2);
+    const float logits[] = {l2, 0, 2 * l2, 0}, equal[] = {3, 3, 3, 3};
+    struct nb_sampling o = plain;
+    (void)state;
+    o.top_p = 0.49;
+    expect(&o, logits, (const double[]){0, 0, 1, 0}, 4);
+    o.top_p = 0.51;
+    expect(&o, logits, (const double[]){1. / 3, 0, 2. / 3, 0}, 4);
+    o.top_p = 0.74;
+    expect(&o, logits, (const double[]){1. / 3, 0, 2. / 3, 0}, 4);
+    o.top_p = 0.76;
+    expect(&o, logits, (const double[]){2. / 7, 1. / 7, 4. / 7, 0}, 4);
+    o.top_p = 0.99;
+    expect(&o, logits, (const double[]){2. / 8, 1. / 8, 4. / 8, 1. / 8}, 4);
+    o.top_p = 1e-9;
+    expect(&o, logits, (const double[]){0, 0, 1, 0}, 4);
+    o.top_p = 0.5; /* reached, not crossed */
+    expect(&o, equal, (const double[]){0.5, 0.5, 0, 0}, 4);
+}
+
+/* Top-p sees the probabilities after temperature and top-k. */
+static void test_top_p__comes_behind_top_k(void **state)
+{
+    static const float equal[10] = {0};
+    static const float two[] = {0, 0.69314718F}; /* at temperature 1/2 as 1 : 4 */
+    struct nb_sampling o = plain;
+    (void)state;
+    o.top_k = 4;
+    o.top_p = 0.5;
+    expect(&o, equal, (const double[]){0.5, 0.5, 0, 0, 0, 0, 0, 0, 0, 0}, 10);
+    o = plain;
+    o.top_p = 0.75;
+    expect(&o, two, (const double[]){1. / 3, 2. / 3}, 2);
+    o.temperature = 0.5;
+    expect(&o, two, (const double[]){0, 1}, 2);
+}
+
+static void test_min_p__is_a_share_of_the_best(void **state)
+{
+    const float l2 = logf(2);
+    const float logits[] = {l2, 0, 2 * l2, -l2}; /* as 2 : 1 : 4 : 1/2 */
+    struct nb_sampling o = plain;
+    (void)state;
+    o.min_p = 0.6;
+    expect(&o, logits, (const double[]){0, 0, 1, 0}, 4);
+    o.min_p = 0.4;
+    expect(&o, logits, (const double[]){1. / 3, 0, 2. / 3, 0}, 4);
+    o.min_p = 0.2;
+    expect(&o, logits, (const double[]){2. / 7, 1. / 7, 4. / 7, 0}, 4);
+    o.min_p = 1;
+    expect(&o, logits, (const double[]){0, 0, 1, 0}, 4);
+    o.min_p = 0.4;
+    o.temperature = 2; /* now as 1/sqrt(2) : 1/2 : 1 : 1/sqrt(8) */
+    const double all = 1 + sqrt(0.5) + 0.5;
+    expect(&o, logits, (const double[]){sqrt(0.5) / all, 0.5 / all, 1 / all, 0}, 4);
+}
+
+/* ---- the best ---- */
+
+static void test_greedy__is_the_best_and_of_equals_the_lowest(void **state)
+{
+    struct nb_sampling o = plain;
+    (void)state;
+    o.temperature = 0;
+    struct nbi_token_sampler s = make(&o, 5);
+    assert_int_equal(draw(&s, (const float[]){1, 5, 3, 4, 2}), 1);
+    assert_int_equal(draw(&s, (const float[]){1, 5, 3, 5, 2}), 1);
+    assert_int_equal(draw(&s, (const float[]){-1, -1, -1, -1, -1}), 0);
+    assert_int_equal(draw(&s, (const float[]){-4, -3, -3, -2, -2}), 3);
+    assert_int_equal(draw(&s, (const float[]){-3e38F, 0, 0, 0, 3e38F}), 4);
+    assert_int_equal(draw(&s, (const float[]){-0.0F, 0, 0, 0, 0}), 0);
+    nbi_token_sampler_release(&s);
+}
+
+static int by_logit(const void *a, const void *b)
+{
+    const struct nbi_candidate *x = a, *y = b;
+    return x->logit != y->logit ? (x->logit < y->logit) - (x->logit > y->logit)
+                                : (x->id > y->id) - (x->id < y->id);
+}
+
+/* The k best of many with many equals, against qsort. */
+static void test_top_k__order_of_many(void **state)
+{
+    static const int64_t ks[] = {1, 2, 3, 20, 100, 2999, 3000, 9999};
+    static float logits[3000];
+    static struct nbi_candidate sorted[3000];
+    uint32_t x = 1;
+    (void)state;
+    for (int i = 0; i < 3000; i++) {
+        x = x * 1664525 + 1013904223;
+        logits[i] = (float)(x >> 22) / 8;
+        sorted[i] = (struct nbi_candidate){logits[i], i};
+    }
+    qsort(sorted, 3000, sizeof *sorted, by_logit);
+    for (size_t i = 0; i < sizeof ks / sizeof *ks; i++) {
+        struct nb_sampling o = plain;
+        int32_t id;
+        o.top_k = ks[i];
+        struct nbi_token_sampler s = make(&o, 3000);
+        assert_ok(nbi_token_sampler_next(&s, logits, &id));
+        for (int64_t j = 0; j < ks[i] && j < 3000; j++)
+            if (s.candidates[j].id != sorted[j].id)
+                fail_msg("top-k %d: candidate %d is %d", (int)ks[i], (int)j, s.candidates[j].id);
+        nbi_token_sampler_release(&s);
+    }
+}
+
+/* ---- penalties and bias ---- */
+
+/* What becomes of 3, -3, 0, 1 and -1 when ids 0, 1 and 2 were seen three times, once and once. */
+static void penalised(const struct nb_sampling *opts, const float wanted[5])
+{
+    static const int32_t seen[] = {0, 1, 0, 2, 0};
+    float logits[] = {3, -3, 0, 1, -1};
+    int32_t id;
+    struct nbi_token_sampler s = make(opts, 5);
+    for (int i = 0; i < 5; i++)
+        nbi_token_sampler_accept(&s, seen[i]);
+    nbi_token_sampler_accept(&s, -1);
+    nbi_token_sampler_accept(&s, 5);
+    assert_ok(nbi_token_sampler_next(&s, logits, &id));
+    for (int i = 0; i < 5; i++)
+        assert_float_equal(logits[i], wanted[i], 1e-6F);
+    int best = 0;
+    for (int i = 1; i < 5; i++)
+        best = wanted[i] > wanted[best] ? i : best;
+    assert_int_equal(id, best);
+    nbi_token_sampler_release(&s);
+}
+
+static void test_penalties__by_hand(void **state)
+{
+    static const struct nb_bias bias[] = {{4, 2.5F}, {0, -1}, {4, 0.25F}};
+    struct nb_sampling greedy = plain;
+    (void)state;
+    greedy.temperature = 0;
+    struct nb_sampling o = greedy;
+    penalised(&o, (const float[]){3, -3, 0, 1, -1});
+    o.repeat_penalty = 2;
+    penalised(&o, (const float[]){1.5F, -6, 0, 1, -1});
+    o.repeat_penalty = 0.5;
+    penalised(&o, (const float[]){6, -1.5F, 0, 1, -1});
+    o = greedy;
+    o.presence_penalty = 2.25;
+    penalised(&o, (const float[]){0.75F, -5.25F, -2.25F, 1, -1});
+    o.presence_penalty = -1;
+    penalised(&o, (const float[]){4, -2, 1, 1, -1});
+    o = greedy;
+    o.frequency_penalty = 0.75;
+    penalised(&o, (const float[]){0.75F, -3.75F, -0.75F, 1, -1});
+    o = greedy;
+    o.repeat_penalty = 2;
+    o.presence_penalty = 0.5;
+    o.frequency_penalty = 0.25;
+    penalised(&o, (const float[]){0.25F, -6.75F, -0.75F, 1, -1});
+    o = greedy;
+    o.bias = bias;
+    o.bias_count = 3;
+    penalised(&o, (const float[]){2, -3, 0, 1, 1.75F});
+    o.bias_count = 1;
+    penalised(&o, (const float[]){3, -3, 0, 1, 1.5F});
+}
+
+/* Before the temperature: a bias of ln 2 doubles the odds at 1 and squares that at 1/2. */
+static void test_bias__comes_before_the_temperature(void **state)
+{
+    static const float logits[] = {0, 0};
+    const struct nb_bias bias = {1, logf(2)};
+    struct nb_sampling o = plain;
+    (void)state;
+    o.bias = &bias;
+    o.bias_count = 1;
+    expect(&o, logits, (const double[]){1. / 3, 2. / 3}, 2);
+    o.temperature = 0.5;
+    expect(&o, logits, (const double[]){1. / 5, 4. / 5}, 2);
+}
+
+/* ---- seeds ---- */
+
+static void test_seed__gives_the_sequence(void **state)
+{
+    static const float logits[32] = {0};
+    struct nb_sampling o = plain;
+    int same = 0;
+    (void)state;
+    struct nbi_token_sampler a = make(&o, 32), b = make(&o, 32);
+    o.seed = 43;
+    struct nbi_token_sampler c = make(&o, 32);
+    o.seed = 42 + ((uint64_t)1 << 40);
+    struct nbi_token_sampler d = make(&o, 32);
+    for (int i = 0; i < 1000; i++) {
+        int32_t id = draw(&a, logits);
+        assert_int_equal(id, draw(&b, logits));
+        same += id == draw(&c, logits);
+        same += id == draw(&d, logits);
+    }
+    assert_true(same < 130); /* one in 32 of 2000 by chance: 62, give or take 8 */
+    b.draws = 10;
+    nbi_token_sampler_release(&a);
+    a = make(&plain, 32);
+    for (int i = 0; i < 10; i++)
+        draw(&a, logits);
+    assert_int_equal(draw(&a, logits), draw(&b, logits));
+    nbi_token_sampler_release(&a);
+    nbi_token_sampler_release(&b);
+    nbi_token_sampler_release(&c);
+    nbi_token_sampler_release(&d);
+}
+
+/* Pairs of draws in a row are independent. */
+static void test_seed__draws_are_independent(void **state)
+{
+    static const float logits[4] = {0};
+    struct nbi_token_sampler s = make(&plain, 4);
+    int counts[16] = {0};
+    double chi = 0;
+    (void)state;
+    for (int i = 0; i < DRAWS; i++) {
+        int32_t first = draw(&s, logits);
+        counts[first * 4 + draw(&s, logits)]++;
+    }
+    for (int i = 0; i < 16; i++)
+        chi += (counts[i] - DRAWS / 16.) * (counts[i] - DRAWS / 16.) / (DRAWS / 16.);
+    assert_true(chi < chi_bound(15));
+    nbi_token_sampler_release(&s);
+}
+
+/* ---- refusals ---- */
+
+static void test_logits__that_are_not_finite(void **state)
+{
+    static const float wrong[] = {NAN, -NAN, INFINITY, -INFINITY};
+    (void)state;
+    for (int greedy = 0; greedy < 2; greedy++) {
+        struct nb_sampling o = plain;
+        o.temperature = !greedy;
+        struct nbi_token_sampler s = make(&o, 5);
+        for (int i = 0; i < 20; i++) {
+            float logits[] = {1, 2, 3, 4, 5};
+            int32_t id;
+            logits[i % 5] = wrong[i / 5];
+            assert_fails(nbi_token_sampler_next(&s, logits, &id), NB_EVALUE, "not finite");
+        }
+        nbi_token_sampler_release(&s);
+    }
+}
+
+static void refused(const struct nb_sampling *opts, const char *words)
+{
+    struct nbi_token_sampler s;
+    assert_fails(nbi_token_sampler_init(&s, opts, 5), NB_EINVAL, words);
+}
+
+#define REFUSED(member, value, words)                                                              \
+    do {                                                                                           \
+        struct nb_sampling refused_opts = plain;                                                   \
+        refused_opts.member = value;                                                               \
+        refused(&refused_opts, words);                                                             \
+    } while (0)
+
+static void test_options__out_of_range(void **state)
+{
+    static const struct nb_bias low = {-1, 1}, high = {5, 1};
+    struct nb_sampling o = plain;
+    (void)state;
+    REFUSED(temperature, -0.1, "temperature of -0.1");
+    REFUSED(temperature, 100.5, "temperature");
+    REFUSED(temperature, NAN, "temperature");
+    REFUSED(temperature, INFINITY, "temperature");
+    REFUSED(top_p, 0, "top-p 0");
+    REFUSED(top_p, 1.01, "top-p 1.01");
+    REFUSED(top_p, NAN, "top-p");
+    REFUSED(min_p, -0.01, "min-p -0.01");
+    REFUSED(min_p, 1.5, "min-p 1.5");
+    REFUSED(min_p, NAN, "min-p");
+    REFUSED(top_k, -1, "top-k");
+    REFUSED(repeat_penalty, 0, "penalty");
+    REFUSED(repeat_penalty, -1, "penalty");
+    REFUSED(repeat_penalty, NAN, "penalty");
+    REFUSED(presence_penalty, NAN, "penalty");
+    REFUSED(presence_penalty, INFINITY, "penalty");
+    REFUSED(frequency_penalty, -INFINITY, "penalty");
+    o.bias = &low;
+    o.bias_count = 1;
+    refused(&o, "bias for token -1");
+    o.bias = &high;
+    refused(&o, "bias for token 5");
+}
+
+/* What would make logits infinite or NaN behind the check of the model's. */
+static void test_options__that_break_logits(void **state)
+{
+    static const struct nb_bias nan_bias = {1, NAN}, infinite = {1, INFINITY};
+    struct nb_sampling o = plain;
+    (void)state;
+    REFUSED(repeat_penalty, INFINITY, "penalty");
+    o.bias_count = 1;
+    o.bias = &nan_bias;
+    refused(&o, "bias");
+    o.bias = &infinite;
+    refused(&o, "bias");
+}
+
+/* Finite settings whose result is not: an error, or the best token, but never the worst. */
+static void test_penalties__that_overflow(void **state)
+{
+    struct nb_sampling o = plain;
+    float logits[] = {1, 5, 2, 3};
+    int32_t id = -1;
+    (void)state;
+    o.repeat_penalty = 1e-300;
+    struct nbi_token_sampler s = make(&o, 4);
+    nbi_token_sampler_accept(&s, 1);
+    enum nb_status rc = nbi_token_sampler_next(&s, logits, &id);
+    if (rc == NB_OK)
+        assert_int_equal(id, 1);
+    nbi_token_sampler_release(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_temperature__divides_the_logits),
+        cmocka_unit_test(test_temperature__next_to_nothing_is_greedy),
+        cmocka_unit_test(test_top_k__of_the_best),
+        cmocka_unit_test(test_top_p__keeps_the_one_that_crosses),
+        cmocka_unit_test(test_top_p__comes_behind_top_k),
+        cmocka_unit_test(test_min_p__is_a_share_of_the_best),
+        cmocka_unit_test(test_greedy__is_the_best_and_of_equals_the_lowest),
+        cmocka_unit_test(test_top_k__order_of_many),
+        cmocka_unit_test(test_penalties__by_hand),
+        cmocka_unit_test(test_bias__comes_before_the_temperature),
+        cmocka_unit_test(test_seed__gives_the_sequence),
+        cmocka_unit_test(test_seed__draws_are_independent),
+        cmocka_unit_test(test_logits__that_are_not_finite),
+        cmocka_unit_test(test_options__out_of_range),
+        cmocka_unit_test(test_options__that_break_logits),
+        cmocka_unit_test(test_penalties__that_overflow),
+    };
+    return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
+}

@@ -1,0 +1,700 @@
+/* test_session.c - tokens in any portion give the same logits; what limits, copies and threads do
+ * to a session. */
+#include <dlfcn.h>
+#include <math.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "infer/session.h"
+#include "unit/support.h"
+
+#define TOKENS 21
+#define VOCAB  2048
+#define ROW    (VOCAB * sizeof(float))
+
+/* ---- counting allocations; sanitizers bring functions of their own ---- */
+
+#ifdef __has_feature
+#define HAS(feature) __has_feature(feature)
+#else
+#define HAS(feature) 0
+#endif
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || HAS(address_sanitizer) ||     \
+    HAS(thread_sanitizer) || HAS(memory_sanitizer)
+#define COUNTS_ALLOCATIONS 0
+#else
+#define COUNTS_ALLOCATIONS 1
+#endif
+
+static volatile long allocations;
+
+#if COUNTS_ALLOCATIONS
+static void find_real(void *slot, const char *name)
+{
+    void *p = dlsym(RTLD_NEXT, name);
+    memcpy(slot, &p, sizeof p); /* ISO C has no cast from object to function */
+}
+
+void *malloc(size_t size)
+{
+    static void *(*real)(size_t);
+    if (!real)
+        find_real((void *)&real, "malloc");
+    __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    return real(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    static void *(*real)(size_t, size_t);
+    if (!real)
+        find_real((void *)&real, "calloc");
+    __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    return real(count, size);
+}
+
+void *realloc(void *p, size_t size)
+{
+    static void *(*real)(void *, size_t);
+    if (!real)
+        find_real((void *)&real, "realloc");
+    __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    return real(p, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size)
+{
+    static void *(*real)(size_t, size_t);
+    if (!real)
+        find_real((void *)&real, "aligned_alloc");
+    __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    return real(alignment, size);
+}
+
+int posix_memalign(void **out, size_t alignment, size_t size)
+{
+    static int (*real)(void **, size_t, size_t);
+    if (!real)
+        find_real((void *)&real, "posix_memalign");
+    __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    return real(out, alignment, size);
+}
+
+void *mmap(void *at, size_t len, int prot, int flags, int fd, off_t offset)
+{
+    __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    return (void *)syscall(SYS_mmap, at, len, prot, flags, fd, offset); /* NOLINT */
+}
+#endif
+
+/* ---- what all tests share ---- */
+
+static struct nb_engine *engine; /* of one thread, with the best instructions there are */
+static int32_t ids[64];
+
+static int open_engine(void **state)
+{
+    const struct nb_engine_opts opts = {.synthetic = "tiny", .threads = 1};
+    (void)state;
+    for (int i = 0; i < 64; i++)
+        ids[i] = (i * i * 37 + i * 101 + 5) % VOCAB;
+    return nb_engine_open(&engine, &opts) == NB_OK ? 0 : -1;
+}
+
+static int close_engine(void **state)
+{
+    (void)state;
+    nb_engine_close(engine);
+    return 0;
+}
+
+static const struct nbi_session_opts exact = {
+    .context = 64, .logits = TOKENS, .kv = NBI_F32, .exact = true};
+
+static struct nb_session *open_session(const struct nbi_session_opts *opts)
+{
+    struct nb_session *s;
+    assert_ok(nbi_session_new(&s, engine, opts));
+    return s;
+}
+
+/* All logits of the first n ids, in one pass of a new session. */
+static float *in_one_pass(const struct nb_engine *e, const struct nbi_session_opts *opts, int n)
+{
+    struct nbi_session_opts o = *opts;
+    struct nb_session *s;
+    float *logits = malloc((size_t)n * ROW);
+    o.chunk = o.logits = n;
+    o.mode = NB_KV_PROMPT;
+    assert_non_null(logits);
+    assert_ok(nbi_session_new(&s, e, &o));
+    assert_ok(nbi_session_append(s, ids, n, logits, n));
+    nbi_session_free(s);
+    return logits;
+}
+
+/* The same bits, and which row is the first to differ. */
+static void expect_rows(const float *wanted, const float *got, int rows, const char *what, int i)
+{
+    for (int r = 0; r < rows; r++)
+        if (memcmp(wanted + r * VOCAB, got + r * VOCAB, ROW) != 0)
+            fail_msg("%s %d: row %d of %d differs", what, i, r, rows);
+}
+
+static double distance(const float *a, const float *b, int n)
+{
+    double square = 0, dd = 0;
+    for (int i = 0; i < n; i++) {
+        square += (double)a[i] * a[i];
+        dd += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+    }
+    assert_true(isfinite(dd) && square > 0);
+    return sqrt(dd / square);
+}
+
+/* ---- portions ---- */
+
+/* Every size of chunk; fewer rows of logits in a pass than are asked for. */
+static void chunks_agree(const struct nb_engine *e, const struct nbi_session_opts *opts,
+                         const float *wanted)
+{
+    static float got[TOKENS * VOCAB];
+    for (int chunk = 1; chunk <= TOKENS; chunk++) {
+        struct nbi_session_opts o = *opts;
+        struct nb_session *s;
+        o.chunk = chunk;
+        o.logits = 1 + chunk % 7;
+        memset(got, 0, sizeof got);
+        assert_ok(nbi_session_new(&s, e, &o));
+        assert_ok(nbi_session_append(s, ids, TOKENS, got, TOKENS));
+        expect_rows(wanted, got, TOKENS, "chunks of", chunk);
+        nbi_session_truncate(s, 0);
+        assert_ok(nbi_session_append(s, ids, TOKENS, got, 3));
+        expect_rows(wanted + (TOKENS - 3) * VOCAB, got, 3, "three rows of chunks of", chunk);
+        nbi_session_free(s);
+    }
+}
+
+/* Some tokens, then several at once behind them: each sees only what is before it. */
+static void appending_is_causal(const struct nb_engine *e, const struct nbi_session_opts *opts,
+                                const float *wanted)
+{
+    static float got[TOKENS * VOCAB];
+    struct nb_session *s;
+    assert_ok(nbi_session_new(&s, e, opts));
+    for (int k = 1; k < TOKENS; k++) {
+        nbi_session_truncate(s, 0);
+        assert_ok(nbi_session_append(s, ids, k, NULL, 0));
+        assert_ok(nbi_session_append(s, ids + k, TOKENS - k, got, TOKENS - k));
+        expect_rows(wanted + k * VOCAB, got, TOKENS - k, "appended behind", k);
+    }
+    nbi_session_free(s);
+}
+
+static void one_by_one_agrees(const struct nb_engine *e, const struct nbi_session_opts *opts,
+                              const float *wanted)
+{
+    static float got[VOCAB];
+    for (int mode = NB_KV_PROMPT; mode <= NB_KV_NONE; mode++) {
+        struct nbi_session_opts o = *opts;
+        struct nb_session *s;
+        o.mode = (enum nb_kv_mode)mode;
+        assert_ok(nbi_session_new(&s, e, &o));
+        for (int i = 0; i < TOKENS; i++) {
+            assert_ok(nbi_session_append(s, ids + i, 1, got, 1));
+            if (memcmp(wanted + i * VOCAB, got, ROW) != 0)
+                fail_msg("mode %d: token %d differs", mode, i);
+        }
+        nbi_session_truncate(s, 2);
+        assert_ok(nbi_session_append(s, ids + 2, TOKENS - 2, got, 1));
+        assert_memory_equal(wanted + (TOKENS - 1) * VOCAB, got, ROW);
+        nbi_session_free(s);
+    }
+}
+
+static void all_portions_agree(const struct nb_engine *e, const struct nbi_session_opts *opts)
+{
+    float *wanted = in_one_pass(e, opts, TOKENS);
+    chunks_agree(e, opts, wanted);
+    appending_is_causal(e, opts, wanted);
+    one_by_one_agrees(e, opts, wanted);
+    free(wanted);
+}
+
+static void test_portions__exact(void **state)
+{
+    (void)state;
+    all_portions_agree(engine, &exact);
+}
+
+static void test_portions__integers(void **state)
+{
+    struct nbi_session_opts o = exact;
+    (void)state;
+    o.exact = false;
+    float *a = in_one_pass(engine, &exact, TOKENS), *b = in_one_pass(engine, &o, TOKENS);
+    double d = distance(a, b, TOKENS * VOCAB);
+    assert_true(d > 0 && d < 1e-2); /* else it was no other path */
+    free(a);
+    free(b);
+    all_portions_agree(engine, &o);
+}
+
+static void test_portions__caches_of_fewer_bits(void **state)
+{
+    static const enum nbi_dtype types[] = {NBI_F16, NBI_BF16, NBI_E4M3};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct nbi_session_opts o = exact;
+        o.kv = types[i];
+        all_portions_agree(engine, &o);
+    }
+}
+
+/* Scalar, AVX2, AVX-512: each on its own, and all close to each other. */
+static void test_portions__instruction_sets(void **state)
+{
+    (void)state;
+    float *wanted = in_one_pass(engine, &exact, TOKENS);
+    for (int level = NBI_SIMD_SCALAR; level < (int)nbi_simd_level(); level++) {
+        const struct nb_engine_opts opts = {
+            .synthetic = "tiny", .threads = 1, .simd = nbi_simd_name((enum nbi_simd)level)};
+        struct nb_engine *e;
+        struct nbi_session_opts o = exact;
+        assert_ok(nb_engine_open(&e, &opts));
+        float *got = in_one_pass(e, &o, TOKENS);
+        assert_true(distance(wanted, got, TOKENS * VOCAB) < 1e-5);
+        free(got);
+        for (int integers = 0; integers < 2; integers++) {
+            o.exact = !integers;
+            got = in_one_pass(e, &o, TOKENS);
+            appending_is_causal(e, &o, got);
+            one_by_one_agrees(e, &o, got);
+            free(got);
+        }
+        nb_engine_close(e);
+    }
+    free(wanted);
+}
+
+static void test_portions__threads(void **state)
+{
+    const struct nb_engine_opts opts = {.synthetic = "tiny", .threads = 2};
+    struct nb_engine *e;
+    (void)state;
+    assert_ok(nb_engine_open(&e, &opts));
+    float *one = in_one_pass(engine, &exact, TOKENS), *two = in_one_pass(e, &exact, TOKENS);
+    expect_rows(one, two, TOKENS, "threads", 2);
+    free(one);
+    free(two);
+    nb_engine_close(e);
+}
+
+/* ---- precision ---- */
+
+/* A cache's rounding comes through each of the four layers once. */
+static void test_kv__errors_are_those_of_the_type(void **state)
+{
+    static const struct {
+        enum nbi_dtype type;
+        double rounding;
+    } types[] = {{NBI_F16, 0x1p-11}, {NBI_BF16, 0x1p-8}, {NBI_E4M3, 0x1p-4}};
+    (void)state;
+    float *wanted = in_one_pass(engine, &exact, TOKENS);
+    for (int i = 0; i < 3; i++) {
+        struct nbi_session_opts o = exact;
+        o.kv = types[i].type;
+        float *got = in_one_pass(engine, &o, TOKENS);
+        double d = distance(wanted, got, TOKENS * VOCAB);
+        if (!(d > types[i].rounding / 64 && d < 4 * types[i].rounding))
+            fail_msg("%s: off by %g", nbi_dtypes[types[i].type].name, d);
+        free(got);
+    }
+    free(wanted);
+}
+
+/* ---- back and forth ---- */
+
+static void test_truncate__and_another_way_on(void **state)
+{
+    struct nb_session *s = open_session(&exact), *fresh = open_session(&exact);
+    static float a[VOCAB], b[VOCAB];
+    int32_t other[TOKENS];
+    (void)state;
+    memcpy(other, ids, sizeof other);
+    for (int i = 9; i < TOKENS; i++)
+        other[i] = ids[i] ^ 1;
+    assert_ok(nbi_session_append(s, ids, TOKENS, a, 1));
+    nbi_session_truncate(s, TOKENS + 5);
+    assert_int_equal(nbi_session_length(s), TOKENS);
+    nbi_session_truncate(s, 9);
+    assert_int_equal(nbi_session_length(s), 9);
+    assert_ok(nbi_session_append(s, other + 9, TOKENS - 9, b, 1));
+    assert_memory_not_equal(a, b, ROW);
+    assert_memory_equal(nbi_session_tokens(s), other, sizeof other);
+    assert_ok(nbi_session_append(fresh, other, TOKENS, a, 1));
+    assert_memory_equal(a, b, ROW);
+    nbi_session_truncate(s, -3);
+    assert_int_equal(nbi_session_length(s), 0);
+    assert_ok(nbi_session_append(s, other, TOKENS, b, 1));
+    assert_memory_equal(a, b, ROW);
+    nbi_session_free(s);
+    nbi_session_free(fresh);
+}
+
+static void test_continue__keeps_the_common_beginning(void **state)
+{
+    static const struct {
+        int before, now, change, reused; /* change: the first id that is another one; -1: none */
+    } cases[] = {{0, 5, -1, 0},  {5, 12, -1, 5}, {12, 12, -1, 11}, {12, 5, -1, 4},
+                 {12, 20, 7, 7}, {12, 20, 0, 0}, {12, 12, 11, 11}, {1, 1, -1, 0}};
+    static float got[VOCAB], wanted[VOCAB];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct nb_session *s = open_session(&exact), *fresh = open_session(&exact);
+        int32_t now[64];
+        int64_t reused = -1;
+        memcpy(now, ids, sizeof now);
+        if (cases[i].change >= 0)
+            now[cases[i].change] ^= 1;
+        if (cases[i].before)
+            assert_ok(nbi_session_append(s, ids, cases[i].before, NULL, 0));
+        assert_ok(nbi_session_continue(s, now, cases[i].now, got, &reused));
+        assert_int_equal(reused, cases[i].reused);
+        assert_int_equal(nbi_session_length(s), cases[i].now);
+        assert_memory_equal(nbi_session_tokens(s), now, (size_t)cases[i].now * sizeof *now);
+        assert_ok(nbi_session_append(fresh, now, cases[i].now, wanted, 1));
+        assert_memory_equal(got, wanted, ROW);
+        nbi_session_free(s);
+        nbi_session_free(fresh);
+    }
+}
+
+/* ---- snapshots ---- */
+
+static void test_snapshot__goes_on_as_before(void **state)
+{
+    static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
+    static float wanted[VOCAB], got[VOCAB];
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        struct nbi_session_opts o = exact;
+        struct nbi_snapshot *snapshot;
+        o.kv = types[i];
+        struct nb_session *s = open_session(&o);
+        o.context = TOKENS; /* rows of the other session lie elsewhere */
+        struct nb_session *other = open_session(&o);
+        assert_ok(nbi_session_append(s, ids, 9, NULL, 0));
+        assert_ok(nbi_session_save(s, &snapshot));
+        assert_ok(nbi_session_append(s, ids + 9, TOKENS - 9, wanted, 1));
+        nbi_session_truncate(s, 0);
+        assert_ok(nbi_session_append(s, ids + 20, 30, NULL, 0));
+        assert_ok(nbi_session_restore(s, snapshot));
+        assert_int_equal(nbi_session_length(s), 9);
+        assert_memory_equal(nbi_session_tokens(s), ids, 9 * sizeof *ids);
+        assert_ok(nbi_session_append(s, ids + 9, TOKENS - 9, got, 1));
+        assert_memory_equal(wanted, got, ROW);
+        assert_ok(nbi_session_restore(other, snapshot));
+        assert_ok(nbi_session_append(other, ids + 9, TOKENS - 9, got, 1));
+        assert_memory_equal(wanted, got, ROW);
+        nbi_snapshot_free(snapshot);
+        nbi_session_free(other);
+        nbi_session_free(s);
+    }
+}
+
+static void test_snapshot__of_an_empty_session(void **state)
+{
+    struct nb_session *s = open_session(&exact);
+    struct nbi_snapshot *snapshot;
+    (void)state;
+    assert_ok(nbi_session_save(s, &snapshot));
+    assert_ok(nbi_session_append(s, ids, 4, NULL, 0));
+    assert_ok(nbi_session_restore(s, snapshot));
+    assert_int_equal(nbi_session_length(s), 0);
+    nbi_snapshot_free(snapshot);
+    nbi_snapshot_free(NULL);
+    nbi_session_free(s);
+}
+
+static void test_snapshot__of_another_kind_is_refused(void **state)
+{
+    static float wanted[VOCAB], got[VOCAB];
+    struct nbi_session_opts half = exact, small = exact;
+    struct nbi_snapshot *snapshot;
+    (void)state;
+    half.kv = NBI_F16;
+    small.context = 8;
+    struct nb_session *s = open_session(&exact), *a = open_session(&half),
+                      *b = open_session(&small);
+    assert_ok(nbi_session_append(s, ids, 9, NULL, 0));
+    assert_ok(nbi_session_save(s, &snapshot));
+    assert_ok(nbi_session_append(b, ids + 1, 5, wanted, 1));
+    assert_ok(nbi_session_append(a, ids + 1, 4, NULL, 0));
+    assert_fails(nbi_session_restore(a, snapshot), NB_EINVAL, "another kind");
+    assert_fails(nbi_session_restore(b, snapshot), NB_EVALUE, "9 tokens");
+    assert_int_equal(nbi_session_length(a), 4);
+    assert_int_equal(nbi_session_length(b), 5);
+    nbi_session_truncate(b, 4);
+    assert_ok(nbi_session_append(b, ids + 5, 1, got, 1));
+    assert_memory_equal(wanted, got, ROW);
+    nbi_snapshot_free(snapshot);
+    nbi_session_free(s);
+    nbi_session_free(a);
+    nbi_session_free(b);
+}
+
+/* ---- limits ---- */
+
+static void test_context__full_and_no_further(void **state)
+{
+    static float before[VOCAB], after[VOCAB];
+    (void)state;
+    for (int mode = NB_KV_PROMPT; mode <= NB_KV_NONE; mode++) {
+        struct nbi_session_opts o = exact;
+        o.context = TOKENS;
+        o.chunk = 4;
+        o.mode = (enum nb_kv_mode)mode;
+        struct nb_session *s = open_session(&o);
+        assert_fails(nbi_session_append(s, ids, TOKENS + 1, after, 1), NB_EVALUE, "context of 21");
+        assert_int_equal(nbi_session_length(s), 0);
+        assert_ok(nbi_session_append(s, ids, TOKENS, before, 1));
+        assert_int_equal(nbi_session_length(s), TOKENS);
+        assert_fails(nbi_session_append(s, ids, 1, after, 1), NB_EVALUE, "context of 21");
+        assert_int_equal(nbi_session_length(s), TOKENS);
+        assert_memory_equal(nbi_session_tokens(s), ids, TOKENS * sizeof *ids);
+        nbi_session_truncate(s, TOKENS - 2);
+        assert_fails(nbi_session_append(s, ids + 40, 3, after, 1), NB_EVALUE, "context of 21");
+        assert_ok(nbi_session_append(s, ids + TOKENS - 2, 2, after, 1));
+        assert_memory_equal(before, after, ROW);
+        nbi_session_free(s);
+    }
+}
+
+static void test_context__one_token(void **state)
+{
+    struct nbi_session_opts o = exact;
+    static float got[VOCAB];
+    (void)state;
+    o.context = 1;
+    struct nb_session *s = open_session(&o);
+    float *wanted = in_one_pass(engine, &exact, 1);
+    assert_ok(nbi_session_append(s, ids, 1, got, 1));
+    assert_memory_equal(wanted, got, ROW);
+    assert_fails(nbi_session_append(s, ids, 1, got, 1), NB_EVALUE, "context of 1");
+    nbi_session_free(s);
+    free(wanted);
+}
+
+static void test_open__contexts_that_cannot_be(void **state)
+{
+    struct nbi_session_opts o = exact;
+    struct nb_session *s = (void *)1;
+    const struct nb_session_opts defaults = {.kv = NB_KV_F8};
+    (void)state;
+    o.context = 40961;
+    assert_fails(nbi_session_new(&s, engine, &o), NB_EVALUE, "the model was made for 40960");
+    assert_null(s);
+    o.context = 0;
+    assert_fails(nbi_session_new(&s, engine, &o), NB_EINVAL, "a context of 0");
+    o.context = -1;
+    assert_fails(nbi_session_new(&s, engine, &o), NB_EINVAL, "a context of -1");
+    o.context = INT64_MAX;
+    assert_fails(nbi_session_new(&s, engine, &o), NB_EINVAL, "a context of");
+    nbi_session_free(NULL);
+    assert_ok(nb_session_open(&s, engine, &defaults));
+    assert_int_equal(nbi_session_context(s), 4096);
+    nb_session_close(s);
+}
+
+static void test_ids__outside_the_vocabulary(void **state)
+{
+    static const int32_t wrong[] = {-1, VOCAB, INT32_MAX, INT32_MIN};
+    static float before[VOCAB], after[VOCAB];
+    struct nb_session *s = open_session(&exact);
+    (void)state;
+    float *wanted = in_one_pass(engine, &exact, 6);
+    assert_ok(nbi_session_append(s, ids, 5, before, 1));
+    for (int i = 0; i < 4; i++) {
+        int32_t bad[3] = {7, 8, wrong[i]};
+        assert_fails(nb_session_append(s, bad, 3, after), NB_EVALUE, "outside the vocabulary");
+        assert_int_equal(nb_session_length(s), 5);
+        assert_memory_equal(nb_session_tokens(s), ids, 5 * sizeof *ids);
+    }
+    assert_ok(nb_session_append(s, ids + 5, 1, after));
+    assert_memory_equal(wanted + 5 * VOCAB, after, ROW);
+    free(wanted);
+    nbi_session_free(s);
+}
+
+static void test_append__nothing(void **state)
+{
+    struct nb_session *s = open_session(&exact);
+    (void)state;
+    assert_ok(nb_session_append(s, ids, 3, NULL));
+    assert_ok(nb_session_append(s, ids, 0, NULL));
+    assert_int_equal(nb_session_length(s), 3);
+    nbi_session_free(s);
+}
+
+/* ---- memory ---- */
+
+static enum nb_status (*real_alloc)(struct nbi_backend *, const char *, int64_t, struct nbi_ptr *);
+static int64_t cache_bytes, other_bytes;
+
+static enum nb_status spy(struct nbi_backend *be, const char *what, int64_t bytes,
+                          struct nbi_ptr *out)
+{
+    *(strcmp(what, "key/value cache") == 0 ? &cache_bytes : &other_bytes) += bytes;
+    return real_alloc(be, what, bytes, out);
+}
+
+/* tiny: 4 layers, 2 heads of 64 keys. */
+static void test_plan__is_what_is_allocated(void **state)
+{
+    static const struct {
+        enum nbi_dtype type;
+        int64_t context, kv;
+    } cases[] = {{NBI_F32, 64, 2 * 4 * 64 * 128 * 4},
+                 {NBI_F16, 100, 2 * 4 * 100 * 128 * 2},
+                 {NBI_BF16, 1, 2 * 4 * 128 * 2},
+                 {NBI_E4M3, 4096, 2 * 4 * 4096 * 128}};
+    (void)state;
+    real_alloc = engine->be->alloc;
+    engine->be->alloc = spy;
+    for (int i = 0; i < 4; i++)
+        for (int64_t chunk = 0; chunk <= 48; chunk += 24) {
+            const struct nbi_session_opts o = {
+                .context = cases[i].context, .chunk = chunk, .kv = cases[i].type, .logits = 3};
+            struct nbi_session_plan plan;
+            struct nb_session *s = NULL;
+            nbi_session_plan(&engine->config, &o, &plan);
+            cache_bytes = other_bytes = 0;
+            enum nb_status rc = nbi_session_new(&s, engine, &o);
+            nbi_session_free(s);
+            if (rc != NB_OK || plan.kv != cases[i].kv || cache_bytes != plan.kv ||
+                other_bytes != plan.activations) {
+                engine->be->alloc = real_alloc;
+                fail_msg("case %d: kv %lld planned, %lld taken; activations %lld, %lld", i,
+                         (long long)plan.kv, (long long)cache_bytes, (long long)plan.activations,
+                         (long long)other_bytes);
+            }
+        }
+    engine->be->alloc = real_alloc;
+}
+
+static void test_decoding__allocates_nothing(void **state)
+{
+    static float logits[VOCAB];
+    (void)state;
+    if (!COUNTS_ALLOCATIONS)
+        skip();
+    for (int mode = NB_KV_PROMPT; mode <= NB_KV_NONE; mode++)
+        for (int integers = 0; integers < 2; integers++) {
+            const struct nb_session_opts o = {
+                .context = 64, .kv = NB_KV_F16, .mode = (enum nb_kv_mode)mode, .exact = !integers};
+            struct nb_session *s;
+            enum nb_status rc = NB_OK;
+            assert_ok(nb_session_open(&s, engine, &o));
+            assert_ok(nb_session_append(s, ids, 4, logits)); /* threads may start here */
+            long before = allocations;
+            assert_true(before > 0); /* they are counted at all */
+            for (int i = 0; i < 50 && rc == NB_OK; i++)
+                rc = nb_session_append(s, ids + i, 1, logits);
+            long made = allocations - before;
+            assert_ok(rc);
+            assert_int_equal(made, 0);
+            nb_session_close(s);
+        }
+}
+
+/* ---- threads ---- */
+
+struct worker {
+    pthread_t thread;
+    const int32_t *ids;
+    enum nb_status rc;
+    float logits[VOCAB];
+};
+
+static void *work(void *ctx)
+{
+    struct worker *w = ctx;
+    const struct nb_session_opts o = {.context = 64, .chunk = 5, .kv = NB_KV_F16};
+    struct nb_session *s;
+    w->rc = nb_session_open(&s, engine, &o);
+    for (int round = 0; round < 10 && w->rc == NB_OK; round++) {
+        nb_session_truncate(s, round);
+        w->rc = nb_session_append(s, w->ids + round, 12, NULL);
+        for (int i = round + 12; i < 30 && w->rc == NB_OK; i++)
+            w->rc = nb_session_append(s, w->ids + i, 1, w->logits);
+    }
+    nb_session_close(s);
+    return NULL;
+}
+
+static void test_engine__serves_sessions_on_threads(void **state)
+{
+    static struct worker alone[3], together[3];
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        alone[i].ids = together[i].ids = ids + 7 * i;
+        work(&alone[i]);
+        assert_ok(alone[i].rc);
+    }
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(pthread_create(&together[i].thread, NULL, work, &together[i]), 0);
+    for (int i = 0; i < 3; i++)
+        pthread_join(together[i].thread, NULL);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(together[i].rc, NB_OK);
+        assert_memory_equal(alone[i].logits, together[i].logits, ROW);
+    }
+}
+
+/* ---- engines ---- */
+
+static void test_engine__what_cannot_be_opened(void **state)
+{
+    struct nb_engine *e = (void *)1;
+    struct nb_engine_opts opts = {.synthetic = "huge"};
+    (void)state;
+    assert_fails(nb_engine_open(&e, &opts), NB_EINVAL, "no preset 'huge'");
+    assert_null(e);
+    opts.synthetic = "tiny";
+    opts.simd = "sse9";
+    assert_fails(nb_engine_open(&e, &opts), NB_EINVAL, "'sse9'");
+    const struct nb_engine_opts none = {.model = "/nonexistent/model"};
+    assert_fails(nb_engine_open(&e, &none), NB_ENOTFOUND, "'/nonexistent/model'");
+    nb_engine_close(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_portions__exact),
+        cmocka_unit_test(test_portions__integers),
+        cmocka_unit_test(test_portions__caches_of_fewer_bits),
+        cmocka_unit_test(test_portions__instruction_sets),
+        cmocka_unit_test(test_portions__threads),
+        cmocka_unit_test(test_kv__errors_are_those_of_the_type),
+        cmocka_unit_test(test_truncate__and_another_way_on),
+        cmocka_unit_test(test_continue__keeps_the_common_beginning),
+        cmocka_unit_test(test_snapshot__goes_on_as_before),
+        cmocka_unit_test(test_snapshot__of_an_empty_session),
+        cmocka_unit_test(test_snapshot__of_another_kind_is_refused),
+        cmocka_unit_test(test_context__full_and_no_further),
+        cmocka_unit_test(test_context__one_token),
+        cmocka_unit_test(test_open__contexts_that_cannot_be),
+        cmocka_unit_test(test_ids__outside_the_vocabulary),
+        cmocka_unit_test(test_append__nothing),
+        cmocka_unit_test(test_plan__is_what_is_allocated),
+        cmocka_unit_test(test_decoding__allocates_nothing),
+        cmocka_unit_test(test_engine__serves_sessions_on_threads),
+        cmocka_unit_test(test_engine__what_cannot_be_opened),
+    };
+    return cmocka_run_group_tests_name("session", tests, open_engine, close_engine);
+}
