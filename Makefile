@@ -18,7 +18,7 @@ build: ## build $(BUILD)/nibble (CUDA=1 adds the CUDA backend, ARCH="80;90a" its
 	@$(CONFIGURE) -B $(BUILD) > $(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 	@cmake --build $(BUILD) -j $(JOBS)
 
-demo: build ## make a small model, quantise, inspect and convert it, in ./demo
+demo: build ## a small model made, quantised, converted and run; text and data; in ./demo
 	@tools/demo.sh $(BUILD)/nibble demo
 
 test: build ## build and run all tests that need no network, GPU or large model

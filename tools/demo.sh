@@ -1,6 +1,7 @@
 #!/bin/sh
 # What nibble does today, in a minute: a small random model is made, quantised, inspected, taken
-# through every format and back, and compared. Everything lands in one folder.
+# through every format and back, and run; a vocabulary and a data set are made. Everything lands in
+# one folder.
 # usage: tools/demo.sh NIBBLE DIR
 set -eu
 nibble=$1 dir=$2
@@ -31,10 +32,20 @@ run convert "$dir/compressed" "$dir/sweep.gguf"
 run convert "$dir/sweep.gguf" "$dir/back.dat"
 cmp "$dir/sweep.dat" "$dir/back.dat" && echo "sweep.dat and back.dat are the same, byte for byte"
 
-say "5. This machine"
+say "5. Text: a vocabulary of its own, a data set, and what of it is trained on"
+mkdir "$dir/text"
+run tokenizer train --vocab 1024 -o "$dir/text/tokenizer.json" README.md docs/*.md
+run data whoami -o "$dir/text/who.tsv" --name Ada
+run data show -m "$dir/text" -d "$dir/text/who.tsv" -n 2 --color always
+
+say "6. Every path through the model, compared"
+run parity -m "$dir/sweep.dat" --model-dir "$dir/model"
+
+say "7. This machine"
 run doctor
 
 say "Done. All files are in $dir/. Try next:"
 echo "  $nibble inspect $dir/sweep.gguf"
 echo "  $nibble quantize PATH-TO-A-QWEN3 my.dat        # any Hugging Face Qwen3 directory"
-echo "  $nibble bench ops"
+echo "  $nibble generate -m PATH-TO-A-QWEN3 -p 'What is a nibble?'"
+echo "  $nibble bench decode --synthetic 0.6b"

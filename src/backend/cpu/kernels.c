@@ -9,8 +9,9 @@ const struct nbi_cpu_kernels *nbi_cpu_kernels_at(enum nbi_simd level)
         return NULL;
     switch (level) {
 #if defined(__x86_64__)
-    case NBI_SIMD_AVX512:
-        return &nbi_cpu_kernels_avx512;
+    case NBI_SIMD_AVX512: /* the first CPUs with AVX-512 had no products of bytes */
+        return __builtin_cpu_supports("avx512vnni") ? &nbi_cpu_kernels_avx512
+                                                    : &nbi_cpu_kernels_avx2;
     case NBI_SIMD_AVX2:
         return &nbi_cpu_kernels_avx2;
 #endif
