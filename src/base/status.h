@@ -24,6 +24,12 @@ enum nb_status nbi_fail_memory(const char *what, size_t bytes);
 /* NB_EINTERRUPTED after nb_interrupt(), else NB_OK; long loops ask it. */
 enum nb_status nbi_check_interrupt(void);
 
+/* For what need not be there: NB_ENOTFOUND counts as NB_OK. */
+static inline enum nb_status nbi_unless_absent(enum nb_status rc)
+{
+    return rc == NB_ENOTFOUND ? NB_OK : rc;
+}
+
 /* Leaves the enclosing function with the status of expr unless it is NB_OK. */
 #define NBI_TRY(expr)                                                                              \
     do {                                                                                           \

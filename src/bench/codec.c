@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "base/stats.h"
 #include "base/status.h"
 #include "base/sys.h"
 #include "bench/bandwidth.h"
@@ -49,12 +50,6 @@ static void run_piece(const struct nbi_kernels *k, const struct op *op, struct d
     }
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Values per second and core. The scalar path is slow: it gets a smaller share of the data. */
 static double measure(const struct nbi_kernels *k, const struct op *op, struct data *data,
                       int threads)
@@ -68,8 +63,7 @@ static double measure(const struct nbi_kernels *k, const struct op *op, struct d
             run_piece(k, op, &data[omp_get_thread_num()], at);
         rate[r] = (double)n / (nbi_now() - start);
     }
-    qsort(rate, ROUNDS, sizeof *rate, by_value);
-    return rate[ROUNDS / 2];
+    return nbi_median(rate, ROUNDS);
 }
 
 static bool make_data(struct data *d, int thread)

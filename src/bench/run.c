@@ -3,22 +3,11 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/stats.h"
 #include "bench/bandwidth.h"
 #include "infer/session.h"
 
 #define ROUNDS 5
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values)
-{
-    qsort(values, ROUNDS, sizeof *values, by_value);
-    return values[ROUNDS / 2];
-}
 
 /* Tokens that are no text; speed does not depend on them. */
 static int32_t *some_tokens(int64_t count, int64_t vocab)
@@ -42,7 +31,7 @@ static enum nb_status time_decode(struct nb_session *s, const struct nb_bench_ru
         round[r < 0 ? 0 : r] = (nbi_now() - start) / (double)o->tokens;
         nb_session_truncate(s, o->context);
     }
-    *seconds = median(round);
+    *seconds = nbi_median(round, ROUNDS);
     return NB_OK;
 }
 
@@ -56,7 +45,7 @@ static enum nb_status time_prefill(struct nb_session *s, const struct nb_bench_r
         NBI_TRY(nb_session_append(s, ids, o->tokens, logits));
         round[r < 0 ? 0 : r] = nbi_now() - start;
     }
-    *seconds = median(round);
+    *seconds = nbi_median(round, ROUNDS);
     return NB_OK;
 }
 

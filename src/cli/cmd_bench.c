@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/stats.h"
 #include "cli/input.h"
 #include "cli/run.h"
 
@@ -85,18 +86,6 @@ struct text_bench {
     size_t bytes, lines, tokens;
 };
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *seconds)
-{
-    qsort(seconds, RUNS, sizeof *seconds, compare);
-    return seconds[RUNS / 2];
-}
-
 /* Encodes the text line by line, and decodes each line again, timing both. */
 static enum nb_status one_pass(struct nb_tokenizer *t, const struct nbi_str *text, double *encode,
                                double *decode, struct text_bench *b)
@@ -157,7 +146,8 @@ static int run_tokenizer(struct bench_opts *o)
     enum nb_status rc = bench_text(o, &b);
     if (rc != NB_OK)
         return cli_status(rc);
-    double load = median(b.load), encode = median(b.encode), decode = median(b.decode);
+    double load = nbi_median(b.load, RUNS), encode = nbi_median(b.encode, RUNS),
+           decode = nbi_median(b.decode, RUNS);
     double mb = (double)b.bytes / 1e6;
     if (o->common.json)
         return cli_print_json(json_pack("{s:f,s:f,s:f,s:I,s:I,s:I}", "load_ms", load * 1e3,

@@ -1,8 +1,8 @@
 /* items.h - what an output will hold: which tensors, in which types, in which order. */
 #pragma once
 
-#include "convert/model.h"
 #include "formats/writer.h"
+#include "model/files.h"
 
 /* One tensor of the output and what it is made from. */
 struct nbi_item {

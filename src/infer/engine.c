@@ -22,30 +22,6 @@ static enum nb_status parse_level(const char *name, enum nbi_simd *level)
     return nbi_fail(NB_EINVAL, "there is no instruction set '%s' here", name);
 }
 
-/* Where config and tokenizer are: beside the weights unless said otherwise. */
-static char *find_dir(const char *model, const char *model_dir)
-{
-    return model_dir                ? strdup(model_dir)
-           : nbi_path_is_dir(model) ? strdup(model)
-                                    : nbi_path_dir(model);
-}
-
-static enum nb_status read_config(struct nb_engine *e, const char *dir, bool given)
-{
-    if (!given && e->store->format == NBI_FORMAT_GGUF)
-        return nbi_config_from_gguf(&e->config, e->store);
-    char *path = nbi_path_join(dir, "config.json");
-    json_t *json = NULL;
-    if (!path)
-        return NB_ENOMEM;
-    enum nb_status rc = nbi_json_read_file(&json, path, CONFIG_MAX);
-    if (rc == NB_OK)
-        rc = nbi_context(nbi_config_parse(&e->config, json), "reading '%s'", path);
-    json_decref(json);
-    free(path);
-    return rc;
-}
-
 static void add_end(struct nb_engine *e, int64_t id)
 {
     if (id >= 0 && id < e->config.vocab_size && !nbi_engine_ends(e, (int32_t)id) &&
@@ -79,7 +55,7 @@ bool nbi_engine_ends(const struct nb_engine *e, int32_t id)
 static enum nb_status read_generation(struct nb_engine *e, const char *dir)
 {
     struct nb_sampling *d = &e->defaults;
-    char *path = nbi_path_join(dir, "generation_config.json");
+    char *path = dir ? nbi_path_join(dir, "generation_config.json") : strdup("");
     json_t *json = NULL;
     double k = 0;
     bool sample = true;
@@ -124,20 +100,13 @@ static enum nb_status read_text(struct nb_engine *e, const struct nb_engine_opts
 /* Everything but the weights' values. */
 static enum nb_status open_files(struct nb_engine *e, const struct nb_engine_opts *opts)
 {
-    char *dir = find_dir(opts->model, opts->model_dir);
-    if (!dir)
-        return nbi_fail_memory("path", strlen(opts->model));
-    enum nb_status rc = nbi_store_open(&e->store, opts->model);
-    if (rc == NB_OK)
-        rc = read_config(e, dir, opts->model_dir != NULL);
-    for (int i = 0; i < e->config.eos_count && rc == NB_OK; i++)
+    NBI_TRY(nbi_model_open(&e->files, opts->model, opts->model_dir));
+    NBI_TRY(nbi_model_need_config(&e->files));
+    e->config = e->files.config;
+    for (int i = 0; i < e->config.eos_count; i++)
         add_end(e, e->config.eos[i]);
-    if (rc == NB_OK)
-        rc = read_generation(e, dir);
-    if (rc == NB_OK)
-        rc = read_text(e, opts);
-    free(dir);
-    return rc;
+    NBI_TRY(read_generation(e, e->files.dir));
+    return read_text(e, opts);
 }
 
 static enum nb_status open_engine(struct nb_engine *e, const struct nb_engine_opts *opts)
@@ -153,7 +122,7 @@ static enum nb_status open_engine(struct nb_engine *e, const struct nb_engine_op
         NBI_TRY(nbi_config_preset(&e->config, opts->synthetic));
     } else {
         NBI_TRY(open_files(e, opts));
-        from = nbi_weights_of_store(e->store);
+        from = nbi_weights_of_store(e->files.store);
     }
     NBI_TRY(nbi_backend_open(&e->be, &on));
     return nbi_weights_load(&e->weights, e->be, &e->config, &from, opts->progress,
@@ -181,7 +150,7 @@ void nb_engine_close(struct nb_engine *e)
         e->be->close(e->be);
     nb_tokenizer_close(e->tokenizer);
     nb_chat_close(e->chat);
-    nbi_store_close(e->store);
+    nbi_model_close(&e->files);
     free(e);
 }
 
@@ -199,8 +168,9 @@ void nb_engine_info(const struct nb_engine *e, struct nb_engine_info *info)
         nbi_param_at(&e->config, i, &p);
         info->parameters += p.shape[0] * (p.ndim == 2 ? p.shape[1] : 1);
     }
-    for (int64_t i = 0; e->store && i < e->store->count; i++)
-        info->weight_bytes += (int64_t)nbi_entry_bytes(&e->store->entries[i]);
+    const struct nbi_store *store = e->files.store;
+    for (int64_t i = 0; store && i < store->count; i++)
+        info->weight_bytes += (int64_t)nbi_entry_bytes(&store->entries[i]);
 }
 
 struct nb_tokenizer *nb_engine_tokenizer(const struct nb_engine *e)

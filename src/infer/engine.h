@@ -4,13 +4,14 @@
 #pragma once
 
 #include "base/sys.h"
+#include "model/files.h"
 #include "model/qwen3.h"
 
 struct nb_engine {
     struct nbi_backend *be;
     struct nbi_config config;
     struct nbi_weights weights;
-    struct nbi_store *store;        /* keeps mapped weights alive */
+    struct nbi_model files;         /* keeps mapped weights alive; zeroed for random ones */
     struct nb_tokenizer *tokenizer; /* NULL: the model has none */
     struct nb_chat *chat;
     struct nb_sampling defaults;  /* from generation_config.json */

@@ -254,18 +254,12 @@ static enum nb_status gguf_float(const struct nbi_store *store, const char *key,
     return NB_OK;
 }
 
-/* Absent is fine, anything else wrong is not. */
-static enum nb_status optional(enum nb_status rc)
-{
-    return rc == NB_ENOTFOUND ? NB_OK : rc;
-}
-
 static enum nb_status gguf_rope_scaling(struct nbi_config *c, const struct nbi_store *store)
 {
     char *type = NULL;
     enum nb_status rc = nbi_kv_string(store, "qwen3.rope.scaling.type", &type);
     if (rc != NB_OK)
-        return optional(rc);
+        return nbi_unless_absent(rc);
     if (strcmp(type, "none") == 0)
         rc = NB_OK;
     else if (strcmp(type, "yarn") != 0)
@@ -274,8 +268,8 @@ static enum nb_status gguf_rope_scaling(struct nbi_config *c, const struct nbi_s
         c->yarn_original = c->max_position;
         rc = gguf_float(store, "qwen3.rope.scaling.factor", 1, 1024, &c->yarn_factor);
         if (rc == NB_OK)
-            rc = optional(nbi_kv_int(store, "qwen3.rope.scaling.original_context_length", 1,
-                                     MAX_POSITION, &c->yarn_original));
+            rc = nbi_unless_absent(nbi_kv_int(store, "qwen3.rope.scaling.original_context_length",
+                                              1, MAX_POSITION, &c->yarn_original));
     }
     free(type);
     return rc;
@@ -284,9 +278,12 @@ static enum nb_status gguf_rope_scaling(struct nbi_config *c, const struct nbi_s
 static enum nb_status gguf_tokens(struct nbi_config *c, const struct nbi_store *store)
 {
     int64_t eos = -1;
-    NBI_TRY(optional(nbi_kv_int(store, "tokenizer.ggml.eos_token_id", 0, MAX_VOCAB, &eos)));
-    NBI_TRY(optional(nbi_kv_int(store, "tokenizer.ggml.bos_token_id", 0, MAX_VOCAB, &c->bos)));
-    NBI_TRY(optional(nbi_kv_int(store, "tokenizer.ggml.padding_token_id", 0, MAX_VOCAB, &c->pad)));
+    NBI_TRY(
+        nbi_unless_absent(nbi_kv_int(store, "tokenizer.ggml.eos_token_id", 0, MAX_VOCAB, &eos)));
+    NBI_TRY(
+        nbi_unless_absent(nbi_kv_int(store, "tokenizer.ggml.bos_token_id", 0, MAX_VOCAB, &c->bos)));
+    NBI_TRY(nbi_unless_absent(
+        nbi_kv_int(store, "tokenizer.ggml.padding_token_id", 0, MAX_VOCAB, &c->pad)));
     if (eos >= 0)
         c->eos[c->eos_count++] = eos;
     return NB_OK;
@@ -308,12 +305,14 @@ enum nb_status nbi_config_from_gguf(struct nbi_config *c, const struct nbi_store
     NBI_TRY(nbi_kv_int(s, "qwen3.block_count", 1, MAX_LAYERS, &c->layers));
     NBI_TRY(nbi_kv_int(s, "qwen3.attention.head_count", 1, MAX_HEADS, &c->heads));
     c->kv_heads = c->heads;
-    NBI_TRY(optional(nbi_kv_int(s, "qwen3.attention.head_count_kv", 1, MAX_HEADS, &c->kv_heads)));
+    NBI_TRY(nbi_unless_absent(
+        nbi_kv_int(s, "qwen3.attention.head_count_kv", 1, MAX_HEADS, &c->kv_heads)));
     c->head_dim = c->hidden_size / c->heads;
-    NBI_TRY(optional(nbi_kv_int(s, "qwen3.attention.key_length", 2, MAX_HEAD_DIM, &c->head_dim)));
+    NBI_TRY(nbi_unless_absent(
+        nbi_kv_int(s, "qwen3.attention.key_length", 2, MAX_HEAD_DIM, &c->head_dim)));
     NBI_TRY(nbi_kv_int(s, "qwen3.context_length", 1, MAX_POSITION, &c->max_position));
     NBI_TRY(gguf_float(s, "qwen3.attention.layer_norm_rms_epsilon", 1e-30, 0.1, &c->rms_eps));
-    NBI_TRY(optional(gguf_float(s, "qwen3.rope.freq_base", 1, 1e12, &c->rope_theta)));
+    NBI_TRY(nbi_unless_absent(gguf_float(s, "qwen3.rope.freq_base", 1, 1e12, &c->rope_theta)));
     NBI_TRY(gguf_rope_scaling(c, s));
     NBI_TRY(gguf_tokens(c, s));
     const struct nbi_entry *embed = nbi_store_find(s, "model.embed_tokens.weight");

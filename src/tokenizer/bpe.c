@@ -337,13 +337,6 @@ int64_t nbi_bpe_size(const struct nbi_bpe *b)
     return b->count;
 }
 
-size_t nbi_bpe_bytes(const struct nbi_bpe *b)
-{
-    return sizeof *b + NBI_CHAR_COUNT + (size_t)b->count * 5 + b->offsets[b->count] +
-           nbi_merges_bytes(&b->merges) +
-           (b->words ? ((size_t)b->words_mask + 1) * sizeof *b->words : 0);
-}
-
 const char *nbi_bpe_token(const struct nbi_bpe *b, int64_t id, size_t *len)
 {
     *len = 0;

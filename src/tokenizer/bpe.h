@@ -13,7 +13,6 @@ enum nb_status nbi_bpe_new(struct nbi_bpe **out, const struct nbi_vocab *v);
 void nbi_bpe_free(struct nbi_bpe *bpe);
 
 int64_t nbi_bpe_size(const struct nbi_bpe *bpe); /* all ids are smaller */
-size_t nbi_bpe_bytes(const struct nbi_bpe *bpe); /* memory of the tables */
 
 /* The bytes of a token, borrowed; NULL: no token has this id. */
 const char *nbi_bpe_token(const struct nbi_bpe *bpe, int64_t id, size_t *len);

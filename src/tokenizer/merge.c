@@ -36,12 +36,6 @@ void nbi_merges_release(struct nbi_merges *m)
     *m = (struct nbi_merges){0};
 }
 
-size_t nbi_merges_bytes(const struct nbi_merges *m)
-{
-    return ((size_t)m->mask + 1) * sizeof *m->slots + (size_t)LOW * LOW * sizeof *m->low +
-           ((size_t)m->mask + 1);
-}
-
 static uint64_t hash_pair(uint32_t left, uint32_t right)
 {
     return ((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u;

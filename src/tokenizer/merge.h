@@ -30,7 +30,6 @@ struct nbi_merges {
 
 enum nb_status nbi_merges_init(struct nbi_merges *m, size_t count);
 void nbi_merges_release(struct nbi_merges *m);
-size_t nbi_merges_bytes(const struct nbi_merges *m);
 
 /* The last of two equal pairs counts. */
 void nbi_merges_add(struct nbi_merges *m, struct nbi_pair pair);

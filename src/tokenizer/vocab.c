@@ -151,14 +151,9 @@ static enum nb_status expect_string(const struct nbi_store *store, const char *k
     return rc;
 }
 
-static enum nb_status unless_absent(enum nb_status rc)
-{
-    return rc == NB_ENOTFOUND ? NB_OK : rc;
-}
-
 static enum nb_status optional_id(const struct nbi_store *store, const char *key, int64_t *id)
 {
-    return unless_absent(nbi_kv_int(store, key, 0, NBI_VOCAB_MAX - 1, id));
+    return nbi_unless_absent(nbi_kv_int(store, key, 0, NBI_VOCAB_MAX - 1, id));
 }
 
 static enum nb_status read_gguf(struct nbi_vocab *v, const struct nbi_store *store)
@@ -179,14 +174,14 @@ static enum nb_status read_gguf(struct nbi_vocab *v, const struct nbi_store *sto
     NBI_TRY(optional_id(store, "tokenizer.ggml.bos_token_id", &v->bos));
     NBI_TRY(optional_id(store, "tokenizer.ggml.eos_token_id", &v->eos));
     NBI_TRY(optional_id(store, "tokenizer.ggml.padding_token_id", &v->pad));
-    NBI_TRY(unless_absent(nbi_kv_bool(store, "tokenizer.ggml.add_bos_token", &v->add_bos)));
+    NBI_TRY(nbi_unless_absent(nbi_kv_bool(store, "tokenizer.ggml.add_bos_token", &v->add_bos)));
     char *template = NULL, *copy = NULL;
     rc = nbi_kv_string(store, "tokenizer.chat_template", &template);
     if (rc == NB_OK)
         rc = nbi_arena_string(&v->arena, "template", template, strlen(template), &copy);
     v->chat_template = copy;
     free(template);
-    return unless_absent(rc);
+    return nbi_unless_absent(rc);
 }
 
 enum nb_status nbi_vocab_read_gguf(struct nbi_vocab *v, const struct nbi_store *store)

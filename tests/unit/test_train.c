@@ -3,6 +3,7 @@
 #include "base/jscan.h"
 #include "tokenizer/handle.h"
 #include "tokenizer/train.h"
+#include "unit/chat_tokens.h"
 #include "unit/support.h"
 
 static uint64_t seed = 1;
@@ -332,35 +333,6 @@ static void test_train__text_is_repaired_and_normalised(void **state)
 }
 
 /* ---- the vocabulary ---- */
-
-static const char *const chat_tokens[] = {
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-};
 
 static void test_train__sizes(void **state)
 {

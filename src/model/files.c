@@ -1,5 +1,5 @@
-/* model.c - finds the config that belongs to some weights and checks that the two agree. */
-#include "convert/model.h"
+/* files.c - finds the config that belongs to some weights and checks that the two agree. */
+#include "model/files.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* model.h - a model as the tools take it: weights, and the config and tokenizer that go with them.
+/* files.h - a model as the tools take it: weights, and the config and tokenizer that go with them.
  */
 #pragma once
 

@@ -1,0 +1,30 @@
+/* chat_tokens.h - the chat tokens of a vocabulary, as the tests expect them. */
+#pragma once
+
+/* Qwen's chat tokens, in the order of their ids behind the vocabulary. */
+static const char *const chat_tokens[26] = {"<|endoftext|>",
+                                            "<|im_start|>",
+                                            "<|im_end|>",
+                                            "<|object_ref_start|>",
+                                            "<|object_ref_end|>",
+                                            "<|box_start|>",
+                                            "<|box_end|>",
+                                            "<|quad_start|>",
+                                            "<|quad_end|>",
+                                            "<|vision_start|>",
+                                            "<|vision_end|>",
+                                            "<|vision_pad|>",
+                                            "<|image_pad|>",
+                                            "<|video_pad|>",
+                                            "<tool_call>",
+                                            "</tool_call>",
+                                            "<|fim_prefix|>",
+                                            "<|fim_middle|>",
+                                            "<|fim_suffix|>",
+                                            "<|fim_pad|>",
+                                            "<|repo_name|>",
+                                            "<|file_sep|>",
+                                            "<tool_response>",
+                                            "</tool_response>",
+                                            "<think>",
+                                            "</think>"};
