@@ -321,7 +321,7 @@ struct nb_session_opts {
     int64_t chunk;   /* tokens of a pass; 0: 512 */
     enum nb_kv_dtype kv;
     enum nb_kv_mode mode;
-    bool exact; /* f32 activations; else NVFP4 products round them to 15 bits */
+    bool exact; /* f32 activations; else NVFP4 products round them to 16 bits */
 };
 
 /* A sequence of tokens with its keys and values. One thread at a time. */

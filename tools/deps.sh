@@ -17,7 +17,6 @@ for set in "$@"; do
     build)
         need "command -v cc" gcc gcc
         need "echo 'int main(void){return 0;}' | cc -x c - -o /dev/null" libc6-dev glibc-devel
-        need "echo 'int main(void){return 0;}' | cc -fopenmp -x c - -o /dev/null" gcc libgomp
         need "command -v cmake" cmake cmake
         need "command -v ninja" ninja-build ninja-build
         need "command -v pkg-config" pkg-config pkgconf
@@ -34,7 +33,6 @@ for set in "$@"; do
         ;;
     fuzz)
         need "command -v clang" clang clang
-        need "echo 'int main(void){return 0;}' | clang -fopenmp -x c - -o /dev/null" libomp-dev libomp-devel
         need "echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n){return d && n > 99;}' |
               clang -fsanitize=fuzzer,address -x c - -o /dev/null" \
             "libclang-rt-dev" compiler-rt

@@ -103,7 +103,7 @@ struct nbi_op_rmsnorm {
 
 /* y_i = x W_i^T, for up to three matrices that share x; y_i = y_i + x W_i^T with add. The products
  * of one call may run together. exact: f32 activations; else a backend may round x to fewer bits
- * (15 in blocks of 32 on the CPU). Each y depends on its row of x alone, and on nothing else
+ * (16 in blocks of 256 on the CPU). Each y depends on its row of x alone, and on nothing else
  * about the call: the same row gives the same bits whatever N is. */
 #define NBI_LINEAR_MAX 3
 

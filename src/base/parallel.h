@@ -1,12 +1,27 @@
-/* parallel.h - a range cut into chunks, worked on by several threads. */
+/* parallel.h - work shared by several threads.
+ *
+ * The process has one team of threads that waits for work: briefly awake, since the next piece
+ * mostly comes within microseconds, then asleep, so that nobody else's work suffers. A call from
+ * inside the team, or while another thread uses it, runs on the caller alone. */
 #pragma once
 
 #include "base/status.h"
 
-/* Works on [first, first + count); thread is in [0, threads). */
+/* Calls fn(ctx, i, n) for each i in [0, n), all at once on n <= threads threads; i = 0 is the
+ * caller. Returns when all have. */
+typedef void (*nbi_team_fn)(void *ctx, int thread, int threads);
+
+void nbi_team_run(int threads, nbi_team_fn fn, void *ctx);
+
+/* Calls fn for pieces [first, first + count) of [0, total) with count <= chunk, in any order, each
+ * piece once; whoever is free takes the next. thread is in [0, threads). */
+typedef void (*nbi_range_fn)(void *ctx, int thread, int64_t first, int64_t count);
+
+void nbi_for_range(int64_t total, int64_t chunk, int threads, nbi_range_fn fn, void *ctx);
+
+/* The same for work that can fail. Stops early at the first failure, whose message becomes the
+ * caller's, or at an interruption. */
 typedef enum nb_status (*nbi_chunk_fn)(void *ctx, int thread, int64_t first, int64_t count);
 
-/* Calls fn for every chunk of [0, total), in any order, on up to `threads` threads. Stops early at
- * the first failure, whose message becomes the caller's, or at an interruption. */
 enum nb_status nbi_for_chunks(int64_t total, int64_t chunk, int threads, nbi_chunk_fn fn,
                               void *ctx);

@@ -1,35 +1,49 @@
 /* bandwidth.c - how fast memory can be read here. */
 #include "bench/bandwidth.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/parallel.h"
 
 #define READ_BYTES ((size_t)256 << 20)
+#define PIECE      ((size_t)1 << 20)
 #define ROUNDS     5
+
+struct reading {
+    const uint64_t *buf;
+    atomic_ullong sum; /* or the loop could go */
+};
+
+static void read_piece(void *ctx, int thread, int64_t first, int64_t count)
+{
+    struct reading *r = ctx;
+    uint64_t sum = 0;
+    (void)thread;
+    for (int64_t i = first; i < first + count; i += 8) { /* a cache line, in eight sums */
+        const uint64_t *p = r->buf + i;
+        sum += p[0] + p[1] + p[2] + p[3] + p[4] + p[5] + p[6] + p[7];
+    }
+    atomic_fetch_add(&r->sum, sum);
+}
 
 double nbi_read_bandwidth(int threads)
 {
     uint64_t *buf = malloc(READ_BYTES);
+    struct reading r = {.buf = buf};
+    double best = 0;
     if (!buf)
         return 0;
-    size_t words = READ_BYTES / sizeof *buf;
     memset(buf, 1, READ_BYTES);
-    double best = 0;
-    uint64_t sum = 0;
-    for (int r = 0; r < ROUNDS; r++) {
+    for (int i = 0; i < ROUNDS; i++) {
         double start = nbi_now();
-#pragma omp parallel for num_threads(threads) reduction(+ : sum) schedule(static)
-        for (size_t i = 0; i < words; i += 8) /* one cache line; eight sums keep loads flowing */
-            sum += buf[i] + buf[i + 1] + buf[i + 2] + buf[i + 3] + buf[i + 4] + buf[i + 5] +
-                   buf[i + 6] + buf[i + 7];
+        nbi_for_range(READ_BYTES / sizeof *buf, PIECE / sizeof *buf, threads, read_piece, &r);
         double rate = (double)READ_BYTES / (nbi_now() - start);
         best = rate > best ? rate : best;
     }
-    volatile uint64_t keep = sum; /* or the loop could go */
-    (void)keep;
     free(buf);
     return best;
 }

@@ -2,10 +2,10 @@
  *
  * All threads run at once on data of their own, larger than the second-level cache; the best of
  * several rounds counts for bandwidth, the median for operations. */
-#include <omp.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/parallel.h"
 #include "base/rng.h"
 #include "base/stats.h"
 #include "base/status.h"
@@ -50,18 +50,31 @@ static void run_piece(const struct nbi_kernels *k, const struct op *op, struct d
     }
 }
 
+struct measured {
+    const struct nbi_kernels *k;
+    const struct op *op;
+    struct data *data;
+    int64_t values;
+};
+
+static void run_all(void *ctx, int thread, int threads)
+{
+    const struct measured *m = ctx;
+    (void)threads;
+    for (int64_t at = 0; at < m->values; at += PIECE)
+        run_piece(m->k, m->op, &m->data[thread], at);
+}
+
 /* Values per second and core. The scalar path is slow: it gets a smaller share of the data. */
 static double measure(const struct nbi_kernels *k, const struct op *op, struct data *data,
                       int threads)
 {
-    int64_t n = k == &nbi_kernels_scalar ? VALUES / 16 : VALUES;
+    struct measured m = {k, op, data, k == &nbi_kernels_scalar ? VALUES / 16 : VALUES};
     double rate[ROUNDS];
     for (int r = 0; r < ROUNDS; r++) {
         double start = nbi_now();
-#pragma omp parallel num_threads(threads)
-        for (int64_t at = 0; at < n; at += PIECE)
-            run_piece(k, op, &data[omp_get_thread_num()], at);
-        rate[r] = (double)n / (nbi_now() - start);
+        nbi_team_run(threads, run_all, &m);
+        rate[r] = (double)m.values / (nbi_now() - start);
     }
     return nbi_median(rate, ROUNDS);
 }

@@ -22,7 +22,7 @@ static const struct cli_opt options[] = {
     {"kv-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, run.kv_dtype), "f32|f16|bf16|f8", "f16",
      0, 0, "decode, prefill: type of cached keys and values", NULL},
     {"exact", 0, CLI_FLAG, offsetof(struct bench_opts, run.exact), NULL, NULL, 0, 0,
-     "decode, prefill: products with f32 activations, not with 15-bit integers", NULL},
+     "decode, prefill: products with f32 activations, not with 16-bit integers", NULL},
     {"synthetic", 0, CLI_CHOICE, offsetof(struct bench_opts, synthetic), SIZES, "none", 0, 0,
      "decode, prefill: random weights of that size, not a model", NULL},
     {"depth", 0, CLI_INT, offsetof(struct bench_opts, depth), "N", "16", 1, 1 << 24,

@@ -100,7 +100,7 @@ static void print_text(const struct findings *f)
     if (f->gpu_count == 0)
         printf("gpu       none\n");
     printf("device    auto picks the CPU: no command uses a GPU yet\n");
-    printf("library   jansson %s, OpenMP %d, glibc %s\n\npaths\n", jansson_version_str(), _OPENMP,
+    printf("library   jansson %s, glibc %s\n\npaths\n", jansson_version_str(),
            gnu_get_libc_version());
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         printf("  %-30s  %s\n", paths[i].operation, paths[i].path());

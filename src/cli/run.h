@@ -62,7 +62,7 @@ struct cli_run_opts {
          NULL},                                                                                    \
     {                                                                                              \
         "exact", 0, CLI_FLAG, offsetof(type, member.exact), NULL, NULL, 0, 0,                      \
-            "products with f32 activations, not with 15-bit integers", NULL                        \
+            "products with f32 activations, not with 16-bit integers", NULL                        \
     }
 
 /* What --simd stands for; NULL: the best. */

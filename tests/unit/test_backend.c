@@ -456,8 +456,8 @@ static double distance(const float *is, const double *want, int64_t n)
 
 /* ---- tests ---- */
 
-/* Exact: f32 rounding alone. Otherwise x has 15 bits in blocks, a step of 2^-14 of the largest of
- * 32; half of that is about 1e-4 of an ordinary value, and errors of layers add up. A store in 16
+/* Exact: f32 rounding alone. Otherwise x has 16 bits in blocks, a step of 2^-15 of the largest of
+ * 256; half of that is about 1e-4 of an ordinary value, and errors of layers add up. A store in 16
  * bits rounds by 2^-9 (bf16) or 2^-12, one in e4m3 by 2^-4, of which a mean over keys is left. */
 static const struct {
     bool exact;

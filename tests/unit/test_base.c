@@ -1,5 +1,10 @@
 /* test_base.c - status, arena, text, JSON, checksum, random numbers, progress. */
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/arena.h"
 #include "base/crc.h"
@@ -298,6 +303,72 @@ static void test_parallel__covers_once_and_carries_the_message(void **state)
     assert_fails(nbi_for_chunks(1000, 64, 4, fail_at_700, NULL), NB_EVALUE, "element 700 is bad");
 }
 
+static void count_call(void *ctx, int thread, int threads)
+{
+    assert_in_range(thread, 0, threads - 1);
+    atomic_fetch_add((atomic_int *)ctx + thread, 1);
+}
+
+static void add_range(void *ctx, int thread, int64_t first, int64_t count)
+{
+    (void)thread;
+    for (int64_t i = first; i < first + count; i++)
+        atomic_fetch_add((atomic_llong *)ctx, i);
+}
+
+/* Inside the team, work runs where it is. */
+static void nest(void *ctx, int thread, int threads)
+{
+    atomic_int inner[1] = {0};
+    (void)thread, (void)threads;
+    nbi_team_run(4, count_call, inner);
+    assert_int_equal(inner[0], 1);
+    nbi_for_range(100, 7, 4, add_range, ctx);
+}
+
+static void *use_the_team(void *sum)
+{
+    for (int i = 0; i < 2000; i++)
+        nbi_for_range(100, 1 + i % 9, 1 + i % 4, add_range, sum);
+    return NULL;
+}
+
+static void test_parallel__team(void **state)
+{
+    (void)state;
+    atomic_int calls[4] = {0};
+    atomic_llong sum = 0;
+    /* Each thread once a call, with more threads and with fewer, awake and asleep. */
+    for (int i = 0; i < 300; i++) {
+        nbi_team_run(1 + i % 4, count_call, calls);
+        if (i % 100 == 0)
+            nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    for (int t = 0; t < 4; t++)
+        assert_int_equal(calls[t], 75 * (4 - t));
+    nbi_team_run(3, nest, &sum);
+    assert_int_equal(sum, 3 * 4950);
+    /* Three callers at once: one has the team, the others work alone. */
+    pthread_t other[2];
+    sum = 0;
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&other[i], NULL, use_the_team, &sum), 0);
+    use_the_team(&sum);
+    for (int i = 0; i < 2; i++)
+        pthread_join(other[i], NULL);
+    assert_int_equal(sum, 3 * 2000 * 4950ll);
+    /* A child has the team anew. */
+    pid_t child = fork();
+    if (child == 0) {
+        sum = 0;
+        use_the_team(&sum);
+        _exit(sum == 2000 * 4950ll ? 0 : 1);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 static char logged[128];
 
 static void keep_log(void *ctx, enum nb_log_level level, const char *line)
@@ -346,6 +417,7 @@ int main(void)
         cmocka_unit_test(test_rng__normal_has_its_moments),
         cmocka_unit_test(test_progress__line_has_share_rate_and_time_left),
         cmocka_unit_test(test_parallel__covers_once_and_carries_the_message),
+        cmocka_unit_test(test_parallel__team),
         cmocka_unit_test(test_log__goes_to_the_sink),
         cmocka_unit_test(test_sys__facts_are_plausible),
     };

@@ -115,18 +115,19 @@ static void assert_near(const char *what, const char *kernels, double is, double
 
 /* ---- products ---- */
 
-enum kind { EXACT, Q15, FLOATS };
+enum kind { EXACT, Q16, FLOATS };
 
 /* Sixteen rows against eight, and what comes out in double. */
 struct product {
     enum kind kind;
     enum nbi_dtype dtype;
-    int64_t K, blocks, ldx, ldy;
+    int64_t K, padded, blocks, ldx, ldy;
     float tensor_scale;
     uint8_t *tiles;
     uint8_t *w; /* at an odd address */
     float *x;
-    struct nbi_q15_block *q15;
+    int16_t *q16; /* [COLUMNS] panels of one row */
+    float *q16_scale;
     float y0[COLUMNS][ROWS];
     double want[COLUMNS][ROWS], bound[COLUMNS][ROWS];
 };
@@ -136,9 +137,11 @@ static uint8_t nibble_at(const uint8_t *codes, int64_t i)
     return i & 1 ? codes[i / 2] >> 4 : codes[i / 2] & 15;
 }
 
-static int32_t q15_at(const struct nbi_q15_block *b, int i)
+/* Where tiles.h says that column k of row c is in a panel of n rows: the pair (k, k + 4). */
+static int64_t q16_place(int64_t k, int c, int n)
 {
-    return 128 * b->high[i] + b->low[i];
+    int64_t pair = k / 8 * 4 + k % 4;
+    return (pair * n + c) * 2 + (k % 8 >= 4);
 }
 
 /* The product of one row and one column: its value and the sum of magnitudes. */
@@ -148,9 +151,10 @@ static double nvfp4_dot(const struct product *p, const uint8_t *codes, const uin
     double sum = 0;
     *magnitude = 0;
     for (int64_t k = 0; k < p->K; k++) {
-        const struct nbi_q15_block *b = p->kind == Q15 ? &p->q15[c * p->blocks + k / 32] : NULL;
-        double x =
-            b ? q15_at(b, (int)(k % 32)) * (double)b->scale * 0x1p-7 : (double)p->x[c * p->ldx + k];
+        double x = (double)p->x[c * p->ldx + k];
+        if (p->kind == Q16)
+            x = p->q16[c * p->padded + q16_place(k, 0, 1)] * 0x1p-7 *
+                (double)p->q16_scale[c * p->blocks + k / 256];
         double term = (double)nbi_e2m1_to_f32(nibble_at(codes, k)) *
                       (double)nbi_e4m3_to_f32(scales[k / 16]) * x * (double)p->tensor_scale;
         sum += term;
@@ -169,11 +173,11 @@ static void make_nvfp4(struct product *p)
         scales[i] = (uint8_t)(bits32() % 0x7F); /* 0 to 448 */
     p->tiles = bytes_of(nbi_tiles_bytes(ROWS, K));
     nbi_tiles_pack(p->tiles, codes, scales, ROWS, K);
-    if (p->kind == Q15) {
-        p->q15 = bytes_of(COLUMNS * p->blocks * (int64_t)sizeof *p->q15);
-        for (int c = 0; c < COLUMNS; c++)
-            nbi_cpu_kernels_scalar.quantize_q15(p->q15 + c * p->blocks, p->x + c * p->ldx, K);
-    }
+    p->q16 = bytes_of(COLUMNS * p->padded * 2);
+    p->q16_scale = bytes_of(COLUMNS * p->blocks * 4);
+    for (int c = 0; c < COLUMNS; c++)
+        nbi_cpu_kernels_scalar.quantize_q16(p->q16 + c * p->padded, p->q16_scale + c * p->blocks, 1,
+                                            p->x + c * p->ldx, K);
     for (int c = 0; c < COLUMNS; c++)
         for (int r = 0; r < ROWS; r++) {
             double magnitude;
@@ -208,7 +212,8 @@ static void product_new(struct product *p, enum kind kind, enum nbi_dtype dtype,
                         enum values values)
 {
     *p = (struct product){.kind = kind, .dtype = dtype, .K = K, .ldx = K + 3, .ldy = ROWS + 3};
-    p->blocks = nbi_tiles_across(K);
+    p->padded = (K + 31) / 32 * 32;
+    p->blocks = (K + 255) / 256;
     p->tensor_scale = kind == FLOATS ? 1 : 0.37f;
     p->x = floats_of((COLUMNS - 1) * p->ldx + K, values);
     if (values == ROW_OF_ZEROS)
@@ -228,7 +233,8 @@ static void product_free(struct product *p)
     if (p->w)
         free(p->w - 1);
     free(p->x);
-    free(p->q15);
+    free(p->q16);
+    free(p->q16_scale);
 }
 
 /* Rows [r0, r0 + rows) against columns [c0, c0 + n), with y0 as what is there before. Whatever else
@@ -236,6 +242,17 @@ static void product_free(struct product *p)
 struct part {
     int r0, rows, c0, n;
 };
+
+/* Rows [c0, c0 + n) as one panel. */
+static void make_panel(const struct product *p, struct part part, int16_t *q16, float *scale)
+{
+    for (int c = 0; c < part.n; c++) {
+        for (int64_t k = 0; k < p->padded; k++)
+            q16[q16_place(k, c, part.n)] = p->q16[(part.c0 + c) * p->padded + q16_place(k, 0, 1)];
+        for (int64_t b = 0; b < p->blocks; b++)
+            scale[b * part.n + c] = p->q16_scale[(part.c0 + c) * p->blocks + b];
+    }
+}
 
 static void compute(const struct nbi_cpu_kernels *k, const struct product *p, struct part part,
                     bool add, float out[COLUMNS][ROWS])
@@ -248,19 +265,26 @@ static void compute(const struct nbi_cpu_kernels *k, const struct product *p, st
     for (int c = 0; c < n; c++)
         memcpy(y + c * p->ldy, &p->y0[c0 + c][r0], (size_t)rows * 4);
     bool floats = p->kind == FLOATS;
+    int16_t *q16 = bytes_of(n * p->padded * 2);
+    float *q16_scale = bytes_of(n * p->blocks * 4);
+    if (p->kind == Q16)
+        make_panel(p, part, q16, q16_scale);
     const struct nbi_product job = {.y = y,
                                     .ldy = p->ldy,
                                     .w = floats ? p->w + r0 * p->K * size_of(p->dtype) : p->tiles,
                                     .dtype = p->dtype,
                                     .scale = p->tensor_scale,
-                                    .x = p->kind == Q15 ? NULL : p->x + c0 * p->ldx,
+                                    .x = p->kind == Q16 ? NULL : p->x + c0 * p->ldx,
                                     .ldx = p->ldx,
-                                    .q15 = p->kind == Q15 ? p->q15 + c0 * p->blocks : NULL,
+                                    .q16 = q16,
+                                    .q16_scale = q16_scale,
                                     .K = p->K,
                                     .rows = rows,
                                     .n = n,
                                     .add = add};
-    (floats ? k->rows_float : p->kind == EXACT ? k->tiles_exact : k->tiles_q15)(&job);
+    (floats ? k->rows_float : p->kind == EXACT ? k->tiles_exact : k->tiles_q16)(&job);
+    free(q16);
+    free(q16_scale);
     for (int64_t i = 0; i < count; i++)
         if (i % p->ldy < rows)
             out[i / p->ldy][i % p->ldy] = y[i];
@@ -272,7 +296,7 @@ static void compute(const struct nbi_cpu_kernels *k, const struct product *p, st
 static void check_values(const struct nbi_cpu_kernels *k, const struct product *p, bool add,
                          float full[COLUMNS][ROWS])
 {
-    static const char *const names[] = {"tiles_exact", "tiles_q15", "rows_float"};
+    static const char *const names[] = {"tiles_exact", "tiles_q16", "rows_float"};
     compute(k, p, (struct part){0, ROWS, 0, COLUMNS}, add, full);
     for (int c = 0; c < COLUMNS; c++)
         for (int r = 0; r < ROWS; r++) {
@@ -312,7 +336,7 @@ static void check_product(const struct nbi_cpu_kernels *k, enum kind kind, enum 
     product_free(&p);
 }
 
-static const int64_t tile_widths[] = {16, 32, 48, 80, 1024 + 16};
+static const int64_t tile_widths[] = {16, 32, 48, 80, 272, 1024 + 16};
 
 static void tiles_exact(const struct nbi_cpu_kernels *k)
 {
@@ -321,11 +345,11 @@ static void tiles_exact(const struct nbi_cpu_kernels *k)
             check_product(k, EXACT, NBI_NVFP4, tile_widths[i], (enum values)values);
 }
 
-static void tiles_q15(const struct nbi_cpu_kernels *k)
+static void tiles_q16(const struct nbi_cpu_kernels *k)
 {
     for (size_t i = 0; i < COUNT(tile_widths); i++)
         for (int values = 0; values < VALUES; values++)
-            check_product(k, Q15, NBI_NVFP4, tile_widths[i], (enum values)values);
+            check_product(k, Q16, NBI_NVFP4, tile_widths[i], (enum values)values);
 }
 
 static void rows_float(const struct nbi_cpu_kernels *k)
@@ -343,52 +367,59 @@ static void rows_float(const struct nbi_cpu_kernels *k)
 /* ---- integers for activations ---- */
 
 /* unit = scale / 2^7 is the value of a step. rint leaves half a step; the two roundings on the way
- * and that of the scale are off by 4 U * 16256 < 0.004 steps. */
-static void check_q15(const struct nbi_q15_block *blocks, const float *x, int64_t K)
+ * and that of the scale are off by 4 U * 32767 < 0.008 steps. */
+static void check_q16(const int16_t *q, const float *scale, int c, int n, const float *x, int64_t K)
 {
-    for (int64_t b = 0; b * 32 < K; b++) {
-        const struct nbi_q15_block *block = &blocks[b];
-        double unit = (double)block->scale * 0x1p-7;
-        int32_t sum[2] = {0}, top = 0;
+    for (int64_t b = 0; b * 256 < K; b++) {
+        double unit = (double)scale[b * n + c] * 0x1p-7;
+        int32_t top = 0;
         float amax = 0;
-        for (int i = 0; i < 32; i++) {
-            int32_t q = q15_at(block, i);
-            float v = b * 32 + i < K ? x[b * 32 + i] : 0;
-            assert_in_range(block->low[i] + 64, 0, 127);
-            assert_in_range(block->high[i] + 127, 0, 254);
-            assert_near("quantize_q15", "", q * unit, (double)v, 0.504 * unit);
-            sum[i / 16] += q;
-            top = abs(q) > top ? abs(q) : top;
+        for (int64_t k = b * 256; k < (b + 1) * 256 && k < (K + 31) / 32 * 32; k++) {
+            int16_t is = q[q16_place(k, c, n)];
+            float v = k < K ? x[k] : 0;
+            assert_near("quantize_q16", "", is * unit, (double)v, 0.508 * unit);
+            top = abs(is) > top ? abs(is) : top;
             amax = fabsf(v) > amax ? fabsf(v) : amax;
         }
-        assert_int_equal(top, amax > 0 ? NBI_Q15_MAX : 0);
-        assert_int_equal(block->sum[0], -12 * sum[0]);
-        assert_int_equal(block->sum[1], -12 * sum[1]);
-        assert_int_equal(block->unused, 0);
-        assert_near("scale", "", unit * NBI_Q15_MAX, (double)amax, 4 * U * (double)amax);
+        assert_int_equal(top, amax > 0 ? NBI_Q16_MAX : 0);
+        assert_near("scale", "", unit * NBI_Q16_MAX, (double)amax, 4 * U * (double)amax);
     }
 }
 
-static void quantize_q15(const struct nbi_cpu_kernels *k)
+/* Every row of panels of every width; the rows beside it stay as they are. */
+static void quantize_q16(const struct nbi_cpu_kernels *k)
 {
-    static const int64_t widths[] = {1, 5, 16, 31, 32, 33, 48, 80, 1024 + 16};
+    static const int64_t widths[] = {1, 5, 16, 31, 32, 33, 48, 80, 256, 272, 1024 + 16};
     for (size_t w = 0; w < COUNT(widths); w++)
         for (int values = 0; values < VALUES; values++) {
-            int64_t K = widths[w],
-                    bytes = nbi_tiles_across(K) * (int64_t)sizeof(struct nbi_q15_block);
+            int64_t K = widths[w], padded = (K + 31) / 32 * 32, blocks = (K + 255) / 256;
+            int n = 1 + (int)(bits32() % COLUMNS), c = (int)(bits32() % (unsigned)n);
             float *x = floats_of(K, (enum values)values);
-            struct nbi_q15_block *is = bytes_of(bytes), *scalar = bytes_of(bytes);
+            int16_t *is = bytes_of(n * padded * 2), *scalar = bytes_of(n * padded * 2);
+            float *scale = bytes_of(n * blocks * 4), *scalar_scale = bytes_of(n * blocks * 4);
             x[K - 1] = values == LARGE ? -FLT_MAX : x[K - 1];
-            memset(is, 0x55, (size_t)bytes);
-            k->quantize_q15(is, x, K);
-            nbi_cpu_kernels_scalar.quantize_q15(scalar, x, K);
-            check_q15(is, x, K);
-            for (int64_t b = 0; b < nbi_tiles_across(K); b++)
-                is[b].scale += 0.0f; /* of zeros it may be -0 */
-            assert_memory_equal(is, scalar, bytes);
+            memset(is, 0x55, (size_t)(n * padded * 2));
+            memset(scalar, 0x55, (size_t)(n * padded * 2));
+            memset(scale, 0x55, (size_t)(n * blocks * 4));
+            memset(scalar_scale, 0x55, (size_t)(n * blocks * 4));
+            k->quantize_q16(is + 2 * c, scale + c, n, x, K);
+            nbi_cpu_kernels_scalar.quantize_q16(scalar + 2 * c, scalar_scale + c, n, x, K);
+            check_q16(is, scale, c, n, x, K);
+            for (int64_t b = 0; b < blocks; b++)
+                scale[b * n + c] += 0.0f; /* of zeros it may be -0 */
+            assert_memory_equal(is, scalar, n * padded * 2);
+            assert_memory_equal(scale, scalar_scale, n * blocks * 4);
+            x[bits32() % (uint32_t)K] = values & 1 ? NAN : -INFINITY; /* it shows */
+            k->quantize_q16(is + 2 * c, scale + c, n, x, K);
+            bool shows = false;
+            for (int64_t b = 0; b < blocks; b++)
+                shows = shows || isnan(scale[b * n + c]);
+            assert_true(shows);
             free(x);
             free(is);
             free(scalar);
+            free(scale);
+            free(scalar_scale);
         }
 }
 
@@ -411,11 +442,11 @@ static void test_cpu_kernels__tiles_hold_the_codes_of_their_rows(void **state)
             nbi_tiles_pack(tiles, codes, scales, rows, cols);
             for (int r = 0; r < ROWS; r++)
                 for (int64_t k = 0; k < nbi_tiles_across(cols) * 32; k++) {
-                    /* tiles.h: scales [group][row], then byte k%4 of lane r of vector k%16/4. */
+                    /* tiles.h: scales [group][row], then nibble k%8 of lane r of vector k%32/8. */
                     const uint8_t *tile = tiles + k / 32 * 288;
-                    uint8_t byte = tile[32 + k % 16 / 4 * 64 + r * 4 + k % 4];
+                    const uint8_t *lane = tile + 32 + k % 32 / 8 * 64 + r * 4;
                     bool there = r < rows && k < cols;
-                    assert_int_equal(k % 32 < 16 ? byte & 15 : byte >> 4,
+                    assert_int_equal(nibble_at(lane, k % 8),
                                      there ? nibble_at(codes, r * cols + k) : 0);
                     assert_int_equal(tile[k % 32 / 16 * 16 + r],
                                      there ? scales[(r * cols + k) / 16] : 0);
@@ -617,13 +648,17 @@ static void narrow(const struct nbi_cpu_kernels *k)
 /* ---- attention ---- */
 
 #define HEADS 8
+#define LINES 5 /* rows of queries */
 
 enum scores { SPREAD, FLAT, STEEP, SCORES };
 
+/* The reference is of the last row of queries; those before see fewer keys, or as many. */
 struct attention {
     struct nbi_attend job;
     uint8_t *store;
     float *q;
+    int32_t last[LINES];
+    int64_t count; /* of the last row */
     double want[HEADS * 256], bound[HEADS * 256], lse[HEADS], lse_bound[HEADS];
 };
 
@@ -634,11 +669,12 @@ struct attention {
 static void attend_reference(struct attention *t, int h)
 {
     const struct nbi_attend *a = &t->job;
-    double *score = bytes_of(a->count * 8), top = -INFINITY, sum = 0, worst = 0, lowest = INFINITY;
-    for (int64_t i = 0; i < a->count; i++) {
+    const float *q = a->q + (LINES - 1) * a->ldq + h * a->D;
+    double *score = bytes_of(t->count * 8), top = -INFINITY, sum = 0, worst = 0, lowest = INFINITY;
+    for (int64_t i = 0; i < t->count; i++) {
         double s = 0, magnitude = 0;
         for (int64_t d = 0; d < a->D; d++) {
-            double term = (double)a->q[h * a->D + d] * get_as(a->k + i * a->stride, a->dtype, d);
+            double term = (double)q[d] * get_as(a->k + i * a->stride, a->dtype, d);
             s += term;
             magnitude += fabs(term);
         }
@@ -648,18 +684,18 @@ static void attend_reference(struct attention *t, int h)
         lowest = fmin(lowest, score[i]);
     }
     worst += U * fmin(top - lowest, 90) + 4 * U;
-    for (int64_t i = 0; i < a->count; i++)
+    for (int64_t i = 0; i < t->count; i++)
         sum += exp(score[i] - top);
-    double error = expm1(2 * worst) + ((double)a->count * 2 + 16) * U;
+    double error = expm1(2 * worst) + ((double)t->count * 2 + 16) * U;
     for (int64_t d = 0; d < a->D; d++) {
         double y = 0, magnitude = 0;
-        for (int64_t i = 0; i < a->count; i++) {
+        for (int64_t i = 0; i < t->count; i++) {
             double term = exp(score[i] - top) / sum * get_as(a->v + i * a->stride, a->dtype, d);
             y += term;
             magnitude += fabs(term);
         }
         t->want[h * a->D + d] = y;
-        t->bound[h * a->D + d] = error * magnitude + (double)a->count * 1e-37;
+        t->bound[h * a->D + d] = error * magnitude + (double)t->count * 1e-37;
     }
     t->lse[h] = top + log(sum);
     t->lse_bound[h] = error + 2 * U * (fabs(top) + fabs(log(sum)));
@@ -674,17 +710,26 @@ static void attention_new(struct attention *t, enum nbi_dtype dtype, int64_t D, 
     int size = size_of(dtype), off = dtype == NBI_F32 ? 4 : 1;
     int64_t values = (2 * count + 1) * D;
     t->store = bytes_of(off + values * size);
-    t->q = floats_of(HEADS * D, kind == FLAT ? ZERO : ORDINARY);
+    t->q = floats_of(LINES * (HEADS * D + 3), kind == FLAT ? ZERO : ORDINARY);
     for (int64_t i = 0; i < values; i++)
         put_as(t->store + off, dtype, i, (kind == STEEP ? 12 : 2) * uniform());
-    for (int64_t i = 0; i < HEADS * D; i++)
+    for (int64_t i = 0; i < LINES * (HEADS * D + 3); i++)
         t->q[i] *= kind == STEEP ? 12 : 1;
+    t->count = count;
+    for (int r = LINES; r-- > 0;) {
+        int32_t fewer = (int32_t)(bits32() % 3 ? bits32() % 2 : bits32() % 70);
+        int32_t next = r == LINES - 1 ? (int32_t)count + 6 : t->last[r + 1];
+        t->last[r] = r == LINES - 1 ? next : next - fewer > 7 ? next - fewer : 7;
+    }
     t->job = (struct nbi_attend){.q = t->q,
                                  .k = t->store + off,
                                  .v = t->store + off + D * size + D * size,
+                                 .last = t->last,
+                                 .first = 7,
                                  .stride = 2 * D * size,
+                                 .ldq = HEADS * D + 3,
+                                 .ld_lse = HEADS,
                                  .dtype = dtype,
-                                 .count = count,
                                  .heads = HEADS,
                                  .D = D};
     for (int h = 0; h < HEADS; h++)
@@ -697,43 +742,55 @@ static void attention_free(struct attention *t)
     free(t->q);
 }
 
-/* Heads [h0, h0 + heads). */
-static void attend_heads(const struct nbi_cpu_kernels *k, const struct attention *t, int h0,
-                         int heads, float *y, float *lse)
+struct queries {
+    int r0, rows, h0, heads;
+};
+
+/* y [LINES, HEADS, D] with 3 floats between rows that stay as they are; lse [LINES, HEADS]. */
+static void attend_some(const struct nbi_cpu_kernels *k, const struct attention *t,
+                        struct queries some, float *y, float *lse)
 {
     struct nbi_attend job = t->job;
-    size_t scratch = (size_t)nbi_attend_scratch(heads, job.D) * sizeof(float);
+    size_t scratch = (size_t)nbi_attend_scratch(job.D) * sizeof(float);
+    int64_t at = some.r0 * job.ldq + some.h0 * job.D;
     job.scratch = aligned_alloc(64, scratch);
     assert_non_null(job.scratch);
     memset(job.scratch, 0xFF, scratch);
-    job.q += h0 * job.D;
-    job.heads = heads;
-    job.y = y;
-    job.lse = lse;
+    job.q += at;
+    job.y = y + at;
+    job.last += some.r0;
+    job.rows = some.rows;
+    job.heads = some.heads;
+    job.lse = lse ? lse + some.r0 * job.ld_lse + some.h0 : NULL;
     k->attend(&job);
     free(job.scratch);
 }
 
 static void check_attention(const struct nbi_cpu_kernels *k, const struct attention *t)
 {
-    int64_t D = t->job.D;
-    float *y = floats_of(HEADS * D, ORDINARY), *part = floats_of(HEADS * D, ORDINARY);
-    float lse[HEADS], part_lse[HEADS];
-    attend_heads(k, t, 0, HEADS, y, lse);
+    int64_t D = t->job.D, ld = t->job.ldq, floats = LINES * ld;
+    float *y = floats_of(floats, ORDINARY), *part = floats_of(floats, ORDINARY);
+    float lse[LINES * HEADS], part_lse[LINES * HEADS];
+    memcpy(part, y, (size_t)floats * 4);
+    attend_some(k, t, (struct queries){0, LINES, 0, HEADS}, y, lse);
+    const float *last = y + (LINES - 1) * ld;
     for (int h = 0; h < HEADS; h++) {
-        assert_near("lse", k->name, (double)lse[h], t->lse[h], t->lse_bound[h]);
+        assert_near("lse", k->name, (double)lse[(LINES - 1) * HEADS + h], t->lse[h],
+                    t->lse_bound[h]);
         for (int64_t d = 0; d < D; d++)
-            assert_near("attend", k->name, (double)y[h * D + d], t->want[h * D + d],
+            assert_near("attend", k->name, (double)last[h * D + d], t->want[h * D + d],
                         t->bound[h * D + d]);
     }
-    /* The same bits in smaller company, and without lse. */
-    int heads = 1 + (int)(bits32() % (HEADS - 1)),
-        h0 = (int)(bits32() % (unsigned)(HEADS - heads + 1));
-    attend_heads(k, t, h0, heads, part, part_lse);
-    assert_memory_equal(part, y + h0 * D, heads * D * 4);
-    assert_memory_equal(part_lse, lse + h0, heads * 4);
-    attend_heads(k, t, h0, 1, part, NULL);
-    assert_memory_equal(part, y + h0 * D, D * 4);
+    /* The same bits in smaller company, and without lse; nothing else is written. */
+    for (int r = 0; r < LINES; r++)
+        for (int h = 0, heads; h < HEADS; h += heads) {
+            heads = 1 + (int)(bits32() % (unsigned)(HEADS - h));
+            memset(part + r * ld + h * D, 0xFF, (size_t)(heads * D) * 4);
+            attend_some(k, t, (struct queries){r, 1, h, heads}, part, h & 1 ? NULL : part_lse);
+            if (!(h & 1))
+                assert_memory_equal(part_lse + r * HEADS + h, lse + r * HEADS + h, heads * 4);
+        }
+    assert_memory_equal(part, y, floats * 4);
     free(y);
     free(part);
 }
@@ -770,9 +827,9 @@ static const struct nbi_cpu_kernels *kernels_or_skip(enum nbi_simd level)
 
 #define KERNEL_LIST(X)                                                                             \
     X(tiles_exact)                                                                                 \
-    X(tiles_q15)                                                                                   \
+    X(tiles_q16)                                                                                   \
     X(rows_float)                                                                                  \
-    X(quantize_q15)                                                                                \
+    X(quantize_q16)                                                                                \
     X(rmsnorm)                                                                                     \
     X(norm_rope)                                                                                   \
     X(attend)                                                                                      \

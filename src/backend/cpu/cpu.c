@@ -5,7 +5,6 @@
 #include "backend/cpu/cpu.h"
 
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -22,8 +21,9 @@ struct cpu {
 struct nbi_stream {
     struct cpu *cpu;
     struct nbi_stream_limits limits;
-    struct nbi_q15_block *q15; /* [N, K/32] */
-    float *attend;             /* [threads][attend_floats] */
+    int16_t *q16;     /* x of a product as whole numbers, in panels */
+    float *q16_scale; /* [N, blocks] */
+    float *attend;    /* [threads][attend_floats] */
     int64_t attend_floats;
 };
 
@@ -214,9 +214,15 @@ static void cpu_stream_free(struct nbi_stream *s)
 {
     if (!s)
         return;
-    free(s->q15);
+    free(s->q16);
+    free(s->q16_scale);
     free(s->attend);
     free(s);
+}
+
+static void *aligned(int64_t bytes)
+{
+    return aligned_alloc(64, ((size_t)bytes + 63) / 64 * 64);
 }
 
 static enum nb_status cpu_stream_new(struct nbi_backend *be, const struct nbi_stream_limits *limits,
@@ -229,13 +235,13 @@ static enum nb_status cpu_stream_new(struct nbi_backend *be, const struct nbi_st
         return nbi_fail_memory("stream", sizeof *s);
     s->cpu = cpu;
     s->limits = *limits;
-    s->attend_floats = (nbi_attend_scratch(NBI_SHARED_MAX, limits->D) + 15) / 16 * 16;
-    size_t q15 = (size_t)(limits->N * nbi_tiles_across(limits->K)) * sizeof *s->q15;
-    s->q15 = aligned_alloc(64, (q15 + 63) / 64 * 64);
-    s->attend = aligned_alloc(64, (size_t)(cpu->threads * s->attend_floats) * sizeof *s->attend);
-    if (!s->q15 || !s->attend) {
+    s->attend_floats = (nbi_attend_scratch(limits->D) + 15) / 16 * 16;
+    s->q16 = aligned(limits->N * nbi_q16_values(limits->K) * (int64_t)sizeof *s->q16);
+    s->q16_scale = aligned(limits->N * nbi_q16_blocks(limits->K) * (int64_t)sizeof *s->q16_scale);
+    s->attend = aligned(cpu->threads * s->attend_floats * (int64_t)sizeof *s->attend);
+    if (!s->q16 || !s->q16_scale || !s->attend) {
         cpu_stream_free(s);
-        return nbi_fail_memory("scratch", q15);
+        return nbi_fail_memory("scratch", (size_t)(limits->N * limits->K) * sizeof *s->q16);
     }
     *out = s;
     return NB_OK;
@@ -249,12 +255,23 @@ static enum nb_status cpu_sync(struct nbi_stream *s)
 
 /* ---- operations ---- */
 
-/* Fewer threads where there is little to do: starting them costs about as much as 20,000
- * multiplications. */
-static int threads_for(const struct nbi_stream *s, int64_t work)
+/* An operation under way. */
+struct op {
+    struct nbi_stream *s;
+    const void *args;
+};
+
+/* Calls fn for pieces of [0, total). Fewer threads where there is little to do: waking them costs
+ * about as much as 20,000 multiplications. Several pieces for each, so that one that is held up
+ * holds up the others little. */
+static void in_pieces(struct nbi_stream *s, int64_t total, int64_t work_each, nbi_range_fn fn,
+                      const void *args)
 {
-    int64_t n = work / 20000 + 1;
-    return n < s->cpu->threads ? (int)n : s->cpu->threads;
+    int64_t most = total * work_each / 20000 + 1;
+    int threads = most < s->cpu->threads ? (int)most : s->cpu->threads;
+    int64_t chunk = threads > 1 ? total / (threads * 8) : total;
+    struct op op = {s, args};
+    nbi_for_range(total, chunk > 0 ? chunk : 1, threads, fn, &op);
 }
 
 static enum nb_status cpu_embed(struct nbi_stream *s, const struct nbi_op_embed *a)
@@ -268,41 +285,65 @@ static enum nb_status cpu_embed(struct nbi_stream *s, const struct nbi_op_embed 
     return NB_OK;
 }
 
-static enum nb_status cpu_rope_table(struct nbi_stream *s, const struct nbi_op_rope_table *a)
+static void rope_table_rows(void *ctx, int thread, int64_t first, int64_t count)
 {
+    const struct nbi_op_rope_table *a = ((const struct op *)ctx)->args;
     const int32_t *positions = host(a->positions);
     const float *frequency = host(a->frequency);
     float *c = host(a->cos), *sn = host(a->sin);
     int64_t half = a->D / 2;
-#pragma omp parallel for num_threads(threads_for(s, a->N *half * 20)) schedule(static)
-    for (int64_t n = 0; n < a->N; n++)
+    (void)thread;
+    for (int64_t n = first; n < first + count; n++)
         for (int64_t i = 0; i < half; i++) {
             float angle = (float)positions[n] * frequency[i];
             c[n * half + i] = cosf(angle) * a->scale;
             sn[n * half + i] = sinf(angle) * a->scale;
         }
+}
+
+static enum nb_status cpu_rope_table(struct nbi_stream *s, const struct nbi_op_rope_table *a)
+{
+    in_pieces(s, a->N, a->D * 10, rope_table_rows, a);
     return NB_OK;
+}
+
+static void rmsnorm_rows(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_rmsnorm *a = op->args;
+    float *y = host(a->y), *rstd = host(a->rstd);
+    const float *x = host(a->x), *w = host(a->w.data);
+    (void)thread;
+    for (int64_t n = first; n < first + count; n++)
+        op->s->cpu->k->rmsnorm(y + n * a->C, rstd ? rstd + n : NULL, x + n * a->C, w, a->eps, a->C);
 }
 
 static enum nb_status cpu_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a)
 {
-    float *y = host(a->y), *rstd = host(a->rstd);
-    const float *x = host(a->x), *w = host(a->w.data);
-#pragma omp parallel for num_threads(threads_for(s, a->N * a->C)) schedule(static)
-    for (int64_t n = 0; n < a->N; n++)
-        s->cpu->k->rmsnorm(y + n * a->C, rstd ? rstd + n : NULL, x + n * a->C, w, a->eps, a->C);
+    in_pieces(s, a->N, a->C, rmsnorm_rows, a);
     return NB_OK;
 }
 
-/* Rows [16 * t, ...) of one matrix, for all rows of x. */
-static void product(const struct nbi_stream *s, const struct nbi_op_linear *a, int which, int64_t t)
+/* ---- products ---- */
+
+/* Rows of x that are multiplied with a row of tiles before the next row of tiles: whole panels, as
+ * many as stay in a core's own cache. */
+static int64_t group_rows(const struct nbi_op_linear *a)
+{
+    int64_t rows = ((int64_t)384 << 10) / (a->K * (int64_t)sizeof(int16_t)) / NBI_COLUMNS;
+    return (rows < 1 ? 1 : rows) * NBI_COLUMNS;
+}
+
+/* Tile row t of matrix i with rows [c, end) of x. */
+static void product(const struct nbi_stream *s, const struct nbi_op_linear *a, int i, int64_t t,
+                    int64_t c, int64_t end)
 {
     const struct nbi_cpu_kernels *k = s->cpu->k;
-    const struct nbi_weight *w = &a->w[which];
+    const struct nbi_weight *w = &a->w[i];
     bool floats = w->layout == NBI_WEIGHT_ROWS;
-    int64_t first = t * NBI_TILE_ROWS, across = nbi_tiles_across(a->K);
-    int64_t at =
-        floats ? (int64_t)nbi_dtype_bytes(w->dtype, first * a->K) : t * across * NBI_TILE_BYTES;
+    int64_t first = t * NBI_TILE_ROWS;
+    int64_t at = floats ? (int64_t)nbi_dtype_bytes(w->dtype, first * a->K)
+                        : t * nbi_tiles_across(a->K) * NBI_TILE_BYTES;
     struct nbi_product p = {.ldy = w->rows,
                             .w = (const uint8_t *)host(w->data) + at,
                             .dtype = w->dtype,
@@ -312,47 +353,76 @@ static void product(const struct nbi_stream *s, const struct nbi_op_linear *a, i
                             .rows = w->rows - first < NBI_TILE_ROWS ? (int)(w->rows - first)
                                                                     : NBI_TILE_ROWS,
                             .add = a->add};
-    for (int64_t c = 0; c < a->N; c += NBI_COLUMNS) {
-        p.n = a->N - c < NBI_COLUMNS ? (int)(a->N - c) : NBI_COLUMNS;
-        p.y = (float *)host(a->y[which]) + c * w->rows + first;
+    for (; c < end; c += NBI_COLUMNS) {
+        p.n = end - c < NBI_COLUMNS ? (int)(end - c) : NBI_COLUMNS;
+        p.y = (float *)host(a->y[i]) + c * w->rows + first;
         p.x = (const float *)host(a->x) + c * a->K;
-        p.q15 = s->q15 + c * across;
-        (floats ? k->rows_float : a->exact ? k->tiles_exact : k->tiles_q15)(&p);
+        p.q16 = s->q16 + c * nbi_q16_values(a->K);
+        p.q16_scale = s->q16_scale + c * nbi_q16_blocks(a->K);
+        (floats ? k->rows_float : a->exact ? k->tiles_exact : k->tiles_q16)(&p);
+    }
+}
+
+static int64_t tiles_of(const struct nbi_op_linear *a)
+{
+    int64_t total = 0;
+    for (int i = 0; i < a->count; i++)
+        total += nbi_tiles_down(a->w[i].rows);
+    return total;
+}
+
+/* Piece u: of the group u / tiles of rows of x, tile row u % tiles of all matrices. */
+static void linear_pieces(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_linear *a = op->args;
+    int64_t tiles = tiles_of(a), group = group_rows(a);
+    (void)thread;
+    for (int64_t u = first; u < first + count; u++) {
+        int64_t c = u / tiles * group, t = u % tiles;
+        int i = 0;
+        while (t >= nbi_tiles_down(a->w[i].rows))
+            t -= nbi_tiles_down(a->w[i++].rows);
+        product(op->s, a, i, t, c, a->N - c < group ? a->N : c + group);
+    }
+}
+
+static void quantize_rows(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_linear *a = op->args;
+    const struct nbi_stream *s = op->s;
+    (void)thread;
+    for (int64_t n = first; n < first + count; n++) {
+        int64_t panel = n / NBI_COLUMNS * NBI_COLUMNS, c = n - panel;
+        int width = a->N - panel < NBI_COLUMNS ? (int)(a->N - panel) : NBI_COLUMNS;
+        s->cpu->k->quantize_q16(s->q16 + panel * nbi_q16_values(a->K) + 2 * c,
+                                s->q16_scale + panel * nbi_q16_blocks(a->K) + c, width,
+                                (const float *)host(a->x) + n * a->K, a->K);
     }
 }
 
 static enum nb_status cpu_linear(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
-    int64_t tiles[NBI_LINEAR_MAX + 1] = {0}, total = 0, across = nbi_tiles_across(a->K);
+    int64_t group = group_rows(a), groups = (a->N + group - 1) / group;
     bool quantize = false;
-    for (int i = 0; i < a->count; i++) {
-        tiles[i] = total;
-        total += nbi_tiles_down(a->w[i].rows);
+    for (int i = 0; i < a->count; i++)
         quantize = quantize || (a->w[i].layout == NBI_WEIGHT_TILES && !a->exact);
-    }
     NBI_BUG_IF(quantize && (a->N > s->limits.N || a->K > s->limits.K));
-    const float *x = host(a->x);
-#pragma omp parallel num_threads(threads_for(s, total *NBI_TILE_ROWS * a->K * a->N))
-    {
-        if (quantize) {
-#pragma omp for schedule(static)
-            for (int64_t n = 0; n < a->N; n++)
-                s->cpu->k->quantize_q15(s->q15 + n * across, x + n * a->K, a->K);
-        }
-#pragma omp for schedule(static) nowait
-        for (int64_t t = 0; t < total; t++) {
-            int which = a->count - 1;
-            while (t < tiles[which])
-                which--;
-            product(s, a, which, t - tiles[which]);
-        }
-    }
+    if (quantize)
+        in_pieces(s, a->N, a->K, quantize_rows, a);
+    in_pieces(s, groups * tiles_of(a), NBI_TILE_ROWS * a->K * (a->N < group ? a->N : group),
+              linear_pieces, a);
     return NB_OK;
 }
 
-static enum nb_status cpu_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
+/* ---- attention ---- */
+
+static void qkv_rope_rows(void *ctx, int thread, int64_t first, int64_t count)
 {
-    const struct nbi_cpu_kernels *k = s->cpu->k;
+    const struct op *op = ctx;
+    const struct nbi_op_qkv_rope *a = op->args;
+    const struct nbi_cpu_kernels *k = op->s->cpu->k;
     const int32_t *slots = host(a->slots);
     const float *q = host(a->q), *key = host(a->k), *value = host(a->v);
     const float *qw = host(a->q_norm.data), *kw = host(a->k_norm.data);
@@ -361,8 +431,8 @@ static enum nb_status cpu_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv
     uint8_t *ks = host(a->store.k), *vs = host(a->store.v);
     int64_t D = a->D, row = (int64_t)nbi_dtype_bytes(a->store.dtype, a->NKV * D);
     int64_t head = (int64_t)nbi_dtype_bytes(a->store.dtype, D);
-#pragma omp parallel for num_threads(threads_for(s, a->N *(a->NH + a->NKV) * D)) schedule(static)
-    for (int64_t n = 0; n < a->N; n++) {
+    (void)thread;
+    for (int64_t n = first; n < first + count; n++) {
         const struct nbi_turn turn = {c + n * D / 2, sn + n * D / 2};
         float rotated[NBI_HEAD_MAX];
         for (int64_t h = 0; h < a->NH; h++)
@@ -375,48 +445,95 @@ static enum nb_status cpu_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv
         }
         k->narrow(vs + slots[n] * row, a->store.dtype, value + n * a->NKV * D, a->NKV * D);
     }
+}
+
+static enum nb_status cpu_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
+{
+    in_pieces(s, a->N, (a->NH + 2 * a->NKV) * a->D, qkv_rope_rows, a);
     return NB_OK;
+}
+
+/* Rows that are looked at together, and whose keys are read once: as many as a kernel takes, but
+ * few enough for all threads to have some. */
+static int64_t rows_together(const struct nbi_stream *s, const struct nbi_op_attention *a)
+{
+    int64_t most = NBI_QUERIES / (a->NH / a->NKV), fair = a->N * a->NKV / (s->cpu->threads * 4);
+    return fair < 1 ? 1 : fair < most ? fair : most;
+}
+
+/* The rows from n on, before end, that start at the same key and of which none sees fewer than the
+ * one before. */
+static int64_t run_of_rows(const struct nbi_op_attention *a, int64_t n, int64_t end)
+{
+    const int32_t *first = host(a->first), *last = host(a->last);
+    int64_t i = n + 1;
+    while (i < end && first[i] == first[n] && last[i] >= last[i - 1])
+        i++;
+    return i - n;
+}
+
+/* Piece u: of the group u / NKV of rows, head u % NKV of keys and values. */
+static void attention_pieces(void *ctx, int thread, int64_t piece, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_attention *a = op->args;
+    struct nbi_stream *s = op->s;
+    const int32_t *first = host(a->first), *last = host(a->last);
+    int64_t D = a->D, heads = a->NH / a->NKV, together = rows_together(s, a);
+    int64_t row = (int64_t)nbi_dtype_bytes(a->store.dtype, a->NKV * D);
+    for (int64_t u = piece; u < piece + count; u++) {
+        int64_t n = u / a->NKV * together, h = u % a->NKV, rows;
+        int64_t end = a->N - n < together ? a->N : n + together;
+        for (; n < end; n += rows) {
+            rows = run_of_rows(a, n, end);
+            int64_t at = first[n] * row + h * (int64_t)nbi_dtype_bytes(a->store.dtype, D);
+            int64_t out = n * a->NH + h * heads;
+            const struct nbi_attend job = {.y = (float *)host(a->y) + out * D,
+                                           .lse = a->lse.at ? (float *)host(a->lse) + out : NULL,
+                                           .q = (const float *)host(a->q) + out * D,
+                                           .k = (const uint8_t *)host(a->store.k) + at,
+                                           .v = (const uint8_t *)host(a->store.v) + at,
+                                           .last = last + n,
+                                           .first = first[n],
+                                           .stride = row,
+                                           .ldq = a->NH * D,
+                                           .ld_lse = a->NH,
+                                           .dtype = a->store.dtype,
+                                           .rows = (int)rows,
+                                           .heads = (int)heads,
+                                           .D = D,
+                                           .scratch = s->attend + thread * s->attend_floats};
+            s->cpu->k->attend(&job);
+        }
+    }
 }
 
 static enum nb_status cpu_attention(struct nbi_stream *s, const struct nbi_op_attention *a)
 {
     const int32_t *first = host(a->first), *last = host(a->last);
-    const float *q = host(a->q);
-    const uint8_t *ks = host(a->store.k), *vs = host(a->store.v);
-    float *y = host(a->y), *lse = host(a->lse);
-    int64_t D = a->D, heads = a->NH / a->NKV, work = 0;
-    int64_t row = (int64_t)nbi_dtype_bytes(a->store.dtype, a->NKV * D);
+    int64_t together = rows_together(s, a), work = 0;
+    int64_t pieces = (a->N + together - 1) / together * a->NKV;
     for (int64_t n = 0; n < a->N; n++)
-        work += (last[n] - first[n] + 1) * a->NH * D;
-#pragma omp parallel for num_threads(threads_for(s, work)) schedule(dynamic, 1)
-    for (int64_t i = 0; i < a->N * a->NKV; i++) {
-        int64_t n = i / a->NKV, h = i % a->NKV;
-        int64_t at = first[n] * row + h * (int64_t)nbi_dtype_bytes(a->store.dtype, D);
-        int64_t out = n * a->NH + h * heads;
-        const struct nbi_attend job = {.y = y + out * D,
-                                       .lse = lse ? lse + out : NULL,
-                                       .q = q + out * D,
-                                       .k = ks + at,
-                                       .v = vs + at,
-                                       .stride = row,
-                                       .dtype = a->store.dtype,
-                                       .count = last[n] - first[n] + 1,
-                                       .heads = (int)heads,
-                                       .D = D,
-                                       .scratch =
-                                           s->attend + omp_get_thread_num() * s->attend_floats};
-        s->cpu->k->attend(&job);
-    }
+        work += (last[n] - first[n] + 1) * a->NH * a->D;
+    in_pieces(s, pieces, work / pieces, attention_pieces, a);
     return NB_OK;
+}
+
+/* ---- the rest ---- */
+
+static void swiglu_rows(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_swiglu *a = op->args;
+    int64_t at = first * a->F;
+    (void)thread;
+    op->s->cpu->k->swiglu((float *)host(a->y) + at, (const float *)host(a->gate) + at,
+                          (const float *)host(a->up) + at, count * a->F);
 }
 
 static enum nb_status cpu_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a)
 {
-    float *y = host(a->y);
-    const float *gate = host(a->gate), *up = host(a->up);
-#pragma omp parallel for num_threads(threads_for(s, a->N * a->F * 8)) schedule(static)
-    for (int64_t n = 0; n < a->N; n++)
-        s->cpu->k->swiglu(y + n * a->F, gate + n * a->F, up + n * a->F, a->F);
+    in_pieces(s, a->N, a->F * 8, swiglu_rows, a);
     return NB_OK;
 }
 
@@ -442,27 +559,27 @@ static enum nb_status cpu_argmax(struct nbi_stream *s, const struct nbi_op_argma
 static double cpu_peak(struct nbi_backend *be)
 {
     enum { K = 512, ROUNDS = 50, CALLS = 200 };
-    static const int64_t blocks = K / NBI_TILE_COLS;
-    struct nbi_q15_block *q15 = calloc((size_t)(NBI_COLUMNS * blocks), sizeof *q15);
-    uint8_t *tiles = calloc((size_t)blocks, NBI_TILE_BYTES);
-    float y[NBI_COLUMNS * NBI_TILE_ROWS];
+    int16_t *q16 = calloc(NBI_COLUMNS * K, sizeof *q16);
+    uint8_t *tiles = calloc(K / NBI_TILE_COLS, NBI_TILE_BYTES);
+    float y[NBI_COLUMNS * NBI_TILE_ROWS], scale[NBI_COLUMNS * K / NBI_Q16_BLOCK] = {0};
     const struct nbi_product p = {.y = y,
                                   .ldy = NBI_TILE_ROWS,
                                   .w = tiles,
                                   .scale = 1,
-                                  .q15 = q15,
+                                  .q16 = q16,
+                                  .q16_scale = scale,
                                   .K = K,
                                   .rows = NBI_TILE_ROWS,
                                   .n = NBI_COLUMNS};
     double best = 0;
-    for (int r = 0; r < ROUNDS && q15 && tiles; r++) {
+    for (int r = 0; r < ROUNDS && q16 && tiles; r++) {
         double start = nbi_now();
         for (int i = 0; i < CALLS; i++)
-            ((struct cpu *)be)->k->tiles_q15(&p);
+            ((struct cpu *)be)->k->tiles_q16(&p);
         double rate = (double)CALLS * K * NBI_TILE_ROWS * NBI_COLUMNS / (nbi_now() - start);
         best = rate > best ? rate : best;
     }
-    free(q15);
+    free(q16);
     free(tiles);
     return best;
 }

@@ -11,25 +11,29 @@
 #include "tensor/dtype.h"
 
 #define NBI_KEY_BLOCK 64 /* keys that a softmax takes at a time */
+#define NBI_QUERIES   64 /* queries that look at the same keys together, at most */
 #define NBI_COLUMNS   8  /* rows of x that a product takes at a time */
 
-/* One query row against keys and values: heads that share them. */
+_Static_assert(NBI_SHARED_MAX <= NBI_QUERIES, "the heads of one row fit");
+
+/* Rows of queries against keys and values: in each row, the heads that share them. */
 struct nbi_attend {
-    float *y;             /* [heads, D] */
-    float *lse;           /* [heads], or NULL */
-    const float *q;       /* [heads, D] */
+    float *y;             /* [rows, heads, D], ldq floats from row to row */
+    float *lse;           /* [rows, heads], ld_lse floats from row to row; or NULL */
+    const float *q;       /* as y */
     const uint8_t *k, *v; /* of the row `first` and this head */
-    int64_t stride;       /* bytes from one row to the next */
+    const int32_t
+        *last; /* row r sees keys 0 to last[r] - first; no row fewer than the one before */
+    int64_t first, stride, ldq, ld_lse; /* stride: bytes from one key to the next */
     enum nbi_dtype dtype;
-    int64_t count; /* rows */
-    int heads;
+    int rows, heads; /* rows * heads <= NBI_QUERIES */
     int64_t D;
     float *scratch; /* 64-byte aligned; nbi_attend_scratch floats */
 };
 
-static inline int64_t nbi_attend_scratch(int heads, int64_t D)
+static inline int64_t nbi_attend_scratch(int64_t D)
 {
-    return NBI_KEY_BLOCK * D + (int64_t)heads * NBI_KEY_BLOCK;
+    return NBI_KEY_BLOCK * D + NBI_QUERIES * NBI_KEY_BLOCK;
 }
 
 /* The rotation of one position: [D/2] each. */
@@ -46,7 +50,8 @@ struct nbi_product {
     float scale;          /* tensor scale of tiles */
     const float *x;       /* [n] rows, ldx apart */
     int64_t ldx;
-    const struct nbi_q15_block *q15; /* or the same as integers, all blocks of a row together */
+    const int16_t *q16;     /* or the same as whole numbers: a panel of n rows */
+    const float *q16_scale; /* [blocks, n] */
     int64_t K;
     int rows, n;
     bool add;
@@ -57,11 +62,11 @@ struct nbi_cpu_kernels {
 
     /* The products of the kinds that struct nbi_product names. */
     void (*tiles_exact)(const struct nbi_product *p);
-    void (*tiles_q15)(const struct nbi_product *p);
+    void (*tiles_q16)(const struct nbi_product *p);
     void (*rows_float)(const struct nbi_product *p);
 
-    /* Blocks of 32, the last one filled with zeros. */
-    void (*quantize_q15)(struct nbi_q15_block *out, const float *x, int64_t K);
+    /* A row of a panel of n; q and scale point at its first values. */
+    void (*quantize_q16)(int16_t *q, float *scale, int n, const float *x, int64_t K);
 
     void (*rmsnorm)(float *y, float *rstd, const float *x, const float *w, float eps, int64_t C);
 

@@ -1,6 +1,7 @@
 /* kernels_avx2.c - inner loops in AVX2 with FMA and F16C; 8 floats a vector, two vectors a tile's
  * rows. */
-#define LANES 8
+#define LANES   8
+#define QUERIES 2
 #include "backend/cpu/kernels_lanes.h"
 
 #include <immintrin.h>
@@ -36,6 +37,11 @@ static inline vi round_to_int(vf x)
     return (vi)_mm256_cvtps_epi32((__m256)x);
 }
 
+static inline vi in_pairs(vi v)
+{
+    return (vi)_mm256_permutevar8x32_epi32((__m256i)v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
 /* Sums of four vectors: halves of each are added; then four by four is turned and added. */
 static inline void add_up4(float out[4], const vf v[4])
 {
@@ -60,39 +66,6 @@ static inline float top_of(vf v)
     __m128 m = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
-}
-
-/* ---- activations as integers ---- */
-
-static void quantize_q15(struct nbi_q15_block *out, const float *x, int64_t K)
-{
-    int64_t b = 0;
-    for (; (b + 1) * 32 <= K; b++) {
-        struct nbi_q15_block *block = &out[b];
-        vf part[32 / LANES], top = splat(0), odd = splat(0);
-        for (int i = 0; i < 32 / LANES; i++) {
-            part[i] = load(x + b * 32 + i * LANES);
-            top = vmax(top, vmax(part[i], -part[i]));
-            odd += part[i] * 0.0f; /* NaN if one of them is not finite */
-        }
-        float amax = top_of(top), inverse = amax >= NBI_Q15_TINY ? NBI_Q15_MAX / amax : 0;
-        for (int i = 0; i < 32 / LANES; i++) {
-            vi q = round_to_int(part[i] * inverse), high = (q + 64) >> 7, low = q - (high << 7);
-            vb h = __builtin_convertvector(high, vb), l = __builtin_convertvector(low, vb);
-            memcpy(block->high + i * LANES, &h, sizeof h);
-            memcpy(block->low + i * LANES, &l, sizeof l);
-        }
-        for (int g = 0; g < 2; g++) {
-            int32_t sum = 0;
-            for (int j = 0; j < 16; j++)
-                sum += 128 * block->high[g * 16 + j] + block->low[g * 16 + j];
-            block->sum[g] = -12 * sum;
-        }
-        block->scale = (amax + add_up(odd)) / NBI_Q15_MAX * 0x1p7f;
-        block->unused = 0;
-    }
-    if (b * 32 < K)
-        nbi_cpu_kernels_scalar.quantize_q15(out + b, x + b * 32, K - b * 32);
 }
 
 /* ---- products with tiles: half a tile's rows at a time ---- */
@@ -123,53 +96,65 @@ static inline void put(const struct nbi_product *p, struct half h, int c, __m256
         y[r] = p->add ? y[r] + part[r] : part[r];
 }
 
-/* Four products of pairs fit 16 bits: 4 * 2 * 24 * 127 < 32768. */
-static inline __m256i part_dot(const __m256i w[4], const int8_t *q)
+/* Bytes of a vector as words: the even ones, the odd ones. */
+static inline __m256i even_bytes(__m256i v)
 {
-    __m256i d = _mm256_maddubs_epi16(w[0], _mm256_set1_epi32(load_int(q)));
-    for (int v = 1; v < 4; v++)
-        d = _mm256_add_epi16(d, _mm256_maddubs_epi16(w[v], _mm256_set1_epi32(load_int(q + 4 * v))));
-    return _mm256_madd_epi16(d, _mm256_set1_epi16(1));
+    return _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);
 }
 
-static inline __m256i group_dot(const __m256i w[4], const int8_t *high, const int8_t *low,
-                                int32_t sum)
+static inline __m256i odd_bytes(__m256i v)
 {
-    __m256i d = _mm256_slli_epi32(part_dot(w, high), 7);
-    return _mm256_add_epi32(_mm256_add_epi32(d, part_dot(w, low)), _mm256_set1_epi32(sum));
+    return _mm256_srai_epi16(v, 8);
+}
+
+/* Doubled weights of 8 columns, as pairs: columns j and j + 4. */
+static inline void weight_pairs(__m256i w[4], const uint8_t *codes_at)
+{
+    const __m256i table = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+    const __m256i mask = _mm256_set1_epi8(15);
+    __m256i codes = _mm256_loadu_si256((const __m256i *)(const void *)codes_at);
+    __m256i low = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, mask));
+    __m256i high = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), mask));
+    w[0] = even_bytes(low);
+    w[1] = even_bytes(high);
+    w[2] = odd_bytes(low);
+    w[3] = odd_bytes(high);
 }
 
 #define HALF_COLUMNS 4
 
-static inline __attribute__((always_inline)) void q15_half(const struct nbi_product *p,
+static inline __attribute__((always_inline)) void q16_half(const struct nbi_product *p,
                                                            struct half h, const int n)
 {
-    int64_t blocks = nbi_tiles_across(p->K);
-    int half = h.half;
-    const __m256i table = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-    const __m256i low = _mm256_set1_epi8(15);
+    const int64_t groups = p->K / 16, step = NBI_Q16_BLOCK / 16;
     __m256 sum[HALF_COLUMNS];
     for (int c = 0; c < n; c++)
         sum[c] = _mm256_setzero_ps();
-    for (int64_t b = 0; b < blocks; b++) {
-        const uint8_t *tile = (const uint8_t *)p->w + b * NBI_TILE_BYTES;
-        __m256 s0 = tile_scales(tile + 8 * half), s1 = tile_scales(tile + 16 + 8 * half);
-        __m256i w0[4], w1[4];
-        for (int v = 0; v < 4; v++) {
-            __m256i codes =
-                _mm256_loadu_si256((const __m256i *)(const void *)(tile + 32 + 64 * v + 32 * half));
-            w0[v] = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, low));
-            w1[v] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), low));
+    for (int64_t b = 0; b * step < groups; b++) {
+        int64_t end = (b + 1) * step < groups ? (b + 1) * step : groups;
+        __m256 part[HALF_COLUMNS];
+        for (int c = 0; c < n; c++)
+            part[c] = _mm256_setzero_ps();
+        for (int64_t g = b * step; g < end; g++) {
+            const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+            const uint8_t *codes = tile + 32 + (g & 1) * 128 + 32 * h.half;
+            __m256 scale = tile_scales(tile + (g & 1) * 16 + 8 * h.half);
+            __m256i w[8];
+            weight_pairs(w, codes);
+            weight_pairs(w + 4, codes + 64);
+            for (int c = 0; c < n; c++) {
+                const int16_t *x = p->q16 + g * 16 * p->n + 2 * (h.c + c);
+                __m256i d = _mm256_setzero_si256();
+                for (int j = 0; j < 8; j++)
+                    d = _mm256_add_epi32(
+                        d, _mm256_madd_epi16(w[j], _mm256_set1_epi32(load_int(x + 2 * p->n * j))));
+                part[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), scale, part[c]);
+            }
         }
-        for (int c = 0; c < n; c++) {
-            const struct nbi_q15_block *block = &p->q15[(h.c + c) * blocks + b];
-            __m256i d0 = group_dot(w0, block->high, block->low, block->sum[0]);
-            __m256i d1 = group_dot(w1, block->high + 16, block->low + 16, block->sum[1]);
-            __m256 part = _mm256_mul_ps(_mm256_cvtepi32_ps(d0), s0);
-            part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d1), s1, part);
-            sum[c] = _mm256_fmadd_ps(part, _mm256_set1_ps(block->scale), sum[c]);
-        }
+        for (int c = 0; c < n; c++)
+            sum[c] =
+                _mm256_fmadd_ps(part[c], _mm256_set1_ps(p->q16_scale[b * p->n + h.c + c]), sum[c]);
     }
     for (int c = 0; c < n; c++)
         put(p, h, c, sum[c]);
@@ -198,15 +183,14 @@ static inline __attribute__((always_inline)) void exact_half(const struct nbi_pr
         __m256 part[HALF_COLUMNS];
         for (int c = 0; c < n; c++)
             part[c] = _mm256_setzero_ps();
-        for (int v = 0; v < 4; v++) {
-            __m256i codes =
-                _mm256_loadu_si256((const __m256i *)(const void *)(tile + 32 + 64 * v + 32 * half));
-            codes = _mm256_srl_epi32(codes, _mm_cvtsi32_si128(g & 1 ? 4 : 0));
-            for (int j = 0; j < 4; j++) {
+        for (int v = 0; v < 2; v++) {
+            __m256i codes = _mm256_loadu_si256(
+                (const __m256i *)(const void *)(tile + 32 + (g & 1) * 128 + 64 * v + 32 * half));
+            for (int j = 0; j < 8; j++) {
                 __m256 w = decode(codes);
-                codes = _mm256_srli_epi32(codes, 8);
+                codes = _mm256_srli_epi32(codes, 4);
                 for (int c = 0; c < n; c++)
-                    part[c] = _mm256_fmadd_ps(w, _mm256_set1_ps(x[c * p->ldx + g * 16 + 4 * v + j]),
+                    part[c] = _mm256_fmadd_ps(w, _mm256_set1_ps(x[c * p->ldx + g * 16 + 8 * v + j]),
                                               part[c]);
             }
         }
@@ -235,9 +219,9 @@ static inline __attribute__((always_inline)) void exact_half(const struct nbi_pr
                 product(p, h, 4);                                                                  \
             }
 
-static void tiles_q15(const struct nbi_product *p)
+static void tiles_q16(const struct nbi_product *p)
 {
-    BY_HALVES(q15_half)
+    BY_HALVES(q16_half)
 }
 
 static void tiles_exact(const struct nbi_product *p)
@@ -248,9 +232,9 @@ static void tiles_exact(const struct nbi_product *p)
 const struct nbi_cpu_kernels nbi_cpu_kernels_avx2 = {
     .name = "avx2",
     .tiles_exact = tiles_exact,
-    .tiles_q15 = tiles_q15,
+    .tiles_q16 = tiles_q16,
     .rows_float = rows_float,
-    .quantize_q15 = quantize_q15,
+    .quantize_q16 = quantize_q16,
     .rmsnorm = rmsnorm,
     .norm_rope = norm_rope,
     .attend = attend,

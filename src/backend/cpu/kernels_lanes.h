@@ -18,7 +18,7 @@
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
-typedef int8_t vb __attribute__((vector_size(LANES)));
+typedef int16_t vs __attribute__((vector_size(2 * LANES)));
 
 /* ---- primitives of the instruction set, defined by the including file ---- */
 
@@ -30,6 +30,7 @@ static float add_up(vf v);                        /* in a fixed order */
 static void add_up4(float out[4], const vf v[4]); /* each in that same order */
 static float top_of(vf v);
 static vi round_to_int(vf x); /* to nearest, ties to even */
+static vi in_pairs(vi v);     /* of each eight, in the order 0 4 1 5 2 6 3 7 */
 
 /* ---- basics ---- */
 
@@ -179,6 +180,44 @@ static void rows_float(const struct nbi_product *p)
         rows_of(p, NBI_F16);
 }
 
+/* ---- activations as whole numbers ---- */
+
+/* LANES values to their places in a panel of n rows. */
+static inline void put_q16(int16_t *q, int n, vi values)
+{
+    vs words = __builtin_convertvector(in_pairs(values), vs);
+    int32_t w[LANES / 2];
+    memcpy(w, &words, sizeof w);
+    for (int i = 0; i < LANES / 2; i++)
+        memcpy(q + i * 2 * n, &w[i], sizeof w[i]);
+}
+
+/* Values [k, k + LANES) of K, zeros behind them. */
+static inline vf load_until(const float *x, int64_t k, int64_t K)
+{
+    return k + LANES <= K ? load(x + k) : k < K ? load_some(x + k, NBI_F32, K - k) : splat(0);
+}
+
+static void quantize_q16(int16_t *q, float *scale, int n, const float *x, int64_t K)
+{
+    for (int64_t b = 0; b * NBI_Q16_BLOCK < K; b++) {
+        int64_t first = b * NBI_Q16_BLOCK, left = nbi_q16_values(K) - first;
+        int64_t end = first + (left < NBI_Q16_BLOCK ? left : NBI_Q16_BLOCK);
+        vf top = splat(0), odd = splat(0);
+        for (int64_t k = first; k < end; k += LANES) {
+            vf v = load_until(x, k, K);
+            top = vmax(top, vmax(v, -v));
+            odd += v * 0.0f; /* NaN if one is not finite */
+        }
+        float amax = top_of(top), nan = add_up(odd);
+        bool usable = amax >= NBI_Q16_TINY && nan == 0;
+        for (int64_t k = first; k < end; k += LANES)
+            put_q16(q + k * n, n,
+                    usable ? round_to_int(load_until(x, k, K) * (NBI_Q16_MAX / amax)) : (vi){0});
+        scale[b * n] = nan == 0 ? amax / NBI_Q16_MAX * 0x1p7f : NAN;
+    }
+}
+
 /* ---- rows ---- */
 
 static float inverse_norm(const float *x, float eps, int64_t n)
@@ -254,114 +293,213 @@ static int64_t argmax(const float *x, int64_t n)
 
 /* ---- attention ---- */
 
-/* Rows of a store as floats: where they are, if they are floats, else converted. */
-static const float *rows_as_floats(const struct nbi_attend *a, const uint8_t *p, int64_t start,
-                                   int64_t n, int64_t *stride)
+/* Keys or values of one block, as floats. */
+struct rows {
+    const float *p;
+    int64_t stride, n, D;
+};
+
+/* Where they are, if they are floats, else converted. */
+static struct rows rows_as_floats(const struct nbi_attend *a, const uint8_t *p, int64_t start,
+                                  int64_t n)
 {
-    if (a->dtype == NBI_F32) {
-        *stride = a->stride / 4;
-        return (const float *)(const void *)(p + start * a->stride);
-    }
+    if (a->dtype == NBI_F32)
+        return (struct rows){(const float *)(const void *)(p + start * a->stride), a->stride / 4, n,
+                             a->D};
     for (int64_t i = 0; i < n; i++)
         widen(a->scratch + i * a->D, p + (start + i) * a->stride, a->dtype, a->D);
-    *stride = a->D;
-    return a->scratch;
+    return (struct rows){a->scratch, a->D, n, a->D};
 }
 
-/* score[i] = q . rows[i] * scale, four rows at a time. */
-static void scores_of(float *score, const float *q, const float *rows, int64_t stride, int64_t n,
-                      int64_t D, float scale)
+/* One query's state. */
+struct query {
+    const float *q;
+    float *y, *score; /* score [NBI_KEY_BLOCK] */
+    int64_t count;    /* keys it sees */
+    float top, sum;
+};
+
+/* Scores of Q queries for four keys. whole: D is a multiple of LANES. */
+static inline __attribute__((always_inline)) void four_scores(const struct query *t, const int Q,
+                                                              const float *const row[4], int64_t D,
+                                                              int64_t at, const bool whole)
+{
+    float scale = 1 / sqrtf((float)D);
+    vf sum[QUERIES][4];
+    int64_t d = 0;
+    for (int q = 0; q < Q; q++)
+        for (int j = 0; j < 4; j++)
+            sum[q][j] = splat(0);
+    for (; d + LANES <= D; d += LANES)
+        for (int j = 0; j < 4; j++) {
+            vf key = load(row[j] + d);
+            for (int q = 0; q < Q; q++)
+                sum[q][j] = fused(load(t[q].q + d), key, sum[q][j]);
+        }
+    if (!whole)
+        for (int j = 0; j < 4; j++) {
+            vf key = load_some(row[j] + d, NBI_F32, D - d);
+            for (int q = 0; q < Q; q++)
+                sum[q][j] = fused(load_some(t[q].q + d, NBI_F32, D - d), key, sum[q][j]);
+        }
+    for (int q = 0; q < Q; q++) {
+        float four[4];
+        add_up4(four, sum[q]);
+        for (int j = 0; j < 4; j++)
+            t[q].score[at + j] = four[j] * scale;
+    }
+}
+
+/* Scores of Q queries for n keys; keys that a query does not see get one too. */
+static inline __attribute__((always_inline)) void scores_of(const struct query *t, const int Q,
+                                                            struct rows k, int64_t n)
 {
     for (int64_t i = 0; i < n; i += 4) {
-        vf sum[4] = {splat(0), splat(0), splat(0), splat(0)};
         const float *row[4];
-        float four[4];
-        int64_t d = 0, left = n - i < 4 ? n - i : 4;
         for (int64_t j = 0; j < 4; j++)
-            row[j] = rows + (i + (j < left ? j : 0)) * stride;
-        for (; d + LANES <= D; d += LANES) {
-            vf x = load(q + d);
-            for (int j = 0; j < 4; j++)
-                sum[j] = fused(x, load(row[j] + d), sum[j]);
-        }
-        for (int j = 0; d < D && j < 4; j++)
-            sum[j] = fused(load_some(q + d, NBI_F32, D - d), load_some(row[j] + d, NBI_F32, D - d),
-                           sum[j]);
-        add_up4(four, sum);
-        for (int64_t j = 0; j < left; j++)
-            score[i + j] = four[j] * scale;
+            row[j] = k.p + (i + j < n ? i + j : i) * k.stride;
+        if (k.D % LANES == 0)
+            four_scores(t, Q, row, k.D, i, true);
+        else
+            four_scores(t, Q, row, k.D, i, false);
     }
 }
 
-/* y = y * keep + sum p[i] rows[i]; four vectors of y at a time. */
-static void weigh(float *y, float keep, const float *p, const float *rows, int64_t stride,
-                  int64_t n, int64_t D)
+/* y += score . rows from `from` to `to`, for V vectors of y from d on. */
+static inline __attribute__((always_inline)) void
+weigh_part(const struct query *t, const int Q, struct rows v, int64_t from, int64_t d, const int V)
+{
+    vf sum[QUERIES][4];
+    for (int q = 0; q < Q; q++)
+        for (int j = 0; j < V; j++)
+            sum[q][j] = load(t[q].y + d + j * LANES);
+    for (int64_t i = from; i < v.n; i++)
+        for (int j = 0; j < V; j++) {
+            vf value = load(v.p + i * v.stride + d + j * LANES);
+            for (int q = 0; q < Q; q++)
+                sum[q][j] = fused(splat(t[q].score[i]), value, sum[q][j]);
+        }
+    for (int q = 0; q < Q; q++)
+        for (int j = 0; j < V; j++)
+            store(t[q].y + d + j * LANES, sum[q][j]);
+}
+
+static inline __attribute__((always_inline)) void weigh(const struct query *t, const int Q,
+                                                        struct rows v, int64_t from)
 {
     int64_t d = 0;
-    for (; d + 4 * LANES <= D; d += 4 * LANES) {
-        vf sum[4];
-        for (int j = 0; j < 4; j++)
-            sum[j] = load(y + d + j * LANES) * keep;
-        for (int64_t i = 0; i < n; i++) {
-            vf weight = splat(p[i]);
-            for (int j = 0; j < 4; j++)
-                sum[j] = fused(weight, load(rows + i * stride + d + j * LANES), sum[j]);
-        }
-        for (int j = 0; j < 4; j++)
-            store(y + d + j * LANES, sum[j]);
+    for (; d + 4 * LANES <= v.D; d += 4 * LANES)
+        weigh_part(t, Q, v, from, d, 4);
+    for (; d + LANES <= v.D; d += LANES)
+        weigh_part(t, Q, v, from, d, 1);
+    for (int q = 0; q < Q; q++)
+        for (int64_t rest = d; rest < v.D; rest++)
+            for (int64_t i = from; i < v.n; i++)
+                t[q].y[rest] += t[q].score[i] * v.p[i * v.stride + rest];
+}
+
+/* The scores of n keys become e^(score - maximum); sum and maximum follow. What was summed before
+ * is to be multiplied with the result. */
+static float soften(struct query *t, int64_t n)
+{
+    vf high = splat(t->top), sum = splat(0);
+    for (int64_t i = n; i < (n + LANES - 1) / LANES * LANES; i++)
+        t->score[i] = -INFINITY;
+    for (int64_t i = 0; i < n; i += LANES)
+        high = vmax(high, load(t->score + i));
+    float top = top_of(high);
+    for (int64_t i = 0; i < n; i += LANES) {
+        vf e = vexp(load(t->score + i) - top);
+        store(t->score + i, e);
+        sum += e;
     }
-    for (; d < D; d++) {
-        y[d] *= keep;
-        for (int64_t i = 0; i < n; i++)
-            y[d] += p[i] * rows[i * stride + d];
+    float keep = expf(t->top - top);
+    t->sum = t->sum * keep + add_up(sum);
+    t->top = top;
+    return keep;
+}
+
+static void shrink(float *y, float by, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        store(y + i, load(y + i) * by);
+    for (; i < n; i++)
+        y[i] *= by;
+}
+
+static int64_t seen_of(const struct query *t, int64_t start, int64_t n)
+{
+    int64_t seen = t->count - start;
+    return seen < 0 ? 0 : seen < n ? seen : n;
+}
+
+/* Keys from `start` on for Q queries, all of which see some of them, none more than the last. */
+static inline __attribute__((always_inline)) void score_block(struct query *t, const int Q,
+                                                              struct rows k, int64_t start)
+{
+    scores_of(t, Q, k, seen_of(&t[Q - 1], start, k.n)); /* the last one sees most */
+    for (int q = 0; q < Q; q++) {
+        float keep = soften(&t[q], seen_of(&t[q], start, k.n));
+        if (start > 0 && keep != 1)
+            shrink(t[q].y, keep, k.D);
     }
 }
 
-/* score[0, n) becomes e^(score - high); their sum. */
-static float exponentials(float *score, float high, int64_t n)
+/* Values for Q queries: together as far as all of them see, the rest one by one. */
+static inline __attribute__((always_inline)) void weigh_block(struct query *t, const int Q,
+                                                              struct rows v, int64_t start)
 {
-    vf sum = splat(0);
-    for (int64_t i = n; i < (n + LANES - 1) / LANES * LANES; i++)
-        score[i] = -INFINITY;
-    for (int64_t i = 0; i < n; i += LANES) {
-        vf e = vexp(load(score + i) - high);
-        store(score + i, e);
-        sum += e;
+    int64_t n = v.n, all = n;
+    for (int q = 0; q < Q; q++)
+        all = seen_of(&t[q], start, n) < all ? seen_of(&t[q], start, n) : all;
+    v.n = all;
+    weigh(t, Q, v, 0);
+    for (int q = 0; q < Q; q++) {
+        v.n = seen_of(&t[q], start, n);
+        if (v.n > all)
+            weigh(t + q, 1, v, all);
     }
-    return add_up(sum);
 }
+
+/* QUERIES of the n at a time, then one by one. */
+#define IN_TILES(block, t, n, rows, start)                                                         \
+    do {                                                                                           \
+        int at = 0;                                                                                \
+        for (; at + QUERIES <= (n); at += QUERIES)                                                 \
+            block((t) + at, QUERIES, rows, start);                                                 \
+        for (; at < (n); at++)                                                                     \
+            block((t) + at, 1, rows, start);                                                       \
+    } while (0)
 
 static void attend(const struct nbi_attend *a)
 {
-    float scale = 1 / sqrtf((float)a->D), top[NBI_SHARED_MAX], sum[NBI_SHARED_MAX];
-    float *scores = a->scratch + NBI_KEY_BLOCK * a->D;
-    memset(a->y, 0, (size_t)(a->heads * a->D) * sizeof *a->y);
-    for (int h = 0; h < a->heads; h++) {
-        top[h] = -INFINITY;
-        sum[h] = 0;
+    struct query t[NBI_QUERIES];
+    int n = a->rows * a->heads, from = 0;
+    int64_t keys = a->last[a->rows - 1] - a->first + 1; /* of the last row, so of all */
+    for (int i = 0; i < n; i++) {
+        int64_t r = i / a->heads, at = r * a->ldq + i % a->heads * a->D;
+        t[i] = (struct query){.q = a->q + at,
+                              .y = a->y + at,
+                              .score = a->scratch + NBI_KEY_BLOCK * a->D + i * NBI_KEY_BLOCK,
+                              .count = a->last[r] - a->first + 1,
+                              .top = -INFINITY};
+        memset(t[i].y, 0, (size_t)a->D * sizeof *t[i].y);
     }
-    for (int64_t start = 0; start < a->count; start += NBI_KEY_BLOCK) {
-        int64_t n = a->count - start < NBI_KEY_BLOCK ? a->count - start : NBI_KEY_BLOCK, stride;
-        float keep[NBI_SHARED_MAX];
-        const float *rows = rows_as_floats(a, a->k, start, n, &stride);
-        for (int h = 0; h < a->heads; h++) {
-            float *score = scores + h * NBI_KEY_BLOCK, high = top[h];
-            scores_of(score, a->q + h * a->D, rows, stride, n, a->D, scale);
-            for (int64_t i = 0; i < n; i++)
-                high = score[i] > high ? score[i] : high;
-            keep[h] = expf(top[h] - high);
-            sum[h] = sum[h] * keep[h] + exponentials(score, high, n);
-            top[h] = high;
-        }
-        rows = rows_as_floats(a, a->v, start, n, &stride);
-        for (int h = 0; h < a->heads; h++)
-            weigh(a->y + h * a->D, keep[h], scores + h * NBI_KEY_BLOCK, rows, stride, n, a->D);
+    for (int64_t start = 0; start < keys; start += NBI_KEY_BLOCK) {
+        int64_t count = keys - start < NBI_KEY_BLOCK ? keys - start : NBI_KEY_BLOCK;
+        while (t[from].count <= start)
+            from++;
+        struct rows k = rows_as_floats(a, a->k, start, count);
+        IN_TILES(score_block, t + from, n - from, k, start);
+        struct rows v = rows_as_floats(a, a->v, start, count);
+        IN_TILES(weigh_block, t + from, n - from, v, start);
     }
-    for (int h = 0; h < a->heads; h++) {
+    for (int i = 0; i < n; i++) {
         for (int64_t d = 0; d < a->D; d++)
-            a->y[h * a->D + d] /= sum[h];
+            t[i].y[d] /= t[i].sum;
         if (a->lse)
-            a->lse[h] = top[h] + logf(sum[h]);
+            a->lse[i / a->heads * a->ld_lse + i % a->heads] = t[i].top + logf(t[i].sum);
     }
 }
 

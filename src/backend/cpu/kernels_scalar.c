@@ -48,8 +48,8 @@ static void narrow(void *y, enum nbi_dtype dtype, const float *x, int64_t n)
 
 static uint8_t code_at(const uint8_t *tile, int row, int k)
 {
-    uint8_t byte = tile[32 + k % 16 / 4 * 64 + row * 4 + k % 4];
-    return k < 16 ? byte & 15 : byte >> 4;
+    uint8_t byte = tile[32 + k / 8 * 64 + row * 4 + k % 8 / 2];
+    return k & 1 ? byte >> 4 : byte & 15;
 }
 
 static void put(const struct nbi_product *p, int c, int r, float sum)
@@ -76,24 +76,29 @@ static void tiles_exact(const struct nbi_product *p)
         }
 }
 
-static void tiles_q15(const struct nbi_product *p)
+/* One group of 16: the dot product of whole numbers, scaled. The kernels read scales times 2^-8. */
+static float group_q16(const struct nbi_product *p, int64_t g, int r, int c)
 {
-    int64_t blocks = nbi_tiles_across(p->K);
+    const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+    int high = (int)(g & 1);
+    int32_t dot = 0;
+    for (int k = 0; k < 16; k++)
+        dot += (int32_t)(2 * nbi_e2m1_to_f32(code_at(tile, r, high * 16 + k))) *
+               p->q16[nbi_q16_at(g * 16 + k, p->n) + 2 * c];
+    return (float)dot * (nbi_e4m3_to_f32(tile[high * 16 + r]) * 0x1p-8f);
+}
+
+static void tiles_q16(const struct nbi_product *p)
+{
+    const int64_t step = NBI_Q16_BLOCK / 16;
     for (int c = 0; c < p->n; c++)
         for (int r = 0; r < p->rows; r++) {
             float sum = 0;
-            for (int64_t b = 0; b < blocks; b++) {
-                const uint8_t *tile = (const uint8_t *)p->w + b * NBI_TILE_BYTES;
-                const struct nbi_q15_block *block = &p->q15[c * blocks + b];
+            for (int64_t b = 0; b < nbi_q16_blocks(p->K); b++) {
                 float part = 0;
-                for (int g = 0; g < 2; g++) {
-                    int32_t dot = 0; /* of doubled weights, which are whole numbers */
-                    for (int k = 0; k < 16; k++)
-                        dot += (int32_t)(2 * nbi_e2m1_to_f32(code_at(tile, r, g * 16 + k))) *
-                               (128 * block->high[g * 16 + k] + block->low[g * 16 + k]);
-                    part += (float)dot * (nbi_e4m3_to_f32(tile[g * 16 + r]) * 0x1p-8f);
-                }
-                sum += part * block->scale;
+                for (int64_t g = b * step; g < (b + 1) * step && g < p->K / 16; g++)
+                    part += group_q16(p, g, r, c);
+                sum += part * p->q16_scale[b * p->n + c];
             }
             put(p, c, r, sum * p->scale);
         }
@@ -110,27 +115,23 @@ static void rows_float(const struct nbi_product *p)
         }
 }
 
-static void quantize_q15(struct nbi_q15_block *out, const float *x, int64_t K)
+static void quantize_q16(int16_t *q, float *scale, int n, const float *x, int64_t K)
 {
-    for (int64_t b = 0; b * 32 < K; b++) {
-        struct nbi_q15_block *block = &out[b];
-        int64_t n = K - b * 32 < 32 ? K - b * 32 : 32;
+    for (int64_t b = 0; b * NBI_Q16_BLOCK < K; b++) {
+        int64_t first = b * NBI_Q16_BLOCK, left = nbi_q16_values(K) - first;
+        int64_t end = first + (left < NBI_Q16_BLOCK ? left : NBI_Q16_BLOCK);
         float amax = 0;
-        memset(block, 0, sizeof *block);
-        for (int64_t i = 0; i < n; i++)
-            amax = fmaxf(amax, fabsf(x[b * 32 + i]));
-        float inverse = amax >= NBI_Q15_TINY ? NBI_Q15_MAX / amax : 0;
-        for (int64_t i = 0; i < n; i++) {
-            int32_t q = (int32_t)rintf(x[b * 32 + i] * inverse), high = (q + 64) >> 7;
-            block->high[i] = (int8_t)high;
-            block->low[i] = (int8_t)(q - 128 * high);
-            block->sum[i / 16] -= 12 * q;
+        bool odd = false;
+        for (int64_t k = first; k < end && k < K; k++) {
+            amax = fmaxf(amax, fabsf(x[k]));
+            odd = odd || !isfinite(x[k]);
         }
-        /* Half for the doubled weights; 2^8 since kernels read scales times 2^-8. */
-        block->scale = amax / NBI_Q15_MAX * 0x1p7f;
-        for (int64_t i = 0; i < n; i++)
-            if (!isfinite(x[b * 32 + i]))
-                block->scale = NAN; /* it must show */
+        float inverse = amax >= NBI_Q16_TINY && !odd ? NBI_Q16_MAX / amax : 0;
+        for (int64_t k = first; k < end; k++)
+            q[nbi_q16_at(k, n)] = k < K && !odd ? (int16_t)rintf(x[k] * inverse) : 0;
+        /* Half for the doubled weights; 2^8 since kernels read their scales times 2^-8. What is not
+         * finite must show. */
+        scale[b * n] = odd ? NAN : amax / NBI_Q16_MAX * 0x1p7f;
     }
 }
 
@@ -184,48 +185,54 @@ static int64_t argmax(const float *x, int64_t n)
 /* ---- attention ---- */
 
 /* The softmax is taken block by block: what was summed so far is scaled to the new maximum. */
+static float attend_one(const struct nbi_attend *a, float *y, const float *q, int64_t count)
+{
+    float scale = 1 / sqrtf((float)a->D), top = -INFINITY, sum = 0;
+    memset(y, 0, (size_t)a->D * sizeof *y);
+    for (int64_t start = 0; start < count; start += NBI_KEY_BLOCK) {
+        int64_t n = count - start < NBI_KEY_BLOCK ? count - start : NBI_KEY_BLOCK;
+        float score[NBI_KEY_BLOCK], high = top;
+        for (int64_t i = 0; i < n; i++) {
+            score[i] = 0;
+            for (int64_t d = 0; d < a->D; d++)
+                score[i] += q[d] * load(a->k + (start + i) * a->stride, a->dtype, d);
+            score[i] *= scale;
+            high = fmaxf(high, score[i]);
+        }
+        float keep = expf(top - high);
+        sum *= keep;
+        for (int64_t d = 0; d < a->D; d++)
+            y[d] *= keep;
+        for (int64_t i = 0; i < n; i++) {
+            float p = expf(score[i] - high);
+            sum += p;
+            for (int64_t d = 0; d < a->D; d++)
+                y[d] += p * load(a->v + (start + i) * a->stride, a->dtype, d);
+        }
+        top = high;
+    }
+    for (int64_t d = 0; d < a->D; d++)
+        y[d] /= sum;
+    return top + logf(sum);
+}
+
 static void attend(const struct nbi_attend *a)
 {
-    float scale = 1 / sqrtf((float)a->D);
-    for (int h = 0; h < a->heads; h++) {
-        const float *q = a->q + h * a->D;
-        float *y = a->y + h * a->D, top = -INFINITY, sum = 0;
-        memset(y, 0, (size_t)a->D * sizeof *y);
-        for (int64_t start = 0; start < a->count; start += NBI_KEY_BLOCK) {
-            int64_t n = a->count - start < NBI_KEY_BLOCK ? a->count - start : NBI_KEY_BLOCK;
-            float score[NBI_KEY_BLOCK], high = top;
-            for (int64_t i = 0; i < n; i++) {
-                score[i] = 0;
-                for (int64_t d = 0; d < a->D; d++)
-                    score[i] += q[d] * load(a->k + (start + i) * a->stride, a->dtype, d);
-                score[i] *= scale;
-                high = fmaxf(high, score[i]);
-            }
-            float keep = expf(top - high);
-            sum *= keep;
-            for (int64_t d = 0; d < a->D; d++)
-                y[d] *= keep;
-            for (int64_t i = 0; i < n; i++) {
-                float p = expf(score[i] - high);
-                sum += p;
-                for (int64_t d = 0; d < a->D; d++)
-                    y[d] += p * load(a->v + (start + i) * a->stride, a->dtype, d);
-            }
-            top = high;
+    for (int r = 0; r < a->rows; r++)
+        for (int h = 0; h < a->heads; h++) {
+            int64_t at = r * a->ldq + h * a->D;
+            float lse = attend_one(a, a->y + at, a->q + at, a->last[r] - a->first + 1);
+            if (a->lse)
+                a->lse[r * a->ld_lse + h] = lse;
         }
-        for (int64_t d = 0; d < a->D; d++)
-            y[d] /= sum;
-        if (a->lse)
-            a->lse[h] = top + logf(sum);
-    }
 }
 
 const struct nbi_cpu_kernels nbi_cpu_kernels_scalar = {
     .name = "scalar",
     .tiles_exact = tiles_exact,
-    .tiles_q15 = tiles_q15,
+    .tiles_q16 = tiles_q16,
     .rows_float = rows_float,
-    .quantize_q15 = quantize_q15,
+    .quantize_q16 = quantize_q16,
     .rmsnorm = rmsnorm,
     .norm_rope = norm_rope,
     .attend = attend,

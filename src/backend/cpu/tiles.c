@@ -4,28 +4,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Eight nibbles as the low halves of eight bytes. */
-static uint64_t spread(uint32_t nibbles)
-{
-    uint64_t x = nibbles;
-    x = (x | x << 16) & 0x0000FFFF0000FFFFu;
-    x = (x | x << 8) & 0x00FF00FF00FF00FFu;
-    return (x | x << 4) & 0x0F0F0F0F0F0F0F0Fu;
-}
-
-/* Columns 8i to 8i + 7 of both groups of a row: two lanes' worth of codes. */
-static void pack_eight(uint8_t *codes, const uint8_t *low, const uint8_t *high, int i, int lane)
-{
-    uint32_t a = 0, b = 0;
-    memcpy(&a, low + 4 * i, 4);
-    if (high)
-        memcpy(&b, high + 4 * i, 4);
-    uint64_t bytes = spread(a) | spread(b) << 4;
-    memcpy(codes + 2 * i * 64 + lane * 4, &bytes, 4);
-    bytes >>= 32;
-    memcpy(codes + (2 * i + 1) * 64 + lane * 4, &bytes, 4);
-}
-
 void nbi_tiles_pack(uint8_t *tiles, const uint8_t *codes, const uint8_t *scales, int rows,
                     int64_t cols)
 {
@@ -40,8 +18,8 @@ void nbi_tiles_pack(uint8_t *tiles, const uint8_t *codes, const uint8_t *scales,
             tile[r] = scales[r * groups + 2 * t];
             if (second)
                 tile[16 + r] = scales[r * groups + 2 * t + 1];
-            pack_eight(tile + 32, row, second ? row + 8 : NULL, 0, r);
-            pack_eight(tile + 32, row, second ? row + 8 : NULL, 1, r);
+            for (int v = 0; v < (second ? 4 : 2); v++)
+                memcpy(tile + 32 + 64 * v + 4 * r, row + 4 * v, 4);
         }
     }
 }
