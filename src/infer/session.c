@@ -66,7 +66,9 @@ void nbi_session_plan(const struct nbi_config *c, const struct nbi_session_opts 
     struct nbi_session_opts o = with_defaults(opts);
     plan->kv = 2 * c->layers * layer_bytes(c, &o);
     plan->activations = nbi_acts_bytes(c, o.chunk, o.logits);
-    plan->host = (o.context + 5 * o.chunk) * (int64_t)sizeof(int32_t);
+    plan->host = (int64_t)sizeof(struct nb_session) +
+                 (o.context + 5 * o.chunk) * (int64_t)sizeof(int32_t) +
+                 c->layers * (int64_t)(sizeof(struct nbi_kv_store) + sizeof(struct nbi_layer_acts));
 }
 
 static enum nb_status make_host(struct nb_session *s)

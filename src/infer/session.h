@@ -15,9 +15,11 @@ struct nbi_session_opts {
     bool exact;
 };
 
-/* What it will take, by part. */
+/* What it will take, by part: all that nbi_session_new allocates, but for what the backend takes
+ * for its stream. */
 struct nbi_session_plan {
-    int64_t kv, activations, host;
+    int64_t kv, activations; /* of the backend's memory */
+    int64_t host;            /* of malloc's */
 };
 
 void nbi_session_plan(const struct nbi_config *c, const struct nbi_session_opts *opts,
