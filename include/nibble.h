@@ -478,6 +478,10 @@ NB_MUST_CHECK enum nb_status nb_debug_hf(const struct nb_engine *engine, const c
 /* The code path that the NVFP4 codec takes here: "scalar", "avx2" or "avx512". */
 const char *nb_codec_path(void);
 
+/* The same for products with NVFP4 weights when a model runs, in words: products of bytes need more
+ * than the codec does. */
+const char *nb_product_path(void);
+
 /* Compares every codec path this CPU can run with the scalar one, on random blocks. */
 NB_MUST_CHECK enum nb_status nb_codec_selftest(void);
 
