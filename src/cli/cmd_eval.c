@@ -30,20 +30,14 @@ static const struct cli_opt options[] = {
 
 /* ---- ppl ---- */
 
-static enum nb_status read_ids(const struct eval_opts *o, const struct nb_engine *engine,
-                               int32_t **ids, size_t *count, size_t *bytes)
+static enum nb_status encode(const struct eval_opts *o, const struct nb_engine *engine,
+                             const struct nbi_str *text, int32_t **ids, size_t *count)
 {
     struct nb_tokenizer *t = nb_engine_tokenizer(engine);
-    struct nbi_str text = {0};
     if (!t)
         return nbi_fail(NB_ENOTFOUND, "'%s' has no tokenizer; --model-dir DIR says where one is",
                         o->run.model);
-    enum nb_status rc = cli_read_all(strcmp(o->text, "-") == 0 ? NULL : o->text, &text);
-    if (rc == NB_OK)
-        rc = nb_tokenizer_encode(t, nbi_str_text(&text), text.len, false, ids, count);
-    *bytes = text.len;
-    nbi_str_release(&text);
-    return rc;
+    return nb_tokenizer_encode(t, nbi_str_text(text), text->len, false, ids, count);
 }
 
 static int print_ppl(const struct eval_opts *o, const struct nb_ppl_result *r, size_t bytes)
@@ -64,13 +58,13 @@ static int print_ppl(const struct eval_opts *o, const struct nb_ppl_result *r, s
     return 0;
 }
 
-static enum nb_status evaluate(struct eval_opts *o, const struct nb_engine *engine,
-                               struct nb_ppl_result *result, size_t *bytes)
+static enum nb_status evaluate(const struct eval_opts *o, const struct nb_engine *engine,
+                               const struct nbi_str *text, struct nb_ppl_result *result)
 {
     int32_t *ids = NULL;
     size_t count = 0;
     struct nbi_progress progress;
-    NBI_TRY(read_ids(o, engine, &ids, &count, bytes));
+    NBI_TRY(encode(o, engine, text, &ids, &count));
     nbi_progress_begin(&progress, o->common.quiet ? NULL : stderr, "tokens", NBI_UNIT_ITEMS);
     const struct nb_ppl_opts opts = {.context = o->run.context,
                                      .stride = o->stride,
@@ -88,17 +82,21 @@ static int run_ppl(struct eval_opts *o)
 {
     struct nb_engine *engine = NULL;
     struct nb_ppl_result result;
-    size_t bytes = 0;
+    struct nbi_str text = {0};
     if (!o->run.model || !o->text) {
         fprintf(stderr, "nibble eval ppl: %s is missing; see 'nibble help eval'\n",
                 o->run.model ? "--text FILE" : "-m MODEL");
         return CLI_EXIT_USAGE;
     }
-    enum nb_status rc = cli_engine_open(&engine, &o->run, &o->common);
+    enum nb_status rc = cli_read_all(strcmp(o->text, "-") == 0 ? NULL : o->text, &text);
     if (rc == NB_OK)
-        rc = evaluate(o, engine, &result, &bytes);
+        rc = cli_engine_open(&engine, &o->run, &o->common);
+    if (rc == NB_OK)
+        rc = evaluate(o, engine, &text, &result);
     nb_engine_close(engine);
-    return rc == NB_OK ? print_ppl(o, &result, bytes) : cli_status(rc);
+    int code = rc == NB_OK ? print_ppl(o, &result, text.len) : cli_status(rc);
+    nbi_str_release(&text);
+    return code;
 }
 
 static int run(void *opts)

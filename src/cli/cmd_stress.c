@@ -20,7 +20,7 @@ static json_t *report_json(const struct nb_stress_report *r, bool *ok)
 {
     json_t *modes = json_array();
     for (int i = 0; i < r->ways; i++)
-        nbi_json_append(modes, json_string(r->way[i].name ? r->way[i].name : ""), ok);
+        nbi_json_append(modes, json_string(r->way[i].name), ok);
     return json_pack("{s:I,s:o,s:b,s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:b,s:f}", "iterations",
                      (json_int_t)r->iterations, "modes", modes, "outputs_identical",
                      r->outputs_identical, "difference", r->difference, "rss_first",
@@ -114,9 +114,11 @@ const struct cli_command cli_stress = {
         "types of cache take part in each iteration; products are exact in every second one. Ids\n"
         "and last logits must be the same, bit for bit, in all ways of one type and at all times.\n"
         "\n"
-        "Resident memory after each iteration must stay flat once the first quarter has warmed\n"
-        "up: a straight line through the rest may rise by 256 KiB, and what malloc has given out\n"
-        "by 16 KiB. With fewer than 6 iterations, or in a build with sanitizers (which hold freed\n"
+        "Resident memory after each iteration must stay flat once the first quarter (two at "
+        "least)\n"
+        "has warmed up: a straight line through the rest may rise by 256 KiB, and what malloc has\n"
+        "given out by 16 KiB. With fewer than 6 iterations, or in a build with sanitizers (which "
+        "hold freed\n"
         "memory back), it is shown but not judged.\n"
         "\n"
         "Exit code 1 if something differs or grows; standard error names the first difference.",

@@ -144,7 +144,7 @@ struct odds {
 
 static struct odds make_odds(const struct nbi_token_sampler *s, float top)
 {
-    double cold = 1 / s->opts.temperature; /* of a temperature too small to divide by: as good */
+    double cold = 1 / s->opts.temperature; /* may be infinite; 1e30 does as well */
     int bits = 62;
     for (int64_t n = s->vocab; n > 1; n = (n + 1) / 2)
         bits--;
@@ -209,24 +209,24 @@ static int32_t draw_sorted(const struct nbi_token_sampler *s, int64_t n, uint64_
         all += w;
         left += likely(&o, c[i].logit, log_min_p) ? w : 0;
     }
-    covering(&o, c, top_p_weight(s, all) - 1, &end);
+    covering(&o, c, top_p_weight(s, all) - 1, &end); /* where the last that top-p leaves ends */
     return covering(&o, c, spin(s, draw, end < left ? end : left), &end);
 }
 
 /* ---- the same without sorting ---- */
 
-#define BUCKETS 1024
-#define FEW     32
+#define SLICES 1024
+#define FEW    32
 
 /* Logits from `high` down, cut into slices of the same width: what weighs each? */
 struct slices {
     double high, per_logit;
-    int64_t weight[BUCKETS];
+    int64_t weight[SLICES];
 };
 
 static void cut(struct slices *p, double high, double low)
 {
-    *p = (struct slices){.high = high, .per_logit = high > low ? (BUCKETS - 1) / (high - low) : 0};
+    *p = (struct slices){.high = high, .per_logit = high > low ? (SLICES - 1) / (high - low) : 0};
 }
 
 static inline int slice_of(const struct slices *p, float logit)
@@ -296,13 +296,19 @@ static int32_t covering_of_all(struct nbi_token_sampler *s, const float *logits,
 {
     int64_t from, n = 0;
     int b = covering_slice(p, at, &from);
-    float high = nextafterf((float)(p->high - (b - 1) / p->per_logit), INFINITY);
-    float low = nextafterf((float)(p->high - (b + 2) / p->per_logit), -INFINITY);
-    bool all = p->per_logit == 0;
-    for (int64_t i = 0; i < s->vocab; i++) {
-        bool near = all | ((logits[i] <= high) & (logits[i] >= low)); /* one branch, rarely taken */
-        if (near && (all || slice_of(p, logits[i]) == b))
-            s->candidates[n++] = (struct nbi_candidate){logits[i], (int32_t)i};
+    double middle = p->high - (p->per_logit > 0 ? (b + 0.5) / p->per_logit : 0);
+    float near = (float)middle, reach = INFINITY; /* of the slice, generously: cheaper to ask for */
+    if (p->per_logit > 0)
+        reach = (float)(1 / p->per_logit + 0x1p-22 * fabs(middle));
+    for (int64_t start = 0; start < s->vocab; start += 64) {
+        int64_t stop = start + 64 < s->vocab ? start + 64 : s->vocab;
+        int any = 0;
+#pragma omp simd reduction(| : any)
+        for (int64_t i = start; i < stop; i++)
+            any |= fabsf(logits[i] - near) <= reach;
+        for (int64_t i = start; any && i < stop; i++)
+            if (fabsf(logits[i] - near) <= reach && slice_of(p, logits[i]) == b)
+                s->candidates[n++] = (struct nbi_candidate){logits[i], (int32_t)i};
     }
     int32_t id = covering_unsorted(o, s->candidates, n, at - from, end);
     *end += from;

@@ -50,6 +50,22 @@ struct stress {
     int type;
 };
 
+/* Keeps the first difference. */
+NBI_PRINTF(2, 3) static void differ(struct stress *t, const char *fmt, ...)
+{
+    char what[128];
+    va_list args;
+    if (!t->report->outputs_identical)
+        return;
+    va_start(args, fmt);
+    vsnprintf(what, sizeof what, fmt, args);
+    va_end(args);
+    t->report->outputs_identical = false;
+    snprintf(t->report->difference, sizeof t->report->difference,
+             "iteration %lld, cache in %s, %s products, '%s': %s", (long long)t->iteration + 1,
+             types[t->type].name, t->opts.exact ? "exact" : "integer", t->way, what);
+}
+
 /* ---- ways for a session to come to hold the first prompt, with its logits ---- */
 
 static enum nb_status append(struct stress *t, struct nb_session *s, int64_t from, int64_t to)
@@ -80,8 +96,6 @@ static enum nb_status fill_truncated(struct stress *t, struct nb_session *s)
     nbi_session_truncate(s, HALF);
     return append(t, s, HALF, PROMPT);
 }
-
-static void differ(struct stress *t, const char *fmt, ...) NBI_PRINTF(2, 3);
 
 static enum nb_status fill_reused(struct stress *t, struct nb_session *s)
 {
@@ -128,22 +142,6 @@ static enum nb_status fill_moved(struct stress *t, struct nb_session *s)
 }
 
 /* ---- what they lead to ---- */
-
-/* Keeps the first difference. */
-static void differ(struct stress *t, const char *fmt, ...)
-{
-    char what[128];
-    va_list args;
-    if (!t->report->outputs_identical)
-        return;
-    va_start(args, fmt);
-    vsnprintf(what, sizeof what, fmt, args);
-    va_end(args);
-    t->report->outputs_identical = false;
-    snprintf(t->report->difference, sizeof t->report->difference,
-             "iteration %lld, cache in %s, %s products, '%s': %s", (long long)t->iteration + 1,
-             types[t->type].name, t->opts.exact ? "exact" : "integer", t->way, what);
-}
 
 static enum nb_status step(struct stress *t, struct nb_session *s, int which, int i,
                            struct outcome *out)
@@ -226,7 +224,7 @@ static enum nb_status run_way(struct stress *t, int which, struct nb_session *li
     struct nb_session *own = NULL, *beside = NULL;
     struct outcome out[2] = {0};
     double start = nbi_now();
-    t->way = row->name = w->name;
+    t->way = w->name;
     opts.mode = w->mode;
     opts.chunk = w->chunks ? 1 + t->iteration * 5 % PROMPT : 0;
     enum nb_status rc = w->life ? NB_OK : nbi_session_new(&own, t->engine, &opts);
@@ -295,8 +293,10 @@ static void judge_memory(struct nb_stress_report *r, const struct sample *s)
 {
     int64_t first = r->iterations / 4 < 2 ? 2 : r->iterations / 4, n = r->iterations - first;
     r->memory_judged = can_judge_memory && n >= 4;
-    if (n < 1)
-        first = r->iterations - 1, n = 1;
+    if (n < 1) {
+        first = r->iterations - 1;
+        n = 1;
+    }
     s += first;
     r->rss_first = s[0].resident;
     r->rss_last = s[n - 1].resident;
@@ -342,6 +342,8 @@ enum nb_status nb_stress_kv(const struct nb_engine *engine, const struct nb_stre
                         "1 and %d are needed",
                         (long long)opts->iterations, (long long)engine->config.max_position,
                         CONTEXT);
+    for (int i = 0; i < WAYS; i++)
+        report->way[i].name = ways[i].name;
     for (int i = 0; i < PROMPT; i++) {
         t.prompt[0][i] = (int32_t)((i * i * 37 + i * 101 + 5) % V);
         t.prompt[1][i] = (int32_t)((t.prompt[0][i] + 1) % V);

@@ -67,7 +67,7 @@ static void test_stress__finds_a_token_that_depends_on_its_company(void **state)
 
 /* What is restored has a wrong bit; other uploads are shorter. */
 static enum nb_status lose_bit(struct nbi_stream *s, struct nbi_ptr dst, const void *src,
-                                int64_t bytes)
+                               int64_t bytes)
 {
     NBI_TRY(real.upload(s, dst, src, bytes));
     if (bytes < 12 * 2 * 64)
