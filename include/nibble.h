@@ -410,6 +410,64 @@ typedef enum nb_status (*nb_parity_fn)(void *ctx, const struct nb_parity_path *p
 NB_MUST_CHECK enum nb_status nb_parity(const struct nb_engine *engine, const int32_t *ids,
                                        int64_t count, nb_parity_fn fn, void *ctx);
 
+struct nb_ppl_opts {
+    int64_t context; /* tokens of a window; 0: 2048 or what the model can, if that is less */
+    int64_t stride;  /* from one window to the next; 0: the windows do not overlap */
+    enum nb_kv_dtype kv;
+    bool fast;               /* NVFP4 products with 15-bit activations; else f32 */
+    nb_progress_fn progress; /* in tokens */
+    void *progress_ctx;
+};
+
+struct nb_ppl_result {
+    double nll, ppl; /* mean over `tokens`, in nats; exp(nll) */
+    int64_t tokens;  /* that were predicted */
+    int64_t windows, context, stride;
+    double seconds;
+};
+
+/* How well tokens are predicted. Every window starts afresh; of its tokens all are predicted but
+ * its first and those that an earlier window had. The last window may be shorter. */
+NB_MUST_CHECK enum nb_status nb_eval_ppl(const struct nb_engine *engine, const int32_t *ids,
+                                         int64_t count, const struct nb_ppl_opts *opts,
+                                         struct nb_ppl_result *result);
+
+struct nb_stress_opts {
+    int64_t iterations;
+    nb_progress_fn progress; /* in iterations */
+    void *progress_ctx;
+};
+
+/* One way of bringing the same tokens into a session. */
+struct nb_stress_way {
+    const char *name;
+    int64_t runs;
+    double seconds;
+};
+
+#define NB_STRESS_WAYS 16
+
+struct nb_stress_report {
+    int64_t iterations; /* completed */
+    int ways;           /* rows in use */
+    struct nb_stress_way way[NB_STRESS_WAYS];
+    bool outputs_identical;
+    char difference[256];          /* the first one, where they are not */
+    int64_t rss_first, rss_last;   /* resident bytes after warming up, and at the end */
+    int64_t rss_growth, rss_slack; /* of a line through all of them; what is allowed */
+    int64_t heap_growth;           /* of what malloc has given out */
+    bool memory_judged;            /* false: too few iterations, or a sanitizer */
+    bool memory_flat;
+    double seconds;
+};
+
+/* Runs the same tokens through sessions in every way, with caches of every type: all modes, chunks,
+ * cutting back, reused beginnings, snapshots, two sessions in turn. Differences and growing memory
+ * are no failures of the call; the report has them. */
+NB_MUST_CHECK enum nb_status nb_stress_kv(const struct nb_engine *engine,
+                                          const struct nb_stress_opts *opts,
+                                          struct nb_stress_report *report);
+
 /* Reads int32 input_ids and labels [B, T] from a safetensors file, writes logits, loss and
  * greedy.ids in f32 (nibble help debug). */
 NB_MUST_CHECK enum nb_status nb_debug_hf(const struct nb_engine *engine, const char *in,
@@ -419,6 +477,10 @@ NB_MUST_CHECK enum nb_status nb_debug_hf(const struct nb_engine *engine, const c
 
 /* The code path that the NVFP4 codec takes here: "scalar", "avx2" or "avx512". */
 const char *nb_codec_path(void);
+
+/* The same for products with NVFP4 weights when a model runs, in words: products of bytes need more
+ * than the codec does. */
+const char *nb_product_path(void);
 
 /* Compares every codec path this CPU can run with the scalar one, on random blocks. */
 NB_MUST_CHECK enum nb_status nb_codec_selftest(void);

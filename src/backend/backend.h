@@ -278,6 +278,8 @@ struct nbi_backend {
 
     enum nb_status (*stream_new)(struct nbi_backend *be, const struct nbi_stream_limits *limits,
                                  struct nbi_stream **out);
+    /* What stream_new will allocate. */
+    int64_t (*stream_bytes)(struct nbi_backend *be, const struct nbi_stream_limits *limits);
     void (*stream_free)(struct nbi_stream *s);
     enum nb_status (*sync)(struct nbi_stream *s);
 

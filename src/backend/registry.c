@@ -5,6 +5,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/kernels.h"
 #include "backend/cuda/device.h"
 #include "base/status.h"
 
@@ -125,4 +126,12 @@ enum nb_status nbi_backend_open(struct nbi_backend **out, const struct nbi_backe
     if (strcmp(opts->device, "cpu") != 0)
         return nbi_fail(NB_EUNSUPPORTED, "models do not run on device '%s' yet", opts->device);
     return nbi_cpu_open(out, opts);
+}
+
+const char *nb_product_path(void)
+{
+    const char *name = nbi_cpu_kernels_at(nbi_simd_level())->name;
+    if (nbi_simd_level() < NBI_SIMD_AVX512)
+        return name;
+    return strcmp(name, "avx512") == 0 ? "avx512 with VNNI" : "avx2 (AVX-512 here has no VNNI)";
 }

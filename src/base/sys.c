@@ -206,6 +206,16 @@ void nbi_sys_info(struct nbi_sys_info *info)
         snprintf(info->kernel, sizeof info->kernel, "%.20s %.60s", u.sysname, u.release);
 }
 
+uint64_t nbi_resident(void)
+{
+    char line[128];
+    unsigned long long size, resident;
+    if (!read_line("/proc/self/statm", line, sizeof line) ||
+        sscanf(line, "%llu %llu", &size, &resident) != 2)
+        return 0;
+    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
 uint64_t nbi_peak_rss(void)
 {
     struct rusage usage;

@@ -24,5 +24,6 @@ struct nbi_sys_info {
 
 void nbi_sys_info(struct nbi_sys_info *info);
 
-/* Peak resident memory of this process in bytes. */
+/* Resident memory of this process in bytes, now and at most. */
+uint64_t nbi_resident(void);
 uint64_t nbi_peak_rss(void);

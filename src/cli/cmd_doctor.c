@@ -1,6 +1,9 @@
 /* cmd_doctor.c - what this machine has, what nibble will make of it, and what is wrong. */
+#define PCRE2_CODE_UNIT_WIDTH 8
 #include <gnu/libc-version.h>
+#include <pcre2.h>
 #include <string.h>
+#include <utf8proc.h>
 
 #include "base/str.h"
 #include "base/sys.h"
@@ -64,9 +67,32 @@ static const struct {
     const char *operation;
     const char *(*path)(void);
 } paths[] = {
+    {"NVFP4 products of a model", nb_product_path},
     {"NVFP4 quantise and dequantise", nb_codec_path},
     {"type conversion", nb_codec_path},
 };
+
+/* Libraries in use, as they say themselves. */
+#define LIBRARIES 4
+
+struct library {
+    const char *name;
+    char version[64];
+};
+
+static void list_libraries(struct library l[LIBRARIES])
+{
+    static const char *const names[LIBRARIES] = {"jansson", "pcre2", "utf8proc", "glibc"};
+    char pcre2[64] = "unknown"; /* as "10.42 2022-12-11" */
+    pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
+    pcre2[strcspn(pcre2, " ")] = 0;
+    for (int i = 0; i < LIBRARIES; i++)
+        l[i].name = names[i];
+    snprintf(l[0].version, sizeof l->version, "%s", jansson_version_str());
+    snprintf(l[1].version, sizeof l->version, "%s", pcre2);
+    snprintf(l[2].version, sizeof l->version, "%s", utf8proc_version());
+    snprintf(l[3].version, sizeof l->version, "%s", gnu_get_libc_version());
+}
 
 static int exit_code(const struct findings *f)
 {
@@ -100,8 +126,12 @@ static void print_text(const struct findings *f)
     if (f->gpu_count == 0)
         printf("gpu       none\n");
     printf("device    auto picks the CPU: no command uses a GPU yet\n");
-    printf("library   jansson %s, glibc %s\n\npaths\n", jansson_version_str(),
-           gnu_get_libc_version());
+    struct library libraries[LIBRARIES];
+    list_libraries(libraries);
+    printf("library   ");
+    for (int i = 0; i < LIBRARIES; i++)
+        printf("%s%s %s", i ? ", " : "", libraries[i].name, libraries[i].version);
+    printf("\n\npaths\n");
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         printf("  %-30s  %s\n", paths[i].operation, paths[i].path());
     printf("\n%s\n", f->problem_count ? "problems" : "no problems found");
@@ -112,7 +142,12 @@ static void print_text(const struct findings *f)
 static json_t *findings_json(const struct findings *f, bool *ok)
 {
     const struct nbi_sys_info *s = &f->sys;
-    json_t *gpus = json_array(), *problems = json_array(), *ops = json_object();
+    json_t *gpus = json_array(), *problems = json_array(), *ops = json_object(),
+           *libraries = json_object();
+    struct library list[LIBRARIES];
+    list_libraries(list);
+    for (int i = 0; i < LIBRARIES; i++)
+        nbi_json_set(libraries, list[i].name, json_string(list[i].version), ok);
     for (int i = 0; i < f->gpu_count; i++)
         nbi_json_append(gpus,
                         json_pack("{s:s,s:i,s:i,s:I,s:I,s:s,s:b}", "name", f->gpus[i].name,
@@ -127,13 +162,14 @@ static json_t *findings_json(const struct findings *f, bool *ok)
             json_pack("{s:b,s:s}", "fatal", f->problems[i].fatal, "text", f->problems[i].text), ok);
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         nbi_json_set(ops, paths[i].operation, json_string(paths[i].path()), ok);
-    return json_pack("{s:s,s:s,s:{s:s,s:s,s:i,s:i,s:f},s:{s:I,s:I,s:I},s:o,s:o,s:o,s:o}", "version",
-                     nb_version(), "system", s->kernel, "cpu", "model", s->cpu_model, "features",
-                     s->features, "online", s->cpus_online, "usable", s->cpus_usable, "cgroup_cpus",
-                     s->cgroup_cpus, "memory", "total", (json_int_t)s->memory_total, "available",
-                     (json_int_t)s->memory_available, "cgroup_limit", (json_int_t)s->cgroup_memory,
-                     "cuda", nb_cuda_archs() ? json_string(nb_cuda_archs()) : json_null(), "gpus",
-                     gpus, "paths", ops, "problems", problems);
+    return json_pack("{s:s,s:s,s:{s:s,s:s,s:i,s:i,s:f},s:{s:I,s:I,s:I},s:o,s:o,s:o,s:o,s:o}",
+                     "version", nb_version(), "system", s->kernel, "cpu", "model", s->cpu_model,
+                     "features", s->features, "online", s->cpus_online, "usable", s->cpus_usable,
+                     "cgroup_cpus", s->cgroup_cpus, "memory", "total", (json_int_t)s->memory_total,
+                     "available", (json_int_t)s->memory_available, "cgroup_limit",
+                     (json_int_t)s->cgroup_memory, "cuda",
+                     nb_cuda_archs() ? json_string(nb_cuda_archs()) : json_null(), "gpus", gpus,
+                     "libraries", libraries, "paths", ops, "problems", problems);
 }
 
 static int run(void *opts)

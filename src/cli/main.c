@@ -11,9 +11,9 @@
 #include "cli/cli.h"
 
 const struct cli_command *const cli_commands[] = {
-    &cli_inspect,    &cli_convert, &cli_quantize,  &cli_synth, &cli_tokenize,
-    &cli_detokenize, &cli_render,  &cli_tokenizer, &cli_data,  &cli_generate,
-    &cli_doctor,     &cli_bench,   &cli_parity,    &cli_debug, NULL,
+    &cli_inspect, &cli_convert,   &cli_quantize, &cli_synth,    &cli_tokenize, &cli_detokenize,
+    &cli_render,  &cli_tokenizer, &cli_data,     &cli_generate, &cli_doctor,   &cli_bench,
+    &cli_parity,  &cli_debug,     &cli_eval,     &cli_stress,   NULL,
 };
 
 static volatile sig_atomic_t terminated;

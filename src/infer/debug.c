@@ -1,9 +1,9 @@
 /* debug.c - a model's results on given tokens, in a file, for comparing with another
  * implementation. */
-#include <math.h>
 #include <string.h>
 
 #include "formats/writer.h"
+#include "infer/perplexity.h"
 #include "infer/session.h"
 
 #define GREEDY_PROMPT 8
@@ -57,13 +57,7 @@ static enum nb_status compute_loss(struct results *r)
             continue;
         if (label < 0 || label >= r->V)
             return nbi_fail(NB_EVALUE, "label %d is outside the vocabulary", label);
-        const float *x = r->logits + i * r->V;
-        double top = x[0], all = 0;
-        for (int64_t v = 1; v < r->V; v++)
-            top = x[v] > top ? x[v] : top;
-        for (int64_t v = 0; v < r->V; v++)
-            all += exp(x[v] - top);
-        sum += log(all) + top - x[label];
+        sum += nbi_token_nll(r->logits + i * r->V, r->V, label);
         count++;
     }
     r->loss = (float)(count ? sum / (double)count : 0);

@@ -1,6 +1,7 @@
 /* sampler.c - penalties, truncation, the draw. */
 #include "infer/sampler.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -120,31 +121,226 @@ static int64_t select_best(struct nbi_token_sampler *s, const float *logits, int
 
 static enum nb_status check_finite(const float *logits, int64_t n)
 {
+    int wrong = 0;
+#pragma omp simd reduction(| : wrong)
     for (int64_t i = 0; i < n; i++)
+        wrong |= !(fabsf(logits[i]) <= FLT_MAX);
+    for (int64_t i = 0; wrong && i < n; i++)
         if (!isfinite(logits[i]))
             return nbi_fail(NB_EVALUE, "the model gave a logit that is not finite (token %lld)",
                             (long long)i);
     return NB_OK;
 }
 
-/* Probabilities, unnormalised, of sorted candidates; how many top-p and min-p leave. The token that
- * crosses top-p is kept. */
-static int64_t truncate(const struct nbi_token_sampler *s, int64_t n, double *total)
+/* ---- probabilities ---- */
+
+/* Probabilities are whole numbers, as parts of `unit`, which the best token has. So sums are exact
+ * and the same in any order, and all of them fit 63 bits. */
+struct odds {
+    double top;  /* the largest logit */
+    double cold; /* 1 / temperature */
+    double unit;
+};
+
+static struct odds make_odds(const struct nbi_token_sampler *s, float top)
 {
-    const struct nb_sampling *o = &s->opts;
-    double top = s->candidates[0].logit, all = 0, sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        all += exp((s->candidates[i].logit - top) / o->temperature);
-    int64_t kept = 0;
-    while (kept < n) {
-        double p = exp((s->candidates[kept].logit - top) / o->temperature);
-        if (kept > 0 && (sum >= o->top_p * all || p < o->min_p))
-            break;
-        sum += p;
-        kept++;
+    double cold = 1 / s->opts.temperature; /* may be infinite; 1e30 does as well */
+    int bits = 62;
+    for (int64_t n = s->vocab; n > 1; n = (n + 1) / 2)
+        bits--;
+    return (struct odds){top, cold < 1e30 ? cold : 1e30, ldexp(1, bits)};
+}
+
+static inline double log_odds(const struct odds *o, float logit)
+{
+    return ((double)logit - o->top) * o->cold;
+}
+
+static inline int64_t weight_of(const struct odds *o, float logit)
+{
+    double x = log_odds(o, logit);
+    return x < -50 ? 0 : (int64_t)(expf((float)x) * o->unit); /* exp(-50) is below 1 / 2^62 */
+}
+
+/* ---- truncation ---- */
+
+/* Top-p leaves the fewest tokens, best first, that together have this weight. */
+static int64_t top_p_weight(const struct nbi_token_sampler *s, int64_t all)
+{
+    double wanted = ceil(s->opts.top_p * (double)all);
+    return s->opts.top_p == 1 || wanted >= (double)all ? all : wanted < 1 ? 1 : (int64_t)wanted;
+}
+
+/* Whether min-p leaves a token: it is at least min_p times as likely as the best. */
+static inline bool likely(const struct odds *o, float logit, double log_min_p)
+{
+    return log_odds(o, logit) >= log_min_p;
+}
+
+/* Where in [0, total) the draw falls. */
+static int64_t spin(const struct nbi_token_sampler *s, uint64_t draw, int64_t total)
+{
+    struct nbi_philox r = nbi_philox(s->opts.seed, draw, 0x73616D70);
+    uint64_t bits = (uint64_t)r.v[0] << 32 | r.v[1];
+    return (int64_t)(((unsigned __int128)bits * (uint64_t)total) >> 64);
+}
+
+/* Tokens lie one behind the other, best first, each as long as its weight: which one covers `at`?
+ * *end: where it ends. */
+static int32_t covering(const struct odds *o, const struct nbi_candidate *sorted, int64_t at,
+                        int64_t *end)
+{
+    for (*end = 0;; sorted++) {
+        *end += weight_of(o, sorted->logit);
+        if (at < *end)
+            return sorted->id;
     }
-    *total = sum;
-    return kept;
+}
+
+/* The definition: a draw from n candidates, best first. */
+static int32_t draw_sorted(const struct nbi_token_sampler *s, int64_t n, uint64_t draw)
+{
+    const struct nbi_candidate *c = s->candidates;
+    struct odds o = make_odds(s, c[0].logit);
+    double log_min_p = log(s->opts.min_p);
+    int64_t all = 0, left = 0, end;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t w = weight_of(&o, c[i].logit);
+        all += w;
+        left += likely(&o, c[i].logit, log_min_p) ? w : 0;
+    }
+    covering(&o, c, top_p_weight(s, all) - 1, &end); /* where the last that top-p leaves ends */
+    return covering(&o, c, spin(s, draw, end < left ? end : left), &end);
+}
+
+/* ---- the same without sorting ---- */
+
+#define SLICES 1024
+#define FEW    32
+
+/* Logits from `high` down, cut into slices of the same width: what weighs each? */
+struct slices {
+    double high, per_logit;
+    int64_t weight[SLICES];
+};
+
+static void cut(struct slices *p, double high, double low)
+{
+    *p = (struct slices){.high = high, .per_logit = high > low ? (SLICES - 1) / (high - low) : 0};
+}
+
+static inline int slice_of(const struct slices *p, float logit)
+{
+    return (int)((p->high - (double)logit) * p->per_logit);
+}
+
+/* The slice that covers `at`; *from: where it begins. */
+static int covering_slice(const struct slices *p, int64_t at, int64_t *from)
+{
+    int b = 0;
+    for (*from = 0; at >= *from + p->weight[b]; b++)
+        *from += p->weight[b];
+    return b;
+}
+
+static void sort_few(struct nbi_candidate *c, int64_t n)
+{
+    for (int64_t i = 1; i < n; i++) {
+        struct nbi_candidate x = c[i];
+        int64_t j = i;
+        for (; j > 0 && better(x, c[j - 1]); j--)
+            c[j] = c[j - 1];
+        c[j] = x;
+    }
+}
+
+/* As covering, of n candidates in the order of their ids. Each round leaves one slice of them: at
+ * least the best or the worst is gone then. */
+static int32_t covering_unsorted(const struct odds *o, struct nbi_candidate *c, int64_t n,
+                                 int64_t at, int64_t *end)
+{
+    struct slices p;
+    int64_t before = 0, from;
+    while (n > FEW) {
+        float high = c[0].logit, low = high;
+        for (int64_t i = 1; i < n; i++) {
+            high = c[i].logit > high ? c[i].logit : high;
+            low = c[i].logit < low ? c[i].logit : low;
+        }
+        if (high == low) { /* ids decide */
+            int64_t w = weight_of(o, high), i = (at - before) / w;
+            *end = before + (i + 1) * w;
+            return c[i].id;
+        }
+        cut(&p, high, low);
+        for (int64_t i = 0; i < n; i++)
+            p.weight[slice_of(&p, c[i].logit)] += weight_of(o, c[i].logit);
+        int b = covering_slice(&p, at - before, &from);
+        before += from;
+        int64_t kept = 0;
+        for (int64_t i = 0; i < n; i++)
+            if (slice_of(&p, c[i].logit) == b)
+                c[kept++] = c[i];
+        n = kept;
+    }
+    sort_few(c, n);
+    int32_t id = covering(o, c, at - before, &from);
+    *end = before + from;
+    return id;
+}
+
+/* As covering, of all tokens, which p has the slices of. */
+static int32_t covering_of_all(struct nbi_token_sampler *s, const float *logits,
+                               const struct odds *o, const struct slices *p, int64_t at,
+                               int64_t *end)
+{
+    int64_t from, n = 0;
+    int b = covering_slice(p, at, &from);
+    double middle = p->high - (p->per_logit > 0 ? (b + 0.5) / p->per_logit : 0);
+    float near = (float)middle, reach = INFINITY; /* of the slice, generously: cheaper to ask for */
+    if (p->per_logit > 0)
+        reach = (float)(1 / p->per_logit + 0x1p-22 * fabs(middle));
+    for (int64_t start = 0; start < s->vocab; start += 64) {
+        int64_t stop = start + 64 < s->vocab ? start + 64 : s->vocab;
+        int any = 0;
+#pragma omp simd reduction(| : any)
+        for (int64_t i = start; i < stop; i++)
+            any |= fabsf(logits[i] - near) <= reach;
+        for (int64_t i = start; any && i < stop; i++)
+            if (fabsf(logits[i] - near) <= reach && slice_of(p, logits[i]) == b)
+                s->candidates[n++] = (struct nbi_candidate){logits[i], (int32_t)i};
+    }
+    int32_t id = covering_unsorted(o, s->candidates, n, at - from, end);
+    *end += from;
+    return id;
+}
+
+/* What draw_sorted gives for all tokens. */
+static int32_t draw_unsorted(struct nbi_token_sampler *s, const float *logits, uint64_t draw)
+{
+    struct slices p;
+    float high = logits[0], low = high;
+#pragma omp simd reduction(max : high) reduction(min : low)
+    for (int64_t i = 0; i < s->vocab; i++) {
+        high = logits[i] > high ? logits[i] : high;
+        low = logits[i] < low ? logits[i] : low;
+    }
+    struct odds o = make_odds(s, high);
+    double log_min_p = log(s->opts.min_p), none = high + log(0.5 / o.unit) / o.cold;
+    int64_t all = 0, left = 0, end;
+    cut(&p, high, low > none ? low : none);
+    for (int64_t i = 0; i < s->vocab; i++) {
+        if (logits[i] < none) /* weighs nothing */
+            continue;
+        int64_t w = weight_of(&o, logits[i]);
+        all += w;
+        left += likely(&o, logits[i], log_min_p) ? w : 0;
+        p.weight[slice_of(&p, logits[i])] += w;
+    }
+    end = all;
+    if (s->opts.top_p < 1)
+        covering_of_all(s, logits, &o, &p, top_p_weight(s, all) - 1, &end);
+    return covering_of_all(s, logits, &o, &p, spin(s, draw, end < left ? end : left), &end);
 }
 
 enum nb_status nbi_token_sampler_next(struct nbi_token_sampler *s, float *logits, int32_t *id)
@@ -153,22 +349,12 @@ enum nb_status nbi_token_sampler_next(struct nbi_token_sampler *s, float *logits
     penalise(s, logits);
     if (s->penalties || s->opts.bias_count > 0)
         NBI_TRY(nbi_context(check_finite(logits, s->vocab), "after penalties"));
-    bool greedy = s->opts.temperature == 0;
-    int64_t k = greedy ? 1 : s->opts.top_k > 0 ? s->opts.top_k : s->vocab;
-    int64_t n = select_best(s, logits, k);
     uint64_t draw = s->draws++;
-    *id = s->candidates[0].id;
-    if (greedy || n == 1)
+    if (s->opts.temperature > 0 && s->opts.top_k == 0) {
+        *id = draw_unsorted(s, logits, draw);
         return NB_OK;
-    double total, top = s->candidates[0].logit;
-    n = truncate(s, n, &total);
-    struct nbi_philox r = nbi_philox(s->opts.seed, draw, 0x73616D70);
-    double left = total * (((double)r.v[0] * 0x1p32 + r.v[1] + 0.5) * 0x1p-64);
-    for (int64_t i = 0; i < n; i++) {
-        left -= exp((s->candidates[i].logit - top) / s->opts.temperature);
-        *id = s->candidates[i].id;
-        if (left <= 0)
-            break;
     }
+    int64_t n = select_best(s, logits, s->opts.temperature == 0 ? 1 : s->opts.top_k);
+    *id = n == 1 ? s->candidates[0].id : draw_sorted(s, n, draw);
     return NB_OK;
 }

@@ -1,13 +1,14 @@
 /* sampler.h - the next token from logits.
  *
- * Penalties and biases first, then temperature, top-k, top-p, min-p, then a draw. The generator is
- * counter-based: the same seed and the same number of draws give the same token. */
+ * Penalties and biases first, then temperature, top-k, top-p, min-p, then a draw. Tokens are in the
+ * order of their logits, of equals the lower id first; top-p keeps the one that crosses it. The
+ * generator is counter-based: the same seed and the same number of draws give the same token. */
 #pragma once
 
 #include "base/status.h"
 
 struct nbi_candidate {
-    float logit; /* as divided by the temperature */
+    float logit;
     int32_t id;
 };
 

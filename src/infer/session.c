@@ -60,13 +60,26 @@ static struct nbi_session_opts with_defaults(const struct nbi_session_opts *opts
     return o;
 }
 
-void nbi_session_plan(const struct nbi_config *c, const struct nbi_session_opts *opts,
+static struct nbi_stream_limits limits_of(const struct nbi_config *c,
+                                          const struct nbi_session_opts *o)
+{
+    int64_t q = c->heads * c->head_dim;
+    return (struct nbi_stream_limits){
+        .N = o->chunk, .K = max3(c->hidden_size, c->intermediate_size, q), .D = c->head_dim};
+}
+
+void nbi_session_plan(const struct nb_engine *engine, const struct nbi_session_opts *opts,
                       struct nbi_session_plan *plan)
 {
+    const struct nbi_config *c = &engine->config;
     struct nbi_session_opts o = with_defaults(opts);
+    const struct nbi_stream_limits limits = limits_of(c, &o);
+    plan->scratch = engine->be->stream_bytes(engine->be, &limits);
     plan->kv = 2 * c->layers * layer_bytes(c, &o);
     plan->activations = nbi_acts_bytes(c, o.chunk, o.logits);
-    plan->host = (o.context + 5 * o.chunk) * (int64_t)sizeof(int32_t);
+    plan->host = (int64_t)sizeof(struct nb_session) +
+                 (o.context + 5 * o.chunk) * (int64_t)sizeof(int32_t) +
+                 c->layers * (int64_t)(sizeof(struct nbi_kv_store) + sizeof(struct nbi_layer_acts));
 }
 
 static enum nb_status make_host(struct nb_session *s)
@@ -89,9 +102,7 @@ static enum nb_status make_device(struct nb_session *s)
     struct nbi_backend *be = s->engine->be;
     const struct nbi_config *c = &s->engine->config;
     int64_t per_layer = layer_bytes(c, &s->opts);
-    const struct nbi_stream_limits limits = {
-        s->opts.chunk, max3(c->hidden_size, c->intermediate_size, c->heads * c->head_dim),
-        c->head_dim};
+    const struct nbi_stream_limits limits = limits_of(c, &s->opts);
     NBI_TRY(be->stream_new(be, &limits, &s->stream));
     NBI_TRY(nbi_acts_init(&s->acts, be, c, s->opts.chunk, s->opts.logits));
     NBI_TRY(be->alloc(be, "key/value cache", 2 * c->layers * per_layer, &s->cache));

@@ -15,12 +15,14 @@ struct nbi_session_opts {
     bool exact;
 };
 
-/* What it will take, by part. */
+/* What it will take, by part: all that nbi_session_new allocates. */
 struct nbi_session_plan {
-    int64_t kv, activations, host;
+    int64_t kv, activations; /* of the backend's memory */
+    int64_t scratch;         /* of the stream */
+    int64_t host;            /* of malloc's */
 };
 
-void nbi_session_plan(const struct nbi_config *c, const struct nbi_session_opts *opts,
+void nbi_session_plan(const struct nb_engine *engine, const struct nbi_session_opts *opts,
                       struct nbi_session_plan *plan);
 
 enum nb_status nbi_session_new(struct nb_session **out, const struct nb_engine *engine,

@@ -60,6 +60,10 @@ check "a size that there is not" 2 "$nibble" synth 3b "$work/x"
 check "the target has no name" 1 "$nibble" convert a ""
 check "doctor" 0 "$nibble" doctor
 says out "NVFP4 quantise"
+says out "NVFP4 products"
+says out "jansson $(pkg-config --modversion jansson)"
+says out "pcre2 $(pkg-config --modversion libpcre2-8)"
+says out "utf8proc "
 check "doctor as JSON" 0 "$nibble" doctor --json
 says out '"problems"'
 check "output that cannot be written" 1 sh -c '"$0" help >/dev/full' "$nibble"

@@ -1,6 +1,7 @@
 /* test_sampler.c - what is drawn, against probabilities that are computed here or by hand. */
 #include <math.h>
 
+#include "base/rng.h"
 #include "infer/sampler.h"
 #include "unit/support.h"
 
@@ -215,6 +216,96 @@ static void test_top_k__order_of_many(void **state)
                 fail_msg("top-k %d: candidate %d is %d", (int)ks[i], (int)j, s.candidates[j].id);
         nbi_token_sampler_release(&s);
     }
+}
+
+/* ---- without top-k nothing is sorted; the choice is as if it were ---- */
+
+#define MANY 1500
+
+/* Logits of several kinds: spread, nearly equal, in steps with many equals, few far ahead. */
+static void make_logits(float *logits, int n, uint32_t seed)
+{
+    for (int i = 0; i < n; i += 4) {
+        float x[4];
+        nbi_philox_normal4(x, seed, (uint64_t)i, 1);
+        for (int j = 0; j < 4 && i + j < n; j++)
+            logits[i + j] = seed % 5 == 0   ? 3 * x[j]
+                            : seed % 5 == 1 ? 100 + 1e-4F * x[j]
+                            : seed % 5 == 2 ? floorf(4 * x[j]) / 4
+                            : seed % 5 == 3 ? -7
+                                            : expf(2 * x[j]) * (j % 2 ? 1 : -1);
+    }
+    logits[seed * 7 % (uint32_t)n] += seed % 2 ? 0 : 9;
+}
+
+/* As the words have it, in double: sort, cut, walk. false: too near an edge to tell. */
+static bool by_sorting(const struct nb_sampling *o, const float *logits, int n, uint64_t draw,
+                       int32_t *id)
+{
+    static struct nbi_candidate c[MANY];
+    double all = 0, sum = 0, p = 1;
+    int kept = 0;
+    for (int i = 0; i < n; i++)
+        c[i] = (struct nbi_candidate){logits[i], i};
+    qsort(c, (size_t)n, sizeof *c, by_logit);
+    for (int i = 0; i < n; i++)
+        all += exp(((double)c[i].logit - c[0].logit) / o->temperature);
+    const double near = 1e-6 * all;
+    for (; kept < n && (kept == 0 || sum < o->top_p * all - near); kept++) {
+        p = exp(((double)c[kept].logit - c[0].logit) / o->temperature);
+        if (kept > 0 && fabs(p - o->min_p) < 1e-6 * p)
+            return false;
+        if (p < o->min_p)
+            break;
+        sum += p;
+    }
+    if (fabs(sum - o->top_p * all) < near && o->top_p < 1)
+        return false;
+    struct nbi_philox r = nbi_philox(o->seed, draw, 0x73616D70);
+    double at = sum * ((double)r.v[0] * 0x1p-32 + (double)r.v[1] * 0x1p-64);
+    for (int i = 0; i < kept; i++) {
+        at -= exp(((double)c[i].logit - c[0].logit) / o->temperature);
+        *id = c[i].id;
+        if (fabs(at) < near)
+            return false;
+        if (at < 0)
+            break;
+    }
+    return true;
+}
+
+static void test_unsorted__chooses_as_if_sorted(void **state)
+{
+    static const double shares[] = {1, 0.9, 0.5, 0.999, 1e-6}, mins[] = {0, 0, 0.05, 1e-4, 1};
+    static const double temperatures[] = {1, 0.6, 3, 100, 0.01, 1e-30, 1e-320};
+    static float logits[MANY], copy[MANY];
+    int told = 0, cases = 0;
+    (void)state;
+    for (uint32_t seed = 0; seed < 5000; seed++) {
+        int n = seed % 7 ? 1 + (int)(seed * 131 % MANY) : 1 + (int)(seed % 70);
+        int32_t fast, sorted, wanted = -1;
+        struct nb_sampling o = {.temperature = temperatures[seed % 7],
+                                .top_p = shares[seed / 7 % 5],
+                                .min_p = mins[seed / 35 % 5],
+                                .repeat_penalty = 1,
+                                .seed = seed};
+        make_logits(logits, n, seed);
+        struct nbi_token_sampler a = make(&o, n);
+        bool sure = by_sorting(&o, logits, n, 0, &wanted);
+        o.top_k = n; /* this way all are sorted */
+        struct nbi_token_sampler b = make(&o, n);
+        memcpy(copy, logits, sizeof copy);
+        assert_ok(nbi_token_sampler_next(&a, copy, &fast));
+        assert_ok(nbi_token_sampler_next(&b, logits, &sorted));
+        if (fast != sorted || (sure && fast != wanted))
+            fail_msg("case %u of %d tokens: %d; sorted %d, in double %d", seed, n, fast, sorted,
+                     wanted);
+        cases++;
+        told += sure;
+        nbi_token_sampler_release(&a);
+        nbi_token_sampler_release(&b);
+    }
+    assert_true(told > cases * 9 / 10);
 }
 
 /* ---- penalties and bias ---- */
@@ -440,6 +531,7 @@ int main(void)
         cmocka_unit_test(test_min_p__is_a_share_of_the_best),
         cmocka_unit_test(test_greedy__is_the_best_and_of_equals_the_lowest),
         cmocka_unit_test(test_top_k__order_of_many),
+        cmocka_unit_test(test_unsorted__chooses_as_if_sorted),
         cmocka_unit_test(test_penalties__by_hand),
         cmocka_unit_test(test_bias__comes_before_the_temperature),
         cmocka_unit_test(test_seed__gives_the_sequence),

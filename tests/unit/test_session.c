@@ -571,7 +571,7 @@ static void test_plan__is_what_is_allocated(void **state)
                 .context = cases[i].context, .chunk = chunk, .kv = cases[i].type, .logits = 3};
             struct nbi_session_plan plan;
             struct nb_session *s = NULL;
-            nbi_session_plan(&engine->config, &o, &plan);
+            nbi_session_plan(engine, &o, &plan);
             cache_bytes = other_bytes = 0;
             enum nb_status rc = nbi_session_new(&s, engine, &o);
             nbi_session_free(s);

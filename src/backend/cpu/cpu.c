@@ -220,28 +220,49 @@ static void cpu_stream_free(struct nbi_stream *s)
     free(s);
 }
 
-static void *aligned(int64_t bytes)
+/* The pieces of a stream's scratch, in bytes. */
+struct scratch {
+    int64_t q16, scales, attend;
+};
+
+static int64_t whole_lines(int64_t bytes)
 {
-    return aligned_alloc(64, ((size_t)bytes + 63) / 64 * 64);
+    return (bytes + 63) / 64 * 64;
+}
+
+static struct scratch scratch_for(const struct cpu *cpu, const struct nbi_stream_limits *l)
+{
+    int64_t attend = whole_lines(nbi_attend_scratch(l->D) * (int64_t)sizeof(float));
+    return (struct scratch){
+        .q16 = whole_lines(l->N * nbi_q16_values(l->K) * (int64_t)sizeof(int16_t)),
+        .scales = whole_lines(l->N * nbi_q16_blocks(l->K) * (int64_t)sizeof(float)),
+        .attend = cpu->threads * attend};
+}
+
+static int64_t cpu_stream_bytes(struct nbi_backend *be, const struct nbi_stream_limits *limits)
+{
+    struct scratch size = scratch_for((struct cpu *)be, limits);
+    return (int64_t)sizeof(struct nbi_stream) + size.q16 + size.scales + size.attend;
 }
 
 static enum nb_status cpu_stream_new(struct nbi_backend *be, const struct nbi_stream_limits *limits,
                                      struct nbi_stream **out)
 {
     struct cpu *cpu = (struct cpu *)be;
+    struct scratch size = scratch_for(cpu, limits);
     struct nbi_stream *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!s)
         return nbi_fail_memory("stream", sizeof *s);
     s->cpu = cpu;
     s->limits = *limits;
-    s->attend_floats = (nbi_attend_scratch(limits->D) + 15) / 16 * 16;
-    s->q16 = aligned(limits->N * nbi_q16_values(limits->K) * (int64_t)sizeof *s->q16);
-    s->q16_scale = aligned(limits->N * nbi_q16_blocks(limits->K) * (int64_t)sizeof *s->q16_scale);
-    s->attend = aligned(cpu->threads * s->attend_floats * (int64_t)sizeof *s->attend);
+    s->attend_floats = size.attend / cpu->threads / (int64_t)sizeof *s->attend;
+    s->q16 = aligned_alloc(64, (size_t)size.q16);
+    s->q16_scale = aligned_alloc(64, (size_t)size.scales);
+    s->attend = aligned_alloc(64, (size_t)size.attend);
     if (!s->q16 || !s->q16_scale || !s->attend) {
         cpu_stream_free(s);
-        return nbi_fail_memory("scratch", (size_t)(limits->N * limits->K) * sizeof *s->q16);
+        return nbi_fail_memory("scratch", (size_t)cpu_stream_bytes(be, limits));
     }
     *out = s;
     return NB_OK;
@@ -610,6 +631,7 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
                                    .weight_new = cpu_weight_new,
                                    .weight_free = cpu_weight_free,
                                    .stream_new = cpu_stream_new,
+                                   .stream_bytes = cpu_stream_bytes,
                                    .stream_free = cpu_stream_free,
                                    .sync = cpu_sync,
                                    .upload = cpu_upload,

@@ -1,0 +1,138 @@
+/* cmd_eval.c - how good a model is. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/input.h"
+#include "cli/run.h"
+
+struct eval_opts {
+    struct cli_common common;
+    struct cli_run_opts run;
+    const char *text;
+    int64_t stride;
+    bool fast;
+};
+
+static const struct cli_opt options[] = {
+    CLI_MODEL_OPTIONS(struct eval_opts, run),
+    {"text", 0, CLI_STRING, offsetof(struct eval_opts, text), "FILE", NULL, 0, 0,
+     "ppl: the text; -: standard input", "file"},
+    {"ctx", 'c', CLI_INT, offsetof(struct eval_opts, run.context), "N", "0", 0, 1 << 30,
+     "ppl: tokens of a window (0: 2048, or what the model can)", "context"},
+    {"stride", 0, CLI_INT, offsetof(struct eval_opts, stride), "N", "0", 0, 1 << 30,
+     "ppl: tokens from one window to the next (0: as long as a window)", NULL},
+    {"kv-dtype", 0, CLI_CHOICE, offsetof(struct eval_opts, run.kv_dtype), "f32|f16|bf16|f8", "f32",
+     0, 0, "ppl: type of cached keys and values", NULL},
+    {"fast", 0, CLI_FLAG, offsetof(struct eval_opts, fast), NULL, NULL, 0, 0,
+     "ppl: products with 15-bit integer activations, as generate does, not with f32", NULL},
+};
+
+/* ---- ppl ---- */
+
+static enum nb_status encode(const struct eval_opts *o, const struct nb_engine *engine,
+                             const struct nbi_str *text, int32_t **ids, size_t *count)
+{
+    struct nb_tokenizer *t = nb_engine_tokenizer(engine);
+    if (!t)
+        return nbi_fail(NB_ENOTFOUND, "'%s' has no tokenizer; --model-dir DIR says where one is",
+                        o->run.model);
+    return nb_tokenizer_encode(t, nbi_str_text(text), text->len, false, ids, count);
+}
+
+static int print_ppl(const struct eval_opts *o, const struct nb_ppl_result *r, size_t bytes)
+{
+    double bits = r->nll * (double)r->tokens / log(2) / (double)bytes;
+    double speed = (double)r->tokens / r->seconds;
+    if (o->common.json)
+        return cli_print_json(json_pack("{s:f,s:f,s:I,s:I,s:I,s:I,s:I,s:f,s:f}", "ppl", r->ppl,
+                                        "nll", r->nll, "tokens", (json_int_t)r->tokens, "windows",
+                                        (json_int_t)r->windows, "context", (json_int_t)r->context,
+                                        "stride", (json_int_t)r->stride, "bytes", (json_int_t)bytes,
+                                        "bits_per_byte", bits, "tokens_per_s", speed),
+                              true);
+    printf("perplexity %.4f (%.6f nats a token, %.4f bits a byte)\n"
+           "%lld tokens predicted in %lld windows of %lld, %.1f tok/s\n",
+           r->ppl, r->nll, bits, (long long)r->tokens, (long long)r->windows, (long long)r->context,
+           speed);
+    return 0;
+}
+
+static enum nb_status evaluate(const struct eval_opts *o, const struct nb_engine *engine,
+                               const struct nbi_str *text, struct nb_ppl_result *result)
+{
+    int32_t *ids = NULL;
+    size_t count = 0;
+    struct nbi_progress progress;
+    NBI_TRY(encode(o, engine, text, &ids, &count));
+    nbi_progress_begin(&progress, o->common.quiet ? NULL : stderr, "tokens", NBI_UNIT_ITEMS);
+    const struct nb_ppl_opts opts = {.context = o->run.context,
+                                     .stride = o->stride,
+                                     .kv = (enum nb_kv_dtype)o->run.kv_dtype,
+                                     .fast = o->fast,
+                                     .progress = nbi_progress_update,
+                                     .progress_ctx = &progress};
+    enum nb_status rc = nb_eval_ppl(engine, ids, (int64_t)count, &opts, result);
+    nbi_progress_end(&progress);
+    free(ids);
+    return rc == NB_EINTERRUPTED ? rc : nbi_context(rc, "'%s'", o->text);
+}
+
+static int run_ppl(struct eval_opts *o)
+{
+    struct nb_engine *engine = NULL;
+    struct nb_ppl_result result;
+    struct nbi_str text = {0};
+    if (!o->run.model || !o->text) {
+        fprintf(stderr, "nibble eval ppl: %s is missing; see 'nibble help eval'\n",
+                o->run.model ? "--text FILE" : "-m MODEL");
+        return CLI_EXIT_USAGE;
+    }
+    enum nb_status rc = cli_read_all(strcmp(o->text, "-") == 0 ? NULL : o->text, &text);
+    if (rc == NB_OK)
+        rc = cli_engine_open(&engine, &o->run, &o->common);
+    if (rc == NB_OK)
+        rc = evaluate(o, engine, &text, &result);
+    nb_engine_close(engine);
+    int code = rc == NB_OK ? print_ppl(o, &result, text.len) : cli_status(rc);
+    nbi_str_release(&text);
+    return code;
+}
+
+static int run(void *opts)
+{
+    struct eval_opts *o = opts;
+    const char *what = o->common.positional[0];
+    if (strcmp(what, "ppl") == 0)
+        return run_ppl(o);
+    fprintf(stderr, "nibble eval: there is no '%s'; there is 'ppl'\n", what);
+    return CLI_EXIT_USAGE;
+}
+
+const struct cli_command cli_eval = {
+    .name = "eval",
+    .group = "look inside",
+    .positional = "WHAT",
+    .summary = "measure how good a model is",
+    .text =
+        "ppl: perplexity over a text. The text is tokenised whole, as plain text (special tokens\n"
+        "in it are ordinary characters, none is added), and cut into windows of N tokens (--ctx)\n"
+        "that do not overlap; the last may be shorter. Each window is a sequence of its own, and\n"
+        "every token but its first is predicted from those before it in the window. nll is the\n"
+        "mean of -log p over all predicted tokens, in nats; ppl is exp(nll). This is what Hugging\n"
+        "Face's fixed-length evaluation without overlap gives.\n"
+        "\n"
+        "With --stride S a window starts every S tokens, and only tokens that no earlier window\n"
+        "has predicted count: each then has at least N - S tokens before it (but in the first\n"
+        "window). It takes N / S times as long.\n"
+        "\n"
+        "Products are exact (f32 activations) and the cache is f32, unless --fast and --kv-dtype\n"
+        "say otherwise. bits_per_byte is the information of all predicted tokens over the bytes\n"
+        "of the text.",
+    .examples = "  nibble eval ppl -m Qwen3-0.6B --text wiki.txt\n"
+                "  nibble eval ppl -m Qwen3-0.6B --text wiki.txt --ctx 1024 --stride 512 --json\n",
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
+    .opts_size = sizeof(struct eval_opts),
+    .run = run,
+};

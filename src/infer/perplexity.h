@@ -1,0 +1,7 @@
+/* perplexity.h - how unlikely a token was. */
+#pragma once
+
+#include "base/status.h"
+
+/* -log softmax(logits)[target], in nats; not finite if a logit is not. */
+double nbi_token_nll(const float *logits, int64_t V, int32_t target);

@@ -1,0 +1,155 @@
+/* test_stress.c - the stress run passes, and finds what is put in its way. */
+#include "infer/engine.h"
+#include "unit/support.h"
+
+static struct nb_engine *engine;
+static struct nbi_backend real;
+
+static int open_engine(void **state)
+{
+    const struct nb_engine_opts opts = {.synthetic = "tiny", .threads = 1};
+    (void)state;
+    if (nb_engine_open(&engine, &opts) != NB_OK)
+        return -1;
+    real = *engine->be;
+    return 0;
+}
+
+static int close_engine(void **state)
+{
+    (void)state;
+    nb_engine_close(engine);
+    return 0;
+}
+
+static struct nb_stress_report run(int64_t iterations)
+{
+    const struct nb_stress_opts opts = {.iterations = iterations};
+    struct nb_stress_report r;
+    enum nb_status rc = nb_stress_kv(engine, &opts, &r);
+    engine->be->qkv_rope = real.qkv_rope;
+    engine->be->upload = real.upload;
+    engine->be->stream_new = real.stream_new;
+    assert_ok(rc);
+    return r;
+}
+
+static void test_stress__passes(void **state)
+{
+    struct nb_stress_report r = run(8);
+    (void)state;
+    assert_string_equal(r.difference, "");
+    assert_true(r.outputs_identical && r.memory_flat);
+    assert_int_equal(r.iterations, 8);
+    assert_true(r.ways >= 10 && r.rss_first > 0 && r.rss_last > 0);
+    for (int i = 0; i < r.ways; i++)
+        assert_int_equal(r.way[i].runs, 4 * 8);
+}
+
+/* One key of a token that comes alone behind others is off by a little. */
+static enum nb_status bend_single(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
+{
+    const int32_t *slots = (const void *)a->slots.at; // NOLINT(performance-no-int-to-ptr)
+    if (a->N == 1 && slots[0] == 13)
+        ((float *)a->k.at)[0] += 1e-2F; // NOLINT(performance-no-int-to-ptr)
+    return real.qkv_rope(s, a);
+}
+
+static void test_stress__finds_a_token_that_depends_on_its_company(void **state)
+{
+    (void)state;
+    engine->be->qkv_rope = bend_single;
+    struct nb_stress_report r = run(3);
+    assert_false(r.outputs_identical);
+    assert_int_equal(r.iterations, 0);
+    assert_non_null(strstr(r.difference, "iteration 1, cache in f32, integer products, 'token': "));
+}
+
+/* What is restored has a wrong bit; other uploads are shorter. */
+static enum nb_status lose_bit(struct nbi_stream *s, struct nbi_ptr dst, const void *src,
+                               int64_t bytes)
+{
+    NBI_TRY(real.upload(s, dst, src, bytes));
+    if (bytes < 12 * 2 * 64)
+        return NB_OK;
+    ((uint8_t *)dst.at)[bytes - 1] ^= 1; // NOLINT(performance-no-int-to-ptr)
+    return NB_OK;
+}
+
+static void test_stress__finds_a_damaged_snapshot(void **state)
+{
+    (void)state;
+    engine->be->upload = lose_bit;
+    struct nb_stress_report r = run(3);
+    assert_false(r.outputs_identical);
+    assert_non_null(strstr(r.difference, "'snapshot restored'"));
+}
+
+/* The logits of a later iteration change. */
+static int calls;
+
+static enum nb_status change_later(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
+{
+    if (++calls > 40000)
+        ((float *)a->q.at)[0] += 1; // NOLINT(performance-no-int-to-ptr)
+    return real.qkv_rope(s, a);
+}
+
+static void test_stress__finds_a_change_in_time(void **state)
+{
+    (void)state;
+    engine->be->qkv_rope = change_later;
+    struct nb_stress_report r = run(1000);
+    assert_false(r.outputs_identical);
+    assert_true(r.iterations > 2 && r.iterations < 1000);
+}
+
+/* Each new session leaves 400 bytes. */
+static void *kept[10000];
+static int kept_count;
+
+static enum nb_status leak(struct nbi_backend *be, const struct nbi_stream_limits *limits,
+                           struct nbi_stream **out)
+{
+    if (kept_count < 10000)
+        kept[kept_count++] = malloc(400);
+    return real.stream_new(be, limits, out);
+}
+
+static void test_stress__finds_a_leak(void **state)
+{
+    (void)state;
+    engine->be->stream_new = leak;
+    struct nb_stress_report r = run(8);
+    while (kept_count > 0)
+        free(kept[--kept_count]);
+    assert_true(r.outputs_identical);
+    if (!r.memory_judged)
+        skip(); /* a sanitizer */
+    assert_false(r.memory_flat);
+    assert_true(r.heap_growth > 5 * 4 * 8 * 400);
+}
+
+static void test_stress__too_few_iterations_for_memory(void **state)
+{
+    struct nb_stress_report r = run(5);
+    const struct nb_stress_opts none = {.iterations = 0};
+    (void)state;
+    assert_true(!r.memory_judged && r.memory_flat && r.rss_first > 0);
+    r = run(1);
+    assert_true(r.rss_last > 0 && r.iterations == 1);
+    assert_fails(nb_stress_kv(engine, &none, &r), NB_EINVAL, "0 iterations");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stress__passes),
+        cmocka_unit_test(test_stress__finds_a_token_that_depends_on_its_company),
+        cmocka_unit_test(test_stress__finds_a_damaged_snapshot),
+        cmocka_unit_test(test_stress__finds_a_change_in_time),
+        cmocka_unit_test(test_stress__finds_a_leak),
+        cmocka_unit_test(test_stress__too_few_iterations_for_memory),
+    };
+    return cmocka_run_group_tests_name("stress", tests, open_engine, close_engine);
+}
