@@ -415,7 +415,8 @@ void nb_conversation_close(struct nb_conversation *c);
 
 struct nb_conversation_info {
     int64_t messages;
-    int64_t tokens, context; /* in the session; what it has room for */
+    int64_t tokens;  /* behind the last answer; 0: none since it began or was loaded */
+    int64_t context; /* what there is room for */
 };
 
 void nb_conversation_info(const struct nb_conversation *c, struct nb_conversation_info *info);

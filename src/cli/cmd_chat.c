@@ -61,7 +61,9 @@ struct chat {
     struct nb_conversation *talk;
     struct nb_generate_opts generate;
     struct cli_chat_log log;
-    bool terminal, colour;
+    bool terminal; /* somebody types */
+    bool screen;   /* somebody may see standard output, in colour or not */
+    bool colour;
     bool begun;                     /* something was said since the start */
     bool quit;                      /* somebody asked to leave */
     bool thinking;                  /* what is printed is a thought */
@@ -77,8 +79,9 @@ struct chat {
 /* A remark; none with --quiet. */
 static void note(const struct chat *c, const char *text)
 {
+    bool dim = c->colour && isatty(STDERR_FILENO);
     if (!c->o->common.quiet)
-        fprintf(stderr, "%s(%s)%s\n", c->colour ? DIM : "", text, c->colour ? PLAIN : "");
+        fprintf(stderr, "%s(%s)%s\n", dim ? DIM : "", text, dim ? PLAIN : "");
 }
 
 /* ---- printing ---- */
@@ -134,7 +137,7 @@ static enum nb_status print_piece(void *ctx, const char *text, size_t len)
     struct chat *c = ctx;
     if (c->colour)
         put_coloured(c, text, len);
-    else if (c->terminal)
+    else if (c->screen)
         put_safely(stdout, text, len);
     else
         fwrite(text, 1, len, stdout);
@@ -476,7 +479,7 @@ static void greet(const struct chat *c)
     nb_conversation_info(c->talk, &info);
     if (!c->o->common.quiet)
         fprintf(stderr, "%s on %s (%s, %d threads), context of %lld tokens; /help lists commands\n",
-                nbi_path_base(c->o->run.model), engine.device, engine.simd, engine.threads,
+                c->o->run.model, engine.device, engine.simd, engine.threads,
                 (long long)info.context);
 }
 
@@ -498,7 +501,7 @@ static enum nb_status talk_live(struct chat *c)
 
 /* ---- replay ---- */
 
-/* A transcript in memory: it is read, and found to be sound, before the first answer. */
+/* A transcript in memory: it is read, and found to be sound, before the model is. */
 struct replay {
     struct nbi_arena arena;
     struct nb_transcript_item *items;
@@ -553,21 +556,16 @@ static enum nb_status replay_item(struct chat *c, const struct nb_transcript_ite
     return send_message(c, m->text, m->len, item->cut);
 }
 
-static enum nb_status replay(struct chat *c)
+static enum nb_status replay(struct chat *c, const struct replay *r)
 {
-    struct replay r = {0};
-    enum nb_status rc = nb_transcript_read(c->o->replay, collect, &r);
-    if (rc == NB_OK)
-        rc = start(c);
-    for (size_t i = 0; rc == NB_OK && i < r.count; i++) {
-        rc = replay_item(c, &r.items[i]);
-        bool last = i + 1 == r.count || r.items[i + 1].kind != NB_ITEM_LOADED;
-        if (rc == NB_OK && r.items[i].kind == NB_ITEM_LOADED && last)
-            rc = cli_chat_log_load(&c->log, c->talk);
+    NBI_TRY(start(c));
+    for (size_t i = 0; i < r->count; i++) {
+        NBI_TRY(replay_item(c, &r->items[i]));
+        bool last = i + 1 == r->count || r->items[i + 1].kind != NB_ITEM_LOADED;
+        if (r->items[i].kind == NB_ITEM_LOADED && last)
+            NBI_TRY(cli_chat_log_load(&c->log, c->talk));
     }
-    nbi_arena_release(&r.arena);
-    free(r.items);
-    return rc;
+    return NB_OK;
 }
 
 /* ---- the command ---- */
@@ -576,8 +574,9 @@ static enum nb_status open_chat(struct chat *c)
 {
     const struct chat_opts *o = c->o;
     const char *term = getenv("TERM"), *no_colour = getenv("NO_COLOR");
-    c->terminal = !o->replay && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
-    c->colour = c->terminal && !(no_colour && *no_colour) && term && strcmp(term, "dumb") != 0;
+    c->screen = isatty(STDOUT_FILENO);
+    c->terminal = c->screen && !o->replay && isatty(STDIN_FILENO);
+    c->colour = c->screen && !(no_colour && *no_colour) && term && strcmp(term, "dumb") != 0;
     c->generate = (struct nb_generate_opts){.max_tokens = o->max_tokens,
                                             .stop = o->stop.items,
                                             .ignore_eos = o->ignore_eos,
@@ -599,10 +598,15 @@ static int run(void *opts)
                 c.o->run.model ? "-p and --replay exclude each other" : "-m MODEL is missing");
         return CLI_EXIT_USAGE;
     }
-    enum nb_status rc = open_chat(&c);
+    struct replay r = {0};
+    enum nb_status rc = c.o->replay ? nb_transcript_read(c.o->replay, collect, &r) : NB_OK;
     if (rc == NB_OK)
-        rc = c.o->replay ? replay(&c) : talk_live(&c);
+        rc = open_chat(&c);
+    if (rc == NB_OK)
+        rc = c.o->replay ? replay(&c, &r) : talk_live(&c);
     int code = cli_status(rc);
+    nbi_arena_release(&r.arena);
+    free(r.items);
     cli_chat_log_close(&c.log);
     nb_conversation_close(c.talk);
     nb_session_close(c.session);

@@ -25,6 +25,7 @@ struct nb_conversation {
     struct nbi_str known; /* what ids stand for */
     int32_t *ids;
     size_t id_count;
+    int64_t tokens;              /* behind the last answer */
     size_t sent_known, sent_ids; /* what of both is from before the last question */
 };
 
@@ -64,6 +65,7 @@ static void cut(struct nb_conversation *c, size_t count)
     while (c->count > count)
         free(c->messages[--c->count].text);
     forget_tokens(c);
+    c->tokens = 0;
 }
 
 void nb_conversation_close(struct nb_conversation *c)
@@ -90,7 +92,7 @@ void nb_conversation_reset(struct nb_conversation *c)
 void nb_conversation_info(const struct nb_conversation *c, struct nb_conversation_info *info)
 {
     *info = (struct nb_conversation_info){.messages = (int64_t)c->count,
-                                          .tokens = nbi_session_length(c->session),
+                                          .tokens = c->tokens,
                                           .context = nbi_session_context(c->session)};
 }
 
@@ -229,6 +231,7 @@ static enum nb_status keep_answer(struct nb_conversation *c, const struct nb_gen
     const struct nb_engine *e = nbi_session_engine(c->session);
     const struct nb_message answer = {NB_ROLE_ASSISTANT, r->text, r->len};
     NBI_TRY(insert(c, c->count, &answer));
+    c->tokens = r->prompt_tokens + (int64_t)r->count;
     bool ended = !opts->ignore_eos && nbi_engine_ends(e, r->ids[r->count - 1]);
     bool cut_off = how == NB_OK && r->finish == NB_FINISH_STOP && !ended;
     if (cut_off || know(c, r->ids, r->count - ended, r->text, r->len) != NB_OK)
@@ -296,15 +299,15 @@ enum nb_status nb_conversation_load(struct nb_conversation *c, const char *path)
 {
     struct nb_conversation loaded = {.session = c->session, .think = c->think};
     enum nb_status rc = nb_transcript_read(path, take_item, &loaded);
-    if (rc == NB_OK) { /* the messages change places; the tokens are of the old ones */
-        struct message *old = c->messages;
-        size_t count = c->count;
-        forget_tokens(c);
+    if (rc == NB_OK) { /* the messages change places, and the old ones go */
+        struct nb_conversation old = *c;
         c->messages = loaded.messages;
         c->count = loaded.count;
         c->capacity = loaded.capacity;
-        loaded.messages = old;
-        loaded.count = count;
+        c->tokens = 0;
+        forget_tokens(c);
+        loaded.messages = old.messages;
+        loaded.count = old.count;
     }
     cut(&loaded, 0);
     free(loaded.messages);

@@ -1,4 +1,6 @@
 /* transcript.c - conversations and logs of them, read line by line. */
+#include "infer/transcript.h"
+
 #include <string.h>
 
 #include "base/file.h"
@@ -102,24 +104,39 @@ static enum nb_status read_line(struct reader *r, const char *text, size_t len)
     return read_messages(r, messages, NB_ITEM_MESSAGE);
 }
 
-enum nb_status nb_transcript_read(const char *path, nb_transcript_fn fn, void *ctx)
+static bool is_blank(const char *line, size_t len)
+{
+    while (len > 0 && (line[len - 1] == ' ' || line[len - 1] == '\t' || line[len - 1] == '\r'))
+        len--;
+    return len == 0;
+}
+
+enum nb_status nbi_transcript_parse(const char *bytes, size_t len, const char *name,
+                                    nb_transcript_fn fn, void *ctx)
 {
     struct reader r = {.fn = fn, .ctx = ctx};
-    char *bytes;
-    size_t len, number = 0;
-    NBI_TRY(nbi_file_read(path, TRANSCRIPT_MAX, &bytes, &len));
+    const char *end = bytes + len;
+    size_t number = 1;
     enum nb_status rc = NB_OK;
-    for (const char *p = bytes, *end = bytes + len; rc == NB_OK && p < end;) {
+    for (const char *p = bytes; rc == NB_OK && p < end; number++) {
         const char *stop = memchr(p, '\n', (size_t)(end - p));
         size_t n = (size_t)((stop ? stop : end) - p);
-        number++;
-        if (strspn(p, " \t\r") < n) /* the bytes have a NUL behind them */
-            rc = nbi_context(read_line(&r, p, n), "'%s', line %zu", path, number);
-        p += n + 1;
+        if (!is_blank(p, n))
+            rc = nbi_context(read_line(&r, p, n), "'%s', line %zu", name, number);
+        p = stop ? stop + 1 : end;
     }
     if (rc == NB_OK && r.messages == 0)
-        rc = nbi_fail(NB_EFORMAT, "'%s' holds no messages", path);
+        rc = nbi_fail(NB_EFORMAT, "'%s' holds no messages", name);
     nbi_str_release(&r.text);
+    return rc;
+}
+
+enum nb_status nb_transcript_read(const char *path, nb_transcript_fn fn, void *ctx)
+{
+    char *bytes;
+    size_t len;
+    NBI_TRY(nbi_file_read(path, TRANSCRIPT_MAX, &bytes, &len));
+    enum nb_status rc = nbi_transcript_parse(bytes, len, path, fn, ctx);
     free(bytes);
     return rc;
 }

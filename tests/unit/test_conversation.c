@@ -87,7 +87,6 @@ static int64_t messages(const struct fixture *f)
 {
     struct nb_conversation_info info;
     nb_conversation_info(f->c, &info);
-    assert_int_equal(info.tokens, nb_session_length(f->session));
     return info.messages;
 }
 
@@ -156,6 +155,7 @@ static void test_first_turn__is_the_template(void **state)
 static void test_turns__find_all_that_was_before(void **state)
 {
     struct fixture f = begin(512, true);
+    struct nb_conversation_info info;
     int64_t before = 0;
     (void)state;
     for (uint64_t i = 0; i < 5; i++) {
@@ -168,8 +168,14 @@ static void test_turns__find_all_that_was_before(void **state)
         before = r.prompt_tokens + (int64_t)r.count;
         assert_int_equal(nb_session_length(f.session), before);
         nb_generate_result_release(&r);
+        nb_conversation_info(f.c, &info);
+        assert_int_equal(info.tokens, before);
+        assert_int_equal(info.context, 512);
     }
     assert_int_equal(messages(&f), 10);
+    nb_conversation_reset(f.c);
+    nb_conversation_info(f.c, &info);
+    assert_int_equal(info.tokens, 0);
     end(&f);
 }
 
