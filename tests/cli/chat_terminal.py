@@ -64,6 +64,20 @@ class Chat:
             self.check(time.monotonic() < end, "the terminal is not set up")
             time.sleep(0.001)
 
+    def interrupt(self, note=""):
+        """Ctrl-C, and the prompt that follows. The kernel signals first and throws away output
+        after that, so that what comes at once may be lost: an empty line brings the prompt back."""
+        self.type("\x03")
+        end = time.monotonic() + LIMIT
+        while b">>> " not in self.seen[self.at:]:
+            if not self.read(2):
+                self.type("\r")
+            self.check(time.monotonic() < end, "no prompt")
+        if note and note.encode() not in self.seen[self.at:]:
+            print(f"{self.name}: {note!r} was lost")
+        self.prompt()
+        time.sleep(0.3)  # input, too, may be thrown away for a moment
+
     def type(self, text):
         os.write(self.fd, text.encode())
 
@@ -143,23 +157,18 @@ def test_interrupt():
     chat.expect("\r\n")
     while len(chat.seen) < chat.at + 50:
         chat.check(chat.read(LIMIT), "no answer")
-    chat.type("\x03")
-    chat.expect("(stopped; what was said so far counts)")
-    chat.prompt()
-    chat.type("never sent\x03")
-    chat.prompt()
-    chat.type("\x03")
-    chat.expect("(/quit or Ctrl-D leaves)")
-    chat.prompt()
-    chat.type('"""\rneither this\r\x03')
-    chat.prompt()
+    chat.interrupt("(stopped; what was said so far counts)")
+    chat.type("never sent")
+    chat.interrupt()
+    chat.interrupt("(/quit or Ctrl-D leaves)")
+    chat.type('"""\rneither this\r')
+    chat.expect("neither this")
+    chat.interrupt()
     chat.type("go on\r")
     chat.expect("\r\n")
     while len(chat.seen) < chat.at + 50:
         chat.check(chat.read(LIMIT), "no answer")
-    chat.type("\x03")
-    chat.expect("(stopped; what was said so far counts)")
-    chat.prompt()
+    chat.interrupt("(stopped; what was said so far counts)")
     chat.type("/stats\r")
     chat.expect("2 answers")
     chat.prompt()
