@@ -62,6 +62,9 @@ typedef void (*nb_progress_fn)(void *ctx, uint64_t done, uint64_t total);
 /* Asks every running operation to stop with NB_EINTERRUPTED. Safe in a signal handler. */
 void nb_interrupt(void);
 
+/* Takes that back, so that work can go on. */
+void nb_interrupt_clear(void);
+
 /* ---- model files --------------------------------------------------------------------------- */
 
 /* One tensor as a reader of the model sees it: the parts of a quantised weight are one row. */
@@ -388,6 +391,82 @@ NB_MUST_CHECK enum nb_status nb_generate(struct nb_session *session, const int32
                                          size_t count, const struct nb_generate_opts *opts,
                                          struct nb_generate_result *result);
 void nb_generate_result_release(struct nb_generate_result *result);
+
+/* ---- conversations -------------------------------------------------------------------------- */
+
+enum nb_role { NB_ROLE_SYSTEM, NB_ROLE_USER, NB_ROLE_ASSISTANT };
+
+const char *nb_role_name(enum nb_role role); /* "system", "user", "assistant" */
+
+struct nb_message {
+    enum nb_role role;
+    const char *text;
+    size_t len;
+};
+
+/* Messages in turn, over a session that nothing else uses: an answer finds there what was said
+ * before, token for token. */
+struct nb_conversation;
+
+/* think: what the chat template is told, if it asks. The session must outlive the conversation. */
+NB_MUST_CHECK enum nb_status nb_conversation_open(struct nb_conversation **out,
+                                                  struct nb_session *session, bool think);
+void nb_conversation_close(struct nb_conversation *c);
+
+struct nb_conversation_info {
+    int64_t messages;
+    int64_t tokens;  /* behind the last answer; 0: none since it began or was loaded */
+    int64_t context; /* what there is room for */
+};
+
+void nb_conversation_info(const struct nb_conversation *c, struct nb_conversation_info *info);
+
+/* The system message comes first, if there is one. Valid until the conversation changes. */
+void nb_conversation_message(const struct nb_conversation *c, int64_t index,
+                             struct nb_message *message);
+
+/* Adds a message without answering it. There is one system message: it takes the place of the one
+ * before, and an empty one stands for none. */
+NB_MUST_CHECK enum nb_status nb_conversation_add(struct nb_conversation *c,
+                                                 const struct nb_message *message);
+
+/* Adds a message of the user and the answer to it. A failure leaves the conversation as it was. So
+ * does NB_EINTERRUPTED before the first token; after it (result->count > 0) what there is of the
+ * answer is kept. More than the context holds: NB_EVALUE, with result->prompt_tokens set. */
+NB_MUST_CHECK enum nb_status nb_conversation_answer(struct nb_conversation *c, const char *text,
+                                                    size_t len, const struct nb_generate_opts *opts,
+                                                    struct nb_generate_result *result);
+
+/* Forgets all messages but the system's. */
+void nb_conversation_reset(struct nb_conversation *c);
+
+/* A line {"messages": [...]}, which is also a data set and a request to the chat template. Loading
+ * takes the last conversation of any transcript; a failure leaves the one there is. */
+NB_MUST_CHECK enum nb_status nb_conversation_save(const struct nb_conversation *c,
+                                                  const char *path);
+NB_MUST_CHECK enum nb_status nb_conversation_load(struct nb_conversation *c, const char *path);
+
+/* A transcript is JSON Lines: a whole conversation {"messages": [...]}; or one message {"role",
+ * "content"}; or {"event": "start"}, {"event": "reset"} and {"event": "load", "messages": [...]},
+ * as `nibble chat --log` writes them. */
+enum nb_item_kind {
+    NB_ITEM_START,   /* a conversation begins */
+    NB_ITEM_RESET,   /* all but the system message is forgotten */
+    NB_ITEM_MESSAGE, /* was said */
+    NB_ITEM_LOADED   /* came from a file */
+};
+
+struct nb_transcript_item {
+    enum nb_item_kind kind;
+    struct nb_message message;
+    int64_t cut; /* an answer that was interrupted: behind so many tokens; else 0 */
+};
+
+typedef enum nb_status (*nb_transcript_fn)(void *ctx, const struct nb_transcript_item *item);
+
+/* From front to back; the message of a failure names file and line. A transcript without a message
+ * is an error. */
+NB_MUST_CHECK enum nb_status nb_transcript_read(const char *path, nb_transcript_fn fn, void *ctx);
 
 /* How far results are apart. */
 struct nb_parity_error {

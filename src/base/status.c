@@ -72,6 +72,11 @@ void nb_interrupt(void)
     interrupted = 1;
 }
 
+void nb_interrupt_clear(void)
+{
+    interrupted = 0;
+}
+
 enum nb_status nbi_check_interrupt(void)
 {
     return interrupted ? nbi_fail(NB_EINTERRUPTED, "interrupted") : NB_OK;

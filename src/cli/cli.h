@@ -7,14 +7,20 @@
 #include "nibble.h"
 
 extern const struct cli_command cli_inspect, cli_convert, cli_quantize, cli_synth, cli_tokenize,
-    cli_detokenize, cli_render, cli_tokenizer, cli_data, cli_generate, cli_debug, cli_parity,
-    cli_doctor, cli_bench, cli_eval, cli_stress;
+    cli_detokenize, cli_render, cli_tokenizer, cli_data, cli_generate, cli_chat, cli_debug,
+    cli_parity, cli_doctor, cli_bench, cli_eval, cli_stress;
 
 /* The whole command table, NULL-terminated. */
 extern const struct cli_command *const cli_commands[];
 
 /* Prints the error of a failed library call and gives the exit code for it; 0 for NB_OK. */
 int cli_status(enum nb_status status);
+
+/* Ctrl-C no longer ends the process, however often it comes; it interrupts what runs. */
+void cli_survive_interrupts(void);
+
+/* After an interruption: true if it was Ctrl-C, and work can go on; false if we are to end. */
+bool cli_resume(void);
 
 /* Prints value on stdout as JSON, frees it and gives the exit code. ok false, or value NULL: some
  * piece of it could not be made. */

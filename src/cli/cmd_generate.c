@@ -87,28 +87,17 @@ static enum nb_status print_text(void *ctx, const char *text, size_t len)
 
 static json_t *result_json(const struct nb_generate_result *r)
 {
-    static const char *const reasons[] = {"stop", "length", "context"};
     bool ok = true;
     json_t *ids = json_array();
     for (size_t i = 0; i < r->count; i++)
         nbi_json_append(ids, json_integer(r->ids[i]), &ok);
-    double decoded = r->count > 1 ? (double)(r->count - 1) : 0;
-    json_t *timings =
-        json_pack("{s:f,s:f,s:f,s:f}", "prompt_ms", r->prompt_seconds * 1e3, "prompt_per_s",
-                  (double)(r->prompt_tokens - r->reused_tokens) / r->prompt_seconds, "decode_ms",
-                  r->seconds * 1e3, "decode_per_s", r->seconds > 0 ? decoded / r->seconds : 0);
+    json_t *timings = json_pack("{s:f,s:f,s:f,s:f}", "prompt_ms", r->prompt_seconds * 1e3,
+                                "prompt_per_s", cli_prompt_speed(r), "decode_ms", r->seconds * 1e3,
+                                "decode_per_s", cli_decode_speed(r));
     return json_pack("{s:s%,s:o,s:I,s:I,s:s,s:o}", "text", r->text, r->len, "ids", ids,
                      "prompt_tokens", (json_int_t)r->prompt_tokens, "completion_tokens",
-                     (json_int_t)r->count, "finish_reason", reasons[r->finish], "timings", timings);
-}
-
-static void print_timing(const struct nb_generate_result *r)
-{
-    double decoded = r->count > 1 ? (double)(r->count - 1) : 0;
-    fprintf(stderr, "prompt: %lld tokens in %.3f s (%.1f tok/s); answer: %zu tokens, %.1f tok/s\n",
-            (long long)r->prompt_tokens, r->prompt_seconds,
-            (double)(r->prompt_tokens - r->reused_tokens) / r->prompt_seconds, r->count,
-            r->seconds > 0 ? decoded / r->seconds : 0);
+                     (json_int_t)r->count, "finish_reason", cli_finish_reason(r->finish), "timings",
+                     timings);
 }
 
 static enum nb_status generate(struct generate_opts *o, const struct nb_engine *engine,
@@ -156,7 +145,7 @@ static int run(void *opts)
     if (rc == NB_OK && o->check_logits)
         fprintf(stderr, "logits: all finite, the last ones have crc32c %08x\n", r.logits_crc);
     if (rc == NB_OK && o->timing)
-        print_timing(&r);
+        cli_print_timing(&r);
     nb_generate_result_release(&r);
     nb_engine_close(engine);
     return code;

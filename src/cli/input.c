@@ -9,15 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-struct input {
-    int fd;
-    const char *name;
-    char buffer[1 << 16];
-    size_t at, len; /* what of the buffer is still to be used */
-    bool end;
-};
-
-static enum nb_status input_open(struct input *in, const char *file)
+enum nb_status cli_input_open(struct cli_input *in, const char *file)
 {
     in->name = file ? file : "standard input";
     in->at = in->len = 0;
@@ -31,14 +23,14 @@ static enum nb_status input_open(struct input *in, const char *file)
                     strerror(cause));
 }
 
-static void input_close(struct input *in)
+void cli_input_close(struct cli_input *in)
 {
     if (in->fd > STDIN_FILENO)
         close(in->fd);
 }
 
 /* Makes sure that there is something in the buffer, or the end. */
-static enum nb_status input_fill(struct input *in)
+static enum nb_status input_fill(struct cli_input *in)
 {
     if (in->at < in->len || in->end)
         return NB_OK;
@@ -65,7 +57,7 @@ static enum nb_status too_long(const struct nbi_str *text, const char *what)
 
 /* Appends up to and with the next byte `last`, or all there is (last -1). *more false: nothing was
  * left. */
-static enum nb_status input_take(struct input *in, int last, struct nbi_str *out, bool *more)
+static enum nb_status input_take(struct cli_input *in, int last, struct nbi_str *out, bool *more)
 {
     *more = false;
     for (;;) {
@@ -84,13 +76,22 @@ static enum nb_status input_take(struct input *in, int last, struct nbi_str *out
     }
 }
 
+enum nb_status cli_input_line(struct cli_input *in, struct nbi_str *line, bool *more)
+{
+    line->len = 0;
+    NBI_TRY(input_take(in, '\n', line, more));
+    if (line->len > 0 && line->p[line->len - 1] == '\n')
+        line->p[--line->len] = 0;
+    return NB_OK;
+}
+
 enum nb_status cli_read_all(const char *file, struct nbi_str *text)
 {
-    struct input in;
+    struct cli_input in;
     bool more;
-    NBI_TRY(input_open(&in, file));
+    NBI_TRY(cli_input_open(&in, file));
     enum nb_status rc = input_take(&in, -1, text, &more);
-    input_close(&in);
+    cli_input_close(&in);
     return rc == NB_EINTERRUPTED ? rc : nbi_context(rc, "reading '%s'", in.name);
 }
 
@@ -104,24 +105,22 @@ static bool is_blank(const char *line, size_t len)
 
 enum nb_status cli_read_lines(const char *file, cli_line_fn fn, void *ctx)
 {
-    struct input in;
+    struct cli_input in;
     struct nbi_str line = {0};
     bool more = true;
-    NBI_TRY(input_open(&in, file));
+    NBI_TRY(cli_input_open(&in, file));
     enum nb_status rc = NB_OK;
     for (size_t number = 1; rc == NB_OK && !ferror(stdout); number++) {
-        line.len = 0;
-        rc = input_take(&in, '\n', &line, &more);
+        rc = cli_input_line(&in, &line, &more);
         if (rc == NB_OK && !more)
             break;
-        size_t len = line.len > 0 && line.p[line.len - 1] == '\n' ? line.len - 1 : line.len;
-        if (rc == NB_OK && !is_blank(nbi_str_text(&line), len))
-            rc = fn(ctx, line.p, len);
+        if (rc == NB_OK && !is_blank(nbi_str_text(&line), line.len))
+            rc = fn(ctx, line.p, line.len);
         if (rc != NB_OK && rc != NB_EINTERRUPTED)
             nbi_context(rc, "%s, line %zu", in.name, number);
     }
     nbi_str_release(&line);
-    input_close(&in);
+    cli_input_close(&in);
     fflush(stdout);
     return rc;
 }

@@ -4,6 +4,21 @@
 #include "base/jscan.h"
 #include "base/str.h"
 
+struct cli_input {
+    int fd;
+    const char *name;
+    char buffer[1 << 16];
+    size_t at, len; /* what of the buffer is still to be used */
+    bool end;
+};
+
+/* file NULL is standard input. */
+enum nb_status cli_input_open(struct cli_input *in, const char *file);
+void cli_input_close(struct cli_input *in);
+
+/* The next line without its end; *more false: there was none. */
+enum nb_status cli_input_line(struct cli_input *in, struct nbi_str *line, bool *more);
+
 /* All of it; file NULL is standard input. The caller releases *text. */
 enum nb_status cli_read_all(const char *file, struct nbi_str *text);
 

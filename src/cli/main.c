@@ -12,8 +12,8 @@
 
 const struct cli_command *const cli_commands[] = {
     &cli_inspect, &cli_convert,   &cli_quantize, &cli_synth,    &cli_tokenize, &cli_detokenize,
-    &cli_render,  &cli_tokenizer, &cli_data,     &cli_generate, &cli_doctor,   &cli_bench,
-    &cli_parity,  &cli_debug,     &cli_eval,     &cli_stress,   NULL,
+    &cli_render,  &cli_tokenizer, &cli_data,     &cli_generate, &cli_chat,     &cli_doctor,
+    &cli_bench,   &cli_parity,    &cli_debug,    &cli_eval,     &cli_stress,   NULL,
 };
 
 static volatile sig_atomic_t terminated;
@@ -143,16 +143,32 @@ static int help(int argc, char **argv)
 
 static void on_signal(int sig)
 {
-    terminated = sig == SIGTERM;
-    nb_interrupt(); /* the handler is reset: a second signal ends the process at once */
+    if (sig == SIGTERM)
+        terminated = 1;
+    nb_interrupt();
 }
 
 static void catch_signals(void)
 {
+    /* The handler is reset: a second signal ends the process at once. */
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+}
+
+void cli_survive_interrupts(void)
+{
+    struct sigaction action = {.sa_handler = on_signal};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+}
+
+bool cli_resume(void)
+{
+    if (!terminated)
+        nb_interrupt_clear();
+    return !terminated;
 }
 
 static enum nb_log_level log_limit = NB_LOG_WARN;

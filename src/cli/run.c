@@ -60,3 +60,29 @@ void cli_sampling(struct nb_sampling *out, const struct nb_engine *engine,
     out->frequency_penalty = o->frequency_penalty;
     out->seed = (uint64_t)o->seed;
 }
+
+/* ---- results ---- */
+
+const char *cli_finish_reason(enum nb_finish finish)
+{
+    static const char *const reasons[] = {"stop", "length", "context"};
+    return reasons[finish];
+}
+
+double cli_prompt_speed(const struct nb_generate_result *r)
+{
+    double computed = (double)(r->prompt_tokens - r->reused_tokens);
+    return r->prompt_seconds > 0 ? computed / r->prompt_seconds : 0;
+}
+
+double cli_decode_speed(const struct nb_generate_result *r)
+{
+    return r->count > 1 && r->seconds > 0 ? (double)(r->count - 1) / r->seconds : 0;
+}
+
+void cli_print_timing(const struct nb_generate_result *r)
+{
+    fprintf(stderr, "prompt: %lld tokens in %.3f s (%.1f tok/s); answer: %zu tokens, %.1f tok/s\n",
+            (long long)r->prompt_tokens, r->prompt_seconds, cli_prompt_speed(r), r->count,
+            cli_decode_speed(r));
+}

@@ -133,6 +133,15 @@ struct cli_sampling_opts {
             "the same seed gives the same text", NULL                                              \
     }
 
+/* "stop", "length", "context". */
+const char *cli_finish_reason(enum nb_finish finish);
+
+/* Tokens per second, of the part of a prompt that was computed and behind the first token of an
+ * answer; 0 where there is nothing to divide. */
+double cli_prompt_speed(const struct nb_generate_result *r);
+double cli_decode_speed(const struct nb_generate_result *r);
+void cli_print_timing(const struct nb_generate_result *r); /* a line on stderr */
+
 /* The model's settings, and what was given instead. */
 void cli_sampling(struct nb_sampling *out, const struct nb_engine *engine,
                   const struct cli_sampling_opts *o);

@@ -131,10 +131,14 @@ static enum nb_status run(struct loop *l, const int32_t *prompt, size_t count)
     for (size_t i = 0; i < count; i++)
         nbi_token_sampler_accept(&l->sampler, prompt[i]);
     start = nbi_now();
-    for (bool done = false; !done;)
-        NBI_TRY(next(l, &done));
+    enum nb_status rc = NB_OK;
+    for (bool done = false; rc == NB_OK && !done;)
+        rc = next(l, &done);
     r->seconds = nbi_now() - start;
-    return grow(&l->answer, -1);
+    /* An answer that was interrupted keeps what there is of it. */
+    if (rc == NB_OK || rc == NB_EINTERRUPTED)
+        NBI_TRY(grow(&l->answer, -1));
+    return rc;
 }
 
 static enum nb_status prepare(struct loop *l, size_t count)
@@ -166,7 +170,6 @@ enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt, si
     nbi_token_sampler_release(&l.sampler);
     free(l.logits);
     nb_decoder_release(&l.answer.decoder);
-    /* An answer that was interrupted keeps what there is of it. */
     result->text = l.answer.text.p ? l.answer.text.p : strdup("");
     result->len = l.answer.text.len;
     if (rc != NB_OK && rc != NB_EINTERRUPTED)

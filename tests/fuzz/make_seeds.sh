@@ -9,7 +9,7 @@ nibble=$(realpath "$1")
 corpus=$(cd "$(dirname "$0")" && pwd)/corpus
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for t in dat safetensors gguf config tokenizer text chat jscan data; do
+for t in dat safetensors gguf config tokenizer text chat jscan data transcript; do
     rm -rf "${corpus:?}/$t"
     mkdir -p "$corpus/$t"
 done
@@ -240,6 +240,24 @@ cat > "$corpus/data/lines.jsonl" <<'END'
 {"messages": [{"role": "user", "content": "only"}]}
 {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "one",
 {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "the end of the line, then another line and one more and so on and on and on"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "<think>x</think>y"}]}
+END
+
+# ---- transcripts ----
+
+cat > "$corpus/transcript/log.jsonl" <<'END'
+{"time":"2030-01-01T00:00:00Z","event":"start","settings":{"seed":0}}
+{"role":"system","content":"be brief"}
+{"role":"user","content":"caf\u00e9\u0000\n"}
+{"role":"assistant","content":"a","completion_tokens":7,"interrupted":true}
+
+{"event":"reset"}
+{"event":"load","messages":[{"role":"user","content":"l"},{"role":"assistant","content":""}]}
+END
+cat > "$corpus/transcript/saved.jsonl" <<'END'
+{"messages":[{"role":"system","content":"s"},{"role":"user","content":"u"}],"tools":null}
+END
+cat > "$corpus/transcript/tools.jsonl" <<'END'
+{"role":"assistant","content":"","tool_calls":[{}]}
 END
 
 for f in "$corpus"/dat/[bfn]*.dat "$corpus"/safetensors/[bcm]*.safetensors \

@@ -1,0 +1,212 @@
+"""A chat on a pseudo-terminal: keys, signals, history. usage: chat_terminal.py NIBBLE MODEL WORK"""
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import stat
+import struct
+import sys
+import termios
+import time
+
+NIBBLE, MODEL, WORK = sys.argv[1:]
+HISTORY = os.path.join(WORK, "state", "nibble", "history")
+LIMIT = 60  # seconds for anything
+
+
+class Chat:
+    """A running chat; what it prints is kept."""
+
+    def __init__(self, name, *options, **environment):
+        self.name, self.seen, self.at, self.running = name, b"", 0, True
+        self.log = os.path.join(WORK, name + ".jsonl")
+        env = dict(os.environ, TERM="xterm", XDG_STATE_HOME=os.path.join(WORK, "state"),
+                   HOME=WORK, LC_ALL="C.UTF-8")
+        env.pop("NO_COLOR", None)
+        env.update(environment)
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execve(NIBBLE, [NIBBLE, "chat", "-m", MODEL, "--log", self.log, *options], env)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+
+    def fail(self, what):
+        print(f"FAIL {self.name}: {what}\n    the terminal: {self.seen[-1500:]!r}")
+        if self.running:
+            os.kill(self.pid, signal.SIGKILL)
+        sys.exit(1)
+
+    def read(self, seconds):
+        """More output; False at its end or when there is none for so long."""
+        if not select.select([self.fd], [], [], seconds)[0]:
+            return False
+        try:
+            piece = os.read(self.fd, 65536)
+        except OSError:
+            piece = b""
+        self.seen += piece
+        return bool(piece)
+
+    def expect(self, text):
+        """Waits for text behind what was waited for before."""
+        end = time.monotonic() + LIMIT
+        while text.encode() not in self.seen[self.at:]:
+            if time.monotonic() > end or not self.read(LIMIT):
+                self.fail(f"no {text!r}")
+        self.at = self.seen.index(text.encode(), self.at) + len(text.encode())
+
+    def prompt(self):
+        """Waits for the prompt, and until the terminal hands out single keys."""
+        self.expect(">>> ")
+        end = time.monotonic() + LIMIT
+        while termios.tcgetattr(self.fd)[3] & termios.ICANON:
+            self.check(time.monotonic() < end, "the terminal is not set up")
+            time.sleep(0.001)
+
+    def interrupt(self, note=""):
+        """Ctrl-C, and the prompt that follows. The kernel signals first and throws away output
+        after that, so that what comes at once may be lost: an empty line brings the prompt back."""
+        self.type("\x03")
+        end = time.monotonic() + LIMIT
+        while b">>> " not in self.seen[self.at:]:
+            if not self.read(2):
+                self.type("\r")
+            self.check(time.monotonic() < end, "no prompt")
+        if note and note.encode() not in self.seen[self.at:]:
+            print(f"{self.name}: {note!r} was lost")
+        self.prompt()
+        time.sleep(0.3)  # input, too, may be thrown away for a moment
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
+
+    def leave(self, code=0):
+        """Waits for the end."""
+        end = time.monotonic() + LIMIT
+        while self.read(LIMIT):
+            self.check(time.monotonic() < end, "it does not end")
+        pid = 0
+        while pid == 0:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.check(time.monotonic() < end, "it does not end")
+            time.sleep(0.01)
+        status = os.waitstatus_to_exitcode(status)
+        self.running = False
+        os.close(self.fd)
+        if status != code:
+            self.fail(f"exit code {status}, {code} expected")
+
+    def said(self, role="user"):
+        with open(self.log, encoding="utf-8") as lines:
+            return [m for m in map(json.loads, lines) if m.get("role") == role]
+
+    def check(self, truth, what):
+        if not truth:
+            self.fail(what)
+
+
+def test_keys():
+    chat = Chat("keys", "-n", "4")
+    chat.expect("/help lists commands")
+    chat.prompt()
+    chat.type("helo\x1b[Dl\r")  # the cursor to the left, and a letter
+    chat.prompt()
+    chat.type("caf\u00e9 \u00e0 la\x7f\x7f\x7f\r")
+    chat.prompt()
+    chat.type("\x1b[A\x1b[A\r")  # up, up: the first message
+    chat.prompt()
+    chat.type("typed\\\rin two\r")
+    chat.expect("... ")
+    chat.prompt()
+    chat.type("/stts\r")
+    chat.expect("did you mean '/stats'?")
+    chat.prompt()
+    chat.type("\x04")
+    chat.leave()
+    texts = [m["content"] for m in chat.said()]
+    chat.check(texts == ["hello", "caf\u00e9 \u00e0", "hello", "typed\nin two"], texts)
+    chat.check(chat.seen.endswith(b"\033[?2004l\r\n"), "the terminal is not as it was")
+    mode = stat.S_IMODE(os.stat(HISTORY).st_mode)
+    chat.check(mode == 0o600, f"the history has mode {mode:o}")
+
+
+def test_paste():
+    chat = Chat("paste", "-n", "4")
+    chat.prompt()
+    chat.type("see: \x1b[200~/quit\rtwo \x1b[31m\u00e9\u4e16\r\r\tend\\\r\x1b[201~")
+    chat.type("!\r")
+    chat.prompt()
+    chat.type('"""\rblock\r\r"""\r')
+    chat.prompt()
+    chat.type("\x1b[200~\x1b[201~plain\x1b[200~ and pasted\x1b[201~\r")
+    chat.prompt()
+    chat.type("\x1b[A\x1b[A\x1b[A\r")  # of the history, with all its lines
+    chat.prompt()
+    chat.type("/quit\r")
+    chat.leave()
+    texts = [m["content"] for m in chat.said()]
+    pasted = "see: /quit\ntwo [31m\u00e9\u4e16\n\n\tend\\!"
+    chat.check(texts == [pasted, "block\n", "plain and pasted", pasted], texts)
+
+
+def test_interrupt():
+    chat = Chat("interrupt", "--ctx", "60000", "--ignore-eos")
+    chat.prompt()
+    chat.type("an endless one\r")
+    chat.expect("\r\n")
+    while len(chat.seen) < chat.at + 50:
+        chat.check(chat.read(LIMIT), "no answer")
+    chat.interrupt("(stopped; what was said so far counts)")
+    chat.type("never sent")
+    chat.interrupt()
+    chat.interrupt("(/quit or Ctrl-D leaves)")
+    chat.type('"""\rneither this\r')
+    chat.expect("neither this")
+    chat.interrupt()
+    chat.type("go on\r")
+    chat.expect("\r\n")
+    while len(chat.seen) < chat.at + 50:
+        chat.check(chat.read(LIMIT), "no answer")
+    chat.interrupt("(stopped; what was said so far counts)")
+    chat.type("/stats\r")
+    chat.expect("2 answers")
+    chat.prompt()
+    chat.type("\x04")
+    chat.leave()
+    texts = [m["content"] for m in chat.said()]
+    chat.check(texts == ["an endless one", "go on"], texts)
+    first, second = chat.said("assistant")
+    chat.check(first["interrupted"] and first["finish_reason"] == "interrupted", first)
+    reused = first["prompt_tokens"] + first["completion_tokens"] - 1
+    chat.check(second["reused_tokens"] >= reused, f"{second['reused_tokens']} of {reused} reused")
+
+
+def test_terminate():
+    chat = Chat("terminate", "-n", "4")
+    chat.prompt()
+    os.kill(chat.pid, signal.SIGTERM)
+    chat.leave(143)
+    chat = Chat("terminate2", "--ctx", "60000", "--ignore-eos")
+    chat.prompt()
+    chat.type("an endless one\r")
+    chat.expect("\r\n")
+    chat.check(chat.read(LIMIT), "no answer")
+    os.kill(chat.pid, signal.SIGTERM)
+    chat.leave(143)
+
+
+def test_plain():
+    """Nothing that needs a terminal, and nowhere to keep a history."""
+    chat = Chat("plain", "-n", "4", TERM="dumb", XDG_STATE_HOME="/proc/none", LC_ALL="C")
+    chat.prompt()
+    chat.type("one \u00e9\r")
+    chat.prompt()
+    chat.type("/exit\r")
+    chat.leave()
+    chat.check([m["content"] for m in chat.said()] == ["one \u00e9"], chat.said())
+    chat.check(b"\x1b" not in chat.seen, "escapes")
+
+
+for test in (test_keys, test_paste, test_interrupt, test_terminate, test_plain):
+    test()
