@@ -610,7 +610,7 @@ struct nb_bench_run {
     int threads;
     double tokens_per_s;
     int64_t bytes_per_token;        /* weights read for a token */
-    double gb_per_s, read_gb_per_s; /* of them; what memory gives, in the same run */
+    double gb_per_s, read_gb_per_s; /* of them; what memory gives, between rounds */
     double gmac_per_s;              /* prefill: multiplications in the layers' matrices */
     double peak_gmac_per_s;         /* of a core, NVFP4 products with all data in its cache */
 };

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/clock.h"
 #include "base/parallel.h"
@@ -30,20 +31,33 @@ static void read_piece(void *ctx, int thread, int64_t first, int64_t count)
     atomic_fetch_add(&r->sum, sum);
 }
 
-double nbi_read_bandwidth(int threads)
+void *nbi_bandwidth_new(void)
 {
-    uint64_t *buf = malloc(READ_BYTES);
+    void *buf = aligned_alloc((size_t)2 << 20, READ_BYTES);
+    if (!buf)
+        return NULL;
+    madvise(buf, READ_BYTES, MADV_HUGEPAGE); /* as weights are */
+    memset(buf, 1, READ_BYTES);
+    return buf;
+}
+
+double nbi_bandwidth_now(const void *buf, int threads)
+{
     struct reading r = {.buf = buf};
     double best = 0;
-    if (!buf)
-        return 0;
-    memset(buf, 1, READ_BYTES);
-    for (int i = 0; i < ROUNDS; i++) {
+    for (int i = 0; i < ROUNDS && buf; i++) {
         double start = nbi_now();
-        nbi_for_range(READ_BYTES / sizeof *buf, PIECE / sizeof *buf, threads, read_piece, &r);
+        nbi_for_range(READ_BYTES / sizeof *r.buf, PIECE / sizeof *r.buf, threads, read_piece, &r);
         double rate = (double)READ_BYTES / (nbi_now() - start);
         best = rate > best ? rate : best;
     }
-    free(buf);
     return best;
+}
+
+double nbi_read_bandwidth(int threads)
+{
+    void *buf = nbi_bandwidth_new();
+    double rate = nbi_bandwidth_now(buf, threads);
+    free(buf);
+    return rate;
 }

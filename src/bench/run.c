@@ -7,7 +7,8 @@
 #include "bench/bandwidth.h"
 #include "infer/session.h"
 
-#define ROUNDS 5
+#define ROUNDS        5
+#define DECODE_ROUNDS 9
 
 /* Tokens that are no text; speed does not depend on them. */
 static int32_t *some_tokens(int64_t count, int64_t vocab)
@@ -18,34 +19,41 @@ static int32_t *some_tokens(int64_t count, int64_t vocab)
     return ids;
 }
 
-/* Fills the session to `context` tokens, then times `tokens` more, again and again. */
+/* Fills the session to `context` tokens, then times `tokens` more, again and again; in between, how
+ * fast memory is, which others use too. */
 static enum nb_status time_decode(struct nb_session *s, const struct nb_bench_run_opts *o,
-                                  const int32_t *ids, float *logits, double *seconds)
+                                  const int32_t *ids, float *logits, struct nb_bench_run *out)
 {
-    double round[ROUNDS];
-    NBI_TRY(nb_session_append(s, ids, o->context, logits));
-    for (int r = -1; r < ROUNDS; r++) { /* the first warms up */
+    double seconds[DECODE_ROUNDS], read[DECODE_ROUNDS];
+    void *buf = nbi_bandwidth_new();
+    enum nb_status rc =
+        buf ? nb_session_append(s, ids, o->context, logits) : nbi_fail_memory("measuring", 0);
+    for (int r = -1; r < DECODE_ROUNDS && rc == NB_OK; r++) { /* the first warms up */
+        int at = r < 0 ? 0 : r;
+        read[at] = nbi_bandwidth_now(buf, out->threads);
         double start = nbi_now();
-        for (int64_t i = 0; i < o->tokens; i++)
-            NBI_TRY(nb_session_append(s, ids + o->context + i, 1, logits));
-        round[r < 0 ? 0 : r] = (nbi_now() - start) / (double)o->tokens;
+        for (int64_t i = 0; i < o->tokens && rc == NB_OK; i++)
+            rc = nb_session_append(s, ids + o->context + i, 1, logits);
+        seconds[at] = (nbi_now() - start) / (double)o->tokens;
         nb_session_truncate(s, o->context);
     }
-    *seconds = nbi_median(round, ROUNDS);
-    return NB_OK;
+    free(buf);
+    out->read_gb_per_s = nbi_median(read, DECODE_ROUNDS) / 1e9;
+    out->tokens_per_s = 1 / nbi_median(seconds, DECODE_ROUNDS);
+    return rc;
 }
 
 static enum nb_status time_prefill(struct nb_session *s, const struct nb_bench_run_opts *o,
-                                   const int32_t *ids, float *logits, double *seconds)
+                                   const int32_t *ids, float *logits, struct nb_bench_run *out)
 {
     double round[ROUNDS];
-    for (int r = -1; r < ROUNDS; r++) {
+    for (int r = -1; r < ROUNDS; r++) { /* the first warms up */
         nb_session_truncate(s, 0);
         double start = nbi_now();
         NBI_TRY(nb_session_append(s, ids, o->tokens, logits));
         round[r < 0 ? 0 : r] = nbi_now() - start;
     }
-    *seconds = nbi_median(round, ROUNDS);
+    out->tokens_per_s = (double)o->tokens / nbi_median(round, ROUNDS);
     return NB_OK;
 }
 
@@ -70,26 +78,23 @@ enum nb_status nb_bench_run(const struct nb_engine *e, const struct nb_bench_run
                                          .kv = o->kv,
                                          .exact = o->exact};
     struct nb_session *s = NULL;
-    double seconds = 0, tokens = o->prefill ? (double)o->tokens : 1;
     int32_t *ids = some_tokens(o->context + o->tokens, e->config.vocab_size);
     float *logits = malloc((size_t)e->config.vocab_size * sizeof *logits);
     memset(out, 0, sizeof *out);
     enum nb_status rc = ids && logits ? nb_session_open(&s, e, &opts)
                                       : nbi_fail_memory("tokens", (size_t)o->tokens);
-    out->read_gb_per_s = nbi_read_bandwidth(e->threads) / 1e9;
+    out->threads = e->threads;
     if (rc == NB_OK)
-        rc = o->prefill ? time_prefill(s, o, ids, logits, &seconds)
-                        : time_decode(s, o, ids, logits, &seconds);
+        rc =
+            o->prefill ? time_prefill(s, o, ids, logits, out) : time_decode(s, o, ids, logits, out);
     nb_session_close(s);
     free(ids);
     free(logits);
     if (rc != NB_OK)
         return rc;
     out->peak_gmac_per_s = e->be->peak(e->be) / 1e9;
-    out->threads = e->threads;
-    out->tokens_per_s = tokens / seconds;
     out->bytes_per_token = e->weights.bytes_per_token;
-    out->gb_per_s = (double)out->bytes_per_token / seconds / 1e9;
-    out->gmac_per_s = macs_per_token(e) * tokens / seconds / 1e9;
+    out->gb_per_s = (double)out->bytes_per_token * out->tokens_per_s / 1e9;
+    out->gmac_per_s = macs_per_token(e) * out->tokens_per_s / 1e9;
     return NB_OK;
 }

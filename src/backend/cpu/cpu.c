@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/slabs.h"
 #include "base/clock.h"
 #include "base/parallel.h"
 
@@ -16,6 +17,7 @@ struct cpu {
     struct nbi_backend be;
     const struct nbi_cpu_kernels *k;
     int threads;
+    struct nbi_slab *slab; /* being filled with weights */
 };
 
 struct nbi_stream {
@@ -147,7 +149,10 @@ static enum nb_status new_tiles(struct cpu *cpu, const struct nbi_weight_source 
                                 struct nbi_weight *out)
 {
     out->layout = NBI_WEIGHT_TILES;
-    NBI_TRY(cpu_alloc(&cpu->be, "weights", nbi_tiles_bytes(src->rows, src->cols), &out->data));
+    size_t bytes = (size_t)nbi_tiles_bytes(src->rows, src->cols);
+    out->data = device(nbi_slab_take(&cpu->slab, bytes));
+    if (!out->data.at)
+        return nbi_fail_memory("weights", bytes);
     struct packing p = {src, host(out->data)};
     return nbi_for_chunks(nbi_tiles_down(src->rows), tile_rows_per_chunk(src->cols), cpu->threads,
                           pack_chunk, &p);
@@ -186,9 +191,10 @@ static enum nb_status new_rows(struct cpu *cpu, const struct nbi_weight_source *
 
 static void cpu_weight_free(struct nbi_backend *be, struct nbi_weight *w)
 {
-    if (!w->borrowed)
+    if (w->layout == NBI_WEIGHT_TILES)
+        nbi_slab_give(&((struct cpu *)be)->slab, host(w->data));
+    else if (!w->borrowed)
         cpu_free(be, w->data);
-    cpu_free(be, w->scales);
     *w = (struct nbi_weight){0};
 }
 
@@ -609,7 +615,9 @@ static double cpu_peak(struct nbi_backend *be)
 
 static void cpu_close(struct nbi_backend *be)
 {
-    free(be);
+    struct cpu *cpu = (struct cpu *)be;
+    nbi_slab_end(&cpu->slab);
+    free(cpu);
 }
 
 enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_opts *opts)

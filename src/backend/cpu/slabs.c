@@ -1,0 +1,87 @@
+/* slabs.c - slabs lie at multiples of their size, so that a weight's address tells its slab. */
+#include "backend/cpu/slabs.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/mman.h>
+
+#define SLAB   ((size_t)32 << 20)
+#define HEADER ((size_t)4096) /* a page, as pieces are whole pages */
+
+struct nbi_slab {
+    size_t bytes, used;
+    size_t live; /* weights in it */
+};
+
+static size_t whole(size_t bytes, size_t of)
+{
+    return (bytes + of - 1) / of * of;
+}
+
+/* Maps more than is needed, and gives back what is in front and behind. */
+static struct nbi_slab *slab_new(size_t bytes)
+{
+    size_t total = bytes + SLAB;
+    char *p = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    size_t front = whole((uintptr_t)p, SLAB) - (uintptr_t)p;
+    if (front > 0)
+        munmap(p, front);
+    if (SLAB - front > 0)
+        munmap(p + front + bytes, SLAB - front);
+    struct nbi_slab *slab = (struct nbi_slab *)(void *)(p + front);
+    madvise(slab, bytes, MADV_HUGEPAGE); /* a wish; without it everything works too */
+    *slab = (struct nbi_slab){.bytes = bytes, .used = HEADER};
+    return slab;
+}
+
+/* A slab without weights: begun anew if it is the one being filled. */
+static void slab_empty(struct nbi_slab *slab, const struct nbi_slab *filling)
+{
+    if (slab == filling)
+        slab->used = HEADER;
+    else
+        munmap(slab, slab->bytes);
+}
+
+void *nbi_slab_take(struct nbi_slab **slab, size_t bytes)
+{
+    struct nbi_slab *from = *slab;
+    if (bytes > SIZE_MAX / 2)
+        return NULL;
+    bytes = whole(bytes, HEADER);
+    if (!from || from->bytes - from->used < bytes) {
+        bool own = bytes > SLAB / 2; /* large ones get their own, and the filling goes on */
+        from = slab_new(own ? whole(HEADER + bytes, (size_t)2 << 20) : SLAB);
+        if (!from)
+            return NULL;
+        if (!own) {
+            struct nbi_slab *full = *slab;
+            *slab = from;
+            if (full && full->live == 0)
+                slab_empty(full, from);
+        }
+    }
+    void *p = (char *)from + from->used;
+    from->used += bytes;
+    from->live++;
+    return p;
+}
+
+void nbi_slab_give(struct nbi_slab **slab, void *p)
+{
+    if (!p)
+        return;
+    struct nbi_slab *of =
+        (struct nbi_slab *)((uintptr_t)p / SLAB * SLAB); // NOLINT(performance-no-int-to-ptr)
+    if (--of->live == 0)
+        slab_empty(of, *slab);
+}
+
+void nbi_slab_end(struct nbi_slab **slab)
+{
+    if (*slab && (*slab)->live == 0)
+        slab_empty(*slab, NULL);
+    *slab = NULL;
+}
