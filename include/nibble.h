@@ -368,6 +368,7 @@ struct nb_generate_opts {
     int64_t max_tokens;      /* 0: as many as the context has room for */
     const char *const *stop; /* texts that end the answer; NULL-terminated or NULL */
     bool ignore_eos;
+    bool check_logits; /* fill in logits_crc */
     /* Gets the answer as it grows, in whole characters, without the text that stopped it. Another
      * status than NB_OK ends it, and nb_generate returns that. */
     enum nb_status (*text)(void *ctx, const char *text, size_t len);

@@ -109,6 +109,7 @@ static enum nb_status generate(struct generate_opts *o, const struct nb_engine *
     struct nb_generate_opts g = {.max_tokens = o->max_tokens,
                                  .stop = o->stop.items,
                                  .ignore_eos = o->ignore_eos,
+                                 .check_logits = o->check_logits,
                                  .text = o->common.json ? NULL : print_text};
     cli_sampling(&g.sampling, engine, &o->sampling);
     enum nb_status rc = make_prompt(o, engine, &ids, &count);

@@ -99,7 +99,8 @@ static enum nb_status next(struct loop *l, bool *done)
     struct nb_generate_result *r = l->result;
     int32_t id;
     NBI_TRY(nbi_check_interrupt());
-    r->logits_crc = nbi_crc32c(0, l->logits, (size_t)e->config.vocab_size * sizeof *l->logits);
+    if (l->opts->check_logits)
+        r->logits_crc = nbi_crc32c(0, l->logits, (size_t)e->config.vocab_size * sizeof *l->logits);
     NBI_TRY(nbi_token_sampler_next(&l->sampler, l->logits, &id));
     nbi_token_sampler_accept(&l->sampler, id);
     r->ids[r->count++] = id;

@@ -126,7 +126,7 @@ struct product {
     uint8_t *tiles;
     uint8_t *w; /* at an odd address */
     float *x;
-    int16_t *q16; /* [COLUMNS] panels of one row */
+    int16_t *q16; /* [COLUMNS, padded] whole numbers in order */
     float *q16_scale;
     float y0[COLUMNS][ROWS];
     double want[COLUMNS][ROWS], bound[COLUMNS][ROWS];
@@ -137,11 +137,37 @@ static uint8_t nibble_at(const uint8_t *codes, int64_t i)
     return i & 1 ? codes[i / 2] >> 4 : codes[i / 2] & 15;
 }
 
-/* Where tiles.h says that column k of row c is in a panel of n rows: the pair (k, k + 4). */
-static int64_t q16_place(int64_t k, int c, int n)
+/* A panel of n rows of whole numbers as tiles.h says: pairs of columns k and k + 4 of each row; a
+ * row alone in bytes, x = 256 h + l, 72 for 32 columns: for each 8 of them the h of the even and of
+ * the odd columns and the l of both, then -12 times the sums of both groups. */
+static int32_t panel_get(const int16_t *q, int64_t k, int c, int n)
 {
-    int64_t pair = k / 8 * 4 + k % 4;
-    return (pair * n + c) * 2 + (k % 8 >= 4);
+    const int8_t *bytes = (const int8_t *)q + k / 32 * 72 + k % 32 / 8 * 16 + k % 8 / 2;
+    if (n == 1)
+        return 256 * bytes[k & 1 ? 4 : 0] + bytes[k & 1 ? 12 : 8];
+    return q[((k / 8 * 4 + k % 4) * n + c) * 2 + (k % 8 >= 4)];
+}
+
+static void panel_put(int16_t *q, int64_t k, int c, int n, int32_t x)
+{
+    int8_t *bytes = (int8_t *)q + k / 32 * 72 + k % 32 / 8 * 16 + k % 8 / 2;
+    int32_t sum = 0, high = x >= 0 ? (x + 128) / 256 : -((127 - x) / 256);
+    uint8_t *sum_at = (uint8_t *)q + k / 32 * 72 + 64 + k % 32 / 16 * 4;
+    if (n > 1) {
+        q[((k / 8 * 4 + k % 4) * n + c) * 2 + (k % 8 >= 4)] = (int16_t)x;
+        return;
+    }
+    bytes[k & 1 ? 4 : 0] = (int8_t)high;
+    bytes[k & 1 ? 12 : 8] = (int8_t)(x - 256 * high);
+    if (k % 16)
+        memcpy(&sum, sum_at, 4);
+    sum -= 12 * x;
+    memcpy(sum_at, &sum, 4);
+}
+
+static int64_t panel_bytes(int64_t padded, int n)
+{
+    return n == 1 ? padded / 32 * 72 : n * padded * 2;
 }
 
 /* The product of one row and one column: its value and the sum of magnitudes. */
@@ -153,8 +179,7 @@ static double nvfp4_dot(const struct product *p, const uint8_t *codes, const uin
     for (int64_t k = 0; k < p->K; k++) {
         double x = (double)p->x[c * p->ldx + k];
         if (p->kind == Q16)
-            x = p->q16[c * p->padded + q16_place(k, 0, 1)] * 0x1p-7 *
-                (double)p->q16_scale[c * p->blocks + k / 256];
+            x = p->q16[c * p->padded + k] * 0x1p-7 * (double)p->q16_scale[c * p->blocks + k / 256];
         double term = (double)nbi_e2m1_to_f32(nibble_at(codes, k)) *
                       (double)nbi_e4m3_to_f32(scales[k / 16]) * x * (double)p->tensor_scale;
         sum += term;
@@ -175,9 +200,14 @@ static void make_nvfp4(struct product *p)
     nbi_tiles_pack(p->tiles, codes, scales, ROWS, K);
     p->q16 = bytes_of(COLUMNS * p->padded * 2);
     p->q16_scale = bytes_of(COLUMNS * p->blocks * 4);
-    for (int c = 0; c < COLUMNS; c++)
-        nbi_cpu_kernels_scalar.quantize_q16(p->q16 + c * p->padded, p->q16_scale + c * p->blocks, 1,
+    int16_t *panel = bytes_of(panel_bytes(p->padded, 1));
+    for (int c = 0; c < COLUMNS; c++) {
+        nbi_cpu_kernels_scalar.quantize_q16(panel, p->q16_scale + c * p->blocks, 1,
                                             p->x + c * p->ldx, K);
+        for (int64_t k = 0; k < p->padded; k++)
+            p->q16[c * p->padded + k] = (int16_t)panel_get(panel, k, 0, 1);
+    }
+    free(panel);
     for (int c = 0; c < COLUMNS; c++)
         for (int r = 0; r < ROWS; r++) {
             double magnitude;
@@ -248,7 +278,7 @@ static void make_panel(const struct product *p, struct part part, int16_t *q16, 
 {
     for (int c = 0; c < part.n; c++) {
         for (int64_t k = 0; k < p->padded; k++)
-            q16[q16_place(k, c, part.n)] = p->q16[(part.c0 + c) * p->padded + q16_place(k, 0, 1)];
+            panel_put(q16, k, c, part.n, p->q16[(part.c0 + c) * p->padded + k]);
         for (int64_t b = 0; b < p->blocks; b++)
             scale[b * part.n + c] = p->q16_scale[(part.c0 + c) * p->blocks + b];
     }
@@ -265,7 +295,7 @@ static void compute(const struct nbi_cpu_kernels *k, const struct product *p, st
     for (int c = 0; c < n; c++)
         memcpy(y + c * p->ldy, &p->y0[c0 + c][r0], (size_t)rows * 4);
     bool floats = p->kind == FLOATS;
-    int16_t *q16 = bytes_of(n * p->padded * 2);
+    int16_t *q16 = bytes_of(panel_bytes(p->padded, n));
     float *q16_scale = bytes_of(n * p->blocks * 4);
     if (p->kind == Q16)
         make_panel(p, part, q16, q16_scale);
@@ -367,7 +397,7 @@ static void rows_float(const struct nbi_cpu_kernels *k)
 /* ---- integers for activations ---- */
 
 /* unit = scale / 2^7 is the value of a step. rint leaves half a step; the two roundings on the way
- * and that of the scale are off by 4 U * 32767 < 0.008 steps. */
+ * and that of the scale are off by 4 U * 32639 < 0.008 steps. */
 static void check_q16(const int16_t *q, const float *scale, int c, int n, const float *x, int64_t K)
 {
     for (int64_t b = 0; b * 256 < K; b++) {
@@ -375,7 +405,7 @@ static void check_q16(const int16_t *q, const float *scale, int c, int n, const 
         int32_t top = 0;
         float amax = 0;
         for (int64_t k = b * 256; k < (b + 1) * 256 && k < (K + 31) / 32 * 32; k++) {
-            int16_t is = q[q16_place(k, c, n)];
+            int32_t is = panel_get(q, k, c, n);
             float v = k < K ? x[k] : 0;
             assert_near("quantize_q16", "", is * unit, (double)v, 0.508 * unit);
             top = abs(is) > top ? abs(is) : top;
@@ -395,11 +425,12 @@ static void quantize_q16(const struct nbi_cpu_kernels *k)
             int64_t K = widths[w], padded = (K + 31) / 32 * 32, blocks = (K + 255) / 256;
             int n = 1 + (int)(bits32() % COLUMNS), c = (int)(bits32() % (unsigned)n);
             float *x = floats_of(K, (enum values)values);
-            int16_t *is = bytes_of(n * padded * 2), *scalar = bytes_of(n * padded * 2);
+            int64_t bytes = panel_bytes(padded, n);
+            int16_t *is = bytes_of(bytes), *scalar = bytes_of(bytes);
             float *scale = bytes_of(n * blocks * 4), *scalar_scale = bytes_of(n * blocks * 4);
             x[K - 1] = values == LARGE ? -FLT_MAX : x[K - 1];
-            memset(is, 0x55, (size_t)(n * padded * 2));
-            memset(scalar, 0x55, (size_t)(n * padded * 2));
+            memset(is, 0x55, (size_t)bytes);
+            memset(scalar, 0x55, (size_t)bytes);
             memset(scale, 0x55, (size_t)(n * blocks * 4));
             memset(scalar_scale, 0x55, (size_t)(n * blocks * 4));
             k->quantize_q16(is + 2 * c, scale + c, n, x, K);
@@ -407,7 +438,7 @@ static void quantize_q16(const struct nbi_cpu_kernels *k)
             check_q16(is, scale, c, n, x, K);
             for (int64_t b = 0; b < blocks; b++)
                 scale[b * n + c] += 0.0f; /* of zeros it may be -0 */
-            assert_memory_equal(is, scalar, n * padded * 2);
+            assert_memory_equal(is, scalar, bytes);
             assert_memory_equal(scale, scalar_scale, n * blocks * 4);
             x[bits32() % (uint32_t)K] = values & 1 ? NAN : -INFINITY; /* it shows */
             k->quantize_q16(is + 2 * c, scale + c, n, x, K);

@@ -239,10 +239,10 @@ static int64_t whole_lines(int64_t bytes)
 static struct scratch scratch_for(const struct cpu *cpu, const struct nbi_stream_limits *l)
 {
     int64_t attend = whole_lines(nbi_attend_scratch(l->D) * (int64_t)sizeof(float));
-    return (struct scratch){
-        .q16 = whole_lines(l->N * nbi_q16_values(l->K) * (int64_t)sizeof(int16_t)),
-        .scales = whole_lines(l->N * nbi_q16_blocks(l->K) * (int64_t)sizeof(float)),
-        .attend = cpu->threads * attend};
+    return (struct scratch){.q16 = whole_lines(nbi_q16_bytes(l->N, l->K)),
+                            .scales =
+                                whole_lines(l->N * nbi_q16_blocks(l->K) * (int64_t)sizeof(float)),
+                            .attend = cpu->threads * attend};
 }
 
 static int64_t cpu_stream_bytes(struct nbi_backend *be, const struct nbi_stream_limits *limits)
@@ -288,17 +288,24 @@ struct op {
     const void *args;
 };
 
-/* Calls fn for pieces of [0, total). Fewer threads where there is little to do: waking them costs
- * about as much as 20,000 multiplications. Several pieces for each, so that one that is held up
- * holds up the others little. */
+/* Calls fn for pieces of [0, total), of `least` at least if all threads have one then. Fewer
+ * threads where there is little to do: waking them costs about as much as 20,000 multiplications.
+ * Several pieces for each, so that one that is held up holds up the others little. */
+static void in_large_pieces(struct op op, int64_t total, int64_t work_each, int64_t least,
+                            nbi_range_fn fn)
+{
+    const struct cpu *cpu = op.s->cpu;
+    int64_t most = total * work_each / 20000 + 1;
+    int threads = most < cpu->threads ? (int)most : cpu->threads;
+    int64_t share = (total + threads - 1) / threads, pieces = share / (least > 0 ? least : 1);
+    pieces = pieces < 1 ? 1 : pieces > 16 ? 16 : pieces;
+    nbi_for_range(total, (share + pieces - 1) / pieces, threads, fn, &op);
+}
+
 static void in_pieces(struct nbi_stream *s, int64_t total, int64_t work_each, nbi_range_fn fn,
                       const void *args)
 {
-    int64_t most = total * work_each / 20000 + 1;
-    int threads = most < s->cpu->threads ? (int)most : s->cpu->threads;
-    int64_t chunk = threads > 1 ? total / (threads * 8) : total;
-    struct op op = {s, args};
-    nbi_for_range(total, chunk > 0 ? chunk : 1, threads, fn, &op);
+    in_large_pieces((struct op){s, args}, total, work_each, 1, fn);
 }
 
 static enum nb_status cpu_embed(struct nbi_stream *s, const struct nbi_op_embed *a)
@@ -438,8 +445,10 @@ static enum nb_status cpu_linear(struct nbi_stream *s, const struct nbi_op_linea
     NBI_BUG_IF(quantize && (a->N > s->limits.N || a->K > s->limits.K));
     if (quantize)
         in_pieces(s, a->N, a->K, quantize_rows, a);
-    in_pieces(s, groups * tiles_of(a), NBI_TILE_ROWS * a->K * (a->N < group ? a->N : group),
-              linear_pieces, a);
+    /* Few rows wait for memory, which is fastest where it is read from front to back. */
+    int64_t long_read = ((int64_t)1 << 20) / (nbi_tiles_across(a->K) * NBI_TILE_BYTES * a->N);
+    in_large_pieces((struct op){s, a}, groups * tiles_of(a),
+                    NBI_TILE_ROWS * a->K * (a->N < group ? a->N : group), long_read, linear_pieces);
     return NB_OK;
 }
 

@@ -65,7 +65,7 @@ struct nbi_cpu_kernels {
     void (*tiles_q16)(const struct nbi_product *p);
     void (*rows_float)(const struct nbi_product *p);
 
-    /* A row of a panel of n; q and scale point at its first values. */
+    /* A row of a panel of n (tiles.h); q and scale point at its first values. */
     void (*quantize_q16)(int16_t *q, float *scale, int n, const float *x, int64_t K);
 
     void (*rmsnorm)(float *y, float *rstd, const float *x, const float *w, float eps, int64_t C);

@@ -42,6 +42,11 @@ static inline vi in_pairs(vi v)
     return (vi)_mm256_permutevar8x32_epi32((__m256i)v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
+static inline vi evens_first(vi v)
+{
+    return (vi)_mm256_permutevar8x32_epi32((__m256i)v, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+}
+
 /* Sums of four vectors: halves of each are added; then four by four is turned and added. */
 static inline void add_up4(float out[4], const vf v[4])
 {
@@ -160,6 +165,57 @@ static inline __attribute__((always_inline)) void q16_half(const struct nbi_prod
         put(p, h, c, sum[c]);
 }
 
+/* Of 8 columns of a row alone: pairs of products of the bytes at x, the h or the l, that fit 16
+ * bits four times over: 4 * 2 * 24 * 128 < 32768. */
+static inline __m256i dot_bytes(const __m256i w[2], const int8_t *x)
+{
+    return _mm256_add_epi16(_mm256_maddubs_epi16(w[0], _mm256_set1_epi32(load_int(x))),
+                            _mm256_maddubs_epi16(w[1], _mm256_set1_epi32(load_int(x + 4))));
+}
+
+/* A group of a row alone, for half a tile's rows. */
+static inline __m256i single_group(const uint8_t *tile, const int8_t *x, int g, int half)
+{
+    const __m256i table = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256i high = _mm256_setzero_si256(), low = high;
+    for (int v = 2 * g; v < 2 * g + 2; v++) {
+        __m256i codes =
+            _mm256_loadu_si256((const __m256i *)(const void *)(tile + 32 + 64 * v + 32 * half));
+        __m256i w[2] = {
+            _mm256_shuffle_epi8(table, _mm256_and_si256(codes, mask)),
+            _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), mask))};
+        high = _mm256_add_epi16(high, dot_bytes(w, x + 16 * v));
+        low = _mm256_add_epi16(low, dot_bytes(w, x + 16 * v + 8));
+    }
+    __m256i sum = _mm256_set1_epi32(load_int(x + 64 + 4 * g));
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, ones));
+    return _mm256_add_epi32(sum, _mm256_slli_epi32(_mm256_madd_epi16(high, ones), 8));
+}
+
+/* The same sums in the same order as q16_half. */
+static void q16_single(const struct nbi_product *p)
+{
+    const int64_t groups = p->K / 16, step = NBI_Q16_BLOCK / 16;
+    const int8_t *x = (const int8_t *)p->q16;
+    for (struct half h = {0}; h.half < 2 && p->rows > 8 * h.half; h.half++) {
+        __m256 sum = _mm256_setzero_ps();
+        for (int64_t b = 0; b * step < groups; b++) {
+            int64_t end = (b + 1) * step < groups ? (b + 1) * step : groups;
+            __m256 part = _mm256_setzero_ps();
+            for (int64_t g = b * step; g < end; g++) {
+                const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+                __m256i d = single_group(tile, x + g / 2 * 2 * NBI_Q16_SINGLE, g & 1, h.half);
+                part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d),
+                                       tile_scales(tile + (g & 1) * 16 + 8 * h.half), part);
+            }
+            sum = _mm256_fmadd_ps(part, _mm256_set1_ps(p->q16_scale[b]), sum);
+        }
+        put(p, h, 0, sum);
+    }
+}
+
 /* The low three bits choose the magnitude, the fourth is the sign. */
 static inline __m256 decode(__m256i codes)
 {
@@ -221,7 +277,10 @@ static inline __attribute__((always_inline)) void exact_half(const struct nbi_pr
 
 static void tiles_q16(const struct nbi_product *p)
 {
-    BY_HALVES(q16_half)
+    if (p->n == 1)
+        q16_single(p);
+    else
+        BY_HALVES(q16_half)
 }
 
 static void tiles_exact(const struct nbi_product *p)

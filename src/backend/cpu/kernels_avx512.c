@@ -48,6 +48,12 @@ static inline vi in_pairs(vi v)
     return (vi)_mm512_permutexvar_epi32(order, (__m512i)v);
 }
 
+static inline vi evens_first(vi v)
+{
+    const __m512i order = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    return (vi)_mm512_permutexvar_epi32(order, (__m512i)v);
+}
+
 static inline float add_up(vf v)
 {
     return _mm512_reduce_add_ps((__m512)v);
@@ -122,6 +128,58 @@ q16_group(__m512 *part, const uint8_t *tile, const int16_t *x, const int g, cons
     }
     for (int c = 0; c < n; c++)
         part[c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d[c]), scale, part[c]);
+}
+
+/* d + w . the four bytes at x, in every lane. */
+static inline __m512i dot_four(__m512i d, __m512i w, const int8_t *x)
+{
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0"
+            : "+v"(d)
+            : "v"(w), "m"(*(const int8_t(*)[4])(const void *)x));
+    return d;
+}
+
+/* A group of a row alone: vectors 2g and 2g + 1 of a tile. */
+static inline __m512i single_group(const uint8_t *tile, const int8_t *x, int g)
+{
+    const __m512i table = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m512i mask = _mm512_set1_epi8(15);
+    int32_t sum;
+    memcpy(&sum, x + 64 + 4 * g, sizeof sum);
+    __m512i high = _mm512_setzero_si512(), low = _mm512_set1_epi32(sum);
+    for (int v = 2 * g; v < 2 * g + 2; v++) {
+        __m512i codes = _mm512_loadu_si512(tile + 32 + 64 * v);
+        __m512i even = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, mask));
+        codes = _mm512_srli_epi16(codes, 4);
+        __m512i odd = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, mask));
+        high = dot_four(high, even, x + 16 * v);
+        low = dot_four(low, even, x + 16 * v + 8);
+        high = dot_four(high, odd, x + 16 * v + 4);
+        low = dot_four(low, odd, x + 16 * v + 12);
+    }
+    return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+}
+
+/* The same sums in the same order as q16_columns. */
+static void q16_single(const struct nbi_product *p)
+{
+    const int64_t tiles = nbi_tiles_across(p->K), step = NBI_Q16_BLOCK / NBI_TILE_COLS;
+    const int8_t *x = (const int8_t *)p->q16;
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t b = 0; b * step < tiles; b++) {
+        int64_t end = (b + 1) * step < tiles ? (b + 1) * step : tiles;
+        __m512 part = _mm512_setzero_ps();
+        for (int64_t t = b * step; t < end; t++) {
+            const uint8_t *tile = (const uint8_t *)p->w + t * NBI_TILE_BYTES;
+            for (int g = 0; g < 2; g++) {
+                __m512i d = single_group(tile, x + t * 2 * NBI_Q16_SINGLE, g);
+                part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), tile_scales(tile + 16 * g), part);
+            }
+        }
+        sum = _mm512_fmadd_ps(part, _mm512_set1_ps(p->q16_scale[b]), sum);
+    }
+    put(p, 0, sum);
 }
 
 static inline __attribute__((always_inline)) void q16_columns(const struct nbi_product *p,
@@ -210,7 +268,10 @@ static inline __attribute__((always_inline)) void exact_columns(const struct nbi
 
 static void tiles_q16(const struct nbi_product *p)
 {
-    BY_COLUMNS(q16_columns)
+    if (p->n == 1)
+        q16_single(p);
+    else
+        BY_COLUMNS(q16_columns)
 }
 
 static void tiles_exact(const struct nbi_product *p)

@@ -19,6 +19,7 @@ typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
 typedef int16_t vs __attribute__((vector_size(2 * LANES)));
+typedef int8_t vb __attribute__((vector_size(LANES)));
 
 /* ---- primitives of the instruction set, defined by the including file ---- */
 
@@ -31,6 +32,7 @@ static void add_up4(float out[4], const vf v[4]); /* each in that same order */
 static float top_of(vf v);
 static vi round_to_int(vf x); /* to nearest, ties to even */
 static vi in_pairs(vi v);     /* of each eight, in the order 0 4 1 5 2 6 3 7 */
+static vi evens_first(vi v);  /* of each eight, in the order 0 2 4 6 1 3 5 7 */
 
 /* ---- basics ---- */
 
@@ -182,14 +184,34 @@ static void rows_float(const struct nbi_product *p)
 
 /* ---- activations as whole numbers ---- */
 
-/* LANES values to their places in a panel of n rows. */
-static inline void put_q16(int16_t *q, int n, vi values)
+/* LANES values from column k on to their places in a panel of n rows. */
+static inline void put_pairs(int16_t *q, int n, int64_t k, vi values)
 {
     vs words = __builtin_convertvector(in_pairs(values), vs);
     int32_t w[LANES / 2];
     memcpy(w, &words, sizeof w);
     for (int i = 0; i < LANES / 2; i++)
-        memcpy(q + i * 2 * n, &w[i], sizeof w[i]);
+        memcpy(q + k * n + i * 2 * n, &w[i], sizeof w[i]);
+}
+
+/* The same for a row alone, but for the sums. */
+static inline void put_bytes(int8_t *q, int64_t k, vi values)
+{
+    vi high = (values + 128) >> 8, low = values - (high << 8);
+    vb h = __builtin_convertvector(evens_first(high), vb);
+    vb l = __builtin_convertvector(evens_first(low), vb);
+    int8_t *at = q + k / 32 * (2 * NBI_Q16_SINGLE) + k % 32 * 2;
+    for (int i = 0; i < LANES / 8; i++) {
+        memcpy(at + 16 * i, (const int8_t *)&h + 8 * i, 8);
+        memcpy(at + 16 * i + 8, (const int8_t *)&l + 8 * i, 8);
+    }
+}
+
+/* A group's sum is exact as a float. */
+static inline void put_sum(int8_t *q, int64_t k, vf sum)
+{
+    int32_t s = -12 * (int32_t)add_up(sum);
+    memcpy(q + k / 32 * (2 * NBI_Q16_SINGLE) + 64 + k % 32 / 16 * 4, &s, sizeof s);
 }
 
 /* Values [k, k + LANES) of K, zeros behind them. */
@@ -211,9 +233,19 @@ static void quantize_q16(int16_t *q, float *scale, int n, const float *x, int64_
         }
         float amax = top_of(top), nan = add_up(odd);
         bool usable = amax >= NBI_Q16_TINY && nan == 0;
-        for (int64_t k = first; k < end; k += LANES)
-            put_q16(q + k * n, n,
-                    usable ? round_to_int(load_until(x, k, K) * (NBI_Q16_MAX / amax)) : (vi){0});
+        float inverse = usable ? NBI_Q16_MAX / amax : 0;
+        vf sum = splat(0);
+        for (int64_t k = first; k < end; k += LANES) {
+            vi v = usable ? round_to_int(load_until(x, k, K) * inverse) : (vi){0};
+            if (n > 1) {
+                put_pairs(q, n, k, v);
+                continue;
+            }
+            put_bytes((int8_t *)q, k, v);
+            sum = (k % 16 ? sum : splat(0)) + __builtin_convertvector(v, vf);
+            if ((k + LANES) % 16 == 0)
+                put_sum((int8_t *)q, k, sum);
+        }
         scale[b * n] = nan == 0 ? amax / NBI_Q16_MAX * 0x1p7f : NAN;
     }
 }

@@ -76,6 +76,13 @@ static void tiles_exact(const struct nbi_product *p)
         }
 }
 
+/* Column k of row c of a panel. */
+static int32_t q16_get(const struct nbi_product *p, int64_t k, int c)
+{
+    const int8_t *bytes = (const int8_t *)p->q16 + nbi_q16_single_at(k);
+    return p->n > 1 ? p->q16[nbi_q16_at(k, p->n) + 2 * c] : 256 * bytes[0] + bytes[8];
+}
+
 /* One group of 16: the dot product of whole numbers, scaled. The kernels read scales times 2^-8. */
 static float group_q16(const struct nbi_product *p, int64_t g, int r, int c)
 {
@@ -84,7 +91,7 @@ static float group_q16(const struct nbi_product *p, int64_t g, int r, int c)
     int32_t dot = 0;
     for (int k = 0; k < 16; k++)
         dot += (int32_t)(2 * nbi_e2m1_to_f32(code_at(tile, r, high * 16 + k))) *
-               p->q16[nbi_q16_at(g * 16 + k, p->n) + 2 * c];
+               q16_get(p, g * 16 + k, c);
     return (float)dot * (nbi_e4m3_to_f32(tile[high * 16 + r]) * 0x1p-8f);
 }
 
@@ -115,6 +122,23 @@ static void rows_float(const struct nbi_product *p)
         }
 }
 
+static void q16_put(int16_t *q, int n, int64_t k, int32_t value)
+{
+    if (n > 1) {
+        q[nbi_q16_at(k, n)] = (int16_t)value;
+        return;
+    }
+    int8_t *bytes = (int8_t *)q + nbi_q16_single_at(k);
+    bytes[0] = (int8_t)((value + 128) >> 8);
+    bytes[8] = (int8_t)(value - 256 * bytes[0]);
+    uint8_t *sum_at = (uint8_t *)q + k / 32 * (2 * NBI_Q16_SINGLE) + 64 + k % 32 / 16 * 4;
+    int32_t sum = 0;
+    if (k % 16 > 0)
+        memcpy(&sum, sum_at, sizeof sum);
+    sum -= 12 * value;
+    memcpy(sum_at, &sum, sizeof sum);
+}
+
 static void quantize_q16(int16_t *q, float *scale, int n, const float *x, int64_t K)
 {
     for (int64_t b = 0; b * NBI_Q16_BLOCK < K; b++) {
@@ -128,7 +152,7 @@ static void quantize_q16(int16_t *q, float *scale, int n, const float *x, int64_
         }
         float inverse = amax >= NBI_Q16_TINY && !odd ? NBI_Q16_MAX / amax : 0;
         for (int64_t k = first; k < end; k++)
-            q[nbi_q16_at(k, n)] = k < K && !odd ? (int16_t)rintf(x[k] * inverse) : 0;
+            q16_put(q, n, k, k < K && !odd ? (int32_t)rintf(x[k] * inverse) : 0);
         /* Half for the doubled weights; 2^8 since kernels read their scales times 2^-8. What is not
          * finite must show. */
         scale[b * n] = odd ? NAN : amax / NBI_Q16_MAX * 0x1p7f;
