@@ -44,7 +44,7 @@ asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@cmake --build build-asan -j $(JOBS)
 	@ctest --test-dir build-asan --output-on-failure -j $(JOBS)
 
-fuzz: ## fuzz one parser for a while: T=dat|safetensors|gguf|config|tokenizer|text|chat|jscan|data|transcript S=seconds
+fuzz: ## fuzz one parser for a while: T=dat|safetensors|gguf|config|tokenizer|text|chat|jscan|data|transcript|checkpoint S=seconds
 	@tools/deps.sh build fuzz
 	@CC=clang $(CONFIGURE) -B build-fuzz -DNIBBLE_FUZZ=ON -DNIBBLE_TESTS=OFF -DNIBBLE_SANITIZE=address,undefined > build-fuzz.log 2>&1 || { cat build-fuzz.log; exit 1; }
 	@cmake --build build-fuzz -j $(JOBS)

@@ -512,6 +512,92 @@ NB_MUST_CHECK enum nb_status nb_eval_ppl(const struct nb_engine *engine, const i
                                          int64_t count, const struct nb_ppl_opts *opts,
                                          struct nb_ppl_result *result);
 
+/* ---- two models side by side ---------------------------------------------------------------- */
+
+/* What a model is to answer, and what it should say. Strings live as long as the list. */
+struct nb_prompt {
+    const char *text;     /* what the user says last */
+    const char *messages; /* a JSON array, up to where the answer begins */
+    const char *tools;    /* JSON; NULL: none */
+    const char *expected; /* NULL: nothing */
+    const char *place;    /* "FILE:LINE" */
+    int64_t count;        /* messages */
+    bool system;          /* the first of them is the system's */
+};
+
+struct nb_prompts;
+
+/* .tsv: prompt, and maybe TAB and the expected answer; .jsonl: 'messages', the last of which may be
+ * the expected answer, or 'prompt' and maybe 'response' and 'system'; any other file: a prompt in
+ * each line. The message of a failure names file and line. */
+NB_MUST_CHECK enum nb_status nb_prompts_open(struct nb_prompts **out, const char *path);
+void nb_prompts_close(struct nb_prompts *prompts);
+int64_t nb_prompts_count(const struct nb_prompts *prompts);
+void nb_prompts_at(const struct nb_prompts *prompts, int64_t index, struct nb_prompt *prompt);
+
+enum nb_ab_text { NB_AB_A, NB_AB_B, NB_AB_EXPECTED, NB_AB_TEXTS }; /* A's answer, B's, expected */
+
+struct nb_ab_opts {
+    struct nb_engine_opts model[2];
+    bool one_at_a_time; /* A, B, then A again: half the memory, no kl */
+    const struct nb_prompts *prompts;
+    const char *system; /* for prompts without one; NULL: none */
+    bool raw;           /* without chat template */
+    bool no_think;
+    int64_t max_tokens;
+    double temperature;
+    uint64_t seed;
+    nb_progress_fn progress; /* in answers and scores */
+    void *progress_ctx;
+};
+
+/* How well a model predicts a text behind the prompt; tokens 0: there is none. */
+struct nb_ab_score {
+    double nll; /* mean, in nats; perplexity is exp(nll) */
+    int64_t tokens;
+};
+
+struct nb_ab_answer {
+    char *text;
+    size_t len;
+    int64_t tokens; /* with the one that ended it */
+    enum nb_finish finish;
+    bool match; /* with the expected answer, but for thoughts and white space around it */
+    double f1;  /* of words, with the expected answer; NaN: there is none */
+};
+
+struct nb_ab_row {
+    struct nb_prompt prompt;
+    struct nb_ab_answer answer[2];
+    bool identical;
+    double f1, prefix;                        /* of both answers; prefix: share of the longer */
+    struct nb_ab_score score[2][NB_AB_TEXTS]; /* by model and text */
+    double kl; /* mean KL(A || B) in nats over the tokens of A's answer; NaN: not known */
+};
+
+/* Means: of scores and kl over tokens, else over prompts; NaN where there is nothing. */
+struct nb_ab_totals {
+    int64_t prompts, expected, identical, match[2];
+    double f1, prefix, expected_f1[2], kl;
+    struct nb_ab_score score[2][NB_AB_TEXTS];
+};
+
+struct nb_ab_result {
+    struct nb_ab_row *rows;
+    int64_t count;
+    struct nb_ab_totals totals;
+    bool same_vocabulary; /* answers are then compared token by token, else as text */
+};
+
+/* Both models answer all prompts, each through its own chat template; then every text is scored
+ * under both, with exact products. prompts must outlive the result. */
+NB_MUST_CHECK enum nb_status nb_eval_ab(const struct nb_ab_opts *opts, struct nb_ab_result *result);
+void nb_ab_result_release(struct nb_ab_result *result);
+
+/* The result as one HTML page, which appears whole. */
+NB_MUST_CHECK enum nb_status nb_ab_write_html(const struct nb_ab_result *result,
+                                              const struct nb_ab_opts *opts, const char *path);
+
 struct nb_stress_opts {
     int64_t iterations;
     nb_progress_fn progress; /* in iterations */
@@ -553,6 +639,118 @@ NB_MUST_CHECK enum nb_status nb_stress_kv(const struct nb_engine *engine,
 NB_MUST_CHECK enum nb_status nb_debug_hf(const struct nb_engine *engine, const char *in,
                                          const char *out);
 
+/* ---- training ------------------------------------------------------------------------------ */
+
+enum nb_precision { NB_PRECISION_BF16, NB_PRECISION_F32, NB_PRECISION_NVFP4 };
+enum nb_state_mode { NB_STATE_F32, NB_STATE_BF16, NB_STATE_INT8, NB_STATE_NVFP4 };
+enum nb_loss { NB_LOSS_CE, NB_LOSS_SCALAR };
+enum nb_schedule { NB_SCHEDULE_CONSTANT, NB_SCHEDULE_LINEAR, NB_SCHEDULE_COSINE, NB_SCHEDULE_WSD };
+
+/* What happens while a model is trained. */
+struct nb_train_progress {
+    int64_t step, steps; /* done; of the run */
+    double loss, lr, grad_norm;
+    int64_t tokens; /* so far */
+    double tokens_per_s, seconds_left;
+    uint64_t resident_bytes;
+    int64_t skipped; /* steps whose gradients were not finite */
+    double kl;       /* to the base model, a token of those that count; NaN: there are none */
+};
+
+/* An evaluation on held-out data: with the weights as they are used, and with the masters. */
+struct nb_train_eval {
+    int64_t step, tokens;
+    double loss, master_loss;
+};
+
+struct nb_train_opts {
+    const char *model, *model_dir; /* as for nb_engine_opts */
+    const char *synthetic;         /* instead: random weights and tokens of a preset */
+    const char *const *data;       /* files, NULL-terminated */
+    const char *const *eval_data;  /* NULL: none */
+    const char *out;               /* a .dat or a directory; NULL: nothing is written */
+    bool from_scratch;             /* the model's config and tokenizer, but random weights */
+    bool overwrite;                /* out may be what the model was read from */
+    enum nb_loss loss; /* scalar: mean absolute difference of the final norm's output and the
+                          embedding of the next token; evaluations are cross entropy always */
+
+    double kl_base;      /* times KL(model as it was read || model), added to the loss of the
+                            labelled tokens of replay, or of data without one; conversations only */
+    const char *replay;  /* a file of which rows are mixed into every batch; NULL: none */
+    double replay_share; /* of the rows, over 0 and less than 1 */
+
+    int64_t steps, epochs; /* the first that is reached ends the run; 0: no limit */
+    int64_t seq_len, batch_size, grad_accum;
+    double lr, final_lr_frac;
+    enum nb_schedule schedule;
+    int64_t warmup;
+    double beta1, beta2, eps, weight_decay, grad_clip; /* 0: no clipping */
+    bool clip_by_layer; /* each layer by its own norm; always so with fused_step */
+
+    enum nb_precision precision;
+    bool bf16_master; /* with stochastic rounding; else f32 */
+    enum nb_state_mode state;
+    int64_t step_chunk_rows, train_last_layers;
+    bool recompute, fused_step, sequential;
+    uint64_t seed;
+
+    int64_t eval_every;       /* steps; 0: at the end only */
+    double stop_if_ppl_rises; /* per cent over the best so far; 0: go on */
+    int64_t save_every;       /* steps; 0: at the end and on interruption only */
+    const char *checkpoint_dir;
+    int keep; /* checkpoints */
+    bool resume;
+    const char *log;           /* JSON lines */
+    const char *test_prompts;  /* a file of them, one a line, answered before and after */
+    const char *memory_report; /* JSON: memory by phases of the first step */
+
+    const char *simd;
+    int threads;
+    void (*progress)(void *ctx, const struct nb_train_progress *p);
+    void (*evaluated)(void *ctx, const struct nb_train_eval *e);
+    void *ctx;
+};
+
+/* The memory of a run by part, in bytes, and its work. */
+struct nb_train_plan {
+    int64_t masters, moments, gradients, weights; /* weights: of the forward pass */
+    int64_t activations, scratch, host, total;
+    int64_t parameters, trained;
+    double flops_per_token; /* forward and backward */
+};
+
+struct nb_train_result {
+    struct nb_train_progress last;
+    struct nb_train_eval eval; /* the last one; tokens 0: none */
+    struct nb_train_plan plan;
+    uint64_t peak_bytes; /* resident, of the process */
+    bool interrupted;    /* a checkpoint was written, if there is a directory for it */
+    bool stopped;        /* by stop_if_ppl_rises */
+};
+
+/* Trains, and writes the result to opts->out. An interruption ends the run after the step under
+ * way; then nothing is written but a checkpoint. */
+NB_MUST_CHECK enum nb_status nb_train(const struct nb_train_opts *opts,
+                                      struct nb_train_result *result);
+
+/* What nb_train would allocate, without doing so. */
+NB_MUST_CHECK enum nb_status nb_train_plan(const struct nb_train_opts *opts,
+                                           struct nb_train_plan *plan);
+
+/* Settings of a run, and what it would allocate with them. */
+struct nb_train_fit {
+    int64_t batch_size, grad_accum, total;
+    bool recompute, fused_step, bf16_master;
+    enum nb_state_mode state;
+};
+
+/* Of all settings of these kinds (the batch halved again and again) those that take at most limit
+ * bytes, the fastest first, then the most precise; none that another is as good as in every
+ * respect. *count: room in fits, then how many there are. smallest: of all, fitting or not. */
+NB_MUST_CHECK enum nb_status nb_train_fit(const struct nb_train_opts *opts, int64_t limit,
+                                          struct nb_train_fit *fits, int *count,
+                                          struct nb_train_fit *smallest);
+
 /* ---- this machine ------------------------------------------------------------------------- */
 
 /* The code path that the NVFP4 codec takes here: "scalar", "avx2" or "avx512". */
@@ -574,6 +772,14 @@ struct nb_gpu_info {
 
 /* The GPUs that the NVIDIA driver reports, at most max of them; 0 without driver or GPU. */
 int nb_gpu_list(struct nb_gpu_info *gpus, int max);
+
+/* Watches the memory that processes have on all GPUs together, through the driver's management
+ * library; NULL: there is none. Where the driver cannot tell processes apart (in a container, or
+ * with memory shared by CPU and GPU) it is what all processes have taken since the watch began. */
+struct nb_gpu_watch;
+struct nb_gpu_watch *nb_gpu_watch_open(void);
+uint64_t nb_gpu_watch_bytes(struct nb_gpu_watch *watch, const int *pids, size_t count);
+void nb_gpu_watch_close(struct nb_gpu_watch *watch);
 
 /* Which CUDA architectures this build has code for, for example "90"; NULL: built without CUDA. */
 const char *nb_cuda_archs(void);

@@ -43,7 +43,7 @@ struct nbi_weight {
     int64_t rows, cols; /* cols 0: a vector */
     struct nbi_ptr data, scales;
     float tensor_scale; /* NVFP4; 1 otherwise */
-    bool borrowed;      /* data lies in the source's mapping */
+    bool borrowed;      /* data belongs to someone else: a mapped file, a master */
 };
 
 /* Where a weight's values come from: memory that stays (a mapped file), or a reader. */
@@ -157,6 +157,14 @@ struct nbi_op_gather {
     int64_t M, C;
 };
 
+/* y[rows[i]] = x[i]; no row twice. */
+struct nbi_op_scatter {
+    struct nbi_ptr y;    /* [., C] */
+    struct nbi_ptr x;    /* [M, C] */
+    struct nbi_ptr rows; /* int32 [M] */
+    int64_t M, C;
+};
+
 /* The largest logit of each row, the first of equals. */
 struct nbi_op_argmax {
     struct nbi_ptr ids;    /* int32 [N] */
@@ -165,14 +173,33 @@ struct nbi_op_argmax {
 };
 
 /* loss[n] = -log softmax(logits[n])[targets[n]], 0 where the target is negative; with dlogits also
- * scale * (softmax - onehot), 0 there, in place of the logits if the two are the same. */
+ * scale * (softmax - onehot), 0 there, in place of the logits if the two are the same.
+ *
+ * With J > 0 also what a base model thought: kl[n] = KL(base || softmax) over J ids of the base and
+ * one bucket for all others, and dlogits gets kl_scale times its gradient. A row whose first id is
+ * negative has none. */
 struct nbi_op_xent {
     struct nbi_ptr loss;    /* [N] */
     struct nbi_ptr dlogits; /* [N, V], or none */
     struct nbi_ptr logits;  /* [N, V] */
     struct nbi_ptr targets; /* int32 [N] */
     float scale;
-    int64_t N, V;
+    struct nbi_ptr kl;       /* [N] */
+    struct nbi_ptr base_ids; /* int32 [N, J], no id twice in a row */
+    struct nbi_ptr base_p;   /* f32 [N, J] their probabilities */
+    float kl_scale;
+    int64_t J, N, V;
+};
+
+/* loss[n] = mean over c of |x[n, c] - target[n, c]|; dx, if any, is scale / C times the sign of the
+ * difference. Rows with weight 0 count as 0. */
+struct nbi_op_l1 {
+    struct nbi_ptr loss;      /* [N] */
+    struct nbi_ptr dx;        /* [N, C], or none */
+    struct nbi_ptr x, target; /* [N, C] */
+    struct nbi_ptr weight;    /* f32 [N], 0 or 1 */
+    float scale;
+    int64_t N, C;
 };
 
 /* ---- backward; d of a quantity is the gradient of the loss ---- */
@@ -233,6 +260,80 @@ struct nbi_op_swiglu_bwd {
     int64_t N, F;
 };
 
+/* ---- the optimizer ---- */
+
+/* What is known of a gradient: the sum of its squares, in an order that depends on n alone, its
+ * largest magnitude, and how many values are not finite. The other two leave those out. */
+struct nbi_op_grad_stats {
+    struct nbi_ptr out;  /* f64 [3] */
+    struct nbi_ptr grad; /* f32 [n] */
+    int64_t n;
+};
+
+/* How a moment of Adam is kept.
+ *
+ * int8: groups of 32 with an f16 scale s, the largest magnitude rounded up. m: y = 2x / (1 + |x|)
+ * of x = m / s as y * 127, back by y / (2 - |y|); v: sqrt(v) / s as u8 of 255, squared on the way
+ * back, and 0 only for a v of 0.
+ * nvfp4: groups of 16 with an E4M3 scale s times a scale S of the tensor; s is rounded up and at
+ * least 2^-9. m: E2M1 codes as in weights, up to 6 * 448 * S. v: sqrt(v) = (code + 1) / 16 * s * S,
+ * so never 0, and up to 448 * S. What is larger is cut.
+ * bf16, int8 and nvfp4 are rounded stochastically, so that small changes are not lost: the mean of
+ * m and of v stays, except where v is raised to its smallest code. Zero bytes are a state of zeros,
+ * in nvfp4 a stored S of 0 is. */
+enum nbi_state_kind { NBI_STATE_F32, NBI_STATE_BF16, NBI_STATE_INT8, NBI_STATE_NVFP4 };
+
+struct nbi_moment {
+    enum nbi_state_kind kind;
+    struct nbi_ptr values; /* f32 [n], bf16 [n], u8 [n], or u8 [n/2 rounded up], low nibble first */
+    struct nbi_ptr scales; /* f16 [n/32 rounded up], E4M3 [n/16 rounded up], or none */
+};
+
+/* Bytes of the values of n elements, and of their scales. */
+static inline int64_t nbi_state_bytes(enum nbi_state_kind kind, int64_t n, int64_t *scales)
+{
+    *scales = kind == NBI_STATE_INT8    ? (n + 31) / 32 * 2
+              : kind == NBI_STATE_NVFP4 ? (n + 15) / 16
+                                        : 0;
+    return kind == NBI_STATE_F32    ? n * 4
+           : kind == NBI_STATE_BF16 ? n * 2
+           : kind == NBI_STATE_INT8 ? n
+                                    : (n + 1) / 2;
+}
+
+/* AdamW on elements [first, first + count) of a tensor, both multiples of 32 except where the
+ * tensor ends; in pieces or at once is the same. In f32, rounded at each step:
+ *   g = grad * grad_scale;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) (g g)
+ *   u = m / correct1 / (sqrt(v / correct2) + eps), cut to [-clamp, clamp] if clamp > 0
+ *   w = w - (lr decay) w - lr u
+ * A bf16 master is rounded stochastically. The random bits of element e are half-word e % 8, the
+ * lowest first, of Philox with `seed` as key and the counter (e / 8, tensor, step, what for: 0
+ * master, 1 m, 2 v), so they depend on nothing else. Gradients that are not finite spoil their
+ * elements' groups, no more. */
+struct nbi_op_adamw {
+    struct nbi_ptr master; /* [n] f32 or bf16 */
+    enum nbi_dtype dtype;
+    struct nbi_ptr grad; /* f32 [n] */
+    struct nbi_moment m, v;
+    float m_scale[2], v_scale[2]; /* nvfp4: S as stored, and S to store with; fresh state: 0, S */
+    struct nbi_ptr peak; /* f32 [2] >= 0, or none: becomes max(peak, |m|), max(peak, sqrt(v)) */
+    int64_t first, count;
+    float grad_scale, lr, beta1, beta2, eps, decay, correct1, correct2, clamp;
+    uint64_t seed;
+    uint32_t tensor, step;
+};
+
+/* A weight of the forward pass anew from its master [rows, cols]: NVFP4 with scales found by
+ * `sweep` and the weight's tensor scale, or floats rounded to the nearest of `through`, which the
+ * weight's type can hold: what will be written is what is used. Nothing happens to a weight that is
+ * its master. Values are finite. */
+struct nbi_op_refresh {
+    struct nbi_weight w;
+    struct nbi_ptr master;
+    enum nbi_dtype dtype;   /* f32 or bf16 */
+    enum nbi_dtype through; /* of floats: f32, bf16 or f16 */
+};
+
 /* ---- the table ---- */
 
 #define NBI_OP_LIST(X)                                                                             \
@@ -244,22 +345,28 @@ struct nbi_op_swiglu_bwd {
     X(attention)                                                                                   \
     X(swiglu)                                                                                      \
     X(gather)                                                                                      \
+    X(scatter)                                                                                     \
     X(argmax)                                                                                      \
     X(xent)                                                                                        \
+    X(l1)                                                                                          \
     X(embed_bwd)                                                                                   \
     X(rmsnorm_bwd)                                                                                 \
     X(linear_bwd)                                                                                  \
     X(qkv_rope_bwd)                                                                                \
     X(attention_bwd)                                                                               \
-    X(swiglu_bwd)
+    X(swiglu_bwd)                                                                                  \
+    X(grad_stats)                                                                                  \
+    X(adamw)                                                                                       \
+    X(refresh)
 
 struct nbi_stream; /* an in-order queue with scratch memory of its own */
 
 /* What a stream will be asked for at most, so that it needs no memory later. */
 struct nbi_stream_limits {
-    int64_t N; /* rows of an operation */
-    int64_t K; /* inputs of a product */
-    int64_t D; /* head size */
+    int64_t N;     /* rows of an operation */
+    int64_t K;     /* inputs of a product */
+    int64_t D;     /* head size */
+    int64_t heads; /* query heads; 0: no backward pass */
 };
 
 struct nbi_backend {
@@ -274,6 +381,16 @@ struct nbi_backend {
     /* Takes a weight over. Not queued: it is there on return. */
     enum nb_status (*weight_new)(struct nbi_backend *be, const struct nbi_weight_source *src,
                                  struct nbi_weight *out);
+    /* Room for a weight that refresh will fill: NVFP4 (cols a multiple of 16) or floats; cols 0 is
+     * a vector, of f32. The tensor scale is 1 until the caller sets another. Instead of one with
+     * the type of its master the caller may make one of the master itself: layout ROWS, data
+     * the master's, borrowed. */
+    enum nb_status (*weight_room)(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
+                                  int64_t cols, struct nbi_weight *out);
+    /* Rows [first, first + count) to the host, as nbi_weight_source.read gives them; scales may be
+     * NULL for floats. Not queued: sync first. */
+    enum nb_status (*weight_read)(struct nbi_backend *be, const struct nbi_weight *w, int64_t first,
+                                  int64_t count, void *data, void *scales);
     void (*weight_free)(struct nbi_backend *be, struct nbi_weight *w);
 
     enum nb_status (*stream_new)(struct nbi_backend *be, const struct nbi_stream_limits *limits,

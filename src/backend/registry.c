@@ -1,5 +1,4 @@
 /* registry.c - which devices there are; the only file that knows whether CUDA was built in. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -7,64 +6,15 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cuda/device.h"
+#include "backend/nvml.h"
 #include "base/status.h"
-
-/* What we use of NVML, declared here so that no NVIDIA header is needed. The driver brings the
- * library; without it there is no usable GPU either. */
-typedef struct nvml_device *nvml_device;
-struct nvml_memory {
-    unsigned long long total, free, used;
-};
-
-struct nvml {
-    void *library;
-    int (*init)(void);
-    int (*shutdown)(void);
-    int (*count)(unsigned *);
-    int (*handle)(unsigned, nvml_device *);
-    int (*name)(nvml_device, char *, unsigned);
-    int (*memory)(nvml_device, struct nvml_memory *);
-    int (*capability)(nvml_device, int *, int *);
-    int (*driver)(char *, unsigned);
-};
-
-static bool nvml_load(struct nvml *n)
-{
-    memset(n, 0, sizeof *n);
-    n->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!n->library)
-        return false;
-    const struct {
-        const char *symbol;
-        void *slot;
-    } symbols[] = {
-        {"nvmlInit_v2", &n->init},
-        {"nvmlShutdown", &n->shutdown},
-        {"nvmlDeviceGetCount_v2", &n->count},
-        {"nvmlDeviceGetHandleByIndex_v2", &n->handle},
-        {"nvmlDeviceGetName", &n->name},
-        {"nvmlDeviceGetMemoryInfo", &n->memory},
-        {"nvmlDeviceGetCudaComputeCapability", &n->capability},
-        {"nvmlSystemGetDriverVersion", &n->driver},
-    };
-    bool ok = true;
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        void *p = dlsym(n->library, symbols[i].symbol);
-        memcpy(symbols[i].slot, &p, sizeof p); /* ISO C has no cast from object to function */
-        ok = ok && p;
-    }
-    if (ok && n->init() == 0)
-        return true;
-    dlclose(n->library);
-    return false;
-}
 
 int nb_gpu_list(struct nb_gpu_info *gpus, int max)
 {
-    struct nvml n;
+    struct nbi_nvml n;
     unsigned count = 0;
     int found = 0;
-    if (!nvml_load(&n))
+    if (!nbi_nvml_open(&n))
         return 0;
     if (n.count(&count) != 0)
         count = 0;
@@ -85,8 +35,7 @@ int nb_gpu_list(struct nb_gpu_info *gpus, int max)
         n.driver(g->driver, sizeof g->driver);
         found++;
     }
-    n.shutdown();
-    dlclose(n.library);
+    nbi_nvml_close(&n);
     return found;
 }
 

@@ -7,3 +7,6 @@
 
 /* Start with crc = 0; feed pieces in order. */
 uint32_t nbi_crc32c(uint32_t crc, const void *bytes, size_t len);
+
+/* The same by table, a byte at a time: the definition, and what other CPUs run. */
+uint32_t nbi_crc32c_scalar(uint32_t crc, const void *bytes, size_t len);

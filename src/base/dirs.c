@@ -97,13 +97,13 @@ void nbi_remove_tree(const char *path)
     rmdir(path);
 }
 
-/* Removes what dead writers of this target left: same prefix, and nobody holds the lock. */
-static void remove_stale(const char *dir, const char *prefix)
+/* A dead writer's lock is free. */
+void nbi_temp_clean(const char *dir, const char *prefix)
 {
     DIR *d = opendir(dir);
     const char *name;
     while (d && (name = nbi_dir_next(d))) {
-        if (!nbi_starts_with(name, prefix))
+        if (!nbi_starts_with(name, prefix) || !strstr(name, ".nibble-"))
             continue;
         char *path = nbi_path_join(dir, name);
         int fd = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW) : -1;
@@ -145,7 +145,7 @@ enum nb_status nbi_temp_create(const char *target, bool directory, char **temp, 
         return NB_ENOMEM;
     char prefix[240], name[280];
     snprintf(prefix, sizeof prefix, ".%.200s.nibble-", nbi_path_base(target));
-    remove_stale(dir, prefix);
+    nbi_temp_clean(dir, prefix);
     enum nb_status rc = NB_EIO;
     bool made = false;
     for (int attempt = 0; attempt < 100 && !made; attempt++) {

@@ -10,6 +10,10 @@
  * are removed first. The caller frees *temp. */
 enum nb_status nbi_temp_create(const char *target, bool directory, char **temp, int *fd);
 
+/* Removes names in dir that begin with prefix, are temporary ones (".nibble-" is in them) and
+ * belong to writers that died. */
+void nbi_temp_clean(const char *dir, const char *prefix);
+
 enum nb_status nbi_sync_parent(const char *path);
 
 /* Removes a directory and what is in it; symbolic links are removed, not followed. */

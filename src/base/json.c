@@ -130,7 +130,7 @@ static char *dump(const json_t *value)
     for (int i = 0; i < 3; i++) {
         char *text = json_dumps(value, JSON_INDENT(2) | JSON_ENCODE_ANY |
                                            JSON_REAL_PRECISION(precisions[i]));
-        json_t *again = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+        json_t *again = text ? json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL) : NULL;
         bool same = again && json_equal(again, value);
         json_decref(again);
         if (same)

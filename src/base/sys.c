@@ -156,6 +156,17 @@ const char *nbi_simd_name(enum nbi_simd level)
     return level == NBI_SIMD_AVX512 ? "avx512" : level == NBI_SIMD_AVX2 ? "avx2" : "scalar";
 }
 
+enum nb_status nbi_simd_parse(const char *name, enum nbi_simd *level)
+{
+    *level = nbi_simd_level();
+    for (int i = NBI_SIMD_SCALAR; name && i <= NBI_SIMD_AVX512; i++)
+        if (strcmp(name, nbi_simd_name((enum nbi_simd)i)) == 0) {
+            *level = (enum nbi_simd)i;
+            return NB_OK;
+        }
+    return name ? nbi_fail(NB_EINVAL, "there is no instruction set '%s' here", name) : NB_OK;
+}
+
 static void list_features(char *buf, size_t size)
 {
     static const char *const wanted[] = {"avx2",        "fma",         "f16c",     "avx_vnni",

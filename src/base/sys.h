@@ -12,6 +12,9 @@ enum nbi_simd { NBI_SIMD_SCALAR, NBI_SIMD_AVX2, NBI_SIMD_AVX512 };
 enum nbi_simd nbi_simd_level(void);
 const char *nbi_simd_name(enum nbi_simd level);
 
+/* By its name; NULL is the widest. Whether this machine has it is not asked. */
+enum nb_status nbi_simd_parse(const char *name, enum nbi_simd *level);
+
 struct nbi_sys_info {
     char cpu_model[96];
     char features[160]; /* of those nibble uses or will ask for, separated by blanks */

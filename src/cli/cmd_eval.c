@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/eval_ab.h"
 #include "cli/input.h"
 #include "cli/run.h"
 
@@ -12,6 +13,7 @@ struct eval_opts {
     const char *text;
     int64_t stride;
     bool fast;
+    struct cli_ab_opts ab;
 };
 
 static const struct cli_opt options[] = {
@@ -26,6 +28,28 @@ static const struct cli_opt options[] = {
      0, 0, "ppl: type of cached keys and values", NULL},
     {"fast", 0, CLI_FLAG, offsetof(struct eval_opts, fast), NULL, NULL, 0, 0,
      "ppl: products with 15-bit integer activations, as generate does, not with f32", NULL},
+    {"a", 'a', CLI_STRING, offsetof(struct eval_opts, ab.a), "MODEL", NULL, 0, 0,
+     "ab: the first model", NULL},
+    {"b", 'b', CLI_STRING, offsetof(struct eval_opts, ab.b), "MODEL", NULL, 0, 0,
+     "ab: the second model", NULL},
+    {"prompts", 0, CLI_STRING, offsetof(struct eval_opts, ab.prompts), "FILE", NULL, 0, 0,
+     "ab: a prompt in each line; .tsv and .jsonl may have expected answers", NULL},
+    {"out", 'o', CLI_STRING, offsetof(struct eval_opts, ab.out), "FILE.html", NULL, 0, 0,
+     "ab: write everything as a page", NULL},
+    {"max-tokens", 'n', CLI_INT, offsetof(struct eval_opts, ab.max_tokens), "N", "128", 1, 1 << 30,
+     "ab: tokens of an answer at most", "n-predict"},
+    {"temp", 't', CLI_FLOAT, offsetof(struct eval_opts, ab.temp), "X", "0", 0, 100,
+     "ab: temperature; 0 is greedy", "temperature"},
+    {"seed", 0, CLI_INT, offsetof(struct eval_opts, ab.seed), "N", "0", 0, 9e15,
+     "ab: the same seed gives the same answers", NULL},
+    {"system", 0, CLI_STRING, offsetof(struct eval_opts, ab.system), "TEXT", NULL, 0, 0,
+     "ab: a system message for prompts that have none", NULL},
+    {"raw", 0, CLI_FLAG, offsetof(struct eval_opts, ab.raw), NULL, NULL, 0, 0,
+     "ab: continue the prompts as they are, without the chat template", NULL},
+    {"no-think", 0, CLI_FLAG, offsetof(struct eval_opts, ab.no_think), NULL, NULL, 0, 0,
+     "ab: turn thinking off, if the chat template has it", NULL},
+    {"one-at-a-time", 0, CLI_FLAG, offsetof(struct eval_opts, ab.one_at_a_time), NULL, NULL, 0, 0,
+     "ab: load A, B, then A again: the memory of one model, and no KL", NULL},
 };
 
 /* ---- ppl ---- */
@@ -105,7 +129,9 @@ static int run(void *opts)
     const char *what = o->common.positional[0];
     if (strcmp(what, "ppl") == 0)
         return run_ppl(o);
-    fprintf(stderr, "nibble eval: there is no '%s'; there is 'ppl'\n", what);
+    if (strcmp(what, "ab") == 0)
+        return cli_eval_ab(&o->ab, &o->run, &o->common);
+    fprintf(stderr, "nibble eval: there is no '%s'; there are 'ppl' and 'ab'\n", what);
     return CLI_EXIT_USAGE;
 }
 
@@ -128,9 +154,25 @@ const struct cli_command cli_eval = {
         "\n"
         "Products are exact (f32 activations) and the cache is f32, unless --fast and --kv-dtype\n"
         "say otherwise. bits_per_byte is the information of all predicted tokens over the bytes\n"
-        "of the text.",
+        "of the text.\n"
+        "\n"
+        "ab: two models answer the same prompts, each through its own chat template, as 'nibble\n"
+        "generate' would, and everything is compared. F1 counts the words that two texts have in\n"
+        "common (2 * common / all; punctuation and Chinese, Japanese and Korean characters are\n"
+        "words of their own); begin is the share of the longer answer that both begin with. Every\n"
+        "answer, and the expected one, is also scored under both models behind the prompt, with\n"
+        "exact products: A's answer is surprising to B (a high perplexity) where they differ. KL\n"
+        "is the mean of KL(A || B) over the tokens of A's answer, if both have the same\n"
+        "vocabulary. For the expected answer, thoughts and white space around the answers do not\n"
+        "count; its score has the end of the turn in it, behind an empty thought if the template\n"
+        "has thoughts, as in training.\n"
+        "\n"
+        "Prompts are lines of text; in a .tsv file a TAB and the expected answer may follow; a\n"
+        ".jsonl file has data as for training, 'messages' (the last may be the expected answer)\n"
+        "or 'prompt' with or without 'response'.",
     .examples = "  nibble eval ppl -m Qwen3-0.6B --text wiki.txt\n"
-                "  nibble eval ppl -m Qwen3-0.6B --text wiki.txt --ctx 1024 --stride 512 --json\n",
+                "  nibble eval ppl -m Qwen3-0.6B --text wiki.txt --ctx 1024 --stride 512 --json\n"
+                "  nibble eval ab -a Qwen3-0.6B -b tuned --prompts held.tsv -o report.html\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct eval_opts),

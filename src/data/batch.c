@@ -17,9 +17,10 @@ enum nb_status nbi_batch_init(struct nbi_batch *b, int64_t B, int64_t T)
     b->ids = malloc(bytes);
     b->targets = malloc(bytes);
     b->positions = malloc(bytes);
-    if (!b->ids || !b->targets || !b->positions) {
+    b->owners = malloc(2 * bytes);
+    if (!b->ids || !b->targets || !b->positions || !b->owners) {
         nbi_batch_release(b);
-        return nbi_fail_memory("batch", 3 * bytes);
+        return nbi_fail_memory("batch", 5 * bytes);
     }
     return NB_OK;
 }
@@ -29,6 +30,7 @@ void nbi_batch_release(struct nbi_batch *b)
     free(b->ids);
     free(b->targets);
     free(b->positions);
+    free(b->owners);
     *b = (struct nbi_batch){0};
 }
 
@@ -80,6 +82,7 @@ static void put(struct nbi_batcher *b, struct nbi_batch *out, int64_t row, int64
         out->ids[at + i] = s->ids.p[from + i];
         out->targets[at + i] = trained ? s->ids.p[from + i + 1] : NBI_IGNORE;
         out->positions[at + i] = (int32_t)i;
+        out->owners[at + i] = b->held;
         out->trained += trained;
     }
     b->used[row] += count;
@@ -128,6 +131,7 @@ static void clear(struct nbi_batcher *b, struct nbi_batch *out)
     for (int64_t i = 0; i < out->B * out->T; i++) {
         out->ids[i] = b->opts.padding;
         out->targets[i] = NBI_IGNORE;
+        out->owners[i] = -1;
     }
 }
 
@@ -151,7 +155,7 @@ static enum nb_status reserve_rows(struct nbi_batcher *b, int64_t rows)
     return NB_OK;
 }
 
-static bool exhausted(const struct nbi_batcher *b)
+bool nbi_batcher_is_done(const struct nbi_batcher *b)
 {
     return b->opts.epochs > 0 && b->cursor.epoch >= b->opts.epochs;
 }
@@ -172,7 +176,7 @@ enum nb_status nbi_batcher_next(struct nbi_batcher *b, struct nbi_batch *out, bo
     int64_t n = nbi_dataset_stats(b->opts.data)->samples;
     NBI_TRY(reserve_rows(b, out->B));
     clear(b, out);
-    while (!exhausted(b)) {
+    while (!nbi_batcher_is_done(b)) {
         nbi_batcher_order(b, b->cursor.epoch);
         NBI_TRY(get_sample(b, b->order[b->cursor.next]));
         bool fresh = b->cursor.token == 0, truncated = false;

@@ -14,6 +14,7 @@ struct nbi_batch {
     int32_t *ids;       /* [B, T] */
     int32_t *targets;   /* [B, T] the id that follows, or NBI_IGNORE */
     int32_t *positions; /* [B, T] */
+    int64_t *owners;    /* [B, T] which sample of the set a position is of; -1: none */
     int64_t tokens;     /* positions in use; the others are padding */
     int64_t trained;    /* targets that count */
     int64_t samples;    /* begun in this batch */
@@ -56,6 +57,9 @@ void nbi_batcher_release(struct nbi_batcher *b);
 
 /* Puts the order of an epoch into b->order. */
 void nbi_batcher_order(struct nbi_batcher *b, int64_t epoch);
+
+/* Whether all epochs are over; else there is a next batch. */
+bool nbi_batcher_is_done(const struct nbi_batcher *b);
 
 /* Fills out (its B and T stay); *more false: nothing is left. A sample of more than T + 1 tokens is
  * shortened (nbi_sample_truncate), a document goes on in the next row. */

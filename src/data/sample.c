@@ -146,6 +146,13 @@ static enum nb_status make_chat(struct nbi_sampler *s, struct nbi_jspan request,
     return rc;
 }
 
+static void put_message(struct nbi_str *q, const char *role, const char *text, size_t len)
+{
+    nbi_str_printf(q, "{\"role\":\"%s\",\"content\":", role);
+    nbi_jquote(q, text, len);
+    nbi_str_puts(q, "}");
+}
+
 static enum nb_status make_pair(struct nbi_sampler *s, const struct nbi_str *system,
                                 const char *prompt, size_t prompt_len, const char *answer,
                                 size_t answer_len, struct nbi_sample *out)
@@ -155,15 +162,13 @@ static enum nb_status make_pair(struct nbi_sampler *s, const struct nbi_str *sys
     q->len = 0;
     nbi_str_puts(q, "{\"messages\":[");
     if (system && system->len > 0) {
-        nbi_str_puts(q, "{\"role\":\"system\",\"content\":");
-        nbi_jquote(q, system->p, system->len);
-        nbi_str_puts(q, "},");
+        put_message(q, "system", system->p, system->len);
+        nbi_str_puts(q, ",");
     }
-    nbi_str_puts(q, "{\"role\":\"user\",\"content\":");
-    nbi_jquote(q, prompt, prompt_len);
-    nbi_str_puts(q, "},{\"role\":\"assistant\",\"content\":");
-    nbi_jquote(q, answer, answer_len);
-    nbi_str_puts(q, "}]}");
+    put_message(q, "user", prompt, prompt_len);
+    nbi_str_puts(q, ",");
+    put_message(q, "assistant", answer, answer_len);
+    nbi_str_puts(q, "]}");
     NBI_TRY(nbi_str_status(q));
     NBI_TRY(nbi_jscan(&request, q->p, q->len));
     return make_chat(s, request, out);
@@ -264,14 +269,17 @@ static enum nb_status get_string(struct nbi_jspan v, const char *name, bool opti
     return NB_OK;
 }
 
-/* Prompt (with its context below it) in *a, answer in *b. */
-static enum nb_status get_pair(struct nbi_jspan json, struct nbi_str *a, struct nbi_str *b)
+/* Prompt (with its context below it) in *a, answer in *b; empty if it may be missing. */
+static enum nb_status get_pair(struct nbi_jspan json, bool answered, struct nbi_str *a,
+                               struct nbi_str *b)
 {
     const char *prompt_name = "", *context_name = "", *answer_name = "";
     struct nbi_jspan prompt = get_any(json, prompt_names, &prompt_name);
     struct nbi_jspan context = get_any(json, context_names, &context_name);
     struct nbi_jspan answer = get_any(json, answer_names, &answer_name);
-    if (!is_there(prompt) || !is_there(answer))
+    if (!is_there(prompt) && !answered)
+        return nbi_fail(NB_EFORMAT, "there is neither 'messages' nor 'prompt' in it");
+    if (!is_there(prompt) || (answered && !is_there(answer)))
         return nbi_fail(NB_EFORMAT, "there is neither 'messages', nor 'prompt' and 'response', nor "
                                     "'text' in it");
     NBI_TRY(get_string(context, context_name, true, b));
@@ -281,7 +289,7 @@ static enum nb_status get_pair(struct nbi_jspan json, struct nbi_str *a, struct 
         nbi_str_append(a, b->p, b->len);
     }
     NBI_TRY(nbi_str_status(a));
-    return get_string(answer, answer_name, false, b);
+    return get_string(answer, answer_name, !answered, b);
 }
 
 static enum nb_status make_json(struct nbi_sampler *s, const char *line, size_t len,
@@ -299,7 +307,7 @@ static enum nb_status make_json(struct nbi_sampler *s, const char *line, size_t 
         return make_document(s, s->a.p, s->a.len, true, out);
     }
     struct nbi_str system = {0};
-    enum nb_status rc = get_pair(json, &s->a, &s->b);
+    enum nb_status rc = get_pair(json, true, &s->a, &s->b);
     if (rc == NB_OK)
         rc = get_string(nbi_jget(json, "system"), "system", true, &system);
     if (rc == NB_OK)
@@ -358,7 +366,112 @@ enum nb_status nbi_sample_pair(enum nbi_data_kind kind, const char *text, size_t
     NBI_TRY(nbi_jscan(&json, text, len));
     messages = nbi_jget(json, "messages");
     return is_there(messages) ? message_pair(messages, prompt, answer)
-                              : get_pair(json, prompt, answer);
+                              : get_pair(json, true, prompt, answer);
+}
+
+/* ---- a question alone ---- */
+
+void nbi_prompt_release(struct nbi_prompt *p)
+{
+    nbi_str_release(&p->text);
+    nbi_str_release(&p->messages);
+    nbi_str_release(&p->tools);
+    nbi_str_release(&p->expected);
+    *p = (struct nbi_prompt){0};
+}
+
+static enum nb_status one_question(struct nbi_prompt *out, const struct nbi_str *system)
+{
+    nbi_str_puts(&out->messages, "[");
+    out->system = system && system->len > 0;
+    if (out->system) {
+        put_message(&out->messages, "system", system->p, system->len);
+        nbi_str_puts(&out->messages, ",");
+    }
+    put_message(&out->messages, "user", out->text.p, out->text.len);
+    nbi_str_puts(&out->messages, "]");
+    out->count = out->system ? 2 : 1;
+    return NB_OK;
+}
+
+static enum nb_status take_messages(struct nbi_prompt *out, struct nbi_jspan messages)
+{
+    struct nbi_jiter it;
+    struct nbi_jspan key, message, role = {0};
+    int64_t all = (int64_t)nbi_jcount(messages);
+    NBI_TRY(check_messages(messages));
+    nbi_str_puts(&out->messages, "[");
+    nbi_jiter_init(&it, messages);
+    for (int64_t n = 0; nbi_jiter_next(&it, &key, &message); n++) {
+        role = nbi_jget(message, "role");
+        struct nbi_jspan content = nbi_jget(message, "content");
+        if (n == all - 1 && nbi_jequals(role, "assistant")) {
+            NBI_TRY(get_string(content, "content", false, &out->expected));
+            break;
+        }
+        if (nbi_jequals(role, "user"))
+            NBI_TRY(get_string(content, "content", true, &out->text));
+        out->system = out->system || (n == 0 && nbi_jequals(role, "system"));
+        nbi_str_puts(&out->messages, n ? "," : "");
+        nbi_str_append(&out->messages, message.p, message.len);
+        out->count++;
+    }
+    nbi_str_puts(&out->messages, "]");
+    if (out->text.len == 0)
+        return nbi_fail(NB_EFORMAT, "there is no message of the user to answer");
+    return NB_OK;
+}
+
+static enum nb_status take_json(struct nbi_prompt *out, const char *text, size_t len)
+{
+    struct nbi_jspan json, messages, tools;
+    struct nbi_str system = {0};
+    NBI_TRY(nbi_jscan(&json, text, len));
+    if (nbi_jtype(json) != NBI_JOBJECT)
+        return nbi_fail(NB_EFORMAT, "the line is %s and not an object", nbi_jtype_text(json));
+    tools = nbi_jget(json, "tools");
+    if (is_there(tools))
+        nbi_str_append(&out->tools, tools.p, tools.len);
+    messages = nbi_jget(json, "messages");
+    if (is_there(messages))
+        return take_messages(out, messages);
+    enum nb_status rc = get_pair(json, false, &out->text, &out->expected);
+    if (rc == NB_OK)
+        rc = get_string(nbi_jget(json, "system"), "system", true, &system);
+    if (rc == NB_OK)
+        rc = one_question(out, &system);
+    nbi_str_release(&system);
+    return rc;
+}
+
+static enum nb_status take_line(struct nbi_prompt *out, enum nbi_data_kind kind, const char *text,
+                                size_t len)
+{
+    struct field prompt = trim(text, len), answer = {"", 0};
+    if (kind == NBI_DATA_TSV && memchr(text, '\t', len))
+        NBI_TRY(split_tsv(text, len, &prompt, &answer));
+    if (!nbi_utf8_valid(text, len))
+        return nbi_fail(NB_EFORMAT, "the line is not well-formed UTF-8");
+    nbi_str_append(&out->text, prompt.p, prompt.len);
+    nbi_str_append(&out->expected, answer.p, answer.len);
+    return one_question(out, NULL);
+}
+
+enum nb_status nbi_sample_prompt(enum nbi_data_kind kind, const char *text, size_t len,
+                                 struct nbi_prompt *out)
+{
+    struct nbi_str *parts[] = {&out->text, &out->messages, &out->tools, &out->expected};
+    for (size_t i = 0; i < 4; i++)
+        parts[i]->len = 0;
+    out->count = 0;
+    out->system = false;
+    NBI_TRY(kind == NBI_DATA_JSONL ? take_json(out, text, len) : take_line(out, kind, text, len));
+    for (size_t i = 0; i < 4; i++) {
+        NBI_TRY(nbi_str_status(parts[i]));
+        if (memchr(nbi_str_text(parts[i]), 0, parts[i]->len))
+            return nbi_fail(NB_EFORMAT, "a NUL character: this is no text");
+    }
+    return NB_OK;
 }
 
 /* ---- texts alone ---- */

@@ -43,6 +43,23 @@ enum nb_status nbi_sample_make(struct nbi_sampler *s, enum nbi_data_kind kind, c
 enum nb_status nbi_sample_pair(enum nbi_data_kind kind, const char *text, size_t len,
                                struct nbi_str *prompt, struct nbi_str *answer);
 
+/* What a model is to answer: a record whose answer, if there is one, is only expected. */
+struct nbi_prompt {
+    struct nbi_str text;     /* what the user says last */
+    struct nbi_str messages; /* a JSON array, up to where the answer begins */
+    struct nbi_str tools;    /* JSON; empty: none */
+    struct nbi_str expected; /* empty: nothing */
+    int64_t count;           /* messages */
+    bool system;             /* the first of them is the system's */
+};
+
+void nbi_prompt_release(struct nbi_prompt *p);
+
+/* A text is a prompt as it is, a TSV line a prompt and maybe an answer, a JSONL line has 'messages'
+ * (the last may be the answer) or 'prompt' and maybe 'response' and 'system'. Replaces *out. */
+enum nb_status nbi_sample_prompt(enum nbi_data_kind kind, const char *text, size_t len,
+                                 struct nbi_prompt *out);
+
 /* Every text that a record holds, for learning a vocabulary. */
 typedef enum nb_status (*nbi_text_fn)(void *ctx, const char *text, size_t len);
 enum nb_status nbi_sample_texts(enum nbi_data_kind kind, const char *text, size_t len,

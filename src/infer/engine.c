@@ -9,19 +9,6 @@
 
 #define CONFIG_MAX ((size_t)16 << 20)
 
-static enum nb_status parse_level(const char *name, enum nbi_simd *level)
-{
-    *level = nbi_simd_level();
-    if (!name)
-        return NB_OK;
-    for (int i = NBI_SIMD_SCALAR; i <= NBI_SIMD_AVX512; i++)
-        if (strcmp(name, nbi_simd_name((enum nbi_simd)i)) == 0) {
-            *level = (enum nbi_simd)i;
-            return NB_OK;
-        }
-    return nbi_fail(NB_EINVAL, "there is no instruction set '%s' here", name);
-}
-
 static void add_end(struct nb_engine *e, int64_t id)
 {
     if (id >= 0 && id < e->config.vocab_size && !nbi_engine_ends(e, (int32_t)id) &&
@@ -88,6 +75,24 @@ static enum nb_status read_generation(struct nb_engine *e, const char *dir)
     return rc;
 }
 
+static enum nb_status read_ends_of_answers(struct nb_engine *e, const char *dir)
+{
+    for (int i = 0; i < e->config.eos_count; i++)
+        add_end(e, e->config.eos[i]);
+    return read_generation(e, dir);
+}
+
+enum nb_status nbi_engine_wrap(struct nb_engine *e, const struct nbi_engine_parts *p)
+{
+    *e = (struct nb_engine){.be = p->be,
+                            .config = *p->config,
+                            .weights = *p->weights,
+                            .tokenizer = p->tokenizer,
+                            .chat = p->chat,
+                            .threads = p->threads};
+    return read_ends_of_answers(e, p->dir);
+}
+
 static enum nb_status read_text(struct nb_engine *e, const struct nb_engine_opts *opts)
 {
     enum nb_status rc = nb_tokenizer_open(&e->tokenizer, opts->model, opts->model_dir);
@@ -103,9 +108,7 @@ static enum nb_status open_files(struct nb_engine *e, const struct nb_engine_opt
     NBI_TRY(nbi_model_open(&e->files, opts->model, opts->model_dir));
     NBI_TRY(nbi_model_need_config(&e->files));
     e->config = e->files.config;
-    for (int i = 0; i < e->config.eos_count; i++)
-        add_end(e, e->config.eos[i]);
-    NBI_TRY(read_generation(e, e->files.dir));
+    NBI_TRY(read_ends_of_answers(e, e->files.dir));
     return read_text(e, opts);
 }
 
@@ -114,7 +117,7 @@ static enum nb_status open_engine(struct nb_engine *e, const struct nb_engine_op
     struct nbi_backend_opts on = {.device = "cpu", .threads = opts->threads};
     uint64_t seed = 0;
     struct nbi_weight_provider from = nbi_weights_at_random(&seed);
-    NBI_TRY(parse_level(opts->simd, &on.level));
+    NBI_TRY(nbi_simd_parse(opts->simd, &on.level));
     e->level = on.level;
     e->threads = on.threads > 0 ? on.threads : nbi_cpu_count();
     if (opts->synthetic) {

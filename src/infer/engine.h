@@ -23,3 +23,17 @@ struct nb_engine {
 
 /* Whether an id ends an answer. */
 bool nbi_engine_ends(const struct nb_engine *e, int32_t id);
+
+/* An engine over weights that somebody else owns, for models in training: config, chat and end of
+ * answers as of the files. Nothing is to be released, and nothing copied. */
+struct nbi_engine_parts {
+    struct nbi_backend *be;
+    const struct nbi_config *config;
+    const struct nbi_weights *weights;
+    const char *dir; /* where generation_config.json may be; NULL: nowhere */
+    struct nb_tokenizer *tokenizer;
+    struct nb_chat *chat;
+    int threads;
+};
+
+enum nb_status nbi_engine_wrap(struct nb_engine *e, const struct nbi_engine_parts *parts);

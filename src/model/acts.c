@@ -2,7 +2,8 @@
  *
  * Without a backward pass nothing outlives its layer, so all layers share their pieces, and pieces
  * whose lives do not overlap share memory: the attention's (norm1, q, k, v, att) and the MLP's
- * (norm2, gate, up). */
+ * (norm2, gate, up). For training each layer has its own, or all but what goes into it is computed
+ * again in one set for all. */
 #include <string.h>
 
 #include "model/qwen3.h"
@@ -27,21 +28,28 @@ static struct nbi_ptr floats(struct cursor *c, int64_t rows, int64_t cols)
     return take(c, rows * cols, sizeof(float));
 }
 
+/* What every pass needs. */
+static void lay_out_common(struct nbi_acts *a, const struct nbi_config *c, struct cursor *at)
+{
+    int64_t N = a->N, M = a->M;
+    struct nbi_ptr *indices[] = {&a->ids, &a->positions, &a->slots, &a->first, &a->last};
+    for (int i = 0; i < 5; i++)
+        *indices[i] = take(at, N, sizeof(int32_t));
+    a->rows = take(at, M, sizeof(int32_t));
+    a->cos = floats(at, N, c->head_dim / 2);
+    a->sin = floats(at, N, c->head_dim / 2);
+    a->x = floats(at, N, c->hidden_size);
+    a->final = floats(at, M, c->hidden_size);
+    a->logits = floats(at, M, c->vocab_size);
+}
+
 /* Sets all pieces relative to base; the bytes they need. layer may be NULL. */
 static int64_t lay_out(struct nbi_acts *a, struct nbi_layer_acts *layer, const struct nbi_config *c,
                        struct nbi_ptr base)
 {
     struct cursor at = {.base = base};
-    int64_t N = a->N, M = a->M, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    struct nbi_ptr *indices[] = {&a->ids, &a->positions, &a->slots, &a->first, &a->last};
-    for (int i = 0; i < 5; i++)
-        *indices[i] = take(&at, N, sizeof(int32_t));
-    a->rows = take(&at, M, sizeof(int32_t));
-    a->cos = floats(&at, N, c->head_dim / 2);
-    a->sin = floats(&at, N, c->head_dim / 2);
-    a->x = floats(&at, N, c->hidden_size);
-    a->final = floats(&at, M, c->hidden_size);
-    a->logits = floats(&at, M, c->vocab_size);
+    int64_t N = a->N, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    lay_out_common(a, c, &at);
     int64_t shared = at.used;
     layer->norm1 = floats(&at, N, c->hidden_size);
     layer->q = layer->q_rot = floats(&at, N, q);
@@ -55,6 +63,76 @@ static int64_t lay_out(struct nbi_acts *a, struct nbi_layer_acts *layer, const s
     return at.peak;
 }
 
+/* All that the backward pass of one layer wants, but for `in`. */
+static void lay_out_layer(const struct nbi_acts *a, struct nbi_layer_acts *l,
+                          const struct nbi_config *c, struct cursor *at)
+{
+    int64_t N = a->N, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    l->norm1 = floats(at, N, c->hidden_size);
+    l->rstd1 = floats(at, N, 1);
+    l->q = floats(at, N, q);
+    l->k = floats(at, N, kv);
+    l->v = floats(at, N, kv);
+    l->q_rot = floats(at, N, q);
+    l->rstd_q = floats(at, N, c->heads);
+    l->rstd_k = floats(at, N, c->kv_heads);
+    l->kv = (struct nbi_kv_store){floats(at, N, kv), floats(at, N, kv), NBI_F32};
+    l->att = floats(at, N, q);
+    l->lse = floats(at, N, c->heads);
+    l->mid = floats(at, N, c->hidden_size);
+    l->norm2 = floats(at, N, c->hidden_size);
+    l->rstd2 = floats(at, N, 1);
+    l->gate = floats(at, N, c->intermediate_size);
+    l->up = floats(at, N, c->intermediate_size);
+    l->act = floats(at, N, c->intermediate_size);
+}
+
+static void lay_out_back(struct nbi_acts *a, const struct nbi_config *c, struct cursor *at)
+{
+    int64_t N = a->N, M = a->M, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    a->d.x = floats(at, N, c->hidden_size);
+    a->d.norm = floats(at, N, c->hidden_size);
+    a->d.final = floats(at, M, c->hidden_size);
+    a->d.rstd = floats(at, M, 1);
+    a->d.loss = floats(at, M, 1);
+    a->d.targets = take(at, M, sizeof(int32_t));
+    int64_t shared = at->used; /* the loss, attention and MLP have their turns */
+    a->d.wanted = floats(at, M, c->hidden_size);
+    a->d.ones = floats(at, M, 1);
+    at->used = shared;
+    a->d.kl = floats(at, M, 1);
+    a->d.base_ids = take(at, M * NBI_BASE_IDS, sizeof(int32_t));
+    a->d.base_p = floats(at, M, NBI_BASE_IDS);
+    at->used = shared;
+    a->d.att = floats(at, N, q);
+    a->d.q = floats(at, N, q);
+    a->d.k = floats(at, N, kv);
+    a->d.v = floats(at, N, kv);
+    at->used = shared;
+    a->d.act = floats(at, N, c->intermediate_size);
+    at->used = at->peak;
+}
+
+/* layers may be NULL: sizes alone. */
+static int64_t lay_out_training(struct nbi_acts *a, const struct nbi_config *c,
+                                struct nbi_layer_acts *layers, struct nbi_ptr base)
+{
+    struct cursor at = {.base = base};
+    struct nbi_layer_acts one = {0};
+    lay_out_common(a, c, &at);
+    lay_out_back(a, c, &at);
+    if (a->recompute)
+        lay_out_layer(a, &one, c, &at);
+    for (int64_t i = 0; i < c->layers; i++) {
+        one.in = floats(&at, a->N, c->hidden_size);
+        if (!a->recompute)
+            lay_out_layer(a, &one, c, &at);
+        if (layers)
+            layers[i] = one;
+    }
+    return at.peak;
+}
+
 int64_t nbi_acts_bytes(const struct nbi_config *c, int64_t N, int64_t M)
 {
     struct nbi_acts a = {.N = N, .M = M};
@@ -62,23 +140,47 @@ int64_t nbi_acts_bytes(const struct nbi_config *c, int64_t N, int64_t M)
     return lay_out(&a, &layer, c, (struct nbi_ptr){0});
 }
 
+int64_t nbi_acts_training_bytes(const struct nbi_config *c, int64_t N, int64_t M, bool recompute)
+{
+    struct nbi_acts a = {.N = N, .M = M, .recompute = recompute};
+    return lay_out_training(&a, c, NULL, (struct nbi_ptr){0});
+}
+
+static enum nb_status allocate(struct nbi_acts *a, const struct nbi_config *c)
+{
+    a->layer_count = c->layers;
+    a->layers = calloc((size_t)c->layers, sizeof *a->layers);
+    if (!a->layers)
+        return nbi_fail_memory("activations", (size_t)c->layers * sizeof *a->layers);
+    enum nb_status rc = a->be->alloc(a->be, "activations", a->bytes, &a->block);
+    if (rc != NB_OK)
+        nbi_acts_release(a);
+    return rc;
+}
+
 enum nb_status nbi_acts_init(struct nbi_acts *a, struct nbi_backend *be, const struct nbi_config *c,
                              int64_t N, int64_t M)
 {
     struct nbi_layer_acts layer = {0};
-    *a = (struct nbi_acts){.be = be, .N = N, .M = M, .layer_count = c->layers};
-    a->bytes = nbi_acts_bytes(c, N, M);
-    a->layers = calloc((size_t)c->layers, sizeof *a->layers);
-    if (!a->layers)
-        return nbi_fail_memory("activations", (size_t)c->layers * sizeof *a->layers);
-    enum nb_status rc = be->alloc(be, "activations", a->bytes, &a->block);
-    if (rc != NB_OK) {
-        nbi_acts_release(a);
-        return rc;
-    }
+    *a = (struct nbi_acts){.be = be, .N = N, .M = M, .bytes = nbi_acts_bytes(c, N, M)};
+    NBI_TRY(allocate(a, c));
     lay_out(a, &layer, c, a->block);
     for (int64_t i = 0; i < c->layers; i++)
         a->layers[i] = layer;
+    return NB_OK;
+}
+
+enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be,
+                                      const struct nbi_config *c, int64_t N, int64_t M,
+                                      bool recompute)
+{
+    *a = (struct nbi_acts){.be = be,
+                           .N = N,
+                           .M = M,
+                           .recompute = recompute,
+                           .bytes = nbi_acts_training_bytes(c, N, M, recompute)};
+    NBI_TRY(allocate(a, c));
+    lay_out_training(a, c, a->layers, a->block);
     return NB_OK;
 }
 

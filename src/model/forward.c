@@ -25,6 +25,8 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
     int64_t N = p->N, C = c->hidden_size, NH = c->heads, NKV = c->kv_heads, D = c->head_dim;
     float eps = (float)c->rms_eps;
 
+    if (la->in.at)
+        NBI_TRY(be->copy(s, la->in, a->x, N * C * (int64_t)sizeof(float)));
     /* norm1 = rmsnorm(x) */
     NBI_TRY(be->rmsnorm(s, &(struct nbi_op_rmsnorm){.y = la->norm1,
                                                     .rstd = la->rstd1,
@@ -81,8 +83,9 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
                                                  .exact = p->exact});
 }
 
-static enum nb_status mlp_block(const struct nbi_weights *w, const struct nbi_acts *a,
-                                struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
+/* All of the MLP but its last product. */
+static enum nb_status mlp_inside(const struct nbi_weights *w, const struct nbi_acts *a,
+                                 struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
 {
     struct nbi_backend *be = w->be;
     const struct nbi_config *c = w->config;
@@ -90,6 +93,8 @@ static enum nb_status mlp_block(const struct nbi_weights *w, const struct nbi_ac
     const struct nbi_layer_acts *la = &a->layers[layer];
     int64_t N = p->N, C = c->hidden_size, F = c->intermediate_size;
 
+    if (la->mid.at)
+        NBI_TRY(be->copy(s, la->mid, a->x, N * C * (int64_t)sizeof(float)));
     /* norm2 = rmsnorm(x) */
     NBI_TRY(be->rmsnorm(s, &(struct nbi_op_rmsnorm){.y = la->norm2,
                                                     .rstd = la->rstd2,
@@ -107,17 +112,33 @@ static enum nb_status mlp_block(const struct nbi_weights *w, const struct nbi_ac
                                                   .K = C,
                                                   .exact = p->exact}));
     /* act = silu(gate) * up */
-    NBI_TRY(be->swiglu(
-        s, &(struct nbi_op_swiglu){.y = la->act, .gate = la->gate, .up = la->up, .N = N, .F = F}));
+    return be->swiglu(
+        s, &(struct nbi_op_swiglu){.y = la->act, .gate = la->gate, .up = la->up, .N = N, .F = F});
+}
+
+static enum nb_status mlp_block(const struct nbi_weights *w, const struct nbi_acts *a,
+                                struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
+{
+    struct nbi_backend *be = w->be;
+    NBI_TRY(mlp_inside(w, a, s, p, layer));
     /* x = x + act Wdown^T */
     return be->linear(s, &(struct nbi_op_linear){.count = 1,
                                                  .y = {a->x},
-                                                 .w = {lw->down},
-                                                 .x = la->act,
-                                                 .N = N,
-                                                 .K = F,
+                                                 .w = {w->layers[layer].down},
+                                                 .x = a->layers[layer].act,
+                                                 .N = p->N,
+                                                 .K = w->config->intermediate_size,
                                                  .add = true,
                                                  .exact = p->exact});
+}
+
+enum nb_status nbi_forward_layer(const struct nbi_weights *w, const struct nbi_acts *a,
+                                 struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
+{
+    int64_t bytes = p->N * w->config->hidden_size * (int64_t)sizeof(float);
+    NBI_TRY(w->be->copy(s, a->x, a->layers[layer].in, bytes));
+    NBI_TRY(attention_block(w, a, s, p, layer));
+    return mlp_inside(w, a, s, p, layer);
 }
 
 /* logits = rmsnorm(x of the wanted rows) Whead^T */
@@ -142,6 +163,14 @@ static enum nb_status head(const struct nbi_weights *w, const struct nbi_acts *a
                                                  .N = M,
                                                  .K = C,
                                                  .exact = p->exact});
+}
+
+enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,
+                                struct nbi_stream *s, const struct nbi_pass *p)
+{
+    NBI_BUG_IF(p->M > a->M);
+    NBI_TRY(w->be->upload(s, a->rows, p->rows, p->M * (int64_t)sizeof(int32_t)));
+    return head(w, a, s, p);
 }
 
 enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,

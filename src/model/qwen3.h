@@ -2,7 +2,8 @@
  *
  * The same forward pass serves training, whole prompts, single tokens and evaluation. What differs
  * is where its pieces lie: the plan of the activations decides what is kept and what is written
- * over, and the key/value stores are a session's cache or simply part of the activations. */
+ * over, and the key/value stores are a session's cache or simply part of the activations. The
+ * backward pass (backward.c) is a list of operations too, in the opposite order. */
 #pragma once
 
 #include "backend/backend.h"
@@ -51,14 +52,25 @@ void nbi_weights_release(struct nbi_weights *w);
 
 struct nbi_layer_acts {
     struct nbi_ptr norm1, q, k, v, q_rot, att, norm2, gate, up, act; /* [N, ...] */
-    struct nbi_ptr rstd1, rstd2, rstd_q, rstd_k, lse;                /* training only */
-    struct nbi_kv_store kv; /* training: this layer's own rows */
+    /* Training only: the residual stream before the layer and between its halves, what norms and
+     * softmaxes keep, and this layer's own keys and values. */
+    struct nbi_ptr in, mid, rstd1, rstd2, rstd_q, rstd_k, lse;
+    struct nbi_kv_store kv;
+};
+
+/* What the backward pass works in; gradients of the quantity of the same name. */
+struct nbi_back_acts {
+    struct nbi_ptr x, norm, att, q, k, v, act; /* [N, ...] */
+    struct nbi_ptr final, rstd, loss, targets; /* of M rows of logits */
+    struct nbi_ptr wanted, ones;               /* of M rows, for NBI_LOSS_SCALAR */
+    struct nbi_ptr kl, base_ids, base_p;       /* of M rows */
 };
 
 struct nbi_acts {
     struct nbi_backend *be;
-    int64_t N; /* rows at most */
-    int64_t M; /* rows of logits at most */
+    int64_t N;      /* rows at most */
+    int64_t M;      /* rows of logits at most */
+    bool recompute; /* training: layers keep `in` alone */
     struct nbi_ptr block;
     int64_t bytes;
     struct nbi_ptr ids, positions, slots, first, last, rows; /* int32 */
@@ -68,12 +80,21 @@ struct nbi_acts {
     struct nbi_ptr logits;         /* [M, V] */
     struct nbi_layer_acts *layers; /* of inference, all the same */
     int64_t layer_count;
+    struct nbi_back_acts d; /* training only */
 };
 
 /* Room for passes of up to N rows and M rows of logits without keeping anything per layer. */
 enum nb_status nbi_acts_init(struct nbi_acts *a, struct nbi_backend *be, const struct nbi_config *c,
                              int64_t N, int64_t M);
 int64_t nbi_acts_bytes(const struct nbi_config *c, int64_t N, int64_t M);
+
+/* Room for training: a forward pass that keeps what the backward pass needs, of all layers or, to
+ * recompute the rest, only what goes into each. Logits are made M rows at a time. */
+enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be,
+                                      const struct nbi_config *c, int64_t N, int64_t M,
+                                      bool recompute);
+int64_t nbi_acts_training_bytes(const struct nbi_config *c, int64_t N, int64_t M, bool recompute);
+
 void nbi_acts_release(struct nbi_acts *a);
 
 /* ---- the pass ---- */
@@ -97,3 +118,65 @@ struct nbi_pass {
 /* Leaves logits [M, V] in a->logits, queued on s. */
 enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
                            const struct nbi_pass *pass);
+
+/* After a forward pass (with M = 0) over the same acts: logits of further rows, pass->M of them. */
+enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,
+                                struct nbi_stream *s, const struct nbi_pass *pass);
+
+/* ---- training ---- */
+
+/* Gradients, f32, added to by the backward pass; none: not wanted. In a tied model that of the head
+ * is that of the embedding. */
+struct nbi_layer_grads {
+    struct nbi_ptr input_norm, post_norm, q_norm, k_norm;
+    struct nbi_ptr q, k, v, o, gate, up, down;
+};
+
+struct nbi_grads {
+    struct nbi_ptr embed, norm, head;
+    struct nbi_layer_grads *layers;
+    int64_t first_layer; /* layers before it, and the embedding, have none */
+};
+
+/* Scalar: the mean absolute difference of what the final norm gives and the embedding of the id to
+ * be predicted, which counts as a constant. The head has no part in it. */
+enum nbi_loss_kind { NBI_LOSS_CE, NBI_LOSS_SCALAR };
+
+#define NBI_BASE_IDS 64 /* ids of the base model that are known for a row, at most */
+
+/* The rows of a pass that are to predict something. All arrays are host memory. */
+struct nbi_labels {
+    enum nbi_loss_kind kind;
+    int64_t count;
+    const int32_t *rows;     /* in order, no row twice */
+    const int32_t *targets;  /* the id each is to predict */
+    float scale;             /* of the gradient: 1 / labels of the whole batch */
+    int64_t J;               /* with cross entropy: what a base model thought; 0: nothing */
+    const int32_t *base_ids; /* [count, J], no id twice in a row; the first negative: none here */
+    const float *base_p;     /* [count, J] */
+    float kl_scale;          /* of the gradient of KL(base || model) */
+    double loss, kl;         /* out: sums over the rows, computed in order */
+};
+
+/* After a forward pass (with M = 0) over the same acts: the losses, M rows of logits at a time.
+ * With grads also their gradients by head and final norm, and of the residual stream in a->d.x.
+ * Waits for the results. */
+enum nb_status nbi_loss(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
+                        const struct nbi_pass *pass, struct nbi_labels *labels,
+                        const struct nbi_grads *grads);
+
+/* The rest of the way: through the layers from the last to grads->first_layer, and to the
+ * embedding. after_layer, if there is one, is called as soon as a layer's gradients are complete.
+ */
+struct nbi_backward_hook {
+    enum nb_status (*after_layer)(void *ctx, int64_t layer);
+    void *ctx;
+};
+
+enum nb_status nbi_backward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
+                            const struct nbi_pass *pass, const struct nbi_grads *grads,
+                            const struct nbi_backward_hook *hook);
+
+/* For nbi_backward: what a layer keeps, computed again from what went into it. */
+enum nb_status nbi_forward_layer(const struct nbi_weights *w, const struct nbi_acts *a,
+                                 struct nbi_stream *s, const struct nbi_pass *pass, int64_t layer);

@@ -208,7 +208,8 @@ enum nb_status nbi_weights_load(struct nbi_weights *w, struct nbi_backend *be,
     w->layers = calloc((size_t)config->layers, sizeof *w->layers);
     if (!w->layers)
         return nbi_fail_memory("layers", (size_t)config->layers * sizeof *w->layers);
-    enum nb_status rc = be->stream_new(be, &(struct nbi_stream_limits){1, 32, 32}, &s);
+    enum nb_status rc =
+        be->stream_new(be, &(struct nbi_stream_limits){.N = 1, .K = 32, .D = 32}, &s);
     if (rc == NB_OK)
         rc = make_rotation(w, s);
     if (rc == NB_OK)

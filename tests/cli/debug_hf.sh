@@ -1,4 +1,5 @@
-# Logits, loss and greedy tokens against Hugging Face's, which were computed in float64.
+# Logits, loss, gradients, three steps of AdamW and greedy tokens against Hugging Face's, which were
+# computed in float64.
 # NB_SHARED says where those are; without them the errors are still tried, and the result is SKIP.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -55,14 +56,29 @@ sys.path.insert(0, sys.argv[1])
 import st
 
 wanted, got = st.read(sys.argv[2]), st.read(sys.argv[3])
-for name in ("logits", "greedy.ids"):
-    assert wanted[name][0] == got[name][0], (name, wanted[name][0], got[name][0])
-assert got["loss"][0] == [1], got["loss"][0]
-a, b = wanted["logits"][1], got["logits"][1]
-error = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(x * x for x in a))
-assert error < 2e-5, f"logits are off by {error}"
-loss, mine = wanted["loss"][1][0], got["loss"][1][0]
-assert abs(loss - mine) < 1e-6 * abs(loss), f"loss {mine}, {loss} expected"
+
+
+def error(name):
+    """Relative, by Frobenius norm."""
+    (shape, a), (mine, b) = wanted[name], got[name]
+    assert (shape or [1]) == mine and len(a) == len(b), (name, shape, mine)
+    assert all(map(math.isfinite, b)), f"'{name}' is not finite"
+    return math.sqrt(math.fsum((x - y) ** 2 for x, y in zip(a, b)) / math.fsum(x * x for x in a))
+
+
+LIMITS = (("logits", 2e-5), ("loss", 1e-6), ("grad.", 2e-5), ("adamw3.", 2e-4))
+parameters = 0
+for name in wanted:
+    for start, limit in LIMITS:
+        if name.startswith(start):
+            assert name in got, f"'{name}' is missing"
+            assert error(name) < limit, f"'{name}' is off by {error(name)}"
+            parameters += start == "grad."
+assert parameters >= 24 and "adamw3.losses" in wanted, "there is too little to compare with"
+assert sum(name.startswith("adamw3.") for name in wanted) == parameters + 1
+worst = {start: max((error(n), n) for n in wanted if n.startswith(start)) for start, _ in LIMITS}
+print(", ".join(f"{n} {e:.2g}" for e, n in worst.values()))
+assert wanted["greedy.ids"][0] == got["greedy.ids"][0], got["greedy.ids"][0]
 assert wanted["greedy.ids"][1] == got["greedy.ids"][1], list(got["greedy.ids"][1])
 PY
 cat >"$work/cases.py" <<'PY'
@@ -155,6 +171,7 @@ for model in tiny-tied tiny-untied; do
             --in "$work/in.safetensors" --out "$work/$level.safetensors" --simd "$level"
         check "$model as Hugging Face, $level" 0 python3 -B "$work/compare.py" "$work" "$golden" \
             "$work/$level.safetensors"
+        echo "$model, $level: $(cat "$work/out")"
     done
 done
 finish

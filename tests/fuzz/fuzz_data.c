@@ -86,6 +86,21 @@ static void check_gap(const uint8_t *p, size_t len, bool inside, bool start)
     }
 }
 
+/* As a prompt: whatever can be one is a request that can be read. */
+static void check_prompt(enum nbi_data_kind kind, const char *text, size_t len)
+{
+    struct nbi_prompt p = {0};
+    struct nbi_jspan messages;
+    enum nb_status rc = nbi_sample_prompt(kind, text, len, &p);
+    MUST(rc == NB_OK || (rc == NB_EFORMAT && nb_last_error()[0]));
+    if (rc == NB_OK) {
+        MUST(p.text.len > 0 && strlen(p.text.p) == p.text.len);
+        MUST(nbi_jscan(&messages, p.messages.p, p.messages.len) == NB_OK);
+        MUST(p.count > 0 && nbi_jcount(messages) == (size_t)p.count);
+    }
+    nbi_prompt_release(&p);
+}
+
 /* sums NULL: nothing but the records. */
 static void read_records(enum nbi_data_kind kind, const uint8_t *data, size_t size,
                          struct sums *sums)
@@ -120,6 +135,8 @@ static void read_records(enum nbi_data_kind kind, const uint8_t *data, size_t si
         first = false;
         if (!sums)
             continue;
+        if (kind != NBI_DATA_TEXT)
+            check_prompt(kind, text, record.len);
         enum nb_status rc = nbi_sample_make(&sampler, kind, text, record.len, record.ends, &sample);
         MUST(rc == NB_OK || (rc == NB_EFORMAT && nb_last_error()[0]));
         sums->bad += rc != NB_OK;

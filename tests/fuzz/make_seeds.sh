@@ -9,7 +9,7 @@ nibble=$(realpath "$1")
 corpus=$(cd "$(dirname "$0")" && pwd)/corpus
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for t in dat safetensors gguf config tokenizer text chat jscan data transcript; do
+for t in dat safetensors gguf config tokenizer text chat jscan data transcript checkpoint; do
     rm -rf "${corpus:?}/$t"
     mkdir -p "$corpus/$t"
 done
@@ -259,6 +259,14 @@ END
 cat > "$corpus/transcript/tools.jsonl" <<'END'
 {"role":"assistant","content":"","tool_calls":[{}]}
 END
+
+# ---- checkpoints ----
+
+for n in 0 2 5; do
+    python3 -B "${corpus%/corpus}/make_checkpoint.py" "$corpus/checkpoint/$n.ckpt" $n
+done
+mv "$corpus/checkpoint/2.ckpt" "$corpus/checkpoint/plain.ckpt"
+bytes checkpoint/short.ckpt 'NBCKPT\r\n\0001\0000\0000\0000'
 
 for f in "$corpus"/dat/[bfn]*.dat "$corpus"/safetensors/[bcm]*.safetensors \
     "$corpus"/gguf/[bnt]*.gguf; do

@@ -84,19 +84,41 @@ static inline void guarded_free(struct nbi_backend *be, struct nbi_ptr p)
     guarded.inner->free(guarded.inner, p);
 }
 
+static inline void guarded_add_weight(const struct nbi_weight *w)
+{
+    int64_t bytes = w->layout == NBI_WEIGHT_TILES
+                        ? nbi_tiles_bytes(w->rows, w->cols)
+                        : (int64_t)nbi_dtype_bytes(w->dtype, w->rows * (w->cols ? w->cols : 1));
+    if (!w->borrowed)
+        guarded_add(w->data, bytes);
+}
+
 static inline enum nb_status guarded_weight_new(struct nbi_backend *be,
                                                 const struct nbi_weight_source *src,
                                                 struct nbi_weight *out)
 {
     (void)be;
     NBI_TRY(guarded.inner->weight_new(guarded.inner, src, out));
-    int64_t bytes =
-        out->layout == NBI_WEIGHT_TILES
-            ? nbi_tiles_bytes(out->rows, out->cols)
-            : (int64_t)nbi_dtype_bytes(out->dtype, out->rows * (out->cols ? out->cols : 1));
-    if (!out->borrowed)
-        guarded_add(out->data, bytes);
+    guarded_add_weight(out);
     return NB_OK;
+}
+
+static inline enum nb_status guarded_weight_room(struct nbi_backend *be, enum nbi_dtype dtype,
+                                                 int64_t rows, int64_t cols, struct nbi_weight *out)
+{
+    (void)be;
+    NBI_TRY(guarded.inner->weight_room(guarded.inner, dtype, rows, cols, out));
+    guarded_add_weight(out);
+    return NB_OK;
+}
+
+static inline enum nb_status guarded_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
+                                                 int64_t first, int64_t count, void *data,
+                                                 void *scales)
+{
+    (void)be;
+    guarded_begin();
+    return guarded_end(guarded.inner->weight_read(guarded.inner, w, first, count, data, scales));
 }
 
 static inline void guarded_weight_free(struct nbi_backend *be, struct nbi_weight *w)
@@ -169,6 +191,8 @@ static inline struct nbi_backend *guarded_open(struct nbi_backend *inner)
                                       .alloc = guarded_alloc,
                                       .free = guarded_free,
                                       .weight_new = guarded_weight_new,
+                                      .weight_room = guarded_weight_room,
+                                      .weight_read = guarded_weight_read,
                                       .weight_free = guarded_weight_free,
                                       .stream_new = guarded_stream_new,
                                       .stream_free = inner->stream_free,

@@ -111,10 +111,10 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    {48, 80, 1, 4, 4, 32, 67, false, true},  {64, 96, 3, 4, 2, 80, 50, true, false},
-    {32, 48, 5, 8, 2, 24, 33, true, true},   {80, 112, 2, 4, 1, 64, 129, false, true},
-    {16, 16, 7, 2, 1, 2, 5, true, false},    {112, 272, 1, 3, 3, 128, 40, true, true},
-    {128, 272, 3, 8, 4, 48, 100, true, true}};
+    {48, 80, 1, 4, 4, 32, 67, false, true},   {64, 96, 3, 4, 2, 80, 50, true, false},
+    {32, 48, 5, 8, 2, 24, 33, true, true},    {80, 112, 2, 4, 1, 64, 129, false, true},
+    {16, 16, 7, 2, 1, 2, 5, true, false},     {112, 272, 1, 3, 3, 128, 40, true, true},
+    {128, 272, 3, 8, 4, 48, 100, true, true}, {48, 203, 2, 4, 2, 32, 31, true, true}};
 
 #define SHAPES ((int)(sizeof shapes / sizeof *shapes))
 
@@ -366,7 +366,8 @@ static void runner_begin(struct runner *r, struct nbi_backend *be, const struct 
     assert_ok(nbi_weights_load(&r->w, be, c, from, NULL, NULL));
     assert_ok(nbi_acts_init(&r->acts, be, c, N, N));
     int64_t K = larger(larger(c->hidden_size, c->intermediate_size), c->heads * c->head_dim);
-    assert_ok(be->stream_new(be, &(struct nbi_stream_limits){N, K, c->head_dim}, &r->s));
+    assert_ok(
+        be->stream_new(be, &(struct nbi_stream_limits){.N = N, .K = K, .D = c->head_dim}, &r->s));
     int64_t bytes = (int64_t)nbi_dtype_bytes(kv, (MAX_TOKENS + 7) * c->kv_heads * c->head_dim);
     assert_true(c->layers <= 8);
     for (int64_t i = 0; i < c->layers; i++) {
@@ -645,7 +646,7 @@ static void test_backend__copies_bytes_and_finds_maxima(void **state)
     float in[6] = {1, 5, 5, -3, -2, -9}, out[6];
     int32_t at[2];
     (void)state;
-    assert_ok(be->stream_new(be, &(struct nbi_stream_limits){2, 32, 32}, &s));
+    assert_ok(be->stream_new(be, &(struct nbi_stream_limits){.N = 2, .K = 32, .D = 32}, &s));
     assert_ok(be->alloc(be, "a", sizeof in, &a));
     assert_ok(be->alloc(be, "b", sizeof in, &b));
     assert_ok(be->alloc(be, "ids", sizeof at, &ids));

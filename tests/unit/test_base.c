@@ -182,6 +182,17 @@ static void test_json__strictness(void **state)
     json_decref(j);
 }
 
+static void test_json__text_with_nul(void **state)
+{
+    (void)state;
+    char *text;
+    json_t *j = json_stringn("a\0b", 3);
+    assert_ok(nbi_json_text(j, &text));
+    assert_string_equal(text, "\"a\\u0000b\"");
+    free(text);
+    json_decref(j);
+}
+
 static void test_json__getters_check_type_and_range(void **state)
 {
     (void)state;
@@ -222,6 +233,24 @@ static void test_crc__known_values(void **state)
     assert_int_equal(nbi_crc32c(0, ones, 32), 0x62A8AB43u);
     assert_int_equal(nbi_crc32c(0, up, 32), 0x46DD794Eu);
     assert_int_equal(nbi_crc32c(nbi_crc32c(0, up, 5), up + 5, 27), 0x46DD794Eu);
+    assert_int_equal(nbi_crc32c_scalar(0, up, 32), 0x46DD794Eu);
+}
+
+static void test_crc__every_length_equals_the_table(void **state)
+{
+    (void)state;
+    enum { N = 20000 };
+    uint8_t *bytes = malloc(N);
+    assert_non_null(bytes);
+    for (uint32_t i = 0; i < N; i++)
+        bytes[i] = (uint8_t)(i * 2654435761u >> 24);
+    for (size_t len = 0; len < 3200; len++) {
+        const uint8_t *p = bytes + len % 17;
+        assert_int_equal(nbi_crc32c(7, p, len), nbi_crc32c_scalar(7, p, len));
+    }
+    for (size_t len = 3200; len < N; len += 97)
+        assert_int_equal(nbi_crc32c(0, bytes, len), nbi_crc32c_scalar(0, bytes, len));
+    free(bytes);
 }
 
 static void test_rng__philox_known_answers(void **state)
@@ -411,8 +440,10 @@ int main(void)
         cmocka_unit_test(test_str__utf8),
         cmocka_unit_test(test_str__printable_copy),
         cmocka_unit_test(test_json__strictness),
+        cmocka_unit_test(test_json__text_with_nul),
         cmocka_unit_test(test_json__getters_check_type_and_range),
         cmocka_unit_test(test_crc__known_values),
+        cmocka_unit_test(test_crc__every_length_equals_the_table),
         cmocka_unit_test(test_rng__philox_known_answers),
         cmocka_unit_test(test_rng__normal_has_its_moments),
         cmocka_unit_test(test_progress__line_has_share_rate_and_time_left),

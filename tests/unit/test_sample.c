@@ -491,6 +491,44 @@ static void test_truncate__properties(void **state)
     }
 }
 
+/* ---- prompts ---- */
+
+static void expect_prompt(enum nbi_data_kind kind, const char *record, const char *text,
+                          const char *messages, const char *expected)
+{
+    struct nbi_prompt p = {0};
+    for (int twice = 0; twice < 2; twice++) { /* the second one into what the first one left */
+        assert_ok(nbi_sample_prompt(kind, record, strlen(record), &p));
+        assert_string_equal(nbi_str_text(&p.text), text);
+        assert_string_equal(nbi_str_text(&p.messages), messages);
+        assert_string_equal(p.expected.len ? p.expected.p : "", expected);
+    }
+    nbi_prompt_release(&p);
+}
+
+#define MESSAGE(role, text) "{\"role\":\"" role "\",\"content\":\"" text "\"}"
+
+static void test_prompt__kinds(void **state)
+{
+    (void)state;
+    expect_prompt(NBI_DATA_TEXT, " a\tb ", "a\tb", "[" MESSAGE("user", "a\\tb") "]", "");
+    expect_prompt(NBI_DATA_TSV, "a", "a", "[" MESSAGE("user", "a") "]", "");
+    expect_prompt(NBI_DATA_TSV, "a\tb\tc", "a", "[" MESSAGE("user", "a") "]", "b\tc");
+    expect_prompt(NBI_DATA_JSONL, "{\"question\":\"a\",\"input\":\"b\",\"answer\":null}", "a\n\nb",
+                  "[" MESSAGE("user", "a\\n\\nb") "]", "");
+    expect_prompt(NBI_DATA_JSONL, "{\"prompt\":\"a\",\"system\":\"s\",\"response\":\"r\"}", "a",
+                  "[" MESSAGE("system", "s") "," MESSAGE("user", "a") "]", "r");
+    expect_prompt(NBI_DATA_JSONL,
+                  "{\"messages\":[" MESSAGE("user", "a") "," MESSAGE("assistant", "b") "]}", "a",
+                  "[" MESSAGE("user", "a") "]", "b");
+    expect_prompt(
+        NBI_DATA_JSONL,
+        "{\"messages\":[" MESSAGE("user", "a") "," MESSAGE("assistant", "b") ", " MESSAGE("user",
+                                                                                          "c") "]}",
+        "c", "[" MESSAGE("user", "a") "," MESSAGE("assistant", "b") "," MESSAGE("user", "c") "]",
+        "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -508,6 +546,7 @@ int main(void)
         cmocka_unit_test(test_sample__parts_are_tokenized_apart),
         cmocka_unit_test(test_sample__pair),
         cmocka_unit_test(test_sample__texts),
+        cmocka_unit_test(test_prompt__kinds),
         cmocka_unit_test(test_truncate__rule),
         cmocka_unit_test(test_truncate__properties),
     };

@@ -8,37 +8,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "backend/cpu/kernels.h"
-#include "backend/cpu/slabs.h"
+#include "backend/cpu/internal.h"
 #include "base/clock.h"
-#include "base/parallel.h"
-
-struct cpu {
-    struct nbi_backend be;
-    const struct nbi_cpu_kernels *k;
-    int threads;
-    struct nbi_slab *slab; /* being filled with weights */
-};
-
-struct nbi_stream {
-    struct cpu *cpu;
-    struct nbi_stream_limits limits;
-    int16_t *q16;     /* x of a product as whole numbers, in panels */
-    float *q16_scale; /* [N, blocks] */
-    float *attend;    /* [threads][attend_floats] */
-    int64_t attend_floats;
-};
-
-/* Addresses are addresses here. */
-static void *host(struct nbi_ptr p)
-{
-    return (void *)p.at; // NOLINT(performance-no-int-to-ptr)
-}
-
-static struct nbi_ptr device(const void *p)
-{
-    return (struct nbi_ptr){(uintptr_t)p};
-}
 
 /* ---- memory ---- */
 
@@ -145,14 +116,18 @@ static enum nb_status pack_chunk(void *ctx, int thread, int64_t first, int64_t c
     return rc;
 }
 
+static enum nb_status room_for_tiles(struct cpu *cpu, struct nbi_weight *w)
+{
+    size_t bytes = (size_t)nbi_tiles_bytes(w->rows, w->cols);
+    w->layout = NBI_WEIGHT_TILES;
+    w->data = device(nbi_slab_take(&cpu->slab, bytes));
+    return w->data.at ? NB_OK : nbi_fail_memory("weights", bytes);
+}
+
 static enum nb_status new_tiles(struct cpu *cpu, const struct nbi_weight_source *src,
                                 struct nbi_weight *out)
 {
-    out->layout = NBI_WEIGHT_TILES;
-    size_t bytes = (size_t)nbi_tiles_bytes(src->rows, src->cols);
-    out->data = device(nbi_slab_take(&cpu->slab, bytes));
-    if (!out->data.at)
-        return nbi_fail_memory("weights", bytes);
+    NBI_TRY(room_for_tiles(cpu, out));
     struct packing p = {src, host(out->data)};
     return nbi_for_chunks(nbi_tiles_down(src->rows), tile_rows_per_chunk(src->cols), cpu->threads,
                           pack_chunk, &p);
@@ -214,6 +189,39 @@ static enum nb_status cpu_weight_new(struct nbi_backend *be, const struct nbi_we
     return rc;
 }
 
+static enum nb_status cpu_weight_room(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
+                                      int64_t cols, struct nbi_weight *out)
+{
+    struct cpu *cpu = (struct cpu *)be;
+    NBI_BUG_IF(cols == 0 ? dtype != NBI_F32 : dtype == NBI_NVFP4 && cols % 16 != 0);
+    *out = (struct nbi_weight){.dtype = dtype, .rows = rows, .cols = cols, .tensor_scale = 1};
+    if (dtype == NBI_NVFP4)
+        return room_for_tiles(cpu, out);
+    return cpu_alloc(be, "weights", (int64_t)nbi_dtype_bytes(dtype, rows * (cols > 0 ? cols : 1)),
+                     &out->data);
+}
+
+static enum nb_status cpu_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
+                                      int64_t first, int64_t count, void *data, void *scales)
+{
+    (void)be;
+    int64_t cols = w->cols > 0 ? w->cols : 1;
+    uint8_t *codes = data, *s = scales;
+    if (w->layout == NBI_WEIGHT_ROWS) {
+        memcpy(data, (const uint8_t *)host(w->data) + nbi_dtype_bytes(w->dtype, first * cols),
+               nbi_dtype_bytes(w->dtype, count * cols));
+        return NB_OK;
+    }
+    for (int64_t r = first, n; r < first + count; r += n) {
+        int64_t skip = r % NBI_TILE_ROWS, left = first + count - r;
+        n = left < NBI_TILE_ROWS - skip ? left : NBI_TILE_ROWS - skip;
+        nbi_tiles_unpack(codes + (r - first) * cols / 2, s + (r - first) * cols / 16,
+                         (const uint8_t *)host(w->data) + nbi_tiles_bytes(r - skip, cols),
+                         (int)skip, (int)n, cols);
+    }
+    return NB_OK;
+}
+
 /* ---- streams ---- */
 
 static void cpu_stream_free(struct nbi_stream *s)
@@ -223,12 +231,14 @@ static void cpu_stream_free(struct nbi_stream *s)
     free(s->q16);
     free(s->q16_scale);
     free(s->attend);
+    free(s->wide);
+    free(s->backward);
     free(s);
 }
 
 /* The pieces of a stream's scratch, in bytes. */
 struct scratch {
-    int64_t q16, scales, attend;
+    int64_t q16, scales, attend, wide, backward;
 };
 
 static int64_t whole_lines(int64_t bytes)
@@ -236,19 +246,40 @@ static int64_t whole_lines(int64_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
+/* Cuts the scratch of backward passes into its parts, each of whole lines, and returns how many
+ * floats that are. */
+static int64_t cut_backward(struct nbi_stream *s, const struct cpu *cpu,
+                            const struct nbi_stream_limits *l)
+{
+    const int64_t pieces = (l->N + NBI_PIECE_ROWS - 1) / NBI_PIECE_ROWS;
+    const int64_t size[] = {NBI_GEMM_A, NBI_GEMM_B, l->N * l->heads, pieces * 2 * l->D,
+                            cpu->threads * nbi_attend_bwd_floats(l->D)};
+    float **part[] = {&s->gemm_a, &s->gemm_b, &s->delta, &s->parts, &s->attend_bwd};
+    int64_t at = 0;
+    for (int i = 0; i < 5; i++) {
+        *part[i] = s->backward ? s->backward + at : NULL;
+        at += (size[i] + 15) / 16 * 16;
+    }
+    return at;
+}
+
 static struct scratch scratch_for(const struct cpu *cpu, const struct nbi_stream_limits *l)
 {
+    struct nbi_stream none = {0};
     int64_t attend = whole_lines(nbi_attend_scratch(l->D) * (int64_t)sizeof(float));
-    return (struct scratch){.q16 = whole_lines(nbi_q16_bytes(l->N, l->K)),
-                            .scales =
-                                whole_lines(l->N * nbi_q16_blocks(l->K) * (int64_t)sizeof(float)),
-                            .attend = cpu->threads * attend};
+    return (struct scratch){
+        .q16 = whole_lines(nbi_q16_bytes(l->N, l->K)),
+        .scales = whole_lines(l->N * nbi_q16_blocks(l->K) * (int64_t)sizeof(float)),
+        .attend = cpu->threads * attend,
+        .wide = whole_lines(cpu->threads * nbi_wide_floats(l->K) * (int64_t)sizeof(float)),
+        .backward = l->heads > 0 ? cut_backward(&none, cpu, l) * (int64_t)sizeof(float) : 0};
 }
 
 static int64_t cpu_stream_bytes(struct nbi_backend *be, const struct nbi_stream_limits *limits)
 {
     struct scratch size = scratch_for((struct cpu *)be, limits);
-    return (int64_t)sizeof(struct nbi_stream) + size.q16 + size.scales + size.attend;
+    return (int64_t)sizeof(struct nbi_stream) + size.q16 + size.scales + size.attend + size.wide +
+           size.backward;
 }
 
 static enum nb_status cpu_stream_new(struct nbi_backend *be, const struct nbi_stream_limits *limits,
@@ -266,10 +297,15 @@ static enum nb_status cpu_stream_new(struct nbi_backend *be, const struct nbi_st
     s->q16 = aligned_alloc(64, (size_t)size.q16);
     s->q16_scale = aligned_alloc(64, (size_t)size.scales);
     s->attend = aligned_alloc(64, (size_t)size.attend);
-    if (!s->q16 || !s->q16_scale || !s->attend) {
+    s->wide = aligned_alloc(64, (size_t)size.wide);
+    if (size.backward > 0)
+        s->backward = aligned_alloc(64, (size_t)size.backward);
+    if (!s->q16 || !s->q16_scale || !s->attend || !s->wide || (size.backward > 0 && !s->backward)) {
         cpu_stream_free(s);
         return nbi_fail_memory("scratch", (size_t)cpu_stream_bytes(be, limits));
     }
+    if (s->backward)
+        cut_backward(s, cpu, limits);
     *out = s;
     return NB_OK;
 }
@@ -281,32 +317,6 @@ static enum nb_status cpu_sync(struct nbi_stream *s)
 }
 
 /* ---- operations ---- */
-
-/* An operation under way. */
-struct op {
-    struct nbi_stream *s;
-    const void *args;
-};
-
-/* Calls fn for pieces of [0, total), of `least` at least if all threads have one then. Fewer
- * threads where there is little to do: waking them costs about as much as 20,000 multiplications.
- * Several pieces for each, so that one that is held up holds up the others little. */
-static void in_large_pieces(struct op op, int64_t total, int64_t work_each, int64_t least,
-                            nbi_range_fn fn)
-{
-    const struct cpu *cpu = op.s->cpu;
-    int64_t most = total * work_each / 20000 + 1;
-    int threads = most < cpu->threads ? (int)most : cpu->threads;
-    int64_t share = (total + threads - 1) / threads, pieces = share / (least > 0 ? least : 1);
-    pieces = pieces < 1 ? 1 : pieces > 16 ? 16 : pieces;
-    nbi_for_range(total, (share + pieces - 1) / pieces, threads, fn, &op);
-}
-
-static void in_pieces(struct nbi_stream *s, int64_t total, int64_t work_each, nbi_range_fn fn,
-                      const void *args)
-{
-    in_large_pieces((struct op){s, args}, total, work_each, 1, fn);
-}
 
 static enum nb_status cpu_embed(struct nbi_stream *s, const struct nbi_op_embed *a)
 {
@@ -360,6 +370,9 @@ static enum nb_status cpu_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsn
 
 /* ---- products ---- */
 
+#define FLOAT_COLUMNS  12 /* rows of x at a time with rows of floats */
+#define WORTH_WIDENING 24
+
 /* Rows of x that are multiplied with a row of tiles before the next row of tiles: whole panels, as
  * many as stay in a core's own cache. */
 static int64_t group_rows(const struct nbi_op_linear *a)
@@ -368,28 +381,49 @@ static int64_t group_rows(const struct nbi_op_linear *a)
     return (rows < 1 ? 1 : rows) * NBI_COLUMNS;
 }
 
-/* Tile row t of matrix i with rows [c, end) of x. */
-static void product(const struct nbi_stream *s, const struct nbi_op_linear *a, int i, int64_t t,
-                    int64_t c, int64_t end)
+/* Rows of w as floats of 32 bits in a thread's scratch: worth it for many rows of x, which then
+ * need no conversion; and rows a little apart do not push each other out of the cache. */
+static void widen_rows(const struct nbi_stream *s, struct nbi_product *p, int thread)
+{
+    float *y = s->wide + thread * nbi_wide_floats(s->limits.K);
+    int64_t row = p->K * nbi_dtypes[p->dtype].bytes, ld = nbi_wide_floats(p->K) / NBI_TILE_ROWS;
+    for (int r = 0; r < p->rows; r++)
+        s->cpu->k->widen(y + r * ld, (const uint8_t *)p->w + r * row, p->dtype, p->K);
+    p->w = y;
+    p->dtype = NBI_F32;
+    p->ldw = ld;
+}
+
+/* Sixteen rows of matrix i, tile row t, with rows [c, end) of x. */
+struct part {
+    int i;
+    int64_t t, c, end;
+};
+
+static void product(const struct nbi_stream *s, const struct nbi_op_linear *a, struct part part,
+                    int thread)
 {
     const struct nbi_cpu_kernels *k = s->cpu->k;
-    const struct nbi_weight *w = &a->w[i];
+    const struct nbi_weight *w = &a->w[part.i];
     bool floats = w->layout == NBI_WEIGHT_ROWS;
-    int64_t first = t * NBI_TILE_ROWS;
+    int64_t first = part.t * NBI_TILE_ROWS, step = floats ? FLOAT_COLUMNS : NBI_COLUMNS;
     int64_t at = floats ? (int64_t)nbi_dtype_bytes(w->dtype, first * a->K)
-                        : t * nbi_tiles_across(a->K) * NBI_TILE_BYTES;
+                        : part.t * nbi_tiles_across(a->K) * NBI_TILE_BYTES;
     struct nbi_product p = {.ldy = w->rows,
                             .w = (const uint8_t *)host(w->data) + at,
                             .dtype = w->dtype,
+                            .ldw = a->K,
                             .scale = w->tensor_scale,
                             .ldx = a->K,
                             .K = a->K,
                             .rows = w->rows - first < NBI_TILE_ROWS ? (int)(w->rows - first)
                                                                     : NBI_TILE_ROWS,
                             .add = a->add};
-    for (; c < end; c += NBI_COLUMNS) {
-        p.n = end - c < NBI_COLUMNS ? (int)(end - c) : NBI_COLUMNS;
-        p.y = (float *)host(a->y[i]) + c * w->rows + first;
+    if (floats && part.end - part.c >= WORTH_WIDENING && a->K <= s->limits.K)
+        widen_rows(s, &p, thread);
+    for (int64_t c = part.c; c < part.end; c += step) {
+        p.n = (int)(part.end - c < step ? part.end - c : step);
+        p.y = (float *)host(a->y[part.i]) + c * w->rows + first;
         p.x = (const float *)host(a->x) + c * a->K;
         p.q16 = s->q16 + c * nbi_q16_values(a->K);
         p.q16_scale = s->q16_scale + c * nbi_q16_blocks(a->K);
@@ -411,13 +445,12 @@ static void linear_pieces(void *ctx, int thread, int64_t first, int64_t count)
     const struct op *op = ctx;
     const struct nbi_op_linear *a = op->args;
     int64_t tiles = tiles_of(a), group = group_rows(a);
-    (void)thread;
     for (int64_t u = first; u < first + count; u++) {
-        int64_t c = u / tiles * group, t = u % tiles;
-        int i = 0;
-        while (t >= nbi_tiles_down(a->w[i].rows))
-            t -= nbi_tiles_down(a->w[i++].rows);
-        product(op->s, a, i, t, c, a->N - c < group ? a->N : c + group);
+        struct part part = {.t = u % tiles, .c = u / tiles * group};
+        part.end = a->N - part.c < group ? a->N : part.c + group;
+        while (part.t >= nbi_tiles_down(a->w[part.i].rows))
+            part.t -= nbi_tiles_down(a->w[part.i++].rows);
+        product(op->s, a, part, thread);
     }
 }
 
@@ -557,14 +590,15 @@ static enum nb_status cpu_attention(struct nbi_stream *s, const struct nbi_op_at
 
 /* ---- the rest ---- */
 
+/* Row by row: where a row ends in part of a vector must not depend on the piece. */
 static void swiglu_rows(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
     const struct nbi_op_swiglu *a = op->args;
-    int64_t at = first * a->F;
     (void)thread;
-    op->s->cpu->k->swiglu((float *)host(a->y) + at, (const float *)host(a->gate) + at,
-                          (const float *)host(a->up) + at, count * a->F);
+    for (int64_t at = first * a->F; at < (first + count) * a->F; at += a->F)
+        op->s->cpu->k->swiglu((float *)host(a->y) + at, (const float *)host(a->gate) + at,
+                              (const float *)host(a->up) + at, a->F);
 }
 
 static enum nb_status cpu_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a)
@@ -579,6 +613,16 @@ static enum nb_status cpu_gather(struct nbi_stream *s, const struct nbi_op_gathe
     const int32_t *rows = host(a->rows);
     for (int64_t i = 0; i < a->M; i++)
         memcpy((float *)host(a->y) + i * a->C, (const float *)host(a->x) + rows[i] * a->C,
+               (size_t)a->C * sizeof(float));
+    return NB_OK;
+}
+
+static enum nb_status cpu_scatter(struct nbi_stream *s, const struct nbi_op_scatter *a)
+{
+    (void)s;
+    const int32_t *rows = host(a->rows);
+    for (int64_t i = 0; i < a->M; i++)
+        memcpy((float *)host(a->y) + rows[i] * a->C, (const float *)host(a->x) + i * a->C,
                (size_t)a->C * sizeof(float));
     return NB_OK;
 }
@@ -646,6 +690,8 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
                                    .alloc = cpu_alloc,
                                    .free = cpu_free,
                                    .weight_new = cpu_weight_new,
+                                   .weight_room = cpu_weight_room,
+                                   .weight_read = cpu_weight_read,
                                    .weight_free = cpu_weight_free,
                                    .stream_new = cpu_stream_new,
                                    .stream_bytes = cpu_stream_bytes,
@@ -664,7 +710,19 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
                                    .attention = cpu_attention,
                                    .swiglu = cpu_swiglu,
                                    .gather = cpu_gather,
-                                   .argmax = cpu_argmax};
+                                   .scatter = cpu_scatter,
+                                   .grad_stats = nbi_cpu_grad_stats,
+                                   .adamw = nbi_cpu_adamw,
+                                   .refresh = nbi_cpu_refresh,
+                                   .argmax = cpu_argmax,
+                                   .xent = nbi_cpu_xent,
+                                   .l1 = nbi_cpu_l1,
+                                   .embed_bwd = nbi_cpu_embed_bwd,
+                                   .rmsnorm_bwd = nbi_cpu_rmsnorm_bwd,
+                                   .linear_bwd = nbi_cpu_linear_bwd,
+                                   .qkv_rope_bwd = nbi_cpu_qkv_rope_bwd,
+                                   .attention_bwd = nbi_cpu_attention_bwd,
+                                   .swiglu_bwd = nbi_cpu_swiglu_bwd};
     *out = &cpu->be;
     return NB_OK;
 }

@@ -41,14 +41,16 @@ struct nbi_turn {
     const float *cos, *sin;
 };
 
-/* y[c * ldy + r] (+)= x[c] . row r of w, for `rows` <= 16 rows and n <= NBI_COLUMNS rows of x. */
+/* y[c * ldy + r] (+)= x[c] . row r of w, for `rows` <= 16 rows and n <= NBI_COLUMNS rows of x, or
+ * any number of them with floats. */
 struct nbi_product {
     float *y;
     int64_t ldy;
-    const void *w;        /* one row of tiles, or rows of floats at any alignment */
+    const void *w;        /* one row of tiles, or rows of floats at any alignment, ldw apart */
     enum nbi_dtype dtype; /* of such floats */
-    float scale;          /* tensor scale of tiles */
-    const float *x;       /* [n] rows, ldx apart */
+    int64_t ldw;
+    float scale;    /* tensor scale of tiles */
+    const float *x; /* [n] rows, ldx apart */
     int64_t ldx;
     const int16_t *q16;     /* or the same as whole numbers: a panel of n rows */
     const float *q16_scale; /* [blocks, n] */
@@ -57,8 +59,44 @@ struct nbi_product {
     bool add;
 };
 
+/* What a piece of a gradient adds to nbi_op_grad_stats. */
+struct nbi_grad_part {
+    double squares;
+    float most;
+    int64_t strange;
+};
+
+/* c [mr, nr] (+)= the sum over i < k of column i of a times row i of b, from front to back. */
+struct nbi_outer {
+    float *c;
+    int64_t ldc;
+    const float *a;
+    int64_t a_row, a_col; /* element (m, i) of a is at m * a_row + i * a_col */
+    const float *b;
+    int64_t ldb, k;
+    bool add;
+};
+
+#define NBI_OUTER_MAX (12 * 32) /* mr * nr at most; both divide 96, and nr is 16 or 32 */
+
+/* Elements (r, c) of a matrix, at r * row + c * col. */
+struct nbi_grid {
+    int64_t rows, cols, row, col;
+};
+
+/* Of n scores and of the gradients of their probabilities, the probabilities and the gradients of
+ * the unscaled scores, in place. */
+struct nbi_soften_bwd {
+    float *p, *ds;
+    const float *lse, *delta; /* of each score, or one for all of them */
+    bool each;
+    float scale; /* of scores */
+    int64_t n;   /* a multiple of 16 */
+};
+
 struct nbi_cpu_kernels {
     const char *name;
+    int mr, nr; /* of `outer` */
 
     /* The products of the kinds that struct nbi_product names. */
     void (*tiles_exact)(const struct nbi_product *p);
@@ -82,6 +120,29 @@ struct nbi_cpu_kernels {
     void (*widen)(float *y, const void *x, enum nbi_dtype dtype, int64_t n);
 
     int64_t (*argmax)(const float *x, int64_t n);
+
+    /* Of n elements; the same bits in every table, as adamw. */
+    void (*grad_part)(struct nbi_grad_part *out, const float *x, int64_t n);
+
+    /* The operation on elements [first, first + count); peak becomes the larger of itself and what
+     * there is. */
+    void (*adamw)(const struct nbi_op_adamw *a, int64_t first, int64_t count, float peak[2]);
+    /* y = e^(x - top), and their sum. NaN stays. */
+    float (*exp_sum)(float *y, const float *x, float top, int64_t n);
+
+    /* Backward. Those of norms work on one row; dx and dw are added to, d is replaced. */
+    void (*outer)(const struct nbi_outer *t);
+    void (*pack)(float *y, int64_t ldy, const float *x, struct nbi_grid at,
+                 float by); /* y = by x^T */
+    /* A tile's values without the tensor scale: columns 0 to 15 to `low`, 16 to 31 to `high`. */
+    void (*tile_floats)(float *low, float *high, int64_t ld, const uint8_t *tile);
+    void (*rmsnorm_bwd)(float *dx, const float *dy, const float *x, const float *w, float rstd,
+                        int64_t C);
+    void (*norm_rope_bwd)(float *d, float *dw, const float *x, const float *w, struct nbi_turn turn,
+                          float rstd, int64_t D);
+    void (*swiglu_bwd)(float *dgate, float *dup, const float *dy, const float *gate,
+                       const float *up, int64_t n);
+    void (*soften_bwd)(const struct nbi_soften_bwd *a);
 };
 
 extern const struct nbi_cpu_kernels nbi_cpu_kernels_scalar;

@@ -2,7 +2,11 @@
  * rows. */
 #define LANES   8
 #define QUERIES 2
+#define MR      6
+#define WIDE    2 /* mr rows by so many vectors make good use of the registers */
+#define ACROSS  3 /* rows of x by four of w, in a product of floats */
 #include "backend/cpu/kernels_lanes.h"
+#include "backend/cpu/optimizer_loops.h"
 
 #include <immintrin.h>
 
@@ -288,8 +292,26 @@ static void tiles_exact(const struct nbi_product *p)
     BY_HALVES(exact_half)
 }
 
+/* Row r of a tile: of its codes, each vector has four bytes. */
+static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile)
+{
+    const __m256i place = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    float scale[32];
+    for (int i = 0; i < 32; i += 8)
+        _mm256_storeu_ps(scale + i, _mm256_mul_ps(tile_scales(tile + i), _mm256_set1_ps(0x1p8f)));
+    for (int v = 0; v < 4; v++)
+        for (int r = 0; r < NBI_TILE_ROWS; r++) {
+            __m256i codes = _mm256_set1_epi32(load_int(tile + 32 + 64 * v + 4 * r));
+            __m256 w = decode(_mm256_srlv_epi32(codes, place));
+            _mm256_storeu_ps((v < 2 ? low : high) + r * ld + v % 2 * 8,
+                             _mm256_mul_ps(w, _mm256_set1_ps(scale[v / 2 * 16 + r])));
+        }
+}
+
 const struct nbi_cpu_kernels nbi_cpu_kernels_avx2 = {
     .name = "avx2",
+    .mr = MR,
+    .nr = NR,
     .tiles_exact = tiles_exact,
     .tiles_q16 = tiles_q16,
     .rows_float = rows_float,
@@ -301,4 +323,14 @@ const struct nbi_cpu_kernels nbi_cpu_kernels_avx2 = {
     .narrow = narrow,
     .widen = widen,
     .argmax = argmax,
+    .grad_part = grad_part,
+    .adamw = adamw,
+    .exp_sum = exp_sum,
+    .outer = outer,
+    .pack = pack,
+    .tile_floats = tile_floats,
+    .rmsnorm_bwd = rmsnorm_bwd,
+    .norm_rope_bwd = norm_rope_bwd,
+    .swiglu_bwd = swiglu_bwd,
+    .soften_bwd = soften_bwd,
 };

@@ -2,7 +2,11 @@
  */
 #define LANES   16
 #define QUERIES 4
+#define MR      12
+#define WIDE    2 /* mr rows by so many vectors make good use of the registers */
+#define ACROSS  6 /* rows of x by four of w, in a product of floats */
 #include "backend/cpu/kernels_lanes.h"
+#include "backend/cpu/optimizer_loops.h"
 
 #include <immintrin.h>
 
@@ -54,9 +58,18 @@ static inline vi evens_first(vi v)
     return (vi)_mm512_permutexvar_epi32(order, (__m512i)v);
 }
 
+/* The four quarters added. */
+static inline __m128 quarter(vf v)
+{
+    __m256 half =
+        _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
 static inline float add_up(vf v)
 {
-    return _mm512_reduce_add_ps((__m512)v);
+    __m128 q = quarter(v), pair = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
 static inline float top_of(vf v)
@@ -64,18 +77,14 @@ static inline float top_of(vf v)
     return _mm512_reduce_max_ps((__m512)v);
 }
 
-/* Sums of four vectors. */
+/* Four by four is turned, then added. */
 static inline void add_up4(float out[4], const vf v[4])
 {
-    /* Quarters of each vector are added; then four by four is turned and added. */
     __m128 part[4];
-    for (int i = 0; i < 4; i++) {
-        __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v[i]),
-                                    _mm512_extractf32x8_ps((__m512)v[i], 1));
-        part[i] = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-    }
+    for (int i = 0; i < 4; i++)
+        part[i] = quarter(v[i]);
     _MM_TRANSPOSE4_PS(part[0], part[1], part[2], part[3]);
-    _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(part[0], part[1]), _mm_add_ps(part[2], part[3])));
+    _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(part[0], part[2]), _mm_add_ps(part[1], part[3])));
 }
 
 /* ---- products with tiles ---- */
@@ -279,8 +288,34 @@ static void tiles_exact(const struct nbi_product *p)
     BY_COLUMNS(exact_columns)
 }
 
+/* Row r of a tile: of its codes, each vector has four bytes. */
+static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile)
+{
+    const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
+                                        -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    const __m512i place =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    float scale[32];
+    for (int g = 0; g < 2; g++)
+        _mm512_storeu_ps(scale + 16 * g,
+                         _mm512_mul_ps(tile_scales(tile + 16 * g), _mm512_set1_ps(0x1p8f)));
+    for (int g = 0; g < 2; g++) {
+        float *y = g ? high : low;
+        for (int r = 0; r < NBI_TILE_ROWS; r++) {
+            int32_t codes[2];
+            memcpy(&codes[0], tile + 32 + 128 * g + 4 * r, 4);
+            memcpy(&codes[1], tile + 32 + 128 * g + 64 + 4 * r, 4);
+            __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(codes[0]), 0xFF00, codes[1]);
+            __m512 w = _mm512_permutexvar_ps(_mm512_srlv_epi32(both, place), table);
+            _mm512_storeu_ps(y + r * ld, _mm512_mul_ps(w, _mm512_set1_ps(scale[16 * g + r])));
+        }
+    }
+}
+
 const struct nbi_cpu_kernels nbi_cpu_kernels_avx512 = {
     .name = "avx512",
+    .mr = MR,
+    .nr = NR,
     .tiles_exact = tiles_exact,
     .tiles_q16 = tiles_q16,
     .rows_float = rows_float,
@@ -292,4 +327,14 @@ const struct nbi_cpu_kernels nbi_cpu_kernels_avx512 = {
     .narrow = narrow,
     .widen = widen,
     .argmax = argmax,
+    .grad_part = grad_part,
+    .adamw = adamw,
+    .exp_sum = exp_sum,
+    .outer = outer,
+    .pack = pack,
+    .tile_floats = tile_floats,
+    .rmsnorm_bwd = rmsnorm_bwd,
+    .norm_rope_bwd = norm_rope_bwd,
+    .swiglu_bwd = swiglu_bwd,
+    .soften_bwd = soften_bwd,
 };

@@ -126,13 +126,26 @@ static void narrow(void *y, enum nbi_dtype dtype, const float *x, int64_t n)
 
 /* ---- products with rows of floats ---- */
 
-/* R rows of w from r on, by C rows of x from c on. */
+/* Results of R rows of w with row c of x. */
+static inline __attribute__((always_inline)) void put_sums(const struct nbi_product *p,
+                                                           const vf *sum, const int R, int r, int c)
+{
+    float *y = p->y + c * p->ldy + r, all[4];
+    if (R == 4)
+        add_up4(all, sum);
+    else
+        all[0] = add_up(sum[0]);
+    for (int i = 0; i < R; i++)
+        y[i] = p->add ? y[i] + all[i] : all[i];
+}
+
+/* R rows of w from r0 on, by C rows of x from c0 on; R is 1 or 4. */
 #define PRODUCT(R, C)                                                                              \
     static inline __attribute__((always_inline)) void product_##R##x##C(                           \
         const struct nbi_product *p, enum nbi_dtype dtype, int r0, int c0)                         \
     {                                                                                              \
-        vf sum[R][C];                                                                              \
-        int64_t size = bytes_of(dtype), row = p->K * size, k = 0;                                  \
+        vf sum[C][R];                                                                              \
+        int64_t size = bytes_of(dtype), row = p->ldw * size, k = 0;                                \
         const uint8_t *w = (const uint8_t *)p->w + r0 * row;                                       \
         const float *x = p->x + c0 * p->ldx;                                                       \
         memset(sum, 0, sizeof sum);                                                                \
@@ -140,36 +153,46 @@ static void narrow(void *y, enum nbi_dtype dtype, const float *x, int64_t n)
             for (int r = 0; r < R; r++) {                                                          \
                 vf a = load_as(w + r * row + k * size, dtype);                                     \
                 for (int c = 0; c < C; c++)                                                        \
-                    sum[r][c] = fused(a, load(x + c * p->ldx + k), sum[r][c]);                     \
+                    sum[c][r] = fused(a, load(x + c * p->ldx + k), sum[c][r]);                     \
             }                                                                                      \
-        for (int r = 0; r < R; r++)                                                                \
-            for (int c = 0; c < C; c++) {                                                          \
-                vf last = sum[r][c];                                                               \
-                if (k < p->K)                                                                      \
-                    last = fused(load_some(w + r * row + k * size, dtype, p->K - k),               \
-                                 load_some(x + c * p->ldx + k, NBI_F32, p->K - k), last);          \
-                float *y = p->y + (c0 + c) * p->ldy + r0 + r;                                      \
-                *y = p->add ? *y + add_up(last) : add_up(last);                                    \
-            }                                                                                      \
+        for (int r = 0; r < R && k < p->K; r++) {                                                  \
+            vf a = load_some(w + r * row + k * size, dtype, p->K - k);                             \
+            for (int c = 0; c < C; c++)                                                            \
+                sum[c][r] = fused(a, load_some(x + c * p->ldx + k, NBI_F32, p->K - k), sum[c][r]); \
+        }                                                                                          \
+        for (int c = 0; c < C; c++)                                                                \
+            put_sums(p, sum[c], R, r0, c0 + c);                                                    \
     }
 
+PRODUCT(4, ACROSS)
 PRODUCT(4, 4)
 PRODUCT(4, 1)
 PRODUCT(1, 1)
 
+/* Rows of x in the next product: as many as keep the registers busy, but no poor rest. */
+static inline int columns_next(int left)
+{
+    return left >= ACROSS && left % ACROSS <= left % 4 ? ACROSS : left >= 4 ? 4 : 1;
+}
+
 static inline __attribute__((always_inline)) void rows_of(const struct nbi_product *p,
                                                           enum nbi_dtype dtype)
 {
-    for (int c = 0; c < p->n; c += p->n - c >= 4 ? 4 : 1)
-        for (int r = 0; r < p->rows; r += p->rows - r >= 4 ? 4 : 1) {
-            if (p->rows - r >= 4 && p->n - c >= 4)
+    for (int c = 0, n; c < p->n; c += n) {
+        int r = 0;
+        n = columns_next(p->n - c);
+        for (; r + 4 <= p->rows; r += 4) {
+            if (n == ACROSS)
+                product_4xACROSS(p, dtype, r, c);
+            else if (n == 4)
                 product_4x4(p, dtype, r, c);
-            else if (p->rows - r >= 4)
-                product_4x1(p, dtype, r, c);
             else
-                for (int i = 0; i < (p->n - c >= 4 ? 4 : 1); i++)
-                    product_1x1(p, dtype, r, c + i);
+                product_4x1(p, dtype, r, c);
         }
+        for (; r < p->rows; r++)
+            for (int i = 0; i < n; i++)
+                product_1x1(p, dtype, r, c + i);
+    }
 }
 
 static void rows_float(const struct nbi_product *p)
@@ -532,6 +555,193 @@ static void attend(const struct nbi_attend *a)
             t[i].y[d] /= t[i].sum;
         if (a->lse)
             a->lse[i / a->heads * a->ld_lse + i % a->heads] = t[i].top + logf(t[i].sum);
+    }
+}
+
+/* ---- backward ---- */
+
+#define NR (WIDE * LANES)
+
+/* row is a_row, as a constant where it is one. What c holds is asked for before it is needed. */
+static inline __attribute__((always_inline)) void outer_by(const struct nbi_outer *t,
+                                                           const int64_t row)
+{
+    const float *a = t->a, *b = t->b;
+    vf sum[MR][WIDE];
+#pragma GCC unroll 16
+    for (int m = 0; m < MR; m++)
+        for (int n = 0; n < WIDE; n++) {
+            sum[m][n] = splat(0);
+            __builtin_prefetch(t->c + m * t->ldc + n * LANES, 1, 3);
+        }
+    for (int64_t k = 0; k < t->k; k++, a += t->a_col, b += t->ldb) {
+        vf v[WIDE];
+        for (int n = 0; n < WIDE; n++)
+            v[n] = load(b + n * LANES);
+        for (int m = 0; m < MR; m++)
+            for (int n = 0; n < WIDE; n++)
+                sum[m][n] = fused(splat(a[m * row]), v[n], sum[m][n]);
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < MR; m++)
+        for (int n = 0; n < WIDE; n++) {
+            float *c = t->c + m * t->ldc + n * LANES;
+            store(c, t->add ? load(c) + sum[m][n] : sum[m][n]);
+        }
+}
+
+static void outer(const struct nbi_outer *t)
+{
+    if (t->a_row == 1)
+        outer_by(t, 1);
+    else
+        outer_by(t, t->a_row);
+}
+
+typedef float v4 __attribute__((vector_size(16)));
+
+/* Four values each of four rows, turned. */
+static inline void turn4(float *y, int64_t ldy, const float *x, int64_t ldx, float by)
+{
+    v4 r[4], t[4];
+    for (int i = 0; i < 4; i++) {
+        memcpy(&r[i], x + i * ldx, sizeof r[i]);
+        r[i] *= by;
+    }
+    for (int i = 0; i < 2; i++) {
+        t[2 * i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
+        t[2 * i + 1] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
+    }
+    for (int i = 0; i < 2; i++) {
+        r[2 * i] = __builtin_shufflevector(t[i], t[2 + i], 0, 1, 4, 5);
+        r[2 * i + 1] = __builtin_shufflevector(t[i], t[2 + i], 2, 3, 6, 7);
+    }
+    for (int i = 0; i < 4; i++)
+        memcpy(y + i * ldy, &r[i], sizeof r[i]);
+}
+
+/* Whole lines of x are used up before the next. */
+static void turn_rows(float *y, int64_t ldy, const float *x, struct nbi_grid at, float by)
+{
+    int64_t rows = at.rows / 4 * 4, cols = at.cols / 4 * 4;
+    for (int64_t line = 0; line < cols; line += 16)
+        for (int64_t r = 0; r < rows; r += 4)
+            for (int64_t c = line; c < cols && c < line + 16; c += 4)
+                turn4(y + c * ldy + r, ldy, x + r * at.row + c, at.row, by);
+    for (int64_t r = 0; r < at.rows; r++)
+        for (int64_t c = r < rows ? cols : 0; c < at.cols; c++)
+            y[c * ldy + r] = by * x[r * at.row + c];
+}
+
+static void pack(float *y, int64_t ldy, const float *x, struct nbi_grid at, float by)
+{
+    if (at.col == 1) {
+        turn_rows(y, ldy, x, at, by);
+        return;
+    }
+    for (int64_t c = 0; c < at.cols; c++)
+        if (at.row == 1 && at.rows == MR)
+            for (int r = 0; r < MR; r++)
+                y[c * ldy + r] = by * x[c * at.col + r];
+        else
+            for (int64_t r = 0; r < at.rows; r++)
+                y[c * ldy + r] = by * x[r * at.row + c * at.col];
+}
+
+static float exp_sum(float *y, const float *x, float top, int64_t n)
+{
+    vf sum = splat(0);
+    int64_t i = 0;
+    for (; i < n; i += LANES) {
+        bool whole = i + LANES <= n;
+        vf z = (whole ? load(x + i) : load_some(x + i, NBI_F32, n - i)) - top;
+        vf e = (vf)((vi)vexp(z) | (z != z)); // NOLINT(misc-redundant-expression)
+        if (whole) {
+            store(y + i, e);
+            sum += e;
+        } else
+            for (int64_t j = i; j < n; j++) {
+                y[j] = e[j - i];
+                sum[j - i] += y[j];
+            }
+    }
+    return add_up(sum);
+}
+
+static void rmsnorm_bwd(float *dx, const float *dy, const float *x, const float *w, float rstd,
+                        int64_t C)
+{
+    vf sum = splat(0);
+    float rest = 0;
+    int64_t i = 0;
+    for (; i + LANES <= C; i += LANES)
+        sum = fused(load(dy + i) * load(w + i), load(x + i), sum);
+    for (int64_t j = i; j < C; j++)
+        rest += dy[j] * w[j] * x[j];
+    float f = (add_up(sum) + rest) / (float)C * rstd * rstd * rstd;
+    for (i = 0; i + LANES <= C; i += LANES)
+        store(dx + i, load(dx + i) + (load(dy + i) * load(w + i) * rstd - load(x + i) * f));
+    for (; i < C; i++)
+        dx[i] += dy[i] * w[i] * rstd - x[i] * f;
+}
+
+static void norm_rope_bwd(float *d, float *dw, const float *x, const float *w, struct nbi_turn turn,
+                          float rstd, int64_t D)
+{
+    int64_t half = D / 2, i = 0;
+    vf sum = splat(0);
+    float rest = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vf c = load(turn.cos + i), s = load(turn.sin + i);
+        vf a = load(d + i) * c + load(d + half + i) * s;
+        vf b = load(d + half + i) * c - load(d + i) * s;
+        vf xa = load(x + i), xb = load(x + half + i);
+        store(dw + i, load(dw + i) + a * xa * rstd);
+        store(dw + half + i, load(dw + half + i) + b * xb * rstd);
+        a *= load(w + i);
+        b *= load(w + half + i);
+        store(d + i, a);
+        store(d + half + i, b);
+        sum = fused(b, xb, fused(a, xa, sum));
+    }
+    for (int64_t j = i + half; i < half; i++, j++) {
+        float a = d[i] * turn.cos[i] + d[j] * turn.sin[i];
+        float b = d[j] * turn.cos[i] - d[i] * turn.sin[i];
+        dw[i] += a * x[i] * rstd;
+        dw[j] += b * x[j] * rstd;
+        d[i] = a * w[i];
+        d[j] = b * w[j];
+        rest += d[i] * x[i] + d[j] * x[j];
+    }
+    float f = (add_up(sum) + rest) / (float)D * rstd * rstd * rstd;
+    for (i = 0; i + LANES <= D; i += LANES)
+        store(d + i, load(d + i) * rstd - load(x + i) * f);
+    for (; i < D; i++)
+        d[i] = d[i] * rstd - x[i] * f;
+}
+
+static void swiglu_bwd(float *dgate, float *dup, const float *dy, const float *gate,
+                       const float *up, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vf g = load(gate + i), u = load(up + i), d = load(dy + i);
+        vf s = 1.0f / (1.0f + vexp(-vmax(g, splat(-87.0f))));
+        store(dgate + i, d * u * s * (1.0f + g * (1.0f - s)));
+        store(dup + i, d * g * s);
+    }
+    if (i < n)
+        nbi_cpu_kernels_scalar.swiglu_bwd(dgate + i, dup + i, dy + i, gate + i, up + i, n - i);
+}
+
+static void soften_bwd(const struct nbi_soften_bwd *a)
+{
+    for (int64_t i = 0; i < a->n; i += LANES) {
+        vf lse = a->each ? load(a->lse + i) : splat(*a->lse);
+        vf delta = a->each ? load(a->delta + i) : splat(*a->delta);
+        vf p = vexp(load(a->p + i) * a->scale - lse);
+        store(a->p + i, p);
+        store(a->ds + i, p * (load(a->ds + i) - delta) * a->scale);
     }
 }
 

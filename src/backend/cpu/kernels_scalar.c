@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/optimizer_loops.h"
 #include "tensor/half.h"
 
 /* ---- types ---- */
@@ -117,7 +118,7 @@ static void rows_float(const struct nbi_product *p)
         for (int r = 0; r < p->rows; r++) {
             float sum = 0;
             for (int64_t k = 0; k < p->K; k++)
-                sum += load(p->w, p->dtype, r * p->K + k) * p->x[c * p->ldx + k];
+                sum += load(p->w, p->dtype, r * p->ldw + k) * p->x[c * p->ldx + k];
             put(p, c, r, sum);
         }
 }
@@ -251,8 +252,102 @@ static void attend(const struct nbi_attend *a)
         }
 }
 
+/* ---- backward ---- */
+
+#define MR 4
+#define NR 16
+
+static float exp_sum(float *y, const float *x, float top, int64_t n)
+{
+    float sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += y[i] = expf(x[i] - top);
+    return sum;
+}
+
+static void outer(const struct nbi_outer *t)
+{
+    float sum[MR][NR] = {0};
+    for (int64_t k = 0; k < t->k; k++)
+        for (int m = 0; m < MR; m++)
+            for (int n = 0; n < NR; n++)
+                sum[m][n] += t->a[m * t->a_row + k * t->a_col] * t->b[k * t->ldb + n];
+    for (int m = 0; m < MR; m++)
+        for (int n = 0; n < NR; n++)
+            t->c[m * t->ldc + n] = (t->add ? t->c[m * t->ldc + n] : 0) + sum[m][n];
+}
+
+static void pack(float *y, int64_t ldy, const float *x, struct nbi_grid at, float by)
+{
+    for (int64_t c = 0; c < at.cols; c++)
+        for (int64_t r = 0; r < at.rows; r++)
+            y[c * ldy + r] = by * x[r * at.row + c * at.col];
+}
+
+static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile)
+{
+    for (int r = 0; r < NBI_TILE_ROWS; r++)
+        for (int k = 0; k < 16; k++) {
+            low[r * ld + k] = nbi_e2m1_to_f32(code_at(tile, r, k)) * nbi_e4m3_to_f32(tile[r]);
+            high[r * ld + k] =
+                nbi_e2m1_to_f32(code_at(tile, r, 16 + k)) * nbi_e4m3_to_f32(tile[16 + r]);
+        }
+}
+
+/* y = x r w with r = (mean(x^2) + eps)^-1/2, so dr/dx = -r^3 x / C. */
+static void rmsnorm_bwd(float *dx, const float *dy, const float *x, const float *w, float rstd,
+                        int64_t C)
+{
+    float sum = 0;
+    for (int64_t i = 0; i < C; i++)
+        sum += dy[i] * w[i] * x[i];
+    float f = sum / (float)C * rstd * rstd * rstd;
+    for (int64_t i = 0; i < C; i++)
+        dx[i] += dy[i] * w[i] * rstd - x[i] * f;
+}
+
+/* Turns d back, then goes through the norm. */
+static void norm_rope_bwd(float *d, float *dw, const float *x, const float *w, struct nbi_turn turn,
+                          float rstd, int64_t D)
+{
+    float sum = 0;
+    for (int64_t i = 0, j = D / 2; i < D / 2; i++, j++) {
+        float a = d[i] * turn.cos[i] + d[j] * turn.sin[i];
+        float b = d[j] * turn.cos[i] - d[i] * turn.sin[i];
+        dw[i] += a * x[i] * rstd;
+        dw[j] += b * x[j] * rstd;
+        d[i] = a * w[i];
+        d[j] = b * w[j];
+        sum += d[i] * x[i] + d[j] * x[j];
+    }
+    float f = sum / (float)D * rstd * rstd * rstd;
+    for (int64_t i = 0; i < D; i++)
+        d[i] = d[i] * rstd - x[i] * f;
+}
+
+static void swiglu_bwd(float *dgate, float *dup, const float *dy, const float *gate,
+                       const float *up, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float g = gate[i], u = up[i], s = 1 / (1 + expf(-g));
+        dgate[i] = dy[i] * u * s * (1 + g * (1 - s));
+        dup[i] = dy[i] * g * s;
+    }
+}
+
+static void soften_bwd(const struct nbi_soften_bwd *a)
+{
+    for (int64_t i = 0; i < a->n; i++) {
+        int64_t of = a->each ? i : 0;
+        a->p[i] = expf(a->p[i] * a->scale - a->lse[of]);
+        a->ds[i] = a->p[i] * (a->ds[i] - a->delta[of]) * a->scale;
+    }
+}
+
 const struct nbi_cpu_kernels nbi_cpu_kernels_scalar = {
     .name = "scalar",
+    .mr = MR,
+    .nr = NR,
     .tiles_exact = tiles_exact,
     .tiles_q16 = tiles_q16,
     .rows_float = rows_float,
@@ -264,4 +359,14 @@ const struct nbi_cpu_kernels nbi_cpu_kernels_scalar = {
     .narrow = narrow,
     .widen = widen,
     .argmax = argmax,
+    .grad_part = grad_part,
+    .adamw = adamw,
+    .exp_sum = exp_sum,
+    .outer = outer,
+    .pack = pack,
+    .tile_floats = tile_floats,
+    .rmsnorm_bwd = rmsnorm_bwd,
+    .norm_rope_bwd = norm_rope_bwd,
+    .swiglu_bwd = swiglu_bwd,
+    .soften_bwd = soften_bwd,
 };

@@ -1,4 +1,4 @@
-/* tiles.c - repacking rows of NVFP4 into tiles. */
+/* tiles.c - repacking rows of NVFP4 into tiles and back. */
 #include "backend/cpu/tiles.h"
 
 #include <stdbool.h>
@@ -22,4 +22,19 @@ void nbi_tiles_pack(uint8_t *tiles, const uint8_t *codes, const uint8_t *scales,
                 memcpy(tile + 32 + 64 * v + 4 * r, row + 4 * v, 4);
         }
     }
+}
+
+void nbi_tiles_unpack(uint8_t *codes, uint8_t *scales, const uint8_t *tiles, int first, int rows,
+                      int64_t cols)
+{
+    int64_t groups = cols / 16;
+    for (int r = 0; r < rows; r++)
+        for (int64_t g = 0; g < groups; g++) {
+            const uint8_t *tile = tiles + g / 2 * NBI_TILE_BYTES;
+            int64_t half = g % 2, row = first + r;
+            uint8_t *out = codes + r * (cols / 2) + g * 8;
+            scales[r * groups + g] = tile[16 * half + row];
+            memcpy(out, tile + 32 + 128 * half + 4 * row, 4);
+            memcpy(out + 4, tile + 96 + 128 * half + 4 * row, 4);
+        }
 }

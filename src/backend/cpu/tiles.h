@@ -81,3 +81,7 @@ static inline int64_t nbi_q16_single_at(int64_t k)
  * one row of them. */
 void nbi_tiles_pack(uint8_t *tiles, const uint8_t *codes, const uint8_t *scales, int rows,
                     int64_t cols);
+
+/* The reverse for rows [first, first + rows) of the 16. */
+void nbi_tiles_unpack(uint8_t *codes, uint8_t *scales, const uint8_t *tiles, int first, int rows,
+                      int64_t cols);

@@ -1,0 +1,332 @@
+/* backward.c - losses and gradients on the CPU, except that of attention.
+ *
+ * Threads share outputs, never sums: each sum is taken by one thread in an order that the shapes
+ * alone decide. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/internal.h"
+
+#define STRIP 16 /* columns that are one piece where threads share columns */
+
+/* ---- cross entropy ---- */
+
+#define LOGITS 1024 /* that are looked at together; their sum is one float */
+
+/* One row. Sums are of e^(logit - top). */
+struct xent_row {
+    const struct nbi_op_xent *a;
+    const struct nbi_cpu_kernels *k;
+    const float *logits;
+    float *d;   /* NULL: no gradient wanted */
+    int32_t at; /* the target, or negative */
+    int64_t J;  /* 0: no base here */
+    const int32_t *ids;
+    const float *base;
+    double listed, others; /* sums over the base's ids and over all others */
+};
+
+/* The sum of a block's n values e, which start at logit i, without those that the base lists. */
+static double sum_others(struct xent_row *r, const float *e, int64_t i, int64_t n, float sum)
+{
+    float other[LOGITS];
+    bool any = false;
+    for (int64_t j = 0; j < r->J; j++) {
+        int64_t at = r->ids[j] - i;
+        if (at < 0 || at >= n)
+            continue;
+        if (!any)
+            memcpy(other, e, (size_t)n * sizeof *e);
+        any = true;
+        other[at] = 0;
+        r->listed += (double)e[at];
+    }
+    double left = 0;
+    for (int64_t at = 0; any && at < n; at++)
+        left += (double)other[at];
+    return any ? left : (double)sum;
+}
+
+/* d becomes e times a factor; of what the base lists, another, and minus the base. */
+static void scale_block(const struct xent_row *r, int64_t i, int64_t n, const double by[2])
+{
+    float *d = r->d + i, fixed[LOGITS], factor = (float)by[0];
+    int32_t at[LOGITS];
+    int count = 0;
+    for (int64_t j = 0; j < r->J; j++)
+        if (r->ids[j] >= i && r->ids[j] < i + n) {
+            at[count] = (int32_t)(r->ids[j] - i);
+            fixed[count] =
+                (float)((double)d[at[count]] * by[1] - (double)r->a->kl_scale * (double)r->base[j]);
+            count++;
+        }
+    for (int64_t c = 0; c < n; c++)
+        d[c] *= factor;
+    for (int c = 0; c < count; c++)
+        d[at[c]] = fixed[c];
+}
+
+static int64_t block_at(const struct xent_row *r, int64_t i)
+{
+    return r->a->V - i < LOGITS ? r->a->V - i : LOGITS;
+}
+
+/* With b the base, q = 1 - sum b the rest of it, and S and R the sums over all and over the others:
+ * KL = sum b log(b / p) + q log(q S / R), and its gradient is p - b for what the base lists and
+ * p - q p S / R for the others. R is no less than the smallest float: what is below vanished. */
+static void xent_row(struct xent_row *r, float *loss, float *kl)
+{
+    const struct nbi_op_xent *a = r->a;
+    float top = r->logits[r->k->argmax(r->logits, a->V)], e[LOGITS];
+    double target = r->at >= 0 ? (double)r->logits[r->at] : 0, cross = 0, base = 0;
+    for (int64_t j = 0; j < r->J; j++) {
+        double b = (double)r->base[j];
+        cross += b > 0 ? b * (log(b) - ((double)r->logits[r->ids[j]] - (double)top)) : 0;
+        base += b;
+    }
+    for (int64_t i = 0; i < a->V; i += LOGITS) {
+        float *y = r->d ? r->d + i : e;
+        float sum = r->k->exp_sum(y, r->logits + i, top, block_at(r, i));
+        r->others += sum_others(r, y, i, block_at(r, i), sum);
+    }
+    double S = r->listed + r->others, R = r->others < (double)FLT_MIN ? (double)FLT_MIN : r->others;
+    double q = base < 1 ? 1 - base : 0, of_kl = r->J > 0 ? (double)a->kl_scale : 0;
+    double of_loss = r->at >= 0 ? (double)a->scale : 0;
+    *loss = r->at >= 0 ? (float)(log(S) + (double)top - target) : 0;
+    if (r->J > 0)
+        *kl = (float)(cross + base * log(S) + (q > 0 ? q * log(q * S / R) : 0));
+    if (!r->d)
+        return;
+    const double by[2] = {of_loss / S + of_kl * ((base + q) / S - q / R),
+                          (of_loss + of_kl * (base + q)) / S};
+    for (int64_t i = 0; i < a->V; i += LOGITS)
+        scale_block(r, i, block_at(r, i), by);
+    if (r->at >= 0)
+        r->d[r->at] -= a->scale;
+}
+
+static void xent_rows(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_xent *a = op->args;
+    const int32_t *targets = host(a->targets), *ids = host(a->base_ids);
+    float *loss = host(a->loss), *kl = host(a->kl), *d = host(a->dlogits);
+    (void)thread;
+    for (int64_t n = first; n < first + count; n++) {
+        float unused, *of_kl = kl ? kl + n : &unused;
+        bool base = a->J > 0 && ids[n * a->J] >= 0;
+        struct xent_row row = {.a = a,
+                               .k = op->s->cpu->k,
+                               .logits = (const float *)host(a->logits) + n * a->V,
+                               .d = d ? d + n * a->V : NULL,
+                               .at = targets[n],
+                               .J = base ? a->J : 0,
+                               .ids = base ? ids + n * a->J : NULL,
+                               .base = base ? (const float *)host(a->base_p) + n * a->J : NULL};
+        loss[n] = *of_kl = 0;
+        if (row.at >= 0 || base)
+            xent_row(&row, loss + n, of_kl);
+        else if (d)
+            memset(row.d, 0, (size_t)a->V * sizeof *d);
+    }
+}
+
+enum nb_status nbi_cpu_xent(struct nbi_stream *s, const struct nbi_op_xent *a)
+{
+    in_pieces(s, a->N, a->V * 8, xent_rows, a);
+    return NB_OK;
+}
+
+/* ---- distance ---- */
+
+static void l1_rows(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct nbi_op_l1 *a = ((const struct op *)ctx)->args;
+    const float *weight = host(a->weight);
+    float *loss = host(a->loss), *dx = host(a->dx), step = a->scale / (float)a->C;
+    (void)thread;
+    for (int64_t n = first; n < first + count; n++) {
+        const float *x = (const float *)host(a->x) + n * a->C;
+        const float *target = (const float *)host(a->target) + n * a->C;
+        double sum = 0;
+        for (int64_t c = 0; c < a->C; c++) {
+            float off = weight[n] == 0 ? 0 : x[c] - target[c];
+            sum += (double)fabsf(off);
+            if (dx)
+                dx[n * a->C + c] = off > 0 ? step : off < 0 ? -step : 0 * off;
+        }
+        loss[n] = (float)(sum / (double)a->C);
+    }
+}
+
+enum nb_status nbi_cpu_l1(struct nbi_stream *s, const struct nbi_op_l1 *a)
+{
+    in_pieces(s, a->N, a->C, l1_rows, a);
+    return NB_OK;
+}
+
+/* ---- embedding ---- */
+
+/* Pieces are strips of columns. */
+static void embed_bwd_strips(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct nbi_op_embed_bwd *a = ((const struct op *)ctx)->args;
+    const int32_t *ids = host(a->ids);
+    int64_t from = first * STRIP, end = (first + count) * STRIP;
+    end = end < a->C ? end : a->C;
+    (void)thread;
+    for (int64_t n = 0; n < a->N; n++) {
+        float *row = (float *)host(a->dtable) + ids[n] * a->C;
+        const float *dx = (const float *)host(a->dx) + n * a->C;
+        for (int64_t c = from; c < end; c++)
+            row[c] += dx[c];
+    }
+}
+
+enum nb_status nbi_cpu_embed_bwd(struct nbi_stream *s, const struct nbi_op_embed_bwd *a)
+{
+    in_pieces(s, (a->C + STRIP - 1) / STRIP, STRIP * a->N, embed_bwd_strips, a);
+    return NB_OK;
+}
+
+/* ---- norms ---- */
+
+static void rmsnorm_bwd_rows(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_rmsnorm_bwd *a = op->args;
+    const float *rstd = host(a->rstd);
+    (void)thread;
+    for (int64_t n = first; n < first + count; n++)
+        op->s->cpu->k->rmsnorm_bwd(
+            (float *)host(a->dx) + n * a->C, (const float *)host(a->dy) + n * a->C,
+            (const float *)host(a->x) + n * a->C, host(a->w.data), rstd[n], a->C);
+}
+
+static void rmsnorm_bwd_strips(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct nbi_op_rmsnorm_bwd *a = ((const struct op *)ctx)->args;
+    const float *rstd = host(a->rstd);
+    float *dw = host(a->dw);
+    int64_t from = first * STRIP, end = (first + count) * STRIP;
+    end = end < a->C ? end : a->C;
+    (void)thread;
+    for (int64_t n = 0; n < a->N; n++) {
+        const float *dy = (const float *)host(a->dy) + n * a->C;
+        const float *x = (const float *)host(a->x) + n * a->C;
+        for (int64_t c = from; c < end; c++)
+            dw[c] += dy[c] * x[c] * rstd[n];
+    }
+}
+
+enum nb_status nbi_cpu_rmsnorm_bwd(struct nbi_stream *s, const struct nbi_op_rmsnorm_bwd *a)
+{
+    in_pieces(s, (a->C + STRIP - 1) / STRIP, STRIP * a->N, rmsnorm_bwd_strips, a);
+    in_pieces(s, a->N, 2 * a->C, rmsnorm_bwd_rows, a);
+    return NB_OK;
+}
+
+/* The heads of row n, all of q or all of k. */
+struct heads {
+    float *d, *dw;
+    const float *x, *w, *rstd;
+    int64_t count;
+};
+
+/* Pieces are NBI_PIECE_ROWS rows. */
+static void qkv_rope_bwd_pieces(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_qkv_rope_bwd *a = op->args;
+    const float *c = host(a->cos), *sn = host(a->sin);
+    int64_t D = a->D;
+    (void)thread;
+    for (int64_t u = first; u < first + count; u++) {
+        float *sums = op->s->parts + u * 2 * D;
+        const struct heads both[2] = {
+            {host(a->dq), sums, host(a->q), host(a->q_norm.data), host(a->rstd_q), a->NH},
+            {host(a->dk), sums + D, host(a->k), host(a->k_norm.data), host(a->rstd_k), a->NKV}};
+        int64_t end = (u + 1) * NBI_PIECE_ROWS < a->N ? (u + 1) * NBI_PIECE_ROWS : a->N;
+        memset(sums, 0, (size_t)(2 * D) * sizeof *sums);
+        for (int64_t n = u * NBI_PIECE_ROWS; n < end; n++) {
+            const struct nbi_turn turn = {c + n * D / 2, sn + n * D / 2};
+            for (int i = 0; i < 2; i++)
+                for (int64_t h = n * both[i].count; h < (n + 1) * both[i].count; h++)
+                    op->s->cpu->k->norm_rope_bwd(both[i].d + h * D, both[i].dw, both[i].x + h * D,
+                                                 both[i].w, turn, both[i].rstd[h], D);
+        }
+    }
+}
+
+enum nb_status nbi_cpu_qkv_rope_bwd(struct nbi_stream *s, const struct nbi_op_qkv_rope_bwd *a)
+{
+    int64_t pieces = (a->N + NBI_PIECE_ROWS - 1) / NBI_PIECE_ROWS, D = a->D;
+    float *dq_norm = host(a->dq_norm), *dk_norm = host(a->dk_norm);
+    NBI_BUG_IF(!s->backward || a->N > s->limits.N || D > s->limits.D);
+    in_pieces(s, pieces, NBI_PIECE_ROWS * (a->NH + a->NKV) * D * 4, qkv_rope_bwd_pieces, a);
+    for (int64_t u = 0; u < pieces; u++)
+        for (int64_t i = 0; i < D; i++) {
+            dq_norm[i] += s->parts[u * 2 * D + i];
+            dk_norm[i] += s->parts[u * 2 * D + D + i];
+        }
+    return NB_OK;
+}
+
+/* ---- products ---- */
+
+enum nb_status nbi_cpu_linear_bwd(struct nbi_stream *s, const struct nbi_op_linear_bwd *a)
+{
+    for (int i = 0; i < a->count; i++) {
+        const struct nbi_weight *w = &a->w[i];
+        const float *dy = host(a->dy[i]);
+        const struct nbi_gemm dx = {.c = host(a->dx),
+                                    .a = dy,
+                                    .a_row = w->rows,
+                                    .a_col = 1,
+                                    .alpha = w->dtype == NBI_NVFP4 ? w->tensor_scale : 1,
+                                    .b = host(w->data),
+                                    .dtype = w->dtype,
+                                    .M = a->N,
+                                    .N = a->K,
+                                    .K = w->rows,
+                                    .add = a->add || i > 0};
+        const struct nbi_gemm dw = {.c = host(a->dw[i]),
+                                    .a = dy,
+                                    .a_row = 1,
+                                    .a_col = w->rows,
+                                    .alpha = 1,
+                                    .b = host(a->x),
+                                    .dtype = NBI_F32,
+                                    .M = w->rows,
+                                    .N = a->K,
+                                    .K = a->N,
+                                    .add = true};
+        NBI_BUG_IF(w->dtype == NBI_NVFP4 && w->layout != NBI_WEIGHT_TILES);
+        if (dx.c)
+            nbi_cpu_gemm(s, &dx);
+        if (dw.c)
+            nbi_cpu_gemm(s, &dw);
+    }
+    return NB_OK;
+}
+
+/* ---- swiglu ---- */
+
+static void swiglu_bwd_rows(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_swiglu_bwd *a = op->args;
+    (void)thread;
+    for (int64_t at = first * a->F; at < (first + count) * a->F; at += a->F)
+        op->s->cpu->k->swiglu_bwd((float *)host(a->dgate) + at, (float *)host(a->dup) + at,
+                                  (const float *)host(a->dy) + at,
+                                  (const float *)host(a->gate) + at,
+                                  (const float *)host(a->up) + at, a->F);
+}
+
+enum nb_status nbi_cpu_swiglu_bwd(struct nbi_stream *s, const struct nbi_op_swiglu_bwd *a)
+{
+    in_pieces(s, a->N, a->F * 8, swiglu_bwd_rows, a);
+    return NB_OK;
+}

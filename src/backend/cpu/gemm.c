@@ -1,0 +1,163 @@
+/* gemm.c - packing, and the loops around the kernel `outer`.
+ *
+ * A block of B is packed into panels as wide as the kernel takes, whatever it was stored as, then
+ * blocks of A likewise; then threads take parts of the block of C, small enough for what they read
+ * to stay in a core's own cache. */
+#include "backend/cpu/gemm.h"
+
+#include <string.h>
+
+#include "backend/cpu/internal.h"
+
+/* What a thread takes of C at a time. */
+#define PART_M 120
+#define PART_N 128
+
+/* The block under way: rows [m0, m0 + m), columns [n0, n0 + n), terms [k0, k0 + k). */
+struct block {
+    const struct nbi_gemm *g;
+    int64_t m0, m, n0, n, k0, k;
+};
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t parts_of(int64_t n, int64_t size)
+{
+    return (n + size - 1) / size;
+}
+
+/* Rows of a panel of B: those of whole tiles. */
+static int64_t panel_rows(const struct block *b)
+{
+    return parts_of(b->k, NBI_TILE_ROWS) * NBI_TILE_ROWS;
+}
+
+/* Columns [n0 + col, n0 + end) of rows of floats; behind the last column zeros. */
+static void pack_floats(const struct block *b, const struct nbi_cpu_kernels *k, float *y,
+                        int64_t col, int64_t end)
+{
+    const struct nbi_gemm *g = b->g;
+    int64_t panel = panel_rows(b) * k->nr, left = g->N - b->n0;
+    for (int64_t i = 0; i < b->k; i++)
+        for (int64_t c = col; c < end; c += k->nr) {
+            int64_t at = (b->k0 + i) * g->N + b->n0 + c, width = least(k->nr, left - c);
+            float *to = y + c / k->nr * panel + i * k->nr;
+            if (width < k->nr)
+                memset(to, 0, (size_t)k->nr * sizeof *to);
+            if (width > 0)
+                k->widen(to, (const uint8_t *)g->b + nbi_dtype_bytes(g->dtype, at), g->dtype,
+                         width);
+        }
+}
+
+static void pack_tiles(const struct block *b, const struct nbi_cpu_kernels *k, float *y,
+                       int64_t col, int64_t end)
+{
+    int64_t panel = panel_rows(b) * k->nr, across = nbi_tiles_across(b->g->N);
+    for (int64_t i = 0; i < b->k; i += NBI_TILE_ROWS) {
+        const uint8_t *tile =
+            (const uint8_t *)b->g->b +
+            ((b->k0 + i) / NBI_TILE_ROWS * across + (b->n0 + col) / NBI_TILE_COLS) * NBI_TILE_BYTES;
+        for (int64_t c = col; c < end; c += NBI_TILE_COLS, tile += NBI_TILE_BYTES) {
+            float *to = y + c / k->nr * panel + i * k->nr;
+            k->tile_floats(to, to + (k->nr == 16 ? panel : 16), k->nr, tile);
+        }
+    }
+}
+
+/* Piece u: columns [n0 + 32 u, + 32), as wide as a tile. */
+static void pack_b(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct block *b = op->args;
+    (void)thread;
+    (b->g->dtype == NBI_NVFP4 ? pack_tiles : pack_floats)(
+        b, op->s->cpu->k, op->s->gemm_b, first * NBI_TILE_COLS, (first + count) * NBI_TILE_COLS);
+}
+
+/* Piece u: mr rows of A, as columns of mr. */
+static void pack_a(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct block *b = op->args;
+    const struct nbi_gemm *g = b->g;
+    int64_t mr = op->s->cpu->k->mr;
+    (void)thread;
+    for (int64_t u = first; u < first + count; u++) {
+        float *y = op->s->gemm_a + u * mr * b->k;
+        const float *a = g->a + (b->m0 + u * mr) * g->a_row + b->k0 * g->a_col;
+        int64_t rows = least(mr, b->m - u * mr);
+        if (rows < mr)
+            memset(y, 0, (size_t)(mr * b->k) * sizeof *y);
+        op->s->cpu->k->pack(y, mr, a, (struct nbi_grid){rows, b->k, g->a_row, g->a_col}, g->alpha);
+    }
+}
+
+/* One kernel's worth of C; at its edges through a tile of our own. */
+static void one_tile(const struct nbi_cpu_kernels *k, const struct block *b, struct nbi_outer *t,
+                     int64_t m, int64_t n)
+{
+    float whole[NBI_OUTER_MAX];
+    const struct nbi_gemm *g = b->g;
+    float *c = g->c + (b->m0 + m) * g->N + b->n0 + n;
+    int64_t rows = least(k->mr, b->m - m), cols = least(k->nr, b->n - n);
+    t->add = g->add || b->k0 > 0;
+    t->c = c;
+    t->ldc = g->N;
+    if (rows == k->mr && cols == k->nr) {
+        k->outer(t);
+        return;
+    }
+    bool add = t->add;
+    t->c = whole;
+    t->ldc = k->nr;
+    t->add = false;
+    k->outer(t);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++)
+            c[i * g->N + j] = add ? c[i * g->N + j] + whole[i * k->nr + j] : whole[i * k->nr + j];
+}
+
+/* Piece u: PART_M rows by PART_N columns of the block of C. */
+static void multiply(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct block *b = op->args;
+    const struct nbi_cpu_kernels *k = op->s->cpu->k;
+    int64_t down = parts_of(b->m, PART_M), panel = panel_rows(b) * k->nr;
+    struct nbi_outer t = {.a_row = 1, .a_col = k->mr, .ldb = k->nr, .k = b->k};
+    (void)thread;
+    for (int64_t u = first; u < first + count; u++) {
+        int64_t m0 = u % down * PART_M, m1 = least(m0 + PART_M, b->m);
+        int64_t n0 = u / down * PART_N, n1 = least(n0 + PART_N, b->n);
+        for (int64_t n = n0; n < n1; n += k->nr)
+            for (int64_t m = m0; m < m1; m += k->mr) {
+                t.a = op->s->gemm_a + m * b->k;
+                t.b = op->s->gemm_b + n / k->nr * panel;
+                one_tile(k, b, &t, m, n);
+            }
+    }
+}
+
+void nbi_cpu_gemm(struct nbi_stream *s, const struct nbi_gemm *g)
+{
+    const int mr = s->cpu->k->mr;
+    struct block b = {.g = g};
+    NBI_BUG_IF(!s->backward);
+    for (b.k0 = 0; b.k0 < g->K; b.k0 += NBI_GEMM_K) {
+        b.k = least(NBI_GEMM_K, g->K - b.k0);
+        for (b.n0 = 0; b.n0 < g->N; b.n0 += NBI_GEMM_N) {
+            b.n = least(NBI_GEMM_N, g->N - b.n0);
+            in_pieces(s, parts_of(b.n, NBI_TILE_COLS), NBI_TILE_COLS * b.k, pack_b, &b);
+            for (b.m0 = 0; b.m0 < g->M; b.m0 += NBI_GEMM_M) {
+                b.m = least(NBI_GEMM_M, g->M - b.m0);
+                in_pieces(s, parts_of(b.m, mr), mr * b.k, pack_a, &b);
+                in_pieces(s, parts_of(b.m, PART_M) * parts_of(b.n, PART_N), PART_M * PART_N * b.k,
+                          multiply, &b);
+            }
+        }
+    }
+}

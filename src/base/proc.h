@@ -1,0 +1,18 @@
+/* proc.h - processes below one, and the memory they hold, from /proc. */
+#pragma once
+
+#include "base/status.h"
+
+struct nbi_proc {
+    int pid, parent;
+    uint64_t bytes; /* resident, huge pages included; pages that processes share count for each */
+    char name[32];
+};
+
+/* The living children of root, their children and so on, without root; the caller frees *out. A
+ * process that ends meanwhile may be in it or not. */
+enum nb_status nbi_proc_below(int root, struct nbi_proc **out, size_t *count);
+
+/* Their memory together; exactly: a page that n processes share counts a part in n for each, where
+ * the kernel tells, which takes it longer. */
+uint64_t nbi_proc_bytes(const struct nbi_proc *list, size_t count, bool exactly);

@@ -1,0 +1,62 @@
+/* plan_fit.c - settings that fit, as options to copy. */
+#include "cli/plan_fit.h"
+
+#include "base/str.h"
+
+#define MOST 10
+
+static const char *const states[] = {"f32", "bf16", "int8", "nvfp4"};
+
+static json_t *fit_json(const struct nb_train_fit *f)
+{
+    return json_pack("{s:I,s:s,s:s,s:s,s:b,s:I,s:I}", "total", (json_int_t)f->total, "recompute",
+                     f->recompute ? "block" : "none", "optimizer_state_mode", states[f->state],
+                     "master_dtype", f->bf16_master ? "bf16" : "f32", "fused_step", f->fused_step,
+                     "batch_size", (json_int_t)f->batch_size, "grad_accum",
+                     (json_int_t)f->grad_accum);
+}
+
+static void print_fit(FILE *out, const struct nb_train_fit *f)
+{
+    fprintf(out,
+            "--recompute %s --optimizer-state-mode %s --master-dtype %s --batch-size %lld "
+            "--grad-accum %lld%s\n",
+            f->recompute ? "block" : "none", states[f->state], f->bf16_master ? "bf16" : "f32",
+            (long long)f->batch_size, (long long)f->grad_accum,
+            f->fused_step ? " --fused-step" : "");
+}
+
+int cli_plan_fit(const struct nb_train_opts *opts, double gib, json_t *plan)
+{
+    struct nb_train_fit fits[MOST], smallest;
+    int count = MOST;
+    bool ok = true;
+    char text[32];
+    enum nb_status rc = nb_train_fit(opts, (int64_t)(gib * 0x1p30), fits, &count, &smallest);
+    if (rc != NB_OK) {
+        json_decref(plan);
+        return cli_status(rc);
+    }
+    if (plan) {
+        json_t *list = json_array();
+        for (int i = 0; i < count; i++)
+            nbi_json_append(list, fit_json(&fits[i]), &ok);
+        nbi_json_set(plan, "fits", list, &ok);
+        nbi_json_set(plan, "smallest", fit_json(&smallest), &ok);
+        int code = cli_print_json(plan, ok);
+        return code || count > 0 ? code : CLI_EXIT_FAILED;
+    }
+    if (count == 0) {
+        fflush(stdout);
+        fprintf(stderr, "nibble: nothing fits %g GiB; the smallest takes %s: ", gib,
+                nbi_format_bytes(text, (double)smallest.total));
+        print_fit(stderr, &smallest);
+        return CLI_EXIT_FAILED;
+    }
+    printf("\nwhat fits %g GiB, the fastest first, then the most precise:\n", gib);
+    for (int i = 0; i < count; i++) {
+        printf("%12s  ", nbi_format_bytes(text, (double)fits[i].total));
+        print_fit(stdout, &fits[i]);
+    }
+    return 0;
+}

@@ -1,0 +1,50 @@
+/* mix.c - rows of two data sets in one batch. */
+#include "data/mix.h"
+
+#include <math.h>
+
+int64_t nbi_mix_rows(double share, int64_t B, int64_t number)
+{
+    double before = floor((double)number * (double)B * share);
+    double rows = floor(((double)number + 1) * (double)B * share) - before;
+    return rows < 0 ? 0 : rows > (double)B ? B : (int64_t)rows; /* coarse past 2^53 rows */
+}
+
+/* Fills rows [first, first + rows) of a batch, and adds to what it counts. */
+static enum nb_status fill(struct nbi_batcher *b, struct nbi_batch *all, int64_t first,
+                           int64_t rows)
+{
+    int64_t at = first * all->T;
+    bool more;
+    struct nbi_batch part = {.B = rows,
+                             .T = all->T,
+                             .ids = all->ids + at,
+                             .targets = all->targets + at,
+                             .positions = all->positions + at,
+                             .owners = all->owners + at};
+    if (rows == 0)
+        return NB_OK;
+    NBI_TRY(nbi_batcher_next(b, &part, &more));
+    all->tokens += part.tokens;
+    all->trained += part.trained;
+    all->samples += part.samples;
+    all->truncated += part.truncated;
+    return NB_OK;
+}
+
+enum nb_status nbi_mix_next(struct nbi_mix *m, int64_t number, struct nbi_batch *out, bool *more)
+{
+    int64_t rows = m->other ? nbi_mix_rows(m->share, out->B, number) : 0, first = out->B - rows;
+    out->tokens = out->trained = out->samples = out->truncated = 0;
+    *more = !nbi_batcher_is_done(m->main);
+    if (!*more)
+        return NB_OK;
+    NBI_TRY(fill(m->main, out, 0, first));
+    if (rows == 0)
+        return NB_OK;
+    NBI_TRY(fill(m->other, out, first, rows));
+    int64_t behind = nbi_dataset_stats(m->main->opts.data)->samples;
+    for (int64_t i = first * out->T; i < out->B * out->T; i++)
+        out->owners[i] += out->owners[i] >= 0 ? behind : 0;
+    return NB_OK;
+}

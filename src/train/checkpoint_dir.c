@@ -1,0 +1,178 @@
+/* checkpoint_dir.c - the checkpoints of a directory: names, the newest that is whole, keeping the
+ * last few. */
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/dirs.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "train/checkpoint_file.h"
+
+#define PREFIX "step-"
+#define SUFFIX ".ckpt"
+
+/* ---- names ---- */
+
+static char *path_of(const char *dir, uint64_t step)
+{
+    char name[48];
+    snprintf(name, sizeof name, PREFIX "%08llu" SUFFIX, (unsigned long long)step);
+    return nbi_path_join(dir, name);
+}
+
+/* Only names that path_of makes: one step has one name. */
+static bool step_of(const char *name, uint64_t *step)
+{
+    char again[48];
+    if (!nbi_starts_with(name, PREFIX) || strlen(name) >= sizeof again)
+        return false;
+    *step = strtoull(name + strlen(PREFIX), NULL, 10);
+    snprintf(again, sizeof again, PREFIX "%08llu" SUFFIX, (unsigned long long)*step);
+    return *step <= NBI_CKPT_STEP_MAX && strcmp(name, again) == 0;
+}
+
+struct steps {
+    uint64_t *v;
+    size_t count, cap;
+};
+
+static enum nb_status add_step(struct steps *s, uint64_t step)
+{
+    if (s->count == s->cap) {
+        size_t cap = s->cap ? 2 * s->cap : 64;
+        uint64_t *grown = realloc(s->v, cap * sizeof *grown);
+        if (!grown)
+            return nbi_fail_memory("list of checkpoints", cap * sizeof *grown);
+        s->v = grown;
+        s->cap = cap;
+    }
+    s->v[s->count++] = step;
+    return NB_OK;
+}
+
+static int newest_first(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* The steps that dir has files of, newest first; the caller frees s->v, also after a failure. */
+static enum nb_status list_steps(const char *dir, struct steps *s)
+{
+    *s = (struct steps){0};
+    DIR *d = opendir(dir);
+    if (!d)
+        return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot read directory '%s': %s",
+                        dir, strerror(errno));
+    enum nb_status rc = NB_OK;
+    const char *name;
+    uint64_t step;
+    while (rc == NB_OK && (name = nbi_dir_next(d)))
+        if (step_of(name, &step))
+            rc = add_step(s, step);
+    if (rc == NB_OK && errno)
+        rc = nbi_fail(NB_EIO, "cannot read directory '%s': %s", dir, strerror(errno));
+    closedir(d);
+    if (s->count)
+        qsort(s->v, s->count, sizeof *s->v, newest_first);
+    return rc;
+}
+
+size_t nbi_checkpoint_count(const char *dir)
+{
+    struct steps s;
+    enum nb_status rc = list_steps(dir, &s);
+    free(s.v);
+    return rc == NB_OK ? s.count : 0;
+}
+
+/* ---- saving ---- */
+
+/* What cannot be removed is in nobody's way but the disk's: a warning. */
+static enum nb_status remove_old(const char *dir, int keep, uint64_t newest)
+{
+    struct steps s;
+    enum nb_status rc = list_steps(dir, &s);
+    for (size_t i = 0; rc == NB_OK && i < s.count; i++) {
+        if (s.v[i] > newest || keep-- > 0)
+            continue;
+        char *path = path_of(dir, s.v[i]);
+        if (!path)
+            rc = NB_ENOMEM;
+        else if (unlink(path) != 0 && errno != ENOENT)
+            nbi_log(NB_LOG_WARN, "cannot remove the old checkpoint '%s': %s", path,
+                    strerror(errno));
+        free(path);
+    }
+    free(s.v);
+    return rc;
+}
+
+enum nb_status nbi_checkpoint_make_dir(const char *dir)
+{
+    if (nbi_path_is_dir(dir))
+        return NB_OK;
+    if (mkdir(dir, 0777) != 0)
+        return nbi_fail(NB_EIO, "cannot make directory '%s': %s", dir, strerror(errno));
+    return nbi_sync_parent(dir);
+}
+
+enum nb_status nbi_checkpoint_save(const char *dir, int keep,
+                                   const struct nbi_ckpt_content *content)
+{
+    NBI_TRY(nbi_checkpoint_make_dir(dir));
+    nbi_temp_clean(dir, "." PREFIX);
+    char *path = path_of(dir, content->step);
+    if (!path)
+        return NB_ENOMEM;
+    enum nb_status rc = nbi_checkpoint_write(path, content);
+    free(path);
+    return rc == NB_OK ? remove_old(dir, keep > 1 ? keep : 1, content->step) : rc;
+}
+
+/* ---- the newest ---- */
+
+static enum nb_status open_whole(struct nbi_checkpoint **out, const char *path, uint64_t step)
+{
+    NBI_TRY(nbi_checkpoint_open(out, path));
+    enum nb_status rc = nbi_checkpoint_verify(*out);
+    uint64_t said = nbi_checkpoint_step(*out);
+    if (rc == NB_OK && said != step)
+        rc = nbi_fail(NB_EFORMAT, "checkpoint '%s': it is that of step %llu, under a wrong name",
+                      path, (unsigned long long)said);
+    if (rc != NB_OK) {
+        nbi_checkpoint_close(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+enum nb_status nbi_checkpoint_latest(struct nbi_checkpoint **out, const char *dir)
+{
+    struct steps s;
+    char first[512] = "";
+    *out = NULL;
+    enum nb_status rc = list_steps(dir, &s);
+    if (rc == NB_OK && s.count == 0)
+        rc = nbi_fail(NB_ENOTFOUND, "there is no checkpoint in '%s'", dir);
+    for (size_t i = 0; rc == NB_OK && i < s.count && !*out; i++) {
+        char *path = path_of(dir, s.v[i]);
+        rc = path ? open_whole(out, path, s.v[i]) : NB_ENOMEM;
+        free(path);
+        if (rc != NB_EFORMAT && rc != NB_EIO && rc != NB_ENOTFOUND)
+            continue; /* found, or not the file's fault */
+        rc = NB_OK;
+        nbi_log(NB_LOG_WARN, "%s; %s", nb_last_error(),
+                i + 1 < s.count ? "trying the one before it" : "there is none before it");
+        if (i == 0)
+            snprintf(first, sizeof first, "%s", nb_last_error());
+    }
+    free(s.v);
+    if (rc == NB_OK && !*out)
+        rc = nbi_fail(NB_EFORMAT, "none of the %zu checkpoints in '%s' is usable; the newest: %s",
+                      s.count, dir, first);
+    return rc;
+}

@@ -1,0 +1,136 @@
+/* evaluate.c - the loss on held-out data. */
+#include <string.h>
+
+#include "base/file.h"
+#include "data/records.h"
+#include "train/run.h"
+
+#define TEXT_MAX ((size_t)4 << 30)
+
+/* ---- the set ---- */
+
+static enum nb_status add_text(struct nbi_run *r, const char *path)
+{
+    struct nbi_eval_set *set = &r->eval;
+    char *text = NULL;
+    size_t len = 0, count = 0;
+    if (set->text_count == NBI_EVAL_TEXTS)
+        return nbi_fail(NB_EINVAL, "at most %d texts to measure on", NBI_EVAL_TEXTS);
+    NBI_TRY(nbi_file_read(path, TEXT_MAX, &text, &len));
+    enum nb_status rc = nb_tokenizer_encode(r->tokenizer, text, len, false,
+                                            &set->texts[set->text_count].ids, &count);
+    free(text);
+    NBI_TRY(rc);
+    set->texts[set->text_count++].count = (int64_t)count;
+    if (count < 2)
+        return nbi_fail(NB_EVALUE, "'%s' has %zu tokens; measuring takes two", path, count);
+    return NB_OK;
+}
+
+enum nb_status nbi_eval_open(struct nbi_run *r)
+{
+    const char *others[NBI_EVAL_TEXTS + 1] = {0};
+    int count = 0;
+    for (const char *const *f = r->opts->eval_data; f && *f; f++) {
+        enum nbi_data_kind kind;
+        NBI_TRY(nbi_data_kind_of(*f, &kind));
+        if (kind == NBI_DATA_TEXT)
+            NBI_TRY(add_text(r, *f));
+        else if (count < NBI_EVAL_TEXTS)
+            others[count++] = *f;
+    }
+    if (count == 0)
+        return NB_OK;
+    const struct nbi_dataset_opts opts = {
+        .files = others, .tokenizer = r->tokenizer, .chat = nbi_chat_kind(r->chat)};
+    return nbi_dataset_open(&r->eval.data, &opts);
+}
+
+void nbi_eval_close(struct nbi_eval_set *set)
+{
+    nbi_dataset_close(set->data);
+    for (int i = 0; i < set->text_count; i++)
+        free(set->texts[i].ids);
+    *set = (struct nbi_eval_set){0};
+}
+
+bool nbi_eval_any(const struct nbi_eval_set *set)
+{
+    return set->data || set->text_count > 0;
+}
+
+/* ---- measuring ---- */
+
+struct sum {
+    double loss;
+    int64_t count;
+};
+
+static enum nb_status measure(struct nbi_run *r, const struct nbi_weights *w,
+                              const struct nbi_batch *batch, struct sum *sum)
+{
+    NBI_TRY(nbi_check_interrupt());
+    NBI_TRY(nbi_feed_set(&r->feed, batch));
+    NBI_TRY(nbi_forward(w, &r->acts, r->stream, &r->feed.pass));
+    NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->feed.pass, &r->feed.labels, NULL));
+    sum->loss += r->feed.labels.loss;
+    sum->count += r->feed.labels.count;
+    return NB_OK;
+}
+
+static enum nb_status measure_samples(struct nbi_run *r, const struct nbi_weights *w,
+                                      struct sum *sum)
+{
+    struct nbi_batcher b = {0};
+    const struct nbi_batcher_opts opts = {
+        .data = r->eval.data, .pack = true, .epochs = 1, .padding = r->batcher.opts.padding};
+    bool more = true;
+    enum nb_status rc = nbi_batcher_init(&b, &opts);
+    while (rc == NB_OK) {
+        rc = nbi_batcher_next(&b, &r->micro[0], &more);
+        if (rc != NB_OK || !more)
+            break;
+        rc = measure(r, w, &r->micro[0], sum);
+    }
+    nbi_batcher_release(&b);
+    return rc;
+}
+
+/* A window as a row; what is left of the row is padding. */
+static void set_row(struct nbi_batch *b, int64_t row, const int32_t *ids, int64_t count)
+{
+    for (int64_t i = 0; i < b->T; i++) {
+        int64_t at = row * b->T + i;
+        b->ids[at] = i < count ? ids[i] : 0;
+        b->positions[at] = (int32_t)i;
+        b->targets[at] = i + 1 < count ? ids[i + 1] : NBI_IGNORE;
+    }
+}
+
+static enum nb_status measure_text(struct nbi_run *r, const struct nbi_weights *w,
+                                   const int32_t *ids, int64_t count, struct sum *sum)
+{
+    struct nbi_batch *b = &r->micro[0];
+    for (int64_t at = 0; at < count; at += b->B * b->T) {
+        for (int64_t row = 0; row < b->B; row++) {
+            int64_t from = at + row * b->T, left = count - from;
+            left = left < 0 ? 0 : left < b->T ? left : b->T;
+            set_row(b, row, ids + (left > 0 ? from : 0), left);
+        }
+        NBI_TRY(measure(r, w, b, sum));
+    }
+    return NB_OK;
+}
+
+enum nb_status nbi_run_evaluate(struct nbi_run *r, const struct nbi_weights *w, double *loss,
+                                int64_t *count)
+{
+    struct sum sum = {0};
+    if (r->eval.data)
+        NBI_TRY(measure_samples(r, w, &sum));
+    for (int i = 0; i < r->eval.text_count; i++)
+        NBI_TRY(measure_text(r, w, r->eval.texts[i].ids, r->eval.texts[i].count, &sum));
+    *loss = sum.loss;
+    *count = sum.count;
+    return NB_OK;
+}

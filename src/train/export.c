@@ -1,0 +1,131 @@
+/* export.c - the trained model as files: the weights that the last forward pass used. */
+#include <string.h>
+
+#include "convert/export.h"
+#include "tensor/kernels.h"
+#include "train/run.h"
+
+#define CHUNK_ROWS 256
+
+static struct nbi_out out_of(const struct nbi_tensor *x)
+{
+    return (struct nbi_out){
+        .name = x->param.name,
+        .dtype = x->weight->dtype == NBI_NVFP4 ? NBI_NVFP4 : x->raw,
+        .ndim = x->param.ndim,
+        .shape = {x->param.shape[0], x->param.ndim == 2 ? x->param.shape[1] : 0}};
+}
+
+/* A vector is f32 in use, with values of the type that is written. */
+static enum nb_status put_floats(struct nbi_writer *w, struct nbi_run *r, int64_t index,
+                                 const struct nbi_tensor *x, int64_t first, int64_t rows, void *buf)
+{
+    int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1;
+    NBI_TRY(r->be->weight_read(r->be, x->weight, first, rows, buf, NULL));
+    uint16_t *half = (uint16_t *)buf + 2 * rows * cols;
+    if (x->weight->dtype == x->raw)
+        return nbi_writer_put(w, index, first * cols, rows * cols, buf);
+    (x->raw == NBI_BF16 ? nbi_kernels()->f32_to_bf16 : nbi_kernels()->f32_to_f16)(half, buf,
+                                                                                  rows * cols);
+    return nbi_writer_put(w, index, first * cols, rows * cols, half);
+}
+
+static enum nb_status put_tensor(struct nbi_writer *w, struct nbi_run *r, int64_t index)
+{
+    const struct nbi_tensor *x = &r->t.tensors[index];
+    int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, rows = x->param.shape[0];
+    int64_t step = x->param.ndim == 2 ? CHUNK_ROWS : rows;
+    uint8_t *buf = malloc((size_t)(step * cols * 6));
+    enum nb_status rc = buf ? NB_OK : nbi_fail_memory(x->param.name, (size_t)(step * cols * 6));
+    for (int64_t i = 0; i < rows && rc == NB_OK; i += step) {
+        int64_t n = rows - i < step ? rows - i : step;
+        if (x->weight->dtype != NBI_NVFP4) {
+            rc = put_floats(w, r, index, x, i, n, buf);
+            continue;
+        }
+        uint8_t *scales = buf + n * cols / 2;
+        rc = r->be->weight_read(r->be, x->weight, i, n, buf, scales);
+        if (rc == NB_OK)
+            rc = nbi_writer_put_nvfp4(w, index, i * cols, n * cols, buf, scales);
+    }
+    free(buf);
+    return rc;
+}
+
+/* ---- what was written, against what was used ---- */
+
+/* Whether rows [first, first + n) of a tensor are stored as they were used. */
+static enum nb_status same_rows(struct nbi_run *r, const struct nbi_store *store,
+                                const struct nbi_tensor *x, int64_t first, int64_t n, uint8_t *buf)
+{
+    const struct nbi_entry *e = nbi_store_find(store, x->param.name);
+    int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, count = n * cols;
+    bool four_bits = x->weight->dtype == NBI_NVFP4;
+    uint8_t *used = buf, *stored = buf + 4 * count;
+    if (!e || e->count != x->count || (e->dtype == NBI_NVFP4) != four_bits)
+        return nbi_fail(NB_EFORMAT, "'%s' is not there as it was written", x->param.name);
+    NBI_TRY(r->be->weight_read(r->be, x->weight, first, n, used, used + count / 2));
+    size_t bytes = (size_t)count * sizeof(float);
+    if (four_bits) {
+        bytes = (size_t)(count / 2 + count / 16);
+        NBI_TRY(nbi_store_read_nvfp4(store, e, first * cols, count, stored, stored + count / 2));
+    } else {
+        float *wide = (float *)(void *)(buf + 8 * count);
+        NBI_TRY(nbi_store_read_f32(store, e, first * cols, count, (float *)(void *)stored));
+        if (x->weight->dtype == NBI_BF16)
+            nbi_kernels()->bf16_to_f32(wide, (const uint16_t *)(const void *)used, count);
+        else if (x->weight->dtype == NBI_F16)
+            nbi_kernels()->f16_to_f32(wide, (const uint16_t *)(const void *)used, count);
+        used = x->weight->dtype == NBI_F32 ? used : (uint8_t *)wide;
+    }
+    if (memcmp(used, stored, bytes) != 0)
+        return nbi_fail(NB_EFORMAT, "'%s' differs from what was trained", x->param.name);
+    return NB_OK;
+}
+
+static enum nb_status check_tensor(struct nbi_run *r, const struct nbi_store *store,
+                                   const struct nbi_tensor *x)
+{
+    int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, rows = x->param.shape[0];
+    int64_t step = x->param.ndim == 2 ? CHUNK_ROWS : rows;
+    uint8_t *buf = malloc((size_t)(step * cols * 12));
+    enum nb_status rc = buf ? NB_OK : nbi_fail_memory(x->param.name, (size_t)(step * cols * 12));
+    for (int64_t i = 0; i < rows && rc == NB_OK; i += step)
+        rc = same_rows(r, store, x, i, rows - i < step ? rows - i : step, buf);
+    free(buf);
+    return rc;
+}
+
+static enum nb_status check_output(struct nbi_run *r)
+{
+    struct nbi_store *store = NULL;
+    enum nb_status rc = nbi_store_open(&store, r->opts->out);
+    for (int64_t i = 0; i < r->t.count && rc == NB_OK; i++)
+        rc = check_tensor(r, store, &r->t.tensors[i]);
+    nbi_store_close(store);
+    return nbi_context(rc, "reading '%s' again", r->opts->out);
+}
+
+enum nb_status nbi_run_export(struct nbi_run *r)
+{
+    struct nbi_export x;
+    const struct nb_convert_opts opts = {
+        .src = r->opts->model, .dst = r->opts->out, .model_dir = r->opts->model_dir};
+    struct nbi_item *items = calloc((size_t)r->t.count, sizeof *items);
+    if (!items)
+        return nbi_fail_memory("export", (size_t)r->t.count * sizeof *items);
+    for (int64_t i = 0; i < r->t.count; i++)
+        items[i] = (struct nbi_item){
+            .out = out_of(&r->t.tensors[i]), .narrow = r->t.tensors[i].raw, .order = i};
+    enum nb_status rc = nbi_export_begin(&x, &opts, &r->files, items, r->t.count);
+    free(items);
+    NBI_TRY(rc);
+    for (int64_t i = 0; i < r->t.count && rc == NB_OK; i++)
+        rc = put_tensor(x.writer, r, i);
+    if (rc != NB_OK) {
+        nbi_export_abort(&x);
+        return rc;
+    }
+    NBI_TRY(nbi_export_commit(&x));
+    return check_output(r);
+}

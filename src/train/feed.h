@@ -1,0 +1,24 @@
+/* feed.h - a batch as one pass of the model: rows of tokens side by side, of which each sees its
+ * own sequence up to itself. */
+#pragma once
+
+#include "data/batch.h"
+#include "model/qwen3.h"
+
+struct nbi_feed {
+    int64_t N; /* tokens at most */
+    int64_t V; /* ids from here on are refused; 0: nobody checks */
+    int32_t *slots, *first, *last, *rows, *targets;
+    struct nbi_kv_store *stores;
+    struct nbi_pass pass;
+    struct nbi_labels labels;
+};
+
+/* acts must be made for training, and stay where they are. */
+enum nb_status nbi_feed_init(struct nbi_feed *f, const struct nbi_acts *acts);
+void nbi_feed_release(struct nbi_feed *f);
+
+/* Sets pass and labels (rows and targets alone); the batch must stay. */
+enum nb_status nbi_feed_set(struct nbi_feed *f, const struct nbi_batch *batch);
+
+int64_t nbi_feed_bytes(const struct nbi_config *c, int64_t N);

@@ -1,0 +1,38 @@
+/* report.h - what a training run did, as one page that needs nothing else.
+ *
+ * The page is well-formed XML too, holds no script and loads nothing (its content policy forbids
+ * it); charts are inline SVG, colours follow the reader's light or dark setting. */
+#pragma once
+
+#include "base/str.h"
+#include "train/log.h"
+
+struct nbi_report_pair {
+    const char *key, *value;
+};
+
+/* A prompt and its answers; NULL: there is none. */
+struct nbi_report_sample {
+    const char *prompt, *before, *after;
+};
+
+/* All borrowed; every count may be 0. Texts may hold anything. */
+struct nbi_report {
+    const char *title;
+    const struct nbi_log_step *steps; /* by ascending step */
+    size_t step_count;
+    const struct nbi_log_eval *evals;
+    size_t eval_count;
+    const struct nbi_report_pair *settings;
+    size_t setting_count;
+    const struct nbi_report_sample *samples;
+    size_t sample_count;
+    const char *const *notes;
+    size_t note_count;
+    bool log_loss; /* begin with the loss on a logarithmic scale; the page has both */
+};
+
+enum nb_status nbi_report_html(struct nbi_str *out, const struct nbi_report *r);
+
+/* The same as a file, which appears whole. */
+enum nb_status nbi_report_write(const char *path, const struct nbi_report *r);

@@ -1,0 +1,299 @@
+/* resume.c - a run as a checkpoint, and back. */
+#include <math.h>
+#include <string.h>
+
+#include "train/checkpoint.h"
+#include "train/run.h"
+
+/* The pieces of a tensor's state, each a blob. */
+enum { MASTER, M, M_SCALES, V, V_SCALES, PIECES };
+
+static const char *const piece_names[PIECES] = {"master", "m", "m.scales", "v", "v.scales"};
+
+struct piece {
+    char name[128];
+    struct nbi_ptr at;
+    int64_t bytes;
+};
+
+struct pieces {
+    struct nbi_run *r;
+    struct piece *p;
+    size_t count;
+    float (*scales)[4]; /* of all tensors */
+};
+
+static int pieces_of(const struct nbi_tensor *x, struct piece out[PIECES])
+{
+    int64_t m_scales, v_scales;
+    int64_t m = nbi_state_bytes(x->m.kind, x->count, &m_scales);
+    int64_t v = nbi_state_bytes(x->v.kind, x->count, &v_scales);
+    const struct nbi_ptr at[PIECES] = {x->master, x->m.values, x->m.scales, x->v.values,
+                                       x->v.scales};
+    const int64_t bytes[PIECES] = {(int64_t)nbi_dtype_bytes(x->dtype, x->count), m, m_scales, v,
+                                   v_scales};
+    int n = 0;
+    for (int i = 0; i < PIECES; i++) {
+        if (bytes[i] == 0)
+            continue;
+        out[n] = (struct piece){.at = at[i], .bytes = bytes[i]};
+        snprintf(out[n].name, sizeof out[n].name, "%s.%s", x->param.name, piece_names[i]);
+        n++;
+    }
+    return n;
+}
+
+static enum nb_status list_pieces(struct pieces *l, struct nbi_run *r)
+{
+    size_t n = (size_t)r->t.count;
+    *l = (struct pieces){.r = r};
+    l->p = malloc(n * PIECES * sizeof *l->p);
+    l->scales = calloc(n, sizeof *l->scales);
+    if (!l->p || !l->scales)
+        return nbi_fail_memory("checkpoint", n * PIECES * sizeof *l->p);
+    for (size_t i = 0; i < n; i++) {
+        const struct nbi_tensor *x = &r->t.tensors[i];
+        const float scales[4] = {x->m_scale, x->v_scale, x->m_peak, x->v_peak};
+        memcpy(l->scales[i], scales, sizeof scales);
+        if (x->trained && !x->shares)
+            l->count += (size_t)pieces_of(x, l->p + l->count);
+    }
+    return NB_OK;
+}
+
+static void release_pieces(struct pieces *l)
+{
+    free(l->p);
+    free(l->scales);
+}
+
+/* ---- settings ---- */
+
+static void add_loss_settings(const struct nbi_run *r, json_t *j)
+{
+    const struct nbi_dataset_stats none = {0},
+                                   *s = r->replay_data ? nbi_dataset_stats(r->replay_data) : &none;
+    double share = r->replay_data ? r->opts->replay_share : 0;
+    json_object_set_new(j, "loss", json_integer(r->opts->loss));
+    json_object_set_new(j, "kl_base", json_real(r->opts->kl_base));
+    json_object_set_new(j, "replay_share", json_real(share));
+    json_object_set_new(j, "replay_samples", json_integer(s->samples));
+    json_object_set_new(j, "replay_tokens", json_integer(s->tokens));
+}
+
+/* All that decides what is computed. Threads do not, and the length of a run only where the
+ * learning rate follows it. */
+static char *settings_of(const struct nbi_run *r)
+{
+    const struct nb_train_opts *o = r->opts;
+    bool to_an_end = o->schedule != NB_SCHEDULE_CONSTANT;
+    json_t *j = json_pack(
+        "{s:s,s:i,s:b,s:i,s:I,s:I,s:I,s:f,s:f,s:i,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:b,s:I,s:b,s:b,s:I}",
+        "version", nb_version(), "precision", (int)o->precision, "bf16_master", o->bf16_master,
+        "state", (int)o->state, "seq_len", (json_int_t)o->seq_len, "batch_size",
+        (json_int_t)o->batch_size, "grad_accum", (json_int_t)o->grad_accum, "lr", o->lr,
+        "final_lr_frac", o->final_lr_frac, "schedule", (int)o->schedule, "warmup",
+        (json_int_t)o->warmup, "steps", (json_int_t)(to_an_end ? r->steps : 0), "beta1", o->beta1,
+        "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay, "grad_clip",
+        o->grad_clip, "clip_by_layer", o->clip_by_layer || o->fused_step, "train_last_layers",
+        (json_int_t)o->train_last_layers, "fused_step", o->fused_step, "sequential", o->sequential,
+        "seed", (json_int_t)o->seed);
+    if (j)
+        add_loss_settings(r, j);
+    if (j && r->data)
+        json_object_set_new(j, "samples", json_integer(nbi_dataset_stats(r->data)->samples));
+    if (j && r->data)
+        json_object_set_new(j, "data_tokens", json_integer(nbi_dataset_stats(r->data)->tokens));
+    char *text = j ? json_dumps(j, JSON_SORT_KEYS) : NULL;
+    json_decref(j);
+    return text;
+}
+
+/* The first setting that differs, but for the version. */
+static enum nb_status compare_settings(const char *old_text, const char *new_text)
+{
+    json_t *was = json_loads(old_text, 0, NULL), *is = json_loads(new_text, 0, NULL), *v;
+    const char *key;
+    enum nb_status rc = was && is ? NB_OK : nbi_fail(NB_EFORMAT, "its settings are not readable");
+    json_object_foreach (is, key, v) {
+        json_t *before = json_object_get(was, key);
+        if (rc != NB_OK || strcmp(key, "version") == 0 || json_equal(before, v))
+            continue;
+        const size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION(15);
+        char *a = before ? json_dumps(before, flags) : NULL;
+        char *b = json_dumps(v, flags);
+        rc = nbi_fail(NB_EINVAL, "the run was begun with %s %s, not %s", key, a ? a : "(none)",
+                      b ? b : "");
+        free(a);
+        free(b);
+    }
+    json_decref(was);
+    json_decref(is);
+    return rc;
+}
+
+/* ---- saving ---- */
+
+static enum nb_status get(void *ctx, size_t index, uint64_t offset, void *dst, size_t len)
+{
+    const struct pieces *l = ctx;
+    struct nbi_run *r = l->r;
+    struct nbi_ptr from = nbi_ptr_add(l->p[index].at, (int64_t)offset);
+    NBI_TRY(r->be->download(r->stream, dst, from, (int64_t)len));
+    return r->be->sync(r->stream);
+}
+
+static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const char *settings)
+{
+    const struct nbi_run_state *s = &r->state;
+    const struct nbi_ckpt_value values[] = {nbi_ckpt_whole("updates", s->updates),
+                                            nbi_ckpt_whole("skipped", s->skipped),
+                                            nbi_ckpt_whole("tokens", s->tokens),
+                                            nbi_ckpt_real("seconds", s->seconds),
+                                            nbi_ckpt_real("best_loss", s->best_loss),
+                                            nbi_ckpt_whole("epoch", s->cursor.epoch),
+                                            nbi_ckpt_whole("next", s->cursor.next),
+                                            nbi_ckpt_whole("token", s->cursor.token),
+                                            nbi_ckpt_whole("replay_epoch", s->replay.epoch),
+                                            nbi_ckpt_whole("replay_next", s->replay.next),
+                                            nbi_ckpt_whole("replay_token", s->replay.token),
+                                            nbi_ckpt_real("base_mark", r->base.mark),
+                                            nbi_ckpt_whole("evaluated", s->evaluated)};
+    struct nbi_ckpt_blob *blobs = calloc(l->count + 1, sizeof *blobs);
+    if (!blobs)
+        return nbi_fail_memory("checkpoint", (l->count + 1) * sizeof *blobs);
+    for (size_t i = 0; i < l->count; i++)
+        blobs[i] = (struct nbi_ckpt_blob){.name = l->p[i].name, .bytes = (uint64_t)l->p[i].bytes};
+    blobs[l->count] =
+        (struct nbi_ckpt_blob){"scales", (uint64_t)r->t.count * sizeof *l->scales, l->scales};
+    const struct nbi_ckpt_content content = {.step = (uint64_t)s->step,
+                                             .settings = settings,
+                                             .values = values,
+                                             .value_count = sizeof values / sizeof *values,
+                                             .blobs = blobs,
+                                             .blob_count = l->count + 1,
+                                             .get = get,
+                                             .ctx = l};
+    enum nb_status rc = nbi_checkpoint_save(r->opts->checkpoint_dir,
+                                            r->opts->keep > 0 ? r->opts->keep : 2, &content);
+    free(blobs);
+    return rc;
+}
+
+enum nb_status nbi_run_save(struct nbi_run *r)
+{
+    struct pieces l;
+    char *settings = settings_of(r);
+    enum nb_status rc = list_pieces(&l, r);
+    if (rc == NB_OK)
+        rc = settings ? write_pieces(r, &l, settings) : nbi_fail_memory("settings", 1);
+    release_pieces(&l);
+    free(settings);
+    return nbi_context(rc, "saving a checkpoint in '%s'", r->opts->checkpoint_dir);
+}
+
+/* ---- going on ---- */
+
+struct target {
+    struct nbi_run *r;
+    struct nbi_ptr at;
+};
+
+static enum nb_status put(void *ctx, uint64_t offset, const void *src, size_t len)
+{
+    const struct target *t = ctx;
+    NBI_TRY(t->r->be->upload(t->r->stream, nbi_ptr_add(t->at, (int64_t)offset), src, (int64_t)len));
+    return t->r->be->sync(t->r->stream);
+}
+
+/* A place in the data must be one; without data there is none. */
+static enum nb_status check_cursor(const struct nbi_batch_cursor *c, const struct nbi_dataset *d)
+{
+    int64_t samples = d ? nbi_dataset_stats(d)->samples : 1;
+    if (c->epoch < 0 || c->next < 0 || c->next >= samples || c->token < 0)
+        return nbi_fail(NB_EFORMAT, "its place in the data makes no sense");
+    return NB_OK;
+}
+
+/* The base is computed anew, on another CPU perhaps: equal but for rounding. */
+static enum nb_status check_base(const struct nbi_checkpoint *c, const struct nbi_run *r)
+{
+    double mark;
+    NBI_TRY(nbi_checkpoint_real(c, "base_mark", &mark));
+    if (!(fabs(mark - r->base.mark) <= 1e-4 * (fabs(mark) + 1)))
+        return nbi_fail(NB_EINVAL, "--kl-base: the model is not the one that the run began with");
+    return NB_OK;
+}
+
+static enum nb_status read_values(const struct nbi_checkpoint *c, struct nbi_run_state *s)
+{
+    s->step = (int64_t)nbi_checkpoint_step(c);
+    NBI_TRY(nbi_checkpoint_whole(c, "updates", &s->updates));
+    NBI_TRY(nbi_checkpoint_whole(c, "skipped", &s->skipped));
+    NBI_TRY(nbi_checkpoint_whole(c, "tokens", &s->tokens));
+    NBI_TRY(nbi_checkpoint_real(c, "seconds", &s->seconds));
+    NBI_TRY(nbi_checkpoint_real(c, "best_loss", &s->best_loss));
+    NBI_TRY(nbi_checkpoint_whole(c, "epoch", &s->cursor.epoch));
+    NBI_TRY(nbi_checkpoint_whole(c, "next", &s->cursor.next));
+    NBI_TRY(nbi_checkpoint_whole(c, "token", &s->cursor.token));
+    NBI_TRY(nbi_checkpoint_whole(c, "evaluated", &s->evaluated));
+    NBI_TRY(nbi_checkpoint_whole(c, "replay_epoch", &s->replay.epoch));
+    NBI_TRY(nbi_checkpoint_whole(c, "replay_next", &s->replay.next));
+    NBI_TRY(nbi_checkpoint_whole(c, "replay_token", &s->replay.token));
+    if (s->updates < 0)
+        return nbi_fail(NB_EFORMAT, "its numbers make no sense");
+    return NB_OK;
+}
+
+static enum nb_status read_pieces(struct nbi_run *r, struct pieces *l,
+                                  const struct nbi_checkpoint *c)
+{
+    NBI_TRY(nbi_checkpoint_read(c, "scales", l->scales, (uint64_t)r->t.count * sizeof *l->scales));
+    for (size_t i = 0; i < l->count; i++) {
+        struct target to = {r, l->p[i].at};
+        NBI_TRY(nbi_checkpoint_stream(c, l->p[i].name, (uint64_t)l->p[i].bytes, put, &to));
+    }
+    for (int64_t i = 0; i < r->t.count; i++) {
+        struct nbi_tensor *x = &r->t.tensors[i];
+        x->m_scale = l->scales[i][0];
+        x->v_scale = l->scales[i][1];
+        x->m_peak = l->scales[i][2];
+        x->v_peak = l->scales[i][3];
+    }
+    return nbi_trainable_refresh(&r->t, NBI_ALL_LAYERS);
+}
+
+static enum nb_status load(struct nbi_run *r, const struct nbi_checkpoint *c)
+{
+    struct pieces l;
+    char *settings = settings_of(r);
+    enum nb_status rc = settings ? compare_settings(nbi_checkpoint_settings(c), settings)
+                                 : nbi_fail_memory("settings", 1);
+    free(settings);
+    NBI_TRY(rc);
+    NBI_TRY(read_values(c, &r->state));
+    NBI_TRY(check_base(c, r));
+    NBI_TRY(check_cursor(&r->state.cursor, r->data));
+    NBI_TRY(check_cursor(&r->state.replay, r->replay_data));
+    if (r->data)
+        r->batcher.cursor = r->state.cursor;
+    if (r->replay_data)
+        r->replay.cursor = r->state.replay;
+    rc = list_pieces(&l, r);
+    if (rc == NB_OK)
+        rc = read_pieces(r, &l, c);
+    release_pieces(&l);
+    return rc;
+}
+
+enum nb_status nbi_run_resume(struct nbi_run *r)
+{
+    struct nbi_checkpoint *c = NULL;
+    enum nb_status rc = nbi_checkpoint_latest(&c, r->opts->checkpoint_dir);
+    if (rc == NB_ENOTFOUND)
+        return NB_OK; /* nothing yet: the run begins */
+    NBI_TRY(rc);
+    rc = nbi_context(load(r, c), "'%s'", nbi_checkpoint_path(c));
+    nbi_checkpoint_close(c);
+    return rc;
+}

@@ -1,0 +1,136 @@
+/* run.h - a training run: everything it needs, opened once, and where it stands. */
+#pragma once
+
+#include "data/mix.h"
+#include "model/files.h"
+#include "train/base.h"
+#include "train/feed.h"
+#include "train/log.h"
+#include "train/schedule.h"
+#include "train/step.h"
+
+#define NBI_EVAL_TEXTS 64
+
+/* Where a run stands: with the masters and moments all that a checkpoint needs. */
+struct nbi_run_state {
+    int64_t step;    /* steps done */
+    int64_t updates; /* of them, not skipped; counts for Adam's corrections */
+    int64_t skipped;
+    int64_t tokens; /* trained on */
+    double seconds;
+    double best_loss;  /* of evaluations; infinite before the first */
+    int64_t evaluated; /* step of the last evaluation */
+    struct nbi_batch_cursor cursor, replay;
+};
+
+/* Held-out data. Text is measured as `nibble eval ppl` does: the tokens of a file in windows of
+ * seq_len, of which all but the first are predicted. Conversations as they are trained on. */
+struct nbi_eval_set {
+    struct nbi_dataset *data; /* NULL: only text */
+    struct {
+        int32_t *ids;
+        int64_t count;
+    } texts[NBI_EVAL_TEXTS];
+    int text_count;
+};
+
+/* The prompts of a file, one a line, and what the model says to them, greedily. */
+struct nbi_prompts {
+    char **prompts, **before, **after;
+    int64_t count;
+};
+
+/* Memory at a point of the run, of the first step. */
+#define NBI_PHASES 8
+
+struct nbi_phase {
+    const char *name;
+    int64_t when; /* seconds since 1970 */
+    uint64_t bytes;
+};
+
+struct nbi_run {
+    const struct nb_train_opts *opts;
+    struct nbi_model files;
+    struct nbi_config config;
+    struct nb_tokenizer *tokenizer; /* NULL: random tokens */
+    struct nb_chat *chat;
+    struct nbi_dataset *data, *replay_data;
+    struct nbi_eval_set eval;
+    struct nbi_batcher batcher, replay; /* replay: only with replay_data */
+    struct nbi_base base;               /* only with kl_base */
+    struct nbi_batch *micro;            /* [grad_accum] */
+    struct nbi_backend *be;
+    struct nbi_stream *stream;
+    struct nbi_trainable t;
+    struct nbi_acts acts;
+    struct nbi_feed feed;
+    struct nbi_stepper stepper;
+    struct nbi_schedule_opts schedule;
+    struct nbi_trainlog *log;
+    struct nbi_prompts prompts;
+    struct nbi_history history; /* of this process */
+    struct nbi_phase phases[NBI_PHASES];
+    int phase_count;
+    int64_t eval_logged; /* step of the last evaluation in the log that this run continues */
+    struct nbi_run_state state;
+    int64_t steps; /* of the whole run, epochs included */
+};
+
+/* Opens all, with a fresh state. nbi_run_close also after a failure. */
+enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *opts);
+void nbi_run_close(struct nbi_run *r);
+
+/* Opens only what a plan takes: no data, nothing of the model's values. */
+enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *opts);
+enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan);
+
+/* The next micro-batches; *more false: the data has ended, and there are none. */
+enum nb_status nbi_run_next(struct nbi_run *r, bool *more);
+
+/* With kl_base: the probabilities of the model as it was read. Before a checkpoint is loaded. */
+enum nb_status nbi_run_base(struct nbi_run *r);
+
+/* ---- evaluation (evaluate.c) ---- */
+
+enum nb_status nbi_eval_open(struct nbi_run *r);
+void nbi_eval_close(struct nbi_eval_set *set);
+bool nbi_eval_any(const struct nbi_eval_set *set);
+
+/* The sum of losses over the held-out data with the given weights, and how many tokens were
+ * predicted. Uses the first micro-batch. */
+enum nb_status nbi_run_evaluate(struct nbi_run *r, const struct nbi_weights *w, double *loss,
+                                int64_t *count);
+
+/* ---- checkpoints (resume.c) ---- */
+
+enum nb_status nbi_run_save(struct nbi_run *r);
+
+/* Goes on from the newest whole checkpoint. NB_ENOTFOUND: there is none. Settings that would change
+ * what is computed must be the same. */
+enum nb_status nbi_run_resume(struct nbi_run *r);
+
+/* ---- prompts (prompts.c) ---- */
+
+enum nb_status nbi_prompts_open(struct nbi_prompts *p, const char *path);
+void nbi_prompts_close(struct nbi_prompts *p);
+
+/* Fills one of before and after. */
+enum nb_status nbi_prompts_run(struct nbi_prompts *p, struct nbi_run *r, char **answers);
+
+/* ---- results (export.c) ---- */
+
+enum nb_status nbi_run_export(struct nbi_run *r);
+
+/* ---- for people (summary.c) ---- */
+
+/* Remembers a line for the report. */
+enum nb_status nbi_run_note_step(struct nbi_run *r, const struct nbi_log_step *line, double kl);
+enum nb_status nbi_run_note_eval(struct nbi_run *r, const struct nbi_log_eval *line);
+
+/* report.html in the result's directory, or beside its file. */
+enum nb_status nbi_run_report(struct nbi_run *r);
+
+/* Memory by phases, in the predecessor's format. */
+void nbi_run_phase(struct nbi_run *r, const char *phase);
+enum nb_status nbi_run_memory_report(struct nbi_run *r, const char *path);

@@ -1,0 +1,419 @@
+/* setup.c - opens all that a run needs, in an order that fails early: files, data, memory. */
+#include <math.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/rng.h"
+#include "base/sys.h"
+#include "convert/export.h"
+#include "infer/engine.h"
+#include "tokenizer/chat.h"
+#include "train/checkpoint.h"
+#include "train/run.h"
+
+/* Rows of logits that are there at a time: about 32 MB of them. */
+static int64_t logits_rows(const struct nbi_config *c, int64_t N)
+{
+    int64_t rows = ((int64_t)32 << 20) / (c->vocab_size * (int64_t)sizeof(float));
+    rows = rows < 16 ? 16 : rows;
+    return rows < N ? rows : N;
+}
+
+static struct nbi_trainable_opts trainable_opts(const struct nb_train_opts *o)
+{
+    static const enum nbi_precision precisions[] = {NBI_PRECISION_BF16, NBI_PRECISION_F32,
+                                                    NBI_PRECISION_NVFP4};
+    static const enum nbi_state_kind states[] = {NBI_STATE_F32, NBI_STATE_BF16, NBI_STATE_INT8,
+                                                 NBI_STATE_NVFP4};
+    return (struct nbi_trainable_opts){.precision = precisions[o->precision],
+                                       .master = o->bf16_master ? NBI_BF16 : NBI_F32,
+                                       .state = states[o->state],
+                                       .last_layers = o->train_last_layers,
+                                       .fused = o->fused_step,
+                                       .seed = o->seed};
+}
+
+static struct nbi_stream_limits limits_of(const struct nbi_config *c, int64_t N)
+{
+    int64_t q = c->heads * c->head_dim, K = c->hidden_size;
+    K = c->intermediate_size > K ? c->intermediate_size : K;
+    return (struct nbi_stream_limits){
+        .N = N, .K = q > K ? q : K, .D = c->head_dim, .heads = c->heads};
+}
+
+/* ---- checks ---- */
+
+static enum nb_status check(const struct nb_train_opts *o)
+{
+    if (o->seq_len < 2 || o->batch_size < 1 || o->grad_accum < 1)
+        return nbi_fail(NB_EINVAL, "a batch needs rows of at least 2 tokens");
+    if (o->fused_step && o->grad_accum > 1)
+        return nbi_fail(NB_EINVAL,
+                        "--fused-step updates in each backward pass, so there is nothing "
+                        "to accumulate: use --grad-accum 1");
+    if (o->steps <= 0 && o->epochs <= 0)
+        return nbi_fail(NB_EINVAL, "say how long to train: --steps or --epochs");
+    if (o->synthetic && o->steps <= 0)
+        return nbi_fail(NB_EINVAL, "random tokens have no end: say --steps");
+    if (o->synthetic && o->test_prompts)
+        return nbi_fail(NB_EINVAL, "a random model has no tokenizer, so no prompts to answer");
+    if (o->synthetic && o->out)
+        return nbi_fail(NB_EINVAL, "a random model on random tokens is not worth writing: no -o");
+    if (o->resume && !o->checkpoint_dir)
+        return nbi_fail(NB_EINVAL, "--resume needs --checkpoint-dir");
+    if (!o->synthetic && (!o->data || !o->data[0]))
+        return nbi_fail(NB_EINVAL, "there is no data: -d FILE");
+    if (o->synthetic && (o->replay || o->kl_base > 0))
+        return nbi_fail(NB_EINVAL, "--replay and --kl-base need data, not random tokens");
+    if (o->replay && !(o->replay_share > 0 && o->replay_share < 1))
+        return nbi_fail(NB_EINVAL, "the share of --replay is over 0 and less than 1");
+    if (o->kl_base > 0 && o->loss != NB_LOSS_CE)
+        return nbi_fail(NB_EINVAL, "--kl-base compares probabilities: use it with --loss ce");
+    return NB_OK;
+}
+
+/* Whether out is the model that is read, or a file of it. */
+static bool is_input(const struct nbi_run *r, const char *out)
+{
+    const struct nbi_store *store = r->files.store;
+    bool same =
+        nbi_path_same(out, r->opts->model) || (r->files.dir && nbi_path_same(out, r->files.dir));
+    for (int i = 0; store && i < store->file_count && !same; i++)
+        same = nbi_path_same(out, nbi_source_path(store->files[i]));
+    return same;
+}
+
+/* What would fail after the last step fails before the first. */
+static enum nb_status check_out(const struct nbi_run *r)
+{
+    const char *out = r->opts->out;
+    struct nbi_target target;
+    if (!out)
+        return NB_OK;
+    NBI_TRY(nbi_target_of(out, &target));
+    if (!r->opts->overwrite && r->opts->model && is_input(r, out))
+        return nbi_fail(NB_EINVAL, "'%s' is the model that is read; --overwrite replaces it", out);
+    if (target.directory) {
+        struct nbi_stage stage;
+        NBI_TRY(nbi_stage_begin(&stage, out));
+        nbi_stage_abort(&stage);
+        return NB_OK;
+    }
+    struct nbi_outfile *file;
+    NBI_TRY(nbi_outfile_open(&file, out));
+    nbi_outfile_abort(file);
+    return NB_OK;
+}
+
+/* Checkpoints of another run would be taken for this one's. */
+static enum nb_status check_checkpoints(const struct nb_train_opts *o)
+{
+    if (!o->checkpoint_dir)
+        return NB_OK;
+    if (o->resume || nbi_checkpoint_count(o->checkpoint_dir) == 0)
+        return nbi_checkpoint_make_dir(o->checkpoint_dir);
+    return nbi_fail(NB_EINVAL,
+                    "'%s' has checkpoints: go on from them with --resume, or take another "
+                    "directory",
+                    o->checkpoint_dir);
+}
+
+/* ---- files and data ---- */
+
+static enum nb_status open_model(struct nbi_run *r)
+{
+    const struct nb_train_opts *o = r->opts;
+    if (o->synthetic)
+        return nbi_config_preset(&r->config, o->synthetic);
+    NBI_TRY(nbi_model_open(&r->files, o->model, o->model_dir));
+    NBI_TRY(nbi_model_need_config(&r->files));
+    r->config = r->files.config;
+    return NB_OK;
+}
+
+static enum nb_status open_tokenizer(struct nbi_run *r)
+{
+    const struct nb_train_opts *o = r->opts;
+    if (o->synthetic)
+        return NB_OK;
+    NBI_TRY(nb_tokenizer_open(&r->tokenizer, o->model, o->model_dir));
+    return nb_chat_open(&r->chat, o->model, o->model_dir);
+}
+
+static enum nb_status open_set(struct nbi_run *r, const char *const *files,
+                               struct nbi_dataset **out)
+{
+    const struct nbi_dataset_opts opts = {
+        .files = files, .tokenizer = r->tokenizer, .chat = nbi_chat_kind(r->chat)};
+    NBI_TRY(nbi_dataset_open(out, &opts));
+    if (nbi_dataset_stats(*out)->trained == 0)
+        return nbi_fail(NB_EVALUE, "'%s' has nothing to train on", files[0]);
+    return NB_OK;
+}
+
+static struct nbi_mix mix_of(struct nbi_run *r)
+{
+    return (struct nbi_mix){.main = &r->batcher,
+                            .other = r->replay_data ? &r->replay : NULL,
+                            .share = r->opts->replay_share};
+}
+
+/* Batches of one epoch, which only packing tells. */
+static enum nb_status count_batches(struct nbi_run *r, int64_t *count)
+{
+    struct nbi_mix mix = mix_of(r);
+    bool more = true;
+    *count = 0;
+    r->batcher.opts.epochs = 1;
+    while (more) {
+        NBI_TRY(nbi_check_interrupt());
+        NBI_TRY(nbi_mix_next(&mix, *count, &r->micro[0], &more));
+        *count += more;
+    }
+    r->batcher.opts.epochs = r->opts->epochs;
+    r->batcher.cursor = r->replay.cursor = (struct nbi_batch_cursor){0};
+    return NB_OK;
+}
+
+/* Its order is another than that of the data, also of the same file. */
+static enum nb_status open_replay(struct nbi_run *r)
+{
+    const char *const files[] = {r->opts->replay, NULL};
+    struct nbi_batcher_opts opts = r->batcher.opts;
+    NBI_TRY(open_set(r, files, &r->replay_data));
+    opts.data = r->replay_data;
+    opts.seed += 0x9E3779B97F4A7C15;
+    opts.epochs = 0;
+    return nbi_batcher_init(&r->replay, &opts);
+}
+
+static enum nb_status open_batches(struct nbi_run *r)
+{
+    const struct nb_train_opts *o = r->opts;
+    r->micro = calloc((size_t)o->grad_accum, sizeof *r->micro);
+    if (!r->micro)
+        return nbi_fail_memory("batches", (size_t)o->grad_accum * sizeof *r->micro);
+    for (int64_t i = 0; i < o->grad_accum; i++)
+        NBI_TRY(nbi_batch_init(&r->micro[i], o->batch_size, o->seq_len));
+    r->steps = o->steps;
+    if (o->synthetic)
+        return NB_OK;
+    NBI_TRY(open_set(r, o->data, &r->data));
+    NBI_TRY(nbi_eval_open(r));
+    const struct nbi_batcher_opts opts = {.data = r->data,
+                                          .seed = o->seed,
+                                          .shuffle = !o->sequential,
+                                          .pack = true,
+                                          .epochs = o->epochs,
+                                          .padding =
+                                              r->config.pad >= 0 ? (int32_t)r->config.pad : 0};
+    NBI_TRY(nbi_batcher_init(&r->batcher, &opts));
+    if (o->replay)
+        NBI_TRY(open_replay(r));
+    if (o->epochs <= 0)
+        return NB_OK;
+    int64_t batches;
+    NBI_TRY(count_batches(r, &batches));
+    int64_t steps = (batches * o->epochs + o->grad_accum - 1) / o->grad_accum;
+    r->steps = o->steps > 0 && o->steps < steps ? o->steps : steps;
+    return NB_OK;
+}
+
+/* ---- the model in memory ---- */
+
+static enum nb_status open_backend(struct nbi_run *r)
+{
+    struct nbi_backend_opts on = {.device = "cpu", .threads = r->opts->threads};
+    NBI_TRY(nbi_simd_parse(r->opts->simd, &on.level));
+    return nbi_backend_open(&r->be, &on);
+}
+
+static enum nb_status open_memory(struct nbi_run *r)
+{
+    const struct nb_train_opts *o = r->opts;
+    const struct nbi_config *c = &r->config;
+    int64_t N = o->batch_size * o->seq_len;
+    const struct nbi_stream_limits limits = limits_of(c, N);
+    const struct nbi_trainable_opts opts = trainable_opts(o);
+    const struct nbi_step_opts step = {.beta1 = (float)o->beta1,
+                                       .beta2 = (float)o->beta2,
+                                       .eps = (float)o->eps,
+                                       .decay = (float)o->weight_decay,
+                                       .clip = (float)o->grad_clip,
+                                       .clamp = o->state == NB_STATE_NVFP4 ? 5 : 0,
+                                       .chunk_rows = o->step_chunk_rows,
+                                       .seed = o->seed};
+    NBI_TRY(r->be->stream_new(r->be, &limits, &r->stream));
+    NBI_TRY(nbi_acts_init_training(&r->acts, r->be, c, N, logits_rows(c, N), o->recompute));
+    NBI_TRY(nbi_feed_init(&r->feed, &r->acts));
+    r->feed.V = c->vocab_size;
+    struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->files.store;
+    NBI_TRY(nbi_trainable_init(&r->t, r->stream, r->be, c, store, &opts));
+    return nbi_stepper_init(&r->stepper, &r->t, &step);
+}
+
+enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
+{
+    *r = (struct nbi_run){.opts = o, .state.best_loss = INFINITY};
+    NBI_TRY(check(o));
+    NBI_TRY(open_model(r));
+    NBI_TRY(check_out(r));
+    NBI_TRY(open_tokenizer(r));
+    NBI_TRY(open_batches(r));
+    NBI_TRY(check_checkpoints(o));
+    r->schedule = (struct nbi_schedule_opts){.kind = (enum nbi_schedule)o->schedule,
+                                             .lr = o->lr,
+                                             .final_frac = o->final_lr_frac,
+                                             .warmup = o->warmup,
+                                             .steps = r->steps};
+    if (o->test_prompts)
+        NBI_TRY(nbi_prompts_open(&r->prompts, o->test_prompts));
+    NBI_TRY(open_backend(r));
+    nbi_run_phase(r, "start");
+    NBI_TRY(open_memory(r));
+    nbi_run_phase(r, "model_loaded");
+    return NB_OK;
+}
+
+enum nb_status nbi_run_base(struct nbi_run *r)
+{
+    const struct nb_train_opts *o = r->opts;
+    bool replay = r->replay_data != NULL;
+    const struct nbi_base_opts opts = {.data = replay ? r->replay_data : r->data,
+                                       .before = replay ? nbi_dataset_stats(r->data)->samples : 0,
+                                       .memory_max = NBI_BASE_MEMORY,
+                                       .beside = o->checkpoint_dir ? o->checkpoint_dir
+                                                 : o->out          ? o->out
+                                                                   : "base"};
+    const struct nbi_base_pass pass = {.weights = &r->t.weights,
+                                       .acts = &r->acts,
+                                       .stream = r->stream,
+                                       .feed = &r->feed,
+                                       .batch = &r->micro[0]};
+    return o->kl_base > 0 ? nbi_base_init(&r->base, &opts, &pass) : NB_OK;
+}
+
+void nbi_run_close(struct nbi_run *r)
+{
+    nbi_trainlog_close(r->log);
+    nbi_history_release(&r->history);
+    nbi_prompts_close(&r->prompts);
+    nbi_base_release(&r->base);
+    nbi_stepper_release(&r->stepper);
+    if (r->t.be)
+        nbi_trainable_release(&r->t);
+    nbi_feed_release(&r->feed);
+    nbi_acts_release(&r->acts);
+    if (r->stream)
+        r->be->stream_free(r->stream);
+    if (r->be)
+        r->be->close(r->be);
+    for (int64_t i = 0; r->micro && i < r->opts->grad_accum; i++)
+        nbi_batch_release(&r->micro[i]);
+    free(r->micro);
+    nbi_batcher_release(&r->batcher);
+    nbi_batcher_release(&r->replay);
+    nbi_dataset_close(r->replay_data);
+    nbi_dataset_close(r->data);
+    nbi_eval_close(&r->eval);
+    nb_chat_close(r->chat);
+    nb_tokenizer_close(r->tokenizer);
+    nbi_model_close(&r->files);
+    *r = (struct nbi_run){0};
+}
+
+/* ---- batches ---- */
+
+/* Tokens that are no text, of a run without data. */
+static void random_batch(const struct nbi_run *r, struct nbi_batch *b, int64_t number)
+{
+    int64_t N = b->B * b->T;
+    uint32_t V = (uint32_t)r->config.vocab_size;
+    for (int64_t i = 0; i < N; i++) {
+        struct nbi_philox p = nbi_philox(r->opts->seed, (uint64_t)i, (uint64_t)number);
+        b->ids[i] = (int32_t)(p.v[0] % V);
+        b->positions[i] = (int32_t)(i % b->T);
+        if (i > 0)
+            b->targets[i - 1] = i % b->T ? b->ids[i] : NBI_IGNORE;
+    }
+    b->targets[N - 1] = NBI_IGNORE;
+    b->tokens = N;
+    b->trained = N - b->B;
+}
+
+enum nb_status nbi_run_next(struct nbi_run *r, bool *more)
+{
+    int64_t n = r->opts->grad_accum;
+    *more = true;
+    for (int64_t i = 0; i < n; i++) {
+        struct nbi_batch *b = &r->micro[i];
+        if (!r->data) {
+            random_batch(r, b, r->state.step * n + i);
+            continue;
+        }
+        bool some;
+        struct nbi_mix mix = mix_of(r);
+        NBI_TRY(nbi_mix_next(&mix, r->state.step * n + i, b, &some));
+        if (i == 0)
+            *more = some;
+    }
+    r->state.cursor = r->batcher.cursor;
+    r->state.replay = r->replay.cursor;
+    return NB_OK;
+}
+
+/* ---- the plan ---- */
+
+enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
+{
+    const struct nb_train_opts *o = r->opts;
+    const struct nbi_config *c = &r->config;
+    int64_t N = o->batch_size * o->seq_len, accum = o->grad_accum;
+    const struct nbi_trainable_opts opts = trainable_opts(o);
+    const struct nbi_stream_limits limits = limits_of(c, N);
+    struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->files.store;
+    struct nbi_trainable_plan t;
+    nbi_trainable_plan(c, store, &opts, &t);
+    *plan = (struct nb_train_plan){
+        .masters = t.masters,
+        .moments = t.moments,
+        .gradients = t.gradients,
+        .weights = t.weights,
+        .activations = nbi_acts_training_bytes(c, N, logits_rows(c, N), o->recompute),
+        .scratch = r->be->stream_bytes(r->be, &limits),
+        .host = nbi_feed_bytes(c, N) + 5 * accum * N * (int64_t)sizeof(int32_t) +
+                (o->kl_base > 0 ? nbi_base_bytes(N) : 0)};
+    plan->total = plan->masters + plan->moments + plan->gradients + plan->weights +
+                  plan->activations + plan->scratch + plan->host;
+    for (int64_t i = 0; i < nbi_param_count(c); i++) {
+        struct nbi_param p;
+        nbi_param_at(c, i, &p);
+        int64_t n = p.shape[0] * (p.ndim == 2 ? p.shape[1] : 1);
+        plan->parameters += n;
+        if (p.ndim == 2 && i > 0)
+            plan->flops_per_token += 6.0 * (double)n;
+    }
+    if (c->tied)
+        plan->flops_per_token += 6.0 * (double)(c->vocab_size * c->hidden_size);
+    plan->flops_per_token +=
+        6.0 * (double)(o->seq_len * c->heads * c->head_dim * c->layers); /* causal attention */
+    plan->trained = (t.gradients ? plan->parameters : 0);
+    return NB_OK;
+}
+
+enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *o)
+{
+    *r = (struct nbi_run){.opts = o};
+    NBI_TRY(open_model(r));
+    return open_backend(r);
+}
+
+enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan *plan)
+{
+    struct nbi_run r;
+    enum nb_status rc = nbi_run_open_plan(&r, o);
+    if (rc == NB_OK)
+        rc = nbi_run_plan(&r, plan);
+    nbi_run_close(&r);
+    return rc;
+}

@@ -1,0 +1,392 @@
+/* trainable.c - masters, moments and gradients: what there is of each, and where. */
+#include "train/trainable.h"
+
+#include <string.h>
+
+#include "base/rng.h"
+#include "base/str.h"
+#include "tensor/half.h"
+#include "tensor/kernels.h"
+
+#define CHUNK ((int64_t)1 << 18)
+
+/* ---- what a parameter needs ---- */
+
+static int64_t layer_of(const char *name)
+{
+    return nbi_starts_with(name, "model.layers.") ? strtol(name + 13, NULL, 10) : -1;
+}
+
+static bool is_trained(const struct nbi_config *c, const struct nbi_trainable_opts *o,
+                       const struct nbi_param *p)
+{
+    if (o->last_layers <= 0 || o->last_layers >= c->layers)
+        return true;
+    int64_t layer = layer_of(p->name);
+    return layer >= 0 ? layer >= c->layers - o->last_layers
+                      : strcmp(p->name, "model.norm.weight") == 0;
+}
+
+static bool is_nvfp4(const struct nbi_trainable_opts *o, const struct nbi_param *p)
+{
+    return o->precision == NBI_PRECISION_NVFP4 && nbi_param_is_projection(p->name, p->ndim) &&
+           p->shape[1] % 16 == 0;
+}
+
+/* The type that floats are used and written in: that of the source, unless they are trained and
+ * another was asked for. */
+static enum nbi_dtype raw_type(const struct nbi_store *store, const struct nbi_trainable_opts *o,
+                               const struct nbi_param *p, bool trained)
+{
+    const struct nbi_entry *e = store ? nbi_store_find(store, p->name) : NULL;
+    if (!trained && e && nbi_dtype_is_float(e->dtype))
+        return e->dtype;
+    if (o->precision == NBI_PRECISION_F32)
+        return NBI_F32;
+    bool kept = e && (e->dtype == NBI_BF16 || e->dtype == NBI_F16);
+    if (o->precision == NBI_PRECISION_NVFP4 && e && e->dtype == NBI_F32)
+        return NBI_F32;
+    return kept ? e->dtype : NBI_BF16;
+}
+
+/* What the list of parameters says about one, before anything is allocated. */
+static struct nbi_tensor describe(const struct nbi_config *c, const struct nbi_store *store,
+                                  const struct nbi_trainable_opts *o, const struct nbi_param *p)
+{
+    struct nbi_tensor t = {.param = *p,
+                           .index = nbi_param_index(c, p->name),
+                           .count = p->shape[0] * (p->ndim == 2 ? p->shape[1] : 1),
+                           .layer = layer_of(p->name),
+                           .trained = is_trained(c, o, p),
+                           .dtype = p->ndim == 2 ? o->master : NBI_F32};
+    t.raw = raw_type(store, o, p, t.trained);
+    /* Small tensors cost nothing, and errors in norms are seen everywhere. */
+    enum nbi_state_kind kind = p->ndim == 2 && t.count > 4096 ? o->state : NBI_STATE_F32;
+    t.m.kind = t.v.kind = kind;
+    return t;
+}
+
+/* Whether the forward pass can use the master itself. */
+static bool uses_master(const struct nbi_trainable_opts *o, const struct nbi_tensor *t)
+{
+    return !is_nvfp4(o, &t->param) && t->param.ndim == 2 && t->raw == t->dtype;
+}
+
+static bool has_tied_head(const struct nbi_config *c, const struct nbi_store *store,
+                          const struct nbi_trainable_opts *o)
+{
+    return c->tied && o->precision == NBI_PRECISION_NVFP4 && c->hidden_size % 16 == 0 &&
+           (o->last_layers <= 0 || o->last_layers >= c->layers) &&
+           !(store && nbi_store_find(store, "lm_head.weight"));
+}
+
+/* ---- masters ---- */
+
+static enum nb_status values_of(const struct nbi_trainable *t, const struct nbi_tensor *x,
+                                int64_t first, int64_t count, float *out)
+{
+    if (t->store) {
+        const struct nbi_entry *e = nbi_store_find(t->store, x->param.name);
+        return nbi_store_read_f32(t->store, e, first, count, out);
+    }
+    for (int64_t i = 0; i < count; i += 4) {
+        float v[4];
+        nbi_philox_normal4(v, t->opts.seed, (uint64_t)(first + i) / 4, (uint64_t)x->index);
+        for (int k = 0; k < 4 && i + k < count; k++)
+            out[i + k] = x->param.ndim == 1 ? 1 : (float)t->config->initializer_range * v[k];
+    }
+    return NB_OK;
+}
+
+static enum nb_status check_source(const struct nbi_trainable *t, const struct nbi_tensor *x)
+{
+    const struct nbi_entry *e = t->store ? nbi_store_find(t->store, x->param.name) : NULL;
+    if (!t->store)
+        return NB_OK;
+    if (!e)
+        return nbi_fail(NB_EFORMAT, "'%s' is missing from the weights", x->param.name);
+    if (e->count != x->count || e->shape[0] != x->param.shape[0])
+        return nbi_fail(NB_EFORMAT, "'%s': its shape is not the one the config asks for",
+                        x->param.name);
+    return NB_OK;
+}
+
+static enum nb_status fill_master(struct nbi_trainable *t, struct nbi_tensor *x)
+{
+    float *f = malloc((size_t)CHUNK * sizeof *f);
+    uint16_t *h = malloc((size_t)CHUNK * sizeof *h);
+    int64_t size = nbi_dtypes[x->dtype].bytes;
+    enum nb_status rc = f && h ? check_source(t, x) : nbi_fail_memory("weights", CHUNK * 4);
+    for (int64_t i = 0; i < x->count && rc == NB_OK; i += CHUNK) {
+        int64_t n = x->count - i < CHUNK ? x->count - i : CHUNK;
+        rc = nbi_check_interrupt();
+        if (rc == NB_OK)
+            rc = values_of(t, x, i, n, f);
+        if (rc == NB_OK && x->dtype == NBI_BF16)
+            nbi_kernels()->f32_to_bf16(h, f, n);
+        if (rc == NB_OK)
+            rc = t->be->upload(t->stream, nbi_ptr_add(x->master, i * size),
+                               x->dtype == NBI_BF16 ? (const void *)h : f, n * size);
+        if (rc == NB_OK)
+            rc = t->be->sync(t->stream);
+    }
+    free(f);
+    free(h);
+    return rc;
+}
+
+/* ---- one parameter ---- */
+
+static enum nb_status zeros(struct nbi_trainable *t, const char *what, int64_t bytes,
+                            struct nbi_ptr *out)
+{
+    if (bytes == 0)
+        return NB_OK;
+    NBI_TRY(t->be->alloc(t->be, what, bytes, out));
+    return t->be->clear(t->stream, *out, bytes);
+}
+
+static enum nb_status make_moment(struct nbi_trainable *t, struct nbi_moment *m, int64_t count)
+{
+    int64_t scales, values = nbi_state_bytes(m->kind, count, &scales);
+    NBI_TRY(zeros(t, "moments", values, &m->values));
+    return zeros(t, "moments", scales, &m->scales);
+}
+
+/* With one layer's gradients at a time, the layers behind the first use its. */
+static enum nb_status make_grad(struct nbi_trainable *t, struct nbi_tensor *x)
+{
+    if (t->opts.fused && x->layer > t->first_layer) {
+        struct nbi_tensor *same = x - (x->layer - t->first_layer) * 11;
+        x->grad = same->grad;
+        return NB_OK;
+    }
+    return zeros(t, "gradients", x->count * (int64_t)sizeof(float), &x->grad);
+}
+
+static enum nb_status make_weight(struct nbi_trainable *t, struct nbi_tensor *x,
+                                  struct nbi_weight *out)
+{
+    const struct nbi_param *p = &x->param;
+    int64_t cols = p->ndim == 2 ? p->shape[1] : 0;
+    x->weight = out;
+    if (uses_master(&t->opts, x)) {
+        *out = (struct nbi_weight){.dtype = x->raw,
+                                   .rows = p->shape[0],
+                                   .cols = cols,
+                                   .data = x->master,
+                                   .tensor_scale = 1,
+                                   .borrowed = true};
+        return NB_OK;
+    }
+    enum nbi_dtype dtype = is_nvfp4(&t->opts, p) ? NBI_NVFP4 : cols == 0 ? NBI_F32 : x->raw;
+    return t->be->weight_room(t->be, dtype, p->shape[0], cols, out);
+}
+
+static enum nb_status make_tensor(struct nbi_trainable *t, struct nbi_tensor *x,
+                                  struct nbi_weight *out)
+{
+    int64_t bytes = (int64_t)nbi_dtype_bytes(x->dtype, x->count);
+    NBI_TRY(t->be->alloc(t->be, "masters", bytes, &x->master));
+    NBI_TRY(fill_master(t, x));
+    NBI_TRY(make_moment(t, &x->m, x->count));
+    NBI_TRY(make_moment(t, &x->v, x->count));
+    NBI_TRY(make_grad(t, x));
+    return make_weight(t, x, out);
+}
+
+/* For nbi_weight_provider: parameters come in their order, a head last. */
+static enum nb_status take(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
+                           struct nbi_weight *out)
+{
+    struct nbi_trainable *t = ctx;
+    bool second_head = t->config->tied && strcmp(p->name, "lm_head.weight") == 0;
+    bool tied = second_head && has_tied_head(t->config, t->store, &t->opts);
+    if (second_head && !tied && !(t->store && nbi_store_find(t->store, p->name)))
+        return NB_ENOTFOUND;
+    struct nbi_tensor *x = &t->tensors[t->count++];
+    *x = describe(t->config, t->store, &t->opts, p);
+    if (!x->trained) {
+        struct nbi_weight_provider stored = nbi_weights_of_store(t->store);
+        x->weight = out;
+        return t->store ? stored.take(stored.ctx, be, p, out)
+                        : nbi_fail(NB_EINVAL, "a random model is trained as a whole");
+    }
+    if (!tied)
+        return nbi_context(make_tensor(t, x, out), "'%s'", p->name);
+    x->shares = &t->tensors[0];
+    x->master = x->shares->master;
+    x->grad = x->shares->grad;
+    return make_weight(t, x, out);
+}
+
+/* ---- all ---- */
+
+/* In the order of the parameters of a layer (model/params.c). */
+static void set_layer_grads(struct nbi_trainable *t, struct nbi_layer_grads *g,
+                            const struct nbi_tensor *x)
+{
+    struct nbi_ptr *to[] = {&g->q,    &g->k,  &g->v,    &g->o,          &g->q_norm,   &g->k_norm,
+                            &g->gate, &g->up, &g->down, &g->input_norm, &g->post_norm};
+    (void)t;
+    for (int i = 0; i < 11; i++)
+        *to[i] = x[i].grad;
+}
+
+static enum nb_status set_grads(struct nbi_trainable *t)
+{
+    const struct nbi_config *c = t->config;
+    t->grads.first_layer = t->first_layer;
+    t->grads.layers = calloc((size_t)c->layers, sizeof *t->grads.layers);
+    if (!t->grads.layers)
+        return nbi_fail_memory("gradients", (size_t)c->layers * sizeof *t->grads.layers);
+    for (int64_t i = t->first_layer; i < c->layers; i++)
+        set_layer_grads(t, &t->grads.layers[i], &t->tensors[1 + i * 11]);
+    t->grads.embed = t->tensors[0].grad;
+    t->grads.norm = t->tensors[1 + c->layers * 11].grad;
+    t->grads.head = t->weights.own_head ? t->tensors[t->count - 1].grad : t->grads.embed;
+    return NB_OK;
+}
+
+enum nb_status nbi_trainable_init(struct nbi_trainable *t, struct nbi_stream *stream,
+                                  struct nbi_backend *be, const struct nbi_config *c,
+                                  struct nbi_store *store, const struct nbi_trainable_opts *opts)
+{
+    bool some = opts->last_layers > 0 && opts->last_layers < c->layers;
+    *t = (struct nbi_trainable){.be = be,
+                                .opts = *opts,
+                                .config = c,
+                                .store = store,
+                                .stream = stream,
+                                .first_layer = some ? c->layers - opts->last_layers : 0};
+    t->tensors = calloc((size_t)nbi_param_count(c) + 1, sizeof *t->tensors);
+    if (!t->tensors)
+        return nbi_fail_memory("parameters", (size_t)nbi_param_count(c) * sizeof *t->tensors);
+    const struct nbi_weight_provider from = {take, t};
+    enum nb_status rc = nbi_weights_load(&t->weights, be, c, &from, NULL, NULL);
+    if (rc == NB_OK)
+        rc = set_grads(t);
+    if (rc == NB_OK)
+        rc = nbi_trainable_refresh(t, NBI_ALL_LAYERS);
+    if (rc != NB_OK)
+        nbi_trainable_release(t);
+    return rc;
+}
+
+void nbi_trainable_release(struct nbi_trainable *t)
+{
+    struct nbi_backend *be = t->be;
+    nbi_weights_release(&t->weights);
+    for (int64_t i = 0; i < t->count; i++) {
+        struct nbi_tensor *x = &t->tensors[i];
+        if (!x->trained || x->shares)
+            continue;
+        be->free(be, x->master);
+        if (!t->opts.fused || x->layer <= t->first_layer)
+            be->free(be, x->grad);
+        be->free(be, x->m.values);
+        be->free(be, x->m.scales);
+        be->free(be, x->v.values);
+        be->free(be, x->v.scales);
+    }
+    free(t->grads.layers);
+    free(t->tensors);
+    *t = (struct nbi_trainable){0};
+}
+
+static int64_t moment_bytes(enum nbi_state_kind kind, int64_t count)
+{
+    int64_t scales, values = nbi_state_bytes(kind, count, &scales);
+    return values + scales;
+}
+
+/* What is not trained stays as it is stored. */
+static int64_t stored_bytes(const struct nbi_store *store, const struct nbi_tensor *t)
+{
+    const struct nbi_entry *e = store ? nbi_store_find(store, t->param.name) : NULL;
+    enum nbi_dtype dtype = t->param.ndim == 1 ? NBI_F32 : e ? e->dtype : t->raw;
+    return (int64_t)nbi_dtype_bytes(dtype, t->count);
+}
+
+static void add_to_plan(struct nbi_trainable_plan *plan, const struct nbi_trainable_opts *o,
+                        const struct nbi_store *store, const struct nbi_tensor *t, bool shares,
+                        int64_t first_layer)
+{
+    if (!t->trained) {
+        plan->weights += stored_bytes(store, t);
+        return;
+    }
+    if (is_nvfp4(o, &t->param))
+        plan->weights += (int64_t)nbi_dtype_bytes(NBI_NVFP4, t->count);
+    else if (!uses_master(o, t))
+        plan->weights += (int64_t)nbi_dtype_bytes(t->param.ndim == 1 ? NBI_F32 : t->raw, t->count);
+    if (shares)
+        return;
+    plan->masters += (int64_t)nbi_dtype_bytes(t->dtype, t->count);
+    plan->moments += 2 * moment_bytes(t->m.kind, t->count);
+    if (!o->fused || t->layer <= first_layer)
+        plan->gradients += t->count * (int64_t)sizeof(float);
+}
+
+void nbi_trainable_plan(const struct nbi_config *c, const struct nbi_store *store,
+                        const struct nbi_trainable_opts *o, struct nbi_trainable_plan *plan)
+{
+    bool some = o->last_layers > 0 && o->last_layers < c->layers;
+    int64_t first_layer = some ? c->layers - o->last_layers : 0;
+    *plan = (struct nbi_trainable_plan){0};
+    for (int64_t i = 0; i < nbi_param_count(c); i++) {
+        struct nbi_param p;
+        nbi_param_at(c, i, &p);
+        struct nbi_tensor t = describe(c, store, o, &p);
+        add_to_plan(plan, o, store, &t, false, first_layer);
+    }
+    const struct nbi_param head = {"lm_head.weight", 2, {c->vocab_size, c->hidden_size}};
+    struct nbi_tensor t = describe(c, store, o, &head);
+    if (has_tied_head(c, store, o))
+        add_to_plan(plan, o, store, &t, true, first_layer);
+    else if (c->tied && store && nbi_store_find(store, head.name))
+        add_to_plan(plan, o, store, &t, false, first_layer);
+}
+
+enum nb_status nbi_trainable_refresh(struct nbi_trainable *t, int64_t layer)
+{
+    for (int64_t i = 0; i < t->count; i++) {
+        const struct nbi_tensor *x = &t->tensors[i];
+        if (!x->trained || uses_master(&t->opts, x) ||
+            (layer != NBI_ALL_LAYERS && x->layer != layer))
+            continue;
+        NBI_TRY(t->be->refresh(t->stream, &(struct nbi_op_refresh){.w = *x->weight,
+                                                                   .master = x->master,
+                                                                   .dtype = x->dtype,
+                                                                   .through = x->raw}));
+    }
+    return NB_OK;
+}
+
+enum nb_status nbi_trainable_masters(const struct nbi_trainable *t, struct nbi_weights *out)
+{
+    const struct nbi_weights *w = &t->weights;
+    *out = *w;
+    out->layers = malloc((size_t)t->config->layers * sizeof *out->layers);
+    if (!out->layers)
+        return nbi_fail_memory("layers", (size_t)t->config->layers * sizeof *out->layers);
+    memcpy(out->layers, w->layers, (size_t)t->config->layers * sizeof *out->layers);
+    for (int64_t i = 0; i < t->count; i++) {
+        const struct nbi_tensor *x = &t->tensors[i];
+        if (!x->trained)
+            continue;
+        bool of_layer = x->layer >= 0;
+        const char *from = of_layer ? (const char *)w->layers : (const char *)w;
+        char *to = of_layer ? (char *)out->layers : (char *)out;
+        struct nbi_weight *mine = (struct nbi_weight *)(void *)(to + ((char *)x->weight - from));
+        *mine = (struct nbi_weight){.dtype = x->dtype,
+                                    .rows = x->param.shape[0],
+                                    .cols = x->param.ndim == 2 ? x->param.shape[1] : 0,
+                                    .data = x->master,
+                                    .tensor_scale = 1,
+                                    .borrowed = true};
+    }
+    if (!w->own_head)
+        out->head = out->embed;
+    return NB_OK;
+}

@@ -1,0 +1,105 @@
+"""train_resume.py - a run that was killed and resumed is the run that was not, to the bit.
+
+usage: train_resume.py NIBBLE WORK [all]
+"""
+import os
+import shutil
+import sys
+
+import training as t
+
+nibble, work, full = sys.argv[1], sys.argv[2], sys.argv[3:] == ["all"]
+
+
+def settings(precision, state, master):
+    """Packing over several files, shuffled, two passes a step; evaluations on the way."""
+    data = [x for name in ("a.txt", "b.txt", "c.jsonl") for x in ("-d", f"{work}/{name}")]
+    return ["-m", work + "/model", *data, "--steps", 20, "--seq-len", 24, "--batch-size", 2,
+            "--grad-accum", 2, "--lr", "2e-3", "--warmup", 3, "--weight-decay", "0.1",
+            "--precision", precision, "--optimizer-state-mode", state, "--master-dtype", master,
+            "--eval-data", work + "/held.txt", "--eval-every", 6, "--save-every", 7, "--seed", 3]
+
+
+def files(name):
+    """Where a run writes."""
+    return ["-o", f"{work}/{name}.dat", "--checkpoint-dir", f"{work}/{name}.ck",
+            "--log", f"{work}/{name}.jsonl"]
+
+
+def compare(name, other):
+    """Weights, states, losses."""
+    assert t.read(f"{work}/{name}.dat") == t.read(f"{work}/{other}.dat"), "weights differ"
+    t.same_checkpoint(f"{work}/{name}.ck/step-00000020.ckpt",
+                      f"{work}/{other}.ck/step-00000020.ckpt")
+    a, b = t.log(f"{work}/{name}.jsonl"), t.log(f"{work}/{other}.jsonl")
+    assert a == b, [(x, y) for x, y in zip(a, b) if x != y][:2]
+    assert [x["step"] for x in a if "loss" in x] == list(range(1, 21)), "steps are missing"
+    assert [x["step"] for x in a if "eval" in x] == [6, 12, 18, 20], "evaluations are missing"
+
+
+def clean(name):
+    """As if the run had never been."""
+    shutil.rmtree(f"{work}/{name}.ck", ignore_errors=True)
+    for end in (".dat", ".jsonl"):
+        if os.path.exists(f"{work}/{name}{end}"):
+            os.remove(f"{work}/{name}{end}")
+
+
+def one(precision, state, master, threads, again):
+    """A straight run against a killed and a resumed one, on these threads."""
+    opts = settings(precision, state, master)
+    clean("killed")
+    t.kill_at(nibble, [*opts, *files("killed"), "--threads", threads],
+              work + "/killed.ck/step-00000007.ckpt")
+    assert t.steps(work + "/killed.ck") == [7], t.steps(work + "/killed.ck")
+    assert not os.path.exists(work + "/killed.dat")
+    r = t.train(nibble, *opts, *files("killed"), "--threads", again, "--resume")
+    assert r["steps"] == 20 and r["eval"]["step"] == 20, r
+    compare("straight", "killed")
+
+
+def damaged():
+    """The newest checkpoint cut short, then with a bit changed: the one before it is used."""
+    opts = [*settings("nvfp4", "int8", "bf16"), "--save-every", 4, "--epochs", 3]
+    clean("straight")
+    t.train(nibble, *opts, *files("straight"))
+    for change in (lambda data: data[:-1], lambda data: data[:9999] + bytes([data[9999] ^ 16]) +
+                   data[10000:]):
+        clean("killed")
+        t.kill_at(nibble, [*opts, *files("killed")], work + "/killed.ck/step-00000008.ckpt")
+        path = work + "/killed.ck/step-00000008.ckpt"
+        data = change(t.read(path))
+        with open(path, "wb") as f:
+            f.write(data)
+        _, said = t.run(nibble, "train", *opts, *files("killed"), "--resume")
+        assert "step-00000008.ckpt" in said and "trying the one before it" in said, said
+        assert "step 5/20" in said and "step 4/20" not in said, said
+        compare("straight", "killed")
+
+
+def main():
+    """All precisions, states and masters; the first run has one thread, the killed one two, the
+    resumed one three, or with `all` each has each."""
+    t.make_model(nibble, work + "/model")
+    t.make_data(work)
+    slow = t.sanitized(nibble)
+    count = 0
+    for precision in t.PRECISIONS:
+        for i, state in enumerate(t.STATES):
+            for k, master in enumerate(("bf16", "f32")):
+                if slow and not full and (i + k) % 4:
+                    continue
+                try:
+                    clean("straight")
+                    t.train(nibble, *settings(precision, state, master), *files("straight"),
+                            "--threads", 1)
+                    for threads, again in [(1, 1), (2, 2), (3, 3), (2, 1)] if full else [(2, 3)]:
+                        one(precision, state, master, threads, again)
+                        count += 1
+                except AssertionError as e:
+                    raise AssertionError(f"{precision}, {state}, {master} masters: {e}") from e
+    damaged()
+    print(f"{count} killed and resumed runs")
+
+
+main()

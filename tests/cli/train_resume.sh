@@ -1,0 +1,13 @@
+# Training that was killed and goes on is training that was not killed: weights, optimizer, losses.
+# NB_TRAIN_TESTS=all: with every combination of threads, too.
+# shellcheck shell=sh disable=SC2154 # $work and $nibble are lib.sh's
+. "$(dirname "$0")/lib.sh"
+export OMP_WAIT_POLICY=passive # threads that wait must not hold up the other tests
+if [ "${NB_TRAIN_TESTS:-}" = all ]; then
+    set -- all
+else
+    set --
+fi
+check "killed and resumed" 0 python3 -B "$(dirname "$0")/train_resume.py" "$nibble" "$work" "$@"
+says out "killed and resumed runs"
+finish

@@ -1,0 +1,9 @@
+#!/bin/sh
+# kill -9 at random moments of training, then --resume: nothing is lost but the step under way.
+# usage: tests/system/train_kill.sh NIBBLE, NB_TRAIN_KILLS kills (15)
+set -eu
+nibble=$(realpath "$1")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export OMP_WAIT_POLICY=passive # threads that wait must not hold up the other tests
+python3 -B "$(dirname "$0")/train_kill.py" "$nibble" "$work" "${NB_TRAIN_KILLS:-15}"

@@ -1,0 +1,668 @@
+/* test_backward.c - losses and gradients against the equations in double, and those against finite
+ * differences; products and attention are in test_backward_products.c. */
+#include <float.h>
+
+#include "gradients.h"
+
+/* ---- cross entropy ---- */
+
+struct xent {
+    int64_t N, V, J;
+    double scale, kl_scale, *logits, *base_p;
+    int32_t *targets, *ids;
+    bool gradient, in_place;
+};
+
+static void xent_new(struct xent *c, int64_t N, int64_t V, int64_t J, double spread)
+{
+    *c = (struct xent){.N = N, .V = V, .J = J, .scale = 0.25, .kl_scale = J > 0 ? 1.5 : 0};
+    c->logits = random_floats(N * V, spread);
+    c->base_p = zeros(N * J, sizeof(double));
+    c->targets = zeros(N, 4);
+    c->ids = zeros(N * J, 4);
+    for (int64_t n = 0; n < N; n++) {
+        c->targets[n] = n % 4 == 3 ? -1 : (int32_t)(bits32() % (uint32_t)V);
+        double all = 0;
+        for (int64_t j = 0; j < J; j++) { /* distinct: steps of V / J */
+            c->ids[n * J + j] = (int32_t)(j * (V / J) + bits32() % (uint32_t)(V / J));
+            c->base_p[n * J + j] = j % 5 == 4 ? 0 : fabs(uniform());
+            all += c->base_p[n * J + j];
+        }
+        for (int64_t j = 0; j < J; j++)
+            c->base_p[n * J + j] =
+                (double)(float)(c->base_p[n * J + j] / all * (n % 3 && V > J ? 0.9 : 1));
+        if (J > 0 && n % 2 == 0)
+            c->targets[n] = n % 4 ? c->targets[n] : c->ids[n * J]; /* listed by the base too */
+        if (J > 0 && n % 7 == 6)
+            c->ids[n * J] = -1;
+    }
+}
+
+static void xent_free(struct xent *c)
+{
+    free(c->logits);
+    free(c->base_p);
+    free(c->targets);
+    free(c->ids);
+}
+
+/* Row n: loss and KL from the probabilities themselves; with `d`, the gradient, and `bound`. */
+static void xent_row(const struct xent *c, int64_t n, const double *z, double out[2], double *d,
+                     double *bound)
+{
+    double top = -INFINITY, S = 0, R = 0, q = 1, range = 0;
+    const int32_t *ids = c->ids + n * c->J;
+    const double *b = c->base_p + n * c->J;
+    bool base = c->J > 0 && ids[0] >= 0, *listed = zeros(c->V, 1);
+    double of_loss = c->targets[n] >= 0 ? c->scale : 0, of_kl = base ? c->kl_scale : 0;
+    for (int64_t v = 0; v < c->V; v++)
+        top = fmax(top, z[v]);
+    for (int64_t j = 0; base && j < c->J; j++) {
+        listed[ids[j]] = true;
+        q -= b[j];
+    }
+    q = fmax(q, 0);
+    for (int64_t v = 0; v < c->V; v++) {
+        S += exp(z[v] - top);
+        R += listed[v] ? 0 : exp(z[v] - top);
+        range = fmax(range, top - z[v]);
+    }
+    R = fmax(R, (double)FLT_MIN);
+    out[0] = c->targets[n] >= 0 ? log(S) + top - z[c->targets[n]] : 0;
+    out[1] = base && q > 0 ? q * log(q * S / R) : 0;
+    for (int64_t j = 0; base && j < c->J; j++)
+        out[1] += b[j] > 0 ? b[j] * (log(b[j]) - (z[ids[j]] - top - log(S))) : 0;
+    for (int64_t v = 0; d && v < c->V; v++) {
+        /* An exponential is off by its argument's rounding and its own, a sum by its terms. */
+        double p = exp(z[v] - top) / S, off = (1024 + 10 + 2 * range) * U;
+        d[v] = of_loss * p + of_kl * (listed[v] ? p : p - q * p * S / R);
+        bound[v] = off * p * (of_loss + of_kl * (1 + (listed[v] ? 0 : q * S / R)));
+    }
+    if (d && of_loss > 0) {
+        d[c->targets[n]] -= of_loss;
+        bound[c->targets[n]] += 4 * U * of_loss;
+    }
+    for (int64_t j = 0; d && base && j < c->J; j++) {
+        d[ids[j]] -= of_kl * b[j];
+        bound[ids[j]] += 4 * U * of_kl * b[j];
+    }
+    if (bound) {
+        bound[c->V] = (1024 + 10 + 2 * range) * U + 2 * U * fabs(out[0]);
+        bound[c->V + 1] = 2 * (1024 + 10 + 2 * range) * U + 2 * U * fabs(out[1]);
+    }
+    free(listed);
+}
+
+static double xent_objective(const void *ctx, const double *logits)
+{
+    const struct xent *c = ctx;
+    double sum = 0, out[2];
+    for (int64_t n = 0; n < c->N; n++) {
+        xent_row(c, n, logits + n * c->V, out, NULL, NULL);
+        sum += c->scale * out[0] + c->kl_scale * out[1];
+    }
+    return sum;
+}
+
+static void run_xent(struct rig *r, const void *ctx, float *out)
+{
+    const struct xent *c = ctx;
+    struct nbi_op_xent a = {.loss = room(r, c->N),
+                            .logits = put_in(r, c->logits, c->N * c->V),
+                            .targets = put_bytes(r, c->targets, c->N * 4),
+                            .scale = (float)c->scale,
+                            .kl_scale = (float)c->kl_scale,
+                            .J = c->J,
+                            .N = c->N,
+                            .V = c->V};
+    if (c->gradient)
+        a.dlogits = c->in_place ? a.logits : room(r, c->N * c->V);
+    if (c->J > 0) {
+        a.kl = room(r, c->N);
+        a.base_ids = put_bytes(r, c->ids, c->N * c->J * 4);
+        a.base_p = put_in(r, c->base_p, c->N * c->J);
+    }
+    assert_ok(r->be->xent(r->s, &a));
+    out = get(r, out, a.loss, c->N);
+    if (c->J > 0)
+        out = get(r, out, a.kl, c->N);
+    if (c->gradient)
+        get(r, out, a.dlogits, c->N * c->V);
+}
+
+static void check_xent(struct xent *c)
+{
+    const struct nbi_stream_limits limits = {.N = c->N, .K = 16, .D = 2, .heads = 1};
+    int64_t losses = c->N * (c->J > 0 ? 2 : 1);
+    struct expected e = expect(losses + c->N * c->V);
+    double *bound = zeros(c->V + 2, sizeof *bound), out[2];
+    for (int64_t n = 0; n < c->N; n++) {
+        int64_t at = losses + n * c->V;
+        xent_row(c, n, c->logits + n * c->V, out, e.want + at, bound);
+        memcpy(e.bound + at, bound, (size_t)c->V * sizeof *bound);
+        for (int i = 0; i < (c->J > 0 ? 2 : 1); i++) {
+            e.want[i * c->N + n] = out[i];
+            e.bound[i * c->N + n] = bound[c->V + i];
+        }
+    }
+    if (c->V < 200)
+        check_gradient("xent", xent_objective, c, c->logits, e.want + losses, c->N * c->V);
+    for (int way = 0; way < 3; way++) {
+        c->gradient = way > 0;
+        c->in_place = way == 2;
+        e.n = losses + (way > 0 ? c->N * c->V : 0);
+        check("xent", run_xent, c, &limits, &e);
+    }
+    free(bound);
+    expected_free(&e);
+}
+
+static void test_backward__xent(void **state)
+{
+    static const int64_t shapes[][3] = {{1, 1, 0},   {3, 40, 0},   {9, 100, 7},    {9, 33, 33},
+                                        {65, 17, 1}, {3, 5000, 0}, {15, 3000, 20}, {8, 1024, 64}};
+    (void)state;
+    for (size_t i = 0; i < COUNT(shapes); i++)
+        for (int spread = 1; spread <= 60; spread += 59) {
+            struct xent c;
+            xent_new(&c, shapes[i][0], shapes[i][1], shapes[i][2], spread);
+            check_xent(&c);
+            xent_free(&c);
+        }
+}
+
+/* What is not a number must show in the loss, also where the row ends in part of a vector. */
+static void test_backward__xent_shows_nan(void **state)
+{
+    const struct nbi_stream_limits limits = {.N = 1, .K = 16, .D = 2, .heads = 1};
+    (void)state;
+    for (int level = 0; level <= (int)nbi_simd_level(); level++)
+        for (int64_t at = 0; at < 37; at += 4) {
+            struct rig r;
+            struct xent c;
+            float loss;
+            xent_new(&c, 1, 37, 0, 1);
+            c.logits[at] = NAN;
+            rig_begin(&r, (enum nbi_simd)level, 1, &limits);
+            run_xent(&r, &c, &loss);
+            assert_true(isnan(loss));
+            rig_end(&r);
+            xent_free(&c);
+        }
+}
+
+/* ---- swiglu ---- */
+
+struct swiglu {
+    int64_t N, F;
+    double *dy, *gate, *up; /* gate and up in one */
+    bool in_place;
+};
+
+static double swiglu_objective(const void *ctx, const double *gate)
+{
+    const struct swiglu *c = ctx;
+    double sum = 0;
+    for (int64_t i = 0, n = c->N * c->F; i < n; i++)
+        sum += c->dy[i] * gate[i] / (1 + exp(-gate[i])) * gate[n + i];
+    return sum;
+}
+
+static void run_swiglu(struct rig *r, const void *ctx, float *out)
+{
+    const struct swiglu *c = ctx;
+    int64_t n = c->N * c->F;
+    struct nbi_op_swiglu_bwd a = {.dy = put_in(r, c->dy, n),
+                                  .gate = put_in(r, c->gate, n),
+                                  .up = put_in(r, c->up, n),
+                                  .N = c->N,
+                                  .F = c->F};
+    a.dgate = c->in_place ? a.gate : room(r, n);
+    a.dup = c->in_place ? a.up : room(r, n);
+    assert_ok(r->be->swiglu_bwd(r->s, &a));
+    get(r, get(r, out, a.dgate, n), a.dup, n);
+}
+
+static void check_swiglu(int64_t N, int64_t F, double spread)
+{
+    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1};
+    int64_t n = N * F;
+    struct swiglu c = {.N = N, .F = F, .dy = random_floats(n, 1)};
+    struct expected e = expect(2 * n);
+    c.gate = random_floats(2 * n, spread);
+    c.up = c.gate + n;
+    for (int64_t i = 0; i < n; i++) {
+        double g = c.gate[i], s = 1 / (1 + exp(-g));
+        e.want[i] = c.dy[i] * c.up[i] * s * (1 + g * (1 - s));
+        e.want[n + i] = c.dy[i] * g * s;
+        /* s is off by 6 U of it, 1 - s by as much and U. */
+        e.bound[i] = fabs(c.dy[i] * c.up[i]) * (U * s * (12 + 12 * fabs(g)) + 0x1p-116);
+        e.bound[n + i] = fabs(c.dy[i] * g) * (9 * U * s + 0x1p-116);
+    }
+    if (spread < 10)
+        check_gradient("swiglu", swiglu_objective, &c, c.gate, e.want, 2 * n);
+    for (int way = 0; way < 2; way++) {
+        c.in_place = way == 1;
+        check("swiglu_bwd", run_swiglu, &c, &limits, &e);
+    }
+    free(c.dy);
+    free(c.gate);
+    expected_free(&e);
+}
+
+static void test_backward__swiglu(void **state)
+{
+    (void)state;
+    check_swiglu(1, 1, 3);
+    check_swiglu(3, 37, 3);
+    check_swiglu(65, 272, 5);
+    check_swiglu(7, 1001, 120);
+}
+
+/* ---- norms ---- */
+
+struct norm {
+    int64_t N, C;
+    double *x, *w, *dy, *rstd, *dx0, *dw0;
+};
+
+/* Of n numbers. */
+static double inverse_norm(const double *x, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    return 1 / sqrt(sum / (double)n + 1e-6);
+}
+
+static enum nb_status read_vector(void *ctx, int64_t first, int64_t count, void *data, void *scales)
+{
+    (void)scales;
+    for (int64_t i = 0; i < count; i++)
+        ((float *)data)[i] = (float)((const double *)ctx)[first + i];
+    return NB_OK;
+}
+
+static struct nbi_weight put_vector(struct rig *r, double *w, int64_t n)
+{
+    struct nbi_weight out;
+    const struct nbi_weight_source src = {
+        .dtype = NBI_F32, .rows = n, .tensor_scale = 1, .read = read_vector, .ctx = w};
+    assert_ok(r->be->weight_new(r->be, &src, &out));
+    return out;
+}
+
+/* dx and its error bound for one row d = dy w whose terms have magnitudes m. dx is not added to. */
+static void norm_row_bwd(double *dx, double *bound, const double *d, const double *m,
+                         const double *x, double rstd, int64_t n)
+{
+    double sum = 0, all = 0, f = rstd * rstd * rstd / (double)n;
+    for (int64_t i = 0; i < n; i++) {
+        sum += d[i] * x[i];
+        all += m[i] * fabs(x[i]);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        dx[i] = d[i] * rstd - x[i] * f * sum;
+        bound[i] = 10 * U * m[i] * rstd + fabs(x[i]) * f * ((double)n + 12) * U * all;
+    }
+}
+
+static double norm_objective(const void *ctx, const double *x)
+{
+    const struct norm *c = ctx; /* w lies behind x */
+    double sum = 0;
+    for (int64_t n = 0; n < c->N; n++)
+        for (int64_t i = 0; i < c->C; i++)
+            sum += c->dy[n * c->C + i] * x[n * c->C + i] * inverse_norm(x + n * c->C, c->C) *
+                   x[c->N * c->C + i];
+    return sum;
+}
+
+static void run_norm(struct rig *r, const void *ctx, float *out)
+{
+    const struct norm *c = ctx;
+    int64_t n = c->N * c->C;
+    struct nbi_op_rmsnorm_bwd a = {.dx = put_in(r, c->dx0, n),
+                                   .dw = put_in(r, c->dw0, c->C),
+                                   .dy = put_in(r, c->dy, n),
+                                   .x = put_in(r, c->x, n),
+                                   .rstd = put_in(r, c->rstd, c->N),
+                                   .w = put_vector(r, c->w, c->C),
+                                   .N = c->N,
+                                   .C = c->C};
+    assert_ok(r->be->rmsnorm_bwd(r->s, &a));
+    get(r, get(r, out, a.dx, n), a.dw, c->C);
+    r->be->weight_free(r->be, &a.w);
+}
+
+/* The equations; rstd as given. */
+static void norm_expected(const struct norm *c, struct expected *e)
+{
+    int64_t C = c->C, all = c->N * C;
+    double *d = zeros(C, sizeof *d), *m = zeros(C, sizeof *m);
+    for (int64_t i = 0; i < C; i++) {
+        e->want[all + i] = c->dw0[i];
+        e->bound[all + i] = fabs(c->dw0[i]);
+    }
+    for (int64_t n = 0; n < c->N; n++) {
+        const double *dy = c->dy + n * C, *x = c->x + n * C;
+        for (int64_t i = 0; i < C; i++) {
+            d[i] = dy[i] * c->w[i];
+            m[i] = fabs(d[i]);
+            e->want[all + i] += dy[i] * x[i] * c->rstd[n];
+            e->bound[all + i] += fabs(dy[i] * x[i] * c->rstd[n]);
+        }
+        norm_row_bwd(e->want + n * C, e->bound + n * C, d, m, x, c->rstd[n], C);
+        for (int64_t i = n * C; i < (n + 1) * C; i++) {
+            e->want[i] += c->dx0[i];
+            e->bound[i] += 2 * U * (fabs(c->dx0[i]) + fabs(e->want[i]));
+        }
+    }
+    for (int64_t i = 0; i < C; i++)
+        e->bound[all + i] *= (double)(c->N + 4) * U;
+    free(d);
+    free(m);
+}
+
+static void check_norm(int64_t N, int64_t C)
+{
+    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1};
+    struct norm c = {N,
+                     C,
+                     random_floats(N * C + C, 3),
+                     NULL,
+                     random_floats(N * C, 1),
+                     zeros(N, sizeof(double)),
+                     zeros(N * C, sizeof(double)),
+                     zeros(C, sizeof(double))};
+    struct expected e = expect(N * C + C);
+    c.w = c.x + N * C;
+    for (int64_t n = 0; n < N; n++)
+        c.rstd[n] = inverse_norm(c.x + n * C, C);
+    norm_expected(&c, &e);
+    if (N * C < 2000)
+        check_gradient("rmsnorm", norm_objective, &c, c.x, e.want, N * C + C);
+    for (int64_t n = 0; n < N; n++)
+        c.rstd[n] = (double)(float)c.rstd[n];
+    free(c.dx0);
+    free(c.dw0);
+    c.dx0 = random_floats(N * C, 1);
+    c.dw0 = random_floats(C, 1);
+    norm_expected(&c, &e);
+    check("rmsnorm_bwd", run_norm, &c, &limits, &e);
+    double *all[] = {c.x, c.dy, c.rstd, c.dx0, c.dw0};
+    for (size_t i = 0; i < COUNT(all); i++)
+        free(all[i]);
+    expected_free(&e);
+}
+
+static void test_backward__rmsnorm(void **state)
+{
+    (void)state;
+    check_norm(1, 1);
+    check_norm(3, 37);
+    check_norm(65, 272);
+    check_norm(130, 1000);
+}
+
+/* ---- norm and rotation of heads ---- */
+
+struct rope {
+    int64_t N, heads[2], D;
+    double *x[2], *d[2], *rstd[2], *w[2], *dw0[2], *cos, *sin; /* of q, of k; w lies behind x */
+    int which;                                                 /* for differences */
+};
+
+static double rope_objective(const void *ctx, const double *x)
+{
+    const struct rope *c = ctx;
+    int64_t D = c->D, half = D / 2, heads = c->heads[c->which], all = c->N * heads * D;
+    double sum = 0;
+    for (int64_t h = 0; h < c->N * heads; h++) {
+        double f = inverse_norm(x + h * D, D);
+        const double *d = c->d[c->which] + h * D;
+        for (int64_t i = 0; i < half; i++) {
+            double a = x[h * D + i] * f * x[all + i];
+            double b = x[h * D + half + i] * f * x[all + half + i];
+            double co = c->cos[h / heads * half + i], si = c->sin[h / heads * half + i];
+            sum += d[i] * (a * co - b * si) + d[half + i] * (b * co + a * si);
+        }
+    }
+    return sum;
+}
+
+static void run_rope(struct rig *r, const void *ctx, float *out)
+{
+    const struct rope *c = ctx;
+    int64_t D = c->D, q = c->N * c->heads[0], k = c->N * c->heads[1];
+    struct nbi_op_qkv_rope_bwd a = {.dq = put_in(r, c->d[0], q * D),
+                                    .dk = put_in(r, c->d[1], k * D),
+                                    .dq_norm = put_in(r, c->dw0[0], D),
+                                    .dk_norm = put_in(r, c->dw0[1], D),
+                                    .q = put_in(r, c->x[0], q * D),
+                                    .k = put_in(r, c->x[1], k * D),
+                                    .rstd_q = put_in(r, c->rstd[0], q),
+                                    .rstd_k = put_in(r, c->rstd[1], k),
+                                    .q_norm = put_vector(r, c->w[0], D),
+                                    .k_norm = put_vector(r, c->w[1], D),
+                                    .cos = put_in(r, c->cos, c->N * D / 2),
+                                    .sin = put_in(r, c->sin, c->N * D / 2),
+                                    .N = c->N,
+                                    .NH = c->heads[0],
+                                    .NKV = c->heads[1],
+                                    .D = D};
+    assert_ok(r->be->qkv_rope_bwd(r->s, &a));
+    out = get(r, get(r, out, a.dq, q * D), a.dq_norm, D);
+    get(r, get(r, out, a.dk, k * D), a.dk_norm, D);
+    r->be->weight_free(r->be, &a.q_norm);
+    r->be->weight_free(r->be, &a.k_norm);
+}
+
+/* d of the inputs, then of the norm's weights, of q or of k. */
+static void rope_expected(const struct rope *c, int which, double *want, double *bound)
+{
+    int64_t D = c->D, half = D / 2, heads = c->heads[which], all = c->N * heads;
+    double *d = zeros(D, sizeof *d), *m = zeros(D, sizeof *m), *dw = want + all * D;
+    for (int64_t i = 0; i < D; i++) {
+        dw[i] = c->dw0[which][i];
+        bound[all * D + i] = fabs(dw[i]);
+    }
+    for (int64_t h = 0; h < all; h++) {
+        const double *x = c->x[which] + h * D, *dy = c->d[which] + h * D;
+        for (int64_t i = 0; i < D; i++) {
+            int64_t pair = i < half ? i + half : i - half, at = h / heads * half + i % half;
+            double turned = i < half ? c->sin[at] : -c->sin[at], r = c->rstd[which][h];
+            d[i] = dy[i] * c->cos[at] + dy[pair] * turned;
+            m[i] = fabs(dy[i] * c->cos[at]) + fabs(dy[pair] * turned);
+            dw[i] += d[i] * x[i] * r;
+            bound[all * D + i] += m[i] * fabs(x[i]) * r;
+            d[i] *= c->w[which][i];
+            m[i] *= fabs(c->w[which][i]);
+        }
+        norm_row_bwd(want + h * D, bound + h * D, d, m, x, c->rstd[which][h], D);
+    }
+    for (int64_t i = 0; i < D; i++)
+        bound[all * D + i] *= (double)(all + 8) * U;
+    free(d);
+    free(m);
+}
+
+static void check_rope(int64_t N, int64_t NH, int64_t NKV, int64_t D)
+{
+    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = D, .heads = NH};
+    struct rope c = {.N = N, .heads = {NH, NKV}, .D = D};
+    struct expected e = expect(N * (NH + NKV) * D + 2 * D);
+    c.cos = random_floats(N * D / 2, 1); /* not of one angle: nothing depends on it */
+    c.sin = random_floats(N * D / 2, 1);
+    for (int i = 0; i < 2; i++) {
+        int64_t heads = N * c.heads[i], at = i * (N * NH * D + D);
+        c.x[i] = random_floats(heads * D + D, 2);
+        c.w[i] = c.x[i] + heads * D;
+        c.d[i] = random_floats(heads * D, 1);
+        c.rstd[i] = zeros(heads, sizeof(double));
+        c.dw0[i] = zeros(D, sizeof(double));
+        for (int64_t h = 0; h < heads; h++)
+            c.rstd[i][h] = inverse_norm(c.x[i] + h * D, D);
+        c.which = i;
+        rope_expected(&c, i, e.want + at, e.bound + at);
+        check_gradient("qkv_rope", rope_objective, &c, c.x[i], e.want + at, heads * D + D);
+        for (int64_t h = 0; h < heads; h++)
+            c.rstd[i][h] = (double)(float)c.rstd[i][h];
+        free(c.dw0[i]);
+        c.dw0[i] = random_floats(D, 1);
+        rope_expected(&c, i, e.want + at, e.bound + at);
+    }
+    check("qkv_rope_bwd", run_rope, &c, &limits, &e);
+    for (int i = 0; i < 2; i++) {
+        double *all[] = {c.x[i], c.d[i], c.rstd[i], c.dw0[i]};
+        for (size_t k = 0; k < COUNT(all); k++)
+            free(all[k]);
+    }
+    free(c.cos);
+    free(c.sin);
+    expected_free(&e);
+}
+
+static void test_backward__qkv_rope(void **state)
+{
+    (void)state;
+    check_rope(1, 1, 1, 2);
+    check_rope(3, 2, 1, 24);
+    check_rope(65, 8, 1, 48);
+    check_rope(200, 4, 4, 128);
+    check_rope(33, 2, 2, 250);
+}
+
+/* ---- embedding and distance ---- */
+
+struct embed {
+    int64_t N, C, V;
+    int32_t *ids;
+    double *dx, *dtable;
+};
+
+static void run_embed(struct rig *r, const void *ctx, float *out)
+{
+    const struct embed *c = ctx;
+    const struct nbi_op_embed_bwd a = {.dtable = put_in(r, c->dtable, c->V * c->C),
+                                       .ids = put_bytes(r, c->ids, c->N * 4),
+                                       .dx = put_in(r, c->dx, c->N * c->C),
+                                       .N = c->N,
+                                       .C = c->C};
+    assert_ok(r->be->embed_bwd(r->s, &a));
+    get(r, out, a.dtable, c->V * c->C);
+}
+
+/* To the bit: rows are added in the order of n. */
+static void test_backward__embed(void **state)
+{
+    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 37, 2}, {65, 1000, 9}};
+    (void)state;
+    for (size_t i = 0; i < COUNT(shapes); i++) {
+        struct embed c = {shapes[i][0], shapes[i][1], shapes[i][2], NULL, NULL, NULL};
+        const struct nbi_stream_limits limits = {.N = c.N, .K = 16, .D = 2, .heads = 1};
+        struct expected e = expect(c.V * c.C);
+        c.ids = zeros(c.N, 4);
+        c.dx = random_floats(c.N * c.C, 1);
+        c.dtable = random_floats(c.V * c.C, 1000);
+        memcpy(e.want, c.dtable, (size_t)e.n * sizeof *e.want);
+        for (int64_t n = 0; n < c.N; n++) {
+            c.ids[n] = (int32_t)(bits32() % (uint32_t)c.V);
+            for (int64_t k = 0; k < c.C; k++) {
+                double *to = &e.want[c.ids[n] * c.C + k];
+                *to = (double)((float)*to + (float)c.dx[n * c.C + k]);
+            }
+        }
+        check("embed_bwd", run_embed, &c, &limits, &e);
+        free(c.ids);
+        free(c.dx);
+        free(c.dtable);
+        expected_free(&e);
+    }
+}
+
+struct distance {
+    int64_t N, C;
+    double *x, *target, *weight, scale;
+    bool gradient;
+};
+
+static void run_distance(struct rig *r, const void *ctx, float *out)
+{
+    const struct distance *c = ctx;
+    const struct nbi_op_l1 a = {.loss = room(r, c->N),
+                                .dx = c->gradient ? room(r, c->N * c->C) : (struct nbi_ptr){0},
+                                .x = put_in(r, c->x, c->N * c->C),
+                                .target = put_in(r, c->target, c->N * c->C),
+                                .weight = put_in(r, c->weight, c->N),
+                                .scale = (float)c->scale,
+                                .N = c->N,
+                                .C = c->C};
+    assert_ok(r->be->l1(r->s, &a));
+    out = get(r, out, a.loss, c->N);
+    if (c->gradient)
+        get(r, out, a.dx, c->N * c->C);
+}
+
+static double distance_objective(const void *ctx, const double *x)
+{
+    const struct distance *c = ctx;
+    double sum = 0;
+    for (int64_t i = 0; i < c->N * c->C; i++)
+        sum += c->weight[i / c->C] * fabs(x[i] - c->target[i]);
+    return sum * c->scale / (double)c->C;
+}
+
+static void check_distance(int64_t N, int64_t C)
+{
+    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1};
+    struct distance c = {
+        N,    C,    random_floats(N * C, 1), random_floats(N * C, 1), zeros(N, sizeof(double)),
+        0.75, false};
+    struct expected e = expect(N + N * C);
+    for (int64_t n = 0; n < N; n++)
+        c.weight[n] = n % 3 != 1;
+    for (int64_t i = 0; i < N * C; i++) {
+        double off = c.x[i] - c.target[i];
+        if (fabs(off) < 1e-3) /* no difference may cross 0 */
+            off = 0, c.x[i] = c.target[i];
+        e.want[i / C] += c.weight[i / C] * fabs(off) / (double)C;
+        e.want[N + i] = c.weight[i / C] * c.scale / (double)C * ((off > 0) - (off < 0));
+        e.bound[N + i] = 2 * U * fabs(e.want[N + i]);
+    }
+    for (int64_t n = 0; n < N; n++)
+        e.bound[n] = 4 * U * e.want[n];
+    for (int way = 0; way < 2; way++) {
+        c.gradient = way == 1;
+        e.n = N + way * N * C;
+        check("l1", run_distance, &c, &limits, &e);
+    }
+    for (int64_t i = 0; i < N * C; i++)
+        c.x[i] += c.x[i] == c.target[i] ? 1 : 0, e.want[N + i] = 0;
+    for (int64_t i = 0; i < N * C; i++)
+        e.want[N + i] = c.weight[i / C] * c.scale / (double)C * (c.x[i] > c.target[i] ? 1 : -1);
+    check_gradient("l1", distance_objective, &c, c.x, e.want + N, N * C);
+    free(c.x);
+    free(c.target);
+    free(c.weight);
+    expected_free(&e);
+}
+
+static void test_backward__l1(void **state)
+{
+    (void)state;
+    check_distance(1, 1);
+    check_distance(3, 37);
+    check_distance(65, 700);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_backward__xent),     cmocka_unit_test(test_backward__xent_shows_nan),
+        cmocka_unit_test(test_backward__swiglu),   cmocka_unit_test(test_backward__rmsnorm),
+        cmocka_unit_test(test_backward__qkv_rope), cmocka_unit_test(test_backward__embed),
+        cmocka_unit_test(test_backward__l1),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

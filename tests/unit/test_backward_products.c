@@ -1,0 +1,425 @@
+/* test_backward_products.c - gradients of products and of attention against the equations in
+ * double, and those against finite differences. */
+#include "gradients.h"
+#include "tensor/half.h"
+
+/* ---- products ---- */
+
+struct matrix {
+    enum nbi_dtype dtype;
+    int64_t O, K;
+    float tensor_scale;
+    uint8_t *data, *scales;
+    double *values;
+};
+
+static void matrix_new(struct matrix *w, enum nbi_dtype dtype, int64_t O, int64_t K)
+{
+    int64_t n = O * K;
+    *w = (struct matrix){.dtype = dtype, .O = O, .K = K, .tensor_scale = 1};
+    w->data = zeros(n, 4);
+    w->scales = zeros(n, 1);
+    w->values = random_floats(n, 1);
+    for (int64_t i = 0; dtype == NBI_NVFP4 && i < n / 2; i++)
+        w->data[i] = (uint8_t)bits32();
+    for (int64_t i = 0; dtype == NBI_NVFP4 && i < n / 16; i++)
+        w->scales[i] = (uint8_t)(bits32() % 0x7F);
+    w->tensor_scale = dtype == NBI_NVFP4 ? 0.00237f : 1;
+    for (int64_t i = 0; i < n; i++) {
+        float f = (float)w->values[i];
+        uint16_t half = dtype == NBI_BF16 ? nbi_f32_to_bf16(f) : nbi_f32_to_f16(f);
+        uint8_t code = i & 1 ? w->data[i / 2] >> 4 : w->data[i / 2] & 15;
+        if (dtype == NBI_F32)
+            memcpy(w->data + 4 * i, &f, 4);
+        else if (dtype == NBI_NVFP4)
+            w->values[i] = (double)nbi_e2m1_to_f32(code) *
+                           (double)nbi_e4m3_to_f32(w->scales[i / 16]) * (double)w->tensor_scale;
+        else {
+            memcpy(w->data + 2 * i, &half, 2);
+            w->values[i] =
+                (double)(dtype == NBI_BF16 ? nbi_bf16_to_f32(half) : nbi_f16_to_f32(half));
+        }
+    }
+}
+
+static enum nb_status read_matrix(void *ctx, int64_t first, int64_t count, void *data, void *scales)
+{
+    const struct matrix *w = ctx;
+    size_t row = nbi_dtype_bytes(w->dtype, w->K);
+    if (w->dtype == NBI_NVFP4) {
+        memcpy(data, w->data + first * w->K / 2, (size_t)(count * w->K / 2));
+        memcpy(scales, w->scales + first * w->K / 16, (size_t)(count * w->K / 16));
+    } else
+        memcpy(data, w->data + (size_t)first * row, (size_t)count * row);
+    return NB_OK;
+}
+
+struct linear {
+    int count;
+    int64_t N, K;
+    struct matrix w[NBI_LINEAR_MAX];
+    double *x, *dx0, *dy[NBI_LINEAR_MAX], *dw0[NBI_LINEAR_MAX];
+    bool with_dx, with_dw, add;
+    int which; /* for differences */
+};
+
+static void run_linear(struct rig *r, const void *ctx, float *out)
+{
+    const struct linear *c = ctx;
+    struct nbi_op_linear_bwd a = {.count = c->count, .N = c->N, .K = c->K, .add = c->add};
+    if (c->with_dx)
+        a.dx = c->add ? put_in(r, c->dx0, c->N * c->K) : room(r, c->N * c->K);
+    if (c->with_dw)
+        a.x = put_in(r, c->x, c->N * c->K);
+    for (int i = 0; i < c->count; i++) {
+        const struct matrix *w = &c->w[i];
+        const struct nbi_weight_source src = {.dtype = w->dtype,
+                                              .rows = w->O,
+                                              .cols = w->K,
+                                              .tensor_scale = w->tensor_scale,
+                                              .read = read_matrix,
+                                              .ctx = (void *)w};
+        assert_ok(r->be->weight_new(r->be, &src, &a.w[i]));
+        a.dy[i] = put_in(r, c->dy[i], c->N * w->O);
+        if (c->with_dw)
+            a.dw[i] = put_in(r, c->dw0[i], w->O * w->K);
+    }
+    assert_ok(r->be->linear_bwd(r->s, &a));
+    if (c->with_dx)
+        out = get(r, out, a.dx, c->N * c->K);
+    for (int i = 0; i < c->count; i++) {
+        if (c->with_dw)
+            out = get(r, out, a.dw[i], c->w[i].O * c->K);
+        r->be->weight_free(r->be, &a.w[i]);
+    }
+}
+
+/* Objective sum dy (x W^T), by x or by a matrix. */
+static double linear_of(const struct linear *c, int i, const double *x, const double *w)
+{
+    double sum = 0;
+    for (int64_t n = 0; n < c->N; n++)
+        for (int64_t o = 0; o < c->w[i].O; o++)
+            for (int64_t k = 0; k < c->K; k++)
+                sum += c->dy[i][n * c->w[i].O + o] * x[n * c->K + k] * w[o * c->K + k];
+    return sum;
+}
+
+static double linear_by_x(const void *ctx, const double *x)
+{
+    const struct linear *c = ctx;
+    double sum = 0;
+    for (int i = 0; i < c->count; i++)
+        sum += linear_of(c, i, x, c->w[i].values);
+    return sum;
+}
+
+static double linear_by_w(const void *ctx, const double *w)
+{
+    const struct linear *c = ctx;
+    return linear_of(c, c->which, c->x, w);
+}
+
+/* dx, without what it is added to. */
+static void expect_dx(const struct linear *c, double *want, double *magnitude)
+{
+    for (int i = 0; i < c->count; i++)
+        for (int64_t n = 0; n < c->N; n++)
+            for (int64_t o = 0; o < c->w[i].O; o++)
+                for (int64_t k = 0; k < c->K; k++) {
+                    double term = c->dy[i][n * c->w[i].O + o] * c->w[i].values[o * c->K + k];
+                    want[n * c->K + k] += term;
+                    magnitude[n * c->K + k] += fabs(term);
+                }
+}
+
+static void expect_dw(const struct linear *c, int i, double *want, double *magnitude)
+{
+    for (int64_t n = 0; n < c->N; n++)
+        for (int64_t o = 0; o < c->w[i].O; o++)
+            for (int64_t k = 0; k < c->K; k++) {
+                double term = c->dy[i][n * c->w[i].O + o] * c->x[n * c->K + k];
+                want[o * c->K + k] += term;
+                magnitude[o * c->K + k] += fabs(term);
+            }
+}
+
+/* What the flags of a case make of it. */
+static void check_linear_way(const struct linear *c, const struct expected *dx,
+                             const struct expected *dw)
+{
+    const struct nbi_stream_limits limits = {.N = c->N, .K = c->K, .D = 2, .heads = 1};
+    int64_t terms = 0, n = c->N * c->K, at = 0;
+    struct expected e = expect(n + dw->n);
+    for (int i = 0; i < c->count; i++)
+        terms += c->w[i].O;
+    for (int64_t i = 0; c->with_dx && i < n; i++, at++) {
+        double before = c->add ? c->dx0[i] : 0;
+        e.want[at] = before + dx->want[i];
+        e.bound[at] = (double)(terms + 6) * U * (dx->bound[i] + fabs(before));
+    }
+    for (int i = 0, j = 0; c->with_dw && i < c->count; i++)
+        for (int64_t k = 0; k < c->w[i].O * c->K; k++, j++, at++) {
+            e.want[at] = c->dw0[i][k] + dw->want[j];
+            e.bound[at] = (double)(c->N + 4) * U * (dw->bound[j] + fabs(c->dw0[i][k]));
+        }
+    e.n = at;
+    check("linear_bwd", run_linear, c, &limits, &e);
+    expected_free(&e);
+}
+
+struct linear_shape {
+    int64_t N, K;
+    int count;
+    int64_t O[NBI_LINEAR_MAX];
+    enum nbi_dtype dtype[NBI_LINEAR_MAX];
+    int ways; /* bits: dx, dw, add */
+};
+
+static void check_linear(const struct linear_shape *s)
+{
+    struct linear c = {.count = s->count, .N = s->N, .K = s->K};
+    int64_t sizes = 0, at = 0;
+    for (int i = 0; i < s->count; i++) {
+        matrix_new(&c.w[i], s->dtype[i], s->O[i], s->K);
+        c.dy[i] = random_floats(s->N * s->O[i], 1);
+        c.dw0[i] = random_floats(s->O[i] * s->K, 1);
+        sizes += s->O[i] * s->K;
+    }
+    c.x = random_floats(s->N * s->K, 1);
+    c.dx0 = random_floats(s->N * s->K, 1);
+    struct expected dx = expect(s->N * s->K), dw = expect(sizes);
+    expect_dx(&c, dx.want, dx.bound);
+    if (sizes * s->N < 50000)
+        check_gradient("linear by x", linear_by_x, &c, c.x, dx.want, dx.n);
+    for (int i = 0; i < s->count; i++, at += s->O[i - 1] * s->K) {
+        expect_dw(&c, i, dw.want + at, dw.bound + at);
+        c.which = i;
+        if (sizes * s->N < 50000)
+            check_gradient("linear by w", linear_by_w, &c, c.w[i].values, dw.want + at,
+                           s->O[i] * s->K);
+    }
+    for (int way = 1; way < 8; way++) {
+        c.with_dx = way & 1;
+        c.with_dw = way & 2;
+        c.add = way & 4;
+        if (way != 4 && (s->ways == 7 || way == s->ways))
+            check_linear_way(&c, &dx, &dw);
+    }
+    for (int i = 0; i < s->count; i++) {
+        void *all[] = {c.w[i].data, c.w[i].scales, c.w[i].values, c.dy[i], c.dw0[i]};
+        for (size_t k = 0; k < COUNT(all); k++)
+            free(all[k]);
+    }
+    free(c.x);
+    free(c.dx0);
+    expected_free(&dx);
+    expected_free(&dw);
+}
+
+static void test_backward_products__linear(void **state)
+{
+    static const struct linear_shape shapes[] = {
+        {1, 1, 1, {1}, {NBI_F32}, 7},
+        {3, 37, 3, {5, 1, 40}, {NBI_BF16, NBI_F16, NBI_F32}, 7},
+        {1, 48, 2, {17, 30}, {NBI_NVFP4, NBI_BF16}, 7},
+        {65, 80, 3, {33, 16, 7}, {NBI_NVFP4, NBI_NVFP4, NBI_NVFP4}, 7},
+        {65, 600, 1, {300}, {NBI_BF16}, 3},
+        {13, 272, 2, {520, 300}, {NBI_NVFP4, NBI_F32}, 3}, /* more than a block of terms */
+        {300, 64, 1, {100}, {NBI_NVFP4}, 3},
+        {3, 2100, 1, {20}, {NBI_F16}, 3}, /* more than a block of columns */
+        {2, 2064, 1, {33}, {NBI_NVFP4}, 3},
+        {2, 48, 1, {1000}, {NBI_F32}, 3}}; /* more than a block of rows of dw */
+    (void)state;
+    for (size_t i = 0; i < COUNT(shapes); i++)
+        check_linear(&shapes[i]);
+}
+
+/* ---- attention ---- */
+
+struct attention {
+    int64_t N, NH, NKV, D;
+    double *q, *k, *v, *dy; /* q, k and v in one */
+    double *y, *lse;
+    int32_t *first;
+};
+
+/* A score and the sum of its magnitudes. */
+static double score(const struct attention *c, const double *qkv, int64_t n, int64_t h, int64_t j,
+                    double *magnitude)
+{
+    const double *q = qkv + (n * c->NH + h) * c->D;
+    const double *k = qkv + (c->N * c->NH + j * c->NKV + h / (c->NH / c->NKV)) * c->D;
+    double sum = 0, all = 0;
+    for (int64_t d = 0; d < c->D; d++) {
+        sum += q[d] * k[d];
+        all += fabs(q[d] * k[d]);
+    }
+    if (magnitude)
+        *magnitude = all / sqrt((double)c->D);
+    return sum / sqrt((double)c->D);
+}
+
+/* y and lse of row n and head h. */
+static void attend(const struct attention *c, const double *qkv, int64_t n, int64_t h, double *y,
+                   double *lse)
+{
+    double top = -INFINITY, sum = 0;
+    const double *v = qkv + (c->N * (c->NH + c->NKV) + h / (c->NH / c->NKV)) * c->D;
+    memset(y, 0, (size_t)c->D * sizeof *y);
+    for (int64_t j = c->first[n]; j <= n; j++)
+        top = fmax(top, score(c, qkv, n, h, j, NULL));
+    for (int64_t j = c->first[n]; j <= n; j++) {
+        double p = exp(score(c, qkv, n, h, j, NULL) - top);
+        sum += p;
+        for (int64_t d = 0; d < c->D; d++)
+            y[d] += p * v[j * c->NKV * c->D + d];
+    }
+    for (int64_t d = 0; d < c->D; d++)
+        y[d] /= sum;
+    *lse = top + log(sum);
+}
+
+static double attention_objective(const void *ctx, const double *qkv)
+{
+    const struct attention *c = ctx;
+    double *y = zeros(c->D, sizeof *y), lse, sum = 0;
+    for (int64_t n = 0; n < c->N; n++)
+        for (int64_t h = 0; h < c->NH; h++) {
+            attend(c, qkv, n, h, y, &lse);
+            for (int64_t d = 0; d < c->D; d++)
+                sum += c->dy[(n * c->NH + h) * c->D + d] * y[d];
+        }
+    free(y);
+    return sum;
+}
+
+/* Adds what row n and head h contribute through key j. The bounds of dq, dk and dv follow from
+ * those of p (relative) and of dp - delta. */
+static void attention_pair(const struct attention *c, struct expected *e, int64_t n, int64_t h,
+                           int64_t j)
+{
+    int64_t D = c->D, kv = h / (c->NH / c->NKV), row = (n * c->NH + h) * D;
+    int64_t key = (c->N * c->NH + j * c->NKV + kv) * D, value = key + c->N * c->NKV * D;
+    const double *dy = c->dy + row, *y = c->y + row;
+    double m, s = score(c, c->q, n, h, j, &m), lse = c->lse[n * c->NH + h], p = exp(s - lse);
+    double dp = 0, of_dp = 0, terms = (double)(c->N * (c->NH / c->NKV) + 4);
+    for (int64_t d = 0; d < D; d++) {
+        dp += dy[d] * (c->q[value + d] - y[d]);
+        of_dp += fabs(dy[d] * c->q[value + d]) + fabs(dy[d] * y[d]);
+    }
+    double of_p = U * ((double)(D + 4) * m + 2 * fabs(s) + 2 * (fabs(s) + fabs(lse)) + 6);
+    double ds = p * dp / sqrt((double)D);
+    double of_ds = p / sqrt((double)D) * (fabs(dp) * (of_p + 6 * U) + of_dp * (double)(D + 3) * U);
+    for (int64_t d = 0; d < D; d++) {
+        e->want[row + d] += ds * c->q[key + d];
+        e->bound[row + d] += fabs(c->q[key + d]) * (of_ds + terms * U * fabs(ds));
+        e->want[key + d] += ds * c->q[row + d];
+        e->bound[key + d] += fabs(c->q[row + d]) * (of_ds + terms * U * fabs(ds));
+        e->want[value + d] += p * dy[d];
+        e->bound[value + d] += p * fabs(dy[d]) * (of_p + terms * U);
+    }
+}
+
+static void attention_expected(const struct attention *c, struct expected *e)
+{
+    memset(e->want, 0, (size_t)e->n * sizeof(double));
+    memset(e->bound, 0, (size_t)e->n * sizeof(double));
+    for (int64_t n = 0; n < c->N; n++)
+        for (int64_t h = 0; h < c->NH; h++)
+            for (int64_t j = c->first[n]; j <= n; j++)
+                attention_pair(c, e, n, h, j);
+}
+
+static void run_attention(struct rig *r, const void *ctx, float *out)
+{
+    const struct attention *c = ctx;
+    int64_t q = c->N * c->NH * c->D, k = c->N * c->NKV * c->D;
+    const struct nbi_op_attention_bwd a = {
+        .dq = room(r, q),
+        .dk = room(r, k),
+        .dv = room(r, k),
+        .dy = put_in(r, c->dy, q),
+        .y = put_in(r, c->y, q),
+        .lse = put_in(r, c->lse, c->N * c->NH),
+        .q = put_in(r, c->q, q),
+        .store = {put_in(r, c->k, k), put_in(r, c->v, k), NBI_F32},
+        .first = put_bytes(r, c->first, c->N * 4),
+        .N = c->N,
+        .NH = c->NH,
+        .NKV = c->NKV,
+        .D = c->D};
+    assert_ok(r->be->attention_bwd(r->s, &a));
+    get(r, get(r, get(r, out, a.dq, q), a.dk, k), a.dv, k);
+}
+
+enum batches { ONE, SEVERAL, WINDOW };
+
+/* One sequence, several of any length, or rows that see the 50 before them. */
+static void fill_first(int32_t *first, int64_t N, enum batches batches)
+{
+    int32_t start = 0;
+    for (int32_t n = 0; n < N; n++) {
+        if (batches == SEVERAL && (bits32() % 40 == 0 || n == 2))
+            start = n;
+        first[n] = batches == WINDOW && n > 50 ? n - 50 : start;
+    }
+}
+
+static void check_attention(const int64_t s[5], enum batches batches)
+{
+    struct attention c = {.N = s[0], .NH = s[1], .NKV = s[2], .D = s[3]};
+    const struct nbi_stream_limits limits = {.N = c.N, .K = 16, .D = c.D, .heads = c.NH};
+    int64_t q = c.N * c.NH * c.D, k = c.N * c.NKV * c.D;
+    struct expected e = expect(q + 2 * k);
+    c.q = random_floats(q + 2 * k, 1);
+    for (int64_t i = 0; i < q; i++)
+        c.q[i] *= (double)s[4]; /* a power of two */
+    c.k = c.q + q;
+    c.v = c.k + k;
+    c.dy = random_floats(q, 1);
+    c.y = zeros(q, sizeof *c.y);
+    c.lse = zeros(c.N * c.NH, sizeof *c.lse);
+    c.first = zeros(c.N, 4);
+    fill_first(c.first, c.N, batches);
+    for (int64_t i = 0; i < c.N * c.NH; i++)
+        attend(&c, c.q, i / c.NH, i % c.NH, c.y + i * c.D, c.lse + i);
+    if (c.N <= 65) {
+        attention_expected(&c, &e);
+        check_gradient("attention", attention_objective, &c, c.q, e.want, q + 2 * k);
+    }
+    for (int64_t i = 0; i < q; i++)
+        c.y[i] = (double)(float)c.y[i];
+    for (int64_t i = 0; i < c.N * c.NH; i++)
+        c.lse[i] = (double)(float)c.lse[i];
+    attention_expected(&c, &e);
+    check("attention_bwd", run_attention, &c, &limits, &e);
+    double *all[] = {c.q, c.dy, c.y, c.lse};
+    for (size_t i = 0; i < COUNT(all); i++)
+        free(all[i]);
+    free(c.first);
+    expected_free(&e);
+}
+
+static void test_backward_products__attention(void **state)
+{
+    /* N, NH, NKV, D, how large queries are */
+    static const int64_t shapes[][5] = {
+        {1, 1, 1, 2, 1},    {3, 2, 1, 24, 4},    {65, 8, 1, 48, 1},
+        {96, 3, 3, 64, 1},  {97, 2, 2, 32, 16},  {250, 4, 2, 32, 4},
+        {193, 3, 1, 80, 1}, {100, 2, 1, 256, 8}, {288, 2, 1, 128, 1}};
+    (void)state;
+    for (size_t i = 0; i < COUNT(shapes); i++) {
+        check_attention(shapes[i], SEVERAL);
+        check_attention(shapes[i], i % 2 ? ONE : WINDOW);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_backward_products__linear),
+        cmocka_unit_test(test_backward_products__attention),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,499 @@
+/* test_loss.c - the losses of a small model and their gradients, against the equations in double
+ * and against finite differences; what the base model thought, however rows are packed. */
+#include <math.h>
+
+#include "base/rng.h"
+#include "train/base.h"
+#include "train/trainable.h"
+#include "unit/data_support.h"
+#include "unit/guarded_backend.h"
+
+enum {
+    B = 2,
+    T = 24,
+    C = 32,
+    V = 290,
+    M = 7
+}; /* M: rows of logits at a time: the last are fewer */
+
+static struct nb_tokenizer *bytes_only;
+
+static int begin(void **state)
+{
+    bytes_only = new_tokenizer("", 0);
+    return make_test_dir(state);
+}
+
+static int end(void **state)
+{
+    nb_tokenizer_close(bytes_only);
+    return remove_test_dir(state);
+}
+
+/* ---- a small model with data ---- */
+
+struct rig {
+    struct nbi_config config;
+    struct nbi_backend *be;
+    struct nbi_stream *s;
+    struct nbi_trainable t;
+    struct nbi_acts acts;
+    struct nbi_feed feed;
+    struct nbi_dataset *data;
+    struct nbi_batch batch;
+};
+
+static struct nbi_dataset *new_set(const char *name)
+{
+    struct nbi_str s = {0};
+    struct nbi_dataset *d;
+    for (int i = 0; i < 9; i++)
+        nbi_str_printf(&s, "%d?\t%.*s!\n", i, 1 + 3 * i % 7, "abcdefg");
+    nbi_str_puts(&s, "this is so long a question that it is cut\tand so is its long answer here\n");
+    put(name, nbi_str_text(&s));
+    nbi_str_release(&s);
+    put("text.txt", "some words<|endoftext|>and others");
+    const char *const files[] = {test_path(name), test_path("text.txt"), NULL};
+    const struct nbi_dataset_opts opts = {
+        .files = files, .tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
+    assert_ok(nbi_dataset_open(&d, &opts));
+    return d;
+}
+
+static void rig_open(struct rig *r)
+{
+    const struct nbi_trainable_opts opts = {
+        .precision = NBI_PRECISION_F32, .master = NBI_F32, .state = NBI_STATE_F32, .seed = 4};
+    const struct nbi_stream_limits limits = {.N = B * T, .K = 64, .D = 16, .heads = 2};
+    struct nbi_backend *be;
+    *r = (struct rig){0};
+    assert_ok(nbi_config_preset(&r->config, "tiny"));
+    r->config.hidden_size = C;
+    r->config.intermediate_size = 64;
+    r->config.layers = r->config.heads = 2;
+    r->config.kv_heads = 1;
+    r->config.head_dim = 16;
+    r->config.vocab_size = V;
+    r->config.initializer_range = 0.3;
+    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", 2, nbi_simd_level()}));
+    r->be = guarded_open(be);
+    assert_ok(r->be->stream_new(r->be, &limits, &r->s));
+    assert_ok(nbi_trainable_init(&r->t, r->s, r->be, &r->config, NULL, &opts));
+    assert_ok(nbi_acts_init_training(&r->acts, r->be, &r->config, B * T, M, false));
+    assert_ok(nbi_feed_init(&r->feed, &r->acts));
+    r->feed.V = V;
+    r->data = new_set("data.tsv");
+    assert_ok(nbi_batch_init(&r->batch, B, T));
+}
+
+static void rig_close(struct rig *r)
+{
+    nbi_batch_release(&r->batch);
+    nbi_dataset_close(r->data);
+    nbi_feed_release(&r->feed);
+    nbi_acts_release(&r->acts);
+    nbi_trainable_release(&r->t);
+    r->be->stream_free(r->s);
+    r->be->close(r->be);
+}
+
+/* The first batch of an order, fed. */
+static void next_batch(struct rig *r, uint64_t seed)
+{
+    struct nbi_batcher b;
+    bool more;
+    const struct nbi_batcher_opts opts = {
+        .data = r->data, .seed = seed, .shuffle = true, .pack = true};
+    assert_ok(nbi_batcher_init(&b, &opts));
+    assert_ok(nbi_batcher_next(&b, &r->batch, &more));
+    nbi_batcher_release(&b);
+    assert_ok(nbi_feed_set(&r->feed, &r->batch));
+    assert_true(r->feed.labels.count > M);
+    r->feed.labels.scale = 1.0f / (float)r->feed.labels.count;
+}
+
+static void download(struct rig *r, float *out, struct nbi_ptr from, int64_t n)
+{
+    assert_ok(r->be->download(r->s, out, from, n * (int64_t)sizeof *out));
+    assert_ok(r->be->sync(r->s));
+}
+
+static void upload(struct rig *r, struct nbi_ptr to, const float *x, int64_t n)
+{
+    assert_ok(r->be->upload(r->s, to, x, n * (int64_t)sizeof *x));
+}
+
+static void forward(struct rig *r)
+{
+    assert_ok(nbi_forward(&r->t.weights, &r->acts, r->s, &r->feed.pass));
+}
+
+static void loss(struct rig *r, bool gradient)
+{
+    assert_ok(nbi_loss(&r->t.weights, &r->acts, r->s, &r->feed.pass, &r->feed.labels,
+                       gradient ? &r->t.grads : NULL));
+}
+
+static double uniform(uint64_t i)
+{
+    return 2 * (double)nbi_uniform(nbi_philox(77, i, 0).v[0]) - 1;
+}
+
+/* ---- distance to the embeddings ---- */
+
+struct scalar {
+    const struct nbi_labels *l;
+    double eps;
+    float *x, *norm, *embed;
+};
+
+/* The mean over labels, in double, of the stream x. */
+static double scalar_loss(const struct scalar *c, const double *x, const double *norm)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < c->l->count; i++) {
+        const double *row = x + c->l->rows[i] * C;
+        double squares = 0;
+        for (int k = 0; k < C; k++)
+            squares += row[k] * row[k];
+        for (int k = 0; k < C; k++)
+            sum += fabs(row[k] / sqrt(squares / C + c->eps) * norm[k] -
+                        (double)c->embed[c->l->targets[i] * C + k]);
+    }
+    return sum / C / (double)c->l->count;
+}
+
+static void test_loss__scalar(void **state)
+{
+    static float x[B * T * C], dx[B * T * C], norm[C], dnorm[C], embed[V * C], head[V * C];
+    static double at[B * T * C], side[2];
+    double nat[C], slope = 0, h = 1e-6;
+    struct rig r;
+    (void)state;
+    rig_open(&r);
+    next_batch(&r, 1);
+    struct scalar c = {&r.feed.labels, r.config.rms_eps, x, norm, embed};
+    r.feed.labels.kind = NBI_LOSS_SCALAR;
+    struct nbi_tensor *last = &r.t.tensors[1 + 2 * 11];
+    for (int k = 0; k < C; k++) /* a norm that is not all ones */
+        norm[k] = (float)(1 + 0.5 * uniform((uint64_t)k));
+    upload(&r, last->master, norm, C);
+    assert_ok(nbi_trainable_refresh(&r.t, NBI_ALL_LAYERS));
+    forward(&r);
+    download(&r, x, r.acts.x, B * T * C);
+    download(&r, embed, r.t.tensors[0].master, V * C);
+    loss(&r, true);
+    download(&r, dx, r.acts.d.x, B * T * C);
+    download(&r, dnorm, r.t.grads.norm, C);
+    for (int s = 0; s < 2; s++) {
+        for (int i = 0; i < B * T * C; i++)
+            at[i] = (double)x[i] + (s ? h : -h) * uniform((uint64_t)(1000 + i));
+        for (int k = 0; k < C; k++)
+            nat[k] = (double)norm[k] + (s ? h : -h) * uniform((uint64_t)(900 + k));
+        side[s] = scalar_loss(&c, at, nat);
+    }
+    for (int i = 0; i < B * T * C; i++)
+        slope += (double)dx[i] * uniform((uint64_t)(1000 + i));
+    for (int k = 0; k < C; k++)
+        slope += (double)dnorm[k] * uniform((uint64_t)(900 + k));
+    double mean = r.feed.labels.loss / (double)r.feed.labels.count;
+    assert_true(fabs(mean - (side[0] + side[1]) / 2) < 1e-6 * mean);
+    assert_true(fabs((side[1] - side[0]) / (2 * h) - slope) < 1e-5 * (fabs(slope) + 1));
+    download(&r, head, r.t.grads.head, V * C); /* tied: that of the embedding, not yet any */
+    for (int i = 0; i < V * C; i++)
+        assert_true(head[i] == 0);
+    double before = r.feed.labels.loss;
+    loss(&r, false);
+    assert_true(r.feed.labels.loss == before);
+    rig_close(&r);
+}
+
+/* The loss along the gradient of some weights, through all of the model. */
+static double along(struct rig *r, struct nbi_tensor *x, const float *w, const float *g, double h)
+{
+    float *at = malloc((size_t)x->count * sizeof *at);
+    double squares = 0;
+    for (int64_t i = 0; i < x->count; i++)
+        squares += (double)g[i] * (double)g[i];
+    for (int64_t i = 0; i < x->count; i++)
+        at[i] = (float)((double)w[i] + h * (double)g[i] / sqrt(squares));
+    upload(r, x->master, at, x->count);
+    assert_ok(nbi_trainable_refresh(&r->t, NBI_ALL_LAYERS));
+    free(at);
+    forward(r);
+    loss(r, false);
+    const struct nbi_labels *l = &r->feed.labels;
+    return (double)l->scale * l->loss + (double)l->kl_scale * l->kl;
+}
+
+static void check_weights(struct rig *r, int64_t tensor, double h)
+{
+    struct nbi_tensor *x = &r->t.tensors[tensor];
+    float *w = malloc((size_t)x->count * sizeof *w), *g = malloc((size_t)x->count * sizeof *g);
+    double norm = 0;
+    assert_ok(r->be->clear(r->s, x->grad, x->count * (int64_t)sizeof *g));
+    forward(r);
+    loss(r, true);
+    assert_ok(nbi_backward(&r->t.weights, &r->acts, r->s, &r->feed.pass, &r->t.grads, NULL));
+    download(r, w, x->master, x->count);
+    download(r, g, x->grad, x->count);
+    for (int64_t i = 0; i < x->count; i++)
+        norm += (double)g[i] * (double)g[i];
+    double is = (along(r, x, w, g, h) - along(r, x, w, g, -h)) / (2 * h);
+    if (!(fabs(is - sqrt(norm)) < 0.02 * sqrt(norm)))
+        fail_msg("tensor %d: slope %.6g, gradient %.6g", (int)tensor, is, sqrt(norm));
+    upload(r, x->master, w, x->count);
+    assert_ok(nbi_trainable_refresh(&r->t, NBI_ALL_LAYERS));
+    free(w);
+    free(g);
+}
+
+static void test_loss__scalar_through_layers(void **state)
+{
+    struct rig r;
+    (void)state;
+    rig_open(&r);
+    next_batch(&r, 2);
+    r.feed.labels.kind = NBI_LOSS_SCALAR;
+    for (int64_t i = 1; i < 1 + 2 * 11; i += 3)
+        check_weights(&r, i, 1e-3);
+    rig_close(&r);
+}
+
+/* ---- the base model ---- */
+
+static void base_open(struct rig *r, struct nbi_base *b, int64_t memory, int64_t before)
+{
+    const struct nbi_base_opts opts = {.data = r->data,
+                                       .before = before,
+                                       .memory_max = memory,
+                                       .beside = test_path(before ? "ckpt/" : "ckpt")};
+    const struct nbi_base_pass pass = {&r->t.weights, &r->acts, r->s, &r->feed, &r->batch};
+    assert_ok(nbi_base_init(b, &opts, &pass));
+    assert_int_equal(b->fd >= 0, memory == 0);
+}
+
+/* Against softmax of the logits of the batch itself. */
+static void check_base(struct rig *r, const struct nbi_base *b)
+{
+    static float logits[V];
+    int64_t known = 0, count;
+    struct nbi_labels *l = &r->feed.labels;
+    assert_ok(nbi_base_set(b, &r->batch, l, &count));
+    forward(r);
+    for (int64_t i = 0; i < l->count; i++) {
+        struct nbi_pass pass = r->feed.pass;
+        bool text = nbi_dataset_is_document(r->data, r->batch.owners[l->rows[i]] - b->opts.before);
+        assert_int_equal(l->base_ids[i * l->J] < 0, text);
+        if (text)
+            continue;
+        pass.M = 1;
+        pass.rows = l->rows + i;
+        assert_ok(nbi_forward_head(&r->t.weights, &r->acts, r->s, &pass));
+        download(r, logits, r->acts.logits, V);
+        double sum = 0, last = INFINITY, listed = 0;
+        for (int v = 0; v < V; v++)
+            sum += exp((double)logits[v]);
+        for (int64_t j = 0; j < l->J; j++) {
+            double p = exp((double)logits[l->base_ids[i * l->J + j]]) / sum;
+            assert_true(fabs(p - (double)l->base_p[i * l->J + j]) < 1e-6 && p <= last);
+            last = p;
+            listed += p;
+        }
+        for (int v = 0, more = 0; v < V; v++) { /* nothing likelier was left out */
+            more += exp((double)logits[v]) / sum > last;
+            assert_true(more < l->J);
+        }
+        assert_true(listed < 1.000001);
+        known++;
+    }
+    assert_int_equal(count, known);
+}
+
+static void test_loss__base(void **state)
+{
+    struct rig r;
+    (void)state;
+    rig_open(&r);
+    for (int way = 0; way < 2; way++) {
+        struct nbi_base b;
+        int64_t before = way ? 5 : 0;
+        base_open(&r, &b, way ? 0 : INT64_MAX, before);
+        assert_int_equal(b.J, 64);
+        for (uint64_t seed = 0; seed < 12; seed++) {
+            next_batch(&r, seed);
+            for (int i = 0; i < B * T; i++)
+                r.batch.owners[i] += r.batch.owners[i] >= 0 ? before : 0;
+            check_base(&r, &b);
+            loss(&r, false);
+            assert_true(fabs(r.feed.labels.kl) < 1e-6 * (double)r.feed.labels.count);
+        }
+        for (int i = 0; i < B * T && way; i++) /* samples of the other set have nothing */
+            r.batch.owners[i] = r.batch.owners[i] < 0 ? -1 : i % 5;
+        int64_t count;
+        assert_ok(nbi_base_set(&b, &r.batch, &r.feed.labels, &count));
+        assert_true(way ? count == 0 : count > 0);
+        nbi_base_release(&b);
+    }
+    rig_close(&r);
+}
+
+/* The same base in memory and in a file, and other models have others. */
+static void test_loss__base_mark(void **state)
+{
+    struct rig r;
+    struct nbi_base a, b;
+    (void)state;
+    rig_open(&r);
+    base_open(&r, &a, INT64_MAX, 0);
+    base_open(&r, &b, 0, 0);
+    assert_true(a.mark == b.mark && a.mark < 0);
+    nbi_base_release(&b);
+    float x = 7;
+    upload(&r, r.t.tensors[5].master, &x, 1);
+    assert_ok(nbi_trainable_refresh(&r.t, NBI_ALL_LAYERS));
+    base_open(&r, &b, INT64_MAX, 0);
+    assert_true(fabs(a.mark - b.mark) > 1e-4);
+    nbi_base_release(&a);
+    nbi_base_release(&b);
+    x = NAN;
+    upload(&r, r.t.tensors[0].master, &x, 1);
+    upload(&r, r.t.tensors[5].master, &x, 1);
+    assert_ok(nbi_trainable_refresh(&r.t, NBI_ALL_LAYERS));
+    const struct nbi_base_opts opts = {.data = r.data, .memory_max = 1 << 30};
+    const struct nbi_base_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
+    assert_fails(nbi_base_init(&a, &opts, &pass), NB_EVALUE, "not finite");
+    nbi_base_release(&a);
+    const struct nbi_base_opts nowhere = {.data = r.data, .beside = test_path("no/where")};
+    assert_fails(nbi_base_init(&a, &nowhere, &pass), NB_EIO, "base probabilities");
+    nbi_base_release(&a);
+    rig_close(&r);
+}
+
+static void test_loss__base_needs_conversations(void **state)
+{
+    struct rig r;
+    struct nbi_base b;
+    (void)state;
+    rig_open(&r);
+    put("only.txt", "some words<|endoftext|>and others");
+    const char *const files[] = {test_path("only.txt"), NULL};
+    const struct nbi_dataset_opts set = {
+        .files = files, .tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
+    nbi_dataset_close(r.data);
+    assert_ok(nbi_dataset_open(&r.data, &set));
+    const struct nbi_base_opts opts = {.data = r.data, .memory_max = 1 << 30};
+    const struct nbi_base_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
+    assert_fails(nbi_base_init(&b, &opts, &pass), NB_EINVAL, "conversations");
+    nbi_base_release(&b);
+    rig_close(&r);
+}
+
+/* Base probabilities of another model, then the gradient of CE and KL together, and of KL alone. */
+static void test_loss__kl_gradient(void **state)
+{
+    static float x[B * T * C], at[B * T * C], dx[B * T * C];
+    struct rig r;
+    struct nbi_base b;
+    int64_t count;
+    (void)state;
+    rig_open(&r);
+    base_open(&r, &b, INT64_MAX, 0);
+    struct nbi_tensor *moved = &r.t.tensors[3];
+    float *w = malloc((size_t)moved->count * sizeof *w);
+    download(&r, w, moved->master, moved->count);
+    for (int64_t i = 0; i < moved->count; i++)
+        w[i] *= -1;
+    upload(&r, moved->master, w, moved->count);
+    free(w);
+    assert_ok(nbi_trainable_refresh(&r.t, NBI_ALL_LAYERS));
+    for (int way = 0; way < 2; way++) {
+        const double h = 3e-3;
+        double side[2], slope = 0;
+        next_batch(&r, 6);
+        struct nbi_labels *l = &r.feed.labels;
+        l->kl_scale = 0.7f * l->scale;
+        l->scale = way ? 0 : l->scale;
+        assert_ok(nbi_base_set(&b, &r.batch, l, &count));
+        forward(&r);
+        download(&r, x, r.acts.x, B * T * C);
+        loss(&r, true);
+        assert_true(l->kl > 1e-3 * (double)count);
+        download(&r, dx, r.acts.d.x, B * T * C);
+        for (int s = 0; s < 2; s++) {
+            for (int i = 0; i < B * T * C; i++)
+                at[i] = (float)((double)x[i] + (s ? h : -h) * uniform((uint64_t)i));
+            upload(&r, r.acts.x, at, B * T * C);
+            loss(&r, false);
+            side[s] = (double)l->scale * l->loss + (double)l->kl_scale * l->kl;
+        }
+        for (int i = 0; i < B * T * C; i++)
+            slope += (double)dx[i] * uniform((uint64_t)i);
+        double is = (side[1] - side[0]) / (2 * h);
+        if (!(fabs(is - slope) < 1e-3 * (fabs(slope) + 0.1)))
+            fail_msg("slope %.6g, gradient %.6g", is, slope);
+        check_weights(&r, 1 + 6, 1e-3);
+        check_weights(&r, 1 + 11, 1e-3);
+    }
+    nbi_base_release(&b);
+    rig_close(&r);
+}
+
+static void test_loss__top(void **state)
+{
+    float logits[100], p[64];
+    int32_t ids[64];
+    (void)state;
+    for (int round = 0; round < 200; round++) {
+        int64_t n = 1 + round % 100, J = n < 64 ? n : 64;
+        double sum = 0;
+        for (int i = 0; i < n; i++) { /* with ties */
+            logits[i] = (float)floor(20 * uniform((uint64_t)(round * 100 + i)));
+            sum += exp((double)logits[i]);
+        }
+        assert_ok(nbi_base_top(logits, n, J, ids, p));
+        for (int64_t j = 0; j < J; j++) {
+            int64_t likelier = 0;
+            for (int i = 0; i < n; i++)
+                likelier += logits[i] > logits[ids[j]];
+            assert_true(likelier <= j && (j == 0 || logits[ids[j]] <= logits[ids[j - 1]]));
+            for (int64_t k = 0; k < j; k++)
+                assert_true(ids[k] != ids[j]);
+            assert_true(fabs((double)p[j] - exp((double)logits[ids[j]]) / sum) < 1e-6);
+        }
+    }
+    for (int i = 0; i < 100; i++)
+        logits[i] = i == 99 ? NAN : 0;
+    assert_fails(nbi_base_top(logits, 100, 64, ids, p), NB_EVALUE, "not finite");
+    logits[99] = INFINITY;
+    assert_fails(nbi_base_top(logits, 100, 64, ids, p), NB_EVALUE, "not finite");
+}
+
+static void test_loss__ids_outside(void **state)
+{
+    struct rig r;
+    (void)state;
+    rig_open(&r);
+    next_batch(&r, 1);
+    r.batch.targets[3] = V;
+    assert_fails(nbi_feed_set(&r.feed, &r.batch), NB_EVALUE, "vocabulary of 290");
+    r.batch.targets[3] = NBI_IGNORE;
+    r.batch.ids[3] = V;
+    assert_fails(nbi_feed_set(&r.feed, &r.batch), NB_EVALUE, "token id 290 is outside");
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_loss__scalar),
+        cmocka_unit_test(test_loss__scalar_through_layers),
+        cmocka_unit_test(test_loss__base),
+        cmocka_unit_test(test_loss__base_mark),
+        cmocka_unit_test(test_loss__base_needs_conversations),
+        cmocka_unit_test(test_loss__kl_gradient),
+        cmocka_unit_test(test_loss__top),
+        cmocka_unit_test(test_loss__ids_outside),
+    };
+    return cmocka_run_group_tests_name("loss", tests, begin, end);
+}

@@ -1,0 +1,785 @@
+/* test_optimizer.c - AdamW against double precision and against decoders of its own states; that
+ * bits depend neither on threads, pieces nor instruction sets; gradients' statistics; and weights
+ * made anew from their masters. */
+#include <float.h>
+#include <math.h>
+
+#include "backend/backend.h"
+#include "base/rng.h"
+#include "support.h"
+#include "tensor/half.h"
+#include "tensor/nvfp4.h"
+
+#include "guarded_backend.h"
+
+#define STATES 4
+
+static const int64_t sizes[] = {1, 2, 15, 16, 17, 31, 32, 33, 127, 128, 129, 1000, 4099};
+
+#define SIZES ((int)(sizeof sizes / sizeof *sizes))
+
+static float normal(uint64_t at, uint64_t what)
+{
+    float out[4];
+    nbi_philox_normal4(out, 7, at / 4, what);
+    return out[at % 4];
+}
+
+/* ---- a tensor with its states, on a backend ---- */
+
+struct rig {
+    struct nbi_backend *be;
+    struct nbi_stream *s;
+    int64_t n;
+    struct nbi_op_adamw a;
+};
+
+static struct nbi_ptr cleared(const struct rig *t, int64_t bytes)
+{
+    struct nbi_ptr p;
+    assert_ok(t->be->alloc(t->be, "test", bytes > 0 ? bytes : 1, &p));
+    assert_ok(t->be->clear(t->s, p, bytes));
+    return p;
+}
+
+static struct nbi_moment moment(const struct rig *t, enum nbi_state_kind kind)
+{
+    int64_t scales, values = nbi_state_bytes(kind, t->n, &scales);
+    return (struct nbi_moment){kind, cleared(t, values), cleared(t, scales)};
+}
+
+static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nbi_state_kind kind,
+                   enum nbi_dtype dtype)
+{
+    *t = (struct rig){.be = be, .n = n};
+    assert_ok(be->stream_new(be, &(struct nbi_stream_limits){.N = 1, .K = 16, .D = 2}, &t->s));
+    t->a = (struct nbi_op_adamw){.master = cleared(t, (int64_t)nbi_dtype_bytes(dtype, n)),
+                                 .dtype = dtype,
+                                 .grad = cleared(t, n * 4),
+                                 .m = moment(t, kind),
+                                 .v = moment(t, kind),
+                                 .m_scale = {0, 0x1p-8f},
+                                 .v_scale = {0, 0x1p-6f},
+                                 .peak = cleared(t, 8),
+                                 .count = n,
+                                 .grad_scale = 0.5f,
+                                 .lr = 1e-2f,
+                                 .beta1 = 0.9f,
+                                 .beta2 = 0.99f,
+                                 .eps = 1e-8f,
+                                 .decay = 0.1f,
+                                 .clamp = 5,
+                                 .seed = 99,
+                                 .tensor = 3};
+}
+
+static void rig_begin(struct rig *t, int64_t n, enum nbi_state_kind kind, enum nbi_dtype dtype)
+{
+    struct nbi_backend *be;
+    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", 1, nbi_simd_level()}));
+    rig_on(t, be, n, kind, dtype);
+}
+
+static void rig_end(struct rig *t)
+{
+    const struct nbi_ptr all[] = {t->a.master,   t->a.grad,     t->a.m.values, t->a.m.scales,
+                                  t->a.v.values, t->a.v.scales, t->a.peak};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        t->be->free(t->be, all[i]);
+    t->be->stream_free(t->s);
+    t->be->close(t->be);
+}
+
+static void send(const struct rig *t, struct nbi_ptr to, const void *from, int64_t bytes)
+{
+    assert_ok(t->be->upload(t->s, to, from, bytes));
+}
+
+static void fetch(const struct rig *t, void *to, struct nbi_ptr from, int64_t bytes)
+{
+    assert_ok(t->be->download(t->s, to, from, bytes));
+    assert_ok(t->be->sync(t->s));
+}
+
+/* One step, the next one, on all elements. */
+static void step(struct rig *t)
+{
+    t->a.step++;
+    t->a.correct1 = (float)(1 - pow((double)t->a.beta1, t->a.step));
+    t->a.correct2 = (float)(1 - pow((double)t->a.beta2, t->a.step));
+    assert_ok(t->be->adamw(t->s, &t->a));
+    t->a.m_scale[0] = t->a.m_scale[1];
+    t->a.v_scale[0] = t->a.v_scale[1];
+}
+
+/* Gradients of one step, with groups of very different size. */
+static void draw_grad(float *g, int64_t n, uint64_t at_step)
+{
+    for (int64_t i = 0; i < n; i++)
+        g[i] = normal((uint64_t)i, at_step) * ldexpf(1, -(int)(i / 16 % 7));
+}
+
+static void random_step(struct rig *t, uint64_t at_step)
+{
+    float *g = malloc((size_t)t->n * sizeof *g);
+    assert_non_null(g);
+    draw_grad(g, t->n, at_step);
+    send(t, t->a.grad, g, t->n * 4);
+    step(t);
+    free(g);
+}
+
+/* ---- decoders that know nothing of the encoders ---- */
+
+static double e4m3(uint8_t c)
+{
+    return c < 8 ? ldexp(c, -9) : ldexp(8 + c % 8, c / 8 - 10);
+}
+
+static double f16(uint16_t h)
+{
+    return h < 0x400 ? ldexp(h, -24) : ldexp(0x400 + (h & 0x3FF), (h >> 10) - 25);
+}
+
+/* Element i of m, or the root of element i of v; *unit is the largest distance of two codes there
+ * can be in its group. */
+struct decoded {
+    double value, unit;
+};
+
+static struct decoded decode(const struct nbi_moment *s, bool is_v, double S, const uint8_t *values,
+                             const uint8_t *scales, int64_t i)
+{
+    static const double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    float f;
+    uint16_t half;
+    if (s->kind == NBI_STATE_F32) {
+        memcpy(&f, values + 4 * i, 4);
+        return (struct decoded){is_v ? sqrt((double)f) : (double)f, 0};
+    }
+    if (s->kind == NBI_STATE_BF16) {
+        memcpy(&half, values + 2 * i, 2);
+        double x = (double)nbi_bf16_to_f32(half);
+        return (struct decoded){is_v ? sqrt(x) : x, fabs(is_v ? sqrt(x) : x) / 64};
+    }
+    if (s->kind == NBI_STATE_INT8) {
+        memcpy(&half, scales + i / 32 * 2, 2);
+        double y = (double)(int8_t)values[i] / 127, unit = f16(half);
+        if (is_v)
+            return (struct decoded){values[i] / 255.0 * unit, unit / 255};
+        return (struct decoded){y / (2 - fabs(y)) * unit, unit * (1 - 126.0 / 128)};
+    }
+    int code = i & 1 ? values[i / 2] >> 4 : values[i / 2] & 15;
+    double unit = e4m3(scales[i / 16]) * S;
+    if (is_v)
+        return (struct decoded){(code + 1) / 16.0 * unit, unit / 16};
+    return (struct decoded){(code & 8 ? -1 : 1) * e2m1[code & 7] * unit, 2 * unit};
+}
+
+static void read_moment(const struct rig *t, bool is_v, struct decoded *out)
+{
+    const struct nbi_moment *s = is_v ? &t->a.v : &t->a.m;
+    int64_t scale_bytes, bytes = nbi_state_bytes(s->kind, t->n, &scale_bytes);
+    uint8_t *values = malloc((size_t)bytes), *scales = malloc((size_t)scale_bytes + 1);
+    assert_true(values && scales);
+    fetch(t, values, s->values, bytes);
+    fetch(t, scales, s->scales, scale_bytes);
+    double S = (double)(is_v ? t->a.v_scale[0] : t->a.m_scale[0]);
+    for (int64_t i = 0; i < t->n; i++)
+        out[i] = decode(s, is_v, S, values, scales, i);
+    free(values);
+    free(scales);
+}
+
+/* ---- the step ---- */
+
+/* Against the textbook in double. */
+static void test_f32(void **state)
+{
+    enum { N = 1003, STEPS = 50 };
+    static double w[N], m[N], v[N];
+    static float g[N], start[N], got[N];
+    struct rig t;
+    (void)state;
+    rig_begin(&t, N, NBI_STATE_F32, NBI_F32);
+    for (int i = 0; i < N; i++) {
+        start[i] = normal((uint64_t)i, 1000);
+        w[i] = (double)start[i];
+        m[i] = v[i] = 0;
+    }
+    send(&t, t.a.master, start, sizeof start);
+    const struct nbi_op_adamw a = t.a;
+    double beta1 = (double)a.beta1, beta2 = (double)a.beta2, lr = (double)a.lr, most = 0;
+    for (int k = 1; k <= STEPS; k++) {
+        draw_grad(g, N, (uint64_t)k);
+        send(&t, t.a.grad, g, sizeof g);
+        step(&t);
+        for (int i = 0; i < N; i++) {
+            double d = 0.5 * (double)g[i];
+            m[i] = beta1 * m[i] + (1 - beta1) * d;
+            v[i] = beta2 * v[i] + (1 - beta2) * d * d;
+            double u = m[i] / (1 - pow(beta1, k)) / (sqrt(v[i] / (1 - pow(beta2, k))) + 1e-8);
+            w[i] -= lr * (double)a.decay * w[i] + lr * fmin(fmax(u, -5), 5);
+        }
+    }
+    fetch(&t, got, t.a.master, sizeof got);
+    for (int i = 0; i < N; i++)
+        most = fmax(most, fabs((double)got[i] - w[i]) / fmax(fabs(w[i]), 1));
+    assert_true(most < 1e-6);
+    struct decoded x[N];
+    float peak[2];
+    fetch(&t, peak, t.a.peak, sizeof peak);
+    for (int is_v = 0; is_v < 2; is_v++) {
+        read_moment(&t, is_v, x);
+        for (int i = 0; i < N; i++) {
+            double want = is_v ? sqrt(v[i]) : m[i];
+            assert_true(fabs(x[i].value - want) <= 2e-6 * fmax(fabs(want), 1e-2));
+            assert_true(fabs(x[i].value) <= (double)peak[is_v] * (1 + 1e-7));
+        }
+    }
+    rig_end(&t);
+}
+
+static void test_clamp_and_strange(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < STATES; kind++)
+        for (int limit = 0; limit < 2; limit++) {
+            struct rig t;
+            float g[40], w[40];
+            rig_begin(&t, 40, kind, NBI_F32);
+            for (int i = 0; i < 40; i++)
+                g[i] = 3;
+            t.a.clamp = limit ? 0.25f : 0;
+            send(&t, t.a.grad, g, sizeof g);
+            step(&t);
+            fetch(&t, w, t.a.master, sizeof w);
+            for (int i = 0; i < 40; i++)
+                assert_true(fabsf(w[i] + t.a.lr * (limit ? 0.25f : 1)) < 1e-7f);
+            g[3] = NAN; /* nothing useful comes of these, but it comes */
+            g[4] = -NAN;
+            g[20] = INFINITY;
+            g[36] = -INFINITY;
+            g[37] = FLT_MAX;
+            send(&t, t.a.grad, g, sizeof g);
+            step(&t);
+            step(&t);
+            rig_end(&t);
+        }
+}
+
+/* What is stored is within one code of what the step computed, which an f32 state would hold. */
+static void test_codes(void **state)
+{
+    (void)state;
+    for (int kind = NBI_STATE_BF16; kind < STATES; kind++)
+        for (int z = 0; z < SIZES; z++) {
+            struct rig t, exact;
+            int64_t n = sizes[z];
+            struct decoded *x = malloc((size_t)n * sizeof *x),
+                           *want = malloc((size_t)n * sizeof *x);
+            assert_true(x && want);
+            rig_begin(&t, n, kind, NBI_F32);
+            rig_begin(&exact, n, NBI_STATE_F32, NBI_F32);
+            random_step(&t, 5);
+            random_step(&exact, 5);
+            for (int is_v = 0; is_v < 2; is_v++) {
+                read_moment(&t, is_v, x);
+                read_moment(&exact, is_v, want);
+                for (int64_t i = 0; i < n; i++) {
+                    assert_true(fabs(x[i].value - want[i].value) <= x[i].unit * (1 + 1e-5));
+                    assert_true(!is_v || x[i].value > 0);
+                    assert_true(is_v || x[i].value * want[i].value >= 0);
+                }
+            }
+            free(x);
+            free(want);
+            rig_end(&t);
+            rig_end(&exact);
+        }
+}
+
+/* Elements that share a group with one a million times as large, zeros, and groups of zeros. */
+static void test_never_zero(void **state)
+{
+    (void)state;
+    for (int kind = NBI_STATE_INT8; kind < STATES; kind++) {
+        enum { N = 256 };
+        struct rig t;
+        struct decoded x[N];
+        float g[N], w[N];
+        rig_begin(&t, N, kind, NBI_F32);
+        for (int i = 0; i < N; i++)
+            g[i] = i >= 224 || i % 32 == 7 ? 0 : i % 32 == 5 ? 10.0f : ldexpf(1e-5f, -(i / 32) * 3);
+        send(&t, t.a.grad, g, sizeof g);
+        for (int k = 0; k < 20; k++)
+            step(&t);
+        read_moment(&t, true, x);
+        for (int i = 0; i < N; i++)
+            assert_true(g[i] != 0 || kind == NBI_STATE_NVFP4 ? x[i].value > 0 : x[i].value == 0);
+        fetch(&t, w, t.a.master, sizeof w);
+        for (int i = 0; i < N; i++)
+            assert_true(fabsf(w[i]) <= 20 * 5 * t.a.lr);
+        rig_end(&t);
+    }
+}
+
+/* The bits that round a master are those of the counter that backend.h names. */
+static void test_random_bits(void **state)
+{
+    enum { N = 300 };
+    float w[N];
+    uint16_t half[N];
+    struct rig t;
+    (void)state;
+    rig_begin(&t, N, NBI_STATE_F32, NBI_F32);
+    random_step(&t, 4);
+    fetch(&t, w, t.a.master, sizeof w);
+    rig_end(&t);
+    rig_begin(&t, N, NBI_STATE_F32, NBI_BF16);
+    random_step(&t, 4);
+    fetch(&t, half, t.a.master, sizeof half);
+    for (uint64_t e = 0; e < N; e++) {
+        struct nbi_philox r = nbi_philox(t.a.seed, e / 8 | (uint64_t)t.a.tensor << 32, t.a.step);
+        uint32_t bits = r.v[e % 8 / 2] >> 16 * (e % 2) & 0xFFFF;
+        assert_int_equal(half[e], (nbi_f32_bits(w[e]) + bits) >> 16);
+    }
+    rig_end(&t);
+}
+
+/* m, v and the weight after a first step from zero. */
+struct outcome {
+    double of[3][32];
+};
+
+static void first_step(struct rig *t, uint64_t seed, struct outcome *out)
+{
+    struct decoded x[32];
+    float w[32];
+    uint16_t half[32];
+    for (int is_v = 0; is_v < 2; is_v++) {
+        const struct nbi_moment *s = is_v ? &t->a.v : &t->a.m;
+        int64_t scale_bytes, bytes = nbi_state_bytes(s->kind, 32, &scale_bytes);
+        assert_ok(t->be->clear(t->s, s->values, bytes));
+        assert_ok(t->be->clear(t->s, s->scales, scale_bytes));
+    }
+    assert_ok(t->be->clear(t->s, t->a.master, (int64_t)nbi_dtype_bytes(t->a.dtype, 32)));
+    t->a.step = 0;
+    t->a.seed = seed;
+    t->a.m_scale[0] = t->a.v_scale[0] = 0;
+    step(t);
+    for (int is_v = 0; is_v < 2; is_v++) {
+        read_moment(t, is_v, x);
+        for (int i = 0; i < 32; i++)
+            out->of[is_v][i] = is_v ? x[i].value * x[i].value : x[i].value;
+    }
+    if (t->a.dtype == NBI_F32)
+        fetch(t, w, t->a.master, sizeof w);
+    else
+        fetch(t, half, t->a.master, sizeof half);
+    for (int i = 0; i < 32; i++)
+        out->of[2][i] = (double)(t->a.dtype == NBI_F32 ? w[i] : nbi_bf16_to_f32(half[i]));
+}
+
+/* The mean over many seeds of what is stored: of m, of v itself, not of its root, and of w. */
+static void test_unbiased(void **state)
+{
+    enum { N = 32, SEEDS = 3000 };
+    (void)state;
+    for (int kind = NBI_STATE_BF16; kind < STATES; kind++) {
+        struct outcome want, got, sum = {0}, square = {0};
+        struct rig t;
+        float g[N];
+        for (int i = 0; i < N; i++)
+            g[i] = normal((uint64_t)i, 3) + (normal((uint64_t)i, 3) < 0 ? -0.3f : 0.3f);
+        rig_begin(&t, N, NBI_STATE_F32, NBI_F32);
+        send(&t, t.a.grad, g, sizeof g);
+        first_step(&t, 0, &want);
+        rig_end(&t);
+        rig_begin(&t, N, kind, NBI_BF16);
+        send(&t, t.a.grad, g, sizeof g);
+        for (uint64_t seed = 0; seed < SEEDS; seed++) {
+            first_step(&t, seed << 20, &got);
+            for (int k = 0; k < 3 * N; k++) {
+                double d = got.of[k / N][k % N] - want.of[k / N][k % N];
+                sum.of[k / N][k % N] += d;
+                square.of[k / N][k % N] += d * d;
+            }
+        }
+        double z[3] = {0};
+        for (int k = 0; k < 3 * N; k++) {
+            double mean = sum.of[k / N][k % N] / SEEDS;
+            double sigma = sqrt(square.of[k / N][k % N]) / SEEDS;
+            /* A value next to a code may never have left it, and shows no sigma. */
+            assert_true(fabs(mean) <= 5 * sigma + 1e-4 * fabs(want.of[k / N][k % N]));
+            z[k / N] += fabs(mean) < 20 * sigma ? mean / sigma : 0;
+        }
+        for (int i = 0; i < 3; i++)
+            assert_true(fabs(z[i]) < 5 * sqrt(N));
+        rig_end(&t);
+    }
+}
+
+/* Without gradients v goes as beta2^n, though each step is far less than a code. */
+static void test_decay(void **state)
+{
+    enum { N = 4096, STEPS = 1000 };
+    static struct decoded before[N], after[N];
+    static float g[N];
+    (void)state;
+    for (int kind = 0; kind < STATES; kind++) {
+        struct rig t;
+        double sums[2] = {0};
+        rig_begin(&t, N, kind, NBI_F32);
+        t.a.beta2 = 0.999f;
+        for (int i = 0; i < N; i++)
+            g[i] = 1 + 0.3f * normal((uint64_t)i, 8);
+        send(&t, t.a.grad, g, sizeof g);
+        step(&t);
+        read_moment(&t, true, before);
+        assert_ok(t.be->clear(t.s, t.a.grad, sizeof g));
+        for (int k = 0; k < STEPS; k++)
+            step(&t);
+        read_moment(&t, true, after);
+        for (int i = 0; i < N; i++) {
+            sums[0] += before[i].value * before[i].value;
+            sums[1] += after[i].value * after[i].value;
+        }
+        double want = pow((double)t.a.beta2, STEPS), got = sums[1] / sums[0];
+        double bound = kind == NBI_STATE_NVFP4 ? 0.1 : 0.02;
+        assert_true(fabs(got / want - 1) < bound);
+        rig_end(&t);
+    }
+}
+
+/* ---- the same bits ---- */
+
+struct image {
+    uint8_t *bytes;
+    int64_t size;
+};
+
+/* A few steps, cut into pieces of `piece` elements, and all that they leave behind. */
+static struct image run(const struct nbi_backend_opts *opts, enum nbi_state_kind kind,
+                        enum nbi_dtype dtype, int64_t n, int64_t piece)
+{
+    struct nbi_backend *be;
+    struct rig t;
+    assert_ok(nbi_backend_open(&be, opts));
+    rig_on(&t, be, n, kind, dtype);
+    for (uint32_t k = 1; k <= 3; k++) {
+        float *g = malloc((size_t)n * sizeof *g);
+        assert_non_null(g);
+        draw_grad(g, n, k);
+        send(&t, t.a.grad, g, n * 4);
+        free(g);
+        t.a.step = k;
+        t.a.correct1 = (float)(1 - pow((double)t.a.beta1, k));
+        t.a.correct2 = (float)(1 - pow((double)t.a.beta2, k));
+        for (t.a.first = 0; t.a.first < n; t.a.first += piece) {
+            t.a.count = n - t.a.first < piece ? n - t.a.first : piece;
+            assert_ok(be->adamw(t.s, &t.a));
+        }
+        t.a.m_scale[0] = t.a.m_scale[1];
+        t.a.v_scale[0] = t.a.v_scale[1];
+    }
+    int64_t scales, values = nbi_state_bytes(kind, n, &scales);
+    const struct {
+        struct nbi_ptr p;
+        int64_t bytes;
+    } parts[] = {{t.a.master, (int64_t)nbi_dtype_bytes(dtype, n)},
+                 {t.a.m.values, values},
+                 {t.a.m.scales, scales},
+                 {t.a.v.values, values},
+                 {t.a.v.scales, scales},
+                 {t.a.peak, 8}};
+    struct image out = {calloc(1, (size_t)n * 16 + 64), 0};
+    assert_non_null(out.bytes);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        fetch(&t, out.bytes + out.size, parts[i].p, parts[i].bytes);
+        out.size += parts[i].bytes;
+    }
+    rig_end(&t);
+    return out;
+}
+
+static void assert_same(struct image a, struct image b)
+{
+    assert_int_equal(a.size, b.size);
+    assert_memory_equal(a.bytes, b.bytes, (size_t)a.size);
+    free(b.bytes);
+}
+
+static void test_same_bits(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < STATES; kind++)
+        for (int z = 0; z <= SIZES; z++) {
+            enum nbi_dtype dtype = (kind + z) % 2 ? NBI_F32 : NBI_BF16;
+            int64_t n = z < SIZES ? sizes[z] : 100003;
+            struct nbi_backend_opts opts = {"cpu", 1, NBI_SIMD_SCALAR};
+            struct image want = run(&opts, kind, dtype, n, n);
+            static const int64_t pieces[] = {32, 96, 160, 1024};
+            for (int i = 0; i < 4 && n <= 5000; i++)
+                assert_same(want, run(&opts, kind, dtype, n, pieces[i]));
+            for (int level = NBI_SIMD_SCALAR; level <= (int)nbi_simd_level(); level++)
+                for (opts.threads = 1; opts.threads <= 4; opts.threads++) {
+                    opts.level = level;
+                    assert_same(want, run(&opts, kind, dtype, n, n));
+                }
+            free(want.bytes);
+        }
+}
+
+/* ---- it finds minima ---- */
+
+/* Logistic regression with noise in the labels: the loss at the end, and nothing infinite. */
+static double fitted_loss(enum nbi_state_kind kind, enum nbi_dtype dtype)
+{
+    enum { N = 48, ROWS = 256, STEPS = 300 };
+    static float x[ROWS][N];
+    float g[N], w[N];
+    uint16_t half[N];
+    double loss = 0;
+    struct rig t;
+    rig_begin(&t, N, kind, dtype);
+    t.a.lr = 0.02f;
+    t.a.grad_scale = 1;
+    t.a.decay = 0.01f;
+    t.a.v_scale[1] = t.a.m_scale[1] = 0x1p-8f;
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < N; i++)
+            x[r][i] = normal((uint64_t)(r * N + i), 20) * ldexpf(1, -(i % 5));
+    for (int k = 0; k <= STEPS; k++) {
+        fetch(&t, half, t.a.master, sizeof half);
+        if (dtype == NBI_F32)
+            fetch(&t, w, t.a.master, sizeof w);
+        else
+            for (int i = 0; i < N; i++)
+                w[i] = nbi_bf16_to_f32(half[i]);
+        memset(g, 0, sizeof g);
+        loss = 0;
+        for (int r = 0; r < ROWS; r++) {
+            double dot = 0, truth = 0;
+            for (int i = 0; i < N; i++) {
+                dot += (double)(x[r][i] * w[i]);
+                truth += (double)x[r][i] * (i % 3 - 1);
+            }
+            double y = truth + 0.5 * (double)normal((uint64_t)r, 21) > 0 ? 1 : 0;
+            double p = 1 / (1 + exp(-dot));
+            loss -= (y > 0 ? log(p) : log(1 - p)) / ROWS;
+            for (int i = 0; i < N; i++)
+                g[i] += (float)((p - y) / ROWS) * x[r][i];
+        }
+        send(&t, t.a.grad, g, sizeof g);
+        step(&t);
+    }
+    rig_end(&t);
+    return loss;
+}
+
+static void test_converges(void **state)
+{
+    (void)state;
+    double want = fitted_loss(NBI_STATE_F32, NBI_F32);
+    assert_true(want < 0.3);
+    for (int kind = 0; kind < STATES; kind++)
+        for (int wide = 0; wide < 2; wide++) {
+            double got = fitted_loss(kind, wide ? NBI_F32 : NBI_BF16);
+            assert_true(isfinite(got) && fabs(got - want) < 0.02);
+        }
+}
+
+/* ---- statistics ---- */
+
+static void test_grad_stats(void **state)
+{
+    static const int64_t lengths[] = {0, 1, 15, 16, 17, 4095, 4096, 4097, 100003, 2500000};
+    (void)state;
+    for (int z = 0; z < 10; z++) {
+        int64_t n = lengths[z];
+        float *g = malloc((size_t)n * sizeof *g + 4);
+        long double squares = 0;
+        double most = 0, strange = 0, first[3] = {0};
+        assert_non_null(g);
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t r = nbi_philox(1, (uint64_t)i, 5).v[0];
+            g[i] = ldexpf((float)(int32_t)r, (int)(r % 40) - 60);
+            if (r % 5000 == 17)
+                g[i] = r & 1 << 20 ? NAN : r & 1 << 21 ? INFINITY : -INFINITY;
+            strange += !isfinite(g[i]);
+            squares += isfinite(g[i]) ? (long double)g[i] * (long double)g[i] : 0;
+            most = isfinite(g[i]) ? fmax(most, fabs((double)g[i])) : most;
+        }
+        for (int way = 0; way < 4 * ((int)nbi_simd_level() + 1); way++) {
+            struct nbi_backend *be;
+            struct rig t;
+            double out[3];
+            const struct nbi_backend_opts opts = {"cpu", way % 4 + 1, way / 4};
+            assert_ok(nbi_backend_open(&be, &opts));
+            rig_on(&t, be, n + 1, NBI_STATE_F32, NBI_F32);
+            send(&t, t.a.grad, g, n * 4);
+            struct nbi_ptr at = cleared(&t, sizeof out);
+            assert_ok(be->grad_stats(t.s, &(struct nbi_op_grad_stats){at, t.a.grad, n}));
+            fetch(&t, out, at, sizeof out);
+            assert_true(fabsl((long double)out[0] - squares) <= 1e-13L * squares);
+            assert_true(out[1] == most && out[2] == strange);
+            if (way == 0)
+                memcpy(first, out, sizeof out);
+            assert_memory_equal(first, out, sizeof out);
+            be->free(be, at);
+            rig_end(&t);
+        }
+        free(g);
+    }
+}
+
+/* ---- weights ---- */
+
+/* A master of this type with values of many sizes; *wide is the same as f32. */
+static void *make_master(enum nbi_dtype dtype, int64_t n, float *wide)
+{
+    uint8_t *master = malloc((size_t)n * 4);
+    assert_non_null(master);
+    for (int64_t i = 0; i < n; i++) {
+        wide[i] = normal((uint64_t)i, 30) * ldexpf(1, -(int)(i / 16 % 9));
+        uint16_t half = nbi_f32_to_bf16(wide[i]);
+        if (dtype == NBI_BF16) {
+            wide[i] = nbi_bf16_to_f32(half);
+            memcpy(master + 2 * i, &half, 2);
+        } else {
+            memcpy(master + 4 * i, wide + i, 4);
+        }
+    }
+    return master;
+}
+
+/* What a weight of this type must hold. */
+static void expect_rows(uint8_t *data, uint8_t *scales, enum nbi_dtype dtype, const float *x,
+                        int64_t n)
+{
+    if (dtype == NBI_NVFP4) {
+        nbi_nvfp4_quantize(data, scales, x, n / 16, NB_QUANT_SWEEP, 0x1p-11f);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t half = dtype == NBI_BF16 ? nbi_f32_to_bf16(x[i]) : nbi_f32_to_f16(x[i]);
+        if (dtype == NBI_F32)
+            memcpy(data + 4 * i, x + i, 4);
+        else
+            memcpy(data + 2 * i, &half, 2);
+    }
+}
+
+static void check_refresh(struct nbi_backend *be, enum nbi_dtype dtype, enum nbi_dtype from,
+                          int64_t rows, int64_t cols)
+{
+    struct rig t;
+    struct nbi_weight w;
+    int64_t wide = cols ? cols : 1, n = rows * wide;
+    float *x = malloc((size_t)n * 4);
+    uint8_t *want = malloc((size_t)n * 5), *got = malloc((size_t)n * 5);
+    assert_true(x && want && got);
+    void *master = make_master(from, n, x);
+    rig_on(&t, be, n, NBI_STATE_F32, from);
+    send(&t, t.a.master, master, (int64_t)nbi_dtype_bytes(from, n));
+    assert_ok(be->weight_room(be, dtype, rows, cols, &w));
+    w.tensor_scale = dtype == NBI_NVFP4 ? 0x1p-11f : 1;
+    assert_ok(be->refresh(t.s, &(struct nbi_op_refresh){w, t.a.master, from, NBI_F32}));
+    assert_ok(be->sync(t.s));
+    expect_rows(want, want + n * 4, dtype, x, n);
+    int64_t bytes = dtype == NBI_NVFP4 ? wide / 2 : (int64_t)nbi_dtype_bytes(dtype, wide);
+    for (int64_t first = 0; first < rows; first += 1 + rows / 3)
+        for (int64_t count = 1; count <= rows - first; count += 1 + rows / 4) {
+            assert_ok(be->weight_read(be, &w, first, count, got, got + n * 4));
+            assert_memory_equal(got, want + first * bytes, (size_t)(count * bytes));
+            if (dtype == NBI_NVFP4)
+                assert_memory_equal(got + n * 4, want + n * 4 + first * wide / 16,
+                                    (size_t)(count * wide / 16));
+        }
+    be->weight_free(be, &w);
+    free(x);
+    free(want);
+    free(got);
+    free(master);
+    rig_end(&t);
+}
+
+static void test_refresh(void **state)
+{
+    static const struct {
+        int64_t rows, cols;
+    } shapes[] = {{1, 16}, {16, 32}, {17, 48}, {33, 512}, {40, 1056}, {5, 1040}, {64, 528}};
+    static const enum nbi_dtype types[] = {NBI_NVFP4, NBI_BF16, NBI_F16, NBI_F32};
+    (void)state;
+    for (int z = 0; z < 7; z++)
+        for (int i = 0; i < 8; i++)
+            for (int threads = 1; threads <= 3; threads += 2) {
+                struct nbi_backend *be;
+                const struct nbi_backend_opts opts = {"cpu", threads, nbi_simd_level()};
+                assert_ok(nbi_backend_open(&be, &opts));
+                check_refresh(be, types[i / 2], i % 2 ? NBI_F32 : NBI_BF16, shapes[z].rows,
+                              shapes[z].cols);
+            }
+    for (int wide = 0; wide < 2; wide++) {
+        struct nbi_backend *be;
+        assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", 1, 0}));
+        check_refresh(be, NBI_F32, wide ? NBI_F32 : NBI_BF16, 77, 0);
+    }
+}
+
+/* A weight that is its own master stays as it is. */
+static void test_refresh_alias(void **state)
+{
+    struct rig t;
+    float before[32], after[32];
+    (void)state;
+    rig_begin(&t, 32, NBI_STATE_F32, NBI_F32);
+    for (int i = 0; i < 32; i++)
+        before[i] = (float)i;
+    send(&t, t.a.master, before, sizeof before);
+    const struct nbi_weight w = {.dtype = NBI_F32,
+                                 .rows = 2,
+                                 .cols = 16,
+                                 .data = t.a.master,
+                                 .tensor_scale = 1,
+                                 .borrowed = true};
+    assert_ok(t.be->refresh(t.s, &(struct nbi_op_refresh){w, t.a.master, NBI_F32, NBI_F32}));
+    fetch(&t, after, t.a.master, sizeof after);
+    assert_memory_equal(before, after, sizeof before);
+    rig_end(&t);
+}
+
+/* The host never looks at the backend's memory. */
+static void test_guarded(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < STATES; kind++) {
+        struct nbi_backend *be;
+        struct rig t;
+        const struct nbi_backend_opts opts = {"cpu", 2, nbi_simd_level()};
+        assert_ok(nbi_backend_open(&be, &opts));
+        rig_on(&t, guarded_open(be), 1000, kind, NBI_BF16);
+        random_step(&t, 1);
+        assert_ok(t.be->grad_stats(t.s, &(struct nbi_op_grad_stats){t.a.m.values, t.a.grad, 1000}));
+        rig_end(&t);
+        assert_int_equal(guarded.count, 0);
+        assert_ok(nbi_backend_open(&be, &opts));
+        check_refresh(guarded_open(be), kind % 2 ? NBI_NVFP4 : NBI_BF16, NBI_F32, 20, 48);
+        assert_int_equal(guarded.count, 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_f32),         cmocka_unit_test(test_clamp_and_strange),
+        cmocka_unit_test(test_codes),       cmocka_unit_test(test_never_zero),
+        cmocka_unit_test(test_random_bits), cmocka_unit_test(test_unbiased),
+        cmocka_unit_test(test_decay),       cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_converges),   cmocka_unit_test(test_grad_stats),
+        cmocka_unit_test(test_refresh),     cmocka_unit_test(test_refresh_alias),
+        cmocka_unit_test(test_guarded),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
