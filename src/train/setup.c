@@ -61,6 +61,12 @@ static enum nb_status check(const struct nb_train_opts *o)
         return nbi_fail(NB_EINVAL, "a random model on random tokens is not worth writing: no -o");
     if (o->resume && !o->checkpoint_dir)
         return nbi_fail(NB_EINVAL, "--resume needs --checkpoint-dir");
+    if (o->save_every > 0 && !o->checkpoint_dir)
+        return nbi_fail(NB_EINVAL, "--save-every needs --checkpoint-dir");
+    if ((o->eval_every > 0 || o->stop_if_ppl_rises > 0) && !(o->eval_data && o->eval_data[0]))
+        return nbi_fail(NB_EINVAL, "--eval-every and --stop-if-ppl-rises need --eval-data");
+    if (o->synthetic && ((o->data && o->data[0]) || (o->eval_data && o->eval_data[0])))
+        return nbi_fail(NB_EINVAL, "--synthetic makes its own tokens: leave out the data");
     if (!o->synthetic && (!o->data || !o->data[0]))
         return nbi_fail(NB_EINVAL, "there is no data: -d FILE");
     if (o->synthetic && (o->replay || o->kl_base > 0))
