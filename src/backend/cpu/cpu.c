@@ -541,7 +541,8 @@ static int64_t run_of_rows(const struct nbi_op_attention *a, int64_t n, int64_t 
     return i - n;
 }
 
-/* Piece u: of the group u / NKV of rows, head u % NKV of keys and values. */
+/* Piece u: head u % NKV of keys and values, of a group of rows: the last ones first, since those
+ * see most keys and would hold up the end. */
 static void attention_pieces(void *ctx, int thread, int64_t piece, int64_t count)
 {
     const struct op *op = ctx;
@@ -550,8 +551,9 @@ static void attention_pieces(void *ctx, int thread, int64_t piece, int64_t count
     const int32_t *first = host(a->first), *last = host(a->last);
     int64_t D = a->D, heads = a->NH / a->NKV, together = rows_together(s, a);
     int64_t row = (int64_t)nbi_dtype_bytes(a->store.dtype, a->NKV * D);
+    int64_t groups = (a->N + together - 1) / together;
     for (int64_t u = piece; u < piece + count; u++) {
-        int64_t n = u / a->NKV * together, h = u % a->NKV, rows;
+        int64_t n = (groups - 1 - u / a->NKV) * together, h = u % a->NKV, rows;
         int64_t end = a->N - n < together ? a->N : n + together;
         for (; n < end; n += rows) {
             rows = run_of_rows(a, n, end);
