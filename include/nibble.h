@@ -715,8 +715,8 @@ struct nb_train_opts {
 struct nb_train_plan {
     int64_t masters, moments, gradients, weights; /* weights: of the forward pass */
     int64_t activations, scratch, host, total;
-    int64_t parameters, trained;
-    double flops_per_token; /* forward and backward */
+    int64_t parameters;
+    double flops_per_token; /* forward and backward, of all layers */
 };
 
 struct nb_train_result {

@@ -403,7 +403,6 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
         plan->flops_per_token += 6.0 * (double)(c->vocab_size * c->hidden_size);
     plan->flops_per_token +=
         6.0 * (double)(o->seq_len * c->heads * c->head_dim * c->layers); /* causal attention */
-    plan->trained = (t.gradients ? plan->parameters : 0);
     return NB_OK;
 }
 

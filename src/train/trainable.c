@@ -8,7 +8,8 @@
 #include "tensor/half.h"
 #include "tensor/kernels.h"
 
-#define CHUNK ((int64_t)1 << 18)
+#define CHUNK     ((int64_t)1 << 18)
+#define PER_LAYER 11 /* parameters, in the order of model/params.c */
 
 /* ---- what a parameter needs ---- */
 
@@ -157,7 +158,7 @@ static enum nb_status make_moment(struct nbi_trainable *t, struct nbi_moment *m,
 static enum nb_status make_grad(struct nbi_trainable *t, struct nbi_tensor *x)
 {
     if (t->opts.fused && x->layer > t->first_layer) {
-        struct nbi_tensor *same = x - (x->layer - t->first_layer) * 11;
+        struct nbi_tensor *same = x - (x->layer - t->first_layer) * PER_LAYER;
         x->grad = same->grad;
         return NB_OK;
     }
@@ -222,14 +223,11 @@ static enum nb_status take(void *ctx, struct nbi_backend *be, const struct nbi_p
 
 /* ---- all ---- */
 
-/* In the order of the parameters of a layer (model/params.c). */
-static void set_layer_grads(struct nbi_trainable *t, struct nbi_layer_grads *g,
-                            const struct nbi_tensor *x)
+static void set_layer_grads(struct nbi_layer_grads *g, const struct nbi_tensor *x)
 {
     struct nbi_ptr *to[] = {&g->q,    &g->k,  &g->v,    &g->o,          &g->q_norm,   &g->k_norm,
                             &g->gate, &g->up, &g->down, &g->input_norm, &g->post_norm};
-    (void)t;
-    for (int i = 0; i < 11; i++)
+    for (int i = 0; i < PER_LAYER; i++)
         *to[i] = x[i].grad;
 }
 
@@ -241,9 +239,9 @@ static enum nb_status set_grads(struct nbi_trainable *t)
     if (!t->grads.layers)
         return nbi_fail_memory("gradients", (size_t)c->layers * sizeof *t->grads.layers);
     for (int64_t i = t->first_layer; i < c->layers; i++)
-        set_layer_grads(t, &t->grads.layers[i], &t->tensors[1 + i * 11]);
+        set_layer_grads(&t->grads.layers[i], &t->tensors[1 + i * PER_LAYER]);
     t->grads.embed = t->tensors[0].grad;
-    t->grads.norm = t->tensors[1 + c->layers * 11].grad;
+    t->grads.norm = t->tensors[1 + c->layers * PER_LAYER].grad;
     t->grads.head = t->weights.own_head ? t->tensors[t->count - 1].grad : t->grads.embed;
     return NB_OK;
 }

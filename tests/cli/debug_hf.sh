@@ -5,7 +5,6 @@
 root=$(cd "$(dirname "$0")/../.." && pwd)
 shared=${NB_SHARED:-$root/../shared}
 . "$(dirname "$0")/lib.sh"
-export OMP_WAIT_POLICY=passive # threads that wait must not hold up the other tests
 
 # safetensors without packages: tensors by name, as flat lists.
 cat >"$work/st.py" <<'PY'

@@ -2,7 +2,6 @@
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 root=$(cd "$(dirname "$0")/../.." && pwd)
 . "$(dirname "$0")/lib.sh"
-export OMP_WAIT_POLICY=passive # threads that wait must not hold up the other tests
 
 # The tokenizer has 647 entries, and the config asks for a few more.
 cat >"$work/config.json" <<'JSON'

@@ -1,7 +1,6 @@
 # Every path through small models in every format, and on every instruction set.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 . "$(dirname "$0")/lib.sh"
-export OMP_WAIT_POLICY=passive # threads that wait must not hold up the other tests
 
 fail() {
     echo "FAIL $name: $1"

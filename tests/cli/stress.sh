@@ -1,7 +1,6 @@
 # stress kv on a small model: results, the table, errors.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 . "$(dirname "$0")/lib.sh"
-export OMP_WAIT_POLICY=passive # threads that wait must not hold up the other tests
 
 check "a model" 0 "$nibble" synth -q tiny "$work/tiny"
 check "four bits" 0 "$nibble" quantize -q "$work/tiny" "$work/four.dat"

@@ -3,7 +3,6 @@
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 here=$(dirname "$0")
 . "$here/lib.sh"
-export OMP_WAIT_POLICY=passive # threads that wait must not hold up the other tests
 
 # ---- values ----
 

@@ -1,7 +1,6 @@
 # What a run learns: losses, the anchor to the base model, replay; resuming with them; errors.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 . "$(dirname "$0")/lib.sh"
-export OMP_WAIT_POLICY=passive # threads that wait must not hold up the other tests
 
 # log FILE CONDITION...: Python expressions that hold for the lines r of a log.
 log() {

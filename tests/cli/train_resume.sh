@@ -2,7 +2,6 @@
 # NB_TRAIN_TESTS=all: with every combination of threads, too.
 # shellcheck shell=sh disable=SC2154 # $work and $nibble are lib.sh's
 . "$(dirname "$0")/lib.sh"
-export OMP_WAIT_POLICY=passive # threads that wait must not hold up the other tests
 if [ "${NB_TRAIN_TESTS:-}" = all ]; then
     set -- all
 else

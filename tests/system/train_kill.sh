@@ -5,5 +5,4 @@ set -eu
 nibble=$(realpath "$1")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export OMP_WAIT_POLICY=passive # threads that wait must not hold up the other tests
 python3 -B "$(dirname "$0")/train_kill.py" "$nibble" "$work" "${NB_TRAIN_KILLS:-15}"

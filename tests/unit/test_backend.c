@@ -714,14 +714,8 @@ static void test_backend__refuses_what_it_cannot_do(void **state)
     be->close(be);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    (void)argc;
-    /* Threads that wait should sleep: three of them may share one core here. Read at start-up. */
-    if (setenv("OMP_WAIT_POLICY", "passive", 0) == 0 && !getenv("NB_TEST_AGAIN")) {
-        setenv("NB_TEST_AGAIN", "1", 1);
-        execv("/proc/self/exe", argv);
-    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backend__forward_follows_the_equations_scalar),
         cmocka_unit_test(test_backend__forward_follows_the_equations_avx2),
