@@ -9,7 +9,7 @@
 
 #include "backend/cpu/internal.h"
 
-/* What a thread takes of C at a time. */
+/* What a thread takes of C at a time; half as many columns where there are few such parts. */
 #define PART_M 120
 #define PART_N 128
 
@@ -17,6 +17,8 @@
 struct block {
     const struct nbi_gemm *g;
     int64_t m0, m, n0, n, k0, k;
+    int64_t b_pieces; /* of B that are packed before A; 0: they are there */
+    int64_t part_n;
 };
 
 static int64_t least(int64_t a, int64_t b)
@@ -69,23 +71,19 @@ static void pack_tiles(const struct block *b, const struct nbi_cpu_kernels *k, f
 }
 
 /* Piece u: columns [n0 + 32 u, + 32), as wide as a tile. */
-static void pack_b(void *ctx, int thread, int64_t first, int64_t count)
+static void pack_b(const struct op *op, int64_t first, int64_t count)
 {
-    const struct op *op = ctx;
     const struct block *b = op->args;
-    (void)thread;
     (b->g->dtype == NBI_NVFP4 ? pack_tiles : pack_floats)(
         b, op->s->cpu->k, op->s->gemm_b, first * NBI_TILE_COLS, (first + count) * NBI_TILE_COLS);
 }
 
 /* Piece u: mr rows of A, as columns of mr. */
-static void pack_a(void *ctx, int thread, int64_t first, int64_t count)
+static void pack_a(const struct op *op, int64_t first, int64_t count)
 {
-    const struct op *op = ctx;
     const struct block *b = op->args;
     const struct nbi_gemm *g = b->g;
     int64_t mr = op->s->cpu->k->mr;
-    (void)thread;
     for (int64_t u = first; u < first + count; u++) {
         float *y = op->s->gemm_a + u * mr * b->k;
         const float *a = g->a + (b->m0 + u * mr) * g->a_row + b->k0 * g->a_col;
@@ -94,6 +92,19 @@ static void pack_a(void *ctx, int thread, int64_t first, int64_t count)
             memset(y, 0, (size_t)(mr * b->k) * sizeof *y);
         op->s->cpu->k->pack(y, mr, a, (struct nbi_grid){rows, b->k, g->a_row, g->a_col}, g->alpha);
     }
+}
+
+static void pack(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct block *b = op->args;
+    int64_t end = first + count, of_b = least(end, b->b_pieces);
+    (void)thread;
+    if (first < of_b)
+        pack_b(op, first, of_b - first);
+    first = first > of_b ? first : of_b;
+    if (first < end)
+        pack_a(op, first - b->b_pieces, end - first);
 }
 
 /* One kernel's worth of C; at its edges through a tile of our own. */
@@ -121,7 +132,7 @@ static void one_tile(const struct nbi_cpu_kernels *k, const struct block *b, str
             c[i * g->N + j] = add ? c[i * g->N + j] + whole[i * k->nr + j] : whole[i * k->nr + j];
 }
 
-/* Piece u: PART_M rows by PART_N columns of the block of C. */
+/* Piece u: PART_M rows by part_n columns of the block of C. */
 static void multiply(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
@@ -132,7 +143,7 @@ static void multiply(void *ctx, int thread, int64_t first, int64_t count)
     (void)thread;
     for (int64_t u = first; u < first + count; u++) {
         int64_t m0 = u % down * PART_M, m1 = least(m0 + PART_M, b->m);
-        int64_t n0 = u / down * PART_N, n1 = least(n0 + PART_N, b->n);
+        int64_t n0 = u / down * b->part_n, n1 = least(n0 + b->part_n, b->n);
         for (int64_t n = n0; n < n1; n += k->nr)
             for (int64_t m = m0; m < m1; m += k->mr) {
                 t.a = op->s->gemm_a + m * b->k;
@@ -142,21 +153,27 @@ static void multiply(void *ctx, int thread, int64_t first, int64_t count)
     }
 }
 
-void nbi_cpu_gemm(struct nbi_stream *s, const struct nbi_gemm *g)
+static void one_block(struct nbi_stream *s, struct block *b)
 {
     const int mr = s->cpu->k->mr;
+    int64_t down = parts_of(b->m, PART_M);
+    b->b_pieces = b->m0 == 0 ? parts_of(b->n, NBI_TILE_COLS) : 0;
+    b->part_n = down * parts_of(b->n, PART_N) < 6 * s->cpu->threads ? PART_N / 2 : PART_N;
+    in_pieces(s, b->b_pieces + parts_of(b->m, mr), mr * b->k, pack, b);
+    in_pieces(s, down * parts_of(b->n, b->part_n), PART_M * b->part_n * b->k, multiply, b);
+}
+
+void nbi_cpu_gemm(struct nbi_stream *s, const struct nbi_gemm *g)
+{
     struct block b = {.g = g};
     NBI_BUG_IF(!s->backward);
     for (b.k0 = 0; b.k0 < g->K; b.k0 += NBI_GEMM_K) {
         b.k = least(NBI_GEMM_K, g->K - b.k0);
         for (b.n0 = 0; b.n0 < g->N; b.n0 += NBI_GEMM_N) {
             b.n = least(NBI_GEMM_N, g->N - b.n0);
-            in_pieces(s, parts_of(b.n, NBI_TILE_COLS), NBI_TILE_COLS * b.k, pack_b, &b);
             for (b.m0 = 0; b.m0 < g->M; b.m0 += NBI_GEMM_M) {
                 b.m = least(NBI_GEMM_M, g->M - b.m0);
-                in_pieces(s, parts_of(b.m, mr), mr * b.k, pack_a, &b);
-                in_pieces(s, parts_of(b.m, PART_M) * parts_of(b.n, PART_N), PART_M * PART_N * b.k,
-                          multiply, &b);
+                one_block(s, &b);
             }
         }
     }

@@ -7,7 +7,7 @@
 #include "backend/backend.h"
 
 /* Blocks that are packed at a time. Multiples of what all kernels take, and of a tile. */
-#define NBI_GEMM_M 960
+#define NBI_GEMM_M 2160
 #define NBI_GEMM_N 2048
 #define NBI_GEMM_K 512
 
