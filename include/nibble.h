@@ -663,9 +663,12 @@ struct nb_train_eval {
     double loss, master_loss;
 };
 
+struct nb_train_result;
+
 struct nb_train_opts {
     const char *model, *model_dir; /* as for nb_engine_opts */
     const char *synthetic;         /* instead: random weights and tokens of a preset */
+    bool random_tokens;            /* in place of data; synthetic has them always */
     const char *const *data;       /* files, NULL-terminated */
     const char *const *eval_data;  /* NULL: none */
     const char *out;               /* a .dat or a directory; NULL: nothing is written */
@@ -706,6 +709,8 @@ struct nb_train_opts {
 
     const char *simd;
     int threads;
+    void (*stage)(void *ctx, const char *what); /* what is begun before the first step */
+    void (*started)(void *ctx, const struct nb_train_result *so_far); /* all is there */
     void (*progress)(void *ctx, const struct nb_train_progress *p);
     void (*evaluated)(void *ctx, const struct nb_train_eval *e);
     void *ctx;
@@ -716,7 +721,7 @@ struct nb_train_plan {
     int64_t masters, moments, gradients, weights; /* weights: of the forward pass */
     int64_t activations, scratch, host, total;
     int64_t parameters;
-    double flops_per_token; /* forward and backward, of all layers */
+    double flops_per_token; /* forward and backward, without what is computed again */
 };
 
 struct nb_train_result {
@@ -732,6 +737,9 @@ struct nb_train_result {
  * way; then nothing is written but a checkpoint. */
 NB_MUST_CHECK enum nb_status nb_train(const struct nb_train_opts *opts,
                                       struct nb_train_result *result);
+
+/* Whether the settings make sense together. Looks at no file. */
+NB_MUST_CHECK enum nb_status nb_train_check(const struct nb_train_opts *opts);
 
 /* What nb_train would allocate, without doing so. */
 NB_MUST_CHECK enum nb_status nb_train_plan(const struct nb_train_opts *opts,
@@ -825,6 +833,20 @@ struct nb_bench_run {
 NB_MUST_CHECK enum nb_status nb_bench_run(const struct nb_engine *engine,
                                           const struct nb_bench_run_opts *opts,
                                           struct nb_bench_run *out);
+
+/* How fast training is: some steps over random tokens, with the settings of opts; its data, files
+ * and callbacks are not used. */
+struct nb_bench_train {
+    int threads;
+    double step_seconds, tokens_per_s; /* of the median step, without the first */
+    double flops_per_s;                /* as nb_train_plan counts them */
+    double peak_flops_per_s; /* of products of floats, all threads with data in their caches */
+    uint64_t peak_bytes;     /* resident, of the process */
+    struct nb_train_plan plan;
+};
+
+NB_MUST_CHECK enum nb_status nb_bench_train(const struct nb_train_opts *opts, int64_t steps,
+                                            struct nb_bench_train *out);
 
 NB_MUST_CHECK enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads);
 

@@ -410,8 +410,9 @@ struct nbi_backend {
     enum nb_status (*clear)(struct nbi_stream *s, struct nbi_ptr dst, int64_t bytes);
 
     /* For benches: multiplications per second of one core, or of the device, in NVFP4 products
-     * whose data is as near as can be. */
+     * whose data is as near as can be; and in those of floats, with all threads at work. */
     double (*peak)(struct nbi_backend *be);
+    double (*peak_floats)(struct nbi_backend *be);
 
     /* Operations; a backend that cannot train has none of the backward ones. */
 #define X(op) enum nb_status (*op)(struct nbi_stream * s, const struct nbi_op_##op *a);

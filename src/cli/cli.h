@@ -16,6 +16,12 @@ extern const struct cli_command *const cli_commands[];
 /* Prints the error of a failed library call and gives the exit code for it; 0 for NB_OK. */
 int cli_status(enum nb_status status);
 
+/* The exit code of what a signal has ended. */
+int cli_interrupted(void);
+
+/* The first signal also says this on stderr; a second ends the process. */
+void cli_say_when_interrupted(const char *text);
+
 /* Ctrl-C no longer ends the process, however often it comes; it interrupts what runs. */
 void cli_survive_interrupts(void);
 

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/stats.h"
+#include "base/str.h"
 #include "cli/input.h"
 #include "cli/run.h"
 
@@ -11,8 +12,9 @@ struct bench_opts {
     struct cli_common common;
     struct cli_run_opts run;
     const char *file;
-    int64_t depth, tokens;
-    int synthetic;
+    int64_t depth, tokens, steps, seq_len, batch_size, grad_accum, last_layers;
+    int synthetic, precision, master, state, recompute;
+    bool fused_step;
 };
 
 #define SIZES "none|tiny|0.6b|1.7b|4b|8b"
@@ -24,13 +26,33 @@ static const struct cli_opt options[] = {
     {"exact", 0, CLI_FLAG, offsetof(struct bench_opts, run.exact), NULL, NULL, 0, 0,
      "decode, prefill: products with f32 activations, not with 16-bit integers", NULL},
     {"synthetic", 0, CLI_CHOICE, offsetof(struct bench_opts, synthetic), SIZES, "none", 0, 0,
-     "decode, prefill: random weights of that size, not a model", NULL},
+     "decode, prefill, train: random weights of that size, not a model", NULL},
     {"depth", 0, CLI_INT, offsetof(struct bench_opts, depth), "N", "16", 1, 1 << 24,
      "decode: tokens that are there before", NULL},
     {"tokens", 'n', CLI_INT, offsetof(struct bench_opts, tokens), "N", "0", 0, 1 << 24,
      "decode, prefill: tokens of a round (0: 32), of the prompt (0: 512)", NULL},
     {"file", 0, CLI_STRING, offsetof(struct bench_opts, file), "FILE", NULL, 0, 0,
      "tokenizer: the text", NULL},
+    {"steps", 0, CLI_INT, offsetof(struct bench_opts, steps), "N", "5", 1, 1e6,
+     "train: steps that are timed, behind one that is not", NULL},
+    {"seq-len", 0, CLI_INT, offsetof(struct bench_opts, seq_len), "N", "512", 2, 1 << 20,
+     "train: tokens of a row", NULL},
+    {"batch-size", 0, CLI_INT, offsetof(struct bench_opts, batch_size), "N", "4", 1, 1 << 20,
+     "train: rows of a pass", NULL},
+    {"grad-accum", 0, CLI_INT, offsetof(struct bench_opts, grad_accum), "N", "1", 1, 1 << 20,
+     "train: passes of an update", NULL},
+    {"precision", 0, CLI_CHOICE, offsetof(struct bench_opts, precision), "bf16|f32|nvfp4", "nvfp4",
+     0, 0, "train: the weights that the forward pass sees", NULL},
+    {"master-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, master), "auto|f32|bf16", "auto", 0,
+     0, "train: the weights that updates go to (auto: f32 with --precision f32, else bf16)", NULL},
+    {"optimizer-state-mode", 0, CLI_CHOICE, offsetof(struct bench_opts, state),
+     "f32|bf16|int8|nvfp4", "int8", 0, 0, "train: Adam's moments", NULL},
+    {"recompute", 0, CLI_CHOICE, offsetof(struct bench_opts, recompute), "none|block", "none", 0, 0,
+     "train: block: keep only what goes into each layer", NULL},
+    {"fused-step", 0, CLI_FLAG, offsetof(struct bench_opts, fused_step), NULL, NULL, 0, 0,
+     "train: update inside the backward pass", NULL},
+    {"train-last-layers", 0, CLI_INT, offsetof(struct bench_opts, last_layers), "N", "0", 0, 10000,
+     "train: only so many (0: everything)", NULL},
 };
 
 /* ---- ops ---- */
@@ -194,15 +216,12 @@ static int print_run(const struct bench_opts *o, const struct nb_bench_run *b, b
     return 0;
 }
 
+static const char *const sizes[] = {NULL, "tiny", "0.6b", "1.7b", "4b", "8b"};
+
 static int run_model(struct bench_opts *o, bool prefill)
 {
-    static const char *const sizes[] = {NULL, "tiny", "0.6b", "1.7b", "4b", "8b"};
     struct nb_engine *engine = NULL;
     struct nb_bench_run result;
-    if (!o->run.model == !o->synthetic) {
-        fprintf(stderr, "nibble bench: give -m MODEL or --synthetic SIZE\n");
-        return CLI_EXIT_USAGE;
-    }
     const struct nb_engine_opts opts = {.model = o->run.model,
                                         .model_dir = o->run.model_dir,
                                         .synthetic = sizes[o->synthetic],
@@ -222,18 +241,73 @@ static int run_model(struct bench_opts *o, bool prefill)
     return rc == NB_OK ? print_run(o, &result, prefill) : cli_status(rc);
 }
 
+/* ---- train ---- */
+
+static int print_train(const struct bench_opts *o, const struct nb_bench_train *b)
+{
+    double share = b->flops_per_s / b->peak_flops_per_s;
+    char bytes[32];
+    if (o->common.json)
+        return cli_print_json(json_pack("{s:f,s:f,s:f,s:f,s:I,s:f,s:i}", "tokens_per_s",
+                                        b->tokens_per_s, "tflops", b->flops_per_s / 1e12,
+                                        "peak_tflops", b->peak_flops_per_s / 1e12, "share", share,
+                                        "peak_bytes", (json_int_t)b->peak_bytes, "step_ms",
+                                        b->step_seconds * 1e3, "threads", b->threads),
+                              true);
+    printf("train: %.1f tok/s, %.1f ms a step, %.1f GFLOP/s, %.0f %% of the %.1f that products of "
+           "floats reach in the cache (%d threads), %s\n",
+           b->tokens_per_s, b->step_seconds * 1e3, b->flops_per_s / 1e9, 100 * share,
+           b->peak_flops_per_s / 1e9, b->threads, nbi_format_bytes(bytes, (double)b->peak_bytes));
+    return 0;
+}
+
+static int run_train(struct bench_opts *o)
+{
+    struct nb_bench_train result;
+    const struct nb_train_opts opts = {.model = o->run.model,
+                                       .model_dir = o->run.model_dir,
+                                       .synthetic = sizes[o->synthetic],
+                                       .seq_len = o->seq_len,
+                                       .batch_size = o->batch_size,
+                                       .grad_accum = o->grad_accum,
+                                       .lr = 1e-5,
+                                       .beta1 = 0.9,
+                                       .beta2 = 0.95,
+                                       .eps = 1e-8,
+                                       .grad_clip = 1,
+                                       .precision = (enum nb_precision)o->precision,
+                                       .bf16_master = cli_bf16_master(o->master, o->precision),
+                                       .state = (enum nb_state_mode)o->state,
+                                       .train_last_layers = o->last_layers,
+                                       .recompute = o->recompute == 1,
+                                       .fused_step = o->fused_step,
+                                       .simd = cli_simd(o->run.simd),
+                                       .threads = (int)o->common.threads};
+    enum nb_status rc = nb_bench_train(&opts, o->steps, &result);
+    return rc == NB_OK ? print_train(o, &result) : cli_status(rc);
+}
+
 static int run(void *opts)
 {
     struct bench_opts *o = opts;
     const char *what = o->common.positional[0];
-    if (strcmp(what, "decode") == 0 || strcmp(what, "prefill") == 0)
-        return run_model(o, *what == 'p');
+    bool decode = strcmp(what, "decode") == 0, prefill = strcmp(what, "prefill") == 0;
+    bool train = strcmp(what, "train") == 0;
+    if ((decode || prefill || train) && !o->run.model == !o->synthetic) {
+        fprintf(stderr, "nibble bench: give -m MODEL or --synthetic SIZE\n");
+        return CLI_EXIT_USAGE;
+    }
+    if (decode || prefill)
+        return run_model(o, prefill);
+    if (train)
+        return run_train(o);
     if (strcmp(what, "ops") == 0)
         return run_ops(o);
     if (strcmp(what, "tokenizer") == 0)
         return run_tokenizer(o);
     fprintf(stderr,
-            "nibble bench: there is no bench '%s'; there are decode, prefill, ops and tokenizer\n",
+            "nibble bench: there is no bench '%s'; there are decode, prefill, train, ops and "
+            "tokenizer\n",
             what);
     return CLI_EXIT_USAGE;
 }
@@ -243,14 +317,21 @@ const struct cli_command cli_bench = {
     .group = "look inside",
     .positional = "WHAT",
     .summary = "measure speed against what this machine can do",
-    .text = "ops: the NVFP4 codec on every code path of this CPU, in GB/s per core with all "
+    .text = "decode, prefill: tokens one after another, and whole prompts, beside what memory and\n"
+            "arithmetic give.\n"
+            "\n"
+            "train: steps over random tokens, beside products of floats. An operation is an\n"
+            "addition or a multiplication; what --recompute does again is not counted.\n"
+            "\n"
+            "ops: the NVFP4 codec on every code path of this CPU, in GB/s per core with all "
             "threads at\n"
             "work, and the machine's read bandwidth measured in the same run.\n"
             "\n"
             "tokenizer: loading the tokenizer of MODEL, and encoding and decoding FILE line by "
             "line on\n"
             "one thread.",
-    .examples = "  nibble bench decode --synthetic 0.6b\n  nibble bench ops\n  nibble bench ops "
+    .examples = "  nibble bench decode --synthetic 0.6b\n  nibble bench train --synthetic 0.6b\n  "
+                "nibble bench ops\n  nibble bench ops "
                 "--threads 1 --json\n"
                 "  nibble bench tokenizer -m Qwen3-4B --file text.txt\n",
     .options = options,

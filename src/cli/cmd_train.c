@@ -3,8 +3,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/str.h"
+#include "base/sys.h"
 #include "cli/plan_fit.h"
 #include "cli/run.h"
 
@@ -20,6 +22,7 @@ struct train_opts {
     int loss, schedule, precision, master, state, recompute, sample_mode, simd;
     char replay_file[PATH_MAX]; /* replay without its share */
     bool fused_step, clip_by_layer, resume, overwrite, from_scratch;
+    bool terminal, drawn; /* stderr is one; its last line is to be drawn over */
 };
 
 #define AT(member) offsetof(struct train_opts, member)
@@ -40,7 +43,7 @@ static const struct cli_opt options[] = {
     {"epochs", 0, CLI_INT, AT(epochs), "N", "0", 0, 1e9,
      "passes over the data at most (0: as --steps says)", NULL},
     {"loss", 0, CLI_CHOICE, AT(loss), "ce|scalar", "ce", 0, 0,
-     "scalar: distance of the final hidden state to the embedding of the next token", NULL},
+     "scalar: distance of the final hidden state to the embedding of the next token", "loss-mode"},
     {"kl-base", 0, CLI_FLOAT, AT(kl_base), "WEIGHT", "0", 0, 1000,
      "hold to what MODEL thinks of --replay, or of the data; conversations only, not text", NULL},
     {"replay", 0, CLI_STRING, AT(replay), "FILE[:SHARE]", NULL, 0, 0,
@@ -58,18 +61,21 @@ static const struct cli_opt options[] = {
      "largest norm of the gradient (0: any)", NULL},
     {"clip-by-layer", 0, CLI_FLAG, AT(clip_by_layer), NULL, NULL, 0, 0,
      "each layer's gradient by its own norm, as --fused-step does", NULL},
-    {"weight-decay", 0, CLI_FLOAT, AT(weight_decay), "X", "0", 0, 100, "decoupled", NULL},
+    {"weight-decay", 0, CLI_FLOAT, AT(weight_decay), "X", "0", 0, 100, "of matrices, decoupled",
+     NULL},
     {"beta1", 0, CLI_FLOAT, AT(beta1), "X", "0.9", 0, 0.9999999, "of AdamW", NULL},
     {"beta2", 0, CLI_FLOAT, AT(beta2), "X", "0.95", 0, 0.9999999, "of AdamW", NULL},
     {"eps", 0, CLI_FLOAT, AT(eps), "X", "1e-8", 1e-30, 1, "of AdamW", NULL},
     {"precision", 0, CLI_CHOICE, AT(precision), "bf16|f32|nvfp4", "nvfp4", 0, 0,
      "the weights that the forward pass sees", NULL},
-    {"master-dtype", 0, CLI_CHOICE, AT(master), "f32|bf16", "bf16", 0, 0,
-     "the weights that updates go to; bf16 is rounded stochastically", NULL},
+    {"master-dtype", 0, CLI_CHOICE, AT(master), "auto|f32|bf16", "auto", 0, 0,
+     "the weights that updates go to; bf16 is rounded stochastically (auto: f32 with --precision "
+     "f32, else bf16)",
+     NULL},
     {"optimizer-state-mode", 0, CLI_CHOICE, AT(state), "f32|bf16|int8|nvfp4", "int8", 0, 0,
      "Adam's moments", NULL},
     {"step-chunk-rows", 0, CLI_INT, AT(step_chunk_rows), "N", "0", 0, 1e9,
-     "rows of a matrix that are updated at a time (0: all)", NULL},
+     "rows of a matrix that are updated at a time (0: all)", "optimizer-step-chunk-rows"},
     {"recompute", 0, CLI_CHOICE, AT(recompute), "none|block", "none", 0, 0,
      "block: keep only what goes into each layer, and compute the rest again", NULL},
     {"fused-step", 0, CLI_FLAG, AT(fused_step), NULL, NULL, 0, 0,
@@ -85,7 +91,7 @@ static const struct cli_opt options[] = {
     {"stop-if-ppl-rises", 0, CLI_FLOAT, AT(stop_if_ppl_rises), "PCT", "0", 0, 1e6,
      "stop when perplexity on --eval-data is so many per cent over the best (0: go on)", NULL},
     {"save-every", 0, CLI_INT, AT(save_every), "N", "0", 0, 1e12,
-     "steps between checkpoints (0: at the end)", NULL},
+     "steps between checkpoints (0: at the end)", "save-every-steps"},
     {"checkpoint-dir", 0, CLI_STRING, AT(checkpoint_dir), "DIR", NULL, 0, 0,
      "where checkpoints go; none without it", NULL},
     {"keep", 0, CLI_INT, AT(keep), "N", "2", 1, 1000, "checkpoints to keep", NULL},
@@ -165,7 +171,7 @@ static bool convert(struct train_opts *o, struct nb_train_opts *out)
                                   .grad_clip = o->grad_clip,
                                   .clip_by_layer = o->clip_by_layer,
                                   .precision = (enum nb_precision)o->precision,
-                                  .bf16_master = o->master == 1,
+                                  .bf16_master = cli_bf16_master(o->master, o->precision),
                                   .state = (enum nb_state_mode)o->state,
                                   .step_chunk_rows = o->step_chunk_rows,
                                   .train_last_layers = o->last_layers,
@@ -195,13 +201,64 @@ static bool convert(struct train_opts *o, struct nb_train_opts *out)
 
 /* ---- train ---- */
 
+#define BAR 20
+
+/* Begins a line on stderr, in place of one that was to be drawn over. */
+static void begin_line(struct train_opts *o)
+{
+    if (o->drawn)
+        fputs("\r\033[K", stderr);
+    o->drawn = false;
+}
+
+/* Ends a line: on a terminal the next is drawn over it. */
+static void end_line(struct train_opts *o)
+{
+    fputs(o->terminal ? "" : "\n", stderr);
+    o->drawn = o->terminal;
+    fflush(stderr);
+}
+
+static void show_stage(void *ctx, const char *what)
+{
+    struct train_opts *o = ctx;
+    if (o->common.quiet || !(o->terminal || o->common.verbose))
+        return;
+    begin_line(o);
+    fprintf(stderr, "%s ...", what);
+    end_line(o);
+}
+
+static void show_start(void *ctx, const struct nb_train_result *r)
+{
+    struct train_opts *o = ctx;
+    static const char *const precisions[] = {"bf16", "f32", "nvfp4"};
+    enum nbi_simd level;
+    char bytes[32];
+    if (o->common.quiet || nbi_simd_parse(cli_simd(o->simd), &level) != NB_OK)
+        return;
+    begin_line(o);
+    fprintf(stderr,
+            "%.1f M parameters in %s on the CPU (%s, %d threads): %lld steps of %lld tokens, %s "
+            "of memory\n",
+            (double)r->plan.parameters / 1e6, precisions[o->precision], nbi_simd_name(level),
+            o->common.threads > 0 ? (int)o->common.threads : nbi_cpu_count(),
+            (long long)r->last.steps, (long long)(o->batch_size * o->seq_len * o->grad_accum),
+            nbi_format_bytes(bytes, (double)r->plan.total));
+}
+
 static void show_step(void *ctx, const struct nb_train_progress *p)
 {
-    const struct train_opts *o = ctx;
-    char bytes[32];
+    struct train_opts *o = ctx;
+    char bytes[32], bar[BAR + 1] = {0};
     int64_t left = (int64_t)p->seconds_left;
     if (o->common.quiet)
         return;
+    begin_line(o);
+    for (int i = 0; i < BAR; i++)
+        bar[i] = i * p->steps < BAR * p->step ? '#' : '.';
+    if (o->terminal)
+        fprintf(stderr, "[%s] ", bar);
     fprintf(stderr,
             "step %lld/%lld  loss %.4f  lr %.3g  norm %.3g  %.1f tok/s  %s  %lld:%02lld left",
             (long long)p->step, (long long)p->steps, p->loss, p->lr, p->grad_norm, p->tokens_per_s,
@@ -211,15 +268,17 @@ static void show_step(void *ctx, const struct nb_train_progress *p)
         fprintf(stderr, "  kl %.5f", p->kl);
     if (p->skipped > 0)
         fprintf(stderr, "  (%lld skipped)", (long long)p->skipped);
-    fputc('\n', stderr);
+    end_line(o);
 }
 
 static void show_eval(void *ctx, const struct nb_train_eval *e)
 {
-    const struct train_opts *o = ctx;
-    if (!o->common.quiet)
-        fprintf(stderr, "eval  step %lld  loss %.6f  perplexity %.4f  with master weights %.6f\n",
-                (long long)e->step, e->loss, exp(e->loss), e->master_loss);
+    struct train_opts *o = ctx;
+    if (o->common.quiet)
+        return;
+    begin_line(o);
+    fprintf(stderr, "eval  step %lld  loss %.6f  perplexity %.4f  with master weights %.6f\n",
+            (long long)e->step, e->loss, exp(e->loss), e->master_loss);
 }
 
 static json_t *plan_json(const struct nb_train_plan *p)
@@ -253,6 +312,9 @@ static json_t *result_json(const struct nb_train_result *r)
                      "stopped", r->stopped, "interrupted", r->interrupted);
 }
 
+/* The first character ends a line that is to be drawn over. */
+#define WHEN_INTERRUPTED "\nthe step under way is finished; Ctrl-C again ends at once\n"
+
 static int run_train(void *opts)
 {
     struct train_opts *o = opts;
@@ -260,20 +322,33 @@ static int run_train(void *opts)
     struct nb_train_result r;
     if (!convert(o, &t))
         return CLI_EXIT_USAGE;
+    if (nb_train_check(&t) != NB_OK) {
+        fprintf(stderr, "nibble: %s\n", nb_last_error());
+        return CLI_EXIT_USAGE;
+    }
+    t.stage = show_stage;
+    t.started = show_start;
     t.progress = show_step;
     t.evaluated = show_eval;
     t.ctx = o;
-    cli_survive_interrupts(); /* the step under way is finished, and a checkpoint written */
+    o->terminal = isatty(STDERR_FILENO) && !o->common.quiet;
+    if (!o->common.quiet)
+        cli_say_when_interrupted(WHEN_INTERRUPTED + (o->terminal ? 0 : 1));
     enum nb_status rc = nb_train(&t, &r);
+    if (o->drawn)
+        fputc('\n', stderr);
     if (rc != NB_OK)
         return cli_status(rc);
-    if (r.interrupted) {
+    if (r.interrupted)
         fprintf(stderr, "nibble: interrupted after step %lld%s\n", (long long)r.last.step,
-                o->checkpoint_dir ? "; --resume goes on from there" : "");
-        return CLI_EXIT_INTERRUPTED;
+                o->checkpoint_dir ? "; --resume goes on from there"
+                                  : "; without --checkpoint-dir nothing is kept");
+    if (o->common.json) {
+        int code = cli_print_json(result_json(&r), true);
+        return code == 0 && r.interrupted ? cli_interrupted() : code;
     }
-    if (o->common.json)
-        return cli_print_json(result_json(&r), true);
+    if (r.interrupted)
+        return cli_interrupted();
     if (r.stopped)
         printf("stopped: perplexity has risen\n");
     printf("%lld steps", (long long)r.last.step);

@@ -27,7 +27,7 @@ int cli_status(enum nb_status status)
         return 0;
     if (status == NB_EINTERRUPTED) {
         fprintf(stderr, "nibble: interrupted; nothing was changed\n");
-        return terminated ? 128 + SIGTERM : CLI_EXIT_INTERRUPTED;
+        return cli_interrupted();
     }
     fprintf(stderr, "nibble: %s\n", nb_last_error());
     return CLI_EXIT_FAILED;
@@ -142,11 +142,17 @@ static int help(int argc, char **argv)
 
 /* ---- running a command ---- */
 
+static const char *volatile note; /* said once at the first signal */
+
 static void on_signal(int sig)
 {
+    const char *text = note;
+    note = NULL;
     if (sig == SIGTERM)
         terminated = 1;
     nb_interrupt();
+    if (text && write(STDERR_FILENO, text, strlen(text)) < 0)
+        return; /* nobody to tell */
 }
 
 static void catch_signals(void)
@@ -156,6 +162,16 @@ static void catch_signals(void)
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+}
+
+void cli_say_when_interrupted(const char *text)
+{
+    note = text;
+}
+
+int cli_interrupted(void)
+{
+    return terminated ? 128 + SIGTERM : CLI_EXIT_INTERRUPTED;
 }
 
 void cli_survive_interrupts(void)

@@ -9,6 +9,11 @@ const char *cli_simd(int choice)
     return names[choice];
 }
 
+bool cli_bf16_master(int choice, int precision)
+{
+    return choice == 0 ? precision != NB_PRECISION_F32 : choice == 2;
+}
+
 enum nb_status cli_engine_open(struct nb_engine **out, const struct cli_run_opts *o,
                                const struct cli_common *common)
 {

@@ -68,6 +68,9 @@ struct cli_run_opts {
 /* What --simd stands for; NULL: the best. */
 const char *cli_simd(int choice);
 
+/* What --master-dtype auto|f32|bf16 stands for, beside --precision. */
+bool cli_bf16_master(int choice, int precision);
+
 /* Opens the model, with progress on stderr; says which device it runs on. */
 enum nb_status cli_engine_open(struct nb_engine **out, const struct cli_run_opts *o,
                                const struct cli_common *common);

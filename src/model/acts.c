@@ -3,7 +3,7 @@
  * Without a backward pass nothing outlives its layer, so all layers share their pieces, and pieces
  * whose lives do not overlap share memory: the attention's (norm1, q, k, v, att) and the MLP's
  * (norm2, gate, up). For training each layer has its own, or all but what goes into it is computed
- * again in one set for all. */
+ * again in one set for all; layers that are not trained share theirs. */
 #include <string.h>
 
 #include "model/qwen3.h"
@@ -124,8 +124,10 @@ static int64_t lay_out_training(struct nbi_acts *a, const struct nbi_config *c,
     if (a->recompute)
         lay_out_layer(a, &one, c, &at);
     for (int64_t i = 0; i < c->layers; i++) {
-        one.in = floats(&at, a->N, c->hidden_size);
-        if (!a->recompute)
+        bool own = i == 0 || i >= a->first_layer;
+        if (own)
+            one.in = floats(&at, a->N, c->hidden_size);
+        if (own && !a->recompute)
             lay_out_layer(a, &one, c, &at);
         if (layers)
             layers[i] = one;
@@ -140,9 +142,15 @@ int64_t nbi_acts_bytes(const struct nbi_config *c, int64_t N, int64_t M)
     return lay_out(&a, &layer, c, (struct nbi_ptr){0});
 }
 
-int64_t nbi_acts_training_bytes(const struct nbi_config *c, int64_t N, int64_t M, bool recompute)
+static struct nbi_acts training_acts(const struct nbi_acts_opts *o)
 {
-    struct nbi_acts a = {.N = N, .M = M, .recompute = recompute};
+    return (struct nbi_acts){
+        .N = o->N, .M = o->M, .recompute = o->recompute, .first_layer = o->first_layer};
+}
+
+int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_acts_opts *o)
+{
+    struct nbi_acts a = training_acts(o);
     return lay_out_training(&a, c, NULL, (struct nbi_ptr){0});
 }
 
@@ -171,14 +179,11 @@ enum nb_status nbi_acts_init(struct nbi_acts *a, struct nbi_backend *be, const s
 }
 
 enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be,
-                                      const struct nbi_config *c, int64_t N, int64_t M,
-                                      bool recompute)
+                                      const struct nbi_config *c, const struct nbi_acts_opts *o)
 {
-    *a = (struct nbi_acts){.be = be,
-                           .N = N,
-                           .M = M,
-                           .recompute = recompute,
-                           .bytes = nbi_acts_training_bytes(c, N, M, recompute)};
+    *a = training_acts(o);
+    a->be = be;
+    a->bytes = nbi_acts_training_bytes(c, o);
     NBI_TRY(allocate(a, c));
     lay_out_training(a, c, a->layers, a->block);
     return NB_OK;

@@ -71,6 +71,7 @@ struct nbi_acts {
     int64_t N;      /* rows at most */
     int64_t M;      /* rows of logits at most */
     bool recompute; /* training: layers keep `in` alone */
+    int64_t first_layer;
     struct nbi_ptr block;
     int64_t bytes;
     struct nbi_ptr ids, positions, slots, first, last, rows; /* int32 */
@@ -90,10 +91,15 @@ int64_t nbi_acts_bytes(const struct nbi_config *c, int64_t N, int64_t M);
 
 /* Room for training: a forward pass that keeps what the backward pass needs, of all layers or, to
  * recompute the rest, only what goes into each. Logits are made M rows at a time. */
+struct nbi_acts_opts {
+    int64_t N, M;
+    bool recompute;
+    int64_t first_layer; /* that has a backward pass */
+};
+
 enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be,
-                                      const struct nbi_config *c, int64_t N, int64_t M,
-                                      bool recompute);
-int64_t nbi_acts_training_bytes(const struct nbi_config *c, int64_t N, int64_t M, bool recompute);
+                                      const struct nbi_config *c, const struct nbi_acts_opts *opts);
+int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_acts_opts *opts);
 
 void nbi_acts_release(struct nbi_acts *a);
 

@@ -113,7 +113,7 @@ static enum nb_status compute_greedy(const struct nb_engine *e, struct results *
 #define LOGITS_ROWS 128
 
 static const struct nbi_step_opts adamw = {
-    .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f};
+    .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .decay_all = true};
 
 struct training {
     struct nbi_stream *stream;
@@ -161,7 +161,8 @@ static enum nb_status training_begin(struct training *x, const struct nb_engine 
     NBI_TRY(make_batch(x, r));
     NBI_TRY(be->stream_new(be, &limits, &x->stream));
     NBI_TRY(nbi_trainable_init(&x->t, x->stream, be, c, e->files.store, &opts));
-    NBI_TRY(nbi_acts_init_training(&x->acts, be, c, N, N < LOGITS_ROWS ? N : LOGITS_ROWS, false));
+    const struct nbi_acts_opts room = {.N = N, .M = N < LOGITS_ROWS ? N : LOGITS_ROWS};
+    NBI_TRY(nbi_acts_init_training(&x->acts, be, c, &room));
     NBI_TRY(nbi_feed_init(&x->feed, &x->acts));
     NBI_TRY(nbi_stepper_init(&x->stepper, &x->t, &adamw));
     return nbi_feed_set(&x->feed, &x->batch);

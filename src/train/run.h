@@ -9,7 +9,8 @@
 #include "train/schedule.h"
 #include "train/step.h"
 
-#define NBI_EVAL_TEXTS 64
+#define NBI_EVAL_TEXTS   64
+#define NBI_BATCH_TOKENS (1 << 24) /* of a pass at most */
 
 /* Where a run stands: with the masters and moments all that a checkpoint needs. */
 struct nbi_run_state {
@@ -84,6 +85,9 @@ void nbi_run_close(struct nbi_run *r);
 /* Opens only what a plan takes: no data, nothing of the model's values. */
 enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *opts);
 enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan);
+
+/* Whether this machine has so much memory to give. */
+enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan);
 
 /* The next micro-batches; *more false: the data has ended, and there are none. */
 enum nb_status nbi_run_next(struct nbi_run *r, bool *more);

@@ -33,6 +33,16 @@ static struct nbi_trainable_opts trainable_opts(const struct nb_train_opts *o)
                                        .seed = o->seed};
 }
 
+static struct nbi_acts_opts acts_opts(const struct nb_train_opts *o, const struct nbi_config *c)
+{
+    int64_t N = o->batch_size * o->seq_len, last = o->train_last_layers;
+    return (struct nbi_acts_opts){.N = N,
+                                  .M = logits_rows(c, N),
+                                  .recompute = o->recompute,
+                                  .first_layer =
+                                      last > 0 && last < c->layers ? c->layers - last : 0};
+}
+
 static struct nbi_stream_limits limits_of(const struct nbi_config *c, int64_t N)
 {
     int64_t q = c->heads * c->head_dim, K = c->hidden_size;
@@ -43,17 +53,32 @@ static struct nbi_stream_limits limits_of(const struct nbi_config *c, int64_t N)
 
 /* ---- checks ---- */
 
-static enum nb_status check(const struct nb_train_opts *o)
+static bool random_tokens(const struct nb_train_opts *o)
+{
+    return o->synthetic || o->random_tokens;
+}
+
+/* What also a plan wants. */
+static enum nb_status check_sizes(const struct nb_train_opts *o)
 {
     if (o->seq_len < 2 || o->batch_size < 1 || o->grad_accum < 1)
         return nbi_fail(NB_EINVAL, "a batch needs rows of at least 2 tokens");
+    if (o->batch_size > NBI_BATCH_TOKENS / o->seq_len)
+        return nbi_fail(NB_EINVAL, "--batch-size times --seq-len is over %d tokens",
+                        NBI_BATCH_TOKENS);
     if (o->fused_step && o->grad_accum > 1)
         return nbi_fail(NB_EINVAL,
                         "--fused-step updates in each backward pass, so there is nothing "
                         "to accumulate: use --grad-accum 1");
+    return NB_OK;
+}
+
+enum nb_status nb_train_check(const struct nb_train_opts *o)
+{
+    NBI_TRY(check_sizes(o));
     if (o->steps <= 0 && o->epochs <= 0)
         return nbi_fail(NB_EINVAL, "say how long to train: --steps or --epochs");
-    if (o->synthetic && o->steps <= 0)
+    if (random_tokens(o) && o->steps <= 0)
         return nbi_fail(NB_EINVAL, "random tokens have no end: say --steps");
     if (o->synthetic && o->test_prompts)
         return nbi_fail(NB_EINVAL, "a random model has no tokenizer, so no prompts to answer");
@@ -65,11 +90,11 @@ static enum nb_status check(const struct nb_train_opts *o)
         return nbi_fail(NB_EINVAL, "--save-every needs --checkpoint-dir");
     if ((o->eval_every > 0 || o->stop_if_ppl_rises > 0) && !(o->eval_data && o->eval_data[0]))
         return nbi_fail(NB_EINVAL, "--eval-every and --stop-if-ppl-rises need --eval-data");
-    if (o->synthetic && ((o->data && o->data[0]) || (o->eval_data && o->eval_data[0])))
+    if (random_tokens(o) && ((o->data && o->data[0]) || (o->eval_data && o->eval_data[0])))
         return nbi_fail(NB_EINVAL, "--synthetic makes its own tokens: leave out the data");
-    if (!o->synthetic && (!o->data || !o->data[0]))
+    if (!random_tokens(o) && (!o->data || !o->data[0]))
         return nbi_fail(NB_EINVAL, "there is no data: -d FILE");
-    if (o->synthetic && (o->replay || o->kl_base > 0))
+    if (random_tokens(o) && (o->replay || o->kl_base > 0))
         return nbi_fail(NB_EINVAL, "--replay and --kl-base need data, not random tokens");
     if (o->replay && !(o->replay_share > 0 && o->replay_share < 1))
         return nbi_fail(NB_EINVAL, "the share of --replay is over 0 and less than 1");
@@ -140,7 +165,7 @@ static enum nb_status open_model(struct nbi_run *r)
 static enum nb_status open_tokenizer(struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
-    if (o->synthetic)
+    if (random_tokens(o))
         return NB_OK;
     NBI_TRY(nb_tokenizer_open(&r->tokenizer, o->model, o->model_dir));
     return nb_chat_open(&r->chat, o->model, o->model_dir);
@@ -202,7 +227,7 @@ static enum nb_status open_batches(struct nbi_run *r)
     for (int64_t i = 0; i < o->grad_accum; i++)
         NBI_TRY(nbi_batch_init(&r->micro[i], o->batch_size, o->seq_len));
     r->steps = o->steps;
-    if (o->synthetic)
+    if (random_tokens(o))
         return NB_OK;
     NBI_TRY(open_set(r, o->data, &r->data));
     NBI_TRY(nbi_eval_open(r));
@@ -250,7 +275,9 @@ static enum nb_status open_memory(struct nbi_run *r)
                                        .chunk_rows = o->step_chunk_rows,
                                        .seed = o->seed};
     NBI_TRY(r->be->stream_new(r->be, &limits, &r->stream));
-    NBI_TRY(nbi_acts_init_training(&r->acts, r->be, c, N, logits_rows(c, N), o->recompute));
+    const struct nbi_acts_opts room = acts_opts(o, c);
+    NBI_TRY(nbi_acts_init_training(&r->acts, r->be, c, &room));
+    NBI_TRY(r->be->clear(r->stream, r->acts.block, r->acts.bytes)); /* now, not in the first step */
     NBI_TRY(nbi_feed_init(&r->feed, &r->acts));
     r->feed.V = c->vocab_size;
     struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->files.store;
@@ -258,13 +285,20 @@ static enum nb_status open_memory(struct nbi_run *r)
     return nbi_stepper_init(&r->stepper, &r->t, &step);
 }
 
+static void tell(const struct nbi_run *r, const char *what)
+{
+    if (r->opts->stage)
+        r->opts->stage(r->opts->ctx, what);
+}
+
 enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
 {
     *r = (struct nbi_run){.opts = o, .state.best_loss = INFINITY};
-    NBI_TRY(check(o));
+    NBI_TRY(nb_train_check(o));
     NBI_TRY(open_model(r));
     NBI_TRY(check_out(r));
     NBI_TRY(open_tokenizer(r));
+    tell(r, "reading the data");
     NBI_TRY(open_batches(r));
     NBI_TRY(check_checkpoints(o));
     r->schedule = (struct nbi_schedule_opts){.kind = (enum nbi_schedule)o->schedule,
@@ -275,6 +309,7 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     if (o->test_prompts)
         NBI_TRY(nbi_prompts_open(&r->prompts, o->test_prompts));
     NBI_TRY(open_backend(r));
+    tell(r, "loading the model");
     nbi_run_phase(r, "start");
     NBI_TRY(open_memory(r));
     nbi_run_phase(r, "model_loaded");
@@ -370,6 +405,26 @@ enum nb_status nbi_run_next(struct nbi_run *r, bool *more)
 
 /* ---- the plan ---- */
 
+/* Parameters, and what a token takes: two operations for each in the forward pass and, from the
+ * first trained layer on, four in the backward pass. Attention sees half of a row on average. */
+static void count_work(const struct nbi_run *r, struct nb_train_plan *plan, int64_t first_layer)
+{
+    const struct nbi_config *c = &r->config;
+    double all = 0, layers = (double)c->layers;
+    double head = (double)c->vocab_size * (double)c->hidden_size;
+    for (int64_t i = 0; i < nbi_param_count(c); i++) {
+        struct nbi_param p;
+        nbi_param_at(c, i, &p);
+        plan->parameters += p.shape[0] * (p.ndim == 2 ? p.shape[1] : 1);
+        if (p.ndim == 2)
+            all += (double)p.shape[0] * (double)p.shape[1];
+    }
+    double in_layers = all - head * (c->tied ? 1 : 2);
+    in_layers += (double)r->opts->seq_len * (double)(c->heads * c->head_dim) * layers;
+    plan->flops_per_token =
+        2 * (in_layers + head) + 4 * (in_layers * (layers - (double)first_layer) / layers + head);
+}
+
 enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
 {
     const struct nb_train_opts *o = r->opts;
@@ -377,40 +432,48 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
     int64_t N = o->batch_size * o->seq_len, accum = o->grad_accum;
     const struct nbi_trainable_opts opts = trainable_opts(o);
     const struct nbi_stream_limits limits = limits_of(c, N);
+    const struct nbi_acts_opts room = acts_opts(o, c);
     struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->files.store;
     struct nbi_trainable_plan t;
     nbi_trainable_plan(c, store, &opts, &t);
-    *plan = (struct nb_train_plan){
-        .masters = t.masters,
-        .moments = t.moments,
-        .gradients = t.gradients,
-        .weights = t.weights,
-        .activations = nbi_acts_training_bytes(c, N, logits_rows(c, N), o->recompute),
-        .scratch = r->be->stream_bytes(r->be, &limits),
-        .host = nbi_feed_bytes(c, N) + 5 * accum * N * (int64_t)sizeof(int32_t) +
-                (o->kl_base > 0 ? nbi_base_bytes(N) : 0)};
+    *plan = (struct nb_train_plan){.masters = t.masters,
+                                   .moments = t.moments,
+                                   .gradients = t.gradients,
+                                   .weights = t.weights,
+                                   .activations = nbi_acts_training_bytes(c, &room),
+                                   .scratch = r->be->stream_bytes(r->be, &limits),
+                                   .host = nbi_feed_bytes(c, N) +
+                                           5 * accum * N * (int64_t)sizeof(int32_t) +
+                                           (o->kl_base > 0 ? nbi_base_bytes(N) : 0)};
     plan->total = plan->masters + plan->moments + plan->gradients + plan->weights +
                   plan->activations + plan->scratch + plan->host;
-    for (int64_t i = 0; i < nbi_param_count(c); i++) {
-        struct nbi_param p;
-        nbi_param_at(c, i, &p);
-        int64_t n = p.shape[0] * (p.ndim == 2 ? p.shape[1] : 1);
-        plan->parameters += n;
-        if (p.ndim == 2 && i > 0)
-            plan->flops_per_token += 6.0 * (double)n;
-    }
-    if (c->tied)
-        plan->flops_per_token += 6.0 * (double)(c->vocab_size * c->hidden_size);
-    plan->flops_per_token +=
-        6.0 * (double)(o->seq_len * c->heads * c->head_dim * c->layers); /* causal attention */
+    count_work(r, plan, room.first_layer);
     return NB_OK;
 }
 
 enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *o)
 {
     *r = (struct nbi_run){.opts = o};
+    NBI_TRY(check_sizes(o));
     NBI_TRY(open_model(r));
     return open_backend(r);
+}
+
+enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan)
+{
+    struct nbi_sys_info sys;
+    char wanted[32], there[32];
+    nbi_sys_info(&sys);
+    uint64_t room = sys.memory_available;
+    if (sys.cgroup_memory > 0 && sys.cgroup_memory < room)
+        room = sys.cgroup_memory;
+    if (room == 0 || (uint64_t)plan->total <= room)
+        return NB_OK;
+    return nbi_fail(NB_ENOMEM,
+                    "training takes %s, but only %s of memory is free: 'nibble plan' with the same "
+                    "options and --fit %.1f lists settings that fit",
+                    nbi_format_bytes(wanted, (double)plan->total),
+                    nbi_format_bytes(there, (double)room), (double)room / (1 << 30));
 }
 
 enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan *plan)

@@ -8,7 +8,9 @@
 #include "train/trainable.h"
 
 struct nbi_step_opts {
-    float beta1, beta2, eps, decay;
+    float beta1, beta2, eps;
+    float decay;        /* of matrices */
+    bool decay_all;     /* of vectors too */
     float clip;         /* largest norm of a group's gradient; 0: any */
     float clamp;        /* largest update of a value in units of lr; 0: any */
     int64_t chunk_rows; /* rows of a matrix that are updated at a time; 0: all */

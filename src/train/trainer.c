@@ -253,6 +253,8 @@ enum nb_status nb_train(const struct nb_train_opts *o, struct nb_train_result *o
     struct nbi_run r;
     *out = (struct nb_train_result){0};
     enum nb_status rc = nb_train_plan(o, &out->plan);
+    if (rc == NB_OK)
+        rc = nbi_run_check_memory(&out->plan);
     if (rc != NB_OK)
         return rc;
     rc = nbi_run_open(&r, o);
@@ -264,6 +266,8 @@ enum nb_status nb_train(const struct nb_train_opts *o, struct nb_train_result *o
                                            .kl = NAN,
                                            .tokens = r.state.tokens,
                                            .skipped = r.state.skipped};
+    if (rc == NB_OK && o->started)
+        o->started(o->ctx, out);
     if (rc == NB_OK)
         rc = nbi_prompts_run(&r.prompts, &r, r.prompts.before);
     if (rc == NB_OK)

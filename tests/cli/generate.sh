@@ -182,6 +182,14 @@ check "bench prefill" 0 "$nibble" bench prefill --synthetic tiny --json --thread
 fields 'r["tokens_per_s"] > 0 and r["gmac_per_s"] > 0' 'r["gmac_per_s_per_core"] > 0' \
     '"share" in r'
 check "bench prefill, tokens" 0 "$nibble" bench prefill --synthetic tiny --threads 1 -n 32
+check "bench train" 0 "$nibble" bench train --synthetic tiny --json --threads 1 --seq-len 32 \
+    --batch-size 2 --steps 3
+fields 'set(r) >= {"tokens_per_s", "tflops", "peak_tflops", "share", "peak_bytes", "step_ms"}' \
+    'abs(r["step_ms"] * r["tokens_per_s"] / 1e3 - 64) < 1e-6' \
+    'abs(r["share"] - r["tflops"] / r["peak_tflops"]) < 1e-9' '0 < r["share"] < 1'
+check "bench train of a model" 0 "$nibble" bench train -m "$model" --threads 1 --seq-len 8 --steps 1
+says out "tok/s"
+check "bench train, impossible" 1 "$nibble" bench train --synthetic tiny --fused-step --grad-accum 2
 check "bench without a model" 2 "$nibble" bench decode
 check "bench of no size" 2 "$nibble" bench decode --synthetic huge
 says err "--synthetic takes none|tiny"

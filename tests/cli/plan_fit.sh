@@ -54,6 +54,14 @@ for limit in (sizes[0], sizes[10], sizes[30], sizes[-2], sizes[-1]):
 code, p = plan("--fit", repr((sizes[0] - 1) / 2**30))
 assert code == 1 and p["fits"] == [] and p["smallest"]["total"] == sizes[0], (code, p)
 assert every[key(p["smallest"])] == sizes[0]
+# A backward pass is twice a forward pass, and only of layers that are trained; those before them
+# keep nothing.
+everything, last = plan()[1], plan("--train-last-layers", "1")[1]
+config = {"layers": 4, "head": 2048 * 128}
+layers = everything["flops_per_token"] / 6 - config["head"]
+want = 6 * config["head"] + layers * (2 + 4 / config["layers"])
+assert abs(last["flops_per_token"] / want - 1) < 1e-9, (last, want)
+assert last["activations"] < everything["activations"] / 1.5
 code, p = plan("--fit", "100", "--grad-accum", "2")
 assert code == 0 and p["fits"][0]["grad_accum"] == 2 and "fits" not in plan()[1]
 PY
@@ -66,6 +74,11 @@ check "nothing fits" 1 "$nibble" plan -q --synthetic tiny --fit 0.0001
 says err "nothing fits 0.0001 GiB; the smallest takes"
 says err "--recompute block"
 lines err 1
+check "what train refuses" 1 "$nibble" plan --synthetic tiny --fused-step --grad-accum 4
+check "too large" 1 "$nibble" plan --synthetic 8b --seq-len 1048576 --batch-size 1048576
+says err "is over 16777216 tokens"
+check "more than there is" 1 "$nibble" train -q --synthetic 8b --steps 1 --batch-size 4096
+says err "lists settings that fit"
 check "not a number" 2 "$nibble" plan --synthetic tiny --fit much
 check "not of 'train'" 2 "$nibble" train --synthetic tiny --fit 4
 says err "--fit"

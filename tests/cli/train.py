@@ -120,6 +120,19 @@ def accumulate():
     assert [x["tokens"] for x in a] == [x["tokens"] for x in b]
 
 
+def decay():
+    """Weight decay shrinks matrices, and leaves norms alone."""
+    out = work + "/decay"
+    shutil.rmtree(out, ignore_errors=True)
+    t.train(nibble, *options(out=out, lr="1e-3", weight_decay=100, steps=1, warmup=0,
+                             master_dtype="f32", schedule="constant"))
+    before, after = (t.tensors(f"{d}/model.safetensors") for d in (work + "/model", out))
+    for name, x in before.items():
+        left = 1 if name.endswith("norm.weight") else 0.9
+        for a, b in zip(t.floats(x), t.floats(after[name])):
+            assert abs(b - left * a) < 1.1e-3, (name, a, b)
+
+
 def some_layers():
     """Layers that are not trained are written as they were read, whatever the type."""
     t.run(nibble, "convert", "-q", work + "/model", work + "/model.f32", "--dtype", "f32")
@@ -313,7 +326,8 @@ def interrupt():
                     break
             said = p.stderr.read()
         assert p.returncode == 130, (p.returncode, said)
-        assert said.count("\n") == 1 and "interrupted" in said, said
+        lines = said.splitlines()
+        assert len(lines) == 2 and "Ctrl-C again" in lines[0] and "interrupted" in lines[1], said
         assert not ck or t.steps(ck) == [2], t.steps(ck)
 
 
@@ -363,7 +377,7 @@ def main():
     """One part of it."""
     t.make_model(nibble, work + "/model")
     t.make_data(work)
-    parts = {"equal": equal, "odd": odd, "accumulate": accumulate, "layers": some_layers,
+    parts = {"equal": equal, "odd": odd, "accumulate": accumulate, "decay": decay, "layers": some_layers,
              "overfit": overfit, "export": export, "evaluation": evaluation, "skip": skip,
              "interrupt": interrupt, "stop": stop, "plan": plan}
     parts[part]()

@@ -8,7 +8,7 @@ here=$(dirname "$0")
 
 set --
 [ "${NB_TRAIN_TESTS:-}" = all ] && set -- all
-for part in equal odd accumulate layers overfit export evaluation skip stop interrupt plan; do
+for part in equal odd accumulate decay layers overfit export evaluation skip stop interrupt plan; do
     mkdir "$work/$part"
     check "$part" 0 python3 -B "$here/train.py" "$nibble" "$work/$part" $part "$@"
     cat "$work/out"
@@ -35,19 +35,19 @@ mkdir "$work/other"
 refused "no model" 2 "a model is missing" -d "$data" --steps 1
 refused "two models" 2 "in place of -m" -m "$model" --synthetic tiny --steps 1
 set -- -m "$model" --steps 2
-refused "no data" 1 "there is no data: -d FILE" "$@"
+refused "no data" 2 "there is no data: -d FILE" "$@"
 refused "data that is not there" 1 "nowhere.txt'" "$@" -d "$work/nowhere.txt"
 refused "bad data" 1 "bad.jsonl:1: invalid JSON" "$@" -d "$data" -d "$work/bad.jsonl"
 refused "empty data" 1 "there is no sample" "$@" -d "$work/empty.txt"
 set -- "$@" -d "$data"
 refused "no held-out data" 1 "nowhere.txt'" "$@" --eval-data "$work/nowhere.txt"
 refused "empty held-out data" 1 "measuring takes two" "$@" --eval-data "$work/empty.txt"
-refused "no end" 1 "say how long to train" -m "$model" -d "$data"
+refused "no end" 2 "say how long to train" -m "$model" -d "$data"
 refused "a learning rate" 2 "--lr takes a number from 0" "$@" --lr -1
 refused "a precision" 2 "--precision takes bf16|f32|nvfp4" "$@" --precision fp8
 refused "states" 2 "--optimizer-state-mode takes" "$@" --optimizer-state-mode f16
-refused "fused accumulation" 1 "use --grad-accum 1" "$@" --fused-step --grad-accum 2
-refused "nothing to resume" 1 "--resume needs --checkpoint-dir" "$@" --resume
+refused "fused accumulation" 2 "use --grad-accum 1" "$@" --fused-step --grad-accum 2
+refused "nothing to resume" 2 "--resume needs --checkpoint-dir" "$@" --resume
 refused "a kind of target" 1 "x.bin'" "$@" -o "$work/x.bin"
 refused "no folder for the target" 1 "No such file or directory" "$@" -o "$work/nowhere/x.dat"
 refused "a folder of something else" 1 "not a model directory" "$@" -o "$work/other"

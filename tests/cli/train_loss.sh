@@ -120,9 +120,9 @@ says err "no:where.tsv"
 lines err 1
 train "no such file" 1 --steps 1 --replay "$work/nowhere.tsv"
 lines err 1
-train "probabilities of a distance" 1 --steps 1 --loss scalar --kl-base 1
+train "probabilities of a distance" 2 --steps 1 --loss scalar --kl-base 1
 says err "--kl-base compares probabilities"
-check "random tokens" 1 "$nibble" train -q --synthetic tiny --steps 1 --kl-base 1
+check "random tokens" 2 "$nibble" train -q --synthetic tiny --steps 1 --kl-base 1
 says err "need data"
 sed 's/"vocab_size": 304/"vocab_size": 272/' "$work/config.json" >"$work/small.json"
 check "a small model" 0 "$nibble" synth -q --config "$work/small.json" "$work/small"

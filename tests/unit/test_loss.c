@@ -79,7 +79,8 @@ static void rig_open(struct rig *r)
     r->be = guarded_open(be);
     assert_ok(r->be->stream_new(r->be, &limits, &r->s));
     assert_ok(nbi_trainable_init(&r->t, r->s, r->be, &r->config, NULL, &opts));
-    assert_ok(nbi_acts_init_training(&r->acts, r->be, &r->config, B * T, M, false));
+    const struct nbi_acts_opts room = {.N = B * T, .M = M};
+    assert_ok(nbi_acts_init_training(&r->acts, r->be, &r->config, &room));
     assert_ok(nbi_feed_init(&r->feed, &r->acts));
     r->feed.V = V;
     r->data = new_set("data.tsv");

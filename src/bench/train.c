@@ -1,0 +1,66 @@
+/* train.c - how fast training is, against what arithmetic allows. */
+#include <stdlib.h>
+
+#include "backend/backend.h"
+#include "base/stats.h"
+#include "base/sys.h"
+
+struct timing {
+    double *rates;
+    int64_t count;
+};
+
+static void note_step(void *ctx, const struct nb_train_progress *p)
+{
+    struct timing *t = ctx;
+    if (p->step > 1) /* the first warms up */
+        t->rates[t->count++] = p->tokens_per_s;
+}
+
+static enum nb_status measure_peak(const struct nb_train_opts *o, struct nb_bench_train *out)
+{
+    struct nbi_backend_opts on = {.device = "cpu", .threads = o->threads};
+    struct nbi_backend *be;
+    NBI_TRY(nbi_simd_parse(o->simd, &on.level));
+    NBI_TRY(nbi_backend_open(&be, &on));
+    out->threads = o->threads > 0 ? o->threads : nbi_cpu_count();
+    out->peak_flops_per_s = 2 * be->peak_floats(be) * out->threads;
+    be->close(be);
+    return NB_OK;
+}
+
+enum nb_status nb_bench_train(const struct nb_train_opts *o, int64_t steps,
+                              struct nb_bench_train *out)
+{
+    struct timing t = {.rates = calloc((size_t)steps, sizeof *t.rates)};
+    struct nb_train_opts opts = *o;
+    struct nb_train_result result;
+    *out = (struct nb_bench_train){0};
+    if (!t.rates)
+        return nbi_fail_memory("times of steps", (size_t)steps * sizeof *t.rates);
+    opts.random_tokens = true;
+    opts.data = opts.eval_data = NULL;
+    opts.out = opts.log = opts.checkpoint_dir = opts.test_prompts = opts.memory_report = NULL;
+    opts.steps = steps + 1;
+    opts.epochs = opts.eval_every = opts.save_every = 0;
+    opts.stage = NULL;
+    opts.started = NULL;
+    opts.progress = note_step;
+    opts.evaluated = NULL;
+    opts.ctx = &t;
+    enum nb_status rc = measure_peak(o, out);
+    if (rc == NB_OK)
+        rc = nb_train(&opts, &result);
+    if (rc == NB_OK && result.interrupted)
+        rc = nbi_fail(NB_EINTERRUPTED, "interrupted");
+    if (rc == NB_OK) {
+        out->plan = result.plan;
+        out->peak_bytes = result.peak_bytes;
+        out->tokens_per_s = nbi_median(t.rates, (int)t.count);
+        out->step_seconds =
+            (double)(o->batch_size * o->seq_len * o->grad_accum) / out->tokens_per_s;
+        out->flops_per_s = result.plan.flops_per_token * out->tokens_per_s;
+    }
+    free(t.rates);
+    return rc;
+}
