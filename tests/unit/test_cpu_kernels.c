@@ -827,8 +827,24 @@ static void check_attention(const struct nbi_cpu_kernels *k, const struct attent
     free(part);
 }
 
+/* A key that is no number makes every row that sees it none. */
+static void check_nan(const struct nbi_cpu_kernels *k, int64_t count)
+{
+    struct attention t;
+    attention_new(&t, NBI_F32, 64, count, SPREAD);
+    float *y = floats_of(LINES * t.job.ldq, ORDINARY);
+    put_as(t.store + 4, NBI_F32, count / 2 * 128, NAN);
+    attend_some(k, &t, (struct queries){0, LINES, 0, HEADS}, y, NULL);
+    for (int64_t i = 0; i < HEADS * 64; i++)
+        assert_true(isnan(y[(LINES - 1) * t.job.ldq + i]));
+    free(y);
+    attention_free(&t);
+}
+
 static void attend(const struct nbi_cpu_kernels *k)
 {
+    check_nan(k, 1);
+    check_nan(k, 70);
     static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
     static const int64_t counts[] = {1, 3, 63, 64, 65, 129, 1000};
     struct attention *t = bytes_of(sizeof *t);

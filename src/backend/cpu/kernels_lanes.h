@@ -86,7 +86,7 @@ static inline vf load_some(const void *p, enum nbi_dtype dtype, int64_t n)
  * place (Cephes' coefficients). */
 static inline vf vexp(vf x)
 {
-    vf z = vmax(x, splat(-87.0f));
+    vf z = vmax(splat(-87.0f), x); /* NaN stays NaN */
     vi n = round_to_int(z * 1.44269504088896341f);
     vf f = __builtin_convertvector(n, vf);
     vf r = fused(f, splat(-0.693359375f), z);
@@ -99,7 +99,7 @@ static inline vf vexp(vf x)
     p = fused(p, r, splat(5.0000001201e-1f));
     vf y = fused(p, r * r, r) + 1.0f;
     vf scaled = y * (vf)((n + 127) << 23);
-    return (vf)((vi)scaled & (x >= splat(-87.0f)));
+    return (vf)((vi)scaled & ~(x < splat(-87.0f)));
 }
 
 /* ---- types ---- */
@@ -326,7 +326,7 @@ static void swiglu(float *y, const float *gate, const float *up, int64_t n)
     for (; i + LANES <= n; i += LANES) {
         vf g = load(gate + i);
         /* Beyond 87 the sigmoid is 0 or 1 to the last bit but one; vexp takes nothing above. */
-        store(y + i, g / (1.0f + vexp(-vmax(g, splat(-87.0f)))) * load(up + i));
+        store(y + i, g / (1.0f + vexp(-vmax(splat(-87.0f), g))) * load(up + i));
     }
     if (i < n)
         nbi_cpu_kernels_scalar.swiglu(y + i, gate + i, up + i, n - i);
@@ -726,7 +726,7 @@ static void swiglu_bwd(float *dgate, float *dup, const float *dy, const float *g
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         vf g = load(gate + i), u = load(up + i), d = load(dy + i);
-        vf s = 1.0f / (1.0f + vexp(-vmax(g, splat(-87.0f))));
+        vf s = 1.0f / (1.0f + vexp(-vmax(splat(-87.0f), g)));
         store(dgate + i, d * u * s * (1.0f + g * (1.0f - s)));
         store(dup + i, d * g * s);
     }

@@ -1,4 +1,5 @@
-/* kernels_scalar.c - the inner loops as they are defined. Written to be read. */
+/* kernels_scalar.c - the inner loops as they are defined. Written to be read; sums of floats are
+ * made in double precision. */
 #include <math.h>
 #include <string.h>
 
@@ -63,17 +64,17 @@ static void tiles_exact(const struct nbi_product *p)
 {
     for (int c = 0; c < p->n; c++)
         for (int r = 0; r < p->rows; r++) {
-            float sum = 0;
+            double sum = 0;
             for (int64_t g = 0; g < p->K / 16; g++) {
                 const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
                 int high = (int)(g & 1);
-                float part = 0;
+                double part = 0;
                 for (int k = 0; k < 16; k++)
-                    part += nbi_e2m1_to_f32(code_at(tile, r, high * 16 + k)) *
-                            p->x[c * p->ldx + g * 16 + k];
-                sum += nbi_e4m3_to_f32(tile[high * 16 + r]) * part;
+                    part += (double)nbi_e2m1_to_f32(code_at(tile, r, high * 16 + k)) *
+                            (double)p->x[c * p->ldx + g * 16 + k];
+                sum += (double)nbi_e4m3_to_f32(tile[high * 16 + r]) * part;
             }
-            put(p, c, r, sum * p->scale);
+            put(p, c, r, (float)(sum * (double)p->scale));
         }
 }
 
@@ -116,10 +117,10 @@ static void rows_float(const struct nbi_product *p)
 {
     for (int c = 0; c < p->n; c++)
         for (int r = 0; r < p->rows; r++) {
-            float sum = 0;
+            double sum = 0;
             for (int64_t k = 0; k < p->K; k++)
-                sum += load(p->w, p->dtype, r * p->ldw + k) * p->x[c * p->ldx + k];
-            put(p, c, r, sum);
+                sum += (double)load(p->w, p->dtype, r * p->ldw + k) * (double)p->x[c * p->ldx + k];
+            put(p, c, r, (float)sum);
         }
 }
 
@@ -164,10 +165,10 @@ static void quantize_q16(int16_t *q, float *scale, int n, const float *x, int64_
 
 static float inverse_norm(const float *x, float eps, int64_t n)
 {
-    float sum = 0;
+    double sum = 0;
     for (int64_t i = 0; i < n; i++)
-        sum += x[i] * x[i];
-    return 1 / sqrtf(sum / (float)n + eps);
+        sum += (double)x[i] * (double)x[i];
+    return (float)(1 / sqrt(sum / (double)n + (double)eps));
 }
 
 static void rmsnorm(float *y, float *rstd, const float *x, const float *w, float eps, int64_t C)
@@ -212,33 +213,33 @@ static int64_t argmax(const float *x, int64_t n)
 /* The softmax is taken block by block: what was summed so far is scaled to the new maximum. */
 static float attend_one(const struct nbi_attend *a, float *y, const float *q, int64_t count)
 {
-    float scale = 1 / sqrtf((float)a->D), top = -INFINITY, sum = 0;
-    memset(y, 0, (size_t)a->D * sizeof *y);
+    double scale = 1 / sqrt((double)a->D), top = -INFINITY, sum = 0, out[NBI_HEAD_MAX] = {0};
     for (int64_t start = 0; start < count; start += NBI_KEY_BLOCK) {
         int64_t n = count - start < NBI_KEY_BLOCK ? count - start : NBI_KEY_BLOCK;
-        float score[NBI_KEY_BLOCK], high = top;
+        double score[NBI_KEY_BLOCK], high = top;
         for (int64_t i = 0; i < n; i++) {
             score[i] = 0;
             for (int64_t d = 0; d < a->D; d++)
-                score[i] += q[d] * load(a->k + (start + i) * a->stride, a->dtype, d);
+                score[i] +=
+                    (double)q[d] * (double)load(a->k + (start + i) * a->stride, a->dtype, d);
             score[i] *= scale;
-            high = fmaxf(high, score[i]);
+            high = fmax(high, score[i]);
         }
-        float keep = expf(top - high);
+        double keep = exp(top - high);
         sum *= keep;
         for (int64_t d = 0; d < a->D; d++)
-            y[d] *= keep;
+            out[d] *= keep;
         for (int64_t i = 0; i < n; i++) {
-            float p = expf(score[i] - high);
+            double p = exp(score[i] - high);
             sum += p;
             for (int64_t d = 0; d < a->D; d++)
-                y[d] += p * load(a->v + (start + i) * a->stride, a->dtype, d);
+                out[d] += p * (double)load(a->v + (start + i) * a->stride, a->dtype, d);
         }
         top = high;
     }
     for (int64_t d = 0; d < a->D; d++)
-        y[d] /= sum;
-    return top + logf(sum);
+        y[d] = (float)(out[d] / sum);
+    return (float)(top + log(sum));
 }
 
 static void attend(const struct nbi_attend *a)
@@ -259,22 +260,23 @@ static void attend(const struct nbi_attend *a)
 
 static float exp_sum(float *y, const float *x, float top, int64_t n)
 {
-    float sum = 0;
+    double sum = 0;
     for (int64_t i = 0; i < n; i++)
-        sum += y[i] = expf(x[i] - top);
-    return sum;
+        sum += (double)(y[i] = expf(x[i] - top));
+    return (float)sum;
 }
 
 static void outer(const struct nbi_outer *t)
 {
-    float sum[MR][NR] = {0};
+    double sum[MR][NR] = {0};
     for (int64_t k = 0; k < t->k; k++)
         for (int m = 0; m < MR; m++)
             for (int n = 0; n < NR; n++)
-                sum[m][n] += t->a[m * t->a_row + k * t->a_col] * t->b[k * t->ldb + n];
+                sum[m][n] +=
+                    (double)t->a[m * t->a_row + k * t->a_col] * (double)t->b[k * t->ldb + n];
     for (int m = 0; m < MR; m++)
         for (int n = 0; n < NR; n++)
-            t->c[m * t->ldc + n] = (t->add ? t->c[m * t->ldc + n] : 0) + sum[m][n];
+            t->c[m * t->ldc + n] = (t->add ? t->c[m * t->ldc + n] : 0) + (float)sum[m][n];
 }
 
 static void pack(float *y, int64_t ldy, const float *x, struct nbi_grid at, float by)
@@ -298,10 +300,10 @@ static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile
 static void rmsnorm_bwd(float *dx, const float *dy, const float *x, const float *w, float rstd,
                         int64_t C)
 {
-    float sum = 0;
+    double sum = 0;
     for (int64_t i = 0; i < C; i++)
-        sum += dy[i] * w[i] * x[i];
-    float f = sum / (float)C * rstd * rstd * rstd;
+        sum += (double)dy[i] * (double)w[i] * (double)x[i];
+    float f = (float)(sum / (double)C) * rstd * rstd * rstd;
     for (int64_t i = 0; i < C; i++)
         dx[i] += dy[i] * w[i] * rstd - x[i] * f;
 }
@@ -310,7 +312,7 @@ static void rmsnorm_bwd(float *dx, const float *dy, const float *x, const float 
 static void norm_rope_bwd(float *d, float *dw, const float *x, const float *w, struct nbi_turn turn,
                           float rstd, int64_t D)
 {
-    float sum = 0;
+    double sum = 0;
     for (int64_t i = 0, j = D / 2; i < D / 2; i++, j++) {
         float a = d[i] * turn.cos[i] + d[j] * turn.sin[i];
         float b = d[j] * turn.cos[i] - d[i] * turn.sin[i];
@@ -318,9 +320,9 @@ static void norm_rope_bwd(float *d, float *dw, const float *x, const float *w, s
         dw[j] += b * x[j] * rstd;
         d[i] = a * w[i];
         d[j] = b * w[j];
-        sum += d[i] * x[i] + d[j] * x[j];
+        sum += (double)d[i] * (double)x[i] + (double)d[j] * (double)x[j];
     }
-    float f = sum / (float)D * rstd * rstd * rstd;
+    float f = (float)(sum / (double)D) * rstd * rstd * rstd;
     for (int64_t i = 0; i < D; i++)
         d[i] = d[i] * rstd - x[i] * f;
 }
