@@ -665,6 +665,11 @@ struct nb_train_eval {
 
 struct nb_train_result;
 
+/* A prompt of test_prompts, and what the model said to it. Strings live for the call. */
+struct nb_train_answer {
+    const char *prompt, *before, *after;
+};
+
 struct nb_train_opts {
     const char *model, *model_dir; /* as for nb_engine_opts */
     const char *synthetic;         /* instead: random weights and tokens of a preset */
@@ -698,13 +703,16 @@ struct nb_train_opts {
     uint64_t seed;
 
     int64_t eval_every;       /* steps; 0: at the end only */
-    double stop_if_ppl_rises; /* per cent over the best so far; 0: go on */
+    double stop_if_ppl_rises; /* per cent over the best so far, that of the model as it is read
+                                 included; 0: go on. Then the result is the last model that an
+                                 evaluation found within it, kept in checkpoint_dir; without that
+                                 it is the one in which perplexity has risen */
     int64_t save_every;       /* steps; 0: at the end and on interruption only */
     const char *checkpoint_dir;
     int keep; /* checkpoints */
     bool resume;
     const char *log;           /* JSON lines */
-    const char *test_prompts;  /* a file of them, one a line, answered before and after */
+    const char *test_prompts;  /* as for nb_prompts_open, answered before and after */
     const char *memory_report; /* JSON: memory by phases of the first step */
 
     const char *simd;
@@ -713,6 +721,8 @@ struct nb_train_opts {
     void (*started)(void *ctx, const struct nb_train_result *so_far); /* all is there */
     void (*progress)(void *ctx, const struct nb_train_progress *p);
     void (*evaluated)(void *ctx, const struct nb_train_eval *e);
+    void (*answered)(void *ctx, const struct nb_train_answer *a); /* at the end, one by one */
+    void (*warn)(void *ctx, const char *text); /* what went wrong without ending the run */
     void *ctx;
 };
 
@@ -731,10 +741,12 @@ struct nb_train_result {
     uint64_t peak_bytes; /* resident, of the process */
     bool interrupted;    /* a checkpoint was written, if there is a directory for it */
     bool stopped;        /* by stop_if_ppl_rises */
+    int64_t result_step; /* the step that what is written to out is of */
 };
 
 /* Trains, and writes the result to opts->out. An interruption ends the run after the step under
- * way; then nothing is written but a checkpoint. */
+ * way; then nothing is written but a checkpoint and the memory report. One that comes after the
+ * last step leaves the result where it is. A failure between steps leaves a checkpoint, too. */
 NB_MUST_CHECK enum nb_status nb_train(const struct nb_train_opts *opts,
                                       struct nb_train_result *result);
 

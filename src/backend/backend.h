@@ -334,6 +334,14 @@ struct nbi_op_refresh {
     enum nbi_dtype through; /* of floats: f32, bf16 or f16 */
 };
 
+/* The largest magnitude of a tensor; NaN and infinity come out as such. */
+struct nbi_op_amax {
+    struct nbi_ptr out; /* f32 [1] */
+    struct nbi_ptr x;   /* [n] */
+    enum nbi_dtype dtype;
+    int64_t n;
+};
+
 /* ---- the table ---- */
 
 #define NBI_OP_LIST(X)                                                                             \
@@ -357,6 +365,7 @@ struct nbi_op_refresh {
     X(swiglu_bwd)                                                                                  \
     X(grad_stats)                                                                                  \
     X(adamw)                                                                                       \
+    X(amax)                                                                                        \
     X(refresh)
 
 struct nbi_stream; /* an in-order queue with scratch memory of its own */

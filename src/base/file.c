@@ -346,6 +346,11 @@ enum nb_status nbi_outfile_write(struct nbi_outfile *f, uint64_t offset, const v
     return NB_OK;
 }
 
+const char *nbi_outfile_temp(const struct nbi_outfile *f)
+{
+    return f->temp;
+}
+
 void nbi_outfile_abort(struct nbi_outfile *f)
 {
     if (!f)

@@ -69,6 +69,8 @@ enum nb_status nbi_outfile_reserve(struct nbi_outfile *f, uint64_t bytes);
 enum nb_status nbi_outfile_write(struct nbi_outfile *f, uint64_t offset, const void *bytes,
                                  size_t len);
 
+const char *nbi_outfile_temp(const struct nbi_outfile *f); /* where the bytes are until commit */
+
 /* Both end the object, whatever they return. */
 enum nb_status nbi_outfile_commit(struct nbi_outfile *f);
 void nbi_outfile_abort(struct nbi_outfile *f); /* NULL is fine */

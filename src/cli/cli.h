@@ -28,6 +28,8 @@ void cli_survive_interrupts(void);
 /* After an interruption: true if it was Ctrl-C, and work can go on; false if we are to end. */
 bool cli_resume(void);
 
+json_t *cli_json_number(double v); /* null if it is not finite */
+
 /* Prints value on stdout as JSON, frees it and gives the exit code. ok false, or value NULL: some
  * piece of it could not be made. */
 int cli_print_json(json_t *value, bool ok);

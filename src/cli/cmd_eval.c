@@ -69,12 +69,13 @@ static int print_ppl(const struct eval_opts *o, const struct nb_ppl_result *r, s
     double bits = r->nll * (double)r->tokens / log(2) / (double)bytes;
     double speed = (double)r->tokens / r->seconds;
     if (o->common.json)
-        return cli_print_json(json_pack("{s:f,s:f,s:I,s:I,s:I,s:I,s:I,s:f,s:f}", "ppl", r->ppl,
-                                        "nll", r->nll, "tokens", (json_int_t)r->tokens, "windows",
-                                        (json_int_t)r->windows, "context", (json_int_t)r->context,
-                                        "stride", (json_int_t)r->stride, "bytes", (json_int_t)bytes,
-                                        "bits_per_byte", bits, "tokens_per_s", speed),
-                              true);
+        return cli_print_json(
+            json_pack("{s:o,s:o,s:I,s:I,s:I,s:I,s:I,s:o,s:f}", "ppl", cli_json_number(r->ppl),
+                      "nll", cli_json_number(r->nll), "tokens", (json_int_t)r->tokens, "windows",
+                      (json_int_t)r->windows, "context", (json_int_t)r->context, "stride",
+                      (json_int_t)r->stride, "bytes", (json_int_t)bytes, "bits_per_byte",
+                      cli_json_number(bits), "tokens_per_s", speed),
+            true);
     printf("perplexity %.4f (%.6f nats a token, %.4f bits a byte)\n"
            "%lld tokens predicted in %lld windows of %lld, %.1f tok/s\n",
            r->ppl, r->nll, bits, (long long)r->tokens, (long long)r->windows, (long long)r->context,

@@ -23,6 +23,7 @@ struct train_opts {
     char replay_file[PATH_MAX]; /* replay without its share */
     bool fused_step, clip_by_layer, resume, overwrite, from_scratch;
     bool terminal, drawn; /* stderr is one; its last line is to be drawn over */
+    json_t *answers;      /* to --test-prompts, for --json */
 };
 
 #define AT(member) offsetof(struct train_opts, member)
@@ -89,7 +90,7 @@ static const struct cli_opt options[] = {
      "held-out data to measure on; may be given again", NULL},
     {"eval-every", 0, CLI_INT, AT(eval_every), "N", "0", 0, 1e12, "steps (0: at the end)", NULL},
     {"stop-if-ppl-rises", 0, CLI_FLOAT, AT(stop_if_ppl_rises), "PCT", "0", 0, 1e6,
-     "stop when perplexity on --eval-data is so many per cent over the best (0: go on)", NULL},
+     "stop when perplexity on --eval-data is so many per cent over its lowest (0: go on)", NULL},
     {"save-every", 0, CLI_INT, AT(save_every), "N", "0", 0, 1e12,
      "steps between checkpoints (0: at the end)", "save-every-steps"},
     {"checkpoint-dir", 0, CLI_STRING, AT(checkpoint_dir), "DIR", NULL, 0, 0,
@@ -99,7 +100,7 @@ static const struct cli_opt options[] = {
      "go on from the newest checkpoint, if there is one", NULL},
     {"log", 0, CLI_STRING, AT(log), "FILE.jsonl", NULL, 0, 0, "a line for every step", NULL},
     {"test-prompts", 0, CLI_STRING, AT(test_prompts), "FILE", NULL, 0, 0,
-     "prompts, one a line, that the model answers before and after, for the report", NULL},
+     "prompts (.tsv, .jsonl, or one a line) that the model answers before and after", NULL},
     {"vram-report", 0, CLI_STRING, AT(vram_report), "FILE.json", NULL, 0, 0,
      "memory by phases of the first step", "train-step-vram-report"},
     {"synthetic", 0, CLI_STRING, AT(synthetic), "SIZE", NULL, 0, 0,
@@ -281,6 +282,25 @@ static void show_eval(void *ctx, const struct nb_train_eval *e)
             (long long)e->step, e->loss, exp(e->loss), e->master_loss);
 }
 
+static void show_answer(void *ctx, const struct nb_train_answer *a)
+{
+    struct train_opts *o = ctx;
+    if (!o->common.json) {
+        printf("prompt: %s\nbefore: %s\nafter:  %s\n\n", a->prompt, a->before, a->after);
+        return;
+    }
+    if (!o->answers)
+        o->answers = json_array();
+    json_array_append_new(o->answers, json_pack("{s:s,s:s,s:s}", "prompt", a->prompt, "before",
+                                                a->before, "after", a->after));
+}
+
+static void show_warning(void *ctx, const char *text)
+{
+    begin_line(ctx);
+    fprintf(stderr, "nibble: warning: %s\n", text);
+}
+
 static json_t *plan_json(const struct nb_train_plan *p)
 {
     return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "masters", (json_int_t)p->masters,
@@ -291,25 +311,35 @@ static json_t *plan_json(const struct nb_train_plan *p)
                      "flops_per_token", p->flops_per_token);
 }
 
-static json_t *number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
 static json_t *result_json(const struct nb_train_result *r)
 {
     json_t *eval =
         r->eval.tokens > 0
             ? json_pack("{s:I,s:I,s:o,s:o,s:o}", "step", (json_int_t)r->eval.step, "tokens",
-                        (json_int_t)r->eval.tokens, "loss", number(r->eval.loss), "ppl",
-                        number(exp(r->eval.loss)), "master_loss", number(r->eval.master_loss))
+                        (json_int_t)r->eval.tokens, "loss", cli_json_number(r->eval.loss), "ppl",
+                        cli_json_number(exp(r->eval.loss)), "master_loss",
+                        cli_json_number(r->eval.master_loss))
             : json_null();
-    return json_pack("{s:I,s:o,s:o,s:o,s:I,s:I,s:o,s:o,s:I,s:b,s:b}", "steps",
-                     (json_int_t)r->last.step, "loss", number(r->last.loss), "kl",
-                     number(r->last.kl), "tokens_per_s", number(r->last.tokens_per_s), "tokens",
-                     (json_int_t)r->last.tokens, "skipped", (json_int_t)r->last.skipped, "eval",
-                     eval, "plan", plan_json(&r->plan), "peak_bytes", (json_int_t)r->peak_bytes,
-                     "stopped", r->stopped, "interrupted", r->interrupted);
+    return json_pack(
+        "{s:I,s:o,s:o,s:o,s:I,s:I,s:o,s:o,s:I,s:b,s:b,s:I}", "steps", (json_int_t)r->last.step,
+        "loss", cli_json_number(r->last.loss), "kl", cli_json_number(r->last.kl), "tokens_per_s",
+        cli_json_number(r->last.tokens_per_s), "tokens", (json_int_t)r->last.tokens, "skipped",
+        (json_int_t)r->last.skipped, "eval", eval, "plan", plan_json(&r->plan), "peak_bytes",
+        (json_int_t)r->peak_bytes, "stopped", r->stopped, "interrupted", r->interrupted,
+        "result_step", (json_int_t)r->result_step);
+}
+
+static void print_stopped(const struct train_opts *o, const struct nb_train_result *r)
+{
+    printf("stopped: perplexity has risen");
+    if (o->out && o->checkpoint_dir)
+        printf("; '%s' is the model of step %lld, the last before that", o->out,
+               (long long)r->result_step);
+    else if (o->out)
+        printf("; '%s' is the model of step %lld, in which it has (with --checkpoint-dir it is the "
+               "last before that)",
+               o->out, (long long)r->result_step);
+    putchar('\n');
 }
 
 /* The first character ends a line that is to be drawn over. */
@@ -330,6 +360,8 @@ static int run_train(void *opts)
     t.started = show_start;
     t.progress = show_step;
     t.evaluated = show_eval;
+    t.answered = show_answer;
+    t.warn = show_warning;
     t.ctx = o;
     o->terminal = isatty(STDERR_FILENO) && !o->common.quiet;
     if (!o->common.quiet)
@@ -337,20 +369,26 @@ static int run_train(void *opts)
     enum nb_status rc = nb_train(&t, &r);
     if (o->drawn)
         fputc('\n', stderr);
-    if (rc != NB_OK)
+    if (rc != NB_OK) {
+        json_decref(o->answers);
         return cli_status(rc);
+    }
     if (r.interrupted)
         fprintf(stderr, "nibble: interrupted after step %lld%s\n", (long long)r.last.step,
                 o->checkpoint_dir ? "; --resume goes on from there"
                                   : "; without --checkpoint-dir nothing is kept");
     if (o->common.json) {
-        int code = cli_print_json(result_json(&r), true);
+        json_t *all = result_json(&r);
+        bool ok = all != NULL;
+        if (o->answers)
+            nbi_json_set(all, "answers", o->answers, &ok);
+        int code = cli_print_json(all, ok);
         return code == 0 && r.interrupted ? cli_interrupted() : code;
     }
     if (r.interrupted)
         return cli_interrupted();
     if (r.stopped)
-        printf("stopped: perplexity has risen\n");
+        print_stopped(o, &r);
     printf("%lld steps", (long long)r.last.step);
     if (isfinite(r.last.loss))
         printf(", loss %.4f", r.last.loss);
@@ -375,7 +413,12 @@ const struct cli_command cli_train = {
         "KL(MODEL || the model in training) to the loss of its labelled tokens. What MODEL\n"
         "thinks of them is computed once at the start (and again by --resume, which needs the\n"
         "same MODEL): the 64 most likely tokens and the rest as one. If that is over 64 MiB, it\n"
-        "goes to a file without a name beside the checkpoints or OUT. Epochs count --data.",
+        "goes to a file without a name beside the checkpoints or OUT. Epochs count --data.\n"
+        "\n"
+        "--stop-if-ppl-rises looks at the model as it is read, every --eval-every steps and at\n"
+        "the end. A perplexity that is not a number has risen. OUT is then the last model that\n"
+        "was within the limit, which is kept as good.ckpt in --checkpoint-dir; without that\n"
+        "directory it is the model in which perplexity has risen, and the last line says so.",
     .examples =
         "  nibble train -m Qwen3-0.6B -d chat.jsonl -o tuned --epochs 1 --eval-data held.jsonl\n"
         "  nibble train -m Qwen3-0.6B -d chat.jsonl -o tuned.dat --steps 500 \\\n"

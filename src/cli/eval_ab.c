@@ -9,16 +9,11 @@
 
 /* ---- JSON ---- */
 
-static json_t *number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
 static json_t *score_json(const struct nb_ab_score *s)
 {
     if (s->tokens == 0)
         return json_null();
-    return json_pack("{s:f,s:o,s:I}", "nll", s->nll, "ppl", number(exp(s->nll)), "tokens",
+    return json_pack("{s:f,s:o,s:I}", "nll", s->nll, "ppl", cli_json_number(exp(s->nll)), "tokens",
                      (json_int_t)s->tokens);
 }
 
@@ -44,7 +39,7 @@ static json_t *answer_json(const struct nb_ab_answer *a, bool expected)
 {
     return json_pack("{s:s%,s:I,s:s,s:o,s:o}", "text", a->text, a->len, "tokens",
                      (json_int_t)a->tokens, "finish_reason", cli_finish_reason(a->finish), "match",
-                     expected ? json_boolean(a->match) : json_null(), "f1", number(a->f1));
+                     expected ? json_boolean(a->match) : json_null(), "f1", cli_json_number(a->f1));
 }
 
 static json_t *row_json(const struct nb_ab_row *r)
@@ -54,7 +49,8 @@ static json_t *row_json(const struct nb_ab_row *r)
                      cli_json_path(r->prompt.place), "prompt", r->prompt.text, "expected",
                      r->prompt.expected, "a", answer_json(&r->answer[0], expected), "b",
                      answer_json(&r->answer[1], expected), "identical", r->identical, "f1", r->f1,
-                     "prefix", r->prefix, "kl", number(r->kl), "scores", scores_json(r->score));
+                     "prefix", r->prefix, "kl", cli_json_number(r->kl), "scores",
+                     scores_json(r->score));
 }
 
 static json_t *totals_json(const struct nb_ab_totals *t)
@@ -63,8 +59,9 @@ static json_t *totals_json(const struct nb_ab_totals *t)
                      (json_int_t)t->prompts, "expected", (json_int_t)t->expected, "identical",
                      (json_int_t)t->identical, "match_a", (json_int_t)t->match[0], "match_b",
                      (json_int_t)t->match[1], "f1", t->f1, "prefix", t->prefix, "expected_f1_a",
-                     number(t->expected_f1[0]), "expected_f1_b", number(t->expected_f1[1]), "kl",
-                     number(t->kl), "scores", scores_json(t->score));
+                     cli_json_number(t->expected_f1[0]), "expected_f1_b",
+                     cli_json_number(t->expected_f1[1]), "kl", cli_json_number(t->kl), "scores",
+                     scores_json(t->score));
 }
 
 static int print_json(const struct cli_ab_opts *o, const struct nb_ab_result *r)

@@ -1,5 +1,6 @@
 /* main.c - the command table, signals, help; the only file that turns a status into an exit code.
  */
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,11 @@ int cli_print_json(json_t *value, bool ok)
         puts(text);
     free(text);
     return cli_status(rc);
+}
+
+json_t *cli_json_number(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
 }
 
 json_t *cli_json_path(const char *path)

@@ -446,10 +446,26 @@ enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_op
     return rc;
 }
 
+/* The writer's commit: of a directory's files it is one within the staging area. */
+static enum nb_status end_writer(struct nbi_export *x)
+{
+    enum nb_status rc = x->writer ? nbi_writer_commit(x->writer) : NB_OK;
+    x->writer = NULL;
+    return rc;
+}
+
+enum nb_status nbi_export_reopen(struct nbi_export *x, struct nbi_store **out)
+{
+    *out = NULL;
+    if (!x->target.directory)
+        return nbi_writer_reopen(x->writer, out);
+    NBI_TRY(end_writer(x));
+    return nbi_store_open(out, x->stage.temp);
+}
+
 enum nb_status nbi_export_commit(struct nbi_export *x)
 {
-    enum nb_status rc = nbi_writer_commit(x->writer);
-    x->writer = NULL;
+    enum nb_status rc = end_writer(x);
     if (rc == NB_OK && x->target.directory)
         rc = nbi_stage_commit(&x->stage);
     nbi_export_abort(x);

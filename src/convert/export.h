@@ -23,5 +23,10 @@ struct nbi_export {
 enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_opts *opts,
                                 const struct nbi_model *model, const struct nbi_item *items,
                                 int64_t count);
+
+/* When all values are written: what is there, to be checked before it takes the target's place.
+ * After a failure: nbi_export_abort. */
+enum nb_status nbi_export_reopen(struct nbi_export *x, struct nbi_store **out);
+
 enum nb_status nbi_export_commit(struct nbi_export *x);
 void nbi_export_abort(struct nbi_export *x);

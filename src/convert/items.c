@@ -148,6 +148,11 @@ static enum nbi_dtype float_target(enum nb_out_dtype dtype, enum nbi_dtype keep)
                                   : keep;
 }
 
+enum nbi_dtype nbi_float_dtype_for(enum nbi_format target, int ndim, enum nbi_dtype dtype)
+{
+    return target == NBI_FORMAT_GGUF && ndim == 1 ? NBI_F32 : dtype;
+}
+
 static enum nb_status choose_dtype(const struct listing *l, const struct nbi_entry *e,
                                    struct nbi_item *item)
 {
@@ -170,10 +175,9 @@ static enum nb_status choose_dtype(const struct listing *l, const struct nbi_ent
                         e->name);
     NBI_TRY(original_dtype(l, e, &item->narrow));
     bool is_float = e->dtype == NBI_NVFP4 || nbi_dtype_is_float(e->dtype);
-    out->dtype = is_float ? float_target(wanted, item->narrow) : e->dtype;
-    /* llama.cpp multiplies by norms in f32 only; the metadata notes what they were. */
-    if (l->target == NBI_FORMAT_GGUF && out->ndim == 1 && is_float)
-        out->dtype = NBI_F32;
+    out->dtype = e->dtype;
+    if (is_float) /* the metadata of a GGUF notes what they were */
+        out->dtype = nbi_float_dtype_for(l->target, out->ndim, float_target(wanted, item->narrow));
     return NB_OK;
 }
 

@@ -28,6 +28,10 @@ enum nb_status nbi_items_list(struct nbi_items *list, const struct nbi_model *m,
                               const struct nb_quantize_opts *quant);
 void nbi_items_release(struct nbi_items *list);
 
+/* The type in which a target gets floats that would be `dtype`: llama.cpp multiplies by norms in
+ * f32 only. */
+enum nbi_dtype nbi_float_dtype_for(enum nbi_format target, int ndim, enum nbi_dtype dtype);
+
 /* Quantised here, not before. */
 bool nbi_item_is_fresh(const struct nbi_item *item);
 

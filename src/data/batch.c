@@ -71,13 +71,14 @@ void nbi_batcher_order(struct nbi_batcher *b, int64_t epoch)
 
 /* ---- filling a batch ---- */
 
-/* Puts positions [from, from + count) of the sample into a row, as one of their own. */
+/* Puts positions [from, from + count) of the sample into a row, as one of their own; without
+ * arrays they are only counted. */
 static void put(struct nbi_batcher *b, struct nbi_batch *out, int64_t row, int64_t from,
                 int64_t count)
 {
     const struct nbi_sample *s = &b->sample;
     int64_t at = row * out->T + b->used[row];
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count && out->ids; i++) {
         bool trained = s->trained[from + i + 1];
         out->ids[at + i] = s->ids.p[from + i];
         out->targets[at + i] = trained ? s->ids.p[from + i + 1] : NBI_IGNORE;
@@ -96,10 +97,9 @@ static int64_t space(const struct nbi_batcher *b, const struct nbi_batch *out, i
     return out->T - b->used[row];
 }
 
-/* Puts all of a conversation into one row; false: none has room. */
-static bool place_whole(struct nbi_batcher *b, struct nbi_batch *out)
+/* Puts all of a conversation into one row, `need` positions; false: none has room. */
+static bool place_whole(struct nbi_batcher *b, struct nbi_batch *out, int64_t need)
 {
-    int64_t need = (int64_t)b->sample.ids.count - 1;
     for (int64_t row = 0; row < out->B; row++)
         if (space(b, out, row) >= need) {
             put(b, out, row, 0, need);
@@ -108,10 +108,11 @@ static bool place_whole(struct nbi_batcher *b, struct nbi_batch *out)
     return false;
 }
 
-/* Puts what is left of a document wherever there is room; false: some of it remains. */
-static bool place_document(struct nbi_batcher *b, struct nbi_batch *out)
+/* Puts what is left of a document of `end` positions wherever there is room; false: some of it
+ * remains. */
+static bool place_document(struct nbi_batcher *b, struct nbi_batch *out, int64_t end)
 {
-    int64_t *from = &b->cursor.token, end = (int64_t)b->sample.ids.count - 1;
+    int64_t *from = &b->cursor.token;
     for (int64_t row = 0; row < out->B && *from < end; row++) {
         int64_t room = space(b, out, row), left = end - *from;
         if (room < left && room < SLIVER && b->used[row] > 0)
@@ -128,7 +129,7 @@ static void clear(struct nbi_batcher *b, struct nbi_batch *out)
 {
     out->tokens = out->trained = out->samples = out->truncated = 0;
     memset(b->used, 0, (size_t)b->rows * sizeof *b->used);
-    for (int64_t i = 0; i < out->B * out->T; i++) {
+    for (int64_t i = 0; i < out->B * out->T && out->ids; i++) {
         out->ids[i] = b->opts.padding;
         out->targets[i] = NBI_IGNORE;
         out->owners[i] = -1;
@@ -171,30 +172,57 @@ static enum nb_status get_sample(struct nbi_batcher *b, int64_t index)
     return NB_OK;
 }
 
-enum nb_status nbi_batcher_next(struct nbi_batcher *b, struct nbi_batch *out, bool *more)
+/* Places the sample that is next; *done false: it, or some of it, is left for another batch. */
+static enum nb_status place_next(struct nbi_batcher *b, struct nbi_batch *out, bool *done)
+{
+    int64_t index = b->order[b->cursor.next], positions = nbi_dataset_tokens(b->opts.data, index);
+    bool document = nbi_dataset_is_document(b->opts.data, index);
+    bool fresh = b->cursor.token == 0, longer = !document && positions > out->T + 1;
+    int64_t before = out->tokens;
+    positions = (longer ? out->T + 1 : positions) - 1;
+    if (out->ids) {
+        NBI_TRY(get_sample(b, index));
+        if (longer)
+            nbi_sample_truncate(&b->sample, (size_t)out->T + 1);
+    }
+    *done = document ? place_document(b, out, positions) : place_whole(b, out, positions);
+    out->samples += fresh && out->tokens > before;
+    out->truncated += longer && *done;
+    return NB_OK;
+}
+
+/* Fills rows until one sample has no room, or the border of an epoch that counts. */
+static enum nb_status fill(struct nbi_batcher *b, struct nbi_batch *out)
 {
     int64_t n = nbi_dataset_stats(b->opts.data)->samples;
+    bool done = true, border = false;
     NBI_TRY(reserve_rows(b, out->B));
     clear(b, out);
-    while (!nbi_batcher_is_done(b)) {
+    while (!nbi_batcher_is_done(b) && !border) {
         nbi_batcher_order(b, b->cursor.epoch);
-        NBI_TRY(get_sample(b, b->order[b->cursor.next]));
-        bool fresh = b->cursor.token == 0, truncated = false;
-        if (!b->sample.document)
-            truncated = nbi_sample_truncate(&b->sample, (size_t)out->T + 1);
-        int64_t before = out->tokens;
-        bool done = b->sample.document ? place_document(b, out) : place_whole(b, out);
-        out->samples += fresh && out->tokens > before;
-        out->truncated += truncated && done;
+        NBI_TRY(place_next(b, out, &done));
         if (!done)
             break;
         b->cursor.token = 0;
         if (++b->cursor.next == n) {
             b->cursor.next = 0;
             b->cursor.epoch++;
+            border = b->opts.epochs > 0;
         }
     }
+    return NB_OK;
+}
+
+enum nb_status nbi_batcher_next(struct nbi_batcher *b, struct nbi_batch *out, bool *more)
+{
+    NBI_TRY(fill(b, out));
     pad(b, out);
     *more = out->tokens > 0;
     return NB_OK;
+}
+
+enum nb_status nbi_batcher_skip(struct nbi_batcher *b, int64_t B, int64_t T)
+{
+    struct nbi_batch out = {.B = B, .T = T};
+    return fill(b, &out);
 }

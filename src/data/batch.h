@@ -37,7 +37,8 @@ struct nbi_batcher_opts {
     uint64_t seed;
     bool shuffle;    /* another order in each epoch; else that of the files */
     bool pack;       /* else one sample a row */
-    int64_t epochs;  /* then there are no more batches; 0: no end */
+    int64_t epochs;  /* then there are no more batches, and each begins a batch; 0: no end, and
+                        a batch goes on with the next */
     int32_t padding; /* id of unused positions */
 };
 
@@ -64,3 +65,7 @@ bool nbi_batcher_is_done(const struct nbi_batcher *b);
 /* Fills out (its B and T stay); *more false: nothing is left. A sample of more than T + 1 tokens is
  * shortened (nbi_sample_truncate), a document goes on in the next row. */
 enum nb_status nbi_batcher_next(struct nbi_batcher *b, struct nbi_batch *out, bool *more);
+
+/* Passes over what the next batch of this size would hold, by the lengths of the samples alone:
+ * nothing is read or tokenized. */
+enum nb_status nbi_batcher_skip(struct nbi_batcher *b, int64_t B, int64_t T);

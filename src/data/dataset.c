@@ -115,6 +115,9 @@ static enum nb_status index_record(void *ctx, enum nbi_data_kind kind,
                                            .ends = record->ends,
                                            .document = d->sample.document};
     d->stats.samples++;
+    d->stats.sum = nbi_crc32c(d->stats.sum, &n, sizeof n);
+    d->stats.sum = nbi_crc32c(d->stats.sum, d->sample.ids.p, n * sizeof *d->sample.ids.p);
+    d->stats.sum = nbi_crc32c(d->stats.sum, d->sample.trained, n);
     d->stats.documents += d->sample.document;
     d->stats.tokens += (int64_t)n;
     for (size_t i = 0; i < n; i++)
@@ -224,6 +227,14 @@ int64_t nbi_dataset_tokens(const struct nbi_dataset *d, int64_t i)
 bool nbi_dataset_is_document(const struct nbi_dataset *d, int64_t i)
 {
     return d->places[i].document;
+}
+
+int64_t nbi_dataset_longer(const struct nbi_dataset *d, int64_t T)
+{
+    int64_t count = 0;
+    for (size_t i = 0; i < d->count; i++)
+        count += !d->places[i].document && d->places[i].tokens > T + 1;
+    return count;
 }
 
 const char *nbi_dataset_place(const struct nbi_dataset *d, int64_t i, char *buf, size_t size)

@@ -39,6 +39,7 @@ struct nbi_dataset_stats {
     int64_t tokens, trained;
     int64_t longest; /* tokens */
     int64_t bad;     /* lines skipped */
+    uint32_t sum;    /* CRC-32C over the tokens of all samples and which of them are trained */
 };
 
 struct nbi_dataset;
@@ -52,6 +53,9 @@ const struct nbi_dataset_stats *nbi_dataset_stats(const struct nbi_dataset *d);
 /* Tokens of sample i, and whether it is text, without reading it. */
 int64_t nbi_dataset_tokens(const struct nbi_dataset *d, int64_t i);
 bool nbi_dataset_is_document(const struct nbi_dataset *d, int64_t i);
+
+/* Conversations that rows of T positions do not hold whole. */
+int64_t nbi_dataset_longer(const struct nbi_dataset *d, int64_t T);
 
 #define NBI_PLACE_MAX 4200
 

@@ -48,3 +48,17 @@ enum nb_status nbi_mix_next(struct nbi_mix *m, int64_t number, struct nbi_batch 
         out->owners[i] += out->owners[i] >= 0 ? behind : 0;
     return NB_OK;
 }
+
+enum nb_status nbi_mix_count(const struct nbi_mix *m, int64_t B, int64_t T, int64_t limit,
+                             int64_t *count)
+{
+    m->main->cursor = (struct nbi_batch_cursor){0};
+    for (*count = 0; *count < limit && !nbi_batcher_is_done(m->main); ++*count) {
+        int64_t rows = B - (m->other ? nbi_mix_rows(m->share, B, *count) : 0);
+        NBI_TRY(nbi_check_interrupt());
+        if (rows > 0)
+            NBI_TRY(nbi_batcher_skip(m->main, rows, T));
+    }
+    m->main->cursor = (struct nbi_batch_cursor){0};
+    return NB_OK;
+}

@@ -17,3 +17,8 @@ int64_t nbi_mix_rows(double share, int64_t B, int64_t number);
  * samples are numbered behind the main's in owners. *more false: the main set is over, and out is
  * empty. With the number and both cursors, all that follows is decided. */
 enum nb_status nbi_mix_next(struct nbi_mix *m, int64_t number, struct nbi_batch *out, bool *more);
+
+/* How many batches of B x T there are from the start to the end of the main set, at most `limit`.
+ * The cursor of the main set is at the start before and after. */
+enum nb_status nbi_mix_count(const struct nbi_mix *m, int64_t B, int64_t T, int64_t limit,
+                             int64_t *count);

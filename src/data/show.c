@@ -13,9 +13,8 @@ static void report_stats(struct nb_data_report *report, const struct nbi_dataset
                                       .trained = s->trained,
                                       .longest = s->longest,
                                       .bad = s->bad};
-    for (int64_t i = 0; seq_len > 0 && i < s->samples; i++)
-        report->too_long +=
-            !nbi_dataset_is_document(d, i) && nbi_dataset_tokens(d, i) > seq_len + 1;
+    if (seq_len > 0)
+        report->too_long = nbi_dataset_longer(d, seq_len);
 }
 
 /* Rows of one pass over the set, packed. */

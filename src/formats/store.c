@@ -279,6 +279,19 @@ enum nb_status nbi_store_open(struct nbi_store **out, const char *path)
     return hand_out(out, store, rc);
 }
 
+enum nb_status nbi_store_open_as(struct nbi_store **out, enum nbi_format format, const char *path)
+{
+    *out = NULL;
+    struct nbi_store *store = calloc(1, sizeof *store);
+    if (!store)
+        return nbi_fail_memory("store", sizeof *store);
+    store->format = format;
+    enum nb_status rc = add_file(store, path);
+    if (rc == NB_OK)
+        rc = read_headers(store);
+    return hand_out(out, store, rc);
+}
+
 enum nb_status nbi_store_open_memory(struct nbi_store **out, enum nbi_format format,
                                      const void *bytes, size_t len)
 {

@@ -76,6 +76,9 @@ struct nbi_store {
 enum nb_status nbi_store_open(struct nbi_store **out, const char *path);
 void nbi_store_close(struct nbi_store *store);
 
+/* A single file of this format under any name. */
+enum nb_status nbi_store_open_as(struct nbi_store **out, enum nbi_format format, const char *path);
+
 /* A file's bytes in memory (borrowed), for tests and fuzzing. */
 enum nb_status nbi_store_open_memory(struct nbi_store **out, enum nbi_format format,
                                      const void *bytes, size_t len);

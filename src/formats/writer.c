@@ -49,6 +49,12 @@ uint64_t nbi_writer_bytes(const struct nbi_writer *w)
     return w->bytes;
 }
 
+enum nb_status nbi_writer_reopen(const struct nbi_writer *w, struct nbi_store **out)
+{
+    NBI_BUG_IF(w->file_count != 1);
+    return nbi_store_open_as(out, w->opts.format, nbi_outfile_temp(w->files[0]));
+}
+
 /* ---- begin ---- */
 
 static enum nb_status check_slot(const struct nbi_writer *w, const struct nbi_slot *slot)

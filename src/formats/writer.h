@@ -62,6 +62,9 @@ enum nb_status nbi_writer_put_tensor_scale(struct nbi_writer *w, int64_t index, 
 
 uint64_t nbi_writer_bytes(const struct nbi_writer *w); /* of all files */
 
+/* The only file as far as it is written, under its temporary name. */
+enum nb_status nbi_writer_reopen(const struct nbi_writer *w, struct nbi_store **out);
+
 /* Both end the writer, whatever they return. */
 enum nb_status nbi_writer_commit(struct nbi_writer *w);
 void nbi_writer_abort(struct nbi_writer *w);

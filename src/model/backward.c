@@ -260,9 +260,10 @@ static enum nb_status add_up(const struct head *h, struct nbi_ptr from, float *r
     return NB_OK;
 }
 
-static enum nb_status all_rows(const struct head *h, struct nbi_labels *l, float *room)
+static enum nb_status all_rows(const struct head *h, struct nbi_labels *l)
 {
     struct nbi_acts *a = h->a;
+    float *room = l->room;
     for (int64_t i = 0; i < a->M; i++)
         room[i] = 1;
     if (l->kind == NBI_LOSS_SCALAR)
@@ -281,14 +282,9 @@ enum nb_status nbi_loss(const struct nbi_weights *w, struct nbi_acts *a, struct 
                         const struct nbi_pass *p, struct nbi_labels *l, const struct nbi_grads *g)
 {
     const struct head h = {w, a, s, g, l};
-    float *room = malloc((size_t)a->M * sizeof *room);
-    enum nb_status rc = room ? NB_OK : nbi_fail_memory("losses", (size_t)a->M * sizeof *room);
     NBI_BUG_IF(l->J > NBI_BASE_IDS || (l->J > 0 && l->kind != NBI_LOSS_CE));
     l->loss = l->kl = 0;
-    if (rc == NB_OK && g)
-        rc = w->be->clear(s, a->d.x, p->N * w->config->hidden_size * (int64_t)sizeof(float));
-    if (rc == NB_OK)
-        rc = all_rows(&h, l, room);
-    free(room);
-    return rc;
+    if (g)
+        NBI_TRY(w->be->clear(s, a->d.x, p->N * w->config->hidden_size * (int64_t)sizeof(float)));
+    return all_rows(&h, l);
 }

@@ -161,6 +161,7 @@ struct nbi_labels {
     const int32_t *base_ids; /* [count, J], no id twice in a row; the first negative: none here */
     const float *base_p;     /* [count, J] */
     float kl_scale;          /* of the gradient of KL(base || model) */
+    float *room;             /* as many as the acts have rows of logits */
     double loss, kl;         /* out: sums over the rows, computed in order */
 };
 

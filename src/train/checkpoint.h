@@ -64,8 +64,19 @@ struct nbi_ckpt_content {
 enum nb_status nbi_checkpoint_save(const char *dir, int keep,
                                    const struct nbi_ckpt_content *content);
 
+/* The same under the name good.ckpt, in place of the one before; none is removed for it. */
+enum nb_status nbi_checkpoint_save_good(const char *dir, const struct nbi_ckpt_content *content);
+
 /* Makes the directory if only its last name is missing, so that it fails before the work. */
 enum nb_status nbi_checkpoint_make_dir(const char *dir);
+
+/* The right to write in dir, which is there: one process has it at a time, until it closes it or
+ * ends, however it ends. NB_EIO names the one that has it. Where the file system has no locks,
+ * everybody has. The file 'lock' stays. */
+struct nbi_ckpt_lock;
+
+enum nb_status nbi_checkpoint_lock(struct nbi_ckpt_lock **out, const char *dir);
+void nbi_checkpoint_unlock(struct nbi_ckpt_lock *lock); /* NULL is fine */
 
 /* ---- reading ---- */
 
@@ -86,6 +97,9 @@ enum nb_status nbi_checkpoint_verify(const struct nbi_checkpoint *c);
  * warning in the log says what is wrong. NB_ENOTFOUND: there is none at all, or no directory;
  * NB_EFORMAT: none of those there are is usable. */
 enum nb_status nbi_checkpoint_latest(struct nbi_checkpoint **out, const char *dir);
+
+/* good.ckpt, verified, if it is that of this step. */
+enum nb_status nbi_checkpoint_good(struct nbi_checkpoint **out, const char *dir, uint64_t step);
 
 /* How many there are by their names, whole or not; 0 also without a directory. */
 size_t nbi_checkpoint_count(const char *dir);

@@ -1,7 +1,9 @@
 /* checkpoint_dir.c - the checkpoints of a directory: names, the newest that is whole, keeping the
  * last few. */
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +15,7 @@
 
 #define PREFIX "step-"
 #define SUFFIX ".ckpt"
+#define GOOD   "good.ckpt"
 
 /* ---- names ---- */
 
@@ -133,6 +136,81 @@ enum nb_status nbi_checkpoint_save(const char *dir, int keep,
     return rc == NB_OK ? remove_old(dir, keep > 1 ? keep : 1, content->step) : rc;
 }
 
+enum nb_status nbi_checkpoint_save_good(const char *dir, const struct nbi_ckpt_content *content)
+{
+    char *path = nbi_path_join(dir, GOOD);
+    if (!path)
+        return NB_ENOMEM;
+    enum nb_status rc = nbi_checkpoint_write(path, content);
+    free(path);
+    return rc;
+}
+
+/* ---- one writer ---- */
+
+struct nbi_ckpt_lock {
+    int fd;
+};
+
+/* Who has the lock: the number that stands in its file. */
+static enum nb_status locked(const char *dir, int fd)
+{
+    char text[32] = "", who[64] = "another process";
+    long pid = pread(fd, text, sizeof text - 1, 0) > 0 ? strtol(text, NULL, 10) : 0;
+    if (pid > 0)
+        snprintf(who, sizeof who, "process %ld", pid);
+    return nbi_fail(NB_EIO,
+                    "%s is training with the checkpoints in '%s': wait for its end, or take "
+                    "another directory",
+                    who, dir);
+}
+
+/* A disk that is full makes it a lock without a name. */
+static enum nb_status take_lock(const char *dir, int fd)
+{
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0)
+        return errno == EWOULDBLOCK ? locked(dir, fd) : NB_OK;
+    if (ftruncate(fd, 0) == 0)
+        dprintf(fd, "%ld\n", (long)getpid());
+    return NB_OK;
+}
+
+static enum nb_status open_lock(const char *dir, int *fd)
+{
+    char *path = nbi_path_join(dir, "lock");
+    if (!path)
+        return NB_ENOMEM;
+    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    enum nb_status rc =
+        *fd >= 0 ? NB_OK : nbi_fail(NB_EIO, "cannot write '%s': %s", path, strerror(errno));
+    free(path);
+    return rc;
+}
+
+enum nb_status nbi_checkpoint_lock(struct nbi_ckpt_lock **out, const char *dir)
+{
+    int fd;
+    *out = NULL;
+    NBI_TRY(open_lock(dir, &fd));
+    enum nb_status rc = take_lock(dir, fd);
+    struct nbi_ckpt_lock *lock = rc == NB_OK ? malloc(sizeof *lock) : NULL;
+    if (!lock) {
+        close(fd);
+        return rc != NB_OK ? rc : nbi_fail_memory("lock", sizeof *lock);
+    }
+    lock->fd = fd;
+    *out = lock;
+    return NB_OK;
+}
+
+void nbi_checkpoint_unlock(struct nbi_ckpt_lock *lock)
+{
+    if (!lock)
+        return;
+    close(lock->fd);
+    free(lock);
+}
+
 /* ---- the newest ---- */
 
 static enum nb_status open_whole(struct nbi_checkpoint **out, const char *path, uint64_t step)
@@ -141,12 +219,23 @@ static enum nb_status open_whole(struct nbi_checkpoint **out, const char *path, 
     enum nb_status rc = nbi_checkpoint_verify(*out);
     uint64_t said = nbi_checkpoint_step(*out);
     if (rc == NB_OK && said != step)
-        rc = nbi_fail(NB_EFORMAT, "checkpoint '%s': it is that of step %llu, under a wrong name",
-                      path, (unsigned long long)said);
+        rc = nbi_fail(NB_EFORMAT, "checkpoint '%s': it is that of step %llu, not %llu", path,
+                      (unsigned long long)said, (unsigned long long)step);
     if (rc != NB_OK) {
         nbi_checkpoint_close(*out);
         *out = NULL;
     }
+    return rc;
+}
+
+enum nb_status nbi_checkpoint_good(struct nbi_checkpoint **out, const char *dir, uint64_t step)
+{
+    char *path = nbi_path_join(dir, GOOD);
+    *out = NULL;
+    if (!path)
+        return NB_ENOMEM;
+    enum nb_status rc = open_whole(out, path, step);
+    free(path);
     return rc;
 }
 

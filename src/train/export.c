@@ -11,9 +11,53 @@ static struct nbi_out out_of(const struct nbi_tensor *x)
 {
     return (struct nbi_out){
         .name = x->param.name,
-        .dtype = x->weight->dtype == NBI_NVFP4 ? NBI_NVFP4 : x->raw,
+        .dtype = x->four_bits ? NBI_NVFP4 : x->raw,
         .ndim = x->param.ndim,
-        .shape = {x->param.shape[0], x->param.ndim == 2 ? x->param.shape[1] : 0}};
+        .shape = {x->param.shape[0], x->param.ndim == 2 ? x->param.shape[1] : 0},
+        .two_level = x->two_level};
+}
+
+/* The type that would hold a tensor's values as well: what is not trained may have been widened. */
+static enum nbi_dtype narrow_of(const struct nbi_run *r, const struct nbi_tensor *x)
+{
+    const struct nbi_entry *e =
+        x->trained || !r->files.store ? NULL : nbi_store_find(r->files.store, x->param.name);
+    return e ? e->dtype : x->raw;
+}
+
+/* Lays out the target and begins it. */
+static enum nb_status begin(struct nbi_export *x, const struct nbi_run *r,
+                            const struct nbi_tensor *tensors, int64_t count)
+{
+    const struct nb_convert_opts opts = {
+        .src = r->opts->model, .dst = r->opts->out, .model_dir = r->opts->model_dir};
+    struct nbi_item *items = calloc((size_t)count, sizeof *items);
+    if (!items)
+        return nbi_fail_memory("export", (size_t)count * sizeof *items);
+    for (int64_t i = 0; i < count; i++)
+        items[i] = (struct nbi_item){
+            .out = out_of(&tensors[i]), .narrow = narrow_of(r, &tensors[i]), .order = i};
+    enum nb_status rc = nbi_export_begin(x, &opts, &r->files, items, count);
+    free(items);
+    return rc;
+}
+
+enum nb_status nbi_run_check_export(const struct nbi_run *r, const struct nbi_trainable_opts *opts)
+{
+    const struct nbi_store *store = r->opts->from_scratch ? NULL : r->files.store;
+    int64_t count = 0, most = nbi_param_count(&r->config) + 1;
+    struct nbi_tensor *tensors = calloc((size_t)most, sizeof *tensors);
+    struct nbi_export x;
+    if (!tensors)
+        return nbi_fail_memory("export", (size_t)most * sizeof *tensors);
+    while (nbi_trainable_at(&r->config, store, opts, count, &tensors[count]))
+        if (++count == most)
+            break;
+    enum nb_status rc = begin(&x, r, tensors, count);
+    if (rc == NB_OK)
+        nbi_export_abort(&x);
+    free(tensors);
+    return rc;
 }
 
 /* A vector is f32 in use, with values of the type that is written. */
@@ -37,6 +81,8 @@ static enum nb_status put_tensor(struct nbi_writer *w, struct nbi_run *r, int64_
     int64_t step = x->param.ndim == 2 ? CHUNK_ROWS : rows;
     uint8_t *buf = malloc((size_t)(step * cols * 6));
     enum nb_status rc = buf ? NB_OK : nbi_fail_memory(x->param.name, (size_t)(step * cols * 6));
+    if (rc == NB_OK && x->two_level)
+        rc = nbi_writer_put_tensor_scale(w, index, x->weight->tensor_scale, x->divisor);
     for (int64_t i = 0; i < rows && rc == NB_OK; i += step) {
         int64_t n = rows - i < step ? rows - i : step;
         if (x->weight->dtype != NBI_NVFP4) {
@@ -60,13 +106,13 @@ static enum nb_status same_rows(struct nbi_run *r, const struct nbi_store *store
 {
     const struct nbi_entry *e = nbi_store_find(store, x->param.name);
     int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, count = n * cols;
-    bool four_bits = x->weight->dtype == NBI_NVFP4;
     uint8_t *used = buf, *stored = buf + 4 * count;
-    if (!e || e->count != x->count || (e->dtype == NBI_NVFP4) != four_bits)
+    if (!e || e->count != x->count || (e->dtype == NBI_NVFP4) != x->four_bits ||
+        (x->four_bits && e->tensor_scale != x->weight->tensor_scale))
         return nbi_fail(NB_EFORMAT, "'%s' is not there as it was written", x->param.name);
     NBI_TRY(r->be->weight_read(r->be, x->weight, first, n, used, used + count / 2));
     size_t bytes = (size_t)count * sizeof(float);
-    if (four_bits) {
+    if (x->four_bits) {
         bytes = (size_t)(count / 2 + count / 16);
         NBI_TRY(nbi_store_read_nvfp4(store, e, first * cols, count, stored, stored + count / 2));
     } else {
@@ -96,36 +142,27 @@ static enum nb_status check_tensor(struct nbi_run *r, const struct nbi_store *st
     return rc;
 }
 
-static enum nb_status check_output(struct nbi_run *r)
+static enum nb_status check_output(struct nbi_run *r, struct nbi_export *x)
 {
     struct nbi_store *store = NULL;
-    enum nb_status rc = nbi_store_open(&store, r->opts->out);
+    enum nb_status rc = nbi_export_reopen(x, &store);
     for (int64_t i = 0; i < r->t.count && rc == NB_OK; i++)
         rc = check_tensor(r, store, &r->t.tensors[i]);
     nbi_store_close(store);
-    return nbi_context(rc, "reading '%s' again", r->opts->out);
+    return nbi_context(rc, "reading what was written for '%s'", r->opts->out);
 }
 
 enum nb_status nbi_run_export(struct nbi_run *r)
 {
     struct nbi_export x;
-    const struct nb_convert_opts opts = {
-        .src = r->opts->model, .dst = r->opts->out, .model_dir = r->opts->model_dir};
-    struct nbi_item *items = calloc((size_t)r->t.count, sizeof *items);
-    if (!items)
-        return nbi_fail_memory("export", (size_t)r->t.count * sizeof *items);
-    for (int64_t i = 0; i < r->t.count; i++)
-        items[i] = (struct nbi_item){
-            .out = out_of(&r->t.tensors[i]), .narrow = r->t.tensors[i].raw, .order = i};
-    enum nb_status rc = nbi_export_begin(&x, &opts, &r->files, items, r->t.count);
-    free(items);
-    NBI_TRY(rc);
+    NBI_TRY(begin(&x, r, r->t.tensors, r->t.count));
+    enum nb_status rc = NB_OK;
     for (int64_t i = 0; i < r->t.count && rc == NB_OK; i++)
         rc = put_tensor(x.writer, r, i);
-    if (rc != NB_OK) {
-        nbi_export_abort(&x);
-        return rc;
-    }
-    NBI_TRY(nbi_export_commit(&x));
-    return check_output(r);
+    if (rc == NB_OK)
+        rc = check_output(r, &x);
+    if (rc == NB_OK)
+        return nbi_export_commit(&x);
+    nbi_export_abort(&x);
+    return rc;
 }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -32,6 +33,7 @@ static void put_number(struct nbi_str *s, const char *name, double v)
 
 struct line {
     int64_t step;
+    size_t at; /* in the file */
     struct nbi_jspan object, eval;
 };
 
@@ -47,10 +49,30 @@ static enum nb_status parse_line(struct line *line, const char *text, size_t len
     return NB_OK;
 }
 
-/* Called with each line that has its end; *more turned false ends the walk before that line. */
-typedef enum nb_status (*line_fn)(void *ctx, const struct line *line, bool *more);
+/* Whether the shorter of the two begins the longer. */
+static bool agree(const char *p, size_t len, const char *text)
+{
+    size_t n = strlen(text);
+    return memcmp(p, text, len < n ? len : n) == 0;
+}
 
-/* *end: where the lines that were taken end. */
+/* Whether a line of a log, cut off somewhere, may begin so. */
+static bool begins_line(const char *p, size_t len)
+{
+    static const char first[] = "{\"step\":";
+    if (len < sizeof first)
+        return agree(p, len, first);
+    size_t n = sizeof first - 1;
+    while (n < len && p[n] >= '0' && p[n] <= '9')
+        n++;
+    return agree(p, len, first) &&
+           (agree(p + n, len - n, ",\"loss\":") || agree(p + n, len - n, ",\"eval\":{") ||
+            agree(p + n, len - n, ",\"event\":\""));
+}
+
+typedef enum nb_status (*line_fn)(void *ctx, const struct line *line);
+
+/* Calls fn with each line that has its end; *end: where the last of them ends. */
 static enum nb_status each_line(const char *path, line_fn fn, void *ctx, size_t *end)
 {
     char *text = NULL;
@@ -58,16 +80,18 @@ static enum nb_status each_line(const char *path, line_fn fn, void *ctx, size_t 
     *end = 0;
     NBI_TRY(nbi_file_read(path, LOG_MAX, &text, &len));
     enum nb_status rc = NB_OK;
-    bool more = true;
     for (; rc == NB_OK && *end < len; number++) {
         const char *p = text + *end, *stop = memchr(p, '\n', len - *end);
-        struct line line;
-        if (!stop)
+        struct line line = {.at = *end};
+        if (!stop) { /* behind others it may be anything: a disk may have lost it */
+            if (*end == 0 && !begins_line(p, len))
+                rc = nbi_fail(NB_EFORMAT, "it is not a line of a training log");
             break;
+        }
         rc = parse_line(&line, p, (size_t)(stop - p));
         if (rc == NB_OK)
-            rc = fn(ctx, &line, &more);
-        if (rc != NB_OK || !more)
+            rc = fn(ctx, &line);
+        if (rc != NB_OK)
             break;
         *end += (size_t)(stop - p) + 1;
     }
@@ -83,37 +107,75 @@ struct nbi_trainlog {
     struct nbi_str line;
 };
 
-static enum nb_status until_step(void *ctx, const struct line *line, bool *more)
+/* What is to stay of a file that a run goes on with. */
+struct kept {
+    int64_t resumed;
+    bool over; /* a line of a later step has come: */
+    size_t at; /* there */
+};
+
+/* Only lines that this file writes: what another program counts by steps is not cut. */
+static enum nb_status keep_line(void *ctx, const struct line *line)
 {
-    *more = line->step <= *(int64_t *)ctx;
+    struct kept *k = ctx;
+    bool step = nbi_jtype(nbi_jget(line->object, "loss")) != NBI_JNONE &&
+                nbi_jtype(nbi_jget(line->object, "lr")) != NBI_JNONE &&
+                nbi_jtype(nbi_jget(line->object, "tokens_per_s")) != NBI_JNONE;
+    bool event = nbi_jtype(nbi_jget(line->object, "event")) == NBI_JSTRING;
+    if (!step && !event && nbi_jtype(line->eval) != NBI_JOBJECT)
+        return nbi_fail(NB_EFORMAT, "it is not a line of a training log");
+    if (!k->over && line->step > k->resumed)
+        *k = (struct kept){k->resumed, true, line->at};
     return NB_OK;
 }
 
-/* Where a run that goes on continues the file; a new one takes the place of nothing but a log. */
+/* Where a run that goes on continues the file; a new one takes the place of nothing but a log, of
+ * which every line is looked at. */
 static enum nb_status find_end(const char *path, int64_t resumed, size_t *end)
 {
-    return nbi_unless_absent(each_line(path, until_step, &resumed, end));
+    struct kept k = {.resumed = resumed};
+    NBI_TRY(each_line(path, keep_line, &k, end));
+    if (k.over)
+        *end = k.at;
+    return NB_OK;
+}
+
+/* One run writes it. Where there are no locks, nobody finds out. */
+static enum nb_status lock_log(int fd, const char *path)
+{
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return nbi_fail(NB_EIO,
+                        "another run is writing the log '%s': wait for its end, or take another "
+                        "file",
+                        path);
+    return NB_OK;
+}
+
+static enum nb_status cut_log(int fd, const char *path, int64_t resumed)
+{
+    size_t end;
+    NBI_TRY(lock_log(fd, path));
+    NBI_TRY(find_end(path, resumed, &end));
+    if (ftruncate(fd, (off_t)end) != 0)
+        return nbi_fail(NB_EIO, "cannot write '%s': %s", path, strerror(errno));
+    return NB_OK;
 }
 
 enum nb_status nbi_trainlog_open(struct nbi_trainlog **out, const char *path, int64_t resumed)
 {
-    size_t end;
     *out = NULL;
-    NBI_TRY(find_end(path, resumed, &end));
-    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (fd < 0 || ftruncate(fd, (off_t)end) != 0) {
-        enum nb_status rc = nbi_fail(NB_EIO, "cannot write '%s': %s", path, strerror(errno));
-        if (fd >= 0)
-            close(fd);
-        return rc;
-    }
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
+    if (fd < 0)
+        return nbi_fail(NB_EIO, "cannot write '%s': %s", path, strerror(errno));
     struct nbi_trainlog *log = calloc(1, sizeof *log);
     char *copy = strdup(path);
-    if (!log || !copy) {
+    enum nb_status rc =
+        log && copy ? cut_log(fd, path, resumed) : nbi_fail_memory("training log", sizeof *log);
+    if (rc != NB_OK) {
         free(log);
         free(copy);
         close(fd);
-        return nbi_fail_memory("training log", sizeof *log);
+        return rc;
     }
     *log = (struct nbi_trainlog){.fd = fd, .path = copy};
     *out = log;
@@ -178,16 +240,6 @@ enum nb_status nbi_trainlog_eval(struct nbi_trainlog *log, const struct nbi_log_
     return write_line(log);
 }
 
-enum nb_status nbi_trainlog_event(struct nbi_trainlog *log, int64_t step, const char *name,
-                                  const char *text)
-{
-    nbi_str_printf(&log->line, "{\"step\":%lld,\"event\":", (long long)step);
-    nbi_jquote(&log->line, name, strlen(name));
-    nbi_str_puts(&log->line, ",\"text\":");
-    nbi_jquote(&log->line, text, strlen(text));
-    return write_line(log);
-}
-
 /* ---- reading ---- */
 
 static double get_number(struct nbi_jspan object, const char *name)
@@ -231,11 +283,10 @@ static enum nb_status take_eval(struct nbi_history *h, const struct line *line)
     return NB_OK;
 }
 
-static enum nb_status take_line(void *ctx, const struct line *line, bool *more)
+static enum nb_status take_line(void *ctx, const struct line *line)
 {
     struct nbi_history *h = ctx;
     struct nbi_jspan o = line->object;
-    *more = true;
     if (nbi_jtype(line->eval) == NBI_JOBJECT)
         return take_eval(h, line);
     if (nbi_jtype(nbi_jget(o, "loss")) == NBI_JNONE)

@@ -36,8 +36,8 @@ struct nbi_log_eval {
 struct nbi_trainlog;
 
 /* resumed < 0: a new run, an old log is emptied. Otherwise the file goes on: lines from the first
- * of a step past `resumed` on are cut off, and so is a last line without its end. A file of
- * anything else than such lines is refused and left alone. */
+ * of a step past `resumed` on are cut off, and so is a last line without its end. A file that has
+ * one line of anything else, or that another run is writing, is refused and left alone. */
 enum nb_status nbi_trainlog_open(struct nbi_trainlog **out, const char *path, int64_t resumed);
 void nbi_trainlog_close(struct nbi_trainlog *log); /* NULL is fine */
 
@@ -45,10 +45,6 @@ void nbi_trainlog_close(struct nbi_trainlog *log); /* NULL is fine */
 enum nb_status nbi_trainlog_step(struct nbi_trainlog *log, const struct nbi_log_step *s,
                                  const struct nbi_log_extra *extra, size_t extra_count);
 enum nb_status nbi_trainlog_eval(struct nbi_trainlog *log, const struct nbi_log_eval *e);
-
-/* {"step":...,"event":NAME,"text":TEXT}: whatever else is worth a line. */
-enum nb_status nbi_trainlog_event(struct nbi_trainlog *log, int64_t step, const char *name,
-                                  const char *text);
 
 /* ---- reading ---- */
 

@@ -1,64 +1,53 @@
 /* prompts.c - what a model says before and after training. */
-#include <string.h>
-
-#include "base/file.h"
-#include "base/jscan.h"
 #include "base/str.h"
 #include "infer/session.h"
 #include "train/run.h"
 
-#define FILE_MAX   ((size_t)1 << 20)
-#define MOST       256
 #define MAX_TOKENS 64
 #define CONTEXT    1024
 
 enum nb_status nbi_prompts_open(struct nbi_prompts *p, const char *path)
 {
-    char *text = NULL, *line, *rest;
-    size_t len;
-    NBI_TRY(nbi_file_read(path, FILE_MAX, &text, &len));
-    p->prompts = calloc(MOST, sizeof *p->prompts);
-    p->before = calloc(MOST, sizeof *p->before);
-    p->after = calloc(MOST, sizeof *p->after);
-    enum nb_status rc = p->prompts && p->before && p->after
-                            ? NB_OK
-                            : nbi_fail_memory("prompts", MOST * sizeof *p->prompts);
-    rest = text;
-    while (rc == NB_OK && (line = strsep(&rest, "\n"))) {
-        line[strcspn(line, "\r")] = 0;
-        if (!*line)
-            continue;
-        if (p->count == MOST)
-            rc = nbi_fail(NB_EVALUE, "'%s' has more than %d prompts", path, MOST);
-        else if (!(p->prompts[p->count++] = strdup(line)))
-            rc = nbi_fail_memory("prompts", strlen(line));
-    }
-    free(text);
-    return rc;
+    NBI_TRY(nb_prompts_open(&p->list, path));
+    p->count = nb_prompts_count(p->list);
+    p->before = calloc((size_t)p->count, sizeof *p->before);
+    p->after = calloc((size_t)p->count, sizeof *p->after);
+    if (!p->before || !p->after)
+        return nbi_fail_memory("prompts", (size_t)p->count * sizeof *p->after);
+    return NB_OK;
 }
 
 void nbi_prompts_close(struct nbi_prompts *p)
 {
     for (int64_t i = 0; i < p->count; i++) {
-        free(p->prompts[i]);
-        free(p->before[i]);
-        free(p->after[i]);
+        if (p->before)
+            free(p->before[i]);
+        if (p->after)
+            free(p->after[i]);
     }
-    free(p->prompts);
     free(p->before);
     free(p->after);
+    nb_prompts_close(p->list);
     *p = (struct nbi_prompts){0};
 }
 
-static enum nb_status render(const struct nbi_run *r, const char *prompt, int32_t **ids,
+struct nb_train_answer nbi_prompts_at(const struct nbi_prompts *p, int64_t i)
+{
+    struct nb_prompt prompt;
+    nb_prompts_at(p->list, i, &prompt);
+    return (struct nb_train_answer){prompt.text, p->before[i], p->after[i]};
+}
+
+static enum nb_status render(const struct nbi_run *r, const struct nb_prompt *p, int32_t **ids,
                              size_t *count)
 {
     struct nbi_str q = {0};
     char *text = NULL;
     size_t len = 0;
-    nbi_str_puts(&q, "{\"messages\":[{\"role\":\"user\",\"content\":");
-    nbi_jquote(&q, prompt, strlen(prompt));
-    nbi_str_puts(&q, "}],\"add_generation_prompt\":true,\"enable_thinking\":false}");
+    nbi_str_printf(&q, "{\"messages\":%s", p->messages);
+    if (p->tools)
+        nbi_str_printf(&q, ",\"tools\":%s", p->tools);
+    nbi_str_puts(&q, ",\"add_generation_prompt\":true,\"enable_thinking\":false}");
     enum nb_status rc = nbi_str_status(&q);
     if (rc == NB_OK)
         rc = nb_chat_render(r->chat, q.p, q.len, &text, &len);
@@ -69,8 +58,8 @@ static enum nb_status render(const struct nbi_run *r, const char *prompt, int32_
     return rc;
 }
 
-static enum nb_status answer(struct nb_session *s, const struct nbi_run *r, const char *prompt,
-                             char **out)
+static enum nb_status answer(struct nb_session *s, const struct nbi_run *r,
+                             const struct nb_prompt *prompt, char **out)
 {
     const struct nb_generate_opts opts = {.sampling = {.top_p = 1, .repeat_penalty = 1},
                                           .max_tokens = MAX_TOKENS};
@@ -107,8 +96,13 @@ enum nb_status nbi_prompts_run(struct nbi_prompts *p, struct nbi_run *r, char **
         return NB_OK;
     NBI_TRY(nbi_engine_wrap(&engine, &parts));
     enum nb_status rc = nbi_session_new(&s, &engine, &opts);
-    for (int64_t i = 0; i < p->count && rc == NB_OK; i++)
-        rc = answer(s, r, p->prompts[i], &answers[i]);
+    for (int64_t i = 0; i < p->count && rc == NB_OK; i++) {
+        struct nb_prompt prompt;
+        nb_prompts_at(p->list, i, &prompt);
+        rc = answer(s, r, &prompt, &answers[i]);
+        if (rc != NB_EINTERRUPTED)
+            rc = nbi_context(rc, "%s", prompt.place);
+    }
     nbi_session_free(s);
     return rc;
 }

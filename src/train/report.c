@@ -127,13 +127,12 @@ static void put_loss(struct nbi_str *out, const struct nbi_report *r, const stru
         {"eval", "held-out loss", c->eval_step, c->eval_loss, r->eval_count, true}};
     struct nbi_chart chart = {
         .title = "loss by step", .x_name = "step", .series = series, .series_count = 3};
-    nbi_str_printf(out,
-                   "<section id=\"loss\"><h2>Loss</h2>\n"
-                   "<p class=\"key\"><b class=\"raw\">each step</b>, <b class=\"line\">smoothed</b>"
-                   ", <b class=\"eval\">held-out</b></p>\n"
-                   "<input type=\"checkbox\" id=\"log\"%s/> "
-                   "<label for=\"log\">logarithmic</label>\n<div class=\"linear\">\n",
-                   r->log_loss ? " checked=\"checked\"" : "");
+    nbi_str_puts(out,
+                 "<section id=\"loss\"><h2>Loss</h2>\n"
+                 "<p class=\"key\"><b class=\"raw\">each step</b>, <b class=\"line\">smoothed</b>"
+                 ", <b class=\"eval\">held-out</b></p>\n"
+                 "<input type=\"checkbox\" id=\"log\"/> "
+                 "<label for=\"log\">logarithmic</label>\n<div class=\"linear\">\n");
     nbi_chart_svg(out, &chart);
     chart.log_scale = true;
     nbi_str_puts(out, "</div>\n<div class=\"log\">\n");

@@ -29,7 +29,6 @@ struct nbi_report {
     size_t sample_count;
     const char *const *notes;
     size_t note_count;
-    bool log_loss; /* begin with the loss on a logarithmic scale; the page has both */
 };
 
 enum nb_status nbi_report_html(struct nbi_str *out, const struct nbi_report *r);

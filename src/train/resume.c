@@ -2,6 +2,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/log.h"
+#include "convert/items.h"
 #include "train/checkpoint.h"
 #include "train/run.h"
 
@@ -16,11 +18,14 @@ struct piece {
     int64_t bytes;
 };
 
+/* Of the moments and their peaks; of the weight, and its reciprocal as stored. */
+#define SCALES 6
+
 struct pieces {
     struct nbi_run *r;
     struct piece *p;
     size_t count;
-    float (*scales)[4]; /* of all tensors */
+    float (*scales)[SCALES]; /* of all tensors */
 };
 
 static int pieces_of(const struct nbi_tensor *x, struct piece out[PIECES])
@@ -53,7 +58,12 @@ static enum nb_status list_pieces(struct pieces *l, struct nbi_run *r)
         return nbi_fail_memory("checkpoint", n * PIECES * sizeof *l->p);
     for (size_t i = 0; i < n; i++) {
         const struct nbi_tensor *x = &r->t.tensors[i];
-        const float scales[4] = {x->m_scale, x->v_scale, x->m_peak, x->v_peak};
+        const float scales[SCALES] = {x->m_scale,
+                                      x->v_scale,
+                                      x->m_peak,
+                                      x->v_peak,
+                                      x->two_level ? x->weight->tensor_scale : 1,
+                                      x->divisor};
         memcpy(l->scales[i], scales, sizeof scales);
         if (x->trained && !x->shares)
             l->count += (size_t)pieces_of(x, l->p + l->count);
@@ -71,14 +81,35 @@ static void release_pieces(struct pieces *l)
 
 static void add_loss_settings(const struct nbi_run *r, json_t *j)
 {
-    const struct nbi_dataset_stats none = {0},
-                                   *s = r->replay_data ? nbi_dataset_stats(r->replay_data) : &none;
     double share = r->replay_data ? r->opts->replay_share : 0;
+    bool f32_norms = r->opts->precision == NB_PRECISION_F32 ||
+                     nbi_float_dtype_for(nbi_run_format(r->opts), 1, NBI_BF16) == NBI_F32;
+    json_object_set_new(j, "f32_norms", json_boolean(f32_norms));
     json_object_set_new(j, "loss", json_integer(r->opts->loss));
     json_object_set_new(j, "kl_base", json_real(r->opts->kl_base));
     json_object_set_new(j, "replay_share", json_real(share));
-    json_object_set_new(j, "replay_samples", json_integer(s->samples));
-    json_object_set_new(j, "replay_tokens", json_integer(s->tokens));
+}
+
+/* Rows do not run on into the next epoch if epochs are counted. */
+static void add_data_settings(const struct nbi_run *r, json_t *j)
+{
+    const struct nbi_dataset_stats none = {0}, *data = r->data ? nbi_dataset_stats(r->data) : &none,
+                                   *replay =
+                                       r->replay_data ? nbi_dataset_stats(r->replay_data) : &none;
+    json_object_set_new(j, "data", json_integer(data->sum));
+    json_object_set_new(j, "replay_data", json_integer(replay->sum));
+    json_object_set_new(j, "eval_data", json_integer(r->sums.eval));
+    json_object_set_new(j, "model", json_integer(r->sums.model));
+    json_object_set_new(j, "frozen", json_integer(r->sums.frozen));
+    json_object_set_new(j, "by_epochs", json_boolean(r->data && r->opts->epochs > 0));
+}
+
+/* Evaluations count where they may end the run. */
+static void add_stop_settings(const struct nbi_run *r, json_t *j)
+{
+    double limit = r->opts->stop_if_ppl_rises;
+    json_object_set_new(j, "stop_if_ppl_rises", json_real(limit));
+    json_object_set_new(j, "eval_every", json_integer(limit > 0 ? r->opts->eval_every : 0));
 }
 
 /* All that decides what is computed. Threads do not, and the length of a run only where the
@@ -100,33 +131,60 @@ static char *settings_of(const struct nbi_run *r)
         "seed", (json_int_t)o->seed);
     if (j)
         add_loss_settings(r, j);
-    if (j && r->data)
-        json_object_set_new(j, "samples", json_integer(nbi_dataset_stats(r->data)->samples));
-    if (j && r->data)
-        json_object_set_new(j, "data_tokens", json_integer(nbi_dataset_stats(r->data)->tokens));
+    if (j)
+        add_data_settings(r, j);
+    if (j)
+        add_stop_settings(r, j);
     char *text = j ? json_dumps(j, JSON_SORT_KEYS) : NULL;
     json_decref(j);
     return text;
 }
 
-/* The first setting that differs, but for the version. */
+/* Settings whose values say nothing to anybody. */
+static const char *const sums[][2] = {
+    {"model", "the model is not the one that the run began with"},
+    {"frozen", "the model is not the one that the run began with: parameters that "
+               "--train-last-layers leaves alone differ"},
+    {"data", "--data is not what the run began with"},
+    {"replay_data", "--replay is not what the run began with"},
+    {"eval_data", "--eval-data is not what the run began with, and --stop-if-ppl-rises goes by it"},
+    {"by_epochs", "with --epochs rows are others than with --steps alone, and the run began with "
+                  "the other"}};
+
+static const char *sum_text(const char *key)
+{
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
+        if (strcmp(key, sums[i][0]) == 0)
+            return sums[i][1];
+    return NULL;
+}
+
+static enum nb_status differs(const char *key, const json_t *was, const json_t *is)
+{
+    const size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION(15);
+    if (sum_text(key))
+        return nbi_fail(NB_EINVAL, "%s", sum_text(key));
+    char *a = was ? json_dumps(was, flags) : NULL, *b = json_dumps(is, flags);
+    enum nb_status rc = nbi_fail(NB_EINVAL, "the run was begun with %s %s, not %s", key,
+                                 a ? a : "(none)", b ? b : "");
+    free(a);
+    free(b);
+    return rc;
+}
+
+/* The first setting that differs, but for the version; sums last, since settings change them. */
 static enum nb_status compare_settings(const char *old_text, const char *new_text)
 {
     json_t *was = json_loads(old_text, 0, NULL), *is = json_loads(new_text, 0, NULL), *v;
     const char *key;
     enum nb_status rc = was && is ? NB_OK : nbi_fail(NB_EFORMAT, "its settings are not readable");
-    json_object_foreach (is, key, v) {
-        json_t *before = json_object_get(was, key);
-        if (rc != NB_OK || strcmp(key, "version") == 0 || json_equal(before, v))
-            continue;
-        const size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION(15);
-        char *a = before ? json_dumps(before, flags) : NULL;
-        char *b = json_dumps(v, flags);
-        rc = nbi_fail(NB_EINVAL, "the run was begun with %s %s, not %s", key, a ? a : "(none)",
-                      b ? b : "");
-        free(a);
-        free(b);
-    }
+    for (int pass = 0; pass < 2; pass++)
+        json_object_foreach (is, key, v) {
+            json_t *before = json_object_get(was, key);
+            bool now = (sum_text(key) != NULL) == (pass == 1) && strcmp(key, "version") != 0;
+            if (rc == NB_OK && now && !json_equal(before, v))
+                rc = differs(key, before, v);
+        }
     json_decref(was);
     json_decref(is);
     return rc;
@@ -143,7 +201,8 @@ static enum nb_status get(void *ctx, size_t index, uint64_t offset, void *dst, s
     return r->be->sync(r->stream);
 }
 
-static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const char *settings)
+static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const char *settings,
+                                   bool good)
 {
     const struct nbi_run_state *s = &r->state;
     const struct nbi_ckpt_value values[] = {nbi_ckpt_whole("updates", s->updates),
@@ -158,7 +217,9 @@ static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const ch
                                             nbi_ckpt_whole("replay_next", s->replay.next),
                                             nbi_ckpt_whole("replay_token", s->replay.token),
                                             nbi_ckpt_real("base_mark", r->base.mark),
-                                            nbi_ckpt_whole("evaluated", s->evaluated)};
+                                            nbi_ckpt_whole("evaluated", s->evaluated),
+                                            nbi_ckpt_whole("good", s->good),
+                                            nbi_ckpt_whole("stopped", s->stopped)};
     struct nbi_ckpt_blob *blobs = calloc(l->count + 1, sizeof *blobs);
     if (!blobs)
         return nbi_fail_memory("checkpoint", (l->count + 1) * sizeof *blobs);
@@ -174,22 +235,34 @@ static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const ch
                                              .blob_count = l->count + 1,
                                              .get = get,
                                              .ctx = l};
-    enum nb_status rc = nbi_checkpoint_save(r->opts->checkpoint_dir,
-                                            r->opts->keep > 0 ? r->opts->keep : 2, &content);
+    const char *dir = r->opts->checkpoint_dir;
+    int keep = r->opts->keep > 0 ? r->opts->keep : 2;
+    enum nb_status rc =
+        good ? nbi_checkpoint_save_good(dir, &content) : nbi_checkpoint_save(dir, keep, &content);
     free(blobs);
     return rc;
 }
 
-enum nb_status nbi_run_save(struct nbi_run *r)
+static enum nb_status save(struct nbi_run *r, bool good)
 {
     struct pieces l;
     char *settings = settings_of(r);
     enum nb_status rc = list_pieces(&l, r);
     if (rc == NB_OK)
-        rc = settings ? write_pieces(r, &l, settings) : nbi_fail_memory("settings", 1);
+        rc = settings ? write_pieces(r, &l, settings, good) : nbi_fail_memory("settings", 1);
     release_pieces(&l);
     free(settings);
     return nbi_context(rc, "saving a checkpoint in '%s'", r->opts->checkpoint_dir);
+}
+
+enum nb_status nbi_run_save(struct nbi_run *r)
+{
+    return save(r, false);
+}
+
+enum nb_status nbi_run_save_good(struct nbi_run *r)
+{
+    return save(r, true);
 }
 
 /* ---- going on ---- */
@@ -227,6 +300,7 @@ static enum nb_status check_base(const struct nbi_checkpoint *c, const struct nb
 
 static enum nb_status read_values(const struct nbi_checkpoint *c, struct nbi_run_state *s)
 {
+    int64_t stopped;
     s->step = (int64_t)nbi_checkpoint_step(c);
     NBI_TRY(nbi_checkpoint_whole(c, "updates", &s->updates));
     NBI_TRY(nbi_checkpoint_whole(c, "skipped", &s->skipped));
@@ -237,9 +311,12 @@ static enum nb_status read_values(const struct nbi_checkpoint *c, struct nbi_run
     NBI_TRY(nbi_checkpoint_whole(c, "next", &s->cursor.next));
     NBI_TRY(nbi_checkpoint_whole(c, "token", &s->cursor.token));
     NBI_TRY(nbi_checkpoint_whole(c, "evaluated", &s->evaluated));
+    NBI_TRY(nbi_checkpoint_whole(c, "good", &s->good));
+    NBI_TRY(nbi_checkpoint_whole(c, "stopped", &stopped));
     NBI_TRY(nbi_checkpoint_whole(c, "replay_epoch", &s->replay.epoch));
     NBI_TRY(nbi_checkpoint_whole(c, "replay_next", &s->replay.next));
     NBI_TRY(nbi_checkpoint_whole(c, "replay_token", &s->replay.token));
+    s->stopped = stopped != 0;
     if (s->updates < 0)
         return nbi_fail(NB_EFORMAT, "its numbers make no sense");
     return NB_OK;
@@ -259,18 +336,36 @@ static enum nb_status read_pieces(struct nbi_run *r, struct pieces *l,
         x->v_scale = l->scales[i][1];
         x->m_peak = l->scales[i][2];
         x->v_peak = l->scales[i][3];
+        if (x->trained && x->two_level)
+            x->weight->tensor_scale = l->scales[i][4];
+        if (x->trained && x->two_level)
+            x->divisor = l->scales[i][5];
     }
     return nbi_trainable_refresh(&r->t, NBI_ALL_LAYERS);
 }
 
-static enum nb_status load(struct nbi_run *r, const struct nbi_checkpoint *c)
+static enum nb_status check_settings(const struct nbi_run *r, const struct nbi_checkpoint *c)
 {
-    struct pieces l;
     char *settings = settings_of(r);
     enum nb_status rc = settings ? compare_settings(nbi_checkpoint_settings(c), settings)
                                  : nbi_fail_memory("settings", 1);
     free(settings);
-    NBI_TRY(rc);
+    return rc;
+}
+
+static enum nb_status load_pieces(struct nbi_run *r, const struct nbi_checkpoint *c)
+{
+    struct pieces l;
+    enum nb_status rc = list_pieces(&l, r);
+    if (rc == NB_OK)
+        rc = read_pieces(r, &l, c);
+    release_pieces(&l);
+    return rc;
+}
+
+static enum nb_status load(struct nbi_run *r, const struct nbi_checkpoint *c)
+{
+    NBI_TRY(check_settings(r, c));
     NBI_TRY(read_values(c, &r->state));
     NBI_TRY(check_base(c, r));
     NBI_TRY(check_cursor(&r->state.cursor, r->data));
@@ -279,10 +374,18 @@ static enum nb_status load(struct nbi_run *r, const struct nbi_checkpoint *c)
         r->batcher.cursor = r->state.cursor;
     if (r->replay_data)
         r->replay.cursor = r->state.replay;
-    rc = list_pieces(&l, r);
+    return load_pieces(r, c);
+}
+
+enum nb_status nbi_run_load_good(struct nbi_run *r)
+{
+    struct nbi_checkpoint *c = NULL;
+    NBI_TRY(nbi_checkpoint_good(&c, r->opts->checkpoint_dir, (uint64_t)r->state.good));
+    enum nb_status rc = check_settings(r, c);
     if (rc == NB_OK)
-        rc = read_pieces(r, &l, c);
-    release_pieces(&l);
+        rc = load_pieces(r, c);
+    rc = nbi_context(rc, "'%s'", nbi_checkpoint_path(c));
+    nbi_checkpoint_close(c);
     return rc;
 }
 
@@ -290,10 +393,16 @@ enum nb_status nbi_run_resume(struct nbi_run *r)
 {
     struct nbi_checkpoint *c = NULL;
     enum nb_status rc = nbi_checkpoint_latest(&c, r->opts->checkpoint_dir);
-    if (rc == NB_ENOTFOUND)
-        return NB_OK; /* nothing yet: the run begins */
+    if (rc == NB_ENOTFOUND) {
+        nbi_log(NB_LOG_INFO, "no checkpoint in '%s': starting from the beginning",
+                r->opts->checkpoint_dir);
+        return NB_OK;
+    }
     NBI_TRY(rc);
     rc = nbi_context(load(r, c), "'%s'", nbi_checkpoint_path(c));
     nbi_checkpoint_close(c);
+    if (rc == NB_OK)
+        nbi_log(NB_LOG_INFO, "resumed from step %lld of '%s'", (long long)r->state.step,
+                r->opts->checkpoint_dir);
     return rc;
 }

@@ -21,6 +21,8 @@ struct nbi_run_state {
     double seconds;
     double best_loss;  /* of evaluations; infinite before the first */
     int64_t evaluated; /* step of the last evaluation */
+    int64_t good;      /* of the last that was within stop_if_ppl_rises; -1: none */
+    bool stopped;      /* by stop_if_ppl_rises */
     struct nbi_batch_cursor cursor, replay;
 };
 
@@ -35,19 +37,27 @@ struct nbi_eval_set {
     int text_count;
 };
 
-/* The prompts of a file, one a line, and what the model says to them, greedily. */
+/* The prompts of a file and what the model says to them, greedily; NULL: nothing yet. */
 struct nbi_prompts {
-    char **prompts, **before, **after;
+    struct nb_prompts *list;
+    char **before, **after;
     int64_t count;
 };
 
-/* Memory at a point of the run, of the first step. */
-#define NBI_PHASES 8
+/* Memory at the points of the first step. */
+#define NBI_PHASES 6
 
 struct nbi_phase {
     const char *name;
     int64_t when; /* seconds since 1970 */
     uint64_t bytes;
+};
+
+/* Checksums of what a run depends on beside its data and its checkpoints. */
+struct nbi_run_sums {
+    uint32_t model;  /* config and types; with kl_base all values */
+    uint32_t frozen; /* parameters that are not trained */
+    uint32_t eval;   /* held-out data, where it may end the run */
 };
 
 struct nbi_run {
@@ -69,14 +79,24 @@ struct nbi_run {
     struct nbi_stepper stepper;
     struct nbi_schedule_opts schedule;
     struct nbi_trainlog *log;
+    struct nbi_ckpt_lock *lock; /* of the checkpoints; NULL: there are none */
     struct nbi_prompts prompts;
     struct nbi_history history; /* of this process */
     struct nbi_phase phases[NBI_PHASES];
     int phase_count;
     int64_t eval_logged; /* step of the last evaluation in the log that this run continues */
     struct nbi_run_state state;
-    int64_t steps; /* of the whole run, epochs included */
+    struct nbi_run_sums sums; /* only with checkpoints */
+    int64_t steps;            /* of the whole run, epochs included */
+    int64_t begun;            /* the step that this process began with */
+    int64_t saved;            /* the step of the last checkpoint that was read or written */
+    bool updating;            /* weights are between two steps: nothing to save */
+    bool save_failed;         /* a checkpoint could not be written, and it was said */
+    bool log_failed;          /* the log ended early */
 };
+
+/* Says what went wrong without ending the run: the last error, and this. */
+void nbi_run_warn(const struct nbi_run *r, const char *then);
 
 /* Opens all, with a fresh state. nbi_run_close also after a failure. */
 enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *opts);
@@ -88,6 +108,9 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
 
 /* Whether this machine has so much memory to give. */
 enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan);
+
+/* The format of the result; of safetensors if nothing is written. */
+enum nbi_format nbi_run_format(const struct nb_train_opts *opts);
 
 /* The next micro-batches; *more false: the data has ended, and there are none. */
 enum nb_status nbi_run_next(struct nbi_run *r, bool *more);
@@ -106,15 +129,25 @@ bool nbi_eval_any(const struct nbi_eval_set *set);
 enum nb_status nbi_run_evaluate(struct nbi_run *r, const struct nbi_weights *w, double *loss,
                                 int64_t *count);
 
-/* ---- checkpoints (resume.c) ---- */
+/* ---- checkpoints (resume.c, identity.c) ---- */
+
+/* Sets r->sums, from the model as it was read: before a checkpoint is loaded. */
+enum nb_status nbi_run_identify(struct nbi_run *r);
 
 enum nb_status nbi_run_save(struct nbi_run *r);
 
-/* Goes on from the newest whole checkpoint. NB_ENOTFOUND: there is none. Settings that would change
- * what is computed must be the same. */
+/* Goes on from the newest whole checkpoint, or begins where there is none. Settings that would
+ * change what is computed must be the same. */
 enum nb_status nbi_run_resume(struct nbi_run *r);
 
+/* Keeps the model of this step, and goes back to the one that was kept last: its parameters, not
+ * its place in the run. */
+enum nb_status nbi_run_save_good(struct nbi_run *r);
+enum nb_status nbi_run_load_good(struct nbi_run *r);
+
 /* ---- prompts (prompts.c) ---- */
+
+struct nb_train_answer nbi_prompts_at(const struct nbi_prompts *p, int64_t i);
 
 enum nb_status nbi_prompts_open(struct nbi_prompts *p, const char *path);
 void nbi_prompts_close(struct nbi_prompts *p);
@@ -124,17 +157,24 @@ enum nb_status nbi_prompts_run(struct nbi_prompts *p, struct nbi_run *r, char **
 
 /* ---- results (export.c) ---- */
 
+/* What would be refused after the last step, before anything is allocated: lays the target out. */
+enum nb_status nbi_run_check_export(const struct nbi_run *r, const struct nbi_trainable_opts *opts);
+
+/* Appears when it has been read again, and compared. */
 enum nb_status nbi_run_export(struct nbi_run *r);
 
 /* ---- for people (summary.c) ---- */
 
-/* Remembers a line for the report. */
+/* Remembers a line for the report, and logs it. */
 enum nb_status nbi_run_note_step(struct nbi_run *r, const struct nbi_log_step *line, double kl);
 enum nb_status nbi_run_note_eval(struct nbi_run *r, const struct nbi_log_eval *line);
+
+/* Whether the files of reports and the log can be made. */
+enum nb_status nbi_run_check_reports(const struct nb_train_opts *opts);
 
 /* report.html in the result's directory, or beside its file. */
 enum nb_status nbi_run_report(struct nbi_run *r);
 
-/* Memory by phases, in the predecessor's format. */
+/* Memory by phases of the first step, in the predecessor's format. A phase is noted once. */
 void nbi_run_phase(struct nbi_run *r, const char *phase);
 enum nb_status nbi_run_memory_report(struct nbi_run *r, const char *path);

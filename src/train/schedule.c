@@ -10,7 +10,7 @@ double nbi_learning_rate(const struct nbi_schedule_opts *o, int64_t step)
     if (step < o->warmup)
         return o->lr * (double)(step + 1) / (double)o->warmup;
     double span = (double)(o->steps - 1 - o->warmup), low = o->lr * o->final_frac;
-    double at = span > 0 ? (double)(step - o->warmup) / span : 1; /* 0 to 1 */
+    double at = span > 0 ? (double)(step - o->warmup) / span : 0; /* 0 to 1 */
     at = at > 1 ? 1 : at;
     switch (o->kind) {
     case NBI_LINEAR:

@@ -14,5 +14,5 @@ struct nbi_schedule_opts {
 };
 
 /* Of step 0, 1, ...; past the end that of the end. wsd is constant, and falls in a line over the
- * last fifth of the steps. */
+ * last fifth of the steps. Where the warm-up leaves one step or none, nothing falls. */
 double nbi_learning_rate(const struct nbi_schedule_opts *o, int64_t step);

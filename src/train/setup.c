@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "base/sys.h"
 #include "convert/export.h"
@@ -19,6 +20,14 @@ static int64_t logits_rows(const struct nbi_config *c, int64_t N)
     return rows < N ? rows : N;
 }
 
+enum nbi_format nbi_run_format(const struct nb_train_opts *o)
+{
+    struct nbi_target target = {.format = NBI_FORMAT_SAFETENSORS};
+    if (o->out && nbi_target_of(o->out, &target) != NB_OK)
+        target.format = NBI_FORMAT_SAFETENSORS; /* check_out says so */
+    return target.format;
+}
+
 static struct nbi_trainable_opts trainable_opts(const struct nb_train_opts *o)
 {
     static const enum nbi_precision precisions[] = {NBI_PRECISION_BF16, NBI_PRECISION_F32,
@@ -30,7 +39,8 @@ static struct nbi_trainable_opts trainable_opts(const struct nb_train_opts *o)
                                        .state = states[o->state],
                                        .last_layers = o->train_last_layers,
                                        .fused = o->fused_step,
-                                       .seed = o->seed};
+                                       .seed = o->seed,
+                                       .target = nbi_run_format(o)};
 }
 
 static struct nbi_acts_opts acts_opts(const struct nb_train_opts *o, const struct nbi_config *c)
@@ -90,6 +100,8 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
         return nbi_fail(NB_EINVAL, "--save-every needs --checkpoint-dir");
     if ((o->eval_every > 0 || o->stop_if_ppl_rises > 0) && !(o->eval_data && o->eval_data[0]))
         return nbi_fail(NB_EINVAL, "--eval-every and --stop-if-ppl-rises need --eval-data");
+    if (o->stop_if_ppl_rises > 0 && o->eval_every <= 0)
+        return nbi_fail(NB_EINVAL, "--stop-if-ppl-rises goes by evaluations: say --eval-every");
     if (random_tokens(o) && ((o->data && o->data[0]) || (o->eval_data && o->eval_data[0])))
         return nbi_fail(NB_EINVAL, "--synthetic makes its own tokens: leave out the data");
     if (!random_tokens(o) && (!o->data || !o->data[0]))
@@ -124,34 +136,29 @@ static enum nb_status check_out(const struct nbi_run *r)
     NBI_TRY(nbi_target_of(out, &target));
     if (!r->opts->overwrite && r->opts->model && is_input(r, out))
         return nbi_fail(NB_EINVAL, "'%s' is the model that is read; --overwrite replaces it", out);
-    if (target.directory) {
-        struct nbi_stage stage;
-        NBI_TRY(nbi_stage_begin(&stage, out));
-        nbi_stage_abort(&stage);
-        return NB_OK;
-    }
-    struct nbi_outfile *file;
-    NBI_TRY(nbi_outfile_open(&file, out));
-    nbi_outfile_abort(file);
-    return NB_OK;
+    const struct nbi_trainable_opts opts = trainable_opts(r->opts);
+    return nbi_run_check_export(r, &opts);
 }
 
 /* Checkpoints of another run would be taken for this one's. */
-static enum nb_status check_checkpoints(const struct nb_train_opts *o)
+static enum nb_status open_checkpoints(struct nbi_run *r)
 {
-    if (!o->checkpoint_dir)
+    const char *dir = r->opts->checkpoint_dir;
+    if (!dir)
         return NB_OK;
-    if (o->resume || nbi_checkpoint_count(o->checkpoint_dir) == 0)
-        return nbi_checkpoint_make_dir(o->checkpoint_dir);
+    NBI_TRY(nbi_checkpoint_make_dir(dir));
+    NBI_TRY(nbi_checkpoint_lock(&r->lock, dir));
+    if (r->opts->resume || nbi_checkpoint_count(dir) == 0)
+        return NB_OK;
     return nbi_fail(NB_EINVAL,
                     "'%s' has checkpoints: go on from them with --resume, or take another "
                     "directory",
-                    o->checkpoint_dir);
+                    dir);
 }
 
 /* ---- files and data ---- */
 
-static enum nb_status open_model(struct nbi_run *r)
+static enum nb_status read_model(struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
     if (o->synthetic)
@@ -159,6 +166,17 @@ static enum nb_status open_model(struct nbi_run *r)
     NBI_TRY(nbi_model_open(&r->files, o->model, o->model_dir));
     NBI_TRY(nbi_model_need_config(&r->files));
     r->config = r->files.config;
+    return NB_OK;
+}
+
+static enum nb_status open_model(struct nbi_run *r)
+{
+    NBI_TRY(read_model(r));
+    if (r->opts->seq_len > r->config.max_position)
+        return nbi_fail(NB_EINVAL,
+                        "--seq-len %lld is more than the %lld positions that the model has "
+                        "(max_position_embeddings)",
+                        (long long)r->opts->seq_len, (long long)r->config.max_position);
     return NB_OK;
 }
 
@@ -182,6 +200,15 @@ static enum nb_status open_set(struct nbi_run *r, const char *const *files,
     return NB_OK;
 }
 
+/* What is cut off is not learnt, and should not come as a surprise. */
+static void warn_of_cuts(const struct nbi_dataset *d, int64_t seq_len, const char *option)
+{
+    int64_t count = nbi_dataset_longer(d, seq_len);
+    if (count > 0)
+        nbi_log(NB_LOG_WARN, "%lld of %lld samples of %s are longer than --seq-len and are cut",
+                (long long)count, (long long)nbi_dataset_stats(d)->samples, option);
+}
+
 static struct nbi_mix mix_of(struct nbi_run *r)
 {
     return (struct nbi_mix){.main = &r->batcher,
@@ -189,20 +216,16 @@ static struct nbi_mix mix_of(struct nbi_run *r)
                             .share = r->opts->replay_share};
 }
 
-/* Batches of one epoch, which only packing tells. */
-static enum nb_status count_batches(struct nbi_run *r, int64_t *count)
+/* Steps until the epochs are over. The last one may have fewer passes than the others. */
+static enum nb_status count_steps(struct nbi_run *r, int64_t *steps)
 {
-    struct nbi_mix mix = mix_of(r);
-    bool more = true;
-    *count = 0;
-    r->batcher.opts.epochs = 1;
-    while (more) {
-        NBI_TRY(nbi_check_interrupt());
-        NBI_TRY(nbi_mix_next(&mix, *count, &r->micro[0], &more));
-        *count += more;
-    }
-    r->batcher.opts.epochs = r->opts->epochs;
-    r->batcher.cursor = r->replay.cursor = (struct nbi_batch_cursor){0};
+    const struct nb_train_opts *o = r->opts;
+    const struct nbi_mix mix = mix_of(r);
+    int64_t limit = INT64_MAX, batches;
+    if (o->steps > 0 && __builtin_mul_overflow(o->steps, o->grad_accum, &limit))
+        limit = INT64_MAX;
+    NBI_TRY(nbi_mix_count(&mix, o->batch_size, o->seq_len, limit, &batches));
+    *steps = (batches - 1) / o->grad_accum + 1;
     return NB_OK;
 }
 
@@ -212,6 +235,7 @@ static enum nb_status open_replay(struct nbi_run *r)
     const char *const files[] = {r->opts->replay, NULL};
     struct nbi_batcher_opts opts = r->batcher.opts;
     NBI_TRY(open_set(r, files, &r->replay_data));
+    warn_of_cuts(r->replay_data, r->opts->seq_len, "--replay");
     opts.data = r->replay_data;
     opts.seed += 0x9E3779B97F4A7C15;
     opts.epochs = 0;
@@ -230,6 +254,7 @@ static enum nb_status open_batches(struct nbi_run *r)
     if (random_tokens(o))
         return NB_OK;
     NBI_TRY(open_set(r, o->data, &r->data));
+    warn_of_cuts(r->data, o->seq_len, "--data");
     NBI_TRY(nbi_eval_open(r));
     const struct nbi_batcher_opts opts = {.data = r->data,
                                           .seed = o->seed,
@@ -241,13 +266,7 @@ static enum nb_status open_batches(struct nbi_run *r)
     NBI_TRY(nbi_batcher_init(&r->batcher, &opts));
     if (o->replay)
         NBI_TRY(open_replay(r));
-    if (o->epochs <= 0)
-        return NB_OK;
-    int64_t batches;
-    NBI_TRY(count_batches(r, &batches));
-    int64_t steps = (batches * o->epochs + o->grad_accum - 1) / o->grad_accum;
-    r->steps = o->steps > 0 && o->steps < steps ? o->steps : steps;
-    return NB_OK;
+    return o->epochs > 0 ? count_steps(r, &r->steps) : NB_OK;
 }
 
 /* ---- the model in memory ---- */
@@ -293,14 +312,19 @@ static void tell(const struct nbi_run *r, const char *what)
 
 enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
 {
-    *r = (struct nbi_run){.opts = o, .state.best_loss = INFINITY};
+    bool stops = o->stop_if_ppl_rises > 0; /* then the model as it is read is measured, too */
+    *r = (struct nbi_run){
+        .opts = o,
+        .state = {.best_loss = INFINITY, .evaluated = stops ? -1 : 0, .good = -1},
+    };
     NBI_TRY(nb_train_check(o));
     NBI_TRY(open_model(r));
     NBI_TRY(check_out(r));
+    NBI_TRY(nbi_run_check_reports(o));
     NBI_TRY(open_tokenizer(r));
     tell(r, "reading the data");
     NBI_TRY(open_batches(r));
-    NBI_TRY(check_checkpoints(o));
+    NBI_TRY(open_checkpoints(r));
     r->schedule = (struct nbi_schedule_opts){.kind = (enum nbi_schedule)o->schedule,
                                              .lr = o->lr,
                                              .final_frac = o->final_lr_frac,
@@ -326,17 +350,24 @@ enum nb_status nbi_run_base(struct nbi_run *r)
                                        .beside = o->checkpoint_dir ? o->checkpoint_dir
                                                  : o->out          ? o->out
                                                                    : "base"};
-    const struct nbi_base_pass pass = {.weights = &r->t.weights,
+    struct nbi_weights masters; /* not rounded to what the forward pass sees */
+    const struct nbi_base_pass pass = {.weights = &masters,
                                        .acts = &r->acts,
                                        .stream = r->stream,
                                        .feed = &r->feed,
                                        .batch = &r->micro[0]};
-    return o->kl_base > 0 ? nbi_base_init(&r->base, &opts, &pass) : NB_OK;
+    if (!(o->kl_base > 0))
+        return NB_OK;
+    NBI_TRY(nbi_trainable_masters(&r->t, &masters));
+    enum nb_status rc = nbi_base_init(&r->base, &opts, &pass);
+    free(masters.layers);
+    return rc;
 }
 
 void nbi_run_close(struct nbi_run *r)
 {
     nbi_trainlog_close(r->log);
+    nbi_checkpoint_unlock(r->lock);
     nbi_history_release(&r->history);
     nbi_prompts_close(&r->prompts);
     nbi_base_release(&r->base);

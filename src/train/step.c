@@ -9,11 +9,6 @@
 #define M_RANGE (6.0f * 448.0f)
 #define V_RANGE 448.0f
 
-int64_t nbi_stepper_bytes(int64_t tensors)
-{
-    return tensors * (int64_t)(3 * sizeof(double) + 2 * sizeof(float));
-}
-
 enum nb_status nbi_stepper_init(struct nbi_stepper *s, struct nbi_trainable *t,
                                 const struct nbi_step_opts *opts)
 {

@@ -26,8 +26,6 @@ struct nbi_stepper {
     float *host_peaks;
 };
 
-int64_t nbi_stepper_bytes(int64_t tensors); /* of the backend's memory */
-
 enum nb_status nbi_stepper_init(struct nbi_stepper *s, struct nbi_trainable *t,
                                 const struct nbi_step_opts *opts);
 void nbi_stepper_release(struct nbi_stepper *s);

@@ -6,10 +6,11 @@
 #include "base/file.h"
 #include "base/str.h"
 #include "base/sys.h"
+#include "convert/export.h"
 #include "train/report.h"
 #include "train/run.h"
 
-#define SETTINGS 24
+#define SETTINGS 48
 
 /* ---- history ---- */
 
@@ -18,6 +19,17 @@ static void *one_more(void *p, size_t count, size_t size)
 {
     return count == 0 || (count & (count - 1)) == 0 ? realloc(p, (count ? 2 * count : 1) * size)
                                                     : p;
+}
+
+/* A log that cannot be written ends here; the run does not. */
+static void check_log(struct nbi_run *r, enum nb_status rc)
+{
+    if (rc == NB_OK)
+        return;
+    nbi_run_warn(r, "training goes on without a log");
+    nbi_trainlog_close(r->log);
+    r->log = NULL;
+    r->log_failed = true;
 }
 
 enum nb_status nbi_run_note_step(struct nbi_run *r, const struct nbi_log_step *line, double kl)
@@ -29,7 +41,9 @@ enum nb_status nbi_run_note_step(struct nbi_run *r, const struct nbi_log_step *l
     h->steps = p;
     h->steps[h->step_count++] = *line;
     const struct nbi_log_extra extra[] = {{"skipped", (double)r->state.skipped}, {"kl", kl}};
-    return r->log ? nbi_trainlog_step(r->log, line, extra, r->opts->kl_base > 0 ? 2 : 1) : NB_OK;
+    if (r->log)
+        check_log(r, nbi_trainlog_step(r->log, line, extra, r->opts->kl_base > 0 ? 2 : 1));
+    return NB_OK;
 }
 
 enum nb_status nbi_run_note_eval(struct nbi_run *r, const struct nbi_log_eval *line)
@@ -40,61 +54,117 @@ enum nb_status nbi_run_note_eval(struct nbi_run *r, const struct nbi_log_eval *l
         return nbi_fail_memory("history", h->eval_count * sizeof *p);
     h->evals = p;
     h->evals[h->eval_count++] = *line;
-    return r->log ? nbi_trainlog_eval(r->log, line) : NB_OK;
+    if (r->log)
+        check_log(r, nbi_trainlog_eval(r->log, line));
+    return NB_OK;
 }
 
 /* ---- the report ---- */
 
 struct settings {
     struct nbi_report_pair pairs[SETTINGS];
-    char text[SETTINGS][64];
+    char *values[SETTINGS];
     size_t count;
 };
 
+static void release_settings(struct settings *s)
+{
+    for (size_t i = 0; i < s->count; i++)
+        free(s->values[i]);
+}
+
+/* A value that memory is out for is left empty. */
 static void add(struct settings *s, const char *key, const char *value)
 {
-    if (s->count < SETTINGS)
-        s->pairs[s->count++] = (struct nbi_report_pair){key, value};
+    NBI_BUG_IF(s->count == SETTINGS);
+    s->values[s->count] = strdup(value);
+    const char *kept = s->values[s->count];
+    s->pairs[s->count++] = (struct nbi_report_pair){key, kept ? kept : ""};
 }
 
 static void add_number(struct settings *s, const char *key, double value)
 {
-    if (s->count == SETTINGS)
-        return;
-    snprintf(s->text[s->count], sizeof s->text[0], "%.10g", value);
-    add(s, key, s->text[s->count]);
+    char text[64];
+    snprintf(text, sizeof text, "%.10g", value);
+    add(s, key, text);
 }
 
-static void list_settings(struct settings *s, const struct nbi_run *r)
+/* 0 stands for something. */
+static void add_limit(struct settings *s, const char *key, double value, const char *none)
+{
+    if (value > 0)
+        add_number(s, key, value);
+    else
+        add(s, key, none);
+}
+
+static void add_list(struct settings *s, const char *key, const char *const *values,
+                     const char *none)
+{
+    struct nbi_str all = {0};
+    for (const char *const *v = values; v && *v; v++)
+        nbi_str_printf(&all, "%s%s", v == values ? "" : "\n", *v);
+    add(s, key, all.len > 0 ? nbi_str_text(&all) : none);
+    nbi_str_release(&all);
+}
+
+static void list_task(struct settings *s, const struct nbi_run *r)
+{
+    const struct nb_train_opts *o = r->opts;
+    const char *const replay[] = {o->replay, NULL};
+    add(s, "model", o->model ? o->model : o->synthetic);
+    add(s, "begins with", o->synthetic || o->from_scratch ? "random weights" : "its weights");
+    add_list(s, "data", o->data, "random tokens");
+    add_list(s, "replay", replay, "none");
+    if (o->replay)
+        add_number(s, "share of replay", o->replay_share);
+    add_list(s, "held-out data", o->eval_data, "none");
+    add(s, "loss", o->loss == NB_LOSS_SCALAR ? "scalar" : "ce");
+    add_number(s, "weight of KL to the base model", o->kl_base);
+    add_number(s, "steps", (double)r->steps);
+    add_limit(s, "epochs at most", (double)o->epochs, "any");
+    add(s, "order of the data", o->sequential ? "sequential" : "random");
+    add_number(s, "seed", (double)o->seed);
+    add_limit(s, "layers that are trained", (double)o->train_last_layers, "all");
+    add_limit(s, "steps between evaluations", (double)o->eval_every, "at the end only");
+    add_limit(s, "stop if perplexity rises (%)", o->stop_if_ppl_rises, "no");
+    add(s, "checkpoints", o->checkpoint_dir ? o->checkpoint_dir : "none");
+    add_limit(s, "steps between checkpoints", (double)o->save_every, "at the end only");
+}
+
+static void list_arithmetic(struct settings *s, const struct nbi_run *r)
 {
     static const char *const precisions[] = {"bf16", "f32", "nvfp4"};
     static const char *const states[] = {"f32", "bf16", "int8", "nvfp4"};
     static const char *const schedules[] = {"constant", "linear", "cosine", "wsd"};
     const struct nb_train_opts *o = r->opts;
-    add(s, "model", o->model ? o->model : o->synthetic);
-    add(s, "data", o->data && o->data[0] ? o->data[0] : "random tokens");
     add(s, "precision", precisions[o->precision]);
     add(s, "master weights", o->bf16_master ? "bf16, stochastically rounded" : "f32");
     add(s, "moments", states[o->state]);
     add(s, "schedule", schedules[o->schedule]);
     add_number(s, "learning rate", o->lr);
+    add_number(s, "of it at the end", o->final_lr_frac);
     add_number(s, "warm-up steps", (double)o->warmup);
-    add_number(s, "steps", (double)r->steps);
     add_number(s, "tokens of a row", (double)o->seq_len);
     add_number(s, "rows of a pass", (double)o->batch_size);
     add_number(s, "passes of an update", (double)o->grad_accum);
     add_number(s, "beta1", o->beta1);
     add_number(s, "beta2", o->beta2);
+    add_number(s, "eps", o->eps);
     add_number(s, "weight decay", o->weight_decay);
-    add_number(s, "largest gradient norm", o->grad_clip);
-    add_number(s, "seed", (double)o->seed);
+    add_limit(s, "largest gradient norm", o->grad_clip, "any");
+    add(s, "clipped", o->clip_by_layer || o->fused_step ? "by layer" : "as a whole");
+    add_limit(s, "rows updated at a time", (double)o->step_chunk_rows, "all");
+    add(s, "recompute", o->recompute ? "block" : "none");
+    add(s, "update inside the backward pass", o->fused_step ? "yes" : "no");
+    add_limit(s, "threads", (double)o->threads, "all");
+    add(s, "instruction set", o->simd ? o->simd : "auto");
     add(s, "version", nb_version());
 }
 
 /* In the directory of the result; beside it, if it is a file. */
-static char *report_path(const struct nbi_run *r)
+static char *report_path(const char *out)
 {
-    const char *out = r->opts->out;
     if (nbi_path_is_dir(out))
         return nbi_path_join(out, "report.html");
     struct nbi_str s = {0};
@@ -103,19 +173,35 @@ static char *report_path(const struct nbi_run *r)
     return s.p;
 }
 
+/* What earlier processes did is known from a log alone. */
+static bool note_gap(const struct nbi_run *r, const struct nbi_history *h, char *note, size_t size)
+{
+    int64_t first = h->step_count > 0 ? h->steps[0].step : r->begun + 1;
+    snprintf(note, size,
+             "The run was resumed, and steps before %lld are not shown: only a log (--log) keeps "
+             "those of earlier processes.",
+             (long long)first);
+    return first > 1;
+}
+
 static enum nb_status write_report(struct nbi_run *r, const char *path)
 {
     struct settings s = {0};
     struct nbi_history h = {0};
+    char note[256];
+    const char *const notes[] = {note};
     struct nbi_report_sample *samples = calloc((size_t)r->prompts.count + 1, sizeof *samples);
     if (!samples)
         return nbi_fail_memory("report", sizeof *samples);
-    for (int64_t i = 0; i < r->prompts.count; i++)
-        samples[i] = (struct nbi_report_sample){r->prompts.prompts[i], r->prompts.before[i],
-                                                r->prompts.after[i]};
-    list_settings(&s, r);
-    enum nb_status rc = r->opts->log ? nbi_history_read(&h, r->opts->log) : NB_OK;
-    const struct nbi_history *all = r->opts->log ? &h : &r->history; /* the log has it all */
+    for (int64_t i = 0; i < r->prompts.count; i++) {
+        const struct nb_train_answer a = nbi_prompts_at(&r->prompts, i);
+        samples[i] = (struct nbi_report_sample){a.prompt, a.before, a.after};
+    }
+    list_task(&s, r);
+    list_arithmetic(&s, r);
+    bool logged = r->opts->log && !r->log_failed;
+    enum nb_status rc = logged ? nbi_history_read(&h, r->opts->log) : NB_OK;
+    const struct nbi_history *all = logged ? &h : &r->history; /* the log has it all */
     const struct nbi_report report = {.title = "Training",
                                       .steps = all->steps,
                                       .step_count = all->step_count,
@@ -124,17 +210,39 @@ static enum nb_status write_report(struct nbi_run *r, const char *path)
                                       .settings = s.pairs,
                                       .setting_count = s.count,
                                       .samples = samples,
-                                      .sample_count = (size_t)r->prompts.count};
+                                      .sample_count = (size_t)r->prompts.count,
+                                      .notes = notes,
+                                      .note_count = note_gap(r, all, note, sizeof note)};
     if (rc == NB_OK)
         rc = nbi_report_write(path, &report);
     nbi_history_release(&h);
+    release_settings(&s);
     free(samples);
+    return rc;
+}
+
+enum nb_status nbi_run_check_reports(const struct nb_train_opts *o)
+{
+    struct nbi_target target = {0};
+    if (o->out)
+        NBI_TRY(nbi_target_of(o->out, &target));
+    char *beside = o->out && !target.directory ? report_path(o->out) : NULL;
+    const char *const paths[] = {beside, o->memory_report, o->log};
+    enum nb_status rc = NB_OK;
+    for (int i = 0; i < 3 && rc == NB_OK; i++) {
+        struct nbi_outfile *file = NULL;
+        if (!paths[i] || (i == 2 && nbi_path_exists(paths[i])))
+            continue; /* a log that is there is written to, not replaced */
+        rc = nbi_outfile_open(&file, paths[i]);
+        nbi_outfile_abort(file);
+    }
+    free(beside);
     return rc;
 }
 
 enum nb_status nbi_run_report(struct nbi_run *r)
 {
-    char *path = r->opts->out ? report_path(r) : NULL;
+    char *path = r->opts->out ? report_path(r->opts->out) : NULL;
     if (!path)
         return NB_OK;
     enum nb_status rc = write_report(r, path);
@@ -146,6 +254,9 @@ enum nb_status nbi_run_report(struct nbi_run *r)
 
 void nbi_run_phase(struct nbi_run *r, const char *phase)
 {
+    for (int i = 0; i < r->phase_count; i++)
+        if (strcmp(r->phases[i].name, phase) == 0)
+            return;
     if (r->phase_count < NBI_PHASES)
         r->phases[r->phase_count++] = (struct nbi_phase){phase, time(NULL), nbi_resident()};
 }

@@ -1,12 +1,15 @@
 /* trainable.c - masters, moments and gradients: what there is of each, and where. */
 #include "train/trainable.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/rng.h"
 #include "base/str.h"
+#include "convert/items.h"
 #include "tensor/half.h"
 #include "tensor/kernels.h"
+#include "tensor/nvfp4.h"
 
 #define CHUNK     ((int64_t)1 << 18)
 #define PER_LAYER 11 /* parameters, in the order of model/params.c */
@@ -50,6 +53,27 @@ static enum nbi_dtype raw_type(const struct nbi_store *store, const struct nbi_t
     return kept ? e->dtype : NBI_BF16;
 }
 
+/* Whether NVFP4 tensors of a source have tensor scales. */
+static bool has_two_levels(const struct nbi_store *store)
+{
+    for (int64_t i = 0; store && i < store->count; i++)
+        if (store->entries[i].dtype == NBI_NVFP4 && store->entries[i].two_level)
+            return true;
+    return false;
+}
+
+static void describe_output(const struct nbi_store *store, const struct nbi_trainable_opts *o,
+                            struct nbi_tensor *t)
+{
+    const struct nbi_param *p = &t->param;
+    const struct nbi_entry *e = store ? nbi_store_find(store, p->name) : NULL;
+    bool stored = e && e->dtype == NBI_NVFP4;
+    t->four_bits = t->trained ? is_nvfp4(o, p) : stored;
+    t->two_level = t->four_bits && (t->trained ? has_two_levels(store) : e->two_level);
+    t->divisor = t->two_level && stored ? e->divisor : 0;
+    t->raw = nbi_float_dtype_for(o->target, p->ndim, raw_type(store, o, p, t->trained));
+}
+
 /* What the list of parameters says about one, before anything is allocated. */
 static struct nbi_tensor describe(const struct nbi_config *c, const struct nbi_store *store,
                                   const struct nbi_trainable_opts *o, const struct nbi_param *p)
@@ -60,7 +84,7 @@ static struct nbi_tensor describe(const struct nbi_config *c, const struct nbi_s
                            .layer = layer_of(p->name),
                            .trained = is_trained(c, o, p),
                            .dtype = p->ndim == 2 ? o->master : NBI_F32};
-    t.raw = raw_type(store, o, p, t.trained);
+    describe_output(store, o, &t);
     /* Small tensors cost nothing, and errors in norms are seen everywhere. */
     enum nbi_state_kind kind = p->ndim == 2 && t.count > 4096 ? o->state : NBI_STATE_F32;
     t.m.kind = t.v.kind = kind;
@@ -68,9 +92,9 @@ static struct nbi_tensor describe(const struct nbi_config *c, const struct nbi_s
 }
 
 /* Whether the forward pass can use the master itself. */
-static bool uses_master(const struct nbi_trainable_opts *o, const struct nbi_tensor *t)
+static bool uses_master(const struct nbi_tensor *t)
 {
-    return !is_nvfp4(o, &t->param) && t->param.ndim == 2 && t->raw == t->dtype;
+    return !t->four_bits && t->param.ndim == 2 && t->raw == t->dtype;
 }
 
 static bool has_tied_head(const struct nbi_config *c, const struct nbi_store *store,
@@ -79,6 +103,19 @@ static bool has_tied_head(const struct nbi_config *c, const struct nbi_store *st
     return c->tied && o->precision == NBI_PRECISION_NVFP4 && c->hidden_size % 16 == 0 &&
            (o->last_layers <= 0 || o->last_layers >= c->layers) &&
            !(store && nbi_store_find(store, "lm_head.weight"));
+}
+
+bool nbi_trainable_at(const struct nbi_config *c, const struct nbi_store *store,
+                      const struct nbi_trainable_opts *o, int64_t i, struct nbi_tensor *out)
+{
+    struct nbi_param p = {"lm_head.weight", 2, {c->vocab_size, c->hidden_size}};
+    bool head = c->tied && (has_tied_head(c, store, o) || (store && nbi_store_find(store, p.name)));
+    if (i >= nbi_param_count(c) + head)
+        return false;
+    if (i < nbi_param_count(c))
+        nbi_param_at(c, i, &p);
+    *out = describe(c, store, o, &p);
+    return true;
 }
 
 /* ---- masters ---- */
@@ -171,7 +208,7 @@ static enum nb_status make_weight(struct nbi_trainable *t, struct nbi_tensor *x,
     const struct nbi_param *p = &x->param;
     int64_t cols = p->ndim == 2 ? p->shape[1] : 0;
     x->weight = out;
-    if (uses_master(&t->opts, x)) {
+    if (uses_master(x)) {
         *out = (struct nbi_weight){.dtype = x->raw,
                                    .rows = p->shape[0],
                                    .cols = cols,
@@ -180,8 +217,12 @@ static enum nb_status make_weight(struct nbi_trainable *t, struct nbi_tensor *x,
                                    .borrowed = true};
         return NB_OK;
     }
-    enum nbi_dtype dtype = is_nvfp4(&t->opts, p) ? NBI_NVFP4 : cols == 0 ? NBI_F32 : x->raw;
-    return t->be->weight_room(t->be, dtype, p->shape[0], cols, out);
+    enum nbi_dtype dtype = x->four_bits ? NBI_NVFP4 : cols == 0 ? NBI_F32 : x->raw;
+    NBI_TRY(t->be->weight_room(t->be, dtype, p->shape[0], cols, out));
+    const struct nbi_entry *e = t->store ? nbi_store_find(t->store, p->name) : NULL;
+    if (x->two_level) /* 0: none yet */
+        out->tensor_scale = e && e->dtype == NBI_NVFP4 ? e->tensor_scale : 0;
+    return NB_OK;
 }
 
 static enum nb_status make_tensor(struct nbi_trainable *t, struct nbi_tensor *x,
@@ -246,6 +287,18 @@ static enum nb_status set_grads(struct nbi_trainable *t)
     return NB_OK;
 }
 
+static enum nb_status make_most(struct nbi_trainable *t)
+{
+    size_t bytes = (size_t)t->count * sizeof *t->host_most;
+    t->two_level = has_two_levels(t->store) && t->opts.precision == NBI_PRECISION_NVFP4;
+    if (!t->two_level)
+        return NB_OK;
+    t->host_most = malloc(bytes);
+    if (!t->host_most)
+        return nbi_fail_memory("tensor scales", bytes);
+    return zeros(t, "tensor scales", (int64_t)bytes, &t->most);
+}
+
 enum nb_status nbi_trainable_init(struct nbi_trainable *t, struct nbi_stream *stream,
                                   struct nbi_backend *be, const struct nbi_config *c,
                                   struct nbi_store *store, const struct nbi_trainable_opts *opts)
@@ -264,6 +317,8 @@ enum nb_status nbi_trainable_init(struct nbi_trainable *t, struct nbi_stream *st
     enum nb_status rc = nbi_weights_load(&t->weights, be, c, &from, NULL, NULL);
     if (rc == NB_OK)
         rc = set_grads(t);
+    if (rc == NB_OK)
+        rc = make_most(t);
     if (rc == NB_OK)
         rc = nbi_trainable_refresh(t, NBI_ALL_LAYERS);
     if (rc != NB_OK)
@@ -287,6 +342,8 @@ void nbi_trainable_release(struct nbi_trainable *t)
         be->free(be, x->v.values);
         be->free(be, x->v.scales);
     }
+    be->free(be, t->most);
+    free(t->host_most);
     free(t->grads.layers);
     free(t->tensors);
     *t = (struct nbi_trainable){0};
@@ -314,9 +371,9 @@ static void add_to_plan(struct nbi_trainable_plan *plan, const struct nbi_traina
         plan->weights += stored_bytes(store, t);
         return;
     }
-    if (is_nvfp4(o, &t->param))
+    if (t->four_bits)
         plan->weights += (int64_t)nbi_dtype_bytes(NBI_NVFP4, t->count);
-    else if (!uses_master(o, t))
+    else if (!uses_master(t))
         plan->weights += (int64_t)nbi_dtype_bytes(t->param.ndim == 1 ? NBI_F32 : t->raw, t->count);
     if (shares)
         return;
@@ -331,27 +388,80 @@ void nbi_trainable_plan(const struct nbi_config *c, const struct nbi_store *stor
 {
     bool some = o->last_layers > 0 && o->last_layers < c->layers;
     int64_t first_layer = some ? c->layers - o->last_layers : 0;
+    bool tied = has_tied_head(c, store, o);
+    struct nbi_tensor t;
+    int64_t i = 0;
     *plan = (struct nbi_trainable_plan){0};
-    for (int64_t i = 0; i < nbi_param_count(c); i++) {
-        struct nbi_param p;
-        nbi_param_at(c, i, &p);
-        struct nbi_tensor t = describe(c, store, o, &p);
-        add_to_plan(plan, o, store, &t, false, first_layer);
+    for (; nbi_trainable_at(c, store, o, i, &t); i++)
+        add_to_plan(plan, o, store, &t, tied && i == nbi_param_count(c), first_layer);
+    if (has_two_levels(store) && o->precision == NBI_PRECISION_NVFP4)
+        plan->weights += i * (int64_t)sizeof(float);
+}
+
+/* ---- weights of the forward pass ---- */
+
+/* How many tensors from i on share a tensor scale; 0: i is one of those of an earlier one. */
+static int64_t fused_from(const struct nbi_trainable *t, int64_t i)
+{
+    int64_t k = t->tensors[i].layer >= 0 ? (i - 1) % PER_LAYER : -1; /* 0 q, 6 gate */
+    return k == 0 ? 3 : k == 6 ? 2 : k == 1 || k == 2 || k == 7 ? 0 : 1;
+}
+
+/* The scale of n tensors: the largest that one of them has, made large enough for all. */
+static void set_scale(struct nbi_tensor *x, const float *most, int64_t n)
+{
+    float scale = 0, divisor = 0, amax = 0;
+    for (int64_t i = 0; i < n; i++) {
+        amax = fmaxf(amax, most[i]);
+        if (x[i].weight->tensor_scale <= scale)
+            continue;
+        scale = x[i].weight->tensor_scale;
+        divisor = x[i].divisor;
     }
-    const struct nbi_param head = {"lm_head.weight", 2, {c->vocab_size, c->hidden_size}};
-    struct nbi_tensor t = describe(c, store, o, &head);
-    if (has_tied_head(c, store, o))
-        add_to_plan(plan, o, store, &t, true, first_layer);
-    else if (c->tied && store && nbi_store_find(store, head.name))
-        add_to_plan(plan, o, store, &t, false, first_layer);
+    if (!(scale > 0))
+        scale = nbi_nvfp4_tensor_scale(amax);
+    while (isfinite(amax) && amax / scale > 6 * NBI_NVFP4_MAX_SCALE) {
+        scale *= 2;
+        divisor /= 2;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        x[i].weight->tensor_scale = scale;
+        x[i].divisor = divisor;
+    }
+}
+
+static bool is_of(const struct nbi_tensor *x, int64_t layer)
+{
+    return x->trained && (layer == NBI_ALL_LAYERS || x->layer == layer);
+}
+
+static enum nb_status set_scales(struct nbi_trainable *t, int64_t layer)
+{
+    const int64_t size = sizeof(float);
+    for (int64_t i = 0; i < t->count; i++) {
+        const struct nbi_tensor *x = &t->tensors[i];
+        if (is_of(x, layer) && x->two_level)
+            NBI_TRY(
+                t->be->amax(t->stream, &(struct nbi_op_amax){.out = nbi_ptr_add(t->most, i * size),
+                                                             .x = x->master,
+                                                             .dtype = x->dtype,
+                                                             .n = x->count}));
+    }
+    NBI_TRY(t->be->download(t->stream, t->host_most, t->most, t->count * size));
+    NBI_TRY(t->be->sync(t->stream));
+    for (int64_t i = 0; i < t->count; i++)
+        if (is_of(&t->tensors[i], layer) && t->tensors[i].two_level && fused_from(t, i) > 0)
+            set_scale(&t->tensors[i], t->host_most + i, fused_from(t, i));
+    return NB_OK;
 }
 
 enum nb_status nbi_trainable_refresh(struct nbi_trainable *t, int64_t layer)
 {
+    if (t->two_level)
+        NBI_TRY(set_scales(t, layer));
     for (int64_t i = 0; i < t->count; i++) {
         const struct nbi_tensor *x = &t->tensors[i];
-        if (!x->trained || uses_master(&t->opts, x) ||
-            (layer != NBI_ALL_LAYERS && x->layer != layer))
+        if (!is_of(x, layer) || uses_master(x))
             continue;
         NBI_TRY(t->be->refresh(t->stream, &(struct nbi_op_refresh){.w = *x->weight,
                                                                    .master = x->master,

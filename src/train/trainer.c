@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/sys.h"
 #include "train/run.h"
 
@@ -18,6 +19,7 @@ struct update {
 static enum nb_status update_group(void *ctx, int64_t group)
 {
     struct update *u = ctx;
+    u->r->updating = true;
     return nbi_step(&u->r->stepper, group, u->lr, (uint32_t)u->r->state.updates + 1, &u->result);
 }
 
@@ -71,6 +73,7 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
     double start = nbi_now();
     for (int64_t i = 0; i < r->opts->grad_accum; i++)
         labels += r->micro[i].trained;
+    nbi_run_phase(r, "zero_grad_done"); /* by the step before, or when they were made */
     for (int64_t i = 0; i < r->opts->grad_accum; i++)
         if (r->micro[i].trained > 0)
             NBI_TRY(back(r, &r->micro[i], 1.0f / (float)labels, &u));
@@ -84,6 +87,7 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
     st->updates += labels > 0 && !(skipped && whole);
     st->skipped += skipped;
     st->step++;
+    r->updating = false;
     int64_t tokens = 0;
     for (int64_t i = 0; i < r->opts->grad_accum; i++)
         tokens += r->micro[i].tokens;
@@ -150,18 +154,82 @@ static enum nb_status log_step(struct nbi_run *r, const struct nb_train_progress
     return nbi_run_note_step(r, &line, p->kl);
 }
 
-/* Whether perplexity has risen by more than it may. */
-static bool has_risen(struct nbi_run *r, const struct nb_train_eval *e)
-{
-    double limit = r->opts->stop_if_ppl_rises;
-    if (e->loss < r->state.best_loss)
-        r->state.best_loss = e->loss;
-    return limit > 0 && exp(e->loss - r->state.best_loss) > 1 + limit / 100;
-}
-
 static bool due(int64_t every, int64_t step)
 {
     return every > 0 && step % every == 0;
+}
+
+/* ---- what may go wrong ---- */
+
+void nbi_run_warn(const struct nbi_run *r, const char *then)
+{
+    char text[1024];
+    snprintf(text, sizeof text, "%s; %s", nb_last_error(), then);
+    if (r->opts->warn)
+        r->opts->warn(r->opts->ctx, text);
+}
+
+/* The first failure of several. */
+struct outcome {
+    enum nb_status rc;
+    char text[1024];
+};
+
+static void keep(struct outcome *o, enum nb_status rc)
+{
+    if (rc == NB_OK || o->rc != NB_OK)
+        return;
+    o->rc = rc;
+    snprintf(o->text, sizeof o->text, "%s", nb_last_error());
+}
+
+static enum nb_status outcome_of(const struct outcome *o)
+{
+    return o->rc == NB_OK ? NB_OK : nbi_fail(o->rc, "%s", o->text);
+}
+
+static enum nb_status save(struct nbi_run *r)
+{
+    if (!r->opts->checkpoint_dir)
+        return NB_OK;
+    NBI_TRY(nbi_run_save(r));
+    r->saved = r->state.step;
+    return NB_OK;
+}
+
+static void save_on_the_way(struct nbi_run *r)
+{
+    if (save(r) == NB_OK || r->save_failed)
+        return;
+    nbi_run_warn(r, "training goes on without that checkpoint");
+    r->save_failed = true;
+}
+
+/* ---- how the run goes on ---- */
+
+/* Measures, and says whether perplexity has risen by more than it may; what is not a number has. An
+ * evaluation that only the end of a run asks for is not remembered: a longer run does not make it.
+ */
+static enum nb_status evaluate_and_judge(struct nbi_run *r, struct nb_train_result *out)
+{
+    struct nbi_run_state *s = &r->state;
+    const double limit = r->opts->stop_if_ppl_rises;
+    NBI_TRY(evaluate(r, &out->eval));
+    if (!(limit > 0))
+        return NB_OK;
+    double loss = out->eval.loss, best = fmin(s->best_loss, loss);
+    if (s->step == 0 && !isfinite(loss))
+        return nbi_fail(NB_EVALUE, "--stop-if-ppl-rises: the perplexity of the model as it is read "
+                                   "is not finite");
+    out->stopped = !(exp(loss - best) <= 1 + limit / 100);
+    if (!due(r->opts->eval_every, s->step))
+        return NB_OK;
+    s->best_loss = best;
+    s->stopped = out->stopped;
+    if (s->stopped)
+        return NB_OK;
+    s->good = s->step;
+    return r->opts->checkpoint_dir ? nbi_run_save_good(r) : NB_OK;
 }
 
 static enum nb_status pause_run(struct nbi_run *r, struct nb_train_result *out)
@@ -169,14 +237,27 @@ static enum nb_status pause_run(struct nbi_run *r, struct nb_train_result *out)
     out->interrupted = true;
     out->last.step = r->state.step;
     nb_interrupt_clear();
-    return r->opts->checkpoint_dir ? nbi_run_save(r) : NB_OK;
+    return save(r);
 }
+
+/* A run that fails between steps keeps what it has done. */
+static enum nb_status give_up(struct nbi_run *r, enum nb_status rc)
+{
+    struct outcome failed = {0};
+    keep(&failed, rc);
+    if (r->opts->checkpoint_dir && !r->updating && r->state.step > r->saved && save(r) == NB_OK)
+        nbi_log(NB_LOG_INFO, "saved a checkpoint of step %lld", (long long)r->state.step);
+    return outcome_of(&failed);
+}
+
+/* ---- the loop ---- */
 
 static enum nb_status step_and_log(struct nbi_run *r, struct nb_train_result *out, bool *more)
 {
     NBI_TRY(nbi_run_next(r, more));
     if (!*more)
         return NB_OK;
+    nbi_run_phase(r, "batch_ready");
     NBI_TRY(one_step(r, &out->last));
     return log_step(r, &out->last);
 }
@@ -193,25 +274,45 @@ static enum nb_status advance(struct nbi_run *r, struct nb_train_result *out, bo
         NBI_TRY(step_and_log(r, out, more));
     if (!*more)
         return NB_OK;
-    if (due(o->eval_every, s->step) && s->step < r->steps) {
-        NBI_TRY(evaluate(r, &out->eval));
-        out->stopped = out->eval.tokens > 0 && has_risen(r, &out->eval);
-    }
-    return o->checkpoint_dir && due(o->save_every, s->step) ? nbi_run_save(r) : NB_OK;
+    if (due(o->eval_every, s->step) && s->step < r->steps)
+        NBI_TRY(evaluate_and_judge(r, out));
+    if (s->step > 0 && due(o->save_every, s->step))
+        save_on_the_way(r);
+    return NB_OK;
+}
+
+static bool measured(const struct nbi_run *r, const struct nb_train_result *out)
+{
+    return out->eval.tokens > 0 && out->eval.step == r->state.step;
+}
+
+/* Which model is the result: the last, or where perplexity has risen the last one before that. */
+static enum nb_status choose(struct nbi_run *r, struct nb_train_result *out)
+{
+    out->result_step = r->state.step;
+    if (!out->stopped || !r->opts->checkpoint_dir)
+        return NB_OK;
+    if (r->saved < r->state.step)
+        save_on_the_way(r);
+    r->saved = r->state.step; /* what is there from now on is of another step */
+    out->result_step = r->state.good;
+    return nbi_run_load_good(r);
 }
 
 static enum nb_status train(struct nbi_run *r, struct nb_train_result *out)
 {
     bool more = true;
     enum nb_status rc = NB_OK;
-    while (rc == NB_OK && more && r->state.step < r->steps && !out->stopped)
+    while (rc == NB_OK && more && r->state.step < r->steps && !r->state.stopped)
         rc = advance(r, out, &more);
-    bool measured = out->eval.tokens > 0 && out->eval.step == r->state.step;
-    if (rc == NB_OK && !measured)
-        rc = evaluate(r, &out->eval);
-    if (rc == NB_OK && r->opts->checkpoint_dir)
-        rc = nbi_run_save(r);
-    return rc == NB_EINTERRUPTED ? pause_run(r, out) : rc;
+    bool judged = r->opts->stop_if_ppl_rises > 0;
+    if (rc == NB_OK && judged && !measured(r, out))
+        rc = evaluate_and_judge(r, out);
+    if (rc == NB_OK)
+        rc = choose(r, out);
+    if (rc == NB_OK)
+        return NB_OK;
+    return rc == NB_EINTERRUPTED ? pause_run(r, out) : give_up(r, rc);
 }
 
 /* A run that ended before its result was written evaluates again: that is in its log already. */
@@ -230,22 +331,80 @@ static enum nb_status begin(struct nbi_run *r)
     const struct nb_train_opts *o = r->opts;
     r->eval_logged = -1;
     NBI_TRY(nbi_run_base(r));
+    if (o->checkpoint_dir)
+        NBI_TRY(nbi_run_identify(r));
+    NBI_TRY(nbi_prompts_run(&r->prompts, r, r->prompts.before));
     if (o->resume)
         NBI_TRY(nbi_run_resume(r));
+    r->begun = r->saved = r->state.step;
     if (!o->log)
         return NB_OK;
     return o->resume ? continue_log(r) : nbi_trainlog_open(&r->log, o->log, -1);
 }
 
-static enum nb_status finish(struct nbi_run *r)
+/* ---- the end ---- */
+
+/* An interruption is no failure here: the result is there. */
+static void keep_or_pause(struct outcome *all, struct nb_train_result *out, enum nb_status rc)
 {
-    NBI_TRY(nbi_prompts_run(&r->prompts, r, r->prompts.after));
-    if (r->opts->memory_report)
-        NBI_TRY(nbi_run_memory_report(r, r->opts->memory_report));
-    if (!r->opts->out)
-        return NB_OK;
-    NBI_TRY(nbi_run_export(r));
-    return nbi_run_report(r);
+    if (rc != NB_EINTERRUPTED) {
+        keep(all, rc);
+        return;
+    }
+    out->interrupted = true;
+    nb_interrupt_clear();
+}
+
+static enum nb_status last_save(struct nbi_run *r)
+{
+    enum nb_status rc = r->saved < r->state.step ? save(r) : NB_OK;
+    if (rc == NB_OK || !r->opts->out)
+        return rc;
+    nbi_run_warn(r, "the result has been written");
+    return NB_OK;
+}
+
+static void show_answers(const struct nbi_run *r)
+{
+    for (int64_t i = 0; i < r->prompts.count && r->opts->answered; i++) {
+        const struct nb_train_answer a = nbi_prompts_at(&r->prompts, i);
+        if (a.before && a.after)
+            r->opts->answered(r->opts->ctx, &a);
+    }
+}
+
+/* The result comes first: whatever happens behind it, it is there. */
+static enum nb_status finish(struct nbi_run *r, struct nb_train_result *out)
+{
+    struct outcome all = {0};
+    if (r->opts->out) {
+        enum nb_status rc = nbi_run_export(r);
+        if (rc != NB_OK)
+            return give_up(r, rc);
+    }
+    if (!measured(r, out))
+        keep_or_pause(&all, out, evaluate(r, &out->eval));
+    keep_or_pause(&all, out, last_save(r));
+    if (r->opts->out)
+        keep(&all, nbi_run_report(r));
+    if (out->interrupted || r->prompts.count == 0)
+        return outcome_of(&all);
+    keep_or_pause(&all, out, nbi_prompts_run(&r->prompts, r, r->prompts.after));
+    if (r->opts->out)
+        keep(&all, nbi_run_report(r));
+    if (!out->interrupted)
+        show_answers(r);
+    return outcome_of(&all);
+}
+
+/* Also of a run that failed: then its failure is what counts. */
+static enum nb_status report_memory(struct nbi_run *r, enum nb_status rc)
+{
+    struct outcome all = {0};
+    keep(&all, rc);
+    if (r->opts->memory_report && r->phase_count > 0)
+        keep(&all, nbi_run_memory_report(r, r->opts->memory_report));
+    return outcome_of(&all);
 }
 
 enum nb_status nb_train(const struct nb_train_opts *o, struct nb_train_result *out)
@@ -269,11 +428,10 @@ enum nb_status nb_train(const struct nb_train_opts *o, struct nb_train_result *o
     if (rc == NB_OK && o->started)
         o->started(o->ctx, out);
     if (rc == NB_OK)
-        rc = nbi_prompts_run(&r.prompts, &r, r.prompts.before);
-    if (rc == NB_OK)
         rc = train(&r, out);
     if (rc == NB_OK && !out->interrupted)
-        rc = finish(&r);
+        rc = finish(&r, out);
+    rc = report_memory(&r, rc);
     out->peak_bytes = nbi_peak_rss();
     nbi_run_close(&r);
     return rc;

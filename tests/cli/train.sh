@@ -60,6 +60,11 @@ cp "$data" "$work/precious.txt"
 refused "a log that is none" 1 "precious.txt', line 1: invalid JSON" "$@" \
     --log "$work/precious.txt"
 check "it is still there" 0 cmp "$data" "$work/precious.txt"
+printf 'without the end of a line' >"$work/precious.txt"
+cp "$work/precious.txt" "$work/copy.txt"
+refused "a log that is one line" 1 "it is not a line of a training log" "$@" \
+    --log "$work/precious.txt"
+check "that is there, too" 0 cmp "$work/copy.txt" "$work/precious.txt"
 
 # The model that is read is not written over, by whatever name.
 check "four bits" 0 "$nibble" quantize -q "$model" "$work/four.dat"

@@ -169,7 +169,7 @@ def kill_at(nibble, args, file):
     to a pipe that nobody reads and that takes only about ten lines."""
     r, w = os.pipe()
     size = fcntl.fcntl(w, fcntl.F_SETPIPE_SZ, 4096)
-    os.write(w, b"." * (size - 1000))
+    os.write(w, b"." * (size - 1200))
     with subprocess.Popen([nibble, "train", *map(str, args)], stdin=subprocess.DEVNULL,
                           stdout=subprocess.DEVNULL, stderr=w) as p:
         end = time.monotonic() + 60

@@ -447,6 +447,55 @@ static void test_batch__epochs(void **state)
     nbi_dataset_close(d);
 }
 
+/* Each epoch begins a batch, and holds every prediction once; counted by lengths alone it has as
+ * many batches. */
+static void check_borders(struct nbi_dataset *d, int64_t B, int64_t T, int64_t epochs)
+{
+    const struct nbi_batcher_opts opts = options(d, epochs);
+    struct nbi_batcher b, lengths;
+    struct nbi_batch batch;
+    struct check c;
+    bool more = true;
+    check_init(&c, d, T);
+    assert_ok(nbi_batcher_init(&b, &opts));
+    assert_ok(nbi_batcher_init(&lengths, &opts));
+    assert_ok(nbi_batch_init(&batch, B, T));
+    while (more) {
+        int64_t epoch = b.cursor.epoch;
+        assert_ok(nbi_batcher_next(&b, &batch, &more));
+        assert_int_equal(more, !nbi_batcher_is_done(&lengths));
+        assert_ok(nbi_batcher_skip(&lengths, B, T));
+        assert_memory_equal(&b.cursor, &lengths.cursor, sizeof b.cursor);
+        take_batch(&c, &batch, true);
+        if (b.cursor.epoch == epoch)
+            continue;
+        assert_true(b.cursor.epoch == epoch + 1 && b.cursor.next == 0 && b.cursor.token == 0);
+        check_epoch(&c);
+        c.begun = 0;
+    }
+    assert_int_equal(b.cursor.epoch, epochs);
+    nbi_batch_release(&batch);
+    nbi_batcher_release(&b);
+    nbi_batcher_release(&lengths);
+    check_release(&c);
+}
+
+static void test_batch__epochs_have_borders(void **state)
+{
+    static const int64_t shapes[][2] = {{4, 512}, {1, 64}, {2, 17}, {4, 33}, {3, 1000}};
+    (void)state;
+    put_pairs("few.tsv", 6, 10, 1);
+    put_pairs("mix.tsv", 60, 60, 1);
+    put_documents("mix.txt", 12, 400, 2);
+    struct nbi_dataset *few = open_files("few.tsv", NULL), *mix = open_files("mix.tsv", "mix.txt");
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        check_borders(few, shapes[i][0], shapes[i][1], 10);
+        check_borders(mix, shapes[i][0], shapes[i][1], 3);
+    }
+    nbi_dataset_close(few);
+    nbi_dataset_close(mix);
+}
+
 /* ---- resuming ---- */
 
 static void assert_same_batch(const struct nbi_batch *a, const struct nbi_batch *b)
@@ -543,6 +592,7 @@ int main(void)
         cmocka_unit_test(test_order__seeds_and_epochs),
         cmocka_unit_test(test_order__is_fair),
         cmocka_unit_test(test_batch__epochs),
+        cmocka_unit_test(test_batch__epochs_have_borders),
         cmocka_unit_test(test_batch__resume),
         cmocka_unit_test(test_batch__sizes),
         cmocka_unit_test(test_batch__changed_file),

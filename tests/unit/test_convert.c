@@ -317,6 +317,52 @@ static void test_convert__gguf_to_gguf_keeps_narrow_norms(void **state)
     assert_same_model(test_path("tied"), test_path("g.safetensors"));
 }
 
+/* What was written can be read before it takes the target's place; if it is not wanted then, the
+ * target is as it was. */
+static void check_reopen(const char *target)
+{
+    const float wanted[] = {1, 2, 3, 4};
+    float got[4];
+    const struct nbi_item item = {
+        .out = {.name = "model.norm.weight", .dtype = NBI_F32, .ndim = 1, .shape = {4}}};
+    const struct nb_convert_opts opts = {.src = test_path("tied"), .dst = target};
+    for (int commit = 0; commit < 2; commit++) {
+        struct nbi_model m;
+        struct nbi_export x;
+        struct nbi_store *store;
+        assert_ok(nbi_model_open(&m, test_path("tied"), NULL));
+        assert_ok(nbi_export_begin(&x, &opts, &m, &item, 1));
+        assert_ok(nbi_writer_put(x.writer, 0, 0, 4, wanted));
+        assert_ok(nbi_export_reopen(&x, &store));
+        assert_int_equal(store->count, 1);
+        assert_ok(nbi_store_read(store, &store->entries[0], 0, 4, got));
+        assert_memory_equal(got, wanted, sizeof wanted);
+        nbi_store_close(store);
+        assert_same_model(test_path("tied"), target);
+        if (commit)
+            assert_ok(nbi_export_commit(&x));
+        else
+            nbi_export_abort(&x);
+        assert_ok(nbi_store_open(&store, target));
+        assert_true((store->count == 1) == (commit == 1));
+        nbi_store_close(store);
+        nbi_model_close(&m);
+    }
+    assert_int_equal(temporaries(), 0);
+}
+
+static void test_export__is_read_before_it_appears(void **state)
+{
+    static const char *const targets[] = {"seen.dat", "seen.safetensors", "seen"};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        char target[512];
+        snprintf(target, sizeof target, "%s", test_path(targets[i]));
+        convert(test_path("tied"), target, NULL, NB_LAYOUT_KEEP);
+        check_reopen(target);
+    }
+}
+
 /* The file as text holds these words. */
 static void assert_holds(const char *path, const char *words)
 {
@@ -477,6 +523,7 @@ int main(void)
         cmocka_unit_test(test_convert__never_replaces_what_it_reads),
         cmocka_unit_test(test_convert__weights_must_fit_their_config),
         cmocka_unit_test(test_convert__gguf_to_gguf_keeps_narrow_norms),
+        cmocka_unit_test(test_export__is_read_before_it_appears),
         cmocka_unit_test(test_convert__a_head_of_its_own_unties_the_config),
         cmocka_unit_test(test_convert__layout_is_kept),
         cmocka_unit_test(test_convert__needs_a_config_for_gguf),

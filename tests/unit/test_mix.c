@@ -203,6 +203,32 @@ static void test_mix__alone(void **state)
     two_close(&plain);
 }
 
+/* The number of batches is known beforehand, with and without another set. */
+static void test_mix__count(void **state)
+{
+    static const double shares[] = {0, 0.5, 0.9, 1.0 / 3, 0.01};
+    (void)state;
+    for (size_t i = 0; i < 5; i++)
+        for (int64_t B = 1; B <= 4; B++) {
+            struct two t;
+            struct nbi_batch b;
+            int64_t count, few, n = 0;
+            bool more = true;
+            two_open(&t, shares[i], 7);
+            if (shares[i] == 0)
+                t.mix.other = NULL;
+            assert_ok(nbi_batch_init(&b, B, T));
+            assert_ok(nbi_mix_count(&t.mix, B, T, INT64_MAX, &count));
+            assert_ok(nbi_mix_count(&t.mix, B, T, 3, &few));
+            for (; more; n += more)
+                assert_ok(nbi_mix_next(&t.mix, n, &b, &more));
+            assert_int_equal(n, count);
+            assert_int_equal(few, 3);
+            nbi_batch_release(&b);
+            two_close(&t);
+        }
+}
+
 static void test_mix__rows(void **state)
 {
     (void)state;
@@ -220,7 +246,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mix__share_is_met), cmocka_unit_test(test_mix__owners),
         cmocka_unit_test(test_mix__resumes),      cmocka_unit_test(test_mix__alone),
-        cmocka_unit_test(test_mix__rows),
+        cmocka_unit_test(test_mix__count),        cmocka_unit_test(test_mix__rows),
     };
     return cmocka_run_group_tests_name("mix", tests, begin, end);
 }

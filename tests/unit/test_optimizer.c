@@ -728,6 +728,40 @@ static void test_refresh(void **state)
     }
 }
 
+static void test_amax(void **state)
+{
+    static const int64_t lengths[] = {0, 1, 511, 512, 513, 100003};
+    (void)state;
+    for (int way = 0; way < 24; way++) {
+        struct nbi_backend *be;
+        struct rig t;
+        int64_t n = lengths[way % 6];
+        enum nbi_dtype dtype = way / 6 % 2 ? NBI_F32 : NBI_BF16;
+        float *x = malloc((size_t)n * 4 + 4), want = 0, got;
+        assert_non_null(x);
+        void *master = make_master(dtype, n + 1, x);
+        for (int64_t i = 0; i < n; i++)
+            want = fmaxf(want, fabsf(x[i]));
+        assert_ok(nbi_backend_open(
+            &be, &(struct nbi_backend_opts){"cpu", 1 + way / 12 * 2, nbi_simd_level()}));
+        rig_on(&t, be, n + 1, NBI_STATE_F32, dtype);
+        send(&t, t.a.master, master, (int64_t)nbi_dtype_bytes(dtype, n + 1));
+        assert_ok(be->amax(t.s, &(struct nbi_op_amax){t.a.grad, t.a.master, dtype, n}));
+        fetch(&t, &got, t.a.grad, sizeof got);
+        assert_true(got == want);
+        if (n > 0 && dtype == NBI_F32) {
+            x[n - 1] = -INFINITY;
+            send(&t, t.a.master, x, n * 4);
+            assert_ok(be->amax(t.s, &(struct nbi_op_amax){t.a.grad, t.a.master, dtype, n}));
+            fetch(&t, &got, t.a.grad, sizeof got);
+            assert_true(isinf(got) && got > 0);
+        }
+        free(x);
+        free(master);
+        rig_end(&t);
+    }
+}
+
 /* A weight that is its own master stays as it is. */
 static void test_refresh_alias(void **state)
 {
@@ -779,7 +813,7 @@ int main(void)
         cmocka_unit_test(test_decay),       cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_converges),   cmocka_unit_test(test_grad_stats),
         cmocka_unit_test(test_refresh),     cmocka_unit_test(test_refresh_alias),
-        cmocka_unit_test(test_guarded),
+        cmocka_unit_test(test_guarded),     cmocka_unit_test(test_amax),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,13 +45,11 @@ static void test_trainlog__lines_are_json(void **state)
     assert_ok(nbi_trainlog_open(&log, test_path("l"), -1));
     assert_ok(nbi_trainlog_step(log, &s, extra, 2));
     assert_ok(nbi_trainlog_eval(log, &(struct nbi_log_eval){7, 0.5, 1.5, 9}));
-    assert_ok(nbi_trainlog_event(log, 7, "stop", "ppl rose\n"));
     assert_content("l", /* before it is closed: each line is there at once */
                    "{\"step\":7,\"loss\":null,\"lr\":0.1,\"grad_norm\":-0.5,\"tokens\":0,"
                    "\"tokens_per_s\":0,\"seconds\":0,\"resident_bytes\":0,"
                    "\"kl\":0.3333333333333333,\"a\\\"b\":null}\n"
-                   "{\"step\":7,\"eval\":{\"tokens\":9,\"loss\":0.5,\"ppl\":1.5}}\n"
-                   "{\"step\":7,\"event\":\"stop\",\"text\":\"ppl rose\\n\"}\n");
+                   "{\"step\":7,\"eval\":{\"tokens\":9,\"loss\":0.5,\"ppl\":1.5}}\n");
     nbi_trainlog_close(log);
 }
 
@@ -143,6 +141,61 @@ static void test_trainlog__other_files_are_refused_and_kept(void **state)
     assert_fails(nbi_history_read(&h, test_path("none")), NB_ENOTFOUND, "cannot open");
 }
 
+#define STEP                                                                                       \
+    "{\"step\":9,\"loss\":1,\"lr\":1,\"grad_norm\":1,\"tokens\":1,\"tokens_per_s\":1,\"seconds\":" \
+    "1}\n"
+
+/* Whatever would be cut was looked at: all lines of a file, and one that has no end. */
+static void test_trainlog__nothing_else_is_cut(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"a letter without the end of a line",
+                                        "{\"step",
+                                        "{\"step\":12,\"loss\":1.5,\"l",
+                                        "{\"step\":1} and so on",
+                                        "{\"step\":1,\"reward\":0.5}",
+                                        "{\"step\":x",
+                                        STEP "Dear diary\n" STEP,
+                                        STEP STEP "{\"step\":1,\"reward\":0.5}\n",
+                                        "{\"step\":12,\"reward\":0.5}\n",
+                                        STEP "[1]\n"};
+    struct nbi_trainlog *log;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        for (int64_t resumed = -1; resumed < 20; resumed += 5) {
+            bool begins = i == 1 || i == 2; /* killed while it wrote the first line */
+            put("l", texts[i]);
+            if (begins) {
+                assert_ok(nbi_trainlog_open(&log, test_path("l"), resumed));
+                nbi_trainlog_close(log);
+                assert_content("l", "");
+                continue;
+            }
+            assert_fails(nbi_trainlog_open(&log, test_path("l"), resumed), NB_EFORMAT,
+                         "training log");
+            assert_content("l", texts[i]);
+        }
+    put("l", STEP "#");
+    assert_ok(nbi_trainlog_open(&log, test_path("l"), 9));
+    nbi_trainlog_close(log);
+    assert_content("l", STEP);
+}
+
+/* Two runs do not write one log. */
+static void test_trainlog__is_locked(void **state)
+{
+    (void)state;
+    struct nbi_trainlog *log, *other;
+    run("l", -1, 3);
+    assert_ok(nbi_trainlog_open(&log, test_path("l"), 3));
+    assert_fails(nbi_trainlog_open(&other, test_path("l"), -1), NB_EIO, "another run is writing");
+    run("straight", -1, 3);
+    assert_same("l", "straight");
+    nbi_trainlog_close(log);
+    assert_ok(nbi_trainlog_open(&other, test_path("l"), -1));
+    nbi_trainlog_close(other);
+    assert_content("l", "");
+}
+
 int main(void)
 {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, make_test_dir, remove_test_dir)
@@ -152,6 +205,8 @@ int main(void)
         T(test_trainlog__last_line_without_its_end),
         T(test_trainlog__read_back),
         T(test_trainlog__other_files_are_refused_and_kept),
+        T(test_trainlog__nothing_else_is_cut),
+        T(test_trainlog__is_locked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -761,6 +761,7 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
                                    .scatter = cpu_scatter,
                                    .grad_stats = nbi_cpu_grad_stats,
                                    .adamw = nbi_cpu_adamw,
+                                   .amax = nbi_cpu_amax,
                                    .refresh = nbi_cpu_refresh,
                                    .argmax = cpu_argmax,
                                    .xent = nbi_cpu_xent,

@@ -78,6 +78,7 @@ static inline void in_pieces(struct nbi_stream *s, int64_t total, int64_t work_e
 /* The operations of optimizer.c. */
 enum nb_status nbi_cpu_grad_stats(struct nbi_stream *s, const struct nbi_op_grad_stats *a);
 enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a);
+enum nb_status nbi_cpu_amax(struct nbi_stream *s, const struct nbi_op_amax *a);
 enum nb_status nbi_cpu_refresh(struct nbi_stream *s, const struct nbi_op_refresh *a);
 
 /* Scratch of one thread in attention_bwd. */

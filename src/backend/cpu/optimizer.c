@@ -5,6 +5,7 @@
 
 #include "backend/cpu/internal.h"
 #include "tensor/half.h"
+#include "tensor/kernels.h"
 #include "tensor/nvfp4.h"
 
 /* ---- statistics ---- */
@@ -80,6 +81,30 @@ enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a)
 /* ---- weights of the forward pass ---- */
 
 #define STRIP 512 /* columns at a time */
+
+static void amax_pieces(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_amax *a = op->args;
+    float x[STRIP], most = 0;
+    (void)thread;
+    for (int64_t i = first * STRIP; i < (first + count) * STRIP && i < a->n; i += STRIP) {
+        int64_t n = a->n - i < STRIP ? a->n - i : STRIP;
+        op->s->cpu->k->widen(x, (const uint8_t *)host(a->x) + nbi_dtype_bytes(a->dtype, i),
+                             a->dtype, n);
+        float one = nbi_kernels()->amax(x, n);
+        most = nbi_f32_bits(one) > nbi_f32_bits(most) ? one : most;
+    }
+    raise_to(host(a->out), most);
+}
+
+enum nb_status nbi_cpu_amax(struct nbi_stream *s, const struct nbi_op_amax *a)
+{
+    memset(host(a->out), 0, sizeof(float));
+    if (a->n > 0)
+        in_pieces(s, (a->n + STRIP - 1) / STRIP, STRIP, amax_pieces, a);
+    return NB_OK;
+}
 
 /* Row of tiles t of an NVFP4 matrix. */
 static void refresh_tiles(const struct op *op, int64_t t)

@@ -1,0 +1,131 @@
+"""train_resume_rules.py - what a resumed training run insists on, and what it says.
+
+usage: train_resume_rules.py NIBBLE WORK PART
+"""
+import os
+import shutil
+import subprocess
+import sys
+
+import training as t
+
+nibble, work, part = sys.argv[1:4]
+
+
+def options(*more):
+    """A short run with checkpoints; what comes later counts."""
+    return ["-m", work + "/model", "-d", work + "/c.jsonl", "--steps", 6, "--seq-len", 64,
+            "--batch-size", 2, "--lr", "2e-3", "--threads", 1, "--checkpoint-dir", work + "/ck",
+            *more]
+
+
+def refused(*more, code=1):
+    """The one line that a run is refused with."""
+    out, said = t.run(nibble, "train", "-q", *options(*more), code=code)
+    assert said.count("\n") == 1 and not out, said
+    return said
+
+
+def alone():
+    """Two runs share neither checkpoints nor a log; a run that was killed is in nobody's way."""
+    files = ["--log", work + "/run.jsonl"]
+    forever = options("--steps", 1000000, "--schedule", "constant", *files)
+    args = [nibble, "train", *map(str, forever)]
+    with subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE, text=True) as p:
+        while not p.stderr.readline().startswith("step 2/"):
+            assert p.poll() is None
+        said = [refused(), refused("--resume"), refused("--checkpoint-dir", work + "/other", *files)]
+        p.kill()
+    who = f"process {p.pid} is training with the checkpoints in '{work}/ck'"
+    assert who in said[0] and who in said[1], said
+    assert f"another run is writing the log '{work}/run.jsonl'" in said[2], said
+    t.train(nibble, *options(*files, "--resume"))
+
+
+def said_by(*more):
+    """Of what a run says, where it went on from and its steps."""
+    lines = t.run(nibble, "train", *options(*more))[1].splitlines()
+    return [x for x in lines if x.startswith("step ") or "checkpoint" in x or "resumed" in x]
+
+
+def says():
+    """Whether a run went on, and from where."""
+    lines = said_by("--resume", "--save-every", 4, "--keep", 9)
+    assert lines[0] == f"nibble: no checkpoint in '{work}/ck': starting from the beginning", lines
+    os.remove(work + "/ck/step-00000006.ckpt")
+    lines = said_by("--resume")
+    assert lines[0] == f"nibble: resumed from step 4 of '{work}/ck'", lines
+    assert lines[1].startswith("step 5/6 "), lines
+    lines = said_by("--resume")
+    assert lines == [f"nibble: resumed from step 6 of '{work}/ck'"], lines
+    assert t.run(nibble, "train", "-q", *options("--resume"))[1] == ""
+    shutil.rmtree(work + "/ck")
+    assert all(x.startswith("step ") for x in said_by())
+
+
+def changed(path, old, new):
+    """A copy of a data file with as many samples, bytes and tokens."""
+    data = t.read(path)
+    assert data.count(old) and len(old) == len(new)
+    with open(path + ".changed.jsonl", "wb") as f:
+        f.write(data.replace(old, new, 1))
+    return path + ".changed.jsonl"
+
+
+def other():
+    """A run does not go on with other data, nor with another model where that counts."""
+    def begin(*more):
+        shutil.rmtree(work + "/ck", ignore_errors=True)
+        t.train(nibble, *options("--steps", 4, "--schedule", "constant", *more))
+
+    def go_on(*more):
+        return refused("--schedule", "constant", "--resume", *more)
+
+    data = work + "/c.jsonl"
+    swapped = changed(data, b"what is 1?", b"what is 7?")
+    begin()
+    assert "--data is not what the run began with" in go_on("-d", data)
+    only = ["--model", work + "/model", "--steps", 6, "--seq-len", 64, "--batch-size", 2, "--lr",
+            "2e-3", "--schedule", "constant", "--checkpoint-dir", work + "/ck", "--resume"]
+    said = t.run(nibble, "train", "-q", *only, "-d", swapped, code=1)[1]
+    assert "--data is not what the run began with" in said, said
+    begin("--replay", data)
+    assert "--replay is not what the run began with" in go_on("--replay", swapped)
+    stop = ["--stop-if-ppl-rises", 1000, "--eval-every", 2]
+    begin("--eval-data", data, *stop)
+    assert "--eval-data is not what the run began with" in go_on("--eval-data", swapped, *stop)
+    begin("--eval-data", data)  # it decides nothing
+    t.train(nibble, *options("--schedule", "constant", "--resume", "--eval-data", swapped))
+    # Another model of the same shape: with all parameters in the checkpoint it does not matter.
+    t.run(nibble, "synth", "-q", "--sigma", "0.05", "--seed", 6, "--config", work + "/model.json",
+          work + "/another")
+    shutil.copy(work + "/model/tokenizer.json", work + "/another")
+    another = ["-m", work + "/another"]
+    begin("--train-last-layers", 1)
+    said = go_on("--train-last-layers", 1, *another)
+    assert "the model is not the one that the run began with" in said, said
+    assert "--train-last-layers leaves alone" in said, said
+    t.train(nibble, *options("--schedule", "constant", "--resume", "--train-last-layers", 1))
+    begin("--kl-base", "0.5")
+    said = go_on("--kl-base", "0.5", *another)
+    assert "the model is not the one that the run began with" in said, said
+    # Another config, types or epochs change what is computed.
+    begin()
+    t.make_model(nibble, work + "/theta", rope_theta=20000.0)
+    said = go_on("-m", work + "/theta")
+    assert "the model is not the one that the run began with" in said, said
+    t.run(nibble, "convert", "-q", work + "/model", work + "/wide", "--dtype", "f32")
+    said = go_on("-m", work + "/wide")
+    assert "the model is not the one that the run began with" in said, said
+    assert "rows are others than with --steps alone" in go_on("--epochs", 9)
+
+
+def main():
+    """One part of it."""
+    t.make_model(nibble, work + "/model")
+    t.make_data(work)
+    {"alone": alone, "says": says, "other": other}[part]()
+
+
+main()

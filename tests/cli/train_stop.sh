@@ -1,0 +1,11 @@
+# --stop-if-ppl-rises: when a run ends, which model is written, and the same after --resume.
+# shellcheck shell=sh disable=SC2154 # $work is lib.sh's
+here=$(dirname "$0")
+. "$here/lib.sh"
+for part in rises resumed last nonsense; do
+    mkdir "$work/$part"
+    check "$part" 0 python3 -B "$here/train_stop.py" "$nibble" "$work/$part" $part
+    cat "$work/out"
+    rm -rf "${work:?}/$part"
+done
+finish
