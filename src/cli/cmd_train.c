@@ -365,7 +365,7 @@ static int run_train(void *opts)
     t.ctx = o;
     o->terminal = isatty(STDERR_FILENO) && !o->common.quiet;
     if (!o->common.quiet)
-        cli_say_when_interrupted(WHEN_INTERRUPTED + (o->terminal ? 0 : 1));
+        cli_say_when_interrupted(&WHEN_INTERRUPTED[o->terminal ? 0 : 1]);
     enum nb_status rc = nb_train(&t, &r);
     if (o->drawn)
         fputc('\n', stderr);
