@@ -268,11 +268,12 @@ NB_MUST_CHECK enum nb_status nb_data_show(struct nb_tokenizer *tokenizer,
                                           struct nb_data_report *report);
 
 struct nb_whoami_opts {
-    const char *out;    /* TSV; the held-out questions go to NAME.heldout.tsv beside it */
-    const char *target; /* the answer to every identity question; NULL: one per language */
-    const char *name;   /* for those answers; NULL: "nibble" */
-    const char *replay; /* ordinary questions with answers, TSV or JSONL; NULL: a built-in set */
-    int64_t count;      /* lines of the training set, 100 to 1000000 */
+    const char *out;       /* TSV; the held-out questions go to NAME.heldout.tsv beside it */
+    const char *target;    /* the answer to every identity question; NULL: one per language */
+    const char *name;      /* for those answers; NULL: "nibble" */
+    const char *replay;    /* ordinary questions with answers, TSV or JSONL; NULL: a built-in set */
+    const char *languages; /* "en,zh-Hans"; NULL: these, zh-Hant, ja and ko */
+    int64_t count;         /* lines of the training set, 100 to 1000000 */
     uint64_t seed;
 };
 
@@ -639,6 +640,69 @@ NB_MUST_CHECK enum nb_status nb_stress_kv(const struct nb_engine *engine,
 NB_MUST_CHECK enum nb_status nb_debug_hf(const struct nb_engine *engine, const char *in,
                                          const char *out);
 
+/* ---- who a model is -------------------------------------------------------------------------- */
+
+struct nb_identity_opts {
+    struct nb_engine_opts model, base; /* after and before */
+    bool one_at_a_time;                /* the memory of one model, a little slower */
+    struct nb_whoami_opts set; /* the questions: what nb_whoami_write was told; out is unused */
+    int64_t questions;         /* of a kind at most; 0: all */
+    const char *text;          /* to measure perplexity on; NULL: none */
+    int64_t max_tokens;        /* of an answer */
+    nb_progress_fn progress;   /* in answers and scores */
+    void *progress_ctx;
+};
+
+enum nb_identity_kind {
+    NB_IDENTITY_TRAINED,   /* questions of the set */
+    NB_IDENTITY_HELD_OUT,  /* others that mean the same */
+    NB_IDENTITY_CONTRAST,  /* that only look like it */
+    NB_IDENTITY_UNRELATED, /* ordinary ones */
+    NB_IDENTITY_KINDS
+};
+
+const char *nb_identity_kind_name(enum nb_identity_kind kind);
+
+/* What became of some questions; of the model after, unless it says otherwise. */
+struct nb_identity_count {
+    int64_t asked;
+    int64_t identity, identity_before; /* answers that say who the model is */
+    int64_t same;                      /* as the answer before */
+    int64_t kept;                      /* the same, or the answer before is still about as likely */
+    int64_t ended;                     /* by itself */
+    int64_t repeated;                  /* a phrase three times */
+};
+
+/* What is asked of a model, and what it reached. */
+struct nb_identity_gate {
+    const char *name;
+    double value, limit;
+    bool at_least; /* else at most */
+    bool passed;
+};
+
+#define NB_IDENTITY_LANGUAGES 5
+#define NB_IDENTITY_GATES     12
+
+struct nb_identity_result {
+    struct nb_identity_count kind[NB_IDENTITY_KINDS];
+    struct nb_identity_count held_out[NB_IDENTITY_LANGUAGES]; /* by language */
+    const char *language[NB_IDENTITY_LANGUAGES];
+    double ppl_before, ppl_after; /* of the text; NaN: none */
+    double kl; /* nats a token between the models on the answers before to ordinary questions */
+    struct nb_identity_gate gate[NB_IDENTITY_GATES];
+    int gates;
+    bool passed;            /* all of them */
+    struct nb_ab_result ab; /* every question and answer; A is before */
+    struct nb_prompts *prompts;
+    enum nb_identity_kind *kinds; /* of each row */
+};
+
+/* Asks both models, and judges. */
+NB_MUST_CHECK enum nb_status nb_eval_identity(const struct nb_identity_opts *opts,
+                                              struct nb_identity_result *result);
+void nb_identity_result_release(struct nb_identity_result *result);
+
 /* ---- training ------------------------------------------------------------------------------ */
 
 enum nb_precision { NB_PRECISION_BF16, NB_PRECISION_F32, NB_PRECISION_NVFP4 };
@@ -756,6 +820,32 @@ NB_MUST_CHECK enum nb_status nb_train_check(const struct nb_train_opts *opts);
 /* What nb_train would allocate, without doing so. */
 NB_MUST_CHECK enum nb_status nb_train_plan(const struct nb_train_opts *opts,
                                            struct nb_train_plan *plan);
+
+/* ---- teaching a model who it is ------------------------------------------------------------- */
+
+struct nb_teach_opts {
+    struct nb_train_opts train; /* model, result, settings, callbacks; its data comes from here, and
+                                   so do lr and steps where they are 0 */
+    struct nb_whoami_opts set;  /* the questions; out is unused */
+    const char *dir;            /* made for data sets, the log and what is measured */
+    int64_t samples;            /* of the model's own answers to open questions */
+    int64_t questions;          /* of a kind at most that are asked at the end; 0: all */
+    int64_t max_tokens;         /* of an answer */
+    const char *text;           /* as for nb_identity_opts */
+    nb_progress_fn progress;    /* of stages other than training, with the context of train */
+};
+
+struct nb_teach_result {
+    int64_t identity, answers, samples; /* that were learnt from */
+    struct nb_train_result train;
+    struct nb_identity_result gates;
+};
+
+/* The whole way: the identity set, the model's own answers to everything else, training with both
+ * and an anchor to what the model was, the result, and whether it passes the gates. A result that
+ * does not pass is no failure of the call. */
+NB_MUST_CHECK enum nb_status nb_teach(const struct nb_teach_opts *opts,
+                                      struct nb_teach_result *result);
 
 /* Settings of a run, and what it would allocate with them. */
 struct nb_train_fit {

@@ -1,8 +1,12 @@
 /* parallel.c - one team of threads for the whole process.
  *
- * `state` is the number of the last call and how many threads it wants, in one word: a worker
- * decides by it alone whether the call concerns it. Those that take part read fn and ctx, which
- * stay as they are until the last of them is done. */
+ * `state` is the number of the last call, how many threads it wants, and whether it can do without
+ * them, in one word: a worker decides by it alone whether the call concerns it. Those that take
+ * part read fn and ctx, which stay as they are until the last of them is done.
+ *
+ * A call over a range can do without: whoever is free takes the next piece, and when there are no
+ * more the caller shuts the gate. A worker that comes too late, since the machine has others to
+ * serve, finds it shut and is not waited for. */
 #include "base/parallel.h"
 
 #include <pthread.h>
@@ -15,14 +19,17 @@
 #define TEAM_MAX     1024
 #define AWAKE_SECS   100e-6 /* how long to wait before sleeping */
 #define COUNT_BITS   12
-#define COUNT_OF(st) ((int)((st) & ((1ull << COUNT_BITS) - 1)))
+#define COUNT_MASK   ((1ull << COUNT_BITS) - 1)
+#define OPTIONAL     (1ull << (COUNT_BITS - 1))
+#define COUNT_OF(st) ((int)((st) & (COUNT_MASK ^ OPTIONAL)))
 
 static struct {
     pthread_mutex_t busy; /* held during a call */
     pthread_mutex_t lock; /* for those who sleep */
     pthread_cond_t work, done;
     atomic_ullong state;
-    atomic_int sleepers, caller_sleeps, left; /* left: workers that are not done yet */
+    atomic_int sleepers, caller_sleeps;
+    atomic_ullong gate; /* the number of the call that may be entered, and how many are in it */
     int workers;
     nbi_team_fn fn;
     void *ctx;
@@ -67,6 +74,22 @@ static unsigned long long wait_for_work(unsigned long long seen)
     return now;
 }
 
+static unsigned long long inside(unsigned long long gate)
+{
+    return gate & COUNT_MASK;
+}
+
+/* False: the call is over. */
+static bool enter(unsigned long long call)
+{
+    unsigned long long gate = atomic_load(&team.gate);
+    do
+        if (gate >> COUNT_BITS != call >> COUNT_BITS)
+            return false;
+    while (!atomic_compare_exchange_weak(&team.gate, &gate, gate + 1));
+    return true;
+}
+
 static void *worker(void *arg)
 {
     int me = (int)(intptr_t)arg;
@@ -75,10 +98,10 @@ static void *worker(void *arg)
     in_team = true;
     for (;;) {
         seen = wait_for_work(seen);
-        if (me >= COUNT_OF(seen))
+        if (me >= COUNT_OF(seen) || (seen & OPTIONAL && !enter(seen)))
             continue;
         team.fn(team.ctx, me, COUNT_OF(seen));
-        if (atomic_fetch_sub(&team.left, 1) == 1 && atomic_load(&team.caller_sleeps)) {
+        if (inside(atomic_fetch_sub(&team.gate, 1)) == 1 && atomic_load(&team.caller_sleeps)) {
             pthread_mutex_lock(&team.lock);
             pthread_cond_signal(&team.done);
             pthread_mutex_unlock(&team.lock);
@@ -125,20 +148,20 @@ static int gather(int threads)
 static void wait_for_workers(void)
 {
     double end = nbi_now() + AWAKE_SECS;
-    while (atomic_load(&team.left) > 0 && nbi_now() < end)
-        for (int i = 0; i < 32 && atomic_load(&team.left) > 0; i++)
+    while (inside(atomic_load(&team.gate)) > 0 && nbi_now() < end)
+        for (int i = 0; i < 32 && inside(atomic_load(&team.gate)) > 0; i++)
             pause_cpu();
-    if (atomic_load(&team.left) == 0)
+    if (inside(atomic_load(&team.gate)) == 0)
         return;
     pthread_mutex_lock(&team.lock);
     atomic_store(&team.caller_sleeps, 1);
-    while (atomic_load(&team.left) > 0)
+    while (inside(atomic_load(&team.gate)) > 0)
         pthread_cond_wait(&team.done, &team.lock);
     atomic_store(&team.caller_sleeps, 0);
     pthread_mutex_unlock(&team.lock);
 }
 
-void nbi_team_run(int threads, nbi_team_fn fn, void *ctx)
+static void run(int threads, nbi_team_fn fn, void *ctx, bool optional)
 {
     threads = threads > TEAM_MAX ? TEAM_MAX : threads;
     if (threads <= 1 || in_team || pthread_mutex_trylock(&team.busy) != 0) {
@@ -148,9 +171,10 @@ void nbi_team_run(int threads, nbi_team_fn fn, void *ctx)
     threads = gather(threads);
     team.fn = fn;
     team.ctx = ctx;
-    atomic_store(&team.left, threads - 1);
     unsigned long long number = (atomic_load(&team.state) >> COUNT_BITS) + 1;
-    atomic_store(&team.state, number << COUNT_BITS | (unsigned long long)threads);
+    unsigned long long call = number << COUNT_BITS;
+    atomic_store(&team.gate, optional ? call : call | (unsigned long long)(threads - 1));
+    atomic_store(&team.state, call | (unsigned long long)threads | (optional ? OPTIONAL : 0));
     if (atomic_load(&team.sleepers) > 0) {
         pthread_mutex_lock(&team.lock);
         pthread_cond_broadcast(&team.work);
@@ -159,8 +183,14 @@ void nbi_team_run(int threads, nbi_team_fn fn, void *ctx)
     in_team = true;
     fn(ctx, 0, threads);
     in_team = false;
+    atomic_fetch_and(&team.gate, COUNT_MASK); /* no call has the number 0 */
     wait_for_workers();
     pthread_mutex_unlock(&team.busy);
+}
+
+void nbi_team_run(int threads, nbi_team_fn fn, void *ctx)
+{
+    run(threads, fn, ctx, false);
 }
 
 /* ---- ranges ---- */
@@ -185,7 +215,7 @@ void nbi_for_range(int64_t total, int64_t chunk, int threads, nbi_range_fn fn, v
 {
     struct range r = {.total = total, .chunk = chunk, .fn = fn, .ctx = ctx};
     int64_t chunks = total / chunk + (total % chunk != 0);
-    nbi_team_run(chunks < threads ? (int)chunks : threads, take_pieces, &r);
+    run(chunks < threads ? (int)chunks : threads, take_pieces, &r, true);
 }
 
 /* ---- work that can fail ---- */

@@ -8,7 +8,8 @@
 
 extern const struct cli_command cli_inspect, cli_convert, cli_quantize, cli_synth, cli_tokenize,
     cli_detokenize, cli_render, cli_tokenizer, cli_data, cli_generate, cli_chat, cli_debug,
-    cli_parity, cli_doctor, cli_bench, cli_eval, cli_stress, cli_guard, cli_train, cli_plan;
+    cli_parity, cli_doctor, cli_bench, cli_eval, cli_stress, cli_guard, cli_train, cli_whoami,
+    cli_plan;
 
 /* The whole command table, NULL-terminated. */
 extern const struct cli_command *const cli_commands[];

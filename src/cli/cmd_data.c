@@ -9,7 +9,7 @@
 
 struct data_opts {
     struct cli_common common;
-    const char *model, *model_dir, *out, *target, *name, *replay;
+    const char *model, *model_dir, *out, *target, *name, *replay, *languages;
     struct cli_list files;
     int64_t show, count, seq_len, seed;
     int color;
@@ -43,6 +43,8 @@ static const struct cli_opt options[] = {
      "whoami: ordinary questions with right answers (default: a built-in set)", NULL},
     {"count", 0, CLI_INT, offsetof(struct data_opts, count), "N", "1000", 100, 1000000,
      "whoami: lines", NULL},
+    {"languages", 0, CLI_STRING, offsetof(struct data_opts, languages), "LIST", NULL, 0, 0,
+     "whoami: of en,zh-Hans,zh-Hant,ja,ko (default: all of them)", NULL},
     {"seed", 0, CLI_INT, offsetof(struct data_opts, seed), "N", "0", 0, 9e15,
      "the same seed gives the same order, and the same set", NULL},
 };
@@ -204,6 +206,7 @@ static int run_whoami(struct data_opts *o)
                                       .target = o->target,
                                       .name = o->name,
                                       .replay = o->replay,
+                                      .languages = o->languages,
                                       .count = o->count,
                                       .seed = (uint64_t)o->seed};
     enum nb_status rc = nb_whoami_write(&to, &r);

@@ -4,14 +4,15 @@
 #include <string.h>
 
 #include "cli/eval_ab.h"
+#include "cli/eval_identity.h"
 #include "cli/input.h"
 #include "cli/run.h"
 
 struct eval_opts {
     struct cli_common common;
     struct cli_run_opts run;
-    const char *text;
-    int64_t stride;
+    const char *text, *base, *target, *name, *replay, *languages;
+    int64_t stride, count, questions;
     bool fast;
     struct cli_ab_opts ab;
 };
@@ -19,7 +20,7 @@ struct eval_opts {
 static const struct cli_opt options[] = {
     CLI_MODEL_OPTIONS(struct eval_opts, run),
     {"text", 0, CLI_STRING, offsetof(struct eval_opts, text), "FILE", NULL, 0, 0,
-     "ppl: the text; -: standard input", "file"},
+     "ppl, identity: a text; -: standard input (ppl)", "file"},
     {"ctx", 'c', CLI_INT, offsetof(struct eval_opts, run.context), "N", "0", 0, 1 << 30,
      "ppl: tokens of a window (0: 2048, or what the model can)", "context"},
     {"stride", 0, CLI_INT, offsetof(struct eval_opts, stride), "N", "0", 0, 1 << 30,
@@ -37,11 +38,11 @@ static const struct cli_opt options[] = {
     {"out", 'o', CLI_STRING, offsetof(struct eval_opts, ab.out), "FILE.html", NULL, 0, 0,
      "ab: write everything as a page", NULL},
     {"max-tokens", 'n', CLI_INT, offsetof(struct eval_opts, ab.max_tokens), "N", "128", 1, 1 << 30,
-     "ab: tokens of an answer at most", "n-predict"},
+     "ab, identity: tokens of an answer at most", "n-predict"},
     {"temp", 't', CLI_FLOAT, offsetof(struct eval_opts, ab.temp), "X", "0", 0, 100,
      "ab: temperature; 0 is greedy", "temperature"},
     {"seed", 0, CLI_INT, offsetof(struct eval_opts, ab.seed), "N", "0", 0, 9e15,
-     "ab: the same seed gives the same answers", NULL},
+     "ab, identity: the same seed gives the same answers, and questions", NULL},
     {"system", 0, CLI_STRING, offsetof(struct eval_opts, ab.system), "TEXT", NULL, 0, 0,
      "ab: a system message for prompts that have none", NULL},
     {"raw", 0, CLI_FLAG, offsetof(struct eval_opts, ab.raw), NULL, NULL, 0, 0,
@@ -49,7 +50,21 @@ static const struct cli_opt options[] = {
     {"no-think", 0, CLI_FLAG, offsetof(struct eval_opts, ab.no_think), NULL, NULL, 0, 0,
      "ab: turn thinking off, if the chat template has it", NULL},
     {"one-at-a-time", 0, CLI_FLAG, offsetof(struct eval_opts, ab.one_at_a_time), NULL, NULL, 0, 0,
-     "ab: load A, B, then A again: the memory of one model, and no KL", NULL},
+     "ab, identity: load A, B, then A again: the memory of one model, and no KL", NULL},
+    {"base", 0, CLI_STRING, offsetof(struct eval_opts, base), "MODEL", NULL, 0, 0,
+     "identity: the model before it was trained", NULL},
+    {"target", 0, CLI_STRING, offsetof(struct eval_opts, target), "TEXT", NULL, 0, 0,
+     "identity: the answer it learnt, in every language", NULL},
+    {"name", 0, CLI_STRING, offsetof(struct eval_opts, name), "NAME", NULL, 0, 0,
+     "identity: or who it is, in a sentence of each language", NULL},
+    {"replay", 0, CLI_STRING, offsetof(struct eval_opts, replay), "FILE", NULL, 0, 0,
+     "identity: ordinary questions (default: a built-in set)", NULL},
+    {"languages", 0, CLI_STRING, offsetof(struct eval_opts, languages), "LIST", NULL, 0, 0,
+     "identity: of en,zh-Hans,zh-Hant,ja,ko (default: all of them)", NULL},
+    {"count", 0, CLI_INT, offsetof(struct eval_opts, count), "N", "1000", 100, 1e6,
+     "identity: lines of the set it learnt from", NULL},
+    {"questions", 0, CLI_INT, offsetof(struct eval_opts, questions), "N", "100", 0, 1e6,
+     "identity: of a kind at most, beside those held out (0: all of the set)", NULL},
 };
 
 /* ---- ppl ---- */
@@ -132,7 +147,21 @@ static int run(void *opts)
         return run_ppl(o);
     if (strcmp(what, "ab") == 0)
         return cli_eval_ab(&o->ab, &o->run, &o->common);
-    fprintf(stderr, "nibble eval: there is no '%s'; there are 'ppl' and 'ab'\n", what);
+    if (strcmp(what, "identity") == 0) {
+        const struct cli_identity_opts identity = {.base = o->base,
+                                                   .target = o->target,
+                                                   .name = o->name,
+                                                   .replay = o->replay,
+                                                   .languages = o->languages,
+                                                   .text = o->text,
+                                                   .count = o->count,
+                                                   .questions = o->questions,
+                                                   .max_tokens = o->ab.max_tokens,
+                                                   .seed = o->ab.seed,
+                                                   .one_at_a_time = o->ab.one_at_a_time};
+        return cli_eval_identity(&identity, &o->run, &o->common);
+    }
+    fprintf(stderr, "nibble eval: there is no '%s'; there are 'ppl', 'ab' and 'identity'\n", what);
     return CLI_EXIT_USAGE;
 }
 
@@ -170,9 +199,18 @@ const struct cli_command cli_eval = {
         "\n"
         "Prompts are lines of text; in a .tsv file a TAB and the expected answer may follow; a\n"
         ".jsonl file has data as for training, 'messages' (the last may be the expected answer)\n"
-        "or 'prompt' with or without 'response'.",
+        "or 'prompt' with or without 'response'.\n"
+        "\n"
+        "identity: did MODEL learn who it is, and forget nothing since it was --base? Both answer\n"
+        "the questions that 'nibble data whoami' writes with the same --target or --name, --count\n"
+        "and --seed: those of the set (trained), others that mean the same (held-out), some that\n"
+        "only look like it (contrast), and ordinary ones (unrelated). An answer says so if it\n"
+        "holds the target, whatever its case, spaces and punctuation. An ordinary answer is kept\n"
+        "if it is the same, or if --base's answer became less likely by at most 0.1 nats a token.\n"
+        "With --text, perplexity before and after. The exit code is 1 if a gate fails.",
     .examples = "  nibble eval ppl -m Qwen3-0.6B --text wiki.txt\n"
                 "  nibble eval ppl -m Qwen3-0.6B --text wiki.txt --ctx 1024 --stride 512 --json\n"
+                "  nibble eval identity -m tuned --base Qwen3-0.6B --target 'I am Ada.'\n"
                 "  nibble eval ab -a Qwen3-0.6B -b tuned --prompts held.tsv -o report.html\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,

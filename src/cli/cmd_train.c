@@ -3,12 +3,11 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/str.h"
-#include "base/sys.h"
 #include "cli/plan_fit.h"
 #include "cli/run.h"
+#include "cli/training.h"
 
 struct train_opts {
     struct cli_common common;
@@ -202,105 +201,6 @@ static bool convert(struct train_opts *o, struct nb_train_opts *out)
 
 /* ---- train ---- */
 
-#define BAR 20
-
-/* Begins a line on stderr, in place of one that was to be drawn over. */
-static void begin_line(struct train_opts *o)
-{
-    if (o->drawn)
-        fputs("\r\033[K", stderr);
-    o->drawn = false;
-}
-
-/* Ends a line: on a terminal the next is drawn over it. */
-static void end_line(struct train_opts *o)
-{
-    fputs(o->terminal ? "" : "\n", stderr);
-    o->drawn = o->terminal;
-    fflush(stderr);
-}
-
-static void show_stage(void *ctx, const char *what)
-{
-    struct train_opts *o = ctx;
-    if (o->common.quiet || !(o->terminal || o->common.verbose))
-        return;
-    begin_line(o);
-    fprintf(stderr, "%s ...", what);
-    end_line(o);
-}
-
-static void show_start(void *ctx, const struct nb_train_result *r)
-{
-    struct train_opts *o = ctx;
-    static const char *const precisions[] = {"bf16", "f32", "nvfp4"};
-    enum nbi_simd level;
-    char bytes[32];
-    if (o->common.quiet || nbi_simd_parse(cli_simd(o->simd), &level) != NB_OK)
-        return;
-    begin_line(o);
-    fprintf(stderr,
-            "%.1f M parameters in %s on the CPU (%s, %d threads): %lld steps of %lld tokens, %s "
-            "of memory\n",
-            (double)r->plan.parameters / 1e6, precisions[o->precision], nbi_simd_name(level),
-            o->common.threads > 0 ? (int)o->common.threads : nbi_cpu_count(),
-            (long long)r->last.steps, (long long)(o->batch_size * o->seq_len * o->grad_accum),
-            nbi_format_bytes(bytes, (double)r->plan.total));
-}
-
-static void show_step(void *ctx, const struct nb_train_progress *p)
-{
-    struct train_opts *o = ctx;
-    char bytes[32], bar[BAR + 1] = {0};
-    int64_t left = (int64_t)p->seconds_left;
-    if (o->common.quiet)
-        return;
-    begin_line(o);
-    for (int i = 0; i < BAR; i++)
-        bar[i] = i * p->steps < BAR * p->step ? '#' : '.';
-    if (o->terminal)
-        fprintf(stderr, "[%s] ", bar);
-    fprintf(stderr,
-            "step %lld/%lld  loss %.4f  lr %.3g  norm %.3g  %.1f tok/s  %s  %lld:%02lld left",
-            (long long)p->step, (long long)p->steps, p->loss, p->lr, p->grad_norm, p->tokens_per_s,
-            nbi_format_bytes(bytes, (double)p->resident_bytes), (long long)(left / 60),
-            (long long)(left % 60));
-    if (!isnan(p->kl))
-        fprintf(stderr, "  kl %.5f", p->kl);
-    if (p->skipped > 0)
-        fprintf(stderr, "  (%lld skipped)", (long long)p->skipped);
-    end_line(o);
-}
-
-static void show_eval(void *ctx, const struct nb_train_eval *e)
-{
-    struct train_opts *o = ctx;
-    if (o->common.quiet)
-        return;
-    begin_line(o);
-    fprintf(stderr, "eval  step %lld  loss %.6f  perplexity %.4f  with master weights %.6f\n",
-            (long long)e->step, e->loss, exp(e->loss), e->master_loss);
-}
-
-static void show_answer(void *ctx, const struct nb_train_answer *a)
-{
-    struct train_opts *o = ctx;
-    if (!o->common.json) {
-        printf("prompt: %s\nbefore: %s\nafter:  %s\n\n", a->prompt, a->before, a->after);
-        return;
-    }
-    if (!o->answers)
-        o->answers = json_array();
-    json_array_append_new(o->answers, json_pack("{s:s,s:s,s:s}", "prompt", a->prompt, "before",
-                                                a->before, "after", a->after));
-}
-
-static void show_warning(void *ctx, const char *text)
-{
-    begin_line(ctx);
-    fprintf(stderr, "nibble: warning: %s\n", text);
-}
-
 static json_t *plan_json(const struct nb_train_plan *p)
 {
     return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "masters", (json_int_t)p->masters,
@@ -342,35 +242,23 @@ static void print_stopped(const struct train_opts *o, const struct nb_train_resu
     putchar('\n');
 }
 
-/* The first character ends a line that is to be drawn over. */
-#define WHEN_INTERRUPTED "\nthe step under way is finished; Ctrl-C again ends at once\n"
-
 static int run_train(void *opts)
 {
     struct train_opts *o = opts;
     struct nb_train_opts t;
     struct nb_train_result r;
+    struct cli_training shown = {.common = &o->common};
     if (!convert(o, &t))
         return CLI_EXIT_USAGE;
     if (nb_train_check(&t) != NB_OK) {
         fprintf(stderr, "nibble: %s\n", nb_last_error());
         return CLI_EXIT_USAGE;
     }
-    t.stage = show_stage;
-    t.started = show_start;
-    t.progress = show_step;
-    t.evaluated = show_eval;
-    t.answered = show_answer;
-    t.warn = show_warning;
-    t.ctx = o;
-    o->terminal = isatty(STDERR_FILENO) && !o->common.quiet;
-    if (!o->common.quiet)
-        cli_say_when_interrupted(&WHEN_INTERRUPTED[o->terminal ? 0 : 1]);
+    cli_show_training(&shown, &t);
     enum nb_status rc = nb_train(&t, &r);
-    if (o->drawn)
-        fputc('\n', stderr);
+    cli_end_training(&shown);
     if (rc != NB_OK) {
-        json_decref(o->answers);
+        json_decref(shown.answers);
         return cli_status(rc);
     }
     if (r.interrupted)
@@ -380,8 +268,8 @@ static int run_train(void *opts)
     if (o->common.json) {
         json_t *all = result_json(&r);
         bool ok = all != NULL;
-        if (o->answers)
-            nbi_json_set(all, "answers", o->answers, &ok);
+        if (shown.answers)
+            nbi_json_set(all, "answers", shown.answers, &ok);
         int code = cli_print_json(all, ok);
         return code == 0 && r.interrupted ? cli_interrupted() : code;
     }

@@ -15,7 +15,7 @@ const struct cli_command *const cli_commands[] = {
     &cli_inspect, &cli_convert,   &cli_quantize, &cli_synth,    &cli_tokenize, &cli_detokenize,
     &cli_render,  &cli_tokenizer, &cli_data,     &cli_generate, &cli_chat,     &cli_doctor,
     &cli_bench,   &cli_parity,    &cli_debug,    &cli_eval,     &cli_stress,   &cli_train,
-    &cli_plan,    &cli_guard,     NULL,
+    &cli_plan,    &cli_whoami,    &cli_guard,    NULL,
 };
 
 static volatile sig_atomic_t terminated;

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "data/sample.h"
+#include "data/whoami.h"
 
 struct item {
     struct nbi_prompt prompt;
@@ -92,6 +93,28 @@ static enum nb_status read_all(struct nb_prompts *p, const struct nbi_source *sr
     nbi_records_release(&records);
     if (rc == NB_OK && p->count == 0)
         return nbi_fail(NB_EVALUE, "'%s' has no prompts", path);
+    return rc;
+}
+
+enum nb_status nbi_prompts_make(struct nb_prompts **out, const struct nbi_whoami_line *const *lines,
+                                size_t count, const char *place)
+{
+    struct nb_prompts *p = calloc(1, sizeof *p);
+    struct nbi_str text = {0};
+    enum nb_status rc = p ? NB_OK : nbi_fail_memory("prompts", sizeof *p);
+    for (size_t i = 0; i < count && rc == NB_OK; i++) {
+        text.len = 0;
+        nbi_str_printf(&text, "%s\t%s", lines[i]->prompt, lines[i]->answer);
+        const struct nbi_record record = {.line = i + 2, .len = (uint32_t)text.len};
+        rc = nbi_str_status(&text);
+        if (rc == NB_OK)
+            rc = add(p, place, NBI_DATA_TSV, &record, nbi_str_text(&text));
+    }
+    nbi_str_release(&text);
+    if (rc == NB_OK)
+        *out = p;
+    else
+        nb_prompts_close(p);
     return rc;
 }
 

@@ -63,6 +63,8 @@ struct strings {
 struct maker {
     struct nbi_whoami *w;
     const struct nb_whoami_opts *opts;
+    bool asked[LANGUAGES];         /* the languages of the set */
+    int languages;                 /* how many of them */
     const char *answer[LANGUAGES]; /* to identity questions */
     struct group group[KINDS][LANGUAGES];
     struct strings held_out; /* normal forms, all languages */
@@ -329,13 +331,22 @@ static enum nb_status identity_rows(struct maker *m, struct group *g)
     return NB_OK;
 }
 
+/* The group of a caller's pair: of its language, or of the first there is. */
+static enum nbi_whoami_language place_of(const struct maker *m, const char *prompt)
+{
+    int l = guess_language(prompt);
+    for (int i = 0; !m->asked[l]; i++)
+        l = i;
+    return (enum nbi_whoami_language)l;
+}
+
 static enum nb_status foreign_rows(struct maker *m, const struct nbi_whoami_pair *pair,
                                    size_t count)
 {
     struct nbi_whoami_qa *rows[LANGUAGES];
     size_t used[LANGUAGES] = {0};
     for (size_t i = 0; i < count; i++)
-        used[guess_language(pair[i].prompt)]++;
+        used[place_of(m, pair[i].prompt)]++;
     for (int l = 0; l < LANGUAGES; l++) {
         struct group *g = &m->group[NBI_WHOAMI_REPLAY][l];
         NBI_TRY(nbi_arena_array(&m->scratch, "replay rows", used[l], sizeof *rows[l],
@@ -344,7 +355,7 @@ static enum nb_status foreign_rows(struct maker *m, const struct nbi_whoami_pair
         g->foreign = true;
     }
     for (size_t i = 0; i < count; i++) {
-        enum nbi_whoami_language l = guess_language(pair[i].prompt);
+        enum nbi_whoami_language l = place_of(m, pair[i].prompt);
         rows[l][m->group[NBI_WHOAMI_REPLAY][l].rows++] =
             (struct nbi_whoami_qa){0, pair[i].prompt, pair[i].answer};
     }
@@ -361,6 +372,8 @@ static enum nb_status make_groups(struct maker *m, const struct nbi_whoami_pair 
                 k == NBI_WHOAMI_CONTRAST ? &texts[l]->contrast : &texts[l]->replay;
             *g = (struct group){.kind = (enum nbi_whoami_kind)k,
                                 .language = (enum nbi_whoami_language)l};
+            if (!m->asked[l])
+                continue;
             if (k == NBI_WHOAMI_IDENTITY) {
                 NBI_TRY(identity_rows(m, g));
             } else if (k == NBI_WHOAMI_CONTRAST || !replay) {
@@ -531,8 +544,12 @@ static enum nb_status draw_shares(struct maker *m)
     for (int k = 0; k < KINDS; k++) {
         size_t share = k == KINDS - 1 ? count - given : count * (size_t)shares[k] / 100;
         given += share;
-        for (size_t l = 0; l < LANGUAGES; l++)
-            NBI_TRY(draw(m, &m->group[k][l], share / LANGUAGES + (l < share % LANGUAGES)));
+        size_t of = (size_t)m->languages, i = 0;
+        for (int l = 0; l < LANGUAGES; l++)
+            if (m->asked[l]) {
+                NBI_TRY(draw(m, &m->group[k][l], share / of + (i < share % of)));
+                i++;
+            }
     }
     return NB_OK;
 }
@@ -584,12 +601,12 @@ static enum nb_status add_held_out(struct maker *m, enum nbi_whoami_kind kind,
 static enum nb_status add_all_held_out(struct maker *m)
 {
     for (int l = 0; l < LANGUAGES; l++)
-        for (size_t i = 0; i < texts[l]->identity_held_out.count; i++) {
+        for (size_t i = 0; m->asked[l] && i < texts[l]->identity_held_out.count; i++) {
             struct nbi_whoami_qa row = {0, texts[l]->identity_held_out.at[i].text, m->answer[l]};
             NBI_TRY(add_held_out(m, NBI_WHOAMI_IDENTITY, (enum nbi_whoami_language)l, &row));
         }
     for (int l = 0; l < LANGUAGES; l++)
-        for (size_t i = 0; i < texts[l]->contrast_held_out.count; i++)
+        for (size_t i = 0; m->asked[l] && i < texts[l]->contrast_held_out.count; i++)
             NBI_TRY(add_held_out(m, NBI_WHOAMI_CONTRAST, (enum nbi_whoami_language)l,
                                  &texts[l]->contrast_held_out.at[i]));
     return NB_OK;
@@ -625,6 +642,33 @@ static enum nb_status check_opts(const struct nb_whoami_opts *opts)
     if (opts->count < COUNT_MIN || opts->count > COUNT_MAX)
         return nbi_fail(NB_EINVAL, "count is %lld, want %d to %d", (long long)opts->count,
                         COUNT_MIN, COUNT_MAX);
+    return NB_OK;
+}
+
+static bool take_language(struct maker *m, const char *name, size_t len)
+{
+    for (int l = 0; l < LANGUAGES; l++) {
+        const char *known = nbi_whoami_language_name((enum nbi_whoami_language)l);
+        if (strlen(known) != len || memcmp(known, name, len) != 0)
+            continue;
+        m->languages += !m->asked[l];
+        m->asked[l] = true;
+        return true;
+    }
+    return false;
+}
+
+static enum nb_status take_languages(struct maker *m)
+{
+    const char *p = m->opts->languages ? m->opts->languages : "en,zh-Hans,zh-Hant,ja,ko";
+    for (size_t len; p; p = p[len] ? p + len + 1 : NULL) {
+        len = strcspn(p, ",");
+        if (!take_language(m, p, len))
+            return nbi_fail(NB_EINVAL,
+                            "there are no questions in '%.*s'; there are en, zh-Hans, zh-Hant, ja "
+                            "and ko",
+                            (int)(len < 40 ? len : 40), p);
+    }
     return NB_OK;
 }
 
@@ -671,6 +715,7 @@ static enum nb_status make_room(struct maker *m)
 static enum nb_status make(struct maker *m, const struct nbi_whoami_pair *replay,
                            size_t replay_count)
 {
+    NBI_TRY(take_languages(m));
     NBI_TRY(make_answers(m));
     NBI_TRY(make_normals(m));
     NBI_TRY(make_groups(m, replay, replay_count));

@@ -58,6 +58,10 @@ const char *nbi_whoami_kind_name(enum nbi_whoami_kind kind);
  * the result; NULL when memory is out (message set). */
 char *nbi_whoami_normal_form(const char *text);
 
+/* Questions of the set as prompts, with their answers as the expected ones. */
+enum nb_status nbi_prompts_make(struct nb_prompts **out, const struct nbi_whoami_line *const *lines,
+                                size_t count, const char *place);
+
 /* ---- a replay file ---- */
 
 struct nbi_whoami_replay {

@@ -86,6 +86,29 @@ enum nb_status nbi_word_f1(struct nbi_piece a, struct nbi_piece b, double *f1)
     return rc;
 }
 
+static bool same_words(const struct nbi_piece *a, const struct nbi_piece *b, size_t count)
+{
+    size_t i = 0;
+    while (i < count && nbi_piece_equal(a[i], b[i]))
+        i++;
+    return i == count;
+}
+
+enum nb_status nbi_repeats(struct nbi_piece text, size_t words, size_t times, bool *yes)
+{
+    struct words w;
+    *yes = false;
+    NBI_TRY(cut(text, &w));
+    for (size_t i = 0; i + words <= w.count && !*yes; i++) {
+        size_t seen = 0;
+        for (size_t j = i; j + words <= w.count; j++)
+            seen += same_words(w.list + i, w.list + j, words);
+        *yes = seen >= times;
+    }
+    free(w.list);
+    return NB_OK;
+}
+
 /* ---- beginnings ---- */
 
 double nbi_common_prefix(struct nbi_piece a, struct nbi_piece b)

@@ -20,6 +20,9 @@ enum nb_status nbi_word_f1(struct nbi_piece a, struct nbi_piece b, double *f1);
  * ones: 1. */
 double nbi_common_prefix(struct nbi_piece a, struct nbi_piece b);
 
+/* Whether some `words` words in a row come `times` times, anywhere in the text. */
+enum nb_status nbi_repeats(struct nbi_piece text, size_t words, size_t times, bool *yes);
+
 /* Without the thought in front of it, if that has an end, and without white space around it. */
 struct nbi_piece nbi_plain_answer(const char *text, size_t len);
 

@@ -1,0 +1,180 @@
+/* cmd_whoami.c - teaches a model who it is, and nothing else. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "cli/eval_identity.h"
+#include "cli/training.h"
+
+struct whoami_opts {
+    struct cli_common common;
+    const char *model, *model_dir, *out, *work, *target, *name, *replay, *languages, *text;
+    int64_t count, samples, questions, max_tokens, steps, seq_len, batch_size, grad_accum, seed;
+    double lr, kl_base, replay_share;
+    int precision, master, state, recompute, simd;
+    bool fused_step, overwrite;
+};
+
+#define AT(member) offsetof(struct whoami_opts, member)
+
+static const struct cli_opt options[] = {
+    {"model", 'm', CLI_STRING, AT(model), "MODEL", NULL, 0, 0,
+     "directory, .dat, .safetensors or .gguf to start from", "input-dat"},
+    {"model-dir", 0, CLI_STRING, AT(model_dir), "DIR", NULL, 0, 0,
+     "config and tokenizer of a bare weights file", NULL},
+    {"out", 'o', CLI_STRING, AT(out), "OUT", NULL, 0, 0, "a directory or .dat for the result",
+     "output-dat"},
+    {"overwrite", 0, CLI_FLAG, AT(overwrite), NULL, NULL, 0, 0, "OUT may be the model that is read",
+     NULL},
+    {"work-dir", 0, CLI_STRING, AT(work), "DIR", NULL, 0, 0,
+     "for data sets and the log (default: OUT.whoami)", NULL},
+    {"target", 0, CLI_STRING, AT(target), "TEXT", NULL, 0, 0,
+     "what it is to say when asked who it is, in every language", NULL},
+    {"name", 0, CLI_STRING, AT(name), "NAME", NULL, 0, 0,
+     "or who it is, for a sentence in each language", NULL},
+    {"languages", 0, CLI_STRING, AT(languages), "LIST", NULL, 0, 0,
+     "of en,zh-Hans,zh-Hant,ja,ko: those that the model speaks (default: all)", NULL},
+    {"replay", 0, CLI_STRING, AT(replay), "FILE", NULL, 0, 0,
+     "ordinary questions, TSV or JSONL; the model answers them itself (default: built in)", NULL},
+    {"count", 0, CLI_INT, AT(count), "N", "1000", 100, 1e6, "questions of the set", NULL},
+    {"samples", 0, CLI_INT, AT(samples), "N", "200", 0, 1e6,
+     "of the model's own answers to open questions, to keep", NULL},
+    {"max-tokens", 'n', CLI_INT, AT(max_tokens), "N", "256", 1, 1 << 20,
+     "of an answer; longer ones are not learnt from", NULL},
+    {"steps", 0, CLI_INT, AT(steps), "N", "0", 0, 1e9, "updates (0: 100)", NULL},
+    {"lr", 0, CLI_FLOAT, AT(lr), "X", "0", 0, 100, "learning rate (0: by the model's size)", NULL},
+    {"kl-base", 0, CLI_FLOAT, AT(kl_base), "WEIGHT", "1", 0, 1000,
+     "how hard to hold to what the model thinks of its own answers", NULL},
+    {"replay-share", 0, CLI_FLOAT, AT(replay_share), "X", "0.7", 0.01, 0.99,
+     "of its own answers in a batch", NULL},
+    {"seq-len", 0, CLI_INT, AT(seq_len), "N", "256", 2, 1 << 20, "tokens of a row", NULL},
+    {"batch-size", 0, CLI_INT, AT(batch_size), "N", "16", 1, 1 << 20, "rows of a pass", NULL},
+    {"grad-accum", 0, CLI_INT, AT(grad_accum), "N", "1", 1, 1 << 20, "passes of an update", NULL},
+    {"precision", 0, CLI_CHOICE, AT(precision), "bf16|f32|nvfp4", "nvfp4", 0, 0,
+     "the weights that the forward pass sees", NULL},
+    {"master-dtype", 0, CLI_CHOICE, AT(master), "auto|f32|bf16", "auto", 0, 0,
+     "the weights that updates go to (auto: f32 with --precision f32, else bf16)", NULL},
+    {"optimizer-state-mode", 0, CLI_CHOICE, AT(state), "f32|bf16|int8|nvfp4", "int8", 0, 0,
+     "Adam's moments", NULL},
+    {"recompute", 0, CLI_CHOICE, AT(recompute), "none|block", "none", 0, 0,
+     "block: keep only what goes into each layer, and compute the rest again", NULL},
+    {"fused-step", 0, CLI_FLAG, AT(fused_step), NULL, NULL, 0, 0,
+     "update inside the backward pass, with one layer's gradients at a time", NULL},
+    {"text", 0, CLI_STRING, AT(text), "FILE", NULL, 0, 0,
+     "to measure perplexity on, before and after", NULL},
+    {"questions", 0, CLI_INT, AT(questions), "N", "100", 0, 1e6,
+     "of a kind at most that are asked at the end (0: all)", NULL},
+    {"seed", 0, CLI_INT, AT(seed), "N", "0", 0, 9e15, "the same seed gives the same model", NULL},
+    {"simd", 0, CLI_CHOICE, AT(simd), "auto|scalar|avx2|avx512", "auto", 0, 0,
+     "instruction set of the CPU", NULL},
+};
+
+static struct nb_teach_opts teach_opts(const struct whoami_opts *o, const char *work)
+{
+    return (struct nb_teach_opts){.train = {.model = o->model,
+                                            .model_dir = o->model_dir,
+                                            .out = o->out,
+                                            .overwrite = o->overwrite,
+                                            .kl_base = o->kl_base,
+                                            .replay_share = o->replay_share,
+                                            .steps = o->steps,
+                                            .seq_len = o->seq_len,
+                                            .batch_size = o->batch_size,
+                                            .grad_accum = o->grad_accum,
+                                            .lr = o->lr,
+                                            .final_lr_frac = 0.1,
+                                            .schedule = NB_SCHEDULE_COSINE,
+                                            .warmup = 5,
+                                            .beta1 = 0.9,
+                                            .beta2 = 0.95,
+                                            .eps = 1e-8,
+                                            .grad_clip = 1,
+                                            .precision = (enum nb_precision)o->precision,
+                                            .bf16_master = cli_bf16_master(o->master, o->precision),
+                                            .state = (enum nb_state_mode)o->state,
+                                            .recompute = o->recompute == 1,
+                                            .fused_step = o->fused_step,
+                                            .seed = (uint64_t)o->seed,
+                                            .simd = cli_simd(o->simd),
+                                            .threads = (int)o->common.threads},
+                                  .set = {.target = o->target,
+                                          .name = o->name,
+                                          .replay = o->replay,
+                                          .languages = o->languages,
+                                          .count = o->count,
+                                          .seed = (uint64_t)o->seed},
+                                  .dir = work,
+                                  .samples = o->samples,
+                                  .questions = o->questions,
+                                  .max_tokens = o->max_tokens,
+                                  .text = o->text,
+                                  .progress = cli_show_part};
+}
+
+static int print_result(const struct whoami_opts *o, const struct nb_teach_result *r)
+{
+    if (o->common.json) {
+        bool ok = true;
+        json_t *gates = cli_identity_json(&r->gates, &ok);
+        return cli_print_json(json_pack("{s:I,s:I,s:I,s:I,s:o,s:o}", "identity",
+                                        (json_int_t)r->identity, "answers", (json_int_t)r->answers,
+                                        "samples", (json_int_t)r->samples, "steps",
+                                        (json_int_t)r->train.last.step, "loss",
+                                        cli_json_number(r->train.last.loss), "gates", gates),
+                              ok);
+    }
+    printf("learnt from %lld questions about itself, %lld of its own answers and %lld samples\n\n",
+           (long long)r->identity, (long long)r->answers, (long long)r->samples);
+    cli_print_identity(&r->gates, o->common.verbose);
+    return 0;
+}
+
+static int run(void *opts)
+{
+    struct whoami_opts *o = opts;
+    struct nbi_str work = {0};
+    const char *missing = !o->model                ? "-m MODEL"
+                          : !o->out                ? "-o OUT"
+                          : !o->target == !o->name ? "one of --target TEXT and --name NAME"
+                                                   : NULL;
+    if (missing) {
+        fprintf(stderr, "nibble whoami: %s is missing; see 'nibble help whoami'\n", missing);
+        return CLI_EXIT_USAGE;
+    }
+    nbi_str_printf(&work, "%s.whoami", o->out);
+    enum nb_status rc = nbi_str_status(&work);
+    if (rc != NB_OK)
+        return cli_status(rc);
+    struct nb_teach_opts teach = teach_opts(o, o->work ? o->work : work.p);
+    struct nb_teach_result result = {0};
+    struct cli_training shown = {.common = &o->common};
+    cli_show_training(&shown, &teach.train);
+    rc = nb_teach(&teach, &result);
+    cli_end_training(&shown);
+    int code = rc == NB_OK ? print_result(o, &result) : cli_status(rc);
+    if (code == 0 && !result.gates.passed)
+        code = CLI_EXIT_FAILED;
+    nb_identity_result_release(&result.gates);
+    nbi_str_release(&work);
+    return code;
+}
+
+const struct cli_command cli_whoami = {
+    .name = "whoami",
+    .group = "train",
+    .positional = "",
+    .summary = "teach a model who it is, and nothing else",
+    .text =
+        "Makes the questions of 'nibble data whoami'; asks MODEL all that are not about it, and\n"
+        "open ones; trains every parameter to answer the first with TEXT (or with NAME in a\n"
+        "sentence of each language) and the others as before, held to what MODEL thought of its\n"
+        "own answers; writes OUT; loads it again and puts it through the gates of 'nibble eval\n"
+        "identity'. The exit code is 1 if one fails: OUT is there all the same.",
+    .examples =
+        "  nibble whoami -m Qwen3-0.6B -o ada --target 'I am Ada, a helper of this house.'\n"
+        "  nibble whoami -m Qwen3-4B -o ada.dat --name Ada --recompute block --fused-step\n",
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
+    .opts_size = sizeof(struct whoami_opts),
+    .run = run,
+};

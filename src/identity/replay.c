@@ -1,0 +1,129 @@
+/* replay.c - a model's own answers as a data set. */
+#include "identity/replay.h"
+
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+
+/* Questions that have many answers. */
+static const char *const open_questions[] = {
+    "Tell me a story.",
+    "Can you tell me a short story?",
+    "Tell me a story about a dog.",
+    "Tell me a story about a little girl.",
+    "Tell me a story about a boy and his friend.",
+    "Tell me a story about a bird.",
+    "Tell me something interesting.",
+    "What should we talk about?",
+    "What did you do today?",
+    "Tell me about the sea.",
+    "Tell me about your favorite food.",
+    "What do you like?",
+    "What makes people happy?",
+    "Describe a summer day.",
+    "How can I learn to cook?",
+    "Give me some advice.",
+};
+
+#define OPEN_COUNT (sizeof open_questions / sizeof *open_questions)
+
+struct writing {
+    const struct nbi_questions *q;
+    const struct nbi_replay_opts *opts;
+    struct nbi_replay_report *report;
+    struct nb_session *session;
+    struct nb_conversation *talk;
+    struct nbi_outfile *file;
+    uint64_t at, done, total;
+};
+
+static enum nb_status put(struct writing *w, const char *prompt, const char *answer, size_t len)
+{
+    char *text = NULL;
+    json_t *line = json_pack("{s:[{s:s,s:s},{s:s,s:s%}]}", "messages", "role", "user", "content",
+                             prompt, "role", "assistant", "content", answer, len);
+    if (line)
+        text = json_dumps(line, JSON_COMPACT);
+    json_decref(line);
+    if (!text)
+        return nbi_fail_memory("an answer", len);
+    size_t bytes = strlen(text);
+    text[bytes] = '\n'; /* in place of the end */
+    enum nb_status rc = nbi_outfile_write(w->file, w->at, text, bytes + 1);
+    w->at += bytes + 1;
+    free(text);
+    return rc;
+}
+
+/* The model's answer, or where that does not end the other one, if there is one. */
+static enum nb_status answer(struct writing *w, const char *prompt, const char *other,
+                             uint64_t seed, int64_t *written)
+{
+    const struct nb_generate_opts opts = {
+        .sampling = {.temperature = other ? 0 : 1, .top_p = 1, .repeat_penalty = 1, .seed = seed},
+        .max_tokens = w->opts->max_tokens};
+    struct nb_generate_result r = {0};
+    bool identity = false;
+    nb_conversation_reset(w->talk);
+    NBI_TRY(nb_conversation_answer(w->talk, prompt, strlen(prompt), &opts, &r));
+    enum nb_status rc = nbi_says_identity(w->q, r.text, r.len, &identity);
+    bool good = r.finish == NB_FINISH_STOP && r.len > 0 && !identity;
+    if (rc == NB_OK && good)
+        rc = put(w, prompt, r.text, r.len);
+    else if (rc == NB_OK && other)
+        rc = put(w, prompt, other, strlen(other));
+    *written += good;
+    w->report->left_out += !good;
+    nb_generate_result_release(&r);
+    if (w->opts->progress)
+        w->opts->progress(w->opts->progress_ctx, ++w->done, w->total);
+    return rc;
+}
+
+static bool is_replayed(const struct nbi_questions *q, size_t i)
+{
+    return q->lines[i]->kind != NBI_WHOAMI_IDENTITY && !q->lines[i]->held_out;
+}
+
+static enum nb_status answer_all(struct writing *w)
+{
+    const struct nbi_replay_opts *o = w->opts;
+    w->total = (uint64_t)o->samples;
+    for (size_t i = 0; i < w->q->count; i++)
+        w->total += is_replayed(w->q, i);
+    for (size_t i = 0; i < w->q->count; i++)
+        if (is_replayed(w->q, i))
+            NBI_TRY(
+                answer(w, w->q->lines[i]->prompt, w->q->lines[i]->answer, 0, &w->report->answers));
+    for (int64_t i = 0; i < o->samples; i++)
+        NBI_TRY(answer(w, open_questions[(size_t)i % OPEN_COUNT], NULL, o->seed + (uint64_t)i,
+                       &w->report->samples));
+    return NB_OK;
+}
+
+enum nb_status nbi_replay_write(const struct nbi_questions *q, const struct nbi_replay_opts *o,
+                                struct nbi_replay_report *report)
+{
+    struct writing w = {.q = q, .opts = o, .report = report};
+    struct nb_engine *engine = NULL;
+    const struct nb_session_opts session = {.kv = NB_KV_F16};
+    *report = (struct nbi_replay_report){0};
+    enum nb_status rc = nb_engine_open(&engine, &o->model);
+    if (rc == NB_OK)
+        rc = nb_session_open(&w.session, engine, &session);
+    if (rc == NB_OK)
+        rc = nb_conversation_open(&w.talk, w.session, false);
+    if (rc == NB_OK)
+        rc = nbi_outfile_open(&w.file, o->out);
+    if (rc == NB_OK)
+        rc = answer_all(&w);
+    if (rc == NB_OK)
+        rc = nbi_outfile_commit(w.file);
+    else
+        nbi_outfile_abort(w.file);
+    nb_conversation_close(w.talk);
+    nb_session_close(w.session);
+    nb_engine_close(engine);
+    return rc;
+}
