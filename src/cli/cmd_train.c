@@ -105,7 +105,7 @@ static const struct cli_opt options[] = {
     {"synthetic", 0, CLI_STRING, AT(synthetic), "SIZE", NULL, 0, 0,
      "random weights and tokens: tiny, 0.6b, 1.7b, 4b or 8b", NULL},
     {"from-scratch", 0, CLI_FLAG, AT(from_scratch), NULL, NULL, 0, 0,
-     "random weights in the shapes of the model's config", NULL},
+     "random weights in the shapes of the model's config: MODEL may be without any", NULL},
     {"simd", 0, CLI_CHOICE, AT(simd), "auto|scalar|avx2|avx512", "auto", 0, 0,
      "instruction set of the CPU", NULL},
     /* The last row is of 'plan' alone. */

@@ -24,8 +24,8 @@ static enum nb_status check_quantization(const struct nbi_model *m)
                         "quant_method '%s' is not supported; 'modelopt' and 'compressed-tensors' "
                         "with NVFP4 are",
                         method);
-    enum nbi_layout found = m->store->layout;
-    if (m->store->format == NBI_FORMAT_SAFETENSORS && found != NBI_LAYOUT_NONE && found != wanted)
+    enum nbi_layout found = m->store ? m->store->layout : NBI_LAYOUT_NONE;
+    if (m->store && m->store->format == NBI_FORMAT_SAFETENSORS && found != NBI_LAYOUT_NONE && found != wanted)
         return nbi_fail(NB_EFORMAT, "quant_method is '%s' but the tensors are laid out as %s",
                         method, found == NBI_LAYOUT_MODELOPT ? "modelopt" : "compressed-tensors");
     return NB_OK;
@@ -80,6 +80,20 @@ enum nb_status nbi_model_open(struct nbi_model *m, const char *path, const char 
     snprintf(m->config_error, sizeof m->config_error, "%.*s", (int)sizeof m->config_error - 1,
              m->has_config ? "" : nb_last_error());
     return NB_OK;
+}
+
+enum nb_status nbi_model_open_config(struct nbi_model *m, const char *dir)
+{
+    memset(m, 0, sizeof *m);
+    m->dir = strdup(dir);
+    char *file = nbi_path_join(dir, "config.json");
+    enum nb_status rc =
+        m->dir && file ? read_config(m, file) : nbi_fail_memory("path", strlen(dir));
+    free(file);
+    m->has_config = rc == NB_OK;
+    if (rc != NB_OK)
+        nbi_model_close(m);
+    return rc;
 }
 
 void nbi_model_close(struct nbi_model *m)

@@ -19,5 +19,8 @@ struct nbi_model {
 enum nb_status nbi_model_open(struct nbi_model *m, const char *path, const char *model_dir);
 void nbi_model_close(struct nbi_model *m);
 
+/* Without weights: the config in a directory, with no store. */
+enum nb_status nbi_model_open_config(struct nbi_model *m, const char *dir);
+
 /* Fails with the reason if there is no usable config. */
 enum nb_status nbi_model_need_config(const struct nbi_model *m);

@@ -163,7 +163,11 @@ static enum nb_status read_model(struct nbi_run *r)
     const struct nb_train_opts *o = r->opts;
     if (o->synthetic)
         return nbi_config_preset(&r->config, o->synthetic);
-    NBI_TRY(nbi_model_open(&r->files, o->model, o->model_dir));
+    const char *dir = o->model_dir ? o->model_dir : o->model;
+    if (o->from_scratch && nbi_path_is_dir(dir))
+        NBI_TRY(nbi_model_open_config(&r->files, dir));
+    else
+        NBI_TRY(nbi_model_open(&r->files, o->model, o->model_dir));
     NBI_TRY(nbi_model_need_config(&r->files));
     r->config = r->files.config;
     return NB_OK;

@@ -120,6 +120,22 @@ def accumulate():
     assert [x["tokens"] for x in a] == [x["tokens"] for x in b]
 
 
+def scratch():
+    """Random weights need a config and a tokenizer alone; a model that is there gives no others."""
+    bare = work + "/bare"
+    shutil.rmtree(bare, ignore_errors=True)
+    shutil.copytree(work + "/model", bare)
+    os.remove(bare + "/model.safetensors")
+    results = []
+    for model in (work + "/model", bare):
+        out = work + "/scratch"
+        shutil.rmtree(out, ignore_errors=True)
+        t.train(nibble, *options(model=model, out=out, steps=2), "--from-scratch")
+        results.append(t.read(out + "/model.safetensors"))
+    assert results[0] == results[1]
+    t.run(nibble, "train", "-q", *options(model=bare, steps=1), code=1)
+
+
 def decay():
     """Weight decay shrinks matrices, and leaves norms alone."""
     out = work + "/decay"
@@ -377,7 +393,7 @@ def main():
     """One part of it."""
     t.make_model(nibble, work + "/model")
     t.make_data(work)
-    parts = {"equal": equal, "odd": odd, "accumulate": accumulate, "decay": decay, "layers": some_layers,
+    parts = {"equal": equal, "odd": odd, "accumulate": accumulate, "decay": decay, "scratch": scratch, "layers": some_layers,
              "overfit": overfit, "export": export, "evaluation": evaluation, "skip": skip,
              "interrupt": interrupt, "stop": stop, "plan": plan}
     parts[part]()
