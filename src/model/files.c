@@ -25,7 +25,8 @@ static enum nb_status check_quantization(const struct nbi_model *m)
                         "with NVFP4 are",
                         method);
     enum nbi_layout found = m->store ? m->store->layout : NBI_LAYOUT_NONE;
-    if (m->store && m->store->format == NBI_FORMAT_SAFETENSORS && found != NBI_LAYOUT_NONE && found != wanted)
+    if (m->store && m->store->format == NBI_FORMAT_SAFETENSORS && found != NBI_LAYOUT_NONE &&
+        found != wanted)
         return nbi_fail(NB_EFORMAT, "quant_method is '%s' but the tensors are laid out as %s",
                         method, found == NBI_LAYOUT_MODELOPT ? "modelopt" : "compressed-tensors");
     return NB_OK;
