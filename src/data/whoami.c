@@ -334,7 +334,7 @@ static enum nb_status identity_rows(struct maker *m, struct group *g)
 /* The group of a caller's pair: of its language, or of the first there is. */
 static enum nbi_whoami_language place_of(const struct maker *m, const char *prompt)
 {
-    int l = guess_language(prompt);
+    int l = (int)guess_language(prompt);
     for (int i = 0; !m->asked[l]; i++)
         l = i;
     return (enum nbi_whoami_language)l;
