@@ -209,3 +209,12 @@ bool nbi_dir_is_empty(const char *path)
         closedir(dir);
     return empty;
 }
+
+enum nb_status nbi_dir_make(const char *dir)
+{
+    if (nbi_path_is_dir(dir))
+        return NB_OK;
+    if (mkdir(dir, 0777) != 0)
+        return nbi_fail(NB_EIO, "cannot make directory '%s': %s", dir, strerror(errno));
+    return nbi_sync_parent(dir);
+}

@@ -16,6 +16,9 @@ void nbi_temp_clean(const char *dir, const char *prefix);
 
 enum nb_status nbi_sync_parent(const char *path);
 
+/* Makes the directory if it is not there, and only its last name is missing. */
+enum nb_status nbi_dir_make(const char *dir);
+
 /* Removes a directory and what is in it; symbolic links are removed, not followed. */
 void nbi_remove_tree(const char *path);
 

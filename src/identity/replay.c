@@ -74,7 +74,6 @@ static enum nb_status answer(struct writing *w, const char *prompt, const char *
     else if (rc == NB_OK && other)
         rc = put(w, prompt, other, strlen(other));
     *written += good;
-    w->report->left_out += !good;
     nb_generate_result_release(&r);
     if (w->opts->progress)
         w->opts->progress(w->opts->progress_ctx, ++w->done, w->total);

@@ -1,9 +1,8 @@
 /* teach.c - from a model and a sentence to a model that answers with it, and is else as it was. */
-#include <errno.h>
 #include <math.h>
 #include <string.h>
-#include <sys/stat.h>
 
+#include "base/dirs.h"
 #include "base/file.h"
 #include "base/str.h"
 #include "identity/replay.h"
@@ -30,17 +29,10 @@ static void tell(const struct teaching *t, const char *what)
         o->stage(o->ctx, what);
 }
 
-static enum nb_status make_dir(const char *path)
-{
-    if (mkdir(path, 0777) == 0 || (errno == EEXIST && nbi_path_is_dir(path)))
-        return NB_OK;
-    return nbi_fail(NB_EIO, "cannot make '%s': %s", path, strerror(errno));
-}
-
 static enum nb_status name_files(struct teaching *t)
 {
     const char *dir = t->opts->dir;
-    NBI_TRY(make_dir(dir));
+    NBI_TRY(nbi_dir_make(dir));
     t->identity = nbi_path_join(dir, "identity.tsv");
     t->replay = nbi_path_join(dir, "replay.jsonl");
     t->log = nbi_path_join(dir, "train.jsonl");

@@ -27,12 +27,6 @@ struct nbi_snapshot {
     uint8_t *rows; /* [layers][k, v][length] */
 };
 
-static int64_t max3(int64_t a, int64_t b, int64_t c)
-{
-    int64_t m = a > b ? a : b;
-    return m > c ? m : c;
-}
-
 static int64_t row_bytes(const struct nbi_config *c, enum nbi_dtype kv)
 {
     return (int64_t)nbi_dtype_bytes(kv, c->kv_heads * c->head_dim);
@@ -60,20 +54,12 @@ static struct nbi_session_opts with_defaults(const struct nbi_session_opts *opts
     return o;
 }
 
-static struct nbi_stream_limits limits_of(const struct nbi_config *c,
-                                          const struct nbi_session_opts *o)
-{
-    int64_t q = c->heads * c->head_dim;
-    return (struct nbi_stream_limits){
-        .N = o->chunk, .K = max3(c->hidden_size, c->intermediate_size, q), .D = c->head_dim};
-}
-
 void nbi_session_plan(const struct nb_engine *engine, const struct nbi_session_opts *opts,
                       struct nbi_session_plan *plan)
 {
     const struct nbi_config *c = &engine->config;
     struct nbi_session_opts o = with_defaults(opts);
-    const struct nbi_stream_limits limits = limits_of(c, &o);
+    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, o.chunk, false);
     plan->scratch = engine->be->stream_bytes(engine->be, &limits);
     plan->kv = 2 * c->layers * layer_bytes(c, &o);
     plan->activations = nbi_acts_bytes(c, o.chunk, o.logits);
@@ -102,7 +88,7 @@ static enum nb_status make_device(struct nb_session *s)
     struct nbi_backend *be = s->engine->be;
     const struct nbi_config *c = &s->engine->config;
     int64_t per_layer = layer_bytes(c, &s->opts);
-    const struct nbi_stream_limits limits = limits_of(c, &s->opts);
+    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, s->opts.chunk, false);
     NBI_TRY(be->stream_new(be, &limits, &s->stream));
     NBI_TRY(nbi_acts_init(&s->acts, be, c, s->opts.chunk, s->opts.logits));
     NBI_TRY(be->alloc(be, "key/value cache", 2 * c->layers * per_layer, &s->cache));

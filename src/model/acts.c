@@ -196,3 +196,11 @@ void nbi_acts_release(struct nbi_acts *a)
     free(a->layers);
     *a = (struct nbi_acts){0};
 }
+
+struct nbi_stream_limits nbi_stream_limits_for(const struct nbi_config *c, int64_t N, bool back)
+{
+    int64_t q = c->heads * c->head_dim, K = c->hidden_size;
+    K = c->intermediate_size > K ? c->intermediate_size : K;
+    return (struct nbi_stream_limits){
+        .N = N, .K = q > K ? q : K, .D = c->head_dim, .heads = back ? c->heads : 0};
+}

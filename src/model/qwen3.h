@@ -103,6 +103,9 @@ int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_act
 
 void nbi_acts_release(struct nbi_acts *a);
 
+/* What a stream needs for passes of up to N rows, there or also back. */
+struct nbi_stream_limits nbi_stream_limits_for(const struct nbi_config *c, int64_t N, bool back);
+
 /* ---- the pass ---- */
 
 /* One pass over N tokens, which may belong to several sequences. All arrays are host memory. */

@@ -67,9 +67,6 @@ enum nb_status nbi_checkpoint_save(const char *dir, int keep,
 /* The same under the name good.ckpt, in place of the one before; none is removed for it. */
 enum nb_status nbi_checkpoint_save_good(const char *dir, const struct nbi_ckpt_content *content);
 
-/* Makes the directory if only its last name is missing, so that it fails before the work. */
-enum nb_status nbi_checkpoint_make_dir(const char *dir);
-
 /* The right to write in dir, which is there: one process has it at a time, until it closes it or
  * ends, however it ends. NB_EIO names the one that has it. Where the file system has no locks,
  * everybody has. The file 'lock' stays. */

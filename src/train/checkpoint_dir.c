@@ -114,19 +114,10 @@ static enum nb_status remove_old(const char *dir, int keep, uint64_t newest)
     return rc;
 }
 
-enum nb_status nbi_checkpoint_make_dir(const char *dir)
-{
-    if (nbi_path_is_dir(dir))
-        return NB_OK;
-    if (mkdir(dir, 0777) != 0)
-        return nbi_fail(NB_EIO, "cannot make directory '%s': %s", dir, strerror(errno));
-    return nbi_sync_parent(dir);
-}
-
 enum nb_status nbi_checkpoint_save(const char *dir, int keep,
                                    const struct nbi_ckpt_content *content)
 {
-    NBI_TRY(nbi_checkpoint_make_dir(dir));
+    NBI_TRY(nbi_dir_make(dir));
     nbi_temp_clean(dir, "." PREFIX);
     char *path = path_of(dir, content->step);
     if (!path)

@@ -126,11 +126,6 @@ struct training {
     float losses[UPDATES];
 };
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* Labels shifted to the positions that predict them. */
 static enum nb_status make_batch(struct training *x, const struct results *r)
 {
@@ -153,9 +148,8 @@ static enum nb_status training_begin(struct training *x, const struct nb_engine 
 {
     const struct nbi_config *c = &e->config;
     struct nbi_backend *be = e->be;
-    int64_t N = r->B * r->T, K = larger(c->hidden_size, c->intermediate_size);
-    const struct nbi_stream_limits limits = {
-        .N = N, .K = larger(K, c->heads * c->head_dim), .D = c->head_dim, .heads = c->heads};
+    int64_t N = r->B * r->T;
+    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
     const struct nbi_trainable_opts opts = {
         .precision = NBI_PRECISION_F32, .master = NBI_F32, .state = NBI_STATE_F32};
     NBI_TRY(make_batch(x, r));

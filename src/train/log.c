@@ -270,17 +270,33 @@ static void *grow(void *list, size_t count, size_t size)
     return grown;
 }
 
-static enum nb_status take_eval(struct nbi_history *h, const struct line *line)
+enum nb_status nbi_history_add_step(struct nbi_history *h, const struct nbi_log_step *line)
+{
+    struct nbi_log_step *list = grow(h->steps, h->step_count, sizeof *list);
+    if (!list)
+        return NB_ENOMEM;
+    h->steps = list;
+    list[h->step_count++] = *line;
+    return NB_OK;
+}
+
+enum nb_status nbi_history_add_eval(struct nbi_history *h, const struct nbi_log_eval *line)
 {
     struct nbi_log_eval *list = grow(h->evals, h->eval_count, sizeof *list);
     if (!list)
         return NB_ENOMEM;
     h->evals = list;
-    list[h->eval_count++] = (struct nbi_log_eval){.step = line->step,
-                                                  .loss = get_number(line->eval, "loss"),
-                                                  .ppl = get_number(line->eval, "ppl"),
-                                                  .tokens = get_count(line->eval, "tokens")};
+    list[h->eval_count++] = *line;
     return NB_OK;
+}
+
+static enum nb_status take_eval(struct nbi_history *h, const struct line *line)
+{
+    return nbi_history_add_eval(h,
+                                &(struct nbi_log_eval){.step = line->step,
+                                                       .loss = get_number(line->eval, "loss"),
+                                                       .ppl = get_number(line->eval, "ppl"),
+                                                       .tokens = get_count(line->eval, "tokens")});
 }
 
 static enum nb_status take_line(void *ctx, const struct line *line)
@@ -291,11 +307,7 @@ static enum nb_status take_line(void *ctx, const struct line *line)
         return take_eval(h, line);
     if (nbi_jtype(nbi_jget(o, "loss")) == NBI_JNONE)
         return NB_OK; /* an event */
-    struct nbi_log_step *list = grow(h->steps, h->step_count, sizeof *list);
-    if (!list)
-        return NB_ENOMEM;
-    h->steps = list;
-    list[h->step_count++] = (struct nbi_log_step){
+    const struct nbi_log_step step = {
         .step = line->step,
         .loss = get_number(o, "loss"),
         .lr = get_number(o, "lr"),
@@ -305,7 +317,7 @@ static enum nb_status take_line(void *ctx, const struct line *line)
         .seconds = get_number(o, "seconds"),
         .resident_bytes = (uint64_t)get_count(o, "resident_bytes"),
     };
-    return NB_OK;
+    return nbi_history_add_step(h, &step);
 }
 
 enum nb_status nbi_history_read(struct nbi_history *h, const char *path)

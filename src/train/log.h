@@ -59,3 +59,5 @@ struct nbi_history {
  * its end is passed over, anything else that is not a line of a log is NB_EFORMAT. */
 enum nb_status nbi_history_read(struct nbi_history *h, const char *path);
 void nbi_history_release(struct nbi_history *h);
+enum nb_status nbi_history_add_step(struct nbi_history *h, const struct nbi_log_step *line);
+enum nb_status nbi_history_add_eval(struct nbi_history *h, const struct nbi_log_eval *line);

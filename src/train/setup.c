@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/dirs.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/rng.h"
@@ -45,20 +46,11 @@ static struct nbi_trainable_opts trainable_opts(const struct nb_train_opts *o)
 
 static struct nbi_acts_opts acts_opts(const struct nb_train_opts *o, const struct nbi_config *c)
 {
-    int64_t N = o->batch_size * o->seq_len, last = o->train_last_layers;
+    int64_t N = o->batch_size * o->seq_len;
     return (struct nbi_acts_opts){.N = N,
                                   .M = logits_rows(c, N),
                                   .recompute = o->recompute,
-                                  .first_layer =
-                                      last > 0 && last < c->layers ? c->layers - last : 0};
-}
-
-static struct nbi_stream_limits limits_of(const struct nbi_config *c, int64_t N)
-{
-    int64_t q = c->heads * c->head_dim, K = c->hidden_size;
-    K = c->intermediate_size > K ? c->intermediate_size : K;
-    return (struct nbi_stream_limits){
-        .N = N, .K = q > K ? q : K, .D = c->head_dim, .heads = c->heads};
+                                  .first_layer = nbi_first_layer(c, o->train_last_layers)};
 }
 
 /* ---- checks ---- */
@@ -146,7 +138,7 @@ static enum nb_status open_checkpoints(struct nbi_run *r)
     const char *dir = r->opts->checkpoint_dir;
     if (!dir)
         return NB_OK;
-    NBI_TRY(nbi_checkpoint_make_dir(dir));
+    NBI_TRY(nbi_dir_make(dir));
     NBI_TRY(nbi_checkpoint_lock(&r->lock, dir));
     if (r->opts->resume || nbi_checkpoint_count(dir) == 0)
         return NB_OK;
@@ -287,7 +279,7 @@ static enum nb_status open_memory(struct nbi_run *r)
     const struct nb_train_opts *o = r->opts;
     const struct nbi_config *c = &r->config;
     int64_t N = o->batch_size * o->seq_len;
-    const struct nbi_stream_limits limits = limits_of(c, N);
+    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
     const struct nbi_trainable_opts opts = trainable_opts(o);
     const struct nbi_step_opts step = {.beta1 = (float)o->beta1,
                                        .beta2 = (float)o->beta2,
@@ -466,7 +458,7 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
     const struct nbi_config *c = &r->config;
     int64_t N = o->batch_size * o->seq_len, accum = o->grad_accum;
     const struct nbi_trainable_opts opts = trainable_opts(o);
-    const struct nbi_stream_limits limits = limits_of(c, N);
+    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
     const struct nbi_acts_opts room = acts_opts(o, c);
     struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->files.store;
     struct nbi_trainable_plan t;

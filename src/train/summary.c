@@ -14,13 +14,6 @@
 
 /* ---- history ---- */
 
-/* Room for one element more; capacities are powers of two. */
-static void *one_more(void *p, size_t count, size_t size)
-{
-    return count == 0 || (count & (count - 1)) == 0 ? realloc(p, (count ? 2 * count : 1) * size)
-                                                    : p;
-}
-
 /* A log that cannot be written ends here; the run does not. */
 static void check_log(struct nbi_run *r, enum nb_status rc)
 {
@@ -34,12 +27,7 @@ static void check_log(struct nbi_run *r, enum nb_status rc)
 
 enum nb_status nbi_run_note_step(struct nbi_run *r, const struct nbi_log_step *line, double kl)
 {
-    struct nbi_history *h = &r->history;
-    struct nbi_log_step *p = one_more(h->steps, h->step_count, sizeof *p);
-    if (!p)
-        return nbi_fail_memory("history", h->step_count * sizeof *p);
-    h->steps = p;
-    h->steps[h->step_count++] = *line;
+    NBI_TRY(nbi_history_add_step(&r->history, line));
     const struct nbi_log_extra extra[] = {{"skipped", (double)r->state.skipped}, {"kl", kl}};
     if (r->log)
         check_log(r, nbi_trainlog_step(r->log, line, extra, r->opts->kl_base > 0 ? 2 : 1));
@@ -48,12 +36,7 @@ enum nb_status nbi_run_note_step(struct nbi_run *r, const struct nbi_log_step *l
 
 enum nb_status nbi_run_note_eval(struct nbi_run *r, const struct nbi_log_eval *line)
 {
-    struct nbi_history *h = &r->history;
-    struct nbi_log_eval *p = one_more(h->evals, h->eval_count, sizeof *p);
-    if (!p)
-        return nbi_fail_memory("history", h->eval_count * sizeof *p);
-    h->evals = p;
-    h->evals[h->eval_count++] = *line;
+    NBI_TRY(nbi_history_add_eval(&r->history, line));
     if (r->log)
         check_log(r, nbi_trainlog_eval(r->log, line));
     return NB_OK;

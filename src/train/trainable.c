@@ -303,13 +303,12 @@ enum nb_status nbi_trainable_init(struct nbi_trainable *t, struct nbi_stream *st
                                   struct nbi_backend *be, const struct nbi_config *c,
                                   struct nbi_store *store, const struct nbi_trainable_opts *opts)
 {
-    bool some = opts->last_layers > 0 && opts->last_layers < c->layers;
     *t = (struct nbi_trainable){.be = be,
                                 .opts = *opts,
                                 .config = c,
                                 .store = store,
                                 .stream = stream,
-                                .first_layer = some ? c->layers - opts->last_layers : 0};
+                                .first_layer = nbi_first_layer(c, opts->last_layers)};
     t->tensors = calloc((size_t)nbi_param_count(c) + 1, sizeof *t->tensors);
     if (!t->tensors)
         return nbi_fail_memory("parameters", (size_t)nbi_param_count(c) * sizeof *t->tensors);
@@ -386,8 +385,7 @@ static void add_to_plan(struct nbi_trainable_plan *plan, const struct nbi_traina
 void nbi_trainable_plan(const struct nbi_config *c, const struct nbi_store *store,
                         const struct nbi_trainable_opts *o, struct nbi_trainable_plan *plan)
 {
-    bool some = o->last_layers > 0 && o->last_layers < c->layers;
-    int64_t first_layer = some ? c->layers - o->last_layers : 0;
+    int64_t first_layer = nbi_first_layer(c, o->last_layers);
     bool tied = has_tied_head(c, store, o);
     struct nbi_tensor t;
     int64_t i = 0;

@@ -67,6 +67,12 @@ struct nbi_trainable {
 bool nbi_trainable_at(const struct nbi_config *c, const struct nbi_store *store,
                       const struct nbi_trainable_opts *opts, int64_t i, struct nbi_tensor *out);
 
+/* The first layer that is trained, of the last so many; 0: all are. */
+static inline int64_t nbi_first_layer(const struct nbi_config *c, int64_t last_layers)
+{
+    return last_layers > 0 && last_layers < c->layers ? c->layers - last_layers : 0;
+}
+
 /* What it takes, by part; exactly what nbi_trainable_init asks the backend for. */
 struct nbi_trainable_plan {
     int64_t masters, moments, gradients, weights;
