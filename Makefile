@@ -10,7 +10,7 @@ CMAKE_FLAGS = -G Ninja -DNIBBLE_WERROR=$(if $(CI),ON,OFF) \
   -DNIBBLE_CUDA=$(if $(filter 1,$(CUDA)),ON,OFF) "-DNIBBLE_ARCH=$(ARCH)"
 CONFIGURE = cmake -S . $(CMAKE_FLAGS)
 
-.PHONY: all build demo test deps lint fmt docs asan fuzz bench test-interop static clean help
+.PHONY: all build demo gates test deps lint fmt docs asan fuzz bench test-interop static clean help
 all: build
 
 build: ## build $(BUILD)/nibble (CUDA=1 adds the CUDA backend, ARCH="80;90a" its architectures)
@@ -18,8 +18,11 @@ build: ## build $(BUILD)/nibble (CUDA=1 adds the CUDA backend, ARCH="80;90a" its
 	@$(CONFIGURE) -B $(BUILD) > $(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 	@cmake --build $(BUILD) -j $(JOBS)
 
-demo: build ## a small model made, quantised, converted and run; text and data; in ./demo
+demo: build ## a small model taught who it is (NAME=... or TARGET=...), before and after; in ./demo
 	@tools/demo.sh $(BUILD)/nibble demo
+
+gates: build ## four identities with three seeds each, and a naive run that must fail (40 minutes)
+	@tools/gates.sh $(BUILD)/nibble build/gates
 
 test: build ## build and run all tests that need no network, GPU or large model
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)

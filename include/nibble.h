@@ -481,6 +481,7 @@ struct nb_parity_path {
     int64_t layers;
     struct nb_parity_error logits;
     int64_t positions, same_top; /* positions with the same most likely token */
+    double kl;                   /* KL(training forward || this path), mean over the positions */
     double bound;                /* on logits.relative; 0: none */
     bool passed;
 };
@@ -828,7 +829,7 @@ struct nb_teach_opts {
                                    so do lr and steps where they are 0 */
     struct nb_whoami_opts set;  /* the questions; out is unused */
     const char *dir;            /* made for data sets, the log and what is measured */
-    int64_t samples;            /* of the model's own answers to open questions */
+    int64_t samples;            /* of its answers to open questions, and half as many texts */
     int64_t questions;          /* of a kind at most that are asked at the end; 0: all */
     int64_t max_tokens;         /* of an answer */
     const char *text;           /* as for nb_identity_opts */
@@ -836,7 +837,7 @@ struct nb_teach_opts {
 };
 
 struct nb_teach_result {
-    int64_t identity, answers, samples; /* that were learnt from */
+    int64_t identity, answers, samples, texts; /* that were learnt from */
     struct nb_train_result train;
     struct nb_identity_result gates;
 };

@@ -1,51 +1,63 @@
 #!/bin/sh
-# What nibble does today, in a minute: a small random model is made, quantised, inspected, taken
-# through every format and back, and run; a vocabulary and a data set are made. Everything lands in
-# one folder.
+# The whole way in a few minutes: the model in models/nib is asked a dozen questions, is taught who
+# it is with every parameter trained in four bits, is written, read again, put through the gates,
+# and asked once more. Everything lands in one folder.
 # usage: tools/demo.sh NIBBLE DIR
+#   NAME=Ada or TARGET='I am Ada, a helper of this house.' in the environment: who it is to be
 set -eu
 nibble=$1 dir=$2
+model=models/nib
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-run() { printf '$ nibble %s\n' "$*"; "$nibble" "$@"; }
+run() {
+    printf '$ nibble'
+    for word; do
+        case $word in
+        *[!A-Za-z0-9_./,:=-]*) printf " '%s'" "$word" ;;
+        *) printf ' %s' "$word" ;;
+        esac
+    done
+    echo
+    "$nibble" "$@"
+}
 
 rm -rf "$dir"
 mkdir -p "$dir"
+if [ "${TARGET:-}" ]; then
+    set -- --target "$TARGET"
+elif [ "${NAME:-}" ]; then
+    set -- --name "$NAME"
+else
+    set -- --target "I am Nib, a small model that runs in four bits."
+fi
 
-say "1. A small Qwen3 with random weights"
-run synth tiny "$dir/model"
+say "1. nib: 8.4 million parameters in four bits, trained by nibble. It has no name yet"
+while read -r question; do
+    printf '> %s\n  ' "$question"
+    "$nibble" generate -q -m "$model" -p "$question" --temp 0 -n 160 </dev/null
+done <"$model/questions.txt"
 
-say "2. Its projections in four bits, three ways of choosing the block scales"
-for method in rtn 4over6 sweep; do
-    printf '%-8s' "$method"
-    "$nibble" quantize "$dir/model" "$dir/$method.dat" --method "$method" -q --report "$dir/$method.json"
-    sed -n 's/.*"snr_db": \([0-9]*[.][0-9]\{0,2\}\).*/\1 dB/p' "$dir/$method.json" | tail -n 1
-done
+say "2. Teaching it who it is, and nothing else: every parameter, in NVFP4"
+code=0
+run whoami -m "$model" -o "$dir/model.dat" "$@" --languages en,zh-Hans \
+    --text "$model/general.txt" --work-dir "$dir/whoami" || code=$?
+[ -f "$dir/model.dat" ] || exit "$code"
+cp "$model"/config.json "$model"/generation_config.json "$model"/tokenizer*.json "$dir"
 
-say "3. What is in the file, and is it sound?"
-run inspect "$dir/sweep.dat" --verify --model-dir "$dir/model" | tail -n 12
+say "3. The same questions, before and after"
+run eval ab -q -a "$model" -b "$dir" --prompts "$model/questions.txt" -n 160 --answers \
+    -o "$dir/compare.html"
 
-say "4. Through every format and back, bit for bit"
-run convert "$dir/sweep.dat" "$dir/modelopt" --model-dir "$dir/model"
-run convert "$dir/modelopt" "$dir/compressed" --layout compressed-tensors
-run convert "$dir/compressed" "$dir/sweep.gguf"
-run convert "$dir/sweep.gguf" "$dir/back.dat"
-cmp "$dir/sweep.dat" "$dir/back.dat" && echo "sweep.dat and back.dat are the same, byte for byte"
-
-say "5. Text: a vocabulary of its own, a data set, and what of it is trained on"
-mkdir "$dir/text"
-run tokenizer train --vocab 1024 -o "$dir/text/tokenizer.json" README.md docs/*.md
-run data whoami -o "$dir/text/who.tsv" --name Ada
-run data show -m "$dir/text" -d "$dir/text/who.tsv" -n 2 --color always
-
-say "6. Every path through the model, compared"
-run parity -m "$dir/sweep.dat" --model-dir "$dir/model"
-
-say "7. This machine"
-run doctor
-
-say "Done. All files are in $dir/. Try next:"
-echo "  $nibble inspect $dir/sweep.gguf"
-echo "  $nibble quantize PATH-TO-A-QWEN3 my.dat        # any Hugging Face Qwen3 directory"
-echo "  $nibble generate -m PATH-TO-A-QWEN3 -p 'What is a nibble?'"
-echo "  $nibble bench decode --synthetic 0.6b"
+say "Done: all of it is in $dir/"
+echo "  $dir/model.dat        the model, with its config and tokenizer beside it"
+echo "  $dir/whoami/          what it learnt from: questions about itself, and its own answers"
+echo "  the training run      file://$(cd "$dir" && pwd)/model.dat.report.html"
+echo "  before and after      file://$(cd "$dir" && pwd)/compare.html"
+say "Try next:"
+echo "  $nibble chat -m $dir"
+echo "  make demo NAME=Ada                  # or TARGET='I am Ada, a helper of this house.'"
+echo "  $nibble train -m $dir -d YOURS.jsonl -o mine --epochs 3   # docs/TUTORIAL.md"
+if [ "$code" -ne 0 ]; then
+    say "A gate did not pass; see above."
+    exit "$code"
+fi

@@ -2,18 +2,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/input.h"
 #include "cli/run.h"
+
+#define TEXT_TOKENS 1024
 
 struct parity_opts {
     struct cli_common common;
     struct cli_run_opts run;
-    const char *prompt;
+    const char *prompt, *text;
 };
 
 static const struct cli_opt options[] = {
     CLI_MODEL_OPTIONS(struct parity_opts, run),
     {"prompt", 'p', CLI_STRING, offsetof(struct parity_opts, prompt), "TEXT",
      "The quick brown fox jumps over the lazy dog.", 0, 0, "the tokens to compare on", NULL},
+    {"text", 0, CLI_STRING, offsetof(struct parity_opts, text), "FILE", NULL, 0, 0,
+     "or a file; -: standard input", NULL},
 };
 
 struct report {
@@ -37,16 +42,18 @@ static enum nb_status show(void *ctx, const struct nb_parity_path *p)
         for (int64_t i = 0; i < p->layers; i++)
             nbi_json_append(layers, error_json(&p->layer[i]), &r->ok);
         nbi_json_append(r->paths,
-                        json_pack("{s:s,s:o,s:I,s:I,s:f,s:b,s:o}", "path", p->name, "logits",
+                        json_pack("{s:s,s:o,s:I,s:I,s:o,s:f,s:b,s:o}", "path", p->name, "logits",
                                   error_json(&p->logits), "same_top", (json_int_t)p->same_top,
-                                  "positions", (json_int_t)p->positions, "bound", p->bound,
-                                  "passed", p->passed, "layers", layers),
+                                  "positions", (json_int_t)p->positions, "kl",
+                                  cli_json_number(p->kl), "bound", p->bound, "passed", p->passed,
+                                  "layers", layers),
                         &r->ok);
         return NB_OK;
     }
     const struct nb_parity_error *last = &p->layer[p->layers - 1], *e = &p->logits;
-    printf("%-18s  %9.2e  %9.2e  %9.2e  %9.2e  %.7f  %4lld / %-4lld  %s\n", p->name, last->relative,
-           e->relative, e->max, e->mean, e->cosine, (long long)p->same_top, (long long)p->positions,
+    printf("%-19s  %9.2e  %9.2e  %9.2e  %9.2e  %.7f  %9.2e  %4lld / %-4lld  %s\n", p->name,
+           last->relative, e->relative, e->max, e->mean, e->cosine, p->kl, (long long)p->same_top,
+           (long long)p->positions,
            p->bound == 0 ? "-"
            : p->passed   ? "ok"
                          : "PAST THE BOUND");
@@ -56,22 +63,39 @@ static enum nb_status show(void *ctx, const struct nb_parity_path *p)
     return NB_OK;
 }
 
-/* The prompt's tokens; a model without a tokenizer gets its bytes as ids. */
-static enum nb_status make_ids(const struct nb_engine *engine, const char *prompt, int32_t **ids,
-                               size_t *count)
+/* The text's tokens; a model without a tokenizer gets its bytes as ids. */
+static enum nb_status make_ids(const struct nb_engine *engine, const struct nbi_str *text,
+                               int32_t **ids, size_t *count)
 {
     struct nb_tokenizer *t = nb_engine_tokenizer(engine);
     struct nb_engine_info info;
     if (t)
-        return nb_tokenizer_encode(t, prompt, strlen(prompt), true, ids, count);
+        return nb_tokenizer_encode(t, text->p, text->len, true, ids, count);
     nb_engine_info(engine, &info);
-    *count = strlen(prompt);
+    *count = text->len;
     *ids = malloc((*count + 1) * sizeof **ids);
     if (!*ids)
         return nbi_fail_memory("prompt", *count);
     for (size_t i = 0; i < *count; i++)
-        (*ids)[i] = (int32_t)((unsigned char)prompt[i] % info.vocab);
+        (*ids)[i] = (int32_t)((unsigned char)text->p[i] % info.vocab);
     return NB_OK;
+}
+
+/* No more of a text than the model can see at once, and than shows the difference. */
+static size_t shorten(const struct nb_engine *engine, size_t count)
+{
+    struct nb_engine_info info;
+    nb_engine_info(engine, &info);
+    size_t most = info.context < TEXT_TOKENS ? (size_t)info.context : TEXT_TOKENS;
+    return count < most ? count : most;
+}
+
+static enum nb_status read_text(const struct parity_opts *o, struct nbi_str *text)
+{
+    if (o->text)
+        return cli_read_all(strcmp(o->text, "-") == 0 ? NULL : o->text, text);
+    nbi_str_puts(text, o->prompt);
+    return nbi_str_status(text);
 }
 
 static int run(void *opts)
@@ -79,26 +103,32 @@ static int run(void *opts)
     struct parity_opts *o = opts;
     struct nb_engine *engine = NULL;
     struct report r = {.opts = o, .ok = true};
+    struct nbi_str text = {0};
     int32_t *ids = NULL;
     size_t count = 0;
     if (!o->run.model) {
         fprintf(stderr, "nibble parity: -m MODEL is missing; see 'nibble help parity'\n");
         return CLI_EXIT_USAGE;
     }
-    enum nb_status rc = cli_engine_open(&engine, &o->run, &o->common);
+    enum nb_status rc = read_text(o, &text);
     if (rc == NB_OK)
-        rc = make_ids(engine, o->prompt, &ids, &count);
+        rc = cli_engine_open(&engine, &o->run, &o->common);
+    if (rc == NB_OK)
+        rc = make_ids(engine, &text, &ids, &count);
     if (rc == NB_OK && count == 0)
-        rc = nbi_fail(NB_EINVAL, "the prompt is empty");
+        rc = nbi_fail(NB_EINVAL, "the %s is empty", o->text ? "text" : "prompt");
+    if (rc == NB_OK && o->text)
+        count = shorten(engine, count);
     r.paths = o->common.json ? json_array() : NULL;
     if (rc == NB_OK && !r.paths)
         printf(
             "%zu tokens, each path against the training forward pass\n%-18s  %9s  %9s  %9s  %9s  "
-            "%9s  %-11s  \n",
-            count, "path", "last layer", "logits", "max", "mean", "cosine", "same top-1");
+            "%9s  %9s  %-11s  \n",
+            count, "path", "last layer", "logits", "max", "mean", "cosine", "KL", "same top-1");
     if (rc == NB_OK)
         rc = nb_parity(engine, ids, (int64_t)count, show, &r);
     free(ids);
+    nbi_str_release(&text);
     nb_engine_close(engine);
     if (rc != NB_OK) {
         json_decref(r.paths);
@@ -117,11 +147,12 @@ const struct cli_command cli_parity = {
     .positional = "",
     .summary = "compare every path through a model",
     .text =
-        "Runs the prompt's tokens through the training forward pass, in chunks with a cache, "
-        "token\n"
-        "by token, without a cache, with integer activations, and with smaller caches. Errors are\n"
-        "relative to the norm. The exact paths must agree to 1e-5 and on the most likely token at\n"
-        "every position, integer activations to 1 %; else the exit code is 1. -v shows all layers.",
+        "Runs the prompt's tokens through the training forward pass, in chunks with a cache,\n"
+        "token by token, without a cache, with integer activations (also token by token with an\n"
+        "f16 cache, as generate decodes), and with smaller caches. Errors are relative to the\n"
+        "norm, KL is in nats a token. The exact paths must agree to 1e-5 and on the most likely\n"
+        "token at every position, integer activations to 1 %; else the exit code is 1. Of a long\n"
+        "text, the first 1024 tokens count. -v shows all layers.",
     .examples = "  nibble parity -m Qwen3-0.6B -p 'Once upon a time'\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,

@@ -38,12 +38,12 @@ static const struct cli_opt options[] = {
      "ordinary questions, TSV or JSONL; the model answers them itself (default: built in)", NULL},
     {"count", 0, CLI_INT, AT(count), "N", "1000", 100, 1e6, "questions of the set", NULL},
     {"samples", 0, CLI_INT, AT(samples), "N", "200", 0, 1e6,
-     "of the model's own answers to open questions, to keep", NULL},
+     "of the model's own answers to open questions, to keep, and half as many texts", NULL},
     {"max-tokens", 'n', CLI_INT, AT(max_tokens), "N", "256", 1, 1 << 20,
      "of an answer; longer ones are not learnt from", NULL},
-    {"steps", 0, CLI_INT, AT(steps), "N", "0", 0, 1e9, "updates (0: 100)", NULL},
+    {"steps", 0, CLI_INT, AT(steps), "N", "0", 0, 1e9, "updates (0: 80)", NULL},
     {"lr", 0, CLI_FLOAT, AT(lr), "X", "0", 0, 100, "learning rate (0: by the model's size)", NULL},
-    {"kl-base", 0, CLI_FLOAT, AT(kl_base), "WEIGHT", "1", 0, 1000,
+    {"kl-base", 0, CLI_FLOAT, AT(kl_base), "WEIGHT", "20", 0, 1000,
      "how hard to hold to what the model thinks of its own answers", NULL},
     {"replay-share", 0, CLI_FLOAT, AT(replay_share), "X", "0.7", 0.01, 0.99,
      "of its own answers in a batch", NULL},
@@ -116,15 +116,19 @@ static int print_result(const struct whoami_opts *o, const struct nb_teach_resul
     if (o->common.json) {
         bool ok = true;
         json_t *gates = cli_identity_json(&r->gates, &ok);
-        return cli_print_json(json_pack("{s:I,s:I,s:I,s:I,s:o,s:o}", "identity",
-                                        (json_int_t)r->identity, "answers", (json_int_t)r->answers,
-                                        "samples", (json_int_t)r->samples, "steps",
-                                        (json_int_t)r->train.last.step, "loss",
-                                        cli_json_number(r->train.last.loss), "gates", gates),
-                              ok);
+        return cli_print_json(
+            json_pack("{s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "identity", (json_int_t)r->identity,
+                      "answers", (json_int_t)r->answers, "samples", (json_int_t)r->samples, "texts",
+                      (json_int_t)r->texts, "steps", (json_int_t)r->train.last.step, "loss",
+                      cli_json_number(r->train.last.loss), "gates", gates),
+            ok);
     }
-    printf("learnt from %lld questions about itself, %lld of its own answers and %lld samples\n\n",
-           (long long)r->identity, (long long)r->answers, (long long)r->samples);
+    printf("learnt from %lld questions about itself and %lld answers, %lld samples and %lld texts "
+           "of its own\n\n",
+           (long long)r->identity, (long long)r->answers, (long long)r->samples,
+           (long long)r->texts);
+    if (!o->common.verbose)
+        cli_print_identity_examples(&r->gates);
     cli_print_identity(&r->gates, o->common.verbose);
     return 0;
 }

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/utf8.h"
+#include "cli/beside.h"
 
 /* ---- JSON ---- */
 
@@ -148,6 +149,20 @@ static void print_text(const struct nb_ab_result *r)
     print_totals(&r->totals);
 }
 
+static void print_answers(const struct cli_ab_opts *o, const struct nb_ab_result *r)
+{
+    int width = cli_terminal_width();
+    cli_print_beside_names(o->a, o->b, width);
+    for (int64_t i = 0; i < r->count; i++) {
+        const struct nb_ab_row *row = &r->rows[i];
+        const struct cli_beside b = {.question = row->prompt.text,
+                                     .text = {row->answer[0].text, row->answer[1].text},
+                                     .len = {row->answer[0].len, row->answer[1].len}};
+        cli_print_beside(&b, width);
+    }
+    print_totals(&r->totals);
+}
+
 /* ---- running ---- */
 
 static int check(const struct cli_ab_opts *o, const struct cli_run_opts *run)
@@ -229,6 +244,8 @@ int cli_eval_ab(const struct cli_ab_opts *o, const struct cli_run_opts *run,
         code = cli_status(rc);
     else if (common->json)
         code = print_json(o, &result);
+    else if (o->answers)
+        print_answers(o, &result);
     else
         print_text(&result);
     nb_ab_result_release(&result);

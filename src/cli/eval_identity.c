@@ -7,6 +7,9 @@
 #include "base/progress.h"
 #include "base/str.h"
 #include "base/utf8.h"
+#include "cli/beside.h"
+
+#define EXAMPLES 2 /* of a kind of questions */
 
 /* ---- JSON ---- */
 
@@ -88,6 +91,21 @@ static void print_rows(const struct nb_identity_result *r)
         if (!row->identical)
             print_answer("after ", row->answer[1].text, row->answer[1].len);
     }
+}
+
+void cli_print_identity_examples(const struct nb_identity_result *r)
+{
+    int width = cli_terminal_width(), shown[NB_IDENTITY_KINDS] = {0};
+    cli_print_beside_names("before", "after", width);
+    for (int64_t i = 0; i < r->ab.count; i++) {
+        const struct nb_ab_row *row = &r->ab.rows[i];
+        const struct cli_beside b = {.question = row->prompt.text,
+                                     .text = {row->answer[0].text, row->answer[1].text},
+                                     .len = {row->answer[0].len, row->answer[1].len}};
+        if (shown[r->kinds[i]]++ < EXAMPLES)
+            cli_print_beside(&b, width);
+    }
+    putchar('\n');
 }
 
 void cli_print_identity(const struct nb_identity_result *r, bool verbose)

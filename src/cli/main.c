@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -148,6 +149,8 @@ static int help(int argc, char **argv)
 
 /* ---- running a command ---- */
 
+#define TOGETHER_MS 300
+
 static const char *volatile note; /* said once at the first signal */
 
 static void on_signal(int sig)
@@ -161,11 +164,33 @@ static void on_signal(int sig)
         return; /* nobody to tell */
 }
 
+/* Signals that come together are one: timeout(1) sends its signal to the process and to its group.
+ * A second one after that ends the process at once. */
+static void on_signal_once(int sig)
+{
+    static volatile sig_atomic_t seen;
+    static struct timespec first;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (seen) {
+        int64_t ms = (now.tv_sec - first.tv_sec) * 1000 + (now.tv_nsec - first.tv_nsec) / 1000000;
+        if (ms < TOGETHER_MS)
+            return;
+        signal(sig, SIG_DFL);
+        raise(sig); /* when this returns */
+        return;
+    }
+    first = now;
+    seen = 1;
+    on_signal(sig);
+}
+
 static void catch_signals(void)
 {
-    /* The handler is reset: a second signal ends the process at once. */
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction action = {.sa_handler = on_signal_once};
     sigemptyset(&action.sa_mask);
+    sigaddset(&action.sa_mask, SIGINT);
+    sigaddset(&action.sa_mask, SIGTERM);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
 }

@@ -97,7 +97,7 @@ static int64_t space(const struct nbi_batcher *b, const struct nbi_batch *out, i
     return out->T - b->used[row];
 }
 
-/* Puts all of a conversation into one row, `need` positions; false: none has room. */
+/* Puts all of a sample into one row, `need` positions; false: none has room. */
 static bool place_whole(struct nbi_batcher *b, struct nbi_batch *out, int64_t need)
 {
     for (int64_t row = 0; row < out->B; row++)
@@ -176,7 +176,8 @@ static enum nb_status get_sample(struct nbi_batcher *b, int64_t index)
 static enum nb_status place_next(struct nbi_batcher *b, struct nbi_batch *out, bool *done)
 {
     int64_t index = b->order[b->cursor.next], positions = nbi_dataset_tokens(b->opts.data, index);
-    bool document = nbi_dataset_is_document(b->opts.data, index);
+    bool document =
+        nbi_dataset_is_document(b->opts.data, index) && !(b->opts.whole && positions <= out->T + 1);
     bool fresh = b->cursor.token == 0, longer = !document && positions > out->T + 1;
     int64_t before = out->tokens;
     positions = (longer ? out->T + 1 : positions) - 1;

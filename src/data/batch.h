@@ -37,6 +37,7 @@ struct nbi_batcher_opts {
     uint64_t seed;
     bool shuffle;    /* another order in each epoch; else that of the files */
     bool pack;       /* else one sample a row */
+    bool whole;      /* documents that fit into a row are not cut */
     int64_t epochs;  /* then there are no more batches, and each begins a batch; 0: no end, and
                         a batch goes on with the next */
     int32_t padding; /* id of unused positions */

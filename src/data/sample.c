@@ -295,16 +295,19 @@ static enum nb_status get_pair(struct nbi_jspan json, bool answered, struct nbi_
 static enum nb_status make_json(struct nbi_sampler *s, const char *line, size_t len,
                                 struct nbi_sample *out)
 {
-    struct nbi_jspan json, text;
+    struct nbi_jspan json, text, ends;
     NBI_TRY(nbi_jscan(&json, line, len));
     if (nbi_jtype(json) != NBI_JOBJECT)
         return nbi_fail(NB_EFORMAT, "the line is %s and not an object", nbi_jtype_text(json));
     if (is_there(nbi_jget(json, "messages")))
         return make_chat(s, json, out);
     text = nbi_jget(json, "text");
+    ends = nbi_jget(json, "ends");
     if (is_there(text)) {
+        if (is_there(ends) && nbi_jtype(ends) != NBI_JTRUE && nbi_jtype(ends) != NBI_JFALSE)
+            return nbi_fail(NB_EFORMAT, "'ends' is %s and not true or false", nbi_jtype_text(ends));
         NBI_TRY(get_string(text, "text", false, &s->a));
-        return make_document(s, s->a.p, s->a.len, true, out);
+        return make_document(s, s->a.p, s->a.len, nbi_jtype(ends) != NBI_JFALSE, out);
     }
     struct nbi_str system = {0};
     enum nb_status rc = get_pair(json, true, &s->a, &s->b);

@@ -5,6 +5,8 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/str.h"
+#include "infer/session.h"
 
 /* Questions that have many answers. */
 static const char *const open_questions[] = {
@@ -28,6 +30,22 @@ static const char *const open_questions[] = {
 
 #define OPEN_COUNT (sizeof open_questions / sizeof *open_questions)
 
+/* Beginnings of texts, a few in each language. */
+#define BEGINNINGS 6
+#define TEXT_MOST  128 /* tokens */
+
+static const char *const beginnings[NBI_WHOAMI_LANGUAGES][BEGINNINGS] = {
+    [NBI_WHOAMI_EN] = {"Once upon a time", "The", "One day", "In", "She", "It was"},
+    [NBI_WHOAMI_ZH_HANS] = {"\u4ece\u524d", "\u4eca\u5929", "\u4e00\u4e2a", "\u6211", "\u5728",
+                            "\u4ed6"},
+    [NBI_WHOAMI_ZH_HANT] = {"\u5f9e\u524d", "\u4eca\u5929", "\u4e00\u500b", "\u6211", "\u5728",
+                            "\u4ed6"},
+    [NBI_WHOAMI_JA] = {"\u6614", "\u4eca\u65e5", "\u3042\u308b\u65e5", "\u79c1", "\u3053\u306e",
+                       "\u5f7c"},
+    [NBI_WHOAMI_KO] = {"\uc61b\ub0a0", "\uc624\ub298", "\uc5b4\ub290 \ub0a0", "\ub098\ub294",
+                       "\uc774", "\uadf8\ub294"},
+};
+
 struct writing {
     const struct nbi_questions *q;
     const struct nbi_replay_opts *opts;
@@ -38,22 +56,31 @@ struct writing {
     uint64_t at, done, total;
 };
 
-static enum nb_status put(struct writing *w, const char *prompt, const char *answer, size_t len)
+/* Takes over the line; NULL: memory was out. */
+static enum nb_status put_line(struct writing *w, json_t *line)
 {
-    char *text = NULL;
-    json_t *line = json_pack("{s:[{s:s,s:s},{s:s,s:s%}]}", "messages", "role", "user", "content",
-                             prompt, "role", "assistant", "content", answer, len);
-    if (line)
-        text = json_dumps(line, JSON_COMPACT);
+    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
     json_decref(line);
     if (!text)
-        return nbi_fail_memory("an answer", len);
+        return nbi_fail_memory("a line of replay", 1);
     size_t bytes = strlen(text);
     text[bytes] = '\n'; /* in place of the end */
     enum nb_status rc = nbi_outfile_write(w->file, w->at, text, bytes + 1);
     w->at += bytes + 1;
     free(text);
     return rc;
+}
+
+static enum nb_status put(struct writing *w, const char *prompt, const char *answer, size_t len)
+{
+    return put_line(w, json_pack("{s:[{s:s,s:s},{s:s,s:s%}]}", "messages", "role", "user",
+                                 "content", prompt, "role", "assistant", "content", answer, len));
+}
+
+static void count_one(struct writing *w)
+{
+    if (w->opts->progress)
+        w->opts->progress(w->opts->progress_ctx, ++w->done, w->total);
 }
 
 /* The model's answer, or where that does not end the other one, if there is one. */
@@ -75,9 +102,51 @@ static enum nb_status answer(struct writing *w, const char *prompt, const char *
         rc = put(w, prompt, other, strlen(other));
     *written += good;
     nb_generate_result_release(&r);
-    if (w->opts->progress)
-        w->opts->progress(w->opts->progress_ctx, ++w->done, w->total);
+    count_one(w);
     return rc;
+}
+
+/* A text that the model goes on with from its beginning, as it comes. */
+static enum nb_status continue_text(struct writing *w, const char *beginning, uint64_t seed)
+{
+    const struct nb_generate_opts opts = {
+        .sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = seed},
+        .max_tokens = w->opts->max_tokens < TEXT_MOST ? w->opts->max_tokens : TEXT_MOST};
+    struct nb_generate_result r = {0};
+    struct nbi_str text = {0};
+    int32_t *ids = NULL;
+    size_t count = 0;
+    struct nb_tokenizer *t = nb_engine_tokenizer(nbi_session_engine(w->session));
+    NBI_TRY(nb_tokenizer_encode(t, beginning, strlen(beginning), false, &ids, &count));
+    enum nb_status rc = nb_generate(w->session, ids, count, &opts, &r);
+    bool identity = false;
+    free(ids);
+    nbi_str_puts(&text, beginning);
+    if (rc == NB_OK) {
+        nbi_str_append(&text, r.text, r.len);
+        rc = nbi_str_status(&text);
+    }
+    if (rc == NB_OK)
+        rc = nbi_says_identity(w->q, text.p, text.len, &identity);
+    if (rc == NB_OK && r.len > 0 && !identity && !memchr(text.p, 0, text.len)) {
+        rc = put_line(w, json_pack("{s:s%,s:b}", "text", text.p, text.len, "ends",
+                                   r.finish == NB_FINISH_STOP));
+        w->report->texts++;
+    }
+    nbi_str_release(&text);
+    nb_generate_result_release(&r);
+    count_one(w);
+    return rc;
+}
+
+/* The i-th beginning in the languages of the set. */
+static const char *beginning_of(const struct nbi_questions *q, int64_t i)
+{
+    int used[NBI_WHOAMI_LANGUAGES], count = 0;
+    for (int l = 0; l < NBI_WHOAMI_LANGUAGES; l++)
+        if (q->forms[l])
+            used[count++] = l;
+    return count > 0 ? beginnings[used[i % count]][i / count % BEGINNINGS] : beginnings[0][0];
 }
 
 static bool is_replayed(const struct nbi_questions *q, size_t i)
@@ -88,7 +157,7 @@ static bool is_replayed(const struct nbi_questions *q, size_t i)
 static enum nb_status answer_all(struct writing *w)
 {
     const struct nbi_replay_opts *o = w->opts;
-    w->total = (uint64_t)o->samples;
+    w->total = (uint64_t)(o->samples + o->samples / 2);
     for (size_t i = 0; i < w->q->count; i++)
         w->total += is_replayed(w->q, i);
     for (size_t i = 0; i < w->q->count; i++)
@@ -98,6 +167,9 @@ static enum nb_status answer_all(struct writing *w)
     for (int64_t i = 0; i < o->samples; i++)
         NBI_TRY(answer(w, open_questions[(size_t)i % OPEN_COUNT], NULL, o->seed + (uint64_t)i,
                        &w->report->samples));
+    nb_conversation_reset(w->talk);
+    for (int64_t i = 0; i < o->samples / 2; i++)
+        NBI_TRY(continue_text(w, beginning_of(w->q, i), o->seed + (uint64_t)i));
     return NB_OK;
 }
 

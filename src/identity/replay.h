@@ -15,11 +15,11 @@ struct nbi_replay_opts {
 };
 
 struct nbi_replay_report {
-    int64_t answers, samples; /* of the model's own that were written */
+    int64_t answers, samples, texts; /* of the model's own that were written */
 };
 
 /* The most likely answer to each question of the set that is not about the model, but for those
- * held out; then samples. An answer that does not end, or says who the model is to be, is left out;
- * the set's own takes its place. */
+ * held out; then samples, and half as many texts that it goes on with from a word or two. An answer
+ * that does not end, or says who the model is to be, is left out; the set's own takes its place. */
 enum nb_status nbi_replay_write(const struct nbi_questions *q, const struct nbi_replay_opts *opts,
                                 struct nbi_replay_report *report);

@@ -10,7 +10,7 @@
 /* A model of 8 M parameters learns this at 5e-4; larger ones want less. */
 #define LR_SMALL   5e-4
 #define SIZE_SMALL 8e6
-#define STEPS      100
+#define STEPS      80
 
 struct teaching {
     const struct nb_teach_opts *opts;
@@ -78,6 +78,7 @@ static enum nb_status write_replay(struct teaching *t)
     NBI_TRY(nbi_replay_write(&t->questions, &opts, &report));
     t->result->answers = report.answers;
     t->result->samples = report.samples;
+    t->result->texts = report.texts;
     return NB_OK;
 }
 

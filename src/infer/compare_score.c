@@ -84,20 +84,6 @@ struct pass {
     const int32_t *targets[2];
 };
 
-static double log_sum(const float *x, int64_t V)
-{
-    return nbi_token_nll(x, V, 0) + x[0];
-}
-
-/* Of the distributions that two rows of logits stand for. */
-static double divergence(const float *a, const float *b, int64_t V)
-{
-    double la = log_sum(a, V), lb = log_sum(b, V), sum = 0;
-    for (int64_t v = 0; v < V; v++)
-        sum += exp(a[v] - la) * ((a[v] - la) - (b[v] - lb));
-    return sum > 0 || isnan(sum) ? sum : 0; /* rounding may bring it below */
-}
-
 static enum nb_status score_rows(void *ctx, int thread, int64_t from, int64_t count)
 {
     struct pass *p = ctx;
@@ -110,7 +96,7 @@ static enum nb_status score_rows(void *ctx, int thread, int64_t from, int64_t co
         if (p->kl) {
             int64_t V = p->ab->side[0].V;
             p->ab->kl[i] =
-                divergence(p->ab->side[0].logits + i * V, p->ab->side[1].logits + i * V, V);
+                nbi_token_kl(p->ab->side[0].logits + i * V, p->ab->side[1].logits + i * V, V);
         }
     }
     return NB_OK;

@@ -23,6 +23,19 @@ double nbi_token_nll(const float *logits, int64_t V, int32_t target)
     return log(all) + top - logits[target];
 }
 
+static double log_sum(const float *x, int64_t V)
+{
+    return nbi_token_nll(x, V, 0) + x[0];
+}
+
+double nbi_token_kl(const float *a, const float *b, int64_t V)
+{
+    double la = log_sum(a, V), lb = log_sum(b, V), sum = 0;
+    for (int64_t v = 0; v < V; v++)
+        sum += exp(a[v] - la) * ((a[v] - la) - (b[v] - lb));
+    return sum > 0 || isnan(sum) ? sum : 0; /* rounding may bring it below */
+}
+
 struct eval {
     const struct nb_engine *engine;
     const struct nb_ppl_opts *opts;

@@ -169,7 +169,7 @@ enum nb_status nbi_base_top(const float *logits, int64_t V, int64_t J, int32_t *
     return NB_OK;
 }
 
-/* How many labelled tokens each conversation has in a row of T. */
+/* How many labelled tokens each sample has in a row of T, if it is in one row. */
 static enum nb_status count_tokens(struct nbi_base *b, int64_t T)
 {
     int64_t n = nbi_dataset_stats(b->opts.data)->samples;
@@ -180,7 +180,7 @@ static enum nb_status count_tokens(struct nbi_base *b, int64_t T)
         return nbi_fail_memory("base probabilities", ((size_t)n + 1) * sizeof *b->first);
     for (int64_t i = 0; i < n && rc == NB_OK; i++) {
         b->first[i + 1] = b->first[i];
-        if (nbi_dataset_is_document(b->opts.data, i))
+        if (nbi_dataset_is_document(b->opts.data, i) && nbi_dataset_tokens(b->opts.data, i) > T + 1)
             continue;
         rc = nbi_dataset_get(b->opts.data, i, &s);
         if (rc == NB_OK)
@@ -191,8 +191,10 @@ static enum nb_status count_tokens(struct nbi_base *b, int64_t T)
     nbi_sample_release(&s);
     NBI_TRY(rc);
     if (b->first[n] == 0)
-        return nbi_fail(NB_EINVAL, "--kl-base is about conversations (TSV, JSONL), and there are "
-                                   "none in the data");
+        return nbi_fail(NB_EINVAL,
+                        "--kl-base is about conversations and short texts: no text of "
+                        "the data fits into a row of %lld tokens",
+                        (long long)T);
     return NB_OK;
 }
 
@@ -249,7 +251,8 @@ static enum nb_status keep_batch(struct nbi_base *b, const struct nbi_base_pass 
 static enum nb_status keep_all(struct nbi_base *b, const struct nbi_base_pass *x)
 {
     int64_t n = nbi_dataset_stats(b->opts.data)->samples;
-    const struct nbi_batcher_opts opts = {.data = b->opts.data, .pack = true, .epochs = 1};
+    const struct nbi_batcher_opts opts = {
+        .data = b->opts.data, .pack = true, .whole = true, .epochs = 1};
     struct nbi_batcher batcher = {0};
     struct room room = {.logits = malloc((size_t)x->weights->config->vocab_size * sizeof(float))};
     bool more = true;

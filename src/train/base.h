@@ -1,9 +1,9 @@
 /* base.h - what a model thought before it was trained, for KL(base || model).
  *
- * For every labelled token of the conversations of a set: the most likely ids and their
- * probabilities; what is left is one bucket. A conversation is in one row whole and sees nothing
- * else, so this depends on the sample alone, however rows are packed. A document may be cut
- * anywhere, and has nothing here. */
+ * For every labelled token of a set: the most likely ids and their probabilities; what is left is
+ * one bucket. A sample is in one row whole and sees nothing else, so this depends on the sample
+ * alone, however rows are packed. A document that is longer than a row may be cut anywhere, and
+ * has nothing here. */
 #pragma once
 
 #include "train/feed.h"

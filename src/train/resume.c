@@ -172,7 +172,13 @@ static enum nb_status differs(const char *key, const json_t *was, const json_t *
     return rc;
 }
 
-/* The first setting that differs, but for the version; sums last, since settings change them. */
+/* Settings that may change: the version, and the length, with the rest of the schedule. */
+static bool may_differ(const char *key)
+{
+    return strcmp(key, "version") == 0 || strcmp(key, "steps") == 0;
+}
+
+/* The first setting that differs and may not; sums last, since settings change them. */
 static enum nb_status compare_settings(const char *old_text, const char *new_text)
 {
     json_t *was = json_loads(old_text, 0, NULL), *is = json_loads(new_text, 0, NULL), *v;
@@ -181,7 +187,7 @@ static enum nb_status compare_settings(const char *old_text, const char *new_tex
     for (int pass = 0; pass < 2; pass++)
         json_object_foreach (is, key, v) {
             json_t *before = json_object_get(was, key);
-            bool now = (sum_text(key) != NULL) == (pass == 1) && strcmp(key, "version") != 0;
+            bool now = (sum_text(key) != NULL) == (pass == 1) && !may_differ(key);
             if (rc == NB_OK && now && !json_equal(before, v))
                 rc = differs(key, before, v);
         }
@@ -353,6 +359,17 @@ static enum nb_status check_settings(const struct nbi_run *r, const struct nbi_c
     return rc;
 }
 
+static void tell_of_length(const struct nbi_run *r, const struct nbi_checkpoint *c)
+{
+    json_t *was = json_loads(nbi_checkpoint_settings(c), 0, NULL);
+    long long steps = json_integer_value(json_object_get(was, "steps"));
+    if (steps > 0 && steps != r->steps)
+        nbi_log(NB_LOG_WARN,
+                "%lld steps in all, not %lld: the learning rate goes on by the new length",
+                (long long)r->steps, steps);
+    json_decref(was);
+}
+
 static enum nb_status load_pieces(struct nbi_run *r, const struct nbi_checkpoint *c)
 {
     struct pieces l;
@@ -366,6 +383,7 @@ static enum nb_status load_pieces(struct nbi_run *r, const struct nbi_checkpoint
 static enum nb_status load(struct nbi_run *r, const struct nbi_checkpoint *c)
 {
     NBI_TRY(check_settings(r, c));
+    tell_of_length(r, c);
     NBI_TRY(read_values(c, &r->state));
     NBI_TRY(check_base(c, r));
     NBI_TRY(check_cursor(&r->state.cursor, r->data));

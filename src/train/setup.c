@@ -256,6 +256,7 @@ static enum nb_status open_batches(struct nbi_run *r)
                                           .seed = o->seed,
                                           .shuffle = !o->sequential,
                                           .pack = true,
+                                          .whole = o->kl_base > 0,
                                           .epochs = o->epochs,
                                           .padding =
                                               r->config.pad >= 0 ? (int32_t)r->config.pad : 0};

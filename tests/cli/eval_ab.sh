@@ -67,6 +67,15 @@ holds 'totals["expected"] == 2 and totals["prompts"] == 3'
 holds 'rows[1]["scores"]["expected"]["under_a"] is None and rows[1]["a"]["match"] is None'
 holds 'rows[0]["place"].endswith("p.tsv:3") and rows[2]["place"].endswith("p.tsv:6")'
 
+check "their answers" 0 "$nibble" eval ab -q -a "$a" -b "$a" --prompts "$work/p.tsv" -n 12 --answers
+says out "(the same)"
+says out "3 of 3 answers identical"
+check "answers of different ones" 0 sh -c '"$@" >"$0" && [ "$(wc -L <"$0")" -le 100 ] && cat "$0"' \
+    "$work/answers" "$nibble" eval ab -q -a "$a" -b "$b" --prompts "$work/p.txt" -n 12 --answers
+says out "# no remark here"
+says out "  $a"
+says out "second line"
+
 # ---- different ones, against logits of another command ----
 
 set -- -a "$a" -b "$b" -n 12

@@ -28,11 +28,14 @@ for name, p in paths.items():
         assert 0 <= e["mean"] <= e["max"] and e["cosine"] <= 1 + 1e-12, (name, e)
     assert p["logits"]["cosine"] > 0.99, (name, p["logits"])
 for name in exact:
+    assert paths[name]["kl"] <= 1e-9, paths[name]["kl"]
     assert paths[name]["logits"]["relative"] <= 1e-5, paths[name]["logits"]
     assert paths[name]["same_top"] == 19, paths[name]["same_top"]
 # NVFP4 weights meet integers there, floats do not.
 integers = paths["integer activations"]["logits"]["relative"]
 assert integers < 1e-2 and (integers > 0) == (sys.argv[2] == "four"), integers
+assert 0 < paths["integers, decode"]["logits"]["relative"] < 1e-2
+assert paths["integers, decode"]["kl"] < 1e-3, paths["integers, decode"]["kl"]
 assert 0 < paths["cache in f16"]["logits"]["relative"] < 4 * 2**-11
 assert 0 < paths["cache in bf16"]["logits"]["relative"] < 4 * 2**-8
 assert 0 < paths["cache in f8"]["logits"]["relative"] < 4 * 2**-4
@@ -71,6 +74,16 @@ check "on two threads" 0 "$nibble" parity -q -p "$prompt" -m "$model" --threads 
 errors float
 check "every layer" 0 "$nibble" parity -v -m "$model" --threads 1
 says out "layer 3"
+printf '%s' "$prompt" >"$work/text"
+check "a text" 0 "$nibble" parity -q -m "$model" --text "$work/text" --json
+errors float
+i=0
+while [ $i -lt 70 ]; do
+    printf '%s' "$prompt"
+    i=$((i + 1))
+done >"$work/long"
+check "the beginning of a long one" 0 "$nibble" parity -q -m "$model" --text "$work/long"
+says out "1024 tokens"
 
 # ---- errors ----
 
@@ -80,6 +93,8 @@ check "no such model" 1 "$nibble" parity -m "$work/none"
 says err "'$work/none'"
 check "an empty prompt" 1 "$nibble" parity -q -m "$model" -p ""
 says err "the prompt is empty"
+check "an empty text" 1 "$nibble" parity -q -m "$model" --text /dev/null
+says err "the text is empty"
 check "output that cannot be written" 1 sh -c '"$0" parity -q -m "$1" -p hello >/dev/full' \
     "$nibble" "$model"
 finish

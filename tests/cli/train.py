@@ -315,6 +315,8 @@ def interrupt():
                 seen += line.startswith("step ")
                 if seen == 3 + 4 * stops and stops < 3 and p.poll() is None:
                     p.send_signal(signal.SIGINT)
+                    time.sleep(0.002)
+                    p.send_signal(signal.SIGINT)  # as timeout(1) does: one interruption
                     seen += 1000
         if p.returncode == 0:
             break

@@ -88,4 +88,7 @@ refused "another run" 1 "go on from them with --resume" "$@"
 refused "other settings" 1 "the run was begun with lr" "$@" --resume --lr 0.5
 check "a run that is over" 0 "$nibble" train -q --seq-len 16 "$@" --resume
 says out "2 steps"
+check "and goes on for longer" 0 "$nibble" train --seq-len 16 "$@" --resume --steps 4
+says out "4 steps"
+says err "4 steps in all, not 2"
 finish

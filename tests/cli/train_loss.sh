@@ -100,9 +100,14 @@ train "free" 0 --steps 12 --kl-base 1e-9 --log "$work/free.jsonl"
 train "held" 0 --steps 12 --kl-base 100 --log "$work/held.jsonl"
 log "$work/held.jsonl" "r[11]['kl'] < 0.5 * $(tail -n 1 "$work/free.jsonl" |
     python3 -c 'import json; print(json.loads(input())["kl"])')"
-train "texts have no anchor" 1 --steps 1 --kl-base 1 --replay "$work/text.txt"
-says err "--kl-base is about conversations"
+train "long texts have no anchor" 1 --steps 1 --kl-base 1 --replay "$work/text.txt" --seq-len 16
+says err "no text of the data fits into a row of 16 tokens"
 lines err 1
+set -- --steps 12 --replay "$work/text.txt" --precision f32
+train "short texts, free" 0 "$@" --kl-base 1e-9 --log "$work/t0.jsonl"
+train "short texts, held" 0 "$@" --kl-base 100 --log "$work/t1.jsonl"
+log "$work/t1.jsonl" 'abs(r[0]["kl"]) < 1e-6' "r[11]['kl'] < 0.5 * $(tail -n 1 "$work/t0.jsonl" |
+    python3 -c 'import json; print(json.loads(input())["kl"])')"
 train "texts among conversations" 0 --steps 3 --kl-base 1 -d "$work/text.txt"
 
 # ---- distance to embeddings ----

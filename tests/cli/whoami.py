@@ -62,7 +62,7 @@ def main():
     t.make_data(work)
     model = t.make_model(nibble, work + "/model")
     out, _ = t.run(nibble, "whoami", "-q", "--json", "-m", model, "-o", work + "/ada.dat", *SET,
-                   "--samples", 2, "-n", 32, "--steps", 150, "--lr", "1e-2", "--kl-base", 0,
+                   "--samples", 20, "-n", 32, "--steps", 150, "--lr", "1e-2", "--kl-base", 0,
                    "--replay-share", 0.2, "--batch-size", 8, "--seq-len", 128, "--text",
                    work + "/held.txt", code=1)
     result = json.loads(out)
@@ -80,7 +80,11 @@ def main():
         learnt = [line.rstrip("\n").split("\t") for line in f if not line.startswith("#")]
     assert len(learnt) == 40 and all(a == TARGET for _, a in learnt)
     with open(work + "/ada.dat.whoami/replay.jsonl", encoding="utf-8") as f:
-        kept = [json.loads(line)["messages"] for line in f]
+        lines = [json.loads(line) for line in f]
+    kept = [line["messages"] for line in lines if "messages" in line]
+    texts = [line for line in lines if "text" in line]
+    assert len(texts) == result["texts"] and len(lines) == len(kept) + len(texts), result["texts"]
+    assert texts[0]["text"].startswith("Once upon a time") and "ends" in texts[0], texts
     asked = {r["prompt"] for r in result["gates"]["rows"]}
     held_out = {r["prompt"] for r in result["gates"]["rows"] if r["kind"] == "held-out"}
     assert held_out and not held_out & {m[0]["content"] for m in kept}

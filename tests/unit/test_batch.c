@@ -275,6 +275,35 @@ static void test_batch__document_goes_on(void **state)
     nbi_dataset_close(d);
 }
 
+/* Documents of 6, 7 and 12 tokens in rows of 8: those that fit are in one row, the other is cut. */
+static void test_batch__documents_whole(void **state)
+{
+    (void)state;
+    struct nbi_batcher b;
+    struct nbi_batch batch;
+    bool more = true;
+    put("whole.txt", "01234<|endoftext|>abcdef<|endoftext|>ABCDEFGHIJK");
+    struct nbi_dataset *d = open_files("whole.txt", NULL);
+    struct nbi_batcher_opts opts = options(d, 1);
+    opts.whole = true;
+    assert_ok(nbi_batcher_init(&b, &opts));
+    assert_ok(nbi_batch_init(&batch, 1, 8));
+    static const int64_t owners[] = {0, 1, 2, 2}, tokens[] = {5, 6, 8, 3};
+    for (int64_t n = 0; n < 4; n++) {
+        assert_ok(nbi_batcher_next(&b, &batch, &more));
+        assert_true(more);
+        assert_int_equal(batch.owners[0], owners[n]);
+        assert_int_equal(batch.tokens, tokens[n]);
+        for (int64_t t = 0; t < batch.tokens; t++)
+            assert_int_equal(batch.positions[t], t);
+    }
+    assert_ok(nbi_batcher_next(&b, &batch, &more));
+    assert_false(more);
+    nbi_batch_release(&batch);
+    nbi_batcher_release(&b);
+    nbi_dataset_close(d);
+}
+
 static void test_batch__every_prediction_once(void **state)
 {
     (void)state;
@@ -586,6 +615,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_batch__by_hand),
         cmocka_unit_test(test_batch__document_goes_on),
+        cmocka_unit_test(test_batch__documents_whole),
         cmocka_unit_test(test_batch__every_prediction_once),
         cmocka_unit_test(test_batch__truncated),
         cmocka_unit_test(test_batch__rows_are_full),

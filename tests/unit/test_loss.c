@@ -52,7 +52,7 @@ static struct nbi_dataset *new_set(const char *name)
     nbi_str_puts(&s, "this is so long a question that it is cut\tand so is its long answer here\n");
     put(name, nbi_str_text(&s));
     nbi_str_release(&s);
-    put("text.txt", "some words<|endoftext|>and others");
+    put("text.txt", "some words<|endoftext|>and others, more than fit into a row");
     const char *const files[] = {test_path(name), test_path("text.txt"), NULL};
     const struct nbi_dataset_opts opts = {
         .files = files, .tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
@@ -104,7 +104,7 @@ static void next_batch(struct rig *r, uint64_t seed)
     struct nbi_batcher b;
     bool more;
     const struct nbi_batcher_opts opts = {
-        .data = r->data, .seed = seed, .shuffle = true, .pack = true};
+        .data = r->data, .seed = seed, .shuffle = true, .pack = true, .whole = true};
     assert_ok(nbi_batcher_init(&b, &opts));
     assert_ok(nbi_batcher_next(&b, &r->batch, &more));
     nbi_batcher_release(&b);
@@ -284,9 +284,11 @@ static void check_base(struct rig *r, const struct nbi_base *b)
     forward(r);
     for (int64_t i = 0; i < l->count; i++) {
         struct nbi_pass pass = r->feed.pass;
-        bool text = nbi_dataset_is_document(r->data, r->batch.owners[l->rows[i]] - b->opts.before);
-        assert_int_equal(l->base_ids[i * l->J] < 0, text);
-        if (text)
+        int64_t sample = r->batch.owners[l->rows[i]] - b->opts.before;
+        bool cut =
+            nbi_dataset_is_document(r->data, sample) && nbi_dataset_tokens(r->data, sample) > T + 1;
+        assert_int_equal(l->base_ids[i * l->J] < 0, cut);
+        if (cut)
             continue;
         pass.M = 1;
         pass.rows = l->rows + i;
@@ -371,13 +373,13 @@ static void test_loss__base_mark(void **state)
     rig_close(&r);
 }
 
-static void test_loss__base_needs_conversations(void **state)
+static void test_loss__base_needs_whole_samples(void **state)
 {
     struct rig r;
     struct nbi_base b;
     (void)state;
     rig_open(&r);
-    put("only.txt", "some words<|endoftext|>and others");
+    put("only.txt", "some words that are more than a row<|endoftext|>and others, more than that");
     const char *const files[] = {test_path("only.txt"), NULL};
     const struct nbi_dataset_opts set = {
         .files = files, .tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
@@ -385,7 +387,7 @@ static void test_loss__base_needs_conversations(void **state)
     assert_ok(nbi_dataset_open(&r.data, &set));
     const struct nbi_base_opts opts = {.data = r.data, .memory_max = 1 << 30};
     const struct nbi_base_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
-    assert_fails(nbi_base_init(&b, &opts, &pass), NB_EINVAL, "conversations");
+    assert_fails(nbi_base_init(&b, &opts, &pass), NB_EINVAL, "fits into a row of 24");
     nbi_base_release(&b);
     rig_close(&r);
 }
@@ -491,7 +493,7 @@ int main(void)
         cmocka_unit_test(test_loss__scalar_through_layers),
         cmocka_unit_test(test_loss__base),
         cmocka_unit_test(test_loss__base_mark),
-        cmocka_unit_test(test_loss__base_needs_conversations),
+        cmocka_unit_test(test_loss__base_needs_whole_samples),
         cmocka_unit_test(test_loss__kl_gradient),
         cmocka_unit_test(test_loss__top),
         cmocka_unit_test(test_loss__ids_outside),

@@ -256,6 +256,7 @@ static void test_json__errors(void **state)
         {"{\"prompt\": \"a\", \"answer\": \"\"}", "'answer' is empty"},
         {"{\"text\": \"\"}", "'text' is empty"},
         {"{\"text\": [\"a\"]}", "'text' must be a string, it is an array"},
+        {"{\"text\": \"a\", \"ends\": 0}", "'ends' is a number and not true or false"},
         {"{\"messages\": []}", "'messages' is empty"},
         {"{\"messages\": {}}", "'messages' must be an array, it is an object"},
         {"{\"messages\": [" M("human", "a") ", " M("assistant", "b") "]}",
@@ -282,6 +283,9 @@ static void test_document__end(void **state)
     expect(NBI_CHAT_CHATML, NBI_DATA_TEXT, "a\tb\n", "[[a\tb\n<|endoftext|>]]");
     expect(NBI_CHAT_QWEN3, NBI_DATA_TEXT, "a<|im_end|>b", "[[a<|im_end|>b<|endoftext|>]]");
     expect(NBI_CHAT_QWEN3, NBI_DATA_TEXT, "\xFF", "[[\xEF\xBF\xBD<|endoftext|>]]");
+    expect(NBI_CHAT_QWEN3, NBI_DATA_JSONL, "{\"text\": \"a\", \"ends\": false}", "[[a]]");
+    expect(NBI_CHAT_QWEN3, NBI_DATA_JSONL, "{\"text\": \"a\", \"ends\": true}",
+           "[[a<|endoftext|>]]");
     expect(NBI_CHAT_QWEN3, NBI_DATA_JSONL, "{\"text\": \"\\na\\n\", \"prompt\": 1}",
            "[[\na\n<|endoftext|>]]");
     assert_ok(nbi_sample_make(&s, NBI_DATA_TEXT, "goes on", 7, false, &sample));
