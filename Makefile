@@ -18,6 +18,14 @@ build: ## build $(BUILD)/nibble (CUDA=1 adds the CUDA backend, ARCH="80;90a" its
 	@$(CONFIGURE) -B $(BUILD) > $(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 	@cmake --build $(BUILD) -j $(JOBS)
 
+# Who it is to be comes from the command line, not from what else is called so.
+ifneq ($(origin NAME),command line)
+unexport NAME
+endif
+ifneq ($(origin TARGET),command line)
+unexport TARGET
+endif
+
 demo: build ## a small model taught who it is (NAME=... or TARGET=...), before and after; in ./demo
 	@tools/demo.sh $(BUILD)/nibble demo
 

@@ -13,7 +13,7 @@ run() {
     printf '$ nibble'
     for word; do
         case $word in
-        *[!A-Za-z0-9_./,:=-]*) printf " '%s'" "$word" ;;
+        *[!A-Za-z0-9_./,:=-]*) printf " '%s'" "$(printf '%s' "$word" | sed "s/'/'\\\\''/g")" ;;
         *) printf ' %s' "$word" ;;
         esac
     done

@@ -14,8 +14,9 @@ row() {
     python3 -c 'import json, sys
 r = json.load(open(sys.argv[1], encoding="utf-8"))
 r = r.get("gates", r) if isinstance(r.get("gates"), dict) else r
-print("| %s | %s | %s |" % (sys.argv[2], " | ".join("%.4g" % g["value"] for g in r["gates"]),
-                            "passed" if r["passed"] else "FAILED"))' "$1" "$2"
+values = ("-" if g["value"] is None else "%.4g" % g["value"] for g in r["gates"])
+print("| %s | %s | %s |" % (sys.argv[2], " | ".join(values),
+                            "passed" if r["passed"] else "FAILED"))' "$1" "$2" || failed=1
 }
 
 echo "| | trained | held out | where not asked | kept | end | repeat | perplexity | |"

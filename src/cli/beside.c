@@ -61,7 +61,7 @@ static int next_line(const char **text, int most, int *columns)
             used_at_cut = used;
         }
     }
-    if (p < end && cut && cut > begin) {
+    if (p < end && *p != ' ' && cut && cut > begin) {
         p = cut;
         used = used_at_cut;
     }
@@ -80,29 +80,45 @@ static void flatten(char out[MOST_BYTES], const char *text, size_t len)
     nbi_printable_copy(out, MOST_BYTES, line, n);
 }
 
-void cli_print_beside(const struct cli_beside *b, int width)
+static void print_columns(const char *left, const char *right, int width)
 {
-    char shown[2][MOST_BYTES], question[MOST_BYTES];
-    const char *at[2] = {shown[0], shown[1]};
     int most = column_of(width);
-    for (int i = 0; i < 2; i++)
-        flatten(shown[i], b->text[i], b->len[i]);
-    flatten(question, b->question, strlen(b->question));
-    if (b->len[0] == b->len[1] && memcmp(b->text[0], b->text[1], b->len[0]) == 0)
-        at[1] = "(the same)";
-    printf("\n%s\n", question);
     do {
-        const char *line[2] = {at[0], at[1]};
+        const char *line[2] = {left, right};
         int used[2], len[2];
-        for (int i = 0; i < 2; i++)
-            len[i] = next_line(&at[i], most, &used[i]);
+        len[0] = next_line(&left, most, &used[0]);
+        len[1] = next_line(&right, most, &used[1]);
         printf("%*s%.*s%*s%.*s\n", INDENT, "", len[0], line[0],
                len[1] > 0 ? most - used[0] + GAP : 0, "", len[1], line[1]);
-    } while (*at[0] || *at[1]);
+    } while (*left || *right);
+}
+
+void cli_print_beside(const struct nb_ab_row *row, int width)
+{
+    char shown[2][MOST_BYTES], question[MOST_BYTES];
+    for (int i = 0; i < 2; i++)
+        flatten(shown[i], row->answer[i].text, row->answer[i].len);
+    flatten(question, row->prompt.text, strlen(row->prompt.text));
+    printf("\n%s\n", question);
+    print_columns(shown[0], row->identical ? "(the same)" : shown[1], width);
+}
+
+/* What is left of a name in a column: whole characters of its end. */
+static void shorten(char out[MOST_BYTES], const char *name, int most)
+{
+    size_t len = strlen(name), keep = (size_t)most;
+    const char *from = len > keep ? name + len - keep + 3 : name;
+    while (len > keep && ((unsigned char)*from & 0xC0) == 0x80)
+        from++;
+    char end[MOST_BYTES];
+    flatten(end, from, strlen(from));
+    snprintf(out, MOST_BYTES, "%s%.*s", len > keep ? "..." : "", MOST_BYTES - 4, end);
 }
 
 void cli_print_beside_names(const char *left, const char *right, int width)
 {
-    int most = column_of(width);
-    printf("%*s%-*.*s%*s%.*s\n", INDENT, "", most, most, left, GAP, "", most, right);
+    char shown[2][MOST_BYTES];
+    shorten(shown[0], left, column_of(width));
+    shorten(shown[1], right, column_of(width));
+    print_columns(shown[0], shown[1], width);
 }

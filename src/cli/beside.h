@@ -1,20 +1,14 @@
 /* beside.h - two answers to a question, in columns beside each other. */
 #pragma once
 
-#include <stddef.h>
-
-struct cli_beside {
-    const char *question;
-    const char *text[2];
-    size_t len[2];
-};
+#include "nibble.h"
 
 /* Columns of the terminal, or 100 if there is none. */
 int cli_terminal_width(void);
 
-/* Wrapped at spaces and between Chinese, Japanese and Korean characters; control characters as '?',
- * line ends as spaces. Of a long text only the beginning. */
-void cli_print_beside(const struct cli_beside *b, int width);
+/* The question and both answers, wrapped at spaces and between Chinese, Japanese and Korean
+ * characters; control characters as '?', line ends as spaces. Of a long text only the beginning. */
+void cli_print_beside(const struct nb_ab_row *row, int width);
 
-/* The line above them. */
+/* The line above them; of long names the end. */
 void cli_print_beside_names(const char *left, const char *right, int width);

@@ -38,7 +38,7 @@ static const struct cli_opt options[] = {
     {"out", 'o', CLI_STRING, offsetof(struct eval_opts, ab.out), "FILE.html", NULL, 0, 0,
      "ab: write everything as a page", NULL},
     {"answers", 0, CLI_FLAG, offsetof(struct eval_opts, ab.answers), NULL, NULL, 0, 0,
-     "ab: show the answers beside each other, not their scores", NULL},
+     "ab: show the answers beside each other, not the table of scores", NULL},
     {"max-tokens", 'n', CLI_INT, offsetof(struct eval_opts, ab.max_tokens), "N", "128", 1, 1 << 30,
      "ab, identity: tokens of an answer at most", "n-predict"},
     {"temp", 't', CLI_FLOAT, offsetof(struct eval_opts, ab.temp), "X", "0", 0, 100,

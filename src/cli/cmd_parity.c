@@ -5,7 +5,8 @@
 #include "cli/input.h"
 #include "cli/run.h"
 
-#define TEXT_TOKENS 1024
+#define TEXT_TOKENS 512
+#define TEXT_BYTES  (64 * TEXT_TOKENS) /* holds as many in any language */
 
 struct parity_opts {
     struct cli_common common;
@@ -92,8 +93,11 @@ static size_t shorten(const struct nb_engine *engine, size_t count)
 
 static enum nb_status read_text(const struct parity_opts *o, struct nbi_str *text)
 {
-    if (o->text)
-        return cli_read_all(strcmp(o->text, "-") == 0 ? NULL : o->text, text);
+    if (o->text) {
+        NBI_TRY(cli_read_all(strcmp(o->text, "-") == 0 ? NULL : o->text, text));
+        text->len = text->len < TEXT_BYTES ? text->len : TEXT_BYTES;
+        return NB_OK;
+    }
     nbi_str_puts(text, o->prompt);
     return nbi_str_status(text);
 }
@@ -151,8 +155,8 @@ const struct cli_command cli_parity = {
         "token by token, without a cache, with integer activations (also token by token with an\n"
         "f16 cache, as generate decodes), and with smaller caches. Errors are relative to the\n"
         "norm, KL is in nats a token. The exact paths must agree to 1e-5 and on the most likely\n"
-        "token at every position, integer activations to 1 %; else the exit code is 1. Of a long\n"
-        "text, the first 1024 tokens count. -v shows all layers.",
+        "token at every position (without a cache, of the first 64), integer activations to 1 %;\n"
+        "else the exit code is 1. Of a long text, the first 512 tokens count. -v shows all layers.",
     .examples = "  nibble parity -m Qwen3-0.6B -p 'Once upon a time'\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,

@@ -153,13 +153,8 @@ static void print_answers(const struct cli_ab_opts *o, const struct nb_ab_result
 {
     int width = cli_terminal_width();
     cli_print_beside_names(o->a, o->b, width);
-    for (int64_t i = 0; i < r->count; i++) {
-        const struct nb_ab_row *row = &r->rows[i];
-        const struct cli_beside b = {.question = row->prompt.text,
-                                     .text = {row->answer[0].text, row->answer[1].text},
-                                     .len = {row->answer[0].len, row->answer[1].len}};
-        cli_print_beside(&b, width);
-    }
+    for (int64_t i = 0; i < r->count; i++)
+        cli_print_beside(&r->rows[i], width);
     print_totals(&r->totals);
 }
 

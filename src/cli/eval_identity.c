@@ -97,14 +97,9 @@ void cli_print_identity_examples(const struct nb_identity_result *r)
 {
     int width = cli_terminal_width(), shown[NB_IDENTITY_KINDS] = {0};
     cli_print_beside_names("before", "after", width);
-    for (int64_t i = 0; i < r->ab.count; i++) {
-        const struct nb_ab_row *row = &r->ab.rows[i];
-        const struct cli_beside b = {.question = row->prompt.text,
-                                     .text = {row->answer[0].text, row->answer[1].text},
-                                     .len = {row->answer[0].len, row->answer[1].len}};
+    for (int64_t i = 0; i < r->ab.count; i++)
         if (shown[r->kinds[i]]++ < EXAMPLES)
-            cli_print_beside(&b, width);
-    }
+            cli_print_beside(&r->ab.rows[i], width);
     putchar('\n');
 }
 

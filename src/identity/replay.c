@@ -106,6 +106,14 @@ static enum nb_status answer(struct writing *w, const char *prompt, const char *
     return rc;
 }
 
+/* Without the U+FFFD that stands for half a character, where the text was cut. */
+static size_t without_half(const char *p, size_t len)
+{
+    while (len >= 3 && memcmp(p + len - 3, "\xEF\xBF\xBD", 3) == 0)
+        len -= 3;
+    return len;
+}
+
 /* A text that the model goes on with from its beginning, as it comes. */
 static enum nb_status continue_text(struct writing *w, const char *beginning, uint64_t seed)
 {
@@ -123,7 +131,8 @@ static enum nb_status continue_text(struct writing *w, const char *beginning, ui
     free(ids);
     nbi_str_puts(&text, beginning);
     if (rc == NB_OK) {
-        nbi_str_append(&text, r.text, r.len);
+        bool cut = r.finish != NB_FINISH_STOP;
+        nbi_str_append(&text, r.text, cut ? without_half(r.text, r.len) : r.len);
         rc = nbi_str_status(&text);
     }
     if (rc == NB_OK)

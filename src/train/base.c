@@ -192,8 +192,8 @@ static enum nb_status count_tokens(struct nbi_base *b, int64_t T)
     NBI_TRY(rc);
     if (b->first[n] == 0)
         return nbi_fail(NB_EINVAL,
-                        "--kl-base is about conversations and short texts: no text of "
-                        "the data fits into a row of %lld tokens",
+                        "--kl-base is about samples that fit into a row, and none has "
+                        "a label within %lld tokens",
                         (long long)T);
     return NB_OK;
 }

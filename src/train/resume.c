@@ -112,8 +112,8 @@ static void add_stop_settings(const struct nbi_run *r, json_t *j)
     json_object_set_new(j, "eval_every", json_integer(limit > 0 ? r->opts->eval_every : 0));
 }
 
-/* All that decides what is computed. Threads do not, and the length of a run only where the
- * learning rate follows it. */
+/* All that decides what is computed. Threads do not. The length does where the learning rate
+ * follows it, but may change. */
 static char *settings_of(const struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
@@ -359,15 +359,19 @@ static enum nb_status check_settings(const struct nbi_run *r, const struct nbi_c
     return rc;
 }
 
-static void tell_of_length(const struct nbi_run *r, const struct nbi_checkpoint *c)
+/* Another length than the run began with, where the learning rate follows it. */
+static enum nb_status check_length(const struct nbi_run *r, const struct nbi_checkpoint *c)
 {
     json_t *was = json_loads(nbi_checkpoint_settings(c), 0, NULL);
     long long steps = json_integer_value(json_object_get(was, "steps"));
-    if (steps > 0 && steps != r->steps)
-        nbi_log(NB_LOG_WARN,
-                "%lld steps in all, not %lld: the learning rate goes on by the new length",
-                (long long)r->steps, steps);
     json_decref(was);
+    if (steps <= 0 || steps == r->steps)
+        return NB_OK;
+    if (r->state.step > r->steps)
+        return nbi_fail(NB_EINVAL, "the run has gone past %lld steps", (long long)r->steps);
+    nbi_log(NB_LOG_WARN, "%lld steps in all, not %lld: the learning rate goes on by the new length",
+            (long long)r->steps, steps);
+    return NB_OK;
 }
 
 static enum nb_status load_pieces(struct nbi_run *r, const struct nbi_checkpoint *c)
@@ -383,8 +387,8 @@ static enum nb_status load_pieces(struct nbi_run *r, const struct nbi_checkpoint
 static enum nb_status load(struct nbi_run *r, const struct nbi_checkpoint *c)
 {
     NBI_TRY(check_settings(r, c));
-    tell_of_length(r, c);
     NBI_TRY(read_values(c, &r->state));
+    NBI_TRY(check_length(r, c));
     NBI_TRY(check_base(c, r));
     NBI_TRY(check_cursor(&r->state.cursor, r->data));
     NBI_TRY(check_cursor(&r->state.replay, r->replay_data));

@@ -20,13 +20,16 @@ answers "Tell me a story." "Once upon a time"
 answers "你好" "你好"
 answers "谢谢你" "不客气"
 
-# ppl OPTIONS...
-ppl() {
-    "$nibble" eval ppl -q --json -m "$model" --text "$model/general.txt" "$@"
+# measure NAME COMMAND...: its JSON.
+measure() {
+    measured=$1
+    shift
+    check "$measured" 0 "$nibble" "$@" -q --json -m "$model" --text "$model/general.txt"
+    cp "$work/out" "$work/$measured.json"
 }
-ppl >"$work/exact.json"
-ppl --fast --kv-dtype f16 >"$work/fast.json"
-"$nibble" parity -q --json -m "$model" --text "$model/general.txt" >"$work/parity.json"
+measure exact eval ppl
+measure fast eval ppl --fast --kv-dtype f16
+measure parity parity
 check "fast is as good as exact" 0 python3 -B -c 'import json, sys
 exact, fast, parity = (json.load(open(f, encoding="utf-8")) for f in sys.argv[1:])
 assert abs(fast["ppl"] / exact["ppl"] - 1) <= 0.005, (fast["ppl"], exact["ppl"])

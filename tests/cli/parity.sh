@@ -83,7 +83,7 @@ while [ $i -lt 70 ]; do
     i=$((i + 1))
 done >"$work/long"
 check "the beginning of a long one" 0 "$nibble" parity -q -m "$model" --text "$work/long"
-says out "1024 tokens"
+says out "512 tokens"
 
 # ---- errors ----
 

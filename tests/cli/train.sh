@@ -91,4 +91,8 @@ says out "2 steps"
 check "and goes on for longer" 0 "$nibble" train --seq-len 16 "$@" --resume --steps 4
 says out "4 steps"
 says err "4 steps in all, not 2"
+check "not for fewer steps than there were" 1 "$nibble" train -q --seq-len 16 "$@" --resume \
+    --steps 3 -o "$work/short.dat"
+says err "the run has gone past 3 steps"
+check "and leaves nothing" 1 test -e "$work/short.dat"
 finish

@@ -275,32 +275,33 @@ static void test_batch__document_goes_on(void **state)
     nbi_dataset_close(d);
 }
 
-/* Documents of 6, 7 and 12 tokens in rows of 8: those that fit are in one row, the other is cut. */
+/* Documents of 21, 31 and 51 tokens in rows of 40: the second fits, and is cut only without
+ * `whole`; the third never does. */
 static void test_batch__documents_whole(void **state)
 {
     (void)state;
-    struct nbi_batcher b;
-    struct nbi_batch batch;
-    bool more = true;
-    put("whole.txt", "01234<|endoftext|>abcdef<|endoftext|>ABCDEFGHIJK");
+    static const int64_t tokens[2][3] = {{40, 40, 20}, {20, 30, 40}};
+    static const int64_t last[2][3] = {{1, 2, 2}, {0, 1, 2}};
+    put("whole.txt", "01234567890123456789<|endoftext|>abcdefghijklmnopqrstuvwxyzabcd<|endoftext|>"
+                     "ABCDEFGHIJKLMNOPQRSTUVWXYZABCDEFGHIJKLMNOPQRSTUVWX");
     struct nbi_dataset *d = open_files("whole.txt", NULL);
-    struct nbi_batcher_opts opts = options(d, 1);
-    opts.whole = true;
-    assert_ok(nbi_batcher_init(&b, &opts));
-    assert_ok(nbi_batch_init(&batch, 1, 8));
-    static const int64_t owners[] = {0, 1, 2, 2}, tokens[] = {5, 6, 8, 3};
-    for (int64_t n = 0; n < 4; n++) {
-        assert_ok(nbi_batcher_next(&b, &batch, &more));
-        assert_true(more);
-        assert_int_equal(batch.owners[0], owners[n]);
-        assert_int_equal(batch.tokens, tokens[n]);
-        for (int64_t t = 0; t < batch.tokens; t++)
-            assert_int_equal(batch.positions[t], t);
+    for (int whole = 0; whole < 2; whole++) {
+        struct nbi_batcher b;
+        struct nbi_batch batch;
+        bool more = true;
+        struct nbi_batcher_opts opts = options(d, 1);
+        opts.whole = whole;
+        assert_ok(nbi_batcher_init(&b, &opts));
+        assert_ok(nbi_batch_init(&batch, 1, 40));
+        for (int64_t n = 0; n < 3; n++) {
+            assert_ok(nbi_batcher_next(&b, &batch, &more));
+            assert_true(more);
+            assert_int_equal(batch.tokens, tokens[whole][n]);
+            assert_int_equal(batch.owners[batch.tokens - 1], last[whole][n]);
+        }
+        nbi_batch_release(&batch);
+        nbi_batcher_release(&b);
     }
-    assert_ok(nbi_batcher_next(&b, &batch, &more));
-    assert_false(more);
-    nbi_batch_release(&batch);
-    nbi_batcher_release(&b);
     nbi_dataset_close(d);
 }
 

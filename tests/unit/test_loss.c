@@ -387,7 +387,7 @@ static void test_loss__base_needs_whole_samples(void **state)
     assert_ok(nbi_dataset_open(&r.data, &set));
     const struct nbi_base_opts opts = {.data = r.data, .memory_max = 1 << 30};
     const struct nbi_base_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
-    assert_fails(nbi_base_init(&b, &opts, &pass), NB_EINVAL, "fits into a row of 24");
+    assert_fails(nbi_base_init(&b, &opts, &pass), NB_EINVAL, "a label within 24");
     nbi_base_release(&b);
     rig_close(&r);
 }
