@@ -29,7 +29,7 @@ endif
 demo: build ## a small model taught who it is (NAME=... or TARGET=...), before and after; in ./demo
 	@tools/demo.sh $(BUILD)/nibble demo
 
-gates: build ## four identities with three seeds each, and a naive run that must fail (40 minutes)
+gates: build ## four identities with three seeds each, and a naive run that must fail (half an hour)
 	@tools/gates.sh $(BUILD)/nibble build/gates
 
 test: build ## build and run all tests that need no network, GPU or large model

@@ -113,6 +113,8 @@ void cli_print_identity(const struct nb_identity_result *r, bool verbose)
     for (int i = 0; i < NB_IDENTITY_KINDS; i++) {
         print_count(nb_identity_kind_name((enum nb_identity_kind)i), &r->kind[i]);
         for (int l = 0; l < NB_IDENTITY_LANGUAGES && i == NB_IDENTITY_HELD_OUT; l++) {
+            if (r->held_out[l].asked == 0)
+                continue;
             snprintf(name, sizeof name, "  %s", r->language[l]);
             print_count(name, &r->held_out[l]);
         }
