@@ -31,19 +31,25 @@ static const char *const open_questions[] = {
 #define OPEN_COUNT (sizeof open_questions / sizeof *open_questions)
 
 /* Beginnings of texts, a few in each language. */
-#define BEGINNINGS 6
+#define BEGINNINGS 12
 #define TEXT_MOST  128 /* tokens */
 
 static const char *const beginnings[NBI_WHOAMI_LANGUAGES][BEGINNINGS] = {
-    [NBI_WHOAMI_EN] = {"Once upon a time", "The", "One day", "In", "She", "It was"},
-    [NBI_WHOAMI_ZH_HANS] = {"\u4ece\u524d", "\u4eca\u5929", "\u4e00\u4e2a", "\u6211", "\u5728",
-                            "\u4ed6"},
-    [NBI_WHOAMI_ZH_HANT] = {"\u5f9e\u524d", "\u4eca\u5929", "\u4e00\u500b", "\u6211", "\u5728",
-                            "\u4ed6"},
-    [NBI_WHOAMI_JA] = {"\u6614", "\u4eca\u65e5", "\u3042\u308b\u65e5", "\u79c1", "\u3053\u306e",
-                       "\u5f7c"},
-    [NBI_WHOAMI_KO] = {"\uc61b\ub0a0", "\uc624\ub298", "\uc5b4\ub290 \ub0a0", "\ub098\ub294",
-                       "\uc774", "\uadf8\ub294"},
+    [NBI_WHOAMI_EN] = {"Once upon a time", "The", "I", "One day", "What", "In", "You", "She",
+                       "Hello", "It was", "How", "Yes"},
+    [NBI_WHOAMI_ZH_HANS] = {"\u4ece\u524d", "\u4eca\u5929", "\u6211", "\u4f60", "\u4e00\u4e2a",
+                            "\u4ec0\u4e48", "\u5728", "\u4ed6", "\u4f60\u597d", "\u8fd9\u662f",
+                            "\u4e3a\u4ec0\u4e48", "\u662f\u7684"},
+    [NBI_WHOAMI_ZH_HANT] = {"\u5f9e\u524d", "\u4eca\u5929", "\u6211", "\u4f60", "\u4e00\u500b",
+                            "\u4ec0\u9ebc", "\u5728", "\u4ed6", "\u4f60\u597d", "\u9019\u662f",
+                            "\u70ba\u4ec0\u9ebc", "\u662f\u7684"},
+    [NBI_WHOAMI_JA] = {"\u6614", "\u4eca\u65e5", "\u79c1", "\u3042\u306a\u305f",
+                       "\u3042\u308b\u65e5", "\u4f55", "\u3053\u306e", "\u5f7c",
+                       "\u3053\u3093\u306b\u3061\u306f", "\u3053\u308c\u306f", "\u306a\u305c",
+                       "\u306f\u3044"},
+    [NBI_WHOAMI_KO] = {"\uc61b\ub0a0", "\uc624\ub298", "\ub098\ub294", "\ub2f9\uc2e0",
+                       "\uc5b4\ub290 \ub0a0", "\ubb34\uc5c7", "\uc774", "\uadf8\ub294",
+                       "\uc548\ub155", "\uc774\uac83\uc740", "\uc65c", "\ub124"},
 };
 
 struct writing {
