@@ -294,6 +294,7 @@ struct nb_engine;
 struct nb_engine_opts {
     const char *model, *model_dir; /* model_dir may be NULL */
     const char *synthetic;         /* instead: random weights of a preset (nb_synth_opts) */
+    const char *device;            /* "auto", "cpu", "cuda" or "cuda:N"; NULL: the CPU */
     const char *simd;              /* "scalar", "avx2", "avx512"; NULL: the best there is */
     int threads;                   /* 0: what this process may use */
     nb_progress_fn progress;       /* parameters loaded */
@@ -308,7 +309,8 @@ struct nb_engine_info {
     int64_t vocab, context, layers, parameters;
     int64_t weight_bytes, bytes_per_token; /* all weights; those read for one token */
     int threads;
-    const char *device, *simd;
+    const char *device; /* "cpu" or "cuda:N"; as long as the engine */
+    const char *simd;
 };
 
 void nb_engine_info(const struct nb_engine *engine, struct nb_engine_info *info);
@@ -322,10 +324,10 @@ enum nb_kv_mode { NB_KV_PROMPT, NB_KV_TOKEN, NB_KV_NONE };
 
 struct nb_session_opts {
     int64_t context; /* tokens at most; 0: 4096 or what the model can, if that is less */
-    int64_t chunk;   /* tokens of a pass; 0: 512 */
+    int64_t chunk;   /* tokens of a pass; 0: what suits the device */
     enum nb_kv_dtype kv;
     enum nb_kv_mode mode;
-    bool exact; /* f32 activations; else NVFP4 products round them to 16 bits */
+    bool exact; /* f32 activations; else products may round them to 16 bits */
 };
 
 /* A sequence of tokens with its keys and values. One thread at a time. */
@@ -478,9 +480,10 @@ struct nb_parity_error {
 struct nb_parity_path {
     const char *name;
     const struct nb_parity_error *layer; /* residual stream after each layer */
-    int64_t layers;
+    int64_t layers;                      /* 0: this path does not show them */
     struct nb_parity_error logits;
     int64_t positions, same_top; /* positions with the same most likely token */
+    int64_t clear, same_clear;   /* of those whose best logit leads by over twice the error there */
     double kl;                   /* KL(training forward || this path), mean over the positions */
     double bound;                /* on logits.relative; 0: none */
     bool passed;
@@ -488,9 +491,11 @@ struct nb_parity_path {
 
 typedef enum nb_status (*nb_parity_fn)(void *ctx, const struct nb_parity_path *path);
 
-/* The same tokens through every path, each compared with the training forward pass. */
-NB_MUST_CHECK enum nb_status nb_parity(const struct nb_engine *engine, const int32_t *ids,
-                                       int64_t count, nb_parity_fn fn, void *ctx);
+/* The same tokens through every path, each compared with the training forward pass. gpu: the same
+ * model on a GPU, for the paths there; NULL: none of those. */
+NB_MUST_CHECK enum nb_status nb_parity(const struct nb_engine *engine, const struct nb_engine *gpu,
+                                       const int32_t *ids, int64_t count, nb_parity_fn fn,
+                                       void *ctx);
 
 struct nb_ppl_opts {
     int64_t context; /* tokens of a window; 0: 2048 or what the model can, if that is less */
@@ -899,6 +904,15 @@ const char *nb_cuda_archs(void);
  * cannot: the build, the driver, or code for that GPU. */
 NB_MUST_CHECK enum nb_status nb_gpu_check(int index);
 
+/* The GPU that "cuda" (0) or "cuda:N" names, -1 for "cpu"; whether it is there is not asked.
+ * Another name: NB_EUNSUPPORTED. */
+NB_MUST_CHECK enum nb_status nb_device_parse(const char *name, int *gpu);
+
+#define NB_DEVICE_NAME 16
+
+/* What "auto" stands for: the first GPU that nb_gpu_check finds usable, else "cpu". */
+void nb_device_auto(char name[NB_DEVICE_NAME]);
+
 /* One measured operation of the codec. GB/s counts bf16 source bytes for quantise rows and NVFP4
  * bytes for dequantise rows. */
 struct nb_bench_row {
@@ -925,12 +939,16 @@ struct nb_bench_run_opts {
 };
 
 struct nb_bench_run {
+    char device[NB_DEVICE_NAME];
     int threads;
+    int cores; /* that peak_gmac_per_s is to be taken times: the threads; a GPU counts as one */
     double tokens_per_s;
     int64_t bytes_per_token;        /* weights read for a token */
-    double gb_per_s, read_gb_per_s; /* of them; what memory gives, between rounds */
+    int64_t kv_bytes_per_token;     /* decode: keys and values, in the middle of a round */
+    double gb_per_s, read_gb_per_s; /* of weights; what the device's memory gives, between rounds */
     double gmac_per_s;              /* prefill: multiplications in the layers' matrices */
-    double peak_gmac_per_s;         /* of a core, NVFP4 products with all data in its cache */
+    double
+        peak_gmac_per_s; /* of a core, or a GPU, in NVFP4 products with data near; NaN: not known */
 };
 
 NB_MUST_CHECK enum nb_status nb_bench_run(const struct nb_engine *engine,

@@ -71,6 +71,13 @@ struct nbi_kv_store {
 #define NBI_SHARED_MAX 64
 #define NBI_HEAD_MAX   1024
 
+/* ---- a layer ---- */
+
+struct nbi_layer_weights {
+    struct nbi_weight input_norm, post_norm, q_norm, k_norm;
+    struct nbi_weight q, k, v, o, gate, up, down;
+};
+
 /* ---- operations ---- */
 
 /* x[n] = table[ids[n]], as f32. Ids are in range; the caller checks on the host. */
@@ -104,7 +111,8 @@ struct nbi_op_rmsnorm {
 /* y_i = x W_i^T, for up to three matrices that share x; y_i = y_i + x W_i^T with add. The products
  * of one call may run together. exact: f32 activations; else a backend may round x to fewer bits
  * (16 in blocks of 256 on the CPU). Each y depends on its row of x alone, and on nothing else
- * about the call: the same row gives the same bits whatever N is. */
+ * about the call: the same row gives the same bits whatever N is. On a GPU that holds for exact
+ * ones; others are done in one way for few rows and in another for many. */
 #define NBI_LINEAR_MAX 3
 
 struct nbi_op_linear {
@@ -131,15 +139,17 @@ struct nbi_op_qkv_rope {
 };
 
 /* y[n] = softmax(q[n] k^T / sqrt(D)) v per head, over rows first[n] to last[n] of the store. The
- * result of a row depends on q[n] and those rows alone, bit for bit. lse keeps the logarithm of
- * each softmax's denominator, maximum included, for the backward pass. */
+ * result of a row depends on q[n] and those rows alone, bit for bit; on a GPU also on N. lse keeps
+ * the logarithm of each softmax's denominator, maximum included, for the backward pass. */
 struct nbi_op_attention {
     struct nbi_ptr y;   /* [N, NH, D] */
     struct nbi_ptr lse; /* [N, NH], or none */
     struct nbi_ptr q;   /* [N, NH, D] */
     struct nbi_kv_store store;
     struct nbi_ptr first, last; /* int32 [N]; first[n] <= last[n] */
+    int64_t longest;            /* the most rows that any n sees */
     int64_t N, NH, NKV, D;
+    bool exact; /* f32 throughout; else a backend may round q and the weights of the rows */
 };
 
 /* y = silu(gate) * up. */
@@ -165,12 +175,23 @@ struct nbi_op_scatter {
     int64_t M, C;
 };
 
-/* The largest logit of each row, the first of equals. */
-struct nbi_op_argmax {
-    struct nbi_ptr ids;    /* int32 [N] */
+/* The J largest logits of each row, largest first, of equals the lower id first; odd[n] is 1 if any
+ * of the row is not finite, and its results mean nothing then. J <= V. */
+#define NBI_TOP_MAX 64
+
+struct nbi_op_top {
+    struct nbi_ptr ids;    /* int32 [N, J] */
+    struct nbi_ptr values; /* f32 [N, J] */
+    struct nbi_ptr odd;    /* int32 [N] */
     struct nbi_ptr logits; /* [N, V] */
-    int64_t N, V;
+    struct nbi_ptr room;   /* nbi_top_room(V) bytes for each row, which it may write to */
+    int64_t J, N, V;
 };
+
+static inline int64_t nbi_top_room(int64_t V)
+{
+    return (V + 2047) / 2048 * NBI_TOP_MAX * 8;
+}
 
 /* loss[n] = -log softmax(logits[n])[targets[n]], 0 where the target is negative; with dlogits also
  * scale * (softmax - onehot), 0 there, in place of the logits if the two are the same.
@@ -342,6 +363,25 @@ struct nbi_op_amax {
     int64_t n;
 };
 
+/* ---- one token at once ---- */
+
+/* A model of Qwen3's kind with the stores that its layers write to. */
+struct nbi_token_model {
+    int64_t layers, C, F, NH, NKV, D, V;
+    const struct nbi_layer_weights *layer; /* host, [layers]: what it says is copied */
+    const struct nbi_kv_store *stores;     /* host, [layers] */
+    struct nbi_weight embed, norm, head;
+    struct nbi_ptr frequency; /* as in rope_table */
+    float rope_scale, eps;
+};
+
+struct nbi_token_step {
+    int32_t id, position, slot, first, last;
+    struct nbi_ptr logits; /* [V] */
+};
+
+struct nbi_token; /* a model made ready for it */
+
 /* ---- the table ---- */
 
 #define NBI_OP_LIST(X)                                                                             \
@@ -354,7 +394,7 @@ struct nbi_op_amax {
     X(swiglu)                                                                                      \
     X(gather)                                                                                      \
     X(scatter)                                                                                     \
-    X(argmax)                                                                                      \
+    X(top)                                                                                         \
     X(xent)                                                                                        \
     X(l1)                                                                                          \
     X(embed_bwd)                                                                                   \
@@ -375,11 +415,14 @@ struct nbi_stream_limits {
     int64_t N;     /* rows of an operation */
     int64_t K;     /* inputs of a product */
     int64_t D;     /* head size */
-    int64_t heads; /* query heads; 0: no backward pass */
+    int64_t heads; /* query heads */
+    bool back;     /* also a backward pass */
 };
 
 struct nbi_backend {
-    const char *name; /* "cpu", "cuda" */
+    const char *name; /* "cpu", "cuda:0" */
+    int64_t chunk;    /* rows of a pass that suit it, where there are many */
+    bool rows_matter; /* what is not exact depends on how many rows go together */
     void (*close)(struct nbi_backend *be);
 
     /* Memory, 64-byte aligned and not cleared. What it is for shows in reports. */
@@ -422,6 +465,16 @@ struct nbi_backend {
      * whose data is as near as can be; and in those of floats, with all threads at work. */
     double (*peak)(struct nbi_backend *be);
     double (*peak_floats)(struct nbi_backend *be);
+    /* For benches: bytes a second read from the memory; NULL: the host's, which the bench measures
+     * itself. */
+    double (*bandwidth)(struct nbi_backend *be);
+
+    /* Optional: embedding, all layers and head for a single token, as the operations would do it
+     * without `exact`, up to rounding. NB_EUNSUPPORTED: not this model on this device. */
+    enum nb_status (*token_new)(struct nbi_stream *s, const struct nbi_token_model *m,
+                                struct nbi_token **out);
+    enum nb_status (*token_run)(struct nbi_token *t, const struct nbi_token_step *step);
+    void (*token_free)(struct nbi_token *t);
 
     /* Operations; a backend that cannot train has none of the backward ones. */
 #define X(op) enum nb_status (*op)(struct nbi_stream * s, const struct nbi_op_##op *a);
@@ -430,7 +483,7 @@ struct nbi_backend {
 };
 
 struct nbi_backend_opts {
-    const char *device;  /* "cpu" */
+    const char *device;  /* "cpu", "cuda" or "cuda:N" */
     int threads;         /* CPU; 0: what this process may use */
     enum nbi_simd level; /* CPU: the widest to use */
 };

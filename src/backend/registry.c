@@ -1,13 +1,17 @@
 /* registry.c - which devices there are; the only file that knows whether CUDA was built in. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/kernels.h"
-#include "backend/cuda/device.h"
+#include "backend/cuda/cuda.h"
 #include "backend/nvml.h"
 #include "base/status.h"
+
+#define MAX_GPUS  64
+#define MAX_INDEX 1023
 
 int nb_gpu_list(struct nb_gpu_info *gpus, int max)
 {
@@ -39,7 +43,47 @@ int nb_gpu_list(struct nb_gpu_info *gpus, int max)
     return found;
 }
 
+enum nb_status nb_device_parse(const char *name, int *gpu)
+{
+    *gpu = -1;
+    if (strcmp(name, "cpu") == 0)
+        return NB_OK;
+    if (strcmp(name, "cuda") == 0) {
+        *gpu = 0;
+        return NB_OK;
+    }
+    /* strtol alone would take signs and blanks. */
+    bool number = strncmp(name, "cuda:", 5) == 0 && name[5] >= '0' && name[5] <= '9';
+    char *end = NULL;
+    long index = number ? strtol(name + 5, &end, 10) : 0;
+    if (!number || *end || index > MAX_INDEX)
+        return nbi_fail(NB_EUNSUPPORTED, "there is no device '%s', only cpu, cuda and cuda:N",
+                        name);
+    *gpu = (int)index;
+    return NB_OK;
+}
+
 #if NB_CUDA
+
+void nb_device_auto(char name[NB_DEVICE_NAME])
+{
+    /* The driver's library may be missing, or list more than this process sees: at least ask. */
+    struct nb_gpu_info gpus[MAX_GPUS];
+    int count = nb_gpu_list(gpus, MAX_GPUS), i = 0;
+    while (i < count || i == 0) {
+        if (nb_gpu_check(i) == NB_OK) {
+            snprintf(name, NB_DEVICE_NAME, "cuda:%d", i);
+            return;
+        }
+        i++;
+    }
+    snprintf(name, NB_DEVICE_NAME, "cpu");
+}
+
+static enum nb_status open_gpu(struct nbi_backend **out, int gpu)
+{
+    return nbi_cuda_open(out, gpu);
+}
 
 const char *nb_cuda_archs(void)
 {
@@ -53,6 +97,17 @@ enum nb_status nb_gpu_check(int index)
 }
 
 #else
+
+void nb_device_auto(char name[NB_DEVICE_NAME])
+{
+    snprintf(name, NB_DEVICE_NAME, "cpu");
+}
+
+static enum nb_status open_gpu(struct nbi_backend **out, int gpu)
+{
+    (void)out;
+    return nb_gpu_check(gpu);
+}
 
 const char *nb_cuda_archs(void)
 {
@@ -71,10 +126,10 @@ enum nb_status nb_gpu_check(int index)
 
 enum nb_status nbi_backend_open(struct nbi_backend **out, const struct nbi_backend_opts *opts)
 {
+    int gpu;
     *out = NULL;
-    if (strcmp(opts->device, "cpu") != 0)
-        return nbi_fail(NB_EUNSUPPORTED, "models do not run on device '%s' yet", opts->device);
-    return nbi_cpu_open(out, opts);
+    NBI_TRY(nb_device_parse(opts->device, &gpu));
+    return gpu < 0 ? nbi_cpu_open(out, opts) : open_gpu(out, gpu);
 }
 
 const char *nb_product_path(void)

@@ -31,6 +31,9 @@ bool cli_resume(void);
 
 json_t *cli_json_number(double v); /* null if it is not finite */
 
+/* Refuses a GPU that --device names, since `what` runs on the CPU; 0, or the exit code. */
+int cli_cpu_only(const struct cli_common *common, const char *what);
+
 /* Prints value on stdout as JSON, frees it and gives the exit code. ok false, or value NULL: some
  * piece of it could not be made. */
 int cli_print_json(json_t *value, bool ok);

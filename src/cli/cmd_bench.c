@@ -1,4 +1,5 @@
 /* cmd_bench.c - how fast operations are here, against what the machine can do. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -186,33 +187,47 @@ static int run_tokenizer(struct bench_opts *o)
 
 /* ---- decode, prefill ---- */
 
-static int print_run(const struct bench_opts *o, const struct nb_bench_run *b, bool prefill)
+static int print_prefill(const struct bench_opts *o, const struct nb_bench_run *b)
 {
-    double share = b->gb_per_s / b->read_gb_per_s, per_core = b->gmac_per_s / b->threads;
-    if (o->common.json && prefill)
-        return cli_print_json(json_pack("{s:f,s:f,s:f,s:f,s:f,s:i}", "tokens_per_s",
-                                        b->tokens_per_s, "gmac_per_s", b->gmac_per_s,
-                                        "gmac_per_s_per_core", per_core, "peak_gmac_per_s_per_core",
-                                        b->peak_gmac_per_s, "share", per_core / b->peak_gmac_per_s,
-                                        "threads", b->threads),
-                              true);
+    double per_core = b->gmac_per_s / b->cores, share = per_core / b->peak_gmac_per_s;
     if (o->common.json)
         return cli_print_json(
-            json_pack("{s:f,s:I,s:f,s:f,s:f,s:I,s:i,s:i}", "tokens_per_s", b->tokens_per_s,
-                      "bytes_per_token", (json_int_t)b->bytes_per_token, "gb_per_s", b->gb_per_s,
-                      "read_gb_per_s", b->read_gb_per_s, "share", share, "context",
-                      (json_int_t)o->depth, "batch", 1, "threads", b->threads),
+            json_pack("{s:s,s:f,s:f,s:f,s:o,s:o,s:i}", "device", b->device, "tokens_per_s",
+                      b->tokens_per_s, "gmac_per_s", b->gmac_per_s, "gmac_per_s_per_core", per_core,
+                      "peak_gmac_per_s_per_core", cli_json_number(b->peak_gmac_per_s), "share",
+                      cli_json_number(share), "threads", b->threads),
             true);
-    if (prefill)
-        printf(
-            "prefill: %.1f tok/s, %.1f GMAC/s, %.1f per core, %.0f %% of the %.1f that a core can "
-            "do from its cache (%d threads)\n",
-            b->tokens_per_s, b->gmac_per_s, per_core, 100 * per_core / b->peak_gmac_per_s,
-            b->peak_gmac_per_s, b->threads);
+    printf("prefill: %.1f tok/s, %.1f GMAC/s", b->tokens_per_s, b->gmac_per_s);
+    if (strcmp(b->device, "cpu") == 0)
+        printf(", %.1f per core, %.0f %% of the %.1f that a core can do from its cache "
+               "(%d threads)\n",
+               per_core, 100 * share, b->peak_gmac_per_s, b->threads);
+    else if (isfinite(share))
+        printf(", %.0f %% of the %.1f that it can do (%s)\n", 100 * share, b->peak_gmac_per_s,
+               b->device);
     else
-        printf("decode: %.1f tok/s, %.2f GB/s of weights, %.0f %% of the %.2f GB/s that memory "
-               "gives (%d threads)\n",
-               b->tokens_per_s, b->gb_per_s, 100 * share, b->read_gb_per_s, b->threads);
+        printf(" (%s)\n", b->device);
+    return 0;
+}
+
+static int print_decode(const struct bench_opts *o, const struct nb_bench_run *b)
+{
+    double share = b->gb_per_s / b->read_gb_per_s;
+    if (o->common.json)
+        return cli_print_json(json_pack("{s:s,s:f,s:I,s:I,s:f,s:f,s:f,s:I,s:i,s:i}", "device",
+                                        b->device, "tokens_per_s", b->tokens_per_s,
+                                        "bytes_per_token", (json_int_t)b->bytes_per_token,
+                                        "kv_bytes_per_token", (json_int_t)b->kv_bytes_per_token,
+                                        "gb_per_s", b->gb_per_s, "read_gb_per_s", b->read_gb_per_s,
+                                        "share", share, "context", (json_int_t)o->depth, "batch", 1,
+                                        "threads", b->threads),
+                              true);
+    printf("decode: %.1f tok/s, %.2f GB/s of weights, %.0f %% of the %.2f GB/s that memory gives ",
+           b->tokens_per_s, b->gb_per_s, 100 * share, b->read_gb_per_s);
+    if (strcmp(b->device, "cpu") == 0)
+        printf("(%d threads)\n", b->threads);
+    else
+        printf("(%s)\n", b->device);
     return 0;
 }
 
@@ -222,9 +237,11 @@ static int run_model(struct bench_opts *o, bool prefill)
 {
     struct nb_engine *engine = NULL;
     struct nb_bench_run result;
+    char device[NB_DEVICE_NAME];
     const struct nb_engine_opts opts = {.model = o->run.model,
                                         .model_dir = o->run.model_dir,
                                         .synthetic = sizes[o->synthetic],
+                                        .device = cli_device(device, &o->common),
                                         .simd = cli_simd(o->run.simd),
                                         .threads = (int)o->common.threads};
     const struct nb_bench_run_opts to = {.prefill = prefill,
@@ -238,7 +255,9 @@ static int run_model(struct bench_opts *o, bool prefill)
     if (rc == NB_OK)
         rc = nb_bench_run(engine, &to, &result);
     nb_engine_close(engine);
-    return rc == NB_OK ? print_run(o, &result, prefill) : cli_status(rc);
+    if (rc != NB_OK)
+        return cli_status(rc);
+    return prefill ? print_prefill(o, &result) : print_decode(o, &result);
 }
 
 /* ---- train ---- */
@@ -299,6 +318,11 @@ static int run(void *opts)
     }
     if (decode || prefill)
         return run_model(o, prefill);
+    char name[64]; /* as for a command that is for the CPU only */
+    snprintf(name, sizeof name, "bench %.40s", what);
+    int code = cli_cpu_only(&o->common, name);
+    if (code)
+        return code;
     if (train)
         return run_train(o);
     if (strcmp(what, "ops") == 0)
@@ -318,7 +342,7 @@ const struct cli_command cli_bench = {
     .positional = "WHAT",
     .summary = "measure speed against what this machine can do",
     .text = "decode, prefill: tokens one after another, and whole prompts, beside what memory and\n"
-            "arithmetic give.\n"
+            "arithmetic of the device give; a GPU counts as one core. The others run on the CPU.\n"
             "\n"
             "train: steps over random tokens, beside products of floats. An operation is an\n"
             "addition or a multiplication; what --recompute does again is not counted.\n"
@@ -330,12 +354,14 @@ const struct cli_command cli_bench = {
             "tokenizer: loading the tokenizer of MODEL, and encoding and decoding FILE line by "
             "line on\n"
             "one thread.",
-    .examples = "  nibble bench decode --synthetic 0.6b\n  nibble bench train --synthetic 0.6b\n  "
-                "nibble bench ops\n  nibble bench ops "
+    .examples = "  nibble bench decode --synthetic 0.6b\n"
+                "  nibble bench decode --synthetic 4b --depth 32768 --kv-dtype f8 --device cuda\n"
+                "  nibble bench train --synthetic 0.6b\n  nibble bench ops\n  nibble bench ops "
                 "--threads 1 --json\n"
                 "  nibble bench tokenizer -m Qwen3-4B --file text.txt\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct bench_opts),
+    .any_device = true,
     .run = run,
 };

@@ -645,5 +645,6 @@ const struct cli_command cli_chat = {
     .options = options,
     .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct chat_opts),
+    .any_device = true,
     .run = run,
 };

@@ -51,10 +51,13 @@ const struct cli_command cli_debug = {
         "hf: reads input_ids and labels (int32 [B, T], -100 ignored) and writes logits [B, T, V],\n"
         "loss [1] (mean over labelled positions, next-token shift as in Hugging Face) and\n"
         "greedy.ids (the first 8 ids of row 0, then 48 greedy tokens through the cache), all in\n"
-        "f32 from the weights as they are stored.",
+        "f32 from the weights as they are stored; also grad.NAME of every parameter, and after\n"
+        "three steps of AdamW adamw3.losses and adamw3.NAME. A GPU that cannot train leaves those\n"
+        "to the CPU.",
     .examples = "  nibble debug hf -m tiny --in in.safetensors --out out.safetensors\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct debug_opts),
+    .any_device = true,
     .run = run,
 };

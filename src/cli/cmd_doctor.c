@@ -7,7 +7,7 @@
 
 #include "base/str.h"
 #include "base/sys.h"
-#include "cli/cli.h"
+#include "cli/run.h"
 
 #define MAX_GPUS     16
 #define MAX_PROBLEMS 16
@@ -26,6 +26,7 @@ struct findings {
     struct nb_gpu_info gpus[MAX_GPUS];
     bool gpu_works[MAX_GPUS];
     int gpu_count;
+    char device[NB_DEVICE_NAME]; /* what auto picks */
     struct problem problems[MAX_PROBLEMS];
     int problem_count;
 };
@@ -43,6 +44,7 @@ static void examine(struct findings *f)
     memset(f, 0, sizeof *f);
     nbi_sys_info(&f->sys);
     f->gpu_count = nb_gpu_list(f->gpus, MAX_GPUS);
+    nb_device_auto(f->device);
     if (nb_codec_selftest() != NB_OK)
         add_problem(f, true, nb_last_error());
     for (int i = 0; i < f->gpu_count; i++) {
@@ -102,6 +104,17 @@ static int exit_code(const struct findings *f)
     return 0;
 }
 
+static void print_device(const struct findings *f)
+{
+    char gpu[128];
+    if (strcmp(f->device, "cpu") != 0)
+        printf("device    auto picks %s%s to run models; training and the rest are on the CPU\n",
+               f->device, cli_gpu_name(gpu));
+    else
+        printf("device    auto picks the CPU: %s\n",
+               nb_cuda_archs() ? "no GPU is usable" : "CUDA is not built in");
+}
+
 static void print_text(const struct findings *f)
 {
     char a[32], b[32];
@@ -125,7 +138,7 @@ static void print_text(const struct findings *f)
                f->gpu_works[i] ? "usable" : "not usable");
     if (f->gpu_count == 0)
         printf("gpu       none\n");
-    printf("device    auto picks the CPU: no command uses a GPU yet\n");
+    print_device(f);
     struct library libraries[LIBRARIES];
     list_libraries(libraries);
     printf("library   ");
@@ -162,14 +175,14 @@ static json_t *findings_json(const struct findings *f, bool *ok)
             json_pack("{s:b,s:s}", "fatal", f->problems[i].fatal, "text", f->problems[i].text), ok);
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         nbi_json_set(ops, paths[i].operation, json_string(paths[i].path()), ok);
-    return json_pack("{s:s,s:s,s:{s:s,s:s,s:i,s:i,s:f},s:{s:I,s:I,s:I},s:o,s:o,s:o,s:o,s:o}",
-                     "version", nb_version(), "system", s->kernel, "cpu", "model", s->cpu_model,
-                     "features", s->features, "online", s->cpus_online, "usable", s->cpus_usable,
-                     "cgroup_cpus", s->cgroup_cpus, "memory", "total", (json_int_t)s->memory_total,
-                     "available", (json_int_t)s->memory_available, "cgroup_limit",
-                     (json_int_t)s->cgroup_memory, "cuda",
-                     nb_cuda_archs() ? json_string(nb_cuda_archs()) : json_null(), "gpus", gpus,
-                     "libraries", libraries, "paths", ops, "problems", problems);
+    return json_pack(
+        "{s:s,s:s,s:{s:s,s:s,s:i,s:i,s:f},s:{s:I,s:I,s:I},s:o,s:s,s:o,s:o,s:o,s:o}", "version",
+        nb_version(), "system", s->kernel, "cpu", "model", s->cpu_model, "features", s->features,
+        "online", s->cpus_online, "usable", s->cpus_usable, "cgroup_cpus", s->cgroup_cpus, "memory",
+        "total", (json_int_t)s->memory_total, "available", (json_int_t)s->memory_available,
+        "cgroup_limit", (json_int_t)s->cgroup_memory, "cuda",
+        nb_cuda_archs() ? json_string(nb_cuda_archs()) : json_null(), "device", f->device, "gpus",
+        gpus, "libraries", libraries, "paths", ops, "problems", problems);
 }
 
 static int run(void *opts)

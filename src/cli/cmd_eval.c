@@ -217,5 +217,6 @@ const struct cli_command cli_eval = {
     .options = options,
     .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct eval_opts),
+    .any_device = true,
     .run = run,
 };

@@ -166,5 +166,6 @@ const struct cli_command cli_generate = {
     .options = options,
     .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct generate_opts),
+    .any_device = true,
     .run = run,
 };

@@ -113,6 +113,8 @@ const struct cli_command cli_stress = {
         "from snapshots, beside a second session) and lets each answer with 8 greedy tokens. All\n"
         "types of cache take part in each iteration; products are exact in every second one. Ids\n"
         "and last logits must be the same, bit for bit, in all ways of one type and at all times.\n"
+        "Products of a GPU that are not exact depend on how many tokens go together: there, each\n"
+        "way must give the same at all times.\n"
         "\n"
         "Resident memory after each iteration must stay flat once the first quarter (two at "
         "least)\n"
@@ -126,5 +128,6 @@ const struct cli_command cli_stress = {
     .options = options,
     .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct stress_opts),
+    .any_device = true,
     .run = run,
 };

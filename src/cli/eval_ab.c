@@ -212,6 +212,7 @@ int cli_eval_ab(const struct cli_ab_opts *o, const struct cli_run_opts *run,
 {
     struct nb_prompts *prompts = NULL;
     struct nb_ab_result result = {0};
+    char device[NB_DEVICE_NAME];
     int code = check(o, run);
     if (code)
         return code;
@@ -226,9 +227,12 @@ int cli_eval_ab(const struct cli_ab_opts *o, const struct cli_run_opts *run,
                             .max_tokens = o->max_tokens,
                             .temperature = o->temp,
                             .seed = (uint64_t)o->seed};
+    if (rc == NB_OK)
+        cli_device(device, common);
     for (int s = 0; s < 2; s++)
         ab.model[s] = (struct nb_engine_opts){.model = s ? o->b : o->a,
                                               .model_dir = run->model_dir,
+                                              .device = device,
                                               .simd = cli_simd(run->simd),
                                               .threads = (int)common->threads};
     if (rc == NB_OK)

@@ -132,11 +132,13 @@ void cli_print_identity(const struct nb_identity_result *r, bool verbose)
 
 /* ---- running ---- */
 
-static struct nb_engine_opts engine_of(const char *model, const struct cli_run_opts *run,
+static struct nb_engine_opts engine_of(const char *model, const char *device,
+                                       const struct cli_run_opts *run,
                                        const struct cli_common *common)
 {
     return (struct nb_engine_opts){.model = model,
                                    .model_dir = run->model_dir,
+                                   .device = device,
                                    .simd = cli_simd(run->simd),
                                    .threads = (int)common->threads};
 }
@@ -154,8 +156,10 @@ int cli_eval_identity(const struct cli_identity_opts *o, const struct cli_run_op
     }
     struct nbi_progress progress;
     struct nb_identity_result r;
-    const struct nb_identity_opts opts = {.model = engine_of(run->model, run, common),
-                                          .base = engine_of(o->base, run, common),
+    char device[NB_DEVICE_NAME];
+    cli_device(device, common);
+    const struct nb_identity_opts opts = {.model = engine_of(run->model, device, run, common),
+                                          .base = engine_of(o->base, device, run, common),
                                           .one_at_a_time = o->one_at_a_time,
                                           .set = {.target = o->target,
                                                   .name = o->name,

@@ -228,29 +228,29 @@ static void log_line(void *ctx, enum nb_log_level level, const char *line)
         fprintf(stderr, "nibble: %s%s\n", level == NB_LOG_WARN ? "warning: " : "", line);
 }
 
+int cli_cpu_only(const struct cli_common *common, const char *what)
+{
+    if (strcmp(common->device, "auto") == 0 || strcmp(common->device, "cpu") == 0)
+        return 0;
+    fprintf(stderr, "nibble: '%s' runs on the CPU only; leave out --device %s\n", what,
+            common->device);
+    return CLI_EXIT_FAILED;
+}
+
 /* An explicit device that cannot be used, or that the command has no use for, must not be passed
  * over in silence. */
-static int check_device(const struct cli_command *c, const char *device)
+static int check_device(const struct cli_command *c, const struct cli_common *common)
 {
-    if (strcmp(device, "auto") == 0 || strcmp(device, "cpu") == 0)
-        return 0;
-    char *end;
-    long index = 0;
-    bool cuda = nbi_starts_with(device, "cuda");
-    if (cuda && device[4] == ':' && device[5] >= '0' && device[5] <= '9')
-        index = strtol(device + 5, &end, 10);
-    else
-        end = (char *)device + (cuda ? 4 : 0);
-    if (!cuda || *end || index > 1023) {
+    int gpu = -1;
+    if (strcmp(common->device, "auto") != 0 && nb_device_parse(common->device, &gpu) != NB_OK) {
         fprintf(stderr, "nibble %s: --device takes auto, cpu, cuda or cuda:N, not '%s'\n", c->name,
-                device);
+                common->device);
         return CLI_EXIT_USAGE;
     }
-    enum nb_status rc = nb_gpu_check((int)index);
+    enum nb_status rc = gpu < 0 ? NB_OK : nb_gpu_check(gpu);
     if (rc != NB_OK || c->any_device)
         return cli_status(rc);
-    fprintf(stderr, "nibble: '%s' runs on the CPU only; leave out --device %s\n", c->name, device);
-    return CLI_EXIT_FAILED;
+    return cli_cpu_only(common, c->name);
 }
 
 static int run_command(const struct cli_command *c, int argc, char **argv)
@@ -268,7 +268,7 @@ static int run_command(const struct cli_command *c, int argc, char **argv)
     struct cli_common *common = opts;
     int rc = cli_parse(c, argc, argv, opts);
     if (rc == 0)
-        rc = check_device(c, common->device);
+        rc = check_device(c, common);
     if (rc == 0) {
         log_limit = common->quiet ? NB_LOG_ERROR : common->verbose ? NB_LOG_DEBUG : NB_LOG_INFO;
         nb_log_set_sink(log_line, NULL);

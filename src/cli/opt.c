@@ -8,7 +8,7 @@
 
 const struct cli_opt cli_common_options[] = {
     {"device", 0, CLI_STRING, offsetof(struct cli_common, device), "DEVICE", "auto", 0, 0,
-     "auto, cpu, cuda or cuda:N", NULL},
+     "auto (a GPU if it is usable and of use here), cpu, cuda or cuda:N", NULL},
     {"threads", 0, CLI_INT, offsetof(struct cli_common, threads), "N", NULL, 1, 4096,
      "threads to use (default: the cores this process may use)", NULL},
     {"json", 0, CLI_FLAG, offsetof(struct cli_common, json), NULL, NULL, 0, 0,

@@ -58,7 +58,7 @@ struct cli_command {
     size_t option_count;
     size_t opts_size;
     size_t model_at;        /* offset of an option that may stand for the first argument; 0: none */
-    bool any_device;        /* --device cuda means something to it */
+    bool any_device;        /* runs on GPUs too; else --device cuda is refused */
     int (*run)(void *opts); /* returns the exit code */
 };
 

@@ -2,6 +2,7 @@
 #include "cli/run.h"
 
 #include <math.h>
+#include <string.h>
 
 const char *cli_simd(int choice)
 {
@@ -14,13 +15,42 @@ bool cli_bf16_master(int choice, int precision)
     return choice == 0 ? precision != NB_PRECISION_F32 : choice == 2;
 }
 
-enum nb_status cli_engine_open(struct nb_engine **out, const struct cli_run_opts *o,
-                               const struct cli_common *common)
+/* The driver's list has an order of its own and knows nothing of CUDA_VISIBLE_DEVICES, so that it
+ * tells what a GPU is called only where all are called alike. */
+const char *cli_gpu_name(char text[128])
+{
+    struct nb_gpu_info gpus[64];
+    int count = nb_gpu_list(gpus, 64);
+    text[0] = 0;
+    for (int i = 1; i < count; i++)
+        if (strcmp(gpus[i].name, gpus[0].name) != 0)
+            return text;
+    if (count > 0)
+        snprintf(text, 128, " (%s)", gpus[0].name);
+    return text;
+}
+
+const char *cli_device(char name[NB_DEVICE_NAME], const struct cli_common *common)
+{
+    char gpu[128];
+    bool picked = strcmp(common->device, "auto") == 0;
+    if (picked)
+        nb_device_auto(name);
+    else
+        snprintf(name, NB_DEVICE_NAME, "%s", common->device);
+    if (strcmp(name, "cpu") != 0 && !common->quiet && (picked || common->verbose))
+        fprintf(stderr, "nibble: on %s%s\n", name, cli_gpu_name(gpu));
+    return name;
+}
+
+enum nb_status cli_engine_open_on(struct nb_engine **out, const char *device,
+                                  const struct cli_run_opts *o, const struct cli_common *common)
 {
     struct nbi_progress progress;
     cli_progress(&progress, common, "loading");
     const struct nb_engine_opts opts = {.model = o->model,
                                         .model_dir = o->model_dir,
+                                        .device = device,
                                         .simd = cli_simd(o->simd),
                                         .threads = (int)common->threads,
                                         .progress = nbi_progress_update,
@@ -30,11 +60,18 @@ enum nb_status cli_engine_open(struct nb_engine **out, const struct cli_run_opts
     if (rc == NB_OK && common->verbose) {
         struct nb_engine_info info;
         nb_engine_info(*out, &info);
-        fprintf(stderr, "nibble: on %s (%s), %d threads; %lld parameters, %.3f GB a token\n",
-                info.device, info.simd, info.threads, (long long)info.parameters,
-                (double)info.bytes_per_token / 1e9);
+        fprintf(stderr, "nibble: on %s (%s%s), %d threads; %lld parameters, %.3f GB a token\n",
+                info.device, strcmp(info.device, "cpu") == 0 ? "" : "host: ", info.simd,
+                info.threads, (long long)info.parameters, (double)info.bytes_per_token / 1e9);
     }
     return rc;
+}
+
+enum nb_status cli_engine_open(struct nb_engine **out, const struct cli_run_opts *o,
+                               const struct cli_common *common)
+{
+    char device[NB_DEVICE_NAME];
+    return cli_engine_open_on(out, cli_device(device, common), o, common);
 }
 
 enum nb_status cli_session_open(struct nb_session **out, const struct nb_engine *engine,

@@ -33,7 +33,7 @@ struct cli_run_opts {
          NULL},                                                                                    \
     {                                                                                              \
         "simd", 0, CLI_CHOICE, offsetof(type, member.simd), "best|scalar|avx2|avx512", "best", 0,  \
-            0, "the instruction set to use", NULL                                                  \
+            0, "the CPU's instruction set to use", NULL                                            \
     }
 
 #define CLI_RUN_OPTIONS(type, member)                                                              \
@@ -62,7 +62,7 @@ struct cli_run_opts {
          NULL},                                                                                    \
     {                                                                                              \
         "exact", 0, CLI_FLAG, offsetof(type, member.exact), NULL, NULL, 0, 0,                      \
-            "products with f32 activations, not with 16-bit integers", NULL                        \
+            "products with f32 activations, not with 16-bit ones", NULL                            \
     }
 
 /* What --simd stands for; NULL: the best. */
@@ -71,7 +71,18 @@ const char *cli_simd(int choice);
 /* What --master-dtype auto|f32|bf16 stands for, beside --precision. */
 bool cli_bf16_master(int choice, int precision);
 
-/* Opens the model, with progress on stderr; says which device it runs on. */
+/* The device to run on, in `name`: what --device says, or what auto picks, which is said on stderr
+ * if it is a GPU. */
+const char *cli_device(char name[NB_DEVICE_NAME], const struct cli_common *common);
+
+/* " (NVIDIA H200)", or nothing where the driver's list of GPUs leaves in doubt which it is. */
+const char *cli_gpu_name(char text[128]);
+
+/* Opens the model on a device, with progress on stderr. */
+enum nb_status cli_engine_open_on(struct nb_engine **out, const char *device,
+                                  const struct cli_run_opts *o, const struct cli_common *common);
+
+/* On that of --device, as cli_device has it. */
 enum nb_status cli_engine_open(struct nb_engine **out, const struct cli_run_opts *o,
                                const struct cli_common *common);
 enum nb_status cli_session_open(struct nb_session **out, const struct nb_engine *engine,

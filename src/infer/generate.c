@@ -83,6 +83,7 @@ struct loop {
     struct nb_generate_result *result;
     struct nbi_token_sampler sampler;
     struct answer answer;
+    struct nbi_next next; /* what the sampler needs */
     float *logits;
     int64_t max;
 };
@@ -101,7 +102,10 @@ static enum nb_status next(struct loop *l, bool *done)
     NBI_TRY(nbi_check_interrupt());
     if (l->opts->check_logits)
         r->logits_crc = nbi_crc32c(0, l->logits, (size_t)e->config.vocab_size * sizeof *l->logits);
-    NBI_TRY(nbi_token_sampler_next(&l->sampler, l->logits, &id));
+    if (l->next.logits)
+        NBI_TRY(nbi_token_sampler_next(&l->sampler, l->logits, &id));
+    else
+        id = nbi_token_sampler_of(&l->sampler, l->next.best);
     nbi_token_sampler_accept(&l->sampler, id);
     r->ids[r->count++] = id;
     bool end = !l->opts->ignore_eos && nbi_engine_ends(e, id);
@@ -119,15 +123,17 @@ static enum nb_status next(struct loop *l, bool *done)
         *done = false;
     }
     /* The token joins the session also if it is the last, so that the next turn finds it there. */
-    return room(l->session) > 0 ? nb_session_append(l->session, &id, 1, *done ? NULL : l->logits)
-                                : NB_OK;
+    if (room(l->session) < 1)
+        return NB_OK;
+    return *done ? nb_session_append(l->session, &id, 1, NULL)
+                 : nbi_session_append_next(l->session, &id, 1, &l->next);
 }
 
 static enum nb_status run(struct loop *l, const int32_t *prompt, size_t count)
 {
     struct nb_generate_result *r = l->result;
     double start = nbi_now();
-    NBI_TRY(nbi_session_continue(l->session, prompt, (int64_t)count, l->logits, &r->reused_tokens));
+    NBI_TRY(nbi_session_continue(l->session, prompt, (int64_t)count, &l->next, &r->reused_tokens));
     r->prompt_seconds = nbi_now() - start;
     for (size_t i = 0; i < count; i++)
         nbi_token_sampler_accept(&l->sampler, prompt[i]);
@@ -156,7 +162,11 @@ static enum nb_status prepare(struct loop *l, size_t count)
     l->result->ids = malloc((size_t)l->max * sizeof *l->result->ids);
     if (!l->logits || !l->result->ids)
         return nbi_fail_memory("logits", (size_t)V * sizeof *l->logits);
-    return nbi_token_sampler_init(&l->sampler, &l->opts->sampling, V);
+    NBI_TRY(nbi_token_sampler_init(&l->sampler, &l->opts->sampling, V));
+    l->next.J = nbi_token_sampler_wants(&l->sampler);
+    if (l->next.J == 0 || l->opts->check_logits)
+        l->next.logits = l->logits;
+    return NB_OK;
 }
 
 enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt, size_t count,

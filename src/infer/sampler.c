@@ -343,6 +343,22 @@ static int32_t draw_unsorted(struct nbi_token_sampler *s, const float *logits, u
     return covering_of_all(s, logits, &o, &p, spin(s, draw, end < left ? end : left), &end);
 }
 
+int64_t nbi_token_sampler_wants(const struct nbi_token_sampler *s)
+{
+    bool plain = !s->penalties && s->opts.bias_count == 0;
+    int64_t k = s->opts.temperature == 0 ? 1 : s->opts.top_k;
+    k = k < s->vocab ? k : s->vocab;
+    return plain && k <= NBI_SAMPLER_FEW ? k : 0;
+}
+
+int32_t nbi_token_sampler_of(struct nbi_token_sampler *s, const struct nbi_candidate *best)
+{
+    int64_t n = nbi_token_sampler_wants(s);
+    uint64_t draw = s->draws++;
+    memcpy(s->candidates, best, (size_t)n * sizeof *best);
+    return n == 1 ? best[0].id : draw_sorted(s, n, draw);
+}
+
 enum nb_status nbi_token_sampler_next(struct nbi_token_sampler *s, float *logits, int32_t *id)
 {
     NBI_TRY(check_finite(logits, s->vocab));

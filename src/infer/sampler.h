@@ -7,6 +7,8 @@
 
 #include "base/status.h"
 
+#define NBI_SAMPLER_FEW 64 /* best that a caller may be asked for, at most */
+
 struct nbi_candidate {
     float logit;
     int32_t id;
@@ -30,6 +32,12 @@ void nbi_token_sampler_release(struct nbi_token_sampler *s);
 
 /* Tells it of a token that is in the text now. */
 void nbi_token_sampler_accept(struct nbi_token_sampler *s, int32_t id);
+
+/* How many of the best logits decide; 0: all logits do. */
+int64_t nbi_token_sampler_wants(const struct nbi_token_sampler *s);
+
+/* As nbi_token_sampler_next, from as many of the best as it wants, best first. */
+int32_t nbi_token_sampler_of(struct nbi_token_sampler *s, const struct nbi_candidate *best);
 
 /* logits [vocab] are changed. NaN or infinity among them is an error. */
 enum nb_status nbi_token_sampler_next(struct nbi_token_sampler *s, float *logits, int32_t *id);

@@ -38,11 +38,12 @@ static int64_t layer_bytes(const struct nbi_config *c, const struct nbi_session_
     return (row_bytes(c, o->kv) * o->context + 63) / 64 * 64;
 }
 
-static struct nbi_session_opts with_defaults(const struct nbi_session_opts *opts)
+static struct nbi_session_opts with_defaults(const struct nb_engine *engine,
+                                             const struct nbi_session_opts *opts)
 {
     struct nbi_session_opts o = *opts;
     if (o.chunk <= 0)
-        o.chunk = 512;
+        o.chunk = engine->be->chunk;
     if (o.mode == NB_KV_TOKEN)
         o.chunk = 1;
     if (o.mode == NB_KV_NONE || o.chunk > o.context)
@@ -58,7 +59,7 @@ void nbi_session_plan(const struct nb_engine *engine, const struct nbi_session_o
                       struct nbi_session_plan *plan)
 {
     const struct nbi_config *c = &engine->config;
-    struct nbi_session_opts o = with_defaults(opts);
+    struct nbi_session_opts o = with_defaults(engine, opts);
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, o.chunk, false);
     plan->scratch = engine->be->stream_bytes(engine->be, &limits);
     plan->kv = 2 * c->layers * layer_bytes(c, &o);
@@ -96,6 +97,8 @@ static enum nb_status make_device(struct nb_session *s)
         s->stores[i] =
             (struct nbi_kv_store){nbi_ptr_add(s->cache, 2 * i * per_layer),
                                   nbi_ptr_add(s->cache, (2 * i + 1) * per_layer), s->opts.kv};
+    if (!s->opts.exact)
+        NBI_TRY(nbi_acts_ready(&s->acts, &s->engine->weights, s->stream, s->stores));
     return NB_OK;
 }
 
@@ -118,7 +121,7 @@ enum nb_status nbi_session_new(struct nb_session **out, const struct nb_engine *
     if (!s)
         return nbi_fail_memory("session", sizeof *s);
     s->engine = engine;
-    s->opts = with_defaults(opts);
+    s->opts = with_defaults(engine, opts);
     s->row_bytes = row_bytes(&engine->config, opts->kv);
     enum nb_status rc = make_host(s);
     if (rc == NB_OK)
@@ -183,7 +186,8 @@ static enum nb_status show_layer(void *ctx, int64_t layer, struct nbi_ptr x)
     return s->watch(s->watch_ctx, layer, s->pass_from, s->pass_rows, s->watched);
 }
 
-/* Tokens [from, from + count) of s->tokens, of which the last `rows` give logits. */
+/* Tokens [from, from + count) of s->tokens, of which the last `rows` give logits; without a place
+ * for them they stay on the device. */
 static enum nb_status pass(struct nb_session *s, int64_t from, int64_t count, float *logits,
                            int64_t rows)
 {
@@ -210,6 +214,8 @@ static enum nb_status pass(struct nb_session *s, int64_t from, int64_t count, fl
                                .after_layer = s->watch ? show_layer : NULL,
                                .ctx = s};
     NBI_TRY(nbi_forward(&s->engine->weights, &s->acts, s->stream, &p));
+    if (rows > 0 && !logits)
+        return NB_OK;
     if (rows > 0)
         NBI_TRY(be->download(s->stream, logits, s->acts.logits,
                              rows * c->vocab_size * (int64_t)sizeof(float)));
@@ -230,14 +236,12 @@ static enum nb_status check_ids(const struct nb_session *s, const int32_t *ids, 
     return NB_OK;
 }
 
-enum nb_status nbi_session_append(struct nb_session *s, const int32_t *ids, int64_t count,
-                                  float *logits, int64_t rows)
+static enum nb_status append(struct nb_session *s, const int32_t *ids, int64_t count, float *logits,
+                             int64_t rows)
 {
-    if (count < 0 || (count == 0 && logits))
+    if (count < 0 || (count == 0 && rows > 0))
         return nbi_fail(NB_EINVAL, "%lld tokens to append", (long long)count);
     NBI_TRY(check_ids(s, ids, count));
-    if (!logits)
-        rows = 0;
     NBI_BUG_IF(rows > count);
     memmove(s->tokens + s->length, ids, (size_t)count * sizeof *ids);
     int64_t from = s->opts.mode == NB_KV_NONE ? 0 : s->length, end = s->length + count;
@@ -260,8 +264,45 @@ enum nb_status nbi_session_append(struct nb_session *s, const int32_t *ids, int6
     return NB_OK;
 }
 
+enum nb_status nbi_session_append(struct nb_session *s, const int32_t *ids, int64_t count,
+                                  float *logits, int64_t rows)
+{
+    return append(s, ids, count, logits, logits ? rows : 0);
+}
+
+/* Of the logits that a pass has left on the device. */
+static enum nb_status fetch_best(struct nb_session *s, struct nbi_next *next)
+{
+    struct nbi_backend *be = s->engine->be;
+    const struct nbi_acts *a = &s->acts;
+    int32_t ids[NBI_TOP_MAX], odd = 0;
+    float values[NBI_TOP_MAX];
+    NBI_TRY(be->top(s->stream, &(struct nbi_op_top){.ids = a->top_ids,
+                                                    .values = a->top_values,
+                                                    .odd = a->top_odd,
+                                                    .logits = a->logits,
+                                                    .room = a->top_room,
+                                                    .J = next->J,
+                                                    .N = 1,
+                                                    .V = s->engine->config.vocab_size}));
+    NBI_TRY(be->download(s->stream, ids, a->top_ids, next->J * (int64_t)sizeof *ids));
+    NBI_TRY(be->download(s->stream, values, a->top_values, next->J * (int64_t)sizeof *values));
+    NBI_TRY(be->download(s->stream, &odd, a->top_odd, sizeof odd));
+    NBI_TRY(be->sync(s->stream));
+    for (int64_t i = 0; i < next->J; i++)
+        next->best[i] = (struct nbi_candidate){values[i], ids[i]};
+    return odd ? nbi_fail(NB_EVALUE, "the model gave a logit that is not finite") : NB_OK;
+}
+
+enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,
+                                       struct nbi_next *next)
+{
+    NBI_TRY(append(s, ids, count, next->logits, 1));
+    return next->logits ? NB_OK : fetch_best(s, next);
+}
+
 enum nb_status nbi_session_continue(struct nb_session *s, const int32_t *ids, int64_t count,
-                                    float *logits, int64_t *reused)
+                                    struct nbi_next *next, int64_t *reused)
 {
     int64_t same = 0;
     if (count < 1 || count > s->opts.context)
@@ -273,7 +314,7 @@ enum nb_status nbi_session_continue(struct nb_session *s, const int32_t *ids, in
         same++;
     *reused = same;
     nbi_session_truncate(s, same);
-    return nbi_session_append(s, ids + same, count - same, logits, 1);
+    return nbi_session_append_next(s, ids + same, count - same, next);
 }
 
 /* ---- snapshots ---- */

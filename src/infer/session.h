@@ -5,10 +5,11 @@
 #pragma once
 
 #include "infer/engine.h"
+#include "infer/sampler.h"
 
 struct nbi_session_opts {
     int64_t context;   /* tokens at most */
-    int64_t chunk;     /* tokens of a pass at most; 0: 512 */
+    int64_t chunk;     /* tokens of a pass at most; 0: what suits the device */
     int64_t logits;    /* rows of logits of a pass at most; 0: 1 */
     enum nbi_dtype kv; /* f32, f16, bf16 or e4m3 */
     enum nb_kv_mode mode;
@@ -40,6 +41,17 @@ const int32_t *nbi_session_tokens(const struct nb_session *s);
 enum nb_status nbi_session_append(struct nb_session *s, const int32_t *ids, int64_t count,
                                   float *logits, int64_t rows);
 
+/* What is wanted behind the last token: all logits, or the J best of them, best first. */
+struct nbi_next {
+    float *logits; /* [V], or NULL: */
+    int64_t J;     /* up to NBI_TOP_MAX and V */
+    struct nbi_candidate best[NBI_TOP_MAX];
+};
+
+/* Appends tokens. A logit that is not finite is NB_EVALUE if the best are asked for. */
+enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,
+                                       struct nbi_next *next);
+
 /* Forgets all but the first `length` tokens. */
 void nbi_session_truncate(struct nb_session *s, int64_t length);
 
@@ -47,7 +59,7 @@ void nbi_session_truncate(struct nb_session *s, int64_t length);
  * with them is kept, the rest is forgotten. At least the last token is computed. *reused: tokens
  * that were there. */
 enum nb_status nbi_session_continue(struct nb_session *s, const int32_t *ids, int64_t count,
-                                    float *logits, int64_t *reused);
+                                    struct nbi_next *next, int64_t *reused);
 
 /* A copy of the tokens and their keys and values; restored into a session of the same options. */
 struct nbi_snapshot;

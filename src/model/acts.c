@@ -41,6 +41,10 @@ static void lay_out_common(struct nbi_acts *a, const struct nbi_config *c, struc
     a->x = floats(at, N, c->hidden_size);
     a->final = floats(at, M, c->hidden_size);
     a->logits = floats(at, M, c->vocab_size);
+    a->top_ids = take(at, NBI_TOP_MAX, sizeof(int32_t));
+    a->top_values = floats(at, 1, NBI_TOP_MAX);
+    a->top_odd = take(at, 1, sizeof(int32_t));
+    a->top_room = take(at, nbi_top_room(c->vocab_size), 1);
 }
 
 /* Sets all pieces relative to base; the bytes they need. layer may be NULL. */
@@ -189,8 +193,33 @@ enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be
     return NB_OK;
 }
 
+enum nb_status nbi_acts_ready(struct nbi_acts *a, const struct nbi_weights *w, struct nbi_stream *s,
+                              const struct nbi_kv_store *stores)
+{
+    const struct nbi_config *c = w->config;
+    const struct nbi_token_model m = {.layers = c->layers,
+                                      .C = c->hidden_size,
+                                      .F = c->intermediate_size,
+                                      .NH = c->heads,
+                                      .NKV = c->kv_heads,
+                                      .D = c->head_dim,
+                                      .V = c->vocab_size,
+                                      .layer = w->layers,
+                                      .stores = stores,
+                                      .embed = w->embed,
+                                      .norm = w->norm,
+                                      .head = w->head,
+                                      .frequency = w->frequency,
+                                      .rope_scale = w->rope_scale,
+                                      .eps = (float)c->rms_eps};
+    enum nb_status rc = a->be->token_new ? a->be->token_new(s, &m, &a->token) : NB_OK;
+    return rc == NB_EUNSUPPORTED ? NB_OK : rc;
+}
+
 void nbi_acts_release(struct nbi_acts *a)
 {
+    if (a->token)
+        a->be->token_free(a->token);
     if (a->be)
         a->be->free(a->be, a->block);
     free(a->layers);
@@ -202,5 +231,5 @@ struct nbi_stream_limits nbi_stream_limits_for(const struct nbi_config *c, int64
     int64_t q = c->heads * c->head_dim, K = c->hidden_size;
     K = c->intermediate_size > K ? c->intermediate_size : K;
     return (struct nbi_stream_limits){
-        .N = N, .K = q > K ? q : K, .D = c->head_dim, .heads = back ? c->heads : 0};
+        .N = N, .K = q > K ? q : K, .D = c->head_dim, .heads = c->heads, .back = back};
 }

@@ -15,6 +15,16 @@ static enum nb_status upload_indices(const struct nbi_acts *a, struct nbi_stream
     return be->upload(s, a->rows, p->rows, p->M * (int64_t)sizeof(int32_t));
 }
 
+/* The most rows of the store that a token sees. */
+static int64_t longest(const struct nbi_pass *p)
+{
+    int64_t most = 0;
+    for (int64_t n = 0; n < p->N; n++)
+        if (p->last[n] - p->first[n] >= most)
+            most = p->last[n] - p->first[n] + 1;
+    return most;
+}
+
 static enum nb_status attention_block(const struct nbi_weights *w, const struct nbi_acts *a,
                                       struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
 {
@@ -68,10 +78,12 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
                                                         .store = p->stores[layer],
                                                         .first = a->first,
                                                         .last = a->last,
+                                                        .longest = longest(p),
                                                         .N = N,
                                                         .NH = NH,
                                                         .NKV = NKV,
-                                                        .D = D}));
+                                                        .D = D,
+                                                        .exact = p->exact}));
     /* x = x + att Wo^T */
     return be->linear(s, &(struct nbi_op_linear){.count = 1,
                                                  .y = {a->x},
@@ -179,6 +191,13 @@ enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, stru
     struct nbi_backend *be = w->be;
     const struct nbi_config *c = w->config;
     NBI_BUG_IF(p->N > a->N || p->M > a->M);
+    if (a->token && p->N == 1 && !p->exact && !p->after_layer)
+        return be->token_run(a->token, &(struct nbi_token_step){.id = p->ids[0],
+                                                                .position = p->positions[0],
+                                                                .slot = p->slots[0],
+                                                                .first = p->first[0],
+                                                                .last = p->last[0],
+                                                                .logits = a->logits});
     NBI_TRY(upload_indices(a, s, p));
     NBI_TRY(be->rope_table(s, &(struct nbi_op_rope_table){.cos = a->cos,
                                                           .sin = a->sin,

@@ -11,11 +11,6 @@
 
 /* ---- weights ---- */
 
-struct nbi_layer_weights {
-    struct nbi_weight input_norm, post_norm, q_norm, k_norm;
-    struct nbi_weight q, k, v, o, gate, up, down;
-};
-
 struct nbi_weights {
     struct nbi_backend *be;
     const struct nbi_config *config;     /* borrowed */
@@ -76,12 +71,14 @@ struct nbi_acts {
     int64_t bytes;
     struct nbi_ptr ids, positions, slots, first, last, rows; /* int32 */
     struct nbi_ptr cos, sin;
-    struct nbi_ptr x;              /* [N, C] residual stream */
-    struct nbi_ptr final;          /* [M, C] */
-    struct nbi_ptr logits;         /* [M, V] */
-    struct nbi_layer_acts *layers; /* of inference, all the same */
+    struct nbi_ptr x;                                      /* [N, C] residual stream */
+    struct nbi_ptr final;                                  /* [M, C] */
+    struct nbi_ptr logits;                                 /* [M, V] */
+    struct nbi_ptr top_ids, top_values, top_odd, top_room; /* of nbi_op_top for one row */
+    struct nbi_layer_acts *layers;                         /* of inference, all the same */
     int64_t layer_count;
-    struct nbi_back_acts d; /* training only */
+    struct nbi_back_acts d;  /* training only */
+    struct nbi_token *token; /* single tokens at once, if the backend can; see nbi_acts_ready */
 };
 
 /* Room for passes of up to N rows and M rows of logits without keeping anything per layer. */
@@ -100,6 +97,11 @@ struct nbi_acts_opts {
 enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be,
                                       const struct nbi_config *c, const struct nbi_acts_opts *opts);
 int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_acts_opts *opts);
+
+/* From now on passes over a single token with these stores go through the backend's own way, where
+ * it has one for the model. The stores and the stream stay. */
+enum nb_status nbi_acts_ready(struct nbi_acts *a, const struct nbi_weights *w, struct nbi_stream *s,
+                              const struct nbi_kv_store *stores);
 
 void nbi_acts_release(struct nbi_acts *a);
 

@@ -2,6 +2,7 @@
  * implementation: logits, loss, gradients, weights after three updates, greedy tokens. */
 #include <string.h>
 
+#include "base/log.h"
 #include "formats/writer.h"
 #include "infer/perplexity.h"
 #include "infer/session.h"
@@ -116,6 +117,8 @@ static const struct nbi_step_opts adamw = {
     .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .decay_all = true};
 
 struct training {
+    struct nbi_backend *be;  /* the engine's, if it can train */
+    struct nbi_backend *own; /* else one on the CPU, to close */
     struct nbi_stream *stream;
     struct nbi_trainable t;
     struct nbi_acts acts;
@@ -143,11 +146,24 @@ static enum nb_status make_batch(struct training *x, const struct results *r)
     return NB_OK;
 }
 
+static enum nb_status pick_backend(struct training *x, const struct nb_engine *e)
+{
+    const struct nbi_backend_opts on = {.device = "cpu", .threads = e->threads, .level = e->level};
+    x->be = e->be;
+    if (x->be->linear_bwd)
+        return NB_OK;
+    nbi_log(NB_LOG_INFO, "%s cannot train: gradients and updates come from the CPU", e->be->name);
+    NBI_TRY(nbi_backend_open(&x->own, &on));
+    x->be = x->own;
+    return NB_OK;
+}
+
 static enum nb_status training_begin(struct training *x, const struct nb_engine *e,
                                      const struct results *r)
 {
+    NBI_TRY(pick_backend(x, e));
     const struct nbi_config *c = &e->config;
-    struct nbi_backend *be = e->be;
+    struct nbi_backend *be = x->be;
     int64_t N = r->B * r->T;
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
     const struct nbi_trainable_opts opts = {
@@ -162,14 +178,17 @@ static enum nb_status training_begin(struct training *x, const struct nb_engine 
     return nbi_feed_set(&x->feed, &x->batch);
 }
 
-static void training_end(struct training *x, const struct nb_engine *e)
+static void training_end(struct training *x)
 {
     nbi_stepper_release(&x->stepper);
     nbi_feed_release(&x->feed);
     nbi_acts_release(&x->acts);
     if (x->t.be)
         nbi_trainable_release(&x->t);
-    e->be->stream_free(x->stream);
+    if (x->be)
+        x->be->stream_free(x->stream);
+    if (x->own)
+        x->own->close(x->own);
     free(x->positions);
     free(x->targets);
 }
@@ -276,7 +295,7 @@ static enum nb_status write_output(const struct results *r, const struct nb_engi
         rc = train(w, &x);
     if (rc == NB_OK)
         rc = nbi_writer_put(w, LOSSES, 0, UPDATES, x.losses);
-    training_end(&x, e);
+    training_end(&x);
     if (rc == NB_OK)
         return nbi_writer_commit(w);
     nbi_writer_abort(w);

@@ -42,6 +42,8 @@ check "one argument too many" 2 "$nibble" inspect a b
 says err "unexpected argument 'b'"
 check "bad device" 2 "$nibble" doctor --device gpu
 says err "--device takes auto, cpu, cuda or cuda:N"
+check "bad number of a device" 2 "$nibble" doctor --device cuda:-1
+check "no number of a device" 2 "$nibble" doctor --device cuda:
 check "device that is not there" 1 "$nibble" doctor --device cuda:7
 lines err 1
 check "dashes end options" 1 "$nibble" inspect -- --verify

@@ -1,4 +1,5 @@
-# Every path through small models in every format, and on every instruction set.
+# Every path of the CPU through small models in every format, and on every instruction set; those of
+# a GPU are in cuda.sh.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 . "$(dirname "$0")/lib.sh"
 
@@ -50,7 +51,8 @@ check "four bits in GGUF" 0 "$nibble" convert -q "$work/four.dat" --model-dir "$
 
 levels="scalar"
 for level in avx2 avx512; do
-    "$nibble" parity -q -m "$model" -p x --simd "$level" >/dev/null 2>&1 && levels="$levels $level"
+    "$nibble" parity -q --device cpu -m "$model" -p x --simd "$level" >/dev/null 2>&1 &&
+        levels="$levels $level"
 done
 grep -q avx2 /proc/cpuinfo && case $levels in
 *avx2*) ;;
@@ -59,7 +61,7 @@ esac
 
 prompt="nineteen characters"
 for level in $levels; do
-    set -- parity -q -p "$prompt" --simd "$level" --threads 1
+    set -- parity -q --device cpu -p "$prompt" --simd "$level" --threads 1
     check "a directory, $level" 0 "$nibble" "$@" -m "$model" --json
     errors float
     check "four bits, $level" 0 "$nibble" "$@" -m "$work/four.dat" --model-dir "$model" --json
@@ -70,12 +72,12 @@ for level in $levels; do
     check "four bits in GGUF, $level" 0 "$nibble" "$@" -m "$work/four.gguf" --json
     errors four
 done
-check "on two threads" 0 "$nibble" parity -q -p "$prompt" -m "$model" --threads 2 --json
+check "on two threads" 0 "$nibble" parity -q --device cpu -p "$prompt" -m "$model" --threads 2 --json
 errors float
 check "every layer" 0 "$nibble" parity -v -m "$model" --threads 1
 says out "layer 3"
 printf '%s' "$prompt" >"$work/text"
-check "a text" 0 "$nibble" parity -q -m "$model" --text "$work/text" --json
+check "a text" 0 "$nibble" parity -q --device cpu -m "$model" --text "$work/text" --json
 errors float
 i=0
 while [ $i -lt 70 ]; do

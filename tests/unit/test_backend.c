@@ -5,26 +5,15 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "backend/backend.h"
-#include "base/rng.h"
 #include "model/qwen3.h"
 #include "support.h"
-#include "tensor/half.h"
 
 #include "guarded_backend.h"
+#include "host_weights.h"
 
 /* ---- a random model on the host ---- */
 
 #define MAX_PARAMS 128
-
-/* A parameter as it is stored, and its values. */
-struct host_weight {
-    enum nbi_dtype dtype;
-    int64_t rows, cols; /* cols 0: a vector */
-    float tensor_scale;
-    uint8_t *data, *scales;
-    double *values;
-};
 
 struct model {
     struct nbi_config c;
@@ -33,88 +22,35 @@ struct model {
     bool own_head; /* also where the config ties it */
 };
 
-static uint64_t drawn;
-
-static uint32_t bits32(void)
-{
-    return nbi_philox(40, drawn++, 0).v[0];
-}
-
-static float uniform(void)
-{
-    return 2 * nbi_uniform(bits32()) - 1;
-}
-
-static void *zeros(int64_t n, size_t size)
-{
-    void *p = calloc((size_t)(n > 0 ? n : 1), size);
-    assert_non_null(p);
-    return p;
-}
-
-/* Of about the magnitude that keeps activations near 1. */
-static void fill_nvfp4(struct host_weight *w)
-{
-    int64_t n = w->rows * w->cols;
-    w->data = zeros(n / 2, 1);
-    w->scales = zeros(n / 16, 1);
-    w->tensor_scale = 0.01f / sqrtf((float)w->cols);
-    for (int64_t i = 0; i < n / 2; i++)
-        w->data[i] = (uint8_t)bits32();
-    for (int64_t i = 0; i < n / 16; i++)
-        w->scales[i] = (uint8_t)(0x68 + bits32() % 16);
-    for (int64_t i = 0; i < n; i++) {
-        uint8_t code = i & 1 ? w->data[i / 2] >> 4 : w->data[i / 2] & 15;
-        w->values[i] = (double)nbi_e2m1_to_f32(code) * (double)nbi_e4m3_to_f32(w->scales[i / 16]) *
-                       (double)w->tensor_scale;
-    }
-}
-
-static void fill_floats(struct host_weight *w)
-{
-    int64_t n = w->rows * (w->cols > 0 ? w->cols : 1);
-    int size = nbi_dtypes[w->dtype].bytes;
-    w->data = zeros(n, (size_t)size);
-    w->tensor_scale = 1;
-    for (int64_t i = 0; i < n; i++) {
-        float v = w->cols > 0 ? 1.7f * uniform() / sqrtf((float)w->cols) : 1 + 0.5f * uniform();
-        uint16_t half = w->dtype == NBI_BF16 ? nbi_f32_to_bf16(v) : nbi_f32_to_f16(v);
-        if (w->dtype == NBI_F32)
-            memcpy(w->data + 4 * i, &v, 4);
-        else
-            memcpy(w->data + 2 * i, &half, 2);
-        w->values[i] = (double)(w->dtype == NBI_F32    ? v
-                                : w->dtype == NBI_BF16 ? nbi_bf16_to_f32(half)
-                                                       : nbi_f16_to_f32(half));
-    }
-}
-
-static void fill_param(struct host_weight *w, const struct nbi_param *p)
+static void fill_param(struct host_weight *w, const struct nbi_param *p, bool four)
 {
     static const enum nbi_dtype floats[] = {NBI_BF16, NBI_F16, NBI_F32};
     bool projection = nbi_param_is_projection(p->name, p->ndim);
-    w->rows = p->shape[0];
-    w->cols = p->ndim == 2 ? p->shape[1] : 0;
-    w->values = zeros(w->rows * (w->cols > 0 ? w->cols : 1), sizeof(double));
-    w->dtype =
-        projection && w->cols % 16 == 0 && bits32() % 3 != 0 ? NBI_NVFP4 : floats[bits32() % 3];
-    if (w->dtype == NBI_NVFP4)
-        fill_nvfp4(w);
-    else
-        fill_floats(w);
+    if (four && p->ndim == 2 && strcmp(p->name, "model.embed_tokens.weight") != 0) {
+        host_weight_new(w, NBI_NVFP4, p->shape[0], p->shape[1]);
+        return;
+    }
+    int64_t cols = p->ndim == 2 ? p->shape[1] : 0;
+    enum nbi_dtype dtype =
+        projection && cols % 16 == 0 && bits32() % 3 != 0 ? NBI_NVFP4 : floats[bits32() % 3];
+    host_weight_new(w, dtype, p->shape[0], cols);
 }
 
 /* C, F, L, NH, NKV, D, V. */
 struct shape {
     int64_t C, F, L, NH, NKV, D, V;
     bool tied, own_head;
+    bool four; /* all matrices but the embedding are NVFP4 */
 };
 
-static const struct shape shapes[] = {
-    {48, 80, 1, 4, 4, 32, 67, false, true},   {64, 96, 3, 4, 2, 80, 50, true, false},
-    {32, 48, 5, 8, 2, 24, 33, true, true},    {80, 112, 2, 4, 1, 64, 129, false, true},
-    {16, 16, 7, 2, 1, 2, 5, true, false},     {112, 272, 1, 3, 3, 128, 40, true, true},
-    {128, 272, 3, 8, 4, 48, 100, true, true}, {48, 203, 2, 4, 2, 32, 31, true, true}};
+static const struct shape shapes[] = {{48, 80, 1, 4, 4, 32, 67, false, true, false},
+                                      {64, 96, 3, 4, 2, 80, 50, true, false, false},
+                                      {32, 48, 5, 8, 2, 24, 33, true, true, false},
+                                      {80, 112, 2, 4, 1, 64, 129, false, true, false},
+                                      {16, 16, 7, 2, 1, 2, 5, true, false, false},
+                                      {112, 272, 1, 3, 3, 128, 40, true, true, false},
+                                      {128, 272, 3, 8, 4, 48, 100, true, true, false},
+                                      {48, 203, 2, 4, 2, 32, 31, true, true, false}};
 
 #define SHAPES ((int)(sizeof shapes / sizeof *shapes))
 
@@ -138,17 +74,14 @@ static void model_new(struct model *m, const struct shape *s)
         struct nbi_param p = {"lm_head.weight", 2, {s->V, s->C}};
         if (i < nbi_param_count(&m->c))
             nbi_param_at(&m->c, i, &p);
-        fill_param(&m->params[i], &p);
+        fill_param(&m->params[i], &p, s->four);
     }
 }
 
 static void model_free(struct model *m)
 {
-    for (int64_t i = 0; i < m->count; i++) {
-        free(m->params[i].data);
-        free(m->params[i].scales);
-        free(m->params[i].values);
-    }
+    for (int64_t i = 0; i < m->count; i++)
+        host_weight_free(&m->params[i]);
 }
 
 static const struct host_weight *find(const struct model *m, int64_t layer, const char *name)
@@ -161,20 +94,6 @@ static const struct host_weight *find(const struct model *m, int64_t layer, cons
     return &m->params[i];
 }
 
-static enum nb_status read_host(void *ctx, int64_t first, int64_t count, void *data, void *scales)
-{
-    const struct host_weight *w = ctx;
-    int64_t cols = w->cols > 0 ? w->cols : 1;
-    if (w->dtype == NBI_NVFP4) {
-        memcpy(data, w->data + first * cols / 2, (size_t)(count * cols / 2));
-        memcpy(scales, w->scales + first * cols / 16, (size_t)(count * cols / 16));
-        return NB_OK;
-    }
-    int64_t row = cols * nbi_dtypes[w->dtype].bytes;
-    memcpy(data, w->data + first * row, (size_t)(count * row));
-    return NB_OK;
-}
-
 static enum nb_status take_host(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
                                 struct nbi_weight *out)
 {
@@ -183,18 +102,13 @@ static enum nb_status take_host(void *ctx, struct nbi_backend *be, const struct 
     if (i >= m->count)
         return NB_ENOTFOUND;
     struct host_weight *w = &m->params[i];
-    const struct nbi_weight_source src = {.dtype = w->dtype,
-                                          .rows = w->rows,
-                                          .cols = w->cols,
-                                          .tensor_scale = w->tensor_scale,
-                                          .read = read_host,
-                                          .ctx = w};
+    const struct nbi_weight_source src = source_of(w);
     return be->weight_new(be, &src, out);
 }
 
 /* ---- a batch: two sequences, mixed ---- */
 
-#define MAX_TOKENS 64
+#define MAX_TOKENS 320
 
 struct batch {
     int64_t N, M, slots_count;
@@ -345,6 +259,7 @@ struct runner {
     struct nbi_kv_store stores[8];
     int64_t layers_seen;
     bool exact;
+    bool unwatched; /* nobody looks between the layers */
 };
 
 static struct nbi_backend *cpu(enum nbi_simd level, int threads)
@@ -366,8 +281,9 @@ static void runner_begin(struct runner *r, struct nbi_backend *be, const struct 
     assert_ok(nbi_weights_load(&r->w, be, c, from, NULL, NULL));
     assert_ok(nbi_acts_init(&r->acts, be, c, N, N));
     int64_t K = larger(larger(c->hidden_size, c->intermediate_size), c->heads * c->head_dim);
-    assert_ok(
-        be->stream_new(be, &(struct nbi_stream_limits){.N = N, .K = K, .D = c->head_dim}, &r->s));
+    assert_ok(be->stream_new(
+        be, &(struct nbi_stream_limits){.N = N, .K = K, .D = c->head_dim, .heads = c->heads},
+        &r->s));
     int64_t bytes = (int64_t)nbi_dtype_bytes(kv, (MAX_TOKENS + 7) * c->kv_heads * c->head_dim);
     assert_true(c->layers <= 8);
     for (int64_t i = 0; i < c->layers; i++) {
@@ -424,12 +340,12 @@ static void forward(struct runner *r, const struct batch *t, int64_t from, int64
                                   .rows = n == t->N ? t->rows : rows,
                                   .stores = r->stores,
                                   .exact = r->exact,
-                                  .after_layer = count_layer,
+                                  .after_layer = r->unwatched ? NULL : count_layer,
                                   .ctx = r};
     assert_ok(nbi_forward(&r->w, &r->acts, r->s, &pass));
     assert_ok(r->be->download(r->s, logits, r->acts.logits, n * V * (int64_t)sizeof *logits));
     assert_ok(r->be->sync(r->s));
-    assert_int_equal(r->layers_seen, r->w.config->layers);
+    assert_int_equal(r->layers_seen, r->unwatched ? 0 : r->w.config->layers);
 }
 
 /* Of the whole batch at once, in the order of t->rows; the caller frees it. */
@@ -584,6 +500,154 @@ static void test_backend__tokens_do_not_see_their_company(void **state)
     }
 }
 
+/* ---- the same on a GPU ---- */
+
+static struct nbi_backend *cuda(void)
+{
+    struct nbi_backend *be;
+    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){.device = "cuda"}));
+    return be;
+}
+
+/* The largest difference, of the largest value. */
+static double largest_off(const float *is, const double *want, int64_t n)
+{
+    double off = 0, all = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double d = fabs((double)is[i] - want[i]);
+        off = isnan(d) || d > off ? d : off;
+        all = fabs(want[i]) > all ? fabs(want[i]) : all;
+    }
+    return off / all;
+}
+
+/* Exact: sums in f32, in an order of the GPU's own. Otherwise activations become f16 in small
+ * batches and bf16 in large ones: 2^-9 of a value, over all layers. Stores round as on the CPU,
+ * where 64 tokens are off by twice as much as 11; e4m3 makes single logits differ by a tenth of the
+ * largest. */
+static const struct {
+    bool exact;
+    enum nbi_dtype kv;
+    double bound;
+} cuda_ways[] = {{true, NBI_F32, 2e-5},   {true, NBI_F16, 2e-3},  {true, NBI_BF16, 2e-2},
+                 {true, NBI_E4M3, 2e-1},  {false, NBI_F32, 2e-2}, {false, NBI_F16, 2e-2},
+                 {false, NBI_BF16, 3e-2}, {false, NBI_E4M3, 2e-1}};
+
+#define CUDA_WAYS ((int)(sizeof cuda_ways / sizeof *cuda_ways))
+
+/* In passes of `step` tokens; want has its rows in the order of t->rows. */
+static void check_cuda(struct model *m, const struct batch *t, int way, int64_t step,
+                       const double *want)
+{
+    struct runner r;
+    int64_t V = m->c.vocab_size;
+    float *part = zeros(t->N * V, sizeof *part), *is = zeros(t->N * V, sizeof *is);
+    runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, step,
+                 cuda_ways[way].kv);
+    r.exact = cuda_ways[way].exact;
+    for (int64_t n = 0; n < t->N; n += step)
+        forward(&r, t, n, t->N - n < step ? t->N - n : step, part + n * V);
+    for (int64_t row = 0; row < t->M; row++)
+        memcpy(is + row * V, part + (step < t->N ? t->rows[row] : row) * V, (size_t)V * 4);
+    runner_end(&r);
+    double off = r.exact ? distance(is, want, t->M * V) : largest_off(is, want, t->M * V);
+    if (getenv("NB_TEST_VERBOSE"))
+        print_message("C %d, way %d, %d tokens by %d: %.3g\n", (int)m->c.hidden_size, way,
+                      (int)t->N, (int)step, off);
+    if (!(off <= cuda_ways[way].bound))
+        fail_msg("C %d, way %d, %d tokens by %d: off by %.3g, %.3g allowed", (int)m->c.hidden_size,
+                 way, (int)t->N, (int)step, off, cuda_ways[way].bound);
+    free(part);
+    free(is);
+}
+
+static void test_backend__cuda_follows_the_equations(void **state)
+{
+    static const int batches[][2] = {{1, 0}, {1, 1}, {5, 4}, {40, 24}};
+    struct model m;
+    struct batch t;
+    (void)state;
+    if (nb_gpu_check(0) != NB_OK) {
+        print_message("SKIP: %s\n", nb_last_error());
+        skip();
+    }
+    for (int i = 0; i < SHAPES; i++)
+        for (int b = 0; b < 4; b++) {
+            case_new(&m, &t, i, batches[b][0], batches[b][1]);
+            double *want = reference(&m, &t);
+            for (int way = 0; way < CUDA_WAYS; way++) {
+                check_cuda(&m, &t, way, t.N, want);
+                if (b == 2)
+                    check_cuda(&m, &t, way, 1 + way % 4, want);
+            }
+            free(want);
+            model_free(&m);
+        }
+}
+
+/* Single tokens of two sequences in turn, as the GPU does them best: in one kernel, if it can. */
+static bool check_single(struct model *m, const struct batch *t, enum nbi_dtype kv, double bound,
+                         const double *want)
+{
+    struct runner r;
+    int64_t V = m->c.vocab_size;
+    float *part = zeros(t->N * V, sizeof *part), *is = zeros(t->N * V, sizeof *is);
+    runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, 1, kv);
+    r.exact = false;
+    r.unwatched = true;
+    assert_ok(nbi_acts_ready(&r.acts, &r.w, r.s, r.stores));
+    bool one_kernel = r.acts.token;
+    for (int64_t n = 0; n < t->N; n++)
+        forward(&r, t, n, 1, part + n * V);
+    for (int64_t row = 0; row < t->M; row++)
+        memcpy(is + row * V, part + t->rows[row] * V, (size_t)V * 4);
+    runner_end(&r);
+    double off = largest_off(is, want, t->M * V);
+    if (getenv("NB_TEST_VERBOSE"))
+        print_message("C %d, %s%s: %.3g\n", (int)m->c.hidden_size, nbi_dtypes[kv].name,
+                      one_kernel ? ", one kernel" : "", off);
+    if (!(off <= bound))
+        fail_msg("C %d, %s%s: off by %.3g, %.3g allowed", (int)m->c.hidden_size,
+                 nbi_dtypes[kv].name, one_kernel ? ", one kernel" : "", off, bound);
+    free(part);
+    free(is);
+    return one_kernel;
+}
+
+static void test_backend__cuda_does_single_tokens(void **state)
+{
+    static const struct shape of_four[] = {
+        {112, 272, 3, 4, 2, 128, 40, true, true, true},
+        {256, 528, 2, 8, 2, 128, 1000, false, true, true},
+        {1024, 3072, 2, 16, 8, 128, 2000, false, true, true},
+        {2048, 6144, 1, 16, 8, 128, 1000, false, true, true},
+    };
+    static const struct {
+        enum nbi_dtype kv;
+        double bound;
+    } kinds[] = {{NBI_F32, 2e-2}, {NBI_F16, 2e-2}, {NBI_BF16, 2e-2}, {NBI_E4M3, 2e-1}};
+    static const int tokens[][2] = {{200, 110}, {200, 110}, {30, 20}, {7, 5}};
+    struct model m;
+    struct batch t;
+    int in_one = 0;
+    (void)state;
+    if (nb_gpu_check(0) != NB_OK) {
+        print_message("SKIP: %s\n", nb_last_error());
+        skip();
+    }
+    for (int i = 0; i < 4; i++) {
+        drawn = (uint64_t)i << 32;
+        model_new(&m, &of_four[i]);
+        batch_new(&t, m.c.vocab_size, tokens[i][0], tokens[i][1]);
+        double *want = reference(&m, &t);
+        for (int k = 0; k < 4; k++)
+            in_one += check_single(&m, &t, kinds[k].kv, kinds[k].bound, want);
+        free(want);
+        model_free(&m);
+    }
+    print_message("%d of 16 in one kernel a token\n", in_one);
+}
+
 static void random_logits(struct nbi_backend *be, const struct nbi_config *c, bool exact,
                           enum nbi_dtype kv, float *logits)
 {
@@ -638,18 +702,16 @@ static void test_backend__the_guard_guards(void **state)
     be->close(be);
 }
 
-static void test_backend__copies_bytes_and_finds_maxima(void **state)
+static void test_backend__copies_bytes(void **state)
 {
     struct nbi_backend *be = guarded_open(cpu(nbi_simd_level(), 1));
     struct nbi_stream *s;
-    struct nbi_ptr a, b, none = {0}, ids;
+    struct nbi_ptr a, b, none = {0};
     float in[6] = {1, 5, 5, -3, -2, -9}, out[6];
-    int32_t at[2];
     (void)state;
     assert_ok(be->stream_new(be, &(struct nbi_stream_limits){.N = 2, .K = 32, .D = 32}, &s));
     assert_ok(be->alloc(be, "a", sizeof in, &a));
     assert_ok(be->alloc(be, "b", sizeof in, &b));
-    assert_ok(be->alloc(be, "ids", sizeof at, &ids));
     assert_int_equal(a.at % 64, 0);
     assert_ok(be->upload(s, a, in, sizeof in));
     assert_ok(be->copy(s, b, a, sizeof in));
@@ -657,15 +719,10 @@ static void test_backend__copies_bytes_and_finds_maxima(void **state)
     assert_ok(be->copy(s, nbi_ptr_add(b, 16), nbi_ptr_add(a, 4), 4));
     assert_ok(be->copy(s, b, a, 0));
     assert_ok(be->download(s, out, b, sizeof out));
-    assert_ok(be->argmax(s, &(struct nbi_op_argmax){.ids = ids, .logits = a, .N = 2, .V = 3}));
-    assert_ok(be->download(s, at, ids, sizeof at));
     assert_ok(be->sync(s));
     assert_memory_equal(out, ((float[6]){1, 0, 0, -3, 5, -9}), sizeof out);
-    assert_int_equal(at[0], 1);
-    assert_int_equal(at[1], 1);
     be->free(be, a);
     be->free(be, b);
-    be->free(be, ids);
     be->free(be, none);
     be->stream_free(s);
     be->stream_free(NULL);
@@ -714,6 +771,39 @@ static void test_backend__refuses_what_it_cannot_do(void **state)
     be->close(be);
 }
 
+static void test_backend__devices_have_names(void **state)
+{
+    static const char *const wrong[] = {
+        "",        "auto",      "gpu",     "cpu0",
+        "CUDA",    "cuda:",     "cuda:x",  "cuda:-1",
+        "cuda: 1", "cuda:+1",   "cuda:1x", "cuda0",
+        "cuda::1", "cuda:1024", "cuda:1 ", "cuda:99999999999999999999"};
+    char name[NB_DEVICE_NAME];
+    struct nbi_backend *be;
+    int gpu;
+    (void)state;
+    assert_ok(nb_device_parse("cpu", &gpu));
+    assert_int_equal(gpu, -1);
+    assert_ok(nb_device_parse("cuda", &gpu));
+    assert_int_equal(gpu, 0);
+    assert_ok(nb_device_parse("cuda:0", &gpu));
+    assert_int_equal(gpu, 0);
+    assert_ok(nb_device_parse("cuda:1023", &gpu));
+    assert_int_equal(gpu, 1023);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        assert_fails(nb_device_parse(wrong[i], &gpu), NB_EUNSUPPORTED, wrong[i]);
+    nb_device_auto(name);
+    assert_ok(nb_device_parse(name, &gpu));
+    assert_true(gpu < 0 || nb_gpu_check(gpu) == NB_OK);
+    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){name, 1, NBI_SIMD_SCALAR}));
+    assert_string_equal(be->name, name);
+    be->close(be);
+    /* No machine has as many. */
+    assert_int_equal(nbi_backend_open(&be, &(struct nbi_backend_opts){.device = "cuda:1023"}),
+                     NB_EDEVICE);
+    assert_null(be);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -722,11 +812,14 @@ int main(void)
         cmocka_unit_test(test_backend__forward_follows_the_equations_avx512),
         cmocka_unit_test(test_backend__threads_do_not_change_a_bit),
         cmocka_unit_test(test_backend__tokens_do_not_see_their_company),
+        cmocka_unit_test(test_backend__cuda_follows_the_equations),
+        cmocka_unit_test(test_backend__cuda_does_single_tokens),
         cmocka_unit_test(test_backend__host_never_touches_device_memory),
         cmocka_unit_test(test_backend__the_guard_guards),
-        cmocka_unit_test(test_backend__copies_bytes_and_finds_maxima),
+        cmocka_unit_test(test_backend__copies_bytes),
         cmocka_unit_test(test_backend__a_weight_that_cannot_be_read_is_not_kept),
         cmocka_unit_test(test_backend__refuses_what_it_cannot_do),
+        cmocka_unit_test(test_backend__devices_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

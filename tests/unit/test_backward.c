@@ -132,7 +132,7 @@ static void run_xent(struct rig *r, const void *ctx, float *out)
 
 static void check_xent(struct xent *c)
 {
-    const struct nbi_stream_limits limits = {.N = c->N, .K = 16, .D = 2, .heads = 1};
+    const struct nbi_stream_limits limits = {.N = c->N, .K = 16, .D = 2, .heads = 1, .back = true};
     int64_t losses = c->N * (c->J > 0 ? 2 : 1);
     struct expected e = expect(losses + c->N * c->V);
     double *bound = zeros(c->V + 2, sizeof *bound), out[2];
@@ -174,7 +174,7 @@ static void test_backward__xent(void **state)
 /* What is not a number must show in the loss, also where the row ends in part of a vector. */
 static void test_backward__xent_shows_nan(void **state)
 {
-    const struct nbi_stream_limits limits = {.N = 1, .K = 16, .D = 2, .heads = 1};
+    const struct nbi_stream_limits limits = {.N = 1, .K = 16, .D = 2, .heads = 1, .back = true};
     (void)state;
     for (int level = 0; level <= (int)nbi_simd_level(); level++)
         for (int64_t at = 0; at < 37; at += 4) {
@@ -225,7 +225,7 @@ static void run_swiglu(struct rig *r, const void *ctx, float *out)
 
 static void check_swiglu(int64_t N, int64_t F, double spread)
 {
-    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1};
+    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .back = true};
     int64_t n = N * F;
     struct swiglu c = {.N = N, .F = F, .dy = random_floats(n, 1)};
     struct expected e = expect(2 * n);
@@ -366,7 +366,7 @@ static void norm_expected(const struct norm *c, struct expected *e)
 
 static void check_norm(int64_t N, int64_t C)
 {
-    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1};
+    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .back = true};
     struct norm c = {N,
                      C,
                      random_floats(N * C + C, 3),
@@ -489,7 +489,7 @@ static void rope_expected(const struct rope *c, int which, double *want, double 
 
 static void check_rope(int64_t N, int64_t NH, int64_t NKV, int64_t D)
 {
-    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = D, .heads = NH};
+    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = D, .heads = NH, .back = true};
     struct rope c = {.N = N, .heads = {NH, NKV}, .D = D};
     struct expected e = expect(N * (NH + NKV) * D + 2 * D);
     c.cos = random_floats(N * D / 2, 1); /* not of one angle: nothing depends on it */
@@ -560,7 +560,8 @@ static void test_backward__embed(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(shapes); i++) {
         struct embed c = {shapes[i][0], shapes[i][1], shapes[i][2], NULL, NULL, NULL};
-        const struct nbi_stream_limits limits = {.N = c.N, .K = 16, .D = 2, .heads = 1};
+        const struct nbi_stream_limits limits = {
+            .N = c.N, .K = 16, .D = 2, .heads = 1, .back = true};
         struct expected e = expect(c.V * c.C);
         c.ids = zeros(c.N, 4);
         c.dx = random_floats(c.N * c.C, 1);
@@ -615,7 +616,7 @@ static double distance_objective(const void *ctx, const double *x)
 
 static void check_distance(int64_t N, int64_t C)
 {
-    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1};
+    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .back = true};
     struct distance c = {
         N,    C,    random_floats(N * C, 1), random_floats(N * C, 1), zeros(N, sizeof(double)),
         0.75, false};

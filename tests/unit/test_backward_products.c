@@ -148,7 +148,8 @@ static void expect_dw(const struct linear *c, int i, double *want, double *magni
 static void check_linear_way(const struct linear *c, const struct expected *dx,
                              const struct expected *dw)
 {
-    const struct nbi_stream_limits limits = {.N = c->N, .K = c->K, .D = 2, .heads = 1};
+    const struct nbi_stream_limits limits = {
+        .N = c->N, .K = c->K, .D = 2, .heads = 1, .back = true};
     int64_t terms = 0, n = c->N * c->K, at = 0;
     struct expected e = expect(n + dw->n);
     for (int i = 0; i < c->count; i++)
@@ -369,7 +370,8 @@ static void fill_first(int32_t *first, int64_t N, enum batches batches)
 static void check_attention(const int64_t s[5], enum batches batches)
 {
     struct attention c = {.N = s[0], .NH = s[1], .NKV = s[2], .D = s[3]};
-    const struct nbi_stream_limits limits = {.N = c.N, .K = 16, .D = c.D, .heads = c.NH};
+    const struct nbi_stream_limits limits = {
+        .N = c.N, .K = 16, .D = c.D, .heads = c.NH, .back = true};
     int64_t q = c.N * c.NH * c.D, k = c.N * c.NKV * c.D;
     struct expected e = expect(q + 2 * k);
     c.q = random_floats(q + 2 * k, 1);

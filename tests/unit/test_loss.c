@@ -64,7 +64,8 @@ static void rig_open(struct rig *r)
 {
     const struct nbi_trainable_opts opts = {
         .precision = NBI_PRECISION_F32, .master = NBI_F32, .state = NBI_STATE_F32, .seed = 4};
-    const struct nbi_stream_limits limits = {.N = B * T, .K = 64, .D = 16, .heads = 2};
+    const struct nbi_stream_limits limits = {
+        .N = B * T, .K = 64, .D = 16, .heads = 2, .back = true};
     struct nbi_backend *be;
     *r = (struct rig){0};
     assert_ok(nbi_config_preset(&r->config, "tiny"));

@@ -308,6 +308,64 @@ static void test_unsorted__chooses_as_if_sorted(void **state)
     assert_true(told > cases * 9 / 10);
 }
 
+/* ---- from the best alone ---- */
+
+static int better_first(const void *a, const void *b)
+{
+    const struct nbi_candidate *x = a, *y = b;
+    if (x->logit != y->logit)
+        return x->logit > y->logit ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+static void test_few__choose_as_all_do(void **state)
+{
+    static float logits[MANY], copy[MANY];
+    static struct nbi_candidate sorted[MANY];
+    (void)state;
+    for (uint32_t seed = 0; seed < 2000; seed++) {
+        int n = 1 + (int)(seed * 131 % MANY), k = seed % 5 ? 1 + (int)(seed % 64) : 0;
+        const struct nb_sampling o = {.temperature = k ? 0.3 + seed % 7 : 0,
+                                      .top_k = k,
+                                      .top_p = seed % 3 ? 0.9 : 1,
+                                      .min_p = seed % 4 ? 0.02 : 0,
+                                      .repeat_penalty = 1,
+                                      .seed = seed};
+        struct nbi_token_sampler all = make(&o, n), few = make(&o, n);
+        make_logits(logits, n, seed);
+        for (int i = 0; i < n; i++)
+            sorted[i] = (struct nbi_candidate){logits[i], i};
+        qsort(sorted, (size_t)n, sizeof *sorted, better_first);
+        int want = k == 0 ? 1 : k < n ? k : n;
+        assert_int_equal(nbi_token_sampler_wants(&few), want);
+        for (int draw = 0; draw < 3; draw++) {
+            int32_t id;
+            memcpy(copy, logits, sizeof copy);
+            assert_ok(nbi_token_sampler_next(&all, copy, &id));
+            assert_int_equal(nbi_token_sampler_of(&few, sorted), id);
+        }
+        nbi_token_sampler_release(&all);
+        nbi_token_sampler_release(&few);
+    }
+}
+
+static void test_few__do_not_do_where_others_count(void **state)
+{
+    static const struct nb_bias bias[] = {{3, 1}};
+    const struct nb_sampling cases[] = {
+        {.temperature = 1, .top_p = 1, .repeat_penalty = 1},
+        {.temperature = 1, .top_k = 65, .top_p = 1, .repeat_penalty = 1},
+        {.temperature = 0, .top_p = 1, .repeat_penalty = 1.1},
+        {.temperature = 0, .top_p = 1, .repeat_penalty = 1, .presence_penalty = 1},
+        {.temperature = 0, .top_p = 1, .repeat_penalty = 1, .bias = bias, .bias_count = 1}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct nbi_token_sampler s = make(&cases[i], 1000);
+        assert_int_equal(nbi_token_sampler_wants(&s), 0);
+        nbi_token_sampler_release(&s);
+    }
+}
+
 /* ---- penalties and bias ---- */
 
 /* What becomes of 3, -3, 0, 1 and -1 when ids 0, 1 and 2 were seen three times, once and once. */
@@ -532,6 +590,8 @@ int main(void)
         cmocka_unit_test(test_greedy__is_the_best_and_of_equals_the_lowest),
         cmocka_unit_test(test_top_k__order_of_many),
         cmocka_unit_test(test_unsorted__chooses_as_if_sorted),
+        cmocka_unit_test(test_few__choose_as_all_do),
+        cmocka_unit_test(test_few__do_not_do_where_others_count),
         cmocka_unit_test(test_penalties__by_hand),
         cmocka_unit_test(test_bias__comes_before_the_temperature),
         cmocka_unit_test(test_seed__gives_the_sequence),

@@ -362,7 +362,8 @@ static void test_continue__keeps_the_common_beginning(void **state)
             now[cases[i].change] ^= 1;
         if (cases[i].before)
             assert_ok(nbi_session_append(s, ids, cases[i].before, NULL, 0));
-        assert_ok(nbi_session_continue(s, now, cases[i].now, got, &reused));
+        assert_ok(
+            nbi_session_continue(s, now, cases[i].now, &(struct nbi_next){.logits = got}, &reused));
         assert_int_equal(reused, cases[i].reused);
         assert_int_equal(nbi_session_length(s), cases[i].now);
         assert_memory_equal(nbi_session_tokens(s), now, (size_t)cases[i].now * sizeof *now);
@@ -371,6 +372,29 @@ static void test_continue__keeps_the_common_beginning(void **state)
         nbi_session_free(s);
         nbi_session_free(fresh);
     }
+}
+
+/* The best of the logits are those that a sort of all puts first. */
+static void test_append_next__gives_the_best(void **state)
+{
+    static float logits[VOCAB];
+    struct nb_session *a = open_session(&exact), *b = open_session(&exact);
+    struct nbi_next next = {.J = 5};
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        assert_ok(nbi_session_append(a, ids + i, 1, logits, 1));
+        assert_ok(nbi_session_append_next(b, ids + i, 1, &next));
+        for (int j = 0; j < 5; j++) {
+            int best = 0;
+            for (int v = 1; v < VOCAB; v++)
+                best = logits[v] > logits[best] ? v : best;
+            assert_int_equal(next.best[j].id, best);
+            assert_memory_equal(&next.best[j].logit, &logits[best], sizeof *logits);
+            logits[best] = -INFINITY;
+        }
+    }
+    nbi_session_free(a);
+    nbi_session_free(b);
 }
 
 /* ---- snapshots ---- */
@@ -683,6 +707,7 @@ int main(void)
         cmocka_unit_test(test_kv__errors_are_those_of_the_type),
         cmocka_unit_test(test_truncate__and_another_way_on),
         cmocka_unit_test(test_continue__keeps_the_common_beginning),
+        cmocka_unit_test(test_append_next__gives_the_best),
         cmocka_unit_test(test_snapshot__goes_on_as_before),
         cmocka_unit_test(test_snapshot__of_an_empty_session),
         cmocka_unit_test(test_snapshot__of_another_kind_is_refused),

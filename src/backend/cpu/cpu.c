@@ -273,7 +273,7 @@ static struct scratch scratch_for(const struct cpu *cpu, const struct nbi_stream
         .scales = whole_lines(l->N * nbi_q16_blocks(l->K) * (int64_t)sizeof(float)),
         .attend = cpu->threads * attend,
         .wide = whole_lines(cpu->threads * nbi_wide_floats(l->K) * (int64_t)sizeof(float)),
-        .backward = l->heads > 0 ? cut_backward(&none, cpu, l) * (int64_t)sizeof(float) : 0};
+        .backward = l->back ? cut_backward(&none, cpu, l) * (int64_t)sizeof(float) : 0};
 }
 
 static int64_t cpu_stream_bytes(struct nbi_backend *be, const struct nbi_stream_limits *limits)
@@ -630,11 +630,34 @@ static enum nb_status cpu_scatter(struct nbi_stream *s, const struct nbi_op_scat
     return NB_OK;
 }
 
-static enum nb_status cpu_argmax(struct nbi_stream *s, const struct nbi_op_argmax *a)
+/* A list of the best so far, which few values get into. */
+static bool top_of_row(int32_t *ids, float *values, const float *x, const struct nbi_op_top *a)
 {
-    int32_t *ids = host(a->ids);
+    int64_t n = 0;
+    bool odd = false;
+    for (int64_t i = 0; i < a->V; i++) {
+        odd = odd || !isfinite(x[i]);
+        if (n == a->J && !(x[i] > values[n - 1]))
+            continue;
+        int64_t j = n < a->J ? n++ : n - 1;
+        for (; j > 0 && x[i] > values[j - 1]; j--) {
+            values[j] = values[j - 1];
+            ids[j] = ids[j - 1];
+        }
+        values[j] = x[i];
+        ids[j] = (int32_t)i;
+    }
+    return odd;
+}
+
+static enum nb_status cpu_top(struct nbi_stream *s, const struct nbi_op_top *a)
+{
+    int32_t *odd = host(a->odd);
+    (void)s;
+    NBI_BUG_IF(a->J < 1 || a->J > NBI_TOP_MAX || a->J > a->V);
     for (int64_t n = 0; n < a->N; n++)
-        ids[n] = (int32_t)s->cpu->k->argmax((const float *)host(a->logits) + n * a->V, a->V);
+        odd[n] = top_of_row((int32_t *)host(a->ids) + n * a->J, (float *)host(a->values) + n * a->J,
+                            (const float *)host(a->logits) + n * a->V, a);
     return NB_OK;
 }
 
@@ -733,6 +756,7 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
         return nbi_fail(NB_EUNSUPPORTED, "this CPU has no %s", nbi_simd_name(opts->level));
     }
     cpu->be = (struct nbi_backend){.name = "cpu",
+                                   .chunk = 512,
                                    .close = cpu_close,
                                    .alloc = cpu_alloc,
                                    .free = cpu_free,
@@ -763,7 +787,7 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
                                    .adamw = nbi_cpu_adamw,
                                    .amax = nbi_cpu_amax,
                                    .refresh = nbi_cpu_refresh,
-                                   .argmax = cpu_argmax,
+                                   .top = cpu_top,
                                    .xent = nbi_cpu_xent,
                                    .l1 = nbi_cpu_l1,
                                    .embed_bwd = nbi_cpu_embed_bwd,

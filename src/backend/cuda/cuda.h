@@ -1,5 +1,7 @@
-/* device.h - what the CUDA part offers to C. */
+/* cuda.h - what the CUDA part offers to C. */
 #pragma once
+
+#include "backend/backend.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -8,6 +10,9 @@ extern "C" {
 /* Runs a kernel on the device and checks what it wrote. NULL if that went well, else why not (a
  * string that stays valid). */
 const char *nbi_cuda_check(int device);
+
+/* The device as a backend. */
+enum nb_status nbi_cuda_open(struct nbi_backend **out, int device);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,194 @@
+/* blas.cu - products of bf16 matrices by cuBLASLt, which is loaded when it is first needed: it is
+ * large, and decoding does without. */
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#include "backend/cuda/internal.cuh"
+
+/* name here, name there */
+#define LT_LIST(X)                                                                                 \
+    X(create, cublasLtCreate)                                                                      \
+    X(destroy, cublasLtDestroy)                                                                    \
+    X(matmul, cublasLtMatmul)                                                                      \
+    X(heuristic, cublasLtMatmulAlgoGetHeuristic)                                                   \
+    X(desc_create, cublasLtMatmulDescCreate)                                                       \
+    X(desc_destroy, cublasLtMatmulDescDestroy)                                                     \
+    X(desc_set, cublasLtMatmulDescSetAttribute)                                                    \
+    X(layout_create, cublasLtMatrixLayoutCreate)                                                   \
+    X(layout_destroy, cublasLtMatrixLayoutDestroy)                                                 \
+    X(preference_create, cublasLtMatmulPreferenceCreate)                                           \
+    X(preference_destroy, cublasLtMatmulPreferenceDestroy)                                         \
+    X(preference_set, cublasLtMatmulPreferenceSetAttribute)
+
+struct functions {
+#define X(name, symbol) decltype(&symbol) name;
+    LT_LIST(X)
+#undef X
+};
+
+/* What cuBLASLt chose for a shape. */
+struct plan {
+    struct plan *next;
+    int64_t N, K, rows, ldy;
+    bool add;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t w, x, y;
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct blas {
+    void *library;
+    struct functions f;
+    cublasLtHandle_t handle;
+    struct plan *plans;
+};
+
+static enum nb_status blas_fail(cublasStatus_t rc, const char *what)
+{
+    return nbi_fail(NB_EDEVICE, "cuBLASLt failed with status %d (%s)", (int)rc, what);
+}
+
+#define LT_TRY(expr)                                                                               \
+    do {                                                                                           \
+        cublasStatus_t lt_try_rc = (expr);                                                         \
+        if (lt_try_rc != CUBLAS_STATUS_SUCCESS)                                                    \
+            return blas_fail(lt_try_rc, #expr);                                                    \
+    } while (0)
+
+static enum nb_status find_functions(struct blas *b)
+{
+    static const char *const names[] = {"libcublasLt.so." NB_CUBLAS_MAJOR, "libcublasLt.so"};
+    for (int i = 0; i < 2 && !b->library; i++)
+        b->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (!b->library)
+        return nbi_fail(
+            NB_EDEVICE,
+            "%s of the CUDA toolkit is needed for prompts and was not found; install it "
+            "or put its folder into LD_LIBRARY_PATH",
+            names[0]);
+#define X(name, symbol)                                                                            \
+    b->f.name = (decltype(&symbol))dlsym(b->library, #symbol);                                     \
+    if (!b->f.name)                                                                                \
+        return nbi_fail(NB_EDEVICE, "%s has no %s", names[0], #symbol);
+    LT_LIST(X)
+#undef X
+    LT_TRY(b->f.create(&b->handle));
+    return NB_OK;
+}
+
+enum nb_status nbi_cuda_blas_open(struct cuda *cuda)
+{
+    if (cuda->blas)
+        return NB_OK;
+    cuda->blas = (struct blas *)calloc(1, sizeof *cuda->blas);
+    if (!cuda->blas)
+        return nbi_fail_memory("cuBLASLt", sizeof *cuda->blas);
+    enum nb_status rc = find_functions(cuda->blas);
+    if (rc != NB_OK)
+        nbi_cuda_blas_close(cuda);
+    return rc;
+}
+
+static void plan_free(struct blas *b, struct plan *p)
+{
+    if (p->w)
+        b->f.layout_destroy(p->w);
+    if (p->x)
+        b->f.layout_destroy(p->x);
+    if (p->y)
+        b->f.layout_destroy(p->y);
+    if (p->op)
+        b->f.desc_destroy(p->op);
+    free(p);
+}
+
+void nbi_cuda_blas_close(struct cuda *cuda)
+{
+    struct blas *b = cuda->blas;
+    if (!b)
+        return;
+    while (b->plans) {
+        struct plan *p = b->plans;
+        b->plans = p->next;
+        plan_free(b, p);
+    }
+    if (b->handle)
+        b->f.destroy(b->handle);
+    if (b->library)
+        dlclose(b->library);
+    free(b);
+    cuda->blas = NULL;
+}
+
+static enum nb_status choose(struct blas *b, struct plan *p)
+{
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasLtMatmulHeuristicResult_t found;
+    size_t most = NBI_WORKSPACE_BYTES;
+    int count = 0;
+    LT_TRY(b->f.preference_create(&preference));
+    cublasStatus_t rc = b->f.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                            &most, sizeof most);
+    if (rc == CUBLAS_STATUS_SUCCESS)
+        rc =
+            b->f.heuristic(b->handle, p->op, p->w, p->x, p->y, p->y, preference, 1, &found, &count);
+    b->f.preference_destroy(preference);
+    LT_TRY(rc);
+    if (count == 0)
+        return nbi_fail(NB_EDEVICE, "cuBLASLt has no product of %lld x %lld x %lld",
+                        (long long)p->N, (long long)p->rows, (long long)p->K);
+    p->algo = found.algo;
+    return NB_OK;
+}
+
+static enum nb_status plan_fill(struct blas *b, struct plan *p, const struct nbi_gemm *g)
+{
+    cublasOperation_t transpose = CUBLAS_OP_T;
+    p->N = g->N;
+    p->K = g->K;
+    p->rows = g->rows;
+    p->ldy = g->ldy;
+    p->add = g->add;
+    LT_TRY(b->f.desc_create(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    LT_TRY(b->f.desc_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose));
+    LT_TRY(b->f.layout_create(&p->w, CUDA_R_16BF, (uint64_t)g->K, (uint64_t)g->rows, g->K));
+    LT_TRY(b->f.layout_create(&p->x, CUDA_R_16BF, (uint64_t)g->K, (uint64_t)g->N, g->K));
+    LT_TRY(b->f.layout_create(&p->y, CUDA_R_32F, (uint64_t)g->rows, (uint64_t)g->N, g->ldy));
+    return choose(b, p);
+}
+
+/* Made once for each shape. */
+static enum nb_status plan_for(struct blas *b, const struct nbi_gemm *g, struct plan **out)
+{
+    struct plan *p = b->plans;
+    while (p && (p->N != g->N || p->K != g->K || p->rows != g->rows || p->ldy != g->ldy ||
+                 p->add != g->add))
+        p = p->next;
+    if (!p) {
+        p = (struct plan *)calloc(1, sizeof *p);
+        if (!p)
+            return nbi_fail_memory("product", sizeof *p);
+        enum nb_status rc = plan_fill(b, p, g);
+        if (rc != NB_OK) {
+            plan_free(b, p);
+            return rc;
+        }
+        p->next = b->plans;
+        b->plans = p;
+    }
+    *out = p;
+    return NB_OK;
+}
+
+enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g)
+{
+    float beta = g->add ? 1.0f : 0.0f;
+    struct plan *p = NULL;
+    NBI_TRY(nbi_cuda_blas_open(s->cuda));
+    struct blas *b = s->cuda->blas;
+    NBI_TRY(plan_for(b, g, &p));
+    LT_TRY(b->f.matmul(b->handle, p->op, &g->scale, g->w, p->w, g->x, p->x, &beta, g->y, p->y, g->y,
+                       p->y, &p->algo, s->workspace, NBI_WORKSPACE_BYTES, s->queue));
+    return NB_OK;
+}

@@ -1,0 +1,246 @@
+/* cuda.cu - a CUDA device as a backend: memory, queues, copies, the table. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/internal.cuh"
+
+enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what)
+{
+    if (rc == cudaErrorMemoryAllocation)
+        return nbi_fail(NB_ENOMEM, "the GPU is out of memory (%s)", what);
+    return nbi_fail(NB_EDEVICE, "the GPU failed: %s (%s)", cudaGetErrorString(rc), what);
+}
+
+static struct cuda *cuda_of(struct nbi_backend *be)
+{
+    return (struct cuda *)be;
+}
+
+/* ---- memory ---- */
+
+static enum nb_status cuda_alloc(struct nbi_backend *be, const char *what, int64_t bytes,
+                                 struct nbi_ptr *out)
+{
+    void *p = NULL;
+    out->at = 0;
+    CU_TRY(cudaSetDevice(cuda_of(be)->index));
+    cudaError_t rc = cudaMalloc(&p, (size_t)(bytes > 0 ? bytes : 1));
+    if (rc == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return nbi_fail(NB_ENOMEM, "the GPU has no %lld MB for %s", (long long)(bytes >> 20), what);
+    }
+    CU_TRY(rc);
+    out->at = (uintptr_t)p;
+    return NB_OK;
+}
+
+static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
+{
+    (void)be;
+    cudaFree(at<void>(p));
+}
+
+/* ---- streams ---- */
+
+/* Pieces of a stream's block, each of whole lines. */
+struct pieces {
+    int64_t x16, scale, wide, workspace, attend, total;
+};
+
+static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream_limits *l)
+{
+    struct pieces p = {};
+    int64_t columns = ceil_div(l->K, NBI_TILE_COLS) * NBI_TILE_COLS;
+    p.x16 = ceil_div(l->N, 8) * 8 * columns * 2;
+    p.scale = ceil_div(l->N * (int64_t)sizeof(float), 256) * 256;
+    p.wide = l->N > NBI_SMALL_BATCH ? NBI_WIDE_BYTES : 0;
+    p.workspace = NBI_WORKSPACE_BYTES;
+    p.attend = ceil_div(nbi_cuda_attend_bytes(cuda, l), 256) * 256;
+    p.total = p.x16 + p.scale + p.wide + p.workspace + p.attend;
+    return p;
+}
+
+static int64_t cuda_stream_bytes(struct nbi_backend *be, const struct nbi_stream_limits *limits)
+{
+    return pieces_for(cuda_of(be), limits).total;
+}
+
+static void cuda_stream_free(struct nbi_stream *s)
+{
+    if (!s)
+        return;
+    if (s->queue)
+        cudaStreamSynchronize(s->queue);
+    cudaFree(s->block);
+    cudaFreeHost(s->staged);
+    if (s->queue)
+        cudaStreamDestroy(s->queue);
+    free(s);
+}
+
+static enum nb_status fill_stream(struct nbi_stream *s)
+{
+    struct pieces p = pieces_for(s->cuda, &s->limits);
+    struct nbi_ptr block;
+    CU_TRY(cudaSetDevice(s->cuda->index));
+    if (s->limits.N > NBI_SMALL_BATCH)
+        NBI_TRY(nbi_cuda_blas_open(s->cuda));
+    CU_TRY(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking));
+    CU_TRY(cudaMallocHost(&s->staged, NBI_STAGED_BYTES));
+    NBI_TRY(cuda_alloc(&s->cuda->be, "scratch", p.total, &block));
+    s->bytes = p.total;
+    s->block = at<uint8_t>(block);
+    s->x16 = s->block;
+    s->x16_scale = (float *)(s->x16 + p.x16);
+    s->attend = (float *)((uint8_t *)s->x16_scale + p.scale);
+    s->wide = (uint8_t *)s->attend + p.attend;
+    s->workspace = s->wide + p.wide;
+    return NB_OK;
+}
+
+static enum nb_status cuda_stream_new(struct nbi_backend *be,
+                                      const struct nbi_stream_limits *limits,
+                                      struct nbi_stream **out)
+{
+    struct nbi_stream *s = (struct nbi_stream *)calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s)
+        return nbi_fail_memory("stream", sizeof *s);
+    s->cuda = cuda_of(be);
+    s->limits = *limits;
+    enum nb_status rc = fill_stream(s);
+    if (rc == NB_OK)
+        *out = s;
+    else
+        cuda_stream_free(s);
+    return rc;
+}
+
+static enum nb_status cuda_sync(struct nbi_stream *s)
+{
+    CU_TRY(cudaStreamSynchronize(s->queue));
+    s->staged_used = 0;
+    return NB_OK;
+}
+
+/* Small ones go through pinned memory, so that the host need not wait. */
+static enum nb_status cuda_upload(struct nbi_stream *s, struct nbi_ptr dst, const void *src,
+                                  int64_t bytes)
+{
+    int64_t room = ceil_div(bytes, 64) * 64;
+    if (bytes == 0)
+        return NB_OK;
+    if (room > NBI_STAGED_BYTES) {
+        CU_TRY(
+            cudaMemcpyAsync(at<void>(dst), src, (size_t)bytes, cudaMemcpyHostToDevice, s->queue));
+        return cuda_sync(s);
+    }
+    if (s->staged_used + room > NBI_STAGED_BYTES)
+        NBI_TRY(cuda_sync(s));
+    uint8_t *via = s->staged + s->staged_used;
+    memcpy(via, src, (size_t)bytes);
+    s->staged_used += room;
+    CU_TRY(cudaMemcpyAsync(at<void>(dst), via, (size_t)bytes, cudaMemcpyHostToDevice, s->queue));
+    return NB_OK;
+}
+
+static enum nb_status cuda_download(struct nbi_stream *s, void *dst, struct nbi_ptr src,
+                                    int64_t bytes)
+{
+    CU_TRY(cudaMemcpyAsync(dst, at<void>(src), (size_t)bytes, cudaMemcpyDeviceToHost, s->queue));
+    return NB_OK;
+}
+
+static enum nb_status cuda_copy(struct nbi_stream *s, struct nbi_ptr dst, struct nbi_ptr src,
+                                int64_t bytes)
+{
+    CU_TRY(cudaMemcpyAsync(at<void>(dst), at<void>(src), (size_t)bytes, cudaMemcpyDeviceToDevice,
+                           s->queue));
+    return NB_OK;
+}
+
+static enum nb_status cuda_clear(struct nbi_stream *s, struct nbi_ptr dst, int64_t bytes)
+{
+    CU_TRY(cudaMemsetAsync(at<void>(dst), 0, (size_t)bytes, s->queue));
+    return NB_OK;
+}
+
+/* ---- the table ---- */
+
+static void cuda_close(struct nbi_backend *be)
+{
+    struct cuda *cuda = cuda_of(be);
+    if (cuda->queue)
+        cudaStreamSynchronize(cuda->queue);
+    nbi_cuda_weights_end(cuda);
+    nbi_cuda_blas_close(cuda);
+    if (cuda->queue)
+        cudaStreamDestroy(cuda->queue);
+    free(cuda);
+}
+
+static enum nb_status start(struct cuda *cuda, int device)
+{
+    int major = 0, minor = 0;
+    CU_TRY(cudaSetDevice(device));
+    CU_TRY(cudaDeviceGetAttribute(&cuda->sms, cudaDevAttrMultiProcessorCount, device));
+    CU_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    CU_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    CU_TRY(cudaStreamCreateWithFlags(&cuda->queue, cudaStreamNonBlocking));
+    cuda->index = device;
+    cuda->cc = 10 * major + minor;
+    snprintf(cuda->name, sizeof cuda->name, "cuda:%d", device);
+    return NB_OK;
+}
+
+static void fill_table(struct cuda *cuda)
+{
+    struct nbi_backend *be = &cuda->be;
+    be->name = cuda->name;
+    be->chunk = 1024;
+    be->rows_matter = true;
+    be->close = cuda_close;
+    be->alloc = cuda_alloc;
+    be->free = cuda_free;
+    be->weight_new = nbi_cuda_weight_new;
+    be->weight_read = nbi_cuda_weight_read;
+    be->weight_free = nbi_cuda_weight_free;
+    be->stream_new = cuda_stream_new;
+    be->stream_bytes = cuda_stream_bytes;
+    be->stream_free = cuda_stream_free;
+    be->sync = cuda_sync;
+    be->upload = cuda_upload;
+    be->download = cuda_download;
+    be->copy = cuda_copy;
+    be->clear = cuda_clear;
+    be->embed = nbi_cuda_embed;
+    be->rope_table = nbi_cuda_rope_table;
+    be->rmsnorm = nbi_cuda_rmsnorm;
+    be->linear = nbi_cuda_linear;
+    be->qkv_rope = nbi_cuda_qkv_rope;
+    be->attention = nbi_cuda_attention;
+    be->swiglu = nbi_cuda_swiglu;
+    be->gather = nbi_cuda_gather;
+    be->scatter = nbi_cuda_scatter;
+    be->top = nbi_cuda_top;
+    be->token_new = nbi_cuda_token_new;
+    be->token_run = nbi_cuda_token_run;
+    be->token_free = nbi_cuda_token_free;
+    be->bandwidth = nbi_cuda_bandwidth;
+    be->peak = be->peak_floats = nbi_cuda_peak;
+}
+
+enum nb_status nbi_cuda_open(struct nbi_backend **out, int device)
+{
+    struct cuda *cuda = (struct cuda *)calloc(1, sizeof *cuda);
+    *out = NULL;
+    if (!cuda)
+        return nbi_fail_memory("backend", sizeof *cuda);
+    fill_table(cuda);
+    enum nb_status rc = start(cuda, device);
+    if (rc == NB_OK)
+        *out = &cuda->be;
+    else
+        cuda_close(&cuda->be);
+    return rc;
+}

@@ -1,0 +1,137 @@
+/* internal.cuh - what the files of the CUDA backend share: the backend, a stream, errors, numbers.
+ *
+ * Nothing outside this folder includes a CUDA header. Functions of other files are declared here;
+ * kernels and templates stay in the file that launches them. */
+#pragma once
+
+#include <cuda_runtime.h>
+
+extern "C" {
+#include "backend/backend.h"
+#include "backend/cuda/cuda.h"
+}
+
+#include "backend/cuda/tiles.cuh"
+
+struct cuda {
+    struct nbi_backend be;
+    int index;                         /* of the device */
+    int sms;                           /* multiprocessors */
+    int cc;                            /* compute capability, 90 for 9.0 */
+    struct blas *blas;                 /* NULL: not needed so far */
+    cudaStream_t queue;                /* for what is not queued by anyone */
+    struct slab *slabs;                /* that hold weights */
+    uint8_t *host_stage[2], *stage[2]; /* weights on their way, on the host and on the device */
+    cudaEvent_t staged[2];             /* that part of the way is free again */
+    char name[16];                     /* "cuda:0" */
+};
+
+/* Memory that weights share, since each block of the driver's own is rounded up to 2 MiB. */
+struct slab {
+    struct slab *next;
+    uint8_t *block;
+    int64_t bytes, used;
+    int64_t users; /* weights in it */
+};
+
+#define NBI_SLAB_BYTES  ((int64_t)64 << 20)
+#define NBI_STAGE_BYTES ((int64_t)4 << 20)
+
+struct nbi_stream {
+    struct cuda *cuda;
+    cudaStream_t queue;
+    struct nbi_stream_limits limits;
+    uint8_t *block; /* of the device: all that follows */
+    int64_t bytes;
+    uint8_t *x16;        /* x of a product in 16 bits: in the order of the tiles, or rows */
+    float *x16_scale;    /* [N] */
+    uint8_t *wide;       /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
+    uint8_t *workspace;  /* of cuBLASLt */
+    float *attend;       /* parts of split attention */
+    uint8_t *staged;     /* of the host, pinned: small uploads on their way */
+    int64_t staged_used; /* since the last sync */
+};
+
+/* Rows that go through the kernel on tiles; more go through cuBLASLt. */
+#define NBI_SMALL_BATCH 64
+
+#define NBI_WIDE_BYTES      ((int64_t)32 << 20)
+#define NBI_WORKSPACE_BYTES ((int64_t)8 << 20)
+#define NBI_STAGED_BYTES    ((int64_t)1 << 20)
+
+/* ---- errors ---- */
+
+enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what);
+
+#define CU_TRY(expr)                                                                               \
+    do {                                                                                           \
+        cudaError_t cu_try_rc = (expr);                                                            \
+        if (cu_try_rc != cudaSuccess)                                                              \
+            return nbi_cuda_fail(cu_try_rc, #expr);                                                \
+    } while (0)
+
+/* After each launch. */
+#define CU_LAUNCHED() CU_TRY(cudaGetLastError())
+
+/* ---- addresses ---- */
+
+template <typename T> static inline T *at(struct nbi_ptr p)
+{
+    return (T *)p.at;
+}
+
+/* ---- operations, by file ---- */
+
+/* weights.cu */
+void nbi_cuda_weights_end(struct cuda *cuda);
+enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
+                                   struct nbi_weight *out);
+enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
+                                    int64_t first, int64_t count, void *data, void *scales);
+void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w);
+
+/* Any vector as f32, to the host. */
+enum nb_status nbi_cuda_vector_read(struct cuda *cuda, const struct nbi_weight *w, float *out);
+
+/* ceilings.cu: 0 where it cannot be measured */
+double nbi_cuda_bandwidth(struct nbi_backend *be);
+double nbi_cuda_peak(struct nbi_backend *be);
+
+/* token.cu */
+enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_model *m,
+                                  struct nbi_token **out);
+enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_step *step);
+void nbi_cuda_token_free(struct nbi_token *t);
+
+/* rows.cu */
+enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a);
+enum nb_status nbi_cuda_rope_table(struct nbi_stream *s, const struct nbi_op_rope_table *a);
+enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a);
+enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a);
+enum nb_status nbi_cuda_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a);
+enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather *a);
+enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatter *a);
+
+/* select.cu */
+enum nb_status nbi_cuda_top(struct nbi_stream *s, const struct nbi_op_top *a);
+
+/* blas.cu: y[N, rows of ldy] = scale x w^T with w [rows, K] and x [N, K] of bf16. Opening finds the
+ * library; a stream that may need it does so. */
+struct nbi_gemm {
+    float *y;
+    const void *w, *x;
+    int64_t N, K, rows, ldy;
+    float scale;
+    bool add;
+};
+
+enum nb_status nbi_cuda_blas_open(struct cuda *cuda);
+void nbi_cuda_blas_close(struct cuda *cuda);
+enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g);
+
+/* linear.cu */
+enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a);
+
+/* attention.cu */
+int64_t nbi_cuda_attend_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits);
+enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a);

@@ -1,0 +1,223 @@
+/* rows.cu - what is done row by row: embedding, norms, rotation, SwiGLU, gathering. */
+#include "backend/cuda/internal.cuh"
+
+#define THREADS 256
+
+/* ---- embedding ---- */
+
+__global__ static void k_embed(float *x, const int32_t *ids, const void *table,
+                               enum nbi_dtype dtype, int64_t C)
+{
+    int64_t n = blockIdx.x, row = ids[n];
+    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
+        x[n * C + c] = load_float(table, row * C + c, dtype);
+}
+
+enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a)
+{
+    k_embed<<<(unsigned)a->N, THREADS, 0, s->queue>>>(
+        at<float>(a->x), at<int32_t>(a->ids), at<void>(a->table.data), a->table.dtype, a->C);
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
+/* ---- rotation ---- */
+
+/* The angle is a float by contract; its sine and cosine are taken in double, since that of a large
+ * float loses digits otherwise. */
+__global__ static void k_rope_table(float *cos_out, float *sin_out, const int32_t *positions,
+                                    const float *frequency, float scale, int64_t N, int half)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= N * half)
+        return;
+    float angle = (float)positions[i / half] * frequency[i % half];
+    double s, c;
+    sincos((double)angle, &s, &c);
+    cos_out[i] = (float)c * scale;
+    sin_out[i] = (float)s * scale;
+}
+
+enum nb_status nbi_cuda_rope_table(struct nbi_stream *s, const struct nbi_op_rope_table *a)
+{
+    int64_t n = a->N * (a->D / 2);
+    k_rope_table<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s->queue>>>(
+        at<float>(a->cos), at<float>(a->sin), at<int32_t>(a->positions), at<float>(a->frequency),
+        a->scale, a->N, (int)(a->D / 2));
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
+/* ---- norms ---- */
+
+/* The sum over a block of up to 1024 threads, in an order that depends on their number alone. */
+__device__ static float block_sum(float v)
+{
+    __shared__ float part[32];
+    int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    v = warp_sum(v);
+    if (threadIdx.x % 32 == 0)
+        part[warp] = v;
+    __syncthreads();
+    v = (int)threadIdx.x % 32 < warps ? part[threadIdx.x % 32] : 0;
+    return warp_sum(v);
+}
+
+__global__ static void k_rmsnorm(float *y, float *rstd, const float *x, const void *w,
+                                 enum nbi_dtype dtype, float eps, int64_t C)
+{
+    int64_t n = blockIdx.x;
+    const float *row = x + n * C;
+    float sum = 0;
+    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
+        sum += row[c] * row[c];
+    float f = 1.0f / sqrtf(block_sum(sum) / (float)C + eps);
+    if (rstd && threadIdx.x == 0)
+        rstd[n] = f;
+    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
+        y[n * C + c] = row[c] * f * load_float(w, c, dtype);
+}
+
+enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a)
+{
+    k_rmsnorm<<<(unsigned)a->N, THREADS, 0, s->queue>>>(at<float>(a->y), at<float>(a->rstd),
+                                                        at<float>(a->x), at<void>(a->w.data),
+                                                        a->w.dtype, a->eps, a->C);
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
+/* One warp for a head of a row: query heads first, then those of keys and values. */
+struct heads {
+    float *q_out, *rstd_q, *rstd_k;
+    void *k_store, *v_store;
+    const float *q, *k, *v, *cos, *sin;
+    const int32_t *slots;
+    const void *q_norm, *k_norm;
+    enum nbi_dtype q_type, k_type, store;
+    float eps;
+    int NH, NKV, D;
+    int64_t N;
+};
+
+__device__ static void copy_value(const struct heads &a, int64_t n, int h, int lane)
+{
+    const float *v = a.v + (n * a.NKV + h) * a.D;
+    int64_t to = ((int64_t)a.slots[n] * a.NKV + h) * a.D;
+    for (int d = lane; d < a.D; d += 32)
+        store_float(a.v_store, to + d, a.store, v[d]);
+}
+
+__global__ static void k_qkv_rope(struct heads a)
+{
+    int lane = threadIdx.x % 32, per_row = a.NH + 2 * a.NKV, half = a.D / 2;
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32, n = i / per_row;
+    int h = (int)(i % per_row);
+    if (n >= a.N)
+        return;
+    if (h >= a.NH + a.NKV) {
+        copy_value(a, n, h - a.NH - a.NKV, lane);
+        return;
+    }
+    bool is_key = h >= a.NH;
+    if (is_key)
+        h -= a.NH;
+    int64_t row = is_key ? n * a.NKV + h : n * a.NH + h;
+    const float *x = (is_key ? a.k : a.q) + row * a.D;
+    float sum = 0;
+    for (int d = lane; d < a.D; d += 32)
+        sum += x[d] * x[d];
+    float f = 1.0f / sqrtf(warp_sum(sum) / (float)a.D + a.eps);
+    float *rstd = is_key ? a.rstd_k : a.rstd_q;
+    if (rstd && lane == 0)
+        rstd[row] = f;
+    const void *w = is_key ? a.k_norm : a.q_norm;
+    enum nbi_dtype type = is_key ? a.k_type : a.q_type;
+    int64_t to = is_key ? ((int64_t)a.slots[n] * a.NKV + h) * a.D : row * a.D;
+    for (int d = lane; d < half; d += 32) {
+        float p = x[d] * f * load_float(w, d, type);
+        float q = x[d + half] * f * load_float(w, d + half, type);
+        float c = a.cos[n * half + d], s = a.sin[n * half + d];
+        float first = p * c - q * s, second = q * c + p * s;
+        if (is_key) {
+            store_float(a.k_store, to + d, a.store, first);
+            store_float(a.k_store, to + d + half, a.store, second);
+        } else {
+            a.q_out[to + d] = first;
+            a.q_out[to + d + half] = second;
+        }
+    }
+}
+
+enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
+{
+    struct heads h = {};
+    h.q_out = at<float>(a->q_out);
+    h.rstd_q = at<float>(a->rstd_q);
+    h.rstd_k = at<float>(a->rstd_k);
+    h.k_store = at<void>(a->store.k);
+    h.v_store = at<void>(a->store.v);
+    h.q = at<float>(a->q);
+    h.k = at<float>(a->k);
+    h.v = at<float>(a->v);
+    h.cos = at<float>(a->cos);
+    h.sin = at<float>(a->sin);
+    h.slots = at<int32_t>(a->slots);
+    h.q_norm = at<void>(a->q_norm.data);
+    h.k_norm = at<void>(a->k_norm.data);
+    h.q_type = a->q_norm.dtype;
+    h.k_type = a->k_norm.dtype;
+    h.store = a->store.dtype;
+    h.eps = a->eps;
+    h.NH = (int)a->NH;
+    h.NKV = (int)a->NKV;
+    h.D = (int)a->D;
+    h.N = a->N;
+    int64_t warps = a->N * (a->NH + 2 * a->NKV);
+    k_qkv_rope<<<(unsigned)ceil_div(warps, THREADS / 32), THREADS, 0, s->queue>>>(h);
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
+/* ---- the rest ---- */
+
+__global__ static void k_swiglu(float *y, const float *gate, const float *up, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        y[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
+}
+
+enum nb_status nbi_cuda_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a)
+{
+    int64_t n = a->N * a->F;
+    k_swiglu<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s->queue>>>(
+        at<float>(a->y), at<float>(a->gate), at<float>(a->up), n);
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
+/* Rows of x to rows of y: y[to ? to[i] : i] = x[from ? from[i] : i]. */
+__global__ static void k_move_rows(float *y, const float *x, const int32_t *to, const int32_t *from,
+                                   int64_t C)
+{
+    int64_t i = blockIdx.x, out = to ? to[i] : i, in = from ? from[i] : i;
+    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
+        y[out * C + c] = x[in * C + c];
+}
+
+enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather *a)
+{
+    k_move_rows<<<(unsigned)a->M, THREADS, 0, s->queue>>>(at<float>(a->y), at<float>(a->x), NULL,
+                                                          at<int32_t>(a->rows), a->C);
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
+enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatter *a)
+{
+    k_move_rows<<<(unsigned)a->M, THREADS, 0, s->queue>>>(at<float>(a->y), at<float>(a->x),
+                                                          at<int32_t>(a->rows), NULL, a->C);
+    CU_LAUNCHED();
+    return NB_OK;
+}

@@ -1,0 +1,141 @@
+/* select.cu - the best of the logits, largest first. */
+#include "backend/cuda/internal.cuh"
+
+#define SLICE   2048 /* logits that a block sorts; nbi_top_room counts on it */
+#define THREADS 512
+
+/* Larger for larger values, and for lower ids among equals. NaN is below all. */
+__device__ static inline uint64_t key_of(float v, uint32_t id)
+{
+    uint32_t b = __float_as_uint(v);
+    b = isnan(v) ? 0 : b ^ (b >> 31 ? 0xFFFFFFFFu : 0x80000000u);
+    return (uint64_t)b << 32 | (0xFFFFFFFFu - id);
+}
+
+__device__ static inline float value_of(uint64_t key)
+{
+    uint32_t b = (uint32_t)(key >> 32);
+    return __uint_as_float(b >> 31 ? b ^ 0x80000000u : ~b);
+}
+
+/* Keys of shared memory, a power of two of them, largest first. */
+__device__ static void sort_keys(uint64_t *keys, int n)
+{
+    for (int size = 2; size <= n; size *= 2)
+        for (int step = size / 2; step > 0; step /= 2) {
+            __syncthreads();
+            for (int i = threadIdx.x; i < n / 2; i += blockDim.x) {
+                int a = i / step * 2 * step + i % step, b = a + step;
+                bool down = (a & size) == 0;
+                uint64_t x = keys[a], y = keys[b];
+                if ((x < y) == down) {
+                    keys[a] = y;
+                    keys[b] = x;
+                }
+            }
+        }
+    __syncthreads();
+}
+
+__device__ static inline uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The largest key of a block, for all its threads. */
+__device__ static uint64_t best_key(uint64_t key)
+{
+    __shared__ uint64_t part[32];
+    for (int o = 16; o > 0; o >>= 1)
+        key = larger(key, __shfl_xor_sync(0xFFFFFFFF, key, o));
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = key;
+    __syncthreads();
+    key = threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0;
+    for (int o = 16; o > 0; o >>= 1)
+        key = larger(key, __shfl_xor_sync(0xFFFFFFFF, key, o));
+    return key;
+}
+
+/* The best J of a slice of a row, as keys, and whether any of it is not finite. */
+__global__ static void k_top_slice(uint64_t *out, int32_t *odd, const float *logits, int64_t V,
+                                   int J)
+{
+    __shared__ uint64_t keys[SLICE];
+    int64_t row = blockIdx.y, from = (int64_t)blockIdx.x * SLICE;
+    const float *x = logits + row * V;
+    uint64_t best = 0;
+    bool bad = false;
+    for (int i = threadIdx.x; i < SLICE; i += THREADS) {
+        float v = from + i < V ? x[from + i] : -INFINITY;
+        bad = bad || (from + i < V && !isfinite(v));
+        uint64_t key = from + i < V ? key_of(v, (uint32_t)(from + i)) : 0;
+        best = larger(best, key);
+        keys[i] = key;
+    }
+    if (bad)
+        odd[row] = 1;
+    out += (row * gridDim.x + blockIdx.x) * J;
+    if (J == 1) {
+        best = best_key(best);
+        if (threadIdx.x == 0)
+            out[0] = best;
+        return;
+    }
+    sort_keys(keys, SLICE);
+    for (int i = threadIdx.x; i < J; i += THREADS)
+        out[i] = keys[i];
+}
+
+/* The best J of those, in rounds: what has been kept so far, and the next. */
+__global__ static void k_top_join(int32_t *ids, float *values, const uint64_t *parts, int count,
+                                  int J)
+{
+    __shared__ uint64_t keys[SLICE];
+    int64_t row = blockIdx.x;
+    parts += row * count;
+    int kept = 0;
+    for (int at = 0; at < count; kept = J) {
+        int n = min(SLICE - kept, count - at);
+        for (int i = threadIdx.x; i < SLICE - kept; i += THREADS)
+            keys[kept + i] = i < n ? parts[at + i] : 0;
+        sort_keys(keys, SLICE);
+        at += n;
+    }
+    for (int i = threadIdx.x; i < J; i += THREADS) {
+        ids[row * J + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)keys[i]);
+        values[row * J + i] = value_of(keys[i]);
+    }
+}
+
+/* As that, of one each. */
+__global__ static void k_best_join(int32_t *ids, float *values, const uint64_t *parts, int count)
+{
+    uint64_t best = 0;
+    for (int i = threadIdx.x; i < count; i += THREADS)
+        best = larger(best, parts[(int64_t)blockIdx.x * count + i]);
+    best = best_key(best);
+    if (threadIdx.x == 0) {
+        ids[blockIdx.x] = (int32_t)(0xFFFFFFFFu - (uint32_t)best);
+        values[blockIdx.x] = value_of(best);
+    }
+}
+
+enum nb_status nbi_cuda_top(struct nbi_stream *s, const struct nbi_op_top *a)
+{
+    unsigned slices = (unsigned)ceil_div(a->V, SLICE), J = (unsigned)a->J;
+    uint64_t *parts = (uint64_t *)at<uint8_t>(a->room);
+    NBI_BUG_IF(a->J < 1 || a->J > NBI_TOP_MAX);
+    CU_TRY(cudaMemsetAsync(at<void>(a->odd), 0, (size_t)a->N * sizeof(int32_t), s->queue));
+    k_top_slice<<<dim3(slices, (unsigned)a->N), THREADS, 0, s->queue>>>(
+        parts, at<int32_t>(a->odd), at<float>(a->logits), a->V, (int)J);
+    CU_LAUNCHED();
+    if (J == 1)
+        k_best_join<<<(unsigned)a->N, THREADS, 0, s->queue>>>(
+            at<int32_t>(a->ids), at<float>(a->values), parts, (int)slices);
+    else
+        k_top_join<<<(unsigned)a->N, THREADS, 0, s->queue>>>(
+            at<int32_t>(a->ids), at<float>(a->values), parts, (int)(slices * J), (int)J);
+    CU_LAUNCHED();
+    return NB_OK;
+}

@@ -1,0 +1,290 @@
+/* weights.cu - parameters on their way to the device, NVFP4 matrices into tiles. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/internal.cuh"
+
+/* ---- room ---- */
+
+static enum nb_status slab_new(struct cuda *cuda, int64_t bytes, struct slab **out)
+{
+    struct slab *s = (struct slab *)calloc(1, sizeof *s);
+    struct nbi_ptr block;
+    if (!s)
+        return nbi_fail_memory("slab", sizeof *s);
+    enum nb_status rc = cuda->be.alloc(&cuda->be, "weights", bytes, &block);
+    if (rc != NB_OK) {
+        free(s);
+        return rc;
+    }
+    *s = (struct slab){cuda->slabs, at<uint8_t>(block), bytes, 0, 0};
+    cuda->slabs = *out = s;
+    return NB_OK;
+}
+
+/* Large ones get a slab of their own. */
+static enum nb_status take_room(struct cuda *cuda, int64_t bytes, struct nbi_ptr *out)
+{
+    struct slab *s = cuda->slabs;
+    bytes = ceil_div(bytes, 256) * 256;
+    while (s && s->bytes - s->used < bytes)
+        s = s->next;
+    if (!s)
+        NBI_TRY(slab_new(cuda, bytes > NBI_SLAB_BYTES / 2 ? bytes : NBI_SLAB_BYTES, &s));
+    out->at = (uintptr_t)(s->block + s->used);
+    s->used += bytes;
+    s->users++;
+    return NB_OK;
+}
+
+static void give_back(struct cuda *cuda, const uint8_t *p)
+{
+    for (struct slab **link = &cuda->slabs; *link; link = &(*link)->next) {
+        struct slab *s = *link;
+        if (p < s->block || p >= s->block + s->bytes)
+            continue;
+        if (--s->users == 0) {
+            *link = s->next;
+            cudaFree(s->block);
+            free(s);
+        }
+        return;
+    }
+}
+
+/* ---- the way ---- */
+
+static enum nb_status stage_open(struct cuda *cuda)
+{
+    for (int i = 0; i < 2 && !cuda->staged[i]; i++) {
+        CU_TRY(cudaMallocHost(&cuda->host_stage[i], NBI_STAGE_BYTES));
+        CU_TRY(cudaMalloc(&cuda->stage[i], NBI_STAGE_BYTES));
+        CU_TRY(cudaEventCreateWithFlags(&cuda->staged[i], cudaEventDisableTiming));
+    }
+    return NB_OK;
+}
+
+void nbi_cuda_weights_end(struct cuda *cuda)
+{
+    for (int i = 0; i < 2; i++) {
+        cudaFreeHost(cuda->host_stage[i]);
+        cudaFree(cuda->stage[i]);
+        if (cuda->staged[i])
+            cudaEventDestroy(cuda->staged[i]);
+    }
+    while (cuda->slabs) {
+        struct slab *s = cuda->slabs;
+        cuda->slabs = s->next;
+        cudaFree(s->block);
+        free(s);
+    }
+}
+
+/* ---- tiles ---- */
+
+/* A pair of codes at its place in a word (internal.cuh): the first in the low half. */
+__device__ static uint32_t place_pair(uint32_t byte, int p)
+{
+    const int sign[4] = {15, 12, 14, 13};
+    uint32_t low = (byte >> 3 & 1) << sign[p] | (byte & 7) << (9 - 3 * p);
+    uint32_t high = (byte >> 7 & 1) << sign[p] | (byte >> 4 & 7) << (9 - 3 * p);
+    return low | high << 16;
+}
+
+__device__ static uint32_t pair_of(uint32_t word, int p)
+{
+    const int sign[4] = {15, 12, 14, 13};
+    uint32_t low = (word >> sign[p] & 1) << 3 | (word >> (9 - 3 * p) & 7);
+    word >>= 16;
+    uint32_t high = (word >> sign[p] & 1) << 3 | (word >> (9 - 3 * p) & 7);
+    return low | high << 4;
+}
+
+/* One thread for a word of codes and, for the first four words of a lane, a scale. */
+__global__ static void k_pack_tiles(uint8_t *tiles, const uint8_t *codes, const uint8_t *scales,
+                                    int rows, int64_t cols, int tile_cols)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int w = (int)(i & 7), lane = (int)(i >> 3 & 31);
+    int64_t tile = i >> 8;
+    int tile_row = (int)(tile / tile_cols);
+    if (tile_row >= (rows + NBI_TILE_ROWS - 1) / NBI_TILE_ROWS)
+        return;
+    int half = w >> 2, quarter = w & 3;
+    int row = tile_row * NBI_TILE_ROWS + (lane >> 2) + 8 * (quarter & 1);
+    int64_t block = (tile % tile_cols) * 8 + 2 * (lane & 3) + (quarter >> 1);
+    bool inside = row < rows && block * 16 < cols;
+    uint32_t word = 0;
+    if (inside) {
+        const uint8_t *c = codes + row * (cols / 2) + block * 8 + half * 4;
+        for (int p = 0; p < 4; p++)
+            word |= place_pair(c[p], p);
+    }
+    uint8_t *t = tiles + tile * NBI_TILE_BYTES;
+    ((uint32_t *)t)[half * 128 + lane * 4 + quarter] = word;
+    if (half == 0)
+        t[1024 + lane * 4 + quarter] = inside ? scales[row * (cols / 16) + block] : 0;
+}
+
+/* Rows [first, first + rows) back; a thread for each word of codes. */
+__global__ static void k_unpack_tiles(uint8_t *codes, uint8_t *scales, const uint8_t *tiles,
+                                      int64_t first, int64_t rows, int64_t cols, int tile_cols)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, per_row = cols / 8;
+    if (i >= rows * per_row)
+        return;
+    int64_t row = first + i / per_row, at_word = i % per_row, block = at_word / 2;
+    int half = (int)(at_word & 1), r = (int)(row % 16), b = (int)(block % 8);
+    int lane = (r & 7) * 4 + b / 2, quarter = (r >> 3) + 2 * (b & 1);
+    const uint8_t *t = tiles + (row / 16 * tile_cols + block / 8) * NBI_TILE_BYTES;
+    uint32_t word = ((const uint32_t *)t)[half * 128 + lane * 4 + quarter];
+    for (int p = 0; p < 4; p++)
+        codes[i * 4 + p] = (uint8_t)pair_of(word, p);
+    if (half == 0)
+        scales[i / 2] = t[1024 + lane * 4 + quarter];
+}
+
+/* ---- in ---- */
+
+struct transfer {
+    struct cuda *cuda;
+    const struct nbi_weight_source *src;
+    const struct nbi_weight *w;
+    int64_t row_data, row_scales; /* bytes */
+};
+
+/* Rows [first, first + count) by way of stage `which`. */
+static enum nb_status send_rows(const struct transfer *t, int which, int64_t first, int64_t count)
+{
+    struct cuda *cuda = t->cuda;
+    uint8_t *host = cuda->host_stage[which], *dev = cuda->stage[which];
+    int64_t data = count * t->row_data, scales = count * t->row_scales;
+    int64_t scales_at = ceil_div(data, 16) * 16;
+    CU_TRY(cudaEventSynchronize(cuda->staged[which]));
+    if (t->src->mapped)
+        memcpy(host, (const uint8_t *)t->src->mapped + first * t->row_data, (size_t)data);
+    else
+        NBI_TRY(t->src->read(t->src->ctx, first, count, host, host + scales_at));
+    if (t->w->dtype != NBI_NVFP4) {
+        CU_TRY(cudaMemcpyAsync(at<uint8_t>(t->w->data) + first * t->row_data, host, (size_t)data,
+                               cudaMemcpyHostToDevice, cuda->queue));
+    } else {
+        struct tile_shape tiles = tiles_of(count, t->w->cols);
+        int64_t words = (int64_t)tiles.rows * tiles.cols * 256;
+        CU_TRY(cudaMemcpyAsync(dev, host, (size_t)(scales_at + scales), cudaMemcpyHostToDevice,
+                               cuda->queue));
+        k_pack_tiles<<<(unsigned)ceil_div(words, 256), 256, 0, cuda->queue>>>(
+            at<uint8_t>(t->w->data) + first / NBI_TILE_ROWS * tiles.cols * NBI_TILE_BYTES, dev,
+            dev + scales_at, (int)count, t->w->cols, tiles.cols);
+        CU_LAUNCHED();
+    }
+    CU_TRY(cudaEventRecord(cuda->staged[which], cuda->queue));
+    return NB_OK;
+}
+
+static enum nb_status send_all(const struct transfer *t)
+{
+    int64_t per_row = t->row_data + t->row_scales;
+    int64_t most = (NBI_STAGE_BYTES - 64) / per_row / NBI_TILE_ROWS * NBI_TILE_ROWS;
+    int which = 0;
+    if (most == 0)
+        return nbi_fail(NB_EUNSUPPORTED, "rows of %lld columns", (long long)t->w->cols);
+    for (int64_t first = 0; first < t->w->rows; first += most, which ^= 1) {
+        int64_t left = t->w->rows - first;
+        NBI_TRY(send_rows(t, which, first, left < most ? left : most));
+    }
+    CU_TRY(cudaStreamSynchronize(t->cuda->queue));
+    return NB_OK;
+}
+
+enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
+                                   struct nbi_weight *out)
+{
+    struct cuda *cuda = (struct cuda *)be;
+    bool nvfp4 = src->dtype == NBI_NVFP4;
+    int64_t cols = src->cols > 0 ? src->cols : 1;
+    struct nbi_weight w = {};
+    w.dtype = src->dtype;
+    w.layout = nvfp4 ? NBI_WEIGHT_TILES : NBI_WEIGHT_ROWS;
+    w.rows = src->rows;
+    w.cols = src->cols;
+    w.tensor_scale = src->tensor_scale;
+    struct tile_shape tiles = tiles_of(src->rows, cols);
+    int64_t bytes = nvfp4 ? (int64_t)tiles.rows * tiles.cols * NBI_TILE_BYTES
+                          : (int64_t)nbi_dtype_bytes(src->dtype, src->rows * cols);
+    struct transfer t = {cuda, src, &w,
+                         nvfp4 ? cols / 2 : (int64_t)nbi_dtype_bytes(src->dtype, cols),
+                         nvfp4 ? cols / 16 : 0};
+    CU_TRY(cudaSetDevice(cuda->index));
+    NBI_TRY(stage_open(cuda));
+    NBI_TRY(take_room(cuda, bytes, &w.data));
+    enum nb_status rc = send_all(&t);
+    if (rc == NB_OK)
+        *out = w;
+    else
+        give_back(cuda, at<uint8_t>(w.data));
+    return rc;
+}
+
+/* ---- out ---- */
+
+static enum nb_status unpack(struct cuda *cuda, const struct nbi_weight *w, int64_t first,
+                             int64_t count, uint8_t *codes, uint8_t *scales)
+{
+    int64_t row = w->cols / 2 + w->cols / 16, most = NBI_STAGE_BYTES / row;
+    for (int64_t done = 0, n; done < count; done += n) {
+        n = count - done < most ? count - done : most;
+        uint8_t *c = cuda->stage[0], *s = c + n * (w->cols / 2);
+        int64_t words = n * w->cols / 8;
+        k_unpack_tiles<<<(unsigned)ceil_div(words, 256), 256, 0, cuda->queue>>>(
+            c, s, at<uint8_t>(w->data), first + done, n, w->cols, tiles_of(1, w->cols).cols);
+        CU_LAUNCHED();
+        CU_TRY(cudaMemcpyAsync(codes + done * (w->cols / 2), c, (size_t)(n * (w->cols / 2)),
+                               cudaMemcpyDeviceToHost, cuda->queue));
+        CU_TRY(cudaMemcpyAsync(scales + done * (w->cols / 16), s, (size_t)(n * (w->cols / 16)),
+                               cudaMemcpyDeviceToHost, cuda->queue));
+        CU_TRY(cudaStreamSynchronize(cuda->queue));
+    }
+    return NB_OK;
+}
+
+enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
+                                    int64_t first, int64_t count, void *data, void *scales)
+{
+    struct cuda *cuda = (struct cuda *)be;
+    CU_TRY(cudaSetDevice(cuda->index));
+    if (w->dtype == NBI_NVFP4)
+        return unpack(cuda, w, first, count, (uint8_t *)data, (uint8_t *)scales);
+    int64_t row = (int64_t)nbi_dtype_bytes(w->dtype, w->cols > 0 ? w->cols : 1);
+    CU_TRY(cudaMemcpy(data, at<uint8_t>(w->data) + first * row, (size_t)(count * row),
+                      cudaMemcpyDeviceToHost));
+    return NB_OK;
+}
+
+void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w)
+{
+    if (w->data.at && !w->borrowed)
+        give_back((struct cuda *)be, at<uint8_t>(w->data));
+    *w = (struct nbi_weight){};
+}
+
+__global__ static void k_widen(float *out, const void *x, enum nbi_dtype dtype, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        out[i] = load_float(x, i, dtype);
+}
+
+enum nb_status nbi_cuda_vector_read(struct cuda *cuda, const struct nbi_weight *w, float *out)
+{
+    CU_TRY(cudaSetDevice(cuda->index));
+    NBI_TRY(stage_open(cuda));
+    NBI_BUG_IF(w->rows * (int64_t)sizeof(float) > NBI_STAGE_BYTES);
+    k_widen<<<(unsigned)ceil_div(w->rows, 256), 256, 0, cuda->queue>>>(
+        (float *)cuda->stage[0], at<void>(w->data), w->dtype, w->rows);
+    CU_LAUNCHED();
+    CU_TRY(cudaMemcpyAsync(out, cuda->stage[0], (size_t)w->rows * sizeof(float),
+                           cudaMemcpyDeviceToHost, cuda->queue));
+    CU_TRY(cudaStreamSynchronize(cuda->queue));
+    return NB_OK;
+}

@@ -1,0 +1,1082 @@
+/* test_ops.c - every operation of the forward pass on the CPU's fastest path and on a GPU, beside
+ * the scalar code of the CPU, which defines it: odd shapes, all types, results that were not
+ * numbers before and whose surroundings must stay. */
+#include <math.h>
+
+#include "support.h"
+
+#include "host_weights.h"
+
+#define COUNT(a) ((int64_t)(sizeof(a) / sizeof *(a)))
+#define GUARD    64 /* bytes behind each block that must stay */
+
+static const enum nbi_dtype floats[] = {NBI_F32, NBI_F16, NBI_BF16};
+static const enum nbi_dtype matrices[] = {NBI_NVFP4, NBI_F32, NBI_F16, NBI_BF16};
+static const enum nbi_dtype stores[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
+
+/* ---- backends ---- */
+
+static struct nbi_backend *scalar, *tested;
+
+static struct nbi_backend *open_on(const char *device, int threads, enum nbi_simd level)
+{
+    struct nbi_backend *be;
+    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){device, threads, level}));
+    return be;
+}
+
+static void open_both(const char *device)
+{
+    if (strcmp(device, "cuda") == 0 && nb_gpu_check(0) != NB_OK) {
+        print_message("SKIP: %s\n", nb_last_error());
+        skip();
+    }
+    drawn = 0;
+    scalar = open_on("cpu", 1, NBI_SIMD_SCALAR);
+    tested = open_on(device, 2, nbi_simd_level());
+}
+
+static void close_both(void)
+{
+    scalar->close(scalar);
+    tested->close(tested);
+}
+
+/* ---- one operation on a backend ---- */
+
+#define MAX_BLOCKS  16
+#define MAX_WEIGHTS 4
+
+struct lab {
+    struct nbi_backend *be;
+    struct nbi_stream *s;
+    struct nbi_ptr blocks[MAX_BLOCKS];
+    struct nbi_weight weights[MAX_WEIGHTS];
+    int block_count, weight_count;
+};
+
+static void lab_begin(struct lab *l, struct nbi_backend *be, const struct nbi_stream_limits *limits)
+{
+    *l = (struct lab){.be = be};
+    assert_ok(be->stream_new(be, limits, &l->s));
+}
+
+static void lab_end(struct lab *l)
+{
+    for (int i = 0; i < l->block_count; i++)
+        l->be->free(l->be, l->blocks[i]);
+    for (int i = 0; i < l->weight_count; i++)
+        l->be->weight_free(l->be, &l->weights[i]);
+    l->be->stream_free(l->s);
+}
+
+/* A block of these bytes, or, without them, of NaN. */
+static struct nbi_ptr block(struct lab *l, const void *bytes, int64_t n)
+{
+    uint8_t *with_guard = zeros(n + GUARD, 1);
+    memset(with_guard, 0xFF, (size_t)(n + GUARD));
+    if (bytes)
+        memcpy(with_guard, bytes, (size_t)n);
+    assert_true(l->block_count < MAX_BLOCKS);
+    struct nbi_ptr *p = &l->blocks[l->block_count++];
+    assert_ok(l->be->alloc(l->be, "test", n + GUARD, p));
+    assert_ok(l->be->upload(l->s, *p, with_guard, n + GUARD));
+    free(with_guard);
+    return *p;
+}
+
+static struct nbi_weight weight(struct lab *l, struct host_weight *w, bool keep_rows)
+{
+    struct nbi_weight_source src = source_of(w);
+    src.keep_rows = keep_rows;
+    assert_true(l->weight_count < MAX_WEIGHTS);
+    struct nbi_weight *out = &l->weights[l->weight_count++];
+    assert_ok(l->be->weight_new(l->be, &src, out));
+    return *out;
+}
+
+/* What a block holds now. */
+static void fetch(struct lab *l, void *out, struct nbi_ptr p, int64_t n)
+{
+    uint8_t guard[GUARD];
+    assert_ok(l->be->download(l->s, out, p, n));
+    assert_ok(l->be->download(l->s, guard, nbi_ptr_add(p, n), GUARD));
+    assert_ok(l->be->sync(l->s));
+    for (int i = 0; i < GUARD; i++)
+        if (guard[i] != 0xFF)
+            fail_msg("byte %d behind a result was written", i);
+}
+
+/* ---- comparing ---- */
+
+static char where[160]; /* the case at hand */
+
+static void within(const char *what, const float *is, const float *want, const double *bound,
+                   int64_t n)
+{
+    double most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double off = fabs((double)is[i] - want[i]);
+        if (isnan(want[i]) ? !isnan(is[i]) : !(off <= bound[i]))
+            fail_msg("%s: %s %lld is %.9g, not %.9g; %.3g allowed", where, what, (long long)i,
+                     (double)is[i], (double)want[i], bound[i]);
+        if (off > 0 && off / bound[i] > most)
+            most = off / bound[i];
+    }
+    if (getenv("NB_TEST_VERBOSE"))
+        print_message("%s: %s: %.3f of the bound\n", where, what, most);
+}
+
+/* Off by at most `relative` of the value and `absolute`. */
+static void close_to(const char *what, const float *is, const float *want, int64_t n,
+                     double relative, double absolute)
+{
+    double *bound = zeros(n, sizeof *bound);
+    for (int64_t i = 0; i < n; i++)
+        bound[i] = isnan(want[i]) ? 0 : relative * fabs((double)want[i]) + absolute;
+    within(what, is, want, bound, n);
+    free(bound);
+}
+
+static void same_bytes(const char *what, const void *is, const void *want, int64_t n)
+{
+    const uint8_t *a = is, *b = want;
+    for (int64_t i = 0; i < n; i++)
+        if (a[i] != b[i])
+            fail_msg("%s: byte %lld of %s is %02x, not %02x", where, (long long)i, what, a[i],
+                     b[i]);
+}
+
+/* ---- input ---- */
+
+static float *random_floats(int64_t n, float scale)
+{
+    float *x = zeros(n, sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = scale * uniform();
+    return x;
+}
+
+static void put_float(uint8_t *p, int64_t i, enum nbi_dtype dtype, float v)
+{
+    uint16_t half = dtype == NBI_BF16 ? nbi_f32_to_bf16(v) : nbi_f32_to_f16(v);
+    if (dtype == NBI_F32)
+        memcpy(p + 4 * i, &v, 4);
+    else if (dtype == NBI_E4M3)
+        p[i] = nbi_f32_to_e4m3(v);
+    else
+        memcpy(p + 2 * i, &half, 2);
+}
+
+static float get_float(const uint8_t *p, int64_t i, enum nbi_dtype dtype)
+{
+    float v;
+    uint16_t half;
+    memcpy(&v, p + (dtype == NBI_F32 ? 4 * i : 0), 4);
+    memcpy(&half, p + (dtype == NBI_F16 || dtype == NBI_BF16 ? 2 * i : 0), 2);
+    return dtype == NBI_F32    ? v
+           : dtype == NBI_F16  ? nbi_f16_to_f32(half)
+           : dtype == NBI_BF16 ? nbi_bf16_to_f32(half)
+                               : nbi_e4m3_to_f32(p[i]);
+}
+
+/* ---- embed ---- */
+
+struct embed_case {
+    int64_t N, C;
+    int32_t ids[80];
+    struct host_weight table;
+};
+
+static void run_embed(struct nbi_backend *be, struct embed_case *c, float *out)
+{
+    struct lab l;
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = c->N, .K = c->C, .D = 2, .heads = 1});
+    const struct nbi_op_embed op = {.x = block(&l, NULL, c->N * c->C * 4),
+                                    .ids = block(&l, c->ids, c->N * 4),
+                                    .table = weight(&l, &c->table, true),
+                                    .N = c->N,
+                                    .C = c->C};
+    assert_ok(be->embed(l.s, &op));
+    fetch(&l, out, op.x, c->N * c->C * 4);
+    lab_end(&l);
+}
+
+static void check_embed(void)
+{
+    static const int64_t widths[] = {1, 7, 48, 203, 2560}, counts[] = {1, 2, 65};
+    for (int64_t i = 0; i < COUNT(widths) * COUNT(counts) * COUNT(floats); i++) {
+        struct embed_case c = {.N = counts[i % 3], .C = widths[i / 3 % 5]};
+        enum nbi_dtype dtype = floats[i / 15];
+        snprintf(where, sizeof where, "%s, N %lld, C %lld", nbi_dtypes[dtype].name, (long long)c.N,
+                 (long long)c.C);
+        host_weight_new(&c.table, dtype, 37, c.C);
+        for (int n = 0; n < 80; n++)
+            c.ids[n] = n == 0 ? 36 : (int32_t)(bits32() % 37);
+        float *want = zeros(c.N * c.C, 4), *is = zeros(c.N * c.C, 4);
+        run_embed(scalar, &c, want);
+        run_embed(tested, &c, is);
+        same_bytes("x", is, want, c.N * c.C * 4);
+        host_weight_free(&c.table);
+        free(want);
+        free(is);
+    }
+}
+
+/* ---- rope_table ---- */
+
+struct rope_case {
+    int64_t N, D;
+    float scale;
+    int32_t positions[80];
+    float frequency[64];
+};
+
+static void run_rope_table(struct nbi_backend *be, const struct rope_case *c, float *out)
+{
+    struct lab l;
+    int64_t bytes = c->N * c->D / 2 * 4;
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = c->N, .K = 16, .D = c->D, .heads = 1});
+    const struct nbi_op_rope_table op = {.cos = block(&l, NULL, bytes),
+                                         .sin = block(&l, NULL, bytes),
+                                         .positions = block(&l, c->positions, c->N * 4),
+                                         .frequency = block(&l, c->frequency, c->D / 2 * 4),
+                                         .scale = c->scale,
+                                         .N = c->N,
+                                         .D = c->D};
+    assert_ok(be->rope_table(l.s, &op));
+    fetch(&l, out, op.cos, bytes);
+    fetch(&l, out + c->N * c->D / 2, op.sin, bytes);
+    lab_end(&l);
+}
+
+/* The angles are the same bits, so that only sine and cosine may differ, in their last bits. */
+static void check_rope_table(void)
+{
+    static const int64_t sizes[] = {2, 24, 80, 128}, counts[] = {1, 3, 70};
+    for (int i = 0; i < 4 * 3 * 2; i++) {
+        struct rope_case c = {
+            .N = counts[i % 3], .D = sizes[i / 3 % 4], .scale = i / 12 ? 1.1386294f : 1};
+        snprintf(where, sizeof where, "N %lld, D %lld, scale %g", (long long)c.N, (long long)c.D,
+                 (double)c.scale);
+        for (int n = 0; n < 80; n++)
+            c.positions[n] = n == 0 ? 40959 : (int32_t)(bits32() % 40960);
+        for (int64_t d = 0; d < c.D / 2; d++)
+            c.frequency[d] = (float)pow(1e6, -2.0 * (double)d / (double)c.D);
+        float *want = zeros(c.N * c.D, 4), *is = zeros(c.N * c.D, 4);
+        run_rope_table(scalar, &c, want);
+        run_rope_table(tested, &c, is);
+        close_to("cos and sin", is, want, c.N * c.D, 0, 5e-7);
+        free(want);
+        free(is);
+    }
+}
+
+/* ---- rmsnorm ---- */
+
+struct norm_case {
+    int64_t N, C;
+    bool in_place, rstd;
+    float *x;
+    struct host_weight w;
+};
+
+static void run_rmsnorm(struct nbi_backend *be, struct norm_case *c, float *y, float *rstd)
+{
+    struct lab l;
+    int64_t bytes = c->N * c->C * 4;
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = c->N, .K = c->C, .D = 2, .heads = 1});
+    struct nbi_op_rmsnorm op = {.x = block(&l, c->x, bytes),
+                                .w = weight(&l, &c->w, false),
+                                .eps = 1e-6f,
+                                .N = c->N,
+                                .C = c->C};
+    op.y = c->in_place ? op.x : block(&l, NULL, bytes);
+    if (c->rstd)
+        op.rstd = block(&l, NULL, c->N * 4);
+    assert_ok(be->rmsnorm(l.s, &op));
+    fetch(&l, y, op.y, bytes);
+    if (c->rstd)
+        fetch(&l, rstd, op.rstd, c->N * 4);
+    lab_end(&l);
+}
+
+static void check_rmsnorm(void)
+{
+    static const int64_t widths[] = {1, 7, 48, 203, 1024, 2560, 12289}, counts[] = {1, 2, 9, 65};
+    for (int i = 0; i < 7 * 4 * 3; i++) {
+        struct norm_case c = {
+            .N = counts[i % 4], .C = widths[i / 4 % 7], .in_place = i % 3 == 1, .rstd = i % 5 > 1};
+        snprintf(where, sizeof where, "N %lld, C %lld%s", (long long)c.N, (long long)c.C,
+                 c.in_place ? ", in place" : "");
+        host_weight_new(&c.w, floats[i / 28], c.C, 0);
+        c.x = random_floats(c.N * c.C, i % 2 ? 30 : 1e-3f);
+        float *want = zeros(c.N * c.C, 4), *is = zeros(c.N * c.C, 4);
+        float want_rstd[80] = {0}, is_rstd[80] = {0};
+        run_rmsnorm(scalar, &c, want, want_rstd);
+        run_rmsnorm(tested, &c, is, is_rstd);
+        close_to("y", is, want, c.N * c.C, 5e-6, 0);
+        close_to("rstd", is_rstd, want_rstd, c.N, 5e-6, 0);
+        host_weight_free(&c.w);
+        free(c.x);
+        free(want);
+        free(is);
+    }
+}
+
+/* ---- linear ---- */
+
+struct linear_case {
+    int count;
+    int64_t N, K, outs; /* outs: of all matrices */
+    bool add;
+    struct host_weight w[NBI_LINEAR_MAX];
+    float *x, *y; /* y: what is there before */
+};
+
+static void linear_new(struct linear_case *c, int64_t N, int64_t K, const int64_t *O)
+{
+    c->N = N;
+    c->K = K;
+    c->outs = 0;
+    for (int i = 0; i < c->count; i++)
+        c->outs += O[i];
+    c->x = random_floats(N * K, 2);
+    c->y = random_floats(N * c->outs, 1);
+}
+
+static void linear_free(struct linear_case *c)
+{
+    for (int i = 0; i < c->count; i++)
+        host_weight_free(&c->w[i]);
+    free(c->x);
+    free(c->y);
+}
+
+/* out: the results of all matrices, one after another. */
+static void run_linear(struct nbi_backend *be, struct linear_case *c, bool exact, float *out)
+{
+    struct lab l;
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = c->N, .K = c->K, .D = 2, .heads = 1});
+    struct nbi_op_linear op = {.count = c->count,
+                               .x = block(&l, c->x, c->N * c->K * 4),
+                               .N = c->N,
+                               .K = c->K,
+                               .add = c->add,
+                               .exact = exact};
+    int64_t at = 0;
+    for (int i = 0; i < c->count; i++) {
+        op.w[i] = weight(&l, &c->w[i], false);
+        op.y[i] = block(&l, c->add ? c->y + at : NULL, c->N * c->w[i].rows * 4);
+        at += c->N * c->w[i].rows;
+    }
+    assert_ok(be->linear(l.s, &op));
+    at = 0;
+    for (int i = 0; i < c->count; i++) {
+        fetch(&l, out + at, op.y[i], c->N * c->w[i].rows * 4);
+        at += c->N * c->w[i].rows;
+    }
+    lab_end(&l);
+}
+
+/* Exact: f32 sums, each in an order of its own. Otherwise x, and a matrix of floats, may be rounded
+ * to bf16, by up to 2^-9: single errors that are independent, so that they add up as squares do. */
+static void linear_bounds(const struct linear_case *c, bool exact, double *bound)
+{
+    for (int i = 0; i < c->count; i++)
+        for (int64_t n = 0; n < c->N; n++)
+            for (int64_t o = 0; o < c->w[i].rows; o++) {
+                const float *x = c->x + n * c->K;
+                const double *w = c->w[i].values + o * c->K;
+                double sum = 0, squares = 0;
+                for (int64_t k = 0; k < c->K; k++) {
+                    double p = fabs(w[k] * (double)x[k]);
+                    sum += p;
+                    squares += p * p;
+                }
+                *bound++ =
+                    1e-6 * sum + (c->add ? 1e-6 : 0) + (exact ? 0 : 6 * 0x1p-9 * sqrt(squares));
+            }
+}
+
+static void check_product(struct linear_case *c)
+{
+    int64_t n = c->N * c->outs;
+    float *want = zeros(n, 4), *is = zeros(n, 4);
+    double *bound = zeros(n, 8);
+    run_linear(scalar, c, true, want);
+    for (int exact = 1; exact >= 0; exact--) {
+        run_linear(tested, c, exact, is);
+        linear_bounds(c, exact, bound);
+        within(exact ? "exact y" : "y", is, want, bound, n);
+    }
+    free(want);
+    free(is);
+    free(bound);
+}
+
+/* K of NVFP4 is a multiple of 16; of floats it can be anything. */
+static void check_linear(void)
+{
+    static const int64_t counts[] = {1, 2, 7, 8, 9, 33, 64, 65, 130, 300};
+    static const int64_t outs[][3] = {{1, 7, 40}, {33, 129, 5}, {203, 48, 17}};
+    static const int64_t of_fours[] = {16, 80, 144, 1008}, of_floats[] = {1, 7, 203, 514};
+    int64_t at = 0;
+    for (int64_t t = 0; t <= COUNT(matrices); t++) /* the last: mixed */
+        for (int64_t i = 0; i < COUNT(counts); i++)
+            for (int k = 0; k < 4; k++, at++) {
+                struct linear_case c = {.count = 1 + (int)(at % 3), .add = at / 3 % 2};
+                bool four = t == 0 || t == COUNT(matrices);
+                int64_t K = four ? of_fours[k] : of_floats[k];
+                linear_new(&c, counts[i], K, outs[at % 3]);
+                for (int j = 0; j < c.count; j++)
+                    host_weight_new(&c.w[j], matrices[(four && t > 0 ? at + j : t) % 4],
+                                    outs[at % 3][j], K);
+                snprintf(where, sizeof where, "%s, %d matrices, N %lld, K %lld%s",
+                         t == COUNT(matrices) ? "mixed" : nbi_dtypes[matrices[t]].name, c.count,
+                         (long long)c.N, (long long)K, c.add ? ", added" : "");
+                check_product(&c);
+                linear_free(&c);
+            }
+}
+
+/* Shapes like a model's. */
+static void check_linear_large(void)
+{
+    static const int64_t counts[] = {1, 5, 16, 66};
+    for (int64_t t = 0; t < COUNT(matrices); t++)
+        for (int64_t i = 0; i < COUNT(counts); i++) {
+            struct linear_case c = {.count = 1};
+            int64_t O = 517, K = 2560;
+            linear_new(&c, counts[i], K, &O);
+            host_weight_new(&c.w[0], matrices[t], O, K);
+            snprintf(where, sizeof where, "%s, N %lld, O 517, K 2560", nbi_dtypes[matrices[t]].name,
+                     (long long)c.N);
+            check_product(&c);
+            linear_free(&c);
+        }
+}
+
+/* All scales that there are, from the smallest to 448. */
+static void spread_scales(struct host_weight *w)
+{
+    for (int64_t i = 0; i < w->rows * w->cols / 16; i++)
+        w->scales[i] = (uint8_t)(bits32() % 0x7F);
+    for (int64_t i = 0; i < w->rows * w->cols; i++) {
+        uint8_t code = i & 1 ? w->data[i / 2] >> 4 : w->data[i / 2] & 15;
+        w->values[i] = (double)nbi_e2m1_to_f32(code) * (double)nbi_e4m3_to_f32(w->scales[i / 16]) *
+                       (double)w->tensor_scale;
+    }
+}
+
+/* Rows of x that are large, small or nothing, and scales of every size. */
+static void check_linear_range(void)
+{
+    static const float sizes[] = {1, 1e6f, 1e-6f, 0, 3e4f};
+    static const int64_t counts[] = {5, 80};
+    for (int64_t t = 0; t < COUNT(matrices); t++)
+        for (int i = 0; i < 2; i++) {
+            struct linear_case c = {.count = 1};
+            int64_t O = 37, K = 272;
+            linear_new(&c, counts[i], K, &O);
+            host_weight_new(&c.w[0], matrices[t], O, K);
+            if (matrices[t] == NBI_NVFP4)
+                spread_scales(&c.w[0]);
+            for (int64_t j = 0; j < c.N * K; j++)
+                c.x[j] *= sizes[j / K % 5];
+            snprintf(where, sizeof where, "%s, N %lld, rows of all sizes",
+                     nbi_dtypes[matrices[t]].name, (long long)c.N);
+            check_product(&c);
+            linear_free(&c);
+        }
+}
+
+/* ---- qkv_rope ---- */
+
+struct qkv_case {
+    int64_t N, NH, NKV, D, rows; /* rows: of the store */
+    enum nbi_dtype dtype;
+    bool in_place, rstd;
+    float *q, *k, *v, *cos, *sin;
+    int32_t slots[80];
+    struct host_weight q_norm, k_norm;
+};
+
+struct qkv_result {
+    float *q, *rstd_q, *rstd_k;
+    uint8_t *k, *v;
+    int64_t bytes; /* of k and of v */
+};
+
+static void qkv_new(struct qkv_case *c)
+{
+    int64_t half = c->N * c->D / 2;
+    c->rows = c->N + 9;
+    c->q = random_floats(c->N * c->NH * c->D, 3);
+    c->k = random_floats(c->N * c->NKV * c->D, 3);
+    c->v = random_floats(c->N * c->NKV * c->D, 3);
+    c->cos = zeros(half, 4);
+    c->sin = zeros(half, 4);
+    for (int64_t i = 0; i < half; i++) {
+        float angle = 4 * uniform();
+        c->cos[i] = cosf(angle);
+        c->sin[i] = sinf(angle);
+    }
+    for (int64_t n = 0; n < c->N; n++) /* no row twice: 5 and c->rows have no common factor here */
+        c->slots[n] = (int32_t)((n * 5 + 2) % c->rows);
+    host_weight_new(&c->q_norm, NBI_BF16, c->D, 0);
+    host_weight_new(&c->k_norm, NBI_F32, c->D, 0);
+}
+
+static void qkv_free(struct qkv_case *c)
+{
+    float *all[] = {c->q, c->k, c->v, c->cos, c->sin};
+    for (int64_t i = 0; i < COUNT(all); i++)
+        free(all[i]);
+    host_weight_free(&c->q_norm);
+    host_weight_free(&c->k_norm);
+}
+
+static void run_qkv_rope(struct nbi_backend *be, struct qkv_case *c, struct qkv_result *r)
+{
+    struct lab l;
+    int64_t q = c->N * c->NH * c->D * 4, k = c->N * c->NKV * c->D * 4, half = c->N * c->D / 2 * 4;
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = c->N, .K = 16, .D = c->D, .heads = c->NH});
+    r->bytes = (int64_t)nbi_dtype_bytes(c->dtype, c->rows * c->NKV * c->D);
+    *r = (struct qkv_result){zeros(q, 1),        zeros(c->N * c->NH, 4), zeros(c->N * c->NKV, 4),
+                             zeros(r->bytes, 1), zeros(r->bytes, 1),     r->bytes};
+    struct nbi_op_qkv_rope op = {
+        .store = {block(&l, NULL, r->bytes), block(&l, NULL, r->bytes), c->dtype},
+        .slots = block(&l, c->slots, c->N * 4),
+        .q = block(&l, c->q, q),
+        .k = block(&l, c->k, k),
+        .v = block(&l, c->v, k),
+        .q_norm = weight(&l, &c->q_norm, false),
+        .k_norm = weight(&l, &c->k_norm, false),
+        .cos = block(&l, c->cos, half),
+        .sin = block(&l, c->sin, half),
+        .eps = 1e-6f,
+        .N = c->N,
+        .NH = c->NH,
+        .NKV = c->NKV,
+        .D = c->D};
+    op.q_out = c->in_place ? op.q : block(&l, NULL, q);
+    if (c->rstd) {
+        op.rstd_q = block(&l, NULL, c->N * c->NH * 4);
+        op.rstd_k = block(&l, NULL, c->N * c->NKV * 4);
+    }
+    assert_ok(be->qkv_rope(l.s, &op));
+    fetch(&l, r->q, op.q_out, q);
+    fetch(&l, r->k, op.store.k, r->bytes);
+    fetch(&l, r->v, op.store.v, r->bytes);
+    if (c->rstd) {
+        fetch(&l, r->rstd_q, op.rstd_q, c->N * c->NH * 4);
+        fetch(&l, r->rstd_k, op.rstd_k, c->N * c->NKV * 4);
+    }
+    lab_end(&l);
+}
+
+static void qkv_result_free(struct qkv_result *r)
+{
+    free(r->q);
+    free(r->rstd_q);
+    free(r->rstd_k);
+    free(r->k);
+    free(r->v);
+}
+
+/* What differs in the last bits may round to a neighbour in the store. */
+static void compare_keys(const struct qkv_case *c, const struct qkv_result *is,
+                         const struct qkv_result *want)
+{
+    double step = c->dtype == NBI_F32    ? 5e-6
+                  : c->dtype == NBI_F16  ? 0x1p-10
+                  : c->dtype == NBI_BF16 ? 0x1p-7
+                                         : 0x1p-3;
+    int64_t n = c->rows * c->NKV * c->D;
+    float *a = zeros(n, 4), *b = zeros(n, 4);
+    for (int64_t i = 0; i < n; i++) {
+        a[i] = get_float(is->k, i, c->dtype);
+        b[i] = get_float(want->k, i, c->dtype);
+    }
+    close_to("key", a, b, n, step, c->dtype == NBI_E4M3 ? 0x1p-9 : 5e-6);
+    free(a);
+    free(b);
+}
+
+static void check_qkv_rope(void)
+{
+    static const int64_t sizes[] = {2, 24, 64, 80, 128}, counts[] = {1, 3, 65};
+    static const int64_t heads[][2] = {{4, 4}, {4, 2}, {3, 1}, {8, 1}, {16, 8}};
+    for (int i = 0; i < 5 * 3 * 5 * 4; i++) {
+        struct qkv_case c = {.N = counts[i % 3],
+                             .D = sizes[i / 3 % 5],
+                             .NH = heads[i / 15 % 5][0],
+                             .NKV = heads[i / 15 % 5][1],
+                             .dtype = stores[i / 75],
+                             .in_place = i % 2,
+                             .rstd = i % 4 > 1};
+        struct qkv_result want, is;
+        snprintf(where, sizeof where, "%s, N %lld, D %lld, %lld and %lld heads%s",
+                 nbi_dtypes[c.dtype].name, (long long)c.N, (long long)c.D, (long long)c.NH,
+                 (long long)c.NKV, c.in_place ? ", in place" : "");
+        qkv_new(&c);
+        run_qkv_rope(scalar, &c, &want);
+        run_qkv_rope(tested, &c, &is);
+        close_to("q", is.q, want.q, c.N * c.NH * c.D, 5e-6, 5e-6);
+        close_to("rstd of q", is.rstd_q, want.rstd_q, c.N * c.NH, 5e-6, 0);
+        close_to("rstd of k", is.rstd_k, want.rstd_k, c.N * c.NKV, 5e-6, 0);
+        compare_keys(&c, &is, &want);
+        same_bytes("values", is.v, want.v, want.bytes);
+        qkv_result_free(&want);
+        qkv_result_free(&is);
+        qkv_free(&c);
+    }
+}
+
+/* ---- attention ---- */
+
+#define MAX_ROWS 200
+
+struct attention_case {
+    int64_t N, NH, NKV, D, rows, longest;
+    enum nbi_dtype dtype;
+    bool lse;
+    float *q;
+    uint8_t *k, *v;
+    int32_t first[MAX_ROWS], last[MAX_ROWS];
+};
+
+/* Rows [first, first + count) of the store, which are somebody's. */
+static void fill_rows(struct attention_case *c, int64_t first, int64_t count)
+{
+    int64_t row = c->NKV * c->D;
+    for (int64_t i = first * row; i < (first + count) * row; i++) {
+        put_float(c->k, i, c->dtype, 2 * uniform());
+        put_float(c->v, i, c->dtype, 2 * uniform());
+    }
+}
+
+/* N tokens behind `past` of their own, all of one sequence or of two in turn; the second has half
+ * of the past. What lies before, between and behind the sequences is not a number. */
+static void attention_new(struct attention_case *c, int sequences, int64_t past)
+{
+    int64_t pasts[2] = {past, past / 2}, tokens[2] = {c->N, 0}, at[2] = {0, 0}, start[2];
+    if (sequences == 2) {
+        tokens[1] = c->N / 2;
+        tokens[0] = c->N - tokens[1];
+    }
+    start[0] = 3;
+    start[1] = start[0] + pasts[0] + tokens[0] + 4;
+    c->rows = start[1] + pasts[1] + tokens[1] + 5;
+    c->longest = 0;
+    int64_t bytes = (int64_t)nbi_dtype_bytes(c->dtype, c->rows * c->NKV * c->D);
+    c->q = random_floats(c->N * c->NH * c->D, 2);
+    c->k = zeros(bytes, 1);
+    c->v = zeros(bytes, 1);
+    memset(c->k, 0xFF, (size_t)bytes);
+    memset(c->v, 0xFF, (size_t)bytes);
+    for (int i = 0; i < sequences; i++)
+        fill_rows(c, start[i], pasts[i] + tokens[i]);
+    for (int64_t n = 0; n < c->N; n++) {
+        int which = sequences == 2 && n % 2;
+        int64_t last = start[which] + pasts[which] + at[which]++, seen = last - start[which] + 1;
+        c->first[n] = (int32_t)start[which];
+        c->last[n] = (int32_t)last;
+        c->longest = seen > c->longest ? seen : c->longest;
+    }
+}
+
+static void attention_free(struct attention_case *c)
+{
+    free(c->q);
+    free(c->k);
+    free(c->v);
+}
+
+static void run_attention(struct nbi_backend *be, const struct attention_case *c, bool exact,
+                          float *y, float *lse)
+{
+    struct lab l;
+    int64_t q = c->N * c->NH * c->D * 4;
+    int64_t bytes = (int64_t)nbi_dtype_bytes(c->dtype, c->rows * c->NKV * c->D);
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = c->N, .K = 16, .D = c->D, .heads = c->NH});
+    struct nbi_op_attention op = {
+        .y = block(&l, NULL, q),
+        .q = block(&l, c->q, q),
+        .store = {block(&l, c->k, bytes), block(&l, c->v, bytes), c->dtype},
+        .first = block(&l, c->first, c->N * 4),
+        .last = block(&l, c->last, c->N * 4),
+        .longest = c->longest,
+        .N = c->N,
+        .NH = c->NH,
+        .NKV = c->NKV,
+        .D = c->D,
+        .exact = exact};
+    if (c->lse)
+        op.lse = block(&l, NULL, c->N * c->NH * 4);
+    assert_ok(be->attention(l.s, &op));
+    fetch(&l, y, op.y, q);
+    if (c->lse)
+        fetch(&l, lse, op.lse, c->N * c->NH * 4);
+    lab_end(&l);
+}
+
+/* Values are of at most 2. Exact: rounding in f32; else q and the weights of rows have 8 bits. */
+static void check_attended(const struct attention_case *c)
+{
+    int64_t n = c->N * c->NH * c->D, heads = c->N * c->NH;
+    float *want = zeros(n, 4), *is = zeros(n, 4), *want_lse = zeros(heads, 4);
+    float *is_lse = zeros(heads, 4);
+    run_attention(scalar, c, true, want, want_lse);
+    for (int exact = 1; exact >= 0; exact--) {
+        run_attention(tested, c, exact, is, is_lse);
+        close_to(exact ? "exact y" : "y", is, want, n, 0, exact ? 2e-5 : 2e-2);
+        close_to(exact ? "exact lse" : "lse", is_lse, want_lse, heads, 0, exact ? 2e-5 : 3e-2);
+    }
+    float *all[] = {want, is, want_lse, is_lse};
+    for (int64_t i = 0; i < COUNT(all); i++)
+        free(all[i]);
+}
+
+static void attend(struct attention_case *c, int sequences, int64_t past)
+{
+    snprintf(where, sizeof where, "%s, N %lld of %d, %lld before, D %lld, %lld and %lld heads",
+             nbi_dtypes[c->dtype].name, (long long)c->N, sequences, (long long)past,
+             (long long)c->D, (long long)c->NH, (long long)c->NKV);
+    attention_new(c, sequences, past);
+    check_attended(c);
+    attention_free(c);
+}
+
+static void check_attention(void)
+{
+    static const int64_t sizes[] = {2, 24, 64, 80, 128}, groups[] = {1, 2, 3, 4, 8};
+    static const int64_t counts[] = {1, 3, 17, 64, 200}, pasts[] = {0, 5, 63, 100, 300};
+    for (int i = 0; i < 5 * 5 * 5 * 4; i++) {
+        struct attention_case c = {
+            .N = counts[i % 5], .D = sizes[i / 5 % 5], .dtype = stores[i / 125]};
+        uint32_t dice = bits32();
+        int sequences = c.N > 1 && dice % 2 ? 2 : 1;
+        int64_t past = pasts[dice / 2 % (c.N > 64 ? 2 : c.N > 17 ? 3 : 5)];
+        c.NKV = 1 + dice / 16 % 2;
+        c.NH = c.NKV * groups[i / 25 % 5];
+        c.lse = dice / 64 % 2;
+        attend(&c, sequences, past);
+    }
+}
+
+/* Long enough to be cut into parts. */
+static void check_attention_long(void)
+{
+    static const struct {
+        int64_t N, NH, NKV, D, past;
+        int sequences;
+    } cases[] = {{1, 16, 8, 128, 4096, 1}, {2, 8, 2, 128, 3001, 2}, {8, 32, 8, 128, 1500, 2},
+                 {1, 3, 1, 24, 9000, 1},   {5, 4, 4, 80, 1025, 1},  {33, 8, 2, 64, 700, 2}};
+    for (int64_t i = 0; i < COUNT(cases) * 4; i++) {
+        struct attention_case c = {.N = cases[i / 4].N,
+                                   .NH = cases[i / 4].NH,
+                                   .NKV = cases[i / 4].NKV,
+                                   .D = cases[i / 4].D,
+                                   .dtype = stores[i % 4],
+                                   .lse = i % 2};
+        attend(&c, cases[i / 4].sequences, cases[i / 4].past);
+    }
+}
+
+/* ---- swiglu ---- */
+
+static void run_swiglu(struct nbi_backend *be, const float *gate, const float *up, int64_t N,
+                       int64_t F, bool in_place, float *out)
+{
+    struct lab l;
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = N, .K = F, .D = 2, .heads = 1});
+    struct nbi_op_swiglu op = {
+        .gate = block(&l, gate, N * F * 4), .up = block(&l, up, N * F * 4), .N = N, .F = F};
+    op.y = in_place ? op.gate : block(&l, NULL, N * F * 4);
+    assert_ok(be->swiglu(l.s, &op));
+    fetch(&l, out, op.y, N * F * 4);
+    lab_end(&l);
+}
+
+static void check_swiglu(void)
+{
+    static const int64_t counts[] = {1, 3, 70}, widths[] = {1, 7, 203, 4096};
+    static const float extreme[] = {100, -100, 1e4f, -1e4f, 0, -0.0f, 1e-30f, -17};
+    for (int i = 0; i < 3 * 4 * 2; i++) {
+        int64_t N = counts[i % 3], F = widths[i / 3 % 4], n = N * F;
+        float *gate = random_floats(n, 8), *up = random_floats(n, 8);
+        float *want = zeros(n, 4), *is = zeros(n, 4);
+        for (int64_t j = 0; j < n; j += 5)
+            gate[j] = extreme[j / 5 % 8];
+        snprintf(where, sizeof where, "N %lld, F %lld", (long long)N, (long long)F);
+        run_swiglu(scalar, gate, up, N, F, false, want);
+        run_swiglu(tested, gate, up, N, F, i / 12, is);
+        close_to("y", is, want, n, 5e-6, 1e-20);
+        float *all[] = {gate, up, want, is};
+        for (int64_t j = 0; j < COUNT(all); j++)
+            free(all[j]);
+    }
+}
+
+/* ---- gather, scatter ---- */
+
+static void run_moves(struct nbi_backend *be, const float *x, const int32_t *rows, int64_t M,
+                      int64_t C, float *out)
+{
+    struct lab l;
+    int64_t n = 2 * M + 3;
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = n, .K = C, .D = 2, .heads = 1});
+    struct nbi_ptr at = block(&l, rows, M * 4);
+    const struct nbi_op_gather gather = {
+        .y = block(&l, NULL, M * C * 4), .x = block(&l, x, n * C * 4), .rows = at, .M = M, .C = C};
+    const struct nbi_op_scatter scatter = {
+        .y = block(&l, NULL, n * C * 4), .x = block(&l, x, M * C * 4), .rows = at, .M = M, .C = C};
+    assert_ok(be->gather(l.s, &gather));
+    assert_ok(be->scatter(l.s, &scatter));
+    fetch(&l, out, gather.y, M * C * 4);
+    fetch(&l, out + M * C, scatter.y, n * C * 4);
+    lab_end(&l);
+}
+
+static void check_gather_and_scatter(void)
+{
+    static const int64_t counts[] = {1, 2, 33}, widths[] = {1, 7, 48, 203, 2560};
+    for (int i = 0; i < 3 * 5; i++) {
+        int64_t M = counts[i % 3], C = widths[i / 3], n = 2 * M + 3;
+        int32_t rows[33];
+        float *x = random_floats(n * C, 1), *want = zeros((M + n) * C, 4);
+        float *is = zeros((M + n) * C, 4);
+        for (int64_t j = 0; j < M; j++)
+            rows[j] = (int32_t)(n - 1 - 2 * j);
+        snprintf(where, sizeof where, "M %lld, C %lld", (long long)M, (long long)C);
+        run_moves(scalar, x, rows, M, C, want);
+        run_moves(tested, x, rows, M, C, is);
+        same_bytes("rows", is, want, (M + n) * C * 4);
+        assert_memory_equal(is, x + rows[0] * C, C * 4);
+        free(x);
+        free(want);
+        free(is);
+    }
+}
+
+/* ---- the best ---- */
+
+#define TOP_ROWS 7
+
+struct top {
+    int32_t ids[TOP_ROWS * NBI_TOP_MAX], odd[TOP_ROWS];
+    float values[TOP_ROWS * NBI_TOP_MAX];
+};
+
+static void run_top(struct nbi_backend *be, const float *logits, int64_t V, int64_t J,
+                    struct top *out)
+{
+    const int64_t N = TOP_ROWS;
+    struct lab l;
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = N, .K = 16, .D = 2, .heads = 1});
+    const struct nbi_op_top op = {.ids = block(&l, NULL, N * J * 4),
+                                  .values = block(&l, NULL, N * J * 4),
+                                  .odd = block(&l, NULL, N * 4),
+                                  .logits = block(&l, logits, N * V * 4),
+                                  .room = block(&l, NULL, N * nbi_top_room(V)),
+                                  .J = J,
+                                  .N = N,
+                                  .V = V};
+    assert_ok(be->top(l.s, &op));
+    fetch(&l, out->ids, op.ids, N * J * 4);
+    fetch(&l, out->values, op.values, N * J * 4);
+    fetch(&l, out->odd, op.odd, N * 4);
+    lab_end(&l);
+}
+
+/* By the definition: each is the best of what is left. */
+static void best_by_hand(const float *x, int64_t V, int64_t J, int32_t *ids)
+{
+    for (int64_t j = 0; j < J; j++) {
+        ids[j] = -1;
+        for (int32_t i = 0; i < V; i++) {
+            bool used = false;
+            for (int64_t k = 0; k < j; k++)
+                used = used || ids[k] == i;
+            if (!used && (ids[j] < 0 || x[i] > x[ids[j]]))
+                ids[j] = i;
+        }
+    }
+}
+
+/* Few different values, so that there are equals; rows that are all the same, or fall, or rise. */
+static void check_top(void)
+{
+    static const int64_t sizes[] = {1, 2, 33, 64, 2048, 2049, 5000, 151936};
+    static const int64_t wanted[] = {1, 2, 20, 64};
+    for (int64_t i = 0; i < COUNT(sizes); i++)
+        for (int64_t k = 0; k < COUNT(wanted); k++) {
+            int64_t V = sizes[i], J = wanted[k];
+            struct top want, is;
+            float *x = zeros(TOP_ROWS * V, 4);
+            if (J > V)
+                J = V;
+            for (int64_t j = 0; j < TOP_ROWS * V; j++)
+                x[j] = j < V       ? -3
+                       : j < 2 * V ? -(float)(j % V)
+                       : j < 3 * V ? (float)(j % V)
+                                   : (float)(bits32() % 50) - 25;
+            x[6 * V - 1] = NAN;
+            x[6 * V] = -INFINITY;
+            snprintf(where, sizeof where, "V %lld J %lld", (long long)V, (long long)J);
+            run_top(scalar, x, V, J, &want);
+            run_top(tested, x, V, J, &is);
+            same_bytes("odd", is.odd, want.odd, sizeof is.odd);
+            same_bytes("odd", is.odd, (const int32_t[TOP_ROWS]){0, 0, 0, 0, 0, 1, 1},
+                       sizeof is.odd);
+            same_bytes("ids", is.ids, want.ids, 5 * J * 4);
+            same_bytes("values", is.values, want.values, 5 * J * 4);
+            for (int64_t n = 0; n < 5 && V <= 5000; n++) {
+                int32_t ids[NBI_TOP_MAX];
+                best_by_hand(x + n * V, V, J, ids);
+                same_bytes("by hand", is.ids + n * J, ids, J * 4);
+            }
+            free(x);
+        }
+}
+
+/* ---- weights ---- */
+
+/* Rows [first, first + count) come back as they were given. */
+static void read_back(const struct host_weight *w, const struct nbi_weight *on, int64_t first,
+                      int64_t count)
+{
+    int64_t cols = w->cols > 0 ? w->cols : 1;
+    int64_t row = w->dtype == NBI_NVFP4 ? cols / 2 : cols * nbi_dtypes[w->dtype].bytes;
+    uint8_t *data = zeros(count * row, 1), *scales = zeros(count * cols / 16, 1);
+    bool four = w->dtype == NBI_NVFP4;
+    assert_ok(tested->weight_read(tested, on, first, count, data, four ? scales : NULL));
+    same_bytes("data", data, w->data + first * row, count * row);
+    if (four)
+        same_bytes("scales", scales, w->scales + first * cols / 16, count * cols / 16);
+    free(data);
+    free(scales);
+}
+
+static void check_weight(struct host_weight *w, bool keep_rows, bool mapped)
+{
+    struct nbi_weight_source src = source_of(w);
+    struct nbi_weight on;
+    int64_t bytes = (int64_t)nbi_dtype_bytes(w->dtype, w->rows * w->cols);
+    uint8_t *odd = zeros(bytes + 1, 1); /* at an odd address */
+    if (mapped) {
+        memcpy(odd + 1, w->data, (size_t)bytes);
+        src.mapped = odd + 1;
+    }
+    src.keep_rows = keep_rows;
+    assert_ok(tested->weight_new(tested, &src, &on));
+    assert_int_equal(on.rows, w->rows);
+    assert_int_equal(on.cols, w->cols);
+    assert_true(on.tensor_scale == w->tensor_scale);
+    read_back(w, &on, 0, w->rows);
+    read_back(w, &on, w->rows - 1, 1);
+    read_back(w, &on, w->rows / 3, w->rows - w->rows / 3);
+    tested->weight_free(tested, &on);
+    free(odd);
+}
+
+static void check_weights(void)
+{
+    static const int64_t rows[] = {1, 7, 16, 33, 300}, cols[] = {16, 80, 128, 1040};
+    for (int64_t i = 0; i < 4 * 5 * 4; i++) {
+        struct host_weight w;
+        enum nbi_dtype dtype = matrices[i % 4];
+        int64_t K = cols[i / 20] - (dtype == NBI_NVFP4 ? 0 : 3);
+        snprintf(where, sizeof where, "%s [%lld, %lld]", nbi_dtypes[dtype].name,
+                 (long long)rows[i / 4 % 5], (long long)K);
+        host_weight_new(&w, dtype, rows[i / 4 % 5], K);
+        if (dtype == NBI_NVFP4)
+            spread_scales(&w);
+        check_weight(&w, false, false);
+        if (dtype != NBI_NVFP4) {
+            check_weight(&w, true, false);
+            check_weight(&w, false, true);
+        }
+        host_weight_free(&w);
+    }
+}
+
+/* ---- copies ---- */
+
+static void run_copies(struct nbi_backend *be, const uint8_t *in, uint8_t *out)
+{
+    struct lab l;
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = 1, .K = 16, .D = 2, .heads = 1});
+    struct nbi_ptr a = block(&l, in, 5000), b = block(&l, NULL, 5000), none = {0};
+    assert_int_equal(a.at % 64, 0);
+    assert_ok(be->copy(l.s, nbi_ptr_add(b, 7), nbi_ptr_add(a, 3), 4001));
+    assert_ok(be->clear(l.s, nbi_ptr_add(b, 101), 77));
+    assert_ok(be->upload(l.s, nbi_ptr_add(b, 1003), in, 13));
+    assert_ok(be->copy(l.s, b, a, 0));
+    assert_ok(be->clear(l.s, b, 0));
+    assert_ok(be->upload(l.s, b, in, 0));
+    fetch(&l, out, b, 5000);
+    be->free(be, none);
+    lab_end(&l);
+    be->stream_free(NULL);
+}
+
+static void check_copies(void)
+{
+    uint8_t in[5000], want[5000], is[5000];
+    for (int i = 0; i < 5000; i++)
+        in[i] = (uint8_t)bits32();
+    snprintf(where, sizeof where, "copies");
+    run_copies(scalar, in, want);
+    run_copies(tested, in, is);
+    same_bytes("b", is, want, 5000);
+}
+
+/* ---- all of them, on both ---- */
+
+#define OPS(X)                                                                                     \
+    X(embed)                                                                                       \
+    X(rope_table)                                                                                  \
+    X(rmsnorm)                                                                                     \
+    X(linear)                                                                                      \
+    X(linear_large)                                                                                \
+    X(linear_range)                                                                                \
+    X(qkv_rope)                                                                                    \
+    X(attention)                                                                                   \
+    X(attention_long)                                                                              \
+    X(swiglu)                                                                                      \
+    X(gather_and_scatter)                                                                          \
+    X(top)                                                                                         \
+    X(weights)                                                                                     \
+    X(copies)
+
+#define X(op)                                                                                      \
+    static void test_ops__##op##_on_the_cpu(void **state)                                          \
+    {                                                                                              \
+        (void)state;                                                                               \
+        open_both("cpu");                                                                          \
+        check_##op();                                                                              \
+        close_both();                                                                              \
+    }                                                                                              \
+    static void test_ops__##op##_on_cuda(void **state)                                             \
+    {                                                                                              \
+        (void)state;                                                                               \
+        open_both("cuda");                                                                         \
+        check_##op();                                                                              \
+        close_both();                                                                              \
+    }
+OPS(X)
+#undef X
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define X(op)                                                                                      \
+    cmocka_unit_test(test_ops__##op##_on_the_cpu), cmocka_unit_test(test_ops__##op##_on_cuda),
+        OPS(X)
+#undef X
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
