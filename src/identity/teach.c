@@ -10,7 +10,7 @@
 /* A model of 8 M parameters learns this at 5e-4; larger ones want less. */
 #define LR_SMALL   5e-4
 #define SIZE_SMALL 8e6
-#define STEPS      120
+#define STEPS      150
 
 struct teaching {
     const struct nb_teach_opts *opts;
