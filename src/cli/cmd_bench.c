@@ -214,14 +214,14 @@ static int print_decode(const struct bench_opts *o, const struct nb_bench_run *b
 {
     double share = b->gb_per_s / b->read_gb_per_s;
     if (o->common.json)
-        return cli_print_json(json_pack("{s:s,s:f,s:I,s:I,s:f,s:f,s:f,s:I,s:i,s:i}", "device",
-                                        b->device, "tokens_per_s", b->tokens_per_s,
-                                        "bytes_per_token", (json_int_t)b->bytes_per_token,
-                                        "kv_bytes_per_token", (json_int_t)b->kv_bytes_per_token,
-                                        "gb_per_s", b->gb_per_s, "read_gb_per_s", b->read_gb_per_s,
-                                        "share", share, "context", (json_int_t)o->depth, "batch", 1,
-                                        "threads", b->threads),
-                              true);
+        return cli_print_json(
+            json_pack("{s:s,s:f,s:I,s:I,s:f,s:o,s:o,s:I,s:i,s:i}", "device", b->device,
+                      "tokens_per_s", b->tokens_per_s, "bytes_per_token",
+                      (json_int_t)b->bytes_per_token, "kv_bytes_per_token",
+                      (json_int_t)b->kv_bytes_per_token, "gb_per_s", b->gb_per_s, "read_gb_per_s",
+                      cli_json_number(b->read_gb_per_s), "share", cli_json_number(share), "context",
+                      (json_int_t)o->depth, "batch", 1, "threads", b->threads),
+            true);
     printf("decode: %.1f tok/s, %.2f GB/s of weights, %.0f %% of the %.2f GB/s that memory gives ",
            b->tokens_per_s, b->gb_per_s, 100 * share, b->read_gb_per_s);
     if (strcmp(b->device, "cpu") == 0)

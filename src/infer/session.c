@@ -373,8 +373,9 @@ enum nb_status nbi_session_restore(struct nb_session *s, const struct nbi_snapsh
         NBI_TRY(be->upload(s->stream, s->stores[i].v, p->rows + (2 * i + 1) * bytes, bytes));
     }
     memcpy(s->tokens, p->tokens, (size_t)p->length * sizeof *p->tokens);
+    NBI_TRY(be->sync(s->stream));
     s->length = p->length;
-    return be->sync(s->stream);
+    return NB_OK;
 }
 
 enum nb_status nbi_session_watch(struct nb_session *s, nbi_layer_fn fn, void *ctx)

@@ -1152,6 +1152,7 @@ static enum nb_status attend_tiles(struct nbi_stream *s, const struct nbi_op_att
 
 enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a)
 {
+    CU_HERE(s);
     if (a->N == 0)
         return NB_OK;
     struct attend k = {};

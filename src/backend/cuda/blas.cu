@@ -41,8 +41,11 @@ struct blas {
     void *library;
     struct functions f;
     cublasLtHandle_t handle;
-    struct plan *plans;
+    struct plan *plans; /* the latest first */
+    int count;
 };
+
+#define PLANS_MAX 256
 
 static enum nb_status blas_fail(cublasStatus_t rc, const char *what)
 {
@@ -103,16 +106,22 @@ static void plan_free(struct blas *b, struct plan *p)
     free(p);
 }
 
-void nbi_cuda_blas_close(struct cuda *cuda)
+static void forget_plans(struct blas *b)
 {
-    struct blas *b = cuda->blas;
-    if (!b)
-        return;
     while (b->plans) {
         struct plan *p = b->plans;
         b->plans = p->next;
         plan_free(b, p);
     }
+    b->count = 0;
+}
+
+void nbi_cuda_blas_close(struct cuda *cuda)
+{
+    struct blas *b = cuda->blas;
+    if (!b)
+        return;
+    forget_plans(b);
     if (b->handle)
         b->f.destroy(b->handle);
     if (b->library)
@@ -126,10 +135,17 @@ static enum nb_status choose(struct blas *b, struct plan *p)
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found;
     size_t most = NBI_WORKSPACE_BYTES;
+    uint32_t alignment = 64; /* of y; w and x have the 256 that are expected */
     int count = 0;
     LT_TRY(b->f.preference_create(&preference));
     cublasStatus_t rc = b->f.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                             &most, sizeof most);
+    if (rc == CUBLAS_STATUS_SUCCESS)
+        rc = b->f.preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment,
+                                 sizeof alignment);
+    if (rc == CUBLAS_STATUS_SUCCESS)
+        rc = b->f.preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment,
+                                 sizeof alignment);
     if (rc == CUBLAS_STATUS_SUCCESS)
         rc =
             b->f.heuristic(b->handle, p->op, p->w, p->x, p->y, p->y, preference, 1, &found, &count);
@@ -166,6 +182,8 @@ static enum nb_status plan_for(struct blas *b, const struct nbi_gemm *g, struct 
                  p->add != g->add))
         p = p->next;
     if (!p) {
+        if (b->count == PLANS_MAX)
+            forget_plans(b);
         p = (struct plan *)calloc(1, sizeof *p);
         if (!p)
             return nbi_fail_memory("product", sizeof *p);
@@ -176,12 +194,13 @@ static enum nb_status plan_for(struct blas *b, const struct nbi_gemm *g, struct 
         }
         p->next = b->plans;
         b->plans = p;
+        b->count++;
     }
     *out = p;
     return NB_OK;
 }
 
-enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g)
+static enum nb_status run_gemm(struct nbi_stream *s, const struct nbi_gemm *g)
 {
     float beta = g->add ? 1.0f : 0.0f;
     struct plan *p = NULL;
@@ -191,4 +210,12 @@ enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g)
     LT_TRY(b->f.matmul(b->handle, p->op, &g->scale, g->w, p->w, g->x, p->x, &beta, g->y, p->y, g->y,
                        p->y, &p->algo, s->workspace, NBI_WORKSPACE_BYTES, s->queue));
     return NB_OK;
+}
+
+enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g)
+{
+    pthread_mutex_lock(&s->cuda->lock);
+    enum nb_status rc = run_gemm(s, g);
+    pthread_mutex_unlock(&s->cuda->lock);
+    return rc;
 }

@@ -1,4 +1,5 @@
 /* ceilings.cu - how fast this device reads its memory and multiplies: what benches compare with. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "backend/cuda/internal.cuh"
@@ -72,7 +73,8 @@ double nbi_cuda_bandwidth(struct nbi_backend *be)
             return cudaGetLastError() == cudaSuccess;
         });
     cudaFree(block);
-    return ms > 0 ? (double)BYTES / (double)ms * 1e3 : 0;
+    cudaGetLastError();
+    return ms > 0 ? (double)BYTES / (double)ms * 1e3 : (double)NAN;
 }
 
 double nbi_cuda_peak(struct nbi_backend *be)
@@ -84,7 +86,7 @@ double nbi_cuda_peak(struct nbi_backend *be)
     float ms = 0;
     limits.N = limits.K = limits.D = limits.heads = 1;
     if (be->stream_new(be, &limits, &s) != NB_OK)
-        return 0;
+        return (double)NAN;
     if (cudaMalloc(&block, (size_t)(n * 8)) == cudaSuccess) {
         const struct nbi_gemm g = {
             (float *)block, block + n * 4, block + n * 6, SIZE, SIZE, SIZE, SIZE, 1, false};
@@ -92,6 +94,7 @@ double nbi_cuda_peak(struct nbi_backend *be)
         ms = time_rounds(s->queue, [&] { return nbi_cuda_gemm(s, &g) == NB_OK; });
     }
     cudaFree(block);
+    cudaGetLastError();
     be->stream_free(s);
-    return ms > 0 ? (double)SIZE * (double)n / (double)ms * 1e3 : 0;
+    return ms > 0 ? (double)SIZE * (double)n / (double)ms * 1e3 : (double)NAN;
 }

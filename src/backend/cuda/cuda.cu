@@ -83,8 +83,12 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     struct pieces p = pieces_for(s->cuda, &s->limits);
     struct nbi_ptr block;
     CU_TRY(cudaSetDevice(s->cuda->index));
-    if (s->limits.N > NBI_SMALL_BATCH)
-        NBI_TRY(nbi_cuda_blas_open(s->cuda));
+    if (s->limits.N > NBI_SMALL_BATCH) {
+        pthread_mutex_lock(&s->cuda->lock);
+        enum nb_status rc = nbi_cuda_blas_open(s->cuda);
+        pthread_mutex_unlock(&s->cuda->lock);
+        NBI_TRY(rc);
+    }
     CU_TRY(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking));
     CU_TRY(cudaMallocHost(&s->staged, NBI_STAGED_BYTES));
     NBI_TRY(cuda_alloc(&s->cuda->be, "scratch", p.total, &block));
@@ -118,6 +122,7 @@ static enum nb_status cuda_stream_new(struct nbi_backend *be,
 
 static enum nb_status cuda_sync(struct nbi_stream *s)
 {
+    CU_HERE(s);
     CU_TRY(cudaStreamSynchronize(s->queue));
     s->staged_used = 0;
     return NB_OK;
@@ -127,6 +132,7 @@ static enum nb_status cuda_sync(struct nbi_stream *s)
 static enum nb_status cuda_upload(struct nbi_stream *s, struct nbi_ptr dst, const void *src,
                                   int64_t bytes)
 {
+    CU_HERE(s);
     int64_t room = ceil_div(bytes, 64) * 64;
     if (bytes == 0)
         return NB_OK;
@@ -147,6 +153,7 @@ static enum nb_status cuda_upload(struct nbi_stream *s, struct nbi_ptr dst, cons
 static enum nb_status cuda_download(struct nbi_stream *s, void *dst, struct nbi_ptr src,
                                     int64_t bytes)
 {
+    CU_HERE(s);
     CU_TRY(cudaMemcpyAsync(dst, at<void>(src), (size_t)bytes, cudaMemcpyDeviceToHost, s->queue));
     return NB_OK;
 }
@@ -154,6 +161,7 @@ static enum nb_status cuda_download(struct nbi_stream *s, void *dst, struct nbi_
 static enum nb_status cuda_copy(struct nbi_stream *s, struct nbi_ptr dst, struct nbi_ptr src,
                                 int64_t bytes)
 {
+    CU_HERE(s);
     CU_TRY(cudaMemcpyAsync(at<void>(dst), at<void>(src), (size_t)bytes, cudaMemcpyDeviceToDevice,
                            s->queue));
     return NB_OK;
@@ -161,6 +169,7 @@ static enum nb_status cuda_copy(struct nbi_stream *s, struct nbi_ptr dst, struct
 
 static enum nb_status cuda_clear(struct nbi_stream *s, struct nbi_ptr dst, int64_t bytes)
 {
+    CU_HERE(s);
     CU_TRY(cudaMemsetAsync(at<void>(dst), 0, (size_t)bytes, s->queue));
     return NB_OK;
 }
@@ -170,12 +179,14 @@ static enum nb_status cuda_clear(struct nbi_stream *s, struct nbi_ptr dst, int64
 static void cuda_close(struct nbi_backend *be)
 {
     struct cuda *cuda = cuda_of(be);
+    cudaSetDevice(cuda->index);
     if (cuda->queue)
         cudaStreamSynchronize(cuda->queue);
     nbi_cuda_weights_end(cuda);
     nbi_cuda_blas_close(cuda);
     if (cuda->queue)
         cudaStreamDestroy(cuda->queue);
+    pthread_mutex_destroy(&cuda->lock);
     free(cuda);
 }
 
@@ -187,7 +198,6 @@ static enum nb_status start(struct cuda *cuda, int device)
     CU_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     CU_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
     CU_TRY(cudaStreamCreateWithFlags(&cuda->queue, cudaStreamNonBlocking));
-    cuda->index = device;
     cuda->cc = 10 * major + minor;
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", device);
     return NB_OK;
@@ -237,6 +247,8 @@ enum nb_status nbi_cuda_open(struct nbi_backend **out, int device)
     if (!cuda)
         return nbi_fail_memory("backend", sizeof *cuda);
     fill_table(cuda);
+    cuda->index = device;
+    pthread_mutex_init(&cuda->lock, NULL);
     enum nb_status rc = start(cuda, device);
     if (rc == NB_OK)
         *out = &cuda->be;

@@ -19,6 +19,7 @@ static cudaError_t run_check(int device, int host[CHECK_VALUES])
     if (rc == cudaSuccess)
         rc = cudaMalloc(&out, CHECK_VALUES * sizeof *out);
     if (rc == cudaSuccess) {
+        cudaGetLastError(); /* of another device, perhaps */
         k_check_squares<<<CHECK_VALUES / 64, 64>>>(out);
         rc = cudaGetLastError();
     }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <pthread.h>
 
 extern "C" {
 #include "backend/backend.h"
@@ -23,6 +24,7 @@ struct cuda {
     struct slab *slabs;                /* that hold weights */
     uint8_t *host_stage[2], *stage[2]; /* weights on their way, on the host and on the device */
     cudaEvent_t staged[2];             /* that part of the way is free again */
+    pthread_mutex_t lock;              /* of what sessions share: products' plans, the stages */
     char name[16];                     /* "cuda:0" */
 };
 
@@ -70,6 +72,9 @@ enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what);
             return nbi_cuda_fail(cu_try_rc, #expr);                                                \
     } while (0)
 
+/* Before each call that is for a device: which one is a matter of the thread. */
+#define CU_HERE(s) CU_TRY(cudaSetDevice((s)->cuda->index))
+
 /* After each launch. */
 #define CU_LAUNCHED() CU_TRY(cudaGetLastError())
 
@@ -93,7 +98,7 @@ void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w);
 /* Any vector as f32, to the host. */
 enum nb_status nbi_cuda_vector_read(struct cuda *cuda, const struct nbi_weight *w, float *out);
 
-/* ceilings.cu: 0 where it cannot be measured */
+/* ceilings.cu: NaN where it cannot be measured */
 double nbi_cuda_bandwidth(struct nbi_backend *be);
 double nbi_cuda_peak(struct nbi_backend *be);
 
@@ -116,7 +121,7 @@ enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatte
 enum nb_status nbi_cuda_top(struct nbi_stream *s, const struct nbi_op_top *a);
 
 /* blas.cu: y[N, rows of ldy] = scale x w^T with w [rows, K] and x [N, K] of bf16. Opening finds the
- * library; a stream that may need it does so. */
+ * library; a stream for many rows does so at once. */
 struct nbi_gemm {
     float *y;
     const void *w, *x;

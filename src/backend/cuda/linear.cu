@@ -353,6 +353,7 @@ static enum nb_status linear_large(struct nbi_stream *s, const struct nbi_op_lin
 
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
+    CU_HERE(s);
     bool nvfp4 = true, rounded = false;
     for (int i = 0; i < a->count; i++)
         nvfp4 = nvfp4 && a->w[i].dtype == NBI_NVFP4;

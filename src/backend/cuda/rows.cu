@@ -15,6 +15,7 @@ __global__ static void k_embed(float *x, const int32_t *ids, const void *table,
 
 enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a)
 {
+    CU_HERE(s);
     k_embed<<<(unsigned)a->N, THREADS, 0, s->queue>>>(
         at<float>(a->x), at<int32_t>(a->ids), at<void>(a->table.data), a->table.dtype, a->C);
     CU_LAUNCHED();
@@ -40,6 +41,7 @@ __global__ static void k_rope_table(float *cos_out, float *sin_out, const int32_
 
 enum nb_status nbi_cuda_rope_table(struct nbi_stream *s, const struct nbi_op_rope_table *a)
 {
+    CU_HERE(s);
     int64_t n = a->N * (a->D / 2);
     k_rope_table<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s->queue>>>(
         at<float>(a->cos), at<float>(a->sin), at<int32_t>(a->positions), at<float>(a->frequency),
@@ -80,6 +82,7 @@ __global__ static void k_rmsnorm(float *y, float *rstd, const float *x, const vo
 
 enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a)
 {
+    CU_HERE(s);
     k_rmsnorm<<<(unsigned)a->N, THREADS, 0, s->queue>>>(at<float>(a->y), at<float>(a->rstd),
                                                         at<float>(a->x), at<void>(a->w.data),
                                                         a->w.dtype, a->eps, a->C);
@@ -151,6 +154,7 @@ __global__ static void k_qkv_rope(struct heads a)
 
 enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
 {
+    CU_HERE(s);
     struct heads h = {};
     h.q_out = at<float>(a->q_out);
     h.rstd_q = at<float>(a->rstd_q);
@@ -190,6 +194,7 @@ __global__ static void k_swiglu(float *y, const float *gate, const float *up, in
 
 enum nb_status nbi_cuda_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a)
 {
+    CU_HERE(s);
     int64_t n = a->N * a->F;
     k_swiglu<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s->queue>>>(
         at<float>(a->y), at<float>(a->gate), at<float>(a->up), n);
@@ -208,6 +213,7 @@ __global__ static void k_move_rows(float *y, const float *x, const int32_t *to, 
 
 enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather *a)
 {
+    CU_HERE(s);
     k_move_rows<<<(unsigned)a->M, THREADS, 0, s->queue>>>(at<float>(a->y), at<float>(a->x), NULL,
                                                           at<int32_t>(a->rows), a->C);
     CU_LAUNCHED();
@@ -216,6 +222,7 @@ enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather 
 
 enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatter *a)
 {
+    CU_HERE(s);
     k_move_rows<<<(unsigned)a->M, THREADS, 0, s->queue>>>(at<float>(a->y), at<float>(a->x),
                                                           at<int32_t>(a->rows), NULL, a->C);
     CU_LAUNCHED();

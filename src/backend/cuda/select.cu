@@ -7,7 +7,7 @@
 /* Larger for larger values, and for lower ids among equals. NaN is below all. */
 __device__ static inline uint64_t key_of(float v, uint32_t id)
 {
-    uint32_t b = __float_as_uint(v);
+    uint32_t b = __float_as_uint(v + 0.0f); /* there is one zero */
     b = isnan(v) ? 0 : b ^ (b >> 31 ? 0xFFFFFFFFu : 0x80000000u);
     return (uint64_t)b << 32 | (0xFFFFFFFFu - id);
 }
@@ -123,6 +123,7 @@ __global__ static void k_best_join(int32_t *ids, float *values, const uint64_t *
 
 enum nb_status nbi_cuda_top(struct nbi_stream *s, const struct nbi_op_top *a)
 {
+    CU_HERE(s);
     unsigned slices = (unsigned)ceil_div(a->V, SLICE), J = (unsigned)a->J;
     uint64_t *parts = (uint64_t *)at<uint8_t>(a->room);
     NBI_BUG_IF(a->J < 1 || a->J > NBI_TOP_MAX);

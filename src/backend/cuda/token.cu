@@ -232,6 +232,18 @@ static int most_extras(const struct share *s, int blocks)
     return most;
 }
 
+/* Of tiles that a block has in a product, but the head's. */
+static int most_rows(const struct share *s, const struct model *m, int blocks)
+{
+    int most = 0;
+    for (int i = 0; i < LOGITS * blocks; i++) {
+        int cols = m->tile_cols[i / blocks];
+        int rows = (s[i].end + cols - 1) / cols - s[i].begin / cols;
+        most = rows > most ? rows : most;
+    }
+    return most;
+}
+
 /* What place copies to the device. */
 struct tables {
     struct layer *layers;
@@ -326,6 +338,7 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
             CU_TRY(cudaMemcpy(next, filled[i], (size_t)size[i], cudaMemcpyHostToDevice));
         next += ceil_div(size[i], 256) * 256;
     }
+    CU_TRY(cudaDeviceSynchronize()); /* other queues do not wait for those copies */
     return NB_OK;
 }
 
@@ -334,6 +347,11 @@ static enum nb_status size_shared(struct nbi_token *t)
 {
     struct model *m = &t->m;
     int most = 0, blocks = 0;
+    struct cudaFuncAttributes code;
+    /* Made from code for older cards, the kernel has no bulk copies and does nothing. */
+    CU_TRY(cudaFuncGetAttributes(&code, t->kernel));
+    if (code.ptxVersion < 90)
+        return nbi_fail(NB_EUNSUPPORTED, "no code for this GPU");
     CU_TRY(
         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, t->s->cuda->index));
     for (m->stages = 32; m->stages > 1 && places_of(*m).total > most;)
@@ -342,8 +360,8 @@ static enum nb_status size_shared(struct nbi_token *t)
         return nbi_fail(NB_EUNSUPPORTED, "too little shared memory for one kernel a token");
     m->at = places_of(*m);
     t->shared = (size_t)m->at.total;
-    CU_TRY(cudaFuncSetAttribute(t->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)t->shared));
+    /* Of the kernel, so of all its users. */
+    CU_TRY(cudaFuncSetAttribute(t->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
     CU_TRY(
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, t->kernel, THREADS + 32, t->shared));
     return blocks > 0 ? NB_OK : nbi_fail(NB_EUNSUPPORTED, "no room for one kernel a token");
@@ -354,8 +372,8 @@ static enum nb_status fill_token(struct nbi_token *t, const struct nbi_token_mod
 {
     make_shares(tables->shares, &t->m, (int)t->grid);
     t->m.extras = most_extras(tables->shares, (int)t->grid);
-    int64_t deepest = ceil_div(t->m.F / 16, t->grid) * 2;
-    if (t->m.extras > EXTRAS_MAX || t->m.splits < 1 || deepest > WARPS * (SLOTS - 1) ||
+    if (t->m.extras > EXTRAS_MAX || t->m.splits < 1 ||
+        most_rows(tables->shares, &t->m, (int)t->grid) > WARPS * (SLOTS - 1) ||
         ceil_div(t->m.V, 16) > 32767)
         return nbi_fail(NB_EUNSUPPORTED, "shapes that one kernel a token does not suit");
     for (int64_t i = 0; i < m->layers; i++)
@@ -413,6 +431,7 @@ enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_st
                           t->epoch, at<float>(step->logits)};
     void *args[] = {&t->m, &a};
     int used;
+    CU_HERE(t->s);
     rows_each(t->m, step->last - step->first, &used);
     CU_TRY(cudaLaunchCooperativeKernel(t->kernel, dim3(t->grid), dim3(THREADS + 32), args,
                                        t->shared, t->s->queue));

@@ -145,7 +145,7 @@ __device__ static inline void sync_block(void)
 
 /* ---- the ring ---- */
 
-/* Bulk copies came with compute capability 9.0; the host asks before it launches. */
+/* Bulk copies came with compute capability 9.0; the host asks what the kernel was made for. */
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
 #define BULK 1
 #else

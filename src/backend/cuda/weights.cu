@@ -56,10 +56,13 @@ static void give_back(struct cuda *cuda, const uint8_t *p)
 
 static enum nb_status stage_open(struct cuda *cuda)
 {
-    for (int i = 0; i < 2 && !cuda->staged[i]; i++) {
-        CU_TRY(cudaMallocHost(&cuda->host_stage[i], NBI_STAGE_BYTES));
-        CU_TRY(cudaMalloc(&cuda->stage[i], NBI_STAGE_BYTES));
-        CU_TRY(cudaEventCreateWithFlags(&cuda->staged[i], cudaEventDisableTiming));
+    for (int i = 0; i < 2; i++) {
+        if (!cuda->host_stage[i])
+            CU_TRY(cudaMallocHost(&cuda->host_stage[i], NBI_STAGE_BYTES));
+        if (!cuda->stage[i])
+            CU_TRY(cudaMalloc(&cuda->stage[i], NBI_STAGE_BYTES));
+        if (!cuda->staged[i])
+            CU_TRY(cudaEventCreateWithFlags(&cuda->staged[i], cudaEventDisableTiming));
     }
     return NB_OK;
 }
@@ -82,7 +85,7 @@ void nbi_cuda_weights_end(struct cuda *cuda)
 
 /* ---- tiles ---- */
 
-/* A pair of codes at its place in a word (internal.cuh): the first in the low half. */
+/* A pair of codes at its place in a word (tiles.cuh): the first in the low half. */
 __device__ static uint32_t place_pair(uint32_t byte, int p)
 {
     const int sign[4] = {15, 12, 14, 13};
@@ -275,7 +278,7 @@ __global__ static void k_widen(float *out, const void *x, enum nbi_dtype dtype, 
         out[i] = load_float(x, i, dtype);
 }
 
-enum nb_status nbi_cuda_vector_read(struct cuda *cuda, const struct nbi_weight *w, float *out)
+static enum nb_status read_vector(struct cuda *cuda, const struct nbi_weight *w, float *out)
 {
     CU_TRY(cudaSetDevice(cuda->index));
     NBI_TRY(stage_open(cuda));
@@ -287,4 +290,12 @@ enum nb_status nbi_cuda_vector_read(struct cuda *cuda, const struct nbi_weight *
                            cudaMemcpyDeviceToHost, cuda->queue));
     CU_TRY(cudaStreamSynchronize(cuda->queue));
     return NB_OK;
+}
+
+enum nb_status nbi_cuda_vector_read(struct cuda *cuda, const struct nbi_weight *w, float *out)
+{
+    pthread_mutex_lock(&cuda->lock);
+    enum nb_status rc = read_vector(cuda, w, out);
+    pthread_mutex_unlock(&cuda->lock);
+    return rc;
 }
