@@ -128,14 +128,6 @@ __global__ static void k_round_x16(__half *out, float *scale, const float *x, in
     }
 }
 
-__device__ static inline void mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
-                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 struct small {
     float *y[NBI_LINEAR_MAX];
     const uint8_t *tiles[NBI_LINEAR_MAX];

@@ -105,3 +105,12 @@ __device__ static inline uint32_t tile_pair(uint32_t word, int p)
         return ((word << 9) & 0x0E000E00) | ((word << 2) & 0x80008000);
     }
 }
+
+/* c += a b on tensor cores: 16 x 16 times 16 x 8, f16 with f32 sums. */
+__device__ static inline void mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+        "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}

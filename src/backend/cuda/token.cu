@@ -89,8 +89,8 @@ __device__ static void begin_token(struct context &c, const struct step_args &a)
     if (threadIdx.x < HEAD / 2) {
         double sn, cs;
         sincos((double)((float)a.position * c.m.frequency[threadIdx.x]), &sn, &cs);
-        c.turns()[threadIdx.x] = (float)cs * c.m.rope_scale;
-        c.turns()[HEAD / 2 + threadIdx.x] = (float)sn * c.m.rope_scale;
+        c.turn()[threadIdx.x] = (float)cs * c.m.rope_scale;
+        c.turn()[HEAD / 2 + threadIdx.x] = (float)sn * c.m.rope_scale;
     }
     sync_block();
 }

@@ -70,7 +70,7 @@ __device__ static void prepare_heads(struct context &c, int layer, const struct 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int d = lane + 32 * i;
-        float cs = c.turns()[d], sn = c.turns()[HEAD / 2 + d];
+        float cs = c.turn()[d], sn = c.turn()[HEAD / 2 + d];
         float x = v[i] * f * w[i], y = v[i + 2] * f * w[i + 2];
         float p = x * cs - y * sn, q = y * cs + x * sn;
         float *query = c.attend() + c.warp * HEAD, *key = c.attend() + attend_at<G>::key;

@@ -222,6 +222,24 @@ __device__ static inline struct warp_range range_of(const struct share &s, int w
     return {s.begin + n * warp / WARPS, s.begin + n * (warp + 1) / WARPS};
 }
 
+#define SHARED_LIST(X)                                                                             \
+    X(uint8_t, ring)                                                                               \
+    X(int, counts)                                                                                 \
+    X(uint64_t, full)                                                                              \
+    X(struct layer, layers)                                                                        \
+    X(float4, x)                                                                                   \
+    X(float4, norm)                                                                                \
+    X(uint4, x16)                                                                                  \
+    X(float, slots)                                                                                \
+    X(float, scale)                                                                                \
+    X(float, part)                                                                                 \
+    X(float, turn)                                                                                 \
+    X(struct share, own)                                                                           \
+    X(struct rows, rows)                                                                           \
+    X(struct part_of_attention, part_of)                                                           \
+    X(float, head_norm)                                                                            \
+    X(uint8_t, zeros)
+
 struct context {
     const struct model &m;
     int stage;       /* to be read next */
@@ -229,95 +247,23 @@ struct context {
     unsigned epoch;
     int warp, lane;
 
-    /* Shared memory. */
-    __device__ uint8_t *ring() const
-    {
-        return shared_piece<uint8_t>(m.at.ring);
+    /* Shared memory, by the names of struct places. */
+#define X(type, name)                                                                              \
+    __device__ type *name() const                                                                  \
+    {                                                                                              \
+        return shared_piece<type>(m.at.name);                                                      \
     }
-
-    __device__ int *counts() const
-    {
-        return shared_piece<int>(m.at.counts);
-    }
-
-    __device__ uint64_t *full() const
-    {
-        return shared_piece<uint64_t>(m.at.full);
-    }
-
-    __device__ struct layer *layers() const
-    {
-        return shared_piece<struct layer>(m.at.layers);
-    }
-
-    __device__ float4 *x() const
-    {
-        return shared_piece<float4>(m.at.x);
-    }
-
-    __device__ float4 *norm() const
-    {
-        return shared_piece<float4>(m.at.norm);
-    }
-
-    __device__ uint4 *x16() const
-    {
-        return shared_piece<uint4>(m.at.x16);
-    }
-
-    __device__ float *slots() const
-    {
-        return shared_piece<float>(m.at.slots);
-    }
-
-    __device__ float *scale() const
-    {
-        return shared_piece<float>(m.at.scale);
-    }
-
-    __device__ float *part() const
-    {
-        return shared_piece<float>(m.at.part);
-    }
-
-    __device__ float *turns() const
-    {
-        return shared_piece<float>(m.at.turn);
-    }
+    SHARED_LIST(X)
+#undef X
 
     __device__ float *attend() const
     {
         return shared_piece<float>(m.at.x16);
     }
 
-    __device__ struct share *own() const
-    {
-        return shared_piece<struct share>(m.at.own);
-    }
-
-    __device__ struct rows *rows() const
-    {
-        return shared_piece<struct rows>(m.at.rows);
-    }
-
     __device__ struct rows *span() const
     {
         return rows() + STEPS * WARPS;
-    }
-
-    __device__ struct part_of_attention *part_of() const
-    {
-        return shared_piece<struct part_of_attention>(m.at.part_of);
-    }
-
-    __device__ float *head_norm() const
-    {
-        return shared_piece<float>(m.at.head_norm);
-    }
-
-    __device__ uint8_t *zeros() const
-    {
-        return shared_piece<uint8_t>(m.at.zeros);
     }
 };
 
@@ -540,14 +486,6 @@ __device__ static void put_halves(struct context &c, int step)
 
 /* ---- products ---- */
 
-__device__ static inline void mma_block(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
-        "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /* Two scales of E4M3. */
 __device__ static inline float2 scale_pair(uint32_t two)
 {
@@ -580,7 +518,7 @@ __device__ static inline float2 tile_dot(const struct tile_at &at)
 #pragma unroll
             for (int q = 0; q < 4; q++)
                 a[q] = tile_pair(word[q], p);
-            mma_block(acc[p & 1], a, b[2 * p], b[2 * p + 1]);
+            mma_f16(acc[p & 1], a, b[2 * p], b[2 * p + 1]);
         }
     }
     float2 low = scale_pair(s & 0xFFFF), high = scale_pair(s >> 16);
