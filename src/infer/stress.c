@@ -41,11 +41,11 @@ struct outcome {
 struct stress {
     const struct nb_engine *engine;
     struct nb_stress_report *report;
-    int32_t prompt[2][PROMPT];          /* the second differs from the first everywhere */
-    float *logits[2];                   /* [V] */
+    int32_t prompt[2][PROMPT]; /* the second differs from the first everywhere */
+    float *logits[2];          /* [V] */
     struct outcome wanted[TYPES][2][NB_STRESS_WAYS][2]; /* by type, exact, way, prompt */
-    struct nbi_session_opts opts;       /* of the session at work */
-    const char *way;                    /* the one at work */
+    struct nbi_session_opts opts;                       /* of the session at work */
+    const char *way;                                    /* the one at work */
     int64_t iteration;
     int type;
     int wanted_way; /* that the one at work is compared with */
