@@ -3,6 +3,9 @@
 
 #include <string.h>
 
+/* What the sampler may ask for, the backend can give. */
+_Static_assert(NBI_SAMPLER_FEW <= NBI_TOP_MAX, "the best that decide");
+
 struct nb_session {
     const struct nb_engine *engine;
     struct nbi_session_opts opts;

@@ -92,7 +92,6 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     CU_TRY(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking));
     CU_TRY(cudaMallocHost(&s->staged, NBI_STAGED_BYTES));
     NBI_TRY(cuda_alloc(&s->cuda->be, "scratch", p.total, &block));
-    s->bytes = p.total;
     s->block = at<uint8_t>(block);
     s->x16 = s->block;
     s->x16_scale = (float *)(s->x16 + p.x16);

@@ -43,8 +43,7 @@ struct nbi_stream {
     struct cuda *cuda;
     cudaStream_t queue;
     struct nbi_stream_limits limits;
-    uint8_t *block; /* of the device: all that follows */
-    int64_t bytes;
+    uint8_t *block;      /* of the device: all that follows */
     uint8_t *x16;        /* x of a product in 16 bits: in the order of the tiles, or rows */
     float *x16_scale;    /* [N] */
     uint8_t *wide;       /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
