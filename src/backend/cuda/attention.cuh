@@ -1,0 +1,122 @@
+/* attention.cuh - what the kernels of attention share: their arguments, and tensor cores.
+ *
+ * Scores are kept in units of log2, so that exp2 is all that is needed. Rows of the store outside
+ * a row's range may hold NaN and must not reach a product, not even times 0. */
+#pragma once
+
+#include "backend/cuda/internal.cuh"
+
+#define LOG2E 1.4426950408889634f
+#define LN2   0.6931471805599453f
+
+/* The exponent's base follows the maximum only once it lags by this much: until then values are at
+ * most 2^LAG times too large, which changes no digit, and nothing need be scaled again. */
+#define LAG 8.0f
+
+struct attend {
+    float *y, *lse; /* lse may be null */
+    const float *q;
+    const uint8_t *k, *v;
+    const int32_t *first, *last;
+    float *parts; /* values [N, NH, splits, D], then maximum and sum [N, NH, splits, 2] */
+    int N, NH, NKV, D, group, splits;
+    float scale; /* log2(e) / sqrt(D) */
+};
+
+/* ---- tensor cores ---- */
+
+__device__ static inline float fast_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Infinity in f16 would become NaN in a product; NaN stays what it is. */
+__device__ static inline float fit_f16(float x)
+{
+    return fabsf(x) > 65504.0f ? copysignf(65504.0f, x) : x;
+}
+
+/* Two floats as bf16 or f16, the first in the low half. */
+template <bool BF> __device__ static inline uint32_t pack(float lo, float hi)
+{
+    if (BF) {
+        __nv_bfloat162 b = __floats2bfloat162_rn(lo, hi);
+        return *(uint32_t *)&b;
+    }
+    __half2 h = __floats2half2_rn(lo, hi);
+    return *(uint32_t *)&h;
+}
+
+/* What rounding to pack<BF> leaves over. */
+template <bool BF> __device__ static inline uint32_t pack_rest(uint32_t packed, float lo, float hi)
+{
+    float2 f =
+        BF ? __bfloat1622float2(*(__nv_bfloat162 *)&packed) : __half22float2(*(__half2 *)&packed);
+    return pack<BF>(lo - f.x, hi - f.y);
+}
+
+/* Two e4m3, the first in the low byte, as f16: exact. */
+__device__ static inline uint32_t widen_e4m3(uint32_t pair)
+{
+    __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)pair, __NV_E4M3);
+    return (uint32_t)h.x | (uint32_t)h.y << 16;
+}
+
+/* c[16, 8] += a[16, 16] b[16, 8], f16 or bf16 operands. Lane 4g + t has of c the rows g (c[0],
+ * c[1]) and g + 8 (c[2], c[3]), columns 2t and 2t + 1; of a the same rows (a[0], a[1]), columns 2t
+ * and 2t + 1, and 8 columns on (a[2], a[3]); of b the rows 2t, 2t + 1 (b0) and 8 on (b1), column
+ * g. */
+template <bool BF>
+__device__ static inline void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    if (BF)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Over the four lanes that share rows of c. */
+__device__ static inline float quad_max(float v)
+{
+    v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFF, v, 1));
+    return fmaxf(v, __shfl_xor_sync(0xFFFFFFFF, v, 2));
+}
+
+__device__ static inline float quad_sum(float v)
+{
+    v += __shfl_xor_sync(0xFFFFFFFF, v, 1);
+    return v + __shfl_xor_sync(0xFFFFFFFF, v, 2);
+}
+
+__device__ static inline uint32_t shared_at(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ static inline void load_shared(uint32_t w[4], uint32_t from)
+{
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+/* Hides where x comes from: what is quickly computed from it is then computed again in each round
+ * of a loop, instead of kept in registers that are needed otherwise. */
+__device__ static inline int anew(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* attend_tiles.cu: D is 64 or 128. */
+enum nb_status nbi_cuda_attend_tiles(struct nbi_stream *s, const struct nbi_op_attention *a,
+                                     const struct attend &k);
