@@ -67,6 +67,9 @@ struct nbi_kv_store {
     enum nbi_dtype dtype; /* f32, f16, bf16 or e4m3 */
 };
 
+/* Rows of a page, where the rows of a store are handed out in pages. */
+#define NBI_PAGE 64
+
 /* What backends count on: query heads that share a key, and the size of a head. */
 #define NBI_SHARED_MAX 64
 #define NBI_HEAD_MAX   1024
@@ -138,18 +141,27 @@ struct nbi_op_qkv_rope {
     int64_t N, NH, NKV, D;
 };
 
-/* y[n] = softmax(q[n] k^T / sqrt(D)) v per head, over rows first[n] to last[n] of the store. The
- * result of a row depends on q[n] and those rows alone, bit for bit; on a GPU also on N. lse keeps
- * the logarithm of each softmax's denominator, maximum included, for the backward pass. */
+/* y[n] = softmax(q[n] k^T / sqrt(D)) v per head, over rows first[n] to last[n] of the store. lse
+ * keeps the logarithm of each softmax's denominator, maximum included, for the backward pass.
+ *
+ * With pages, rows are counted within the token's own sequence: row r that token n sees is row
+ * pages[tables[n] + r / NBI_PAGE] * NBI_PAGE + r % NBI_PAGE of the store, and first[n] is a
+ * multiple of NBI_PAGE.
+ *
+ * The result of a row depends on q[n] and those rows alone, bit for bit; on a GPU also on the call
+ * that it is part of, unless that is steady and N at most nbi_backend.steady_rows. */
 struct nbi_op_attention {
     struct nbi_ptr y;   /* [N, NH, D] */
     struct nbi_ptr lse; /* [N, NH], or none */
     struct nbi_ptr q;   /* [N, NH, D] */
     struct nbi_kv_store store;
-    struct nbi_ptr first, last; /* int32 [N]; first[n] <= last[n] */
-    int64_t longest;            /* the most rows that any n sees */
+    struct nbi_ptr first, last;   /* int32 [N]; first[n] <= last[n] */
+    struct nbi_ptr pages, tables; /* int32 [.], int32 [N]; or none */
+    int64_t longest;              /* the most rows that any n sees */
     int64_t N, NH, NKV, D;
-    bool exact; /* f32 throughout; else a backend may round q and the weights of the rows */
+    bool exact;  /* f32 throughout; else a backend may round q and the weights of the rows */
+    bool apart;  /* tokens share few rows or none: nothing is won by looking at them together */
+    bool steady; /* the same bits in any company */
 };
 
 /* y = silu(gate) * up. */
@@ -423,6 +435,9 @@ struct nbi_backend {
     const char *name; /* "cpu", "cuda:0" */
     int64_t chunk;    /* rows of a pass that suit it, where there are many */
     bool rows_matter; /* what is not exact depends on how many rows go together */
+    /* Where they matter: up to so many rows they do not, in products of NVFP4 and in what is row by
+     * row anyway. */
+    int64_t steady_rows;
     void (*close)(struct nbi_backend *be);
 
     /* Memory, 64-byte aligned and not cleared. What it is for shows in reports. */

@@ -1,151 +1,13 @@
 /* test_ops.c - every operation of the forward pass on the CPU's fastest path and on a GPU, beside
  * the scalar code of the CPU, which defines it: odd shapes, all types, results that were not
  * numbers before and whose surroundings must stay. */
-#include <math.h>
-
-#include "support.h"
-
-#include "host_weights.h"
+#include "ops_lab.h"
 
 #define COUNT(a) ((int64_t)(sizeof(a) / sizeof *(a)))
-#define GUARD    64 /* bytes behind each block that must stay */
 
 static const enum nbi_dtype floats[] = {NBI_F32, NBI_F16, NBI_BF16};
 static const enum nbi_dtype matrices[] = {NBI_NVFP4, NBI_F32, NBI_F16, NBI_BF16};
 static const enum nbi_dtype stores[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
-
-/* ---- backends ---- */
-
-static struct nbi_backend *scalar, *tested;
-
-static struct nbi_backend *open_on(const char *device, int threads, enum nbi_simd level)
-{
-    struct nbi_backend *be;
-    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){device, threads, level}));
-    return be;
-}
-
-static void open_both(const char *device)
-{
-    if (strcmp(device, "cuda") == 0 && nb_gpu_check(0) != NB_OK) {
-        print_message("SKIP: %s\n", nb_last_error());
-        skip();
-    }
-    drawn = 0;
-    scalar = open_on("cpu", 1, NBI_SIMD_SCALAR);
-    tested = open_on(device, 2, nbi_simd_level());
-}
-
-static void close_both(void)
-{
-    scalar->close(scalar);
-    tested->close(tested);
-}
-
-/* ---- one operation on a backend ---- */
-
-#define MAX_BLOCKS  16
-#define MAX_WEIGHTS 4
-
-struct lab {
-    struct nbi_backend *be;
-    struct nbi_stream *s;
-    struct nbi_ptr blocks[MAX_BLOCKS];
-    struct nbi_weight weights[MAX_WEIGHTS];
-    int block_count, weight_count;
-};
-
-static void lab_begin(struct lab *l, struct nbi_backend *be, const struct nbi_stream_limits *limits)
-{
-    *l = (struct lab){.be = be};
-    assert_ok(be->stream_new(be, limits, &l->s));
-}
-
-static void lab_end(struct lab *l)
-{
-    for (int i = 0; i < l->block_count; i++)
-        l->be->free(l->be, l->blocks[i]);
-    for (int i = 0; i < l->weight_count; i++)
-        l->be->weight_free(l->be, &l->weights[i]);
-    l->be->stream_free(l->s);
-}
-
-/* A block of these bytes, or, without them, of NaN. */
-static struct nbi_ptr block(struct lab *l, const void *bytes, int64_t n)
-{
-    uint8_t *with_guard = zeros(n + GUARD, 1);
-    memset(with_guard, 0xFF, (size_t)(n + GUARD));
-    if (bytes)
-        memcpy(with_guard, bytes, (size_t)n);
-    assert_true(l->block_count < MAX_BLOCKS);
-    struct nbi_ptr *p = &l->blocks[l->block_count++];
-    assert_ok(l->be->alloc(l->be, "test", n + GUARD, p));
-    assert_ok(l->be->upload(l->s, *p, with_guard, n + GUARD));
-    free(with_guard);
-    return *p;
-}
-
-static struct nbi_weight weight(struct lab *l, struct host_weight *w, bool keep_rows)
-{
-    struct nbi_weight_source src = source_of(w);
-    src.keep_rows = keep_rows;
-    assert_true(l->weight_count < MAX_WEIGHTS);
-    struct nbi_weight *out = &l->weights[l->weight_count++];
-    assert_ok(l->be->weight_new(l->be, &src, out));
-    return *out;
-}
-
-/* What a block holds now. */
-static void fetch(struct lab *l, void *out, struct nbi_ptr p, int64_t n)
-{
-    uint8_t guard[GUARD];
-    assert_ok(l->be->download(l->s, out, p, n));
-    assert_ok(l->be->download(l->s, guard, nbi_ptr_add(p, n), GUARD));
-    assert_ok(l->be->sync(l->s));
-    for (int i = 0; i < GUARD; i++)
-        if (guard[i] != 0xFF)
-            fail_msg("byte %d behind a result was written", i);
-}
-
-/* ---- comparing ---- */
-
-static char where[160]; /* the case at hand */
-
-static void within(const char *what, const float *is, const float *want, const double *bound,
-                   int64_t n)
-{
-    double most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        double off = fabs((double)is[i] - want[i]);
-        if (isnan(want[i]) ? !isnan(is[i]) : !(off <= bound[i]))
-            fail_msg("%s: %s %lld is %.9g, not %.9g; %.3g allowed", where, what, (long long)i,
-                     (double)is[i], (double)want[i], bound[i]);
-        if (off > 0 && off / bound[i] > most)
-            most = off / bound[i];
-    }
-    if (getenv("NB_TEST_VERBOSE"))
-        print_message("%s: %s: %.3f of the bound\n", where, what, most);
-}
-
-/* Off by at most `relative` of the value and `absolute`. */
-static void close_to(const char *what, const float *is, const float *want, int64_t n,
-                     double relative, double absolute)
-{
-    double *bound = zeros(n, sizeof *bound);
-    for (int64_t i = 0; i < n; i++)
-        bound[i] = isnan(want[i]) ? 0 : relative * fabs((double)want[i]) + absolute;
-    within(what, is, want, bound, n);
-    free(bound);
-}
-
-static void same_bytes(const char *what, const void *is, const void *want, int64_t n)
-{
-    const uint8_t *a = is, *b = want;
-    for (int64_t i = 0; i < n; i++)
-        if (a[i] != b[i])
-            fail_msg("%s: byte %lld of %s is %02x, not %02x", where, (long long)i, what, a[i],
-                     b[i]);
-}
 
 /* ---- input ---- */
 
@@ -636,15 +498,18 @@ static void check_qkv_rope(void)
 
 /* ---- attention ---- */
 
-#define MAX_ROWS 200
+#define MAX_ROWS  200
+#define MAX_PAGES 1100
 
 struct attention_case {
     int64_t N, NH, NKV, D, rows, longest;
     enum nbi_dtype dtype;
-    bool lse;
+    bool lse, apart, steady;
     float *q;
     uint8_t *k, *v;
-    int32_t first[MAX_ROWS], last[MAX_ROWS];
+    int32_t first[MAX_ROWS], last[MAX_ROWS], tables[MAX_ROWS];
+    int32_t pages[MAX_PAGES];
+    int64_t page_numbers; /* 0: without pages */
 };
 
 /* Rows [first, first + count) of the store, which are somebody's. */
@@ -712,10 +577,20 @@ static void run_attention(struct nbi_backend *be, const struct attention_case *c
         .NH = c->NH,
         .NKV = c->NKV,
         .D = c->D,
-        .exact = exact};
+        .exact = exact,
+        .apart = c->apart,
+        .steady = c->steady};
+    if (c->page_numbers > 0) {
+        op.pages = block(&l, c->pages, c->page_numbers * 4);
+        op.tables = block(&l, c->tables, c->N * 4);
+    }
     if (c->lse)
         op.lse = block(&l, NULL, c->N * c->NH * 4);
     assert_ok(be->attention(l.s, &op));
+    if (be->rows_matter) { /* once more: nothing is left over from the first time */
+        assert_ok(be->clear(l.s, op.y, q));
+        assert_ok(be->attention(l.s, &op));
+    }
     fetch(&l, y, op.y, q);
     if (c->lse)
         fetch(&l, lse, op.lse, c->N * c->NH * 4);
@@ -782,6 +657,121 @@ static void check_attention_long(void)
                                    .dtype = stores[i % 4],
                                    .lse = i % 2};
         attend(&c, cases[i / 4].sequences, cases[i / 4].past);
+    }
+}
+
+/* ---- attention over pages ---- */
+
+/* Sequences with a past of their own; their tokens one sequence after another, or in turn. In `c`
+ * each begins at a page, in `p` the same pages lie anywhere. */
+static void paged_new(struct attention_case *c, struct attention_case *p, int64_t sequences,
+                      bool in_turn)
+{
+    const int64_t pasts[] = {0, 1, 63, 64, 65, 127, 600, c->N > 7 ? 200 : 9000};
+    int64_t start[MAX_ROWS], each[MAX_ROWS] = {0}, at[MAX_ROWS] = {0}, pages = 2,
+                             page[MAX_PAGES] = {0};
+    for (int64_t n = 0; n < c->N; n++)
+        each[in_turn ? n % sequences : n * sequences / c->N]++;
+    for (int64_t i = 0; i < sequences; i++) {
+        at[i] = pasts[bits32() % 8];
+        start[i] = pages;
+        pages += (at[i] + each[i] + NBI_PAGE - 1) / NBI_PAGE;
+    }
+    assert_true(pages <= MAX_PAGES);
+    c->rows = pages * NBI_PAGE;
+    int64_t bytes = (int64_t)nbi_dtype_bytes(c->dtype, c->rows * c->NKV * c->D),
+            one = bytes / pages;
+    c->q = random_floats(c->N * c->NH * c->D, 2);
+    c->k = memset(zeros(bytes, 1), 0xFF, (size_t)bytes);
+    c->v = memset(zeros(bytes, 1), 0xFF, (size_t)bytes);
+    *p = *c;
+    for (int64_t i = 0; i < sequences; i++)
+        fill_rows(c, start[i] * NBI_PAGE, at[i] + each[i]);
+    for (int64_t i = 0; i < pages; i++) { /* a permutation */
+        int64_t j = bits32() % (i + 1);
+        page[i] = page[j];
+        page[j] = i;
+    }
+    p->page_numbers = pages;
+    p->k = zeros(bytes, 1);
+    p->v = zeros(bytes, 1);
+    for (int64_t i = 0; i < pages; i++) {
+        p->pages[i] = (int32_t)page[i];
+        memcpy(p->k + page[i] * one, c->k + i * one, (size_t)one);
+        memcpy(p->v + page[i] * one, c->v + i * one, (size_t)one);
+    }
+    for (int64_t n = 0; n < c->N; n++) {
+        int64_t i = in_turn ? n % sequences : n * sequences / c->N;
+        p->first[n] = 0;
+        p->last[n] = (int32_t)at[i]++;
+        p->tables[n] = (int32_t)start[i];
+        c->first[n] = (int32_t)(start[i] * NBI_PAGE);
+        c->last[n] = c->first[n] + p->last[n];
+        c->longest = at[i] > c->longest ? at[i] : c->longest;
+    }
+    p->longest = c->longest;
+}
+
+/* The CPU reads pages as it reads rows, and a token cannot tell whether there are others: not on a
+ * GPU either, if it is asked for that and the tokens are few. */
+static void check_pages(struct attention_case *c, int64_t sequences, bool in_turn)
+{
+    struct attention_case p, *one = zeros(1, sizeof *one);
+    int64_t row = c->NH * c->D, n = c->N * row;
+    float *a = zeros(n, 4), *b = zeros(n, 4), *lse = zeros(c->N * c->NH, 4);
+    paged_new(c, &p, sequences, in_turn);
+    p.q = c->q;
+    check_attended(&p);
+    for (int exact = 0; exact < 2; exact++) {
+        run_attention(scalar, c, exact, a, lse);
+        run_attention(scalar, &p, exact, b, lse);
+        same_bytes("the definition's y", b, a, n * 4);
+        run_attention(tested, c, exact, a, lse);
+        run_attention(tested, &p, exact, b, lse);
+        if (!tested->rows_matter)
+            same_bytes("y", b, a, n * 4);
+        if (tested->rows_matter && c->N > tested->steady_rows)
+            continue;
+        p.steady = true;
+        run_attention(tested, &p, exact, b, lse);
+        for (int64_t i = 0; i < c->N; i += 1 + c->N / 7) {
+            *one = p;
+            one->N = 1;
+            one->q = p.q + i * row;
+            one->last[0] = p.last[i];
+            one->tables[0] = p.tables[i];
+            one->longest = p.last[i] + 1;
+            run_attention(tested, one, exact, a, lse);
+            same_bytes("y of one alone", b + i * row, a, row * 4);
+        }
+        p.steady = false;
+    }
+    p.q = NULL;
+    attention_free(c);
+    attention_free(&p);
+    void *all[] = {one, a, b, lse};
+    for (int64_t i = 0; i < COUNT(all); i++)
+        free(all[i]);
+}
+
+static void check_attention_paged(void)
+{
+    static const int64_t sizes[] = {64, 128, 80}, counts[] = {1, 7, 64, 100},
+                         groups[] = {2, 8, 1, 4};
+    for (int i = 0; i < 3 * 4 * 4; i++) {
+        uint32_t dice = bits32();
+        struct attention_case c = {.N = counts[i % 4],
+                                   .D = sizes[i / 4 % 3],
+                                   .dtype = stores[i / 12],
+                                   .NKV = 1 + dice % 2,
+                                   .lse = dice / 2 % 2};
+        int64_t sequences = 1 + dice / 4 % (c.N < 20 ? c.N : 20);
+        c.NH = c.NKV * groups[dice / 128 % 4];
+        c.apart = sequences > 5;
+        snprintf(where, sizeof where, "%s, N %lld of %lld, D %lld, %lld and %lld heads, pages",
+                 nbi_dtypes[c.dtype].name, (long long)c.N, (long long)sequences, (long long)c.D,
+                 (long long)c.NH, (long long)c.NKV);
+        check_pages(&c, sequences, c.apart || dice / 512 % 2);
     }
 }
 
@@ -1046,6 +1036,7 @@ static void check_copies(void)
     X(qkv_rope)                                                                                    \
     X(attention)                                                                                   \
     X(attention_long)                                                                              \
+    X(attention_paged)                                                                             \
     X(swiglu)                                                                                      \
     X(gather_and_scatter)                                                                          \
     X(top)                                                                                         \

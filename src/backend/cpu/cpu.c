@@ -535,9 +535,10 @@ static int64_t rows_together(const struct nbi_stream *s, const struct nbi_op_att
  * one before. */
 static int64_t run_of_rows(const struct nbi_op_attention *a, int64_t n, int64_t end)
 {
-    const int32_t *first = host(a->first), *last = host(a->last);
+    const int32_t *first = host(a->first), *last = host(a->last), *tables = host(a->tables);
     int64_t i = n + 1;
-    while (i < end && first[i] == first[n] && last[i] >= last[i - 1])
+    while (i < end && first[i] == first[n] && last[i] >= last[i - 1] &&
+           (!a->pages.at || tables[i] == tables[n]))
         i++;
     return i - n;
 }
@@ -550,6 +551,7 @@ static void attention_pieces(void *ctx, int thread, int64_t piece, int64_t count
     const struct nbi_op_attention *a = op->args;
     struct nbi_stream *s = op->s;
     const int32_t *first = host(a->first), *last = host(a->last);
+    const int32_t *pages = host(a->pages), *tables = host(a->tables);
     int64_t D = a->D, heads = a->NH / a->NKV, together = rows_together(s, a);
     int64_t row = (int64_t)nbi_dtype_bytes(a->store.dtype, a->NKV * D);
     int64_t groups = (a->N + together - 1) / together;
@@ -558,13 +560,16 @@ static void attention_pieces(void *ctx, int thread, int64_t piece, int64_t count
         int64_t end = a->N - n < together ? a->N : n + together;
         for (; n < end; n += rows) {
             rows = run_of_rows(a, n, end);
-            int64_t at = first[n] * row + h * (int64_t)nbi_dtype_bytes(a->store.dtype, D);
+            int64_t at =
+                (pages ? 0 : first[n] * row) + h * (int64_t)nbi_dtype_bytes(a->store.dtype, D);
             int64_t out = n * a->NH + h * heads;
             const struct nbi_attend job = {.y = (float *)host(a->y) + out * D,
                                            .lse = a->lse.at ? (float *)host(a->lse) + out : NULL,
                                            .q = (const float *)host(a->q) + out * D,
                                            .k = (const uint8_t *)host(a->store.k) + at,
                                            .v = (const uint8_t *)host(a->store.v) + at,
+                                           .pages = pages ? pages + tables[n] + first[n] / NBI_PAGE
+                                                          : NULL,
                                            .last = last + n,
                                            .first = first[n],
                                            .stride = row,

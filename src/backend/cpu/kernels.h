@@ -21,7 +21,8 @@ struct nbi_attend {
     float *y;             /* [rows, heads, D], ldq floats from row to row */
     float *lse;           /* [rows, heads], ld_lse floats from row to row; or NULL */
     const float *q;       /* as y */
-    const uint8_t *k, *v; /* of the row `first` and this head */
+    const uint8_t *k, *v; /* of this head and the row `first`; with pages, of row 0 of the store */
+    const int32_t *pages; /* from that of the row `first` on; or NULL */
     const int32_t
         *last; /* row r sees keys 0 to last[r] - first; no row fewer than the one before */
     int64_t first, stride, ldq, ld_lse; /* stride: bytes from one key to the next */
@@ -30,6 +31,15 @@ struct nbi_attend {
     int64_t D;
     float *scratch; /* 64-byte aligned; nbi_attend_scratch floats */
 };
+
+_Static_assert(NBI_KEY_BLOCK == NBI_PAGE, "the keys of a block lie together");
+
+/* Where the block of keys or values that begins at `start` is, counted from the row `first`. */
+static inline const uint8_t *nbi_attend_block(const struct nbi_attend *a, const uint8_t *p,
+                                              int64_t start)
+{
+    return p + (a->pages ? (int64_t)a->pages[start / NBI_PAGE] * NBI_PAGE : start) * a->stride;
+}
 
 static inline int64_t nbi_attend_scratch(int64_t D)
 {

@@ -358,11 +358,11 @@ struct rows {
 static struct rows rows_as_floats(const struct nbi_attend *a, const uint8_t *p, int64_t start,
                                   int64_t n)
 {
+    p = nbi_attend_block(a, p, start);
     if (a->dtype == NBI_F32)
-        return (struct rows){(const float *)(const void *)(p + start * a->stride), a->stride / 4, n,
-                             a->D};
+        return (struct rows){(const float *)(const void *)p, a->stride / 4, n, a->D};
     for (int64_t i = 0; i < n; i++)
-        widen(a->scratch + i * a->D, p + (start + i) * a->stride, a->dtype, a->D);
+        widen(a->scratch + i * a->D, p + i * a->stride, a->dtype, a->D);
     return (struct rows){a->scratch, a->D, n, a->D};
 }
 

@@ -216,12 +216,12 @@ static float attend_one(const struct nbi_attend *a, float *y, const float *q, in
     double scale = 1 / sqrt((double)a->D), top = -INFINITY, sum = 0, out[NBI_HEAD_MAX] = {0};
     for (int64_t start = 0; start < count; start += NBI_KEY_BLOCK) {
         int64_t n = count - start < NBI_KEY_BLOCK ? count - start : NBI_KEY_BLOCK;
+        const uint8_t *k = nbi_attend_block(a, a->k, start), *v = nbi_attend_block(a, a->v, start);
         double score[NBI_KEY_BLOCK], high = top;
         for (int64_t i = 0; i < n; i++) {
             score[i] = 0;
             for (int64_t d = 0; d < a->D; d++)
-                score[i] +=
-                    (double)q[d] * (double)load(a->k + (start + i) * a->stride, a->dtype, d);
+                score[i] += (double)q[d] * (double)load(k + i * a->stride, a->dtype, d);
             score[i] *= scale;
             high = fmax(high, score[i]);
         }
@@ -233,7 +233,7 @@ static float attend_one(const struct nbi_attend *a, float *y, const float *q, in
             double p = exp(score[i] - high);
             sum += p;
             for (int64_t d = 0; d < a->D; d++)
-                out[d] += p * (double)load(a->v + (start + i) * a->stride, a->dtype, d);
+                out[d] += p * (double)load(v + i * a->stride, a->dtype, d);
         }
         top = high;
     }

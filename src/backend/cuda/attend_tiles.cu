@@ -1,10 +1,10 @@
 /* attend_tiles.cu - attention for prompts: 128 rows of queries against tiles of 64 keys in shared
- * memory. */
+ * memory. With pages a tile is a page, whose number comes with the tile before. */
 #include "backend/cuda/attention.cuh"
 
 #define TILES_THREADS 128
 #define TILES_ROWS    128 /* queries times the heads of a group, 32 for each warp */
-#define TILES_KEYS    64
+#define TILES_KEYS    NBI_PAGE
 
 /* Rows of D 16-bit numbers in shared memory, in pieces of 16 bytes; xor keeps those of eight rows
  * in different banks. */
@@ -20,6 +20,12 @@ __device__ static inline void copy_16(uint32_t to, const void *from, bool real)
                  :
                  : "r"(to), "l"(from), "r"(real ? 16 : 0)
                  : "memory");
+}
+
+/* One number. */
+__device__ static inline void copy_4(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(to), "l"(from) : "memory");
 }
 
 __device__ static inline void copies_done(void)
@@ -72,8 +78,10 @@ struct tiles {
  * each other one more, up to hi. Kept in shared memory, since registers are short. */
 struct tiles_run {
     int from, to, last, lo, hi;
-    int open;   /* up to here all rows of the tile see all keys */
-    int n0, n1; /* queries of the tile, those of other runs included */
+    int open;             /* up to here all rows of the tile see all keys */
+    int n0, n1;           /* queries of the tile, those of other runs included */
+    const int32_t *pages; /* of their sequence, if there are any */
+    int page[2];          /* those of tile i and the next; that of i is at i % 2 */
 };
 
 /* Keys and values of a head, and where they go. */
@@ -84,21 +92,31 @@ struct tiles_source {
     const struct tiles_run *run;
 };
 
-/* Starts the copy of tile i. Keys past hi become zeros. */
-template <int D, enum nbi_dtype TYPE>
+/* What to add to the rows of tile i for those of the store. */
+template <bool PAGED> __device__ static inline int tiles_shift(const struct tiles_run &run, int i)
+{
+    return PAGED ? run.page[i & 1] * NBI_PAGE - (run.lo + i * TILES_KEYS) : 0;
+}
+
+/* Starts the copy of tile i, and of the number of the next page. Keys past hi become zeros. */
+template <int D, enum nbi_dtype TYPE, bool PAGED>
 __device__ static inline void tiles_fetch(const struct tiles_source &src, int i)
 {
     using T = struct tiles<D, TYPE>;
     constexpr int PIECES = D * T::BYTES / 16; /* of a row */
+    int thread = anew(threadIdx.x), key0 = src.run->lo + i * TILES_KEYS, hi = src.run->hi;
+    if (PAGED && thread == 0)
+        copy_4(shared_at(&src.run->page[(i + 1) & 1]),
+               src.run->pages + min(key0 + TILES_KEYS, hi) / NBI_PAGE);
     if (T::BYTES == 4)
         return;
     uint32_t to = src.shared + (T::DIRECT ? (i & 1) * 2 * T::ONE : 2 * T::ONE);
-    int thread = anew(threadIdx.x), key0 = src.run->lo + i * TILES_KEYS, hi = src.run->hi;
+    int shift = tiles_shift<PAGED>(*src.run, i);
 #pragma unroll 4
     for (int j = 0; j < TILES_KEYS * PIECES / TILES_THREADS; j++) {
         int at = thread + j * TILES_THREADS, row = at / PIECES, piece = at % PIECES;
         bool real = key0 + row <= hi;
-        int64_t from = (int64_t)min(key0 + row, hi) * src.stride + piece * 16;
+        int64_t from = (int64_t)(min(key0 + row, hi) + shift) * src.stride + piece * 16;
         uint32_t place = T::DIRECT ? piece_at<D>(row, piece) : (uint32_t)at * 16;
         copy_16(to + place, src.k + from, real);
         copy_16(to + place + (T::DIRECT ? T::ONE : T::RAW), src.v + from, real);
@@ -144,17 +162,19 @@ template <bool BF> __device__ static inline void store_floats(uint32_t to, const
 }
 
 /* f32 of tile i, keys and values, to f16. */
-template <int D> __device__ static inline void tiles_narrow(const struct tiles_source &src, int i)
+template <int D, bool PAGED>
+__device__ static inline void tiles_narrow(const struct tiles_source &src, int i)
 {
     constexpr int ONE = tiles<D, NBI_F32>::ONE;
     const uint32_t zeros[4] = {0, 0, 0, 0};
+    int shift = tiles_shift<PAGED>(*src.run, i);
 #pragma unroll 2
     for (int j = 0; j < TILES_KEYS * D / 8 / TILES_THREADS; j++) {
         int at = threadIdx.x + j * TILES_THREADS, row = at / (D / 8), piece = at % (D / 8);
         int key = src.run->lo + i * TILES_KEYS + row;
         uint32_t to = src.shared + piece_at<D>(row, piece);
         if (key <= src.run->hi) {
-            int64_t from = (int64_t)key * src.stride + piece * 32;
+            int64_t from = (int64_t)(key + shift) * src.stride + piece * 32;
             store_floats<false>(to, (const float *)(src.k + from), 1);
             store_floats<false>(to + ONE, (const float *)(src.v + from), 1);
         } else {
@@ -165,7 +185,7 @@ template <int D> __device__ static inline void tiles_narrow(const struct tiles_s
 }
 
 /* Waits for tile i of `count`, starts the next and says where the keys are. */
-template <int D, enum nbi_dtype TYPE>
+template <int D, enum nbi_dtype TYPE, bool PAGED>
 __device__ static inline uint32_t tiles_next(const struct tiles_source &src, int i, int count)
 {
     using T = struct tiles<D, TYPE>;
@@ -174,12 +194,12 @@ __device__ static inline uint32_t tiles_next(const struct tiles_source &src, int
     if (TYPE == NBI_E4M3) {
         tiles_widen<D>(src.shared, src.shared + 2 * T::ONE);
     } else if (TYPE == NBI_F32) {
-        tiles_narrow<D>(src, i);
+        tiles_narrow<D, PAGED>(src, i);
     }
     if (!T::DIRECT)
         __syncthreads();
     if (i + 1 < count)
-        tiles_fetch<D, TYPE>(src, i + 1);
+        tiles_fetch<D, TYPE, PAGED>(src, i + 1);
     return src.shared + (T::DIRECT ? (i & 1) * 2 * T::ONE : 0);
 }
 
@@ -359,12 +379,14 @@ __device__ static inline void tiles_store(const struct attend &a, struct tiles_r
 
 /* Of the queries n0 to n0 + count - 1: bit i of breaks is set where query n0 + i does not simply
  * go on from the one before with one key more. Count is at most 128, one for each thread. */
+template <bool PAGED>
 __device__ static inline void tiles_breaks(const struct attend &a, uint32_t breaks[4], int n0,
                                            int count)
 {
     int i = threadIdx.x, n = n0 + i;
-    bool cut =
-        i > 0 && i < count && (a.first[n] != a.first[n - 1] || a.last[n] != a.last[n - 1] + 1);
+    bool cut = i > 0 && i < count &&
+               (a.first[n] != a.first[n - 1] || a.last[n] != a.last[n - 1] + 1 ||
+                (PAGED && a.tables[n] != a.tables[n - 1]));
     uint32_t word = __ballot_sync(0xFFFFFFFF, cut);
     if (i % 32 == 0)
         breaks[i / 32] = word;
@@ -372,6 +394,7 @@ __device__ static inline void tiles_breaks(const struct attend &a, uint32_t brea
 }
 
 /* The run that begins at query `from` of the tile. */
+template <bool PAGED>
 __device__ static inline void tiles_run_at(struct tiles_run &run, const struct attend &a,
                                            const uint32_t breaks[4], int from)
 {
@@ -387,6 +410,10 @@ __device__ static inline void tiles_run_at(struct tiles_run &run, const struct a
     run.to = run.n0 + to;
     run.last = a.last[from];
     run.lo = a.first[from];
+    if (PAGED) {
+        run.pages = a.pages + a.tables[from];
+        run.page[0] = run.pages[run.lo / NBI_PAGE];
+    }
     run.hi = run.last + run.to - 1 - from;
     run.open = from == run.n0 && to == count ? run.last : -1;
 }
@@ -396,7 +423,7 @@ __device__ static inline void tiles_run_at(struct tiles_run &run, const struct a
  * A tile's queries are taken in runs with the same first key and one key more for each: all keys
  * from first to the last query's last are then somebody's, hence written. Usually there is one
  * run. Rows that are not of the run keep what they have. */
-template <int D, enum nbi_dtype TYPE>
+template <int D, enum nbi_dtype TYPE, bool PAGED>
 __global__ __launch_bounds__(TILES_THREADS, 2) static void k_attend_tiles(struct attend a)
 {
     using T = struct tiles<D, TYPE>;
@@ -419,7 +446,7 @@ __global__ __launch_bounds__(TILES_THREADS, 2) static void k_attend_tiles(struct
         run.n0 = n0;
         run.n1 = n1;
     }
-    tiles_breaks(a, breaks, n0, n1 - n0 + 1);
+    tiles_breaks<PAGED>(a, breaks, n0, n1 - n0 + 1);
     struct tiles_rows<D> r;
 #pragma unroll
     for (int m = 0; m < 2; m++)
@@ -435,13 +462,13 @@ __global__ __launch_bounds__(TILES_THREADS, 2) static void k_attend_tiles(struct
     for (int from = n0; from <= run.n1; from = run.to) {
         __syncthreads(); /* the run before is done */
         if (threadIdx.x == 0)
-            tiles_run_at(run, a, breaks, from);
+            tiles_run_at<PAGED>(run, a, breaks, from);
         __syncthreads();
         int count = (run.hi - run.lo) / TILES_KEYS + 1;
-        tiles_fetch<D, TYPE>(src, 0);
+        tiles_fetch<D, TYPE, PAGED>(src, 0);
         for (int i = 0; i < count; i++) {
             float s[2][TILES_KEYS / 8][4];
-            uint32_t keys = tiles_next<D, TYPE>(src, i, count);
+            uint32_t keys = tiles_next<D, TYPE, PAGED>(src, i, count);
             int key0 = run.lo + i * TILES_KEYS;
             tiles_scores<D, T::BF>(s, queries, keys);
             if (key0 + TILES_KEYS - 1 > run.open)
@@ -457,10 +484,10 @@ template <int D, enum nbi_dtype TYPE>
 static enum nb_status launch_tiles(struct nbi_stream *s, const struct attend &k)
 {
     int shared = tiles<D, TYPE>::SHARED;
-    CU_TRY(cudaFuncSetAttribute(k_attend_tiles<D, TYPE>,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    auto kernel = k.pages ? k_attend_tiles<D, TYPE, true> : k_attend_tiles<D, TYPE, false>;
+    CU_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     int64_t grid = ceil_div((int64_t)k.N * k.group, TILES_ROWS) * k.NKV;
-    k_attend_tiles<D, TYPE><<<(unsigned)grid, TILES_THREADS, shared, s->queue>>>(k);
+    kernel<<<(unsigned)grid, TILES_THREADS, shared, s->queue>>>(k);
     CU_LAUNCHED();
     return NB_OK;
 }

@@ -1,4 +1,4 @@
-/* attention.cuh - what the kernels of attention share: their arguments, and tensor cores.
+/* attention.cuh - what the kernels of attention share: their arguments, pages, tensor cores.
  *
  * Scores are kept in units of log2, so that exp2 is all that is needed. Rows of the store outside
  * a row's range may hold NaN and must not reach a product, not even times 0. */
@@ -13,15 +13,37 @@
  * most 2^LAG times too large, which changes no digit, and nothing need be scaled again. */
 #define LAG 8.0f
 
+#define SPLITS_MAX 256 /* pieces of a row */
+
+/* Pieces of a row in a steady call: of so many keys at least, and so many of them at most. */
+#define STEADY_KEYS   256
+#define STEADY_SPLITS 32
+
 struct attend {
     float *y, *lse; /* lse may be null */
     const float *q;
     const uint8_t *k, *v;
     const int32_t *first, *last;
-    float *parts; /* values [N, NH, splits, D], then maximum and sum [N, NH, splits, 2] */
+    const int32_t *pages, *tables; /* pages may be null */
+    float *parts;  /* plain: values [N, NH, splits, D], then maximum and sum [N, NH, splits, 2] */
+    int32_t *left; /* few: parts that were left so far, [N, NKV]; zeros between calls */
     int N, NH, NKV, D, group, splits;
+    bool steady;
     float scale; /* log2(e) / sqrt(D) */
 };
+
+/* Keys of a piece in a steady call, whole pages, by those of the row alone. */
+__device__ static inline int steady_piece(int count)
+{
+    const int all = STEADY_SPLITS * NBI_PAGE;
+    return max(STEADY_KEYS, ((count - 1) / all + 1) * NBI_PAGE);
+}
+
+/* What to add to a row of a sequence, and to others of its page, for that of the store. */
+__device__ static inline int page_shift(const int32_t *pages, int row)
+{
+    return pages ? (__ldg(pages + row / NBI_PAGE) - row / NBI_PAGE) * NBI_PAGE : 0;
+}
 
 /* ---- tensor cores ---- */
 
@@ -116,6 +138,12 @@ __device__ static inline int anew(int x)
     asm volatile("" : "+r"(x));
     return x;
 }
+
+/* attend_few.cu: N up to NBI_FEW_ROWS, D 64 or 128, not of f32, NH / NKV up to FEW_GROUP. */
+#define FEW_GROUP 8
+
+enum nb_status nbi_cuda_attend_few(struct nbi_stream *s, const struct nbi_op_attention *a,
+                                   const struct attend &k);
 
 /* attend_tiles.cu: D is 64 or 128. */
 enum nb_status nbi_cuda_attend_tiles(struct nbi_stream *s, const struct nbi_op_attention *a,

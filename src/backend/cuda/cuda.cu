@@ -44,7 +44,7 @@ static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
 
 /* Pieces of a stream's block, each of whole lines. */
 struct pieces {
-    int64_t x16, scale, wide, workspace, attend, total;
+    int64_t x16, scale, wide, workspace, attend, left, total;
 };
 
 static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream_limits *l)
@@ -56,7 +56,9 @@ static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream
     p.wide = l->N > NBI_SMALL_BATCH ? NBI_WIDE_BYTES : 0;
     p.workspace = NBI_WORKSPACE_BYTES;
     p.attend = ceil_div(nbi_cuda_attend_bytes(cuda, l), 256) * 256;
-    p.total = p.x16 + p.scale + p.wide + p.workspace + p.attend;
+    int64_t rows = l->N < NBI_FEW_ROWS ? l->N : NBI_FEW_ROWS;
+    p.left = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
+    p.total = p.x16 + p.scale + p.wide + p.workspace + p.attend + p.left;
     return p;
 }
 
@@ -96,8 +98,10 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->x16 = s->block;
     s->x16_scale = (float *)(s->x16 + p.x16);
     s->attend = (float *)((uint8_t *)s->x16_scale + p.scale);
-    s->wide = (uint8_t *)s->attend + p.attend;
+    s->attend_left = (int32_t *)((uint8_t *)s->attend + p.attend);
+    s->wide = (uint8_t *)s->attend_left + p.left;
     s->workspace = s->wide + p.wide;
+    CU_TRY(cudaMemsetAsync(s->attend_left, 0, (size_t)p.left, s->queue));
     return NB_OK;
 }
 
@@ -208,6 +212,7 @@ static void fill_table(struct cuda *cuda)
     be->name = cuda->name;
     be->chunk = 1024;
     be->rows_matter = true;
+    be->steady_rows = NBI_FEW_ROWS < NBI_SMALL_BATCH ? NBI_FEW_ROWS : NBI_SMALL_BATCH;
     be->close = cuda_close;
     be->alloc = cuda_alloc;
     be->free = cuda_free;

@@ -43,18 +43,22 @@ struct nbi_stream {
     struct cuda *cuda;
     cudaStream_t queue;
     struct nbi_stream_limits limits;
-    uint8_t *block;      /* of the device: all that follows */
-    uint8_t *x16;        /* x of a product in 16 bits: in the order of the tiles, or rows */
-    float *x16_scale;    /* [N] */
-    uint8_t *wide;       /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
-    uint8_t *workspace;  /* of cuBLASLt */
-    float *attend;       /* parts of split attention */
-    uint8_t *staged;     /* of the host, pinned: small uploads on their way */
-    int64_t staged_used; /* since the last sync */
+    uint8_t *block;       /* of the device: all that follows */
+    uint8_t *x16;         /* x of a product in 16 bits: in the order of the tiles, or rows */
+    float *x16_scale;     /* [N] */
+    uint8_t *wide;        /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
+    uint8_t *workspace;   /* of cuBLASLt */
+    float *attend;        /* parts of split attention */
+    int32_t *attend_left; /* and how many of each row were left, see attention.cuh */
+    uint8_t *staged;      /* of the host, pinned: small uploads on their way */
+    int64_t staged_used;  /* since the last sync */
 };
 
 /* Rows that go through the kernel on tiles; more go through cuBLASLt. */
 #define NBI_SMALL_BATCH 64
+
+/* Rows up to which a call of attention counts as decoding. */
+#define NBI_FEW_ROWS 64
 
 #define NBI_WIDE_BYTES      ((int64_t)32 << 20)
 #define NBI_WORKSPACE_BYTES ((int64_t)8 << 20)
