@@ -346,6 +346,77 @@ NB_MUST_CHECK enum nb_status nb_session_append(struct nb_session *session, const
                                                int64_t count, float *logits);
 void nb_session_truncate(struct nb_session *session, int64_t length);
 
+/* Several sequences that go through the model together, so that weights are read once for all of
+ * them. Keys and values lie in pages of a pool, which a sequence takes as it grows. One thread at a
+ * time; nothing is allocated after it is open. */
+struct nb_batch;
+
+struct nb_batch_opts {
+    int64_t sequences; /* at a time, at most */
+    int64_t context;   /* tokens of one at most; 0: 4096 or what the model can, if that is less */
+    int64_t tokens;    /* that the pool has room for, in whole pages; 0: all contexts */
+    int64_t chunk;     /* tokens of a step at most, one a sequence at least; 0: what suits */
+    enum nb_kv_dtype kv;
+    bool exact; /* as in a session */
+    /* The logits of a sequence are the same, to the last bit, whatever others there are: on the
+     * same device and with the same chunk they depend on its tokens and on the parts that these
+     * came in, and parts of up to 64 tokens may also be cut in any other way. The CPU does that
+     * anyhow. A GPU takes several passes for a step then: parts of up to 64 tokens share passes of
+     * up to 64; longer ones are cut at multiples of chunk, counted from the start of the sequence,
+     * and go alone. If some matrix is not NVFP4, and without exact, all parts go alone, and how
+     * they are cut does matter. A step may then have any number of tokens. */
+    bool deterministic;
+};
+
+NB_MUST_CHECK enum nb_status nb_batch_open(struct nb_batch **out, const struct nb_engine *engine,
+                                           const struct nb_batch_opts *opts);
+void nb_batch_close(struct nb_batch *batch);
+
+struct nb_batch_info {
+    int64_t sequences, context, chunk; /* what there is room for */
+    int64_t open;                      /* sequences in use */
+    int64_t page_tokens, pages, free;  /* tokens of a page; pages of the pool, and those in it */
+};
+
+void nb_batch_info(const struct nb_batch *batch, struct nb_batch_info *info);
+
+/* A new sequence without tokens: the lowest number from 0 on that is not in use. NB_EVALUE: all
+ * are. */
+NB_MUST_CHECK enum nb_status nb_batch_add(struct nb_batch *batch, int64_t *sequence);
+
+/* Ends a sequence; its pages go back to the pool. */
+NB_MUST_CHECK enum nb_status nb_batch_drop(struct nb_batch *batch, int64_t sequence);
+
+/* Forgets all but the first `length` tokens. */
+NB_MUST_CHECK enum nb_status nb_batch_truncate(struct nb_batch *batch, int64_t sequence,
+                                               int64_t length);
+
+int64_t nb_batch_length(const struct nb_batch *batch, int64_t sequence); /* -1: not in use */
+
+/* A token with its logit. */
+struct nb_candidate {
+    float logit;
+    int32_t id;
+};
+
+/* What a sequence has in a step: tokens to append, and what is wanted behind the last of them: all
+ * logits, the best of them, both or nothing. */
+struct nb_batch_part {
+    int64_t sequence;
+    const int32_t *ids;
+    int64_t count;             /* at least 1 */
+    float *logits;             /* [vocab], or NULL */
+    struct nb_candidate *best; /* [best_count], best first, of equals the lower id */
+    int64_t best_count;        /* up to 64 and vocab; 0: none */
+    bool odd;                  /* out, with best: some logit is not finite, and best ids are -1 */
+};
+
+/* One pass over the tokens of all parts, no sequence twice. All or nothing: after a failure all
+ * sequences are as they were. NB_ENOMEM: the pool has too few free pages. NB_EVALUE: more than a
+ * step or a context holds, or ids that there are not. */
+NB_MUST_CHECK enum nb_status nb_batch_step(struct nb_batch *batch, struct nb_batch_part *parts,
+                                           int64_t count);
+
 struct nb_bias {
     int32_t id;
     float value;
@@ -932,8 +1003,9 @@ struct nb_bench_ops {
 /* How fast a model runs: one token after another behind `context` tokens, or whole prompts. */
 struct nb_bench_run_opts {
     bool prefill;
-    int64_t context; /* decode: tokens there before */
-    int64_t tokens;  /* decode: in a round; prefill: of the prompt */
+    int64_t context;  /* decode: tokens there before */
+    int64_t tokens;   /* decode: in a round; prefill: of the prompt */
+    int64_t parallel; /* decode: sequences that go together; 0: one in a session */
     enum nb_kv_dtype kv;
     bool exact;
 };
@@ -942,10 +1014,11 @@ struct nb_bench_run {
     char device[NB_DEVICE_NAME];
     int threads;
     int cores; /* that peak_gmac_per_s is to be taken times: the threads; a GPU counts as one */
-    double tokens_per_s;
-    int64_t bytes_per_token;        /* weights read for a token */
+    double tokens_per_s;            /* of all sequences */
+    int64_t bytes_per_token;        /* weights read for a token, or for one of each sequence */
     int64_t kv_bytes_per_token;     /* decode: keys and values, in the middle of a round */
-    double gb_per_s, read_gb_per_s; /* of weights; what the device's memory gives, between rounds */
+    double gb_per_s, read_gb_per_s; /* of weights, with parallel of keys and values too; what the
+                                       device's memory gives, between rounds */
     double gmac_per_s;              /* prefill: multiplications in the layers' matrices */
     double
         peak_gmac_per_s; /* of a core, or a GPU, in NVFP4 products with data near; NaN: not known */

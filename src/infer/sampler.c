@@ -75,15 +75,15 @@ static void penalise(const struct nbi_token_sampler *s, float *logits)
 }
 
 /* Largest first; of equals the lower id. */
-static bool better(struct nbi_candidate a, struct nbi_candidate b)
+static bool better(struct nb_candidate a, struct nb_candidate b)
 {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
 /* A heap with the worst of the best k on top. */
-static void sink(struct nbi_candidate *heap, int64_t n, int64_t i)
+static void sink(struct nb_candidate *heap, int64_t n, int64_t i)
 {
-    struct nbi_candidate c = heap[i];
+    struct nb_candidate c = heap[i];
     for (int64_t child; (child = 2 * i + 1) < n; i = child) {
         if (child + 1 < n && better(heap[child], heap[child + 1]))
             child++;
@@ -97,21 +97,21 @@ static void sink(struct nbi_candidate *heap, int64_t n, int64_t i)
 /* The best k of all, best first. */
 static int64_t select_best(struct nbi_token_sampler *s, const float *logits, int64_t k)
 {
-    struct nbi_candidate *heap = s->candidates;
+    struct nb_candidate *heap = s->candidates;
     int64_t n = k < s->vocab ? k : s->vocab;
     for (int64_t i = 0; i < n; i++)
-        heap[i] = (struct nbi_candidate){logits[i], (int32_t)i};
+        heap[i] = (struct nb_candidate){logits[i], (int32_t)i};
     for (int64_t i = n / 2; i-- > 0;)
         sink(heap, n, i);
     for (int64_t i = n; i < s->vocab; i++) {
-        struct nbi_candidate c = {logits[i], (int32_t)i};
+        struct nb_candidate c = {logits[i], (int32_t)i};
         if (c.logit > heap[0].logit) { /* an equal one has the higher id */
             heap[0] = c;
             sink(heap, n, 0);
         }
     }
     for (int64_t last = n - 1; last > 0; last--) {
-        struct nbi_candidate worst = heap[0];
+        struct nb_candidate worst = heap[0];
         heap[0] = heap[last];
         sink(heap, last, 0);
         heap[last] = worst;
@@ -187,7 +187,7 @@ static int64_t spin(const struct nbi_token_sampler *s, uint64_t draw, int64_t to
 
 /* Tokens lie one behind the other, best first, each as long as its weight: which one covers `at`?
  * *end: where it ends. */
-static int32_t covering(const struct odds *o, const struct nbi_candidate *sorted, int64_t at,
+static int32_t covering(const struct odds *o, const struct nb_candidate *sorted, int64_t at,
                         int64_t *end)
 {
     for (*end = 0;; sorted++) {
@@ -200,7 +200,7 @@ static int32_t covering(const struct odds *o, const struct nbi_candidate *sorted
 /* The definition: a draw from n candidates, best first. */
 static int32_t draw_sorted(const struct nbi_token_sampler *s, int64_t n, uint64_t draw)
 {
-    const struct nbi_candidate *c = s->candidates;
+    const struct nb_candidate *c = s->candidates;
     struct odds o = make_odds(s, c[0].logit);
     double log_min_p = log(s->opts.min_p);
     int64_t all = 0, left = 0, end;
@@ -243,10 +243,10 @@ static int covering_slice(const struct slices *p, int64_t at, int64_t *from)
     return b;
 }
 
-static void sort_few(struct nbi_candidate *c, int64_t n)
+static void sort_few(struct nb_candidate *c, int64_t n)
 {
     for (int64_t i = 1; i < n; i++) {
-        struct nbi_candidate x = c[i];
+        struct nb_candidate x = c[i];
         int64_t j = i;
         for (; j > 0 && better(x, c[j - 1]); j--)
             c[j] = c[j - 1];
@@ -256,7 +256,7 @@ static void sort_few(struct nbi_candidate *c, int64_t n)
 
 /* As covering, of n candidates in the order of their ids. Each round leaves one slice of them: at
  * least the best or the worst is gone then. */
-static int32_t covering_unsorted(const struct odds *o, struct nbi_candidate *c, int64_t n,
+static int32_t covering_unsorted(const struct odds *o, struct nb_candidate *c, int64_t n,
                                  int64_t at, int64_t *end)
 {
     struct slices p;
@@ -308,7 +308,7 @@ static int32_t covering_of_all(struct nbi_token_sampler *s, const float *logits,
             any |= fabsf(logits[i] - near) <= reach;
         for (int64_t i = start; any && i < stop; i++)
             if (fabsf(logits[i] - near) <= reach && slice_of(p, logits[i]) == b)
-                s->candidates[n++] = (struct nbi_candidate){logits[i], (int32_t)i};
+                s->candidates[n++] = (struct nb_candidate){logits[i], (int32_t)i};
     }
     int32_t id = covering_unsorted(o, s->candidates, n, at - from, end);
     *end += from;
@@ -351,7 +351,7 @@ int64_t nbi_token_sampler_wants(const struct nbi_token_sampler *s)
     return plain && k <= NBI_SAMPLER_FEW ? k : 0;
 }
 
-int32_t nbi_token_sampler_of(struct nbi_token_sampler *s, const struct nbi_candidate *best)
+int32_t nbi_token_sampler_of(struct nbi_token_sampler *s, const struct nb_candidate *best)
 {
     int64_t n = nbi_token_sampler_wants(s);
     uint64_t draw = s->draws++;

@@ -9,18 +9,13 @@
 
 #define NBI_SAMPLER_FEW 64 /* best that a caller may be asked for, at most */
 
-struct nbi_candidate {
-    float logit;
-    int32_t id;
-};
-
 struct nbi_token_sampler {
     struct nb_sampling opts;
     uint64_t draws;
     int64_t vocab;
-    struct nbi_candidate *candidates; /* [vocab] */
-    int32_t *counts;                  /* [vocab] times each id was seen */
-    int32_t *seen;                    /* [vocab] ids with a count */
+    struct nb_candidate *candidates; /* [vocab] */
+    int32_t *counts;                 /* [vocab] times each id was seen */
+    int32_t *seen;                   /* [vocab] ids with a count */
     int64_t seen_count;
     bool penalties;
 };
@@ -37,7 +32,7 @@ void nbi_token_sampler_accept(struct nbi_token_sampler *s, int32_t id);
 int64_t nbi_token_sampler_wants(const struct nbi_token_sampler *s);
 
 /* As nbi_token_sampler_next, from as many of the best as it wants, best first. */
-int32_t nbi_token_sampler_of(struct nbi_token_sampler *s, const struct nbi_candidate *best);
+int32_t nbi_token_sampler_of(struct nbi_token_sampler *s, const struct nb_candidate *best);
 
 /* logits [vocab] are changed. NaN or infinity among them is an error. */
 enum nb_status nbi_token_sampler_next(struct nbi_token_sampler *s, float *logits, int32_t *id);

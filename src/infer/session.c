@@ -66,10 +66,11 @@ void nbi_session_plan(const struct nb_engine *engine, const struct nbi_session_o
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, o.chunk, false);
     plan->scratch = engine->be->stream_bytes(engine->be, &limits);
     plan->kv = 2 * c->layers * layer_bytes(c, &o);
-    plan->activations = nbi_acts_bytes(c, o.chunk, o.logits);
+    const struct nbi_acts_opts room = {.N = o.chunk, .M = o.logits};
+    plan->activations = nbi_acts_bytes(c, &room);
     plan->host = (int64_t)sizeof(struct nb_session) +
                  (o.context + 5 * o.chunk) * (int64_t)sizeof(int32_t) +
-                 c->layers * (int64_t)(sizeof(struct nbi_kv_store) + sizeof(struct nbi_layer_acts));
+                 c->layers * (int64_t)sizeof(struct nbi_kv_store) + nbi_acts_host_bytes(c, &room);
 }
 
 static enum nb_status make_host(struct nb_session *s)
@@ -94,7 +95,8 @@ static enum nb_status make_device(struct nb_session *s)
     int64_t per_layer = layer_bytes(c, &s->opts);
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, s->opts.chunk, false);
     NBI_TRY(be->stream_new(be, &limits, &s->stream));
-    NBI_TRY(nbi_acts_init(&s->acts, be, c, s->opts.chunk, s->opts.logits));
+    const struct nbi_acts_opts room = {.N = s->opts.chunk, .M = s->opts.logits};
+    NBI_TRY(nbi_acts_init(&s->acts, be, c, &room));
     NBI_TRY(be->alloc(be, "key/value cache", 2 * c->layers * per_layer, &s->cache));
     for (int64_t i = 0; i < c->layers; i++)
         s->stores[i] =
@@ -273,28 +275,27 @@ enum nb_status nbi_session_append(struct nb_session *s, const int32_t *ids, int6
     return append(s, ids, count, logits, logits ? rows : 0);
 }
 
+bool nbi_best_of(struct nb_candidate *best, const int32_t *top, int64_t row, int64_t M, int64_t J)
+{
+    const int32_t *ids = top + M + row * J, *values = top + M + M * J + row * J;
+    for (int64_t i = 0; i < J; i++) {
+        best[i].id = ids[i];
+        memcpy(&best[i].logit, &values[i], sizeof best[i].logit);
+    }
+    return top[row] == 0;
+}
+
 /* Of the logits that a pass has left on the device. */
 static enum nb_status fetch_best(struct nb_session *s, struct nbi_next *next)
 {
     struct nbi_backend *be = s->engine->be;
-    const struct nbi_acts *a = &s->acts;
-    int32_t ids[NBI_TOP_MAX], odd = 0;
-    float values[NBI_TOP_MAX];
-    NBI_TRY(be->top(s->stream, &(struct nbi_op_top){.ids = a->top_ids,
-                                                    .values = a->top_values,
-                                                    .odd = a->top_odd,
-                                                    .logits = a->logits,
-                                                    .room = a->top_room,
-                                                    .J = next->J,
-                                                    .N = 1,
-                                                    .V = s->engine->config.vocab_size}));
-    NBI_TRY(be->download(s->stream, ids, a->top_ids, next->J * (int64_t)sizeof *ids));
-    NBI_TRY(be->download(s->stream, values, a->top_values, next->J * (int64_t)sizeof *values));
-    NBI_TRY(be->download(s->stream, &odd, a->top_odd, sizeof odd));
+    int32_t top[1 + 2 * NBI_TOP_MAX];
+    NBI_TRY(nbi_forward_top(&s->engine->weights, &s->acts, s->stream, 1, next->J));
+    NBI_TRY(be->download(s->stream, top, s->acts.top, nbi_top_bytes(1, next->J)));
     NBI_TRY(be->sync(s->stream));
-    for (int64_t i = 0; i < next->J; i++)
-        next->best[i] = (struct nbi_candidate){values[i], ids[i]};
-    return odd ? nbi_fail(NB_EVALUE, "the model gave a logit that is not finite") : NB_OK;
+    if (!nbi_best_of(next->best, top, 0, 1, next->J))
+        return nbi_fail(NB_EVALUE, "the model gave a logit that is not finite");
+    return NB_OK;
 }
 
 enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,

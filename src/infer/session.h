@@ -45,8 +45,11 @@ enum nb_status nbi_session_append(struct nb_session *s, const int32_t *ids, int6
 struct nbi_next {
     float *logits; /* [V], or NULL: */
     int64_t J;     /* up to NBI_TOP_MAX and V */
-    struct nbi_candidate best[NBI_TOP_MAX];
+    struct nb_candidate best[NBI_TOP_MAX];
 };
+
+/* The best of one of M rows from what nbi_forward_top left; whether the row was finite. */
+bool nbi_best_of(struct nb_candidate *best, const int32_t *top, int64_t row, int64_t M, int64_t J);
 
 /* Appends tokens. A logit that is not finite is NB_EVALUE if the best are asked for. */
 enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,

@@ -28,23 +28,24 @@ static struct nbi_ptr floats(struct cursor *c, int64_t rows, int64_t cols)
     return take(c, rows * cols, sizeof(float));
 }
 
+/* Numbers that a pass says of its tokens, of the rows of logits, and of pages. */
+static int64_t index_count(const struct nbi_acts *a)
+{
+    return (a->page_numbers > 0 ? 6 : 5) * a->N + a->M + a->page_numbers;
+}
+
 /* What every pass needs. */
 static void lay_out_common(struct nbi_acts *a, const struct nbi_config *c, struct cursor *at)
 {
     int64_t N = a->N, M = a->M;
-    struct nbi_ptr *indices[] = {&a->ids, &a->positions, &a->slots, &a->first, &a->last};
-    for (int i = 0; i < 5; i++)
-        *indices[i] = take(at, N, sizeof(int32_t));
-    a->rows = take(at, M, sizeof(int32_t));
+    a->indices = take(at, index_count(a), sizeof(int32_t));
     a->cos = floats(at, N, c->head_dim / 2);
     a->sin = floats(at, N, c->head_dim / 2);
     a->x = floats(at, N, c->hidden_size);
     a->final = floats(at, M, c->hidden_size);
     a->logits = floats(at, M, c->vocab_size);
-    a->top_ids = take(at, NBI_TOP_MAX, sizeof(int32_t));
-    a->top_values = floats(at, 1, NBI_TOP_MAX);
-    a->top_odd = take(at, 1, sizeof(int32_t));
-    a->top_room = take(at, nbi_top_room(c->vocab_size), 1);
+    a->top = take(at, nbi_top_bytes(a->tops, NBI_TOP_MAX), 1);
+    a->top_room = take(at, a->tops * nbi_top_room(c->vocab_size), 1);
 }
 
 /* Sets all pieces relative to base; the bytes they need. layer may be NULL. */
@@ -139,42 +140,57 @@ static int64_t lay_out_training(struct nbi_acts *a, const struct nbi_config *c,
     return at.peak;
 }
 
-int64_t nbi_acts_bytes(const struct nbi_config *c, int64_t N, int64_t M)
+static struct nbi_acts acts_for(const struct nbi_acts_opts *o)
 {
-    struct nbi_acts a = {.N = N, .M = M};
+    return (struct nbi_acts){.N = o->N,
+                             .M = o->M,
+                             .page_numbers = o->page_numbers,
+                             .tops = o->tops > 0 ? o->tops : 1,
+                             .recompute = o->recompute,
+                             .first_layer = o->first_layer};
+}
+
+int64_t nbi_acts_bytes(const struct nbi_config *c, const struct nbi_acts_opts *o)
+{
+    struct nbi_acts a = acts_for(o);
     struct nbi_layer_acts layer = {0};
     return lay_out(&a, &layer, c, (struct nbi_ptr){0});
 }
 
-static struct nbi_acts training_acts(const struct nbi_acts_opts *o)
+int64_t nbi_acts_host_bytes(const struct nbi_config *c, const struct nbi_acts_opts *o)
 {
-    return (struct nbi_acts){
-        .N = o->N, .M = o->M, .recompute = o->recompute, .first_layer = o->first_layer};
+    struct nbi_acts a = acts_for(o);
+    return c->layers * (int64_t)sizeof *a.layers + index_count(&a) * (int64_t)sizeof *a.packed;
 }
 
 int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_acts_opts *o)
 {
-    struct nbi_acts a = training_acts(o);
+    struct nbi_acts a = acts_for(o);
     return lay_out_training(&a, c, NULL, (struct nbi_ptr){0});
 }
 
 static enum nb_status allocate(struct nbi_acts *a, const struct nbi_config *c)
 {
+    size_t indices = (size_t)index_count(a) * sizeof *a->packed;
     a->layer_count = c->layers;
     a->layers = calloc((size_t)c->layers, sizeof *a->layers);
-    if (!a->layers)
-        return nbi_fail_memory("activations", (size_t)c->layers * sizeof *a->layers);
-    enum nb_status rc = a->be->alloc(a->be, "activations", a->bytes, &a->block);
+    a->packed = malloc(indices);
+    enum nb_status rc =
+        a->layers && a->packed
+            ? a->be->alloc(a->be, "activations", a->bytes, &a->block)
+            : nbi_fail_memory("activations", (size_t)c->layers * sizeof *a->layers + indices);
     if (rc != NB_OK)
         nbi_acts_release(a);
     return rc;
 }
 
 enum nb_status nbi_acts_init(struct nbi_acts *a, struct nbi_backend *be, const struct nbi_config *c,
-                             int64_t N, int64_t M)
+                             const struct nbi_acts_opts *o)
 {
     struct nbi_layer_acts layer = {0};
-    *a = (struct nbi_acts){.be = be, .N = N, .M = M, .bytes = nbi_acts_bytes(c, N, M)};
+    *a = acts_for(o);
+    a->be = be;
+    a->bytes = nbi_acts_bytes(c, o);
     NBI_TRY(allocate(a, c));
     lay_out(a, &layer, c, a->block);
     for (int64_t i = 0; i < c->layers; i++)
@@ -185,7 +201,7 @@ enum nb_status nbi_acts_init(struct nbi_acts *a, struct nbi_backend *be, const s
 enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be,
                                       const struct nbi_config *c, const struct nbi_acts_opts *o)
 {
-    *a = training_acts(o);
+    *a = acts_for(o);
     a->be = be;
     a->bytes = nbi_acts_training_bytes(c, o);
     NBI_TRY(allocate(a, c));
@@ -223,6 +239,7 @@ void nbi_acts_release(struct nbi_acts *a)
     if (a->be)
         a->be->free(a->be, a->block);
     free(a->layers);
+    free(a->packed);
     *a = (struct nbi_acts){0};
 }
 

@@ -1,28 +1,83 @@
 /* forward.c - the forward pass of Qwen3, as a list of operations. docs/MODEL.md has the equations
  * under the same labels. */
+#include <string.h>
+
 #include "model/qwen3.h"
 
-static enum nb_status upload_indices(const struct nbi_acts *a, struct nbi_stream *s,
-                                     const struct nbi_pass *p)
-{
-    struct nbi_backend *be = a->be;
-    int64_t n = p->N * (int64_t)sizeof(int32_t);
-    NBI_TRY(be->upload(s, a->ids, p->ids, n));
-    NBI_TRY(be->upload(s, a->positions, p->positions, n));
-    NBI_TRY(be->upload(s, a->slots, p->slots, n));
-    NBI_TRY(be->upload(s, a->first, p->first, n));
-    NBI_TRY(be->upload(s, a->last, p->last, n));
-    return be->upload(s, a->rows, p->rows, p->M * (int64_t)sizeof(int32_t));
-}
-
-/* The most rows of the store that a token sees. */
-static int64_t longest(const struct nbi_pass *p)
+/* The most rows of the store that a token of [from, to) sees. */
+static int64_t longest(const struct nbi_pass *p, int64_t from, int64_t to)
 {
     int64_t most = 0;
-    for (int64_t n = 0; n < p->N; n++)
+    for (int64_t n = from; n < to; n++)
         if (p->last[n] - p->first[n] >= most)
             most = p->last[n] - p->first[n] + 1;
     return most;
+}
+
+static void pack(struct nbi_acts *a, struct nbi_ptr *place, const int32_t *from, int64_t count,
+                 int64_t at)
+{
+    *place = nbi_ptr_add(a->indices, at * (int64_t)sizeof *from);
+    if (count > 0)
+        memcpy(a->packed + at, from, (size_t)count * sizeof *from);
+}
+
+/* All that a pass says of its tokens, in one copy. Where things are depends on N alone. */
+static enum nb_status upload_indices(struct nbi_acts *a, struct nbi_stream *s,
+                                     const struct nbi_pass *p)
+{
+    int64_t N = p->N, at = 5 * N, end;
+    pack(a, &a->ids, p->ids, N, 0);
+    pack(a, &a->positions, p->positions, N, N);
+    pack(a, &a->slots, p->slots, N, 2 * N);
+    pack(a, &a->first, p->first, N, 3 * N);
+    pack(a, &a->last, p->last, N, 4 * N);
+    a->tables = a->pages = (struct nbi_ptr){0};
+    if (p->pages) {
+        pack(a, &a->tables, p->tables, N, at);
+        at += N;
+    }
+    pack(a, &a->rows, p->rows, p->M, at);
+    end = at + p->M;
+    if (p->pages) {
+        pack(a, &a->pages, p->pages, p->page_numbers, at + a->M);
+        end = at + a->M + p->page_numbers;
+    }
+    a->longest[0] = longest(p, 0, p->singles);
+    a->longest[1] = longest(p, p->singles, N);
+    return a->be->upload(s, a->indices, a->packed, end * (int64_t)sizeof *a->packed);
+}
+
+/* att = softmax(q_rot k^T / sqrt(D)) v, of those tokens that are apart or of the others. */
+static enum nb_status attend(const struct nbi_weights *w, const struct nbi_acts *a,
+                             struct nbi_stream *s, const struct nbi_pass *p, int64_t layer,
+                             bool apart)
+{
+    const struct nbi_config *c = w->config;
+    const struct nbi_layer_acts *la = &a->layers[layer];
+    int64_t from = apart ? 0 : p->singles, NH = c->heads;
+    int64_t ints = from * (int64_t)sizeof(int32_t), heads = from * NH * (int64_t)sizeof(float);
+    struct nbi_op_attention op = {.y = nbi_ptr_add(la->att, heads * c->head_dim),
+                                  .lse = la->lse,
+                                  .q = nbi_ptr_add(la->q_rot, heads * c->head_dim),
+                                  .store = p->stores[layer],
+                                  .first = nbi_ptr_add(a->first, ints),
+                                  .last = nbi_ptr_add(a->last, ints),
+                                  .pages = a->pages,
+                                  .tables = a->tables,
+                                  .longest = a->longest[apart ? 0 : 1],
+                                  .N = apart ? p->singles : p->N - p->singles,
+                                  .NH = NH,
+                                  .NKV = c->kv_heads,
+                                  .D = c->head_dim,
+                                  .exact = p->exact,
+                                  .apart = apart,
+                                  .steady = p->steady};
+    if (op.lse.at)
+        op.lse = nbi_ptr_add(op.lse, heads);
+    if (op.tables.at)
+        op.tables = nbi_ptr_add(op.tables, ints);
+    return op.N > 0 ? w->be->attention(s, &op) : NB_OK;
 }
 
 static enum nb_status attention_block(const struct nbi_weights *w, const struct nbi_acts *a,
@@ -72,18 +127,8 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
                                                       .NKV = NKV,
                                                       .D = D}));
     /* att = softmax(q_rot k^T / sqrt(D)) v */
-    NBI_TRY(be->attention(s, &(struct nbi_op_attention){.y = la->att,
-                                                        .lse = la->lse,
-                                                        .q = la->q_rot,
-                                                        .store = p->stores[layer],
-                                                        .first = a->first,
-                                                        .last = a->last,
-                                                        .longest = longest(p),
-                                                        .N = N,
-                                                        .NH = NH,
-                                                        .NKV = NKV,
-                                                        .D = D,
-                                                        .exact = p->exact}));
+    NBI_TRY(attend(w, a, s, p, layer, true));
+    NBI_TRY(attend(w, a, s, p, layer, false));
     /* x = x + att Wo^T */
     return be->linear(s, &(struct nbi_op_linear){.count = 1,
                                                  .y = {a->x},
@@ -190,8 +235,9 @@ enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, stru
 {
     struct nbi_backend *be = w->be;
     const struct nbi_config *c = w->config;
-    NBI_BUG_IF(p->N > a->N || p->M > a->M);
-    if (a->token && p->N == 1 && !p->exact && !p->after_layer)
+    NBI_BUG_IF(p->N > a->N || p->M > a->M || p->singles > p->N);
+    NBI_BUG_IF(p->pages && p->page_numbers > a->page_numbers);
+    if (a->token && p->N == 1 && !p->exact && !p->after_layer && !p->pages)
         return be->token_run(a->token, &(struct nbi_token_step){.id = p->ids[0],
                                                                 .position = p->positions[0],
                                                                 .slot = p->slots[0],
@@ -216,4 +262,19 @@ enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, stru
             NBI_TRY(p->after_layer(p->ctx, layer, a->x));
     }
     return head(w, a, s, p);
+}
+
+enum nb_status nbi_forward_top(const struct nbi_weights *w, const struct nbi_acts *a,
+                               struct nbi_stream *s, int64_t M, int64_t J)
+{
+    int64_t ids = M * (int64_t)sizeof(int32_t), values = ids + M * J * (int64_t)sizeof(int32_t);
+    NBI_BUG_IF(M > a->tops);
+    return w->be->top(s, &(struct nbi_op_top){.ids = nbi_ptr_add(a->top, ids),
+                                              .values = nbi_ptr_add(a->top, values),
+                                              .odd = a->top,
+                                              .logits = a->logits,
+                                              .room = a->top_room,
+                                              .J = J,
+                                              .N = M,
+                                              .V = w->config->vocab_size});
 }

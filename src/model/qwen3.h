@@ -7,6 +7,7 @@
 #pragma once
 
 #include "backend/backend.h"
+#include "model/acts.h"
 #include "model/config.h"
 
 /* ---- weights ---- */
@@ -43,71 +44,6 @@ enum nb_status nbi_weights_load(struct nbi_weights *w, struct nbi_backend *be,
                                 void *progress_ctx);
 void nbi_weights_release(struct nbi_weights *w);
 
-/* ---- activations ---- */
-
-struct nbi_layer_acts {
-    struct nbi_ptr norm1, q, k, v, q_rot, att, norm2, gate, up, act; /* [N, ...] */
-    /* Training only: the residual stream before the layer and between its halves, what norms and
-     * softmaxes keep, and this layer's own keys and values. */
-    struct nbi_ptr in, mid, rstd1, rstd2, rstd_q, rstd_k, lse;
-    struct nbi_kv_store kv;
-};
-
-/* What the backward pass works in; gradients of the quantity of the same name. */
-struct nbi_back_acts {
-    struct nbi_ptr x, norm, att, q, k, v, act; /* [N, ...] */
-    struct nbi_ptr final, rstd, loss, targets; /* of M rows of logits */
-    struct nbi_ptr wanted, ones;               /* of M rows, for NBI_LOSS_SCALAR */
-    struct nbi_ptr kl, base_ids, base_p;       /* of M rows */
-};
-
-struct nbi_acts {
-    struct nbi_backend *be;
-    int64_t N;      /* rows at most */
-    int64_t M;      /* rows of logits at most */
-    bool recompute; /* training: layers keep `in` alone */
-    int64_t first_layer;
-    struct nbi_ptr block;
-    int64_t bytes;
-    struct nbi_ptr ids, positions, slots, first, last, rows; /* int32 */
-    struct nbi_ptr cos, sin;
-    struct nbi_ptr x;                                      /* [N, C] residual stream */
-    struct nbi_ptr final;                                  /* [M, C] */
-    struct nbi_ptr logits;                                 /* [M, V] */
-    struct nbi_ptr top_ids, top_values, top_odd, top_room; /* of nbi_op_top for one row */
-    struct nbi_layer_acts *layers;                         /* of inference, all the same */
-    int64_t layer_count;
-    struct nbi_back_acts d;  /* training only */
-    struct nbi_token *token; /* single tokens at once, if the backend can; see nbi_acts_ready */
-};
-
-/* Room for passes of up to N rows and M rows of logits without keeping anything per layer. */
-enum nb_status nbi_acts_init(struct nbi_acts *a, struct nbi_backend *be, const struct nbi_config *c,
-                             int64_t N, int64_t M);
-int64_t nbi_acts_bytes(const struct nbi_config *c, int64_t N, int64_t M);
-
-/* Room for training: a forward pass that keeps what the backward pass needs, of all layers or, to
- * recompute the rest, only what goes into each. Logits are made M rows at a time. */
-struct nbi_acts_opts {
-    int64_t N, M;
-    bool recompute;
-    int64_t first_layer; /* that has a backward pass */
-};
-
-enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be,
-                                      const struct nbi_config *c, const struct nbi_acts_opts *opts);
-int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_acts_opts *opts);
-
-/* From now on passes over a single token with these stores go through the backend's own way, where
- * it has one for the model. The stores and the stream stay. */
-enum nb_status nbi_acts_ready(struct nbi_acts *a, const struct nbi_weights *w, struct nbi_stream *s,
-                              const struct nbi_kv_store *stores);
-
-void nbi_acts_release(struct nbi_acts *a);
-
-/* What a stream needs for passes of up to N rows, there or also back. */
-struct nbi_stream_limits nbi_stream_limits_for(const struct nbi_config *c, int64_t N, bool back);
-
 /* ---- the pass ---- */
 
 /* One pass over N tokens, which may belong to several sequences. All arrays are host memory. */
@@ -115,24 +51,38 @@ struct nbi_pass {
     int64_t N;
     const int32_t *ids;
     const int32_t *positions;
-    const int32_t *slots;              /* where each token's key and value go in the stores */
-    const int32_t *first, *last;       /* the rows of the stores that each token sees */
-    int64_t M;                         /* rows of which logits are wanted */
-    const int32_t *rows;               /* which */
+    const int32_t *slots;          /* where each token's key and value go in the stores */
+    const int32_t *first, *last;   /* the rows of the stores that each token sees */
+    const int32_t *pages, *tables; /* as nbi_op_attention has them; NULL: first and last are it */
+    int64_t page_numbers;          /* in pages */
+    int64_t singles;               /* so many tokens, the first, are apart (nbi_op_attention) */
+    int64_t M;                     /* rows of which logits are wanted */
+    const int32_t *rows;           /* which */
     const struct nbi_kv_store *stores; /* one per layer */
     bool exact;
+    bool steady; /* attention gives a token the same bits in any company */
     /* Called after each layer with the residual stream still on the device; NULL: not. */
     enum nb_status (*after_layer)(void *ctx, int64_t layer, struct nbi_ptr x);
     void *ctx;
 };
 
-/* Leaves logits [M, V] in a->logits, queued on s. */
+/* Leaves logits [M, V] in a->logits, queued on s. Waits for nothing and allocates nothing. */
 enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
                            const struct nbi_pass *pass);
 
 /* After a forward pass (with M = 0) over the same acts: logits of further rows, pass->M of them. */
 enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,
                                 struct nbi_stream *s, const struct nbi_pass *pass);
+
+/* The J best of the first M <= a->tops rows of logits, as nbi_op_top gives them, one behind the
+ * other in a->top: int32 odd [M], int32 ids [M, J], f32 values [M, J]. */
+enum nb_status nbi_forward_top(const struct nbi_weights *w, const struct nbi_acts *a,
+                               struct nbi_stream *s, int64_t M, int64_t J);
+
+static inline int64_t nbi_top_bytes(int64_t M, int64_t J)
+{
+    return M * (1 + 2 * J) * (int64_t)sizeof(int32_t);
+}
 
 /* ---- training ---- */
 

@@ -279,7 +279,7 @@ static void runner_begin(struct runner *r, struct nbi_backend *be, const struct 
 {
     *r = (struct runner){.be = be, .exact = true};
     assert_ok(nbi_weights_load(&r->w, be, c, from, NULL, NULL));
-    assert_ok(nbi_acts_init(&r->acts, be, c, N, N));
+    assert_ok(nbi_acts_init(&r->acts, be, c, &(struct nbi_acts_opts){.N = N, .M = N}));
     int64_t K = larger(larger(c->hidden_size, c->intermediate_size), c->heads * c->head_dim);
     assert_ok(be->stream_new(
         be, &(struct nbi_stream_limits){.N = N, .K = K, .D = c->head_dim, .heads = c->heads},

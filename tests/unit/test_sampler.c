@@ -186,7 +186,7 @@ static void test_greedy__is_the_best_and_of_equals_the_lowest(void **state)
 
 static int by_logit(const void *a, const void *b)
 {
-    const struct nbi_candidate *x = a, *y = b;
+    const struct nb_candidate *x = a, *y = b;
     return x->logit != y->logit ? (x->logit < y->logit) - (x->logit > y->logit)
                                 : (x->id > y->id) - (x->id < y->id);
 }
@@ -196,13 +196,13 @@ static void test_top_k__order_of_many(void **state)
 {
     static const int64_t ks[] = {1, 2, 3, 20, 100, 2999, 3000, 9999};
     static float logits[3000];
-    static struct nbi_candidate sorted[3000];
+    static struct nb_candidate sorted[3000];
     uint32_t x = 1;
     (void)state;
     for (int i = 0; i < 3000; i++) {
         x = x * 1664525 + 1013904223;
         logits[i] = (float)(x >> 22) / 8;
-        sorted[i] = (struct nbi_candidate){logits[i], i};
+        sorted[i] = (struct nb_candidate){logits[i], i};
     }
     qsort(sorted, 3000, sizeof *sorted, by_logit);
     for (size_t i = 0; i < sizeof ks / sizeof *ks; i++) {
@@ -242,11 +242,11 @@ static void make_logits(float *logits, int n, uint32_t seed)
 static bool by_sorting(const struct nb_sampling *o, const float *logits, int n, uint64_t draw,
                        int32_t *id)
 {
-    static struct nbi_candidate c[MANY];
+    static struct nb_candidate c[MANY];
     double all = 0, sum = 0, p = 1;
     int kept = 0;
     for (int i = 0; i < n; i++)
-        c[i] = (struct nbi_candidate){logits[i], i};
+        c[i] = (struct nb_candidate){logits[i], i};
     qsort(c, (size_t)n, sizeof *c, by_logit);
     for (int i = 0; i < n; i++)
         all += exp(((double)c[i].logit - c[0].logit) / o->temperature);
@@ -312,7 +312,7 @@ static void test_unsorted__chooses_as_if_sorted(void **state)
 
 static int better_first(const void *a, const void *b)
 {
-    const struct nbi_candidate *x = a, *y = b;
+    const struct nb_candidate *x = a, *y = b;
     if (x->logit != y->logit)
         return x->logit > y->logit ? -1 : 1;
     return (x->id > y->id) - (x->id < y->id);
@@ -321,7 +321,7 @@ static int better_first(const void *a, const void *b)
 static void test_few__choose_as_all_do(void **state)
 {
     static float logits[MANY], copy[MANY];
-    static struct nbi_candidate sorted[MANY];
+    static struct nb_candidate sorted[MANY];
     (void)state;
     for (uint32_t seed = 0; seed < 2000; seed++) {
         int n = 1 + (int)(seed * 131 % MANY), k = seed % 5 ? 1 + (int)(seed % 64) : 0;
@@ -334,7 +334,7 @@ static void test_few__choose_as_all_do(void **state)
         struct nbi_token_sampler all = make(&o, n), few = make(&o, n);
         make_logits(logits, n, seed);
         for (int i = 0; i < n; i++)
-            sorted[i] = (struct nbi_candidate){logits[i], i};
+            sorted[i] = (struct nb_candidate){logits[i], i};
         qsort(sorted, (size_t)n, sizeof *sorted, better_first);
         int want = k == 0 ? 1 : k < n ? k : n;
         assert_int_equal(nbi_token_sampler_wants(&few), want);
