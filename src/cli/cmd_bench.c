@@ -13,7 +13,7 @@ struct bench_opts {
     struct cli_common common;
     struct cli_run_opts run;
     const char *file;
-    int64_t depth, tokens, steps, seq_len, batch_size, grad_accum, last_layers;
+    int64_t depth, tokens, parallel, steps, seq_len, batch_size, grad_accum, last_layers;
     int synthetic, precision, master, state, recompute;
     bool fused_step;
 };
@@ -32,6 +32,8 @@ static const struct cli_opt options[] = {
      "decode: tokens that are there before", NULL},
     {"tokens", 'n', CLI_INT, offsetof(struct bench_opts, tokens), "N", "0", 0, 1 << 24,
      "decode, prefill: tokens of a round (0: 32), of the prompt (0: 512)", NULL},
+    {"parallel", 0, CLI_INT, offsetof(struct bench_opts, parallel), "N", "0", 0, 4096,
+     "decode: so many sequences, which go through the model together (0: one alone)", NULL},
     {"file", 0, CLI_STRING, offsetof(struct bench_opts, file), "FILE", NULL, 0, 0,
      "tokenizer: the text", NULL},
     {"steps", 0, CLI_INT, offsetof(struct bench_opts, steps), "N", "5", 1, 1e6,
@@ -213,17 +215,25 @@ static int print_prefill(const struct bench_opts *o, const struct nb_bench_run *
 static int print_decode(const struct bench_opts *o, const struct nb_bench_run *b)
 {
     double share = b->gb_per_s / b->read_gb_per_s;
+    int64_t batch = o->parallel > 0 ? o->parallel : 1;
     if (o->common.json)
         return cli_print_json(
-            json_pack("{s:s,s:f,s:I,s:I,s:f,s:o,s:o,s:I,s:i,s:i}", "device", b->device,
-                      "tokens_per_s", b->tokens_per_s, "bytes_per_token",
+            json_pack("{s:s,s:f,s:f,s:I,s:I,s:f,s:o,s:o,s:I,s:I,s:i}", "device", b->device,
+                      "tokens_per_s", b->tokens_per_s, "tokens_per_s_per_sequence",
+                      b->tokens_per_s / (double)batch, "bytes_per_token",
                       (json_int_t)b->bytes_per_token, "kv_bytes_per_token",
                       (json_int_t)b->kv_bytes_per_token, "gb_per_s", b->gb_per_s, "read_gb_per_s",
                       cli_json_number(b->read_gb_per_s), "share", cli_json_number(share), "context",
-                      (json_int_t)o->depth, "batch", 1, "threads", b->threads),
+                      (json_int_t)o->depth, "batch", (json_int_t)batch, "threads", b->threads),
             true);
-    printf("decode: %.1f tok/s, %.2f GB/s of weights, %.0f %% of the %.2f GB/s that memory gives ",
-           b->tokens_per_s, b->gb_per_s, 100 * share, b->read_gb_per_s);
+    printf("decode: %.1f tok/s", b->tokens_per_s);
+    if (o->parallel > 0)
+        printf(" in all, %.1f for each of %lld sequence%s, %.2f GB/s of weights, keys and values",
+               b->tokens_per_s / (double)batch, (long long)batch, batch == 1 ? "" : "s",
+               b->gb_per_s);
+    else
+        printf(", %.2f GB/s of weights", b->gb_per_s);
+    printf(", %.0f %% of the %.2f GB/s that memory gives ", 100 * share, b->read_gb_per_s);
     if (strcmp(b->device, "cpu") == 0)
         printf("(%d threads)\n", b->threads);
     else
@@ -249,6 +259,7 @@ static int run_model(struct bench_opts *o, bool prefill)
                                          .tokens = o->tokens ? o->tokens
                                                    : prefill ? 512
                                                              : 32,
+                                         .parallel = prefill ? 0 : o->parallel,
                                          .kv = (enum nb_kv_dtype)o->run.kv_dtype,
                                          .exact = o->run.exact};
     enum nb_status rc = nb_engine_open(&engine, &opts);
@@ -343,6 +354,9 @@ const struct cli_command cli_bench = {
     .summary = "measure speed against what this machine can do",
     .text = "decode, prefill: tokens one after another, and whole prompts, beside what memory and\n"
             "arithmetic of the device give; a GPU counts as one core. The others run on the CPU.\n"
+            "With --parallel, weights are read once for a token of every sequence, and keys and "
+            "values\n"
+            "count too.\n"
             "\n"
             "train: steps over random tokens, beside products of floats. An operation is an\n"
             "addition or a multiplication; what --recompute does again is not counted.\n"
@@ -356,6 +370,7 @@ const struct cli_command cli_bench = {
             "one thread.",
     .examples = "  nibble bench decode --synthetic 0.6b\n"
                 "  nibble bench decode --synthetic 4b --depth 32768 --kv-dtype f8 --device cuda\n"
+                "  nibble bench decode --synthetic 4b --parallel 32 --depth 1024 --device cuda\n"
                 "  nibble bench train --synthetic 0.6b\n  nibble bench ops\n  nibble bench ops "
                 "--threads 1 --json\n"
                 "  nibble bench tokenizer -m Qwen3-4B --file text.txt\n",

@@ -106,4 +106,7 @@ for what in decode prefill; do
     check "bench $what in words" 0 "$nibble" bench $what --synthetic tiny --device cuda
     says out "cuda:0"
 done
+check "bench decode of several" 0 "$nibble" bench decode --synthetic tiny --device cuda \
+    --parallel 70 --depth 300
+says out "for each of 70 sequences"
 finish

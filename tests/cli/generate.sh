@@ -178,6 +178,16 @@ fields 'set(r) >= {"tokens_per_s", "bytes_per_token", "gb_per_s", "read_gb_per_s
                    "context", "batch"}' 'r["tokens_per_s"] > 0 and r["bytes_per_token"] > 0' \
     'abs(r["share"] - r["gb_per_s"] / r["read_gb_per_s"]) < 1e-9' \
     'r["context"] == 16 and r["batch"] == 1'
+check "bench decode of several" 0 "$nibble" bench decode --synthetic tiny --json --threads 1 \
+    -n 8 --parallel 3 --depth 700
+fields 'r["context"] == 700 and r["batch"] == 3 and r["tokens_per_s"] > 0' \
+    'abs(r["tokens_per_s"] / r["tokens_per_s_per_sequence"] - 3) < 1e-9' \
+    'abs(r["gb_per_s"] * 1e9 / r["tokens_per_s"] - r["bytes_per_token"] / 3
+         - r["kv_bytes_per_token"]) < 1'
+check "bench decode of several, in words" 0 "$nibble" bench decode --synthetic tiny --threads 1 \
+    -n 8 --parallel 2
+says out "for each of 2 sequences"
+check "bench decode of too many" 2 "$nibble" bench decode --synthetic tiny --parallel 4097
 check "bench prefill" 0 "$nibble" bench prefill --synthetic tiny --json --threads 1
 fields 'r["tokens_per_s"] > 0 and r["gmac_per_s"] > 0' 'r["gmac_per_s_per_core"] > 0' \
     '"share" in r'
