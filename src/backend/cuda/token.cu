@@ -2,16 +2,16 @@
  *
  * Decoding reads every weight once and does little else, so nothing may keep the memory waiting.
  * One block stays on each multiprocessor. Each of its warps has a ring of tiles in shared memory
- * that bulk copies keep full (by one more warp, which does nothing else), in the order in which the
- * warp will want them, across the ends of products and layers: while blocks wait for each other,
- * norms are taken or attention runs, the next weights are on their way already.
+ * and asks for another as soon as it has read one, in the order in which it will want them, across
+ * the ends of products and layers: while blocks wait for each other, norms are taken or attention
+ * runs, the next weights are on their way already.
  *
- * A layer is five steps with a barrier over all blocks after each: q, k, v; attention; o; gate and
- * up; down. What does not depend on the step before is fetched before the barrier.
+ * A layer is four steps with a barrier over all blocks after each: q, k, v; attention and o; gate
+ * and up; down. Over many rows attention has one more, in its middle.
  *
- * Every block keeps the residual stream for itself and does the norms by itself. Rows of tiles of o
- * and down may be shared by blocks, at most 1 + extras of them: each writes its part, and who reads
- * them adds up, always in the same order.
+ * In o a block has the columns of one head, so that it needs nothing but that head. What blocks
+ * make of the rows of o and down is added up in integers, which come out the same in any order.
+ * Every block keeps the residual stream for itself and does the norms by itself.
  *
  * A product takes x in f16, each 16 columns times a power of two. The operand B of mma.m16n8k16 has
  * eight columns and there is one x: column b has x of block b of the tile alone, so that the sums
@@ -23,33 +23,35 @@
 
 /* ---- the kernel ---- */
 
-/* What does not change: layers, shares, what of those each warp has. */
+/* What does not change: layers, what the block and its warps have of each step. */
 __device__ static void begin_block(struct context &c)
 {
     const uint32_t *from = (const uint32_t *)c.m.layers;
     int words = c.m.layer_count * (int)sizeof(struct layer) / 4;
-    for (int i = threadIdx.x; i < words; i += (int)blockDim.x)
-        ((uint32_t *)c.layers())[i] = from[i];
-    if (threadIdx.x < STEPS * WARPS) {
-        int step = threadIdx.x / WARPS, w = threadIdx.x % WARPS, cols = c.m.tile_cols[step];
-        struct share own = c.m.shares[step * gridDim.x + blockIdx.x];
-        struct warp_range r = range_of(own, w);
-        struct rows rows = {(short)(r.begin / cols), (short)((r.end - 1) / cols)};
-        if (r.begin == r.end)
-            rows = {32767, -1};
-        c.rows()[step * WARPS + w] = rows;
-        if (w == 0) {
-            c.own()[step] = own;
-            c.span()[step] = {(short)(own.begin / cols), (short)((own.end - 1) / cols)};
-            if (own.begin == own.end)
-                c.span()[step] = {0, -1};
-        }
-    }
-    if (threadIdx.x < 16)
-        ((uint32_t *)c.zeros())[threadIdx.x] = 0;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < 2 * WARPS * c.m.stages; i += (int)blockDim.x)
-        barrier_init(c.full() + i);
+    for (int i = threadIdx.x; i < words; i += THREADS)
+        ((uint32_t *)c.layers())[i] = from[i];
+    if (threadIdx.x < STEPS)
+        c.own()[threadIdx.x] = c.m.parts[threadIdx.x * gridDim.x + blockIdx.x];
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < STEPS * c.m.row_count; i += THREADS) {
+        int step = i / c.m.row_count, row = i - step * c.m.row_count;
+        const struct part own = c.own()[step];
+        if (row < own.rows)
+            c.lines()[i] = line_of(c.m, own, step, row);
+    }
+    if (threadIdx.x < STEPS * WARPS) {
+        int step = threadIdx.x / WARPS;
+        const struct part own = c.own()[step];
+        struct range r = range_of(own, step, threadIdx.x % WARPS);
+        int row = r.begin / max(own.cols, 1);
+        c.work()[threadIdx.x] = {(short)row, (short)(r.begin - row * own.cols), r.end - r.begin};
+    }
+    if (threadIdx.x < WARPS * RING)
+        barrier_init(c.full() + threadIdx.x);
+    if (threadIdx.x < 4)
+        c.zeros()[threadIdx.x] = make_uint4(0, 0, 0, 0);
 #if BULK
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
@@ -58,32 +60,32 @@ __device__ static void begin_block(struct context &c)
 
 /* How many rows each block has in attention, as evenly as can be, and how many blocks have some.
  * This token's own row does not count; the last of those blocks has it too. */
-__host__ __device__ static inline int rows_each(const struct model &m, int old, int *used)
+__device__ static inline int rows_each(const struct model &m, int old, int *used)
 {
-    int splits = (old + SPLIT_ROWS - 1) / SPLIT_ROWS;
-    splits = splits < 1 ? 1 : splits < m.splits ? splits : m.splits;
-    int each = old > splits ? (old + splits - 1) / splits : 1;
-    *used = old > each ? (old + each - 1) / each : 1;
+    int splits = min(max((old + SPLIT_ROWS - 1) / SPLIT_ROWS, 1), m.splits);
+    int each = max((old + splits - 1) / splits, 1);
+    *used = max((old + each - 1) / each, 1);
     return each;
 }
 
-__device__ static struct part_of_attention share_rows(const struct model &m,
-                                                      const struct step_args &a)
+__device__ static struct rows_part share_rows(const struct model &m, const struct step_args &a)
 {
-    struct part_of_attention p;
-    int groups = m.NH / m.together, each = rows_each(m, a.last - a.first, &p.used);
-    p.split = (int)blockIdx.x / groups;
-    p.head = (int)blockIdx.x % groups * m.together;
-    p.kv = p.head / (m.NH / m.NKV);
-    p.begin = a.first + p.split * each;
-    p.end = min(p.begin + each, a.last);
+    int old = a.last - a.first, share = m.NH / m.NKV, groups = m.NH / m.together;
+    struct rows_part p = {0, 1, (int)blockIdx.x / m.each, 0, a.first, a.last};
+    if (old > FEW_ROWS) {
+        int each = rows_each(m, old, &p.used);
+        p.split = (int)blockIdx.x / groups;
+        p.head = (int)blockIdx.x % groups * m.together;
+        p.begin = min(a.first + p.split * each, a.last);
+        p.end = min(p.begin + each, a.last);
+    }
+    p.kv = min(p.head, m.NH - 1) / share;
     return p;
 }
 
 __device__ static void begin_token(struct context &c, const struct step_args &a)
 {
-    if (threadIdx.x == THREADS - 1)
-        *c.part_of() = share_rows(c.m, a);
+#pragma unroll 1
     for (int i = threadIdx.x; i < c.m.C; i += THREADS)
         ((float *)c.x())[i] = load_float(c.m.embed, (int64_t)a.id * c.m.C + i, c.m.embed_type);
     if (threadIdx.x < HEAD / 2) {
@@ -92,56 +94,76 @@ __device__ static void begin_token(struct context &c, const struct step_args &a)
         c.turn()[threadIdx.x] = (float)cs * c.m.rope_scale;
         c.turn()[HEAD / 2 + threadIdx.x] = (float)sn * c.m.rope_scale;
     }
-    sync_block();
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        __stcg(c.m.odd, 0u); /* nobody looks before the first barrier */
+    __syncthreads();
 }
 
-/* The weights of the norms that come next, each thread those that it will want. */
-__device__ static void fetch_norms(struct context &c, int layer, int step)
+/* What the next step can ask for before the barrier is passed. */
+template <enum nbi_dtype T> struct ahead {
+    struct row_feed<T> rows;
+    struct norm_feed norms;
+};
+
+/* Everything of a step but its barrier. */
+template <enum nbi_dtype T, int G>
+__device__ static void do_step(struct context &c, int step, int layer, const struct step_args &a,
+                               const struct rows_part &p, const struct ahead<T> &first)
 {
-    if (step == DOWN && layer + 1 < c.m.layer_count && threadIdx.x < 2 * HEAD / 4)
-        fetch_16(c.head_norm() + 4 * threadIdx.x,
-                 c.m.head_norms + (layer + 1) * 2 * HEAD + 4 * threadIdx.x);
-    if (step == DOWN || step == O)
-        fetch_norm(c, 2 * layer + 1 + (step == DOWN));
+    if (step == O)
+        attention<T, G>(c, layer, a, p, first.rows);
+    else if (step == DOWN)
+        put_act(c);
+    else
+        put_normed(c,
+                   step == GATE_UP ? 0
+                   : layer > 0     ? 1
+                                   : -1,
+                   2 * layer + (step == GATE_UP), first.norms);
+    __syncthreads();
+    if (step == QKV)
+        prefetch_rows<T>(c, layer, p);
+    if ((step == O || step == DOWN) && threadIdx.x * 32 < c.m.C)
+        prefetch(c.m.norms + (2 * layer + 1 + (step == DOWN)) * (int64_t)c.m.C + threadIdx.x * 32);
+    float by = norm_factor(c) * (step == LOGITS ? c.m.head_scale : 1);
+    multiply(c, step, by, step == LOGITS ? a.logits : NULL);
+    if (step == LOGITS)
+        return;
+    if (step == O || step == DOWN)
+        clear_sums(c, step == O); /* of the other one */
+    __syncthreads();
+    finish(c, step, layer, by);
 }
 
 template <enum nbi_dtype T, int G>
-__global__ static void __launch_bounds__(THREADS + 32, 1)
+__global__ static void __launch_bounds__(THREADS, 1)
     k_token(const __grid_constant__ struct model m, const __grid_constant__ struct step_args a)
 {
     if (!BULK)
         return;
-    struct context c = {m, 0, 0, a.epoch, 0, 0};
-    c.warp = threadIdx.x / 32;
-    c.lane = threadIdx.x % 32;
+    struct context c = {m, a.epoch, (int)threadIdx.x / 32,    (int)threadIdx.x % 32,
+                        0, 0,       {NULL, 0, -1, 0, 0, 0, 0}};
     begin_block(c);
-    if (c.warp == WARPS) {
-        fetch_all(c);
-        return;
-    }
-    fetch_norms(c, -1, DOWN);
+    feed_on(c, c.feed);
+#pragma unroll 1
+    for (int i = 0; i < RING; i++)
+        fetch_tile(c, i);
+    const struct rows_part p = share_rows(m, a);
+    struct ahead<T> first {
+    };
+    first.norms = first_norms(c, 0);
     begin_token(c, a);
 #pragma unroll 1
-    for (int layer = 0, step = QKV; step < STEPS;) {
-        if (step == O || step == DOWN)
-            put_halves(c, step);
-        else
-            put_normed(c, step, step == GATE_UP || layer > 0);
-        sync_block();
-        multiply(c, step, a.logits);
-        sync_block();
-        finish(c, step, layer, a.logits);
+    for (int layer = 0, step = QKV;;) {
+        do_step<T, G>(c, step, layer, a, p, first);
         if (step == LOGITS)
             break;
-        fetch_norms(c, layer, step);
-        struct row_feed<T> rows {
-        };
+        arrive_all(c);
         if (step == QKV)
-            rows = fetch_row<T>(c, layer, c.part_of()->kv,
-                                c.part_of()->begin + c.warp * 2 + c.lane / 16, c.part_of()->end);
-        meet(c);
-        if (step == QKV)
-            attention<T, G>(c, layer, a, rows);
+            first.rows = first_rows<T>(c, layer, p, a.last - a.first > FEW_ROWS ? G : 1);
+        if (step == O || step == DOWN)
+            first.norms = first_norms(c, 2 * layer + 1 + (step == DOWN));
+        wait_all(c);
         step = step < DOWN ? step + 1 : QKV;
         layer += step == QKV;
         if (layer == m.layer_count)
@@ -187,67 +209,78 @@ static bool fits(const struct nbi_token_model *m)
     return ok;
 }
 
-/* Cuts [0, units) of `cols` tiles each into whole units for each block. */
-static void share_whole(struct share *s, int blocks, int64_t units, int64_t cols)
+/* ---- who has what ---- */
+
+/* [0, count) as evenly as can be. */
+static struct range even(int64_t count, int i, int of)
 {
-    for (int b = 0; b < blocks; b++)
-        s[b] = (struct share){(int)(units * b / blocks * cols),
-                              (int)(units * (b + 1) / blocks * cols), 0, 0};
+    return {(int)(count * i / of), (int)(count * (i + 1) / of)};
 }
 
-/* Cuts tiles wherever it falls; blocks then share rows of tiles. */
-static void share_cut(struct share *s, int blocks, int64_t tiles, int cols)
+/* Into how many slices the columns of down are cut, so that nobody has many tiles. */
+static int column_slices(int rows, int cols, int blocks)
 {
-    for (int b = 0; b < blocks; b++)
-        s[b] = (struct share){(int)(tiles * b / blocks), (int)(tiles * (b + 1) / blocks), 0, 0};
+    int best = 1;
+    int64_t least = INT64_MAX;
+    for (int n = 1; n <= cols && n <= WARPS && n <= blocks; n++) {
+        int64_t tiles = ceil_div(cols, n) * ceil_div(rows, blocks / n);
+        if (tiles <= least) {
+            least = tiles;
+            best = n;
+        }
+    }
+    return best;
+}
+
+static void make_parts(struct part *all, const struct model *m, int blocks)
+{
+    int qkv = (m->NH + 2 * m->NKV) * HEAD / 16, rows = m->C / 16;
+    int slices = column_slices(rows, m->tile_cols[DOWN], blocks), groups = blocks / slices;
     for (int b = 0; b < blocks; b++) {
-        int first = s[b].begin / cols * cols, behind = (s[b].end + cols - 1) / cols * cols;
-        if (s[b].begin == s[b].end)
-            continue;
-        for (int o = b - 1; o >= 0 && s[o].end > first; o--)
-            s[b].ordinal += s[o].end > s[o].begin;
-        for (int o = b + 1; o < blocks && s[o].begin < behind; o++)
-            s[b].after += s[o].end > s[o].begin;
+        struct part p[STEPS] = {};
+        struct range r = even(qkv, b, blocks);
+        p[QKV] = {r.begin, r.end - r.begin, 0, m->tile_cols[QKV]};
+        if (b / m->each < m->NH) {
+            r = even(rows, b % m->each, m->each);
+            p[O] = {r.begin, r.end - r.begin, b / m->each, 1};
+        }
+        r = even(m->F / 16, b, blocks);
+        p[GATE_UP] = {2 * r.begin, 2 * (r.end - r.begin), 0, m->tile_cols[GATE_UP]};
+        if (b < slices * groups) {
+            struct range c = even(m->tile_cols[DOWN], b / groups, slices);
+            r = even(rows, b % groups, groups);
+            p[DOWN] = {r.begin, r.end - r.begin, c.begin, c.end - c.begin};
+        }
+        r = even(ceil_div(m->V, 16), b, blocks);
+        p[LOGITS] = {r.begin, r.end - r.begin, 0, m->tile_cols[LOGITS]};
+        for (int i = 0; i < STEPS; i++)
+            all[i * blocks + b] = p[i];
     }
 }
 
-/* Who does what: whole rows of tiles where one block must have them. */
-static void make_shares(struct share *s, const struct model *m, int blocks)
+/* Sizes that follow from who has what. */
+static void measure_parts(struct model *m, const struct part *all, int blocks)
 {
-    int64_t qkv = (int64_t)(m->NH + 2 * m->NKV) * HEAD / 16, rows = m->C / 16;
-    share_whole(s + QKV * blocks, blocks, qkv, m->tile_cols[QKV]);
-    share_cut(s + O * blocks, blocks, rows * m->tile_cols[O], m->tile_cols[O]);
-    share_whole(s + GATE_UP * blocks, blocks, m->F / 16, 2 * m->tile_cols[GATE_UP]);
-    share_cut(s + DOWN * blocks, blocks, rows * m->tile_cols[DOWN], m->tile_cols[DOWN]);
-    share_whole(s + LOGITS * blocks, blocks, ceil_div(m->V, 16), m->tile_cols[LOGITS]);
-}
-
-static int most_extras(const struct share *s, int blocks)
-{
-    int most = 0;
-    for (int b = 0; b < blocks; b++) {
-        most = s[O * blocks + b].ordinal > most ? s[O * blocks + b].ordinal : most;
-        most = s[DOWN * blocks + b].ordinal > most ? s[DOWN * blocks + b].ordinal : most;
+    m->slots = m->row_count = 1;
+    m->longest = m->tile_cols[QKV] * NBI_TILE_COLS;
+    for (int i = 0; i < STEPS * blocks; i++) {
+        const struct part *p = &all[i];
+        m->row_count = p->rows > m->row_count ? p->rows : m->row_count;
+        if (p->cols * NBI_TILE_COLS > m->longest)
+            m->longest = p->cols * NBI_TILE_COLS;
+        for (int w = 0; w < WARPS; w++) {
+            struct range r = range_of(*p, i / blocks, w);
+            int rows = r.end > r.begin ? (r.end - 1) / p->cols - r.begin / p->cols + 1 : 0;
+            if (i / blocks != LOGITS && rows > m->slots)
+                m->slots = rows;
+        }
     }
-    return most;
-}
-
-/* Of tiles that a block has in a product, but the head's. */
-static int most_rows(const struct share *s, const struct model *m, int blocks)
-{
-    int most = 0;
-    for (int i = 0; i < LOGITS * blocks; i++) {
-        int cols = m->tile_cols[i / blocks];
-        int rows = (s[i].end + cols - 1) / cols - s[i].begin / cols;
-        most = rows > most ? rows : most;
-    }
-    return most;
 }
 
 /* What place copies to the device. */
 struct tables {
     struct layer *layers;
-    struct share *shares;
+    struct part *parts;
     float *norms, *head_norms;
 };
 
@@ -256,7 +289,8 @@ static enum nb_status fill_layer(struct nbi_token *t, const struct tables *to, i
 {
     struct cuda *cuda = t->s->cuda;
     const struct nbi_layer_weights *l = &m->layer[i];
-    const struct nbi_weight *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+    const struct nbi_weight *all[] = {&l->q,    &l->k,  &l->v,    &l->o,
+                                      &l->gate, &l->up, &l->down, &m->head};
     struct layer *out = &to->layers[i];
     for (int j = 0; j < MATRICES; j++) {
         out->tiles[j] = at<uint8_t>(all[j]->data);
@@ -272,8 +306,8 @@ static enum nb_status fill_layer(struct nbi_token *t, const struct tables *to, i
 
 static void describe(struct model *m, const struct nbi_token_model *t, int sms)
 {
-    int shared = (int)(t->NH / t->NKV);
-    m->together = shared % 4 == 0 ? 4 : shared % 2 == 0 ? 2 : 1;
+    int share = (int)(t->NH / t->NKV);
+    m->together = share % 4 == 0 ? 4 : share % 2 == 0 ? 2 : 1;
     m->layer_count = (int)t->layers;
     m->C = (int)t->C;
     m->F = (int)t->F;
@@ -283,14 +317,11 @@ static void describe(struct model *m, const struct nbi_token_model *t, int sms)
     m->tile_cols[QKV] = m->tile_cols[GATE_UP] = m->tile_cols[LOGITS] = tiles_of(1, t->C).cols;
     m->tile_cols[O] = tiles_of(1, t->NH * HEAD).cols;
     m->tile_cols[DOWN] = tiles_of(1, t->F).cols;
-    m->splits = sms / (m->NH / m->together);
+    m->splits = sms / (m->NH / m->together) < SPLITS_MAX ? sms / (m->NH / m->together) : SPLITS_MAX;
+    m->each = sms / m->NH;
     m->q_end = m->NH * HEAD / NBI_TILE_ROWS;
     m->k_end = m->q_end + m->NKV * HEAD / NBI_TILE_ROWS;
-    m->head = at<uint8_t>(t->head.data);
     m->head_scale = t->head.tensor_scale;
-    for (int i = 0; i < STEPS; i++)
-        if (m->tile_cols[i] * NBI_TILE_COLS > m->longest)
-            m->longest = m->tile_cols[i] * NBI_TILE_COLS;
     m->embed = at<void>(t->embed.data);
     m->embed_type = t->embed.dtype;
     m->store = t->stores[0].dtype;
@@ -303,46 +334,42 @@ static void describe(struct model *m, const struct nbi_token_model *t, int sms)
 static enum nb_status place(struct nbi_token *t, const struct tables *from)
 {
     struct model *m = &t->m;
-    int64_t groups = m->NH / m->together, q = (int64_t)(m->NH + 2 * m->NKV) * HEAD;
-    const void *filled[4] = {from->layers, from->shares, from->norms, from->head_norms};
-    const int64_t size[] = {(int64_t)sizeof(struct layer) * m->layer_count,
-                            (int64_t)sizeof(struct share) * STEPS * t->grid,
-                            (int64_t)(2 * m->layer_count + 1) * m->C * 4,
-                            (int64_t)m->layer_count * 2 * HEAD * 4,
-                            q * 4,
-                            (int64_t)m->NH * HEAD * 2,
-                            (int64_t)m->NH * HEAD / 16 * 4,
-                            (int64_t)m->F * 2,
-                            (int64_t)m->F / 16 * 4,
-                            (int64_t)m->C * 4,
-                            (int64_t)m->C * m->extras * 4,
-                            groups * m->splits * m->together * (HEAD + 2) * 4,
-                            256};
-    const int count = sizeof size / sizeof *size;
-    void **to[] = {(void **)&m->layers,     (void **)&m->shares, (void **)&m->norms,
-                   (void **)&m->head_norms, (void **)&m->qkv,    (void **)&m->att,
-                   (void **)&m->att_scale,  (void **)&m->act,    (void **)&m->act_scale,
-                   (void **)&m->main,       (void **)&m->extra,  (void **)&m->parts,
-                   (void **)&m->barrier};
+    int64_t q = (int64_t)(m->NH + 2 * m->NKV) * HEAD;
+    const void *filled[4] = {from->layers, from->parts, from->norms, from->head_norms};
+    const struct {
+        void *to;
+        int64_t size;
+    } pieces[] = {{&m->layers, (int64_t)sizeof(struct layer) * m->layer_count},
+                  {&m->parts, (int64_t)sizeof(struct part) * STEPS * t->grid},
+                  {&m->norms, (int64_t)(2 * m->layer_count + 1) * m->C * 4},
+                  {&m->head_norms, (int64_t)m->layer_count * 2 * HEAD * 4},
+                  {&m->qkv, q * 4},
+                  {&m->shared, (int64_t)m->NH * SPLITS_MAX * PART_FLOATS(1) * 4},
+                  {&m->sums[0], (int64_t)m->C * 8},
+                  {&m->sums[1], (int64_t)m->C * 8},
+                  {&m->act, (int64_t)m->F * 2},
+                  {&m->act_scale, (int64_t)m->F / 16 * 4},
+                  {&m->barrier, 256},
+                  {&m->odd, 256}};
+    const int count = sizeof pieces / sizeof *pieces;
     int64_t total = 0;
     struct nbi_ptr block;
     for (int i = 0; i < count; i++)
-        total += ceil_div(size[i], 256) * 256;
+        total += ceil_div(pieces[i].size, 256) * 256;
     NBI_TRY(t->s->cuda->be.alloc(&t->s->cuda->be, "token", total, &block));
     t->block = at<uint8_t>(block);
     CU_TRY(cudaMemset(t->block, 0, (size_t)total));
     uint8_t *next = t->block;
     for (int i = 0; i < count; i++) {
-        *to[i] = next;
+        *(uint8_t **)pieces[i].to = next;
         if (i < 4)
-            CU_TRY(cudaMemcpy(next, filled[i], (size_t)size[i], cudaMemcpyHostToDevice));
-        next += ceil_div(size[i], 256) * 256;
+            CU_TRY(cudaMemcpy(next, filled[i], (size_t)pieces[i].size, cudaMemcpyHostToDevice));
+        next += ceil_div(pieces[i].size, 256) * 256;
     }
     CU_TRY(cudaDeviceSynchronize()); /* other queues do not wait for those copies */
     return NB_OK;
 }
 
-/* As deep a ring as fits. */
 static enum nb_status size_shared(struct nbi_token *t)
 {
     struct model *m = &t->m;
@@ -354,28 +381,25 @@ static enum nb_status size_shared(struct nbi_token *t)
         return nbi_fail(NB_EUNSUPPORTED, "no code for this GPU");
     CU_TRY(
         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, t->s->cuda->index));
-    for (m->stages = 32; m->stages > 1 && places_of(*m).total > most;)
-        m->stages--;
-    if (m->stages < 2)
-        return nbi_fail(NB_EUNSUPPORTED, "too little shared memory for one kernel a token");
     m->at = places_of(*m);
     t->shared = (size_t)m->at.total;
+    if (m->at.total > most)
+        return nbi_fail(NB_EUNSUPPORTED, "too little shared memory for one kernel a token");
     /* Of the kernel, so of all its users. */
     CU_TRY(cudaFuncSetAttribute(t->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
-    CU_TRY(
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, t->kernel, THREADS + 32, t->shared));
+    CU_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, t->kernel, THREADS, t->shared));
     return blocks > 0 ? NB_OK : nbi_fail(NB_EUNSUPPORTED, "no room for one kernel a token");
 }
 
 static enum nb_status fill_token(struct nbi_token *t, const struct nbi_token_model *m,
                                  const struct tables *tables)
 {
-    make_shares(tables->shares, &t->m, (int)t->grid);
-    t->m.extras = most_extras(tables->shares, (int)t->grid);
-    if (t->m.extras > EXTRAS_MAX || t->m.splits < 1 ||
-        most_rows(tables->shares, &t->m, (int)t->grid) > WARPS * (SLOTS - 1) ||
-        ceil_div(t->m.V, 16) > 32767)
-        return nbi_fail(NB_EUNSUPPORTED, "shapes that one kernel a token does not suit");
+    if (t->m.each < 1 || t->m.splits < 1)
+        return nbi_fail(NB_EUNSUPPORTED, "more heads than one kernel a token suits");
+    make_parts(tables->parts, &t->m, (int)t->grid);
+    measure_parts(&t->m, tables->parts, (int)t->grid);
+    if (t->m.row_count > 32767 || t->m.slots > 255)
+        return nbi_fail(NB_EUNSUPPORTED, "more rows than one kernel a token suits");
     for (int64_t i = 0; i < m->layers; i++)
         NBI_TRY(fill_layer(t, tables, i, m));
     NBI_TRY(nbi_cuda_vector_read(t->s->cuda, &m->norm, tables->norms + 2 * m->layers * m->C));
@@ -400,10 +424,10 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
     struct nbi_token *t = (struct nbi_token *)calloc(1, sizeof *t);
     const struct tables tables = {
         (struct layer *)calloc((size_t)m->layers, sizeof(struct layer)),
-        (struct share *)calloc((size_t)s->cuda->sms * STEPS, sizeof(struct share)),
+        (struct part *)calloc((size_t)s->cuda->sms * STEPS, sizeof(struct part)),
         (float *)calloc((size_t)((2 * m->layers + 1) * m->C), sizeof(float)),
         (float *)calloc((size_t)(m->layers * 2 * HEAD), sizeof(float))};
-    bool there = t && tables.layers && tables.shares && tables.norms && tables.head_norms;
+    bool there = t && tables.layers && tables.parts && tables.norms && tables.head_norms;
     enum nb_status rc = there ? NB_OK : nbi_fail_memory("token", sizeof *t);
     if (rc == NB_OK) {
         t->s = s;
@@ -415,7 +439,7 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
         rc = fill_token(t, m, &tables);
     }
     free(tables.layers);
-    free(tables.shares);
+    free(tables.parts);
     free(tables.norms);
     free(tables.head_norms);
     if (rc == NB_OK)
@@ -430,12 +454,11 @@ enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_st
     struct step_args a = {step->id, step->position,         step->slot, step->first, step->last,
                           t->epoch, at<float>(step->logits)};
     void *args[] = {&t->m, &a};
-    int used;
     CU_HERE(t->s);
-    rows_each(t->m, step->last - step->first, &used);
-    CU_TRY(cudaLaunchCooperativeKernel(t->kernel, dim3(t->grid), dim3(THREADS + 32), args,
-                                       t->shared, t->s->queue));
+    CU_TRY(cudaLaunchCooperativeKernel(t->kernel, dim3(t->grid), dim3(THREADS), args, t->shared,
+                                       t->s->queue));
     /* Barriers of a layer; one more where blocks share heads. */
-    t->epoch += t->grid * (unsigned)((used > 1 ? 6 : 5) * t->m.layer_count);
+    int barriers = step->last - step->first > FEW_ROWS ? 5 : 4;
+    t->epoch += t->grid * (unsigned)(barriers * t->m.layer_count);
     return NB_OK;
 }

@@ -30,59 +30,66 @@ template <enum nbi_dtype T> __device__ static inline void eight(float out[8], st
     }
 }
 
-/* Where attention keeps things, in floats: queries, this token's key and value, parts by warp, how
- * they weigh. */
-template <int G> struct attend_at {
-    static const int key = G * HEAD, value = key + HEAD, parts = value + HEAD; /* of its type */
-    static const int stride = G * (HEAD + 2), weights = parts + WARPS * stride;
+/* Keys and values of a row, for half a warp. */
+template <enum nbi_dtype T> struct row_of {
+    struct loaded<T> k, v;
 };
 
-/* Queries of G heads, by a warp each; this token's key and value, by two more. */
+/* What attention can ask for before the queries are there: the first two rows, and of the norm of
+ * queries or keys what the lane will want. */
+template <enum nbi_dtype T> struct row_feed {
+    struct row_of<T> r0, r1;
+    float norm[4];
+};
+
+/* Where attention keeps things, in floats: queries, this token's key and value (of the store's
+ * type), softmaxes by warp, how they weigh. */
+template <int G> struct attend_at {
+    static const int key = G * HEAD, value = key + HEAD, parts = value + HEAD;
+    static const int stride = PART_FLOATS(G), weights = parts + SPLITS_MAX * stride;
+};
+
+/* Queries of G heads, by a warp each; this token's key and value, by two more if they are asked
+ * for, and to the store if `keep`. */
 template <enum nbi_dtype T, int G>
 __device__ static void prepare_heads(struct context &c, int layer, const struct step_args &a,
-                                     int head, int kv, bool newest)
+                                     const struct rows_part &p, const float norm[4], bool keep)
 {
     int lane = c.lane, KV = c.m.NKV * HEAD, Q = c.m.NH * HEAD;
-    if (c.warp > G + 1 || (c.warp >= G && !newest))
+    if (c.warp > G + 1 || (c.warp >= G && p.split != p.used - 1))
         return;
     const struct layer &l = c.layers()[layer];
-    const float *norms = c.head_norm();
-    int64_t to = ((int64_t)a.slot * c.m.NKV + kv) * HEAD;
+    int64_t to = ((int64_t)a.slot * c.m.NKV + p.kv) * HEAD;
     bool is_q = c.warp < G, is_v = c.warp == G + 1;
-    const float *from = c.m.qkv + (is_q ? (head + c.warp) * HEAD : Q + is_v * KV + kv * HEAD);
-    float v[4], w[4], sum = 0;
+    const float *from = c.m.qkv + (is_q ? (p.head + c.warp) * HEAD : Q + is_v * KV + p.kv * HEAD);
+    float v[4], sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        w[i] = norms[(is_q ? 0 : HEAD) + lane + 32 * i];
+        v[i] = __ldcg(from + lane + 32 * i);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        sum += v[i] * v[i];
+    float *own = c.attend() + (is_v ? attend_at<G>::value : attend_at<G>::key);
+    if (!is_v) {
+        float f = rsqrtf(warp_sum(sum) / HEAD + c.m.eps) * (is_q ? rsqrtf(HEAD) : 1);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int d = lane + 32 * i;
+            float cs = c.turn()[d], sn = c.turn()[HEAD / 2 + d];
+            float x = v[i] * f * norm[i], y = v[i + 2] * f * norm[i + 2];
+            v[i] = x * cs - y * sn;
+            v[i + 2] = y * cs + x * sn;
+        }
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        v[i] = __ldcg(from + lane + 32 * i);
-        sum += v[i] * v[i];
-    }
-    if (is_v) {
-        for (int i = 0; i < 4; i++) {
-            store_float(l.v, to + lane + 32 * i, T, v[i]);
-            store_float(c.attend() + attend_at<G>::value, lane + 32 * i, T, v[i]);
-        }
-        return;
-    }
-    float f = rsqrtf(warp_sum(sum) / HEAD + c.m.eps) * (is_q ? rsqrtf(HEAD) : 1);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
         int d = lane + 32 * i;
-        float cs = c.turn()[d], sn = c.turn()[HEAD / 2 + d];
-        float x = v[i] * f * w[i], y = v[i + 2] * f * w[i + 2];
-        float p = x * cs - y * sn, q = y * cs + x * sn;
-        float *query = c.attend() + c.warp * HEAD, *key = c.attend() + attend_at<G>::key;
-        if (is_q) {
-            query[d] = p;
-            query[d + HEAD / 2] = q;
-        } else {
-            store_float(l.k, to + d, T, p);
-            store_float(l.k, to + d + HEAD / 2, T, q);
-            store_float(key, d, T, p);
-            store_float(key, d + HEAD / 2, T, q);
-        }
+        if (is_q)
+            c.attend()[c.warp * HEAD + d] = v[i];
+        else
+            store_float(own, d, T, v[i]);
+        if (!is_q && keep)
+            store_float(is_v ? l.v : l.k, to + d, T, v[i]);
     }
 }
 
@@ -115,30 +122,54 @@ __device__ static inline void take_row(struct softmax<G> &s, const float q[G][8]
     }
 }
 
-/* Rows of keys and values for half a warp: the first is fetched before it is known what for. */
-template <enum nbi_dtype T> struct row_feed {
-    struct loaded<T> k, v;
-};
-
 template <enum nbi_dtype T>
-__device__ static inline struct row_feed<T> fetch_row(const struct context &c, int layer, int kv,
-                                                      int row, int end) {
+__device__ static inline struct row_of<T> fetch_row(const struct context &c, int layer,
+                                                    const struct rows_part &p, int row) {
     const int size = T == NBI_E4M3 ? 1 : 2;
     const struct layer &l = c.layers()[layer];
-    int64_t at = (((int64_t)row * c.m.NKV + kv) * HEAD + c.lane % 16 * 8) * size;
-    struct row_feed<T> r = {
+    int64_t at = (((int64_t)row * c.m.NKV + p.kv) * HEAD + c.lane % 16 * 8) * size;
+    struct row_of<T> r = {
     };
-    if (row < end) {
+    if (row < p.end) {
         r.k = *(const struct loaded<T> *)((const uint8_t *)l.k + at);
         r.v = *(const struct loaded<T> *)((const uint8_t *)l.v + at);
     }
     return r;
 }
 
+/* Asks for the rows that first_rows will ask for. */
+template <enum nbi_dtype T>
+__device__ static inline void prefetch_rows(const struct context &c, int layer,
+                                            const struct rows_part &p)
+{
+    const int size = T == NBI_E4M3 ? 1 : 2;
+    const struct layer &l = c.layers()[layer];
+    int row = p.begin + threadIdx.x / 4, part = threadIdx.x % 4;
+    int64_t at = (((int64_t)row * c.m.NKV + p.kv) * HEAD + part % 2 * (HEAD / 2)) * size;
+    if (row < p.end)
+        prefetch((const uint8_t *)(part < 2 ? l.k : l.v) + at);
+    if (threadIdx.x < 8)
+        prefetch(c.m.head_norms + layer * 2 * HEAD + threadIdx.x * 32);
+}
+
+template <enum nbi_dtype T>
+__device__ static inline struct row_feed<T> first_rows(const struct context &c, int layer,
+                                                       const struct rows_part &p, int heads) {
+    const float *norm = c.m.head_norms + (layer * 2 + (c.warp >= heads)) * HEAD + c.lane;
+    struct row_feed<T> f;
+    int row = p.begin + c.warp * 2 + c.lane / 16;
+    f.r0 = fetch_row<T>(c, layer, p, row);
+    f.r1 = fetch_row<T>(c, layer, p, row + 2 * WARPS);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        f.norm[i] = __ldg(norm + 32 * i);
+    return f;
+}
+
 /* Rows [begin, end) of the store for G heads, half a warp for a row, and this token's own. */
 template <enum nbi_dtype T, int G>
-__device__ static void attend_rows(struct context &c, int layer, const struct part_of_attention &p,
-                                   struct row_feed<T> next)
+__device__ static void attend_rows(struct context &c, int layer, const struct rows_part &p,
+                                   struct row_feed<T> feed)
 {
     const int size = T == NBI_E4M3 ? 1 : 2;
     int half = c.lane / 16, d0 = c.lane % 16 * 8;
@@ -155,14 +186,15 @@ __device__ static void attend_rows(struct context &c, int layer, const struct pa
     }
     int stop = p.end + (p.split == p.used - 1); /* this token's own row comes last */
 #pragma unroll 1
-    for (int row = p.begin + c.warp * 2 + half; row - half < stop; row += WARPS * 2) {
-        struct row_feed<T> now = next;
+    for (int row = p.begin + c.warp * 2 + half; row - half < stop; row += 2 * WARPS) {
+        struct row_of<T> now = feed.r0;
+        feed.r0 = feed.r1;
+        feed.r1 = fetch_row<T>(c, layer, p, row + 4 * WARPS);
         if (row == p.end && row < stop) {
             const uint8_t *own = (const uint8_t *)(c.attend() + attend_at<G>::key) + d0 * size;
             now.k = *(const struct loaded<T> *)own;
             now.v = *(const struct loaded<T> *)(own + HEAD * 4);
         }
-        next = fetch_row<T>(c, layer, p.kv, row + WARPS * 2, p.end);
         eight<T>(x, now.k);
         eight<T>(y, now.v);
         take_row<G>(s, q, x, y, row < stop);
@@ -189,85 +221,104 @@ __device__ static void attend_rows(struct context &c, int layer, const struct pa
     }
 }
 
-/* How the warps' softmaxes weigh for a head, and behind that their common maximum and sum. A warp
- * for a head. */
-template <int G> __device__ static void weigh_parts(struct context &c)
+/* How `count` softmaxes weigh for a head, and behind that their common maximum and denominator. A
+ * warp for a head. */
+template <int G> __device__ static void weigh_parts(struct context &c, int count)
 {
-    const float *part = c.attend() + attend_at<G>::parts + c.warp * (HEAD + 2);
-    float *weights = c.attend() + attend_at<G>::weights + c.warp * (WARPS + 2);
-    const float *p = part + c.lane % WARPS * attend_at<G>::stride;
+    float *weights = c.attend() + attend_at<G>::weights + c.warp * (SPLITS_MAX + 2);
+    const float *p = c.attend() + attend_at<G>::parts + c.warp * (HEAD + 2) +
+                     min(c.lane, count - 1) * attend_at<G>::stride;
     float top = warp_max(p[HEAD]), w = __expf(p[HEAD] - top);
-    float sum = warp_sum(c.lane < WARPS ? w * p[HEAD + 1] : 0);
-    if (c.lane < WARPS)
+    float sum = warp_sum(c.lane < count ? w * p[HEAD + 1] : 0);
+    if (c.lane < count)
         weights[c.lane] = w;
     if (c.lane == 0) {
-        weights[WARPS] = top;
-        weights[WARPS + 1] = sum;
+        weights[SPLITS_MAX] = top;
+        weights[SPLITS_MAX + 1] = sum;
     }
 }
 
-/* Other blocks' rows, in their order, together with this one's. */
-template <int G> __device__ static void join_splits(struct context &c, int head, int used)
+/* Value d of head h over `count` softmaxes. */
+template <int G>
+__device__ static inline float sum_parts(const struct context &c, int h, int d, int count)
 {
-    const int stride = attend_at<G>::stride;
+    const float *weights = c.attend() + attend_at<G>::weights + h * (SPLITS_MAX + 2);
+    const float *parts = c.attend() + attend_at<G>::parts + h * (HEAD + 2) + d;
+    float v = 0;
+#pragma unroll 4
+    for (int p = 0; p < count; p++)
+        v += parts[p * attend_at<G>::stride] * weights[p];
+    return v;
+}
+
+/* x16 = the head that `count` softmaxes give. */
+__device__ static void put_head(struct context &c, int count)
+{
+    if (c.warp == 0)
+        weigh_parts<1>(c, count);
+    __syncthreads();
+    if (threadIdx.x >= HEAD)
+        return;
+    int d = threadIdx.x;
+    float sum = c.attend()[attend_at<1>::weights + SPLITS_MAX + 1];
+    struct halves two = halves_of(__fdividef(sum_parts<1>(c, 0, d, count), sum));
+    uint32_t more = __shfl_down_sync(0xFFFFFFFF, two.two, 2);
+    if (d % 4 == 0)
+        put_pairs(c, d / 4, two.two, more, two.by);
+}
+
+/* Where other blocks look for the softmaxes of a head. */
+__device__ static inline float *shared_part(const struct context &c, int head, int split)
+{
+    return c.m.shared + ((int64_t)head * SPLITS_MAX + split) * PART_FLOATS(1);
+}
+
+/* This block's rows for G heads, to the others. */
+template <enum nbi_dtype T, int G>
+__device__ static void attend_part(struct context &c, int layer, const struct step_args &a,
+                                   const struct rows_part &p, struct row_feed<T> first)
+{
+    prepare_heads<T, G>(c, layer, a, p, first.norm, p.head % (c.m.NH / c.m.NKV) == 0);
+    __syncthreads();
+    attend_rows<T, G>(c, layer, p, first);
+    __syncthreads();
+    if (c.warp < G)
+        weigh_parts<G>(c, WARPS);
+    __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.x; i < G * HEAD; i += THREADS) {
         int h = i / HEAD, d = i % HEAD;
-        const float *parts = c.m.parts + (int64_t)(head / G) * c.m.splits * stride + h * (HEAD + 2);
-        float v = 0, top = -1e30f, sum = 0;
-#pragma unroll 4
-        for (int s = 0; s < used; s++) {
-            const float *p = parts + s * stride;
-            float at = __ldcg(p + HEAD), high = fmaxf(top, at);
-            float keep = __expf(top - high), more = __expf(at - high);
-            v = v * keep + __ldcg(p + d) * more;
-            sum = sum * keep + __ldcg(p + HEAD + 1) * more;
-            top = high;
-        }
-        give_halves(c.m.att, c.m.att_scale, (head + h) * HEAD + d, __fdividef(v, sum), true);
+        float *out = shared_part(c, p.head + h, p.split);
+        __stcg(out + d, sum_parts<G>(c, h, d, WARPS));
+        if (d < 2)
+            __stcg(out + HEAD + d,
+                   c.attend()[attend_at<G>::weights + h * (SPLITS_MAX + 2) + SPLITS_MAX + d]);
     }
 }
 
-/* Blocks share the rows of a head; the first puts the parts together. `first` are the first rows of
- * the store. */
+/* Attention, as far as the block's part of o needs it: one head. Over few rows each block does that
+ * head by itself; over many, blocks share the rows of several heads first. */
 template <enum nbi_dtype T, int G>
 __device__ static void attention(struct context &c, int layer, const struct step_args &a,
-                                 struct row_feed<T> first)
+                                 const struct rows_part &p, struct row_feed<T> first)
 {
-    const struct part_of_attention part = *c.part_of();
-    const int stride = attend_at<G>::stride;
-    int split = part.split, head = part.head, used = part.used;
-    if (split < used) {
-        prepare_heads<T, G>(c, layer, a, head, part.kv, split == used - 1);
-        sync_block();
-        attend_rows<T, G>(c, layer, part, first);
-        sync_block();
-        if (c.warp < G)
-            weigh_parts<G>(c);
-        sync_block();
-        float *out = c.m.parts + ((int64_t)(head / G) * c.m.splits + split) * stride;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < G * HEAD; i += THREADS) {
-            int h = i / HEAD, d = i % HEAD;
-            const float *w = c.attend() + attend_at<G>::weights + h * (WARPS + 2);
-            float v = 0;
-#pragma unroll
-            for (int p = 0; p < WARPS; p++)
-                v += c.attend()[attend_at<G>::parts + p * stride + h * (HEAD + 2) + d] * w[p];
-            if (used == 1) {
-                give_halves(c.m.att, c.m.att_scale, (head + h) * HEAD + d,
-                            __fdividef(v, w[WARPS + 1]), true);
-            } else {
-                __stcg(out + h * (HEAD + 2) + d, v);
-                if (d < 2)
-                    __stcg(out + h * (HEAD + 2) + HEAD + d, w[WARPS + d]);
-            }
-        }
+    int head = (int)blockIdx.x / c.m.each;
+    bool few = a.last - a.first <= FEW_ROWS, any = head < c.m.NH;
+    if (few && any) {
+        prepare_heads<T, 1>(c, layer, a, p, first.norm,
+                            head % (c.m.NH / c.m.NKV) == 0 && blockIdx.x % c.m.each == 0);
+        __syncthreads();
+        attend_rows<T, 1>(c, layer, p, first);
     }
-    if (used > 1) {
-        meet(c);
-        if (split == 0)
-            join_splits<G>(c, head, used);
+    if (!few) {
+        if (p.split < p.used)
+            attend_part<T, G>(c, layer, a, p, first);
+        arrive_all(c);
+        wait_all(c);
+        for (int i = threadIdx.x; any && i < p.used * PART_FLOATS(1); i += THREADS)
+            c.attend()[attend_at<1>::parts + i] = __ldcg(shared_part(c, head, 0) + i);
     }
-    meet(c);
+    __syncthreads();
+    if (any)
+        put_head(c, few ? WARPS : p.used);
 }

@@ -3,21 +3,21 @@
 
 #include "backend/cuda/internal.cuh"
 
-#define WARPS       15 /* that compute; one more fetches */
-#define THREADS     (WARPS * 32)
-#define HEAD        128 /* size of a head */
-#define EXTRAS_MAX  15  /* blocks that may share a row of tiles, but one */
-#define TOGETHER    6   /* times four values that a thread asks for at a time */
-#define SPLIT_ROWS  128 /* of a store, that a block should have at least in attention */
-#define PAIR        2   /* tiles of a stage of the ring, at most */
-#define STAGE_BYTES (PAIR * NBI_TILE_BYTES)
-#define SLOTS       4 /* rows of tiles that a warp may have part of, but in the head */
+#define WARPS      16
+#define THREADS    (WARPS * 32)
+#define HEAD       128 /* size of a head */
+#define SPLITS_MAX 16  /* blocks that share the rows of a store */
+#define SPLIT_ROWS 32  /* of a store, that a block should have at least in attention */
+#define FEW_ROWS   192 /* of a store, that every block of a head goes through by itself */
+#ifndef RING
+#define RING 4 /* tiles of a warp that are on their way: more only keep others waiting */
+#endif
 
 enum step { QKV, O, GATE_UP, DOWN, LOGITS, STEPS };
 
-/* Matrices of a layer, in the order of the steps; q, k and v lie one behind the other as rows of
- * tiles, gate and up take turns. */
-enum matrix { Q_, K_, V_, O_, GATE_, UP_, DOWN_, MATRICES };
+/* Matrices of a layer, in the order of the steps, and the head, which is the same in all; q, k and
+ * v lie one behind the other as rows of tiles, gate and up take turns. */
+enum matrix { Q_, K_, V_, O_, GATE_, UP_, DOWN_, HEAD_, MATRICES };
 
 struct layer {
     const uint8_t *tiles[MATRICES];
@@ -25,60 +25,73 @@ struct layer {
     float scale[MATRICES];
 };
 
-/* Tiles of a step for a block: [begin, end), and in which way its first and its last row of tiles
- * are shared with others. */
-struct share {
-    int begin, end;
-    int ordinal; /* blocks before this one that have part of its first row of tiles */
-    int after;   /* blocks after this one that have part of its last */
+/* Tiles of a step for a block. */
+struct part {
+    int row, rows, col, cols;
+};
+
+/* A row of tiles of a block: where it is, and what its warps have of it: the first of them in its
+ * slot `slot`, those behind it up to the last in slot 0. */
+struct line {
+    int tile; /* the block's first in the row, of its matrix */
+    uint8_t matrix, first, last, slot;
+};
+
+/* What a warp has of a step: tiles from the block's row and column on. */
+struct work {
+    short row, col;
+    int left;
 };
 
 /* What a block does in attention: rows [begin, end) of the store for some heads, as the split-th of
  * those that are used. */
-struct part_of_attention {
+struct rows_part {
     int split, used, head, kv, begin, end;
 };
 
 /* Pieces of shared memory, as offsets. */
 struct places {
-    int ring;    /* [WARPS][stages][STAGE_BYTES] */
-    int counts;  /* int [WARPS][stages]: tiles of a stage */
-    int full;    /* uint64 [2][WARPS][stages]: that a stage has arrived, that it has been read */
+    int ring;    /* [WARPS][RING][NBI_TILE_BYTES] */
+    int full;    /* uint64 [WARPS][RING]: that a tile has arrived */
     int layers;  /* struct layer [layers] */
     int x;       /* f32 [C]: the residual stream */
-    int norm;    /* f32 [C]: the weights of the norm that comes next */
     int x16;     /* x of a product: for each two f16, whichever half of B they are of, and zeros */
-    int slots;   /* f32 [WARPS][SLOTS][16]: sums of a warp for its rows of tiles, from its first */
-    int own;     /* struct share [STEPS] */
-    int rows;    /* struct rows [STEPS][WARPS], by warp, then [STEPS], of the block */
-    int part;    /* f32 [WARPS]: the squares of the residual stream, by warp */
-    int scale;   /* f32 [longest / 16]: of x16, by block */
+    int scale;   /* f32 [longest / 16]: what those are to be times */
+    int slots;   /* f32 [WARPS][slots][16]: sums of a warp for its rows of tiles, from its first */
+    int own;     /* struct part [STEPS] */
+    int lines;   /* struct line [STEPS][rows] */
+    int work;    /* struct work [STEPS][WARPS] */
+    int squares; /* f32 [WARPS]: of the residual stream, by warp */
+    int zeros;   /* 64 bytes */
     int turn;    /* f32 [HEAD]: cos, sin */
-    int part_of; /* struct part_of_attention */
-    int head_norm; /* f32 [2][HEAD]: of the layer's queries and keys */
-    int zeros;     /* 64 bytes */
+    int attend;  /* see token_attention.cuh */
     int total;
 };
 
 struct model {
     const struct layer *layers;
-    const struct share *shares; /* [STEPS][blocks] */
-    const float *norms;         /* [layers][2][C], then the last one */
-    const float *head_norms;    /* [layers][2][HEAD] of q and k */
+    const struct part *parts; /* [STEPS][blocks] */
+    const float *norms;       /* [layers][2][C], then the last one */
+    const float *head_norms;  /* [layers][2][HEAD] of q and k */
     int tile_cols[STEPS];
     int q_end, k_end; /* rows of tiles of q, and of q and k */
-    const uint8_t *head;
     float head_scale;
     const void *embed;
     enum nbi_dtype embed_type, store;
     const float *frequency;
     float rope_scale, eps;
-    int layer_count, C, F, NH, NKV, V, extras, together, splits, stages, longest;
+    int layer_count, C, F, NH, NKV, V;
+    int together;         /* heads of a block in attention over many rows */
+    int splits;           /* blocks that share such heads, at most */
+    int each;             /* blocks that have the same head in o */
+    int slots, row_count; /* rows of tiles in a step, that a warp has and that a block has */
+    int longest;
     /* What blocks give each other. */
-    float *qkv, *main, *extra, *parts;
-    uint32_t *att, *act;          /* two f16 each, */
-    float *att_scale, *act_scale; /* and what sixteen of them are to be times */
-    unsigned *barrier;
+    float *qkv, *shared;
+    unsigned long long *sums[2]; /* [C] of o and of down: times 2^36 */
+    uint32_t *act;               /* two f16 each, */
+    float *act_scale;            /* and what sixteen of them are to be times */
+    unsigned *barrier, *odd;
     struct places at;
 };
 
@@ -95,36 +108,30 @@ static inline int64_t lines(int64_t bytes)
     return (bytes + 127) / 128 * 128;
 }
 
-/* Rows of tiles that a warp has, from the first to the last. */
-struct rows {
-    short first, last;
-};
+#define PART_FLOATS(G) ((G) * (HEAD + 2)) /* a softmax: sums of values, maximum, denominator */
 
-/* Attention uses the place of x16. */
-#define ATTEND_FLOATS(G) (((G) + 2) * HEAD + WARPS * (G) * (HEAD + 2) + (G) * (WARPS + 2))
+/* Queries, this token's key and value, softmaxes by warp and how they weigh. */
+#define ATTEND_FLOATS(G) (((G) + 2) * HEAD + SPLITS_MAX * PART_FLOATS(G) + (G) * (SPLITS_MAX + 2))
 
 static struct places places_of(const struct model &m)
 {
     struct places p;
-    int64_t at = 0, x16 = lines((int64_t)m.longest * 4),
-            attend = lines(ATTEND_FLOATS(m.together) * 4);
+    int64_t at = 0;
     p.ring = 0;
-    p.full = (int)(at += (int64_t)WARPS * m.stages * STAGE_BYTES);
-    p.counts = (int)(at += lines((int64_t)2 * WARPS * m.stages * 8));
-    p.layers = (int)(at += lines((int64_t)WARPS * m.stages * 4));
+    p.full = (int)(at += (int64_t)WARPS * RING * NBI_TILE_BYTES);
+    p.layers = (int)(at += lines(WARPS * RING * 8));
     p.x = (int)(at += lines((int64_t)m.layer_count * sizeof(struct layer)));
-    p.norm = (int)(at += lines((int64_t)m.C * 4));
     p.x16 = (int)(at += lines((int64_t)m.C * 4));
-    p.slots = (int)(at += x16 > attend ? x16 : attend);
-    p.own = (int)(at += lines(WARPS * SLOTS * 16 * 4));
-    p.rows = (int)(at += lines(STEPS * sizeof(struct share)));
-    p.part = (int)(at += lines(STEPS * (WARPS + 1) * sizeof(struct rows)));
-    p.scale = (int)(at += lines(WARPS * 4));
-    p.turn = (int)(at += lines(m.longest / 16 * 4));
-    p.part_of = (int)(at += lines(HEAD * 4));
-    p.head_norm = (int)(at += lines(sizeof(struct part_of_attention)));
-    p.zeros = (int)(at += lines(2 * HEAD * 4));
-    p.total = (int)(at + 128);
+    p.scale = (int)(at += lines((int64_t)m.longest * 4));
+    p.slots = (int)(at += lines(m.longest / 16 * 4));
+    p.own = (int)(at += lines((int64_t)WARPS * m.slots * 16 * 4));
+    p.lines = (int)(at += lines(STEPS * sizeof(struct part)));
+    p.work = (int)(at += lines((int64_t)STEPS * m.row_count * sizeof(struct line)));
+    p.squares = (int)(at += lines(STEPS * WARPS * sizeof(struct work)));
+    p.zeros = (int)(at += lines(WARPS * 4));
+    p.turn = (int)(at += 128);
+    p.attend = (int)(at += lines(HEAD * 4));
+    p.total = (int)(at += lines(ATTEND_FLOATS(m.together) * 4));
     return p;
 }
 
@@ -134,16 +141,81 @@ template <typename T> __device__ static inline T *shared_piece(int at)
     return (T *)(memory + at);
 }
 
-/* Weights are times 2^-14 in f16. */
-#define UNDO 16384.0f
+#define SHARED_LIST(X)                                                                             \
+    X(uint8_t, ring)                                                                               \
+    X(uint64_t, full)                                                                              \
+    X(struct layer, layers)                                                                        \
+    X(float4, x)                                                                                   \
+    X(uint4, x16)                                                                                  \
+    X(float, scale)                                                                                \
+    X(float, slots)                                                                                \
+    X(struct part, own)                                                                            \
+    X(struct line, lines)                                                                          \
+    X(struct work, work)                                                                           \
+    X(float4, squares)                                                                             \
+    X(uint4, zeros)                                                                                \
+    X(float, turn)                                                                                 \
+    X(float, attend)
 
-/* All threads that compute; the one warp that fetches does not take part. */
-__device__ static inline void sync_block(void)
+/* Where the next tile of a warp comes from. */
+struct feed {
+    const uint8_t *from;
+    int layer, step;
+    int row, col; /* of the block's part, */
+    int cols;     /* which has so many */
+    int left;     /* tiles of the step */
+};
+
+struct context {
+    const struct model &m;
+    unsigned epoch;
+    int warp, lane;
+    int next;        /* tile of the ring to be read */
+    uint32_t parity; /* of the round of the ring that is read */
+    struct feed feed;
+
+    /* Shared memory, by the names of struct places. */
+#define X(type, name)                                                                              \
+    __device__ type *name() const                                                                  \
+    {                                                                                              \
+        return shared_piece<type>(m.at.name);                                                      \
+    }
+    SHARED_LIST(X)
+#undef X
+};
+
+/* ---- who has what ---- */
+
+struct range {
+    int begin, end;
+};
+
+/* A warp's tiles of its block's part, row after row. In the head it has whole rows. */
+__host__ __device__ static inline struct range range_of(const struct part &p, int step, int warp)
 {
-    asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+    int n = step == LOGITS ? p.rows : p.rows * p.cols, unit = step == LOGITS ? p.cols : 1;
+    return {n * warp / WARPS * unit, n * (warp + 1) / WARPS * unit};
 }
 
-/* ---- the ring ---- */
+/* Row `row` of tiles of the block's part of a step. */
+__device__ static struct line line_of(const struct model &m, const struct part &p, int step,
+                                      int row)
+{
+    int n = max(p.rows * p.cols, 1), a = row * p.cols, b = a + p.cols - 1, at = p.row + row;
+    int first = (WARPS * (a + 1) + n - 1) / n - 1, last = (WARPS * (b + 1) + n - 1) / n - 1;
+    int matrix = step == O ? O_ : step == DOWN ? DOWN_ : HEAD_;
+    if (step == QKV) {
+        matrix = at < m.q_end ? Q_ : at < m.k_end ? K_ : V_;
+        at -= matrix == Q_ ? 0 : matrix == K_ ? m.q_end : m.k_end;
+    } else if (step == GATE_UP) {
+        matrix = at & 1 ? UP_ : GATE_;
+        at >>= 1;
+    }
+    return {at * m.tile_cols[step] + p.col, (uint8_t)matrix, (uint8_t)first, (uint8_t)last,
+            (uint8_t)(row - n * first / WARPS / p.cols)};
+}
+
+/* ---- weights on their way ---- */
 
 /* Bulk copies came with compute capability 9.0; the host asks what the kernel was made for. */
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
@@ -164,16 +236,15 @@ __device__ static inline void barrier_init(uint64_t *bar)
 #endif
 }
 
-__device__ static inline void fetch_tiles(uint8_t *to, const uint8_t *from, int bytes,
-                                          uint64_t *bar)
+__device__ static inline void copy_tile(uint8_t *to, const uint8_t *from, uint64_t *bar)
 {
 #if BULK
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(bar)),
-                 "r"(bytes)
+                 "r"(NBI_TILE_BYTES)
                  : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
                  "%2, [%3];" ::"r"(shared_at(to)),
-                 "l"(from), "r"(bytes), "r"(shared_at(bar))
+                 "l"(from), "r"(NBI_TILE_BYTES), "r"(shared_at(bar))
                  : "memory");
 #endif
 }
@@ -195,148 +266,72 @@ __device__ static inline bool is_past(uint32_t bar, uint32_t parity)
     return done;
 }
 
-__device__ static inline void arrive(uint32_t bar)
+/* Asks for something that will be wanted soon. */
+__device__ static inline void prefetch(const void *p)
 {
-#if BULK
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-#endif
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* What is fetched next for a warp, and where it goes. */
-struct feed {
-    const uint8_t *from;
-    int warp, layer, step;
-    int tile, left; /* of the step: the next one, how many */
-    int run;        /* of those, how many lie one behind the other; 0: there is no more */
-    int stage;
-    uint32_t parity; /* of the round of the ring that is written */
-};
-
-struct warp_range {
-    int begin, end;
-};
-
-__device__ static inline struct warp_range range_of(const struct share &s, int warp)
+__device__ static inline const uint8_t *line_at(const struct context &c, const struct feed &f)
 {
-    int n = s.end - s.begin;
-    return {s.begin + n * warp / WARPS, s.begin + n * (warp + 1) / WARPS};
+    struct line l = c.lines()[f.step * c.m.row_count + f.row];
+    return c.layers()[f.layer].tiles[l.matrix] + (int64_t)l.tile * NBI_TILE_BYTES;
 }
 
-#define SHARED_LIST(X)                                                                             \
-    X(uint8_t, ring)                                                                               \
-    X(int, counts)                                                                                 \
-    X(uint64_t, full)                                                                              \
-    X(struct layer, layers)                                                                        \
-    X(float4, x)                                                                                   \
-    X(float4, norm)                                                                                \
-    X(uint4, x16)                                                                                  \
-    X(float, slots)                                                                                \
-    X(float, scale)                                                                                \
-    X(float, part)                                                                                 \
-    X(float, turn)                                                                                 \
-    X(struct share, own)                                                                           \
-    X(struct rows, rows)                                                                           \
-    X(struct part_of_attention, part_of)                                                           \
-    X(float, head_norm)                                                                            \
-    X(uint8_t, zeros)
-
-struct context {
-    const struct model &m;
-    int stage;       /* to be read next */
-    uint32_t parity; /* of the round of the ring that is read */
-    unsigned epoch;
-    int warp, lane;
-
-    /* Shared memory, by the names of struct places. */
-#define X(type, name)                                                                              \
-    __device__ type *name() const                                                                  \
-    {                                                                                              \
-        return shared_piece<type>(m.at.name);                                                      \
-    }
-    SHARED_LIST(X)
-#undef X
-
-    __device__ float *attend() const
-    {
-        return shared_piece<float>(m.at.x16);
-    }
-
-    __device__ struct rows *span() const
-    {
-        return rows() + STEPS * WARPS;
-    }
-};
-
-/* Where the next tiles are. Rows of tiles of a matrix follow each other; gate and up take turns. */
-__device__ static void feed_run(const struct context &c, struct feed &f)
+/* On to the next step in which the warp has something; behind the last one left stays 0. */
+__device__ static inline void feed_on(const struct context &c, struct feed &f)
 {
-    while (f.left == 0) {
+#pragma unroll 1
+    while (f.left == 0 && f.step < STEPS) {
         bool again = f.step == DOWN && f.layer + 1 < c.m.layer_count;
         f.layer += again;
         f.step = again ? QKV : f.step + 1;
         if (f.step == STEPS)
             return;
-        struct warp_range r = range_of(c.own()[f.step], f.warp);
-        f.left = r.end - r.begin;
-        f.tile = r.begin;
+        struct work w = c.work()[f.step * WARPS + c.warp];
+        f.cols = c.own()[f.step].cols;
+        f.row = w.row;
+        f.col = w.col;
+        f.left = w.left;
     }
-    const struct layer &l = c.layers()[f.layer];
-    int cols = c.m.tile_cols[f.step], row = f.tile / cols, col = f.tile - row * cols;
-    int matrix = f.step == O ? O_ : DOWN_, skip = 0, most = f.left;
-    if (f.step == QKV) {
-        matrix = row < c.m.q_end ? Q_ : row < c.m.k_end ? K_ : V_;
-        skip = matrix == Q_ ? 0 : matrix == K_ ? c.m.q_end : c.m.k_end;
-        most = matrix == V_ ? most : (matrix == Q_ ? c.m.q_end : c.m.k_end) * cols - f.tile;
-    } else if (f.step == GATE_UP) {
-        matrix = row & 1 ? UP_ : GATE_;
-        skip = (row + 1) >> 1;
-        most = cols - col;
-    }
-    const uint8_t *tiles = f.step == LOGITS ? c.m.head : l.tiles[matrix];
-    f.from = tiles + ((int64_t)(row - skip) * cols + col) * NBI_TILE_BYTES;
-    f.run = min(most, f.left);
-    f.left -= f.run;
-    f.tile += f.run;
+    f.from = line_at(c, f) + f.col * NBI_TILE_BYTES;
 }
 
-/* Fetches all that a warp will want, as its ring has room; each lane for another warp. By a warp of
- * its own: a copy that has to queue up keeps only that waiting. */
-__device__ static void fetch_all(const struct context &c)
+/* Asks for one more tile of the ring, if there is one left. All lanes have read the last one. */
+__device__ static inline void fetch_tile(struct context &c, int to)
 {
-    struct feed f = {NULL, c.lane, 0, -1, 0, 0, 0, 0, 1};
-    if (c.lane < WARPS)
-        feed_run(c, f);
-#pragma unroll 1
-    while (f.run > 0) {
-        int to = f.warp * c.m.stages + f.stage, n = min(f.run, PAIR);
-        uint32_t read = shared_at(c.full() + WARPS * c.m.stages + to);
-        if (!is_past(read, f.parity)) {
-            __nanosleep(20);
-            continue;
-        }
-        c.counts()[to] = n;
-        fetch_tiles(c.ring() + to * STAGE_BYTES, f.from, n * NBI_TILE_BYTES, c.full() + to);
-        if (++f.stage == c.m.stages) {
-            f.stage = 0;
-            f.parity ^= 1;
-        }
-        f.from += STAGE_BYTES;
-        f.run -= n;
-        if (f.run == 0)
-            feed_run(c, f);
+    struct feed &f = c.feed;
+    if (f.left == 0)
+        return;
+    if (c.lane == 0)
+        copy_tile(c.ring() + (c.warp * RING + to) * NBI_TILE_BYTES, f.from,
+                  c.full() + c.warp * RING + to);
+    f.from += NBI_TILE_BYTES;
+    f.left--;
+    if (++f.col == f.cols && f.left > 0) {
+        f.col = 0;
+        f.row++;
+        f.from = line_at(c, f);
     }
+    if (f.left == 0)
+        feed_on(c, f);
 }
 
 /* ---- blocks together ---- */
 
-/* All that any block wrote before is there after. */
-__device__ static inline void meet(struct context &c)
+/* All that any block wrote before arrive is there after wait. */
+__device__ static inline void arrive_all(struct context &c)
 {
     c.epoch += gridDim.x;
-    sync_block();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(c.m.barrier) : "memory");
+}
+
+__device__ static inline void wait_all(struct context &c)
+{
     if (threadIdx.x == 0) {
         unsigned seen;
-        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(c.m.barrier) : "memory");
         do {
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
                          : "=r"(seen)
@@ -344,8 +339,36 @@ __device__ static inline void meet(struct context &c)
                          : "memory");
         } while ((int)(seen - c.epoch) < 0);
     }
-    sync_block();
+    __syncthreads();
 }
+
+/* Sums over blocks are of integers, so that their order does not matter. */
+#define SUM_UNIT  0x1p36f
+#define SUM_LIMIT 0x1p24f /* of a summand; 2^63 would be 2^27 */
+
+__device__ static inline void add_to_sum(const struct context &c, int which, int o, float v)
+{
+    if (!(fabsf(v) < SUM_LIMIT))
+        __stcg(c.m.odd, 1u);
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(c.m.sums[which] + o),
+                 "l"(__float2ll_rn(v * SUM_UNIT))
+                 : "memory");
+}
+
+/* For the next layer; all have read them. */
+__device__ static inline void clear_sums(const struct context &c, int which)
+{
+    int begin = c.m.C * (int)blockIdx.x / (int)gridDim.x;
+    int end = c.m.C * ((int)blockIdx.x + 1) / (int)gridDim.x;
+#pragma unroll 1
+    for (int i = begin + (int)threadIdx.x; i < end; i += THREADS)
+        __stcg(c.m.sums[which] + i, 0ull);
+}
+
+/* ---- x of a product ---- */
+
+/* Weights are times 2^-14 in f16. */
+#define UNDO 16384.0f
 
 /* The power of two that the largest of some values is near; what is not finite stays so. */
 __device__ static inline int exponent_of(float amax)
@@ -365,8 +388,14 @@ __device__ static inline uint32_t two_halves(float a, float b)
     return *(uint32_t *)&h;
 }
 
-/* Sixteen lanes have a value each, of element `at` of a vector. */
-__device__ static inline void give_halves(uint32_t *to, float *scale, int at, float v, bool write)
+/* Two of sixteen values as f16, and what those are to be times. */
+struct halves {
+    uint32_t two;
+    float by;
+};
+
+/* Sixteen lanes have a value each; what counts is in those with even numbers. */
+__device__ static inline struct halves halves_of(float v)
 {
     float amax = isfinite(v) ? fabsf(v) : INFINITY; /* fmaxf passes NaN over */
 #pragma unroll
@@ -374,13 +403,8 @@ __device__ static inline void give_halves(uint32_t *to, float *scale, int at, fl
         amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, o));
     int e = exponent_of(amax);
     float other = __shfl_xor_sync(0xFFFFFFFF, v, 1), up = power_of_two(13 - e);
-    if (write && at % 2 == 0)
-        __stcg(to + at / 2, two_halves(v * up, other * up));
-    if (write && at % 16 == 0)
-        __stcg(scale + at / 16, power_of_two(e - 13) * UNDO);
+    return {two_halves(v * up, other * up), power_of_two(e - 13) * UNDO};
 }
-
-/* ---- x of a product ---- */
 
 /* Two pairs where the products look for them: in the half of B that their block of 16 columns
  * belongs to, and zeros in the other. */
@@ -391,97 +415,114 @@ __device__ static inline void put_pairs(struct context &c, int q, uint32_t a, ui
         c.scale()[q / 4] = by;
 }
 
-/* Zeros up to whole tiles. */
-__device__ static inline void pad_x16(struct context &c, int step, int n)
+/* Zeros behind n up to whole tiles. */
+__device__ static inline void pad_x16(struct context &c, int n, int cols)
 {
 #pragma unroll 1
-    for (int q = n / 4 + threadIdx.x; q < c.m.tile_cols[step] * (NBI_TILE_COLS / 4); q += THREADS)
+    for (int q = n / 4 + threadIdx.x; q < cols * (NBI_TILE_COLS / 4); q += THREADS)
         put_pairs(c, q, 0, 0, 0);
 }
 
-__device__ static inline void fetch_16(void *to, const void *from)
+/* The first two times four weights of a norm for a thread, which can be asked for early. */
+struct norm_feed {
+    float4 w0, w1;
+};
+
+__device__ static inline float4 norm_at(const struct context &c, int which, int q)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared_at(to)), "l"(from)
-                 : "memory");
+    return __ldg((const float4 *)(c.m.norms + (int64_t)which * c.m.C) + min(q, c.m.C / 4 - 1));
 }
 
-__device__ static void fetch_norm(struct context &c, int which)
+__device__ static inline struct norm_feed first_norms(const struct context &c, int which)
 {
-    const float4 *w = (const float4 *)(c.m.norms + (int64_t)which * c.m.C);
-#pragma unroll 1
-    for (int q = threadIdx.x; q < c.m.C / 4; q += THREADS)
-        fetch_16(c.norm() + q, w + q);
+    return {norm_at(c, which, threadIdx.x), norm_at(c, which, threadIdx.x + THREADS)};
 }
 
-__device__ static inline float4 plus(float4 a, float4 b)
+__device__ static inline float of_sum(unsigned long long v)
 {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+    return (float)(long long)v * (1 / SUM_UNIT);
 }
 
-/* Adds what blocks have made of o or down to the residual stream, if there is anything. Puts the
- * stream times a norm's weights to x16, and its squares to part; what the norm divides by is left
- * for the end of the product. */
-__device__ static void put_normed(struct context &c, int step, bool add)
+struct two_sums {
+    ulonglong2 a, b;
+};
+
+__device__ static inline struct two_sums sums_at(const ulonglong2 *from, int q, bool any)
+{
+    struct two_sums s = {};
+    if (any)
+        s = {__ldcg(from + 2 * q), __ldcg(from + 2 * q + 1)};
+    return s;
+}
+
+/* Four values of the residual stream and the weights of a norm to x16; the sum of their squares.
+ * All lanes take part; q may be behind the end. */
+__device__ static inline float put_four(struct context &c, int q, float4 v, float4 w)
+{
+    float sum = v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
+    float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    amax = isfinite(v.x + v.y + v.z + v.w) ? amax : INFINITY;
+    amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, 1));
+    amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, 2));
+    int e = exponent_of(amax);
+    float up = power_of_two(13 - e);
+    if (q < c.m.C / 4)
+        put_pairs(c, q, two_halves(v.x * up, v.y * up), two_halves(v.z * up, v.w * up),
+                  power_of_two(e - 13) * UNDO);
+    return sum;
+}
+
+/* Adds what blocks have made of o or down to the residual stream, unless `sums` is negative. Puts
+ * the stream times a norm's weights to x16, and its squares to squares; what the norm divides by is
+ * left for the end of the product. */
+__device__ static void put_normed(struct context &c, int sums, int norm, struct norm_feed first)
 {
     float sum = 0;
     int count = c.m.C / 4;
-    const float4 *main = (const float4 *)c.m.main, *extra = (const float4 *)c.m.extra;
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#pragma unroll 2
-    for (int first = 0; first < count; first += THREADS) {
-        int q = first + threadIdx.x;
-        float4 v = make_float4(0, 0, 0, 0), w = v;
+    const ulonglong2 *from = (const ulonglong2 *)c.m.sums[sums > 0];
+    unsigned odd = sums >= 0 ? __ldcg(c.m.odd) : 0;
+    struct two_sums now = sums_at(from, min((int)threadIdx.x, count - 1), sums >= 0);
+    struct two_sums next = sums_at(from, min((int)threadIdx.x + THREADS, count - 1), sums >= 0);
+#pragma unroll 1
+    for (int q = threadIdx.x; q - c.lane < count; q += THREADS) {
+        float4 v = make_float4(0, 0, 0, 0);
         if (q < count) {
             v = c.x()[q];
-            w = c.norm()[q];
-            if (add) {
-                float4 more = __ldcg(main + q);
-#pragma unroll 1
-                for (int e = 0; e < c.m.extras; e++)
-                    more = plus(more, __ldcg(extra + e * count + q));
-                c.x()[q] = v = plus(v, more);
-            }
+            v = make_float4(v.x + of_sum(now.a.x), v.y + of_sum(now.a.y), v.z + of_sum(now.b.x),
+                            v.w + of_sum(now.b.y));
+            v.x = odd ? NAN : v.x;
+            c.x()[q] = v;
         }
-        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
-        float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-        amax = isfinite(v.x + v.y + v.z + v.w) ? amax : INFINITY;
-        amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, 1));
-        amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, 2));
-        int e = exponent_of(amax);
-        float up = power_of_two(13 - e);
-        if (q < count)
-            put_pairs(c, q, two_halves(v.x * up, v.y * up), two_halves(v.z * up, v.w * up),
-                      power_of_two(e - 13) * UNDO);
+        sum += put_four(c, q, v, first.w0);
+        first.w0 = first.w1;
+        now = next;
+        if (q - c.lane + 2 * THREADS < count) {
+            first.w1 = norm_at(c, norm, q + 2 * THREADS);
+            next = sums_at(from, min(q + 2 * THREADS, count - 1), sums >= 0);
+        }
     }
     sum = warp_sum(sum);
     if (c.lane == 0)
-        c.part()[c.warp] = sum;
-    pad_x16(c, step, c.m.C);
+        ((float *)c.squares())[c.warp] = sum;
+    pad_x16(c, c.m.C, c.m.tile_cols[QKV]);
 }
 
-/* x16 = what blocks have given as two f16 each. */
-__device__ static void put_halves(struct context &c, int step)
+/* x16 = what the block needs of what all have made of gate and up. */
+__device__ static void put_act(struct context &c)
 {
-    const uint2 *from = (const uint2 *)(step == O ? c.m.att : c.m.act);
-    const float *scale = step == O ? c.m.att_scale : c.m.act_scale;
-    int n = step == O ? c.m.NH * HEAD : c.m.F, count = n / 4;
+    const struct part own = c.own()[DOWN];
+    int begin = own.col * NBI_TILE_COLS, n = min(own.cols * NBI_TILE_COLS, c.m.F - begin);
+    const uint4 *from = (const uint4 *)(c.m.act + begin / 2);
+    const float *scale = c.m.act_scale + begin / 16;
 #pragma unroll 1
-    for (int base = threadIdx.x; base < count; base += TOGETHER * THREADS) {
-        uint2 w[TOGETHER];
-        float by[TOGETHER];
-#pragma unroll
-        for (int j = 0; j < TOGETHER; j++) { /* too far: one that others have */
-            int q = min(base + j * THREADS, count - 1);
-            w[j] = __ldcg(from + q);
-            by[j] = __ldcg(scale + q / 4);
-        }
-#pragma unroll
-        for (int j = 0; j < TOGETHER; j++)
-            if (base + j * THREADS < count)
-                put_pairs(c, base + j * THREADS, w[j].x, w[j].y, by[j]);
+    for (int i = threadIdx.x; i < n / 8; i += THREADS) {
+        uint4 w = __ldcg(from + i);
+        float by = __ldcg(scale + i / 2);
+        put_pairs(c, 2 * i, w.x, w.y, by);
+        put_pairs(c, 2 * i + 1, w.z, w.w, by);
     }
-    pad_x16(c, step, n);
+    pad_x16(c, n, own.cols);
 }
 
 /* ---- products ---- */
@@ -527,187 +568,124 @@ __device__ static inline float2 tile_dot(const struct tile_at &at)
         (acc[0][2] + acc[1][2]) * (low.y * by.x) + (acc[0][3] + acc[1][3]) * (high.y * by.y));
 }
 
-/* Rows g and g + 8 of a row of tiles, over all the lane's columns. */
-__device__ static inline void sum_lanes(float sum[2])
-{
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        sum[j] += __shfl_xor_sync(0xFFFFFFFF, sum[j], 1);
-        sum[j] += __shfl_xor_sync(0xFFFFFFFF, sum[j], 2);
-    }
-}
-
 /* What the norm divides by, as a factor. */
 __device__ static inline float norm_factor(const struct context &c)
 {
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < WARPS; i++)
-        sum += c.part()[i];
+    for (int i = 0; i < WARPS / 4; i++) {
+        float4 v = c.squares()[i];
+        sum += (v.x + v.y) + (v.z + v.w);
+    }
     return rsqrtf(__fdividef(sum, (float)c.m.C) + c.m.eps);
 }
 
-/* Where a warp is in a step. */
-struct walk {
-    int row, first, col, cols, left;
-    float sum[2];
-};
-
-/* The sums of a row of tiles go to the warp's slots, in order. In the head a warp has many: the
- * first goes to slot 0 and the last to slot 1, as others may have part of them; those between are
- * done with at once. */
-__device__ static void flush(struct context &c, struct walk &w, int step, float *logits)
+/* The sums of a row of tiles: to the warp's slot, or as logits. */
+__device__ static void flush(struct context &c, float2 sum, int slot, int row, float by,
+                             float *logits)
 {
-    int which = w.row - w.first;
-    float factor = 0;
-    bool direct = step == LOGITS && which > 0 && w.left > 0;
-    sum_lanes(w.sum);
-    if (step == LOGITS)
-        which = which > 0;
-    if (direct)
-        factor = norm_factor(c) * c.m.head_scale;
-    if (c.lane % 4 == 0)
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            int r = c.lane / 4 + 8 * j, o = w.row * 16 + r;
-            if (!direct)
-                c.slots()[(c.warp * SLOTS + which) * 16 + r] = w.sum[j];
-            else if (o < c.m.V)
-                logits[o] = w.sum[j] * factor;
-        }
-    w.sum[0] = w.sum[1] = 0;
-}
-
-/* One tile more. */
-__device__ static inline void walk_on(struct context &c, struct walk &w, float2 more, int step,
-                                      float *logits)
-{
-    w.sum[0] += more.x;
-    w.sum[1] += more.y;
-    w.left--;
-    bool ends = ++w.col == w.cols;
-    if (ends || w.left == 0)
-        flush(c, w, step, logits);
-    if (ends) {
-        w.col = 0;
-        w.row++;
+    for (int o = 1; o < 4; o <<= 1) {
+        sum.x += __shfl_xor_sync(0xFFFFFFFF, sum.x, o);
+        sum.y += __shfl_xor_sync(0xFFFFFFFF, sum.y, o);
     }
+    if (c.lane % 4 != 0 || (logits && slot < 0))
+        return;
+    int r = c.lane / 4, o = row * 16 + r;
+    if (!logits) {
+        float *to = c.slots() + (c.warp * c.m.slots + slot) * 16 + r;
+        to[0] = sum.x;
+        to[8] = sum.y;
+        return;
+    }
+    if (o < c.m.V)
+        logits[o] = sum.x * by;
+    if (o + 8 < c.m.V)
+        logits[o + 8] = sum.y * by;
 }
 
-/* The warp's tiles of a step, two at a time where they came so. */
-__device__ static void multiply(struct context &c, int step, float *logits)
+/* The warp's tiles of a step; `by` is for logits. */
+__device__ static void multiply(struct context &c, int step, float by, float *logits)
 {
-    struct warp_range r = range_of(c.own()[step], c.warp);
-    int first = c.rows()[step * WARPS + c.warp].first, cols = c.m.tile_cols[step];
-    struct walk w = {first, first, r.begin - first * cols, cols, r.end - r.begin, {0, 0}};
-    const uint8_t *ring = c.ring() + c.warp * c.m.stages * STAGE_BYTES;
-    uint32_t full = shared_at(c.full() + c.warp * c.m.stages);
+    const struct part own = c.own()[step];
+    const struct work w = c.work()[step * WARPS + c.warp];
+    int left = w.left, row = w.row, col = w.col;
     /* Lane 4 g + t has x of block g if that is one of its two. */
-    int g = c.lane >> 2, t = c.lane & 3, by = g >> 1 == t ? 32 : 0;
-    const uint4 *x = by ? c.x16() + g * 4 : (const uint4 *)c.zeros();
-    const float2 *x_scales = (const float2 *)c.scale() + t;
+    int g = c.lane >> 2, t = c.lane & 3, slot = 0, stride = g >> 1 == t ? 32 : 0;
+    const uint4 *x_base = stride ? c.x16() + g * 4 : c.zeros();
+    const uint4 *ring = (const uint4 *)(c.ring() + c.warp * RING * NBI_TILE_BYTES) + c.lane;
+    uint32_t full = shared_at(c.full() + c.warp * RING);
 #pragma unroll 1
-    while (w.left > 0) {
-        int next = w.col + 1 == cols ? 0 : w.col + 1;
-        const uint4 *tile = (const uint4 *)(ring + c.stage * STAGE_BYTES);
-        const struct tile_at a = {tile + c.lane, (const uint32_t *)(tile + 64) + c.lane,
-                                  x + w.col * by, x_scales + w.col * 4};
-        tile += NBI_TILE_BYTES / 16;
-        const struct tile_at b = {tile + c.lane, (const uint32_t *)(tile + 64) + c.lane,
-                                  x + next * by, x_scales + next * 4};
-        while (!is_past(full + c.stage * 8, c.parity))
-            continue;
-        int count = c.counts()[c.warp * c.m.stages + c.stage];
-        float2 of_a, of_b;
-        if (count == PAIR) {
-            of_a = tile_dot(a);
-            of_b = tile_dot(b);
-        } else {
-            of_a = tile_dot(a);
+    do { /* a warp that has none gives zeros */
+        int count = min(left, own.cols - col);
+        const uint4 *x = x_base + col * stride;
+        const float2 *x_scales = (const float2 *)c.scale() + col * 4 + t;
+        float2 sum = make_float2(0, 0);
+#pragma unroll 1
+        for (int i = 0; i < count; i++) {
+            const uint4 *codes = ring + c.next * (NBI_TILE_BYTES / 16);
+            const uint32_t *scales = (const uint32_t *)(codes - c.lane + 64) + c.lane;
+            while (!is_past(full + c.next * 8, c.parity))
+                continue;
+            float2 more = tile_dot({codes, scales, x, x_scales});
+            __syncwarp();
+            fetch_tile(c, c.next);
+            c.parity ^= c.next + 1 == RING;
+            c.next = c.next + 1 == RING ? 0 : c.next + 1;
+            x += stride;
+            x_scales += 4;
+            sum.x += more.x;
+            sum.y += more.y;
         }
-        __syncwarp();
-        if (c.lane == 0)
-            arrive(full + (WARPS * c.m.stages + c.stage) * 8);
-        if (++c.stage == c.m.stages) {
-            c.stage = 0;
-            c.parity ^= 1;
-        }
-        walk_on(c, w, of_a, step, logits);
-        if (count == PAIR)
-            walk_on(c, w, of_b, step, logits);
-    }
+        flush(c, sum, w.left > 0 ? slot++ : logits ? -1 : 0, own.row + row, by, logits);
+        left -= count;
+        col = 0;
+        row++;
+    } while (left > 0);
 }
 
-/* Row r of a row of tiles over the warps of this block. */
-__device__ static float from_slots(const struct context &c, int step, int row, int r)
+/* Value r of a row of tiles, over the warps of this block. */
+__device__ static inline float from_slots(const struct context &c, int step, int row, int r)
 {
-    const struct rows *all = c.rows() + step * WARPS;
+    struct line s = c.lines()[step * c.m.row_count + row];
     const float *slots = c.slots() + r;
-    float v = 0;
-#pragma unroll 4
-    for (int w = 0; w < WARPS; w++) {
-        struct rows of = all[w];
-        bool in = row >= of.first && row <= of.last;
-        int which = step == LOGITS ? row != of.first : row - of.first;
-        float x = slots[(w * SLOTS + (in ? which : 0)) * 16];
-        v += in ? x : 0;
-    }
+    int stride = c.m.slots * 16;
+    float v = slots[s.first * stride + s.slot * 16];
+#pragma unroll 2
+    for (int w = s.first + 1; w <= s.last; w++)
+        v += slots[w * stride];
     return v;
 }
 
-/* Whether a warp had a row of tiles of the head between its first and its last. */
-__device__ static bool was_direct(const struct context &c, int row)
-{
-    bool direct = false;
-#pragma unroll 1
-    for (int w = 0; w < WARPS; w++) {
-        struct rows of = c.rows()[LOGITS * WARPS + w];
-        direct = direct || (row > of.first && row < of.last);
-    }
-    return direct;
-}
-
-/* This block's part of o or down: row `row` of tiles, value o. */
-__device__ static void give_shared(const struct context &c, int step, int row, int o, float v)
-{
-    struct share own = c.own()[step];
-    int ordinal = row == c.span()[step].first ? own.ordinal : 0;
-    int after = row == c.span()[step].last ? own.after : 0;
-    float *extra = c.m.extra + o;
-    __stcg(ordinal == 0 ? c.m.main + o : extra + (ordinal - 1) * c.m.C, v);
-#pragma unroll 1
-    for (int e = ordinal; after == 0 && e < c.m.extras; e++)
-        __stcg(extra + e * c.m.C, 0.0f);
-}
-
-/* What a product gives, to those who wait for it. */
-__device__ static void finish(struct context &c, int step, int layer, float *logits)
+/* What a product gives, to those who wait for it; `by` is what a norm divides by, as a factor. */
+__device__ static void finish(struct context &c, int step, int layer, float by)
 {
     const struct layer &l = c.layers()[layer];
-    int first = c.span()[step].first, count = c.span()[step].last - first + 1;
-    float by = step == O ? l.scale[O_] : l.scale[DOWN_];
-    if (step == QKV || step == GATE_UP || step == LOGITS)
-        by = norm_factor(c);
+    const struct part own = c.own()[step];
+    if (step == O || step == DOWN)
+        by = step == O ? l.scale[O_] : l.scale[DOWN_];
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count * 16; i += THREADS) {
+    for (int i = threadIdx.x; i < own.rows * 16; i += THREADS) {
         /* Of gate and up, neighbours have the same row. */
         bool pairs = step == GATE_UP;
-        int row = first + (pairs ? i / 32 * 2 + (i & 1) : i / 16), r = pairs ? i / 2 % 16 : i % 16;
+        int row = pairs ? i / 32 * 2 + (i & 1) : i / 16, r = pairs ? i / 2 % 16 : i % 16;
         float v = from_slots(c, step, row, r) * by;
-        int o = row * 16 + r;
+        int o = (own.row + row) * 16 + r;
         if (step == QKV) {
-            int m = row < c.m.q_end ? Q_ : row < c.m.k_end ? K_ : V_;
+            int m = o < c.m.q_end * 16 ? Q_ : o < c.m.k_end * 16 ? K_ : V_;
             __stcg(c.m.qkv + o, v * l.scale[m]);
-        } else if (step == GATE_UP) {
+        } else if (pairs) {
             v *= l.scale[i & 1 ? UP_ : GATE_];
             float up = __shfl_xor_sync(0xFFFFFFFF, v, 1), act = __fdividef(v, 1 + __expf(-v)) * up;
             act = __shfl_sync(0xFFFFFFFF, act, c.lane % 16 * 2); /* where gate was */
-            give_halves(c.m.act, c.m.act_scale, row / 2 * 16 + c.lane % 16, act, c.lane < 16);
-        } else if (step == LOGITS) {
-            if (o < c.m.V && !was_direct(c, row))
-                logits[o] = v * c.m.head_scale;
+            struct halves two = halves_of(act);
+            int at = (own.row + row) / 2 * 16 + c.lane % 16;
+            if (c.lane < 16 && at % 2 == 0)
+                __stcg(c.m.act + at / 2, two.two);
+            if (c.lane == 0)
+                __stcg(c.m.act_scale + at / 16, two.by);
         } else {
-            give_shared(c, step, row, o, v);
+            add_to_sum(c, step == DOWN, o, v);
         }
     }
 }
