@@ -94,8 +94,6 @@ __device__ static void begin_token(struct context &c, const struct step_args &a)
         c.turn()[threadIdx.x] = (float)cs * c.m.rope_scale;
         c.turn()[HEAD / 2 + threadIdx.x] = (float)sn * c.m.rope_scale;
     }
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        __stcg(c.m.odd, 0u); /* nobody looks before the first barrier */
     __syncthreads();
 }
 
@@ -106,12 +104,12 @@ template <enum nbi_dtype T> struct ahead {
 };
 
 /* Everything of a step but its barrier. */
-template <enum nbi_dtype T, int G>
+template <enum nbi_dtype T, int G, bool FEW>
 __device__ static void do_step(struct context &c, int step, int layer, const struct step_args &a,
                                const struct rows_part &p, const struct ahead<T> &first)
 {
     if (step == O)
-        attention<T, G>(c, layer, a, p, first.rows);
+        attention<T, G, FEW>(c, layer, a, p, first.rows);
     else if (step == DOWN)
         put_act(c);
     else
@@ -125,7 +123,9 @@ __device__ static void do_step(struct context &c, int step, int layer, const str
         prefetch_rows<T>(c, layer, p);
     if ((step == O || step == DOWN) && threadIdx.x * 32 < c.m.C)
         prefetch(c.m.norms + (2 * layer + 1 + (step == DOWN)) * (int64_t)c.m.C + threadIdx.x * 32);
-    float by = norm_factor(c) * (step == LOGITS ? c.m.head_scale : 1);
+    float by = 1;
+    if (step != O && step != DOWN)
+        by = norm_factor(c) * (step == LOGITS ? c.m.head_scale : 1);
     multiply(c, step, by, step == LOGITS ? a.logits : NULL);
     if (step == LOGITS)
         return;
@@ -135,34 +135,36 @@ __device__ static void do_step(struct context &c, int step, int layer, const str
     finish(c, step, layer, by);
 }
 
-template <enum nbi_dtype T, int G>
+template <enum nbi_dtype T, int G, bool FEW>
 __global__ static void __launch_bounds__(THREADS, 1)
     k_token(const __grid_constant__ struct model m, const __grid_constant__ struct step_args a)
 {
     if (!BULK)
         return;
-    struct context c = {m, a.epoch, (int)threadIdx.x / 32,    (int)threadIdx.x % 32,
-                        0, 0,       {NULL, 0, -1, 0, 0, 0, 0}};
+    struct context c = {m, a.epoch, (int)threadIdx.x / 32, (int)threadIdx.x % 32};
+    c.ring_at = shared_at(c.ring() + c.warp * RING * STAGE_BYTES);
+    c.full_at = shared_at(c.full() + c.warp * RING);
+    c.feed.step = -1;
     begin_block(c);
     feed_on(c, c.feed);
 #pragma unroll 1
     for (int i = 0; i < RING; i++)
-        fetch_tile(c, i);
+        fetch_stage(c, i);
     const struct rows_part p = share_rows(m, a);
     struct ahead<T> first {
     };
-    first.norms = first_norms(c, 0);
+    first.norms = norms_at(c, 0, threadIdx.x);
     begin_token(c, a);
 #pragma unroll 1
     for (int layer = 0, step = QKV;;) {
-        do_step<T, G>(c, step, layer, a, p, first);
+        do_step<T, G, FEW>(c, step, layer, a, p, first);
         if (step == LOGITS)
             break;
         arrive_all(c);
         if (step == QKV)
-            first.rows = first_rows<T>(c, layer, p, a.last - a.first > FEW_ROWS ? G : 1);
+            first.rows = first_rows<T>(c, layer, p, FEW ? 1 : G);
         if (step == O || step == DOWN)
-            first.norms = first_norms(c, 2 * layer + 1 + (step == DOWN));
+            first.norms = norms_at(c, 2 * layer + 1 + (step == DOWN), threadIdx.x);
         wait_all(c);
         step = step < DOWN ? step + 1 : QKV;
         layer += step == QKV;
@@ -179,16 +181,18 @@ struct nbi_token {
     uint8_t *block;
     unsigned epoch, grid;
     size_t shared;
-    const void *kernel;
+    const void *few, *many; /* the kernel, over few and many rows */
 };
 
 typedef void (*token_kernel)(struct model, struct step_args);
 
-template <enum nbi_dtype T> static const void *kernel_for(int together)
+template <enum nbi_dtype T> static void choose_kernels(struct nbi_token *t)
 {
-    return together == 4   ? (const void *)(token_kernel)k_token<T, 4>
-           : together == 2 ? (const void *)(token_kernel)k_token<T, 2>
-                           : (const void *)(token_kernel)k_token<T, 1>;
+    int G = t->m.together;
+    t->few = (const void *)(token_kernel)k_token<T, 1, true>;
+    t->many = G == 4   ? (const void *)(token_kernel)k_token<T, 4, false>
+              : G == 2 ? (const void *)(token_kernel)k_token<T, 2, false>
+                       : (const void *)(token_kernel)k_token<T, 1, false>;
 }
 
 static bool is_tiles(const struct nbi_weight *w)
@@ -327,6 +331,7 @@ static void describe(struct model *m, const struct nbi_token_model *t, int sms)
     m->store = t->stores[0].dtype;
     m->frequency = at<float>(t->frequency);
     m->rope_scale = t->rope_scale;
+    m->share = 1 / (float)t->C;
     m->eps = t->eps;
 }
 
@@ -349,8 +354,7 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
                   {&m->sums[1], (int64_t)m->C * 8},
                   {&m->act, (int64_t)m->F * 2},
                   {&m->act_scale, (int64_t)m->F / 16 * 4},
-                  {&m->barrier, 256},
-                  {&m->odd, 256}};
+                  {&m->barrier, 256}};
     const int count = sizeof pieces / sizeof *pieces;
     int64_t total = 0;
     struct nbi_ptr block;
@@ -374,21 +378,26 @@ static enum nb_status size_shared(struct nbi_token *t)
 {
     struct model *m = &t->m;
     int most = 0, blocks = 0;
+    const void *both[] = {t->few, t->many};
     struct cudaFuncAttributes code;
-    /* Made from code for older cards, the kernel has no bulk copies and does nothing. */
-    CU_TRY(cudaFuncGetAttributes(&code, t->kernel));
-    if (code.ptxVersion < 90)
-        return nbi_fail(NB_EUNSUPPORTED, "no code for this GPU");
     CU_TRY(
         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, t->s->cuda->index));
     m->at = places_of(*m);
     t->shared = (size_t)m->at.total;
     if (m->at.total > most)
         return nbi_fail(NB_EUNSUPPORTED, "too little shared memory for one kernel a token");
-    /* Of the kernel, so of all its users. */
-    CU_TRY(cudaFuncSetAttribute(t->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
-    CU_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, t->kernel, THREADS, t->shared));
-    return blocks > 0 ? NB_OK : nbi_fail(NB_EUNSUPPORTED, "no room for one kernel a token");
+    for (int i = 0; i < 2; i++) {
+        /* Made from code for older cards, the kernel has no bulk copies and does nothing. */
+        CU_TRY(cudaFuncGetAttributes(&code, both[i]));
+        if (code.ptxVersion < 90)
+            return nbi_fail(NB_EUNSUPPORTED, "no code for this GPU");
+        /* Of the kernel, so of all its users. */
+        CU_TRY(cudaFuncSetAttribute(both[i], cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+        CU_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, both[i], THREADS, t->shared));
+        if (blocks < 1)
+            return nbi_fail(NB_EUNSUPPORTED, "no room for one kernel a token");
+    }
+    return NB_OK;
 }
 
 static enum nb_status fill_token(struct nbi_token *t, const struct nbi_token_model *m,
@@ -433,9 +442,12 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
         t->s = s;
         t->grid = (unsigned)s->cuda->sms;
         describe(&t->m, m, s->cuda->sms);
-        t->kernel = t->m.store == NBI_F16    ? kernel_for<NBI_F16>(t->m.together)
-                    : t->m.store == NBI_BF16 ? kernel_for<NBI_BF16>(t->m.together)
-                                             : kernel_for<NBI_E4M3>(t->m.together);
+        if (t->m.store == NBI_F16)
+            choose_kernels<NBI_F16>(t);
+        else if (t->m.store == NBI_BF16)
+            choose_kernels<NBI_BF16>(t);
+        else
+            choose_kernels<NBI_E4M3>(t);
         rc = fill_token(t, m, &tables);
     }
     free(tables.layers);
@@ -455,10 +467,10 @@ enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_st
                           t->epoch, at<float>(step->logits)};
     void *args[] = {&t->m, &a};
     CU_HERE(t->s);
-    CU_TRY(cudaLaunchCooperativeKernel(t->kernel, dim3(t->grid), dim3(THREADS), args, t->shared,
-                                       t->s->queue));
+    bool few = step->last - step->first <= FEW_ROWS;
+    CU_TRY(cudaLaunchCooperativeKernel(few ? t->few : t->many, dim3(t->grid), dim3(THREADS), args,
+                                       t->shared, t->s->queue));
     /* Barriers of a layer; one more where blocks share heads. */
-    int barriers = step->last - step->first > FEW_ROWS ? 5 : 4;
-    t->epoch += t->grid * (unsigned)(barriers * t->m.layer_count);
+    t->epoch += t->grid * (unsigned)((few ? 4 : 5) * t->m.layer_count);
     return NB_OK;
 }

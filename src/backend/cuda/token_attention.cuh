@@ -296,21 +296,21 @@ __device__ static void attend_part(struct context &c, int layer, const struct st
     }
 }
 
-/* Attention, as far as the block's part of o needs it: one head. Over few rows each block does that
- * head by itself; over many, blocks share the rows of several heads first. */
-template <enum nbi_dtype T, int G>
+/* Attention, as far as the block's part of o needs it: one head. Over few rows (FEW) each block
+ * does that head by itself; over many, blocks share the rows of G heads first. */
+template <enum nbi_dtype T, int G, bool FEW>
 __device__ static void attention(struct context &c, int layer, const struct step_args &a,
                                  const struct rows_part &p, struct row_feed<T> first)
 {
     int head = (int)blockIdx.x / c.m.each;
-    bool few = a.last - a.first <= FEW_ROWS, any = head < c.m.NH;
-    if (few && any) {
+    bool any = head < c.m.NH;
+    if (FEW && any) {
         prepare_heads<T, 1>(c, layer, a, p, first.norm,
                             head % (c.m.NH / c.m.NKV) == 0 && blockIdx.x % c.m.each == 0);
         __syncthreads();
         attend_rows<T, 1>(c, layer, p, first);
     }
-    if (!few) {
+    if (!FEW) {
         if (p.split < p.used)
             attend_part<T, G>(c, layer, a, p, first);
         arrive_all(c);
@@ -320,5 +320,5 @@ __device__ static void attention(struct context &c, int layer, const struct step
     }
     __syncthreads();
     if (any)
-        put_head(c, few ? WARPS : p.used);
+        put_head(c, FEW ? WARPS : p.used);
 }

@@ -9,9 +9,11 @@
 #define SPLITS_MAX 16  /* blocks that share the rows of a store */
 #define SPLIT_ROWS 32  /* of a store, that a block should have at least in attention */
 #define FEW_ROWS   192 /* of a store, that every block of a head goes through by itself */
+#define PAIR       2   /* tiles of a stage of the ring, at most: neighbours */
 #ifndef RING
-#define RING 4 /* tiles of a warp that are on their way: more only keep others waiting */
+#define RING 3 /* stages of a warp that are on their way */
 #endif
+#define STAGE_BYTES (PAIR * NBI_TILE_BYTES)
 
 enum step { QKV, O, GATE_UP, DOWN, LOGITS, STEPS };
 
@@ -51,8 +53,8 @@ struct rows_part {
 
 /* Pieces of shared memory, as offsets. */
 struct places {
-    int ring;    /* [WARPS][RING][NBI_TILE_BYTES] */
-    int full;    /* uint64 [WARPS][RING]: that a tile has arrived */
+    int ring;    /* [WARPS][RING][STAGE_BYTES] */
+    int full;    /* uint64 [WARPS][RING]: that a stage has arrived */
     int layers;  /* struct layer [layers] */
     int x;       /* f32 [C]: the residual stream */
     int x16;     /* x of a product: for each two f16, whichever half of B they are of, and zeros */
@@ -79,7 +81,7 @@ struct model {
     const void *embed;
     enum nbi_dtype embed_type, store;
     const float *frequency;
-    float rope_scale, eps;
+    float rope_scale, eps, share; /* 1 / C */
     int layer_count, C, F, NH, NKV, V;
     int together;         /* heads of a block in attention over many rows */
     int splits;           /* blocks that share such heads, at most */
@@ -88,10 +90,10 @@ struct model {
     int longest;
     /* What blocks give each other. */
     float *qkv, *shared;
-    unsigned long long *sums[2]; /* [C] of o and of down: times 2^36 */
+    unsigned long long *sums[2]; /* [C] of o and of down */
     uint32_t *act;               /* two f16 each, */
     float *act_scale;            /* and what sixteen of them are to be times */
-    unsigned *barrier, *odd;
+    unsigned *barrier;
     struct places at;
 };
 
@@ -118,7 +120,7 @@ static struct places places_of(const struct model &m)
     struct places p;
     int64_t at = 0;
     p.ring = 0;
-    p.full = (int)(at += (int64_t)WARPS * RING * NBI_TILE_BYTES);
+    p.full = (int)(at += (int64_t)WARPS * RING * STAGE_BYTES);
     p.layers = (int)(at += lines(WARPS * RING * 8));
     p.x = (int)(at += lines((int64_t)m.layer_count * sizeof(struct layer)));
     p.x16 = (int)(at += lines((int64_t)m.C * 4));
@@ -170,8 +172,9 @@ struct context {
     const struct model &m;
     unsigned epoch;
     int warp, lane;
-    int next;        /* tile of the ring to be read */
-    uint32_t parity; /* of the round of the ring that is read */
+    uint32_t ring_at, full_at; /* the warp's, in shared memory */
+    int next;                  /* stage of the ring to be read */
+    uint32_t parity;           /* of the round of the ring that is read */
     struct feed feed;
 
     /* Shared memory, by the names of struct places. */
@@ -236,15 +239,18 @@ __device__ static inline void barrier_init(uint64_t *bar)
 #endif
 }
 
-__device__ static inline void copy_tile(uint8_t *to, const uint8_t *from, uint64_t *bar)
+/* By one lane of the warp. */
+__device__ static inline void copy_stage(uint32_t to, const uint8_t *from, int bytes, uint32_t bar)
 {
 #if BULK
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(bar)),
-                 "r"(NBI_TILE_BYTES)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(shared_at(to)),
-                 "l"(from), "r"(NBI_TILE_BYTES), "r"(shared_at(bar))
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xFFFFFFFF;\n"
+                 "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%3], %2;\n"
+                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];\n"
+                 "}" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 #endif
 }
@@ -297,24 +303,25 @@ __device__ static inline void feed_on(const struct context &c, struct feed &f)
     f.from = line_at(c, f) + f.col * NBI_TILE_BYTES;
 }
 
-/* Asks for one more tile of the ring, if there is one left. All lanes have read the last one. */
-__device__ static inline void fetch_tile(struct context &c, int to)
+/* Asks for one more stage of the ring, if there is something left. All lanes have read the last
+ * one. */
+__device__ static inline void fetch_stage(struct context &c, int to)
 {
     struct feed &f = c.feed;
     if (f.left == 0)
         return;
-    if (c.lane == 0)
-        copy_tile(c.ring() + (c.warp * RING + to) * NBI_TILE_BYTES, f.from,
-                  c.full() + c.warp * RING + to);
-    f.from += NBI_TILE_BYTES;
-    f.left--;
-    if (++f.col == f.cols && f.left > 0) {
+    int n = min(PAIR, min(f.left, f.cols - f.col));
+    copy_stage(c.ring_at + to * STAGE_BYTES, f.from, n * NBI_TILE_BYTES, c.full_at + to * 8);
+    f.from += n * NBI_TILE_BYTES;
+    f.left -= n;
+    f.col += n;
+    if (f.left == 0) {
+        feed_on(c, f);
+    } else if (f.col == f.cols) {
         f.col = 0;
         f.row++;
         f.from = line_at(c, f);
     }
-    if (f.left == 0)
-        feed_on(c, f);
 }
 
 /* ---- blocks together ---- */
@@ -342,17 +349,23 @@ __device__ static inline void wait_all(struct context &c)
     __syncthreads();
 }
 
-/* Sums over blocks are of integers, so that their order does not matter. */
-#define SUM_UNIT  0x1p36f
-#define SUM_LIMIT 0x1p24f /* of a summand; 2^63 would be 2^27 */
+/* Sums over blocks are of integers, so that their order does not matter: times 2^30. What is not
+ * finite or as large as 2^24 counts as 2^25, and a sum from 2^24 on as NaN; those of all blocks
+ * still fit 63 bits. */
+#define SUM_UNIT 0x1p30f
+#define SUM_ODD  (1ll << 55)
 
 __device__ static inline void add_to_sum(const struct context &c, int which, int o, float v)
 {
-    if (!(fabsf(v) < SUM_LIMIT))
-        __stcg(c.m.odd, 1u);
-    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(c.m.sums[which] + o),
-                 "l"(__float2ll_rn(v * SUM_UNIT))
+    long long n = fabsf(v) < 0x1p24f ? __float2ll_rn(v * SUM_UNIT) : SUM_ODD;
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(c.m.sums[which] + o), "l"(n)
                  : "memory");
+}
+
+__device__ static inline float of_sum(unsigned long long v)
+{
+    int high = (int)(v >> 32);
+    return abs(high) < 1 << 22 ? (float)(long long)v * (1 / SUM_UNIT) : NAN;
 }
 
 /* For the next layer; all have read them. */
@@ -423,83 +436,74 @@ __device__ static inline void pad_x16(struct context &c, int n, int cols)
         put_pairs(c, q, 0, 0, 0);
 }
 
-/* The first two times four weights of a norm for a thread, which can be asked for early. */
+/* The first eight weights of a norm for a thread, which can be asked for early. */
 struct norm_feed {
     float4 w0, w1;
 };
 
-__device__ static inline float4 norm_at(const struct context &c, int which, int q)
+__device__ static inline struct norm_feed norms_at(const struct context &c, int which, int q)
 {
-    return __ldg((const float4 *)(c.m.norms + (int64_t)which * c.m.C) + min(q, c.m.C / 4 - 1));
+    const float4 *w =
+        (const float4 *)(c.m.norms + (int64_t)which * c.m.C) + 2 * min(q, c.m.C / 8 - 1);
+    return {__ldg(w), __ldg(w + 1)};
 }
 
-__device__ static inline struct norm_feed first_norms(const struct context &c, int which)
+/* Four more of the residual stream, with what blocks have made of o or down. */
+__device__ static inline float4 add_sums(const struct context &c, int which, int q)
 {
-    return {norm_at(c, which, threadIdx.x), norm_at(c, which, threadIdx.x + THREADS)};
+    float4 v = c.x()[q];
+    if (which < 0)
+        return v;
+    const ulonglong2 *from = (const ulonglong2 *)c.m.sums[which] + 2 * q;
+    ulonglong2 a = __ldcg(from), b = __ldcg(from + 1);
+    v = make_float4(v.x + of_sum(a.x), v.y + of_sum(a.y), v.z + of_sum(b.x), v.w + of_sum(b.y));
+    c.x()[q] = v;
+    return v;
 }
 
-__device__ static inline float of_sum(unsigned long long v)
+__device__ static inline float squares_of(float4 v)
 {
-    return (float)(long long)v * (1 / SUM_UNIT);
+    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
 
-struct two_sums {
-    ulonglong2 a, b;
-};
-
-__device__ static inline struct two_sums sums_at(const ulonglong2 *from, int q, bool any)
+__device__ static inline float4 times(float4 a, float4 b)
 {
-    struct two_sums s = {};
-    if (any)
-        s = {__ldcg(from + 2 * q), __ldcg(from + 2 * q + 1)};
-    return s;
+    return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
 }
 
-/* Four values of the residual stream and the weights of a norm to x16; the sum of their squares.
- * All lanes take part; q may be behind the end. */
-__device__ static inline float put_four(struct context &c, int q, float4 v, float4 w)
+__device__ static inline float largest(float4 v)
 {
-    float sum = v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
     float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-    amax = isfinite(v.x + v.y + v.z + v.w) ? amax : INFINITY;
-    amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, 1));
-    amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, 2));
-    int e = exponent_of(amax);
-    float up = power_of_two(13 - e);
-    if (q < c.m.C / 4)
-        put_pairs(c, q, two_halves(v.x * up, v.y * up), two_halves(v.z * up, v.w * up),
-                  power_of_two(e - 13) * UNDO);
-    return sum;
+    return isfinite(v.x + v.y + v.z + v.w) ? amax : INFINITY;
 }
 
-/* Adds what blocks have made of o or down to the residual stream, unless `sums` is negative. Puts
- * the stream times a norm's weights to x16, and its squares to squares; what the norm divides by is
- * left for the end of the product. */
-__device__ static void put_normed(struct context &c, int sums, int norm, struct norm_feed first)
+/* Adds what blocks have made of o (0) or down (1) to the residual stream, unless `sums` is
+ * negative. Puts the stream times a norm's weights to x16, and its squares to squares; what the
+ * norm divides by is left for the end of the product. Two threads have a block of 16. */
+__device__ static void put_normed(struct context &c, int sums, int norm, struct norm_feed w)
 {
     float sum = 0;
-    int count = c.m.C / 4;
-    const ulonglong2 *from = (const ulonglong2 *)c.m.sums[sums > 0];
-    unsigned odd = sums >= 0 ? __ldcg(c.m.odd) : 0;
-    struct two_sums now = sums_at(from, min((int)threadIdx.x, count - 1), sums >= 0);
-    struct two_sums next = sums_at(from, min((int)threadIdx.x + THREADS, count - 1), sums >= 0);
+    int count = c.m.C / 8;
 #pragma unroll 1
     for (int q = threadIdx.x; q - c.lane < count; q += THREADS) {
-        float4 v = make_float4(0, 0, 0, 0);
-        if (q < count) {
-            v = c.x()[q];
-            v = make_float4(v.x + of_sum(now.a.x), v.y + of_sum(now.a.y), v.z + of_sum(now.b.x),
-                            v.w + of_sum(now.b.y));
-            v.x = odd ? NAN : v.x;
-            c.x()[q] = v;
+        bool any = q < count;
+        float4 a = make_float4(0, 0, 0, 0), b = a;
+        if (any) {
+            a = add_sums(c, sums, 2 * q);
+            b = add_sums(c, sums, 2 * q + 1);
         }
-        sum += put_four(c, q, v, first.w0);
-        first.w0 = first.w1;
-        now = next;
-        if (q - c.lane + 2 * THREADS < count) {
-            first.w1 = norm_at(c, norm, q + 2 * THREADS);
-            next = sums_at(from, min(q + 2 * THREADS, count - 1), sums >= 0);
+        if (q >= THREADS)
+            w = norms_at(c, norm, q);
+        sum += squares_of(a) + squares_of(b);
+        a = times(a, w.w0);
+        b = times(b, w.w1);
+        float amax = fmaxf(largest(a), largest(b));
+        int e = exponent_of(fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, 1)));
+        float up = power_of_two(13 - e), by = power_of_two(e - 13) * UNDO;
+        if (any) {
+            put_pairs(c, 2 * q, two_halves(a.x * up, a.y * up), two_halves(a.z * up, a.w * up), by);
+            put_pairs(c, 2 * q + 1, two_halves(b.x * up, b.y * up), two_halves(b.z * up, b.w * up),
+                      by);
         }
     }
     sum = warp_sum(sum);
@@ -534,23 +538,16 @@ __device__ static inline float2 scale_pair(uint32_t two)
         __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3)));
 }
 
-/* The lane's part of a tile and of what it is multiplied with, all of shared memory. */
-struct tile_at {
-    const uint4 *codes; /* [0] and [32] */
-    const uint32_t *scales;
-    const uint4 *x; /* [4] */
-    const float2 *x_scales;
-};
-
-/* What rows g and g + 8 get from the lane's two blocks. */
-__device__ static inline float2 tile_dot(const struct tile_at &at)
+/* What rows g and g + 8 get from the lane's two blocks, all of shared memory. */
+__device__ static inline float2 tile_dot(const uint4 *tile, int lane, const uint4 *x,
+                                         const float2 *x_scales)
 {
     float acc[2][4] = {};
-    float2 by = *at.x_scales;
-    uint32_t s = *at.scales;
+    float2 by = *x_scales;
+    uint32_t s = ((const uint32_t *)(tile - lane + 64))[lane];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        uint4 code = at.codes[half * 32], x0 = at.x[half * 2], x1 = at.x[half * 2 + 1];
+        uint4 code = tile[half * 32], x0 = x[half * 2], x1 = x[half * 2 + 1];
         const uint32_t word[4] = {code.x, code.y, code.z, code.w};
         const uint32_t b[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
 #pragma unroll
@@ -577,7 +574,9 @@ __device__ static inline float norm_factor(const struct context &c)
         float4 v = c.squares()[i];
         sum += (v.x + v.y) + (v.z + v.w);
     }
-    return rsqrtf(__fdividef(sum, (float)c.m.C) + c.m.eps);
+    float factor;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(factor) : "f"(sum * c.m.share + c.m.eps));
+    return factor;
 }
 
 /* The sums of a row of tiles: to the warp's slot, or as logits. */
@@ -613,8 +612,7 @@ __device__ static void multiply(struct context &c, int step, float by, float *lo
     /* Lane 4 g + t has x of block g if that is one of its two. */
     int g = c.lane >> 2, t = c.lane & 3, slot = 0, stride = g >> 1 == t ? 32 : 0;
     const uint4 *x_base = stride ? c.x16() + g * 4 : c.zeros();
-    const uint4 *ring = (const uint4 *)(c.ring() + c.warp * RING * NBI_TILE_BYTES) + c.lane;
-    uint32_t full = shared_at(c.full() + c.warp * RING);
+    const uint4 *ring = (const uint4 *)(c.ring() + c.warp * RING * STAGE_BYTES) + c.lane;
 #pragma unroll 1
     do { /* a warp that has none gives zeros */
         int count = min(left, own.cols - col);
@@ -622,18 +620,22 @@ __device__ static void multiply(struct context &c, int step, float by, float *lo
         const float2 *x_scales = (const float2 *)c.scale() + col * 4 + t;
         float2 sum = make_float2(0, 0);
 #pragma unroll 1
-        for (int i = 0; i < count; i++) {
-            const uint4 *codes = ring + c.next * (NBI_TILE_BYTES / 16);
-            const uint32_t *scales = (const uint32_t *)(codes - c.lane + 64) + c.lane;
-            while (!is_past(full + c.next * 8, c.parity))
+        for (int i = 0; i < count; i += PAIR) {
+            const uint4 *tile = ring + c.next * (STAGE_BYTES / 16);
+            while (!is_past(c.full_at + c.next * 8, c.parity))
                 continue;
-            float2 more = tile_dot({codes, scales, x, x_scales});
+            float2 more = tile_dot(tile, c.lane, x, x_scales);
+            if (i + 1 < count) {
+                float2 other =
+                    tile_dot(tile + NBI_TILE_BYTES / 16, c.lane, x + stride, x_scales + 4);
+                more = make_float2(more.x + other.x, more.y + other.y);
+            }
             __syncwarp();
-            fetch_tile(c, c.next);
+            fetch_stage(c, c.next);
             c.parity ^= c.next + 1 == RING;
             c.next = c.next + 1 == RING ? 0 : c.next + 1;
-            x += stride;
-            x_scales += 4;
+            x += PAIR * stride;
+            x_scales += PAIR * 4;
             sum.x += more.x;
             sum.y += more.y;
         }
