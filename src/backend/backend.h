@@ -187,8 +187,8 @@ struct nbi_op_scatter {
     int64_t M, C;
 };
 
-/* The J largest logits of each row, largest first, of equals the lower id first; odd[n] is 1 if any
- * of the row is not finite, and its results mean nothing then. J <= V. */
+/* The J largest logits of each row, largest first, of equals the lower id first; a zero is given as
+ * +0. odd[n] is 1 if any of the row is not finite, and its results mean nothing then. J <= V. */
 #define NBI_TOP_MAX 64
 
 struct nbi_op_top {

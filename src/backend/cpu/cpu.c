@@ -649,7 +649,7 @@ static bool top_of_row(int32_t *ids, float *values, const float *x, const struct
             values[j] = values[j - 1];
             ids[j] = ids[j - 1];
         }
-        values[j] = x[i];
+        values[j] = x[i] + 0.0f; /* no -0 */
         ids[j] = (int32_t)i;
     }
     return odd;

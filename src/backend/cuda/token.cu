@@ -97,19 +97,13 @@ __device__ static void begin_token(struct context &c, const struct step_args &a)
     __syncthreads();
 }
 
-/* What the next step can ask for before the barrier is passed. */
-template <enum nbi_dtype T> struct ahead {
-    struct row_feed<T> rows;
-    struct norm_feed norms;
-};
-
 /* Everything of a step but its barrier. */
 template <enum nbi_dtype T, int G, bool FEW>
 __device__ static void do_step(struct context &c, int step, int layer, const struct step_args &a,
-                               const struct rows_part &p, const struct ahead<T> &first)
+                               const struct rows_part &p, struct norm_feed norms)
 {
     if (step == O)
-        attention<T, G, FEW>(c, layer, a, p, first.rows);
+        attention<T, G, FEW>(c, layer, a, p);
     else if (step == DOWN)
         put_act(c);
     else
@@ -117,7 +111,7 @@ __device__ static void do_step(struct context &c, int step, int layer, const str
                    step == GATE_UP ? 0
                    : layer > 0     ? 1
                                    : -1,
-                   2 * layer + (step == GATE_UP), first.norms);
+                   2 * layer + (step == GATE_UP), norms);
     __syncthreads();
     if (step == QKV)
         prefetch_rows<T>(c, layer, p);
@@ -151,20 +145,16 @@ __global__ static void __launch_bounds__(THREADS, 1)
     for (int i = 0; i < RING; i++)
         fetch_stage(c, i);
     const struct rows_part p = share_rows(m, a);
-    struct ahead<T> first {
-    };
-    first.norms = norms_at(c, 0, threadIdx.x);
+    struct norm_feed norms = norms_at(c, 0, threadIdx.x);
     begin_token(c, a);
 #pragma unroll 1
     for (int layer = 0, step = QKV;;) {
-        do_step<T, G, FEW>(c, step, layer, a, p, first);
+        do_step<T, G, FEW>(c, step, layer, a, p, norms);
         if (step == LOGITS)
             break;
         arrive_all(c);
-        if (step == QKV)
-            first.rows = first_rows<T>(c, layer, p, FEW ? 1 : G);
         if (step == O || step == DOWN)
-            first.norms = norms_at(c, 2 * layer + 1 + (step == DOWN), threadIdx.x);
+            norms = norms_at(c, 2 * layer + 1 + (step == DOWN), threadIdx.x);
         wait_all(c);
         step = step < DOWN ? step + 1 : QKV;
         layer += step == QKV;

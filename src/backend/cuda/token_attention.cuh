@@ -3,43 +3,36 @@
 
 #include "backend/cuda/token_steps.cuh"
 
+/* Four values of a row of keys or values. */
 template <enum nbi_dtype T> struct loaded {
-    uint4 bits;
-};
-
-template <> struct loaded<NBI_E4M3> {
     uint2 bits;
 };
 
-/* Eight values of a row of keys or values. */
-template <enum nbi_dtype T> __device__ static inline void eight(float out[8], struct loaded<T> v)
-{
-    const uint32_t *w = (const uint32_t *)&v.bits;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float2 f;
-        if (T == NBI_F16)
-            f = __half22float2(*(const __half2 *)&w[i]);
-        else if (T == NBI_BF16)
-            f = __bfloat1622float2(*(const __nv_bfloat162 *)&w[i]);
-        else
-            f = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(
-                (__nv_fp8x2_storage_t)(w[i / 2] >> (16 * (i & 1))), __NV_E4M3)));
-        out[2 * i] = f.x;
-        out[2 * i + 1] = f.y;
-    }
-}
-
-/* Keys and values of a row, for half a warp. */
-template <enum nbi_dtype T> struct row_of {
-    struct loaded<T> k, v;
+template <> struct loaded<NBI_E4M3> {
+    uint32_t bits;
 };
 
-/* What attention can ask for before the queries are there: the first two rows, and of the norm of
- * queries or keys what the lane will want. */
-template <enum nbi_dtype T> struct row_feed {
-    struct row_of<T> r0, r1;
-    float norm[4];
+template <enum nbi_dtype T> __device__ static inline float4 four(struct loaded<T> v)
+{
+    const uint32_t *w = (const uint32_t *)&v.bits;
+    float2 f[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (T == NBI_F16)
+            f[i] = __half22float2(*(const __half2 *)&w[i]);
+        else if (T == NBI_BF16)
+            f[i] = __bfloat1622float2(*(const __nv_bfloat162 *)&w[i]);
+        else
+            f[i] = __half22float2(__half2(
+                __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(w[0] >> (16 * i)), __NV_E4M3)));
+    }
+    return make_float4(f[0].x, f[0].y, f[1].x, f[1].y);
+}
+
+#define ROWS 4 /* of a store that a warp has at a time, four values of each a lane */
+
+template <enum nbi_dtype T> struct rows_of {
+    struct loaded<T> k[ROWS], v[ROWS];
 };
 
 /* Where attention keeps things, in floats: queries, this token's key and value (of the store's
@@ -53,7 +46,7 @@ template <int G> struct attend_at {
  * for, and to the store if `keep`. */
 template <enum nbi_dtype T, int G>
 __device__ static void prepare_heads(struct context &c, int layer, const struct step_args &a,
-                                     const struct rows_part &p, const float norm[4], bool keep)
+                                     const struct rows_part &p, bool keep)
 {
     int lane = c.lane, KV = c.m.NKV * HEAD, Q = c.m.NH * HEAD;
     if (c.warp > G + 1 || (c.warp >= G && p.split != p.used - 1))
@@ -62,10 +55,13 @@ __device__ static void prepare_heads(struct context &c, int layer, const struct 
     int64_t to = ((int64_t)a.slot * c.m.NKV + p.kv) * HEAD;
     bool is_q = c.warp < G, is_v = c.warp == G + 1;
     const float *from = c.m.qkv + (is_q ? (p.head + c.warp) * HEAD : Q + is_v * KV + p.kv * HEAD);
-    float v[4], sum = 0;
+    const float *norms = c.m.head_norms + (layer * 2 + !is_q) * HEAD;
+    float v[4], norm[4], sum = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         v[i] = __ldcg(from + lane + 32 * i);
+        norm[i] = __ldg(norms + lane + 32 * i);
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++)
         sum += v[i] * v[i];
@@ -93,51 +89,26 @@ __device__ static void prepare_heads(struct context &c, int layer, const struct 
     }
 }
 
-/* The softmax of G heads so far, for eight values of each, by half a warp. */
-template <int G> struct softmax {
-    float acc[G][8], top[G], sum[G];
-};
-
-/* One more row: eight of its key's and of its value's numbers. */
-template <int G>
-__device__ static inline void take_row(struct softmax<G> &s, const float q[G][8], const float k[8],
-                                       const float v[8], bool there)
-{
-#pragma unroll
-    for (int h = 0; h < G; h++) {
-        float score = 0;
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            score = fmaf(q[h][i], k[i], score);
-#pragma unroll
-        for (int o = 8; o > 0; o >>= 1)
-            score += __shfl_xor_sync(0xFFFFFFFF, score, o);
-        float high = there ? fmaxf(s.top[h], score) : s.top[h];
-        float keep = __expf(s.top[h] - high), p = there ? __expf(score - high) : 0;
-        s.top[h] = high;
-        s.sum[h] = s.sum[h] * keep + p;
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            s.acc[h][i] = s.acc[h][i] * keep + p * v[i];
-    }
-}
-
+/* Rows `row` to row + 3, as far as they come before the end. */
 template <enum nbi_dtype T>
-__device__ static inline struct row_of<T> fetch_row(const struct context &c, int layer,
-                                                    const struct rows_part &p, int row) {
+__device__ static inline struct rows_of<T> fetch_rows(const struct context &c, int layer,
+                                                      const struct rows_part &p, int row) {
     const int size = T == NBI_E4M3 ? 1 : 2;
     const struct layer &l = c.layers()[layer];
-    int64_t at = (((int64_t)row * c.m.NKV + p.kv) * HEAD + c.lane % 16 * 8) * size;
-    struct row_of<T> r = {
+    int64_t at = (((int64_t)row * c.m.NKV + p.kv) * HEAD + c.lane * 4) * size;
+    int64_t stride = (int64_t)c.m.NKV * HEAD * size;
+    struct rows_of<T> r = {
     };
-    if (row < p.end) {
-        r.k = *(const struct loaded<T> *)((const uint8_t *)l.k + at);
-        r.v = *(const struct loaded<T> *)((const uint8_t *)l.v + at);
-    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++, at += stride)
+        if (row + i < p.end) {
+            r.k[i] = *(const struct loaded<T> *)((const uint8_t *)l.k + at);
+            r.v[i] = *(const struct loaded<T> *)((const uint8_t *)l.v + at);
+        }
     return r;
 }
 
-/* Asks for the rows that first_rows will ask for. */
+/* Asks for the first rows, and the norms of queries and keys. */
 template <enum nbi_dtype T>
 __device__ static inline void prefetch_rows(const struct context &c, int layer,
                                             const struct rows_part &p)
@@ -152,72 +123,125 @@ __device__ static inline void prefetch_rows(const struct context &c, int layer,
         prefetch(c.m.head_norms + layer * 2 * HEAD + threadIdx.x * 32);
 }
 
-template <enum nbi_dtype T>
-__device__ static inline struct row_feed<T> first_rows(const struct context &c, int layer,
-                                                       const struct rows_part &p, int heads) {
-    const float *norm = c.m.head_norms + (layer * 2 + (c.warp >= heads)) * HEAD + c.lane;
-    struct row_feed<T> f;
-    int row = p.begin + c.warp * 2 + c.lane / 16;
-    f.r0 = fetch_row<T>(c, layer, p, row);
-    f.r1 = fetch_row<T>(c, layer, p, row + 2 * WARPS);
+/* The sums of N values over all lanes, one for each lane: value lane / (32 / N). N is a power of
+ * two; lanes that differ in MASK and below have not been added up. */
+template <int N, int MASK> struct spread {
+    __device__ static inline float sum(const float s[N], int lane)
+    {
+        float half[N / 2];
+        bool up = lane & MASK;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        f.norm[i] = __ldg(norm + 32 * i);
-    return f;
+        for (int i = 0; i < N / 2; i++) {
+            float mine = up ? s[i + N / 2] : s[i], other = up ? s[i] : s[i + N / 2];
+            half[i] = mine + __shfl_xor_sync(0xFFFFFFFF, other, MASK);
+        }
+        return spread<N / 2, MASK / 2>::sum(half, lane);
+    }
+};
+
+template <int MASK> struct spread<1, MASK> {
+    __device__ static inline float sum(const float s[1], int lane)
+    {
+        (void)lane;
+        float v = s[0];
+#pragma unroll
+        for (int mask = MASK; mask > 0; mask /= 2)
+            v += __shfl_xor_sync(0xFFFFFFFF, v, mask);
+        return v;
+    }
+};
+
+__device__ static inline float dot(float4 a, float4 b)
+{
+    return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, a.w * b.w)));
 }
 
-/* Rows [begin, end) of the store for G heads, half a warp for a row, and this token's own. */
+__device__ static inline void scale_add(float4 &sum, float by, float p, float4 v)
+{
+    sum = make_float4(fmaf(p, v.x, sum.x * by), fmaf(p, v.y, sum.y * by), fmaf(p, v.z, sum.z * by),
+                      fmaf(p, v.w, sum.w * by));
+}
+
+/* The softmax of G heads so far: four values of each, and of head lane / (32 / (ROWS G)) % G its
+ * maximum and denominator. */
+template <int G> struct softmax {
+    float4 acc[G];
+    float top, sum;
+};
+
+/* Up to four rows more, `there` of them. */
+template <enum nbi_dtype T, int G>
+__device__ static inline void take_rows(struct softmax<G> &s, const float4 q[G],
+                                        const struct rows_of<T> &r, int there, int lane)
+{
+    const int each = 32 / (ROWS * G); /* lanes that have the same row and head */
+    float scores[ROWS * G];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        float4 k = four<T>(r.k[i]);
+#pragma unroll
+        for (int h = 0; h < G; h++)
+            scores[i * G + h] = dot(q[h], k);
+    }
+    float score = spread<ROWS * G, 16>::sum(scores, lane);
+    bool in = lane / (32 / ROWS) < there;
+    float high = in ? fmaxf(s.top, score) : s.top;
+    high = fmaxf(high, __shfl_xor_sync(0xFFFFFFFF, high, 16));
+    high = fmaxf(high, __shfl_xor_sync(0xFFFFFFFF, high, 8));
+    float keep = __expf(s.top - high), p = in ? __expf(score - high) : 0, sum = p;
+    sum += __shfl_xor_sync(0xFFFFFFFF, sum, 16);
+    sum += __shfl_xor_sync(0xFFFFFFFF, sum, 8);
+    s.top = high;
+    s.sum = s.sum * keep + sum;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        float4 v = four<T>(r.v[i]);
+#pragma unroll
+        for (int h = 0; h < G; h++) {
+            float by = i == 0 ? __shfl_sync(0xFFFFFFFF, keep, h * each) : 1;
+            scale_add(s.acc[h], by, __shfl_sync(0xFFFFFFFF, p, (i * G + h) * each), v);
+        }
+    }
+}
+
+/* Rows [begin, end) of the store for G heads, four a warp at a time, and this token's own. */
 template <enum nbi_dtype T, int G>
 __device__ static void attend_rows(struct context &c, int layer, const struct rows_part &p,
-                                   struct row_feed<T> feed)
+                                   struct rows_of<T> next)
 {
-    const int size = T == NBI_E4M3 ? 1 : 2;
-    int half = c.lane / 16, d0 = c.lane % 16 * 8;
+    const int size = T == NBI_E4M3 ? 1 : 2, each = 32 / (ROWS * G);
     struct softmax<G> s = {
     };
-    float q[G][8], x[8], y[8];
+    float4 q[G];
+    s.top = -1e30f;
 #pragma unroll
-    for (int h = 0; h < G; h++) {
-        s.top[h] = -1e30f;
-        const float4 *from = (const float4 *)(c.attend() + h * HEAD + d0);
-        float4 low = from[0], high = from[1];
-        q[h][0] = low.x, q[h][1] = low.y, q[h][2] = low.z, q[h][3] = low.w;
-        q[h][4] = high.x, q[h][5] = high.y, q[h][6] = high.z, q[h][7] = high.w;
-    }
+    for (int h = 0; h < G; h++)
+        q[h] = ((const float4 *)(c.attend() + h * HEAD))[c.lane];
     int stop = p.end + (p.split == p.used - 1); /* this token's own row comes last */
 #pragma unroll 1
-    for (int row = p.begin + c.warp * 2 + half; row - half < stop; row += 2 * WARPS) {
-        struct row_of<T> now = feed.r0;
-        feed.r0 = feed.r1;
-        feed.r1 = fetch_row<T>(c, layer, p, row + 4 * WARPS);
-        if (row == p.end && row < stop) {
-            const uint8_t *own = (const uint8_t *)(c.attend() + attend_at<G>::key) + d0 * size;
-            now.k = *(const struct loaded<T> *)own;
-            now.v = *(const struct loaded<T> *)(own + HEAD * 4);
+    for (int row = p.begin + c.warp * ROWS; row < stop; row += WARPS * ROWS) {
+        struct rows_of<T> now = next;
+        next = fetch_rows<T>(c, layer, p, row + WARPS * ROWS);
+        if (p.end < stop && p.end - row < ROWS && p.end >= row) {
+            const uint8_t *own =
+                (const uint8_t *)(c.attend() + attend_at<G>::key) + c.lane * 4 * size;
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                if (row + i == p.end) {
+                    now.k[i] = *(const struct loaded<T> *)own;
+                    now.v[i] = *(const struct loaded<T> *)(own + HEAD * 4);
+                }
         }
-        eight<T>(x, now.k);
-        eight<T>(y, now.v);
-        take_row<G>(s, q, x, y, row < stop);
+        take_rows<T, G>(s, q, now, stop - row, c.lane);
     }
-    /* The two halves, then one part for the warp: acc, top, sum. */
     float *part = c.attend() + attend_at<G>::parts + c.warp * attend_at<G>::stride;
 #pragma unroll
     for (int h = 0; h < G; h++) {
-        float other = __shfl_xor_sync(0xFFFFFFFF, s.top[h], 16), high = fmaxf(s.top[h], other);
-        float keep = __expf(s.top[h] - high);
-        s.sum[h] *= keep;
-        s.sum[h] += __shfl_xor_sync(0xFFFFFFFF, s.sum[h], 16);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            s.acc[h][i] *= keep;
-            s.acc[h][i] += __shfl_xor_sync(0xFFFFFFFF, s.acc[h][i], 16);
-            if (half == 0)
-                part[h * (HEAD + 2) + d0 + i] = s.acc[h][i];
-        }
-        if (c.lane == 0) {
-            part[h * (HEAD + 2) + HEAD] = high;
-            part[h * (HEAD + 2) + HEAD + 1] = s.sum[h];
-        }
+        float2 *to = (float2 *)(part + h * (HEAD + 2));
+        to[2 * c.lane] = make_float2(s.acc[h].x, s.acc[h].y);
+        to[2 * c.lane + 1] = make_float2(s.acc[h].z, s.acc[h].w);
+        if (c.lane == h * each)
+            to[HEAD / 2] = make_float2(s.top, s.sum);
     }
 }
 
@@ -276,9 +300,10 @@ __device__ static inline float *shared_part(const struct context &c, int head, i
 /* This block's rows for G heads, to the others. */
 template <enum nbi_dtype T, int G>
 __device__ static void attend_part(struct context &c, int layer, const struct step_args &a,
-                                   const struct rows_part &p, struct row_feed<T> first)
+                                   const struct rows_part &p)
 {
-    prepare_heads<T, G>(c, layer, a, p, first.norm, p.head % (c.m.NH / c.m.NKV) == 0);
+    struct rows_of<T> first = fetch_rows<T>(c, layer, p, p.begin + c.warp * ROWS);
+    prepare_heads<T, G>(c, layer, a, p, p.head % (c.m.NH / c.m.NKV) == 0);
     __syncthreads();
     attend_rows<T, G>(c, layer, p, first);
     __syncthreads();
@@ -300,19 +325,20 @@ __device__ static void attend_part(struct context &c, int layer, const struct st
  * does that head by itself; over many, blocks share the rows of G heads first. */
 template <enum nbi_dtype T, int G, bool FEW>
 __device__ static void attention(struct context &c, int layer, const struct step_args &a,
-                                 const struct rows_part &p, struct row_feed<T> first)
+                                 const struct rows_part &p)
 {
     int head = (int)blockIdx.x / c.m.each;
     bool any = head < c.m.NH;
     if (FEW && any) {
-        prepare_heads<T, 1>(c, layer, a, p, first.norm,
+        struct rows_of<T> first = fetch_rows<T>(c, layer, p, p.begin + c.warp * ROWS);
+        prepare_heads<T, 1>(c, layer, a, p,
                             head % (c.m.NH / c.m.NKV) == 0 && blockIdx.x % c.m.each == 0);
         __syncthreads();
         attend_rows<T, 1>(c, layer, p, first);
     }
     if (!FEW) {
         if (p.split < p.used)
-            attend_part<T, G>(c, layer, a, p, first);
+            attend_part<T, G>(c, layer, a, p);
         arrive_all(c);
         wait_all(c);
         for (int i = threadIdx.x; any && i < p.used * PART_FLOATS(1); i += THREADS)

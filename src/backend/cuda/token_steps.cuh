@@ -3,10 +3,12 @@
 
 #include "backend/cuda/internal.cuh"
 
-#define WARPS      16
+#ifndef WARPS
+#define WARPS 16
+#endif
 #define THREADS    (WARPS * 32)
 #define HEAD       128 /* size of a head */
-#define SPLITS_MAX 16  /* blocks that share the rows of a store */
+#define SPLITS_MAX 20  /* blocks that share the rows of a store */
 #define SPLIT_ROWS 32  /* of a store, that a block should have at least in attention */
 #define FEW_ROWS   192 /* of a store, that every block of a head goes through by itself */
 #define PAIR       2   /* tiles of a stage of the ring, at most: neighbours */
@@ -448,16 +450,28 @@ __device__ static inline struct norm_feed norms_at(const struct context &c, int 
     return {__ldg(w), __ldg(w + 1)};
 }
 
-/* Four more of the residual stream, with what blocks have made of o or down. */
-__device__ static inline float4 add_sums(const struct context &c, int which, int q)
+/* Eight values of the residual stream. */
+struct eight {
+    float4 a, b;
+};
+
+/* Adds what blocks have made of o (0) or down (1). */
+__device__ static inline struct eight add_sums(const struct context &c, int which, int q)
 {
-    float4 v = c.x()[q];
+    struct eight v = {c.x()[2 * q], c.x()[2 * q + 1]};
     if (which < 0)
         return v;
-    const ulonglong2 *from = (const ulonglong2 *)c.m.sums[which] + 2 * q;
-    ulonglong2 a = __ldcg(from), b = __ldcg(from + 1);
-    v = make_float4(v.x + of_sum(a.x), v.y + of_sum(a.y), v.z + of_sum(b.x), v.w + of_sum(b.y));
-    c.x()[q] = v;
+    const ulonglong2 *from = (const ulonglong2 *)c.m.sums[which] + 4 * q;
+    ulonglong2 m[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        m[i] = __ldcg(from + i);
+    v.a = make_float4(v.a.x + of_sum(m[0].x), v.a.y + of_sum(m[0].y), v.a.z + of_sum(m[1].x),
+                      v.a.w + of_sum(m[1].y));
+    v.b = make_float4(v.b.x + of_sum(m[2].x), v.b.y + of_sum(m[2].y), v.b.z + of_sum(m[3].x),
+                      v.b.w + of_sum(m[3].y));
+    c.x()[2 * q] = v.a;
+    c.x()[2 * q + 1] = v.b;
     return v;
 }
 
@@ -487,16 +501,13 @@ __device__ static void put_normed(struct context &c, int sums, int norm, struct 
 #pragma unroll 1
     for (int q = threadIdx.x; q - c.lane < count; q += THREADS) {
         bool any = q < count;
-        float4 a = make_float4(0, 0, 0, 0), b = a;
-        if (any) {
-            a = add_sums(c, sums, 2 * q);
-            b = add_sums(c, sums, 2 * q + 1);
-        }
+        struct eight v = {};
+        if (any)
+            v = add_sums(c, sums, q);
         if (q >= THREADS)
             w = norms_at(c, norm, q);
-        sum += squares_of(a) + squares_of(b);
-        a = times(a, w.w0);
-        b = times(b, w.w1);
+        sum += squares_of(v.a) + squares_of(v.b);
+        float4 a = times(v.a, w.w0), b = times(v.b, w.w1);
         float amax = fmaxf(largest(a), largest(b));
         int e = exponent_of(fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, 1)));
         float up = power_of_two(13 - e), by = power_of_two(e - 13) * UNDO;
@@ -542,7 +553,7 @@ __device__ static inline float2 scale_pair(uint32_t two)
 __device__ static inline float2 tile_dot(const uint4 *tile, int lane, const uint4 *x,
                                          const float2 *x_scales)
 {
-    float acc[2][4] = {};
+    float acc[4] = {};
     float2 by = *x_scales;
     uint32_t s = ((const uint32_t *)(tile - lane + 64))[lane];
 #pragma unroll
@@ -556,13 +567,12 @@ __device__ static inline float2 tile_dot(const uint4 *tile, int lane, const uint
 #pragma unroll
             for (int q = 0; q < 4; q++)
                 a[q] = tile_pair(word[q], p);
-            mma_f16(acc[p & 1], a, b[2 * p], b[2 * p + 1]);
+            mma_f16(acc, a, b[2 * p], b[2 * p + 1]);
         }
     }
     float2 low = scale_pair(s & 0xFFFF), high = scale_pair(s >> 16);
-    return make_float2(
-        (acc[0][0] + acc[1][0]) * (low.x * by.x) + (acc[0][1] + acc[1][1]) * (high.x * by.y),
-        (acc[0][2] + acc[1][2]) * (low.y * by.x) + (acc[0][3] + acc[1][3]) * (high.y * by.y));
+    return make_float2(acc[0] * (low.x * by.x) + acc[1] * (high.x * by.y),
+                       acc[2] * (low.y * by.x) + acc[3] * (high.y * by.y));
 }
 
 /* What the norm divides by, as a factor. */
