@@ -4,13 +4,14 @@
 
 #include "model/qwen3.h"
 
-/* The most rows of the store that a token of [from, to) sees. */
+/* As many rows of the store as a token of [from, to) sees, or up to twice that: a power of two, so
+ * that passes stay the same while sequences grow. */
 static int64_t longest(const struct nbi_pass *p, int64_t from, int64_t to)
 {
-    int64_t most = 0;
+    int64_t most = from < to ? 128 : 0;
     for (int64_t n = from; n < to; n++)
-        if (p->last[n] - p->first[n] >= most)
-            most = p->last[n] - p->first[n] + 1;
+        while (p->last[n] - p->first[n] >= most)
+            most *= 2;
     return most;
 }
 
@@ -230,21 +231,24 @@ enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,
     return head(w, a, s, p);
 }
 
-enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
-                           const struct nbi_pass *p)
+/* A pass whose indices are on the device. */
+struct work {
+    const struct nbi_weights *w;
+    const struct nbi_acts *a;
+    struct nbi_stream *s;
+    const struct nbi_pass *p;
+};
+
+/* All operations of a pass. What they are given depends on work_key alone. */
+static enum nb_status all_layers(void *ctx)
 {
+    const struct work *work = ctx;
+    const struct nbi_weights *w = work->w;
+    const struct nbi_acts *a = work->a;
+    const struct nbi_pass *p = work->p;
+    struct nbi_stream *s = work->s;
     struct nbi_backend *be = w->be;
     const struct nbi_config *c = w->config;
-    NBI_BUG_IF(p->N > a->N || p->M > a->M || p->singles > p->N);
-    NBI_BUG_IF(p->pages && p->page_numbers > a->page_numbers);
-    if (a->token && p->N == 1 && !p->exact && !p->after_layer && !p->pages)
-        return be->token_run(a->token, &(struct nbi_token_step){.id = p->ids[0],
-                                                                .position = p->positions[0],
-                                                                .slot = p->slots[0],
-                                                                .first = p->first[0],
-                                                                .last = p->last[0],
-                                                                .logits = a->logits});
-    NBI_TRY(upload_indices(a, s, p));
     NBI_TRY(be->rope_table(s, &(struct nbi_op_rope_table){.cos = a->cos,
                                                           .sin = a->sin,
                                                           .positions = a->positions,
@@ -262,6 +266,48 @@ enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, stru
             NBI_TRY(p->after_layer(p->ctx, layer, a->x));
     }
     return head(w, a, s, p);
+}
+
+/* The key of a pass. Whoever gives other weights, activations or stores gives them other
+ * addresses; where the indices are depends on N and on whether there are pages. */
+static struct nbi_routine routine_for(struct work *work)
+{
+    const struct nbi_acts *a = work->a;
+    const struct nbi_pass *p = work->p;
+    return (struct nbi_routine){.key = {p->N, p->M, p->singles, a->longest[0], a->longest[1],
+                                        p->exact, p->steady, p->pages != NULL,
+                                        (int64_t)(uintptr_t)work->w->layers, (int64_t)a->block.at,
+                                        (int64_t)p->stores[0].k.at, p->stores[0].dtype},
+                                .queue = all_layers,
+                                .ctx = work};
+}
+
+/* A pass that may come again as it is: a step of decoding. Weights that are trained change. */
+static bool repeats(const struct nbi_backend *be, const struct nbi_acts *a,
+                    const struct nbi_pass *p)
+{
+    return be->repeat && p->N <= be->repeat_rows && !p->after_layer && !a->d.x.at;
+}
+
+enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
+                           const struct nbi_pass *p)
+{
+    struct nbi_backend *be = w->be;
+    struct work work = {w, a, s, p};
+    NBI_BUG_IF(p->N > a->N || p->M > a->M || p->singles > p->N);
+    NBI_BUG_IF(p->pages && p->page_numbers > a->page_numbers);
+    if (a->token && p->N == 1 && !p->exact && !p->after_layer && !p->pages)
+        return be->token_run(a->token, &(struct nbi_token_step){.id = p->ids[0],
+                                                                .position = p->positions[0],
+                                                                .slot = p->slots[0],
+                                                                .first = p->first[0],
+                                                                .last = p->last[0],
+                                                                .logits = a->logits});
+    NBI_TRY(upload_indices(a, s, p));
+    if (!repeats(be, a, p))
+        return all_layers(&work);
+    const struct nbi_routine routine = routine_for(&work);
+    return be->repeat(s, &routine);
 }
 
 enum nb_status nbi_forward_top(const struct nbi_weights *w, const struct nbi_acts *a,

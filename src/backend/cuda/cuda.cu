@@ -73,6 +73,7 @@ static void cuda_stream_free(struct nbi_stream *s)
         return;
     if (s->queue)
         cudaStreamSynchronize(s->queue);
+    nbi_cuda_graphs_end(s);
     cudaFree(s->block);
     cudaFreeHost(s->staged);
     if (s->queue)
@@ -213,6 +214,7 @@ static void fill_table(struct cuda *cuda)
     be->chunk = 1024;
     be->rows_matter = true;
     be->steady_rows = NBI_FEW_ROWS < NBI_SMALL_BATCH ? NBI_FEW_ROWS : NBI_SMALL_BATCH;
+    be->repeat_rows = NBI_SMALL_BATCH;
     be->close = cuda_close;
     be->alloc = cuda_alloc;
     be->free = cuda_free;
@@ -237,6 +239,7 @@ static void fill_table(struct cuda *cuda)
     be->gather = nbi_cuda_gather;
     be->scatter = nbi_cuda_scatter;
     be->top = nbi_cuda_top;
+    be->repeat = nbi_cuda_repeat;
     be->token_new = nbi_cuda_token_new;
     be->token_run = nbi_cuda_token_run;
     be->token_free = nbi_cuda_token_free;

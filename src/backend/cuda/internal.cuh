@@ -39,6 +39,15 @@ struct slab {
 #define NBI_SLAB_BYTES  ((int64_t)64 << 20)
 #define NBI_STAGE_BYTES ((int64_t)4 << 20)
 
+/* A list of operations, recorded; see graph.cu. */
+#define NBI_GRAPHS_MAX 16
+
+struct graph {
+    int64_t key[NBI_ROUTINE_KEYS];
+    int64_t used;         /* when, in calls of repeat; 0: never */
+    cudaGraphExec_t exec; /* NULL: it was seen once */
+};
+
 struct nbi_stream {
     struct cuda *cuda;
     cudaStream_t queue;
@@ -52,6 +61,8 @@ struct nbi_stream {
     int32_t *attend_left; /* and how many of each row were left, see attention.cuh */
     uint8_t *staged;      /* of the host, pinned: small uploads on their way */
     int64_t staged_used;  /* since the last sync */
+    struct graph graphs[NBI_GRAPHS_MAX];
+    int64_t repeats; /* calls of repeat */
 };
 
 /* Rows that go through the kernel on tiles; more go through cuBLASLt. */
@@ -110,6 +121,10 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
                                   struct nbi_token **out);
 enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_step *step);
 void nbi_cuda_token_free(struct nbi_token *t);
+
+/* graph.cu */
+enum nb_status nbi_cuda_repeat(struct nbi_stream *s, const struct nbi_routine *r);
+void nbi_cuda_graphs_end(struct nbi_stream *s);
 
 /* rows.cu */
 enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a);
