@@ -19,6 +19,7 @@ struct cuda {
     int index;                         /* of the device */
     int sms;                           /* multiprocessors */
     int cc;                            /* compute capability, 90 for 9.0 */
+    int shared;                        /* bytes of shared memory of a CTA at most */
     struct blas *blas;                 /* NULL: not needed so far */
     cudaStream_t queue;                /* for what is not queued by anyone */
     struct slab *slabs;                /* that hold weights */
@@ -56,7 +57,8 @@ struct nbi_stream {
     uint8_t *x16;         /* x of a product in 16 bits: in the order of the tiles, or rows */
     float *x16_scale;     /* [N] */
     uint8_t *wide;        /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
-    uint8_t *workspace;   /* of cuBLASLt */
+    uint8_t *workspace;   /* of cuBLASLt; of linear_few.cu, sums */
+    int32_t *linear_left; /* and how many were left, zeros: [8, NBI_CTAS_MAX] */
     float *attend;        /* parts of split attention */
     int32_t *attend_left; /* and how many of each row were left, see attention.cuh */
     uint8_t *staged;      /* of the host, pinned: small uploads on their way */
@@ -67,6 +69,9 @@ struct nbi_stream {
 
 /* Rows that go through the kernel on tiles; more go through cuBLASLt. */
 #define NBI_SMALL_BATCH 64
+
+/* CTAs of that kernel at most, not counting those for further columns. */
+#define NBI_CTAS_MAX 256
 
 /* Rows up to which a call of attention counts as decoding. */
 #define NBI_FEW_ROWS 64
@@ -154,6 +159,9 @@ enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g);
 
 /* linear.cu */
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a);
+
+/* linear_few.cu: N up to NBI_SMALL_BATCH, all of NVFP4. */
+enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a);
 
 /* attention.cu */
 int64_t nbi_cuda_attend_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits);
