@@ -504,6 +504,13 @@ struct nbi_backend {
     enum nb_status (*token_run)(struct nbi_token *t, const struct nbi_token_step *step);
     void (*token_free)(struct nbi_token *t);
 
+    /* Optional: rmsnorm or swiglu, then linear of what it gave, with the bits of the two. What goes
+     * from one to the other, y of the first and x of the second, may be written or not. */
+    enum nb_status (*norm_linear)(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
+                                  const struct nbi_op_linear *a);
+    enum nb_status (*swiglu_linear)(struct nbi_stream *s, const struct nbi_op_swiglu *act,
+                                    const struct nbi_op_linear *a);
+
     /* Optional: the operations of r, in order with others of the stream. Those of a key that was
      * there before may be kept and queued at once, without asking r for them. That takes memory,
      * the only one that a stream takes after stream_new; what is kept is of a bounded number. */

@@ -81,6 +81,17 @@ static enum nb_status attend(const struct nbi_weights *w, const struct nbi_acts 
     return op.N > 0 ? w->be->attention(s, &op) : NB_OK;
 }
 
+/* The product of a norm. Only the backward pass wants what is in between. */
+static enum nb_status norm_linear(const struct nbi_acts *a, struct nbi_stream *s,
+                                  const struct nbi_op_rmsnorm *norm,
+                                  const struct nbi_op_linear *product)
+{
+    if (a->be->norm_linear && !a->d.x.at)
+        return a->be->norm_linear(s, norm, product);
+    NBI_TRY(a->be->rmsnorm(s, norm));
+    return a->be->linear(s, product);
+}
+
 static enum nb_status attention_block(const struct nbi_weights *w, const struct nbi_acts *a,
                                       struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
 {
@@ -93,22 +104,22 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
 
     if (la->in.at)
         NBI_TRY(be->copy(s, la->in, a->x, N * C * (int64_t)sizeof(float)));
-    /* norm1 = rmsnorm(x) */
-    NBI_TRY(be->rmsnorm(s, &(struct nbi_op_rmsnorm){.y = la->norm1,
-                                                    .rstd = la->rstd1,
-                                                    .x = a->x,
-                                                    .w = lw->input_norm,
-                                                    .eps = eps,
-                                                    .N = N,
-                                                    .C = C}));
-    /* q, k, v = norm1 Wq^T, norm1 Wk^T, norm1 Wv^T */
-    NBI_TRY(be->linear(s, &(struct nbi_op_linear){.count = 3,
-                                                  .y = {la->q, la->k, la->v},
-                                                  .w = {lw->q, lw->k, lw->v},
-                                                  .x = la->norm1,
-                                                  .N = N,
-                                                  .K = C,
-                                                  .exact = p->exact}));
+    /* norm1 = rmsnorm(x); q, k, v = norm1 Wq^T, norm1 Wk^T, norm1 Wv^T */
+    NBI_TRY(norm_linear(a, s,
+                        &(struct nbi_op_rmsnorm){.y = la->norm1,
+                                                 .rstd = la->rstd1,
+                                                 .x = a->x,
+                                                 .w = lw->input_norm,
+                                                 .eps = eps,
+                                                 .N = N,
+                                                 .C = C},
+                        &(struct nbi_op_linear){.count = 3,
+                                                .y = {la->q, la->k, la->v},
+                                                .w = {lw->q, lw->k, lw->v},
+                                                .x = la->norm1,
+                                                .N = N,
+                                                .K = C,
+                                                .exact = p->exact}));
     /* q_rot = rope(norm(q)); store: rope(norm(k)), v */
     NBI_TRY(be->qkv_rope(s, &(struct nbi_op_qkv_rope){.q_out = la->q_rot,
                                                       .store = p->stores[layer],
@@ -141,53 +152,62 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
                                                  .exact = p->exact});
 }
 
-/* All of the MLP but its last product. */
-static enum nb_status mlp_inside(const struct nbi_weights *w, const struct nbi_acts *a,
-                                 struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
+static enum nb_status gate_and_up(const struct nbi_weights *w, const struct nbi_acts *a,
+                                  struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
 {
-    struct nbi_backend *be = w->be;
     const struct nbi_config *c = w->config;
     const struct nbi_layer_weights *lw = &w->layers[layer];
     const struct nbi_layer_acts *la = &a->layers[layer];
-    int64_t N = p->N, C = c->hidden_size, F = c->intermediate_size;
+    int64_t N = p->N, C = c->hidden_size;
 
     if (la->mid.at)
-        NBI_TRY(be->copy(s, la->mid, a->x, N * C * (int64_t)sizeof(float)));
-    /* norm2 = rmsnorm(x) */
-    NBI_TRY(be->rmsnorm(s, &(struct nbi_op_rmsnorm){.y = la->norm2,
-                                                    .rstd = la->rstd2,
-                                                    .x = a->x,
-                                                    .w = lw->post_norm,
-                                                    .eps = (float)c->rms_eps,
-                                                    .N = N,
-                                                    .C = C}));
-    /* gate, up = norm2 Wgate^T, norm2 Wup^T */
-    NBI_TRY(be->linear(s, &(struct nbi_op_linear){.count = 2,
-                                                  .y = {la->gate, la->up},
-                                                  .w = {lw->gate, lw->up},
-                                                  .x = la->norm2,
-                                                  .N = N,
-                                                  .K = C,
-                                                  .exact = p->exact}));
-    /* act = silu(gate) * up */
-    return be->swiglu(
-        s, &(struct nbi_op_swiglu){.y = la->act, .gate = la->gate, .up = la->up, .N = N, .F = F});
+        NBI_TRY(w->be->copy(s, la->mid, a->x, N * C * (int64_t)sizeof(float)));
+    /* norm2 = rmsnorm(x); gate, up = norm2 Wgate^T, norm2 Wup^T */
+    return norm_linear(a, s,
+                       &(struct nbi_op_rmsnorm){.y = la->norm2,
+                                                .rstd = la->rstd2,
+                                                .x = a->x,
+                                                .w = lw->post_norm,
+                                                .eps = (float)c->rms_eps,
+                                                .N = N,
+                                                .C = C},
+                       &(struct nbi_op_linear){.count = 2,
+                                               .y = {la->gate, la->up},
+                                               .w = {lw->gate, lw->up},
+                                               .x = la->norm2,
+                                               .N = N,
+                                               .K = C,
+                                               .exact = p->exact});
+}
+
+/* act = silu(gate) * up */
+static struct nbi_op_swiglu act_of(const struct nbi_weights *w, const struct nbi_layer_acts *la,
+                                   int64_t N)
+{
+    return (struct nbi_op_swiglu){
+        .y = la->act, .gate = la->gate, .up = la->up, .N = N, .F = w->config->intermediate_size};
 }
 
 static enum nb_status mlp_block(const struct nbi_weights *w, const struct nbi_acts *a,
                                 struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
 {
     struct nbi_backend *be = w->be;
-    NBI_TRY(mlp_inside(w, a, s, p, layer));
+    const struct nbi_layer_acts *la = &a->layers[layer];
+    const struct nbi_op_swiglu act = act_of(w, la, p->N);
     /* x = x + act Wdown^T */
-    return be->linear(s, &(struct nbi_op_linear){.count = 1,
-                                                 .y = {a->x},
-                                                 .w = {w->layers[layer].down},
-                                                 .x = a->layers[layer].act,
-                                                 .N = p->N,
-                                                 .K = w->config->intermediate_size,
-                                                 .add = true,
-                                                 .exact = p->exact});
+    const struct nbi_op_linear down = {.count = 1,
+                                       .y = {a->x},
+                                       .w = {w->layers[layer].down},
+                                       .x = la->act,
+                                       .N = p->N,
+                                       .K = w->config->intermediate_size,
+                                       .add = true,
+                                       .exact = p->exact};
+    NBI_TRY(gate_and_up(w, a, s, p, layer));
+    if (be->swiglu_linear && !a->d.x.at)
+        return be->swiglu_linear(s, &act, &down);
+    NBI_TRY(be->swiglu(s, &act));
+    return be->linear(s, &down);
 }
 
 enum nb_status nbi_forward_layer(const struct nbi_weights *w, const struct nbi_acts *a,
@@ -196,7 +216,9 @@ enum nb_status nbi_forward_layer(const struct nbi_weights *w, const struct nbi_a
     int64_t bytes = p->N * w->config->hidden_size * (int64_t)sizeof(float);
     NBI_TRY(w->be->copy(s, a->x, a->layers[layer].in, bytes));
     NBI_TRY(attention_block(w, a, s, p, layer));
-    return mlp_inside(w, a, s, p, layer);
+    NBI_TRY(gate_and_up(w, a, s, p, layer));
+    const struct nbi_op_swiglu act = act_of(w, &a->layers[layer], p->N);
+    return w->be->swiglu(s, &act); /* all but the MLP's last product */
 }
 
 /* logits = rmsnorm(x of the wanted rows) Whead^T */
@@ -210,17 +232,17 @@ static enum nb_status head(const struct nbi_weights *w, const struct nbi_acts *a
         return NB_OK;
     NBI_TRY(be->gather(
         s, &(struct nbi_op_gather){.y = a->final, .x = a->x, .rows = a->rows, .M = M, .C = C}));
-    NBI_TRY(be->rmsnorm(
-        s,
+    return norm_linear(
+        a, s,
         &(struct nbi_op_rmsnorm){
-            .y = a->final, .x = a->final, .w = w->norm, .eps = (float)c->rms_eps, .N = M, .C = C}));
-    return be->linear(s, &(struct nbi_op_linear){.count = 1,
-                                                 .y = {a->logits},
-                                                 .w = {w->head},
-                                                 .x = a->final,
-                                                 .N = M,
-                                                 .K = C,
-                                                 .exact = p->exact});
+            .y = a->final, .x = a->final, .w = w->norm, .eps = (float)c->rms_eps, .N = M, .C = C},
+        &(struct nbi_op_linear){.count = 1,
+                                .y = {a->logits},
+                                .w = {w->head},
+                                .x = a->final,
+                                .N = M,
+                                .K = C,
+                                .exact = p->exact});
 }
 
 enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,

@@ -1,5 +1,5 @@
 /* test_few_rows.c - products of a few rows with NVFP4 matrices: a row does not depend on its
- * company, shapes of every cut. */
+ * company, shapes of every cut, and what goes along with the operation before. */
 #include "ops_lab.h"
 
 #define COUNT(a) ((int64_t)(sizeof(a) / sizeof *(a)))
@@ -159,11 +159,63 @@ static void check_values(void)
     }
 }
 
+/* ---- with the operation before ---- */
+
+/* y of swiglu or, with a norm's weight, rmsnorm, and then the product: in two steps or as one. */
+static void run_fused(struct few_case *c, int64_t N, struct host_weight *norm, bool one, float *out)
+{
+    const struct nbi_stream_limits limits = few_limits(c, N);
+    struct nbi_backend *be = tested;
+    struct lab l;
+    int64_t bytes = N * c->K * 4;
+    lab_begin(&l, be, &limits);
+    struct nbi_op_linear op = few_product(&l, c, N);
+    struct nbi_ptr x = block(&l, c->x, bytes), up = block(&l, c->x + c->K, bytes);
+    op.x = block(&l, NULL, bytes);
+    if (norm) {
+        const struct nbi_op_rmsnorm a = {op.x, {0}, x, weight(&l, norm, false), 1e-6f, N, c->K};
+        assert_ok(one ? be->norm_linear(l.s, &a, &op) : be->rmsnorm(l.s, &a));
+    } else {
+        const struct nbi_op_swiglu a = {op.x, x, up, N, c->K};
+        assert_ok(one ? be->swiglu_linear(l.s, &a, &op) : be->swiglu(l.s, &a));
+    }
+    if (!one)
+        assert_ok(be->linear(l.s, &op));
+    few_fetch(&l, c, &op, out);
+    lab_end(&l);
+}
+
+static void check_fused(void)
+{
+    static const int64_t counts[] = {1, 8, 11, 63};
+    if (!tested->norm_linear || !tested->swiglu_linear)
+        return;
+    for (int64_t i = 0; i < COUNT(shapes) * 8; i++) {
+        struct few_case c = shapes[i / 8];
+        int64_t N = counts[i % 4];
+        struct host_weight norm;
+        c.add = i % 3 == 1;
+        few_new(&c);
+        host_weight_new(&norm, i % 5 ? NBI_BF16 : NBI_F32, c.K, 0);
+        float *two = zeros(N * c.outs, 4), *one = zeros(N * c.outs, 4);
+        run_fused(&c, N, i / 4 % 2 ? &norm : NULL, false, two);
+        run_fused(&c, N, i / 4 % 2 ? &norm : NULL, true, one);
+        snprintf(where, sizeof where, "shape %lld, N %lld, %s", (long long)(i / 8), (long long)N,
+                 i / 4 % 2 ? "norm" : "swiglu");
+        same_bytes("y", one, two, N * c.outs * 4);
+        host_weight_free(&norm);
+        few_free(&c);
+        free(two);
+        free(one);
+    }
+}
+
 /* ---- all of them, on both ---- */
 
 #define CHECKS(X)                                                                                  \
     X(company)                                                                                     \
-    X(values)
+    X(values)                                                                                      \
+    X(fused)
 
 #define X(check)                                                                                   \
     static void test_few_rows__##check##_on_the_cpu(void **state)                                  \

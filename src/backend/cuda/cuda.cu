@@ -242,6 +242,8 @@ static void fill_table(struct cuda *cuda)
     be->gather = nbi_cuda_gather;
     be->scatter = nbi_cuda_scatter;
     be->top = nbi_cuda_top;
+    be->norm_linear = nbi_cuda_norm_linear;
+    be->swiglu_linear = nbi_cuda_swiglu_linear;
     be->repeat = nbi_cuda_repeat;
     be->token_new = nbi_cuda_token_new;
     be->token_run = nbi_cuda_token_run;

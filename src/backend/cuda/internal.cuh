@@ -160,8 +160,13 @@ enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g);
 /* linear.cu */
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a);
 
-/* linear_few.cu: N up to NBI_SMALL_BATCH, all of NVFP4. */
+/* linear_few.cu: those that are few, N up to NBI_SMALL_BATCH and all of NVFP4. */
+bool nbi_cuda_few(const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
+                                    const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,
+                                      const struct nbi_op_linear *a);
 
 /* attention.cu */
 int64_t nbi_cuda_attend_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits);

@@ -154,10 +154,8 @@ static enum nb_status linear_large(struct nbi_stream *s, const struct nbi_op_lin
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
     CU_HERE(s);
-    bool nvfp4 = true, rounded = false;
-    for (int i = 0; i < a->count; i++)
-        nvfp4 = nvfp4 && a->w[i].dtype == NBI_NVFP4;
-    if (!a->exact && nvfp4 && a->N <= NBI_SMALL_BATCH)
+    bool rounded = false;
+    if (nbi_cuda_few(a))
         return nbi_cuda_linear_few(s, a);
     for (int i = 0; i < a->count; i++) {
         /* cuBLASLt wants rows of whole 16 bytes. */

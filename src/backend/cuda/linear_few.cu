@@ -43,21 +43,71 @@ struct product {
 
 /* ---- x ---- */
 
-#define ROUND_THREADS 512
+/* Where x comes from, four values at a time. Each gives the bits of the operation that it stands
+ * for (rows.cu). */
+struct of_rows {
+    static constexpr int CTA = 1024;
+    const float *x;
+
+    __device__ float begin(int64_t, int64_t) const
+    {
+        return 1;
+    }
+    __device__ float4 four(int64_t at, int, float) const
+    {
+        return *(const float4 *)(x + at);
+    }
+};
+
+struct of_norm {
+    static constexpr int CTA = NBI_NORM_THREADS;
+    const float *x;
+    const void *w;
+    enum nbi_dtype dtype;
+    float eps;
+
+    __device__ float begin(int64_t n, int64_t K) const
+    {
+        return norm_factor(x + n * K, K, eps);
+    }
+    __device__ float4 four(int64_t at, int k, float f) const
+    {
+        float4 v = *(const float4 *)(x + at);
+        return make_float4(v.x * f * load_float(w, k, dtype), v.y * f * load_float(w, k + 1, dtype),
+                           v.z * f * load_float(w, k + 2, dtype),
+                           v.w * f * load_float(w, k + 3, dtype));
+    }
+};
+
+struct of_swiglu {
+    static constexpr int CTA = 1024;
+    const float *gate, *up;
+
+    __device__ float begin(int64_t, int64_t) const
+    {
+        return 1;
+    }
+    __device__ float4 four(int64_t at, int, float) const
+    {
+        float4 g = *(const float4 *)(gate + at), u = *(const float4 *)(up + at);
+        return make_float4(g.x / (1 + expf(-g.x)) * u.x, g.y / (1 + expf(-g.y)) * u.y,
+                           g.z / (1 + expf(-g.z)) * u.z, g.w / (1 + expf(-g.w)) * u.w);
+    }
+};
 
 /* x as f16 in the order in which the product takes it: for each tile of columns and each eight rows
  * the operand B of eight mma.m16n8k16, as four times 16 bytes of each lane. */
-__global__ static void k_round_x16(__half *out, float *scale, const float *x, int64_t N, int64_t K,
+template <class FROM>
+__global__ static void k_round_x16(__half *out, float *scale, FROM from, int64_t N, int64_t K,
                                    int tile_cols)
 {
     __shared__ float part[32];
-    int64_t n = blockIdx.x, n_tiles = (N + 7) / 8;
-    const float4 *row = (const float4 *)(x + n * K);
+    int64_t n = blockIdx.x, n_tiles = (N + 7) / 8, row = n * K;
     int all = tile_cols * (NBI_TILE_COLS / 4), real = n < N ? (int)(K / 4) : 0;
-    float amax = 0;
+    float amax = 0, f = n < N ? from.begin(n, K) : 0;
     bool odd = false;
     for (int i = threadIdx.x; i < real; i += blockDim.x) {
-        float4 v = row[i];
+        float4 v = from.four(row + 4 * i, 4 * i, f);
         amax = fmaxf(amax, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
         odd = odd || !isfinite(v.x) || !isfinite(v.y) || !isfinite(v.z) || !isfinite(v.w);
     }
@@ -73,7 +123,9 @@ __global__ static void k_round_x16(__half *out, float *scale, const float *x, in
         scale[n] = odd ? NAN : ldexpf(1, e - 13);
     for (int i = threadIdx.x; i < all; i += blockDim.x) {
         int tile = i / 32, in = i % 32 * 4, lane = (int)(n % 8) * 4 + in / 32, chunk = in % 32 / 8;
-        float4 v = i < real && !odd ? row[i] : make_float4(0, 0, 0, 0);
+        float4 v = make_float4(0, 0, 0, 0);
+        if (i < real && !odd)
+            v = from.four(row + 4 * i, 4 * i, f);
         __half2 h[2] = {__floats2half2_rn(v.x * up, v.y * up),
                         __floats2half2_rn(v.z * up, v.w * up)};
         *(uint2 *)(out + (((tile * n_tiles + n / 8) * 4 + chunk) * 32 + lane) * 8 + in % 8) =
@@ -394,7 +446,8 @@ static enum nb_status launch_for(struct nbi_stream *s, const struct product &a, 
     return a.n_tiles <= 4 ? launch<4, 4>(s, a, ctas) : launch<8, 2>(s, a, ctas);
 }
 
-enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a)
+/* x is in s->x16. */
+static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
     struct product p = {};
     int blocks = 0;
@@ -420,8 +473,54 @@ enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_lin
     p.n_tiles = (int)ceil_div(a->N, 8);
     p.add = a->add;
     int ctas = s->cuda->sms < NBI_CTAS_MAX ? s->cuda->sms : NBI_CTAS_MAX;
-    k_round_x16<<<(unsigned)p.n_tiles * 8, ROUND_THREADS, 0, s->queue>>>(
-        (__half *)s->x16, s->x16_scale, at<float>(a->x), a->N, a->K, p.tile_cols);
-    CU_LAUNCHED();
     return launch_for(s, p, p.total < ctas ? p.total : ctas);
+}
+
+template <class FROM>
+static enum nb_status round_and_multiply(struct nbi_stream *s, const struct nbi_op_linear *a,
+                                         FROM from)
+{
+    k_round_x16<<<(unsigned)(ceil_div(a->N, 8) * 8), FROM::CTA, 0, s->queue>>>(
+        (__half *)s->x16, s->x16_scale, from, a->N, a->K, tiles_of(0, a->K).cols);
+    CU_LAUNCHED();
+    return multiply(s, a);
+}
+
+bool nbi_cuda_few(const struct nbi_op_linear *a)
+{
+    bool nvfp4 = true;
+    for (int i = 0; i < a->count; i++)
+        nvfp4 = nvfp4 && a->w[i].dtype == NBI_NVFP4;
+    return !a->exact && nvfp4 && a->N <= NBI_SMALL_BATCH;
+}
+
+enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a)
+{
+    struct of_rows from = {at<const float>(a->x)};
+    return round_and_multiply(s, a, from);
+}
+
+enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
+                                    const struct nbi_op_linear *a)
+{
+    CU_HERE(s);
+    if (norm->rstd.at || !nbi_cuda_few(a)) {
+        NBI_TRY(nbi_cuda_rmsnorm(s, norm));
+        return nbi_cuda_linear(s, a);
+    }
+    struct of_norm from = {at<const float>(norm->x), at<const void>(norm->w.data), norm->w.dtype,
+                           norm->eps};
+    return round_and_multiply(s, a, from);
+}
+
+enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,
+                                      const struct nbi_op_linear *a)
+{
+    CU_HERE(s);
+    if (!nbi_cuda_few(a)) {
+        NBI_TRY(nbi_cuda_swiglu(s, act));
+        return nbi_cuda_linear(s, a);
+    }
+    struct of_swiglu from = {at<const float>(act->gate), at<const float>(act->up)};
+    return round_and_multiply(s, a, from);
 }
