@@ -352,23 +352,28 @@ __device__ static inline bool all_left(const struct product &a, int first, int o
     return last;
 }
 
-/* What is known of a block when this CTA's rounds of it are over. Parts are read past the nearest
- * cache, which does not know what others wrote. */
+/* What is known of a block when this CTA's rounds of it are over: all of it, or a part. Parts are
+ * read past the nearest cache, which does not know what others wrote. */
 template <int NT>
-__device__ static inline void end_block(const struct product &a, const float *sums, int block)
+__device__ static inline void end_block(const struct product &a, const float *sums, int block,
+                                        bool whole)
 {
     const float *second = sums + 8 * NT * SUMS_LINE;
-    int first = cta_of(a, block * a.rounds), last = cta_of(a, (block + 1) * a.rounds - 1);
+    int first = 0, last = 0;
+    if (!whole) {
+        first = cta_of(a, block * a.rounds);
+        last = cta_of(a, (block + 1) * a.rounds - 1);
+    }
     float *part = part_of<NT>(a, blockIdx.x, (int)blockIdx.x == first);
     for (int i = threadIdx.x; i < 8 * NT * BLOCK_ROWS; i += THREADS) {
         int at = i / BLOCK_ROWS * SUMS_LINE + i % BLOCK_ROWS;
         float sum = sums[at] + second[at];
-        if (first == last)
+        if (whole)
             put<NT>(a, block, i, sum);
         else
             part[i] = sum;
     }
-    if (first != last && all_left(a, first, last - first))
+    if (!whole && all_left(a, first, last - first))
         for (int i = threadIdx.x; i < 8 * NT * BLOCK_ROWS; i += THREADS) {
             float sum = __ldcg(part_of<NT>(a, first, true) + i);
             for (int cta = first + 1; cta <= last; cta++)
@@ -413,7 +418,8 @@ __global__ static void __launch_bounds__(THREADS, 1)
         at = (at + 1) % STAGES;
         if (round + 1 == end || k - part == a.rounds * PARTS) {
             join_parts<NT>(acc, sums);
-            end_block<NT>(a, sums, block);
+            end_block<NT>(a, sums, block,
+                          block * a.rounds >= begin && (block + 1) * a.rounds <= end);
             block++;
             k = part;
         }
