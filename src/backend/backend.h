@@ -157,7 +157,7 @@ struct nbi_op_attention {
     struct nbi_kv_store store;
     struct nbi_ptr first, last;   /* int32 [N]; first[n] <= last[n] */
     struct nbi_ptr pages, tables; /* int32 [.], int32 [N]; or none */
-    int64_t longest;              /* the most rows that any n sees */
+    int64_t longest;              /* no n sees more rows; close to it is faster */
     int64_t N, NH, NKV, D;
     bool exact;  /* f32 throughout; else a backend may round q and the weights of the rows */
     bool apart;  /* tokens share few rows or none: nothing is won by looking at them together */
@@ -394,6 +394,18 @@ struct nbi_token_step {
 
 struct nbi_token; /* a model made ready for it */
 
+/* ---- again and again ---- */
+
+#define NBI_ROUTINE_KEYS 12
+
+/* A list of operations that comes back, with other values at the same addresses. */
+struct nbi_routine {
+    int64_t
+        key[NBI_ROUTINE_KEYS]; /* host: all that decides which operations, and their arguments */
+    enum nb_status (*queue)(void *ctx); /* calls them, and nothing else of the backend */
+    void *ctx;
+};
+
 /* ---- the table ---- */
 
 #define NBI_OP_LIST(X)                                                                             \
@@ -438,6 +450,7 @@ struct nbi_backend {
     /* Where they matter: up to so many rows they do not, in products of NVFP4 and in what is row by
      * row anyway. */
     int64_t steady_rows;
+    int64_t repeat_rows; /* of passes that are worth `repeat` */
     void (*close)(struct nbi_backend *be);
 
     /* Memory, 64-byte aligned and not cleared. What it is for shows in reports. */
@@ -490,6 +503,18 @@ struct nbi_backend {
                                 struct nbi_token **out);
     enum nb_status (*token_run)(struct nbi_token *t, const struct nbi_token_step *step);
     void (*token_free)(struct nbi_token *t);
+
+    /* Optional: rmsnorm or swiglu, then linear of what it gave, with the bits of the two. What goes
+     * from one to the other, y of the first and x of the second, may be written or not. */
+    enum nb_status (*norm_linear)(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
+                                  const struct nbi_op_linear *a);
+    enum nb_status (*swiglu_linear)(struct nbi_stream *s, const struct nbi_op_swiglu *act,
+                                    const struct nbi_op_linear *a);
+
+    /* Optional: the operations of r, in order with others of the stream. Those of a key that was
+     * there before may be kept and queued at once, without asking r for them. That takes memory,
+     * the only one that a stream takes after stream_new; what is kept is of a bounded number. */
+    enum nb_status (*repeat)(struct nbi_stream *s, const struct nbi_routine *r);
 
     /* Operations; a backend that cannot train has none of the backward ones. */
 #define X(op) enum nb_status (*op)(struct nbi_stream * s, const struct nbi_op_##op *a);

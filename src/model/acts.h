@@ -35,7 +35,7 @@ struct nbi_acts {
     /* Of the pass at hand, one behind the other: what it says of each token, rows, pages. int32. */
     struct nbi_ptr indices, ids, positions, slots, first, last, tables, rows, pages;
     int32_t *packed;    /* the same, of the host */
-    int64_t longest[2]; /* the most rows that a token sees; of the pass's singles, of others */
+    int64_t longest[2]; /* rows that a token sees, at most; of the pass's singles, of others */
     struct nbi_ptr cos, sin;
     struct nbi_ptr x;              /* [N, C] residual stream */
     struct nbi_ptr final;          /* [M, C] */

@@ -4,13 +4,14 @@
 
 #include "model/qwen3.h"
 
-/* The most rows of the store that a token of [from, to) sees. */
+/* As many rows of the store as a token of [from, to) sees, or up to twice that: a power of two, so
+ * that passes stay the same while sequences grow. */
 static int64_t longest(const struct nbi_pass *p, int64_t from, int64_t to)
 {
-    int64_t most = 0;
+    int64_t most = from < to ? 128 : 0;
     for (int64_t n = from; n < to; n++)
-        if (p->last[n] - p->first[n] >= most)
-            most = p->last[n] - p->first[n] + 1;
+        while (p->last[n] - p->first[n] >= most)
+            most *= 2;
     return most;
 }
 
@@ -80,6 +81,17 @@ static enum nb_status attend(const struct nbi_weights *w, const struct nbi_acts 
     return op.N > 0 ? w->be->attention(s, &op) : NB_OK;
 }
 
+/* The product of a norm. Only the backward pass wants what is in between. */
+static enum nb_status norm_linear(const struct nbi_acts *a, struct nbi_stream *s,
+                                  const struct nbi_op_rmsnorm *norm,
+                                  const struct nbi_op_linear *product)
+{
+    if (a->be->norm_linear && !a->d.x.at)
+        return a->be->norm_linear(s, norm, product);
+    NBI_TRY(a->be->rmsnorm(s, norm));
+    return a->be->linear(s, product);
+}
+
 static enum nb_status attention_block(const struct nbi_weights *w, const struct nbi_acts *a,
                                       struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
 {
@@ -92,22 +104,22 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
 
     if (la->in.at)
         NBI_TRY(be->copy(s, la->in, a->x, N * C * (int64_t)sizeof(float)));
-    /* norm1 = rmsnorm(x) */
-    NBI_TRY(be->rmsnorm(s, &(struct nbi_op_rmsnorm){.y = la->norm1,
-                                                    .rstd = la->rstd1,
-                                                    .x = a->x,
-                                                    .w = lw->input_norm,
-                                                    .eps = eps,
-                                                    .N = N,
-                                                    .C = C}));
-    /* q, k, v = norm1 Wq^T, norm1 Wk^T, norm1 Wv^T */
-    NBI_TRY(be->linear(s, &(struct nbi_op_linear){.count = 3,
-                                                  .y = {la->q, la->k, la->v},
-                                                  .w = {lw->q, lw->k, lw->v},
-                                                  .x = la->norm1,
-                                                  .N = N,
-                                                  .K = C,
-                                                  .exact = p->exact}));
+    /* norm1 = rmsnorm(x); q, k, v = norm1 Wq^T, norm1 Wk^T, norm1 Wv^T */
+    NBI_TRY(norm_linear(a, s,
+                        &(struct nbi_op_rmsnorm){.y = la->norm1,
+                                                 .rstd = la->rstd1,
+                                                 .x = a->x,
+                                                 .w = lw->input_norm,
+                                                 .eps = eps,
+                                                 .N = N,
+                                                 .C = C},
+                        &(struct nbi_op_linear){.count = 3,
+                                                .y = {la->q, la->k, la->v},
+                                                .w = {lw->q, lw->k, lw->v},
+                                                .x = la->norm1,
+                                                .N = N,
+                                                .K = C,
+                                                .exact = p->exact}));
     /* q_rot = rope(norm(q)); store: rope(norm(k)), v */
     NBI_TRY(be->qkv_rope(s, &(struct nbi_op_qkv_rope){.q_out = la->q_rot,
                                                       .store = p->stores[layer],
@@ -140,53 +152,62 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
                                                  .exact = p->exact});
 }
 
-/* All of the MLP but its last product. */
-static enum nb_status mlp_inside(const struct nbi_weights *w, const struct nbi_acts *a,
-                                 struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
+static enum nb_status gate_and_up(const struct nbi_weights *w, const struct nbi_acts *a,
+                                  struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
 {
-    struct nbi_backend *be = w->be;
     const struct nbi_config *c = w->config;
     const struct nbi_layer_weights *lw = &w->layers[layer];
     const struct nbi_layer_acts *la = &a->layers[layer];
-    int64_t N = p->N, C = c->hidden_size, F = c->intermediate_size;
+    int64_t N = p->N, C = c->hidden_size;
 
     if (la->mid.at)
-        NBI_TRY(be->copy(s, la->mid, a->x, N * C * (int64_t)sizeof(float)));
-    /* norm2 = rmsnorm(x) */
-    NBI_TRY(be->rmsnorm(s, &(struct nbi_op_rmsnorm){.y = la->norm2,
-                                                    .rstd = la->rstd2,
-                                                    .x = a->x,
-                                                    .w = lw->post_norm,
-                                                    .eps = (float)c->rms_eps,
-                                                    .N = N,
-                                                    .C = C}));
-    /* gate, up = norm2 Wgate^T, norm2 Wup^T */
-    NBI_TRY(be->linear(s, &(struct nbi_op_linear){.count = 2,
-                                                  .y = {la->gate, la->up},
-                                                  .w = {lw->gate, lw->up},
-                                                  .x = la->norm2,
-                                                  .N = N,
-                                                  .K = C,
-                                                  .exact = p->exact}));
-    /* act = silu(gate) * up */
-    return be->swiglu(
-        s, &(struct nbi_op_swiglu){.y = la->act, .gate = la->gate, .up = la->up, .N = N, .F = F});
+        NBI_TRY(w->be->copy(s, la->mid, a->x, N * C * (int64_t)sizeof(float)));
+    /* norm2 = rmsnorm(x); gate, up = norm2 Wgate^T, norm2 Wup^T */
+    return norm_linear(a, s,
+                       &(struct nbi_op_rmsnorm){.y = la->norm2,
+                                                .rstd = la->rstd2,
+                                                .x = a->x,
+                                                .w = lw->post_norm,
+                                                .eps = (float)c->rms_eps,
+                                                .N = N,
+                                                .C = C},
+                       &(struct nbi_op_linear){.count = 2,
+                                               .y = {la->gate, la->up},
+                                               .w = {lw->gate, lw->up},
+                                               .x = la->norm2,
+                                               .N = N,
+                                               .K = C,
+                                               .exact = p->exact});
+}
+
+/* act = silu(gate) * up */
+static struct nbi_op_swiglu act_of(const struct nbi_weights *w, const struct nbi_layer_acts *la,
+                                   int64_t N)
+{
+    return (struct nbi_op_swiglu){
+        .y = la->act, .gate = la->gate, .up = la->up, .N = N, .F = w->config->intermediate_size};
 }
 
 static enum nb_status mlp_block(const struct nbi_weights *w, const struct nbi_acts *a,
                                 struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
 {
     struct nbi_backend *be = w->be;
-    NBI_TRY(mlp_inside(w, a, s, p, layer));
+    const struct nbi_layer_acts *la = &a->layers[layer];
+    const struct nbi_op_swiglu act = act_of(w, la, p->N);
     /* x = x + act Wdown^T */
-    return be->linear(s, &(struct nbi_op_linear){.count = 1,
-                                                 .y = {a->x},
-                                                 .w = {w->layers[layer].down},
-                                                 .x = a->layers[layer].act,
-                                                 .N = p->N,
-                                                 .K = w->config->intermediate_size,
-                                                 .add = true,
-                                                 .exact = p->exact});
+    const struct nbi_op_linear down = {.count = 1,
+                                       .y = {a->x},
+                                       .w = {w->layers[layer].down},
+                                       .x = la->act,
+                                       .N = p->N,
+                                       .K = w->config->intermediate_size,
+                                       .add = true,
+                                       .exact = p->exact};
+    NBI_TRY(gate_and_up(w, a, s, p, layer));
+    if (be->swiglu_linear && !a->d.x.at)
+        return be->swiglu_linear(s, &act, &down);
+    NBI_TRY(be->swiglu(s, &act));
+    return be->linear(s, &down);
 }
 
 enum nb_status nbi_forward_layer(const struct nbi_weights *w, const struct nbi_acts *a,
@@ -195,7 +216,9 @@ enum nb_status nbi_forward_layer(const struct nbi_weights *w, const struct nbi_a
     int64_t bytes = p->N * w->config->hidden_size * (int64_t)sizeof(float);
     NBI_TRY(w->be->copy(s, a->x, a->layers[layer].in, bytes));
     NBI_TRY(attention_block(w, a, s, p, layer));
-    return mlp_inside(w, a, s, p, layer);
+    NBI_TRY(gate_and_up(w, a, s, p, layer));
+    const struct nbi_op_swiglu act = act_of(w, &a->layers[layer], p->N);
+    return w->be->swiglu(s, &act); /* all but the MLP's last product */
 }
 
 /* logits = rmsnorm(x of the wanted rows) Whead^T */
@@ -209,17 +232,17 @@ static enum nb_status head(const struct nbi_weights *w, const struct nbi_acts *a
         return NB_OK;
     NBI_TRY(be->gather(
         s, &(struct nbi_op_gather){.y = a->final, .x = a->x, .rows = a->rows, .M = M, .C = C}));
-    NBI_TRY(be->rmsnorm(
-        s,
+    return norm_linear(
+        a, s,
         &(struct nbi_op_rmsnorm){
-            .y = a->final, .x = a->final, .w = w->norm, .eps = (float)c->rms_eps, .N = M, .C = C}));
-    return be->linear(s, &(struct nbi_op_linear){.count = 1,
-                                                 .y = {a->logits},
-                                                 .w = {w->head},
-                                                 .x = a->final,
-                                                 .N = M,
-                                                 .K = C,
-                                                 .exact = p->exact});
+            .y = a->final, .x = a->final, .w = w->norm, .eps = (float)c->rms_eps, .N = M, .C = C},
+        &(struct nbi_op_linear){.count = 1,
+                                .y = {a->logits},
+                                .w = {w->head},
+                                .x = a->final,
+                                .N = M,
+                                .K = C,
+                                .exact = p->exact});
 }
 
 enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,
@@ -230,21 +253,24 @@ enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,
     return head(w, a, s, p);
 }
 
-enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
-                           const struct nbi_pass *p)
+/* A pass whose indices are on the device. */
+struct work {
+    const struct nbi_weights *w;
+    const struct nbi_acts *a;
+    struct nbi_stream *s;
+    const struct nbi_pass *p;
+};
+
+/* All operations of a pass. What they are given depends on work_key alone. */
+static enum nb_status all_layers(void *ctx)
 {
+    const struct work *work = ctx;
+    const struct nbi_weights *w = work->w;
+    const struct nbi_acts *a = work->a;
+    const struct nbi_pass *p = work->p;
+    struct nbi_stream *s = work->s;
     struct nbi_backend *be = w->be;
     const struct nbi_config *c = w->config;
-    NBI_BUG_IF(p->N > a->N || p->M > a->M || p->singles > p->N);
-    NBI_BUG_IF(p->pages && p->page_numbers > a->page_numbers);
-    if (a->token && p->N == 1 && !p->exact && !p->after_layer && !p->pages)
-        return be->token_run(a->token, &(struct nbi_token_step){.id = p->ids[0],
-                                                                .position = p->positions[0],
-                                                                .slot = p->slots[0],
-                                                                .first = p->first[0],
-                                                                .last = p->last[0],
-                                                                .logits = a->logits});
-    NBI_TRY(upload_indices(a, s, p));
     NBI_TRY(be->rope_table(s, &(struct nbi_op_rope_table){.cos = a->cos,
                                                           .sin = a->sin,
                                                           .positions = a->positions,
@@ -262,6 +288,48 @@ enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, stru
             NBI_TRY(p->after_layer(p->ctx, layer, a->x));
     }
     return head(w, a, s, p);
+}
+
+/* The key of a pass. Whoever gives other weights, activations or stores gives them other
+ * addresses; where the indices are depends on N and on whether there are pages. */
+static struct nbi_routine routine_for(struct work *work)
+{
+    const struct nbi_acts *a = work->a;
+    const struct nbi_pass *p = work->p;
+    return (struct nbi_routine){.key = {p->N, p->M, p->singles, a->longest[0], a->longest[1],
+                                        p->exact, p->steady, p->pages != NULL,
+                                        (int64_t)(uintptr_t)work->w->layers, (int64_t)a->block.at,
+                                        (int64_t)p->stores[0].k.at, p->stores[0].dtype},
+                                .queue = all_layers,
+                                .ctx = work};
+}
+
+/* A pass that may come again as it is: a step of decoding. Weights that are trained change. */
+static bool repeats(const struct nbi_backend *be, const struct nbi_acts *a,
+                    const struct nbi_pass *p)
+{
+    return be->repeat && p->N <= be->repeat_rows && !p->after_layer && !a->d.x.at;
+}
+
+enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
+                           const struct nbi_pass *p)
+{
+    struct nbi_backend *be = w->be;
+    struct work work = {w, a, s, p};
+    NBI_BUG_IF(p->N > a->N || p->M > a->M || p->singles > p->N);
+    NBI_BUG_IF(p->pages && p->page_numbers > a->page_numbers);
+    if (a->token && p->N == 1 && !p->exact && !p->after_layer && !p->pages)
+        return be->token_run(a->token, &(struct nbi_token_step){.id = p->ids[0],
+                                                                .position = p->positions[0],
+                                                                .slot = p->slots[0],
+                                                                .first = p->first[0],
+                                                                .last = p->last[0],
+                                                                .logits = a->logits});
+    NBI_TRY(upload_indices(a, s, p));
+    if (!repeats(be, a, p))
+        return all_layers(&work);
+    const struct nbi_routine routine = routine_for(&work);
+    return be->repeat(s, &routine);
 }
 
 enum nb_status nbi_forward_top(const struct nbi_weights *w, const struct nbi_acts *a,

@@ -66,7 +66,8 @@ struct nbi_pass {
     void *ctx;
 };
 
-/* Leaves logits [M, V] in a->logits, queued on s. Waits for nothing and allocates nothing. */
+/* Leaves logits [M, V] in a->logits, queued on s. Waits for nothing and allocates nothing, but for
+ * what nbi_backend.repeat keeps. */
 enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
                            const struct nbi_pass *pass);
 

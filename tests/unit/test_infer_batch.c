@@ -788,6 +788,97 @@ static void test_gpu__a_sequence_cannot_tell_whether_there_are_others(void **sta
     nb_engine_close(gpu);
 }
 
+#define REPEAT_STEPS 40
+
+/* Steps of all sequences and of some of them in turn, whose lengths pass 128 and 256. The logits of
+ * every step. */
+static void run_repeats(const struct nb_engine *gpu, const struct nb_batch_opts *o,
+                        float (*logits)[4][VOCAB])
+{
+    static const int64_t starts[4] = {120, 3, 64, 250};
+    struct nb_batch_part parts[4];
+    int64_t at[4] = {0};
+    struct nb_batch *b;
+    assert_ok(nb_batch_open(&b, gpu, o));
+    memset(logits, 0, REPEAT_STEPS * sizeof *logits);
+    for (int i = 0; i < 4; i++) {
+        int64_t sequence;
+        assert_ok(nb_batch_add(b, &sequence));
+        parts[0] = (struct nb_batch_part){
+            .sequence = sequence, .ids = gpu_ids(i), .count = at[i] = starts[i]};
+        assert_ok(nb_batch_step(b, parts, 1));
+    }
+    for (int step = 0; step < REPEAT_STEPS; step++) {
+        int count = 0; /* the longest goes along in every fourth step only */
+        for (int i = 0; i < 4 - (step % 4 != 0) - step % 2; i++)
+            parts[count++] = (struct nb_batch_part){
+                .sequence = i, .ids = gpu_ids(i) + at[i]++, .count = 1, .logits = logits[step][i]};
+        assert_ok(nb_batch_step(b, parts, count));
+    }
+    nb_batch_close(b);
+}
+
+/* What is recorded and launched again gives the bits that the operations give. */
+static void test_gpu__repeats_what_operations_do(void **state)
+{
+    static float again[REPEAT_STEPS][4][VOCAB], direct[REPEAT_STEPS][4][VOCAB];
+    struct nb_engine *gpu = open_gpu();
+    (void)state;
+    for (int way = 0; way < 16; way++) {
+        const struct nb_batch_opts o = {.sequences = 4,
+                                        .context = GPU_CONTEXT,
+                                        .chunk = GPU_CHUNK,
+                                        .kv = (enum nb_kv_dtype)(way % 4),
+                                        .exact = way / 4 % 2,
+                                        .deterministic = way / 8};
+        real = *gpu->be;
+        gpu->be->rope_table = count_pass;
+        pass_count = 0;
+        run_repeats(gpu, &o, again);
+        assert_true(pass_count < 24); /* prompts, and two for each key */
+        pass_count = 0;
+        gpu->be->rope_table = real.rope_table;
+        gpu->be->repeat = NULL;
+        run_repeats(gpu, &o, direct);
+        *gpu->be = real;
+        for (int step = 0; step < REPEAT_STEPS; step++)
+            if (memcmp(again[step], direct[step], sizeof *again) != 0)
+                fail_msg("way %d: step %d differs", way, step);
+    }
+    nb_engine_close(gpu);
+}
+
+/* An error while a pass is recorded is an error of that step; the next one is as if nothing was. */
+static void test_gpu__fails_while_recording(void **state)
+{
+    static float logits[6][VOCAB];
+    struct nb_engine *gpu = open_gpu();
+    const struct nb_batch_opts o = {.sequences = 1, .context = GPU_CONTEXT, .kv = NB_KV_F16};
+    struct nb_batch *b;
+    int64_t sequence;
+    (void)state;
+    assert_ok(nb_batch_open(&b, gpu, &o));
+    assert_ok(nb_batch_add(b, &sequence));
+    real = *gpu->be;
+    for (int step = 0; step < 6; step++) {
+        struct nb_batch_part part = {
+            .sequence = sequence, .ids = gpu_ids(0), .count = 1, .logits = logits[step]};
+        gpu->be->linear = step == 1 ? fail_later : real.linear;
+        calls_left = 1;
+        enum nb_status rc = nb_batch_step(b, &part, 1);
+        if (step == 1)
+            assert_fails(rc, NB_EDEVICE, "the device is gone");
+        else
+            assert_ok(rc);
+        assert_ok(nb_batch_truncate(b, sequence, 0));
+        if (step != 1)
+            assert_memory_equal(logits[step], logits[0], ROW);
+    }
+    *gpu->be = real;
+    nb_batch_close(b);
+    nb_engine_close(gpu);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -808,6 +899,8 @@ int main(void)
         cmocka_unit_test(test_steps__allocate_nothing),
         cmocka_unit_test(test_gpu__gives_what_sessions_give),
         cmocka_unit_test(test_gpu__a_sequence_cannot_tell_whether_there_are_others),
+        cmocka_unit_test(test_gpu__repeats_what_operations_do),
+        cmocka_unit_test(test_gpu__fails_while_recording),
     };
     return cmocka_run_group_tests(tests, open_engine, close_engine);
 }

@@ -1024,6 +1024,99 @@ static void check_copies(void)
     same_bytes("b", is, want, 5000);
 }
 
+/* ---- again and again ---- */
+
+#define CHAIN_ROWS 9
+#define CHAIN_C    160
+
+/* y = y + rmsnorm(x) w^T of N rows. */
+struct chain {
+    struct lab l;
+    struct nbi_op_rmsnorm norm;
+    struct nbi_op_linear product;
+    bool fails;
+    int asked; /* for its operations */
+};
+
+static enum nb_status queue_chain(void *ctx)
+{
+    struct chain *c = ctx;
+    c->asked++;
+    NBI_TRY(c->l.be->rmsnorm(c->l.s, &c->norm));
+    if (c->fails)
+        return nbi_fail(NB_EVALUE, "no product today");
+    return c->l.be->linear(c->l.s, &c->product);
+}
+
+static void chain_begin(struct chain *c, struct host_weight *w, struct host_weight *norm)
+{
+    const struct nbi_stream_limits limits = {.N = CHAIN_ROWS, .K = CHAIN_C, .D = 2, .heads = 1};
+    int64_t bytes = CHAIN_ROWS * CHAIN_C * 4;
+    *c = (struct chain){0};
+    lab_begin(&c->l, tested, &limits);
+    c->norm = (struct nbi_op_rmsnorm){.x = block(&c->l, NULL, bytes),
+                                      .y = block(&c->l, NULL, bytes),
+                                      .w = weight(&c->l, norm, false),
+                                      .eps = 1e-6f,
+                                      .C = CHAIN_C};
+    c->product = (struct nbi_op_linear){.count = 1,
+                                        .x = c->norm.y,
+                                        .y = {block(&c->l, NULL, bytes)},
+                                        .w = {weight(&c->l, w, false)},
+                                        .K = CHAIN_C,
+                                        .add = true};
+}
+
+/* New values at the same places, through repeat under that key, and by themselves. */
+static void check_chain(struct chain *c, int64_t key, int64_t N)
+{
+    float x[CHAIN_ROWS * CHAIN_C], is[2][CHAIN_ROWS * CHAIN_C];
+    for (int i = 0; i < CHAIN_ROWS * CHAIN_C; i++)
+        x[i] = 3 * uniform();
+    c->norm.N = c->product.N = N;
+    const struct nbi_routine routine = {.key = {key, N}, .queue = queue_chain, .ctx = c};
+    for (int way = 0; way < 2; way++) {
+        assert_ok(tested->upload(c->l.s, c->norm.x, x, sizeof x));
+        assert_ok(tested->clear(c->l.s, c->product.y[0], sizeof x));
+        assert_ok(way ? queue_chain(c) : tested->repeat(c->l.s, &routine));
+        fetch(&c->l, is[way], c->product.y[0], (int64_t)sizeof x);
+    }
+    c->asked--; /* by itself */
+    snprintf(where, sizeof where, "key %lld, N %lld", (long long)key, (long long)N);
+    same_bytes("y", is[0], is[1], (int64_t)sizeof x);
+}
+
+/* Two lists in turn, then more than can be kept, then the first again; one that fails. */
+static void check_repeat(void)
+{
+    struct host_weight w, norm;
+    struct chain c;
+    if (!tested->repeat)
+        return;
+    host_weight_new(&w, NBI_NVFP4, CHAIN_C, CHAIN_C);
+    host_weight_new(&norm, NBI_F32, CHAIN_C, 0);
+    chain_begin(&c, &w, &norm);
+    for (int round = 0; round < 12; round++)
+        check_chain(&c, 0, round % 2 ? 3 : CHAIN_ROWS);
+    assert_int_equal(c.asked, 4); /* each was queued once and recorded once */
+    for (int key = 1; key < 100; key++)
+        for (int round = 0; round < 3; round++)
+            check_chain(&c, key, 1 + key % CHAIN_ROWS);
+    c.asked = 0;
+    check_chain(&c, 0, 3);
+    assert_int_equal(c.asked, 1);
+    const struct nbi_routine routine = {.key = {100, 3}, .queue = queue_chain, .ctx = &c};
+    c.fails = true;
+    for (int round = 0; round < 3; round++)
+        assert_fails(tested->repeat(c.l.s, &routine), NB_EVALUE, "no product today");
+    c.fails = false;
+    for (int round = 0; round < 3; round++)
+        check_chain(&c, 100, 3);
+    lab_end(&c.l);
+    host_weight_free(&w);
+    host_weight_free(&norm);
+}
+
 /* ---- all of them, on both ---- */
 
 #define OPS(X)                                                                                     \
@@ -1041,7 +1134,8 @@ static void check_copies(void)
     X(gather_and_scatter)                                                                          \
     X(top)                                                                                         \
     X(weights)                                                                                     \
-    X(copies)
+    X(copies)                                                                                      \
+    X(repeat)
 
 #define X(op)                                                                                      \
     static void test_ops__##op##_on_the_cpu(void **state)                                          \

@@ -44,7 +44,7 @@ static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
 
 /* Pieces of a stream's block, each of whole lines. */
 struct pieces {
-    int64_t x16, scale, wide, workspace, attend, left, total;
+    int64_t x16, scale, wide, workspace, attend, left, linear_left, total;
 };
 
 static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream_limits *l)
@@ -58,7 +58,8 @@ static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream
     p.attend = ceil_div(nbi_cuda_attend_bytes(cuda, l), 256) * 256;
     int64_t rows = l->N < NBI_FEW_ROWS ? l->N : NBI_FEW_ROWS;
     p.left = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
-    p.total = p.x16 + p.scale + p.wide + p.workspace + p.attend + p.left;
+    p.linear_left = ceil_div(NBI_SMALL_BATCH, 8) * NBI_CTAS_MAX * (int64_t)sizeof(int32_t);
+    p.total = p.x16 + p.scale + p.wide + p.workspace + p.attend + p.left + p.linear_left;
     return p;
 }
 
@@ -73,6 +74,7 @@ static void cuda_stream_free(struct nbi_stream *s)
         return;
     if (s->queue)
         cudaStreamSynchronize(s->queue);
+    nbi_cuda_graphs_end(s);
     cudaFree(s->block);
     cudaFreeHost(s->staged);
     if (s->queue)
@@ -99,9 +101,10 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->x16_scale = (float *)(s->x16 + p.x16);
     s->attend = (float *)((uint8_t *)s->x16_scale + p.scale);
     s->attend_left = (int32_t *)((uint8_t *)s->attend + p.attend);
-    s->wide = (uint8_t *)s->attend_left + p.left;
+    s->linear_left = (int32_t *)((uint8_t *)s->attend_left + p.left);
+    s->wide = (uint8_t *)s->linear_left + p.linear_left;
     s->workspace = s->wide + p.wide;
-    CU_TRY(cudaMemsetAsync(s->attend_left, 0, (size_t)p.left, s->queue));
+    CU_TRY(cudaMemsetAsync(s->attend_left, 0, (size_t)(p.left + p.linear_left), s->queue));
     return NB_OK;
 }
 
@@ -200,6 +203,7 @@ static enum nb_status start(struct cuda *cuda, int device)
     CU_TRY(cudaDeviceGetAttribute(&cuda->sms, cudaDevAttrMultiProcessorCount, device));
     CU_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     CU_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    CU_TRY(cudaDeviceGetAttribute(&cuda->shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     CU_TRY(cudaStreamCreateWithFlags(&cuda->queue, cudaStreamNonBlocking));
     cuda->cc = 10 * major + minor;
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", device);
@@ -213,6 +217,7 @@ static void fill_table(struct cuda *cuda)
     be->chunk = 1024;
     be->rows_matter = true;
     be->steady_rows = NBI_FEW_ROWS < NBI_SMALL_BATCH ? NBI_FEW_ROWS : NBI_SMALL_BATCH;
+    be->repeat_rows = NBI_SMALL_BATCH;
     be->close = cuda_close;
     be->alloc = cuda_alloc;
     be->free = cuda_free;
@@ -237,6 +242,9 @@ static void fill_table(struct cuda *cuda)
     be->gather = nbi_cuda_gather;
     be->scatter = nbi_cuda_scatter;
     be->top = nbi_cuda_top;
+    be->norm_linear = nbi_cuda_norm_linear;
+    be->swiglu_linear = nbi_cuda_swiglu_linear;
+    be->repeat = nbi_cuda_repeat;
     be->token_new = nbi_cuda_token_new;
     be->token_run = nbi_cuda_token_run;
     be->token_free = nbi_cuda_token_free;

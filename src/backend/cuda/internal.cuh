@@ -19,6 +19,7 @@ struct cuda {
     int index;                         /* of the device */
     int sms;                           /* multiprocessors */
     int cc;                            /* compute capability, 90 for 9.0 */
+    int shared;                        /* bytes of shared memory of a CTA at most */
     struct blas *blas;                 /* NULL: not needed so far */
     cudaStream_t queue;                /* for what is not queued by anyone */
     struct slab *slabs;                /* that hold weights */
@@ -39,6 +40,15 @@ struct slab {
 #define NBI_SLAB_BYTES  ((int64_t)64 << 20)
 #define NBI_STAGE_BYTES ((int64_t)4 << 20)
 
+/* A list of operations, recorded; see graph.cu. */
+#define NBI_GRAPHS_MAX 16
+
+struct graph {
+    int64_t key[NBI_ROUTINE_KEYS];
+    int64_t used;         /* when, in calls of repeat; 0: never */
+    cudaGraphExec_t exec; /* NULL: it was seen once */
+};
+
 struct nbi_stream {
     struct cuda *cuda;
     cudaStream_t queue;
@@ -47,15 +57,21 @@ struct nbi_stream {
     uint8_t *x16;         /* x of a product in 16 bits: in the order of the tiles, or rows */
     float *x16_scale;     /* [N] */
     uint8_t *wide;        /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
-    uint8_t *workspace;   /* of cuBLASLt */
+    uint8_t *workspace;   /* of cuBLASLt; of linear_few.cu, sums */
+    int32_t *linear_left; /* and how many were left, zeros: [8, NBI_CTAS_MAX] */
     float *attend;        /* parts of split attention */
     int32_t *attend_left; /* and how many of each row were left, see attention.cuh */
     uint8_t *staged;      /* of the host, pinned: small uploads on their way */
     int64_t staged_used;  /* since the last sync */
+    struct graph graphs[NBI_GRAPHS_MAX];
+    int64_t repeats; /* calls of repeat */
 };
 
 /* Rows that go through the kernel on tiles; more go through cuBLASLt. */
 #define NBI_SMALL_BATCH 64
+
+/* CTAs of that kernel at most, not counting those for further columns. */
+#define NBI_CTAS_MAX 256
 
 /* Rows up to which a call of attention counts as decoding. */
 #define NBI_FEW_ROWS 64
@@ -111,6 +127,10 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
 enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_step *step);
 void nbi_cuda_token_free(struct nbi_token *t);
 
+/* graph.cu */
+enum nb_status nbi_cuda_repeat(struct nbi_stream *s, const struct nbi_routine *r);
+void nbi_cuda_graphs_end(struct nbi_stream *s);
+
 /* rows.cu */
 enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a);
 enum nb_status nbi_cuda_rope_table(struct nbi_stream *s, const struct nbi_op_rope_table *a);
@@ -139,6 +159,14 @@ enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g);
 
 /* linear.cu */
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a);
+
+/* linear_few.cu: those that are few, N up to NBI_SMALL_BATCH and all of NVFP4. */
+bool nbi_cuda_few(const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
+                                    const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,
+                                      const struct nbi_op_linear *a);
 
 /* attention.cu */
 int64_t nbi_cuda_attend_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits);

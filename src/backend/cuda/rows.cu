@@ -52,28 +52,12 @@ enum nb_status nbi_cuda_rope_table(struct nbi_stream *s, const struct nbi_op_rop
 
 /* ---- norms ---- */
 
-/* The sum over a block of up to 1024 threads, in an order that depends on their number alone. */
-__device__ static float block_sum(float v)
-{
-    __shared__ float part[32];
-    int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    v = warp_sum(v);
-    if (threadIdx.x % 32 == 0)
-        part[warp] = v;
-    __syncthreads();
-    v = (int)threadIdx.x % 32 < warps ? part[threadIdx.x % 32] : 0;
-    return warp_sum(v);
-}
-
 __global__ static void k_rmsnorm(float *y, float *rstd, const float *x, const void *w,
                                  enum nbi_dtype dtype, float eps, int64_t C)
 {
     int64_t n = blockIdx.x;
     const float *row = x + n * C;
-    float sum = 0;
-    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
-        sum += row[c] * row[c];
-    float f = 1.0f / sqrtf(block_sum(sum) / (float)C + eps);
+    float f = norm_factor(row, C, eps);
     if (rstd && threadIdx.x == 0)
         rstd[n] = f;
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
@@ -83,9 +67,9 @@ __global__ static void k_rmsnorm(float *y, float *rstd, const float *x, const vo
 enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a)
 {
     CU_HERE(s);
-    k_rmsnorm<<<(unsigned)a->N, THREADS, 0, s->queue>>>(at<float>(a->y), at<float>(a->rstd),
-                                                        at<float>(a->x), at<void>(a->w.data),
-                                                        a->w.dtype, a->eps, a->C);
+    k_rmsnorm<<<(unsigned)a->N, NBI_NORM_THREADS, 0, s->queue>>>(
+        at<float>(a->y), at<float>(a->rstd), at<float>(a->x), at<void>(a->w.data), a->w.dtype,
+        a->eps, a->C);
     CU_LAUNCHED();
     return NB_OK;
 }

@@ -1,0 +1,248 @@
+/* test_few_rows.c - products of a few rows with NVFP4 matrices: a row does not depend on its
+ * company, shapes of every cut, and what goes along with the operation before. */
+#include "ops_lab.h"
+
+#define COUNT(a) ((int64_t)(sizeof(a) / sizeof *(a)))
+#define ROWS     64
+
+/* Up to three matrices that share x, and what is in y before. */
+struct few_case {
+    int count;
+    int64_t K, O[NBI_LINEAR_MAX], outs;
+    bool add;
+    struct host_weight w[NBI_LINEAR_MAX];
+    float *x, *y;
+};
+
+static float *random_floats(int64_t n, float scale)
+{
+    float *x = zeros(n, sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = scale * uniform();
+    return x;
+}
+
+static void few_new(struct few_case *c)
+{
+    c->outs = 0;
+    for (int i = 0; i < c->count; i++) {
+        host_weight_new(&c->w[i], NBI_NVFP4, c->O[i], c->K);
+        c->outs += c->O[i];
+    }
+    c->x = random_floats(ROWS * c->K, 2);
+    c->y = random_floats(ROWS * c->outs, 1);
+}
+
+static void few_free(struct few_case *c)
+{
+    for (int i = 0; i < c->count; i++)
+        host_weight_free(&c->w[i]);
+    free(c->x);
+    free(c->y);
+}
+
+static struct nbi_op_linear few_product(struct lab *l, struct few_case *c, int64_t N)
+{
+    struct nbi_op_linear op = {.count = c->count, .N = N, .K = c->K, .add = c->add};
+    for (int i = 0; i < c->count; i++) {
+        op.w[i] = weight(l, &c->w[i], false);
+        op.y[i] = block(l, c->add ? c->y : NULL, N * c->O[i] * 4);
+    }
+    return op;
+}
+
+/* [N, outs]: the results of all matrices beside each other. */
+static void few_fetch(struct lab *l, struct few_case *c, const struct nbi_op_linear *op, float *out)
+{
+    int64_t at = 0;
+    for (int i = 0; i < c->count; i++) {
+        float *y = zeros(op->N * c->O[i], 4);
+        fetch(l, y, op->y[i], op->N * c->O[i] * 4);
+        for (int64_t n = 0; n < op->N; n++)
+            memcpy(out + n * c->outs + at, y + n * c->O[i], (size_t)c->O[i] * 4);
+        at += c->O[i];
+        free(y);
+    }
+}
+
+static struct nbi_stream_limits few_limits(const struct few_case *c, int64_t N)
+{
+    return (struct nbi_stream_limits){.N = N, .K = c->K, .D = 2, .heads = 1};
+}
+
+/* Rows [from, from + N) of x; exact where it is the definition. Twice: nothing may be left behind
+ * by the first time. */
+static void run_few(struct nbi_backend *be, struct few_case *c, int64_t from, int64_t N, float *out)
+{
+    const struct nbi_stream_limits limits = few_limits(c, N);
+    struct lab l;
+    lab_begin(&l, be, &limits);
+    for (int time = 0; time < 2; time++) {
+        struct nbi_op_linear op = few_product(&l, c, N);
+        op.exact = be == scalar;
+        op.x = block(&l, c->x + from * c->K, N * c->K * 4);
+        assert_ok(be->linear(l.s, &op));
+        few_fetch(&l, c, &op, out);
+        while (l.weight_count > 0)
+            be->weight_free(be, &l.weights[--l.weight_count]);
+    }
+    lab_end(&l);
+}
+
+static const struct few_case shapes[] = {
+    {.count = 1, .K = 16, .O = {1}},         {.count = 3, .K = 144, .O = {1, 70, 129}},
+    {.count = 2, .K = 1008, .O = {203, 64}}, {.count = 3, .K = 2560, .O = {517, 65, 63}},
+    {.count = 1, .K = 1280, .O = {9001}},    {.count = 1, .K = 9728, .O = {80}},
+};
+
+/* The same bits with others and without. */
+static void check_company(void)
+{
+    static const int64_t froms[] = {0, 0, 0, 0, 0, 7, 31, 3},
+                         counts[] = {1, 3, 8, 9, 16, 17, 33, 40};
+    for (int64_t i = 0; i < COUNT(shapes); i++) {
+        struct few_case c = shapes[i];
+        few_new(&c);
+        float *all = zeros(ROWS * c.outs, 4), *is = zeros(ROWS * c.outs, 4);
+        run_few(tested, &c, 0, ROWS, all);
+        for (int64_t j = 0; j < COUNT(counts); j++) {
+            run_few(tested, &c, froms[j], counts[j], is);
+            snprintf(where, sizeof where, "shape %lld, rows %lld to %lld", (long long)i,
+                     (long long)froms[j], (long long)(froms[j] + counts[j]));
+            same_bytes("y", is, all + froms[j] * c.outs, counts[j] * c.outs * 4);
+        }
+        few_free(&c);
+        free(all);
+        free(is);
+    }
+}
+
+/* x is rounded to 11 bits at least, by errors that are independent, so that they add up as squares
+ * do; sums are of f32, in some order. */
+static void few_bounds(const struct few_case *c, int64_t N, double *bound)
+{
+    for (int64_t n = 0; n < N; n++)
+        for (int i = 0; i < c->count; i++)
+            for (int64_t o = 0; o < c->O[i]; o++) {
+                const float *x = c->x + n * c->K;
+                const double *w = c->w[i].values + o * c->K;
+                double sum = 0, squares = 0;
+                for (int64_t k = 0; k < c->K; k++) {
+                    double p = fabs(w[k] * (double)x[k]);
+                    sum += p;
+                    squares += p * p;
+                }
+                *bound++ = 1e-6 * sum + 1e-6 + 6 * 0x1p-11 * sqrt(squares);
+            }
+}
+
+/* Beside the scalar code. */
+static void check_values(void)
+{
+    static const int64_t counts[] = {1, 9, 20, 64};
+    for (int64_t i = 0; i < COUNT(shapes) * 4; i++) {
+        struct few_case c = shapes[i / 4];
+        int64_t N = c.K * c.O[0] > 4000000 && i % 4 > 1 ? 11 : counts[i % 4];
+        c.add = i % 3 == 1;
+        few_new(&c);
+        float *want = zeros(N * c.outs, 4), *is = zeros(N * c.outs, 4);
+        double *bound = zeros(N * c.outs, 8);
+        run_few(scalar, &c, 0, N, want);
+        run_few(tested, &c, 0, N, is);
+        few_bounds(&c, N, bound);
+        snprintf(where, sizeof where, "shape %lld, N %lld", (long long)(i / 4), (long long)N);
+        within("y", is, want, bound, N * c.outs);
+        few_free(&c);
+        free(want);
+        free(is);
+        free(bound);
+    }
+}
+
+/* ---- with the operation before ---- */
+
+/* y of swiglu or, with a norm's weight, rmsnorm, and then the product: in two steps or as one. */
+static void run_fused(struct few_case *c, int64_t N, struct host_weight *norm, bool one, float *out)
+{
+    const struct nbi_stream_limits limits = few_limits(c, N);
+    struct nbi_backend *be = tested;
+    struct lab l;
+    int64_t bytes = N * c->K * 4;
+    lab_begin(&l, be, &limits);
+    struct nbi_op_linear op = few_product(&l, c, N);
+    struct nbi_ptr x = block(&l, c->x, bytes), up = block(&l, c->x + c->K, bytes);
+    op.x = block(&l, NULL, bytes);
+    if (norm) {
+        const struct nbi_op_rmsnorm a = {op.x, {0}, x, weight(&l, norm, false), 1e-6f, N, c->K};
+        assert_ok(one ? be->norm_linear(l.s, &a, &op) : be->rmsnorm(l.s, &a));
+    } else {
+        const struct nbi_op_swiglu a = {op.x, x, up, N, c->K};
+        assert_ok(one ? be->swiglu_linear(l.s, &a, &op) : be->swiglu(l.s, &a));
+    }
+    if (!one)
+        assert_ok(be->linear(l.s, &op));
+    few_fetch(&l, c, &op, out);
+    lab_end(&l);
+}
+
+static void check_fused(void)
+{
+    static const int64_t counts[] = {1, 8, 11, 63};
+    if (!tested->norm_linear || !tested->swiglu_linear)
+        return;
+    for (int64_t i = 0; i < COUNT(shapes) * 8; i++) {
+        struct few_case c = shapes[i / 8];
+        int64_t N = counts[i % 4];
+        struct host_weight norm;
+        c.add = i % 3 == 1;
+        few_new(&c);
+        host_weight_new(&norm, i % 5 ? NBI_BF16 : NBI_F32, c.K, 0);
+        float *two = zeros(N * c.outs, 4), *one = zeros(N * c.outs, 4);
+        run_fused(&c, N, i / 4 % 2 ? &norm : NULL, false, two);
+        run_fused(&c, N, i / 4 % 2 ? &norm : NULL, true, one);
+        snprintf(where, sizeof where, "shape %lld, N %lld, %s", (long long)(i / 8), (long long)N,
+                 i / 4 % 2 ? "norm" : "swiglu");
+        same_bytes("y", one, two, N * c.outs * 4);
+        host_weight_free(&norm);
+        few_free(&c);
+        free(two);
+        free(one);
+    }
+}
+
+/* ---- all of them, on both ---- */
+
+#define CHECKS(X)                                                                                  \
+    X(company)                                                                                     \
+    X(values)                                                                                      \
+    X(fused)
+
+#define X(check)                                                                                   \
+    static void test_few_rows__##check##_on_the_cpu(void **state)                                  \
+    {                                                                                              \
+        (void)state;                                                                               \
+        open_both("cpu");                                                                          \
+        check_##check();                                                                           \
+        close_both();                                                                              \
+    }                                                                                              \
+    static void test_few_rows__##check##_on_cuda(void **state)                                     \
+    {                                                                                              \
+        (void)state;                                                                               \
+        open_both("cuda");                                                                         \
+        check_##check();                                                                           \
+        close_both();                                                                              \
+    }
+CHECKS(X)
+#undef X
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define X(check)                                                                                   \
+    cmocka_unit_test(test_few_rows__##check##_on_the_cpu),                                         \
+        cmocka_unit_test(test_few_rows__##check##_on_cuda),
+        CHECKS(X)
+#undef X
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
