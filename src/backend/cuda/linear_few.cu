@@ -210,12 +210,12 @@ __device__ static inline void fetch_round(struct ahead &f, const struct product 
     uint32_t x = to + (part * stage<NT>::X + pair * 32 + lane) * 16;
     if (f.k < a.tile_cols) {
         const uint4 *tile[2] = {f.tiles, f.tiles + f.second};
-        int rest = 64 + lane % 8 - lane; /* the last 8 of 72, by several lanes alike */
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             copy_16(tiles + r * NBI_TILE_BYTES, tile[r]);
             copy_16(tiles + r * NBI_TILE_BYTES + 32 * 16, tile[r] + 32);
-            copy_16(tiles + r * NBI_TILE_BYTES + rest * 16, tile[r] + rest);
+            if (lane < TILE_WORDS - 64)
+                copy_16(tiles + r * NBI_TILE_BYTES + 64 * 16, tile[r] + 64);
         }
 #pragma unroll
         for (int i = 0; i < 2 * NT; i++)
