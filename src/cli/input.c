@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -35,10 +36,15 @@ static enum nb_status input_fill(struct cli_input *in)
     if (in->at < in->len || in->end)
         return NB_OK;
     fflush(stdout);
+    struct pollfd waited = {.fd = in->fd, .events = POLLIN};
     ssize_t n;
     do {
-        n = read(in->fd, in->buffer, sizeof in->buffer);
+        int ready = poll(&waited, 1, 100);
         NBI_TRY(nbi_check_interrupt());
+        n = -1;
+        errno = EINTR;
+        if (ready > 0)
+            n = read(in->fd, in->buffer, sizeof in->buffer);
     } while (n < 0 && errno == EINTR);
     if (n < 0)
         return nbi_fail(NB_EIO, "cannot read '%s': %s", in->name, strerror(errno));

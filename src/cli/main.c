@@ -207,7 +207,8 @@ int cli_interrupted(void)
 
 void cli_survive_interrupts(void)
 {
-    struct sigaction action = {.sa_handler = on_signal};
+    /* What is being written goes on; whoever waits for input does so by poll. */
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
 }
