@@ -10,13 +10,18 @@ CMAKE_FLAGS = -G Ninja -DNIBBLE_WERROR=$(if $(CI),ON,OFF) \
   -DNIBBLE_CUDA=$(if $(filter 1,$(CUDA)),ON,OFF) "-DNIBBLE_ARCH=$(ARCH)"
 CONFIGURE = cmake -S . $(CMAKE_FLAGS)
 
-.PHONY: all build demo gates test deps lint fmt docs asan fuzz bench test-interop static clean help
+.PHONY: all configure build binary demo gates test deps lint fmt docs asan fuzz bench test-interop static clean help
 all: build
 
-build: ## build $(BUILD)/nibble (CUDA=1 adds the CUDA backend, ARCH="80;90a" its architectures)
+configure:
 	@tools/deps.sh build
 	@$(CONFIGURE) -B $(BUILD) > $(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+
+build: configure ## build $(BUILD)/nibble and the tests (CUDA=1 adds the CUDA backend, ARCH="80;90a" its architectures)
 	@cmake --build $(BUILD) -j $(JOBS)
+
+binary: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target nibble
 
 # Who it is to be comes from the command line, not from what else is called so.
 ifneq ($(origin NAME),command line)
@@ -26,10 +31,10 @@ ifneq ($(origin TARGET),command line)
 unexport TARGET
 endif
 
-demo: build ## a small model taught who it is (NAME=... or TARGET=...), before and after; in ./demo
+demo: binary ## a small model taught who it is (NAME=... or TARGET=...), before and after; in ./demo
 	@tools/demo.sh $(BUILD)/nibble demo
 
-gates: build ## four identities with three seeds each, and a naive run that must fail (half an hour)
+gates: binary ## four identities with three seeds each, and a naive run that must fail (half an hour)
 	@tools/gates.sh $(BUILD)/nibble build/gates
 
 test: build ## build and run all tests that need no network, GPU or large model
@@ -46,7 +51,7 @@ fmt: ## format all C sources
 	@tools/deps.sh lint
 	@clang-format -i $$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu')
 
-docs: build ## write docs/cli from the option tables
+docs: binary ## write docs/cli from the option tables
 	@$(BUILD)/nibble help --write-docs docs/cli
 
 asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -61,7 +66,7 @@ fuzz: ## fuzz one parser for a while: T=dat|safetensors|gguf|config|tokenizer|te
 	@cmake --build build-fuzz -j $(JOBS)
 	@tests/fuzz/run.sh build-fuzz $(T) $(S)
 
-bench: build ## measure the codec, and quantising a model of 4B shapes (needs 13 GB of disk)
+bench: binary ## measure the codec, and quantising a model of 4B shapes (needs 13 GB of disk)
 	@bench/quantize.sh $(BUILD)/nibble
 
 test-interop: build ## compare with safetensors, gguf, tokenizers and jinja2 of PyPI, in a venv

@@ -6,12 +6,14 @@
 #define WARPS       16
 #define THREADS     (WARPS * 32)
 #define HEAD        128 /* size of a head */
-#define SPLITS_MAX  20  /* blocks that share the rows of a store */
+#define SPLITS_MAX  16  /* blocks that share the rows of a store; warps have places there too */
 #define SPLIT_ROWS  32  /* of a store, that a block should have at least in attention */
 #define FEW_ROWS    192 /* of a store, that every block of a head goes through by itself */
 #define PAIR        2   /* tiles of a stage of the ring, at most: neighbours */
 #define RING        3   /* stages of a warp that are on their way */
 #define STAGE_BYTES (PAIR * NBI_TILE_BYTES)
+
+static_assert(WARPS <= SPLITS_MAX && WARPS % 4 == 0, "places of softmaxes, and of squares by four");
 
 enum step { QKV, O, GATE_UP, DOWN, LOGITS, STEPS };
 
