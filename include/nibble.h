@@ -348,7 +348,8 @@ void nb_session_truncate(struct nb_session *session, int64_t length);
 
 /* Several sequences that go through the model together, so that weights are read once for all of
  * them. Keys and values lie in pages of a pool, which a sequence takes as it grows. One thread at a
- * time; nothing is allocated after it is open. */
+ * time. Nothing is allocated after it is open, but that a GPU records kinds of steps that come
+ * again, as far as its memory allows. */
 struct nb_batch;
 
 struct nb_batch_opts {

@@ -498,7 +498,8 @@ struct nbi_backend {
     double (*bandwidth)(struct nbi_backend *be);
 
     /* Optional: embedding, all layers and head for a single token, as the operations would do it
-     * without `exact`, up to rounding. NB_EUNSUPPORTED: not this model on this device. */
+     * without `exact`, up to rounding; the residual stream may grow by up to 2^20 in a layer, more
+     * is NaN. NB_EUNSUPPORTED: not this model on this device. */
     enum nb_status (*token_new)(struct nbi_stream *s, const struct nbi_token_model *m,
                                 struct nbi_token **out);
     enum nb_status (*token_run)(struct nbi_token *t, const struct nbi_token_step *step);

@@ -42,7 +42,7 @@ static enum nb_status decoder_open(struct decoder *d, const struct nb_engine *e,
                                    const struct nb_bench_run_opts *o)
 {
     *d = (struct decoder){.sequences = o->parallel};
-    if (o->parallel == 0)
+    if (o->parallel == 0 || o->prefill)
         return nb_session_open(&d->session, e,
                                &(struct nb_session_opts){.context = o->context + o->tokens,
                                                          .chunk = o->prefill ? o->tokens : 0,
@@ -70,7 +70,7 @@ static enum nb_status decoder_fill(struct decoder *d, const int32_t *ids, int64_
     if (d->session)
         return nb_session_append(d->session, ids, count, NULL);
     nb_batch_info(d->batch, &info);
-    for (int64_t from = 0; from < d->sequences;) {
+    for (int64_t from = 0; count > 0 && from < d->sequences;) {
         int64_t room = info.chunk, parts = 0;
         while (from < d->sequences && room > 0) {
             int64_t done = nb_batch_length(d->batch, from), left = count - done;

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#define SEQUENCES_MAX 65536
+#define SEQUENCES_MAX 65535
 
 /* Parts of up to so many tokens do not gain by being looked at together. */
 #define APART 8
@@ -221,8 +221,10 @@ enum nb_status nb_batch_open(struct nb_batch **out, const struct nb_engine *engi
     b->engine = engine;
     b->opts = o;
     b->pages = pages_for(o.tokens);
-    b->steady = o.deterministic && engine->be->rows_matter;
-    b->together = o.exact || all_nvfp4(&engine->weights) ? engine->be->steady_rows : 1;
+    b->steady = o.deterministic;
+    b->together = o.chunk;
+    if (engine->be->rows_matter)
+        b->together = o.exact || all_nvfp4(&engine->weights) ? engine->be->steady_rows : 1;
     enum nb_status rc = make_host(b);
     if (rc == NB_OK)
         rc = make_device(b);
@@ -454,13 +456,34 @@ static enum nb_status run_steady(struct nb_batch *b, struct nb_batch_part *parts
     return shares > 0 ? run_pass(b, shares) : NB_OK;
 }
 
+/* A GPU looks at tokens of large parts side by side, and what is not finite in one sequence is to
+ * stay there: a pass has one of them, *first. */
+static bool goes_alone(const struct nb_batch *b, const struct nb_batch_part *part,
+                       const struct nb_batch_part **first)
+{
+    if (!b->engine->be->rows_matter || part->count <= APART)
+        return false;
+    if (!*first)
+        *first = part;
+    return part != *first;
+}
+
 static enum nb_status run(struct nb_batch *b, struct nb_batch_part *parts, int64_t count)
 {
     if (b->steady)
         return run_steady(b, parts, count);
+    int64_t shares = 0;
+    const struct nb_batch_part *whole = NULL;
     for (int64_t i = 0; i < count; i++)
-        b->shares[i] = (struct share){&parts[i], 0, parts[i].count};
-    return run_pass(b, count);
+        if (!goes_alone(b, &parts[i], &whole))
+            b->shares[shares++] = (struct share){&parts[i], 0, parts[i].count};
+    NBI_TRY(run_pass(b, shares));
+    for (int64_t i = 0; i < count; i++)
+        if (goes_alone(b, &parts[i], &whole)) {
+            b->shares[0] = (struct share){&parts[i], 0, parts[i].count};
+            NBI_TRY(run_pass(b, 1));
+        }
+    return NB_OK;
 }
 
 /* ---- steps ---- */

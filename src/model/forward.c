@@ -23,7 +23,8 @@ static void pack(struct nbi_acts *a, struct nbi_ptr *place, const int32_t *from,
         memcpy(a->packed + at, from, (size_t)count * sizeof *from);
 }
 
-/* All that a pass says of its tokens, in one copy. Where things are depends on N alone. */
+/* All that a pass says of its tokens, in one copy. Where things are depends on N, and on how much
+ * room there is for rows and pages. */
 static enum nb_status upload_indices(struct nbi_acts *a, struct nbi_stream *s,
                                      const struct nbi_pass *p)
 {

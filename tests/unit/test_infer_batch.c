@@ -182,13 +182,16 @@ static void test_batch__on_every_instruction_set_and_two_threads(void **state)
 static void test_batch__in_several_passes(void **state)
 {
     struct nb_batch_opts o = usual;
+    int64_t rows = engine->be->steady_rows;
     (void)state;
     o.deterministic = true;
+    o.chunk = 9;
+    as_alone(&o, 30); /* on the CPU a step may then be larger than the chunk too */
     engine->be->rows_matter = true;
     engine->be->steady_rows = 5;
-    o.chunk = 9;
     as_alone(&o, 30);
     engine->be->rows_matter = false;
+    engine->be->steady_rows = rows;
 }
 
 /* ---- what is wanted ---- */
@@ -349,6 +352,9 @@ static void test_step__is_one_pass(void **state)
     engine->be->rope_table = count_pass;
     struct nb_batch *b = open_batch(&usual);
     EXPECT((1, 70, 1, 9, 1, 46), (128));
+    /* On a GPU one part of more than eight tokens goes with the small ones. */
+    engine->be->rows_matter = true;
+    EXPECT((1, 70, 1, 9, 8, 39), (80, 9, 39));
     nb_batch_close(b);
     *engine->be = real;
 }
@@ -487,7 +493,8 @@ static void test_open__refuses(void **state)
         {{.sequences = 1, .context = INT64_MAX}, NB_EVALUE, "the model was made for"},
         {{.sequences = 1, .tokens = -5}, NB_EINVAL, "-5 in all"},
         {{.sequences = 1, .tokens = INT64_MAX}, NB_EVALUE, "tokens in all"},
-        {{.sequences = 65536, .context = 40960}, NB_EVALUE, "tokens in all"},
+        {{.sequences = 65535, .context = 40960}, NB_EVALUE, "tokens in all"},
+        {{.sequences = 65536, .context = 16}, NB_EINVAL, "65536 sequences"},
         {{.sequences = 1, .chunk = -1}, NB_EINVAL, "-1 a step"},
         {{.sequences = 4, .chunk = 3}, NB_EINVAL, "no room for 4 sequences"},
         {{.sequences = 1, .kv = (enum nb_kv_dtype)9}, NB_EINVAL, "kind of cache"},

@@ -6,6 +6,7 @@
 
 enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what)
 {
+    cudaGetLastError(); /* it is reported here; the next launch is not to find it */
     if (rc == cudaErrorMemoryAllocation)
         return nbi_fail(NB_ENOMEM, "the GPU is out of memory (%s)", what);
     return nbi_fail(NB_EDEVICE, "the GPU failed: %s (%s)", cudaGetErrorString(rc), what);

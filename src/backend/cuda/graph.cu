@@ -4,8 +4,8 @@
  * the device; in a graph about 1 us. The first time a list is queued as it is: whatever is loaded
  * or chosen when it is first needed is there afterwards, and lists that come once cost nothing.
  * The second time it is recorded, and then launched whenever it comes. Recording allocates, which
- * nothing else does once a stream is there; of the lists the one that was not used for longest
- * makes room. */
+ * nothing else does once a stream is there; a list that cannot be recorded is queued as it is from
+ * then on. Of the lists the one that was not used for longest makes room. */
 #include <string.h>
 
 #include "backend/cuda/internal.cuh"
@@ -32,26 +32,23 @@ static void forget(struct graph *g)
     *g = {};
 }
 
+/* Fails as the list itself does; *out stays NULL where only a graph could not be made of it. */
 static enum nb_status record(struct nbi_stream *s, const struct nbi_routine *r,
                              cudaGraphExec_t *out)
 {
     cudaGraph_t graph = NULL;
-    CU_TRY(cudaStreamBeginCapture(s->queue, cudaStreamCaptureModeThreadLocal));
+    if (cudaStreamBeginCapture(s->queue, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
+        cudaGetLastError();
+        return NB_OK;
+    }
     enum nb_status rc = r->queue(r->ctx);
     cudaError_t ended = cudaStreamEndCapture(s->queue, &graph); /* whatever rc is */
-    if (rc == NB_OK && ended != cudaSuccess)
-        rc = nbi_cuda_fail(ended, "recording a graph");
-    if (rc == NB_OK) {
-        cudaError_t made = cudaGraphInstantiateWithFlags(out, graph, 0);
-        if (made != cudaSuccess) {
-            *out = NULL;
-            rc = nbi_cuda_fail(made, "making a graph");
-        }
-    }
+    if (rc == NB_OK && ended == cudaSuccess &&
+        cudaGraphInstantiateWithFlags(out, graph, 0) != cudaSuccess)
+        *out = NULL;
     if (graph)
         cudaGraphDestroy(graph);
-    if (rc != NB_OK)
-        cudaGetLastError(); /* it was reported; the next launch is not to find it */
+    cudaGetLastError(); /* the next launch is not to find it */
     return rc;
 }
 
@@ -65,12 +62,22 @@ enum nb_status nbi_cuda_repeat(struct nbi_stream *s, const struct nbi_routine *r
         memcpy(g->key, r->key, sizeof g->key);
     }
     g->used = ++s->repeats;
-    if (!known)
-        return r->queue(r->ctx);
-    if (!g->exec)
-        NBI_TRY(record(s, r, &g->exec));
-    CU_TRY(cudaGraphLaunch(g->exec, s->queue));
-    return NB_OK;
+    if (known && !g->exec && !g->tried) {
+        g->tried = true;
+        enum nb_status rc = record(s, r, &g->exec);
+        if (rc != NB_OK) {
+            forget(g);
+            return rc;
+        }
+    }
+    if (known && g->exec) {
+        CU_TRY(cudaGraphLaunch(g->exec, s->queue));
+        return NB_OK;
+    }
+    enum nb_status rc = r->queue(r->ctx);
+    if (rc != NB_OK && !known)
+        forget(g); /* not everything was there the first time */
+    return rc;
 }
 
 void nbi_cuda_graphs_end(struct nbi_stream *s)

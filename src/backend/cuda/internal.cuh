@@ -46,7 +46,8 @@ struct slab {
 struct graph {
     int64_t key[NBI_ROUTINE_KEYS];
     int64_t used;         /* when, in calls of repeat; 0: never */
-    cudaGraphExec_t exec; /* NULL: it was seen once */
+    bool tried;           /* to record it */
+    cudaGraphExec_t exec; /* NULL: it was seen once, or cannot be recorded */
 };
 
 struct nbi_stream {

@@ -352,15 +352,16 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
         total += ceil_div(pieces[i].size, 256) * 256;
     NBI_TRY(t->s->cuda->be.alloc(&t->s->cuda->be, "token", total, &block));
     t->block = at<uint8_t>(block);
-    CU_TRY(cudaMemset(t->block, 0, (size_t)total));
+    CU_TRY(cudaMemsetAsync(t->block, 0, (size_t)total, t->s->queue));
     uint8_t *next = t->block;
     for (int i = 0; i < count; i++) {
         *(uint8_t **)pieces[i].to = next;
         if (i < 4)
-            CU_TRY(cudaMemcpy(next, filled[i], (size_t)pieces[i].size, cudaMemcpyHostToDevice));
+            CU_TRY(cudaMemcpyAsync(next, filled[i], (size_t)pieces[i].size, cudaMemcpyHostToDevice,
+                                   t->s->queue));
         next += ceil_div(pieces[i].size, 256) * 256;
     }
-    CU_TRY(cudaDeviceSynchronize()); /* other queues do not wait for those copies */
+    CU_TRY(cudaStreamSynchronize(t->s->queue)); /* of the device as a whole, others might record */
     return NB_OK;
 }
 

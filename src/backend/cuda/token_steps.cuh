@@ -349,15 +349,15 @@ __device__ static inline void wait_all(struct context &c)
     __syncthreads();
 }
 
-/* Sums over blocks are of integers, so that their order does not matter: times 2^30. What is not
- * finite or as large as 2^24 counts as 2^25, and a sum from 2^24 on as NaN; those of all blocks
- * still fit 63 bits. */
-#define SUM_UNIT 0x1p30f
+/* Sums over blocks are of integers, so that their order does not matter: times 2^26. What is not
+ * finite or as large as 2^20 counts as 2^29, which nothing else can make up for, and a sum from
+ * 2^28 on as NaN; those of 255 blocks still fit 63 bits. */
+#define SUM_UNIT 0x1p26f
 #define SUM_ODD  (1ll << 55)
 
 __device__ static inline void add_to_sum(const struct context &c, int which, int o, float v)
 {
-    long long n = fabsf(v) < 0x1p24f ? __float2ll_rn(v * SUM_UNIT) : SUM_ODD;
+    long long n = fabsf(v) < 0x1p20f ? __float2ll_rn(v * SUM_UNIT) : SUM_ODD;
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(c.m.sums[which] + o), "l"(n)
                  : "memory");
 }
