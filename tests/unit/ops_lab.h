@@ -143,3 +143,35 @@ static inline void same_bytes(const char *what, const void *is, const void *want
             fail_msg("%s: byte %lld of %s is %02x, not %02x", where, (long long)i, what, a[i],
                      b[i]);
 }
+
+#define COUNT(a) ((int64_t)(sizeof(a) / sizeof *(a)))
+
+static float *random_floats(int64_t n, float scale)
+{
+    float *x = zeros(n, sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = scale * uniform();
+    return x;
+}
+
+/* ---- a check on both backends: check_NAME as two tests of a file ---- */
+
+#define TEST_ON_BOTH(file, name)                                                                   \
+    static void test_##file##__##name##_on_the_cpu(void **state)                                   \
+    {                                                                                              \
+        (void)state;                                                                               \
+        open_both("cpu");                                                                          \
+        check_##name();                                                                            \
+        close_both();                                                                              \
+    }                                                                                              \
+    static void test_##file##__##name##_on_cuda(void **state)                                      \
+    {                                                                                              \
+        (void)state;                                                                               \
+        open_both("cuda");                                                                         \
+        check_##name();                                                                            \
+        close_both();                                                                              \
+    }
+
+#define ON_BOTH(file, name)                                                                        \
+    cmocka_unit_test(test_##file##__##name##_on_the_cpu),                                          \
+        cmocka_unit_test(test_##file##__##name##_on_cuda),

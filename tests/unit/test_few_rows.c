@@ -2,8 +2,7 @@
  * company, shapes of every cut, and what goes along with the operation before. */
 #include "ops_lab.h"
 
-#define COUNT(a) ((int64_t)(sizeof(a) / sizeof *(a)))
-#define ROWS     64
+#define ROWS 64
 
 /* Up to three matrices that share x, and what is in y before. */
 struct few_case {
@@ -13,14 +12,6 @@ struct few_case {
     struct host_weight w[NBI_LINEAR_MAX];
     float *x, *y;
 };
-
-static float *random_floats(int64_t n, float scale)
-{
-    float *x = zeros(n, sizeof *x);
-    for (int64_t i = 0; i < n; i++)
-        x[i] = scale * uniform();
-    return x;
-}
 
 static void few_new(struct few_case *c)
 {
@@ -217,30 +208,14 @@ static void check_fused(void)
     X(values)                                                                                      \
     X(fused)
 
-#define X(check)                                                                                   \
-    static void test_few_rows__##check##_on_the_cpu(void **state)                                  \
-    {                                                                                              \
-        (void)state;                                                                               \
-        open_both("cpu");                                                                          \
-        check_##check();                                                                           \
-        close_both();                                                                              \
-    }                                                                                              \
-    static void test_few_rows__##check##_on_cuda(void **state)                                     \
-    {                                                                                              \
-        (void)state;                                                                               \
-        open_both("cuda");                                                                         \
-        check_##check();                                                                           \
-        close_both();                                                                              \
-    }
+#define X(check) TEST_ON_BOTH(few_rows, check)
 CHECKS(X)
 #undef X
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-#define X(check)                                                                                   \
-    cmocka_unit_test(test_few_rows__##check##_on_the_cpu),                                         \
-        cmocka_unit_test(test_few_rows__##check##_on_cuda),
+#define X(check) ON_BOTH(few_rows, check)
         CHECKS(X)
 #undef X
     };

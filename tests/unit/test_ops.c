@@ -3,21 +3,11 @@
  * numbers before and whose surroundings must stay. */
 #include "ops_lab.h"
 
-#define COUNT(a) ((int64_t)(sizeof(a) / sizeof *(a)))
-
 static const enum nbi_dtype floats[] = {NBI_F32, NBI_F16, NBI_BF16};
 static const enum nbi_dtype matrices[] = {NBI_NVFP4, NBI_F32, NBI_F16, NBI_BF16};
 static const enum nbi_dtype stores[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
 
 /* ---- input ---- */
-
-static float *random_floats(int64_t n, float scale)
-{
-    float *x = zeros(n, sizeof *x);
-    for (int64_t i = 0; i < n; i++)
-        x[i] = scale * uniform();
-    return x;
-}
 
 static void put_float(uint8_t *p, int64_t i, enum nbi_dtype dtype, float v)
 {
@@ -1137,29 +1127,14 @@ static void check_repeat(void)
     X(copies)                                                                                      \
     X(repeat)
 
-#define X(op)                                                                                      \
-    static void test_ops__##op##_on_the_cpu(void **state)                                          \
-    {                                                                                              \
-        (void)state;                                                                               \
-        open_both("cpu");                                                                          \
-        check_##op();                                                                              \
-        close_both();                                                                              \
-    }                                                                                              \
-    static void test_ops__##op##_on_cuda(void **state)                                             \
-    {                                                                                              \
-        (void)state;                                                                               \
-        open_both("cuda");                                                                         \
-        check_##op();                                                                              \
-        close_both();                                                                              \
-    }
+#define X(op) TEST_ON_BOTH(ops, op)
 OPS(X)
 #undef X
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-#define X(op)                                                                                      \
-    cmocka_unit_test(test_ops__##op##_on_the_cpu), cmocka_unit_test(test_ops__##op##_on_cuda),
+#define X(op) ON_BOTH(ops, op)
         OPS(X)
 #undef X
     };

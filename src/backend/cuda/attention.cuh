@@ -118,11 +118,6 @@ __device__ static inline float quad_sum(float v)
     return v + __shfl_xor_sync(0xFFFFFFFF, v, 2);
 }
 
-__device__ static inline uint32_t shared_at(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 __device__ static inline void load_shared(uint32_t w[4], uint32_t from)
 {
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"

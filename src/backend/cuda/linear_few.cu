@@ -135,11 +135,6 @@ __global__ static void k_round_x16(__half *out, float *scale, FROM from, int64_t
 
 /* ---- copies ---- */
 
-__device__ static inline uint32_t shared_at(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 __device__ static inline void copy_16(uint32_t to, const uint4 *from)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");

@@ -81,6 +81,12 @@ __device__ static inline float norm_factor(const float *row, int64_t C, float ep
     return 1.0f / sqrtf(sum / (float)C + eps);
 }
 
+/* An address in shared memory, as instructions of PTX take it. */
+__device__ static inline uint32_t shared_at(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
 /* ---- tiles ---- */
 
 /* How NVFP4 matrices are kept: tiles of 16 rows and 128 columns in row-major order, padded with

@@ -361,7 +361,7 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
                                    t->s->queue));
         next += ceil_div(pieces[i].size, 256) * 256;
     }
-    CU_TRY(cudaStreamSynchronize(t->s->queue)); /* of the device as a whole, others might record */
+    CU_TRY(cudaStreamSynchronize(t->s->queue)); /* not the device: another thread may record */
     return NB_OK;
 }
 

@@ -227,11 +227,6 @@ __device__ static struct line line_of(const struct model &m, const struct part &
 #define BULK 0
 #endif
 
-__device__ static inline uint32_t shared_at(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 __device__ static inline void barrier_init(uint64_t *bar)
 {
 #if BULK
