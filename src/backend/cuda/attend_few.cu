@@ -494,10 +494,12 @@ __device__ static inline void few_attend(const struct few_args &args, struct few
 }
 
 template <int D, enum nbi_dtype TYPE, bool PAGED>
-__global__ __launch_bounds__(FEW_THREADS,
-                             few<D, TYPE>::CTAS) static void k_attend_few(struct few_args f)
+__global__ __launch_bounds__(FEW_THREADS, few<D, TYPE>::CTAS) static void k_attend_few(
+    const __grid_constant__ struct few_args f)
 {
     __shared__ struct few_shared<D> sh;
+    next_may_start();
+    wait_before();
     few_cut(f, sh.start);
     __syncthreads();
     for (int i = blockIdx.x; i < sh.start[f.a.N] * f.a.NKV; i += gridDim.x) {
@@ -527,10 +529,9 @@ static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_atten
     int64_t useful = k.N * k.NKV * ceil_div(a->longest, f.least);
     unsigned grid = (unsigned)(useful < slots ? useful : slots);
     if (k.pages)
-        k_attend_few<D, TYPE, true><<<grid, FEW_THREADS, 0, s->queue>>>(f);
+        CU_TRY(launch_behind(s, k_attend_few<D, TYPE, true>, grid, FEW_THREADS, 0, f));
     else
-        k_attend_few<D, TYPE, false><<<grid, FEW_THREADS, 0, s->queue>>>(f);
-    CU_LAUNCHED();
+        CU_TRY(launch_behind(s, k_attend_few<D, TYPE, false>, grid, FEW_THREADS, 0, f));
     return NB_OK;
 }
 

@@ -45,7 +45,7 @@ static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
 
 /* Pieces of a stream's block, each of whole lines. */
 struct pieces {
-    int64_t x16, scale, wide, workspace, attend, left, linear_left, total;
+    int64_t x16, scale, wide, workspace, attend, left, total;
 };
 
 static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream_limits *l)
@@ -59,8 +59,7 @@ static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream
     p.attend = ceil_div(nbi_cuda_attend_bytes(cuda, l), 256) * 256;
     int64_t rows = l->N < NBI_FEW_ROWS ? l->N : NBI_FEW_ROWS;
     p.left = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
-    p.linear_left = ceil_div(NBI_SMALL_BATCH, 8) * NBI_CTAS_MAX * (int64_t)sizeof(int32_t);
-    p.total = p.x16 + p.scale + p.wide + p.workspace + p.attend + p.left + p.linear_left;
+    p.total = p.x16 + p.scale + p.wide + p.workspace + p.attend + p.left;
     return p;
 }
 
@@ -102,10 +101,9 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->x16_scale = (float *)(s->x16 + p.x16);
     s->attend = (float *)((uint8_t *)s->x16_scale + p.scale);
     s->attend_left = (int32_t *)((uint8_t *)s->attend + p.attend);
-    s->linear_left = (int32_t *)((uint8_t *)s->attend_left + p.left);
-    s->wide = (uint8_t *)s->linear_left + p.linear_left;
+    s->wide = (uint8_t *)s->attend_left + p.left;
     s->workspace = s->wide + p.wide;
-    CU_TRY(cudaMemsetAsync(s->attend_left, 0, (size_t)(p.left + p.linear_left), s->queue));
+    CU_TRY(cudaMemsetAsync(s->attend_left, 0, (size_t)p.left, s->queue));
     return NB_OK;
 }
 

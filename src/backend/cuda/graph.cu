@@ -42,6 +42,9 @@ static enum nb_status record(struct nbi_stream *s, const struct nbi_routine *r,
         return NB_OK;
     }
     enum nb_status rc = r->queue(r->ctx);
+    if (rc == NB_OK)
+        rc = nbi_cuda_settle(s); /* what is pending belongs to the list */
+    s->pending = {};
     cudaError_t ended = cudaStreamEndCapture(s->queue, &graph); /* whatever rc is */
     if (rc == NB_OK && ended == cudaSuccess &&
         cudaGraphInstantiateWithFlags(out, graph, 0) != cudaSuccess)

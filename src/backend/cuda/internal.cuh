@@ -50,6 +50,15 @@ struct graph {
     cudaGraphExec_t exec; /* NULL: it was seen once, or cannot be recorded */
 };
 
+/* y[N, C] += parts[0] + ... of a product, which whoever needs y has to do first: each operation
+ * begins with CU_HERE, or takes it along. */
+struct pending {
+    float *y;           /* NULL: nothing is */
+    const float *parts; /* [slices, N, C] */
+    int slices;
+    int64_t N, C;
+};
+
 struct nbi_stream {
     struct cuda *cuda;
     cudaStream_t queue;
@@ -58,21 +67,18 @@ struct nbi_stream {
     uint8_t *x16;         /* x of a product in 16 bits: in the order of the tiles, or rows */
     float *x16_scale;     /* [N] */
     uint8_t *wide;        /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
-    uint8_t *workspace;   /* of cuBLASLt; of linear_few.cu, sums */
-    int32_t *linear_left; /* and how many were left, zeros: [8, NBI_CTAS_MAX] */
+    uint8_t *workspace;   /* of cuBLASLt; of linear_few.cu, what is pending */
     float *attend;        /* parts of split attention */
     int32_t *attend_left; /* and how many of each row were left, see attention.cuh */
     uint8_t *staged;      /* of the host, pinned: small uploads on their way */
     int64_t staged_used;  /* since the last sync */
+    struct pending pending;
     struct graph graphs[NBI_GRAPHS_MAX];
     int64_t repeats; /* calls of repeat */
 };
 
 /* Rows that go through the kernel on tiles; more go through cuBLASLt. */
 #define NBI_SMALL_BATCH 64
-
-/* CTAs of that kernel at most, not counting those for further columns. */
-#define NBI_CTAS_MAX 256
 
 /* Rows up to which a call of attention counts as decoding. */
 #define NBI_FEW_ROWS 64
@@ -92,11 +98,51 @@ enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what);
             return nbi_cuda_fail(cu_try_rc, #expr);                                                \
     } while (0)
 
-/* Before each call that is for a device: which one is a matter of the thread. */
-#define CU_HERE(s) CU_TRY(cudaSetDevice((s)->cuda->index))
+/* Before each operation: which device is meant is a matter of the thread. */
+#define CU_HERE(s)                                                                                 \
+    do {                                                                                           \
+        CU_TRY(cudaSetDevice((s)->cuda->index));                                                   \
+        NBI_TRY(nbi_cuda_settle(s));                                                               \
+    } while (0)
 
 /* After each launch. */
 #define CU_LAUNCHED() CU_TRY(cudaGetLastError())
+
+/* ---- launches behind each other ---- */
+
+/* A kernel that is launched by launch_behind may start while the one before it is at work. It calls
+ * wait_before in every thread, and touches nothing before that but weights; next_may_start says
+ * that the next one may come as soon as there is room. */
+__device__ static inline void next_may_start(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ static inline void wait_before(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <typename... P, typename... A>
+static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P...), dim3 grid,
+                                        int threads, int shared, const A &...args)
+{
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t c = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = grid;
+    c.blockDim = dim3((unsigned)threads);
+    c.dynamicSmemBytes = (size_t)shared;
+    c.stream = s->queue;
+    c.attrs = &early;
+    c.numAttrs = s->cuda->cc >= 90;
+    return cudaLaunchKernelEx(&c, kernel, P(args)...);
+}
 
 /* ---- addresses ---- */
 
@@ -161,7 +207,15 @@ enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g);
 /* linear.cu */
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a);
 
+/* Those that go through cuBLASLt, with x of a norm or of SwiGLU. */
+bool nbi_cuda_large(const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_norm_large(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
+                                   const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_swiglu_large(struct nbi_stream *s, const struct nbi_op_swiglu *act,
+                                     const struct nbi_op_linear *a);
+
 /* linear_few.cu: those that are few, N up to NBI_SMALL_BATCH and all of NVFP4. */
+enum nb_status nbi_cuda_settle(struct nbi_stream *s);
 bool nbi_cuda_few(const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,

@@ -94,12 +94,43 @@ static enum nb_status linear_exact(struct nbi_stream *s, const struct nbi_op_lin
 
 /* ---- many rows: cuBLASLt ---- */
 
-__global__ static void k_round_bf16(__nv_bfloat16 *out, const float *x, int64_t n)
+__device__ static inline void store_bf16(__nv_bfloat16 *out, float4 v)
 {
-    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
-    for (int j = 0; j < 4; j++)
-        if (i + j < n)
-            out[i + j] = __float2bfloat16_rn(x[i + j]);
+    __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
+    *(uint2 *)out = *(const uint2 *)pairs;
+}
+
+/* x of a product as bf16, from rows as they are. */
+__global__ static void k_round_bf16(__nv_bfloat16 *out, const float4 *x, int64_t fours)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < fours)
+        store_bf16(out + 4 * i, x[i]);
+}
+
+/* The same from SwiGLU, with the bits of the operation (rows.cu), */
+__global__ static void k_swiglu_bf16(__nv_bfloat16 *out, const float4 *gate, const float4 *up,
+                                     int64_t fours)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < fours)
+        store_bf16(out + 4 * i, swiglu_four(gate[i], up[i]));
+}
+
+/* and from a norm. */
+__global__ static void __launch_bounds__(NBI_NORM_THREADS)
+    k_norm_bf16(__nv_bfloat16 *out, const float *x, const void *w, enum nbi_dtype dtype, float eps,
+                int64_t K)
+{
+    const float *row = x + blockIdx.x * K;
+    float f = norm_factor(row, K, eps);
+    for (int64_t k = threadIdx.x * 4; k < K; k += NBI_NORM_THREADS * 4) {
+        float4 v = *(const float4 *)(row + k);
+        store_bf16(out + blockIdx.x * K + k, make_float4(v.x * f * load_float(w, k, dtype),
+                                                         v.y * f * load_float(w, k + 1, dtype),
+                                                         v.z * f * load_float(w, k + 2, dtype),
+                                                         v.w * f * load_float(w, k + 3, dtype)));
+    }
 }
 
 /* Rows [first, first + rows) of tiles as bf16 [rows, K]; a thread for each eight values, so that
@@ -151,6 +182,48 @@ static enum nb_status linear_large(struct nbi_stream *s, const struct nbi_op_lin
 
 /* ---- which ---- */
 
+/* cuBLASLt wants rows of whole 16 bytes. */
+static bool is_large(const struct nbi_op_linear *a, int i)
+{
+    bool bf16 = a->w[i].dtype == NBI_BF16 || (a->w[i].dtype == NBI_NVFP4 && a->N > NBI_SMALL_BATCH);
+    return !a->exact && bf16 && a->K % 8 == 0;
+}
+
+bool nbi_cuda_large(const struct nbi_op_linear *a)
+{
+    bool all = true;
+    for (int i = 0; i < a->count; i++)
+        all = all && is_large(a, i);
+    return all;
+}
+
+/* All of them, x being in s->x16 as bf16. */
+static enum nb_status all_large(struct nbi_stream *s, const struct nbi_op_linear *a)
+{
+    CU_LAUNCHED();
+    for (int i = 0; i < a->count; i++)
+        NBI_TRY(linear_large(s, a, i));
+    return NB_OK;
+}
+
+enum nb_status nbi_cuda_norm_large(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
+                                   const struct nbi_op_linear *a)
+{
+    k_norm_bf16<<<(unsigned)a->N, NBI_NORM_THREADS, 0, s->queue>>>(
+        (__nv_bfloat16 *)s->x16, at<float>(norm->x), at<void>(norm->w.data), norm->w.dtype,
+        norm->eps, a->K);
+    return all_large(s, a);
+}
+
+enum nb_status nbi_cuda_swiglu_large(struct nbi_stream *s, const struct nbi_op_swiglu *act,
+                                     const struct nbi_op_linear *a)
+{
+    int64_t fours = a->N * a->K / 4;
+    k_swiglu_bf16<<<(unsigned)ceil_div(fours, 256), 256, 0, s->queue>>>(
+        (__nv_bfloat16 *)s->x16, at<float4>(act->gate), at<float4>(act->up), fours);
+    return all_large(s, a);
+}
+
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
     CU_HERE(s);
@@ -158,16 +231,14 @@ enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear 
     if (nbi_cuda_few(a))
         return nbi_cuda_linear_few(s, a);
     for (int i = 0; i < a->count; i++) {
-        /* cuBLASLt wants rows of whole 16 bytes. */
-        bool bf16 =
-            a->w[i].dtype == NBI_BF16 || (a->w[i].dtype == NBI_NVFP4 && a->N > NBI_SMALL_BATCH);
-        if (a->exact || !bf16 || a->K % 8 != 0) {
+        if (!is_large(a, i)) {
             NBI_TRY(linear_exact(s, a, i));
             continue;
         }
         if (!rounded) {
-            k_round_bf16<<<(unsigned)ceil_div(a->N * a->K, 1024), 256, 0, s->queue>>>(
-                (__nv_bfloat16 *)s->x16, at<float>(a->x), a->N * a->K);
+            int64_t fours = a->N * a->K / 4;
+            k_round_bf16<<<(unsigned)ceil_div(fours, 256), 256, 0, s->queue>>>(
+                (__nv_bfloat16 *)s->x16, at<float4>(a->x), fours);
             CU_LAUNCHED();
             rounded = true;
         }

@@ -1,489 +1,743 @@
 /* linear_few.cu - products of up to NBI_SMALL_BATCH rows with NVFP4 matrices, on tensor cores.
  *
- * x is rounded to f16 times a power of two per row; weights are exact in f16. A CTA takes blocks of
- * 64 rows of the matrix, a round at a time: four tiles of columns, one for each part, which is two
- * warps with two rows of tiles each. Weights and x go through a ring of stages in shared memory,
- * and a part waits for itself alone.
+ * x is rounded to f16 times a power of two per row; weights are exact in f16. A CTA has some rows
+ * of tiles and goes through them a pass at a time. A pass has groups of two rows of tiles, and as
+ * many warps for each group as there are, whose ways are its columns: way w has columns w, w + ways
+ * and so on. A warp has a ring of stages in shared memory for its tiles. Columns of x are there
+ * once for all groups; one more warp brings them. At the end of a pass sums are added up.
  *
- * The rounds of all blocks, one behind the other, are cut into as many equal pieces as there are
- * CTAs, wherever that is in a block. Of a block that several have a piece of each leaves its sums,
- * and whoever is last adds them up, in order. Where the cuts are depends on the shapes and the
- * device, so a row of y does not depend on its company. */
+ * Weights do not depend on what ran before, so a kernel asks for its first ones before it waits for
+ * that (launch_behind).
+ *
+ * Where rows are few and something is added to y, slices of columns go to different CTAs. Each
+ * leaves its sums, which are added up in order by whoever reads y next (struct pending). All that
+ * depends on shapes and the device alone, so a row of y does not depend on its company. */
 #include "backend/cuda/internal.cuh"
 
-#define PARTS       4
-#define WARPS       (2 * PARTS)
-#define THREADS     (32 * WARPS)
-#define BLOCK_TILES 4 /* rows of tiles of a block */
-#define BLOCK_ROWS  (BLOCK_TILES * NBI_TILE_ROWS)
-#define TILE_WORDS  (NBI_TILE_BYTES / 16) /* of 16 bytes, as all that is copied */
-#define SUMS_LINE   (BLOCK_ROWS + 4)      /* so that lanes write to different banks */
-
-static_assert(2 * NBI_CTAS_MAX * BLOCK_ROWS * NBI_SMALL_BATCH * 4 <= NBI_WORKSPACE_BYTES,
-              "two sums for each CTA");
+#define WARPS      15 /* and the one that brings x */
+#define THREADS    (32 * WARPS + 32)
+#define GROUP      2  /* rows of tiles, */
+#define PASS       14 /* and of a pass at most: two ways at least */
+#define SLICES_MAX 4
+#define STAGES     2
+#define STAGE      (GROUP * NBI_TILE_BYTES)
+#define RINGS      (WARPS * STAGES * STAGE)
+#define SUMS_LINE  (GROUP * NBI_TILE_ROWS + 4) /* so that lanes write to different banks */
+#define SLOTS_MAX  32                          /* columns of x that are there at once */
+#define WAYS_MAX   7
 
 struct product {
     float *y[NBI_LINEAR_MAX];
-    const uint4 *tiles[NBI_LINEAR_MAX];
-    int first[NBI_LINEAR_MAX]; /* block where each matrix begins */
-    int rows[NBI_LINEAR_MAX], tile_rows[NBI_LINEAR_MAX];
+    const uint8_t *tiles[NBI_LINEAR_MAX];
+    int first[NBI_LINEAR_MAX]; /* row of tiles where each matrix begins */
+    int rows[NBI_LINEAR_MAX];
     float scale[NBI_LINEAR_MAX];
-    int count, tile_cols;
-    int rounds; /* of a block */
-    int blocks; /* of all matrices */
-    int total;  /* rounds of all blocks */
+    int count, tile_rows, tile_cols;
+    int slices; /* of columns */
+    int slots;  /* columns of x that shared memory has room for */
+    int ways;   /* at most, whatever N is */
     const uint4 *x;
     const float *x_scale;
-    float *parts; /* [CTAs, 2, 8 NT, BLOCK_ROWS] for each blockIdx.y */
-    int32_t
-        *left; /* parts that were left so far, by the first CTA of a block; zeros between calls */
+    float *parts; /* [slices, N, 16 tile_rows], if there are several */
     int N, n_tiles;
     bool add;
 };
 
 /* ---- x ---- */
 
-/* Where x comes from, four values at a time. Each gives the bits of the operation that it stands
- * for (rows.cu). */
+/* x as f16 in the order in which the product takes it: for each tile of columns and each eight rows
+ * the operand B of eight mma.m16n8k16, as four quarters with 16 bytes of each lane. */
+struct x16 {
+    __half *out;
+    float *scale;
+    int N, K, tile_cols;
+};
+
+/* Where element k of row n goes; two lie together. Of a lane's 16 bytes of quarter q the first half
+ * is elements 4q and 4q + 1, the second 4q + 2 and 4q + 3, each of blocks 2t and 2t + 1. */
+__device__ static inline __half *x16_at(const struct x16 &to, int n, int k)
+{
+    int tile = k / NBI_TILE_COLS, in = k % NBI_TILE_COLS, lane = n % 8 * 4 + in / 32;
+    int eight = tile * ((to.N + 7) / 8) + n / 8;
+    return to.out + ((eight * 4 + in % 16 / 4) * 32 + lane) * 8 + in % 4 / 2 * 4 + in / 16 % 2 * 2 +
+           in % 2;
+}
+
+/* The largest of a CTA's. */
+__device__ static inline float cta_max(float v)
+{
+    __shared__ float part[32];
+    v = warp_max(v);
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    __syncthreads();
+    return warp_max(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
+}
+
+/* What row n is to be times, by the largest in it; 0 if something was not finite, for which amax is
+ * infinite. */
+__device__ static inline float x16_factor(const struct x16 &to, int n, float amax)
+{
+    bool odd = !isfinite(amax);
+    int e = odd || amax == 0 ? 0 : max(ilogbf(amax), -100);
+    if (threadIdx.x == 0 && n < to.N)
+        to.scale[n] = odd ? NAN : ldexpf(1, e - 13);
+    return odd ? 0 : ldexpf(1, 13 - e);
+}
+
+/* The finite one of two, or what is larger. */
+__device__ static inline float larger(float amax, float v)
+{
+    return isfinite(v) ? fmaxf(amax, fabsf(v)) : INFINITY;
+}
+
+/* Where x comes from, four values at a time. */
 struct of_rows {
-    static constexpr int CTA = 1024;
     const float *x;
 
-    __device__ float begin(int64_t, int64_t) const
-    {
-        return 1;
-    }
-    __device__ float4 four(int64_t at, int, float) const
+    __device__ float4 four(int64_t at) const
     {
         return *(const float4 *)(x + at);
     }
 };
 
-struct of_norm {
-    static constexpr int CTA = NBI_NORM_THREADS;
-    const float *x;
+/* The bits of the operation (rows.cu). */
+struct of_swiglu {
+    const float *gate, *up;
+
+    __device__ float4 four(int64_t at) const
+    {
+        return swiglu_four(*(const float4 *)(gate + at), *(const float4 *)(up + at));
+    }
+};
+
+#define ROUND_THREADS 1024
+#define ROUND_FOURS   3 /* of a thread that stay in registers */
+
+/* Up to 12,288 columns are computed once, others twice. */
+template <class FROM>
+__global__ static void __launch_bounds__(ROUND_THREADS)
+    k_round_x16(const __grid_constant__ struct x16 to, FROM from)
+{
+    int n = blockIdx.x, all = to.tile_cols * (NBI_TILE_COLS / 4), real = n < to.N ? to.K / 4 : 0;
+    int64_t row = (int64_t)n * to.K;
+    float4 v[ROUND_FOURS];
+    float amax = 0;
+    next_may_start();
+    wait_before();
+#pragma unroll
+    for (int j = 0; j < ROUND_FOURS; j++) {
+        int i = threadIdx.x + j * ROUND_THREADS;
+        v[j] = i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0);
+        amax = larger(larger(larger(larger(amax, v[j].x), v[j].y), v[j].z), v[j].w);
+    }
+    for (int i = threadIdx.x + ROUND_FOURS * ROUND_THREADS; i < real; i += ROUND_THREADS) {
+        float4 w = from.four(row + 4 * i);
+        amax = larger(larger(larger(larger(amax, w.x), w.y), w.z), w.w);
+    }
+    float up = x16_factor(to, n, cta_max(amax));
+#pragma unroll 1
+    for (int j = 0, i = threadIdx.x; i < all; j++, i += ROUND_THREADS) {
+        float4 w = j == 0 ? v[0] : j == 1 ? v[1] : v[2];
+        if (j >= ROUND_FOURS)
+            w = i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0);
+        if (up == 0)
+            w = make_float4(0, 0, 0, 0);
+        __half2 *out = (__half2 *)x16_at(to, n, 4 * i);
+        out[0] = __floats2half2_rn(w.x * up, w.y * up);
+        out[2] = __floats2half2_rn(w.z * up, w.w * up);
+    }
+}
+
+/* ---- norms, and sums that are pending ---- */
+
+/* Element c of a row with what is pending for it. */
+__device__ static inline float settled(const struct pending &p, int64_t n, int64_t c, float v)
+{
+    float part[SLICES_MAX];
+#pragma unroll
+    for (int i = 0; i < SLICES_MAX; i++)
+        part[i] = i < p.slices ? p.parts[(i * p.N + n) * p.C + c] : 0;
+#pragma unroll
+    for (int i = 0; i < SLICES_MAX; i++)
+        v = i < p.slices ? v + part[i] : v;
+    return v;
+}
+
+__global__ static void k_settle(const __grid_constant__ struct pending p)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = i / p.C;
+    next_may_start();
+    wait_before();
+    if (n < p.N)
+        p.y[i] = settled(p, n, i % p.C, p.y[i]);
+}
+
+enum nb_status nbi_cuda_settle(struct nbi_stream *s)
+{
+    struct pending p = s->pending;
+    if (!p.y)
+        return NB_OK;
+    s->pending = {};
+    CU_TRY(launch_behind(s, k_settle, (unsigned)ceil_div(p.N * p.C, 256), 256, 0, p));
+    return NB_OK;
+}
+
+#define NORM_ITEMS 6 /* of a thread that stay in registers */
+
+struct norm {
+    float *x;
     const void *w;
     enum nbi_dtype dtype;
     float eps;
-
-    __device__ float begin(int64_t n, int64_t K) const
-    {
-        return norm_factor(x + n * K, K, eps);
-    }
-    __device__ float4 four(int64_t at, int k, float f) const
-    {
-        float4 v = *(const float4 *)(x + at);
-        return make_float4(v.x * f * load_float(w, k, dtype), v.y * f * load_float(w, k + 1, dtype),
-                           v.z * f * load_float(w, k + 2, dtype),
-                           v.w * f * load_float(w, k + 3, dtype));
-    }
 };
 
-struct of_swiglu {
-    static constexpr int CTA = 1024;
-    const float *gate, *up;
-
-    __device__ float begin(int64_t, int64_t) const
-    {
-        return 1;
-    }
-    __device__ float4 four(int64_t at, int, float) const
-    {
-        float4 g = *(const float4 *)(gate + at), u = *(const float4 *)(up + at);
-        return make_float4(g.x / (1 + expf(-g.x)) * u.x, g.y / (1 + expf(-g.y)) * u.y,
-                           g.z / (1 + expf(-g.z)) * u.z, g.w / (1 + expf(-g.w)) * u.w);
-    }
-};
-
-/* x as f16 in the order in which the product takes it: for each tile of columns and each eight rows
- * the operand B of eight mma.m16n8k16, as four times 16 bytes of each lane. */
-template <class FROM>
-__global__ static void k_round_x16(__half *out, float *scale, FROM from, int64_t N, int64_t K,
-                                   int tile_cols)
+/* x of a norm, as k_round_x16 makes it of others, and the bits of the operation (rows.cu). What is
+ * pending for a row of x goes there first. */
+__global__ static void __launch_bounds__(NBI_NORM_THREADS)
+    k_norm_x16(const __grid_constant__ struct x16 to, const __grid_constant__ struct norm a,
+               const __grid_constant__ struct pending p)
 {
-    __shared__ float part[32];
-    int64_t n = blockIdx.x, n_tiles = (N + 7) / 8, row = n * K;
-    int all = tile_cols * (NBI_TILE_COLS / 4), real = n < N ? (int)(K / 4) : 0;
-    float amax = 0, f = n < N ? from.begin(n, K) : 0;
-    bool odd = false;
-    for (int i = threadIdx.x; i < real; i += blockDim.x) {
-        float4 v = from.four(row + 4 * i, 4 * i, f);
-        amax = fmaxf(amax, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
-        odd = odd || !isfinite(v.x) || !isfinite(v.y) || !isfinite(v.z) || !isfinite(v.w);
+    int n = blockIdx.x, K = n < to.N ? to.K : 0, all = to.tile_cols * NBI_TILE_COLS;
+    float *row = a.x + (int64_t)n * to.K;
+    float v[NORM_ITEMS], w[NORM_ITEMS], sum = 0, amax = 0;
+    next_may_start();
+    load_floats<NORM_ITEMS>(w, a.w, threadIdx.x, NBI_NORM_THREADS, K, a.dtype);
+    wait_before();
+    load_raw<float, NORM_ITEMS>(v, row, threadIdx.x, NBI_NORM_THREADS, K);
+    for (int i = 0; i < p.slices; i += 2) {
+        float part[2][NORM_ITEMS];
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            load_raw<float, NORM_ITEMS>(part[k], p.parts + ((i + k) * p.N + n) * p.C, threadIdx.x,
+                                        NBI_NORM_THREADS, i + k < p.slices ? K : 0);
+#pragma unroll
+        for (int j = 0; j < NORM_ITEMS; j++)
+            v[j] = i + 1 < p.slices ? v[j] + part[0][j] + part[1][j] : v[j] + part[0][j];
     }
-    amax = warp_max(odd ? INFINITY : amax);
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = amax;
-    __syncthreads();
-    amax = warp_max(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
-    odd = !isfinite(amax);
-    int e = odd || amax == 0 ? 0 : max(ilogbf(amax), -100);
-    float up = odd ? 0 : ldexpf(1, 13 - e);
-    if (threadIdx.x == 0 && n < N)
-        scale[n] = odd ? NAN : ldexpf(1, e - 13);
-    for (int i = threadIdx.x; i < all; i += blockDim.x) {
-        int tile = i / 32, in = i % 32 * 4, lane = (int)(n % 8) * 4 + in / 32, chunk = in % 32 / 8;
-        float4 v = make_float4(0, 0, 0, 0);
-        if (i < real && !odd)
-            v = from.four(row + 4 * i, 4 * i, f);
-        __half2 h[2] = {__floats2half2_rn(v.x * up, v.y * up),
-                        __floats2half2_rn(v.z * up, v.w * up)};
-        *(uint2 *)(out + (((tile * n_tiles + n / 8) * 4 + chunk) * 32 + lane) * 8 + in % 8) =
-            *(const uint2 *)h;
+#pragma unroll
+    for (int j = 0; j < NORM_ITEMS; j++) {
+        int c = threadIdx.x + j * NBI_NORM_THREADS;
+        if (p.slices && c < K)
+            row[c] = v[j];
+        sum += v[j] * v[j];
+        amax = larger(amax, v[j] * w[j]);
+    }
+    for (int c = threadIdx.x + NORM_ITEMS * NBI_NORM_THREADS; c < K; c += NBI_NORM_THREADS) {
+        float x = settled(p, n, c, row[c]);
+        if (p.slices)
+            row[c] = x;
+        sum += x * x;
+        amax = larger(amax, x * load_float(a.w, c, a.dtype));
+    }
+    float f = norm_factor_of(sum, to.K, a.eps), up = x16_factor(to, n, cta_max(amax) * f);
+#pragma unroll
+    for (int j = 0; j < NORM_ITEMS; j++) {
+        int c = threadIdx.x + j * NBI_NORM_THREADS;
+        if (c < all)
+            *x16_at(to, n, c) = __float2half_rn(up == 0 ? 0 : v[j] * f * w[j] * up);
+    }
+    for (int c = threadIdx.x + NORM_ITEMS * NBI_NORM_THREADS; c < all; c += NBI_NORM_THREADS) {
+        float x = c < K && up != 0 ? row[c] * f * load_float(a.w, c, a.dtype) * up : 0;
+        *x16_at(to, n, c) = __float2half_rn(x);
     }
 }
 
-/* ---- copies ---- */
+/* ---- who has what ---- */
 
-__device__ static inline void copy_16(uint32_t to, const uint4 *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
-}
-
-__device__ static inline void copies_end(void)
-{
-    asm volatile("cp.async.commit_group;" : : : "memory");
-}
-
-/* All but the last so many groups are there. */
-template <int BUT> __device__ static inline void copies_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" : : "n"(BUT) : "memory");
-}
-
-/* The two warps of a part meet. */
-__device__ static inline void part_sync(int part)
-{
-    asm volatile("bar.sync %0, 64;" : : "r"(part + 1) : "memory");
-}
-
-/* A stage: x of each part [PARTS, NT, 128], then tiles of each warp [WARPS, 2, TILE_WORDS]. */
-template <int NT> struct stage {
-    static constexpr int X = NT * 128;
-    static constexpr int WORDS = PARTS * X + WARPS * 2 * TILE_WORDS;
-};
-
-__device__ static inline int matrix_of(const struct product &a, int block)
+__device__ static inline int matrix_of(const struct product &a, int row)
 {
     int m = 0;
-    while (m + 1 < a.count && block >= a.first[m + 1])
+    while (m + 1 < a.count && row >= a.first[m + 1])
         m++;
     return m;
 }
 
-/* The round that a warp fetches next, by lane: its tiles, and half of its part's x. */
-struct ahead {
-    const uint4 *tiles, *x;
-    int second; /* from its first tile to the other */
-    int block, k;
+struct range {
+    int begin, end;
 };
 
-/* Rows of tiles that the matrix does not have are taken from others: nobody will look at their
- * sums. */
-__device__ static inline void go_to(struct ahead &f, const struct product &a, int block, int k,
-                                    int n0)
+__device__ static inline struct range even(unsigned count, unsigned i, unsigned of)
 {
-    int lane = threadIdx.x % 32, pair = threadIdx.x / 32 % 2;
-    if (block >= a.blocks)
-        return; /* nothing will be fetched */
-    int m = matrix_of(a, block), row = (block - a.first[m]) * BLOCK_TILES + pair * 2;
-    row = min(row, a.tile_rows[m] - 1);
-    f.block = block;
-    f.k = k;
-    f.second = row + 1 < a.tile_rows[m] ? a.tile_cols * TILE_WORDS : 0;
-    f.tiles = a.tiles[m] + ((int64_t)row * a.tile_cols + k) * TILE_WORDS + lane;
-    f.x = a.x + ((int64_t)k * a.n_tiles + n0) * 128 + pair * 32 + lane;
+    return {(int)(count * i / of), (int)(count * (i + 1) / of)};
 }
 
-/* Fetches it to a stage, and goes to the one behind. All of NT is fetched; what is beyond x lies in
- * the stream's memory too, and goes to columns that nobody looks at. */
-template <int NT>
-__device__ static inline void fetch_round(struct ahead &f, const struct product &a, uint32_t to)
+/* Rows of tiles of a CTA, its columns, and the passes it takes. */
+struct part {
+    struct range rows, cols;
+    int slice, passes;
+};
+
+__device__ static inline struct part part_of(const struct product &a)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp / 2, pair = warp % 2;
-    uint32_t tiles = to + (PARTS * stage<NT>::X + warp * 2 * TILE_WORDS + lane) * 16;
-    uint32_t x = to + (part * stage<NT>::X + pair * 32 + lane) * 16;
-    if (f.k < a.tile_cols) {
-        const uint4 *tile[2] = {f.tiles, f.tiles + f.second};
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            copy_16(tiles + r * NBI_TILE_BYTES, tile[r]);
-            copy_16(tiles + r * NBI_TILE_BYTES + 32 * 16, tile[r] + 32);
-            if (lane < TILE_WORDS - 64)
-                copy_16(tiles + r * NBI_TILE_BYTES + 64 * 16, tile[r] + 64);
-        }
-#pragma unroll
-        for (int i = 0; i < 2 * NT; i++)
-            copy_16(x + i * 64 * 16, f.x + i * 64);
+    unsigned lines = gridDim.x / (unsigned)a.slices, slice = blockIdx.x / lines;
+    struct range rows = even(a.tile_rows, blockIdx.x - slice * lines, lines);
+    return {rows, even(a.tile_cols, slice, a.slices), (int)slice,
+            (rows.end - rows.begin + PASS - 1) / PASS};
+}
+
+/* Rows of tiles of a pass, and how many groups and ways it has. Warp w has way w / groups of group
+ * w % groups. A way has so many slots for its columns of x. */
+struct pass_shape {
+    int row, rows, groups, ways, slots;
+};
+
+__device__ static inline struct pass_shape pass_of(const struct product &a, const struct part &p,
+                                                   int pass)
+{
+    struct range r = even(p.rows.end - p.rows.begin, pass, p.passes);
+    unsigned rows = r.end - r.begin, groups = (rows + GROUP - 1) / GROUP;
+    unsigned ways = min(WARPS / groups, (unsigned)a.ways);
+    return {p.rows.begin + r.begin, (int)rows, (int)groups, (int)ways,
+            (int)((unsigned)a.slots / ways)};
+}
+
+/* Where in the slots of its way a column of x is, in turn, and which time that is. */
+struct turn {
+    int slot;
+    uint32_t parity;
+};
+
+__device__ static inline void next_turn(struct turn &t, int slots)
+{
+    t.parity ^= t.slot + 1 == slots;
+    t.slot = t.slot + 1 == slots ? 0 : t.slot + 1;
+}
+
+/* ---- copies ---- */
+
+/* Barriers in shared memory, that copies to it arrive at. Before compute capability 9.0 every lane
+ * copies and arrives for itself. */
+#if __CUDA_ARCH__ >= 900
+#define BULK      1
+#define COPY_ENDS 1
+#else
+#define BULK      0
+#define COPY_ENDS 32
+#endif
+
+__device__ static inline void barrier_init(uint32_t bar, int count)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+__device__ static inline void barrier_arrive(uint32_t bar)
+{
+    asm volatile("{\n"
+                 ".reg .b64 state;\n"
+                 "mbarrier.arrive.shared.b64 state, [%0];\n"
+                 "}" ::"r"(bar)
+                 : "memory");
+}
+
+/* Until the phase of that parity is over, by all lanes of a warp. */
+__device__ static inline void barrier_wait(uint32_t bar, uint32_t parity)
+{
+    uint32_t done = 0;
+    while (!done)
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+#if BULK
+                     "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+#else
+                     "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+#endif
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+    __syncwarp();
+}
+
+/* By all lanes of a warp: so many bytes will come, */
+__device__ static inline void copies_begin(uint32_t bar, int bytes)
+{
+#if BULK
+    if (threadIdx.x % 32 == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                     : "memory");
+#endif
+}
+
+/* each of them by this, */
+__device__ static inline void copy(uint32_t to, const void *from, int bytes, uint32_t bar)
+{
+#if BULK
+    if (threadIdx.x % 32 == 0)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1], %2, [%3];" ::"r"(to),
+                     "l"(from), "r"(bytes), "r"(bar)
+                     : "memory");
+#else
+    for (int i = threadIdx.x % 32 * 16; i < bytes; i += 512)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i),
+                     "l"((const uint8_t *)from + i)
+                     : "memory");
+#endif
+}
+
+/* and this is the end. */
+__device__ static inline void copies_end(uint32_t bar)
+{
+#if !BULK
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+}
+
+/* Shared memory: rings and columns of x, where sums go at the end of a pass; before them barriers:
+ * tiles of each warp have arrived, x has, and x is free again. */
+#define BARS       (WARPS * STAGES)
+#define BARS_BYTES ((BARS + 2 * SLOTS_MAX) * 8 / 128 * 128 + 128)
+
+extern __shared__ __align__(128) uint8_t shared[];
+
+__device__ static inline uint32_t tiles_bar(int stage)
+{
+    return shared_at(shared) + (threadIdx.x / 32 * STAGES + stage) * 8;
+}
+
+__device__ static inline uint32_t x_full(int slot)
+{
+    return shared_at(shared) + (BARS + slot) * 8;
+}
+
+__device__ static inline uint32_t x_free(int slot)
+{
+    return shared_at(shared) + (BARS + SLOTS_MAX + slot) * 8;
+}
+
+__device__ static inline uint8_t *stage_at(int stage)
+{
+    return shared + BARS_BYTES + (threadIdx.x / 32 * STAGES + stage) * STAGE;
+}
+
+template <int NT> __device__ static inline uint8_t *slot_at(int slot)
+{
+    return shared + BARS_BYTES + RINGS + slot * NT * 2048;
+}
+
+/* Each warp has its own, the one that brings x the others. Nobody uses them any more. */
+__device__ static inline void begin_barriers(const struct product &a, const struct pass_shape &s)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp < WARPS && lane < STAGES)
+        barrier_init(tiles_bar(lane), COPY_ENDS);
+    if (warp == WARPS && lane < a.slots) {
+        barrier_init(x_full(lane), COPY_ENDS);
+        barrier_init(x_free(lane), s.groups);
     }
-    f.k += PARTS;
-    f.tiles += PARTS * TILE_WORDS;
-    f.x += (int64_t)PARTS * 128 * a.n_tiles;
-    if (f.k - part == a.rounds * PARTS)
-        go_to(f, a, f.block + 1, part, (int)blockIdx.y * NT);
+#if BULK
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+    __syncwarp();
+}
+
+/* ---- weights ---- */
+
+/* What a warp fetches: `rows` tiles of its columns. */
+struct feed {
+    const uint8_t *from[GROUP]; /* column 0 */
+    int rows, first, end, step; /* of columns, but rows */
+};
+
+__device__ static inline void feed_begin(struct feed &f, const struct product &a,
+                                         const struct part &p, const struct pass_shape &s)
+{
+    int warp = threadIdx.x / 32, way = warp / s.groups, group = warp - way * s.groups;
+    f.rows = min(GROUP, s.rows - group * GROUP);
+    f.first = p.cols.begin + way;
+    f.end = way < s.ways ? p.cols.end : 0;
+    f.step = s.ways;
+#pragma unroll
+    for (int r = 0; r < GROUP; r++) {
+        int row = s.row + group * GROUP + min(r, f.rows - 1), m = matrix_of(a, row);
+        f.from[r] = a.tiles[m] + (int64_t)(row - a.first[m]) * a.tile_cols * NBI_TILE_BYTES;
+    }
+}
+
+__device__ static inline void fetch_stage(const struct feed &f, int col, int stage)
+{
+    if (col >= f.end)
+        return;
+    uint32_t bar = tiles_bar(stage), to = shared_at(stage_at(stage));
+    copies_begin(bar, f.rows * NBI_TILE_BYTES);
+#pragma unroll
+    for (int r = 0; r < GROUP; r++)
+        if (r < f.rows)
+            copy(to + r * NBI_TILE_BYTES, f.from[r] + (int64_t)col * NBI_TILE_BYTES, NBI_TILE_BYTES,
+                 bar);
+    copies_end(bar);
+}
+
+/* The warp that brings x, column after column. */
+template <int NT>
+__device__ static inline void bring_x(const struct product &a, const struct part &p,
+                                      const struct pass_shape &s)
+{
+    int n0 = (int)blockIdx.y * NT, bytes = min(NT, a.n_tiles - n0) * 2048, way = 0;
+    struct turn t = {0, 1}; /* all are free at first */
+#pragma unroll 1
+    for (int col = p.cols.begin; col < p.cols.end; col++) {
+        int slot = way * s.slots + t.slot;
+        barrier_wait(x_free(slot), t.parity);
+        copies_begin(x_full(slot), bytes);
+        copy(shared_at(slot_at<NT>(slot)), a.x + ((int64_t)col * a.n_tiles + n0) * 128, bytes,
+             x_full(slot));
+        copies_end(x_full(slot));
+        if (++way == s.ways) {
+            way = 0;
+            next_turn(t, s.slots);
+        }
+    }
 }
 
 /* ---- sums ---- */
 
-/* Half a tile as operands: a[p] is pair p. */
-__device__ static inline void widen_half(uint32_t a[4][4], uint4 codes, const __half2 by[4])
+/* Half a tile as operands: w[p] is pair p. */
+__device__ static inline void widen_half(uint32_t w[4][4], const uint4 *tile, int half)
 {
+    int lane = threadIdx.x % 32;
+    uint4 codes = tile[half * 32 + lane];
+    uint32_t s = ((const uint32_t *)(tile + 64))[lane];
     const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
+    __half2 by[4];
+#pragma unroll
+    for (int q = 0; q < 4; q++) { /* the scale times 2^7, so the weight times 2^-7 */
+        uint32_t h = (s >> (8 * q) & 0xFF) * 0x00800080u;
+        by[q] = __hmul2(*(__half2 *)&h, __float2half2_rn(32768.0f));
+    }
 #pragma unroll
     for (int p = 0; p < 4; p++)
 #pragma unroll
         for (int q = 0; q < 4; q++) {
             uint32_t pair = tile_pair(word[q], p);
             __half2 v = __hmul2(*(__half2 *)&pair, by[q]);
-            a[p][q] = *(uint32_t *)&v;
+            w[p][q] = *(uint32_t *)&v;
         }
 }
 
-/* Adds two tiles times x. All of NT is computed: what is beyond x goes to columns that nobody
- * looks at. */
+/* Adds half a column. Both rows of tiles are computed: a group of one has something there too, and
+ * nobody looks at what comes of it. */
 template <int NT>
-__device__ static inline void add_tiles(float acc[2][NT][4], const uint4 *tiles, const uint4 *x)
+__device__ static inline void add_half(float acc[GROUP][NT][4], const uint8_t *stage,
+                                       const uint4 *x, int half)
 {
-    int lane = threadIdx.x % 32;
-    __half2 by[2][4];
+    uint32_t w[GROUP][4][4];
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        uint32_t s = ((const uint32_t *)(tiles + r * TILE_WORDS + 64))[lane];
+    for (int r = 0; r < GROUP; r++)
+        widen_half(w[r], (const uint4 *)(stage + r * NBI_TILE_BYTES), half);
 #pragma unroll
-        for (int q = 0; q < 4; q++) { /* the scale times 2^7, so the weight times 2^-7 */
-            uint32_t h = (s >> (8 * q) & 0xFF) * 0x00800080u;
-            by[r][q] = __hmul2(*(__half2 *)&h, __float2half2_rn(32768.0f));
+    for (int t = 0; t < NT; t++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint4 b = x[t * 128 + (2 * half + i) * 32];
+#pragma unroll
+            for (int r = 0; r < GROUP; r++)
+                mma_f16(acc[r][t], w[r][2 * i], b.x, b.y);
+#pragma unroll
+            for (int r = 0; r < GROUP; r++)
+                mma_f16(acc[r][t], w[r][2 * i + 1], b.z, b.w);
         }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint32_t a[2][4][4];
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            widen_half(a[r], tiles[r * TILE_WORDS + half * 32 + lane], by[r]);
-#pragma unroll
-        for (int t = 0; t < NT; t++) {
-            uint4 b0 = x[t * 128 + half * 32 + lane], b1 = x[t * 128 + 64 + half * 32 + lane];
-            const uint32_t lo[4] = {b0.x, b0.y, b0.z, b0.w}, hi[4] = {b1.x, b1.y, b1.z, b1.w};
-#pragma unroll
-            for (int p = 0; p < 4; p++)
-#pragma unroll
-                for (int r = 0; r < 2; r++)
-                    mma_f16(acc[r][t], a[r][p], lo[p], hi[p]);
-        }
-    }
 }
 
-/* Sums of parts 0 and 2, and of 1 and 3, as [2, 8 NT, SUMS_LINE]; acc is 0 afterwards. */
-template <int NT> __device__ static inline void join_parts(float acc[2][NT][4], float *sums)
+/* acc to the warp's place in sums [WARPS, 8 NT, SUMS_LINE]; it is 0 afterwards. */
+template <int NT> __device__ static inline void leave_sums(float acc[GROUP][NT][4], float *sums)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp / 2, pair = warp % 2;
-    int g = lane / 4, t = lane % 4;
-    float *to = sums + part % 2 * 8 * NT * SUMS_LINE + 2 * t * SUMS_LINE + pair * 32 + g;
+    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    float *to = sums + (warp * 8 * NT + 2 * t) * SUMS_LINE + g;
 #pragma unroll
-    for (int turn = 0; turn < 2; turn++) {
-        if ((part < 2) == (turn == 1))
+    for (int r = 0; r < GROUP; r++)
 #pragma unroll
-            for (int i = 0; i < 2 * NT * 4; i++) {
-                int r = i / (4 * NT), c = i / 4 % NT, j = i % 4;
-                float *s = to + (8 * c + j % 2) * SUMS_LINE + r * 16 + j / 2 * 8;
-                *s = turn ? acc[r][c][j] + *s : acc[r][c][j];
+        for (int c = 0; c < NT; c++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                to[(8 * c + j % 2) * SUMS_LINE + r * 16 + j / 2 * 8] = acc[r][c][j];
                 acc[r][c][j] = 0;
             }
-        __syncthreads();
-    }
 }
 
-/* ---- blocks ---- */
-
-/* The first round of a CTA, and the CTA of a round. */
-__device__ static inline int first_of(const struct product &a, int cta)
-{
-    return (int)((int64_t)a.total * cta / gridDim.x);
-}
-
-__device__ static inline int cta_of(const struct product &a, int round)
-{
-    return (int)((((int64_t)round + 1) * gridDim.x - 1) / a.total);
-}
-
-/* A CTA has pieces of two blocks at most: of one that began before it, and of one that it begins.
- */
+/* Results of row o of two rows of tiles, from the sums of all ways in order. */
 template <int NT>
-__device__ static inline float *part_of(const struct product &a, int cta, bool begins)
+__device__ static inline void add_up(const struct product &a, const struct part &p,
+                                     const struct pass_shape &s, const float *sums)
 {
-    int64_t index = ((int64_t)blockIdx.y * gridDim.x + cta) * 2 + begins;
-    return a.parts + index * (8 * NT * BLOCK_ROWS);
-}
-
-/* The result of row i % BLOCK_ROWS of a block and column i / BLOCK_ROWS of these. */
-template <int NT>
-__device__ static inline void put(const struct product &a, int block, int i, float sum)
-{
-    int m = matrix_of(a, block);
-    int row = (block - a.first[m]) * BLOCK_ROWS + i % BLOCK_ROWS;
-    int n = (int)blockIdx.y * 8 * NT + i / BLOCK_ROWS;
-    if (row >= a.rows[m] || n >= a.N)
-        return;
-    float v = __fmul_rn(sum, 128.0f * a.scale[m] * a.x_scale[n]);
-    float *y = a.y[m] + (int64_t)n * a.rows[m] + row;
-    *y = a.add ? *y + v : v;
-}
-
-/* Whether all parts of a block are there: then nobody else will ask. */
-__device__ static inline bool all_left(const struct product &a, int first, int others)
-{
-    __shared__ bool last;
-    __threadfence(); /* this thread's share of the part is there for all to see */
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        int32_t *left = a.left + blockIdx.y * gridDim.x + first;
-        last = atomicAdd(left, 1) == others;
-        if (last)
-            *left = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    return last;
-}
-
-/* What is known of a block when this CTA's rounds of it are over: all of it, or a part. Parts are
- * read past the nearest cache, which does not know what others wrote. */
-template <int NT>
-__device__ static inline void end_block(const struct product &a, const float *sums, int block,
-                                        bool whole)
-{
-    const float *second = sums + 8 * NT * SUMS_LINE;
-    int first = 0, last = 0;
-    if (!whole) {
-        first = cta_of(a, block * a.rounds);
-        last = cta_of(a, (block + 1) * a.rounds - 1);
-    }
-    float *part = part_of<NT>(a, blockIdx.x, (int)blockIdx.x == first);
-    for (int i = threadIdx.x; i < 8 * NT * BLOCK_ROWS; i += THREADS) {
-        int at = i / BLOCK_ROWS * SUMS_LINE + i % BLOCK_ROWS;
-        float sum = sums[at] + second[at];
-        if (whole)
-            put<NT>(a, block, i, sum);
-        else
-            part[i] = sum;
-    }
-    if (!whole && all_left(a, first, last - first))
-        for (int i = threadIdx.x; i < 8 * NT * BLOCK_ROWS; i += THREADS) {
-            float sum = __ldcg(part_of<NT>(a, first, true) + i);
-            for (int cta = first + 1; cta <= last; cta++)
-                sum += __ldcg(part_of<NT>(a, cta, false) + i);
-            put<NT>(a, block, i, sum);
+    int warp = threadIdx.x / 32, o = threadIdx.x % 32, n0 = (int)blockIdx.y * 8 * NT;
+#pragma unroll 1
+    for (int group = 0; group < s.groups; group++) {
+        int row = s.row + group * GROUP + o / 16, m = matrix_of(a, min(row, a.tile_rows - 1));
+        int out = (row - a.first[m]) * 16 + o % 16, stride = s.groups * 8 * NT * SUMS_LINE;
+        bool any = row < s.row + s.rows && out < a.rows[m];
+        float by = 128.0f * a.scale[m];
+        float *y = a.slices > 1 ? a.parts + (int64_t)p.slice * a.N * a.rows[m] : a.y[m];
+#pragma unroll 1
+        for (int n = warp; n < 8 * NT && n0 + n < a.N; n += WARPS + 1) {
+            const float *from = sums + (group * 8 * NT + n) * SUMS_LINE + o;
+            float sum = *from, scale = by * a.x_scale[n0 + n];
+#pragma unroll 4
+            for (int i = 1; i < s.ways; i++)
+                sum += *(from += stride);
+            float *to = y + (int64_t)(n0 + n) * a.rows[m] + out;
+            if (any)
+                *to = __fmul_rn(sum, scale) + (a.add && a.slices == 1 ? *to : 0);
         }
-    __syncthreads(); /* the sums were read */
+    }
 }
 
-template <int NT, int STAGES>
+/* ---- the kernel ---- */
+
+template <int NT>
+__device__ static inline void multiply_pass(float acc[GROUP][NT][4], const struct feed &f,
+                                            const struct part &p, int slots)
+{
+    int lane = threadIdx.x % 32, own = (f.first - p.cols.begin) * slots;
+    struct turn t = {};
+#pragma unroll 1
+    for (int i = 0, col = f.first; col < f.end; i++, col += f.step) {
+        int stage = i % STAGES, slot = own + t.slot;
+        barrier_wait(tiles_bar(stage), i / STAGES % 2);
+        barrier_wait(x_full(slot), t.parity);
+        const uint4 *x = (const uint4 *)slot_at<NT>(slot) + lane;
+#pragma unroll 1
+        for (int half = 0; half < 2; half++)
+            add_half(acc, stage_at(stage), x, half);
+        __syncwarp(); /* the stage was read by all */
+        if (lane == 0)
+            barrier_arrive(x_free(slot));
+        fetch_stage(f, col + STAGES * f.step, stage);
+        next_turn(t, slots);
+    }
+}
+
+template <int NT>
 __global__ static void __launch_bounds__(THREADS, 1)
     k_linear_few(const __grid_constant__ struct product a)
 {
-    extern __shared__ uint4 room[];
-    const unsigned words = stage<NT>::WORDS;
-    float *sums = (float *)(room + STAGES * words);
-    int warp = threadIdx.x / 32, part = warp / 2;
-    int begin = first_of(a, blockIdx.x), end = first_of(a, blockIdx.x + 1);
-    int block = begin / a.rounds, k = (begin - block * a.rounds) * PARTS + part;
-    float acc[2][NT][4] = {};
-    uint32_t to = shared_at(room);
-    struct ahead f = {};
-    go_to(f, a, block, k, (int)blockIdx.y * NT);
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) {
-        if (begin + i < end)
-            fetch_round<NT>(f, a, to + i * words * 16);
-        copies_end();
-    }
-    unsigned at = 0;
-    for (int round = begin; round < end; round++) {
-        const uint4 *in = room + at * words;
-        copies_wait<STAGES - 2>();
-        part_sync(part); /* all copies are there, and the stage before has been used */
-        if (round + STAGES - 1 < end)
-            fetch_round<NT>(f, a, to + (at + STAGES - 1) % STAGES * words * 16);
-        copies_end();
-        if (k < a.tile_cols)
-            add_tiles<NT>(acc, in + PARTS * stage<NT>::X + warp * 2 * TILE_WORDS,
-                          in + part * stage<NT>::X);
-        k += PARTS;
-        at = (at + 1) % STAGES;
-        if (round + 1 == end || k - part == a.rounds * PARTS) {
-            join_parts<NT>(acc, sums);
-            end_block<NT>(a, sums, block,
-                          block * a.rounds >= begin && (block + 1) * a.rounds <= end);
-            block++;
-            k = part;
-        }
+    const struct part own = part_of(a);
+    const bool brings_x = threadIdx.x / 32 == WARPS;
+    float *sums = (float *)(shared + BARS_BYTES);
+    float acc[GROUP][NT][4] = {};
+    next_may_start();
+#pragma unroll 1
+    for (int pass = 0; pass < own.passes; pass++) {
+        const struct pass_shape s = pass_of(a, own, pass);
+        struct feed f = {};
+        begin_barriers(a, s);
+        if (!brings_x)
+            feed_begin(f, a, own, s);
+#pragma unroll 1
+        for (int i = 0; i < STAGES; i++)
+            fetch_stage(f, f.first + i * f.step, i);
+        __syncthreads();
+        if (pass == 0)
+            wait_before();
+        if (brings_x)
+            bring_x<NT>(a, own, s);
+        else
+            multiply_pass(acc, f, own, s.slots);
+        __syncthreads(); /* rings and x were read */
+        if (!brings_x)
+            leave_sums(acc, sums);
+        __syncthreads();
+        add_up<NT>(a, own, s, sums);
+#if BULK
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* copies come behind this */
+#endif
+        __syncthreads();
     }
 }
 
 /* ---- launch ---- */
 
-template <int NT, int STAGES>
-static enum nb_status launch(struct nbi_stream *s, const struct product &a, int ctas)
+/* Columns of x that there is room for. */
+static int slots_for(const struct nbi_stream *s, int n_tiles)
 {
-    int shared = STAGES * stage<NT>::WORDS * 16 + 2 * 8 * NT * SUMS_LINE * 4;
+    int n = (s->cuda->shared - BARS_BYTES - RINGS) / (n_tiles * 2048);
+    return n < SLOTS_MAX ? n : SLOTS_MAX;
+}
+
+template <int NT> static enum nb_status launch(struct nbi_stream *s, struct product &a, int ctas)
+{
+    int64_t sums = WARPS * 8 * NT * SUMS_LINE * 4, useful = ceil_div(a.tile_cols, a.slices);
+    a.slots = slots_for(s, NT);
+    useful = ceil_div(useful, a.ways) * a.ways;
+    a.slots = (int)(useful < a.slots ? useful : a.slots);
+    int64_t data = RINGS + a.slots * NT * 2048, bytes = BARS_BYTES + (data > sums ? data : sums);
+    NBI_BUG_IF(a.slots < a.ways || a.ways < 1 || bytes > s->cuda->shared);
     dim3 grid((unsigned)ctas, (unsigned)ceil_div(a.n_tiles, NT));
-    CU_TRY(cudaFuncSetAttribute(k_linear_few<NT, STAGES>,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    k_linear_few<NT, STAGES><<<grid, THREADS, shared, s->queue>>>(a);
-    CU_LAUNCHED();
+    CU_TRY(cudaFuncSetAttribute(k_linear_few<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)bytes));
+    CU_TRY(launch_behind(s, k_linear_few<NT>, grid, THREADS, (int)bytes, a));
     return NB_OK;
 }
 
-/* As many columns at once as there are, where shared memory allows it. */
-static enum nb_status launch_for(struct nbi_stream *s, const struct product &a, int ctas)
+/* As many rows of x at once as there are, where shared memory allows it. */
+static enum nb_status launch_for(struct nbi_stream *s, struct product &a, int ctas)
 {
-    if (s->cuda->shared < (220 << 10))
-        return a.n_tiles <= 1 ? launch<1, 2>(s, a, ctas) : launch<2, 2>(s, a, ctas);
-    if (a.n_tiles <= 1)
-        return launch<1, 4>(s, a, ctas);
-    if (a.n_tiles <= 2)
-        return launch<2, 4>(s, a, ctas);
-    return a.n_tiles <= 4 ? launch<4, 4>(s, a, ctas) : launch<8, 2>(s, a, ctas);
+    bool large = s->cuda->shared >= (160 << 10);
+    a.ways = slots_for(s, large ? 8 : 4);
+    a.ways = a.ways < WAYS_MAX ? a.ways : WAYS_MAX;
+    return a.n_tiles <= 1             ? launch<1>(s, a, ctas)
+           : a.n_tiles <= 2           ? launch<2>(s, a, ctas)
+           : a.n_tiles <= 4 || !large ? launch<4>(s, a, ctas)
+                                      : launch<8>(s, a, ctas);
+}
+
+/* Into how many slices the columns are cut, so that nobody has many tiles. */
+static int slices_for(const struct product &a, int ctas)
+{
+    int best = 1;
+    int64_t least = INT64_MAX, bytes = (int64_t)NBI_SMALL_BATCH * a.rows[0] * 4;
+    for (int n = 1; n <= a.tile_cols && n <= SLICES_MAX && n <= ctas; n++) {
+        int64_t tiles = ceil_div(a.tile_cols, n) * ceil_div(a.tile_rows, ctas / n);
+        if (tiles < least && n * bytes <= NBI_WORKSPACE_BYTES) {
+            least = tiles;
+            best = n;
+        }
+    }
+    return best;
 }
 
 /* x is in s->x16. */
 static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
     struct product p = {};
-    int blocks = 0;
-    p.tile_cols = tiles_of(0, a->K).cols;
     for (int i = 0; i < a->count; i++) {
+        struct tile_shape t = tiles_of(a->w[i].rows, a->K);
         p.y[i] = at<float>(a->y[i]);
-        p.tiles[i] = at<const uint4>(a->w[i].data);
+        p.tiles[i] = at<const uint8_t>(a->w[i].data);
         p.rows[i] = (int)a->w[i].rows;
-        p.tile_rows[i] = tiles_of(a->w[i].rows, a->K).rows;
         p.scale[i] = a->w[i].tensor_scale;
-        p.first[i] = blocks;
-        blocks += (int)ceil_div(p.tile_rows[i], BLOCK_TILES);
+        p.first[i] = p.tile_rows;
+        p.tile_rows += t.rows;
+        p.tile_cols = t.cols;
     }
     p.count = a->count;
-    p.rounds = (int)ceil_div(p.tile_cols, PARTS);
-    p.blocks = blocks;
-    p.total = blocks * p.rounds;
     p.x = (const uint4 *)s->x16;
     p.x_scale = s->x16_scale;
     p.parts = (float *)s->workspace;
-    p.left = s->linear_left;
     p.N = (int)a->N;
     p.n_tiles = (int)ceil_div(a->N, 8);
     p.add = a->add;
-    int ctas = s->cuda->sms < NBI_CTAS_MAX ? s->cuda->sms : NBI_CTAS_MAX;
-    return launch_for(s, p, p.total < ctas ? p.total : ctas);
+    p.slices = a->add && a->count == 1 ? slices_for(p, s->cuda->sms) : 1;
+    int64_t useful = (int64_t)p.tile_rows * p.slices, most = s->cuda->sms / p.slices * p.slices;
+    NBI_TRY(launch_for(s, p, (int)(useful < most ? useful : most)));
+    if (p.slices > 1)
+        s->pending = {p.y[0], p.parts, p.slices, a->N, a->w[0].rows};
+    return NB_OK;
+}
+
+static struct x16 x16_of(struct nbi_stream *s, const struct nbi_op_linear *a)
+{
+    return {(__half *)s->x16, s->x16_scale, (int)a->N, (int)a->K, tiles_of(0, a->K).cols};
 }
 
 template <class FROM>
 static enum nb_status round_and_multiply(struct nbi_stream *s, const struct nbi_op_linear *a,
                                          FROM from)
 {
-    k_round_x16<<<(unsigned)(ceil_div(a->N, 8) * 8), FROM::CTA, 0, s->queue>>>(
-        (__half *)s->x16, s->x16_scale, from, a->N, a->K, tiles_of(0, a->K).cols);
-    CU_LAUNCHED();
+    CU_TRY(launch_behind(s, k_round_x16<FROM>, (unsigned)(ceil_div(a->N, 8) * 8), ROUND_THREADS, 0,
+                         x16_of(s, a), from));
     return multiply(s, a);
 }
 
@@ -504,20 +758,32 @@ enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_lin
 enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                     const struct nbi_op_linear *a)
 {
-    CU_HERE(s);
-    if (norm->rstd.at || !nbi_cuda_few(a)) {
+    struct norm from = {at<float>(norm->x), at<const void>(norm->w.data), norm->w.dtype, norm->eps};
+    struct pending p = s->pending;
+    bool few = !norm->rstd.at && nbi_cuda_few(a);
+    if (!few || p.y != from.x || p.N != norm->N || p.C != norm->C) {
+        CU_HERE(s); /* which settles what is pending */
+        p = {};
+    }
+    if (!few && !norm->rstd.at && nbi_cuda_large(a))
+        return nbi_cuda_norm_large(s, norm, a);
+    if (!few) {
         NBI_TRY(nbi_cuda_rmsnorm(s, norm));
         return nbi_cuda_linear(s, a);
     }
-    struct of_norm from = {at<const float>(norm->x), at<const void>(norm->w.data), norm->w.dtype,
-                           norm->eps};
-    return round_and_multiply(s, a, from);
+    CU_TRY(cudaSetDevice(s->cuda->index));
+    s->pending = {};
+    CU_TRY(launch_behind(s, k_norm_x16, (unsigned)(ceil_div(a->N, 8) * 8), NBI_NORM_THREADS, 0,
+                         x16_of(s, a), from, p));
+    return multiply(s, a);
 }
 
 enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,
                                       const struct nbi_op_linear *a)
 {
     CU_HERE(s);
+    if (nbi_cuda_large(a) && !nbi_cuda_few(a))
+        return nbi_cuda_swiglu_large(s, act, a);
     if (!nbi_cuda_few(a)) {
         NBI_TRY(nbi_cuda_swiglu(s, act));
         return nbi_cuda_linear(s, a);

@@ -32,6 +32,32 @@ __device__ static inline float load_float(const void *p, int64_t i, enum nbi_dty
     }
 }
 
+/* COUNT of them, `step` apart from i on, those before `end`; 0 for others. All are asked for before
+ * the first one is needed. */
+template <typename T, int COUNT>
+__device__ static inline void load_raw(T out[COUNT], const void *p, int i, int step, int end)
+{
+#pragma unroll
+    for (int j = 0; j < COUNT; j++)
+        out[j] = i + j * step < end ? ((const T *)p)[i + j * step] : T{};
+}
+
+template <int COUNT>
+__device__ static inline void load_floats(float out[COUNT], const void *p, int i, int step, int end,
+                                          enum nbi_dtype dtype)
+{
+    if (dtype == NBI_F32) {
+        load_raw<float, COUNT>(out, p, i, step, end);
+        return;
+    }
+    uint16_t raw[COUNT];
+    load_raw<uint16_t, COUNT>(raw, p, i, step, end);
+#pragma unroll
+    for (int j = 0; j < COUNT; j++)
+        out[j] = dtype == NBI_F16 ? __half2float(__ushort_as_half(raw[j]))
+                                  : __uint_as_float((uint32_t)raw[j] << 16);
+}
+
 /* Rounded to the nearest even; E4M3 saturates and keeps NaN. */
 __device__ static inline void store_float(void *p, int64_t i, enum nbi_dtype dtype, float v)
 {
@@ -66,19 +92,34 @@ __device__ static inline float warp_max(float v)
 
 #define NBI_NORM_THREADS 512 /* for norm_factor to be the same everywhere */
 
-/* 1 / sqrt(mean(x^2) + eps) of a row, by a CTA; the sum in an order that depends on its threads. */
-__device__ static inline float norm_factor(const float *row, int64_t C, float eps)
+/* 1 / sqrt(mean(x^2) + eps) of a row, by a CTA whose threads have added up squares. */
+__device__ static inline float norm_factor_of(float sum, int64_t C, float eps)
 {
     __shared__ float part[32];
-    float sum = 0;
-    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
-        sum += row[c] * row[c];
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0)
         part[threadIdx.x / 32] = sum;
     __syncthreads();
     sum = warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
     return 1.0f / sqrtf(sum / (float)C + eps);
+}
+
+__device__ static inline float norm_factor(const float *row, int64_t C, float eps)
+{
+    float sum = 0;
+    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
+        sum += row[c] * row[c];
+    return norm_factor_of(sum, C, eps);
+}
+
+__device__ static inline float swiglu(float gate, float up)
+{
+    return gate / (1 + expf(-gate)) * up;
+}
+
+__device__ static inline float4 swiglu_four(float4 g, float4 u)
+{
+    return make_float4(swiglu(g.x, u.x), swiglu(g.y, u.y), swiglu(g.z, u.z), swiglu(g.w, u.w));
 }
 
 /* An address in shared memory, as instructions of PTX take it. */
