@@ -52,10 +52,12 @@ struct nbi_weight_source {
     int64_t rows, cols;
     float tensor_scale;
     const void *mapped; /* row-major floats at any alignment; NULL: use read */
-    /* Rows [first, first + count) into host memory: floats, or codes and scales. */
+    /* Rows [first, first + count) into host memory: floats, or codes and scales. There also beside
+     * mapped; threads may call it at the same time. */
     enum nb_status (*read)(void *ctx, int64_t first, int64_t count, void *data, void *scales);
     void *ctx;
     bool keep_rows; /* do not repack: the rows are wanted one by one, or will be written */
+    bool lookup;    /* embed alone will read it, a few rows at a time: need not be on a device */
 };
 
 /* ---- keys and values ---- */

@@ -53,6 +53,8 @@ void nbi_param_at(const struct nbi_config *c, int64_t index, struct nbi_param *p
 /* The place of a name in that order (a head always has one), or -1. */
 int64_t nbi_param_index(const struct nbi_config *c, const char *name);
 
+bool nbi_param_is_embedding(const char *name);
+
 /* Whether a tensor of this name and rank is a projection, which NVFP4 models quantise. */
 bool nbi_param_is_projection(const char *name, int ndim);
 

@@ -4,6 +4,8 @@
 #include "base/str.h"
 #include "model/config.h"
 
+#define EMBEDDING "model.embed_tokens.weight"
+
 /* Dimensions by letter: rows and columns of a weight; a norm has rows only. */
 enum dim { NONE, HIDDEN, FFN, QUERY, KEY_VALUE, HEAD };
 
@@ -64,14 +66,18 @@ void nbi_param_at(const struct nbi_config *c, int64_t index, struct nbi_param *p
         *p = (struct nbi_param){"model.norm.weight", 1, {c->hidden_size, 0}};
     } else {
         *p = (struct nbi_param){"", 2, {c->vocab_size, c->hidden_size}};
-        snprintf(p->name, sizeof p->name, "%s",
-                 index == 0 ? "model.embed_tokens.weight" : "lm_head.weight");
+        snprintf(p->name, sizeof p->name, "%s", index == 0 ? EMBEDDING : "lm_head.weight");
     }
+}
+
+bool nbi_param_is_embedding(const char *name)
+{
+    return strcmp(name, EMBEDDING) == 0;
 }
 
 int64_t nbi_param_index(const struct nbi_config *c, const char *name)
 {
-    if (strcmp(name, "model.embed_tokens.weight") == 0)
+    if (nbi_param_is_embedding(name))
         return 0;
     if (strcmp(name, "model.norm.weight") == 0)
         return 1 + c->layers * PER_LAYER;

@@ -23,7 +23,8 @@ struct nbi_weights {
     int64_t bytes_per_token; /* read for one token: all matrices, without the embedding's table */
 };
 
-/* Where weights come from: hands one over to the backend, or says NB_ENOTFOUND. */
+/* Where weights come from: hands one over to the backend, or says NB_ENOTFOUND. The embedding is a
+ * lookup (nbi_weight_source) if there is a head as well. */
 struct nbi_weight_provider {
     enum nb_status (*take)(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
                            struct nbi_weight *out);

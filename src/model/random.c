@@ -69,7 +69,8 @@ static enum nb_status take_random(void *ctx, struct nbi_backend *be, const struc
                                           .cols = r.cols,
                                           .tensor_scale = 1,
                                           .read = read_random,
-                                          .ctx = &r};
+                                          .ctx = &r,
+                                          .lookup = nbi_param_is_embedding(p->name)};
     return be->weight_new(be, &src, out);
 }
 

@@ -89,6 +89,7 @@ static enum nb_status take_entry(struct nbi_backend *be, struct nbi_store *store
                                  struct nbi_weight *out)
 {
     const uint8_t *mapped = NULL;
+    bool lookup = nbi_param_is_embedding(p->name) && nbi_store_find(store, "lm_head.weight");
     struct rows rows = {store, e, p->ndim == 2 ? p->shape[1] : 0};
     NBI_TRY(check_entry(e, p));
     if (e->dtype != NBI_NVFP4)
@@ -100,7 +101,8 @@ static enum nb_status take_entry(struct nbi_backend *be, struct nbi_store *store
                                               e->dtype == NBI_NVFP4 ? e->tensor_scale : 1.0f,
                                           .mapped = mapped ? mapped + e->data.offset : NULL,
                                           .read = read_rows,
-                                          .ctx = &rows};
+                                          .ctx = &rows,
+                                          .lookup = lookup};
     return be->weight_new(be, &src, out);
 }
 

@@ -82,14 +82,19 @@ static inline struct nbi_ptr block(struct lab *l, const void *bytes, int64_t n)
     return *p;
 }
 
+static inline struct nbi_weight weight_from(struct lab *l, const struct nbi_weight_source *src)
+{
+    assert_true(l->weight_count < MAX_WEIGHTS);
+    struct nbi_weight *out = &l->weights[l->weight_count++];
+    assert_ok(l->be->weight_new(l->be, src, out));
+    return *out;
+}
+
 static inline struct nbi_weight weight(struct lab *l, struct host_weight *w, bool keep_rows)
 {
     struct nbi_weight_source src = source_of(w);
     src.keep_rows = keep_rows;
-    assert_true(l->weight_count < MAX_WEIGHTS);
-    struct nbi_weight *out = &l->weights[l->weight_count++];
-    assert_ok(l->be->weight_new(l->be, &src, out));
-    return *out;
+    return weight_from(l, &src);
 }
 
 /* What a block holds now. */

@@ -19,7 +19,8 @@ struct model {
     struct nbi_config c;
     struct host_weight params[MAX_PARAMS];
     int64_t count;
-    bool own_head; /* also where the config ties it */
+    bool own_head;  /* also where the config ties it */
+    bool no_lookup; /* the embedding is a weight like others */
 };
 
 static void fill_param(struct host_weight *w, const struct nbi_param *p, bool four)
@@ -102,7 +103,8 @@ static enum nb_status take_host(void *ctx, struct nbi_backend *be, const struct 
     if (i >= m->count)
         return NB_ENOTFOUND;
     struct host_weight *w = &m->params[i];
-    const struct nbi_weight_source src = source_of(w);
+    struct nbi_weight_source src = source_of(w);
+    src.lookup = nbi_param_is_embedding(p->name) && m->own_head && !m->no_lookup;
     return be->weight_new(be, &src, out);
 }
 
@@ -650,6 +652,47 @@ static void test_backend__cuda_does_single_tokens(void **state)
         assert_int_equal(in_one, 12);
 }
 
+/* As decoding does it, so many tokens at a time: one kernel for one, a recorded list for more. */
+static float *decoded(struct model *m, const struct batch *t, int64_t step)
+{
+    struct runner r;
+    float *logits = zeros(t->N * m->c.vocab_size, sizeof *logits);
+    runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, step, NBI_F16);
+    r.exact = false;
+    r.unwatched = true;
+    assert_ok(nbi_acts_ready(&r.acts, &r.w, r.s, r.stores));
+    for (int64_t n = 0; n + step <= t->N; n += step)
+        forward(&r, t, n, step, logits + n * m->c.vocab_size);
+    runner_end(&r);
+    return logits;
+}
+
+/* Where the embedding lies changes no bit. */
+static void test_backend__cuda_looks_up_rows_on_the_host(void **state)
+{
+    static const struct shape shape = {112, 272, 3, 4, 2, 128, 40, true, true, true};
+    struct model m;
+    struct batch t;
+    (void)state;
+    if (nb_gpu_check(0) != NB_OK) {
+        print_message("SKIP: %s\n", nb_last_error());
+        skip();
+    }
+    drawn = 0;
+    model_new(&m, &shape);
+    batch_new(&t, m.c.vocab_size, 20, 16);
+    for (int64_t step = 1; step <= 3; step += 2) {
+        m.no_lookup = true;
+        float *want = decoded(&m, &t, step);
+        m.no_lookup = false;
+        float *is = decoded(&m, &t, step);
+        assert_memory_equal(is, want, (size_t)(t.N * m.c.vocab_size) * sizeof *is);
+        free(want);
+        free(is);
+    }
+    model_free(&m);
+}
+
 static void random_logits(struct nbi_backend *be, const struct nbi_config *c, bool exact,
                           enum nbi_dtype kv, float *logits)
 {
@@ -816,6 +859,7 @@ int main(void)
         cmocka_unit_test(test_backend__tokens_do_not_see_their_company),
         cmocka_unit_test(test_backend__cuda_follows_the_equations),
         cmocka_unit_test(test_backend__cuda_does_single_tokens),
+        cmocka_unit_test(test_backend__cuda_looks_up_rows_on_the_host),
         cmocka_unit_test(test_backend__host_never_touches_device_memory),
         cmocka_unit_test(test_backend__the_guard_guards),
         cmocka_unit_test(test_backend__copies_bytes),

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "convert/export.h"
 #include "formats/store.h"
+#include "model/qwen3.h"
 #include "tensor/nvfp4.h"
 #include "unit/support.h"
 
@@ -182,6 +183,46 @@ static void test_quantize__head_follows_the_embedding(void **state)
     free(q2);
     nbi_store_close(model);
     nbi_store_close(out);
+}
+
+static bool looked_up;
+
+static enum nb_status note_lookup(struct nbi_backend *be, const struct nbi_weight_source *src,
+                                  struct nbi_weight *out)
+{
+    (void)be;
+    *out = (struct nbi_weight){0};
+    looked_up = src->lookup;
+    return NB_OK;
+}
+
+/* How a model of this file hands a weight over. */
+static bool is_lookup(const char *path, const char *name)
+{
+    struct nbi_backend be = {.weight_new = note_lookup};
+    struct nbi_store *store;
+    struct nbi_weight w;
+    assert_ok(nbi_store_open(&store, path));
+    const struct nbi_entry *e = nbi_store_find(store, name);
+    assert_non_null(e);
+    struct nbi_param p = {"", 2, {e->shape[0], e->shape[1]}};
+    snprintf(p.name, sizeof p.name, "%s", name);
+    struct nbi_weight_provider from = nbi_weights_of_store(store);
+    assert_ok(from.take(from.ctx, &be, &p, &w));
+    nbi_store_close(store);
+    return looked_up;
+}
+
+static void test_quantize__an_embedding_beside_a_head_is_a_lookup(void **state)
+{
+    (void)state;
+    struct nb_quantize_report report;
+    quantize(test_path("tied"), test_path("l.dat"), NB_QUANT_RTN, false, &report);
+    assert_false(is_lookup(test_path("tied"), "model.embed_tokens.weight"));
+    assert_true(is_lookup(test_path("untied"), "model.embed_tokens.weight"));
+    assert_true(is_lookup(test_path("l.dat"), "model.embed_tokens.weight"));
+    assert_false(is_lookup(test_path("untied"), "lm_head.weight"));
+    assert_false(is_lookup(test_path("l.dat"), "lm_head.weight"));
 }
 
 static void test_quantize__skip_and_fused_scales(void **state)
@@ -516,6 +557,7 @@ int main(void)
         cmocka_unit_test(test_convert__nvfp4_survives_every_layout),
         cmocka_unit_test(test_convert__config_blocks),
         cmocka_unit_test(test_quantize__head_follows_the_embedding),
+        cmocka_unit_test(test_quantize__an_embedding_beside_a_head_is_a_lookup),
         cmocka_unit_test(test_quantize__skip_and_fused_scales),
         cmocka_unit_test(test_quantize__report_and_threads),
         cmocka_unit_test(test_convert__dtype_casts_and_dequantises),

@@ -40,13 +40,16 @@ struct embed_case {
     struct host_weight table;
 };
 
-static void run_embed(struct nbi_backend *be, struct embed_case *c, float *out)
+static void run_embed(struct nbi_backend *be, struct embed_case *c, bool lookup, float *out)
 {
     struct lab l;
+    struct nbi_weight_source table = source_of(&c->table);
+    table.keep_rows = true;
+    table.lookup = lookup;
     lab_begin(&l, be, &(struct nbi_stream_limits){.N = c->N, .K = c->C, .D = 2, .heads = 1});
     const struct nbi_op_embed op = {.x = block(&l, NULL, c->N * c->C * 4),
                                     .ids = block(&l, c->ids, c->N * 4),
-                                    .table = weight(&l, &c->table, true),
+                                    .table = weight_from(&l, &table),
                                     .N = c->N,
                                     .C = c->C};
     assert_ok(be->embed(l.s, &op));
@@ -66,9 +69,11 @@ static void check_embed(void)
         for (int n = 0; n < 80; n++)
             c.ids[n] = n == 0 ? 36 : (int32_t)(bits32() % 37);
         float *want = zeros(c.N * c.C, 4), *is = zeros(c.N * c.C, 4);
-        run_embed(scalar, &c, want);
-        run_embed(tested, &c, is);
-        same_bytes("x", is, want, c.N * c.C * 4);
+        run_embed(scalar, &c, false, want);
+        for (int lookup = 0; lookup < 2; lookup++) {
+            run_embed(tested, &c, lookup, is);
+            same_bytes(lookup ? "x by lookup" : "x", is, want, c.N * c.C * 4);
+        }
         host_weight_free(&c.table);
         free(want);
         free(is);
@@ -940,17 +945,20 @@ static void read_back(const struct host_weight *w, const struct nbi_weight *on, 
     free(scales);
 }
 
-static void check_weight(struct host_weight *w, bool keep_rows, bool mapped)
+enum source_kind { PLAIN_SOURCE, KEEP_ROWS, MAPPED, LOOKUP };
+
+static void check_weight(struct host_weight *w, enum source_kind kind)
 {
     struct nbi_weight_source src = source_of(w);
     struct nbi_weight on;
     int64_t bytes = (int64_t)nbi_dtype_bytes(w->dtype, w->rows * w->cols);
     uint8_t *odd = zeros(bytes + 1, 1); /* at an odd address */
-    if (mapped) {
+    if (kind == MAPPED) {
         memcpy(odd + 1, w->data, (size_t)bytes);
         src.mapped = odd + 1;
     }
-    src.keep_rows = keep_rows;
+    src.keep_rows = kind == KEEP_ROWS;
+    src.lookup = kind == LOOKUP;
     assert_ok(tested->weight_new(tested, &src, &on));
     assert_int_equal(on.rows, w->rows);
     assert_int_equal(on.cols, w->cols);
@@ -974,13 +982,56 @@ static void check_weights(void)
         host_weight_new(&w, dtype, rows[i / 4 % 5], K);
         if (dtype == NBI_NVFP4)
             spread_scales(&w);
-        check_weight(&w, false, false);
-        if (dtype != NBI_NVFP4) {
-            check_weight(&w, true, false);
-            check_weight(&w, false, true);
-        }
+        for (int kind = PLAIN_SOURCE; kind <= (dtype == NBI_NVFP4 ? PLAIN_SOURCE : LOOKUP); kind++)
+            check_weight(&w, (enum source_kind)kind);
         host_weight_free(&w);
     }
+}
+
+static enum nb_status (*plain_alloc)(struct nbi_backend *be, const char *what, int64_t bytes,
+                                     struct nbi_ptr *out);
+static int64_t allocs;
+
+static enum nb_status counting_alloc(struct nbi_backend *be, const char *what, int64_t bytes,
+                                     struct nbi_ptr *out)
+{
+    allocs++;
+    return plain_alloc(be, what, bytes, out);
+}
+
+static enum nb_status read_half(void *ctx, int64_t first, int64_t count, void *data, void *scales)
+{
+    const struct host_weight *w = ctx;
+    return first + count > w->rows / 2 ? nbi_fail(NB_EIO, "no such row")
+                                       : read_host(ctx, first, count, data, scales);
+}
+
+/* Tables of several pieces. None that is only looked into takes memory of a GPU, also where it
+ * cannot be read to its end; freed ones leave the others alone. */
+static void check_lookups(void)
+{
+    struct host_weight w;
+    struct nbi_weight on[2], none = {0};
+    host_weight_new(&w, NBI_BF16, 5001, 1037);
+    struct nbi_weight_source src = source_of(&w);
+    src.lookup = true;
+    snprintf(where, sizeof where, "a table of %lld rows", (long long)w.rows);
+    allocs = 0;
+    plain_alloc = tested->alloc;
+    tested->alloc = counting_alloc;
+    assert_ok(tested->weight_new(tested, &src, &on[0]));
+    assert_ok(tested->weight_new(tested, &src, &on[1]));
+    src.read = read_half;
+    assert_fails(tested->weight_new(tested, &src, &none), NB_EIO, "no such row");
+    if (strncmp(tested->name, "cuda", 4) == 0)
+        assert_int_equal(allocs, 0);
+    tested->alloc = plain_alloc;
+    read_back(&w, &on[0], 0, w.rows);
+    tested->weight_free(tested, &on[0]);
+    read_back(&w, &on[1], 4095, 906);
+    tested->weight_free(tested, &on[1]);
+    tested->weight_free(tested, &on[1]);
+    host_weight_free(&w);
 }
 
 /* ---- copies ---- */
@@ -1124,6 +1175,7 @@ static void check_repeat(void)
     X(gather_and_scatter)                                                                          \
     X(top)                                                                                         \
     X(weights)                                                                                     \
+    X(lookups)                                                                                     \
     X(copies)                                                                                      \
     X(repeat)
 

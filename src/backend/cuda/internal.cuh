@@ -29,12 +29,14 @@ struct cuda {
     char name[16];                     /* "cuda:0" */
 };
 
-/* Memory that weights share, since each block of the driver's own is rounded up to 2 MiB. */
+/* Memory that weights share, since each block of the driver's own is rounded up to 2 MiB. One of
+ * the host has a single weight; kernels read it over the bus, at the same address. */
 struct slab {
     struct slab *next;
     uint8_t *block;
     int64_t bytes, used;
     int64_t users; /* weights in it */
+    bool host;     /* of the host, pinned */
 };
 
 #define NBI_SLAB_BYTES  ((int64_t)64 << 20)
@@ -160,6 +162,9 @@ enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weig
 enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
                                     int64_t first, int64_t count, void *data, void *scales);
 void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w);
+
+/* Whether the weight lies in memory of the host. */
+bool nbi_cuda_on_host(struct cuda *cuda, const struct nbi_weight *w);
 
 /* Any vector as f32, to the host. */
 enum nb_status nbi_cuda_vector_read(struct cuda *cuda, const struct nbi_weight *w, float *out);

@@ -87,7 +87,7 @@ __device__ static void begin_token(struct context &c, const struct step_args &a)
 {
 #pragma unroll 1
     for (int i = threadIdx.x; i < c.m.C; i += THREADS)
-        ((float *)c.x())[i] = load_float(c.m.embed, (int64_t)a.id * c.m.C + i, c.m.embed_type);
+        ((float *)c.x())[i] = load_float(a.row, i, c.m.embed_type);
     if (threadIdx.x < HEAD / 2) {
         double sn, cs;
         sincos((double)((float)a.position * c.m.frequency[threadIdx.x]), &sn, &cs);
@@ -169,6 +169,10 @@ struct nbi_token {
     struct nbi_stream *s;
     struct model m;
     uint8_t *block;
+    const uint8_t *embed; /* the embedding */
+    int64_t row_bytes;    /* of it */
+    bool far;             /* it is on the host: this token's row is brought to */
+    uint8_t *row;         /* this place first, so that not every block asks the bus for it */
     unsigned epoch, grid;
     size_t shared;
     const void *few, *many; /* the kernel, over few and many rows */
@@ -316,7 +320,6 @@ static void describe(struct model *m, const struct nbi_token_model *t, int sms)
     m->q_end = m->NH * HEAD / NBI_TILE_ROWS;
     m->k_end = m->q_end + m->NKV * HEAD / NBI_TILE_ROWS;
     m->head_scale = t->head.tensor_scale;
-    m->embed = at<void>(t->embed.data);
     m->embed_type = t->embed.dtype;
     m->store = t->stores[0].dtype;
     m->frequency = at<float>(t->frequency);
@@ -344,7 +347,8 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
                   {&m->sums[1], (int64_t)m->C * 8},
                   {&m->act, (int64_t)m->F * 2},
                   {&m->act_scale, (int64_t)m->F / 16 * 4},
-                  {&m->barrier, 256}};
+                  {&m->barrier, 256},
+                  {&t->row, t->far ? t->row_bytes : 0}};
     const int count = sizeof pieces / sizeof *pieces;
     int64_t total = 0;
     struct nbi_ptr block;
@@ -355,7 +359,7 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
     CU_TRY(cudaMemsetAsync(t->block, 0, (size_t)total, t->s->queue));
     uint8_t *next = t->block;
     for (int i = 0; i < count; i++) {
-        *(uint8_t **)pieces[i].to = next;
+        *(uint8_t **)pieces[i].to = pieces[i].size > 0 ? next : NULL;
         if (i < 4)
             CU_TRY(cudaMemcpyAsync(next, filled[i], (size_t)pieces[i].size, cudaMemcpyHostToDevice,
                                    t->s->queue));
@@ -432,6 +436,9 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
     if (rc == NB_OK) {
         t->s = s;
         t->grid = (unsigned)s->cuda->sms;
+        t->embed = at<uint8_t>(m->embed.data);
+        t->row_bytes = (int64_t)nbi_dtype_bytes(m->embed.dtype, m->C);
+        t->far = nbi_cuda_on_host(s->cuda, &m->embed);
         describe(&t->m, m, s->cuda->sms);
         if (t->m.store == NBI_F16)
             choose_kernels<NBI_F16>(t);
@@ -454,10 +461,14 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
 
 enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_step *step)
 {
-    struct step_args a = {step->id, step->position,         step->slot, step->first, step->last,
-                          t->epoch, at<float>(step->logits)};
+    const uint8_t *row = t->embed + step->id * t->row_bytes;
+    struct step_args a = {
+        t->far ? t->row : row,  step->position, step->slot, step->first, step->last, t->epoch,
+        at<float>(step->logits)};
     void *args[] = {&t->m, &a};
     CU_HERE(t->s);
+    if (t->far)
+        CU_TRY(cudaMemcpyAsync(t->row, row, (size_t)t->row_bytes, cudaMemcpyDefault, t->s->queue));
     bool few = step->last - step->first <= FEW_ROWS;
     CU_TRY(cudaLaunchCooperativeKernel(few ? t->few : t->many, dim3(t->grid), dim3(THREADS), args,
                                        t->shared, t->s->queue));

@@ -78,7 +78,6 @@ struct model {
     int tile_cols[STEPS];
     int q_end, k_end; /* rows of tiles of q, and of q and k */
     float head_scale;
-    const void *embed;
     enum nbi_dtype embed_type, store;
     const float *frequency;
     float rope_scale, eps, share; /* 1 / C */
@@ -98,7 +97,8 @@ struct model {
 };
 
 struct step_args {
-    int id, position, slot, first, last;
+    const void *row; /* of the embedding */
+    int position, slot, first, last;
     unsigned epoch; /* barriers passed before, times blocks */
     float *logits;
 };

@@ -1,55 +1,89 @@
-/* weights.cu - parameters on their way to the device, NVFP4 matrices into tiles. */
+/* weights.cu - parameters on their way to the device, NVFP4 matrices into tiles. Tables that are
+ * only looked into stay on the host. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/cuda/internal.cuh"
 
+extern "C" {
+#include "base/parallel.h"
+}
+
 /* ---- room ---- */
 
-static enum nb_status slab_new(struct cuda *cuda, int64_t bytes, struct slab **out)
+static enum nb_status host_alloc(int64_t bytes, struct nbi_ptr *out)
+{
+    void *p = NULL;
+    CU_TRY(cudaHostAlloc(&p, (size_t)bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+    out->at = (uintptr_t)p;
+    return NB_OK;
+}
+
+static enum nb_status slab_new(struct cuda *cuda, int64_t bytes, bool host, struct slab **out)
 {
     struct slab *s = (struct slab *)calloc(1, sizeof *s);
     struct nbi_ptr block;
     if (!s)
         return nbi_fail_memory("slab", sizeof *s);
-    enum nb_status rc = cuda->be.alloc(&cuda->be, "weights", bytes, &block);
+    enum nb_status rc =
+        host ? host_alloc(bytes, &block) : cuda->be.alloc(&cuda->be, "weights", bytes, &block);
     if (rc != NB_OK) {
         free(s);
         return rc;
     }
-    *s = (struct slab){cuda->slabs, at<uint8_t>(block), bytes, 0, 0};
+    *s = (struct slab){cuda->slabs, at<uint8_t>(block), bytes, 0, 0, host};
     cuda->slabs = *out = s;
     return NB_OK;
 }
 
-/* Large ones get a slab of their own. */
-static enum nb_status take_room(struct cuda *cuda, int64_t bytes, struct nbi_ptr *out)
+static void slab_free(struct slab *s)
 {
-    struct slab *s = cuda->slabs;
+    if (s->host)
+        cudaFreeHost(s->block);
+    else
+        cudaFree(s->block);
+    free(s);
+}
+
+/* Large ones and those of the host get a slab of their own. */
+static enum nb_status take_room(struct cuda *cuda, int64_t bytes, bool host, struct nbi_ptr *out)
+{
+    struct slab *s = host ? NULL : cuda->slabs;
     bytes = ceil_div(bytes, 256) * 256;
-    while (s && s->bytes - s->used < bytes)
+    while (s && (s->host || s->bytes - s->used < bytes))
         s = s->next;
-    if (!s)
-        NBI_TRY(slab_new(cuda, bytes > NBI_SLAB_BYTES / 2 ? bytes : NBI_SLAB_BYTES, &s));
+    if (!s) {
+        bool own = host || bytes > NBI_SLAB_BYTES / 2;
+        NBI_TRY(slab_new(cuda, own ? bytes : NBI_SLAB_BYTES, host, &s));
+    }
     out->at = (uintptr_t)(s->block + s->used);
     s->used += bytes;
     s->users++;
     return NB_OK;
 }
 
+/* The link to the slab that has the address, or else the last one, which is NULL. */
+static struct slab **find_slab(struct cuda *cuda, const uint8_t *p)
+{
+    struct slab **link = &cuda->slabs;
+    while (*link && (p < (*link)->block || p >= (*link)->block + (*link)->bytes))
+        link = &(*link)->next;
+    return link;
+}
+
 static void give_back(struct cuda *cuda, const uint8_t *p)
 {
-    for (struct slab **link = &cuda->slabs; *link; link = &(*link)->next) {
-        struct slab *s = *link;
-        if (p < s->block || p >= s->block + s->bytes)
-            continue;
-        if (--s->users == 0) {
-            *link = s->next;
-            cudaFree(s->block);
-            free(s);
-        }
-        return;
+    struct slab **link = find_slab(cuda, p), *s = *link;
+    if (s && --s->users == 0) {
+        *link = s->next;
+        slab_free(s);
     }
+}
+
+bool nbi_cuda_on_host(struct cuda *cuda, const struct nbi_weight *w)
+{
+    const struct slab *s = *find_slab(cuda, at<uint8_t>(w->data));
+    return s && s->host;
 }
 
 /* ---- the way ---- */
@@ -78,8 +112,7 @@ void nbi_cuda_weights_end(struct cuda *cuda)
     while (cuda->slabs) {
         struct slab *s = cuda->slabs;
         cuda->slabs = s->next;
-        cudaFree(s->block);
-        free(s);
+        slab_free(s);
     }
 }
 
@@ -185,10 +218,16 @@ static enum nb_status send_rows(const struct transfer *t, int which, int64_t fir
     return NB_OK;
 }
 
-static enum nb_status send_all(const struct transfer *t)
+/* So many fit into a stage. */
+static int64_t rows_at_once(const struct transfer *t)
 {
     int64_t per_row = t->row_data + t->row_scales;
-    int64_t most = (NBI_STAGE_BYTES - 64) / per_row / NBI_TILE_ROWS * NBI_TILE_ROWS;
+    return (NBI_STAGE_BYTES - 64) / per_row / NBI_TILE_ROWS * NBI_TILE_ROWS;
+}
+
+static enum nb_status send_all(const struct transfer *t)
+{
+    int64_t most = rows_at_once(t);
     int which = 0;
     if (most == 0)
         return nbi_fail(NB_EUNSUPPORTED, "rows of %lld columns", (long long)t->w->cols);
@@ -198,6 +237,21 @@ static enum nb_status send_all(const struct transfer *t)
     }
     CU_TRY(cudaStreamSynchronize(t->cuda->queue));
     return NB_OK;
+}
+
+/* For nbi_for_chunks: rows straight to where they stay, on the host. */
+static enum nb_status read_chunk(void *ctx, int thread, int64_t first, int64_t count)
+{
+    (void)thread;
+    const struct transfer *t = (const struct transfer *)ctx;
+    return t->src->read(t->src->ctx, first, count, at<uint8_t>(t->w->data) + first * t->row_data,
+                        NULL);
+}
+
+static enum nb_status read_all(struct transfer *t)
+{
+    int64_t most = rows_at_once(t);
+    return nbi_for_chunks(t->w->rows, most > 0 ? most : 1, nbi_cpu_count(), read_chunk, t);
 }
 
 enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
@@ -220,8 +274,11 @@ enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weig
                          nvfp4 ? cols / 16 : 0};
     CU_TRY(cudaSetDevice(cuda->index));
     NBI_TRY(stage_open(cuda));
-    NBI_TRY(take_room(cuda, bytes, &w.data));
-    enum nb_status rc = send_all(&t);
+    /* If the host has no memory to pin, that of the device does it too. */
+    bool host = src->lookup && !nvfp4 && take_room(cuda, bytes, true, &w.data) == NB_OK;
+    if (!host)
+        NBI_TRY(take_room(cuda, bytes, false, &w.data));
+    enum nb_status rc = host ? read_all(&t) : send_all(&t);
     if (rc == NB_OK)
         *out = w;
     else
@@ -259,8 +316,11 @@ enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_wei
     if (w->dtype == NBI_NVFP4)
         return unpack(cuda, w, first, count, (uint8_t *)data, (uint8_t *)scales);
     int64_t row = (int64_t)nbi_dtype_bytes(w->dtype, w->cols > 0 ? w->cols : 1);
-    CU_TRY(cudaMemcpy(data, at<uint8_t>(w->data) + first * row, (size_t)(count * row),
-                      cudaMemcpyDeviceToHost));
+    const uint8_t *from = at<uint8_t>(w->data) + first * row;
+    if (nbi_cuda_on_host(cuda, w))
+        memcpy(data, from, (size_t)(count * row));
+    else
+        CU_TRY(cudaMemcpy(data, from, (size_t)(count * row), cudaMemcpyDeviceToHost));
     return NB_OK;
 }
 
