@@ -4,6 +4,8 @@
 
 #include "ops_lab.h"
 
+#include "tensor/nvfp4.h"
+
 struct linear_case {
     int count;
     int64_t N, K, outs; /* outs: of all matrices */
@@ -58,8 +60,13 @@ static inline void run_linear(struct nbi_backend *be, struct linear_case *c, boo
 }
 
 /* Exact: f32 sums, each in an order of its own. Otherwise x, and a matrix of floats, may be rounded
- * to bf16, by up to 2^-9: single errors that are independent, so that they add up as squares do. */
-static inline void linear_bounds(const struct linear_case *c, bool exact, double *bound)
+ * to bf16, by up to 2^-9: single errors that are independent, so that they add up as squares do; or
+ * what was rounded to four bits is multiplied as it is, with sums in about f32. */
+#define OFF_EXACT 0.0
+#define OFF_BF16  (6 * 0x1p-9)
+#define OFF_FOUR  1e-3
+
+static inline void linear_bounds(const struct linear_case *c, double off, double *bound)
 {
     for (int i = 0; i < c->count; i++)
         for (int64_t n = 0; n < c->N; n++)
@@ -72,9 +79,51 @@ static inline void linear_bounds(const struct linear_case *c, bool exact, double
                     sum += p;
                     squares += p * p;
                 }
-                *bound++ =
-                    1e-6 * sum + (c->add ? 1e-6 : 0) + (exact ? 0 : 6 * 0x1p-9 * sqrt(squares));
+                *bound++ = 1e-6 * sum + (c->add ? 1e-6 : 0) + off * sqrt(squares);
             }
+}
+
+/* x as FP4 tensor cores take it: NVFP4 by the largest that is finite; rows that are not, as NaN. */
+static inline float *to_four_bits(const struct linear_case *c)
+{
+    int64_t n = c->N * c->K;
+    float *x = zeros(n, 4), largest = 0;
+    uint8_t *q = zeros(n / 2, 1), *s = zeros(n / 16, 1);
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = isfinite(c->x[i]) ? c->x[i] : 0;
+        largest = fmaxf(largest, fabsf(x[i]));
+    }
+    float scale = nbi_nvfp4_tensor_scale(largest);
+    nbi_nvfp4_quantize(q, s, x, n / 16, NB_QUANT_RTN, scale);
+    nbi_nvfp4_dequantize_f32(x, q, s, n / 16, scale);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = isfinite(c->x[i]) ? x[i] : NAN;
+    free(q);
+    free(s);
+    return x;
+}
+
+/* Where FP4 tensor cores were used, want and bound become those of x in four bits. */
+static inline void expect_four_bits(const struct linear_case *c, float *want, double *bound)
+{
+    int64_t n = c->N * c->outs, at = 0;
+    struct linear_case four = *c;
+    float *y = zeros(n, 4);
+    double *off = zeros(n, 8);
+    four.x = to_four_bits(c);
+    run_linear(scalar, &four, true, y);
+    linear_bounds(&four, OFF_FOUR, off);
+    for (int i = 0; i < c->count; i++) {
+        int64_t part = c->N * c->w[i].rows;
+        if (c->w[i].dtype == NBI_NVFP4 && c->w[i].rows % 4 == 0) {
+            memcpy(want + at, y + at, (size_t)part * 4);
+            memcpy(bound + at, off + at, (size_t)part * 8);
+        }
+        at += part;
+    }
+    free(four.x);
+    free(y);
+    free(off);
 }
 
 static inline void check_product(struct linear_case *c)
@@ -85,7 +134,9 @@ static inline void check_product(struct linear_case *c)
     run_linear(scalar, c, true, want);
     for (int exact = 1; exact >= 0; exact--) {
         run_linear(tested, c, exact, is);
-        linear_bounds(c, exact, bound);
+        linear_bounds(c, exact ? OFF_EXACT : OFF_BF16, bound);
+        if (!exact && tested->four && c->N > 64)
+            expect_four_bits(c, want, bound);
         within(exact ? "exact y" : "y", is, want, bound, n);
     }
     free(want);

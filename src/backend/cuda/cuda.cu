@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/blas.cuh"
 
 enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what)
 {
@@ -106,6 +106,8 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->wide = (uint8_t *)s->linear_left + p.linear_left;
     s->workspace = s->wide + p.wide;
     CU_TRY(cudaMemsetAsync(s->attend_left, 0, (size_t)(p.left + p.linear_left), s->queue));
+    if (s->limits.N > NBI_SMALL_BATCH)
+        nbi_cuda_four_try(s);
     return NB_OK;
 }
 
@@ -194,6 +196,7 @@ static void cuda_close(struct nbi_backend *be)
     if (cuda->queue)
         cudaStreamDestroy(cuda->queue);
     pthread_mutex_destroy(&cuda->lock);
+    pthread_mutex_destroy(&cuda->trying);
     free(cuda);
 }
 
@@ -208,6 +211,7 @@ static enum nb_status start(struct cuda *cuda, int device)
     CU_TRY(cudaStreamCreateWithFlags(&cuda->queue, cudaStreamNonBlocking));
     cuda->cc = 10 * major + minor;
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", device);
+    nbi_cuda_four_begin(cuda);
     return NB_OK;
 }
 
@@ -250,7 +254,8 @@ static void fill_table(struct cuda *cuda)
     be->token_run = nbi_cuda_token_run;
     be->token_free = nbi_cuda_token_free;
     be->bandwidth = nbi_cuda_bandwidth;
-    be->peak = be->peak_floats = nbi_cuda_peak;
+    be->peak = nbi_cuda_peak;
+    be->peak_floats = nbi_cuda_peak_floats;
 }
 
 enum nb_status nbi_cuda_open(struct nbi_backend **out, int device)
@@ -262,6 +267,7 @@ enum nb_status nbi_cuda_open(struct nbi_backend **out, int device)
     fill_table(cuda);
     cuda->index = device;
     pthread_mutex_init(&cuda->lock, NULL);
+    pthread_mutex_init(&cuda->trying, NULL);
     enum nb_status rc = start(cuda, device);
     if (rc == NB_OK)
         *out = &cuda->be;
