@@ -976,6 +976,16 @@ const char *nb_cuda_archs(void);
  * cannot: the build, the driver, or code for that GPU. */
 NB_MUST_CHECK enum nb_status nb_gpu_check(int index);
 
+/* How a GPU multiplies NVFP4 weights with many rows, as those of a prompt. */
+struct nb_gpu_products {
+    bool native;     /* on FP4 tensor cores: they passed their self-test */
+    bool failed;     /* there are such cores, but they did not, and are not used */
+    char words[256]; /* which way, and of failures why */
+};
+
+/* Opens the GPU as a session would, which loads cuBLASLt and runs the self-test. */
+NB_MUST_CHECK enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out);
+
 /* The GPU that "cuda" (0) or "cuda:N" names, -1 for "cpu"; whether it is there is not asked.
  * Another name: NB_EUNSUPPORTED. */
 NB_MUST_CHECK enum nb_status nb_device_parse(const char *name, int *gpu);

@@ -132,6 +132,24 @@ enum nb_status nbi_backend_open(struct nbi_backend **out, const struct nbi_backe
     return gpu < 0 ? nbi_cpu_open(out, opts) : open_gpu(out, gpu);
 }
 
+enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
+{
+    struct nbi_backend *be = NULL;
+    struct nbi_stream *s;
+    memset(out, 0, sizeof *out);
+    NBI_TRY(open_gpu(&be, index));
+    const struct nbi_stream_limits limits = {.N = be->chunk, .K = 16, .D = 2, .heads = 1};
+    enum nb_status rc = be->stream_new(be, &limits, &s);
+    if (rc == NB_OK) {
+        out->native = be->four;
+        out->failed = be->four_failed;
+        snprintf(out->words, sizeof out->words, "%s", be->products);
+        be->stream_free(s);
+    }
+    be->close(be);
+    return nbi_context(rc, "GPU %d cannot do prompts", index);
+}
+
 const char *nb_product_path(void)
 {
     const char *name = nbi_cpu_kernels_at(nbi_simd_level())->name;

@@ -25,6 +25,7 @@ struct findings {
     struct nbi_sys_info sys;
     struct nb_gpu_info gpus[MAX_GPUS];
     bool gpu_works[MAX_GPUS];
+    struct nb_gpu_products gpu_products[MAX_GPUS]; /* no words: not known */
     int gpu_count;
     char device[NB_DEVICE_NAME]; /* what auto picks */
     struct problem problems[MAX_PROBLEMS];
@@ -39,6 +40,21 @@ static void add_problem(struct findings *f, bool fatal, const char *text)
     snprintf(f->problems[f->problem_count++].text, sizeof f->problems->text, "%s", text);
 }
 
+static void examine_gpu(struct findings *f, int i)
+{
+    f->gpu_works[i] = nb_gpu_check(i) == NB_OK;
+    if (!f->gpu_works[i])
+        add_problem(f, nb_cuda_archs() != NULL, nb_last_error());
+    else if (nb_gpu_products(i, &f->gpu_products[i]) != NB_OK)
+        add_problem(f, false, nb_last_error());
+    else if (f->gpu_products[i].failed) {
+        char text[sizeof f->problems->text];
+        snprintf(text, sizeof text, "GPU %d: %s; a newer driver or cuBLAS may help", i,
+                 f->gpu_products[i].words);
+        add_problem(f, false, text);
+    }
+}
+
 static void examine(struct findings *f)
 {
     memset(f, 0, sizeof *f);
@@ -47,11 +63,8 @@ static void examine(struct findings *f)
     nb_device_auto(f->device);
     if (nb_codec_selftest() != NB_OK)
         add_problem(f, true, nb_last_error());
-    for (int i = 0; i < f->gpu_count; i++) {
-        f->gpu_works[i] = nb_gpu_check(i) == NB_OK;
-        if (!f->gpu_works[i])
-            add_problem(f, nb_cuda_archs() != NULL, nb_last_error());
-    }
+    for (int i = 0; i < f->gpu_count; i++)
+        examine_gpu(f, i);
     if (f->gpu_count == 0 && nb_cuda_archs())
         add_problem(f, false,
                     "this build has CUDA, but the NVIDIA driver reports no GPU; install "
@@ -147,9 +160,26 @@ static void print_text(const struct findings *f)
     printf("\n\npaths\n");
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         printf("  %-30s  %s\n", paths[i].operation, paths[i].path());
+    for (int i = 0; i < f->gpu_count; i++) {
+        char what[48];
+        snprintf(what, sizeof what, "NVFP4 products, prompts, gpu %d", i);
+        if (f->gpu_products[i].words[0])
+            printf("  %-30s  %s\n", what, f->gpu_products[i].words);
+    }
     printf("\n%s\n", f->problem_count ? "problems" : "no problems found");
     for (int i = 0; i < f->problem_count; i++)
         printf("  %s: %s\n", f->problems[i].fatal ? "broken" : "note", f->problems[i].text);
+}
+
+static json_t *gpu_json(const struct findings *f, int i)
+{
+    const struct nb_gpu_info *g = &f->gpus[i];
+    const struct nb_gpu_products *p = &f->gpu_products[i];
+    return json_pack("{s:s,s:i,s:i,s:I,s:I,s:s,s:b,s:o,s:b}", "name", g->name, "cc_major",
+                     g->cc_major, "cc_minor", g->cc_minor, "memory_bytes",
+                     (json_int_t)g->memory_bytes, "memory_free", (json_int_t)g->memory_free,
+                     "driver", g->driver, "usable", f->gpu_works[i], "nvfp4_products",
+                     p->words[0] ? json_string(p->words) : json_null(), "native_fp4", p->native);
 }
 
 static json_t *findings_json(const struct findings *f, bool *ok)
@@ -162,13 +192,7 @@ static json_t *findings_json(const struct findings *f, bool *ok)
     for (int i = 0; i < LIBRARIES; i++)
         nbi_json_set(libraries, list[i].name, json_string(list[i].version), ok);
     for (int i = 0; i < f->gpu_count; i++)
-        nbi_json_append(gpus,
-                        json_pack("{s:s,s:i,s:i,s:I,s:I,s:s,s:b}", "name", f->gpus[i].name,
-                                  "cc_major", f->gpus[i].cc_major, "cc_minor", f->gpus[i].cc_minor,
-                                  "memory_bytes", (json_int_t)f->gpus[i].memory_bytes,
-                                  "memory_free", (json_int_t)f->gpus[i].memory_free, "driver",
-                                  f->gpus[i].driver, "usable", f->gpu_works[i]),
-                        ok);
+        nbi_json_append(gpus, gpu_json(f, i), ok);
     for (int i = 0; i < f->problem_count; i++)
         nbi_json_append(
             problems,
@@ -207,8 +231,8 @@ const struct cli_command cli_doctor = {
     .summary = "see what this machine has, and what is wrong with it",
     .text =
         "Shows CPU, memory, GPUs and libraries, which code path each operation takes here, and\n"
-        "one line per problem with its remedy. Runs the codec's self-test. Exit code 1 if\n"
-        "something that is needed is broken.",
+        "one line per problem with its remedy. Runs the codec's self-test, and on GPUs with FP4\n"
+        "tensor cores that of their products. Exit code 1 if something that is needed is broken.",
     .opts_size = sizeof(struct doctor_opts),
     .any_device = true,
     .run = run,

@@ -8,14 +8,21 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t nbi_f32_bits(float f)
+/* For the host and, where CUDA compiles it, for the device too. */
+#ifdef __CUDACC__
+#define NBI_BOTH __host__ __device__
+#else
+#define NBI_BOTH
+#endif
+
+NBI_BOTH static inline uint32_t nbi_f32_bits(float f)
 {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
     return u;
 }
 
-static inline float nbi_f32_from_bits(uint32_t u)
+NBI_BOTH static inline float nbi_f32_from_bits(uint32_t u)
 {
     float f;
     memcpy(&f, &u, sizeof f);
@@ -61,7 +68,7 @@ static inline uint16_t nbi_f32_to_f16(float f)
     return (uint16_t)(sign | (a - 0x38000000) >> 13);
 }
 
-static inline float nbi_e4m3_to_f32(uint8_t c)
+NBI_BOTH static inline float nbi_e4m3_to_f32(uint8_t c)
 {
     uint32_t sign = (uint32_t)(c & 0x80) << 24, exponent = c >> 3 & 15, mantissa = c & 7;
     if ((c & 0x7F) == 0x7F)
@@ -73,7 +80,7 @@ static inline float nbi_e4m3_to_f32(uint8_t c)
     return nbi_f32_from_bits(sign | (exponent + 120) << 23 | mantissa << 20);
 }
 
-static inline uint8_t nbi_f32_to_e4m3(float f)
+NBI_BOTH static inline uint8_t nbi_f32_to_e4m3(float f)
 {
     uint32_t u = nbi_f32_bits(f), a = u & 0x7FFFFFFF;
     uint8_t sign = (uint8_t)(u >> 24 & 0x80);
@@ -95,7 +102,7 @@ static inline float nbi_e2m1_to_f32(uint8_t c)
 }
 
 /* NaN counts as 6 with its sign: callers check for non-finite input first. */
-static inline uint8_t nbi_f32_to_e2m1(float f)
+NBI_BOTH static inline uint8_t nbi_f32_to_e2m1(float f)
 {
     float a = fabsf(f);
     uint8_t code = a <= 0.25f   ? 0

@@ -141,16 +141,6 @@ void nbi_nvfp4_dequantize_bf16(uint16_t *y, const uint8_t *q, const uint8_t *s, 
     dequantize_half(y, q, s, blocks, tensor_scale, nbi_kernels()->f32_to_bf16);
 }
 
-float nbi_nvfp4_tensor_scale(float amax)
-{
-    if (!(amax > 0) || !isfinite(amax))
-        return 1.0f;
-    int e;
-    float m = frexpf(amax / (6.0f * NBI_NVFP4_MAX_SCALE), &e); /* m in [0.5, 1) */
-    e -= m == 0.5f;
-    return ldexpf(1.0f, e < -100 ? -100 : e); /* keeps 1 / t and every product normal */
-}
-
 /* The eight nibbles of x, lowest first, as the eight bytes of the result; and back. */
 static uint64_t spread_nibbles(uint64_t x)
 {

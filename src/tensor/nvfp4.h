@@ -16,6 +16,7 @@
 
 #include "base/sys.h"
 #include "nibble.h"
+#include "tensor/half.h"
 
 #define NBI_NVFP4_BLOCK     16
 #define NBI_NVFP4_MAX_SCALE 448.0f /* largest E4M3 value, code 0x7E */
@@ -63,7 +64,30 @@ void nbi_nvfp4_dequantize_bf16(uint16_t *y, const uint8_t *q, const uint8_t *s, 
 /* The two-level tensor scale for values up to amax: the smallest power of two t with
  * amax / t <= 6 * 448; 1 for amax 0. A power of two loses nothing against amax / 2688 (E4M3 has
  * exponent bits to spare) and makes every later product and inversion exact. */
-float nbi_nvfp4_tensor_scale(float amax);
+NBI_BOTH static inline float nbi_nvfp4_tensor_scale(float amax)
+{
+    if (!(amax > 0) || !isfinite(amax))
+        return 1.0f;
+    int e;
+    float m = frexpf(amax / (6.0f * NBI_NVFP4_MAX_SCALE), &e); /* m in [0.5, 1) */
+    e -= m == 0.5f;
+    return ldexpf(1.0f, e < -100 ? -100 : e); /* keeps 1 / t and every product normal */
+}
+
+/* Scales as FP4 tensor cores take them (cuBLASLt's VEC16_UE4M3): pieces of 128 rows and 4 blocks,
+ * padded, the pieces of 128 rows one after another; in a piece the rows r, r + 32, r + 64 and
+ * r + 96 lie beside each other. Bytes of the scales of a matrix, and the place of one. */
+NBI_BOTH static inline int64_t nbi_nvfp4_swizzled_bytes(int64_t rows, int64_t cols)
+{
+    int64_t wide = (cols + 4 * NBI_NVFP4_BLOCK - 1) / (4 * NBI_NVFP4_BLOCK);
+    return (rows + 127) / 128 * wide * 512;
+}
+
+NBI_BOTH static inline int64_t nbi_nvfp4_swizzled_at(int64_t row, int64_t block, int64_t cols)
+{
+    int64_t wide = (cols + 4 * NBI_NVFP4_BLOCK - 1) / (4 * NBI_NVFP4_BLOCK);
+    return (row / 128 * wide + block / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
+}
 
 /* Codes with the nibbles of ggml's 64-value block and back: `superblocks` of 4 blocks each, 36
  * bytes in GGUF form (4 scales, then per block 8 bytes that pair value j with value j + 8). */

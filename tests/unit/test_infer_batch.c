@@ -732,6 +732,9 @@ static double off_by(const float *is, const float *want, bool exact)
     return exact ? sqrt(off2 / all2) : off / all;
 }
 
+/* Of prompts on FP4 tensor cores, where activations are off by a tenth. */
+#define FOUR_BOUND 0.5
+
 /* With the bounds of test_backend.c. */
 static void test_gpu__gives_what_sessions_give(void **state)
 {
@@ -762,7 +765,8 @@ static void test_gpu__gives_what_sessions_give(void **state)
                 assert_ok(nb_session_append(s, gpu_ids(i), prompts[i] + GPU_STEPS, wanted));
                 nb_session_close(s);
                 double off = off_by(got[i], wanted, ways[way].exact);
-                if (!(off <= ways[way].bound))
+                bool four = gpu->be->four && !ways[way].exact;
+                if (!(off <= (four ? FOUR_BOUND : ways[way].bound)))
                     fail_msg("way %d, sequence %d: off by %.3g", (int)way, i, off);
             }
         }

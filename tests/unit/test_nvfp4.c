@@ -719,6 +719,35 @@ static void test_nvfp4__nibble_order_round_trips(void **state)
     assert_memory_equal(s, s2, sizeof s);
 }
 
+/* Storage from its beginning: pieces of 128 rows by 4 blocks, those of the same rows one after
+ * another, and in a piece 32 times four rows that are 32 apart, with four blocks each. */
+static void check_swizzle(int64_t rows, int64_t cols)
+{
+    int64_t high = (rows + 127) / 128, wide = (cols + 63) / 64, at = 0;
+    for (int64_t r = 0; r < high; r++)
+        for (int64_t c = 0; c < wide; c++)
+            for (int i = 0; i < 32; i++)
+                for (int j = 0; j < 4; j++)
+                    for (int k = 0; k < 4; k++)
+                        assert_int_equal(
+                            nbi_nvfp4_swizzled_at(128 * r + 32 * j + i, 4 * c + k, cols), at++);
+    assert_int_equal(nbi_nvfp4_swizzled_bytes(rows, cols), at);
+}
+
+static void test_nvfp4__swizzled_scales_lie_in_pieces(void **state)
+{
+    static const int64_t rows[] = {1, 127, 128, 129, 300}, cols[] = {16, 64, 80, 336, 2560};
+    (void)state;
+    for (int i = 0; i < 25; i++)
+        check_swizzle(rows[i / 5], cols[i % 5]);
+    /* As cuBLASLt's manual and others write it down, with shifts. */
+    for (int64_t m = 0; m < 300; m++)
+        for (int64_t k = 0; k < 21; k++)
+            assert_int_equal(nbi_nvfp4_swizzled_at(m, k, 336), ((m >> 7) * 6 + (k >> 2)) * 512 +
+                                                                   (m & 31) * 16 +
+                                                                   (m >> 5 & 3) * 4 + (k & 3));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -741,6 +770,7 @@ int main(void)
         cmocka_unit_test(test_nvfp4__tensor_scale_is_the_smallest_power_of_two),
         cmocka_unit_test(test_nvfp4__writes_the_nibble_order_of_ggml),
         cmocka_unit_test(test_nvfp4__nibble_order_round_trips),
+        cmocka_unit_test(test_nvfp4__swizzled_scales_lie_in_pieces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* test_ops.c - every operation of the forward pass on the CPU's fastest path and on a GPU, beside
  * the scalar code of the CPU, which defines it: odd shapes, all types, results that were not
  * numbers before and whose surroundings must stay. */
-#include "ops_lab.h"
+#include "linear_lab.h"
 
 static const enum nbi_dtype floats[] = {NBI_F32, NBI_F16, NBI_BF16};
 static const enum nbi_dtype matrices[] = {NBI_NVFP4, NBI_F32, NBI_F16, NBI_BF16};
@@ -183,95 +183,6 @@ static void check_rmsnorm(void)
 
 /* ---- linear ---- */
 
-struct linear_case {
-    int count;
-    int64_t N, K, outs; /* outs: of all matrices */
-    bool add;
-    struct host_weight w[NBI_LINEAR_MAX];
-    float *x, *y; /* y: what is there before */
-};
-
-static void linear_new(struct linear_case *c, int64_t N, int64_t K, const int64_t *O)
-{
-    c->N = N;
-    c->K = K;
-    c->outs = 0;
-    for (int i = 0; i < c->count; i++)
-        c->outs += O[i];
-    c->x = random_floats(N * K, 2);
-    c->y = random_floats(N * c->outs, 1);
-}
-
-static void linear_free(struct linear_case *c)
-{
-    for (int i = 0; i < c->count; i++)
-        host_weight_free(&c->w[i]);
-    free(c->x);
-    free(c->y);
-}
-
-/* out: the results of all matrices, one after another. */
-static void run_linear(struct nbi_backend *be, struct linear_case *c, bool exact, float *out)
-{
-    struct lab l;
-    lab_begin(&l, be, &(struct nbi_stream_limits){.N = c->N, .K = c->K, .D = 2, .heads = 1});
-    struct nbi_op_linear op = {.count = c->count,
-                               .x = block(&l, c->x, c->N * c->K * 4),
-                               .N = c->N,
-                               .K = c->K,
-                               .add = c->add,
-                               .exact = exact};
-    int64_t at = 0;
-    for (int i = 0; i < c->count; i++) {
-        op.w[i] = weight(&l, &c->w[i], false);
-        op.y[i] = block(&l, c->add ? c->y + at : NULL, c->N * c->w[i].rows * 4);
-        at += c->N * c->w[i].rows;
-    }
-    assert_ok(be->linear(l.s, &op));
-    at = 0;
-    for (int i = 0; i < c->count; i++) {
-        fetch(&l, out + at, op.y[i], c->N * c->w[i].rows * 4);
-        at += c->N * c->w[i].rows;
-    }
-    lab_end(&l);
-}
-
-/* Exact: f32 sums, each in an order of its own. Otherwise x, and a matrix of floats, may be rounded
- * to bf16, by up to 2^-9: single errors that are independent, so that they add up as squares do. */
-static void linear_bounds(const struct linear_case *c, bool exact, double *bound)
-{
-    for (int i = 0; i < c->count; i++)
-        for (int64_t n = 0; n < c->N; n++)
-            for (int64_t o = 0; o < c->w[i].rows; o++) {
-                const float *x = c->x + n * c->K;
-                const double *w = c->w[i].values + o * c->K;
-                double sum = 0, squares = 0;
-                for (int64_t k = 0; k < c->K; k++) {
-                    double p = fabs(w[k] * (double)x[k]);
-                    sum += p;
-                    squares += p * p;
-                }
-                *bound++ =
-                    1e-6 * sum + (c->add ? 1e-6 : 0) + (exact ? 0 : 6 * 0x1p-9 * sqrt(squares));
-            }
-}
-
-static void check_product(struct linear_case *c)
-{
-    int64_t n = c->N * c->outs;
-    float *want = zeros(n, 4), *is = zeros(n, 4);
-    double *bound = zeros(n, 8);
-    run_linear(scalar, c, true, want);
-    for (int exact = 1; exact >= 0; exact--) {
-        run_linear(tested, c, exact, is);
-        linear_bounds(c, exact, bound);
-        within(exact ? "exact y" : "y", is, want, bound, n);
-    }
-    free(want);
-    free(is);
-    free(bound);
-}
-
 /* K of NVFP4 is a multiple of 16; of floats it can be anything. */
 static void check_linear(void)
 {
@@ -312,18 +223,6 @@ static void check_linear_large(void)
             check_product(&c);
             linear_free(&c);
         }
-}
-
-/* All scales that there are, from the smallest to 448. */
-static void spread_scales(struct host_weight *w)
-{
-    for (int64_t i = 0; i < w->rows * w->cols / 16; i++)
-        w->scales[i] = (uint8_t)(bits32() % 0x7F);
-    for (int64_t i = 0; i < w->rows * w->cols; i++) {
-        uint8_t code = i & 1 ? w->data[i / 2] >> 4 : w->data[i / 2] & 15;
-        w->values[i] = (double)nbi_e2m1_to_f32(code) * (double)nbi_e4m3_to_f32(w->scales[i / 16]) *
-                       (double)w->tensor_scale;
-    }
 }
 
 /* Rows of x that are large, small or nothing, and scales of every size. */

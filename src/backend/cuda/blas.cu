@@ -1,10 +1,18 @@
-/* blas.cu - products of bf16 matrices by cuBLASLt, which is loaded when it is first needed: it is
- * large, and decoding does without. */
+/* blas.cu - products of matrices of bf16, or of NVFP4 where the device has tensor cores for it, by
+ * cuBLASLt, which is loaded when it is first needed: it is large, and decoding does without. */
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <stdlib.h>
 
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/blas.cuh"
+
+/* Headers of older toolkits lack these; the library that is found may have them. */
+#if CUDART_VERSION < 12080
+#define CUDA_R_4F_E2M1                           ((cudaDataType_t)33)
+#define CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3 1
+#define CUBLASLT_MATMUL_DESC_A_SCALE_MODE        ((cublasLtMatmulDescAttributes_t)31)
+#define CUBLASLT_MATMUL_DESC_B_SCALE_MODE        ((cublasLtMatmulDescAttributes_t)32)
+#endif
 
 /* name here, name there */
 #define LT_LIST(X)                                                                                 \
@@ -31,7 +39,7 @@ struct functions {
 struct plan {
     struct plan *next;
     int64_t N, K, rows, ldy;
-    bool add;
+    bool add, four;
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t w, x, y;
     cublasLtMatmulAlgo_t algo;
@@ -158,18 +166,45 @@ static enum nb_status choose(struct blas *b, struct plan *p)
     return NB_OK;
 }
 
+/* Where the scales of blocks are: a matter of the call, since streams share plans. */
+static enum nb_status set_scales(struct blas *b, cublasLtMatmulDesc_t op,
+                                 const struct nbi_gemm_four *four)
+{
+    LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &four->w_scales,
+                         sizeof four->w_scales));
+    LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &four->x_scales,
+                         sizeof four->x_scales));
+    return NB_OK;
+}
+
+/* Blocks of 16 with a scale each. Which algorithms there are is asked with the pointers set. */
+static enum nb_status set_four(struct blas *b, cublasLtMatmulDesc_t op,
+                               const struct nbi_gemm_four *four)
+{
+    int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3;
+    int32_t pointers = CUBLASLT_POINTER_MODE_DEVICE;
+    LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode, sizeof mode));
+    LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode, sizeof mode));
+    LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_POINTER_MODE, &pointers, sizeof pointers));
+    return set_scales(b, op, four);
+}
+
 static enum nb_status plan_fill(struct blas *b, struct plan *p, const struct nbi_gemm *g)
 {
     cublasOperation_t transpose = CUBLAS_OP_T;
+    cudaDataType_t type = g->four ? CUDA_R_4F_E2M1 : CUDA_R_16BF;
     p->N = g->N;
     p->K = g->K;
     p->rows = g->rows;
     p->ldy = g->ldy;
     p->add = g->add;
+    p->four = g->four != NULL;
     LT_TRY(b->f.desc_create(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     LT_TRY(b->f.desc_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose));
-    LT_TRY(b->f.layout_create(&p->w, CUDA_R_16BF, (uint64_t)g->K, (uint64_t)g->rows, g->K));
-    LT_TRY(b->f.layout_create(&p->x, CUDA_R_16BF, (uint64_t)g->K, (uint64_t)g->N, g->K));
+    if (g->four)
+        NBI_TRY(set_four(b, p->op, g->four));
+    LT_TRY(b->f.layout_create(&p->w, type, (uint64_t)g->K, (uint64_t)g->rows, g->K));
+    LT_TRY(b->f.layout_create(&p->x, type, (uint64_t)g->K, (uint64_t)g->N, g->K));
     LT_TRY(b->f.layout_create(&p->y, CUDA_R_32F, (uint64_t)g->rows, (uint64_t)g->N, g->ldy));
     return choose(b, p);
 }
@@ -179,7 +214,7 @@ static enum nb_status plan_for(struct blas *b, const struct nbi_gemm *g, struct 
 {
     struct plan *p = b->plans;
     while (p && (p->N != g->N || p->K != g->K || p->rows != g->rows || p->ldy != g->ldy ||
-                 p->add != g->add))
+                 p->add != g->add || p->four != (g->four != NULL)))
         p = p->next;
     if (!p) {
         if (b->count == PLANS_MAX)
@@ -202,12 +237,15 @@ static enum nb_status plan_for(struct blas *b, const struct nbi_gemm *g, struct 
 
 static enum nb_status run_gemm(struct nbi_stream *s, const struct nbi_gemm *g)
 {
-    float beta = g->add ? 1.0f : 0.0f;
+    const float beta = g->add ? 1.0f : 0.0f;
+    const float *by[2] = {g->four ? g->four->scale : &g->scale, g->four ? g->four->add : &beta};
     struct plan *p = NULL;
     NBI_TRY(nbi_cuda_blas_open(s->cuda));
     struct blas *b = s->cuda->blas;
     NBI_TRY(plan_for(b, g, &p));
-    LT_TRY(b->f.matmul(b->handle, p->op, &g->scale, g->w, p->w, g->x, p->x, &beta, g->y, p->y, g->y,
+    if (g->four)
+        NBI_TRY(set_scales(b, p->op, g->four));
+    LT_TRY(b->f.matmul(b->handle, p->op, by[0], g->w, p->w, g->x, p->x, by[1], g->y, p->y, g->y,
                        p->y, &p->algo, s->workspace, NBI_WORKSPACE_BYTES, s->queue));
     return NB_OK;
 }

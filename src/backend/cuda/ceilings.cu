@@ -2,7 +2,11 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/blas.cuh"
+
+extern "C" {
+#include "tensor/nvfp4.h"
+}
 
 #define BYTES  ((int64_t)2 << 30)
 #define SIZE   8192 /* of matrices */
@@ -25,7 +29,8 @@ __global__ static void k_read(uint32_t *out, const uint4 *p, int64_t n)
         *out = sum;
 }
 
-/* bf16 between 0.5 and 1 of either sign: zeros would be multiplied faster. */
+/* bf16 between 0.5 and 1 of either sign, or E2M1 codes that are not all 0: zeros would be
+ * multiplied faster. */
 __global__ static void k_fill(uint16_t *out, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -77,24 +82,56 @@ double nbi_cuda_bandwidth(struct nbi_backend *be)
     return ms > 0 ? (double)BYTES / (double)ms * 1e3 : (double)NAN;
 }
 
-double nbi_cuda_peak(struct nbi_backend *be)
+/* A product in block, of bf16, or with scales of 1 of E2M1. */
+static enum nb_status product_in(uint8_t *block, bool four, struct nbi_gemm *g,
+                                 struct nbi_gemm_four *f)
+{
+    const int64_t n = (int64_t)SIZE * SIZE, scales = nbi_nvfp4_swizzled_bytes(SIZE, SIZE);
+    const float by[2] = {1, 0};
+    uint8_t *more = block + n * 7; /* behind y and the operands, where those are small */
+    *g = (struct nbi_gemm){(float *)block, block + n * 4, block + n * 6, SIZE, SIZE, SIZE, SIZE, 1,
+                           false,          NULL};
+    k_fill<<<(unsigned)(2 * n / 256), 256>>>((uint16_t *)(block + n * 4), 2 * n);
+    CU_LAUNCHED();
+    if (four) {
+        *f = (struct nbi_gemm_four){more, more, (float *)(more + scales),
+                                    (float *)(more + scales) + 1};
+        g->four = f;
+        CU_TRY(cudaMemset(more, 0x38, (size_t)scales));
+        CU_TRY(cudaMemcpy(more + scales, by, sizeof by, cudaMemcpyHostToDevice));
+    }
+    CU_TRY(cudaDeviceSynchronize());
+    return NB_OK;
+}
+
+static double peak_of(struct nbi_backend *be, bool floats)
 {
     const int64_t n = (int64_t)SIZE * SIZE;
     struct nbi_stream_limits limits = {};
     struct nbi_stream *s = NULL;
+    struct nbi_gemm g;
+    struct nbi_gemm_four f;
     uint8_t *block = NULL;
     float ms = 0;
-    limits.N = limits.K = limits.D = limits.heads = 1;
+    limits.N = NBI_SMALL_BATCH + 1;
+    limits.K = limits.D = limits.heads = 1;
     if (be->stream_new(be, &limits, &s) != NB_OK)
         return (double)NAN;
-    if (cudaMalloc(&block, (size_t)(n * 8)) == cudaSuccess) {
-        const struct nbi_gemm g = {
-            (float *)block, block + n * 4, block + n * 6, SIZE, SIZE, SIZE, SIZE, 1, false};
-        k_fill<<<(unsigned)(2 * n / 256), 256, 0, s->queue>>>((uint16_t *)(block + n * 4), 2 * n);
+    if (cudaMalloc(&block, (size_t)(n * 8)) == cudaSuccess &&
+        product_in(block, be->four && !floats, &g, &f) == NB_OK)
         ms = time_rounds(s->queue, [&] { return nbi_cuda_gemm(s, &g) == NB_OK; });
-    }
     cudaFree(block);
     cudaGetLastError();
     be->stream_free(s);
     return ms > 0 ? (double)SIZE * (double)n / (double)ms * 1e3 : (double)NAN;
+}
+
+double nbi_cuda_peak(struct nbi_backend *be)
+{
+    return peak_of(be, false);
+}
+
+double nbi_cuda_peak_floats(struct nbi_backend *be)
+{
+    return peak_of(be, true);
 }

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/blas.cuh"
 
 enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what)
 {
@@ -104,6 +104,8 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->wide = (uint8_t *)s->attend_left + p.left;
     s->workspace = s->wide + p.wide;
     CU_TRY(cudaMemsetAsync(s->attend_left, 0, (size_t)p.left, s->queue));
+    if (s->limits.N > NBI_SMALL_BATCH)
+        nbi_cuda_four_try(s);
     return NB_OK;
 }
 
@@ -192,6 +194,7 @@ static void cuda_close(struct nbi_backend *be)
     if (cuda->queue)
         cudaStreamDestroy(cuda->queue);
     pthread_mutex_destroy(&cuda->lock);
+    pthread_mutex_destroy(&cuda->trying);
     free(cuda);
 }
 
@@ -206,6 +209,7 @@ static enum nb_status start(struct cuda *cuda, int device)
     CU_TRY(cudaStreamCreateWithFlags(&cuda->queue, cudaStreamNonBlocking));
     cuda->cc = 10 * major + minor;
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", device);
+    nbi_cuda_four_begin(cuda);
     return NB_OK;
 }
 
@@ -248,7 +252,8 @@ static void fill_table(struct cuda *cuda)
     be->token_run = nbi_cuda_token_run;
     be->token_free = nbi_cuda_token_free;
     be->bandwidth = nbi_cuda_bandwidth;
-    be->peak = be->peak_floats = nbi_cuda_peak;
+    be->peak = nbi_cuda_peak;
+    be->peak_floats = nbi_cuda_peak_floats;
 }
 
 enum nb_status nbi_cuda_open(struct nbi_backend **out, int device)
@@ -260,6 +265,7 @@ enum nb_status nbi_cuda_open(struct nbi_backend **out, int device)
     fill_table(cuda);
     cuda->index = device;
     pthread_mutex_init(&cuda->lock, NULL);
+    pthread_mutex_init(&cuda->trying, NULL);
     enum nb_status rc = start(cuda, device);
     if (rc == NB_OK)
         *out = &cuda->be;

@@ -26,7 +26,9 @@ struct cuda {
     uint8_t *host_stage[2], *stage[2]; /* weights on their way, on the host and on the device */
     cudaEvent_t staged[2];             /* that part of the way is free again */
     pthread_mutex_t lock;              /* of what sessions share: products' plans, the stages */
+    pthread_mutex_t trying;            /* held while FP4 products are tried */
     char name[16];                     /* "cuda:0" */
+    char products[256];                /* be.products */
 };
 
 /* Memory that weights share, since each block of the driver's own is rounded up to 2 MiB. One of
@@ -172,6 +174,7 @@ enum nb_status nbi_cuda_vector_read(struct cuda *cuda, const struct nbi_weight *
 /* ceilings.cu: NaN where it cannot be measured */
 double nbi_cuda_bandwidth(struct nbi_backend *be);
 double nbi_cuda_peak(struct nbi_backend *be);
+double nbi_cuda_peak_floats(struct nbi_backend *be);
 
 /* token.cu */
 enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_model *m,
@@ -195,25 +198,11 @@ enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatte
 /* select.cu */
 enum nb_status nbi_cuda_top(struct nbi_stream *s, const struct nbi_op_top *a);
 
-/* blas.cu: y[N, rows of ldy] = scale x w^T with w [rows, K] and x [N, K] of bf16. Opening finds the
- * library; a stream for many rows does so at once. */
-struct nbi_gemm {
-    float *y;
-    const void *w, *x;
-    int64_t N, K, rows, ldy;
-    float scale;
-    bool add;
-};
-
-enum nb_status nbi_cuda_blas_open(struct cuda *cuda);
-void nbi_cuda_blas_close(struct cuda *cuda);
-enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g);
-
 /* linear.cu */
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a);
 
 /* Those that go through cuBLASLt, with x of a norm or of SwiGLU. */
-bool nbi_cuda_large(const struct nbi_op_linear *a);
+bool nbi_cuda_large(const struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_norm_large(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                    const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_swiglu_large(struct nbi_stream *s, const struct nbi_op_swiglu *act,

@@ -2,9 +2,10 @@
  *
  * exact: f32 on the plain cores, any type, sums in an order that depends on K alone.
  * Up to NBI_SMALL_BATCH rows of x: tensor cores straight from the tiles, in linear_few.cu.
- * More rows: the matrix becomes bf16, which is exact too, a slice at a time, and cuBLASLt does the
- * product with x rounded to bf16. */
-#include "backend/cuda/internal.cuh"
+ * More rows: on FP4 tensor cores where there are such, in blas_fp4.cu. Else the matrix becomes
+ * bf16, which is exact too, a slice at a time, and cuBLASLt does the product with x rounded to
+ * bf16. */
+#include "backend/cuda/blas.cuh"
 
 /* ---- exact ---- */
 
@@ -151,8 +152,9 @@ __global__ static void k_widen_tiles(__nv_bfloat16 *out, const uint8_t *tiles, i
     *(uint4 *)(out + (i / per_row) * K + k) = *(const uint4 *)pairs;
 }
 
-/* x is in s->x16 as bf16. */
-static enum nb_status linear_large(struct nbi_stream *s, const struct nbi_op_linear *a, int i)
+/* From row `first` of the matrix on, a multiple of 128; x is in s->x16 as bf16. */
+static enum nb_status linear_large(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
+                                   int64_t first)
 {
     const struct nbi_weight *w = &a->w[i];
     struct nbi_gemm g = {at<float>(a->y[i]),
@@ -163,12 +165,13 @@ static enum nb_status linear_large(struct nbi_stream *s, const struct nbi_op_lin
                          w->rows,
                          w->rows,
                          w->tensor_scale,
-                         a->add};
+                         a->add,
+                         NULL};
     if (w->dtype != NBI_NVFP4)
         return nbi_cuda_gemm(s, &g);
     int64_t most = NBI_WIDE_BYTES / (2 * a->K) / 128 * 128;
     NBI_BUG_IF(most == 0);
-    for (int64_t first = 0; first < w->rows; first += most) {
+    for (; first < w->rows; first += most) {
         g.rows = w->rows - first < most ? w->rows - first : most;
         g.y = at<float>(a->y[i]) + first;
         g.w = s->wide;
@@ -189,11 +192,11 @@ static bool is_large(const struct nbi_op_linear *a, int i)
     return !a->exact && bf16 && a->K % 8 == 0;
 }
 
-bool nbi_cuda_large(const struct nbi_op_linear *a)
+bool nbi_cuda_large(const struct nbi_stream *s, const struct nbi_op_linear *a)
 {
     bool all = true;
     for (int i = 0; i < a->count; i++)
-        all = all && is_large(a, i);
+        all = all && is_large(a, i) && !nbi_cuda_four_fits(s, a, i);
     return all;
 }
 
@@ -202,7 +205,7 @@ static enum nb_status all_large(struct nbi_stream *s, const struct nbi_op_linear
 {
     CU_LAUNCHED();
     for (int i = 0; i < a->count; i++)
-        NBI_TRY(linear_large(s, a, i));
+        NBI_TRY(linear_large(s, a, i, 0));
     return NB_OK;
 }
 
@@ -224,25 +227,44 @@ enum nb_status nbi_cuda_swiglu_large(struct nbi_stream *s, const struct nbi_op_s
     return all_large(s, a);
 }
 
+/* What s->x16 holds. */
+enum rounded { ROUNDED_NOT, ROUNDED_BF16, ROUNDED_FOUR };
+
+static enum nb_status round_x(struct nbi_stream *s, const struct nbi_op_linear *a, enum rounded *is,
+                              enum rounded wanted)
+{
+    if (*is == wanted)
+        return NB_OK;
+    *is = wanted;
+    if (wanted == ROUNDED_FOUR)
+        return nbi_cuda_four_round(s, a);
+    int64_t fours = a->N * a->K / 4;
+    k_round_bf16<<<(unsigned)ceil_div(fours, 256), 256, 0, s->queue>>>((__nv_bfloat16 *)s->x16,
+                                                                       at<float4>(a->x), fours);
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
     CU_HERE(s);
-    bool rounded = false;
+    enum rounded rounded = ROUNDED_NOT;
     if (nbi_cuda_few(a))
         return nbi_cuda_linear_few(s, a);
     for (int i = 0; i < a->count; i++) {
+        int64_t done = 0;
+        if (nbi_cuda_four_fits(s, a, i)) {
+            NBI_TRY(round_x(s, a, &rounded, ROUNDED_FOUR));
+            NBI_TRY(nbi_cuda_four_linear(s, a, i, &done));
+            if (done == a->w[i].rows)
+                continue;
+        }
         if (!is_large(a, i)) {
             NBI_TRY(linear_exact(s, a, i));
             continue;
         }
-        if (!rounded) {
-            int64_t fours = a->N * a->K / 4;
-            k_round_bf16<<<(unsigned)ceil_div(fours, 256), 256, 0, s->queue>>>(
-                (__nv_bfloat16 *)s->x16, at<float4>(a->x), fours);
-            CU_LAUNCHED();
-            rounded = true;
-        }
-        NBI_TRY(linear_large(s, a, i));
+        NBI_TRY(round_x(s, a, &rounded, ROUNDED_BF16));
+        NBI_TRY(linear_large(s, a, i, done));
     }
     return NB_OK;
 }

@@ -765,7 +765,7 @@ enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rm
         CU_HERE(s); /* which settles what is pending */
         p = {};
     }
-    if (!few && !norm->rstd.at && nbi_cuda_large(a))
+    if (!few && !norm->rstd.at && nbi_cuda_large(s, a))
         return nbi_cuda_norm_large(s, norm, a);
     if (!few) {
         NBI_TRY(nbi_cuda_rmsnorm(s, norm));
@@ -782,7 +782,7 @@ enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_
                                       const struct nbi_op_linear *a)
 {
     CU_HERE(s);
-    if (nbi_cuda_large(a) && !nbi_cuda_few(a))
+    if (nbi_cuda_large(s, a) && !nbi_cuda_few(a))
         return nbi_cuda_swiglu_large(s, act, a);
     if (!nbi_cuda_few(a)) {
         NBI_TRY(nbi_cuda_swiglu(s, act));

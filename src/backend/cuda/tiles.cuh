@@ -170,6 +170,18 @@ __device__ static inline uint32_t tile_pair(uint32_t word, int p)
     }
 }
 
+/* The eight codes of a word as they are stored: in order, the first in the lowest four bits. */
+__device__ static inline uint32_t tile_codes(uint32_t word)
+{
+    uint32_t codes = 0;
+    for (int p = 0; p < 4; p++) {
+        uint32_t pair = tile_pair(word, p);
+        pair = (pair >> 12 & 0x00080008) | (pair >> 9 & 0x00070007);
+        codes |= ((pair | pair >> 12) & 0xFF) << 8 * p;
+    }
+    return codes;
+}
+
 /* c += a b on tensor cores: 16 x 16 times 16 x 8, f16 with f32 sums. */
 __device__ static inline void mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {

@@ -1,0 +1,157 @@
+/* linear_lab.h - products on a backend and on the scalar code of the CPU, and how far apart they
+ * may be. */
+#pragma once
+
+#include "ops_lab.h"
+
+#include "tensor/nvfp4.h"
+
+struct linear_case {
+    int count;
+    int64_t N, K, outs; /* outs: of all matrices */
+    bool add;
+    struct host_weight w[NBI_LINEAR_MAX];
+    float *x, *y; /* y: what is there before */
+};
+
+static inline void linear_new(struct linear_case *c, int64_t N, int64_t K, const int64_t *O)
+{
+    c->N = N;
+    c->K = K;
+    c->outs = 0;
+    for (int i = 0; i < c->count; i++)
+        c->outs += O[i];
+    c->x = random_floats(N * K, 2);
+    c->y = random_floats(N * c->outs, 1);
+}
+
+static inline void linear_free(struct linear_case *c)
+{
+    for (int i = 0; i < c->count; i++)
+        host_weight_free(&c->w[i]);
+    free(c->x);
+    free(c->y);
+}
+
+/* out: the results of all matrices, one after another. */
+static inline void run_linear(struct nbi_backend *be, struct linear_case *c, bool exact, float *out)
+{
+    struct lab l;
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = c->N, .K = c->K, .D = 2, .heads = 1});
+    struct nbi_op_linear op = {.count = c->count,
+                               .x = block(&l, c->x, c->N * c->K * 4),
+                               .N = c->N,
+                               .K = c->K,
+                               .add = c->add,
+                               .exact = exact};
+    int64_t at = 0;
+    for (int i = 0; i < c->count; i++) {
+        op.w[i] = weight(&l, &c->w[i], false);
+        op.y[i] = block(&l, c->add ? c->y + at : NULL, c->N * c->w[i].rows * 4);
+        at += c->N * c->w[i].rows;
+    }
+    assert_ok(be->linear(l.s, &op));
+    at = 0;
+    for (int i = 0; i < c->count; i++) {
+        fetch(&l, out + at, op.y[i], c->N * c->w[i].rows * 4);
+        at += c->N * c->w[i].rows;
+    }
+    lab_end(&l);
+}
+
+/* Exact: f32 sums, each in an order of its own. Otherwise x, and a matrix of floats, may be rounded
+ * to bf16, by up to 2^-9: single errors that are independent, so that they add up as squares do; or
+ * what was rounded to four bits is multiplied as it is, with sums in about f32. */
+#define OFF_EXACT 0.0
+#define OFF_BF16  (6 * 0x1p-9)
+#define OFF_FOUR  1e-3
+
+static inline void linear_bounds(const struct linear_case *c, double off, double *bound)
+{
+    for (int i = 0; i < c->count; i++)
+        for (int64_t n = 0; n < c->N; n++)
+            for (int64_t o = 0; o < c->w[i].rows; o++) {
+                const float *x = c->x + n * c->K;
+                const double *w = c->w[i].values + o * c->K;
+                double sum = 0, squares = 0;
+                for (int64_t k = 0; k < c->K; k++) {
+                    double p = fabs(w[k] * (double)x[k]);
+                    sum += p;
+                    squares += p * p;
+                }
+                *bound++ = 1e-6 * sum + (c->add ? 1e-6 : 0) + off * sqrt(squares);
+            }
+}
+
+/* x as FP4 tensor cores take it: NVFP4 by the largest that is finite; rows that are not, as NaN. */
+static inline float *to_four_bits(const struct linear_case *c)
+{
+    int64_t n = c->N * c->K;
+    float *x = zeros(n, 4), largest = 0;
+    uint8_t *q = zeros(n / 2, 1), *s = zeros(n / 16, 1);
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = isfinite(c->x[i]) ? c->x[i] : 0;
+        largest = fmaxf(largest, fabsf(x[i]));
+    }
+    float scale = nbi_nvfp4_tensor_scale(largest);
+    nbi_nvfp4_quantize(q, s, x, n / 16, NB_QUANT_RTN, scale);
+    nbi_nvfp4_dequantize_f32(x, q, s, n / 16, scale);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = isfinite(c->x[i]) ? x[i] : NAN;
+    free(q);
+    free(s);
+    return x;
+}
+
+/* Where FP4 tensor cores were used, want and bound become those of x in four bits. */
+static inline void expect_four_bits(const struct linear_case *c, float *want, double *bound)
+{
+    int64_t n = c->N * c->outs, at = 0;
+    struct linear_case four = *c;
+    float *y = zeros(n, 4);
+    double *off = zeros(n, 8);
+    four.x = to_four_bits(c);
+    run_linear(scalar, &four, true, y);
+    linear_bounds(&four, OFF_FOUR, off);
+    for (int i = 0; i < c->count; i++) {
+        int64_t part = c->N * c->w[i].rows;
+        if (c->w[i].dtype == NBI_NVFP4 && c->w[i].rows % 4 == 0) {
+            memcpy(want + at, y + at, (size_t)part * 4);
+            memcpy(bound + at, off + at, (size_t)part * 8);
+        }
+        at += part;
+    }
+    free(four.x);
+    free(y);
+    free(off);
+}
+
+static inline void check_product(struct linear_case *c)
+{
+    int64_t n = c->N * c->outs;
+    float *want = zeros(n, 4), *is = zeros(n, 4);
+    double *bound = zeros(n, 8);
+    run_linear(scalar, c, true, want);
+    for (int exact = 1; exact >= 0; exact--) {
+        run_linear(tested, c, exact, is);
+        linear_bounds(c, exact ? OFF_EXACT : OFF_BF16, bound);
+        if (!exact && tested->four && c->N > 64)
+            expect_four_bits(c, want, bound);
+        within(exact ? "exact y" : "y", is, want, bound, n);
+    }
+    free(want);
+    free(is);
+    free(bound);
+}
+
+/* All scales that there are, from the smallest to 448. */
+static inline void spread_scales(struct host_weight *w)
+{
+    for (int64_t i = 0; i < w->rows * w->cols / 16; i++)
+        w->scales[i] = (uint8_t)(bits32() % 0x7F);
+    for (int64_t i = 0; i < w->rows * w->cols; i++) {
+        uint8_t code = i & 1 ? w->data[i / 2] >> 4 : w->data[i / 2] & 15;
+        w->values[i] = (double)nbi_e2m1_to_f32(code) * (double)nbi_e4m3_to_f32(w->scales[i / 16]) *
+                       (double)w->tensor_scale;
+    }
+}
