@@ -1019,6 +1019,7 @@ struct nb_bench_run_opts {
     int64_t parallel; /* decode: sequences that go together; 0: one in a session */
     enum nb_kv_dtype kv;
     bool exact;
+    bool deterministic; /* with parallel, as in nb_batch_opts */
 };
 
 struct nb_bench_run {

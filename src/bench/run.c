@@ -57,7 +57,8 @@ static enum nb_status decoder_open(struct decoder *d, const struct nb_engine *e,
                           &(struct nb_batch_opts){.sequences = o->parallel,
                                                   .context = o->context + o->tokens,
                                                   .kv = o->kv,
-                                                  .exact = o->exact}));
+                                                  .exact = o->exact,
+                                                  .deterministic = o->deterministic}));
     for (int64_t i = 0, sequence; i < o->parallel; i++)
         NBI_TRY(nb_batch_add(d->batch, &sequence));
     return NB_OK;

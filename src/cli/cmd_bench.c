@@ -15,7 +15,7 @@ struct bench_opts {
     const char *file;
     int64_t depth, tokens, parallel, steps, seq_len, batch_size, grad_accum, last_layers;
     int synthetic, precision, master, state, recompute;
-    bool fused_step;
+    bool fused_step, deterministic;
 };
 
 #define SIZES "none|tiny|0.6b|1.7b|4b|8b"
@@ -34,6 +34,8 @@ static const struct cli_opt options[] = {
      "decode, prefill: tokens of a round (0: 32), of the prompt (0: 512)", NULL},
     {"parallel", 0, CLI_INT, offsetof(struct bench_opts, parallel), "N", "0", 0, 4096,
      "decode: so many sequences, which go through the model together (0: one alone)", NULL},
+    {"deterministic", 0, CLI_FLAG, offsetof(struct bench_opts, deterministic), NULL, NULL, 0, 0,
+     "decode, with --parallel: a sequence gets the same bits in any company", NULL},
     {"file", 0, CLI_STRING, offsetof(struct bench_opts, file), "FILE", NULL, 0, 0,
      "tokenizer: the text", NULL},
     {"steps", 0, CLI_INT, offsetof(struct bench_opts, steps), "N", "5", 1, 1e6,
@@ -261,7 +263,8 @@ static int run_model(struct bench_opts *o, bool prefill)
                                                              : 32,
                                          .parallel = prefill ? 0 : o->parallel,
                                          .kv = (enum nb_kv_dtype)o->run.kv_dtype,
-                                         .exact = o->run.exact};
+                                         .exact = o->run.exact,
+                                         .deterministic = o->deterministic};
     enum nb_status rc = nb_engine_open(&engine, &opts);
     if (rc == NB_OK)
         rc = nb_bench_run(engine, &to, &result);

@@ -367,7 +367,8 @@ static struct nbi_pass lay_out(struct nb_batch *b, int64_t count)
                          .rows = b->rows,
                          .stores = b->stores,
                          .exact = b->opts.exact,
-                         .steady = b->steady};
+                         .steady = b->steady,
+                         .alone = true};
     for (int pass = 0; pass < 2; pass++) {
         for (int64_t i = 0; i < count; i++) {
             const struct share *share = &b->shares[i];
@@ -375,6 +376,7 @@ static struct nbi_pass lay_out(struct nb_batch *b, int64_t count)
                 continue;
             p.page_numbers += put_share(b, share, p.N, p.page_numbers);
             p.N += share->count;
+            p.alone = p.alone && share->count == 1;
             if (wants(share->part) && share->from + share->count == share->part->count) {
                 b->wanting[p.M] = share->part;
                 b->rows[p.M++] = (int32_t)(p.N - 1);

@@ -74,6 +74,7 @@ static enum nb_status attend(const struct nbi_weights *w, const struct nbi_acts 
                                   .D = c->head_dim,
                                   .exact = p->exact,
                                   .apart = apart,
+                                  .alone = p->alone,
                                   .steady = p->steady};
     if (op.lse.at)
         op.lse = nbi_ptr_add(op.lse, heads);
@@ -298,7 +299,7 @@ static struct nbi_routine routine_for(struct work *work)
     const struct nbi_acts *a = work->a;
     const struct nbi_pass *p = work->p;
     return (struct nbi_routine){.key = {p->N, p->M, p->singles, a->longest[0], a->longest[1],
-                                        p->exact, p->steady, p->pages != NULL,
+                                        p->exact, p->steady + 2 * p->alone, p->pages != NULL,
                                         (int64_t)(uintptr_t)work->w->layers, (int64_t)a->block.at,
                                         (int64_t)p->stores[0].k.at, p->stores[0].dtype},
                                 .queue = all_layers,

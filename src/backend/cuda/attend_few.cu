@@ -8,6 +8,7 @@
  * (maximum, sum, weighted values); whoever leaves the last part adds them up, in order. All of it
  * is found out on the device: a launch depends on the number of rows and not on their lengths. */
 #include "backend/cuda/attention.cuh"
+#include "backend/cuda/rope.cuh"
 
 #define FEW_WARPS   4
 #define FEW_THREADS (32 * FEW_WARPS)
@@ -16,10 +17,12 @@
 #define FEW_LIFT 6.0f
 
 struct few_args {
-    struct attend a; /* a.splits: pieces that there is room for of each row */
-    int room;        /* for so many parts */
-    unsigned wave;   /* pieces of all key heads that are worked on at once */
-    unsigned least;  /* keys of a piece at least */
+    struct attend a;   /* a.splits: pieces that there is room for of each row */
+    int room;          /* for so many parts */
+    unsigned wave;     /* pieces of all key heads that are worked on at once */
+    unsigned least;    /* keys of a piece at least */
+    struct heads rope; /* of the same rows, if N is not 0 */
+    struct x16 x16;    /* where y goes too, for the product behind; out may be null */
 };
 
 /* How a warp divides a step of KEYS keys. Of a key's row lane 4g + t of its column g reads VEC
@@ -48,10 +51,10 @@ struct few {
 template <int WORDS> __device__ static inline void load_words(uint32_t *out, const void *p)
 {
     if (WORDS == 4) {
-        uint4 w = __ldg((const uint4 *)p);
+        uint4 w = *(const uint4 *)p;
         out[0] = w.x, out[1] = w.y, out[2] = w.z, out[3] = w.w;
     } else {
-        uint2 w = __ldg((const uint2 *)p);
+        uint2 w = *(const uint2 *)p;
         out[0] = w.x, out[1] = w.y;
     }
 }
@@ -98,7 +101,8 @@ __device__ static inline void few_load_values(struct few<D, TYPE> &f, const uint
 
 /* Where the warps of a CTA meet. */
 template <int D> struct few_shared {
-    uint4 q[D / 16][32]; /* operands, by lane */
+    uint4 q[D / 16][32];        /* operands, by lane */
+    float turned[FEW_GROUP][D]; /* queries, if they were not rotated before */
     float y[FEW_WARPS][FEW_GROUP][D];
     float base[FEW_WARPS][FEW_GROUP], sum[FEW_WARPS][FEW_GROUP];
     int start[NBI_FEW_ROWS + 1]; /* of all pieces, the first of each row; behind them, how many */
@@ -359,6 +363,19 @@ __device__ static inline float2 *few_sums(const struct few_args &f, int index, i
     return (float2 *)few_part(f, f.room, 0) + (int64_t)index * f.a.group + h;
 }
 
+/* Element d of head h of a group. As an average of what f16 holds it is in the range of f16. */
+__device__ static inline void few_put(const struct few_args &f, const struct few_piece &p, int h,
+                                      int d, float v)
+{
+    int head = p.kvh * f.a.group + h;
+    f.a.y[((int64_t)p.n * f.a.NH + head) * f.a.D + d] = v;
+    if (!f.x16.out)
+        return;
+    *x16_at(f.x16, p.n, head * f.a.D + d) = __float2half_rn(v);
+    if (head == 0 && d == 0)
+        f.x16.scale[p.n] = 1;
+}
+
 /* The warps' results added in order. Some warp had a key, so top is finite. */
 template <int D>
 __device__ static inline void few_finish(const struct few_args &f, struct few_shared<D> &sh,
@@ -380,7 +397,7 @@ __device__ static inline void few_finish(const struct few_args &f, struct few_sh
         if (p.splits > 1)
             few_part(f, p.index, h)[d] = acc;
         else
-            f.a.y[(head0 + h) * D + d] = acc / sum;
+            few_put(f, p, h, d, acc / sum);
         if (d == 0 && p.splits > 1)
             *few_sums(f, p.index, h) = make_float2(top, sum);
         else if (d == 0 && f.a.lse)
@@ -441,11 +458,27 @@ __device__ static inline void few_add_up(const struct few_args &f, struct few_sh
 #pragma unroll 8
         for (int z = 0; z < p.splits; z++)
             acc += weight[h * SPLITS_MAX + z] * __ldcg(values + z * stride);
-        f.a.y[(head0 + h) * D + d] = acc / sh.sum[0][h];
+        few_put(f, p, h, d, acc / sh.sum[0][h]);
     }
 }
 
 /* ---- all of it ---- */
+
+/* What rope has to do for a piece: queries to shared memory, and if the row's own key is in it,
+ * that and the value to the store. */
+template <int D>
+__device__ static inline void few_turn(const struct few_args &f, struct few_shared<D> &sh,
+                                       const struct few_piece &p)
+{
+    int warp = threadIdx.x / 32;
+    for (int h = warp; h < f.a.group; h += FEW_WARPS)
+        put_query<2>(f.rope, p.n, p.kvh * f.a.group + h, sh.turned[h]);
+    if (p.split == p.splits - 1 && warp == FEW_WARPS - 1)
+        put_key<2>(f.rope, p.n, p.kvh);
+    if (p.split == p.splits - 1 && warp == FEW_WARPS - 2)
+        put_value<2>(f.rope, p.n, p.kvh);
+    __syncthreads();
+}
 
 /* The warps take steps of the piece in turn. */
 template <int D, enum nbi_dtype TYPE, bool PAGED>
@@ -470,8 +503,13 @@ __device__ static inline void few_attend(const struct few_args &args, struct few
 #pragma unroll
         for (int e = 0; e < 4; e++)
             f.y[i][e] = 0;
+    const float *q = a.q + ((int64_t)p.n * a.NH + p.kvh * a.group) * D;
+    if (args.rope.N > 0) {
+        few_turn<D>(args, sh, p);
+        q = sh.turned[0];
+    }
     few_load_keys(f, k, stride, at);
-    few_query<D, TYPE>(sh, a.q + ((int64_t)p.n * a.NH + p.kvh * a.group) * D, a.group, a.scale);
+    few_query<D, TYPE>(sh, q, a.group, a.scale);
     __syncthreads();
     /* Values are on their way while scores are computed, the next keys while values are used; and
      * their page, which must be known first, before either. */
@@ -513,7 +551,7 @@ __global__ __launch_bounds__(FEW_THREADS, few<D, TYPE>::CTAS) static void k_atte
 
 template <int D, enum nbi_dtype TYPE>
 static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                 const struct attend &k)
+                                 const struct attend &k, const struct heads &rope)
 {
     using F = struct few<D, TYPE>;
     int64_t slots = (int64_t)s->cuda->sms * F::CTAS; /* CTAs that are there at once */
@@ -521,6 +559,7 @@ static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_atten
     int64_t most = nbi_cuda_attend_bytes(s->cuda, &s->limits) / part;
     struct few_args f = {};
     f.a = k;
+    f.rope = rope;
     f.a.splits = most < 1 ? 1 : most < SPLITS_MAX ? (int)most : SPLITS_MAX;
     f.room = k.N * k.NKV * f.a.splits;
     f.wave = slots > k.NKV ? (unsigned)(slots / k.NKV) : 1;
@@ -528,29 +567,34 @@ static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_atten
     NBI_BUG_IF(a->N > NBI_FEW_ROWS || (a->steady && f.a.splits < STEADY_SPLITS));
     int64_t useful = k.N * k.NKV * ceil_div(a->longest, f.least);
     unsigned grid = (unsigned)(useful < slots ? useful : slots);
+    bool small = TYPE == NBI_F16 || TYPE == NBI_E4M3; /* values are in the range of f16 */
+    if (small && a->NH * D % NBI_TILE_COLS == 0 && a->NH * D <= s->limits.K)
+        f.x16 = x16_of(s, a->N, a->NH * D);
     if (k.pages)
         CU_TRY(launch_behind(s, k_attend_few<D, TYPE, true>, grid, FEW_THREADS, 0, f));
     else
         CU_TRY(launch_behind(s, k_attend_few<D, TYPE, false>, grid, FEW_THREADS, 0, f));
+    if (f.x16.out)
+        s->ready = {k.y, a->N, a->NH * D};
     return NB_OK;
 }
 
 template <int D>
 static enum nb_status attend_few(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                 const struct attend &k)
+                                 const struct attend &k, const struct heads &rope)
 {
     switch (a->store.dtype) {
     case NBI_F16:
-        return launch_few<D, NBI_F16>(s, a, k);
+        return launch_few<D, NBI_F16>(s, a, k, rope);
     case NBI_BF16:
-        return launch_few<D, NBI_BF16>(s, a, k);
+        return launch_few<D, NBI_BF16>(s, a, k, rope);
     default:
-        return launch_few<D, NBI_E4M3>(s, a, k);
+        return launch_few<D, NBI_E4M3>(s, a, k, rope);
     }
 }
 
 enum nb_status nbi_cuda_attend_few(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                   const struct attend &k)
+                                   const struct attend &k, const struct heads &rope)
 {
-    return a->D == 128 ? attend_few<128>(s, a, k) : attend_few<64>(s, a, k);
+    return a->D == 128 ? attend_few<128>(s, a, k, rope) : attend_few<64>(s, a, k, rope);
 }

@@ -249,8 +249,21 @@ static enum nb_status attend_in_turn(struct nbi_stream *s, const struct nbi_op_a
     return NB_OK;
 }
 
+/* By attend_few.cu. */
+static bool is_few(const struct nbi_op_attention *a)
+{
+    return !a->exact && (a->D == 128 || a->D == 64) && a->N <= NBI_FEW_ROWS &&
+           a->store.dtype != NBI_F32 && a->NH / a->NKV <= FEW_GROUP;
+}
+
 enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a)
 {
+    struct heads rope = s->rope;
+    if (is_few(a) && a->alone && rope.N == a->N && rope.q_out == at<float>(a->q) &&
+        rope.k_store == at<void>(a->store.k))
+        s->rope = {}; /* it is taken along */
+    else
+        rope = {};
     CU_HERE(s);
     if (a->N == 0)
         return NB_OK;
@@ -277,10 +290,9 @@ enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_atte
     k.steady = a->steady;
     k.scale = LOG2E / sqrtf((float)a->D);
 
-    bool cores = !a->exact && (a->D == 128 || a->D == 64);
-    if (cores && a->N > NBI_FEW_ROWS)
+    if (is_few(a))
+        return nbi_cuda_attend_few(s, a, k, rope);
+    if (!a->exact && (a->D == 128 || a->D == 64) && a->N > NBI_FEW_ROWS)
         return nbi_cuda_attend_tiles(s, a, k);
-    if (cores && a->store.dtype != NBI_F32 && k.group <= FEW_GROUP)
-        return nbi_cuda_attend_few(s, a, k);
     return attend_plain(s, a, k);
 }

@@ -134,11 +134,12 @@ __device__ static inline int anew(int x)
     return x;
 }
 
-/* attend_few.cu: N up to NBI_FEW_ROWS, D 64 or 128, not of f32, NH / NKV up to FEW_GROUP. */
+/* attend_few.cu: N up to NBI_FEW_ROWS, D 64 or 128, not of f32, NH / NKV up to FEW_GROUP. With rope
+ * of N rows that is done too: each row's own key is its last one. */
 #define FEW_GROUP 8
 
 enum nb_status nbi_cuda_attend_few(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                   const struct attend &k);
+                                   const struct attend &k, const struct heads &rope);
 
 /* attend_tiles.cu: D is 64 or 128. */
 enum nb_status nbi_cuda_attend_tiles(struct nbi_stream *s, const struct nbi_op_attention *a,

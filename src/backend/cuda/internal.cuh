@@ -12,6 +12,7 @@ extern "C" {
 #include "backend/cuda/cuda.h"
 }
 
+#include "backend/cuda/stream.cuh"
 #include "backend/cuda/tiles.cuh"
 
 struct cuda {
@@ -44,43 +45,6 @@ struct slab {
 #define NBI_SLAB_BYTES  ((int64_t)64 << 20)
 #define NBI_STAGE_BYTES ((int64_t)4 << 20)
 
-/* A list of operations, recorded; see graph.cu. */
-#define NBI_GRAPHS_MAX 16
-
-struct graph {
-    int64_t key[NBI_ROUTINE_KEYS];
-    int64_t used;         /* when, in calls of repeat; 0: never */
-    bool tried;           /* to record it */
-    cudaGraphExec_t exec; /* NULL: it was seen once, or cannot be recorded */
-};
-
-/* y[N, C] += parts[0] + ... of a product, which whoever needs y has to do first: each operation
- * begins with CU_HERE, or takes it along. */
-struct pending {
-    float *y;           /* NULL: nothing is */
-    const float *parts; /* [slices, N, C] */
-    int slices;
-    int64_t N, C;
-};
-
-struct nbi_stream {
-    struct cuda *cuda;
-    cudaStream_t queue;
-    struct nbi_stream_limits limits;
-    uint8_t *block;       /* of the device: all that follows */
-    uint8_t *x16;         /* x of a product in 16 bits: in the order of the tiles, or rows */
-    float *x16_scale;     /* [N] */
-    uint8_t *wide;        /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
-    uint8_t *workspace;   /* of cuBLASLt; of linear_few.cu, what is pending */
-    float *attend;        /* parts of split attention */
-    int32_t *attend_left; /* and how many of each row were left, see attention.cuh */
-    uint8_t *staged;      /* of the host, pinned: small uploads on their way */
-    int64_t staged_used;  /* since the last sync */
-    struct pending pending;
-    struct graph graphs[NBI_GRAPHS_MAX];
-    int64_t repeats; /* calls of repeat */
-};
-
 /* Rows that go through the kernel on tiles; more go through cuBLASLt. */
 #define NBI_SMALL_BATCH 64
 
@@ -102,51 +66,17 @@ enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what);
             return nbi_cuda_fail(cu_try_rc, #expr);                                                \
     } while (0)
 
-/* Before each operation: which device is meant is a matter of the thread. */
+/* Before each operation: which device is meant is a matter of the thread. What is pending is done,
+ * what was ready may soon not be. */
 #define CU_HERE(s)                                                                                 \
     do {                                                                                           \
         CU_TRY(cudaSetDevice((s)->cuda->index));                                                   \
         NBI_TRY(nbi_cuda_settle(s));                                                               \
+        (s)->ready = {};                                                                           \
     } while (0)
 
 /* After each launch. */
 #define CU_LAUNCHED() CU_TRY(cudaGetLastError())
-
-/* ---- launches behind each other ---- */
-
-/* A kernel that is launched by launch_behind may start while the one before it is at work. It calls
- * wait_before in every thread, and touches nothing before that but weights; next_may_start says
- * that the next one may come as soon as there is room. */
-__device__ static inline void next_may_start(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-__device__ static inline void wait_before(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-template <typename... P, typename... A>
-static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P...), dim3 grid,
-                                        int threads, int shared, const A &...args)
-{
-    cudaLaunchAttribute early = {};
-    cudaLaunchConfig_t c = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    c.gridDim = grid;
-    c.blockDim = dim3((unsigned)threads);
-    c.dynamicSmemBytes = (size_t)shared;
-    c.stream = s->queue;
-    c.attrs = &early;
-    c.numAttrs = s->cuda->cc >= 90;
-    return cudaLaunchKernelEx(&c, kernel, P(args)...);
-}
 
 /* ---- addresses ---- */
 
@@ -191,6 +121,7 @@ enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a
 enum nb_status nbi_cuda_rope_table(struct nbi_stream *s, const struct nbi_op_rope_table *a);
 enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a);
 enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a);
+enum nb_status nbi_cuda_rope_now(struct nbi_stream *s, const struct heads *h);
 enum nb_status nbi_cuda_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a);
 enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather *a);
 enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatter *a);
@@ -211,7 +142,7 @@ enum nb_status nbi_cuda_swiglu_large(struct nbi_stream *s, const struct nbi_op_s
 /* linear_few.cu: those that are few, N up to NBI_SMALL_BATCH and all of NVFP4. */
 enum nb_status nbi_cuda_settle(struct nbi_stream *s);
 bool nbi_cuda_few(const struct nbi_op_linear *a);
-enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a, bool ready);
 enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                     const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,

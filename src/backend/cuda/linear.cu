@@ -247,10 +247,11 @@ static enum nb_status round_x(struct nbi_stream *s, const struct nbi_op_linear *
 
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
+    struct ready r = s->ready;
     CU_HERE(s);
     enum rounded rounded = ROUNDED_NOT;
     if (nbi_cuda_few(a))
-        return nbi_cuda_linear_few(s, a);
+        return nbi_cuda_linear_few(s, a, r.x == at<float>(a->x) && r.N == a->N && r.K == a->K);
     for (int i = 0; i < a->count; i++) {
         int64_t done = 0;
         if (nbi_cuda_four_fits(s, a, i)) {

@@ -12,7 +12,7 @@
  * Where rows are few and something is added to y, slices of columns go to different CTAs. Each
  * leaves its sums, which are added up in order by whoever reads y next (struct pending). All that
  * depends on shapes and the device alone, so a row of y does not depend on its company. */
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/few.cuh"
 
 #define WARPS      15 /* and the one that brings x */
 #define THREADS    (32 * WARPS + 32)
@@ -45,24 +45,6 @@ struct product {
 
 /* ---- x ---- */
 
-/* x as f16 in the order in which the product takes it: for each tile of columns and each eight rows
- * the operand B of eight mma.m16n8k16, as four quarters with 16 bytes of each lane. */
-struct x16 {
-    __half *out;
-    float *scale;
-    int N, K, tile_cols;
-};
-
-/* Where element k of row n goes; two lie together. Of a lane's 16 bytes of quarter q the first half
- * is elements 4q and 4q + 1, the second 4q + 2 and 4q + 3, each of blocks 2t and 2t + 1. */
-__device__ static inline __half *x16_at(const struct x16 &to, int n, int k)
-{
-    int tile = k / NBI_TILE_COLS, in = k % NBI_TILE_COLS, lane = n % 8 * 4 + in / 32;
-    int eight = tile * ((to.N + 7) / 8) + n / 8;
-    return to.out + ((eight * 4 + in % 16 / 4) * 32 + lane) * 8 + in % 4 / 2 * 4 + in / 16 % 2 * 2 +
-           in % 2;
-}
-
 /* The largest of a CTA's. */
 __device__ static inline float cta_max(float v)
 {
@@ -80,7 +62,7 @@ __device__ static inline float x16_factor(const struct x16 &to, int n, float ama
 {
     bool odd = !isfinite(amax);
     int e = odd || amax == 0 ? 0 : max(ilogbf(amax), -100);
-    if (threadIdx.x == 0 && n < to.N)
+    if (threadIdx.x == 0 && n < to.N) /* of each CTA, the same */
         to.scale[n] = odd ? NAN : ldexpf(1, e - 13);
     return odd ? 0 : ldexpf(1, 13 - e);
 }
@@ -89,6 +71,14 @@ __device__ static inline float x16_factor(const struct x16 &to, int n, float ama
 __device__ static inline float larger(float amax, float v)
 {
     return isfinite(v) ? fmaxf(amax, fabsf(v)) : INFINITY;
+}
+
+/* Four elements times `up`, to where the first one goes; zeros if that is 0. */
+__device__ static inline void put_four(__half *at, float4 v, float up)
+{
+    __half2 *out = (__half2 *)at;
+    out[0] = up == 0 ? __half2() : __floats2half2_rn(v.x * up, v.y * up);
+    out[2] = up == 0 ? __half2() : __floats2half2_rn(v.z * up, v.w * up);
 }
 
 /* Where x comes from, four values at a time. */
@@ -111,15 +101,47 @@ struct of_swiglu {
     }
 };
 
-#define ROUND_THREADS 1024
-#define ROUND_FOURS   3 /* of a thread that stay in registers */
+#define ROUND_THREADS 512
+#define ROUND_FOURS   2 /* of a thread that stay in registers */
+#define ROUND_CTAS    4 /* of a row, which are a cluster */
 
-/* Up to 12,288 columns are computed once, others twice. */
+/* The largest of a row's CTAs. */
+__device__ static inline float row_max(float v)
+{
+    v = cta_max(v);
+#if __CUDA_ARCH__ >= 900
+    __shared__ float parts[ROUND_CTAS];
+    if (threadIdx.x < ROUND_CTAS) {
+        uint32_t to, mine = shared_at(parts + blockIdx.x % ROUND_CTAS);
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                     : "=r"(to)
+                     : "r"(mine), "r"(threadIdx.x));
+        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+    for (int i = 0; i < ROUND_CTAS; i++)
+        v = fmaxf(v, parts[i]);
+#endif
+    return v;
+}
+
+/* Before compute capability 9.0 there are no clusters, and a row has one CTA. */
+#if __CUDA_ARCH__ >= 900
+#define ROW_CTAS ROUND_CTAS
+#else
+#define ROW_CTAS 1
+#endif
+
+/* Up to 16,384 columns are computed once, others twice. */
 template <class FROM>
-__global__ static void __launch_bounds__(ROUND_THREADS)
+__global__ static void __launch_bounds__(640, 2)
     k_round_x16(const __grid_constant__ struct x16 to, FROM from)
 {
-    int n = blockIdx.x, all = to.tile_cols * (NBI_TILE_COLS / 4), real = n < to.N ? to.K / 4 : 0;
+    int n = blockIdx.x / ROW_CTAS, begin = blockIdx.x % ROW_CTAS * ROUND_THREADS + threadIdx.x;
+    int all = to.tile_cols * (NBI_TILE_COLS / 4), real = n < to.N ? to.K / 4 : 0;
+    const int STEP = ROW_CTAS * ROUND_THREADS;
     int64_t row = (int64_t)n * to.K;
     float4 v[ROUND_FOURS];
     float amax = 0;
@@ -127,26 +149,28 @@ __global__ static void __launch_bounds__(ROUND_THREADS)
     wait_before();
 #pragma unroll
     for (int j = 0; j < ROUND_FOURS; j++) {
-        int i = threadIdx.x + j * ROUND_THREADS;
+        int i = begin + j * STEP;
         v[j] = i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0);
         amax = larger(larger(larger(larger(amax, v[j].x), v[j].y), v[j].z), v[j].w);
     }
-    for (int i = threadIdx.x + ROUND_FOURS * ROUND_THREADS; i < real; i += ROUND_THREADS) {
+#pragma unroll 1
+    for (int i = begin + ROUND_FOURS * STEP; i < real; i += STEP) {
         float4 w = from.four(row + 4 * i);
         amax = larger(larger(larger(larger(amax, w.x), w.y), w.z), w.w);
     }
-    float up = x16_factor(to, n, cta_max(amax));
-#pragma unroll 1
-    for (int j = 0, i = threadIdx.x; i < all; j++, i += ROUND_THREADS) {
-        float4 w = j == 0 ? v[0] : j == 1 ? v[1] : v[2];
-        if (j >= ROUND_FOURS)
-            w = i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0);
-        if (up == 0)
-            w = make_float4(0, 0, 0, 0);
-        __half2 *out = (__half2 *)x16_at(to, n, 4 * i);
-        out[0] = __floats2half2_rn(w.x * up, w.y * up);
-        out[2] = __floats2half2_rn(w.z * up, w.w * up);
+    float up = x16_factor(to, n, row_max(amax));
+    __half *out = x16_at(to, n, 4 * begin);
+    int step = x16_tiles(to, 4 * STEP / NBI_TILE_COLS);
+#pragma unroll
+    for (int j = 0; j < ROUND_FOURS; j++) {
+        int i = begin + j * STEP;
+        if (i < all)
+            put_four(out + j * step, v[j], up);
     }
+#pragma unroll 1
+    for (int i = begin + ROUND_FOURS * STEP; i < all; i += STEP)
+        put_four(x16_at(to, n, 4 * i), i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0),
+                 up);
 }
 
 /* ---- norms, and sums that are pending ---- */
@@ -176,9 +200,13 @@ __global__ static void k_settle(const __grid_constant__ struct pending p)
 enum nb_status nbi_cuda_settle(struct nbi_stream *s)
 {
     struct pending p = s->pending;
+    struct heads rope = s->rope;
+    s->pending = {};
+    s->rope = {};
+    if (rope.N > 0)
+        NBI_TRY(nbi_cuda_rope_now(s, &rope));
     if (!p.y)
         return NB_OK;
-    s->pending = {};
     CU_TRY(launch_behind(s, k_settle, (unsigned)ceil_div(p.N * p.C, 256), 256, 0, p));
     return NB_OK;
 }
@@ -192,38 +220,55 @@ struct norm {
     float eps;
 };
 
+/* The first items of a thread in a row: their weights, and x with what is pending. */
+struct norm_items {
+    float w[NORM_ITEMS], v[NORM_ITEMS];
+};
+
+__device__ static inline void settle_items(struct norm_items &t, const struct pending &p,
+                                           float *row, int n, int K)
+{
+    const float *part = p.parts + n * p.C;
+    load_raw<float, NORM_ITEMS>(t.v, row, threadIdx.x, NBI_NORM_THREADS, K);
+    for (int i = 0; i < p.slices; i += 2) {
+        float one[NORM_ITEMS], two[NORM_ITEMS];
+        bool both = i + 1 < p.slices;
+        load_raw<float, NORM_ITEMS>(one, part, threadIdx.x, NBI_NORM_THREADS, K);
+        load_raw<float, NORM_ITEMS>(two, part + p.N * p.C, threadIdx.x, NBI_NORM_THREADS,
+                                    both ? K : 0);
+#pragma unroll
+        for (int j = 0; j < NORM_ITEMS; j++)
+            t.v[j] = both ? t.v[j] + one[j] + two[j] : t.v[j] + one[j];
+        part += 2 * p.N * p.C;
+    }
+    if (p.slices)
+#pragma unroll
+        for (int j = 0; j < NORM_ITEMS; j++)
+            if ((int)threadIdx.x + j * NBI_NORM_THREADS < K)
+                row[threadIdx.x + j * NBI_NORM_THREADS] = t.v[j];
+}
+
 /* x of a norm, as k_round_x16 makes it of others, and the bits of the operation (rows.cu). What is
  * pending for a row of x goes there first. */
-__global__ static void __launch_bounds__(NBI_NORM_THREADS)
+__global__ static void __launch_bounds__(640, 2)
     k_norm_x16(const __grid_constant__ struct x16 to, const __grid_constant__ struct norm a,
                const __grid_constant__ struct pending p)
 {
+    const int FIRST = NORM_ITEMS * NBI_NORM_THREADS;
     int n = blockIdx.x, K = n < to.N ? to.K : 0, all = to.tile_cols * NBI_TILE_COLS;
-    float *row = a.x + (int64_t)n * to.K;
-    float v[NORM_ITEMS], w[NORM_ITEMS], sum = 0, amax = 0;
+    float *row = a.x + (int64_t)n * to.K, sum = 0, amax = 0;
+    struct norm_items t;
     next_may_start();
-    load_floats<NORM_ITEMS>(w, a.w, threadIdx.x, NBI_NORM_THREADS, K, a.dtype);
+    load_floats<NORM_ITEMS>(t.w, a.w, threadIdx.x, NBI_NORM_THREADS, K, a.dtype);
     wait_before();
-    load_raw<float, NORM_ITEMS>(v, row, threadIdx.x, NBI_NORM_THREADS, K);
-    for (int i = 0; i < p.slices; i += 2) {
-        float part[2][NORM_ITEMS];
-#pragma unroll
-        for (int k = 0; k < 2; k++)
-            load_raw<float, NORM_ITEMS>(part[k], p.parts + ((i + k) * p.N + n) * p.C, threadIdx.x,
-                                        NBI_NORM_THREADS, i + k < p.slices ? K : 0);
-#pragma unroll
-        for (int j = 0; j < NORM_ITEMS; j++)
-            v[j] = i + 1 < p.slices ? v[j] + part[0][j] + part[1][j] : v[j] + part[0][j];
-    }
+    settle_items(t, p, row, n, K);
 #pragma unroll
     for (int j = 0; j < NORM_ITEMS; j++) {
-        int c = threadIdx.x + j * NBI_NORM_THREADS;
-        if (p.slices && c < K)
-            row[c] = v[j];
-        sum += v[j] * v[j];
-        amax = larger(amax, v[j] * w[j]);
+        sum += t.v[j] * t.v[j];
+        amax = larger(amax, t.v[j] * t.w[j]);
     }
-    for (int c = threadIdx.x + NORM_ITEMS * NBI_NORM_THREADS; c < K; c += NBI_NORM_THREADS) {
+#pragma unroll 1
+    for (int c = threadIdx.x + FIRST; c < K; c += NBI_NORM_THREADS) {
         float x = settled(p, n, c, row[c]);
         if (p.slices)
             row[c] = x;
@@ -231,13 +276,14 @@ __global__ static void __launch_bounds__(NBI_NORM_THREADS)
         amax = larger(amax, x * load_float(a.w, c, a.dtype));
     }
     float f = norm_factor_of(sum, to.K, a.eps), up = x16_factor(to, n, cta_max(amax) * f);
+    __half *out = x16_at(to, n, threadIdx.x);
+    int step = x16_tiles(to, NBI_NORM_THREADS / NBI_TILE_COLS);
 #pragma unroll
-    for (int j = 0; j < NORM_ITEMS; j++) {
-        int c = threadIdx.x + j * NBI_NORM_THREADS;
-        if (c < all)
-            *x16_at(to, n, c) = __float2half_rn(up == 0 ? 0 : v[j] * f * w[j] * up);
-    }
-    for (int c = threadIdx.x + NORM_ITEMS * NBI_NORM_THREADS; c < all; c += NBI_NORM_THREADS) {
+    for (int j = 0; j < NORM_ITEMS; j++)
+        if ((int)threadIdx.x + j * NBI_NORM_THREADS < all)
+            out[j * step] = __float2half_rn(up == 0 ? 0 : t.v[j] * f * t.w[j] * up);
+#pragma unroll 1
+    for (int c = threadIdx.x + FIRST; c < all; c += NBI_NORM_THREADS) {
         float x = c < K && up != 0 ? row[c] * f * load_float(a.w, c, a.dtype) * up : 0;
         *x16_at(to, n, c) = __float2half_rn(x);
     }
@@ -414,7 +460,7 @@ __device__ static inline uint8_t *stage_at(int stage)
 
 template <int NT> __device__ static inline uint8_t *slot_at(int slot)
 {
-    return shared + BARS_BYTES + RINGS + slot * NT * 2048;
+    return shared + BARS_BYTES + RINGS + slot * NT * X16_BYTES;
 }
 
 /* Each warp has its own, the one that brings x the others. Nobody uses them any more. */
@@ -475,14 +521,15 @@ template <int NT>
 __device__ static inline void bring_x(const struct product &a, const struct part &p,
                                       const struct pass_shape &s)
 {
-    int n0 = (int)blockIdx.y * NT, bytes = min(NT, a.n_tiles - n0) * 2048, way = 0;
+    int n0 = (int)blockIdx.y * NT, bytes = min(NT, a.n_tiles - n0) * X16_BYTES, way = 0;
+    const uint8_t *x = (const uint8_t *)a.x + (int64_t)n0 * X16_BYTES;
     struct turn t = {0, 1}; /* all are free at first */
 #pragma unroll 1
     for (int col = p.cols.begin; col < p.cols.end; col++) {
         int slot = way * s.slots + t.slot;
         barrier_wait(x_free(slot), t.parity);
         copies_begin(x_full(slot), bytes);
-        copy(shared_at(slot_at<NT>(slot)), a.x + ((int64_t)col * a.n_tiles + n0) * 128, bytes,
+        copy(shared_at(slot_at<NT>(slot)), x + (int64_t)col * a.n_tiles * X16_BYTES, bytes,
              x_full(slot));
         copies_end(x_full(slot));
         if (++way == s.ways) {
@@ -598,7 +645,7 @@ __device__ static inline void multiply_pass(float acc[GROUP][NT][4], const struc
         barrier_wait(tiles_bar(stage), i / STAGES % 2);
         barrier_wait(x_full(slot), t.parity);
         const uint4 *x = (const uint4 *)slot_at<NT>(slot) + lane;
-#pragma unroll 1
+#pragma unroll NT <= 2 ? 2 : 1
         for (int half = 0; half < 2; half++)
             add_half(acc, stage_at(stage), x, half);
         __syncwarp(); /* the stage was read by all */
@@ -609,8 +656,10 @@ __device__ static inline void multiply_pass(float acc[GROUP][NT][4], const struc
     }
 }
 
+/* For few rows of x it leaves registers to the small kernels before and behind it, so that it can
+ * be there while they are at work. */
 template <int NT>
-__global__ static void __launch_bounds__(THREADS, 1)
+__global__ static void __launch_bounds__(NT <= 2 ? THREADS * 3 / 2 : THREADS, 1)
     k_linear_few(const __grid_constant__ struct product a)
 {
     const struct part own = part_of(a);
@@ -652,7 +701,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
 /* Columns of x that there is room for. */
 static int slots_for(const struct nbi_stream *s, int n_tiles)
 {
-    int n = (s->cuda->shared - BARS_BYTES - RINGS) / (n_tiles * 2048);
+    int n = (s->cuda->shared - BARS_BYTES - RINGS) / (n_tiles * X16_BYTES);
     return n < SLOTS_MAX ? n : SLOTS_MAX;
 }
 
@@ -662,7 +711,8 @@ template <int NT> static enum nb_status launch(struct nbi_stream *s, struct prod
     a.slots = slots_for(s, NT);
     useful = ceil_div(useful, a.ways) * a.ways;
     a.slots = (int)(useful < a.slots ? useful : a.slots);
-    int64_t data = RINGS + a.slots * NT * 2048, bytes = BARS_BYTES + (data > sums ? data : sums);
+    int64_t data = RINGS + a.slots * NT * X16_BYTES,
+            bytes = BARS_BYTES + (data > sums ? data : sums);
     NBI_BUG_IF(a.slots < a.ways || a.ways < 1 || bytes > s->cuda->shared);
     dim3 grid((unsigned)ctas, (unsigned)ceil_div(a.n_tiles, NT));
     CU_TRY(cudaFuncSetAttribute(k_linear_few<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -727,17 +777,13 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     return NB_OK;
 }
 
-static struct x16 x16_of(struct nbi_stream *s, const struct nbi_op_linear *a)
-{
-    return {(__half *)s->x16, s->x16_scale, (int)a->N, (int)a->K, tiles_of(0, a->K).cols};
-}
-
 template <class FROM>
 static enum nb_status round_and_multiply(struct nbi_stream *s, const struct nbi_op_linear *a,
                                          FROM from)
 {
-    CU_TRY(launch_behind(s, k_round_x16<FROM>, (unsigned)(ceil_div(a->N, 8) * 8), ROUND_THREADS, 0,
-                         x16_of(s, a), from));
+    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, ctas = s->cuda->cc >= 90 ? ROUND_CTAS : 1;
+    CU_TRY(launch_behind(s, k_round_x16<FROM>, {dim3(rows * ctas), ctas}, ROUND_THREADS, 0,
+                         x16_of(s, a->N, a->K), from));
     return multiply(s, a);
 }
 
@@ -749,8 +795,10 @@ bool nbi_cuda_few(const struct nbi_op_linear *a)
     return !a->exact && nvfp4 && a->N <= NBI_SMALL_BATCH;
 }
 
-enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a)
+enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a, bool ready)
 {
+    if (ready)
+        return multiply(s, a);
     struct of_rows from = {at<const float>(a->x)};
     return round_and_multiply(s, a, from);
 }
@@ -761,7 +809,7 @@ enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rm
     struct norm from = {at<float>(norm->x), at<const void>(norm->w.data), norm->w.dtype, norm->eps};
     struct pending p = s->pending;
     bool few = !norm->rstd.at && nbi_cuda_few(a);
-    if (!few || p.y != from.x || p.N != norm->N || p.C != norm->C) {
+    if (!few || p.y != from.x || p.N != norm->N || p.C != norm->C || s->rope.N > 0) {
         CU_HERE(s); /* which settles what is pending */
         p = {};
     }
@@ -773,8 +821,9 @@ enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rm
     }
     CU_TRY(cudaSetDevice(s->cuda->index));
     s->pending = {};
+    s->ready = {};
     CU_TRY(launch_behind(s, k_norm_x16, (unsigned)(ceil_div(a->N, 8) * 8), NBI_NORM_THREADS, 0,
-                         x16_of(s, a), from, p));
+                         x16_of(s, a->N, a->K), from, p));
     return multiply(s, a);
 }
 

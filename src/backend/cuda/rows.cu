@@ -1,5 +1,5 @@
 /* rows.cu - what is done row by row: embedding, norms, rotation, SwiGLU, gathering. */
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/rope.cuh"
 
 #define THREADS 256
 
@@ -108,107 +108,29 @@ enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnor
 }
 
 /* One warp for a head of a row: query heads first, then those of keys and values. */
-struct heads {
-    float *q_out, *rstd_q, *rstd_k;
-    void *k_store, *v_store;
-    const float *q, *k, *v, *cos, *sin;
-    const int32_t *slots;
-    const void *q_norm, *k_norm;
-    enum nbi_dtype q_type, k_type, store;
-    float eps;
-    int NH, NKV, D;
-    int64_t N;
-};
-
-/* One float, or two neighbours, which are aligned. */
-template <int W> __device__ static inline void load_some(float v[W], const float *p)
-{
-    if (W == 2) {
-        float2 two = *(const float2 *)p;
-        v[0] = two.x, v[W - 1] = two.y;
-    } else {
-        v[0] = *p;
-    }
-}
-
-template <int W>
-__device__ static inline void store_some(void *p, int64_t i, enum nbi_dtype dtype, const float v[W])
-{
-    float2 two = make_float2(v[0], v[W - 1]);
-    if (W == 1)
-        store_float(p, i, dtype, v[0]);
-    else if (dtype == NBI_F32)
-        *(float2 *)((float *)p + i) = two;
-    else if (dtype == NBI_F16)
-        *(__half2 *)((__half *)p + i) = __floats2half2_rn(two.x, two.y);
-    else if (dtype == NBI_BF16)
-        *(__nv_bfloat162 *)((__nv_bfloat16 *)p + i) = __floats2bfloat162_rn(two.x, two.y);
-    else
-        *(__nv_fp8x2_storage_t *)((uint8_t *)p + i) =
-            __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
-}
-
-template <int W>
-__device__ static void copy_value(const struct heads &a, int64_t n, int h, int lane)
-{
-    const float *v = a.v + (n * a.NKV + h) * a.D;
-    int64_t to = ((int64_t)a.slots[n] * a.NKV + h) * a.D;
-    for (int d = W * lane; d < a.D; d += 32 * W) {
-        float some[W];
-        load_some<W>(some, v + d);
-        store_some<W>(a.v_store, to + d, a.store, some);
-    }
-}
-
-/* A lane has W of the first half of a head at a time, and W of the second. */
 template <int W> __global__ static void k_qkv_rope(const __grid_constant__ struct heads a)
 {
     next_may_start();
     wait_before();
-    int lane = threadIdx.x % 32, per_row = a.NH + 2 * a.NKV, half = a.D / 2;
+    int per_row = a.NH + 2 * a.NKV;
     unsigned i = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    int64_t n = i / per_row;
-    int h = (int)(i % per_row);
+    int n = (int)(i / per_row), h = (int)(i % per_row);
     if (n >= a.N)
         return;
-    if (h >= a.NH + a.NKV) {
-        copy_value<W>(a, n, h - a.NH - a.NKV, lane);
-        return;
-    }
-    bool is_key = h >= a.NH;
-    if (is_key)
-        h -= a.NH;
-    int64_t row = is_key ? n * a.NKV + h : n * a.NH + h;
-    const float *x = (is_key ? a.k : a.q) + row * a.D;
-    float sum = 0, p[W], q[W], c[W], s[W], v[W], w[W];
-    const void *norm = is_key ? a.k_norm : a.q_norm;
-    enum nbi_dtype type = is_key ? a.k_type : a.q_type, store = is_key ? a.store : NBI_F32;
-    for (int d = W * lane; d < a.D; d += 32 * W) {
-        load_some<W>(p, x + d);
-        for (int j = 0; j < W; j++)
-            sum += p[j] * p[j];
-    }
-    float f = 1.0f / sqrtf(warp_sum(sum) / (float)a.D + a.eps);
-    float *rstd = is_key ? a.rstd_k : a.rstd_q;
-    if (rstd && lane == 0)
-        rstd[row] = f;
-    void *out = is_key ? a.k_store : a.q_out;
-    int64_t to = is_key ? ((int64_t)a.slots[n] * a.NKV + h) * a.D : row * a.D;
-    for (int d = W * lane; d < half; d += 32 * W) {
-        load_some<W>(p, x + d);
-        load_some<W>(q, x + d + half);
-        load_some<W>(c, a.cos + n * half + d);
-        load_some<W>(s, a.sin + n * half + d);
-        load_floats<W>(v, norm, d, 1, a.D, type);
-        load_floats<W>(w, norm, d + half, 1, a.D, type);
-        for (int j = 0; j < W; j++) {
-            float first = p[j] * f * v[j], second = q[j] * f * w[j];
-            p[j] = first * c[j] - second * s[j];
-            q[j] = second * c[j] + first * s[j];
-        }
-        store_some<W>(out, to + d, store, p);
-        store_some<W>(out, to + d + half, store, q);
-    }
+    if (h >= a.NH + a.NKV)
+        put_value<W>(a, n, h - a.NH - a.NKV);
+    else if (h >= a.NH)
+        put_key<W>(a, n, h - a.NH);
+    else
+        put_query<W>(a, n, h, a.q_out + ((int64_t)n * a.NH + h) * a.D);
+}
+
+enum nb_status nbi_cuda_rope_now(struct nbi_stream *s, const struct heads *h)
+{
+    int64_t warps = (int64_t)h->N * (h->NH + 2 * h->NKV);
+    CU_TRY(launch_behind(s, h->D % 4 == 0 ? k_qkv_rope<2> : k_qkv_rope<1>,
+                         (unsigned)ceil_div(warps, THREADS / 32), THREADS, 0, *h));
+    return NB_OK;
 }
 
 enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
@@ -235,10 +157,10 @@ enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_r
     h.NH = (int)a->NH;
     h.NKV = (int)a->NKV;
     h.D = (int)a->D;
-    h.N = a->N;
-    int64_t warps = a->N * (a->NH + 2 * a->NKV);
-    CU_TRY(launch_behind(s, a->D % 4 == 0 ? k_qkv_rope<2> : k_qkv_rope<1>,
-                         (unsigned)ceil_div(warps, THREADS / 32), THREADS, 0, h));
+    h.N = (int)a->N;
+    if (a->N > NBI_FEW_ROWS || h.rstd_q || h.rstd_k)
+        return nbi_cuda_rope_now(s, &h);
+    s->rope = h; /* attention takes it along, or whatever comes next does it first */
     return NB_OK;
 }
 

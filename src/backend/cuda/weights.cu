@@ -2,6 +2,7 @@
  * only looked into stay on the host. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "backend/cuda/internal.cuh"
 
@@ -11,12 +12,27 @@ extern "C" {
 
 /* ---- room ---- */
 
+#define HUGE_PAGE ((size_t)2 << 20)
+
+/* To be pinned once it is filled: threads that fill it bring its pages in together, which the
+ * driver would do one after the other. */
 static enum nb_status host_alloc(int64_t bytes, struct nbi_ptr *out)
 {
     void *p = NULL;
-    CU_TRY(cudaHostAlloc(&p, (size_t)bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+    if (posix_memalign(&p, HUGE_PAGE, (size_t)bytes) != 0)
+        return nbi_fail_memory("embedding", (size_t)bytes);
+    madvise(p, (size_t)bytes, MADV_HUGEPAGE); /* faster, if the system has them */
     out->at = (uintptr_t)p;
     return NB_OK;
+}
+
+static bool pin(const struct nbi_weight *w, int64_t bytes)
+{
+    cudaError_t rc = cudaHostRegister(at<void>(w->data), (size_t)bytes,
+                                      cudaHostRegisterMapped | cudaHostRegisterPortable);
+    if (rc != cudaSuccess)
+        cudaGetLastError();
+    return rc == cudaSuccess;
 }
 
 static enum nb_status slab_new(struct cuda *cuda, int64_t bytes, bool host, struct slab **out)
@@ -38,10 +54,13 @@ static enum nb_status slab_new(struct cuda *cuda, int64_t bytes, bool host, stru
 
 static void slab_free(struct slab *s)
 {
-    if (s->host)
-        cudaFreeHost(s->block);
-    else
+    if (!s->host) {
         cudaFree(s->block);
+    } else {
+        if (cudaHostUnregister(s->block) != cudaSuccess)
+            cudaGetLastError(); /* it never was */
+        free(s->block);
+    }
     free(s);
 }
 
@@ -276,9 +295,15 @@ enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weig
     NBI_TRY(stage_open(cuda));
     /* If the host has no memory to pin, that of the device does it too. */
     bool host = src->lookup && !nvfp4 && take_room(cuda, bytes, true, &w.data) == NB_OK;
-    if (!host)
+    enum nb_status rc = host ? read_all(&t) : NB_OK;
+    if (host && rc == NB_OK && !pin(&w, bytes)) {
+        give_back(cuda, at<uint8_t>(w.data));
+        host = false;
+    }
+    if (!host) {
         NBI_TRY(take_room(cuda, bytes, false, &w.data));
-    enum nb_status rc = host ? read_all(&t) : send_all(&t);
+        rc = send_all(&t);
+    }
     if (rc == NB_OK)
         *out = w;
     else

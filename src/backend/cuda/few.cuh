@@ -1,0 +1,90 @@
+/* few.cuh - what the kernels for few rows share: how they follow each other, and x of products. */
+#pragma once
+
+#include "backend/cuda/internal.cuh"
+
+/* ---- launches behind each other ---- */
+
+/* A kernel that is launched by launch_behind may start while the one before it is at work. It calls
+ * wait_before in every thread, and touches nothing before that but weights; next_may_start says
+ * that the next one may come as soon as there is room. */
+__device__ static inline void next_may_start(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ static inline void wait_before(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* CTAs, some of them a cluster. */
+struct ctas {
+    dim3 grid;
+    unsigned cluster;
+
+    ctas(unsigned x) : grid(x), cluster(1)
+    {
+    }
+    ctas(dim3 g, unsigned each = 1) : grid(g), cluster(each)
+    {
+    }
+};
+
+template <typename... P, typename... A>
+static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P...),
+                                        const struct ctas &ctas, int threads, int shared,
+                                        const A &...args)
+{
+    cudaLaunchAttribute attrs[2] = {};
+    cudaLaunchConfig_t c = {};
+    attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attrs[0].val.programmaticStreamSerializationAllowed = 1;
+    attrs[1].id = cudaLaunchAttributeClusterDimension;
+    attrs[1].val.clusterDim = {ctas.cluster, 1, 1};
+    c.gridDim = ctas.grid;
+    c.blockDim = dim3((unsigned)threads);
+    c.dynamicSmemBytes = (size_t)shared;
+    c.stream = s->queue;
+    c.attrs = attrs;
+    c.numAttrs = s->cuda->cc < 90 ? 0 : ctas.cluster > 1 ? 2 : 1;
+    return cudaLaunchKernelEx(&c, kernel, P(args)...);
+}
+
+/* ---- x of a product of few rows ---- */
+
+/* x as f16 in the order in which the product takes it: for each tile of columns and each eight rows
+ * the operand B of eight mma.m16n8k16, as four quarters with 16 bytes of each lane. */
+struct x16 {
+    __half *out;
+    float *scale;
+    int N, K, tile_cols;
+};
+
+/* Bytes of a column for eight rows. */
+#define X16_BYTES 2048
+
+/* Where element k of row n goes; two lie together. Of a lane's 16 bytes of quarter q the first half
+ * is elements 4q and 4q + 1, the second 4q + 2 and 4q + 3, each of blocks 2t and 2t + 1. */
+__device__ static inline __half *x16_at(const struct x16 &to, int n, int k)
+{
+    int tile = k / NBI_TILE_COLS, in = k % NBI_TILE_COLS, lane = n % 8 * 4 + in / 32;
+    int eight = tile * ((to.N + 7) / 8) + n / 8;
+    return to.out + ((eight * 4 + in % 16 / 4) * 32 + lane) * 8 + in % 4 / 2 * 4 + in / 16 % 2 * 2 +
+           in % 2;
+}
+
+/* From an element to the same one so many tiles of columns on. */
+__device__ static inline int x16_tiles(const struct x16 &to, int count)
+{
+    return count * ((to.N + 7) / 8) * (X16_BYTES / 2);
+}
+
+static inline struct x16 x16_of(struct nbi_stream *s, int64_t N, int64_t K)
+{
+    return {(__half *)s->x16, s->x16_scale, (int)N, (int)K, tiles_of(0, K).cols};
+}

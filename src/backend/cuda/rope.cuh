@@ -1,0 +1,92 @@
+/* rope.cuh - a warp for a head of a row: norm and rotation of queries and keys, and to the store.
+ *
+ * A lane has W of the first half of a head at a time, and W of the second. */
+#pragma once
+
+#include "backend/cuda/few.cuh"
+
+/* One float, or two neighbours, which are aligned. */
+template <int W> __device__ static inline void load_some(float v[W], const float *p)
+{
+    if (W == 2) {
+        float2 two = *(const float2 *)p;
+        v[0] = two.x, v[W - 1] = two.y;
+    } else {
+        v[0] = *p;
+    }
+}
+
+template <int W>
+__device__ static inline void store_some(void *p, int64_t i, enum nbi_dtype dtype, const float v[W])
+{
+    float2 two = make_float2(v[0], v[W - 1]);
+    if (W == 1)
+        store_float(p, i, dtype, v[0]);
+    else if (dtype == NBI_F32)
+        *(float2 *)((float *)p + i) = two;
+    else if (dtype == NBI_F16)
+        *(__half2 *)((__half *)p + i) = __floats2half2_rn(two.x, two.y);
+    else if (dtype == NBI_BF16)
+        *(__nv_bfloat162 *)((__nv_bfloat16 *)p + i) = __floats2bfloat162_rn(two.x, two.y);
+    else
+        *(__nv_fp8x2_storage_t *)((uint8_t *)p + i) =
+            __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
+}
+
+/* x of D to `out`, from its element `to` on. */
+template <int W>
+__device__ static inline void turn_head(const struct heads &a, const float *x, bool is_key, int n,
+                                        float *rstd, void *out, int64_t to)
+{
+    int lane = threadIdx.x % 32, half = a.D / 2;
+    float sum = 0, p[W], q[W], c[W], s[W], v[W], w[W];
+    const void *norm = is_key ? a.k_norm : a.q_norm;
+    enum nbi_dtype type = is_key ? a.k_type : a.q_type, store = is_key ? a.store : NBI_F32;
+    for (int d = W * lane; d < a.D; d += 32 * W) {
+        load_some<W>(p, x + d);
+        for (int j = 0; j < W; j++)
+            sum += p[j] * p[j];
+    }
+    float f = 1.0f / sqrtf(warp_sum(sum) / (float)a.D + a.eps);
+    if (rstd && lane == 0)
+        *rstd = f;
+    for (int d = W * lane; d < half; d += 32 * W) {
+        load_some<W>(p, x + d);
+        load_some<W>(q, x + d + half);
+        load_some<W>(c, a.cos + (int64_t)n * half + d);
+        load_some<W>(s, a.sin + (int64_t)n * half + d);
+        load_floats<W>(v, norm, d, 1, a.D, type);
+        load_floats<W>(w, norm, d + half, 1, a.D, type);
+        for (int j = 0; j < W; j++) {
+            float first = p[j] * f * v[j], second = q[j] * f * w[j];
+            p[j] = first * c[j] - second * s[j];
+            q[j] = second * c[j] + first * s[j];
+        }
+        store_some<W>(out, to + d, store, p);
+        store_some<W>(out, to + d + half, store, q);
+    }
+}
+
+template <int W>
+__device__ static inline void put_query(const struct heads &a, int n, int h, float *out)
+{
+    int64_t row = (int64_t)n * a.NH + h;
+    turn_head<W>(a, a.q + row * a.D, false, n, a.rstd_q ? a.rstd_q + row : NULL, out, 0);
+}
+
+template <int W> __device__ static inline void put_key(const struct heads &a, int n, int h)
+{
+    int64_t row = (int64_t)n * a.NKV + h, to = ((int64_t)a.slots[n] * a.NKV + h) * a.D;
+    turn_head<W>(a, a.k + row * a.D, true, n, a.rstd_k ? a.rstd_k + row : NULL, a.k_store, to);
+}
+
+template <int W> __device__ static inline void put_value(const struct heads &a, int n, int h)
+{
+    const float *v = a.v + ((int64_t)n * a.NKV + h) * a.D;
+    int64_t to = ((int64_t)a.slots[n] * a.NKV + h) * a.D;
+    for (int d = W * (threadIdx.x % 32); d < a.D; d += 32 * W) {
+        float some[W];
+        load_some<W>(some, v + d);
+        store_some<W>(a.v_store, to + d, a.store, some);
+    }
+}

@@ -1,0 +1,66 @@
+/* stream.cuh - a queue of the device: its memory, and what it has still to do. */
+#pragma once
+
+#include <cuda_runtime.h>
+
+extern "C" {
+#include "backend/backend.h"
+}
+
+/* A list of operations, recorded; see graph.cu. */
+#define NBI_GRAPHS_MAX 16
+
+struct graph {
+    int64_t key[NBI_ROUTINE_KEYS];
+    int64_t used;         /* when, in calls of repeat; 0: never */
+    bool tried;           /* to record it */
+    cudaGraphExec_t exec; /* NULL: it was seen once, or cannot be recorded */
+};
+
+/* y[N, C] += parts[0] + ... of a product, which whoever needs y has to do first: each operation
+ * begins with CU_HERE, or takes it along. */
+struct pending {
+    float *y;           /* NULL: nothing is */
+    const float *parts; /* [slices, N, C] */
+    int slices;
+    int64_t N, C;
+};
+
+/* Norms and rotation of queries and keys, keys and values to the store. */
+struct heads {
+    float *q_out, *rstd_q, *rstd_k;
+    void *k_store, *v_store;
+    const float *q, *k, *v, *cos, *sin;
+    const int32_t *slots;
+    const void *q_norm, *k_norm;
+    enum nbi_dtype q_type, k_type, store;
+    float eps;
+    int NH, NKV, D;
+    int N; /* 0: nothing to do */
+};
+
+/* x[N, K] of a product is in x16 already, from the operation right before it. */
+struct ready {
+    const float *x; /* NULL: it is not */
+    int64_t N, K;
+};
+
+struct nbi_stream {
+    struct cuda *cuda;
+    cudaStream_t queue;
+    struct nbi_stream_limits limits;
+    uint8_t *block;       /* of the device: all that follows */
+    uint8_t *x16;         /* x of a product in 16 bits: in the order of the tiles, or rows */
+    float *x16_scale;     /* [N] */
+    uint8_t *wide;        /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
+    uint8_t *workspace;   /* of cuBLASLt; of linear_few.cu, what is pending */
+    float *attend;        /* parts of split attention */
+    int32_t *attend_left; /* and how many of each row were left, see attention.cuh */
+    uint8_t *staged;      /* of the host, pinned: small uploads on their way */
+    int64_t staged_used;  /* since the last sync */
+    struct pending pending;
+    struct ready ready;
+    struct heads rope; /* to be done before anything else */
+    struct graph graphs[NBI_GRAPHS_MAX];
+    int64_t repeats; /* calls of repeat */
+};
