@@ -115,10 +115,10 @@ struct nbi_op_rmsnorm {
 
 /* y_i = x W_i^T, for up to three matrices that share x; y_i = y_i + x W_i^T with add. The products
  * of one call may run together. exact: f32 activations; else a backend may round x to fewer bits
- * (16 in blocks of 256 on the CPU; four for many rows where nbi_backend.four says so). Each y
+ * (16 in blocks of 256 on the CPU; twice four for many rows where nbi_backend.four says so). Each y
  * depends on its row of x alone, and on nothing else about the call: the same row gives the same
  * bits whatever N is. On a GPU that holds for exact ones; others are done in one way for few rows
- * and in another for many, and with four bits the largest of all rows counts too. */
+ * and in another for many, and with twice four bits the largest of all rows counts too. */
 #define NBI_LINEAR_MAX 3
 
 struct nbi_op_linear {
@@ -458,7 +458,7 @@ struct nbi_backend {
     /* How products of NVFP4 weights with many rows are done, in words; NULL: nothing to say. Known,
      * as what follows, once a stream for many rows was opened. */
     const char *products;
-    bool four;        /* on FP4 tensor cores: unless exact, x of them becomes NVFP4 too */
+    bool four;        /* on FP4 tensor cores: unless exact, x of them is two terms of NVFP4 */
     bool four_failed; /* there are such cores, but they are not used since they failed */
     void (*close)(struct nbi_backend *be);
 

@@ -178,10 +178,9 @@ const struct cli_command cli_parity = {
         "layers.\n"
         "\n"
         "On a GPU also whole and token by token there, beside the CPU: exact, to 1e-4 (it sums in\n"
-        "another order), and as generate runs it, to 5 %. NVFP4 models that are given more than\n"
-        "64 tokens at once have 30 % where doctor says native FP4, since activations have four\n"
-        "bits then too. A position is clear if its best logit leads by more than twice the\n"
-        "largest error there; the most likely token must then be the same.",
+        "another order), and as generate runs it, to 5 %. A position is clear if its best logit\n"
+        "leads by more than twice the largest error there; the most likely token must then be the\n"
+        "same.",
     .examples = "  nibble parity -m Qwen3-0.6B -p 'Once upon a time'\n"
                 "  nibble parity -m Qwen3-0.6B --text wiki.txt --device cuda\n",
     .options = options,

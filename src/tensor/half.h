@@ -94,7 +94,7 @@ NBI_BOTH static inline uint8_t nbi_f32_to_e4m3(float f)
     return (uint8_t)(sign | (a - (120u << 23)) >> 20);
 }
 
-static inline float nbi_e2m1_to_f32(uint8_t c)
+NBI_BOTH static inline float nbi_e2m1_to_f32(uint8_t c)
 {
     static const float table[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};

@@ -1,5 +1,5 @@
-/* nvfp4.c - the codec above the inner loops: tensor scales, tiles, stochastic rounding, ggml's
- * order of nibbles. */
+/* nvfp4.c - the codec above the inner loops: tensor scales, tiles, stochastic rounding, two
+ * terms, ggml's order of nibbles. */
 #include "tensor/nvfp4.h"
 
 #include <math.h>
@@ -116,6 +116,22 @@ void nbi_nvfp4_dequantize_f32(float *y, const uint8_t *q, const uint8_t *s, int6
                               float tensor_scale)
 {
     nbi_kernels()->dequantize_f32(y, q, s, blocks, tensor_scale);
+}
+
+void nbi_nvfp4_two_terms(float *y, const float *x, int64_t blocks, float t)
+{
+    for (int64_t b = 0; b < blocks; b++, x += BLOCK, y += BLOCK) {
+        float first[BLOCK], left[BLOCK];
+        uint8_t q[BLOCK / 2], s;
+        nbi_nvfp4_quantize(q, &s, x, 1, NB_QUANT_RTN, t);
+        nbi_nvfp4_dequantize_f32(first, q, &s, 1, t);
+        for (int i = 0; i < BLOCK; i++)
+            left[i] = x[i] - first[i];
+        nbi_nvfp4_quantize(q, &s, left, 1, NB_QUANT_RTN, NBI_NVFP4_SECOND * t);
+        nbi_nvfp4_dequantize_f32(y, q, &s, 1, NBI_NVFP4_SECOND * t);
+        for (int i = 0; i < BLOCK; i++)
+            y[i] += first[i];
+    }
 }
 
 static void dequantize_half(uint16_t *y, const uint8_t *q, const uint8_t *s, int64_t blocks,

@@ -74,6 +74,23 @@ NBI_BOTH static inline float nbi_nvfp4_tensor_scale(float amax)
     return ldexpf(1.0f, e < -100 ? -100 : e); /* keeps 1 / t and every product normal */
 }
 
+/* Values as a sum of two terms, as activations go to FP4 tensor cores: x quantised by rtn with
+ * tensor scale t, and what that leaves, quantised by rtn with NBI_NVFP4_SECOND * t.
+ *
+ * Where t is nbi_nvfp4_tensor_scale of the largest |x|, a quarter is the smallest power of two with
+ * which nothing of the second clips: scales of the first's blocks are up to 448 t, a block leaves
+ * up to once its scale (half the gap from 4 to 6), and that is 1792 quarters of t where 2688 fit.
+ * The true largest of what is left would now and then allow a smaller one, for another reduction,
+ * and be of use only to blocks whose scales are subnormal: 2^-14 of the largest.
+ *
+ * What is left is exact in f32. So is the sum: multiples of 2^-12 t, below 2^12 t. It is off by up
+ * to 1 / 31 of a block's largest value, and by 0.9 % as root of mean squares of normal values,
+ * where one term is off by 9.5 % and bf16 by 0.17 %. */
+#define NBI_NVFP4_SECOND 0.25f
+
+/* y: that sum; it may be x. Values must be finite, t a power of two. */
+void nbi_nvfp4_two_terms(float *y, const float *x, int64_t blocks, float t);
+
 /* Scales as FP4 tensor cores take them (cuBLASLt's VEC16_UE4M3): pieces of 128 rows and 4 blocks,
  * padded, the pieces of 128 rows one after another; in a piece the rows r, r + 32, r + 64 and
  * r + 96 lie beside each other. Bytes of the scales of a matrix, and the place of one. */

@@ -61,7 +61,8 @@ static inline void run_linear(struct nbi_backend *be, struct linear_case *c, boo
 
 /* Exact: f32 sums, each in an order of its own. Otherwise x, and a matrix of floats, may be rounded
  * to bf16, by up to 2^-9: single errors that are independent, so that they add up as squares do; or
- * what was rounded to four bits is multiplied as it is, with sums in about f32. */
+ * x in two terms of four bits is multiplied as it is, with sums in about f32 (the second term
+ * is a tenth of x). */
 #define OFF_EXACT 0.0
 #define OFF_BF16  (6 * 0x1p-9)
 #define OFF_FOUR  1e-3
@@ -83,27 +84,23 @@ static inline void linear_bounds(const struct linear_case *c, double off, double
             }
 }
 
-/* x as FP4 tensor cores take it: NVFP4 by the largest that is finite; rows that are not, as NaN. */
+/* x as FP4 tensor cores take it: two terms of NVFP4 by the largest that is finite; what is not, as
+ * NaN. */
 static inline float *to_four_bits(const struct linear_case *c)
 {
     int64_t n = c->N * c->K;
     float *x = zeros(n, 4), largest = 0;
-    uint8_t *q = zeros(n / 2, 1), *s = zeros(n / 16, 1);
     for (int64_t i = 0; i < n; i++) {
         x[i] = isfinite(c->x[i]) ? c->x[i] : 0;
         largest = fmaxf(largest, fabsf(x[i]));
     }
-    float scale = nbi_nvfp4_tensor_scale(largest);
-    nbi_nvfp4_quantize(q, s, x, n / 16, NB_QUANT_RTN, scale);
-    nbi_nvfp4_dequantize_f32(x, q, s, n / 16, scale);
+    nbi_nvfp4_two_terms(x, x, n / 16, nbi_nvfp4_tensor_scale(largest));
     for (int64_t i = 0; i < n; i++)
         x[i] = isfinite(c->x[i]) ? x[i] : NAN;
-    free(q);
-    free(s);
     return x;
 }
 
-/* Where FP4 tensor cores were used, want and bound become those of x in four bits. */
+/* Where FP4 tensor cores were used, want and bound become those of x in such terms. */
 static inline void expect_four_bits(const struct linear_case *c, float *want, double *bound)
 {
     int64_t n = c->N * c->outs, at = 0;

@@ -732,8 +732,9 @@ static double off_by(const float *is, const float *want, bool exact)
     return exact ? sqrt(off2 / all2) : off / all;
 }
 
-/* Of prompts on FP4 tensor cores, where activations are off by a tenth. */
-#define FOUR_BOUND 0.5
+/* Of prompts on FP4 tensor cores: done on the CPU, two terms of NVFP4 are off by up to 1.9 % here,
+ * and bf16 by 0.7 %. One term is off by 17 % and more. */
+#define FOUR_BOUND 5e-2
 
 /* With the bounds of test_backend.c. */
 static void test_gpu__gives_what_sessions_give(void **state)
@@ -766,7 +767,8 @@ static void test_gpu__gives_what_sessions_give(void **state)
                 nb_session_close(s);
                 double off = off_by(got[i], wanted, ways[way].exact);
                 bool four = gpu->be->four && !ways[way].exact;
-                if (!(off <= (four ? FOUR_BOUND : ways[way].bound)))
+                double bound = four ? fmax(FOUR_BOUND, ways[way].bound) : ways[way].bound;
+                if (!(off <= bound))
                     fail_msg("way %d, sequence %d: off by %.3g", (int)way, i, off);
             }
         }

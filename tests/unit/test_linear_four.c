@@ -1,5 +1,5 @@
 /* test_linear_four.c - products of many rows on FP4 tensor cores, beside the scalar code of the CPU
- * on the same x in four bits. */
+ * on the same x in two terms of four bits. */
 #include "linear_lab.h"
 
 static void check_four(int64_t N, int64_t K, int at)
@@ -16,7 +16,7 @@ static void check_four(int64_t N, int64_t K, int at)
         spread_scales(&c.w[0]);
     if (at % 4 == 3)
         c.x[3 * K + 7] = NAN; /* stays in its row */
-    snprintf(where, sizeof where, "four bits, %d matrices, N %lld, K %lld%s", c.count, (long long)N,
+    snprintf(where, sizeof where, "two terms, %d matrices, N %lld, K %lld%s", c.count, (long long)N,
              (long long)K, c.add ? ", added" : "");
     check_product(&c);
     linear_free(&c);

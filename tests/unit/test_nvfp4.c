@@ -748,6 +748,79 @@ static void test_nvfp4__swizzled_scales_lie_in_pieces(void **state)
                                                                    (m >> 5 & 3) * 4 + (k & 3));
 }
 
+/* A term of a block by the references; v becomes what is left. */
+static void ref_term(double *y, float *v)
+{
+    float amax = 0;
+    for (int i = 0; i < B; i++)
+        amax = fmaxf(amax, fabsf(v[i]));
+    double scale = e4m3(ref_rtn(amax));
+    for (int i = 0; i < B; i++) {
+        y[i] = e2m1(ref_code(v[i], scale)) * scale;
+        v[i] = (float)((double)v[i] - y[i]);
+    }
+}
+
+/* Every block, exactly; and no value is off by more than half the widest gap of the second term,
+ * whose scale is up to 17 / 16 of a sixth of half the widest gap of the first. */
+static void check_two_terms(const float *x, int64_t blocks, float t)
+{
+    float *y = malloc((size_t)(blocks * B) * sizeof *y);
+    assert_non_null(y);
+    nbi_nvfp4_two_terms(y, x, blocks, t);
+    for (int64_t b = 0; b < blocks; b++) {
+        float v[B], amax = 0;
+        double first[B], second[B];
+        for (int i = 0; i < B; i++) {
+            v[i] = x[b * B + i] / t;
+            amax = fmaxf(amax, fabsf(v[i]));
+        }
+        ref_term(first, v);
+        for (int i = 0; i < B; i++)
+            v[i] *= 4;
+        ref_term(second, v);
+        for (int i = 0; i < B; i++) {
+            double is = (double)y[b * B + i] / (double)t;
+            assert_true(is == first[i] + second[i] / 4);
+            assert_true(fabs(is - (double)(x[b * B + i] / t)) <=
+                        17.0 / 96 * (17.0 / 96) * (double)amax);
+        }
+    }
+    free(y);
+}
+
+static void test_nvfp4__two_terms_are_x_and_what_is_left(void **state)
+{
+    enum { BLOCKS = 1000 };
+    static float x[BLOCKS * B], y[BLOCKS * B];
+    static const float sizes[] = {1, 1e-30f, 1e30f, 7e-3f};
+    /* The largest value, and the most that can be left: 5 goes to 4, the scale being 448. */
+    static const float edge[B] = {2688, 2240, -2240, 1, 0, -0.0f, 448, -1344, 1568, 3, 5, 100};
+    (void)state;
+    check_two_terms(edge, 1, 1);
+    nbi_nvfp4_two_terms(y, edge, 1, 1);
+    assert_true(y[0] == 2688 && y[1] == 4 * 448 + 432); /* 6 times 288, of 1792 quarters */
+    for (int k = 0; k < 4; k++) {
+        float largest = 0;
+        double off = 0, all = 0;
+        for (int i = 0; i < BLOCKS * B; i += 4)
+            nbi_philox_normal4(x + i, 93, (uint64_t)i, (uint64_t)k);
+        for (int i = 0; i < BLOCKS * B; i++) {
+            x[i] *= sizes[k] * (float)(1 << i / B % 8);
+            largest = fmaxf(largest, fabsf(x[i]));
+        }
+        float t = nbi_nvfp4_tensor_scale(largest);
+        check_two_terms(x, BLOCKS, t);
+        memcpy(y, x, sizeof x);
+        nbi_nvfp4_two_terms(y, y, BLOCKS, t); /* in place */
+        for (int i = 0; i < BLOCKS * B; i++) {
+            off += pow((double)y[i] - (double)x[i], 2);
+            all += pow((double)x[i], 2);
+        }
+        assert_true(sqrt(off / all) < 0.0095); /* 0.0087 is expected */
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -771,6 +844,7 @@ int main(void)
         cmocka_unit_test(test_nvfp4__writes_the_nibble_order_of_ggml),
         cmocka_unit_test(test_nvfp4__nibble_order_round_trips),
         cmocka_unit_test(test_nvfp4__swizzled_scales_lie_in_pieces),
+        cmocka_unit_test(test_nvfp4__two_terms_are_x_and_what_is_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,6 +32,9 @@ enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g);
 /* The compute capability from which on there are FP4 tensor cores. */
 #define NBI_FOUR_CAPABILITY 100
 
+/* Terms of NVFP4 that x becomes, each with a product of its own (tensor/nvfp4.h). */
+#define NBI_FOUR_TERMS 2
+
 /* What is to be said about products before anything was tried. */
 void nbi_cuda_four_begin(struct cuda *cuda);
 
@@ -43,7 +46,10 @@ void nbi_cuda_four_try(struct nbi_stream *s);
 /* Whether they are used for matrix i. */
 bool nbi_cuda_four_fits(const struct nbi_stream *s, const struct nbi_op_linear *a, int i);
 
-/* x to s->x16 as NVFP4; then matrix i of it up to row *done. That is all of them, or cuBLASLt
+/* What x takes in s->x16: less than bf16 does, for more rows than NBI_SMALL_BATCH. */
+int64_t nbi_cuda_four_bytes(int64_t N, int64_t K);
+
+/* x to s->x16, in terms; then matrix i of it up to row *done. That is all of them, or cuBLASLt
  * refused: that is a warning too, and be.four is false from then on. */
 enum nb_status nbi_cuda_four_round(struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_four_linear(struct nbi_stream *s, const struct nbi_op_linear *a, int i,

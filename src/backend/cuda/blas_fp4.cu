@@ -5,9 +5,11 @@
  *
  * Both operands go to cuBLASLt as it wants them: rows of E2M1 codes, and block scales of E4M3 in
  * its own order (tensor/nvfp4.h). Weights are rewritten a slice at a time, as for bf16, and lose
- * nothing. x is rounded: to the bytes that the host's codec gives with method rtn and the tensor
- * scale of the largest value (so what nbi_nvfp4_quantize says is what is multiplied). That scale is
- * known on the device alone, and so is the factor of the product.
+ * nothing. x becomes the sum of two terms, x and what the first term leaves of it, since one is off
+ * by a tenth: the bytes that the host's codec gives with method rtn and the tensor scale of the
+ * largest value (so what nbi_nvfp4_two_terms says is what is multiplied). That scale is known on
+ * the device alone, and so are the factors of the products. Of each slice there are two products,
+ * one for each term; the second adds to the first.
  *
  * Rows of both have columns of whole pieces of scales, 64, with zeros behind the last. */
 #include <math.h>
@@ -27,14 +29,28 @@ extern "C" {
 /* In s->x16_scale, of the device. */
 struct scalars {
     uint32_t largest; /* of x, as bits */
-    float add;
-    float scale[NBI_LINEAR_MAX]; /* of a product: the tensor scales of x and of the matrix */
+    float add[NBI_FOUR_TERMS];
+    float scale[NBI_FOUR_TERMS][NBI_LINEAR_MAX]; /* tensor scales: of the term times the matrix */
 };
+
+#define SCALARS_BYTES 256
+static_assert(sizeof(struct scalars) <= SCALARS_BYTES, "s->x16_scale has as many at least");
 
 /* Columns with those that pad. */
 static int64_t padded(int64_t K)
 {
     return ceil_div(K, 64) * 64;
+}
+
+/* Of a term: its scales, then its codes, in the whole lines that cuBLASLt expects. */
+static int64_t term_bytes(int64_t N, int64_t K)
+{
+    return ceil_div(nbi_nvfp4_swizzled_bytes(N, K) + N * padded(K) / 2, 256) * 256;
+}
+
+int64_t nbi_cuda_four_bytes(int64_t N, int64_t K)
+{
+    return NBI_FOUR_TERMS * term_bytes(N, K);
 }
 
 /* ---- x ---- */
@@ -67,12 +83,9 @@ __global__ static void k_largest(uint32_t *out, const float4 *x, int64_t n)
         atomicMax(out, largest);
 }
 
-/* Sixteen values over the tensor scale, as method rtn of tensor/kernels_scalar.c does it; its scale
- * is returned. What is not finite makes it NaN, so that the row's results are. */
-__device__ static uint8_t round_block(uint2 *codes, const float4 *x, float inverse)
+/* Sixteen values over a tensor scale. */
+__device__ static void load_block(float v[16], const float4 *x, float inverse)
 {
-    float v[16], most = 0;
-    bool odd = false;
     for (int i = 0; i < 4; i++) {
         float4 four = x[i];
         v[4 * i] = four.x * inverse;
@@ -80,6 +93,15 @@ __device__ static uint8_t round_block(uint2 *codes, const float4 *x, float inver
         v[4 * i + 2] = four.z * inverse;
         v[4 * i + 3] = four.w * inverse;
     }
+}
+
+/* A term of those, as method rtn of tensor/kernels_scalar.c does it; its scale is returned, and v
+ * becomes what is left, which f32 holds. What is not finite makes the scale NaN, so that the row's
+ * results are, and is left as it is. */
+__device__ static uint8_t round_block(uint2 *codes, float v[16])
+{
+    float most = 0;
+    bool odd = false;
     for (int i = 0; i < 16; i++) {
         odd = odd || !isfinite(v[i]);
         most = fmaxf(most, fabsf(v[i]));
@@ -92,17 +114,20 @@ __device__ static uint8_t round_block(uint2 *codes, const float4 *x, float inver
     code = code < 0x01 ? 0x01 : code;
     float scale = nbi_e4m3_to_f32(code);
     uint32_t half[2] = {0, 0};
-    for (int i = 0; i < 16; i++)
-        half[i / 8] |= (uint32_t)nbi_f32_to_e2m1(v[i] / scale) << 4 * (i % 8);
+    for (int i = 0; i < 16; i++) {
+        uint8_t value = nbi_f32_to_e2m1(v[i] / scale);
+        half[i / 8] |= (uint32_t)value << 4 * (i % 8);
+        v[i] -= nbi_e2m1_to_f32(value) * scale;
+    }
     *codes = make_uint2(half[0], half[1]);
     return code;
 }
 
 struct rounding {
-    uint8_t *codes, *scales;
+    uint8_t *codes, *scales; /* of the first term */
     const float *x;
     struct scalars *known;
-    int64_t N, K, wide; /* wide: K padded */
+    int64_t N, K, wide, term; /* wide: K padded; term: from one to the next, in bytes */
     float add, tensor_scale[NBI_LINEAR_MAX];
 };
 
@@ -115,17 +140,26 @@ __global__ static void k_round_four(struct rounding a)
         return;
     float t = nbi_nvfp4_tensor_scale(__uint_as_float(a.known->largest));
     if (i == 0) {
-        a.known->add = a.add;
-        for (int j = 0; j < NBI_LINEAR_MAX; j++)
-            a.known->scale[j] = t * a.tensor_scale[j];
+        a.known->add[0] = a.add;
+        a.known->add[1] = 1.0f;
+        for (int j = 0; j < NBI_LINEAR_MAX; j++) {
+            a.known->scale[0][j] = t * a.tensor_scale[j];
+            a.known->scale[1][j] = NBI_NVFP4_SECOND * t * a.tensor_scale[j];
+        }
     }
-    uint2 codes = make_uint2(0, 0);
-    uint8_t scale = 0;
-    if (row < a.N && block * 16 < a.K)
-        scale = round_block(&codes, (const float4 *)(a.x + row * a.K + block * 16), 1.0f / t);
-    a.scales[nbi_nvfp4_swizzled_at(row, block, a.K)] = scale;
-    if (row < a.N)
-        ((uint2 *)(a.codes + row * (a.wide / 2)))[block] = codes;
+    bool pads = row >= a.N || block * 16 >= a.K;
+    float v[16] = {};
+    if (!pads)
+        load_block(v, (const float4 *)(a.x + row * a.K + block * 16), 1.0f / t);
+    for (int term = 0; term < NBI_FOUR_TERMS; term++) {
+        uint2 codes = make_uint2(0, 0);
+        uint8_t scale = pads ? 0 : round_block(&codes, v);
+        a.scales[term * a.term + nbi_nvfp4_swizzled_at(row, block, a.K)] = scale;
+        if (row < a.N)
+            ((uint2 *)(a.codes + term * a.term + row * (a.wide / 2)))[block] = codes;
+        for (int j = 0; j < 16; j++)
+            v[j] *= 1.0f / NBI_NVFP4_SECOND;
+    }
 }
 
 enum nb_status nbi_cuda_four_round(struct nbi_stream *s, const struct nbi_op_linear *a)
@@ -140,6 +174,7 @@ enum nb_status nbi_cuda_four_round(struct nbi_stream *s, const struct nbi_op_lin
     r.N = a->N;
     r.K = a->K;
     r.wide = padded(a->K);
+    r.term = term_bytes(a->N, a->K);
     r.add = a->add ? 1.0f : 0.0f;
     for (int i = 0; i < a->count; i++)
         r.tensor_scale[i] = a->w[i].tensor_scale;
@@ -212,30 +247,43 @@ static enum nb_status rewrite(struct nbi_stream *s, const struct nbi_weight *w, 
 
 /* ---- the product ---- */
 
+/* Of rows [first, first + rows), which are in s->wide. If the second product fails, then without
+ * add y is as good as before, for it is to be overwritten; with add both have one plan, so that
+ * what refuses the second has refused the first. */
+static enum nb_status multiply_slice(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
+                                     int64_t first, int64_t rows)
+{
+    const struct scalars *known = (const struct scalars *)s->x16_scale;
+    for (int term = 0; term < NBI_FOUR_TERMS; term++) {
+        const uint8_t *x = s->x16 + term * term_bytes(a->N, a->K);
+        const struct nbi_gemm_four four = {s->wide, x, &known->scale[term][i], &known->add[term]};
+        const struct nbi_gemm g = {at<float>(a->y[i]) + first,
+                                   s->wide + nbi_nvfp4_swizzled_bytes(rows, a->K),
+                                   x + nbi_nvfp4_swizzled_bytes(a->N, a->K),
+                                   a->N,
+                                   padded(a->K),
+                                   rows,
+                                   a->w[i].rows,
+                                   1,
+                                   term > 0 || a->add,
+                                   &four};
+        NBI_TRY(nbi_cuda_gemm(s, &g));
+    }
+    return NB_OK;
+}
+
 /* x was rounded. */
 static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
                                int64_t *done)
 {
     const struct nbi_weight *w = &a->w[i];
-    const struct scalars *known = (const struct scalars *)s->x16_scale;
     int64_t wide = padded(a->K), most = NBI_WIDE_BYTES / (wide / 2 + wide / 16) / 128 * 128;
     *done = 0;
     NBI_BUG_IF(most == 0);
     while (*done < w->rows) {
         int64_t rows = w->rows - *done < most ? w->rows - *done : most;
-        const struct nbi_gemm_four four = {s->wide, s->x16, &known->scale[i], &known->add};
-        const struct nbi_gemm g = {at<float>(a->y[i]) + *done,
-                                   s->wide + nbi_nvfp4_swizzled_bytes(rows, a->K),
-                                   s->x16 + nbi_nvfp4_swizzled_bytes(a->N, a->K),
-                                   a->N,
-                                   wide,
-                                   rows,
-                                   w->rows,
-                                   1,
-                                   a->add,
-                                   &four};
         NBI_TRY(rewrite(s, w, *done, rows));
-        NBI_TRY(nbi_cuda_gemm(s, &g));
+        NBI_TRY(multiply_slice(s, a, i, *done, rows));
         *done += rows;
     }
     return NB_OK;
@@ -287,7 +335,7 @@ enum nb_status nbi_cuda_four_linear(struct nbi_stream *s, const struct nbi_op_li
 #define TEST_N     160
 #define TEST_K     336
 #define TEST_ROWS  300
-#define TEST_BOUND 1e-3 /* of the root mean square of the results */
+#define TEST_BOUND 1e-3 /* of the root mean square of the results; the second term is a tenth */
 
 struct probe {
     uint8_t codes[TEST_ROWS * TEST_K / 2], scales[TEST_ROWS * TEST_K / 16];
@@ -302,8 +350,6 @@ struct probe {
 static void draw(struct probe *p)
 {
     const float tensor_scale = 0.25f;
-    const int64_t blocks = TEST_N * TEST_K / 16;
-    uint8_t q[TEST_N * TEST_K / 2], s[TEST_N * TEST_K / 16];
     float largest = 0;
     for (int i = 0; i < TEST_ROWS * TEST_K / 2; i++)
         p->codes[i] = (uint8_t)nbi_philox(1, (uint64_t)i, 0).v[0];
@@ -316,9 +362,7 @@ static void draw(struct probe *p)
         largest = fmaxf(largest, fabsf(p->x[i]));
     }
     nbi_nvfp4_dequantize_f32(p->w, p->codes, p->scales, TEST_ROWS * TEST_K / 16, tensor_scale);
-    float t = nbi_nvfp4_tensor_scale(largest);
-    nbi_nvfp4_quantize(q, s, p->x, blocks, NB_QUANT_RTN, t);
-    nbi_nvfp4_dequantize_f32(p->rounded, q, s, blocks, t);
+    nbi_nvfp4_two_terms(p->rounded, p->x, TEST_N * TEST_K / 16, nbi_nvfp4_tensor_scale(largest));
 }
 
 /* What is wanted, and its root mean square. */
@@ -387,7 +431,7 @@ static enum nb_status run_test(struct nbi_stream *s, struct probe *p)
     struct nbi_weight_source src = {};
     struct nbi_weight w = {};
     uint8_t *block = NULL;
-    int64_t rounded = nbi_nvfp4_swizzled_bytes(TEST_N, TEST_K) + TEST_N * padded(TEST_K) / 2;
+    int64_t rounded = nbi_cuda_four_bytes(TEST_N, TEST_K);
     src.dtype = NBI_NVFP4;
     src.rows = TEST_ROWS;
     src.cols = TEST_K;
@@ -395,14 +439,14 @@ static enum nb_status run_test(struct nbi_stream *s, struct probe *p)
     src.read = read_probe;
     src.ctx = p;
     draw(p);
-    CU_TRY(cudaMalloc(&block, (size_t)rounded + 256 + sizeof p->x + sizeof p->y));
+    CU_TRY(cudaMalloc(&block, (size_t)rounded + SCALARS_BYTES + sizeof p->x + sizeof p->y));
     own.x16 = block;
     own.x16_scale = (float *)(block + rounded);
     pthread_mutex_lock(&cuda->lock);
     enum nb_status rc = cuda->be.weight_new(&cuda->be, &src, &w);
     pthread_mutex_unlock(&cuda->lock);
     if (rc == NB_OK)
-        rc = multiply_on_the_device(&own, &w, p, block + rounded + 256);
+        rc = multiply_on_the_device(&own, &w, p, block + rounded + SCALARS_BYTES);
     if (rc == NB_OK)
         rc = compare(p);
     cudaFree(block);
@@ -431,7 +475,7 @@ void nbi_cuda_four_try(struct nbi_stream *s)
     if (!cuda->be.four && !cuda->be.four_failed) {
         if (self_test(s) == NB_OK) {
             snprintf(cuda->products, sizeof cuda->products,
-                     "native FP4 (cuBLASLt), self-test passed");
+                     "native FP4 (cuBLASLt), activations in two terms, self-test passed");
             __atomic_store_n(&cuda->be.four, true, __ATOMIC_RELEASE);
         } else {
             refuse(cuda, "failed its self-test");

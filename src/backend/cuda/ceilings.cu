@@ -104,6 +104,7 @@ static enum nb_status product_in(uint8_t *block, bool four, struct nbi_gemm *g,
     return NB_OK;
 }
 
+/* Of FP4, as many products as x has terms count as one. */
 static double peak_of(struct nbi_backend *be, bool floats)
 {
     const int64_t n = (int64_t)SIZE * SIZE;
@@ -117,12 +118,14 @@ static double peak_of(struct nbi_backend *be, bool floats)
     limits.K = limits.D = limits.heads = 1;
     if (be->stream_new(be, &limits, &s) != NB_OK)
         return (double)NAN;
+    const bool four = be->four && !floats; /* which the stream has tried */
     if (cudaMalloc(&block, (size_t)(n * 8)) == cudaSuccess &&
-        product_in(block, be->four && !floats, &g, &f) == NB_OK)
+        product_in(block, four, &g, &f) == NB_OK)
         ms = time_rounds(s->queue, [&] { return nbi_cuda_gemm(s, &g) == NB_OK; });
     cudaFree(block);
     cudaGetLastError();
     be->stream_free(s);
+    ms *= four ? NBI_FOUR_TERMS : 1;
     return ms > 0 ? (double)SIZE * (double)n / (double)ms * 1e3 : (double)NAN;
 }
 

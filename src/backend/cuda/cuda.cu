@@ -88,6 +88,7 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     struct nbi_ptr block;
     CU_TRY(cudaSetDevice(s->cuda->index));
     if (s->limits.N > NBI_SMALL_BATCH) {
+        NBI_BUG_IF(nbi_cuda_four_bytes(s->limits.N, s->limits.K) > p.x16);
         pthread_mutex_lock(&s->cuda->lock);
         enum nb_status rc = nbi_cuda_blas_open(s->cuda);
         pthread_mutex_unlock(&s->cuda->lock);

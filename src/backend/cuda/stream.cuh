@@ -50,7 +50,7 @@ struct nbi_stream {
     cudaStream_t queue;
     struct nbi_stream_limits limits;
     uint8_t *block;       /* of the device: all that follows */
-    uint8_t *x16;         /* x of a product in 16 bits: in the order of the tiles, or rows */
+    uint8_t *x16;         /* x of a product: 16 bits, in order of the tiles or rows; or two terms */
     float *x16_scale;     /* [N] */
     uint8_t *wide;        /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
     uint8_t *workspace;   /* of cuBLASLt; of linear_few.cu, what is pending */
