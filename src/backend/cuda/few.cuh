@@ -35,6 +35,9 @@ struct ctas {
     }
 };
 
+/* For kernels of up to 512 threads: with 48 registers each they find room beside a product. */
+#define BESIDE __launch_bounds__(640, 2)
+
 template <typename... P, typename... A>
 static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P...),
                                         const struct ctas &ctas, int threads, int shared,
@@ -54,6 +57,9 @@ static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P..
     c.numAttrs = s->cuda->cc < 90 ? 0 : ctas.cluster > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&c, kernel, P(args)...);
 }
+
+/* Into so many slices columns of a product are cut at most. */
+#define SLICES_MAX 4
 
 /* ---- x of a product of few rows ---- */
 
@@ -88,3 +94,10 @@ static inline struct x16 x16_of(struct nbi_stream *s, int64_t N, int64_t K)
 {
     return {(__half *)s->x16, s->x16_scale, (int)N, (int)K, tiles_of(0, K).cols};
 }
+
+/* x_few.cu: x of a product to s->x16; of a norm together with what is pending for it. */
+enum nb_status nbi_cuda_x_of_rows(struct nbi_stream *s, const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_x_of_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *act,
+                                    const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
+                                  const struct nbi_op_linear *a, const struct pending *p);

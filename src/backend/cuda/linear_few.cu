@@ -14,17 +14,16 @@
  * depends on shapes and the device alone, so a row of y does not depend on its company. */
 #include "backend/cuda/few.cuh"
 
-#define WARPS      15 /* and the one that brings x */
-#define THREADS    (32 * WARPS + 32)
-#define GROUP      2  /* rows of tiles, */
-#define PASS       14 /* and of a pass at most: two ways at least */
-#define SLICES_MAX 4
-#define STAGES     2
-#define STAGE      (GROUP * NBI_TILE_BYTES)
-#define RINGS      (WARPS * STAGES * STAGE)
-#define SUMS_LINE  (GROUP * NBI_TILE_ROWS + 4) /* so that lanes write to different banks */
-#define SLOTS_MAX  32                          /* columns of x that are there at once */
-#define WAYS_MAX   7
+#define WARPS     15 /* and the one that brings x */
+#define THREADS   (32 * WARPS + 32)
+#define GROUP     2  /* rows of tiles, */
+#define PASS      14 /* and of a pass at most: two ways at least */
+#define STAGES    2
+#define STAGE     (GROUP * NBI_TILE_BYTES)
+#define RINGS     (WARPS * STAGES * STAGE)
+#define SUMS_LINE (GROUP * NBI_TILE_ROWS + 4) /* so that lanes write to different banks */
+#define SLOTS_MAX 32                          /* columns of x that are there at once */
+#define WAYS_MAX  7
 
 struct product {
     float *y[NBI_LINEAR_MAX];
@@ -38,256 +37,10 @@ struct product {
     int ways;   /* at most, whatever N is */
     const uint4 *x;
     const float *x_scale;
-    float *parts; /* [slices, N, 16 tile_rows], if there are several */
+    float *parts; /* [slices, N, rows], if there are several */
     int N, n_tiles;
     bool add;
 };
-
-/* ---- x ---- */
-
-/* The largest of a CTA's. */
-__device__ static inline float cta_max(float v)
-{
-    __shared__ float part[32];
-    v = warp_max(v);
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    __syncthreads();
-    return warp_max(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
-}
-
-/* What row n is to be times, by the largest in it; 0 if something was not finite, for which amax is
- * infinite. */
-__device__ static inline float x16_factor(const struct x16 &to, int n, float amax)
-{
-    bool odd = !isfinite(amax);
-    int e = odd || amax == 0 ? 0 : max(ilogbf(amax), -100);
-    if (threadIdx.x == 0 && n < to.N) /* of each CTA, the same */
-        to.scale[n] = odd ? NAN : ldexpf(1, e - 13);
-    return odd ? 0 : ldexpf(1, 13 - e);
-}
-
-/* The finite one of two, or what is larger. */
-__device__ static inline float larger(float amax, float v)
-{
-    return isfinite(v) ? fmaxf(amax, fabsf(v)) : INFINITY;
-}
-
-/* Four elements times `up`, to where the first one goes; zeros if that is 0. */
-__device__ static inline void put_four(__half *at, float4 v, float up)
-{
-    __half2 *out = (__half2 *)at;
-    out[0] = up == 0 ? __half2() : __floats2half2_rn(v.x * up, v.y * up);
-    out[2] = up == 0 ? __half2() : __floats2half2_rn(v.z * up, v.w * up);
-}
-
-/* Where x comes from, four values at a time. */
-struct of_rows {
-    const float *x;
-
-    __device__ float4 four(int64_t at) const
-    {
-        return *(const float4 *)(x + at);
-    }
-};
-
-/* The bits of the operation (rows.cu). */
-struct of_swiglu {
-    const float *gate, *up;
-
-    __device__ float4 four(int64_t at) const
-    {
-        return swiglu_four(*(const float4 *)(gate + at), *(const float4 *)(up + at));
-    }
-};
-
-#define ROUND_THREADS 512
-#define ROUND_FOURS   2 /* of a thread that stay in registers */
-#define ROUND_CTAS    4 /* of a row, which are a cluster */
-
-/* The largest of a row's CTAs. */
-__device__ static inline float row_max(float v)
-{
-    v = cta_max(v);
-#if __CUDA_ARCH__ >= 900
-    __shared__ float parts[ROUND_CTAS];
-    if (threadIdx.x < ROUND_CTAS) {
-        uint32_t to, mine = shared_at(parts + blockIdx.x % ROUND_CTAS);
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                     : "=r"(to)
-                     : "r"(mine), "r"(threadIdx.x));
-        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
-    }
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-    for (int i = 0; i < ROUND_CTAS; i++)
-        v = fmaxf(v, parts[i]);
-#endif
-    return v;
-}
-
-/* Before compute capability 9.0 there are no clusters, and a row has one CTA. */
-#if __CUDA_ARCH__ >= 900
-#define ROW_CTAS ROUND_CTAS
-#else
-#define ROW_CTAS 1
-#endif
-
-/* Up to 16,384 columns are computed once, others twice. */
-template <class FROM>
-__global__ static void __launch_bounds__(640, 2)
-    k_round_x16(const __grid_constant__ struct x16 to, FROM from)
-{
-    int n = blockIdx.x / ROW_CTAS, begin = blockIdx.x % ROW_CTAS * ROUND_THREADS + threadIdx.x;
-    int all = to.tile_cols * (NBI_TILE_COLS / 4), real = n < to.N ? to.K / 4 : 0;
-    const int STEP = ROW_CTAS * ROUND_THREADS;
-    int64_t row = (int64_t)n * to.K;
-    float4 v[ROUND_FOURS];
-    float amax = 0;
-    next_may_start();
-    wait_before();
-#pragma unroll
-    for (int j = 0; j < ROUND_FOURS; j++) {
-        int i = begin + j * STEP;
-        v[j] = i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0);
-        amax = larger(larger(larger(larger(amax, v[j].x), v[j].y), v[j].z), v[j].w);
-    }
-#pragma unroll 1
-    for (int i = begin + ROUND_FOURS * STEP; i < real; i += STEP) {
-        float4 w = from.four(row + 4 * i);
-        amax = larger(larger(larger(larger(amax, w.x), w.y), w.z), w.w);
-    }
-    float up = x16_factor(to, n, row_max(amax));
-    __half *out = x16_at(to, n, 4 * begin);
-    int step = x16_tiles(to, 4 * STEP / NBI_TILE_COLS);
-#pragma unroll
-    for (int j = 0; j < ROUND_FOURS; j++) {
-        int i = begin + j * STEP;
-        if (i < all)
-            put_four(out + j * step, v[j], up);
-    }
-#pragma unroll 1
-    for (int i = begin + ROUND_FOURS * STEP; i < all; i += STEP)
-        put_four(x16_at(to, n, 4 * i), i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0),
-                 up);
-}
-
-/* ---- norms, and sums that are pending ---- */
-
-/* Element c of a row with what is pending for it. */
-__device__ static inline float settled(const struct pending &p, int64_t n, int64_t c, float v)
-{
-    float part[SLICES_MAX];
-#pragma unroll
-    for (int i = 0; i < SLICES_MAX; i++)
-        part[i] = i < p.slices ? p.parts[(i * p.N + n) * p.C + c] : 0;
-#pragma unroll
-    for (int i = 0; i < SLICES_MAX; i++)
-        v = i < p.slices ? v + part[i] : v;
-    return v;
-}
-
-__global__ static void k_settle(const __grid_constant__ struct pending p)
-{
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = i / p.C;
-    next_may_start();
-    wait_before();
-    if (n < p.N)
-        p.y[i] = settled(p, n, i % p.C, p.y[i]);
-}
-
-enum nb_status nbi_cuda_settle(struct nbi_stream *s)
-{
-    struct pending p = s->pending;
-    struct heads rope = s->rope;
-    s->pending = {};
-    s->rope = {};
-    if (rope.N > 0)
-        NBI_TRY(nbi_cuda_rope_now(s, &rope));
-    if (!p.y)
-        return NB_OK;
-    CU_TRY(launch_behind(s, k_settle, (unsigned)ceil_div(p.N * p.C, 256), 256, 0, p));
-    return NB_OK;
-}
-
-#define NORM_ITEMS 6 /* of a thread that stay in registers */
-
-struct norm {
-    float *x;
-    const void *w;
-    enum nbi_dtype dtype;
-    float eps;
-};
-
-/* The first items of a thread in a row: their weights, and x with what is pending. */
-struct norm_items {
-    float w[NORM_ITEMS], v[NORM_ITEMS];
-};
-
-__device__ static inline void settle_items(struct norm_items &t, const struct pending &p,
-                                           float *row, int n, int K)
-{
-    const float *part = p.parts + n * p.C;
-    load_raw<float, NORM_ITEMS>(t.v, row, threadIdx.x, NBI_NORM_THREADS, K);
-    for (int i = 0; i < p.slices; i += 2) {
-        float one[NORM_ITEMS], two[NORM_ITEMS];
-        bool both = i + 1 < p.slices;
-        load_raw<float, NORM_ITEMS>(one, part, threadIdx.x, NBI_NORM_THREADS, K);
-        load_raw<float, NORM_ITEMS>(two, part + p.N * p.C, threadIdx.x, NBI_NORM_THREADS,
-                                    both ? K : 0);
-#pragma unroll
-        for (int j = 0; j < NORM_ITEMS; j++)
-            t.v[j] = both ? t.v[j] + one[j] + two[j] : t.v[j] + one[j];
-        part += 2 * p.N * p.C;
-    }
-    if (p.slices)
-#pragma unroll
-        for (int j = 0; j < NORM_ITEMS; j++)
-            if ((int)threadIdx.x + j * NBI_NORM_THREADS < K)
-                row[threadIdx.x + j * NBI_NORM_THREADS] = t.v[j];
-}
-
-/* x of a norm, as k_round_x16 makes it of others, and the bits of the operation (rows.cu). What is
- * pending for a row of x goes there first. */
-__global__ static void __launch_bounds__(640, 2)
-    k_norm_x16(const __grid_constant__ struct x16 to, const __grid_constant__ struct norm a,
-               const __grid_constant__ struct pending p)
-{
-    const int FIRST = NORM_ITEMS * NBI_NORM_THREADS;
-    int n = blockIdx.x, K = n < to.N ? to.K : 0, all = to.tile_cols * NBI_TILE_COLS;
-    float *row = a.x + (int64_t)n * to.K, sum = 0, amax = 0;
-    struct norm_items t;
-    next_may_start();
-    load_floats<NORM_ITEMS>(t.w, a.w, threadIdx.x, NBI_NORM_THREADS, K, a.dtype);
-    wait_before();
-    settle_items(t, p, row, n, K);
-#pragma unroll
-    for (int j = 0; j < NORM_ITEMS; j++) {
-        sum += t.v[j] * t.v[j];
-        amax = larger(amax, t.v[j] * t.w[j]);
-    }
-#pragma unroll 1
-    for (int c = threadIdx.x + FIRST; c < K; c += NBI_NORM_THREADS) {
-        float x = settled(p, n, c, row[c]);
-        if (p.slices)
-            row[c] = x;
-        sum += x * x;
-        amax = larger(amax, x * load_float(a.w, c, a.dtype));
-    }
-    float f = norm_factor_of(sum, to.K, a.eps), up = x16_factor(to, n, cta_max(amax) * f);
-    __half *out = x16_at(to, n, threadIdx.x);
-    int step = x16_tiles(to, NBI_NORM_THREADS / NBI_TILE_COLS);
-#pragma unroll
-    for (int j = 0; j < NORM_ITEMS; j++)
-        if ((int)threadIdx.x + j * NBI_NORM_THREADS < all)
-            out[j * step] = __float2half_rn(up == 0 ? 0 : t.v[j] * f * t.w[j] * up);
-#pragma unroll 1
-    for (int c = threadIdx.x + FIRST; c < all; c += NBI_NORM_THREADS) {
-        float x = c < K && up != 0 ? row[c] * f * load_float(a.w, c, a.dtype) * up : 0;
-        *x16_at(to, n, c) = __float2half_rn(x);
-    }
-}
 
 /* ---- who has what ---- */
 
@@ -432,9 +185,11 @@ __device__ static inline void copies_end(uint32_t bar)
 }
 
 /* Shared memory: rings and columns of x, where sums go at the end of a pass; before them barriers:
- * tiles of each warp have arrived, x has, and x is free again. */
+ * tiles of each warp have arrived, x has, and x is free again; and what rows of x are to be times.
+ */
 #define BARS       (WARPS * STAGES)
-#define BARS_BYTES ((BARS + 2 * SLOTS_MAX) * 8 / 128 * 128 + 128)
+#define SCALES_AT  ((BARS + 2 * SLOTS_MAX) * 8)
+#define HEAD_BYTES ((SCALES_AT + NBI_SMALL_BATCH * 4) / 128 * 128 + 128)
 
 extern __shared__ __align__(128) uint8_t shared[];
 
@@ -455,12 +210,17 @@ __device__ static inline uint32_t x_free(int slot)
 
 __device__ static inline uint8_t *stage_at(int stage)
 {
-    return shared + BARS_BYTES + (threadIdx.x / 32 * STAGES + stage) * STAGE;
+    return shared + HEAD_BYTES + (threadIdx.x / 32 * STAGES + stage) * STAGE;
+}
+
+__device__ static inline float *scales(void)
+{
+    return (float *)(shared + SCALES_AT);
 }
 
 template <int NT> __device__ static inline uint8_t *slot_at(int slot)
 {
-    return shared + BARS_BYTES + RINGS + slot * NT * X16_BYTES;
+    return shared + HEAD_BYTES + RINGS + slot * NT * X16_BYTES;
 }
 
 /* Each warp has its own, the one that brings x the others. Nobody uses them any more. */
@@ -610,23 +370,24 @@ __device__ static inline void add_up(const struct product &a, const struct part 
                                      const struct pass_shape &s, const float *sums)
 {
     int warp = threadIdx.x / 32, o = threadIdx.x % 32, n0 = (int)blockIdx.y * 8 * NT;
+    int count = min(8 * NT, a.N - n0), stride = s.groups * 8 * NT * SUMS_LINE;
 #pragma unroll 1
     for (int group = 0; group < s.groups; group++) {
         int row = s.row + group * GROUP + o / 16, m = matrix_of(a, min(row, a.tile_rows - 1));
-        int out = (row - a.first[m]) * 16 + o % 16, stride = s.groups * 8 * NT * SUMS_LINE;
-        bool any = row < s.row + s.rows && out < a.rows[m];
+        int out = (row - a.first[m]) * 16 + o % 16;
+        bool any = row < s.row + s.rows && out < a.rows[m], add = a.add && a.slices == 1;
         float by = 128.0f * a.scale[m];
         float *y = a.slices > 1 ? a.parts + (int64_t)p.slice * a.N * a.rows[m] : a.y[m];
-#pragma unroll 1
-        for (int n = warp; n < 8 * NT && n0 + n < a.N; n += WARPS + 1) {
+        y += (int64_t)n0 * a.rows[m] + out;
+#pragma unroll 2
+        for (int n = warp; n < count; n += WARPS + 1) {
             const float *from = sums + (group * 8 * NT + n) * SUMS_LINE + o;
-            float sum = *from, scale = by * a.x_scale[n0 + n];
+            float *to = y + (int64_t)n * a.rows[m], old = any && add ? *to : 0, sum = *from;
 #pragma unroll 4
             for (int i = 1; i < s.ways; i++)
                 sum += *(from += stride);
-            float *to = y + (int64_t)(n0 + n) * a.rows[m] + out;
             if (any)
-                *to = __fmul_rn(sum, scale) + (a.add && a.slices == 1 ? *to : 0);
+                *to = __fmul_rn(sum, by * scales()[n]) + old;
         }
     }
 }
@@ -664,7 +425,7 @@ __global__ static void __launch_bounds__(NT <= 2 ? THREADS * 3 / 2 : THREADS, 1)
 {
     const struct part own = part_of(a);
     const bool brings_x = threadIdx.x / 32 == WARPS;
-    float *sums = (float *)(shared + BARS_BYTES);
+    float *sums = (float *)(shared + HEAD_BYTES);
     float acc[GROUP][NT][4] = {};
     next_may_start();
 #pragma unroll 1
@@ -678,8 +439,12 @@ __global__ static void __launch_bounds__(NT <= 2 ? THREADS * 3 / 2 : THREADS, 1)
         for (int i = 0; i < STAGES; i++)
             fetch_stage(f, f.first + i * f.step, i);
         __syncthreads();
-        if (pass == 0)
+        if (pass == 0) {
+            int n = (int)blockIdx.y * 8 * NT + threadIdx.x;
             wait_before();
+            if (threadIdx.x < 8 * NT && n < a.N)
+                scales()[threadIdx.x] = a.x_scale[n];
+        }
         if (brings_x)
             bring_x<NT>(a, own, s);
         else
@@ -701,7 +466,7 @@ __global__ static void __launch_bounds__(NT <= 2 ? THREADS * 3 / 2 : THREADS, 1)
 /* Columns of x that there is room for. */
 static int slots_for(const struct nbi_stream *s, int n_tiles)
 {
-    int n = (s->cuda->shared - BARS_BYTES - RINGS) / (n_tiles * X16_BYTES);
+    int n = (s->cuda->shared - HEAD_BYTES - RINGS) / (n_tiles * X16_BYTES);
     return n < SLOTS_MAX ? n : SLOTS_MAX;
 }
 
@@ -712,7 +477,7 @@ template <int NT> static enum nb_status launch(struct nbi_stream *s, struct prod
     useful = ceil_div(useful, a.ways) * a.ways;
     a.slots = (int)(useful < a.slots ? useful : a.slots);
     int64_t data = RINGS + a.slots * NT * X16_BYTES,
-            bytes = BARS_BYTES + (data > sums ? data : sums);
+            bytes = HEAD_BYTES + (data > sums ? data : sums);
     NBI_BUG_IF(a.slots < a.ways || a.ways < 1 || bytes > s->cuda->shared);
     dim3 grid((unsigned)ctas, (unsigned)ceil_div(a.n_tiles, NT));
     CU_TRY(cudaFuncSetAttribute(k_linear_few<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -777,16 +542,6 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     return NB_OK;
 }
 
-template <class FROM>
-static enum nb_status round_and_multiply(struct nbi_stream *s, const struct nbi_op_linear *a,
-                                         FROM from)
-{
-    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, ctas = s->cuda->cc >= 90 ? ROUND_CTAS : 1;
-    CU_TRY(launch_behind(s, k_round_x16<FROM>, {dim3(rows * ctas), ctas}, ROUND_THREADS, 0,
-                         x16_of(s, a->N, a->K), from));
-    return multiply(s, a);
-}
-
 bool nbi_cuda_few(const struct nbi_op_linear *a)
 {
     bool nvfp4 = true;
@@ -797,19 +552,17 @@ bool nbi_cuda_few(const struct nbi_op_linear *a)
 
 enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a, bool ready)
 {
-    if (ready)
-        return multiply(s, a);
-    struct of_rows from = {at<const float>(a->x)};
-    return round_and_multiply(s, a, from);
+    if (!ready)
+        NBI_TRY(nbi_cuda_x_of_rows(s, a));
+    return multiply(s, a);
 }
 
 enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                     const struct nbi_op_linear *a)
 {
-    struct norm from = {at<float>(norm->x), at<const void>(norm->w.data), norm->w.dtype, norm->eps};
     struct pending p = s->pending;
     bool few = !norm->rstd.at && nbi_cuda_few(a);
-    if (!few || p.y != from.x || p.N != norm->N || p.C != norm->C || s->rope.N > 0) {
+    if (!few || p.y != at<float>(norm->x) || p.N != norm->N || p.C != norm->C || s->rope.N > 0) {
         CU_HERE(s); /* which settles what is pending */
         p = {};
     }
@@ -822,8 +575,7 @@ enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rm
     CU_TRY(cudaSetDevice(s->cuda->index));
     s->pending = {};
     s->ready = {};
-    CU_TRY(launch_behind(s, k_norm_x16, (unsigned)(ceil_div(a->N, 8) * 8), NBI_NORM_THREADS, 0,
-                         x16_of(s, a->N, a->K), from, p));
+    NBI_TRY(nbi_cuda_x_of_norm(s, norm, a, &p));
     return multiply(s, a);
 }
 
@@ -831,12 +583,12 @@ enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_
                                       const struct nbi_op_linear *a)
 {
     CU_HERE(s);
-    if (nbi_cuda_large(s, a) && !nbi_cuda_few(a))
-        return nbi_cuda_swiglu_large(s, act, a);
-    if (!nbi_cuda_few(a)) {
-        NBI_TRY(nbi_cuda_swiglu(s, act));
-        return nbi_cuda_linear(s, a);
+    if (nbi_cuda_few(a)) {
+        NBI_TRY(nbi_cuda_x_of_swiglu(s, act, a));
+        return multiply(s, a);
     }
-    struct of_swiglu from = {at<const float>(act->gate), at<const float>(act->up)};
-    return round_and_multiply(s, a, from);
+    if (nbi_cuda_large(s, a))
+        return nbi_cuda_swiglu_large(s, act, a);
+    NBI_TRY(nbi_cuda_swiglu(s, act));
+    return nbi_cuda_linear(s, a);
 }

@@ -1,0 +1,279 @@
+/* x_few.cu - x of products of few rows, from rows, SwiGLU or a norm: f16 times a power of two per
+ * row, in the order of few.cuh. And sums that products have left to be added up. */
+#include "backend/cuda/few.cuh"
+
+/* ---- numbers ---- */
+
+/* The largest of a CTA's. */
+__device__ static inline float cta_max(float v)
+{
+    __shared__ float part[32];
+    v = warp_max(v);
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    __syncthreads();
+    return warp_max(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
+}
+
+/* What row n is to be times, by the largest in it; 0 if something was not finite, for which amax is
+ * infinite. */
+__device__ static inline float x16_factor(const struct x16 &to, int n, float amax)
+{
+    bool odd = !isfinite(amax);
+    int e = odd || amax == 0 ? 0 : max(ilogbf(amax), -100);
+    if (threadIdx.x == 0 && n < to.N) /* of each CTA, the same */
+        to.scale[n] = odd ? NAN : ldexpf(1, e - 13);
+    return odd ? 0 : ldexpf(1, 13 - e);
+}
+
+/* The larger magnitude; infinite if something is not finite. */
+__device__ static inline float larger(float amax, float v)
+{
+    return isfinite(v) ? fmaxf(amax, fabsf(v)) : INFINITY;
+}
+
+/* Four elements times `up`, to where the first one goes; zeros if that is 0. */
+__device__ static inline void put_four(__half *at, float4 v, float up)
+{
+    __half2 *out = (__half2 *)at;
+    out[0] = up == 0 ? __half2() : __floats2half2_rn(v.x * up, v.y * up);
+    out[2] = up == 0 ? __half2() : __floats2half2_rn(v.z * up, v.w * up);
+}
+
+/* Where x comes from, four values at a time. */
+struct of_rows {
+    const float *x;
+
+    __device__ float4 four(int64_t at) const
+    {
+        return *(const float4 *)(x + at);
+    }
+};
+
+/* The bits of the operation (rows.cu). */
+struct of_swiglu {
+    const float *gate, *up;
+
+    __device__ float4 four(int64_t at) const
+    {
+        return swiglu_four(*(const float4 *)(gate + at), *(const float4 *)(up + at));
+    }
+};
+
+#define ROUND_THREADS 512
+#define ROUND_FOURS   2 /* of a thread that stay in registers */
+#define ROUND_CTAS    4 /* of a row, which are a cluster */
+
+/* The largest of a row's CTAs. */
+__device__ static inline float row_max(float v)
+{
+    v = cta_max(v);
+#if __CUDA_ARCH__ >= 900
+    __shared__ float parts[ROUND_CTAS];
+    if (threadIdx.x < ROUND_CTAS) {
+        uint32_t to, mine = shared_at(parts + blockIdx.x % ROUND_CTAS);
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                     : "=r"(to)
+                     : "r"(mine), "r"(threadIdx.x));
+        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+    for (int i = 0; i < ROUND_CTAS; i++)
+        v = fmaxf(v, parts[i]);
+#endif
+    return v;
+}
+
+/* Before compute capability 9.0 there are no clusters, and a row has one CTA. */
+#if __CUDA_ARCH__ >= 900
+#define ROW_CTAS ROUND_CTAS
+#else
+#define ROW_CTAS 1
+#endif
+
+/* Up to 16,384 columns are computed once, others twice. */
+template <class FROM>
+__global__ static void BESIDE k_round_x16(const __grid_constant__ struct x16 to, FROM from)
+{
+    int n = blockIdx.x / ROW_CTAS, begin = blockIdx.x % ROW_CTAS * ROUND_THREADS + threadIdx.x;
+    int all = to.tile_cols * (NBI_TILE_COLS / 4), real = n < to.N ? to.K / 4 : 0;
+    const int STEP = ROW_CTAS * ROUND_THREADS;
+    int64_t row = (int64_t)n * to.K;
+    float4 v[ROUND_FOURS];
+    float amax = 0;
+    next_may_start();
+    wait_before();
+#pragma unroll
+    for (int j = 0; j < ROUND_FOURS; j++) {
+        int i = begin + j * STEP;
+        v[j] = i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0);
+        amax = larger(larger(larger(larger(amax, v[j].x), v[j].y), v[j].z), v[j].w);
+    }
+#pragma unroll 1
+    for (int i = begin + ROUND_FOURS * STEP; i < real; i += STEP) {
+        float4 w = from.four(row + 4 * i);
+        amax = larger(larger(larger(larger(amax, w.x), w.y), w.z), w.w);
+    }
+    float up = x16_factor(to, n, row_max(amax));
+    __half *out = x16_at(to, n, 4 * begin);
+    int step = x16_tiles(to, 4 * STEP / NBI_TILE_COLS);
+#pragma unroll
+    for (int j = 0; j < ROUND_FOURS; j++) {
+        int i = begin + j * STEP;
+        if (i < all)
+            put_four(out + j * step, v[j], up);
+    }
+#pragma unroll 1
+    for (int i = begin + ROUND_FOURS * STEP; i < all; i += STEP)
+        put_four(x16_at(to, n, 4 * i), i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0),
+                 up);
+}
+
+/* ---- norms, and sums that are pending ---- */
+
+/* Element c of a row with what is pending for it. */
+__device__ static inline float settled(const struct pending &p, int64_t n, int64_t c, float v)
+{
+    float part[SLICES_MAX];
+#pragma unroll
+    for (int i = 0; i < SLICES_MAX; i++)
+        part[i] = i < p.slices ? p.parts[(i * p.N + n) * p.C + c] : 0;
+#pragma unroll
+    for (int i = 0; i < SLICES_MAX; i++)
+        v = i < p.slices ? v + part[i] : v;
+    return v;
+}
+
+__global__ static void k_settle(const __grid_constant__ struct pending p)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = i / p.C;
+    next_may_start();
+    wait_before();
+    if (n < p.N)
+        p.y[i] = settled(p, n, i % p.C, p.y[i]);
+}
+
+enum nb_status nbi_cuda_settle(struct nbi_stream *s)
+{
+    struct pending p = s->pending;
+    struct heads rope = s->rope;
+    s->pending = {};
+    s->rope = {};
+    if (rope.N > 0)
+        NBI_TRY(nbi_cuda_rope_now(s, &rope));
+    if (!p.y)
+        return NB_OK;
+    CU_TRY(launch_behind(s, k_settle, (unsigned)ceil_div(p.N * p.C, 256), 256, 0, p));
+    return NB_OK;
+}
+
+#define NORM_ITEMS 6 /* of a thread that stay in registers */
+
+struct norm {
+    float *x;
+    const void *w;
+    enum nbi_dtype dtype;
+    float eps;
+};
+
+/* The first items of a thread in a row: their weights, and x with what is pending. */
+struct norm_items {
+    float w[NORM_ITEMS], v[NORM_ITEMS];
+};
+
+__device__ static inline void settle_items(struct norm_items &t, const struct pending &p,
+                                           float *row, int n, int K)
+{
+    const float *part = p.parts + n * p.C;
+    load_raw<float, NORM_ITEMS>(t.v, row, threadIdx.x, NBI_NORM_THREADS, K);
+    for (int i = 0; i < p.slices; i += 2) {
+        float one[NORM_ITEMS], two[NORM_ITEMS];
+        bool both = i + 1 < p.slices;
+        load_raw<float, NORM_ITEMS>(one, part, threadIdx.x, NBI_NORM_THREADS, K);
+        load_raw<float, NORM_ITEMS>(two, part + p.N * p.C, threadIdx.x, NBI_NORM_THREADS,
+                                    both ? K : 0);
+#pragma unroll
+        for (int j = 0; j < NORM_ITEMS; j++)
+            t.v[j] = both ? t.v[j] + one[j] + two[j] : t.v[j] + one[j];
+        part += 2 * p.N * p.C;
+    }
+    if (p.slices)
+#pragma unroll
+        for (int j = 0; j < NORM_ITEMS; j++)
+            if ((int)threadIdx.x + j * NBI_NORM_THREADS < K)
+                row[threadIdx.x + j * NBI_NORM_THREADS] = t.v[j];
+}
+
+/* x of a norm, as k_round_x16 makes it of others, and the bits of the operation (rows.cu). What is
+ * pending for a row of x goes there first. */
+__global__ static void BESIDE k_norm_x16(const __grid_constant__ struct x16 to,
+                                         const __grid_constant__ struct norm a,
+                                         const __grid_constant__ struct pending p)
+{
+    const int FIRST = NORM_ITEMS * NBI_NORM_THREADS;
+    int n = blockIdx.x, K = n < to.N ? to.K : 0, all = to.tile_cols * NBI_TILE_COLS;
+    float *row = a.x + (int64_t)n * to.K, sum = 0, amax = 0;
+    struct norm_items t;
+    next_may_start();
+    load_floats<NORM_ITEMS>(t.w, a.w, threadIdx.x, NBI_NORM_THREADS, K, a.dtype);
+    wait_before();
+    settle_items(t, p, row, n, K);
+#pragma unroll
+    for (int j = 0; j < NORM_ITEMS; j++) {
+        sum += t.v[j] * t.v[j];
+        amax = larger(amax, t.v[j] * t.w[j]);
+    }
+#pragma unroll 1
+    for (int c = threadIdx.x + FIRST; c < K; c += NBI_NORM_THREADS) {
+        float x = settled(p, n, c, row[c]);
+        if (p.slices)
+            row[c] = x;
+        sum += x * x;
+        amax = larger(amax, x * load_float(a.w, c, a.dtype));
+    }
+    float f = norm_factor_of(sum, to.K, a.eps), up = x16_factor(to, n, cta_max(amax) * f);
+    __half *out = x16_at(to, n, threadIdx.x);
+    int step = x16_tiles(to, NBI_NORM_THREADS / NBI_TILE_COLS);
+#pragma unroll
+    for (int j = 0; j < NORM_ITEMS; j++)
+        if ((int)threadIdx.x + j * NBI_NORM_THREADS < all)
+            out[j * step] = __float2half_rn(up == 0 ? 0 : t.v[j] * f * t.w[j] * up);
+#pragma unroll 1
+    for (int c = threadIdx.x + FIRST; c < all; c += NBI_NORM_THREADS) {
+        float x = c < K && up != 0 ? row[c] * f * load_float(a.w, c, a.dtype) * up : 0;
+        *x16_at(to, n, c) = __float2half_rn(x);
+    }
+}
+
+/* ---- launch ---- */
+
+template <class FROM>
+static enum nb_status round_x(struct nbi_stream *s, const struct nbi_op_linear *a, FROM from)
+{
+    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, ctas = s->cuda->cc >= 90 ? ROUND_CTAS : 1;
+    CU_TRY(launch_behind(s, k_round_x16<FROM>, {dim3(rows * ctas), ctas}, ROUND_THREADS, 0,
+                         x16_of(s, a->N, a->K), from));
+    return NB_OK;
+}
+
+enum nb_status nbi_cuda_x_of_rows(struct nbi_stream *s, const struct nbi_op_linear *a)
+{
+    return round_x(s, a, of_rows{at<const float>(a->x)});
+}
+
+enum nb_status nbi_cuda_x_of_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *act,
+                                    const struct nbi_op_linear *a)
+{
+    return round_x(s, a, of_swiglu{at<const float>(act->gate), at<const float>(act->up)});
+}
+
+enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
+                                  const struct nbi_op_linear *a, const struct pending *p)
+{
+    struct norm from = {at<float>(norm->x), at<const void>(norm->w.data), norm->w.dtype, norm->eps};
+    CU_TRY(launch_behind(s, k_norm_x16, (unsigned)(ceil_div(a->N, 8) * 8), NBI_NORM_THREADS, 0,
+                         x16_of(s, a->N, a->K), from, *p));
+    return NB_OK;
+}
