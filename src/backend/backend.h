@@ -131,7 +131,8 @@ struct nbi_op_linear {
 };
 
 /* Per head: RMSNorm of q and k with w of [D], then rotation of the pairs (i, i + D/2). q goes to
- * q_out, k and v to rows slots[n] of the store, rounded to its type. */
+ * q_out, k and v to rows slots[n] of the store, rounded to its type. A backend may leave it to the
+ * attention over q_out right behind it, if its tokens are alone; q_out is undefined then. */
 struct nbi_op_qkv_rope {
     struct nbi_ptr q_out; /* [N, NH, D]; may be q */
     struct nbi_kv_store store;

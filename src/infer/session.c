@@ -216,6 +216,7 @@ static enum nb_status pass(struct nb_session *s, int64_t from, int64_t count, fl
                                .rows = s->rows,
                                .stores = s->stores,
                                .exact = s->opts.exact,
+                               .alone = count == 1,
                                .after_layer = s->watch ? show_layer : NULL,
                                .ctx = s};
     NBI_TRY(nbi_forward(&s->engine->weights, &s->acts, s->stream, &p));

@@ -263,7 +263,7 @@ struct work {
     const struct nbi_pass *p;
 };
 
-/* All operations of a pass. What they are given depends on work_key alone. */
+/* All operations of a pass. What they are given depends on the key alone. */
 static enum nb_status all_layers(void *ctx)
 {
     const struct work *work = ctx;

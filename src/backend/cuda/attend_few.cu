@@ -567,7 +567,9 @@ static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_atten
     NBI_BUG_IF(a->N > NBI_FEW_ROWS || (a->steady && f.a.splits < STEADY_SPLITS));
     int64_t useful = k.N * k.NKV * ceil_div(a->longest, f.least);
     unsigned grid = (unsigned)(useful < slots ? useful : slots);
-    bool small = TYPE == NBI_F16 || TYPE == NBI_E4M3; /* values are in the range of f16 */
+    /* Values are in the range of f16 then. Others round y by its largest, so that steady ones,
+     * which may be among them, do too. */
+    bool small = (TYPE == NBI_F16 || TYPE == NBI_E4M3) && !a->steady;
     if (small && a->NH * D % NBI_TILE_COLS == 0 && a->NH * D <= s->limits.K)
         f.x16 = x16_of(s, a->N, a->NH * D);
     if (k.pages)

@@ -260,10 +260,13 @@ enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_atte
 {
     struct heads rope = s->rope;
     if (is_few(a) && a->alone && rope.N == a->N && rope.q_out == at<float>(a->q) &&
-        rope.k_store == at<void>(a->store.k))
+        rope.k_store == at<void>(a->store.k)) {
+        NBI_BUG_IF(rope.NH != a->NH || rope.NKV != a->NKV || rope.D != a->D ||
+                   rope.store != a->store.dtype);
         s->rope = {}; /* it is taken along */
-    else
+    } else {
         rope = {};
+    }
     CU_HERE(s);
     if (a->N == 0)
         return NB_OK;

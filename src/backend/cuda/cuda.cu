@@ -209,6 +209,7 @@ static enum nb_status start(struct cuda *cuda, int device)
     CU_TRY(cudaDeviceGetAttribute(&cuda->shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     CU_TRY(cudaStreamCreateWithFlags(&cuda->queue, cudaStreamNonBlocking));
     cuda->cc = 10 * major + minor;
+    NBI_TRY(nbi_cuda_code(&cuda->code));
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", device);
     nbi_cuda_four_begin(cuda);
     return NB_OK;

@@ -54,7 +54,7 @@ static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P..
     c.dynamicSmemBytes = (size_t)shared;
     c.stream = s->queue;
     c.attrs = attrs;
-    c.numAttrs = s->cuda->cc < 90 ? 0 : ctas.cluster > 1 ? 2 : 1;
+    c.numAttrs = s->cuda->code < 90 ? 0 : ctas.cluster > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&c, kernel, P(args)...);
 }
 

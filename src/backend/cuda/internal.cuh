@@ -20,6 +20,7 @@ struct cuda {
     int index;                         /* of the device */
     int sms;                           /* multiprocessors */
     int cc;                            /* compute capability, 90 for 9.0 */
+    int code;                          /* that the kernels were made for, 90 for 9.0 */
     int shared;                        /* bytes of shared memory of a CTA at most */
     struct blas *blas;                 /* NULL: not needed so far */
     cudaStream_t queue;                /* for what is not queued by anyone */
@@ -141,6 +142,7 @@ enum nb_status nbi_cuda_swiglu_large(struct nbi_stream *s, const struct nbi_op_s
 
 /* linear_few.cu: those that are few, N up to NBI_SMALL_BATCH and all of NVFP4. */
 enum nb_status nbi_cuda_settle(struct nbi_stream *s);
+enum nb_status nbi_cuda_code(int *out);
 bool nbi_cuda_few(const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a, bool ready);
 enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,

@@ -120,6 +120,11 @@ __device__ static inline void barrier_init(uint32_t bar, int count)
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
 
+__device__ static inline void barrier_end(uint32_t bar)
+{
+    asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(bar) : "memory");
+}
+
 __device__ static inline void barrier_arrive(uint32_t bar)
 {
     asm volatile("{\n"
@@ -223,7 +228,19 @@ template <int NT> __device__ static inline uint8_t *slot_at(int slot)
     return shared + HEAD_BYTES + RINGS + slot * NT * X16_BYTES;
 }
 
-/* Each warp has its own, the one that brings x the others. Nobody uses them any more. */
+/* Those of a pass before are over. */
+__device__ static inline void end_barriers(const struct product &a)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp < WARPS && lane < STAGES)
+        barrier_end(tiles_bar(lane));
+    if (warp == WARPS && lane < a.slots) {
+        barrier_end(x_full(lane));
+        barrier_end(x_free(lane));
+    }
+}
+
+/* Each warp has its own, the one that brings x the others. */
 __device__ static inline void begin_barriers(const struct product &a, const struct pass_shape &s)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -432,13 +449,15 @@ __global__ static void __launch_bounds__(NT <= 2 ? THREADS * 3 / 2 : THREADS, 1)
     for (int pass = 0; pass < own.passes; pass++) {
         const struct pass_shape s = pass_of(a, own, pass);
         struct feed f = {};
+        if (pass > 0)
+            end_barriers(a);
         begin_barriers(a, s);
+        __syncthreads();
         if (!brings_x)
             feed_begin(f, a, own, s);
 #pragma unroll 1
         for (int i = 0; i < STAGES; i++)
             fetch_stage(f, f.first + i * f.step, i);
-        __syncthreads();
         if (pass == 0) {
             int n = (int)blockIdx.y * 8 * NT + threadIdx.x;
             wait_before();
@@ -480,8 +499,9 @@ template <int NT> static enum nb_status launch(struct nbi_stream *s, struct prod
             bytes = HEAD_BYTES + (data > sums ? data : sums);
     NBI_BUG_IF(a.slots < a.ways || a.ways < 1 || bytes > s->cuda->shared);
     dim3 grid((unsigned)ctas, (unsigned)ceil_div(a.n_tiles, NT));
+    /* Of the kernel, so of all its users. */
     CU_TRY(cudaFuncSetAttribute(k_linear_few<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)bytes));
+                                s->cuda->shared));
     CU_TRY(launch_behind(s, k_linear_few<NT>, grid, THREADS, (int)bytes, a));
     return NB_OK;
 }

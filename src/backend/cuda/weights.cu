@@ -26,13 +26,15 @@ static enum nb_status host_alloc(int64_t bytes, struct nbi_ptr *out)
     return NB_OK;
 }
 
+/* Whether it could be, at the same address for the device. */
 static bool pin(const struct nbi_weight *w, int64_t bytes)
 {
-    cudaError_t rc = cudaHostRegister(at<void>(w->data), (size_t)bytes,
-                                      cudaHostRegisterMapped | cudaHostRegisterPortable);
-    if (rc != cudaSuccess)
-        cudaGetLastError();
-    return rc == cudaSuccess;
+    void *host = at<void>(w->data), *there = NULL;
+    bool ok = cudaHostRegister(host, (size_t)bytes,
+                               cudaHostRegisterMapped | cudaHostRegisterPortable) == cudaSuccess &&
+              cudaHostGetDevicePointer(&there, host, 0) == cudaSuccess && there == host;
+    cudaGetLastError(); /* the next launch is not to find it */
+    return ok;
 }
 
 static enum nb_status slab_new(struct cuda *cuda, int64_t bytes, bool host, struct slab **out)
@@ -101,8 +103,11 @@ static void give_back(struct cuda *cuda, const uint8_t *p)
 
 bool nbi_cuda_on_host(struct cuda *cuda, const struct nbi_weight *w)
 {
+    pthread_mutex_lock(&cuda->lock);
     const struct slab *s = *find_slab(cuda, at<uint8_t>(w->data));
-    return s && s->host;
+    bool host = s && s->host;
+    pthread_mutex_unlock(&cuda->lock);
+    return host;
 }
 
 /* ---- the way ---- */

@@ -70,6 +70,7 @@ __device__ static inline float row_max(float v)
     v = cta_max(v);
 #if __CUDA_ARCH__ >= 900
     __shared__ float parts[ROUND_CTAS];
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); /* all have started */
     if (threadIdx.x < ROUND_CTAS) {
         uint32_t to, mine = shared_at(parts + blockIdx.x % ROUND_CTAS);
         asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -93,7 +94,7 @@ __device__ static inline float row_max(float v)
 #define ROW_CTAS 1
 #endif
 
-/* Up to 16,384 columns are computed once, others twice. */
+/* Up to 16,384 columns are computed once (4,096 without clusters), others twice. */
 template <class FROM>
 __global__ static void BESIDE k_round_x16(const __grid_constant__ struct x16 to, FROM from)
 {
@@ -103,6 +104,9 @@ __global__ static void BESIDE k_round_x16(const __grid_constant__ struct x16 to,
     int64_t row = (int64_t)n * to.K;
     float4 v[ROUND_FOURS];
     float amax = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+#endif
     next_may_start();
     wait_before();
 #pragma unroll
@@ -166,6 +170,16 @@ enum nb_status nbi_cuda_settle(struct nbi_stream *s)
     if (!p.y)
         return NB_OK;
     CU_TRY(launch_behind(s, k_settle, (unsigned)ceil_div(p.N * p.C, 256), 256, 0, p));
+    return NB_OK;
+}
+
+/* What the kernels here were made for, and so all of them: what a card runs may be code for an
+ * older one. */
+enum nb_status nbi_cuda_code(int *out)
+{
+    struct cudaFuncAttributes code;
+    CU_TRY(cudaFuncGetAttributes(&code, k_settle));
+    *out = code.ptxVersion;
     return NB_OK;
 }
 
@@ -252,7 +266,7 @@ __global__ static void BESIDE k_norm_x16(const __grid_constant__ struct x16 to,
 template <class FROM>
 static enum nb_status round_x(struct nbi_stream *s, const struct nbi_op_linear *a, FROM from)
 {
-    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, ctas = s->cuda->cc >= 90 ? ROUND_CTAS : 1;
+    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, ctas = s->cuda->code >= 90 ? ROUND_CTAS : 1;
     CU_TRY(launch_behind(s, k_round_x16<FROM>, {dim3(rows * ctas), ctas}, ROUND_THREADS, 0,
                          x16_of(s, a->N, a->K), from));
     return NB_OK;
