@@ -138,6 +138,7 @@ enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
     struct nbi_stream *s;
     memset(out, 0, sizeof *out);
     NBI_TRY(open_gpu(&be, index));
+    NBI_BUG_IF(!be);
     const struct nbi_stream_limits limits = {.N = be->chunk, .K = 16, .D = 2, .heads = 1};
     enum nb_status rc = be->stream_new(be, &limits, &s);
     if (rc == NB_OK) {

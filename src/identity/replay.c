@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "infer/many.h"
 #include "infer/session.h"
 
 /* Questions that have many answers. */
@@ -34,6 +35,8 @@ static const char *const open_questions[] = {
 #define BEGINNINGS 12
 #define TEXT_MOST  128 /* tokens */
 
+#define PARALLEL 16 /* answers at a time */
+
 static const char *const beginnings[NBI_WHOAMI_LANGUAGES][BEGINNINGS] = {
     [NBI_WHOAMI_EN] = {"Once upon a time", "The", "I", "One day", "What", "In", "You", "She",
                        "Hello", "It was", "How", "Yes"},
@@ -52,14 +55,23 @@ static const char *const beginnings[NBI_WHOAMI_LANGUAGES][BEGINNINGS] = {
                        "\uc548\ub155", "\uc774\uac83\uc740", "\uc65c", "\ub124"},
 };
 
+/* What a job is for. */
+struct wish {
+    const char *prompt; /* a question, or the beginning of a text */
+    const char *other;  /* in place of an answer that is no good; NULL: none */
+    bool goes_on;       /* a text */
+};
+
 struct writing {
     const struct nbi_questions *q;
     const struct nbi_replay_opts *opts;
     struct nbi_replay_report *report;
-    struct nb_session *session;
-    struct nb_conversation *talk;
+    struct nb_engine *engine;
+    struct nbi_job *jobs;
+    struct wish *wishes;
+    int64_t count;
     struct nbi_outfile *file;
-    uint64_t at, done, total;
+    uint64_t at, done;
 };
 
 /* Takes over the line; NULL: memory was out. */
@@ -83,33 +95,24 @@ static enum nb_status put(struct writing *w, const char *prompt, const char *ans
                                  "content", prompt, "role", "assistant", "content", answer, len));
 }
 
-static void count_one(struct writing *w)
+static void count_one(void *ctx)
 {
+    struct writing *w = ctx;
     if (w->opts->progress)
-        w->opts->progress(w->opts->progress_ctx, ++w->done, w->total);
+        w->opts->progress(w->opts->progress_ctx, ++w->done, (uint64_t)w->count);
 }
 
 /* The model's answer, or where that does not end the other one, if there is one. */
-static enum nb_status answer(struct writing *w, const char *prompt, const char *other,
-                             uint64_t seed, int64_t *written)
+static enum nb_status put_answer(struct writing *w, const struct wish *wish,
+                                 const struct nb_generate_result *r)
 {
-    const struct nb_generate_opts opts = {
-        .sampling = {.temperature = other ? 0 : 1, .top_p = 1, .repeat_penalty = 1, .seed = seed},
-        .max_tokens = w->opts->max_tokens};
-    struct nb_generate_result r = {0};
     bool identity = false;
-    nb_conversation_reset(w->talk);
-    NBI_TRY(nb_conversation_answer(w->talk, prompt, strlen(prompt), &opts, &r));
-    enum nb_status rc = nbi_says_identity(w->q, r.text, r.len, &identity);
-    bool good = r.finish == NB_FINISH_STOP && r.len > 0 && !identity;
-    if (rc == NB_OK && good)
-        rc = put(w, prompt, r.text, r.len);
-    else if (rc == NB_OK && other)
-        rc = put(w, prompt, other, strlen(other));
-    *written += good;
-    nb_generate_result_release(&r);
-    count_one(w);
-    return rc;
+    NBI_TRY(nbi_says_identity(w->q, r->text, r->len, &identity));
+    bool good = r->finish == NB_FINISH_STOP && r->len > 0 && !identity;
+    *(wish->other ? &w->report->answers : &w->report->samples) += good;
+    if (good)
+        return put(w, wish->prompt, r->text, r->len);
+    return wish->other ? put(w, wish->prompt, wish->other, strlen(wish->other)) : NB_OK;
 }
 
 /* Without the U+FFFD that stands for half a character, where the text was cut. */
@@ -120,37 +123,22 @@ static size_t without_half(const char *p, size_t len)
     return len;
 }
 
-/* A text that the model goes on with from its beginning, as it comes. */
-static enum nb_status continue_text(struct writing *w, const char *beginning, uint64_t seed)
+/* A text that the model went on with from its beginning, as it came. */
+static enum nb_status put_text(struct writing *w, const struct wish *wish,
+                               const struct nb_generate_result *r)
 {
-    const struct nb_generate_opts opts = {
-        .sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = seed},
-        .max_tokens = w->opts->max_tokens < TEXT_MOST ? w->opts->max_tokens : TEXT_MOST};
-    struct nb_generate_result r = {0};
     struct nbi_str text = {0};
-    int32_t *ids = NULL;
-    size_t count = 0;
-    struct nb_tokenizer *t = nb_engine_tokenizer(nbi_session_engine(w->session));
-    NBI_TRY(nb_tokenizer_encode(t, beginning, strlen(beginning), false, &ids, &count));
-    enum nb_status rc = nb_generate(w->session, ids, count, &opts, &r);
-    bool identity = false;
-    free(ids);
-    nbi_str_puts(&text, beginning);
-    if (rc == NB_OK) {
-        bool cut = r.finish != NB_FINISH_STOP;
-        nbi_str_append(&text, r.text, cut ? without_half(r.text, r.len) : r.len);
-        rc = nbi_str_status(&text);
-    }
+    bool cut = r->finish != NB_FINISH_STOP, identity = false;
+    nbi_str_puts(&text, wish->prompt);
+    nbi_str_append(&text, r->text, cut ? without_half(r->text, r->len) : r->len);
+    enum nb_status rc = nbi_str_status(&text);
     if (rc == NB_OK)
         rc = nbi_says_identity(w->q, text.p, text.len, &identity);
-    if (rc == NB_OK && r.len > 0 && !identity && !memchr(text.p, 0, text.len)) {
-        rc = put_line(w, json_pack("{s:s%,s:b}", "text", text.p, text.len, "ends",
-                                   r.finish == NB_FINISH_STOP));
+    if (rc == NB_OK && r->len > 0 && !identity && !memchr(text.p, 0, text.len)) {
+        rc = put_line(w, json_pack("{s:s%,s:b}", "text", text.p, text.len, "ends", !cut));
         w->report->texts++;
     }
     nbi_str_release(&text);
-    nb_generate_result_release(&r);
-    count_one(w);
     return rc;
 }
 
@@ -169,22 +157,55 @@ static bool is_replayed(const struct nbi_questions *q, size_t i)
     return q->lines[i]->kind != NBI_WHOAMI_IDENTITY && !q->lines[i]->held_out;
 }
 
-static enum nb_status answer_all(struct writing *w)
+static enum nb_status wish_for(struct writing *w, const struct wish *wish, uint64_t seed)
+{
+    struct nbi_job *job = &w->jobs[w->count];
+    int64_t most = w->opts->max_tokens;
+    w->wishes[w->count++] = *wish;
+    job->opts = (struct nb_generate_opts){.sampling = {.temperature = wish->other ? 0 : 1,
+                                                       .top_p = 1,
+                                                       .repeat_penalty = 1,
+                                                       .seed = seed},
+                                          .max_tokens =
+                                              wish->goes_on && most > TEXT_MOST ? TEXT_MOST : most};
+    if (!wish->goes_on)
+        return nbi_question_ids(w->engine, wish->prompt, &job->prompt, &job->count);
+    return nb_tokenizer_encode(nb_engine_tokenizer(w->engine), wish->prompt, strlen(wish->prompt),
+                               false, &job->prompt, &job->count);
+}
+
+static enum nb_status wish_for_all(struct writing *w)
 {
     const struct nbi_replay_opts *o = w->opts;
-    w->total = (uint64_t)(o->samples + o->samples / 2);
-    for (size_t i = 0; i < w->q->count; i++)
-        w->total += is_replayed(w->q, i);
+    size_t most = w->q->count + (size_t)(o->samples + o->samples / 2);
+    w->jobs = calloc(most, sizeof *w->jobs);
+    w->wishes = calloc(most, sizeof *w->wishes);
+    if (!w->jobs || !w->wishes)
+        return nbi_fail_memory("answers", most * sizeof *w->jobs);
     for (size_t i = 0; i < w->q->count; i++)
         if (is_replayed(w->q, i))
-            NBI_TRY(
-                answer(w, w->q->lines[i]->prompt, w->q->lines[i]->answer, 0, &w->report->answers));
+            NBI_TRY(wish_for(
+                w, &(struct wish){w->q->lines[i]->prompt, w->q->lines[i]->answer, false}, 0));
     for (int64_t i = 0; i < o->samples; i++)
-        NBI_TRY(answer(w, open_questions[(size_t)i % OPEN_COUNT], NULL, o->seed + (uint64_t)i,
-                       &w->report->samples));
-    nb_conversation_reset(w->talk);
+        NBI_TRY(wish_for(w, &(struct wish){open_questions[(size_t)i % OPEN_COUNT], NULL, false},
+                         o->seed + (uint64_t)i));
     for (int64_t i = 0; i < o->samples / 2; i++)
-        NBI_TRY(continue_text(w, beginning_of(w->q, i), o->seed + (uint64_t)i));
+        NBI_TRY(
+            wish_for(w, &(struct wish){beginning_of(w->q, i), NULL, true}, o->seed + (uint64_t)i));
+    return NB_OK;
+}
+
+static enum nb_status write_all(struct writing *w)
+{
+    const struct nbi_many_opts many = {
+        .parallel = PARALLEL, .kv = NB_KV_F16, .done = count_one, .ctx = w};
+    NBI_TRY(wish_for_all(w));
+    NBI_TRY(nbi_generate_many(w->engine, w->jobs, w->count, &many));
+    for (int64_t i = 0; i < w->count; i++) {
+        const struct nb_generate_result *r = &w->jobs[i].result;
+        NBI_TRY(w->wishes[i].goes_on ? put_text(w, &w->wishes[i], r)
+                                     : put_answer(w, &w->wishes[i], r));
+    }
     return NB_OK;
 }
 
@@ -192,24 +213,18 @@ enum nb_status nbi_replay_write(const struct nbi_questions *q, const struct nbi_
                                 struct nbi_replay_report *report)
 {
     struct writing w = {.q = q, .opts = o, .report = report};
-    struct nb_engine *engine = NULL;
-    const struct nb_session_opts session = {.kv = NB_KV_F16};
     *report = (struct nbi_replay_report){0};
-    enum nb_status rc = nb_engine_open(&engine, &o->model);
-    if (rc == NB_OK)
-        rc = nb_session_open(&w.session, engine, &session);
-    if (rc == NB_OK)
-        rc = nb_conversation_open(&w.talk, w.session, false);
+    enum nb_status rc = nb_engine_open(&w.engine, &o->model);
     if (rc == NB_OK)
         rc = nbi_outfile_open(&w.file, o->out);
     if (rc == NB_OK)
-        rc = answer_all(&w);
+        rc = write_all(&w);
     if (rc == NB_OK)
         rc = nbi_outfile_commit(w.file);
     else
         nbi_outfile_abort(w.file);
-    nb_conversation_close(w.talk);
-    nb_session_close(w.session);
-    nb_engine_close(engine);
+    nbi_jobs_free(w.jobs, w.count);
+    free(w.wishes);
+    nb_engine_close(w.engine);
     return rc;
 }

@@ -160,7 +160,8 @@ static void put_messages(const struct nb_conversation *c, struct nbi_str *out)
     nbi_str_puts(out, "]");
 }
 
-static enum nb_status render(const struct nb_conversation *c, char **text, size_t *len)
+static enum nb_status render(const struct nb_conversation *c, const struct nb_engine *e,
+                             char **text, size_t *len)
 {
     struct nbi_str q = {0};
     put_messages(c, &q);
@@ -168,8 +169,24 @@ static enum nb_status render(const struct nb_conversation *c, char **text, size_
     nbi_str_puts(&q, c->think ? "}" : ",\"enable_thinking\":false}");
     enum nb_status rc = nbi_str_status(&q);
     if (rc == NB_OK)
-        rc = nb_chat_render(nbi_session_engine(c->session)->chat, q.p, q.len, text, len);
+        rc = nb_chat_render(e->chat, q.p, q.len, text, len);
     nbi_str_release(&q);
+    return rc;
+}
+
+enum nb_status nbi_question_ids(const struct nb_engine *e, const char *question, int32_t **ids,
+                                size_t *count)
+{
+    struct message only = {NB_ROLE_USER, (char *)question, strlen(question)};
+    const struct nb_conversation c = {.messages = &only, .count = 1};
+    char *text;
+    size_t len;
+    *ids = NULL;
+    if (!e->tokenizer || !e->chat)
+        return nbi_fail(NB_ENOTFOUND, "the model has no tokenizer, so it cannot talk");
+    NBI_TRY(render(&c, e, &text, &len));
+    enum nb_status rc = nb_tokenizer_encode(e->tokenizer, text, len, true, ids, count);
+    free(text);
     return rc;
 }
 
@@ -193,7 +210,7 @@ static enum nb_status make_prompt(struct nb_conversation *c)
     char *text;
     size_t len, count = 0;
     int32_t *ids = NULL;
-    NBI_TRY(render(c, &text, &len));
+    NBI_TRY(render(c, nbi_session_engine(c->session), &text, &len));
     if (len < c->known.len || memcmp(text, nbi_str_text(&c->known), c->known.len) != 0)
         forget_tokens(c);
     c->sent_known = c->known.len;

@@ -64,6 +64,10 @@ void nbi_session_truncate(struct nb_session *s, int64_t length);
 enum nb_status nbi_session_continue(struct nb_session *s, const int32_t *ids, int64_t count,
                                     struct nbi_next *next, int64_t *reused);
 
+/* The prompt of a conversation that is a question alone, without thinking; the caller frees ids. */
+enum nb_status nbi_question_ids(const struct nb_engine *e, const char *question, int32_t **ids,
+                                size_t *count);
+
 /* A copy of the tokens and their keys and values; restored into a session of the same options. */
 struct nbi_snapshot;
 
