@@ -74,13 +74,7 @@ static inline void linear_bounds(const struct linear_case *c, double off, double
             for (int64_t o = 0; o < c->w[i].rows; o++) {
                 const float *x = c->x + n * c->K;
                 const double *w = c->w[i].values + o * c->K;
-                double sum = 0, squares = 0;
-                for (int64_t k = 0; k < c->K; k++) {
-                    double p = fabs(w[k] * (double)x[k]);
-                    sum += p;
-                    squares += p * p;
-                }
-                *bound++ = 1e-6 * sum + (c->add ? 1e-6 : 0) + off * sqrt(squares);
+                *bound++ = dot_bound(x, w, c->K, off) + (c->add ? 1e-6 : 0);
             }
 }
 

@@ -15,6 +15,15 @@
 #include "base/file.h"
 #include "nibble.h"
 
+/* For tests that need a GPU. */
+static inline void need_gpu(void)
+{
+    if (nb_gpu_check(0) != NB_OK) {
+        print_message("SKIP: %s\n", nb_last_error());
+        skip();
+    }
+}
+
 #define assert_ok(expr)                                                                            \
     do {                                                                                           \
         enum nb_status assert_ok_rc = (expr);                                                      \

@@ -569,10 +569,7 @@ static void test_backend__cuda_follows_the_equations(void **state)
     struct model m;
     struct batch t;
     (void)state;
-    if (nb_gpu_check(0) != NB_OK) {
-        print_message("SKIP: %s\n", nb_last_error());
-        skip();
-    }
+    need_gpu();
     for (int i = 0; i < SHAPES; i++)
         for (int b = 0; b < 4; b++) {
             case_new(&m, &t, i, batches[b][0], batches[b][1]);
@@ -633,10 +630,7 @@ static void test_backend__cuda_does_single_tokens(void **state)
     struct batch t;
     int in_one = 0;
     (void)state;
-    if (nb_gpu_check(0) != NB_OK) {
-        print_message("SKIP: %s\n", nb_last_error());
-        skip();
-    }
+    need_gpu();
     for (int i = 0; i < 4; i++) {
         drawn = (uint64_t)i << 32;
         model_new(&m, &of_four[i]);
@@ -674,10 +668,7 @@ static void test_backend__cuda_looks_up_rows_on_the_host(void **state)
     struct model m;
     struct batch t;
     (void)state;
-    if (nb_gpu_check(0) != NB_OK) {
-        print_message("SKIP: %s\n", nb_last_error());
-        skip();
-    }
+    need_gpu();
     drawn = 0;
     model_new(&m, &shape);
     batch_new(&t, m.c.vocab_size, 20, 16);

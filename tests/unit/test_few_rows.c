@@ -117,13 +117,7 @@ static void few_bounds(const struct few_case *c, int64_t N, double *bound)
             for (int64_t o = 0; o < c->O[i]; o++) {
                 const float *x = c->x + n * c->K;
                 const double *w = c->w[i].values + o * c->K;
-                double sum = 0, squares = 0;
-                for (int64_t k = 0; k < c->K; k++) {
-                    double p = fabs(w[k] * (double)x[k]);
-                    sum += p;
-                    squares += p * p;
-                }
-                *bound++ = 1e-6 * sum + 1e-6 + 6 * 0x1p-11 * sqrt(squares);
+                *bound++ = dot_bound(x, w, c->K, 6 * 0x1p-11) + 1e-6;
             }
 }
 

@@ -658,10 +658,7 @@ static void test_steps__allocate_nothing(void **state)
 static struct nb_engine *open_gpu(void)
 {
     struct nb_engine *gpu;
-    if (nb_gpu_check(0) != NB_OK) {
-        print_message("SKIP: %s\n", nb_last_error());
-        skip();
-    }
+    need_gpu();
     assert_ok(
         nb_engine_open(&gpu, &(struct nb_engine_opts){.synthetic = "tiny", .device = "cuda"}));
     return gpu;

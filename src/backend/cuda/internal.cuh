@@ -86,6 +86,24 @@ template <typename T> static inline T *at(struct nbi_ptr p)
     return (T *)p.at;
 }
 
+/* ---- who has what ---- */
+
+/* Into how many slices, `most` at most, the columns of a matrix of so many tiles are cut, so that
+ * of some CTAs nobody has many; of what is equally good the most or the fewest. */
+static inline int column_slices(int rows, int cols, int ctas, int most, bool many)
+{
+    int best = 1;
+    int64_t least = INT64_MAX;
+    for (int n = 1; n <= cols && n <= most && n <= ctas; n++) {
+        int64_t tiles = ceil_div(cols, n) * ceil_div(rows, ctas / n);
+        if (tiles < least || (many && tiles == least)) {
+            least = tiles;
+            best = n;
+        }
+    }
+    return best;
+}
+
 /* ---- operations, by file ---- */
 
 /* weights.cu */

@@ -518,21 +518,6 @@ static enum nb_status launch_for(struct nbi_stream *s, struct product &a, int ct
                                       : launch<8>(s, a, ctas);
 }
 
-/* Into how many slices the columns are cut, so that nobody has many tiles. */
-static int slices_for(const struct product &a, int ctas)
-{
-    int best = 1;
-    int64_t least = INT64_MAX, bytes = (int64_t)NBI_SMALL_BATCH * a.rows[0] * 4;
-    for (int n = 1; n <= a.tile_cols && n <= SLICES_MAX && n <= ctas; n++) {
-        int64_t tiles = ceil_div(a.tile_cols, n) * ceil_div(a.tile_rows, ctas / n);
-        if (tiles < least && n * bytes <= NBI_WORKSPACE_BYTES) {
-            least = tiles;
-            best = n;
-        }
-    }
-    return best;
-}
-
 /* x is in s->x16. */
 static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
@@ -554,7 +539,12 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     p.N = (int)a->N;
     p.n_tiles = (int)ceil_div(a->N, 8);
     p.add = a->add;
-    p.slices = a->add && a->count == 1 ? slices_for(p, s->cuda->sms) : 1;
+    p.slices = 1;
+    if (a->add && a->count == 1) { /* few, since someone has to add them up; whatever N is */
+        int64_t room = NBI_WORKSPACE_BYTES / (NBI_SMALL_BATCH * 4 * a->w[0].rows);
+        p.slices = column_slices(p.tile_rows, p.tile_cols, s->cuda->sms,
+                                 (int)(room < SLICES_MAX ? room : SLICES_MAX), false);
+    }
     int64_t useful = (int64_t)p.tile_rows * p.slices, most = s->cuda->sms / p.slices * p.slices;
     NBI_TRY(launch_for(s, p, (int)(useful < most ? useful : most)));
     if (p.slices > 1)

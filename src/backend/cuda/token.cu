@@ -215,25 +215,12 @@ static struct range even(int64_t count, int i, int of)
     return {(int)(count * i / of), (int)(count * (i + 1) / of)};
 }
 
-/* Into how many slices the columns of down are cut, so that nobody has many tiles. */
-static int column_slices(int rows, int cols, int blocks)
-{
-    int best = 1;
-    int64_t least = INT64_MAX;
-    for (int n = 1; n <= cols && n <= WARPS && n <= blocks; n++) {
-        int64_t tiles = ceil_div(cols, n) * ceil_div(rows, blocks / n);
-        if (tiles <= least) {
-            least = tiles;
-            best = n;
-        }
-    }
-    return best;
-}
-
 static void make_parts(struct part *all, const struct model *m, int blocks)
 {
     int qkv = (m->NH + 2 * m->NKV) * HEAD / 16, rows = m->C / 16;
-    int slices = column_slices(rows, m->tile_cols[DOWN], blocks), groups = blocks / slices;
+    /* Many slices, since a block has its columns of x in shared memory. */
+    int slices = column_slices(rows, m->tile_cols[DOWN], blocks, WARPS, true);
+    int groups = blocks / slices;
     for (int b = 0; b < blocks; b++) {
         struct part p[STEPS] = {};
         struct range r = even(qkv, b, blocks);

@@ -151,15 +151,6 @@ __device__ static uint32_t place_pair(uint32_t byte, int p)
     return low | high << 16;
 }
 
-__device__ static uint32_t pair_of(uint32_t word, int p)
-{
-    const int sign[4] = {15, 12, 14, 13};
-    uint32_t low = (word >> sign[p] & 1) << 3 | (word >> (9 - 3 * p) & 7);
-    word >>= 16;
-    uint32_t high = (word >> sign[p] & 1) << 3 | (word >> (9 - 3 * p) & 7);
-    return low | high << 4;
-}
-
 /* One thread for a word of codes and, for the first four words of a lane, a scale. */
 __global__ static void k_pack_tiles(uint8_t *tiles, const uint8_t *codes, const uint8_t *scales,
                                     int rows, int64_t cols, int tile_cols)
@@ -198,8 +189,7 @@ __global__ static void k_unpack_tiles(uint8_t *codes, uint8_t *scales, const uin
     int lane = (r & 7) * 4 + b / 2, quarter = (r >> 3) + 2 * (b & 1);
     const uint8_t *t = tiles + (row / 16 * tile_cols + block / 8) * NBI_TILE_BYTES;
     uint32_t word = ((const uint32_t *)t)[half * 128 + lane * 4 + quarter];
-    for (int p = 0; p < 4; p++)
-        codes[i * 4 + p] = (uint8_t)pair_of(word, p);
+    ((uint32_t *)codes)[i] = tile_codes(word);
     if (half == 0)
         scales[i / 2] = t[1024 + lane * 4 + quarter];
 }
