@@ -155,7 +155,8 @@ static inline struct tile_shape tiles_of(int64_t rows, int64_t cols)
 
 /* Where the bits of pair p (0 to 3) lie in each 16-bit half of a word: sign, and the three others
  * from the top. As an f16 the three belong at bits 11, 10 and 9, which makes it the value times
- * 2^-14. */
+ * 2^-14. Sign and value of pairs 2 and 3 have different ways to go: a product is both shifts at
+ * once, and what else comes of it stays below bit 9, or is between 12 and 14. */
 __device__ static inline uint32_t tile_pair(uint32_t word, int p)
 {
     switch (p) {
@@ -164,9 +165,9 @@ __device__ static inline uint32_t tile_pair(uint32_t word, int p)
     case 1: /* sign 12, value 8 to 6 */
         return (word << 3) & 0x8E008E00;
     case 2: /* sign 14, value 5 to 3 */
-        return ((word << 6) & 0x0E000E00) | ((word << 1) & 0x80008000);
+        return (word & 0x40384038) * ((1 << 1) + (1 << 6)) & 0x8E008E00;
     default: /* sign 13, value 2 to 0 */
-        return ((word << 9) & 0x0E000E00) | ((word << 2) & 0x80008000);
+        return (word & 0x20072007) * ((1 << 2) + (1 << 9)) & 0x8E008E00;
     }
 }
 

@@ -6,8 +6,10 @@
  * the ends of products and layers: while blocks wait for each other, norms are taken or attention
  * runs, the next weights are on their way already.
  *
- * A layer is four steps with a barrier over all blocks after each: q, k, v; attention and o; gate
- * and up; down. Over many rows attention has one more, in its middle.
+ * A layer is four steps: q, k, v; attention and o; gate and up; down. Behind o and down there is a
+ * barrier over all blocks, since each needs what all have made; over many rows attention has one
+ * more, in its middle. What comes of q, k, v, gate and up is needed by few blocks: it goes with a
+ * tag, and who needs it reads until the tag is right.
  *
  * In o a block has the columns of one head, so that it needs nothing but that head. What blocks
  * make of the rows of o and down is added up in integers, which come out the same in any order.
@@ -35,18 +37,18 @@ __device__ static void begin_block(struct context &c)
         c.own()[threadIdx.x] = c.m.parts[threadIdx.x * gridDim.x + blockIdx.x];
     __syncthreads();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < STEPS * c.m.row_count; i += THREADS) {
-        int step = i / c.m.row_count, row = i - step * c.m.row_count;
+    for (int i = threadIdx.x; i < STEPS * c.m.line_count; i += THREADS) {
+        int step = i / c.m.line_count, line = i - step * c.m.line_count;
         const struct part own = c.own()[step];
-        if (row < own.rows)
-            c.lines()[i] = line_of(c.m, own, step, row);
+        if (line < lines_of(own))
+            c.lines()[i] = line_of(c.m, own, step, line);
     }
     if (threadIdx.x < STEPS * WARPS) {
         int step = threadIdx.x / WARPS;
         const struct part own = c.own()[step];
-        struct range r = range_of(own, step, threadIdx.x % WARPS);
-        int row = r.begin / max(own.cols, 1);
-        c.work()[threadIdx.x] = {(short)row, (short)(r.begin - row * own.cols), r.end - r.begin};
+        struct range r = range_of(own, threadIdx.x % WARPS);
+        int line = r.begin / max(own.cols, 1);
+        c.work()[threadIdx.x] = {(short)line, (short)(r.begin - line * own.cols), r.end - r.begin};
     }
     if (threadIdx.x < WARPS * RING)
         barrier_init(c.full() + threadIdx.x);
@@ -107,26 +109,23 @@ __device__ static void do_step(struct context &c, int step, int layer, const str
     else if (step == DOWN)
         put_act(c);
     else
-        put_normed(c,
-                   step == GATE_UP ? 0
-                   : layer > 0     ? 1
-                                   : -1,
-                   2 * layer + (step == GATE_UP), norms);
+        put_normed(c, step == GATE_UP || layer > 0, 2 * layer + (step == GATE_UP), norms);
     __syncthreads();
+    float by = 1;
     if (step == QKV)
         prefetch_rows<T>(c, layer, p);
-    if ((step == O || step == DOWN) && threadIdx.x * 32 < c.m.C)
-        prefetch(c.m.norms + (2 * layer + 1 + (step == DOWN)) * (int64_t)c.m.C + threadIdx.x * 32);
-    float by = 1;
-    if (step != O && step != DOWN)
-        by = norm_factor(c) * (step == LOGITS ? c.m.head_scale : 1);
-    multiply(c, step, by, step == LOGITS ? a.logits : NULL);
-    if (step == LOGITS)
-        return;
-    if (step == O || step == DOWN)
-        clear_sums(c, step == O); /* of the other one */
-    __syncthreads();
-    finish(c, step, layer, by);
+    if (step == O || step == DOWN) {
+        by = c.layers()[layer].scale[step == O ? O_ : DOWN_];
+        clear_sums(c);
+        if (threadIdx.x * 32 < c.m.C)
+            prefetch(c.m.norms + (2 * layer + 1 + (step == DOWN)) * (int64_t)c.m.C +
+                     threadIdx.x * 32);
+    }
+    multiply(c, step, by);
+    if (step != O && step != DOWN) {
+        __syncthreads();
+        finish(c, step, min(layer, c.m.layer_count - 1), a.logits);
+    }
 }
 
 template <enum nbi_dtype T, int G, bool FEW>
@@ -135,7 +134,9 @@ __global__ static void __launch_bounds__(THREADS, 1)
 {
     if (!BULK)
         return;
-    struct context c = {m, a.epoch, (int)threadIdx.x / 32, (int)threadIdx.x % 32};
+    struct context c = {m, a.epoch, a.place, (int)threadIdx.x / 32, (int)threadIdx.x % 32};
+    /* Where some have a unit more than others, those are warps of different schedulers. */
+    c.share = c.warp % 4 * (WARPS / 4) + c.warp / 4;
     c.ring_at = shared_at(c.ring() + c.warp * RING * STAGE_BYTES);
     c.full_at = shared_at(c.full() + c.warp * RING);
     c.feed.step = -1;
@@ -152,10 +153,12 @@ __global__ static void __launch_bounds__(THREADS, 1)
         do_step<T, G, FEW>(c, step, layer, a, p, norms);
         if (step == LOGITS)
             break;
-        arrive_all(c);
-        if (step == O || step == DOWN)
+        if (step == O || step == DOWN) {
+            arrive_all(c);
             norms = norms_at(c, 2 * layer + 1 + (step == DOWN), threadIdx.x);
-        wait_all(c);
+            wait_all(c);
+            c.place = c.place + 1 < SUMS ? c.place + 1 : 0;
+        }
         step = step < DOWN ? step + 1 : QKV;
         layer += step == QKV;
         if (layer == m.layer_count)
@@ -174,6 +177,7 @@ struct nbi_token {
     bool far;             /* it is on the host: this token's row is brought to */
     uint8_t *row;         /* this place first, so that not every block asks the bus for it */
     unsigned epoch, grid;
+    int place; /* of sums */
     size_t shared;
     const void *few, *many; /* the kernel, over few and many rows */
 };
@@ -215,25 +219,33 @@ static struct range even(int64_t count, int i, int of)
     return {(int)(count * i / of), (int)(count * (i + 1) / of)};
 }
 
+/* The same, with two together where that can be. */
+static struct range even_pairs(int count, int i, int of)
+{
+    struct range r = even(ceil_div(count, PAIR), i, of);
+    return {PAIR * r.begin, PAIR * r.end < count ? PAIR * r.end : count};
+}
+
 static void make_parts(struct part *all, const struct model *m, int blocks)
 {
     int qkv = (m->NH + 2 * m->NKV) * HEAD / 16, rows = m->C / 16;
+    int pairs = (int)ceil_div(rows, PAIR);
     /* Many slices, since a block has its columns of x in shared memory. */
-    int slices = column_slices(rows, m->tile_cols[DOWN], blocks, WARPS, true);
+    int slices = column_slices(pairs, m->tile_cols[DOWN], blocks, WARPS, true);
     int groups = blocks / slices;
     for (int b = 0; b < blocks; b++) {
         struct part p[STEPS] = {};
         struct range r = even(qkv, b, blocks);
         p[QKV] = {r.begin, r.end - r.begin, 0, m->tile_cols[QKV]};
         if (b / m->each < m->NH) {
-            r = even(rows, b % m->each, m->each);
+            r = even_pairs(rows, b % m->each, m->each);
             p[O] = {r.begin, r.end - r.begin, b / m->each, 1};
         }
         r = even(m->F / 16, b, blocks);
         p[GATE_UP] = {2 * r.begin, 2 * (r.end - r.begin), 0, m->tile_cols[GATE_UP]};
         if (b < slices * groups) {
             struct range c = even(m->tile_cols[DOWN], b / groups, slices);
-            r = even(rows, b % groups, groups);
+            r = even_pairs(rows, b % groups, groups);
             p[DOWN] = {r.begin, r.end - r.begin, c.begin, c.end - c.begin};
         }
         r = even(ceil_div(m->V, 16), b, blocks);
@@ -246,18 +258,18 @@ static void make_parts(struct part *all, const struct model *m, int blocks)
 /* Sizes that follow from who has what. */
 static void measure_parts(struct model *m, const struct part *all, int blocks)
 {
-    m->slots = m->row_count = 1;
+    m->slots = m->line_count = 1;
     m->longest = m->tile_cols[QKV] * NBI_TILE_COLS;
     for (int i = 0; i < STEPS * blocks; i++) {
         const struct part *p = &all[i];
-        m->row_count = p->rows > m->row_count ? p->rows : m->row_count;
+        m->line_count = lines_of(*p) > m->line_count ? lines_of(*p) : m->line_count;
         if (p->cols * NBI_TILE_COLS > m->longest)
             m->longest = p->cols * NBI_TILE_COLS;
         for (int w = 0; w < WARPS; w++) {
-            struct range r = range_of(*p, i / blocks, w);
-            int rows = r.end > r.begin ? (r.end - 1) / p->cols - r.begin / p->cols + 1 : 0;
-            if (i / blocks != LOGITS && rows > m->slots)
-                m->slots = rows;
+            struct range r = range_of(*p, w);
+            int lines = r.end > r.begin ? (r.end - 1) / p->cols - r.begin / p->cols + 1 : 0;
+            if (i / blocks != O && i / blocks != DOWN && lines > m->slots)
+                m->slots = lines;
         }
     }
 }
@@ -306,7 +318,6 @@ static void describe(struct model *m, const struct nbi_token_model *t, int sms)
     m->each = sms / m->NH;
     m->q_end = m->NH * HEAD / NBI_TILE_ROWS;
     m->k_end = m->q_end + m->NKV * HEAD / NBI_TILE_ROWS;
-    m->head_scale = t->head.tensor_scale;
     m->embed_type = t->embed.dtype;
     m->store = t->stores[0].dtype;
     m->frequency = at<float>(t->frequency);
@@ -328,12 +339,13 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
                   {&m->parts, (int64_t)sizeof(struct part) * STEPS * t->grid},
                   {&m->norms, (int64_t)(2 * m->layer_count + 1) * m->C * 4},
                   {&m->head_norms, (int64_t)m->layer_count * 2 * HEAD * 4},
-                  {&m->qkv, q * 4},
+                  {&m->qkv, q * 8},
                   {&m->shared, (int64_t)m->NH * SPLITS_MAX * PART_FLOATS(1) * 4},
                   {&m->sums[0], (int64_t)m->C * 8},
                   {&m->sums[1], (int64_t)m->C * 8},
-                  {&m->act, (int64_t)m->F * 2},
-                  {&m->act_scale, (int64_t)m->F / 16 * 4},
+                  {&m->sums[2], (int64_t)m->C * 8},
+                  {&m->act, (int64_t)m->F / 2 * 8},
+                  {&m->act_scale, (int64_t)m->F / 16 * 8},
                   {&m->barrier, 256},
                   {&t->row, t->far ? t->row_bytes : 0}};
     const int count = sizeof pieces / sizeof *pieces;
@@ -389,7 +401,7 @@ static enum nb_status fill_token(struct nbi_token *t, const struct nbi_token_mod
         return nbi_fail(NB_EUNSUPPORTED, "more heads than one kernel a token suits");
     make_parts(tables->parts, &t->m, (int)t->grid);
     measure_parts(&t->m, tables->parts, (int)t->grid);
-    if (t->m.row_count > 32767 || t->m.slots > 255)
+    if (t->m.line_count > 32767 || t->m.slots > 255)
         return nbi_fail(NB_EUNSUPPORTED, "more rows than one kernel a token suits");
     for (int64_t i = 0; i < m->layers; i++)
         NBI_TRY(fill_layer(t, tables, i, m));
@@ -450,7 +462,7 @@ enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_st
 {
     const uint8_t *row = t->embed + step->id * t->row_bytes;
     struct step_args a = {
-        t->far ? t->row : row,  step->position, step->slot, step->first, step->last, t->epoch,
+        t->far ? t->row : row,  step->position, step->slot, step->first, step->last, t->epoch, t->place,
         at<float>(step->logits)};
     void *args[] = {&t->m, &a};
     CU_HERE(t->s);
@@ -460,6 +472,7 @@ enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_st
     CU_TRY(cudaLaunchCooperativeKernel(few ? t->few : t->many, dim3(t->grid), dim3(THREADS), args,
                                        t->shared, t->s->queue));
     /* Barriers of a layer; one more where blocks share heads. */
-    t->epoch += t->grid * (unsigned)((few ? 4 : 5) * t->m.layer_count);
+    t->epoch += t->grid * (unsigned)((few ? 2 : 3) * t->m.layer_count);
+    t->place = (t->place + 2 * t->m.layer_count) % SUMS;
     return NB_OK;
 }

@@ -36,10 +36,10 @@ template <enum nbi_dtype T> struct rows_of {
 };
 
 /* Where attention keeps things, in floats: queries, this token's key and value (of the store's
- * type), softmaxes by warp, how they weigh. */
+ * type), softmaxes by warp. */
 template <int G> struct attend_at {
     static const int key = G * HEAD, value = key + HEAD, parts = value + HEAD;
-    static const int stride = PART_FLOATS(G), weights = parts + SPLITS_MAX * stride;
+    static const int stride = PART_FLOATS(G);
 };
 
 /* Queries of G heads, by a warp each; this token's key and value, by two more if they are asked
@@ -54,17 +54,19 @@ __device__ static void prepare_heads(struct context &c, int layer, const struct 
     const struct layer &l = c.layers()[layer];
     int64_t to = ((int64_t)a.slot * c.m.NKV + p.kv) * HEAD;
     bool is_q = c.warp < G, is_v = c.warp == G + 1;
-    const float *from = c.m.qkv + (is_q ? (p.head + c.warp) * HEAD : Q + is_v * KV + p.kv * HEAD);
+    const uint64_t *from = c.m.qkv + (is_q ? (p.head + c.warp) * HEAD : Q + is_v * KV + p.kv * HEAD);
     const float *norms = c.m.head_norms + (layer * 2 + !is_q) * HEAD;
     float v[4], norm[4], sum = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        v[i] = __ldcg(from + lane + 32 * i);
-        norm[i] = __ldg(norms + lane + 32 * i);
-    }
+    uint32_t raw[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
+        norm[i] = __ldg(norms + lane + 32 * i);
+    take<4>(c, raw, from + lane, 32);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[i] = __uint_as_float(raw[i]);
         sum += v[i] * v[i];
+    }
     float *own = c.attend() + (is_v ? attend_at<G>::value : attend_at<G>::key);
     if (!is_v) {
         float f = rsqrtf(warp_sum(sum) / HEAD + c.m.eps) * (is_q ? rsqrtf(HEAD) : 1);
@@ -245,47 +247,39 @@ __device__ static void attend_rows(struct context &c, int layer, const struct ro
     }
 }
 
-/* How `count` softmaxes weigh for a head, and behind that their common maximum and denominator. A
- * warp for a head. */
-template <int G> __device__ static void weigh_parts(struct context &c, int count)
-{
-    float *weights = c.attend() + attend_at<G>::weights + c.warp * (SPLITS_MAX + 2);
-    const float *p = c.attend() + attend_at<G>::parts + c.warp * (HEAD + 2) +
-                     min(c.lane, count - 1) * attend_at<G>::stride;
-    float top = warp_max(p[HEAD]), w = __expf(p[HEAD] - top);
-    float sum = warp_sum(c.lane < count ? w * p[HEAD + 1] : 0);
-    if (c.lane < count)
-        weights[c.lane] = w;
-    if (c.lane == 0) {
-        weights[SPLITS_MAX] = top;
-        weights[SPLITS_MAX + 1] = sum;
-    }
-}
+/* A softmax: the sum of some value, the maximum, the denominator. */
+struct joined {
+    float v, top, sum;
+};
 
 /* Value d of head h over `count` softmaxes. */
 template <int G>
-__device__ static inline float sum_parts(const struct context &c, int h, int d, int count)
+__device__ static inline struct joined join_parts(const struct context &c, int h, int d, int count)
 {
-    const float *weights = c.attend() + attend_at<G>::weights + h * (SPLITS_MAX + 2);
-    const float *parts = c.attend() + attend_at<G>::parts + h * (HEAD + 2) + d;
-    float v = 0;
+    const float *parts = c.attend() + attend_at<G>::parts + h * (HEAD + 2);
+    struct joined j = {0, -INFINITY, 0};
 #pragma unroll 4
     for (int p = 0; p < count; p++)
-        v += parts[p * attend_at<G>::stride] * weights[p];
-    return v;
+        j.top = fmaxf(j.top, parts[p * attend_at<G>::stride + HEAD]);
+#pragma unroll 4
+    for (int p = 0; p < count; p++) {
+        const float *part = parts + p * attend_at<G>::stride;
+        float2 own = *(const float2 *)(part + HEAD);
+        float w = __expf(own.x - j.top);
+        j.sum = fmaf(w, own.y, j.sum);
+        j.v = fmaf(w, part[d], j.v);
+    }
+    return j;
 }
 
 /* x16 = the head that `count` softmaxes give. */
 __device__ static void put_head(struct context &c, int count)
 {
-    if (c.warp == 0)
-        weigh_parts<1>(c, count);
-    __syncthreads();
     if (threadIdx.x >= HEAD)
         return;
     int d = threadIdx.x;
-    float sum = c.attend()[attend_at<1>::weights + SPLITS_MAX + 1];
-    struct halves two = halves_of(__fdividef(sum_parts<1>(c, 0, d, count), sum));
+    struct joined j = join_parts<1>(c, 0, d, count);
+    struct halves two = halves_of(__fdividef(j.v, j.sum));
     uint32_t more = __shfl_down_sync(0xFFFFFFFF, two.two, 2);
     if (d % 4 == 0)
         put_pairs(c, d / 4, two.two, more, two.by);
@@ -307,17 +301,14 @@ __device__ static void attend_part(struct context &c, int layer, const struct st
     __syncthreads();
     attend_rows<T, G>(c, layer, p, first);
     __syncthreads();
-    if (c.warp < G)
-        weigh_parts<G>(c, WARPS);
-    __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.x; i < G * HEAD; i += THREADS) {
         int h = i / HEAD, d = i % HEAD;
         float *out = shared_part(c, p.head + h, p.split);
-        __stcg(out + d, sum_parts<G>(c, h, d, WARPS));
-        if (d < 2)
-            __stcg(out + HEAD + d,
-                   c.attend()[attend_at<G>::weights + h * (SPLITS_MAX + 2) + SPLITS_MAX + d]);
+        struct joined j = join_parts<G>(c, h, d, WARPS);
+        __stcg(out + d, j.v);
+        if (d == 0)
+            __stcg((float2 *)(out + HEAD), make_float2(j.top, j.sum));
     }
 }
 

@@ -9,9 +9,11 @@
 #define SPLITS_MAX  16  /* blocks that share the rows of a store; warps have places there too */
 #define SPLIT_ROWS  32  /* of a store, that a block should have at least in attention */
 #define FEW_ROWS    192 /* of a store, that every block of a head goes through by itself */
-#define PAIR        2   /* tiles of a stage of the ring, at most: neighbours */
+#define PAIR        2   /* tiles of a stage of the ring */
 #define RING        3   /* stages of a warp that are on their way */
 #define STAGE_BYTES (PAIR * NBI_TILE_BYTES)
+#define LINE_ROWS   (PAIR * NBI_TILE_ROWS)
+#define SUMS        3   /* places of what blocks add up, in turn */
 
 static_assert(WARPS <= SPLITS_MAX && WARPS % 4 == 0, "places of softmaxes, and of squares by four");
 
@@ -32,16 +34,19 @@ struct part {
     int row, rows, col, cols;
 };
 
-/* A row of tiles of a block: where it is, and what its warps have of it: the first of them in its
- * slot `slot`, those behind it up to the last in slot 0. */
+/* Two neighbouring rows of tiles of a block, or its last one alone: where they are, and what its
+ * warps have of them: the first of them in its slot `slot`, those behind it up to the last in slot
+ * 0. Tiles go two at a time, which is a unit: one of each row, or two neighbours of a row that is
+ * alone, or the last of its tiles twice. */
 struct line {
-    int tile; /* the block's first in the row, of its matrix */
-    uint8_t matrix, first, last, slot;
+    int tile[PAIR]; /* the block's first in each row, of its matrix */
+    uint8_t matrix[PAIR];
+    uint8_t rows, first, last, slot;
 };
 
-/* What a warp has of a step: tiles from the block's row and column on. */
+/* What a warp has of a step: so many units, from one of a line on. */
 struct work {
-    short row, col;
+    short line, unit;
     int left;
 };
 
@@ -59,9 +64,9 @@ struct places {
     int x;       /* f32 [C]: the residual stream */
     int x16;     /* x of a product: for each two f16, whichever half of B they are of, and zeros */
     int scale;   /* f32 [longest / 16]: what those are to be times */
-    int slots;   /* f32 [WARPS][slots][16]: sums of a warp for its rows of tiles, from its first */
+    int slots;   /* f32 [WARPS][slots][LINE_ROWS]: sums of a warp for its lines, from its first */
     int own;     /* struct part [STEPS] */
-    int lines;   /* struct line [STEPS][rows] */
+    int lines;   /* struct line [STEPS][line_count] */
     int work;    /* struct work [STEPS][WARPS] */
     int squares; /* f32 [WARPS]: of the residual stream, by warp */
     int zeros;   /* 64 bytes */
@@ -77,7 +82,6 @@ struct model {
     const float *head_norms;  /* [layers][2][HEAD] of q and k */
     int tile_cols[STEPS];
     int q_end, k_end; /* rows of tiles of q, and of q and k */
-    float head_scale;
     enum nbi_dtype embed_type, store;
     const float *frequency;
     float rope_scale, eps, share; /* 1 / C */
@@ -85,13 +89,15 @@ struct model {
     int together;         /* heads of a block in attention over many rows */
     int splits;           /* blocks that share such heads, at most */
     int each;             /* blocks that have the same head in o */
-    int slots, row_count; /* rows of tiles in a step, that a warp has and that a block has */
+    int slots, line_count; /* lines in a step, that a warp has and that a block has */
     int longest;
     /* What blocks give each other. */
-    float *qkv, *shared;
-    unsigned long long *sums[2]; /* [C] of o and of down */
-    uint32_t *act;               /* two f16 each, */
-    float *act_scale;            /* and what sixteen of them are to be times */
+    float *shared;
+    unsigned long long *sums[SUMS]; /* [C] of o and of down in turn */
+    /* The lower half of each is a value, the upper one the tag of the layer that it is of. */
+    uint64_t *qkv;       /* f32 */
+    uint64_t *act;       /* two f16 each, */
+    uint64_t *act_scale; /* and what sixteen of them are to be times */
     unsigned *barrier;
     struct places at;
 };
@@ -100,6 +106,7 @@ struct step_args {
     const void *row; /* of the embedding */
     int position, slot, first, last;
     unsigned epoch; /* barriers passed before, times blocks */
+    int place;      /* of sums */
     float *logits;
 };
 
@@ -112,8 +119,8 @@ static inline int64_t lines(int64_t bytes)
 
 #define PART_FLOATS(G) ((G) * (HEAD + 2)) /* a softmax: sums of values, maximum, denominator */
 
-/* Queries, this token's key and value, softmaxes by warp and how they weigh. */
-#define ATTEND_FLOATS(G) (((G) + 2) * HEAD + SPLITS_MAX * PART_FLOATS(G) + (G) * (SPLITS_MAX + 2))
+/* Queries, this token's key and value, softmaxes by warp. */
+#define ATTEND_FLOATS(G) (((G) + 2) * HEAD + SPLITS_MAX * PART_FLOATS(G))
 
 static struct places places_of(const struct model &m)
 {
@@ -126,9 +133,9 @@ static struct places places_of(const struct model &m)
     p.x16 = (int)(at += lines((int64_t)m.C * 4));
     p.scale = (int)(at += lines((int64_t)m.longest * 4));
     p.slots = (int)(at += lines(m.longest / 16 * 4));
-    p.own = (int)(at += lines((int64_t)WARPS * m.slots * 16 * 4));
+    p.own = (int)(at += lines((int64_t)WARPS * m.slots * LINE_ROWS * 4));
     p.lines = (int)(at += lines(STEPS * sizeof(struct part)));
-    p.work = (int)(at += lines((int64_t)STEPS * m.row_count * sizeof(struct line)));
+    p.work = (int)(at += lines((int64_t)STEPS * m.line_count * sizeof(struct line)));
     p.squares = (int)(at += lines(STEPS * WARPS * sizeof(struct work)));
     p.zeros = (int)(at += lines(WARPS * 4));
     p.turn = (int)(at += 128);
@@ -147,7 +154,7 @@ template <typename T> __device__ static inline T *shared_piece(int at)
     X(uint8_t, ring)                                                                               \
     X(uint64_t, full)                                                                              \
     X(struct layer, layers)                                                                        \
-    X(float4, x)                                                                                   \
+    X(float2, x)                                                                                   \
     X(uint4, x16)                                                                                  \
     X(float, scale)                                                                                \
     X(float, slots)                                                                                \
@@ -159,19 +166,22 @@ template <typename T> __device__ static inline T *shared_piece(int at)
     X(float, turn)                                                                                 \
     X(float, attend)
 
-/* Where the next tile of a warp comes from. */
+/* Where the next tiles of a warp come from. */
 struct feed {
-    const uint8_t *from;
+    const uint8_t *from[PAIR];
+    int stride; /* to those behind them, in bytes */
     int layer, step;
-    int row, col; /* of the block's part, */
-    int cols;     /* which has so many */
-    int left;     /* tiles of the step */
+    int line, unit; /* of the line, */
+    int last;       /* whose last one this is */
+    int left;       /* units of the step */
 };
 
 struct context {
     const struct model &m;
     unsigned epoch;
+    int place; /* of sums, where those of this step go */
     int warp, lane;
+    int share; /* which of the warps' shares of work it has */
     uint32_t ring_at, full_at; /* the warp's, in shared memory */
     int next;                  /* stage of the ring to be read */
     uint32_t parity;           /* of the round of the ring that is read */
@@ -193,29 +203,64 @@ struct range {
     int begin, end;
 };
 
-/* A warp's tiles of its block's part, row after row. In the head it has whole rows. */
-__host__ __device__ static inline struct range range_of(const struct part &p, int step, int warp)
+__host__ __device__ static inline int lines_of(const struct part &p)
 {
-    int n = step == LOGITS ? p.rows : p.rows * p.cols, unit = step == LOGITS ? p.cols : 1;
-    return {n * warp / WARPS * unit, n * (warp + 1) / WARPS * unit};
+    return (p.rows + PAIR - 1) / PAIR;
 }
 
-/* Row `row` of tiles of the block's part of a step. */
-__device__ static struct line line_of(const struct model &m, const struct part &p, int step,
-                                      int row)
+/* Of the lines before the last one p.cols each. */
+__host__ __device__ static inline int units_of(const struct part &p)
 {
-    int n = max(p.rows * p.cols, 1), a = row * p.cols, b = a + p.cols - 1, at = p.row + row;
-    int first = (WARPS * (a + 1) + n - 1) / n - 1, last = (WARPS * (b + 1) + n - 1) / n - 1;
-    int matrix = step == O ? O_ : step == DOWN ? DOWN_ : HEAD_;
-    if (step == QKV) {
-        matrix = at < m.q_end ? Q_ : at < m.k_end ? K_ : V_;
-        at -= matrix == Q_ ? 0 : matrix == K_ ? m.q_end : m.k_end;
-    } else if (step == GATE_UP) {
-        matrix = at & 1 ? UP_ : GATE_;
-        at >>= 1;
+    return p.rows / PAIR * p.cols + p.rows % PAIR * ((p.cols + PAIR - 1) / PAIR);
+}
+
+/* The i-th of the warps' shares of a part, as units. */
+__host__ __device__ static inline struct range range_of(const struct part &p, int i)
+{
+    int n = units_of(p);
+    return {n * i / WARPS, n * (i + 1) / WARPS};
+}
+
+/* The matrix that row `row` of tiles of a step is of, and where in it. */
+__device__ static inline int find_row(const struct model &m, int step, int *row)
+{
+    if (step == GATE_UP) {
+        int up = *row & 1;
+        *row >>= 1;
+        return up ? UP_ : GATE_;
     }
-    return {at * m.tile_cols[step] + p.col, (uint8_t)matrix, (uint8_t)first, (uint8_t)last,
-            (uint8_t)(row - n * first / WARPS / p.cols)};
+    if (step != QKV)
+        return step == O ? O_ : step == DOWN ? DOWN_ : HEAD_;
+    int matrix = *row < m.q_end ? Q_ : *row < m.k_end ? K_ : V_;
+    *row -= matrix == Q_ ? 0 : matrix == K_ ? m.q_end : m.k_end;
+    return matrix;
+}
+
+/* Line i of the block's part of a step. */
+__device__ static struct line line_of(const struct model &m, const struct part &p, int step, int i)
+{
+    struct line l = {};
+    l.rows = (uint8_t)min(PAIR, p.rows - i * PAIR);
+#pragma unroll
+    for (int r = 0; r < PAIR; r++) {
+        int row = p.row + i * PAIR + min(r, l.rows - 1);
+        l.matrix[r] = (uint8_t)find_row(m, step, &row);
+        l.tile[r] = row * m.tile_cols[step] + p.col;
+    }
+    bool any = false;
+#pragma unroll 1
+    for (int w = 0; w < WARPS; w++) {
+        struct range r = range_of(p, w);
+        if (r.end <= max(r.begin, i * p.cols) || r.begin >= (i + 1) * p.cols)
+            continue;
+        if (!any) {
+            l.first = (uint8_t)w;
+            l.slot = (uint8_t)(i - r.begin / p.cols);
+        }
+        l.last = (uint8_t)w;
+        any = true;
+    }
+    return l;
 }
 
 /* ---- weights on their way ---- */
@@ -234,18 +279,20 @@ __device__ static inline void barrier_init(uint64_t *bar)
 #endif
 }
 
-/* By one lane of the warp. */
-__device__ static inline void copy_stage(uint32_t to, const uint8_t *from, int bytes, uint32_t bar)
+/* Two tiles, by one lane of the warp. */
+__device__ static inline void copy_stage(uint32_t to, const uint8_t *const from[PAIR], uint32_t bar)
 {
 #if BULK
     asm volatile("{\n"
                  ".reg .pred one;\n"
                  "elect.sync _|one, 0xFFFFFFFF;\n"
-                 "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%3], %2;\n"
+                 "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%3], %5;\n"
                  "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];\n"
+                 "[%0], [%1], %4, [%3];\n"
+                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0 + %4], [%2], %4, [%3];\n"
                  "}" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar)
+                 "l"(from[0]), "l"(from[1]), "r"(bar), "n"(NBI_TILE_BYTES), "n"(STAGE_BYTES)
                  : "memory");
 #endif
 }
@@ -273,10 +320,20 @@ __device__ static inline void prefetch(const void *p)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-__device__ static inline const uint8_t *line_at(const struct context &c, const struct feed &f)
+/* The feed is at some unit of a line. */
+__device__ static inline void feed_line(const struct context &c, struct feed &f)
 {
-    struct line l = c.lines()[f.step * c.m.row_count + f.row];
-    return c.layers()[f.layer].tiles[l.matrix] + (int64_t)l.tile * NBI_TILE_BYTES;
+    struct line l = c.lines()[f.step * c.m.line_count + f.line];
+    const struct layer &layer = c.layers()[f.layer];
+    int cols = c.own()[f.step].cols, each = l.rows == PAIR ? 1 : PAIR;
+#pragma unroll
+    for (int r = 0; r < PAIR; r++)
+        f.from[r] =
+            layer.tiles[l.matrix[r]] + (int64_t)(l.tile[r] + f.unit * each) * NBI_TILE_BYTES;
+    if (each > 1)
+        f.from[1] += NBI_TILE_BYTES;
+    f.stride = each * NBI_TILE_BYTES;
+    f.last = (cols + each - 1) / each - 1;
 }
 
 /* On to the next step in which the warp has something; behind the last one left stays 0. */
@@ -289,13 +346,12 @@ __device__ static inline void feed_on(const struct context &c, struct feed &f)
         f.step = again ? QKV : f.step + 1;
         if (f.step == STEPS)
             return;
-        struct work w = c.work()[f.step * WARPS + c.warp];
-        f.cols = c.own()[f.step].cols;
-        f.row = w.row;
-        f.col = w.col;
+        struct work w = c.work()[f.step * WARPS + c.share];
+        f.line = w.line;
+        f.unit = w.unit;
         f.left = w.left;
     }
-    f.from = line_at(c, f) + f.col * NBI_TILE_BYTES;
+    feed_line(c, f);
 }
 
 /* Asks for one more stage of the ring, if there is something left. All lanes have read the last
@@ -305,17 +361,17 @@ __device__ static inline void fetch_stage(struct context &c, int to)
     struct feed &f = c.feed;
     if (f.left == 0)
         return;
-    int n = min(PAIR, min(f.left, f.cols - f.col));
-    copy_stage(c.ring_at + to * STAGE_BYTES, f.from, n * NBI_TILE_BYTES, c.full_at + to * 8);
-    f.from += n * NBI_TILE_BYTES;
-    f.left -= n;
-    f.col += n;
-    if (f.left == 0) {
+    if (f.unit == f.last && f.stride > NBI_TILE_BYTES && c.own()[f.step].cols % PAIR)
+        f.from[1] = f.from[0];
+    copy_stage(c.ring_at + to * STAGE_BYTES, f.from, c.full_at + to * 8);
+    f.from[0] += f.stride;
+    f.from[1] += f.stride;
+    if (--f.left == 0) {
         feed_on(c, f);
-    } else if (f.col == f.cols) {
-        f.col = 0;
-        f.row++;
-        f.from = line_at(c, f);
+    } else if (f.unit++ == f.last) {
+        f.unit = 0;
+        f.line++;
+        feed_line(c, f);
     }
 }
 
@@ -345,32 +401,65 @@ __device__ static inline void wait_all(struct context &c)
 }
 
 /* Sums over blocks are of integers, so that their order does not matter: times 2^26. What is not
- * finite or as large as 2^20 counts as 2^29, which nothing else can make up for, and a sum from
- * 2^28 on as NaN; those of 255 blocks still fit 63 bits. */
+ * finite or as large as 2^19 counts as 2^28, which nothing else can make up for, and a sum from
+ * 2^27 on as NaN; those of 256 warps still fit 63 bits. */
 #define SUM_UNIT 0x1p26f
-#define SUM_ODD  (1ll << 55)
+#define SUM_ODD  (1ll << 54)
 
-__device__ static inline void add_to_sum(const struct context &c, int which, int o, float v)
+__device__ static inline void add_to_sum(const struct context &c, int o, float v)
 {
-    long long n = fabsf(v) < 0x1p20f ? __float2ll_rn(v * SUM_UNIT) : SUM_ODD;
-    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(c.m.sums[which] + o), "l"(n)
+    long long n = fabsf(v) < 0x1p19f ? __float2ll_rn(v * SUM_UNIT) : SUM_ODD;
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(c.m.sums[c.place] + o), "l"(n)
                  : "memory");
 }
 
 __device__ static inline float of_sum(unsigned long long v)
 {
     int high = (int)(v >> 32);
-    return abs(high) < 1 << 22 ? (float)(long long)v * (1 / SUM_UNIT) : NAN;
+    return abs(high) < 1 << 21 ? (float)(long long)v * (1 / SUM_UNIT) : NAN;
 }
 
-/* For the next layer; all have read them. */
-__device__ static inline void clear_sums(const struct context &c, int which)
+/* For the next o or down: all have read those since the last barrier but one. */
+__device__ static inline void clear_sums(const struct context &c)
 {
-    int begin = c.m.C * (int)blockIdx.x / (int)gridDim.x;
-    int end = c.m.C * ((int)blockIdx.x + 1) / (int)gridDim.x;
+    unsigned long long *sums = c.m.sums[c.place + 1 < SUMS ? c.place + 1 : 0];
 #pragma unroll 1
-    for (int i = begin + (int)threadIdx.x; i < end; i += THREADS)
-        __stcg(c.m.sums[which] + i, 0ull);
+    for (int i = (int)(threadIdx.x * gridDim.x + blockIdx.x); i < c.m.C; i += THREADS * gridDim.x)
+        __stcg(sums + i, 0ull);
+}
+
+/* What few blocks need goes without a barrier: with the tag of the layer, which is another at each
+ * barrier and never 0. */
+__device__ static inline uint32_t tag_of(const struct context &c)
+{
+    return c.epoch + 1;
+}
+
+__device__ static inline void give(const struct context &c, uint64_t *to, uint32_t value)
+{
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value),
+                 "r"(tag_of(c))
+                 : "memory");
+}
+
+/* COUNT values, `step` apart, as soon as they are there. */
+template <int COUNT>
+__device__ static inline void take(const struct context &c, uint32_t out[COUNT],
+                                   const uint64_t *from, int step)
+{
+    bool there;
+    do {
+        there = true;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            uint32_t tag;
+            asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+                         : "=r"(out[i]), "=r"(tag)
+                         : "l"(from + i * step)
+                         : "memory");
+            there = there && tag == tag_of(c);
+        }
+    } while (!there);
 }
 
 /* ---- x of a product ---- */
@@ -431,83 +520,71 @@ __device__ static inline void pad_x16(struct context &c, int n, int cols)
         put_pairs(c, q, 0, 0, 0);
 }
 
-/* The first eight weights of a norm for a thread, which can be asked for early. */
+#define AHEAD 3 /* pairs of values of the residual stream that a thread has at a time */
+
+/* The first weights of a norm for a thread, which can be asked for early. */
 struct norm_feed {
-    float4 w0, w1;
+    float2 w[AHEAD];
 };
 
-__device__ static inline struct norm_feed norms_at(const struct context &c, int which, int q)
+__device__ static inline struct norm_feed norms_at(const struct context &c, int which, int i)
 {
-    const float4 *w =
-        (const float4 *)(c.m.norms + (int64_t)which * c.m.C) + 2 * min(q, c.m.C / 8 - 1);
-    return {__ldg(w), __ldg(w + 1)};
-}
-
-/* Eight values of the residual stream. */
-struct eight {
-    float4 a, b;
-};
-
-/* Adds what blocks have made of o (0) or down (1). */
-__device__ static inline struct eight add_sums(const struct context &c, int which, int q)
-{
-    struct eight v = {c.x()[2 * q], c.x()[2 * q + 1]};
-    if (which < 0)
-        return v;
-    const ulonglong2 *from = (const ulonglong2 *)c.m.sums[which] + 4 * q;
-    ulonglong2 m[4];
+    const float2 *w = (const float2 *)(c.m.norms + (int64_t)which * c.m.C);
+    struct norm_feed f;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        m[i] = __ldcg(from + i);
-    v.a = make_float4(v.a.x + of_sum(m[0].x), v.a.y + of_sum(m[0].y), v.a.z + of_sum(m[1].x),
-                      v.a.w + of_sum(m[1].y));
-    v.b = make_float4(v.b.x + of_sum(m[2].x), v.b.y + of_sum(m[2].y), v.b.z + of_sum(m[3].x),
-                      v.b.w + of_sum(m[3].y));
-    c.x()[2 * q] = v.a;
-    c.x()[2 * q + 1] = v.b;
-    return v;
+    for (int j = 0; j < AHEAD; j++)
+        f.w[j] = __ldg(w + min(i + j * THREADS, c.m.C / 2 - 1));
+    return f;
 }
 
-__device__ static inline float squares_of(float4 v)
+/* Two values of the residual stream times w to x16, by all lanes of a warp; eight have a block. */
+__device__ static inline void put_pair(struct context &c, int i, float2 v, float2 w, bool any)
 {
-    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    float a = v.x * w.x, b = v.y * w.y;
+    float amax = isfinite(a + b) ? fmaxf(fabsf(a), fabsf(b)) : INFINITY;
+#pragma unroll
+    for (int o = 1; o < 8; o <<= 1)
+        amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, o));
+    int e = exponent_of(amax);
+    float up = power_of_two(13 - e);
+    uint32_t two = two_halves(a * up, b * up);
+    if (!any)
+        return;
+    ((uint2 *)c.x16())[i] = i >> 3 & 1 ? make_uint2(0, two) : make_uint2(two, 0);
+    if (i % 8 == 0)
+        c.scale()[i / 8] = power_of_two(e - 13) * UNDO;
 }
 
-__device__ static inline float4 times(float4 a, float4 b)
+/* Adds what blocks have made of o or down before to the residual stream, if `sums`. Puts the stream
+ * times a norm's weights to x16, and its squares to squares; what the norm divides by is left for
+ * the end of the product. */
+__device__ static void put_normed(struct context &c, bool sums, int norm, struct norm_feed w)
 {
-    return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
-}
-
-__device__ static inline float largest(float4 v)
-{
-    float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-    return isfinite(v.x + v.y + v.z + v.w) ? amax : INFINITY;
-}
-
-/* Adds what blocks have made of o (0) or down (1) to the residual stream, unless `sums` is
- * negative. Puts the stream times a norm's weights to x16, and its squares to squares; what the
- * norm divides by is left for the end of the product. Two threads have a block of 16. */
-__device__ static void put_normed(struct context &c, int sums, int norm, struct norm_feed w)
-{
+    const ulonglong2 *from = (const ulonglong2 *)c.m.sums[c.place > 0 ? c.place - 1 : SUMS - 1];
+    int count = c.m.C / 2;
     float sum = 0;
-    int count = c.m.C / 8;
 #pragma unroll 1
-    for (int q = threadIdx.x; q - c.lane < count; q += THREADS) {
-        bool any = q < count;
-        struct eight v = {};
-        if (any)
-            v = add_sums(c, sums, q);
-        if (q >= THREADS)
-            w = norms_at(c, norm, q);
-        sum += squares_of(v.a) + squares_of(v.b);
-        float4 a = times(v.a, w.w0), b = times(v.b, w.w1);
-        float amax = fmaxf(largest(a), largest(b));
-        int e = exponent_of(fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, 1)));
-        float up = power_of_two(13 - e), by = power_of_two(e - 13) * UNDO;
-        if (any) {
-            put_pairs(c, 2 * q, two_halves(a.x * up, a.y * up), two_halves(a.z * up, a.w * up), by);
-            put_pairs(c, 2 * q + 1, two_halves(b.x * up, b.y * up), two_halves(b.z * up, b.w * up),
-                      by);
+    for (int i = threadIdx.x; i - c.lane < count; i += AHEAD * THREADS) {
+        ulonglong2 more[AHEAD] = {};
+        float2 v[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            if (sums && i + j * THREADS < count)
+                more[j] = __ldcg(from + i + j * THREADS);
+        if (i >= AHEAD * THREADS)
+            w = norms_at(c, norm, i);
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            int at = i + j * THREADS;
+            bool any = at < count;
+            v[j] = any ? c.x()[at] : make_float2(0, 0);
+            if (sums) {
+                v[j] = make_float2(v[j].x + of_sum(more[j].x), v[j].y + of_sum(more[j].y));
+                if (any)
+                    c.x()[at] = v[j];
+            }
+            sum += v[j].x * v[j].x + v[j].y * v[j].y;
+            put_pair(c, at, v[j], w.w[j], any);
         }
     }
     sum = warp_sum(sum);
@@ -516,19 +593,17 @@ __device__ static void put_normed(struct context &c, int sums, int norm, struct 
     pad_x16(c, c.m.C, c.m.tile_cols[QKV]);
 }
 
-/* x16 = what the block needs of what all have made of gate and up. */
+/* x16 = what the block needs of what others have made of gate and up. */
 __device__ static void put_act(struct context &c)
 {
     const struct part own = c.own()[DOWN];
     int begin = own.col * NBI_TILE_COLS, n = min(own.cols * NBI_TILE_COLS, c.m.F - begin);
-    const uint4 *from = (const uint4 *)(c.m.act + begin / 2);
-    const float *scale = c.m.act_scale + begin / 16;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < n / 8; i += THREADS) {
-        uint4 w = __ldcg(from + i);
-        float by = __ldcg(scale + i / 2);
-        put_pairs(c, 2 * i, w.x, w.y, by);
-        put_pairs(c, 2 * i + 1, w.z, w.w, by);
+    for (int q = threadIdx.x; q < n / 4; q += THREADS) {
+        uint32_t two[2], by;
+        take<2>(c, two, c.m.act + begin / 2 + 2 * q, 1);
+        take<1>(c, &by, c.m.act_scale + begin / 16 + q / 4, 1);
+        put_pairs(c, q, two[0], two[1], __uint_as_float(by));
     }
     pad_x16(c, n, own.cols);
 }
@@ -542,30 +617,48 @@ __device__ static inline float2 scale_pair(uint32_t two)
         __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3)));
 }
 
-/* What rows g and g + 8 get from the lane's two blocks, all of shared memory. */
-__device__ static inline float2 tile_dot(const uint4 *tile, int lane, const uint4 *x,
-                                         const float2 *x_scales)
+/* What a lane has of x for a tile, in shared memory. */
+struct x_part {
+    const uint4 *x;
+    const float2 *scales;
+};
+
+/* Adds what rows g and g + 8 get from the lane's two blocks of two tiles: of two rows, which have
+ * the same x, or of the same row. */
+template <bool ROWS>
+__device__ static inline void add_tiles(float2 sum[PAIR], const uint4 *tile, int lane,
+                                        struct x_part first, struct x_part second)
 {
-    float acc[4] = {};
-    float2 by = *x_scales;
-    uint32_t s = ((const uint32_t *)(tile - lane + 64))[lane];
+    const int stride = NBI_TILE_BYTES / 16;
+    float acc[PAIR][4] = {};
+    const uint32_t s[PAIR] = {((const uint32_t *)(tile - lane + 64))[lane],
+                              ((const uint32_t *)(tile + stride - lane + 64))[lane]};
+    float2 by = *first.scales, by2 = ROWS ? by : *second.scales;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        uint4 code = tile[half * 32], x0 = x[half * 2], x1 = x[half * 2 + 1];
-        const uint32_t word[4] = {code.x, code.y, code.z, code.w};
-        const uint32_t b[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
+        uint4 code[PAIR] = {tile[half * 32], tile[stride + half * 32]};
 #pragma unroll
-        for (int p = 0; p < 4; p++) {
-            uint32_t a[4];
+        for (int i = 0; i < 2; i++) {
+            uint4 x = first.x[half * 2 + i], x2 = ROWS ? x : second.x[half * 2 + i];
+            const uint32_t b[PAIR][4] = {{x.x, x.y, x.z, x.w}, {x2.x, x2.y, x2.z, x2.w}};
 #pragma unroll
-            for (int q = 0; q < 4; q++)
-                a[q] = tile_pair(word[q], p);
-            mma_f16(acc, a, b[2 * p], b[2 * p + 1]);
+            for (int p = 0; p < 2; p++)
+#pragma unroll
+                for (int r = 0; r < PAIR; r++) {
+                    const uint32_t a[4] = {
+                        tile_pair(code[r].x, 2 * i + p), tile_pair(code[r].y, 2 * i + p),
+                        tile_pair(code[r].z, 2 * i + p), tile_pair(code[r].w, 2 * i + p)};
+                    mma_f16(acc[r], a, b[r][2 * p], b[r][2 * p + 1]);
+                }
         }
     }
-    float2 low = scale_pair(s & 0xFFFF), high = scale_pair(s >> 16);
-    return make_float2(acc[0] * (low.x * by.x) + acc[1] * (high.x * by.y),
-                       acc[2] * (low.y * by.x) + acc[3] * (high.y * by.y));
+#pragma unroll
+    for (int r = 0; r < PAIR; r++) {
+        float2 low = scale_pair(s[r] & 0xFFFF), high = scale_pair(s[r] >> 16), f = r ? by2 : by;
+        float2 &to = sum[ROWS ? r : 0];
+        to.x += acc[r][0] * (low.x * f.x) + acc[r][1] * (high.x * f.y);
+        to.y += acc[r][2] * (low.y * f.x) + acc[r][3] * (high.y * f.y);
+    }
 }
 
 /* What the norm divides by, as a factor. */
@@ -582,115 +675,111 @@ __device__ static inline float norm_factor(const struct context &c)
     return factor;
 }
 
-/* The sums of a row of tiles: to the warp's slot, or as logits. */
-__device__ static void flush(struct context &c, float2 sum, int slot, int row, float by,
-                             float *logits)
+/* Sums of a line over the four lanes that have parts of them: lane 4 g + t has that of row g +
+ * 8 (t % 2) of row t / 2 of tiles. */
+__device__ static inline float line_sum(const float2 sum[PAIR], int lane)
 {
-#pragma unroll
-    for (int o = 1; o < 4; o <<= 1) {
-        sum.x += __shfl_xor_sync(0xFFFFFFFF, sum.x, o);
-        sum.y += __shfl_xor_sync(0xFFFFFFFF, sum.y, o);
-    }
-    if (c.lane % 4 != 0 || (logits && slot < 0))
-        return;
-    int r = c.lane / 4, o = row * 16 + r;
-    if (!logits) {
-        float *to = c.slots() + (c.warp * c.m.slots + slot) * 16 + r;
-        to[0] = sum.x;
-        to[8] = sum.y;
-        return;
-    }
-    if (o < c.m.V)
-        logits[o] = sum.x * by;
-    if (o + 8 < c.m.V)
-        logits[o + 8] = sum.y * by;
+    bool odd = lane & 1, up = lane & 2;
+    float a = (odd ? sum[0].y : sum[0].x) +
+              __shfl_xor_sync(0xFFFFFFFF, odd ? sum[0].x : sum[0].y, 1);
+    float b = (odd ? sum[1].y : sum[1].x) +
+              __shfl_xor_sync(0xFFFFFFFF, odd ? sum[1].x : sum[1].y, 1);
+    return (up ? b : a) + __shfl_xor_sync(0xFFFFFFFF, up ? a : b, 2);
 }
 
-/* The warp's tiles of a step; `by` is for logits. */
-__device__ static void multiply(struct context &c, int step, float by, float *logits)
+/* What a warp has of a line: to its slot, or of o and down, times `by`, to the sums of all blocks.
+ */
+__device__ static inline void flush(struct context &c, int step, float v, int slot, int line,
+                                    float by)
 {
     const struct part own = c.own()[step];
-    const struct work w = c.work()[step * WARPS + c.warp];
-    int left = w.left, row = w.row, col = w.col;
+    int row = c.lane >> 1 & 1, in = (c.lane >> 2) + 8 * (c.lane & 1);
+    if (step != O && step != DOWN)
+        c.slots()[(c.share * c.m.slots + slot) * LINE_ROWS + row * NBI_TILE_ROWS + in] = v;
+    else if (PAIR * line + row < own.rows)
+        add_to_sum(c, (own.row + PAIR * line + row) * NBI_TILE_ROWS + in, v * by);
+}
+
+/* The warp's tiles of a step. */
+__device__ static void multiply(struct context &c, int step, float by)
+{
+    const int cols = c.own()[step].cols;
+    const struct work w = c.work()[step * WARPS + c.share];
+    int left = w.left, line = w.line, unit = w.unit;
     /* Lane 4 g + t has x of block g if that is one of its two. */
-    int g = c.lane >> 2, t = c.lane & 3, slot = 0, stride = g >> 1 == t ? 32 : 0;
+    int g = c.lane >> 2, t = c.lane & 3, stride = g >> 1 == t ? 32 : 0;
     const uint4 *x_base = stride ? c.x16() + g * 4 : c.zeros();
     const uint4 *ring = (const uint4 *)(c.ring() + c.warp * RING * STAGE_BYTES) + c.lane;
 #pragma unroll 1
     do { /* a warp that has none gives zeros */
-        int count = min(left, own.cols - col);
-        const uint4 *x = x_base + col * stride;
-        const float2 *x_scales = (const float2 *)c.scale() + col * 4 + t;
-        float2 sum = make_float2(0, 0);
+        bool alone = c.lines()[step * c.m.line_count + line].rows < PAIR;
+        int each = alone ? PAIR : 1, col = unit * each;
+        int count = min(left, (cols + each - 1) / each - unit);
+        struct x_part x = {x_base + col * stride, (const float2 *)c.scale() + col * 4 + t};
+        float2 sum[PAIR] = {};
+        left -= count;
 #pragma unroll 1
-        for (int i = 0; i < count; i += PAIR) {
+        for (; count > 0; count--) {
             const uint4 *tile = ring + c.next * (STAGE_BYTES / 16);
             while (!is_past(c.full_at + c.next * 8, c.parity))
                 continue;
-            float2 more = tile_dot(tile, c.lane, x, x_scales);
-            if (i + 1 < count) {
-                float2 other =
-                    tile_dot(tile + NBI_TILE_BYTES / 16, c.lane, x + stride, x_scales + 4);
-                more = make_float2(more.x + other.x, more.y + other.y);
+            if (!alone) {
+                add_tiles<true>(sum, tile, c.lane, x, x);
+            } else {
+                struct x_part second = {x.x + stride, x.scales + 4};
+                if (++col == cols) /* which there is no more */
+                    second = {c.zeros(), x.scales};
+                add_tiles<false>(sum, tile, c.lane, x, second);
+                col++;
             }
             __syncwarp();
             fetch_stage(c, c.next);
             c.parity ^= c.next + 1 == RING;
             c.next = c.next + 1 == RING ? 0 : c.next + 1;
-            x += PAIR * stride;
-            x_scales += PAIR * 4;
-            sum.x += more.x;
-            sum.y += more.y;
+            x = {x.x + each * stride, x.scales + each * 4};
         }
-        flush(c, sum, w.left > 0 ? slot++ : logits ? -1 : 0, own.row + row, by, logits);
-        left -= count;
-        col = 0;
-        row++;
+        if (w.left > 0 || (step != O && step != DOWN))
+            flush(c, step, line_sum(sum, c.lane), line - w.line, line, by);
+        unit = 0;
+        line++;
     } while (left > 0);
 }
 
-/* Value r of a row of tiles, over the warps of this block. */
-__device__ static inline float from_slots(const struct context &c, int step, int row, int r)
+/* Value c.lane of a line, over the warps of this block. */
+__device__ static inline float from_slots(const struct context &c, const struct line &l)
 {
-    struct line s = c.lines()[step * c.m.row_count + row];
-    const float *slots = c.slots() + r;
-    int stride = c.m.slots * 16;
-    float v = slots[s.first * stride + s.slot * 16];
+    const float *slots = c.slots() + c.lane;
+    int stride = c.m.slots * LINE_ROWS;
+    float v = slots[l.first * stride + l.slot * LINE_ROWS];
 #pragma unroll 2
-    for (int w = s.first + 1; w <= s.last; w++)
+    for (int w = l.first + 1; w <= l.last; w++)
         v += slots[w * stride];
     return v;
 }
 
-/* What a product gives, to those who wait for it; `by` is what a norm divides by, as a factor. */
-__device__ static void finish(struct context &c, int step, int layer, float by)
+/* What q, k and v, or gate and up, or the head give, to those who wait for it; a warp for a line. */
+__device__ static void finish(struct context &c, int step, int layer, float *logits)
 {
-    const struct layer &l = c.layers()[layer];
     const struct part own = c.own()[step];
-    if (step == O || step == DOWN)
-        by = step == O ? l.scale[O_] : l.scale[DOWN_];
+    float by = norm_factor(c);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < own.rows * 16; i += THREADS) {
-        /* Of gate and up, neighbours have the same row. */
-        bool pairs = step == GATE_UP;
-        int row = pairs ? i / 32 * 2 + (i & 1) : i / 16, r = pairs ? i / 2 % 16 : i % 16;
-        float v = from_slots(c, step, row, r) * by;
-        int o = (own.row + row) * 16 + r;
-        if (step == QKV) {
-            int m = o < c.m.q_end * 16 ? Q_ : o < c.m.k_end * 16 ? K_ : V_;
-            __stcg(c.m.qkv + o, v * l.scale[m]);
-        } else if (pairs) {
-            v *= l.scale[i & 1 ? UP_ : GATE_];
-            float up = __shfl_xor_sync(0xFFFFFFFF, v, 1), act = __fdividef(v, 1 + __expf(-v)) * up;
-            act = __shfl_sync(0xFFFFFFFF, act, c.lane % 16 * 2); /* where gate was */
-            struct halves two = halves_of(act);
-            int at = (own.row + row) / 2 * 16 + c.lane % 16;
-            if (c.lane < 16 && at % 2 == 0)
-                __stcg(c.m.act + at / 2, two.two);
-            if (c.lane == 0)
-                __stcg(c.m.act_scale + at / 16, two.by);
-        } else {
-            add_to_sum(c, step == DOWN, o, v);
-        }
+    for (int i = c.warp; i < lines_of(own); i += WARPS) {
+        const struct line l = c.lines()[step * c.m.line_count + i];
+        float v = from_slots(c, l) * by * c.layers()[layer].scale[l.matrix[c.lane >> 4]];
+        int at = (own.row + PAIR * i) * NBI_TILE_ROWS + c.lane;
+        bool any = c.lane < l.rows * NBI_TILE_ROWS;
+        if (step == QKV && any)
+            give(c, c.m.qkv + at, __float_as_uint(v));
+        if (step == LOGITS && any && at < c.m.V)
+            logits[at] = v;
+        if (step != GATE_UP)
+            continue;
+        float up = __shfl_xor_sync(0xFFFFFFFF, v, NBI_TILE_ROWS);
+        struct halves two = halves_of(__fdividef(v, 1 + __expf(-v)) * up);
+        at = (own.row / PAIR + i) * NBI_TILE_ROWS + c.lane;
+        if (c.lane < NBI_TILE_ROWS && c.lane % 2 == 0)
+            give(c, c.m.act + at / 2, two.two);
+        if (c.lane == 0)
+            give(c, c.m.act_scale + at / NBI_TILE_ROWS, __float_as_uint(two.by));
     }
 }
