@@ -130,10 +130,24 @@ static enum nb_status cuda_stream_new(struct nbi_backend *be,
 
 static enum nb_status cuda_sync(struct nbi_stream *s)
 {
+    int count = s->fetched_count;
+    s->fetched_count = 0;
+    s->staged_used = 0;
     CU_HERE(s);
     CU_TRY(cudaStreamSynchronize(s->queue));
-    s->staged_used = 0;
+    for (int i = 0; i < count; i++)
+        memcpy(s->fetched[i].to, s->fetched[i].from, (size_t)s->fetched[i].bytes);
     return NB_OK;
+}
+
+/* Pinned memory for a small copy, or NULL. */
+static uint8_t *stage(struct nbi_stream *s, int64_t bytes)
+{
+    int64_t room = ceil_div(bytes, 64) * 64;
+    if (s->staged_used + room > NBI_STAGED_BYTES)
+        return NULL;
+    s->staged_used += room;
+    return s->staged + s->staged_used - room;
 }
 
 /* Small ones go through pinned memory, so that the host need not wait. */
@@ -141,19 +155,19 @@ static enum nb_status cuda_upload(struct nbi_stream *s, struct nbi_ptr dst, cons
                                   int64_t bytes)
 {
     CU_HERE(s);
-    int64_t room = ceil_div(bytes, 64) * 64;
     if (bytes == 0)
         return NB_OK;
-    if (room > NBI_STAGED_BYTES) {
+    if (bytes > NBI_STAGED_BYTES) {
         CU_TRY(
             cudaMemcpyAsync(at<void>(dst), src, (size_t)bytes, cudaMemcpyHostToDevice, s->queue));
         return cuda_sync(s);
     }
-    if (s->staged_used + room > NBI_STAGED_BYTES)
+    uint8_t *via = stage(s, bytes);
+    if (!via) {
         NBI_TRY(cuda_sync(s));
-    uint8_t *via = s->staged + s->staged_used;
+        via = stage(s, bytes);
+    }
     memcpy(via, src, (size_t)bytes);
-    s->staged_used += room;
     CU_TRY(cudaMemcpyAsync(at<void>(dst), via, (size_t)bytes, cudaMemcpyHostToDevice, s->queue));
     return NB_OK;
 }
@@ -162,7 +176,13 @@ static enum nb_status cuda_download(struct nbi_stream *s, void *dst, struct nbi_
                                     int64_t bytes)
 {
     CU_HERE(s);
-    CU_TRY(cudaMemcpyAsync(dst, at<void>(src), (size_t)bytes, cudaMemcpyDeviceToHost, s->queue));
+    uint8_t *via = bytes <= NBI_STAGED_BYTES / 4 && s->fetched_count < NBI_FETCHED_MAX
+                       ? stage(s, bytes)
+                       : NULL;
+    CU_TRY(cudaMemcpyAsync(via ? via : dst, at<void>(src), (size_t)bytes, cudaMemcpyDeviceToHost,
+                           s->queue));
+    if (via)
+        s->fetched[s->fetched_count++] = {dst, via, bytes};
     return NB_OK;
 }
 

@@ -1,15 +1,17 @@
 /* select.cu - the best of the logits, largest first. */
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/few.cuh"
 
 #define SLICE   2048 /* logits that a block sorts; nbi_top_room counts on it */
 #define THREADS 512
 
-/* Larger for larger values, and for lower ids among equals. NaN is below all. */
+#define ODD_KEY (~(uint64_t)0)
+
+/* Larger for larger values, and for lower ids among equals. What is not finite is above all. */
 __device__ static inline uint64_t key_of(float v, uint32_t id)
 {
     uint32_t b = __float_as_uint(v + 0.0f); /* there is one zero */
-    b = isnan(v) ? 0 : b ^ (b >> 31 ? 0xFFFFFFFFu : 0x80000000u);
-    return (uint64_t)b << 32 | (0xFFFFFFFFu - id);
+    b ^= b >> 31 ? 0xFFFFFFFFu : 0x80000000u;
+    return isfinite(v) ? (uint64_t)b << 32 | (0xFFFFFFFFu - id) : ODD_KEY;
 }
 
 __device__ static inline float value_of(uint64_t key)
@@ -57,24 +59,20 @@ __device__ static uint64_t best_key(uint64_t key)
     return key;
 }
 
-/* The best J of a slice of a row, as keys, and whether any of it is not finite. */
-__global__ static void k_top_slice(uint64_t *out, int32_t *odd, const float *logits, int64_t V,
-                                   int J)
+/* The best J of a slice of a row, as keys. */
+__global__ static void k_top_slice(uint64_t *out, const float *logits, int64_t V, int J)
 {
     __shared__ uint64_t keys[SLICE];
     int64_t row = blockIdx.y, from = (int64_t)blockIdx.x * SLICE;
     const float *x = logits + row * V;
     uint64_t best = 0;
-    bool bad = false;
+    next_may_start();
+    wait_before();
     for (int i = threadIdx.x; i < SLICE; i += THREADS) {
-        float v = from + i < V ? x[from + i] : -INFINITY;
-        bad = bad || (from + i < V && !isfinite(v));
-        uint64_t key = from + i < V ? key_of(v, (uint32_t)(from + i)) : 0;
+        uint64_t key = from + i < V ? key_of(x[from + i], (uint32_t)(from + i)) : 0;
         best = larger(best, key);
         keys[i] = key;
     }
-    if (bad)
-        odd[row] = 1;
     out += (row * gridDim.x + blockIdx.x) * J;
     if (J == 1) {
         best = best_key(best);
@@ -88,13 +86,14 @@ __global__ static void k_top_slice(uint64_t *out, int32_t *odd, const float *log
 }
 
 /* The best J of those, in rounds: what has been kept so far, and the next. */
-__global__ static void k_top_join(int32_t *ids, float *values, const uint64_t *parts, int count,
-                                  int J)
+__global__ static void k_top_join(int32_t *ids, float *values, int32_t *odd, const uint64_t *parts,
+                                  int count, int J)
 {
     __shared__ uint64_t keys[SLICE];
     int64_t row = blockIdx.x;
     parts += row * count;
     int kept = 0;
+    wait_before();
     for (int at = 0; at < count; kept = J) {
         int n = min(SLICE - kept, count - at);
         for (int i = threadIdx.x; i < SLICE - kept; i += THREADS)
@@ -102,6 +101,8 @@ __global__ static void k_top_join(int32_t *ids, float *values, const uint64_t *p
         sort_keys(keys, SLICE);
         at += n;
     }
+    if (threadIdx.x == 0)
+        odd[row] = keys[0] == ODD_KEY;
     for (int i = threadIdx.x; i < J; i += THREADS) {
         ids[row * J + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)keys[i]);
         values[row * J + i] = value_of(keys[i]);
@@ -109,13 +110,16 @@ __global__ static void k_top_join(int32_t *ids, float *values, const uint64_t *p
 }
 
 /* As that, of one each. */
-__global__ static void k_best_join(int32_t *ids, float *values, const uint64_t *parts, int count)
+__global__ static void k_best_join(int32_t *ids, float *values, int32_t *odd, const uint64_t *parts,
+                                   int count)
 {
     uint64_t best = 0;
+    wait_before();
     for (int i = threadIdx.x; i < count; i += THREADS)
         best = larger(best, parts[(int64_t)blockIdx.x * count + i]);
     best = best_key(best);
     if (threadIdx.x == 0) {
+        odd[blockIdx.x] = best == ODD_KEY;
         ids[blockIdx.x] = (int32_t)(0xFFFFFFFFu - (uint32_t)best);
         values[blockIdx.x] = value_of(best);
     }
@@ -127,16 +131,15 @@ enum nb_status nbi_cuda_top(struct nbi_stream *s, const struct nbi_op_top *a)
     unsigned slices = (unsigned)ceil_div(a->V, SLICE), J = (unsigned)a->J;
     uint64_t *parts = (uint64_t *)at<uint8_t>(a->room);
     NBI_BUG_IF(a->J < 1 || a->J > NBI_TOP_MAX);
-    CU_TRY(cudaMemsetAsync(at<void>(a->odd), 0, (size_t)a->N * sizeof(int32_t), s->queue));
-    k_top_slice<<<dim3(slices, (unsigned)a->N), THREADS, 0, s->queue>>>(
-        parts, at<int32_t>(a->odd), at<float>(a->logits), a->V, (int)J);
-    CU_LAUNCHED();
+    int32_t *ids = at<int32_t>(a->ids), *odd = at<int32_t>(a->odd);
+    float *values = at<float>(a->values);
+    CU_TRY(launch_behind(s, k_top_slice, dim3(slices, (unsigned)a->N), THREADS, 0, parts,
+                         at<float>(a->logits), a->V, (int)J));
     if (J == 1)
-        k_best_join<<<(unsigned)a->N, THREADS, 0, s->queue>>>(
-            at<int32_t>(a->ids), at<float>(a->values), parts, (int)slices);
+        CU_TRY(launch_behind(s, k_best_join, (unsigned)a->N, THREADS, 0, ids, values, odd, parts,
+                             (int)slices));
     else
-        k_top_join<<<(unsigned)a->N, THREADS, 0, s->queue>>>(
-            at<int32_t>(a->ids), at<float>(a->values), parts, (int)(slices * J), (int)J);
-    CU_LAUNCHED();
+        CU_TRY(launch_behind(s, k_top_join, (unsigned)a->N, THREADS, 0, ids, values, odd, parts,
+                             (int)(slices * J), (int)J));
     return NB_OK;
 }

@@ -45,6 +45,15 @@ struct ready {
     int64_t N, K;
 };
 
+/* Bytes that come to pinned memory first and go to their place at the next sync. */
+#define NBI_FETCHED_MAX 4
+
+struct fetched {
+    void *to;
+    const void *from;
+    int64_t bytes;
+};
+
 struct nbi_stream {
     struct cuda *cuda;
     cudaStream_t queue;
@@ -58,6 +67,8 @@ struct nbi_stream {
     int32_t *attend_left; /* and how many of each row were left, see attention.cuh */
     uint8_t *staged;      /* of the host, pinned: small uploads on their way */
     int64_t staged_used;  /* since the last sync */
+    struct fetched fetched[NBI_FETCHED_MAX]; /* small downloads that are there too */
+    int fetched_count;
     struct pending pending;
     struct ready ready;
     struct heads rope; /* to be done before anything else */

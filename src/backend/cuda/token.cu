@@ -85,11 +85,13 @@ __device__ static struct rows_part share_rows(const struct model &m, const struc
     return p;
 }
 
-__device__ static void begin_token(struct context &c, const struct step_args &a)
+__device__ static void begin_token(struct context &c, const struct step_args &a,
+                                   const struct row &row)
 {
+    const void *from = a.row ? a.row : row.bytes;
 #pragma unroll 1
     for (int i = threadIdx.x; i < c.m.C; i += THREADS)
-        ((float *)c.x())[i] = load_float(a.row, i, c.m.embed_type);
+        ((float *)c.x())[i] = load_float(from, i, c.m.embed_type);
     if (threadIdx.x < HEAD / 2) {
         double sn, cs;
         sincos((double)((float)a.position * c.m.frequency[threadIdx.x]), &sn, &cs);
@@ -130,7 +132,8 @@ __device__ static void do_step(struct context &c, int step, int layer, const str
 
 template <enum nbi_dtype T, int G, bool FEW>
 __global__ static void __launch_bounds__(THREADS, 1)
-    k_token(const __grid_constant__ struct model m, const __grid_constant__ struct step_args a)
+    k_token(const __grid_constant__ struct model m, const __grid_constant__ struct step_args a,
+            const __grid_constant__ struct row row)
 {
     if (!BULK)
         return;
@@ -139,15 +142,17 @@ __global__ static void __launch_bounds__(THREADS, 1)
     c.share = c.warp % 4 * (WARPS / 4) + c.warp / 4;
     c.ring_at = shared_at(c.ring() + c.warp * RING * STAGE_BYTES);
     c.full_at = shared_at(c.full() + c.warp * RING);
+    c.tile_at = c.ring_at;
+    c.bar_at = c.full_at;
     c.feed.step = -1;
     begin_block(c);
     feed_on(c, c.feed);
 #pragma unroll 1
     for (int i = 0; i < RING; i++)
-        fetch_stage(c, i);
+        fetch_stage(c, c.ring_at + i * STAGE_BYTES, c.full_at + i * 8);
     const struct rows_part p = share_rows(m, a);
     struct norm_feed norms = norms_at(c, 0, threadIdx.x);
-    begin_token(c, a);
+    begin_token(c, a, row);
 #pragma unroll 1
     for (int layer = 0, step = QKV;;) {
         do_step<T, G, FEW>(c, step, layer, a, p, norms);
@@ -174,15 +179,15 @@ struct nbi_token {
     uint8_t *block;
     const uint8_t *embed; /* the embedding */
     int64_t row_bytes;    /* of it */
-    bool far;             /* it is on the host: this token's row is brought to */
-    uint8_t *row;         /* this place first, so that not every block asks the bus for it */
+    bool far;             /* it is on the host: this token's row goes with the launch */
+    struct row row;
     unsigned epoch, grid;
     int place; /* of sums */
     size_t shared;
     const void *few, *many; /* the kernel, over few and many rows */
 };
 
-typedef void (*token_kernel)(struct model, struct step_args);
+typedef void (*token_kernel)(struct model, struct step_args, struct row);
 
 template <enum nbi_dtype T> static void choose_kernels(struct nbi_token *t)
 {
@@ -346,8 +351,7 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
                   {&m->sums[2], (int64_t)m->C * 8},
                   {&m->act, (int64_t)m->F / 2 * 8},
                   {&m->act_scale, (int64_t)m->F / 16 * 8},
-                  {&m->barrier, 256},
-                  {&t->row, t->far ? t->row_bytes : 0}};
+                  {&m->barrier, 256}};
     const int count = sizeof pieces / sizeof *pieces;
     int64_t total = 0;
     struct nbi_ptr block;
@@ -358,7 +362,7 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
     CU_TRY(cudaMemsetAsync(t->block, 0, (size_t)total, t->s->queue));
     uint8_t *next = t->block;
     for (int i = 0; i < count; i++) {
-        *(uint8_t **)pieces[i].to = pieces[i].size > 0 ? next : NULL;
+        *(uint8_t **)pieces[i].to = next;
         if (i < 4)
             CU_TRY(cudaMemcpyAsync(next, filled[i], (size_t)pieces[i].size, cudaMemcpyHostToDevice,
                                    t->s->queue));
@@ -438,6 +442,8 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
         t->embed = at<uint8_t>(m->embed.data);
         t->row_bytes = (int64_t)nbi_dtype_bytes(m->embed.dtype, m->C);
         t->far = nbi_cuda_on_host(s->cuda, &m->embed);
+        if (t->far && t->row_bytes > ROW_MAX)
+            rc = nbi_fail(NB_EUNSUPPORTED, "longer rows than one kernel a token suits");
         describe(&t->m, m, s->cuda->sms);
         if (t->m.store == NBI_F16)
             choose_kernels<NBI_F16>(t);
@@ -445,7 +451,8 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
             choose_kernels<NBI_BF16>(t);
         else
             choose_kernels<NBI_E4M3>(t);
-        rc = fill_token(t, m, &tables);
+        if (rc == NB_OK)
+            rc = fill_token(t, m, &tables);
     }
     free(tables.layers);
     free(tables.parts);
@@ -461,13 +468,12 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
 enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_step *step)
 {
     const uint8_t *row = t->embed + step->id * t->row_bytes;
-    struct step_args a = {
-        t->far ? t->row : row,  step->position, step->slot, step->first, step->last, t->epoch, t->place,
-        at<float>(step->logits)};
-    void *args[] = {&t->m, &a};
+    struct step_args a = {t->far ? NULL : row, step->position, step->slot, step->first,
+                          step->last,          t->epoch,       t->place,   at<float>(step->logits)};
+    void *args[] = {&t->m, &a, &t->row};
     CU_HERE(t->s);
     if (t->far)
-        CU_TRY(cudaMemcpyAsync(t->row, row, (size_t)t->row_bytes, cudaMemcpyDefault, t->s->queue));
+        memcpy(t->row.bytes, row, (size_t)t->row_bytes);
     bool few = step->last - step->first <= FEW_ROWS;
     CU_TRY(cudaLaunchCooperativeKernel(few ? t->few : t->many, dim3(t->grid), dim3(THREADS), args,
                                        t->shared, t->s->queue));

@@ -54,7 +54,8 @@ __device__ static void prepare_heads(struct context &c, int layer, const struct 
     const struct layer &l = c.layers()[layer];
     int64_t to = ((int64_t)a.slot * c.m.NKV + p.kv) * HEAD;
     bool is_q = c.warp < G, is_v = c.warp == G + 1;
-    const uint64_t *from = c.m.qkv + (is_q ? (p.head + c.warp) * HEAD : Q + is_v * KV + p.kv * HEAD);
+    const uint64_t *from =
+        c.m.qkv + (is_q ? (p.head + c.warp) * HEAD : Q + is_v * KV + p.kv * HEAD);
     const float *norms = c.m.head_norms + (layer * 2 + !is_q) * HEAD;
     float v[4], norm[4], sum = 0;
     uint32_t raw[4];
@@ -337,5 +338,5 @@ __device__ static void attention(struct context &c, int layer, const struct step
     }
     __syncthreads();
     if (any)
-        put_head(c, FEW ? WARPS : p.used);
+        put_head(c, FEW ? min(p.end - p.begin + ROWS, ROWS * WARPS) / ROWS : p.used);
 }

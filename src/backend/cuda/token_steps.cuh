@@ -13,7 +13,7 @@
 #define RING        3   /* stages of a warp that are on their way */
 #define STAGE_BYTES (PAIR * NBI_TILE_BYTES)
 #define LINE_ROWS   (PAIR * NBI_TILE_ROWS)
-#define SUMS        3   /* places of what blocks add up, in turn */
+#define SUMS        3 /* places of what blocks add up, in turn */
 
 static_assert(WARPS <= SPLITS_MAX && WARPS % 4 == 0, "places of softmaxes, and of squares by four");
 
@@ -42,6 +42,7 @@ struct line {
     int tile[PAIR]; /* the block's first in each row, of its matrix */
     uint8_t matrix[PAIR];
     uint8_t rows, first, last, slot;
+    uint16_t units;
 };
 
 /* What a warp has of a step: so many units, from one of a line on. */
@@ -86,9 +87,9 @@ struct model {
     const float *frequency;
     float rope_scale, eps, share; /* 1 / C */
     int layer_count, C, F, NH, NKV, V;
-    int together;         /* heads of a block in attention over many rows */
-    int splits;           /* blocks that share such heads, at most */
-    int each;             /* blocks that have the same head in o */
+    int together;          /* heads of a block in attention over many rows */
+    int splits;            /* blocks that share such heads, at most */
+    int each;              /* blocks that have the same head in o */
     int slots, line_count; /* lines in a step, that a warp has and that a block has */
     int longest;
     /* What blocks give each other. */
@@ -102,8 +103,15 @@ struct model {
     struct places at;
 };
 
+/* The token's row of the embedding, where that is on the host. */
+#define ROW_MAX 16384
+
+struct row {
+    uint8_t bytes[ROW_MAX];
+};
+
 struct step_args {
-    const void *row; /* of the embedding */
+    const void *row; /* of the embedding, or NULL */
     int position, slot, first, last;
     unsigned epoch; /* barriers passed before, times blocks */
     int place;      /* of sums */
@@ -172,7 +180,8 @@ struct feed {
     int stride; /* to those behind them, in bytes */
     int layer, step;
     int line, unit; /* of the line, */
-    int last;       /* whose last one this is */
+    int units;      /* which has so many, */
+    int twice;      /* and where there is one tile twice, or -1 */
     int left;       /* units of the step */
 };
 
@@ -181,9 +190,9 @@ struct context {
     unsigned epoch;
     int place; /* of sums, where those of this step go */
     int warp, lane;
-    int share; /* which of the warps' shares of work it has */
+    int share;                 /* which of the warps' shares of work it has */
     uint32_t ring_at, full_at; /* the warp's, in shared memory */
-    int next;                  /* stage of the ring to be read */
+    uint32_t tile_at, bar_at;  /* the stage that is read next, and its barrier */
     uint32_t parity;           /* of the round of the ring that is read */
     struct feed feed;
 
@@ -241,6 +250,7 @@ __device__ static struct line line_of(const struct model &m, const struct part &
 {
     struct line l = {};
     l.rows = (uint8_t)min(PAIR, p.rows - i * PAIR);
+    l.units = (uint16_t)(l.rows == PAIR ? p.cols : (p.cols + 1) / 2);
 #pragma unroll
     for (int r = 0; r < PAIR; r++) {
         int row = p.row + i * PAIR + min(r, l.rows - 1);
@@ -325,15 +335,19 @@ __device__ static inline void feed_line(const struct context &c, struct feed &f)
 {
     struct line l = c.lines()[f.step * c.m.line_count + f.line];
     const struct layer &layer = c.layers()[f.layer];
-    int cols = c.own()[f.step].cols, each = l.rows == PAIR ? 1 : PAIR;
+    f.units = l.units;
+    f.twice = -1;
+    f.stride = NBI_TILE_BYTES;
+    if (l.rows < PAIR) {
+        f.stride = STAGE_BYTES;
+        l.tile[0] += f.unit;
+        l.tile[1] += f.unit + 1;
+        if (c.own()[f.step].cols % PAIR)
+            f.twice = l.units - 1;
+    }
 #pragma unroll
     for (int r = 0; r < PAIR; r++)
-        f.from[r] =
-            layer.tiles[l.matrix[r]] + (int64_t)(l.tile[r] + f.unit * each) * NBI_TILE_BYTES;
-    if (each > 1)
-        f.from[1] += NBI_TILE_BYTES;
-    f.stride = each * NBI_TILE_BYTES;
-    f.last = (cols + each - 1) / each - 1;
+        f.from[r] = layer.tiles[l.matrix[r]] + (int64_t)(l.tile[r] + f.unit) * NBI_TILE_BYTES;
 }
 
 /* On to the next step in which the warp has something; behind the last one left stays 0. */
@@ -356,19 +370,19 @@ __device__ static inline void feed_on(const struct context &c, struct feed &f)
 
 /* Asks for one more stage of the ring, if there is something left. All lanes have read the last
  * one. */
-__device__ static inline void fetch_stage(struct context &c, int to)
+__device__ static inline void fetch_stage(struct context &c, uint32_t to, uint32_t bar)
 {
     struct feed &f = c.feed;
     if (f.left == 0)
         return;
-    if (f.unit == f.last && f.stride > NBI_TILE_BYTES && c.own()[f.step].cols % PAIR)
+    if (f.unit == f.twice)
         f.from[1] = f.from[0];
-    copy_stage(c.ring_at + to * STAGE_BYTES, f.from, c.full_at + to * 8);
+    copy_stage(to, f.from, bar);
     f.from[0] += f.stride;
     f.from[1] += f.stride;
     if (--f.left == 0) {
         feed_on(c, f);
-    } else if (f.unit++ == f.last) {
+    } else if (++f.unit == f.units) {
         f.unit = 0;
         f.line++;
         feed_line(c, f);
@@ -617,29 +631,54 @@ __device__ static inline float2 scale_pair(uint32_t two)
         __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3)));
 }
 
+/* Words of shared memory. */
+__device__ static inline uint4 load_four(uint32_t at)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at));
+    return v;
+}
+
+__device__ static inline float2 load_two(uint32_t at)
+{
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at));
+    return v;
+}
+
+__device__ static inline uint32_t load_one(uint32_t at)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+
 /* What a lane has of x for a tile, in shared memory. */
 struct x_part {
-    const uint4 *x;
-    const float2 *scales;
+    uint32_t x, scales;
 };
 
 /* Adds what rows g and g + 8 get from the lane's two blocks of two tiles: of two rows, which have
  * the same x, or of the same row. */
 template <bool ROWS>
-__device__ static inline void add_tiles(float2 sum[PAIR], const uint4 *tile, int lane,
+__device__ static inline void add_tiles(float2 sum[PAIR], uint32_t tile, uint32_t lane,
                                         struct x_part first, struct x_part second)
 {
-    const int stride = NBI_TILE_BYTES / 16;
+    const int stride = NBI_TILE_BYTES;
+    const uint32_t s[PAIR] = {load_one(tile + 1024 + 4 * lane),
+                              load_one(tile + 1024 + 4 * lane + stride)};
     float acc[PAIR][4] = {};
-    const uint32_t s[PAIR] = {((const uint32_t *)(tile - lane + 64))[lane],
-                              ((const uint32_t *)(tile + stride - lane + 64))[lane]};
-    float2 by = *first.scales, by2 = ROWS ? by : *second.scales;
+    float2 by = load_two(first.scales), by2 = ROWS ? by : load_two(second.scales);
+    tile += 16 * lane;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        uint4 code[PAIR] = {tile[half * 32], tile[stride + half * 32]};
+        uint4 code[PAIR] = {load_four(tile + half * 512), load_four(tile + half * 512 + stride)};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            uint4 x = first.x[half * 2 + i], x2 = ROWS ? x : second.x[half * 2 + i];
+            uint4 x = load_four(first.x + half * 32 + i * 16);
+            uint4 x2 = ROWS ? x : load_four(second.x + half * 32 + i * 16);
             const uint32_t b[PAIR][4] = {{x.x, x.y, x.z, x.w}, {x2.x, x2.y, x2.z, x2.w}};
 #pragma unroll
             for (int p = 0; p < 2; p++)
@@ -680,10 +719,10 @@ __device__ static inline float norm_factor(const struct context &c)
 __device__ static inline float line_sum(const float2 sum[PAIR], int lane)
 {
     bool odd = lane & 1, up = lane & 2;
-    float a = (odd ? sum[0].y : sum[0].x) +
-              __shfl_xor_sync(0xFFFFFFFF, odd ? sum[0].x : sum[0].y, 1);
-    float b = (odd ? sum[1].y : sum[1].x) +
-              __shfl_xor_sync(0xFFFFFFFF, odd ? sum[1].x : sum[1].y, 1);
+    float a =
+        (odd ? sum[0].y : sum[0].x) + __shfl_xor_sync(0xFFFFFFFF, odd ? sum[0].x : sum[0].y, 1);
+    float b =
+        (odd ? sum[1].y : sum[1].x) + __shfl_xor_sync(0xFFFFFFFF, odd ? sum[1].x : sum[1].y, 1);
     return (up ? b : a) + __shfl_xor_sync(0xFFFFFFFF, up ? a : b, 2);
 }
 
@@ -707,36 +746,41 @@ __device__ static void multiply(struct context &c, int step, float by)
     const struct work w = c.work()[step * WARPS + c.share];
     int left = w.left, line = w.line, unit = w.unit;
     /* Lane 4 g + t has x of block g if that is one of its two. */
-    int g = c.lane >> 2, t = c.lane & 3, stride = g >> 1 == t ? 32 : 0;
-    const uint4 *x_base = stride ? c.x16() + g * 4 : c.zeros();
-    const uint4 *ring = (const uint4 *)(c.ring() + c.warp * RING * STAGE_BYTES) + c.lane;
+    int g = c.lane >> 2, t = c.lane & 3, stride = g >> 1 == t ? 512 : 0;
+    uint32_t zeros = shared_at(c.zeros()), x_base = stride ? shared_at(c.x16() + g * 4) : zeros;
+    uint32_t scales = shared_at(c.scale()) + 8 * t;
 #pragma unroll 1
     do { /* a warp that has none gives zeros */
-        bool alone = c.lines()[step * c.m.line_count + line].rows < PAIR;
-        int each = alone ? PAIR : 1, col = unit * each;
-        int count = min(left, (cols + each - 1) / each - unit);
-        struct x_part x = {x_base + col * stride, (const float2 *)c.scale() + col * 4 + t};
+        const struct line l = c.lines()[step * c.m.line_count + line];
+        bool alone = l.rows < PAIR;
+        int col = alone ? PAIR * unit : unit, count = min(left, l.units - unit);
+        struct x_part x = {x_base + col * stride, scales + col * 32};
         float2 sum[PAIR] = {};
         left -= count;
 #pragma unroll 1
         for (; count > 0; count--) {
-            const uint4 *tile = ring + c.next * (STAGE_BYTES / 16);
-            while (!is_past(c.full_at + c.next * 8, c.parity))
+            while (!is_past(c.bar_at, c.parity))
                 continue;
             if (!alone) {
-                add_tiles<true>(sum, tile, c.lane, x, x);
+                add_tiles<true>(sum, c.tile_at, c.lane, x, x);
             } else {
-                struct x_part second = {x.x + stride, x.scales + 4};
+                struct x_part second = {x.x + stride, x.scales + 32};
                 if (++col == cols) /* which there is no more */
-                    second = {c.zeros(), x.scales};
-                add_tiles<false>(sum, tile, c.lane, x, second);
+                    second = {zeros, x.scales};
+                add_tiles<false>(sum, c.tile_at, c.lane, x, second);
+                x = {x.x + stride, x.scales + 32};
                 col++;
             }
+            x = {x.x + stride, x.scales + 32};
             __syncwarp();
-            fetch_stage(c, c.next);
-            c.parity ^= c.next + 1 == RING;
-            c.next = c.next + 1 == RING ? 0 : c.next + 1;
-            x = {x.x + each * stride, x.scales + each * 4};
+            fetch_stage(c, c.tile_at, c.bar_at);
+            c.tile_at += STAGE_BYTES;
+            c.bar_at += 8;
+            if (c.bar_at == c.full_at + RING * 8) {
+                c.tile_at = c.ring_at;
+                c.bar_at = c.full_at;
+                c.parity ^= 1;
+            }
         }
         if (w.left > 0 || (step != O && step != DOWN))
             flush(c, step, line_sum(sum, c.lane), line - w.line, line, by);
@@ -757,7 +801,8 @@ __device__ static inline float from_slots(const struct context &c, const struct 
     return v;
 }
 
-/* What q, k and v, or gate and up, or the head give, to those who wait for it; a warp for a line. */
+/* What q, k and v, or gate and up, or the head give, to those who wait for it; a warp for a line.
+ */
 __device__ static void finish(struct context &c, int step, int layer, float *logits)
 {
     const struct part own = c.own()[step];
