@@ -113,17 +113,15 @@ __device__ static void do_step(struct context &c, int step, int layer, const str
     else
         put_normed(c, step == GATE_UP || layer > 0, 2 * layer + (step == GATE_UP), norms);
     __syncthreads();
-    float by = 1;
     if (step == QKV)
         prefetch_rows<T>(c, layer, p);
-    if (step == O || step == DOWN) {
-        by = c.layers()[layer].scale[step == O ? O_ : DOWN_];
-        clear_sums(c);
-        if (threadIdx.x * 32 < c.m.C)
-            prefetch(c.m.norms + (2 * layer + 1 + (step == DOWN)) * (int64_t)c.m.C +
-                     threadIdx.x * 32);
-    }
-    multiply(c, step, by);
+    if ((step == QKV || step == GATE_UP) && threadIdx.x * 32 < c.m.C) /* the next norm */
+        prefetch(c.m.norms + (2 * layer + 1 + (step == GATE_UP)) * (int64_t)c.m.C +
+                 threadIdx.x * 32);
+    multiply(c, step,
+             step == O      ? c.layers()[layer].scale[O_]
+             : step == DOWN ? c.layers()[layer].scale[DOWN_]
+                            : 1);
     if (step != O && step != DOWN) {
         __syncthreads();
         finish(c, step, min(layer, c.m.layer_count - 1), a.logits);
@@ -161,8 +159,9 @@ __global__ static void __launch_bounds__(THREADS, 1)
         if (step == O || step == DOWN) {
             arrive_all(c);
             norms = norms_at(c, 2 * layer + 1 + (step == DOWN), threadIdx.x);
+            clear_sums(c);
             wait_all(c);
-            c.place = c.place + 1 < SUMS ? c.place + 1 : 0;
+            c.place = (c.place + 1) % SUMS;
         }
         step = step < DOWN ? step + 1 : QKV;
         layer += step == QKV;
@@ -349,6 +348,7 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
                   {&m->sums[0], (int64_t)m->C * 8},
                   {&m->sums[1], (int64_t)m->C * 8},
                   {&m->sums[2], (int64_t)m->C * 8},
+                  {&m->sums[3], (int64_t)m->C * 8},
                   {&m->act, (int64_t)m->F / 2 * 8},
                   {&m->act_scale, (int64_t)m->F / 16 * 8},
                   {&m->barrier, 256}};

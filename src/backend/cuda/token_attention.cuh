@@ -253,9 +253,10 @@ struct joined {
     float v, top, sum;
 };
 
-/* Value d of head h over `count` softmaxes. */
+/* Value d of head h over the first, the (first + step)-th and so on of `count` softmaxes. */
 template <int G>
-__device__ static inline struct joined join_parts(const struct context &c, int h, int d, int count)
+__device__ static inline struct joined join_parts(const struct context &c, int h, int d, int first,
+                                                  int step, int count)
 {
     const float *parts = c.attend() + attend_at<G>::parts + h * (HEAD + 2);
     struct joined j = {0, -INFINITY, 0};
@@ -263,7 +264,7 @@ __device__ static inline struct joined join_parts(const struct context &c, int h
     for (int p = 0; p < count; p++)
         j.top = fmaxf(j.top, parts[p * attend_at<G>::stride + HEAD]);
 #pragma unroll 4
-    for (int p = 0; p < count; p++) {
+    for (int p = first; p < count; p += step) {
         const float *part = parts + p * attend_at<G>::stride;
         float2 own = *(const float2 *)(part + HEAD);
         float w = __expf(own.x - j.top);
@@ -276,11 +277,22 @@ __device__ static inline struct joined join_parts(const struct context &c, int h
 /* x16 = the head that `count` softmaxes give. */
 __device__ static void put_head(struct context &c, int count)
 {
-    if (threadIdx.x >= HEAD)
+    const int each = THREADS / HEAD; /* threads that have the same value */
+    int d = threadIdx.x % HEAD, part = threadIdx.x / HEAD;
+    float *values = c.slots(), *sums = (float *)c.squares(), v = 0, sum = 0;
+    struct joined j = join_parts<1>(c, 0, d, part, each, count);
+    values[threadIdx.x] = j.v;
+    if (d == 0)
+        sums[part] = j.sum;
+    __syncthreads();
+    if (part > 0)
         return;
-    int d = threadIdx.x;
-    struct joined j = join_parts<1>(c, 0, d, count);
-    struct halves two = halves_of(__fdividef(j.v, j.sum));
+#pragma unroll
+    for (int i = 0; i < each; i++) {
+        v += values[i * HEAD + d];
+        sum += sums[i];
+    }
+    struct halves two = halves_of(__fdividef(v, sum));
     uint32_t more = __shfl_down_sync(0xFFFFFFFF, two.two, 2);
     if (d % 4 == 0)
         put_pairs(c, d / 4, two.two, more, two.by);
@@ -306,7 +318,7 @@ __device__ static void attend_part(struct context &c, int layer, const struct st
     for (int i = threadIdx.x; i < G * HEAD; i += THREADS) {
         int h = i / HEAD, d = i % HEAD;
         float *out = shared_part(c, p.head + h, p.split);
-        struct joined j = join_parts<G>(c, h, d, WARPS);
+        struct joined j = join_parts<G>(c, h, d, 0, 1, WARPS);
         __stcg(out + d, j.v);
         if (d == 0)
             __stcg((float2 *)(out + HEAD), make_float2(j.top, j.sum));

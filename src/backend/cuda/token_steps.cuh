@@ -13,7 +13,7 @@
 #define RING        3   /* stages of a warp that are on their way */
 #define STAGE_BYTES (PAIR * NBI_TILE_BYTES)
 #define LINE_ROWS   (PAIR * NBI_TILE_ROWS)
-#define SUMS        3 /* places of what blocks add up, in turn */
+#define SUMS        4 /* places of what blocks add up, in turn */
 
 static_assert(WARPS <= SPLITS_MAX && WARPS % 4 == 0, "places of softmaxes, and of squares by four");
 
@@ -104,7 +104,7 @@ struct model {
 };
 
 /* The token's row of the embedding, where that is on the host. */
-#define ROW_MAX 16384
+#define ROW_MAX 8192
 
 struct row {
     uint8_t bytes[ROW_MAX];
@@ -433,10 +433,11 @@ __device__ static inline float of_sum(unsigned long long v)
     return abs(high) < 1 << 21 ? (float)(long long)v * (1 / SUM_UNIT) : NAN;
 }
 
-/* For the next o or down: all have read those since the last barrier but one. */
+/* For the o or down behind the next, at a barrier: all had read them before the barrier before, and
+ * the next one comes before they are added to. */
 __device__ static inline void clear_sums(const struct context &c)
 {
-    unsigned long long *sums = c.m.sums[c.place + 1 < SUMS ? c.place + 1 : 0];
+    unsigned long long *sums = c.m.sums[(c.place + 2) % SUMS];
 #pragma unroll 1
     for (int i = (int)(threadIdx.x * gridDim.x + blockIdx.x); i < c.m.C; i += THREADS * gridDim.x)
         __stcg(sums + i, 0ull);
@@ -551,54 +552,52 @@ __device__ static inline struct norm_feed norms_at(const struct context &c, int 
     return f;
 }
 
-/* Two values of the residual stream times w to x16, by all lanes of a warp; eight have a block. */
-__device__ static inline void put_pair(struct context &c, int i, float2 v, float2 w, bool any)
-{
-    float a = v.x * w.x, b = v.y * w.y;
-    float amax = isfinite(a + b) ? fmaxf(fabsf(a), fabsf(b)) : INFINITY;
-#pragma unroll
-    for (int o = 1; o < 8; o <<= 1)
-        amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, o));
-    int e = exponent_of(amax);
-    float up = power_of_two(13 - e);
-    uint32_t two = two_halves(a * up, b * up);
-    if (!any)
-        return;
-    ((uint2 *)c.x16())[i] = i >> 3 & 1 ? make_uint2(0, two) : make_uint2(two, 0);
-    if (i % 8 == 0)
-        c.scale()[i / 8] = power_of_two(e - 13) * UNDO;
-}
-
 /* Adds what blocks have made of o or down before to the residual stream, if `sums`. Puts the stream
  * times a norm's weights to x16, and its squares to squares; what the norm divides by is left for
- * the end of the product. */
+ * the end of the product. Eight lanes have a block of 16. */
 __device__ static void put_normed(struct context &c, bool sums, int norm, struct norm_feed w)
 {
-    const ulonglong2 *from = (const ulonglong2 *)c.m.sums[c.place > 0 ? c.place - 1 : SUMS - 1];
+    const ulonglong2 *from = (const ulonglong2 *)c.m.sums[(c.place + SUMS - 1) % SUMS];
     int count = c.m.C / 2;
     float sum = 0;
 #pragma unroll 1
     for (int i = threadIdx.x; i - c.lane < count; i += AHEAD * THREADS) {
         ulonglong2 more[AHEAD] = {};
-        float2 v[AHEAD];
+        float2 v[AHEAD], x[AHEAD];
+        float amax[AHEAD];
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++)
-            if (sums && i + j * THREADS < count)
+        for (int j = 0; j < AHEAD; j++) {
+            bool any = i + j * THREADS < count;
+            x[j] = any ? c.x()[i + j * THREADS] : make_float2(0, 0);
+            if (sums && any)
                 more[j] = __ldcg(from + i + j * THREADS);
+        }
         if (i >= AHEAD * THREADS)
             w = norms_at(c, norm, i);
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            int at = i + j * THREADS;
-            bool any = at < count;
-            v[j] = any ? c.x()[at] : make_float2(0, 0);
-            if (sums) {
-                v[j] = make_float2(v[j].x + of_sum(more[j].x), v[j].y + of_sum(more[j].y));
-                if (any)
-                    c.x()[at] = v[j];
+            x[j] = make_float2(x[j].x + of_sum(more[j].x), x[j].y + of_sum(more[j].y));
+            sum += x[j].x * x[j].x + x[j].y * x[j].y;
+            v[j] = make_float2(x[j].x * w.w[j].x, x[j].y * w.w[j].y);
+            amax[j] = fmaxf(fabsf(v[j].x), fabsf(v[j].y));
+            amax[j] = isfinite(v[j].x + v[j].y) ? amax[j] : INFINITY;
+        }
+#pragma unroll
+        for (int o = 1; o < 8; o <<= 1)
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++)
+                amax[j] = fmaxf(amax[j], __shfl_xor_sync(0xFFFFFFFF, amax[j], o));
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            int at = i + j * THREADS, e = exponent_of(amax[j]);
+            float up = power_of_two(13 - e);
+            uint32_t two = two_halves(v[j].x * up, v[j].y * up);
+            if (at < count) {
+                c.x()[at] = x[j];
+                ((uint2 *)c.x16())[at] = at & 8 ? make_uint2(0, two) : make_uint2(two, 0);
+                if (at % 8 == 0)
+                    c.scale()[at / 8] = power_of_two(e - 13) * UNDO;
             }
-            sum += v[j].x * v[j].x + v[j].y * v[j].y;
-            put_pair(c, at, v[j], w.w[j], any);
         }
     }
     sum = warp_sum(sum);
