@@ -358,10 +358,10 @@ __device__ static inline void add_half(float acc[GROUP][NT][4], const uint8_t *s
             uint4 b = x[t * 128 + (2 * half + i) * 32];
 #pragma unroll
             for (int r = 0; r < GROUP; r++)
-                mma_f16(acc[r][t], w[r][2 * i], b.x, b.y);
+                mma<false>(acc[r][t], w[r][2 * i], b.x, b.y);
 #pragma unroll
             for (int r = 0; r < GROUP; r++)
-                mma_f16(acc[r][t], w[r][2 * i + 1], b.z, b.w);
+                mma<false>(acc[r][t], w[r][2 * i + 1], b.z, b.w);
         }
 }
 

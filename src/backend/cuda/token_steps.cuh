@@ -686,7 +686,7 @@ __device__ static inline void add_tiles(float2 sum[PAIR], uint32_t tile, uint32_
                     const uint32_t a[4] = {
                         tile_pair(code[r].x, 2 * i + p), tile_pair(code[r].y, 2 * i + p),
                         tile_pair(code[r].z, 2 * i + p), tile_pair(code[r].w, 2 * i + p)};
-                    mma_f16(acc[r], a, b[r][2 * p], b[r][2 * p + 1]);
+                    mma<false>(acc[r], a, b[r][2 * p], b[r][2 * p + 1]);
                 }
         }
     }
