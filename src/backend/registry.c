@@ -80,9 +80,9 @@ void nb_device_auto(char name[NB_DEVICE_NAME])
     snprintf(name, NB_DEVICE_NAME, "cpu");
 }
 
-static enum nb_status open_gpu(struct nbi_backend **out, int gpu)
+static enum nb_status open_gpu(struct nbi_backend **out, int gpu, int threads)
 {
-    return nbi_cuda_open(out, gpu);
+    return nbi_cuda_open(out, gpu, threads);
 }
 
 const char *nb_cuda_archs(void)
@@ -103,9 +103,10 @@ void nb_device_auto(char name[NB_DEVICE_NAME])
     snprintf(name, NB_DEVICE_NAME, "cpu");
 }
 
-static enum nb_status open_gpu(struct nbi_backend **out, int gpu)
+static enum nb_status open_gpu(struct nbi_backend **out, int gpu, int threads)
 {
     (void)out;
+    (void)threads;
     return nb_gpu_check(gpu);
 }
 
@@ -129,7 +130,7 @@ enum nb_status nbi_backend_open(struct nbi_backend **out, const struct nbi_backe
     int gpu;
     *out = NULL;
     NBI_TRY(nb_device_parse(opts->device, &gpu));
-    return gpu < 0 ? nbi_cpu_open(out, opts) : open_gpu(out, gpu);
+    return gpu < 0 ? nbi_cpu_open(out, opts) : open_gpu(out, gpu, opts->threads);
 }
 
 enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
@@ -137,7 +138,7 @@ enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
     struct nbi_backend *be = NULL;
     struct nbi_stream *s;
     memset(out, 0, sizeof *out);
-    NBI_TRY(open_gpu(&be, index));
+    NBI_TRY(open_gpu(&be, index, 0));
     NBI_BUG_IF(!be);
     const struct nbi_stream_limits limits = {.N = be->chunk, .K = 16, .D = 2, .heads = 1};
     enum nb_status rc = be->stream_new(be, &limits, &s);

@@ -278,7 +278,7 @@ static void fill_table(struct cuda *cuda)
     be->peak_floats = nbi_cuda_peak_floats;
 }
 
-enum nb_status nbi_cuda_open(struct nbi_backend **out, int device)
+enum nb_status nbi_cuda_open(struct nbi_backend **out, int device, int threads)
 {
     struct cuda *cuda = (struct cuda *)calloc(1, sizeof *cuda);
     *out = NULL;
@@ -286,6 +286,7 @@ enum nb_status nbi_cuda_open(struct nbi_backend **out, int device)
         return nbi_fail_memory("backend", sizeof *cuda);
     fill_table(cuda);
     cuda->index = device;
+    cuda->threads = threads > 0 ? threads : nbi_cpu_count();
     pthread_mutex_init(&cuda->lock, NULL);
     pthread_mutex_init(&cuda->trying, NULL);
     enum nb_status rc = start(cuda, device);

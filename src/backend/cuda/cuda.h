@@ -11,8 +11,9 @@ extern "C" {
  * string that stays valid). */
 const char *nbi_cuda_check(int device);
 
-/* The device as a backend. */
-enum nb_status nbi_cuda_open(struct nbi_backend **out, int device);
+/* The device as a backend. Weights that stay on the host are read by so many threads (0: what this
+ * process may use). */
+enum nb_status nbi_cuda_open(struct nbi_backend **out, int device, int threads);
 
 #ifdef __cplusplus
 }

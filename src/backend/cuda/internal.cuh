@@ -18,6 +18,7 @@ extern "C" {
 struct cuda {
     struct nbi_backend be;
     int index;                         /* of the device */
+    int threads;                       /* of the host, that read weights */
     int sms;                           /* multiprocessors */
     int cc;                            /* compute capability, 90 for 9.0 */
     int code;                          /* that the kernels were made for, 90 for 9.0 */

@@ -265,7 +265,7 @@ static enum nb_status read_chunk(void *ctx, int thread, int64_t first, int64_t c
 static enum nb_status read_all(struct transfer *t)
 {
     int64_t most = rows_at_once(t);
-    return nbi_for_chunks(t->w->rows, most > 0 ? most : 1, nbi_cpu_count(), read_chunk, t);
+    return nbi_for_chunks(t->w->rows, most > 0 ? most : 1, t->cuda->threads, read_chunk, t);
 }
 
 enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
