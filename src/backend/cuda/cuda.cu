@@ -131,10 +131,10 @@ static enum nb_status cuda_stream_new(struct nbi_backend *be,
 static enum nb_status cuda_sync(struct nbi_stream *s)
 {
     int count = s->fetched_count;
-    s->fetched_count = 0;
-    s->staged_used = 0;
+    s->fetched_count = 0; /* if this fails, who asked for them may be gone at the next one */
     CU_HERE(s);
     CU_TRY(cudaStreamSynchronize(s->queue));
+    s->staged_used = 0;
     for (int i = 0; i < count; i++)
         memcpy(s->fetched[i].to, s->fetched[i].from, (size_t)s->fetched[i].bytes);
     return NB_OK;
@@ -172,8 +172,8 @@ static enum nb_status cuda_upload(struct nbi_stream *s, struct nbi_ptr dst, cons
     return NB_OK;
 }
 
-static enum nb_status cuda_download(struct nbi_stream *s, void *dst, struct nbi_ptr src,
-                                    int64_t bytes)
+static enum nb_status queue_download(struct nbi_stream *s, void *dst, struct nbi_ptr src,
+                                     int64_t bytes)
 {
     CU_HERE(s);
     uint8_t *via = bytes <= NBI_STAGED_BYTES / 4 && s->fetched_count < NBI_FETCHED_MAX
@@ -184,6 +184,15 @@ static enum nb_status cuda_download(struct nbi_stream *s, void *dst, struct nbi_
     if (via)
         s->fetched[s->fetched_count++] = {dst, via, bytes};
     return NB_OK;
+}
+
+static enum nb_status cuda_download(struct nbi_stream *s, void *dst, struct nbi_ptr src,
+                                    int64_t bytes)
+{
+    enum nb_status rc = queue_download(s, dst, src, bytes);
+    if (rc != NB_OK)
+        s->fetched_count = 0; /* those before are not waited for either */
+    return rc;
 }
 
 static enum nb_status cuda_copy(struct nbi_stream *s, struct nbi_ptr dst, struct nbi_ptr src,

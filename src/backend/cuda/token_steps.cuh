@@ -104,7 +104,7 @@ struct model {
 };
 
 /* The token's row of the embedding, where that is on the host. */
-#define ROW_MAX 8192
+#define ROW_MAX 16384
 
 struct row {
     uint8_t bytes[ROW_MAX];
@@ -452,9 +452,8 @@ __device__ static inline uint32_t tag_of(const struct context &c)
 
 __device__ static inline void give(const struct context &c, uint64_t *to, uint32_t value)
 {
-    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value),
-                 "r"(tag_of(c))
-                 : "memory");
+    uint64_t both = (uint64_t)tag_of(c) << 32 | value;
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 }
 
 /* COUNT values, `step` apart, as soon as they are there. */
@@ -467,12 +466,13 @@ __device__ static inline void take(const struct context &c, uint32_t out[COUNT],
         there = true;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            uint32_t tag;
-            asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
-                         : "=r"(out[i]), "=r"(tag)
+            uint64_t both;
+            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                         : "=l"(both)
                          : "l"(from + i * step)
                          : "memory");
-            there = there && tag == tag_of(c);
+            out[i] = (uint32_t)both;
+            there = there && both >> 32 == tag_of(c);
         }
     } while (!there);
 }
