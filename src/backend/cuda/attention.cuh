@@ -4,7 +4,7 @@
  * a row's range may hold NaN and must not reach a product, not even times 0. */
 #pragma once
 
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/mma.cuh"
 
 #define LOG2E 1.4426950408889634f
 #define LN2   0.6931471805599453f
@@ -77,26 +77,6 @@ template <bool BF> __device__ static inline uint32_t pack_rest(uint32_t packed, 
     float2 f =
         BF ? __bfloat1622float2(*(__nv_bfloat162 *)&packed) : __half22float2(*(__half2 *)&packed);
     return pack<BF>(lo - f.x, hi - f.y);
-}
-
-/* Two e4m3, the first in the low byte, as f16: exact. */
-__device__ static inline uint32_t widen_e4m3(uint32_t pair)
-{
-    __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)pair, __NV_E4M3);
-    return (uint32_t)h.x | (uint32_t)h.y << 16;
-}
-
-/* Over the four lanes that share rows of c. */
-__device__ static inline float quad_max(float v)
-{
-    v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFF, v, 1));
-    return fmaxf(v, __shfl_xor_sync(0xFFFFFFFF, v, 2));
-}
-
-__device__ static inline float quad_sum(float v)
-{
-    v += __shfl_xor_sync(0xFFFFFFFF, v, 1);
-    return v + __shfl_xor_sync(0xFFFFFFFF, v, 2);
 }
 
 __device__ static inline void load_shared(uint32_t w[4], uint32_t from)

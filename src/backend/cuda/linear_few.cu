@@ -13,6 +13,7 @@
  * leaves its sums, which are added up in order by whoever reads y next (struct pending). All that
  * depends on shapes and the device alone, so a row of y does not depend on its company. */
 #include "backend/cuda/few.cuh"
+#include "backend/cuda/mma.cuh"
 
 #define WARPS     15 /* and the one that brings x */
 #define THREADS   (32 * WARPS + 32)

@@ -1,7 +1,7 @@
 /* token_steps.cuh - the kernel of token.cu: what it keeps where, how weights come in, products. */
 #pragma once
 
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/mma.cuh"
 
 #define WARPS       16
 #define THREADS     (WARPS * 32)
