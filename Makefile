@@ -10,7 +10,7 @@ CMAKE_FLAGS = -G Ninja -DNIBBLE_WERROR=$(if $(CI),ON,OFF) \
   -DNIBBLE_CUDA=$(if $(filter 1,$(CUDA)),ON,OFF) "-DNIBBLE_ARCH=$(ARCH)"
 CONFIGURE = cmake -S . $(CMAKE_FLAGS)
 
-.PHONY: all configure build binary demo gates test deps lint fmt docs asan fuzz bench test-interop static clean help
+.PHONY: all configure build binary demo gates test deps lint fmt docs asan fuzz bench test-interop test-gpu static clean help
 all: build
 
 configure:
@@ -71,6 +71,9 @@ bench: binary ## measure the codec, and quantising a model of 4B shapes (needs 1
 
 test-interop: build ## compare with safetensors, gguf, tokenizers and jinja2 of PyPI, in a venv
 	@tests/interop/run.sh $(BUILD)/nibble
+
+test-gpu: build ## what needs a GPU (CUDA=1): tests, compute-sanitizer, figures of 4B shapes
+	@tests/gpu/run.sh $(BUILD) $(WHAT)
 
 static: ## a binary that travels: small libraries linked statically, in build-static
 	@tools/deps.sh build

@@ -1,0 +1,118 @@
+#!/bin/sh
+# run.sh - everything that needs a GPU: run.sh BUILD [checks|sanitizers|figures ...] (default: all).
+# BUILD has been built with CUDA=1; nothing is compiled here, so that it may come from elsewhere.
+set -u
+root=$(cd "$(dirname "$0")/../.." && pwd)
+build=$(cd "${1:?the folder of a build}" && pwd) || exit 1
+shift
+nibble=$build/nibble
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+if ! "$nibble" doctor --device cuda >/dev/null 2>&1; then
+    echo "SKIP: no usable GPU ('$nibble doctor' says why)"
+    exit 77
+fi
+
+# try NAME COMMAND...: one line of what came out.
+try() {
+    name=$1
+    shift
+    if timeout -k 5 600 "$@" >"$work/log" 2>&1; then
+        echo "ok   $name"
+    else
+        echo "FAIL $name ($*)"
+        tail -n 15 "$work/log" | sed 's/^/     /'
+        failures=$((failures + 1))
+    fi
+}
+
+# shape NAME HIDDEN FEED-FORWARD HEADS KV-HEADS LAYERS: a model of random weights in four bits.
+shape() {
+    mkdir -p "$work/$1.config"
+    cat >"$work/$1.config/config.json" <<JSON
+{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128,
+ "hidden_act": "silu", "hidden_size": $2, "intermediate_size": $3, "max_position_embeddings": 2048,
+ "num_attention_heads": $4, "num_hidden_layers": $6, "num_key_value_heads": $5,
+ "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true,
+ "torch_dtype": "bfloat16", "eos_token_id": 602, "vocab_size": 672}
+JSON
+    "$nibble" synth -q --sigma 0.05 --config "$work/$1.config/config.json" "$work/$1" &&
+        cp "$root/tests/golden/tokenizer/qwen/tokenizer.json" "$work/$1" &&
+        "$nibble" quantize -q "$work/$1" "$work/$1.dat"
+}
+
+checks() {
+    for test in ops few_rows backend infer_batch; do
+        try "test_$test" "$build/tests/test_$test"
+    done
+    try "the command line" sh "$root/tests/cli/cuda.sh" "$nibble"
+    seq 1 700 >"$work/text"
+    while read -r name sizes; do
+        # shellcheck disable=SC2086 # numbers
+        shape "$name" $sizes || exit 1
+        try "parity of shape $sizes" "$nibble" parity -q -m "$work/$name.dat" --model-dir "$work/$name" \
+            --text "$work/text" --device cuda
+    done <<SHAPES
+a 256 544 8 2 3
+b 336 1040 4 2 3
+c 512 544 8 8 3
+d 1024 3072 16 2 3
+e 2560 9728 32 8 2
+SHAPES
+    try "50 runs and changes of mode" "$nibble" stress kv -q -m "$work/a.dat" \
+        --model-dir "$work/a" --iterations 50 --device cuda
+}
+
+sanitizers() {
+    if ! command -v compute-sanitizer >/dev/null; then
+        echo "SKIP sanitizers: there is no compute-sanitizer"
+        return
+    fi
+    [ -f "$work/a.dat" ] || shape a 256 544 8 2 3 || exit 1
+    for tool in memcheck initcheck racecheck; do
+        for prompt in "hello" "$(seq 1 80 | tr '\n' ' ')"; do
+            try "$tool, a prompt of ${#prompt} characters" compute-sanitizer --tool $tool \
+                --error-exitcode 9 "$nibble" generate -q -m "$work/a.dat" --model-dir "$work/a" \
+                --raw -p "$prompt" -n 4 --temp 0 --device cuda
+        done
+        try "$tool, products of few rows" compute-sanitizer --tool $tool --error-exitcode 9 \
+            "$build/tests/test_few_rows"
+    done
+}
+
+# figure NAME OPTIONS...: of bench, tokens a second.
+figure() {
+    name=$1
+    shift
+    if "$nibble" bench "$@" -q --synthetic 4b --device cuda --json >"$work/out" 2>"$work/log"; then
+        printf '%-42s %9.0f tok/s\n' "$name" \
+            "$(sed -n 's/.*"tokens_per_s": \([0-9.]*\).*/\1/p' "$work/out")"
+    else
+        echo "FAIL $name: $(tail -n 1 "$work/log")"
+        failures=$((failures + 1))
+    fi
+}
+
+figures() {
+    figure "decode, 16 tokens of context" decode -n 64
+    figure "decode, 4,096 tokens" decode --depth 4096
+    figure "decode, 32,768 tokens, f8" decode --depth 32768 --kv-dtype f8
+    for n in 8 32 64; do
+        figure "$n sequences" decode --parallel $n
+    done
+    figure "a prompt of 4,096 tokens" prefill -n 4096
+}
+
+[ $# -gt 0 ] || set -- checks sanitizers figures
+for part; do
+    case $part in
+    checks | sanitizers | figures) $part ;;
+    *)
+        echo "run.sh: '$part' is none of checks, sanitizers, figures" >&2
+        exit 1
+        ;;
+    esac
+done
+[ "$failures" -eq 0 ] || exit 1
