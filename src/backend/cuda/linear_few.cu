@@ -249,7 +249,7 @@ __device__ static inline void begin_barriers(const struct product &a, const stru
         barrier_init(tiles_bar(lane), COPY_ENDS);
     if (warp == WARPS && lane < a.slots) {
         barrier_init(x_full(lane), COPY_ENDS);
-        barrier_init(x_free(lane), s.groups);
+        barrier_init(x_free(lane), 32 * s.groups);
     }
 #if BULK
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -427,9 +427,8 @@ __device__ static inline void multiply_pass(float acc[GROUP][NT][4], const struc
 #pragma unroll NT <= 2 ? 2 : 1
         for (int half = 0; half < 2; half++)
             add_half(acc, stage_at(stage), x, half);
+        barrier_arrive(x_free(slot));
         __syncwarp(); /* the stage was read by all */
-        if (lane == 0)
-            barrier_arrive(x_free(slot));
         fetch_stage(f, col + STAGES * f.step, stage);
         next_turn(t, slots);
     }
