@@ -1,6 +1,6 @@
 # The front door: CMake does the building. `make help` lists the targets.
 BUILD ?= build
-ARCH ?= 90
+ARCH ?= 90a
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 T ?= dat
 S ?= 60

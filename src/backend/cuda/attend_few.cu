@@ -12,7 +12,10 @@
 
 #define FEW_WARPS   4
 #define FEW_THREADS (32 * FEW_WARPS)
-#define FEW_WORTH   512 /* keys of a piece that several waves of pieces are worth it with */
+#ifndef FEW_STEPS
+#define FEW_STEPS 4
+#endif
+#define FEW_WORTH 512 /* keys of a piece that several waves of pieces are worth it with */
 /* Weights are 2^FEW_LIFT for the largest score: the smaller ones keep their digits in f16. */
 #define FEW_LIFT 6.0f
 
@@ -272,7 +275,7 @@ __device__ static inline void few_leave(struct few_shared<D> &sh, struct few<D, 
 __device__ static inline int common_piece(const struct few_args &f, unsigned total,
                                           unsigned longest)
 {
-    unsigned N = f.a.N, step = f.least / FEW_WARPS, each = total;
+    unsigned N = f.a.N, step = f.least / (FEW_STEPS * FEW_WARPS), each = total;
     if (N <= f.wave)
         each = (total - 1) / (f.wave - N + 1) + 1;
     if (N > 1)
@@ -563,7 +566,7 @@ static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_atten
     f.a.splits = most < 1 ? 1 : most < SPLITS_MAX ? (int)most : SPLITS_MAX;
     f.room = k.N * k.NKV * f.a.splits;
     f.wave = slots > k.NKV ? (unsigned)(slots / k.NKV) : 1;
-    f.least = FEW_WARPS * F::KEYS;
+    f.least = FEW_STEPS * FEW_WARPS * F::KEYS;
     NBI_BUG_IF(a->N > NBI_FEW_ROWS || (a->steady && f.a.splits < STEADY_SPLITS));
     int64_t useful = k.N * k.NKV * ceil_div(a->longest, f.least);
     unsigned grid = (unsigned)(useful < slots ? useful : slots);

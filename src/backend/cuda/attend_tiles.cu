@@ -41,15 +41,7 @@ __device__ static inline void store_shared(uint32_t to, const uint32_t w[4])
                  : "memory");
 }
 
-/* Four matrices of 8 x 8; lane l gives the row l % 8 of matrix l / 8. */
-__device__ static inline void load_matrices(uint32_t w[4], uint32_t from)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(from)
-                 : "memory");
-}
-
+/* As load_matrices, with rows and columns exchanged. */
 __device__ static inline void load_transposed(uint32_t w[4], uint32_t from)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"

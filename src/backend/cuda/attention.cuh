@@ -79,14 +79,6 @@ template <bool BF> __device__ static inline uint32_t pack_rest(uint32_t packed, 
     return pack<BF>(lo - f.x, hi - f.y);
 }
 
-__device__ static inline void load_shared(uint32_t w[4], uint32_t from)
-{
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(from)
-                 : "memory");
-}
-
 /* Hides where x comes from: what is quickly computed from it is then computed again in each round
  * of a loop, instead of kept in registers that are needed otherwise. */
 __device__ static inline int anew(int x)

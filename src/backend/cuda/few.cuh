@@ -43,20 +43,25 @@ static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P..
                                         const struct ctas &ctas, int threads, int shared,
                                         const A &...args)
 {
-    cudaLaunchAttribute attrs[2] = {};
+    cudaLaunchAttribute attrs[3] = {};
     cudaLaunchConfig_t c = {};
     attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attrs[0].val.programmaticStreamSerializationAllowed = 1;
-    attrs[1].id = cudaLaunchAttributeClusterDimension;
-    attrs[1].val.clusterDim = {ctas.cluster, 1, 1};
+    attrs[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attrs[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    attrs[2].id = cudaLaunchAttributeClusterDimension;
+    attrs[2].val.clusterDim = {ctas.cluster, 1, 1};
     c.gridDim = ctas.grid;
     c.blockDim = dim3((unsigned)threads);
     c.dynamicSmemBytes = (size_t)shared;
     c.stream = s->queue;
     c.attrs = attrs;
-    c.numAttrs = s->cuda->code < 90 ? 0 : ctas.cluster > 1 ? 2 : 1;
+    c.numAttrs = s->cuda->code < 90 ? 0 : ctas.cluster > 1 ? 3 : 2;
     return cudaLaunchKernelEx(&c, kernel, P(args)...);
 }
+
+/* Shared memory that a product leaves to attention, which starts while it is at work. */
+#define BESIDE_BYTES (26 << 10)
 
 /* Into so many slices columns of a product are cut at most. */
 #define SLICES_MAX 4
@@ -64,7 +69,7 @@ static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P..
 /* ---- x of a product of few rows ---- */
 
 /* x as f16 in the order in which the product takes it: for each tile of columns and each eight rows
- * the operand B of eight mma.m16n8k16, as four quarters with 16 bytes of each lane. */
+ * the operand B of eight steps of a product, with two matrices [8 rows, 8 columns] each. */
 struct x16 {
     __half *out;
     float *scale;
@@ -74,14 +79,15 @@ struct x16 {
 /* Bytes of a column for eight rows. */
 #define X16_BYTES 2048
 
-/* Where element k of row n goes; two lie together. Of a lane's 16 bytes of quarter q the first half
- * is elements 4q and 4q + 1, the second 4q + 2 and 4q + 3, each of blocks 2t and 2t + 1. */
+#define X16_STEP_BYTES 256
+
+/* Where element k of row n goes; two lie together. Step s has elements 2s and 2s + 1 of each block:
+ * its first matrix those of blocks 0, 2, 4 and 6, its second those of the others (tiles.cuh). */
 __device__ static inline __half *x16_at(const struct x16 &to, int n, int k)
 {
-    int tile = k / NBI_TILE_COLS, in = k % NBI_TILE_COLS, lane = n % 8 * 4 + in / 32;
+    int tile = k / NBI_TILE_COLS, block = k / 16 % 8, step = k % 16 / 2;
     int eight = tile * ((to.N + 7) / 8) + n / 8;
-    return to.out + ((eight * 4 + in % 16 / 4) * 32 + lane) * 8 + in % 4 / 2 * 4 + in / 16 % 2 * 2 +
-           in % 2;
+    return to.out + ((eight * 8 + step) * 2 + block % 2) * 64 + n % 8 * 8 + block / 2 * 2 + k % 2;
 }
 
 /* From an element to the same one so many tiles of columns on. */

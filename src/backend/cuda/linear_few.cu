@@ -1,10 +1,10 @@
 /* linear_few.cu - products of up to NBI_SMALL_BATCH rows with NVFP4 matrices, on tensor cores.
  *
  * x is rounded to f16 times a power of two per row; weights are exact in f16. A CTA has some rows
- * of tiles and goes through them a pass at a time. A pass has groups of two rows of tiles, and as
- * many warps for each group as there are, whose ways are its columns: way w has columns w, w + ways
- * and so on. A warp has a ring of stages in shared memory for its tiles. Columns of x are there
- * once for all groups; one more warp brings them. At the end of a pass sums are added up.
+ * of tiles and goes through them a pass at a time. A pass has groups of rows, and as many teams of
+ * warps for each group as there are, whose ways are its columns: way w has columns w, w + ways and
+ * so on. A warp has a ring of stages in shared memory for its tiles. Columns of x are there once
+ * for all groups; one more warp brings them. At the end of a pass sums are added up.
  *
  * Weights do not depend on what ran before, so a kernel asks for its first ones before it waits for
  * that (launch_behind).
@@ -12,19 +12,35 @@
  * Where rows are few and something is added to y, slices of columns go to different CTAs. Each
  * leaves its sums, which are added up in order by whoever reads y next (struct pending). All that
  * depends on shapes and the device alone, so a row of y does not depend on its company. */
+#include <string.h>
+
 #include "backend/cuda/few.cuh"
 #include "backend/cuda/mma.cuh"
+#include "backend/cuda/wgmma.cuh"
 
-#define WARPS     15 /* and the one that brings x */
-#define THREADS   (32 * WARPS + 32)
-#define GROUP     2  /* rows of tiles, */
-#define PASS      14 /* and of a pass at most: two ways at least */
-#define STAGES    2
-#define STAGE     (GROUP * NBI_TILE_BYTES)
-#define RINGS     (WARPS * STAGES * STAGE)
-#define SUMS_LINE (GROUP * NBI_TILE_ROWS + 4) /* so that lanes write to different banks */
-#define SLOTS_MAX 32                          /* columns of x that are there at once */
-#define WAYS_MAX  7
+#define SLOTS_MAX 32 /* columns of x that are there at once */
+
+/* How warps work together. Of Hopper (WG) four are a team, with a row of tiles each: a product of
+ * theirs reads x from shared memory by itself, and goes on while they widen the next weights. Of
+ * others each is for itself and has two rows, which share what it reads of x. */
+template <bool WG> struct crew {
+    static constexpr int WARPS = WG ? 12 : 15; /* and the one that brings x */
+    static constexpr int THREADS = 32 * WARPS + 32;
+    static constexpr int TEAM = WG ? 4 : 1;   /* warps */
+    static constexpr int EACH = WG ? 1 : 2;   /* rows of tiles of a warp, */
+    static constexpr int GROUP = TEAM * EACH; /* of a team, */
+    static constexpr int PASS = WG ? 12 : 14; /* and of a pass at most */
+    static constexpr int WAYS = WG ? 3 : 7;   /* at most */
+    static constexpr int STAGES = WG ? 4 : 2;
+    static constexpr int STAGE = EACH * NBI_TILE_BYTES;
+    static constexpr int RINGS = WARPS * STAGES * STAGE;
+    /* Shared memory: rings and columns of x, where sums go at the end of a pass; before them
+     * barriers: tiles of each warp have arrived, x has, and x is free again; and what rows of x are
+     * to be times. */
+    static constexpr int BARS = WARPS * STAGES;
+    static constexpr int SCALES_AT = (BARS + 2 * SLOTS_MAX) * 8;
+    static constexpr int HEAD_BYTES = (SCALES_AT + NBI_SMALL_BATCH * 4) / 128 * 128 + 128;
+};
 
 struct product {
     float *y[NBI_LINEAR_MAX];
@@ -40,6 +56,7 @@ struct product {
     const float *x_scale;
     float *parts; /* [slices, N, rows], if there are several */
     int N, n_tiles;
+    int each; /* rows of x of a CTA */
     bool add;
 };
 
@@ -68,26 +85,27 @@ struct part {
     int slice, passes;
 };
 
-__device__ static inline struct part part_of(const struct product &a)
+template <class C> __device__ static inline struct part part_of(const struct product &a)
 {
     unsigned lines = gridDim.x / (unsigned)a.slices, slice = blockIdx.x / lines;
     struct range rows = even(a.tile_rows, blockIdx.x - slice * lines, lines);
     return {rows, even(a.tile_cols, slice, a.slices), (int)slice,
-            (rows.end - rows.begin + PASS - 1) / PASS};
+            (rows.end - rows.begin + C::PASS - 1) / C::PASS};
 }
 
-/* Rows of tiles of a pass, and how many groups and ways it has. Warp w has way w / groups of group
- * w % groups. A way has so many slots for its columns of x. */
+/* Rows of tiles of a pass, and how many groups and ways it has. Team t has way t / groups of group
+ * t % groups. A way has so many slots for its columns of x. */
 struct pass_shape {
     int row, rows, groups, ways, slots;
 };
 
+template <class C>
 __device__ static inline struct pass_shape pass_of(const struct product &a, const struct part &p,
                                                    int pass)
 {
     struct range r = even(p.rows.end - p.rows.begin, pass, p.passes);
-    unsigned rows = r.end - r.begin, groups = (rows + GROUP - 1) / GROUP;
-    unsigned ways = min(WARPS / groups, (unsigned)a.ways);
+    unsigned rows = r.end - r.begin, groups = (rows + C::GROUP - 1) / C::GROUP;
+    unsigned ways = min(C::WARPS / C::TEAM / groups, (unsigned)a.ways);
     return {p.rows.begin + r.begin, (int)rows, (int)groups, (int)ways,
             (int)((unsigned)a.slots / ways)};
 }
@@ -159,9 +177,13 @@ __device__ static inline void barrier_wait(uint32_t bar, uint32_t parity)
 __device__ static inline void copies_begin(uint32_t bar, int bytes)
 {
 #if BULK
-    if (threadIdx.x % 32 == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-                     : "memory");
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xFFFFFFFF;\n"
+                 "@one mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n"
+                 "}" ::"r"(bar),
+                 "r"(bytes)
+                 : "memory");
 #endif
 }
 
@@ -169,11 +191,14 @@ __device__ static inline void copies_begin(uint32_t bar, int bytes)
 __device__ static inline void copy(uint32_t to, const void *from, int bytes, uint32_t bar)
 {
 #if BULK
-    if (threadIdx.x % 32 == 0)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                     "[%0], [%1], %2, [%3];" ::"r"(to),
-                     "l"(from), "r"(bytes), "r"(bar)
-                     : "memory");
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xFFFFFFFF;\n"
+                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];\n"
+                 "}" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
 #else
     for (int i = threadIdx.x % 32 * 16; i < bytes; i += 512)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i),
@@ -190,66 +215,61 @@ __device__ static inline void copies_end(uint32_t bar)
 #endif
 }
 
-/* Shared memory: rings and columns of x, where sums go at the end of a pass; before them barriers:
- * tiles of each warp have arrived, x has, and x is free again; and what rows of x are to be times.
- */
-#define BARS       (WARPS * STAGES)
-#define SCALES_AT  ((BARS + 2 * SLOTS_MAX) * 8)
-#define HEAD_BYTES ((SCALES_AT + NBI_SMALL_BATCH * 4) / 128 * 128 + 128)
-
 extern __shared__ __align__(128) uint8_t shared[];
 
-__device__ static inline uint32_t tiles_bar(int stage)
+template <class C> __device__ static inline uint32_t x_full(int slot)
 {
-    return shared_at(shared) + (threadIdx.x / 32 * STAGES + stage) * 8;
+    return shared_at(shared) + (C::BARS + slot) * 8;
 }
 
-__device__ static inline uint32_t x_full(int slot)
+template <class C> __device__ static inline uint32_t x_free(int slot)
 {
-    return shared_at(shared) + (BARS + slot) * 8;
+    return shared_at(shared) + (C::BARS + SLOTS_MAX + slot) * 8;
 }
 
-__device__ static inline uint32_t x_free(int slot)
+/* A warp's barriers and stages. */
+struct ring {
+    uint32_t bars, data;
+};
+
+template <class C> __device__ static inline struct ring ring_of(int warp)
 {
-    return shared_at(shared) + (BARS + SLOTS_MAX + slot) * 8;
+    uint32_t base = shared_at(shared);
+    return {base + warp * C::STAGES * 8, base + C::HEAD_BYTES + warp * C::STAGES * C::STAGE};
 }
 
-__device__ static inline uint8_t *stage_at(int stage)
+template <class C> __device__ static inline float *scales(void)
 {
-    return shared + HEAD_BYTES + (threadIdx.x / 32 * STAGES + stage) * STAGE;
+    return (float *)(shared + C::SCALES_AT);
 }
 
-__device__ static inline float *scales(void)
+template <class C, int NT> __device__ static inline uint32_t slot_at(int slot)
 {
-    return (float *)(shared + SCALES_AT);
-}
-
-template <int NT> __device__ static inline uint8_t *slot_at(int slot)
-{
-    return shared + HEAD_BYTES + RINGS + slot * NT * X16_BYTES;
+    return shared_at(shared) + C::HEAD_BYTES + C::RINGS + slot * NT * X16_BYTES;
 }
 
 /* Those of a pass before are over. */
-__device__ static inline void end_barriers(const struct product &a)
+template <class C> __device__ static inline void end_barriers(const struct product &a)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (warp < WARPS && lane < STAGES)
-        barrier_end(tiles_bar(lane));
-    if (warp == WARPS && lane < a.slots) {
-        barrier_end(x_full(lane));
-        barrier_end(x_free(lane));
+    if (warp < C::WARPS && lane < C::STAGES)
+        barrier_end(ring_of<C>(warp).bars + lane * 8);
+    if (warp == C::WARPS && lane < a.slots) {
+        barrier_end(x_full<C>(lane));
+        barrier_end(x_free<C>(lane));
     }
 }
 
 /* Each warp has its own, the one that brings x the others. */
+template <class C>
 __device__ static inline void begin_barriers(const struct product &a, const struct pass_shape &s)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (warp < WARPS && lane < STAGES)
-        barrier_init(tiles_bar(lane), COPY_ENDS);
-    if (warp == WARPS && lane < a.slots) {
-        barrier_init(x_full(lane), COPY_ENDS);
-        barrier_init(x_free(lane), 32 * s.groups);
+    if (warp < C::WARPS && lane < C::STAGES)
+        barrier_init(ring_of<C>(warp).bars + lane * 8, COPY_ENDS);
+    if (warp == C::WARPS && lane < a.slots) {
+        barrier_init(x_full<C>(lane), COPY_ENDS);
+        barrier_init(x_free<C>(lane), 32 * C::TEAM * s.groups);
     }
 #if BULK
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -260,34 +280,43 @@ __device__ static inline void begin_barriers(const struct product &a, const stru
 /* ---- weights ---- */
 
 /* What a warp fetches: `rows` tiles of its columns. */
-struct feed {
-    const uint8_t *from[GROUP]; /* column 0 */
-    int rows, first, end, step; /* of columns, but rows */
+template <class C> struct feed {
+    const uint8_t *from[C::EACH]; /* column 0 */
+    struct ring ring;
+    int row, rows;        /* of tiles */
+    int first, end, step; /* columns */
 };
 
-__device__ static inline void feed_begin(struct feed &f, const struct product &a,
+template <class C>
+__device__ static inline void feed_begin(struct feed<C> &f, const struct product &a,
                                          const struct part &p, const struct pass_shape &s)
 {
-    int warp = threadIdx.x / 32, way = warp / s.groups, group = warp - way * s.groups;
-    f.rows = min(GROUP, s.rows - group * GROUP);
+    /* From a lane to all, so that it is known to be the same. */
+    int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), team = warp / C::TEAM;
+    int way = team / s.groups;
+    int row = (team - way * s.groups) * C::GROUP + warp % C::TEAM * C::EACH;
+    f.ring = ring_of<C>(warp);
+    f.row = s.row + row;
+    f.rows = max(0, min(C::EACH, s.rows - row));
     f.first = p.cols.begin + way;
     f.end = way < s.ways ? p.cols.end : 0;
     f.step = s.ways;
 #pragma unroll
-    for (int r = 0; r < GROUP; r++) {
-        int row = s.row + group * GROUP + min(r, f.rows - 1), m = matrix_of(a, row);
-        f.from[r] = a.tiles[m] + (int64_t)(row - a.first[m]) * a.tile_cols * NBI_TILE_BYTES;
+    for (int r = 0; r < C::EACH; r++) {
+        int at = s.row + min(row + r, s.rows - 1), m = matrix_of(a, at);
+        f.from[r] = a.tiles[m] + (int64_t)(at - a.first[m]) * a.tile_cols * NBI_TILE_BYTES;
     }
 }
 
-__device__ static inline void fetch_stage(const struct feed &f, int col, int stage)
+template <class C>
+__device__ static inline void fetch_stage(const struct feed<C> &f, int col, int stage)
 {
-    if (col >= f.end)
+    if (col >= f.end || f.rows == 0)
         return;
-    uint32_t bar = tiles_bar(stage), to = shared_at(stage_at(stage));
+    uint32_t bar = f.ring.bars + stage * 8, to = f.ring.data + stage * C::STAGE;
     copies_begin(bar, f.rows * NBI_TILE_BYTES);
 #pragma unroll
-    for (int r = 0; r < GROUP; r++)
+    for (int r = 0; r < C::EACH; r++)
         if (r < f.rows)
             copy(to + r * NBI_TILE_BYTES, f.from[r] + (int64_t)col * NBI_TILE_BYTES, NBI_TILE_BYTES,
                  bar);
@@ -295,7 +324,7 @@ __device__ static inline void fetch_stage(const struct feed &f, int col, int sta
 }
 
 /* The warp that brings x, column after column. */
-template <int NT>
+template <class C, int NT>
 __device__ static inline void bring_x(const struct product &a, const struct part &p,
                                       const struct pass_shape &s)
 {
@@ -305,11 +334,11 @@ __device__ static inline void bring_x(const struct product &a, const struct part
 #pragma unroll 1
     for (int col = p.cols.begin; col < p.cols.end; col++) {
         int slot = way * s.slots + t.slot;
-        barrier_wait(x_free(slot), t.parity);
-        copies_begin(x_full(slot), bytes);
-        copy(shared_at(slot_at<NT>(slot)), x + (int64_t)col * a.n_tiles * X16_BYTES, bytes,
-             x_full(slot));
-        copies_end(x_full(slot));
+        barrier_wait(x_free<C>(slot), t.parity);
+        copies_begin(x_full<C>(slot), bytes);
+        copy(slot_at<C, NT>(slot), x + (int64_t)col * a.n_tiles * X16_BYTES, bytes,
+             x_full<C>(slot));
+        copies_end(x_full<C>(slot));
         if (++way == s.ways) {
             way = 0;
             next_turn(t, s.slots);
@@ -317,21 +346,36 @@ __device__ static inline void bring_x(const struct product &a, const struct part
     }
 }
 
-/* ---- sums ---- */
-
-/* Half a tile as operands: w[p] is pair p. */
-__device__ static inline void widen_half(uint32_t w[4][4], const uint4 *tile, int half)
+/* A lane's part of a tile in shared memory: half its codes, and its scales. */
+__device__ static inline void codes_at(uint32_t codes[4], uint32_t tile, int half)
 {
-    int lane = threadIdx.x % 32;
-    uint4 codes = tile[half * 32 + lane];
-    uint32_t s = ((const uint32_t *)(tile + 64))[lane];
-    const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
-    __half2 by[4];
+    load_shared(codes, tile + (half * 32 + threadIdx.x % 32) * 16);
+}
+
+__device__ static inline uint32_t scales_at(uint32_t tile)
+{
+    uint32_t v;
+    asm volatile("ld.shared.b32 %0, [%1];"
+                 : "=r"(v)
+                 : "r"(tile + 1024 + threadIdx.x % 32 * 4)
+                 : "memory");
+    return v;
+}
+
+/* Of four quarters: the scale times 2^7, so the weight times 2^-7. */
+__device__ static inline void widen_scales(__half2 by[4], uint32_t scales)
+{
 #pragma unroll
-    for (int q = 0; q < 4; q++) { /* the scale times 2^7, so the weight times 2^-7 */
-        uint32_t h = (s >> (8 * q) & 0xFF) * 0x00800080u;
+    for (int q = 0; q < 4; q++) {
+        uint32_t h = (scales >> (8 * q) & 0xFF) * 0x00800080u;
         by[q] = __hmul2(*(__half2 *)&h, __float2half2_rn(32768.0f));
     }
+}
+
+/* Half a tile as operands: w[p] is pair p. */
+__device__ static inline void widen_half(uint32_t w[4][4], const uint32_t word[4],
+                                         const __half2 by[4])
+{
 #pragma unroll
     for (int p = 0; p < 4; p++)
 #pragma unroll
@@ -342,137 +386,228 @@ __device__ static inline void widen_half(uint32_t w[4][4], const uint4 *tile, in
         }
 }
 
+/* ---- sums of a warp by itself ---- */
+
 /* Adds half a column. Both rows of tiles are computed: a group of one has something there too, and
  * nobody looks at what comes of it. */
-template <int NT>
-__device__ static inline void add_half(float acc[GROUP][NT][4], const uint8_t *stage,
-                                       const uint4 *x, int half)
+template <class C, int NT>
+__device__ static inline void add_half(float acc[][NT][4], uint32_t stage, uint32_t x, int half)
 {
-    uint32_t w[GROUP][4][4];
+    uint32_t w[C::EACH][4][4];
 #pragma unroll
-    for (int r = 0; r < GROUP; r++)
-        widen_half(w[r], (const uint4 *)(stage + r * NBI_TILE_BYTES), half);
+    for (int r = 0; r < C::EACH; r++) {
+        uint32_t codes[4];
+        __half2 by[4];
+        codes_at(codes, stage + r * NBI_TILE_BYTES, half);
+        widen_scales(by, scales_at(stage + r * NBI_TILE_BYTES));
+        widen_half(w[r], codes, by);
+    }
 #pragma unroll
     for (int t = 0; t < NT; t++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            uint4 b = x[t * 128 + (2 * half + i) * 32];
+            uint32_t b[4];
+            load_matrices(b, x + t * X16_BYTES + (4 * half + 2 * i) * X16_STEP_BYTES);
 #pragma unroll
-            for (int r = 0; r < GROUP; r++)
-                mma<false>(acc[r][t], w[r][2 * i], b.x, b.y);
+            for (int e = 0; e < 2; e++)
 #pragma unroll
-            for (int r = 0; r < GROUP; r++)
-                mma<false>(acc[r][t], w[r][2 * i + 1], b.z, b.w);
+                for (int r = 0; r < C::EACH; r++)
+                    mma<false>(acc[r][t], w[r][2 * i + e], b[2 * e], b[2 * e + 1]);
         }
 }
 
-/* acc to the warp's place in sums [WARPS, 8 NT, SUMS_LINE]; it is 0 afterwards. */
-template <int NT> __device__ static inline void leave_sums(float acc[GROUP][NT][4], float *sums)
+template <class C, int NT>
+__device__ static inline void multiply_alone(float acc[][NT][4], const struct feed<C> &f,
+                                             const struct part &p, int slots)
 {
-    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    float *to = sums + (warp * 8 * NT + 2 * t) * SUMS_LINE + g;
-#pragma unroll
-    for (int r = 0; r < GROUP; r++)
-#pragma unroll
-        for (int c = 0; c < NT; c++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                to[(8 * c + j % 2) * SUMS_LINE + r * 16 + j / 2 * 8] = acc[r][c][j];
-                acc[r][c][j] = 0;
-            }
-}
-
-/* Results of row o of two rows of tiles, from the sums of all ways in order. */
-template <int NT>
-__device__ static inline void add_up(const struct product &a, const struct part &p,
-                                     const struct pass_shape &s, const float *sums)
-{
-    int warp = threadIdx.x / 32, o = threadIdx.x % 32, n0 = (int)blockIdx.y * 8 * NT;
-    int count = min(8 * NT, a.N - n0), stride = s.groups * 8 * NT * SUMS_LINE;
+    int own = (f.first - p.cols.begin) * slots;
+    struct turn t = {}, stage = {};
 #pragma unroll 1
-    for (int group = 0; group < s.groups; group++) {
-        int row = s.row + group * GROUP + o / 16, m = matrix_of(a, min(row, a.tile_rows - 1));
-        int out = (row - a.first[m]) * 16 + o % 16;
-        bool any = row < s.row + s.rows && out < a.rows[m], add = a.add && a.slices == 1;
-        float by = 128.0f * a.scale[m];
-        float *y = a.slices > 1 ? a.parts + (int64_t)p.slice * a.N * a.rows[m] : a.y[m];
-        y += (int64_t)n0 * a.rows[m] + out;
+    for (int col = f.first; col < f.end; col += f.step) {
+        int slot = own + t.slot;
+        barrier_wait(f.ring.bars + stage.slot * 8, stage.parity);
+        barrier_wait(x_full<C>(slot), t.parity);
+        uint32_t x = slot_at<C, NT>(slot) + threadIdx.x % 32 * 16;
+#pragma unroll NT <= 2 ? 2 : 1
+        for (int half = 0; half < 2; half++)
+            add_half<C, NT>(acc, f.ring.data + stage.slot * C::STAGE, x, half);
+        barrier_arrive(x_free<C>(slot));
+        __syncwarp(); /* the stage was read by all */
+        fetch_stage(f, col + C::STAGES * f.step, stage.slot);
+        next_turn(stage, C::STAGES);
+        next_turn(t, slots);
+    }
+}
+
+/* ---- sums of a team ---- */
+
+/* Four steps of a column of x: they go on by themselves until team_products_wait says that only the
+ * last one or none of such calls is left. */
+template <int NT>
+__device__ static inline void add_half_together(float acc[NT][4], uint32_t w[4][4], uint32_t x)
+{
+    keep(w);
+    team_products_begin();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        team_product<NT>(acc, w[i], x + i * (X16_STEP_BYTES >> 4), X16_BYTES >> 4);
+    team_products_end();
+}
+
+/* What a warp's registers hold of a team's products belongs to those until they are over: there are
+ * two sets of weights. A column of x is free when its second half is over. */
+template <class C, int NT>
+__device__ static inline void multiply_together(float acc[NT][4], const struct feed<C> &f,
+                                                const struct part &p, int slots)
+{
+    int own = (f.first - p.cols.begin) * slots, before = -1;
+    uint32_t w[2][4][4], x0 = team_operand(slot_at<C, NT>(own), X16_STEP_BYTES / 2);
+    struct turn t = {}, stage = {};
+#pragma unroll 1
+    for (int col = f.first; col < f.end; col += f.step) {
+        uint32_t tile = f.ring.data + stage.slot * C::STAGE,
+                 x = x0 + t.slot * (NT * X16_BYTES >> 4);
+        uint32_t codes[2][4];
+        __half2 by[4];
+        if (f.rows > 0) /* else it has something, and nobody looks at what comes of it */
+            barrier_wait(f.ring.bars + stage.slot * 8, stage.parity);
+        codes_at(codes[0], tile, 0);
+        codes_at(codes[1], tile, 1);
+        widen_scales(by, scales_at(tile));
+        team_products_wait<1>();
+        widen_half(w[0], codes[0], by);
+        __syncwarp(); /* the stage was read by all */
+        fetch_stage(f, col + C::STAGES * f.step, stage.slot);
+        barrier_wait(x_full<C>(own + t.slot), t.parity);
+        add_half_together<NT>(acc, w[0], x);
+        team_products_wait<1>();
+        if (before >= 0)
+            barrier_arrive(x_free<C>(before));
+        widen_half(w[1], codes[1], by);
+        add_half_together<NT>(acc, w[1], x + 4 * (X16_STEP_BYTES >> 4));
+        before = own + t.slot;
+        next_turn(stage, C::STAGES);
+        next_turn(t, slots);
+    }
+    team_products_wait<0>();
+    keep<NT>(acc);
+}
+
+/* ---- results ---- */
+
+/* Of a row of tiles and eight rows of x, as an mma leaves them. */
+template <class C>
+__device__ static inline void put_results(const struct product &a, const struct part &p, int row,
+                                          int n0, float4 sum)
+{
+    int m = matrix_of(a, row), g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, rows = a.rows[m];
+    int out = (row - a.first[m]) * NBI_TILE_ROWS + g, first = (int)blockIdx.y * a.each + n0 + 2 * t;
+    const float by = 128.0f * a.scale[m], v[4] = {sum.x, sum.y, sum.z, sum.w};
+    bool add = a.add && a.slices == 1;
+    float *y = a.slices > 1 ? a.parts + (int64_t)p.slice * a.N * rows : a.y[m], old[4];
+    y += (int64_t)first * rows + out;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        bool any = add && first + e % 2 < a.N && out + e / 2 * 8 < rows;
+        old[e] = any ? y[e % 2 * rows + e / 2 * 8] : 0;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        if (first + e % 2 < a.N && out + e / 2 * 8 < rows)
+            y[e % 2 * rows + e / 2 * 8] =
+                __fmul_rn(v[e], by * scales<C>()[n0 + 2 * t + e % 2]) + old[e];
+}
+
+/* acc to the warp's place in sums [WARPS, EACH, NT, 32]; it is 0 afterwards. */
+template <class C, int NT>
+__device__ static inline void leave_sums(float acc[][NT][4], float4 *sums)
+{
+    float4 *to = sums + threadIdx.x / 32 * C::EACH * NT * 32 + threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < C::EACH; r++)
+#pragma unroll
+        for (int t = 0; t < NT; t++)
+            to[(r * NT + t) * 32] =
+                make_float4(acc[r][t][0], acc[r][t][1], acc[r][t][2], acc[r][t][3]);
+}
+
+/* Results from the sums of all ways, in order. */
+template <class C, int NT>
+__device__ static inline void add_up(const struct product &a, const struct part &p,
+                                     const struct pass_shape &s, const float4 *sums)
+{
+    int stride = s.groups * C::GROUP * NT * 32;
+#pragma unroll 1
+    for (int i = threadIdx.x / 32; i < s.rows * NT; i += C::WARPS + 1) {
+        const float4 *from = sums + i * 32 + threadIdx.x % 32;
+        float4 sum = *from;
 #pragma unroll 2
-        for (int n = warp; n < count; n += WARPS + 1) {
-            const float *from = sums + (group * 8 * NT + n) * SUMS_LINE + o;
-            float *to = y + (int64_t)n * a.rows[m], old = any && add ? *to : 0, sum = *from;
-#pragma unroll 4
-            for (int i = 1; i < s.ways; i++)
-                sum += *(from += stride);
-            if (any)
-                *to = __fmul_rn(sum, by * scales()[n]) + old;
+        for (int way = 1; way < s.ways; way++) {
+            float4 v = *(from += stride);
+            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
         }
+        put_results<C>(a, p, s.row + i / NT, i % NT * 8, sum);
     }
 }
 
 /* ---- the kernel ---- */
 
-template <int NT>
-__device__ static inline void multiply_pass(float acc[GROUP][NT][4], const struct feed &f,
-                                            const struct part &p, int slots)
+/* It leaves registers to the small kernels before and behind it, so that it can be there while they
+ * are at work; but for many rows of x where warps work alone. */
+template <int NT, bool WG>
+__global__ static void __launch_bounds__(NT <= 2 ? 768
+                                         : WG    ? 640
+                                                 : 512,
+                                         1) k_linear_few(const __grid_constant__ struct product a)
 {
-    int lane = threadIdx.x % 32, own = (f.first - p.cols.begin) * slots;
-    struct turn t = {};
-#pragma unroll 1
-    for (int i = 0, col = f.first; col < f.end; i++, col += f.step) {
-        int stage = i % STAGES, slot = own + t.slot;
-        barrier_wait(tiles_bar(stage), i / STAGES % 2);
-        barrier_wait(x_full(slot), t.parity);
-        const uint4 *x = (const uint4 *)slot_at<NT>(slot) + lane;
-#pragma unroll NT <= 2 ? 2 : 1
-        for (int half = 0; half < 2; half++)
-            add_half(acc, stage_at(stage), x, half);
-        barrier_arrive(x_free(slot));
-        __syncwarp(); /* the stage was read by all */
-        fetch_stage(f, col + STAGES * f.step, stage);
-        next_turn(t, slots);
-    }
-}
-
-/* For few rows of x it leaves registers to the small kernels before and behind it, so that it can
- * be there while they are at work. */
-template <int NT>
-__global__ static void __launch_bounds__(NT <= 2 ? THREADS * 3 / 2 : THREADS, 1)
-    k_linear_few(const __grid_constant__ struct product a)
-{
-    const struct part own = part_of(a);
-    const bool brings_x = threadIdx.x / 32 == WARPS;
-    float *sums = (float *)(shared + HEAD_BYTES);
-    float acc[GROUP][NT][4] = {};
+    using C = crew<WG>;
+    const struct part own = part_of<C>(a);
+    const bool brings_x = threadIdx.x / 32 == C::WARPS;
+    float4 *sums = (float4 *)(shared + C::HEAD_BYTES);
     next_may_start();
 #pragma unroll 1
     for (int pass = 0; pass < own.passes; pass++) {
-        const struct pass_shape s = pass_of(a, own, pass);
-        struct feed f = {};
+        const struct pass_shape s = pass_of<C>(a, own, pass);
+        float acc[C::EACH][NT][4] = {};
+        struct feed<C> f = {
+        };
         if (pass > 0)
-            end_barriers(a);
-        begin_barriers(a, s);
+            end_barriers<C>(a);
+        begin_barriers<C>(a, s);
         __syncthreads();
         if (!brings_x)
             feed_begin(f, a, own, s);
 #pragma unroll 1
-        for (int i = 0; i < STAGES; i++)
+        for (int i = 0; i < C::STAGES; i++)
             fetch_stage(f, f.first + i * f.step, i);
         if (pass == 0) {
             int n = (int)blockIdx.y * 8 * NT + threadIdx.x;
             wait_before();
             if (threadIdx.x < 8 * NT && n < a.N)
-                scales()[threadIdx.x] = a.x_scale[n];
+                scales<C>()[threadIdx.x] = a.x_scale[n];
         }
         if (brings_x)
-            bring_x<NT>(a, own, s);
+            bring_x<C, NT>(a, own, s);
+        else if constexpr (WG)
+            multiply_together<C, NT>(acc[0], f, own, s.slots);
         else
-            multiply_pass(acc, f, own, s.slots);
-        __syncthreads(); /* rings and x were read */
+            multiply_alone<C, NT>(acc, f, own, s.slots);
+        __syncthreads();   /* rings and x were read */
+        if (s.ways == 1) { /* nobody else has a part of it */
+#pragma unroll
+            for (int r = 0; r < C::EACH; r++)
+#pragma unroll
+                for (int t = 0; t < NT; t++)
+                    if (r < f.rows && f.end > 0)
+                        put_results<C>(
+                            a, own, f.row + r, 8 * t,
+                            make_float4(acc[r][t][0], acc[r][t][1], acc[r][t][2], acc[r][t][3]));
+            continue;
+        }
         if (!brings_x)
-            leave_sums(acc, sums);
+            leave_sums<C, NT>(acc, sums);
         __syncthreads();
-        add_up<NT>(a, own, s, sums);
+        add_up<C, NT>(a, own, s, sums);
 #if BULK
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* copies come behind this */
 #endif
@@ -482,40 +617,52 @@ __global__ static void __launch_bounds__(NT <= 2 ? THREADS * 3 / 2 : THREADS, 1)
 
 /* ---- launch ---- */
 
-/* Columns of x that there is room for. */
-static int slots_for(const struct nbi_stream *s, int n_tiles)
+/* Whether warps work in teams: the code of Hopper's own instructions is there, and it is Hopper. */
+static bool teams(const struct nbi_stream *s)
 {
-    int n = (s->cuda->shared - HEAD_BYTES - RINGS) / (n_tiles * X16_BYTES);
+    return s->cuda->cc == 90 && strstr(NIBBLE_ARCH, "90a");
+}
+
+/* Columns of x that there is room for, and attention (attend_few.cu) beside them. */
+template <bool WG> static int slots_for(const struct nbi_stream *s, int n_tiles)
+{
+    using C = crew<WG>;
+    int room = s->cuda->shared - C::HEAD_BYTES - C::RINGS - (WG ? BESIDE_BYTES : 0);
+    int n = room / (n_tiles * X16_BYTES);
     return n < SLOTS_MAX ? n : SLOTS_MAX;
 }
 
-template <int NT> static enum nb_status launch(struct nbi_stream *s, struct product &a, int ctas)
+template <int NT, bool WG>
+static enum nb_status launch(struct nbi_stream *s, struct product &a, int ctas)
 {
-    int64_t sums = WARPS * 8 * NT * SUMS_LINE * 4, useful = ceil_div(a.tile_cols, a.slices);
-    a.slots = slots_for(s, NT);
+    using C = crew<WG>;
+    int64_t sums = C::WARPS * C::EACH * NT * 512, useful = ceil_div(a.tile_cols, a.slices);
+    a.each = 8 * NT;
+    a.slots = slots_for<WG>(s, NT);
     useful = ceil_div(useful, a.ways) * a.ways;
     a.slots = (int)(useful < a.slots ? useful : a.slots);
-    int64_t data = RINGS + a.slots * NT * X16_BYTES,
-            bytes = HEAD_BYTES + (data > sums ? data : sums);
+    int64_t data = C::RINGS + a.slots * NT * X16_BYTES,
+            bytes = C::HEAD_BYTES + (data > sums ? data : sums);
     NBI_BUG_IF(a.slots < a.ways || a.ways < 1 || bytes > s->cuda->shared);
     dim3 grid((unsigned)ctas, (unsigned)ceil_div(a.n_tiles, NT));
     /* Of the kernel, so of all its users. */
-    CU_TRY(cudaFuncSetAttribute(k_linear_few<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    CU_TRY(cudaFuncSetAttribute(k_linear_few<NT, WG>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 s->cuda->shared));
-    CU_TRY(launch_behind(s, k_linear_few<NT>, grid, THREADS, (int)bytes, a));
+    CU_TRY(launch_behind(s, k_linear_few<NT, WG>, grid, C::THREADS, (int)bytes, a));
     return NB_OK;
 }
 
 /* As many rows of x at once as there are, where shared memory allows it. */
+template <bool WG>
 static enum nb_status launch_for(struct nbi_stream *s, struct product &a, int ctas)
 {
     bool large = s->cuda->shared >= (160 << 10);
-    a.ways = slots_for(s, large ? 8 : 4);
-    a.ways = a.ways < WAYS_MAX ? a.ways : WAYS_MAX;
-    return a.n_tiles <= 1             ? launch<1>(s, a, ctas)
-           : a.n_tiles <= 2           ? launch<2>(s, a, ctas)
-           : a.n_tiles <= 4 || !large ? launch<4>(s, a, ctas)
-                                      : launch<8>(s, a, ctas);
+    a.ways = slots_for<WG>(s, large ? 8 : 4);
+    a.ways = a.ways < crew<WG>::WAYS ? a.ways : crew<WG>::WAYS;
+    return a.n_tiles <= 1             ? launch<1, WG>(s, a, ctas)
+           : a.n_tiles <= 2           ? launch<2, WG>(s, a, ctas)
+           : a.n_tiles <= 4 || !large ? launch<4, WG>(s, a, ctas)
+                                      : launch<8, WG>(s, a, ctas);
 }
 
 /* x is in s->x16. */
@@ -542,11 +689,13 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     p.slices = 1;
     if (a->add && a->count == 1) { /* few, since someone has to add them up; whatever N is */
         int64_t room = NBI_WORKSPACE_BYTES / (NBI_SMALL_BATCH * 4 * a->w[0].rows);
-        p.slices = column_slices(p.tile_rows, p.tile_cols, s->cuda->sms,
+        int rows = teams(s) ? (int)ceil_div(p.tile_rows, crew<true>::GROUP) : p.tile_rows;
+        p.slices = column_slices(rows, p.tile_cols, s->cuda->sms,
                                  (int)(room < SLICES_MAX ? room : SLICES_MAX), false);
     }
     int64_t useful = (int64_t)p.tile_rows * p.slices, most = s->cuda->sms / p.slices * p.slices;
-    NBI_TRY(launch_for(s, p, (int)(useful < most ? useful : most)));
+    int ctas = (int)(useful < most ? useful : most);
+    NBI_TRY(teams(s) ? launch_for<true>(s, p, ctas) : launch_for<false>(s, p, ctas));
     if (p.slices > 1)
         s->pending = {p.y[0], p.parts, p.slices, a->N, a->w[0].rows};
     return NB_OK;

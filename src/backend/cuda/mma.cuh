@@ -29,6 +29,24 @@ __device__ static inline void mma(float c[4], const uint32_t a[4], uint32_t b0, 
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* From an address in shared memory. */
+__device__ static inline void load_shared(uint32_t w[4], uint32_t from)
+{
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+/* Four matrices of 8 x 8; lane l gives the row l % 8 of matrix l / 8. */
+__device__ static inline void load_matrices(uint32_t w[4], uint32_t from)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(from)
+                 : "memory");
+}
+
 /* Over the four lanes that share rows of c. */
 __device__ static inline float quad_max(float v)
 {

@@ -17,11 +17,11 @@ __device__ static inline float cta_max(float v)
 
 /* What row n is to be times, by the largest in it; 0 if something was not finite, for which amax is
  * infinite. */
-__device__ static inline float x16_factor(const struct x16 &to, int n, float amax)
+__device__ static inline float x16_factor(const struct x16 &to, bool real, int n, float amax)
 {
     bool odd = !isfinite(amax);
     int e = odd || amax == 0 ? 0 : max(ilogbf(amax), -100);
-    if (threadIdx.x == 0 && n < to.N) /* of each CTA, the same */
+    if (threadIdx.x == 0 && real) /* of each CTA, the same */
         to.scale[n] = odd ? NAN : ldexpf(1, e - 13);
     return odd ? 0 : ldexpf(1, 13 - e);
 }
@@ -37,7 +37,7 @@ __device__ static inline void put_four(__half *at, float4 v, float up)
 {
     __half2 *out = (__half2 *)at;
     out[0] = up == 0 ? __half2() : __floats2half2_rn(v.x * up, v.y * up);
-    out[2] = up == 0 ? __half2() : __floats2half2_rn(v.z * up, v.w * up);
+    out[X16_STEP_BYTES / 4] = up == 0 ? __half2() : __floats2half2_rn(v.z * up, v.w * up);
 }
 
 /* Where x comes from, four values at a time. */
@@ -96,10 +96,10 @@ __device__ static inline float row_max(float v)
 
 /* Up to 16,384 columns are computed once (4,096 without clusters), others twice. */
 template <class FROM>
-__global__ static void BESIDE k_round_x16(const __grid_constant__ struct x16 to, FROM from)
+__device__ static inline void round_row(const struct x16 &to, const FROM &from, bool live)
 {
     int n = blockIdx.x / ROW_CTAS, begin = blockIdx.x % ROW_CTAS * ROUND_THREADS + threadIdx.x;
-    int all = to.tile_cols * (NBI_TILE_COLS / 4), real = n < to.N ? to.K / 4 : 0;
+    int all = live ? to.tile_cols * (NBI_TILE_COLS / 4) : 0, real = live && n < to.N ? to.K / 4 : 0;
     const int STEP = ROW_CTAS * ROUND_THREADS;
     int64_t row = (int64_t)n * to.K;
     float4 v[ROUND_FOURS];
@@ -107,8 +107,8 @@ __global__ static void BESIDE k_round_x16(const __grid_constant__ struct x16 to,
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");
 #endif
-    next_may_start();
-    wait_before();
+    if (live)
+        wait_before();
 #pragma unroll
     for (int j = 0; j < ROUND_FOURS; j++) {
         int i = begin + j * STEP;
@@ -120,7 +120,7 @@ __global__ static void BESIDE k_round_x16(const __grid_constant__ struct x16 to,
         float4 w = from.four(row + 4 * i);
         amax = larger(larger(larger(larger(amax, w.x), w.y), w.z), w.w);
     }
-    float up = x16_factor(to, n, row_max(amax));
+    float up = x16_factor(to, real > 0, n, row_max(amax));
     __half *out = x16_at(to, n, 4 * begin);
     int step = x16_tiles(to, 4 * STEP / NBI_TILE_COLS);
 #pragma unroll
@@ -133,6 +133,15 @@ __global__ static void BESIDE k_round_x16(const __grid_constant__ struct x16 to,
     for (int i = begin + ROUND_FOURS * STEP; i < all; i += STEP)
         put_four(x16_at(to, n, 4 * i), i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0),
                  up);
+}
+
+template <class FROM>
+__global__ static void BESIDE k_round_x16(const __grid_constant__ struct x16 to, FROM from)
+{
+    next_may_start();
+#pragma unroll 1
+    for (int live = 0; live < 2; live++)
+        round_row(to, from, live);
 }
 
 /* ---- norms, and sums that are pending ---- */
@@ -222,17 +231,17 @@ __device__ static inline void settle_items(struct norm_items &t, const struct pe
 
 /* x of a norm, as k_round_x16 makes it of others, and the bits of the operation (rows.cu). What is
  * pending for a row of x goes there first. */
-__global__ static void BESIDE k_norm_x16(const __grid_constant__ struct x16 to,
-                                         const __grid_constant__ struct norm a,
-                                         const __grid_constant__ struct pending p)
+__device__ static inline void norm_row(const struct x16 &to, const struct norm &a,
+                                       const struct pending &p, bool real)
 {
     const int FIRST = NORM_ITEMS * NBI_NORM_THREADS;
-    int n = blockIdx.x, K = n < to.N ? to.K : 0, all = to.tile_cols * NBI_TILE_COLS;
+    int n = blockIdx.x, K = real && n < to.N ? to.K : 0;
+    int all = real ? to.tile_cols * NBI_TILE_COLS : 0;
     float *row = a.x + (int64_t)n * to.K, sum = 0, amax = 0;
     struct norm_items t;
-    next_may_start();
     load_floats<NORM_ITEMS>(t.w, a.w, threadIdx.x, NBI_NORM_THREADS, K, a.dtype);
-    wait_before();
+    if (real)
+        wait_before();
     settle_items(t, p, row, n, K);
 #pragma unroll
     for (int j = 0; j < NORM_ITEMS; j++) {
@@ -247,7 +256,7 @@ __global__ static void BESIDE k_norm_x16(const __grid_constant__ struct x16 to,
         sum += x * x;
         amax = larger(amax, x * load_float(a.w, c, a.dtype));
     }
-    float f = norm_factor_of(sum, to.K, a.eps), up = x16_factor(to, n, cta_max(amax) * f);
+    float f = norm_factor_of(sum, to.K, a.eps), up = x16_factor(to, K > 0, n, cta_max(amax) * f);
     __half *out = x16_at(to, n, threadIdx.x);
     int step = x16_tiles(to, NBI_NORM_THREADS / NBI_TILE_COLS);
 #pragma unroll
@@ -259,6 +268,16 @@ __global__ static void BESIDE k_norm_x16(const __grid_constant__ struct x16 to,
         float x = c < K && up != 0 ? row[c] * f * load_float(a.w, c, a.dtype) * up : 0;
         *x16_at(to, n, c) = __float2half_rn(x);
     }
+}
+
+__global__ static void BESIDE k_norm_x16(const __grid_constant__ struct x16 to,
+                                         const __grid_constant__ struct norm a,
+                                         const __grid_constant__ struct pending p)
+{
+    next_may_start();
+#pragma unroll 1
+    for (int real = 0; real < 2; real++)
+        norm_row(to, a, p, real);
 }
 
 /* ---- launch ---- */
