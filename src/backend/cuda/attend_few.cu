@@ -35,6 +35,7 @@ template <int D, enum nbi_dtype TYPE>
 struct few {
     static constexpr bool BF = TYPE == NBI_BF16;
     static constexpr int BYTES = TYPE == NBI_E4M3 ? 1 : 2;
+    static constexpr int REGISTERS = BYTES == 1 ? 168 : 192;
     static constexpr int CTAS = BYTES == 1 ? 3 : 2; /* on a multiprocessor, by registers */
     static constexpr int KEYS = 32 / BYTES;
     static constexpr int VEC = 16 / BYTES;                  /* of keys */
@@ -105,7 +106,8 @@ __device__ static inline void few_load_values(struct few<D, TYPE> &f, const uint
 /* Where the warps of a CTA meet. */
 template <int D> struct few_shared {
     uint4 q[D / 16][32];        /* operands, by lane */
-    float turned[FEW_GROUP][D]; /* queries, if they were not rotated before */
+    float turned[FEW_GROUP][D]; /* queries, if they were not rotated before, */
+    uint4 own[2][D / 8];        /* and the row's own key and value, as in the store */
     float y[FEW_WARPS][FEW_GROUP][D];
     float base[FEW_WARPS][FEW_GROUP], sum[FEW_WARPS][FEW_GROUP];
     int start[NBI_FEW_ROWS + 1]; /* of all pieces, the first of each row; behind them, how many */
@@ -467,38 +469,116 @@ __device__ static inline void few_add_up(const struct few_args &f, struct few_sh
 
 /* ---- all of it ---- */
 
-/* What rope has to do for a piece: queries to shared memory, and if the row's own key is in it,
- * that and the value to the store. */
-template <int D>
-__device__ static inline void few_turn(const struct few_args &f, struct few_shared<D> &sh,
-                                       const struct few_piece &p)
-{
-    int warp = threadIdx.x / 32;
-    for (int h = warp; h < f.a.group; h += FEW_WARPS)
-        put_query<2>(f.rope, p.n, p.kvh * f.a.group + h, sh.turned[h]);
-    if (p.split == p.splits - 1 && warp == FEW_WARPS - 1)
-        put_key<2>(f.rope, p.n, p.kvh);
-    if (p.split == p.splits - 1 && warp == FEW_WARPS - 2)
-        put_value<2>(f.rope, p.n, p.kvh);
-    __syncthreads();
-}
+/* What a piece is of the store, and the step that is next. */
+struct few_place {
+    const uint8_t *k, *v;
+    const int32_t *pages;
+    int stride;
+    struct few_step at;
+};
 
-/* The warps take steps of the piece in turn. */
+/* The weights of norms, for pieces of all rows. */
+template <int D> struct few_norms {
+    struct head_norm<D / 64> q, k;
+};
+
+/* Asks for the first keys and values of a piece, but the row's own, which may not be there yet. */
 template <int D, enum nbi_dtype TYPE, bool PAGED>
-__device__ static inline void few_attend(const struct few_args &args, struct few_shared<D> &sh,
-                                         const struct few_piece &p)
+__device__ static inline void few_begin(const struct few_args &args, struct few<D, TYPE> &f,
+                                        struct few_place &s, const struct few_piece &p)
 {
     using F = struct few<D, TYPE>;
     const struct attend &a = args.a;
-    const int all = FEW_WARPS * F::KEYS;
     int64_t head = (int64_t)p.kvh * D * F::BYTES;
-    const uint8_t *k = a.k + head, *v = a.v + head;
-    const int32_t *pages = PAGED ? a.pages + a.tables[p.n] : NULL;
-    int stride = a.NKV * D * F::BYTES;
-    struct few_step at = {p.begin + (int)threadIdx.x / 32 * F::KEYS, p.end, 0};
+    s.k = a.k + head;
+    s.v = a.v + head;
+    s.pages = PAGED ? a.pages + a.tables[p.n] : NULL;
+    s.stride = a.NKV * D * F::BYTES;
+    s.at = {p.begin + (int)threadIdx.x / 32 * F::KEYS, p.end, 0};
+    struct few_step there = s.at; /* but the row's own */
+    there.end -= args.rope.N > 0 && p.split == p.splits - 1;
+    if (there.end == p.begin)
+        return;
     if (PAGED)
-        at.shift = page_shift(pages, min(at.key, at.end - 1));
-    F f;
+        there.shift = page_shift(s.pages, min(there.key, there.end - 1));
+    few_load_keys(f, s.k, s.stride, there);
+    few_load_values(f, s.v, s.stride, there);
+}
+
+/* What rope has to do for a piece: queries to shared memory, and if the row's own key is in it,
+ * that and the value to the store and to shared memory. */
+template <int D, enum nbi_dtype TYPE>
+__device__ static inline void few_turn(const struct few_args &f, struct few_shared<D> &sh,
+                                       const struct few_norms<D> &norms, const struct few_piece &p)
+{
+    const int W = D / 64, warp = threadIdx.x / 32, d = W * (threadIdx.x % 32);
+    const struct heads &a = f.rope;
+    const bool own = p.split == p.splits - 1, key = own && warp == FEW_WARPS - 1;
+    const bool value = own && warp == FEW_WARPS - 2;
+    const int64_t row = (int64_t)p.n * a.NKV + p.kvh;
+    struct head<W> k, v;
+    int64_t to = 0;
+    if (key)
+        load_head(k, a, a.k + row * D, p.n);
+    if (value) {
+        load_some<W>(v.p, a.v + row * D + d);
+        load_some<W>(v.q, a.v + row * D + d + D / 2);
+    }
+    if (own)
+        to = ((int64_t)a.slots[p.n] * a.NKV + p.kvh) * D;
+    for (int h = warp; h < f.a.group; h += FEW_WARPS) {
+        int64_t at = (int64_t)p.n * a.NH + p.kvh * f.a.group + h;
+        struct head<W> q;
+        load_head(q, a, a.q + at * D, p.n);
+        turn(q, norms.q, a.eps, a.rstd_q ? a.rstd_q + at : NULL);
+        store_head(q, sh.turned[h], 0, NBI_F32);
+    }
+    if (key) {
+        turn(k, norms.k, a.eps, a.rstd_k ? a.rstd_k + row : NULL);
+        store_head(k, sh.own[0], 0, TYPE);
+        store_head(k, a.k_store, to, TYPE);
+    }
+    if (value) {
+        store_head(v, sh.own[1], 0, TYPE);
+        store_head(v, a.v_store, to, TYPE);
+    }
+    __syncthreads();
+}
+
+/* Of the first step, the row's own key and value: those past the end are taken from it too. */
+template <int D, enum nbi_dtype TYPE>
+__device__ static inline void few_patch(struct few<D, TYPE> &f, const struct few_shared<D> &sh,
+                                        const struct few_step &at)
+{
+    using F = struct few<D, TYPE>;
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const uint8_t *k = (const uint8_t *)sh.own[0] + 16 * t;
+    const uint8_t *v = (const uint8_t *)sh.own[1] + F::V_VEC * F::BYTES * g;
+#pragma unroll
+    for (int c = 0; c < F::KEYS / 8; c++)
+        if (at.key + 8 * c + g >= at.end - 1)
+#pragma unroll
+            for (int i = 0; i < F::K_LOADS; i++)
+                load_words<4>(f.k[c][i], k + 64 * i);
+#pragma unroll
+    for (int c = 0; c < F::KEYS / 4; c++)
+        if (at.key + c / 4 * 16 + c % 4 / 2 * 8 + 2 * t + c % 2 >= at.end - 1)
+#pragma unroll
+            for (int i = 0; i < F::V_LOADS; i++)
+                load_words<F::V_WORDS>(f.v[c][i], v + 8 * F::V_VEC * F::BYTES * i);
+}
+
+/* The warps take steps of the piece in turn. Values are on their way while scores are computed, the
+ * next keys while values are used; and their page, which must be known first, before either. */
+template <int D, enum nbi_dtype TYPE, bool PAGED>
+__device__ static inline void few_attend(const struct few_args &args, struct few<D, TYPE> &f,
+                                         struct few_shared<D> &sh, struct few_place &s,
+                                         const struct few_piece &p)
+{
+    using F = struct few<D, TYPE>;
+    const bool turned = args.rope.N > 0;
+    const float *q = args.a.q + ((int64_t)p.n * args.a.NH + p.kvh * args.a.group) * D;
+    bool first = true;
     f.base = -INFINITY;
     f.sum = 0;
 #pragma unroll
@@ -506,46 +586,62 @@ __device__ static inline void few_attend(const struct few_args &args, struct few
 #pragma unroll
         for (int e = 0; e < 4; e++)
             f.y[i][e] = 0;
-    const float *q = a.q + ((int64_t)p.n * a.NH + p.kvh * a.group) * D;
-    if (args.rope.N > 0) {
-        few_turn<D>(args, sh, p);
-        q = sh.turned[0];
-    }
-    few_load_keys(f, k, stride, at);
-    few_query<D, TYPE>(sh, q, a.group, a.scale);
+    if (turned && p.split == p.splits - 1)
+        few_patch(f, sh, s.at);
+    few_query<D, TYPE>(sh, turned ? sh.turned[0] : q, args.a.group, args.a.scale);
     __syncthreads();
-    /* Values are on their way while scores are computed, the next keys while values are used; and
-     * their page, which must be known first, before either. */
-    while (at.key < at.end) {
-        struct few_step next = {at.key + all, at.end, 0};
-        float s[F::KEYS / 8][2];
+    while (s.at.key < s.at.end) {
+        struct few_step next = {s.at.key + FEW_WARPS * F::KEYS, s.at.end, 0};
+        float w[F::KEYS / 8][2];
         if (PAGED)
-            next.shift = page_shift(pages, min(next.key, at.end - 1));
-        few_load_values(f, v, stride, at);
-        few_scores(f, sh, s);
-        if (next.key < at.end)
-            few_load_keys(f, k, stride, next);
-        few_weights(f, s, at.end - at.key);
-        few_values(f, s);
-        at = next;
+            next.shift = page_shift(s.pages, min(next.key, s.at.end - 1));
+        if (!first)
+            few_load_values(f, s.v, s.stride, s.at);
+        first = false;
+        few_scores(f, sh, w);
+        if (next.key < s.at.end)
+            few_load_keys(f, s.k, s.stride, next);
+        few_weights(f, w, s.at.end - s.at.key);
+        few_values(f, w);
+        s.at = next;
     }
     few_leave(sh, f);
     __syncthreads();
     few_finish(args, sh, p);
 }
 
+/* Rows of the store but a row's own were there before the step began, as first, last, pages and
+ * tables were: with rope, which says that each row is alone with its store, they are asked for
+ * before the kernel waits for the one before it. */
 template <int D, enum nbi_dtype TYPE, bool PAGED>
-__global__ __launch_bounds__(FEW_THREADS, few<D, TYPE>::CTAS) static void k_attend_few(
+__global__ __maxnreg__((few<D, TYPE>::REGISTERS)) static void k_attend_few(
     const __grid_constant__ struct few_args f)
 {
     __shared__ struct few_shared<D> sh;
+    const bool turns = f.rope.N > 0;
+    bool waited = !turns;
+    struct few_norms<D> norms = {
+    };
     next_may_start();
-    wait_before();
+    if (turns) {
+        load_norm(norms.q, f.rope.q_norm, f.rope.q_type);
+        load_norm(norms.k, f.rope.k_norm, f.rope.k_type);
+    } else {
+        wait_before();
+    }
     few_cut(f, sh.start);
     __syncthreads();
     for (int i = blockIdx.x; i < sh.start[f.a.N] * f.a.NKV; i += gridDim.x) {
         struct few_piece p = few_piece_at(f.a, sh.start, i, few<D, TYPE>::KEYS);
-        few_attend<D, TYPE, PAGED>(f, sh, p);
+        struct few_place place;
+        struct few<D, TYPE> own;
+        few_begin<D, TYPE, PAGED>(f, own, place, p);
+        if (!waited)
+            wait_before();
+        waited = true;
+        if (turns)
+            few_turn<D, TYPE>(f, sh, norms, p);
+        few_attend<D, TYPE, PAGED>(f, own, sh, place, p);
         if (p.splits > 1 && few_all_left(f, &sh.last, p))
             few_add_up(f, sh, p);
         __syncthreads(); /* shared memory is free for the next piece */

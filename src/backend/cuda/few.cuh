@@ -35,9 +35,6 @@ struct ctas {
     }
 };
 
-/* For kernels of up to 512 threads: with 48 registers each they find room beside a product. */
-#define BESIDE __launch_bounds__(640, 2)
-
 template <typename... P, typename... A>
 static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P...),
                                         const struct ctas &ctas, int threads, int shared,
@@ -61,7 +58,7 @@ static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P..
 }
 
 /* Shared memory that a product leaves to attention, which starts while it is at work. */
-#define BESIDE_BYTES (26 << 10)
+#define BESIDE_BYTES (27 << 10)
 
 /* Into so many slices columns of a product are cut at most. */
 #define SLICES_MAX 4

@@ -4,7 +4,8 @@
  * of tiles and goes through them a pass at a time. A pass has groups of rows, and as many teams of
  * warps for each group as there are, whose ways are its columns: way w has columns w, w + ways and
  * so on. A warp has a ring of stages in shared memory for its tiles. Columns of x are there once
- * for all groups; one more warp brings them. At the end of a pass sums are added up.
+ * for all groups; one more warp brings them, or the first one of each way. At the end of a pass
+ * sums are added up.
  *
  * Weights do not depend on what ran before, so a kernel asks for its first ones before it waits for
  * that (launch_behind).
@@ -24,15 +25,20 @@
  * theirs reads x from shared memory by itself, and goes on while they widen the next weights. Of
  * others each is for itself and has two rows, which share what it reads of x. */
 template <bool WG> struct crew {
-    static constexpr int WARPS = WG ? 12 : 15; /* and the one that brings x */
-    static constexpr int THREADS = 32 * WARPS + 32;
+    static constexpr int WARPS = WG ? 12 : 15; /* that multiply */
+    static constexpr int THREADS = WG ? 384 : 512;
+    static constexpr int registers(int NT) /* of a thread */
+    {
+        return WG ? 104 : NT <= 2 ? 80 : 128;
+    }
     static constexpr int TEAM = WG ? 4 : 1;   /* warps */
     static constexpr int EACH = WG ? 1 : 2;   /* rows of tiles of a warp, */
     static constexpr int GROUP = TEAM * EACH; /* of a team, */
     static constexpr int PASS = WG ? 12 : 14; /* and of a pass at most */
     static constexpr int WAYS = WG ? 3 : 7;   /* at most */
-    static constexpr int STAGES = WG ? 4 : 2;
-    static constexpr int STAGE = EACH * NBI_TILE_BYTES;
+    static constexpr int STAGES = 2;
+    static constexpr int COLS = WG ? 2 : 1; /* of a stage */
+    static constexpr int STAGE = EACH * COLS * NBI_TILE_BYTES;
     static constexpr int RINGS = WARPS * STAGES * STAGE;
     /* Shared memory: rings and columns of x, where sums go at the end of a pass; before them
      * barriers: tiles of each warp have arrived, x has, and x is free again; and what rows of x are
@@ -254,20 +260,20 @@ template <class C> __device__ static inline void end_barriers(const struct produ
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp < C::WARPS && lane < C::STAGES)
         barrier_end(ring_of<C>(warp).bars + lane * 8);
-    if (warp == C::WARPS && lane < a.slots) {
+    if (warp == C::THREADS / 32 - 1 && lane < a.slots) {
         barrier_end(x_full<C>(lane));
         barrier_end(x_free<C>(lane));
     }
 }
 
-/* Each warp has its own, the one that brings x the others. */
+/* Each warp has its own, the last one the others. */
 template <class C>
 __device__ static inline void begin_barriers(const struct product &a, const struct pass_shape &s)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp < C::WARPS && lane < C::STAGES)
         barrier_init(ring_of<C>(warp).bars + lane * 8, COPY_ENDS);
-    if (warp == C::WARPS && lane < a.slots) {
+    if (warp == C::THREADS / 32 - 1 && lane < a.slots) {
         barrier_init(x_full<C>(lane), COPY_ENDS);
         barrier_init(x_free<C>(lane), 32 * C::TEAM * s.groups);
     }
@@ -284,7 +290,8 @@ template <class C> struct feed {
     const uint8_t *from[C::EACH]; /* column 0 */
     struct ring ring;
     int row, rows;        /* of tiles */
-    int first, end, step; /* columns */
+    int first, end, step; /* columns, of a stage each time */
+    int way;
 };
 
 template <class C>
@@ -301,6 +308,13 @@ __device__ static inline void feed_begin(struct feed<C> &f, const struct product
     f.first = p.cols.begin + way;
     f.end = way < s.ways ? p.cols.end : 0;
     f.step = s.ways;
+    if (C::COLS > 1 && way < s.ways) {
+        struct range r = even(p.cols.end - p.cols.begin, way, s.ways);
+        f.first = p.cols.begin + r.begin;
+        f.end = p.cols.begin + r.end;
+        f.step = C::COLS;
+    }
+    f.way = way;
 #pragma unroll
     for (int r = 0; r < C::EACH; r++) {
         int at = s.row + min(row + r, s.rows - 1), m = matrix_of(a, at);
@@ -308,42 +322,49 @@ __device__ static inline void feed_begin(struct feed<C> &f, const struct product
     }
 }
 
+/* From column col on. */
 template <class C>
 __device__ static inline void fetch_stage(const struct feed<C> &f, int col, int stage)
 {
     if (col >= f.end || f.rows == 0)
         return;
     uint32_t bar = f.ring.bars + stage * 8, to = f.ring.data + stage * C::STAGE;
-    copies_begin(bar, f.rows * NBI_TILE_BYTES);
+    int bytes = min(C::COLS, f.end - col) * NBI_TILE_BYTES;
+    copies_begin(bar, f.rows * bytes);
 #pragma unroll
     for (int r = 0; r < C::EACH; r++)
         if (r < f.rows)
-            copy(to + r * NBI_TILE_BYTES, f.from[r] + (int64_t)col * NBI_TILE_BYTES, NBI_TILE_BYTES,
-                 bar);
+            copy(to + r * C::COLS * NBI_TILE_BYTES, f.from[r] + (int64_t)col * NBI_TILE_BYTES,
+                 bytes, bar);
     copies_end(bar);
 }
 
-/* The warp that brings x, column after column. */
+/* ---- x ---- */
+
+/* Columns of x that are still to come: of all ways, or of one. */
+struct supply {
+    int next, end, step;
+    int way, ways, slots;
+    struct turn t;
+};
+
+/* By all lanes of a warp: brings the next one, as soon as its slot is free. */
 template <class C, int NT>
-__device__ static inline void bring_x(const struct product &a, const struct part &p,
-                                      const struct pass_shape &s)
+__device__ static inline void bring_column(const struct product &a, struct supply &r)
 {
-    int n0 = (int)blockIdx.y * NT, bytes = min(NT, a.n_tiles - n0) * X16_BYTES, way = 0;
-    const uint8_t *x = (const uint8_t *)a.x + (int64_t)n0 * X16_BYTES;
-    struct turn t = {0, 1}; /* all are free at first */
-#pragma unroll 1
-    for (int col = p.cols.begin; col < p.cols.end; col++) {
-        int slot = way * s.slots + t.slot;
-        barrier_wait(x_free<C>(slot), t.parity);
-        copies_begin(x_full<C>(slot), bytes);
-        copy(slot_at<C, NT>(slot), x + (int64_t)col * a.n_tiles * X16_BYTES, bytes,
-             x_full<C>(slot));
-        copies_end(x_full<C>(slot));
-        if (++way == s.ways) {
-            way = 0;
-            next_turn(t, s.slots);
-        }
-    }
+    int slot = r.way * r.slots + r.t.slot, n0 = (int)blockIdx.y * NT;
+    int bytes = min(NT, a.n_tiles - n0) * X16_BYTES;
+    uint32_t full = x_full<C>(slot);
+    barrier_wait(x_free<C>(slot), r.t.parity);
+    copies_begin(full, bytes);
+    copy(slot_at<C, NT>(slot), (const uint8_t *)a.x + (r.next * a.n_tiles + n0) * X16_BYTES, bytes,
+         full);
+    copies_end(full);
+    r.next += r.step;
+    if (r.ways > 1 && ++r.way < r.ways)
+        return;
+    r.way -= r.ways > 1 ? r.ways : 0;
+    next_turn(r.t, r.slots);
 }
 
 /* A lane's part of a tile in shared memory: half its codes, and its scales. */
@@ -441,6 +462,12 @@ __device__ static inline void multiply_alone(float acc[][NT][4], const struct fe
 
 /* ---- sums of a team ---- */
 
+/* A column of x in shared memory, as team_operand has it; that it is there, and where to say that
+ * the one before it is free. */
+struct x_column {
+    uint32_t at, full, parity, before;
+};
+
 /* Four steps of a column of x: they go on by themselves until team_products_wait says that only the
  * last one or none of such calls is left. */
 template <int NT>
@@ -454,40 +481,66 @@ __device__ static inline void add_half_together(float acc[NT][4], uint32_t w[4][
     team_products_end();
 }
 
-/* What a warp's registers hold of a team's products belongs to those until they are over: there are
- * two sets of weights. A column of x is free when its second half is over. */
+/* A column: what a warp's registers hold of a team's products belongs to those until they are over,
+ * so there are two sets of weights. The column of x before is free when its second half is over. */
+template <int NT>
+__device__ static inline void add_column(float acc[NT][4], uint32_t w[2][4][4],
+                                         const uint32_t codes[2][4], const __half2 by[4],
+                                         const struct x_column &x)
+{
+    team_products_wait<1>();
+    widen_half(w[0], codes[0], by);
+    barrier_wait(x.full, x.parity);
+    add_half_together<NT>(acc, w[0], x.at);
+    team_products_wait<1>();
+    if (x.before)
+        barrier_arrive(x.before);
+    widen_half(w[1], codes[1], by);
+    add_half_together<NT>(acc, w[1], x.at + 4 * (X16_STEP_BYTES >> 4));
+}
+
+/* Who brings x asks for the next column two rounds after there could be room: it would wait for
+ * slower teams otherwise. */
 template <class C, int NT>
 __device__ static inline void multiply_together(float acc[NT][4], const struct feed<C> &f,
-                                                const struct part &p, int slots)
+                                                const struct product &a, struct supply &more)
 {
-    int own = (f.first - p.cols.begin) * slots, before = -1;
+    int slots = more.slots, own = more.way * slots;
     uint32_t w[2][4][4], x0 = team_operand(slot_at<C, NT>(own), X16_STEP_BYTES / 2);
+    struct x_column x = {};
     struct turn t = {}, stage = {};
 #pragma unroll 1
-    for (int col = f.first; col < f.end; col += f.step) {
-        uint32_t tile = f.ring.data + stage.slot * C::STAGE,
-                 x = x0 + t.slot * (NT * X16_BYTES >> 4);
-        uint32_t codes[2][4];
-        __half2 by[4];
+    for (int i = 0; i < slots && more.next < more.end; i++)
+        bring_column<C, NT>(a, more);
+#pragma unroll 1
+    for (int col = f.first; col < f.end; col += C::COLS) {
+        uint32_t tile = f.ring.data + stage.slot * C::STAGE;
         if (f.rows > 0) /* else it has something, and nobody looks at what comes of it */
             barrier_wait(f.ring.bars + stage.slot * 8, stage.parity);
-        codes_at(codes[0], tile, 0);
-        codes_at(codes[1], tile, 1);
-        widen_scales(by, scales_at(tile));
-        team_products_wait<1>();
-        widen_half(w[0], codes[0], by);
-        __syncwarp(); /* the stage was read by all */
-        fetch_stage(f, col + C::STAGES * f.step, stage.slot);
-        barrier_wait(x_full<C>(own + t.slot), t.parity);
-        add_half_together<NT>(acc, w[0], x);
-        team_products_wait<1>();
-        if (before >= 0)
-            barrier_arrive(x_free<C>(before));
-        widen_half(w[1], codes[1], by);
-        add_half_together<NT>(acc, w[1], x + 4 * (X16_STEP_BYTES >> 4));
-        before = own + t.slot;
+#pragma unroll
+        for (int c = 0; c < C::COLS; c++) {
+            const bool last = c == C::COLS - 1 || col + c + 1 == f.end;
+            uint32_t codes[2][4];
+            __half2 by[4];
+            if (col + c >= f.first + 2 && more.next < more.end)
+                bring_column<C, NT>(a, more);
+            codes_at(codes[0], tile + c * NBI_TILE_BYTES, 0);
+            codes_at(codes[1], tile + c * NBI_TILE_BYTES, 1);
+            widen_scales(by, scales_at(tile + c * NBI_TILE_BYTES));
+            if (last) {
+                __syncwarp(); /* the stage was read by all */
+                fetch_stage(f, col + C::STAGES * C::COLS, stage.slot);
+            }
+            x.full = x_full<C>(own + t.slot);
+            x.parity = t.parity;
+            x.at = __shfl_sync(0xFFFFFFFF, x0 + t.slot * (NT * X16_BYTES >> 4), 0);
+            add_column<NT>(acc, w, codes, by, x);
+            x.before = x_free<C>(own + t.slot);
+            next_turn(t, slots);
+            if (last)
+                break;
+        }
         next_turn(stage, C::STAGES);
-        next_turn(t, slots);
     }
     team_products_wait<0>();
     keep<NT>(acc);
@@ -538,7 +591,7 @@ __device__ static inline void add_up(const struct product &a, const struct part 
 {
     int stride = s.groups * C::GROUP * NT * 32;
 #pragma unroll 1
-    for (int i = threadIdx.x / 32; i < s.rows * NT; i += C::WARPS + 1) {
+    for (int i = threadIdx.x / 32; i < s.rows * NT; i += C::THREADS / 32) {
         const float4 *from = sums + i * 32 + threadIdx.x % 32;
         float4 sum = *from;
 #pragma unroll 2
@@ -555,14 +608,12 @@ __device__ static inline void add_up(const struct product &a, const struct part 
 /* It leaves registers to the small kernels before and behind it, so that it can be there while they
  * are at work; but for many rows of x where warps work alone. */
 template <int NT, bool WG>
-__global__ static void __launch_bounds__(NT <= 2 ? 768
-                                         : WG    ? 640
-                                                 : 512,
-                                         1) k_linear_few(const __grid_constant__ struct product a)
+__global__ static void __maxnreg__(crew<WG>::registers(NT))
+    k_linear_few(const __grid_constant__ struct product a)
 {
     using C = crew<WG>;
     const struct part own = part_of<C>(a);
-    const bool brings_x = threadIdx.x / 32 == C::WARPS;
+    const bool brings_x = threadIdx.x / 32 == C::WARPS; /* and nothing else */
     float4 *sums = (float4 *)(shared + C::HEAD_BYTES);
     next_may_start();
 #pragma unroll 1
@@ -586,12 +637,18 @@ __global__ static void __launch_bounds__(NT <= 2 ? 768
             if (threadIdx.x < 8 * NT && n < a.N)
                 scales<C>()[threadIdx.x] = a.x_scale[n];
         }
-        if (brings_x)
-            bring_x<C, NT>(a, own, s);
-        else if constexpr (WG)
-            multiply_together<C, NT>(acc[0], f, own, s.slots);
-        else
+        if constexpr (WG) {
+            struct supply x = {f.first, f.end, 1, f.way, 1, s.slots, {0, 1}};
+            if (f.row != s.row)
+                x.end = 0; /* others bring it */
+            multiply_together<C, NT>(acc[0], f, a, x);
+        } else if (brings_x) {
+            struct supply x = {own.cols.begin, own.cols.end, 1, 0, s.ways, s.slots, {0, 1}};
+            while (x.next < x.end)
+                bring_column<C, NT>(a, x);
+        } else {
             multiply_alone<C, NT>(acc, f, own, s.slots);
+        }
         __syncthreads();   /* rings and x were read */
         if (s.ways == 1) { /* nobody else has a part of it */
 #pragma unroll

@@ -67,6 +67,67 @@ __device__ static inline void turn_head(const struct heads &a, const float *x, b
     }
 }
 
+/* ---- heads of 64 W, all of whose values are asked for at once ---- */
+
+template <int W> struct head_norm {
+    float v[W], w[W];
+};
+
+template <int W> struct head {
+    float p[W], q[W], c[W], s[W];
+};
+
+template <int W>
+__device__ static inline void load_norm(struct head_norm<W> &m, const void *norm,
+                                        enum nbi_dtype type)
+{
+    int d = W * (threadIdx.x % 32);
+    load_floats<W>(m.v, norm, d, 1, 64 * W, type);
+    load_floats<W>(m.w, norm, d + 32 * W, 1, 64 * W, type);
+}
+
+template <int W>
+__device__ static inline void load_head(struct head<W> &h, const struct heads &a, const float *x,
+                                        int n)
+{
+    int d = W * (threadIdx.x % 32);
+    load_some<W>(h.p, x + d);
+    load_some<W>(h.q, x + d + 32 * W);
+    load_some<W>(h.c, a.cos + n * 32 * W + d);
+    load_some<W>(h.s, a.sin + n * 32 * W + d);
+}
+
+/* p and q as turn_head has them. */
+template <int W>
+__device__ static inline void turn(struct head<W> &h, const struct head_norm<W> &m, float eps,
+                                   float *rstd)
+{
+    float sum = 0;
+    for (int j = 0; j < W; j++)
+        sum += h.p[j] * h.p[j];
+    for (int j = 0; j < W; j++)
+        sum += h.q[j] * h.q[j];
+    float f = 1.0f / sqrtf(warp_sum(sum) / (float)(64 * W) + eps);
+    if (rstd && threadIdx.x % 32 == 0)
+        *rstd = f;
+    for (int j = 0; j < W; j++) {
+        float first = h.p[j] * f * m.v[j], second = h.q[j] * f * m.w[j];
+        h.p[j] = first * h.c[j] - second * h.s[j];
+        h.q[j] = second * h.c[j] + first * h.s[j];
+    }
+}
+
+template <int W>
+__device__ static inline void store_head(const struct head<W> &h, void *out, int64_t to,
+                                         enum nbi_dtype dtype)
+{
+    int d = W * (threadIdx.x % 32);
+    store_some<W>(out, to + d, dtype, h.p);
+    store_some<W>(out, to + d + 32 * W, dtype, h.q);
+}
+
+/* ---- heads of any size ---- */
+
 template <int W>
 __device__ static inline void put_query(const struct heads &a, int n, int h, float *out)
 {

@@ -2,18 +2,70 @@
  * row, in the order of few.cuh. And sums that products have left to be added up. */
 #include "backend/cuda/few.cuh"
 
-/* ---- numbers ---- */
+/* ---- rows ---- */
 
-/* The largest of a CTA's. */
-__device__ static inline float cta_max(float v)
+/* A row has several CTAs, which are a cluster; before compute capability 9.0 there are none, and it
+ * has one of as many threads. */
+#if __CUDA_ARCH__ >= 900
+#define CLUSTERS 1
+#else
+#define CLUSTERS 0
+#endif
+
+#define ROW_THREADS_MAX 1024
+
+/* Which thread of its row this is, of CTAS. */
+template <int CTAS> __device__ static inline int thread_of_row(void)
 {
-    __shared__ float part[32];
-    v = warp_max(v);
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    __syncthreads();
-    return warp_max(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
+    return CLUSTERS ? blockIdx.x % CTAS * blockDim.x + threadIdx.x : threadIdx.x;
 }
+
+/* Before this all have read what row_of_sums gave them before. */
+__device__ static inline void row_begins(void)
+{
+#if CLUSTERS
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+/* The sum and the largest of a row's threads; row_begins comes before it. Warps are added up in
+ * order, as norm_factor_of does it. */
+template <int CTAS> __device__ static inline float2 row_total(float sum, float most)
+{
+    __shared__ float sums[ROW_THREADS_MAX / 32], mosts[ROW_THREADS_MAX / 32];
+    int lane = threadIdx.x % 32, warps = (CLUSTERS ? CTAS : 1) * (int)blockDim.x / 32;
+    int warp = thread_of_row<CTAS>() / 32;
+    sum = warp_sum(sum);
+    most = warp_max(most);
+#if CLUSTERS
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+    if (lane < CTAS) {
+        uint32_t to[2], here[2] = {shared_at(sums + warp), shared_at(mosts + warp)};
+        for (int i = 0; i < 2; i++) {
+            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                         : "=r"(to[i])
+                         : "r"(here[i]), "r"(lane));
+            asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to[i]), "f"(i ? most : sum)
+                         : "memory");
+        }
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#else
+    if (lane == 0) {
+        sums[warp] = sum;
+        mosts[warp] = most;
+    }
+    __syncthreads();
+#endif
+    return make_float2(warp_sum(lane < warps ? sums[lane] : 0),
+                       warp_max(lane < warps ? mosts[lane] : 0));
+}
+
+/* ---- numbers ---- */
 
 /* What row n is to be times, by the largest in it; 0 if something was not finite, for which amax is
  * infinite. */
@@ -60,55 +112,23 @@ struct of_swiglu {
     }
 };
 
-#define ROUND_THREADS 512
-#define ROUND_FOURS   2 /* of a thread that stay in registers */
-#define ROUND_CTAS    4 /* of a row, which are a cluster */
+#define ROUND_CTAS    8 /* of a row */
+#define ROUND_THREADS 1024
+#define ROUND_FOURS   3 /* of a thread that stay in registers */
 
-/* The largest of a row's CTAs. */
-__device__ static inline float row_max(float v)
-{
-    v = cta_max(v);
-#if __CUDA_ARCH__ >= 900
-    __shared__ float parts[ROUND_CTAS];
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); /* all have started */
-    if (threadIdx.x < ROUND_CTAS) {
-        uint32_t to, mine = shared_at(parts + blockIdx.x % ROUND_CTAS);
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                     : "=r"(to)
-                     : "r"(mine), "r"(threadIdx.x));
-        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
-    }
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-    for (int i = 0; i < ROUND_CTAS; i++)
-        v = fmaxf(v, parts[i]);
-#endif
-    return v;
-}
-
-/* Before compute capability 9.0 there are no clusters, and a row has one CTA. */
-#if __CUDA_ARCH__ >= 900
-#define ROW_CTAS ROUND_CTAS
-#else
-#define ROW_CTAS 1
-#endif
-
-/* Up to 16,384 columns are computed once (4,096 without clusters), others twice. */
+/* Up to 12,288 columns are computed once others twice. */
 template <class FROM>
-__device__ static inline void round_row(const struct x16 &to, const FROM &from, bool live)
+__global__ static void __maxnreg__(48) k_round_x16(const __grid_constant__ struct x16 to, FROM from)
 {
-    int n = blockIdx.x / ROW_CTAS, begin = blockIdx.x % ROW_CTAS * ROUND_THREADS + threadIdx.x;
-    int all = live ? to.tile_cols * (NBI_TILE_COLS / 4) : 0, real = live && n < to.N ? to.K / 4 : 0;
-    const int STEP = ROW_CTAS * ROUND_THREADS;
+    int n = blockIdx.x / (CLUSTERS ? ROUND_CTAS : 1), begin = thread_of_row<ROUND_CTAS>();
+    int all = to.tile_cols * (NBI_TILE_COLS / 4), real = n < to.N ? to.K / 4 : 0;
+    const int STEP = ROUND_THREADS;
     int64_t row = (int64_t)n * to.K;
     float4 v[ROUND_FOURS];
     float amax = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
-#endif
-    if (live)
-        wait_before();
+    row_begins();
+    next_may_start();
+    wait_before();
 #pragma unroll
     for (int j = 0; j < ROUND_FOURS; j++) {
         int i = begin + j * STEP;
@@ -120,7 +140,7 @@ __device__ static inline void round_row(const struct x16 &to, const FROM &from, 
         float4 w = from.four(row + 4 * i);
         amax = larger(larger(larger(larger(amax, w.x), w.y), w.z), w.w);
     }
-    float up = x16_factor(to, real > 0, n, row_max(amax));
+    float up = x16_factor(to, real > 0, n, row_total<ROUND_CTAS>(0, amax).y);
     __half *out = x16_at(to, n, 4 * begin);
     int step = x16_tiles(to, 4 * STEP / NBI_TILE_COLS);
 #pragma unroll
@@ -133,15 +153,6 @@ __device__ static inline void round_row(const struct x16 &to, const FROM &from, 
     for (int i = begin + ROUND_FOURS * STEP; i < all; i += STEP)
         put_four(x16_at(to, n, 4 * i), i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0),
                  up);
-}
-
-template <class FROM>
-__global__ static void BESIDE k_round_x16(const __grid_constant__ struct x16 to, FROM from)
-{
-    next_may_start();
-#pragma unroll 1
-    for (int live = 0; live < 2; live++)
-        round_row(to, from, live);
 }
 
 /* ---- norms, and sums that are pending ---- */
@@ -192,6 +203,7 @@ enum nb_status nbi_cuda_code(int *out)
     return NB_OK;
 }
 
+#define NORM_CTAS  4 /* of a row; NBI_NORM_THREADS together */
 #define NORM_ITEMS 6 /* of a thread that stay in registers */
 
 struct norm {
@@ -210,23 +222,23 @@ __device__ static inline void settle_items(struct norm_items &t, const struct pe
                                            float *row, int n, int K)
 {
     const float *part = p.parts + n * p.C;
-    load_raw<float, NORM_ITEMS>(t.v, row, threadIdx.x, NBI_NORM_THREADS, K);
-    for (int i = 0; i < p.slices; i += 2) {
-        float one[NORM_ITEMS], two[NORM_ITEMS];
-        bool both = i + 1 < p.slices;
-        load_raw<float, NORM_ITEMS>(one, part, threadIdx.x, NBI_NORM_THREADS, K);
-        load_raw<float, NORM_ITEMS>(two, part + p.N * p.C, threadIdx.x, NBI_NORM_THREADS,
-                                    both ? K : 0);
+    const int thread = thread_of_row<NORM_CTAS>();
+    float parts[SLICES_MAX][NORM_ITEMS]; /* all of them are asked for at once */
+    load_raw<float, NORM_ITEMS>(t.v, row, thread, NBI_NORM_THREADS, K);
+#pragma unroll
+    for (int i = 0; i < SLICES_MAX; i++)
+        load_raw<float, NORM_ITEMS>(parts[i], part + i * p.N * p.C, thread, NBI_NORM_THREADS,
+                                    i < p.slices ? K : 0);
+#pragma unroll
+    for (int i = 0; i < SLICES_MAX; i++)
 #pragma unroll
         for (int j = 0; j < NORM_ITEMS; j++)
-            t.v[j] = both ? t.v[j] + one[j] + two[j] : t.v[j] + one[j];
-        part += 2 * p.N * p.C;
-    }
+            t.v[j] = i < p.slices ? t.v[j] + parts[i][j] : t.v[j];
     if (p.slices)
 #pragma unroll
         for (int j = 0; j < NORM_ITEMS; j++)
-            if ((int)threadIdx.x + j * NBI_NORM_THREADS < K)
-                row[threadIdx.x + j * NBI_NORM_THREADS] = t.v[j];
+            if (thread + j * NBI_NORM_THREADS < K)
+                row[thread + j * NBI_NORM_THREADS] = t.v[j];
 }
 
 /* x of a norm, as k_round_x16 makes it of others, and the bits of the operation (rows.cu). What is
@@ -235,11 +247,13 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
                                        const struct pending &p, bool real)
 {
     const int FIRST = NORM_ITEMS * NBI_NORM_THREADS;
-    int n = blockIdx.x, K = real && n < to.N ? to.K : 0;
+    int n = blockIdx.x / (CLUSTERS ? NORM_CTAS : 1), thread = thread_of_row<NORM_CTAS>();
+    int K = real && n < to.N ? to.K : 0;
     int all = real ? to.tile_cols * NBI_TILE_COLS : 0;
     float *row = a.x + (int64_t)n * to.K, sum = 0, amax = 0;
     struct norm_items t;
-    load_floats<NORM_ITEMS>(t.w, a.w, threadIdx.x, NBI_NORM_THREADS, K, a.dtype);
+    row_begins();
+    load_floats<NORM_ITEMS>(t.w, a.w, thread, NBI_NORM_THREADS, K, a.dtype);
     if (real)
         wait_before();
     settle_items(t, p, row, n, K);
@@ -249,34 +263,36 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
         amax = larger(amax, t.v[j] * t.w[j]);
     }
 #pragma unroll 1
-    for (int c = threadIdx.x + FIRST; c < K; c += NBI_NORM_THREADS) {
+    for (int c = thread + FIRST; c < K; c += NBI_NORM_THREADS) {
         float x = settled(p, n, c, row[c]);
         if (p.slices)
             row[c] = x;
         sum += x * x;
         amax = larger(amax, x * load_float(a.w, c, a.dtype));
     }
-    float f = norm_factor_of(sum, to.K, a.eps), up = x16_factor(to, K > 0, n, cta_max(amax) * f);
-    __half *out = x16_at(to, n, threadIdx.x);
+    float2 total = row_total<NORM_CTAS>(sum, amax);
+    float f = 1.0f / sqrtf(total.x / (float)to.K + a.eps),
+          up = x16_factor(to, K > 0, n, total.y * f);
+    __half *out = x16_at(to, n, thread);
     int step = x16_tiles(to, NBI_NORM_THREADS / NBI_TILE_COLS);
 #pragma unroll
     for (int j = 0; j < NORM_ITEMS; j++)
-        if ((int)threadIdx.x + j * NBI_NORM_THREADS < all)
+        if (thread + j * NBI_NORM_THREADS < all)
             out[j * step] = __float2half_rn(up == 0 ? 0 : t.v[j] * f * t.w[j] * up);
 #pragma unroll 1
-    for (int c = threadIdx.x + FIRST; c < all; c += NBI_NORM_THREADS) {
+    for (int c = thread + FIRST; c < all; c += NBI_NORM_THREADS) {
         float x = c < K && up != 0 ? row[c] * f * load_float(a.w, c, a.dtype) * up : 0;
         *x16_at(to, n, c) = __float2half_rn(x);
     }
 }
 
-__global__ static void BESIDE k_norm_x16(const __grid_constant__ struct x16 to,
-                                         const __grid_constant__ struct norm a,
-                                         const __grid_constant__ struct pending p)
+__global__ static void __maxnreg__(96)
+    k_norm_x16(const __grid_constant__ struct x16 to, const __grid_constant__ struct norm a,
+               const __grid_constant__ struct pending p)
 {
     next_may_start();
 #pragma unroll 1
-    for (int real = 0; real < 2; real++)
+    for (int real = !CLUSTERS; real < 2; real++)
         norm_row(to, a, p, real);
 }
 
@@ -285,9 +301,9 @@ __global__ static void BESIDE k_norm_x16(const __grid_constant__ struct x16 to,
 template <class FROM>
 static enum nb_status round_x(struct nbi_stream *s, const struct nbi_op_linear *a, FROM from)
 {
-    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, ctas = s->cuda->code >= 90 ? ROUND_CTAS : 1;
-    CU_TRY(launch_behind(s, k_round_x16<FROM>, {dim3(rows * ctas), ctas}, ROUND_THREADS, 0,
-                         x16_of(s, a->N, a->K), from));
+    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, each = s->cuda->code >= 90 ? ROUND_CTAS : 1;
+    CU_TRY(launch_behind(s, k_round_x16<FROM>, {dim3(rows * each), each}, ROUND_THREADS / (int)each,
+                         0, x16_of(s, a->N, a->K), from));
     return NB_OK;
 }
 
@@ -306,7 +322,8 @@ enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsn
                                   const struct nbi_op_linear *a, const struct pending *p)
 {
     struct norm from = {at<float>(norm->x), at<const void>(norm->w.data), norm->w.dtype, norm->eps};
-    CU_TRY(launch_behind(s, k_norm_x16, (unsigned)(ceil_div(a->N, 8) * 8), NBI_NORM_THREADS, 0,
+    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, each = s->cuda->code >= 90 ? NORM_CTAS : 1;
+    CU_TRY(launch_behind(s, k_norm_x16, {dim3(rows * each), each}, NBI_NORM_THREADS / (int)each, 0,
                          x16_of(s, a->N, a->K), from, *p));
     return NB_OK;
 }
