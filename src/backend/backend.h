@@ -117,8 +117,9 @@ struct nbi_op_rmsnorm {
  * of one call may run together. exact: f32 activations; else a backend may round x to fewer bits
  * (16 in blocks of 256 on the CPU; twice four for many rows where nbi_backend.four says so). Each y
  * depends on its row of x alone, and on nothing else about the call: the same row gives the same
- * bits whatever N is. On a GPU that holds for exact ones; others are done in one way for few rows
- * and in another for many, and with twice four bits the largest of all rows counts too. */
+ * bits whatever N is. On a GPU that holds for exact ones, and for steady ones with NVFP4 matrices
+ * of up to nbi_backend.steady_rows rows; others are done in the way that is best for N, and with
+ * twice four bits the largest of all rows counts too. */
 #define NBI_LINEAR_MAX 3
 
 struct nbi_op_linear {
@@ -127,7 +128,7 @@ struct nbi_op_linear {
     struct nbi_weight w[NBI_LINEAR_MAX];
     struct nbi_ptr x; /* [N, K] */
     int64_t N, K;
-    bool add, exact;
+    bool add, exact, steady;
 };
 
 /* Per head: RMSNorm of q and k with w of [D], then rotation of the pairs (i, i + D/2). q goes to

@@ -121,7 +121,8 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
                                                 .x = la->norm1,
                                                 .N = N,
                                                 .K = C,
-                                                .exact = p->exact}));
+                                                .exact = p->exact,
+                                                .steady = p->steady}));
     /* q_rot = rope(norm(q)); store: rope(norm(k)), v */
     NBI_TRY(be->qkv_rope(s, &(struct nbi_op_qkv_rope){.q_out = la->q_rot,
                                                       .store = p->stores[layer],
@@ -151,7 +152,8 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
                                                  .N = N,
                                                  .K = NH * D,
                                                  .add = true,
-                                                 .exact = p->exact});
+                                                 .exact = p->exact,
+                                                 .steady = p->steady});
 }
 
 static enum nb_status gate_and_up(const struct nbi_weights *w, const struct nbi_acts *a,
@@ -179,7 +181,8 @@ static enum nb_status gate_and_up(const struct nbi_weights *w, const struct nbi_
                                                .x = la->norm2,
                                                .N = N,
                                                .K = C,
-                                               .exact = p->exact});
+                                               .exact = p->exact,
+                                               .steady = p->steady});
 }
 
 /* act = silu(gate) * up */
@@ -204,7 +207,8 @@ static enum nb_status mlp_block(const struct nbi_weights *w, const struct nbi_ac
                                        .N = p->N,
                                        .K = w->config->intermediate_size,
                                        .add = true,
-                                       .exact = p->exact};
+                                       .exact = p->exact,
+                                       .steady = p->steady};
     NBI_TRY(gate_and_up(w, a, s, p, layer));
     if (be->swiglu_linear && !a->d.x.at)
         return be->swiglu_linear(s, &act, &down);
@@ -244,7 +248,8 @@ static enum nb_status head(const struct nbi_weights *w, const struct nbi_acts *a
                                 .x = a->final,
                                 .N = M,
                                 .K = C,
-                                .exact = p->exact});
+                                .exact = p->exact,
+                                .steady = p->steady});
 }
 
 enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,

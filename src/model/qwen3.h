@@ -61,7 +61,7 @@ struct nbi_pass {
     const int32_t *rows;           /* which */
     const struct nbi_kv_store *stores; /* one per layer */
     bool exact;
-    bool steady; /* attention gives a token the same bits in any company */
+    bool steady; /* products and attention give a token the same bits in any company */
     bool alone;  /* each token is the only one of its sequence (nbi_op_attention) */
     /* Called after each layer with the residual stream still on the device; NULL: not. */
     enum nb_status (*after_layer)(void *ctx, int64_t layer, struct nbi_ptr x);

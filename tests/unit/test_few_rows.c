@@ -8,7 +8,7 @@
 struct few_case {
     int count;
     int64_t K, O[NBI_LINEAR_MAX], outs;
-    bool add;
+    bool add, steady;
     struct host_weight w[NBI_LINEAR_MAX];
     float *x, *y;
 };
@@ -34,7 +34,8 @@ static void few_free(struct few_case *c)
 
 static struct nbi_op_linear few_product(struct lab *l, struct few_case *c, int64_t N)
 {
-    struct nbi_op_linear op = {.count = c->count, .N = N, .K = c->K, .add = c->add};
+    struct nbi_op_linear op = {
+        .count = c->count, .N = N, .K = c->K, .add = c->add, .steady = c->steady};
     for (int i = 0; i < c->count; i++) {
         op.w[i] = weight(l, &c->w[i], false);
         op.y[i] = block(l, c->add ? c->y : NULL, N * c->O[i] * 4);
@@ -93,6 +94,7 @@ static void check_company(void)
                          counts[] = {1, 3, 8, 9, 16, 17, 33, 40};
     for (int64_t i = 0; i < COUNT(shapes); i++) {
         struct few_case c = shapes[i];
+        c.steady = true;
         few_new(&c);
         float *all = zeros(ROWS * c.outs, 4), *is = zeros(ROWS * c.outs, 4);
         run_few(tested, &c, 0, ROWS, all);
@@ -129,6 +131,7 @@ static void check_values(void)
         struct few_case c = shapes[i / 4];
         int64_t N = c.K * c.O[0] > 4000000 && i % 4 > 1 ? 11 : counts[i % 4];
         c.add = i % 3 == 1;
+        c.steady = i / 4 % 2;
         few_new(&c);
         float *want = zeros(N * c.outs, 4), *is = zeros(N * c.outs, 4);
         double *bound = zeros(N * c.outs, 8);

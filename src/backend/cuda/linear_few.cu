@@ -12,7 +12,8 @@
  *
  * Where rows are few and something is added to y, slices of columns go to different CTAs. Each
  * leaves its sums, which are added up in order by whoever reads y next (struct pending). All that
- * depends on shapes and the device alone, so a row of y does not depend on its company. */
+ * depends on the matrices' shapes and the device alone, but for whether warps work in teams: so a
+ * row of y does not depend on its company, if it has to be steady. */
 #include <string.h>
 
 #include "backend/cuda/few.cuh"
@@ -674,10 +675,13 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
 
 /* ---- launch ---- */
 
-/* Whether warps work in teams: the code of Hopper's own instructions is there, and it is Hopper. */
-static bool teams(const struct nbi_stream *s)
+/* Up to so many rows warps are faster by themselves. */
+#define ALONE_ROWS 16
+
+/* Whether warps work in teams: it is Hopper, and the code of its own instructions is there. */
+static bool teams(const struct nbi_stream *s, const struct nbi_op_linear *a)
 {
-    return s->cuda->cc == 90 && strstr(NIBBLE_ARCH, "90a");
+    return s->cuda->cc == 90 && strstr(NIBBLE_ARCH, "90a") && (a->steady || a->N > ALONE_ROWS);
 }
 
 /* Columns of x that there is room for, and attention (attend_few.cu) beside them. */
@@ -725,6 +729,7 @@ static enum nb_status launch_for(struct nbi_stream *s, struct product &a, int ct
 /* x is in s->x16. */
 static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
+    const bool together = teams(s, a);
     struct product p = {};
     for (int i = 0; i < a->count; i++) {
         struct tile_shape t = tiles_of(a->w[i].rows, a->K);
@@ -746,13 +751,13 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     p.slices = 1;
     if (a->add && a->count == 1) { /* few, since someone has to add them up; whatever N is */
         int64_t room = NBI_WORKSPACE_BYTES / (NBI_SMALL_BATCH * 4 * a->w[0].rows);
-        int rows = teams(s) ? (int)ceil_div(p.tile_rows, crew<true>::GROUP) : p.tile_rows;
+        int rows = together ? (int)ceil_div(p.tile_rows, crew<true>::GROUP) : p.tile_rows;
         p.slices = column_slices(rows, p.tile_cols, s->cuda->sms,
                                  (int)(room < SLICES_MAX ? room : SLICES_MAX), false);
     }
     int64_t useful = (int64_t)p.tile_rows * p.slices, most = s->cuda->sms / p.slices * p.slices;
     int ctas = (int)(useful < most ? useful : most);
-    NBI_TRY(teams(s) ? launch_for<true>(s, p, ctas) : launch_for<false>(s, p, ctas));
+    NBI_TRY(together ? launch_for<true>(s, p, ctas) : launch_for<false>(s, p, ctas));
     if (p.slices > 1)
         s->pending = {p.y[0], p.parts, p.slices, a->N, a->w[0].rows};
     return NB_OK;
