@@ -126,7 +126,8 @@ struct nbi_op_linear {
     int count;
     struct nbi_ptr y[NBI_LINEAR_MAX]; /* [N, O_i], disjoint from x */
     struct nbi_weight w[NBI_LINEAR_MAX];
-    struct nbi_ptr x; /* [N, K] */
+    struct nbi_ptr x;   /* [N, K] */
+    struct nbi_ptr act; /* of norm_linear, or none: see there */
     int64_t N, K;
     bool add, exact, steady;
 };
@@ -517,7 +518,11 @@ struct nbi_backend {
     void (*token_free)(struct nbi_token *t);
 
     /* Optional: rmsnorm or swiglu, then linear of what it gave, with the bits of the two. What goes
-     * from one to the other, y of the first and x of the second, may be written or not. */
+     * from one to the other, y of the first and x of the second, may be written or not.
+     *
+     * A product of a norm that has `act`, and two matrices of as many rows, may write swiglu of both
+     * there, and y or not; its sums may have another order then. A swiglu_linear of those whose y is
+     * `act` comes next, and knows. */
     enum nb_status (*norm_linear)(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                   const struct nbi_op_linear *a);
     enum nb_status (*swiglu_linear)(struct nbi_stream *s, const struct nbi_op_swiglu *act,

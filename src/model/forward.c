@@ -179,6 +179,7 @@ static enum nb_status gate_and_up(const struct nbi_weights *w, const struct nbi_
                                                .y = {la->gate, la->up},
                                                .w = {lw->gate, lw->up},
                                                .x = la->norm2,
+                                               .act = la->act,
                                                .N = N,
                                                .K = C,
                                                .exact = p->exact,

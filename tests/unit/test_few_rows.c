@@ -198,12 +198,92 @@ static void check_fused(void)
     }
 }
 
+/* ---- a whole feed-forward part ---- */
+
+/* c is gate and up of a norm; y = y + swiglu(gate, up) down^T. In four steps, with act to
+ * `out_act`, or in two that know of each other. */
+static void run_gated(struct few_case *c, int64_t N, struct host_weight *norm,
+                      struct host_weight *down, float *out_act, float *out)
+{
+    const int64_t F = c->O[0], C = down->rows;
+    const struct nbi_stream_limits limits = {.N = N, .K = F > c->K ? F : c->K, .D = 2, .heads = 1};
+    struct nbi_backend *be = tested;
+    struct lab l;
+    lab_begin(&l, be, &limits);
+    struct nbi_op_linear op = few_product(&l, c, N);
+    struct nbi_ptr x = block(&l, c->x, N * c->K * 4), act = block(&l, NULL, N * F * 4);
+    struct nbi_ptr y = block(&l, c->y, N * C * 4);
+    op.x = block(&l, NULL, N * c->K * 4);
+    const struct nbi_op_rmsnorm first = {op.x, {0}, x, weight(&l, norm, false), 1e-6f, N, c->K};
+    const struct nbi_op_swiglu second = {act, op.y[0], op.y[1], N, F};
+    const struct nbi_op_linear third = {.count = 1,
+                                        .y = {y},
+                                        .w = {weight(&l, down, false)},
+                                        .x = act,
+                                        .N = N,
+                                        .K = F,
+                                        .add = true,
+                                        .steady = c->steady};
+    if (out_act) {
+        assert_ok(be->rmsnorm(l.s, &first));
+        assert_ok(be->linear(l.s, &op));
+        assert_ok(be->swiglu(l.s, &second));
+        fetch(&l, out_act, act, N * F * 4);
+        assert_ok(be->linear(l.s, &third));
+    } else {
+        op.act = act;
+        assert_ok(be->norm_linear(l.s, &first, &op));
+        assert_ok(be->swiglu_linear(l.s, &second, &third));
+    }
+    fetch(&l, out, y, N * C * 4);
+    lab_end(&l);
+}
+
+static void check_gated(void)
+{
+    static const int64_t counts[] = {1, 8, 9, 16, 17, 40, 64},
+                         sizes[][3] = {
+                             {16, 16, 1}, {144, 80, 129}, {1008, 1072, 333}, {640, 9728, 80}};
+    if (!tested->norm_linear || !tested->swiglu_linear)
+        skip();
+    for (int64_t i = 0; i < COUNT(sizes) * COUNT(counts); i++) {
+        const int64_t *size = sizes[i / COUNT(counts)], N = counts[i % COUNT(counts)];
+        struct few_case c = {.count = 2, .K = size[0], .O = {size[1], size[1]}, .steady = i % 2};
+        struct host_weight norm, down;
+        few_new(&c);
+        host_weight_new(&norm, NBI_BF16, c.K, 0);
+        host_weight_new(&down, NBI_NVFP4, size[2], size[1]);
+        free(c.y);
+        c.y = random_floats(N * size[2], 1);
+        float *act = zeros(N * size[1], 4), *want = zeros(N * size[2], 4),
+              *is = zeros(N * size[2], 4);
+        double *bound = zeros(N * size[2], 8);
+        run_gated(&c, N, &norm, &down, act, want);
+        run_gated(&c, N, &norm, &down, NULL, is);
+        for (int64_t j = 0; j < N * size[2]; j++)
+            bound[j] = dot_bound(act + j / size[2] * size[1], down.values + j % size[2] * size[1],
+                                 size[1], 6 * 0x1p-11) +
+                       1e-6;
+        snprintf(where, sizeof where, "%lld to %lld to %lld, N %lld", (long long)size[0],
+                 (long long)size[1], (long long)size[2], (long long)N);
+        within("y", is, want, bound, N * size[2]);
+        host_weight_free(&norm);
+        host_weight_free(&down);
+        few_free(&c);
+        free(act);
+        free(want);
+        free(is);
+        free(bound);
+    }
+}
+
 /* ---- all of them, on both ---- */
 
 #define CHECKS(X)                                                                                  \
     X(company)                                                                                     \
     X(values)                                                                                      \
-    X(fused)
+    X(fused)                                                                                       \
+    X(gated)
 
 #define X(check) TEST_ON_BOTH(few_rows, check)
 CHECKS(X)

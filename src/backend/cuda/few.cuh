@@ -71,6 +71,7 @@ struct x16 {
     __half *out;
     float *scale;
     int N, K, tile_cols;
+    uint32_t *most; /* to be 0, if not null: for what will be known of the rows behind this */
 };
 
 /* Bytes of a column for eight rows. */
@@ -95,12 +96,25 @@ __device__ static inline int x16_tiles(const struct x16 &to, int count)
 
 static inline struct x16 x16_of(struct nbi_stream *s, int64_t N, int64_t K)
 {
-    return {(__half *)s->x16, s->x16_scale, (int)N, (int)K, tiles_of(0, K).cols};
+    return {(__half *)s->x16, s->x16_scale, (int)N, (int)K, tiles_of(0, K).cols, NULL};
+}
+
+/* The larger magnitude; infinite if something is not finite. */
+__device__ static inline float larger(float most, float v)
+{
+    return isfinite(v) ? fmaxf(most, fabsf(v)) : INFINITY;
+}
+
+/* Whether a product of a norm gives SwiGLU of its two matrices. */
+static inline bool gives_act(const struct nbi_op_linear *a)
+{
+    return a->act.at && a->count == 2 && a->w[0].rows == a->w[1].rows;
 }
 
 /* x_few.cu: x of a product to s->x16; of a norm together with what is pending for it. */
 enum nb_status nbi_cuda_x_of_rows(struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_x_of_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *act,
                                     const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_x_of_act(struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                   const struct nbi_op_linear *a, const struct pending *p);

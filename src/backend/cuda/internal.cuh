@@ -75,6 +75,7 @@ enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what);
         CU_TRY(cudaSetDevice((s)->cuda->index));                                                   \
         NBI_TRY(nbi_cuda_settle(s));                                                               \
         (s)->ready = {};                                                                           \
+        (s)->acted = {};                                                                           \
     } while (0)
 
 /* After each launch. */

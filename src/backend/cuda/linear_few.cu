@@ -42,11 +42,12 @@ template <bool WG> struct crew {
     static constexpr int STAGE = EACH * COLS * NBI_TILE_BYTES;
     static constexpr int RINGS = WARPS * STAGES * STAGE;
     /* Shared memory: rings and columns of x, where sums go at the end of a pass; before them
-     * barriers: tiles of each warp have arrived, x has, and x is free again; and what rows of x are
-     * to be times. */
+     * barriers: tiles of each warp have arrived, x has, and x is free again; what rows of x are to
+     * be times; and the largest of their SwiGLU. */
     static constexpr int BARS = WARPS * STAGES;
     static constexpr int SCALES_AT = (BARS + 2 * SLOTS_MAX) * 8;
-    static constexpr int HEAD_BYTES = (SCALES_AT + NBI_SMALL_BATCH * 4) / 128 * 128 + 128;
+    static constexpr int MOSTS_AT = SCALES_AT + NBI_SMALL_BATCH * 4;
+    static constexpr int HEAD_BYTES = (MOSTS_AT + NBI_SMALL_BATCH * 4) / 128 * 128 + 128;
 };
 
 struct product {
@@ -65,16 +66,25 @@ struct product {
     int N, n_tiles;
     int each; /* rows of x of a CTA */
     bool add;
+    bool gated;     /* rows of tiles are those of gate and up in turn, and y[0] is SwiGLU of both */
+    uint32_t *most; /* then, of each row of x: bits of the largest */
 };
 
 /* ---- who has what ---- */
 
-__device__ static inline int matrix_of(const struct product &a, int row)
+/* A row of tiles: its matrix, and which of that it is. */
+struct place {
+    int m, tile;
+};
+
+__device__ static inline struct place place_of(const struct product &a, int row)
 {
     int m = 0;
+    if (a.gated)
+        return {row & 1, row >> 1};
     while (m + 1 < a.count && row >= a.first[m + 1])
         m++;
-    return m;
+    return {m, row - a.first[m]};
 }
 
 struct range {
@@ -86,6 +96,14 @@ __device__ static inline struct range even(unsigned count, unsigned i, unsigned 
     return {(int)(count * i / of), (int)(count * (i + 1) / of)};
 }
 
+/* Of rows of tiles: gate and up stay together. */
+__device__ static inline struct range even_rows(const struct product &a, unsigned count, unsigned i,
+                                                unsigned of)
+{
+    struct range r = even(count >> a.gated, i, of);
+    return {r.begin << a.gated, r.end << a.gated};
+}
+
 /* Rows of tiles of a CTA, its columns, and the passes it takes. */
 struct part {
     struct range rows, cols;
@@ -95,7 +113,7 @@ struct part {
 template <class C> __device__ static inline struct part part_of(const struct product &a)
 {
     unsigned lines = gridDim.x / (unsigned)a.slices, slice = blockIdx.x / lines;
-    struct range rows = even(a.tile_rows, blockIdx.x - slice * lines, lines);
+    struct range rows = even_rows(a, a.tile_rows, blockIdx.x - slice * lines, lines);
     return {rows, even(a.tile_cols, slice, a.slices), (int)slice,
             (rows.end - rows.begin + C::PASS - 1) / C::PASS};
 }
@@ -110,7 +128,7 @@ template <class C>
 __device__ static inline struct pass_shape pass_of(const struct product &a, const struct part &p,
                                                    int pass)
 {
-    struct range r = even(p.rows.end - p.rows.begin, pass, p.passes);
+    struct range r = even_rows(a, p.rows.end - p.rows.begin, pass, p.passes);
     unsigned rows = r.end - r.begin, groups = (rows + C::GROUP - 1) / C::GROUP;
     unsigned ways = min(C::WARPS / C::TEAM / groups, (unsigned)a.ways);
     return {p.rows.begin + r.begin, (int)rows, (int)groups, (int)ways,
@@ -250,6 +268,11 @@ template <class C> __device__ static inline float *scales(void)
     return (float *)(shared + C::SCALES_AT);
 }
 
+template <class C> __device__ static inline uint32_t *mosts(void)
+{
+    return (uint32_t *)(shared + C::MOSTS_AT);
+}
+
 template <class C, int NT> __device__ static inline uint32_t slot_at(int slot)
 {
     return shared_at(shared) + C::HEAD_BYTES + C::RINGS + slot * NT * X16_BYTES;
@@ -318,8 +341,8 @@ __device__ static inline void feed_begin(struct feed<C> &f, const struct product
     f.way = way;
 #pragma unroll
     for (int r = 0; r < C::EACH; r++) {
-        int at = s.row + min(row + r, s.rows - 1), m = matrix_of(a, at);
-        f.from[r] = a.tiles[m] + (int64_t)(at - a.first[m]) * a.tile_cols * NBI_TILE_BYTES;
+        struct place at = place_of(a, s.row + min(row + r, s.rows - 1));
+        f.from[r] = a.tiles[at.m] + (int64_t)at.tile * a.tile_cols * NBI_TILE_BYTES;
     }
 }
 
@@ -554,11 +577,12 @@ template <class C>
 __device__ static inline void put_results(const struct product &a, const struct part &p, int row,
                                           int n0, float4 sum)
 {
-    int m = matrix_of(a, row), g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, rows = a.rows[m];
-    int out = (row - a.first[m]) * NBI_TILE_ROWS + g, first = (int)blockIdx.y * a.each + n0 + 2 * t;
-    const float by = 128.0f * a.scale[m], v[4] = {sum.x, sum.y, sum.z, sum.w};
+    struct place at = place_of(a, row);
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, rows = a.rows[at.m];
+    int out = at.tile * NBI_TILE_ROWS + g, first = (int)blockIdx.y * a.each + n0 + 2 * t;
+    const float by = 128.0f * a.scale[at.m], v[4] = {sum.x, sum.y, sum.z, sum.w};
     bool add = a.add && a.slices == 1;
-    float *y = a.slices > 1 ? a.parts + (int64_t)p.slice * a.N * rows : a.y[m], old[4];
+    float *y = a.slices > 1 ? a.parts + (int64_t)p.slice * a.N * rows : a.y[at.m], old[4];
     y += (int64_t)first * rows + out;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
@@ -570,6 +594,34 @@ __device__ static inline void put_results(const struct product &a, const struct 
         if (first + e % 2 < a.N && out + e / 2 * 8 < rows)
             y[e % 2 * rows + e / 2 * 8] =
                 __fmul_rn(v[e], by * scales<C>()[n0 + 2 * t + e % 2]) + old[e];
+}
+
+/* SwiGLU of a row of tiles, from sums of gate and up, and the largest of each row of x. */
+template <class C>
+__device__ static inline void put_gated(const struct product &a, int tile, int n0, float4 gate,
+                                        float4 up)
+{
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, rows = a.rows[0];
+    int out = tile * NBI_TILE_ROWS + g, first = (int)blockIdx.y * a.each + n0 + 2 * t;
+    const float gates[4] = {gate.x, gate.y, gate.z, gate.w}, ups[4] = {up.x, up.y, up.z, up.w};
+    float *y = a.y[0] + (int64_t)first * rows + out, most[2] = {};
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        float by = scales<C>()[n0 + 2 * t + e % 2];
+        float v = swiglu(__fmul_rn(gates[e], 128.0f * a.scale[0] * by),
+                         __fmul_rn(ups[e], 128.0f * a.scale[1] * by));
+        if (first + e % 2 < a.N && out + e / 2 * 8 < rows) {
+            y[e % 2 * rows + e / 2 * 8] = v;
+            most[e % 2] = larger(most[e % 2], v);
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        for (int o = 4; o < 32; o *= 2)
+            most[e] = fmaxf(most[e], __shfl_xor_sync(0xFFFFFFFF, most[e], o));
+        if (g == 0)
+            atomicMax(mosts<C>() + n0 + 2 * t + e, __float_as_uint(most[e]));
+    }
 }
 
 /* acc to the warp's place in sums [WARPS, EACH, NT, 32]; it is 0 afterwards. */
@@ -585,22 +637,34 @@ __device__ static inline void leave_sums(float acc[][NT][4], float4 *sums)
                 make_float4(acc[r][t][0], acc[r][t][1], acc[r][t][2], acc[r][t][3]);
 }
 
-/* Results from the sums of all ways, in order. */
+/* The sums of all ways in order, each `stride` behind the one before. */
+__device__ static inline float4 all_ways(const float4 *from, int ways, int stride)
+{
+    float4 sum = *from;
+#pragma unroll 2
+    for (int way = 1; way < ways; way++) {
+        float4 v = *(from += stride);
+        sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+    }
+    return sum;
+}
+
+/* Results from the sums. */
 template <class C, int NT>
 __device__ static inline void add_up(const struct product &a, const struct part &p,
                                      const struct pass_shape &s, const float4 *sums)
 {
-    int stride = s.groups * C::GROUP * NT * 32;
+    int stride = s.groups * C::GROUP * NT * 32, step = 1 + a.gated;
+    sums += threadIdx.x % 32;
 #pragma unroll 1
-    for (int i = threadIdx.x / 32; i < s.rows * NT; i += C::THREADS / 32) {
-        const float4 *from = sums + i * 32 + threadIdx.x % 32;
-        float4 sum = *from;
-#pragma unroll 2
-        for (int way = 1; way < s.ways; way++) {
-            float4 v = *(from += stride);
-            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
-        }
-        put_results<C>(a, p, s.row + i / NT, i % NT * 8, sum);
+    for (int i = threadIdx.x / 32; i < s.rows / step * NT; i += C::THREADS / 32) {
+        int row = i / NT * step, t = i % NT;
+        float4 sum = all_ways(sums + (row * NT + t) * 32, s.ways, stride);
+        if (a.gated)
+            put_gated<C>(a, (s.row + row) / 2, t * 8, sum,
+                         all_ways(sums + ((row + 1) * NT + t) * 32, s.ways, stride));
+        else
+            put_results<C>(a, p, s.row + row, t * 8, sum);
     }
 }
 
@@ -635,8 +699,10 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
         if (pass == 0) {
             int n = (int)blockIdx.y * 8 * NT + threadIdx.x;
             wait_before();
-            if (threadIdx.x < 8 * NT && n < a.N)
-                scales<C>()[threadIdx.x] = a.x_scale[n];
+            if (threadIdx.x < 8 * NT) {
+                scales<C>()[threadIdx.x] = n < a.N ? a.x_scale[n] : 0;
+                mosts<C>()[threadIdx.x] = 0;
+            }
         }
         if constexpr (WG) {
             struct supply x = {f.first, f.end, 1, f.way, 1, s.slots, {0, 1}};
@@ -650,8 +716,8 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
         } else {
             multiply_alone<C, NT>(acc, f, own, s.slots);
         }
-        __syncthreads();   /* rings and x were read */
-        if (s.ways == 1) { /* nobody else has a part of it */
+        __syncthreads();               /* rings and x were read */
+        if (s.ways == 1 && !a.gated) { /* nobody else has a part of it */
 #pragma unroll
             for (int r = 0; r < C::EACH; r++)
 #pragma unroll
@@ -671,6 +737,9 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
 #endif
         __syncthreads();
     }
+    int n = (int)blockIdx.y * 8 * NT + threadIdx.x;
+    if (a.gated && threadIdx.x < 8 * NT && n < a.N)
+        atomicMax(a.most + n, mosts<C>()[threadIdx.x]);
 }
 
 /* ---- launch ---- */
@@ -726,8 +795,8 @@ static enum nb_status launch_for(struct nbi_stream *s, struct product &a, int ct
                                       : launch<8, WG>(s, a, ctas);
 }
 
-/* x is in s->x16. */
-static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear *a)
+/* x is in s->x16. With act, x is of a norm, and gives_act(a). */
+static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear *a, bool act)
 {
     const bool together = teams(s, a);
     struct product p = {};
@@ -749,17 +818,25 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     p.n_tiles = (int)ceil_div(a->N, 8);
     p.add = a->add;
     p.slices = 1;
+    if (act) {
+        p.gated = true;
+        p.y[0] = at<float>(a->act);
+        p.most = s->x16_most;
+    }
     if (a->add && a->count == 1) { /* few, since someone has to add them up; whatever N is */
         int64_t room = NBI_WORKSPACE_BYTES / (NBI_SMALL_BATCH * 4 * a->w[0].rows);
         int rows = together ? (int)ceil_div(p.tile_rows, crew<true>::GROUP) : p.tile_rows;
         p.slices = column_slices(rows, p.tile_cols, s->cuda->sms,
                                  (int)(room < SLICES_MAX ? room : SLICES_MAX), false);
     }
-    int64_t useful = (int64_t)p.tile_rows * p.slices, most = s->cuda->sms / p.slices * p.slices;
+    int64_t useful = (int64_t)(p.tile_rows >> p.gated) * p.slices,
+            most = s->cuda->sms / p.slices * p.slices;
     int ctas = (int)(useful < most ? useful : most);
     NBI_TRY(together ? launch_for<true>(s, p, ctas) : launch_for<false>(s, p, ctas));
     if (p.slices > 1)
         s->pending = {p.y[0], p.parts, p.slices, a->N, a->w[0].rows};
+    if (act)
+        s->acted = {p.y[0], a->N, a->w[0].rows};
     return NB_OK;
 }
 
@@ -775,7 +852,7 @@ enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_lin
 {
     if (!ready)
         NBI_TRY(nbi_cuda_x_of_rows(s, a));
-    return multiply(s, a);
+    return multiply(s, a, false);
 }
 
 enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
@@ -796,17 +873,25 @@ enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rm
     CU_TRY(cudaSetDevice(s->cuda->index));
     s->pending = {};
     s->ready = {};
+    s->acted = {};
     NBI_TRY(nbi_cuda_x_of_norm(s, norm, a, &p));
-    return multiply(s, a);
+    return multiply(s, a, gives_act(a));
 }
 
 enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,
                                       const struct nbi_op_linear *a)
 {
+    struct ready acted = s->acted;
     CU_HERE(s);
+    if (acted.x && acted.x == at<float>(act->y) && acted.N == act->N && acted.K == act->F) {
+        if (!nbi_cuda_few(a))
+            return nbi_cuda_linear(s, a); /* it is in y */
+        NBI_TRY(nbi_cuda_x_of_act(s, a));
+        return multiply(s, a, false);
+    }
     if (nbi_cuda_few(a)) {
         NBI_TRY(nbi_cuda_x_of_swiglu(s, act, a));
-        return multiply(s, a);
+        return multiply(s, a, false);
     }
     if (nbi_cuda_large(s, a))
         return nbi_cuda_swiglu_large(s, act, a);

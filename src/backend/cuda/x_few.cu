@@ -78,12 +78,6 @@ __device__ static inline float x16_factor(const struct x16 &to, bool real, int n
     return odd ? 0 : ldexpf(1, 13 - e);
 }
 
-/* The larger magnitude; infinite if something is not finite. */
-__device__ static inline float larger(float amax, float v)
-{
-    return isfinite(v) ? fmaxf(amax, fabsf(v)) : INFINITY;
-}
-
 /* Four elements times `up`, to where the first one goes; zeros if that is 0. */
 __device__ static inline void put_four(__half *at, float4 v, float up)
 {
@@ -94,6 +88,7 @@ __device__ static inline void put_four(__half *at, float4 v, float up)
 
 /* Where x comes from, four values at a time. */
 struct of_rows {
+    static constexpr bool KNOWN = false; /* the largest of each row */
     const float *x;
 
     __device__ float4 four(int64_t at) const
@@ -104,11 +99,28 @@ struct of_rows {
 
 /* The bits of the operation (rows.cu). */
 struct of_swiglu {
+    static constexpr bool KNOWN = false;
     const float *gate, *up;
 
     __device__ float4 four(int64_t at) const
     {
         return swiglu_four(*(const float4 *)(gate + at), *(const float4 *)(up + at));
+    }
+};
+
+/* What a product has left of SwiGLU. */
+struct of_act {
+    static constexpr bool KNOWN = true;
+    const float *x;
+    const uint32_t *most;
+
+    __device__ float4 four(int64_t at) const
+    {
+        return *(const float4 *)(x + at);
+    }
+    __device__ float largest(int n) const
+    {
+        return __uint_as_float(most[n]);
     }
 };
 
@@ -125,22 +137,30 @@ __global__ static void __maxnreg__(48) k_round_x16(const __grid_constant__ struc
     const int STEP = ROUND_THREADS;
     int64_t row = (int64_t)n * to.K;
     float4 v[ROUND_FOURS];
-    float amax = 0;
-    row_begins();
+    float amax = 0, up;
+    if constexpr (!FROM::KNOWN)
+        row_begins();
     next_may_start();
     wait_before();
 #pragma unroll
     for (int j = 0; j < ROUND_FOURS; j++) {
         int i = begin + j * STEP;
         v[j] = i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0);
-        amax = larger(larger(larger(larger(amax, v[j].x), v[j].y), v[j].z), v[j].w);
     }
+    if constexpr (FROM::KNOWN) {
+        amax = n < to.N ? from.largest(n) : 0;
+    } else {
+#pragma unroll
+        for (int j = 0; j < ROUND_FOURS; j++)
+            amax = larger(larger(larger(larger(amax, v[j].x), v[j].y), v[j].z), v[j].w);
 #pragma unroll 1
-    for (int i = begin + ROUND_FOURS * STEP; i < real; i += STEP) {
-        float4 w = from.four(row + 4 * i);
-        amax = larger(larger(larger(larger(amax, w.x), w.y), w.z), w.w);
+        for (int i = begin + ROUND_FOURS * STEP; i < real; i += STEP) {
+            float4 w = from.four(row + 4 * i);
+            amax = larger(larger(larger(larger(amax, w.x), w.y), w.z), w.w);
+        }
+        amax = row_total<ROUND_CTAS>(0, amax).y;
     }
-    float up = x16_factor(to, real > 0, n, row_total<ROUND_CTAS>(0, amax).y);
+    up = x16_factor(to, real > 0, n, amax);
     __half *out = x16_at(to, n, 4 * begin);
     int step = x16_tiles(to, 4 * STEP / NBI_TILE_COLS);
 #pragma unroll
@@ -256,6 +276,8 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
     load_floats<NORM_ITEMS>(t.w, a.w, thread, NBI_NORM_THREADS, K, a.dtype);
     if (real)
         wait_before();
+    if (K > 0 && to.most && thread == 0)
+        to.most[n] = 0;
     settle_items(t, p, row, n, K);
 #pragma unroll
     for (int j = 0; j < NORM_ITEMS; j++) {
@@ -286,7 +308,7 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
     }
 }
 
-__global__ static void __maxnreg__(96)
+__global__ static void __maxnreg__(64)
     k_norm_x16(const __grid_constant__ struct x16 to, const __grid_constant__ struct norm a,
                const __grid_constant__ struct pending p)
 {
@@ -302,8 +324,8 @@ template <class FROM>
 static enum nb_status round_x(struct nbi_stream *s, const struct nbi_op_linear *a, FROM from)
 {
     unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, each = s->cuda->code >= 90 ? ROUND_CTAS : 1;
-    CU_TRY(launch_behind(s, k_round_x16<FROM>, {dim3(rows * each), each}, ROUND_THREADS / (int)each,
-                         0, x16_of(s, a->N, a->K), from));
+    CU_TRY(launch_behind(s, k_round_x16<FROM>, {dim3(rows * each), FROM::KNOWN ? 1 : each},
+                         ROUND_THREADS / (int)each, 0, x16_of(s, a->N, a->K), from));
     return NB_OK;
 }
 
@@ -318,12 +340,19 @@ enum nb_status nbi_cuda_x_of_swiglu(struct nbi_stream *s, const struct nbi_op_sw
     return round_x(s, a, of_swiglu{at<const float>(act->gate), at<const float>(act->up)});
 }
 
+enum nb_status nbi_cuda_x_of_act(struct nbi_stream *s, const struct nbi_op_linear *a)
+{
+    return round_x(s, a, of_act{at<const float>(a->x), s->x16_most});
+}
+
 enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                   const struct nbi_op_linear *a, const struct pending *p)
 {
     struct norm from = {at<float>(norm->x), at<const void>(norm->w.data), norm->w.dtype, norm->eps};
     unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, each = s->cuda->code >= 90 ? NORM_CTAS : 1;
+    struct x16 to = x16_of(s, a->N, a->K);
+    to.most = gives_act(a) ? s->x16_most : NULL;
     CU_TRY(launch_behind(s, k_norm_x16, {dim3(rows * each), each}, NBI_NORM_THREADS / (int)each, 0,
-                         x16_of(s, a->N, a->K), from, *p));
+                         to, from, *p));
     return NB_OK;
 }
