@@ -238,22 +238,28 @@ struct norm_items {
     float w[NORM_ITEMS], v[NORM_ITEMS];
 };
 
+/* So many slices of what is pending are asked for at once: all of them, or, where many rows are at
+ * work and have to leave registers to the product behind, half. */
+template <int AT_ONCE>
 __device__ static inline void settle_items(struct norm_items &t, const struct pending &p,
                                            float *row, int n, int K)
 {
     const float *part = p.parts + n * p.C;
     const int thread = thread_of_row<NORM_CTAS>();
-    float parts[SLICES_MAX][NORM_ITEMS]; /* all of them are asked for at once */
     load_raw<float, NORM_ITEMS>(t.v, row, thread, NBI_NORM_THREADS, K);
+#pragma unroll 1
+    for (int first = 0; first < p.slices; first += AT_ONCE) {
+        float parts[AT_ONCE][NORM_ITEMS];
 #pragma unroll
-    for (int i = 0; i < SLICES_MAX; i++)
-        load_raw<float, NORM_ITEMS>(parts[i], part + i * p.N * p.C, thread, NBI_NORM_THREADS,
-                                    i < p.slices ? K : 0);
+        for (int i = 0; i < AT_ONCE; i++)
+            load_raw<float, NORM_ITEMS>(parts[i], part + (first + i) * p.N * p.C, thread,
+                                        NBI_NORM_THREADS, first + i < p.slices ? K : 0);
 #pragma unroll
-    for (int i = 0; i < SLICES_MAX; i++)
+        for (int i = 0; i < AT_ONCE; i++)
 #pragma unroll
-        for (int j = 0; j < NORM_ITEMS; j++)
-            t.v[j] = i < p.slices ? t.v[j] + parts[i][j] : t.v[j];
+            for (int j = 0; j < NORM_ITEMS; j++)
+                t.v[j] = first + i < p.slices ? t.v[j] + parts[i][j] : t.v[j];
+    }
     if (p.slices)
 #pragma unroll
         for (int j = 0; j < NORM_ITEMS; j++)
@@ -263,6 +269,7 @@ __device__ static inline void settle_items(struct norm_items &t, const struct pe
 
 /* x of a norm, as k_round_x16 makes it of others, and the bits of the operation (rows.cu). What is
  * pending for a row of x goes there first. */
+template <int AT_ONCE>
 __device__ static inline void norm_row(const struct x16 &to, const struct norm &a,
                                        const struct pending &p, bool real)
 {
@@ -278,7 +285,7 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
         wait_before();
     if (K > 0 && to.most && thread == 0)
         to.most[n] = 0;
-    settle_items(t, p, row, n, K);
+    settle_items<AT_ONCE>(t, p, row, n, K);
 #pragma unroll
     for (int j = 0; j < NORM_ITEMS; j++) {
         sum += t.v[j] * t.v[j];
@@ -308,14 +315,15 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
     }
 }
 
-__global__ static void __maxnreg__(64)
+template <int AT_ONCE>
+__global__ static void __maxnreg__(AT_ONCE == SLICES_MAX ? 96 : 64)
     k_norm_x16(const __grid_constant__ struct x16 to, const __grid_constant__ struct norm a,
                const __grid_constant__ struct pending p)
 {
     next_may_start();
 #pragma unroll 1
     for (int real = !CLUSTERS; real < 2; real++)
-        norm_row(to, a, p, real);
+        norm_row<AT_ONCE>(to, a, p, real);
 }
 
 /* ---- launch ---- */
@@ -352,7 +360,7 @@ enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsn
     unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, each = s->cuda->code >= 90 ? NORM_CTAS : 1;
     struct x16 to = x16_of(s, a->N, a->K);
     to.most = gives_act(a) ? s->x16_most : NULL;
-    CU_TRY(launch_behind(s, k_norm_x16, {dim3(rows * each), each}, NBI_NORM_THREADS / (int)each, 0,
-                         to, from, *p));
+    CU_TRY(launch_behind(s, a->N > 32 ? k_norm_x16<2> : k_norm_x16<SLICES_MAX>,
+                         {dim3(rows * each), each}, NBI_NORM_THREADS / (int)each, 0, to, from, *p));
     return NB_OK;
 }
