@@ -50,6 +50,11 @@ template <bool WG> struct crew {
     static constexpr int HEAD_BYTES = (MOSTS_AT + NBI_SMALL_BATCH * 4) / 128 * 128 + 128;
 };
 
+/* So many for each, and one more for the first of them. */
+struct cut {
+    int each, more;
+};
+
 struct product {
     float *y[NBI_LINEAR_MAX];
     const uint8_t *tiles[NBI_LINEAR_MAX];
@@ -57,9 +62,11 @@ struct product {
     int rows[NBI_LINEAR_MAX];
     float scale[NBI_LINEAR_MAX];
     int count, tile_rows, tile_cols;
-    int slices; /* of columns */
-    int slots;  /* columns of x that shared memory has room for */
-    int ways;   /* at most, whatever N is */
+    int slices; /* of columns, each of `lines` CTAs */
+    int lines, passes;
+    struct cut row_cut, col_cut; /* rows of tiles for a line, pairs if gated; columns for a slice */
+    int slots;                   /* columns of x that shared memory has room for */
+    int ways;                    /* at most, whatever N is */
     const uint4 *x;
     const float *x_scale;
     float *parts; /* [slices, N, rows], if there are several */
@@ -91,31 +98,41 @@ struct range {
     int begin, end;
 };
 
-__device__ static inline struct range even(unsigned count, unsigned i, unsigned of)
+/* a / b, below 100,000: divisions would take long before anything is asked for. */
+__device__ static inline int quotient(int a, int b)
 {
-    return {(int)(count * i / of), (int)(count * (i + 1) / of)};
+    return (int)__fdividef((float)a + 0.5f, (float)b);
 }
 
-/* Of rows of tiles: gate and up stay together. */
-__device__ static inline struct range even_rows(const struct product &a, unsigned count, unsigned i,
-                                                unsigned of)
+__device__ static inline struct range even(int count, int i, int of)
 {
-    struct range r = even(count >> a.gated, i, of);
+    return {quotient(count * i, of), quotient(count * (i + 1), of)};
+}
+
+__device__ static inline struct range cut_at(const struct cut &c, int i)
+{
+    int begin = i * c.each + min(i, c.more);
+    return {begin, begin + c.each + (i < c.more)};
+}
+
+/* Gate and up stay together. */
+__device__ static inline struct range rows_of(const struct product &a, struct range r)
+{
     return {r.begin << a.gated, r.end << a.gated};
 }
 
-/* Rows of tiles of a CTA, its columns, and the passes it takes. */
+/* Rows of tiles of a CTA, and its columns. */
 struct part {
     struct range rows, cols;
-    int slice, passes;
+    int slice;
 };
 
-template <class C> __device__ static inline struct part part_of(const struct product &a)
+__device__ static inline struct part part_of(const struct product &a)
 {
-    unsigned lines = gridDim.x / (unsigned)a.slices, slice = blockIdx.x / lines;
-    struct range rows = even_rows(a, a.tile_rows, blockIdx.x - slice * lines, lines);
-    return {rows, even(a.tile_cols, slice, a.slices), (int)slice,
-            (rows.end - rows.begin + C::PASS - 1) / C::PASS};
+    int slice = 0, line = (int)blockIdx.x;
+    for (; line >= a.lines; line -= a.lines)
+        slice++;
+    return {rows_of(a, cut_at(a.row_cut, line)), cut_at(a.col_cut, slice), slice};
 }
 
 /* Rows of tiles of a pass, and how many groups and ways it has. Team t has way t / groups of group
@@ -128,11 +145,14 @@ template <class C>
 __device__ static inline struct pass_shape pass_of(const struct product &a, const struct part &p,
                                                    int pass)
 {
-    struct range r = even_rows(a, p.rows.end - p.rows.begin, pass, p.passes);
-    unsigned rows = r.end - r.begin, groups = (rows + C::GROUP - 1) / C::GROUP;
-    unsigned ways = min(C::WARPS / C::TEAM / groups, (unsigned)a.ways);
-    return {p.rows.begin + r.begin, (int)rows, (int)groups, (int)ways,
-            (int)((unsigned)a.slots / ways)};
+    unsigned count = (unsigned)(p.rows.end - p.rows.begin) >> a.gated;
+    struct range r = {0, (int)count};
+    if (a.passes > 1)
+        r = {(int)(count * pass / a.passes), (int)(count * (pass + 1) / a.passes)};
+    r = rows_of(a, r);
+    int rows = r.end - r.begin, groups = (rows + C::GROUP - 1) / C::GROUP;
+    int ways = min(quotient(C::WARPS / C::TEAM, groups), a.ways);
+    return {p.rows.begin + r.begin, rows, groups, ways, quotient(a.slots, ways)};
 }
 
 /* Where in the slots of its way a column of x is, in turn, and which time that is. */
@@ -324,7 +344,7 @@ __device__ static inline void feed_begin(struct feed<C> &f, const struct product
 {
     /* From a lane to all, so that it is known to be the same. */
     int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), team = warp / C::TEAM;
-    int way = team / s.groups;
+    int way = quotient(team, s.groups);
     int row = (team - way * s.groups) * C::GROUP + warp % C::TEAM * C::EACH;
     f.ring = ring_of<C>(warp);
     f.row = s.row + row;
@@ -677,12 +697,12 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
     k_linear_few(const __grid_constant__ struct product a)
 {
     using C = crew<WG>;
-    const struct part own = part_of<C>(a);
+    const struct part own = part_of(a);
     const bool brings_x = threadIdx.x / 32 == C::WARPS; /* and nothing else */
     float4 *sums = (float4 *)(shared + C::HEAD_BYTES);
     next_may_start();
 #pragma unroll 1
-    for (int pass = 0; pass < own.passes; pass++) {
+    for (int pass = 0; pass < a.passes; pass++) {
         const struct pass_shape s = pass_of<C>(a, own, pass);
         float acc[C::EACH][NT][4] = {};
         struct feed<C> f = {
@@ -732,12 +752,16 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
             leave_sums<C, NT>(acc, sums);
         __syncthreads();
         add_up<C, NT>(a, own, s, sums);
+        if (pass + 1 == a.passes)
+            break;
 #if BULK
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* copies come behind this */
 #endif
         __syncthreads();
     }
     int n = (int)blockIdx.y * 8 * NT + threadIdx.x;
+    if (a.gated)
+        __syncthreads();
     if (a.gated && threadIdx.x < 8 * NT && n < a.N)
         atomicMax(a.most + n, mosts<C>()[threadIdx.x]);
 }
@@ -762,8 +786,7 @@ template <bool WG> static int slots_for(const struct nbi_stream *s, int n_tiles)
     return n < SLOTS_MAX ? n : SLOTS_MAX;
 }
 
-template <int NT, bool WG>
-static enum nb_status launch(struct nbi_stream *s, struct product &a, int ctas)
+template <int NT, bool WG> static enum nb_status launch(struct nbi_stream *s, struct product &a)
 {
     using C = crew<WG>;
     int64_t sums = C::WARPS * C::EACH * NT * 512, useful = ceil_div(a.tile_cols, a.slices);
@@ -774,7 +797,7 @@ static enum nb_status launch(struct nbi_stream *s, struct product &a, int ctas)
     int64_t data = C::RINGS + a.slots * NT * X16_BYTES,
             bytes = C::HEAD_BYTES + (data > sums ? data : sums);
     NBI_BUG_IF(a.slots < a.ways || a.ways < 1 || bytes > s->cuda->shared);
-    dim3 grid((unsigned)ctas, (unsigned)ceil_div(a.n_tiles, NT));
+    dim3 grid((unsigned)(a.lines * a.slices), (unsigned)ceil_div(a.n_tiles, NT));
     /* Of the kernel, so of all its users. */
     CU_TRY(cudaFuncSetAttribute(k_linear_few<NT, WG>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 s->cuda->shared));
@@ -783,16 +806,15 @@ static enum nb_status launch(struct nbi_stream *s, struct product &a, int ctas)
 }
 
 /* As many rows of x at once as there are, where shared memory allows it. */
-template <bool WG>
-static enum nb_status launch_for(struct nbi_stream *s, struct product &a, int ctas)
+template <bool WG> static enum nb_status launch_for(struct nbi_stream *s, struct product &a)
 {
     bool large = s->cuda->shared >= (160 << 10);
     a.ways = slots_for<WG>(s, large ? 8 : 4);
     a.ways = a.ways < crew<WG>::WAYS ? a.ways : crew<WG>::WAYS;
-    return a.n_tiles <= 1             ? launch<1, WG>(s, a, ctas)
-           : a.n_tiles <= 2           ? launch<2, WG>(s, a, ctas)
-           : a.n_tiles <= 4 || !large ? launch<4, WG>(s, a, ctas)
-                                      : launch<8, WG>(s, a, ctas);
+    return a.n_tiles <= 1             ? launch<1, WG>(s, a)
+           : a.n_tiles <= 2           ? launch<2, WG>(s, a)
+           : a.n_tiles <= 4 || !large ? launch<4, WG>(s, a)
+                                      : launch<8, WG>(s, a);
 }
 
 /* x is in s->x16. With act, x is of a norm, and gives_act(a). */
@@ -829,10 +851,14 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
         p.slices = column_slices(rows, p.tile_cols, s->cuda->sms,
                                  (int)(room < SLICES_MAX ? room : SLICES_MAX), false);
     }
-    int64_t useful = (int64_t)(p.tile_rows >> p.gated) * p.slices,
-            most = s->cuda->sms / p.slices * p.slices;
-    int ctas = (int)(useful < most ? useful : most);
-    NBI_TRY(together ? launch_for<true>(s, p, ctas) : launch_for<false>(s, p, ctas));
+    int rows = p.tile_rows >> p.gated, lines = s->cuda->sms / p.slices;
+    int pass = (together ? crew<true>::PASS : crew<false>::PASS) >> p.gated;
+    p.lines = rows < lines ? rows : lines;
+    p.row_cut = {rows / p.lines, rows % p.lines};
+    p.col_cut = {p.tile_cols / p.slices, p.tile_cols % p.slices};
+    p.passes = (int)ceil_div(ceil_div(rows, p.lines), pass);
+    NBI_BUG_IF(p.tile_cols * (int64_t)crew<true>::WAYS > 100000);
+    NBI_TRY(together ? launch_for<true>(s, p) : launch_for<false>(s, p));
     if (p.slices > 1)
         s->pending = {p.y[0], p.parts, p.slices, a->N, a->w[0].rows};
     if (act)
