@@ -228,6 +228,15 @@ enum nb_status nbi_forward_layer(const struct nbi_weights *w, const struct nbi_a
     return w->be->swiglu(s, &act); /* all but the MLP's last product */
 }
 
+/* All rows are wanted, in order. */
+static bool wants_all(const struct nbi_pass *p)
+{
+    bool all = p->M == p->N;
+    for (int64_t i = 0; all && i < p->M; i++)
+        all = p->rows[i] == i;
+    return all;
+}
+
 /* logits = rmsnorm(x of the wanted rows) Whead^T */
 static enum nb_status head(const struct nbi_weights *w, const struct nbi_acts *a,
                            struct nbi_stream *s, const struct nbi_pass *p)
@@ -235,14 +244,16 @@ static enum nb_status head(const struct nbi_weights *w, const struct nbi_acts *a
     struct nbi_backend *be = w->be;
     const struct nbi_config *c = w->config;
     int64_t M = p->M, C = c->hidden_size;
+    const struct nbi_ptr wanted = wants_all(p) ? a->x : a->final;
     if (M == 0)
         return NB_OK;
-    NBI_TRY(be->gather(
-        s, &(struct nbi_op_gather){.y = a->final, .x = a->x, .rows = a->rows, .M = M, .C = C}));
+    if (wanted.at != a->x.at)
+        NBI_TRY(be->gather(
+            s, &(struct nbi_op_gather){.y = wanted, .x = a->x, .rows = a->rows, .M = M, .C = C}));
     return norm_linear(
         a, s,
         &(struct nbi_op_rmsnorm){
-            .y = a->final, .x = a->final, .w = w->norm, .eps = (float)c->rms_eps, .N = M, .C = C},
+            .y = a->final, .x = wanted, .w = w->norm, .eps = (float)c->rms_eps, .N = M, .C = C},
         &(struct nbi_op_linear){.count = 1,
                                 .y = {a->logits},
                                 .w = {w->head},
@@ -305,9 +316,10 @@ static struct nbi_routine routine_for(struct work *work)
     const struct nbi_acts *a = work->a;
     const struct nbi_pass *p = work->p;
     return (struct nbi_routine){.key = {p->N, p->M, p->singles, a->longest[0], a->longest[1],
-                                        p->exact, p->steady + 2 * p->alone, p->pages != NULL,
-                                        (int64_t)(uintptr_t)work->w->layers, (int64_t)a->block.at,
-                                        (int64_t)p->stores[0].k.at, p->stores[0].dtype},
+                                        p->exact, p->steady + 2 * p->alone + 4 * wants_all(p),
+                                        p->pages != NULL, (int64_t)(uintptr_t)work->w->layers,
+                                        (int64_t)a->block.at, (int64_t)p->stores[0].k.at,
+                                        p->stores[0].dtype},
                                 .queue = all_layers,
                                 .ctx = work};
 }

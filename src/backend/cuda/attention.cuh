@@ -79,14 +79,6 @@ template <bool BF> __device__ static inline uint32_t pack_rest(uint32_t packed, 
     return pack<BF>(lo - f.x, hi - f.y);
 }
 
-/* Hides where x comes from: what is quickly computed from it is then computed again in each round
- * of a loop, instead of kept in registers that are needed otherwise. */
-__device__ static inline int anew(int x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 /* attend_few.cu: N up to NBI_FEW_ROWS, D 64 or 128, not of f32, NH / NKV up to FEW_GROUP. With rope
  * of N rows that is done too: each row's own key is its last one. */
 #define FEW_GROUP 8

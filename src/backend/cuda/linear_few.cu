@@ -16,6 +16,7 @@
  * row of y does not depend on its company, if it has to be steady. */
 #include <string.h>
 
+#include "backend/cuda/copies.cuh"
 #include "backend/cuda/few.cuh"
 #include "backend/cuda/mma.cuh"
 #include "backend/cuda/wgmma.cuh"
@@ -127,9 +128,9 @@ struct part {
     int slice;
 };
 
-__device__ static inline struct part part_of(const struct product &a)
+__device__ static inline struct part part_of(const struct product &a, int cta)
 {
-    int slice = 0, line = (int)blockIdx.x;
+    int slice = 0, line = cta;
     for (; line >= a.lines; line -= a.lines)
         slice++;
     return {rows_of(a, cut_at(a.row_cut, line)), cut_at(a.col_cut, slice), slice};
@@ -167,98 +168,7 @@ __device__ static inline void next_turn(struct turn &t, int slots)
     t.slot = t.slot + 1 == slots ? 0 : t.slot + 1;
 }
 
-/* ---- copies ---- */
-
-/* Barriers in shared memory, that copies to it arrive at. Before compute capability 9.0 every lane
- * copies and arrives for itself. */
-#if __CUDA_ARCH__ >= 900
-#define BULK      1
-#define COPY_ENDS 1
-#else
-#define BULK      0
-#define COPY_ENDS 32
-#endif
-
-__device__ static inline void barrier_init(uint32_t bar, int count)
-{
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-
-__device__ static inline void barrier_end(uint32_t bar)
-{
-    asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(bar) : "memory");
-}
-
-__device__ static inline void barrier_arrive(uint32_t bar)
-{
-    asm volatile("{\n"
-                 ".reg .b64 state;\n"
-                 "mbarrier.arrive.shared.b64 state, [%0];\n"
-                 "}" ::"r"(bar)
-                 : "memory");
-}
-
-/* Until the phase of that parity is over, by all lanes of a warp. */
-__device__ static inline void barrier_wait(uint32_t bar, uint32_t parity)
-{
-    uint32_t done = 0;
-    while (!done)
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-#if BULK
-                     "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
-#else
-                     "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-#endif
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}"
-                     : "=r"(done)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-    __syncwarp();
-}
-
-/* By all lanes of a warp: so many bytes will come, */
-__device__ static inline void copies_begin(uint32_t bar, int bytes)
-{
-#if BULK
-    asm volatile("{\n"
-                 ".reg .pred one;\n"
-                 "elect.sync _|one, 0xFFFFFFFF;\n"
-                 "@one mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n"
-                 "}" ::"r"(bar),
-                 "r"(bytes)
-                 : "memory");
-#endif
-}
-
-/* each of them by this, */
-__device__ static inline void copy(uint32_t to, const void *from, int bytes, uint32_t bar)
-{
-#if BULK
-    asm volatile("{\n"
-                 ".reg .pred one;\n"
-                 "elect.sync _|one, 0xFFFFFFFF;\n"
-                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];\n"
-                 "}" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar)
-                 : "memory");
-#else
-    for (int i = threadIdx.x % 32 * 16; i < bytes; i += 512)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i),
-                     "l"((const uint8_t *)from + i)
-                     : "memory");
-#endif
-}
-
-/* and this is the end. */
-__device__ static inline void copies_end(uint32_t bar)
-{
-#if !BULK
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
-#endif
-}
+/* ---- shared memory ---- */
 
 extern __shared__ __align__(128) uint8_t shared[];
 
@@ -333,9 +243,10 @@ __device__ static inline void begin_barriers(const struct product &a, const stru
 template <class C> struct feed {
     const uint8_t *from[C::EACH]; /* column 0 */
     struct ring ring;
-    int row, rows;        /* of tiles */
+    int rows;             /* of tiles */
     int first, end, step; /* columns, of a stage each time */
     int way;
+    bool leads; /* the warps of its way */
 };
 
 template <class C>
@@ -347,8 +258,8 @@ __device__ static inline void feed_begin(struct feed<C> &f, const struct product
     int way = quotient(team, s.groups);
     int row = (team - way * s.groups) * C::GROUP + warp % C::TEAM * C::EACH;
     f.ring = ring_of<C>(warp);
-    f.row = s.row + row;
     f.rows = max(0, min(C::EACH, s.rows - row));
+    f.leads = row == 0;
     f.first = p.cols.begin + way;
     f.end = way < s.ways ? p.cols.end : 0;
     f.step = s.ways;
@@ -688,6 +599,31 @@ __device__ static inline void add_up(const struct product &a, const struct part 
     }
 }
 
+/* Of a pass; what is known of it is found out again. */
+template <class C, int NT>
+__device__ static inline void finish(const struct product &a, int pass, float acc[][NT][4])
+{
+    const struct part own = part_of(a, anew((int)blockIdx.x));
+    const struct pass_shape s = pass_of<C>(a, own, pass);
+    float4 *sums = (float4 *)(shared + C::HEAD_BYTES);
+    int warp = threadIdx.x / 32;
+    if (s.ways == 1 && !a.gated) { /* nobody else has a part of it; team t has group t */
+#pragma unroll
+        for (int r = 0; r < C::EACH; r++)
+#pragma unroll
+            for (int t = 0; t < NT; t++)
+                if (warp < C::WARPS && warp * C::EACH + r < s.rows)
+                    put_results<C>(
+                        a, own, s.row + warp * C::EACH + r, 8 * t,
+                        make_float4(acc[r][t][0], acc[r][t][1], acc[r][t][2], acc[r][t][3]));
+        return;
+    }
+    if (warp < C::WARPS)
+        leave_sums<C, NT>(acc, sums);
+    __syncthreads();
+    add_up<C, NT>(a, own, s, sums);
+}
+
 /* ---- the kernel ---- */
 
 /* It leaves registers to the small kernels before and behind it, so that it can be there while they
@@ -697,12 +633,11 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
     k_linear_few(const __grid_constant__ struct product a)
 {
     using C = crew<WG>;
-    const struct part own = part_of(a);
     const bool brings_x = threadIdx.x / 32 == C::WARPS; /* and nothing else */
-    float4 *sums = (float4 *)(shared + C::HEAD_BYTES);
     next_may_start();
 #pragma unroll 1
     for (int pass = 0; pass < a.passes; pass++) {
+        const struct part own = part_of(a, anew((int)blockIdx.x));
         const struct pass_shape s = pass_of<C>(a, own, pass);
         float acc[C::EACH][NT][4] = {};
         struct feed<C> f = {
@@ -726,8 +661,8 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
         }
         if constexpr (WG) {
             struct supply x = {f.first, f.end, 1, f.way, 1, s.slots, {0, 1}};
-            if (f.row != s.row)
-                x.end = 0; /* others bring it */
+            if (!f.leads)
+                x.end = 0; /* that warp brings it */
             multiply_together<C, NT>(acc[0], f, a, x);
         } else if (brings_x) {
             struct supply x = {own.cols.begin, own.cols.end, 1, 0, s.ways, s.slots, {0, 1}};
@@ -736,22 +671,8 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
         } else {
             multiply_alone<C, NT>(acc, f, own, s.slots);
         }
-        __syncthreads();               /* rings and x were read */
-        if (s.ways == 1 && !a.gated) { /* nobody else has a part of it */
-#pragma unroll
-            for (int r = 0; r < C::EACH; r++)
-#pragma unroll
-                for (int t = 0; t < NT; t++)
-                    if (r < f.rows && f.end > 0)
-                        put_results<C>(
-                            a, own, f.row + r, 8 * t,
-                            make_float4(acc[r][t][0], acc[r][t][1], acc[r][t][2], acc[r][t][3]));
-            continue;
-        }
-        if (!brings_x)
-            leave_sums<C, NT>(acc, sums);
-        __syncthreads();
-        add_up<C, NT>(a, own, s, sums);
+        __syncthreads(); /* rings and x were read */
+        finish<C, NT>(a, anew(pass), acc);
         if (pass + 1 == a.passes)
             break;
 #if BULK
@@ -797,6 +718,7 @@ template <int NT, bool WG> static enum nb_status launch(struct nbi_stream *s, st
     int64_t data = C::RINGS + a.slots * NT * X16_BYTES,
             bytes = C::HEAD_BYTES + (data > sums ? data : sums);
     NBI_BUG_IF(a.slots < a.ways || a.ways < 1 || bytes > s->cuda->shared);
+    NBI_BUG_IF(WG && a.slots < 2 * a.ways && useful > a.ways); /* who brings x would wait for it */
     dim3 grid((unsigned)(a.lines * a.slices), (unsigned)ceil_div(a.n_tiles, NT));
     /* Of the kernel, so of all its users. */
     CU_TRY(cudaFuncSetAttribute(k_linear_few<NT, WG>, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -128,6 +128,14 @@ __device__ static inline uint32_t shared_at(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* Hides where x comes from: what is quickly computed from it is then computed again, instead of
+ * kept in registers that are needed otherwise. */
+__device__ static inline int anew(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* ---- tiles ---- */
 
 /* How NVFP4 matrices are kept: tiles of 16 rows and 128 columns in row-major order, padded with

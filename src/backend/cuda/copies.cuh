@@ -1,0 +1,96 @@
+/* copies.cuh - copies to shared memory that arrive at a barrier there: in bulk from compute
+ * capability 9.0 on. */
+#pragma once
+
+#include "backend/cuda/internal.cuh"
+
+/* Barriers in shared memory, that copies to it arrive at. Before compute capability 9.0 every lane
+ * copies and arrives for itself. */
+#if __CUDA_ARCH__ >= 900
+#define BULK      1
+#define COPY_ENDS 1
+#else
+#define BULK      0
+#define COPY_ENDS 32
+#endif
+
+__device__ static inline void barrier_init(uint32_t bar, int count)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+__device__ static inline void barrier_end(uint32_t bar)
+{
+    asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+__device__ static inline void barrier_arrive(uint32_t bar)
+{
+    asm volatile("{\n"
+                 ".reg .b64 state;\n"
+                 "mbarrier.arrive.shared.b64 state, [%0];\n"
+                 "}" ::"r"(bar)
+                 : "memory");
+}
+
+/* Until the phase of that parity is over, by all lanes of a warp. */
+__device__ static inline void barrier_wait(uint32_t bar, uint32_t parity)
+{
+    uint32_t done = 0;
+    while (!done)
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+#if BULK
+                     "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+#else
+                     "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+#endif
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+    __syncwarp();
+}
+
+/* By all lanes of a warp: so many bytes will come, */
+__device__ static inline void copies_begin(uint32_t bar, int bytes)
+{
+#if BULK
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xFFFFFFFF;\n"
+                 "@one mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n"
+                 "}" ::"r"(bar),
+                 "r"(bytes)
+                 : "memory");
+#endif
+}
+
+/* each of them by this, */
+__device__ static inline void copy(uint32_t to, const void *from, int bytes, uint32_t bar)
+{
+#if BULK
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xFFFFFFFF;\n"
+                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];\n"
+                 "}" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
+#else
+    for (int i = threadIdx.x % 32 * 16; i < bytes; i += 512)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i),
+                     "l"((const uint8_t *)from + i)
+                     : "memory");
+#endif
+}
+
+/* and this is the end. */
+__device__ static inline void copies_end(uint32_t bar)
+{
+#if !BULK
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+}
