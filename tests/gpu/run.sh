@@ -72,11 +72,14 @@ sanitizers() {
     fi
     [ -f "$work/a.dat" ] || shape a 256 544 8 2 3 || exit 1
     for tool in memcheck initcheck racecheck; do
-        for prompt in "hello" "$(seq 1 80 | tr '\n' ' ')"; do
+        # few rows, as many as go through one kernel, more
+        for prompt in "hello" "$(seq 1 16 | tr '\n' ' ')" "$(seq 1 80 | tr '\n' ' ')"; do
             try "$tool, a prompt of ${#prompt} characters" compute-sanitizer --tool $tool \
                 --error-exitcode 9 "$nibble" generate -q -m "$work/a.dat" --model-dir "$work/a" \
                 --raw -p "$prompt" -n 4 --temp 0 --device cuda
         done
+        try "$tool, twenty sequences" compute-sanitizer --tool $tool --error-exitcode 9 \
+            "$build/tests/test_infer_batch" '*twenty*'
         try "$tool, products of few rows" compute-sanitizer --tool $tool --error-exitcode 9 \
             "$build/tests/test_few_rows"
     done

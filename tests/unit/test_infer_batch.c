@@ -772,6 +772,81 @@ static void test_gpu__gives_what_sessions_give(void **state)
     nb_engine_close(gpu);
 }
 
+/* ---- many sequences ---- */
+
+#define MANY         64
+#define MANY_CONTEXT 128
+#define MANY_STEPS   4
+
+/* Of lengths on both sides of a page, each beside a session of its own. */
+static void check_many(const struct nb_engine *e, int count, enum nb_kv_dtype kv,
+                       bool deterministic, double bound)
+{
+    static float got[MANY][VOCAB], want[VOCAB];
+    const struct nb_batch_opts o = {.sequences = count,
+                                    .context = MANY_CONTEXT,
+                                    .chunk = GPU_CHUNK,
+                                    .kv = kv,
+                                    .deterministic = deterministic};
+    const struct nb_session_opts alone = {.context = MANY_CONTEXT, .kv = kv, .exact = true};
+    struct nb_batch_part parts[MANY];
+    int64_t at[MANY];
+    struct nb_batch *b;
+    assert_ok(nb_batch_open(&b, e, &o));
+    for (int i = 0; i < count; i++) {
+        at[i] = 1 + i * 11 % 90;
+        parts[i] = (struct nb_batch_part){.ids = gpu_ids(i % GPU_SEQUENCES) + i, .count = at[i]};
+        assert_ok(nb_batch_add(b, &parts[i].sequence));
+        assert_ok(nb_batch_step(b, &parts[i], 1));
+    }
+    for (int step = 0; step < MANY_STEPS; step++) {
+        for (int i = 0; i < count; i++) {
+            parts[i].ids = gpu_ids(i % GPU_SEQUENCES) + i + at[i]++;
+            parts[i].count = 1;
+            parts[i].logits = got[i];
+        }
+        assert_ok(nb_batch_step(b, parts, count));
+    }
+    nb_batch_close(b);
+    for (int i = 0; i < count; i++) {
+        struct nb_session *s;
+        assert_ok(nb_session_open(&s, e, &alone));
+        assert_ok(nb_session_append(s, gpu_ids(i % GPU_SEQUENCES) + i, at[i], want));
+        nb_session_close(s);
+        double off = off_by(got[i], want, false);
+        if (!(off <= bound))
+            fail_msg("%d sequences, cache %d: number %d is off by %.3g", count, kv, i, off);
+    }
+}
+
+static void test_batch__of_many_sequences(void **state)
+{
+    (void)state;
+    check_many(engine, 20, NB_KV_F16, false, 2e-2);
+}
+
+/* By itself, since it is small enough for the sanitizers of a GPU (tests/gpu/run.sh). */
+static void test_gpu__twenty_sequences(void **state)
+{
+    struct nb_engine *gpu = open_gpu();
+    (void)state;
+    check_many(gpu, 20, NB_KV_F16, false, 2e-2);
+    nb_engine_close(gpu);
+}
+
+static void test_gpu__many_sequences(void **state)
+{
+    static const int counts[] = {9, 17, 33, MANY};
+    struct nb_engine *gpu = open_gpu();
+    (void)state;
+    for (int64_t i = 0; i < COUNT(counts); i++)
+        for (int deterministic = 0; deterministic < 2; deterministic++) {
+            check_many(gpu, counts[i], NB_KV_F16, deterministic, 2e-2);
+            check_many(gpu, counts[i], NB_KV_F8, deterministic, 2e-1);
+        }
+    nb_engine_close(gpu);
+}
+
 static void test_gpu__a_sequence_cannot_tell_whether_there_are_others(void **state)
 {
     static const int all[2][GPU_SEQUENCES] = {{0, 1, 2, 3, 4, 5, 6, 7}, {6, 2, 7, 0, 3, 5, 1, 4}};
@@ -889,7 +964,8 @@ static void test_gpu__fails_while_recording(void **state)
     nb_engine_close(gpu);
 }
 
-int main(void)
+/* With an argument: those whose names it matches. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_batch__gives_what_sessions_give),
@@ -907,10 +983,15 @@ int main(void)
         cmocka_unit_test(test_sequences__come_and_go),
         cmocka_unit_test(test_plan__is_what_is_allocated),
         cmocka_unit_test(test_steps__allocate_nothing),
+        cmocka_unit_test(test_batch__of_many_sequences),
         cmocka_unit_test(test_gpu__gives_what_sessions_give),
+        cmocka_unit_test(test_gpu__twenty_sequences),
+        cmocka_unit_test(test_gpu__many_sequences),
         cmocka_unit_test(test_gpu__a_sequence_cannot_tell_whether_there_are_others),
         cmocka_unit_test(test_gpu__repeats_what_operations_do),
         cmocka_unit_test(test_gpu__fails_while_recording),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, open_engine, close_engine);
 }
