@@ -167,7 +167,8 @@ struct nbi_op_attention {
     int64_t N, NH, NKV, D;
     bool exact;  /* f32 throughout; else a backend may round q and the weights of the rows */
     bool apart;  /* tokens share few rows or none: nothing is won by looking at them together */
-    bool alone;  /* each sees no other's row, and its own is the last that it sees */
+    bool alone;  /* each sees no other's row, and its own is the last that it sees; the others were
+                  * there before the last upload, as first, last, pages and tables were */
     bool steady; /* the same bits in any company */
 };
 

@@ -44,7 +44,7 @@ JSON
 }
 
 checks() {
-    for test in ops few_rows backend infer_batch; do
+    for test in ops attention few_rows backend infer_batch; do
         try "test_$test" "$build/tests/test_$test"
     done
     try "the command line" sh "$root/tests/cli/cuda.sh" "$nibble"

@@ -85,6 +85,7 @@ static const struct few_case shapes[] = {
     {.count = 1, .K = 16, .O = {1}},         {.count = 3, .K = 144, .O = {1, 70, 129}},
     {.count = 2, .K = 1008, .O = {203, 64}}, {.count = 3, .K = 2560, .O = {517, 65, 63}},
     {.count = 1, .K = 1280, .O = {9001}},    {.count = 1, .K = 9728, .O = {80}},
+    {.count = 1, .K = 16, .O = {30001}}, /* several passes */
 };
 
 /* The same bits with others and without. */
@@ -173,11 +174,19 @@ static void run_fused(struct few_case *c, int64_t N, struct host_weight *norm, b
     lab_end(&l);
 }
 
+/* Else there is nothing to check. */
+static void need_fused(void)
+{
+    if (tested->norm_linear && tested->swiglu_linear)
+        return;
+    close_both();
+    skip();
+}
+
 static void check_fused(void)
 {
     static const int64_t counts[] = {1, 8, 11, 63};
-    if (!tested->norm_linear || !tested->swiglu_linear)
-        skip();
+    need_fused();
     for (int64_t i = 0; i < COUNT(shapes) * 8; i++) {
         struct few_case c = shapes[i / 8];
         int64_t N = counts[i % 4];
@@ -239,42 +248,52 @@ static void run_gated(struct few_case *c, int64_t N, struct host_weight *norm,
     lab_end(&l);
 }
 
-static void check_gated(void)
+/* Beside the four steps; and steady, the same bits with others and without. */
+static void gated_size(const int64_t size[3])
 {
-    static const int64_t counts[] = {1, 8, 9, 16, 17, 40, 64},
-                         sizes[][3] = {
-                             {16, 16, 1}, {144, 80, 129}, {1008, 1072, 333}, {640, 9728, 80}};
-    if (!tested->norm_linear || !tested->swiglu_linear)
-        skip();
-    for (int64_t i = 0; i < COUNT(sizes) * COUNT(counts); i++) {
-        const int64_t *size = sizes[i / COUNT(counts)], N = counts[i % COUNT(counts)];
-        struct few_case c = {.count = 2, .K = size[0], .O = {size[1], size[1]}, .steady = i % 2};
-        struct host_weight norm, down;
-        few_new(&c);
-        host_weight_new(&norm, NBI_BF16, c.K, 0);
-        host_weight_new(&down, NBI_NVFP4, size[2], size[1]);
-        free(c.y);
-        c.y = random_floats(N * size[2], 1);
-        float *act = zeros(N * size[1], 4), *want = zeros(N * size[2], 4),
-              *is = zeros(N * size[2], 4);
-        double *bound = zeros(N * size[2], 8);
+    static const int64_t counts[] = {1, 8, 9, 16, 17, 40, ROWS};
+    const int64_t F = size[1], C = size[2];
+    struct few_case c = {.count = 2, .K = size[0], .O = {F, F}};
+    struct host_weight norm, down;
+    float *act = zeros(ROWS * F, 4), *want = zeros(ROWS * C, 4), *is = zeros(ROWS * C, 4),
+          *all = zeros(ROWS * C, 4);
+    double *bound = zeros(ROWS * C, 8);
+    few_new(&c);
+    free(c.y);
+    c.y = random_floats(ROWS * C, 1);
+    host_weight_new(&norm, NBI_BF16, c.K, 0);
+    host_weight_new(&down, NBI_NVFP4, C, F);
+    c.steady = true;
+    run_gated(&c, ROWS, &norm, &down, NULL, all);
+    for (int64_t i = 0; i < COUNT(counts); i++) {
+        int64_t N = counts[i];
+        snprintf(where, sizeof where, "%lld to %lld to %lld, N %lld", (long long)c.K, (long long)F,
+                 (long long)C, (long long)N);
+        c.steady = true;
+        run_gated(&c, N, &norm, &down, NULL, is);
+        same_bytes("y", is, all, N * C * 4);
+        c.steady = false;
         run_gated(&c, N, &norm, &down, act, want);
         run_gated(&c, N, &norm, &down, NULL, is);
-        for (int64_t j = 0; j < N * size[2]; j++)
-            bound[j] = dot_bound(act + j / size[2] * size[1], down.values + j % size[2] * size[1],
-                                 size[1], 6 * 0x1p-11) +
-                       1e-6;
-        snprintf(where, sizeof where, "%lld to %lld to %lld, N %lld", (long long)size[0],
-                 (long long)size[1], (long long)size[2], (long long)N);
-        within("y", is, want, bound, N * size[2]);
-        host_weight_free(&norm);
-        host_weight_free(&down);
-        few_free(&c);
-        free(act);
-        free(want);
-        free(is);
-        free(bound);
+        for (int64_t j = 0; j < N * C; j++)
+            bound[j] = dot_bound(act + j / C * F, down.values + j % C * F, F, 6 * 0x1p-11) + 1e-6;
+        within("y", is, want, bound, N * C);
     }
+    host_weight_free(&norm);
+    host_weight_free(&down);
+    few_free(&c);
+    void *used[] = {act, want, is, all, bound};
+    for (int64_t i = 0; i < COUNT(used); i++)
+        free(used[i]);
+}
+
+static void check_gated(void)
+{
+    static const int64_t sizes[][3] = {
+        {16, 16, 1}, {144, 80, 129}, {1008, 1072, 333}, {640, 9728, 80}, {16, 17408, 3}};
+    need_fused();
+    for (int64_t i = 0; i < COUNT(sizes); i++)
+        gated_size(sizes[i]);
 }
 
 /* ---- all of them, on both ---- */

@@ -12,10 +12,8 @@
 
 #define FEW_WARPS   4
 #define FEW_THREADS (32 * FEW_WARPS)
-#ifndef FEW_STEPS
-#define FEW_STEPS 4
-#endif
-#define FEW_WORTH 512 /* keys of a piece that several waves of pieces are worth it with */
+#define FEW_STEPS   4   /* that a piece takes at least, of each warp */
+#define FEW_WORTH   512 /* keys of a piece that several waves of pieces are worth it with */
 /* Weights are 2^FEW_LIFT for the largest score: the smaller ones keep their digits in f16. */
 #define FEW_LIFT 6.0f
 
@@ -530,11 +528,11 @@ __device__ static inline void few_turn(const struct few_args &f, struct few_shar
         int64_t at = (int64_t)p.n * a.NH + p.kvh * f.a.group + h;
         struct head<W> q;
         load_head(q, a, a.q + at * D, p.n);
-        turn(q, norms.q, a.eps, a.rstd_q ? a.rstd_q + at : NULL);
+        turn(q, norms.q, a.eps);
         store_head(q, sh.turned[h], 0, NBI_F32);
     }
     if (key) {
-        turn(k, norms.k, a.eps, a.rstd_k ? a.rstd_k + row : NULL);
+        turn(k, norms.k, a.eps);
         store_head(k, sh.own[0], 0, TYPE);
         store_head(k, a.k_store, to, TYPE);
     }

@@ -6,8 +6,9 @@
 /* ---- launches behind each other ---- */
 
 /* A kernel that is launched by launch_behind may start while the one before it is at work. It calls
- * wait_before in every thread, and touches nothing before that but weights; next_may_start says
- * that the next one may come as soon as there is room. */
+ * wait_before, and touches nothing before that but weights, and what was there before the last
+ * upload, behind which nothing starts early; next_may_start says that the next one may come as soon
+ * as there is room. */
 __device__ static inline void next_may_start(void)
 {
 #if __CUDA_ARCH__ >= 900

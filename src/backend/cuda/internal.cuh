@@ -73,9 +73,9 @@ enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what);
 #define CU_HERE(s)                                                                                 \
     do {                                                                                           \
         CU_TRY(cudaSetDevice((s)->cuda->index));                                                   \
-        NBI_TRY(nbi_cuda_settle(s));                                                               \
         (s)->ready = {};                                                                           \
         (s)->acted = {};                                                                           \
+        NBI_TRY(nbi_cuda_settle(s));                                                               \
     } while (0)
 
 /* After each launch. */

@@ -2,10 +2,9 @@
  *
  * x is rounded to f16 times a power of two per row; weights are exact in f16. A CTA has some rows
  * of tiles and goes through them a pass at a time. A pass has groups of rows, and as many teams of
- * warps for each group as there are, whose ways are its columns: way w has columns w, w + ways and
- * so on. A warp has a ring of stages in shared memory for its tiles. Columns of x are there once
- * for all groups; one more warp brings them, or the first one of each way. At the end of a pass
- * sums are added up.
+ * warps for each group as there are, whose ways are its columns. A warp has a ring of stages in
+ * shared memory for its tiles. Columns of x are there once for all groups; one more warp brings
+ * them, or the first one of each way. At the end of a pass sums are added up.
  *
  * Weights do not depend on what ran before, so a kernel asks for its first ones before it waits for
  * that (launch_behind).
@@ -68,7 +67,7 @@ struct product {
     struct cut row_cut, col_cut; /* rows of tiles for a line, pairs if gated; columns for a slice */
     int slots;                   /* columns of x that shared memory has room for */
     int ways;                    /* at most, whatever N is */
-    const uint4 *x;
+    const uint8_t *x;
     const float *x_scale;
     float *parts; /* [slices, N, rows], if there are several */
     int N, n_tiles;
@@ -312,8 +311,7 @@ __device__ static inline void bring_column(const struct product &a, struct suppl
     uint32_t full = x_full<C>(slot);
     barrier_wait(x_free<C>(slot), r.t.parity);
     copies_begin(full, bytes);
-    copy(slot_at<C, NT>(slot), (const uint8_t *)a.x + (r.next * a.n_tiles + n0) * X16_BYTES, bytes,
-         full);
+    copy(slot_at<C, NT>(slot), a.x + (r.next * a.n_tiles + n0) * X16_BYTES, bytes, full);
     copies_end(full);
     r.next += r.step;
     if (r.ways > 1 && ++r.way < r.ways)
@@ -417,12 +415,6 @@ __device__ static inline void multiply_alone(float acc[][NT][4], const struct fe
 
 /* ---- sums of a team ---- */
 
-/* A column of x in shared memory, as team_operand has it; that it is there, and where to say that
- * the one before it is free. */
-struct x_column {
-    uint32_t at, full, parity, before;
-};
-
 /* Four steps of a column of x: they go on by themselves until team_products_wait says that only the
  * last one or none of such calls is left. */
 template <int NT>
@@ -436,63 +428,54 @@ __device__ static inline void add_half_together(float acc[NT][4], uint32_t w[4][
     team_products_end();
 }
 
-/* A column: what a warp's registers hold of a team's products belongs to those until they are over,
- * so there are two sets of weights. The column of x before is free when its second half is over. */
-template <int NT>
-__device__ static inline void add_column(float acc[NT][4], uint32_t w[2][4][4],
-                                         const uint32_t codes[2][4], const __half2 by[4],
-                                         const struct x_column &x)
-{
-    team_products_wait<1>();
-    widen_half(w[0], codes[0], by);
-    barrier_wait(x.full, x.parity);
-    add_half_together<NT>(acc, w[0], x.at);
-    team_products_wait<1>();
-    if (x.before)
-        barrier_arrive(x.before);
-    widen_half(w[1], codes[1], by);
-    add_half_together<NT>(acc, w[1], x.at + 4 * (X16_STEP_BYTES >> 4));
-}
+/* What a warp's registers hold of a team's products belongs to those until they are over: there are
+ * two sets of weights. A column of x is free when its second half is over, which is known in the
+ * round behind it. Who brings x asks for the next column one round after that: it would wait for
+ * slower teams otherwise. (What the compiler says about wgmma being serialized is worth a look:
+ * weights that are widened right before a copy, for example, cost the overlap.) */
+static_assert(crew<true>::STAGES == 2, "one stage is read, the one before is fetched");
 
-/* Who brings x asks for the next column two rounds after there could be room: it would wait for
- * slower teams otherwise. */
 template <class C, int NT>
 __device__ static inline void multiply_together(float acc[NT][4], const struct feed<C> &f,
                                                 const struct product &a, struct supply &more)
 {
     int slots = more.slots, own = more.way * slots;
-    uint32_t w[2][4][4], x0 = team_operand(slot_at<C, NT>(own), X16_STEP_BYTES / 2);
-    struct x_column x = {};
+    uint32_t w[2][4][4], x0 = team_operand(slot_at<C, NT>(own), X16_STEP_BYTES / 2), before = 0;
     struct turn t = {}, stage = {};
 #pragma unroll 1
     for (int i = 0; i < slots && more.next < more.end; i++)
         bring_column<C, NT>(a, more);
 #pragma unroll 1
     for (int col = f.first; col < f.end; col += C::COLS) {
-        uint32_t tile = f.ring.data + stage.slot * C::STAGE;
+        if (col > f.first) {
+            __syncwarp(); /* the stage before was read by all */
+            fetch_stage(f, col + C::COLS, 1 - stage.slot);
+        }
         if (f.rows > 0) /* else it has something, and nobody looks at what comes of it */
             barrier_wait(f.ring.bars + stage.slot * 8, stage.parity);
 #pragma unroll
         for (int c = 0; c < C::COLS; c++) {
-            const bool last = c == C::COLS - 1 || col + c + 1 == f.end;
-            uint32_t codes[2][4];
+            uint32_t tile = f.ring.data + stage.slot * C::STAGE + c * NBI_TILE_BYTES, codes[2][4];
             __half2 by[4];
             if (col + c >= f.first + 2 && more.next < more.end)
                 bring_column<C, NT>(a, more);
-            codes_at(codes[0], tile + c * NBI_TILE_BYTES, 0);
-            codes_at(codes[1], tile + c * NBI_TILE_BYTES, 1);
-            widen_scales(by, scales_at(tile + c * NBI_TILE_BYTES));
-            if (last) {
-                __syncwarp(); /* the stage was read by all */
-                fetch_stage(f, col + C::STAGES * C::COLS, stage.slot);
-            }
-            x.full = x_full<C>(own + t.slot);
-            x.parity = t.parity;
-            x.at = __shfl_sync(0xFFFFFFFF, x0 + t.slot * (NT * X16_BYTES >> 4), 0);
-            add_column<NT>(acc, w, codes, by, x);
-            x.before = x_free<C>(own + t.slot);
+            codes_at(codes[0], tile, 0);
+            codes_at(codes[1], tile, 1);
+            widen_scales(by, scales_at(tile));
+            team_products_wait<1>();
+            widen_half(w[0], codes[0], by);
+            barrier_wait(x_full<C>(own + t.slot), t.parity);
+            /* From a lane to all, so that it is known to be the same. */
+            uint32_t x = __shfl_sync(0xFFFFFFFF, x0 + t.slot * (NT * X16_BYTES >> 4), 0);
+            add_half_together<NT>(acc, w[0], x);
+            team_products_wait<1>();
+            if (before)
+                barrier_arrive(before);
+            widen_half(w[1], codes[1], by);
+            add_half_together<NT>(acc, w[1], x + 4 * (X16_STEP_BYTES >> 4));
+            before = x_free<C>(own + t.slot);
             next_turn(t, slots);
-            if (last)
+            if (col + c + 1 == f.end)
                 break;
         }
         next_turn(stage, C::STAGES);
@@ -555,7 +538,7 @@ __device__ static inline void put_gated(const struct product &a, int tile, int n
     }
 }
 
-/* acc to the warp's place in sums [WARPS, EACH, NT, 32]; it is 0 afterwards. */
+/* acc to the warp's place in sums [WARPS, EACH, NT, 32]. */
 template <class C, int NT>
 __device__ static inline void leave_sums(float acc[][NT][4], float4 *sums)
 {
@@ -633,6 +616,12 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
     k_linear_few(const __grid_constant__ struct product a)
 {
     using C = crew<WG>;
+#if defined(__CUDA_ARCH__) && !defined(WGMMA_HERE)
+    if constexpr (WG) {
+        __trap(); /* never chosen, see teams */
+        return;
+    }
+#endif
     const bool brings_x = threadIdx.x / 32 == C::WARPS; /* and nothing else */
     next_may_start();
 #pragma unroll 1
@@ -755,7 +744,7 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
         p.tile_cols = t.cols;
     }
     p.count = a->count;
-    p.x = (const uint4 *)s->x16;
+    p.x = s->x16;
     p.x_scale = s->x16_scale;
     p.parts = (float *)s->workspace;
     p.N = (int)a->N;

@@ -97,10 +97,9 @@ __device__ static inline void load_head(struct head<W> &h, const struct heads &a
     load_some<W>(h.s, a.sin + n * 32 * W + d);
 }
 
-/* p and q as turn_head has them. */
+/* p and q as turn_head<W> has them, to the last bit. */
 template <int W>
-__device__ static inline void turn(struct head<W> &h, const struct head_norm<W> &m, float eps,
-                                   float *rstd)
+__device__ static inline void turn(struct head<W> &h, const struct head_norm<W> &m, float eps)
 {
     float sum = 0;
     for (int j = 0; j < W; j++)
@@ -108,8 +107,6 @@ __device__ static inline void turn(struct head<W> &h, const struct head_norm<W> 
     for (int j = 0; j < W; j++)
         sum += h.q[j] * h.q[j];
     float f = 1.0f / sqrtf(warp_sum(sum) / (float)(64 * W) + eps);
-    if (rstd && threadIdx.x % 32 == 0)
-        *rstd = f;
     for (int j = 0; j < W; j++) {
         float first = h.p[j] * f * m.v[j], second = h.q[j] * f * m.w[j];
         h.p[j] = first * h.c[j] - second * h.s[j];

@@ -128,7 +128,9 @@ template <int W> __global__ static void k_qkv_rope(const __grid_constant__ struc
 enum nb_status nbi_cuda_rope_now(struct nbi_stream *s, const struct heads *h)
 {
     int64_t warps = (int64_t)h->N * (h->NH + 2 * h->NKV);
-    CU_TRY(launch_behind(s, h->D % 4 == 0 ? k_qkv_rope<2> : k_qkv_rope<1>,
+    /* Heads of 64 and 128 in the order of attend_few.cu, so that bits are the same. */
+    bool pairs = h->D % 4 == 0 && h->D != 64;
+    CU_TRY(launch_behind(s, pairs ? k_qkv_rope<2> : k_qkv_rope<1>,
                          (unsigned)ceil_div(warps, THREADS / 32), THREADS, 0, *h));
     return NB_OK;
 }

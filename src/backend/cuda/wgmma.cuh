@@ -2,13 +2,14 @@
  *
  * c[64, 8 NT] += a[64, 16] b[16, 8 NT]: of a and c each warp has 16 rows in its registers as in an
  * mma (mma.cuh); b is in shared memory. Between team_products_begin and a wait for them registers
- * of a and c are the products' own. Without Hopper's own instructions nothing of this does
- * anything. */
+ * of a and c are the products' own. Without Hopper's own instructions (WGMMA_HERE) nothing of this
+ * does anything. */
 #pragma once
 
 #include "backend/cuda/internal.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define WGMMA_HERE       1
 #define WGMMA(text, ...) asm volatile(text __VA_ARGS__)
 #else
 #define WGMMA(text, ...)

@@ -20,7 +20,7 @@ template <int CTAS> __device__ static inline int thread_of_row(void)
     return CLUSTERS ? blockIdx.x % CTAS * blockDim.x + threadIdx.x : threadIdx.x;
 }
 
-/* Before this all have read what row_of_sums gave them before. */
+/* Before this all have read what row_total gave them before. */
 __device__ static inline void row_begins(void)
 {
 #if CLUSTERS
@@ -128,7 +128,7 @@ struct of_act {
 #define ROUND_THREADS 1024
 #define ROUND_FOURS   3 /* of a thread that stay in registers */
 
-/* Up to 12,288 columns are computed once others twice. */
+/* Up to 12,288 columns are computed once, others twice. */
 template <class FROM>
 __global__ static void __maxnreg__(48) k_round_x16(const __grid_constant__ struct x16 to, FROM from)
 {

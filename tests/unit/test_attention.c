@@ -1,0 +1,446 @@
+/* test_attention.c - attention over a cache, whole or in pages, with rope before it, on the CPU's
+ * fastest path and on a GPU, beside the scalar code of the CPU, which defines it. */
+#include "linear_lab.h"
+
+static const enum nbi_dtype stores[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
+
+static void put_float(uint8_t *p, int64_t i, enum nbi_dtype dtype, float v)
+{
+    uint16_t half = dtype == NBI_BF16 ? nbi_f32_to_bf16(v) : nbi_f32_to_f16(v);
+    if (dtype == NBI_F32)
+        memcpy(p + 4 * i, &v, 4);
+    else if (dtype == NBI_E4M3)
+        p[i] = nbi_f32_to_e4m3(v);
+    else
+        memcpy(p + 2 * i, &half, 2);
+}
+
+/* ---- rows of a store ---- */
+
+#define MAX_ROWS  200
+#define MAX_PAGES 1100
+
+struct attention_case {
+    int64_t N, NH, NKV, D, rows, longest;
+    enum nbi_dtype dtype;
+    bool lse, apart, steady;
+    float *q;
+    uint8_t *k, *v;
+    int32_t first[MAX_ROWS], last[MAX_ROWS], tables[MAX_ROWS];
+    int32_t pages[MAX_PAGES];
+    int64_t page_numbers; /* 0: without pages */
+};
+
+/* Rows [first, first + count) of the store, which are somebody's. */
+static void fill_rows(struct attention_case *c, int64_t first, int64_t count)
+{
+    int64_t row = c->NKV * c->D;
+    for (int64_t i = first * row; i < (first + count) * row; i++) {
+        put_float(c->k, i, c->dtype, 2 * uniform());
+        put_float(c->v, i, c->dtype, 2 * uniform());
+    }
+}
+
+/* N tokens behind `past` of their own, all of one sequence or of two in turn; the second has half
+ * of the past. What lies before, between and behind the sequences is not a number. */
+static void attention_new(struct attention_case *c, int sequences, int64_t past)
+{
+    int64_t pasts[2] = {past, past / 2}, tokens[2] = {c->N, 0}, at[2] = {0, 0}, start[2];
+    if (sequences == 2) {
+        tokens[1] = c->N / 2;
+        tokens[0] = c->N - tokens[1];
+    }
+    start[0] = 3;
+    start[1] = start[0] + pasts[0] + tokens[0] + 4;
+    c->rows = start[1] + pasts[1] + tokens[1] + 5;
+    c->longest = 0;
+    int64_t bytes = (int64_t)nbi_dtype_bytes(c->dtype, c->rows * c->NKV * c->D);
+    c->q = random_floats(c->N * c->NH * c->D, 2);
+    c->k = zeros(bytes, 1);
+    c->v = zeros(bytes, 1);
+    memset(c->k, 0xFF, (size_t)bytes);
+    memset(c->v, 0xFF, (size_t)bytes);
+    for (int i = 0; i < sequences; i++)
+        fill_rows(c, start[i], pasts[i] + tokens[i]);
+    for (int64_t n = 0; n < c->N; n++) {
+        int which = sequences == 2 && n % 2;
+        int64_t last = start[which] + pasts[which] + at[which]++, seen = last - start[which] + 1;
+        c->first[n] = (int32_t)start[which];
+        c->last[n] = (int32_t)last;
+        c->longest = seen > c->longest ? seen : c->longest;
+    }
+}
+
+static void attention_free(struct attention_case *c)
+{
+    free(c->q);
+    free(c->k);
+    free(c->v);
+}
+
+static void run_attention(struct nbi_backend *be, const struct attention_case *c, bool exact,
+                          float *y, float *lse)
+{
+    struct lab l;
+    int64_t q = c->N * c->NH * c->D * 4;
+    int64_t bytes = (int64_t)nbi_dtype_bytes(c->dtype, c->rows * c->NKV * c->D);
+    lab_begin(&l, be, &(struct nbi_stream_limits){.N = c->N, .K = 16, .D = c->D, .heads = c->NH});
+    struct nbi_op_attention op = {
+        .y = block(&l, NULL, q),
+        .q = block(&l, c->q, q),
+        .store = {block(&l, c->k, bytes), block(&l, c->v, bytes), c->dtype},
+        .first = block(&l, c->first, c->N * 4),
+        .last = block(&l, c->last, c->N * 4),
+        .longest = c->longest,
+        .N = c->N,
+        .NH = c->NH,
+        .NKV = c->NKV,
+        .D = c->D,
+        .exact = exact,
+        .apart = c->apart,
+        .steady = c->steady};
+    if (c->page_numbers > 0) {
+        op.pages = block(&l, c->pages, c->page_numbers * 4);
+        op.tables = block(&l, c->tables, c->N * 4);
+    }
+    if (c->lse)
+        op.lse = block(&l, NULL, c->N * c->NH * 4);
+    assert_ok(be->attention(l.s, &op));
+    if (be->rows_matter) { /* once more: nothing is left over from the first time */
+        assert_ok(be->clear(l.s, op.y, q));
+        assert_ok(be->attention(l.s, &op));
+    }
+    fetch(&l, y, op.y, q);
+    if (c->lse)
+        fetch(&l, lse, op.lse, c->N * c->NH * 4);
+    lab_end(&l);
+}
+
+/* Values are of at most 2. Exact: rounding in f32; else q and the weights of rows have 8 bits. */
+static void check_attended(const struct attention_case *c)
+{
+    int64_t n = c->N * c->NH * c->D, heads = c->N * c->NH;
+    float *want = zeros(n, 4), *is = zeros(n, 4), *want_lse = zeros(heads, 4);
+    float *is_lse = zeros(heads, 4);
+    run_attention(scalar, c, true, want, want_lse);
+    for (int exact = 1; exact >= 0; exact--) {
+        run_attention(tested, c, exact, is, is_lse);
+        close_to(exact ? "exact y" : "y", is, want, n, 0, exact ? 2e-5 : 2e-2);
+        close_to(exact ? "exact lse" : "lse", is_lse, want_lse, heads, 0, exact ? 2e-5 : 3e-2);
+    }
+    float *all[] = {want, is, want_lse, is_lse};
+    for (int64_t i = 0; i < COUNT(all); i++)
+        free(all[i]);
+}
+
+static void attend(struct attention_case *c, int sequences, int64_t past)
+{
+    snprintf(where, sizeof where, "%s, N %lld of %d, %lld before, D %lld, %lld and %lld heads",
+             nbi_dtypes[c->dtype].name, (long long)c->N, sequences, (long long)past,
+             (long long)c->D, (long long)c->NH, (long long)c->NKV);
+    attention_new(c, sequences, past);
+    check_attended(c);
+    attention_free(c);
+}
+
+static void check_short(void)
+{
+    static const int64_t sizes[] = {2, 24, 64, 80, 128}, groups[] = {1, 2, 3, 4, 8};
+    static const int64_t counts[] = {1, 3, 17, 64, 200}, pasts[] = {0, 5, 63, 100, 300};
+    for (int i = 0; i < 5 * 5 * 5 * 4; i++) {
+        struct attention_case c = {
+            .N = counts[i % 5], .D = sizes[i / 5 % 5], .dtype = stores[i / 125]};
+        uint32_t dice = bits32();
+        int sequences = c.N > 1 && dice % 2 ? 2 : 1;
+        int64_t past = pasts[dice / 2 % (c.N > 64 ? 2 : c.N > 17 ? 3 : 5)];
+        c.NKV = 1 + dice / 16 % 2;
+        c.NH = c.NKV * groups[i / 25 % 5];
+        c.lse = dice / 64 % 2;
+        attend(&c, sequences, past);
+    }
+}
+
+/* Long enough to be cut into parts. */
+static void check_long(void)
+{
+    static const struct {
+        int64_t N, NH, NKV, D, past;
+        int sequences;
+    } cases[] = {{1, 16, 8, 128, 4096, 1}, {2, 8, 2, 128, 3001, 2}, {8, 32, 8, 128, 1500, 2},
+                 {1, 3, 1, 24, 9000, 1},   {5, 4, 4, 80, 1025, 1},  {33, 8, 2, 64, 700, 2}};
+    for (int64_t i = 0; i < COUNT(cases) * 4; i++) {
+        struct attention_case c = {.N = cases[i / 4].N,
+                                   .NH = cases[i / 4].NH,
+                                   .NKV = cases[i / 4].NKV,
+                                   .D = cases[i / 4].D,
+                                   .dtype = stores[i % 4],
+                                   .lse = i % 2};
+        attend(&c, cases[i / 4].sequences, cases[i / 4].past);
+    }
+}
+
+/* ---- attention over pages ---- */
+
+/* Sequences with a past of their own; their tokens one sequence after another, or in turn. In `c`
+ * each begins at a page, in `p` the same pages lie anywhere. */
+static void paged_new(struct attention_case *c, struct attention_case *p, int64_t sequences,
+                      bool in_turn)
+{
+    const int64_t pasts[] = {0, 1, 63, 64, 65, 127, 600, c->N > 7 ? 200 : 9000};
+    int64_t start[MAX_ROWS], each[MAX_ROWS] = {0}, at[MAX_ROWS] = {0}, pages = 2,
+                             page[MAX_PAGES] = {0};
+    for (int64_t n = 0; n < c->N; n++)
+        each[in_turn ? n % sequences : n * sequences / c->N]++;
+    for (int64_t i = 0; i < sequences; i++) {
+        at[i] = pasts[bits32() % 8];
+        start[i] = pages;
+        pages += (at[i] + each[i] + NBI_PAGE - 1) / NBI_PAGE;
+    }
+    assert_true(pages <= MAX_PAGES);
+    c->rows = pages * NBI_PAGE;
+    int64_t bytes = (int64_t)nbi_dtype_bytes(c->dtype, c->rows * c->NKV * c->D),
+            one = bytes / pages;
+    c->q = random_floats(c->N * c->NH * c->D, 2);
+    c->k = memset(zeros(bytes, 1), 0xFF, (size_t)bytes);
+    c->v = memset(zeros(bytes, 1), 0xFF, (size_t)bytes);
+    *p = *c;
+    for (int64_t i = 0; i < sequences; i++)
+        fill_rows(c, start[i] * NBI_PAGE, at[i] + each[i]);
+    for (int64_t i = 0; i < pages; i++) { /* a permutation */
+        int64_t j = bits32() % (i + 1);
+        page[i] = page[j];
+        page[j] = i;
+    }
+    p->page_numbers = pages;
+    p->k = zeros(bytes, 1);
+    p->v = zeros(bytes, 1);
+    for (int64_t i = 0; i < pages; i++) {
+        p->pages[i] = (int32_t)page[i];
+        memcpy(p->k + page[i] * one, c->k + i * one, (size_t)one);
+        memcpy(p->v + page[i] * one, c->v + i * one, (size_t)one);
+    }
+    for (int64_t n = 0; n < c->N; n++) {
+        int64_t i = in_turn ? n % sequences : n * sequences / c->N;
+        p->first[n] = 0;
+        p->last[n] = (int32_t)at[i]++;
+        p->tables[n] = (int32_t)start[i];
+        c->first[n] = (int32_t)(start[i] * NBI_PAGE);
+        c->last[n] = c->first[n] + p->last[n];
+        c->longest = at[i] > c->longest ? at[i] : c->longest;
+    }
+    p->longest = c->longest;
+}
+
+/* The CPU reads pages as it reads rows, and a token cannot tell whether there are others: not on a
+ * GPU either, if it is asked for that and the tokens are few. */
+static void check_pages(struct attention_case *c, int64_t sequences, bool in_turn)
+{
+    struct attention_case p, *one = zeros(1, sizeof *one);
+    int64_t row = c->NH * c->D, n = c->N * row;
+    float *a = zeros(n, 4), *b = zeros(n, 4), *lse = zeros(c->N * c->NH, 4);
+    paged_new(c, &p, sequences, in_turn);
+    p.q = c->q;
+    check_attended(&p);
+    for (int exact = 0; exact < 2; exact++) {
+        run_attention(scalar, c, exact, a, lse);
+        run_attention(scalar, &p, exact, b, lse);
+        same_bytes("the definition's y", b, a, n * 4);
+        run_attention(tested, c, exact, a, lse);
+        run_attention(tested, &p, exact, b, lse);
+        if (!tested->rows_matter)
+            same_bytes("y", b, a, n * 4);
+        if (tested->rows_matter && c->N > tested->steady_rows)
+            continue;
+        p.steady = true;
+        run_attention(tested, &p, exact, b, lse);
+        for (int64_t i = 0; i < c->N; i += 1 + c->N / 7) {
+            *one = p;
+            one->N = 1;
+            one->q = p.q + i * row;
+            one->last[0] = p.last[i];
+            one->tables[0] = p.tables[i];
+            one->longest = p.last[i] + 1;
+            run_attention(tested, one, exact, a, lse);
+            same_bytes("y of one alone", b + i * row, a, row * 4);
+        }
+        p.steady = false;
+    }
+    p.q = NULL;
+    attention_free(c);
+    attention_free(&p);
+    void *all[] = {one, a, b, lse};
+    for (int64_t i = 0; i < COUNT(all); i++)
+        free(all[i]);
+}
+
+static void check_paged(void)
+{
+    static const int64_t sizes[] = {64, 128, 80}, counts[] = {1, 7, 64, 100},
+                         groups[] = {2, 8, 1, 4};
+    for (int i = 0; i < 3 * 4 * 4; i++) {
+        uint32_t dice = bits32();
+        struct attention_case c = {.N = counts[i % 4],
+                                   .D = sizes[i / 4 % 3],
+                                   .dtype = stores[i / 12],
+                                   .NKV = 1 + dice % 2,
+                                   .lse = dice / 2 % 2};
+        int64_t sequences = 1 + dice / 4 % (c.N < 20 ? c.N : 20);
+        c.NH = c.NKV * groups[dice / 128 % 4];
+        c.apart = sequences > 5;
+        snprintf(where, sizeof where, "%s, N %lld of %lld, D %lld, %lld and %lld heads, pages",
+                 nbi_dtypes[c.dtype].name, (long long)c.N, (long long)sequences, (long long)c.D,
+                 (long long)c.NH, (long long)c.NKV);
+        check_pages(&c, sequences, c.apart || dice / 512 % 2);
+    }
+}
+
+/* ---- rope and attention, one behind the other ---- */
+
+/* What qkv_rope needs for an attention_case: k and v [N, NKV, D], cos and sin [N, D/2]. */
+struct turned_case {
+    struct attention_case *a;
+    float *k, *v, *cos, *sin;
+    int32_t slots[MAX_ROWS];
+    struct host_weight q_norm, k_norm;
+};
+
+/* Of a paged case whose tokens are alone: each token's own row is not there yet. */
+static void turned_new(struct turned_case *t, struct attention_case *p)
+{
+    int64_t one = (int64_t)nbi_dtype_bytes(p->dtype, p->NKV * p->D);
+    t->a = p;
+    t->k = random_floats(p->N * p->NKV * p->D, 3);
+    t->v = random_floats(p->N * p->NKV * p->D, 1);
+    t->cos = random_floats(p->N * p->D / 2, 1);
+    t->sin = random_floats(p->N * p->D / 2, 1);
+    for (int64_t n = 0; n < p->N; n++) {
+        int32_t last = p->last[n], page = p->pages[p->tables[n] + last / NBI_PAGE];
+        t->slots[n] = page * NBI_PAGE + last % NBI_PAGE;
+        memset(p->k + t->slots[n] * one, 0xFF, (size_t)one);
+        memset(p->v + t->slots[n] * one, 0xFF, (size_t)one);
+    }
+    host_weight_new(&t->q_norm, NBI_BF16, p->D, 0);
+    host_weight_new(&t->k_norm, NBI_F32, p->D, 0);
+}
+
+static void turned_free(struct turned_case *t)
+{
+    float *all[] = {t->k, t->v, t->cos, t->sin};
+    for (int64_t i = 0; i < COUNT(all); i++)
+        free(all[i]);
+    host_weight_free(&t->q_norm);
+    host_weight_free(&t->k_norm);
+}
+
+/* y, then the store's keys and its values. */
+static void run_turned(struct turned_case *t, bool alone, float *y, uint8_t *store)
+{
+    const struct attention_case *c = t->a;
+    int64_t q = c->N * c->NH * c->D * 4, kv = c->N * c->NKV * c->D * 4,
+            angles = c->N * c->D / 2 * 4;
+    int64_t bytes = (int64_t)nbi_dtype_bytes(c->dtype, c->rows * c->NKV * c->D);
+    struct lab l;
+    lab_begin(&l, tested,
+              &(struct nbi_stream_limits){.N = c->N, .K = 16, .D = c->D, .heads = c->NH});
+    const struct nbi_op_qkv_rope rope = {
+        .q_out = block(&l, NULL, q),
+        .store = {block(&l, c->k, bytes), block(&l, c->v, bytes), c->dtype},
+        .slots = block(&l, t->slots, c->N * 4),
+        .q = block(&l, c->q, q),
+        .k = block(&l, t->k, kv),
+        .v = block(&l, t->v, kv),
+        .q_norm = weight(&l, &t->q_norm, false),
+        .k_norm = weight(&l, &t->k_norm, false),
+        .cos = block(&l, t->cos, angles),
+        .sin = block(&l, t->sin, angles),
+        .eps = 1e-6f,
+        .N = c->N,
+        .NH = c->NH,
+        .NKV = c->NKV,
+        .D = c->D};
+    const struct nbi_op_attention op = {.y = block(&l, NULL, q),
+                                        .q = rope.q_out,
+                                        .store = rope.store,
+                                        .first = block(&l, c->first, c->N * 4),
+                                        .last = block(&l, c->last, c->N * 4),
+                                        .pages = block(&l, c->pages, c->page_numbers * 4),
+                                        .tables = block(&l, c->tables, c->N * 4),
+                                        .longest = c->longest,
+                                        .N = c->N,
+                                        .NH = c->NH,
+                                        .NKV = c->NKV,
+                                        .D = c->D,
+                                        .apart = true,
+                                        .alone = alone,
+                                        .steady = c->steady};
+    assert_ok(tested->qkv_rope(l.s, &rope));
+    assert_ok(tested->attention(l.s, &op));
+    fetch(&l, y, op.y, q);
+    fetch(&l, store, op.store.k, bytes);
+    fetch(&l, store + bytes, op.store.v, bytes);
+    lab_end(&l);
+}
+
+/* Tokens that are alone may be turned on the way: the same bits. */
+static void check_turned(void)
+{
+    static const int64_t counts[] = {1, 7, 20, 64}, groups[] = {4, 1, 8, 2};
+    for (int i = 0; i < 2 * 3 * 4; i++) {
+        struct attention_case c = {.N = counts[i % 4],
+                                   .D = i / 4 % 2 ? 64 : 128,
+                                   .dtype = stores[1 + i / 8],
+                                   .NKV = 1 + i % 3,
+                                   .NH = (1 + i % 3) * groups[(i + i / 4) % 4]},
+                              p;
+        struct turned_case t;
+        paged_new(&c, &p, c.N, true);
+        p.q = c.q;
+        turned_new(&t, &p);
+        int64_t n = c.N * c.NH * c.D,
+                bytes = 2 * (int64_t)nbi_dtype_bytes(c.dtype, c.rows * c.NKV * c.D);
+        float *before = zeros(n, 4), *along = zeros(n, 4);
+        uint8_t *stores_of[2] = {zeros(bytes, 1), zeros(bytes, 1)};
+        for (int steady = 0; steady < 2; steady++) {
+            p.steady = steady;
+            snprintf(where, sizeof where, "%s, N %lld, D %lld, %lld and %lld heads, steady %d",
+                     nbi_dtypes[c.dtype].name, (long long)c.N, (long long)c.D, (long long)c.NH,
+                     (long long)c.NKV, steady);
+            run_turned(&t, false, before, stores_of[0]);
+            run_turned(&t, true, along, stores_of[1]);
+            same_bytes("y", along, before, n * 4);
+            same_bytes("the store", stores_of[1], stores_of[0], bytes);
+            for (int64_t j = 0; j < n; j++)
+                assert_true(isfinite(before[j]));
+        }
+        turned_free(&t);
+        p.q = NULL;
+        attention_free(&c);
+        attention_free(&p);
+        free(before);
+        free(along);
+        free(stores_of[0]);
+        free(stores_of[1]);
+    }
+}
+
+/* ---- all of them, on both ---- */
+
+#define CHECKS(X)                                                                                  \
+    X(short)                                                                                       \
+    X(long)                                                                                        \
+    X(paged)                                                                                       \
+    X(turned)
+
+#define X(check) TEST_ON_BOTH(attention, check)
+CHECKS(X)
+#undef X
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define X(check) ON_BOTH(attention, check)
+        CHECKS(X)
+#undef X
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
