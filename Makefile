@@ -73,7 +73,7 @@ test-interop: build ## compare with safetensors, gguf, tokenizers and jinja2 of 
 	@tests/interop/run.sh $(BUILD)/nibble
 
 test-gpu: build ## what needs a GPU (CUDA=1): tests, compute-sanitizer, figures of 4B shapes
-	@tests/gpu/run.sh $(BUILD) $(WHAT)
+	@tests/gpu/run.sh $(BUILD) $(WHAT) || [ $$? -eq 77 ] # nothing to run on
 
 static: ## a binary that travels: small libraries linked statically, in build-static
 	@tools/deps.sh build
