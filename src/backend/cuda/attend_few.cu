@@ -34,6 +34,7 @@ struct few {
     static constexpr bool BF = TYPE == NBI_BF16;
     static constexpr int BYTES = TYPE == NBI_E4M3 ? 1 : 2;
     static constexpr int REGISTERS = BYTES == 1 ? 168 : 192;
+    static constexpr bool EARLY = BYTES > 1; /* there is room for weights of norms all the time */
     static constexpr int CTAS = BYTES == 1 ? 3 : 2; /* on a multiprocessor, by registers */
     static constexpr int KEYS = 32 / BYTES;
     static constexpr int VEC = 16 / BYTES;                  /* of keys */
@@ -475,10 +476,17 @@ struct few_place {
     struct few_step at;
 };
 
-/* The weights of norms, for pieces of all rows. */
+/* The weights of norms. */
 template <int D> struct few_norms {
     struct head_norm<D / 64> q, k;
 };
+
+template <int D>
+__device__ static inline void few_load_norms(struct few_norms<D> &norms, const struct heads &rope)
+{
+    load_norm(norms.q, rope.q_norm, rope.q_type);
+    load_norm(norms.k, rope.k_norm, rope.k_type);
+}
 
 /* Asks for the first keys and values of a piece, but the row's own, which may not be there yet. */
 template <int D, enum nbi_dtype TYPE, bool PAGED>
@@ -507,7 +515,7 @@ __device__ static inline void few_begin(const struct few_args &args, struct few<
  * that and the value to the store and to shared memory. */
 template <int D, enum nbi_dtype TYPE>
 __device__ static inline void few_turn(const struct few_args &f, struct few_shared<D> &sh,
-                                       const struct few_norms<D> &norms, const struct few_piece &p)
+                                       struct few_norms<D> norms, const struct few_piece &p)
 {
     const int W = D / 64, warp = threadIdx.x / 32, d = W * (threadIdx.x % 32);
     const struct heads &a = f.rope;
@@ -516,6 +524,8 @@ __device__ static inline void few_turn(const struct few_args &f, struct few_shar
     const int64_t row = (int64_t)p.n * a.NKV + p.kvh;
     struct head<W> k, v;
     int64_t to = 0;
+    if (!few<D, TYPE>::EARLY)
+        few_load_norms(norms, a);
     if (key)
         load_head(k, a, a.k + row * D, p.n);
     if (value) {
@@ -621,12 +631,10 @@ __global__ __maxnreg__((few<D, TYPE>::REGISTERS)) static void k_attend_few(
     struct few_norms<D> norms = {
     };
     next_may_start();
-    if (turns) {
-        load_norm(norms.q, f.rope.q_norm, f.rope.q_type);
-        load_norm(norms.k, f.rope.k_norm, f.rope.k_type);
-    } else {
+    if (!turns)
         wait_before();
-    }
+    else if (few<D, TYPE>::EARLY)
+        few_load_norms(norms, f.rope);
     few_cut(f, sh.start);
     __syncthreads();
     for (int i = blockIdx.x; i < sh.start[f.a.N] * f.a.NKV; i += gridDim.x) {

@@ -33,6 +33,27 @@ __device__ static inline void store_some(void *p, int64_t i, enum nbi_dtype dtyp
             __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
 }
 
+/* Spelled out, so that both ways below give the same bits. */
+__device__ static inline float add_square(float sum, float x)
+{
+    return __fmaf_rn(x, x, sum);
+}
+
+__device__ static inline float head_factor(float sum, int D, float eps)
+{
+    return 1.0f / sqrtf(__fadd_rn(warp_sum(sum) / (float)D, eps));
+}
+
+/* A pair (p, q) of a head, times its norm's factor f and weights (v, w), by the angle of c and s.
+ */
+__device__ static inline void rotate(float &p, float &q, float f, float v, float w, float c,
+                                     float s)
+{
+    float first = __fmul_rn(__fmul_rn(p, f), v), second = __fmul_rn(__fmul_rn(q, f), w);
+    p = __fmaf_rn(first, c, -__fmul_rn(second, s));
+    q = __fmaf_rn(second, c, __fmul_rn(first, s));
+}
+
 /* x of D to `out`, from its element `to` on. */
 template <int W>
 __device__ static inline void turn_head(const struct heads &a, const float *x, bool is_key, int n,
@@ -45,9 +66,9 @@ __device__ static inline void turn_head(const struct heads &a, const float *x, b
     for (int d = W * lane; d < a.D; d += 32 * W) {
         load_some<W>(p, x + d);
         for (int j = 0; j < W; j++)
-            sum += p[j] * p[j];
+            sum = add_square(sum, p[j]);
     }
-    float f = 1.0f / sqrtf(warp_sum(sum) / (float)a.D + a.eps);
+    float f = head_factor(sum, a.D, a.eps);
     if (rstd && lane == 0)
         *rstd = f;
     for (int d = W * lane; d < half; d += 32 * W) {
@@ -57,11 +78,8 @@ __device__ static inline void turn_head(const struct heads &a, const float *x, b
         load_some<W>(s, a.sin + (int64_t)n * half + d);
         load_floats<W>(v, norm, d, 1, a.D, type);
         load_floats<W>(w, norm, d + half, 1, a.D, type);
-        for (int j = 0; j < W; j++) {
-            float first = p[j] * f * v[j], second = q[j] * f * w[j];
-            p[j] = first * c[j] - second * s[j];
-            q[j] = second * c[j] + first * s[j];
-        }
+        for (int j = 0; j < W; j++)
+            rotate(p[j], q[j], f, v[j], w[j], c[j], s[j]);
         store_some<W>(out, to + d, store, p);
         store_some<W>(out, to + d + half, store, q);
     }
@@ -103,15 +121,12 @@ __device__ static inline void turn(struct head<W> &h, const struct head_norm<W> 
 {
     float sum = 0;
     for (int j = 0; j < W; j++)
-        sum += h.p[j] * h.p[j];
+        sum = add_square(sum, h.p[j]);
     for (int j = 0; j < W; j++)
-        sum += h.q[j] * h.q[j];
-    float f = 1.0f / sqrtf(warp_sum(sum) / (float)(64 * W) + eps);
-    for (int j = 0; j < W; j++) {
-        float first = h.p[j] * f * m.v[j], second = h.q[j] * f * m.w[j];
-        h.p[j] = first * h.c[j] - second * h.s[j];
-        h.q[j] = second * h.c[j] + first * h.s[j];
-    }
+        sum = add_square(sum, h.q[j]);
+    float f = head_factor(sum, 64 * W, eps);
+    for (int j = 0; j < W; j++)
+        rotate(h.p[j], h.q[j], f, m.v[j], m.w[j], h.c[j], h.s[j]);
 }
 
 template <int W>

@@ -321,6 +321,7 @@ __global__ static void __maxnreg__(AT_ONCE == SLICES_MAX ? 96 : 64)
                const __grid_constant__ struct pending p)
 {
     next_may_start();
+    /* First without data, while the kernel before is at work: what runs once waits for its code. */
 #pragma unroll 1
     for (int real = !CLUSTERS; real < 2; real++)
         norm_row<AT_ONCE>(to, a, p, real);
