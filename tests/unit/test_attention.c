@@ -1,19 +1,9 @@
 /* test_attention.c - attention over a cache, whole or in pages, with rope before it, on the CPU's
  * fastest path and on a GPU, beside the scalar code of the CPU, which defines it. */
-#include "linear_lab.h"
+#include "ops_lab.h"
+#include "stored.h"
 
 static const enum nbi_dtype stores[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
-
-static void put_float(uint8_t *p, int64_t i, enum nbi_dtype dtype, float v)
-{
-    uint16_t half = dtype == NBI_BF16 ? nbi_f32_to_bf16(v) : nbi_f32_to_f16(v);
-    if (dtype == NBI_F32)
-        memcpy(p + 4 * i, &v, 4);
-    else if (dtype == NBI_E4M3)
-        p[i] = nbi_f32_to_e4m3(v);
-    else
-        memcpy(p + 2 * i, &half, 2);
-}
 
 /* ---- rows of a store ---- */
 
@@ -36,8 +26,8 @@ static void fill_rows(struct attention_case *c, int64_t first, int64_t count)
 {
     int64_t row = c->NKV * c->D;
     for (int64_t i = first * row; i < (first + count) * row; i++) {
-        put_float(c->k, i, c->dtype, 2 * uniform());
-        put_float(c->v, i, c->dtype, 2 * uniform());
+        put_as(c->k, c->dtype, i, 2 * uniform());
+        put_as(c->v, c->dtype, i, 2 * uniform());
     }
 }
 

@@ -2,24 +2,11 @@
  * the scalar code of the CPU, which defines it: odd shapes, all types, results that were not
  * numbers before and whose surroundings must stay. */
 #include "linear_lab.h"
+#include "stored.h"
 
 static const enum nbi_dtype floats[] = {NBI_F32, NBI_F16, NBI_BF16};
 static const enum nbi_dtype matrices[] = {NBI_NVFP4, NBI_F32, NBI_F16, NBI_BF16};
 static const enum nbi_dtype stores[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
-
-/* ---- input ---- */
-
-static float get_float(const uint8_t *p, int64_t i, enum nbi_dtype dtype)
-{
-    float v;
-    uint16_t half;
-    memcpy(&v, p + (dtype == NBI_F32 ? 4 * i : 0), 4);
-    memcpy(&half, p + (dtype == NBI_F16 || dtype == NBI_BF16 ? 2 * i : 0), 2);
-    return dtype == NBI_F32    ? v
-           : dtype == NBI_F16  ? nbi_f16_to_f32(half)
-           : dtype == NBI_BF16 ? nbi_bf16_to_f32(half)
-                               : nbi_e4m3_to_f32(p[i]);
-}
 
 /* ---- embed ---- */
 
@@ -341,8 +328,8 @@ static void compare_keys(const struct qkv_case *c, const struct qkv_result *is,
     int64_t n = c->rows * c->NKV * c->D;
     float *a = zeros(n, 4), *b = zeros(n, 4);
     for (int64_t i = 0; i < n; i++) {
-        a[i] = get_float(is->k, i, c->dtype);
-        b[i] = get_float(want->k, i, c->dtype);
+        a[i] = (float)get_as(is->k, c->dtype, i);
+        b[i] = (float)get_as(want->k, c->dtype, i);
     }
     close_to("key", a, b, n, step, c->dtype == NBI_E4M3 ? 0x1p-9 : 5e-6);
     free(a);

@@ -5,8 +5,8 @@
 #include "backend/cuda/internal.cuh"
 
 /* Barriers in shared memory, that copies to it arrive at. Before compute capability 9.0 every lane
- * copies and arrives for itself. */
-#if __CUDA_ARCH__ >= 900
+ * copies and arrives for itself; the host asks what a kernel was made for. */
+#if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
 #define BULK      1
 #define COPY_ENDS 1
 #else
@@ -33,23 +33,30 @@ __device__ static inline void barrier_arrive(uint32_t bar)
                  : "memory");
 }
 
-/* Until the phase of that parity is over, by all lanes of a warp. */
+/* Whether the phase of that parity is over. */
+__device__ static inline bool barrier_past(uint32_t bar, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+#if BULK
+                 "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+#else
+                 "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+#endif
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return done;
+}
+
+/* Until it is, by all lanes of a warp. */
 __device__ static inline void barrier_wait(uint32_t bar, uint32_t parity)
 {
-    uint32_t done = 0;
-    while (!done)
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-#if BULK
-                     "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
-#else
-                     "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-#endif
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}"
-                     : "=r"(done)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
+    while (!barrier_past(bar, parity))
+        ;
     __syncwarp();
 }
 

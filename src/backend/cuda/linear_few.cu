@@ -71,7 +71,6 @@ struct product {
     const float *x_scale;
     float *parts; /* [slices, N, rows], if there are several */
     int N, n_tiles;
-    int each; /* rows of x of a CTA */
     bool add;
     bool gated;     /* rows of tiles are those of gate and up in turn, and y[0] is SwiGLU of both */
     uint32_t *most; /* then, of each row of x: bits of the largest */
@@ -297,8 +296,8 @@ __device__ static inline void fetch_stage(const struct feed<C> &f, int col, int 
 
 /* Columns of x that are still to come: of all ways, or of one. */
 struct supply {
-    int next, end, step;
-    int way, ways, slots;
+    int next, end;
+    int way, ways, slots; /* way: of the next one */
     struct turn t;
 };
 
@@ -313,11 +312,11 @@ __device__ static inline void bring_column(const struct product &a, struct suppl
     copies_begin(full, bytes);
     copy(slot_at<C, NT>(slot), a.x + (r.next * a.n_tiles + n0) * X16_BYTES, bytes, full);
     copies_end(full);
-    r.next += r.step;
-    if (r.ways > 1 && ++r.way < r.ways)
-        return;
-    r.way -= r.ways > 1 ? r.ways : 0;
-    next_turn(r.t, r.slots);
+    r.next++;
+    if (r.ways > 1)
+        r.way = r.way + 1 == r.ways ? 0 : r.way + 1;
+    if (r.ways == 1 || r.way == 0)
+        next_turn(r.t, r.slots);
 }
 
 /* A lane's part of a tile in shared memory: half its codes, and its scales. */
@@ -391,10 +390,9 @@ __device__ static inline void add_half(float acc[][NT][4], uint32_t stage, uint3
 }
 
 template <class C, int NT>
-__device__ static inline void multiply_alone(float acc[][NT][4], const struct feed<C> &f,
-                                             const struct part &p, int slots)
+__device__ static inline void multiply_alone(float acc[][NT][4], const struct feed<C> &f, int slots)
 {
-    int own = (f.first - p.cols.begin) * slots;
+    int own = f.way * slots;
     struct turn t = {}, stage = {};
 #pragma unroll 1
     for (int col = f.first; col < f.end; col += f.step) {
@@ -487,13 +485,13 @@ __device__ static inline void multiply_together(float acc[NT][4], const struct f
 /* ---- results ---- */
 
 /* Of a row of tiles and eight rows of x, as an mma leaves them. */
-template <class C>
+template <class C, int NT>
 __device__ static inline void put_results(const struct product &a, const struct part &p, int row,
                                           int n0, float4 sum)
 {
     struct place at = place_of(a, row);
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, rows = a.rows[at.m];
-    int out = at.tile * NBI_TILE_ROWS + g, first = (int)blockIdx.y * a.each + n0 + 2 * t;
+    int out = at.tile * NBI_TILE_ROWS + g, first = (int)blockIdx.y * 8 * NT + n0 + 2 * t;
     const float by = 128.0f * a.scale[at.m], v[4] = {sum.x, sum.y, sum.z, sum.w};
     bool add = a.add && a.slices == 1;
     float *y = a.slices > 1 ? a.parts + (int64_t)p.slice * a.N * rows : a.y[at.m], old[4];
@@ -511,12 +509,12 @@ __device__ static inline void put_results(const struct product &a, const struct 
 }
 
 /* SwiGLU of a row of tiles, from sums of gate and up, and the largest of each row of x. */
-template <class C>
+template <class C, int NT>
 __device__ static inline void put_gated(const struct product &a, int tile, int n0, float4 gate,
                                         float4 up)
 {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, rows = a.rows[0];
-    int out = tile * NBI_TILE_ROWS + g, first = (int)blockIdx.y * a.each + n0 + 2 * t;
+    int out = tile * NBI_TILE_ROWS + g, first = (int)blockIdx.y * 8 * NT + n0 + 2 * t;
     const float gates[4] = {gate.x, gate.y, gate.z, gate.w}, ups[4] = {up.x, up.y, up.z, up.w};
     float *y = a.y[0] + (int64_t)first * rows + out, most[2] = {};
 #pragma unroll
@@ -575,10 +573,10 @@ __device__ static inline void add_up(const struct product &a, const struct part 
         int row = i / NT * step, t = i % NT;
         float4 sum = all_ways(sums + (row * NT + t) * 32, s.ways, stride);
         if (a.gated)
-            put_gated<C>(a, (s.row + row) / 2, t * 8, sum,
-                         all_ways(sums + ((row + 1) * NT + t) * 32, s.ways, stride));
+            put_gated<C, NT>(a, (s.row + row) / 2, t * 8, sum,
+                             all_ways(sums + ((row + 1) * NT + t) * 32, s.ways, stride));
         else
-            put_results<C>(a, p, s.row + row, t * 8, sum);
+            put_results<C, NT>(a, p, s.row + row, t * 8, sum);
     }
 }
 
@@ -596,7 +594,7 @@ __device__ static inline void finish(const struct product &a, int pass, float ac
 #pragma unroll
             for (int t = 0; t < NT; t++)
                 if (warp < C::WARPS && warp * C::EACH + r < s.rows)
-                    put_results<C>(
+                    put_results<C, NT>(
                         a, own, s.row + warp * C::EACH + r, 8 * t,
                         make_float4(acc[r][t][0], acc[r][t][1], acc[r][t][2], acc[r][t][3]));
         return;
@@ -629,7 +627,7 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
         const struct part own = part_of(a, anew((int)blockIdx.x));
         const struct pass_shape s = pass_of<C>(a, own, pass);
         float acc[C::EACH][NT][4] = {};
-        struct feed<C> f = {
+        struct feed<C> f {
         };
         if (pass > 0)
             end_barriers<C>(a);
@@ -649,16 +647,16 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
             }
         }
         if constexpr (WG) {
-            struct supply x = {f.first, f.end, 1, f.way, 1, s.slots, {0, 1}};
+            struct supply x = {f.first, f.end, f.way, 1, s.slots, {0, 1}};
             if (!f.leads)
                 x.end = 0; /* that warp brings it */
             multiply_together<C, NT>(acc[0], f, a, x);
         } else if (brings_x) {
-            struct supply x = {own.cols.begin, own.cols.end, 1, 0, s.ways, s.slots, {0, 1}};
+            struct supply x = {own.cols.begin, own.cols.end, 0, s.ways, s.slots, {0, 1}};
             while (x.next < x.end)
                 bring_column<C, NT>(a, x);
         } else {
-            multiply_alone<C, NT>(acc, f, own, s.slots);
+            multiply_alone<C, NT>(acc, f, s.slots);
         }
         __syncthreads(); /* rings and x were read */
         finish<C, NT>(a, anew(pass), acc);
@@ -700,7 +698,6 @@ template <int NT, bool WG> static enum nb_status launch(struct nbi_stream *s, st
 {
     using C = crew<WG>;
     int64_t sums = C::WARPS * C::EACH * NT * 512, useful = ceil_div(a.tile_cols, a.slices);
-    a.each = 8 * NT;
     a.slots = slots_for<WG>(s, NT);
     useful = ceil_div(useful, a.ways) * a.ways;
     a.slots = (int)(useful < a.slots ? useful : a.slots);

@@ -92,24 +92,19 @@ __device__ static inline float warp_max(float v)
 
 #define NBI_NORM_THREADS 512 /* for norm_factor to be the same everywhere */
 
-/* 1 / sqrt(mean(x^2) + eps) of a row, by a CTA whose threads have added up squares. */
-__device__ static inline float norm_factor_of(float sum, int64_t C, float eps)
+/* 1 / sqrt(mean(x^2) + eps) of a row, by a CTA. */
+__device__ static inline float norm_factor(const float *row, int64_t C, float eps)
 {
     __shared__ float part[32];
+    float sum = 0;
+    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
+        sum += row[c] * row[c];
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0)
         part[threadIdx.x / 32] = sum;
     __syncthreads();
     sum = warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
     return 1.0f / sqrtf(sum / (float)C + eps);
-}
-
-__device__ static inline float norm_factor(const float *row, int64_t C, float eps)
-{
-    float sum = 0;
-    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
-        sum += row[c] * row[c];
-    return norm_factor_of(sum, C, eps);
 }
 
 __device__ static inline float swiglu(float gate, float up)

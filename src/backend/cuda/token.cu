@@ -51,7 +51,7 @@ __device__ static void begin_block(struct context &c)
         c.work()[threadIdx.x] = {(short)line, (short)(r.begin - line * own.cols), r.end - r.begin};
     }
     if (threadIdx.x < WARPS * RING)
-        barrier_init(c.full() + threadIdx.x);
+        barrier_init(shared_at(c.full() + threadIdx.x), 1);
     if (threadIdx.x < 4)
         c.zeros()[threadIdx.x] = make_uint4(0, 0, 0, 0);
 #if BULK

@@ -1,6 +1,7 @@
 /* token_steps.cuh - the kernel of token.cu: what it keeps where, how weights come in, products. */
 #pragma once
 
+#include "backend/cuda/copies.cuh"
 #include "backend/cuda/mma.cuh"
 
 #define WARPS       16
@@ -275,20 +276,6 @@ __device__ static struct line line_of(const struct model &m, const struct part &
 
 /* ---- weights on their way ---- */
 
-/* Bulk copies came with compute capability 9.0; the host asks what the kernel was made for. */
-#if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
-#define BULK 1
-#else
-#define BULK 0
-#endif
-
-__device__ static inline void barrier_init(uint64_t *bar)
-{
-#if BULK
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_at(bar)));
-#endif
-}
-
 /* Two tiles, by one lane of the warp. */
 __device__ static inline void copy_stage(uint32_t to, const uint8_t *const from[PAIR], uint32_t bar)
 {
@@ -305,23 +292,6 @@ __device__ static inline void copy_stage(uint32_t to, const uint8_t *const from[
                  "l"(from[0]), "l"(from[1]), "r"(bar), "n"(NBI_TILE_BYTES), "n"(STAGE_BYTES)
                  : "memory");
 #endif
-}
-
-/* Whether the phase of that parity is over. */
-__device__ static inline bool is_past(uint32_t bar, uint32_t parity)
-{
-    uint32_t done = 0;
-#if BULK
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n"
-                 "}"
-                 : "=r"(done)
-                 : "r"(bar), "r"(parity)
-                 : "memory");
-#endif
-    return done;
 }
 
 /* Asks for something that will be wanted soon. */
@@ -758,7 +728,7 @@ __device__ static void multiply(struct context &c, int step, float by)
         left -= count;
 #pragma unroll 1
         for (; count > 0; count--) {
-            while (!is_past(c.bar_at, c.parity))
+            while (!barrier_past(c.bar_at, c.parity))
                 continue;
             if (!alone) {
                 add_tiles<true>(sum, c.tile_at, c.lane, x, x);

@@ -31,7 +31,7 @@ __device__ static inline void row_begins(void)
 }
 
 /* The sum and the largest of a row's threads; row_begins comes before it. Warps are added up in
- * order, as norm_factor_of does it. */
+ * order, as norm_factor does it. */
 template <int CTAS> __device__ static inline float2 row_total(float sum, float most)
 {
     __shared__ float sums[ROW_THREADS_MAX / 32], mosts[ROW_THREADS_MAX / 32];
@@ -109,15 +109,10 @@ struct of_swiglu {
 };
 
 /* What a product has left of SwiGLU. */
-struct of_act {
+struct of_act : of_rows {
     static constexpr bool KNOWN = true;
-    const float *x;
     const uint32_t *most;
 
-    __device__ float4 four(int64_t at) const
-    {
-        return *(const float4 *)(x + at);
-    }
     __device__ float largest(int n) const
     {
         return __uint_as_float(most[n]);
@@ -351,7 +346,7 @@ enum nb_status nbi_cuda_x_of_swiglu(struct nbi_stream *s, const struct nbi_op_sw
 
 enum nb_status nbi_cuda_x_of_act(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
-    return round_x(s, a, of_act{at<const float>(a->x), s->x16_most});
+    return round_x(s, a, of_act{{at<const float>(a->x)}, s->x16_most});
 }
 
 enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
