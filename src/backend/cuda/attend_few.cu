@@ -628,8 +628,7 @@ __global__ __maxnreg__((few<D, TYPE>::REGISTERS)) static void k_attend_few(
     __shared__ struct few_shared<D> sh;
     const bool turns = f.rope.N > 0;
     bool waited = !turns;
-    struct few_norms<D> norms {
-    };
+    few_norms<D> norms = {};
     next_may_start();
     if (!turns)
         wait_before();

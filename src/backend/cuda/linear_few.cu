@@ -627,8 +627,7 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
         const struct part own = part_of(a, anew((int)blockIdx.x));
         const struct pass_shape s = pass_of<C>(a, own, pass);
         float acc[C::EACH][NT][4] = {};
-        struct feed<C> f {
-        };
+        feed<C> f = {};
         if (pass > 0)
             end_barriers<C>(a);
         begin_barriers<C>(a, s);
