@@ -466,7 +466,7 @@ struct nbi_backend {
     bool four_failed; /* there are such cores, but they are not used since they failed */
     void (*close)(struct nbi_backend *be);
 
-    /* Memory, 64-byte aligned and not cleared. What it is for shows in reports. */
+    /* Memory, 64-byte aligned and cleared. What it is for shows in reports. */
     enum nb_status (*alloc)(struct nbi_backend *be, const char *what, int64_t bytes,
                             struct nbi_ptr *out);
     void (*free)(struct nbi_backend *be, struct nbi_ptr p);

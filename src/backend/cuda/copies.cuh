@@ -14,6 +14,10 @@
 #define COPY_ENDS 32
 #endif
 
+/* The policy of the L2 cache (createpolicy.fractional.L2::evict_first) for what is read once, such
+ * as weights: it shall not take the place of what goes from one multiprocessor to another. */
+#define READ_ONCE 0x12F0000000000000ull
+
 __device__ static inline void barrier_init(uint32_t bar, int count)
 {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
@@ -91,6 +95,23 @@ __device__ static inline void copy(uint32_t to, const void *from, int bytes, uin
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i),
                      "l"((const uint8_t *)from + i)
                      : "memory");
+#endif
+}
+
+/* the same for what nobody reads again soon, */
+__device__ static inline void copy_once(uint32_t to, const void *from, int bytes, uint32_t bar)
+{
+#if BULK
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xFFFFFFFF;\n"
+                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1], %2, [%3], %4;\n"
+                 "}" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar), "l"(READ_ONCE)
+                 : "memory");
+#else
+    copy(to, from, bytes, bar);
 #endif
 }
 

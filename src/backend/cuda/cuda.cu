@@ -19,12 +19,12 @@ static struct cuda *cuda_of(struct nbi_backend *be)
 
 /* ---- memory ---- */
 
-static enum nb_status cuda_alloc(struct nbi_backend *be, const char *what, int64_t bytes,
-                                 struct nbi_ptr *out)
+enum nb_status nbi_cuda_alloc(struct cuda *cuda, const char *what, int64_t bytes,
+                              struct nbi_ptr *out)
 {
     void *p = NULL;
     out->at = 0;
-    CU_TRY(cudaSetDevice(cuda_of(be)->index));
+    CU_TRY(cudaSetDevice(cuda->index));
     cudaError_t rc = cudaMalloc(&p, (size_t)(bytes > 0 ? bytes : 1));
     if (rc == cudaErrorMemoryAllocation) {
         cudaGetLastError();
@@ -32,6 +32,23 @@ static enum nb_status cuda_alloc(struct nbi_backend *be, const char *what, int64
     }
     CU_TRY(rc);
     out->at = (uintptr_t)p;
+    return NB_OK;
+}
+
+static enum nb_status cuda_alloc(struct nbi_backend *be, const char *what, int64_t bytes,
+                                 struct nbi_ptr *out)
+{
+    struct cuda *cuda = cuda_of(be);
+    NBI_TRY(nbi_cuda_alloc(cuda, what, bytes, out));
+    cudaError_t rc =
+        cudaMemsetAsync(at<void>(*out), 0, (size_t)(bytes > 0 ? bytes : 0), cuda->queue);
+    if (rc == cudaSuccess)
+        rc = cudaStreamSynchronize(cuda->queue);
+    if (rc != cudaSuccess) {
+        cudaFree(at<void>(*out));
+        out->at = 0;
+    }
+    CU_TRY(rc);
     return NB_OK;
 }
 
@@ -106,7 +123,6 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->attend_left = (int32_t *)((uint8_t *)s->attend + p.attend);
     s->wide = (uint8_t *)s->attend_left + p.left;
     s->workspace = s->wide + p.wide;
-    CU_TRY(cudaMemsetAsync(s->attend_left, 0, (size_t)p.left, s->queue));
     if (s->limits.N > NBI_SMALL_BATCH)
         nbi_cuda_four_try(s);
     return NB_OK;

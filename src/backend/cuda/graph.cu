@@ -45,8 +45,7 @@ static enum nb_status record(struct nbi_stream *s, const struct nbi_routine *r,
     if (rc == NB_OK)
         rc = nbi_cuda_settle(s); /* what is pending belongs to the list */
     s->pending = {};
-    s->ready = {};
-    s->acted = {};
+    forget(s);
     s->rope = {};
     cudaError_t ended = cudaStreamEndCapture(s->queue, &graph); /* whatever rc is */
     if (rc == NB_OK && ended == cudaSuccess &&

@@ -68,13 +68,20 @@ enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what);
             return nbi_cuda_fail(cu_try_rc, #expr);                                                \
     } while (0)
 
+/* What is known from the operation right before. */
+static inline void forget(struct nbi_stream *s)
+{
+    s->ready = {};
+    s->acted = {};
+    s->best = {};
+}
+
 /* Before each operation: which device is meant is a matter of the thread. What is pending is done,
  * what was ready may soon not be. */
 #define CU_HERE(s)                                                                                 \
     do {                                                                                           \
         CU_TRY(cudaSetDevice((s)->cuda->index));                                                   \
-        (s)->ready = {};                                                                           \
-        (s)->acted = {};                                                                           \
+        forget(s);                                                                                 \
         NBI_TRY(nbi_cuda_settle(s));                                                               \
     } while (0)
 
@@ -107,6 +114,10 @@ static inline int column_slices(int rows, int cols, int ctas, int most, bool man
 }
 
 /* ---- operations, by file ---- */
+
+/* cuda.cu: memory that is not cleared, for what will be written at once */
+enum nb_status nbi_cuda_alloc(struct cuda *cuda, const char *what, int64_t bytes,
+                              struct nbi_ptr *out);
 
 /* weights.cu */
 void nbi_cuda_weights_end(struct cuda *cuda);

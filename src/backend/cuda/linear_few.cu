@@ -287,8 +287,8 @@ __device__ static inline void fetch_stage(const struct feed<C> &f, int col, int 
 #pragma unroll
     for (int r = 0; r < C::EACH; r++)
         if (r < f.rows)
-            copy(to + r * C::COLS * NBI_TILE_BYTES, f.from[r] + (int64_t)col * NBI_TILE_BYTES,
-                 bytes, bar);
+            copy_once(to + r * C::COLS * NBI_TILE_BYTES, f.from[r] + (int64_t)col * NBI_TILE_BYTES,
+                      bytes, bar);
     copies_end(bar);
 }
 
@@ -805,8 +805,7 @@ enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rm
     }
     CU_TRY(cudaSetDevice(s->cuda->index));
     s->pending = {};
-    s->ready = {};
-    s->acted = {};
+    forget(s);
     NBI_TRY(nbi_cuda_x_of_norm(s, norm, a, &p));
     return multiply(s, a, gives_act(a));
 }

@@ -1,24 +1,9 @@
 /* select.cu - the best of the logits, largest first. */
 #include "backend/cuda/few.cuh"
+#include "backend/cuda/keys.cuh"
 
 #define SLICE   2048 /* logits that a block sorts; nbi_top_room counts on it */
 #define THREADS 512
-
-#define ODD_KEY (~(uint64_t)0)
-
-/* Larger for larger values, and for lower ids among equals. What is not finite is above all. */
-__device__ static inline uint64_t key_of(float v, uint32_t id)
-{
-    uint32_t b = __float_as_uint(v + 0.0f); /* there is one zero */
-    b ^= b >> 31 ? 0xFFFFFFFFu : 0x80000000u;
-    return isfinite(v) ? (uint64_t)b << 32 | (0xFFFFFFFFu - id) : ODD_KEY;
-}
-
-__device__ static inline float value_of(uint64_t key)
-{
-    uint32_t b = (uint32_t)(key >> 32);
-    return __uint_as_float(b >> 31 ? b ^ 0x80000000u : ~b);
-}
 
 /* Keys of shared memory, a power of two of them, largest first. */
 __device__ static void sort_keys(uint64_t *keys, int n)
@@ -39,24 +24,15 @@ __device__ static void sort_keys(uint64_t *keys, int n)
     __syncthreads();
 }
 
-__device__ static inline uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* The largest key of a block, for all its threads. */
 __device__ static uint64_t best_key(uint64_t key)
 {
     __shared__ uint64_t part[32];
-    for (int o = 16; o > 0; o >>= 1)
-        key = larger(key, __shfl_xor_sync(0xFFFFFFFF, key, o));
+    key = warp_best(key);
     if (threadIdx.x % 32 == 0)
         part[threadIdx.x / 32] = key;
     __syncthreads();
-    key = threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0;
-    for (int o = 16; o > 0; o >>= 1)
-        key = larger(key, __shfl_xor_sync(0xFFFFFFFF, key, o));
-    return key;
+    return warp_best(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
 }
 
 /* The best J of a slice of a row, as keys. */
@@ -70,7 +46,7 @@ __global__ static void k_top_slice(uint64_t *out, const float *logits, int64_t V
     wait_before();
     for (int i = threadIdx.x; i < SLICE; i += THREADS) {
         uint64_t key = from + i < V ? key_of(x[from + i], (uint32_t)(from + i)) : 0;
-        best = larger(best, key);
+        best = max(best, key);
         keys[i] = key;
     }
     out += (row * gridDim.x + blockIdx.x) * J;
@@ -104,7 +80,7 @@ __global__ static void k_top_join(int32_t *ids, float *values, int32_t *odd, con
     if (threadIdx.x == 0)
         odd[row] = keys[0] == ODD_KEY;
     for (int i = threadIdx.x; i < J; i += THREADS) {
-        ids[row * J + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)keys[i]);
+        ids[row * J + i] = id_of(keys[i]);
         values[row * J + i] = value_of(keys[i]);
     }
 }
@@ -116,25 +92,31 @@ __global__ static void k_best_join(int32_t *ids, float *values, int32_t *odd, co
     uint64_t best = 0;
     wait_before();
     for (int i = threadIdx.x; i < count; i += THREADS)
-        best = larger(best, parts[(int64_t)blockIdx.x * count + i]);
+        best = max(best, parts[(int64_t)blockIdx.x * count + i]);
     best = best_key(best);
     if (threadIdx.x == 0) {
         odd[blockIdx.x] = best == ODD_KEY;
-        ids[blockIdx.x] = (int32_t)(0xFFFFFFFFu - (uint32_t)best);
+        ids[blockIdx.x] = id_of(best);
         values[blockIdx.x] = value_of(best);
     }
 }
 
 enum nb_status nbi_cuda_top(struct nbi_stream *s, const struct nbi_op_top *a)
 {
+    const struct best known = s->best;
     CU_HERE(s);
     unsigned slices = (unsigned)ceil_div(a->V, SLICE), J = (unsigned)a->J;
     uint64_t *parts = (uint64_t *)at<uint8_t>(a->room);
     NBI_BUG_IF(a->J < 1 || a->J > NBI_TOP_MAX);
     int32_t *ids = at<int32_t>(a->ids), *odd = at<int32_t>(a->odd);
-    float *values = at<float>(a->values);
-    CU_TRY(launch_behind(s, k_top_slice, dim3(slices, (unsigned)a->N), THREADS, 0, parts,
-                         at<float>(a->logits), a->V, (int)J));
+    float *values = at<float>(a->values), *logits = at<float>(a->logits);
+    if (J == 1 && a->N == 1 && known.logits == logits && known.V == a->V) {
+        CU_TRY(launch_behind(s, k_best_join, 1u, THREADS, 0, ids, values, odd, known.keys,
+                             known.count));
+        return NB_OK;
+    }
+    CU_TRY(launch_behind(s, k_top_slice, dim3(slices, (unsigned)a->N), THREADS, 0, parts, logits,
+                         a->V, (int)J));
     if (J == 1)
         CU_TRY(launch_behind(s, k_best_join, (unsigned)a->N, THREADS, 0, ids, values, odd, parts,
                              (int)slices));

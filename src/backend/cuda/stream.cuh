@@ -45,6 +45,14 @@ struct ready {
     int64_t N, K;
 };
 
+/* The best of one row of logits is the largest of some keys, from the operation right before. */
+struct best {
+    const float *logits; /* NULL: it is not known */
+    int64_t V;
+    const uint64_t *keys;
+    int count;
+};
+
 /* Bytes that come to pinned memory first and go to their place at the next sync. */
 #define NBI_FETCHED_MAX 4
 
@@ -73,7 +81,8 @@ struct nbi_stream {
     struct pending pending;
     struct ready ready;
     struct ready acted; /* x[N, K] is SwiGLU of the product right before, and x16_most is known */
-    struct heads rope;  /* to be done before anything else */
+    struct best best;
+    struct heads rope; /* to be done before anything else */
     struct graph graphs[NBI_GRAPHS_MAX];
     int64_t repeats; /* calls of repeat */
 };

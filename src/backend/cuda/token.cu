@@ -7,9 +7,9 @@
  * runs, the next weights are on their way already.
  *
  * A layer is four steps: q, k, v; attention and o; gate and up; down. Behind o and down there is a
- * barrier over all blocks, since each needs what all have made; over many rows attention has one
- * more, in its middle. What comes of q, k, v, gate and up is needed by few blocks: it goes with a
- * tag, and who needs it reads until the tag is right.
+ * barrier over all blocks, since each needs what all have made. What comes of q, k, v, of attention
+ * over many rows, of gate and up is needed by few blocks: it goes with a tag, and who needs it
+ * reads until the tag is right.
  *
  * In o a block has the columns of one head, so that it needs nothing but that head. What blocks
  * make of the rows of o and down is added up in integers, which come out the same in any order.
@@ -18,12 +18,21 @@
  * A product takes x in f16, each 16 columns times a power of two. The operand B of mma.m16n8k16 has
  * eight columns and there is one x: column b has x of block b of the tile alone, so that the sums
  * come out by blocks, and scales of weights and x need be applied only once for 16 columns. */
+#include <cuda.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/token_attention.cuh"
+#include "backend/cuda/token_many.cuh"
 
 /* ---- the kernel ---- */
+
+/* A map that the host has written is used from now on. */
+__device__ static inline void know_map(const struct store_map *map)
+{
+#if BULK
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+#endif
+}
 
 /* What does not change: layers, what the block and its warps have of each step. */
 __device__ static void begin_block(struct context &c)
@@ -52,6 +61,8 @@ __device__ static void begin_block(struct context &c)
     }
     if (threadIdx.x < WARPS * RING)
         barrier_init(shared_at(c.full() + threadIdx.x), 1);
+    if (threadIdx.x < WARPS * 2)
+        barrier_init(shared_at(c.arrived() + threadIdx.x), 1);
     if (threadIdx.x < 4)
         c.zeros()[threadIdx.x] = make_uint4(0, 0, 0, 0);
 #if BULK
@@ -113,7 +124,9 @@ __device__ static void do_step(struct context &c, int step, int layer, const str
     else
         put_normed(c, step == GATE_UP || layer > 0, 2 * layer + (step == GATE_UP), norms);
     __syncthreads();
-    if (step == QKV)
+    if (!FEW)
+        ask_early<T>(c, step, layer, p);
+    if (step == QKV && FEW)
         prefetch_rows<T>(c, layer, p);
     if ((step == QKV || step == GATE_UP) && threadIdx.x * 32 < c.m.C) /* the next norm */
         prefetch(c.m.norms + (2 * layer + 1 + (step == GATE_UP)) * (int64_t)c.m.C +
@@ -143,6 +156,9 @@ __global__ static void __launch_bounds__(THREADS, 1)
     c.tile_at = c.ring_at;
     c.bar_at = c.full_at;
     c.feed.step = -1;
+#pragma unroll 1
+    for (int i = threadIdx.x; !FEW && i < 2 * m.layer_count; i += THREADS)
+        know_map(m.maps + i);
     begin_block(c);
     feed_on(c, c.feed);
 #pragma unroll 1
@@ -281,9 +297,38 @@ static void measure_parts(struct model *m, const struct part *all, int blocks)
 /* What place copies to the device. */
 struct tables {
     struct layer *layers;
+    struct store_map *maps;
     struct part *parts;
     float *norms, *head_norms;
 };
+
+/* Rows of a store are not counted here: nobody asks for one that is not there. */
+static enum nb_status map_store(const struct model *m, void *rows, struct store_map *out)
+{
+    static_assert(sizeof(CUtensorMap) == sizeof *out, "a map");
+    int size = (int)nbi_dtype_bytes(m->store, 1);
+    const cuuint64_t dims[2] = {(cuuint64_t)m->NKV * HEAD, 1 << 30},
+                     strides[1] = {(cuuint64_t)m->NKV * HEAD * size};
+    const cuuint32_t box[2] = {128u / size, TILE_KEYS}, steps[2] = {1, 1};
+    void *found = NULL;
+    enum cudaDriverEntryPointQueryResult got;
+#if CUDART_VERSION < 12050
+    CU_TRY(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &got));
+#else
+    CU_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
+                                            cudaEnableDefault, &got));
+#endif
+    if (got != cudaDriverEntryPointSuccess)
+        return nbi_fail(NB_EUNSUPPORTED, "the driver has no cuTensorMapEncodeTiled");
+    CUresult rc = ((decltype(&cuTensorMapEncodeTiled))found)(
+        (CUtensorMap *)out,
+        size == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, rows, dims,
+        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return rc == CUDA_SUCCESS
+               ? NB_OK
+               : nbi_fail(NB_EUNSUPPORTED, "keys and values that copies of boxes do not suit");
+}
 
 static enum nb_status fill_layer(struct nbi_token *t, const struct tables *to, int64_t i,
                                  const struct nbi_token_model *m)
@@ -299,6 +344,8 @@ static enum nb_status fill_layer(struct nbi_token *t, const struct tables *to, i
     }
     out->k = at<void>(m->stores[i].k);
     out->v = at<void>(m->stores[i].v);
+    NBI_TRY(map_store(&t->m, out->k, to->maps + 2 * i));
+    NBI_TRY(map_store(&t->m, out->v, to->maps + 2 * i + 1));
     NBI_TRY(nbi_cuda_vector_read(cuda, &l->input_norm, to->norms + 2 * i * m->C));
     NBI_TRY(nbi_cuda_vector_read(cuda, &l->post_norm, to->norms + (2 * i + 1) * m->C));
     NBI_TRY(nbi_cuda_vector_read(cuda, &l->q_norm, to->head_norms + 2 * i * HEAD));
@@ -330,27 +377,29 @@ static void describe(struct model *m, const struct nbi_token_model *t, int sms)
     m->eps = t->eps;
 }
 
-/* Tables and vectors in one block; the first four are filled from the host. */
+/* Tables and vectors in one block; the first five are filled from the host. */
 static enum nb_status place(struct nbi_token *t, const struct tables *from)
 {
     struct model *m = &t->m;
     int64_t q = (int64_t)(m->NH + 2 * m->NKV) * HEAD;
-    const void *filled[4] = {from->layers, from->parts, from->norms, from->head_norms};
+    const void *filled[5] = {from->layers, from->maps, from->parts, from->norms, from->head_norms};
     const struct {
         void *to;
         int64_t size;
     } pieces[] = {{&m->layers, (int64_t)sizeof(struct layer) * m->layer_count},
+                  {&m->maps, (int64_t)sizeof(struct store_map) * 2 * m->layer_count},
                   {&m->parts, (int64_t)sizeof(struct part) * STEPS * t->grid},
                   {&m->norms, (int64_t)(2 * m->layer_count + 1) * m->C * 4},
                   {&m->head_norms, (int64_t)m->layer_count * 2 * HEAD * 4},
                   {&m->qkv, q * 8},
-                  {&m->shared, (int64_t)m->NH * SPLITS_MAX * PART_FLOATS(1) * 4},
+                  {&m->shared, (int64_t)m->NH * SPLITS_MAX * PART_FLOATS * 8},
                   {&m->sums[0], (int64_t)m->C * 8},
                   {&m->sums[1], (int64_t)m->C * 8},
                   {&m->sums[2], (int64_t)m->C * 8},
                   {&m->sums[3], (int64_t)m->C * 8},
                   {&m->act, (int64_t)m->F / 2 * 8},
                   {&m->act_scale, (int64_t)m->F / 16 * 8},
+                  {&m->best, (int64_t)t->grid * WARPS * 8},
                   {&m->barrier, 256}};
     const int count = sizeof pieces / sizeof *pieces;
     int64_t total = 0;
@@ -359,11 +408,10 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
         total += ceil_div(pieces[i].size, 256) * 256;
     NBI_TRY(t->s->cuda->be.alloc(&t->s->cuda->be, "token", total, &block));
     t->block = at<uint8_t>(block);
-    CU_TRY(cudaMemsetAsync(t->block, 0, (size_t)total, t->s->queue));
     uint8_t *next = t->block;
     for (int i = 0; i < count; i++) {
         *(uint8_t **)pieces[i].to = next;
-        if (i < 4)
+        if (i < 5)
             CU_TRY(cudaMemcpyAsync(next, filled[i], (size_t)pieces[i].size, cudaMemcpyHostToDevice,
                                    t->s->queue));
         next += ceil_div(pieces[i].size, 256) * 256;
@@ -380,9 +428,15 @@ static enum nb_status size_shared(struct nbi_token *t)
     struct cudaFuncAttributes code;
     CU_TRY(
         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, t->s->cuda->index));
+    /* All that fits is of use. */
+    m->slot_pair = 2 * TILE_KEYS * (int)nbi_dtype_bytes(m->store, HEAD);
+    m->readers = 0;
+    m->at = places_of(*m);
+    m->readers = (most - m->at.total) / m->slot_pair;
+    m->readers = m->readers < WARPS ? m->readers : WARPS;
     m->at = places_of(*m);
     t->shared = (size_t)m->at.total;
-    if (m->at.total > most)
+    if (m->readers < 1)
         return nbi_fail(NB_EUNSUPPORTED, "too little shared memory for one kernel a token");
     for (int i = 0; i < 2; i++) {
         /* Made from code for older cards, the kernel has no bulk copies and does nothing. */
@@ -431,10 +485,12 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
     struct nbi_token *t = (struct nbi_token *)calloc(1, sizeof *t);
     const struct tables tables = {
         (struct layer *)calloc((size_t)m->layers, sizeof(struct layer)),
+        (struct store_map *)aligned_alloc(128, (size_t)m->layers * 2 * sizeof(struct store_map)),
         (struct part *)calloc((size_t)s->cuda->sms * STEPS, sizeof(struct part)),
         (float *)calloc((size_t)((2 * m->layers + 1) * m->C), sizeof(float)),
         (float *)calloc((size_t)(m->layers * 2 * HEAD), sizeof(float))};
-    bool there = t && tables.layers && tables.parts && tables.norms && tables.head_norms;
+    bool there =
+        t && tables.layers && tables.maps && tables.parts && tables.norms && tables.head_norms;
     enum nb_status rc = there ? NB_OK : nbi_fail_memory("token", sizeof *t);
     if (rc == NB_OK) {
         t->s = s;
@@ -455,6 +511,7 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
             rc = fill_token(t, m, &tables);
     }
     free(tables.layers);
+    free(tables.maps);
     free(tables.parts);
     free(tables.norms);
     free(tables.head_norms);
@@ -477,8 +534,9 @@ enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_st
     bool few = step->last - step->first <= FEW_ROWS;
     CU_TRY(cudaLaunchCooperativeKernel(few ? t->few : t->many, dim3(t->grid), dim3(THREADS), args,
                                        t->shared, t->s->queue));
-    /* Barriers of a layer; one more where blocks share heads. */
-    t->epoch += t->grid * (unsigned)((few ? 2 : 3) * t->m.layer_count);
+    /* Two barriers a layer. */
+    t->epoch += t->grid * (unsigned)(2 * t->m.layer_count);
     t->place = (t->place + 2 * t->m.layer_count) % SUMS;
+    t->s->best = {a.logits, t->m.V, t->m.best, (int)t->grid * WARPS};
     return NB_OK;
 }

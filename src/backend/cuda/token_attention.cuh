@@ -1,4 +1,5 @@
-/* token_attention.cuh - the kernel of token.cu: attention of one token. */
+/* token_attention.cuh - the kernel of token.cu: attention of one token over few rows, and what that
+ * over many (token_many.cuh) has in common with it. */
 #pragma once
 
 #include "backend/cuda/token_steps.cuh"
@@ -36,15 +37,18 @@ template <enum nbi_dtype T> struct rows_of {
 };
 
 /* Where attention keeps things, in floats: queries, this token's key and value (of the store's
- * type), softmaxes by warp. */
+ * type), and behind them softmaxes by warp, over many rows by block; before there are any, scores
+ * of the own key. */
 template <int G> struct attend_at {
     static const int key = G * HEAD, value = key + HEAD, parts = value + HEAD;
-    static const int stride = PART_FLOATS(G);
 };
 
-/* Queries of G heads, by a warp each; this token's key and value, by two more if they are asked
- * for, and to the store if `keep`. */
-template <enum nbi_dtype T, int G>
+template <enum nbi_dtype T> /* token_many.cuh */
+__device__ static inline void put_operand(const struct context &c, int head, int d, float v);
+
+/* Queries of G heads, by a warp each, as operands too if MANY; this token's key and value, by two
+ * more if they are asked for, and to the store if `keep`. */
+template <enum nbi_dtype T, int G, bool MANY>
 __device__ static void prepare_heads(struct context &c, int layer, const struct step_args &a,
                                      const struct rows_part &p, bool keep)
 {
@@ -87,6 +91,8 @@ __device__ static void prepare_heads(struct context &c, int layer, const struct 
             c.attend()[c.warp * HEAD + d] = v[i];
         else
             store_float(own, d, T, v[i]);
+        if (is_q && MANY)
+            put_operand<T>(c, c.warp, d, v[i]);
         if (!is_q && keep)
             store_float(is_v ? l.v : l.k, to + d, T, v[i]);
     }
@@ -165,29 +171,24 @@ __device__ static inline void scale_add(float4 &sum, float by, float p, float4 v
                       fmaf(p, v.w, sum.w * by));
 }
 
-/* The softmax of G heads so far: four values of each, and of head lane / (32 / (ROWS G)) % G its
- * maximum and denominator. */
-template <int G> struct softmax {
-    float4 acc[G];
+/* The softmax of a head so far: four of its values, its maximum and denominator. */
+struct softmax {
+    float4 acc;
     float top, sum;
 };
 
 /* Up to four rows more, `there` of them. */
-template <enum nbi_dtype T, int G>
-__device__ static inline void take_rows(struct softmax<G> &s, const float4 q[G],
-                                        const struct rows_of<T> &r, int there, int lane)
+template <enum nbi_dtype T>
+__device__ static inline void take_rows(struct softmax &s, float4 q, const struct rows_of<T> &r,
+                                        int there, int lane)
 {
-    const int each = 32 / (ROWS * G); /* lanes that have the same row and head */
-    float scores[ROWS * G];
+    const int each = 32 / ROWS; /* lanes that have the same row */
+    float scores[ROWS];
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        float4 k = four<T>(r.k[i]);
-#pragma unroll
-        for (int h = 0; h < G; h++)
-            scores[i * G + h] = dot(q[h], k);
-    }
-    float score = spread<ROWS * G, 16>::sum(scores, lane);
-    bool in = lane / (32 / ROWS) < there;
+    for (int i = 0; i < ROWS; i++)
+        scores[i] = dot(q, four<T>(r.k[i]));
+    float score = spread<ROWS, 16>::sum(scores, lane);
+    bool in = lane / each < there;
     float high = in ? fmaxf(s.top, score) : s.top;
     high = fmaxf(high, __shfl_xor_sync(0xFFFFFFFF, high, 16));
     high = fmaxf(high, __shfl_xor_sync(0xFFFFFFFF, high, 8));
@@ -197,37 +198,27 @@ __device__ static inline void take_rows(struct softmax<G> &s, const float4 q[G],
     s.top = high;
     s.sum = s.sum * keep + sum;
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        float4 v = four<T>(r.v[i]);
-#pragma unroll
-        for (int h = 0; h < G; h++) {
-            float by = i == 0 ? __shfl_sync(0xFFFFFFFF, keep, h * each) : 1;
-            scale_add(s.acc[h], by, __shfl_sync(0xFFFFFFFF, p, (i * G + h) * each), v);
-        }
-    }
+    for (int i = 0; i < ROWS; i++)
+        scale_add(s.acc, i == 0 ? keep : 1, __shfl_sync(0xFFFFFFFF, p, i * each), four<T>(r.v[i]));
 }
 
-/* Rows [begin, end) of the store for G heads, four a warp at a time, and this token's own. */
-template <enum nbi_dtype T, int G>
+/* Rows [begin, end) of the store for a head, four a warp at a time, and this token's own. */
+template <enum nbi_dtype T>
 __device__ static void attend_rows(struct context &c, int layer, const struct rows_part &p,
                                    struct rows_of<T> next)
 {
-    const int size = T == NBI_E4M3 ? 1 : 2, each = 32 / (ROWS * G);
-    struct softmax<G> s = {
-    };
-    float4 q[G];
+    const int size = T == NBI_E4M3 ? 1 : 2;
+    struct softmax s = {};
     s.top = -1e30f;
-#pragma unroll
-    for (int h = 0; h < G; h++)
-        q[h] = ((const float4 *)(c.attend() + h * HEAD))[c.lane];
-    int stop = p.end + (p.split == p.used - 1); /* this token's own row comes last */
+    float4 q = ((const float4 *)c.attend())[c.lane];
+    int stop = p.end + 1; /* this token's own row comes last */
 #pragma unroll 1
     for (int row = p.begin + c.warp * ROWS; row < stop; row += WARPS * ROWS) {
         struct rows_of<T> now = next;
         next = fetch_rows<T>(c, layer, p, row + WARPS * ROWS);
-        if (p.end < stop && p.end - row < ROWS && p.end >= row) {
+        if (p.end - row < ROWS && p.end >= row) {
             const uint8_t *own =
-                (const uint8_t *)(c.attend() + attend_at<G>::key) + c.lane * 4 * size;
+                (const uint8_t *)(c.attend() + attend_at<1>::key) + c.lane * 4 * size;
 #pragma unroll
             for (int i = 0; i < ROWS; i++)
                 if (row + i == p.end) {
@@ -235,17 +226,13 @@ __device__ static void attend_rows(struct context &c, int layer, const struct ro
                     now.v[i] = *(const struct loaded<T> *)(own + HEAD * 4);
                 }
         }
-        take_rows<T, G>(s, q, now, stop - row, c.lane);
+        take_rows<T>(s, q, now, stop - row, c.lane);
     }
-    float *part = c.attend() + attend_at<G>::parts + c.warp * attend_at<G>::stride;
-#pragma unroll
-    for (int h = 0; h < G; h++) {
-        float2 *to = (float2 *)(part + h * (HEAD + 2));
-        to[2 * c.lane] = make_float2(s.acc[h].x, s.acc[h].y);
-        to[2 * c.lane + 1] = make_float2(s.acc[h].z, s.acc[h].w);
-        if (c.lane == h * each)
-            to[HEAD / 2] = make_float2(s.top, s.sum);
-    }
+    float *part = c.attend() + attend_at<1>::parts + c.warp * PART_FLOATS;
+    ((float2 *)part)[2 * c.lane] = make_float2(s.acc.x, s.acc.y);
+    ((float2 *)part)[2 * c.lane + 1] = make_float2(s.acc.z, s.acc.w);
+    if (c.lane == 0)
+        *(float2 *)(part + HEAD) = make_float2(s.top, s.sum);
 }
 
 /* A softmax: the sum of some value, the maximum, the denominator. */
@@ -253,19 +240,17 @@ struct joined {
     float v, top, sum;
 };
 
-/* Value d of head h over the first, the (first + step)-th and so on of `count` softmaxes. */
-template <int G>
-__device__ static inline struct joined join_parts(const struct context &c, int h, int d, int first,
+/* Value d over the first, the (first + step)-th and so on of `count` softmaxes, `stride` apart. */
+__device__ static inline struct joined join_parts(const float *parts, int stride, int d, int first,
                                                   int step, int count)
 {
-    const float *parts = c.attend() + attend_at<G>::parts + h * (HEAD + 2);
     struct joined j = {0, -INFINITY, 0};
 #pragma unroll 4
     for (int p = 0; p < count; p++)
-        j.top = fmaxf(j.top, parts[p * attend_at<G>::stride + HEAD]);
+        j.top = fmaxf(j.top, parts[p * stride + HEAD]);
 #pragma unroll 4
     for (int p = first; p < count; p += step) {
-        const float *part = parts + p * attend_at<G>::stride;
+        const float *part = parts + p * stride;
         float2 own = *(const float2 *)(part + HEAD);
         float w = __expf(own.x - j.top);
         j.sum = fmaf(w, own.y, j.sum);
@@ -280,7 +265,8 @@ __device__ static void put_head(struct context &c, int count)
     const int each = THREADS / HEAD; /* threads that have the same value */
     int d = threadIdx.x % HEAD, part = threadIdx.x / HEAD;
     float *values = c.slots(), *sums = (float *)c.squares(), v = 0, sum = 0;
-    struct joined j = join_parts<1>(c, 0, d, part, each, count);
+    struct joined j =
+        join_parts(c.attend() + attend_at<1>::parts, PART_FLOATS, d, part, each, count);
     values[threadIdx.x] = j.v;
     if (d == 0)
         sums[part] = j.sum;
@@ -296,59 +282,4 @@ __device__ static void put_head(struct context &c, int count)
     uint32_t more = __shfl_down_sync(0xFFFFFFFF, two.two, 2);
     if (d % 4 == 0)
         put_pairs(c, d / 4, two.two, more, two.by);
-}
-
-/* Where other blocks look for the softmaxes of a head. */
-__device__ static inline float *shared_part(const struct context &c, int head, int split)
-{
-    return c.m.shared + ((int64_t)head * SPLITS_MAX + split) * PART_FLOATS(1);
-}
-
-/* This block's rows for G heads, to the others. */
-template <enum nbi_dtype T, int G>
-__device__ static void attend_part(struct context &c, int layer, const struct step_args &a,
-                                   const struct rows_part &p)
-{
-    struct rows_of<T> first = fetch_rows<T>(c, layer, p, p.begin + c.warp * ROWS);
-    prepare_heads<T, G>(c, layer, a, p, p.head % (c.m.NH / c.m.NKV) == 0);
-    __syncthreads();
-    attend_rows<T, G>(c, layer, p, first);
-    __syncthreads();
-#pragma unroll 1
-    for (int i = threadIdx.x; i < G * HEAD; i += THREADS) {
-        int h = i / HEAD, d = i % HEAD;
-        float *out = shared_part(c, p.head + h, p.split);
-        struct joined j = join_parts<G>(c, h, d, 0, 1, WARPS);
-        __stcg(out + d, j.v);
-        if (d == 0)
-            __stcg((float2 *)(out + HEAD), make_float2(j.top, j.sum));
-    }
-}
-
-/* Attention, as far as the block's part of o needs it: one head. Over few rows (FEW) each block
- * does that head by itself; over many, blocks share the rows of G heads first. */
-template <enum nbi_dtype T, int G, bool FEW>
-__device__ static void attention(struct context &c, int layer, const struct step_args &a,
-                                 const struct rows_part &p)
-{
-    int head = (int)blockIdx.x / c.m.each;
-    bool any = head < c.m.NH;
-    if (FEW && any) {
-        struct rows_of<T> first = fetch_rows<T>(c, layer, p, p.begin + c.warp * ROWS);
-        prepare_heads<T, 1>(c, layer, a, p,
-                            head % (c.m.NH / c.m.NKV) == 0 && blockIdx.x % c.m.each == 0);
-        __syncthreads();
-        attend_rows<T, 1>(c, layer, p, first);
-    }
-    if (!FEW) {
-        if (p.split < p.used)
-            attend_part<T, G>(c, layer, a, p);
-        arrive_all(c);
-        wait_all(c);
-        for (int i = threadIdx.x; any && i < p.used * PART_FLOATS(1); i += THREADS)
-            c.attend()[attend_at<1>::parts + i] = __ldcg(shared_part(c, head, 0) + i);
-    }
-    __syncthreads();
-    if (any)
-        put_head(c, FEW ? min(p.end - p.begin + ROWS, ROWS * WARPS) / ROWS : p.used);
 }

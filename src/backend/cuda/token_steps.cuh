@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/copies.cuh"
+#include "backend/cuda/keys.cuh"
 #include "backend/cuda/mma.cuh"
 
 #define WARPS       16
@@ -14,7 +15,8 @@
 #define RING        3   /* stages of a warp that are on their way */
 #define STAGE_BYTES (PAIR * NBI_TILE_BYTES)
 #define LINE_ROWS   (PAIR * NBI_TILE_ROWS)
-#define SUMS        4 /* places of what blocks add up, in turn */
+#define TILE_KEYS   16 /* keys or values that a warp has at a time, over many rows */
+#define SUMS        4  /* places of what blocks add up, in turn */
 
 static_assert(WARPS <= SPLITS_MAX && WARPS % 4 == 0, "places of softmaxes, and of squares by four");
 
@@ -60,28 +62,37 @@ struct rows_part {
 
 /* Pieces of shared memory, as offsets. */
 struct places {
-    int ring;    /* [WARPS][RING][STAGE_BYTES] */
-    int full;    /* uint64 [WARPS][RING]: that a stage has arrived */
-    int layers;  /* struct layer [layers] */
-    int x;       /* f32 [C]: the residual stream */
-    int x16;     /* x of a product: for each two f16, whichever half of B they are of, and zeros */
-    int scale;   /* f32 [longest / 16]: what those are to be times */
-    int slots;   /* f32 [WARPS][slots][LINE_ROWS]: sums of a warp for its lines, from its first */
-    int own;     /* struct part [STEPS] */
-    int lines;   /* struct line [STEPS][line_count] */
-    int work;    /* struct work [STEPS][WARPS] */
-    int squares; /* f32 [WARPS]: of the residual stream, by warp */
-    int zeros;   /* 64 bytes */
-    int turn;    /* f32 [HEAD]: cos, sin */
-    int attend;  /* see token_attention.cuh */
+    int ring;     /* [WARPS][RING][STAGE_BYTES] */
+    int full;     /* uint64 [WARPS][RING]: that a stage has arrived */
+    int layers;   /* struct layer [layers] */
+    int x;        /* f32 [C]: the residual stream */
+    int x16;      /* x of a product: for each two f16, whichever half of B they are of, and zeros */
+    int scale;    /* f32 [longest / 16]: what those are to be times */
+    int slots;    /* f32 [WARPS][slots][LINE_ROWS]: sums of a warp for its lines, from its first */
+    int own;      /* struct part [STEPS] */
+    int lines;    /* struct line [STEPS][line_count] */
+    int work;     /* struct work [STEPS][WARPS] */
+    int squares;  /* f32 [WARPS]: of the residual stream, by warp */
+    int zeros;    /* 64 bytes */
+    int turn;     /* f32 [HEAD]: cos, sin */
+    int attend;   /* see token_attention.cuh */
+    int operands; /* uint4 [HEAD / 32][32]: queries, see token_many.cuh */
+    int arrived;  /* uint64 [WARPS][2]: that keys or values of a warp have */
+    int rows;     /* [readers][slot_pair]: keys and values, and then softmaxes, by warp */
     int total;
+};
+
+/* Keys or values of a layer, as copies of boxes know them. */
+struct alignas(128) store_map {
+    uint64_t opaque[16];
 };
 
 struct model {
     const struct layer *layers;
-    const struct part *parts; /* [STEPS][blocks] */
-    const float *norms;       /* [layers][2][C], then the last one */
-    const float *head_norms;  /* [layers][2][HEAD] of q and k */
+    const struct store_map *maps; /* [layers][2] */
+    const struct part *parts;     /* [STEPS][blocks] */
+    const float *norms;           /* [layers][2][C], then the last one */
+    const float *head_norms;      /* [layers][2][HEAD] of q and k */
     int tile_cols[STEPS];
     int q_end, k_end; /* rows of tiles of q, and of q and k */
     enum nbi_dtype embed_type, store;
@@ -90,16 +101,19 @@ struct model {
     int layer_count, C, F, NH, NKV, V;
     int together;          /* heads of a block in attention over many rows */
     int splits;            /* blocks that share such heads, at most */
+    int readers;           /* warps that read rows then, */
+    int slot_pair;         /* each with so many bytes for keys and values */
     int each;              /* blocks that have the same head in o */
     int slots, line_count; /* lines in a step, that a warp has and that a block has */
     int longest;
     /* What blocks give each other. */
-    float *shared;
     unsigned long long *sums[SUMS]; /* [C] of o and of down in turn */
     /* The lower half of each is a value, the upper one the tag of the layer that it is of. */
     uint64_t *qkv;       /* f32 */
+    uint64_t *shared;    /* f32: softmaxes of heads over the rows of a block */
     uint64_t *act;       /* two f16 each, */
     uint64_t *act_scale; /* and what sixteen of them are to be times */
+    uint64_t *best;      /* [blocks][WARPS]: the best of the logits, as keys; without tags */
     unsigned *barrier;
     struct places at;
 };
@@ -126,10 +140,10 @@ static inline int64_t lines(int64_t bytes)
     return (bytes + 127) / 128 * 128;
 }
 
-#define PART_FLOATS(G) ((G) * (HEAD + 2)) /* a softmax: sums of values, maximum, denominator */
+#define PART_FLOATS (HEAD + 2) /* a softmax: sums of values, maximum, denominator */
 
-/* Queries, this token's key and value, softmaxes by warp. */
-#define ATTEND_FLOATS(G) (((G) + 2) * HEAD + SPLITS_MAX * PART_FLOATS(G))
+/* Queries, this token's key and value, softmaxes of a head. */
+#define ATTEND_FLOATS(G) (((G) + 2) * HEAD + SPLITS_MAX * PART_FLOATS)
 
 static struct places places_of(const struct model &m)
 {
@@ -149,13 +163,16 @@ static struct places places_of(const struct model &m)
     p.zeros = (int)(at += lines(WARPS * 4));
     p.turn = (int)(at += 128);
     p.attend = (int)(at += lines(HEAD * 4));
-    p.total = (int)(at += lines(ATTEND_FLOATS(m.together) * 4));
+    p.operands = (int)(at += lines(ATTEND_FLOATS(m.together) * 4));
+    p.arrived = (int)(at += HEAD / 32 * 32 * 16);
+    p.rows = (int)(at = (at + WARPS * 2 * 8 + 1023) / 1024 * 1024);
+    p.total = (int)(at += (int64_t)m.readers * m.slot_pair);
     return p;
 }
 
 template <typename T> __device__ static inline T *shared_piece(int at)
 {
-    extern __shared__ __align__(128) uint8_t memory[];
+    extern __shared__ __align__(1024) uint8_t memory[];
     return (T *)(memory + at);
 }
 
@@ -173,7 +190,10 @@ template <typename T> __device__ static inline T *shared_piece(int at)
     X(float4, squares)                                                                             \
     X(uint4, zeros)                                                                                \
     X(float, turn)                                                                                 \
-    X(float, attend)
+    X(float, attend)                                                                               \
+    X(uint4, operands)                                                                             \
+    X(uint64_t, arrived)                                                                           \
+    X(uint8_t, rows)
 
 /* Where the next tiles of a warp come from. */
 struct feed {
@@ -195,6 +215,7 @@ struct context {
     uint32_t ring_at, full_at; /* the warp's, in shared memory */
     uint32_t tile_at, bar_at;  /* the stage that is read next, and its barrier */
     uint32_t parity;           /* of the round of the ring that is read */
+    uint32_t rows_parity;      /* of keys and values that are read next */
     struct feed feed;
 
     /* Shared memory, by the names of struct places. */
@@ -284,12 +305,13 @@ __device__ static inline void copy_stage(uint32_t to, const uint8_t *const from[
                  ".reg .pred one;\n"
                  "elect.sync _|one, 0xFFFFFFFF;\n"
                  "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%3], %5;\n"
-                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %4, [%3];\n"
-                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0 + %4], [%2], %4, [%3];\n"
+                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1], %4, [%3], %6;\n"
+                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0 + %4], [%2], %4, [%3], %6;\n"
                  "}" ::"r"(to),
-                 "l"(from[0]), "l"(from[1]), "r"(bar), "n"(NBI_TILE_BYTES), "n"(STAGE_BYTES)
+                 "l"(from[0]), "l"(from[1]), "r"(bar), "n"(NBI_TILE_BYTES), "n"(STAGE_BYTES),
+                 "l"(READ_ONCE)
                  : "memory");
 #endif
 }
@@ -426,6 +448,18 @@ __device__ static inline void give(const struct context &c, uint64_t *to, uint32
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 }
 
+/* Such a value, and whether it is of this layer. */
+template <typename V>
+__device__ static inline bool take_one(const struct context &c, V *out, const uint64_t *from)
+{
+    static_assert(sizeof(V) == 4, "a float or what has as many bits");
+    uint64_t both;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(from) : "memory");
+    uint32_t value = (uint32_t)both;
+    *out = *(V *)&value;
+    return both >> 32 == tag_of(c);
+}
+
 /* COUNT values, `step` apart, as soon as they are there. */
 template <int COUNT>
 __device__ static inline void take(const struct context &c, uint32_t out[COUNT],
@@ -435,15 +469,8 @@ __device__ static inline void take(const struct context &c, uint32_t out[COUNT],
     do {
         there = true;
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            uint64_t both;
-            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
-                         : "=l"(both)
-                         : "l"(from + i * step)
-                         : "memory");
-            out[i] = (uint32_t)both;
-            there = there && both >> 32 == tag_of(c);
-        }
+        for (int i = 0; i < COUNT; i++)
+            there &= take_one(c, &out[i], from + i * step);
     } while (!there);
 }
 
@@ -771,11 +798,12 @@ __device__ static inline float from_slots(const struct context &c, const struct 
 }
 
 /* What q, k and v, or gate and up, or the head give, to those who wait for it; a warp for a line.
- */
+ * Of the head, also the best. */
 __device__ static void finish(struct context &c, int step, int layer, float *logits)
 {
     const struct part own = c.own()[step];
     float by = norm_factor(c);
+    uint64_t best = 0;
 #pragma unroll 1
     for (int i = c.warp; i < lines_of(own); i += WARPS) {
         const struct line l = c.lines()[step * c.m.line_count + i];
@@ -784,8 +812,10 @@ __device__ static void finish(struct context &c, int step, int layer, float *log
         bool any = c.lane < l.rows * NBI_TILE_ROWS;
         if (step == QKV && any)
             give(c, c.m.qkv + at, __float_as_uint(v));
-        if (step == LOGITS && any && at < c.m.V)
+        if (step == LOGITS && any && at < c.m.V) {
             logits[at] = v;
+            best = max(best, key_of(v, at));
+        }
         if (step != GATE_UP)
             continue;
         float up = __shfl_xor_sync(0xFFFFFFFF, v, NBI_TILE_ROWS);
@@ -796,4 +826,9 @@ __device__ static void finish(struct context &c, int step, int layer, float *log
         if (c.lane == 0)
             give(c, c.m.act_scale + at / NBI_TILE_ROWS, __float_as_uint(two.by));
     }
+    if (step != LOGITS)
+        return;
+    best = warp_best(best);
+    if (c.lane == 0)
+        c.m.best[blockIdx.x * WARPS + c.warp] = best;
 }

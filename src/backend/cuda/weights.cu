@@ -44,7 +44,7 @@ static enum nb_status slab_new(struct cuda *cuda, int64_t bytes, bool host, stru
     if (!s)
         return nbi_fail_memory("slab", sizeof *s);
     enum nb_status rc =
-        host ? host_alloc(bytes, &block) : cuda->be.alloc(&cuda->be, "weights", bytes, &block);
+        host ? host_alloc(bytes, &block) : nbi_cuda_alloc(cuda, "weights", bytes, &block);
     if (rc != NB_OK) {
         free(s);
         return rc;
