@@ -521,9 +521,9 @@ struct nbi_backend {
     /* Optional: rmsnorm or swiglu, then linear of what it gave, with the bits of the two. What goes
      * from one to the other, y of the first and x of the second, may be written or not.
      *
-     * A product of a norm that has `act`, and two matrices of as many rows, may write swiglu of
-     * both there, and y or not; its sums may have another order then. A swiglu_linear of those
-     * whose y is `act` comes next, and knows. */
+     * Behind a product of a norm that has `act`, and two matrices, a swiglu_linear of both whose y
+     * is `act` comes next, with a matrix of their type, as exact and as steady. What the first
+     * gives may go straight there; its sums may have another order then. */
     enum nb_status (*norm_linear)(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                   const struct nbi_op_linear *a);
     enum nb_status (*swiglu_linear)(struct nbi_stream *s, const struct nbi_op_swiglu *act,

@@ -163,7 +163,10 @@ static enum nb_status gate_and_up(const struct nbi_weights *w, const struct nbi_
     const struct nbi_layer_weights *lw = &w->layers[layer];
     const struct nbi_layer_acts *la = &a->layers[layer];
     int64_t N = p->N, C = c->hidden_size;
+    struct nbi_ptr act = {0};
 
+    if (lw->down.dtype == lw->gate.dtype && lw->down.dtype == lw->up.dtype)
+        act = la->act;
     if (la->mid.at)
         NBI_TRY(w->be->copy(s, la->mid, a->x, N * C * (int64_t)sizeof(float)));
     /* norm2 = rmsnorm(x); gate, up = norm2 Wgate^T, norm2 Wup^T */
@@ -179,7 +182,7 @@ static enum nb_status gate_and_up(const struct nbi_weights *w, const struct nbi_
                                                .y = {la->gate, la->up},
                                                .w = {lw->gate, lw->up},
                                                .x = la->norm2,
-                                               .act = la->act,
+                                               .act = act,
                                                .N = N,
                                                .K = C,
                                                .exact = p->exact,

@@ -62,7 +62,7 @@ static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
 
 /* Pieces of a stream's block, each of whole lines. */
 struct pieces {
-    int64_t x16, scale, most, wide, workspace, attend, left, total;
+    int64_t x16, scale, act16, act_scale, wide, workspace, attend, left, total;
 };
 
 static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream_limits *l)
@@ -71,13 +71,14 @@ static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream
     int64_t columns = ceil_div(l->K, NBI_TILE_COLS) * NBI_TILE_COLS;
     p.x16 = ceil_div(l->N, 8) * 8 * columns * 2;
     p.scale = ceil_div(l->N * (int64_t)sizeof(float), 256) * 256;
-    p.most = NBI_SMALL_BATCH * (int64_t)sizeof(uint32_t);
+    p.act16 = ceil_div(l->N < NBI_SMALL_BATCH ? l->N : NBI_SMALL_BATCH, 8) * 8 * columns * 2;
+    p.act_scale = NBI_SMALL_BATCH * (int64_t)sizeof(float);
     p.wide = l->N > NBI_SMALL_BATCH ? NBI_WIDE_BYTES : 0;
     p.workspace = NBI_WORKSPACE_BYTES;
     p.attend = ceil_div(nbi_cuda_attend_bytes(cuda, l), 256) * 256;
     int64_t rows = l->N < NBI_FEW_ROWS ? l->N : NBI_FEW_ROWS;
     p.left = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
-    p.total = p.x16 + p.scale + p.most + p.wide + p.workspace + p.attend + p.left;
+    p.total = p.x16 + p.scale + p.act16 + p.act_scale + p.wide + p.workspace + p.attend + p.left;
     return p;
 }
 
@@ -118,8 +119,9 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->block = at<uint8_t>(block);
     s->x16 = s->block;
     s->x16_scale = (float *)(s->x16 + p.x16);
-    s->x16_most = (uint32_t *)((uint8_t *)s->x16_scale + p.scale);
-    s->attend = (float *)((uint8_t *)s->x16_most + p.most);
+    s->act16 = (uint8_t *)s->x16_scale + p.scale;
+    s->act16_scale = (float *)(s->act16 + p.act16);
+    s->attend = (float *)((uint8_t *)s->act16_scale + p.act_scale);
     s->attend_left = (int32_t *)((uint8_t *)s->attend + p.attend);
     s->wide = (uint8_t *)s->attend_left + p.left;
     s->workspace = s->wide + p.wide;

@@ -72,7 +72,12 @@ struct x16 {
     __half *out;
     float *scale;
     int N, K, tile_cols;
-    uint32_t *most; /* to be 0, if not null: for what will be known of the rows behind this */
+};
+
+/* What a norm says of SwiGLU of two matrices of it, before that is there: by what to round it. */
+struct act_bound {
+    const float *norms[2]; /* of each matrix, the largest of its rows */
+    float *scale;
 };
 
 /* Bytes of a column for eight rows. */
@@ -97,7 +102,13 @@ __device__ static inline int x16_tiles(const struct x16 &to, int count)
 
 static inline struct x16 x16_of(struct nbi_stream *s, int64_t N, int64_t K)
 {
-    return {(__half *)s->x16, s->x16_scale, (int)N, (int)K, tiles_of(0, K).cols, NULL};
+    return {(__half *)s->x16, s->x16_scale, (int)N, (int)K, tiles_of(0, K).cols};
+}
+
+/* The same for SwiGLU, which comes to be while x is read. */
+static inline struct x16 act16_of(struct nbi_stream *s, int64_t N, int64_t K)
+{
+    return {(__half *)s->act16, s->act16_scale, (int)N, (int)K, tiles_of(0, K).cols};
 }
 
 /* The larger magnitude; infinite if something is not finite. */
@@ -116,6 +127,5 @@ static inline bool gives_act(const struct nbi_op_linear *a)
 enum nb_status nbi_cuda_x_of_rows(struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_x_of_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *act,
                                     const struct nbi_op_linear *a);
-enum nb_status nbi_cuda_x_of_act(struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                   const struct nbi_op_linear *a, const struct pending *p);

@@ -43,11 +43,11 @@ template <bool WG> struct crew {
     static constexpr int RINGS = WARPS * STAGES * STAGE;
     /* Shared memory: rings and columns of x, where sums go at the end of a pass; before them
      * barriers: tiles of each warp have arrived, x has, and x is free again; what rows of x are to
-     * be times; and the largest of their SwiGLU. */
+     * be times; and rows of SwiGLU. */
     static constexpr int BARS = WARPS * STAGES;
     static constexpr int SCALES_AT = (BARS + 2 * SLOTS_MAX) * 8;
-    static constexpr int MOSTS_AT = SCALES_AT + NBI_SMALL_BATCH * 4;
-    static constexpr int HEAD_BYTES = (MOSTS_AT + NBI_SMALL_BATCH * 4) / 128 * 128 + 128;
+    static constexpr int UPS_AT = SCALES_AT + NBI_SMALL_BATCH * 4;
+    static constexpr int HEAD_BYTES = (UPS_AT + NBI_SMALL_BATCH * 4) / 128 * 128 + 128;
 };
 
 /* So many for each, and one more for the first of them. */
@@ -72,8 +72,8 @@ struct product {
     float *parts; /* [slices, N, rows], if there are several */
     int N, n_tiles;
     bool add;
-    bool gated;     /* rows of tiles are those of gate and up in turn, and y[0] is SwiGLU of both */
-    uint32_t *most; /* then, of each row of x: bits of the largest */
+    bool gated;     /* rows of tiles are those of gate and up in turn */
+    struct x16 act; /* where SwiGLU of both goes then */
 };
 
 /* ---- who has what ---- */
@@ -196,9 +196,9 @@ template <class C> __device__ static inline float *scales(void)
     return (float *)(shared + C::SCALES_AT);
 }
 
-template <class C> __device__ static inline uint32_t *mosts(void)
+template <class C> __device__ static inline float *ups(void)
 {
-    return (uint32_t *)(shared + C::MOSTS_AT);
+    return (float *)(shared + C::UPS_AT);
 }
 
 template <class C, int NT> __device__ static inline uint32_t slot_at(int slot)
@@ -508,31 +508,30 @@ __device__ static inline void put_results(const struct product &a, const struct 
                 __fmul_rn(v[e], by * scales<C>()[n0 + 2 * t + e % 2]) + old[e];
 }
 
-/* SwiGLU of a row of tiles, from sums of gate and up, and the largest of each row of x. */
+/* SwiGLU of a row of tiles, from sums of gate and up, as x of the product behind. Lanes of g and
+ * g + 1 give each other what makes it two neighbours each: rows g and g + 1, or g + 8 and g + 9. */
 template <class C, int NT>
 __device__ static inline void put_gated(const struct product &a, int tile, int n0, float4 gate,
                                         float4 up)
 {
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, rows = a.rows[0];
-    int out = tile * NBI_TILE_ROWS + g, first = (int)blockIdx.y * 8 * NT + n0 + 2 * t;
-    const float gates[4] = {gate.x, gate.y, gate.z, gate.w}, ups[4] = {up.x, up.y, up.z, up.w};
-    float *y = a.y[0] + (int64_t)first * rows + out, most[2] = {};
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        float by = scales<C>()[n0 + 2 * t + e % 2];
-        float v = swiglu(__fmul_rn(gates[e], 128.0f * a.scale[0] * by),
-                         __fmul_rn(ups[e], 128.0f * a.scale[1] * by));
-        if (first + e % 2 < a.N && out + e / 2 * 8 < rows) {
-            y[e % 2 * rows + e / 2 * 8] = v;
-            most[e % 2] = larger(most[e % 2], v);
-        }
-    }
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4,
+        first = (int)blockIdx.y * 8 * NT + n0 + 2 * t;
+    int k = tile * NBI_TILE_ROWS + g / 2 * 2 + g % 2 * 8;
+    const float gates[4] = {gate.x, gate.y, gate.z, gate.w}, rest[4] = {up.x, up.y, up.z, up.w};
+    bool odd = g % 2;
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-        for (int o = 4; o < 32; o *= 2)
-            most[e] = fmaxf(most[e], __shfl_xor_sync(0xFFFFFFFF, most[e], o));
-        if (g == 0)
-            atomicMax(mosts<C>() + n0 + 2 * t + e, __float_as_uint(most[e]));
+        float by = scales<C>()[n0 + 2 * t + e], to = ups<C>()[n0 + 2 * t + e], v[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            v[i] = swiglu(__fmul_rn(gates[2 * i + e], 128.0f * a.scale[0] * by),
+                          __fmul_rn(rest[2 * i + e], 128.0f * a.scale[1] * by));
+            v[i] = to > 0 ? v[i] * to : 0; /* NaN: zeros, and the scale is not a number */
+        }
+        float mine = odd ? v[1] : v[0], other = __shfl_xor_sync(0xFFFFFFFF, odd ? v[0] : v[1], 4);
+        if (first + e < a.N)
+            *(__half2 *)x16_at(a.act, first + e, k) =
+                odd ? __floats2half2_rn(other, mine) : __floats2half2_rn(mine, other);
     }
 }
 
@@ -642,7 +641,8 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
             wait_before();
             if (threadIdx.x < 8 * NT) {
                 scales<C>()[threadIdx.x] = n < a.N ? a.x_scale[n] : 0;
-                mosts<C>()[threadIdx.x] = 0;
+                if (a.gated)
+                    ups<C>()[threadIdx.x] = n < a.N ? 1 / a.act.scale[n] : 0;
             }
         }
         if constexpr (WG) {
@@ -666,11 +666,6 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
 #endif
         __syncthreads();
     }
-    int n = (int)blockIdx.y * 8 * NT + threadIdx.x;
-    if (a.gated)
-        __syncthreads();
-    if (a.gated && threadIdx.x < 8 * NT && n < a.N)
-        atomicMax(a.most + n, mosts<C>()[threadIdx.x]);
 }
 
 /* ---- launch ---- */
@@ -724,8 +719,9 @@ template <bool WG> static enum nb_status launch_for(struct nbi_stream *s, struct
                                       : launch<8, WG>(s, a);
 }
 
-/* x is in s->x16. With act, x is of a norm, and gives_act(a). */
-static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear *a, bool act)
+/* With act, x is of a norm, and gives_act(a). */
+static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear *a,
+                               const struct x16 &x, bool act)
 {
     const bool together = teams(s, a);
     struct product p = {};
@@ -740,8 +736,8 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
         p.tile_cols = t.cols;
     }
     p.count = a->count;
-    p.x = s->x16;
-    p.x_scale = s->x16_scale;
+    p.x = (const uint8_t *)x.out;
+    p.x_scale = x.scale;
     p.parts = (float *)s->workspace;
     p.N = (int)a->N;
     p.n_tiles = (int)ceil_div(a->N, 8);
@@ -749,8 +745,7 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     p.slices = 1;
     if (act) {
         p.gated = true;
-        p.y[0] = at<float>(a->act);
-        p.most = s->x16_most;
+        p.act = act16_of(s, a->N, a->w[0].rows);
     }
     if (a->add && a->count == 1) { /* few, since someone has to add them up; whatever N is */
         int64_t room = NBI_WORKSPACE_BYTES / (NBI_SMALL_BATCH * 4 * a->w[0].rows);
@@ -769,7 +764,7 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     if (p.slices > 1)
         s->pending = {p.y[0], p.parts, p.slices, a->N, a->w[0].rows};
     if (act)
-        s->acted = {p.y[0], a->N, a->w[0].rows};
+        s->acted = {at<float>(a->act), a->N, a->w[0].rows};
     return NB_OK;
 }
 
@@ -785,7 +780,7 @@ enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_lin
 {
     if (!ready)
         NBI_TRY(nbi_cuda_x_of_rows(s, a));
-    return multiply(s, a, false);
+    return multiply(s, a, x16_of(s, a->N, a->K), false);
 }
 
 enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
@@ -807,7 +802,7 @@ enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rm
     s->pending = {};
     forget(s);
     NBI_TRY(nbi_cuda_x_of_norm(s, norm, a, &p));
-    return multiply(s, a, gives_act(a));
+    return multiply(s, a, x16_of(s, a->N, a->K), gives_act(a));
 }
 
 enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,
@@ -816,14 +811,12 @@ enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_
     struct ready acted = s->acted;
     CU_HERE(s);
     if (acted.x && acted.x == at<float>(act->y) && acted.N == act->N && acted.K == act->F) {
-        if (!nbi_cuda_few(a))
-            return nbi_cuda_linear(s, a); /* it is in y */
-        NBI_TRY(nbi_cuda_x_of_act(s, a));
-        return multiply(s, a, false);
+        NBI_BUG_IF(!nbi_cuda_few(a));
+        return multiply(s, a, act16_of(s, a->N, a->K), false);
     }
     if (nbi_cuda_few(a)) {
         NBI_TRY(nbi_cuda_x_of_swiglu(s, act, a));
-        return multiply(s, a, false);
+        return multiply(s, a, x16_of(s, a->N, a->K), false);
     }
     if (nbi_cuda_large(s, a))
         return nbi_cuda_swiglu_large(s, act, a);

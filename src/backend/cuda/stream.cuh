@@ -66,10 +66,11 @@ struct nbi_stream {
     struct cuda *cuda;
     cudaStream_t queue;
     struct nbi_stream_limits limits;
-    uint8_t *block;       /* of the device: all that follows */
-    uint8_t *x16;         /* x of a product: 16 bits, in order of the tiles or rows; or two terms */
-    float *x16_scale;     /* [N] */
-    uint32_t *x16_most;   /* [NBI_SMALL_BATCH]: bits of the largest of a row, if it is known */
+    uint8_t *block;   /* of the device: all that follows */
+    uint8_t *x16;     /* x of a product: 16 bits, in order of the tiles or rows; or two terms */
+    float *x16_scale; /* [N] */
+    uint8_t *act16;   /* the same of SwiGLU, up to NBI_SMALL_BATCH rows */
+    float *act16_scale;
     uint8_t *wide;        /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
     uint8_t *workspace;   /* of cuBLASLt; of linear_few.cu, what is pending */
     float *attend;        /* parts of split attention */
@@ -80,7 +81,7 @@ struct nbi_stream {
     int fetched_count;
     struct pending pending;
     struct ready ready;
-    struct ready acted; /* x[N, K] is SwiGLU of the product right before, and x16_most is known */
+    struct ready acted; /* the same in act16: SwiGLU of the product right before */
     struct best best;
     struct heads rope; /* to be done before anything else */
     struct graph graphs[NBI_GRAPHS_MAX];

@@ -177,6 +177,46 @@ __global__ static void k_pack_tiles(uint8_t *tiles, const uint8_t *codes, const 
         t[1024 + lane * 4 + quarter] = inside ? scales[row * (cols / 16) + block] : 0;
 }
 
+/* The largest norm of a row, by a warp for a row of tiles; bits of a float that is not negative. */
+__global__ static void k_tile_norm(uint32_t *out, const uint8_t *tiles, int tile_rows,
+                                   int tile_cols, float scale)
+{
+    int row = (int)(blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    float sum[2] = {}; /* of rows g and g + 8 */
+    if (row >= tile_rows)
+        return;
+    for (int col = 0; col < tile_cols; col++) {
+        const uint8_t *t = tiles + ((int64_t)row * tile_cols + col) * NBI_TILE_BYTES;
+        for (int q = 0; q < 4; q++) {
+            float by = load_float(t + 1024 + lane * 4, q, NBI_E4M3), squares = 0;
+            for (int i = 0; i < 8; i++) {
+                uint32_t pair = tile_pair(((const uint32_t *)t)[i / 4 * 128 + lane * 4 + q], i % 4);
+                float2 v = __half22float2(*(__half2 *)&pair);
+                squares += v.x * v.x + v.y * v.y;
+            }
+            sum[q % 2] += squares * by * by;
+        }
+    }
+    for (int o = 1; o < 4; o *= 2)
+        for (int i = 0; i < 2; i++)
+            sum[i] += __shfl_xor_sync(0xFFFFFFFF, sum[i], o);
+    float most = warp_max(fmaxf(sum[0], sum[1]));
+    if (lane == 0) /* values of pairs are times 2^-14 */
+        atomicMax(out, __float_as_uint(sqrtf(most) * 16384.0f * scale));
+}
+
+/* It lies behind the tiles. */
+static uint8_t *behind_tiles(const struct nbi_weight *w)
+{
+    struct tile_shape t = tiles_of(w->rows, w->cols);
+    return at<uint8_t>(w->data) + (int64_t)t.rows * t.cols * NBI_TILE_BYTES;
+}
+
+const float *tile_norm(const struct nbi_weight *w)
+{
+    return (const float *)behind_tiles(w);
+}
+
 /* Rows [first, first + rows) back; a thread for each word of codes. */
 __global__ static void k_unpack_tiles(uint8_t *codes, uint8_t *scales, const uint8_t *tiles,
                                       int64_t first, int64_t rows, int64_t cols, int tile_cols)
@@ -249,6 +289,14 @@ static enum nb_status send_all(const struct transfer *t)
         int64_t left = t->w->rows - first;
         NBI_TRY(send_rows(t, which, first, left < most ? left : most));
     }
+    if (t->w->dtype == NBI_NVFP4) {
+        struct tile_shape tiles = tiles_of(t->w->rows, t->w->cols);
+        uint32_t *norm = (uint32_t *)behind_tiles(t->w);
+        CU_TRY(cudaMemsetAsync(norm, 0, sizeof *norm, t->cuda->queue));
+        k_tile_norm<<<(unsigned)ceil_div(tiles.rows, 4), 128, 0, t->cuda->queue>>>(
+            norm, at<uint8_t>(t->w->data), tiles.rows, tiles.cols, t->w->tensor_scale);
+        CU_LAUNCHED();
+    }
     CU_TRY(cudaStreamSynchronize(t->cuda->queue));
     return NB_OK;
 }
@@ -281,7 +329,7 @@ enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weig
     w.cols = src->cols;
     w.tensor_scale = src->tensor_scale;
     struct tile_shape tiles = tiles_of(src->rows, cols);
-    int64_t bytes = nvfp4 ? (int64_t)tiles.rows * tiles.cols * NBI_TILE_BYTES
+    int64_t bytes = nvfp4 ? (int64_t)tiles.rows * tiles.cols * NBI_TILE_BYTES + 16
                           : (int64_t)nbi_dtype_bytes(src->dtype, src->rows * cols);
     struct transfer t = {cuda, src, &w,
                          nvfp4 ? cols / 2 : (int64_t)nbi_dtype_bytes(src->dtype, cols),

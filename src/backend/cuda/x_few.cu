@@ -30,51 +30,52 @@ __device__ static inline void row_begins(void)
 #endif
 }
 
-/* The sum and the largest of a row's threads; row_begins comes before it. Warps are added up in
- * order, as norm_factor does it. */
-template <int CTAS> __device__ static inline float2 row_total(float sum, float most)
+/* Sums of a row's threads, and instead of the second the largest; row_begins comes before it. Warps
+ * are added up in order, as norm_factor does it. */
+template <int CTAS, int COUNT> __device__ static inline void row_total(float v[COUNT])
 {
-    __shared__ float sums[ROW_THREADS_MAX / 32], mosts[ROW_THREADS_MAX / 32];
+    __shared__ float all[COUNT][ROW_THREADS_MAX / 32];
     int lane = threadIdx.x % 32, warps = (CLUSTERS ? CTAS : 1) * (int)blockDim.x / 32;
     int warp = thread_of_row<CTAS>() / 32;
-    sum = warp_sum(sum);
-    most = warp_max(most);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        v[i] = i == 1 ? warp_max(v[i]) : warp_sum(v[i]);
 #if CLUSTERS
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (lane < CTAS) {
-        uint32_t to[2], here[2] = {shared_at(sums + warp), shared_at(mosts + warp)};
-        for (int i = 0; i < 2; i++) {
-            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                         : "=r"(to[i])
-                         : "r"(here[i]), "r"(lane));
-            asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to[i]), "f"(i ? most : sum)
-                         : "memory");
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            uint32_t to, here = shared_at(&all[i][warp]);
+            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(here), "r"(lane));
+            asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(v[i]) : "memory");
         }
     }
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 #else
-    if (lane == 0) {
-        sums[warp] = sum;
-        mosts[warp] = most;
-    }
+#pragma unroll
+    for (int i = 0; i < COUNT && lane == 0; i++)
+        all[i][warp] = v[i];
     __syncthreads();
 #endif
-    return make_float2(warp_sum(lane < warps ? sums[lane] : 0),
-                       warp_max(lane < warps ? mosts[lane] : 0));
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        v[i] = lane < warps ? all[i][lane] : 0;
+        v[i] = i == 1 ? warp_max(v[i]) : warp_sum(v[i]);
+    }
 }
 
 /* ---- numbers ---- */
 
 /* What row n is to be times, by the largest in it; 0 if something was not finite, for which amax is
- * infinite. */
-__device__ static inline float x16_factor(const struct x16 &to, bool real, int n, float amax)
+ * infinite or NaN. To `scale`, if `real`, what makes up for it. */
+__device__ static inline float x16_factor(float *scale, bool real, int n, float amax)
 {
     bool odd = !isfinite(amax);
     int e = odd || amax == 0 ? 0 : max(ilogbf(amax), -100);
     if (threadIdx.x == 0 && real) /* of each CTA, the same */
-        to.scale[n] = odd ? NAN : ldexpf(1, e - 13);
+        scale[n] = odd ? NAN : ldexpf(1, e - 13);
     return odd ? 0 : ldexpf(1, 13 - e);
 }
 
@@ -88,7 +89,6 @@ __device__ static inline void put_four(__half *at, float4 v, float up)
 
 /* Where x comes from, four values at a time. */
 struct of_rows {
-    static constexpr bool KNOWN = false; /* the largest of each row */
     const float *x;
 
     __device__ float4 four(int64_t at) const
@@ -99,23 +99,11 @@ struct of_rows {
 
 /* The bits of the operation (rows.cu). */
 struct of_swiglu {
-    static constexpr bool KNOWN = false;
     const float *gate, *up;
 
     __device__ float4 four(int64_t at) const
     {
         return swiglu_four(*(const float4 *)(gate + at), *(const float4 *)(up + at));
-    }
-};
-
-/* What a product has left of SwiGLU. */
-struct of_act : of_rows {
-    static constexpr bool KNOWN = true;
-    const uint32_t *most;
-
-    __device__ float largest(int n) const
-    {
-        return __uint_as_float(most[n]);
     }
 };
 
@@ -132,9 +120,8 @@ __global__ static void __maxnreg__(48) k_round_x16(const __grid_constant__ struc
     const int STEP = ROUND_THREADS;
     int64_t row = (int64_t)n * to.K;
     float4 v[ROUND_FOURS];
-    float amax = 0, up;
-    if constexpr (!FROM::KNOWN)
-        row_begins();
+    float total[2] = {0, 0}, &amax = total[1], up;
+    row_begins();
     next_may_start();
     wait_before();
 #pragma unroll
@@ -142,20 +129,16 @@ __global__ static void __maxnreg__(48) k_round_x16(const __grid_constant__ struc
         int i = begin + j * STEP;
         v[j] = i < real ? from.four(row + 4 * i) : make_float4(0, 0, 0, 0);
     }
-    if constexpr (FROM::KNOWN) {
-        amax = n < to.N ? from.largest(n) : 0;
-    } else {
 #pragma unroll
-        for (int j = 0; j < ROUND_FOURS; j++)
-            amax = larger(larger(larger(larger(amax, v[j].x), v[j].y), v[j].z), v[j].w);
+    for (int j = 0; j < ROUND_FOURS; j++)
+        amax = larger(larger(larger(larger(amax, v[j].x), v[j].y), v[j].z), v[j].w);
 #pragma unroll 1
-        for (int i = begin + ROUND_FOURS * STEP; i < real; i += STEP) {
-            float4 w = from.four(row + 4 * i);
-            amax = larger(larger(larger(larger(amax, w.x), w.y), w.z), w.w);
-        }
-        amax = row_total<ROUND_CTAS>(0, amax).y;
+    for (int i = begin + ROUND_FOURS * STEP; i < real; i += STEP) {
+        float4 w = from.four(row + 4 * i);
+        amax = larger(larger(larger(larger(amax, w.x), w.y), w.z), w.w);
     }
-    up = x16_factor(to, real > 0, n, amax);
+    row_total<ROUND_CTAS, 2>(total);
+    up = x16_factor(to.scale, real > 0, n, amax);
     __half *out = x16_at(to, n, 4 * begin);
     int step = x16_tiles(to, 4 * STEP / NBI_TILE_COLS);
 #pragma unroll
@@ -262,41 +245,51 @@ __device__ static inline void settle_items(struct norm_items &t, const struct pe
                 row[thread + j * NBI_NORM_THREADS] = t.v[j];
 }
 
+/* Square and magnitude of an element times its weight, and the square of that. */
+template <bool GATED> __device__ static inline void norm_add(float total[3], float x, float w)
+{
+    total[0] += x * x;
+    total[1] = larger(total[1], x * w);
+    if (GATED)
+        total[2] += x * w * (x * w);
+}
+
 /* x of a norm, as k_round_x16 makes it of others, and the bits of the operation (rows.cu). What is
- * pending for a row of x goes there first. */
-template <int AT_ONCE>
+ * pending for a row of x goes there first. If GATED, a row of SwiGLU of two products of this is no
+ * larger than the norm of x, twice, times the largest norm of a row of each matrix. */
+template <int AT_ONCE, bool GATED>
 __device__ static inline void norm_row(const struct x16 &to, const struct norm &a,
-                                       const struct pending &p, bool real)
+                                       const struct pending &p, const struct act_bound &act,
+                                       bool real)
 {
     const int FIRST = NORM_ITEMS * NBI_NORM_THREADS;
     int n = blockIdx.x / (CLUSTERS ? NORM_CTAS : 1), thread = thread_of_row<NORM_CTAS>();
     int K = real && n < to.N ? to.K : 0;
     int all = real ? to.tile_cols * NBI_TILE_COLS : 0;
-    float *row = a.x + (int64_t)n * to.K, sum = 0, amax = 0;
+    float *row = a.x + (int64_t)n * to.K, total[3] = {}, bound = 0;
     struct norm_items t;
     row_begins();
     load_floats<NORM_ITEMS>(t.w, a.w, thread, NBI_NORM_THREADS, K, a.dtype);
+    if (GATED && real)
+        bound = *act.norms[0] * *act.norms[1];
     if (real)
         wait_before();
-    if (K > 0 && to.most && thread == 0)
-        to.most[n] = 0;
     settle_items<AT_ONCE>(t, p, row, n, K);
 #pragma unroll
-    for (int j = 0; j < NORM_ITEMS; j++) {
-        sum += t.v[j] * t.v[j];
-        amax = larger(amax, t.v[j] * t.w[j]);
-    }
+    for (int j = 0; j < NORM_ITEMS; j++)
+        norm_add<GATED>(total, t.v[j], t.w[j]);
 #pragma unroll 1
     for (int c = thread + FIRST; c < K; c += NBI_NORM_THREADS) {
         float x = settled(p, n, c, row[c]);
         if (p.slices)
             row[c] = x;
-        sum += x * x;
-        amax = larger(amax, x * load_float(a.w, c, a.dtype));
+        norm_add<GATED>(total, x, load_float(a.w, c, a.dtype));
     }
-    float2 total = row_total<NORM_CTAS>(sum, amax);
-    float f = 1.0f / sqrtf(total.x / (float)to.K + a.eps),
-          up = x16_factor(to, K > 0, n, total.y * f);
+    row_total<NORM_CTAS, GATED ? 3 : 2>(total);
+    float f = 1.0f / sqrtf(total[0] / (float)to.K + a.eps),
+          up = x16_factor(to.scale, K > 0, n, total[1] * f);
+    if (GATED)
+        x16_factor(act.scale, K > 0, n, total[2] * f * f * bound);
     __half *out = x16_at(to, n, thread);
     int step = x16_tiles(to, NBI_NORM_THREADS / NBI_TILE_COLS);
 #pragma unroll
@@ -310,16 +303,17 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
     }
 }
 
-template <int AT_ONCE>
+template <int AT_ONCE, bool GATED>
 __global__ static void __maxnreg__(AT_ONCE == SLICES_MAX ? 96 : 64)
     k_norm_x16(const __grid_constant__ struct x16 to, const __grid_constant__ struct norm a,
-               const __grid_constant__ struct pending p)
+               const __grid_constant__ struct pending p,
+               const __grid_constant__ struct act_bound act)
 {
     next_may_start();
     /* First without data, while the kernel before is at work: what runs once waits for its code. */
 #pragma unroll 1
     for (int real = !CLUSTERS; real < 2; real++)
-        norm_row<AT_ONCE>(to, a, p, real);
+        norm_row<AT_ONCE, GATED>(to, a, p, act, real);
 }
 
 /* ---- launch ---- */
@@ -328,8 +322,8 @@ template <class FROM>
 static enum nb_status round_x(struct nbi_stream *s, const struct nbi_op_linear *a, FROM from)
 {
     unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, each = s->cuda->code >= 90 ? ROUND_CTAS : 1;
-    CU_TRY(launch_behind(s, k_round_x16<FROM>, {dim3(rows * each), FROM::KNOWN ? 1 : each},
-                         ROUND_THREADS / (int)each, 0, x16_of(s, a->N, a->K), from));
+    CU_TRY(launch_behind(s, k_round_x16<FROM>, {dim3(rows * each), each}, ROUND_THREADS / (int)each,
+                         0, x16_of(s, a->N, a->K), from));
     return NB_OK;
 }
 
@@ -344,19 +338,20 @@ enum nb_status nbi_cuda_x_of_swiglu(struct nbi_stream *s, const struct nbi_op_sw
     return round_x(s, a, of_swiglu{at<const float>(act->gate), at<const float>(act->up)});
 }
 
-enum nb_status nbi_cuda_x_of_act(struct nbi_stream *s, const struct nbi_op_linear *a)
-{
-    return round_x(s, a, of_act{{at<const float>(a->x)}, s->x16_most});
-}
-
 enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                   const struct nbi_op_linear *a, const struct pending *p)
 {
     struct norm from = {at<float>(norm->x), at<const void>(norm->w.data), norm->w.dtype, norm->eps};
     unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, each = s->cuda->code >= 90 ? NORM_CTAS : 1;
-    struct x16 to = x16_of(s, a->N, a->K);
-    to.most = gives_act(a) ? s->x16_most : NULL;
-    CU_TRY(launch_behind(s, a->N > 32 ? k_norm_x16<2> : k_norm_x16<SLICES_MAX>,
-                         {dim3(rows * each), each}, NBI_NORM_THREADS / (int)each, 0, to, from, *p));
+    bool gated = gives_act(a), half = a->N > 32;
+    struct act_bound act = {};
+    if (gated)
+        act = {{tile_norm(&a->w[0]), tile_norm(&a->w[1])}, s->act16_scale};
+    CU_TRY(launch_behind(s,
+                         gated  ? half ? k_norm_x16<2, true> : k_norm_x16<SLICES_MAX, true>
+                          : half ? k_norm_x16<2, false>
+                                : k_norm_x16<SLICES_MAX, false>,
+                         {dim3(rows * each), each}, NBI_NORM_THREADS / (int)each, 0,
+                         x16_of(s, a->N, a->K), from, *p, act));
     return NB_OK;
 }
