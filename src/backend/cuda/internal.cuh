@@ -128,7 +128,7 @@ enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_wei
 void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w);
 
 /* Of tiles, on the device: the largest norm of a row. */
-const float *tile_norm(const struct nbi_weight *w);
+const float *nbi_cuda_tile_norm(const struct nbi_weight *w);
 
 /* Whether the weight lies in memory of the host. */
 bool nbi_cuda_on_host(struct cuda *cuda, const struct nbi_weight *w);

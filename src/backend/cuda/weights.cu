@@ -212,7 +212,7 @@ static uint8_t *behind_tiles(const struct nbi_weight *w)
     return at<uint8_t>(w->data) + (int64_t)t.rows * t.cols * NBI_TILE_BYTES;
 }
 
-const float *tile_norm(const struct nbi_weight *w)
+const float *nbi_cuda_tile_norm(const struct nbi_weight *w)
 {
     return (const float *)behind_tiles(w);
 }

@@ -346,7 +346,7 @@ enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsn
     bool gated = gives_act(a), half = a->N > 32;
     struct act_bound act = {};
     if (gated)
-        act = {{tile_norm(&a->w[0]), tile_norm(&a->w[1])}, s->act16_scale};
+        act = {{nbi_cuda_tile_norm(&a->w[0]), nbi_cuda_tile_norm(&a->w[1])}, s->act16_scale};
     CU_TRY(launch_behind(s,
                          gated  ? half ? k_norm_x16<2, true> : k_norm_x16<SLICES_MAX, true>
                           : half ? k_norm_x16<2, false>
