@@ -72,7 +72,7 @@ bench: binary ## measure the codec, and quantising a model of 4B shapes (needs 1
 test-interop: build ## compare with safetensors, gguf, tokenizers and jinja2 of PyPI, in a venv
 	@tests/interop/run.sh $(BUILD)/nibble
 
-test-gpu: build ## what needs a GPU (CUDA=1): tests, compute-sanitizer, figures of 4B shapes
+test-gpu: build ## what needs a GPU (CUDA=1): tests, compute-sanitizer, speed and memory of 4B
 	@tests/gpu/run.sh $(BUILD) $(WHAT) || [ $$? -eq 77 ] # nothing to run on
 
 static: ## a binary that travels: small libraries linked statically, in build-static

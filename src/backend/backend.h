@@ -523,7 +523,8 @@ struct nbi_backend {
      *
      * Behind a product of a norm that has `act`, and two matrices, a swiglu_linear of both whose y
      * is `act` comes next, with a matrix of their type, as exact and as steady. What the first
-     * gives may go straight there; its sums may have another order then. */
+     * gives may go straight there, with neither y nor `act` written; its sums may have another
+     * order then. */
     enum nb_status (*norm_linear)(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                   const struct nbi_op_linear *a);
     enum nb_status (*swiglu_linear)(struct nbi_stream *s, const struct nbi_op_swiglu *act,

@@ -582,6 +582,45 @@ static void check_cuda(struct model *m, const struct batch *t, int way, int64_t 
     free(is);
 }
 
+/* Also where something else was before. */
+static void check_cleared(struct nbi_backend *be)
+{
+    enum { BYTES = 1 << 20 };
+    uint8_t *used = zeros(BYTES, 1), *is = zeros(BYTES, 1);
+    struct nbi_stream *s;
+    struct nbi_ptr p;
+    memset(used, 0xA5, BYTES);
+    assert_ok(
+        be->stream_new(be, &(struct nbi_stream_limits){.N = 1, .K = 16, .D = 16, .heads = 1}, &s));
+    for (int time = 0; time < 3; time++) {
+        assert_ok(be->alloc(be, "something", BYTES, &p));
+        assert_ok(be->download(s, is, p, BYTES));
+        assert_ok(be->sync(s));
+        for (int i = 0; i < BYTES; i++)
+            assert_int_equal(is[i], 0);
+        assert_ok(be->upload(s, p, used, BYTES));
+        assert_ok(be->sync(s));
+        be->free(be, p);
+    }
+    be->stream_free(s);
+    be->close(be);
+    free(used);
+    free(is);
+}
+
+static void test_backend__memory_is_cleared(void **state)
+{
+    (void)state;
+    check_cleared(cpu(NBI_SIMD_SCALAR, 1));
+}
+
+static void test_backend__memory_of_a_gpu_is_cleared(void **state)
+{
+    (void)state;
+    need_gpu();
+    check_cleared(cuda());
+}
+
 static void test_backend__cuda_follows_the_equations(void **state)
 {
     static const int batches[][2] = {{1, 0}, {1, 1}, {5, 4}, {40, 24}};
@@ -870,6 +909,8 @@ int main(void)
         cmocka_unit_test(test_backend__forward_follows_the_equations_avx512),
         cmocka_unit_test(test_backend__threads_do_not_change_a_bit),
         cmocka_unit_test(test_backend__tokens_do_not_see_their_company),
+        cmocka_unit_test(test_backend__memory_is_cleared),
+        cmocka_unit_test(test_backend__memory_of_a_gpu_is_cleared),
         cmocka_unit_test(test_backend__cuda_follows_the_equations),
         cmocka_unit_test(test_backend__cuda_does_single_tokens),
         cmocka_unit_test(test_backend__cuda_looks_up_rows_on_the_host),

@@ -105,7 +105,8 @@ static inline struct x16 x16_of(struct nbi_stream *s, int64_t N, int64_t K)
     return {(__half *)s->x16, s->x16_scale, (int)N, (int)K, tiles_of(0, K).cols};
 }
 
-/* The same for SwiGLU, which comes to be while x is read. */
+/* The same for SwiGLU, which comes to be while x is read. Columns that make it whole tiles are not
+ * written: what is there is finite, zeros or of another time, and meets weights that are zeros. */
 static inline struct x16 act16_of(struct nbi_stream *s, int64_t N, int64_t K)
 {
     return {(__half *)s->act16, s->act16_scale, (int)N, (int)K, tiles_of(0, K).cols};

@@ -245,7 +245,7 @@ __device__ static inline void settle_items(struct norm_items &t, const struct pe
                 row[thread + j * NBI_NORM_THREADS] = t.v[j];
 }
 
-/* Square and magnitude of an element times its weight, and the square of that. */
+/* The square of an element; the magnitude of it times its weight, and the square of that. */
 template <bool GATED> __device__ static inline void norm_add(float total[3], float x, float w)
 {
     total[0] += x * x;
@@ -344,14 +344,13 @@ enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsn
     struct norm from = {at<float>(norm->x), at<const void>(norm->w.data), norm->w.dtype, norm->eps};
     unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, each = s->cuda->code >= 90 ? NORM_CTAS : 1;
     bool gated = gives_act(a), half = a->N > 32;
+    auto kernel = gated  ? half ? k_norm_x16<2, true> : k_norm_x16<SLICES_MAX, true>
+                   : half ? k_norm_x16<2, false>
+                         : k_norm_x16<SLICES_MAX, false>;
     struct act_bound act = {};
     if (gated)
         act = {{nbi_cuda_tile_norm(&a->w[0]), nbi_cuda_tile_norm(&a->w[1])}, s->act16_scale};
-    CU_TRY(launch_behind(s,
-                         gated  ? half ? k_norm_x16<2, true> : k_norm_x16<SLICES_MAX, true>
-                          : half ? k_norm_x16<2, false>
-                                : k_norm_x16<SLICES_MAX, false>,
-                         {dim3(rows * each), each}, NBI_NORM_THREADS / (int)each, 0,
+    CU_TRY(launch_behind(s, kernel, {dim3(rows * each), each}, NBI_NORM_THREADS / (int)each, 0,
                          x16_of(s, a->N, a->K), from, *p, act));
     return NB_OK;
 }
