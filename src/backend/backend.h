@@ -516,6 +516,11 @@ struct nbi_backend {
     enum nb_status (*token_new)(struct nbi_stream *s, const struct nbi_token_model *m,
                                 struct nbi_token **out);
     enum nb_status (*token_run)(struct nbi_token *t, const struct nbi_token_step *step);
+    /* Optional: what `top` finds best in the logits of the last run, and a run of that token
+     * queued behind it, whatever id the step has. It returns when the best is known; the run may
+     * still be at work. A logit that was not finite: *odd, and nothing is to be had of the run. */
+    enum nb_status (*token_follow)(struct nbi_token *t, const struct nbi_token_step *step,
+                                   struct nb_candidate *best, bool *odd);
     void (*token_free)(struct nbi_token *t);
 
     /* Optional: rmsnorm or swiglu, then linear of what it gave, with the bits of the two. What goes

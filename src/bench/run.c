@@ -28,6 +28,7 @@ struct decoder {
     struct nb_batch_part *parts; /* [sequences] */
     struct nb_candidate *best;   /* [sequences] */
     int64_t sequences;
+    struct nbi_next next; /* of the session */
 };
 
 static void decoder_close(struct decoder *d)
@@ -41,7 +42,7 @@ static void decoder_close(struct decoder *d)
 static enum nb_status decoder_open(struct decoder *d, const struct nb_engine *e,
                                    const struct nb_bench_run_opts *o)
 {
-    *d = (struct decoder){.sequences = o->parallel};
+    *d = (struct decoder){.sequences = o->parallel, .next.J = 1};
     if (o->parallel == 0 || o->prefill)
         return nb_session_open(&d->session, e,
                                &(struct nb_session_opts){.context = o->context + o->tokens,
@@ -86,12 +87,12 @@ static enum nb_status decoder_fill(struct decoder *d, const int32_t *ids, int64_
     return NB_OK;
 }
 
-/* One token more for each sequence; the best to follow it, as greedy answers want it. */
+/* One token more for each sequence, and the best to follow it. A session goes on with that, as
+ * greedy answers do; a batch with what it is told. */
 static enum nb_status decoder_step(struct decoder *d, const int32_t *id)
 {
-    struct nbi_next next = {.J = 1};
     if (d->session)
-        return nbi_session_append_next(d->session, id, 1, &next);
+        return nbi_session_append_next(d->session, &d->next.best[0].id, 1, &d->next);
     for (int64_t i = 0; i < d->sequences; i++)
         d->parts[i] = (struct nb_batch_part){
             .sequence = i, .ids = id, .count = 1, .best = &d->best[i], .best_count = 1};

@@ -15,7 +15,12 @@ struct nb_session {
     struct nbi_kv_store *stores; /* [layers] */
     int64_t row_bytes;           /* of one layer's keys of one token */
     int64_t length;
-    int32_t *tokens;                                  /* [context] */
+    int32_t *tokens; /* [context] */
+    /* Behind a token that is alone the best to follow is computed before anyone asks for it, since
+     * greedy answers will: where that is, -1 if nowhere, and its id. */
+    int64_t ahead;
+    int32_t guess;
+    bool leads;                                       /* the last pass was of such a token */
     int32_t *positions, *slots, *first, *last, *rows; /* [chunk] */
     nbi_layer_fn watch;
     void *watch_ctx;
@@ -126,6 +131,7 @@ enum nb_status nbi_session_new(struct nb_session **out, const struct nb_engine *
     if (!s)
         return nbi_fail_memory("session", sizeof *s);
     s->engine = engine;
+    s->ahead = -1;
     s->opts = with_defaults(engine, opts);
     s->row_bytes = row_bytes(&engine->config, opts->kv);
     enum nb_status rc = make_host(s);
@@ -191,35 +197,44 @@ static enum nb_status show_layer(void *ctx, int64_t layer, struct nbi_ptr x)
     return s->watch(s->watch_ctx, layer, s->pass_from, s->pass_rows, s->watched);
 }
 
-/* Tokens [from, from + count) of s->tokens, of which the last `rows` give logits; without a place
- * for them they stay on the device. */
-static enum nb_status pass(struct nb_session *s, int64_t from, int64_t count, float *logits,
-                           int64_t rows)
+/* Tokens [from, from + count) of s->tokens, of which the last `rows` give logits. */
+static struct nbi_pass pass_of(struct nb_session *s, int64_t from, int64_t count, int64_t rows)
 {
-    const struct nbi_config *c = &s->engine->config;
-    struct nbi_backend *be = s->engine->be;
-    s->pass_from = from;
-    s->pass_rows = count;
     for (int64_t i = 0; i < count; i++) {
         s->positions[i] = s->slots[i] = s->last[i] = (int32_t)(from + i);
         s->first[i] = 0;
     }
     for (int64_t i = 0; i < rows; i++)
         s->rows[i] = (int32_t)(count - rows + i);
-    const struct nbi_pass p = {.N = count,
-                               .ids = s->tokens + from,
-                               .positions = s->positions,
-                               .slots = s->slots,
-                               .first = s->first,
-                               .last = s->last,
-                               .M = rows,
-                               .rows = s->rows,
-                               .stores = s->stores,
-                               .exact = s->opts.exact,
-                               .alone = count == 1,
-                               .after_layer = s->watch ? show_layer : NULL,
-                               .ctx = s};
-    NBI_TRY(nbi_forward(&s->engine->weights, &s->acts, s->stream, &p));
+    return (struct nbi_pass){.N = count,
+                             .ids = s->tokens + from,
+                             .positions = s->positions,
+                             .slots = s->slots,
+                             .first = s->first,
+                             .last = s->last,
+                             .M = rows,
+                             .rows = s->rows,
+                             .stores = s->stores,
+                             .exact = s->opts.exact,
+                             .alone = count == 1,
+                             .after_layer = s->watch ? show_layer : NULL,
+                             .ctx = s};
+}
+
+/* Those tokens; without a place for the logits they stay on the device. */
+static enum nb_status pass(struct nb_session *s, int64_t from, int64_t count, float *logits,
+                           int64_t rows)
+{
+    const struct nbi_config *c = &s->engine->config;
+    struct nbi_backend *be = s->engine->be;
+    const struct nbi_pass p = pass_of(s, from, count, rows);
+    bool done = s->ahead == from && count == 1 && s->guess == s->tokens[from] && !s->watch;
+    s->pass_from = from;
+    s->pass_rows = count;
+    s->ahead = -1;
+    s->leads = s->opts.mode != NB_KV_NONE && nbi_forward_leads(&s->acts, &p);
+    if (!done)
+        NBI_TRY(nbi_forward(&s->engine->weights, &s->acts, s->stream, &p));
     if (rows > 0 && !logits)
         return NB_OK;
     if (rows > 0)
@@ -286,17 +301,35 @@ bool nbi_best_of(struct nb_candidate *best, const int32_t *top, int64_t row, int
     return top[row] == 0;
 }
 
+static enum nb_status fail_odd(void)
+{
+    return nbi_fail(NB_EVALUE, "the model gave a logit that is not finite");
+}
+
+/* The best, while the device goes on with it. */
+static enum nb_status fetch_and_follow(struct nb_session *s, struct nb_candidate *best)
+{
+    const struct nbi_pass p = pass_of(s, s->length, 1, 1);
+    bool odd;
+    NBI_TRY(nbi_forward_follow(&s->acts, &p, best, &odd));
+    if (odd)
+        return fail_odd();
+    s->ahead = s->length;
+    s->guess = best->id;
+    return NB_OK;
+}
+
 /* Of the logits that a pass has left on the device. */
 static enum nb_status fetch_best(struct nb_session *s, struct nbi_next *next)
 {
     struct nbi_backend *be = s->engine->be;
     int32_t top[1 + 2 * NBI_TOP_MAX];
+    if (s->leads && next->J == 1 && s->length < s->opts.context)
+        return fetch_and_follow(s, next->best);
     NBI_TRY(nbi_forward_top(&s->engine->weights, &s->acts, s->stream, 1, next->J));
     NBI_TRY(be->download(s->stream, top, s->acts.top, nbi_top_bytes(1, next->J)));
     NBI_TRY(be->sync(s->stream));
-    if (!nbi_best_of(next->best, top, 0, 1, next->J))
-        return nbi_fail(NB_EVALUE, "the model gave a logit that is not finite");
-    return NB_OK;
+    return nbi_best_of(next->best, top, 0, 1, next->J) ? NB_OK : fail_odd();
 }
 
 enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,
@@ -373,6 +406,7 @@ enum nb_status nbi_session_restore(struct nb_session *s, const struct nbi_snapsh
         return nbi_fail(NB_EVALUE, "the snapshot has %lld tokens, the context is %lld",
                         (long long)p->length, (long long)s->opts.context);
     s->length = 0;
+    s->ahead = -1;
     for (int64_t i = 0; i < p->layers; i++) {
         NBI_TRY(be->upload(s->stream, s->stores[i].k, p->rows + 2 * i * bytes, bytes));
         NBI_TRY(be->upload(s->stream, s->stores[i].v, p->rows + (2 * i + 1) * bytes, bytes));

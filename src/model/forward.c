@@ -334,6 +334,22 @@ static bool repeats(const struct nbi_backend *be, const struct nbi_acts *a,
     return be->repeat && p->N <= be->repeat_rows && !p->after_layer && !a->d.x.at;
 }
 
+/* Whether the backend has a way of its own for the pass. */
+static bool is_single(const struct nbi_acts *a, const struct nbi_pass *p)
+{
+    return a->token && p->N == 1 && !p->exact && !p->after_layer && !p->pages;
+}
+
+static struct nbi_token_step step_of(const struct nbi_acts *a, const struct nbi_pass *p, int32_t id)
+{
+    return (struct nbi_token_step){.id = id,
+                                   .position = p->positions[0],
+                                   .slot = p->slots[0],
+                                   .first = p->first[0],
+                                   .last = p->last[0],
+                                   .logits = a->logits};
+}
+
 enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
                            const struct nbi_pass *p)
 {
@@ -341,18 +357,28 @@ enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, stru
     struct work work = {w, a, s, p};
     NBI_BUG_IF(p->N > a->N || p->M > a->M || p->singles > p->N);
     NBI_BUG_IF(p->pages && p->page_numbers > a->page_numbers);
-    if (a->token && p->N == 1 && !p->exact && !p->after_layer && !p->pages)
-        return be->token_run(a->token, &(struct nbi_token_step){.id = p->ids[0],
-                                                                .position = p->positions[0],
-                                                                .slot = p->slots[0],
-                                                                .first = p->first[0],
-                                                                .last = p->last[0],
-                                                                .logits = a->logits});
+    if (is_single(a, p)) {
+        const struct nbi_token_step step = step_of(a, p, p->ids[0]);
+        return be->token_run(a->token, &step);
+    }
     NBI_TRY(upload_indices(a, s, p));
     if (!repeats(be, a, p))
         return all_layers(&work);
     const struct nbi_routine routine = routine_for(&work);
     return be->repeat(s, &routine);
+}
+
+bool nbi_forward_leads(const struct nbi_acts *a, const struct nbi_pass *p)
+{
+    return is_single(a, p) && a->be->token_follow;
+}
+
+enum nb_status nbi_forward_follow(const struct nbi_acts *a, const struct nbi_pass *p,
+                                  struct nb_candidate *best, bool *odd)
+{
+    NBI_BUG_IF(!nbi_forward_leads(a, p));
+    const struct nbi_token_step step = step_of(a, p, 0);
+    return a->be->token_follow(a->token, &step, best, odd);
 }
 
 enum nb_status nbi_forward_top(const struct nbi_weights *w, const struct nbi_acts *a,

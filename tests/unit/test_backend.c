@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "model/qwen3.h"
+#include "infer/session.h"
 #include "support.h"
 
 #include "guarded_backend.h"
@@ -901,7 +901,220 @@ static void test_backend__devices_have_names(void **state)
     assert_null(be);
 }
 
-int main(void)
+/* ---- sessions that are ahead of who asks ---- */
+
+/* A backend's own way for single tokens, made of its operations. */
+struct nbi_token {
+    const struct nbi_weights *w;
+    struct nbi_acts acts;
+    struct nbi_stream *s;
+    const struct nbi_kv_store *stores;
+};
+
+static const struct nbi_weights *stood_in; /* of the model that it is for */
+static int64_t followed;
+
+static enum nb_status stand_in_new(struct nbi_stream *s, const struct nbi_token_model *m,
+                                   struct nbi_token **out)
+{
+    struct nbi_token *t = zeros(1, sizeof *t);
+    t->w = stood_in;
+    t->s = s;
+    t->stores = m->stores;
+    assert_ok(
+        nbi_acts_init(&t->acts, t->w->be, t->w->config, &(struct nbi_acts_opts){.N = 1, .M = 1}));
+    *out = t;
+    return NB_OK;
+}
+
+static enum nb_status stand_in_run(struct nbi_token *t, const struct nbi_token_step *step)
+{
+    static const int32_t first_row = 0;
+    const struct nbi_pass pass = {.N = 1,
+                                  .ids = &step->id,
+                                  .positions = &step->position,
+                                  .slots = &step->slot,
+                                  .first = &step->first,
+                                  .last = &step->last,
+                                  .M = 1,
+                                  .rows = &first_row,
+                                  .stores = t->stores,
+                                  .alone = true};
+    NBI_TRY(nbi_forward(t->w, &t->acts, t->s, &pass));
+    return t->w->be->copy(t->s, step->logits, t->acts.logits,
+                          t->w->config->vocab_size * (int64_t)sizeof(float));
+}
+
+static enum nb_status stand_in_follow(struct nbi_token *t, const struct nbi_token_step *step,
+                                      struct nb_candidate *best, bool *odd)
+{
+    struct nbi_token_step next = *step;
+    int32_t top[3];
+    NBI_TRY(nbi_forward_top(t->w, &t->acts, t->s, 1, 1));
+    NBI_TRY(t->w->be->download(t->s, top, t->acts.top, sizeof top));
+    NBI_TRY(t->w->be->sync(t->s));
+    *odd = !nbi_best_of(best, top, 0, 1, 1);
+    next.id = best->id;
+    followed++;
+    return stand_in_run(t, &next);
+}
+
+static void stand_in_free(struct nbi_token *t)
+{
+    nbi_acts_release(&t->acts);
+    free(t);
+}
+
+/* Two sessions with the same tokens: one asks for the best to follow, the other for logits, which
+ * nobody computes ahead. */
+struct two {
+    struct nb_session *asks, *plain;
+    float *logits, *others;
+    int64_t V;
+    struct nbi_next next;
+};
+
+/* The best of the plain one's logits. */
+static void check_next(const struct two *t)
+{
+    int32_t best = 0;
+    for (int32_t i = 1; i < t->V; i++)
+        best = t->logits[i] > t->logits[best] ? i : best;
+    assert_int_equal(t->next.best[0].id, best);
+    assert_true(t->next.best[0].logit == t->logits[best]);
+}
+
+static void append_to_two(struct two *t, const int32_t *ids, int64_t count)
+{
+    assert_ok(nbi_session_append_next(t->asks, ids, count, &t->next));
+    assert_ok(nbi_session_append(t->plain, ids, count, t->logits, 1));
+    check_next(t);
+}
+
+/* One of the things that may come behind the best being known. */
+static void next_of_two(struct two *t, struct nbi_snapshot **kept)
+{
+    int32_t best = t->next.best[0].id, other = (int32_t)(bits32() % t->V);
+    int64_t length = nbi_session_length(t->asks), to = bits32() % (uint32_t)length + 1;
+    switch (bits32() % 12) {
+    case 0: /* another one */
+        append_to_two(t, &other, 1);
+        break;
+    case 1: /* another history, and perhaps the token that was expected behind the old one */
+        nbi_session_truncate(t->asks, to - 1);
+        nbi_session_truncate(t->plain, to - 1);
+        append_to_two(t, &other, 1);
+        break;
+    case 2:
+        append_to_two(t, (int32_t[]){best, other, best}, 3);
+        break;
+    case 3: /* all logits */
+        assert_ok(nbi_session_append(t->asks, &best, 1, t->others, 1));
+        assert_ok(nbi_session_append(t->plain, &best, 1, t->logits, 1));
+        assert_memory_equal(t->others, t->logits, (size_t)t->V * sizeof(float));
+        append_to_two(t, &other, 1);
+        break;
+    case 4: /* nothing, for now */
+        assert_ok(nbi_session_append(t->asks, &best, 1, NULL, 0));
+        assert_ok(nbi_session_append(t->plain, &best, 1, NULL, 0));
+        append_to_two(t, &other, 1);
+        break;
+    case 5: /* back to a copy, and on from there with what was expected elsewhere */
+        if (*kept) {
+            assert_ok(nbi_session_restore(t->asks, *kept));
+            assert_ok(nbi_session_restore(t->plain, *kept));
+            append_to_two(t, &best, 1);
+        }
+        break;
+    case 6:
+        nbi_snapshot_free(*kept);
+        assert_ok(nbi_session_save(t->asks, kept));
+        /* fall through */
+    default:
+        append_to_two(t, &best, 1);
+    }
+}
+
+static void check_ahead(struct nbi_backend *be, struct model *m, const struct nbi_weights *w)
+{
+    struct nb_engine e;
+    struct two t = {.V = m->c.vocab_size, .next.J = 1};
+    struct nbi_snapshot *kept = NULL;
+    const struct nbi_session_opts opts = {.context = 60, .kv = NBI_F16};
+    assert_ok(nbi_engine_wrap(
+        &e, &(struct nbi_engine_parts){.be = be, .config = &m->c, .weights = w, .threads = 1}));
+    assert_ok(nbi_session_new(&t.asks, &e, &opts));
+    assert_ok(nbi_session_new(&t.plain, &e, &opts));
+    t.logits = zeros(t.V, sizeof(float));
+    t.others = zeros(t.V, sizeof(float));
+    append_to_two(&t, (int32_t[]){1, 2, 3}, 3);
+    for (int i = 0; i < 200; i++) {
+        if (nbi_session_length(t.asks) > opts.context - 4) {
+            nbi_session_truncate(t.asks, 2);
+            nbi_session_truncate(t.plain, 2);
+        }
+        next_of_two(&t, &kept);
+    }
+    while (nbi_session_length(t.asks) < opts.context) { /* to the very end */
+        int32_t best = t.next.best[0].id;
+        append_to_two(&t, &best, 1);
+    }
+    assert_int_equal(nbi_session_append_next(t.asks, &t.next.best[0].id, 1, &t.next), NB_EVALUE);
+    nbi_snapshot_free(kept);
+    nbi_session_free(t.asks);
+    nbi_session_free(t.plain);
+    free(t.logits);
+    free(t.others);
+}
+
+static const struct shape ahead_shape = {256, 528, 2, 8, 2, 128, 1000, false, true, true};
+
+static void test_ahead__is_what_would_have_come(void **state)
+{
+    struct model m;
+    struct nbi_weights w;
+    struct nbi_backend *be = cpu(nbi_simd_level(), 1);
+    (void)state;
+    drawn = 5;
+    model_new(&m, &ahead_shape);
+    assert_ok(
+        nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m}, NULL, NULL));
+    be->token_new = stand_in_new;
+    be->token_run = stand_in_run;
+    be->token_follow = stand_in_follow;
+    be->token_free = stand_in_free;
+    stood_in = &w;
+    followed = 0;
+    check_ahead(be, &m, &w);
+    assert_true(followed > 100);
+    nbi_weights_release(&w);
+    model_free(&m);
+    be->close(be);
+}
+
+/* The embedding on the device and on the host. */
+static void test_ahead__on_a_gpu(void **state)
+{
+    struct model m;
+    struct nbi_weights w;
+    (void)state;
+    need_gpu();
+    for (int i = 0; i < 2; i++) {
+        struct nbi_backend *be = cuda();
+        drawn = 6;
+        model_new(&m, &ahead_shape);
+        m.no_lookup = i == 0;
+        assert_ok(nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m}, NULL,
+                                   NULL));
+        check_ahead(be, &m, &w);
+        nbi_weights_release(&w);
+        model_free(&m);
+        be->close(be);
+    }
+}
+
+/* test_backend [PATTERN of names] */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backend__forward_follows_the_equations_scalar),
@@ -920,6 +1133,10 @@ int main(void)
         cmocka_unit_test(test_backend__a_weight_that_cannot_be_read_is_not_kept),
         cmocka_unit_test(test_backend__refuses_what_it_cannot_do),
         cmocka_unit_test(test_backend__devices_have_names),
+        cmocka_unit_test(test_ahead__is_what_would_have_come),
+        cmocka_unit_test(test_ahead__on_a_gpu),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

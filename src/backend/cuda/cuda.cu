@@ -301,6 +301,7 @@ static void fill_table(struct cuda *cuda)
     be->repeat = nbi_cuda_repeat;
     be->token_new = nbi_cuda_token_new;
     be->token_run = nbi_cuda_token_run;
+    be->token_follow = nbi_cuda_token_follow;
     be->token_free = nbi_cuda_token_free;
     be->bandwidth = nbi_cuda_bandwidth;
     be->peak = nbi_cuda_peak;

@@ -145,6 +145,8 @@ double nbi_cuda_peak_floats(struct nbi_backend *be);
 enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_model *m,
                                   struct nbi_token **out);
 enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_step *step);
+enum nb_status nbi_cuda_token_follow(struct nbi_token *t, const struct nbi_token_step *step,
+                                     struct nb_candidate *best, bool *odd);
 void nbi_cuda_token_free(struct nbi_token *t);
 
 /* graph.cu */

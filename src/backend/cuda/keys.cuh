@@ -33,3 +33,14 @@ __device__ static inline uint64_t warp_best(uint64_t key)
     }
     return key;
 }
+
+/* The largest of a CTA's, for all its threads. */
+__device__ static inline uint64_t block_best(uint64_t key)
+{
+    __shared__ uint64_t part[32];
+    key = warp_best(key);
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = key;
+    __syncthreads();
+    return warp_best(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
+}

@@ -24,17 +24,6 @@ __device__ static void sort_keys(uint64_t *keys, int n)
     __syncthreads();
 }
 
-/* The largest key of a block, for all its threads. */
-__device__ static uint64_t best_key(uint64_t key)
-{
-    __shared__ uint64_t part[32];
-    key = warp_best(key);
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = key;
-    __syncthreads();
-    return warp_best(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
-}
-
 /* The best J of a slice of a row, as keys. */
 __global__ static void k_top_slice(uint64_t *out, const float *logits, int64_t V, int J)
 {
@@ -51,7 +40,7 @@ __global__ static void k_top_slice(uint64_t *out, const float *logits, int64_t V
     }
     out += (row * gridDim.x + blockIdx.x) * J;
     if (J == 1) {
-        best = best_key(best);
+        best = block_best(best);
         if (threadIdx.x == 0)
             out[0] = best;
         return;
@@ -93,7 +82,7 @@ __global__ static void k_best_join(int32_t *ids, float *values, int32_t *odd, co
     wait_before();
     for (int i = threadIdx.x; i < count; i += THREADS)
         best = max(best, parts[(int64_t)blockIdx.x * count + i]);
-    best = best_key(best);
+    best = block_best(best);
     if (threadIdx.x == 0) {
         odd[blockIdx.x] = best == ODD_KEY;
         ids[blockIdx.x] = id_of(best);

@@ -22,7 +22,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/few.cuh"
 #include "backend/cuda/token_many.cuh"
+
+#define TOLD_ODD   0xFFFFFFFFu /* in place of an id: a logit was not finite */
+#define HEAR_TRIES 8192
 
 /* ---- the kernel ---- */
 
@@ -166,6 +170,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
         fetch_stage(c, c.ring_at + i * STAGE_BYTES, c.full_at + i * 8);
     const struct rows_part p = share_rows(m, a);
     struct norm_feed norms = norms_at(c, 0, threadIdx.x);
+    wait_before();
     begin_token(c, a, row);
 #pragma unroll 1
     for (int layer = 0, step = QKV;;) {
@@ -186,6 +191,27 @@ __global__ static void __launch_bounds__(THREADS, 1)
     }
 }
 
+/* The best of some keys: to the host, each half with a tag, and its row of the embedding to where
+ * the next token finds it. */
+__global__ static void k_follow(uint64_t *told, uint4 *row, const uint4 *embed, int row_words,
+                                const uint64_t *keys, int count, uint32_t tag)
+{
+    uint64_t best = 0;
+    next_may_start();
+    wait_before();
+    for (int i = threadIdx.x; i < count; i += THREADS)
+        best = max(best, keys[i]);
+    best = block_best(best);
+    bool odd = best == ODD_KEY;
+    int id = odd ? 0 : id_of(best);
+    for (int i = threadIdx.x; i < row_words; i += THREADS)
+        row[i] = embed[(int64_t)id * row_words + i];
+    if (threadIdx.x == 0) {
+        told[0] = (uint64_t)tag << 32 | (odd ? TOLD_ODD : (uint32_t)id);
+        told[1] = (uint64_t)tag << 32 | __float_as_uint(value_of(best));
+    }
+}
+
 /* ---- the host's part ---- */
 
 struct nbi_token {
@@ -196,6 +222,9 @@ struct nbi_token {
     int64_t row_bytes;    /* of it */
     bool far;             /* it is on the host: this token's row goes with the launch */
     struct row row;
+    uint4 *next;    /* on the device: the row of a token that the host does not know yet */
+    uint64_t *told; /* [2], pinned: what k_follow found */
+    uint32_t tag;   /* of the last one */
     unsigned epoch, grid;
     int place; /* of sums */
     size_t shared;
@@ -400,6 +429,7 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
                   {&m->act, (int64_t)m->F / 2 * 8},
                   {&m->act_scale, (int64_t)m->F / 16 * 8},
                   {&m->best, (int64_t)t->grid * WARPS * 8},
+                  {&t->next, t->row_bytes},
                   {&m->barrier, 256}};
     const int count = sizeof pieces / sizeof *pieces;
     int64_t total = 0;
@@ -465,6 +495,8 @@ static enum nb_status fill_token(struct nbi_token *t, const struct nbi_token_mod
         NBI_TRY(fill_layer(t, tables, i, m));
     NBI_TRY(nbi_cuda_vector_read(t->s->cuda, &m->norm, tables->norms + 2 * m->layers * m->C));
     NBI_TRY(size_shared(t));
+    CU_TRY(cudaMallocHost(&t->told, 2 * sizeof *t->told));
+    memset(t->told, 0, 2 * sizeof *t->told);
     return place(t, tables);
 }
 
@@ -473,6 +505,7 @@ void nbi_cuda_token_free(struct nbi_token *t)
     if (!t)
         return;
     cudaFree(t->block);
+    cudaFreeHost(t->told);
     free(t);
 }
 
@@ -522,21 +555,80 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
     return rc;
 }
 
-enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_step *step)
+/* With the row of the embedding that lies there, or that goes with the launch. */
+static enum nb_status run(struct nbi_token *t, const struct nbi_token_step *step, const void *row,
+                          bool behind)
 {
-    const uint8_t *row = t->embed + step->id * t->row_bytes;
-    struct step_args a = {t->far ? NULL : row, step->position, step->slot, step->first,
-                          step->last,          t->epoch,       t->place,   at<float>(step->logits)};
+    struct step_args a = {row,        step->position, step->slot, step->first,
+                          step->last, t->epoch,       t->place,   at<float>(step->logits)};
     void *args[] = {&t->m, &a, &t->row};
-    CU_HERE(t->s);
-    if (t->far)
-        memcpy(t->row.bytes, row, (size_t)t->row_bytes);
+    cudaLaunchAttribute attrs[2] = {};
+    cudaLaunchConfig_t c = {};
+    attrs[0].id = cudaLaunchAttributeCooperative;
+    attrs[0].val.cooperative = 1;
+    attrs[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attrs[1].val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = dim3(t->grid);
+    c.blockDim = dim3(THREADS);
+    c.dynamicSmemBytes = t->shared;
+    c.stream = t->s->queue;
+    c.attrs = attrs;
+    c.numAttrs = behind ? 2 : 1;
     bool few = step->last - step->first <= FEW_ROWS;
-    CU_TRY(cudaLaunchCooperativeKernel(few ? t->few : t->many, dim3(t->grid), dim3(THREADS), args,
-                                       t->shared, t->s->queue));
+    CU_TRY(cudaLaunchKernelExC(&c, few ? t->few : t->many, args));
     /* Two barriers a layer. */
     t->epoch += t->grid * (unsigned)(2 * t->m.layer_count);
     t->place = (t->place + 2 * t->m.layer_count) % SUMS;
     t->s->best = {a.logits, t->m.V, t->m.best, (int)t->grid * WARPS};
+    return NB_OK;
+}
+
+enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_step *step)
+{
+    const uint8_t *row = t->embed + step->id * t->row_bytes;
+    CU_HERE(t->s);
+    if (t->far)
+        memcpy(t->row.bytes, row, (size_t)t->row_bytes);
+    return run(t, step, t->far ? NULL : row, false);
+}
+
+/* Reads what k_follow tells until it has the tag of now; asks how the device is now and then. */
+static enum nb_status hear(const struct nbi_token *t, uint32_t said[2])
+{
+    const volatile uint64_t *told = t->told;
+    bool over = false;
+    for (int64_t i = 1;; i++) {
+        uint64_t two[2] = {told[0], told[1]};
+        said[0] = (uint32_t)two[0];
+        said[1] = (uint32_t)two[1];
+        if (two[0] >> 32 == t->tag && two[1] >> 32 == t->tag)
+            return NB_OK;
+        if (over)
+            return nbi_fail(NB_EDEVICE, "the GPU did not say which token is the best");
+        if (i % HEAR_TRIES != 0)
+            continue;
+        cudaError_t rc = cudaStreamQuery(t->s->queue);
+        over = rc == cudaSuccess;
+        if (rc == cudaErrorNotReady)
+            cudaGetLastError();
+        else
+            CU_TRY(rc);
+    }
+}
+
+enum nb_status nbi_cuda_token_follow(struct nbi_token *t, const struct nbi_token_step *step,
+                                     struct nb_candidate *best, bool *odd)
+{
+    uint32_t said[2];
+    CU_HERE(t->s);
+    t->tag++;
+    CU_TRY(launch_behind(t->s, k_follow, 1u, THREADS, 0, t->told, t->next, (const uint4 *)t->embed,
+                         (int)(t->row_bytes / (int64_t)sizeof(uint4)), t->m.best,
+                         (int)t->grid * WARPS, t->tag));
+    NBI_TRY(run(t, step, t->next, true));
+    NBI_TRY(hear(t, said));
+    *odd = said[0] == TOLD_ODD;
+    best->id = *odd ? 0 : (int32_t)said[0];
+    memcpy(&best->logit, &said[1], sizeof best->logit);
     return NB_OK;
 }
