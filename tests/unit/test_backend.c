@@ -1113,6 +1113,41 @@ static void test_ahead__on_a_gpu(void **state)
     }
 }
 
+/* One kernel a token adds up what is below 2^19, in each layer; more is not to pass for a number,
+ * there or in what comes behind it. */
+static void test_ahead__tells_of_what_is_too_large(void **state)
+{
+    (void)state;
+    need_gpu();
+    for (int64_t layer = 0; layer < 2; layer++)
+        for (int o = 0; o < 2; o++) {
+            struct model m;
+            struct nbi_weights w;
+            struct nb_engine e;
+            struct nb_session *session;
+            struct nbi_next next = {.J = 1};
+            struct nbi_backend *be = cuda();
+            drawn = 7;
+            model_new(&m, &ahead_shape);
+            struct host_weight *large = (struct host_weight *)find(
+                &m, layer, o ? "self_attn.o_proj.weight" : "mlp.down_proj.weight");
+            large->tensor_scale *= 0x1p30f;
+            assert_ok(nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m},
+                                       NULL, NULL));
+            assert_ok(nbi_engine_wrap(
+                &e,
+                &(struct nbi_engine_parts){.be = be, .config = &m.c, .weights = &w, .threads = 1}));
+            assert_ok(nbi_session_new(&session, &e,
+                                      &(struct nbi_session_opts){.context = 8, .kv = NBI_F16}));
+            assert_int_equal(nbi_session_append_next(session, &(int32_t){5}, 1, &next), NB_EVALUE);
+            assert_int_equal(nbi_session_append_next(session, &(int32_t){6}, 1, &next), NB_EVALUE);
+            nbi_session_free(session);
+            nbi_weights_release(&w);
+            model_free(&m);
+            be->close(be);
+        }
+}
+
 /* test_backend [PATTERN of names] */
 int main(int argc, char **argv)
 {
@@ -1135,6 +1170,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_backend__devices_have_names),
         cmocka_unit_test(test_ahead__is_what_would_have_come),
         cmocka_unit_test(test_ahead__on_a_gpu),
+        cmocka_unit_test(test_ahead__tells_of_what_is_too_large),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

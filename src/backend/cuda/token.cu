@@ -152,7 +152,8 @@ __global__ static void __launch_bounds__(THREADS, 1)
 {
     if (!BULK)
         return;
-    struct context c = {m, a.epoch, a.place, (int)threadIdx.x / 32, (int)threadIdx.x % 32};
+    struct context c = {
+        m, a.epoch, a.round, a.epoch + 1, (int)threadIdx.x / 32, (int)threadIdx.x % 32};
     /* Where some have a unit more than others, those are warps of different schedulers. */
     c.share = c.warp % 4 * (WARPS / 4) + c.warp / 4;
     c.ring_at = shared_at(c.ring() + c.warp * RING * STAGE_BYTES);
@@ -180,9 +181,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
         if (step == O || step == DOWN) {
             arrive_all(c);
             norms = norms_at(c, 2 * layer + 1 + (step == DOWN), threadIdx.x);
-            clear_sums(c);
-            wait_all(c);
-            c.place = (c.place + 1) % SUMS;
+            c.round++;
         }
         step = step < DOWN ? step + 1 : QKV;
         layer += step == QKV;
@@ -226,7 +225,7 @@ struct nbi_token {
     uint64_t *told; /* [2], pinned: what k_follow found */
     uint32_t tag;   /* of the last one */
     unsigned epoch, grid;
-    int place; /* of sums */
+    unsigned round; /* of sums */
     size_t shared;
     const void *few, *many; /* the kernel, over few and many rows */
 };
@@ -430,7 +429,8 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
                   {&m->act_scale, (int64_t)m->F / 16 * 8},
                   {&m->best, (int64_t)t->grid * WARPS * 8},
                   {&t->next, t->row_bytes},
-                  {&m->barrier, 256}};
+                  {&m->barrier, 256},
+                  {&m->odd, 256}};
     const int count = sizeof pieces / sizeof *pieces;
     int64_t total = 0;
     struct nbi_ptr block;
@@ -491,6 +491,9 @@ static enum nb_status fill_token(struct nbi_token *t, const struct nbi_token_mod
     measure_parts(&t->m, tables->parts, (int)t->grid);
     if (t->m.line_count > 32767 || t->m.slots > 255)
         return nbi_fail(NB_EUNSUPPORTED, "more rows than one kernel a token suits");
+    if (t->m.tile_cols[O] > SUM_TILES || t->m.tile_cols[DOWN] > SUM_TILES ||
+        (unsigned)t->m.C > THREADS * t->grid)
+        return nbi_fail(NB_EUNSUPPORTED, "more columns than one kernel a token suits");
     for (int64_t i = 0; i < m->layers; i++)
         NBI_TRY(fill_layer(t, tables, i, m));
     NBI_TRY(nbi_cuda_vector_read(t->s->cuda, &m->norm, tables->norms + 2 * m->layers * m->C));
@@ -527,6 +530,7 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
     enum nb_status rc = there ? NB_OK : nbi_fail_memory("token", sizeof *t);
     if (rc == NB_OK) {
         t->s = s;
+        t->round = FIRST_ROUND;
         t->grid = (unsigned)s->cuda->sms;
         t->embed = at<uint8_t>(m->embed.data);
         t->row_bytes = (int64_t)nbi_dtype_bytes(m->embed.dtype, m->C);
@@ -560,7 +564,7 @@ static enum nb_status run(struct nbi_token *t, const struct nbi_token_step *step
                           bool behind)
 {
     struct step_args a = {row,        step->position, step->slot, step->first,
-                          step->last, t->epoch,       t->place,   at<float>(step->logits)};
+                          step->last, t->epoch,       t->round,   at<float>(step->logits)};
     void *args[] = {&t->m, &a, &t->row};
     cudaLaunchAttribute attrs[2] = {};
     cudaLaunchConfig_t c = {};
@@ -578,7 +582,7 @@ static enum nb_status run(struct nbi_token *t, const struct nbi_token_step *step
     CU_TRY(cudaLaunchKernelExC(&c, few ? t->few : t->many, args));
     /* Two barriers a layer. */
     t->epoch += t->grid * (unsigned)(2 * t->m.layer_count);
-    t->place = (t->place + 2 * t->m.layer_count) % SUMS;
+    t->round += 2 * (unsigned)t->m.layer_count;
     t->s->best = {a.logits, t->m.V, t->m.best, (int)t->grid * WARPS};
     return NB_OK;
 }

@@ -115,6 +115,7 @@ struct model {
     uint64_t *act_scale; /* and what sixteen of them are to be times */
     uint64_t *best;      /* [blocks][WARPS]: the best of the logits, as keys; without tags */
     unsigned *barrier;
+    unsigned *odd; /* the last run in which something was not finite */
     struct places at;
 };
 
@@ -129,7 +130,7 @@ struct step_args {
     const void *row; /* of the embedding, or NULL */
     int position, slot, first, last;
     unsigned epoch; /* barriers passed before, times blocks */
-    int place;      /* of sums */
+    unsigned round; /* of sums */
     float *logits;
 };
 
@@ -209,7 +210,8 @@ struct feed {
 struct context {
     const struct model &m;
     unsigned epoch;
-    int place; /* of sums, where those of this step go */
+    unsigned round; /* of sums, that this step adds to */
+    unsigned run;   /* this token's, see is_odd */
     int warp, lane;
     int share;                 /* which of the warps' shares of work it has */
     uint32_t ring_at, full_at; /* the warp's, in shared memory */
@@ -383,13 +385,15 @@ __device__ static inline void fetch_stage(struct context &c, uint32_t to, uint32
 
 /* ---- blocks together ---- */
 
-/* All that any block wrote before arrive is there after wait. */
+/* What any block had to read before arrive it has read when a barrier of this one after wait is
+ * over. Nothing is said of what it wrote, so that there is no fence: that has a tag, or a count of
+ * what was added up. */
 __device__ static inline void arrive_all(struct context &c)
 {
     c.epoch += gridDim.x;
     __syncthreads();
     if (threadIdx.x == 0)
-        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(c.m.barrier) : "memory");
+        asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(c.m.barrier) : "memory");
 }
 
 __device__ static inline void wait_all(struct context &c)
@@ -397,42 +401,98 @@ __device__ static inline void wait_all(struct context &c)
     if (threadIdx.x == 0) {
         unsigned seen;
         do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
                          : "=r"(seen)
                          : "l"(c.m.barrier)
                          : "memory");
         } while ((int)(seen - c.epoch) < 0);
     }
-    __syncthreads();
 }
 
-/* Sums over blocks are of integers, so that their order does not matter: times 2^26. What is not
- * finite or as large as 2^19 counts as 2^28, which nothing else can make up for, and a sum from
- * 2^27 on as NaN; those of 256 warps still fit 63 bits. */
-#define SUM_UNIT 0x1p26f
-#define SUM_ODD  (1ll << 54)
+/* Sums over blocks are of integers, so that their order does not matter. From the lowest bit: how
+ * many tiles they are of, up to 255; the generation, which is another each time that the place is
+ * used; the value times 2^26. All that is added is below 2^19, so that it fits. */
+#define SUM_TILES   255
+#define SUM_GEN_AT  8
+#define SUM_VALUE   10
+#define SUM_UNIT    0x1p26f
+#define FIRST_ROUND SUMS /* finds its places cleared */
 
-__device__ static inline void add_to_sum(const struct context &c, int o, float v)
+/* What a sum of a round looks like below its value. */
+__device__ static inline uint32_t sum_state(unsigned round, int tiles)
 {
-    long long n = fabsf(v) < 0x1p19f ? __float2ll_rn(v * SUM_UNIT) : SUM_ODD;
-    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(c.m.sums[c.place] + o), "l"(n)
-                 : "memory");
+    return ((round / SUMS - 1) & 3) << SUM_GEN_AT | tiles;
+}
+
+__device__ static inline void add_word(unsigned long long *to, unsigned long long word)
+{
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
+/* Whether something that was to be added in this run was not finite, or too large. Who has seen a
+ * sum that it belonged to sees this too, behind a fence. */
+__device__ static inline bool is_odd(const struct context &c)
+{
+    unsigned odd;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(odd) : "l"(c.m.odd) : "memory");
+    return odd == c.run;
+}
+
+/* A warp's sum over some tiles. */
+__device__ static inline void add_to_sum(const struct context &c, int o, float v, int tiles)
+{
+    long long n = 0;
+    if (fabsf(v) < 0x1p19f) {
+        n = __float2ll_rn(v * SUM_UNIT);
+    } else {
+        asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(c.m.odd), "r"(c.run) : "memory");
+        __threadfence();
+    }
+    add_word(c.m.sums[c.round % SUMS] + o, (unsigned long long)n << SUM_VALUE | tiles);
 }
 
 __device__ static inline float of_sum(unsigned long long v)
 {
-    int high = (int)(v >> 32);
-    return abs(high) < 1 << 21 ? (float)(long long)v * (1 / SUM_UNIT) : NAN;
+    return (float)((long long)v >> SUM_VALUE) * (1 / SUM_UNIT);
 }
 
-/* For the o or down behind the next, at a barrier: all had read them before the barrier before, and
- * the next one comes before they are added to. */
-__device__ static inline void clear_sums(const struct context &c)
+/* Two sums, and whether they are complete. */
+__device__ static inline bool take_sums(const unsigned long long *from, uint32_t state,
+                                        unsigned long long out[2])
 {
-    unsigned long long *sums = c.m.sums[(c.place + 2) % SUMS];
-#pragma unroll 1
-    for (int i = (int)(threadIdx.x * gridDim.x + blockIdx.x); i < c.m.C; i += THREADS * gridDim.x)
-        __stcg(sums + i, 0ull);
+    const uint32_t mask = (1 << SUM_VALUE) - 1;
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(out[0]), "=l"(out[1])
+                 : "l"(from)
+                 : "memory");
+    return ((uint32_t)out[0] & mask) == state && ((uint32_t)out[1] & mask) == state;
+}
+
+/* A sum of the round before the last, which all had read when they came to the last barrier: it is
+ * cleared for the round after this one. That is added to it, so that it need not be done by then.
+ */
+struct old_sum {
+    unsigned long long *at, value; /* at NULL: this thread has none */
+};
+
+__device__ static inline struct old_sum old_sum_of(const struct context &c)
+{
+    int i = (int)(threadIdx.x * gridDim.x + blockIdx.x);
+    struct old_sum old = {c.m.sums[(c.round + 1) % SUMS] + i, 0};
+    if (i < c.m.C)
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                     : "=l"(old.value)
+                     : "l"(old.at)
+                     : "memory");
+    else
+        old.at = NULL;
+    return old;
+}
+
+__device__ static inline void clear_sum(const struct context &c, const struct old_sum &old)
+{
+    if (old.at)
+        add_word(old.at, sum_state(c.round + 1, 0) - old.value);
 }
 
 /* What few blocks need goes without a barrier: with the tag of the layer, which is another at each
@@ -554,26 +614,35 @@ __device__ static inline struct norm_feed norms_at(const struct context &c, int 
  * the end of the product. Eight lanes have a block of 16. */
 __device__ static void put_normed(struct context &c, bool sums, int norm, struct norm_feed w)
 {
-    const ulonglong2 *from = (const ulonglong2 *)c.m.sums[(c.place + SUMS - 1) % SUMS];
+    const unsigned long long *from = c.m.sums[(c.round - 1) % SUMS];
+    const uint32_t state = sum_state(c.round - 1, c.m.tile_cols[norm % 2 ? O : DOWN]);
     int count = c.m.C / 2;
-    float sum = 0;
+    float sum = 0, odd = sums && is_odd(c) ? NAN : 0; /* in this layer or the one before */
+    struct old_sum old = {};
+    if (sums)
+        old = old_sum_of(c);
 #pragma unroll 1
     for (int i = threadIdx.x; i - c.lane < count; i += AHEAD * THREADS) {
-        ulonglong2 more[AHEAD] = {};
+        unsigned long long more[AHEAD][2] = {};
         float2 v[AHEAD], x[AHEAD];
         float amax[AHEAD];
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
             bool any = i + j * THREADS < count;
             x[j] = any ? c.x()[i + j * THREADS] : make_float2(0, 0);
-            if (sums && any)
-                more[j] = __ldcg(from + i + j * THREADS);
+        }
+        for (bool there = !sums; !there;) {
+            there = true;
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++)
+                if (i + j * THREADS < count)
+                    there &= take_sums(from + 2 * (i + j * THREADS), state, more[j]);
         }
         if (i >= AHEAD * THREADS)
             w = norms_at(c, norm, i);
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            x[j] = make_float2(x[j].x + of_sum(more[j].x), x[j].y + of_sum(more[j].y));
+            x[j] = make_float2(x[j].x + of_sum(more[j][0]) + odd, x[j].y + of_sum(more[j][1]));
             sum += x[j].x * x[j].x + x[j].y * x[j].y;
             v[j] = make_float2(x[j].x * w.w[j].x, x[j].y * w.w[j].y);
             amax[j] = fmaxf(fabsf(v[j].x), fabsf(v[j].y));
@@ -601,6 +670,9 @@ __device__ static void put_normed(struct context &c, bool sums, int norm, struct
     if (c.lane == 0)
         ((float *)c.squares())[c.warp] = sum;
     pad_x16(c, c.m.C, c.m.tile_cols[QKV]);
+    clear_sum(c, old);
+    if (sums) /* who has added to them will soon have arrived too */
+        wait_all(c);
 }
 
 /* x16 = what the block needs of what others have made of gate and up. */
@@ -725,14 +797,14 @@ __device__ static inline float line_sum(const float2 sum[PAIR], int lane)
 /* What a warp has of a line: to its slot, or of o and down, times `by`, to the sums of all blocks.
  */
 __device__ static inline void flush(struct context &c, int step, float v, int slot, int line,
-                                    float by)
+                                    float by, int tiles)
 {
     const struct part own = c.own()[step];
     int row = c.lane >> 1 & 1, in = (c.lane >> 2) + 8 * (c.lane & 1);
     if (step != O && step != DOWN)
         c.slots()[(c.share * c.m.slots + slot) * LINE_ROWS + row * NBI_TILE_ROWS + in] = v;
     else if (PAIR * line + row < own.rows)
-        add_to_sum(c, (own.row + PAIR * line + row) * NBI_TILE_ROWS + in, v * by);
+        add_to_sum(c, (own.row + PAIR * line + row) * NBI_TILE_ROWS + in, v * by, tiles);
 }
 
 /* The warp's tiles of a step. */
@@ -752,6 +824,7 @@ __device__ static void multiply(struct context &c, int step, float by)
         int col = alone ? PAIR * unit : unit, count = min(left, l.units - unit);
         struct x_part x = {x_base + col * stride, scales + col * 32};
         float2 sum[PAIR] = {};
+        int tiles = alone ? min(PAIR * count, cols - col) : count;
         left -= count;
 #pragma unroll 1
         for (; count > 0; count--) {
@@ -779,7 +852,7 @@ __device__ static void multiply(struct context &c, int step, float by)
             }
         }
         if (w.left > 0 || (step != O && step != DOWN))
-            flush(c, step, line_sum(sum, c.lane), line - w.line, line, by);
+            flush(c, step, line_sum(sum, c.lane), line - w.line, line, by, tiles);
         unit = 0;
         line++;
     } while (left > 0);
@@ -804,6 +877,10 @@ __device__ static void finish(struct context &c, int step, int layer, float *log
     const struct part own = c.own()[step];
     float by = norm_factor(c);
     uint64_t best = 0;
+    if (step == LOGITS) {
+        __threadfence();
+        by = is_odd(c) ? NAN : by;
+    }
 #pragma unroll 1
     for (int i = c.warp; i < lines_of(own); i += WARPS) {
         const struct line l = c.lines()[step * c.m.line_count + i];
