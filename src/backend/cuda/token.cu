@@ -100,18 +100,30 @@ __device__ static struct rows_part share_rows(const struct model &m, const struc
     return p;
 }
 
+__device__ static void begin_position(struct context &c, int position)
+{
+    if (threadIdx.x < HEAD / 2) {
+        double sn, cs;
+        sincos((double)((float)position * c.m.frequency[threadIdx.x]), &sn, &cs);
+        c.turn()[threadIdx.x] = (float)cs * c.m.rope_scale;
+        c.turn()[HEAD / 2 + threadIdx.x] = (float)sn * c.m.rope_scale;
+    }
+}
+
+#define AT_ONCE 3 /* values of the embedding that a thread asks for */
+
 __device__ static void begin_token(struct context &c, const struct step_args &a,
                                    const struct row &row)
 {
     const void *from = a.row ? a.row : row.bytes;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < c.m.C; i += THREADS)
-        ((float *)c.x())[i] = load_float(from, i, c.m.embed_type);
-    if (threadIdx.x < HEAD / 2) {
-        double sn, cs;
-        sincos((double)((float)a.position * c.m.frequency[threadIdx.x]), &sn, &cs);
-        c.turn()[threadIdx.x] = (float)cs * c.m.rope_scale;
-        c.turn()[HEAD / 2 + threadIdx.x] = (float)sn * c.m.rope_scale;
+    for (int i = threadIdx.x; i < c.m.C; i += AT_ONCE * THREADS) {
+        float x[AT_ONCE];
+        load_floats<AT_ONCE>(x, from, i, THREADS, c.m.C, c.m.embed_type);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            if (i + j * THREADS < c.m.C)
+                ((float *)c.x())[i + j * THREADS] = x[j];
     }
     __syncthreads();
 }
@@ -171,6 +183,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
         fetch_stage(c, c.ring_at + i * STAGE_BYTES, c.full_at + i * 8);
     const struct rows_part p = share_rows(m, a);
     struct norm_feed norms = norms_at(c, 0, threadIdx.x);
+    begin_position(c, a.position);
     wait_before();
     begin_token(c, a, row);
 #pragma unroll 1
@@ -248,8 +261,10 @@ static bool is_tiles(const struct nbi_weight *w)
 
 static bool fits(const struct nbi_token_model *m)
 {
+    enum nbi_dtype embed = m->embed.dtype;
     bool ok = m->D == HEAD && m->C % 16 == 0 && m->F % 16 == 0 && is_tiles(&m->head) &&
-              m->stores[0].dtype != NBI_F32;
+              m->stores[0].dtype != NBI_F32 &&
+              (embed == NBI_F32 || embed == NBI_F16 || embed == NBI_BF16);
     for (int64_t i = 0; i < m->layers; i++) {
         const struct nbi_layer_weights *l = &m->layer[i];
         const struct nbi_weight *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};

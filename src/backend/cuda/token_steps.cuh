@@ -429,13 +429,13 @@ __device__ static inline void add_word(unsigned long long *to, unsigned long lon
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
 
-/* Whether something that was to be added in this run was not finite, or too large. Who has seen a
+/* This run, if something that was to be added in it was not finite, or too large. Who has seen a
  * sum that it belonged to sees this too, behind a fence. */
-__device__ static inline bool is_odd(const struct context &c)
+__device__ static inline unsigned odd_run(const struct context &c)
 {
     unsigned odd;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(odd) : "l"(c.m.odd) : "memory");
-    return odd == c.run;
+    return odd;
 }
 
 /* A warp's sum over some tiles. */
@@ -456,16 +456,19 @@ __device__ static inline float of_sum(unsigned long long v)
     return (float)((long long)v >> SUM_VALUE) * (1 / SUM_UNIT);
 }
 
-/* Two sums, and whether they are complete. */
-__device__ static inline bool take_sums(const unsigned long long *from, uint32_t state,
-                                        unsigned long long out[2])
+/* Two sums. */
+__device__ static inline void load_sums(const unsigned long long *from, unsigned long long out[2])
 {
-    const uint32_t mask = (1 << SUM_VALUE) - 1;
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
                  : "=l"(out[0]), "=l"(out[1])
                  : "l"(from)
                  : "memory");
-    return ((uint32_t)out[0] & mask) == state && ((uint32_t)out[1] & mask) == state;
+}
+
+/* Whether they are not complete: other bits below the value. */
+__device__ static inline uint32_t sums_lack(const unsigned long long v[2], uint32_t state)
+{
+    return (((uint32_t)v[0] ^ state) | ((uint32_t)v[1] ^ state)) & ((1 << SUM_VALUE) - 1);
 }
 
 /* A sum of the round before the last, which all had read when they came to the last barrier: it is
@@ -617,7 +620,8 @@ __device__ static void put_normed(struct context &c, bool sums, int norm, struct
     const unsigned long long *from = c.m.sums[(c.round - 1) % SUMS];
     const uint32_t state = sum_state(c.round - 1, c.m.tile_cols[norm % 2 ? O : DOWN]);
     int count = c.m.C / 2;
-    float sum = 0, odd = sums && is_odd(c) ? NAN : 0; /* in this layer or the one before */
+    float sum = 0;
+    unsigned odd = c.run - 1; /* in this layer or the one before */
     struct old_sum old = {};
     if (sums)
         old = old_sum_of(c);
@@ -631,18 +635,24 @@ __device__ static void put_normed(struct context &c, bool sums, int norm, struct
             bool any = i + j * THREADS < count;
             x[j] = any ? c.x()[i + j * THREADS] : make_float2(0, 0);
         }
-        for (bool there = !sums; !there;) {
-            there = true;
+        for (uint32_t lack = sums; lack;) { /* all are asked for before one is looked at */
 #pragma unroll
             for (int j = 0; j < AHEAD; j++)
-                if (i + j * THREADS < count)
-                    there &= take_sums(from + 2 * (i + j * THREADS), state, more[j]);
+                load_sums(from + 2 * min(i + j * THREADS, count - 1), more[j]);
+            odd = odd_run(c);
+            lack = 0;
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++)
+                lack |= sums_lack(more[j], state);
         }
+        float bad = odd == c.run ? NAN : 0;
         if (i >= AHEAD * THREADS)
             w = norms_at(c, norm, i);
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            x[j] = make_float2(x[j].x + of_sum(more[j][0]) + odd, x[j].y + of_sum(more[j][1]));
+            x[j] = make_float2(x[j].x + of_sum(more[j][0]) + bad, x[j].y + of_sum(more[j][1]));
+            if (i + j * THREADS >= count)
+                x[j] = make_float2(0, 0);
             sum += x[j].x * x[j].x + x[j].y * x[j].y;
             v[j] = make_float2(x[j].x * w.w[j].x, x[j].y * w.w[j].y);
             amax[j] = fmaxf(fabsf(v[j].x), fabsf(v[j].y));
@@ -682,10 +692,16 @@ __device__ static void put_act(struct context &c)
     int begin = own.col * NBI_TILE_COLS, n = min(own.cols * NBI_TILE_COLS, c.m.F - begin);
 #pragma unroll 1
     for (int q = threadIdx.x; q < n / 4; q += THREADS) {
-        uint32_t two[2], by;
-        take<2>(c, two, c.m.act + begin / 2 + 2 * q, 1);
-        take<1>(c, &by, c.m.act_scale + begin / 16 + q / 4, 1);
-        put_pairs(c, q, two[0], two[1], __uint_as_float(by));
+        const uint64_t *act = c.m.act + begin / 2 + 2 * q;
+        uint32_t two[2];
+        float by;
+        bool there;
+        do {
+            there = take_one(c, &two[0], act);
+            there &= take_one(c, &two[1], act + 1);
+            there &= take_one(c, &by, c.m.act_scale + begin / 16 + q / 4);
+        } while (!there);
+        put_pairs(c, q, two[0], two[1], by);
     }
     pad_x16(c, n, own.cols);
 }
@@ -879,11 +895,11 @@ __device__ static void finish(struct context &c, int step, int layer, float *log
     uint64_t best = 0;
     if (step == LOGITS) {
         __threadfence();
-        by = is_odd(c) ? NAN : by;
+        by = odd_run(c) == c.run ? NAN : by;
     }
 #pragma unroll 1
     for (int i = c.warp; i < lines_of(own); i += WARPS) {
-        const struct line l = c.lines()[step * c.m.line_count + i];
+        const struct line &l = c.lines()[step * c.m.line_count + i];
         float v = from_slots(c, l) * by * c.layers()[layer].scale[l.matrix[c.lane >> 4]];
         int at = (own.row + PAIR * i) * NBI_TILE_ROWS + c.lane;
         bool any = c.lane < l.rows * NBI_TILE_ROWS;
