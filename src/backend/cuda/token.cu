@@ -444,8 +444,7 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
                   {&m->act_scale, (int64_t)m->F / 16 * 8},
                   {&m->best, (int64_t)t->grid * WARPS * 8},
                   {&t->next, t->row_bytes},
-                  {&m->barrier, 256},
-                  {&m->odd, 256}};
+                  {&m->news, sizeof(struct news)}};
     const int count = sizeof pieces / sizeof *pieces;
     int64_t total = 0;
     struct nbi_ptr block;

@@ -82,6 +82,11 @@ struct places {
     int total;
 };
 
+/* How often blocks have arrived, and the last run in which something was not finite. */
+struct alignas(8) news {
+    unsigned arrived, odd;
+};
+
 /* Keys or values of a layer, as copies of boxes know them. */
 struct alignas(128) store_map {
     uint64_t opaque[16];
@@ -114,8 +119,7 @@ struct model {
     uint64_t *act;       /* two f16 each, */
     uint64_t *act_scale; /* and what sixteen of them are to be times */
     uint64_t *best;      /* [blocks][WARPS]: the best of the logits, as keys; without tags */
-    unsigned *barrier;
-    unsigned *odd; /* the last run in which something was not finite */
+    struct news *news;
     struct places at;
 };
 
@@ -211,7 +215,7 @@ struct context {
     const struct model &m;
     unsigned epoch;
     unsigned round; /* of sums, that this step adds to */
-    unsigned run;   /* this token's, see is_odd */
+    unsigned run;   /* this token's, see news */
     int warp, lane;
     int share;                 /* which of the warps' shares of work it has */
     uint32_t ring_at, full_at; /* the warp's, in shared memory */
@@ -385,28 +389,25 @@ __device__ static inline void fetch_stage(struct context &c, uint32_t to, uint32
 
 /* ---- blocks together ---- */
 
-/* What any block had to read before arrive it has read when a barrier of this one after wait is
- * over. Nothing is said of what it wrote, so that there is no fence: that has a tag, or a count of
- * what was added up. */
+__device__ static inline struct news hear_news(const struct context &c)
+{
+    struct news n;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(n.arrived), "=r"(n.odd)
+                 : "l"(c.m.news)
+                 : "memory");
+    return n;
+}
+
+/* What any block had to read before arrive it has read when all have arrived. Nothing is said of
+ * what it wrote, so that there is no fence: that has a tag, or a count of what was added up. */
 __device__ static inline void arrive_all(struct context &c)
 {
     c.epoch += gridDim.x;
     __syncthreads();
     if (threadIdx.x == 0)
-        asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(c.m.barrier) : "memory");
-}
-
-__device__ static inline void wait_all(struct context &c)
-{
-    if (threadIdx.x == 0) {
-        unsigned seen;
-        do {
-            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-                         : "=r"(seen)
-                         : "l"(c.m.barrier)
-                         : "memory");
-        } while ((int)(seen - c.epoch) < 0);
-    }
+        asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(&c.m.news->arrived)
+                     : "memory");
 }
 
 /* Sums over blocks are of integers, so that their order does not matter. From the lowest bit: how
@@ -416,7 +417,8 @@ __device__ static inline void wait_all(struct context &c)
 #define SUM_GEN_AT  8
 #define SUM_VALUE   10
 #define SUM_UNIT    0x1p26f
-#define FIRST_ROUND SUMS /* finds its places cleared */
+#define SUM_LOWEST  0x1p-36f /* bit, in units of the value; those below the value hardly matter */
+#define FIRST_ROUND SUMS     /* finds its places cleared */
 
 /* What a sum of a round looks like below its value. */
 __device__ static inline uint32_t sum_state(unsigned round, int tiles)
@@ -429,15 +431,6 @@ __device__ static inline void add_word(unsigned long long *to, unsigned long lon
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
 
-/* This run, if something that was to be added in it was not finite, or too large. Who has seen a
- * sum that it belonged to sees this too, behind a fence. */
-__device__ static inline unsigned odd_run(const struct context &c)
-{
-    unsigned odd;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(odd) : "l"(c.m.odd) : "memory");
-    return odd;
-}
-
 /* A warp's sum over some tiles. */
 __device__ static inline void add_to_sum(const struct context &c, int o, float v, int tiles)
 {
@@ -445,15 +438,11 @@ __device__ static inline void add_to_sum(const struct context &c, int o, float v
     if (fabsf(v) < 0x1p19f) {
         n = __float2ll_rn(v * SUM_UNIT);
     } else {
-        asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(c.m.odd), "r"(c.run) : "memory");
+        asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(&c.m.news->odd), "r"(c.run)
+                     : "memory");
         __threadfence();
     }
     add_word(c.m.sums[c.round % SUMS] + o, (unsigned long long)n << SUM_VALUE | tiles);
-}
-
-__device__ static inline float of_sum(unsigned long long v)
-{
-    return (float)((long long)v >> SUM_VALUE) * (1 / SUM_UNIT);
 }
 
 /* Two sums. */
@@ -540,7 +529,8 @@ __device__ static inline void take(const struct context &c, uint32_t out[COUNT],
 /* ---- x of a product ---- */
 
 /* Weights are times 2^-14 in f16. */
-#define UNDO 16384.0f
+#define UNDO_BITS 14
+#define UNDO      16384.0f
 
 /* The power of two that the largest of some values is near; what is not finite stays so. */
 __device__ static inline int exponent_of(float amax)
@@ -614,15 +604,17 @@ __device__ static inline struct norm_feed norms_at(const struct context &c, int 
 
 /* Adds what blocks have made of o or down before to the residual stream, if `sums`. Puts the stream
  * times a norm's weights to x16, and its squares to squares; what the norm divides by is left for
- * the end of the product. Eight lanes have a block of 16. */
+ * the end of the product. Eight lanes have a block of 16. All warps are busy with this at the same
+ * time, so that each instruction counts. */
 __device__ static void put_normed(struct context &c, bool sums, int norm, struct norm_feed w)
 {
     const unsigned long long *from = c.m.sums[(c.round - 1) % SUMS];
     const uint32_t state = sum_state(c.round - 1, c.m.tile_cols[norm % 2 ? O : DOWN]);
-    int count = c.m.C / 2;
+    const int count = c.m.C / 2;
+    const bool second = threadIdx.x & 8; /* of two blocks of 16 that are the halves of B */
     float sum = 0;
-    unsigned odd = c.run - 1; /* in this layer or the one before */
     struct old_sum old = {};
+    struct news news = {};
     if (sums)
         old = old_sum_of(c);
 #pragma unroll 1
@@ -631,32 +623,29 @@ __device__ static void put_normed(struct context &c, bool sums, int norm, struct
         float2 v[AHEAD], x[AHEAD];
         float amax[AHEAD];
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
-            bool any = i + j * THREADS < count;
-            x[j] = any ? c.x()[i + j * THREADS] : make_float2(0, 0);
-        }
+        for (int j = 0; j < AHEAD; j++)
+            x[j] = i + j * THREADS < count ? c.x()[i + j * THREADS] : make_float2(0, 0);
         for (uint32_t lack = sums; lack;) { /* all are asked for before one is looked at */
 #pragma unroll
             for (int j = 0; j < AHEAD; j++)
                 load_sums(from + 2 * min(i + j * THREADS, count - 1), more[j]);
-            odd = odd_run(c);
+            if (threadIdx.x == 0)
+                news = hear_news(c);
             lack = 0;
 #pragma unroll
             for (int j = 0; j < AHEAD; j++)
                 lack |= sums_lack(more[j], state);
         }
-        float bad = odd == c.run ? NAN : 0;
         if (i >= AHEAD * THREADS)
             w = norms_at(c, norm, i);
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            x[j] = make_float2(x[j].x + of_sum(more[j][0]) + bad, x[j].y + of_sum(more[j][1]));
-            if (i + j * THREADS >= count)
-                x[j] = make_float2(0, 0);
+            float by = i + j * THREADS < count ? SUM_LOWEST : 0;
+            x[j].x = fmaf((float)(long long)more[j][0], by, x[j].x);
+            x[j].y = fmaf((float)(long long)more[j][1], by, x[j].y);
             sum += x[j].x * x[j].x + x[j].y * x[j].y;
             v[j] = make_float2(x[j].x * w.w[j].x, x[j].y * w.w[j].y);
-            amax[j] = fmaxf(fabsf(v[j].x), fabsf(v[j].y));
-            amax[j] = isfinite(v[j].x + v[j].y) ? amax[j] : INFINITY;
+            amax[j] = fmaxf(fabsf(v[j].x), fabsf(v[j].y)); /* NaN stays what it is below */
         }
 #pragma unroll
         for (int o = 1; o < 8; o <<= 1)
@@ -665,24 +654,31 @@ __device__ static void put_normed(struct context &c, bool sums, int norm, struct
                 amax[j] = fmaxf(amax[j], __shfl_xor_sync(0xFFFFFFFF, amax[j], o));
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            int at = i + j * THREADS, e = exponent_of(amax[j]);
-            float up = power_of_two(13 - e);
+            uint32_t at = i + j * THREADS, e = max(__float_as_uint(amax[j]) >> 23, 27u);
+            float up = __uint_as_float((2 * 127 + 13 - e) << 23);
             uint32_t two = two_halves(v[j].x * up, v[j].y * up);
             if (at < count) {
                 c.x()[at] = x[j];
-                ((uint2 *)c.x16())[at] = at & 8 ? make_uint2(0, two) : make_uint2(two, 0);
-                if (at % 8 == 0)
-                    c.scale()[at / 8] = power_of_two(e - 13) * UNDO;
+                ((uint2 *)c.x16())[at] = make_uint2(second ? 0 : two, second ? two : 0);
             }
+            if (at < count && threadIdx.x % 8 == 0)
+                c.scale()[at / 8] = __uint_as_float((e + UNDO_BITS - 13) << 23);
         }
     }
     sum = warp_sum(sum);
+    if (threadIdx.x == 0 && sums) {
+        while ((int)(news.arrived - c.epoch) < 0) /* who has added to sums soon will have */
+            news = hear_news(c);
+        if (norm == 2 * c.m.layer_count) { /* now what odd sums came with is known for certain */
+            __threadfence();
+            news = hear_news(c);
+        }
+        sum = news.odd == c.run ? NAN : sum;
+    }
     if (c.lane == 0)
         ((float *)c.squares())[c.warp] = sum;
     pad_x16(c, c.m.C, c.m.tile_cols[QKV]);
     clear_sum(c, old);
-    if (sums) /* who has added to them will soon have arrived too */
-        wait_all(c);
 }
 
 /* x16 = what the block needs of what others have made of gate and up. */
@@ -893,10 +889,6 @@ __device__ static void finish(struct context &c, int step, int layer, float *log
     const struct part own = c.own()[step];
     float by = norm_factor(c);
     uint64_t best = 0;
-    if (step == LOGITS) {
-        __threadfence();
-        by = odd_run(c) == c.run ? NAN : by;
-    }
 #pragma unroll 1
     for (int i = c.warp; i < lines_of(own); i += WARPS) {
         const struct line &l = c.lines()[step * c.m.line_count + i];
