@@ -201,6 +201,13 @@ template <class C> __device__ static inline float *ups(void)
     return (float *)(shared + C::UPS_AT);
 }
 
+/* What a row of x is to be times, and what SwiGLU is divided by. */
+template <class C> __device__ static inline void keep_scales(const float by[2])
+{
+    scales<C>()[threadIdx.x] = by[0];
+    ups<C>()[threadIdx.x] = by[1] != 0 ? 1 / by[1] : 0;
+}
+
 template <class C, int NT> __device__ static inline uint32_t slot_at(int slot)
 {
     return shared_at(shared) + C::HEAD_BYTES + C::RINGS + slot * NT * X16_BYTES;
@@ -636,14 +643,18 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
 #pragma unroll 1
         for (int i = 0; i < C::STAGES; i++)
             fetch_stage(f, f.first + i * f.step, i);
+        float by[2] = {}; /* x and SwiGLU */
+        const bool mine = pass == 0 && threadIdx.x < 8 * NT;
         if (pass == 0) {
             int n = (int)blockIdx.y * 8 * NT + threadIdx.x;
             wait_before();
-            if (threadIdx.x < 8 * NT) {
-                scales<C>()[threadIdx.x] = n < a.N ? a.x_scale[n] : 0;
+            if (mine && n < a.N) {
+                by[0] = a.x_scale[n];
                 if (a.gated)
-                    ups<C>()[threadIdx.x] = n < a.N ? 1 / a.act.scale[n] : 0;
+                    by[1] = a.act.scale[n];
             }
+            if (WG && mine)
+                keep_scales<C>(by);
         }
         if constexpr (WG) {
             struct supply x = {f.first, f.end, f.way, 1, s.slots, {0, 1}};
@@ -657,6 +668,8 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
         } else {
             multiply_alone<C, NT>(acc, f, s.slots);
         }
+        if (!WG && mine) /* who has the registers looks at them only now */
+            keep_scales<C>(by);
         __syncthreads(); /* rings and x were read */
         finish<C, NT>(a, anew(pass), acc);
         if (pass + 1 == a.passes)

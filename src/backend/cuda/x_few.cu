@@ -1,5 +1,6 @@
 /* x_few.cu - x of products of few rows, from rows, SwiGLU or a norm: f16 times a power of two per
  * row, in the order of few.cuh. And sums that products have left to be added up. */
+#include "backend/cuda/copies.cuh"
 #include "backend/cuda/few.cuh"
 
 /* ---- rows ---- */
@@ -20,48 +21,73 @@ template <int CTAS> __device__ static inline int thread_of_row(void)
     return CLUSTERS ? blockIdx.x % CTAS * blockDim.x + threadIdx.x : threadIdx.x;
 }
 
-/* Before this all have read what row_total gave them before. */
+/* Where warps of a row leave what they have, twice at most. */
+struct row_room {
+    float all[2][3][ROW_THREADS_MAX / 32];
+    uint64_t arrived[2]; /* as many bytes as there are */
+};
+
+__device__ static inline struct row_room &row_room(void)
+{
+    __shared__ struct row_room room;
+    return room;
+}
+
+/* Before the first row_total. Barriers of a cluster wait for all memory, unless they are told that
+ * they need not. */
 __device__ static inline void row_begins(void)
 {
 #if CLUSTERS
-    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
-#else
+    if (threadIdx.x == 0) {
+        barrier_init(shared_at(&row_room().arrived[0]), 1);
+        barrier_init(shared_at(&row_room().arrived[1]), 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
     __syncthreads();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
 #endif
 }
 
-/* Sums of a row's threads, and instead of the second the largest; row_begins comes before it. Warps
- * are added up in order, as norm_factor does it. */
-template <int CTAS, int COUNT> __device__ static inline void row_total(float v[COUNT])
+/* Sums of a row's threads, and instead of the second the largest; `turn` is another each time.
+ * Warps are added up in order, as norm_factor does it. */
+template <int CTAS, int COUNT> __device__ static inline void row_total(float v[COUNT], int turn)
 {
-    __shared__ float all[COUNT][ROW_THREADS_MAX / 32];
+    struct row_room &room = row_room();
     int lane = threadIdx.x % 32, warps = (CLUSTERS ? CTAS : 1) * (int)blockDim.x / 32;
     int warp = thread_of_row<CTAS>() / 32;
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
         v[i] = i == 1 ? warp_max(v[i]) : warp_sum(v[i]);
 #if CLUSTERS
-    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+    uint32_t bar = shared_at(&room.arrived[turn]), there;
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar),
+                     "r"(COUNT * 4 * warps)
+                     : "memory");
     if (lane < CTAS) {
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(bar), "r"(lane));
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            uint32_t to, here = shared_at(&all[i][warp]);
+            uint32_t to, here = shared_at(&room.all[turn][i][warp]);
             asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(here), "r"(lane));
-            asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(v[i]) : "memory");
+            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 "
+                         "[%0], %1, [%2];" ::"r"(to),
+                         "f"(v[i]), "r"(there)
+                         : "memory");
         }
     }
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+    barrier_wait(bar, 0);
 #else
 #pragma unroll
     for (int i = 0; i < COUNT && lane == 0; i++)
-        all[i][warp] = v[i];
+        room.all[turn][i][warp] = v[i];
     __syncthreads();
 #endif
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        v[i] = lane < warps ? all[i][lane] : 0;
+        v[i] = lane < warps ? room.all[turn][i][lane] : 0;
         v[i] = i == 1 ? warp_max(v[i]) : warp_sum(v[i]);
     }
 }
@@ -121,8 +147,8 @@ __global__ static void __maxnreg__(48) k_round_x16(const __grid_constant__ struc
     int64_t row = (int64_t)n * to.K;
     float4 v[ROUND_FOURS];
     float total[2] = {0, 0}, &amax = total[1], up;
-    row_begins();
     next_may_start();
+    row_begins();
     wait_before();
 #pragma unroll
     for (int j = 0; j < ROUND_FOURS; j++) {
@@ -137,7 +163,7 @@ __global__ static void __maxnreg__(48) k_round_x16(const __grid_constant__ struc
         float4 w = from.four(row + 4 * i);
         amax = larger(larger(larger(larger(amax, w.x), w.y), w.z), w.w);
     }
-    row_total<ROUND_CTAS, 2>(total);
+    row_total<ROUND_CTAS, 2>(total, 0);
     up = x16_factor(to.scale, real > 0, n, amax);
     __half *out = x16_at(to, n, 4 * begin);
     int step = x16_tiles(to, 4 * STEP / NBI_TILE_COLS);
@@ -268,7 +294,6 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
     int all = real ? to.tile_cols * NBI_TILE_COLS : 0;
     float *row = a.x + (int64_t)n * to.K, total[3] = {}, bound = 0;
     struct norm_items t;
-    row_begins();
     load_floats<NORM_ITEMS>(t.w, a.w, thread, NBI_NORM_THREADS, K, a.dtype);
     if (GATED && real)
         bound = *act.norms[0] * *act.norms[1];
@@ -285,7 +310,7 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
             row[c] = x;
         norm_add<GATED>(total, x, load_float(a.w, c, a.dtype));
     }
-    row_total<NORM_CTAS, GATED ? 3 : 2>(total);
+    row_total<NORM_CTAS, GATED ? 3 : 2>(total, real);
     float f = 1.0f / sqrtf(total[0] / (float)to.K + a.eps),
           up = x16_factor(to.scale, K > 0, n, total[1] * f);
     if (GATED)
@@ -310,6 +335,7 @@ __global__ static void __maxnreg__(AT_ONCE == SLICES_MAX ? 96 : 64)
                const __grid_constant__ struct act_bound act)
 {
     next_may_start();
+    row_begins();
     /* First without data, while the kernel before is at work: what runs once waits for its code. */
 #pragma unroll 1
     for (int real = !CLUSTERS; real < 2; real++)
