@@ -490,7 +490,7 @@ struct nbi_backend {
                                  struct nbi_stream **out);
     /* What stream_new will allocate. */
     int64_t (*stream_bytes)(struct nbi_backend *be, const struct nbi_stream_limits *limits);
-    void (*stream_free)(struct nbi_stream *s);
+    void (*stream_free)(struct nbi_stream *s); /* when all that is queued is done */
     enum nb_status (*sync)(struct nbi_stream *s);
 
     /* Copies, in the order of the queue. upload reads host memory before it returns; download is
@@ -511,8 +511,9 @@ struct nbi_backend {
     double (*bandwidth)(struct nbi_backend *be);
 
     /* Optional: embedding, all layers and head for a single token, as the operations would do it
-     * without `exact`, up to rounding; the residual stream may grow by up to 2^20 in a layer, more
-     * is NaN. NB_EUNSUPPORTED: not this model on this device. */
+     * without `exact`, up to rounding; what is added to the residual stream may come as sums of up
+     * to 2^19, more is NaN. NB_EUNSUPPORTED: not this model on this device. token_free comes
+     * when nothing is at work, and may come behind stream_free. */
     enum nb_status (*token_new)(struct nbi_stream *s, const struct nbi_token_model *m,
                                 struct nbi_token **out);
     enum nb_status (*token_run)(struct nbi_token *t, const struct nbi_token_step *step);

@@ -149,9 +149,9 @@ void nbi_session_free(struct nb_session *s)
     if (!s)
         return;
     struct nbi_backend *be = s->engine->be;
-    be->free(be, s->cache);
+    be->stream_free(s->stream); /* first: a token may still be on its way to the others */
     nbi_acts_release(&s->acts);
-    be->stream_free(s->stream);
+    be->free(be, s->cache);
     free(s->tokens);
     free(s->positions);
     free(s->stores);

@@ -5,44 +5,12 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "infer/session.h"
 #include "support.h"
 
 #include "guarded_backend.h"
-#include "host_weights.h"
+#include "host_model.h"
 
-/* ---- a random model on the host ---- */
-
-#define MAX_PARAMS 128
-
-struct model {
-    struct nbi_config c;
-    struct host_weight params[MAX_PARAMS];
-    int64_t count;
-    bool own_head;  /* also where the config ties it */
-    bool no_lookup; /* the embedding is a weight like others */
-};
-
-static void fill_param(struct host_weight *w, const struct nbi_param *p, bool four)
-{
-    static const enum nbi_dtype floats[] = {NBI_BF16, NBI_F16, NBI_F32};
-    bool projection = nbi_param_is_projection(p->name, p->ndim);
-    if (four && p->ndim == 2 && strcmp(p->name, "model.embed_tokens.weight") != 0) {
-        host_weight_new(w, NBI_NVFP4, p->shape[0], p->shape[1]);
-        return;
-    }
-    int64_t cols = p->ndim == 2 ? p->shape[1] : 0;
-    enum nbi_dtype dtype =
-        projection && cols % 16 == 0 && bits32() % 3 != 0 ? NBI_NVFP4 : floats[bits32() % 3];
-    host_weight_new(w, dtype, p->shape[0], cols);
-}
-
-/* C, F, L, NH, NKV, D, V. */
-struct shape {
-    int64_t C, F, L, NH, NKV, D, V;
-    bool tied, own_head;
-    bool four; /* all matrices but the embedding are NVFP4 */
-};
+/* ---- a model and a batch ---- */
 
 static const struct shape shapes[] = {{48, 80, 1, 4, 4, 32, 67, false, true, false},
                                       {64, 96, 3, 4, 2, 80, 50, true, false, false},
@@ -54,61 +22,6 @@ static const struct shape shapes[] = {{48, 80, 1, 4, 4, 32, 67, false, true, fal
                                       {48, 203, 2, 4, 2, 32, 31, true, true, false}};
 
 #define SHAPES ((int)(sizeof shapes / sizeof *shapes))
-
-static void model_new(struct model *m, const struct shape *s)
-{
-    *m = (struct model){.own_head = s->own_head};
-    m->c = (struct nbi_config){.vocab_size = s->V,
-                               .hidden_size = s->C,
-                               .intermediate_size = s->F,
-                               .layers = s->L,
-                               .heads = s->NH,
-                               .kv_heads = s->NKV,
-                               .head_dim = s->D,
-                               .max_position = 40960,
-                               .rms_eps = 1e-6,
-                               .rope_theta = 1e4,
-                               .tied = s->tied};
-    m->count = nbi_param_count(&m->c) + (s->tied && s->own_head);
-    assert_true(m->count <= MAX_PARAMS);
-    for (int64_t i = 0; i < m->count; i++) {
-        struct nbi_param p = {"lm_head.weight", 2, {s->V, s->C}};
-        if (i < nbi_param_count(&m->c))
-            nbi_param_at(&m->c, i, &p);
-        fill_param(&m->params[i], &p, s->four);
-    }
-}
-
-static void model_free(struct model *m)
-{
-    for (int64_t i = 0; i < m->count; i++)
-        host_weight_free(&m->params[i]);
-}
-
-static const struct host_weight *find(const struct model *m, int64_t layer, const char *name)
-{
-    char full[128];
-    snprintf(full, sizeof full, layer < 0 ? "%.0d%s" : "model.layers.%d.%s",
-             layer < 0 ? 0 : (int)layer, name);
-    int64_t i = nbi_param_index(&m->c, full);
-    assert_in_range(i, 0, m->count - 1);
-    return &m->params[i];
-}
-
-static enum nb_status take_host(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
-                                struct nbi_weight *out)
-{
-    struct model *m = ctx;
-    int64_t i = nbi_param_index(&m->c, p->name);
-    if (i >= m->count)
-        return NB_ENOTFOUND;
-    struct host_weight *w = &m->params[i];
-    struct nbi_weight_source src = source_of(w);
-    src.lookup = nbi_param_is_embedding(p->name) && m->own_head && !m->no_lookup;
-    return be->weight_new(be, &src, out);
-}
-
-/* ---- a batch: two sequences, mixed ---- */
 
 #define MAX_TOKENS 640
 
@@ -263,13 +176,6 @@ struct runner {
     bool exact;
     bool unwatched; /* nobody looks between the layers */
 };
-
-static struct nbi_backend *cpu(enum nbi_simd level, int threads)
-{
-    struct nbi_backend *be;
-    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", threads, level}));
-    return be;
-}
 
 static int64_t larger(int64_t a, int64_t b)
 {
@@ -522,13 +428,6 @@ static void test_backend__tokens_do_not_see_their_company(void **state)
 }
 
 /* ---- the same on a GPU ---- */
-
-static struct nbi_backend *cuda(void)
-{
-    struct nbi_backend *be;
-    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){.device = "cuda"}));
-    return be;
-}
 
 /* The largest difference, of the largest value. */
 static double largest_off(const float *is, const double *want, int64_t n)
@@ -901,253 +800,6 @@ static void test_backend__devices_have_names(void **state)
     assert_null(be);
 }
 
-/* ---- sessions that are ahead of who asks ---- */
-
-/* A backend's own way for single tokens, made of its operations. */
-struct nbi_token {
-    const struct nbi_weights *w;
-    struct nbi_acts acts;
-    struct nbi_stream *s;
-    const struct nbi_kv_store *stores;
-};
-
-static const struct nbi_weights *stood_in; /* of the model that it is for */
-static int64_t followed;
-
-static enum nb_status stand_in_new(struct nbi_stream *s, const struct nbi_token_model *m,
-                                   struct nbi_token **out)
-{
-    struct nbi_token *t = zeros(1, sizeof *t);
-    t->w = stood_in;
-    t->s = s;
-    t->stores = m->stores;
-    assert_ok(
-        nbi_acts_init(&t->acts, t->w->be, t->w->config, &(struct nbi_acts_opts){.N = 1, .M = 1}));
-    *out = t;
-    return NB_OK;
-}
-
-static enum nb_status stand_in_run(struct nbi_token *t, const struct nbi_token_step *step)
-{
-    static const int32_t first_row = 0;
-    const struct nbi_pass pass = {.N = 1,
-                                  .ids = &step->id,
-                                  .positions = &step->position,
-                                  .slots = &step->slot,
-                                  .first = &step->first,
-                                  .last = &step->last,
-                                  .M = 1,
-                                  .rows = &first_row,
-                                  .stores = t->stores,
-                                  .alone = true};
-    NBI_TRY(nbi_forward(t->w, &t->acts, t->s, &pass));
-    return t->w->be->copy(t->s, step->logits, t->acts.logits,
-                          t->w->config->vocab_size * (int64_t)sizeof(float));
-}
-
-static enum nb_status stand_in_follow(struct nbi_token *t, const struct nbi_token_step *step,
-                                      struct nb_candidate *best, bool *odd)
-{
-    struct nbi_token_step next = *step;
-    int32_t top[3];
-    NBI_TRY(nbi_forward_top(t->w, &t->acts, t->s, 1, 1));
-    NBI_TRY(t->w->be->download(t->s, top, t->acts.top, sizeof top));
-    NBI_TRY(t->w->be->sync(t->s));
-    *odd = !nbi_best_of(best, top, 0, 1, 1);
-    next.id = best->id;
-    followed++;
-    return stand_in_run(t, &next);
-}
-
-static void stand_in_free(struct nbi_token *t)
-{
-    nbi_acts_release(&t->acts);
-    free(t);
-}
-
-/* Two sessions with the same tokens: one asks for the best to follow, the other for logits, which
- * nobody computes ahead. */
-struct two {
-    struct nb_session *asks, *plain;
-    float *logits, *others;
-    int64_t V;
-    struct nbi_next next;
-};
-
-/* The best of the plain one's logits. */
-static void check_next(const struct two *t)
-{
-    int32_t best = 0;
-    for (int32_t i = 1; i < t->V; i++)
-        best = t->logits[i] > t->logits[best] ? i : best;
-    assert_int_equal(t->next.best[0].id, best);
-    assert_true(t->next.best[0].logit == t->logits[best]);
-}
-
-static void append_to_two(struct two *t, const int32_t *ids, int64_t count)
-{
-    assert_ok(nbi_session_append_next(t->asks, ids, count, &t->next));
-    assert_ok(nbi_session_append(t->plain, ids, count, t->logits, 1));
-    check_next(t);
-}
-
-/* One of the things that may come behind the best being known. */
-static void next_of_two(struct two *t, struct nbi_snapshot **kept)
-{
-    int32_t best = t->next.best[0].id, other = (int32_t)(bits32() % t->V);
-    int64_t length = nbi_session_length(t->asks), to = bits32() % (uint32_t)length + 1;
-    switch (bits32() % 12) {
-    case 0: /* another one */
-        append_to_two(t, &other, 1);
-        break;
-    case 1: /* another history, and perhaps the token that was expected behind the old one */
-        nbi_session_truncate(t->asks, to - 1);
-        nbi_session_truncate(t->plain, to - 1);
-        append_to_two(t, &other, 1);
-        break;
-    case 2:
-        append_to_two(t, (int32_t[]){best, other, best}, 3);
-        break;
-    case 3: /* all logits */
-        assert_ok(nbi_session_append(t->asks, &best, 1, t->others, 1));
-        assert_ok(nbi_session_append(t->plain, &best, 1, t->logits, 1));
-        assert_memory_equal(t->others, t->logits, (size_t)t->V * sizeof(float));
-        append_to_two(t, &other, 1);
-        break;
-    case 4: /* nothing, for now */
-        assert_ok(nbi_session_append(t->asks, &best, 1, NULL, 0));
-        assert_ok(nbi_session_append(t->plain, &best, 1, NULL, 0));
-        append_to_two(t, &other, 1);
-        break;
-    case 5: /* back to a copy, and on from there with what was expected elsewhere */
-        if (*kept) {
-            assert_ok(nbi_session_restore(t->asks, *kept));
-            assert_ok(nbi_session_restore(t->plain, *kept));
-            append_to_two(t, &best, 1);
-        }
-        break;
-    case 6:
-        nbi_snapshot_free(*kept);
-        assert_ok(nbi_session_save(t->asks, kept));
-        /* fall through */
-    default:
-        append_to_two(t, &best, 1);
-    }
-}
-
-static void check_ahead(struct nbi_backend *be, struct model *m, const struct nbi_weights *w)
-{
-    struct nb_engine e;
-    struct two t = {.V = m->c.vocab_size, .next.J = 1};
-    struct nbi_snapshot *kept = NULL;
-    const struct nbi_session_opts opts = {.context = 60, .kv = NBI_F16};
-    assert_ok(nbi_engine_wrap(
-        &e, &(struct nbi_engine_parts){.be = be, .config = &m->c, .weights = w, .threads = 1}));
-    assert_ok(nbi_session_new(&t.asks, &e, &opts));
-    assert_ok(nbi_session_new(&t.plain, &e, &opts));
-    t.logits = zeros(t.V, sizeof(float));
-    t.others = zeros(t.V, sizeof(float));
-    append_to_two(&t, (int32_t[]){1, 2, 3}, 3);
-    for (int i = 0; i < 200; i++) {
-        if (nbi_session_length(t.asks) > opts.context - 4) {
-            nbi_session_truncate(t.asks, 2);
-            nbi_session_truncate(t.plain, 2);
-        }
-        next_of_two(&t, &kept);
-    }
-    while (nbi_session_length(t.asks) < opts.context) { /* to the very end */
-        int32_t best = t.next.best[0].id;
-        append_to_two(&t, &best, 1);
-    }
-    assert_int_equal(nbi_session_append_next(t.asks, &t.next.best[0].id, 1, &t.next), NB_EVALUE);
-    nbi_snapshot_free(kept);
-    nbi_session_free(t.asks);
-    nbi_session_free(t.plain);
-    free(t.logits);
-    free(t.others);
-}
-
-static const struct shape ahead_shape = {256, 528, 2, 8, 2, 128, 1000, false, true, true};
-
-static void test_ahead__is_what_would_have_come(void **state)
-{
-    struct model m;
-    struct nbi_weights w;
-    struct nbi_backend *be = cpu(nbi_simd_level(), 1);
-    (void)state;
-    drawn = 5;
-    model_new(&m, &ahead_shape);
-    assert_ok(
-        nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m}, NULL, NULL));
-    be->token_new = stand_in_new;
-    be->token_run = stand_in_run;
-    be->token_follow = stand_in_follow;
-    be->token_free = stand_in_free;
-    stood_in = &w;
-    followed = 0;
-    check_ahead(be, &m, &w);
-    assert_true(followed > 100);
-    nbi_weights_release(&w);
-    model_free(&m);
-    be->close(be);
-}
-
-/* The embedding on the device and on the host. */
-static void test_ahead__on_a_gpu(void **state)
-{
-    struct model m;
-    struct nbi_weights w;
-    (void)state;
-    need_gpu();
-    for (int i = 0; i < 2; i++) {
-        struct nbi_backend *be = cuda();
-        drawn = 6;
-        model_new(&m, &ahead_shape);
-        m.no_lookup = i == 0;
-        assert_ok(nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m}, NULL,
-                                   NULL));
-        check_ahead(be, &m, &w);
-        nbi_weights_release(&w);
-        model_free(&m);
-        be->close(be);
-    }
-}
-
-/* One kernel a token adds up what is below 2^19, in each layer; more is not to pass for a number,
- * there or in what comes behind it. */
-static void test_ahead__tells_of_what_is_too_large(void **state)
-{
-    (void)state;
-    need_gpu();
-    for (int64_t layer = 0; layer < 2; layer++)
-        for (int o = 0; o < 2; o++) {
-            struct model m;
-            struct nbi_weights w;
-            struct nb_engine e;
-            struct nb_session *session;
-            struct nbi_next next = {.J = 1};
-            struct nbi_backend *be = cuda();
-            drawn = 7;
-            model_new(&m, &ahead_shape);
-            struct host_weight *large = (struct host_weight *)find(
-                &m, layer, o ? "self_attn.o_proj.weight" : "mlp.down_proj.weight");
-            large->tensor_scale *= 0x1p30f;
-            assert_ok(nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m},
-                                       NULL, NULL));
-            assert_ok(nbi_engine_wrap(
-                &e,
-                &(struct nbi_engine_parts){.be = be, .config = &m.c, .weights = &w, .threads = 1}));
-            assert_ok(nbi_session_new(&session, &e,
-                                      &(struct nbi_session_opts){.context = 8, .kv = NBI_F16}));
-            assert_int_equal(nbi_session_append_next(session, &(int32_t){5}, 1, &next), NB_EVALUE);
-            assert_int_equal(nbi_session_append_next(session, &(int32_t){6}, 1, &next), NB_EVALUE);
-            nbi_session_free(session);
-            nbi_weights_release(&w);
-            model_free(&m);
-            be->close(be);
-        }
-}
-
 /* test_backend [PATTERN of names] */
 int main(int argc, char **argv)
 {
@@ -1168,9 +820,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_backend__a_weight_that_cannot_be_read_is_not_kept),
         cmocka_unit_test(test_backend__refuses_what_it_cannot_do),
         cmocka_unit_test(test_backend__devices_have_names),
-        cmocka_unit_test(test_ahead__is_what_would_have_come),
-        cmocka_unit_test(test_ahead__on_a_gpu),
-        cmocka_unit_test(test_ahead__tells_of_what_is_too_large),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

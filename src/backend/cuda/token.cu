@@ -6,10 +6,11 @@
  * the ends of products and layers: while blocks wait for each other, norms are taken or attention
  * runs, the next weights are on their way already.
  *
- * A layer is four steps: q, k, v; attention and o; gate and up; down. Behind o and down there is a
- * barrier over all blocks, since each needs what all have made. What comes of q, k, v, of attention
- * over many rows, of gate and up is needed by few blocks: it goes with a tag, and who needs it
- * reads until the tag is right.
+ * A layer is four steps: q, k, v; attention and o; gate and up; down. Nothing is waited for but
+ * values themselves. What comes of q, k, v, of attention over many rows, of gate and up is needed
+ * by few blocks: it goes with a tag, and who needs it reads until the tag is right. What comes of o
+ * and down is needed by all: sums count what was added to them, and who needs them reads until they
+ * are complete. Places are used again, so blocks also say when they have read what was there.
  *
  * In o a block has the columns of one head, so that it needs nothing but that head. What blocks
  * make of the rows of o and down is added up in integers, which come out the same in any order.
@@ -17,8 +18,12 @@
  *
  * A product takes x in f16, each 16 columns times a power of two. The operand B of mma.m16n8k16 has
  * eight columns and there is one x: column b has x of block b of the tile alone, so that the sums
- * come out by blocks, and scales of weights and x need be applied only once for 16 columns. */
+ * come out by blocks, and scales of weights and x need be applied only once for 16 columns.
+ *
+ * Who wants the best token to follow gets it while that one is computed: k_follow finds it and says
+ * so to the host, and the next kernel is there before the host has heard of it. */
 #include <cuda.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -128,7 +133,7 @@ __device__ static void begin_token(struct context &c, const struct step_args &a,
     __syncthreads();
 }
 
-/* Everything of a step but its barrier. */
+/* Everything of a step, up to where blocks say that they have read what they need. */
 template <enum nbi_dtype T, int G, bool FEW>
 __device__ static void do_step(struct context &c, int step, int layer, const struct step_args &a,
                                const struct rows_part &p, struct norm_feed norms)
@@ -517,10 +522,32 @@ static enum nb_status fill_token(struct nbi_token *t, const struct nbi_token_mod
     return place(t, tables);
 }
 
+/* Blocks of a kernel wait for each other, so those of two must not share the multiprocessors, of
+ * whichever engine they are. A kernel may start early, before the one before it has ended, if there
+ * is nobody else in this process. */
+static struct {
+    int tokens;            /* struct nbi_token that there are */
+    pthread_mutex_t early; /* held until a kernel that starts early has its place */
+} others = {.early = PTHREAD_MUTEX_INITIALIZER};
+
+static bool alone(void)
+{
+    return __atomic_load_n(&others.tokens, __ATOMIC_SEQ_CST) == 1;
+}
+
+/* From now on nobody is alone, and who was is done with it. */
+static void meet_others(void)
+{
+    __atomic_fetch_add(&others.tokens, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&others.early);
+    pthread_mutex_unlock(&others.early);
+}
+
 void nbi_cuda_token_free(struct nbi_token *t)
 {
     if (!t)
         return;
+    __atomic_fetch_sub(&others.tokens, 1, __ATOMIC_SEQ_CST);
     cudaFree(t->block);
     cudaFreeHost(t->told);
     free(t);
@@ -542,8 +569,11 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
     bool there =
         t && tables.layers && tables.maps && tables.parts && tables.norms && tables.head_norms;
     enum nb_status rc = there ? NB_OK : nbi_fail_memory("token", sizeof *t);
-    if (rc == NB_OK) {
+    if (t) {
         t->s = s;
+        meet_others();
+    }
+    if (rc == NB_OK) {
         t->round = FIRST_ROUND;
         t->grid = (unsigned)s->cuda->sms;
         t->embed = at<uint8_t>(m->embed.data);
@@ -573,9 +603,10 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
     return rc;
 }
 
-/* With the row of the embedding that lies there, or that goes with the launch. */
+/* With the row of the embedding that lies there, or that goes with the launch. If `early`, blocks
+ * come as soon as there is room for them. */
 static enum nb_status run(struct nbi_token *t, const struct nbi_token_step *step, const void *row,
-                          bool behind)
+                          bool early)
 {
     struct step_args a = {row,        step->position, step->slot, step->first,
                           step->last, t->epoch,       t->round,   at<float>(step->logits)};
@@ -591,10 +622,10 @@ static enum nb_status run(struct nbi_token *t, const struct nbi_token_step *step
     c.dynamicSmemBytes = t->shared;
     c.stream = t->s->queue;
     c.attrs = attrs;
-    c.numAttrs = behind ? 2 : 1;
+    c.numAttrs = early ? 2 : 1;
     bool few = step->last - step->first <= FEW_ROWS;
     CU_TRY(cudaLaunchKernelExC(&c, few ? t->few : t->many, args));
-    /* Two barriers a layer. */
+    /* Two rounds a layer. */
     t->epoch += t->grid * (unsigned)(2 * t->m.layer_count);
     t->round += 2 * (unsigned)t->m.layer_count;
     t->s->best = {a.logits, t->m.V, t->m.best, (int)t->grid * WARPS};
@@ -634,17 +665,29 @@ static enum nb_status hear(const struct nbi_token *t, uint32_t said[2])
     }
 }
 
-enum nb_status nbi_cuda_token_follow(struct nbi_token *t, const struct nbi_token_step *step,
-                                     struct nb_candidate *best, bool *odd)
+static enum nb_status follow(struct nbi_token *t, const struct nbi_token_step *step, bool early,
+                             uint32_t said[2])
 {
-    uint32_t said[2];
     CU_HERE(t->s);
     t->tag++;
     CU_TRY(launch_behind(t->s, k_follow, 1u, THREADS, 0, t->told, t->next, (const uint4 *)t->embed,
                          (int)(t->row_bytes / (int64_t)sizeof(uint4)), t->m.best,
                          (int)t->grid * WARPS, t->tag));
-    NBI_TRY(run(t, step, t->next, true));
-    NBI_TRY(hear(t, said));
+    NBI_TRY(run(t, step, t->next, early));
+    return hear(t, said);
+}
+
+enum nb_status nbi_cuda_token_follow(struct nbi_token *t, const struct nbi_token_step *step,
+                                     struct nb_candidate *best, bool *odd)
+{
+    const bool early = alone();
+    uint32_t said[2];
+    if (early)
+        pthread_mutex_lock(&others.early);
+    enum nb_status rc = follow(t, step, early && alone(), said);
+    if (early)
+        pthread_mutex_unlock(&others.early);
+    NBI_TRY(rc);
     *odd = said[0] == TOLD_ODD;
     best->id = *odd ? 0 : (int32_t)said[0];
     memcpy(&best->logit, &said[1], sizeof best->logit);

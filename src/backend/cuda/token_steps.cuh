@@ -82,7 +82,7 @@ struct places {
     int total;
 };
 
-/* How often blocks have arrived, and the last run in which something was not finite. */
+/* How often blocks have arrived; the last run in which something was too large or not finite. */
 struct alignas(8) news {
     unsigned arrived, odd;
 };
@@ -133,7 +133,7 @@ struct row {
 struct step_args {
     const void *row; /* of the embedding, or NULL */
     int position, slot, first, last;
-    unsigned epoch; /* barriers passed before, times blocks */
+    unsigned epoch; /* arrivals before */
     unsigned round; /* of sums */
     float *logits;
 };
@@ -391,12 +391,9 @@ __device__ static inline void fetch_stage(struct context &c, uint32_t to, uint32
 
 __device__ static inline struct news hear_news(const struct context &c)
 {
-    struct news n;
-    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(n.arrived), "=r"(n.odd)
-                 : "l"(c.m.news)
-                 : "memory");
-    return n;
+    uint64_t both;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(c.m.news) : "memory");
+    return {(uint32_t)both, (uint32_t)(both >> 32)};
 }
 
 /* What any block had to read before arrive it has read when all have arrived. Nothing is said of
@@ -417,8 +414,7 @@ __device__ static inline void arrive_all(struct context &c)
 #define SUM_GEN_AT  8
 #define SUM_VALUE   10
 #define SUM_UNIT    0x1p26f
-#define SUM_LOWEST  0x1p-36f /* bit, in units of the value; those below the value hardly matter */
-#define FIRST_ROUND SUMS     /* finds its places cleared */
+#define FIRST_ROUND SUMS /* finds its places cleared */
 
 /* What a sum of a round looks like below its value. */
 __device__ static inline uint32_t sum_state(unsigned round, int tiles)
@@ -460,9 +456,17 @@ __device__ static inline uint32_t sums_lack(const unsigned long long v[2], uint3
     return (((uint32_t)v[0] ^ state) | ((uint32_t)v[1] ^ state)) & ((1 << SUM_VALUE) - 1);
 }
 
-/* A sum of the round before the last, which all had read when they came to the last barrier: it is
- * cleared for the round after this one. That is added to it, so that it need not be done by then.
- */
+/* What they are in all: with the bits below, which differ from time to time, it would not be the
+ * same each time. */
+__device__ static inline float sum_value(unsigned long long v)
+{
+    const unsigned long long below = (1 << SUM_VALUE) - 1;
+    return (float)(long long)(v & ~below);
+}
+
+/* A sum of three rounds ago, which all had read when they arrived behind the round after it: the
+ * norm before this one has waited for that. It is cleared for the round after this one; that is
+ * added to it, so that it need not be done by then. */
 struct old_sum {
     unsigned long long *at, value; /* at NULL: this thread has none */
 };
@@ -487,8 +491,8 @@ __device__ static inline void clear_sum(const struct context &c, const struct ol
         add_word(old.at, sum_state(c.round + 1, 0) - old.value);
 }
 
-/* What few blocks need goes without a barrier: with the tag of the layer, which is another at each
- * barrier and never 0. */
+/* What few blocks need goes with the tag of the layer, which is another behind each round and never
+ * 0. */
 __device__ static inline uint32_t tag_of(const struct context &c)
 {
     return c.epoch + 1;
@@ -640,9 +644,9 @@ __device__ static void put_normed(struct context &c, bool sums, int norm, struct
             w = norms_at(c, norm, i);
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            float by = i + j * THREADS < count ? SUM_LOWEST : 0;
-            x[j].x = fmaf((float)(long long)more[j][0], by, x[j].x);
-            x[j].y = fmaf((float)(long long)more[j][1], by, x[j].y);
+            float by = i + j * THREADS < count ? 1 / SUM_UNIT / (1 << SUM_VALUE) : 0;
+            x[j].x = fmaf(sum_value(more[j][0]), by, x[j].x);
+            x[j].y = fmaf(sum_value(more[j][1]), by, x[j].y);
             sum += x[j].x * x[j].x + x[j].y * x[j].y;
             v[j] = make_float2(x[j].x * w.w[j].x, x[j].y * w.w[j].y);
             amax[j] = fmaxf(fabsf(v[j].x), fabsf(v[j].y)); /* NaN stays what it is below */
