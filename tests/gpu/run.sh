@@ -45,7 +45,7 @@ JSON
 }
 
 checks() {
-    for test in ops attention few_rows backend infer_batch; do
+    for test in ops attention few_rows backend ahead infer_batch; do
         try "test_$test" "$build/tests/test_$test"
     done
     try "the command line" sh "$root/tests/cli/cuda.sh" "$nibble"
@@ -84,6 +84,8 @@ sanitizers() {
         short='*'
         if [ $tool = racecheck ]; then
             short='*short*'
+            try "$tool, attention of a few rows" compute-sanitizer --tool $tool --error-exitcode 9 \
+                "$build/tests/test_attention" '*turned*cuda*'
         else
             try "$tool, twenty sequences" compute-sanitizer --tool $tool --error-exitcode 9 \
                 "$build/tests/test_infer_batch" '*twenty*'

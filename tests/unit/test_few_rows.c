@@ -85,8 +85,11 @@ static const struct few_case shapes[] = {
     {.count = 1, .K = 16, .O = {1}},         {.count = 3, .K = 144, .O = {1, 70, 129}},
     {.count = 2, .K = 1008, .O = {203, 64}}, {.count = 3, .K = 2560, .O = {517, 65, 63}},
     {.count = 1, .K = 1280, .O = {9001}},    {.count = 1, .K = 9728, .O = {80}},
-    {.count = 1, .K = 16, .O = {30001}}, /* several passes */
+    {.count = 1, .K = 16, .O = {30001}}, /* several passes of teams */
 };
+
+/* Several of warps that are alone, on up to 145 multiprocessors. */
+static const struct few_case long_shape = {.count = 1, .K = 400, .O = {70001}};
 
 /* The same bits with others and without. */
 static void check_company(void)
@@ -124,22 +127,23 @@ static void few_bounds(const struct few_case *c, int64_t N, double *bound)
             }
 }
 
-/* Beside the scalar code. */
-static void values_of(int64_t shape)
+/* Beside the scalar code; what is added and what is steady goes by `turn`. */
+static void values_of(const struct few_case *shape, int64_t turn)
 {
     static const int64_t counts[] = {1, 9, 20, 64};
     for (int64_t i = 0; i < COUNT(counts); i++) {
-        struct few_case c = shapes[shape];
+        struct few_case c = *shape;
         int64_t N = c.K * c.O[0] > 4000000 && i > 1 ? 11 : counts[i];
-        c.add = (shape + i) % 3 == 1;
-        c.steady = shape % 2;
+        c.add = (turn + i) % 3 == 1;
+        c.steady = turn % 2;
         few_new(&c);
         float *want = zeros(N * c.outs, 4), *is = zeros(N * c.outs, 4);
         double *bound = zeros(N * c.outs, 8);
         run_few(scalar, &c, 0, N, want);
         run_few(tested, &c, 0, N, is);
         few_bounds(&c, N, bound);
-        snprintf(where, sizeof where, "shape %lld, N %lld", (long long)shape, (long long)N);
+        snprintf(where, sizeof where, "%lld to %lld, N %lld", (long long)c.K, (long long)c.outs,
+                 (long long)N);
         within("y", is, want, bound, N * c.outs);
         few_free(&c);
         free(want);
@@ -148,10 +152,25 @@ static void values_of(int64_t shape)
     }
 }
 
+/* Else there is nothing to check. */
+static void need_fused(void)
+{
+    if (tested->norm_linear && tested->swiglu_linear)
+        return;
+    close_both();
+    skip();
+}
+
 static void check_values(void)
 {
     for (int64_t i = 0; i < COUNT(shapes); i++)
-        values_of(i);
+        values_of(&shapes[i], i);
+}
+
+static void check_passes(void)
+{
+    need_fused();
+    values_of(&long_shape, 0);
 }
 
 /* ---- with the operation before ---- */
@@ -178,15 +197,6 @@ static void run_fused(struct few_case *c, int64_t N, struct host_weight *norm, b
         assert_ok(be->linear(l.s, &op));
     few_fetch(&l, c, &op, out);
     lab_end(&l);
-}
-
-/* Else there is nothing to check. */
-static void need_fused(void)
-{
-    if (tested->norm_linear && tested->swiglu_linear)
-        return;
-    close_both();
-    skip();
 }
 
 static void check_fused(void)
@@ -295,8 +305,8 @@ static void gated_size(const int64_t size[3])
 
 static void check_gated(void)
 {
-    static const int64_t sizes[][3] = {
-        {16, 16, 1}, {144, 80, 129}, {1008, 1072, 333}, {640, 9728, 80}, {16, 17408, 3}};
+    static const int64_t sizes[][3] = {{16, 16, 1},     {144, 80, 129}, {1008, 1072, 333},
+                                       {640, 9728, 80}, {16, 17408, 3}, {272, 34000, 3}};
     need_fused();
     for (int64_t i = 0; i < COUNT(sizes); i++)
         gated_size(sizes[i]);
@@ -307,8 +317,8 @@ static void check_gated(void)
 /* Something of everything, for tools that take a thousand times as long. */
 static void check_short(void)
 {
-    values_of(1);
-    values_of(2);
+    values_of(&shapes[1], 1);
+    values_of(&shapes[2], 2);
     if (tested->norm_linear && tested->swiglu_linear)
         gated_size((const int64_t[]){144, 80, 129});
 }
@@ -316,6 +326,7 @@ static void check_short(void)
 #define CHECKS(X)                                                                                  \
     X(company)                                                                                     \
     X(values)                                                                                      \
+    X(passes)                                                                                      \
     X(fused)                                                                                       \
     X(gated)                                                                                       \
     X(short)

@@ -104,16 +104,20 @@ __device__ static inline void few_load_values(struct few<D, TYPE> &f, const uint
 
 /* Where the warps of a CTA meet. */
 template <int D> struct few_shared {
-    uint4 q[D / 16][32];        /* operands, by lane */
-    float turned[FEW_GROUP][D]; /* queries, if they were not rotated before, */
-    uint4 own[2][D / 8];        /* and the row's own key and value, as in the store */
-    float y[FEW_WARPS][FEW_GROUP][D];
+    uint4 q[D / 16][32]; /* operands, by lane */
+    union {
+        struct {
+            float turned[FEW_GROUP][D]; /* queries, if they were not rotated before, */
+            uint4 own[2][D / 8];        /* and the row's own key and value, as in the store */
+        };
+        float y[FEW_WARPS][D / 4][34]; /* later: by lane; two more, for who reads it */
+    };
     float base[FEW_WARPS][FEW_GROUP], sum[FEW_WARPS][FEW_GROUP];
     int start[NBI_FEW_ROWS + 1]; /* of all pieces, the first of each row; behind them, how many */
     bool last;                   /* this CTA has left the last part of a row */
 };
 
-static_assert(FEW_WARPS * FEW_GROUP * 64 >= FEW_GROUP * SPLITS_MAX, "weights of parts fit into y");
+static_assert(FEW_WARPS * 64 / 4 * 34 >= FEW_GROUP * SPLITS_MAX, "weights of parts fit into y");
 
 /* Rows 0 to 7 of the operand are the heads rounded to 16 bits, rows 8 to 15 what that leaves over:
  * the sum of both products has about the digits of f32, and costs nothing. */
@@ -252,7 +256,6 @@ __device__ static inline void few_values(struct few<D, TYPE> &f, const float s[]
 template <int D, enum nbi_dtype TYPE>
 __device__ static inline void few_leave(struct few_shared<D> &sh, struct few<D, TYPE> &f)
 {
-    using F = struct few<D, TYPE>;
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     float sum = quad_sum(f.sum);
     if (t == 0) {
@@ -262,10 +265,16 @@ __device__ static inline void few_leave(struct few_shared<D> &sh, struct few<D, 
 #pragma unroll
     for (int i = 0; i < D / 8; i++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            int d = i / F::V_VEC * 8 * F::V_VEC + (2 * t + e) * F::V_VEC + i % F::V_VEC;
-            sh.y[warp][g][d] = f.y[i][e] + f.y[i][e + 2];
-        }
+        for (int e = 0; e < 2; e++)
+            sh.y[warp][2 * i + e][threadIdx.x % 32] = f.y[i][e] + f.y[i][e + 2];
+}
+
+/* Element d of head h of what a warp has left. */
+template <int D, enum nbi_dtype TYPE>
+__device__ static inline float few_left(const struct few_shared<D> &sh, int warp, int h, int d)
+{
+    const int V = few<D, TYPE>::V_VEC, i = d / (8 * V) * V + d % V, column = d / V % 8;
+    return sh.y[warp][2 * i + column % 2][4 * h + column / 2];
 }
 
 /* ---- pieces ---- */
@@ -381,7 +390,7 @@ __device__ static inline void few_put(const struct few_args &f, const struct few
 }
 
 /* The warps' results added in order. Some warp had a key, so top is finite. */
-template <int D>
+template <int D, enum nbi_dtype TYPE>
 __device__ static inline void few_finish(const struct few_args &f, struct few_shared<D> &sh,
                                          const struct few_piece &p)
 {
@@ -396,7 +405,7 @@ __device__ static inline void few_finish(const struct few_args &f, struct few_sh
         for (int w = 0; w < FEW_WARPS; w++) {
             float weight = fast_exp2(sh.base[w][h] - top);
             sum += weight * sh.sum[w][h];
-            acc += weight * sh.y[w][h][d];
+            acc += weight * few_left<D, TYPE>(sh, w, h, d);
         }
         if (p.splits > 1)
             few_part(f, p.index, h)[d] = acc;
@@ -615,7 +624,7 @@ __device__ static inline void few_attend(const struct few_args &args, struct few
     }
     few_leave(sh, f);
     __syncthreads();
-    few_finish(args, sh, p);
+    few_finish<D, TYPE>(args, sh, p);
 }
 
 /* Rows of the store but a row's own were there before the step began, as first, last, pages and

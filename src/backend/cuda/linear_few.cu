@@ -28,15 +28,15 @@
 template <bool WG> struct crew {
     static constexpr int WARPS = WG ? 12 : 15; /* that multiply */
     static constexpr int THREADS = WG ? 384 : 512;
-    static constexpr int registers(int NT) /* of a thread */
+    static constexpr int registers(int NT) /* of a thread; of 88 it takes 80 */
     {
-        return WG ? 104 : NT <= 2 ? 80 : 128;
+        return WG ? 104 : NT == 1 ? 88 : NT == 2 ? 80 : 128;
     }
-    static constexpr int TEAM = WG ? 4 : 1;   /* warps */
-    static constexpr int EACH = WG ? 1 : 2;   /* rows of tiles of a warp, */
-    static constexpr int GROUP = TEAM * EACH; /* of a team, */
-    static constexpr int PASS = WG ? 12 : 14; /* and of a pass at most */
-    static constexpr int WAYS = WG ? 3 : 7;   /* at most */
+    static constexpr int TEAM = WG ? 4 : 1;           /* warps */
+    static constexpr int EACH = WG ? 1 : 2;           /* rows of tiles of a warp, */
+    static constexpr int GROUP = TEAM * EACH;         /* of a team, */
+    static constexpr int PASS = WARPS / TEAM * GROUP; /* and of a pass at most */
+    static constexpr int WAYS = WG ? 3 : 7;           /* at most */
     static constexpr int STAGES = 2;
     static constexpr int COLS = WG ? 2 : 1; /* of a stage */
     static constexpr int STAGE = EACH * COLS * NBI_TILE_BYTES;
@@ -627,6 +627,7 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
     }
 #endif
     const bool brings_x = threadIdx.x / 32 == C::WARPS; /* and nothing else */
+    constexpr bool LATE = !WG && NT <= 2; /* registers allow to look at scales behind the loop */
     next_may_start();
 #pragma unroll 1
     for (int pass = 0; pass < a.passes; pass++) {
@@ -653,7 +654,7 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
                 if (a.gated)
                     by[1] = a.act.scale[n];
             }
-            if (WG && mine)
+            if (!LATE && mine)
                 keep_scales<C>(by);
         }
         if constexpr (WG) {
@@ -668,7 +669,7 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
         } else {
             multiply_alone<C, NT>(acc, f, s.slots);
         }
-        if (!WG && mine) /* who has the registers looks at them only now */
+        if (LATE && mine)
             keep_scales<C>(by);
         __syncthreads(); /* rings and x were read */
         finish<C, NT>(a, anew(pass), acc);
@@ -699,6 +700,25 @@ template <bool WG> static int slots_for(const struct nbi_stream *s, int n_tiles)
     int room = s->cuda->shared - C::HEAD_BYTES - C::RINGS - (WG ? BESIDE_BYTES : 0);
     int n = room / (n_tiles * X16_BYTES);
     return n < SLOTS_MAX ? n : SLOTS_MAX;
+}
+
+/* What n passes take of warps that are alone, for so many rows of tiles, in columns of a warp: few
+ * rows go several ways at a time, but each pass has a beginning and an end. */
+static int64_t alone_time(int64_t rows, int64_t cols, int64_t n)
+{
+    using C = crew<false>;
+    int64_t ways = C::WARPS / ceil_div(ceil_div(rows, n), C::GROUP);
+    return n * (ceil_div(cols, ways < C::WAYS ? ways : C::WAYS) + 4);
+}
+
+static int passes_for(int64_t rows, int64_t cols, bool together)
+{
+    const int64_t least = ceil_div(rows, together ? crew<true>::PASS : crew<false>::PASS);
+    int64_t best = least;
+    for (int64_t n = least + 1; n <= 2 * least && !together; n++)
+        if (alone_time(rows, cols, n) < alone_time(rows, cols, best))
+            best = n;
+    return (int)best;
 }
 
 template <int NT, bool WG> static enum nb_status launch(struct nbi_stream *s, struct product &a)
@@ -767,11 +787,11 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
                                  (int)(room < SLICES_MAX ? room : SLICES_MAX), false);
     }
     int rows = p.tile_rows >> p.gated, lines = s->cuda->sms / p.slices;
-    int pass = (together ? crew<true>::PASS : crew<false>::PASS) >> p.gated;
     p.lines = rows < lines ? rows : lines;
     p.row_cut = {rows / p.lines, rows % p.lines};
     p.col_cut = {p.tile_cols / p.slices, p.tile_cols % p.slices};
-    p.passes = (int)ceil_div(ceil_div(rows, p.lines), pass);
+    int64_t most = ceil_div(rows, p.lines) << p.gated;
+    p.passes = passes_for(most, ceil_div(p.tile_cols, p.slices), together);
     NBI_BUG_IF(p.tile_cols * (int64_t)crew<true>::WAYS > 100000);
     NBI_TRY(together ? launch_for<true>(s, p) : launch_for<false>(s, p));
     if (p.slices > 1)
