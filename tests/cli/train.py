@@ -177,7 +177,7 @@ def overfit():
     """One batch by heart, in four bits, with each kind of moments."""
     with open(work + "/one.txt", "w", encoding="ascii") as f:
         f.write("the blue cat sees 17 dogs over the hill and the rain falls gently on\n")
-    for state in t.STATES:
+    for state in t.STATES[-1:] if slow else t.STATES:
         for master in ("bf16",) if slow else ("bf16", "f32"):
             r = t.train(nibble, *options(
                 data=work + "/one.txt", steps=300, batch_size=1, seq_len=48,
