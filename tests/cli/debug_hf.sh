@@ -1,5 +1,5 @@
 # Logits, loss, gradients, three steps of AdamW and greedy tokens against Hugging Face's, which were
-# computed in float64.
+# computed in float64; on each instruction set, and on a GPU where there is one.
 # NB_SHARED says where those are; without them the errors are still tried, and the result is SKIP.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -151,8 +151,8 @@ fi
 
 levels="scalar"
 for level in avx2 avx512; do
-    "$nibble" debug hf -q -m "$work/tiny" --in "$work/good.safetensors" --simd "$level" \
-        --out "$work/try.safetensors" >/dev/null 2>&1 && levels="$levels $level"
+    "$nibble" debug hf -q -m "$work/tiny" --in "$work/good.safetensors" --device cpu \
+        --simd "$level" --out "$work/try.safetensors" >/dev/null 2>&1 && levels="$levels $level"
 done
 grep -q avx2 /proc/cpuinfo && case $levels in
 *avx2*) ;;
@@ -161,13 +161,16 @@ grep -q avx2 /proc/cpuinfo && case $levels in
     failures=$((failures + 1))
     ;;
 esac
+"$nibble" doctor --device cuda >/dev/null 2>&1 && levels="$levels cuda"
 for model in tiny-tied tiny-untied; do
     golden=$shared/reference/hf/$model.golden.safetensors
     check "input of $model" 0 python3 -B "$work/input.py" "$work" "$golden" \
         "$work/in.safetensors"
     for level in $levels; do
+        set -- --device cpu --simd "$level"
+        [ "$level" = cuda ] && set -- --device cuda
         check "$model, $level" 0 "$nibble" debug hf -q -m "$shared/reference/hf/$model" \
-            --in "$work/in.safetensors" --out "$work/$level.safetensors" --simd "$level"
+            --in "$work/in.safetensors" --out "$work/$level.safetensors" "$@"
         check "$model as Hugging Face, $level" 0 python3 -B "$work/compare.py" "$work" "$golden" \
             "$work/$level.safetensors"
         echo "$model, $level: $(cat "$work/out")"

@@ -119,7 +119,7 @@ static void next_of_two(struct two *t, struct nbi_snapshot **kept)
         assert_memory_equal(t->others, t->logits, (size_t)t->V * sizeof(float));
         append_to_two(t, &other, 1);
         break;
-    case 4: /* nothing, for now */
+    case 4: /* nobody asks what follows */
         assert_ok(nbi_session_append(t->asks, &best, 1, NULL, 0));
         assert_ok(nbi_session_append(t->plain, &best, 1, NULL, 0));
         append_to_two(t, &other, 1);

@@ -167,6 +167,7 @@ static void check_values(void)
         values_of(&shapes[i], i);
 }
 
+/* Passes are of backends that fuse. */
 static void check_passes(void)
 {
     need_fused();

@@ -703,7 +703,7 @@ template <bool WG> static int slots_for(const struct nbi_stream *s, int n_tiles)
 }
 
 /* What n passes take of warps that are alone, for so many rows of tiles, in columns of a warp: few
- * rows go several ways at a time, but each pass has a beginning and an end. */
+ * rows go several ways at a time, but beginning and end of a pass take as long as four columns. */
 static int64_t alone_time(int64_t rows, int64_t cols, int64_t n)
 {
     using C = crew<false>;
