@@ -82,13 +82,14 @@ static void run_few(struct nbi_backend *be, struct few_case *c, int64_t from, in
 }
 
 static const struct few_case shapes[] = {
-    {.count = 1, .K = 16, .O = {1}},         {.count = 3, .K = 144, .O = {1, 70, 129}},
-    {.count = 2, .K = 1008, .O = {203, 64}}, {.count = 3, .K = 2560, .O = {517, 65, 63}},
-    {.count = 1, .K = 1280, .O = {9001}},    {.count = 1, .K = 9728, .O = {80}},
-    {.count = 1, .K = 16, .O = {30001}}, /* several passes of teams */
+    {.count = 1, .K = 16, .O = {1}},           {.count = 3, .K = 144, .O = {1, 70, 129}},
+    {.count = 2, .K = 1008, .O = {203, 64}},   {.count = 3, .K = 2560, .O = {517, 65, 63}},
+    {.count = 1, .K = 1280, .O = {9001}},      {.count = 1, .K = 9728, .O = {80}},
+    {.count = 1, .K = 16, .O = {30001}},       /* several passes of teams */
+    {.count = 2, .K = 1648, .O = {4100, 900}}, /* rows alone, odd columns */
 };
 
-/* Several of warps that are alone, on up to 145 multiprocessors. */
+/* Several of single warps, on up to 136 multiprocessors. */
 static const struct few_case long_shape = {.count = 1, .K = 400, .O = {70001}};
 
 /* The same bits with others and without. */
@@ -172,6 +173,7 @@ static void check_passes(void)
 {
     need_fused();
     values_of(&long_shape, 0);
+    values_of(&long_shape, 1); /* steady */
 }
 
 /* ---- with the operation before ---- */

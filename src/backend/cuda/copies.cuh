@@ -122,3 +122,27 @@ __device__ static inline void copies_end(uint32_t bar)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 #endif
 }
+
+/* By all lanes of a warp: two of the same size, one behind the other, and no more. */
+__device__ static inline void copy_two_once(uint32_t to, const void *first, const void *second,
+                                            int bytes, uint32_t bar)
+{
+#if BULK
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xFFFFFFFF;\n"
+                 "@one mbarrier.arrive.expect_tx.shared.b64 _, [%5], %6;\n"
+                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1], %4, [%5], %7;\n"
+                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%2], [%3], %4, [%5], %7;\n"
+                 "}" ::"r"(to),
+                 "l"(first), "r"(to + bytes), "l"(second), "r"(bytes), "r"(bar), "r"(2 * bytes),
+                 "l"(READ_ONCE)
+                 : "memory");
+#else
+    copy_once(to, first, bytes, bar);
+    copy_once(to + bytes, second, bytes, bar);
+    copies_end(bar);
+#endif
+}

@@ -1,4 +1,5 @@
-/* linear_few.cu - products of up to NBI_SMALL_BATCH rows with NVFP4 matrices, on tensor cores.
+/* linear_few.cu - products of up to NBI_SMALL_BATCH rows with NVFP4 matrices, on tensor cores; those
+ * of up to 16 on large devices are in linear_whole.cu.
  *
  * x is rounded to f16 times a power of two per row; weights are exact in f16. A CTA has some rows
  * of tiles and goes through them a pass at a time. A pass has groups of rows, and as many teams of
@@ -15,9 +16,7 @@
  * row of y does not depend on its company, if it has to be steady. */
 #include <string.h>
 
-#include "backend/cuda/copies.cuh"
-#include "backend/cuda/few.cuh"
-#include "backend/cuda/mma.cuh"
+#include "backend/cuda/linear_few.cuh"
 #include "backend/cuda/wgmma.cuh"
 
 #define SLOTS_MAX 32 /* columns of x that are there at once */
@@ -28,9 +27,9 @@
 template <bool WG> struct crew {
     static constexpr int WARPS = WG ? 12 : 15; /* that multiply */
     static constexpr int THREADS = WG ? 384 : 512;
-    static constexpr int registers(int NT) /* of a thread; of 88 it takes 80 */
+    static constexpr int registers(int NT) /* of a thread */
     {
-        return WG ? 104 : NT == 1 ? 88 : NT == 2 ? 80 : 128;
+        return WG ? 104 : NT <= 2 ? 80 : 128;
     }
     static constexpr int TEAM = WG ? 4 : 1;           /* warps */
     static constexpr int EACH = WG ? 1 : 2;           /* rows of tiles of a warp, */
@@ -50,90 +49,6 @@ template <bool WG> struct crew {
     static constexpr int HEAD_BYTES = (UPS_AT + NBI_SMALL_BATCH * 4) / 128 * 128 + 128;
 };
 
-/* So many for each, and one more for the first of them. */
-struct cut {
-    int each, more;
-};
-
-struct product {
-    float *y[NBI_LINEAR_MAX];
-    const uint8_t *tiles[NBI_LINEAR_MAX];
-    int first[NBI_LINEAR_MAX]; /* row of tiles where each matrix begins */
-    int rows[NBI_LINEAR_MAX];
-    float scale[NBI_LINEAR_MAX];
-    int count, tile_rows, tile_cols;
-    int slices; /* of columns, each of `lines` CTAs */
-    int lines, passes;
-    struct cut row_cut, col_cut; /* rows of tiles for a line, pairs if gated; columns for a slice */
-    int slots;                   /* columns of x that shared memory has room for */
-    int ways;                    /* at most, whatever N is */
-    const uint8_t *x;
-    const float *x_scale;
-    float *parts; /* [slices, N, rows], if there are several */
-    int N, n_tiles;
-    bool add;
-    bool gated;     /* rows of tiles are those of gate and up in turn */
-    struct x16 act; /* where SwiGLU of both goes then */
-};
-
-/* ---- who has what ---- */
-
-/* A row of tiles: its matrix, and which of that it is. */
-struct place {
-    int m, tile;
-};
-
-__device__ static inline struct place place_of(const struct product &a, int row)
-{
-    int m = 0;
-    if (a.gated)
-        return {row & 1, row >> 1};
-    while (m + 1 < a.count && row >= a.first[m + 1])
-        m++;
-    return {m, row - a.first[m]};
-}
-
-struct range {
-    int begin, end;
-};
-
-/* a / b, below 100,000: divisions would take long before anything is asked for. */
-__device__ static inline int quotient(int a, int b)
-{
-    return (int)__fdividef((float)a + 0.5f, (float)b);
-}
-
-__device__ static inline struct range even(int count, int i, int of)
-{
-    return {quotient(count * i, of), quotient(count * (i + 1), of)};
-}
-
-__device__ static inline struct range cut_at(const struct cut &c, int i)
-{
-    int begin = i * c.each + min(i, c.more);
-    return {begin, begin + c.each + (i < c.more)};
-}
-
-/* Gate and up stay together. */
-__device__ static inline struct range rows_of(const struct product &a, struct range r)
-{
-    return {r.begin << a.gated, r.end << a.gated};
-}
-
-/* Rows of tiles of a CTA, and its columns. */
-struct part {
-    struct range rows, cols;
-    int slice;
-};
-
-__device__ static inline struct part part_of(const struct product &a, int cta)
-{
-    int slice = 0, line = cta;
-    for (; line >= a.lines; line -= a.lines)
-        slice++;
-    return {rows_of(a, cut_at(a.row_cut, line)), cut_at(a.col_cut, slice), slice};
-}
-
 /* Rows of tiles of a pass, and how many groups and ways it has. Team t has way t / groups of group
  * t % groups. A way has so many slots for its columns of x. */
 struct pass_shape {
@@ -152,18 +67,6 @@ __device__ static inline struct pass_shape pass_of(const struct product &a, cons
     int rows = r.end - r.begin, groups = (rows + C::GROUP - 1) / C::GROUP;
     int ways = min(quotient(C::WARPS / C::TEAM, groups), a.ways);
     return {p.rows.begin + r.begin, rows, groups, ways, quotient(a.slots, ways)};
-}
-
-/* Where in the slots of its way a column of x is, in turn, and which time that is. */
-struct turn {
-    int slot;
-    uint32_t parity;
-};
-
-__device__ static inline void next_turn(struct turn &t, int slots)
-{
-    t.parity ^= t.slot + 1 == slots;
-    t.slot = t.slot + 1 == slots ? 0 : t.slot + 1;
 }
 
 /* ---- shared memory ---- */
@@ -202,10 +105,18 @@ template <class C> __device__ static inline float *ups(void)
 }
 
 /* What a row of x is to be times, and what SwiGLU is divided by. */
-template <class C> __device__ static inline void keep_scales(const float by[2])
+template <class C, int NT> __device__ static inline void keep_scales(const struct product &a)
 {
-    scales<C>()[threadIdx.x] = by[0];
-    ups<C>()[threadIdx.x] = by[1] != 0 ? 1 / by[1] : 0;
+    int n = (int)blockIdx.y * 8 * NT + threadIdx.x;
+    float x = 0, act = 0;
+    if (threadIdx.x >= 8 * NT)
+        return;
+    if (n < a.N) {
+        x = a.x_scale[n];
+        act = a.gated ? a.act.scale[n] : 0;
+    }
+    scales<C>()[threadIdx.x] = x;
+    ups<C>()[threadIdx.x] = act != 0 ? 1 / act : 0;
 }
 
 template <class C, int NT> __device__ static inline uint32_t slot_at(int slot)
@@ -326,46 +237,6 @@ __device__ static inline void bring_column(const struct product &a, struct suppl
         next_turn(r.t, r.slots);
 }
 
-/* A lane's part of a tile in shared memory: half its codes, and its scales. */
-__device__ static inline void codes_at(uint32_t codes[4], uint32_t tile, int half)
-{
-    load_shared(codes, tile + (half * 32 + threadIdx.x % 32) * 16);
-}
-
-__device__ static inline uint32_t scales_at(uint32_t tile)
-{
-    uint32_t v;
-    asm volatile("ld.shared.b32 %0, [%1];"
-                 : "=r"(v)
-                 : "r"(tile + 1024 + threadIdx.x % 32 * 4)
-                 : "memory");
-    return v;
-}
-
-/* Of four quarters: the scale times 2^7, so the weight times 2^-7. */
-__device__ static inline void widen_scales(__half2 by[4], uint32_t scales)
-{
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        uint32_t h = (scales >> (8 * q) & 0xFF) * 0x00800080u;
-        by[q] = __hmul2(*(__half2 *)&h, __float2half2_rn(32768.0f));
-    }
-}
-
-/* Half a tile as operands: w[p] is pair p. */
-__device__ static inline void widen_half(uint32_t w[4][4], const uint32_t word[4],
-                                         const __half2 by[4])
-{
-#pragma unroll
-    for (int p = 0; p < 4; p++)
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            uint32_t pair = tile_pair(word[q], p);
-            __half2 v = __hmul2(*(__half2 *)&pair, by[q]);
-            w[p][q] = *(uint32_t *)&v;
-        }
-}
-
 /* ---- sums of a warp by itself ---- */
 
 /* Adds half a column. Both rows of tiles are computed: a group of one has something there too, and
@@ -377,7 +248,7 @@ __device__ static inline void add_half(float acc[][NT][4], uint32_t stage, uint3
 #pragma unroll
     for (int r = 0; r < C::EACH; r++) {
         uint32_t codes[4];
-        __half2 by[4];
+        __half2 by[2];
         codes_at(codes, stage + r * NBI_TILE_BYTES, half);
         widen_scales(by, scales_at(stage + r * NBI_TILE_BYTES));
         widen_half(w[r], codes, by);
@@ -461,7 +332,7 @@ __device__ static inline void multiply_together(float acc[NT][4], const struct f
 #pragma unroll
         for (int c = 0; c < C::COLS; c++) {
             uint32_t tile = f.ring.data + stage.slot * C::STAGE + c * NBI_TILE_BYTES, codes[2][4];
-            __half2 by[4];
+            __half2 by[2];
             if (col + c >= f.first + 2 && more.next < more.end)
                 bring_column<C, NT>(a, more);
             codes_at(codes[0], tile, 0);
@@ -627,7 +498,6 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
     }
 #endif
     const bool brings_x = threadIdx.x / 32 == C::WARPS; /* and nothing else */
-    constexpr bool LATE = !WG && NT <= 2; /* registers allow to look at scales behind the loop */
     next_may_start();
 #pragma unroll 1
     for (int pass = 0; pass < a.passes; pass++) {
@@ -644,18 +514,9 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
 #pragma unroll 1
         for (int i = 0; i < C::STAGES; i++)
             fetch_stage(f, f.first + i * f.step, i);
-        float by[2] = {}; /* x and SwiGLU */
-        const bool mine = pass == 0 && threadIdx.x < 8 * NT;
         if (pass == 0) {
-            int n = (int)blockIdx.y * 8 * NT + threadIdx.x;
             wait_before();
-            if (mine && n < a.N) {
-                by[0] = a.x_scale[n];
-                if (a.gated)
-                    by[1] = a.act.scale[n];
-            }
-            if (!LATE && mine)
-                keep_scales<C>(by);
+            keep_scales<C, NT>(a);
         }
         if constexpr (WG) {
             struct supply x = {f.first, f.end, f.way, 1, s.slots, {0, 1}};
@@ -669,8 +530,6 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
         } else {
             multiply_alone<C, NT>(acc, f, s.slots);
         }
-        if (LATE && mine)
-            keep_scales<C>(by);
         __syncthreads(); /* rings and x were read */
         finish<C, NT>(a, anew(pass), acc);
         if (pass + 1 == a.passes)
@@ -700,25 +559,6 @@ template <bool WG> static int slots_for(const struct nbi_stream *s, int n_tiles)
     int room = s->cuda->shared - C::HEAD_BYTES - C::RINGS - (WG ? BESIDE_BYTES : 0);
     int n = room / (n_tiles * X16_BYTES);
     return n < SLOTS_MAX ? n : SLOTS_MAX;
-}
-
-/* What n passes take of warps that are alone, for so many rows of tiles, in columns of a warp: few
- * rows go several ways at a time, but beginning and end of a pass take as long as four columns. */
-static int64_t alone_time(int64_t rows, int64_t cols, int64_t n)
-{
-    using C = crew<false>;
-    int64_t ways = C::WARPS / ceil_div(ceil_div(rows, n), C::GROUP);
-    return n * (ceil_div(cols, ways < C::WAYS ? ways : C::WAYS) + 4);
-}
-
-static int passes_for(int64_t rows, int64_t cols, bool together)
-{
-    const int64_t least = ceil_div(rows, together ? crew<true>::PASS : crew<false>::PASS);
-    int64_t best = least;
-    for (int64_t n = least + 1; n <= 2 * least && !together; n++)
-        if (alone_time(rows, cols, n) < alone_time(rows, cols, best))
-            best = n;
-    return (int)best;
 }
 
 template <int NT, bool WG> static enum nb_status launch(struct nbi_stream *s, struct product &a)
@@ -790,10 +630,13 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     p.lines = rows < lines ? rows : lines;
     p.row_cut = {rows / p.lines, rows % p.lines};
     p.col_cut = {p.tile_cols / p.slices, p.tile_cols % p.slices};
-    int64_t most = ceil_div(rows, p.lines) << p.gated;
-    p.passes = passes_for(most, ceil_div(p.tile_cols, p.slices), together);
+    p.passes = (int)ceil_div(ceil_div(rows, p.lines) << p.gated,
+                             together ? crew<true>::PASS : crew<false>::PASS);
     NBI_BUG_IF(p.tile_cols * (int64_t)crew<true>::WAYS > 100000);
-    NBI_TRY(together ? launch_for<true>(s, p) : launch_for<false>(s, p));
+    if (!a->steady && nbi_cuda_whole_fits(s, &p))
+        NBI_TRY(nbi_cuda_linear_whole(s, &p));
+    else
+        NBI_TRY(together ? launch_for<true>(s, p) : launch_for<false>(s, p));
     if (p.slices > 1)
         s->pending = {p.y[0], p.parts, p.slices, a->N, a->w[0].rows};
     if (act)
