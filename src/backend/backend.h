@@ -400,6 +400,26 @@ struct nbi_token_step {
     struct nbi_ptr logits; /* [V] */
 };
 
+/* How one of the best is drawn: each has a weight by its logit, e^((logit - the best) * cold) of
+ * `unit`; top-p and min-p leave the first of them (infer/sampler.c). */
+struct nbi_draw {
+    double cold; /* 1 / temperature */
+    double unit;
+    double top_p, log_min_p;
+    uint64_t spin; /* where the draw falls in what is left, of 2^64 */
+};
+
+/* The J best of some logits, and with which of them it goes on: with one, that; else with the one
+ * that is drawn, up to rounding. */
+struct nbi_follow {
+    int64_t J; /* up to NBI_TOP_MAX */
+    struct nbi_draw draw;
+    struct nbi_ptr top; /* of J > 1: odd, ids [J] and values [J] as `top` left them */
+    struct nb_candidate best[NBI_TOP_MAX]; /* out, best first */
+    int32_t id;                            /* out, which it is */
+    bool odd; /* out: a logit was not finite, and nothing is to be had of the rest */
+};
+
 struct nbi_token; /* a model made ready for it */
 
 /* ---- again and again ---- */
@@ -517,11 +537,11 @@ struct nbi_backend {
     enum nb_status (*token_new)(struct nbi_stream *s, const struct nbi_token_model *m,
                                 struct nbi_token **out);
     enum nb_status (*token_run)(struct nbi_token *t, const struct nbi_token_step *step);
-    /* Optional: what `top` finds best in the logits of the last run, and a run of that token
-     * queued behind it, whatever id the step has. It returns when the best is known; the run may
-     * still be at work. A logit that was not finite: *odd, and nothing is to be had of the run. */
+    /* Optional: one of the best of the last run's logits, and a run of that token queued behind
+     * it, whatever id the step has. It returns when the best are known; the run may still be at
+     * work. */
     enum nb_status (*token_follow)(struct nbi_token *t, const struct nbi_token_step *step,
-                                   struct nb_candidate *best, bool *odd);
+                                   struct nbi_follow *f);
     void (*token_free)(struct nbi_token *t);
 
     /* Optional: rmsnorm or swiglu, then linear of what it gave, with the bits of the two. What goes

@@ -82,6 +82,7 @@ enum nb_status nbi_answering_begin(struct nbi_answering *a, const int32_t *promp
         return nbi_fail_memory("logits", (size_t)V * sizeof *a->logits);
     NBI_TRY(nbi_token_sampler_init(&a->sampler, &a->opts->sampling, V));
     a->next.J = nbi_token_sampler_wants(&a->sampler);
+    a->next.draw = nbi_token_sampler_plan(&a->sampler);
     if (a->next.J == 0 || a->opts->check_logits)
         a->next.logits = a->logits;
     for (size_t i = 0; i < count; i++)
@@ -99,6 +100,7 @@ enum nb_status nbi_answering_token(struct nbi_answering *a, int64_t room, int32_
         NBI_TRY(nbi_token_sampler_next(&a->sampler, a->logits, id));
     else
         *id = nbi_token_sampler_of(&a->sampler, a->next.best);
+    a->next.draw = nbi_token_sampler_plan(&a->sampler);
     nbi_token_sampler_accept(&a->sampler, *id);
     r->ids[r->count++] = *id;
     bool end = !a->opts->ignore_eos && nbi_engine_ends(a->engine, *id);

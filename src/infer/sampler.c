@@ -177,12 +177,16 @@ static inline bool likely(const struct odds *o, float logit, double log_min_p)
     return log_odds(o, logit) >= log_min_p;
 }
 
+static uint64_t bits_of(const struct nbi_token_sampler *s, uint64_t draw)
+{
+    struct nbi_philox r = nbi_philox(s->opts.seed, draw, 0x73616D70);
+    return (uint64_t)r.v[0] << 32 | r.v[1];
+}
+
 /* Where in [0, total) the draw falls. */
 static int64_t spin(const struct nbi_token_sampler *s, uint64_t draw, int64_t total)
 {
-    struct nbi_philox r = nbi_philox(s->opts.seed, draw, 0x73616D70);
-    uint64_t bits = (uint64_t)r.v[0] << 32 | r.v[1];
-    return (int64_t)(((unsigned __int128)bits * (uint64_t)total) >> 64);
+    return (int64_t)(((unsigned __int128)bits_of(s, draw) * (uint64_t)total) >> 64);
 }
 
 /* Tokens lie one behind the other, best first, each as long as its weight: which one covers `at`?
@@ -349,6 +353,13 @@ int64_t nbi_token_sampler_wants(const struct nbi_token_sampler *s)
     int64_t k = s->opts.temperature == 0 ? 1 : s->opts.top_k;
     k = k < s->vocab ? k : s->vocab;
     return plain && k <= NBI_SAMPLER_FEW ? k : 0;
+}
+
+struct nbi_draw nbi_token_sampler_plan(const struct nbi_token_sampler *s)
+{
+    struct odds o = make_odds(s, 0);
+    return (struct nbi_draw){o.cold, o.unit, s->opts.top_p, log(s->opts.min_p),
+                             bits_of(s, s->draws)};
 }
 
 int32_t nbi_token_sampler_of(struct nbi_token_sampler *s, const struct nb_candidate *best)

@@ -5,7 +5,7 @@
  * generator is counter-based: the same seed and the same number of draws give the same token. */
 #pragma once
 
-#include "base/status.h"
+#include "backend/backend.h"
 
 #define NBI_SAMPLER_FEW 64 /* best that a caller may be asked for, at most */
 
@@ -30,6 +30,9 @@ void nbi_token_sampler_accept(struct nbi_token_sampler *s, int32_t id);
 
 /* How many of the best logits decide; 0: all logits do. */
 int64_t nbi_token_sampler_wants(const struct nbi_token_sampler *s);
+
+/* How the next draw from those will go. */
+struct nbi_draw nbi_token_sampler_plan(const struct nbi_token_sampler *s);
 
 /* As nbi_token_sampler_next, from as many of the best as it wants, best first. */
 int32_t nbi_token_sampler_of(struct nbi_token_sampler *s, const struct nb_candidate *best);

@@ -16,8 +16,8 @@ struct nb_session {
     int64_t row_bytes;           /* of one layer's keys of one token */
     int64_t length;
     int32_t *tokens; /* [context] */
-    /* Behind a token that is alone the best to follow is computed before anyone asks for it, since
-     * greedy answers will: where that is, -1 if nowhere, and its id. */
+    /* Behind a token that is alone the one that is likely to follow is computed before anyone asks
+     * for it: where that is, -1 if nowhere, and its id. */
     int64_t ahead;
     int32_t guess;
     bool leads;                                       /* the last pass was of such a token */
@@ -306,16 +306,17 @@ static enum nb_status fail_odd(void)
     return nbi_fail(NB_EVALUE, "the model gave a logit that is not finite");
 }
 
-/* The best, while the device goes on with it. */
-static enum nb_status fetch_and_follow(struct nb_session *s, struct nb_candidate *best)
+/* The best, while the device goes on with one of them. */
+static enum nb_status fetch_and_follow(struct nb_session *s, struct nbi_next *next)
 {
     const struct nbi_pass p = pass_of(s, s->length, 1, 1);
-    bool odd;
-    NBI_TRY(nbi_forward_follow(&s->acts, &p, best, &odd));
-    if (odd)
+    struct nbi_follow f = {.J = next->J, .draw = next->draw};
+    NBI_TRY(nbi_forward_follow(&s->engine->weights, &s->acts, s->stream, &p, &f));
+    if (f.odd)
         return fail_odd();
+    memcpy(next->best, f.best, (size_t)f.J * sizeof *f.best);
     s->ahead = s->length;
-    s->guess = best->id;
+    s->guess = f.id;
     return NB_OK;
 }
 
@@ -324,8 +325,8 @@ static enum nb_status fetch_best(struct nb_session *s, struct nbi_next *next)
 {
     struct nbi_backend *be = s->engine->be;
     int32_t top[1 + 2 * NBI_TOP_MAX];
-    if (s->leads && next->J == 1 && s->length < s->opts.context)
-        return fetch_and_follow(s, next->best);
+    if (s->leads && (next->J == 1 || next->draw.unit > 0) && s->length < s->opts.context)
+        return fetch_and_follow(s, next);
     NBI_TRY(nbi_forward_top(&s->engine->weights, &s->acts, s->stream, 1, next->J));
     NBI_TRY(be->download(s->stream, top, s->acts.top, nbi_top_bytes(1, next->J)));
     NBI_TRY(be->sync(s->stream));

@@ -373,12 +373,16 @@ bool nbi_forward_leads(const struct nbi_acts *a, const struct nbi_pass *p)
     return is_single(a, p) && a->be->token_follow;
 }
 
-enum nb_status nbi_forward_follow(const struct nbi_acts *a, const struct nbi_pass *p,
-                                  struct nb_candidate *best, bool *odd)
+enum nb_status nbi_forward_follow(const struct nbi_weights *w, const struct nbi_acts *a,
+                                  struct nbi_stream *s, const struct nbi_pass *p,
+                                  struct nbi_follow *f)
 {
     NBI_BUG_IF(!nbi_forward_leads(a, p));
     const struct nbi_token_step step = step_of(a, p, 0);
-    return a->be->token_follow(a->token, &step, best, odd);
+    if (f->J > 1)
+        NBI_TRY(nbi_forward_top(w, a, s, 1, f->J));
+    f->top = a->top;
+    return a->be->token_follow(a->token, &step, f);
 }
 
 enum nb_status nbi_forward_top(const struct nbi_weights *w, const struct nbi_acts *a,

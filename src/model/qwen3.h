@@ -80,11 +80,12 @@ enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,
 /* Whether nbi_forward_follow may come next behind a pass that has been queued. */
 bool nbi_forward_leads(const struct nbi_acts *a, const struct nbi_pass *pass);
 
-/* The best of the one row of logits that the last pass left, to the host, and a pass over it as
- * the next token: where it goes is what `pass` says, its id is not. The pass may be at work on
- * return. *odd: a logit was not finite, and the pass means nothing. */
-enum nb_status nbi_forward_follow(const struct nbi_acts *a, const struct nbi_pass *pass,
-                                  struct nb_candidate *best, bool *odd);
+/* The best of the one row of logits that the last pass left, to the host, and a pass over the one
+ * that f says as the next token: where it goes is what `pass` says, its id is not. The pass may be
+ * at work on return. f->top is filled in. */
+enum nb_status nbi_forward_follow(const struct nbi_weights *w, const struct nbi_acts *a,
+                                  struct nbi_stream *s, const struct nbi_pass *pass,
+                                  struct nbi_follow *f);
 
 /* The J best of the first M <= a->tops rows of logits, as nbi_op_top gives them, one behind the
  * other in a->top: int32 odd [M], int32 ids [M, J], f32 values [M, J]. */

@@ -83,6 +83,9 @@ sanitizers() {
                 --error-exitcode 9 "$nibble" generate -q -m "$work/a.dat" --model-dir "$work/a" \
                 --raw -p "$prompt" -n 4 --temp 0 --device cuda
         done
+        try "$tool, tokens that are drawn" compute-sanitizer --tool $tool --error-exitcode 9 \
+            "$nibble" generate -q -m "$work/a.dat" --model-dir "$work/a" --raw -p hello -n 4 \
+            --temp 1 --top-k 20 --device cuda
         # Looking for races takes long in products, and with a graph of such kernels has not been
         # seen to end.
         short='*'

@@ -1,5 +1,5 @@
-/* test_ahead.c - sessions that compute the best token to follow before anyone asks for it: what
- * they say is what others say, whatever comes instead. */
+/* test_ahead.c - sessions that compute a token that is likely to follow before anyone asks for it:
+ * what they say is what others say, whatever comes instead. */
 #include <pthread.h>
 
 #include "infer/session.h"
@@ -18,6 +18,16 @@ struct nbi_token {
 
 static const struct nbi_weights *stood_in; /* of the model that it is for */
 static int64_t followed;
+
+/* Runs that a session asks for. */
+static int64_t runs;
+static enum nb_status (*real_run)(struct nbi_token *t, const struct nbi_token_step *step);
+
+static enum nb_status counted_run(struct nbi_token *t, const struct nbi_token_step *step)
+{
+    runs++;
+    return real_run(t, step);
+}
 
 static enum nb_status stand_in_new(struct nbi_stream *s, const struct nbi_token_model *m,
                                    struct nbi_token **out)
@@ -50,16 +60,35 @@ static enum nb_status stand_in_run(struct nbi_token *t, const struct nbi_token_s
                           t->w->config->vocab_size * (int64_t)sizeof(float));
 }
 
+/* Which of the best is drawn, step by step. */
+static int64_t draw_by_hand(const struct nbi_draw *d, const struct nb_candidate *best, int64_t J)
+{
+    int64_t w[NBI_TOP_MAX], all = 0, likely = 0, top_p = 0, i = 0;
+    for (int64_t j = 0; j < J; j++) {
+        double x = ((double)best[j].logit - (double)best[0].logit) * d->cold;
+        w[j] = x < -50 ? 0 : (int64_t)(expf((float)x) * d->unit);
+        all += w[j];
+        likely += x >= d->log_min_p ? w[j] : 0;
+    }
+    while (top_p < all && (double)top_p < d->top_p * (double)all)
+        top_p += w[i++];
+    int64_t left = likely < top_p ? likely : top_p,
+            at = (int64_t)((unsigned __int128)d->spin * (uint64_t)left >> 64);
+    for (i = 0; at >= w[i]; i++)
+        at -= w[i];
+    return i;
+}
+
 static enum nb_status stand_in_follow(struct nbi_token *t, const struct nbi_token_step *step,
-                                      struct nb_candidate *best, bool *odd)
+                                      struct nbi_follow *f)
 {
     struct nbi_token_step next = *step;
-    int32_t top[3];
-    NBI_TRY(nbi_forward_top(t->w, &t->acts, t->s, 1, 1));
-    NBI_TRY(t->w->be->download(t->s, top, t->acts.top, sizeof top));
+    int32_t top[1 + 2 * NBI_TOP_MAX];
+    NBI_TRY(nbi_forward_top(t->w, &t->acts, t->s, 1, f->J));
+    NBI_TRY(t->w->be->download(t->s, top, t->acts.top, nbi_top_bytes(1, f->J)));
     NBI_TRY(t->w->be->sync(t->s));
-    *odd = !nbi_best_of(best, top, 0, 1, 1);
-    next.id = best->id;
+    f->odd = !nbi_best_of(f->best, top, 0, 1, f->J);
+    next.id = f->id = f->best[f->J > 1 ? draw_by_hand(&f->draw, f->best, f->J) : 0].id;
     followed++;
     return stand_in_run(t, &next);
 }
@@ -173,6 +202,59 @@ static void check_ahead(struct nbi_backend *be, struct model *m, const struct nb
     free(t.others);
 }
 
+/* Tokens that are drawn: those that the same seed gives without any ahead, and nearly all of them
+ * have been computed when they are asked for. */
+static void check_drawn(struct nbi_backend *be, struct model *m, const struct nbi_weights *w)
+{
+    static const struct nb_sampling all[] = {
+        {.temperature = 1, .top_k = 20, .top_p = 0.95, .repeat_penalty = 1, .seed = 1},
+        {.temperature = 0.3, .top_k = 2, .top_p = 1, .repeat_penalty = 1, .seed = 2},
+        {.temperature = 2, .top_k = 64, .top_p = 1, .repeat_penalty = 1, .seed = 3},
+        {.temperature = 1.5, .top_k = 33, .top_p = 1, .min_p = 0.3, .repeat_penalty = 1, .seed = 4},
+        {.temperature = 9, .top_k = 40, .top_p = 0.1, .min_p = 0.1, .repeat_penalty = 1, .seed = 5},
+    };
+    enum { TOKENS = 50 };
+    const struct nbi_session_opts opts = {.context = TOKENS + 3, .kv = NBI_F16};
+    struct nb_engine e;
+    float *logits = zeros(m->c.vocab_size, sizeof *logits);
+    assert_ok(nbi_engine_wrap(
+        &e, &(struct nbi_engine_parts){.be = be, .config = &m->c, .weights = w, .threads = 1}));
+    real_run = be->token_run;
+    be->token_run = counted_run;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct nb_session *asks, *plain;
+        struct nbi_token_sampler drawing, other;
+        struct nbi_next next = {0};
+        int32_t id = 5, same;
+        int64_t different = 0, before = id;
+        assert_ok(nbi_session_new(&asks, &e, &opts));
+        assert_ok(nbi_session_new(&plain, &e, &opts));
+        assert_ok(nbi_token_sampler_init(&drawing, &all[i], m->c.vocab_size));
+        assert_ok(nbi_token_sampler_init(&other, &all[i], m->c.vocab_size));
+        next.J = nbi_token_sampler_wants(&drawing);
+        assert_int_equal(next.J, all[i].top_k);
+        runs = 0;
+        for (int j = 0; j < TOKENS; j++) {
+            next.draw = nbi_token_sampler_plan(&drawing);
+            assert_ok(nbi_session_append_next(asks, &id, 1, &next));
+            assert_ok(nbi_session_append(plain, &id, 1, logits, 1));
+            id = nbi_token_sampler_of(&drawing, next.best);
+            assert_ok(nbi_token_sampler_next(&other, logits, &same));
+            assert_int_equal(id, same);
+            different += id != before;
+            before = id;
+        }
+        assert_true(different > TOKENS / 2);
+        assert_in_range(runs, TOKENS + 1, TOKENS + 2); /* all of the plain one, the first here */
+        nbi_token_sampler_release(&drawing);
+        nbi_token_sampler_release(&other);
+        nbi_session_free(asks);
+        nbi_session_free(plain);
+    }
+    be->token_run = real_run;
+    free(logits);
+}
+
 static const struct shape ahead_shape = {256, 528, 2, 8, 2, 128, 1000, false, true, true};
 
 static void test_ahead__is_what_would_have_come(void **state)
@@ -193,6 +275,7 @@ static void test_ahead__is_what_would_have_come(void **state)
     followed = 0;
     check_ahead(be, &m, &w, 60);
     assert_true(followed > 100);
+    check_drawn(be, &m, &w);
     nbi_weights_release(&w);
     model_free(&m);
     be->close(be);
@@ -225,6 +308,7 @@ static void test_ahead__on_a_gpu(void **state)
         assert_ok(nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m}, NULL,
                                    NULL));
         check_ahead(be, &m, &w, i == 0 ? 60 : 230);
+        check_drawn(be, &m, &w);
         nbi_weights_release(&w);
         model_free(&m);
         be->close(be);

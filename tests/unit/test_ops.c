@@ -505,7 +505,8 @@ static void check_top(void)
                        : j < 3 * V ? (float)(j % V)
                                    : (float)(bits32() % 50) - 25;
             x[6 * V - 1] = NAN;
-            x[6 * V] = -INFINITY;
+            for (int64_t j = 6 * V; j < 7 * V; j++)
+                x[j] = -INFINITY;
             snprintf(where, sizeof where, "V %lld J %lld", (long long)V, (long long)J);
             run_top(scalar, x, V, J, &want);
             run_top(tested, x, V, J, &is);

@@ -146,7 +146,7 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
                                   struct nbi_token **out);
 enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_step *step);
 enum nb_status nbi_cuda_token_follow(struct nbi_token *t, const struct nbi_token_step *step,
-                                     struct nb_candidate *best, bool *odd);
+                                     struct nbi_follow *f);
 void nbi_cuda_token_free(struct nbi_token *t);
 
 /* graph.cu */

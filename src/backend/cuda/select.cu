@@ -5,22 +5,60 @@
 #define SLICE   2048 /* logits that a block sorts; nbi_top_room counts on it */
 #define THREADS 512
 
-/* Keys of shared memory, a power of two of them, largest first. */
-__device__ static void sort_keys(uint64_t *keys, int n)
+#define EACH (SLICE / THREADS)
+#define LIST (EACH * NBI_TOP_MAX)
+
+/* The largest number that at least J threads have a key of or above. */
+__device__ static inline uint64_t least_of_best(uint64_t key, int J)
 {
-    for (int size = 2; size <= n; size *= 2)
-        for (int step = size / 2; step > 0; step /= 2) {
-            __syncthreads();
-            for (int i = threadIdx.x; i < n / 2; i += blockDim.x) {
-                int a = i / step * 2 * step + i % step, b = a + step;
-                bool down = (a & size) == 0;
-                uint64_t x = keys[a], y = keys[b];
-                if ((x < y) == down) {
-                    keys[a] = y;
-                    keys[b] = x;
-                }
-            }
+    uint32_t high = 0, low = 0;
+#pragma unroll 1
+    for (uint32_t bit = 1u << 31; bit; bit >>= 1)
+        if (__syncthreads_count(key >> 32 >= (high | bit)) >= J)
+            high |= bit;
+    if (__syncthreads_count(key >> 32 >= high) > J)
+#pragma unroll 1
+        for (uint32_t bit = 1u << 31; bit; bit >>= 1)
+            if (__syncthreads_count(key >= ((uint64_t)high << 32 | low | bit)) >= J)
+                low |= bit;
+    return (uint64_t)high << 32 | low;
+}
+
+/* Of SLICE keys in shared memory the best J to the front, largest first; 0 is none. Keys above the
+ * J-th best of what threads have as their best are few, since at most J threads have any. Those
+ * that say that something was odd may be many, but then nothing else matters. */
+__device__ static void keep_best(uint64_t *keys, int J)
+{
+    __shared__ uint64_t list[LIST];
+    __shared__ int count;
+    uint64_t own[EACH], best = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        own[i] = keys[threadIdx.x + i * THREADS];
+        best = max(best, own[i]);
+    }
+    if (threadIdx.x == 0)
+        count = 0;
+    uint64_t least = least_of_best(best, J);
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (own[i] && own[i] >= least) {
+            int at = atomicAdd(&count, 1);
+            if (at < LIST)
+                list[at] = own[i];
         }
+    if (threadIdx.x < J)
+        keys[threadIdx.x] = 0;
+    __syncthreads();
+    int n = min(count, LIST), before = 0;
+    if (threadIdx.x < n) {
+        uint64_t key = list[threadIdx.x];
+        for (int i = 0; i < n; i++)
+            before += list[i] > key || (list[i] == key && i < threadIdx.x);
+        if (before < J)
+            keys[before] = key;
+    }
     __syncthreads();
 }
 
@@ -45,7 +83,7 @@ __global__ static void k_top_slice(uint64_t *out, const float *logits, int64_t V
             out[0] = best;
         return;
     }
-    sort_keys(keys, SLICE);
+    keep_best(keys, J);
     for (int i = threadIdx.x; i < J; i += THREADS)
         out[i] = keys[i];
 }
@@ -58,12 +96,13 @@ __global__ static void k_top_join(int32_t *ids, float *values, int32_t *odd, con
     int64_t row = blockIdx.x;
     parts += row * count;
     int kept = 0;
+    next_may_start();
     wait_before();
     for (int at = 0; at < count; kept = J) {
         int n = min(SLICE - kept, count - at);
         for (int i = threadIdx.x; i < SLICE - kept; i += THREADS)
             keys[kept + i] = i < n ? parts[at + i] : 0;
-        sort_keys(keys, SLICE);
+        keep_best(keys, J);
         at += n;
     }
     if (threadIdx.x == 0)
@@ -79,6 +118,7 @@ __global__ static void k_best_join(int32_t *ids, float *values, int32_t *odd, co
                                    int count)
 {
     uint64_t best = 0;
+    next_may_start();
     wait_before();
     for (int i = threadIdx.x; i < count; i += THREADS)
         best = max(best, parts[(int64_t)blockIdx.x * count + i]);

@@ -20,8 +20,9 @@
  * eight columns and there is one x: column b has x of block b of the tile alone, so that the sums
  * come out by blocks, and scales of weights and x need be applied only once for 16 columns.
  *
- * Who wants the best token to follow gets it while that one is computed: k_follow finds it and says
- * so to the host, and the next kernel is there before the host has heard of it. */
+ * Who wants the best to follow gets them while one of them is computed: k_follow finds the best, or
+ * k_follow_drawn draws one, and says so to the host, and the next kernel is there before the host
+ * has heard of it. */
 #include <cuda.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -208,10 +209,33 @@ __global__ static void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* The best of some keys: to the host, each half with a tag, and its row of the embedding to where
- * the next token finds it. */
-__global__ static void k_follow(uint64_t *told, uint4 *row, const uint4 *embed, int row_words,
-                                const uint64_t *keys, int count, uint32_t tag)
+/* ---- the token to follow ---- */
+
+/* Where its row of the embedding is to go, and what the host is to hear, each word with a tag: the
+ * id, then the ids and the values of the best. */
+struct follower {
+    uint64_t *told;
+    uint4 *row;
+    const uint4 *embed;
+    int row_words;
+    uint32_t tag;
+};
+
+#define TOLD_MAX (1 + 2 * NBI_TOP_MAX)
+
+__device__ static inline void tell(const struct follower &f, int i, uint32_t word)
+{
+    f.told[i] = (uint64_t)f.tag << 32 | word;
+}
+
+__device__ static inline void fetch_row(const struct follower &f, int id)
+{
+    for (int i = threadIdx.x; i < f.row_words; i += THREADS)
+        f.row[i] = f.embed[(int64_t)id * f.row_words + i];
+}
+
+/* The best of some keys. */
+__global__ static void k_follow(const struct follower f, const uint64_t *keys, int count)
 {
     uint64_t best = 0;
     next_may_start();
@@ -221,12 +245,83 @@ __global__ static void k_follow(uint64_t *told, uint4 *row, const uint4 *embed, 
     best = block_best(best);
     bool odd = best == ODD_KEY;
     int id = odd ? 0 : id_of(best);
-    for (int i = threadIdx.x; i < row_words; i += THREADS)
-        row[i] = embed[(int64_t)id * row_words + i];
+    fetch_row(f, id);
     if (threadIdx.x == 0) {
-        told[0] = (uint64_t)tag << 32 | (odd ? TOLD_ODD : (uint32_t)id);
-        told[1] = (uint64_t)tag << 32 | __float_as_uint(value_of(best));
+        tell(f, 0, odd ? TOLD_ODD : (uint32_t)id);
+        tell(f, 1, (uint32_t)id);
+        tell(f, 2, __float_as_uint(value_of(best)));
     }
+}
+
+/* Numbers of a warp, two of a lane, added up in order: those of all lanes first, then the others.
+ */
+__device__ static inline void add_in_order(int64_t v[2])
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        for (int o = 1; o < 32; o *= 2) {
+            int64_t before = __shfl_up_sync(0xFFFFFFFF, v[i], o);
+            v[i] += lane >= o ? before : 0;
+        }
+        if (i == 1)
+            v[1] += __shfl_sync(0xFFFFFFFF, v[0], 31);
+    }
+}
+
+/* The first of those sums that is larger than `at`. */
+__device__ static inline int first_above(const int64_t sums[2], int64_t at)
+{
+    unsigned low = __ballot_sync(0xFFFFFFFF, sums[0] > at),
+             high = __ballot_sync(0xFFFFFFFF, sums[1] > at);
+    return low ? __ffs(low) - 1 : 31 + __ffs(high);
+}
+
+/* By a warp: which of J, best first, is drawn. As infer/sampler.c has it, but for the last bits of
+ * e^x: the host draws by itself, and what comes of another guess is not used. */
+__device__ static int drawn(const struct nbi_draw &d, const float *values, int J)
+{
+    int lane = threadIdx.x % 32;
+    int64_t sums[2], left[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int at = lane + 32 * i;
+        double x = at < J ? ((double)values[at] - (double)values[0]) * d.cold : -100;
+        sums[i] = x < -50 ? 0 : (int64_t)(expf((float)x) * d.unit);
+        left[i] = x >= d.log_min_p ? sums[i] : 0;
+    }
+    add_in_order(sums);
+    add_in_order(left);
+    int64_t all = __shfl_sync(0xFFFFFFFF, sums[1], 31),
+            likely = __shfl_sync(0xFFFFFFFF, left[1], 31);
+    double wanted = ceil(d.top_p * (double)all);
+    int64_t top_p = d.top_p == 1 || wanted >= (double)all ? all : wanted < 1 ? 1 : (int64_t)wanted;
+    int last = first_above(sums, top_p - 1);
+    int64_t end = __shfl_sync(0xFFFFFFFF, last < 32 ? sums[0] : sums[1], last % 32);
+    return first_above(sums, (int64_t)__umul64hi(d.spin, (uint64_t)min(end, likely)));
+}
+
+/* One of the best, as `top` left them. */
+__global__ static void k_follow_drawn(const struct follower f, const int32_t *top, int J,
+                                      const struct nbi_draw d)
+{
+    __shared__ int which;
+    const int32_t *ids = top + 1, *values = ids + J;
+    next_may_start();
+    wait_before();
+    bool odd = top[0];
+    if (threadIdx.x < 32) {
+        int i = odd ? 0 : drawn(d, (const float *)values, J);
+        if (threadIdx.x == 0)
+            which = i;
+    }
+    __syncthreads();
+    int id = odd ? 0 : ids[which];
+    fetch_row(f, id);
+    for (int i = threadIdx.x; i < 2 * J; i += THREADS)
+        tell(f, 1 + i, (uint32_t)ids[i]);
+    if (threadIdx.x == 0)
+        tell(f, 0, odd ? TOLD_ODD : (uint32_t)id);
 }
 
 /* ---- the host's part ---- */
@@ -240,7 +335,7 @@ struct nbi_token {
     bool far;             /* it is on the host: this token's row goes with the launch */
     struct row row;
     uint4 *next;    /* on the device: the row of a token that the host does not know yet */
-    uint64_t *told; /* [2], pinned: what k_follow found */
+    uint64_t *told; /* [TOLD_MAX], pinned: what a follower has to say */
     uint32_t tag;   /* of the last one */
     unsigned epoch, grid;
     unsigned round; /* of sums */
@@ -517,8 +612,8 @@ static enum nb_status fill_token(struct nbi_token *t, const struct nbi_token_mod
         NBI_TRY(fill_layer(t, tables, i, m));
     NBI_TRY(nbi_cuda_vector_read(t->s->cuda, &m->norm, tables->norms + 2 * m->layers * m->C));
     NBI_TRY(size_shared(t));
-    CU_TRY(cudaMallocHost(&t->told, 2 * sizeof *t->told));
-    memset(t->told, 0, 2 * sizeof *t->told);
+    CU_TRY(cudaMallocHost(&t->told, TOLD_MAX * sizeof *t->told));
+    memset(t->told, 0, TOLD_MAX * sizeof *t->told);
     return place(t, tables);
 }
 
@@ -641,16 +736,20 @@ enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_st
     return run(t, step, t->far ? NULL : row, false);
 }
 
-/* Reads what k_follow tells until it has the tag of now; asks how the device is now and then. */
-static enum nb_status hear(const struct nbi_token *t, uint32_t said[2])
+/* Reads `count` words until all have the tag of now; asks how the device is now and then. */
+static enum nb_status hear(const struct nbi_token *t, uint32_t *said, int count)
 {
     const volatile uint64_t *told = t->told;
     bool over = false;
+    int heard = 0;
     for (int64_t i = 1;; i++) {
-        uint64_t two[2] = {told[0], told[1]};
-        said[0] = (uint32_t)two[0];
-        said[1] = (uint32_t)two[1];
-        if (two[0] >> 32 == t->tag && two[1] >> 32 == t->tag)
+        while (heard < count) {
+            uint64_t word = told[heard];
+            if (word >> 32 != t->tag)
+                break;
+            said[heard++] = (uint32_t)word;
+        }
+        if (heard == count)
             return NB_OK;
         if (over)
             return nbi_fail(NB_EDEVICE, "the GPU did not say which token is the best");
@@ -665,31 +764,38 @@ static enum nb_status hear(const struct nbi_token *t, uint32_t said[2])
     }
 }
 
-static enum nb_status follow(struct nbi_token *t, const struct nbi_token_step *step, bool early,
-                             uint32_t said[2])
+static enum nb_status follow(struct nbi_token *t, const struct nbi_token_step *step,
+                             const struct nbi_follow *f, bool early, uint32_t *said)
 {
     CU_HERE(t->s);
-    t->tag++;
-    CU_TRY(launch_behind(t->s, k_follow, 1u, THREADS, 0, t->told, t->next, (const uint4 *)t->embed,
-                         (int)(t->row_bytes / (int64_t)sizeof(uint4)), t->m.best,
-                         (int)t->grid * WARPS, t->tag));
+    const struct follower to = {t->told, t->next, (const uint4 *)t->embed,
+                                (int)(t->row_bytes / (int64_t)sizeof(uint4)), ++t->tag};
+    if (f->J == 1)
+        CU_TRY(launch_behind(t->s, k_follow, 1u, THREADS, 0, to, t->m.best, (int)t->grid * WARPS));
+    else
+        CU_TRY(launch_behind(t->s, k_follow_drawn, 1u, THREADS, 0, to, at<int32_t>(f->top),
+                             (int)f->J, f->draw));
     NBI_TRY(run(t, step, t->next, early));
-    return hear(t, said);
+    return hear(t, said, 1 + 2 * (int)f->J);
 }
 
 enum nb_status nbi_cuda_token_follow(struct nbi_token *t, const struct nbi_token_step *step,
-                                     struct nb_candidate *best, bool *odd)
+                                     struct nbi_follow *f)
 {
     const bool early = alone();
-    uint32_t said[2];
+    uint32_t said[TOLD_MAX];
+    NBI_BUG_IF(f->J < 1 || f->J > NBI_TOP_MAX);
     if (early)
         pthread_mutex_lock(&others.early);
-    enum nb_status rc = follow(t, step, early && alone(), said);
+    enum nb_status rc = follow(t, step, f, early && alone(), said);
     if (early)
         pthread_mutex_unlock(&others.early);
     NBI_TRY(rc);
-    *odd = said[0] == TOLD_ODD;
-    best->id = *odd ? 0 : (int32_t)said[0];
-    memcpy(&best->logit, &said[1], sizeof best->logit);
+    f->odd = said[0] == TOLD_ODD;
+    f->id = f->odd ? 0 : (int32_t)said[0];
+    for (int64_t i = 0; i < f->J; i++) {
+        f->best[i].id = (int32_t)said[1 + i];
+        memcpy(&f->best[i].logit, &said[1 + f->J + i], sizeof f->best[i].logit);
+    }
     return NB_OK;
 }
