@@ -315,6 +315,7 @@ static enum nb_status fetch_and_follow(struct nb_session *s, struct nbi_next *ne
     if (f.odd)
         return fail_odd();
     memcpy(next->best, f.best, (size_t)f.J * sizeof *f.best);
+    next->draw.unit = 0;
     s->ahead = s->length;
     s->guess = f.id;
     return NB_OK;

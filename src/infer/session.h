@@ -46,8 +46,9 @@ struct nbi_next {
     float *logits; /* [V], or NULL: */
     int64_t J;     /* up to NBI_TOP_MAX and V */
     struct nb_candidate best[NBI_TOP_MAX];
-    struct nbi_draw draw; /* how one of several will be drawn, so that it may be computed ahead; a
-                           * unit of 0: nobody knows */
+    /* How one of several will be drawn, so that it may be computed ahead; a unit of 0: nobody
+     * knows, and so it is afterwards. */
+    struct nbi_draw draw;
 };
 
 /* The best of one of M rows from what nbi_forward_top left; whether the row was finite. */

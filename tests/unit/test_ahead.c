@@ -202,6 +202,39 @@ static void check_ahead(struct nbi_backend *be, struct model *m, const struct nb
     free(t.others);
 }
 
+#define DRAWN 50
+
+/* Tokens of a session that is asked for the best, or for all logits; there is no other. */
+static void draw_tokens(const struct nb_engine *e, const struct nb_sampling *how, bool all,
+                        int32_t ids[DRAWN])
+{
+    struct nb_session *session;
+    struct nbi_token_sampler sampler;
+    struct nbi_next next = {0};
+    int64_t V = e->config.vocab_size;
+    float *logits = zeros(V, sizeof *logits);
+    int32_t id = 5;
+    assert_ok(
+        nbi_session_new(&session, e, &(struct nbi_session_opts){.context = DRAWN, .kv = NBI_F16}));
+    assert_ok(nbi_token_sampler_init(&sampler, how, V));
+    next.J = nbi_token_sampler_wants(&sampler);
+    assert_int_equal(next.J, how->top_k);
+    for (int i = 0; i < DRAWN; i++) {
+        next.draw = nbi_token_sampler_plan(&sampler);
+        if (all) {
+            assert_ok(nbi_session_append(session, &id, 1, logits, 1));
+            assert_ok(nbi_token_sampler_next(&sampler, logits, &id));
+        } else {
+            assert_ok(nbi_session_append_next(session, &id, 1, &next));
+            id = nbi_token_sampler_of(&sampler, next.best);
+        }
+        ids[i] = id;
+    }
+    nbi_token_sampler_release(&sampler);
+    nbi_session_free(session);
+    free(logits);
+}
+
 /* Tokens that are drawn: those that the same seed gives without any ahead, and nearly all of them
  * have been computed when they are asked for. */
 static void check_drawn(struct nbi_backend *be, struct model *m, const struct nbi_weights *w)
@@ -213,46 +246,24 @@ static void check_drawn(struct nbi_backend *be, struct model *m, const struct nb
         {.temperature = 1.5, .top_k = 33, .top_p = 1, .min_p = 0.3, .repeat_penalty = 1, .seed = 4},
         {.temperature = 9, .top_k = 40, .top_p = 0.1, .min_p = 0.1, .repeat_penalty = 1, .seed = 5},
     };
-    enum { TOKENS = 50 };
-    const struct nbi_session_opts opts = {.context = TOKENS + 3, .kv = NBI_F16};
     struct nb_engine e;
-    float *logits = zeros(m->c.vocab_size, sizeof *logits);
     assert_ok(nbi_engine_wrap(
         &e, &(struct nbi_engine_parts){.be = be, .config = &m->c, .weights = w, .threads = 1}));
     real_run = be->token_run;
     be->token_run = counted_run;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        struct nb_session *asks, *plain;
-        struct nbi_token_sampler drawing, other;
-        struct nbi_next next = {0};
-        int32_t id = 5, same;
-        int64_t different = 0, before = id;
-        assert_ok(nbi_session_new(&asks, &e, &opts));
-        assert_ok(nbi_session_new(&plain, &e, &opts));
-        assert_ok(nbi_token_sampler_init(&drawing, &all[i], m->c.vocab_size));
-        assert_ok(nbi_token_sampler_init(&other, &all[i], m->c.vocab_size));
-        next.J = nbi_token_sampler_wants(&drawing);
-        assert_int_equal(next.J, all[i].top_k);
+        int32_t ahead[DRAWN], plain[DRAWN];
+        int64_t different = 0;
         runs = 0;
-        for (int j = 0; j < TOKENS; j++) {
-            next.draw = nbi_token_sampler_plan(&drawing);
-            assert_ok(nbi_session_append_next(asks, &id, 1, &next));
-            assert_ok(nbi_session_append(plain, &id, 1, logits, 1));
-            id = nbi_token_sampler_of(&drawing, next.best);
-            assert_ok(nbi_token_sampler_next(&other, logits, &same));
-            assert_int_equal(id, same);
-            different += id != before;
-            before = id;
-        }
-        assert_true(different > TOKENS / 2);
-        assert_in_range(runs, TOKENS + 1, TOKENS + 2); /* all of the plain one, the first here */
-        nbi_token_sampler_release(&drawing);
-        nbi_token_sampler_release(&other);
-        nbi_session_free(asks);
-        nbi_session_free(plain);
+        draw_tokens(&e, &all[i], false, ahead);
+        assert_in_range(runs, 1, 2);
+        draw_tokens(&e, &all[i], true, plain);
+        assert_memory_equal(ahead, plain, sizeof plain);
+        for (int j = 1; j < DRAWN; j++)
+            different += plain[j] != plain[j - 1];
+        assert_true(different > DRAWN / 2);
     }
     be->token_run = real_run;
-    free(logits);
 }
 
 static const struct shape ahead_shape = {256, 528, 2, 8, 2, 128, 1000, false, true, true};
@@ -403,6 +414,8 @@ static void test_ahead__tells_of_what_is_too_large(void **state)
                                       &(struct nbi_session_opts){.context = 8, .kv = NBI_F16}));
             assert_int_equal(nbi_session_append_next(session, &(int32_t){5}, 1, &next), NB_EVALUE);
             assert_int_equal(nbi_session_append_next(session, &(int32_t){6}, 1, &next), NB_EVALUE);
+            next = (struct nbi_next){.J = 20, .draw = {.cold = 1, .unit = 0x1p40, .top_p = 1}};
+            assert_int_equal(nbi_session_append_next(session, &(int32_t){7}, 1, &next), NB_EVALUE);
             nbi_session_free(session);
             nbi_weights_release(&w);
             model_free(&m);

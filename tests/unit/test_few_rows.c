@@ -174,6 +174,7 @@ static void check_passes(void)
     need_fused();
     values_of(&long_shape, 0);
     values_of(&long_shape, 1); /* steady */
+    values_of(&shapes[5], 2);  /* with more columns than shared memory has room for */
 }
 
 /* ---- with the operation before ---- */

@@ -1,5 +1,5 @@
 /* linear_few.cu - products of up to NBI_SMALL_BATCH rows with NVFP4 matrices, on tensor cores;
- * those of up to 16 on large devices are in linear_whole.cu.
+ * linear_whole.cu has those of up to 16 whose x fits shared memory, unless they are to be steady.
  *
  * x is rounded to f16 times a power of two per row; weights are exact in f16. A CTA has some rows
  * of tiles and goes through them a pass at a time. A pass has groups of rows, and as many teams of

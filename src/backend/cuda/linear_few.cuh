@@ -147,6 +147,6 @@ __device__ static inline void widen_half(uint32_t w[4][4], const uint32_t word[4
 
 /* ---- linear_whole.cu ---- */
 
-/* Whether shared memory has room for all columns of x. */
+/* Whether there are few enough rows of x, and all columns of them fit shared memory. */
 bool nbi_cuda_whole_fits(const struct nbi_stream *s, const struct product *p);
 enum nb_status nbi_cuda_linear_whole(struct nbi_stream *s, const struct product *p);

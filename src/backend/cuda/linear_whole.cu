@@ -1,6 +1,6 @@
 /* linear_whole.cu - products of up to 16 rows with NVFP4 matrices, where all of x that a CTA needs
- * has room in shared memory: from compute capability 9.0 on, and unless the same bits are asked for
- * in any company (linear_few.cu has the rest).
+ * has room in shared memory: on compute capability 9.0 and 10.x, and unless the same bits are asked
+ * for in any company (linear_few.cu has the rest).
  *
  * A CTA has some rows of tiles and goes through 32 of them at a time. Warps share a pass out in
  * units of two tiles: two rows of a column, which share x, or two columns of a row that is alone.
@@ -203,8 +203,8 @@ __device__ static inline void multiply(float acc[2][NT][4], struct job &j, struc
     for (int i = 0; i < j.units; i++) {
         if (i < PIECES)
             barrier_wait(shared_at(&own().x_arrived[i]), 0);
-        while (!barrier_past(r.bar, r.turn >> 1))
-            ;
+        while (!barrier_past(r.bar, r.turn >> 1 & 1))
+            ; /* lanes meet again at what they read together */
 #pragma unroll
         for (int half = 0; half < 2; half++)
             add_half<NT>(acc, r.unit, j.x, half);
