@@ -82,6 +82,9 @@ assert r["bytes"] == size, r
 assert abs(r["bits_per_byte"] - total / math.log(2) / size) < 1e-6 * r["bits_per_byte"], r
 PY
 for windows in "256 256" "64 64" "17 17" "2 2" "64 24"; do
+    if [ "$windows" = "2 2" ] && sanitized; then
+        continue # a process for each
+    fi
     # shellcheck disable=SC2086 # two words
     check "windows and stride $windows" 0 python3 -B "$work/compare.py" "$work" "$nibble" \
         "$model" "$work/text" $windows

@@ -36,6 +36,11 @@ lines() {
     fi
 }
 
+# sanitized: whether the binary was built with AddressSanitizer, and is slow.
+sanitized() {
+    grep -qF __asan_init "$nibble"
+}
+
 finish() {
     [ "$failures" -eq 0 ] && echo "ok" || echo "$failures failures"
     [ "$failures" -eq 0 ]

@@ -20,11 +20,17 @@ answers "Tell me a story." "Once upon a time"
 answers "你好" "你好"
 answers "谢谢你" "不客气"
 
+text=$model/general.txt
+if sanitized; then
+    head -c 1500 "$text" >"$work/text"
+    text=$work/text
+fi
+
 # measure NAME COMMAND...: its JSON.
 measure() {
     measured=$1
     shift
-    check "$measured" 0 "$nibble" "$@" -q --json -m "$model" --text "$model/general.txt"
+    check "$measured" 0 "$nibble" "$@" -q --json -m "$model" --text "$text"
     cp "$work/out" "$work/$measured.json"
 }
 measure exact eval ppl

@@ -9,22 +9,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#ifdef __has_feature
-#define HAS(feature) __has_feature(feature)
-#else
-#define HAS(feature) 0
-#endif
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || HAS(address_sanitizer) ||     \
-    HAS(thread_sanitizer) || HAS(memory_sanitizer)
-#define COUNTS_ALLOCATIONS 0
-#else
-#define COUNTS_ALLOCATIONS 1
-#endif
+#include "unit/sanitized.h"
 
 static volatile long allocations;
 
-#if COUNTS_ALLOCATIONS
+#if !SANITIZED
 static inline void find_real(void *slot, const char *name)
 {
     void *p = dlsym(RTLD_NEXT, name);

@@ -14,6 +14,7 @@
 #include "base/dirs.h"
 #include "base/file.h"
 #include "nibble.h"
+#include "unit/sanitized.h"
 
 /* For tests that need a GPU. */
 static inline void need_gpu(void)

@@ -5,18 +5,9 @@
 #include "infer/session.h"
 #include "unit/support.h"
 
-#ifdef __has_feature
-#define HAS(feature) __has_feature(feature)
-#else
-#define HAS(feature) 0
-#endif
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || HAS(address_sanitizer) ||     \
-    HAS(thread_sanitizer) || HAS(memory_sanitizer)
-#define PLAIN  0
+#if SANITIZED
 #define TOKENS 4096
 #else
-#define PLAIN  1
 #define TOKENS 65536
 #endif
 
@@ -31,7 +22,7 @@
 static bool counting;
 static int64_t counted;
 
-#if PLAIN
+#if !SANITIZED
 static void find_real(void *slot, const char *name)
 {
     void *p = dlsym(RTLD_NEXT, name);
@@ -127,7 +118,7 @@ static void expect_resident(int64_t grown)
     nbi_session_plan(engine, &whole, &plan);
     assert_int_equal(plan.kv, (int64_t)2 * TOKENS * 32 * 4);
     int64_t all = plan.kv + plan.activations + plan.scratch + plan.host;
-    if (PLAIN && (grown < plan.kv || grown > all + (2 << 20)))
+    if (!SANITIZED && (grown < plan.kv || grown > all + (2 << 20)))
         fail_msg("%lld bytes became resident, %lld were planned", (long long)grown, (long long)all);
 }
 
@@ -189,7 +180,7 @@ static enum nb_status spy_alloc(struct nbi_backend *be, const char *what, int64_
 static void test_long__memory_is_planned(void **state)
 {
     (void)state;
-    if (!PLAIN)
+    if (SANITIZED)
         skip(); /* malloc is the sanitizer's */
     real = *engine->be;
     engine->be->alloc = spy_alloc;
