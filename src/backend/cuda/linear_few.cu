@@ -245,14 +245,7 @@ template <class C, int NT>
 __device__ static inline void add_half(float acc[][NT][4], uint32_t stage, uint32_t x, int half)
 {
     uint32_t w[C::EACH][4][4];
-#pragma unroll
-    for (int r = 0; r < C::EACH; r++) {
-        uint32_t codes[4];
-        __half2 by[2];
-        codes_at(codes, stage + r * NBI_TILE_BYTES, half);
-        widen_scales(by, scales_at(stage + r * NBI_TILE_BYTES));
-        widen_half(w[r], codes, by);
-    }
+    widen_tiles<C::EACH>(w, stage, half);
 #pragma unroll
     for (int t = 0; t < NT; t++)
 #pragma unroll

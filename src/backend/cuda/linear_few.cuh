@@ -145,6 +145,20 @@ __device__ static inline void widen_half(uint32_t w[4][4], const uint32_t word[4
         }
 }
 
+/* The same of tiles that lie one behind the other in shared memory. */
+template <int COUNT>
+__device__ static inline void widen_tiles(uint32_t w[COUNT][4][4], uint32_t tiles, int half)
+{
+#pragma unroll
+    for (int r = 0; r < COUNT; r++) {
+        uint32_t codes[4];
+        __half2 by[2];
+        codes_at(codes, tiles + r * NBI_TILE_BYTES, half);
+        widen_scales(by, scales_at(tiles + r * NBI_TILE_BYTES));
+        widen_half(w[r], codes, by);
+    }
+}
+
 /* ---- linear_whole.cu ---- */
 
 /* Whether there are few enough rows of x, and all columns of them fit shared memory. */

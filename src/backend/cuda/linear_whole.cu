@@ -173,14 +173,7 @@ __device__ static inline void add_half(float acc[2][NT][4], uint32_t unit, const
                                        int half)
 {
     uint32_t w[2][4][4];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        uint32_t codes[4];
-        __half2 by[2];
-        codes_at(codes, unit + r * NBI_TILE_BYTES, half);
-        widen_scales(by, scales_at(unit + r * NBI_TILE_BYTES));
-        widen_half(w[r], codes, by);
-    }
+    widen_tiles<2>(w, unit, half);
 #pragma unroll
     for (int t = 0; t < NT; t++)
 #pragma unroll
