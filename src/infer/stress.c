@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/crc.h"
+#include "base/sanitized.h"
 #include "infer/session.h"
 
 #define CONTEXT 64
@@ -13,19 +14,6 @@
 #define ANSWER  8
 #define TYPES   4
 #define SLACK   ((int64_t)256 << 10)
-
-/* Freed memory stays with a sanitizer for a while, so that its growth says nothing. */
-#ifdef __has_feature
-#define HAS(feature) __has_feature(feature)
-#else
-#define HAS(feature) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || HAS(address_sanitizer) ||     \
-    HAS(thread_sanitizer) || HAS(memory_sanitizer)
-static const bool can_judge_memory = false;
-#else
-static const bool can_judge_memory = true;
-#endif
 
 static const struct {
     enum nbi_dtype dtype;
@@ -298,7 +286,7 @@ static int64_t line_growth(const struct sample *s, int64_t n)
 static void judge_memory(struct nb_stress_report *r, const struct sample *s)
 {
     int64_t first = r->iterations / 4 < 2 ? 2 : r->iterations / 4, n = r->iterations - first;
-    r->memory_judged = can_judge_memory && n >= 4;
+    r->memory_judged = !SANITIZED && n >= 4;
     if (n < 1) {
         first = r->iterations - 1;
         n = 1;

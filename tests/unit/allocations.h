@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "unit/sanitized.h"
+#include "base/sanitized.h"
 
 static volatile long allocations;
 

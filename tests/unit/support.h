@@ -13,8 +13,8 @@
 
 #include "base/dirs.h"
 #include "base/file.h"
+#include "base/sanitized.h"
 #include "nibble.h"
-#include "unit/sanitized.h"
 
 /* For tests that need a GPU. */
 static inline void need_gpu(void)

@@ -1,4 +1,5 @@
-/* sanitized.h - whether a build has sanitizers: it is slow then, and memory is theirs. */
+/* sanitized.h - whether a build has sanitizers: it is slow then, and freed memory stays with them
+ * for a while. */
 #pragma once
 
 #ifdef __has_feature
