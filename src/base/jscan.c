@@ -15,7 +15,7 @@ struct scan {
     int depth;
 };
 
-_Static_assert(NBI_JSON_DEPTH <= 64, "a bit of struct scan for each level");
+_Static_assert(NBI_JSON_DEPTH == 64, "a bit of struct scan for each level; a message says it");
 
 static bool is_space(char c)
 {
@@ -204,7 +204,7 @@ static bool open_level(struct scan *s, bool *closed)
 {
     bool object = *s->p++ == '{';
     if (s->depth == NBI_JSON_DEPTH)
-        return fail(s, "nested too deeply");
+        return fail(s, "nested deeper than 64 levels");
     s->objects &= ~((uint64_t)1 << s->depth);
     s->objects |= (uint64_t)object << s->depth;
     s->depth++;
@@ -468,16 +468,19 @@ void nbi_jstring(struct nbi_jspan string, struct nbi_str *out)
 
 bool nbi_jequals(struct nbi_jspan string, const char *text)
 {
-    size_t n = strlen(text);
     if (nbi_jtype(string) != NBI_JSTRING)
         return false;
-    if (!memchr(string.p, '\\', string.len))
-        return string.len == n + 2 && memcmp(string.p + 1, text, n) == 0;
-    struct nbi_str s = {0};
-    nbi_jstring(string, &s);
-    bool same = !s.failed && s.len == n && memcmp(nbi_str_text(&s), text, n) == 0;
-    nbi_str_release(&s);
-    return same;
+    const char *p = string.p + 1, *end = string.p + string.len - 1;
+    size_t left = strlen(text);
+    while (p < end) {
+        char c[4] = {*p++};
+        size_t n = c[0] == '\\' ? (size_t)nbi_utf8_encode(c, unescape(&p)) : 1;
+        if (n > left || memcmp(c, text, n) != 0)
+            return false;
+        text += n;
+        left -= n;
+    }
+    return left == 0;
 }
 
 bool nbi_jint(struct nbi_jspan number, int64_t min, int64_t max, int64_t *out)

@@ -1,46 +1,127 @@
-/* json.c - strict wrapper over jansson. */
+/* json.c - trees of jansson, read from text by our own scanner. */
 #include "base/json.h"
 
+#include <errno.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "base/jscan.h"
 #include "base/str.h"
 
-/* Before jansson sees the text: it recurses by nesting depth and allows 2048 levels. */
-static enum nb_status check_depth(const char *text, size_t len)
+/* ---- from text to a tree ---- */
+
+struct reading {
+    bool nul_allowed;    /* in strings */
+    struct nbi_str text; /* of the key or string at hand */
+};
+
+static enum nb_status out_of_memory(void)
 {
-    int depth = 0;
-    bool in_string = false;
-    for (size_t i = 0; i < len; i++) {
-        char c = text[i];
-        if (in_string) {
-            if (c == '\\')
-                i++;
-            else if (c == '"')
-                in_string = false;
-        } else if (c == '"') {
-            in_string = true;
-        } else if (c == '{' || c == '[') {
-            if (++depth > NBI_JSON_DEPTH)
-                return nbi_fail(NB_EFORMAT, "JSON is nested deeper than %d levels", NBI_JSON_DEPTH);
-        } else if (c == '}' || c == ']') {
-            depth--;
-        }
-    }
+    return nbi_fail_memory("JSON", sizeof(json_t));
+}
+
+static enum nb_status read_text(struct reading *r, struct nbi_jspan string)
+{
+    r->text.len = 0;
+    nbi_str_puts(&r->text, "");
+    nbi_jstring(string, &r->text);
+    NBI_TRY(nbi_str_status(&r->text));
+    if (!r->nul_allowed && r->text.len > 0 && memchr(r->text.p, 0, r->text.len))
+        return nbi_fail(NB_EFORMAT, "invalid JSON: a NUL (\\u0000) in a string");
     return NB_OK;
+}
+
+/* What follows the number ends it: it is checked text. */
+static enum nb_status read_number(struct nbi_jspan number, json_t **out)
+{
+    bool whole = true;
+    for (size_t i = 0; i < number.len; i++)
+        whole = whole && number.p[i] != '.' && number.p[i] != 'e' && number.p[i] != 'E';
+    errno = 0;
+    long long n = whole ? strtoll(number.p, NULL, 10) : 0;
+    double x = whole ? 0 : strtod(number.p, NULL);
+    if ((whole && errno == ERANGE) || !isfinite(x))
+        return nbi_fail(NB_EFORMAT, "invalid JSON: the number %.*s is too large",
+                        number.len < 40 ? (int)number.len : 40, number.p);
+    *out = whole ? json_integer(n) : json_real(x);
+    return *out ? NB_OK : out_of_memory();
+}
+
+static enum nb_status read_scalar(struct reading *r, struct nbi_jspan v, json_t **out)
+{
+    enum nbi_jtype type = nbi_jtype(v);
+    if (type == NBI_JNUMBER)
+        return read_number(v, out);
+    if (type == NBI_JSTRING)
+        NBI_TRY(read_text(r, v));
+    *out = type == NBI_JSTRING ? json_stringn(nbi_str_text(&r->text), r->text.len)
+           : type == NBI_JNULL ? json_null()
+                               : json_boolean(type == NBI_JTRUE);
+    return *out ? NB_OK : out_of_memory();
+}
+
+/* Takes over value. */
+static enum nb_status add_member(struct reading *r, json_t *to, struct nbi_jspan key, json_t *value)
+{
+    if (json_is_array(to))
+        return json_array_append_new(to, value) == 0 ? NB_OK : out_of_memory();
+    enum nb_status rc = read_text(r, key);
+    const char *name = nbi_str_text(&r->text);
+    if (rc == NB_OK && memchr(name, 0, r->text.len))
+        rc = nbi_fail(NB_EFORMAT, "invalid JSON: a NUL (\\u0000) in a key");
+    if (rc == NB_OK && json_object_get(to, name))
+        rc = nbi_fail(NB_EFORMAT, "invalid JSON: duplicate object key '%s'", name);
+    if (rc != NB_OK)
+        json_decref(value);
+    else if (json_object_set_new(to, name, value) != 0)
+        rc = out_of_memory();
+    return rc;
+}
+
+static enum nb_status read_members(struct reading *r, struct nbi_jiter *it, json_t **out)
+{
+    struct nbi_jspan key;
+    json_t *tree = it->object ? json_object() : json_array();
+    enum nb_status rc = tree ? NB_OK : out_of_memory();
+    while (rc == NB_OK && nbi_jiter_key(it, &key)) {
+        struct nbi_jiter inner;
+        json_t *value = NULL;
+        bool scalar = !nbi_jiter_enter(it, &inner);
+        rc = scalar ? read_scalar(r, nbi_jiter_value(it), &value) : read_members(r, &inner, &value);
+        if (rc == NB_OK && !scalar)
+            nbi_jiter_leave(it, &inner);
+        if (rc == NB_OK)
+            rc = add_member(r, tree, key, value);
+    }
+    if (rc != NB_OK)
+        json_decref(tree);
+    else
+        *out = tree;
+    return rc;
+}
+
+/* Not by jansson's parser, which takes a failed allocation for the end of a string, or stops in an
+ * assertion. */
+static enum nb_status read_tree(json_t **out, struct nbi_jspan span, bool nul_allowed)
+{
+    struct reading r = {.nul_allowed = nul_allowed};
+    struct nbi_jiter it;
+    nbi_jiter_init(&it, span);
+    enum nb_status rc = it.p ? read_members(&r, &it, out) : read_scalar(&r, span, out);
+    nbi_str_release(&r.text);
+    return rc;
 }
 
 enum nb_status nbi_json_parse(json_t **out, const char *text, size_t len)
 {
+    struct nbi_jspan span;
     *out = NULL;
-    NBI_TRY(check_depth(text, len));
-    json_error_t err;
-    json_t *value = json_loadb(text, len, JSON_REJECT_DUPLICATES, &err);
-    if (!value)
-        return nbi_fail(NB_EFORMAT, "invalid JSON in line %d: %s", err.line, err.text);
-    *out = value;
-    return NB_OK;
+    NBI_TRY(nbi_jscan(&span, text, len));
+    if (nbi_jtype(span) != NBI_JOBJECT && nbi_jtype(span) != NBI_JARRAY)
+        return nbi_fail(NB_EFORMAT, "invalid JSON: %s where an object or array is expected",
+                        nbi_jtype_text(span));
+    return read_tree(out, span, false);
 }
 
 enum nb_status nbi_json_read_file(json_t **out, const char *path, size_t max_bytes)
@@ -122,28 +203,47 @@ enum nb_status nbi_json_string(const json_t *obj, const char *key, bool required
     return NB_OK;
 }
 
-/* The text of value, with as few digits as give the same numbers back: 1e-06, not
- * 9.9999999999999995e-7. Reading it back also shows that no piece was lost on the way. */
-static char *dump(const json_t *value)
+/* Whether the text, just written by jansson, stands for value. */
+static enum nb_status same_value(const char *text, const json_t *value, bool *same)
 {
-    static const size_t precisions[] = {15, 16, 17};
-    for (int i = 0; i < 3; i++) {
-        char *text = json_dumps(value, JSON_INDENT(2) | JSON_ENCODE_ANY |
-                                           JSON_REAL_PRECISION(precisions[i]));
-        json_t *again = text ? json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL) : NULL;
-        bool same = again && json_equal(again, value);
-        json_decref(again);
-        if (same)
-            return text;
-        free(text);
-    }
-    return NULL;
+    struct nbi_jspan span;
+    json_t *again = NULL;
+    NBI_TRY(nbi_jscan(&span, text, strlen(text)));
+    NBI_TRY(read_tree(&again, span, true));
+    *same = json_equal(again, value);
+    json_decref(again);
+    return NB_OK;
 }
 
+enum nb_status nbi_json_copy(json_t **out, const json_t *value)
+{
+    *out = json_deep_copy(value);
+    if (*out && json_equal(*out, value))
+        return NB_OK;
+    json_decref(*out);
+    *out = NULL;
+    return out_of_memory();
+}
+
+/* With as few digits as give the same numbers back: 1e-06, not 9.9999999999999995e-7. */
 enum nb_status nbi_json_text(const json_t *value, char **text)
 {
-    *text = value ? dump(value) : NULL;
-    return *text ? NB_OK : nbi_fail(NB_ENOMEM, "cannot write JSON: out of memory");
+    const size_t flags = JSON_INDENT(2) | JSON_ENCODE_ANY;
+    bool same = false;
+    enum nb_status rc = value ? NB_OK : out_of_memory();
+    *text = NULL;
+    for (size_t precision = 15; precision <= 17 && rc == NB_OK && !same; precision++) {
+        free(*text);
+        *text = json_dumps(value, flags | JSON_REAL_PRECISION(precision));
+        rc = *text ? same_value(*text, value, &same) : out_of_memory();
+    }
+    if (rc == NB_OK && !same)
+        rc = out_of_memory(); /* a piece was lost on the way */
+    if (rc != NB_OK) {
+        free(*text);
+        *text = NULL;
+    }
+    return nbi_context(rc, "cannot write JSON");
 }
 
 enum nb_status nbi_json_write_file(const json_t *value, const char *path)

@@ -1,4 +1,4 @@
-/* json.h - strict reading of JSON through jansson.
+/* json.h - strict reading of JSON into trees of jansson.
  *
  * Duplicate keys, trailing bytes, NUL characters and nesting beyond NBI_JSON_DEPTH are errors.
  * Getters name the key in their message, so a caller only adds which file it was. */
@@ -29,6 +29,9 @@ enum nb_status nbi_json_string(const json_t *obj, const char *key, bool required
  * value is taken over in any case. */
 void nbi_json_set(json_t *object, const char *key, json_t *value, bool *ok);
 void nbi_json_append(json_t *array, json_t *value, bool *ok);
+
+/* The caller owns *out. */
+enum nb_status nbi_json_copy(json_t **out, const json_t *value);
 
 /* Indented text; a NULL value counts as out of memory. The caller frees *text. */
 enum nb_status nbi_json_text(const json_t *value, char **text);

@@ -79,37 +79,37 @@ static void release_pieces(struct pieces *l)
 
 /* ---- settings ---- */
 
-static void add_loss_settings(const struct nbi_run *r, json_t *j)
+static void add_loss_settings(const struct nbi_run *r, json_t *j, bool *ok)
 {
     double share = r->replay_data ? r->opts->replay_share : 0;
     bool f32_norms = r->opts->precision == NB_PRECISION_F32 ||
                      nbi_float_dtype_for(nbi_run_format(r->opts), 1, NBI_BF16) == NBI_F32;
-    json_object_set_new(j, "f32_norms", json_boolean(f32_norms));
-    json_object_set_new(j, "loss", json_integer(r->opts->loss));
-    json_object_set_new(j, "kl_base", json_real(r->opts->kl_base));
-    json_object_set_new(j, "replay_share", json_real(share));
+    nbi_json_set(j, "f32_norms", json_boolean(f32_norms), ok);
+    nbi_json_set(j, "loss", json_integer(r->opts->loss), ok);
+    nbi_json_set(j, "kl_base", json_real(r->opts->kl_base), ok);
+    nbi_json_set(j, "replay_share", json_real(share), ok);
 }
 
 /* Rows do not run on into the next epoch if epochs are counted. */
-static void add_data_settings(const struct nbi_run *r, json_t *j)
+static void add_data_settings(const struct nbi_run *r, json_t *j, bool *ok)
 {
     const struct nbi_dataset_stats none = {0}, *data = r->data ? nbi_dataset_stats(r->data) : &none,
                                    *replay =
                                        r->replay_data ? nbi_dataset_stats(r->replay_data) : &none;
-    json_object_set_new(j, "data", json_integer(data->sum));
-    json_object_set_new(j, "replay_data", json_integer(replay->sum));
-    json_object_set_new(j, "eval_data", json_integer(r->sums.eval));
-    json_object_set_new(j, "model", json_integer(r->sums.model));
-    json_object_set_new(j, "frozen", json_integer(r->sums.frozen));
-    json_object_set_new(j, "by_epochs", json_boolean(r->data && r->opts->epochs > 0));
+    nbi_json_set(j, "data", json_integer(data->sum), ok);
+    nbi_json_set(j, "replay_data", json_integer(replay->sum), ok);
+    nbi_json_set(j, "eval_data", json_integer(r->sums.eval), ok);
+    nbi_json_set(j, "model", json_integer(r->sums.model), ok);
+    nbi_json_set(j, "frozen", json_integer(r->sums.frozen), ok);
+    nbi_json_set(j, "by_epochs", json_boolean(r->data && r->opts->epochs > 0), ok);
 }
 
 /* Evaluations count where they may end the run. */
-static void add_stop_settings(const struct nbi_run *r, json_t *j)
+static void add_stop_settings(const struct nbi_run *r, json_t *j, bool *ok)
 {
     double limit = r->opts->stop_if_ppl_rises;
-    json_object_set_new(j, "stop_if_ppl_rises", json_real(limit));
-    json_object_set_new(j, "eval_every", json_integer(limit > 0 ? r->opts->eval_every : 0));
+    nbi_json_set(j, "stop_if_ppl_rises", json_real(limit), ok);
+    nbi_json_set(j, "eval_every", json_integer(limit > 0 ? r->opts->eval_every : 0), ok);
 }
 
 /* All that decides what is computed. Threads do not. The length does where the learning rate
@@ -129,13 +129,11 @@ static char *settings_of(const struct nbi_run *r)
         o->grad_clip, "clip_by_layer", o->clip_by_layer || o->fused_step, "train_last_layers",
         (json_int_t)o->train_last_layers, "fused_step", o->fused_step, "sequential", o->sequential,
         "seed", (json_int_t)o->seed);
-    if (j)
-        add_loss_settings(r, j);
-    if (j)
-        add_data_settings(r, j);
-    if (j)
-        add_stop_settings(r, j);
-    char *text = j ? json_dumps(j, JSON_SORT_KEYS) : NULL;
+    bool ok = true;
+    add_loss_settings(r, j, &ok);
+    add_data_settings(r, j, &ok);
+    add_stop_settings(r, j, &ok);
+    char *text = j && ok ? json_dumps(j, JSON_SORT_KEYS) : NULL;
     json_decref(j);
     return text;
 }
@@ -181,9 +179,12 @@ static bool may_differ(const char *key)
 /* The first setting that differs and may not; sums last, since settings change them. */
 static enum nb_status compare_settings(const char *old_text, const char *new_text)
 {
-    json_t *was = json_loads(old_text, 0, NULL), *is = json_loads(new_text, 0, NULL), *v;
+    json_t *was = NULL, *is = NULL, *v;
     const char *key;
-    enum nb_status rc = was && is ? NB_OK : nbi_fail(NB_EFORMAT, "its settings are not readable");
+    enum nb_status rc = nbi_json_parse(&was, old_text, strlen(old_text));
+    if (rc == NB_OK)
+        rc = nbi_json_parse(&is, new_text, strlen(new_text));
+    rc = nbi_context(rc, "the run's settings");
     for (int pass = 0; pass < 2; pass++)
         json_object_foreach (is, key, v) {
             json_t *before = json_object_get(was, key);
@@ -362,7 +363,9 @@ static enum nb_status check_settings(const struct nbi_run *r, const struct nbi_c
 /* Another length than the run began with, where the learning rate follows it. */
 static enum nb_status check_length(const struct nbi_run *r, const struct nbi_checkpoint *c)
 {
-    json_t *was = json_loads(nbi_checkpoint_settings(c), 0, NULL);
+    json_t *was = NULL;
+    const char *settings = nbi_checkpoint_settings(c);
+    NBI_TRY(nbi_json_parse(&was, settings, strlen(settings)));
     long long steps = json_integer_value(json_object_get(was, "steps"));
     json_decref(was);
     if (steps <= 0 || steps == r->steps)

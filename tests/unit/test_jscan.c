@@ -259,7 +259,7 @@ static void test_jscan__messages(void **state)
         assert_fails(scan_exact(rows[i].text, strlen(rows[i].text)), NB_EFORMAT, rows[i].words);
     char deep[200];
     memset(deep, '[', sizeof deep);
-    assert_fails(scan_exact(deep, sizeof deep), NB_EFORMAT, "nested too deeply");
+    assert_fails(scan_exact(deep, sizeof deep), NB_EFORMAT, "nested deeper than");
     assert_fails(scan_exact(deep, NBI_JSON_DEPTH), NB_EFORMAT, "a value is expected");
 }
 
