@@ -1,17 +1,11 @@
 /* dirs.c - paths, temporary names, listing and removing of directories. */
 #include "base/dirs.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/str.h"
+#include "base/syscall.h"
 
 /* ---- paths ---- */
 
@@ -68,7 +62,10 @@ const char *nbi_path_base(const char *path)
 
 char *nbi_path_dir(const char *path)
 {
-    const char *slash = strrchr(path, '/');
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    const char *slash = memrchr(path, '/', n);
     char *dir = !slash          ? strdup(".")
                 : slash == path ? strdup("/")
                                 : strndup(path, (size_t)(slash - path));
@@ -81,59 +78,94 @@ char *nbi_path_dir(const char *path)
 
 void nbi_remove_tree(const char *path)
 {
-    DIR *dir = opendir(path);
+    struct stat st;
+    if (lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        nbi_sys_unlink(path);
+        return;
+    }
+    DIR *dir = nbi_sys_opendir(path);
     const char *name;
     while (dir && (name = nbi_dir_next(dir))) {
         char *child = nbi_path_join(path, name);
-        struct stat st;
-        if (child && lstat(child, &st) == 0 && S_ISDIR(st.st_mode))
+        if (child)
             nbi_remove_tree(child);
-        else if (child)
-            unlink(child);
         free(child);
     }
     if (dir)
         closedir(dir);
-    rmdir(path);
+    nbi_sys_rmdir(path);
+}
+
+/* Whether path still names what fd has open: 1 yes, 0 no, -1 unknown. Between opening an entry and
+ * locking it somebody else may have removed it, and even made another one of that name. */
+static int still_named(int fd, const char *path)
+{
+    struct stat a, b;
+    if (fstat(fd, &a) != 0)
+        return -1;
+    if (lstat(path, &b) != 0)
+        return errno == ENOENT ? 0 : -1;
+    return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* A directory made by nbi_temp_create. */
+static bool is_temporary(const char *dir)
+{
+    const char *name = nbi_path_base(dir);
+    return name[0] == '.' && strstr(name, ".nibble-");
 }
 
 /* A dead writer's lock is free. */
+static void remove_abandoned(const char *path)
+{
+    int fd = nbi_sys_open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW, 0);
+    if (fd < 0)
+        return;
+    if (nbi_sys_flock(fd, LOCK_EX | LOCK_NB) == 0 && still_named(fd, path) == 1)
+        nbi_remove_tree(path);
+    close(fd);
+}
+
 void nbi_temp_clean(const char *dir, const char *prefix)
 {
-    DIR *d = opendir(dir);
+    DIR *d = nbi_sys_opendir(dir);
     const char *name;
     while (d && (name = nbi_dir_next(d))) {
         if (!nbi_starts_with(name, prefix) || !strstr(name, ".nibble-"))
             continue;
         char *path = nbi_path_join(dir, name);
-        int fd = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW) : -1;
-        if (fd >= 0) {
-            if (flock(fd, LOCK_EX | LOCK_NB) == 0)
-                nbi_remove_tree(path), unlink(path);
-            close(fd);
-        }
+        if (path)
+            remove_abandoned(path);
         free(path);
     }
     if (d)
         closedir(d);
 }
 
-/* False with errno set if it cannot be. */
+/* False with errno set if it cannot be; EEXIST asks for another name. */
 static bool create_one(const char *path, bool directory, int *fd)
 {
-    if (directory && mkdir(path, 0777) != 0)
+    if (directory && nbi_sys_mkdir(path, 0777) != 0)
         return false;
-    *fd = directory ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
-                    : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    *fd = directory ? nbi_sys_open(path, O_RDONLY | O_DIRECTORY, 0)
+                    : nbi_sys_open(path, O_RDWR | O_CREAT | O_EXCL, 0666);
     if (*fd < 0) {
         int reason = errno;
-        if (directory)
-            rmdir(path);
-        errno = reason;
+        bool cleaned = directory && (reason == ENOENT || reason == ENOTDIR); /* before the lock */
+        if (directory && !cleaned)
+            nbi_sys_rmdir(path);
+        errno = cleaned ? EEXIST : reason;
         return false;
     }
-    flock(*fd, LOCK_EX | LOCK_NB); /* only so that others can tell we live */
-    return true;
+    /* Tells others that we live. Somebody who cleans up may hold it for a moment, and then the
+     * entry is gone. Where there are no locks, nothing is cleaned. */
+    nbi_sys_flock(*fd, LOCK_EX);
+    if (still_named(*fd, path) != 0)
+        return true;
+    close(*fd);
+    *fd = -1;
+    errno = EEXIST;
+    return false;
 }
 
 enum nb_status nbi_temp_create(const char *target, bool directory, char **temp, int *fd)
@@ -173,19 +205,42 @@ enum nb_status nbi_temp_create(const char *target, bool directory, char **temp, 
     return rc;
 }
 
-enum nb_status nbi_sync_parent(const char *path)
+/* Opens the directory that path is in; -1 if it is a temporary one. */
+static enum nb_status open_parent(const char *path, int *fd)
 {
     char *dir = nbi_path_dir(path);
     if (!dir)
         return NB_ENOMEM;
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    /* Some file systems cannot sync a directory and say EINVAL; there is nothing more to do. */
-    bool failed = fd < 0 || (fsync(fd) != 0 && errno != EINVAL);
-    enum nb_status rc =
-        failed ? nbi_fail(NB_EIO, "cannot sync directory '%s': %s", dir, strerror(errno)) : NB_OK;
-    if (fd >= 0)
-        close(fd);
+    bool staged = is_temporary(dir);
+    *fd = staged ? -1 : nbi_sys_open(dir, O_RDONLY | O_DIRECTORY, 0);
+    enum nb_status rc = *fd >= 0 || staged
+                            ? NB_OK
+                            : nbi_fail(NB_EIO, "cannot open its directory: %s", strerror(errno));
     free(dir);
+    return rc;
+}
+
+/* Makes the entry of path durable. Some file systems cannot sync a directory and say EINVAL. */
+static enum nb_status sync_entry(int parent, const char *path)
+{
+    if (parent < 0 || nbi_sys_fsync(parent) == 0 || errno == EINVAL)
+        return NB_OK;
+    return nbi_fail(NB_EIO, "'%s' is in place, but its directory cannot be synced: %s", path,
+                    strerror(errno));
+}
+
+enum nb_status nbi_replace(const char *temp, const char *target, unsigned flags, bool *done)
+{
+    int parent;
+    *done = false;
+    /* Before the rename, while failing changes nothing. */
+    NBI_TRY(nbi_context(open_parent(target, &parent), "cannot write '%s'", target));
+    *done = nbi_sys_rename(temp, target, flags) == 0;
+    enum nb_status rc =
+        *done ? sync_entry(parent, target)
+              : nbi_fail(NB_EIO, "cannot rename '%s' to '%s': %s", temp, target, strerror(errno));
+    if (parent >= 0)
+        close(parent);
     return rc;
 }
 
@@ -203,7 +258,7 @@ const char *nbi_dir_next(DIR *dir)
 
 bool nbi_dir_is_empty(const char *path)
 {
-    DIR *dir = opendir(path);
+    DIR *dir = nbi_sys_opendir(path);
     bool empty = dir && !nbi_dir_next(dir) && errno == 0;
     if (dir)
         closedir(dir);
@@ -212,9 +267,15 @@ bool nbi_dir_is_empty(const char *path)
 
 enum nb_status nbi_dir_make(const char *dir)
 {
+    int parent;
     if (nbi_path_is_dir(dir))
         return NB_OK;
-    if (mkdir(dir, 0777) != 0)
-        return nbi_fail(NB_EIO, "cannot make directory '%s': %s", dir, strerror(errno));
-    return nbi_sync_parent(dir);
+    NBI_TRY(nbi_context(open_parent(dir, &parent), "cannot make directory '%s'", dir));
+    enum nb_status rc =
+        nbi_sys_mkdir(dir, 0777) == 0
+            ? sync_entry(parent, dir)
+            : nbi_fail(NB_EIO, "cannot make directory '%s': %s", dir, strerror(errno));
+    if (parent >= 0)
+        close(parent);
+    return rc;
 }

@@ -1,16 +1,12 @@
 /* file.c - sources, cursors and atomic files. */
 #include "base/file.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/dirs.h"
+#include "base/syscall.h"
 
 /* ---- reading ---- */
 
@@ -26,7 +22,7 @@ enum nb_status nbi_source_open(struct nbi_source **out, const char *path)
 {
     *out = NULL;
     /* O_NONBLOCK: opening a pipe must not wait for its writer before we can refuse it. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = nbi_sys_open(path, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0)
         return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", path,
                         strerror(errno));
@@ -297,7 +293,7 @@ enum nb_status nbi_outfile_open(struct nbi_outfile **out, const char *path)
         outfile_free(f);
         return rc;
     }
-    if (exists && fchmod(f->fd, st.st_mode & 0777) != 0) {
+    if (exists && nbi_sys_fchmod(f->fd, st.st_mode & 0777) != 0) {
         rc = nbi_fail(NB_EIO, "cannot set the mode of '%s': %s", f->temp, strerror(errno));
         nbi_outfile_abort(f);
         return rc;
@@ -317,10 +313,10 @@ enum nb_status nbi_outfile_reserve(struct nbi_outfile *f, uint64_t bytes)
     if (bytes > INT64_MAX)
         return nbi_fail(NB_EIO, "cannot write '%s': %llu bytes are too many for a file", f->target,
                         (unsigned long long)bytes);
-    if (bytes == 0 || fallocate(f->fd, 0, 0, (off_t)bytes) == 0)
+    if (bytes == 0 || nbi_sys_fallocate(f->fd, (off_t)bytes) == 0)
         return NB_OK;
     if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL) /* then writing will tell */
-        return ftruncate(f->fd, (off_t)bytes) == 0 ? NB_OK : write_failed(f, "write");
+        return nbi_sys_ftruncate(f->fd, (off_t)bytes) == 0 ? NB_OK : write_failed(f, "write");
     return write_failed(f, "reserve space for");
 }
 
@@ -355,23 +351,19 @@ void nbi_outfile_abort(struct nbi_outfile *f)
 {
     if (!f)
         return;
-    unlink(f->temp);
+    nbi_sys_unlink(f->temp);
     outfile_free(f);
 }
 
 enum nb_status nbi_outfile_commit(struct nbi_outfile *f)
 {
-    enum nb_status rc = NB_OK;
-    if (fsync(f->fd) != 0)
-        rc = write_failed(f, "sync");
-    else if (rename(f->temp, f->target) != 0)
-        rc = write_failed(f, "rename onto");
-    if (rc != NB_OK) {
+    bool done = false;
+    enum nb_status rc = nbi_sys_fsync(f->fd) == 0 ? nbi_replace(f->temp, f->target, 0, &done)
+                                                  : write_failed(f, "sync");
+    if (done)
+        outfile_free(f);
+    else
         nbi_outfile_abort(f);
-        return rc;
-    }
-    rc = nbi_sync_parent(f->target);
-    outfile_free(f);
     return rc;
 }
 

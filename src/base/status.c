@@ -62,6 +62,11 @@ enum nb_status nbi_context(enum nb_status status, const char *fmt, ...)
     return status;
 }
 
+enum nb_status nbi_in_place(enum nb_status status, const char *target)
+{
+    return nbi_context(status, "'%s' is in place, but a later step failed", target);
+}
+
 enum nb_status nbi_fail_memory(const char *what, size_t bytes)
 {
     return nbi_fail(NB_ENOMEM, "out of memory: %zu bytes for %s", bytes, what);

@@ -18,6 +18,10 @@ enum nb_status nbi_fail(enum nb_status status, const char *fmt, ...) NBI_PRINTF(
 /* Puts "CONTEXT: " in front of the message unless status is NB_OK. Returns status. */
 enum nb_status nbi_context(enum nb_status status, const char *fmt, ...) NBI_PRINTF(2, 3);
 
+/* For a step after the result got its place: puts "'TARGET' is in place" in front of the message.
+ * An interruption may then not be said to have changed nothing. Returns status. */
+enum nb_status nbi_in_place(enum nb_status status, const char *target);
+
 /* "out of memory" for a named thing. */
 enum nb_status nbi_fail_memory(const char *what, size_t bytes);
 

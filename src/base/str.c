@@ -77,6 +77,16 @@ void nbi_str_printf(struct nbi_str *s, const char *fmt, ...)
     s->len += (size_t)n;
 }
 
+char *nbi_str_take(struct nbi_str *s)
+{
+    nbi_str_puts(s, "");
+    char *text = nbi_str_status(s) == NB_OK ? s->p : NULL;
+    if (!text)
+        free(s->p);
+    *s = (struct nbi_str){0};
+    return text;
+}
+
 bool nbi_ends_with(const char *text, const char *ending)
 {
     size_t n = strlen(text), m = strlen(ending);

@@ -21,6 +21,10 @@ void nbi_str_release(struct nbi_str *s);
 const char *nbi_str_text(const struct nbi_str *s); /* "" while empty */
 enum nb_status nbi_str_status(const struct nbi_str *s);
 
+/* Hands the text over to the caller, who frees it; NULL and the message after a failure. s is empty
+ * then. */
+char *nbi_str_take(struct nbi_str *s);
+
 void nbi_str_append(struct nbi_str *s, const void *bytes, size_t len);
 void nbi_str_puts(struct nbi_str *s, const char *text);
 void nbi_str_printf(struct nbi_str *s, const char *fmt, ...) NBI_PRINTF(2, 3);

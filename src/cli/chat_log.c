@@ -2,12 +2,11 @@
 #include "cli/chat_log.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/jscan.h"
+#include "base/syscall.h"
 #include "cli/run.h"
 
 static enum nb_status write_all(const struct cli_chat_log *log, const char *bytes, size_t len)
@@ -28,7 +27,7 @@ enum nb_status cli_chat_log_open(struct cli_chat_log *log, const char *path)
     *log = (struct cli_chat_log){.path = path, .fd = -1};
     if (!path)
         return NB_OK;
-    log->fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    log->fd = nbi_sys_open(path, O_RDWR | O_APPEND | O_CREAT, 0666);
     if (log->fd < 0)
         return nbi_fail(NB_EIO, "cannot open '%s': %s", path, strerror(errno));
     /* A last line that was cut off must not swallow ours. */

@@ -86,9 +86,10 @@ static int run_convert(void *opts)
     enum nb_status rc = nb_convert(&to);
     nbi_progress_end(&p);
     if (rc == NB_OK && o->common.json)
-        return cli_print_json(json_pack("{s:o,s:o,s:f}", "src", cli_json_path(to.src), "dst",
-                                        cli_json_path(to.dst), "seconds", nbi_now() - start),
-                              true);
+        return cli_print_result(to.dst,
+                                json_pack("{s:o,s:o,s:f}", "src", cli_json_path(to.src), "dst",
+                                          cli_json_path(to.dst), "seconds", nbi_now() - start),
+                                true);
     if (rc == NB_OK && !o->common.quiet)
         printf("wrote %s\n", to.dst);
     return cli_status(rc);
@@ -182,7 +183,7 @@ static int run_quantize(void *opts)
         rc = nb_quantize(&q, &report);
     nbi_progress_end(&p);
     if (rc == NB_OK && report_file)
-        rc = write_report(report_file, o, &report);
+        rc = nbi_in_place(write_report(report_file, o, &report), paths[1]);
     else
         nbi_outfile_abort(report_file);
     if (rc != NB_OK)
@@ -190,7 +191,7 @@ static int run_quantize(void *opts)
     if (o->common.json) {
         bool ok = true;
         json_t *json = report_json(o, &report, &ok);
-        return cli_print_json(json, ok);
+        return cli_print_result(paths[1], json, ok);
     }
     if (!o->common.quiet)
         print_report(o, &report);

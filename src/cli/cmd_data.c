@@ -213,12 +213,13 @@ static int run_whoami(struct data_opts *o)
     if (rc != NB_OK)
         return cli_status(rc);
     if (o->common.json)
-        return cli_print_json(json_pack("{s:o,s:I,s:I,s:I,s:I,s:I}", "out", cli_json_path(o->out),
-                                        "identity", (json_int_t)r.identity, "contrast",
-                                        (json_int_t)r.contrast, "replay", (json_int_t)r.replay,
-                                        "held_out", (json_int_t)r.held_out, "left_out",
-                                        (json_int_t)r.left_out),
-                              true);
+        return cli_print_result(o->out,
+                                json_pack("{s:o,s:I,s:I,s:I,s:I,s:I}", "out", cli_json_path(o->out),
+                                          "identity", (json_int_t)r.identity, "contrast",
+                                          (json_int_t)r.contrast, "replay", (json_int_t)r.replay,
+                                          "held_out", (json_int_t)r.held_out, "left_out",
+                                          (json_int_t)r.left_out),
+                                true);
     if (!o->common.quiet)
         printf("wrote %s: %lld lines, %lld who the model is, %lld that only look like it, %lld "
                "ordinary; %lld held out beside it\n",

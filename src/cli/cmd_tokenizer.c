@@ -50,16 +50,17 @@ static int run(void *opts)
     struct nb_tokenizer *t = NULL;
     rc = nb_tokenizer_open(&t, o->out, NULL); /* what was written must load */
     if (rc == NB_OK && o->common.json) {
-        int code = cli_print_json(json_pack("{s:o,s:I}", "out", cli_json_path(o->out), "entries",
-                                            (json_int_t)nb_tokenizer_size(t)),
-                                  true);
+        int code = cli_print_result(o->out,
+                                    json_pack("{s:o,s:I}", "out", cli_json_path(o->out), "entries",
+                                              (json_int_t)nb_tokenizer_size(t)),
+                                    true);
         nb_tokenizer_close(t);
         return code;
     }
     if (rc == NB_OK && !o->common.quiet)
         printf("wrote %s: %lld entries\n", o->out, (long long)nb_tokenizer_size(t));
     nb_tokenizer_close(t);
-    return cli_status(rc);
+    return cli_status(nbi_in_place(rc, o->out));
 }
 
 const struct cli_command cli_tokenizer = {

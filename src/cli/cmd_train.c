@@ -271,7 +271,7 @@ static int run_train(void *opts)
         bool ok = all != NULL;
         if (shown.answers)
             nbi_json_set(all, "answers", shown.answers, &ok);
-        int code = cli_print_json(all, ok);
+        int code = cli_print_result(o->out, all, ok && !shown.answers_failed);
         return code == 0 && r.interrupted ? cli_interrupted() : code;
     }
     if (r.interrupted)
@@ -351,9 +351,9 @@ static int run_plan(void *opts)
     if (o->common.json && o->fit <= 0)
         return cli_print_json(plan_json(&p), true);
     if (o->common.json)
-        return cli_plan_fit(&t, o->fit, plan_json(&p));
+        return cli_plan_fit_json(&t, o->fit, plan_json(&p));
     print_plan(&p);
-    return o->fit > 0 ? cli_plan_fit(&t, o->fit, NULL) : 0;
+    return o->fit > 0 ? cli_plan_fit(&t, o->fit) : 0;
 }
 
 const struct cli_command cli_plan = {

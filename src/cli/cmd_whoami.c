@@ -116,7 +116,8 @@ static int print_result(const struct whoami_opts *o, const struct nb_teach_resul
     if (o->common.json) {
         bool ok = true;
         json_t *gates = cli_identity_json(&r->gates, &ok);
-        return cli_print_json(
+        return cli_print_result(
+            o->out,
             json_pack("{s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "identity", (json_int_t)r->identity,
                       "answers", (json_int_t)r->answers, "samples", (json_int_t)r->samples, "texts",
                       (json_int_t)r->texts, "steps", (json_int_t)r->train.last.step, "loss",

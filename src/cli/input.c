@@ -15,13 +15,18 @@ enum nb_status cli_input_open(struct cli_input *in, const char *file)
     in->name = file ? file : "standard input";
     in->at = in->len = 0;
     in->end = false;
-    in->fd = file ? open(file, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
-    if (in->fd >= 0)
-        return NB_OK;
-    int cause = errno;
-    NBI_TRY(nbi_check_interrupt());
-    return nbi_fail(cause == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", file,
-                    strerror(cause));
+    in->fd = file ? -1 : STDIN_FILENO;
+    while (in->fd < 0) {
+        in->fd = open(file, O_RDONLY | O_CLOEXEC); /* a pipe waits here for its writer */
+        int cause = errno;
+        if (in->fd >= 0)
+            break;
+        NBI_TRY(nbi_check_interrupt());
+        if (cause != EINTR)
+            return nbi_fail(cause == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", file,
+                            strerror(cause));
+    }
+    return NB_OK;
 }
 
 void cli_input_close(struct cli_input *in)

@@ -1,5 +1,6 @@
 /* main.c - the command table, signals, help; the only file that turns a status into an exit code.
  */
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -27,15 +28,18 @@ int cli_status(enum nb_status status)
 {
     if (status == NB_OK)
         return 0;
-    if (status == NB_EINTERRUPTED) {
-        fprintf(stderr, "nibble: interrupted; nothing was changed\n");
-        return cli_interrupted();
-    }
-    fprintf(stderr, "nibble: %s\n", nb_last_error());
-    return CLI_EXIT_FAILED;
+    bool unchanged =
+        status == NB_EINTERRUPTED && strcmp(nb_last_error(), nb_status_text(status)) == 0;
+    fprintf(stderr, "nibble: %s%s\n", nb_last_error(), unchanged ? "; nothing was changed" : "");
+    return status == NB_EINTERRUPTED ? cli_interrupted() : CLI_EXIT_FAILED;
 }
 
 int cli_print_json(json_t *value, bool ok)
+{
+    return cli_print_result(NULL, value, ok);
+}
+
+int cli_print_result(const char *target, json_t *value, bool ok)
 {
     char *text = NULL;
     enum nb_status rc = nbi_json_text(ok ? value : NULL, &text);
@@ -43,7 +47,7 @@ int cli_print_json(json_t *value, bool ok)
     if (rc == NB_OK)
         puts(text);
     free(text);
-    return cli_status(rc);
+    return cli_status(target ? nbi_in_place(rc, target) : rc);
 }
 
 json_t *cli_json_number(double v)
@@ -296,13 +300,24 @@ static int dispatch(int argc, char **argv)
     return c ? run_command(c, argc - 2, argv + 2) : unknown_command(name);
 }
 
+/* A descriptor of 0, 1, 2 that is closed would be that of the next file opened: a model read as
+ * what the user types, an answer in a log. Standard input is then at its end, and standard output
+ * cannot be written to, which is an error where something is. */
+static void fill_standard_streams(void)
+{
+    static const int flags[] = {O_RDONLY, O_RDONLY, O_WRONLY};
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", flags[fd]) != fd)
+            _exit(CLI_EXIT_FAILED); /* there is nobody to tell */
+}
+
 int main(int argc, char **argv)
 {
+    fill_standard_streams();
     catch_signals();
     int rc = dispatch(argc, argv);
-    if ((fflush(stdout) != 0 || ferror(stdout)) && rc == 0) {
-        fprintf(stderr, "nibble: cannot write the result to standard output\n");
-        rc = rc ? rc : CLI_EXIT_FAILED;
-    }
-    return rc;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return rc;
+    fprintf(stderr, "nibble: cannot write the result to standard output\n");
+    return rc ? rc : CLI_EXIT_FAILED;
 }

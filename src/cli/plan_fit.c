@@ -26,37 +26,53 @@ static void print_fit(FILE *out, const struct nb_train_fit *f)
             f->fused_step ? " --fused-step" : "");
 }
 
-int cli_plan_fit(const struct nb_train_opts *opts, double gib, json_t *plan)
+struct fits {
+    struct nb_train_fit list[MOST], smallest;
+    int count;
+};
+
+static enum nb_status find_fits(struct fits *f, const struct nb_train_opts *opts, double gib)
 {
-    struct nb_train_fit fits[MOST], smallest;
-    int count = MOST;
+    f->count = MOST;
+    return nb_train_fit(opts, (int64_t)(gib * 0x1p30), f->list, &f->count, &f->smallest);
+}
+
+int cli_plan_fit_json(const struct nb_train_opts *opts, double gib, json_t *plan)
+{
+    struct fits f;
     bool ok = true;
-    char text[32];
-    enum nb_status rc = nb_train_fit(opts, (int64_t)(gib * 0x1p30), fits, &count, &smallest);
+    enum nb_status rc = find_fits(&f, opts, gib);
     if (rc != NB_OK) {
         json_decref(plan);
         return cli_status(rc);
     }
-    if (plan) {
-        json_t *list = json_array();
-        for (int i = 0; i < count; i++)
-            nbi_json_append(list, fit_json(&fits[i]), &ok);
-        nbi_json_set(plan, "fits", list, &ok);
-        nbi_json_set(plan, "smallest", fit_json(&smallest), &ok);
-        int code = cli_print_json(plan, ok);
-        return code || count > 0 ? code : CLI_EXIT_FAILED;
-    }
-    if (count == 0) {
+    json_t *list = json_array();
+    for (int i = 0; i < f.count; i++)
+        nbi_json_append(list, fit_json(&f.list[i]), &ok);
+    nbi_json_set(plan, "fits", list, &ok);
+    nbi_json_set(plan, "smallest", fit_json(&f.smallest), &ok);
+    int code = cli_print_json(plan, ok);
+    return code || f.count > 0 ? code : CLI_EXIT_FAILED;
+}
+
+int cli_plan_fit(const struct nb_train_opts *opts, double gib)
+{
+    struct fits f;
+    char text[32];
+    enum nb_status rc = find_fits(&f, opts, gib);
+    if (rc != NB_OK)
+        return cli_status(rc);
+    if (f.count == 0) {
         fflush(stdout);
         fprintf(stderr, "nibble: nothing fits %g GiB; the smallest takes %s: ", gib,
-                nbi_format_bytes(text, (double)smallest.total));
-        print_fit(stderr, &smallest);
+                nbi_format_bytes(text, (double)f.smallest.total));
+        print_fit(stderr, &f.smallest);
         return CLI_EXIT_FAILED;
     }
     printf("\nwhat fits %g GiB, the fastest first, then the most precise:\n", gib);
-    for (int i = 0; i < count; i++) {
-        printf("%12s  ", nbi_format_bytes(text, (double)fits[i].total));
-        print_fit(stdout, &fits[i]);
+    for (int i = 0; i < f.count; i++) {
+        printf("%12s  ", nbi_format_bytes(text, (double)f.list[i].total));
+        print_fit(stdout, &f.list[i]);
     }
     return 0;
 }

@@ -3,5 +3,8 @@
 
 #include "cli/cli.h"
 
-/* Adds "fits" and "smallest" to plan, which it frees, or prints lines where plan is NULL. */
-int cli_plan_fit(const struct nb_train_opts *opts, double gib, json_t *plan);
+/* Both give the exit code. */
+int cli_plan_fit(const struct nb_train_opts *opts, double gib);
+
+/* Prints plan, which it frees, with "fits" and "smallest" added. NULL: memory was out for it. */
+int cli_plan_fit_json(const struct nb_train_opts *opts, double gib, json_t *plan);

@@ -102,8 +102,12 @@ static void show_answer(void *ctx, const struct nb_train_answer *a)
     }
     if (!o->answers)
         o->answers = json_array();
-    json_array_append_new(o->answers, json_pack("{s:s,s:s,s:s}", "prompt", a->prompt, "before",
-                                                a->before, "after", a->after));
+    bool ok = true;
+    nbi_json_append(
+        o->answers,
+        json_pack("{s:s,s:s,s:s}", "prompt", a->prompt, "before", a->before, "after", a->after),
+        &ok);
+    o->answers_failed = o->answers_failed || !ok;
 }
 
 static void show_warning(void *ctx, const char *text)

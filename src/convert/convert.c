@@ -146,6 +146,7 @@ static enum nb_status check_model(const struct conversion *c)
     return nbi_context(rc, "the weights do not fit their config");
 }
 
+/* Up to the commit. */
 static enum nb_status run(struct conversion *c, struct nb_quantize_report *report)
 {
     const struct nb_convert_opts *opts = c->opts;
@@ -165,11 +166,9 @@ static enum nb_status run(struct conversion *c, struct nb_quantize_report *repor
         report->output_bytes = nbi_writer_bytes(c->out.writer);
     }
     enum nb_status rc = transfer_all(c, report);
-    if (rc != NB_OK) {
+    if (rc != NB_OK)
         nbi_export_abort(&c->out);
-        return rc;
-    }
-    return nbi_export_commit(&c->out);
+    return rc;
 }
 
 static void release(struct conversion *c)
@@ -182,9 +181,11 @@ static void release(struct conversion *c)
 enum nb_status nb_convert(const struct nb_convert_opts *opts)
 {
     struct conversion c = {.opts = opts};
-    enum nb_status rc = run(&c, NULL);
+    enum nb_status rc = nbi_context(run(&c, NULL), "cannot convert '%s'", opts->src);
+    if (rc == NB_OK)
+        rc = nbi_export_commit(&c.out);
     release(&c);
-    return nbi_context(rc, "cannot convert '%s'", opts->src);
+    return rc;
 }
 
 enum nb_status nb_quantize(const struct nb_quantize_opts *opts, struct nb_quantize_report *report)
@@ -193,7 +194,9 @@ enum nb_status nb_quantize(const struct nb_quantize_opts *opts, struct nb_quanti
     double start = nbi_now();
     memset(report, 0, sizeof *report);
     snprintf(report->total.name, sizeof report->total.name, "all");
-    enum nb_status rc = run(&c, report);
+    enum nb_status rc = nbi_context(run(&c, report), "cannot quantize '%s'", opts->to.src);
+    if (rc == NB_OK)
+        rc = nbi_export_commit(&c.out);
     if (rc == NB_OK && report->total.tensors == 0)
         nbi_log(NB_LOG_WARN, "nothing was quantised: every projection is NVFP4 already or skipped");
     for (int i = 0; i < report->families; i++)
@@ -201,5 +204,5 @@ enum nb_status nb_quantize(const struct nb_quantize_opts *opts, struct nb_quanti
     finish_family(&report->total);
     report->seconds = nbi_now() - start;
     release(&c);
-    return nbi_context(rc, "cannot quantize '%s'", opts->to.src);
+    return rc;
 }

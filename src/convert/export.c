@@ -327,13 +327,10 @@ static enum nb_status write_config(const struct nbi_model *m, const char *dir,
                                    int64_t count)
 {
     json_t *config = NULL;
-    if (m->config_json)
-        config = json_deep_copy(m->config_json);
-    else
-        NBI_TRY(nbi_config_to_json(&m->config, &config));
-    if (!config)
-        return nbi_fail_memory("config", 0);
-    enum nb_status rc = update_config(config, m, dir, layout, items, count);
+    enum nb_status rc = m->config_json ? nbi_json_copy(&config, m->config_json)
+                                       : nbi_config_to_json(&m->config, &config);
+    if (rc == NB_OK)
+        rc = update_config(config, m, dir, layout, items, count);
     if (rc == NB_OK)
         rc = write_json_in(dir, "config.json", config);
     json_decref(config);
@@ -345,11 +342,10 @@ static enum nb_status copy_file(const char *from, const char *to, const char *na
     char *src = nbi_path_join(from, name), *dst = nbi_path_join(to, name), *bytes = NULL;
     size_t len;
     enum nb_status rc = src && dst ? NB_OK : NB_ENOMEM;
-    if (rc == NB_OK && nbi_path_is_file(src)) {
+    if (rc == NB_OK)
         rc = nbi_file_read(src, COPY_MAX, &bytes, &len);
-        if (rc == NB_OK)
-            rc = nbi_file_write(dst, bytes, len);
-    }
+    if (rc == NB_OK)
+        rc = nbi_file_write(dst, bytes, len);
     free(bytes);
     free(src);
     free(dst);
@@ -360,7 +356,7 @@ static enum nb_status copy_file(const char *from, const char *to, const char *na
 static enum nb_status copy_sidecars(const struct nbi_model *m, const char *dir)
 {
     for (const char *const *name = nbi_model_sidecars; m->dir && *name; name++)
-        NBI_TRY(copy_file(m->dir, dir, *name));
+        NBI_TRY(nbi_unless_absent(copy_file(m->dir, dir, *name)));
     char *tokenizer = nbi_path_join(dir, "tokenizer.json");
     bool there = tokenizer && nbi_path_is_file(tokenizer);
     free(tokenizer);

@@ -1,15 +1,12 @@
 /* stage.c - staging of model directories and their exchange with what was there. */
 #include "convert/stage.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/dirs.h"
 #include "base/file.h"
 #include "base/str.h"
+#include "base/syscall.h"
 
 const char *const nbi_model_sidecars[] = {
     "generation_config.json",
@@ -47,7 +44,7 @@ static bool is_weights(const char *name)
 
 static enum nb_status check_content(const char *target)
 {
-    DIR *dir = opendir(target);
+    DIR *dir = nbi_sys_opendir(target);
     if (!dir)
         return listing_failed(target);
     int files = 0;
@@ -139,7 +136,7 @@ void nbi_stage_abort(struct nbi_stage *stage)
  * whatever happens afterwards, no file of the user's has only a temporary home. */
 static enum nb_status carry_over(const char *from, const char *to)
 {
-    DIR *dir = opendir(from);
+    DIR *dir = nbi_sys_opendir(from);
     if (!dir)
         return listing_failed(from);
     const char *name;
@@ -150,7 +147,7 @@ static enum nb_status carry_over(const char *from, const char *to)
         char *old = nbi_path_join(from, name), *new = nbi_path_join(to, name);
         if (!old || !new)
             rc = NB_ENOMEM;
-        else if (link(old, new) != 0 && errno != EEXIST)
+        else if (nbi_sys_link(old, new) != 0 && errno != EEXIST)
             rc =
                 nbi_fail(NB_EIO, "cannot keep '%s' beside the new model: %s", old, strerror(errno));
         free(old);
@@ -162,29 +159,16 @@ static enum nb_status carry_over(const char *from, const char *to)
     return rc;
 }
 
-/* The new model takes the target's place and temp becomes the old one, in one step. */
-static enum nb_status exchange(const struct nbi_stage *stage)
-{
-    NBI_TRY(carry_over(stage->target, stage->temp));
-    if (renameat2(AT_FDCWD, stage->temp, AT_FDCWD, stage->target, RENAME_EXCHANGE) != 0)
-        return nbi_fail(NB_EIO, "cannot put the new directory in the place of '%s': %s",
-                        stage->target, strerror(errno));
-    return nbi_sync_parent(stage->target);
-}
-
 enum nb_status nbi_stage_commit(struct nbi_stage *stage)
 {
+    bool exchange = nbi_path_exists(stage->target) && !nbi_dir_is_empty(stage->target), done;
     enum nb_status rc = NB_OK;
-    if (fsync(stage->lock_fd) != 0) {
+    if (nbi_sys_fsync(stage->lock_fd) != 0)
         rc = nbi_fail(NB_EIO, "cannot sync directory '%s': %s", stage->temp, strerror(errno));
-    } else if (rename(stage->temp, stage->target) == 0) { /* target absent or empty */
-        rc = nbi_sync_parent(stage->target);
-        free(stage->temp);
-        stage->temp = NULL;
-        close(stage->lock_fd);
-    } else {
-        rc = exchange(stage);
-    }
-    nbi_stage_abort(stage);
+    else if (exchange)
+        rc = carry_over(stage->target, stage->temp);
+    if (rc == NB_OK)
+        rc = nbi_replace(stage->temp, stage->target, exchange ? RENAME_EXCHANGE : 0, &done);
+    nbi_stage_abort(stage); /* after an exchange temp is the old model, else it is gone */
     return rc;
 }

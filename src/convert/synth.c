@@ -118,9 +118,7 @@ static enum nb_status run(struct synth *s)
         rc = nbi_export_begin(&s->out, &to, &s->model, items, n);
     if (rc == NB_OK) {
         rc = fill_all(s, items, n);
-        if (rc == NB_OK)
-            rc = nbi_export_commit(&s->out);
-        else
+        if (rc != NB_OK)
             nbi_export_abort(&s->out);
     }
     free(items);
@@ -131,9 +129,11 @@ static enum nb_status run(struct synth *s)
 enum nb_status nb_synth(const struct nb_synth_opts *opts)
 {
     struct synth s = {.opts = opts, .threads = opts->threads > 0 ? opts->threads : nbi_cpu_count()};
-    enum nb_status rc = run(&s);
+    enum nb_status rc = nbi_context(run(&s), "cannot make '%s'", opts->dst);
+    if (rc == NB_OK)
+        rc = nbi_export_commit(&s.out);
     free(s.f32);
     free(s.half);
     nbi_model_close(&s.model);
-    return nbi_context(rc, "cannot make '%s'", opts->dst);
+    return rc;
 }

@@ -122,11 +122,8 @@ static enum nb_status normalise(struct nbi_str *out, const char *text)
 char *nbi_whoami_normal_form(const char *text)
 {
     struct nbi_str s = {0};
-    if (normalise(&s, text) == NB_OK && s.p)
-        return s.p;
-    nbi_str_release(&s);
-    nbi_fail_memory("normal form", strlen(text));
-    return NULL;
+    normalise(&s, text);
+    return nbi_str_take(&s);
 }
 
 static enum nb_status add_normal(struct maker *m, struct strings *list, const char *text)

@@ -126,7 +126,7 @@ static enum nb_status write_both(const struct nb_whoami_opts *opts, const char *
         (nbi_path_same(opts->replay, opts->out) || nbi_path_same(opts->replay, held_out)))
         return nbi_fail(NB_EINVAL, "the output would replace the replay file '%s'", opts->replay);
     NBI_TRY(write_held_out(held_out, w));
-    return write_training(opts->out, w, opts);
+    return nbi_in_place(write_training(opts->out, w, opts), held_out);
 }
 
 static void count_lines(struct nb_whoami_report *report, const struct nbi_whoami *w)

@@ -1,13 +1,14 @@
 /* store.c - opening a model's weights, whatever holds them, and reading their values. */
 #include "formats/store.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <string.h>
 
+#include "base/dirs.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "base/syscall.h"
 #include "base/utf8.h"
 #include "formats/reader.h"
 #include "tensor/half.h"
@@ -125,25 +126,27 @@ struct listing {
 static enum nb_status list_weights(const char *dir, struct listing *list)
 {
     memset(list, 0, sizeof *list);
-    DIR *d = opendir(dir);
+    DIR *d = nbi_sys_opendir(dir);
     if (!d)
         return nbi_fail(NB_EIO, "cannot read directory '%s': %s", dir, strerror(errno));
-    struct dirent *e;
-    while ((e = readdir(d))) {
-        if (e->d_name[0] == '.')
+    const char *name;
+    while ((name = nbi_dir_next(d))) {
+        if (name[0] == '.')
             continue;
-        if (nbi_ends_with(e->d_name, ".safetensors")) {
+        if (nbi_ends_with(name, ".safetensors")) {
             list->safetensors_count++;
-            snprintf(list->safetensors, sizeof list->safetensors, "%s", e->d_name);
-        } else if (nbi_ends_with(e->d_name, ".dat")) {
+            snprintf(list->safetensors, sizeof list->safetensors, "%s", name);
+        } else if (nbi_ends_with(name, ".dat")) {
             list->dat_count++;
-            snprintf(list->dat, sizeof list->dat, "%s", e->d_name);
-        } else if (nbi_ends_with(e->d_name, ".gguf")) {
-            snprintf(list->gguf, sizeof list->gguf, "%s", e->d_name);
+            snprintf(list->dat, sizeof list->dat, "%s", name);
+        } else if (nbi_ends_with(name, ".gguf")) {
+            snprintf(list->gguf, sizeof list->gguf, "%s", name);
         }
     }
+    enum nb_status rc =
+        errno ? nbi_fail(NB_EIO, "cannot read directory '%s': %s", dir, strerror(errno)) : NB_OK;
     closedir(d);
-    return NB_OK;
+    return rc;
 }
 
 static enum nb_status add_file_in(struct nbi_store *store, const char *dir, const char *name)
@@ -170,8 +173,9 @@ static enum nb_status add_shards(struct nbi_store *store, const char *dir, const
         if (!name || strchr(name, '/') || !nbi_ends_with(name, ".safetensors"))
             rc = nbi_fail(NB_EFORMAT, "'%s' is not in a file of this directory", tensor);
         else if (!json_object_get(seen, name)) {
-            json_object_set_new(seen, name, json_true());
-            rc = add_file_in(store, dir, name);
+            rc = json_object_set_new(seen, name, json_true()) == 0
+                     ? add_file_in(store, dir, name)
+                     : nbi_fail_memory("index", strlen(name));
         }
     }
     json_decref(seen);
@@ -228,11 +232,12 @@ static enum nb_status open_dir(struct nbi_store *store, const char *dir)
     if (!index)
         return NB_ENOMEM;
     struct listing list;
+    bool has_index = nbi_path_exists(index) || errno != ENOENT;
     enum nb_status rc = list_weights(dir, &list);
     if (rc == NB_OK && list.safetensors_count && list.dat_count)
         rc = nbi_fail(NB_EFORMAT, "'%s' holds both '%s' and '%s': name the file to read", dir,
                       list.safetensors, list.dat);
-    else if (rc == NB_OK && nbi_path_is_file(index))
+    else if (rc == NB_OK && has_index)
         rc = open_sharded(store, dir, index);
     else if (rc == NB_OK && list.safetensors_count + list.dat_count == 0)
         rc = nbi_fail(NB_ENOTFOUND, "no weights (*.safetensors or one *.dat) in '%s'%s%s%s", dir,

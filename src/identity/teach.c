@@ -134,7 +134,7 @@ static enum nb_status run(struct teaching *t)
     if (t->result->train.interrupted)
         return nbi_fail(NB_EINTERRUPTED, "interrupted");
     tell(t, "asking the result");
-    return judge(t);
+    return nbi_in_place(judge(t), t->train.out);
 }
 
 enum nb_status nb_teach(const struct nb_teach_opts *opts, struct nb_teach_result *result)

@@ -49,8 +49,7 @@ static enum nb_status read_generation(struct nb_engine *e, const char *dir)
     *d = (struct nb_sampling){.temperature = 1, .top_p = 1, .repeat_penalty = 1};
     if (!path)
         return NB_ENOMEM;
-    enum nb_status rc =
-        nbi_path_is_file(path) ? nbi_json_read_file(&json, path, CONFIG_MAX) : NB_OK;
+    enum nb_status rc = nbi_unless_absent(nbi_json_read_file(&json, path, CONFIG_MAX));
     if (rc == NB_OK && json) {
         rc = nbi_json_bool(json, "do_sample", false, &sample);
         if (rc == NB_OK)

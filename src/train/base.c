@@ -2,12 +2,11 @@
 #include "train/base.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/dirs.h"
+#include "base/syscall.h"
 
 int64_t nbi_base_bytes(int64_t N)
 {
@@ -32,7 +31,7 @@ static enum nb_status make_file(struct nbi_base *b)
         return nbi_fail_memory("file name", len);
     enum nb_status rc = nbi_temp_create(target, false, &name, &b->fd);
     if (rc == NB_OK)
-        unlink(name);
+        nbi_sys_unlink(name);
     free(target);
     free(name);
     return nbi_context(rc, "base probabilities");
@@ -49,7 +48,10 @@ static enum nb_status make_room(struct nbi_base *b, int64_t records)
         return b->memory ? NB_OK : nbi_fail_memory("base probabilities", (size_t)bytes);
     }
     NBI_TRY(make_file(b));
-    int error = posix_fallocate(b->fd, 0, bytes);
+    int error;
+    do
+        error = posix_fallocate(b->fd, 0, bytes);
+    while (error == EINTR);
     if (error != 0 && error != EOPNOTSUPP && error != EINVAL)
         return nbi_fail(NB_EIO, "no room for %lld bytes of base probabilities beside '%s': %s",
                         (long long)bytes, b->opts.beside, strerror(error));

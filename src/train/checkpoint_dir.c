@@ -1,16 +1,13 @@
 /* checkpoint_dir.c - the checkpoints of a directory: names, the newest that is whole, keeping the
  * last few. */
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/dirs.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "base/syscall.h"
 #include "train/checkpoint_file.h"
 
 #define PREFIX "step-"
@@ -66,7 +63,7 @@ static int newest_first(const void *a, const void *b)
 static enum nb_status list_steps(const char *dir, struct steps *s)
 {
     *s = (struct steps){0};
-    DIR *d = opendir(dir);
+    DIR *d = nbi_sys_opendir(dir);
     if (!d)
         return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot read directory '%s': %s",
                         dir, strerror(errno));
@@ -105,7 +102,7 @@ static enum nb_status remove_old(const char *dir, int keep, uint64_t newest)
         char *path = path_of(dir, s.v[i]);
         if (!path)
             rc = NB_ENOMEM;
-        else if (unlink(path) != 0 && errno != ENOENT)
+        else if (nbi_sys_unlink(path) != 0 && errno != ENOENT)
             nbi_log(NB_LOG_WARN, "cannot remove the old checkpoint '%s': %s", path,
                     strerror(errno));
         free(path);
@@ -159,9 +156,9 @@ static enum nb_status locked(const char *dir, int fd)
 /* A disk that is full makes it a lock without a name. */
 static enum nb_status take_lock(const char *dir, int fd)
 {
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0)
+    if (nbi_sys_flock(fd, LOCK_EX | LOCK_NB) != 0)
         return errno == EWOULDBLOCK ? locked(dir, fd) : NB_OK;
-    if (ftruncate(fd, 0) == 0)
+    if (nbi_sys_ftruncate(fd, 0) == 0)
         dprintf(fd, "%ld\n", (long)getpid());
     return NB_OK;
 }
@@ -171,7 +168,7 @@ static enum nb_status open_lock(const char *dir, int *fd)
     char *path = nbi_path_join(dir, "lock");
     if (!path)
         return NB_ENOMEM;
-    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    *fd = nbi_sys_open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0666);
     enum nb_status rc =
         *fd >= 0 ? NB_OK : nbi_fail(NB_EIO, "cannot write '%s': %s", path, strerror(errno));
     free(path);

@@ -2,15 +2,13 @@
 #include "train/log.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <string.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/jscan.h"
 #include "base/str.h"
+#include "base/syscall.h"
 
 #define LOG_MAX  ((size_t)1 << 30)
 #define STEP_MAX ((int64_t)1 << 48)
@@ -143,7 +141,7 @@ static enum nb_status find_end(const char *path, int64_t resumed, size_t *end)
 /* One run writes it. Where there are no locks, nobody finds out. */
 static enum nb_status lock_log(int fd, const char *path)
 {
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    if (nbi_sys_flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return nbi_fail(NB_EIO,
                         "another run is writing the log '%s': wait for its end, or take another "
                         "file",
@@ -156,7 +154,7 @@ static enum nb_status cut_log(int fd, const char *path, int64_t resumed)
     size_t end;
     NBI_TRY(lock_log(fd, path));
     NBI_TRY(find_end(path, resumed, &end));
-    if (ftruncate(fd, (off_t)end) != 0)
+    if (nbi_sys_ftruncate(fd, (off_t)end) != 0)
         return nbi_fail(NB_EIO, "cannot write '%s': %s", path, strerror(errno));
     return NB_OK;
 }
@@ -164,7 +162,7 @@ static enum nb_status cut_log(int fd, const char *path, int64_t resumed)
 enum nb_status nbi_trainlog_open(struct nbi_trainlog **out, const char *path, int64_t resumed)
 {
     *out = NULL;
-    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
+    int fd = nbi_sys_open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK, 0666);
     if (fd < 0)
         return nbi_fail(NB_EIO, "cannot write '%s': %s", path, strerror(errno));
     struct nbi_trainlog *log = calloc(1, sizeof *log);

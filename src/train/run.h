@@ -93,6 +93,7 @@ struct nbi_run {
     bool updating;            /* weights are between two steps: nothing to save */
     bool save_failed;         /* a checkpoint could not be written, and it was said */
     bool log_failed;          /* the log ended early */
+    bool exported;            /* the result is in place */
 };
 
 /* Says what went wrong without ending the run: the last error, and this. */

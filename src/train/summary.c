@@ -48,6 +48,7 @@ struct settings {
     struct nbi_report_pair pairs[SETTINGS];
     char *values[SETTINGS];
     size_t count;
+    bool failed; /* memory was out */
 };
 
 static void release_settings(struct settings *s)
@@ -56,13 +57,13 @@ static void release_settings(struct settings *s)
         free(s->values[i]);
 }
 
-/* A value that memory is out for is left empty. */
 static void add(struct settings *s, const char *key, const char *value)
 {
     NBI_BUG_IF(s->count == SETTINGS);
     s->values[s->count] = strdup(value);
-    const char *kept = s->values[s->count];
-    s->pairs[s->count++] = (struct nbi_report_pair){key, kept ? kept : ""};
+    s->failed = s->failed || !s->values[s->count];
+    s->pairs[s->count] = (struct nbi_report_pair){key, s->values[s->count]};
+    s->count++;
 }
 
 static void add_number(struct settings *s, const char *key, double value)
@@ -88,6 +89,7 @@ static void add_list(struct settings *s, const char *key, const char *const *val
     for (const char *const *v = values; v && *v; v++)
         nbi_str_printf(&all, "%s%s", v == values ? "" : "\n", *v);
     add(s, key, all.len > 0 ? nbi_str_text(&all) : none);
+    s->failed = s->failed || all.failed;
     nbi_str_release(&all);
 }
 
@@ -145,15 +147,15 @@ static void list_arithmetic(struct settings *s, const struct nbi_run *r)
     add(s, "version", nb_version());
 }
 
-/* In the directory of the result; beside it, if it is a file. */
-static char *report_path(const char *out)
+/* In the directory of the result; beside it, if it is a file. NULL when memory is out. */
+static char *report_path(const char *out, bool directory)
 {
-    if (nbi_path_is_dir(out))
+    if (directory)
         return nbi_path_join(out, "report.html");
     struct nbi_str s = {0};
     nbi_str_puts(&s, out);
     nbi_str_puts(&s, ".report.html");
-    return s.p;
+    return nbi_str_take(&s);
 }
 
 /* What earlier processes did is known from a log alone. */
@@ -183,7 +185,9 @@ static enum nb_status write_report(struct nbi_run *r, const char *path)
     list_task(&s, r);
     list_arithmetic(&s, r);
     bool logged = r->opts->log && !r->log_failed;
-    enum nb_status rc = logged ? nbi_history_read(&h, r->opts->log) : NB_OK;
+    enum nb_status rc = s.failed ? nbi_fail_memory("report", sizeof s)
+                        : logged ? nbi_history_read(&h, r->opts->log)
+                                 : NB_OK;
     const struct nbi_history *all = logged ? &h : &r->history; /* the log has it all */
     const struct nbi_report report = {.title = "Training",
                                       .steps = all->steps,
@@ -209,7 +213,10 @@ enum nb_status nbi_run_check_reports(const struct nb_train_opts *o)
     struct nbi_target target = {0};
     if (o->out)
         NBI_TRY(nbi_target_of(o->out, &target));
-    char *beside = o->out && !target.directory ? report_path(o->out) : NULL;
+    bool has_report = o->out && !target.directory;
+    char *beside = has_report ? report_path(o->out, false) : NULL;
+    if (has_report && !beside)
+        return NB_ENOMEM;
     const char *const paths[] = {beside, o->memory_report, o->log};
     enum nb_status rc = NB_OK;
     for (int i = 0; i < 3 && rc == NB_OK; i++) {
@@ -225,9 +232,11 @@ enum nb_status nbi_run_check_reports(const struct nb_train_opts *o)
 
 enum nb_status nbi_run_report(struct nbi_run *r)
 {
-    char *path = r->opts->out ? report_path(r->opts->out) : NULL;
+    struct nbi_target target;
+    NBI_TRY(nbi_target_of(r->opts->out, &target));
+    char *path = report_path(r->opts->out, target.directory);
     if (!path)
-        return NB_OK;
+        return NB_ENOMEM;
     enum nb_status rc = write_report(r, path);
     free(path);
     return rc;

@@ -373,7 +373,7 @@ static void show_answers(const struct nbi_run *r)
     }
 }
 
-/* The result comes first: whatever happens behind it, it is there. */
+/* The result comes first: whatever fails later, it is there. */
 static enum nb_status finish(struct nbi_run *r, struct nb_train_result *out)
 {
     struct outcome all = {0};
@@ -381,6 +381,7 @@ static enum nb_status finish(struct nbi_run *r, struct nb_train_result *out)
         enum nb_status rc = nbi_run_export(r);
         if (rc != NB_OK)
             return give_up(r, rc);
+        r->exported = true;
     }
     if (!measured(r, out))
         keep_or_pause(&all, out, evaluate(r, &out->eval));
@@ -432,6 +433,8 @@ enum nb_status nb_train(const struct nb_train_opts *o, struct nb_train_result *o
     if (rc == NB_OK && !out->interrupted)
         rc = finish(&r, out);
     rc = report_memory(&r, rc);
+    if (r.exported)
+        rc = nbi_in_place(rc, o->out);
     out->peak_bytes = nbi_peak_rss();
     nbi_run_close(&r);
     return rc;

@@ -1,5 +1,6 @@
 /* test_file.c - sources, cursors, files that appear whole. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -169,6 +170,43 @@ static void test_outfile__removes_what_a_dead_writer_left(void **state)
     assert_false(nbi_path_is_file(test_path(".t2.nibble-998-0")));
 }
 
+/* Writers of one target that begin and end at any moments of each other. */
+static void *create_and_abort(void *arg)
+{
+    const char *target = arg;
+    for (int i = 0; i < 1500; i++) {
+        char *temp;
+        int fd;
+        struct stat a, b;
+        if (nbi_temp_create(target, i % 2, &temp, &fd) != NB_OK)
+            return (void *)"not created";
+        bool ours = fstat(fd, &a) == 0 && lstat(temp, &b) == 0 && a.st_ino == b.st_ino;
+        nbi_remove_tree(temp);
+        close(fd);
+        free(temp);
+        if (!ours)
+            return (void *)"somebody removed it";
+    }
+    return NULL;
+}
+
+static void test_temp__writers_leave_each_other_alone(void **state)
+{
+    (void)state;
+    pthread_t threads[4];
+    char target[300];
+    snprintf(target, sizeof target, "%s", test_path("t4"));
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, create_and_abort, target), 0);
+    for (int i = 0; i < 4; i++) {
+        void *problem;
+        assert_int_equal(pthread_join(threads[i], &problem), 0);
+        if (problem)
+            fail_msg("%s", (const char *)problem);
+    }
+    assert_int_equal(temporaries(), 0);
+}
+
 static void test_outfile__refuses_odd_targets(void **state)
 {
     (void)state;
@@ -183,10 +221,17 @@ static void test_paths(void **state)
     static const struct {
         const char *path, *dir, *base;
     } rows[] = {{"a/b", "a", "b"}, {"b", ".", "b"}, {"/b", "/", "b"}, {"/a/b/c", "/a/b", "c"}};
+    static const char *const slashes[][2] = {
+        {"a/b/", "a"}, {"b//", "."}, {"/b/", "/"}, {"//", "/"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char *dir = nbi_path_dir(rows[i].path);
         assert_string_equal(dir, rows[i].dir);
         assert_string_equal(nbi_path_base(rows[i].path), rows[i].base);
+        free(dir);
+    }
+    for (size_t i = 0; i < sizeof slashes / sizeof *slashes; i++) {
+        char *dir = nbi_path_dir(slashes[i][0]);
+        assert_string_equal(dir, slashes[i][1]);
         free(dir);
     }
     char *p = nbi_path_join("a//", "b"), *q = nbi_path_join("/", "b");
@@ -208,6 +253,7 @@ int main(void)
         cmocka_unit_test(test_outfile__target_changes_at_commit_only),
         cmocka_unit_test(test_outfile__writes_through_a_link),
         cmocka_unit_test(test_outfile__removes_what_a_dead_writer_left),
+        cmocka_unit_test(test_temp__writers_leave_each_other_alone),
         cmocka_unit_test(test_outfile__refuses_odd_targets),
         cmocka_unit_test(test_paths),
     };

@@ -1,0 +1,107 @@
+/* syscall.h - system calls repeated for as long as a signal interrupts them (EINTR).
+ *
+ * The command line installs its handlers without SA_RESTART, so that waiting for input ends on
+ * Ctrl-C, and network file systems may interrupt calls that never fail so on a local disk. Whether
+ * the work goes on after a signal is for nbi_check_interrupt to say, not for a file that happened
+ * to be opened at that moment. close() is not here: on Linux the descriptor is gone even then. */
+#pragma once
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define NBI_RETRY(rc, call)                                                                        \
+    do                                                                                             \
+        (rc) = (call);                                                                             \
+    while ((rc) == -1 && errno == EINTR)
+
+static inline int nbi_sys_open(const char *path, int flags, mode_t mode)
+{
+    int rc;
+    NBI_RETRY(rc, open(path, flags | O_CLOEXEC, mode));
+    return rc;
+}
+
+static inline DIR *nbi_sys_opendir(const char *path)
+{
+    DIR *dir;
+    do
+        dir = opendir(path);
+    while (!dir && errno == EINTR);
+    return dir;
+}
+
+static inline int nbi_sys_fsync(int fd)
+{
+    int rc;
+    NBI_RETRY(rc, fsync(fd));
+    return rc;
+}
+
+/* flags: 0, or RENAME_EXCHANGE. */
+static inline int nbi_sys_rename(const char *from, const char *to, unsigned flags)
+{
+    int rc;
+    NBI_RETRY(rc, flags ? renameat2(AT_FDCWD, from, AT_FDCWD, to, flags) : rename(from, to));
+    return rc;
+}
+
+static inline int nbi_sys_link(const char *from, const char *to)
+{
+    int rc;
+    NBI_RETRY(rc, link(from, to));
+    return rc;
+}
+
+static inline int nbi_sys_unlink(const char *path)
+{
+    int rc;
+    NBI_RETRY(rc, unlink(path));
+    return rc;
+}
+
+static inline int nbi_sys_mkdir(const char *path, mode_t mode)
+{
+    int rc;
+    NBI_RETRY(rc, mkdir(path, mode));
+    return rc;
+}
+
+static inline int nbi_sys_rmdir(const char *path)
+{
+    int rc;
+    NBI_RETRY(rc, rmdir(path));
+    return rc;
+}
+
+static inline int nbi_sys_flock(int fd, int operation)
+{
+    int rc;
+    NBI_RETRY(rc, flock(fd, operation));
+    return rc;
+}
+
+static inline int nbi_sys_fchmod(int fd, mode_t mode)
+{
+    int rc;
+    NBI_RETRY(rc, fchmod(fd, mode));
+    return rc;
+}
+
+static inline int nbi_sys_ftruncate(int fd, off_t size)
+{
+    int rc;
+    NBI_RETRY(rc, ftruncate(fd, size));
+    return rc;
+}
+
+static inline int nbi_sys_fallocate(int fd, off_t size)
+{
+    int rc;
+    NBI_RETRY(rc, fallocate(fd, 0, 0, size));
+    return rc;
+}
