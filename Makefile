@@ -10,7 +10,7 @@ CMAKE_FLAGS = -G Ninja -DNIBBLE_WERROR=$(if $(CI),ON,OFF) \
   -DNIBBLE_CUDA=$(if $(filter 1,$(CUDA)),ON,OFF) "-DNIBBLE_ARCH=$(ARCH)"
 CONFIGURE = cmake -S . $(CMAKE_FLAGS)
 
-.PHONY: all configure build binary demo gates test deps lint fmt docs asan fuzz bench test-interop test-gpu static clean help
+.PHONY: all configure build binary demo gates test deps lint fmt docs asan fuzz bench test-faults test-interop test-gpu static clean help
 all: build
 
 configure:
@@ -53,6 +53,9 @@ fmt: ## format all C sources
 
 docs: binary ## write docs/cli from the option tables
 	@$(BUILD)/nibble help --write-docs docs/cli
+
+test-faults: build ## every command, with each of its allocations, reads, writes, ... failing once (hours)
+	@python3 -B tests/faults/run.py $(BUILD)/nibble $(BUILD)/tests/inject.so
 
 asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/deps.sh build
