@@ -53,13 +53,14 @@ enum nb_log_level { NB_LOG_ERROR, NB_LOG_WARN, NB_LOG_INFO, NB_LOG_DEBUG };
 typedef void (*nb_log_fn)(void *ctx, enum nb_log_level level, const char *line);
 
 /* Where log lines go, for the whole process; NULL drops them (the default). Call it before any
- * other thread uses the library. */
+ * other thread uses the library; fn is called by whichever thread has something to say. */
 void nb_log_set_sink(nb_log_fn fn, void *ctx);
 
 /* Called now and then from the thread that runs a long operation; the unit is the operation's. */
 typedef void (*nb_progress_fn)(void *ctx, uint64_t done, uint64_t total);
 
-/* Asks every running operation to stop with NB_EINTERRUPTED. Safe in a signal handler. */
+/* Asks every running operation to stop with NB_EINTERRUPTED. Safe on any thread and in a signal
+ * handler. */
 void nb_interrupt(void);
 
 /* Takes that back, so that work can go on. */
@@ -173,8 +174,8 @@ NB_MUST_CHECK enum nb_status nb_synth(const struct nb_synth_opts *opts);
 struct nb_tokenizer;
 
 /* From a model directory, a tokenizer.json, a `.gguf` file, or a weights file with model_dir (may
- * be NULL). A tokenizer is used by one thread at a time; share makes another one of the same
- * tables for another thread. */
+ * be NULL). Any number of threads may use a tokenizer at once. share hands it to another owner: it
+ * lasts until every owner has closed it. */
 NB_MUST_CHECK enum nb_status nb_tokenizer_open(struct nb_tokenizer **out, const char *model,
                                                const char *model_dir);
 NB_MUST_CHECK enum nb_status nb_tokenizer_share(struct nb_tokenizer **out,
@@ -288,7 +289,7 @@ NB_MUST_CHECK enum nb_status nb_whoami_write(const struct nb_whoami_opts *opts,
 /* ---- running a model ------------------------------------------------------------------------ */
 
 /* A model that is loaded: weights, tokenizer, chat template. Never changes; any number of sessions,
- * on any thread, may use it. */
+ * batches and conversations, on any thread, may use it and its tokenizer and chat template. */
 struct nb_engine;
 
 struct nb_engine_opts {

@@ -1,14 +1,17 @@
 /* status.c - the thread's error line, and the process-wide wish to stop. */
 #include "base/status.h"
 
-#include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #define MESSAGE_MAX 1024
 
 static _Thread_local char message[MESSAGE_MAX];
-static volatile sig_atomic_t interrupted;
+
+/* Set by signal handlers and by any thread, so it must be both atomic and free of locks. */
+static atomic_bool interrupted;
+_Static_assert(ATOMIC_BOOL_LOCK_FREE == 2, "nb_interrupt is called in signal handlers");
 
 const char *nb_status_text(enum nb_status status)
 {
@@ -74,15 +77,15 @@ enum nb_status nbi_fail_memory(const char *what, size_t bytes)
 
 void nb_interrupt(void)
 {
-    interrupted = 1;
+    atomic_store(&interrupted, true);
 }
 
 void nb_interrupt_clear(void)
 {
-    interrupted = 0;
+    atomic_store(&interrupted, false);
 }
 
 enum nb_status nbi_check_interrupt(void)
 {
-    return interrupted ? nbi_fail(NB_EINTERRUPTED, "interrupted") : NB_OK;
+    return atomic_load(&interrupted) ? nbi_fail(NB_EINTERRUPTED, "interrupted") : NB_OK;
 }

@@ -44,7 +44,7 @@ static enum nb_status put_text(struct nbi_sampler *s, const char *text, size_t l
     size_t from = out->ids.count;
     if (!s->tokenizer)
         return NB_OK;
-    NBI_TRY(nbi_encode(nbi_tokenizer_encoder(s->tokenizer), text, len, true, &out->ids));
+    NBI_TRY(nbi_tokenizer_encode(s->tokenizer, text, len, true, &out->ids));
     return mark(out, from, trained);
 }
 

@@ -1,7 +1,8 @@
 /* bpe.h - byte-level BPE: text to ids and back.
  *
  * The tables (struct nbi_bpe) never change once made and may be shared by threads; what changes
- * while encoding (struct nbi_encoder) belongs to one thread. */
+ * while encoding (struct nbi_encoder) belongs to one thread. nbi_tokenizer_encode (handle.h) has
+ * encoders for all of them. */
 #pragma once
 
 #include "tokenizer/vocab.h"

@@ -16,4 +16,7 @@ enum nb_status nbi_text_place(const char *model, const char *model_dir, struct n
 
 enum nb_status nbi_tokenizer_new(struct nb_tokenizer **out, const struct nbi_vocab *v);
 const struct nbi_bpe *nbi_tokenizer_bpe(const struct nb_tokenizer *t);
-struct nbi_encoder *nbi_tokenizer_encoder(struct nb_tokenizer *t);
+
+/* nbi_encode (bpe.h) for any number of threads at once. */
+enum nb_status nbi_tokenizer_encode(struct nb_tokenizer *t, const char *text, size_t len,
+                                    bool special, struct nbi_ids *ids);

@@ -1,4 +1,8 @@
-/* tokenizer.c - the tokenizer as the public header has it: found in a model, shared, used. */
+/* tokenizer.c - the tokenizer as the public header has it: found in a model, shared, used.
+ *
+ * Its tables never change. What changes while a text is encoded is in an encoder, and a call has
+ * one to itself: it takes one that an earlier call has left, which knows many words already, or
+ * makes one. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -7,15 +11,12 @@
 #include "tokenizer/bpe.h"
 #include "tokenizer/handle.h"
 
-/* Tables that several tokenizers use. */
-struct shared {
-    struct nbi_bpe *bpe;
-    atomic_int users;
-};
+#define IDLE_MAX 16 /* encoders that are kept; they have some 2 MiB each */
 
 struct nb_tokenizer {
-    struct shared *shared;
-    struct nbi_encoder *encoder;
+    struct nbi_bpe *bpe;
+    atomic_int users; /* that have not closed it */
+    _Atomic(struct nbi_encoder *) idle[IDLE_MAX];
 };
 
 enum nb_status nbi_text_place(const char *model, const char *model_dir, struct nbi_text_place *out)
@@ -63,43 +64,18 @@ static enum nb_status read_model(struct nbi_vocab *v, const char *model, const c
     return rc;
 }
 
-static void release_shared(struct shared *s)
-{
-    if (!s || atomic_fetch_sub(&s->users, 1) > 1)
-        return;
-    nbi_bpe_free(s->bpe);
-    free(s);
-}
-
-/* A tokenizer over tables that it becomes a user of. */
-static enum nb_status new_user(struct nb_tokenizer **out, struct shared *s)
+enum nb_status nbi_tokenizer_new(struct nb_tokenizer **out, const struct nbi_vocab *v)
 {
     struct nb_tokenizer *t = calloc(1, sizeof *t);
     *out = NULL;
     if (!t)
         return nbi_fail_memory("tokenizer", sizeof *t);
-    enum nb_status rc = nbi_encoder_new(&t->encoder, s->bpe);
-    if (rc != NB_OK) {
-        free(t);
-        return rc;
-    }
-    atomic_fetch_add(&s->users, 1);
-    t->shared = s;
-    *out = t;
-    return NB_OK;
-}
-
-enum nb_status nbi_tokenizer_new(struct nb_tokenizer **out, const struct nbi_vocab *v)
-{
-    struct shared *s = calloc(1, sizeof *s);
-    *out = NULL;
-    if (!s)
-        return nbi_fail_memory("tokenizer", sizeof *s);
-    atomic_init(&s->users, 1);
-    enum nb_status rc = nbi_bpe_new(&s->bpe, v);
+    atomic_init(&t->users, 1);
+    enum nb_status rc = nbi_bpe_new(&t->bpe, v);
     if (rc == NB_OK)
-        rc = new_user(out, s);
-    release_shared(s);
+        *out = t;
+    else
+        nb_tokenizer_close(t);
     return rc;
 }
 
@@ -116,31 +92,59 @@ enum nb_status nb_tokenizer_open(struct nb_tokenizer **out, const char *model,
 
 enum nb_status nb_tokenizer_share(struct nb_tokenizer **out, const struct nb_tokenizer *t)
 {
-    return new_user(out, t->shared);
+    *out = (struct nb_tokenizer *)t; /* made by nbi_tokenizer_new, so never really const */
+    atomic_fetch_add(&(*out)->users, 1);
+    return NB_OK;
 }
 
 void nb_tokenizer_close(struct nb_tokenizer *t)
 {
-    if (!t)
+    if (!t || atomic_fetch_sub(&t->users, 1) > 1)
         return;
-    nbi_encoder_free(t->encoder);
-    release_shared(t->shared);
+    for (int i = 0; i < IDLE_MAX; i++)
+        nbi_encoder_free(atomic_load(&t->idle[i]));
+    nbi_bpe_free(t->bpe);
     free(t);
 }
 
 const struct nbi_bpe *nbi_tokenizer_bpe(const struct nb_tokenizer *t)
 {
-    return t->shared->bpe;
-}
-
-struct nbi_encoder *nbi_tokenizer_encoder(struct nb_tokenizer *t)
-{
-    return t->encoder;
+    return t->bpe;
 }
 
 int64_t nb_tokenizer_size(const struct nb_tokenizer *t)
 {
-    return nbi_bpe_size(t->shared->bpe);
+    return nbi_bpe_size(t->bpe);
+}
+
+static enum nb_status take_encoder(struct nb_tokenizer *t, struct nbi_encoder **e)
+{
+    for (int i = 0; i < IDLE_MAX; i++)
+        if (atomic_load_explicit(&t->idle[i], memory_order_relaxed) &&
+            (*e = atomic_exchange(&t->idle[i], NULL)))
+            return NB_OK;
+    return nbi_encoder_new(e, t->bpe);
+}
+
+/* One that failed goes: its buffers may be stuck in a failure. */
+static void leave_encoder(struct nb_tokenizer *t, struct nbi_encoder *e, bool failed)
+{
+    for (int i = 0; i < IDLE_MAX && !failed; i++) {
+        struct nbi_encoder *none = NULL;
+        if (atomic_compare_exchange_strong(&t->idle[i], &none, e))
+            return;
+    }
+    nbi_encoder_free(e);
+}
+
+enum nb_status nbi_tokenizer_encode(struct nb_tokenizer *t, const char *text, size_t len,
+                                    bool special, struct nbi_ids *ids)
+{
+    struct nbi_encoder *e;
+    NBI_TRY(take_encoder(t, &e));
+    enum nb_status rc = nbi_encode(e, text, len, special, ids);
+    leave_encoder(t, e, rc != NB_OK);
+    return rc;
 }
 
 enum nb_status nb_tokenizer_encode(struct nb_tokenizer *t, const char *text, size_t len,
@@ -151,7 +155,7 @@ enum nb_status nb_tokenizer_encode(struct nb_tokenizer *t, const char *text, siz
     *count = 0;
     enum nb_status rc = nbi_ids_reserve(&out, len / 3 + 16);
     if (rc == NB_OK)
-        rc = nbi_encode(t->encoder, text, len, special, &out);
+        rc = nbi_tokenizer_encode(t, text, len, special, &out);
     if (rc != NB_OK) {
         nbi_ids_release(&out);
         return rc;
@@ -170,7 +174,7 @@ enum nb_status nb_tokenizer_decode(const struct nb_tokenizer *t, const int32_t *
     *len = 0;
     for (size_t i = 0; i < count; i++) {
         size_t n;
-        const char *bytes = nbi_bpe_token(t->shared->bpe, ids[i], &n);
+        const char *bytes = nbi_bpe_token(t->bpe, ids[i], &n);
         if (bytes)
             nbi_str_append(&out, bytes, n);
         missing += !bytes;
@@ -206,7 +210,7 @@ enum nb_status nb_decoder_next(struct nb_decoder *d, const struct nb_tokenizer *
                                const char **text, size_t *len)
 {
     size_t n = 0, total, used = 0;
-    const char *bytes = id < 0 ? NULL : nbi_bpe_token(t->shared->bpe, id, &n);
+    const char *bytes = id < 0 ? NULL : nbi_bpe_token(t->bpe, id, &n);
     *text = "";
     *len = 0;
     total = (size_t)d->count + n;

@@ -304,7 +304,7 @@ static void test_document__end(void **state)
 
 static void add_ids(struct nb_tokenizer *t, struct nbi_ids *ids, const char *text)
 {
-    assert_ok(nbi_encode(nbi_tokenizer_encoder(t), text, strlen(text), true, ids));
+    assert_ok(nbi_tokenizer_encode(t, text, strlen(text), true, ids));
 }
 
 static void test_sample__parts_are_tokenized_apart(void **state)
