@@ -295,8 +295,9 @@ const struct cli_command cli_train = {
     .text =
         "Starts from MODEL, trains on the data and writes OUT. In NVFP4 the forward pass uses\n"
         "the four-bit weights that will be written, and updates go to master weights. Memory\n"
-        "is taken at the start, as 'nibble plan' says. Ctrl-C finishes the step, writes a\n"
-        "checkpoint if there is a directory for it, and stops; --resume goes on, bit for bit.\n"
+        "is taken at the start, as 'nibble plan' says. Ctrl-C, SIGTERM and SIGHUP finish the\n"
+        "step, write a checkpoint if there is a directory for it, and stop; --resume goes on,\n"
+        "bit for bit.\n"
         "\n"
         "Against forgetting: --replay mixes in other data, and --kl-base adds WEIGHT times\n"
         "KL(MODEL || the model in training) to the loss of its labelled tokens. What MODEL\n"

@@ -1,8 +1,10 @@
 /* main.c - the command table, signals, help; the only file that turns a status into an exit code.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -20,7 +22,7 @@ const struct cli_command *const cli_commands[] = {
     &cli_plan,    &cli_whoami,    &cli_guard,    NULL,
 };
 
-static volatile sig_atomic_t terminated;
+static volatile sig_atomic_t ended_by; /* SIGTERM or SIGHUP, whichever came first; 0: neither */
 
 /* ---- what the commands share ---- */
 
@@ -155,17 +157,18 @@ static int help(int argc, char **argv)
 
 #define TOGETHER_MS 300
 
-static const char *volatile note; /* said once at the first signal */
+static _Atomic(const char *) note; /* said once at the first signal */
 
 static void on_signal(int sig)
 {
-    const char *text = note;
-    note = NULL;
-    if (sig == SIGTERM)
-        terminated = 1;
+    int before = errno;
+    const char *text = atomic_exchange(&note, NULL);
+    if (sig != SIGINT && !ended_by)
+        ended_by = sig;
     nb_interrupt();
-    if (text && write(STDERR_FILENO, text, strlen(text)) < 0)
-        return; /* nobody to tell */
+    ssize_t told = text ? write(STDERR_FILENO, text, strlen(text)) : 0;
+    (void)told; /* there may be nobody to tell */
+    errno = before;
 }
 
 /* Signals that come together are one: timeout(1) sends its signal to the process and to its group.
@@ -191,12 +194,18 @@ static void on_signal_once(int sig)
 
 static void catch_signals(void)
 {
-    struct sigaction action = {.sa_handler = on_signal_once};
+    struct sigaction action = {.sa_handler = on_signal_once}, before;
     sigemptyset(&action.sa_mask);
     sigaddset(&action.sa_mask, SIGINT);
     sigaddset(&action.sa_mask, SIGTERM);
+    sigaddset(&action.sa_mask, SIGHUP);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    /* A terminal that goes may say so more than once, and nobody is impatient: no hangup ends the
+     * process at once. Ignored, as nohup(1) has it, it stays so. */
+    action.sa_handler = on_signal;
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
 }
 
 void cli_say_when_interrupted(const char *text)
@@ -206,7 +215,7 @@ void cli_say_when_interrupted(const char *text)
 
 int cli_interrupted(void)
 {
-    return terminated ? 128 + SIGTERM : CLI_EXIT_INTERRUPTED;
+    return ended_by ? 128 + ended_by : CLI_EXIT_INTERRUPTED;
 }
 
 void cli_survive_interrupts(void)
@@ -219,9 +228,9 @@ void cli_survive_interrupts(void)
 
 bool cli_resume(void)
 {
-    if (!terminated)
+    if (!ended_by)
         nb_interrupt_clear();
-    return !terminated;
+    return !ended_by;
 }
 
 static enum nb_log_level log_limit = NB_LOG_WARN;

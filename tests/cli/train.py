@@ -349,6 +349,40 @@ def interrupt():
         assert not ck or t.steps(ck) == [2], t.steps(ck)
 
 
+def hang_up():
+    """SIGHUP is as SIGTERM, and a second one changes nothing; nohup(1) has the run go on."""
+    run = {"steps": 3, "grad_accum": 150 if slow else 700, "threads": 1}  # steps of a second
+
+    def signalled(name, wish, first, second):
+        """A run that gets one signal in its second step, and another one later in it."""
+        args = options(**run, checkpoint_dir=f"{work}/{name}.ck", out=f"{work}/{name}.dat")
+        with subprocess.Popen([nibble, "train", *map(str, args)], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                              preexec_fn=lambda: signal.signal(signal.SIGHUP, wish)) as p:
+            for line in p.stderr:
+                if line.startswith("step 1/"):
+                    time.sleep(0.1)
+                    p.send_signal(first)
+                    time.sleep(0.4)
+                    p.send_signal(second)
+                    break
+            said = p.stderr.read()
+        return p.returncode, said, t.steps(f"{work}/{name}.ck")
+
+    code, _, steps = signalled("nohup", signal.SIG_IGN, signal.SIGHUP, signal.SIGHUP)
+    assert code == 0 and steps == [3], (code, steps)
+    for name, first, second in (("hup", signal.SIGHUP, signal.SIGHUP),
+                                ("both", signal.SIGHUP, signal.SIGTERM),
+                                ("term", signal.SIGTERM, signal.SIGHUP)):
+        code, said, steps = signalled(name, signal.SIG_DFL, first, second)
+        assert code == 128 + first, (name, code, said)
+        assert "interrupted after step 2" in said and steps == [2], (name, said, steps)
+        assert not os.path.exists(f"{work}/{name}.dat")
+    files = {"checkpoint_dir": work + "/hup.ck", "out": work + "/hup.dat"}
+    t.train(nibble, *options(**run, **files, resume=True))
+    assert t.read(work + "/hup.dat") == t.read(work + "/nohup.dat")
+
+
 # ---- the plan ----
 
 PLANS = [
@@ -397,7 +431,7 @@ def main():
     t.make_data(work)
     parts = {"equal": equal, "odd": odd, "accumulate": accumulate, "decay": decay, "scratch": scratch, "layers": some_layers,
              "overfit": overfit, "export": export, "evaluation": evaluation, "skip": skip,
-             "interrupt": interrupt, "stop": stop, "plan": plan}
+             "interrupt": interrupt, "hang_up": hang_up, "stop": stop, "plan": plan}
     parts[part]()
 
 
