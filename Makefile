@@ -10,7 +10,7 @@ CMAKE_FLAGS = -G Ninja -DNIBBLE_WERROR=$(if $(CI),ON,OFF) \
   -DNIBBLE_CUDA=$(if $(filter 1,$(CUDA)),ON,OFF) "-DNIBBLE_ARCH=$(ARCH)"
 CONFIGURE = cmake -S . $(CMAKE_FLAGS)
 
-.PHONY: all configure build binary demo gates test deps lint fmt docs asan fuzz bench test-faults test-interop test-gpu static clean help
+.PHONY: all configure build binary demo gates test deps lint fmt docs asan tsan fuzz bench test-faults test-interop test-gpu static clean help
 all: build
 
 configure:
@@ -62,6 +62,12 @@ asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(CONFIGURE) -B build-asan -DNIBBLE_SANITIZE=address,undefined > build-asan.log 2>&1 || { cat build-asan.log; exit 1; }
 	@cmake --build build-asan -j $(JOBS)
 	@ctest --test-dir build-asan --output-on-failure -j $(JOBS)
+
+tsan: ## the tests in which several threads meet under ThreadSanitizer
+	@tools/deps.sh build
+	@$(CONFIGURE) -B build-tsan -DNIBBLE_SANITIZE=thread > build-tsan.log 2>&1 || { cat build-tsan.log; exit 1; }
+	@cmake --build build-tsan -j $(JOBS) --target thread_tests
+	@ctest --test-dir build-tsan --output-on-failure -j $(JOBS) -L threads
 
 fuzz: ## fuzz one parser for a while: T=dat|safetensors|gguf|config|tokenizer|text|chat|jscan|data|transcript|checkpoint S=seconds
 	@tools/deps.sh build fuzz
