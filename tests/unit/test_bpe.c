@@ -1,7 +1,9 @@
 /* test_bpe.c - text to ids and back, against the tokenizers library (golden/tokenizer) and against
  * a loop over strings that joins the best pair again and again. */
 #include <pthread.h>
+#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/jscan.h"
 #include "base/utf8.h"
@@ -450,6 +452,55 @@ static void test_tokenizer__threads(void **state)
     }
 }
 
+/* ---- failures ---- */
+
+/* So much more address space can be had, and no more; 0: any. */
+static void limit_memory(size_t more)
+{
+    struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
+    assert_int_equal(getrlimit(RLIMIT_AS, &limit), 0);
+    limit.rlim_cur = limit.rlim_max;
+    if (more > 0) {
+        unsigned long pages = 0;
+        FILE *f = fopen("/proc/self/statm", "re");
+        assert_non_null(f);
+        assert_int_equal(fscanf(f, "%lu", &pages), 1);
+        fclose(f);
+        limit.rlim_cur = pages * (size_t)sysconf(_SC_PAGESIZE) + more;
+    }
+    assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+}
+
+/* What one call has no memory for is no concern of the next. */
+static void test_tokenizer__goes_on_after_a_failure(void **state)
+{
+    (void)state;
+    struct nb_tokenizer *t;
+    const size_t len = (size_t)40 << 20; /* its ids fit into the limit, its repaired copy not */
+    int32_t *ids, *again;
+    size_t count, count_again;
+    if (SANITIZED)
+        skip(); /* the address space is the sanitizer's */
+    char *text = malloc(len);
+    assert_non_null(text);
+    memset(text, 'a', len);
+    text[len - 1] = '\xFF';
+    assert_ok(nb_tokenizer_open(&t, GOLDEN "qwen", NULL));
+    assert_ok(nb_tokenizer_encode(t, "a\xFF", 2, true, &ids, &count));
+    limit_memory((size_t)100 << 20);
+    enum nb_status rc = nb_tokenizer_encode(t, text, len, true, &again, &count_again);
+    limit_memory(0);
+    assert_int_equal(rc, NB_ENOMEM);
+    assert_non_null(strstr(nb_last_error(), "text of"));
+    assert_ok(nb_tokenizer_encode(t, "a\xFF", 2, true, &again, &count_again));
+    assert_int_equal(count_again, count);
+    assert_memory_equal(again, ids, count * sizeof *ids);
+    free(ids);
+    free(again);
+    free(text);
+    nb_tokenizer_close(t);
+}
+
 /* ---- decoding ---- */
 
 static void test_decoder__random_cuts(void **state)
@@ -600,11 +651,17 @@ static void test_bpe__linear_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden__qwen),         cmocka_unit_test(test_golden__gpt2),
-        cmocka_unit_test(test_golden__llama3),       cmocka_unit_test(test_bpe__as_the_slow_way),
-        cmocka_unit_test(test_bpe__cache),           cmocka_unit_test(test_tokenizer__threads),
-        cmocka_unit_test(test_decoder__random_cuts), cmocka_unit_test(test_tokenizer__decode),
-        cmocka_unit_test(test_bpe__tables),          cmocka_unit_test(test_tokenizer__open),
+        cmocka_unit_test(test_golden__qwen),
+        cmocka_unit_test(test_golden__gpt2),
+        cmocka_unit_test(test_golden__llama3),
+        cmocka_unit_test(test_bpe__as_the_slow_way),
+        cmocka_unit_test(test_bpe__cache),
+        cmocka_unit_test(test_tokenizer__threads),
+        cmocka_unit_test(test_tokenizer__goes_on_after_a_failure),
+        cmocka_unit_test(test_decoder__random_cuts),
+        cmocka_unit_test(test_tokenizer__decode),
+        cmocka_unit_test(test_bpe__tables),
+        cmocka_unit_test(test_tokenizer__open),
         cmocka_unit_test(test_bpe__linear_time),
     };
     return cmocka_run_group_tests_name("bpe", tests, make_test_dir, remove_test_dir);
