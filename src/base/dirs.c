@@ -76,13 +76,11 @@ char *nbi_path_dir(const char *path)
 
 /* ---- temporary names ---- */
 
+/* unlink() itself tells a directory from a file, so no other call can fail before it. */
 void nbi_remove_tree(const char *path)
 {
-    struct stat st;
-    if (lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) {
-        nbi_sys_unlink(path);
+    if (nbi_sys_unlink(path) == 0 || (errno != EISDIR && errno != EPERM))
         return;
-    }
     DIR *dir = nbi_sys_opendir(path);
     const char *name;
     while (dir && (name = nbi_dir_next(dir))) {

@@ -17,6 +17,10 @@ extern const struct cli_command *const cli_commands[];
 /* Prints the error of a failed library call and gives the exit code for it; 0 for NB_OK. */
 int cli_status(enum nb_status status);
 
+/* NB_EIO once something could not be written to standard output. main() looks for it at the end, so
+ * only a command that would go on for long without its output asks before. */
+enum nb_status cli_check_stdout(void);
+
 /* The exit code of what a signal has ended. */
 int cli_interrupted(void);
 

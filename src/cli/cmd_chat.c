@@ -143,7 +143,7 @@ static enum nb_status print_piece(void *ctx, const char *text, size_t len)
         fwrite(text, 1, len, stdout);
     c->shown += len;
     fflush(stdout);
-    return ferror(stdout) ? nbi_fail(NB_EIO, "cannot write to standard output") : NB_OK;
+    return cli_check_stdout();
 }
 
 static void end_text(struct chat *c)
@@ -167,7 +167,7 @@ static enum nb_status print_end(struct chat *c, const struct nb_generate_result 
         NBI_TRY(rc);
     }
     fflush(stdout);
-    return ferror(stdout) ? nbi_fail(NB_EIO, "cannot write to standard output") : NB_OK;
+    return cli_check_stdout();
 }
 
 /* ---- answers ---- */

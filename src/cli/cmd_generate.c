@@ -83,7 +83,7 @@ static enum nb_status print_text(void *ctx, const char *text, size_t len)
     fwrite(text, 1, len, stdout);
     fflush(stdout);
     NBI_TRY(nbi_check_interrupt()); /* which may be why it could not be written */
-    return ferror(stdout) ? nbi_fail(NB_EIO, "cannot write to standard output") : NB_OK;
+    return cli_check_stdout();
 }
 
 static json_t *result_json(const struct nb_generate_result *r)

@@ -36,6 +36,13 @@ int cli_status(enum nb_status status)
     return status == NB_EINTERRUPTED ? cli_interrupted() : CLI_EXIT_FAILED;
 }
 
+static const char stdout_failed[] = "cannot write to standard output";
+
+enum nb_status cli_check_stdout(void)
+{
+    return ferror(stdout) ? nbi_fail(NB_EIO, "%s", stdout_failed) : NB_OK;
+}
+
 int cli_print_json(json_t *value, bool ok)
 {
     return cli_print_result(NULL, value, ok);
@@ -327,6 +334,7 @@ int main(int argc, char **argv)
     int rc = dispatch(argc, argv);
     if (fflush(stdout) == 0 && !ferror(stdout))
         return rc;
-    fprintf(stderr, "nibble: cannot write the result to standard output\n");
+    if (rc == 0 || !strstr(nb_last_error(), stdout_failed)) /* the command may have said so */
+        fprintf(stderr, "nibble: %s\n", stdout_failed);
     return rc ? rc : CLI_EXIT_FAILED;
 }

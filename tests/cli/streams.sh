@@ -33,5 +33,5 @@ cmp -s "$work/closed.dat" "$work/open.dat" || fail "the file is another one"
 
 check "a result that cannot be written" 1 sh -c '"$0" eval identity -q -m "$1" --base "$1" \
     --name Ada --count 100 --questions 1 -n 1 >/dev/full' "$nibble" "$model"
-says err "cannot write the result to standard output"
+says err "cannot write to standard output"
 finish
