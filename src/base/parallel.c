@@ -6,7 +6,10 @@
  *
  * A call over a range can do without: whoever is free takes the next piece, and when there are no
  * more the caller shuts the gate. A worker that comes too late, since the machine has others to
- * serve, finds it shut and is not waited for. */
+ * serve, finds it shut and is not waited for. One that loses its core in the middle of a piece has
+ * to be waited for. Where that costs more than the workers give, calls over ranges use fewer
+ * threads for a while ("pace"), so that two programs on the same cores share them instead of
+ * waiting for each other. */
 #include "base/parallel.h"
 
 #include <pthread.h>
@@ -18,6 +21,10 @@
 
 #define TEAM_MAX     1024
 #define AWAKE_SECS   100e-6 /* how long to wait before sleeping */
+#define WINDOW_SECS  0.02   /* how long waits are added up before they are judged */
+#define LOST_SHARE   0.2    /* of a window, spent waiting, that makes the team smaller */
+#define HOLD_MIN     0.05   /* how long it stays smaller: twice as long each time, ... */
+#define HOLD_MAX     2.0    /* ... up to this */
 #define COUNT_BITS   12
 #define COUNT_MASK   ((1ull << COUNT_BITS) - 1)
 #define OPTIONAL     (1ull << (COUNT_BITS - 1))
@@ -37,6 +44,12 @@ static struct {
           .lock = PTHREAD_MUTEX_INITIALIZER,
           .work = PTHREAD_COND_INITIALIZER,
           .done = PTHREAD_COND_INITIALIZER};
+
+/* How many threads calls over ranges use. Belongs to who holds team.busy. */
+static struct {
+    int limit; /* 0: all that are asked for */
+    double window, lost, hold, retry;
+} pace;
 
 static _Thread_local bool in_team;
 
@@ -161,14 +174,51 @@ static void wait_for_workers(void)
     pthread_mutex_unlock(&team.lock);
 }
 
-static void run(int threads, nbi_team_fn fn, void *ctx, bool optional)
+/* ---- pace ---- */
+
+static int paced(int threads, double now)
 {
-    threads = threads > TEAM_MAX ? TEAM_MAX : threads;
-    if (threads <= 1 || in_team || pthread_mutex_trylock(&team.busy) != 0) {
-        fn(ctx, 0, 1);
-        return;
+    if (pace.limit == 0 || pace.limit >= threads)
+        return threads;
+    if (now >= pace.retry) {
+        pace.limit += (pace.limit + 2) / 3;
+        pace.retry = now + pace.hold;
+        pace.window = now;
+        pace.lost = 0;
     }
-    threads = gather(threads);
+    return pace.limit < threads ? pace.limit : threads;
+}
+
+/* A call with so many threads has ended, `lost` seconds of which the caller waited for pieces that
+ * should have been done by then. */
+static void judge(int threads, double lost, double now)
+{
+    pace.lost += lost;
+    double length = now - pace.window;
+    if (length < WINDOW_SECS)
+        return;
+    if (pace.lost > LOST_SHARE * length) {
+        pace.hold = pace.hold * 2 > HOLD_MAX ? HOLD_MAX : pace.hold * 2;
+        pace.limit = threads - (threads + 3) / 4;
+        pace.retry = now + pace.hold;
+    } else if (pace.hold > HOLD_MIN && threads >= pace.limit) {
+        pace.hold /= 2;
+    }
+    pace.hold = pace.hold < HOLD_MIN ? HOLD_MIN : pace.hold;
+    pace.window = now;
+    pace.lost = 0;
+}
+
+/* For a range the team is optional: whoever comes too late is not waited for. */
+struct range {
+    int64_t total, chunk, of_caller; /* pieces that the caller itself did */
+    atomic_llong next;
+    nbi_range_fn fn;
+    void *ctx;
+};
+
+static void call_team(int threads, nbi_team_fn fn, void *ctx, bool optional)
+{
     team.fn = fn;
     team.ctx = ctx;
     unsigned long long number = (atomic_load(&team.state) >> COUNT_BITS) + 1;
@@ -184,38 +234,70 @@ static void run(int threads, nbi_team_fn fn, void *ctx, bool optional)
     fn(ctx, 0, threads);
     in_team = false;
     atomic_fetch_and(&team.gate, COUNT_MASK); /* no call has the number 0 */
-    wait_for_workers();
-    pthread_mutex_unlock(&team.busy);
+}
+
+/* True: the caller has the team, up to *threads of them. False: it is alone. */
+static bool take_team(int *threads)
+{
+    *threads = *threads > TEAM_MAX ? TEAM_MAX : *threads;
+    if (*threads <= 1 || in_team || pthread_mutex_trylock(&team.busy) != 0)
+        return false;
+    *threads = gather(*threads);
+    return true;
 }
 
 void nbi_team_run(int threads, nbi_team_fn fn, void *ctx)
 {
-    run(threads, fn, ctx, false);
+    if (!take_team(&threads)) {
+        fn(ctx, 0, 1);
+        return;
+    }
+    call_team(threads, fn, ctx, false);
+    wait_for_workers();
+    pthread_mutex_unlock(&team.busy);
 }
 
 /* ---- ranges ---- */
 
-struct range {
-    int64_t total, chunk;
-    atomic_llong next;
-    nbi_range_fn fn;
-    void *ctx;
-};
-
 static void take_pieces(void *ctx, int thread, int threads)
 {
     struct range *r = ctx;
-    int64_t first;
+    int64_t first, count = 0;
     (void)threads;
-    while ((first = atomic_fetch_add(&r->next, r->chunk)) < r->total)
+    for (; (first = atomic_fetch_add(&r->next, r->chunk)) < r->total; count++)
         r->fn(r->ctx, thread, first, r->total - first < r->chunk ? r->total - first : r->chunk);
+    if (thread == 0)
+        r->of_caller = count;
+}
+
+/* The last pieces of the others should be done within the time of two of the caller's own. */
+static void run_range(struct range *r, int threads)
+{
+    double began = nbi_now();
+    threads = paced(threads, began);
+    if (threads <= 1) {
+        take_pieces(r, 0, 1);
+        return;
+    }
+    call_team(threads, take_pieces, r, true);
+    double worked = nbi_now();
+    wait_for_workers();
+    double now = nbi_now(), piece = (worked - began) / (double)(r->of_caller + !r->of_caller);
+    double lost = now - worked - 2 * piece;
+    judge(threads, lost > 0 ? lost : 0, now);
 }
 
 void nbi_for_range(int64_t total, int64_t chunk, int threads, nbi_range_fn fn, void *ctx)
 {
     struct range r = {.total = total, .chunk = chunk, .fn = fn, .ctx = ctx};
     int64_t chunks = total / chunk + (total % chunk != 0);
-    run(chunks < threads ? (int)chunks : threads, take_pieces, &r, true);
+    threads = chunks < threads ? (int)chunks : threads;
+    if (!take_team(&threads)) {
+        take_pieces(&r, 0, 1);
+        return;
+    }
+    run_range(&r, threads);
+    pthread_mutex_unlock(&team.busy);
 }
 
 /* ---- work that can fail ---- */
