@@ -25,7 +25,6 @@ for set in "$@"; do
         need "pkg-config --exists jansson" libjansson-dev jansson-devel
         need "pkg-config --exists libpcre2-8" libpcre2-dev pcre2-devel
         need "pkg-config --exists libutf8proc" libutf8proc-dev utf8proc-devel
-        need "pkg-config --exists libedit" libedit-dev libedit-devel
         need "pkg-config --exists cmocka" libcmocka-dev libcmocka-devel
         ;;
     lint)

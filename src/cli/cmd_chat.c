@@ -576,7 +576,8 @@ static enum nb_status open_chat(struct chat *c)
     const char *term = getenv("TERM"), *no_colour = getenv("NO_COLOR");
     c->screen = isatty(STDOUT_FILENO);
     c->terminal = c->screen && !o->replay && isatty(STDIN_FILENO);
-    c->colour = c->screen && !(no_colour && *no_colour) && term && strcmp(term, "dumb") != 0;
+    c->colour =
+        c->screen && !(no_colour && *no_colour) && term && *term && strcmp(term, "dumb") != 0;
     c->generate = (struct nb_generate_opts){.max_tokens = o->max_tokens,
                                             .stop = o->stop.items,
                                             .ignore_eos = o->ignore_eos,

@@ -56,15 +56,15 @@ class Chat:
                 self.fail(f"no {text!r}")
         self.at = self.seen.index(text.encode(), self.at) + len(text.encode())
 
-    def prompt(self):
+    def prompt(self, keys=True):
         """Waits for the prompt, and until the terminal hands out single keys."""
         self.expect(">>> ")
         end = time.monotonic() + LIMIT
-        while termios.tcgetattr(self.fd)[3] & termios.ICANON:
+        while keys and termios.tcgetattr(self.fd)[3] & termios.ICANON:
             self.check(time.monotonic() < end, "the terminal is not set up")
             time.sleep(0.001)
 
-    def interrupt(self, note=""):
+    def interrupt(self, note="", keys=True):
         """Ctrl-C, and the prompt that follows. The kernel signals first and throws away output
         after that, so that what comes at once may be lost: an empty line brings the prompt back."""
         self.type("\x03")
@@ -75,7 +75,7 @@ class Chat:
             self.check(time.monotonic() < end, "no prompt")
         if note and note.encode() not in self.seen[self.at:]:
             print(f"{self.name}: {note!r} was lost")
-        self.prompt()
+        self.prompt(keys)
         time.sleep(0.3)  # input, too, may be thrown away for a moment
 
     def type(self, text):
@@ -197,15 +197,18 @@ def test_terminate():
 
 
 def test_plain():
-    """Nothing that needs a terminal, and nowhere to keep a history."""
-    chat = Chat("plain", "-n", "4", TERM="dumb", XDG_STATE_HOME="/proc/none", LC_ALL="C")
-    chat.prompt()
-    chat.type("one \u00e9\r")
-    chat.prompt()
-    chat.type("/exit\r")
-    chat.leave()
-    chat.check([m["content"] for m in chat.said()] == ["one \u00e9"], chat.said())
-    chat.check(b"\x1b" not in chat.seen, "escapes")
+    """Terminals that can do nothing but print; and nowhere to keep a history."""
+    for name, term in (("dumb", "dumb"), ("unset", "")):
+        chat = Chat(name, "-n", "4", TERM=term, XDG_STATE_HOME="/proc/none", LC_ALL="C")
+        chat.prompt(keys=False)
+        chat.type("one \u00e9\r")
+        chat.prompt(keys=False)
+        chat.type("never sent")
+        chat.interrupt(keys=False)
+        chat.type("/exit\r")
+        chat.leave()
+        chat.check([m["content"] for m in chat.said()] == ["one \u00e9"], chat.said())
+        chat.check(b"\x1b" not in chat.seen, "escapes")
 
 
 for test in (test_keys, test_paste, test_interrupt, test_terminate, test_plain):
