@@ -3,6 +3,7 @@ import fcntl
 import json
 import os
 import pty
+import resource
 import select
 import signal
 import stat
@@ -14,12 +15,35 @@ import time
 NIBBLE, MODEL, WORK = sys.argv[1:]
 HISTORY = os.path.join(WORK, "state", "nibble", "history")
 LIMIT = 60  # seconds for anything
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def run_in_shell(command, env):
+    """What a shell does for a job that stops: takes the terminal, and gives it back for Enter."""
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    before = termios.tcgetattr(0)
+    job = os.fork()
+    if job == 0:
+        os.setpgid(0, 0)
+        os.tcsetpgrp(0, os.getpid())
+        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+        os.execve(command[0], command, env)
+    while True:
+        _, status = os.waitpid(job, os.WUNTRACED)
+        os.tcsetpgrp(0, os.getpgrp())
+        if not os.WIFSTOPPED(status):
+            os._exit(os.waitstatus_to_exitcode(status))
+        same = termios.tcgetattr(0) == before
+        print("stopped", "as it was" if same else "with another mode", flush=True)
+        sys.stdin.readline()
+        os.tcsetpgrp(0, job)
+        os.killpg(job, signal.SIGCONT)
 
 
 class Chat:
     """A running chat; what it prints is kept."""
 
-    def __init__(self, name, *options, **environment):
+    def __init__(self, name, *options, shell=False, **environment):
         self.name, self.seen, self.at, self.running = name, b"", 0, True
         self.log = os.path.join(WORK, name + ".jsonl")
         env = dict(os.environ, TERM="xterm", XDG_STATE_HOME=os.path.join(WORK, "state"),
@@ -28,7 +52,10 @@ class Chat:
         env.update(environment)
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.execve(NIBBLE, [NIBBLE, "chat", "-m", MODEL, "--log", self.log, *options], env)
+            command = [NIBBLE, "chat", "-m", MODEL, "--log", self.log, *options]
+            if shell:
+                run_in_shell(command, env)
+            os.execve(NIBBLE, command, env)
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 
     def fail(self, what):
@@ -93,6 +120,7 @@ class Chat:
             time.sleep(0.01)
         status = os.waitstatus_to_exitcode(status)
         self.running = False
+        self.check(termios.tcgetattr(self.fd)[3] & termios.ICANON, "the terminal is not as it was")
         os.close(self.fd)
         if status != code:
             self.fail(f"exit code {status}, {code} expected")
@@ -196,6 +224,47 @@ def test_terminate():
     chat.leave(143)
 
 
+def test_suspend():
+    chat = Chat("suspend", "-n", "4", shell=True)
+    chat.prompt()
+    chat.type("before" + "x" * 200 + "\x1a")
+    chat.expect("stopped as it was")
+    chat.type("\r")
+    chat.prompt()
+    chat.type("\x01after \r")
+    chat.prompt()
+    chat.type("\x04")
+    chat.leave()
+    texts = [m["content"] for m in chat.said()]
+    chat.check(texts == ["after before" + "x" * 200], texts)
+
+
+def test_quit():
+    chat = Chat("quit", "-n", "4")
+    chat.prompt()
+    chat.type("never sent\x1c")
+    chat.leave(-signal.SIGQUIT)
+
+
+def test_history():
+    """The file that earlier versions wrote is read, and becomes one of our own."""
+    with open(HISTORY, "w", encoding="utf-8") as f:
+        f.write("_HiStOrY_V2_\nfrom\\040libedit\\012two\n")
+    chat = Chat("history", "-n", "4")
+    chat.prompt()
+    chat.type("new\r")
+    chat.prompt()
+    chat.type("\x12lib\r")
+    chat.prompt()
+    chat.type("\x04")
+    chat.leave()
+    texts = [m["content"] for m in chat.said()]
+    chat.check(texts == ["new", "from libedit\ntwo"], texts)
+    with open(HISTORY, encoding="utf-8") as f:
+        lines = f.read()
+    chat.check(lines == "new\nfrom libedit\\ntwo\n", lines)
+
+
 def test_plain():
     """Terminals that can do nothing but print; and nowhere to keep a history."""
     for name, term in (("dumb", "dumb"), ("unset", "")):
@@ -211,5 +280,6 @@ def test_plain():
         chat.check(b"\x1b" not in chat.seen, "escapes")
 
 
-for test in (test_keys, test_paste, test_interrupt, test_terminate, test_plain):
+for test in (test_keys, test_paste, test_interrupt, test_terminate, test_suspend, test_quit,
+             test_history, test_plain):
     test()
