@@ -541,8 +541,8 @@ struct nb_transcript_item {
 
 typedef enum nb_status (*nb_transcript_fn)(void *ctx, const struct nb_transcript_item *item);
 
-/* From front to back; the message of a failure names file and line. A transcript without a message
- * is an error. */
+/* From front to back; the message of a failure names file and line. A file with neither a message
+ * nor a conversation (which may be empty) is an error. */
 NB_MUST_CHECK enum nb_status nb_transcript_read(const char *path, nb_transcript_fn fn, void *ctx);
 
 /* How far results are apart. */

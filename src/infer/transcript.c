@@ -12,7 +12,7 @@
 struct reader {
     nb_transcript_fn fn;
     void *ctx;
-    int64_t messages;
+    bool any;            /* a message, or a conversation that has none */
     struct nbi_str text; /* of a message */
 };
 
@@ -54,7 +54,7 @@ static enum nb_status read_message(struct reader *r, struct nbi_jspan v, enum nb
     NBI_TRY(nbi_str_status(&r->text));
     item.message.text = nbi_str_text(&r->text);
     item.message.len = r->text.len;
-    r->messages++;
+    r->any = true;
     return r->fn(r->ctx, &item);
 }
 
@@ -64,6 +64,7 @@ static enum nb_status read_messages(struct reader *r, struct nbi_jspan v, enum n
     struct nbi_jspan key, message;
     if (nbi_jtype(v) != NBI_JARRAY)
         return nbi_fail(NB_EFORMAT, "'messages' is %s, not an array", nbi_jtype_text(v));
+    r->any = true;
     nbi_jiter_init(&it, v);
     while (nbi_jiter_next(&it, &key, &message))
         NBI_TRY(read_message(r, message, kind));
@@ -125,7 +126,7 @@ enum nb_status nbi_transcript_parse(const char *bytes, size_t len, const char *n
             rc = nbi_context(read_line(&r, p, n), "'%s', line %zu", name, number);
         p = stop ? stop + 1 : end;
     }
-    if (rc == NB_OK && r.messages == 0)
+    if (rc == NB_OK && !r.any)
         rc = nbi_fail(NB_EFORMAT, "'%s' holds no messages", name);
     nbi_str_release(&r.text);
     return rc;

@@ -113,6 +113,13 @@ log "$work/saved.jsonl" 'len(r) == 1' \
 check "a saved conversation is a data set" 0 "$nibble" data show -q -m "$model" -d "$work/saved.jsonl"
 check "and a request" 0 sh -c '"$0" render -q -m "$1" <"$2"' "$nibble" "$model" "$work/saved.jsonl"
 says out "be brief"
+chat "an empty conversation" 0 "/save $work/empty.jsonl\none\n/load $work/empty.jsonl\n/stats\ntwo\n" \
+    -n 3 --log "$work/emptied.jsonl"
+says err "0 messages"
+log "$work/empty.jsonl" 'r == [{"messages": []}]'
+log "$work/emptied.jsonl" 'u == ["one", "two"]' 'a[0]["prompt_tokens"] == a[1]["prompt_tokens"]'
+check "replay of an empty conversation" 0 "$nibble" chat -q -m "$model" --replay "$work/empty.jsonl"
+lines out 0
 chat "a name that is taken" 1 "one\n/save $work/config.json\n" -n 3
 says err "is there already"
 chat "no such command" 1 '/sav\nnever\n'

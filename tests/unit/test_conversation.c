@@ -418,6 +418,27 @@ static void test_save__and_load(void **state)
     end(&g);
 }
 
+/* A conversation without a message is one, too. */
+static void test_save__of_an_empty_one(void **state)
+{
+    struct fixture f = begin(64, true);
+    const struct nb_message m = {NB_ROLE_USER, "x", 1};
+    (void)state;
+    assert_ok(nb_conversation_save(f.c, test_path("empty.jsonl")));
+    assert_content("empty.jsonl", "{\"messages\":[]}\n");
+    assert_ok(nb_conversation_add(f.c, &m));
+    assert_ok(nb_conversation_load(f.c, test_path("empty.jsonl")));
+    assert_int_equal(messages(&f), 0);
+    assert_ok(nb_conversation_add(f.c, &m));
+    put("log.jsonl",
+        "{\"role\":\"user\",\"content\":\"x\"}\n{\"event\":\"load\",\"messages\":[]}\n");
+    assert_ok(nb_conversation_load(f.c, test_path("log.jsonl")));
+    assert_int_equal(messages(&f), 0);
+    assert_ok(nb_conversation_add(f.c, &m));
+    assert_message(&f, 0, NB_ROLE_USER, "x", 1);
+    end(&f);
+}
+
 /* Loading a log ends up where the chat was. */
 static void test_load__of_a_log(void **state)
 {
@@ -475,7 +496,6 @@ static void test_transcript__hostile(void **state)
         {"", "holds no messages"},
         {"\n\n", "holds no messages"},
         {"{\"event\":\"start\"}\n", "holds no messages"},
-        {"{\"messages\":[]}\n", "holds no messages"},
         {"\n{\n", "line 2: invalid JSON"},
         {"[]\n", "line 1: it is an array, not an object"},
         {"{}\n", "none of 'messages', 'role' and 'event'"},
@@ -524,6 +544,7 @@ int main(void)
         cmocka_unit_test(test_open__needs_a_tokenizer),
         cmocka_unit_test(test_system__is_one_and_the_first),
         cmocka_unit_test(test_save__and_load),
+        cmocka_unit_test(test_save__of_an_empty_one),
         cmocka_unit_test(test_load__of_a_log),
         cmocka_unit_test(test_transcript__items),
         cmocka_unit_test(test_transcript__hostile),
