@@ -43,21 +43,19 @@ struct nbi_weight {
     int64_t rows, cols; /* cols 0: a vector */
     struct nbi_ptr data, scales;
     float tensor_scale; /* NVFP4; 1 otherwise */
-    bool borrowed;      /* data belongs to someone else: a mapped file, a master */
+    bool borrowed;      /* data belongs to someone else: a master */
 };
 
-/* Where a weight's values come from: memory that stays (a mapped file), or a reader. */
+/* Where a weight's values come from. */
 struct nbi_weight_source {
     enum nbi_dtype dtype;
     int64_t rows, cols;
     float tensor_scale;
-    const void *mapped; /* row-major floats at any alignment; NULL: use read */
-    /* Rows [first, first + count) into host memory: floats, or codes and scales. There also beside
-     * mapped; threads may call it at the same time. */
+    /* Rows [first, first + count) into host memory: floats, or codes and scales. Threads may call
+     * it at the same time. */
     enum nb_status (*read)(void *ctx, int64_t first, int64_t count, void *data, void *scales);
     void *ctx;
-    bool keep_rows; /* do not repack: the rows are wanted one by one, or will be written */
-    bool lookup;    /* embed alone will read it, a few rows at a time: need not be on a device */
+    bool lookup; /* embed alone will read it, a few rows at a time: need not be on a device */
 };
 
 /* ---- keys and values ---- */

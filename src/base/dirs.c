@@ -207,10 +207,12 @@ enum nb_status nbi_temp_create(const char *target, bool directory, char **temp, 
 static enum nb_status open_parent(const char *path, int *fd)
 {
     char *dir = nbi_path_dir(path);
+    *fd = -1;
     if (!dir)
         return NB_ENOMEM;
     bool staged = is_temporary(dir);
-    *fd = staged ? -1 : nbi_sys_open(dir, O_RDONLY | O_DIRECTORY, 0);
+    if (!staged)
+        *fd = nbi_sys_open(dir, O_RDONLY | O_DIRECTORY, 0);
     enum nb_status rc = *fd >= 0 || staged
                             ? NB_OK
                             : nbi_fail(NB_EIO, "cannot open its directory: %s", strerror(errno));
@@ -250,7 +252,7 @@ const char *nbi_dir_next(DIR *dir)
     do {
         errno = 0;
         e = readdir(dir);
-    } while (e && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0));
+    } while (e ? strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 : errno == EINTR);
     return e ? e->d_name : NULL;
 }
 

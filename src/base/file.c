@@ -3,7 +3,6 @@
 
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/dirs.h"
 #include "base/syscall.h"
@@ -14,7 +13,6 @@ struct nbi_source {
     int fd; /* -1: memory */
     uint64_t size;
     const uint8_t *memory;
-    void *mapping;
     char *path;
 };
 
@@ -62,8 +60,6 @@ void nbi_source_close(struct nbi_source *src)
 {
     if (!src)
         return;
-    if (src->mapping)
-        munmap(src->mapping, src->size);
     if (src->fd >= 0)
         close(src->fd);
     free(src->path);
@@ -104,21 +100,6 @@ enum nb_status nbi_source_read(const struct nbi_source *src, uint64_t offset, vo
         offset += (uint64_t)n;
         len -= (size_t)n;
     }
-    return NB_OK;
-}
-
-enum nb_status nbi_source_map(struct nbi_source *src, const uint8_t **bytes)
-{
-    *bytes = src->memory;
-    if (src->memory || src->size == 0)
-        return NB_OK;
-    if (!src->mapping) {
-        void *p = mmap(NULL, src->size, PROT_READ, MAP_PRIVATE, src->fd, 0);
-        if (p == MAP_FAILED)
-            return nbi_fail(NB_EIO, "cannot map '%s': %s", src->path, strerror(errno));
-        src->mapping = p;
-    }
-    *bytes = src->mapping;
     return NB_OK;
 }
 

@@ -1,8 +1,8 @@
 /* file.h - bytes in: a source read at any position; bytes out: files that appear whole or not at
  * all.
  *
- * Reading goes through pread, not through a mapping, wherever a tool works on a file it does not
- * trust: a file that shrinks or a disk that fails is then an error message and not a signal. */
+ * Files are read, never mapped: one that shrinks or a disk that fails is then an error message and
+ * not a signal. */
 #pragma once
 
 #include <stddef.h>
@@ -29,10 +29,6 @@ enum nb_status nbi_source_read(const struct nbi_source *src, uint64_t offset, vo
 
 /* A whole small file, NUL-terminated; larger than max is an error. The caller frees *out. */
 enum nb_status nbi_file_read(const char *path, size_t max, char **out, size_t *len);
-
-/* A read-only mapping of the whole file, made on the first call and kept until the source closes.
- * For weights that are used in place. Not thread-safe. */
-enum nb_status nbi_source_map(struct nbi_source *src, const uint8_t **bytes);
 
 /* ---- a bounded cursor over a source ---- */
 

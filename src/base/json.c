@@ -203,6 +203,24 @@ enum nb_status nbi_json_string(const json_t *obj, const char *key, bool required
     return NB_OK;
 }
 
+static int append_text(const char *bytes, size_t len, void *text)
+{
+    nbi_str_append(text, bytes, len);
+    return 0; /* the buffer remembers a failure; jansson ignores some */
+}
+
+enum nb_status nbi_json_dump(const json_t *value, size_t flags, char **text)
+{
+    struct nbi_str buf = {0};
+    bool ok = value && json_dump_callback(value, append_text, &buf, flags | JSON_ENCODE_ANY) == 0;
+    *text = nbi_str_take(&buf);
+    if (ok && *text)
+        return NB_OK;
+    free(*text);
+    *text = NULL;
+    return out_of_memory();
+}
+
 /* Whether the text, just written by jansson, stands for value. */
 static enum nb_status same_value(const char *text, const json_t *value, bool *same)
 {
@@ -225,20 +243,18 @@ enum nb_status nbi_json_copy(json_t **out, const json_t *value)
     return out_of_memory();
 }
 
-/* With as few digits as give the same numbers back: 1e-06, not 9.9999999999999995e-7. */
 enum nb_status nbi_json_text(const json_t *value, char **text)
 {
-    const size_t flags = JSON_INDENT(2) | JSON_ENCODE_ANY;
     bool same = false;
-    enum nb_status rc = value ? NB_OK : out_of_memory();
+    enum nb_status rc = NB_OK;
     *text = NULL;
+    /* 15 digits print 1e-06 and not 9.9999999999999995e-7; some numbers need 17. */
     for (size_t precision = 15; precision <= 17 && rc == NB_OK && !same; precision++) {
         free(*text);
-        *text = json_dumps(value, flags | JSON_REAL_PRECISION(precision));
-        rc = *text ? same_value(*text, value, &same) : out_of_memory();
+        rc = nbi_json_dump(value, JSON_INDENT(2) | JSON_REAL_PRECISION(precision), text);
+        if (rc == NB_OK)
+            rc = same_value(*text, value, &same);
     }
-    if (rc == NB_OK && !same)
-        rc = out_of_memory(); /* a piece was lost on the way */
     if (rc != NB_OK) {
         free(*text);
         *text = NULL;

@@ -33,7 +33,10 @@ void nbi_json_append(json_t *array, json_t *value, bool *ok);
 /* The caller owns *out. */
 enum nb_status nbi_json_copy(json_t **out, const json_t *value);
 
-/* Indented text; a NULL value counts as out of memory. The caller frees *text. */
+/* Text, with flags of jansson; a NULL value counts as out of memory. The caller frees *text. */
+enum nb_status nbi_json_dump(const json_t *value, size_t flags, char **text);
+
+/* Indented text, with as few digits as give the same numbers back. Like nbi_json_dump otherwise. */
 enum nb_status nbi_json_text(const json_t *value, char **text);
 
 /* The same with a final newline; written atomically. */

@@ -83,6 +83,25 @@ static enum nb_status read_kv(struct nbi_store *store, struct nbi_cursor *c, str
     return NB_OK;
 }
 
+static enum nb_status describe_scalar(const struct nbi_store *store, const struct nbi_kv *kv,
+                                      char *text, size_t size)
+{
+    int64_t i;
+    double f;
+    bool b;
+    if (kv->type == NBI_GGUF_BOOL) {
+        NBI_TRY(nbi_kv_bool(store, kv->key, &b));
+        snprintf(text, size, "%s", b ? "true" : "false");
+    } else if (kv->type == NBI_GGUF_F32 || kv->type == NBI_GGUF_F64) {
+        NBI_TRY(nbi_kv_float(store, kv->key, &f));
+        snprintf(text, size, "%.9g", f);
+    } else {
+        NBI_TRY(nbi_kv_int(store, kv->key, INT64_MIN, INT64_MAX, &i));
+        snprintf(text, size, "%" PRId64, i);
+    }
+    return NB_OK;
+}
+
 /* A short text of a value for people. */
 static enum nb_status describe_kv(struct nbi_store *store, const struct nbi_kv *kv)
 {
@@ -90,9 +109,6 @@ static enum nb_status describe_kv(struct nbi_store *store, const struct nbi_kv *
                                                       "i32", "f32", "bool", "string", "array",
                                                       "u64", "i64", "f64"};
     char text[96];
-    int64_t i;
-    double f;
-    bool b;
     if (kv->array) {
         snprintf(text, sizeof text, "%" PRIu64 " x %s", kv->count, names[kv->type]);
     } else if (kv->type == NBI_GGUF_STRING) {
@@ -100,14 +116,12 @@ static enum nb_status describe_kv(struct nbi_store *store, const struct nbi_kv *
         uint64_t n = kv->bytes - 8 < sizeof buf ? kv->bytes - 8 : sizeof buf;
         NBI_TRY(nbi_source_read(store->files[0], kv->offset + 8, buf, n));
         nbi_printable_copy(text, sizeof text, buf, n);
-    } else if (nbi_kv_int(store, kv->key, INT64_MIN, INT64_MAX, &i) == NB_OK) {
-        snprintf(text, sizeof text, "%" PRId64, i);
-    } else if (nbi_kv_float(store, kv->key, &f) == NB_OK) {
-        snprintf(text, sizeof text, "%.9g", f);
-    } else if (nbi_kv_bool(store, kv->key, &b) == NB_OK) {
-        snprintf(text, sizeof text, "%s", b ? "true" : "false");
     } else {
-        snprintf(text, sizeof text, "(%s)", names[kv->type]);
+        enum nb_status rc = describe_scalar(store, kv, text, sizeof text);
+        if (rc == NB_EFORMAT) /* no value of its type; an error to whoever asks for it */
+            snprintf(text, sizeof text, "(%s)", names[kv->type]);
+        else if (rc != NB_OK)
+            return rc;
     }
     return nbi_meta_add(store, kv->key, text);
 }

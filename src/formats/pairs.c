@@ -371,19 +371,22 @@ static enum nb_status pair_all(struct pairing *p, struct nbi_parts *parts)
     return index_entries(store);
 }
 
-static bool is_qwen3(const struct nbi_store *store)
+static enum nb_status is_qwen3(const struct nbi_store *store, bool *yes)
 {
     char *arch = NULL;
-    bool yes = store->format == NBI_FORMAT_GGUF &&
-               nbi_kv_string(store, "general.architecture", &arch) == NB_OK &&
-               strcmp(arch, "qwen3") == 0;
+    *yes = false;
+    if (store->format != NBI_FORMAT_GGUF)
+        return NB_OK;
+    enum nb_status rc = nbi_kv_string(store, "general.architecture", &arch);
+    *yes = rc == NB_OK && strcmp(arch, "qwen3") == 0;
     free(arch);
-    return yes;
+    return rc == NB_EFORMAT ? NB_OK : nbi_unless_absent(rc); /* not text: another model's */
 }
 
 enum nb_status nbi_pair_parts(struct nbi_store *store, struct nbi_parts *parts)
 {
-    struct pairing p = {.store = store, .count = parts->count, .qwen3 = is_qwen3(store)};
+    struct pairing p = {.store = store, .count = parts->count};
+    NBI_TRY(is_qwen3(store, &p.qwen3));
     NBI_TRY(sort_parts(parts, &p.sorted));
     enum nb_status rc = pair_all(&p, parts);
     free(p.sorted);

@@ -77,13 +77,14 @@ struct writing {
 /* Takes over the line; NULL: memory was out. */
 static enum nb_status put_line(struct writing *w, json_t *line)
 {
-    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    char *text;
+    enum nb_status rc = nbi_json_dump(line, JSON_COMPACT, &text);
     json_decref(line);
-    if (!text)
-        return nbi_fail_memory("a line of replay", 1);
+    if (rc != NB_OK)
+        return nbi_context(rc, "a line of replay");
     size_t bytes = strlen(text);
     text[bytes] = '\n'; /* in place of the end */
-    enum nb_status rc = nbi_outfile_write(w->file, w->at, text, bytes + 1);
+    rc = nbi_outfile_write(w->file, w->at, text, bytes + 1);
     w->at += bytes + 1;
     free(text);
     return rc;

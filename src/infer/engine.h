@@ -11,7 +11,7 @@ struct nb_engine {
     struct nbi_backend *be;
     struct nbi_config config;
     struct nbi_weights weights;
-    struct nbi_model files;         /* keeps mapped weights alive; zeroed for random ones */
+    struct nbi_model files;         /* zeroed for random weights */
     struct nb_tokenizer *tokenizer; /* NULL: the model has none */
     struct nb_chat *chat;
     struct nb_sampling defaults;  /* from generation_config.json */

@@ -74,7 +74,8 @@ enum nb_status nbi_model_open(struct nbi_model *m, const char *path, const char 
     m->has_config = rc == NB_OK;
     /* A directory is one model, and a config.json in it that is no config is damage. */
     bool damaged = rc == NB_EFORMAT && nbi_path_is_dir(path);
-    if (rc != NB_OK && (model_dir || damaged)) {
+    bool unread = rc == NB_ENOMEM || rc == NB_EIO || rc == NB_EINTERRUPTED;
+    if (rc != NB_OK && (model_dir || damaged || unread)) {
         nbi_model_close(m);
         return rc;
     }

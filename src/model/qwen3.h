@@ -31,8 +31,7 @@ struct nbi_weight_provider {
     void *ctx;
 };
 
-/* Floats stay where they are mapped, if the backend can use them there; so the store must outlive
- * the weights. */
+/* The store is read while weights are loaded, and not kept. */
 struct nbi_weight_provider nbi_weights_of_store(struct nbi_store *store);
 
 /* Random weights: NVFP4 projections and head, a bf16 embedding, norms of 1. ctx is the seed. */

@@ -88,18 +88,14 @@ static enum nb_status take_entry(struct nbi_backend *be, struct nbi_store *store
                                  const struct nbi_param *p, const struct nbi_entry *e,
                                  struct nbi_weight *out)
 {
-    const uint8_t *mapped = NULL;
     bool lookup = nbi_param_is_embedding(p->name) && nbi_store_find(store, "lm_head.weight");
     struct rows rows = {store, e, p->ndim == 2 ? p->shape[1] : 0};
     NBI_TRY(check_entry(e, p));
-    if (e->dtype != NBI_NVFP4)
-        NBI_TRY(nbi_source_map(store->files[e->data.file], &mapped));
     const struct nbi_weight_source src = {.dtype = e->dtype,
                                           .rows = p->shape[0],
                                           .cols = rows.cols,
                                           .tensor_scale =
                                               e->dtype == NBI_NVFP4 ? e->tensor_scale : 1.0f,
-                                          .mapped = mapped ? mapped + e->data.offset : NULL,
                                           .read = read_rows,
                                           .ctx = &rows,
                                           .lookup = lookup};

@@ -11,10 +11,10 @@ static enum nb_status add_config(uint32_t *sum, const struct nbi_config *c)
 {
     json_t *j = NULL;
     NBI_TRY(nbi_config_to_json(c, &j));
-    char *text = json_dumps(j, JSON_SORT_KEYS | JSON_COMPACT);
+    char *text;
+    enum nb_status rc = nbi_json_dump(j, JSON_SORT_KEYS | JSON_COMPACT, &text);
     json_decref(j);
-    if (!text)
-        return nbi_fail_memory("config", 1);
+    NBI_TRY(rc);
     *sum = nbi_crc32c(*sum, text, strlen(text));
     free(text);
     return NB_OK;

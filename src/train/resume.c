@@ -114,7 +114,7 @@ static void add_stop_settings(const struct nbi_run *r, json_t *j, bool *ok)
 
 /* All that decides what is computed. Threads do not. The length does where the learning rate
  * follows it, but may change. */
-static char *settings_of(const struct nbi_run *r)
+static enum nb_status settings_of(const struct nbi_run *r, char **text)
 {
     const struct nb_train_opts *o = r->opts;
     bool to_an_end = o->schedule != NB_SCHEDULE_CONSTANT;
@@ -133,9 +133,9 @@ static char *settings_of(const struct nbi_run *r)
     add_loss_settings(r, j, &ok);
     add_data_settings(r, j, &ok);
     add_stop_settings(r, j, &ok);
-    char *text = j && ok ? json_dumps(j, JSON_SORT_KEYS) : NULL;
+    enum nb_status rc = nbi_json_dump(ok ? j : NULL, JSON_SORT_KEYS, text);
     json_decref(j);
-    return text;
+    return nbi_context(rc, "the run's settings");
 }
 
 /* Settings whose values say nothing to anybody. */
@@ -159,12 +159,15 @@ static const char *sum_text(const char *key)
 
 static enum nb_status differs(const char *key, const json_t *was, const json_t *is)
 {
-    const size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION(15);
+    const size_t flags = JSON_REAL_PRECISION(15);
     if (sum_text(key))
         return nbi_fail(NB_EINVAL, "%s", sum_text(key));
-    char *a = was ? json_dumps(was, flags) : NULL, *b = json_dumps(is, flags);
-    enum nb_status rc = nbi_fail(NB_EINVAL, "the run was begun with %s %s, not %s", key,
-                                 a ? a : "(none)", b ? b : "");
+    char *a = NULL, *b = NULL;
+    enum nb_status rc = was ? nbi_json_dump(was, flags, &a) : NB_OK;
+    if (rc == NB_OK)
+        rc = nbi_json_dump(is, flags, &b);
+    if (rc == NB_OK)
+        rc = nbi_fail(NB_EINVAL, "the run was begun with %s %s, not %s", key, a ? a : "(none)", b);
     free(a);
     free(b);
     return rc;
@@ -253,10 +256,12 @@ static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const ch
 static enum nb_status save(struct nbi_run *r, bool good)
 {
     struct pieces l;
-    char *settings = settings_of(r);
+    char *settings = NULL;
     enum nb_status rc = list_pieces(&l, r);
     if (rc == NB_OK)
-        rc = settings ? write_pieces(r, &l, settings, good) : nbi_fail_memory("settings", 1);
+        rc = settings_of(r, &settings);
+    if (rc == NB_OK)
+        rc = write_pieces(r, &l, settings, good);
     release_pieces(&l);
     free(settings);
     return nbi_context(rc, "saving a checkpoint in '%s'", r->opts->checkpoint_dir);
@@ -353,9 +358,9 @@ static enum nb_status read_pieces(struct nbi_run *r, struct pieces *l,
 
 static enum nb_status check_settings(const struct nbi_run *r, const struct nbi_checkpoint *c)
 {
-    char *settings = settings_of(r);
-    enum nb_status rc = settings ? compare_settings(nbi_checkpoint_settings(c), settings)
-                                 : nbi_fail_memory("settings", 1);
+    char *settings;
+    NBI_TRY(settings_of(r, &settings));
+    enum nb_status rc = compare_settings(nbi_checkpoint_settings(c), settings);
     free(settings);
     return rc;
 }

@@ -276,9 +276,10 @@ enum nb_status nbi_run_memory_report(struct nbi_run *r, const char *path)
     add_time(now, time(NULL));
     json_t *all =
         json_pack("{s:i,s:s,s:o}", "Pid", (int)getpid(), "CreatedUtc", now, "Samples", samples);
-    char *text = all && ok ? json_dumps(all, JSON_INDENT(2)) : NULL;
-    enum nb_status rc =
-        text ? nbi_file_write(path, text, strlen(text)) : nbi_fail_memory("report", 1);
+    char *text;
+    enum nb_status rc = nbi_json_dump(ok ? all : NULL, JSON_INDENT(2), &text);
+    if (rc == NB_OK)
+        rc = nbi_file_write(path, text, strlen(text));
     free(text);
     json_decref(all);
     return rc;

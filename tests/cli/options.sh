@@ -69,5 +69,5 @@ says out "utf8proc "
 check "doctor as JSON" 0 "$nibble" doctor --json
 says out '"problems"'
 check "output that cannot be written" 1 sh -c '"$0" help >/dev/full' "$nibble"
-says err "cannot write the result"
+says err "cannot write to standard output"
 finish

@@ -93,7 +93,7 @@ says err "has no tools"
 lines out 0
 check "output that cannot be written" 1 sh -c '"$0" render -q "$1" --file "$2" >/dev/full' \
     "$nibble" "$model" "$work/one.json"
-says err "cannot write the result"
+says err "cannot write to standard output"
 
 # ---- the official templates ----
 

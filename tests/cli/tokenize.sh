@@ -109,7 +109,7 @@ mkdir "$work/empty"
 check "a directory without a tokenizer" 1 "$nibble" tokenize -m "$work/empty" --text a
 says err "tokenizer.json"
 check "no room for the output" 1 sh -c '"$0" tokenize -m "$1" --text a >/dev/full' "$nibble" "$model"
-says err "cannot write the result"
+says err "cannot write to standard output"
 
 # ---- detokenize ----
 

@@ -46,7 +46,7 @@ static inline void run_linear(struct nbi_backend *be, struct linear_case *c, boo
                                .exact = exact};
     int64_t at = 0;
     for (int i = 0; i < c->count; i++) {
-        op.w[i] = weight(&l, &c->w[i], false);
+        op.w[i] = weight(&l, &c->w[i]);
         op.y[i] = block(&l, c->add ? c->y + at : NULL, c->N * c->w[i].rows * 4);
         at += c->N * c->w[i].rows;
     }

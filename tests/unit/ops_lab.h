@@ -88,10 +88,9 @@ static inline struct nbi_weight weight_from(struct lab *l, const struct nbi_weig
     return *out;
 }
 
-static inline struct nbi_weight weight(struct lab *l, struct host_weight *w, bool keep_rows)
+static inline struct nbi_weight weight(struct lab *l, struct host_weight *w)
 {
     struct nbi_weight_source src = source_of(w);
-    src.keep_rows = keep_rows;
     return weight_from(l, &src);
 }
 

@@ -37,7 +37,7 @@ static struct nbi_op_linear few_product(struct lab *l, struct few_case *c, int64
     struct nbi_op_linear op = {
         .count = c->count, .N = N, .K = c->K, .add = c->add, .steady = c->steady};
     for (int i = 0; i < c->count; i++) {
-        op.w[i] = weight(l, &c->w[i], false);
+        op.w[i] = weight(l, &c->w[i]);
         op.y[i] = block(l, c->add ? c->y : NULL, N * c->O[i] * 4);
     }
     return op;
@@ -191,7 +191,7 @@ static void run_fused(struct few_case *c, int64_t N, struct host_weight *norm, b
     struct nbi_ptr x = block(&l, c->x, bytes), up = block(&l, c->x + c->K, bytes);
     op.x = block(&l, NULL, bytes);
     if (norm) {
-        const struct nbi_op_rmsnorm a = {op.x, {0}, x, weight(&l, norm, false), 1e-6f, N, c->K};
+        const struct nbi_op_rmsnorm a = {op.x, {0}, x, weight(&l, norm), 1e-6f, N, c->K};
         assert_ok(one ? be->norm_linear(l.s, &a, &op) : be->rmsnorm(l.s, &a));
     } else {
         const struct nbi_op_swiglu a = {op.x, x, up, N, c->K};
@@ -243,11 +243,11 @@ static void run_gated(struct few_case *c, int64_t N, struct host_weight *norm,
     struct nbi_ptr x = block(&l, c->x, N * c->K * 4), act = block(&l, NULL, N * F * 4);
     struct nbi_ptr y = block(&l, c->y, N * C * 4);
     op.x = block(&l, NULL, N * c->K * 4);
-    const struct nbi_op_rmsnorm first = {op.x, {0}, x, weight(&l, norm, false), 1e-6f, N, c->K};
+    const struct nbi_op_rmsnorm first = {op.x, {0}, x, weight(&l, norm), 1e-6f, N, c->K};
     const struct nbi_op_swiglu second = {act, op.y[0], op.y[1], N, F};
     const struct nbi_op_linear third = {.count = 1,
                                         .y = {y},
-                                        .w = {weight(&l, down, false)},
+                                        .w = {weight(&l, down)},
                                         .x = act,
                                         .N = N,
                                         .K = F,

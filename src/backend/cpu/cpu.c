@@ -88,6 +88,8 @@ struct packing {
     uint8_t *tiles;
 };
 
+#define READ_BYTES ((int64_t)1 << 20)
+
 /* Tile rows per piece of work: reads of about half a megabyte. */
 static int64_t tile_rows_per_chunk(int64_t cols)
 {
@@ -152,17 +154,28 @@ static enum nb_status new_vector(struct cpu *cpu, const struct nbi_weight_source
     return rc;
 }
 
+struct reading {
+    const struct nbi_weight_source *src;
+    uint8_t *rows;
+};
+
+static enum nb_status read_chunk(void *ctx, int thread, int64_t first, int64_t count)
+{
+    (void)thread;
+    const struct reading *r = ctx;
+    return r->src->read(r->src->ctx, first, count,
+                        r->rows + nbi_dtype_bytes(r->src->dtype, first * r->src->cols), NULL);
+}
+
 static enum nb_status new_rows(struct cpu *cpu, const struct nbi_weight_source *src,
                                struct nbi_weight *out)
 {
-    if (src->mapped && !src->keep_rows) {
-        out->data = device(src->mapped);
-        out->borrowed = true;
-        return NB_OK;
-    }
-    int64_t bytes = (int64_t)nbi_dtype_bytes(src->dtype, src->rows * src->cols);
-    NBI_TRY(cpu_alloc(&cpu->be, "weights", bytes, &out->data));
-    return src->read(src->ctx, 0, src->rows, host(out->data), NULL);
+    int64_t row = (int64_t)nbi_dtype_bytes(src->dtype, src->cols);
+    NBI_TRY(cpu_alloc(&cpu->be, "weights", src->rows * row, &out->data));
+    struct reading r = {src, host(out->data)};
+    int64_t rows_per_chunk = READ_BYTES / row;
+    return nbi_for_chunks(src->rows, rows_per_chunk < 1 ? 1 : rows_per_chunk, cpu->threads,
+                          read_chunk, &r);
 }
 
 static void cpu_weight_free(struct nbi_backend *be, struct nbi_weight *w)

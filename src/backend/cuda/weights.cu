@@ -251,10 +251,7 @@ static enum nb_status send_rows(const struct transfer *t, int which, int64_t fir
     int64_t data = count * t->row_data, scales = count * t->row_scales;
     int64_t scales_at = ceil_div(data, 16) * 16;
     CU_TRY(cudaEventSynchronize(cuda->staged[which]));
-    if (t->src->mapped)
-        memcpy(host, (const uint8_t *)t->src->mapped + first * t->row_data, (size_t)data);
-    else
-        NBI_TRY(t->src->read(t->src->ctx, first, count, host, host + scales_at));
+    NBI_TRY(t->src->read(t->src->ctx, first, count, host, host + scales_at));
     if (t->w->dtype != NBI_NVFP4) {
         CU_TRY(cudaMemcpyAsync(at<uint8_t>(t->w->data) + first * t->row_data, host, (size_t)data,
                                cudaMemcpyHostToDevice, cuda->queue));
