@@ -140,6 +140,22 @@ void nbi_temp_clean(const char *dir, const char *prefix)
         closedir(d);
 }
 
+static void temp_prefix(char prefix[240], const char *target)
+{
+    snprintf(prefix, 240, ".%.200s.nibble-", nbi_path_base(target));
+}
+
+enum nb_status nbi_temp_clean_of(const char *target)
+{
+    char prefix[240], *dir = nbi_path_dir(target);
+    if (!dir)
+        return NB_ENOMEM;
+    temp_prefix(prefix, target);
+    nbi_temp_clean(dir, prefix);
+    free(dir);
+    return NB_OK;
+}
+
 /* False with errno set if it cannot be; EEXIST asks for another name. */
 static bool create_one(const char *path, bool directory, int *fd)
 {
@@ -174,7 +190,7 @@ enum nb_status nbi_temp_create(const char *target, bool directory, char **temp, 
     if (!dir)
         return NB_ENOMEM;
     char prefix[240], name[280];
-    snprintf(prefix, sizeof prefix, ".%.200s.nibble-", nbi_path_base(target));
+    temp_prefix(prefix, target);
     nbi_temp_clean(dir, prefix);
     enum nb_status rc = NB_EIO;
     bool made = false;

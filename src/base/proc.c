@@ -8,6 +8,7 @@
 
 #include "base/dirs.h"
 #include "base/str.h"
+#include "base/syscall.h"
 #include "base/utf8.h"
 
 /* The number of KiB behind "KEY:" in a file of such lines of a process, in bytes; 0: none. */
@@ -78,7 +79,7 @@ static enum nb_status add(struct list *l, const struct nbi_proc *p)
 
 static enum nb_status list_all(struct list *l)
 {
-    DIR *dir = opendir("/proc");
+    DIR *dir = nbi_sys_opendir("/proc");
     if (!dir)
         return nbi_fail(NB_EIO, "cannot read '/proc': %s", strerror(errno));
     enum nb_status rc = NB_OK;

@@ -3,6 +3,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/dirs.h"
 #include "base/file.h"
 #include "base/str.h"
 #include "base/sys.h"
@@ -221,8 +222,12 @@ enum nb_status nbi_run_check_reports(const struct nb_train_opts *o)
     enum nb_status rc = NB_OK;
     for (int i = 0; i < 3 && rc == NB_OK; i++) {
         struct nbi_outfile *file = NULL;
-        if (!paths[i] || (i == 2 && nbi_path_exists(paths[i])))
-            continue; /* a log that is there is written to, not replaced */
+        if (!paths[i])
+            continue;
+        if (i == 2 && nbi_path_exists(paths[i])) { /* a log is appended to, not replaced */
+            rc = nbi_temp_clean_of(paths[i]);
+            continue;
+        }
         rc = nbi_outfile_open(&file, paths[i]);
         nbi_outfile_abort(file);
     }
