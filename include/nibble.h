@@ -883,6 +883,7 @@ struct nb_train_result {
     struct nb_train_plan plan;
     uint64_t peak_bytes; /* resident, of the process */
     bool interrupted;    /* a checkpoint was written, if there is a directory for it */
+    bool exported;       /* the result is in place */
     bool stopped;        /* by stop_if_ppl_rises */
     int64_t result_step; /* the step that what is written to out is of */
 };

@@ -39,6 +39,35 @@ bool nbi_path_same(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
+/* The directory that path is in, without links, and its name in it; NULL if there is none. */
+static char *resolve(const char *path)
+{
+    char *dir = nbi_path_dir(path), *real = dir ? realpath(dir, NULL) : NULL;
+    char *all = real ? nbi_path_join(real, nbi_path_base(path)) : NULL;
+    free(dir);
+    free(real);
+    return all;
+}
+
+bool nbi_path_meets(const char *a, const char *b)
+{
+    if (strcmp(a, b) == 0 || nbi_path_same(a, b))
+        return true;
+    char *x = resolve(a), *y = resolve(b);
+    bool meets = x && y && strcmp(x, y) == 0;
+    free(x);
+    free(y);
+    return meets;
+}
+
+bool nbi_path_in(const char *path, const char *dir)
+{
+    char *parent = nbi_path_dir(path);
+    bool in = parent && nbi_path_same(parent, dir);
+    free(parent);
+    return in;
+}
+
 char *nbi_path_join(const char *dir, const char *name)
 {
     size_t n = strlen(dir);

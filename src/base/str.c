@@ -77,6 +77,15 @@ void nbi_str_printf(struct nbi_str *s, const char *fmt, ...)
     s->len += (size_t)n;
 }
 
+void nbi_str_cut(struct nbi_str *s, size_t len)
+{
+    NBI_BUG_IF(len > s->len);
+    s->len = len;
+    s->failed = false;
+    if (s->p)
+        s->p[len] = 0;
+}
+
 char *nbi_str_take(struct nbi_str *s)
 {
     nbi_str_puts(s, "");

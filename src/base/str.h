@@ -21,6 +21,10 @@ void nbi_str_release(struct nbi_str *s);
 const char *nbi_str_text(const struct nbi_str *s); /* "" while empty */
 enum nb_status nbi_str_status(const struct nbi_str *s);
 
+/* Shortens the text to len bytes, which it had before; an append that has failed since is
+ * forgotten. */
+void nbi_str_cut(struct nbi_str *s, size_t len);
+
 /* Hands the text over to the caller, who frees it; NULL and the message after a failure. s is empty
  * then. */
 char *nbi_str_take(struct nbi_str *s);

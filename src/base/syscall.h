@@ -42,12 +42,20 @@ static inline int nbi_sys_fsync(int fd)
     return rc;
 }
 
-/* flags: 0, or RENAME_EXCHANGE. */
+/* flags: 0, or RENAME_EXCHANGE. A network file system may have done what was interrupted; to do it
+ * again would fail, or change an exchange back, so it is repeated only if `from` is what it was. */
 static inline int nbi_sys_rename(const char *from, const char *to, unsigned flags)
 {
-    int rc;
-    NBI_RETRY(rc, flags ? renameat2(AT_FDCWD, from, AT_FDCWD, to, flags) : rename(from, to));
-    return rc;
+    struct stat own, now;
+    if (lstat(from, &own) != 0)
+        return -1;
+    for (;;) {
+        int rc = flags ? renameat2(AT_FDCWD, from, AT_FDCWD, to, flags) : rename(from, to);
+        if (rc == 0 || errno != EINTR)
+            return rc;
+        if (lstat(from, &now) != 0 ? errno == ENOENT : now.st_ino != own.st_ino)
+            return 0;
+    }
 }
 
 static inline int nbi_sys_link(const char *from, const char *to)

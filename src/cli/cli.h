@@ -42,8 +42,9 @@ int cli_cpu_only(const struct cli_common *common, const char *what);
  * piece of it could not be made. */
 int cli_print_json(json_t *value, bool ok);
 
-/* The same for a command that has written target, if not NULL, which a failure then says. */
-int cli_print_result(const char *target, json_t *value, bool ok);
+/* From here on a failure to print also says that target, what the command has written, is in place.
+ * Keeps the pointer; NULL: it has written nothing. */
+void cli_in_place(const char *target);
 
 /* A path as a JSON string: what is not UTF-8 in it becomes '?'. */
 json_t *cli_json_path(const char *path);

@@ -85,11 +85,11 @@ static int run_convert(void *opts)
     double start = nbi_now();
     enum nb_status rc = nb_convert(&to);
     nbi_progress_end(&p);
+    cli_in_place(rc == NB_OK ? to.dst : NULL);
     if (rc == NB_OK && o->common.json)
-        return cli_print_result(to.dst,
-                                json_pack("{s:o,s:o,s:f}", "src", cli_json_path(to.src), "dst",
-                                          cli_json_path(to.dst), "seconds", nbi_now() - start),
-                                true);
+        return cli_print_json(json_pack("{s:o,s:o,s:f}", "src", cli_json_path(to.src), "dst",
+                                        cli_json_path(to.dst), "seconds", nbi_now() - start),
+                              true);
     if (rc == NB_OK && !o->common.quiet)
         printf("wrote %s\n", to.dst);
     return cli_status(rc);
@@ -168,8 +168,8 @@ static int run_quantize(void *opts)
     if (usage)
         return usage;
     const char *const *paths = o->common.positional;
-    if (o->report && (strcmp(o->report, paths[1]) == 0 || nbi_path_same(o->report, paths[0]) ||
-                      nbi_path_same(o->report, paths[1]))) {
+    if (o->report && (nbi_path_meets(o->report, paths[0]) || nbi_path_meets(o->report, paths[1]) ||
+                      (nbi_path_exists(o->report) && nbi_path_in(o->report, paths[0])))) {
         fprintf(stderr, "nibble quantize: --report would overwrite '%s'\n", o->report);
         return CLI_EXIT_USAGE;
     }
@@ -188,10 +188,11 @@ static int run_quantize(void *opts)
         nbi_outfile_abort(report_file);
     if (rc != NB_OK)
         return cli_status(rc);
+    cli_in_place(paths[1]);
     if (o->common.json) {
         bool ok = true;
         json_t *json = report_json(o, &report, &ok);
-        return cli_print_result(paths[1], json, ok);
+        return cli_print_json(json, ok);
     }
     if (!o->common.quiet)
         print_report(o, &report);

@@ -58,6 +58,7 @@ static int wants(const char *what, const char *option)
 /* ---- show ---- */
 
 struct show {
+    bool json;
     struct nb_tokenizer *tokenizer;
     bool color;
     int64_t number;
@@ -114,7 +115,7 @@ static enum nb_status show_sample(void *ctx, const struct nb_data_sample *sample
 {
     struct show *s = ctx;
     size_t trained = 0;
-    if (s->samples)
+    if (s->json)
         return keep_sample(s, sample);
     for (size_t i = 0; i < sample->count; i++)
         trained += sample->trained[i];
@@ -165,7 +166,8 @@ static int run_show(struct data_opts *o)
     struct nb_chat *chat = NULL;
     struct nb_data_report report = {0};
     struct nbi_progress progress;
-    s.samples = o->common.json ? json_array() : NULL;
+    s.json = o->common.json;
+    s.samples = s.json ? json_array() : NULL;
     cli_progress(&progress, &o->common, "reading");
     const struct nb_data_opts to = {.files = o->files.items,
                                     .seq_len = o->seq_len,
@@ -183,7 +185,7 @@ static int run_show(struct data_opts *o)
     nbi_progress_end(&progress);
     nb_chat_close(chat);
     nb_tokenizer_close(s.tokenizer);
-    if (rc == NB_OK && s.samples)
+    if (rc == NB_OK && o->common.json)
         return cli_print_json(report_json(&report, s.samples), s.ok);
     json_decref(s.samples);
     if (rc == NB_OK)
@@ -212,14 +214,14 @@ static int run_whoami(struct data_opts *o)
     enum nb_status rc = nb_whoami_write(&to, &r);
     if (rc != NB_OK)
         return cli_status(rc);
+    cli_in_place(o->out);
     if (o->common.json)
-        return cli_print_result(o->out,
-                                json_pack("{s:o,s:I,s:I,s:I,s:I,s:I}", "out", cli_json_path(o->out),
-                                          "identity", (json_int_t)r.identity, "contrast",
-                                          (json_int_t)r.contrast, "replay", (json_int_t)r.replay,
-                                          "held_out", (json_int_t)r.held_out, "left_out",
-                                          (json_int_t)r.left_out),
-                                true);
+        return cli_print_json(json_pack("{s:o,s:I,s:I,s:I,s:I,s:I}", "out", cli_json_path(o->out),
+                                        "identity", (json_int_t)r.identity, "contrast",
+                                        (json_int_t)r.contrast, "replay", (json_int_t)r.replay,
+                                        "held_out", (json_int_t)r.held_out, "left_out",
+                                        (json_int_t)r.left_out),
+                              true);
     if (!o->common.quiet)
         printf("wrote %s: %lld lines, %lld who the model is, %lld that only look like it, %lld "
                "ordinary; %lld held out beside it\n",

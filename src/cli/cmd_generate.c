@@ -86,12 +86,11 @@ static enum nb_status print_text(void *ctx, const char *text, size_t len)
     return cli_check_stdout();
 }
 
-static json_t *result_json(const struct nb_generate_result *r)
+static json_t *result_json(const struct nb_generate_result *r, bool *ok)
 {
-    bool ok = true;
     json_t *ids = json_array();
     for (size_t i = 0; i < r->count; i++)
-        nbi_json_append(ids, json_integer(r->ids[i]), &ok);
+        nbi_json_append(ids, json_integer(r->ids[i]), ok);
     json_t *timings = json_pack("{s:f,s:f,s:f,s:f}", "prompt_ms", r->prompt_seconds * 1e3,
                                 "prompt_per_s", cli_prompt_speed(r), "decode_ms", r->seconds * 1e3,
                                 "decode_per_s", cli_decode_speed(r));
@@ -138,7 +137,9 @@ static int run(void *opts)
         rc = generate(o, engine, &r);
     int code;
     if (rc == NB_OK && o->common.json) {
-        code = cli_print_json(result_json(&r), true);
+        bool ok = true;
+        json_t *json = result_json(&r, &ok);
+        code = cli_print_json(json, ok);
     } else {
         if (r.text)
             putchar('\n');

@@ -24,7 +24,8 @@ static const struct cli_opt options[] = {
 
 struct report {
     const struct parity_opts *opts;
-    json_t *paths; /* NULL: print */
+    bool json;
+    json_t *paths;
     bool ok, failed;
 };
 
@@ -39,7 +40,7 @@ static enum nb_status show(void *ctx, const struct nb_parity_path *p)
 {
     struct report *r = ctx;
     r->failed = r->failed || !p->passed;
-    if (r->paths) {
+    if (r->json) {
         json_t *layers = json_array();
         for (int64_t i = 0; i < p->layers; i++)
             nbi_json_append(layers, error_json(&p->layer[i]), &r->ok);
@@ -139,8 +140,9 @@ static int run(void *opts)
         rc = nbi_fail(NB_EINVAL, "the %s is empty", o->text ? "text" : "prompt");
     if (rc == NB_OK && o->text)
         count = shorten(engine, count);
-    r.paths = o->common.json ? json_array() : NULL;
-    if (rc == NB_OK && !r.paths)
+    r.json = o->common.json;
+    r.paths = r.json ? json_array() : NULL;
+    if (rc == NB_OK && !r.json)
         printf(
             "%zu tokens, each path against the training forward pass\n%-18s  %9s  %9s  %9s  %9s  "
             "%9s  %9s  %-11s  %-11s  \n",
@@ -157,9 +159,8 @@ static int run(void *opts)
         return cli_status(rc);
     }
     int code =
-        r.paths
-            ? cli_print_json(json_pack("{s:o,s:b}", "paths", r.paths, "passed", !r.failed), r.ok)
-            : 0;
+        r.json ? cli_print_json(json_pack("{s:o,s:b}", "paths", r.paths, "passed", !r.failed), r.ok)
+               : 0;
     return code ? code : r.failed ? CLI_EXIT_FAILED : 0;
 }
 

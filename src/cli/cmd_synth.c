@@ -48,8 +48,9 @@ static int run(void *opts)
                                .progress_ctx = &progress};
     enum nb_status rc = nb_synth(&to);
     nbi_progress_end(&progress);
+    cli_in_place(rc == NB_OK ? dst : NULL);
     if (rc == NB_OK && o->common.json)
-        return cli_print_result(dst, json_pack("{s:o}", "dst", cli_json_path(dst)), true);
+        return cli_print_json(json_pack("{s:o}", "dst", cli_json_path(dst)), true);
     if (rc == NB_OK && !o->common.quiet)
         printf("wrote %s\n", dst);
     int code = cli_status(rc);

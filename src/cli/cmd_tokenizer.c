@@ -47,13 +47,13 @@ static int run(void *opts)
     nbi_progress_end(&progress);
     if (rc != NB_OK)
         return cli_status(rc);
+    cli_in_place(o->out);
     struct nb_tokenizer *t = NULL;
     rc = nb_tokenizer_open(&t, o->out, NULL); /* what was written must load */
     if (rc == NB_OK && o->common.json) {
-        int code = cli_print_result(o->out,
-                                    json_pack("{s:o,s:I}", "out", cli_json_path(o->out), "entries",
-                                              (json_int_t)nb_tokenizer_size(t)),
-                                    true);
+        int code = cli_print_json(json_pack("{s:o,s:I}", "out", cli_json_path(o->out), "entries",
+                                            (json_int_t)nb_tokenizer_size(t)),
+                                  true);
         nb_tokenizer_close(t);
         return code;
     }

@@ -262,7 +262,10 @@ static int run_train(void *opts)
         json_decref(shown.answers);
         return cli_status(rc);
     }
-    if (r.interrupted)
+    cli_in_place(r.exported ? o->out : NULL);
+    if (r.interrupted && r.exported)
+        fprintf(stderr, "nibble: interrupted after the last step; '%s' is in place\n", o->out);
+    else if (r.interrupted)
         fprintf(stderr, "nibble: interrupted after step %lld%s\n", (long long)r.last.step,
                 o->checkpoint_dir ? "; --resume goes on from there"
                                   : "; without --checkpoint-dir nothing is kept");
@@ -271,7 +274,7 @@ static int run_train(void *opts)
         bool ok = all != NULL;
         if (shown.answers)
             nbi_json_set(all, "answers", shown.answers, &ok);
-        int code = cli_print_result(o->out, all, ok && !shown.answers_failed);
+        int code = cli_print_json(all, ok && !shown.answers_failed);
         return code == 0 && r.interrupted ? cli_interrupted() : code;
     }
     if (r.interrupted)

@@ -116,8 +116,7 @@ static int print_result(const struct whoami_opts *o, const struct nb_teach_resul
     if (o->common.json) {
         bool ok = true;
         json_t *gates = cli_identity_json(&r->gates, &ok);
-        return cli_print_result(
-            o->out,
+        return cli_print_json(
             json_pack("{s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "identity", (json_int_t)r->identity,
                       "answers", (json_int_t)r->answers, "samples", (json_int_t)r->samples, "texts",
                       (json_int_t)r->texts, "steps", (json_int_t)r->train.last.step, "loss",
@@ -156,6 +155,7 @@ static int run(void *opts)
     cli_show_training(&shown, &teach.train);
     rc = nb_teach(&teach, &result);
     cli_end_training(&shown);
+    cli_in_place(result.train.exported ? o->out : NULL);
     int code = rc == NB_OK ? print_result(o, &result) : cli_status(rc);
     if (code == 0 && !result.gates.passed)
         code = CLI_EXIT_FAILED;

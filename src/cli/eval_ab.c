@@ -239,6 +239,7 @@ int cli_eval_ab(const struct cli_ab_opts *o, const struct cli_run_opts *run,
         rc = compare(&ab, common, &result);
     if (rc == NB_OK && o->out)
         rc = nb_ab_write_html(&result, &ab, o->out);
+    cli_in_place(rc == NB_OK ? o->out : NULL);
     if (rc != NB_OK)
         code = cli_status(rc);
     else if (common->json)

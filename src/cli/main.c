@@ -26,6 +26,13 @@ static volatile sig_atomic_t ended_by; /* SIGTERM or SIGHUP, whichever came firs
 
 /* ---- what the commands share ---- */
 
+static const char *in_place; /* what the command has written; NULL: nothing yet */
+
+void cli_in_place(const char *target)
+{
+    in_place = target;
+}
+
 int cli_status(enum nb_status status)
 {
     if (status == NB_OK)
@@ -40,15 +47,13 @@ static const char stdout_failed[] = "cannot write to standard output";
 
 enum nb_status cli_check_stdout(void)
 {
-    return ferror(stdout) ? nbi_fail(NB_EIO, "%s", stdout_failed) : NB_OK;
+    if (!ferror(stdout))
+        return NB_OK;
+    NBI_TRY(nbi_check_interrupt()); /* then the signal ended the write, which nobody repeats */
+    return nbi_fail(NB_EIO, "%s", stdout_failed);
 }
 
 int cli_print_json(json_t *value, bool ok)
-{
-    return cli_print_result(NULL, value, ok);
-}
-
-int cli_print_result(const char *target, json_t *value, bool ok)
 {
     char *text = NULL;
     enum nb_status rc = nbi_json_text(ok ? value : NULL, &text);
@@ -56,7 +61,7 @@ int cli_print_result(const char *target, json_t *value, bool ok)
     if (rc == NB_OK)
         puts(text);
     free(text);
-    return cli_status(target ? nbi_in_place(rc, target) : rc);
+    return cli_status(in_place ? nbi_in_place(rc, in_place) : rc);
 }
 
 json_t *cli_json_number(double v)
@@ -128,11 +133,14 @@ static int write_docs(const char *dir)
         snprintf(name, sizeof name, "%s.md", cli_commands[i]->name);
         FILE *page = open_memstream(&text, &len);
         if (!page)
-            return CLI_EXIT_FAILED;
+            return cli_status(nbi_fail_memory(name, 0));
         cli_print_markdown(cli_commands[i], page);
-        fclose(page);
+        bool complete = !ferror(page);
+        complete = fclose(page) == 0 && text && complete;
         char *path = nbi_path_join(dir, name);
-        enum nb_status rc = path ? nbi_file_write(path, text, len) : NB_ENOMEM;
+        enum nb_status rc = !complete ? nbi_fail_memory(name, len)
+                            : path    ? nbi_file_write(path, text, len)
+                                      : NB_ENOMEM;
         free(path);
         free(text);
         if (rc != NB_OK)
@@ -327,14 +335,22 @@ static void fill_standard_streams(void)
             _exit(CLI_EXIT_FAILED); /* there is nobody to tell */
 }
 
+/* The exit code, after what is left to be printed. */
+static int end(int rc)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return rc;
+    if (rc != 0 && strstr(nb_last_error(), stdout_failed)) /* the command has said so */
+        return rc;
+    enum nb_status why = cli_check_stdout();
+    if (rc != 0 && why == NB_EINTERRUPTED)
+        return rc;
+    return cli_status(in_place ? nbi_in_place(why, in_place) : why);
+}
+
 int main(int argc, char **argv)
 {
     fill_standard_streams();
     catch_signals();
-    int rc = dispatch(argc, argv);
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return rc;
-    if (rc == 0 || !strstr(nb_last_error(), stdout_failed)) /* the command may have said so */
-        fprintf(stderr, "nibble: %s\n", stdout_failed);
-    return rc ? rc : CLI_EXIT_FAILED;
+    return end(dispatch(argc, argv));
 }

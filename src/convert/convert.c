@@ -96,15 +96,6 @@ static enum nb_status transfer_all(struct conversion *c, struct nb_quantize_repo
     return NB_OK;
 }
 
-/* Whether the file `path` lies directly in the directory `dir`. */
-static bool lies_in(const char *path, const char *dir)
-{
-    char *parent = nbi_path_dir(path);
-    bool yes = parent && nbi_path_same(parent, dir);
-    free(parent);
-    return yes;
-}
-
 /* The target must not take the place of anything the conversion reads. */
 static enum nb_status check_paths(const struct conversion *c)
 {
@@ -116,14 +107,14 @@ static enum nb_status check_paths(const struct conversion *c)
         part = c->model.dir;
     for (int i = 0; i < c->model.store->file_count; i++) {
         const char *file = nbi_source_path(c->model.store->files[i]);
-        if (nbi_path_same(file, opts->dst) || (c->target.directory && lies_in(file, opts->dst)))
+        if (nbi_path_same(file, opts->dst) || (c->target.directory && nbi_path_in(file, opts->dst)))
             part = file;
     }
     if (part)
         return nbi_fail(NB_EINVAL, "'%s' is source and target at once; choose another target",
                         part);
     if (!c->target.directory && c->target.format != NBI_FORMAT_GGUF && nbi_path_is_dir(opts->src) &&
-        lies_in(opts->dst, opts->src))
+        nbi_path_in(opts->dst, opts->src))
         return nbi_fail(NB_EINVAL, "'%s' inside '%s' would give that directory two sets of weights",
                         opts->dst, opts->src);
     return NB_OK;

@@ -21,7 +21,7 @@ const char *const nbi_model_sidecars[] = {
 };
 
 /* Files that a new model in this directory replaces; whatever else is there is kept. */
-static bool belongs_to_model(const char *name)
+bool nbi_belongs_to_model(const char *name)
 {
     for (const char *const *p = nbi_model_sidecars; *p; p++)
         if (strcmp(name, *p) == 0)
@@ -57,7 +57,7 @@ static enum nb_status check_content(const char *target)
         char *path = nbi_path_join(target, name);
         bool subdirectory = path && nbi_path_is_dir(path);
         free(path);
-        if (subdirectory || (!belongs_to_model(name) && is_weights(name)))
+        if (subdirectory || (!nbi_belongs_to_model(name) && is_weights(name)))
             snprintf(odd, sizeof odd, "%s", name);
     }
     enum nb_status rc = errno ? listing_failed(target) : NB_OK;
@@ -142,7 +142,7 @@ static enum nb_status carry_over(const char *from, const char *to)
     const char *name;
     enum nb_status rc = NB_OK;
     while (rc == NB_OK && (name = nbi_dir_next(dir))) {
-        if (belongs_to_model(name))
+        if (nbi_belongs_to_model(name))
             continue;
         char *old = nbi_path_join(from, name), *new = nbi_path_join(to, name);
         if (!old || !new)
@@ -161,7 +161,8 @@ static enum nb_status carry_over(const char *from, const char *to)
 
 enum nb_status nbi_stage_commit(struct nbi_stage *stage)
 {
-    bool exchange = nbi_path_exists(stage->target) && !nbi_dir_is_empty(stage->target), done;
+    bool exchange = nbi_path_exists(stage->target) && !nbi_dir_is_empty(stage->target);
+    bool done = false;
     enum nb_status rc = NB_OK;
     if (nbi_sys_fsync(stage->lock_fd) != 0)
         rc = nbi_fail(NB_EIO, "cannot sync directory '%s': %s", stage->temp, strerror(errno));
@@ -169,6 +170,11 @@ enum nb_status nbi_stage_commit(struct nbi_stage *stage)
         rc = carry_over(stage->target, stage->temp);
     if (rc == NB_OK)
         rc = nbi_replace(stage->temp, stage->target, exchange ? RENAME_EXCHANGE : 0, &done);
-    nbi_stage_abort(stage); /* after an exchange temp is the old model, else it is gone */
+    if (done && !exchange) { /* the name is free again, perhaps already somebody else's */
+        close(stage->lock_fd);
+        free(stage->temp);
+        stage->temp = NULL;
+    }
+    nbi_stage_abort(stage); /* after an exchange temp is the old model */
     return rc;
 }

@@ -12,6 +12,9 @@
  */
 extern const char *const nbi_model_sidecars[];
 
+/* Whether a file of this name in the directory of a model is part of it. */
+bool nbi_belongs_to_model(const char *name);
+
 struct nbi_stage {
     char *target, *temp; /* temp: where to put the files */
     int lock_fd;

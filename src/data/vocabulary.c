@@ -92,7 +92,7 @@ enum nb_status nb_tokenizer_train(const struct nb_tokenizer_train_opts *opts)
     if (rc == NB_OK)
         rc = nbi_vocab_write_json(&v, opts->out);
     if (rc == NB_OK)
-        rc = write_settings(&v, opts->out);
+        rc = nbi_in_place(write_settings(&v, opts->out), opts->out);
     nbi_vocab_release(&v);
     nbi_trainer_free(t);
     return rc;

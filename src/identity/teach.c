@@ -132,7 +132,7 @@ static enum nb_status run(struct teaching *t)
     NBI_TRY(write_replay(t));
     NBI_TRY(nb_train(&t->train, &t->result->train));
     if (t->result->train.interrupted)
-        return nbi_fail(NB_EINTERRUPTED, "interrupted");
+        return NB_EINTERRUPTED;
     tell(t, "asking the result");
     return nbi_in_place(judge(t), t->train.out);
 }
@@ -142,6 +142,9 @@ enum nb_status nb_teach(const struct nb_teach_opts *opts, struct nb_teach_result
     struct teaching t = {.opts = opts, .result = result};
     *result = (struct nb_teach_result){0};
     enum nb_status rc = run(&t);
+    if (rc == NB_EINTERRUPTED) /* questions and answers in opts->dir may be new */
+        rc = nbi_fail(rc, "interrupted; '%s' %s", opts->train.out,
+                      result->train.exported ? "is in place" : "was not written");
     nbi_questions_release(&t.questions);
     free(t.identity);
     free(t.replay);

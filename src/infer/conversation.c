@@ -260,7 +260,7 @@ static enum nb_status keep_answer(struct nb_conversation *c, const struct nb_gen
 static void take_back(struct nb_conversation *c)
 {
     free(c->messages[--c->count].text);
-    c->known.len = c->sent_known;
+    nbi_str_cut(&c->known, c->sent_known);
     c->id_count = c->sent_ids;
 }
 

@@ -170,8 +170,8 @@ enum nb_status nbi_run_export(struct nbi_run *r);
 enum nb_status nbi_run_note_step(struct nbi_run *r, const struct nbi_log_step *line, double kl);
 enum nb_status nbi_run_note_eval(struct nbi_run *r, const struct nbi_log_eval *line);
 
-/* Whether the files of reports and the log can be made. */
-enum nb_status nbi_run_check_reports(const struct nb_train_opts *opts);
+/* Whether the files of reports and the log can be made, and replace nothing that is used. */
+enum nb_status nbi_run_check_reports(const struct nbi_run *r);
 
 /* report.html in the result's directory, or beside its file. */
 enum nb_status nbi_run_report(struct nbi_run *r);

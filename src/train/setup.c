@@ -317,7 +317,7 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     NBI_TRY(nb_train_check(o));
     NBI_TRY(open_model(r));
     NBI_TRY(check_out(r));
-    NBI_TRY(nbi_run_check_reports(o));
+    NBI_TRY(nbi_run_check_reports(r));
     NBI_TRY(open_tokenizer(r));
     tell(r, "reading the data");
     NBI_TRY(open_batches(r));

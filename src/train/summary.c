@@ -209,29 +209,68 @@ static enum nb_status write_report(struct nbi_run *r, const char *path)
     return rc;
 }
 
-enum nb_status nbi_run_check_reports(const struct nb_train_opts *o)
+/* Whether path is a file that the run reads, or part of the model in dir. */
+static bool is_used(const struct nbi_run *r, const char *path)
 {
+    const struct nb_train_opts *o = r->opts;
+    const char *const single[] = {o->replay, o->test_prompts, o->model};
+    const char *const *const lists[] = {o->data, o->eval_data};
+    bool used = false;
+    for (size_t i = 0; i < sizeof single / sizeof *single; i++)
+        used = used || (single[i] && nbi_path_same(path, single[i]));
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        for (const char *const *p = lists[i]; p && *p && !used; p++)
+            used = nbi_path_same(path, *p);
+    return used || (r->files.dir && nbi_path_in(path, r->files.dir) &&
+                    nbi_belongs_to_model(nbi_path_base(path)));
+}
+
+/* Two files of one name would replace each other, and the last one would be left. */
+static enum nb_status check_distinct(const struct nbi_run *r, const char *const paths[4])
+{
+    const char *out = r->opts->out;
+    for (int i = 1; i < 4; i++) {
+        if (!paths[i])
+            continue;
+        if (is_used(r, paths[i]))
+            return nbi_fail(NB_EINVAL, "writing '%s' would destroy what this run reads", paths[i]);
+        if (out && nbi_path_is_dir(out) && nbi_path_in(paths[i], out) &&
+            nbi_belongs_to_model(nbi_path_base(paths[i])))
+            return nbi_fail(NB_EINVAL, "'%s' has the name of a file of the model in '%s'", paths[i],
+                            out);
+        for (int k = 0; k < i; k++)
+            if (paths[k] && nbi_path_meets(paths[k], paths[i]))
+                return nbi_fail(NB_EINVAL, "'%s' is the name of two files to be written", paths[i]);
+    }
+    return NB_OK;
+}
+
+/* Whether it can be written there. A log that exists is appended to, not replaced. */
+static enum nb_status try_to_write(const char *path, bool log)
+{
+    struct nbi_outfile *file = NULL;
+    if (log && nbi_path_exists(path))
+        return nbi_temp_clean_of(path);
+    NBI_TRY(nbi_outfile_open(&file, path));
+    nbi_outfile_abort(file);
+    return NB_OK;
+}
+
+enum nb_status nbi_run_check_reports(const struct nbi_run *r)
+{
+    const struct nb_train_opts *o = r->opts;
     struct nbi_target target = {0};
     if (o->out)
         NBI_TRY(nbi_target_of(o->out, &target));
-    bool has_report = o->out && !target.directory;
-    char *beside = has_report ? report_path(o->out, false) : NULL;
-    if (has_report && !beside)
+    char *report = o->out ? report_path(o->out, target.directory) : NULL;
+    if (o->out && !report)
         return NB_ENOMEM;
-    const char *const paths[] = {beside, o->memory_report, o->log};
-    enum nb_status rc = NB_OK;
-    for (int i = 0; i < 3 && rc == NB_OK; i++) {
-        struct nbi_outfile *file = NULL;
-        if (!paths[i])
-            continue;
-        if (i == 2 && nbi_path_exists(paths[i])) { /* a log is appended to, not replaced */
-            rc = nbi_temp_clean_of(paths[i]);
-            continue;
-        }
-        rc = nbi_outfile_open(&file, paths[i]);
-        nbi_outfile_abort(file);
-    }
-    free(beside);
+    const char *const paths[] = {o->out, report, o->memory_report, o->log};
+    enum nb_status rc = check_distinct(r, paths);
+    for (int i = target.directory ? 2 : 1; i < 4 && rc == NB_OK; i++)
+        if (paths[i])
+            rc = try_to_write(paths[i], paths[i] == o->log);
+    free(report);
     return rc;
 }
 

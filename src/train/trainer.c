@@ -381,7 +381,7 @@ static enum nb_status finish(struct nbi_run *r, struct nb_train_result *out)
         enum nb_status rc = nbi_run_export(r);
         if (rc != NB_OK)
             return give_up(r, rc);
-        r->exported = true;
+        r->exported = out->exported = true;
     }
     if (!measured(r, out))
         keep_or_pause(&all, out, evaluate(r, &out->eval));

@@ -34,4 +34,30 @@ cmp -s "$work/closed.dat" "$work/open.dat" || fail "the file is another one"
 check "a result that cannot be written" 1 sh -c '"$0" eval identity -q -m "$1" --base "$1" \
     --name Ada --count 100 --questions 1 -n 1 >/dev/full' "$nibble" "$model"
 says err "cannot write to standard output"
+
+# A signal that comes while nobody reads ends the write, and is the reason to say.
+for signal in INT HUP; do
+    check "SIG$signal beside a full pipe" 0 python3 - "$nibble" "$model" "SIG$signal" <<'PY'
+import signal
+import subprocess
+import sys
+import time
+
+nibble, model, name = sys.argv[1:4]
+number = getattr(signal, name)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+with subprocess.Popen([nibble, "tokenize", "-m", model, "--jsonl"], stdin=subprocess.PIPE,
+                      stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
+    try:
+        p.stdin.write(b'{"text":"the cat sees a dog"}\n' * 2000)
+        p.stdin.flush()
+        time.sleep(0.3)
+    finally:
+        p.send_signal(number)
+    code = p.wait()
+    said = p.stderr.read().decode()
+assert code == (130 if name == "SIGINT" else 129), (code, said)
+assert "interrupted" in said and "standard output" not in said, said
+PY
+done
 finish

@@ -383,6 +383,62 @@ def hang_up():
     assert t.read(work + "/hup.dat") == t.read(work + "/nohup.dat")
 
 
+def interrupted_late():
+    """SIGINT in the evaluation after the last step: the result is in place, and the message says so."""
+    with open(work + "/long.txt", "w", encoding="ascii") as f:
+        f.write("the rain falls gently on the hill and the cat sees it.\n" * 20000)
+    out = work + "/late.dat"
+    args = options(eval_data=work + "/long.txt", out=out, threads=1)
+    with subprocess.Popen([nibble, "train", "-q", *map(str, args)], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as p:
+        while not os.path.exists(out) and p.poll() is None:
+            time.sleep(0.01)
+        p.send_signal(signal.SIGINT)
+        said = p.stderr.read()
+    assert p.returncode == 130, (p.returncode, said)
+    assert f"interrupted after the last step; '{out}' is in place" in said, said
+    t.run(nibble, "inspect", "--verify", out, "--model-dir", work + "/model")
+    # Before that it is not, and what whoami has asked the model is.
+    args = ["whoami", "-m", work + "/model", "-o", work + "/ada", "--name", "Ada", "--count", 100,
+            "--samples", 4, "-n", 4, "--steps", 5000, "--seq-len", 64, "--batch-size", 2]
+    with subprocess.Popen([nibble, *map(str, args)], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as p:
+        for line in p.stderr:
+            if line.startswith("step 2/"):
+                p.send_signal(signal.SIGINT)
+                break
+        said = p.stderr.read()
+    assert p.returncode == 130 and os.path.exists(work + "/ada.whoami/identity.tsv"), said
+    assert said.splitlines()[-1] == f"nibble: interrupted; '{work}/ada' was not written", said
+    assert not os.path.exists(work + "/ada")
+
+
+def outputs():
+    """Files to be written that would replace each other, or what is read: refused, nothing changed."""
+    shutil.copytree(work + "/model", work + "/own")
+    os.mkdir(work + "/dir")
+    os.symlink(work + "/dir", work + "/link")
+    held, model = work + "/held.txt", work + "/own"
+    weights = model + "/model.safetensors"
+    bad = [{"out": work + "/r.dat", "vram_report": work + "/r.dat"},
+           {"out": work + "/r.dat", "log": work + "/r.dat"},
+           {"out": work + "/r.dat", "log": work + "/r.dat.report.html"},
+           {"out": work + "/r.dat", "vram_report": work + "/r.dat.report.html"},
+           {"log": work + "/dir/x", "vram_report": work + "/link/x"},
+           {"log": work + "/a.txt"}, {"vram_report": work + "/a.txt"},
+           {"vram_report": held, "eval_data": held}, {"log": held, "replay": held},
+           {"vram_report": weights}, {"log": weights}, {"log": model + "/config.json"},
+           {"vram_report": model + "/tokenizer.json"}]
+    names = [work + "/a.txt", held, *(model + "/" + x for x in sorted(os.listdir(model)))]
+    before = [t.read(x) for x in names]
+    for wrong in bad:
+        _, said = t.run(nibble, "train", "-q", *options(model=model, steps=1, **wrong), code=1)
+        assert len(said.splitlines()) == 1, (wrong, said)
+        assert "destroy" in said or "two files" in said, (wrong, said)
+        assert [t.read(x) for x in names] == before, wrong
+        assert not os.path.exists(work + "/r.dat"), wrong
+
+
 # ---- the plan ----
 
 PLANS = [
@@ -431,7 +487,8 @@ def main():
     t.make_data(work)
     parts = {"equal": equal, "odd": odd, "accumulate": accumulate, "decay": decay, "scratch": scratch, "layers": some_layers,
              "overfit": overfit, "export": export, "evaluation": evaluation, "skip": skip,
-             "interrupt": interrupt, "hang_up": hang_up, "stop": stop, "plan": plan}
+             "interrupt": interrupt, "hang_up": hang_up, "late": interrupted_late,
+             "outputs": outputs, "stop": stop, "plan": plan}
     parts[part]()
 
 

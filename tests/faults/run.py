@@ -19,6 +19,9 @@ After each run:
   - interrupted (EINTR) and short transfers give exit code 0 and the undisturbed results;
   - no temporary file is left; where unlinking itself failed, the next run removes it;
   - an interrupted training run is resumed, and ends with the bytes of the undisturbed one.
+
+Mode "full" makes no call fail: standard output is /dev/full (stdio writes inside of the C library,
+where no call can be caught). A command that prints says so and ends with exit code 1.
 """
 import argparse
 import collections
@@ -63,6 +66,7 @@ MODES = {
     "close-eintr": ("close", errno.EINTR, False),
     "read-short": ("read", "short", False),
     "write-short": ("write", "short", False),
+    "full": ("full", 0, False),
 }
 HARMLESS = ("eintr", "short", "thread", "close")  # must change nothing
 
@@ -126,6 +130,16 @@ COMMANDS = [
     command("whoami", "whoami -m in/chat -o out/m --name Ada --count 100 --samples 4 -n 4 --steps 2 "
             "--seq-len 64 --batch-size 2 --questions 4 --text in/held.txt --threads 1 -q "
             "--languages en", limit=200),
+    command("help-docs", "help --write-docs out"),
+    command("data-show-json", "data show -m in/chat -d in/a.txt --seq-len 32 --json -q", limit=200),
+    command("parity-json", "parity -m in/model --prompt cat --threads 1 --json -q", limit=100),
+    command("generate-json", "generate -m in/model --raw -p cat -n 4 --seed 1 --threads 1 --json -q",
+            limit=100),
+    command("convert-json", "convert in/model out/m.dat --threads 1 --json -q",
+            old=[("m.dat", "other.dat")], limit=100),
+    command("train-json", "train -m in/model -d in/a.txt --seq-len 32 --batch-size 1 --steps 1 "
+            "--test-prompts in/q.tsv --threads 1 -q --json -o out/m.dat",
+            old=[("m.dat", "other.dat")], limit=100),
     command("guard", "guard --limit-gb 100 --poll-secs 0.05 -- true"),
 ]
 
@@ -148,7 +162,8 @@ def failed(code, err):
 # Commands that tell what /proc and the like say, as far as they can be read.
 ADVISORY = ("doctor", "stress")
 # Commands that print times or speeds.
-TIMED = ("doctor", "chat", "parity", "eval-ab", "eval-ppl", "plan", "stress", "quantize")
+TIMED = ("doctor", "chat", "parity", "eval-ab", "eval-ppl", "plan", "stress", "quantize",
+         "convert-json", "generate-json", "parity-json", "train-json")
 
 
 def output(cmd, data):
@@ -221,16 +236,19 @@ class Bench:
             copy = shutil.copytree if os.path.isdir(full) else shutil.copyfile
             copy(full, os.path.join(self.out, target))
 
-    def run(self, cmd, env=None, more=()):
-        """Exit code, standard output and error."""
+    def run(self, cmd, env=None, more=(), full=False):
+        """Exit code, standard output and error. full: nothing can be printed."""
         env = dict(os.environ, HOME=self.dir, LC_ALL="C.UTF-8", **(env or {}))
-        try:
-            r = subprocess.run([self.nibble, *cmd.args, *more], cwd=self.dir, env=env,
-                               input=cmd.stdin.encode(), capture_output=True, check=False,
-                               timeout=LIMIT)
-        except subprocess.TimeoutExpired:
-            return "hang", b"", ""
-        return r.returncode, r.stdout, r.stderr.decode("utf-8", "replace")
+        args = [a for a in cmd.args if not full or a != "-q"]
+        with open("/dev/full", "wb") as nowhere:
+            try:
+                r = subprocess.run([self.nibble, *args, *more], cwd=self.dir, env=env,
+                                   input=cmd.stdin.encode(), check=False, timeout=LIMIT,
+                                   stdout=nowhere if full else subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+            except subprocess.TimeoutExpired:
+                return "hang", b"", ""
+        return r.returncode, r.stdout or b"", r.stderr.decode("utf-8", "replace")
 
 
 class Harness:
@@ -312,7 +330,7 @@ class Harness:
             if is_now == old and not finished:
                 continue
             if is_now == new:
-                if "in place" not in err and name in ("m", "m.dat", "m.gguf", LONG):
+                if "in place" not in err:
                     return f"{name} is new, and the message does not say so"
                 continue
             return f"{name} is wrong" if is_now else f"{name} is missing"
@@ -355,9 +373,29 @@ class Harness:
                 return f"{name} is wrong after the next run{' (litter before)' if litter else ''}"
         return None
 
+    def one_full(self, base):
+        """With nothing that can be printed."""
+        box = self.box()
+        box.reset(base["cmd"])
+        code, _, err = box.run(base["cmd"], self.env(), full=True)
+        lines = [x for x in err.splitlines() if x.startswith("nibble: ")]
+        if base["cmd"].name in ("help-docs", "debug-hf", "guard"):  # they print nothing
+            what = None if code == 0 else f"exit code {code}"
+        elif code != 1:
+            what = f"exit code {code}"
+        elif not lines or "cannot write to standard output" not in lines[-1]:
+            what = "no message"
+        else:
+            what = self.check_entries(base, False, lines[-1])
+        if what:
+            self.problem(base, "full", 1, what, err)
+        return True
+
     def one(self, base, mode, n):
         if self.stop_at and time.monotonic() > self.stop_at:
             return False
+        if mode == "full":
+            return self.one_full(base)
         kind, error, later = MODES[mode]
         cmd, box = base["cmd"], self.box()
         box.reset(cmd)
@@ -381,6 +419,8 @@ class Harness:
 
     def choose(self, base, mode, limit):
         """Numbers of calls: all of them, or a sample with one of each stack."""
+        if mode == "full":
+            return [1]
         stacks = base["calls"][MODES[mode][0]]
         if limit == "stacks":
             seen, numbers = set(), []
@@ -459,7 +499,12 @@ def main():
             random.Random(1).shuffle(runs)
             h.stop_at = begin + o.seconds
         with concurrent.futures.ThreadPoolExecutor(1 if o.call else o.jobs) as pool:
-            done = list(pool.map(lambda r: h.one(*r), runs))
+            done = []
+            for finished in pool.map(lambda r: h.one(*r), runs):
+                done.append(finished)
+                if not o.seconds and len(done) % 1000 == 0:
+                    print(f"{len(done)} of {len(runs)} runs in {time.monotonic() - begin:.0f} s",
+                          flush=True)
         skipped = done.count(False)
         assert tree(os.path.join(work, "in")) == before, "an input was changed"
         if o.call:

@@ -3,6 +3,7 @@
 #include "base/jscan.h"
 #include "infer/session.h"
 #include "tokenizer/chat.h"
+#include "unit/failing.h"
 #include "unit/support.h"
 
 #define TOKENIZER NB_TEST_SOURCE "/golden/tokenizer/qwen/tokenizer.json"
@@ -530,6 +531,43 @@ static void test_transcript__hostile(void **state)
     nbi_str_release(&out);
 }
 
+/* ---- failures ---- */
+
+/* Memory runs out at each allocation of an answer in turn. The conversation is then what it was:
+ * the next question gets the answer that it gets where nothing failed. */
+static void test_answer__goes_on_after_a_failure(void **state)
+{
+    const struct nb_generate_opts o = sampled(5, 3);
+    struct fixture plain = begin(256, false);
+    struct nb_generate_result first = ask(&plain, "hello", &o), wanted = ask(&plain, "again", &o);
+    long failures = 0;
+    (void)state;
+    for (bool failed = true; failed; failures++) {
+        struct fixture f = begin(256, false);
+        struct nb_generate_result r = ask(&f, "hello", &o);
+        nb_generate_result_release(&r);
+        allocations_left = failures;
+        enum nb_status rc = nb_conversation_answer(f.c, "again", 5, &o, &r);
+        failed = allocations_left < 0;
+        allocations_left = -1;
+        if (rc != NB_OK) {
+            nb_generate_result_release(&r);
+            assert_int_equal(rc, NB_ENOMEM);
+            assert_int_equal(messages(&f), 2);
+            r = ask(&f, "again", &o);
+        }
+        assert_int_equal(messages(&f), 4);
+        assert_int_equal(r.count, wanted.count);
+        assert_memory_equal(r.ids, wanted.ids, r.count * sizeof *r.ids);
+        nb_generate_result_release(&r);
+        end(&f);
+    }
+    assert_true(failures > 10);
+    nb_generate_result_release(&first);
+    nb_generate_result_release(&wanted);
+    end(&plain);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -548,6 +586,7 @@ int main(void)
         cmocka_unit_test(test_load__of_a_log),
         cmocka_unit_test(test_transcript__items),
         cmocka_unit_test(test_transcript__hostile),
+        cmocka_unit_test(test_answer__goes_on_after_a_failure),
     };
     return cmocka_run_group_tests_name("conversation", tests, open_engine, close_engine);
 }

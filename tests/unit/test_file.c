@@ -204,6 +204,88 @@ static void test_temp__writers_leave_each_other_alone(void **state)
     assert_int_equal(temporaries(), 0);
 }
 
+/* What happens between the opening of an entry and its locking, once. */
+static void (*before_lock)(void);
+
+int __real_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation);
+
+int __wrap_flock(int fd, int operation)
+{
+    void (*act)(void) = before_lock;
+    before_lock = NULL;
+    if (act)
+        act();
+    return __real_flock(fd, operation);
+}
+
+/* Another writer has removed the dead entry and made its own of that name, which it holds. */
+static int lives;
+
+static void replace_the_dead_entry(void)
+{
+    assert_int_equal(unlink(test_path(".t5.nibble-997-0")), 0);
+    lives = open(test_path(".t5.nibble-997-0"), O_CREAT | O_EXCL | O_RDWR, 0600);
+    assert_true(lives >= 0);
+    assert_int_equal(__real_flock(lives, LOCK_EX), 0);
+}
+
+static void test_temp__cleaning_spares_a_new_entry_of_the_same_name(void **state)
+{
+    (void)state;
+    put(".t5.nibble-997-0", "dead");
+    before_lock = replace_the_dead_entry;
+    nbi_temp_clean(test_dir, ".t5.");
+    assert_null(before_lock);
+    assert_true(nbi_path_is_file(test_path(".t5.nibble-997-0")));
+    close(lives);
+    nbi_temp_clean(test_dir, ".t5.");
+    assert_false(nbi_path_is_file(test_path(".t5.nibble-997-0")));
+}
+
+/* Somebody who cleans up has opened and locked the entry that was just made, and will remove it. */
+static char taken[300];
+
+static void *remove_later(void *arg)
+{
+    int fd = *(int *)arg;
+    usleep(50000);
+    unlink(taken);
+    close(fd);
+    return NULL;
+}
+
+static pthread_t cleaner;
+
+static void lock_the_new_entry(void)
+{
+    static int fd;
+    snprintf(taken, sizeof taken, "%s/.t6.nibble-%d-0", test_dir, (int)getpid());
+    for (int i = 1; i < 100 && !nbi_path_is_file(taken); i++)
+        snprintf(taken, sizeof taken, "%s/.t6.nibble-%d-%d", test_dir, (int)getpid(), i);
+    fd = open(taken, O_RDONLY);
+    assert_true(fd >= 0);
+    assert_int_equal(__real_flock(fd, LOCK_EX), 0);
+    assert_int_equal(pthread_create(&cleaner, NULL, remove_later, &fd), 0);
+}
+
+static void test_temp__a_new_entry_that_is_taken_for_dead_is_made_again(void **state)
+{
+    char *temp;
+    int fd;
+    struct stat a, b;
+    (void)state;
+    before_lock = lock_the_new_entry;
+    assert_ok(nbi_temp_create(test_path("t6"), false, &temp, &fd));
+    assert_int_equal(pthread_join(cleaner, NULL), 0);
+    assert_int_equal(fstat(fd, &a), 0);
+    assert_int_equal(lstat(temp, &b), 0);
+    assert_int_equal(a.st_ino, b.st_ino);
+    nbi_remove_tree(temp);
+    free(temp);
+    close(fd);
+}
+
 static void test_outfile__refuses_odd_targets(void **state)
 {
     (void)state;
@@ -251,6 +333,8 @@ int main(void)
         cmocka_unit_test(test_outfile__writes_through_a_link),
         cmocka_unit_test(test_outfile__removes_what_a_dead_writer_left),
         cmocka_unit_test(test_temp__writers_leave_each_other_alone),
+        cmocka_unit_test(test_temp__cleaning_spares_a_new_entry_of_the_same_name),
+        cmocka_unit_test(test_temp__a_new_entry_that_is_taken_for_dead_is_made_again),
         cmocka_unit_test(test_outfile__refuses_odd_targets),
         cmocka_unit_test(test_paths),
     };

@@ -1,0 +1,48 @@
+/* failing.h - allocations that fail when a test wants them to. The program that includes this is
+ * linked with --wrap for each of the functions (tests/CMakeLists.txt), so that calls of the library
+ * come here. */
+#pragma once
+
+#include <errno.h>
+#include <stdlib.h>
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *p, size_t size);
+void *__real_reallocarray(void *p, size_t count, size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *p, size_t size);
+void *__wrap_reallocarray(void *p, size_t count, size_t size);
+
+/* So many allocations from now on succeed, and the next fails; negative: none fails. Of the thread
+ * that sets it. */
+static _Thread_local long allocations_left = -1;
+
+static bool allocation_fails(void)
+{
+    if (allocations_left < 0 || allocations_left-- > 0)
+        return false;
+    errno = ENOMEM;
+    return true;
+}
+
+void *__wrap_malloc(size_t size)
+{
+    return allocation_fails() ? NULL : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return allocation_fails() ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *p, size_t size)
+{
+    return allocation_fails() ? NULL : __real_realloc(p, size);
+}
+
+void *__wrap_reallocarray(void *p, size_t count, size_t size)
+{
+    return allocation_fails() ? NULL : __real_reallocarray(p, count, size);
+}
