@@ -156,11 +156,11 @@ static enum nb_status time_prefill(struct nb_session *s, const struct nb_bench_r
 static double macs_per_token(const struct nb_engine *e)
 {
     double macs = 0;
-    for (int64_t i = 0; i < e->config.layers; i++) {
-        const struct nbi_layer_weights *l = &e->weights.layers[i];
-        const struct nbi_weight *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-        for (int j = 0; j < 7; j++)
-            macs += (double)all[j]->rows * (double)all[j]->cols;
+    for (int64_t i = 0; i < nbi_param_count(&e->config); i++) {
+        struct nbi_param p;
+        nbi_param_at(&e->config, i, &p);
+        if (p.layer >= 0 && p.ndim == 2)
+            macs += (double)nbi_param_values(&p);
     }
     return macs;
 }

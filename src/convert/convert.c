@@ -65,8 +65,9 @@ static void finish_family(struct nb_quant_family *f)
 
 static void book(struct nb_quantize_report *r, const char *name, const struct nbi_quant_sums *sums)
 {
-    const char *family = nbi_param_family(name);
+    char family[NBI_PARAM_FAMILY_MAX];
     int i = 0;
+    nbi_param_family(name, family);
     while (i < r->families && strcmp(r->family[i].name, family) != 0)
         i++;
     if (i == r->families)

@@ -7,7 +7,6 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "base/utf8.h"
-#include "formats/names.h"
 #include "tokenizer/vocab.h"
 
 #define SHARD_BYTES 5000000000ull /* Hugging Face's default */
@@ -84,26 +83,6 @@ static uint32_t file_type(const struct nbi_item *items, int64_t count)
     return most == NBI_BF16 ? 32 : most == NBI_F16 ? 1 : 0;
 }
 
-static void put_config(struct nbi_gguf_meta *meta, const struct nbi_config *c)
-{
-    nbi_gguf_meta_u32(meta, "qwen3.context_length", (uint32_t)c->max_position);
-    nbi_gguf_meta_u32(meta, "qwen3.embedding_length", (uint32_t)c->hidden_size);
-    nbi_gguf_meta_u32(meta, "qwen3.block_count", (uint32_t)c->layers);
-    nbi_gguf_meta_u32(meta, "qwen3.feed_forward_length", (uint32_t)c->intermediate_size);
-    nbi_gguf_meta_u32(meta, "qwen3.attention.head_count", (uint32_t)c->heads);
-    nbi_gguf_meta_u32(meta, "qwen3.attention.head_count_kv", (uint32_t)c->kv_heads);
-    nbi_gguf_meta_u32(meta, "qwen3.attention.key_length", (uint32_t)c->head_dim);
-    nbi_gguf_meta_u32(meta, "qwen3.attention.value_length", (uint32_t)c->head_dim);
-    nbi_gguf_meta_f32(meta, "qwen3.attention.layer_norm_rms_epsilon", (float)c->rms_eps);
-    nbi_gguf_meta_f32(meta, "qwen3.rope.freq_base", (float)c->rope_theta);
-    if (c->yarn_factor > 0) {
-        nbi_gguf_meta_string(meta, "qwen3.rope.scaling.type", "yarn");
-        nbi_gguf_meta_f32(meta, "qwen3.rope.scaling.factor", (float)c->yarn_factor);
-        nbi_gguf_meta_u32(meta, "qwen3.rope.scaling.original_context_length",
-                          (uint32_t)c->yarn_original);
-    }
-}
-
 /* Lists the items that were widened to f32 from a type, if there are any. */
 static void put_widened(struct nbi_gguf_meta *meta, const char *key, enum nbi_dtype from,
                         const struct nbi_item *items, int64_t count)
@@ -117,7 +96,7 @@ static void put_widened(struct nbi_gguf_meta *meta, const char *key, enum nbi_dt
     for (int64_t i = 0; i < count; i++)
         if (items[i].out.dtype == NBI_F32 && items[i].narrow == from) {
             char name[128] = "";
-            nbi_name_to_gguf(items[i].out.name, name, sizeof name);
+            nbi_param_to_gguf(items[i].out.name, name, sizeof name);
             nbi_gguf_meta_next_string(meta, name, strlen(name));
         }
 }
@@ -157,7 +136,7 @@ static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi
     } else { /* llama.cpp wants to be told */
         rc = NB_OK;
         nbi_gguf_meta_string(meta, "tokenizer.ggml.model", "none");
-        nbi_gguf_meta_u32(meta, "qwen3.vocab_size", (uint32_t)c->vocab_size);
+        nbi_gguf_meta_u32(meta, NBI_GGUF_VOCAB_SIZE, (uint32_t)c->vocab_size);
     }
     nbi_vocab_write_ids(&vocab, meta);
     nbi_vocab_release(&vocab);
@@ -186,12 +165,12 @@ static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_conv
     char name[128];
     model_name(name, sizeof name, opts->src);
     uint32_t type = file_type(items, count);
-    nbi_gguf_meta_string(meta, "general.architecture", "qwen3");
+    nbi_gguf_meta_string(meta, "general.architecture", NBI_GGUF_ARCHITECTURE);
     nbi_gguf_meta_string(meta, "general.type", "model");
     nbi_gguf_meta_string(meta, "general.name", name);
     nbi_gguf_meta_u32(meta, "general.file_type", type);
     nbi_gguf_meta_u32(meta, "general.quantization_version", 2);
-    put_config(meta, &m->config);
+    nbi_config_to_gguf(&m->config, meta);
     if (opts->dtype == NB_OUT_KEEP) {
         put_widened(meta, NBI_KEY_FROM_BF16, NBI_BF16, items, count);
         put_widened(meta, NBI_KEY_FROM_F16, NBI_F16, items, count);
@@ -201,6 +180,12 @@ static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_conv
 
 /* ---- directories ---- */
 
+/* A parameter's name without ".weight". */
+static json_t *module_name(const char *name)
+{
+    return json_stringn(name, strlen(name) - strlen(".weight"));
+}
+
 /* Modules that stay unquantised, for the readers' ignore lists. A tied head counts as one. */
 static json_t *ignored_modules(const struct nbi_item *items, int64_t count, bool *ok)
 {
@@ -208,10 +193,10 @@ static json_t *ignored_modules(const struct nbi_item *items, int64_t count, bool
     for (int64_t i = 0; i < count; i++) {
         const struct nbi_out *o = &items[i].out;
         if (o->dtype != NBI_NVFP4 && nbi_param_is_projection(o->name, o->ndim))
-            nbi_json_append(list, json_stringn(o->name, strlen(o->name) - strlen(".weight")), ok);
+            nbi_json_append(list, module_name(o->name), ok);
     }
-    if (!find_item(items, count, "lm_head.weight"))
-        nbi_json_append(list, json_string("lm_head"), ok);
+    if (!find_item(items, count, nbi_head_name()))
+        nbi_json_append(list, module_name(nbi_head_name()), ok);
     return list;
 }
 
@@ -273,8 +258,8 @@ static enum nb_status add_quantization(json_t *config, const char *dir, enum nbi
 static enum nb_status head_differs(const struct nbi_model *m, const struct nbi_item *items,
                                    int64_t count, bool *differs)
 {
-    const struct nbi_item *head = find_item(items, count, "lm_head.weight");
-    const struct nbi_item *embed = find_item(items, count, "model.embed_tokens.weight");
+    const struct nbi_item *head = find_item(items, count, nbi_head_name());
+    const struct nbi_item *embed = find_item(items, count, nbi_embedding_name());
     *differs =
         head && (head->out.dtype == NBI_NVFP4 || (head->src && head->src->dtype == NBI_NVFP4));
     if (!head || !embed || *differs || !head->src || !embed->src || head->src == embed->src)
@@ -399,6 +384,17 @@ static enum nb_status begin_directory(struct nbi_export *x, const struct nb_conv
     return copy_sidecars(m, x->stage.temp);
 }
 
+/* Programs that read GGUF look for a tensor scale beside matrices that are multiplied with, only.
+ */
+static enum nb_status check_gguf_scale(const struct nbi_out *out)
+{
+    if (!out->two_level || strcmp(out->name, nbi_embedding_name()) != 0)
+        return NB_OK;
+    return nbi_fail(NB_EUNSUPPORTED,
+                    "GGUF has no tensor scale for the token embedding; convert with --dtype bf16, "
+                    "or to .dat or .safetensors");
+}
+
 static enum nb_status begin_gguf(struct nbi_export *x, const struct nb_convert_opts *opts,
                                  const struct nbi_model *m, struct nbi_writer_opts *wo,
                                  const struct nbi_item *items, int64_t count)
@@ -406,8 +402,12 @@ static enum nb_status begin_gguf(struct nbi_export *x, const struct nb_convert_o
     struct nbi_gguf_meta *meta = NULL;
     bool tokenizer = false;
     NBI_TRY(nbi_context(nbi_model_need_config(m), "GGUF needs the model's config"));
+    for (int64_t i = 0; i < count; i++)
+        NBI_TRY(nbi_context(check_gguf_scale(&items[i].out), "cannot write tensor '%s' to '%s'",
+                            items[i].out.name, opts->dst));
     enum nb_status rc = gguf_meta(&meta, opts, m, items, count, &tokenizer);
     wo->meta = meta;
+    wo->gguf_name = nbi_param_to_gguf;
     if (rc == NB_OK)
         rc = begin_writer(x, wo, items, count);
     if (rc == NB_OK && !tokenizer)
@@ -454,9 +454,9 @@ enum nb_status nbi_export_reopen(struct nbi_export *x, struct nbi_store **out)
 {
     *out = NULL;
     if (!x->target.directory)
-        return nbi_writer_reopen(x->writer, out);
+        return nbi_writer_reopen(x->writer, out, nbi_param_from_gguf);
     NBI_TRY(end_writer(x));
-    return nbi_store_open(out, x->stage.temp);
+    return nbi_model_open_store(out, x->stage.temp);
 }
 
 enum nb_status nbi_export_commit(struct nbi_export *x)

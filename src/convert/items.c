@@ -6,7 +6,6 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "base/utf8.h"
-#include "formats/names.h"
 #include "tensor/half.h"
 
 /* What the choices below depend on. */
@@ -57,7 +56,7 @@ static bool to_be_quantised(const struct listing *l, const char *name, const str
 static void warn_idle_patterns(const struct listing *l)
 {
     for (const char *const *p = l->quant ? l->quant->skip : NULL; p && *p; p++) {
-        bool used = matches(*p, "lm_head.weight");
+        bool used = matches(*p, nbi_head_name());
         for (int64_t i = 0; i < l->list->count && !used; i++) {
             NBI_BUG_IF(!l->list->p[i].out.name);
             used = matches(*p, l->list->p[i].out.name);
@@ -77,10 +76,10 @@ struct noting {
 static enum nb_status note_name(void *ctx, uint64_t i, const char *text, size_t len)
 {
     struct noting *n = ctx;
-    char name[NBI_GGUF_NAME_MAX + 1];
+    char name[128];
     bool ok = true;
     (void)i;
-    if (len > NBI_GGUF_NAME_MAX || !nbi_utf8_valid(text, len))
+    if (len >= sizeof name || !nbi_utf8_valid(text, len))
         return NB_OK; /* no tensor has such a name */
     snprintf(name, sizeof name, "%.*s", (int)len, text);
     nbi_json_set(n->names, name, json_integer(n->dtype), &ok);
@@ -124,7 +123,7 @@ static enum nb_status original_dtype(const struct listing *l, const struct nbi_e
     char name[128];
     *dtype = e->dtype;
     if (!l->narrow || e->dtype != NBI_F32 || e->ndim != 1 ||
-        !nbi_name_to_gguf(e->name, name, sizeof name))
+        !nbi_param_to_gguf(e->name, name, sizeof name))
         return NB_OK;
     const json_t *from = json_object_get(l->narrow, name);
     if (!from)
@@ -212,8 +211,9 @@ static void sort_items(const struct listing *l)
         config = &inferred;
     bool keep = m->store->format == l->target && l->target != NBI_FORMAT_SAFETENSORS;
     for (int64_t i = 0; i < list->count; i++) {
-        int64_t place = config && !keep ? nbi_param_index(config, list->p[i].out.name) : -1;
-        list->p[i].order = place >= 0 ? place : INT32_MAX + i;
+        struct nbi_param p;
+        bool known = config && !keep && nbi_param_find(config, list->p[i].out.name, &p);
+        list->p[i].order = known ? p.index : INT32_MAX + i;
     }
     qsort(list->p, (size_t)list->count, sizeof *list->p, by_order);
 }
@@ -233,11 +233,11 @@ static enum nb_status fill(struct listing *l)
     for (int64_t i = 0; i < store->count; i++)
         NBI_TRY(add_item(l, store->entries[i].name, &store->entries[i]));
     /* A quantised model has a head of its own, made from the embedding where the two were tied. */
-    const struct nbi_entry *embed = nbi_store_find(store, "model.embed_tokens.weight");
+    const struct nbi_entry *embed = nbi_store_find(store, nbi_embedding_name());
     bool tied = !l->model->has_config || l->model->config.tied;
-    if (embed && tied && !nbi_store_find(store, "lm_head.weight") &&
-        nbi_dtype_is_float(embed->dtype) && to_be_quantised(l, "lm_head.weight", embed))
-        NBI_TRY(add_item(l, "lm_head.weight", embed));
+    if (embed && tied && !nbi_store_find(store, nbi_head_name()) &&
+        nbi_dtype_is_float(embed->dtype) && to_be_quantised(l, nbi_head_name(), embed))
+        NBI_TRY(add_item(l, nbi_head_name(), embed));
     warn_idle_patterns(l);
     sort_items(l);
     for (int64_t i = 0; i < list->count; i++)
@@ -271,25 +271,19 @@ bool nbi_item_is_fresh(const struct nbi_item *item)
 
 /* ---- fusion ---- */
 
-static const char *const fused[][3] = {{"q_proj", "k_proj", "v_proj"},
-                                       {"gate_proj", "up_proj", NULL}};
-
 int nbi_items_fused(struct nbi_items *list, struct nbi_item *item, struct nbi_item *group[3])
 {
-    const char *own = item->out.name, *family = nbi_param_family(own), *at = strstr(own, family);
+    int64_t layer;
     int n = 0;
-    for (size_t g = 0; at && g < sizeof fused / sizeof *fused; g++) {
-        bool member = false;
-        for (int i = 0; i < 3 && fused[g][i]; i++)
-            member = member || strcmp(family, fused[g][i]) == 0;
-        for (int i = 0; member && i < 3 && fused[g][i]; i++) {
-            char name[1100];
-            snprintf(name, sizeof name, "%.*s%s%s", (int)(at - own), own, fused[g][i],
-                     at + strlen(family));
-            const struct nbi_entry *e = nbi_store_find(list->store, name);
-            if (e)
-                group[n++] = &list->p[list->where[e - list->store->entries]];
-        }
+    const struct nbi_param_def *own = nbi_param_parse(item->out.name, &layer);
+    for (int id = 0; own && own->fuse != NBI_FUSE_NONE && id < NBI_PARAM_ID_COUNT; id++) {
+        char name[NBI_PARAM_NAME_MAX];
+        if (nbi_param_defs[id].fuse != own->fuse)
+            continue;
+        nbi_param_name(name, (enum nbi_param_id)id, layer);
+        const struct nbi_entry *e = nbi_store_find(list->store, name);
+        if (e)
+            group[n++] = &list->p[list->where[e - list->store->entries]];
     }
     if (n == 0)
         group[n++] = item;

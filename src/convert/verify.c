@@ -15,16 +15,14 @@
 
 static enum nb_status check_entry(const struct nbi_config *config, const struct nbi_entry *e)
 {
-    int64_t index = nbi_param_index(config, e->name);
     struct nbi_param p;
-    if (index < 0)
+    if (!nbi_param_find(config, e->name, &p))
         return nbi_fail(NB_EFORMAT, "tensor '%s' is not part of this model", e->name);
-    nbi_param_at(config, index, &p);
-    bool fits = e->ndim == p.ndim && e->shape[0] == p.shape[0];
+    bool fits = nbi_param_fits(&p, e);
     if (p.ndim == 1 && !fits)
         return nbi_fail(NB_EFORMAT, "tensor '%s' does not have the shape [%lld] of this model",
                         e->name, (long long)p.shape[0]);
-    if (p.ndim == 2 && (!fits || e->shape[1] != p.shape[1]))
+    if (!fits)
         return nbi_fail(NB_EFORMAT,
                         "tensor '%s' does not have the shape [%lld, %lld] of this model", e->name,
                         (long long)p.shape[0], (long long)p.shape[1]);

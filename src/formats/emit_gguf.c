@@ -4,7 +4,6 @@
 #include "base/crc.h"
 #include "formats/emit.h"
 #include "formats/gguf.h"
-#include "formats/names.h"
 
 /* ---- metadata ---- */
 
@@ -106,8 +105,7 @@ void nbi_gguf_meta_ints(struct nbi_gguf_meta *meta, const char *key, const int32
 enum nb_status nbi_check_gguf(const struct nbi_slot *slot)
 {
     const struct nbi_out *t = &slot->out;
-    char name[NBI_GGUF_NAME_MAX + 65];
-    if (!nbi_name_to_gguf(t->name, name, sizeof name) || strlen(name) > NBI_GGUF_NAME_MAX)
+    if (!slot->file_name || strlen(slot->file_name) > NBI_GGUF_NAME_MAX)
         return nbi_fail(NB_EUNSUPPORTED, "it has no name in a GGUF of this architecture");
     if (nbi_dtypes[t->dtype].gguf < 0 || t->ndim < 1 || t->ndim > NBI_GGUF_MAX_DIMS)
         return nbi_fail(NB_EUNSUPPORTED, "GGUF cannot hold %d dimensions of %s", t->ndim,
@@ -120,10 +118,6 @@ enum nb_status nbi_check_gguf(const struct nbi_slot *slot)
                         ".dat or .safetensors, or leave it unquantised (convert --dtype bf16, "
                         "quantize --skip)",
                         (long long)t->shape[1]);
-    if (t->two_level && strcmp(name, "token_embd.weight") == 0)
-        return nbi_fail(NB_EUNSUPPORTED,
-                        "GGUF has no tensor scale for the token embedding; convert with --dtype "
-                        "bf16, or to .dat or .safetensors");
     return NB_OK;
 }
 
@@ -143,7 +137,7 @@ static void put_tensor(struct nbi_str *s, const char *name, const struct nbi_out
 static void put_slot(struct nbi_str *s, struct nbi_slot *slot, uint64_t *at)
 {
     char name[NBI_GGUF_NAME_MAX + 65];
-    nbi_name_to_gguf(slot->out.name, name, sizeof name);
+    snprintf(name, sizeof name, "%s", slot->file_name);
     slot->data.bytes = nbi_dtype_bytes(slot->out.dtype, slot->count);
     put_tensor(s, name, &slot->out, &slot->data, at);
     if (slot->out.dtype == NBI_NVFP4 && slot->out.two_level) {

@@ -7,6 +7,7 @@
 #define NBI_GGUF_VERSION   3
 #define NBI_GGUF_ALIGNMENT 32
 #define NBI_GGUF_MAX_DIMS  4
+#define NBI_GGUF_NAME_MAX  63 /* ggml keeps 64 bytes with the terminator */
 
 enum nbi_gguf_type {
     NBI_GGUF_U8,

@@ -8,7 +8,6 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "base/utf8.h"
-#include "formats/names.h"
 #include "formats/reader.h"
 #include "tensor/nvfp4.h"
 
@@ -90,7 +89,6 @@ struct pairing {
     struct nbi_store *store;
     struct nbi_part **sorted;
     int64_t count;
-    bool qwen3; /* GGUF: names translate */
 };
 
 /* The part named STEM + SUFFIX (stem_len bytes of stem), or NULL. */
@@ -102,10 +100,10 @@ static struct nbi_part *sibling(const struct pairing *p, const char *stem, size_
     return find_part(p->sorted, p->count, name);
 }
 
-static enum nb_status set_name(const struct pairing *p, struct nbi_entry *e, const char *name)
+static enum nb_status set_name(struct nbi_store *store, struct nbi_entry *e, const char *name)
 {
     char *copy;
-    NBI_TRY(nbi_arena_string(&p->store->arena, "names", name, strlen(name), &copy));
+    NBI_TRY(nbi_arena_string(&store->arena, "names", name, strlen(name), &copy));
     e->name = copy;
     return NB_OK;
 }
@@ -192,7 +190,7 @@ static enum nb_status pair_dat(struct pairing *p, struct nbi_part *part, struct 
     snprintf(name, sizeof name, "%.*s", (int)stem, part->name);
     if (!nbi_ends_with(name, ".weight"))
         snprintf(name + stem, sizeof name - stem, ".weight");
-    return set_name(p, e, name);
+    return set_name(p->store, e, name);
 }
 
 /* Activation and cache scales of a calibrated model: nibble computes activations without them. */
@@ -254,7 +252,7 @@ static enum nb_status pair_compressed(struct pairing *p, struct nbi_part *part, 
     drop_activation_scales(p, part->name, stem);
     char name[NBI_NAME_MAX + 1];
     snprintf(name, sizeof name, "%.*s.weight", (int)stem, part->name);
-    NBI_TRY(set_name(p, e, name));
+    NBI_TRY(set_name(p->store, e, name));
     note_tensor_scale(e);
     return NB_OK;
 }
@@ -276,7 +274,7 @@ static enum nb_status pair_gguf(struct pairing *p, struct nbi_part *part, struct
     return NB_OK;
 }
 
-static enum nb_status plain(const struct pairing *p, struct nbi_part *part, struct nbi_entry *e)
+static void plain(struct nbi_part *part, struct nbi_entry *e)
 {
     part->used = true;
     e->name = part->name;
@@ -285,9 +283,6 @@ static enum nb_status plain(const struct pairing *p, struct nbi_part *part, stru
     memcpy(e->shape, part->shape, sizeof e->shape);
     e->count = part->count;
     e->data = part->span;
-    char name[NBI_NAME_MAX + 1];
-    bool translates = p->qwen3 && nbi_name_from_gguf(part->name, name, sizeof name);
-    return translates ? set_name(p, e, name) : NB_OK;
 }
 
 static enum nb_status make_entry(struct pairing *p, struct nbi_part *part, struct nbi_entry *e)
@@ -304,7 +299,8 @@ static enum nb_status make_entry(struct pairing *p, struct nbi_part *part, struc
         return pair_modelopt(p, part, scale, e);
     if (part->dtype == NBI_NVFP4)
         NBI_TRY(pair_gguf(p, part, e));
-    return plain(p, part, e);
+    plain(part, e);
+    return NB_OK;
 }
 
 /* Parts that only make sense beside another; the main part takes them along. */
@@ -371,24 +367,21 @@ static enum nb_status pair_all(struct pairing *p, struct nbi_parts *parts)
     return index_entries(store);
 }
 
-static enum nb_status is_qwen3(const struct nbi_store *store, bool *yes)
-{
-    char *arch = NULL;
-    *yes = false;
-    if (store->format != NBI_FORMAT_GGUF)
-        return NB_OK;
-    enum nb_status rc = nbi_kv_string(store, "general.architecture", &arch);
-    *yes = rc == NB_OK && strcmp(arch, "qwen3") == 0;
-    free(arch);
-    return rc == NB_EFORMAT ? NB_OK : nbi_unless_absent(rc); /* not text: another model's */
-}
-
 enum nb_status nbi_pair_parts(struct nbi_store *store, struct nbi_parts *parts)
 {
     struct pairing p = {.store = store, .count = parts->count};
-    NBI_TRY(is_qwen3(store, &p.qwen3));
     NBI_TRY(sort_parts(parts, &p.sorted));
     enum nb_status rc = pair_all(&p, parts);
     free(p.sorted);
     return rc;
+}
+
+enum nb_status nbi_store_rename(struct nbi_store *store, nbi_name_fn translate)
+{
+    for (int64_t i = 0; i < store->count; i++) {
+        char name[NBI_NAME_MAX + 1];
+        if (translate(store->entries[i].name, name, sizeof name))
+            NBI_TRY(set_name(store, &store->entries[i], name));
+    }
+    return index_entries(store);
 }

@@ -1,8 +1,8 @@
 /* store.h - one view of every weights file: named tensors, wherever their bytes lie.
  *
  * in : a `.dat`, `.safetensors` or `.gguf` file, or a directory of them
- * out: entries under their Hugging Face names; the two to four stored parts of an NVFP4 weight are
- *      one entry, and reading it gives codes and block scales in the order of tensor/nvfp4.h
+ * out: entries under the names of the file; the two to four stored parts of an NVFP4 weight are one
+ *      entry, and reading it gives codes and block scales in the order of tensor/nvfp4.h
  *
  * Opening reads headers only and checks all of them: afterwards every span lies inside its file and
  * every size fits its shape. Values are read on demand; reading is thread-safe. */
@@ -82,6 +82,12 @@ enum nb_status nbi_store_open_as(struct nbi_store **out, enum nbi_format format,
 /* A file's bytes in memory (borrowed), for tests and fuzzing. */
 enum nb_status nbi_store_open_memory(struct nbi_store **out, enum nbi_format format,
                                      const void *bytes, size_t len);
+
+/* Writes into out, of size bytes, what name is called elsewhere; false: it has no other name. */
+typedef bool (*nbi_name_fn)(const char *name, char *out, size_t size);
+
+/* Gives entries other names, as far as translate knows one. */
+enum nb_status nbi_store_rename(struct nbi_store *store, nbi_name_fn translate);
 
 const struct nbi_entry *nbi_store_find(const struct nbi_store *store, const char *name);
 uint64_t nbi_entry_bytes(const struct nbi_entry *e); /* stored bytes of all parts */

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "formats/emit.h"
+#include "formats/gguf.h"
 #include "tensor/nvfp4.h"
 
 #define NAME_MAX_WRITTEN 1000 /* what readers allow, less the longest suffix */
@@ -49,10 +50,19 @@ uint64_t nbi_writer_bytes(const struct nbi_writer *w)
     return w->bytes;
 }
 
-enum nb_status nbi_writer_reopen(const struct nbi_writer *w, struct nbi_store **out)
+enum nb_status nbi_writer_reopen(const struct nbi_writer *w, struct nbi_store **out,
+                                 nbi_name_fn from_gguf)
 {
     NBI_BUG_IF(w->file_count != 1);
-    return nbi_store_open_as(out, w->opts.format, nbi_outfile_temp(w->files[0]));
+    NBI_TRY(nbi_store_open_as(out, w->opts.format, nbi_outfile_temp(w->files[0])));
+    enum nb_status rc = NB_OK;
+    if (w->opts.format == NBI_FORMAT_GGUF)
+        rc = nbi_store_rename(*out, from_gguf);
+    if (rc != NB_OK) {
+        nbi_store_close(*out);
+        *out = NULL;
+    }
+    return rc;
 }
 
 /* ---- begin ---- */
@@ -72,6 +82,17 @@ static enum nb_status check_slot(const struct nbi_writer *w, const struct nbi_sl
                                                : nbi_check_safetensors(slot);
 }
 
+static enum nb_status name_in_gguf(struct nbi_writer *w, struct nbi_slot *slot)
+{
+    char translated[NBI_GGUF_NAME_MAX + 65], *name;
+    slot->file_name = NULL;
+    if (!w->opts.gguf_name(slot->out.name, translated, sizeof translated))
+        return NB_OK;
+    NBI_TRY(nbi_arena_string(&w->arena, "names", translated, strlen(translated), &name));
+    slot->file_name = name;
+    return NB_OK;
+}
+
 static enum nb_status fill_slots(struct nbi_writer *w, const struct nbi_out *tensors)
 {
     for (int64_t i = 0; i < w->count; i++) {
@@ -80,7 +101,9 @@ static enum nb_status fill_slots(struct nbi_writer *w, const struct nbi_out *ten
         slot->out = tensors[i];
         NBI_TRY(
             nbi_arena_string(&w->arena, "names", tensors[i].name, strlen(tensors[i].name), &name));
-        slot->out.name = name;
+        slot->out.name = slot->file_name = name;
+        if (w->opts.format == NBI_FORMAT_GGUF && w->opts.gguf_name)
+            NBI_TRY(name_in_gguf(w, slot));
         NBI_TRY(nbi_count(slot->out.shape, slot->out.ndim, &slot->count));
         NBI_TRY(
             nbi_context(check_slot(w, slot), "cannot write tensor '%s' to '%s'", name, w->path));

@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "formats/store.h"
 
-/* A tensor to be written, under its Hugging Face name. */
+/* A tensor to be written. */
 struct nbi_out {
     const char *name;
     enum nbi_dtype dtype; /* NBI_NVFP4 or any type the format knows */
@@ -39,6 +39,7 @@ struct nbi_writer_opts {
     const char *path;                 /* the file; with shard_bytes the directory, which exists */
     uint64_t shard_bytes;             /* > 0: model*.safetensors and an index in the directory */
     const struct nbi_gguf_meta *meta; /* GGUF */
+    nbi_name_fn gguf_name;            /* GGUF: what a tensor is called there; NULL: the same */
 };
 
 struct nbi_writer;
@@ -62,8 +63,10 @@ enum nb_status nbi_writer_put_tensor_scale(struct nbi_writer *w, int64_t index, 
 
 uint64_t nbi_writer_bytes(const struct nbi_writer *w); /* of all files */
 
-/* The only file as far as it is written, under its temporary name. */
-enum nb_status nbi_writer_reopen(const struct nbi_writer *w, struct nbi_store **out);
+/* The only file as far as it is written, under its temporary name. from_gguf translates the names
+ * of a GGUF back. */
+enum nb_status nbi_writer_reopen(const struct nbi_writer *w, struct nbi_store **out,
+                                 nbi_name_fn from_gguf);
 
 /* Both end the writer, whatever they return. */
 enum nb_status nbi_writer_commit(struct nbi_writer *w);

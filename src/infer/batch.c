@@ -200,11 +200,10 @@ static enum nb_status make_device(struct nb_batch *b)
 static bool all_nvfp4(const struct nbi_weights *w)
 {
     bool all = w->head.dtype == NBI_NVFP4;
-    for (int64_t i = 0; i < w->config->layers; i++) {
-        const struct nbi_layer_weights *l = &w->layers[i];
-        const struct nbi_weight *m[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-        for (int j = 0; j < 7; j++)
-            all = all && m[j]->dtype == NBI_NVFP4;
+    for (int64_t i = 0; i < nbi_param_count(w->config) && all; i++) {
+        struct nbi_param p;
+        nbi_param_at(w->config, i, &p);
+        all = !(p.def->flags & NBI_QUANT) || nbi_param_weight(w, &p)->dtype == NBI_NVFP4;
     }
     return all;
 }

@@ -174,7 +174,7 @@ void nb_engine_info(const struct nb_engine *e, struct nb_engine_info *info)
     for (int64_t i = 0; i < nbi_param_count(&e->config); i++) {
         struct nbi_param p;
         nbi_param_at(&e->config, i, &p);
-        info->parameters += p.shape[0] * (p.ndim == 2 ? p.shape[1] : 1);
+        info->parameters += nbi_param_values(&p);
     }
     const struct nbi_store *store = e->files.store;
     for (int64_t i = 0; store && i < store->count; i++)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "model/params.h"
 
 #define MAX_LAYERS   512
 #define MAX_DIM      (1 << 20)
@@ -254,10 +255,14 @@ static enum nb_status gguf_float(const struct nbi_store *store, const char *key,
     return NB_OK;
 }
 
+#define GGUF_ROPE_TYPE    "qwen3.rope.scaling.type"
+#define GGUF_ROPE_FACTOR  "qwen3.rope.scaling.factor"
+#define GGUF_ROPE_CONTEXT "qwen3.rope.scaling.original_context_length"
+
 static enum nb_status gguf_rope_scaling(struct nbi_config *c, const struct nbi_store *store)
 {
     char *type = NULL;
-    enum nb_status rc = nbi_kv_string(store, "qwen3.rope.scaling.type", &type);
+    enum nb_status rc = nbi_kv_string(store, GGUF_ROPE_TYPE, &type);
     if (rc != NB_OK)
         return nbi_unless_absent(rc);
     if (strcmp(type, "none") == 0)
@@ -266,10 +271,10 @@ static enum nb_status gguf_rope_scaling(struct nbi_config *c, const struct nbi_s
         rc = nbi_fail(NB_EUNSUPPORTED, "rope scaling '%s' is not supported; 'yarn' is", type);
     else {
         c->yarn_original = c->max_position;
-        rc = gguf_float(store, "qwen3.rope.scaling.factor", 1, 1024, &c->yarn_factor);
+        rc = gguf_float(store, GGUF_ROPE_FACTOR, 1, 1024, &c->yarn_factor);
         if (rc == NB_OK)
-            rc = nbi_unless_absent(nbi_kv_int(store, "qwen3.rope.scaling.original_context_length",
-                                              1, MAX_POSITION, &c->yarn_original));
+            rc = nbi_unless_absent(
+                nbi_kv_int(store, GGUF_ROPE_CONTEXT, 1, MAX_POSITION, &c->yarn_original));
     }
     free(type);
     return rc;
@@ -289,46 +294,117 @@ static enum nb_status gguf_tokens(struct nbi_config *c, const struct nbi_store *
     return NB_OK;
 }
 
-enum nb_status nbi_config_from_gguf(struct nbi_config *c, const struct nbi_store *s)
+enum presence { REQUIRED, OPTIONAL, WRITTEN }; /* WRITTEN: for other programs, not read */
+
+/* The sizes of a model in GGUF, in the order in which they are written. */
+static const struct {
+    const char *key;
+    size_t field; /* of struct nbi_config, an int64_t or a double */
+    enum presence presence;
+    bool real;
+    double min, max;
+} gguf_keys[] = {
+#define AT(field) offsetof(struct nbi_config, field)
+    {"qwen3.context_length", AT(max_position), REQUIRED, false, 1, MAX_POSITION},
+    {"qwen3.embedding_length", AT(hidden_size), REQUIRED, false, 1, MAX_DIM},
+    {"qwen3.block_count", AT(layers), REQUIRED, false, 1, MAX_LAYERS},
+    {"qwen3.feed_forward_length", AT(intermediate_size), REQUIRED, false, 1, MAX_DIM},
+    {"qwen3.attention.head_count", AT(heads), REQUIRED, false, 1, MAX_HEADS},
+    {"qwen3.attention.head_count_kv", AT(kv_heads), OPTIONAL, false, 1, MAX_HEADS},
+    {"qwen3.attention.key_length", AT(head_dim), OPTIONAL, false, 2, MAX_HEAD_DIM},
+    {"qwen3.attention.value_length", AT(head_dim), WRITTEN, false, 0, 0},
+    {"qwen3.attention.layer_norm_rms_epsilon", AT(rms_eps), REQUIRED, true, 1e-30, 0.1},
+    {"qwen3.rope.freq_base", AT(rope_theta), OPTIONAL, true, 1, 1e12},
+#undef AT
+};
+
+#define GGUF_KEYS (sizeof gguf_keys / sizeof *gguf_keys)
+
+enum nb_status nbi_config_knows_gguf(const struct nbi_store *store, bool *known)
 {
     char *arch = NULL;
-    set_defaults(c);
-    NBI_TRY(nbi_kv_string(s, "general.architecture", &arch));
-    enum nb_status rc =
-        strcmp(arch, "qwen3") == 0
-            ? NB_OK
-            : nbi_fail(NB_EUNSUPPORTED, "architecture '%s' is not supported; 'qwen3' is", arch);
+    enum nb_status rc = nbi_kv_string(store, "general.architecture", &arch);
+    *known = rc == NB_OK && strcmp(arch, NBI_GGUF_ARCHITECTURE) == 0;
     free(arch);
-    NBI_TRY(rc);
-    NBI_TRY(nbi_kv_int(s, "qwen3.embedding_length", 1, MAX_DIM, &c->hidden_size));
-    NBI_TRY(nbi_kv_int(s, "qwen3.feed_forward_length", 1, MAX_DIM, &c->intermediate_size));
-    NBI_TRY(nbi_kv_int(s, "qwen3.block_count", 1, MAX_LAYERS, &c->layers));
-    NBI_TRY(nbi_kv_int(s, "qwen3.attention.head_count", 1, MAX_HEADS, &c->heads));
-    c->kv_heads = c->heads;
-    NBI_TRY(nbi_unless_absent(
-        nbi_kv_int(s, "qwen3.attention.head_count_kv", 1, MAX_HEADS, &c->kv_heads)));
-    c->head_dim = c->hidden_size / c->heads;
-    NBI_TRY(nbi_unless_absent(
-        nbi_kv_int(s, "qwen3.attention.key_length", 2, MAX_HEAD_DIM, &c->head_dim)));
-    NBI_TRY(nbi_kv_int(s, "qwen3.context_length", 1, MAX_POSITION, &c->max_position));
-    NBI_TRY(gguf_float(s, "qwen3.attention.layer_norm_rms_epsilon", 1e-30, 0.1, &c->rms_eps));
-    NBI_TRY(nbi_unless_absent(gguf_float(s, "qwen3.rope.freq_base", 1, 1e12, &c->rope_theta)));
+    return rc == NB_EFORMAT ? NB_OK : nbi_unless_absent(rc); /* not text: another model's */
+}
+
+static enum nb_status check_gguf_architecture(const struct nbi_store *store)
+{
+    char *arch = NULL;
+    NBI_TRY(nbi_kv_string(store, "general.architecture", &arch));
+    enum nb_status rc =
+        strcmp(arch, NBI_GGUF_ARCHITECTURE) == 0
+            ? NB_OK
+            : nbi_fail(NB_EUNSUPPORTED, "architecture '%s' is not supported; '%s' is", arch,
+                       NBI_GGUF_ARCHITECTURE);
+    free(arch);
+    return rc;
+}
+
+static enum nb_status read_gguf_sizes(struct nbi_config *c, const struct nbi_store *store)
+{
+    for (size_t i = 0; i < GGUF_KEYS; i++) {
+        if (gguf_keys[i].presence == WRITTEN)
+            continue;
+        void *field = (char *)c + gguf_keys[i].field;
+        enum nb_status rc =
+            gguf_keys[i].real
+                ? gguf_float(store, gguf_keys[i].key, gguf_keys[i].min, gguf_keys[i].max, field)
+                : nbi_kv_int(store, gguf_keys[i].key, (int64_t)gguf_keys[i].min,
+                             (int64_t)gguf_keys[i].max, field);
+        NBI_TRY(gguf_keys[i].presence == OPTIONAL ? nbi_unless_absent(rc) : rc);
+    }
+    return NB_OK;
+}
+
+enum nb_status nbi_config_from_gguf(struct nbi_config *c, const struct nbi_store *s)
+{
+    set_defaults(c);
+    c->head_dim = 0; /* not known yet, like kv_heads */
+    NBI_TRY(check_gguf_architecture(s));
+    NBI_TRY(read_gguf_sizes(c, s));
+    if (c->kv_heads == 0)
+        c->kv_heads = c->heads;
+    if (c->head_dim == 0)
+        c->head_dim = c->hidden_size / c->heads;
     NBI_TRY(gguf_rope_scaling(c, s));
     NBI_TRY(gguf_tokens(c, s));
-    const struct nbi_entry *embed = nbi_store_find(s, "model.embed_tokens.weight");
+    const struct nbi_entry *embed = nbi_store_find(s, nbi_embedding_name());
     if (!embed || embed->ndim != 2 || embed->shape[0] < 1 || embed->shape[0] > MAX_VOCAB)
-        return nbi_fail(NB_EFORMAT, "'token_embd.weight' is missing or has no vocabulary");
+        return nbi_fail(NB_EFORMAT, "'%s' is missing or has no vocabulary",
+                        nbi_param_defs[NBI_PARAM_embed].gguf);
     c->vocab_size = embed->shape[0];
-    c->tied = nbi_store_find(s, "lm_head.weight") == NULL;
+    c->tied = nbi_store_find(s, nbi_head_name()) == NULL;
     return validate(c);
+}
+
+void nbi_config_to_gguf(const struct nbi_config *c, struct nbi_gguf_meta *meta)
+{
+    for (size_t i = 0; i < GGUF_KEYS; i++) {
+        const void *field = (const char *)c + gguf_keys[i].field;
+        if (gguf_keys[i].real)
+            nbi_gguf_meta_f32(meta, gguf_keys[i].key, (float)*(const double *)field);
+        else
+            nbi_gguf_meta_u32(meta, gguf_keys[i].key, (uint32_t) * (const int64_t *)field);
+    }
+    if (c->yarn_factor > 0) {
+        nbi_gguf_meta_string(meta, GGUF_ROPE_TYPE, "yarn");
+        nbi_gguf_meta_f32(meta, GGUF_ROPE_FACTOR, (float)c->yarn_factor);
+        nbi_gguf_meta_u32(meta, GGUF_ROPE_CONTEXT, (uint32_t)c->yarn_original);
+    }
 }
 
 /* ---- shapes alone ---- */
 
-static enum nb_status dim_of(const struct nbi_store *store, const char *name, int ndim, int axis,
+/* A side of a parameter, of layer 0 if it is of a layer. */
+static enum nb_status dim_of(const struct nbi_store *store, enum nbi_param_id id, int axis,
                              int64_t max, int64_t *v)
 {
+    char name[NBI_PARAM_NAME_MAX];
+    nbi_param_name(name, id, 0);
     const struct nbi_entry *e = nbi_store_find(store, name);
+    int ndim = nbi_param_defs[id].cols == NBI_DIM_NONE ? 1 : 2;
     if (!e)
         return nbi_fail(NB_EFORMAT, "tensor '%s' is missing", name);
     if (e->ndim != ndim || e->shape[axis] < 1 || e->shape[axis] > max)
@@ -341,14 +417,12 @@ enum nb_status nbi_config_infer(struct nbi_config *c, const struct nbi_store *st
 {
     int64_t q, kv;
     set_defaults(c);
-#define L0 "model.layers.0."
-    NBI_TRY(dim_of(store, "model.embed_tokens.weight", 2, 0, MAX_VOCAB, &c->vocab_size));
-    NBI_TRY(dim_of(store, "model.embed_tokens.weight", 2, 1, MAX_DIM, &c->hidden_size));
-    NBI_TRY(dim_of(store, L0 "self_attn.q_norm.weight", 1, 0, MAX_HEAD_DIM, &c->head_dim));
-    NBI_TRY(dim_of(store, L0 "self_attn.q_proj.weight", 2, 0, MAX_DIM, &q));
-    NBI_TRY(dim_of(store, L0 "self_attn.k_proj.weight", 2, 0, MAX_DIM, &kv));
-    NBI_TRY(dim_of(store, L0 "mlp.up_proj.weight", 2, 0, MAX_DIM, &c->intermediate_size));
-#undef L0
+    NBI_TRY(dim_of(store, NBI_PARAM_embed, 0, MAX_VOCAB, &c->vocab_size));
+    NBI_TRY(dim_of(store, NBI_PARAM_embed, 1, MAX_DIM, &c->hidden_size));
+    NBI_TRY(dim_of(store, NBI_PARAM_q_norm, 0, MAX_HEAD_DIM, &c->head_dim));
+    NBI_TRY(dim_of(store, NBI_PARAM_q, 0, MAX_DIM, &q));
+    NBI_TRY(dim_of(store, NBI_PARAM_k, 0, MAX_DIM, &kv));
+    NBI_TRY(dim_of(store, NBI_PARAM_up, 0, MAX_DIM, &c->intermediate_size));
     c->heads = q / c->head_dim;
     c->kv_heads = kv / c->head_dim;
     if (c->heads < 1 || c->kv_heads < 1 || q % c->head_dim || kv % c->head_dim)
@@ -356,12 +430,11 @@ enum nb_status nbi_config_infer(struct nbi_config *c, const struct nbi_store *st
                         "projections of %lld and %lld rows do not divide into heads "
                         "of %lld",
                         (long long)q, (long long)kv, (long long)c->head_dim);
-    char name[96];
+    char name[NBI_PARAM_NAME_MAX];
     do {
-        snprintf(name, sizeof name, "model.layers.%lld.input_layernorm.weight",
-                 (long long)++c->layers);
+        nbi_param_name(name, NBI_PARAM_input_norm, ++c->layers);
     } while (c->layers < MAX_LAYERS && nbi_store_find(store, name));
-    c->tied = nbi_store_find(store, "lm_head.weight") == NULL;
+    c->tied = nbi_store_find(store, nbi_head_name()) == NULL;
     return validate(c);
 }
 

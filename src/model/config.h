@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "formats/store.h"
+#include "formats/writer.h"
 
 #define NBI_MAX_EOS 8
 
@@ -28,6 +29,13 @@ struct nbi_config {
 enum nb_status nbi_config_parse(struct nbi_config *c, const json_t *json);
 enum nb_status nbi_config_from_gguf(struct nbi_config *c, const struct nbi_store *store);
 
+#define NBI_GGUF_ARCHITECTURE "qwen3"
+#define NBI_GGUF_VOCAB_SIZE   "qwen3.vocab_size" /* for files without a tokenizer */
+
+/* Whether the file is of an architecture whose parameters and metadata are known here. */
+enum nb_status nbi_config_knows_gguf(const struct nbi_store *store, bool *known);
+void nbi_config_to_gguf(const struct nbi_config *c, struct nbi_gguf_meta *meta);
+
 /* What shapes alone tell: all sizes, but not eps, theta or positions, which get defaults. */
 enum nb_status nbi_config_infer(struct nbi_config *c, const struct nbi_store *store);
 
@@ -36,27 +44,3 @@ enum nb_status nbi_config_preset(struct nbi_config *c, const char *name);
 
 /* A new config.json value; the caller owns it. */
 enum nb_status nbi_config_to_json(const struct nbi_config *c, json_t **out);
-
-/* ---- parameters ---- */
-
-struct nbi_param {
-    char name[96];
-    int ndim;
-    int64_t shape[2];
-};
-
-/* All parameters in the order of a `.dat`: embedding, layers, final norm, head. Without a head for
- * a tied model. */
-int64_t nbi_param_count(const struct nbi_config *c);
-void nbi_param_at(const struct nbi_config *c, int64_t index, struct nbi_param *param);
-
-/* The place of a name in that order (a head always has one), or -1. */
-int64_t nbi_param_index(const struct nbi_config *c, const char *name);
-
-bool nbi_param_is_embedding(const char *name);
-
-/* Whether a tensor of this name and rank is a projection, which NVFP4 models quantise. */
-bool nbi_param_is_projection(const char *name, int ndim);
-
-/* "q_proj", ..., "lm_head"; "other" for what is none. */
-const char *nbi_param_family(const char *name);

@@ -64,10 +64,29 @@ static enum nb_status find_config(struct nbi_model *m, const char *path, const c
     return rc;
 }
 
+enum nb_status nbi_model_translate(struct nbi_store *store)
+{
+    bool known = false;
+    if (store->format == NBI_FORMAT_GGUF)
+        NBI_TRY(nbi_config_knows_gguf(store, &known));
+    return known ? nbi_store_rename(store, nbi_param_from_gguf) : NB_OK;
+}
+
+enum nb_status nbi_model_open_store(struct nbi_store **out, const char *path)
+{
+    NBI_TRY(nbi_store_open(out, path));
+    enum nb_status rc = nbi_context(nbi_model_translate(*out), "cannot read '%s'", path);
+    if (rc != NB_OK) {
+        nbi_store_close(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
 enum nb_status nbi_model_open(struct nbi_model *m, const char *path, const char *model_dir)
 {
     memset(m, 0, sizeof *m);
-    enum nb_status rc = nbi_store_open(&m->store, path);
+    enum nb_status rc = nbi_model_open_store(&m->store, path);
     if (rc != NB_OK)
         return rc;
     rc = find_config(m, path, model_dir);

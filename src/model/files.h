@@ -3,7 +3,7 @@
 #pragma once
 
 #include "formats/store.h"
-#include "model/config.h"
+#include "model/params.h"
 
 struct nbi_model {
     struct nbi_store *store;
@@ -18,6 +18,13 @@ struct nbi_model {
  * it, may be NULL. A missing or unsupported config is not an error yet, except in model_dir. */
 enum nb_status nbi_model_open(struct nbi_model *m, const char *path, const char *model_dir);
 void nbi_model_close(struct nbi_model *m);
+
+/* The weights alone. */
+enum nb_status nbi_model_open_store(struct nbi_store **out, const char *path);
+
+/* Gives the tensors of a GGUF Hugging Face's names (model/params.h); nbi_model_open and
+ * nbi_model_open_store have done it. Tensors of an architecture that is not known keep theirs. */
+enum nb_status nbi_model_translate(struct nbi_store *store);
 
 /* Without weights: the config in a directory, with no store. */
 enum nb_status nbi_model_open_config(struct nbi_model *m, const char *dir);

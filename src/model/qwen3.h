@@ -9,14 +9,18 @@
 #include "backend/backend.h"
 #include "model/acts.h"
 #include "model/config.h"
+#include "model/params.h"
 
 /* ---- weights ---- */
 
 struct nbi_weights {
     struct nbi_backend *be;
-    const struct nbi_config *config;     /* borrowed */
-    struct nbi_weight embed, norm, head; /* head is embed in a tied model without one of its own */
-    bool own_head;
+    const struct nbi_config *config; /* borrowed */
+#define X(field, ...) struct nbi_weight field;
+    NBI_PARAMS_BEFORE(X)
+    NBI_PARAMS_AFTER(X)
+#undef X
+    bool own_head; /* else head is embed: a tied model without one of its own */
     struct nbi_layer_weights *layers;
     struct nbi_ptr frequency; /* of the rotation, f32 [D/2] */
     float rope_scale;
@@ -100,13 +104,15 @@ static inline int64_t nbi_top_bytes(int64_t M, int64_t J)
 
 /* Gradients, f32, added to by the backward pass; none: not wanted. In a tied model that of the head
  * is that of the embedding. */
+#define X(field, ...) struct nbi_ptr field;
 struct nbi_layer_grads {
-    struct nbi_ptr input_norm, post_norm, q_norm, k_norm;
-    struct nbi_ptr q, k, v, o, gate, up, down;
+    NBI_PARAMS_OF_LAYER(X)
 };
 
 struct nbi_grads {
-    struct nbi_ptr embed, norm, head;
+    NBI_PARAMS_BEFORE(X)
+    NBI_PARAMS_AFTER(X)
+#undef X
     struct nbi_layer_grads *layers;
     int64_t first_layer; /* layers before it, and the embedding, have none */
 };

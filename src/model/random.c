@@ -61,8 +61,8 @@ static enum nb_status take_random(void *ctx, struct nbi_backend *be, const struc
     uint64_t hash = 0xCBF29CE484222325u;
     for (const char *c = p->name; *c; c++)
         hash = (hash ^ (uint8_t)*c) * 0x100000001B3u;
-    bool nvfp4 = nbi_param_is_projection(p->name, p->ndim) && p->shape[1] % 16 == 0;
-    struct random r = {*(const uint64_t *)ctx, hash & 0xFFFFFFFF, p->ndim == 2 ? p->shape[1] : 0,
+    bool nvfp4 = p->def->flags & NBI_QUANT && p->shape[1] % 16 == 0;
+    struct random r = {*(const uint64_t *)ctx, hash & 0xFFFFFFFF, p->shape[1],
                        nvfp4 ? NBI_NVFP4 : NBI_BF16};
     const struct nbi_weight_source src = {.dtype = r.dtype,
                                           .rows = p->shape[0],
@@ -70,7 +70,7 @@ static enum nb_status take_random(void *ctx, struct nbi_backend *be, const struc
                                           .tensor_scale = 1,
                                           .read = read_random,
                                           .ctx = &r,
-                                          .lookup = nbi_param_is_embedding(p->name)};
+                                          .lookup = p->def->flags & NBI_GATHER};
     return be->weight_new(be, &src, out);
 }
 

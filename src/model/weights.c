@@ -74,12 +74,11 @@ static enum nb_status read_rows(void *ctx, int64_t first, int64_t count, void *d
 
 static enum nb_status check_entry(const struct nbi_entry *e, const struct nbi_param *p)
 {
-    if (e->ndim != p->ndim || e->shape[0] != p->shape[0] ||
-        (p->ndim == 2 && e->shape[1] != p->shape[1]))
+    if (!nbi_param_fits(p, e))
         return nbi_fail(NB_EFORMAT, "its shape is not the one the config asks for");
     if (e->dtype != NBI_NVFP4 && !nbi_dtype_is_float(e->dtype))
         return nbi_fail(NB_EUNSUPPORTED, "weights of type %s", nbi_dtypes[e->dtype].name);
-    if (e->dtype == NBI_NVFP4 && !nbi_param_is_projection(p->name, p->ndim))
+    if (e->dtype == NBI_NVFP4 && !(p->def->flags & NBI_QUANT))
         return nbi_fail(NB_EUNSUPPORTED, "only projections and the head may be NVFP4");
     return NB_OK;
 }
@@ -88,8 +87,8 @@ static enum nb_status take_entry(struct nbi_backend *be, struct nbi_store *store
                                  const struct nbi_param *p, const struct nbi_entry *e,
                                  struct nbi_weight *out)
 {
-    bool lookup = nbi_param_is_embedding(p->name) && nbi_store_find(store, "lm_head.weight");
-    struct rows rows = {store, e, p->ndim == 2 ? p->shape[1] : 0};
+    bool lookup = p->def->flags & NBI_GATHER && nbi_store_find(store, nbi_head_name());
+    struct rows rows = {store, e, p->shape[1]};
     NBI_TRY(check_entry(e, p));
     const struct nbi_weight_source src = {.dtype = e->dtype,
                                           .rows = p->shape[0],
@@ -120,33 +119,6 @@ struct nbi_weight_provider nbi_weights_of_store(struct nbi_store *store)
 
 /* ---- all of them ---- */
 
-/* By the parameter's place in the list (model/config.h). */
-static struct nbi_weight *slot(struct nbi_weights *w, const char *name, int64_t index)
-{
-    static const struct {
-        const char *ending;
-        size_t offset;
-    } slots[] = {
-        {"self_attn.q_proj.weight", offsetof(struct nbi_layer_weights, q)},
-        {"self_attn.k_proj.weight", offsetof(struct nbi_layer_weights, k)},
-        {"self_attn.v_proj.weight", offsetof(struct nbi_layer_weights, v)},
-        {"self_attn.o_proj.weight", offsetof(struct nbi_layer_weights, o)},
-        {"self_attn.q_norm.weight", offsetof(struct nbi_layer_weights, q_norm)},
-        {"self_attn.k_norm.weight", offsetof(struct nbi_layer_weights, k_norm)},
-        {"mlp.gate_proj.weight", offsetof(struct nbi_layer_weights, gate)},
-        {"mlp.up_proj.weight", offsetof(struct nbi_layer_weights, up)},
-        {"mlp.down_proj.weight", offsetof(struct nbi_layer_weights, down)},
-        {"input_layernorm.weight", offsetof(struct nbi_layer_weights, input_norm)},
-        {"post_attention_layernorm.weight", offsetof(struct nbi_layer_weights, post_norm)}};
-    int64_t layers = w->config->layers, per_layer = (int64_t)(sizeof slots / sizeof *slots);
-    if (index == 0)
-        return &w->embed;
-    if (index > layers * per_layer)
-        return strcmp(name, "lm_head.weight") == 0 ? &w->head : &w->norm;
-    struct nbi_layer_weights *layer = &w->layers[(index - 1) / per_layer];
-    return (struct nbi_weight *)((char *)layer + slots[(index - 1) % per_layer].offset);
-}
-
 static enum nb_status load_all(struct nbi_weights *w, const struct nbi_weight_provider *from,
                                nb_progress_fn progress, void *progress_ctx)
 {
@@ -154,7 +126,7 @@ static enum nb_status load_all(struct nbi_weights *w, const struct nbi_weight_pr
     for (int64_t i = 0; i < count; i++) {
         struct nbi_param p;
         nbi_param_at(w->config, i, &p);
-        enum nb_status rc = from->take(from->ctx, w->be, &p, slot(w, p.name, i));
+        enum nb_status rc = from->take(from->ctx, w->be, &p, nbi_param_weight(w, &p));
         if (rc == NB_ENOTFOUND)
             return nbi_fail(NB_EFORMAT, "'%s' is missing from the weights", p.name);
         NBI_TRY(rc);
@@ -165,8 +137,8 @@ static enum nb_status load_all(struct nbi_weights *w, const struct nbi_weight_pr
     if (w->own_head)
         return NB_OK;
     /* A quantised model has a head of its own, also where the config ties it to the embedding. */
-    const struct nbi_param head = {
-        "lm_head.weight", 2, {w->config->vocab_size, w->config->hidden_size}};
+    struct nbi_param head;
+    nbi_param_head(w->config, &head);
     enum nb_status rc = from->take(from->ctx, w->be, &head, &w->head);
     w->own_head = rc == NB_OK;
     if (rc == NB_ENOTFOUND)
@@ -182,11 +154,11 @@ static int64_t matrix_bytes(const struct nbi_weight *w)
 static void count_bytes(struct nbi_weights *w)
 {
     w->bytes_per_token = matrix_bytes(&w->head);
-    for (int64_t i = 0; i < w->config->layers; i++) {
-        const struct nbi_layer_weights *l = &w->layers[i];
-        const struct nbi_weight *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-        for (int j = 0; j < 7; j++)
-            w->bytes_per_token += matrix_bytes(all[j]);
+    for (int64_t i = 0; i < nbi_param_count(w->config); i++) {
+        struct nbi_param p;
+        nbi_param_at(w->config, i, &p);
+        if (p.layer >= 0 && p.ndim == 2)
+            w->bytes_per_token += matrix_bytes(nbi_param_weight(w, &p));
     }
 }
 
@@ -225,18 +197,14 @@ void nbi_weights_release(struct nbi_weights *w)
     struct nbi_backend *be = w->be;
     if (!be)
         return;
-    be->weight_free(be, &w->embed);
-    be->weight_free(be, &w->norm);
-    if (w->own_head)
-        be->weight_free(be, &w->head);
-    for (int64_t i = 0; w->layers && i < w->config->layers; i++) {
-        struct nbi_layer_weights *l = &w->layers[i];
-        struct nbi_weight *all[] = {&l->q,      &l->k,          &l->v,        &l->o,
-                                    &l->q_norm, &l->k_norm,     &l->gate,     &l->up,
-                                    &l->down,   &l->input_norm, &l->post_norm};
-        for (size_t j = 0; j < sizeof all / sizeof *all; j++)
-            be->weight_free(be, all[j]);
+    int64_t count = w->layers ? nbi_param_count(w->config) : 0;
+    for (int64_t i = 0; i < count; i++) {
+        struct nbi_param p;
+        nbi_param_at(w->config, i, &p);
+        be->weight_free(be, nbi_param_weight(w, &p));
     }
+    if (w->own_head && w->config->tied)
+        be->weight_free(be, &w->head);
     be->free(be, w->frequency);
     free(w->layers);
     *w = (struct nbi_weights){0};

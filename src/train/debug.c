@@ -223,10 +223,8 @@ static enum nb_status begin_output(struct nbi_writer **w, const struct results *
         struct nbi_param p;
         nbi_param_at(c, i / 2, &p);
         snprintf(names[i], sizeof names[i], "%s.%s", i % 2 ? "adamw3" : "grad", p.name);
-        out[PARAMETERS + i] = (struct nbi_out){.name = names[i],
-                                               .dtype = NBI_F32,
-                                               .ndim = p.ndim,
-                                               .shape = {p.shape[0], p.ndim == 2 ? p.shape[1] : 0}};
+        out[PARAMETERS + i] = (struct nbi_out){
+            .name = names[i], .dtype = NBI_F32, .ndim = p.ndim, .shape = {p.shape[0], p.shape[1]}};
     }
     if (rc == NB_OK) {
         out[LOGITS] = (struct nbi_out){

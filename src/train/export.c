@@ -9,12 +9,11 @@
 
 static struct nbi_out out_of(const struct nbi_tensor *x)
 {
-    return (struct nbi_out){
-        .name = x->param.name,
-        .dtype = x->four_bits ? NBI_NVFP4 : x->raw,
-        .ndim = x->param.ndim,
-        .shape = {x->param.shape[0], x->param.ndim == 2 ? x->param.shape[1] : 0},
-        .two_level = x->two_level};
+    return (struct nbi_out){.name = x->param.name,
+                            .dtype = x->four_bits ? NBI_NVFP4 : x->raw,
+                            .ndim = x->param.ndim,
+                            .shape = {x->param.shape[0], x->param.shape[1]},
+                            .two_level = x->two_level};
 }
 
 /* The type that would hold a tensor's values as well: what is not trained may have been widened. */

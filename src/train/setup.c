@@ -443,9 +443,9 @@ static void count_work(const struct nbi_run *r, struct nb_train_plan *plan, int6
     for (int64_t i = 0; i < nbi_param_count(c); i++) {
         struct nbi_param p;
         nbi_param_at(c, i, &p);
-        plan->parameters += p.shape[0] * (p.ndim == 2 ? p.shape[1] : 1);
+        plan->parameters += nbi_param_values(&p);
         if (p.ndim == 2)
-            all += (double)p.shape[0] * (double)p.shape[1];
+            all += (double)nbi_param_values(&p);
     }
     double in_layers = all - head * (c->tied ? 1 : 2);
     in_layers += (double)r->opts->seq_len * (double)(c->heads * c->head_dim) * layers;

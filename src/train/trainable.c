@@ -11,29 +11,23 @@
 #include "tensor/kernels.h"
 #include "tensor/nvfp4.h"
 
-#define CHUNK     ((int64_t)1 << 18)
-#define PER_LAYER 11 /* parameters, in the order of model/params.c */
+#define CHUNK ((int64_t)1 << 18)
 
 /* ---- what a parameter needs ---- */
-
-static int64_t layer_of(const char *name)
-{
-    return nbi_starts_with(name, "model.layers.") ? strtol(name + 13, NULL, 10) : -1;
-}
 
 static bool is_trained(const struct nbi_config *c, const struct nbi_trainable_opts *o,
                        const struct nbi_param *p)
 {
     if (o->last_layers <= 0 || o->last_layers >= c->layers)
         return true;
-    int64_t layer = layer_of(p->name);
-    return layer >= 0 ? layer >= c->layers - o->last_layers
-                      : strcmp(p->name, "model.norm.weight") == 0;
+    if (p->layer >= 0)
+        return p->layer >= c->layers - o->last_layers;
+    return !(p->def->flags & (NBI_GATHER | NBI_MAY_TIE)); /* the final norm */
 }
 
 static bool is_nvfp4(const struct nbi_trainable_opts *o, const struct nbi_param *p)
 {
-    return o->precision == NBI_PRECISION_NVFP4 && nbi_param_is_projection(p->name, p->ndim) &&
+    return o->precision == NBI_PRECISION_NVFP4 && p->def->flags & NBI_QUANT &&
            p->shape[1] % 16 == 0;
 }
 
@@ -79,9 +73,9 @@ static struct nbi_tensor describe(const struct nbi_config *c, const struct nbi_s
                                   const struct nbi_trainable_opts *o, const struct nbi_param *p)
 {
     struct nbi_tensor t = {.param = *p,
-                           .index = nbi_param_index(c, p->name),
-                           .count = p->shape[0] * (p->ndim == 2 ? p->shape[1] : 1),
-                           .layer = layer_of(p->name),
+                           .index = p->index,
+                           .count = nbi_param_values(p),
+                           .layer = p->layer,
                            .trained = is_trained(c, o, p),
                            .dtype = p->ndim == 2 ? o->master : NBI_F32};
     describe_output(store, o, &t);
@@ -102,18 +96,18 @@ static bool has_tied_head(const struct nbi_config *c, const struct nbi_store *st
 {
     return c->tied && o->precision == NBI_PRECISION_NVFP4 && c->hidden_size % 16 == 0 &&
            (o->last_layers <= 0 || o->last_layers >= c->layers) &&
-           !(store && nbi_store_find(store, "lm_head.weight"));
+           !(store && nbi_store_find(store, nbi_head_name()));
 }
 
 bool nbi_trainable_at(const struct nbi_config *c, const struct nbi_store *store,
                       const struct nbi_trainable_opts *o, int64_t i, struct nbi_tensor *out)
 {
-    struct nbi_param p = {"lm_head.weight", 2, {c->vocab_size, c->hidden_size}};
-    bool head = c->tied && (has_tied_head(c, store, o) || (store && nbi_store_find(store, p.name)));
+    struct nbi_param p;
+    bool head = c->tied &&
+                (has_tied_head(c, store, o) || (store && nbi_store_find(store, nbi_head_name())));
     if (i >= nbi_param_count(c) + head)
         return false;
-    if (i < nbi_param_count(c))
-        nbi_param_at(c, i, &p);
+    nbi_param_at(c, i, &p);
     *out = describe(c, store, o, &p);
     return true;
 }
@@ -143,7 +137,7 @@ static enum nb_status check_source(const struct nbi_trainable *t, const struct n
         return NB_OK;
     if (!e)
         return nbi_fail(NB_EFORMAT, "'%s' is missing from the weights", x->param.name);
-    if (e->count != x->count || e->shape[0] != x->param.shape[0])
+    if (!nbi_param_fits(&x->param, e))
         return nbi_fail(NB_EFORMAT, "'%s': its shape is not the one the config asks for",
                         x->param.name);
     return NB_OK;
@@ -195,7 +189,7 @@ static enum nb_status make_moment(struct nbi_trainable *t, struct nbi_moment *m,
 static enum nb_status make_grad(struct nbi_trainable *t, struct nbi_tensor *x)
 {
     if (t->opts.fused && x->layer > t->first_layer) {
-        struct nbi_tensor *same = x - (x->layer - t->first_layer) * PER_LAYER;
+        struct nbi_tensor *same = x - (x->layer - t->first_layer) * nbi_params_per_layer(t->config);
         x->grad = same->grad;
         return NB_OK;
     }
@@ -206,7 +200,7 @@ static enum nb_status make_weight(struct nbi_trainable *t, struct nbi_tensor *x,
                                   struct nbi_weight *out)
 {
     const struct nbi_param *p = &x->param;
-    int64_t cols = p->ndim == 2 ? p->shape[1] : 0;
+    int64_t cols = p->shape[1];
     x->weight = out;
     if (uses_master(x)) {
         *out = (struct nbi_weight){.dtype = x->raw,
@@ -242,7 +236,7 @@ static enum nb_status take(void *ctx, struct nbi_backend *be, const struct nbi_p
                            struct nbi_weight *out)
 {
     struct nbi_trainable *t = ctx;
-    bool second_head = t->config->tied && strcmp(p->name, "lm_head.weight") == 0;
+    bool second_head = t->config->tied && p->def->flags & NBI_MAY_TIE;
     bool tied = second_head && has_tied_head(t->config, t->store, &t->opts);
     if (second_head && !tied && !(t->store && nbi_store_find(t->store, p->name)))
         return NB_ENOTFOUND;
@@ -264,14 +258,6 @@ static enum nb_status take(void *ctx, struct nbi_backend *be, const struct nbi_p
 
 /* ---- all ---- */
 
-static void set_layer_grads(struct nbi_layer_grads *g, const struct nbi_tensor *x)
-{
-    struct nbi_ptr *to[] = {&g->q,    &g->k,  &g->v,    &g->o,          &g->q_norm,   &g->k_norm,
-                            &g->gate, &g->up, &g->down, &g->input_norm, &g->post_norm};
-    for (int i = 0; i < PER_LAYER; i++)
-        *to[i] = x[i].grad;
-}
-
 static enum nb_status set_grads(struct nbi_trainable *t)
 {
     const struct nbi_config *c = t->config;
@@ -279,11 +265,10 @@ static enum nb_status set_grads(struct nbi_trainable *t)
     t->grads.layers = calloc((size_t)c->layers, sizeof *t->grads.layers);
     if (!t->grads.layers)
         return nbi_fail_memory("gradients", (size_t)c->layers * sizeof *t->grads.layers);
-    for (int64_t i = t->first_layer; i < c->layers; i++)
-        set_layer_grads(&t->grads.layers[i], &t->tensors[1 + i * PER_LAYER]);
-    t->grads.embed = t->tensors[0].grad;
-    t->grads.norm = t->tensors[1 + c->layers * PER_LAYER].grad;
-    t->grads.head = t->weights.own_head ? t->tensors[t->count - 1].grad : t->grads.embed;
+    for (int64_t i = 0; i < t->count; i++)
+        *nbi_param_grad(&t->grads, &t->tensors[i].param) = t->tensors[i].grad;
+    if (!t->weights.own_head)
+        t->grads.head = t->grads.embed;
     return NB_OK;
 }
 
@@ -401,8 +386,16 @@ void nbi_trainable_plan(const struct nbi_config *c, const struct nbi_store *stor
 /* How many tensors from i on share a tensor scale; 0: i is one of those of an earlier one. */
 static int64_t fused_from(const struct nbi_trainable *t, int64_t i)
 {
-    int64_t k = t->tensors[i].layer >= 0 ? (i - 1) % PER_LAYER : -1; /* 0 q, 6 gate */
-    return k == 0 ? 3 : k == 6 ? 2 : k == 1 || k == 2 || k == 7 ? 0 : 1;
+    const struct nbi_tensor *x = &t->tensors[i];
+    enum nbi_fuse fuse = x->param.def->fuse;
+    int64_t n = 1;
+    if (fuse == NBI_FUSE_NONE)
+        return 1;
+    if (i > 0 && x[-1].layer == x->layer && x[-1].param.def->fuse == fuse)
+        return 0;
+    while (i + n < t->count && x[n].layer == x->layer && x[n].param.def->fuse == fuse)
+        n++;
+    return n;
 }
 
 /* The scale of n tensors: the largest that one of them has, made large enough for all. */
@@ -481,16 +474,12 @@ enum nb_status nbi_trainable_masters(const struct nbi_trainable *t, struct nbi_w
         const struct nbi_tensor *x = &t->tensors[i];
         if (!x->trained)
             continue;
-        bool of_layer = x->layer >= 0;
-        const char *from = of_layer ? (const char *)w->layers : (const char *)w;
-        char *to = of_layer ? (char *)out->layers : (char *)out;
-        struct nbi_weight *mine = (struct nbi_weight *)(void *)(to + ((char *)x->weight - from));
-        *mine = (struct nbi_weight){.dtype = x->dtype,
-                                    .rows = x->param.shape[0],
-                                    .cols = x->param.ndim == 2 ? x->param.shape[1] : 0,
-                                    .data = x->master,
-                                    .tensor_scale = 1,
-                                    .borrowed = true};
+        *nbi_param_weight(out, &x->param) = (struct nbi_weight){.dtype = x->dtype,
+                                                                .rows = x->param.shape[0],
+                                                                .cols = x->param.shape[1],
+                                                                .data = x->master,
+                                                                .tensor_scale = 1,
+                                                                .borrowed = true};
     }
     if (!w->own_head)
         out->head = out->embed;

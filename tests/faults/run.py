@@ -316,7 +316,7 @@ class Harness:
             if ".nibble-" in name:
                 continue
             old, new, is_now = (d.get(name) for d in (base["before"], base["after"], now))
-            if name in ("ckpt", "log.jsonl", "m.whoami"):
+            if name in ("ckpt", "log.jsonl", "m.whoami", "talk.jsonl"):
                 continue  # grows while the command runs; the resumed run shows whether it is sound
             if name == "vram.json" and not finished:
                 continue  # tells of a run that failed, too
@@ -324,7 +324,7 @@ class Harness:
                 continue  # says what was done; inside a directory, see below
             if not finished and "in place" in err and "report.html" in (new or {}):
                 new = {k: v for k, v in new.items() if k != "report.html"}
-                is_now = {k: v for k, v in is_now.items() if k != "report.html"}
+                is_now = {k: v for k, v in (is_now or {}).items() if k != "report.html"}
             if is_now == new and (finished or new == old):
                 continue
             if is_now == old and not finished:

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "model/config.h"
+#include "model/params.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

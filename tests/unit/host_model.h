@@ -55,9 +55,8 @@ static inline void model_new(struct model *m, const struct shape *s)
     m->count = nbi_param_count(&m->c) + (s->tied && s->own_head);
     assert_true(m->count <= MAX_PARAMS);
     for (int64_t i = 0; i < m->count; i++) {
-        struct nbi_param p = {"lm_head.weight", 2, {s->V, s->C}};
-        if (i < nbi_param_count(&m->c))
-            nbi_param_at(&m->c, i, &p);
+        struct nbi_param p;
+        nbi_param_at(&m->c, i, &p);
         fill_param(&m->params[i], &p, s->four);
     }
 }
@@ -73,21 +72,21 @@ static inline const struct host_weight *find(const struct model *m, int64_t laye
     char full[128];
     snprintf(full, sizeof full, layer < 0 ? "%.0d%s" : "model.layers.%d.%s",
              layer < 0 ? 0 : (int)layer, name);
-    int64_t i = nbi_param_index(&m->c, full);
-    assert_in_range(i, 0, m->count - 1);
-    return &m->params[i];
+    struct nbi_param p;
+    assert_true(nbi_param_find(&m->c, full, &p));
+    assert_in_range(p.index, 0, m->count - 1);
+    return &m->params[p.index];
 }
 
 static inline enum nb_status take_host(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
                                        struct nbi_weight *out)
 {
     struct model *m = ctx;
-    int64_t i = nbi_param_index(&m->c, p->name);
-    if (i >= m->count)
+    if (p->index >= m->count)
         return NB_ENOTFOUND;
-    struct host_weight *w = &m->params[i];
+    struct host_weight *w = &m->params[p->index];
     struct nbi_weight_source src = source_of(w);
-    src.lookup = nbi_param_is_embedding(p->name) && m->own_head && !m->no_lookup;
+    src.lookup = p->def->flags & NBI_GATHER && m->own_head && !m->no_lookup;
     return be->weight_new(be, &src, out);
 }
 

@@ -1,5 +1,5 @@
 /* test_config.c - configurations and the parameter list, against Qwen3's published sizes. */
-#include "model/config.h"
+#include "model/qwen3.h"
 #include "unit/support.h"
 
 static enum nb_status parse(struct nbi_config *c, const char *text)
@@ -96,12 +96,93 @@ static void test_params__count_and_order(void **state)
         assert_ok(nbi_config_preset(&c, rows[i].preset));
         assert_int_equal(nbi_param_count(&c), rows[i].tensors);
         for (int64_t k = 0; k < nbi_param_count(&c); k++) {
-            struct nbi_param p;
+            struct nbi_param p, found;
             nbi_param_at(&c, k, &p);
-            values += p.shape[0] * (p.ndim == 2 ? p.shape[1] : 1);
-            assert_int_equal(nbi_param_index(&c, p.name), k);
+            values += nbi_param_values(&p);
+            assert_true(nbi_param_find(&c, p.name, &found));
+            assert_int_equal(p.index, k);
+            assert_int_equal(found.index, k);
+            assert_string_equal(found.name, p.name);
+            assert_ptr_equal(found.def, p.def);
+            assert_int_equal(found.layer, p.layer);
         }
         assert_int_equal(values, rows[i].values);
+    }
+}
+
+/* Random bits and `.dat` files depend on the order. */
+static void test_params__order_and_places(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *gguf;
+        size_t weight, grad;
+        int64_t rows, cols;
+    } of_layer[] = {
+#define ROW(name, gguf, field, rows, cols)                                                         \
+    {name ".weight",                                                                               \
+     gguf ".weight",                                                                               \
+     offsetof(struct nbi_layer_weights, field),                                                    \
+     offsetof(struct nbi_layer_grads, field),                                                      \
+     rows,                                                                                         \
+     cols}
+        ROW("self_attn.q_proj", "attn_q", q, 64, 24),
+        ROW("self_attn.k_proj", "attn_k", k, 32, 24),
+        ROW("self_attn.v_proj", "attn_v", v, 32, 24),
+        ROW("self_attn.o_proj", "attn_output", o, 24, 64),
+        ROW("self_attn.q_norm", "attn_q_norm", q_norm, 16, 0),
+        ROW("self_attn.k_norm", "attn_k_norm", k_norm, 16, 0),
+        ROW("mlp.gate_proj", "ffn_gate", gate, 48, 24),
+        ROW("mlp.up_proj", "ffn_up", up, 48, 24),
+        ROW("mlp.down_proj", "ffn_down", down, 24, 48),
+        ROW("input_layernorm", "attn_norm", input_norm, 24, 0),
+        ROW("post_attention_layernorm", "ffn_norm", post_norm, 24, 0),
+#undef ROW
+    };
+    const int64_t per_layer = sizeof of_layer / sizeof *of_layer;
+    struct nbi_layer_weights weights[3];
+    struct nbi_layer_grads grads[3];
+    const struct nbi_weights w = {.layers = weights};
+    const struct nbi_grads g = {.layers = grads};
+    struct nbi_config c = {.vocab_size = 99,
+                           .hidden_size = 24,
+                           .intermediate_size = 48,
+                           .layers = 3,
+                           .heads = 4,
+                           .kv_heads = 2,
+                           .head_dim = 16};
+    char name[128], gguf[128], back[128];
+    struct nbi_param p;
+    assert_int_equal(nbi_params_per_layer(&c), per_layer);
+    assert_int_equal(nbi_param_count(&c), 3 + 3 * per_layer);
+    for (int64_t i = 0; i < 3 * per_layer; i++) {
+        int64_t layer = i / per_layer, k = i % per_layer;
+        snprintf(name, sizeof name, "model.layers.%d.%s", (int)layer, of_layer[k].name);
+        snprintf(gguf, sizeof gguf, "blk.%d.%s", (int)layer, of_layer[k].gguf);
+        nbi_param_at(&c, 1 + i, &p);
+        assert_string_equal(p.name, name);
+        assert_true(nbi_param_to_gguf(name, back, sizeof back));
+        assert_string_equal(back, gguf);
+        assert_true(nbi_param_from_gguf(gguf, back, sizeof back));
+        assert_string_equal(back, name);
+        assert_int_equal(p.shape[0], of_layer[k].rows);
+        assert_int_equal(p.shape[1], of_layer[k].cols);
+        assert_ptr_equal(nbi_param_weight(&w, &p), (char *)&weights[layer] + of_layer[k].weight);
+        assert_ptr_equal(nbi_param_grad(&g, &p), (char *)&grads[layer] + of_layer[k].grad);
+    }
+    nbi_param_at(&c, 0, &p);
+    assert_string_equal(p.name, "model.embed_tokens.weight");
+    assert_ptr_equal(nbi_param_weight(&w, &p), &w.embed);
+    nbi_param_at(&c, 1 + 3 * per_layer, &p);
+    assert_string_equal(p.name, "model.norm.weight");
+    assert_ptr_equal(nbi_param_grad(&g, &p), &g.norm);
+    for (int tied = 0; tied < 2; tied++) {
+        c.tied = tied;
+        assert_int_equal(nbi_param_count(&c), 3 - tied + 3 * per_layer);
+        nbi_param_at(&c, 2 + 3 * per_layer, &p);
+        assert_string_equal(p.name, "lm_head.weight");
+        assert_int_equal(p.index, 2 + 3 * per_layer);
+        assert_ptr_equal(nbi_param_weight(&w, &p), &w.head);
     }
 }
 
@@ -118,20 +199,26 @@ static void test_params__which_are_quantised(void **state)
     for (size_t i = 0; i < sizeof no / sizeof *no; i++)
         assert_false(nbi_param_is_projection(no[i], 2));
     assert_false(nbi_param_is_projection(yes[0], 1));
-    assert_string_equal(nbi_param_family(yes[1]), "down_proj");
-    assert_string_equal(nbi_param_family(no[0]), "other");
+    char family[NBI_PARAM_FAMILY_MAX];
+    nbi_param_family(yes[1], family);
+    assert_string_equal(family, "down_proj");
+    nbi_param_family(yes[2], family);
+    assert_string_equal(family, "lm_head");
+    nbi_param_family(no[0], family);
+    assert_string_equal(family, "other");
 }
 
-static void test_params__index_refuses_strangers(void **state)
+static void test_params__strangers_are_not_found(void **state)
 {
     (void)state;
     struct nbi_config c;
+    struct nbi_param p;
     assert_ok(nbi_config_preset(&c, "tiny"));
-    assert_int_equal(nbi_param_index(&c, "model.layers.4.mlp.up_proj.weight"), -1);
-    assert_int_equal(nbi_param_index(&c, "model.layers.00.mlp.up_proj.weight"), -1);
-    assert_int_equal(nbi_param_index(&c, "model.layers.0.mlp.up_proj.bias"), -1);
-    assert_int_equal(nbi_param_index(&c, "model.layers..mlp.up_proj.weight"), -1);
-    assert_int_equal(nbi_param_index(&c, ""), -1);
+    assert_false(nbi_param_find(&c, "model.layers.4.mlp.up_proj.weight", &p));
+    assert_false(nbi_param_find(&c, "model.layers.00.mlp.up_proj.weight", &p));
+    assert_false(nbi_param_find(&c, "model.layers.0.mlp.up_proj.bias", &p));
+    assert_false(nbi_param_find(&c, "model.layers..mlp.up_proj.weight", &p));
+    assert_false(nbi_param_find(&c, "", &p));
 }
 
 int main(void)
@@ -142,8 +229,9 @@ int main(void)
         cmocka_unit_test(test_config__yarn),
         cmocka_unit_test(test_config__json_round_trip),
         cmocka_unit_test(test_params__count_and_order),
+        cmocka_unit_test(test_params__order_and_places),
         cmocka_unit_test(test_params__which_are_quantised),
-        cmocka_unit_test(test_params__index_refuses_strangers),
+        cmocka_unit_test(test_params__strangers_are_not_found),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }

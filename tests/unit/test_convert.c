@@ -205,7 +205,9 @@ static bool is_lookup(const char *path, const char *name)
     assert_ok(nbi_store_open(&store, path));
     const struct nbi_entry *e = nbi_store_find(store, name);
     assert_non_null(e);
-    struct nbi_param p = {"", 2, {e->shape[0], e->shape[1]}};
+    int64_t layer;
+    struct nbi_param p = {
+        .ndim = 2, .shape = {e->shape[0], e->shape[1]}, .def = nbi_param_parse(name, &layer)};
     snprintf(p.name, sizeof p.name, "%s", name);
     struct nbi_weight_provider from = nbi_weights_of_store(store);
     assert_ok(from.take(from.ctx, &be, &p, &w));

@@ -3,10 +3,11 @@
  * What random models and other libraries can show is checked elsewhere (tests/unit/test_convert.c,
  * tests/interop); here are the literal layouts. */
 #include "base/str.h"
+#include "convert/export.h"
 #include "convert/stage.h"
-#include "formats/names.h"
 #include "formats/store.h"
 #include "formats/writer.h"
+#include "model/files.h"
 #include "unit/support.h"
 
 /* The two NVFP4 rows of 32 values that all cases share: codes 16 bytes a row, 2 scales a row. */
@@ -310,8 +311,10 @@ static void test_gguf__block_layout_and_table(void **state)
     struct nbi_writer *w;
     assert_ok(nbi_gguf_meta_new(&meta));
     nbi_gguf_meta_string(meta, "general.architecture", "qwen3");
-    struct nbi_writer_opts opts = {
-        .format = NBI_FORMAT_GGUF, .path = test_path("x.gguf"), .meta = meta};
+    struct nbi_writer_opts opts = {.format = NBI_FORMAT_GGUF,
+                                   .path = test_path("x.gguf"),
+                                   .meta = meta,
+                                   .gguf_name = nbi_param_to_gguf};
     assert_ok(nbi_writer_begin(&w, &opts, &t, 1));
     assert_ok(nbi_writer_put_nvfp4(w, 0, 0, 64, codes, scales));
     assert_ok(nbi_writer_put_tensor_scale(w, 0, 0.5f, 0));
@@ -331,7 +334,7 @@ static void test_gguf__block_layout_and_table(void **state)
 
     struct nbi_store *store;
     uint8_t q[32], s[4];
-    assert_ok(nbi_store_open(&store, test_path("x.gguf")));
+    assert_ok(nbi_model_open_store(&store, test_path("x.gguf")));
     assert_int_equal(store->count, 1);
     assert_string_equal(store->entries[0].name, t.name);
     assert_true(store->entries[0].tensor_scale == 0.5f);
@@ -352,39 +355,46 @@ static void test_gguf__refuses_what_it_cannot_hold(void **state)
          "blocks of 64"},
         {{.name = "what.is.this", .dtype = NBI_F32, .ndim = 1, .shape = {4}}, "no name in a GGUF"},
         {{.name = "lm_head.weight", .dtype = NBI_BOOL, .ndim = 1, .shape = {4}}, "cannot hold"},
-        {{.name = "model.embed_tokens.weight",
-          .dtype = NBI_NVFP4,
-          .ndim = 2,
-          .shape = {2, 64},
-          .two_level = true},
-         "no tensor scale for the token embedding"},
     };
     struct nbi_gguf_meta *meta;
     assert_ok(nbi_gguf_meta_new(&meta));
-    struct nbi_writer_opts opts = {
-        .format = NBI_FORMAT_GGUF, .path = test_path("no.gguf"), .meta = meta};
+    struct nbi_writer_opts opts = {.format = NBI_FORMAT_GGUF,
+                                   .path = test_path("no.gguf"),
+                                   .meta = meta,
+                                   .gguf_name = nbi_param_to_gguf};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct nbi_writer *w;
         assert_fails(nbi_writer_begin(&w, &opts, &rows[i].out, 1), NB_EUNSUPPORTED, rows[i].words);
         assert_false(nbi_path_is_file(test_path("no.gguf")));
     }
     nbi_gguf_meta_free(meta);
+    struct nbi_model m = {.has_config = true};
+    struct nbi_export x;
+    const struct nb_convert_opts to = {.src = "", .dst = test_path("no.gguf")};
+    const struct nbi_item embedding = {.out = {.name = "model.embed_tokens.weight",
+                                               .dtype = NBI_NVFP4,
+                                               .ndim = 2,
+                                               .shape = {2, 64},
+                                               .two_level = true}};
+    assert_fails(nbi_export_begin(&x, &to, &m, &embedding, 1), NB_EUNSUPPORTED,
+                 "no tensor scale for the token embedding");
+    assert_false(nbi_path_is_file(test_path("no.gguf")));
 }
 
 static void test_names__translate_both_ways(void **state)
 {
     (void)state;
     char out[128];
-    assert_true(nbi_name_to_gguf("model.layers.35.self_attn.q_norm.weight", out, sizeof out));
+    assert_true(nbi_param_to_gguf("model.layers.35.self_attn.q_norm.weight", out, sizeof out));
     assert_string_equal(out, "blk.35.attn_q_norm.weight");
-    assert_true(nbi_name_from_gguf("blk.0.ffn_norm.weight", out, sizeof out));
+    assert_true(nbi_param_from_gguf("blk.0.ffn_norm.weight", out, sizeof out));
     assert_string_equal(out, "model.layers.0.post_attention_layernorm.weight");
-    assert_true(nbi_name_from_gguf("output.weight", out, sizeof out));
+    assert_true(nbi_param_from_gguf("output.weight", out, sizeof out));
     assert_string_equal(out, "lm_head.weight");
-    assert_false(nbi_name_to_gguf("model.layers.01.mlp.up_proj.weight", out, sizeof out));
-    assert_false(nbi_name_to_gguf("model.layers.x.mlp.up_proj.weight", out, sizeof out));
-    assert_false(nbi_name_from_gguf("blk.99999.ffn_up.weight", out, sizeof out));
-    assert_false(nbi_name_from_gguf("rope_freqs.weight", out, sizeof out));
+    assert_false(nbi_param_to_gguf("model.layers.01.mlp.up_proj.weight", out, sizeof out));
+    assert_false(nbi_param_to_gguf("model.layers.x.mlp.up_proj.weight", out, sizeof out));
+    assert_false(nbi_param_from_gguf("blk.99999.ffn_up.weight", out, sizeof out));
+    assert_false(nbi_param_from_gguf("rope_freqs.weight", out, sizeof out));
 }
 
 int main(void)

@@ -42,6 +42,11 @@ static enum nb_status check(const struct file *f, size_t len)
     enum nb_status rc = nbi_store_open_memory(&m.store, f->seed->format, f->bytes, len);
     if (rc != NB_OK)
         return rc;
+    rc = nbi_model_translate(m.store);
+    if (rc != NB_OK) {
+        nbi_model_close(&m);
+        return rc;
+    }
     if (f->seed->format == NBI_FORMAT_GGUF) {
         m.has_config = nbi_config_from_gguf(&m.config, m.store) == NB_OK;
         snprintf(m.config_error, sizeof m.config_error, "config");

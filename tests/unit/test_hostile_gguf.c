@@ -2,7 +2,7 @@
  * other readers of the format: counts, lengths, dimensions, offsets and types that lie. */
 #include "base/crc.h"
 #include "formats/gguf.h"
-#include "model/config.h"
+#include "model/files.h"
 #include "tokenizer/vocab.h"
 #include "unit/hostile.h"
 
@@ -612,7 +612,9 @@ static enum nb_status config_of(struct model_case m)
     struct nbi_store *store;
     struct nbi_config config;
     assert_int_equal(nbi_store_open_memory(&store, NBI_FORMAT_GGUF, b.p, b.len), NB_OK);
-    enum nb_status rc = nbi_config_from_gguf(&config, store);
+    enum nb_status rc = nbi_model_translate(store);
+    if (rc == NB_OK)
+        rc = nbi_config_from_gguf(&config, store);
     nbi_store_close(store);
     free(b.p);
     return rc;
@@ -706,7 +708,7 @@ static void test_hostile_gguf__refuses_a_config_without_its_keys(void **state)
     kv_string(&b, "general.architecture", "qwen3");
     assert_int_equal(nbi_store_open_memory(&store, NBI_FORMAT_GGUF, b.p, b.len), NB_OK);
     assert_int_not_equal(nbi_config_from_gguf(&config, store), NB_OK);
-    expect_message("metadata 'qwen3.embedding_length' is missing", "config");
+    expect_message("metadata 'qwen3.context_length' is missing", "config");
     nbi_store_close(store);
     b.len = 0;
     header(&b, 0, 0);
