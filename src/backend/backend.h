@@ -6,8 +6,8 @@
  * queued; a result may be read after nbi_backend.sync. What a comment calls "host" is read before
  * the call returns, so it need not live longer.
  *
- * The scalar CPU code (backend/cpu/kernels_scalar.c) is the definition of each operation. Faster
- * versions are compared with it (tests/ops), and it with Hugging Face.
+ * The scalar CPU code (cpu/microkernels_scalar.c) is the definition of each operation. Faster
+ * versions are compared with it (tests/unit/test_ops.c), and it with Hugging Face.
  *
  * Letters: N rows (tokens), C hidden, F feed-forward, V vocabulary, NH query heads, NKV key/value
  * heads, D head size, K inputs and O outputs of a product. Activations are f32 on the CPU. */

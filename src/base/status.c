@@ -89,3 +89,8 @@ enum nb_status nbi_check_interrupt(void)
 {
     return atomic_load(&interrupted) ? nbi_fail(NB_EINTERRUPTED, "interrupted") : NB_OK;
 }
+
+const char *nb_version(void)
+{
+    return NIBBLE_VERSION " (" NIBBLE_COMMIT ")"; /* both from the build */
+}

@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "base/sys.h"
 #include "bench/bandwidth.h"
-#include "tensor/kernels.h"
+#include "tensor/codec.h"
 #include "tensor/nvfp4.h"
 
 #define VALUES ((int64_t)1 << 22) /* a thread: 8 MiB of bf16 */

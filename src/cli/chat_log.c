@@ -7,7 +7,7 @@
 
 #include "base/jscan.h"
 #include "base/syscall.h"
-#include "cli/run.h"
+#include "cli/model_options.h"
 
 static enum nb_status write_all(const struct cli_chat_log *log, const char *bytes, size_t len)
 {

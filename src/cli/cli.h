@@ -2,8 +2,8 @@
 #pragma once
 
 #include "base/json.h"
-#include "base/progress.h"
 #include "cli/opt.h"
+#include "cli/progress.h"
 #include "nibble.h"
 
 extern const struct cli_command cli_inspect, cli_convert, cli_quantize, cli_synth, cli_tokenize,
@@ -50,4 +50,4 @@ void cli_in_place(const char *target);
 json_t *cli_json_path(const char *path);
 
 /* Progress on stderr; none with --quiet. */
-void cli_progress(struct nbi_progress *p, const struct cli_common *common, const char *label);
+void cli_progress_start(struct cli_progress *p, const struct cli_common *common, const char *label);

@@ -7,7 +7,7 @@
 #include "base/stats.h"
 #include "base/str.h"
 #include "cli/input.h"
-#include "cli/run.h"
+#include "cli/model_options.h"
 
 struct bench_opts {
     struct cli_common common;

@@ -10,7 +10,7 @@
 #include "base/utf8.h"
 #include "cli/chat_log.h"
 #include "cli/line.h"
-#include "cli/run.h"
+#include "cli/model_options.h"
 
 #define DIM   "\033[2m"
 #define PLAIN "\033[0m"

@@ -59,7 +59,7 @@ static int check_usage(const struct cli_command *c, const struct convert_opts *o
     return CLI_EXIT_USAGE;
 }
 
-static struct nb_convert_opts library_opts(const struct convert_opts *o, struct nbi_progress *p)
+static struct nb_convert_opts library_opts(const struct convert_opts *o, struct cli_progress *p)
 {
     static const enum nb_out_dtype dtypes[] = {NB_OUT_KEEP, NB_OUT_F32, NB_OUT_F16, NB_OUT_BF16};
     return (struct nb_convert_opts){.src = o->common.positional[0],
@@ -69,22 +69,22 @@ static struct nb_convert_opts library_opts(const struct convert_opts *o, struct 
                                     .layout = (enum nb_out_layout)o->layout,
                                     .shard_bytes = (uint64_t)o->shard_mb * 1000000,
                                     .threads = (int)o->common.threads,
-                                    .progress = nbi_progress_update,
+                                    .progress = cli_progress_update,
                                     .progress_ctx = p};
 }
 
 static int run_convert(void *opts)
 {
     struct convert_opts *o = opts;
-    struct nbi_progress p;
+    struct cli_progress p;
     int usage = check_usage(&cli_convert, o);
     if (usage)
         return usage;
-    cli_progress(&p, &o->common, "convert");
+    cli_progress_start(&p, &o->common, "convert");
     struct nb_convert_opts to = library_opts(o, &p);
     double start = nbi_now();
     enum nb_status rc = nb_convert(&to);
-    nbi_progress_end(&p);
+    cli_progress_end(&p);
     cli_in_place(rc == NB_OK ? to.dst : NULL);
     if (rc == NB_OK && o->common.json)
         return cli_print_json(json_pack("{s:o,s:o,s:f}", "src", cli_json_path(to.src), "dst",
@@ -161,7 +161,7 @@ static enum nb_status write_report(struct nbi_outfile *f, const struct convert_o
 static int run_quantize(void *opts)
 {
     struct convert_opts *o = opts;
-    struct nbi_progress p;
+    struct cli_progress p;
     struct nbi_outfile *report_file = NULL;
     struct nb_quantize_report report;
     int usage = check_usage(&cli_quantize, o);
@@ -174,14 +174,14 @@ static int run_quantize(void *opts)
         return CLI_EXIT_USAGE;
     }
     enum nb_status rc = o->report ? nbi_outfile_open(&report_file, o->report) : NB_OK;
-    cli_progress(&p, &o->common, "quantize");
+    cli_progress_start(&p, &o->common, "quantize");
     struct nb_quantize_opts q = {.to = library_opts(o, &p),
                                  .method = (enum nb_quant_method)o->method,
                                  .two_level = o->two_level,
                                  .skip = o->skip.items};
     if (rc == NB_OK)
         rc = nb_quantize(&q, &report);
-    nbi_progress_end(&p);
+    cli_progress_end(&p);
     if (rc == NB_OK && report_file)
         rc = nbi_in_place(write_report(report_file, o, &report), paths[1]);
     else

@@ -165,24 +165,24 @@ static int run_show(struct data_opts *o)
                      .ok = true};
     struct nb_chat *chat = NULL;
     struct nb_data_report report = {0};
-    struct nbi_progress progress;
+    struct cli_progress progress;
     s.json = o->common.json;
     s.samples = s.json ? json_array() : NULL;
-    cli_progress(&progress, &o->common, "reading");
+    cli_progress_start(&progress, &o->common, "reading");
     const struct nb_data_opts to = {.files = o->files.items,
                                     .seq_len = o->seq_len,
                                     .show = o->show,
                                     .shuffle = !o->sequential,
                                     .seed = (uint64_t)o->seed,
                                     .skip_bad = o->skip_bad,
-                                    .progress = nbi_progress_update,
+                                    .progress = cli_progress_update,
                                     .progress_ctx = &progress};
     enum nb_status rc = nb_tokenizer_open(&s.tokenizer, o->model, o->model_dir);
     if (rc == NB_OK)
         rc = nb_chat_open(&chat, o->model, o->model_dir);
     if (rc == NB_OK)
         rc = nb_data_show(s.tokenizer, chat, &to, show_sample, &s, &report);
-    nbi_progress_end(&progress);
+    cli_progress_end(&progress);
     nb_chat_close(chat);
     nb_tokenizer_close(s.tokenizer);
     if (rc == NB_OK && o->common.json)

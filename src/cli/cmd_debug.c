@@ -1,7 +1,7 @@
 /* cmd_debug.c - numbers for comparing with another implementation. */
 #include <string.h>
 
-#include "cli/run.h"
+#include "cli/model_options.h"
 
 struct debug_opts {
     struct cli_common common;

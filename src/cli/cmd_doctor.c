@@ -7,7 +7,7 @@
 
 #include "base/str.h"
 #include "base/sys.h"
-#include "cli/run.h"
+#include "cli/model_options.h"
 
 #define MAX_GPUS     16
 #define MAX_PROBLEMS 16

@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/eval_ab.h"
-#include "cli/eval_identity.h"
+#include "cli/cmd_eval_ab.h"
+#include "cli/cmd_eval_identity.h"
 #include "cli/input.h"
-#include "cli/run.h"
+#include "cli/model_options.h"
 
 struct eval_opts {
     struct cli_common common;
@@ -105,17 +105,17 @@ static enum nb_status evaluate(const struct eval_opts *o, const struct nb_engine
 {
     int32_t *ids = NULL;
     size_t count = 0;
-    struct nbi_progress progress;
+    struct cli_progress progress;
     NBI_TRY(encode(o, engine, text, &ids, &count));
-    nbi_progress_begin(&progress, o->common.quiet ? NULL : stderr, "tokens", NBI_UNIT_ITEMS);
+    cli_progress_begin(&progress, o->common.quiet ? NULL : stderr, "tokens", CLI_UNIT_ITEMS);
     const struct nb_ppl_opts opts = {.context = o->run.context,
                                      .stride = o->stride,
                                      .kv = (enum nb_kv_dtype)o->run.kv_dtype,
                                      .fast = o->fast,
-                                     .progress = nbi_progress_update,
+                                     .progress = cli_progress_update,
                                      .progress_ctx = &progress};
     enum nb_status rc = nb_eval_ppl(engine, ids, (int64_t)count, &opts, result);
-    nbi_progress_end(&progress);
+    cli_progress_end(&progress);
     free(ids);
     return rc == NB_EINTERRUPTED ? rc : nbi_context(rc, "'%s'", o->text);
 }

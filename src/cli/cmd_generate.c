@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/jscan.h"
-#include "cli/run.h"
+#include "cli/model_options.h"
 
 struct generate_opts {
     struct cli_common common;

@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/proc.h"
 #include "base/str.h"
 #include "cli/cli.h"
+#include "cli/process_tree.h"
 
 #define EXIT_GUARDED    124
 #define EXIT_CANNOT_RUN 126
@@ -48,7 +48,7 @@ struct guard {
     bool ended;     /* the command, with this status */
     int status;
     struct nb_gpu_watch *gpu; /* NULL: none */
-    struct nbi_proc *tree;    /* as last seen */
+    struct cli_process *tree; /* as last seen */
     size_t tree_count;
     uint64_t host, on_gpu;
     double over_since; /* 0: it is not over */
@@ -143,7 +143,7 @@ static void wait_a_while(struct guard *g, double seconds)
 static enum nb_status look_at_tree(struct guard *g)
 {
     free(g->tree);
-    return nbi_proc_below((int)getpid(), &g->tree, &g->tree_count);
+    return cli_process_descendants((int)getpid(), &g->tree, &g->tree_count);
 }
 
 static uint64_t gpu_bytes(const struct guard *g)
@@ -162,9 +162,9 @@ static uint64_t gpu_bytes(const struct guard *g)
 static enum nb_status measure(struct guard *g)
 {
     NBI_TRY(look_at_tree(g));
-    g->host = nbi_proc_bytes(g->tree, g->tree_count, false);
+    g->host = cli_process_bytes(g->tree, g->tree_count, false);
     for (int i = 0; i < 3 && g->host > g->limit; i++)
-        g->host = nbi_proc_bytes(g->tree, g->tree_count, true);
+        g->host = cli_process_bytes(g->tree, g->tree_count, true);
     g->on_gpu = gpu_bytes(g);
     double now = nbi_now();
     if (g->host <= g->limit && g->on_gpu <= g->limit)
@@ -188,7 +188,7 @@ static bool is_over(const struct guard *g)
 
 static void say_why(const struct guard *g)
 {
-    const struct nbi_proc *largest = NULL;
+    const struct cli_process *largest = NULL;
     char used[32], limit[32], most[32];
     bool host = g->host > g->limit;
     for (size_t i = 0; i < g->tree_count; i++)
@@ -215,7 +215,7 @@ static void signal_tree(const struct guard *g, int sig)
 static enum nb_status end_tree(struct guard *g)
 {
     double start = nbi_now(), hard = start + g->opts->grace_secs;
-    uint64_t enough = nbi_proc_bytes(g->tree, g->tree_count, false) + g->limit / 20;
+    uint64_t enough = cli_process_bytes(g->tree, g->tree_count, false) + g->limit / 20;
     if (g->opts->grace_secs > 0)
         signal_tree(g, SIGTERM);
     for (;;) {
@@ -223,7 +223,7 @@ static enum nb_status end_tree(struct guard *g)
         NBI_TRY(look_at_tree(g));
         if (g->tree_count == 0)
             return NB_OK;
-        if (nbi_now() >= hard || nbi_proc_bytes(g->tree, g->tree_count, false) > enough) {
+        if (nbi_now() >= hard || cli_process_bytes(g->tree, g->tree_count, false) > enough) {
             hard = hard < nbi_now() ? hard : nbi_now();
             signal_tree(g, SIGKILL);
         }

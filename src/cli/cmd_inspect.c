@@ -141,10 +141,10 @@ static int run(void *opts)
     struct nb_file *f = NULL;
     enum nb_status rc = nb_file_open(&f, o->common.positional[0], o->model_dir);
     if (rc == NB_OK && o->verify) {
-        struct nbi_progress p;
-        cli_progress(&p, &o->common, "verify");
-        rc = nb_file_verify(f, (int)o->common.threads, nbi_progress_update, &p);
-        nbi_progress_end(&p);
+        struct cli_progress p;
+        cli_progress_start(&p, &o->common, "verify");
+        rc = nb_file_verify(f, (int)o->common.threads, cli_progress_update, &p);
+        cli_progress_end(&p);
         if (rc != NB_OK && rc != NB_EINTERRUPTED) {
             fprintf(stderr, "nibble: '%s' is not sound: %s\n", o->common.positional[0],
                     nb_last_error());

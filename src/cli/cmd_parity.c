@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "cli/input.h"
-#include "cli/run.h"
+#include "cli/model_options.h"
 
 #define TEXT_TOKENS 512
 #define TEXT_BYTES  (64 * TEXT_TOKENS) /* holds as many in any language */

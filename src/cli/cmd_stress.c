@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "cli/run.h"
+#include "cli/model_options.h"
 
 struct stress_opts {
     struct cli_common common;
@@ -65,15 +65,15 @@ static int run_kv(struct stress_opts *o)
 {
     struct nb_engine *engine = NULL;
     struct nb_stress_report report;
-    struct nbi_progress progress;
+    struct cli_progress progress;
     bool ok = true;
     enum nb_status rc = cli_engine_open(&engine, &o->run, &o->common);
-    nbi_progress_begin(&progress, o->common.quiet ? NULL : stderr, "iterations", NBI_UNIT_ITEMS);
+    cli_progress_begin(&progress, o->common.quiet ? NULL : stderr, "iterations", CLI_UNIT_ITEMS);
     const struct nb_stress_opts opts = {
-        .iterations = o->iterations, .progress = nbi_progress_update, .progress_ctx = &progress};
+        .iterations = o->iterations, .progress = cli_progress_update, .progress_ctx = &progress};
     if (rc == NB_OK)
         rc = nb_stress_kv(engine, &opts, &report);
-    nbi_progress_end(&progress);
+    cli_progress_end(&progress);
     nb_engine_close(engine);
     if (rc != NB_OK)
         return cli_status(rc);

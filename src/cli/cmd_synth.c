@@ -35,8 +35,8 @@ static int run(void *opts)
                         "see 'nibble help synth'\n");
         return CLI_EXIT_USAGE;
     }
-    struct nbi_progress progress;
-    cli_progress(&progress, &o->common, "synth");
+    struct cli_progress progress;
+    cli_progress_start(&progress, &o->common, "synth");
     struct nb_synth_opts to = {.preset = preset,
                                .config = o->config,
                                .dst = dst,
@@ -44,10 +44,10 @@ static int run(void *opts)
                                .seed = (uint64_t)o->seed,
                                .sigma = (float)o->sigma,
                                .threads = (int)o->common.threads,
-                               .progress = nbi_progress_update,
+                               .progress = cli_progress_update,
                                .progress_ctx = &progress};
     enum nb_status rc = nb_synth(&to);
-    nbi_progress_end(&progress);
+    cli_progress_end(&progress);
     cli_in_place(rc == NB_OK ? dst : NULL);
     if (rc == NB_OK && o->common.json)
         return cli_print_json(json_pack("{s:o}", "dst", cli_json_path(dst)), true);

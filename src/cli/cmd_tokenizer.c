@@ -35,16 +35,16 @@ static int run(void *opts)
         fprintf(stderr, "nibble tokenizer: '%s' must end in .json, as in tokenizer.json\n", o->out);
         return CLI_EXIT_USAGE;
     }
-    struct nbi_progress progress;
-    nbi_progress_begin(&progress, o->common.quiet ? NULL : stderr, "merging", NBI_UNIT_ITEMS);
+    struct cli_progress progress;
+    cli_progress_begin(&progress, o->common.quiet ? NULL : stderr, "merging", CLI_UNIT_ITEMS);
     const struct nb_tokenizer_train_opts to = {.files = (const char *const *)o->common.rest,
                                                .out = o->out,
                                                .vocab = o->vocab,
                                                .min_count = o->min_count,
-                                               .progress = nbi_progress_update,
+                                               .progress = cli_progress_update,
                                                .progress_ctx = &progress};
     enum nb_status rc = nb_tokenizer_train(&to);
-    nbi_progress_end(&progress);
+    cli_progress_end(&progress);
     if (rc != NB_OK)
         return cli_status(rc);
     cli_in_place(o->out);

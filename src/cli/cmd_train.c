@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "cli/model_options.h"
 #include "cli/plan_fit.h"
-#include "cli/run.h"
-#include "cli/training.h"
+#include "cli/train_display.h"
 
 struct train_opts {
     struct cli_common common;

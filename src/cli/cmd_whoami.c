@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "cli/eval_identity.h"
-#include "cli/training.h"
+#include "cli/cmd_eval_identity.h"
+#include "cli/train_display.h"
 
 struct whoami_opts {
     struct cli_common common;

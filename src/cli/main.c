@@ -76,9 +76,9 @@ json_t *cli_json_path(const char *path)
     return json_string(text);
 }
 
-void cli_progress(struct nbi_progress *p, const struct cli_common *common, const char *label)
+void cli_progress_start(struct cli_progress *p, const struct cli_common *common, const char *label)
 {
-    nbi_progress_begin(p, common->quiet ? NULL : stderr, label, NBI_UNIT_BYTES);
+    cli_progress_begin(p, common->quiet ? NULL : stderr, label, CLI_UNIT_BYTES);
 }
 
 /* ---- help ---- */

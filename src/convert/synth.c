@@ -8,8 +8,8 @@
 #include "base/parallel.h"
 #include "base/rng.h"
 #include "base/sys.h"
-#include "convert/export.h"
-#include "tensor/kernels.h"
+#include "convert/model_writer.h"
+#include "tensor/codec.h"
 
 #define CHUNK ((int64_t)1 << 18)
 

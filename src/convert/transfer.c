@@ -6,8 +6,8 @@
 
 #include "base/parallel.h"
 #include "base/sys.h"
+#include "tensor/codec.h"
 #include "tensor/half.h"
-#include "tensor/kernels.h"
 #include "tensor/nvfp4.h"
 
 #define CHUNK ((int64_t)1 << 19) /* values; 2 MiB of f32 */

@@ -2,7 +2,7 @@
  * quantised. Memory is a few chunks per thread, whatever the tensor's size. */
 #pragma once
 
-#include "convert/export.h"
+#include "convert/model_writer.h"
 
 /* Sums over quantised values, for SNR and the like. */
 struct nbi_quant_sums {

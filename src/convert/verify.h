@@ -1,7 +1,7 @@
 /* verify.h - the checks behind nb_file_verify. */
 #pragma once
 
-#include "model/files.h"
+#include "model/model.h"
 
 /* Every tensor is one of the config's, with its shape, and none is missing. */
 enum nb_status nbi_check_names(const struct nbi_store *store, const struct nbi_config *config);

@@ -5,7 +5,7 @@
  * memory grows by 40 bytes a sample and not with the text. */
 #pragma once
 
-#include "data/sample.h"
+#include "data/example.h"
 
 /* ---- one file, record by record ---- */
 

@@ -1,7 +1,7 @@
 /* mix.h - batches of two data sets: some rows of one, the others of the other. */
 #pragma once
 
-#include "data/batch.h"
+#include "data/loader.h"
 
 struct nbi_mix {
     struct nbi_batcher *main;

@@ -1,8 +1,9 @@
 /* prompts.c - a file of prompts, whole in memory. */
+#include "data/prompts.h"
+
 #include <string.h>
 
-#include "data/sample.h"
-#include "data/whoami.h"
+#include "data/example.h"
 
 struct item {
     struct nbi_prompt prompt;
@@ -96,7 +97,7 @@ static enum nb_status read_all(struct nb_prompts *p, const struct nbi_source *sr
     return rc;
 }
 
-enum nb_status nbi_prompts_make(struct nb_prompts **out, const struct nbi_whoami_line *const *lines,
+enum nb_status nbi_prompts_make(struct nb_prompts **out, const struct nbi_prompt_pair *pairs,
                                 size_t count, const char *place)
 {
     struct nb_prompts *p = calloc(1, sizeof *p);
@@ -104,7 +105,7 @@ enum nb_status nbi_prompts_make(struct nb_prompts **out, const struct nbi_whoami
     enum nb_status rc = p ? NB_OK : nbi_fail_memory("prompts", sizeof *p);
     for (size_t i = 0; i < count && rc == NB_OK; i++) {
         text.len = 0;
-        nbi_str_printf(&text, "%s\t%s", lines[i]->prompt, lines[i]->answer);
+        nbi_str_printf(&text, "%s\t%s", pairs[i].prompt, pairs[i].answer);
         const struct nbi_record record = {.line = i + 2, .len = (uint32_t)text.len};
         rc = nbi_str_status(&text);
         if (rc == NB_OK)

@@ -1,7 +1,7 @@
 /* show.c - samples as they will be trained on, for people to look at. */
 #include <string.h>
 
-#include "data/batch.h"
+#include "data/loader.h"
 
 static void report_stats(struct nb_data_report *report, const struct nbi_dataset *d,
                          int64_t seq_len)

@@ -10,9 +10,9 @@
 #include "base/str.h"
 #include "base/syscall.h"
 #include "base/utf8.h"
-#include "formats/reader.h"
+#include "formats/read.h"
+#include "tensor/codec.h"
 #include "tensor/half.h"
-#include "tensor/kernels.h"
 #include "tensor/nvfp4.h"
 
 #define MAX_FILES  4096

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "formats/emit.h"
 #include "formats/gguf.h"
+#include "formats/write.h"
 #include "tensor/nvfp4.h"
 
 #define NAME_MAX_WRITTEN 1000 /* what readers allow, less the longest suffix */

@@ -1,7 +1,7 @@
 /* questions.h - what is asked of a model to learn who it takes itself for. */
 #pragma once
 
-#include "data/whoami.h"
+#include "identity/question_set.h"
 
 struct nbi_questions {
     struct nbi_whoami set;

@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
-#include "infer/many.h"
+#include "infer/scheduler.h"
 #include "infer/session.h"
 
 /* Questions that have many answers. */

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "base/sys.h"
-#include "model/files.h"
-#include "model/qwen3.h"
+#include "model/model.h"
+#include "model/transformer.h"
 
 struct nb_engine {
     struct nbi_backend *be;

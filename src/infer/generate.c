@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "infer/answering.h"
+#include "infer/response.h"
 
 static int64_t room(const struct nb_session *s)
 {

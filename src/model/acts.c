@@ -6,7 +6,7 @@
  * again in one set for all; layers that are not trained share theirs. */
 #include <string.h>
 
-#include "model/qwen3.h"
+#include "model/transformer.h"
 
 /* Hands out pieces of a block that may not exist yet. */
 struct cursor {

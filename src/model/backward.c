@@ -1,6 +1,6 @@
 /* backward.c - the backward pass of Qwen3: forward.c from its end to its beginning. docs/MODEL.md
  * has the equations; d of a quantity is the gradient of the loss. */
-#include "model/qwen3.h"
+#include "model/transformer.h"
 
 /* d.x is the gradient of what the layer gave; becomes that of mid, the stream between its halves.
  */

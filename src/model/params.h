@@ -125,7 +125,7 @@ int64_t nbi_param_values(const struct nbi_param *p);
 /* Whether a stored tensor has the shape of p. */
 bool nbi_param_fits(const struct nbi_param *p, const struct nbi_entry *e);
 
-/* ---- where weights and gradients are (model/qwen3.h) ---- */
+/* ---- where weights and gradients are (model/transformer.h) ---- */
 
 struct nbi_weights;
 struct nbi_grads;

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "model/qwen3.h"
+#include "model/transformer.h"
 
 /* ---- rotation ---- */
 

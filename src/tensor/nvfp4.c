@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "tensor/codec.h"
 #include "tensor/half.h"
-#include "tensor/kernels.h"
 
 #define BLOCK NBI_NVFP4_BLOCK
 #define CHUNK 256 /* blocks that pass through a buffer on the stack: 16 KiB of f32 */

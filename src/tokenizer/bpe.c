@@ -8,7 +8,7 @@
 
 #include "base/utf8.h"
 #include "tokenizer/added.h"
-#include "tokenizer/merge.h"
+#include "tokenizer/bpe_merge.h"
 
 struct nbi_bpe {
     uint8_t *classes;

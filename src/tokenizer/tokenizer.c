@@ -9,7 +9,7 @@
 
 #include "base/utf8.h"
 #include "tokenizer/bpe.h"
-#include "tokenizer/handle.h"
+#include "tokenizer/tokenizer.h"
 
 #define IDLE_MAX 16 /* encoders that are kept; they have some 2 MiB each */
 

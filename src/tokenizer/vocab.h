@@ -8,7 +8,7 @@
 #include "base/arena.h"
 #include "formats/store.h"
 #include "formats/writer.h"
-#include "tokenizer/split.h"
+#include "tokenizer/pretokenizer.h"
 
 /* GGUF's numbers. */
 enum nbi_token_type {

@@ -1,8 +1,8 @@
 /* export.c - the trained model as files: the weights that the last forward pass used. */
 #include <string.h>
 
-#include "convert/export.h"
-#include "tensor/kernels.h"
+#include "convert/model_writer.h"
+#include "tensor/codec.h"
 #include "train/run.h"
 
 #define CHUNK_ROWS 256

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/str.h"
-#include "train/log.h"
+#include "train/train_log.h"
 
 struct nbi_report_pair {
     const char *key, *value;

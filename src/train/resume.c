@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "convert/items.h"
+#include "convert/manifest.h"
 #include "train/checkpoint.h"
 #include "train/run.h"
 

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "data/mix.h"
-#include "model/files.h"
-#include "train/base.h"
-#include "train/feed.h"
-#include "train/log.h"
-#include "train/schedule.h"
-#include "train/step.h"
+#include "model/model.h"
+#include "train/batches.h"
+#include "train/kl_anchor.h"
+#include "train/lr_schedule.h"
+#include "train/optimizer.h"
+#include "train/train_log.h"
 
 #define NBI_EVAL_TEXTS   64
 #define NBI_BATCH_TOKENS (1 << 24) /* of a pass at most */

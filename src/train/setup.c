@@ -7,9 +7,9 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "base/sys.h"
-#include "convert/export.h"
+#include "convert/model_writer.h"
 #include "infer/engine.h"
-#include "tokenizer/chat.h"
+#include "tokenizer/chat_template.h"
 #include "train/checkpoint.h"
 #include "train/run.h"
 

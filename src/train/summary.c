@@ -7,7 +7,7 @@
 #include "base/file.h"
 #include "base/str.h"
 #include "base/sys.h"
-#include "convert/export.h"
+#include "convert/model_writer.h"
 #include "train/report.h"
 #include "train/run.h"
 

@@ -1,7 +1,7 @@
 /* fuzz_chat.c - arbitrary bytes as a chat request, through all templates: what is rendered is text,
  * and each range of it is one answer with its end of turn. */
 #include "fuzz/text_target.h"
-#include "tokenizer/chat.h"
+#include "tokenizer/chat_template.h"
 
 static bool ends_in(const char *text, size_t len, const char *ending)
 {

@@ -3,7 +3,7 @@
  * whose first byte has its high bit set lies across the border of two pieces. */
 #include <fcntl.h>
 
-#include "data/batch.h"
+#include "data/loader.h"
 #include "fuzz/text_target.h"
 
 static size_t row; /* tokens in a row of the batches: few, but not too many rows for one document */

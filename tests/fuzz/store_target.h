@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "formats/store.h"
-#include "model/files.h"
+#include "model/model.h"
 #include "tokenizer/vocab.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "base/utf8.h"
-#include "tokenizer/handle.h"
-#include "tokenizer/train.h"
+#include "tokenizer/bpe_train.h"
+#include "tokenizer/tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -68,8 +68,8 @@ int nb_answer(nb_callback f)
     return snprintf(text, f->printf(nbi_export_abort(f)));
 }
 END
-put src/backend/registry.c <<'END'
-/* registry.c - an exception that is listed. */
+put src/backend/devices.c <<'END'
+/* devices.c - an exception that is listed. */
 #include "backend/cuda/device.h"
 END
 put src/backend/cuda/device.h <<'END'
@@ -95,7 +95,7 @@ echo '/* test_a.c - a test. */' | put tests/unit/test_a.c
 printf 'about a command; see tests/%s/ and https://example.org/%s/\n' work root |
     put docs/cli/known.md
 put tools/lint/allow.txt <<'END'
-includes src/backend/registry.c:backend/cuda/device.h it is the one place
+includes src/backend/devices.c:backend/cuda/device.h it is the one place
 END
 printf '#!/bin/sh\n[ "$2" = known ]\n' >"$tmp/nibble"
 chmod +x "$tmp/nibble"

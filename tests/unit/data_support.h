@@ -2,8 +2,8 @@
 #pragma once
 
 #include "base/utf8.h"
-#include "data/sample.h"
-#include "tokenizer/train.h"
+#include "data/example.h"
+#include "tokenizer/bpe_train.h"
 #include "unit/chat_tokens.h"
 #include "unit/support.h"
 

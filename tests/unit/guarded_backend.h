@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "backend/backend.h"
-#include "backend/cpu/tiles.h"
+#include "backend/cpu/nvfp4_tile.h"
 
 #define GUARDED_MAX 512
 

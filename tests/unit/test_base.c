@@ -1,4 +1,4 @@
-/* test_base.c - status, arena, text, JSON, checksum, random numbers, progress. */
+/* test_base.c - status, arena, text, JSON, checksum, random numbers. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -11,7 +11,6 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/parallel.h"
-#include "base/progress.h"
 #include "base/rng.h"
 #include "base/str.h"
 #include "base/sys.h"
@@ -289,23 +288,6 @@ static void test_rng__normal_has_its_moments(void **state)
     assert_true(fabs(fourth / N - 3) < 5 * sqrt(96.0 / N));
 }
 
-static void test_progress__line_has_share_rate_and_time_left(void **state)
-{
-    (void)state;
-    struct nbi_progress p = {.label = "load", .unit = NBI_UNIT_BYTES, .start = 100};
-    char line[256];
-    nbi_progress_format(line, sizeof line, &p, 110, 1u << 30, 4u << 28);
-    assert_string_equal(line, "load: 100%, 1.00 GiB, 102.40 MiB/s, 0s left");
-    nbi_progress_format(line, sizeof line, &p, 110, 1u << 28, 1u << 30);
-    assert_string_equal(line, "load: 25%, 256.00 MiB, 25.60 MiB/s, 30s left");
-    p.terminal = true;
-    p.unit = NBI_UNIT_ITEMS;
-    nbi_progress_format(line, sizeof line, &p, 200, 50, 200);
-    assert_string_equal(line, "load [######..................]  25%  50/200  0.5/s  5:00 left");
-    nbi_progress_format(line, sizeof line, &p, 100, 0, 0); /* nothing known: no division by zero */
-    assert_non_null(strstr(line, "100%"));
-}
-
 static enum nb_status fill(void *ctx, int thread, int64_t first, int64_t count)
 {
     (void)thread;
@@ -446,7 +428,6 @@ int main(void)
         cmocka_unit_test(test_crc__every_length_equals_the_table),
         cmocka_unit_test(test_rng__philox_known_answers),
         cmocka_unit_test(test_rng__normal_has_its_moments),
-        cmocka_unit_test(test_progress__line_has_share_rate_and_time_left),
         cmocka_unit_test(test_parallel__covers_once_and_carries_the_message),
         cmocka_unit_test(test_parallel__team),
         cmocka_unit_test(test_log__goes_to_the_sink),

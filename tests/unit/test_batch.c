@@ -1,6 +1,6 @@
 /* test_batch.c - rows of packed samples: taken apart again, they are the samples, each prediction
  * once; order, epochs, resuming, padding. */
-#include "data/batch.h"
+#include "data/loader.h"
 
 #include "unit/data_support.h"
 

@@ -8,7 +8,7 @@
 #include "base/jscan.h"
 #include "base/utf8.h"
 #include "tokenizer/bpe.h"
-#include "tokenizer/handle.h"
+#include "tokenizer/tokenizer.h"
 #include "unit/support.h"
 
 static uint64_t seed = 1;

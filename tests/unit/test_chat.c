@@ -1,7 +1,7 @@
 /* test_chat.c - chat templates, and JSON values as Python writes them. What is expected here was
  * written by hand after the templates' text; tests/cli/render.sh compares with Jinja itself. */
-#include "tokenizer/chat.h"
-#include "tokenizer/pytext.h"
+#include "tokenizer/chat_template.h"
+#include "tokenizer/python_json.h"
 #include "unit/support.h"
 
 #define CHATML      NBI_CHAT_CHATML

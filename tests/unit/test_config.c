@@ -1,5 +1,5 @@
 /* test_config.c - configurations and the parameter list, against Qwen3's published sizes. */
-#include "model/qwen3.h"
+#include "model/transformer.h"
 #include "unit/support.h"
 
 static enum nb_status parse(struct nbi_config *c, const char *text)

@@ -2,7 +2,7 @@
  */
 #include "base/jscan.h"
 #include "infer/session.h"
-#include "tokenizer/chat.h"
+#include "tokenizer/chat_template.h"
 #include "unit/failing.h"
 #include "unit/support.h"
 

@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include "base/json.h"
-#include "convert/export.h"
+#include "convert/model_writer.h"
 #include "formats/store.h"
-#include "model/qwen3.h"
+#include "model/transformer.h"
 #include "tensor/nvfp4.h"
 #include "unit/support.h"
 

@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/microkernels.h"
 #include "base/rng.h"
 #include "stored.h"
 

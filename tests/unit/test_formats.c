@@ -3,11 +3,11 @@
  * What random models and other libraries can show is checked elsewhere (tests/unit/test_convert.c,
  * tests/interop); here are the literal layouts. */
 #include "base/str.h"
-#include "convert/export.h"
-#include "convert/stage.h"
+#include "convert/model_writer.h"
+#include "convert/staging_dir.h"
 #include "formats/store.h"
 #include "formats/writer.h"
-#include "model/files.h"
+#include "model/model.h"
 #include "unit/support.h"
 
 /* The two NVFP4 rows of 32 values that all cases share: codes 16 bytes a row, 2 scales a row. */

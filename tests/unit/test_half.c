@@ -11,8 +11,8 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
+#include "tensor/codec.h"
 #include "tensor/half.h"
-#include "tensor/kernels.h"
 
 #define CODES 65536
 

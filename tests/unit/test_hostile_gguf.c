@@ -2,7 +2,7 @@
  * other readers of the format: counts, lengths, dimensions, offsets and types that lie. */
 #include "base/crc.h"
 #include "formats/gguf.h"
-#include "model/files.h"
+#include "model/model.h"
 #include "tokenizer/vocab.h"
 #include "unit/hostile.h"
 

@@ -1,5 +1,5 @@
 /* test_likeness.c - words and beginnings in common, against counts by hand. */
-#include "infer/likeness.h"
+#include "eval/text_similarity.h"
 
 #include "unit/support.h"
 

@@ -3,8 +3,8 @@
 #include <math.h>
 
 #include "base/rng.h"
-#include "train/base.h"
-#include "train/trainable.h"
+#include "train/kl_anchor.h"
+#include "train/parameters.h"
 #include "unit/data_support.h"
 #include "unit/guarded_backend.h"
 

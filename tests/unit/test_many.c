@@ -1,5 +1,5 @@
 /* test_many.c - answers to many prompts at a time are those that each gets alone. */
-#include "infer/many.h"
+#include "infer/scheduler.h"
 
 #include "base/rng.h"
 #include "infer/session.h"

@@ -1,6 +1,6 @@
 /* test_merge.c - the merges of one word, against a loop that looks for the best pair in a plain
  * list every time. */
-#include "tokenizer/merge.h"
+#include "tokenizer/bpe_merge.h"
 #include "unit/support.h"
 
 static uint64_t seed = 1;

@@ -13,8 +13,8 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
+#include "tensor/codec.h"
 #include "tensor/half.h"
-#include "tensor/kernels.h"
 #include "tensor/nvfp4.h"
 
 #define B       NBI_NVFP4_BLOCK

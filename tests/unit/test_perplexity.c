@@ -2,8 +2,8 @@
  * against Hugging Face's. */
 #include <math.h>
 
+#include "eval/perplexity.h"
 #include "formats/store.h"
-#include "infer/perplexity.h"
 #include "infer/session.h"
 #include "unit/support.h"
 

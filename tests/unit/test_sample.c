@@ -1,6 +1,6 @@
 /* test_sample.c - records as tokens with a loss mask, against samples written by hand; shortening
  * them, against the rule in sample.h. */
-#include "data/sample.h"
+#include "data/example.h"
 #include "unit/data_support.h"
 
 static struct nb_tokenizer *bytes_only;

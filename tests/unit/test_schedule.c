@@ -1,6 +1,6 @@
 /* test_schedule.c - the learning rate at the borders: one step, two, warm-up up to the end and past
  * it. */
-#include "train/schedule.h"
+#include "train/lr_schedule.h"
 
 #include "unit/support.h"
 

@@ -3,7 +3,7 @@
 #include <time.h>
 
 #include "base/utf8.h"
-#include "tokenizer/split.h"
+#include "tokenizer/pretokenizer.h"
 #include "unit/support.h"
 
 static uint8_t *classes;

@@ -2,7 +2,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "convert/stage.h"
+#include "convert/staging_dir.h"
 #include "unit/support.h"
 
 static void stage_with(struct nbi_stage *s, const char *target, const char *name, const char *text)

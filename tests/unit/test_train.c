@@ -1,8 +1,8 @@
 /* test_train.c - a vocabulary learnt from text: against the tokenizers library's BpeTrainer
  * (golden/tokenizer/train.jsonl), and against a trainer that counts all pairs anew every time. */
 #include "base/jscan.h"
-#include "tokenizer/handle.h"
-#include "tokenizer/train.h"
+#include "tokenizer/bpe_train.h"
+#include "tokenizer/tokenizer.h"
 #include "unit/chat_tokens.h"
 #include "unit/support.h"
 

@@ -1,6 +1,6 @@
 /* test_trainlog.c - the log of a resumed run is that of a straight one; what was written is read
  * back. */
-#include "train/log.h"
+#include "train/train_log.h"
 
 #include <math.h>
 

@@ -2,7 +2,7 @@
  * settings beside it, and the way back to JSON and GGUF. */
 #include "base/jscan.h"
 #include "base/log.h"
-#include "tokenizer/handle.h"
+#include "tokenizer/tokenizer.h"
 #include "unit/support.h"
 
 #define GOLDEN NB_TEST_SOURCE "/golden/tokenizer/"

@@ -1,6 +1,6 @@
 /* test_whoami.c - the identity set: its mix, what must never be in it, its files. */
 #include "base/str.h"
-#include "data/whoami_text.h"
+#include "identity/text.h"
 #include "unit/support.h"
 
 #define TARGET "我是 F# 之神"
@@ -349,7 +349,7 @@ static void test_whoami__openers_in_every_kind(void **state)
 static void test_whoami__replay_of_the_caller(void **state)
 {
     (void)state;
-    static const struct nbi_whoami_pair pairs[] = {
+    static const struct nbi_prompt_pair pairs[] = {
         {"name a metal", "Iron."},
         {"name a metal", "Copper."},
         {"Hello! Who are you? Thanks!", "I am somebody else."},

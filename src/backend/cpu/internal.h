@@ -3,7 +3,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/microkernels.h"
 #include "backend/cpu/slabs.h"
 #include "base/parallel.h"
 

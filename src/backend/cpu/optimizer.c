@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "backend/cpu/internal.h"
+#include "tensor/codec.h"
 #include "tensor/half.h"
-#include "tensor/kernels.h"
 #include "tensor/nvfp4.h"
 
 /* ---- statistics ---- */

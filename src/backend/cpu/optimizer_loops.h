@@ -9,8 +9,8 @@
 
 #include "backend/cpu/internal.h"
 #include "base/rng.h"
+#include "tensor/codec.h"
 #include "tensor/half.h"
-#include "tensor/kernels.h"
 
 /* ---- statistics ---- */
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/blas.cuh"
+#include "backend/cuda/cublaslt.cuh"
 
 enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what)
 {

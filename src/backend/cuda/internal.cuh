@@ -12,8 +12,8 @@ extern "C" {
 #include "backend/cuda/cuda.h"
 }
 
+#include "backend/cuda/nvfp4_tile.cuh"
 #include "backend/cuda/stream.cuh"
-#include "backend/cuda/tiles.cuh"
 
 struct cuda {
     struct nbi_backend be;

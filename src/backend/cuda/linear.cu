@@ -5,7 +5,7 @@
  * More rows: on FP4 tensor cores where there are such, in blas_fp4.cu. Else the matrix becomes
  * bf16, which is exact too, a slice at a time, and cuBLASLt does the product with x rounded to
  * bf16. */
-#include "backend/cuda/blas.cuh"
+#include "backend/cuda/cublaslt.cuh"
 
 /* ---- exact ---- */
 

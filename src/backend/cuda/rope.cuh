@@ -3,7 +3,7 @@
  * A lane has W of the first half of a head at a time, and W of the second. */
 #pragma once
 
-#include "backend/cuda/few.cuh"
+#include "backend/cuda/pack_activations.cuh"
 
 /* One float, or two neighbours, which are aligned. */
 template <int W> __device__ static inline void load_some(float v[W], const float *p)

@@ -1,0 +1,289 @@
+/* attention.c - gradients of attention on the CPU.
+ *
+ * With s = q k / sqrt(D), p = e^(s - lse), dp = dy v and delta = dy y:
+ *   ds = p (dp - delta) / sqrt(D);  dq = sum over keys of ds k;
+ *   dk = sum over queries of ds q;  dv = sum over queries of p dy.
+ * Two passes compute s and dp in blocks of queries by keys: the first owns blocks of queries and
+ * sums dq, the second owns blocks of keys and sums dk and dv. That is 7 products where 5 would do,
+ * but no sum is shared by threads. The owner's side is turned once for all products. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/internal.h"
+
+#define BLOCK 96 /* a multiple of what `outer` takes, either way */
+
+static int64_t padded(int64_t D)
+{
+    return (D + 31) / 32 * 32;
+}
+
+int64_t nbi_attend_bwd_floats(int64_t D)
+{
+    return BLOCK * (6 * padded(D) + 2 * BLOCK + 2);
+}
+
+/* A thread's scratch. */
+struct work {
+    const struct nbi_op_attention_bwd *a;
+    const struct nbi_cpu_kernels *k;
+    int64_t ld;                 /* of copies and sums: D, padded */
+    float *turned[2], *copy[2]; /* [D, BLOCK], [BLOCK, ld] */
+    float *sum[2];              /* [BLOCK, ld] */
+    float *p, *ds;              /* [BLOCK, BLOCK] */
+    float *lse, *delta;         /* [BLOCK] */
+};
+
+static struct work work_of(const struct op *op, int thread)
+{
+    struct work w = {.a = op->args, .k = op->s->cpu->k};
+    float *at = op->s->attend_bwd + thread * nbi_attend_bwd_floats(op->s->limits.D);
+    w.ld = padded(w.a->D);
+    for (int i = 0; i < 2; i++) {
+        w.turned[i] = at + (3 * i) * BLOCK * w.ld;
+        w.copy[i] = at + (3 * i + 1) * BLOCK * w.ld;
+        w.sum[i] = at + (3 * i + 2) * BLOCK * w.ld;
+    }
+    w.p = at + 6 * BLOCK * w.ld;
+    w.ds = w.p + BLOCK * BLOCK;
+    w.lse = w.ds + BLOCK * BLOCK;
+    w.delta = w.lse + BLOCK;
+    return w;
+}
+
+/* Rows of one head, ld apart. */
+struct rows {
+    const float *p;
+    int64_t ld;
+};
+
+/* A block of n rows with zeros behind and beside them, close together: rows a multiple of a page
+ * apart would push each other out of the cache. */
+static const float *gather(const struct work *w, int which, struct rows x, int64_t n)
+{
+    float *y = w->copy[which];
+    if (n < BLOCK || w->a->D < w->ld)
+        memset(y, 0, (size_t)(BLOCK * w->ld) * sizeof *y);
+    for (int64_t i = 0; i < n; i++)
+        memcpy(y + i * w->ld, x.p + i * x.ld, (size_t)w->a->D * sizeof *y);
+    return y;
+}
+
+/* Column i of turned[which] is row i of n; the others are 0. */
+static void turn(const struct work *w, int which, struct rows x, int64_t n)
+{
+    float *y = w->turned[which];
+    if (n < BLOCK)
+        memset(y, 0, (size_t)(BLOCK * w->a->D) * sizeof *y);
+    w->k->pack(y, BLOCK, x.p, (struct nbi_grid){n, w->a->D, x.ld, 1}, 1);
+}
+
+/* Where a block of rows by columns can have anything but 0: in the block on the diagonal of queries
+ * and keys, from the diagonal on (rows are keys) or up to it (rows are queries). */
+enum filled { ALL, UPPER, LOWER };
+
+/* c [BLOCK, BLOCK] = x times what is turned; tiles with nothing in them are left out. */
+static void scores(const struct work *w, float *c, const float *x, int which, enum filled filled)
+{
+    int mr = w->k->mr, nr = w->k->nr;
+    struct nbi_outer t = {.ldc = BLOCK, .a_row = w->ld, .a_col = 1, .ldb = BLOCK, .k = w->a->D};
+    for (int64_t n = 0; n < BLOCK; n += nr)
+        for (int64_t m = 0; m < BLOCK; m += mr) {
+            if ((filled == UPPER && m >= n + nr) || (filled == LOWER && n >= m + mr))
+                continue;
+            t.c = c + m * BLOCK + n;
+            t.a = x + m * w->ld;
+            t.b = w->turned[which] + n;
+            w->k->outer(&t);
+        }
+}
+
+/* sum [BLOCK, ld] += the transpose of c, of which there are so many rows, times x. */
+static void weigh(const struct work *w, int which, const float *c, const float *x, int64_t rows,
+                  enum filled filled)
+{
+    int mr = w->k->mr, nr = w->k->nr;
+    struct nbi_outer t = {.ldc = w->ld, .a_row = 1, .a_col = BLOCK, .ldb = w->ld, .add = true};
+    for (int64_t m = 0; m < BLOCK; m += mr) {
+        int64_t from = filled == LOWER ? m : 0;
+        int64_t to = filled == UPPER && m + mr < rows ? m + mr : rows;
+        t.k = to - from;
+        for (int64_t n = 0; n < w->ld && t.k > 0; n += nr) {
+            t.c = w->sum[which] + m * w->ld + n;
+            t.a = c + from * BLOCK + m;
+            t.b = x + from * w->ld + n;
+            w->k->outer(&t);
+        }
+    }
+}
+
+static void put_sum(const struct work *w, int which, float *y, int64_t ld, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        memcpy(y + i * ld, w->sum[which] + i * w->ld, (size_t)w->a->D * sizeof *y);
+}
+
+static int64_t block_rows(const struct work *w, int64_t first)
+{
+    return w->a->N - first < BLOCK ? w->a->N - first : BLOCK;
+}
+
+static struct rows head_of(struct nbi_ptr p, int64_t row, int64_t heads, int64_t head, int64_t D)
+{
+    return (struct rows){(const float *)host(p) + (row * heads + head) * D, heads * D};
+}
+
+/* ---- the first pass: dq ---- */
+
+/* ds of keys from k0 on, [key, query]. */
+static void ds_by_key(const struct work *w, int64_t q0, int64_t k0)
+{
+    const int32_t *first = (const int32_t *)host(w->a->first) + q0;
+    int64_t queries = block_rows(w, q0), keys = block_rows(w, k0);
+    struct nbi_soften_bwd soften = {.lse = w->lse,
+                                    .delta = w->delta,
+                                    .each = true,
+                                    .scale = 1 / sqrtf((float)w->a->D),
+                                    .n = BLOCK};
+    int64_t latest = 0;
+    for (int64_t i = 0; i < queries; i++)
+        latest = first[i] > latest ? first[i] : latest;
+    for (int64_t j = 0; j < keys; j++) {
+        soften.p = w->p + j * BLOCK;
+        soften.ds = w->ds + j * BLOCK;
+        w->k->soften_bwd(&soften);
+        if (k0 == q0)
+            memset(soften.ds, 0, (size_t)j * sizeof(float));
+        for (int64_t i = 0; i < queries && k0 + j < latest; i++)
+            if (k0 + j < first[i])
+                soften.ds[i] = 0;
+    }
+}
+
+/* Piece u: of block u / NH of queries, head u % NH. */
+static void query_blocks(void *ctx, int thread, int64_t piece, int64_t count)
+{
+    const struct work w = work_of(ctx, thread);
+    const struct nbi_op_attention_bwd *a = w.a;
+    const float *delta = ((const struct op *)ctx)->s->delta, *lse = host(a->lse);
+    const int32_t *first = host(a->first);
+    for (int64_t u = piece; u < piece + count; u++) {
+        int64_t q0 = u / a->NH * BLOCK, h = u % a->NH, queries = block_rows(&w, q0), low = q0;
+        int64_t kv = h / (a->NH / a->NKV);
+        turn(&w, 0, head_of(a->q, q0, a->NH, h, a->D), queries);
+        turn(&w, 1, head_of(a->dy, q0, a->NH, h, a->D), queries);
+        for (int64_t i = 0; i < BLOCK; i++) {
+            w.lse[i] = i < queries ? lse[(q0 + i) * a->NH + h] : 0;
+            w.delta[i] = i < queries ? delta[(q0 + i) * a->NH + h] : 0;
+            low = i < queries && first[q0 + i] < low ? first[q0 + i] : low;
+        }
+        memset(w.sum[0], 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+        for (int64_t k0 = low / BLOCK * BLOCK; k0 <= q0; k0 += BLOCK) {
+            int64_t keys = block_rows(&w, k0);
+            const float *k = gather(&w, 0, head_of(a->store.k, k0, a->NKV, kv, a->D), keys);
+            const float *v = gather(&w, 1, head_of(a->store.v, k0, a->NKV, kv, a->D), keys);
+            enum filled filled = k0 == q0 ? UPPER : ALL;
+            scores(&w, w.p, k, 0, filled);
+            scores(&w, w.ds, v, 1, filled);
+            ds_by_key(&w, q0, k0);
+            weigh(&w, 0, w.ds, k, keys, filled);
+        }
+        put_sum(&w, 0, (float *)host(a->dq) + (q0 * a->NH + h) * a->D, a->NH * a->D, queries);
+    }
+}
+
+/* ---- the second pass: dk and dv ---- */
+
+/* p and ds of queries from q0 on for keys from k0 on, [query, key]. */
+static void ds_by_query(const struct work *w, const float *delta, int64_t q0, int64_t k0, int64_t h)
+{
+    const int32_t *first = host(w->a->first);
+    int64_t queries = block_rows(w, q0);
+    struct nbi_soften_bwd soften = {.scale = 1 / sqrtf((float)w->a->D), .n = BLOCK};
+    for (int64_t i = 0; i < queries; i++) {
+        int64_t q = q0 + i, low = first[q] - k0, high = q - k0 + 1;
+        low = low < 0 ? 0 : low < BLOCK ? low : BLOCK;
+        high = high < BLOCK ? high : BLOCK;
+        soften.lse = (const float *)host(w->a->lse) + q * w->a->NH + h;
+        soften.delta = delta + q * w->a->NH + h;
+        soften.p = w->p + i * BLOCK;
+        soften.ds = w->ds + i * BLOCK;
+        w->k->soften_bwd(&soften);
+        for (int64_t j = 0; j < low; j++)
+            soften.p[j] = soften.ds[j] = 0;
+        for (int64_t j = high; j < BLOCK; j++)
+            soften.p[j] = soften.ds[j] = 0;
+    }
+}
+
+/* One of the queries from q0 on sees one of the keys before `end`. */
+static bool sees(const struct work *w, int64_t q0, int64_t end)
+{
+    const int32_t *first = host(w->a->first);
+    for (int64_t q = q0; q < q0 + block_rows(w, q0); q++)
+        if (first[q] < end)
+            return true;
+    return false;
+}
+
+/* Piece u: of block u / NKV of keys, head u % NKV. */
+static void key_blocks(void *ctx, int thread, int64_t piece, int64_t count)
+{
+    const struct work w = work_of(ctx, thread);
+    const struct nbi_op_attention_bwd *a = w.a;
+    const float *delta = ((const struct op *)ctx)->s->delta;
+    int64_t group = a->NH / a->NKV;
+    for (int64_t u = piece; u < piece + count; u++) {
+        int64_t k0 = u / a->NKV * BLOCK, kv = u % a->NKV, keys = block_rows(&w, k0);
+        turn(&w, 0, head_of(a->store.k, k0, a->NKV, kv, a->D), keys);
+        turn(&w, 1, head_of(a->store.v, k0, a->NKV, kv, a->D), keys);
+        for (int i = 0; i < 2; i++)
+            memset(w.sum[i], 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+        for (int64_t h = kv * group; h < (kv + 1) * group; h++)
+            for (int64_t q0 = k0; q0 < a->N; q0 += BLOCK) {
+                int64_t queries = block_rows(&w, q0);
+                if (!sees(&w, q0, k0 + keys))
+                    continue;
+                const float *q = gather(&w, 0, head_of(a->q, q0, a->NH, h, a->D), queries);
+                const float *dy = gather(&w, 1, head_of(a->dy, q0, a->NH, h, a->D), queries);
+                enum filled filled = q0 == k0 ? LOWER : ALL;
+                scores(&w, w.p, q, 0, filled);
+                scores(&w, w.ds, dy, 1, filled);
+                ds_by_query(&w, delta, q0, k0, h);
+                weigh(&w, 0, w.ds, q, queries, filled);
+                weigh(&w, 1, w.p, dy, queries, filled);
+            }
+        put_sum(&w, 0, (float *)host(a->dk) + (k0 * a->NKV + kv) * a->D, a->NKV * a->D, keys);
+        put_sum(&w, 1, (float *)host(a->dv) + (k0 * a->NKV + kv) * a->D, a->NKV * a->D, keys);
+    }
+}
+
+static void delta_rows(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_attention_bwd *a = op->args;
+    (void)thread;
+    for (int64_t i = first * a->NH; i < (first + count) * a->NH; i++) {
+        const float *dy = (const float *)host(a->dy) + i * a->D;
+        const float *y = (const float *)host(a->y) + i * a->D;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t d = 0; d < a->D; d++)
+            sum += dy[d] * y[d];
+        op->s->delta[i] = sum;
+    }
+}
+
+enum nb_status nbi_cpu_attention_bwd(struct nbi_stream *s, const struct nbi_op_attention_bwd *a)
+{
+    const int32_t *first = host(a->first);
+    int64_t blocks = (a->N + BLOCK - 1) / BLOCK, pairs = 0;
+    NBI_BUG_IF(!s->backward || a->N > s->limits.N || a->NH > s->limits.heads ||
+               a->D > s->limits.D || a->store.dtype != NBI_F32);
+    for (int64_t n = 0; n < a->N; n++)
+        pairs += n - first[n] + 1;
+    in_pieces(s, a->N, a->NH * a->D, delta_rows, a);
+    in_pieces(s, blocks * a->NH, 3 * pairs * a->D / blocks, query_blocks, a);
+    in_pieces(s, blocks * a->NKV, 4 * pairs * a->D / blocks * (a->NH / a->NKV), key_blocks, a);
+    return NB_OK;
+}

@@ -1,0 +1,21 @@
+/* microkernels.c - which table of inner loops runs. */
+#include "backend/cpu/microkernels.h"
+
+#include <stddef.h>
+
+const struct nbi_cpu_kernels *nbi_cpu_kernels_at(enum nbi_simd level)
+{
+    if (level > nbi_simd_level())
+        return NULL;
+    switch (level) {
+#if defined(__x86_64__)
+    case NBI_SIMD_AVX512: /* the first CPUs with AVX-512 had no products of bytes */
+        return __builtin_cpu_supports("avx512vnni") ? &nbi_cpu_kernels_avx512
+                                                    : &nbi_cpu_kernels_avx2;
+    case NBI_SIMD_AVX2:
+        return &nbi_cpu_kernels_avx2;
+#endif
+    default:
+        return &nbi_cpu_kernels_scalar;
+    }
+}

@@ -1,0 +1,336 @@
+/* microkernels_avx2.c - inner loops in AVX2 with FMA and F16C; 8 floats a vector, two vectors a
+ * tile's rows. */
+#define LANES   8
+#define QUERIES 2
+#define MR      6
+#define WIDE    2 /* mr rows by so many vectors make good use of the registers */
+#define ACROSS  3 /* rows of x by four of w, in a product of floats */
+#include "backend/cpu/microkernels_simd.h"
+#include "backend/cpu/optimizer_loops.h"
+
+#include <immintrin.h>
+
+/* ---- primitives ---- */
+
+static inline vf from_f16(const void *p)
+{
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128(p));
+}
+
+/* The bits of an E4M3 value, seven places up, are those of an f16 of 2^-8 of it. */
+static inline vf from_e4m3(const void *p)
+{
+    __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(p));
+    __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
+    __m128i rest = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x7F)), 7);
+    return (vf)_mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(sign, rest)), _mm256_set1_ps(0x1p8f));
+}
+
+static inline vf fused(vf a, vf b, vf c)
+{
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+
+static inline vf vmax(vf a, vf b)
+{
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+}
+
+static inline vi round_to_int(vf x)
+{
+    return (vi)_mm256_cvtps_epi32((__m256)x);
+}
+
+static inline vi in_pairs(vi v)
+{
+    return (vi)_mm256_permutevar8x32_epi32((__m256i)v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+static inline vi evens_first(vi v)
+{
+    return (vi)_mm256_permutevar8x32_epi32((__m256i)v, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+}
+
+/* Sums of four vectors: halves of each are added; then four by four is turned and added. */
+static inline void add_up4(float out[4], const vf v[4])
+{
+    __m128 part[4];
+    for (int i = 0; i < 4; i++)
+        part[i] = _mm_add_ps(_mm256_castps256_ps128((__m256)v[i]),
+                             _mm256_extractf128_ps((__m256)v[i], 1));
+    _MM_TRANSPOSE4_PS(part[0], part[1], part[2], part[3]);
+    _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(part[0], part[1]), _mm_add_ps(part[2], part[3])));
+}
+
+static inline float add_up(vf v)
+{
+    const vf four[4] = {v};
+    float sum[4];
+    add_up4(sum, four);
+    return sum[0];
+}
+
+static inline float top_of(vf v)
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+/* ---- products with tiles: half a tile's rows at a time ---- */
+
+static inline __m256 tile_scales(const uint8_t *p)
+{
+    return _mm256_cvtph_ps(
+        _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p)), 7));
+}
+
+static inline int32_t load_int(const void *p)
+{
+    int32_t v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+/* Columns from c on, of half a tile's rows. */
+struct half {
+    int c, half;
+};
+
+static inline void put(const struct nbi_product *p, struct half h, int c, __m256 sum)
+{
+    float part[8], *y = p->y + (h.c + c) * p->ldy + 8 * h.half;
+    _mm256_storeu_ps(part, _mm256_mul_ps(sum, _mm256_set1_ps(p->scale)));
+    for (int r = 0; r < 8 && 8 * h.half + r < p->rows; r++)
+        y[r] = p->add ? y[r] + part[r] : part[r];
+}
+
+/* Bytes of a vector as words: the even ones, the odd ones. */
+static inline __m256i even_bytes(__m256i v)
+{
+    return _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);
+}
+
+static inline __m256i odd_bytes(__m256i v)
+{
+    return _mm256_srai_epi16(v, 8);
+}
+
+/* Doubled weights of 8 columns, as pairs: columns j and j + 4. */
+static inline void weight_pairs(__m256i w[4], const uint8_t *codes_at)
+{
+    const __m256i table = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+    const __m256i mask = _mm256_set1_epi8(15);
+    __m256i codes = _mm256_loadu_si256((const __m256i *)(const void *)codes_at);
+    __m256i low = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, mask));
+    __m256i high = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), mask));
+    w[0] = even_bytes(low);
+    w[1] = even_bytes(high);
+    w[2] = odd_bytes(low);
+    w[3] = odd_bytes(high);
+}
+
+#define HALF_COLUMNS 4
+
+static inline __attribute__((always_inline)) void q16_half(const struct nbi_product *p,
+                                                           struct half h, const int n)
+{
+    const int64_t groups = p->K / 16, step = NBI_Q16_BLOCK / 16;
+    __m256 sum[HALF_COLUMNS];
+    for (int c = 0; c < n; c++)
+        sum[c] = _mm256_setzero_ps();
+    for (int64_t b = 0; b * step < groups; b++) {
+        int64_t end = (b + 1) * step < groups ? (b + 1) * step : groups;
+        __m256 part[HALF_COLUMNS];
+        for (int c = 0; c < n; c++)
+            part[c] = _mm256_setzero_ps();
+        for (int64_t g = b * step; g < end; g++) {
+            const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+            const uint8_t *codes = tile + 32 + (g & 1) * 128 + 32 * h.half;
+            __m256 scale = tile_scales(tile + (g & 1) * 16 + 8 * h.half);
+            __m256i w[8];
+            weight_pairs(w, codes);
+            weight_pairs(w + 4, codes + 64);
+            for (int c = 0; c < n; c++) {
+                const int16_t *x = p->q16 + g * 16 * p->n + 2 * (h.c + c);
+                __m256i d = _mm256_setzero_si256();
+                for (int j = 0; j < 8; j++)
+                    d = _mm256_add_epi32(
+                        d, _mm256_madd_epi16(w[j], _mm256_set1_epi32(load_int(x + 2 * p->n * j))));
+                part[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), scale, part[c]);
+            }
+        }
+        for (int c = 0; c < n; c++)
+            sum[c] =
+                _mm256_fmadd_ps(part[c], _mm256_set1_ps(p->q16_scale[b * p->n + h.c + c]), sum[c]);
+    }
+    for (int c = 0; c < n; c++)
+        put(p, h, c, sum[c]);
+}
+
+/* Of 8 columns of a row alone: pairs of products of the bytes at x, the h or the l, that fit 16
+ * bits four times over: 4 * 2 * 24 * 128 < 32768. */
+static inline __m256i dot_bytes(const __m256i w[2], const int8_t *x)
+{
+    return _mm256_add_epi16(_mm256_maddubs_epi16(w[0], _mm256_set1_epi32(load_int(x))),
+                            _mm256_maddubs_epi16(w[1], _mm256_set1_epi32(load_int(x + 4))));
+}
+
+/* A group of a row alone, for half a tile's rows. */
+static inline __m256i single_group(const uint8_t *tile, const int8_t *x, int g, int half)
+{
+    const __m256i table = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256i high = _mm256_setzero_si256(), low = high;
+    for (int v = 2 * g; v < 2 * g + 2; v++) {
+        __m256i codes =
+            _mm256_loadu_si256((const __m256i *)(const void *)(tile + 32 + 64 * v + 32 * half));
+        __m256i w[2] = {
+            _mm256_shuffle_epi8(table, _mm256_and_si256(codes, mask)),
+            _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), mask))};
+        high = _mm256_add_epi16(high, dot_bytes(w, x + 16 * v));
+        low = _mm256_add_epi16(low, dot_bytes(w, x + 16 * v + 8));
+    }
+    __m256i sum = _mm256_set1_epi32(load_int(x + 64 + 4 * g));
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, ones));
+    return _mm256_add_epi32(sum, _mm256_slli_epi32(_mm256_madd_epi16(high, ones), 8));
+}
+
+/* The same sums in the same order as q16_half. */
+static void q16_single(const struct nbi_product *p)
+{
+    const int64_t groups = p->K / 16, step = NBI_Q16_BLOCK / 16;
+    const int8_t *x = (const int8_t *)p->q16;
+    for (struct half h = {0}; h.half < 2 && p->rows > 8 * h.half; h.half++) {
+        __m256 sum = _mm256_setzero_ps();
+        for (int64_t b = 0; b * step < groups; b++) {
+            int64_t end = (b + 1) * step < groups ? (b + 1) * step : groups;
+            __m256 part = _mm256_setzero_ps();
+            for (int64_t g = b * step; g < end; g++) {
+                const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+                __m256i d = single_group(tile, x + g / 2 * 2 * NBI_Q16_SINGLE, g & 1, h.half);
+                part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d),
+                                       tile_scales(tile + (g & 1) * 16 + 8 * h.half), part);
+            }
+            sum = _mm256_fmadd_ps(part, _mm256_set1_ps(p->q16_scale[b]), sum);
+        }
+        put(p, h, 0, sum);
+    }
+}
+
+/* The low three bits choose the magnitude, the fourth is the sign. */
+static inline __m256 decode(__m256i codes)
+{
+    const __m256 table = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(8)), 28);
+    return _mm256_xor_ps(_mm256_permutevar8x32_ps(table, codes), _mm256_castsi256_ps(sign));
+}
+
+static inline __attribute__((always_inline)) void exact_half(const struct nbi_product *p,
+                                                             struct half h, const int n)
+{
+    int half = h.half;
+    const float *x = p->x + h.c * p->ldx;
+    __m256 sum[HALF_COLUMNS];
+    for (int c = 0; c < n; c++)
+        sum[c] = _mm256_setzero_ps();
+    for (int64_t g = 0; g < p->K / 16; g++) {
+        const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+        __m256 scale =
+            _mm256_mul_ps(tile_scales(tile + (g & 1) * 16 + 8 * half), _mm256_set1_ps(0x1p8f));
+        __m256 part[HALF_COLUMNS];
+        for (int c = 0; c < n; c++)
+            part[c] = _mm256_setzero_ps();
+        for (int v = 0; v < 2; v++) {
+            __m256i codes = _mm256_loadu_si256(
+                (const __m256i *)(const void *)(tile + 32 + (g & 1) * 128 + 64 * v + 32 * half));
+            for (int j = 0; j < 8; j++) {
+                __m256 w = decode(codes);
+                codes = _mm256_srli_epi32(codes, 4);
+                for (int c = 0; c < n; c++)
+                    part[c] = _mm256_fmadd_ps(w, _mm256_set1_ps(x[c * p->ldx + g * 16 + 8 * v + j]),
+                                              part[c]);
+            }
+        }
+        for (int c = 0; c < n; c++)
+            sum[c] = _mm256_fmadd_ps(part[c], scale, sum[c]);
+    }
+    for (int c = 0; c < n; c++)
+        put(p, h, c, sum[c]);
+}
+
+/* A constant number of columns keeps their sums in registers. */
+#define BY_HALVES(product)                                                                         \
+    for (struct half h = {0}; h.c < p->n; h.c += HALF_COLUMNS)                                     \
+        for (h.half = 0; h.half < 2 && p->rows > 8 * h.half; h.half++)                             \
+            switch (p->n - h.c) {                                                                  \
+            case 1:                                                                                \
+                product(p, h, 1);                                                                  \
+                break;                                                                             \
+            case 2:                                                                                \
+                product(p, h, 2);                                                                  \
+                break;                                                                             \
+            case 3:                                                                                \
+                product(p, h, 3);                                                                  \
+                break;                                                                             \
+            default:                                                                               \
+                product(p, h, 4);                                                                  \
+            }
+
+static void tiles_q16(const struct nbi_product *p)
+{
+    if (p->n == 1)
+        q16_single(p);
+    else
+        BY_HALVES(q16_half)
+}
+
+static void tiles_exact(const struct nbi_product *p)
+{
+    BY_HALVES(exact_half)
+}
+
+/* Row r of a tile: of its codes, each vector has four bytes. */
+static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile)
+{
+    const __m256i place = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    float scale[32];
+    for (int i = 0; i < 32; i += 8)
+        _mm256_storeu_ps(scale + i, _mm256_mul_ps(tile_scales(tile + i), _mm256_set1_ps(0x1p8f)));
+    for (int v = 0; v < 4; v++)
+        for (int r = 0; r < NBI_TILE_ROWS; r++) {
+            __m256i codes = _mm256_set1_epi32(load_int(tile + 32 + 64 * v + 4 * r));
+            __m256 w = decode(_mm256_srlv_epi32(codes, place));
+            _mm256_storeu_ps((v < 2 ? low : high) + r * ld + v % 2 * 8,
+                             _mm256_mul_ps(w, _mm256_set1_ps(scale[v / 2 * 16 + r])));
+        }
+}
+
+const struct nbi_cpu_kernels nbi_cpu_kernels_avx2 = {
+    .name = "avx2",
+    .mr = MR,
+    .nr = NR,
+    .tiles_exact = tiles_exact,
+    .tiles_q16 = tiles_q16,
+    .rows_float = rows_float,
+    .quantize_q16 = quantize_q16,
+    .rmsnorm = rmsnorm,
+    .norm_rope = norm_rope,
+    .attend = attend,
+    .swiglu = swiglu,
+    .narrow = narrow,
+    .widen = widen,
+    .argmax = argmax,
+    .grad_part = grad_part,
+    .adamw = adamw,
+    .exp_sum = exp_sum,
+    .outer = outer,
+    .pack = pack,
+    .tile_floats = tile_floats,
+    .rmsnorm_bwd = rmsnorm_bwd,
+    .norm_rope_bwd = norm_rope_bwd,
+    .swiglu_bwd = swiglu_bwd,
+    .soften_bwd = soften_bwd,
+};

@@ -1,0 +1,341 @@
+/* microkernels_avx512.c - inner loops in AVX-512 with VNNI; 16 floats a vector, a row of a tile a
+ * lane.
+ */
+#define LANES   16
+#define QUERIES 4
+#define MR      12
+#define WIDE    2 /* mr rows by so many vectors make good use of the registers */
+#define ACROSS  6 /* rows of x by four of w, in a product of floats */
+#include "backend/cpu/microkernels_simd.h"
+#include "backend/cpu/optimizer_loops.h"
+
+#include <immintrin.h>
+
+/* ---- primitives ---- */
+
+static inline vf from_f16(const void *p)
+{
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(p));
+}
+
+/* The bits of an E4M3 value, seven places up, are those of an f16 of 2^-8 of it. */
+static inline __m512 e4m3_scaled(const void *p)
+{
+    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(p));
+    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
+    __m256i rest = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x7F)), 7);
+    return _mm512_cvtph_ps(_mm256_or_si256(sign, rest));
+}
+
+static inline vf from_e4m3(const void *p)
+{
+    return (vf)_mm512_mul_ps(e4m3_scaled(p), _mm512_set1_ps(0x1p8f));
+}
+
+static inline vf fused(vf a, vf b, vf c)
+{
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+
+static inline vf vmax(vf a, vf b)
+{
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+}
+
+static inline vi round_to_int(vf x)
+{
+    return (vi)_mm512_cvtps_epi32((__m512)x);
+}
+
+static inline vi in_pairs(vi v)
+{
+    const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    return (vi)_mm512_permutexvar_epi32(order, (__m512i)v);
+}
+
+static inline vi evens_first(vi v)
+{
+    const __m512i order = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    return (vi)_mm512_permutexvar_epi32(order, (__m512i)v);
+}
+
+/* The four quarters added. */
+static inline __m128 quarter(vf v)
+{
+    __m256 half =
+        _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+static inline float add_up(vf v)
+{
+    __m128 q = quarter(v), pair = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+
+static inline float top_of(vf v)
+{
+    return _mm512_reduce_max_ps((__m512)v);
+}
+
+/* Four by four is turned, then added. */
+static inline void add_up4(float out[4], const vf v[4])
+{
+    __m128 part[4];
+    for (int i = 0; i < 4; i++)
+        part[i] = quarter(v[i]);
+    _MM_TRANSPOSE4_PS(part[0], part[1], part[2], part[3]);
+    _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(part[0], part[2]), _mm_add_ps(part[1], part[3])));
+}
+
+/* ---- products with tiles ---- */
+
+/* Scales are positive, so the sign needs no care. */
+static inline __m512 tile_scales(const uint8_t *p)
+{
+    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(wide, 7));
+}
+
+/* d + w . the pair at x, in every lane. Written out, since compilers load the pair by itself, which
+ * costs 5 %. */
+static inline __m512i dot_pair(__m512i d, __m512i w, const int16_t *x)
+{
+    __asm__("vpdpwssd %2%{1to16%}, %1, %0"
+            : "+v"(d)
+            : "v"(w), "m"(*(const int16_t(*)[2])(const void *)x));
+    return d;
+}
+
+/* Results of one column: lanes are rows. */
+static inline void put(const struct nbi_product *p, int c, __m512 sum)
+{
+    __mmask16 mask = (__mmask16)((1u << p->rows) - 1);
+    float *y = p->y + c * p->ldy;
+    sum = _mm512_mul_ps(sum, _mm512_set1_ps(p->scale));
+    if (p->add)
+        sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), sum);
+    _mm512_mask_storeu_ps(y, mask, sum);
+}
+
+/* part[c] += a group of 16 columns: vectors 2g and 2g + 1 of a tile. */
+static inline __attribute__((always_inline)) void
+q16_group(__m512 *part, const uint8_t *tile, const int16_t *x, const int g, const int n)
+{
+    const __m512i table = _mm512_broadcast_i64x4(
+        _mm256_setr_epi16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+    __m512 scale = tile_scales(tile + 16 * g);
+    __m512i d[NBI_COLUMNS];
+    for (int c = 0; c < n; c++)
+        d[c] = _mm512_setzero_si512();
+    for (int v = 0; v < 2; v++) {
+        __m512i codes = _mm512_loadu_si512(tile + 32 + 64 * (2 * g + v));
+        for (int j = 0; j < 4; j++) { /* the table repeats, so the fifth bit does not matter */
+            __m512i w = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)j * 4), table);
+            for (int c = 0; c < n; c++)
+                d[c] = dot_pair(d[c], w, x + ((4 * v + j) * n + c) * 2);
+        }
+    }
+    for (int c = 0; c < n; c++)
+        part[c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d[c]), scale, part[c]);
+}
+
+/* d + w . the four bytes at x, in every lane. */
+static inline __m512i dot_four(__m512i d, __m512i w, const int8_t *x)
+{
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0"
+            : "+v"(d)
+            : "v"(w), "m"(*(const int8_t(*)[4])(const void *)x));
+    return d;
+}
+
+/* A group of a row alone: vectors 2g and 2g + 1 of a tile. */
+static inline __m512i single_group(const uint8_t *tile, const int8_t *x, int g)
+{
+    const __m512i table = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m512i mask = _mm512_set1_epi8(15);
+    int32_t sum;
+    memcpy(&sum, x + 64 + 4 * g, sizeof sum);
+    __m512i high = _mm512_setzero_si512(), low = _mm512_set1_epi32(sum);
+    for (int v = 2 * g; v < 2 * g + 2; v++) {
+        __m512i codes = _mm512_loadu_si512(tile + 32 + 64 * v);
+        __m512i even = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, mask));
+        codes = _mm512_srli_epi16(codes, 4);
+        __m512i odd = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, mask));
+        high = dot_four(high, even, x + 16 * v);
+        low = dot_four(low, even, x + 16 * v + 8);
+        high = dot_four(high, odd, x + 16 * v + 4);
+        low = dot_four(low, odd, x + 16 * v + 12);
+    }
+    return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+}
+
+/* The same sums in the same order as q16_columns. */
+static void q16_single(const struct nbi_product *p)
+{
+    const int64_t tiles = nbi_tiles_across(p->K), step = NBI_Q16_BLOCK / NBI_TILE_COLS;
+    const int8_t *x = (const int8_t *)p->q16;
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t b = 0; b * step < tiles; b++) {
+        int64_t end = (b + 1) * step < tiles ? (b + 1) * step : tiles;
+        __m512 part = _mm512_setzero_ps();
+        for (int64_t t = b * step; t < end; t++) {
+            const uint8_t *tile = (const uint8_t *)p->w + t * NBI_TILE_BYTES;
+            for (int g = 0; g < 2; g++) {
+                __m512i d = single_group(tile, x + t * 2 * NBI_Q16_SINGLE, g);
+                part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), tile_scales(tile + 16 * g), part);
+            }
+        }
+        sum = _mm512_fmadd_ps(part, _mm512_set1_ps(p->q16_scale[b]), sum);
+    }
+    put(p, 0, sum);
+}
+
+static inline __attribute__((always_inline)) void q16_columns(const struct nbi_product *p,
+                                                              const int n)
+{
+    const int64_t tiles = nbi_tiles_across(p->K), step = NBI_Q16_BLOCK / NBI_TILE_COLS;
+    __m512 sum[NBI_COLUMNS];
+    for (int c = 0; c < n; c++)
+        sum[c] = _mm512_setzero_ps();
+    for (int64_t b = 0; b * step < tiles; b++) {
+        int64_t end = (b + 1) * step < tiles ? (b + 1) * step : tiles;
+        __m512 part[NBI_COLUMNS];
+        for (int c = 0; c < n; c++)
+            part[c] = _mm512_setzero_ps();
+        for (int64_t t = b * step; t < end; t++) {
+            const uint8_t *tile = (const uint8_t *)p->w + t * NBI_TILE_BYTES;
+            q16_group(part, tile, p->q16 + t * NBI_TILE_COLS * n, 0, n);
+            q16_group(part, tile, p->q16 + (t * NBI_TILE_COLS + 16) * n, 1, n);
+        }
+        for (int c = 0; c < n; c++)
+            sum[c] = _mm512_fmadd_ps(part[c], _mm512_set1_ps(p->q16_scale[b * n + c]), sum[c]);
+    }
+    for (int c = 0; c < n; c++)
+        put(p, c, sum[c]);
+}
+
+static inline __attribute__((always_inline)) void exact_columns(const struct nbi_product *p,
+                                                                const int n)
+{
+    const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
+                                        -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    __m512 sum[NBI_COLUMNS];
+    for (int c = 0; c < n; c++)
+        sum[c] = _mm512_setzero_ps();
+    for (int64_t g = 0; g < p->K / 16; g++) {
+        const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+        __m512 scale = _mm512_mul_ps(tile_scales(tile + (g & 1) * 16), _mm512_set1_ps(0x1p8f));
+        __m512 part[NBI_COLUMNS];
+        for (int c = 0; c < n; c++)
+            part[c] = _mm512_setzero_ps();
+        for (int v = 0; v < 2; v++) {
+            __m512i codes = _mm512_loadu_si512(tile + 32 + 64 * (2 * (g & 1) + v));
+            for (int j = 0; j < 8; j++) {
+                /* The permutation looks at the low four bits of each lane alone. */
+                __m512 w = _mm512_permutexvar_ps(codes, table);
+                codes = _mm512_srli_epi32(codes, 4);
+                for (int c = 0; c < n; c++)
+                    part[c] = _mm512_fmadd_ps(
+                        w, _mm512_set1_ps(p->x[c * p->ldx + g * 16 + 8 * v + j]), part[c]);
+            }
+        }
+        for (int c = 0; c < n; c++)
+            sum[c] = _mm512_fmadd_ps(part[c], scale, sum[c]);
+    }
+    for (int c = 0; c < n; c++)
+        put(p, c, sum[c]);
+}
+
+/* A constant number of columns keeps their sums in registers. */
+#define BY_COLUMNS(product)                                                                        \
+    switch (p->n) {                                                                                \
+    case 1:                                                                                        \
+        product(p, 1);                                                                             \
+        break;                                                                                     \
+    case 2:                                                                                        \
+        product(p, 2);                                                                             \
+        break;                                                                                     \
+    case 3:                                                                                        \
+        product(p, 3);                                                                             \
+        break;                                                                                     \
+    case 4:                                                                                        \
+        product(p, 4);                                                                             \
+        break;                                                                                     \
+    case 5:                                                                                        \
+        product(p, 5);                                                                             \
+        break;                                                                                     \
+    case 6:                                                                                        \
+        product(p, 6);                                                                             \
+        break;                                                                                     \
+    case 7:                                                                                        \
+        product(p, 7);                                                                             \
+        break;                                                                                     \
+    default:                                                                                       \
+        product(p, 8);                                                                             \
+    }
+
+static void tiles_q16(const struct nbi_product *p)
+{
+    if (p->n == 1)
+        q16_single(p);
+    else
+        BY_COLUMNS(q16_columns)
+}
+
+static void tiles_exact(const struct nbi_product *p)
+{
+    BY_COLUMNS(exact_columns)
+}
+
+/* Row r of a tile: of its codes, each vector has four bytes. */
+static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile)
+{
+    const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
+                                        -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    const __m512i place =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    float scale[32];
+    for (int g = 0; g < 2; g++)
+        _mm512_storeu_ps(scale + 16 * g,
+                         _mm512_mul_ps(tile_scales(tile + 16 * g), _mm512_set1_ps(0x1p8f)));
+    for (int g = 0; g < 2; g++) {
+        float *y = g ? high : low;
+        for (int r = 0; r < NBI_TILE_ROWS; r++) {
+            int32_t codes[2];
+            memcpy(&codes[0], tile + 32 + 128 * g + 4 * r, 4);
+            memcpy(&codes[1], tile + 32 + 128 * g + 64 + 4 * r, 4);
+            __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(codes[0]), 0xFF00, codes[1]);
+            __m512 w = _mm512_permutexvar_ps(_mm512_srlv_epi32(both, place), table);
+            _mm512_storeu_ps(y + r * ld, _mm512_mul_ps(w, _mm512_set1_ps(scale[16 * g + r])));
+        }
+    }
+}
+
+const struct nbi_cpu_kernels nbi_cpu_kernels_avx512 = {
+    .name = "avx512",
+    .mr = MR,
+    .nr = NR,
+    .tiles_exact = tiles_exact,
+    .tiles_q16 = tiles_q16,
+    .rows_float = rows_float,
+    .quantize_q16 = quantize_q16,
+    .rmsnorm = rmsnorm,
+    .norm_rope = norm_rope,
+    .attend = attend,
+    .swiglu = swiglu,
+    .narrow = narrow,
+    .widen = widen,
+    .argmax = argmax,
+    .grad_part = grad_part,
+    .adamw = adamw,
+    .exp_sum = exp_sum,
+    .outer = outer,
+    .pack = pack,
+    .tile_floats = tile_floats,
+    .rmsnorm_bwd = rmsnorm_bwd,
+    .norm_rope_bwd = norm_rope_bwd,
+    .swiglu_bwd = swiglu_bwd,
+    .soften_bwd = soften_bwd,
+};

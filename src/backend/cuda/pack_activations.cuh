@@ -1,0 +1,133 @@
+/* pack_activations.cuh - what the kernels for few rows share: how they follow each other, and x of
+ * products. */
+#pragma once
+
+#include "backend/cuda/internal.cuh"
+
+/* ---- launches behind each other ---- */
+
+/* A kernel that is launched by launch_behind may start while the one before it is at work. It calls
+ * wait_before, and touches nothing before that but weights, and what was there before the last
+ * upload, behind which nothing starts early; next_may_start says that the next one may come as soon
+ * as there is room. */
+__device__ static inline void next_may_start(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ static inline void wait_before(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* CTAs, some of them a cluster. */
+struct ctas {
+    dim3 grid;
+    unsigned cluster;
+
+    ctas(unsigned x) : grid(x), cluster(1)
+    {
+    }
+    ctas(dim3 g, unsigned each = 1) : grid(g), cluster(each)
+    {
+    }
+};
+
+template <typename... P, typename... A>
+static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P...),
+                                        const struct ctas &ctas, int threads, int shared,
+                                        const A &...args)
+{
+    cudaLaunchAttribute attrs[3] = {};
+    cudaLaunchConfig_t c = {};
+    attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attrs[0].val.programmaticStreamSerializationAllowed = 1;
+    attrs[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attrs[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    attrs[2].id = cudaLaunchAttributeClusterDimension;
+    attrs[2].val.clusterDim = {ctas.cluster, 1, 1};
+    c.gridDim = ctas.grid;
+    c.blockDim = dim3((unsigned)threads);
+    c.dynamicSmemBytes = (size_t)shared;
+    c.stream = s->queue;
+    c.attrs = attrs;
+    c.numAttrs = s->cuda->code < 90 ? 0 : ctas.cluster > 1 ? 3 : 2;
+    return cudaLaunchKernelEx(&c, kernel, P(args)...);
+}
+
+/* Shared memory that a product leaves to attention, which starts while it is at work. */
+#define BESIDE_BYTES (27 << 10)
+
+/* Into so many slices columns of a product are cut at most. */
+#define SLICES_MAX 4
+
+/* ---- x of a product of few rows ---- */
+
+/* x as f16 in the order in which the product takes it: for each tile of columns and each eight rows
+ * the operand B of eight steps of a product, with two matrices [8 rows, 8 columns] each. */
+struct x16 {
+    __half *out;
+    float *scale;
+    int N, K, tile_cols;
+};
+
+/* What a norm says of SwiGLU of two matrices of it, before that is there: by what to round it. */
+struct act_bound {
+    const float *norms[2]; /* of each matrix, the largest of its rows */
+    float *scale;
+};
+
+/* Bytes of a column for eight rows. */
+#define X16_BYTES 2048
+
+#define X16_STEP_BYTES 256
+
+/* Where element k of row n goes; two lie together. Step s has elements 2s and 2s + 1 of each block:
+ * its first matrix those of blocks 0, 2, 4 and 6, its second those of the others (tiles.cuh). */
+__device__ static inline __half *x16_at(const struct x16 &to, int n, int k)
+{
+    int tile = k / NBI_TILE_COLS, block = k / 16 % 8, step = k % 16 / 2;
+    int eight = tile * ((to.N + 7) / 8) + n / 8;
+    return to.out + ((eight * 8 + step) * 2 + block % 2) * 64 + n % 8 * 8 + block / 2 * 2 + k % 2;
+}
+
+/* From an element to the same one so many tiles of columns on. */
+__device__ static inline int x16_tiles(const struct x16 &to, int count)
+{
+    return count * ((to.N + 7) / 8) * (X16_BYTES / 2);
+}
+
+static inline struct x16 x16_of(struct nbi_stream *s, int64_t N, int64_t K)
+{
+    return {(__half *)s->x16, s->x16_scale, (int)N, (int)K, tiles_of(0, K).cols};
+}
+
+/* The same for SwiGLU, which comes to be while x is read. Columns that make it whole tiles are not
+ * written: what is there is finite, zeros or of another time, and meets weights that are zeros. */
+static inline struct x16 act16_of(struct nbi_stream *s, int64_t N, int64_t K)
+{
+    return {(__half *)s->act16, s->act16_scale, (int)N, (int)K, tiles_of(0, K).cols};
+}
+
+/* The larger magnitude; infinite if something is not finite. */
+__device__ static inline float larger(float most, float v)
+{
+    return isfinite(v) ? fmaxf(most, fabsf(v)) : INFINITY;
+}
+
+/* Whether a product of a norm gives SwiGLU of its two matrices. */
+static inline bool gives_act(const struct nbi_op_linear *a)
+{
+    return a->act.at && a->count == 2 && a->w[0].rows == a->w[1].rows;
+}
+
+/* x_few.cu: x of a product to s->x16; of a norm together with what is pending for it. */
+enum nb_status nbi_cuda_x_of_rows(struct nbi_stream *s, const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_x_of_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *act,
+                                    const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
+                                  const struct nbi_op_linear *a, const struct pending *p);

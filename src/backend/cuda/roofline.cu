@@ -1,0 +1,140 @@
+/* roofline.cu - how fast this device reads its memory and multiplies: what benches compare with. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "backend/cuda/cublaslt.cuh"
+
+extern "C" {
+#include "tensor/nvfp4.h"
+}
+
+#define BYTES  ((int64_t)2 << 30)
+#define SIZE   8192 /* of matrices */
+#define ROUNDS 11
+
+__global__ static void k_read(uint32_t *out, const uint4 *p, int64_t n)
+{
+    uint32_t sum = 0;
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += 4 * step) {
+        uint4 v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            v[j] = i + j * step < n ? __ldcs(p + i + j * step) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+    }
+    if (sum == 0x9E3779B9) /* keeps the reads */
+        *out = sum;
+}
+
+/* bf16 between 0.5 and 1 of either sign, or E2M1 codes that are not all 0: zeros would be
+ * multiplied faster. */
+__global__ static void k_fill(uint16_t *out, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    uint32_t h = (uint32_t)i * 2654435761u;
+    if (i < n)
+        out[i] = (uint16_t)(0x3F00 | (h >> 16 & 0x8000) | (h >> 9 & 0x7F));
+}
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* Milliseconds of the middle round of something; 0: it failed. */
+template <typename F> static float time_rounds(cudaStream_t queue, F start)
+{
+    cudaEvent_t from = NULL, to = NULL;
+    float ms[ROUNDS] = {0};
+    bool ok = cudaEventCreate(&from) == cudaSuccess && cudaEventCreate(&to) == cudaSuccess;
+    for (int r = 0; r < ROUNDS && ok; r++) {
+        cudaEventRecord(from, queue);
+        ok = start();
+        cudaEventRecord(to, queue);
+        ok = ok && cudaEventSynchronize(to) == cudaSuccess &&
+             cudaEventElapsedTime(&ms[r], from, to) == cudaSuccess;
+    }
+    cudaEventDestroy(from);
+    cudaEventDestroy(to);
+    qsort(ms, ROUNDS, sizeof *ms, by_value);
+    cudaGetLastError();
+    return ok ? ms[ROUNDS / 2] : 0;
+}
+
+double nbi_cuda_bandwidth(struct nbi_backend *be)
+{
+    struct cuda *cuda = (struct cuda *)be;
+    uint8_t *block = NULL;
+    float ms = 0;
+    cudaSetDevice(cuda->index);
+    if (cudaMalloc(&block, BYTES) == cudaSuccess && cudaMemset(block, 1, BYTES) == cudaSuccess)
+        ms = time_rounds(cuda->queue, [&] {
+            k_read<<<(unsigned)cuda->sms * 8, 256, 0, cuda->queue>>>(
+                (uint32_t *)block, (const uint4 *)block, BYTES / 16);
+            return cudaGetLastError() == cudaSuccess;
+        });
+    cudaFree(block);
+    cudaGetLastError();
+    return ms > 0 ? (double)BYTES / (double)ms * 1e3 : (double)NAN;
+}
+
+/* A product in block, of bf16, or with scales of 1 of E2M1. */
+static enum nb_status product_in(uint8_t *block, bool four, struct nbi_gemm *g,
+                                 struct nbi_gemm_four *f)
+{
+    const int64_t n = (int64_t)SIZE * SIZE, scales = nbi_nvfp4_swizzled_bytes(SIZE, SIZE);
+    const float by[2] = {1, 0};
+    uint8_t *more = block + n * 7; /* behind y and the operands, where those are small */
+    *g = (struct nbi_gemm){(float *)block, block + n * 4, block + n * 6, SIZE, SIZE, SIZE, SIZE, 1,
+                           false,          NULL};
+    k_fill<<<(unsigned)(2 * n / 256), 256>>>((uint16_t *)(block + n * 4), 2 * n);
+    CU_LAUNCHED();
+    if (four) {
+        *f = (struct nbi_gemm_four){more, more, (float *)(more + scales),
+                                    (float *)(more + scales) + 1};
+        g->four = f;
+        CU_TRY(cudaMemset(more, 0x38, (size_t)scales));
+        CU_TRY(cudaMemcpy(more + scales, by, sizeof by, cudaMemcpyHostToDevice));
+    }
+    CU_TRY(cudaDeviceSynchronize());
+    return NB_OK;
+}
+
+/* Of FP4, as many products as x has terms count as one. */
+static double peak_of(struct nbi_backend *be, bool floats)
+{
+    const int64_t n = (int64_t)SIZE * SIZE;
+    struct nbi_stream_limits limits = {};
+    struct nbi_stream *s = NULL;
+    struct nbi_gemm g;
+    struct nbi_gemm_four f;
+    uint8_t *block = NULL;
+    float ms = 0;
+    limits.N = NBI_SMALL_BATCH + 1;
+    limits.K = limits.D = limits.heads = 1;
+    if (be->stream_new(be, &limits, &s) != NB_OK)
+        return (double)NAN;
+    const bool four = be->four && !floats; /* which the stream has tried */
+    if (cudaMalloc(&block, (size_t)(n * 8)) == cudaSuccess &&
+        product_in(block, four, &g, &f) == NB_OK)
+        ms = time_rounds(s->queue, [&] { return nbi_cuda_gemm(s, &g) == NB_OK; });
+    cudaFree(block);
+    cudaGetLastError();
+    be->stream_free(s);
+    ms *= four ? NBI_FOUR_TERMS : 1;
+    return ms > 0 ? (double)SIZE * (double)n / (double)ms * 1e3 : (double)NAN;
+}
+
+double nbi_cuda_peak(struct nbi_backend *be)
+{
+    return peak_of(be, false);
+}
+
+double nbi_cuda_peak_floats(struct nbi_backend *be)
+{
+    return peak_of(be, true);
+}

@@ -1,0 +1,161 @@
+/* devices.c - which devices there are; the only file that knows whether CUDA was built in. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/backend.h"
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/microkernels.h"
+#include "backend/cuda/cuda.h"
+#include "backend/nvml.h"
+#include "base/status.h"
+
+#define MAX_GPUS  64
+#define MAX_INDEX 1023
+
+int nb_gpu_list(struct nb_gpu_info *gpus, int max)
+{
+    struct nbi_nvml n;
+    unsigned count = 0;
+    int found = 0;
+    if (!nbi_nvml_open(&n))
+        return 0;
+    if (n.count(&count) != 0)
+        count = 0;
+    for (unsigned i = 0; i < count && found < max; i++) {
+        nvml_device device;
+        struct nvml_memory memory = {0};
+        struct nb_gpu_info *g = &gpus[found];
+        memset(g, 0, sizeof *g);
+        if (n.handle(i, &device) != 0)
+            continue;
+        if (n.name(device, g->name, sizeof g->name) != 0)
+            snprintf(g->name, sizeof g->name, "GPU %u", i);
+        if (n.memory(device, &memory) == 0) { /* unified memory reports none */
+            g->memory_bytes = memory.total;
+            g->memory_free = memory.free;
+        }
+        n.capability(device, &g->cc_major, &g->cc_minor);
+        n.driver(g->driver, sizeof g->driver);
+        found++;
+    }
+    nbi_nvml_close(&n);
+    return found;
+}
+
+enum nb_status nb_device_parse(const char *name, int *gpu)
+{
+    *gpu = -1;
+    if (strcmp(name, "cpu") == 0)
+        return NB_OK;
+    if (strcmp(name, "cuda") == 0) {
+        *gpu = 0;
+        return NB_OK;
+    }
+    /* strtol alone would take signs and blanks. */
+    bool number = strncmp(name, "cuda:", 5) == 0 && name[5] >= '0' && name[5] <= '9';
+    char *end = NULL;
+    long index = number ? strtol(name + 5, &end, 10) : 0;
+    if (!number || *end || index > MAX_INDEX)
+        return nbi_fail(NB_EUNSUPPORTED, "there is no device '%s', only cpu, cuda and cuda:N",
+                        name);
+    *gpu = (int)index;
+    return NB_OK;
+}
+
+#if NB_CUDA
+
+void nb_device_auto(char name[NB_DEVICE_NAME])
+{
+    /* The driver's library may be missing, or list more than this process sees: at least ask. */
+    struct nb_gpu_info gpus[MAX_GPUS];
+    int count = nb_gpu_list(gpus, MAX_GPUS), i = 0;
+    while (i < count || i == 0) {
+        if (nb_gpu_check(i) == NB_OK) {
+            snprintf(name, NB_DEVICE_NAME, "cuda:%d", i);
+            return;
+        }
+        i++;
+    }
+    snprintf(name, NB_DEVICE_NAME, "cpu");
+}
+
+static enum nb_status open_gpu(struct nbi_backend **out, int gpu, int threads)
+{
+    return nbi_cuda_open(out, gpu, threads);
+}
+
+const char *nb_cuda_archs(void)
+{
+    return NIBBLE_ARCH;
+}
+
+enum nb_status nb_gpu_check(int index)
+{
+    const char *problem = nbi_cuda_check(index);
+    return problem ? nbi_fail(NB_EDEVICE, "GPU %d is not usable: %s", index, problem) : NB_OK;
+}
+
+#else
+
+void nb_device_auto(char name[NB_DEVICE_NAME])
+{
+    snprintf(name, NB_DEVICE_NAME, "cpu");
+}
+
+static enum nb_status open_gpu(struct nbi_backend **out, int gpu, int threads)
+{
+    (void)out;
+    (void)threads;
+    return nb_gpu_check(gpu);
+}
+
+const char *nb_cuda_archs(void)
+{
+    return NULL;
+}
+
+enum nb_status nb_gpu_check(int index)
+{
+    return nbi_fail(NB_EDEVICE,
+                    "GPU %d is not usable: nibble was built without CUDA; build it with "
+                    "'make CUDA=1'",
+                    index);
+}
+
+#endif
+
+enum nb_status nbi_backend_open(struct nbi_backend **out, const struct nbi_backend_opts *opts)
+{
+    int gpu;
+    *out = NULL;
+    NBI_TRY(nb_device_parse(opts->device, &gpu));
+    return gpu < 0 ? nbi_cpu_open(out, opts) : open_gpu(out, gpu, opts->threads);
+}
+
+enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
+{
+    struct nbi_backend *be = NULL;
+    struct nbi_stream *s;
+    memset(out, 0, sizeof *out);
+    NBI_TRY(open_gpu(&be, index, 0));
+    NBI_BUG_IF(!be);
+    const struct nbi_stream_limits limits = {.N = be->chunk, .K = 16, .D = 2, .heads = 1};
+    enum nb_status rc = be->stream_new(be, &limits, &s);
+    if (rc == NB_OK) {
+        out->native = be->four;
+        out->failed = be->four_failed;
+        snprintf(out->words, sizeof out->words, "%s", be->products);
+        be->stream_free(s);
+    }
+    be->close(be);
+    return nbi_context(rc, "GPU %d cannot do prompts", index);
+}
+
+const char *nb_product_path(void)
+{
+    const char *name = nbi_cpu_kernels_at(nbi_simd_level())->name;
+    if (nbi_simd_level() < NBI_SIMD_AVX512)
+        return name;
+    return strcmp(name, "avx512") == 0 ? "avx512 with VNNI" : "avx2 (AVX-512 here has no VNNI)";
+}

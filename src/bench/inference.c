@@ -1,0 +1,206 @@
+/* inference.c - how fast a model runs, against what memory and arithmetic allow. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/stats.h"
+#include "bench/bandwidth.h"
+#include "infer/batch.h"
+
+#define ROUNDS        5
+#define DECODE_ROUNDS 9
+
+/* Tokens that are no text; speed does not depend on them. */
+static int32_t *some_tokens(int64_t count, int64_t vocab)
+{
+    int32_t *ids = malloc((size_t)count * sizeof *ids);
+    for (int64_t i = 0; ids && i < count; i++)
+        ids[i] = (int32_t)(i * 7919 % vocab);
+    return ids;
+}
+
+/* One sequence in a session, or several in a batch. */
+struct decoder {
+    struct nb_session *session;
+    struct nb_batch *batch;
+    struct nb_batch_part *parts; /* [sequences] */
+    struct nb_candidate *best;   /* [sequences] */
+    int64_t sequences;
+    struct nbi_next next; /* of the session */
+};
+
+static void decoder_close(struct decoder *d)
+{
+    nb_session_close(d->session);
+    nb_batch_close(d->batch);
+    free(d->parts);
+    free(d->best);
+}
+
+static enum nb_status decoder_open(struct decoder *d, const struct nb_engine *e,
+                                   const struct nb_bench_run_opts *o)
+{
+    *d = (struct decoder){.sequences = o->parallel, .next.J = 1};
+    if (o->parallel == 0 || o->prefill)
+        return nb_session_open(&d->session, e,
+                               &(struct nb_session_opts){.context = o->context + o->tokens,
+                                                         .chunk = o->prefill ? o->tokens : 0,
+                                                         .kv = o->kv,
+                                                         .exact = o->exact});
+    size_t n = (size_t)o->parallel;
+    d->parts = calloc(n, sizeof *d->parts);
+    d->best = calloc(n, sizeof *d->best);
+    if (!d->parts || !d->best)
+        return nbi_fail_memory("sequences", n * sizeof *d->parts);
+    NBI_TRY(nb_batch_open(&d->batch, e,
+                          &(struct nb_batch_opts){.sequences = o->parallel,
+                                                  .context = o->context + o->tokens,
+                                                  .kv = o->kv,
+                                                  .exact = o->exact,
+                                                  .deterministic = o->deterministic}));
+    for (int64_t i = 0, sequence; i < o->parallel; i++)
+        NBI_TRY(nb_batch_add(d->batch, &sequence));
+    return NB_OK;
+}
+
+/* The first `count` ids into each sequence, in steps of as many tokens as one can have. */
+static enum nb_status decoder_fill(struct decoder *d, const int32_t *ids, int64_t count)
+{
+    struct nb_batch_info info;
+    if (d->session)
+        return nb_session_append(d->session, ids, count, NULL);
+    nb_batch_info(d->batch, &info);
+    for (int64_t from = 0; count > 0 && from < d->sequences;) {
+        int64_t room = info.chunk, parts = 0;
+        while (from < d->sequences && room > 0) {
+            int64_t done = nb_batch_length(d->batch, from), left = count - done;
+            int64_t n = left < room ? left : room;
+            d->parts[parts++] =
+                (struct nb_batch_part){.sequence = from, .ids = ids + done, .count = n};
+            room -= n;
+            from += n == left;
+        }
+        NBI_TRY(nb_batch_step(d->batch, d->parts, parts));
+    }
+    return NB_OK;
+}
+
+/* One token more for each sequence, and the best to follow it. A session goes on with that, as
+ * greedy answers do; a batch with what it is told. */
+static enum nb_status decoder_step(struct decoder *d, const int32_t *id)
+{
+    if (d->session)
+        return nbi_session_append_next(d->session, &d->next.best[0].id, 1, &d->next);
+    for (int64_t i = 0; i < d->sequences; i++)
+        d->parts[i] = (struct nb_batch_part){
+            .sequence = i, .ids = id, .count = 1, .best = &d->best[i], .best_count = 1};
+    return nb_batch_step(d->batch, d->parts, d->sequences);
+}
+
+static enum nb_status decoder_back(struct decoder *d, int64_t length)
+{
+    if (d->session)
+        nb_session_truncate(d->session, length);
+    for (int64_t i = 0; i < d->sequences; i++)
+        NBI_TRY(nb_batch_truncate(d->batch, i, length));
+    return NB_OK;
+}
+
+/* Fills the sequences to `context` tokens, then times `tokens` more, again and again; in between,
+ * how fast memory is, which others use too. */
+static enum nb_status time_decode(struct decoder *d, const struct nb_engine *e,
+                                  const struct nb_bench_run_opts *o, const int32_t *ids,
+                                  struct nb_bench_run *out)
+{
+    double seconds[DECODE_ROUNDS], read[DECODE_ROUNDS];
+    struct nbi_backend *be = e->be;
+    void *buf = be->bandwidth ? NULL : nbi_bandwidth_new();
+    enum nb_status rc =
+        buf || be->bandwidth ? decoder_fill(d, ids, o->context) : nbi_fail_memory("measuring", 0);
+    for (int r = -1; r < DECODE_ROUNDS && rc == NB_OK; r++) { /* the first warms up */
+        int at = r < 0 ? 0 : r;
+        read[at] = be->bandwidth ? be->bandwidth(be) : nbi_bandwidth_now(buf, out->threads);
+        double start = nbi_now();
+        for (int64_t i = 0; i < o->tokens && rc == NB_OK; i++)
+            rc = decoder_step(d, ids + o->context + i);
+        seconds[at] = (nbi_now() - start) / (double)o->tokens;
+        if (rc == NB_OK)
+            rc = decoder_back(d, o->context);
+    }
+    free(buf);
+    if (rc != NB_OK)
+        return rc;
+    out->read_gb_per_s = nbi_median(read, DECODE_ROUNDS) / 1e9;
+    out->tokens_per_s =
+        (double)(o->parallel > 0 ? o->parallel : 1) / nbi_median(seconds, DECODE_ROUNDS);
+    return NB_OK;
+}
+
+static enum nb_status time_prefill(struct nb_session *s, const struct nb_bench_run_opts *o,
+                                   const int32_t *ids, float *logits, struct nb_bench_run *out)
+{
+    double round[ROUNDS];
+    for (int r = -1; r < ROUNDS; r++) { /* the first warms up */
+        nb_session_truncate(s, 0);
+        double start = nbi_now();
+        NBI_TRY(nb_session_append(s, ids, o->tokens, logits));
+        round[r < 0 ? 0 : r] = nbi_now() - start;
+    }
+    out->tokens_per_s = (double)o->tokens / nbi_median(round, ROUNDS);
+    return NB_OK;
+}
+
+/* Multiplications of one token in the matrices, the head not counted. */
+static double macs_per_token(const struct nb_engine *e)
+{
+    double macs = 0;
+    for (int64_t i = 0; i < nbi_param_count(&e->config); i++) {
+        struct nbi_param p;
+        nbi_param_at(&e->config, i, &p);
+        if (p.layer >= 0 && p.ndim == 2)
+            macs += (double)nbi_param_values(&p);
+    }
+    return macs;
+}
+
+/* Keys and values that a token sees, about the middle of a round. */
+static int64_t kv_bytes(const struct nb_engine *e, const struct nb_bench_run_opts *o)
+{
+    static const int64_t sizes[] = {4, 2, 2, 1}; /* of enum nb_kv_dtype */
+    return 2 * e->config.layers * e->config.kv_heads * e->config.head_dim * sizes[o->kv] *
+           (o->context + (o->tokens + 1) / 2);
+}
+
+enum nb_status nb_bench_run(const struct nb_engine *e, const struct nb_bench_run_opts *o,
+                            struct nb_bench_run *out)
+{
+    struct decoder d = {0};
+    int32_t *ids = some_tokens(o->context + o->tokens, e->config.vocab_size);
+    float *logits = malloc((size_t)e->config.vocab_size * sizeof *logits);
+    memset(out, 0, sizeof *out);
+    enum nb_status rc =
+        ids && logits ? decoder_open(&d, e, o) : nbi_fail_memory("tokens", (size_t)o->tokens);
+    out->threads = e->threads;
+    out->cores = e->be->bandwidth ? 1 : e->threads;
+    snprintf(out->device, sizeof out->device, "%s", e->be->name);
+    if (rc == NB_OK)
+        rc = o->prefill ? time_prefill(d.session, o, ids, logits, out)
+                        : time_decode(&d, e, o, ids, out);
+    decoder_close(&d);
+    free(ids);
+    free(logits);
+    if (rc != NB_OK)
+        return rc;
+    double parallel = o->parallel > 0 ? (double)o->parallel : 1;
+    out->peak_gmac_per_s = e->be->peak ? e->be->peak(e->be) / 1e9 : NAN;
+    out->bytes_per_token = e->weights.bytes_per_token;
+    out->kv_bytes_per_token = o->prefill ? 0 : kv_bytes(e, o);
+    double bytes = (double)out->bytes_per_token / parallel;
+    if (o->parallel > 0)
+        bytes += (double)out->kv_bytes_per_token;
+    out->gb_per_s = bytes * out->tokens_per_s / 1e9;
+    out->gmac_per_s = macs_per_token(e) * out->tokens_per_s / 1e9;
+    return NB_OK;
+}

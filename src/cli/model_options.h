@@ -1,0 +1,161 @@
+/* model_options.h - what the commands that run a model share: their options, opening the model. */
+#pragma once
+
+#include "cli/cli.h"
+
+struct cli_run_opts {
+    const char *model, *model_dir;
+    int64_t context;
+    int simd, kv_dtype, kv_mode;
+    bool exact;
+};
+
+#define CLI_MODEL_OPTIONS(type, member)                                                            \
+    {"model",                                                                                      \
+     'm',                                                                                          \
+     CLI_STRING,                                                                                   \
+     offsetof(type, member.model),                                                                 \
+     "PATH",                                                                                       \
+     NULL,                                                                                         \
+     0,                                                                                            \
+     0,                                                                                            \
+     "the model, as a directory, a .gguf file, or weights with --model-dir",                       \
+     "weight"},                                                                                    \
+        {"model-dir",                                                                              \
+         0,                                                                                        \
+         CLI_STRING,                                                                               \
+         offsetof(type, member.model_dir),                                                         \
+         "DIR",                                                                                    \
+         NULL,                                                                                     \
+         0,                                                                                        \
+         0,                                                                                        \
+         "where config and tokenizer are, if not in the model or beside it",                       \
+         NULL},                                                                                    \
+    {                                                                                              \
+        "simd", 0, CLI_CHOICE, offsetof(type, member.simd), "best|scalar|avx2|avx512", "best", 0,  \
+            0, "the CPU's instruction set to use", NULL                                            \
+    }
+
+#define CLI_RUN_OPTIONS(type, member)                                                              \
+    CLI_MODEL_OPTIONS(type, member),                                                               \
+        {"ctx",                                                                                    \
+         'c',                                                                                      \
+         CLI_INT,                                                                                  \
+         offsetof(type, member.context),                                                           \
+         "N",                                                                                      \
+         "0",                                                                                      \
+         0,                                                                                        \
+         1 << 30,                                                                                  \
+         "tokens of context at most (0: 4096, or what the model can)",                             \
+         "context"},                                                                               \
+        {"kv-dtype", 0, CLI_CHOICE, offsetof(type, member.kv_dtype),  "f32|f16|bf16|f8",           \
+         "f16",      0, 0,          "type of cached keys and values", NULL},                       \
+        {"kv-mode",                                                                                \
+         0,                                                                                        \
+         CLI_CHOICE,                                                                               \
+         offsetof(type, member.kv_mode),                                                           \
+         "prompt|token|none",                                                                      \
+         "prompt",                                                                                 \
+         0,                                                                                        \
+         0,                                                                                        \
+         "the prompt whole, token by token, or everything again without a cache",                  \
+         NULL},                                                                                    \
+    {                                                                                              \
+        "exact", 0, CLI_FLAG, offsetof(type, member.exact), NULL, NULL, 0, 0,                      \
+            "products with f32 activations, not with 16-bit ones", NULL                            \
+    }
+
+/* What --simd stands for; NULL: the best. */
+const char *cli_simd(int choice);
+
+/* What --master-dtype auto|f32|bf16 stands for, beside --precision. */
+bool cli_bf16_master(int choice, int precision);
+
+/* The device to run on, in `name`: what --device says, or what auto picks, which is said on stderr
+ * if it is a GPU. */
+const char *cli_device(char name[NB_DEVICE_NAME], const struct cli_common *common);
+
+/* " (NVIDIA H200)", or nothing where the driver's list of GPUs leaves in doubt which it is. */
+const char *cli_gpu_name(char text[128]);
+
+/* Opens the model on a device, with progress on stderr. */
+enum nb_status cli_engine_open_on(struct nb_engine **out, const char *device,
+                                  const struct cli_run_opts *o, const struct cli_common *common);
+
+/* On that of --device, as cli_device has it. */
+enum nb_status cli_engine_open(struct nb_engine **out, const struct cli_run_opts *o,
+                               const struct cli_common *common);
+enum nb_status cli_session_open(struct nb_session **out, const struct nb_engine *engine,
+                                const struct cli_run_opts *o);
+
+/* ---- sampling ---- */
+
+struct cli_sampling_opts {
+    double temp, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+    int64_t top_k, seed;
+};
+
+#define CLI_SAMPLING_OPTIONS(type, member)                                                         \
+    {"temp",    't', CLI_FLOAT, offsetof(type, member.temp), "X",                                  \
+     "model's", 0,   100,       "temperature; 0 is greedy",  "temperature"},                       \
+        {"top-k",                                                                                  \
+         0,                                                                                        \
+         CLI_INT,                                                                                  \
+         offsetof(type, member.top_k),                                                             \
+         "N",                                                                                      \
+         "model's",                                                                                \
+         0,                                                                                        \
+         1e9,                                                                                      \
+         "of the N most likely tokens; 0: of all",                                                 \
+         NULL},                                                                                    \
+        {"top-p",   0,    CLI_FLOAT, offsetof(type, member.top_p),        "X",                     \
+         "model's", 1e-9, 1,         "of the most likely that make up X", NULL},                   \
+        {"min-p",                                                                                  \
+         0,                                                                                        \
+         CLI_FLOAT,                                                                                \
+         offsetof(type, member.min_p),                                                             \
+         "X",                                                                                      \
+         "model's",                                                                                \
+         0,                                                                                        \
+         1,                                                                                        \
+         "of those at least X times as likely as the best",                                        \
+         NULL},                                                                                    \
+        {"repeat-penalty", 0,    CLI_FLOAT, offsetof(type, member.repeat_penalty),        "X",     \
+         "model's",        1e-3, 1000,      "divide the logits of tokens that were used", NULL},   \
+        {"presence-penalty",                                                                       \
+         0,                                                                                        \
+         CLI_FLOAT,                                                                                \
+         offsetof(type, member.presence_penalty),                                                  \
+         "X",                                                                                      \
+         "0",                                                                                      \
+         -100,                                                                                     \
+         100,                                                                                      \
+         "subtract from the logits of tokens that were used",                                      \
+         NULL},                                                                                    \
+        {"frequency-penalty",                                                                      \
+         0,                                                                                        \
+         CLI_FLOAT,                                                                                \
+         offsetof(type, member.frequency_penalty),                                                 \
+         "X",                                                                                      \
+         "0",                                                                                      \
+         -100,                                                                                     \
+         100,                                                                                      \
+         "the same for each use",                                                                  \
+         NULL},                                                                                    \
+    {                                                                                              \
+        "seed", 0, CLI_INT, offsetof(type, member.seed), "N", "0", 0, 9e15,                        \
+            "the same seed gives the same text", NULL                                              \
+    }
+
+/* "stop", "length", "context". */
+const char *cli_finish_reason(enum nb_finish finish);
+
+/* Tokens per second, of the part of a prompt that was computed and behind the first token of an
+ * answer; 0 where there is nothing to divide. */
+double cli_prompt_speed(const struct nb_generate_result *r);
+double cli_decode_speed(const struct nb_generate_result *r);
+void cli_print_timing(const struct nb_generate_result *r); /* a line on stderr */
+
+/* The model's settings, and what was given instead. */
+void cli_sampling(struct nb_sampling *out, const struct nb_engine *engine,
+                  const struct cli_sampling_opts *o);

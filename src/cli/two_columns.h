@@ -1,0 +1,14 @@
+/* two_columns.h - two answers to a question, in columns beside each other. */
+#pragma once
+
+#include "nibble.h"
+
+/* Columns of the terminal, or 100 if there is none. */
+int cli_terminal_width(void);
+
+/* The question and both answers, wrapped at spaces and between Chinese, Japanese and Korean
+ * characters; control characters as '?', line ends as spaces. Of a long text only the beginning. */
+void cli_print_beside(const struct nb_ab_row *row, int width);
+
+/* The line above them; of long names the end. */
+void cli_print_beside_names(const char *left, const char *right, int width);

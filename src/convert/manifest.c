@@ -1,0 +1,310 @@
+/* manifest.c - the list of an output's tensors. */
+#include "convert/manifest.h"
+
+#include <string.h>
+
+#include "base/log.h"
+#include "base/str.h"
+#include "base/utf8.h"
+#include "tensor/half.h"
+
+/* What the choices below depend on. */
+struct listing {
+    struct nbi_items *list;
+    const struct nbi_model *model;
+    enum nbi_format target;
+    const struct nb_convert_opts *opts;
+    const struct nb_quantize_opts *quant;
+    json_t *narrow; /* GGUF names -> type before widening */
+};
+
+/* ---- which are quantised ---- */
+
+/* Whether text stands in name as whole parts between dots: "layers.1" in "model.layers.1.mlp", but
+ * not in "model.layers.10.mlp". */
+static bool has_parts(const char *name, const char *text)
+{
+    size_t len = strlen(text);
+    for (const char *at = strstr(name, text); len && at; at = strstr(at + 1, text))
+        if ((at == name || at[-1] == '.') && (at[len] == 0 || at[len] == '.'))
+            return true;
+    return false;
+}
+
+/* A pattern with wildcards is for the whole name, with or without ".weight". */
+static bool matches(const char *pattern, const char *name)
+{
+    char stem[1100];
+    snprintf(stem, sizeof stem, "%s", name);
+    if (nbi_ends_with(stem, ".weight"))
+        stem[strlen(stem) - strlen(".weight")] = 0;
+    return has_parts(name, pattern) || nbi_wildcard_match(pattern, name) ||
+           nbi_wildcard_match(pattern, stem);
+}
+
+static bool to_be_quantised(const struct listing *l, const char *name, const struct nbi_entry *e)
+{
+    if (!l->quant || e->dtype == NBI_NVFP4 || !nbi_param_is_projection(name, e->ndim))
+        return false;
+    for (const char *const *p = l->quant->skip; p && *p; p++)
+        if (matches(*p, name))
+            return false;
+    return true;
+}
+
+/* A pattern that matches nothing is most likely a typing error. */
+static void warn_idle_patterns(const struct listing *l)
+{
+    for (const char *const *p = l->quant ? l->quant->skip : NULL; p && *p; p++) {
+        bool used = matches(*p, nbi_head_name());
+        for (int64_t i = 0; i < l->list->count && !used; i++) {
+            NBI_BUG_IF(!l->list->p[i].out.name);
+            used = matches(*p, l->list->p[i].out.name);
+        }
+        if (!used)
+            nbi_log(NB_LOG_WARN, "--skip '%s' matches no tensor", *p);
+    }
+}
+
+/* ---- types ---- */
+
+struct noting {
+    json_t *names;
+    enum nbi_dtype dtype;
+};
+
+static enum nb_status note_name(void *ctx, uint64_t i, const char *text, size_t len)
+{
+    struct noting *n = ctx;
+    char name[128];
+    bool ok = true;
+    (void)i;
+    if (len >= sizeof name || !nbi_utf8_valid(text, len))
+        return NB_OK; /* no tensor has such a name */
+    snprintf(name, sizeof name, "%.*s", (int)len, text);
+    nbi_json_set(n->names, name, json_integer(n->dtype), &ok);
+    return ok ? NB_OK : nbi_fail_memory("names", len);
+}
+
+/* What a GGUF notes about f32 tensors that were narrower before. */
+static enum nb_status read_notes(struct listing *l)
+{
+    static const struct {
+        const char *key;
+        enum nbi_dtype dtype;
+    } notes[] = {{NBI_KEY_FROM_BF16, NBI_BF16}, {NBI_KEY_FROM_F16, NBI_F16}};
+    const struct nbi_store *store = l->model->store;
+    if (store->format != NBI_FORMAT_GGUF)
+        return NB_OK;
+    l->narrow = json_object();
+    for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
+        struct noting n = {.names = l->narrow, .dtype = notes[i].dtype};
+        if (nbi_store_kv(store, notes[i].key))
+            NBI_TRY(nbi_kv_each_string(store, notes[i].key, note_name, &n));
+    }
+    return NB_OK;
+}
+
+static bool narrows_exactly(const float *x, int64_t n, enum nbi_dtype to)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float back = to == NBI_BF16 ? nbi_bf16_to_f32(nbi_f32_to_bf16(x[i]))
+                                    : nbi_f16_to_f32(nbi_f32_to_f16(x[i]));
+        if (nbi_f32_bits(back) != nbi_f32_bits(x[i]))
+            return false;
+    }
+    return true;
+}
+
+/* The type an f32 vector had before it was widened, if its values still fit it. */
+static enum nb_status original_dtype(const struct listing *l, const struct nbi_entry *e,
+                                     enum nbi_dtype *dtype)
+{
+    char name[128];
+    *dtype = e->dtype;
+    if (!l->narrow || e->dtype != NBI_F32 || e->ndim != 1 ||
+        !nbi_param_to_gguf(e->name, name, sizeof name))
+        return NB_OK;
+    const json_t *from = json_object_get(l->narrow, name);
+    if (!from)
+        return NB_OK;
+    enum nbi_dtype narrow = (enum nbi_dtype)json_integer_value(from);
+    float *x = malloc((size_t)e->count * sizeof *x + 1);
+    if (!x)
+        return nbi_fail_memory("tensor", (size_t)e->count * sizeof *x);
+    enum nb_status rc = nbi_store_read_f32(l->model->store, e, 0, e->count, x);
+    if (rc == NB_OK && narrows_exactly(x, e->count, narrow))
+        *dtype = narrow;
+    free(x);
+    return rc;
+}
+
+static enum nbi_dtype float_target(enum nb_out_dtype dtype, enum nbi_dtype keep)
+{
+    return dtype == NB_OUT_F32    ? NBI_F32
+           : dtype == NB_OUT_F16  ? NBI_F16
+           : dtype == NB_OUT_BF16 ? NBI_BF16
+                                  : keep;
+}
+
+enum nbi_dtype nbi_float_dtype_for(enum nbi_format target, int ndim, enum nbi_dtype dtype)
+{
+    return target == NBI_FORMAT_GGUF && ndim == 1 ? NBI_F32 : dtype;
+}
+
+static enum nb_status choose_dtype(const struct listing *l, const struct nbi_entry *e,
+                                   struct nbi_item *item)
+{
+    enum nb_out_dtype wanted = l->opts->dtype;
+    struct nbi_out *out = &item->out;
+    if (to_be_quantised(l, out->name, e)) {
+        out->dtype = NBI_NVFP4;
+        out->two_level = l->quant->two_level;
+        return NB_OK;
+    }
+    if (e->dtype == NBI_NVFP4 && (wanted == NB_OUT_KEEP || l->quant)) {
+        out->dtype = NBI_NVFP4;
+        out->two_level = e->two_level;
+        item->tensor_scale = e->tensor_scale;
+        item->divisor = e->divisor;
+        return NB_OK;
+    }
+    if (e->dtype == NBI_F64 && (wanted != NB_OUT_KEEP || l->target == NBI_FORMAT_GGUF))
+        return nbi_fail(NB_EUNSUPPORTED, "tensor '%s' is f64, which is only copied, not converted",
+                        e->name);
+    NBI_TRY(original_dtype(l, e, &item->narrow));
+    bool is_float = e->dtype == NBI_NVFP4 || nbi_dtype_is_float(e->dtype);
+    out->dtype = e->dtype;
+    if (is_float) /* the metadata of a GGUF notes what they were */
+        out->dtype = nbi_float_dtype_for(l->target, out->ndim, float_target(wanted, item->narrow));
+    return NB_OK;
+}
+
+static enum nb_status add_item(const struct listing *l, const char *name, const struct nbi_entry *e)
+{
+    struct nbi_item *item = &l->list->p[l->list->count];
+    *item = (struct nbi_item){
+        .out = {.name = name, .ndim = e->ndim}, .src = e, .narrow = e->dtype, .amax = -1};
+    memcpy(item->out.shape, e->shape, sizeof e->shape);
+    NBI_TRY(choose_dtype(l, e, item));
+    l->list->count++;
+    return NB_OK;
+}
+
+/* ---- order ---- */
+
+static int by_order(const void *a, const void *b)
+{
+    const struct nbi_item *x = a, *y = b;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+/* The order of a `.dat`; names that the model does not know come last, as they stood. The same kind
+ * of file keeps its order. */
+static void sort_items(const struct listing *l)
+{
+    struct nbi_items *list = l->list;
+    const struct nbi_model *m = l->model;
+    struct nbi_config inferred;
+    const struct nbi_config *config = m->has_config ? &m->config : NULL;
+    if (!config && nbi_config_infer(&inferred, m->store) == NB_OK)
+        config = &inferred;
+    bool keep = m->store->format == l->target && l->target != NBI_FORMAT_SAFETENSORS;
+    for (int64_t i = 0; i < list->count; i++) {
+        struct nbi_param p;
+        bool known = config && !keep && nbi_param_find(config, list->p[i].out.name, &p);
+        list->p[i].order = known ? p.index : INT32_MAX + i;
+    }
+    qsort(list->p, (size_t)list->count, sizeof *list->p, by_order);
+}
+
+/* ---- the list ---- */
+
+static enum nb_status fill(struct listing *l)
+{
+    struct nbi_items *list = l->list;
+    const struct nbi_store *store = l->model->store;
+    list->store = store;
+    list->p = calloc((size_t)store->count + 1, sizeof *list->p);
+    list->where = calloc((size_t)store->count, sizeof *list->where);
+    if (!list->p || !list->where)
+        return nbi_fail_memory("tensor list", (size_t)store->count * sizeof *list->p);
+    NBI_TRY(read_notes(l));
+    for (int64_t i = 0; i < store->count; i++)
+        NBI_TRY(add_item(l, store->entries[i].name, &store->entries[i]));
+    /* A quantised model has a head of its own, made from the embedding where the two were tied. */
+    const struct nbi_entry *embed = nbi_store_find(store, nbi_embedding_name());
+    bool tied = !l->model->has_config || l->model->config.tied;
+    if (embed && tied && !nbi_store_find(store, nbi_head_name()) &&
+        nbi_dtype_is_float(embed->dtype) && to_be_quantised(l, nbi_head_name(), embed))
+        NBI_TRY(add_item(l, nbi_head_name(), embed));
+    warn_idle_patterns(l);
+    sort_items(l);
+    for (int64_t i = 0; i < list->count; i++)
+        if (list->p[i].out.name == list->p[i].src->name)
+            list->where[list->p[i].src - store->entries] = i;
+    return NB_OK;
+}
+
+enum nb_status nbi_items_list(struct nbi_items *list, const struct nbi_model *m,
+                              enum nbi_format target, const struct nb_convert_opts *opts,
+                              const struct nb_quantize_opts *quant)
+{
+    struct listing l = {.list = list, .model = m, .target = target, .opts = opts, .quant = quant};
+    memset(list, 0, sizeof *list);
+    enum nb_status rc = fill(&l);
+    json_decref(l.narrow);
+    return rc;
+}
+
+void nbi_items_release(struct nbi_items *list)
+{
+    free(list->p);
+    free(list->where);
+    memset(list, 0, sizeof *list);
+}
+
+bool nbi_item_is_fresh(const struct nbi_item *item)
+{
+    return item->out.dtype == NBI_NVFP4 && item->src->dtype != NBI_NVFP4;
+}
+
+/* ---- fusion ---- */
+
+int nbi_items_fused(struct nbi_items *list, struct nbi_item *item, struct nbi_item *group[3])
+{
+    int64_t layer;
+    int n = 0;
+    const struct nbi_param_def *own = nbi_param_parse(item->out.name, &layer);
+    for (int id = 0; own && own->fuse != NBI_FUSE_NONE && id < NBI_PARAM_ID_COUNT; id++) {
+        char name[NBI_PARAM_NAME_MAX];
+        if (nbi_param_defs[id].fuse != own->fuse)
+            continue;
+        nbi_param_name(name, (enum nbi_param_id)id, layer);
+        const struct nbi_entry *e = nbi_store_find(list->store, name);
+        if (e)
+            group[n++] = &list->p[list->where[e - list->store->entries]];
+    }
+    if (n == 0)
+        group[n++] = item;
+    return n;
+}
+
+void nbi_items_warn_unequal(struct nbi_items *list)
+{
+    for (int64_t i = 0; i < list->count; i++) {
+        struct nbi_item *group[3], *item = &list->p[i];
+        int n = nbi_items_fused(list, item, group);
+        for (int k = 1; k < n && group[0] == item; k++) {
+            const struct nbi_item *other = group[k];
+            if (item->out.dtype == other->out.dtype &&
+                (item->out.dtype != NBI_NVFP4 || item->tensor_scale == other->tensor_scale))
+                continue;
+            nbi_log(NB_LOG_WARN,
+                    "'%s' and '%s' differ in type or tensor scale; programs that fuse them (vLLM) "
+                    "will compute wrong values",
+                    item->out.name, other->out.name);
+            return;
+        }
+    }
+}

@@ -1,0 +1,32 @@
+/* model_writer.h - a model on its way to disk: the weights' files and those beside them (config,
+ * tokenizer, quantisation settings, GGUF metadata). */
+#pragma once
+
+#include "convert/manifest.h"
+#include "convert/staging_dir.h"
+
+struct nbi_target {
+    enum nbi_format format;
+    bool directory;
+};
+
+/* What a path names, by its ending. */
+enum nb_status nbi_target_of(const char *path, struct nbi_target *target);
+
+struct nbi_export {
+    struct nbi_target target;
+    struct nbi_stage stage;
+    struct nbi_writer *writer;
+};
+
+/* Lays out everything and writes the files beside the weights. */
+enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_opts *opts,
+                                const struct nbi_model *model, const struct nbi_item *items,
+                                int64_t count);
+
+/* When all values are written: what is there, to be checked before it takes the target's place.
+ * After a failure: nbi_export_abort. */
+enum nb_status nbi_export_reopen(struct nbi_export *x, struct nbi_store **out);
+
+enum nb_status nbi_export_commit(struct nbi_export *x);
+void nbi_export_abort(struct nbi_export *x);

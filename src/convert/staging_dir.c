@@ -1,0 +1,180 @@
+/* staging_dir.c - staging of model directories and their exchange with what was there. */
+#include "convert/staging_dir.h"
+
+#include <string.h>
+
+#include "base/dirs.h"
+#include "base/file.h"
+#include "base/str.h"
+#include "base/syscall.h"
+
+const char *const nbi_model_sidecars[] = {
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    NULL,
+};
+
+/* Files that a new model in this directory replaces; whatever else is there is kept. */
+bool nbi_belongs_to_model(const char *name)
+{
+    for (const char *const *p = nbi_model_sidecars; *p; p++)
+        if (strcmp(name, *p) == 0)
+            return true;
+    return (nbi_starts_with(name, "model") && nbi_ends_with(name, ".safetensors")) ||
+           strcmp(name, "model.safetensors.index.json") == 0 || strcmp(name, "config.json") == 0 ||
+           strcmp(name, "hf_quant_config.json") == 0;
+}
+
+static enum nb_status listing_failed(const char *dir)
+{
+    return nbi_fail(NB_EIO, "cannot read directory '%s': %s", dir, strerror(errno));
+}
+
+static bool is_weights(const char *name)
+{
+    return nbi_ends_with(name, ".safetensors") || nbi_ends_with(name, ".dat") ||
+           nbi_ends_with(name, ".gguf");
+}
+
+static enum nb_status check_content(const char *target)
+{
+    DIR *dir = nbi_sys_opendir(target);
+    if (!dir)
+        return listing_failed(target);
+    int files = 0;
+    bool config = false;
+    char odd[256] = "";
+    const char *name;
+    while ((name = nbi_dir_next(dir))) {
+        files++;
+        config = config || strcmp(name, "config.json") == 0;
+        char *path = nbi_path_join(target, name);
+        bool subdirectory = path && nbi_path_is_dir(path);
+        free(path);
+        if (subdirectory || (!nbi_belongs_to_model(name) && is_weights(name)))
+            snprintf(odd, sizeof odd, "%s", name);
+    }
+    enum nb_status rc = errno ? listing_failed(target) : NB_OK;
+    closedir(dir);
+    NBI_TRY(rc);
+    if (files && !config)
+        return nbi_fail(NB_EIO,
+                        "will not write a model into '%s': it is not empty and not a model "
+                        "directory; choose a new name",
+                        target);
+    if (odd[0])
+        return nbi_fail(NB_EIO,
+                        "will not replace the model in '%s': it also holds '%s'; choose a "
+                        "new name",
+                        target, odd);
+    return NB_OK;
+}
+
+/* What would fail at the end of the work, or surprise, is refused before it. */
+static enum nb_status check_replaceable(const char *target)
+{
+    struct stat own, above;
+    char *real = realpath(target, NULL), *parent = real ? nbi_path_dir(real) : NULL;
+    bool mount = !parent || stat(real, &own) != 0 || stat(parent, &above) != 0 ||
+                 own.st_dev != above.st_dev || own.st_ino == above.st_ino;
+    free(parent);
+    free(real);
+    if (mount)
+        return nbi_fail(NB_EIO,
+                        "cannot replace '%s' in one step: it is a mount point; name a directory "
+                        "inside it",
+                        target);
+    if (nbi_path_same(target, "."))
+        return nbi_fail(NB_EIO, "will not replace '%s', the current directory; name one inside it",
+                        target);
+    return check_content(target);
+}
+
+enum nb_status nbi_stage_begin(struct nbi_stage *stage, const char *target)
+{
+    *stage = (struct nbi_stage){.lock_fd = -1};
+    struct stat st;
+    if (nbi_path_dangles(target))
+        return nbi_fail(NB_EIO, "cannot write '%s': a link to nothing", target);
+    if (stat(target, &st) == 0) {
+        if (!S_ISDIR(st.st_mode))
+            return nbi_fail(NB_EIO, "cannot write directory '%s': a file has that name", target);
+        NBI_TRY(check_replaceable(target));
+        stage->target = realpath(target, NULL);
+    } else {
+        stage->target = strdup(target);
+    }
+    if (!stage->target)
+        return nbi_fail_memory("path", strlen(target));
+    size_t n = strlen(stage->target);
+    while (n > 1 && stage->target[n - 1] == '/')
+        stage->target[--n] = 0;
+    enum nb_status rc = nbi_temp_create(stage->target, true, &stage->temp, &stage->lock_fd);
+    if (rc != NB_OK)
+        nbi_stage_abort(stage);
+    return rc;
+}
+
+void nbi_stage_abort(struct nbi_stage *stage)
+{
+    if (stage->temp) {
+        nbi_remove_tree(stage->temp);
+        close(stage->lock_fd);
+    }
+    free(stage->temp);
+    free(stage->target);
+    *stage = (struct nbi_stage){.lock_fd = -1};
+}
+
+/* Links files that the new model does not bring into its directory, before the two change places:
+ * whatever happens afterwards, no file of the user's has only a temporary home. */
+static enum nb_status carry_over(const char *from, const char *to)
+{
+    DIR *dir = nbi_sys_opendir(from);
+    if (!dir)
+        return listing_failed(from);
+    const char *name;
+    enum nb_status rc = NB_OK;
+    while (rc == NB_OK && (name = nbi_dir_next(dir))) {
+        if (nbi_belongs_to_model(name))
+            continue;
+        char *old = nbi_path_join(from, name), *new = nbi_path_join(to, name);
+        if (!old || !new)
+            rc = NB_ENOMEM;
+        else if (nbi_sys_link(old, new) != 0 && errno != EEXIST)
+            rc =
+                nbi_fail(NB_EIO, "cannot keep '%s' beside the new model: %s", old, strerror(errno));
+        free(old);
+        free(new);
+    }
+    if (rc == NB_OK && errno)
+        rc = listing_failed(from);
+    closedir(dir);
+    return rc;
+}
+
+enum nb_status nbi_stage_commit(struct nbi_stage *stage)
+{
+    bool exchange = nbi_path_exists(stage->target) && !nbi_dir_is_empty(stage->target);
+    bool done = false;
+    enum nb_status rc = NB_OK;
+    if (nbi_sys_fsync(stage->lock_fd) != 0)
+        rc = nbi_fail(NB_EIO, "cannot sync directory '%s': %s", stage->temp, strerror(errno));
+    else if (exchange)
+        rc = carry_over(stage->target, stage->temp);
+    if (rc == NB_OK)
+        rc = nbi_replace(stage->temp, stage->target, exchange ? RENAME_EXCHANGE : 0, &done);
+    if (done && !exchange) { /* the name is free again, perhaps already somebody else's */
+        close(stage->lock_fd);
+        free(stage->temp);
+        stage->temp = NULL;
+    }
+    nbi_stage_abort(stage); /* after an exchange temp is the old model */
+    return rc;
+}

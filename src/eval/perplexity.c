@@ -1,0 +1,175 @@
+/* perplexity.c - how well a model predicts a text.
+ *
+ * Windows are independent of each other: each is a sequence of its own, from position 0. */
+#include "eval/perplexity.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/parallel.h"
+#include "infer/session.h"
+
+#define DEFAULT_CONTEXT 2048
+#define LOGITS_BYTES    ((int64_t)32 << 20)
+
+double nbi_token_nll(const float *logits, int64_t V, int32_t target)
+{
+    double top = logits[0], all = 0;
+    for (int64_t v = 1; v < V; v++)
+        top = logits[v] > top ? logits[v] : top;
+    for (int64_t v = 0; v < V; v++)
+        all += exp(logits[v] - top);
+    return log(all) + top - logits[target];
+}
+
+static double log_sum(const float *x, int64_t V)
+{
+    return nbi_token_nll(x, V, 0) + x[0];
+}
+
+double nbi_token_kl(const float *a, const float *b, int64_t V)
+{
+    double la = log_sum(a, V), lb = log_sum(b, V), sum = 0;
+    for (int64_t v = 0; v < V; v++)
+        sum += exp(a[v] - la) * ((a[v] - la) - (b[v] - lb));
+    return sum > 0 || isnan(sum) ? sum : 0; /* rounding may bring it below */
+}
+
+struct eval {
+    const struct nb_engine *engine;
+    const struct nb_ppl_opts *opts;
+    struct nb_ppl_result *result;
+    const int32_t *ids;
+    int64_t count, context, stride;
+    int64_t chunk; /* tokens of a pass, each of which gives logits */
+    struct nb_session *session;
+    float *logits;          /* [chunk, V] */
+    double *nll;            /* [chunk] */
+    const int32_t *targets; /* of the pass */
+};
+
+static enum nb_status score_rows(void *ctx, int thread, int64_t first, int64_t count)
+{
+    struct eval *e = ctx;
+    int64_t V = e->engine->config.vocab_size;
+    (void)thread;
+    for (int64_t i = first; i < first + count; i++)
+        e->nll[i] = nbi_token_nll(e->logits + i * V, V, e->targets[i]);
+    return NB_OK;
+}
+
+/* Tokens [from, from + n) of the text, and the log-likelihoods of those behind them. */
+static enum nb_status score(struct eval *e, int64_t from, int64_t n)
+{
+    NBI_TRY(nbi_session_append(e->session, e->ids + from, n, e->logits, n));
+    e->targets = e->ids + from + 1;
+    NBI_TRY(nbi_for_chunks(n, 1, e->engine->threads, score_rows, e));
+    for (int64_t i = 0; i < n; i++) {
+        if (!isfinite(e->nll[i]))
+            return nbi_fail(NB_EVALUE,
+                            "the model gave a logit that is not finite (behind token %lld)",
+                            (long long)(from + i));
+        e->result->nll += e->nll[i];
+    }
+    e->result->tokens += n;
+    return NB_OK;
+}
+
+/* Tokens [begin, end), of which those from `scored` on are predicted. */
+static enum nb_status window(struct eval *e, int64_t begin, int64_t scored, int64_t end)
+{
+    int64_t at = scored - 1; /* the first token whose logits count */
+    nbi_session_truncate(e->session, 0);
+    if (at > begin)
+        NBI_TRY(nbi_session_append(e->session, e->ids + begin, at - begin, NULL, 0));
+    for (int64_t n; at < end - 1; at += n) {
+        n = end - 1 - at < e->chunk ? end - 1 - at : e->chunk;
+        NBI_TRY(score(e, at, n));
+        if (e->opts->progress)
+            e->opts->progress(e->opts->progress_ctx, (uint64_t)(at + n), (uint64_t)(e->count - 1));
+    }
+    e->result->windows++;
+    return NB_OK;
+}
+
+static enum nb_status all_windows(struct eval *e)
+{
+    int64_t scored = 1; /* the first token has nothing before it */
+    for (int64_t begin = 0;; begin += e->stride) {
+        int64_t end = e->count - begin < e->context ? e->count : begin + e->context;
+        if (scored == begin)
+            scored++; /* the first of a window cannot be predicted */
+        if (scored < end)
+            NBI_TRY(window(e, begin, scored, end));
+        if (end == e->count)
+            return NB_OK;
+        scored = end;
+    }
+}
+
+static enum nb_status check(struct eval *e)
+{
+    int64_t most = e->engine->config.max_position;
+    if (e->count < 2)
+        return nbi_fail(NB_EVALUE,
+                        "a text of %lld tokens; the first is not predicted, so it takes two",
+                        (long long)e->count);
+    e->context = e->opts->context > 0     ? e->opts->context
+                 : most < DEFAULT_CONTEXT ? most
+                                          : DEFAULT_CONTEXT;
+    e->stride = e->opts->stride > 0 ? e->opts->stride : e->context;
+    if (e->context < 2 || e->context > most)
+        return nbi_fail(NB_EVALUE, "windows of %lld tokens; 2 to %lld are possible with this model",
+                        (long long)e->context, (long long)most);
+    if (e->stride > e->context)
+        return nbi_fail(NB_EINVAL, "a stride of %lld over windows of %lld tokens leaves some out",
+                        (long long)e->stride, (long long)e->context);
+    for (int64_t i = 0; i < e->count; i++) /* the last of a window is never in the session */
+        if (e->ids[i] < 0 || e->ids[i] >= e->engine->config.vocab_size)
+            return nbi_fail(NB_EVALUE, "token id %d is outside the vocabulary of %lld", e->ids[i],
+                            (long long)e->engine->config.vocab_size);
+    return NB_OK;
+}
+
+static enum nb_status prepare(struct eval *e)
+{
+    static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
+    int64_t V = e->engine->config.vocab_size, row = V * (int64_t)sizeof *e->logits;
+    NBI_TRY(check(e));
+    if ((unsigned)e->opts->kv > NB_KV_F8)
+        return nbi_fail(NB_EINVAL, "an unknown kind of cache");
+    int64_t context = e->context < e->count ? e->context : e->count;
+    e->chunk = LOGITS_BYTES / row < 1 ? 1 : LOGITS_BYTES / row > 512 ? 512 : LOGITS_BYTES / row;
+    if (e->chunk > context)
+        e->chunk = context;
+    const struct nbi_session_opts opts = {
+        .context = context, .logits = e->chunk, .kv = types[e->opts->kv], .exact = !e->opts->fast};
+    e->logits = malloc((size_t)(e->chunk * row));
+    e->nll = malloc((size_t)e->chunk * sizeof *e->nll);
+    if (!e->logits || !e->nll)
+        return nbi_fail_memory("logits", (size_t)(e->chunk * row));
+    return nbi_session_new(&e->session, e->engine, &opts);
+}
+
+enum nb_status nb_eval_ppl(const struct nb_engine *engine, const int32_t *ids, int64_t count,
+                           const struct nb_ppl_opts *opts, struct nb_ppl_result *result)
+{
+    struct eval e = {.engine = engine, .opts = opts, .result = result, .ids = ids, .count = count};
+    double start = nbi_now();
+    memset(result, 0, sizeof *result);
+    enum nb_status rc = prepare(&e);
+    if (rc == NB_OK)
+        rc = all_windows(&e);
+    nbi_session_free(e.session);
+    free(e.logits);
+    free(e.nll);
+    if (rc != NB_OK)
+        return rc;
+    result->context = e.context;
+    result->stride = e.stride;
+    result->nll /= (double)result->tokens;
+    result->ppl = exp(result->nll);
+    result->seconds = nbi_now() - start;
+    return NB_OK;
+}

@@ -1,0 +1,136 @@
+/* response.c - tokens, their text, and the end. */
+#include "infer/response.h"
+
+#include <string.h>
+
+#include "base/crc.h"
+
+/* ---- text as it grows ---- */
+
+/* Bytes at the end that may be the beginning of a stop text. */
+static size_t held_back(const struct nbi_answering *a)
+{
+    size_t most = 0;
+    for (const char *const *stop = a->opts->stop; stop && *stop; stop++) {
+        size_t n = strlen(*stop);
+        if (n > a->text.len - a->shown + 1)
+            n = a->text.len - a->shown + 1;
+        while (n > 0 && --n > most)
+            if (memcmp(a->text.p + a->text.len - n, *stop, n) == 0)
+                most = n;
+    }
+    return most;
+}
+
+/* Where the first stop text starts that is not wholly in what was there before; len if none. */
+static size_t find_stop(const struct nbi_answering *a)
+{
+    size_t at = a->text.len;
+    for (const char *const *stop = a->opts->stop; stop && *stop; stop++) {
+        const char *from = a->text.p + a->shown;
+        const char *p = **stop ? memmem(from, a->text.len - a->shown, *stop, strlen(*stop)) : NULL;
+        if (p && (size_t)(p - a->text.p) < at)
+            at = (size_t)(p - a->text.p);
+    }
+    return at;
+}
+
+static enum nb_status show(struct nbi_answering *a, size_t end)
+{
+    size_t from = a->shown;
+    a->shown = end;
+    if (!a->opts->text || end == from)
+        return NB_OK;
+    return a->opts->text(a->opts->ctx, a->text.p + from, end - from);
+}
+
+/* id -1: the answer ends. */
+static enum nb_status grow(struct nbi_answering *a, int32_t id)
+{
+    const char *text;
+    size_t len;
+    if (!a->engine->tokenizer || a->stopped) /* without one, ids alone */
+        return NB_OK;
+    NBI_TRY(nb_decoder_next(&a->decoder, a->engine->tokenizer, id, &text, &len));
+    nbi_str_append(&a->text, text, len);
+    NBI_TRY(nbi_str_status(&a->text));
+    size_t stop = find_stop(a);
+    if (stop < a->text.len) {
+        a->stopped = true;
+        a->text.len = stop;
+        a->text.p[stop] = 0;
+        return show(a, stop);
+    }
+    return show(a, id < 0 ? a->text.len : a->text.len - held_back(a));
+}
+
+/* ---- tokens ---- */
+
+enum nb_status nbi_answering_begin(struct nbi_answering *a, const int32_t *prompt, size_t count,
+                                   int64_t context)
+{
+    int64_t V = a->engine->config.vocab_size, max = a->opts->max_tokens;
+    memset(a->result, 0, sizeof *a->result);
+    a->result->prompt_tokens = (int64_t)count;
+    if (count == 0)
+        return nbi_fail(NB_EINVAL, "the prompt is empty");
+    if (max <= 0 || max > context)
+        max = context;
+    a->logits = malloc((size_t)V * sizeof *a->logits);
+    a->result->ids = malloc((size_t)max * sizeof *a->result->ids);
+    if (!a->logits || !a->result->ids)
+        return nbi_fail_memory("logits", (size_t)V * sizeof *a->logits);
+    NBI_TRY(nbi_token_sampler_init(&a->sampler, &a->opts->sampling, V));
+    a->next.J = nbi_token_sampler_wants(&a->sampler);
+    a->next.draw = nbi_token_sampler_plan(&a->sampler);
+    if (a->next.J == 0 || a->opts->check_logits)
+        a->next.logits = a->logits;
+    for (size_t i = 0; i < count; i++)
+        nbi_token_sampler_accept(&a->sampler, prompt[i]);
+    return NB_OK;
+}
+
+enum nb_status nbi_answering_token(struct nbi_answering *a, int64_t room, int32_t *id, bool *done)
+{
+    struct nb_generate_result *r = a->result;
+    size_t bytes = (size_t)a->engine->config.vocab_size * sizeof *a->logits;
+    if (a->opts->check_logits)
+        r->logits_crc = nbi_crc32c(0, a->logits, bytes);
+    if (a->next.logits)
+        NBI_TRY(nbi_token_sampler_next(&a->sampler, a->logits, id));
+    else
+        *id = nbi_token_sampler_of(&a->sampler, a->next.best);
+    a->next.draw = nbi_token_sampler_plan(&a->sampler);
+    nbi_token_sampler_accept(&a->sampler, *id);
+    r->ids[r->count++] = *id;
+    bool end = !a->opts->ignore_eos && nbi_engine_ends(a->engine, *id);
+    if (!end)
+        NBI_TRY(grow(a, *id));
+    *done = true;
+    if (end || a->stopped)
+        r->finish = NB_FINISH_STOP;
+    else if ((int64_t)r->count == a->opts->max_tokens)
+        r->finish = NB_FINISH_LENGTH;
+    else if (room < 1)
+        r->finish = NB_FINISH_CONTEXT;
+    else
+        *done = false;
+    return NB_OK;
+}
+
+enum nb_status nbi_answering_end(struct nbi_answering *a, enum nb_status rc)
+{
+    /* An answer that was interrupted keeps what there is of it. */
+    if (rc == NB_OK || rc == NB_EINTERRUPTED) {
+        enum nb_status last = grow(a, -1);
+        rc = last == NB_OK ? rc : last;
+    }
+    nbi_token_sampler_release(&a->sampler);
+    free(a->logits);
+    nb_decoder_release(&a->decoder);
+    a->result->text = a->text.p ? a->text.p : strdup("");
+    a->result->len = a->text.len;
+    if (rc != NB_OK && rc != NB_EINTERRUPTED)
+        nb_generate_result_release(a->result);
+    return rc;
+}

@@ -1,0 +1,81 @@
+/* random_weights.c - weights of real shapes and no sense, for measuring and comparing without a
+ * model. */
+#include <string.h>
+
+#include "base/rng.h"
+#include "model/transformer.h"
+#include "tensor/half.h"
+
+struct random {
+    uint64_t seed, parameter;
+    int64_t cols;
+    enum nbi_dtype dtype;
+};
+
+static void fill(uint8_t *p, size_t bytes, uint64_t seed, uint64_t stream, uint64_t at)
+{
+    for (size_t i = 0; i < bytes; i += 16) {
+        struct nbi_philox r = nbi_philox(seed, at + i / 16, stream);
+        memcpy(p + i, r.v, bytes - i < 16 ? bytes - i : 16);
+    }
+}
+
+/* Scales between 2^-7 and 2^-6: weights as large as those of a real model. */
+static void fill_nvfp4(const struct random *r, int64_t first, int64_t count, uint8_t *codes,
+                       uint8_t *scales)
+{
+    size_t bytes = (size_t)(count * r->cols / 2), blocks = (size_t)(count * r->cols / 16);
+    fill(codes, bytes, r->seed, r->parameter, (uint64_t)(first * r->cols / 32));
+    fill(scales, blocks, r->seed, r->parameter + ((uint64_t)1 << 32),
+         (uint64_t)(first * r->cols / 256));
+    for (size_t i = 0; i < blocks; i++)
+        scales[i] = (uint8_t)(4 + scales[i] % 4); /* 2^-7 to 1.75 * 2^-7, subnormal */
+}
+
+static void fill_bf16(const struct random *r, int64_t first, int64_t count, uint16_t *out)
+{
+    for (int64_t i = 0; i < count * r->cols; i += 4) {
+        struct nbi_philox v = nbi_philox(r->seed, (uint64_t)(first * r->cols + i), r->parameter);
+        for (int64_t j = 0; j < 4 && i + j < count * r->cols; j++)
+            out[i + j] = nbi_f32_to_bf16((nbi_uniform(v.v[j]) - 0.5f) * 0.07f);
+    }
+}
+
+static enum nb_status read_random(void *ctx, int64_t first, int64_t count, void *data, void *scales)
+{
+    const struct random *r = ctx;
+    NBI_TRY(nbi_check_interrupt());
+    if (r->cols == 0) {
+        for (int64_t i = 0; i < count; i++)
+            ((uint16_t *)data)[i] = 0x3F80;
+    } else if (r->dtype == NBI_NVFP4) {
+        fill_nvfp4(r, first, count, data, scales);
+    } else {
+        fill_bf16(r, first, count, data);
+    }
+    return NB_OK;
+}
+
+static enum nb_status take_random(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
+                                  struct nbi_weight *out)
+{
+    uint64_t hash = 0xCBF29CE484222325u;
+    for (const char *c = p->name; *c; c++)
+        hash = (hash ^ (uint8_t)*c) * 0x100000001B3u;
+    bool nvfp4 = p->def->flags & NBI_QUANT && p->shape[1] % 16 == 0;
+    struct random r = {*(const uint64_t *)ctx, hash & 0xFFFFFFFF, p->shape[1],
+                       nvfp4 ? NBI_NVFP4 : NBI_BF16};
+    const struct nbi_weight_source src = {.dtype = r.dtype,
+                                          .rows = p->shape[0],
+                                          .cols = r.cols,
+                                          .tensor_scale = 1,
+                                          .read = read_random,
+                                          .ctx = &r,
+                                          .lookup = p->def->flags & NBI_GATHER};
+    return be->weight_new(be, &src, out);
+}
+
+struct nbi_weight_provider nbi_weights_at_random(uint64_t *seed)
+{
+    return (struct nbi_weight_provider){take_random, seed};
+}

@@ -1,0 +1,47 @@
+/* chat_template.h - chat templates: a conversation as the text that the model was trained on.
+ *
+ * in : a request {"messages": [...], "tools": ..., "add_generation_prompt": ...,
+ *      "enable_thinking": ...}
+ * out: the text, byte for byte what Jinja makes of the model's template, and which parts of it the
+ *      assistant has written
+ *
+ * Templates are programs, and those of a file are not run: a known one is recognised and rendered
+ * by code of ours, any other counts as plain ChatML. Where Jinja raises an error, rendering fails;
+ * where it is lenient (a missing name, a tool message without text), so are we. */
+#pragma once
+
+#include "base/jscan.h"
+
+enum nbi_chat_kind {
+    NBI_CHAT_CHATML,     /* role and content, nothing else; tools and tool calls are refused */
+    NBI_CHAT_QWEN3_2507, /* tools, no thinking */
+    NBI_CHAT_QWEN3       /* tools, thinking on or off */
+};
+
+/* Plain ChatML in Jinja, for models of our own: Hugging Face renders, and refuses, the same as
+ * NBI_CHAT_CHATML. */
+extern const char nbi_chatml_template[];
+
+/* false: a template that is not known; *kind is ChatML. White space at the end does not matter. */
+bool nbi_chat_recognise(enum nbi_chat_kind *kind, const char *template);
+
+/* Bytes [start, end) of a text. */
+struct nbi_range {
+    size_t start, end;
+};
+
+/* A range for each message of the assistant: what follows "<|im_start|>assistant\n", up to and
+ * including "<|im_end|>". An empty think block at its front belongs to the prompt, which holds it
+ * already when thinking is off, and is not in the range. */
+struct nbi_rendered {
+    struct nbi_str text;
+    struct nbi_range *ranges; /* in order */
+    size_t range_count;
+};
+
+/* request comes from nbi_jscan. On failure *out is empty. */
+enum nb_status nbi_chat_render(enum nbi_chat_kind kind, struct nbi_jspan request,
+                               struct nbi_rendered *out);
+void nbi_rendered_release(struct nbi_rendered *r);
+
+enum nbi_chat_kind nbi_chat_kind(const struct nb_chat *chat);

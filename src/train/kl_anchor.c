@@ -1,0 +1,300 @@
+/* kl_anchor.c - the base model's most likely ids of every labelled token. */
+#include "train/kl_anchor.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/dirs.h"
+#include "base/syscall.h"
+
+int64_t nbi_base_bytes(int64_t N)
+{
+    return NBI_BASE_MEMORY + N * NBI_BASE_IDS * (int64_t)(sizeof(int32_t) + sizeof(float));
+}
+
+/* ---- records ---- */
+
+static size_t record_bytes(const struct nbi_base *b)
+{
+    return (size_t)b->J * (sizeof(int32_t) + sizeof(float));
+}
+
+/* A file that nobody else sees, beside a path that may be that of a directory. */
+static enum nb_status make_file(struct nbi_base *b)
+{
+    size_t len = strlen(b->opts.beside);
+    while (len > 1 && b->opts.beside[len - 1] == '/')
+        len--;
+    char *target = strndup(b->opts.beside, len), *name = NULL;
+    if (!target)
+        return nbi_fail_memory("file name", len);
+    enum nb_status rc = nbi_temp_create(target, false, &name, &b->fd);
+    if (rc == NB_OK)
+        nbi_sys_unlink(name);
+    free(target);
+    free(name);
+    return nbi_context(rc, "base probabilities");
+}
+
+static enum nb_status make_room(struct nbi_base *b, int64_t records)
+{
+    int64_t size = (int64_t)record_bytes(b), bytes;
+    if (__builtin_mul_overflow(records, size, &bytes))
+        return nbi_fail(NB_EUNSUPPORTED, "%lld tokens are too many for --kl-base",
+                        (long long)records);
+    if (bytes <= b->opts.memory_max) {
+        b->memory = malloc((size_t)bytes);
+        return b->memory ? NB_OK : nbi_fail_memory("base probabilities", (size_t)bytes);
+    }
+    NBI_TRY(make_file(b));
+    int error;
+    do
+        error = posix_fallocate(b->fd, 0, bytes);
+    while (error == EINTR);
+    if (error != 0 && error != EOPNOTSUPP && error != EINVAL)
+        return nbi_fail(NB_EIO, "no room for %lld bytes of base probabilities beside '%s': %s",
+                        (long long)bytes, b->opts.beside, strerror(error));
+    return NB_OK;
+}
+
+static enum nb_status transfer(const struct nbi_base *b, int64_t record, char *bytes, bool write)
+{
+    size_t size = record_bytes(b), done = 0;
+    int64_t at = record * (int64_t)size;
+    if (b->fd < 0) {
+        memcpy(write ? b->memory + at : bytes, write ? bytes : b->memory + at, size);
+        return NB_OK;
+    }
+    while (done < size) {
+        ssize_t n = write ? pwrite(b->fd, bytes + done, size - done, at + (int64_t)done)
+                          : pread(b->fd, bytes + done, size - done, at + (int64_t)done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return nbi_fail(NB_EIO, "the file of base probabilities: %s",
+                            n < 0 ? strerror(errno) : "it has been cut");
+        done += (size_t)n;
+    }
+    return NB_OK;
+}
+
+/* ---- which record ---- */
+
+/* Goes through the labels of a batch and says which record each has; negative: none. */
+struct walk {
+    const struct nbi_base *b;
+    const struct nbi_batch *batch;
+    int64_t n, rank; /* the next position; labels of its sample before it */
+};
+
+static int64_t next_record(struct walk *w)
+{
+    const struct nbi_batch *batch = w->batch;
+    while (batch->targets[w->n] < 0)
+        w->rank = batch->positions[w->n++] == 0 ? 0 : w->rank;
+    int64_t n = w->n++, sample = batch->owners[n] - w->b->opts.before;
+    w->rank = batch->positions[n] == 0 ? 0 : w->rank;
+    if (sample < 0 || sample >= nbi_dataset_stats(w->b->opts.data)->samples ||
+        w->b->first[sample] == w->b->first[sample + 1])
+        return -1;
+    NBI_BUG_IF(w->b->first[sample] + w->rank >= w->b->first[sample + 1]);
+    return w->b->first[sample] + w->rank++;
+}
+
+enum nb_status nbi_base_set(const struct nbi_base *b, const struct nbi_batch *batch,
+                            struct nbi_labels *l, int64_t *count)
+{
+    struct walk w = {.b = b, .batch = batch};
+    size_t half = (size_t)b->J * sizeof *b->ids;
+    char bytes[NBI_BASE_IDS * (sizeof(int32_t) + sizeof(float))];
+    *count = 0;
+    for (int64_t i = 0; i < l->count; i++) {
+        int64_t record = next_record(&w);
+        int32_t *ids = b->ids + i * b->J;
+        ids[0] = -1;
+        if (record < 0)
+            continue;
+        NBI_TRY(transfer(b, record, bytes, false));
+        memcpy(ids, bytes, half);
+        memcpy(b->p + i * b->J, bytes + half, half);
+        ++*count;
+    }
+    l->J = b->J;
+    l->base_ids = b->ids;
+    l->base_p = b->p;
+    return NB_OK;
+}
+
+/* ---- making them ---- */
+
+/* Restores the order of a heap with its smallest value on top, from entry i down. */
+static void sift(const float *logits, int32_t *heap, int64_t n, int64_t i)
+{
+    int32_t moved = heap[i];
+    for (int64_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && logits[heap[child + 1]] < logits[heap[child]])
+            child++;
+        if (logits[moved] <= logits[heap[child]])
+            break;
+        heap[i] = heap[child];
+    }
+    heap[i] = moved;
+}
+
+enum nb_status nbi_base_top(const float *logits, int64_t V, int64_t J, int32_t *ids, float *p)
+{
+    double sum = 0;
+    NBI_BUG_IF(J < 1 || J > V);
+    for (int64_t j = 0; j < J; j++)
+        ids[j] = (int32_t)j;
+    for (int64_t j = J / 2; j-- > 0;)
+        sift(logits, ids, J, j);
+    for (int64_t v = J; v < V; v++)
+        if (logits[v] > logits[ids[0]]) {
+            ids[0] = (int32_t)v;
+            sift(logits, ids, J, 0);
+        }
+    for (int64_t n = J - 1; n > 0; n--) { /* the smallest goes last */
+        int32_t least = ids[0];
+        ids[0] = ids[n];
+        ids[n] = least;
+        sift(logits, ids, n, 0);
+    }
+    double top = (double)logits[ids[0]];
+    for (int64_t v = 0; v < V; v++)
+        sum += exp((double)logits[v] - top);
+    if (!isfinite(sum))
+        return nbi_fail(NB_EVALUE, "the base model's logits are not finite");
+    for (int64_t j = 0; j < J; j++)
+        p[j] = (float)(exp((double)logits[ids[j]] - top) / sum);
+    return NB_OK;
+}
+
+/* How many labelled tokens each sample has in a row of T, if it is in one row. */
+static enum nb_status count_tokens(struct nbi_base *b, int64_t T)
+{
+    int64_t n = nbi_dataset_stats(b->opts.data)->samples;
+    struct nbi_sample s = {0};
+    enum nb_status rc = NB_OK;
+    b->first = calloc((size_t)n + 1, sizeof *b->first);
+    if (!b->first)
+        return nbi_fail_memory("base probabilities", ((size_t)n + 1) * sizeof *b->first);
+    for (int64_t i = 0; i < n && rc == NB_OK; i++) {
+        b->first[i + 1] = b->first[i];
+        if (nbi_dataset_is_document(b->opts.data, i) && nbi_dataset_tokens(b->opts.data, i) > T + 1)
+            continue;
+        rc = nbi_dataset_get(b->opts.data, i, &s);
+        if (rc == NB_OK)
+            nbi_sample_truncate(&s, (size_t)T + 1);
+        for (size_t k = 1; rc == NB_OK && k < s.ids.count; k++)
+            b->first[i + 1] += s.trained[k];
+    }
+    nbi_sample_release(&s);
+    NBI_TRY(rc);
+    if (b->first[n] == 0)
+        return nbi_fail(NB_EINVAL,
+                        "--kl-base is about samples that fit into a row, and none has "
+                        "a label within %lld tokens",
+                        (long long)T);
+    return NB_OK;
+}
+
+struct room {
+    float *logits; /* [V] */
+    int64_t records;
+    double marks;
+};
+
+/* M labels from first on, whose logits are there. */
+static enum nb_status keep_rows(struct nbi_base *b, const struct nbi_base_pass *x, struct walk *w,
+                                int64_t M, struct room *room)
+{
+    struct nbi_backend *be = x->weights->be;
+    int64_t V = x->weights->config->vocab_size, row = V * (int64_t)sizeof(float);
+    int32_t record[2 * NBI_BASE_IDS]; /* floats have the size of ids */
+    for (int64_t i = 0; i < M; i++) {
+        int64_t at = next_record(w);
+        if (at < 0)
+            continue;
+        float p[NBI_BASE_IDS];
+        NBI_TRY(be->download(x->stream, room->logits, nbi_ptr_add(x->acts->logits, i * row), row));
+        NBI_TRY(be->sync(x->stream));
+        NBI_TRY(nbi_base_top(room->logits, V, b->J, record, p));
+        memcpy(record + b->J, p, (size_t)b->J * sizeof *p);
+        NBI_TRY(transfer(b, at, (char *)record, true));
+        room->marks += log((double)p[0]);
+        room->records++;
+    }
+    return NB_OK;
+}
+
+static enum nb_status keep_batch(struct nbi_base *b, const struct nbi_base_pass *x,
+                                 struct room *room)
+{
+    struct nbi_feed *f = x->feed;
+    struct walk w = {.b = b, .batch = x->batch};
+    for (int64_t i = 0; i < x->batch->B * x->batch->T; i++)
+        x->batch->owners[i] += x->batch->owners[i] >= 0 ? b->opts.before : 0;
+    NBI_TRY(nbi_check_interrupt());
+    NBI_TRY(nbi_feed_set(f, x->batch));
+    NBI_TRY(nbi_forward(x->weights, x->acts, x->stream, &f->pass));
+    for (int64_t i = 0; i < f->labels.count; i += x->acts->M) {
+        struct nbi_pass pass = f->pass;
+        int64_t left = f->labels.count - i;
+        pass.M = left < x->acts->M ? left : x->acts->M;
+        pass.rows = f->labels.rows + i;
+        NBI_TRY(nbi_forward_head(x->weights, x->acts, x->stream, &pass));
+        NBI_TRY(keep_rows(b, x, &w, pass.M, room));
+    }
+    return NB_OK;
+}
+
+static enum nb_status keep_all(struct nbi_base *b, const struct nbi_base_pass *x)
+{
+    int64_t n = nbi_dataset_stats(b->opts.data)->samples;
+    const struct nbi_batcher_opts opts = {
+        .data = b->opts.data, .pack = true, .whole = true, .epochs = 1};
+    struct nbi_batcher batcher = {0};
+    struct room room = {.logits = malloc((size_t)x->weights->config->vocab_size * sizeof(float))};
+    bool more = true;
+    enum nb_status rc =
+        room.logits ? nbi_batcher_init(&batcher, &opts) : nbi_fail_memory("logits", sizeof(float));
+    while (rc == NB_OK) {
+        rc = nbi_batcher_next(&batcher, x->batch, &more);
+        if (rc != NB_OK || !more)
+            break;
+        rc = keep_batch(b, x, &room);
+    }
+    NBI_BUG_IF(rc == NB_OK && room.records != b->first[n]);
+    b->mark = room.records ? room.marks / (double)room.records : 0;
+    nbi_batcher_release(&batcher);
+    free(room.logits);
+    return rc;
+}
+
+enum nb_status nbi_base_init(struct nbi_base *b, const struct nbi_base_opts *opts,
+                             const struct nbi_base_pass *x)
+{
+    int64_t V = x->weights->config->vocab_size;
+    size_t entries = (size_t)(x->batch->B * x->batch->T) * NBI_BASE_IDS;
+    *b = (struct nbi_base){.opts = *opts, .J = V < NBI_BASE_IDS ? V : NBI_BASE_IDS, .fd = -1};
+    b->ids = malloc(entries * sizeof *b->ids);
+    b->p = calloc(entries, sizeof *b->p);
+    if (!b->ids || !b->p)
+        return nbi_fail_memory("base probabilities", entries * sizeof *b->p);
+    NBI_TRY(count_tokens(b, x->batch->T));
+    NBI_TRY(make_room(b, b->first[nbi_dataset_stats(opts->data)->samples]));
+    return nbi_context(keep_all(b, x), "the base model");
+}
+
+void nbi_base_release(struct nbi_base *b)
+{
+    if (b->first && b->fd >= 0)
+        close(b->fd);
+    free(b->first);
+    free(b->memory);
+    free(b->ids);
+    free(b->p);
+    *b = (struct nbi_base){.fd = -1};
+}

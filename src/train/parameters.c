@@ -1,0 +1,487 @@
+/* parameters.c - masters, moments and gradients: what there is of each, and where. */
+#include "train/parameters.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "base/str.h"
+#include "convert/manifest.h"
+#include "tensor/codec.h"
+#include "tensor/half.h"
+#include "tensor/nvfp4.h"
+
+#define CHUNK ((int64_t)1 << 18)
+
+/* ---- what a parameter needs ---- */
+
+static bool is_trained(const struct nbi_config *c, const struct nbi_trainable_opts *o,
+                       const struct nbi_param *p)
+{
+    if (o->last_layers <= 0 || o->last_layers >= c->layers)
+        return true;
+    if (p->layer >= 0)
+        return p->layer >= c->layers - o->last_layers;
+    return !(p->def->flags & (NBI_GATHER | NBI_MAY_TIE)); /* the final norm */
+}
+
+static bool is_nvfp4(const struct nbi_trainable_opts *o, const struct nbi_param *p)
+{
+    return o->precision == NBI_PRECISION_NVFP4 && p->def->flags & NBI_QUANT &&
+           p->shape[1] % 16 == 0;
+}
+
+/* The type that floats are used and written in: that of the source, unless they are trained and
+ * another was asked for. */
+static enum nbi_dtype raw_type(const struct nbi_store *store, const struct nbi_trainable_opts *o,
+                               const struct nbi_param *p, bool trained)
+{
+    const struct nbi_entry *e = store ? nbi_store_find(store, p->name) : NULL;
+    if (!trained && e && nbi_dtype_is_float(e->dtype))
+        return e->dtype;
+    if (o->precision == NBI_PRECISION_F32)
+        return NBI_F32;
+    bool kept = e && (e->dtype == NBI_BF16 || e->dtype == NBI_F16);
+    if (o->precision == NBI_PRECISION_NVFP4 && e && e->dtype == NBI_F32)
+        return NBI_F32;
+    return kept ? e->dtype : NBI_BF16;
+}
+
+/* Whether NVFP4 tensors of a source have tensor scales. */
+static bool has_two_levels(const struct nbi_store *store)
+{
+    for (int64_t i = 0; store && i < store->count; i++)
+        if (store->entries[i].dtype == NBI_NVFP4 && store->entries[i].two_level)
+            return true;
+    return false;
+}
+
+static void describe_output(const struct nbi_store *store, const struct nbi_trainable_opts *o,
+                            struct nbi_tensor *t)
+{
+    const struct nbi_param *p = &t->param;
+    const struct nbi_entry *e = store ? nbi_store_find(store, p->name) : NULL;
+    bool stored = e && e->dtype == NBI_NVFP4;
+    t->four_bits = t->trained ? is_nvfp4(o, p) : stored;
+    t->two_level = t->four_bits && (t->trained ? has_two_levels(store) : e->two_level);
+    t->divisor = t->two_level && stored ? e->divisor : 0;
+    t->raw = nbi_float_dtype_for(o->target, p->ndim, raw_type(store, o, p, t->trained));
+}
+
+/* What the list of parameters says about one, before anything is allocated. */
+static struct nbi_tensor describe(const struct nbi_config *c, const struct nbi_store *store,
+                                  const struct nbi_trainable_opts *o, const struct nbi_param *p)
+{
+    struct nbi_tensor t = {.param = *p,
+                           .index = p->index,
+                           .count = nbi_param_values(p),
+                           .layer = p->layer,
+                           .trained = is_trained(c, o, p),
+                           .dtype = p->ndim == 2 ? o->master : NBI_F32};
+    describe_output(store, o, &t);
+    /* Small tensors cost nothing, and errors in norms are seen everywhere. */
+    enum nbi_state_kind kind = p->ndim == 2 && t.count > 4096 ? o->state : NBI_STATE_F32;
+    t.m.kind = t.v.kind = kind;
+    return t;
+}
+
+/* Whether the forward pass can use the master itself. */
+static bool uses_master(const struct nbi_tensor *t)
+{
+    return !t->four_bits && t->param.ndim == 2 && t->raw == t->dtype;
+}
+
+static bool has_tied_head(const struct nbi_config *c, const struct nbi_store *store,
+                          const struct nbi_trainable_opts *o)
+{
+    return c->tied && o->precision == NBI_PRECISION_NVFP4 && c->hidden_size % 16 == 0 &&
+           (o->last_layers <= 0 || o->last_layers >= c->layers) &&
+           !(store && nbi_store_find(store, nbi_head_name()));
+}
+
+bool nbi_trainable_at(const struct nbi_config *c, const struct nbi_store *store,
+                      const struct nbi_trainable_opts *o, int64_t i, struct nbi_tensor *out)
+{
+    struct nbi_param p;
+    bool head = c->tied &&
+                (has_tied_head(c, store, o) || (store && nbi_store_find(store, nbi_head_name())));
+    if (i >= nbi_param_count(c) + head)
+        return false;
+    nbi_param_at(c, i, &p);
+    *out = describe(c, store, o, &p);
+    return true;
+}
+
+/* ---- masters ---- */
+
+static enum nb_status values_of(const struct nbi_trainable *t, const struct nbi_tensor *x,
+                                int64_t first, int64_t count, float *out)
+{
+    if (t->store) {
+        const struct nbi_entry *e = nbi_store_find(t->store, x->param.name);
+        return nbi_store_read_f32(t->store, e, first, count, out);
+    }
+    for (int64_t i = 0; i < count; i += 4) {
+        float v[4];
+        nbi_philox_normal4(v, t->opts.seed, (uint64_t)(first + i) / 4, (uint64_t)x->index);
+        for (int k = 0; k < 4 && i + k < count; k++)
+            out[i + k] = x->param.ndim == 1 ? 1 : (float)t->config->initializer_range * v[k];
+    }
+    return NB_OK;
+}
+
+static enum nb_status check_source(const struct nbi_trainable *t, const struct nbi_tensor *x)
+{
+    const struct nbi_entry *e = t->store ? nbi_store_find(t->store, x->param.name) : NULL;
+    if (!t->store)
+        return NB_OK;
+    if (!e)
+        return nbi_fail(NB_EFORMAT, "'%s' is missing from the weights", x->param.name);
+    if (!nbi_param_fits(&x->param, e))
+        return nbi_fail(NB_EFORMAT, "'%s': its shape is not the one the config asks for",
+                        x->param.name);
+    return NB_OK;
+}
+
+static enum nb_status fill_master(struct nbi_trainable *t, struct nbi_tensor *x)
+{
+    float *f = malloc((size_t)CHUNK * sizeof *f);
+    uint16_t *h = malloc((size_t)CHUNK * sizeof *h);
+    int64_t size = nbi_dtypes[x->dtype].bytes;
+    enum nb_status rc = f && h ? check_source(t, x) : nbi_fail_memory("weights", CHUNK * 4);
+    for (int64_t i = 0; i < x->count && rc == NB_OK; i += CHUNK) {
+        int64_t n = x->count - i < CHUNK ? x->count - i : CHUNK;
+        rc = nbi_check_interrupt();
+        if (rc == NB_OK)
+            rc = values_of(t, x, i, n, f);
+        if (rc == NB_OK && x->dtype == NBI_BF16)
+            nbi_kernels()->f32_to_bf16(h, f, n);
+        if (rc == NB_OK)
+            rc = t->be->upload(t->stream, nbi_ptr_add(x->master, i * size),
+                               x->dtype == NBI_BF16 ? (const void *)h : f, n * size);
+        if (rc == NB_OK)
+            rc = t->be->sync(t->stream);
+    }
+    free(f);
+    free(h);
+    return rc;
+}
+
+/* ---- one parameter ---- */
+
+static enum nb_status zeros(struct nbi_trainable *t, const char *what, int64_t bytes,
+                            struct nbi_ptr *out)
+{
+    if (bytes == 0)
+        return NB_OK;
+    NBI_TRY(t->be->alloc(t->be, what, bytes, out));
+    return t->be->clear(t->stream, *out, bytes);
+}
+
+static enum nb_status make_moment(struct nbi_trainable *t, struct nbi_moment *m, int64_t count)
+{
+    int64_t scales, values = nbi_state_bytes(m->kind, count, &scales);
+    NBI_TRY(zeros(t, "moments", values, &m->values));
+    return zeros(t, "moments", scales, &m->scales);
+}
+
+/* With one layer's gradients at a time, the layers behind the first use its. */
+static enum nb_status make_grad(struct nbi_trainable *t, struct nbi_tensor *x)
+{
+    if (t->opts.fused && x->layer > t->first_layer) {
+        struct nbi_tensor *same = x - (x->layer - t->first_layer) * nbi_params_per_layer(t->config);
+        x->grad = same->grad;
+        return NB_OK;
+    }
+    return zeros(t, "gradients", x->count * (int64_t)sizeof(float), &x->grad);
+}
+
+static enum nb_status make_weight(struct nbi_trainable *t, struct nbi_tensor *x,
+                                  struct nbi_weight *out)
+{
+    const struct nbi_param *p = &x->param;
+    int64_t cols = p->shape[1];
+    x->weight = out;
+    if (uses_master(x)) {
+        *out = (struct nbi_weight){.dtype = x->raw,
+                                   .rows = p->shape[0],
+                                   .cols = cols,
+                                   .data = x->master,
+                                   .tensor_scale = 1,
+                                   .borrowed = true};
+        return NB_OK;
+    }
+    enum nbi_dtype dtype = x->four_bits ? NBI_NVFP4 : cols == 0 ? NBI_F32 : x->raw;
+    NBI_TRY(t->be->weight_room(t->be, dtype, p->shape[0], cols, out));
+    const struct nbi_entry *e = t->store ? nbi_store_find(t->store, p->name) : NULL;
+    if (x->two_level) /* 0: none yet */
+        out->tensor_scale = e && e->dtype == NBI_NVFP4 ? e->tensor_scale : 0;
+    return NB_OK;
+}
+
+static enum nb_status make_tensor(struct nbi_trainable *t, struct nbi_tensor *x,
+                                  struct nbi_weight *out)
+{
+    int64_t bytes = (int64_t)nbi_dtype_bytes(x->dtype, x->count);
+    NBI_TRY(t->be->alloc(t->be, "masters", bytes, &x->master));
+    NBI_TRY(fill_master(t, x));
+    NBI_TRY(make_moment(t, &x->m, x->count));
+    NBI_TRY(make_moment(t, &x->v, x->count));
+    NBI_TRY(make_grad(t, x));
+    return make_weight(t, x, out);
+}
+
+/* For nbi_weight_provider: parameters come in their order, a head last. */
+static enum nb_status take(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
+                           struct nbi_weight *out)
+{
+    struct nbi_trainable *t = ctx;
+    bool second_head = t->config->tied && p->def->flags & NBI_MAY_TIE;
+    bool tied = second_head && has_tied_head(t->config, t->store, &t->opts);
+    if (second_head && !tied && !(t->store && nbi_store_find(t->store, p->name)))
+        return NB_ENOTFOUND;
+    struct nbi_tensor *x = &t->tensors[t->count++];
+    *x = describe(t->config, t->store, &t->opts, p);
+    if (!x->trained) {
+        struct nbi_weight_provider stored = nbi_weights_of_store(t->store);
+        x->weight = out;
+        return t->store ? stored.take(stored.ctx, be, p, out)
+                        : nbi_fail(NB_EINVAL, "a random model is trained as a whole");
+    }
+    if (!tied)
+        return nbi_context(make_tensor(t, x, out), "'%s'", p->name);
+    x->shares = &t->tensors[0];
+    x->master = x->shares->master;
+    x->grad = x->shares->grad;
+    return make_weight(t, x, out);
+}
+
+/* ---- all ---- */
+
+static enum nb_status set_grads(struct nbi_trainable *t)
+{
+    const struct nbi_config *c = t->config;
+    t->grads.first_layer = t->first_layer;
+    t->grads.layers = calloc((size_t)c->layers, sizeof *t->grads.layers);
+    if (!t->grads.layers)
+        return nbi_fail_memory("gradients", (size_t)c->layers * sizeof *t->grads.layers);
+    for (int64_t i = 0; i < t->count; i++)
+        *nbi_param_grad(&t->grads, &t->tensors[i].param) = t->tensors[i].grad;
+    if (!t->weights.own_head)
+        t->grads.head = t->grads.embed;
+    return NB_OK;
+}
+
+static enum nb_status make_most(struct nbi_trainable *t)
+{
+    size_t bytes = (size_t)t->count * sizeof *t->host_most;
+    t->two_level = has_two_levels(t->store) && t->opts.precision == NBI_PRECISION_NVFP4;
+    if (!t->two_level)
+        return NB_OK;
+    t->host_most = malloc(bytes);
+    if (!t->host_most)
+        return nbi_fail_memory("tensor scales", bytes);
+    return zeros(t, "tensor scales", (int64_t)bytes, &t->most);
+}
+
+enum nb_status nbi_trainable_init(struct nbi_trainable *t, struct nbi_stream *stream,
+                                  struct nbi_backend *be, const struct nbi_config *c,
+                                  struct nbi_store *store, const struct nbi_trainable_opts *opts)
+{
+    *t = (struct nbi_trainable){.be = be,
+                                .opts = *opts,
+                                .config = c,
+                                .store = store,
+                                .stream = stream,
+                                .first_layer = nbi_first_layer(c, opts->last_layers)};
+    t->tensors = calloc((size_t)nbi_param_count(c) + 1, sizeof *t->tensors);
+    if (!t->tensors)
+        return nbi_fail_memory("parameters", (size_t)nbi_param_count(c) * sizeof *t->tensors);
+    const struct nbi_weight_provider from = {take, t};
+    enum nb_status rc = nbi_weights_load(&t->weights, be, c, &from, NULL, NULL);
+    if (rc == NB_OK)
+        rc = set_grads(t);
+    if (rc == NB_OK)
+        rc = make_most(t);
+    if (rc == NB_OK)
+        rc = nbi_trainable_refresh(t, NBI_ALL_LAYERS);
+    if (rc != NB_OK)
+        nbi_trainable_release(t);
+    return rc;
+}
+
+void nbi_trainable_release(struct nbi_trainable *t)
+{
+    struct nbi_backend *be = t->be;
+    nbi_weights_release(&t->weights);
+    for (int64_t i = 0; i < t->count; i++) {
+        struct nbi_tensor *x = &t->tensors[i];
+        if (!x->trained || x->shares)
+            continue;
+        be->free(be, x->master);
+        if (!t->opts.fused || x->layer <= t->first_layer)
+            be->free(be, x->grad);
+        be->free(be, x->m.values);
+        be->free(be, x->m.scales);
+        be->free(be, x->v.values);
+        be->free(be, x->v.scales);
+    }
+    be->free(be, t->most);
+    free(t->host_most);
+    free(t->grads.layers);
+    free(t->tensors);
+    *t = (struct nbi_trainable){0};
+}
+
+static int64_t moment_bytes(enum nbi_state_kind kind, int64_t count)
+{
+    int64_t scales, values = nbi_state_bytes(kind, count, &scales);
+    return values + scales;
+}
+
+/* What is not trained stays as it is stored. */
+static int64_t stored_bytes(const struct nbi_store *store, const struct nbi_tensor *t)
+{
+    const struct nbi_entry *e = store ? nbi_store_find(store, t->param.name) : NULL;
+    enum nbi_dtype dtype = t->param.ndim == 1 ? NBI_F32 : e ? e->dtype : t->raw;
+    return (int64_t)nbi_dtype_bytes(dtype, t->count);
+}
+
+static void add_to_plan(struct nbi_trainable_plan *plan, const struct nbi_trainable_opts *o,
+                        const struct nbi_store *store, const struct nbi_tensor *t, bool shares,
+                        int64_t first_layer)
+{
+    if (!t->trained) {
+        plan->weights += stored_bytes(store, t);
+        return;
+    }
+    if (t->four_bits)
+        plan->weights += (int64_t)nbi_dtype_bytes(NBI_NVFP4, t->count);
+    else if (!uses_master(t))
+        plan->weights += (int64_t)nbi_dtype_bytes(t->param.ndim == 1 ? NBI_F32 : t->raw, t->count);
+    if (shares)
+        return;
+    plan->masters += (int64_t)nbi_dtype_bytes(t->dtype, t->count);
+    plan->moments += 2 * moment_bytes(t->m.kind, t->count);
+    if (!o->fused || t->layer <= first_layer)
+        plan->gradients += t->count * (int64_t)sizeof(float);
+}
+
+void nbi_trainable_plan(const struct nbi_config *c, const struct nbi_store *store,
+                        const struct nbi_trainable_opts *o, struct nbi_trainable_plan *plan)
+{
+    int64_t first_layer = nbi_first_layer(c, o->last_layers);
+    bool tied = has_tied_head(c, store, o);
+    struct nbi_tensor t;
+    int64_t i = 0;
+    *plan = (struct nbi_trainable_plan){0};
+    for (; nbi_trainable_at(c, store, o, i, &t); i++)
+        add_to_plan(plan, o, store, &t, tied && i == nbi_param_count(c), first_layer);
+    if (has_two_levels(store) && o->precision == NBI_PRECISION_NVFP4)
+        plan->weights += i * (int64_t)sizeof(float);
+}
+
+/* ---- weights of the forward pass ---- */
+
+/* How many tensors from i on share a tensor scale; 0: i is one of those of an earlier one. */
+static int64_t fused_from(const struct nbi_trainable *t, int64_t i)
+{
+    const struct nbi_tensor *x = &t->tensors[i];
+    enum nbi_fuse fuse = x->param.def->fuse;
+    int64_t n = 1;
+    if (fuse == NBI_FUSE_NONE)
+        return 1;
+    if (i > 0 && x[-1].layer == x->layer && x[-1].param.def->fuse == fuse)
+        return 0;
+    while (i + n < t->count && x[n].layer == x->layer && x[n].param.def->fuse == fuse)
+        n++;
+    return n;
+}
+
+/* The scale of n tensors: the largest that one of them has, made large enough for all. */
+static void set_scale(struct nbi_tensor *x, const float *most, int64_t n)
+{
+    float scale = 0, divisor = 0, amax = 0;
+    for (int64_t i = 0; i < n; i++) {
+        amax = fmaxf(amax, most[i]);
+        if (x[i].weight->tensor_scale <= scale)
+            continue;
+        scale = x[i].weight->tensor_scale;
+        divisor = x[i].divisor;
+    }
+    if (!(scale > 0))
+        scale = nbi_nvfp4_tensor_scale(amax);
+    while (isfinite(amax) && amax / scale > 6 * NBI_NVFP4_MAX_SCALE) {
+        scale *= 2;
+        divisor /= 2;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        x[i].weight->tensor_scale = scale;
+        x[i].divisor = divisor;
+    }
+}
+
+static bool is_of(const struct nbi_tensor *x, int64_t layer)
+{
+    return x->trained && (layer == NBI_ALL_LAYERS || x->layer == layer);
+}
+
+static enum nb_status set_scales(struct nbi_trainable *t, int64_t layer)
+{
+    const int64_t size = sizeof(float);
+    for (int64_t i = 0; i < t->count; i++) {
+        const struct nbi_tensor *x = &t->tensors[i];
+        if (is_of(x, layer) && x->two_level)
+            NBI_TRY(
+                t->be->amax(t->stream, &(struct nbi_op_amax){.out = nbi_ptr_add(t->most, i * size),
+                                                             .x = x->master,
+                                                             .dtype = x->dtype,
+                                                             .n = x->count}));
+    }
+    NBI_TRY(t->be->download(t->stream, t->host_most, t->most, t->count * size));
+    NBI_TRY(t->be->sync(t->stream));
+    for (int64_t i = 0; i < t->count; i++)
+        if (is_of(&t->tensors[i], layer) && t->tensors[i].two_level && fused_from(t, i) > 0)
+            set_scale(&t->tensors[i], t->host_most + i, fused_from(t, i));
+    return NB_OK;
+}
+
+enum nb_status nbi_trainable_refresh(struct nbi_trainable *t, int64_t layer)
+{
+    if (t->two_level)
+        NBI_TRY(set_scales(t, layer));
+    for (int64_t i = 0; i < t->count; i++) {
+        const struct nbi_tensor *x = &t->tensors[i];
+        if (!is_of(x, layer) || uses_master(x))
+            continue;
+        NBI_TRY(t->be->refresh(t->stream, &(struct nbi_op_refresh){.w = *x->weight,
+                                                                   .master = x->master,
+                                                                   .dtype = x->dtype,
+                                                                   .through = x->raw}));
+    }
+    return NB_OK;
+}
+
+enum nb_status nbi_trainable_masters(const struct nbi_trainable *t, struct nbi_weights *out)
+{
+    const struct nbi_weights *w = &t->weights;
+    *out = *w;
+    out->layers = malloc((size_t)t->config->layers * sizeof *out->layers);
+    if (!out->layers)
+        return nbi_fail_memory("layers", (size_t)t->config->layers * sizeof *out->layers);
+    memcpy(out->layers, w->layers, (size_t)t->config->layers * sizeof *out->layers);
+    for (int64_t i = 0; i < t->count; i++) {
+        const struct nbi_tensor *x = &t->tensors[i];
+        if (!x->trained)
+            continue;
+        *nbi_param_weight(out, &x->param) = (struct nbi_weight){.dtype = x->dtype,
+                                                                .rows = x->param.shape[0],
+                                                                .cols = x->param.shape[1],
+                                                                .data = x->master,
+                                                                .tensor_scale = 1,
+                                                                .borrowed = true};
+    }
+    if (!w->own_head)
+        out->head = out->embed;
+    return NB_OK;
+}

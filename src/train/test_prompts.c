@@ -1,0 +1,108 @@
+/* test_prompts.c - what a model says before and after training. */
+#include "base/str.h"
+#include "infer/session.h"
+#include "train/run.h"
+
+#define MAX_TOKENS 64
+#define CONTEXT    1024
+
+enum nb_status nbi_prompts_open(struct nbi_prompts *p, const char *path)
+{
+    NBI_TRY(nb_prompts_open(&p->list, path));
+    p->count = nb_prompts_count(p->list);
+    p->before = calloc((size_t)p->count, sizeof *p->before);
+    p->after = calloc((size_t)p->count, sizeof *p->after);
+    if (!p->before || !p->after)
+        return nbi_fail_memory("prompts", (size_t)p->count * sizeof *p->after);
+    return NB_OK;
+}
+
+void nbi_prompts_close(struct nbi_prompts *p)
+{
+    for (int64_t i = 0; i < p->count; i++) {
+        if (p->before)
+            free(p->before[i]);
+        if (p->after)
+            free(p->after[i]);
+    }
+    free(p->before);
+    free(p->after);
+    nb_prompts_close(p->list);
+    *p = (struct nbi_prompts){0};
+}
+
+struct nb_train_answer nbi_prompts_at(const struct nbi_prompts *p, int64_t i)
+{
+    struct nb_prompt prompt;
+    nb_prompts_at(p->list, i, &prompt);
+    return (struct nb_train_answer){prompt.text, p->before[i], p->after[i]};
+}
+
+static enum nb_status render(const struct nbi_run *r, const struct nb_prompt *p, int32_t **ids,
+                             size_t *count)
+{
+    struct nbi_str q = {0};
+    char *text = NULL;
+    size_t len = 0;
+    nbi_str_printf(&q, "{\"messages\":%s", p->messages);
+    if (p->tools)
+        nbi_str_printf(&q, ",\"tools\":%s", p->tools);
+    nbi_str_puts(&q, ",\"add_generation_prompt\":true,\"enable_thinking\":false}");
+    enum nb_status rc = nbi_str_status(&q);
+    if (rc == NB_OK)
+        rc = nb_chat_render(r->chat, q.p, q.len, &text, &len);
+    if (rc == NB_OK)
+        rc = nb_tokenizer_encode(r->tokenizer, text, len, true, ids, count);
+    nbi_str_release(&q);
+    free(text);
+    return rc;
+}
+
+static enum nb_status answer(struct nb_session *s, const struct nbi_run *r,
+                             const struct nb_prompt *prompt, char **out)
+{
+    const struct nb_generate_opts opts = {.sampling = {.top_p = 1, .repeat_penalty = 1},
+                                          .max_tokens = MAX_TOKENS};
+    struct nb_generate_result result = {0};
+    int32_t *ids = NULL;
+    size_t count = 0;
+    NBI_TRY(render(r, prompt, &ids, &count));
+    nbi_session_truncate(s, 0);
+    enum nb_status rc = nb_generate(s, ids, count, &opts, &result);
+    free(ids);
+    if (rc == NB_OK) {
+        *out = result.text;
+        result.text = NULL;
+    }
+    nb_generate_result_release(&result);
+    return rc;
+}
+
+enum nb_status nbi_prompts_run(struct nbi_prompts *p, struct nbi_run *r, char **answers)
+{
+    struct nb_engine engine;
+    struct nb_session *s = NULL;
+    int64_t most = r->config.max_position;
+    const struct nbi_session_opts opts = {
+        .context = most < CONTEXT ? most : CONTEXT, .kv = NBI_F32, .exact = true};
+    const struct nbi_engine_parts parts = {.be = r->be,
+                                           .config = &r->config,
+                                           .weights = &r->t.weights,
+                                           .dir = r->files.dir,
+                                           .tokenizer = r->tokenizer,
+                                           .chat = r->chat,
+                                           .threads = 1};
+    if (p->count == 0)
+        return NB_OK;
+    NBI_TRY(nbi_engine_wrap(&engine, &parts));
+    enum nb_status rc = nbi_session_new(&s, &engine, &opts);
+    for (int64_t i = 0; i < p->count && rc == NB_OK; i++) {
+        struct nb_prompt prompt;
+        nb_prompts_at(p->list, i, &prompt);
+        rc = answer(s, r, &prompt, &answers[i]);
+        if (rc != NB_EINTERRUPTED)
+            rc = nbi_context(rc, "%s", prompt.place);
+    }
+    nbi_session_free(s);
+    return rc;
+}
