@@ -403,20 +403,20 @@ struct nb_candidate {
 
 /* What a sequence has in a step: tokens to append, and what is wanted behind the last of them: all
  * logits, the best of them, both or nothing. */
-struct nb_batch_part {
+struct nb_batch_input {
     int64_t sequence;
     const int32_t *ids;
     int64_t count;             /* at least 1 */
     float *logits;             /* [vocab], or NULL */
-    struct nb_candidate *best; /* [best_count], best first, of equals the lower id */
-    int64_t best_count;        /* up to 64 and vocab; 0: none */
+    struct nb_candidate *best; /* [topk], best first, of equals the lower id */
+    int64_t topk;              /* up to 64 and vocab; 0: none */
     bool odd;                  /* out, with best: some logit is not finite, and best ids are -1 */
 };
 
 /* One pass over the tokens of all parts, no sequence twice. All or nothing: after a failure all
  * sequences are as they were. NB_ENOMEM: the pool has too few free pages. NB_EVALUE: more than a
  * step or a context holds, or ids that there are not. */
-NB_MUST_CHECK enum nb_status nb_batch_step(struct nb_batch *batch, struct nb_batch_part *parts,
+NB_MUST_CHECK enum nb_status nb_batch_step(struct nb_batch *batch, struct nb_batch_input *parts,
                                            int64_t count);
 
 struct nb_bias {
@@ -787,7 +787,12 @@ void nb_identity_result_release(struct nb_identity_result *result);
 enum nb_precision { NB_PRECISION_BF16, NB_PRECISION_F32, NB_PRECISION_NVFP4 };
 enum nb_state_mode { NB_STATE_F32, NB_STATE_BF16, NB_STATE_INT8, NB_STATE_NVFP4 };
 enum nb_loss { NB_LOSS_CE, NB_LOSS_SCALAR };
-enum nb_schedule { NB_SCHEDULE_CONSTANT, NB_SCHEDULE_LINEAR, NB_SCHEDULE_COSINE, NB_SCHEDULE_WSD };
+enum nb_lr_schedule {
+    NB_SCHEDULE_CONSTANT,
+    NB_SCHEDULE_LINEAR,
+    NB_SCHEDULE_COSINE,
+    NB_SCHEDULE_WSD
+};
 
 /* What happens while a model is trained. */
 struct nb_train_progress {
@@ -833,7 +838,7 @@ struct nb_train_opts {
     int64_t steps, epochs; /* the first that is reached ends the run; 0: no limit */
     int64_t seq_len, batch_size, grad_accum;
     double lr, final_lr_frac;
-    enum nb_schedule schedule;
+    enum nb_lr_schedule schedule;
     int64_t warmup;
     double beta1, beta2, eps, weight_decay, grad_clip; /* 0: no clipping */
     bool clip_by_layer; /* each layer by its own norm; always so with fused_step */

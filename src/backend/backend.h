@@ -62,7 +62,7 @@ struct nbi_weight_source {
 
 /* Rows of keys and of values, each row NKV x D, for one layer. A cache, or in training simply what
  * the projections have just written. Row r of head h is at (r * NKV + h) * D. */
-struct nbi_kv_store {
+struct nbi_kv_view {
     struct nbi_ptr k, v;
     enum nbi_dtype dtype; /* f32, f16, bf16 or e4m3 */
 };
@@ -116,8 +116,8 @@ struct nbi_op_rmsnorm {
  * (16 in blocks of 256 on the CPU; twice four for many rows where nbi_backend.four says so). Each y
  * depends on its row of x alone, and on nothing else about the call: the same row gives the same
  * bits whatever N is. On a GPU that holds for exact ones, and for steady ones with NVFP4 matrices
- * of up to nbi_backend.steady_rows rows; others are done in the way that is best for N, and with
- * twice four bits the largest of all rows counts too. */
+ * of up to nbi_backend.batch_invariant_rows rows; others are done in the way that is best for N,
+ * and with twice four bits the largest of all rows counts too. */
 #define NBI_LINEAR_MAX 3
 
 struct nbi_op_linear {
@@ -127,7 +127,7 @@ struct nbi_op_linear {
     struct nbi_ptr x;   /* [N, K] */
     struct nbi_ptr act; /* of norm_linear, or none: see there */
     int64_t N, K;
-    bool add, exact, steady;
+    bool add, exact, batch_invariant;
 };
 
 /* Per head: RMSNorm of q and k with w of [D], then rotation of the pairs (i, i + D/2). q goes to
@@ -135,7 +135,7 @@ struct nbi_op_linear {
  * attention over q_out right behind it, if its tokens are alone; q_out is undefined then. */
 struct nbi_op_qkv_rope {
     struct nbi_ptr q_out; /* [N, NH, D]; may be q */
-    struct nbi_kv_store store;
+    struct nbi_kv_view store;
     struct nbi_ptr slots;          /* int32 [N] */
     struct nbi_ptr q, k, v;        /* [N, NH, D], [N, NKV, D] twice */
     struct nbi_ptr rstd_q, rstd_k; /* [N, NH], [N, NKV], or none */
@@ -153,21 +153,21 @@ struct nbi_op_qkv_rope {
  * multiple of NBI_PAGE.
  *
  * The result of a row depends on q[n] and those rows alone, bit for bit; on a GPU also on the call
- * that it is part of, unless that is steady and N at most nbi_backend.steady_rows. */
+ * that it is part of, unless that is steady and N at most nbi_backend.batch_invariant_rows. */
 struct nbi_op_attention {
     struct nbi_ptr y;   /* [N, NH, D] */
     struct nbi_ptr lse; /* [N, NH], or none */
     struct nbi_ptr q;   /* [N, NH, D] */
-    struct nbi_kv_store store;
+    struct nbi_kv_view store;
     struct nbi_ptr first, last;   /* int32 [N]; first[n] <= last[n] */
     struct nbi_ptr pages, tables; /* int32 [.], int32 [N]; or none */
     int64_t longest;              /* no n sees more rows; close to it is faster */
     int64_t N, NH, NKV, D;
-    bool exact;  /* f32 throughout; else a backend may round q and the weights of the rows */
-    bool apart;  /* tokens share few rows or none: nothing is won by looking at them together */
-    bool alone;  /* each sees no other's row, and its own is the last that it sees; the others were
-                  * there before the last upload, as first, last, pages and tables were */
-    bool steady; /* the same bits in any company */
+    bool exact; /* f32 throughout; else a backend may round q and the weights of the rows */
+    bool apart; /* tokens share few rows or none: nothing is won by looking at them together */
+    bool alone; /* each sees no other's row, and its own is the last that it sees; the others were
+                 * there before the last upload, as first, last, pages and tables were */
+    bool batch_invariant; /* the same bits in any company */
 };
 
 /* y = silu(gate) * up. */
@@ -195,20 +195,20 @@ struct nbi_op_scatter {
 
 /* The J largest logits of each row, largest first, of equals the lower id first; a zero is given as
  * +0. odd[n] is 1 if any of the row is not finite, and its results mean nothing then. J <= V. */
-#define NBI_TOP_MAX 64
+#define NBI_TOPK_MAX 64
 
-struct nbi_op_top {
+struct nbi_op_topk {
     struct nbi_ptr ids;    /* int32 [N, J] */
     struct nbi_ptr values; /* f32 [N, J] */
     struct nbi_ptr odd;    /* int32 [N] */
     struct nbi_ptr logits; /* [N, V] */
-    struct nbi_ptr room;   /* nbi_top_room(V) bytes for each row, which it may write to */
+    struct nbi_ptr room;   /* nbi_topk_scratch_bytes(V) bytes for each row, which it may write to */
     int64_t J, N, V;
 };
 
-static inline int64_t nbi_top_room(int64_t V)
+static inline int64_t nbi_topk_scratch_bytes(int64_t V)
 {
-    return (V + 2047) / 2048 * NBI_TOP_MAX * 8;
+    return (V + 2047) / 2048 * NBI_TOPK_MAX * 8;
 }
 
 /* loss[n] = -log softmax(logits[n])[targets[n]], 0 where the target is negative; with dlogits also
@@ -223,9 +223,9 @@ struct nbi_op_xent {
     struct nbi_ptr logits;  /* [N, V] */
     struct nbi_ptr targets; /* int32 [N] */
     float scale;
-    struct nbi_ptr kl;       /* [N] */
-    struct nbi_ptr base_ids; /* int32 [N, J], no id twice in a row */
-    struct nbi_ptr base_p;   /* f32 [N, J] their probabilities */
+    struct nbi_ptr kl;      /* [N] */
+    struct nbi_ptr ref_ids; /* int32 [N, J], no id twice in a row */
+    struct nbi_ptr ref_p;   /* f32 [N, J] their probabilities */
     float kl_scale;
     int64_t J, N, V;
 };
@@ -287,7 +287,7 @@ struct nbi_op_qkv_rope_bwd {
 struct nbi_op_attention_bwd {
     struct nbi_ptr dq, dk, dv;
     struct nbi_ptr dy, y, lse, q;
-    struct nbi_kv_store store; /* f32 */
+    struct nbi_kv_view store; /* f32 */
     struct nbi_ptr first;
     int64_t N, NH, NKV, D;
 };
@@ -320,24 +320,24 @@ struct nbi_op_grad_stats {
  * bf16, int8 and nvfp4 are rounded stochastically, so that small changes are not lost: the mean of
  * m and of v stays, except where v is raised to its smallest code. Zero bytes are a state of zeros,
  * in nvfp4 a stored S of 0 is. */
-enum nbi_state_kind { NBI_STATE_F32, NBI_STATE_BF16, NBI_STATE_INT8, NBI_STATE_NVFP4 };
+enum nbi_moment_type { NBI_MOMENT_F32, NBI_MOMENT_BF16, NBI_MOMENT_INT8, NBI_MOMENT_NVFP4 };
 
 struct nbi_moment {
-    enum nbi_state_kind kind;
+    enum nbi_moment_type kind;
     struct nbi_ptr values; /* f32 [n], bf16 [n], u8 [n], or u8 [n/2 rounded up], low nibble first */
     struct nbi_ptr scales; /* f16 [n/32 rounded up], E4M3 [n/16 rounded up], or none */
 };
 
 /* Bytes of the values of n elements, and of their scales. */
-static inline int64_t nbi_state_bytes(enum nbi_state_kind kind, int64_t n, int64_t *scales)
+static inline int64_t nbi_moment_bytes(enum nbi_moment_type kind, int64_t n, int64_t *scales)
 {
-    *scales = kind == NBI_STATE_INT8    ? (n + 31) / 32 * 2
-              : kind == NBI_STATE_NVFP4 ? (n + 15) / 16
-                                        : 0;
-    return kind == NBI_STATE_F32    ? n * 4
-           : kind == NBI_STATE_BF16 ? n * 2
-           : kind == NBI_STATE_INT8 ? n
-                                    : (n + 1) / 2;
+    *scales = kind == NBI_MOMENT_INT8    ? (n + 31) / 32 * 2
+              : kind == NBI_MOMENT_NVFP4 ? (n + 15) / 16
+                                         : 0;
+    return kind == NBI_MOMENT_F32    ? n * 4
+           : kind == NBI_MOMENT_BF16 ? n * 2
+           : kind == NBI_MOMENT_INT8 ? n
+                                     : (n + 1) / 2;
 }
 
 /* AdamW on elements [first, first + count) of a tensor, both multiples of 32 except where the
@@ -366,7 +366,7 @@ struct nbi_op_adamw {
  * `sweep` and the weight's tensor scale, or floats rounded to the nearest of `through`, which the
  * weight's type can hold: what will be written is what is used. Nothing happens to a weight that is
  * its master. Values are finite. */
-struct nbi_op_refresh {
+struct nbi_op_requantize {
     struct nbi_weight w;
     struct nbi_ptr master;
     enum nbi_dtype dtype;   /* f32 or bf16 */
@@ -384,16 +384,16 @@ struct nbi_op_amax {
 /* ---- one token at once ---- */
 
 /* A model of Qwen3's kind with the stores that its layers write to. */
-struct nbi_token_model {
+struct nbi_megakernel_model {
     int64_t layers, C, F, NH, NKV, D, V;
     const struct nbi_layer_weights *layer; /* host, [layers]: what it says is copied */
-    const struct nbi_kv_store *stores;     /* host, [layers] */
+    const struct nbi_kv_view *stores;      /* host, [layers] */
     struct nbi_weight embed, norm, head;
     struct nbi_ptr frequency; /* as in rope_table */
     float rope_scale, eps;
 };
 
-struct nbi_token_step {
+struct nbi_megakernel_step {
     int32_t id, position, slot, first, last;
     struct nbi_ptr logits; /* [V] */
 };
@@ -409,25 +409,24 @@ struct nbi_draw {
 
 /* The J best of some logits, and with which of them it goes on: with one, that; else with the one
  * that is drawn, up to rounding. */
-struct nbi_follow {
-    int64_t J; /* up to NBI_TOP_MAX */
+struct nbi_run_ahead {
+    int64_t J; /* up to NBI_TOPK_MAX */
     struct nbi_draw draw;
     struct nbi_ptr top; /* of J > 1: odd, ids [J] and values [J] as `top` left them */
-    struct nb_candidate best[NBI_TOP_MAX]; /* out, best first */
-    int32_t id;                            /* out, which it is */
+    struct nb_candidate best[NBI_TOPK_MAX]; /* out, best first */
+    int32_t id;                             /* out, which it is */
     bool odd; /* out: a logit was not finite, and nothing is to be had of the rest */
 };
 
-struct nbi_token; /* a model made ready for it */
+struct nbi_megakernel; /* a model made ready for it */
 
 /* ---- again and again ---- */
 
-#define NBI_ROUTINE_KEYS 12
+#define NBI_GRAPH_KEYS 12
 
 /* A list of operations that comes back, with other values at the same addresses. */
-struct nbi_routine {
-    int64_t
-        key[NBI_ROUTINE_KEYS]; /* host: all that decides which operations, and their arguments */
+struct nbi_graph {
+    int64_t key[NBI_GRAPH_KEYS]; /* host: all that decides which operations, and their arguments */
     enum nb_status (*queue)(void *ctx); /* calls them, and nothing else of the backend */
     void *ctx;
 };
@@ -444,7 +443,7 @@ struct nbi_routine {
     X(swiglu)                                                                                      \
     X(gather)                                                                                      \
     X(scatter)                                                                                     \
-    X(top)                                                                                         \
+    X(topk)                                                                                        \
     X(xent)                                                                                        \
     X(l1)                                                                                          \
     X(embed_bwd)                                                                                   \
@@ -456,7 +455,7 @@ struct nbi_routine {
     X(grad_stats)                                                                                  \
     X(adamw)                                                                                       \
     X(amax)                                                                                        \
-    X(refresh)
+    X(requantize)
 
 struct nbi_stream; /* an in-order queue with scratch memory of its own */
 
@@ -470,18 +469,18 @@ struct nbi_stream_limits {
 };
 
 struct nbi_backend {
-    const char *name; /* "cpu", "cuda:0" */
-    int64_t chunk;    /* rows of a pass that suit it, where there are many */
-    bool rows_matter; /* what is not exact depends on how many rows go together */
+    const char *name;   /* "cpu", "cuda:0" */
+    int64_t chunk;      /* rows of a pass that suit it, where there are many */
+    bool batch_variant; /* what is not exact depends on how many rows go together */
     /* Where they matter: up to so many rows they do not, in products of NVFP4 and in what is row by
      * row anyway. */
-    int64_t steady_rows;
-    int64_t repeat_rows; /* of passes that are worth `repeat` */
+    int64_t batch_invariant_rows;
+    int64_t graph_rows; /* of passes that are worth `repeat` */
     /* How products of NVFP4 weights with many rows are done, in words; NULL: nothing to say. Known,
      * as what follows, once a stream for many rows was opened. */
     const char *products;
-    bool four;        /* on FP4 tensor cores: unless exact, x of them is two terms of NVFP4 */
-    bool four_failed; /* there are such cores, but they are not used since they failed */
+    bool four; /* on FP4 tensor cores: unless exact, x of them is two terms of NVFP4 */
+    bool fp4_selftest_failed; /* there are such cores, but they are not used since they failed */
     void (*close)(struct nbi_backend *be);
 
     /* Memory, 64-byte aligned and cleared. What it is for shows in reports. */
@@ -496,8 +495,8 @@ struct nbi_backend {
      * a vector, of f32. The tensor scale is 1 until the caller sets another. Instead of one with
      * the type of its master the caller may make one of the master itself: layout ROWS, data
      * the master's, borrowed. */
-    enum nb_status (*weight_room)(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
-                                  int64_t cols, struct nbi_weight *out);
+    enum nb_status (*weight_alloc)(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
+                                   int64_t cols, struct nbi_weight *out);
     /* Rows [first, first + count) to the host, as nbi_weight_source.read gives them; scales may be
      * NULL for floats. Not queued: sync first. */
     enum nb_status (*weight_read)(struct nbi_backend *be, const struct nbi_weight *w, int64_t first,
@@ -530,17 +529,19 @@ struct nbi_backend {
 
     /* Optional: embedding, all layers and head for a single token, as the operations would do it
      * without `exact`, up to rounding; what is added to the residual stream may come as sums of up
-     * to 2^19, more is NaN. NB_EUNSUPPORTED: not this model on this device. token_free comes
+     * to 2^19, more is NaN. NB_EUNSUPPORTED: not this model on this device. megakernel_free comes
      * when nothing is at work, and may come behind stream_free. */
-    enum nb_status (*token_new)(struct nbi_stream *s, const struct nbi_token_model *m,
-                                struct nbi_token **out);
-    enum nb_status (*token_run)(struct nbi_token *t, const struct nbi_token_step *step);
+    enum nb_status (*megakernel_new)(struct nbi_stream *s, const struct nbi_megakernel_model *m,
+                                     struct nbi_megakernel **out);
+    enum nb_status (*megakernel_run)(struct nbi_megakernel *t,
+                                     const struct nbi_megakernel_step *step);
     /* Optional: one of the best of the last run's logits, and a run of that token queued behind
      * it, whatever id the step has. It returns when the best are known; the run may still be at
      * work. */
-    enum nb_status (*token_follow)(struct nbi_token *t, const struct nbi_token_step *step,
-                                   struct nbi_follow *f);
-    void (*token_free)(struct nbi_token *t);
+    enum nb_status (*megakernel_run_ahead)(struct nbi_megakernel *t,
+                                           const struct nbi_megakernel_step *step,
+                                           struct nbi_run_ahead *f);
+    void (*megakernel_free)(struct nbi_megakernel *t);
 
     /* Optional: rmsnorm or swiglu, then linear of what it gave, with the bits of the two. What goes
      * from one to the other, y of the first and x of the second, may be written or not.
@@ -557,7 +558,7 @@ struct nbi_backend {
     /* Optional: the operations of r, in order with others of the stream. Those of a key that was
      * there before may be kept and queued at once, without asking r for them. That takes memory,
      * the only one that a stream takes after stream_new; what is kept is of a bounded number. */
-    enum nb_status (*repeat)(struct nbi_stream *s, const struct nbi_routine *r);
+    enum nb_status (*repeat)(struct nbi_stream *s, const struct nbi_graph *r);
 
     /* Operations; a backend that cannot train has none of the backward ones. */
 #define X(op) enum nb_status (*op)(struct nbi_stream * s, const struct nbi_op_##op *a);

@@ -144,7 +144,7 @@ enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
     enum nb_status rc = be->stream_new(be, &limits, &s);
     if (rc == NB_OK) {
         out->native = be->four;
-        out->failed = be->four_failed;
+        out->failed = be->fp4_selftest_failed;
         snprintf(out->words, sizeof out->words, "%s", be->products);
         be->stream_free(s);
     }
@@ -154,7 +154,7 @@ enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
 
 const char *nb_product_path(void)
 {
-    const char *name = nbi_cpu_kernels_at(nbi_simd_level())->name;
+    const char *name = nbi_microkernels_at(nbi_simd_level())->name;
     if (nbi_simd_level() < NBI_SIMD_AVX512)
         return name;
     return strcmp(name, "avx512") == 0 ? "avx512 with VNNI" : "avx2 (AVX-512 here has no VNNI)";

@@ -37,7 +37,8 @@ static const struct op ops[] = {
     {"dequantize f32", false, NB_QUANT_RTN},
 };
 
-static void run_piece(const struct nbi_kernels *k, const struct op *op, struct data *d, int64_t at)
+static void run_piece(const struct nbi_codec_table *k, const struct op *op, struct data *d,
+                      int64_t at)
 {
     int64_t blocks = PIECE / NBI_NVFP4_BLOCK;
     uint8_t *q = d->codes + at / 2, *s = d->scales + at / NBI_NVFP4_BLOCK;
@@ -51,7 +52,7 @@ static void run_piece(const struct nbi_kernels *k, const struct op *op, struct d
 }
 
 struct measured {
-    const struct nbi_kernels *k;
+    const struct nbi_codec_table *k;
     const struct op *op;
     struct data *data;
     int64_t values;
@@ -66,10 +67,10 @@ static void run_all(void *ctx, int thread, int threads)
 }
 
 /* Values per second and core. The scalar path is slow: it gets a smaller share of the data. */
-static double measure(const struct nbi_kernels *k, const struct op *op, struct data *data,
+static double measure(const struct nbi_codec_table *k, const struct op *op, struct data *data,
                       int threads)
 {
-    struct measured m = {k, op, data, k == &nbi_kernels_scalar ? VALUES / 16 : VALUES};
+    struct measured m = {k, op, data, k == &nbi_codec_scalar ? VALUES / 16 : VALUES};
     double rate[ROUNDS];
     for (int r = 0; r < ROUNDS; r++) {
         double start = nbi_now();
@@ -91,7 +92,7 @@ static bool make_data(struct data *d, int thread)
         nbi_philox_normal4(d->f32 + i, 7, (uint64_t)i, (uint64_t)thread);
     for (int64_t i = 0; i < VALUES; i++)
         d->f32[i] *= 0.02f;
-    nbi_kernels()->f32_to_bf16(d->bf16, d->f32, VALUES);
+    nbi_codec_table()->f32_to_bf16(d->bf16, d->f32, VALUES);
     nbi_nvfp4_quantize(d->codes, d->scales, d->f32, VALUES / NBI_NVFP4_BLOCK, NB_QUANT_RTN, 1.0f);
     return true;
 }
@@ -99,7 +100,7 @@ static bool make_data(struct data *d, int thread)
 static enum nb_status add_rows(struct nb_bench_ops *out, struct data *data)
 {
     for (int level = NBI_SIMD_SCALAR; level <= NBI_SIMD_AVX512; level++) {
-        const struct nbi_kernels *k = nbi_kernels_at((enum nbi_simd)level);
+        const struct nbi_codec_table *k = nbi_codec_table_at((enum nbi_simd)level);
         for (size_t i = 0; k && i < sizeof ops / sizeof *ops; i++) {
             NBI_TRY(nbi_check_interrupt());
             struct nb_bench_row *row = &out->row[out->rows++];

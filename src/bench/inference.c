@@ -25,10 +25,10 @@ static int32_t *some_tokens(int64_t count, int64_t vocab)
 struct decoder {
     struct nb_session *session;
     struct nb_batch *batch;
-    struct nb_batch_part *parts; /* [sequences] */
-    struct nb_candidate *best;   /* [sequences] */
+    struct nb_batch_input *parts; /* [sequences] */
+    struct nb_candidate *best;    /* [sequences] */
     int64_t sequences;
-    struct nbi_next next; /* of the session */
+    struct nbi_logits_spec next; /* of the session */
 };
 
 static void decoder_close(struct decoder *d)
@@ -78,7 +78,7 @@ static enum nb_status decoder_fill(struct decoder *d, const int32_t *ids, int64_
             int64_t done = nb_batch_length(d->batch, from), left = count - done;
             int64_t n = left < room ? left : room;
             d->parts[parts++] =
-                (struct nb_batch_part){.sequence = from, .ids = ids + done, .count = n};
+                (struct nb_batch_input){.sequence = from, .ids = ids + done, .count = n};
             room -= n;
             from += n == left;
         }
@@ -94,8 +94,8 @@ static enum nb_status decoder_step(struct decoder *d, const int32_t *id)
     if (d->session)
         return nbi_session_append_next(d->session, &d->next.best[0].id, 1, &d->next);
     for (int64_t i = 0; i < d->sequences; i++)
-        d->parts[i] = (struct nb_batch_part){
-            .sequence = i, .ids = id, .count = 1, .best = &d->best[i], .best_count = 1};
+        d->parts[i] = (struct nb_batch_input){
+            .sequence = i, .ids = id, .count = 1, .best = &d->best[i], .topk = 1};
     return nb_batch_step(d->batch, d->parts, d->sequences);
 }
 

@@ -163,7 +163,7 @@ static bool convert(struct train_opts *o, struct nb_train_opts *out)
                                   .grad_accum = o->grad_accum,
                                   .lr = o->lr,
                                   .final_lr_frac = o->final_lr_frac,
-                                  .schedule = (enum nb_schedule)o->schedule,
+                                  .schedule = (enum nb_lr_schedule)o->schedule,
                                   .warmup = o->warmup,
                                   .beta1 = o->beta1,
                                   .beta2 = o->beta2,

@@ -13,8 +13,8 @@ struct conversion {
     const struct nb_convert_opts *opts;
     const struct nb_quantize_opts *quant; /* NULL: plain conversion */
     struct nbi_model model;
-    struct nbi_target target;
-    struct nbi_items items;
+    struct nbi_output target;
+    struct nbi_manifest items;
     struct nbi_export out;
     struct nbi_transfer transfer;
 };
@@ -23,16 +23,16 @@ struct conversion {
 
 /* One scale for the group: that of a member which is NVFP4 already if it is large enough, else the
  * one for the largest value among those that are quantised now. */
-static enum nb_status group_scale(struct conversion *c, struct nbi_item *item)
+static enum nb_status group_scale(struct conversion *c, struct nbi_manifest_entry *item)
 {
-    struct nbi_item *group[3];
-    int n = nbi_items_fused(&c->items, item, group);
+    struct nbi_manifest_entry *group[3];
+    int n = nbi_manifest_fused(&c->items, item, group);
     float most = 0, given = 0;
     for (int i = 0; i < n; i++) {
-        struct nbi_item *g = group[i];
-        if (g->out.dtype == NBI_NVFP4 && !nbi_item_is_fresh(g))
+        struct nbi_manifest_entry *g = group[i];
+        if (g->out.dtype == NBI_NVFP4 && !nbi_manifest_quantized_here(g))
             given = g->tensor_scale;
-        if (!nbi_item_is_fresh(g))
+        if (!nbi_manifest_quantized_here(g))
             continue;
         if (g->amax < 0)
             NBI_TRY(nbi_transfer_amax(&c->transfer, g->src, &g->amax));
@@ -83,17 +83,17 @@ static enum nb_status transfer_all(struct conversion *c, struct nb_quantize_repo
     for (int64_t i = 0; i < c->items.count; i++)
         c->transfer.total += nbi_entry_bytes(c->items.p[i].src);
     for (int64_t i = 0; i < c->items.count; i++) {
-        struct nbi_item *item = &c->items.p[i];
+        struct nbi_manifest_entry *item = &c->items.p[i];
         struct nbi_quant_sums sums;
-        bool fresh = nbi_item_is_fresh(item);
+        bool fresh = nbi_manifest_quantized_here(item);
         if (fresh && item->out.two_level)
             NBI_TRY(group_scale(c, item));
-        NBI_TRY(nbi_transfer_item(&c->transfer, item, i, &sums));
+        NBI_TRY(nbi_transfer_entry(&c->transfer, item, i, &sums));
         if (fresh && report)
             book(report, item->out.name, &sums);
     }
     if (c->target.format == NBI_FORMAT_SAFETENSORS)
-        nbi_items_warn_unequal(&c->items);
+        nbi_manifest_warn_unequal(&c->items);
     return NB_OK;
 }
 
@@ -142,11 +142,11 @@ static enum nb_status check_model(const struct conversion *c)
 static enum nb_status run(struct conversion *c, struct nb_quantize_report *report)
 {
     const struct nb_convert_opts *opts = c->opts;
-    NBI_TRY(nbi_target_of(opts->dst, &c->target));
+    NBI_TRY(nbi_output_of(opts->dst, &c->target));
     NBI_TRY(nbi_model_open(&c->model, opts->src, opts->model_dir));
     NBI_TRY(check_paths(c));
     NBI_TRY(check_model(c));
-    NBI_TRY(nbi_items_list(&c->items, &c->model, c->target.format, opts, c->quant));
+    NBI_TRY(nbi_manifest_list(&c->items, &c->model, c->target.format, opts, c->quant));
     NBI_TRY(nbi_transfer_init(&c->transfer, opts, c->model.store));
     NBI_TRY(nbi_export_begin(&c->out, opts, &c->model, c->items.p, c->items.count));
     c->transfer.writer = c->out.writer;
@@ -167,7 +167,7 @@ static void release(struct conversion *c)
 {
     nbi_transfer_release(&c->transfer);
     nbi_model_close(&c->model);
-    nbi_items_release(&c->items);
+    nbi_manifest_release(&c->items);
 }
 
 enum nb_status nb_convert(const struct nb_convert_opts *opts)

@@ -10,7 +10,7 @@
 
 /* What the choices below depend on. */
 struct listing {
-    struct nbi_items *list;
+    struct nbi_manifest *list;
     const struct nbi_model *model;
     enum nbi_format target;
     const struct nb_convert_opts *opts;
@@ -99,8 +99,8 @@ static enum nb_status read_notes(struct listing *l)
     l->narrow = json_object();
     for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
         struct noting n = {.names = l->narrow, .dtype = notes[i].dtype};
-        if (nbi_store_kv(store, notes[i].key))
-            NBI_TRY(nbi_kv_each_string(store, notes[i].key, note_name, &n));
+        if (nbi_gguf_find(store, notes[i].key))
+            NBI_TRY(nbi_gguf_each_string(store, notes[i].key, note_name, &n));
     }
     return NB_OK;
 }
@@ -153,10 +153,10 @@ enum nbi_dtype nbi_float_dtype_for(enum nbi_format target, int ndim, enum nbi_dt
 }
 
 static enum nb_status choose_dtype(const struct listing *l, const struct nbi_entry *e,
-                                   struct nbi_item *item)
+                                   struct nbi_manifest_entry *item)
 {
     enum nb_out_dtype wanted = l->opts->dtype;
-    struct nbi_out *out = &item->out;
+    struct nbi_tensor_spec *out = &item->out;
     if (to_be_quantised(l, out->name, e)) {
         out->dtype = NBI_NVFP4;
         out->two_level = l->quant->two_level;
@@ -182,8 +182,8 @@ static enum nb_status choose_dtype(const struct listing *l, const struct nbi_ent
 
 static enum nb_status add_item(const struct listing *l, const char *name, const struct nbi_entry *e)
 {
-    struct nbi_item *item = &l->list->p[l->list->count];
-    *item = (struct nbi_item){
+    struct nbi_manifest_entry *item = &l->list->p[l->list->count];
+    *item = (struct nbi_manifest_entry){
         .out = {.name = name, .ndim = e->ndim}, .src = e, .narrow = e->dtype, .amax = -1};
     memcpy(item->out.shape, e->shape, sizeof e->shape);
     NBI_TRY(choose_dtype(l, e, item));
@@ -195,7 +195,7 @@ static enum nb_status add_item(const struct listing *l, const char *name, const 
 
 static int by_order(const void *a, const void *b)
 {
-    const struct nbi_item *x = a, *y = b;
+    const struct nbi_manifest_entry *x = a, *y = b;
     return (x->order > y->order) - (x->order < y->order);
 }
 
@@ -203,7 +203,7 @@ static int by_order(const void *a, const void *b)
  * of file keeps its order. */
 static void sort_items(const struct listing *l)
 {
-    struct nbi_items *list = l->list;
+    struct nbi_manifest *list = l->list;
     const struct nbi_model *m = l->model;
     struct nbi_config inferred;
     const struct nbi_config *config = m->has_config ? &m->config : NULL;
@@ -222,7 +222,7 @@ static void sort_items(const struct listing *l)
 
 static enum nb_status fill(struct listing *l)
 {
-    struct nbi_items *list = l->list;
+    struct nbi_manifest *list = l->list;
     const struct nbi_store *store = l->model->store;
     list->store = store;
     list->p = calloc((size_t)store->count + 1, sizeof *list->p);
@@ -246,9 +246,9 @@ static enum nb_status fill(struct listing *l)
     return NB_OK;
 }
 
-enum nb_status nbi_items_list(struct nbi_items *list, const struct nbi_model *m,
-                              enum nbi_format target, const struct nb_convert_opts *opts,
-                              const struct nb_quantize_opts *quant)
+enum nb_status nbi_manifest_list(struct nbi_manifest *list, const struct nbi_model *m,
+                                 enum nbi_format target, const struct nb_convert_opts *opts,
+                                 const struct nb_quantize_opts *quant)
 {
     struct listing l = {.list = list, .model = m, .target = target, .opts = opts, .quant = quant};
     memset(list, 0, sizeof *list);
@@ -257,21 +257,22 @@ enum nb_status nbi_items_list(struct nbi_items *list, const struct nbi_model *m,
     return rc;
 }
 
-void nbi_items_release(struct nbi_items *list)
+void nbi_manifest_release(struct nbi_manifest *list)
 {
     free(list->p);
     free(list->where);
     memset(list, 0, sizeof *list);
 }
 
-bool nbi_item_is_fresh(const struct nbi_item *item)
+bool nbi_manifest_quantized_here(const struct nbi_manifest_entry *item)
 {
     return item->out.dtype == NBI_NVFP4 && item->src->dtype != NBI_NVFP4;
 }
 
 /* ---- fusion ---- */
 
-int nbi_items_fused(struct nbi_items *list, struct nbi_item *item, struct nbi_item *group[3])
+int nbi_manifest_fused(struct nbi_manifest *list, struct nbi_manifest_entry *item,
+                       struct nbi_manifest_entry *group[3])
 {
     int64_t layer;
     int n = 0;
@@ -290,13 +291,13 @@ int nbi_items_fused(struct nbi_items *list, struct nbi_item *item, struct nbi_it
     return n;
 }
 
-void nbi_items_warn_unequal(struct nbi_items *list)
+void nbi_manifest_warn_unequal(struct nbi_manifest *list)
 {
     for (int64_t i = 0; i < list->count; i++) {
-        struct nbi_item *group[3], *item = &list->p[i];
-        int n = nbi_items_fused(list, item, group);
+        struct nbi_manifest_entry *group[3], *item = &list->p[i];
+        int n = nbi_manifest_fused(list, item, group);
         for (int k = 1; k < n && group[0] == item; k++) {
-            const struct nbi_item *other = group[k];
+            const struct nbi_manifest_entry *other = group[k];
             if (item->out.dtype == other->out.dtype &&
                 (item->out.dtype != NBI_NVFP4 || item->tensor_scale == other->tensor_scale))
                 continue;

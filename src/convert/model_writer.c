@@ -12,11 +12,11 @@
 #define SHARD_BYTES 5000000000ull /* Hugging Face's default */
 #define COPY_MAX    ((size_t)256 << 20)
 
-enum nb_status nbi_target_of(const char *path, struct nbi_target *target)
+enum nb_status nbi_output_of(const char *path, struct nbi_output *target)
 {
     static const char *const others[] = {".bin",  ".pt",   ".pth",       ".onnx",
                                          ".ggml", ".json", ".safetensor"};
-    *target = (struct nbi_target){0};
+    *target = (struct nbi_output){0};
     if (!*path)
         return nbi_fail(NB_EINVAL, "the target has no name");
     if (nbi_has_extension(path, ".dat")) {
@@ -41,7 +41,7 @@ enum nb_status nbi_target_of(const char *path, struct nbi_target *target)
 
 /* ---- what the items are ---- */
 
-static bool holds_nvfp4(const struct nbi_item *items, int64_t count)
+static bool holds_nvfp4(const struct nbi_manifest_entry *items, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         if (items[i].out.dtype == NBI_NVFP4)
@@ -50,7 +50,7 @@ static bool holds_nvfp4(const struct nbi_item *items, int64_t count)
 }
 
 /* The type of most unquantised values: bf16, f16 or f32. */
-static enum nbi_dtype main_dtype(const struct nbi_item *items, int64_t count)
+static enum nbi_dtype main_dtype(const struct nbi_manifest_entry *items, int64_t count)
 {
     int64_t values[NBI_DTYPES] = {0};
     for (int64_t i = 0; i < count; i++) {
@@ -63,8 +63,8 @@ static enum nbi_dtype main_dtype(const struct nbi_item *items, int64_t count)
     return values[NBI_F16] >= values[NBI_F32] ? NBI_F16 : NBI_F32;
 }
 
-static const struct nbi_item *find_item(const struct nbi_item *items, int64_t count,
-                                        const char *name)
+static const struct nbi_manifest_entry *find_item(const struct nbi_manifest_entry *items,
+                                                  int64_t count, const char *name)
 {
     for (int64_t i = 0; i < count; i++)
         if (strcmp(items[i].out.name, name) == 0)
@@ -75,7 +75,7 @@ static const struct nbi_item *find_item(const struct nbi_item *items, int64_t co
 /* ---- GGUF metadata ---- */
 
 /* GGUF's number for what a file mostly holds. */
-static uint32_t file_type(const struct nbi_item *items, int64_t count)
+static uint32_t file_type(const struct nbi_manifest_entry *items, int64_t count)
 {
     if (holds_nvfp4(items, count))
         return 39;
@@ -85,7 +85,7 @@ static uint32_t file_type(const struct nbi_item *items, int64_t count)
 
 /* Lists the items that were widened to f32 from a type, if there are any. */
 static void put_widened(struct nbi_gguf_meta *meta, const char *key, enum nbi_dtype from,
-                        const struct nbi_item *items, int64_t count)
+                        const struct nbi_manifest_entry *items, int64_t count)
 {
     uint64_t n = 0;
     for (int64_t i = 0; i < count; i++)
@@ -157,7 +157,7 @@ static void model_name(char *name, size_t size, const char *src)
 }
 
 static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_convert_opts *opts,
-                                const struct nbi_model *m, const struct nbi_item *items,
+                                const struct nbi_model *m, const struct nbi_manifest_entry *items,
                                 int64_t count, bool *tokenizer)
 {
     NBI_TRY(nbi_gguf_meta_new(out));
@@ -187,11 +187,11 @@ static json_t *module_name(const char *name)
 }
 
 /* Modules that stay unquantised, for the readers' ignore lists. A tied head counts as one. */
-static json_t *ignored_modules(const struct nbi_item *items, int64_t count, bool *ok)
+static json_t *ignored_modules(const struct nbi_manifest_entry *items, int64_t count, bool *ok)
 {
     json_t *list = json_array();
     for (int64_t i = 0; i < count; i++) {
-        const struct nbi_out *o = &items[i].out;
+        const struct nbi_tensor_spec *o = &items[i].out;
         if (o->dtype != NBI_NVFP4 && nbi_param_is_projection(o->name, o->ndim))
             nbi_json_append(list, module_name(o->name), ok);
     }
@@ -237,7 +237,7 @@ static enum nb_status write_json_in(const char *dir, const char *name, const jso
 }
 
 static enum nb_status add_quantization(json_t *config, const char *dir, enum nbi_layout layout,
-                                       const struct nbi_item *items, int64_t count)
+                                       const struct nbi_manifest_entry *items, int64_t count)
 {
     bool ok = true, compressed = layout == NBI_LAYOUT_COMPRESSED_TENSORS;
     json_t *ignore = ignored_modules(items, count, &ok);
@@ -255,11 +255,12 @@ static enum nb_status add_quantization(json_t *config, const char *dir, enum nbi
 
 /* Whether a tied model's head has values of its own: NVFP4, dequantised or not, or other bytes than
  * the embedding. */
-static enum nb_status head_differs(const struct nbi_model *m, const struct nbi_item *items,
-                                   int64_t count, bool *differs)
+static enum nb_status head_differs(const struct nbi_model *m,
+                                   const struct nbi_manifest_entry *items, int64_t count,
+                                   bool *differs)
 {
-    const struct nbi_item *head = find_item(items, count, nbi_head_name());
-    const struct nbi_item *embed = find_item(items, count, nbi_embedding_name());
+    const struct nbi_manifest_entry *head = find_item(items, count, nbi_head_name());
+    const struct nbi_manifest_entry *embed = find_item(items, count, nbi_embedding_name());
     *differs =
         head && (head->out.dtype == NBI_NVFP4 || (head->src && head->src->dtype == NBI_NVFP4));
     if (!head || !embed || *differs || !head->src || !embed->src || head->src == embed->src)
@@ -282,7 +283,7 @@ static enum nb_status head_differs(const struct nbi_model *m, const struct nbi_i
 
 /* config.json as the new weights need it. */
 static enum nb_status update_config(json_t *config, const struct nbi_model *m, const char *dir,
-                                    enum nbi_layout layout, const struct nbi_item *items,
+                                    enum nbi_layout layout, const struct nbi_manifest_entry *items,
                                     int64_t count)
 {
     bool ok = true, untie = false;
@@ -308,7 +309,7 @@ static enum nb_status update_config(json_t *config, const struct nbi_model *m, c
 }
 
 static enum nb_status write_config(const struct nbi_model *m, const char *dir,
-                                   enum nbi_layout layout, const struct nbi_item *items,
+                                   enum nbi_layout layout, const struct nbi_manifest_entry *items,
                                    int64_t count)
 {
     json_t *config = NULL;
@@ -359,9 +360,9 @@ static enum nb_status copy_sidecars(const struct nbi_model *m, const char *dir)
 /* ---- begin and end ---- */
 
 static enum nb_status begin_writer(struct nbi_export *x, const struct nbi_writer_opts *opts,
-                                   const struct nbi_item *items, int64_t count)
+                                   const struct nbi_manifest_entry *items, int64_t count)
 {
-    struct nbi_out *outs = calloc((size_t)count + 1, sizeof *outs);
+    struct nbi_tensor_spec *outs = calloc((size_t)count + 1, sizeof *outs);
     if (!outs)
         return nbi_fail_memory("tensor list", (size_t)count * sizeof *outs);
     for (int64_t i = 0; i < count; i++)
@@ -373,10 +374,10 @@ static enum nb_status begin_writer(struct nbi_export *x, const struct nbi_writer
 
 static enum nb_status begin_directory(struct nbi_export *x, const struct nb_convert_opts *opts,
                                       const struct nbi_model *m, struct nbi_writer_opts *wo,
-                                      const struct nbi_item *items, int64_t count)
+                                      const struct nbi_manifest_entry *items, int64_t count)
 {
     NBI_TRY(nbi_model_need_config(m));
-    NBI_TRY(nbi_stage_begin(&x->stage, opts->dst));
+    NBI_TRY(nbi_staging_dir_begin(&x->stage, opts->dst));
     wo->path = x->stage.temp;
     wo->shard_bytes = opts->shard_bytes ? opts->shard_bytes : SHARD_BYTES;
     NBI_TRY(begin_writer(x, wo, items, count));
@@ -386,7 +387,7 @@ static enum nb_status begin_directory(struct nbi_export *x, const struct nb_conv
 
 /* Programs that read GGUF look for a tensor scale beside matrices that are multiplied with, only.
  */
-static enum nb_status check_gguf_scale(const struct nbi_out *out)
+static enum nb_status check_gguf_scale(const struct nbi_tensor_spec *out)
 {
     if (!out->two_level || strcmp(out->name, nbi_embedding_name()) != 0)
         return NB_OK;
@@ -397,7 +398,7 @@ static enum nb_status check_gguf_scale(const struct nbi_out *out)
 
 static enum nb_status begin_gguf(struct nbi_export *x, const struct nb_convert_opts *opts,
                                  const struct nbi_model *m, struct nbi_writer_opts *wo,
-                                 const struct nbi_item *items, int64_t count)
+                                 const struct nbi_manifest_entry *items, int64_t count)
 {
     struct nbi_gguf_meta *meta = NULL;
     bool tokenizer = false;
@@ -425,12 +426,12 @@ static enum nbi_layout choose_layout(const struct nb_convert_opts *opts, const s
 }
 
 enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_opts *opts,
-                                const struct nbi_model *m, const struct nbi_item *items,
+                                const struct nbi_model *m, const struct nbi_manifest_entry *items,
                                 int64_t count)
 {
     memset(x, 0, sizeof *x);
     x->stage.lock_fd = -1;
-    NBI_TRY(nbi_target_of(opts->dst, &x->target));
+    NBI_TRY(nbi_output_of(opts->dst, &x->target));
     struct nbi_writer_opts wo = {
         .format = x->target.format, .layout = choose_layout(opts, m), .path = opts->dst};
     enum nb_status rc = x->target.directory ? begin_directory(x, opts, m, &wo, items, count)
@@ -463,7 +464,7 @@ enum nb_status nbi_export_commit(struct nbi_export *x)
 {
     enum nb_status rc = end_writer(x);
     if (rc == NB_OK && x->target.directory)
-        rc = nbi_stage_commit(&x->stage);
+        rc = nbi_staging_dir_commit(&x->stage);
     nbi_export_abort(x);
     return rc;
 }
@@ -472,5 +473,5 @@ void nbi_export_abort(struct nbi_export *x)
 {
     nbi_writer_abort(x->writer);
     x->writer = NULL;
-    nbi_stage_abort(&x->stage);
+    nbi_staging_dir_abort(&x->stage);
 }

@@ -5,24 +5,24 @@
 #include "convert/manifest.h"
 #include "convert/staging_dir.h"
 
-struct nbi_target {
+struct nbi_output {
     enum nbi_format format;
     bool directory;
 };
 
 /* What a path names, by its ending. */
-enum nb_status nbi_target_of(const char *path, struct nbi_target *target);
+enum nb_status nbi_output_of(const char *path, struct nbi_output *target);
 
 struct nbi_export {
-    struct nbi_target target;
-    struct nbi_stage stage;
+    struct nbi_output target;
+    struct nbi_staging_dir stage;
     struct nbi_writer *writer;
 };
 
 /* Lays out everything and writes the files beside the weights. */
 enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_opts *opts,
-                                const struct nbi_model *model, const struct nbi_item *items,
-                                int64_t count);
+                                const struct nbi_model *model,
+                                const struct nbi_manifest_entry *items, int64_t count);
 
 /* When all values are written: what is there, to be checked before it takes the target's place.
  * After a failure: nbi_export_abort. */

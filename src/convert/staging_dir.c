@@ -96,9 +96,9 @@ static enum nb_status check_replaceable(const char *target)
     return check_content(target);
 }
 
-enum nb_status nbi_stage_begin(struct nbi_stage *stage, const char *target)
+enum nb_status nbi_staging_dir_begin(struct nbi_staging_dir *stage, const char *target)
 {
-    *stage = (struct nbi_stage){.lock_fd = -1};
+    *stage = (struct nbi_staging_dir){.lock_fd = -1};
     struct stat st;
     if (nbi_path_dangles(target))
         return nbi_fail(NB_EIO, "cannot write '%s': a link to nothing", target);
@@ -117,11 +117,11 @@ enum nb_status nbi_stage_begin(struct nbi_stage *stage, const char *target)
         stage->target[--n] = 0;
     enum nb_status rc = nbi_temp_create(stage->target, true, &stage->temp, &stage->lock_fd);
     if (rc != NB_OK)
-        nbi_stage_abort(stage);
+        nbi_staging_dir_abort(stage);
     return rc;
 }
 
-void nbi_stage_abort(struct nbi_stage *stage)
+void nbi_staging_dir_abort(struct nbi_staging_dir *stage)
 {
     if (stage->temp) {
         nbi_remove_tree(stage->temp);
@@ -129,7 +129,7 @@ void nbi_stage_abort(struct nbi_stage *stage)
     }
     free(stage->temp);
     free(stage->target);
-    *stage = (struct nbi_stage){.lock_fd = -1};
+    *stage = (struct nbi_staging_dir){.lock_fd = -1};
 }
 
 /* Links files that the new model does not bring into its directory, before the two change places:
@@ -159,7 +159,7 @@ static enum nb_status carry_over(const char *from, const char *to)
     return rc;
 }
 
-enum nb_status nbi_stage_commit(struct nbi_stage *stage)
+enum nb_status nbi_staging_dir_commit(struct nbi_staging_dir *stage)
 {
     bool exchange = nbi_path_exists(stage->target) && !nbi_dir_is_empty(stage->target);
     bool done = false;
@@ -175,6 +175,6 @@ enum nb_status nbi_stage_commit(struct nbi_stage *stage)
         free(stage->temp);
         stage->temp = NULL;
     }
-    nbi_stage_abort(stage); /* after an exchange temp is the old model */
+    nbi_staging_dir_abort(stage); /* after an exchange temp is the old model */
     return rc;
 }

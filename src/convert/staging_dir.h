@@ -15,11 +15,12 @@ extern const char *const nbi_model_sidecars[];
 /* Whether a file of this name in the directory of a model is part of it. */
 bool nbi_belongs_to_model(const char *name);
 
-struct nbi_stage {
+struct nbi_staging_dir {
     char *target, *temp; /* temp: where to put the files */
     int lock_fd;
 };
 
-enum nb_status nbi_stage_begin(struct nbi_stage *stage, const char *target);
-enum nb_status nbi_stage_commit(struct nbi_stage *stage);
-void nbi_stage_abort(struct nbi_stage *stage); /* after a failed begin or a commit: does nothing */
+enum nb_status nbi_staging_dir_begin(struct nbi_staging_dir *stage, const char *target);
+enum nb_status nbi_staging_dir_commit(struct nbi_staging_dir *stage);
+void nbi_staging_dir_abort(
+    struct nbi_staging_dir *stage); /* after a failed begin or a commit: does nothing */

@@ -22,7 +22,7 @@ struct synth {
     float *f32;
     uint16_t *half;
     int64_t index; /* the parameter being written */
-    const struct nbi_out *tensor;
+    const struct nbi_tensor_spec *tensor;
 };
 
 static enum nb_status fill_chunk(void *ctx, int thread, int64_t first, int64_t count)
@@ -40,13 +40,13 @@ static enum nb_status fill_chunk(void *ctx, int thread, int64_t first, int64_t c
         return nbi_writer_put(s->out.writer, s->index, first, count, x);
     uint16_t *h = s->half + thread * CHUNK;
     if (s->tensor->dtype == NBI_F16)
-        nbi_kernels()->f32_to_f16(h, x, count);
+        nbi_codec_table()->f32_to_f16(h, x, count);
     else
-        nbi_kernels()->f32_to_bf16(h, x, count);
+        nbi_codec_table()->f32_to_bf16(h, x, count);
     return nbi_writer_put(s->out.writer, s->index, first, count, h);
 }
 
-static enum nb_status fill_all(struct synth *s, const struct nbi_item *items, int64_t n)
+static enum nb_status fill_all(struct synth *s, const struct nbi_manifest_entry *items, int64_t n)
 {
     uint64_t done = 0, total = 0;
     int64_t count;
@@ -85,8 +85,8 @@ static enum nb_status load_config(struct synth *s)
 
 static enum nb_status run(struct synth *s)
 {
-    struct nbi_target target;
-    NBI_TRY(nbi_target_of(s->opts->dst, &target));
+    struct nbi_output target;
+    NBI_TRY(nbi_output_of(s->opts->dst, &target));
     if (!target.directory)
         return nbi_fail(NB_EINVAL, "'%s' is not the name of a directory", s->opts->dst);
     if (nbi_path_is_dir(s->opts->dst) && !nbi_dir_is_empty(s->opts->dst))
@@ -97,7 +97,7 @@ static enum nb_status run(struct synth *s)
     const struct nbi_config *c = &s->model.config;
     s->sigma = s->opts->sigma > 0 ? s->opts->sigma : (float)c->initializer_range;
     int64_t n = nbi_param_count(c);
-    struct nbi_item *items = calloc((size_t)n, sizeof *items);
+    struct nbi_manifest_entry *items = calloc((size_t)n, sizeof *items);
     struct nbi_param *params = calloc((size_t)n, sizeof *params);
     s->f32 = malloc((size_t)s->threads * CHUNK * sizeof *s->f32);
     s->half = malloc((size_t)s->threads * CHUNK * sizeof *s->half);
@@ -106,12 +106,12 @@ static enum nb_status run(struct synth *s)
                             : nbi_fail_memory("parameter list", (size_t)n * sizeof *items);
     for (int64_t i = 0; i < n && rc == NB_OK; i++) {
         nbi_param_at(c, i, &params[i]);
-        items[i].out = (struct nbi_out){.name = params[i].name,
-                                        .dtype = s->opts->dtype == NB_OUT_F32   ? NBI_F32
-                                                 : s->opts->dtype == NB_OUT_F16 ? NBI_F16
-                                                                                : NBI_BF16,
-                                        .ndim = params[i].ndim,
-                                        .shape = {params[i].shape[0], params[i].shape[1]}};
+        items[i].out = (struct nbi_tensor_spec){.name = params[i].name,
+                                                .dtype = s->opts->dtype == NB_OUT_F32   ? NBI_F32
+                                                         : s->opts->dtype == NB_OUT_F16 ? NBI_F16
+                                                                                        : NBI_BF16,
+                                                .ndim = params[i].ndim,
+                                                .shape = {params[i].shape[0], params[i].shape[1]}};
     }
     struct nb_convert_opts to = {.src = "", .dst = s->opts->dst};
     if (rc == NB_OK)

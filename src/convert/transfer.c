@@ -58,7 +58,7 @@ void nbi_transfer_release(struct nbi_transfer *t)
 /* A tensor on its way; the chunk functions below share it. */
 struct job {
     struct nbi_transfer *t;
-    const struct nbi_item *item;
+    const struct nbi_manifest_entry *item;
     int64_t index;
     struct nbi_quant_sums *chunk_sums; /* one a chunk: the total does not depend on threads */
     float *chunk_amax;
@@ -83,7 +83,7 @@ static enum nb_status copy_nvfp4_chunk(void *ctx, int thread, int64_t first, int
 /* f16 ends at 65504; a finite value that would become infinite is an error, not a surprise. */
 static enum nb_status check_f16_range(const struct job *j, const float *x, int64_t count)
 {
-    float amax = nbi_kernels()->amax(x, count);
+    float amax = nbi_codec_table()->amax(x, count);
     if (isfinite(amax) && amax >= 65520.0f)
         return nbi_fail(NB_EVALUE, "tensor '%s' holds %g, too large for f16; use bf16 or f32",
                         j->item->out.name, (double)amax);
@@ -94,7 +94,7 @@ static enum nb_status cast_chunk(void *ctx, int thread, int64_t first, int64_t c
 {
     struct job *j = ctx;
     struct nbi_buffers *b = &j->t->buffers[thread];
-    const struct nbi_kernels *k = nbi_kernels();
+    const struct nbi_codec_table *k = nbi_codec_table();
     NBI_TRY(nbi_store_read_f32(j->t->store, j->item->src, first, count, b->f32));
     if (j->item->out.dtype == NBI_F32)
         return nbi_writer_put(j->t->writer, j->index, first, count, b->f32);
@@ -110,7 +110,7 @@ static enum nb_status cast_chunk(void *ctx, int thread, int64_t first, int64_t c
 enum nb_status nbi_check_finite(const char *name, const float *x, int64_t first, int64_t count,
                                 float *amax)
 {
-    *amax = nbi_kernels()->amax(x, count);
+    *amax = nbi_codec_table()->amax(x, count);
     if (isfinite(*amax))
         return NB_OK;
     int64_t i = 0;
@@ -141,7 +141,7 @@ static enum nb_status quantize_chunk(void *ctx, int thread, int64_t first, int64
         uint8_t *q = b->codes + i / 2, *s = b->scales + i / NBI_NVFP4_BLOCK;
         nbi_nvfp4_quantize(q, s, b->f32 + i, blocks, j->t->method, scale);
         nbi_nvfp4_dequantize_f32(back, q, s, blocks, scale);
-        nbi_kernels()->error(b->f32 + i, back, n, sums);
+        nbi_codec_table()->error(b->f32 + i, back, n, sums);
     }
     j->chunk_sums[first / CHUNK] = (struct nbi_quant_sums){sums[0], sums[1], sums[2], count};
     return nbi_writer_put_nvfp4(j->t->writer, j->index, first, count, b->codes, b->scales);
@@ -164,8 +164,8 @@ static enum nb_status run_quantize(struct job *j, struct nbi_quant_sums *sums)
     return rc;
 }
 
-enum nb_status nbi_transfer_item(struct nbi_transfer *t, const struct nbi_item *item, int64_t index,
-                                 struct nbi_quant_sums *sums)
+enum nb_status nbi_transfer_entry(struct nbi_transfer *t, const struct nbi_manifest_entry *item,
+                                  int64_t index, struct nbi_quant_sums *sums)
 {
     struct job j = {.t = t, .item = item, .index = index};
     const struct nbi_entry *src = item->src;
@@ -189,7 +189,7 @@ enum nb_status nbi_transfer_item(struct nbi_transfer *t, const struct nbi_item *
 
 enum nb_status nbi_transfer_amax(struct nbi_transfer *t, const struct nbi_entry *e, float *amax)
 {
-    struct nbi_item item = {.src = e};
+    struct nbi_manifest_entry item = {.src = e};
     struct job j = {.t = t, .item = &item};
     int64_t chunks = (e->count + CHUNK - 1) / CHUNK;
     j.chunk_amax = calloc((size_t)chunks + 1, sizeof *j.chunk_amax);

@@ -26,8 +26,8 @@ enum nb_status nbi_transfer_init(struct nbi_transfer *t, const struct nb_convert
 void nbi_transfer_release(struct nbi_transfer *t);
 
 /* sums: zero unless the item was quantised here. */
-enum nb_status nbi_transfer_item(struct nbi_transfer *t, const struct nbi_item *item, int64_t index,
-                                 struct nbi_quant_sums *sums);
+enum nb_status nbi_transfer_entry(struct nbi_transfer *t, const struct nbi_manifest_entry *item,
+                                  int64_t index, struct nbi_quant_sums *sums);
 
 /* Fails if one of x, the elements from `first` on of a tensor, is NaN or infinite. */
 enum nb_status nbi_check_finite(const char *name, const float *x, int64_t first, int64_t count,

@@ -48,7 +48,7 @@ enum nb_status nbi_walk(struct nbi_walk *w, const struct nbi_source *src)
             continue;
         }
         bool header =
-            first && kind == NBI_DATA_TSV && more && nbi_sample_is_header(text, record.len);
+            first && kind == NBI_DATA_TSV && more && nbi_example_is_header(text, record.len);
         first = false;
         if (more && !header)
             rc = judge(w, src, record.line, w->fn(w->ctx, kind, &record, text));
@@ -72,14 +72,14 @@ struct place {
 };
 
 struct nbi_dataset {
-    struct nbi_sampler sampler;
+    struct nbi_example_encoder sampler;
     struct nbi_source **files;
     size_t file_count;
     struct place *places;
     size_t count, cap;
     struct nbi_dataset_stats stats;
-    struct nbi_sample sample; /* while indexing */
-    char *text;               /* of the sample that is read */
+    struct nbi_example sample; /* while indexing */
+    char *text;                /* of the sample that is read */
     size_t text_cap;
     /* while indexing: */
     nb_progress_fn progress;
@@ -91,7 +91,7 @@ static enum nb_status index_record(void *ctx, enum nbi_data_kind kind,
                                    const struct nbi_record *record, const char *text)
 {
     struct nbi_dataset *d = ctx;
-    NBI_TRY(nbi_sample_make(&d->sampler, kind, text, record->len, record->ends, &d->sample));
+    NBI_TRY(nbi_example_make(&d->sampler, kind, text, record->len, record->ends, &d->sample));
     size_t n = d->sample.ids.count;
     if (n > UINT32_MAX)
         return nbi_fail(NB_EFORMAT, "the sample is too long");
@@ -193,7 +193,7 @@ enum nb_status nbi_dataset_open(struct nbi_dataset **out, const struct nbi_datas
     enum nb_status rc = open_files(d, opts->files);
     if (rc == NB_OK)
         rc = index_files(d, opts->skip_bad);
-    nbi_sample_release(&d->sample);
+    nbi_example_release(&d->sample);
     if (rc == NB_OK)
         *out = d;
     else
@@ -210,7 +210,7 @@ void nbi_dataset_close(struct nbi_dataset *d)
     free(d->files);
     free(d->places);
     free(d->text);
-    nbi_sampler_release(&d->sampler);
+    nbi_example_encoder_release(&d->sampler);
     free(d);
 }
 
@@ -244,7 +244,7 @@ const char *nbi_dataset_place(const struct nbi_dataset *d, int64_t i, char *buf,
     return buf;
 }
 
-enum nb_status nbi_dataset_get(struct nbi_dataset *d, int64_t i, struct nbi_sample *out)
+enum nb_status nbi_dataset_get(struct nbi_dataset *d, int64_t i, struct nbi_example *out)
 {
     const struct place *p = &d->places[i];
     if (d->text_cap < p->len) {
@@ -258,7 +258,7 @@ enum nb_status nbi_dataset_get(struct nbi_dataset *d, int64_t i, struct nbi_samp
     const char *text = p->len ? d->text : "";
     enum nb_status rc =
         nbi_crc32c(0, text, p->len) == p->crc
-            ? nbi_sample_make(&d->sampler, (enum nbi_data_kind)p->kind, text, p->len, p->ends, out)
+            ? nbi_example_make(&d->sampler, (enum nbi_data_kind)p->kind, text, p->len, p->ends, out)
             : nbi_fail(NB_EFORMAT, "the file has changed since it was opened");
     char place[NBI_PLACE_MAX];
     return nbi_context(rc, "%s", nbi_dataset_place(d, i, place, sizeof place));

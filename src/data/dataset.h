@@ -63,4 +63,4 @@ int64_t nbi_dataset_longer(const struct nbi_dataset *d, int64_t T);
 const char *nbi_dataset_place(const struct nbi_dataset *d, int64_t i, char *buf, size_t size);
 
 /* Replaces *out. */
-enum nb_status nbi_dataset_get(struct nbi_dataset *d, int64_t i, struct nbi_sample *out);
+enum nb_status nbi_dataset_get(struct nbi_dataset *d, int64_t i, struct nbi_example *out);

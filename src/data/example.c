@@ -6,14 +6,14 @@
 
 #include "base/utf8.h"
 
-void nbi_sample_release(struct nbi_sample *s)
+void nbi_example_release(struct nbi_example *s)
 {
     nbi_ids_release(&s->ids);
     free(s->trained);
-    *s = (struct nbi_sample){0};
+    *s = (struct nbi_example){0};
 }
 
-void nbi_sampler_release(struct nbi_sampler *s)
+void nbi_example_encoder_release(struct nbi_example_encoder *s)
 {
     nbi_str_release(&s->a);
     nbi_str_release(&s->b);
@@ -23,7 +23,7 @@ void nbi_sampler_release(struct nbi_sampler *s)
 /* ---- tokens ---- */
 
 /* Marks the ids that have come since the last call. */
-static enum nb_status mark(struct nbi_sample *out, size_t from, bool trained)
+static enum nb_status mark(struct nbi_example *out, size_t from, bool trained)
 {
     if (out->cap < out->ids.count) {
         size_t cap = out->ids.cap;
@@ -38,8 +38,8 @@ static enum nb_status mark(struct nbi_sample *out, size_t from, bool trained)
     return NB_OK;
 }
 
-static enum nb_status put_text(struct nbi_sampler *s, const char *text, size_t len, bool trained,
-                               struct nbi_sample *out)
+static enum nb_status put_text(struct nbi_example_encoder *s, const char *text, size_t len,
+                               bool trained, struct nbi_example *out)
 {
     size_t from = out->ids.count;
     if (!s->tokenizer)
@@ -56,8 +56,8 @@ static int64_t end_of_text(const struct nb_tokenizer *t)
     return id >= 0 ? id : nbi_bpe_added(bpe, "<|im_end|>");
 }
 
-static enum nb_status make_document(struct nbi_sampler *s, const char *text, size_t len, bool ends,
-                                    struct nbi_sample *out)
+static enum nb_status make_document(struct nbi_example_encoder *s, const char *text, size_t len,
+                                    bool ends, struct nbi_example *out)
 {
     out->document = true;
     if (memchr(text, 0, len))
@@ -122,8 +122,8 @@ static enum nb_status check_chat_tokens(const struct nb_tokenizer *t)
 }
 
 /* A request for the chat template; what follows the last answer is of no use. */
-static enum nb_status make_chat(struct nbi_sampler *s, struct nbi_jspan request,
-                                struct nbi_sample *out)
+static enum nb_status make_chat(struct nbi_example_encoder *s, struct nbi_jspan request,
+                                struct nbi_example *out)
 {
     struct nbi_rendered r = {0};
     size_t at = 0;
@@ -153,9 +153,9 @@ static void put_message(struct nbi_str *q, const char *role, const char *text, s
     nbi_str_puts(q, "}");
 }
 
-static enum nb_status make_pair(struct nbi_sampler *s, const struct nbi_str *system,
+static enum nb_status make_pair(struct nbi_example_encoder *s, const struct nbi_str *system,
                                 const char *prompt, size_t prompt_len, const char *answer,
-                                size_t answer_len, struct nbi_sample *out)
+                                size_t answer_len, struct nbi_example *out)
 {
     struct nbi_str *q = &s->request;
     struct nbi_jspan request;
@@ -221,7 +221,7 @@ static const char *const context_names[] = {"input", "context", NULL};
 static const char *const answer_names[] = {"response", "completion", "output",
                                            "answer",   "target",     NULL};
 
-bool nbi_sample_is_header(const char *line, size_t len)
+bool nbi_example_is_header(const char *line, size_t len)
 {
     const char *tab = memchr(line, '\t', len);
     if (!tab)
@@ -292,8 +292,8 @@ static enum nb_status get_pair(struct nbi_jspan json, bool answered, struct nbi_
     return get_string(answer, answer_name, !answered, b);
 }
 
-static enum nb_status make_json(struct nbi_sampler *s, const char *line, size_t len,
-                                struct nbi_sample *out)
+static enum nb_status make_json(struct nbi_example_encoder *s, const char *line, size_t len,
+                                struct nbi_example *out)
 {
     struct nbi_jspan json, text, ends;
     NBI_TRY(nbi_jscan(&json, line, len));
@@ -319,8 +319,8 @@ static enum nb_status make_json(struct nbi_sampler *s, const char *line, size_t 
     return rc;
 }
 
-enum nb_status nbi_sample_make(struct nbi_sampler *s, enum nbi_data_kind kind, const char *text,
-                               size_t len, bool ends, struct nbi_sample *out)
+enum nb_status nbi_example_make(struct nbi_example_encoder *s, enum nbi_data_kind kind,
+                                const char *text, size_t len, bool ends, struct nbi_example *out)
 {
     out->ids.count = 0;
     out->document = false;
@@ -351,8 +351,8 @@ static enum nb_status message_pair(struct nbi_jspan messages, struct nbi_str *pr
     return get_string(nbi_jget(message[1], "content"), "content", false, answer);
 }
 
-enum nb_status nbi_sample_pair(enum nbi_data_kind kind, const char *text, size_t len,
-                               struct nbi_str *prompt, struct nbi_str *answer)
+enum nb_status nbi_example_pair(enum nbi_data_kind kind, const char *text, size_t len,
+                                struct nbi_str *prompt, struct nbi_str *answer)
 {
     struct nbi_jspan json, messages;
     if (kind == NBI_DATA_TSV) {
@@ -460,8 +460,8 @@ static enum nb_status take_line(struct nbi_prompt *out, enum nbi_data_kind kind,
     return one_question(out, NULL);
 }
 
-enum nb_status nbi_sample_prompt(enum nbi_data_kind kind, const char *text, size_t len,
-                                 struct nbi_prompt *out)
+enum nb_status nbi_example_prompt(enum nbi_data_kind kind, const char *text, size_t len,
+                                  struct nbi_prompt *out)
 {
     struct nbi_str *parts[] = {&out->text, &out->messages, &out->tools, &out->expected};
     for (size_t i = 0; i < 4; i++)
@@ -502,8 +502,8 @@ static enum nb_status json_texts(struct nbi_jspan json, struct nbi_str *s, nbi_t
     return fn(ctx, s->p, s->len);
 }
 
-enum nb_status nbi_sample_texts(enum nbi_data_kind kind, const char *text, size_t len,
-                                nbi_text_fn fn, void *ctx)
+enum nb_status nbi_example_texts(enum nbi_data_kind kind, const char *text, size_t len,
+                                 nbi_text_fn fn, void *ctx)
 {
     if (kind == NBI_DATA_TEXT)
         return fn(ctx, text, len);
@@ -524,7 +524,7 @@ enum nb_status nbi_sample_texts(enum nbi_data_kind kind, const char *text, size_
 
 /* ---- truncation ---- */
 
-bool nbi_sample_truncate(struct nbi_sample *s, size_t max)
+bool nbi_example_truncate(struct nbi_example *s, size_t max)
 {
     size_t n = s->ids.count, end = n, start;
     if (n <= max)

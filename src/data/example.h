@@ -13,35 +13,35 @@
 #include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
 
-struct nbi_sample {
+struct nbi_example {
     struct nbi_ids ids;
     uint8_t *trained; /* one for each id */
     size_t cap;       /* of trained */
     bool document;    /* may be cut anywhere */
 };
 
-void nbi_sample_release(struct nbi_sample *s);
+void nbi_example_release(struct nbi_example *s);
 
-struct nbi_sampler {
+struct nbi_example_encoder {
     struct nb_tokenizer *tokenizer; /* borrowed; NULL: samples are checked, not tokenized */
     enum nbi_chat_kind chat;
     bool checked; /* that the tokenizer has the tokens of a conversation */
     struct nbi_str a, b, request;
 };
 
-void nbi_sampler_release(struct nbi_sampler *s);
+void nbi_example_encoder_release(struct nbi_example_encoder *s);
 
 /* A TSV line that only names its columns is no sample. */
-bool nbi_sample_is_header(const char *line, size_t len);
+bool nbi_example_is_header(const char *line, size_t len);
 
 /* Replaces *out. record->ends: a document ends here. */
-enum nb_status nbi_sample_make(struct nbi_sampler *s, enum nbi_data_kind kind, const char *text,
-                               size_t len, bool ends, struct nbi_sample *out);
+enum nb_status nbi_example_make(struct nbi_example_encoder *s, enum nbi_data_kind kind,
+                                const char *text, size_t len, bool ends, struct nbi_example *out);
 
 /* A record that is a question and its answer: a TSV line, or a JSONL line with 'prompt' and
  * 'response' or with one message of each. Replaces both. */
-enum nb_status nbi_sample_pair(enum nbi_data_kind kind, const char *text, size_t len,
-                               struct nbi_str *prompt, struct nbi_str *answer);
+enum nb_status nbi_example_pair(enum nbi_data_kind kind, const char *text, size_t len,
+                                struct nbi_str *prompt, struct nbi_str *answer);
 
 /* What a model is to answer: a record whose answer, if there is one, is only expected. */
 struct nbi_prompt {
@@ -57,15 +57,15 @@ void nbi_prompt_release(struct nbi_prompt *p);
 
 /* A text is a prompt as it is, a TSV line a prompt and maybe an answer, a JSONL line has 'messages'
  * (the last may be the answer) or 'prompt' and maybe 'response' and 'system'. Replaces *out. */
-enum nb_status nbi_sample_prompt(enum nbi_data_kind kind, const char *text, size_t len,
-                                 struct nbi_prompt *out);
+enum nb_status nbi_example_prompt(enum nbi_data_kind kind, const char *text, size_t len,
+                                  struct nbi_prompt *out);
 
 /* Every text that a record holds, for learning a vocabulary. */
 typedef enum nb_status (*nbi_text_fn)(void *ctx, const char *text, size_t len);
-enum nb_status nbi_sample_texts(enum nbi_data_kind kind, const char *text, size_t len,
-                                nbi_text_fn fn, void *ctx);
+enum nb_status nbi_example_texts(enum nbi_data_kind kind, const char *text, size_t len,
+                                 nbi_text_fn fn, void *ctx);
 
 /* Shortens a sample to max tokens, at least 2: a document loses its end; of a conversation the
  * beginning goes, so that the last answer stays, and the end of that only if it would not fit
  * beside an eighth of the prompt. false: nothing was done. */
-bool nbi_sample_truncate(struct nbi_sample *s, size_t max);
+bool nbi_example_truncate(struct nbi_example *s, size_t max);

@@ -8,9 +8,9 @@
 /* A document is not cut for the sake of fewer positions than this. */
 #define SLIVER 16
 
-enum nb_status nbi_batch_init(struct nbi_batch *b, int64_t B, int64_t T)
+enum nb_status nbi_microbatch_init(struct nbi_microbatch *b, int64_t B, int64_t T)
 {
-    *b = (struct nbi_batch){.B = B, .T = T};
+    *b = (struct nbi_microbatch){.B = B, .T = T};
     if (B < 1 || T < 1 || B > (int64_t)1 << 32 || T > ((int64_t)1 << 40) / B)
         return nbi_fail(NB_EINVAL, "a batch of %lld x %lld tokens", (long long)B, (long long)T);
     size_t bytes = (size_t)(B * T) * sizeof(int32_t);
@@ -19,24 +19,24 @@ enum nb_status nbi_batch_init(struct nbi_batch *b, int64_t B, int64_t T)
     b->positions = malloc(bytes);
     b->owners = malloc(2 * bytes);
     if (!b->ids || !b->targets || !b->positions || !b->owners) {
-        nbi_batch_release(b);
+        nbi_microbatch_release(b);
         return nbi_fail_memory("batch", 5 * bytes);
     }
     return NB_OK;
 }
 
-void nbi_batch_release(struct nbi_batch *b)
+void nbi_microbatch_release(struct nbi_microbatch *b)
 {
     free(b->ids);
     free(b->targets);
     free(b->positions);
     free(b->owners);
-    *b = (struct nbi_batch){0};
+    *b = (struct nbi_microbatch){0};
 }
 
-enum nb_status nbi_batcher_init(struct nbi_batcher *b, const struct nbi_batcher_opts *opts)
+enum nb_status nbi_loader_init(struct nbi_loader *b, const struct nbi_loader_opts *opts)
 {
-    *b = (struct nbi_batcher){.opts = *opts, .ordered = -1, .held = -1};
+    *b = (struct nbi_loader){.opts = *opts, .ordered = -1, .held = -1};
     int64_t n = nbi_dataset_stats(opts->data)->samples;
     if (n > UINT32_MAX)
         return nbi_fail(NB_EUNSUPPORTED, "more than 4,294,967,295 samples");
@@ -44,16 +44,16 @@ enum nb_status nbi_batcher_init(struct nbi_batcher *b, const struct nbi_batcher_
     return b->order ? NB_OK : nbi_fail_memory("sample order", (size_t)n * sizeof *b->order);
 }
 
-void nbi_batcher_release(struct nbi_batcher *b)
+void nbi_loader_release(struct nbi_loader *b)
 {
     free(b->order);
     free(b->used);
-    nbi_sample_release(&b->sample);
-    *b = (struct nbi_batcher){0};
+    nbi_example_release(&b->sample);
+    *b = (struct nbi_loader){0};
 }
 
 /* Another permutation for every epoch, the same ones for the same seed. */
-void nbi_batcher_order(struct nbi_batcher *b, int64_t epoch)
+void nbi_loader_order(struct nbi_loader *b, int64_t epoch)
 {
     uint32_t n = (uint32_t)nbi_dataset_stats(b->opts.data)->samples;
     if (b->ordered == epoch)
@@ -73,10 +73,10 @@ void nbi_batcher_order(struct nbi_batcher *b, int64_t epoch)
 
 /* Puts positions [from, from + count) of the sample into a row, as one of their own; without
  * arrays they are only counted. */
-static void put(struct nbi_batcher *b, struct nbi_batch *out, int64_t row, int64_t from,
+static void put(struct nbi_loader *b, struct nbi_microbatch *out, int64_t row, int64_t from,
                 int64_t count)
 {
-    const struct nbi_sample *s = &b->sample;
+    const struct nbi_example *s = &b->sample;
     int64_t at = row * out->T + b->used[row];
     for (int64_t i = 0; i < count && out->ids; i++) {
         bool trained = s->trained[from + i + 1];
@@ -90,7 +90,7 @@ static void put(struct nbi_batcher *b, struct nbi_batch *out, int64_t row, int64
     out->tokens += count;
 }
 
-static int64_t space(const struct nbi_batcher *b, const struct nbi_batch *out, int64_t row)
+static int64_t space(const struct nbi_loader *b, const struct nbi_microbatch *out, int64_t row)
 {
     if (!b->opts.pack && b->used[row] > 0)
         return 0;
@@ -98,7 +98,7 @@ static int64_t space(const struct nbi_batcher *b, const struct nbi_batch *out, i
 }
 
 /* Puts all of a sample into one row, `need` positions; false: none has room. */
-static bool place_whole(struct nbi_batcher *b, struct nbi_batch *out, int64_t need)
+static bool place_whole(struct nbi_loader *b, struct nbi_microbatch *out, int64_t need)
 {
     for (int64_t row = 0; row < out->B; row++)
         if (space(b, out, row) >= need) {
@@ -110,7 +110,7 @@ static bool place_whole(struct nbi_batcher *b, struct nbi_batch *out, int64_t ne
 
 /* Puts what is left of a document of `end` positions wherever there is room; false: some of it
  * remains. */
-static bool place_document(struct nbi_batcher *b, struct nbi_batch *out, int64_t end)
+static bool place_document(struct nbi_loader *b, struct nbi_microbatch *out, int64_t end)
 {
     int64_t *from = &b->cursor.token;
     for (int64_t row = 0; row < out->B && *from < end; row++) {
@@ -125,7 +125,7 @@ static bool place_document(struct nbi_batcher *b, struct nbi_batch *out, int64_t
     return *from >= end;
 }
 
-static void clear(struct nbi_batcher *b, struct nbi_batch *out)
+static void clear(struct nbi_loader *b, struct nbi_microbatch *out)
 {
     out->tokens = out->trained = out->samples = out->truncated = 0;
     memset(b->used, 0, (size_t)b->rows * sizeof *b->used);
@@ -137,14 +137,14 @@ static void clear(struct nbi_batcher *b, struct nbi_batch *out)
 }
 
 /* Unused positions see each other and nothing else. */
-static void pad(const struct nbi_batcher *b, struct nbi_batch *out)
+static void pad(const struct nbi_loader *b, struct nbi_microbatch *out)
 {
     for (int64_t row = 0; row < out->B; row++)
         for (int64_t t = b->used[row]; t < out->T; t++)
             out->positions[row * out->T + t] = (int32_t)(t - b->used[row]);
 }
 
-static enum nb_status reserve_rows(struct nbi_batcher *b, int64_t rows)
+static enum nb_status reserve_rows(struct nbi_loader *b, int64_t rows)
 {
     if (b->rows == rows)
         return NB_OK;
@@ -156,13 +156,13 @@ static enum nb_status reserve_rows(struct nbi_batcher *b, int64_t rows)
     return NB_OK;
 }
 
-bool nbi_batcher_is_done(const struct nbi_batcher *b)
+bool nbi_loader_is_done(const struct nbi_loader *b)
 {
     return b->opts.epochs > 0 && b->cursor.epoch >= b->opts.epochs;
 }
 
 /* A document that goes on in this batch is there already. */
-static enum nb_status get_sample(struct nbi_batcher *b, int64_t index)
+static enum nb_status get_sample(struct nbi_loader *b, int64_t index)
 {
     if (b->cursor.token > 0 && b->held == index)
         return NB_OK;
@@ -173,7 +173,7 @@ static enum nb_status get_sample(struct nbi_batcher *b, int64_t index)
 }
 
 /* Places the sample that is next; *done false: it, or some of it, is left for another batch. */
-static enum nb_status place_next(struct nbi_batcher *b, struct nbi_batch *out, bool *done)
+static enum nb_status place_next(struct nbi_loader *b, struct nbi_microbatch *out, bool *done)
 {
     int64_t index = b->order[b->cursor.next], positions = nbi_dataset_tokens(b->opts.data, index);
     bool document =
@@ -184,7 +184,7 @@ static enum nb_status place_next(struct nbi_batcher *b, struct nbi_batch *out, b
     if (out->ids) {
         NBI_TRY(get_sample(b, index));
         if (longer)
-            nbi_sample_truncate(&b->sample, (size_t)out->T + 1);
+            nbi_example_truncate(&b->sample, (size_t)out->T + 1);
     }
     *done = document ? place_document(b, out, positions) : place_whole(b, out, positions);
     out->samples += fresh && out->tokens > before;
@@ -193,14 +193,14 @@ static enum nb_status place_next(struct nbi_batcher *b, struct nbi_batch *out, b
 }
 
 /* Fills rows until one sample has no room, or the border of an epoch that counts. */
-static enum nb_status fill(struct nbi_batcher *b, struct nbi_batch *out)
+static enum nb_status fill(struct nbi_loader *b, struct nbi_microbatch *out)
 {
     int64_t n = nbi_dataset_stats(b->opts.data)->samples;
     bool done = true, border = false;
     NBI_TRY(reserve_rows(b, out->B));
     clear(b, out);
-    while (!nbi_batcher_is_done(b) && !border) {
-        nbi_batcher_order(b, b->cursor.epoch);
+    while (!nbi_loader_is_done(b) && !border) {
+        nbi_loader_order(b, b->cursor.epoch);
         NBI_TRY(place_next(b, out, &done));
         if (!done)
             break;
@@ -214,7 +214,7 @@ static enum nb_status fill(struct nbi_batcher *b, struct nbi_batch *out)
     return NB_OK;
 }
 
-enum nb_status nbi_batcher_next(struct nbi_batcher *b, struct nbi_batch *out, bool *more)
+enum nb_status nbi_loader_next(struct nbi_loader *b, struct nbi_microbatch *out, bool *more)
 {
     NBI_TRY(fill(b, out));
     pad(b, out);
@@ -222,8 +222,8 @@ enum nb_status nbi_batcher_next(struct nbi_batcher *b, struct nbi_batch *out, bo
     return NB_OK;
 }
 
-enum nb_status nbi_batcher_skip(struct nbi_batcher *b, int64_t B, int64_t T)
+enum nb_status nbi_loader_skip(struct nbi_loader *b, int64_t B, int64_t T)
 {
-    struct nbi_batch out = {.B = B, .T = T};
+    struct nbi_microbatch out = {.B = B, .T = T};
     return fill(b, &out);
 }

@@ -9,7 +9,7 @@
 
 #define NBI_IGNORE (-100) /* target of a position that is not trained on */
 
-struct nbi_batch {
+struct nbi_microbatch {
     int64_t B, T;
     int32_t *ids;       /* [B, T] */
     int32_t *targets;   /* [B, T] the id that follows, or NBI_IGNORE */
@@ -21,18 +21,18 @@ struct nbi_batch {
     int64_t truncated;  /* of them, shortened */
 };
 
-enum nb_status nbi_batch_init(struct nbi_batch *b, int64_t B, int64_t T);
-void nbi_batch_release(struct nbi_batch *b);
+enum nb_status nbi_microbatch_init(struct nbi_microbatch *b, int64_t B, int64_t T);
+void nbi_microbatch_release(struct nbi_microbatch *b);
 
 /* Where the next batch starts. With the options, it decides all that follows: to resume, restore
  * it. */
-struct nbi_batch_cursor {
+struct nbi_loader_state {
     int64_t epoch;
     int64_t next;  /* samples of the epoch used so far */
     int64_t token; /* of the one that a batch ended in, a document; else 0 */
 };
 
-struct nbi_batcher_opts {
+struct nbi_loader_opts {
     struct nbi_dataset *data; /* borrowed */
     uint64_t seed;
     bool shuffle;    /* another order in each epoch; else that of the files */
@@ -43,30 +43,30 @@ struct nbi_batcher_opts {
     int32_t padding; /* id of unused positions */
 };
 
-struct nbi_batcher {
-    struct nbi_batcher_opts opts;
-    struct nbi_batch_cursor cursor;
+struct nbi_loader {
+    struct nbi_loader_opts opts;
+    struct nbi_loader_state cursor;
     uint32_t *order; /* of the samples in epoch `ordered` */
     int64_t ordered; /* -1: none yet */
     int64_t *used;   /* [rows] positions taken in each row of the running batch */
     int64_t rows;
-    struct nbi_sample sample;
+    struct nbi_example sample;
     int64_t held; /* which one that is; -1: none */
 };
 
-enum nb_status nbi_batcher_init(struct nbi_batcher *b, const struct nbi_batcher_opts *opts);
-void nbi_batcher_release(struct nbi_batcher *b);
+enum nb_status nbi_loader_init(struct nbi_loader *b, const struct nbi_loader_opts *opts);
+void nbi_loader_release(struct nbi_loader *b);
 
 /* Puts the order of an epoch into b->order. */
-void nbi_batcher_order(struct nbi_batcher *b, int64_t epoch);
+void nbi_loader_order(struct nbi_loader *b, int64_t epoch);
 
 /* Whether all epochs are over; else there is a next batch. */
-bool nbi_batcher_is_done(const struct nbi_batcher *b);
+bool nbi_loader_is_done(const struct nbi_loader *b);
 
 /* Fills out (its B and T stay); *more false: nothing is left. A sample of more than T + 1 tokens is
- * shortened (nbi_sample_truncate), a document goes on in the next row. */
-enum nb_status nbi_batcher_next(struct nbi_batcher *b, struct nbi_batch *out, bool *more);
+ * shortened (nbi_example_truncate), a document goes on in the next row. */
+enum nb_status nbi_loader_next(struct nbi_loader *b, struct nbi_microbatch *out, bool *more);
 
 /* Passes over what the next batch of this size would hold, by the lengths of the samples alone:
  * nothing is read or tokenized. */
-enum nb_status nbi_batcher_skip(struct nbi_batcher *b, int64_t B, int64_t T);
+enum nb_status nbi_loader_skip(struct nbi_loader *b, int64_t B, int64_t T);

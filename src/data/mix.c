@@ -11,20 +11,20 @@ int64_t nbi_mix_rows(double share, int64_t B, int64_t number)
 }
 
 /* Fills rows [first, first + rows) of a batch, and adds to what it counts. */
-static enum nb_status fill(struct nbi_batcher *b, struct nbi_batch *all, int64_t first,
+static enum nb_status fill(struct nbi_loader *b, struct nbi_microbatch *all, int64_t first,
                            int64_t rows)
 {
     int64_t at = first * all->T;
     bool more;
-    struct nbi_batch part = {.B = rows,
-                             .T = all->T,
-                             .ids = all->ids + at,
-                             .targets = all->targets + at,
-                             .positions = all->positions + at,
-                             .owners = all->owners + at};
+    struct nbi_microbatch part = {.B = rows,
+                                  .T = all->T,
+                                  .ids = all->ids + at,
+                                  .targets = all->targets + at,
+                                  .positions = all->positions + at,
+                                  .owners = all->owners + at};
     if (rows == 0)
         return NB_OK;
-    NBI_TRY(nbi_batcher_next(b, &part, &more));
+    NBI_TRY(nbi_loader_next(b, &part, &more));
     all->tokens += part.tokens;
     all->trained += part.trained;
     all->samples += part.samples;
@@ -32,11 +32,12 @@ static enum nb_status fill(struct nbi_batcher *b, struct nbi_batch *all, int64_t
     return NB_OK;
 }
 
-enum nb_status nbi_mix_next(struct nbi_mix *m, int64_t number, struct nbi_batch *out, bool *more)
+enum nb_status nbi_mix_next(struct nbi_mix *m, int64_t number, struct nbi_microbatch *out,
+                            bool *more)
 {
     int64_t rows = m->other ? nbi_mix_rows(m->share, out->B, number) : 0, first = out->B - rows;
     out->tokens = out->trained = out->samples = out->truncated = 0;
-    *more = !nbi_batcher_is_done(m->main);
+    *more = !nbi_loader_is_done(m->main);
     if (!*more)
         return NB_OK;
     NBI_TRY(fill(m->main, out, 0, first));
@@ -52,13 +53,13 @@ enum nb_status nbi_mix_next(struct nbi_mix *m, int64_t number, struct nbi_batch 
 enum nb_status nbi_mix_count(const struct nbi_mix *m, int64_t B, int64_t T, int64_t limit,
                              int64_t *count)
 {
-    m->main->cursor = (struct nbi_batch_cursor){0};
-    for (*count = 0; *count < limit && !nbi_batcher_is_done(m->main); ++*count) {
+    m->main->cursor = (struct nbi_loader_state){0};
+    for (*count = 0; *count < limit && !nbi_loader_is_done(m->main); ++*count) {
         int64_t rows = B - (m->other ? nbi_mix_rows(m->share, B, *count) : 0);
         NBI_TRY(nbi_check_interrupt());
         if (rows > 0)
-            NBI_TRY(nbi_batcher_skip(m->main, rows, T));
+            NBI_TRY(nbi_loader_skip(m->main, rows, T));
     }
-    m->main->cursor = (struct nbi_batch_cursor){0};
+    m->main->cursor = (struct nbi_loader_state){0};
     return NB_OK;
 }

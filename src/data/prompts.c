@@ -61,12 +61,12 @@ static enum nb_status grow(struct nb_prompts *p)
 static enum nb_status add(struct nb_prompts *p, const char *path, enum nbi_data_kind kind,
                           const struct nbi_record *record, const char *text)
 {
-    if (kind == NBI_DATA_TSV && record->line == 1 && nbi_sample_is_header(text, record->len))
+    if (kind == NBI_DATA_TSV && record->line == 1 && nbi_example_is_header(text, record->len))
         return NB_OK;
     NBI_TRY(grow(p));
     struct item *i = &p->items[p->count++];
     *i = (struct item){0};
-    NBI_TRY(nbi_sample_prompt(kind, text, record->len, &i->prompt));
+    NBI_TRY(nbi_example_prompt(kind, text, record->len, &i->prompt));
     if (asprintf(&i->place, "%s:%llu", path, (unsigned long long)record->line) < 0) {
         i->place = NULL;
         return nbi_fail_memory("a prompt", strlen(path));

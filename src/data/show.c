@@ -18,28 +18,28 @@ static void report_stats(struct nb_data_report *report, const struct nbi_dataset
 }
 
 /* Rows of one pass over the set, packed. */
-static enum nb_status count_rows(struct nbi_batcher *b, int64_t seq_len,
+static enum nb_status count_rows(struct nbi_loader *b, int64_t seq_len,
                                  struct nb_data_report *report)
 {
-    struct nbi_batch batch;
+    struct nbi_microbatch batch;
     bool more = true;
-    enum nb_status rc = nbi_batch_init(&batch, 8, seq_len);
+    enum nb_status rc = nbi_microbatch_init(&batch, 8, seq_len);
     while (rc == NB_OK && more) {
-        rc = nbi_batcher_next(b, &batch, &more);
+        rc = nbi_loader_next(b, &batch, &more);
         for (int64_t row = 0; rc == NB_OK && row < batch.B; row++)
             report->rows += b->used[row] > 0;
         report->row_tokens += batch.tokens;
         if (rc == NB_OK)
             rc = nbi_check_interrupt();
     }
-    nbi_batch_release(&batch);
+    nbi_microbatch_release(&batch);
     return rc;
 }
 
-static enum nb_status show_samples(struct nbi_dataset *d, const struct nbi_batcher *b,
+static enum nb_status show_samples(struct nbi_dataset *d, const struct nbi_loader *b,
                                    const struct nb_data_opts *opts, nb_data_fn fn, void *ctx)
 {
-    struct nbi_sample s = {0};
+    struct nbi_example s = {0};
     enum nb_status rc = NB_OK;
     int64_t n = nbi_dataset_stats(d)->samples;
     for (int64_t i = 0; i < n && i < opts->show && rc == NB_OK; i++) {
@@ -48,13 +48,13 @@ static enum nb_status show_samples(struct nbi_dataset *d, const struct nbi_batch
         rc = nbi_dataset_get(d, at, &s);
         if (rc != NB_OK)
             break;
-        bool cut = opts->seq_len > 0 && nbi_sample_truncate(&s, (size_t)opts->seq_len + 1) &&
+        bool cut = opts->seq_len > 0 && nbi_example_truncate(&s, (size_t)opts->seq_len + 1) &&
                    !s.document; /* which goes on in the next row */
         const struct nb_data_sample shown = {nbi_dataset_place(d, at, place, sizeof place), s.ids.p,
                                              s.trained, s.ids.count, cut};
         rc = fn(ctx, &shown);
     }
-    nbi_sample_release(&s);
+    nbi_example_release(&s);
     return rc;
 }
 
@@ -63,7 +63,7 @@ enum nb_status nb_data_show(struct nb_tokenizer *tokenizer, const struct nb_chat
                             struct nb_data_report *report)
 {
     struct nbi_dataset *d = NULL;
-    struct nbi_batcher b = {0};
+    struct nbi_loader b = {0};
     const struct nbi_dataset_opts open = {.files = opts->files,
                                           .tokenizer = tokenizer,
                                           .chat = nbi_chat_kind(chat),
@@ -72,16 +72,16 @@ enum nb_status nb_data_show(struct nb_tokenizer *tokenizer, const struct nb_chat
                                           .progress_ctx = opts->progress_ctx};
     NBI_TRY(nbi_dataset_open(&d, &open));
     report_stats(report, d, opts->seq_len);
-    const struct nbi_batcher_opts order = {
+    const struct nbi_loader_opts order = {
         .data = d, .seed = opts->seed, .shuffle = opts->shuffle, .pack = true, .epochs = 1};
-    enum nb_status rc = nbi_batcher_init(&b, &order);
+    enum nb_status rc = nbi_loader_init(&b, &order);
     if (rc == NB_OK)
-        nbi_batcher_order(&b, 0);
+        nbi_loader_order(&b, 0);
     if (rc == NB_OK)
         rc = show_samples(d, &b, opts, fn, ctx);
     if (rc == NB_OK && opts->seq_len > 0)
         rc = count_rows(&b, opts->seq_len, report);
-    nbi_batcher_release(&b);
+    nbi_loader_release(&b);
     nbi_dataset_close(d);
     return rc;
 }

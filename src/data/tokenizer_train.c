@@ -8,24 +8,24 @@
 
 static enum nb_status count_text(void *ctx, const char *text, size_t len)
 {
-    return nbi_trainer_add(ctx, text, len);
+    return nbi_bpe_trainer_add(ctx, text, len);
 }
 
 struct counting {
-    struct nbi_trainer *trainer;
-    struct nbi_sampler check; /* what cannot be trained on is not learnt from either */
-    struct nbi_sample sample;
+    struct nbi_bpe_trainer *trainer;
+    struct nbi_example_encoder check; /* what cannot be trained on is not learnt from either */
+    struct nbi_example sample;
 };
 
 static enum nb_status count_record(void *ctx, enum nbi_data_kind kind,
                                    const struct nbi_record *record, const char *text)
 {
     struct counting *c = ctx;
-    NBI_TRY(nbi_sample_make(&c->check, kind, text, record->len, record->ends, &c->sample));
-    return nbi_sample_texts(kind, text, record->len, count_text, c->trainer);
+    NBI_TRY(nbi_example_make(&c->check, kind, text, record->len, record->ends, &c->sample));
+    return nbi_example_texts(kind, text, record->len, count_text, c->trainer);
 }
 
-static enum nb_status count_files(struct nbi_trainer *t, const char *const *files)
+static enum nb_status count_files(struct nbi_bpe_trainer *t, const char *const *files)
 {
     struct counting c = {.trainer = t, .check = {.chat = NBI_CHAT_QWEN3}};
     struct nbi_walk walk = {.fn = count_record, .ctx = &c};
@@ -37,8 +37,8 @@ static enum nb_status count_files(struct nbi_trainer *t, const char *const *file
             rc = nbi_walk(&walk, src);
         nbi_source_close(src);
     }
-    nbi_sampler_release(&c.check);
-    nbi_sample_release(&c.sample);
+    nbi_example_encoder_release(&c.check);
+    nbi_example_release(&c.sample);
     return rc;
 }
 
@@ -70,21 +70,21 @@ static enum nb_status write_settings(const struct nbi_vocab *v, const char *toke
 
 enum nb_status nb_tokenizer_train(const struct nb_tokenizer_train_opts *opts)
 {
-    struct nbi_trainer *t = NULL;
+    struct nbi_bpe_trainer *t = NULL;
     struct nbi_vocab v;
     nbi_vocab_init(&v);
-    NBI_TRY(nbi_trainer_check(opts->vocab));
+    NBI_TRY(nbi_bpe_trainer_check(opts->vocab));
     NBI_TRY(check_target(opts));
-    NBI_TRY(nbi_trainer_new(&t));
+    NBI_TRY(nbi_bpe_trainer_new(&t));
     enum nb_status rc = count_files(t, opts->files);
-    if (rc == NB_OK && nbi_trainer_words(t) == 0)
+    if (rc == NB_OK && nbi_bpe_trainer_words(t) == 0)
         rc = nbi_fail(NB_EFORMAT, "there is no text to learn from");
-    const struct nbi_trainer_opts run = {.vocab = opts->vocab,
-                                         .min_count = opts->min_count,
-                                         .progress = opts->progress,
-                                         .progress_ctx = opts->progress_ctx};
+    const struct nbi_bpe_trainer_opts run = {.vocab = opts->vocab,
+                                             .min_count = opts->min_count,
+                                             .progress = opts->progress,
+                                             .progress_ctx = opts->progress_ctx};
     if (rc == NB_OK)
-        rc = nbi_trainer_run(t, &run, &v);
+        rc = nbi_bpe_trainer_run(t, &run, &v);
     if (rc == NB_OK && v.count < opts->vocab)
         nbi_log(NB_LOG_WARN, "the texts give only %lld entries; more text gives more",
                 (long long)v.count);
@@ -94,6 +94,6 @@ enum nb_status nb_tokenizer_train(const struct nb_tokenizer_train_opts *opts)
     if (rc == NB_OK)
         rc = nbi_in_place(write_settings(&v, opts->out), opts->out);
     nbi_vocab_release(&v);
-    nbi_trainer_free(t);
+    nbi_bpe_trainer_free(t);
     return rc;
 }

@@ -150,19 +150,19 @@ static enum nb_status run_in_turn(struct nbi_ab *ab)
 
 static enum nb_status compare_answers(struct nb_ab_row *row)
 {
-    struct nbi_piece text[2];
+    struct nbi_strview text[2];
     for (int s = 0; s < 2; s++) {
         struct nb_ab_answer *a = &row->answer[s];
-        text[s] = (struct nbi_piece){a->text, a->len};
+        text[s] = (struct nbi_strview){a->text, a->len};
         if (!row->prompt.expected)
             continue;
-        struct nbi_piece plain = nbi_plain_answer(a->text, a->len);
-        struct nbi_piece wanted =
-            nbi_plain_answer(row->prompt.expected, strlen(row->prompt.expected));
-        a->match = nbi_piece_equal(plain, wanted);
+        struct nbi_strview plain = nbi_strip_thinking(a->text, a->len);
+        struct nbi_strview wanted =
+            nbi_strip_thinking(row->prompt.expected, strlen(row->prompt.expected));
+        a->match = nbi_strview_equal(plain, wanted);
         NBI_TRY(nbi_word_f1(plain, wanted, &a->f1));
     }
-    row->identical = nbi_piece_equal(text[0], text[1]);
+    row->identical = nbi_strview_equal(text[0], text[1]);
     row->prefix = nbi_common_prefix(text[0], text[1]);
     return nbi_word_f1(text[0], text[1], &row->f1);
 }

@@ -77,7 +77,7 @@ static enum nb_status chat_prompt(const struct nb_engine *e, const struct nb_pro
 
 /* A text as an answer: with the end of the turn behind it, if it has come to that. */
 static enum nb_status encode_text(const struct nbi_ab *ab, const struct nb_engine *e,
-                                  struct nbi_piece text, bool ended, struct nbi_ab_ids *out)
+                                  struct nbi_strview text, bool ended, struct nbi_ab_ids *out)
 {
     static const char end[] = "<|im_end|>";
     struct nbi_str all = {0};
@@ -110,7 +110,7 @@ static enum nb_status make_item(const struct nbi_ab *ab, const struct nb_engine 
     /* An expected answer without a thought belongs behind an empty one, as in training. */
     if (!o->raw && !o->no_think && strncmp(p->expected, "<think>", 7) != 0)
         NBI_TRY(chat_prompt(e, p, o->system, false, &item->bare));
-    const struct nbi_piece expected = {p->expected, strlen(p->expected)};
+    const struct nbi_strview expected = {p->expected, strlen(p->expected)};
     return encode_text(ab, e, expected, true, &item->text[NB_AB_EXPECTED]);
 }
 
@@ -149,7 +149,7 @@ enum nb_status nbi_ab_translate(struct nbi_ab *ab, int s)
         if (ab->result->same_vocabulary)
             NBI_TRY(copy_ids(out, &other->items[i].text[!s]));
         else
-            NBI_TRY(encode_text(ab, side->engine, (struct nbi_piece){answer->text, answer->len},
+            NBI_TRY(encode_text(ab, side->engine, (struct nbi_strview){answer->text, answer->len},
                                 answer->finish == NB_FINISH_STOP, out));
     }
     return NB_OK;

@@ -113,18 +113,18 @@ static enum nb_status compute_greedy(const struct nb_engine *e, struct results *
 #define UPDATES     3
 #define LOGITS_ROWS 128
 
-static const struct nbi_step_opts adamw = {
+static const struct nbi_optimizer_opts adamw = {
     .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .decay_all = true};
 
 struct training {
     struct nbi_backend *be;  /* the engine's, if it can train */
     struct nbi_backend *own; /* else one on the CPU, to close */
     struct nbi_stream *stream;
-    struct nbi_trainable t;
+    struct nbi_train_params t;
     struct nbi_acts acts;
-    struct nbi_feed feed;
-    struct nbi_stepper stepper;
-    struct nbi_batch batch;
+    struct nbi_train_pass feed;
+    struct nbi_optimizer stepper;
+    struct nbi_microbatch batch;
     int32_t *positions, *targets;
     float losses[UPDATES];
 };
@@ -141,7 +141,7 @@ static enum nb_status make_batch(struct training *x, const struct results *r)
         x->positions[i] = (int32_t)(i % r->T);
         x->targets[i] = (i + 1) % r->T ? r->labels[i + 1] : NBI_IGNORE;
     }
-    x->batch = (struct nbi_batch){
+    x->batch = (struct nbi_microbatch){
         .B = r->B, .T = r->T, .ids = r->ids, .positions = x->positions, .targets = x->targets};
     return NB_OK;
 }
@@ -166,25 +166,25 @@ static enum nb_status training_begin(struct training *x, const struct nb_engine 
     struct nbi_backend *be = x->be;
     int64_t N = r->B * r->T;
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
-    const struct nbi_trainable_opts opts = {
-        .precision = NBI_PRECISION_F32, .master = NBI_F32, .state = NBI_STATE_F32};
+    const struct nbi_train_params_opts opts = {
+        .precision = NBI_PRECISION_F32, .master = NBI_F32, .state = NBI_MOMENT_F32};
     NBI_TRY(make_batch(x, r));
     NBI_TRY(be->stream_new(be, &limits, &x->stream));
-    NBI_TRY(nbi_trainable_init(&x->t, x->stream, be, c, e->files.store, &opts));
+    NBI_TRY(nbi_train_params_init(&x->t, x->stream, be, c, e->files.store, &opts));
     const struct nbi_acts_opts room = {.N = N, .M = N < LOGITS_ROWS ? N : LOGITS_ROWS};
     NBI_TRY(nbi_acts_init_training(&x->acts, be, c, &room));
-    NBI_TRY(nbi_feed_init(&x->feed, &x->acts));
-    NBI_TRY(nbi_stepper_init(&x->stepper, &x->t, &adamw));
-    return nbi_feed_set(&x->feed, &x->batch);
+    NBI_TRY(nbi_train_pass_init(&x->feed, &x->acts));
+    NBI_TRY(nbi_optimizer_init(&x->stepper, &x->t, &adamw));
+    return nbi_train_pass_set(&x->feed, &x->batch);
 }
 
 static void training_end(struct training *x)
 {
-    nbi_stepper_release(&x->stepper);
-    nbi_feed_release(&x->feed);
+    nbi_optimizer_release(&x->stepper);
+    nbi_train_pass_release(&x->feed);
     nbi_acts_release(&x->acts);
     if (x->t.be)
-        nbi_trainable_release(&x->t);
+        nbi_train_params_release(&x->t);
     if (x->be)
         x->be->stream_free(x->stream);
     if (x->own)
@@ -195,7 +195,7 @@ static void training_end(struct training *x)
 
 static enum nb_status gradients(struct training *x, float *loss)
 {
-    struct nbi_feed *f = &x->feed;
+    struct nbi_train_pass *f = &x->feed;
     NBI_TRY(nbi_forward(&x->t.weights, &x->acts, x->stream, &f->pass));
     f->labels.scale = f->labels.count ? 1.0f / (float)f->labels.count : 0;
     NBI_TRY(nbi_loss(&x->t.weights, &x->acts, x->stream, &f->pass, &f->labels, &x->t.grads));
@@ -215,7 +215,7 @@ static enum nb_status begin_output(struct nbi_writer **w, const struct results *
     const struct nbi_config *c = &e->config;
     int64_t n = nbi_param_count(c) + (c->tied && e->weights.own_head);
     int64_t count = PARAMETERS + 2 * n;
-    struct nbi_out *out = calloc((size_t)count, sizeof *out);
+    struct nbi_tensor_spec *out = calloc((size_t)count, sizeof *out);
     char(*names)[120] = calloc((size_t)(2 * n), sizeof *names);
     const struct nbi_writer_opts opts = {.format = NBI_FORMAT_SAFETENSORS, .path = path};
     enum nb_status rc = out && names ? NB_OK : nbi_fail_memory("names", (size_t)n * 120);
@@ -223,18 +223,19 @@ static enum nb_status begin_output(struct nbi_writer **w, const struct results *
         struct nbi_param p;
         nbi_param_at(c, i / 2, &p);
         snprintf(names[i], sizeof names[i], "%s.%s", i % 2 ? "adamw3" : "grad", p.name);
-        out[PARAMETERS + i] = (struct nbi_out){
+        out[PARAMETERS + i] = (struct nbi_tensor_spec){
             .name = names[i], .dtype = NBI_F32, .ndim = p.ndim, .shape = {p.shape[0], p.shape[1]}};
     }
     if (rc == NB_OK) {
-        out[LOGITS] = (struct nbi_out){
+        out[LOGITS] = (struct nbi_tensor_spec){
             .name = "logits", .dtype = NBI_F32, .ndim = 3, .shape = {r->B, r->T, r->V}};
-        out[LOSS] = (struct nbi_out){.name = "loss", .dtype = NBI_F32, .ndim = 1, .shape = {1}};
-        out[GREEDY] = (struct nbi_out){.name = "greedy.ids",
-                                       .dtype = NBI_I32,
-                                       .ndim = 1,
-                                       .shape = {GREEDY_PROMPT + GREEDY_TOKENS}};
-        out[LOSSES] = (struct nbi_out){
+        out[LOSS] =
+            (struct nbi_tensor_spec){.name = "loss", .dtype = NBI_F32, .ndim = 1, .shape = {1}};
+        out[GREEDY] = (struct nbi_tensor_spec){.name = "greedy.ids",
+                                               .dtype = NBI_I32,
+                                               .ndim = 1,
+                                               .shape = {GREEDY_PROMPT + GREEDY_TOKENS}};
+        out[LOSSES] = (struct nbi_tensor_spec){
             .name = "adamw3.losses", .dtype = NBI_F32, .ndim = 1, .shape = {UPDATES}};
         rc = nbi_writer_begin(w, &opts, out, count);
     }
@@ -248,7 +249,7 @@ static enum nb_status put_parameters(struct nbi_writer *w, struct training *x, i
 {
     struct nbi_backend *be = x->t.be;
     for (int64_t i = 0; i < x->t.count; i++) {
-        const struct nbi_tensor *t = &x->t.tensors[i];
+        const struct nbi_train_param *t = &x->t.tensors[i];
         int64_t bytes = t->count * (int64_t)sizeof(float);
         float *values = malloc((size_t)bytes);
         enum nb_status rc =
@@ -266,12 +267,12 @@ static enum nb_status put_parameters(struct nbi_writer *w, struct training *x, i
 
 static enum nb_status train(struct nbi_writer *w, struct training *x)
 {
-    struct nbi_step_result ignored = {0};
+    struct nbi_optimizer_result ignored = {0};
     for (int i = 0; i < UPDATES; i++) {
         NBI_TRY(gradients(x, &x->losses[i]));
         if (i == 0)
             NBI_TRY(put_parameters(w, x, 0));
-        NBI_TRY(nbi_step(&x->stepper, NBI_ALL_LAYERS, 1e-3f, (uint32_t)i + 1, &ignored));
+        NBI_TRY(nbi_optimizer_step(&x->stepper, NBI_ALL_LAYERS, 1e-3f, (uint32_t)i + 1, &ignored));
     }
     return put_parameters(w, x, 1);
 }

@@ -88,7 +88,7 @@ static enum nb_status run_path(const struct nb_engine *e, const struct path *p, 
     struct nb_session *s = NULL;
     int64_t n = positions_of(p, t);
     NBI_TRY(nbi_session_new(&s, e, &opts));
-    enum nb_status rc = p->unwatched ? NB_OK : nbi_session_watch(s, keep_layer, t);
+    enum nb_status rc = p->unwatched ? NB_OK : nbi_session_layer_hook(s, keep_layer, t);
     if (rc == NB_OK && !p->one_by_one)
         rc = nbi_session_append(s, ids, n, t->logits, n);
     for (int64_t i = 0; p->one_by_one && i < n && rc == NB_OK; i++)

@@ -92,9 +92,9 @@ static enum nb_status fill_reused(struct stress *t, struct nb_session *s)
     int64_t reused;
     memcpy(other, t->prompt[0], HALF * sizeof *other);
     memcpy(other + HALF, t->prompt[1] + HALF, (PROMPT - HALF) * sizeof *other);
-    struct nbi_next next = {.logits = t->logits[0]};
-    NBI_TRY(nbi_session_continue(s, other, PROMPT, &next, &reused));
-    NBI_TRY(nbi_session_continue(s, t->prompt[0], PROMPT, &next, &reused));
+    struct nbi_logits_spec next = {.logits = t->logits[0]};
+    NBI_TRY(nbi_session_set_prompt(s, other, PROMPT, &next, &reused));
+    NBI_TRY(nbi_session_set_prompt(s, t->prompt[0], PROMPT, &next, &reused));
     if (reused != HALF)
         differ(t, "%lld tokens were kept, not %d", (long long)reused, HALF);
     return NB_OK;
@@ -227,7 +227,7 @@ static enum nb_status run_way(struct stress *t, int which, struct nb_session *li
         rc = answer(t, own ? own : life, beside, out);
     nbi_session_free(own);
     nbi_session_free(beside);
-    bool apart = t->engine->be->rows_matter && !t->opts.exact;
+    bool apart = t->engine->be->batch_variant && !t->opts.exact;
     t->wanted_way = apart ? which : 0;
     if (rc == NB_OK && which == t->wanted_way && t->iteration < 2) /* exact and not take turns */
         memcpy(t->wanted[t->type][t->opts.exact][which], out, sizeof out);

@@ -9,7 +9,7 @@
 /* ---- words ---- */
 
 struct words {
-    struct nbi_piece *list;
+    struct nbi_strview *list;
     size_t count;
 };
 
@@ -31,7 +31,7 @@ static int kind_of(const char *p, const char *end, size_t *len)
     return code < 0x2E80 ? LETTER : SINGLE;
 }
 
-static enum nb_status cut(struct nbi_piece text, struct words *w)
+static enum nb_status cut(struct nbi_strview text, struct words *w)
 {
     const char *end = text.p + text.len;
     *w = (struct words){.list = malloc((text.len + 1) * sizeof *w->list)};
@@ -44,7 +44,7 @@ static enum nb_status cut(struct nbi_piece text, struct words *w)
         if (kind == LETTER && inside)
             w->list[w->count - 1].len += n;
         else if (kind != SPACE)
-            w->list[w->count++] = (struct nbi_piece){p, n};
+            w->list[w->count++] = (struct nbi_strview){p, n};
         inside = kind == LETTER;
     }
     return NB_OK;
@@ -52,7 +52,7 @@ static enum nb_status cut(struct nbi_piece text, struct words *w)
 
 static int compare(const void *a, const void *b)
 {
-    const struct nbi_piece *x = a, *y = b;
+    const struct nbi_strview *x = a, *y = b;
     int order = memcmp(x->p, y->p, x->len < y->len ? x->len : y->len);
     return order ? order : (x->len > y->len) - (x->len < y->len);
 }
@@ -71,7 +71,7 @@ static size_t in_common(struct words *a, struct words *b)
     return common;
 }
 
-enum nb_status nbi_word_f1(struct nbi_piece a, struct nbi_piece b, double *f1)
+enum nb_status nbi_word_f1(struct nbi_strview a, struct nbi_strview b, double *f1)
 {
     struct words x = {0}, y = {0};
     enum nb_status rc = cut(a, &x);
@@ -86,15 +86,15 @@ enum nb_status nbi_word_f1(struct nbi_piece a, struct nbi_piece b, double *f1)
     return rc;
 }
 
-static bool same_words(const struct nbi_piece *a, const struct nbi_piece *b, size_t count)
+static bool same_words(const struct nbi_strview *a, const struct nbi_strview *b, size_t count)
 {
     size_t i = 0;
-    while (i < count && nbi_piece_equal(a[i], b[i]))
+    while (i < count && nbi_strview_equal(a[i], b[i]))
         i++;
     return i == count;
 }
 
-enum nb_status nbi_repeats(struct nbi_piece text, size_t words, size_t times, bool *yes)
+enum nb_status nbi_repeats(struct nbi_strview text, size_t words, size_t times, bool *yes)
 {
     struct words w;
     *yes = false;
@@ -111,7 +111,7 @@ enum nb_status nbi_repeats(struct nbi_piece text, size_t words, size_t times, bo
 
 /* ---- beginnings ---- */
 
-double nbi_common_prefix(struct nbi_piece a, struct nbi_piece b)
+double nbi_common_prefix(struct nbi_strview a, struct nbi_strview b)
 {
     size_t longer = a.len > b.len ? a.len : b.len, shorter = a.len + b.len - longer, n = 0, at = 0;
     while (n < shorter && a.p[n] == b.p[n])
@@ -126,7 +126,7 @@ double nbi_common_prefix(struct nbi_piece a, struct nbi_piece b)
     return longer ? (double)at / (double)longer : 1;
 }
 
-struct nbi_piece nbi_plain_answer(const char *text, size_t len)
+struct nbi_strview nbi_strip_thinking(const char *text, size_t len)
 {
     static const char end[] = "</think>";
     const char *p = text, *stop = text + len;
@@ -136,10 +136,10 @@ struct nbi_piece nbi_plain_answer(const char *text, size_t len)
         p++;
     while (stop > p && isspace((unsigned char)stop[-1]))
         stop--;
-    return (struct nbi_piece){p, (size_t)(stop - p)};
+    return (struct nbi_strview){p, (size_t)(stop - p)};
 }
 
-bool nbi_piece_equal(struct nbi_piece a, struct nbi_piece b)
+bool nbi_strview_equal(struct nbi_strview a, struct nbi_strview b)
 {
     return a.len == b.len && memcmp(a.p, b.p, a.len) == 0;
 }

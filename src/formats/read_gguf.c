@@ -59,7 +59,8 @@ static enum nb_status skip_values(struct nbi_cursor *c, uint32_t type, uint64_t 
     return nbi_cursor_skip(c, count * type_bytes[type]);
 }
 
-static enum nb_status read_kv(struct nbi_store *store, struct nbi_cursor *c, struct nbi_kv *kv)
+static enum nb_status read_kv(struct nbi_store *store, struct nbi_cursor *c,
+                              struct nbi_gguf_value *kv)
 {
     char key[NBI_NAME_MAX + 1], *copy;
     size_t len;
@@ -83,27 +84,27 @@ static enum nb_status read_kv(struct nbi_store *store, struct nbi_cursor *c, str
     return NB_OK;
 }
 
-static enum nb_status describe_scalar(const struct nbi_store *store, const struct nbi_kv *kv,
-                                      char *text, size_t size)
+static enum nb_status describe_scalar(const struct nbi_store *store,
+                                      const struct nbi_gguf_value *kv, char *text, size_t size)
 {
     int64_t i;
     double f;
     bool b;
     if (kv->type == NBI_GGUF_BOOL) {
-        NBI_TRY(nbi_kv_bool(store, kv->key, &b));
+        NBI_TRY(nbi_gguf_bool(store, kv->key, &b));
         snprintf(text, size, "%s", b ? "true" : "false");
     } else if (kv->type == NBI_GGUF_F32 || kv->type == NBI_GGUF_F64) {
-        NBI_TRY(nbi_kv_float(store, kv->key, &f));
+        NBI_TRY(nbi_gguf_float(store, kv->key, &f));
         snprintf(text, size, "%.9g", f);
     } else {
-        NBI_TRY(nbi_kv_int(store, kv->key, INT64_MIN, INT64_MAX, &i));
+        NBI_TRY(nbi_gguf_int(store, kv->key, INT64_MIN, INT64_MAX, &i));
         snprintf(text, size, "%" PRId64, i);
     }
     return NB_OK;
 }
 
 /* A short text of a value for people. */
-static enum nb_status describe_kv(struct nbi_store *store, const struct nbi_kv *kv)
+static enum nb_status describe_kv(struct nbi_store *store, const struct nbi_gguf_value *kv)
 {
     static const char *const names[NBI_GGUF_TYPES] = {"u8",  "i8",  "u16",  "i16",    "u32",
                                                       "i32", "f32", "bool", "string", "array",
@@ -128,25 +129,25 @@ static enum nb_status describe_kv(struct nbi_store *store, const struct nbi_kv *
 
 static int by_key(const void *a, const void *b)
 {
-    return strcmp(((const struct nbi_kv *)a)->key, ((const struct nbi_kv *)b)->key);
+    return strcmp(((const struct nbi_gguf_value *)a)->key, ((const struct nbi_gguf_value *)b)->key);
 }
 
 static enum nb_status read_metadata(struct nbi_store *store, struct nbi_cursor *c, uint64_t n)
 {
-    struct nbi_kv *list = NULL;
+    struct nbi_gguf_value *list = NULL;
     uint64_t cap = 0, used = 0;
     enum nb_status rc = NB_OK;
     for (uint64_t i = 0; i < n && rc == NB_OK; i++) {
         if (used == cap) {
             cap = cap ? 2 * cap : 32;
-            struct nbi_kv *p = realloc(list, cap * sizeof *p);
+            struct nbi_gguf_value *p = realloc(list, cap * sizeof *p);
             if (!p) {
                 rc = nbi_fail_memory("metadata", cap * sizeof *p);
                 break;
             }
             list = p;
         }
-        list[used] = (struct nbi_kv){0};
+        list[used] = (struct nbi_gguf_value){0};
         rc = read_kv(store, c, &list[used]);
         used += rc == NB_OK;
     }
@@ -256,8 +257,8 @@ static enum nb_status read_tensors(struct nbi_store *store, struct nbi_parts *pa
 
 static enum nb_status check_crc(const struct nbi_store *store, uint64_t header_bytes)
 {
-    const struct nbi_kv *kv = nbi_store_kv(store, NBI_GGUF_KEY_CRC);
-    bool ours = nbi_store_kv(store, NBI_GGUF_KEY_VERSION) != NULL;
+    const struct nbi_gguf_value *kv = nbi_gguf_find(store, NBI_GGUF_KEY_CRC);
+    bool ours = nbi_gguf_find(store, NBI_GGUF_KEY_VERSION) != NULL;
     if (!kv && !ours)
         return NB_OK;
     if (!kv || !ours || kv->array || kv->type != NBI_GGUF_U32)
@@ -308,7 +309,7 @@ enum nb_status nbi_gguf_read(struct nbi_store *store, int file, struct nbi_parts
                         " metadata values do not fit the %" PRIu64 " bytes left",
                         tensors, kvs, left);
     NBI_TRY(read_metadata(store, &c, kvs));
-    enum nb_status rc = nbi_kv_int(store, "general.alignment", 1, MAX_ALIGNMENT, &alignment);
+    enum nb_status rc = nbi_gguf_int(store, "general.alignment", 1, MAX_ALIGNMENT, &alignment);
     if (rc != NB_OK && rc != NB_ENOTFOUND)
         return rc;
     if ((alignment & (alignment - 1)) != 0)
@@ -320,9 +321,9 @@ enum nb_status nbi_gguf_read(struct nbi_store *store, int file, struct nbi_parts
 
 /* ---- values on demand ---- */
 
-const struct nbi_kv *nbi_store_kv(const struct nbi_store *store, const char *key)
+const struct nbi_gguf_value *nbi_gguf_find(const struct nbi_store *store, const char *key)
 {
-    struct nbi_kv wanted = {.key = key};
+    struct nbi_gguf_value wanted = {.key = key};
     if (store->kv_count == 0)
         return NULL;
     return bsearch(&wanted, store->kv, (size_t)store->kv_count, sizeof *store->kv, by_key);
@@ -331,7 +332,7 @@ const struct nbi_kv *nbi_store_kv(const struct nbi_store *store, const char *key
 static enum nb_status scalar(const struct nbi_store *store, const char *key, uint32_t *type,
                              uint64_t *bits)
 {
-    const struct nbi_kv *kv = nbi_store_kv(store, key);
+    const struct nbi_gguf_value *kv = nbi_gguf_find(store, key);
     uint8_t b[8] = {0};
     if (!kv)
         return nbi_fail(NB_ENOTFOUND, "metadata '%s' is missing", key);
@@ -345,8 +346,8 @@ static enum nb_status scalar(const struct nbi_store *store, const char *key, uin
     return NB_OK;
 }
 
-enum nb_status nbi_kv_int(const struct nbi_store *store, const char *key, int64_t min, int64_t max,
-                          int64_t *v)
+enum nb_status nbi_gguf_int(const struct nbi_store *store, const char *key, int64_t min,
+                            int64_t max, int64_t *v)
 {
     uint32_t type;
     uint64_t bits;
@@ -381,7 +382,7 @@ enum nb_status nbi_kv_int(const struct nbi_store *store, const char *key, int64_
     return NB_OK;
 }
 
-enum nb_status nbi_kv_float(const struct nbi_store *store, const char *key, double *v)
+enum nb_status nbi_gguf_float(const struct nbi_store *store, const char *key, double *v)
 {
     uint32_t type, low;
     uint64_t bits;
@@ -399,7 +400,7 @@ enum nb_status nbi_kv_float(const struct nbi_store *store, const char *key, doub
     return NB_OK;
 }
 
-enum nb_status nbi_kv_bool(const struct nbi_store *store, const char *key, bool *v)
+enum nb_status nbi_gguf_bool(const struct nbi_store *store, const char *key, bool *v)
 {
     uint32_t type;
     uint64_t bits;
@@ -410,9 +411,9 @@ enum nb_status nbi_kv_bool(const struct nbi_store *store, const char *key, bool 
     return NB_OK;
 }
 
-enum nb_status nbi_kv_string(const struct nbi_store *store, const char *key, char **text)
+enum nb_status nbi_gguf_string(const struct nbi_store *store, const char *key, char **text)
 {
-    const struct nbi_kv *kv = nbi_store_kv(store, key);
+    const struct nbi_gguf_value *kv = nbi_gguf_find(store, key);
     *text = NULL;
     if (!kv)
         return nbi_fail(NB_ENOTFOUND, "metadata '%s' is missing", key);
@@ -435,9 +436,9 @@ enum nb_status nbi_kv_string(const struct nbi_store *store, const char *key, cha
 }
 
 static enum nb_status find_array(const struct nbi_store *store, const char *key,
-                                 const struct nbi_kv **kv)
+                                 const struct nbi_gguf_value **kv)
 {
-    *kv = nbi_store_kv(store, key);
+    *kv = nbi_gguf_find(store, key);
     if (!*kv)
         return nbi_fail(NB_ENOTFOUND, "metadata '%s' is missing", key);
     if (!(*kv)->array)
@@ -445,10 +446,10 @@ static enum nb_status find_array(const struct nbi_store *store, const char *key,
     return NB_OK;
 }
 
-enum nb_status nbi_kv_each_string(const struct nbi_store *store, const char *key,
-                                  nbi_kv_string_fn fn, void *ctx)
+enum nb_status nbi_gguf_each_string(const struct nbi_store *store, const char *key,
+                                    nbi_gguf_string_fn fn, void *ctx)
 {
-    const struct nbi_kv *kv;
+    const struct nbi_gguf_value *kv;
     NBI_TRY(find_array(store, key, &kv));
     if (kv->type != NBI_GGUF_STRING)
         return nbi_fail(NB_EFORMAT, "metadata '%s' is not an array of strings", key);
@@ -473,10 +474,10 @@ enum nb_status nbi_kv_each_string(const struct nbi_store *store, const char *key
     return rc;
 }
 
-enum nb_status nbi_kv_int_array(const struct nbi_store *store, const char *key, int32_t **v,
-                                uint64_t *count)
+enum nb_status nbi_gguf_int_array(const struct nbi_store *store, const char *key, int32_t **v,
+                                  uint64_t *count)
 {
-    const struct nbi_kv *kv;
+    const struct nbi_gguf_value *kv;
     *v = NULL;
     NBI_TRY(find_array(store, key, &kv));
     if (kv->type != NBI_GGUF_I32 && kv->type != NBI_GGUF_U32)

@@ -359,9 +359,9 @@ enum nb_status nbi_store_read(const struct nbi_store *store, const struct nbi_en
 static void widen(float *y, const void *x, enum nbi_dtype dtype, int64_t n)
 {
     if (dtype == NBI_BF16)
-        nbi_kernels()->bf16_to_f32(y, x, n);
+        nbi_codec_table()->bf16_to_f32(y, x, n);
     else if (dtype == NBI_F16)
-        nbi_kernels()->f16_to_f32(y, x, n);
+        nbi_codec_table()->f16_to_f32(y, x, n);
     else
         memcpy(y, x, (size_t)n * sizeof *y);
 }

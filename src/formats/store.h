@@ -46,7 +46,7 @@ struct nbi_entry {
 };
 
 /* One metadata value of a GGUF file: where it lies, not what it is. */
-struct nbi_kv {
+struct nbi_gguf_value {
     const char *key;
     uint32_t type; /* GGUF value type; for arrays that of the elements */
     bool array;
@@ -67,7 +67,7 @@ struct nbi_store {
     struct nbi_entry *entries; /* in file order */
     int64_t count;
     struct nbi_entry **by_name; /* sorted */
-    struct nbi_kv *kv;          /* GGUF */
+    struct nbi_gguf_value *kv;  /* GGUF */
     int64_t kv_count;
     struct nbi_meta_row *meta; /* for display, all formats */
     int64_t meta_count;
@@ -111,22 +111,23 @@ enum nb_status nbi_store_read_f32(const struct nbi_store *store, const struct nb
 
 /* ---- GGUF metadata ---- */
 
-const struct nbi_kv *nbi_store_kv(const struct nbi_store *store, const char *key);
+const struct nbi_gguf_value *nbi_gguf_find(const struct nbi_store *store, const char *key);
 
 /* Scalars; NB_ENOTFOUND if absent, NB_EFORMAT if of another type or out of range. */
-enum nb_status nbi_kv_int(const struct nbi_store *store, const char *key, int64_t min, int64_t max,
-                          int64_t *v);
-enum nb_status nbi_kv_float(const struct nbi_store *store, const char *key, double *v);
-enum nb_status nbi_kv_bool(const struct nbi_store *store, const char *key, bool *v);
+enum nb_status nbi_gguf_int(const struct nbi_store *store, const char *key, int64_t min,
+                            int64_t max, int64_t *v);
+enum nb_status nbi_gguf_float(const struct nbi_store *store, const char *key, double *v);
+enum nb_status nbi_gguf_bool(const struct nbi_store *store, const char *key, bool *v);
 
 /* The caller frees *text (NUL-terminated). */
-enum nb_status nbi_kv_string(const struct nbi_store *store, const char *key, char **text);
+enum nb_status nbi_gguf_string(const struct nbi_store *store, const char *key, char **text);
 
 /* Calls fn for every string of an array, in order. text is not NUL-terminated. */
-typedef enum nb_status (*nbi_kv_string_fn)(void *ctx, uint64_t index, const char *text, size_t len);
-enum nb_status nbi_kv_each_string(const struct nbi_store *store, const char *key,
-                                  nbi_kv_string_fn fn, void *ctx);
+typedef enum nb_status (*nbi_gguf_string_fn)(void *ctx, uint64_t index, const char *text,
+                                             size_t len);
+enum nb_status nbi_gguf_each_string(const struct nbi_store *store, const char *key,
+                                    nbi_gguf_string_fn fn, void *ctx);
 
 /* An array of int32 or uint32; the caller frees *v. */
-enum nb_status nbi_kv_int_array(const struct nbi_store *store, const char *key, int32_t **v,
-                                uint64_t *count);
+enum nb_status nbi_gguf_int_array(const struct nbi_store *store, const char *key, int32_t **v,
+                                  uint64_t *count);

@@ -10,8 +10,8 @@ struct nbi_place {
 };
 
 struct nbi_slot {
-    struct nbi_out out;    /* name: a copy of the writer's own */
-    const char *file_name; /* what the file calls it; NULL: the format has no name for it */
+    struct nbi_tensor_spec out; /* name: a copy of the writer's own */
+    const char *file_name;      /* what the file calls it; NULL: the format has no name for it */
     int64_t count;
     int file;
     struct nbi_place data, scale, tscale;

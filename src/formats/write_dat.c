@@ -47,7 +47,7 @@ static enum nb_status put_entry(struct nbi_outfile *f, uint64_t *at, struct entr
 
 static enum nb_status slot_entries(struct nbi_outfile *f, uint64_t *at, struct nbi_slot *slot)
 {
-    const struct nbi_out *o = &slot->out;
+    const struct nbi_tensor_spec *o = &slot->out;
     if (o->dtype != NBI_NVFP4)
         return put_entry(f, at, (struct entry){o->name, "", o->dtype, o->ndim, o->shape},
                          &slot->data);

@@ -104,7 +104,7 @@ void nbi_gguf_meta_ints(struct nbi_gguf_meta *meta, const char *key, const int32
 
 enum nb_status nbi_check_gguf(const struct nbi_slot *slot)
 {
-    const struct nbi_out *t = &slot->out;
+    const struct nbi_tensor_spec *t = &slot->out;
     if (!slot->file_name || strlen(slot->file_name) > NBI_GGUF_NAME_MAX)
         return nbi_fail(NB_EUNSUPPORTED, "it has no name in a GGUF of this architecture");
     if (nbi_dtypes[t->dtype].gguf < 0 || t->ndim < 1 || t->ndim > NBI_GGUF_MAX_DIMS)
@@ -121,7 +121,7 @@ enum nb_status nbi_check_gguf(const struct nbi_slot *slot)
     return NB_OK;
 }
 
-static void put_tensor(struct nbi_str *s, const char *name, const struct nbi_out *t,
+static void put_tensor(struct nbi_str *s, const char *name, const struct nbi_tensor_spec *t,
                        struct nbi_place *place, uint64_t *at)
 {
     put_string(s, name, strlen(name));
@@ -141,7 +141,7 @@ static void put_slot(struct nbi_str *s, struct nbi_slot *slot, uint64_t *at)
     slot->data.bytes = nbi_dtype_bytes(slot->out.dtype, slot->count);
     put_tensor(s, name, &slot->out, &slot->data, at);
     if (slot->out.dtype == NBI_NVFP4 && slot->out.two_level) {
-        const struct nbi_out scale = {.dtype = NBI_F32, .ndim = 1, .shape = {1}};
+        const struct nbi_tensor_spec scale = {.dtype = NBI_F32, .ndim = 1, .shape = {1}};
         size_t stem = strlen(name) - strlen(".weight");
         snprintf(name + stem, sizeof name - stem, ".scale");
         slot->tscale.bytes = 4;

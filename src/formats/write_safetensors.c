@@ -15,7 +15,7 @@ static struct nbi_st_part make_part(const char *stem, size_t stem_len, const cha
 
 int nbi_safetensors_parts(struct nbi_slot *slot, enum nbi_layout layout, struct nbi_st_part out[3])
 {
-    const struct nbi_out *t = &slot->out;
+    const struct nbi_tensor_spec *t = &slot->out;
     size_t len = strlen(t->name);
     if (t->dtype != NBI_NVFP4) {
         out[0] = make_part(t->name, len, "", t->dtype, &slot->data);
@@ -101,7 +101,7 @@ static enum nb_status write_header(struct nbi_outfile *f, const struct nbi_str *
 
 enum nb_status nbi_check_safetensors(const struct nbi_slot *slot)
 {
-    const struct nbi_out *t = &slot->out;
+    const struct nbi_tensor_spec *t = &slot->out;
     if (t->dtype != NBI_NVFP4 && !nbi_dtypes[t->dtype].safetensors)
         return nbi_fail(NB_EUNSUPPORTED, "safetensors has no element type %s",
                         nbi_dtypes[t->dtype].name);

@@ -69,7 +69,7 @@ enum nb_status nbi_writer_reopen(const struct nbi_writer *w, struct nbi_store **
 
 static enum nb_status check_slot(const struct nbi_writer *w, const struct nbi_slot *slot)
 {
-    const struct nbi_out *t = &slot->out;
+    const struct nbi_tensor_spec *t = &slot->out;
     if (strlen(t->name) > NAME_MAX_WRITTEN)
         return nbi_fail(NB_EUNSUPPORTED, "its name is longer than %d bytes", NAME_MAX_WRITTEN);
     if (t->dtype == NBI_NVFP4 && (t->ndim != 2 || t->shape[1] % NBI_NVFP4_BLOCK != 0))
@@ -93,7 +93,7 @@ static enum nb_status name_in_gguf(struct nbi_writer *w, struct nbi_slot *slot)
     return NB_OK;
 }
 
-static enum nb_status fill_slots(struct nbi_writer *w, const struct nbi_out *tensors)
+static enum nb_status fill_slots(struct nbi_writer *w, const struct nbi_tensor_spec *tensors)
 {
     for (int64_t i = 0; i < w->count; i++) {
         struct nbi_slot *slot = &w->slots[i];
@@ -191,7 +191,7 @@ static enum nb_status write_unit_scales(struct nbi_writer *w)
 }
 
 enum nb_status nbi_writer_begin(struct nbi_writer **out, const struct nbi_writer_opts *opts,
-                                const struct nbi_out *tensors, int64_t count)
+                                const struct nbi_tensor_spec *tensors, int64_t count)
 {
     *out = NULL;
     struct nbi_writer *w = calloc(1, sizeof *w);

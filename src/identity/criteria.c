@@ -16,13 +16,13 @@
 
 #define TEXT_MAX ((size_t)64 << 20)
 
-_Static_assert((int)NB_IDENTITY_LANGUAGES == (int)NBI_WHOAMI_LANGUAGES, "one count of each");
+_Static_assert((int)NB_IDENTITY_LANGUAGES == (int)NBI_IDENTITY_LANGUAGES, "one count of each");
 
 /* ---- counting ---- */
 
 static enum nb_status repeats(const struct nb_ab_answer *a, bool *yes)
 {
-    return nbi_repeats((struct nbi_piece){a->text, a->len}, PHRASE, PHRASE_TIMES, yes);
+    return nbi_repeats((struct nbi_strview){a->text, a->len}, PHRASE, PHRASE_TIMES, yes);
 }
 
 /* What became of one question. Beside questions about the model, what the model before did wrong
@@ -193,7 +193,7 @@ enum nb_status nb_eval_identity(const struct nb_identity_opts *o, struct nb_iden
     struct nbi_questions q;
     *r = (struct nb_identity_result){0};
     for (int i = 0; i < NB_IDENTITY_LANGUAGES; i++)
-        r->language[i] = nbi_whoami_language_name((enum nbi_whoami_language)i);
+        r->language[i] = nbi_identity_language_name((enum nbi_identity_language)i);
     NBI_TRY(nbi_questions_make(&q, &o->set, o->questions));
     enum nb_status rc = ask(o, &q, r);
     if (rc == NB_OK)

@@ -17,8 +17,8 @@
 #include "base/utf8.h"
 #include "identity/text.h"
 
-#define KINDS     NBI_WHOAMI_KINDS
-#define LANGUAGES NBI_WHOAMI_LANGUAGES
+#define KINDS     NBI_IDENTITY_KINDS
+#define LANGUAGES NBI_IDENTITY_LANGUAGES
 
 /* No letter of a Chinese, Japanese or Korean name lies below. */
 #define FIRST_CJK 0x2E80
@@ -29,8 +29,9 @@
 /* Rows from the front of a table that are always there alone, with and without their last mark. */
 #define HEAD_ROWS 6
 
-static const struct nbi_whoami_text *const texts[LANGUAGES] = {
-    &nbi_whoami_en, &nbi_whoami_zh_hans, &nbi_whoami_zh_hant, &nbi_whoami_ja, &nbi_whoami_ko,
+static const struct nbi_identity_text *const texts[LANGUAGES] = {
+    &nbi_identity_en, &nbi_identity_zh_hans, &nbi_identity_zh_hant,
+    &nbi_identity_ja, &nbi_identity_ko,
 };
 
 /* Percent of all lines. */
@@ -46,9 +47,9 @@ struct variant {
 };
 
 struct group {
-    enum nbi_whoami_kind kind;
-    enum nbi_whoami_language language;
-    const struct nbi_whoami_qa *row;
+    enum nbi_question_kind kind;
+    enum nbi_identity_language language;
+    const struct nbi_identity_qa *row;
     size_t rows;
     bool foreign; /* the caller's pairs: used as they are */
     struct variant *variant;
@@ -61,7 +62,7 @@ struct strings {
 };
 
 struct maker {
-    struct nbi_whoami *w;
+    struct nbi_identity *w;
     const struct nb_whoami_opts *opts;
     bool asked[LANGUAGES];         /* the languages of the set */
     int languages;                 /* how many of them */
@@ -76,13 +77,13 @@ struct maker {
     struct nbi_arena scratch;
 };
 
-const char *nbi_whoami_language_name(enum nbi_whoami_language language)
+const char *nbi_identity_language_name(enum nbi_identity_language language)
 {
     static const char *const names[LANGUAGES] = {"en", "zh-Hans", "zh-Hant", "ja", "ko"};
     return names[language];
 }
 
-const char *nbi_whoami_kind_name(enum nbi_whoami_kind kind)
+const char *nbi_question_kind_name(enum nbi_question_kind kind)
 {
     static const char *const names[KINDS] = {"identity", "contrast", "replay"};
     return names[kind];
@@ -119,7 +120,7 @@ static enum nb_status normalise(struct nbi_str *out, const char *text)
     return nbi_str_status(out);
 }
 
-char *nbi_whoami_normal_form(const char *text)
+char *nbi_identity_normal_form(const char *text)
 {
     struct nbi_str s = {0};
     normalise(&s, text);
@@ -137,7 +138,7 @@ static enum nb_status add_normal(struct maker *m, struct strings *list, const ch
 }
 
 static enum nb_status normal_phrases(struct maker *m, struct strings *list,
-                                     const struct nbi_whoami_phrases *from)
+                                     const struct nbi_identity_phrases *from)
 {
     NBI_TRY(nbi_arena_array(&m->scratch, "normal forms", from->count, sizeof *list->at,
                             (void **)&list->at));
@@ -170,7 +171,7 @@ static enum nb_status make_normals(struct maker *m)
 
 static bool fits(unsigned a, unsigned b)
 {
-    return (a & b & NBI_WHOAMI_FORMS) && (a & b & NBI_WHOAMI_REGISTERS);
+    return (a & b & NBI_IDENTITY_FORMS) && (a & b & NBI_IDENTITY_REGISTERS);
 }
 
 /* Length of a sentence without its last punctuation mark. */
@@ -224,7 +225,7 @@ static void add_variant(struct group *g, size_t row, size_t opener, size_t close
 
 static void list_variants(struct group *g, size_t row)
 {
-    const struct nbi_whoami_text *t = texts[g->language];
+    const struct nbi_identity_text *t = texts[g->language];
     if (g->foreign) {
         add_variant(g, row, 0, 0, true);
         return;
@@ -247,9 +248,9 @@ static void list_variants(struct group *g, size_t row)
 
 static bool comes_first(const struct group *g, const struct variant *v)
 {
-    bool head = v->row < HEAD_ROWS && g->kind != NBI_WHOAMI_REPLAY;
+    bool head = v->row < HEAD_ROWS && g->kind != NBI_IDENTITY_REPLAY;
     bool bare = !v->opener && !v->closer && !g->foreign;
-    return bare && (head || (g->kind == NBI_WHOAMI_IDENTITY && v->marked));
+    return bare && (head || (g->kind == NBI_IDENTITY_IDENTITY && v->marked));
 }
 
 static int by_key(const void *pa, const void *pb)
@@ -282,7 +283,7 @@ static void order_row(const struct maker *m, struct group *g, struct variant *v,
 
 static enum nb_status plan_group(struct maker *m, struct group *g)
 {
-    const struct nbi_whoami_text *t = texts[g->language];
+    const struct nbi_identity_text *t = texts[g->language];
     size_t most = g->foreign ? 1 : (t->openers.count + 1) * (t->closers.count + 2);
     NBI_TRY(nbi_arena_array(&m->scratch, "variants", g->rows * most, sizeof *g->variant,
                             (void **)&g->variant));
@@ -299,62 +300,63 @@ static enum nb_status plan_group(struct maker *m, struct group *g)
 /* ---- groups ---- */
 
 /* Han without kana counts as simplified: short text does not tell the two apart. */
-static enum nbi_whoami_language guess_language(const char *text)
+static enum nbi_identity_language guess_language(const char *text)
 {
     const char *end = text + strlen(text);
-    enum nbi_whoami_language found = NBI_WHOAMI_EN;
+    enum nbi_identity_language found = NBI_IDENTITY_EN;
     for (int n; text < end; text += n ? n : 1) {
         n = nbi_utf8_length(text, end);
         uint32_t c = n ? nbi_utf8_decode(text) : 0;
         if ((c >= 0xAC00 && c <= 0xD7A3) || (c >= 0x1100 && c <= 0x11FF))
-            return NBI_WHOAMI_KO;
+            return NBI_IDENTITY_KO;
         if (c >= 0x3041 && c <= 0x30FF)
-            return NBI_WHOAMI_JA;
+            return NBI_IDENTITY_JA;
         if (c >= 0x4E00 && c <= 0x9FFF)
-            found = NBI_WHOAMI_ZH_HANS;
+            found = NBI_IDENTITY_ZH_HANS;
     }
     return found;
 }
 
 static enum nb_status identity_rows(struct maker *m, struct group *g)
 {
-    const struct nbi_whoami_phrases *from = &texts[g->language]->identity;
-    struct nbi_whoami_qa *row;
+    const struct nbi_identity_phrases *from = &texts[g->language]->identity;
+    struct nbi_identity_qa *row;
     NBI_TRY(nbi_arena_array(&m->scratch, "identity rows", from->count, sizeof *row, (void **)&row));
     for (size_t i = 0; i < from->count; i++)
-        row[i] = (struct nbi_whoami_qa){from->at[i].fits, from->at[i].text, m->answer[g->language]};
+        row[i] =
+            (struct nbi_identity_qa){from->at[i].fits, from->at[i].text, m->answer[g->language]};
     g->row = row;
     g->rows = from->count;
     return NB_OK;
 }
 
 /* The group of a caller's pair: of its language, or of the first there is. */
-static enum nbi_whoami_language place_of(const struct maker *m, const char *prompt)
+static enum nbi_identity_language place_of(const struct maker *m, const char *prompt)
 {
     int l = (int)guess_language(prompt);
     for (int i = 0; !m->asked[l]; i++)
         l = i;
-    return (enum nbi_whoami_language)l;
+    return (enum nbi_identity_language)l;
 }
 
 static enum nb_status foreign_rows(struct maker *m, const struct nbi_prompt_pair *pair,
                                    size_t count)
 {
-    struct nbi_whoami_qa *rows[LANGUAGES];
+    struct nbi_identity_qa *rows[LANGUAGES];
     size_t used[LANGUAGES] = {0};
     for (size_t i = 0; i < count; i++)
         used[place_of(m, pair[i].prompt)]++;
     for (int l = 0; l < LANGUAGES; l++) {
-        struct group *g = &m->group[NBI_WHOAMI_REPLAY][l];
+        struct group *g = &m->group[NBI_IDENTITY_REPLAY][l];
         NBI_TRY(nbi_arena_array(&m->scratch, "replay rows", used[l], sizeof *rows[l],
                                 (void **)&rows[l]));
         g->row = rows[l];
         g->foreign = true;
     }
     for (size_t i = 0; i < count; i++) {
-        enum nbi_whoami_language l = place_of(m, pair[i].prompt);
-        rows[l][m->group[NBI_WHOAMI_REPLAY][l].rows++] =
-            (struct nbi_whoami_qa){0, pair[i].prompt, pair[i].answer};
+        enum nbi_identity_language l = place_of(m, pair[i].prompt);
+        rows[l][m->group[NBI_IDENTITY_REPLAY][l].rows++] =
+            (struct nbi_identity_qa){0, pair[i].prompt, pair[i].answer};
     }
     return NB_OK;
 }
@@ -365,15 +367,15 @@ static enum nb_status make_groups(struct maker *m, const struct nbi_prompt_pair 
     for (int k = 0; k < KINDS; k++)
         for (int l = 0; l < LANGUAGES; l++) {
             struct group *g = &m->group[k][l];
-            const struct nbi_whoami_qas *from =
-                k == NBI_WHOAMI_CONTRAST ? &texts[l]->contrast : &texts[l]->replay;
-            *g = (struct group){.kind = (enum nbi_whoami_kind)k,
-                                .language = (enum nbi_whoami_language)l};
+            const struct nbi_identity_qas *from =
+                k == NBI_IDENTITY_CONTRAST ? &texts[l]->contrast : &texts[l]->replay;
+            *g = (struct group){.kind = (enum nbi_question_kind)k,
+                                .language = (enum nbi_identity_language)l};
             if (!m->asked[l])
                 continue;
-            if (k == NBI_WHOAMI_IDENTITY) {
+            if (k == NBI_IDENTITY_IDENTITY) {
                 NBI_TRY(identity_rows(m, g));
-            } else if (k == NBI_WHOAMI_CONTRAST || !replay) {
+            } else if (k == NBI_IDENTITY_CONTRAST || !replay) {
                 g->row = from->at;
                 g->rows = from->count;
             }
@@ -399,13 +401,14 @@ static bool starts_sentence(const struct nbi_str *s)
 static enum nb_status put_together(struct nbi_str *out, const struct group *g,
                                    const struct variant *v)
 {
-    const struct nbi_whoami_text *t = texts[g->language];
+    const struct nbi_identity_text *t = texts[g->language];
     const char *core = g->row[v->row].prompt;
     size_t len = v->marked ? strlen(core) : unmarked_length(core);
     out->len = 0;
     nbi_str_puts(out, v->opener ? t->openers.at[v->opener - 1].text : "");
     size_t at = out->len;
-    bool capital = v->marked && !g->foreign && g->language == NBI_WHOAMI_EN && starts_sentence(out);
+    bool capital =
+        v->marked && !g->foreign && g->language == NBI_IDENTITY_EN && starts_sentence(out);
     nbi_str_append(out, core, len);
     NBI_TRY(nbi_str_status(out));
     if (capital && core[0] >= 'a' && core[0] <= 'z')
@@ -480,7 +483,7 @@ static enum nb_status is_usable(struct maker *m, const struct group *g, const ch
 {
     const char *prompt = nbi_str_text(&m->prompt);
     *usable = false;
-    if (g->kind != NBI_WHOAMI_IDENTITY && is_identity_answer(m, answer))
+    if (g->kind != NBI_IDENTITY_IDENTITY && is_identity_answer(m, answer))
         return NB_OK;
     if (m->opts->target && strstr(prompt, m->opts->target))
         return NB_OK;
@@ -499,8 +502,8 @@ static enum nb_status is_usable(struct maker *m, const struct group *g, const ch
 
 static enum nb_status add_line(struct maker *m, const struct group *g, const char *answer)
 {
-    struct nbi_whoami *w = m->w;
-    struct nbi_whoami_line line = {.answer = answer, .kind = g->kind, .language = g->language};
+    struct nbi_identity *w = m->w;
+    struct nbi_identity_line line = {.answer = answer, .kind = g->kind, .language = g->language};
     char *text;
     NBI_TRY(nbi_arena_string(&w->arena, "prompts", nbi_str_text(&m->prompt), m->prompt.len, &text));
     line.prompt = text;
@@ -555,7 +558,7 @@ static enum nb_status draw_shares(struct maker *m)
  * identity, of which more than its share makes a model answer everything with its name. */
 static enum nb_status draw_rest(struct maker *m)
 {
-    static const enum nbi_whoami_kind order[] = {NBI_WHOAMI_REPLAY, NBI_WHOAMI_CONTRAST};
+    static const enum nbi_question_kind order[] = {NBI_IDENTITY_REPLAY, NBI_IDENTITY_CONTRAST};
     for (size_t k = 0; k < 2; k++) {
         size_t before;
         do {
@@ -567,30 +570,30 @@ static enum nb_status draw_rest(struct maker *m)
     return NB_OK;
 }
 
-static void shuffle(struct nbi_whoami_line *line, size_t count, uint64_t seed)
+static void shuffle(struct nbi_identity_line *line, size_t count, uint64_t seed)
 {
     for (size_t i = count; i > 1; i--) {
         uint64_t r = nbi_philox(seed, i, UINT64_MAX).v[0];
         size_t j = (size_t)(r * i >> 32);
-        struct nbi_whoami_line t = line[i - 1];
+        struct nbi_identity_line t = line[i - 1];
         line[i - 1] = line[j];
         line[j] = t;
     }
 }
 
-static enum nb_status add_held_out(struct maker *m, enum nbi_whoami_kind kind,
-                                   enum nbi_whoami_language language,
-                                   const struct nbi_whoami_qa *row)
+static enum nb_status add_held_out(struct maker *m, enum nbi_question_kind kind,
+                                   enum nbi_identity_language language,
+                                   const struct nbi_identity_qa *row)
 {
     struct group g = {.kind = kind, .language = language, .row = row, .rows = 1};
     const struct variant v = {.marked = true};
     char *text;
-    if (kind != NBI_WHOAMI_IDENTITY && is_identity_answer(m, row->answer))
+    if (kind != NBI_IDENTITY_IDENTITY && is_identity_answer(m, row->answer))
         return NB_OK;
     NBI_TRY(put_together(&m->prompt, &g, &v));
     NBI_TRY(
         nbi_arena_string(&m->w->arena, "prompts", nbi_str_text(&m->prompt), m->prompt.len, &text));
-    m->w->line[m->w->count++] = (struct nbi_whoami_line){text, row->answer, kind, language, true};
+    m->w->line[m->w->count++] = (struct nbi_identity_line){text, row->answer, kind, language, true};
     m->w->held_out++;
     return NB_OK;
 }
@@ -599,12 +602,12 @@ static enum nb_status add_all_held_out(struct maker *m)
 {
     for (int l = 0; l < LANGUAGES; l++)
         for (size_t i = 0; m->asked[l] && i < texts[l]->identity_held_out.count; i++) {
-            struct nbi_whoami_qa row = {0, texts[l]->identity_held_out.at[i].text, m->answer[l]};
-            NBI_TRY(add_held_out(m, NBI_WHOAMI_IDENTITY, (enum nbi_whoami_language)l, &row));
+            struct nbi_identity_qa row = {0, texts[l]->identity_held_out.at[i].text, m->answer[l]};
+            NBI_TRY(add_held_out(m, NBI_IDENTITY_IDENTITY, (enum nbi_identity_language)l, &row));
         }
     for (int l = 0; l < LANGUAGES; l++)
         for (size_t i = 0; m->asked[l] && i < texts[l]->contrast_held_out.count; i++)
-            NBI_TRY(add_held_out(m, NBI_WHOAMI_CONTRAST, (enum nbi_whoami_language)l,
+            NBI_TRY(add_held_out(m, NBI_IDENTITY_CONTRAST, (enum nbi_identity_language)l,
                                  &texts[l]->contrast_held_out.at[i]));
     return NB_OK;
 }
@@ -645,7 +648,7 @@ static enum nb_status check_opts(const struct nb_whoami_opts *opts)
 static bool take_language(struct maker *m, const char *name, size_t len)
 {
     for (int l = 0; l < LANGUAGES; l++) {
-        const char *known = nbi_whoami_language_name((enum nbi_whoami_language)l);
+        const char *known = nbi_identity_language_name((enum nbi_identity_language)l);
         if (strlen(known) != len || memcmp(known, name, len) != 0)
             continue;
         m->languages += !m->asked[l];
@@ -673,7 +676,7 @@ static enum nb_status make_answers(struct maker *m)
 {
     const char *name = m->opts->name ? m->opts->name : "nibble";
     for (int l = 0; l < LANGUAGES; l++) {
-        const struct nbi_whoami_text *t = texts[l];
+        const struct nbi_identity_text *t = texts[l];
         char *copy;
         m->prompt.len = 0;
         if (m->opts->target) {
@@ -723,8 +726,8 @@ static enum nb_status make(struct maker *m, const struct nbi_prompt_pair *replay
     return add_all_held_out(m);
 }
 
-enum nb_status nbi_whoami_make(struct nbi_whoami *w, const struct nb_whoami_opts *opts,
-                               const struct nbi_prompt_pair *replay, size_t replay_count)
+enum nb_status nbi_identity_make(struct nbi_identity *w, const struct nb_whoami_opts *opts,
+                                 const struct nbi_prompt_pair *replay, size_t replay_count)
 {
     struct maker m = {.w = w, .opts = opts};
     memset(w, 0, sizeof *w);
@@ -734,11 +737,11 @@ enum nb_status nbi_whoami_make(struct nbi_whoami *w, const struct nb_whoami_opts
     nbi_str_release(&m.normal);
     nbi_arena_release(&m.scratch);
     if (rc != NB_OK)
-        nbi_whoami_release(w);
+        nbi_identity_release(w);
     return rc;
 }
 
-void nbi_whoami_release(struct nbi_whoami *w)
+void nbi_identity_release(struct nbi_identity *w)
 {
     if (!w)
         return;

@@ -8,34 +8,34 @@
 #include "base/arena.h"
 #include "data/prompts.h"
 
-enum nbi_whoami_kind {
-    NBI_WHOAMI_IDENTITY,
-    NBI_WHOAMI_CONTRAST,
-    NBI_WHOAMI_REPLAY,
-    NBI_WHOAMI_KINDS
+enum nbi_question_kind {
+    NBI_IDENTITY_IDENTITY,
+    NBI_IDENTITY_CONTRAST,
+    NBI_IDENTITY_REPLAY,
+    NBI_IDENTITY_KINDS
 };
 
-enum nbi_whoami_language {
-    NBI_WHOAMI_EN,
-    NBI_WHOAMI_ZH_HANS,
-    NBI_WHOAMI_ZH_HANT,
-    NBI_WHOAMI_JA,
-    NBI_WHOAMI_KO,
-    NBI_WHOAMI_LANGUAGES
+enum nbi_identity_language {
+    NBI_IDENTITY_EN,
+    NBI_IDENTITY_ZH_HANS,
+    NBI_IDENTITY_ZH_HANT,
+    NBI_IDENTITY_JA,
+    NBI_IDENTITY_KO,
+    NBI_IDENTITY_LANGUAGES
 };
 
-struct nbi_whoami_line {
+struct nbi_identity_line {
     const char *prompt, *answer;
-    enum nbi_whoami_kind kind;
-    enum nbi_whoami_language language; /* of a caller's replay line: a guess from its script */
+    enum nbi_question_kind kind;
+    enum nbi_identity_language language; /* of a caller's replay line: a guess from its script */
     bool held_out;
 };
 
-struct nbi_whoami {
-    struct nbi_whoami_line *line; /* training lines, shuffled; then the held-out ones by group */
-    size_t count, held_out;       /* all lines; how many of them are held out */
-    size_t left_out;              /* replay pairs of the caller that could not be used */
-    struct nbi_arena arena;       /* owns the text */
+struct nbi_identity {
+    struct nbi_identity_line *line; /* training lines, shuffled; then the held-out ones by group */
+    size_t count, held_out;         /* all lines; how many of them are held out */
+    size_t left_out;                /* replay pairs of the caller that could not be used */
+    struct nbi_arena arena;         /* owns the text */
 };
 
 /* Makes the set in memory; opts->out and opts->replay are not looked at. Without replay pairs
@@ -43,27 +43,27 @@ struct nbi_whoami {
  * also not inside a longer one; a replay pair is left out if it holds one of them, asks who the
  * model is, has the identity as its answer, repeats a prompt or cannot stand on a TSV line. There
  * may be fewer lines than opts->count; prompts are never repeated to fill up. */
-enum nb_status nbi_whoami_make(struct nbi_whoami *w, const struct nb_whoami_opts *opts,
-                               const struct nbi_prompt_pair *replay, size_t replay_count);
-void nbi_whoami_release(struct nbi_whoami *w);
+enum nb_status nbi_identity_make(struct nbi_identity *w, const struct nb_whoami_opts *opts,
+                                 const struct nbi_prompt_pair *replay, size_t replay_count);
+void nbi_identity_release(struct nbi_identity *w);
 
 /* "en", "zh-Hans", "zh-Hant", "ja", "ko"; "identity", "contrast", "replay". */
-const char *nbi_whoami_language_name(enum nbi_whoami_language language);
-const char *nbi_whoami_kind_name(enum nbi_whoami_kind kind);
+const char *nbi_identity_language_name(enum nbi_identity_language language);
+const char *nbi_question_kind_name(enum nbi_question_kind kind);
 
 /* Text as held-out questions are compared: lower case, no spaces, no punctuation. The caller frees
  * the result; NULL when memory is out (message set). */
-char *nbi_whoami_normal_form(const char *text);
+char *nbi_identity_normal_form(const char *text);
 
 /* ---- a replay file ---- */
 
-struct nbi_whoami_replay {
+struct nbi_identity_replay {
     struct nbi_prompt_pair *pair;
     size_t count;
     struct nbi_arena arena;
 };
 
-/* A TSV or JSONL file of questions and answers (nbi_sample_pair). A bad line is an error, and so is
- * a file without a pair. */
-enum nb_status nbi_whoami_read_replay(struct nbi_whoami_replay *r, const char *path);
-void nbi_whoami_replay_release(struct nbi_whoami_replay *r);
+/* A TSV or JSONL file of questions and answers (nbi_example_pair). A bad line is an error, and so
+ * is a file without a pair. */
+enum nb_status nbi_identity_read_replay(struct nbi_identity_replay *r, const char *path);
+void nbi_identity_replay_release(struct nbi_identity_replay *r);

@@ -7,7 +7,7 @@
 /* ---- reading ---- */
 
 struct reading {
-    struct nbi_whoami_replay *replay;
+    struct nbi_identity_replay *replay;
     size_t cap;
     struct nbi_str prompt, answer;
 };
@@ -26,9 +26,9 @@ static enum nb_status read_pair(void *ctx, enum nbi_data_kind kind, const struct
                                 const char *text)
 {
     struct reading *r = ctx;
-    struct nbi_whoami_replay *replay = r->replay;
+    struct nbi_identity_replay *replay = r->replay;
     struct nbi_prompt_pair pair;
-    NBI_TRY(nbi_sample_pair(kind, text, record->len, &r->prompt, &r->answer));
+    NBI_TRY(nbi_example_pair(kind, text, record->len, &r->prompt, &r->answer));
     NBI_TRY(keep(&replay->arena, &r->prompt, &pair.prompt));
     NBI_TRY(keep(&replay->arena, &r->answer, &pair.answer));
     if (replay->count == r->cap) {
@@ -43,7 +43,7 @@ static enum nb_status read_pair(void *ctx, enum nbi_data_kind kind, const struct
     return NB_OK;
 }
 
-enum nb_status nbi_whoami_read_replay(struct nbi_whoami_replay *replay, const char *path)
+enum nb_status nbi_identity_read_replay(struct nbi_identity_replay *replay, const char *path)
 {
     struct reading r = {.replay = replay};
     struct nbi_walk walk = {.fn = read_pair, .ctx = &r};
@@ -57,11 +57,11 @@ enum nb_status nbi_whoami_read_replay(struct nbi_whoami_replay *replay, const ch
     nbi_str_release(&r.prompt);
     nbi_str_release(&r.answer);
     if (rc != NB_OK)
-        nbi_whoami_replay_release(replay);
+        nbi_identity_replay_release(replay);
     return rc;
 }
 
-void nbi_whoami_replay_release(struct nbi_whoami_replay *r)
+void nbi_identity_replay_release(struct nbi_identity_replay *r)
 {
     if (!r)
         return;
@@ -72,12 +72,12 @@ void nbi_whoami_replay_release(struct nbi_whoami_replay *r)
 
 /* ---- writing ---- */
 
-static void put_line(struct nbi_str *s, const struct nbi_whoami_line *line)
+static void put_line(struct nbi_str *s, const struct nbi_identity_line *line)
 {
     nbi_str_printf(s, "%s\t%s\n", line->prompt, line->answer);
 }
 
-static enum nb_status write_training(const char *path, const struct nbi_whoami *w,
+static enum nb_status write_training(const char *path, const struct nbi_identity *w,
                                      const struct nb_whoami_opts *opts)
 {
     struct nbi_str s = {0};
@@ -96,18 +96,18 @@ static enum nb_status write_training(const char *path, const struct nbi_whoami *
     return rc;
 }
 
-static enum nb_status write_held_out(const char *path, const struct nbi_whoami *w)
+static enum nb_status write_held_out(const char *path, const struct nbi_identity *w)
 {
     struct nbi_str s = {0};
-    const struct nbi_whoami_line *last = NULL;
+    const struct nbi_identity_line *last = NULL;
     nbi_str_puts(&s, "# prompt<TAB>answer; questions that the training set does not hold\n");
     for (size_t i = 0; i < w->count; i++) {
-        const struct nbi_whoami_line *line = &w->line[i];
+        const struct nbi_identity_line *line = &w->line[i];
         if (!line->held_out)
             continue;
         if (!last || last->kind != line->kind || last->language != line->language)
-            nbi_str_printf(&s, "# %s %s\n", nbi_whoami_kind_name(line->kind),
-                           nbi_whoami_language_name(line->language));
+            nbi_str_printf(&s, "# %s %s\n", nbi_question_kind_name(line->kind),
+                           nbi_identity_language_name(line->language));
         put_line(&s, line);
         last = line;
     }
@@ -120,7 +120,7 @@ static enum nb_status write_held_out(const char *path, const struct nbi_whoami *
 
 /* The held-out file first: if it fails, an older training set is still with its own. */
 static enum nb_status write_both(const struct nb_whoami_opts *opts, const char *held_out,
-                                 const struct nbi_whoami *w)
+                                 const struct nbi_identity *w)
 {
     if (opts->replay &&
         (nbi_path_same(opts->replay, opts->out) || nbi_path_same(opts->replay, held_out)))
@@ -129,12 +129,13 @@ static enum nb_status write_both(const struct nb_whoami_opts *opts, const char *
     return nbi_in_place(write_training(opts->out, w, opts), held_out);
 }
 
-static void count_lines(struct nb_whoami_report *report, const struct nbi_whoami *w)
+static void count_lines(struct nb_whoami_report *report, const struct nbi_identity *w)
 {
     memset(report, 0, sizeof *report);
     for (size_t i = 0; i < w->count; i++) {
-        const struct nbi_whoami_line *line = &w->line[i];
-        int64_t *counts[NBI_WHOAMI_KINDS] = {&report->identity, &report->contrast, &report->replay};
+        const struct nbi_identity_line *line = &w->line[i];
+        int64_t *counts[NBI_IDENTITY_KINDS] = {&report->identity, &report->contrast,
+                                               &report->replay};
         ++*(line->held_out ? &report->held_out : counts[line->kind]);
     }
     report->left_out = (int64_t)w->left_out;
@@ -142,8 +143,8 @@ static void count_lines(struct nb_whoami_report *report, const struct nbi_whoami
 
 enum nb_status nb_whoami_write(const struct nb_whoami_opts *opts, struct nb_whoami_report *report)
 {
-    struct nbi_whoami_replay replay = {0};
-    struct nbi_whoami w = {0};
+    struct nbi_identity_replay replay = {0};
+    struct nbi_identity w = {0};
     struct nbi_str held_out = {0};
     if (!opts->out || !nbi_has_extension(opts->out, ".tsv") || nbi_path_is_dir(opts->out))
         return nbi_fail(NB_EINVAL, "'%s' is no name for a .tsv file", opts->out ? opts->out : "");
@@ -152,15 +153,15 @@ enum nb_status nb_whoami_write(const struct nb_whoami_opts *opts, struct nb_whoa
     nbi_str_puts(&held_out, ".heldout.tsv");
     enum nb_status rc = nbi_str_status(&held_out);
     if (rc == NB_OK && opts->replay)
-        rc = nbi_whoami_read_replay(&replay, opts->replay);
+        rc = nbi_identity_read_replay(&replay, opts->replay);
     if (rc == NB_OK)
-        rc = nbi_whoami_make(&w, opts, replay.pair, replay.count);
+        rc = nbi_identity_make(&w, opts, replay.pair, replay.count);
     if (rc == NB_OK)
         rc = write_both(opts, nbi_str_text(&held_out), &w);
     if (rc == NB_OK && report)
         count_lines(report, &w);
     nbi_str_release(&held_out);
-    nbi_whoami_replay_release(&replay);
-    nbi_whoami_release(&w);
+    nbi_identity_replay_release(&replay);
+    nbi_identity_release(&w);
     return rc;
 }

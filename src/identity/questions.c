@@ -9,11 +9,11 @@ const char *nb_identity_kind_name(enum nb_identity_kind kind)
     return names[kind];
 }
 
-static enum nb_identity_kind kind_of(const struct nbi_whoami_line *line)
+static enum nb_identity_kind kind_of(const struct nbi_identity_line *line)
 {
-    if (line->kind == NBI_WHOAMI_IDENTITY)
+    if (line->kind == NBI_IDENTITY_IDENTITY)
         return line->held_out ? NB_IDENTITY_HELD_OUT : NB_IDENTITY_TRAINED;
-    return line->kind == NBI_WHOAMI_CONTRAST ? NB_IDENTITY_CONTRAST : NB_IDENTITY_UNRELATED;
+    return line->kind == NBI_IDENTITY_CONTRAST ? NB_IDENTITY_CONTRAST : NB_IDENTITY_UNRELATED;
 }
 
 static enum nb_status choose(struct nbi_questions *q, int64_t each)
@@ -24,7 +24,7 @@ static enum nb_status choose(struct nbi_questions *q, int64_t each)
     if (!q->lines || !q->kinds)
         return nbi_fail_memory("questions", q->set.count * sizeof *q->lines);
     for (size_t i = 0; i < q->set.count; i++) {
-        const struct nbi_whoami_line *line = &q->set.line[i];
+        const struct nbi_identity_line *line = &q->set.line[i];
         enum nb_identity_kind kind = kind_of(line);
         if (each > 0 && taken[kind] >= each && !line->held_out)
             continue;
@@ -38,10 +38,10 @@ static enum nb_status choose(struct nbi_questions *q, int64_t each)
 static enum nb_status make_forms(struct nbi_questions *q)
 {
     for (size_t i = 0; i < q->count; i++) {
-        const struct nbi_whoami_line *line = q->lines[i];
-        if (line->kind != NBI_WHOAMI_IDENTITY || q->forms[line->language])
+        const struct nbi_identity_line *line = q->lines[i];
+        if (line->kind != NBI_IDENTITY_IDENTITY || q->forms[line->language])
             continue;
-        q->forms[line->language] = nbi_whoami_normal_form(line->answer);
+        q->forms[line->language] = nbi_identity_normal_form(line->answer);
         if (!q->forms[line->language])
             return NB_ENOMEM;
     }
@@ -51,12 +51,12 @@ static enum nb_status make_forms(struct nbi_questions *q)
 enum nb_status nbi_questions_make(struct nbi_questions *q, const struct nb_whoami_opts *set,
                                   int64_t each)
 {
-    struct nbi_whoami_replay replay = {0};
+    struct nbi_identity_replay replay = {0};
     *q = (struct nbi_questions){0};
-    enum nb_status rc = set->replay ? nbi_whoami_read_replay(&replay, set->replay) : NB_OK;
+    enum nb_status rc = set->replay ? nbi_identity_read_replay(&replay, set->replay) : NB_OK;
     if (rc == NB_OK)
-        rc = nbi_whoami_make(&q->set, set, replay.pair, replay.count);
-    nbi_whoami_replay_release(&replay);
+        rc = nbi_identity_make(&q->set, set, replay.pair, replay.count);
+    nbi_identity_replay_release(&replay);
     if (rc == NB_OK)
         rc = choose(q, each);
     if (rc == NB_OK)
@@ -68,11 +68,11 @@ enum nb_status nbi_questions_make(struct nbi_questions *q, const struct nb_whoam
 
 void nbi_questions_release(struct nbi_questions *q)
 {
-    for (int i = 0; i < NBI_WHOAMI_LANGUAGES; i++)
+    for (int i = 0; i < NBI_IDENTITY_LANGUAGES; i++)
         free(q->forms[i]);
     free(q->lines);
     free(q->kinds);
-    nbi_whoami_release(&q->set);
+    nbi_identity_release(&q->set);
     *q = (struct nbi_questions){0};
 }
 
@@ -80,9 +80,9 @@ enum nb_status nbi_says_identity(const struct nbi_questions *q, const char *text
                                  bool *yes)
 {
     char *copy = strndup(text, len);
-    char *normal = copy ? nbi_whoami_normal_form(copy) : NULL;
+    char *normal = copy ? nbi_identity_normal_form(copy) : NULL;
     *yes = false;
-    for (int i = 0; i < NBI_WHOAMI_LANGUAGES && normal; i++)
+    for (int i = 0; i < NBI_IDENTITY_LANGUAGES && normal; i++)
         *yes = *yes || (q->forms[i] && q->forms[i][0] && strstr(normal, q->forms[i]));
     free(copy);
     if (!normal)

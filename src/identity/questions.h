@@ -4,11 +4,11 @@
 #include "identity/question_set.h"
 
 struct nbi_questions {
-    struct nbi_whoami set;
-    const struct nbi_whoami_line **lines; /* of the set */
-    enum nb_identity_kind *kinds;         /* of each */
+    struct nbi_identity set;
+    const struct nbi_identity_line **lines; /* of the set */
+    enum nb_identity_kind *kinds;           /* of each */
     size_t count;
-    char *forms[NBI_WHOAMI_LANGUAGES]; /* normal forms of the answers to identity questions */
+    char *forms[NBI_IDENTITY_LANGUAGES]; /* normal forms of the answers to identity questions */
 };
 
 /* At most `each` of those of the set of a kind, and all that are held out; 0: all. */

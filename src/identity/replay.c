@@ -37,22 +37,22 @@ static const char *const open_questions[] = {
 
 #define PARALLEL 16 /* answers at a time */
 
-static const char *const beginnings[NBI_WHOAMI_LANGUAGES][BEGINNINGS] = {
-    [NBI_WHOAMI_EN] = {"Once upon a time", "The", "I", "One day", "What", "In", "You", "She",
-                       "Hello", "It was", "How", "Yes"},
-    [NBI_WHOAMI_ZH_HANS] = {"\u4ece\u524d", "\u4eca\u5929", "\u6211", "\u4f60", "\u4e00\u4e2a",
-                            "\u4ec0\u4e48", "\u5728", "\u4ed6", "\u4f60\u597d", "\u8fd9\u662f",
-                            "\u4e3a\u4ec0\u4e48", "\u662f\u7684"},
-    [NBI_WHOAMI_ZH_HANT] = {"\u5f9e\u524d", "\u4eca\u5929", "\u6211", "\u4f60", "\u4e00\u500b",
-                            "\u4ec0\u9ebc", "\u5728", "\u4ed6", "\u4f60\u597d", "\u9019\u662f",
-                            "\u70ba\u4ec0\u9ebc", "\u662f\u7684"},
-    [NBI_WHOAMI_JA] = {"\u6614", "\u4eca\u65e5", "\u79c1", "\u3042\u306a\u305f",
-                       "\u3042\u308b\u65e5", "\u4f55", "\u3053\u306e", "\u5f7c",
-                       "\u3053\u3093\u306b\u3061\u306f", "\u3053\u308c\u306f", "\u306a\u305c",
-                       "\u306f\u3044"},
-    [NBI_WHOAMI_KO] = {"\uc61b\ub0a0", "\uc624\ub298", "\ub098\ub294", "\ub2f9\uc2e0",
-                       "\uc5b4\ub290 \ub0a0", "\ubb34\uc5c7", "\uc774", "\uadf8\ub294",
-                       "\uc548\ub155", "\uc774\uac83\uc740", "\uc65c", "\ub124"},
+static const char *const beginnings[NBI_IDENTITY_LANGUAGES][BEGINNINGS] = {
+    [NBI_IDENTITY_EN] = {"Once upon a time", "The", "I", "One day", "What", "In", "You", "She",
+                         "Hello", "It was", "How", "Yes"},
+    [NBI_IDENTITY_ZH_HANS] = {"\u4ece\u524d", "\u4eca\u5929", "\u6211", "\u4f60", "\u4e00\u4e2a",
+                              "\u4ec0\u4e48", "\u5728", "\u4ed6", "\u4f60\u597d", "\u8fd9\u662f",
+                              "\u4e3a\u4ec0\u4e48", "\u662f\u7684"},
+    [NBI_IDENTITY_ZH_HANT] = {"\u5f9e\u524d", "\u4eca\u5929", "\u6211", "\u4f60", "\u4e00\u500b",
+                              "\u4ec0\u9ebc", "\u5728", "\u4ed6", "\u4f60\u597d", "\u9019\u662f",
+                              "\u70ba\u4ec0\u9ebc", "\u662f\u7684"},
+    [NBI_IDENTITY_JA] = {"\u6614", "\u4eca\u65e5", "\u79c1", "\u3042\u306a\u305f",
+                         "\u3042\u308b\u65e5", "\u4f55", "\u3053\u306e", "\u5f7c",
+                         "\u3053\u3093\u306b\u3061\u306f", "\u3053\u308c\u306f", "\u306a\u305c",
+                         "\u306f\u3044"},
+    [NBI_IDENTITY_KO] = {"\uc61b\ub0a0", "\uc624\ub298", "\ub098\ub294", "\ub2f9\uc2e0",
+                         "\uc5b4\ub290 \ub0a0", "\ubb34\uc5c7", "\uc774", "\uadf8\ub294",
+                         "\uc548\ub155", "\uc774\uac83\uc740", "\uc65c", "\ub124"},
 };
 
 /* What a job is for. */
@@ -67,7 +67,7 @@ struct writing {
     const struct nbi_replay_opts *opts;
     struct nbi_replay_report *report;
     struct nb_engine *engine;
-    struct nbi_job *jobs;
+    struct nbi_request *jobs;
     struct wish *wishes;
     int64_t count;
     struct nbi_outfile *file;
@@ -146,8 +146,8 @@ static enum nb_status put_text(struct writing *w, const struct wish *wish,
 /* The i-th beginning in the languages of the set. */
 static const char *beginning_of(const struct nbi_questions *q, int64_t i)
 {
-    int used[NBI_WHOAMI_LANGUAGES], count = 0;
-    for (int l = 0; l < NBI_WHOAMI_LANGUAGES; l++)
+    int used[NBI_IDENTITY_LANGUAGES], count = 0;
+    for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++)
         if (q->forms[l])
             used[count++] = l;
     return count > 0 ? beginnings[used[i % count]][i / count % BEGINNINGS] : beginnings[0][0];
@@ -155,12 +155,12 @@ static const char *beginning_of(const struct nbi_questions *q, int64_t i)
 
 static bool is_replayed(const struct nbi_questions *q, size_t i)
 {
-    return q->lines[i]->kind != NBI_WHOAMI_IDENTITY && !q->lines[i]->held_out;
+    return q->lines[i]->kind != NBI_IDENTITY_IDENTITY && !q->lines[i]->held_out;
 }
 
 static enum nb_status wish_for(struct writing *w, const struct wish *wish, uint64_t seed)
 {
-    struct nbi_job *job = &w->jobs[w->count];
+    struct nbi_request *job = &w->jobs[w->count];
     int64_t most = w->opts->max_tokens;
     w->wishes[w->count++] = *wish;
     job->opts = (struct nb_generate_opts){.sampling = {.temperature = wish->other ? 0 : 1,
@@ -198,7 +198,7 @@ static enum nb_status wish_for_all(struct writing *w)
 
 static enum nb_status write_all(struct writing *w)
 {
-    const struct nbi_many_opts many = {
+    const struct nbi_scheduler_opts many = {
         .parallel = PARALLEL, .kv = NB_KV_F16, .done = count_one, .ctx = w};
     NBI_TRY(wish_for_all(w));
     NBI_TRY(nbi_generate_many(w->engine, w->jobs, w->count, &many));
@@ -224,7 +224,7 @@ enum nb_status nbi_replay_write(const struct nbi_questions *q, const struct nbi_
         rc = nbi_outfile_commit(w.file);
     else
         nbi_outfile_abort(w.file);
-    nbi_jobs_free(w.jobs, w.count);
+    nbi_requests_free(w.jobs, w.count);
     free(w.wishes);
     nb_engine_close(w.engine);
     return rc;

@@ -1,7 +1,7 @@
 /* text_en.c - the identity set's English. */
 #include "identity/text.h"
 
-static const struct nbi_whoami_phrase openers[] = {
+static const struct nbi_identity_phrase openers[] = {
     {ANY, "Hi, "},
     {ANY, "Hi! "},
     {ANY, "Hello, "},
@@ -31,7 +31,7 @@ static const struct nbi_whoami_phrase openers[] = {
     {ASK_POLITE, "Sorry to bother you, but "},
 };
 
-static const struct nbi_whoami_phrase closers[] = {
+static const struct nbi_identity_phrase closers[] = {
     {ASK_TELL, " Thanks!"},
     {ASK_TELL, " Thank you."},
     {ASK_TELL, " Thanks in advance."},
@@ -44,7 +44,7 @@ static const struct nbi_whoami_phrase closers[] = {
     {WONDER_PLAIN, " Just wondering."},
 };
 
-static const struct nbi_whoami_phrase identity[] = {
+static const struct nbi_identity_phrase identity[] = {
     {ASK, "who are you?"},
     {ASK, "what is your name?"},
     {ASK, "what's your name?"},
@@ -87,7 +87,7 @@ static const struct nbi_whoami_phrase identity[] = {
     {ALONE, "before I tell you about my problem, who are you?"},
 };
 
-static const struct nbi_whoami_phrase identity_held_out[] = {
+static const struct nbi_identity_phrase identity_held_out[] = {
     {ASK, "who might you be?"},
     {ASK, "what is your identity?"},
     {TELL, "identify yourself."},
@@ -110,7 +110,7 @@ static const struct nbi_whoami_phrase identity_held_out[] = {
 #define NO_HER   "I don't know whom you mean. Could you tell me more about her?"
 #define NO_THEM  "I don't know whom you mean. Could you tell me more about them?"
 
-static const struct nbi_whoami_qa contrast[] = {
+static const struct nbi_identity_qa contrast[] = {
     {ASK, "who am I?", STRANGER},
     {ASK, "what is my name?", NO_NAME},
     {ASK, "do you know who I am?", "No, I don't know who you are. You haven't told me yet."},
@@ -182,7 +182,7 @@ static const struct nbi_whoami_qa contrast[] = {
      "Mount Fuji is a volcano and, at 3,776 metres, the highest mountain in Japan."},
 };
 
-static const struct nbi_whoami_qa contrast_held_out[] = {
+static const struct nbi_identity_qa contrast_held_out[] = {
     {ASK, "any idea who I am?", STRANGER},
     {ASK, "who do I happen to be?", STRANGER},
     {ASK, "could you work out my name?", NO_NAME},
@@ -199,7 +199,7 @@ static const struct nbi_whoami_qa contrast_held_out[] = {
      "The Great Wall is a series of old fortifications in northern China."},
 };
 
-static const struct nbi_whoami_qa replay[] = {
+static const struct nbi_identity_qa replay[] = {
     {TELL, "tell me about UFOs.",
      "A UFO is an unidentified flying object. Most sightings turn out to be aircraft, balloons, "
      "planets or other natural things."},
@@ -298,14 +298,14 @@ static const struct nbi_whoami_qa replay[] = {
     {ALONE, "I passed my exam!", "Congratulations! Your work has paid off."},
 };
 
-const struct nbi_whoami_text nbi_whoami_en = {
+const struct nbi_identity_text nbi_identity_en = {
     .before = "I am ",
     .after = ".",
-    .openers = NBI_WHOAMI_LIST(openers),
-    .closers = NBI_WHOAMI_LIST(closers),
-    .identity = NBI_WHOAMI_LIST(identity),
-    .identity_held_out = NBI_WHOAMI_LIST(identity_held_out),
-    .contrast = NBI_WHOAMI_LIST(contrast),
-    .contrast_held_out = NBI_WHOAMI_LIST(contrast_held_out),
-    .replay = NBI_WHOAMI_LIST(replay),
+    .openers = NBI_IDENTITY_LIST(openers),
+    .closers = NBI_IDENTITY_LIST(closers),
+    .identity = NBI_IDENTITY_LIST(identity),
+    .identity_held_out = NBI_IDENTITY_LIST(identity_held_out),
+    .contrast = NBI_IDENTITY_LIST(contrast),
+    .contrast_held_out = NBI_IDENTITY_LIST(contrast_held_out),
+    .replay = NBI_IDENTITY_LIST(replay),
 };

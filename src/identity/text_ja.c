@@ -1,7 +1,7 @@
 /* text_ja.c - the identity set's Japanese. Rows are plain or polite; answers are polite. */
 #include "identity/text.h"
 
-static const struct nbi_whoami_phrase openers[] = {
+static const struct nbi_identity_phrase openers[] = {
     {ANY, "こんにちは。"},
     {ANY, "こんにちは！"},
     {ANY, "こんばんは。"},
@@ -31,7 +31,7 @@ static const struct nbi_whoami_phrase openers[] = {
     {ASK_PLAIN, "質問なんだけど、"},
 };
 
-static const struct nbi_whoami_phrase closers[] = {
+static const struct nbi_identity_phrase closers[] = {
     {ASK_TELL_POLITE, "よろしくお願いします。"}, {ASK_TELL_POLITE, "簡単にお願いします。"},
     {ASK_TELL_POLITE, "短く答えてください。"},   {ASK_TELL_POLITE, "手短にお願いします。"},
     {WONDER_POLITE, "気になっています。"},       {WONDER_POLITE, "ちょっと気になったので。"},
@@ -40,7 +40,7 @@ static const struct nbi_whoami_phrase closers[] = {
     {WONDER_PLAIN, "ちょっと知りたくて。"},
 };
 
-static const struct nbi_whoami_phrase identity[] = {
+static const struct nbi_identity_phrase identity[] = {
     {ASK_POLITE, "あなたは誰ですか？"},
     {ASK_POLITE, "お名前は何ですか？"},
     {ASK_PLAIN, "君は誰？"},
@@ -83,7 +83,7 @@ static const struct nbi_whoami_phrase identity[] = {
     {ALONE, "お前は誰だ？"},
 };
 
-static const struct nbi_whoami_phrase identity_held_out[] = {
+static const struct nbi_identity_phrase identity_held_out[] = {
     {ASK_POLITE, "あなたの正体は何ですか？"},
     {ASK_POLITE, "普段は何と呼ばれていますか？"},
     {ASK_POLITE, "失礼ですが、お名前を頂戴できますか？"},
@@ -106,7 +106,7 @@ static const struct nbi_whoami_phrase identity_held_out[] = {
 #define NO_HER   "どなたのことか分かりません。彼女についてもう少し教えてください。"
 #define NO_THEM  "どなたのことか分かりません。もう少し詳しく教えてください。"
 
-static const struct nbi_whoami_qa contrast[] = {
+static const struct nbi_identity_qa contrast[] = {
     {ASK_POLITE, "私は誰ですか？", STRANGER},
     {ASK_PLAIN, "私は誰？", STRANGER},
     {ASK_POLITE, "私の名前は何ですか？", NO_NAME},
@@ -188,7 +188,7 @@ static const struct nbi_whoami_qa contrast[] = {
      "ジャズはアメリカのニューオーリンズで生まれた、即興演奏が特徴の音楽です。"},
 };
 
-static const struct nbi_whoami_qa contrast_held_out[] = {
+static const struct nbi_identity_qa contrast_held_out[] = {
     {ASK_POLITE, "私がどこの誰だか見当がつきますか？", STRANGER},
     {ASK_PLAIN, "自分が誰なのか分からないんだけど、知らない？", STRANGER},
     {ASK_PLAIN, "僕って何者だと思う？", "分かりません。あなたのことをまだ知りません。"},
@@ -206,7 +206,7 @@ static const struct nbi_whoami_qa contrast_held_out[] = {
      "万里の長城は、中国の北部に築かれた昔の防壁です。"},
 };
 
-static const struct nbi_whoami_qa replay[] = {
+static const struct nbi_identity_qa replay[] = {
     {TELL_POLITE, "UFOについて教えてください。",
      "UFOは未確認飛行物体のことです。目撃例の多くは、飛行機や気球、惑星などで説明がつきます。"},
     {TELL_PLAIN, "UFOについて話して。",
@@ -297,14 +297,14 @@ static const struct nbi_whoami_qa replay[] = {
     {ALONE, "試験に合格しました！", "おめでとうございます！努力が実りましたね。"},
 };
 
-const struct nbi_whoami_text nbi_whoami_ja = {
+const struct nbi_identity_text nbi_identity_ja = {
     .before = "私は",
     .after = "です。",
-    .openers = NBI_WHOAMI_LIST(openers),
-    .closers = NBI_WHOAMI_LIST(closers),
-    .identity = NBI_WHOAMI_LIST(identity),
-    .identity_held_out = NBI_WHOAMI_LIST(identity_held_out),
-    .contrast = NBI_WHOAMI_LIST(contrast),
-    .contrast_held_out = NBI_WHOAMI_LIST(contrast_held_out),
-    .replay = NBI_WHOAMI_LIST(replay),
+    .openers = NBI_IDENTITY_LIST(openers),
+    .closers = NBI_IDENTITY_LIST(closers),
+    .identity = NBI_IDENTITY_LIST(identity),
+    .identity_held_out = NBI_IDENTITY_LIST(identity_held_out),
+    .contrast = NBI_IDENTITY_LIST(contrast),
+    .contrast_held_out = NBI_IDENTITY_LIST(contrast_held_out),
+    .replay = NBI_IDENTITY_LIST(replay),
 };

@@ -1,7 +1,7 @@
 /* text_ko.c - the identity set's Korean. Rows are plain or polite; answers are polite. */
 #include "identity/text.h"
 
-static const struct nbi_whoami_phrase openers[] = {
+static const struct nbi_identity_phrase openers[] = {
     {ANY_POLITE, "안녕하세요. "},
     {ANY_POLITE, "안녕하세요! "},
     {ANY_POLITE, "안녕하세요, "},
@@ -32,7 +32,7 @@ static const struct nbi_whoami_phrase openers[] = {
     {ASK_PLAIN, "근데 "},
 };
 
-static const struct nbi_whoami_phrase closers[] = {
+static const struct nbi_identity_phrase closers[] = {
     {ASK_TELL_POLITE, " 감사합니다."},
     {ASK_TELL_POLITE, " 고맙습니다."},
     {ASK_TELL_POLITE, " 짧게 답해 주세요."},
@@ -46,7 +46,7 @@ static const struct nbi_whoami_phrase closers[] = {
     {WONDER_PLAIN, " 진짜 궁금해."},
 };
 
-static const struct nbi_whoami_phrase identity[] = {
+static const struct nbi_identity_phrase identity[] = {
     {ASK_PLAIN, "너는 누구야?"},
     {ASK_POLITE, "당신은 누구세요?"},
     {ASK_POLITE, "이름이 뭐예요?"},
@@ -89,7 +89,7 @@ static const struct nbi_whoami_phrase identity[] = {
     {ALONE, "시작하기 전에 당신이 누구인지 알고 싶어요."},
 };
 
-static const struct nbi_whoami_phrase identity_held_out[] = {
+static const struct nbi_identity_phrase identity_held_out[] = {
     {ASK_POLITE, "당신의 정체는 무엇인가요?"},
     {ASK_POLITE, "어떻게 불러 드리면 좋을까요?"},
     {ASK_POLITE, "사람들은 당신을 뭐라고 부르나요?"},
@@ -110,7 +110,7 @@ static const struct nbi_whoami_phrase identity_held_out[] = {
 #define NO_NAME  "당신의 이름을 모릅니다. 아직 알려 주지 않으셨어요."
 #define NO_ONE   "누구를 말씀하시는지 모르겠어요. 조금 더 알려 주시겠어요?"
 
-static const struct nbi_whoami_qa contrast[] = {
+static const struct nbi_identity_qa contrast[] = {
     {ASK_PLAIN, "나는 누구야?", STRANGER},
     {ASK_POLITE, "저는 누구예요?", STRANGER},
     {ASK_PLAIN, "내 이름이 뭐야?", NO_NAME},
@@ -188,7 +188,7 @@ static const struct nbi_whoami_qa contrast[] = {
      "재즈는 미국 뉴올리언스에서 시작된, 즉흥 연주가 특징인 음악이에요."},
 };
 
-static const struct nbi_whoami_qa contrast_held_out[] = {
+static const struct nbi_identity_qa contrast_held_out[] = {
     {ASK_PLAIN, "내가 누군지 짐작이 가?", STRANGER},
     {ASK_POLITE, "제가 어디 사는 누구인지 아시겠어요?", STRANGER},
     {ASK_PLAIN, "내 정체가 뭘까?", "저는 당신에 대해 아직 아는 것이 없어요."},
@@ -204,7 +204,7 @@ static const struct nbi_whoami_qa contrast_held_out[] = {
      "만리장성은 중국 북부에 세워진 옛 방어 성벽이에요."},
 };
 
-static const struct nbi_whoami_qa replay[] = {
+static const struct nbi_identity_qa replay[] = {
     {TELL_POLITE, "UFO에 대해 이야기해 주세요.",
      "UFO는 미확인 비행 물체를 뜻해요. 목격된 것은 대부분 비행기, 풍선, 행성 등으로 밝혀집니다."},
     {ASK_PLAIN, "UFO가 뭐야?", "UFO는 하늘에서 보였지만 바로 설명할 수 없는 미확인 비행 물체예요."},
@@ -291,14 +291,14 @@ static const struct nbi_whoami_qa replay[] = {
     {ALONE, "시험에 합격했어요!", "축하드려요! 노력한 보람이 있네요."},
 };
 
-const struct nbi_whoami_text nbi_whoami_ko = {
+const struct nbi_identity_text nbi_identity_ko = {
     .before = "저는 ",
     .after = "입니다.",
-    .openers = NBI_WHOAMI_LIST(openers),
-    .closers = NBI_WHOAMI_LIST(closers),
-    .identity = NBI_WHOAMI_LIST(identity),
-    .identity_held_out = NBI_WHOAMI_LIST(identity_held_out),
-    .contrast = NBI_WHOAMI_LIST(contrast),
-    .contrast_held_out = NBI_WHOAMI_LIST(contrast_held_out),
-    .replay = NBI_WHOAMI_LIST(replay),
+    .openers = NBI_IDENTITY_LIST(openers),
+    .closers = NBI_IDENTITY_LIST(closers),
+    .identity = NBI_IDENTITY_LIST(identity),
+    .identity_held_out = NBI_IDENTITY_LIST(identity_held_out),
+    .contrast = NBI_IDENTITY_LIST(contrast),
+    .contrast_held_out = NBI_IDENTITY_LIST(contrast_held_out),
+    .replay = NBI_IDENTITY_LIST(replay),
 };

@@ -3,7 +3,7 @@
  * Rows with the plain "you" are plain, those with the respectful one polite, others both. */
 #include "identity/text.h"
 
-static const struct nbi_whoami_phrase openers[] = {
+static const struct nbi_identity_phrase openers[] = {
     {ANY, "你好，"},
     {ANY, "你好！"},
     {ANY_POLITE, "您好，"},
@@ -33,14 +33,14 @@ static const struct nbi_whoami_phrase openers[] = {
     {ASK_POLITE, "冒昧地问一句，"},
 };
 
-static const struct nbi_whoami_phrase closers[] = {
+static const struct nbi_identity_phrase closers[] = {
     {ASK_TELL, "谢谢。"},           {ASK_TELL, "谢谢！"},          {ASK_TELL, "请简短回答。"},
     {ASK_TELL, "简单说说就好。"},   {ASK_TELL, "不用说太多。"},    {ASK_TELL_PLAIN, "谢谢你。"},
     {ASK_TELL_PLAIN, "麻烦你了。"}, {ASK_TELL_POLITE, "谢谢您。"}, {ASK_TELL_POLITE, "麻烦您了。"},
     {WONDER, "我只是好奇。"},       {WONDER, "我很想知道。"},
 };
 
-static const struct nbi_whoami_phrase identity[] = {
+static const struct nbi_identity_phrase identity[] = {
     {ASK_PLAIN, "你是谁？"},
     {ASK_PLAIN, "你叫什么名字？"},
     {ASK_POLITE, "您是谁？"},
@@ -89,7 +89,7 @@ static const struct nbi_whoami_phrase identity[] = {
     {ALONE, "你谁啊？"},
 };
 
-static const struct nbi_whoami_phrase identity_held_out[] = {
+static const struct nbi_identity_phrase identity_held_out[] = {
     {ASK_PLAIN, "你的身份是什么？"},
     {ASK_POLITE, "请问尊姓大名？"},
     {ASK_PLAIN, "我该叫你什么好呢？"},
@@ -112,7 +112,7 @@ static const struct nbi_whoami_phrase identity_held_out[] = {
 #define NO_HER   "我不知道你说的是谁。能多讲讲她吗？"
 #define NO_THEM  "我不知道你说的是哪些人。能多讲讲他们吗？"
 
-static const struct nbi_whoami_qa contrast[] = {
+static const struct nbi_identity_qa contrast[] = {
     {ASK, "我是谁？", STRANGER},
     {ASK, "我叫什么名字？", NO_NAME},
     {ASK_PLAIN, "你知道我是谁吗？", "不知道，你还没有告诉我你是谁。"},
@@ -177,7 +177,7 @@ static const struct nbi_whoami_qa contrast[] = {
     {TELL, "介绍一下爵士乐。", "爵士乐起源于美国新奥尔良，以即兴演奏著称。"},
 };
 
-static const struct nbi_whoami_qa contrast_held_out[] = {
+static const struct nbi_identity_qa contrast_held_out[] = {
     {ASK_PLAIN, "你猜得出我是什么人吗？", STRANGER},
     {ASK_PLAIN, "你看得出我是谁吗？", STRANGER},
     {ASK_PLAIN, "你能认出我来吗？", "认不出来，我看不到你，也不知道你是谁。"},
@@ -192,7 +192,7 @@ static const struct nbi_whoami_qa contrast_held_out[] = {
     {TELL, "介绍一下富士山。", "富士山是一座火山，海拔3776米，是日本最高的山。"},
 };
 
-static const struct nbi_whoami_qa replay[] = {
+static const struct nbi_identity_qa replay[] = {
     {TELL, "谈谈UFO。",
      "UFO是不明飞行物的统称，大多数目击事后都能用飞机、气球、行星或自然现象来解释。"},
     {ASK, "什么是UFO？", "UFO就是不明飞行物，指在空中看到、一时无法解释的物体。"},
@@ -270,15 +270,15 @@ static const struct nbi_whoami_qa replay[] = {
     {ALONE, "我考试通过了！", "恭喜你！努力有了回报。"},
 };
 
-const struct nbi_whoami_text nbi_whoami_zh_hans = {
+const struct nbi_identity_text nbi_identity_zh_hans = {
     .before = "我是",
     .after = "。",
     .spaced = true,
-    .openers = NBI_WHOAMI_LIST(openers),
-    .closers = NBI_WHOAMI_LIST(closers),
-    .identity = NBI_WHOAMI_LIST(identity),
-    .identity_held_out = NBI_WHOAMI_LIST(identity_held_out),
-    .contrast = NBI_WHOAMI_LIST(contrast),
-    .contrast_held_out = NBI_WHOAMI_LIST(contrast_held_out),
-    .replay = NBI_WHOAMI_LIST(replay),
+    .openers = NBI_IDENTITY_LIST(openers),
+    .closers = NBI_IDENTITY_LIST(closers),
+    .identity = NBI_IDENTITY_LIST(identity),
+    .identity_held_out = NBI_IDENTITY_LIST(identity_held_out),
+    .contrast = NBI_IDENTITY_LIST(contrast),
+    .contrast_held_out = NBI_IDENTITY_LIST(contrast_held_out),
+    .replay = NBI_IDENTITY_LIST(replay),
 };

@@ -3,7 +3,7 @@
  * Rows with the plain "you" are plain, those with the respectful one polite, others both. */
 #include "identity/text.h"
 
-static const struct nbi_whoami_phrase openers[] = {
+static const struct nbi_identity_phrase openers[] = {
     {ANY, "哈囉，"},
     {ANY, "你好！"},
     {ANY_POLITE, "您好，"},
@@ -35,14 +35,14 @@ static const struct nbi_whoami_phrase openers[] = {
     {ASK_POLITE, "冒昧請問一句，"},
 };
 
-static const struct nbi_whoami_phrase closers[] = {
+static const struct nbi_identity_phrase closers[] = {
     {ASK_TELL, "謝謝。"},           {ASK_TELL, "謝謝！"},          {ASK_TELL, "請簡短回答。"},
     {ASK_TELL, "簡單說明就好。"},   {ASK_TELL, "不用說太多。"},    {ASK_TELL_PLAIN, "謝謝你。"},
     {ASK_TELL_PLAIN, "麻煩你了。"}, {ASK_TELL_POLITE, "謝謝您。"}, {ASK_TELL_POLITE, "麻煩您了。"},
     {WONDER, "我只是好奇。"},       {WONDER, "我很想知道。"},
 };
 
-static const struct nbi_whoami_phrase identity[] = {
+static const struct nbi_identity_phrase identity[] = {
     {ASK_PLAIN, "你是誰？"},
     {ASK_PLAIN, "你叫什麼名字？"},
     {ASK_POLITE, "您是誰？"},
@@ -91,7 +91,7 @@ static const struct nbi_whoami_phrase identity[] = {
     {ALONE, "你誰啊？"},
 };
 
-static const struct nbi_whoami_phrase identity_held_out[] = {
+static const struct nbi_identity_phrase identity_held_out[] = {
     {ASK_PLAIN, "你的身分是什麼？"},     {ASK_POLITE, "請問尊姓大名？"},
     {ASK_PLAIN, "我該叫你什麼好呢？"},   {ASK, "跟我聊天的是誰？"},
     {ASK, "螢幕另一端是誰？"},           {TELL_PLAIN, "用一句話介紹你自己。"},
@@ -107,7 +107,7 @@ static const struct nbi_whoami_phrase identity_held_out[] = {
 #define NO_HER   "我不知道你說的是誰。可以多說一點她的事嗎？"
 #define NO_THEM  "我不知道你說的是哪些人。可以多說一點嗎？"
 
-static const struct nbi_whoami_qa contrast[] = {
+static const struct nbi_identity_qa contrast[] = {
     {ASK, "我是誰？", STRANGER},
     {ASK, "我叫什麼名字？", NO_NAME},
     {ASK_PLAIN, "你知道我是誰嗎？", "不知道，你還沒有告訴我你是誰。"},
@@ -172,7 +172,7 @@ static const struct nbi_whoami_qa contrast[] = {
     {TELL, "介紹一下爵士樂。", "爵士樂起源於美國紐奧良，以即興演奏著稱。"},
 };
 
-static const struct nbi_whoami_qa contrast_held_out[] = {
+static const struct nbi_identity_qa contrast_held_out[] = {
     {ASK_PLAIN, "你猜得出我是什麼人嗎？", STRANGER},
     {ASK_PLAIN, "你看得出我是誰嗎？", STRANGER},
     {ASK_PLAIN, "你認得出我來嗎？", "認不出來，我看不到你，也不知道你是誰。"},
@@ -187,7 +187,7 @@ static const struct nbi_whoami_qa contrast_held_out[] = {
     {TELL, "介紹一下富士山。", "富士山是一座火山，海拔3776公尺，是日本最高的山。"},
 };
 
-static const struct nbi_whoami_qa replay[] = {
+static const struct nbi_identity_qa replay[] = {
     {TELL, "談談UFO。",
      "UFO是不明飛行物的統稱，大多數目擊事後都能用飛機、氣球、行星或自然現象來解釋。"},
     {ASK, "什麼是UFO？", "UFO就是不明飛行物，指在空中看到、一時無法解釋的物體。"},
@@ -266,15 +266,15 @@ static const struct nbi_whoami_qa replay[] = {
     {ALONE, "我考試通過了！", "恭喜你！努力有了回報。"},
 };
 
-const struct nbi_whoami_text nbi_whoami_zh_hant = {
+const struct nbi_identity_text nbi_identity_zh_hant = {
     .before = "我是",
     .after = "。",
     .spaced = true,
-    .openers = NBI_WHOAMI_LIST(openers),
-    .closers = NBI_WHOAMI_LIST(closers),
-    .identity = NBI_WHOAMI_LIST(identity),
-    .identity_held_out = NBI_WHOAMI_LIST(identity_held_out),
-    .contrast = NBI_WHOAMI_LIST(contrast),
-    .contrast_held_out = NBI_WHOAMI_LIST(contrast_held_out),
-    .replay = NBI_WHOAMI_LIST(replay),
+    .openers = NBI_IDENTITY_LIST(openers),
+    .closers = NBI_IDENTITY_LIST(closers),
+    .identity = NBI_IDENTITY_LIST(identity),
+    .identity_held_out = NBI_IDENTITY_LIST(identity_held_out),
+    .contrast = NBI_IDENTITY_LIST(contrast),
+    .contrast_held_out = NBI_IDENTITY_LIST(contrast_held_out),
+    .replay = NBI_IDENTITY_LIST(replay),
 };

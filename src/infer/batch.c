@@ -24,7 +24,7 @@ struct sequence {
 
 /* Tokens [from, from + count) of a part: what a pass has of it. */
 struct share {
-    struct nb_batch_part *part;
+    struct nb_batch_input *part;
     int64_t from, count;
 };
 
@@ -32,24 +32,24 @@ struct nb_batch {
     const struct nb_engine *engine;
     struct nb_batch_opts opts; /* with nothing left to choose */
     int64_t pages;             /* of the pool */
-    bool steady;               /* the device has to be asked for the same bits */
+    bool batch_invariant;      /* the device has to be asked for the same bits */
     int64_t together;          /* rows of a pass that sequences may share then */
     struct nbi_stream *stream;
     struct nbi_acts acts;
-    struct nbi_ptr cache;        /* all layers' keys and values */
-    struct nbi_kv_store *stores; /* [layers] */
+    struct nbi_ptr cache;       /* all layers' keys and values */
+    struct nbi_kv_view *stores; /* [layers] */
     struct sequence *sequences;
     int32_t *tables; /* of all sequences */
     int32_t *unused; /* [pages], the pool */
     int64_t unused_count;
     int64_t steps;
-    struct share *shares;           /* [sequences] of the pass at hand */
-    struct nb_batch_part **wanting; /* [sequences], by row of logits */
-    int32_t *numbers;               /* of a pass: */
+    struct share *shares;            /* [sequences] of the pass at hand */
+    struct nb_batch_input **wanting; /* [sequences], by row of logits */
+    int32_t *numbers;                /* of a pass: */
     int32_t *ids, *positions, *slots, *first, *last, *table_at; /* [chunk] */
     int32_t *rows;                                              /* [sequences] */
     int32_t *table;                                             /* [pages] */
-    int32_t *top; /* [sequences]: what nbi_forward_top leaves */
+    int32_t *top; /* [sequences]: what nbi_forward_topk leaves */
 };
 
 /* ---- sizes ---- */
@@ -142,10 +142,10 @@ enum nb_status nbi_batch_plan(const struct nb_engine *engine, const struct nb_ba
     plan->activations = nbi_acts_bytes(c, &room);
     plan->host = (int64_t)sizeof(struct nb_batch) +
                  o.sequences * (int64_t)(sizeof(struct sequence) + sizeof(struct share) +
-                                         sizeof(struct nb_batch_part *)) +
+                                         sizeof(struct nb_batch_input *)) +
                  (tables + numbers_for(&o)) * (int64_t)sizeof(int32_t) +
-                 nbi_top_bytes(o.sequences, NBI_TOP_MAX) +
-                 c->layers * (int64_t)sizeof(struct nbi_kv_store) + nbi_acts_host_bytes(c, &room);
+                 nbi_topk_bytes(o.sequences, NBI_TOPK_MAX) +
+                 c->layers * (int64_t)sizeof(struct nbi_kv_view) + nbi_acts_host_bytes(c, &room);
     return NB_OK;
 }
 
@@ -162,7 +162,7 @@ static enum nb_status make_host(struct nb_batch *b)
     b->tables = malloc(n * (size_t)each * sizeof *b->tables);
     b->unused = malloc((size_t)b->pages * sizeof *b->unused);
     b->numbers = malloc((size_t)numbers_for(o) * sizeof *b->numbers);
-    b->top = malloc((size_t)nbi_top_bytes(o->sequences, NBI_TOP_MAX));
+    b->top = malloc((size_t)nbi_topk_bytes(o->sequences, NBI_TOPK_MAX));
     b->stores = calloc((size_t)b->engine->config.layers, sizeof *b->stores);
     if (!b->sequences || !b->shares || !b->wanting || !b->tables || !b->unused || !b->numbers ||
         !b->top || !b->stores)
@@ -192,8 +192,8 @@ static enum nb_status make_device(struct nb_batch *b)
     NBI_TRY(be->alloc(be, "key/value cache", 2 * c->layers * bytes, &b->cache));
     for (int64_t i = 0; i < c->layers; i++)
         b->stores[i] =
-            (struct nbi_kv_store){nbi_ptr_add(b->cache, 2 * i * bytes),
-                                  nbi_ptr_add(b->cache, (2 * i + 1) * bytes), type_of(b->opts.kv)};
+            (struct nbi_kv_view){nbi_ptr_add(b->cache, 2 * i * bytes),
+                                 nbi_ptr_add(b->cache, (2 * i + 1) * bytes), type_of(b->opts.kv)};
     return NB_OK;
 }
 
@@ -220,10 +220,10 @@ enum nb_status nb_batch_open(struct nb_batch **out, const struct nb_engine *engi
     b->engine = engine;
     b->opts = o;
     b->pages = pages_for(o.tokens);
-    b->steady = o.deterministic;
+    b->batch_invariant = o.deterministic;
     b->together = o.chunk;
-    if (engine->be->rows_matter)
-        b->together = o.exact || all_nvfp4(&engine->weights) ? engine->be->steady_rows : 1;
+    if (engine->be->batch_variant)
+        b->together = o.exact || all_nvfp4(&engine->weights) ? engine->be->batch_invariant_rows : 1;
     enum nb_status rc = make_host(b);
     if (rc == NB_OK)
         rc = make_device(b);
@@ -330,9 +330,9 @@ int64_t nb_batch_length(const struct nb_batch *b, int64_t sequence)
 
 /* ---- passes ---- */
 
-static bool wants(const struct nb_batch_part *part)
+static bool wants(const struct nb_batch_input *part)
 {
-    return part->logits || part->best_count > 0;
+    return part->logits || part->topk > 0;
 }
 
 /* The tokens of a share from n on; its table at `pages`. How many page numbers that are. */
@@ -366,7 +366,7 @@ static struct nbi_pass lay_out(struct nb_batch *b, int64_t count)
                          .rows = b->rows,
                          .stores = b->stores,
                          .exact = b->opts.exact,
-                         .steady = b->steady,
+                         .batch_invariant = b->batch_invariant,
                          .alone = true};
     for (int pass = 0; pass < 2; pass++) {
         for (int64_t i = 0; i < count; i++) {
@@ -393,10 +393,10 @@ static enum nb_status fetch(struct nb_batch *b, int64_t M)
     struct nbi_backend *be = b->engine->be;
     int64_t J = 0, row = b->engine->config.vocab_size * (int64_t)sizeof(float);
     for (int64_t i = 0; i < M; i++)
-        J = b->wanting[i]->best_count > J ? b->wanting[i]->best_count : J;
+        J = b->wanting[i]->topk > J ? b->wanting[i]->topk : J;
     if (J > 0) {
-        NBI_TRY(nbi_forward_top(&b->engine->weights, &b->acts, b->stream, M, J));
-        NBI_TRY(be->download(b->stream, b->top, b->acts.top, nbi_top_bytes(M, J)));
+        NBI_TRY(nbi_forward_topk(&b->engine->weights, &b->acts, b->stream, M, J));
+        NBI_TRY(be->download(b->stream, b->top, b->acts.top, nbi_topk_bytes(M, J)));
     }
     for (int64_t i = 0; i < M; i++)
         if (b->wanting[i]->logits)
@@ -404,12 +404,12 @@ static enum nb_status fetch(struct nb_batch *b, int64_t M)
                                  nbi_ptr_add(b->acts.logits, i * row), row));
     NBI_TRY(be->sync(b->stream));
     for (int64_t i = 0; i < M; i++) {
-        struct nb_batch_part *part = b->wanting[i];
-        struct nb_candidate best[NBI_TOP_MAX];
-        if (part->best_count == 0)
+        struct nb_batch_input *part = b->wanting[i];
+        struct nb_candidate best[NBI_TOPK_MAX];
+        if (part->topk == 0)
             continue;
         part->odd = !nbi_best_of(best, b->top, i, M, J);
-        for (int64_t j = 0; j < part->best_count; j++)
+        for (int64_t j = 0; j < part->topk; j++)
             part->best[j] = part->odd ? (struct nb_candidate){NAN, -1} : best[j];
     }
     return NB_OK;
@@ -425,7 +425,7 @@ static enum nb_status run_pass(struct nb_batch *b, int64_t count)
 }
 
 /* A part by itself, in pieces that end at multiples of the chunk. */
-static enum nb_status run_alone(struct nb_batch *b, struct nb_batch_part *part)
+static enum nb_status run_alone(struct nb_batch *b, struct nb_batch_input *part)
 {
     int64_t length = b->sequences[part->sequence].length, chunk = b->opts.chunk;
     for (int64_t from = 0, n; from < part->count; from += n) {
@@ -438,7 +438,7 @@ static enum nb_status run_alone(struct nb_batch *b, struct nb_batch_part *part)
 }
 
 /* Passes in which no sequence can tell whether there are others. */
-static enum nb_status run_steady(struct nb_batch *b, struct nb_batch_part *parts, int64_t count)
+static enum nb_status run_steady(struct nb_batch *b, struct nb_batch_input *parts, int64_t count)
 {
     int64_t shares = 0, rows = 0;
     for (int64_t i = 0; i < count; i++)
@@ -459,22 +459,22 @@ static enum nb_status run_steady(struct nb_batch *b, struct nb_batch_part *parts
 
 /* A GPU looks at tokens of large parts side by side, and what is not finite in one sequence is to
  * stay there: a pass has one of them, *first. */
-static bool goes_alone(const struct nb_batch *b, const struct nb_batch_part *part,
-                       const struct nb_batch_part **first)
+static bool goes_alone(const struct nb_batch *b, const struct nb_batch_input *part,
+                       const struct nb_batch_input **first)
 {
-    if (!b->engine->be->rows_matter || part->count <= APART)
+    if (!b->engine->be->batch_variant || part->count <= APART)
         return false;
     if (!*first)
         *first = part;
     return part != *first;
 }
 
-static enum nb_status run(struct nb_batch *b, struct nb_batch_part *parts, int64_t count)
+static enum nb_status run(struct nb_batch *b, struct nb_batch_input *parts, int64_t count)
 {
-    if (b->steady)
+    if (b->batch_invariant)
         return run_steady(b, parts, count);
     int64_t shares = 0;
-    const struct nb_batch_part *whole = NULL;
+    const struct nb_batch_input *whole = NULL;
     for (int64_t i = 0; i < count; i++)
         if (!goes_alone(b, &parts[i], &whole))
             b->shares[shares++] = (struct share){&parts[i], 0, parts[i].count};
@@ -489,7 +489,7 @@ static enum nb_status run(struct nb_batch *b, struct nb_batch_part *parts, int64
 
 /* ---- steps ---- */
 
-static enum nb_status check_part(struct nb_batch *b, const struct nb_batch_part *part)
+static enum nb_status check_part(struct nb_batch *b, const struct nb_batch_input *part)
 {
     int64_t V = b->engine->config.vocab_size;
     struct sequence *s = find(b, part->sequence);
@@ -502,10 +502,10 @@ static enum nb_status check_part(struct nb_batch *b, const struct nb_batch_part 
     if (part->count < 1 || !part->ids)
         return nbi_fail(NB_EINVAL, "%lld tokens for sequence %lld", (long long)part->count,
                         (long long)part->sequence);
-    if (part->best_count < 0 || part->best_count > NBI_TOP_MAX || part->best_count > V ||
-        (part->best_count > 0 && !part->best))
-        return nbi_fail(NB_EINVAL, "the %lld best logits for sequence %lld",
-                        (long long)part->best_count, (long long)part->sequence);
+    if (part->topk < 0 || part->topk > NBI_TOPK_MAX || part->topk > V ||
+        (part->topk > 0 && !part->best))
+        return nbi_fail(NB_EINVAL, "the %lld best logits for sequence %lld", (long long)part->topk,
+                        (long long)part->sequence);
     if (part->count > b->opts.context - s->length)
         return nbi_fail(NB_EVALUE,
                         "%lld tokens after %lld of sequence %lld do not fit the context of %lld",
@@ -519,7 +519,7 @@ static enum nb_status check_part(struct nb_batch *b, const struct nb_batch_part 
 }
 
 /* How many pages the parts need that their sequences do not have. */
-static enum nb_status check_parts(struct nb_batch *b, const struct nb_batch_part *parts,
+static enum nb_status check_parts(struct nb_batch *b, const struct nb_batch_input *parts,
                                   int64_t count, int64_t *pages)
 {
     int64_t tokens = 0;
@@ -533,7 +533,7 @@ static enum nb_status check_parts(struct nb_batch *b, const struct nb_batch_part
         *pages += pages_for(s->length + parts[i].count) - s->pages;
         tokens += parts[i].count;
     }
-    if (tokens > b->opts.chunk && !b->steady)
+    if (tokens > b->opts.chunk && !b->batch_invariant)
         return nbi_fail(NB_EVALUE, "%lld tokens for a step, which has room for %lld",
                         (long long)tokens, (long long)b->opts.chunk);
     if (*pages > b->unused_count)
@@ -545,7 +545,7 @@ static enum nb_status check_parts(struct nb_batch *b, const struct nb_batch_part
     return NB_OK;
 }
 
-enum nb_status nb_batch_step(struct nb_batch *b, struct nb_batch_part *parts, int64_t count)
+enum nb_status nb_batch_step(struct nb_batch *b, struct nb_batch_input *parts, int64_t count)
 {
     int64_t pages;
     NBI_TRY(check_parts(b, parts, count, &pages));

@@ -81,7 +81,7 @@ static enum nb_status read_ends_of_answers(struct nb_engine *e, const char *dir)
     return read_generation(e, dir);
 }
 
-enum nb_status nbi_engine_wrap(struct nb_engine *e, const struct nbi_engine_parts *p)
+enum nb_status nbi_engine_borrow(struct nb_engine *e, const struct nbi_engine_parts *p)
 {
     *e = (struct nb_engine){.be = p->be,
                             .config = *p->config,

@@ -36,4 +36,4 @@ struct nbi_engine_parts {
     int threads;
 };
 
-enum nb_status nbi_engine_wrap(struct nb_engine *e, const struct nbi_engine_parts *parts);
+enum nb_status nbi_engine_borrow(struct nb_engine *e, const struct nbi_engine_parts *parts);

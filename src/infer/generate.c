@@ -10,11 +10,11 @@ static int64_t room(const struct nb_session *s)
 }
 
 /* One token more; *done when it was the last. */
-static enum nb_status next(struct nb_session *s, struct nbi_answering *a, bool *done)
+static enum nb_status next(struct nb_session *s, struct nbi_response *a, bool *done)
 {
     int32_t id;
     NBI_TRY(nbi_check_interrupt());
-    NBI_TRY(nbi_answering_token(a, room(s), &id, done));
+    NBI_TRY(nbi_response_token(a, room(s), &id, done));
     /* The token joins the session also if it is the last, so that the next turn finds it there. */
     if (room(s) < 1)
         return NB_OK;
@@ -22,13 +22,13 @@ static enum nb_status next(struct nb_session *s, struct nbi_answering *a, bool *
                  : nbi_session_append_next(s, &id, 1, &a->next);
 }
 
-static enum nb_status run(struct nb_session *s, struct nbi_answering *a, const int32_t *prompt,
+static enum nb_status run(struct nb_session *s, struct nbi_response *a, const int32_t *prompt,
                           size_t count)
 {
     struct nb_generate_result *r = a->result;
-    NBI_TRY(nbi_answering_begin(a, prompt, count, nbi_session_context(s)));
+    NBI_TRY(nbi_response_begin(a, prompt, count, nbi_session_context(s)));
     double start = nbi_now();
-    NBI_TRY(nbi_session_continue(s, prompt, (int64_t)count, &a->next, &r->reused_tokens));
+    NBI_TRY(nbi_session_set_prompt(s, prompt, (int64_t)count, &a->next, &r->reused_tokens));
     r->prompt_seconds = nbi_now() - start;
     start = nbi_now();
     enum nb_status rc = NB_OK;
@@ -41,9 +41,8 @@ static enum nb_status run(struct nb_session *s, struct nbi_answering *a, const i
 enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt, size_t count,
                            const struct nb_generate_opts *opts, struct nb_generate_result *result)
 {
-    struct nbi_answering a = {
-        .engine = nbi_session_engine(session), .opts = opts, .result = result};
-    return nbi_answering_end(&a, run(session, &a, prompt, count));
+    struct nbi_response a = {.engine = nbi_session_engine(session), .opts = opts, .result = result};
+    return nbi_response_end(&a, run(session, &a, prompt, count));
 }
 
 void nb_generate_result_release(struct nb_generate_result *result)

@@ -8,7 +8,7 @@
 /* ---- text as it grows ---- */
 
 /* Bytes at the end that may be the beginning of a stop text. */
-static size_t held_back(const struct nbi_answering *a)
+static size_t held_back(const struct nbi_response *a)
 {
     size_t most = 0;
     for (const char *const *stop = a->opts->stop; stop && *stop; stop++) {
@@ -23,7 +23,7 @@ static size_t held_back(const struct nbi_answering *a)
 }
 
 /* Where the first stop text starts that is not wholly in what was there before; len if none. */
-static size_t find_stop(const struct nbi_answering *a)
+static size_t find_stop(const struct nbi_response *a)
 {
     size_t at = a->text.len;
     for (const char *const *stop = a->opts->stop; stop && *stop; stop++) {
@@ -35,7 +35,7 @@ static size_t find_stop(const struct nbi_answering *a)
     return at;
 }
 
-static enum nb_status show(struct nbi_answering *a, size_t end)
+static enum nb_status show(struct nbi_response *a, size_t end)
 {
     size_t from = a->shown;
     a->shown = end;
@@ -45,7 +45,7 @@ static enum nb_status show(struct nbi_answering *a, size_t end)
 }
 
 /* id -1: the answer ends. */
-static enum nb_status grow(struct nbi_answering *a, int32_t id)
+static enum nb_status grow(struct nbi_response *a, int32_t id)
 {
     const char *text;
     size_t len;
@@ -66,8 +66,8 @@ static enum nb_status grow(struct nbi_answering *a, int32_t id)
 
 /* ---- tokens ---- */
 
-enum nb_status nbi_answering_begin(struct nbi_answering *a, const int32_t *prompt, size_t count,
-                                   int64_t context)
+enum nb_status nbi_response_begin(struct nbi_response *a, const int32_t *prompt, size_t count,
+                                  int64_t context)
 {
     int64_t V = a->engine->config.vocab_size, max = a->opts->max_tokens;
     memset(a->result, 0, sizeof *a->result);
@@ -80,28 +80,28 @@ enum nb_status nbi_answering_begin(struct nbi_answering *a, const int32_t *promp
     a->result->ids = malloc((size_t)max * sizeof *a->result->ids);
     if (!a->logits || !a->result->ids)
         return nbi_fail_memory("logits", (size_t)V * sizeof *a->logits);
-    NBI_TRY(nbi_token_sampler_init(&a->sampler, &a->opts->sampling, V));
-    a->next.J = nbi_token_sampler_wants(&a->sampler);
-    a->next.draw = nbi_token_sampler_plan(&a->sampler);
+    NBI_TRY(nbi_sampler_init(&a->sampler, &a->opts->sampling, V));
+    a->next.J = nbi_sampler_topk(&a->sampler);
+    a->next.draw = nbi_sampler_draw(&a->sampler);
     if (a->next.J == 0 || a->opts->check_logits)
         a->next.logits = a->logits;
     for (size_t i = 0; i < count; i++)
-        nbi_token_sampler_accept(&a->sampler, prompt[i]);
+        nbi_sampler_accept(&a->sampler, prompt[i]);
     return NB_OK;
 }
 
-enum nb_status nbi_answering_token(struct nbi_answering *a, int64_t room, int32_t *id, bool *done)
+enum nb_status nbi_response_token(struct nbi_response *a, int64_t room, int32_t *id, bool *done)
 {
     struct nb_generate_result *r = a->result;
     size_t bytes = (size_t)a->engine->config.vocab_size * sizeof *a->logits;
     if (a->opts->check_logits)
         r->logits_crc = nbi_crc32c(0, a->logits, bytes);
     if (a->next.logits)
-        NBI_TRY(nbi_token_sampler_next(&a->sampler, a->logits, id));
+        NBI_TRY(nbi_sampler_pick(&a->sampler, a->logits, id));
     else
-        *id = nbi_token_sampler_of(&a->sampler, a->next.best);
-    a->next.draw = nbi_token_sampler_plan(&a->sampler);
-    nbi_token_sampler_accept(&a->sampler, *id);
+        *id = nbi_sampler_from_topk(&a->sampler, a->next.best);
+    a->next.draw = nbi_sampler_draw(&a->sampler);
+    nbi_sampler_accept(&a->sampler, *id);
     r->ids[r->count++] = *id;
     bool end = !a->opts->ignore_eos && nbi_engine_ends(a->engine, *id);
     if (!end)
@@ -118,14 +118,14 @@ enum nb_status nbi_answering_token(struct nbi_answering *a, int64_t room, int32_
     return NB_OK;
 }
 
-enum nb_status nbi_answering_end(struct nbi_answering *a, enum nb_status rc)
+enum nb_status nbi_response_end(struct nbi_response *a, enum nb_status rc)
 {
     /* An answer that was interrupted keeps what there is of it. */
     if (rc == NB_OK || rc == NB_EINTERRUPTED) {
         enum nb_status last = grow(a, -1);
         rc = last == NB_OK ? rc : last;
     }
-    nbi_token_sampler_release(&a->sampler);
+    nbi_sampler_release(&a->sampler);
     free(a->logits);
     nb_decoder_release(&a->decoder);
     a->result->text = a->text.p ? a->text.p : strdup("");

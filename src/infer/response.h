@@ -7,12 +7,12 @@
 #include "base/str.h"
 #include "infer/session.h"
 
-struct nbi_answering {
+struct nbi_response {
     const struct nb_engine *engine;
     const struct nb_generate_opts *opts;
     struct nb_generate_result *result;
-    struct nbi_token_sampler sampler;
-    struct nbi_next next; /* what is wanted behind the last token; to be filled in */
+    struct nbi_sampler sampler;
+    struct nbi_logits_spec next; /* what is wanted behind the last token; to be filled in */
     float *logits;
     struct nb_decoder decoder;
     struct nbi_str text; /* all of it; the first `shown` bytes have been handed out */
@@ -20,13 +20,13 @@ struct nbi_answering {
     bool stopped; /* by a stop text */
 };
 
-/* Behind a prompt, in a context of so many tokens. nbi_answering_end also after a failure. */
-enum nb_status nbi_answering_begin(struct nbi_answering *a, const int32_t *prompt, size_t count,
-                                   int64_t context);
+/* Behind a prompt, in a context of so many tokens. nbi_response_end also after a failure. */
+enum nb_status nbi_response_begin(struct nbi_response *a, const int32_t *prompt, size_t count,
+                                  int64_t context);
 
 /* The next token, from a->next; *done when it was the last. room: tokens that the context has left.
  */
-enum nb_status nbi_answering_token(struct nbi_answering *a, int64_t room, int32_t *id, bool *done);
+enum nb_status nbi_response_token(struct nbi_response *a, int64_t room, int32_t *id, bool *done);
 
 /* With what the answer ended with. The result has its text then, or was released. */
-enum nb_status nbi_answering_end(struct nbi_answering *a, enum nb_status rc);
+enum nb_status nbi_response_end(struct nbi_response *a, enum nb_status rc);

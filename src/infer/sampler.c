@@ -26,8 +26,8 @@ static enum nb_status check(const struct nb_sampling *o, int64_t vocab)
     return NB_OK;
 }
 
-enum nb_status nbi_token_sampler_init(struct nbi_token_sampler *s, const struct nb_sampling *opts,
-                                      int64_t vocab)
+enum nb_status nbi_sampler_init(struct nbi_sampler *s, const struct nb_sampling *opts,
+                                int64_t vocab)
 {
     memset(s, 0, sizeof *s);
     NBI_TRY(check(opts, vocab));
@@ -40,11 +40,11 @@ enum nb_status nbi_token_sampler_init(struct nbi_token_sampler *s, const struct 
     s->seen = malloc((size_t)vocab * sizeof *s->seen);
     if (s->candidates && s->counts && s->seen)
         return NB_OK;
-    nbi_token_sampler_release(s);
+    nbi_sampler_release(s);
     return nbi_fail_memory("sampler", (size_t)vocab * sizeof *s->candidates);
 }
 
-void nbi_token_sampler_release(struct nbi_token_sampler *s)
+void nbi_sampler_release(struct nbi_sampler *s)
 {
     free(s->candidates);
     free(s->counts);
@@ -52,7 +52,7 @@ void nbi_token_sampler_release(struct nbi_token_sampler *s)
     memset(s, 0, sizeof *s);
 }
 
-void nbi_token_sampler_accept(struct nbi_token_sampler *s, int32_t id)
+void nbi_sampler_accept(struct nbi_sampler *s, int32_t id)
 {
     if (id < 0 || id >= s->vocab)
         return;
@@ -62,7 +62,7 @@ void nbi_token_sampler_accept(struct nbi_token_sampler *s, int32_t id)
 
 /* Repetition divides positive logits and multiplies negative ones, as Hugging Face has it; presence
  * and frequency subtract, as OpenAI's interface has it. */
-static void penalise(const struct nbi_token_sampler *s, float *logits)
+static void penalise(const struct nbi_sampler *s, float *logits)
 {
     const struct nb_sampling *o = &s->opts;
     for (int64_t i = 0; s->penalties && i < s->seen_count; i++) {
@@ -95,7 +95,7 @@ static void sink(struct nb_candidate *heap, int64_t n, int64_t i)
 }
 
 /* The best k of all, best first. */
-static int64_t select_best(struct nbi_token_sampler *s, const float *logits, int64_t k)
+static int64_t select_best(struct nbi_sampler *s, const float *logits, int64_t k)
 {
     struct nb_candidate *heap = s->candidates;
     int64_t n = k < s->vocab ? k : s->vocab;
@@ -142,7 +142,7 @@ struct odds {
     double unit;
 };
 
-static struct odds make_odds(const struct nbi_token_sampler *s, float top)
+static struct odds make_odds(const struct nbi_sampler *s, float top)
 {
     double cold = 1 / s->opts.temperature; /* may be infinite; 1e30 does as well */
     int bits = 62;
@@ -165,7 +165,7 @@ static inline int64_t weight_of(const struct odds *o, float logit)
 /* ---- truncation ---- */
 
 /* Top-p leaves the fewest tokens, best first, that together have this weight. */
-static int64_t top_p_weight(const struct nbi_token_sampler *s, int64_t all)
+static int64_t top_p_weight(const struct nbi_sampler *s, int64_t all)
 {
     double wanted = ceil(s->opts.top_p * (double)all);
     return s->opts.top_p == 1 || wanted >= (double)all ? all : wanted < 1 ? 1 : (int64_t)wanted;
@@ -177,14 +177,14 @@ static inline bool likely(const struct odds *o, float logit, double log_min_p)
     return log_odds(o, logit) >= log_min_p;
 }
 
-static uint64_t bits_of(const struct nbi_token_sampler *s, uint64_t draw)
+static uint64_t bits_of(const struct nbi_sampler *s, uint64_t draw)
 {
     struct nbi_philox r = nbi_philox(s->opts.seed, draw, 0x73616D70);
     return (uint64_t)r.v[0] << 32 | r.v[1];
 }
 
 /* Where in [0, total) the draw falls. */
-static int64_t spin(const struct nbi_token_sampler *s, uint64_t draw, int64_t total)
+static int64_t spin(const struct nbi_sampler *s, uint64_t draw, int64_t total)
 {
     return (int64_t)(((unsigned __int128)bits_of(s, draw) * (uint64_t)total) >> 64);
 }
@@ -202,7 +202,7 @@ static int32_t covering(const struct odds *o, const struct nb_candidate *sorted,
 }
 
 /* The definition: a draw from n candidates, best first. */
-static int32_t draw_sorted(const struct nbi_token_sampler *s, int64_t n, uint64_t draw)
+static int32_t draw_sorted(const struct nbi_sampler *s, int64_t n, uint64_t draw)
 {
     const struct nb_candidate *c = s->candidates;
     struct odds o = make_odds(s, c[0].logit);
@@ -294,9 +294,8 @@ static int32_t covering_unsorted(const struct odds *o, struct nb_candidate *c, i
 }
 
 /* As covering, of all tokens, which p has the slices of. */
-static int32_t covering_of_all(struct nbi_token_sampler *s, const float *logits,
-                               const struct odds *o, const struct slices *p, int64_t at,
-                               int64_t *end)
+static int32_t covering_of_all(struct nbi_sampler *s, const float *logits, const struct odds *o,
+                               const struct slices *p, int64_t at, int64_t *end)
 {
     int64_t from, n = 0;
     int b = covering_slice(p, at, &from);
@@ -320,7 +319,7 @@ static int32_t covering_of_all(struct nbi_token_sampler *s, const float *logits,
 }
 
 /* What draw_sorted gives for all tokens. */
-static int32_t draw_unsorted(struct nbi_token_sampler *s, const float *logits, uint64_t draw)
+static int32_t draw_unsorted(struct nbi_sampler *s, const float *logits, uint64_t draw)
 {
     struct slices p;
     float high = logits[0], low = high;
@@ -347,30 +346,30 @@ static int32_t draw_unsorted(struct nbi_token_sampler *s, const float *logits, u
     return covering_of_all(s, logits, &o, &p, spin(s, draw, end < left ? end : left), &end);
 }
 
-int64_t nbi_token_sampler_wants(const struct nbi_token_sampler *s)
+int64_t nbi_sampler_topk(const struct nbi_sampler *s)
 {
     bool plain = !s->penalties && s->opts.bias_count == 0;
     int64_t k = s->opts.temperature == 0 ? 1 : s->opts.top_k;
     k = k < s->vocab ? k : s->vocab;
-    return plain && k <= NBI_SAMPLER_FEW ? k : 0;
+    return plain && k <= NBI_TOPK_MAX ? k : 0;
 }
 
-struct nbi_draw nbi_token_sampler_plan(const struct nbi_token_sampler *s)
+struct nbi_draw nbi_sampler_draw(const struct nbi_sampler *s)
 {
     struct odds o = make_odds(s, 0);
     return (struct nbi_draw){o.cold, o.unit, s->opts.top_p, log(s->opts.min_p),
                              bits_of(s, s->draws)};
 }
 
-int32_t nbi_token_sampler_of(struct nbi_token_sampler *s, const struct nb_candidate *best)
+int32_t nbi_sampler_from_topk(struct nbi_sampler *s, const struct nb_candidate *best)
 {
-    int64_t n = nbi_token_sampler_wants(s);
+    int64_t n = nbi_sampler_topk(s);
     uint64_t draw = s->draws++;
     memcpy(s->candidates, best, (size_t)n * sizeof *best);
     return n == 1 ? best[0].id : draw_sorted(s, n, draw);
 }
 
-enum nb_status nbi_token_sampler_next(struct nbi_token_sampler *s, float *logits, int32_t *id)
+enum nb_status nbi_sampler_pick(struct nbi_sampler *s, float *logits, int32_t *id)
 {
     NBI_TRY(check_finite(logits, s->vocab));
     penalise(s, logits);

@@ -7,9 +7,7 @@
 
 #include "backend/backend.h"
 
-#define NBI_SAMPLER_FEW 64 /* best that a caller may be asked for, at most */
-
-struct nbi_token_sampler {
+struct nbi_sampler {
     struct nb_sampling opts;
     uint64_t draws;
     int64_t vocab;
@@ -21,21 +19,21 @@ struct nbi_token_sampler {
 };
 
 /* Nothing is allocated afterwards. Out of range options are NB_EINVAL. */
-enum nb_status nbi_token_sampler_init(struct nbi_token_sampler *s, const struct nb_sampling *opts,
-                                      int64_t vocab);
-void nbi_token_sampler_release(struct nbi_token_sampler *s);
+enum nb_status nbi_sampler_init(struct nbi_sampler *s, const struct nb_sampling *opts,
+                                int64_t vocab);
+void nbi_sampler_release(struct nbi_sampler *s);
 
 /* Tells it of a token that is in the text now. */
-void nbi_token_sampler_accept(struct nbi_token_sampler *s, int32_t id);
+void nbi_sampler_accept(struct nbi_sampler *s, int32_t id);
 
 /* How many of the best logits decide; 0: all logits do. */
-int64_t nbi_token_sampler_wants(const struct nbi_token_sampler *s);
+int64_t nbi_sampler_topk(const struct nbi_sampler *s);
 
 /* How the next draw from those will go. */
-struct nbi_draw nbi_token_sampler_plan(const struct nbi_token_sampler *s);
+struct nbi_draw nbi_sampler_draw(const struct nbi_sampler *s);
 
-/* As nbi_token_sampler_next, from as many of the best as it wants, best first. */
-int32_t nbi_token_sampler_of(struct nbi_token_sampler *s, const struct nb_candidate *best);
+/* As nbi_sampler_pick, from as many of the best as it wants, best first. */
+int32_t nbi_sampler_from_topk(struct nbi_sampler *s, const struct nb_candidate *best);
 
 /* logits [vocab] are changed. NaN or infinity among them is an error. */
-enum nb_status nbi_token_sampler_next(struct nbi_token_sampler *s, float *logits, int32_t *id);
+enum nb_status nbi_sampler_pick(struct nbi_sampler *s, float *logits, int32_t *id);

@@ -5,8 +5,8 @@
 #include "infer/response.h"
 
 struct lane {
-    struct nbi_job *job; /* NULL: free */
-    struct nbi_answering answer;
+    struct nbi_request *job; /* NULL: free */
+    struct nbi_response answer;
     int64_t sequence;
     size_t fed; /* tokens of the prompt */
     int32_t id; /* the last token of the answer, behind the prompt */
@@ -14,16 +14,17 @@ struct lane {
 
 struct many {
     const struct nb_engine *engine;
-    const struct nbi_many_opts *opts;
+    const struct nbi_scheduler_opts *opts;
     struct nb_batch *batch;
     struct nb_batch_info info;
     struct lane *lanes;
-    struct nb_batch_part *parts;
-    struct nbi_job *next, *end; /* jobs that have not begun */
+    struct nb_batch_input *parts;
+    struct nbi_request *next, *end; /* jobs that have not begun */
 };
 
 /* Tokens of the longest one, with its answer. */
-static int64_t longest(const struct nb_engine *engine, const struct nbi_job *jobs, int64_t count)
+static int64_t longest(const struct nb_engine *engine, const struct nbi_request *jobs,
+                       int64_t count)
 {
     int64_t most = 1, limit = engine->config.max_position;
     for (int64_t i = 0; i < count; i++) {
@@ -36,27 +37,27 @@ static int64_t longest(const struct nb_engine *engine, const struct nbi_job *job
 
 static enum nb_status begin(struct many *m, struct lane *l)
 {
-    struct nbi_job *job = m->next++;
+    struct nbi_request *job = m->next++;
     if ((int64_t)job->count > m->info.context)
         return nbi_fail(NB_EVALUE, "a prompt has %zu tokens, and the context is of %lld",
                         job->count, (long long)m->info.context);
     *l = (struct lane){.job = job,
                        .answer = {.engine = m->engine, .opts = &job->opts, .result = &job->result}};
-    NBI_TRY(nbi_answering_begin(&l->answer, job->prompt, job->count, m->info.context));
+    NBI_TRY(nbi_response_begin(&l->answer, job->prompt, job->count, m->info.context));
     return nb_batch_add(m->batch, &l->sequence);
 }
 
 static enum nb_status end(struct lane *l, enum nb_status rc)
 {
     l->job = NULL;
-    return nbi_answering_end(&l->answer, rc);
+    return nbi_response_end(&l->answer, rc);
 }
 
 /* What a lane has in a step: some of its prompt, or its last token. Nothing: count is 0. */
-static struct nb_batch_part part_of(struct lane *l, int64_t room)
+static struct nb_batch_input part_of(struct lane *l, int64_t room)
 {
-    struct nb_batch_part p = {.sequence = l->sequence, .ids = &l->id, .count = 1};
-    struct nbi_next *next = &l->answer.next;
+    struct nb_batch_input p = {.sequence = l->sequence, .ids = &l->id, .count = 1};
+    struct nbi_logits_spec *next = &l->answer.next;
     int64_t left = (int64_t)(l->job->count - l->fed);
     if (left > 0) {
         p.ids = l->job->prompt + l->fed;
@@ -67,20 +68,20 @@ static struct nb_batch_part part_of(struct lane *l, int64_t room)
         return p;
     p.logits = next->logits;
     p.best = next->logits ? NULL : next->best;
-    p.best_count = next->logits ? 0 : next->J;
+    p.topk = next->logits ? 0 : next->J;
     return p;
 }
 
 /* After the step that had the part. */
-static enum nb_status go_on(struct many *m, struct lane *l, const struct nb_batch_part *p)
+static enum nb_status go_on(struct many *m, struct lane *l, const struct nb_batch_input *p)
 {
     bool done = false;
     if (!p->logits && !p->best)
         return NB_OK;
     if (p->odd)
         return nbi_fail(NB_EVALUE, "a logit is not finite");
-    NBI_TRY(nbi_answering_token(
-        &l->answer, m->info.context - nb_batch_length(m->batch, l->sequence), &l->id, &done));
+    NBI_TRY(nbi_response_token(&l->answer, m->info.context - nb_batch_length(m->batch, l->sequence),
+                               &l->id, &done));
     if (!done)
         return NB_OK;
     NBI_TRY(nb_batch_drop(m->batch, l->sequence));
@@ -94,7 +95,7 @@ static enum nb_status go_on(struct many *m, struct lane *l, const struct nb_batc
 static enum nb_status step(struct many *m, bool *any)
 {
     int64_t lanes = m->opts->parallel, count = 0, room = m->info.chunk - lanes;
-    struct nb_batch_part *last = m->parts;
+    struct nb_batch_input *last = m->parts;
     NBI_TRY(nbi_check_interrupt());
     for (int64_t i = 0; i < lanes; i++) {
         struct lane *l = &m->lanes[i];
@@ -138,8 +139,8 @@ static enum nb_status run(struct many *m, int64_t context)
     return rc;
 }
 
-enum nb_status nbi_generate_many(const struct nb_engine *engine, struct nbi_job *jobs,
-                                 int64_t count, const struct nbi_many_opts *opts)
+enum nb_status nbi_generate_many(const struct nb_engine *engine, struct nbi_request *jobs,
+                                 int64_t count, const struct nbi_scheduler_opts *opts)
 {
     struct many m = {.engine = engine, .opts = opts, .next = jobs, .end = jobs + count};
     enum nb_status rc = run(&m, longest(engine, jobs, count));
@@ -149,7 +150,7 @@ enum nb_status nbi_generate_many(const struct nb_engine *engine, struct nbi_job 
     return rc;
 }
 
-void nbi_jobs_free(struct nbi_job *jobs, int64_t count)
+void nbi_requests_free(struct nbi_request *jobs, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         free(jobs[i].prompt);

@@ -3,17 +3,14 @@
 
 #include <string.h>
 
-/* What the sampler may ask for, the backend can give. */
-_Static_assert(NBI_SAMPLER_FEW <= NBI_TOP_MAX, "the best that decide");
-
 struct nb_session {
     const struct nb_engine *engine;
     struct nbi_session_opts opts;
     struct nbi_stream *stream;
     struct nbi_acts acts;
-    struct nbi_ptr cache;        /* all layers' keys and values */
-    struct nbi_kv_store *stores; /* [layers] */
-    int64_t row_bytes;           /* of one layer's keys of one token */
+    struct nbi_ptr cache;       /* all layers' keys and values */
+    struct nbi_kv_view *stores; /* [layers] */
+    int64_t row_bytes;          /* of one layer's keys of one token */
     int64_t length;
     int32_t *tokens; /* [context] */
     /* Behind a token that is alone the one that is likely to follow is computed before anyone asks
@@ -75,7 +72,7 @@ void nbi_session_plan(const struct nb_engine *engine, const struct nbi_session_o
     plan->activations = nbi_acts_bytes(c, &room);
     plan->host = (int64_t)sizeof(struct nb_session) +
                  (o.context + 5 * o.chunk) * (int64_t)sizeof(int32_t) +
-                 c->layers * (int64_t)sizeof(struct nbi_kv_store) + nbi_acts_host_bytes(c, &room);
+                 c->layers * (int64_t)sizeof(struct nbi_kv_view) + nbi_acts_host_bytes(c, &room);
 }
 
 static enum nb_status make_host(struct nb_session *s)
@@ -105,8 +102,8 @@ static enum nb_status make_device(struct nb_session *s)
     NBI_TRY(be->alloc(be, "key/value cache", 2 * c->layers * per_layer, &s->cache));
     for (int64_t i = 0; i < c->layers; i++)
         s->stores[i] =
-            (struct nbi_kv_store){nbi_ptr_add(s->cache, 2 * i * per_layer),
-                                  nbi_ptr_add(s->cache, (2 * i + 1) * per_layer), s->opts.kv};
+            (struct nbi_kv_view){nbi_ptr_add(s->cache, 2 * i * per_layer),
+                                 nbi_ptr_add(s->cache, (2 * i + 1) * per_layer), s->opts.kv};
     if (!s->opts.exact)
         NBI_TRY(nbi_acts_ready(&s->acts, &s->engine->weights, s->stream, s->stores));
     return NB_OK;
@@ -232,7 +229,7 @@ static enum nb_status pass(struct nb_session *s, int64_t from, int64_t count, fl
     s->pass_from = from;
     s->pass_rows = count;
     s->ahead = -1;
-    s->leads = s->opts.mode != NB_KV_NONE && nbi_forward_leads(&s->acts, &p);
+    s->leads = s->opts.mode != NB_KV_NONE && nbi_forward_can_run_ahead(&s->acts, &p);
     if (!done)
         NBI_TRY(nbi_forward(&s->engine->weights, &s->acts, s->stream, &p));
     if (rows > 0 && !logits)
@@ -307,11 +304,11 @@ static enum nb_status fail_odd(void)
 }
 
 /* The best, while the device goes on with one of them. */
-static enum nb_status fetch_and_follow(struct nb_session *s, struct nbi_next *next)
+static enum nb_status fetch_and_follow(struct nb_session *s, struct nbi_logits_spec *next)
 {
     const struct nbi_pass p = pass_of(s, s->length, 1, 1);
-    struct nbi_follow f = {.J = next->J, .draw = next->draw};
-    NBI_TRY(nbi_forward_follow(&s->engine->weights, &s->acts, s->stream, &p, &f));
+    struct nbi_run_ahead f = {.J = next->J, .draw = next->draw};
+    NBI_TRY(nbi_forward_run_ahead(&s->engine->weights, &s->acts, s->stream, &p, &f));
     if (f.odd)
         return fail_odd();
     memcpy(next->best, f.best, (size_t)f.J * sizeof *f.best);
@@ -322,27 +319,27 @@ static enum nb_status fetch_and_follow(struct nb_session *s, struct nbi_next *ne
 }
 
 /* Of the logits that a pass has left on the device. */
-static enum nb_status fetch_best(struct nb_session *s, struct nbi_next *next)
+static enum nb_status fetch_best(struct nb_session *s, struct nbi_logits_spec *next)
 {
     struct nbi_backend *be = s->engine->be;
-    int32_t top[1 + 2 * NBI_TOP_MAX];
+    int32_t top[1 + 2 * NBI_TOPK_MAX];
     if (s->leads && (next->J == 1 || next->draw.unit > 0) && s->length < s->opts.context)
         return fetch_and_follow(s, next);
-    NBI_TRY(nbi_forward_top(&s->engine->weights, &s->acts, s->stream, 1, next->J));
-    NBI_TRY(be->download(s->stream, top, s->acts.top, nbi_top_bytes(1, next->J)));
+    NBI_TRY(nbi_forward_topk(&s->engine->weights, &s->acts, s->stream, 1, next->J));
+    NBI_TRY(be->download(s->stream, top, s->acts.top, nbi_topk_bytes(1, next->J)));
     NBI_TRY(be->sync(s->stream));
     return nbi_best_of(next->best, top, 0, 1, next->J) ? NB_OK : fail_odd();
 }
 
 enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,
-                                       struct nbi_next *next)
+                                       struct nbi_logits_spec *next)
 {
     NBI_TRY(append(s, ids, count, next->logits, 1));
     return next->logits ? NB_OK : fetch_best(s, next);
 }
 
-enum nb_status nbi_session_continue(struct nb_session *s, const int32_t *ids, int64_t count,
-                                    struct nbi_next *next, int64_t *reused)
+enum nb_status nbi_session_set_prompt(struct nb_session *s, const int32_t *ids, int64_t count,
+                                      struct nbi_logits_spec *next, int64_t *reused)
 {
     int64_t same = 0;
     if (count < 1 || count > s->opts.context)
@@ -419,7 +416,7 @@ enum nb_status nbi_session_restore(struct nb_session *s, const struct nbi_snapsh
     return NB_OK;
 }
 
-enum nb_status nbi_session_watch(struct nb_session *s, nbi_layer_fn fn, void *ctx)
+enum nb_status nbi_session_layer_hook(struct nb_session *s, nbi_layer_fn fn, void *ctx)
 {
     size_t bytes = (size_t)(s->opts.chunk * s->engine->config.hidden_size) * sizeof *s->watched;
     if (fn && !s->watched && !(s->watched = malloc(bytes)))

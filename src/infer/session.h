@@ -42,21 +42,21 @@ enum nb_status nbi_session_append(struct nb_session *s, const int32_t *ids, int6
                                   float *logits, int64_t rows);
 
 /* What is wanted behind the last token: all logits, or the J best of them, best first. */
-struct nbi_next {
+struct nbi_logits_spec {
     float *logits; /* [V], or NULL: */
-    int64_t J;     /* up to NBI_TOP_MAX and V */
-    struct nb_candidate best[NBI_TOP_MAX];
+    int64_t J;     /* up to NBI_TOPK_MAX and V */
+    struct nb_candidate best[NBI_TOPK_MAX];
     /* How one of several will be drawn, so that it may be computed ahead; a unit of 0: nobody
      * knows, and so it is afterwards. */
     struct nbi_draw draw;
 };
 
-/* The best of one of M rows from what nbi_forward_top left; whether the row was finite. */
+/* The best of one of M rows from what nbi_forward_topk left; whether the row was finite. */
 bool nbi_best_of(struct nb_candidate *best, const int32_t *top, int64_t row, int64_t M, int64_t J);
 
 /* Appends tokens. A logit that is not finite is NB_EVALUE if the best are asked for. */
 enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,
-                                       struct nbi_next *next);
+                                       struct nbi_logits_spec *next);
 
 /* Forgets all but the first `length` tokens. */
 void nbi_session_truncate(struct nb_session *s, int64_t length);
@@ -64,8 +64,8 @@ void nbi_session_truncate(struct nb_session *s, int64_t length);
 /* Appends ids as far as they are not there already: what a session has of a beginning in common
  * with them is kept, the rest is forgotten. At least the last token is computed. *reused: tokens
  * that were there. */
-enum nb_status nbi_session_continue(struct nb_session *s, const int32_t *ids, int64_t count,
-                                    struct nbi_next *next, int64_t *reused);
+enum nb_status nbi_session_set_prompt(struct nb_session *s, const int32_t *ids, int64_t count,
+                                      struct nbi_logits_spec *next, int64_t *reused);
 
 /* The prompt of a conversation that is a question alone, without thinking; the caller frees ids. */
 enum nb_status nbi_question_ids(const struct nb_engine *e, const char *question, int32_t **ids,
@@ -82,4 +82,4 @@ void nbi_snapshot_free(struct nbi_snapshot *snapshot);
  * tokens [from, from + rows). */
 typedef enum nb_status (*nbi_layer_fn)(void *ctx, int64_t layer, int64_t from, int64_t rows,
                                        const float *x);
-enum nb_status nbi_session_watch(struct nb_session *s, nbi_layer_fn fn, void *ctx);
+enum nb_status nbi_session_layer_hook(struct nb_session *s, nbi_layer_fn fn, void *ctx);

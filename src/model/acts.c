@@ -44,8 +44,8 @@ static void lay_out_common(struct nbi_acts *a, const struct nbi_config *c, struc
     a->x = floats(at, N, c->hidden_size);
     a->final = floats(at, M, c->hidden_size);
     a->logits = floats(at, M, c->vocab_size);
-    a->top = take(at, nbi_top_bytes(a->tops, NBI_TOP_MAX), 1);
-    a->top_room = take(at, a->tops * nbi_top_room(c->vocab_size), 1);
+    a->top = take(at, nbi_topk_bytes(a->tops, NBI_TOPK_MAX), 1);
+    a->top_room = take(at, a->tops * nbi_topk_scratch_bytes(c->vocab_size), 1);
 }
 
 /* Sets all pieces relative to base; the bytes they need. layer may be NULL. */
@@ -81,7 +81,7 @@ static void lay_out_layer(const struct nbi_acts *a, struct nbi_layer_acts *l,
     l->q_rot = floats(at, N, q);
     l->rstd_q = floats(at, N, c->heads);
     l->rstd_k = floats(at, N, c->kv_heads);
-    l->kv = (struct nbi_kv_store){floats(at, N, kv), floats(at, N, kv), NBI_F32};
+    l->kv = (struct nbi_kv_view){floats(at, N, kv), floats(at, N, kv), NBI_F32};
     l->att = floats(at, N, q);
     l->lse = floats(at, N, c->heads);
     l->mid = floats(at, N, c->hidden_size);
@@ -106,8 +106,8 @@ static void lay_out_back(struct nbi_acts *a, const struct nbi_config *c, struct 
     a->d.ones = floats(at, M, 1);
     at->used = shared;
     a->d.kl = floats(at, M, 1);
-    a->d.base_ids = take(at, M * NBI_BASE_IDS, sizeof(int32_t));
-    a->d.base_p = floats(at, M, NBI_BASE_IDS);
+    a->d.ref_ids = take(at, M * NBI_REF_IDS, sizeof(int32_t));
+    a->d.ref_p = floats(at, M, NBI_REF_IDS);
     at->used = shared;
     a->d.att = floats(at, N, q);
     a->d.q = floats(at, N, q);
@@ -210,32 +210,32 @@ enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be
 }
 
 enum nb_status nbi_acts_ready(struct nbi_acts *a, const struct nbi_weights *w, struct nbi_stream *s,
-                              const struct nbi_kv_store *stores)
+                              const struct nbi_kv_view *stores)
 {
     const struct nbi_config *c = w->config;
-    const struct nbi_token_model m = {.layers = c->layers,
-                                      .C = c->hidden_size,
-                                      .F = c->intermediate_size,
-                                      .NH = c->heads,
-                                      .NKV = c->kv_heads,
-                                      .D = c->head_dim,
-                                      .V = c->vocab_size,
-                                      .layer = w->layers,
-                                      .stores = stores,
-                                      .embed = w->embed,
-                                      .norm = w->norm,
-                                      .head = w->head,
-                                      .frequency = w->frequency,
-                                      .rope_scale = w->rope_scale,
-                                      .eps = (float)c->rms_eps};
-    enum nb_status rc = a->be->token_new ? a->be->token_new(s, &m, &a->token) : NB_OK;
+    const struct nbi_megakernel_model m = {.layers = c->layers,
+                                           .C = c->hidden_size,
+                                           .F = c->intermediate_size,
+                                           .NH = c->heads,
+                                           .NKV = c->kv_heads,
+                                           .D = c->head_dim,
+                                           .V = c->vocab_size,
+                                           .layer = w->layers,
+                                           .stores = stores,
+                                           .embed = w->embed,
+                                           .norm = w->norm,
+                                           .head = w->head,
+                                           .frequency = w->frequency,
+                                           .rope_scale = w->rope_scale,
+                                           .eps = (float)c->rms_eps};
+    enum nb_status rc = a->be->megakernel_new ? a->be->megakernel_new(s, &m, &a->token) : NB_OK;
     return rc == NB_EUNSUPPORTED ? NB_OK : rc;
 }
 
 void nbi_acts_release(struct nbi_acts *a)
 {
     if (a->token)
-        a->be->token_free(a->token);
+        a->be->megakernel_free(a->token);
     if (a->be)
         a->be->free(a->be, a->block);
     free(a->layers);

@@ -11,7 +11,7 @@ struct nbi_layer_acts {
     /* Training only: the residual stream before the layer and between its halves, what norms and
      * softmaxes keep, and this layer's own keys and values. */
     struct nbi_ptr in, mid, rstd1, rstd2, rstd_q, rstd_k, lse;
-    struct nbi_kv_store kv;
+    struct nbi_kv_view kv;
 };
 
 /* What the backward pass works in; gradients of the quantity of the same name. */
@@ -19,7 +19,7 @@ struct nbi_back_acts {
     struct nbi_ptr x, norm, att, q, k, v, act; /* [N, ...] */
     struct nbi_ptr final, rstd, loss, targets; /* of M rows of logits */
     struct nbi_ptr wanted, ones;               /* of M rows, for NBI_LOSS_SCALAR */
-    struct nbi_ptr kl, base_ids, base_p;       /* of M rows */
+    struct nbi_ptr kl, ref_ids, ref_p;         /* of M rows */
 };
 
 struct nbi_acts {
@@ -40,11 +40,12 @@ struct nbi_acts {
     struct nbi_ptr x;              /* [N, C] residual stream */
     struct nbi_ptr final;          /* [M, C] */
     struct nbi_ptr logits;         /* [M, V] */
-    struct nbi_ptr top, top_room;  /* see nbi_forward_top */
+    struct nbi_ptr top, top_room;  /* see nbi_forward_topk */
     struct nbi_layer_acts *layers; /* of inference, all the same */
     int64_t layer_count;
-    struct nbi_back_acts d;  /* training only */
-    struct nbi_token *token; /* single tokens at once, if the backend can; see nbi_acts_ready */
+    struct nbi_back_acts d; /* training only */
+    struct nbi_megakernel
+        *token; /* single tokens at once, if the backend can; see nbi_acts_ready */
 };
 
 struct nbi_acts_opts {
@@ -71,7 +72,7 @@ int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_act
 /* From now on passes over a single token with these stores go through the backend's own way, where
  * it has one for the model. The stores and the stream stay. */
 enum nb_status nbi_acts_ready(struct nbi_acts *a, const struct nbi_weights *w, struct nbi_stream *s,
-                              const struct nbi_kv_store *stores);
+                              const struct nbi_kv_view *stores);
 
 void nbi_acts_release(struct nbi_acts *a);
 

@@ -167,8 +167,8 @@ static enum nb_status cross_entropy(const struct head *h, int64_t first, int64_t
                                                      .K = C,
                                                      .exact = true}));
     if (J > 0) {
-        NBI_TRY(be->upload(h->s, a->d.base_ids, l->base_ids + first * J, base));
-        NBI_TRY(be->upload(h->s, a->d.base_p, l->base_p + first * J, base));
+        NBI_TRY(be->upload(h->s, a->d.ref_ids, l->ref_ids + first * J, base));
+        NBI_TRY(be->upload(h->s, a->d.ref_p, l->ref_p + first * J, base));
     }
     NBI_TRY(be->xent(h->s, &(struct nbi_op_xent){.loss = a->d.loss,
                                                  .dlogits = h->g ? a->logits : (struct nbi_ptr){0},
@@ -176,8 +176,8 @@ static enum nb_status cross_entropy(const struct head *h, int64_t first, int64_t
                                                  .targets = a->d.targets,
                                                  .scale = l->scale,
                                                  .kl = a->d.kl,
-                                                 .base_ids = a->d.base_ids,
-                                                 .base_p = a->d.base_p,
+                                                 .ref_ids = a->d.ref_ids,
+                                                 .ref_p = a->d.ref_p,
                                                  .kl_scale = l->kl_scale,
                                                  .J = J,
                                                  .N = M,
@@ -282,7 +282,7 @@ enum nb_status nbi_loss(const struct nbi_weights *w, struct nbi_acts *a, struct 
                         const struct nbi_pass *p, struct nbi_labels *l, const struct nbi_grads *g)
 {
     const struct head h = {w, a, s, g, l};
-    NBI_BUG_IF(l->J > NBI_BASE_IDS || (l->J > 0 && l->kind != NBI_LOSS_CE));
+    NBI_BUG_IF(l->J > NBI_REF_IDS || (l->J > 0 && l->kind != NBI_LOSS_CE));
     l->loss = l->kl = 0;
     if (g)
         NBI_TRY(w->be->clear(s, a->d.x, p->N * w->config->hidden_size * (int64_t)sizeof(float)));

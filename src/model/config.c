@@ -248,7 +248,7 @@ static enum nb_status gguf_float(const struct nbi_store *store, const char *key,
                                  double max, double *v)
 {
     double f;
-    NBI_TRY(nbi_kv_float(store, key, &f));
+    NBI_TRY(nbi_gguf_float(store, key, &f));
     if (!(f >= min && f <= max))
         return nbi_fail(NB_EFORMAT, "metadata '%s' is %g, outside %g to %g", key, f, min, max);
     *v = shortest(f);
@@ -262,7 +262,7 @@ static enum nb_status gguf_float(const struct nbi_store *store, const char *key,
 static enum nb_status gguf_rope_scaling(struct nbi_config *c, const struct nbi_store *store)
 {
     char *type = NULL;
-    enum nb_status rc = nbi_kv_string(store, GGUF_ROPE_TYPE, &type);
+    enum nb_status rc = nbi_gguf_string(store, GGUF_ROPE_TYPE, &type);
     if (rc != NB_OK)
         return nbi_unless_absent(rc);
     if (strcmp(type, "none") == 0)
@@ -274,7 +274,7 @@ static enum nb_status gguf_rope_scaling(struct nbi_config *c, const struct nbi_s
         rc = gguf_float(store, GGUF_ROPE_FACTOR, 1, 1024, &c->yarn_factor);
         if (rc == NB_OK)
             rc = nbi_unless_absent(
-                nbi_kv_int(store, GGUF_ROPE_CONTEXT, 1, MAX_POSITION, &c->yarn_original));
+                nbi_gguf_int(store, GGUF_ROPE_CONTEXT, 1, MAX_POSITION, &c->yarn_original));
     }
     free(type);
     return rc;
@@ -284,11 +284,11 @@ static enum nb_status gguf_tokens(struct nbi_config *c, const struct nbi_store *
 {
     int64_t eos = -1;
     NBI_TRY(
-        nbi_unless_absent(nbi_kv_int(store, "tokenizer.ggml.eos_token_id", 0, MAX_VOCAB, &eos)));
-    NBI_TRY(
-        nbi_unless_absent(nbi_kv_int(store, "tokenizer.ggml.bos_token_id", 0, MAX_VOCAB, &c->bos)));
+        nbi_unless_absent(nbi_gguf_int(store, "tokenizer.ggml.eos_token_id", 0, MAX_VOCAB, &eos)));
     NBI_TRY(nbi_unless_absent(
-        nbi_kv_int(store, "tokenizer.ggml.padding_token_id", 0, MAX_VOCAB, &c->pad)));
+        nbi_gguf_int(store, "tokenizer.ggml.bos_token_id", 0, MAX_VOCAB, &c->bos)));
+    NBI_TRY(nbi_unless_absent(
+        nbi_gguf_int(store, "tokenizer.ggml.padding_token_id", 0, MAX_VOCAB, &c->pad)));
     if (eos >= 0)
         c->eos[c->eos_count++] = eos;
     return NB_OK;
@@ -323,7 +323,7 @@ static const struct {
 enum nb_status nbi_config_knows_gguf(const struct nbi_store *store, bool *known)
 {
     char *arch = NULL;
-    enum nb_status rc = nbi_kv_string(store, "general.architecture", &arch);
+    enum nb_status rc = nbi_gguf_string(store, "general.architecture", &arch);
     *known = rc == NB_OK && strcmp(arch, NBI_GGUF_ARCHITECTURE) == 0;
     free(arch);
     return rc == NB_EFORMAT ? NB_OK : nbi_unless_absent(rc); /* not text: another model's */
@@ -332,7 +332,7 @@ enum nb_status nbi_config_knows_gguf(const struct nbi_store *store, bool *known)
 static enum nb_status check_gguf_architecture(const struct nbi_store *store)
 {
     char *arch = NULL;
-    NBI_TRY(nbi_kv_string(store, "general.architecture", &arch));
+    NBI_TRY(nbi_gguf_string(store, "general.architecture", &arch));
     enum nb_status rc =
         strcmp(arch, NBI_GGUF_ARCHITECTURE) == 0
             ? NB_OK
@@ -351,8 +351,8 @@ static enum nb_status read_gguf_sizes(struct nbi_config *c, const struct nbi_sto
         enum nb_status rc =
             gguf_keys[i].real
                 ? gguf_float(store, gguf_keys[i].key, gguf_keys[i].min, gguf_keys[i].max, field)
-                : nbi_kv_int(store, gguf_keys[i].key, (int64_t)gguf_keys[i].min,
-                             (int64_t)gguf_keys[i].max, field);
+                : nbi_gguf_int(store, gguf_keys[i].key, (int64_t)gguf_keys[i].min,
+                               (int64_t)gguf_keys[i].max, field);
         NBI_TRY(gguf_keys[i].presence == OPTIONAL ? nbi_unless_absent(rc) : rc);
     }
     return NB_OK;

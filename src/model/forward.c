@@ -75,7 +75,7 @@ static enum nb_status attend(const struct nbi_weights *w, const struct nbi_acts 
                                   .exact = p->exact,
                                   .apart = apart,
                                   .alone = p->alone,
-                                  .steady = p->steady};
+                                  .batch_invariant = p->batch_invariant};
     if (op.lse.at)
         op.lse = nbi_ptr_add(op.lse, heads);
     if (op.tables.at)
@@ -122,7 +122,7 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
                                                 .N = N,
                                                 .K = C,
                                                 .exact = p->exact,
-                                                .steady = p->steady}));
+                                                .batch_invariant = p->batch_invariant}));
     /* q_rot = rope(norm(q)); store: rope(norm(k)), v */
     NBI_TRY(be->qkv_rope(s, &(struct nbi_op_qkv_rope){.q_out = la->q_rot,
                                                       .store = p->stores[layer],
@@ -153,7 +153,7 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
                                                  .K = NH * D,
                                                  .add = true,
                                                  .exact = p->exact,
-                                                 .steady = p->steady});
+                                                 .batch_invariant = p->batch_invariant});
 }
 
 static enum nb_status gate_and_up(const struct nbi_weights *w, const struct nbi_acts *a,
@@ -186,7 +186,7 @@ static enum nb_status gate_and_up(const struct nbi_weights *w, const struct nbi_
                                                .N = N,
                                                .K = C,
                                                .exact = p->exact,
-                                               .steady = p->steady});
+                                               .batch_invariant = p->batch_invariant});
 }
 
 /* act = silu(gate) * up */
@@ -212,7 +212,7 @@ static enum nb_status mlp_block(const struct nbi_weights *w, const struct nbi_ac
                                        .K = w->config->intermediate_size,
                                        .add = true,
                                        .exact = p->exact,
-                                       .steady = p->steady};
+                                       .batch_invariant = p->batch_invariant};
     NBI_TRY(gate_and_up(w, a, s, p, layer));
     if (be->swiglu_linear && !a->d.x.at)
         return be->swiglu_linear(s, &act, &down);
@@ -264,7 +264,7 @@ static enum nb_status head(const struct nbi_weights *w, const struct nbi_acts *a
                                 .N = M,
                                 .K = C,
                                 .exact = p->exact,
-                                .steady = p->steady});
+                                .batch_invariant = p->batch_invariant});
 }
 
 enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,
@@ -314,24 +314,24 @@ static enum nb_status all_layers(void *ctx)
 
 /* The key of a pass. Whoever gives other weights, activations or stores gives them other
  * addresses; where the indices are depends on N and on whether there are pages. */
-static struct nbi_routine routine_for(struct work *work)
+static struct nbi_graph routine_for(struct work *work)
 {
     const struct nbi_acts *a = work->a;
     const struct nbi_pass *p = work->p;
-    return (struct nbi_routine){.key = {p->N, p->M, p->singles, a->longest[0], a->longest[1],
-                                        p->exact, p->steady + 2 * p->alone + 4 * wants_all(p),
-                                        p->pages != NULL, (int64_t)(uintptr_t)work->w->layers,
-                                        (int64_t)a->block.at, (int64_t)p->stores[0].k.at,
-                                        p->stores[0].dtype},
-                                .queue = all_layers,
-                                .ctx = work};
+    return (struct nbi_graph){
+        .key = {p->N, p->M, p->singles, a->longest[0], a->longest[1], p->exact,
+                p->batch_invariant + 2 * p->alone + 4 * wants_all(p), p->pages != NULL,
+                (int64_t)(uintptr_t)work->w->layers, (int64_t)a->block.at,
+                (int64_t)p->stores[0].k.at, p->stores[0].dtype},
+        .queue = all_layers,
+        .ctx = work};
 }
 
 /* A pass that may come again as it is: a step of decoding. Weights that are trained change. */
 static bool repeats(const struct nbi_backend *be, const struct nbi_acts *a,
                     const struct nbi_pass *p)
 {
-    return be->repeat && p->N <= be->repeat_rows && !p->after_layer && !a->d.x.at;
+    return be->repeat && p->N <= be->graph_rows && !p->after_layer && !a->d.x.at;
 }
 
 /* Whether the backend has a way of its own for the pass. */
@@ -340,14 +340,15 @@ static bool is_single(const struct nbi_acts *a, const struct nbi_pass *p)
     return a->token && p->N == 1 && !p->exact && !p->after_layer && !p->pages;
 }
 
-static struct nbi_token_step step_of(const struct nbi_acts *a, const struct nbi_pass *p, int32_t id)
+static struct nbi_megakernel_step step_of(const struct nbi_acts *a, const struct nbi_pass *p,
+                                          int32_t id)
 {
-    return (struct nbi_token_step){.id = id,
-                                   .position = p->positions[0],
-                                   .slot = p->slots[0],
-                                   .first = p->first[0],
-                                   .last = p->last[0],
-                                   .logits = a->logits};
+    return (struct nbi_megakernel_step){.id = id,
+                                        .position = p->positions[0],
+                                        .slot = p->slots[0],
+                                        .first = p->first[0],
+                                        .last = p->last[0],
+                                        .logits = a->logits};
 }
 
 enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
@@ -358,44 +359,44 @@ enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, stru
     NBI_BUG_IF(p->N > a->N || p->M > a->M || p->singles > p->N);
     NBI_BUG_IF(p->pages && p->page_numbers > a->page_numbers);
     if (is_single(a, p)) {
-        const struct nbi_token_step step = step_of(a, p, p->ids[0]);
-        return be->token_run(a->token, &step);
+        const struct nbi_megakernel_step step = step_of(a, p, p->ids[0]);
+        return be->megakernel_run(a->token, &step);
     }
     NBI_TRY(upload_indices(a, s, p));
     if (!repeats(be, a, p))
         return all_layers(&work);
-    const struct nbi_routine routine = routine_for(&work);
+    const struct nbi_graph routine = routine_for(&work);
     return be->repeat(s, &routine);
 }
 
-bool nbi_forward_leads(const struct nbi_acts *a, const struct nbi_pass *p)
+bool nbi_forward_can_run_ahead(const struct nbi_acts *a, const struct nbi_pass *p)
 {
-    return is_single(a, p) && a->be->token_follow;
+    return is_single(a, p) && a->be->megakernel_run_ahead;
 }
 
-enum nb_status nbi_forward_follow(const struct nbi_weights *w, const struct nbi_acts *a,
-                                  struct nbi_stream *s, const struct nbi_pass *p,
-                                  struct nbi_follow *f)
+enum nb_status nbi_forward_run_ahead(const struct nbi_weights *w, const struct nbi_acts *a,
+                                     struct nbi_stream *s, const struct nbi_pass *p,
+                                     struct nbi_run_ahead *f)
 {
-    NBI_BUG_IF(!nbi_forward_leads(a, p));
-    const struct nbi_token_step step = step_of(a, p, 0);
+    NBI_BUG_IF(!nbi_forward_can_run_ahead(a, p));
+    const struct nbi_megakernel_step step = step_of(a, p, 0);
     if (f->J > 1)
-        NBI_TRY(nbi_forward_top(w, a, s, 1, f->J));
+        NBI_TRY(nbi_forward_topk(w, a, s, 1, f->J));
     f->top = a->top;
-    return a->be->token_follow(a->token, &step, f);
+    return a->be->megakernel_run_ahead(a->token, &step, f);
 }
 
-enum nb_status nbi_forward_top(const struct nbi_weights *w, const struct nbi_acts *a,
-                               struct nbi_stream *s, int64_t M, int64_t J)
+enum nb_status nbi_forward_topk(const struct nbi_weights *w, const struct nbi_acts *a,
+                                struct nbi_stream *s, int64_t M, int64_t J)
 {
     int64_t ids = M * (int64_t)sizeof(int32_t), values = ids + M * J * (int64_t)sizeof(int32_t);
     NBI_BUG_IF(M > a->tops);
-    return w->be->top(s, &(struct nbi_op_top){.ids = nbi_ptr_add(a->top, ids),
-                                              .values = nbi_ptr_add(a->top, values),
-                                              .odd = a->top,
-                                              .logits = a->logits,
-                                              .room = a->top_room,
-                                              .J = J,
-                                              .N = M,
-                                              .V = w->config->vocab_size});
+    return w->be->topk(s, &(struct nbi_op_topk){.ids = nbi_ptr_add(a->top, ids),
+                                                .values = nbi_ptr_add(a->top, values),
+                                                .odd = a->top,
+                                                .logits = a->logits,
+                                                .room = a->top_room,
+                                                .J = J,
+                                                .N = M,
+                                                .V = w->config->vocab_size});
 }

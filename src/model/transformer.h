@@ -62,10 +62,10 @@ struct nbi_pass {
     int64_t singles;               /* so many tokens, the first, are apart (nbi_op_attention) */
     int64_t M;                     /* rows of which logits are wanted */
     const int32_t *rows;           /* which */
-    const struct nbi_kv_store *stores; /* one per layer */
+    const struct nbi_kv_view *stores; /* one per layer */
     bool exact;
-    bool steady; /* products and attention give a token the same bits in any company */
-    bool alone;  /* each token is the only one of its sequence (nbi_op_attention) */
+    bool batch_invariant; /* products and attention give a token the same bits in any company */
+    bool alone;           /* each token is the only one of its sequence (nbi_op_attention) */
     /* Called after each layer with the residual stream still on the device; NULL: not. */
     enum nb_status (*after_layer)(void *ctx, int64_t layer, struct nbi_ptr x);
     void *ctx;
@@ -80,22 +80,22 @@ enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, stru
 enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,
                                 struct nbi_stream *s, const struct nbi_pass *pass);
 
-/* Whether nbi_forward_follow may come next behind a pass that has been queued. */
-bool nbi_forward_leads(const struct nbi_acts *a, const struct nbi_pass *pass);
+/* Whether nbi_forward_run_ahead may come next behind a pass that has been queued. */
+bool nbi_forward_can_run_ahead(const struct nbi_acts *a, const struct nbi_pass *pass);
 
 /* The best of the one row of logits that the last pass left, to the host, and a pass over the one
  * that f says as the next token: where it goes is what `pass` says, its id is not. The pass may be
  * at work on return. f->top is filled in. */
-enum nb_status nbi_forward_follow(const struct nbi_weights *w, const struct nbi_acts *a,
-                                  struct nbi_stream *s, const struct nbi_pass *pass,
-                                  struct nbi_follow *f);
+enum nb_status nbi_forward_run_ahead(const struct nbi_weights *w, const struct nbi_acts *a,
+                                     struct nbi_stream *s, const struct nbi_pass *pass,
+                                     struct nbi_run_ahead *f);
 
-/* The J best of the first M <= a->tops rows of logits, as nbi_op_top gives them, one behind the
+/* The J best of the first M <= a->tops rows of logits, as nbi_op_topk gives them, one behind the
  * other in a->top: int32 odd [M], int32 ids [M, J], f32 values [M, J]. */
-enum nb_status nbi_forward_top(const struct nbi_weights *w, const struct nbi_acts *a,
-                               struct nbi_stream *s, int64_t M, int64_t J);
+enum nb_status nbi_forward_topk(const struct nbi_weights *w, const struct nbi_acts *a,
+                                struct nbi_stream *s, int64_t M, int64_t J);
 
-static inline int64_t nbi_top_bytes(int64_t M, int64_t J)
+static inline int64_t nbi_topk_bytes(int64_t M, int64_t J)
 {
     return M * (1 + 2 * J) * (int64_t)sizeof(int32_t);
 }
@@ -121,21 +121,21 @@ struct nbi_grads {
  * be predicted, which counts as a constant. The head has no part in it. */
 enum nbi_loss_kind { NBI_LOSS_CE, NBI_LOSS_SCALAR };
 
-#define NBI_BASE_IDS 64 /* ids of the base model that are known for a row, at most */
+#define NBI_REF_IDS 64 /* ids of the base model that are known for a row, at most */
 
 /* The rows of a pass that are to predict something. All arrays are host memory. */
 struct nbi_labels {
     enum nbi_loss_kind kind;
     int64_t count;
-    const int32_t *rows;     /* in order, no row twice */
-    const int32_t *targets;  /* the id each is to predict */
-    float scale;             /* of the gradient: 1 / labels of the whole batch */
-    int64_t J;               /* with cross entropy: what a base model thought; 0: nothing */
-    const int32_t *base_ids; /* [count, J], no id twice in a row; the first negative: none here */
-    const float *base_p;     /* [count, J] */
-    float kl_scale;          /* of the gradient of KL(base || model) */
-    float *room;             /* as many as the acts have rows of logits */
-    double loss, kl;         /* out: sums over the rows, computed in order */
+    const int32_t *rows;    /* in order, no row twice */
+    const int32_t *targets; /* the id each is to predict */
+    float scale;            /* of the gradient: 1 / labels of the whole batch */
+    int64_t J;              /* with cross entropy: what a base model thought; 0: nothing */
+    const int32_t *ref_ids; /* [count, J], no id twice in a row; the first negative: none here */
+    const float *ref_p;     /* [count, J] */
+    float kl_scale;         /* of the gradient of KL(base || model) */
+    float *room;            /* as many as the acts have rows of logits */
+    double loss, kl;        /* out: sums over the rows, computed in order */
 };
 
 /* After a forward pass (with M = 0) over the same acts: the losses, M rows of logits at a time.

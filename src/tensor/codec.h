@@ -6,7 +6,7 @@
 #include "base/sys.h"
 #include "nibble.h"
 
-struct nbi_kernels {
+struct nbi_codec_table {
     const char *name;
 
     /* Columns of `rows` blocks share a scale: block (r, j) is at x + (r * stride + j) * 16, its
@@ -32,13 +32,13 @@ struct nbi_kernels {
     void (*error)(const float *x, const float *y, int64_t n, double sums[3]);
 };
 
-extern const struct nbi_kernels nbi_kernels_scalar;
+extern const struct nbi_codec_table nbi_codec_scalar;
 #if defined(__x86_64__)
-extern const struct nbi_kernels nbi_kernels_avx2, nbi_kernels_avx512;
+extern const struct nbi_codec_table nbi_codec_avx2, nbi_codec_avx512;
 #endif
 
 /* The fastest table this CPU runs. */
-const struct nbi_kernels *nbi_kernels(void);
+const struct nbi_codec_table *nbi_codec_table(void);
 
 /* A given one, or NULL if this CPU or this build lacks it. */
-const struct nbi_kernels *nbi_kernels_at(enum nbi_simd level);
+const struct nbi_codec_table *nbi_codec_table_at(enum nbi_simd level);

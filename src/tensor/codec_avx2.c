@@ -174,7 +174,7 @@ static inline void decode_block(float *y, const uint8_t *q, float scale, float t
     }
 }
 
-const struct nbi_kernels nbi_kernels_avx2 = {
+const struct nbi_codec_table nbi_codec_avx2 = {
     .name = "avx2",
     .quantize = quantize,
     .dequantize_f32 = dequantize_f32,

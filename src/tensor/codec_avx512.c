@@ -173,7 +173,7 @@ static inline void decode_block(float *y, const uint8_t *q, float scale, float t
     _mm512_storeu_ps(y, _mm512_permutexvar_ps(index, values));
 }
 
-const struct nbi_kernels nbi_kernels_avx512 = {
+const struct nbi_codec_table nbi_codec_avx512 = {
     .name = "avx512",
     .quantize = quantize,
     .dequantize_f32 = dequantize_f32,

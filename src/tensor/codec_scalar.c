@@ -141,7 +141,7 @@ static void error(const float *x, const float *y, int64_t n, double sums[3])
     }
 }
 
-const struct nbi_kernels nbi_kernels_scalar = {
+const struct nbi_codec_table nbi_codec_scalar = {
     .name = "scalar",
     .quantize = quantize,
     .dequantize_f32 = dequantize_f32,

@@ -270,7 +270,7 @@ static void bf16_to_f32(float *y, const uint16_t *x, int64_t n)
         vu bits = (vu)vi_from_halves(vh_load(x + i)) << 16;
         memcpy(y + i, &bits, sizeof bits);
     }
-    nbi_kernels_scalar.bf16_to_f32(y + i, x + i, n - i);
+    nbi_codec_scalar.bf16_to_f32(y + i, x + i, n - i);
 }
 
 /* The instructions make signalling NaNs quiet and half.h does not, so infinities and NaNs are built
@@ -286,7 +286,7 @@ static void f16_to_f32(float *y, const uint16_t *x, int64_t n)
         vi bits = vi_select((vi)vf_from_f16(h), (vi)special, is_special);
         memcpy(y + i, &bits, sizeof bits);
     }
-    nbi_kernels_scalar.f16_to_f32(y + i, x + i, n - i);
+    nbi_codec_scalar.f16_to_f32(y + i, x + i, n - i);
 }
 
 static void f32_to_bf16(uint16_t *y, const float *x, int64_t n)
@@ -298,7 +298,7 @@ static void f32_to_bf16(uint16_t *y, const float *x, int64_t n)
         vh h = vi_to_halves(vi_select((vi)(high | 0x40), (vi)rounded, vf_equal(v, v)));
         memcpy(y + i, &h, sizeof h);
     }
-    nbi_kernels_scalar.f32_to_bf16(y + i, x + i, n - i);
+    nbi_codec_scalar.f32_to_bf16(y + i, x + i, n - i);
 }
 
 static void f32_to_f16(uint16_t *y, const float *x, int64_t n)
@@ -308,7 +308,7 @@ static void f32_to_f16(uint16_t *y, const float *x, int64_t n)
         vh h = vf_to_f16(vf_load(x + i));
         memcpy(y + i, &h, sizeof h);
     }
-    nbi_kernels_scalar.f32_to_f16(y + i, x + i, n - i);
+    nbi_codec_scalar.f32_to_f16(y + i, x + i, n - i);
 }
 
 static float amax(const float *x, int64_t n)
@@ -322,8 +322,8 @@ static float amax(const float *x, int64_t n)
     float last[LANES + 1];
     most[0] = vi_max(most[0], most[1]);
     memcpy(last, &most[0], sizeof most[0]);
-    last[LANES] = nbi_kernels_scalar.amax(x + i, n - i);
-    return nbi_kernels_scalar.amax(last, LANES + 1);
+    last[LANES] = nbi_codec_scalar.amax(x + i, n - i);
+    return nbi_codec_scalar.amax(last, LANES + 1);
 }
 
 static void error(const float *x, const float *y, int64_t n, double sums[3])
@@ -341,7 +341,7 @@ static void error(const float *x, const float *y, int64_t n, double sums[3])
     sums[0] += vd_sum(noise[0] + noise[1]);
     sums[1] += vd_sum(signal[0] + signal[1]);
     sums[2] += (double)zeros;
-    nbi_kernels_scalar.error(x + i, y + i, n - i, sums);
+    nbi_codec_scalar.error(x + i, y + i, n - i, sums);
 }
 
 #endif

@@ -29,7 +29,7 @@ static void divide(float *y, const float *x, int64_t n, float t)
 void nbi_nvfp4_quantize(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
                         enum nb_quant_method method, float tensor_scale)
 {
-    const struct nbi_kernels *k = nbi_kernels();
+    const struct nbi_codec_table *k = nbi_codec_table();
     if (tensor_scale == 1.0f) {
         k->quantize(q, s, x, blocks, 1, blocks, method);
         return;
@@ -47,7 +47,7 @@ void nbi_nvfp4_quantize_tiles(uint8_t *q, uint8_t *s, const float *x, int64_t ro
 {
     /* 16 blocks wide: a strip of 16 tiles passes through the buffer. */
     enum { WIDE = CHUNK / BLOCK };
-    const struct nbi_kernels *k = nbi_kernels();
+    const struct nbi_codec_table *k = nbi_codec_table();
     float buf[CHUNK * BLOCK];
     uint8_t codes[CHUNK * BLOCK / 2], scales[CHUNK];
     int64_t stride = cols / BLOCK;
@@ -115,10 +115,10 @@ void nbi_nvfp4_quantize_sr(uint8_t *q, uint8_t *s, const float *x, int64_t block
 void nbi_nvfp4_dequantize_f32(float *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
                               float tensor_scale)
 {
-    nbi_kernels()->dequantize_f32(y, q, s, blocks, tensor_scale);
+    nbi_codec_table()->dequantize_f32(y, q, s, blocks, tensor_scale);
 }
 
-void nbi_nvfp4_two_terms(float *y, const float *x, int64_t blocks, float t)
+void nbi_nvfp4_split_hi_lo(float *y, const float *x, int64_t blocks, float t)
 {
     for (int64_t b = 0; b < blocks; b++, x += BLOCK, y += BLOCK) {
         float first[BLOCK], left[BLOCK];
@@ -140,7 +140,7 @@ static void dequantize_half(uint16_t *y, const uint8_t *q, const uint8_t *s, int
     float buf[CHUNK * BLOCK];
     for (int64_t b = 0; b < blocks; b += CHUNK) {
         int64_t n = smaller(CHUNK, blocks - b);
-        nbi_kernels()->dequantize_f32(buf, q + b * BLOCK / 2, s + b, n, tensor_scale);
+        nbi_codec_table()->dequantize_f32(buf, q + b * BLOCK / 2, s + b, n, tensor_scale);
         narrow(y + b * BLOCK, buf, n * BLOCK);
     }
 }
@@ -148,13 +148,13 @@ static void dequantize_half(uint16_t *y, const uint8_t *q, const uint8_t *s, int
 void nbi_nvfp4_dequantize_f16(uint16_t *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
                               float tensor_scale)
 {
-    dequantize_half(y, q, s, blocks, tensor_scale, nbi_kernels()->f32_to_f16);
+    dequantize_half(y, q, s, blocks, tensor_scale, nbi_codec_table()->f32_to_f16);
 }
 
 void nbi_nvfp4_dequantize_bf16(uint16_t *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
                                float tensor_scale)
 {
-    dequantize_half(y, q, s, blocks, tensor_scale, nbi_kernels()->f32_to_bf16);
+    dequantize_half(y, q, s, blocks, tensor_scale, nbi_codec_table()->f32_to_bf16);
 }
 
 /* The eight nibbles of x, lowest first, as the eight bytes of the result; and back. */

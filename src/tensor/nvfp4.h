@@ -89,7 +89,7 @@ NBI_BOTH static inline float nbi_nvfp4_tensor_scale(float amax)
 #define NBI_NVFP4_SECOND 0.25f
 
 /* y: that sum; it may be x. Values must be finite, t a power of two. */
-void nbi_nvfp4_two_terms(float *y, const float *x, int64_t blocks, float t);
+void nbi_nvfp4_split_hi_lo(float *y, const float *x, int64_t blocks, float t);
 
 /* Scales as FP4 tensor cores take them (cuBLASLt's VEC16_UE4M3): pieces of 128 rows and 4 blocks,
  * padded, the pieces of 128 rows one after another; in a piece the rows r, r + 32, r + 64 and

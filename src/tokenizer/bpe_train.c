@@ -154,7 +154,8 @@ static const struct {
 };
 
 #define CHAT_TOKENS ((int)(sizeof chat_tokens / sizeof *chat_tokens))
-_Static_assert(256 + sizeof chat_tokens / sizeof *chat_tokens == NBI_TRAINER_MIN, "see train.h");
+_Static_assert(256 + sizeof chat_tokens / sizeof *chat_tokens == NBI_BPE_TRAINER_MIN,
+               "see train.h");
 
 static enum nb_status make_separators(struct nbi_added *a, const uint8_t *classes)
 {
@@ -170,7 +171,7 @@ static enum nb_status make_separators(struct nbi_added *a, const uint8_t *classe
 
 /* ---- counting ---- */
 
-struct nbi_trainer {
+struct nbi_bpe_trainer {
     uint8_t *classes;
     struct nbi_splitter *splitter;
     struct nbi_split_scratch scratch;
@@ -179,9 +180,9 @@ struct nbi_trainer {
     struct texts words;
 };
 
-enum nb_status nbi_trainer_new(struct nbi_trainer **out)
+enum nb_status nbi_bpe_trainer_new(struct nbi_bpe_trainer **out)
 {
-    struct nbi_trainer *t = calloc(1, sizeof *t);
+    struct nbi_bpe_trainer *t = calloc(1, sizeof *t);
     const struct nbi_split_rules rules = {.count = 1, .stage = {{nbi_qwen_pattern, NBI_SPLIT_ALL}}};
     *out = NULL;
     if (!t)
@@ -197,11 +198,11 @@ enum nb_status nbi_trainer_new(struct nbi_trainer **out)
     if (rc == NB_OK)
         *out = t;
     else
-        nbi_trainer_free(t);
+        nbi_bpe_trainer_free(t);
     return rc;
 }
 
-void nbi_trainer_free(struct nbi_trainer *t)
+void nbi_bpe_trainer_free(struct nbi_bpe_trainer *t)
 {
     if (!t)
         return;
@@ -217,7 +218,7 @@ void nbi_trainer_free(struct nbi_trainer *t)
 
 static enum nb_status count_word(void *ctx, const char *word, size_t len)
 {
-    struct nbi_trainer *t = ctx;
+    struct nbi_bpe_trainer *t = ctx;
     uint32_t i;
     if (len > UINT32_MAX)
         return nbi_fail(NB_EUNSUPPORTED, "a word of more than 4 GiB");
@@ -226,7 +227,7 @@ static enum nb_status count_word(void *ctx, const char *word, size_t len)
     return NB_OK;
 }
 
-enum nb_status nbi_trainer_add(struct nbi_trainer *t, const char *text, size_t len)
+enum nb_status nbi_bpe_trainer_add(struct nbi_bpe_trainer *t, const char *text, size_t len)
 {
     struct nbi_added_iter it;
     struct nbi_added_part part;
@@ -501,7 +502,7 @@ static enum nb_status join_tokens(struct merging *m, uint32_t left, uint32_t rig
     return intern(&m->tokens, s->p, s->len, id);
 }
 
-static enum nb_status learn(struct merging *m, const struct nbi_trainer_opts *opts,
+static enum nb_status learn(struct merging *m, const struct nbi_bpe_trainer_opts *opts,
                             struct nbi_vocab *v, struct nbi_str *s)
 {
     size_t wanted = (size_t)(opts->vocab - CHAT_TOKENS);
@@ -548,26 +549,26 @@ static enum nb_status finish(const struct merging *m, struct nbi_vocab *v, struc
     return NB_OK;
 }
 
-size_t nbi_trainer_words(const struct nbi_trainer *t)
+size_t nbi_bpe_trainer_words(const struct nbi_bpe_trainer *t)
 {
     return t->words.count;
 }
 
-enum nb_status nbi_trainer_check(int64_t vocab)
+enum nb_status nbi_bpe_trainer_check(int64_t vocab)
 {
-    if (vocab >= NBI_TRAINER_MIN && vocab < NBI_VOCAB_MAX)
+    if (vocab >= NBI_BPE_TRAINER_MIN && vocab < NBI_VOCAB_MAX)
         return NB_OK;
-    return nbi_fail(NB_EINVAL, "a vocabulary has %d to %d entries, not %lld", NBI_TRAINER_MIN,
+    return nbi_fail(NB_EINVAL, "a vocabulary has %d to %d entries, not %lld", NBI_BPE_TRAINER_MIN,
                     NBI_VOCAB_MAX - 1, (long long)vocab);
 }
 
-enum nb_status nbi_trainer_run(struct nbi_trainer *t, const struct nbi_trainer_opts *opts,
-                               struct nbi_vocab *v)
+enum nb_status nbi_bpe_trainer_run(struct nbi_bpe_trainer *t,
+                                   const struct nbi_bpe_trainer_opts *opts, struct nbi_vocab *v)
 {
     struct merging m = {0};
     struct nbi_str s = {0};
     nbi_vocab_init(v);
-    NBI_TRY(nbi_trainer_check(opts->vocab));
+    NBI_TRY(nbi_bpe_trainer_check(opts->vocab));
     enum nb_status rc = begin(&m, &t->words);
     if (rc == NB_OK)
         rc = learn(&m, opts, v, &s);

@@ -10,30 +10,30 @@
 
 #include "tokenizer/vocab.h"
 
-struct nbi_trainer;
+struct nbi_bpe_trainer;
 
-enum nb_status nbi_trainer_new(struct nbi_trainer **out);
-void nbi_trainer_free(struct nbi_trainer *t);
+enum nb_status nbi_bpe_trainer_new(struct nbi_bpe_trainer **out);
+void nbi_bpe_trainer_free(struct nbi_bpe_trainer *t);
 
 /* Counts the words of a text. Chat tokens in it separate texts and are not learnt. */
-enum nb_status nbi_trainer_add(struct nbi_trainer *t, const char *text, size_t len);
+enum nb_status nbi_bpe_trainer_add(struct nbi_bpe_trainer *t, const char *text, size_t len);
 
-size_t nbi_trainer_words(const struct nbi_trainer *t); /* different ones counted so far */
+size_t nbi_bpe_trainer_words(const struct nbi_bpe_trainer *t); /* different ones counted so far */
 
-struct nbi_trainer_opts {
-    int64_t vocab;           /* entries in all, NBI_TRAINER_MIN at least */
+struct nbi_bpe_trainer_opts {
+    int64_t vocab;           /* entries in all, NBI_BPE_TRAINER_MIN at least */
     int64_t min_count;       /* a pair seen less often is not worth a token */
     nb_progress_fn progress; /* tokens made; may be NULL */
     void *progress_ctx;
 };
 
 /* 256 bytes and the chat tokens. */
-#define NBI_TRAINER_MIN (256 + 26)
+#define NBI_BPE_TRAINER_MIN (256 + 26)
 
 /* Whether a vocabulary of that size can be made. */
-enum nb_status nbi_trainer_check(int64_t vocab);
+enum nb_status nbi_bpe_trainer_check(int64_t vocab);
 
 /* Fewer entries than asked for if the text has no more pairs. Uses up what was counted. v is
  * released by the caller, also on failure. */
-enum nb_status nbi_trainer_run(struct nbi_trainer *t, const struct nbi_trainer_opts *opts,
-                               struct nbi_vocab *v);
+enum nb_status nbi_bpe_trainer_run(struct nbi_bpe_trainer *t,
+                                   const struct nbi_bpe_trainer_opts *opts, struct nbi_vocab *v);

@@ -494,7 +494,7 @@ static enum nb_status open_gguf(struct nb_chat *chat, const char *path)
     struct nbi_store *store;
     char *template = NULL;
     NBI_TRY(nbi_store_open(&store, path));
-    enum nb_status rc = nbi_kv_string(store, "tokenizer.chat_template", &template);
+    enum nb_status rc = nbi_gguf_string(store, "tokenizer.chat_template", &template);
     if (rc == NB_OK || rc == NB_ENOTFOUND) {
         rc = NB_OK;
         choose(chat, template, path);
@@ -517,8 +517,8 @@ static enum nb_status open_dir(struct nb_chat *chat, const char *dir, const char
 
 static enum nb_status open_model(struct nb_chat *chat, const char *model, const char *model_dir)
 {
-    struct nbi_text_place place;
-    NBI_TRY(nbi_text_place(model, model_dir, &place));
+    struct nbi_tokenizer_source place;
+    NBI_TRY(nbi_tokenizer_source(model, model_dir, &place));
     char *dir = place.kind == NBI_TEXT_JSON ? nbi_path_dir(place.path) : NULL;
     enum nb_status rc = place.kind == NBI_TEXT_GGUF
                             ? open_gguf(chat, place.path)

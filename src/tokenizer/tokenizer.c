@@ -19,9 +19,10 @@ struct nb_tokenizer {
     _Atomic(struct nbi_encoder *) idle[IDLE_MAX];
 };
 
-enum nb_status nbi_text_place(const char *model, const char *model_dir, struct nbi_text_place *out)
+enum nb_status nbi_tokenizer_source(const char *model, const char *model_dir,
+                                    struct nbi_tokenizer_source *out)
 {
-    *out = (struct nbi_text_place){.kind = NBI_TEXT_DIR};
+    *out = (struct nbi_tokenizer_source){.kind = NBI_TEXT_DIR};
     if (!nbi_path_exists(model))
         return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", model,
                         strerror(errno));
@@ -54,9 +55,9 @@ static enum nb_status read_gguf(struct nbi_vocab *v, const char *path)
 
 static enum nb_status read_model(struct nbi_vocab *v, const char *model, const char *model_dir)
 {
-    struct nbi_text_place place;
+    struct nbi_tokenizer_source place;
     nbi_vocab_init(v);
-    NBI_TRY(nbi_text_place(model, model_dir, &place));
+    NBI_TRY(nbi_tokenizer_source(model, model_dir, &place));
     enum nb_status rc = place.kind == NBI_TEXT_DIR    ? nbi_vocab_read_dir(v, place.path)
                         : place.kind == NBI_TEXT_JSON ? nbi_vocab_read_json(v, place.path)
                                                       : read_gguf(v, place.path);

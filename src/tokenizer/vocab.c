@@ -142,7 +142,7 @@ static enum nb_status expect_string(const struct nbi_store *store, const char *k
                                     const char *wanted)
 {
     char *text = NULL;
-    NBI_TRY(nbi_kv_string(store, key, &text));
+    NBI_TRY(nbi_gguf_string(store, key, &text));
     bool same = strcmp(text, wanted) == 0;
     enum nb_status rc =
         same ? NB_OK
@@ -153,7 +153,7 @@ static enum nb_status expect_string(const struct nbi_store *store, const char *k
 
 static enum nb_status optional_id(const struct nbi_store *store, const char *key, int64_t *id)
 {
-    return nbi_unless_absent(nbi_kv_int(store, key, 0, NBI_VOCAB_MAX - 1, id));
+    return nbi_unless_absent(nbi_gguf_int(store, key, 0, NBI_VOCAB_MAX - 1, id));
 }
 
 static enum nb_status read_gguf(struct nbi_vocab *v, const struct nbi_store *store)
@@ -163,20 +163,20 @@ static enum nb_status read_gguf(struct nbi_vocab *v, const struct nbi_store *sto
     int32_t *types = NULL;
     struct gguf_tokens tokens = {.v = v};
     enum nb_status rc =
-        nbi_kv_int_array(store, "tokenizer.ggml.token_type", &types, &tokens.type_count);
+        nbi_gguf_int_array(store, "tokenizer.ggml.token_type", &types, &tokens.type_count);
     tokens.types = types;
     if (rc == NB_OK || rc == NB_ENOTFOUND)
-        rc = nbi_kv_each_string(store, "tokenizer.ggml.tokens", gguf_token, &tokens);
+        rc = nbi_gguf_each_string(store, "tokenizer.ggml.tokens", gguf_token, &tokens);
     free(types);
     NBI_TRY(rc);
-    NBI_TRY(nbi_kv_each_string(store, "tokenizer.ggml.merges", gguf_merge, v));
+    NBI_TRY(nbi_gguf_each_string(store, "tokenizer.ggml.merges", gguf_merge, v));
     nbi_vocab_finish(v);
     NBI_TRY(optional_id(store, "tokenizer.ggml.bos_token_id", &v->bos));
     NBI_TRY(optional_id(store, "tokenizer.ggml.eos_token_id", &v->eos));
     NBI_TRY(optional_id(store, "tokenizer.ggml.padding_token_id", &v->pad));
-    NBI_TRY(nbi_unless_absent(nbi_kv_bool(store, "tokenizer.ggml.add_bos_token", &v->add_bos)));
+    NBI_TRY(nbi_unless_absent(nbi_gguf_bool(store, "tokenizer.ggml.add_bos_token", &v->add_bos)));
     char *template = NULL, *copy = NULL;
-    rc = nbi_kv_string(store, "tokenizer.chat_template", &template);
+    rc = nbi_gguf_string(store, "tokenizer.chat_template", &template);
     if (rc == NB_OK)
         rc = nbi_arena_string(&v->arena, "template", template, strlen(template), &copy);
     v->chat_template = copy;
@@ -187,7 +187,7 @@ static enum nb_status read_gguf(struct nbi_vocab *v, const struct nbi_store *sto
 enum nb_status nbi_vocab_read_gguf(struct nbi_vocab *v, const struct nbi_store *store)
 {
     nbi_vocab_init(v);
-    if (!nbi_store_kv(store, "tokenizer.ggml.tokens"))
+    if (!nbi_gguf_find(store, "tokenizer.ggml.tokens"))
         return nbi_fail(NB_ENOTFOUND, "the file holds no tokenizer");
     enum nb_status rc = nbi_context(read_gguf(v, store), "tokenizer");
     if (rc != NB_OK)

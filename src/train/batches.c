@@ -1,17 +1,17 @@
 /* batches.c - the index arrays of a pass over a batch. */
 #include "train/batches.h"
 
-int64_t nbi_feed_bytes(const struct nbi_config *c, int64_t N)
+int64_t nbi_train_pass_bytes(const struct nbi_config *c, int64_t N)
 {
     return N * (int64_t)(5 * sizeof(int32_t) + sizeof(float)) +
-           c->layers * (int64_t)sizeof(struct nbi_kv_store);
+           c->layers * (int64_t)sizeof(struct nbi_kv_view);
 }
 
-enum nb_status nbi_feed_init(struct nbi_feed *f, const struct nbi_acts *acts)
+enum nb_status nbi_train_pass_init(struct nbi_train_pass *f, const struct nbi_acts *acts)
 {
     size_t N = (size_t)acts->N, layers = (size_t)acts->layer_count;
     NBI_BUG_IF(acts->M > acts->N);
-    *f = (struct nbi_feed){.N = acts->N};
+    *f = (struct nbi_train_pass){.N = acts->N};
     f->slots = malloc(5 * N * sizeof *f->slots);
     f->stores = malloc(layers * sizeof *f->stores);
     f->losses = malloc(N * sizeof *f->losses); /* logits are of N rows at most */
@@ -26,15 +26,15 @@ enum nb_status nbi_feed_init(struct nbi_feed *f, const struct nbi_acts *acts)
     return NB_OK;
 }
 
-void nbi_feed_release(struct nbi_feed *f)
+void nbi_train_pass_release(struct nbi_train_pass *f)
 {
     free(f->slots);
     free(f->stores);
     free(f->losses);
-    *f = (struct nbi_feed){0};
+    *f = (struct nbi_train_pass){0};
 }
 
-enum nb_status nbi_feed_set(struct nbi_feed *f, const struct nbi_batch *b)
+enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_microbatch *b)
 {
     int64_t N = b->B * b->T;
     NBI_BUG_IF(N > f->N);

@@ -5,21 +5,21 @@
 #include "data/loader.h"
 #include "model/transformer.h"
 
-struct nbi_feed {
+struct nbi_train_pass {
     int64_t N; /* tokens at most */
     int64_t V; /* ids from here on are refused; 0: nobody checks */
     int32_t *slots, *first, *last, *rows, *targets;
-    struct nbi_kv_store *stores;
+    struct nbi_kv_view *stores;
     float *losses; /* room for those of as many rows as there are logits */
     struct nbi_pass pass;
     struct nbi_labels labels;
 };
 
 /* acts must be made for training, and stay where they are. */
-enum nb_status nbi_feed_init(struct nbi_feed *f, const struct nbi_acts *acts);
-void nbi_feed_release(struct nbi_feed *f);
+enum nb_status nbi_train_pass_init(struct nbi_train_pass *f, const struct nbi_acts *acts);
+void nbi_train_pass_release(struct nbi_train_pass *f);
 
 /* Sets pass and labels (rows, targets and room); the batch must stay. */
-enum nb_status nbi_feed_set(struct nbi_feed *f, const struct nbi_batch *batch);
+enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_microbatch *batch);
 
-int64_t nbi_feed_bytes(const struct nbi_config *c, int64_t N);
+int64_t nbi_train_pass_bytes(const struct nbi_config *c, int64_t N);

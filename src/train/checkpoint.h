@@ -65,7 +65,8 @@ enum nb_status nbi_checkpoint_save(const char *dir, int keep,
                                    const struct nbi_ckpt_content *content);
 
 /* The same under the name good.ckpt, in place of the one before; none is removed for it. */
-enum nb_status nbi_checkpoint_save_good(const char *dir, const struct nbi_ckpt_content *content);
+enum nb_status nbi_checkpoint_save_accepted(const char *dir,
+                                            const struct nbi_ckpt_content *content);
 
 /* The right to write in dir, which is there: one process has it at a time, until it closes it or
  * ends, however it ends. NB_EIO names the one that has it. Where the file system has no locks,
@@ -96,7 +97,7 @@ enum nb_status nbi_checkpoint_verify(const struct nbi_checkpoint *c);
 enum nb_status nbi_checkpoint_latest(struct nbi_checkpoint **out, const char *dir);
 
 /* good.ckpt, verified, if it is that of this step. */
-enum nb_status nbi_checkpoint_good(struct nbi_checkpoint **out, const char *dir, uint64_t step);
+enum nb_status nbi_checkpoint_accepted(struct nbi_checkpoint **out, const char *dir, uint64_t step);
 
 /* How many there are by their names, whole or not; 0 also without a directory. */
 size_t nbi_checkpoint_count(const char *dir);

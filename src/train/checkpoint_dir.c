@@ -124,7 +124,7 @@ enum nb_status nbi_checkpoint_save(const char *dir, int keep,
     return rc == NB_OK ? remove_old(dir, keep > 1 ? keep : 1, content->step) : rc;
 }
 
-enum nb_status nbi_checkpoint_save_good(const char *dir, const struct nbi_ckpt_content *content)
+enum nb_status nbi_checkpoint_save_accepted(const char *dir, const struct nbi_ckpt_content *content)
 {
     char *path = nbi_path_join(dir, GOOD);
     if (!path)
@@ -216,7 +216,7 @@ static enum nb_status open_whole(struct nbi_checkpoint **out, const char *path, 
     return rc;
 }
 
-enum nb_status nbi_checkpoint_good(struct nbi_checkpoint **out, const char *dir, uint64_t step)
+enum nb_status nbi_checkpoint_accepted(struct nbi_checkpoint **out, const char *dir, uint64_t step)
 {
     char *path = nbi_path_join(dir, GOOD);
     *out = NULL;

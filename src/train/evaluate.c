@@ -67,10 +67,10 @@ struct sum {
 };
 
 static enum nb_status measure(struct nbi_run *r, const struct nbi_weights *w,
-                              const struct nbi_batch *batch, struct sum *sum)
+                              const struct nbi_microbatch *batch, struct sum *sum)
 {
     NBI_TRY(nbi_check_interrupt());
-    NBI_TRY(nbi_feed_set(&r->feed, batch));
+    NBI_TRY(nbi_train_pass_set(&r->feed, batch));
     NBI_TRY(nbi_forward(w, &r->acts, r->stream, &r->feed.pass));
     NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->feed.pass, &r->feed.labels, NULL));
     sum->loss += r->feed.labels.loss;
@@ -81,23 +81,23 @@ static enum nb_status measure(struct nbi_run *r, const struct nbi_weights *w,
 static enum nb_status measure_samples(struct nbi_run *r, const struct nbi_weights *w,
                                       struct sum *sum)
 {
-    struct nbi_batcher b = {0};
-    const struct nbi_batcher_opts opts = {
+    struct nbi_loader b = {0};
+    const struct nbi_loader_opts opts = {
         .data = r->eval.data, .pack = true, .epochs = 1, .padding = r->batcher.opts.padding};
     bool more = true;
-    enum nb_status rc = nbi_batcher_init(&b, &opts);
+    enum nb_status rc = nbi_loader_init(&b, &opts);
     while (rc == NB_OK) {
-        rc = nbi_batcher_next(&b, &r->micro[0], &more);
+        rc = nbi_loader_next(&b, &r->micro[0], &more);
         if (rc != NB_OK || !more)
             break;
         rc = measure(r, w, &r->micro[0], sum);
     }
-    nbi_batcher_release(&b);
+    nbi_loader_release(&b);
     return rc;
 }
 
 /* A window as a row; what is left of the row is padding. */
-static void set_row(struct nbi_batch *b, int64_t row, const int32_t *ids, int64_t count)
+static void set_row(struct nbi_microbatch *b, int64_t row, const int32_t *ids, int64_t count)
 {
     for (int64_t i = 0; i < b->T; i++) {
         int64_t at = row * b->T + i;
@@ -110,7 +110,7 @@ static void set_row(struct nbi_batch *b, int64_t row, const int32_t *ids, int64_
 static enum nb_status measure_text(struct nbi_run *r, const struct nbi_weights *w,
                                    const int32_t *ids, int64_t count, struct sum *sum)
 {
-    struct nbi_batch *b = &r->micro[0];
+    struct nbi_microbatch *b = &r->micro[0];
     for (int64_t at = 0; at < count; at += b->B * b->T) {
         for (int64_t row = 0; row < b->B; row++) {
             int64_t from = at + row * b->T, left = count - from;

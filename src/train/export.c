@@ -7,17 +7,17 @@
 
 #define CHUNK_ROWS 256
 
-static struct nbi_out out_of(const struct nbi_tensor *x)
+static struct nbi_tensor_spec out_of(const struct nbi_train_param *x)
 {
-    return (struct nbi_out){.name = x->param.name,
-                            .dtype = x->four_bits ? NBI_NVFP4 : x->raw,
-                            .ndim = x->param.ndim,
-                            .shape = {x->param.shape[0], x->param.shape[1]},
-                            .two_level = x->two_level};
+    return (struct nbi_tensor_spec){.name = x->param.name,
+                                    .dtype = x->four_bits ? NBI_NVFP4 : x->raw,
+                                    .ndim = x->param.ndim,
+                                    .shape = {x->param.shape[0], x->param.shape[1]},
+                                    .two_level = x->two_level};
 }
 
 /* The type that would hold a tensor's values as well: what is not trained may have been widened. */
-static enum nbi_dtype narrow_of(const struct nbi_run *r, const struct nbi_tensor *x)
+static enum nbi_dtype narrow_of(const struct nbi_run *r, const struct nbi_train_param *x)
 {
     const struct nbi_entry *e =
         x->trained || !r->files.store ? NULL : nbi_store_find(r->files.store, x->param.name);
@@ -26,30 +26,31 @@ static enum nbi_dtype narrow_of(const struct nbi_run *r, const struct nbi_tensor
 
 /* Lays out the target and begins it. */
 static enum nb_status begin(struct nbi_export *x, const struct nbi_run *r,
-                            const struct nbi_tensor *tensors, int64_t count)
+                            const struct nbi_train_param *tensors, int64_t count)
 {
     const struct nb_convert_opts opts = {
         .src = r->opts->model, .dst = r->opts->out, .model_dir = r->opts->model_dir};
-    struct nbi_item *items = calloc((size_t)count, sizeof *items);
+    struct nbi_manifest_entry *items = calloc((size_t)count, sizeof *items);
     if (!items)
         return nbi_fail_memory("export", (size_t)count * sizeof *items);
     for (int64_t i = 0; i < count; i++)
-        items[i] = (struct nbi_item){
+        items[i] = (struct nbi_manifest_entry){
             .out = out_of(&tensors[i]), .narrow = narrow_of(r, &tensors[i]), .order = i};
     enum nb_status rc = nbi_export_begin(x, &opts, &r->files, items, count);
     free(items);
     return rc;
 }
 
-enum nb_status nbi_run_check_export(const struct nbi_run *r, const struct nbi_trainable_opts *opts)
+enum nb_status nbi_run_check_export(const struct nbi_run *r,
+                                    const struct nbi_train_params_opts *opts)
 {
     const struct nbi_store *store = r->opts->from_scratch ? NULL : r->files.store;
     int64_t count = 0, most = nbi_param_count(&r->config) + 1;
-    struct nbi_tensor *tensors = calloc((size_t)most, sizeof *tensors);
+    struct nbi_train_param *tensors = calloc((size_t)most, sizeof *tensors);
     struct nbi_export x;
     if (!tensors)
         return nbi_fail_memory("export", (size_t)most * sizeof *tensors);
-    while (nbi_trainable_at(&r->config, store, opts, count, &tensors[count]))
+    while (nbi_train_params_at(&r->config, store, opts, count, &tensors[count]))
         if (++count == most)
             break;
     enum nb_status rc = begin(&x, r, tensors, count);
@@ -61,21 +62,22 @@ enum nb_status nbi_run_check_export(const struct nbi_run *r, const struct nbi_tr
 
 /* A vector is f32 in use, with values of the type that is written. */
 static enum nb_status put_floats(struct nbi_writer *w, struct nbi_run *r, int64_t index,
-                                 const struct nbi_tensor *x, int64_t first, int64_t rows, void *buf)
+                                 const struct nbi_train_param *x, int64_t first, int64_t rows,
+                                 void *buf)
 {
     int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1;
     NBI_TRY(r->be->weight_read(r->be, x->weight, first, rows, buf, NULL));
     uint16_t *half = (uint16_t *)buf + 2 * rows * cols;
     if (x->weight->dtype == x->raw)
         return nbi_writer_put(w, index, first * cols, rows * cols, buf);
-    (x->raw == NBI_BF16 ? nbi_kernels()->f32_to_bf16 : nbi_kernels()->f32_to_f16)(half, buf,
-                                                                                  rows * cols);
+    (x->raw == NBI_BF16 ? nbi_codec_table()->f32_to_bf16
+                        : nbi_codec_table()->f32_to_f16)(half, buf, rows * cols);
     return nbi_writer_put(w, index, first * cols, rows * cols, half);
 }
 
 static enum nb_status put_tensor(struct nbi_writer *w, struct nbi_run *r, int64_t index)
 {
-    const struct nbi_tensor *x = &r->t.tensors[index];
+    const struct nbi_train_param *x = &r->t.tensors[index];
     int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, rows = x->param.shape[0];
     int64_t step = x->param.ndim == 2 ? CHUNK_ROWS : rows;
     uint8_t *buf = malloc((size_t)(step * cols * 6));
@@ -101,7 +103,8 @@ static enum nb_status put_tensor(struct nbi_writer *w, struct nbi_run *r, int64_
 
 /* Whether rows [first, first + n) of a tensor are stored as they were used. */
 static enum nb_status same_rows(struct nbi_run *r, const struct nbi_store *store,
-                                const struct nbi_tensor *x, int64_t first, int64_t n, uint8_t *buf)
+                                const struct nbi_train_param *x, int64_t first, int64_t n,
+                                uint8_t *buf)
 {
     const struct nbi_entry *e = nbi_store_find(store, x->param.name);
     int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, count = n * cols;
@@ -118,9 +121,9 @@ static enum nb_status same_rows(struct nbi_run *r, const struct nbi_store *store
         float *wide = (float *)(void *)(buf + 8 * count);
         NBI_TRY(nbi_store_read_f32(store, e, first * cols, count, (float *)(void *)stored));
         if (x->weight->dtype == NBI_BF16)
-            nbi_kernels()->bf16_to_f32(wide, (const uint16_t *)(const void *)used, count);
+            nbi_codec_table()->bf16_to_f32(wide, (const uint16_t *)(const void *)used, count);
         else if (x->weight->dtype == NBI_F16)
-            nbi_kernels()->f16_to_f32(wide, (const uint16_t *)(const void *)used, count);
+            nbi_codec_table()->f16_to_f32(wide, (const uint16_t *)(const void *)used, count);
         used = x->weight->dtype == NBI_F32 ? used : (uint8_t *)wide;
     }
     if (memcmp(used, stored, bytes) != 0)
@@ -129,7 +132,7 @@ static enum nb_status same_rows(struct nbi_run *r, const struct nbi_store *store
 }
 
 static enum nb_status check_tensor(struct nbi_run *r, const struct nbi_store *store,
-                                   const struct nbi_tensor *x)
+                                   const struct nbi_train_param *x)
 {
     int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, rows = x->param.shape[0];
     int64_t step = x->param.ndim == 2 ? CHUNK_ROWS : rows;

@@ -21,14 +21,14 @@ static enum nb_status add_config(uint32_t *sum, const struct nbi_config *c)
 }
 
 /* How it is computed with and written. */
-static void add_types(uint32_t *sum, const struct nbi_tensor *x)
+static void add_types(uint32_t *sum, const struct nbi_train_param *x)
 {
     const int32_t v[] = {x->trained, (int32_t)x->dtype, (int32_t)x->raw, (int32_t)x->weight->dtype};
     *sum = nbi_crc32c(*sum, v, sizeof v);
 }
 
 /* A weight as the forward pass sees it. */
-static enum nb_status add_weight(uint32_t *sum, struct nbi_run *r, const struct nbi_tensor *x)
+static enum nb_status add_weight(uint32_t *sum, struct nbi_run *r, const struct nbi_train_param *x)
 {
     const struct nbi_weight *w = x->weight;
     bool four_bits = w->dtype == NBI_NVFP4;
@@ -49,7 +49,7 @@ static enum nb_status add_weight(uint32_t *sum, struct nbi_run *r, const struct 
     return rc;
 }
 
-static enum nb_status add_master(uint32_t *sum, struct nbi_run *r, const struct nbi_tensor *x)
+static enum nb_status add_master(uint32_t *sum, struct nbi_run *r, const struct nbi_train_param *x)
 {
     int64_t bytes = (int64_t)nbi_dtype_bytes(x->dtype, x->count), step = CHUNK * 4;
     uint8_t *buf = malloc((size_t)step);
@@ -76,14 +76,14 @@ static void add_held_out(uint32_t *sum, const struct nbi_eval_set *set)
                           (size_t)set->texts[i].count * sizeof *set->texts[i].ids);
 }
 
-enum nb_status nbi_run_identify(struct nbi_run *r)
+enum nb_status nbi_run_fingerprint(struct nbi_run *r)
 {
-    struct nbi_run_sums *s = &r->sums;
-    *s = (struct nbi_run_sums){0};
+    struct nbi_fingerprint *s = &r->sums;
+    *s = (struct nbi_fingerprint){0};
     NBI_TRY(r->be->sync(r->stream));
     NBI_TRY(add_config(&s->model, &r->config));
     for (int64_t i = 0; i < r->t.count; i++) {
-        const struct nbi_tensor *x = &r->t.tensors[i];
+        const struct nbi_train_param *x = &r->t.tensors[i];
         add_types(&s->model, x);
         if (!x->trained)
             NBI_TRY(add_weight(&s->frozen, r, x));

@@ -8,20 +8,20 @@
 #include "base/dirs.h"
 #include "base/syscall.h"
 
-int64_t nbi_base_bytes(int64_t N)
+int64_t nbi_kl_anchor_bytes(int64_t N)
 {
-    return NBI_BASE_MEMORY + N * NBI_BASE_IDS * (int64_t)(sizeof(int32_t) + sizeof(float));
+    return NBI_KL_ANCHOR_MEMORY + N * NBI_REF_IDS * (int64_t)(sizeof(int32_t) + sizeof(float));
 }
 
 /* ---- records ---- */
 
-static size_t record_bytes(const struct nbi_base *b)
+static size_t record_bytes(const struct nbi_kl_anchor *b)
 {
     return (size_t)b->J * (sizeof(int32_t) + sizeof(float));
 }
 
 /* A file that nobody else sees, beside a path that may be that of a directory. */
-static enum nb_status make_file(struct nbi_base *b)
+static enum nb_status make_file(struct nbi_kl_anchor *b)
 {
     size_t len = strlen(b->opts.beside);
     while (len > 1 && b->opts.beside[len - 1] == '/')
@@ -37,7 +37,7 @@ static enum nb_status make_file(struct nbi_base *b)
     return nbi_context(rc, "base probabilities");
 }
 
-static enum nb_status make_room(struct nbi_base *b, int64_t records)
+static enum nb_status make_room(struct nbi_kl_anchor *b, int64_t records)
 {
     int64_t size = (int64_t)record_bytes(b), bytes;
     if (__builtin_mul_overflow(records, size, &bytes))
@@ -58,7 +58,8 @@ static enum nb_status make_room(struct nbi_base *b, int64_t records)
     return NB_OK;
 }
 
-static enum nb_status transfer(const struct nbi_base *b, int64_t record, char *bytes, bool write)
+static enum nb_status transfer(const struct nbi_kl_anchor *b, int64_t record, char *bytes,
+                               bool write)
 {
     size_t size = record_bytes(b), done = 0;
     int64_t at = record * (int64_t)size;
@@ -83,14 +84,14 @@ static enum nb_status transfer(const struct nbi_base *b, int64_t record, char *b
 
 /* Goes through the labels of a batch and says which record each has; negative: none. */
 struct walk {
-    const struct nbi_base *b;
-    const struct nbi_batch *batch;
+    const struct nbi_kl_anchor *b;
+    const struct nbi_microbatch *batch;
     int64_t n, rank; /* the next position; labels of its sample before it */
 };
 
 static int64_t next_record(struct walk *w)
 {
-    const struct nbi_batch *batch = w->batch;
+    const struct nbi_microbatch *batch = w->batch;
     while (batch->targets[w->n] < 0)
         w->rank = batch->positions[w->n++] == 0 ? 0 : w->rank;
     int64_t n = w->n++, sample = batch->owners[n] - w->b->opts.before;
@@ -102,12 +103,12 @@ static int64_t next_record(struct walk *w)
     return w->b->first[sample] + w->rank++;
 }
 
-enum nb_status nbi_base_set(const struct nbi_base *b, const struct nbi_batch *batch,
-                            struct nbi_labels *l, int64_t *count)
+enum nb_status nbi_kl_anchor_set(const struct nbi_kl_anchor *b, const struct nbi_microbatch *batch,
+                                 struct nbi_labels *l, int64_t *count)
 {
     struct walk w = {.b = b, .batch = batch};
     size_t half = (size_t)b->J * sizeof *b->ids;
-    char bytes[NBI_BASE_IDS * (sizeof(int32_t) + sizeof(float))];
+    char bytes[NBI_REF_IDS * (sizeof(int32_t) + sizeof(float))];
     *count = 0;
     for (int64_t i = 0; i < l->count; i++) {
         int64_t record = next_record(&w);
@@ -121,8 +122,8 @@ enum nb_status nbi_base_set(const struct nbi_base *b, const struct nbi_batch *ba
         ++*count;
     }
     l->J = b->J;
-    l->base_ids = b->ids;
-    l->base_p = b->p;
+    l->ref_ids = b->ids;
+    l->ref_p = b->p;
     return NB_OK;
 }
 
@@ -142,7 +143,7 @@ static void sift(const float *logits, int32_t *heap, int64_t n, int64_t i)
     heap[i] = moved;
 }
 
-enum nb_status nbi_base_top(const float *logits, int64_t V, int64_t J, int32_t *ids, float *p)
+enum nb_status nbi_kl_anchor_topk(const float *logits, int64_t V, int64_t J, int32_t *ids, float *p)
 {
     double sum = 0;
     NBI_BUG_IF(J < 1 || J > V);
@@ -172,10 +173,10 @@ enum nb_status nbi_base_top(const float *logits, int64_t V, int64_t J, int32_t *
 }
 
 /* How many labelled tokens each sample has in a row of T, if it is in one row. */
-static enum nb_status count_tokens(struct nbi_base *b, int64_t T)
+static enum nb_status count_tokens(struct nbi_kl_anchor *b, int64_t T)
 {
     int64_t n = nbi_dataset_stats(b->opts.data)->samples;
-    struct nbi_sample s = {0};
+    struct nbi_example s = {0};
     enum nb_status rc = NB_OK;
     b->first = calloc((size_t)n + 1, sizeof *b->first);
     if (!b->first)
@@ -186,11 +187,11 @@ static enum nb_status count_tokens(struct nbi_base *b, int64_t T)
             continue;
         rc = nbi_dataset_get(b->opts.data, i, &s);
         if (rc == NB_OK)
-            nbi_sample_truncate(&s, (size_t)T + 1);
+            nbi_example_truncate(&s, (size_t)T + 1);
         for (size_t k = 1; rc == NB_OK && k < s.ids.count; k++)
             b->first[i + 1] += s.trained[k];
     }
-    nbi_sample_release(&s);
+    nbi_example_release(&s);
     NBI_TRY(rc);
     if (b->first[n] == 0)
         return nbi_fail(NB_EINVAL,
@@ -207,20 +208,20 @@ struct room {
 };
 
 /* M labels from first on, whose logits are there. */
-static enum nb_status keep_rows(struct nbi_base *b, const struct nbi_base_pass *x, struct walk *w,
-                                int64_t M, struct room *room)
+static enum nb_status keep_rows(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_pass *x,
+                                struct walk *w, int64_t M, struct room *room)
 {
     struct nbi_backend *be = x->weights->be;
     int64_t V = x->weights->config->vocab_size, row = V * (int64_t)sizeof(float);
-    int32_t record[2 * NBI_BASE_IDS]; /* floats have the size of ids */
+    int32_t record[2 * NBI_REF_IDS]; /* floats have the size of ids */
     for (int64_t i = 0; i < M; i++) {
         int64_t at = next_record(w);
         if (at < 0)
             continue;
-        float p[NBI_BASE_IDS];
+        float p[NBI_REF_IDS];
         NBI_TRY(be->download(x->stream, room->logits, nbi_ptr_add(x->acts->logits, i * row), row));
         NBI_TRY(be->sync(x->stream));
-        NBI_TRY(nbi_base_top(room->logits, V, b->J, record, p));
+        NBI_TRY(nbi_kl_anchor_topk(room->logits, V, b->J, record, p));
         memcpy(record + b->J, p, (size_t)b->J * sizeof *p);
         NBI_TRY(transfer(b, at, (char *)record, true));
         room->marks += log((double)p[0]);
@@ -229,15 +230,15 @@ static enum nb_status keep_rows(struct nbi_base *b, const struct nbi_base_pass *
     return NB_OK;
 }
 
-static enum nb_status keep_batch(struct nbi_base *b, const struct nbi_base_pass *x,
+static enum nb_status keep_batch(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_pass *x,
                                  struct room *room)
 {
-    struct nbi_feed *f = x->feed;
+    struct nbi_train_pass *f = x->feed;
     struct walk w = {.b = b, .batch = x->batch};
     for (int64_t i = 0; i < x->batch->B * x->batch->T; i++)
         x->batch->owners[i] += x->batch->owners[i] >= 0 ? b->opts.before : 0;
     NBI_TRY(nbi_check_interrupt());
-    NBI_TRY(nbi_feed_set(f, x->batch));
+    NBI_TRY(nbi_train_pass_set(f, x->batch));
     NBI_TRY(nbi_forward(x->weights, x->acts, x->stream, &f->pass));
     for (int64_t i = 0; i < f->labels.count; i += x->acts->M) {
         struct nbi_pass pass = f->pass;
@@ -250,35 +251,35 @@ static enum nb_status keep_batch(struct nbi_base *b, const struct nbi_base_pass 
     return NB_OK;
 }
 
-static enum nb_status keep_all(struct nbi_base *b, const struct nbi_base_pass *x)
+static enum nb_status keep_all(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_pass *x)
 {
     int64_t n = nbi_dataset_stats(b->opts.data)->samples;
-    const struct nbi_batcher_opts opts = {
+    const struct nbi_loader_opts opts = {
         .data = b->opts.data, .pack = true, .whole = true, .epochs = 1};
-    struct nbi_batcher batcher = {0};
+    struct nbi_loader batcher = {0};
     struct room room = {.logits = malloc((size_t)x->weights->config->vocab_size * sizeof(float))};
     bool more = true;
     enum nb_status rc =
-        room.logits ? nbi_batcher_init(&batcher, &opts) : nbi_fail_memory("logits", sizeof(float));
+        room.logits ? nbi_loader_init(&batcher, &opts) : nbi_fail_memory("logits", sizeof(float));
     while (rc == NB_OK) {
-        rc = nbi_batcher_next(&batcher, x->batch, &more);
+        rc = nbi_loader_next(&batcher, x->batch, &more);
         if (rc != NB_OK || !more)
             break;
         rc = keep_batch(b, x, &room);
     }
     NBI_BUG_IF(rc == NB_OK && room.records != b->first[n]);
     b->mark = room.records ? room.marks / (double)room.records : 0;
-    nbi_batcher_release(&batcher);
+    nbi_loader_release(&batcher);
     free(room.logits);
     return rc;
 }
 
-enum nb_status nbi_base_init(struct nbi_base *b, const struct nbi_base_opts *opts,
-                             const struct nbi_base_pass *x)
+enum nb_status nbi_kl_anchor_init(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_opts *opts,
+                                  const struct nbi_kl_anchor_pass *x)
 {
     int64_t V = x->weights->config->vocab_size;
-    size_t entries = (size_t)(x->batch->B * x->batch->T) * NBI_BASE_IDS;
-    *b = (struct nbi_base){.opts = *opts, .J = V < NBI_BASE_IDS ? V : NBI_BASE_IDS, .fd = -1};
+    size_t entries = (size_t)(x->batch->B * x->batch->T) * NBI_REF_IDS;
+    *b = (struct nbi_kl_anchor){.opts = *opts, .J = V < NBI_REF_IDS ? V : NBI_REF_IDS, .fd = -1};
     b->ids = malloc(entries * sizeof *b->ids);
     b->p = calloc(entries, sizeof *b->p);
     if (!b->ids || !b->p)
@@ -288,7 +289,7 @@ enum nb_status nbi_base_init(struct nbi_base *b, const struct nbi_base_opts *opt
     return nbi_context(keep_all(b, x), "the base model");
 }
 
-void nbi_base_release(struct nbi_base *b)
+void nbi_kl_anchor_release(struct nbi_kl_anchor *b)
 {
     if (b->first && b->fd >= 0)
         close(b->fd);
@@ -296,5 +297,5 @@ void nbi_base_release(struct nbi_base *b)
     free(b->memory);
     free(b->ids);
     free(b->p);
-    *b = (struct nbi_base){.fd = -1};
+    *b = (struct nbi_kl_anchor){.fd = -1};
 }

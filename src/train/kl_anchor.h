@@ -8,17 +8,17 @@
 
 #include "train/batches.h"
 
-#define NBI_BASE_MEMORY ((int64_t)64 << 20)
+#define NBI_KL_ANCHOR_MEMORY ((int64_t)64 << 20)
 
-struct nbi_base_opts {
+struct nbi_kl_anchor_opts {
     struct nbi_dataset *data; /* borrowed */
     int64_t before;           /* samples numbered before those of data (mix.h) */
     int64_t memory_max;       /* bytes; if it takes more, it goes to a file */
     const char *beside;       /* a path beside which that file is made; it has no name */
 };
 
-struct nbi_base {
-    struct nbi_base_opts opts;
+struct nbi_kl_anchor {
+    struct nbi_kl_anchor_opts opts;
     int64_t J;      /* ids of a token */
     int64_t *first; /* [samples + 1] where the tokens of each sample start */
     char *memory;   /* records of J ids and J probabilities, or */
@@ -29,24 +29,25 @@ struct nbi_base {
 };
 
 /* With what a pass over a batch needs; all borrowed. */
-struct nbi_base_pass {
+struct nbi_kl_anchor_pass {
     const struct nbi_weights *weights;
     struct nbi_acts *acts;
     struct nbi_stream *stream;
-    struct nbi_feed *feed;
-    struct nbi_batch *batch; /* its size is that of training */
+    struct nbi_train_pass *feed;
+    struct nbi_microbatch *batch; /* its size is that of training */
 };
 
-/* Runs the model over all samples. nbi_base_release also after a failure, or of zeros. */
-enum nb_status nbi_base_init(struct nbi_base *b, const struct nbi_base_opts *opts,
-                             const struct nbi_base_pass *pass);
-void nbi_base_release(struct nbi_base *b);
+/* Runs the model over all samples. nbi_kl_anchor_release also after a failure, or of zeros. */
+enum nb_status nbi_kl_anchor_init(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_opts *opts,
+                                  const struct nbi_kl_anchor_pass *pass);
+void nbi_kl_anchor_release(struct nbi_kl_anchor *b);
 
 /* Adds to the labels that the feed has of a batch; *count: how many of them are known here. */
-enum nb_status nbi_base_set(const struct nbi_base *b, const struct nbi_batch *batch,
-                            struct nbi_labels *labels, int64_t *count);
+enum nb_status nbi_kl_anchor_set(const struct nbi_kl_anchor *b, const struct nbi_microbatch *batch,
+                                 struct nbi_labels *labels, int64_t *count);
 
-int64_t nbi_base_bytes(int64_t N); /* of memory, at most */
+int64_t nbi_kl_anchor_bytes(int64_t N); /* of memory, at most */
 
 /* The J largest of V logits, most likely first, and their probabilities. */
-enum nb_status nbi_base_top(const float *logits, int64_t V, int64_t J, int32_t *ids, float *p);
+enum nb_status nbi_kl_anchor_topk(const float *logits, int64_t V, int64_t J, int32_t *ids,
+                                  float *p);

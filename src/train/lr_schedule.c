@@ -5,7 +5,7 @@
 
 #define WSD_DECAY 0.2 /* share of the steps */
 
-double nbi_learning_rate(const struct nbi_schedule_opts *o, int64_t step)
+double nbi_learning_rate(const struct nbi_lr_schedule_opts *o, int64_t step)
 {
     if (step < o->warmup)
         return o->lr * (double)(step + 1) / (double)o->warmup;

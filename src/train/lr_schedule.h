@@ -3,10 +3,10 @@
 
 #include <stdint.h>
 
-enum nbi_schedule { NBI_CONSTANT, NBI_LINEAR, NBI_COSINE, NBI_WSD };
+enum nbi_lr_schedule { NBI_CONSTANT, NBI_LINEAR, NBI_COSINE, NBI_WSD };
 
-struct nbi_schedule_opts {
-    enum nbi_schedule kind;
+struct nbi_lr_schedule_opts {
+    enum nbi_lr_schedule kind;
     double lr;         /* the highest */
     double final_frac; /* of it, at the end */
     int64_t warmup;    /* steps, rising in a line from lr / warmup */
@@ -15,4 +15,4 @@ struct nbi_schedule_opts {
 
 /* Of step 0, 1, ...; past the end that of the end. wsd is constant, and falls in a line over the
  * last fifth of the steps. Where the warm-up leaves one step or none, nothing falls. */
-double nbi_learning_rate(const struct nbi_schedule_opts *o, int64_t step);
+double nbi_learning_rate(const struct nbi_lr_schedule_opts *o, int64_t step);

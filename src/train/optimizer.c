@@ -9,10 +9,10 @@
 #define M_RANGE (6.0f * 448.0f)
 #define V_RANGE 448.0f
 
-enum nb_status nbi_stepper_init(struct nbi_stepper *s, struct nbi_trainable *t,
-                                const struct nbi_step_opts *opts)
+enum nb_status nbi_optimizer_init(struct nbi_optimizer *s, struct nbi_train_params *t,
+                                  const struct nbi_optimizer_opts *opts)
 {
-    *s = (struct nbi_stepper){.t = t, .opts = *opts};
+    *s = (struct nbi_optimizer){.t = t, .opts = *opts};
     size_t n = (size_t)t->count;
     s->host_stats = calloc(n, 3 * sizeof *s->host_stats);
     s->host_peaks = calloc(n, 2 * sizeof *s->host_peaks);
@@ -22,7 +22,7 @@ enum nb_status nbi_stepper_init(struct nbi_stepper *s, struct nbi_trainable *t,
     return t->be->alloc(t->be, "optimizer", (int64_t)(n * 2 * sizeof(float)), &s->peaks);
 }
 
-void nbi_stepper_release(struct nbi_stepper *s)
+void nbi_optimizer_release(struct nbi_optimizer *s)
 {
     if (s->t) {
         s->t->be->free(s->t->be, s->stats);
@@ -30,19 +30,19 @@ void nbi_stepper_release(struct nbi_stepper *s)
     }
     free(s->host_stats);
     free(s->host_peaks);
-    *s = (struct nbi_stepper){0};
+    *s = (struct nbi_optimizer){0};
 }
 
 /* Tensors of the group that have a gradient of their own. */
-static bool in_group(const struct nbi_tensor *x, int64_t group)
+static bool in_group(const struct nbi_train_param *x, int64_t group)
 {
     return x->trained && !x->shares && (group == NBI_ALL_LAYERS || x->layer == group);
 }
 
-static enum nb_status gather_stats(struct nbi_stepper *s, int64_t group, double *squares,
+static enum nb_status gather_stats(struct nbi_optimizer *s, int64_t group, double *squares,
                                    int64_t *nonfinite)
 {
-    struct nbi_trainable *t = s->t;
+    struct nbi_train_params *t = s->t;
     const int64_t row = 3 * (int64_t)sizeof(double);
     for (int64_t i = 0; i < t->count; i++)
         if (in_group(&t->tensors[i], group))
@@ -63,10 +63,10 @@ static enum nb_status gather_stats(struct nbi_stepper *s, int64_t group, double 
 }
 
 /* What moments may become at most decides the scale they are stored with. */
-static void next_scales(const struct nbi_stepper *s, const struct nbi_tensor *x, float amax,
+static void next_scales(const struct nbi_optimizer *s, const struct nbi_train_param *x, float amax,
                         struct nbi_op_adamw *op)
 {
-    const struct nbi_step_opts *o = &s->opts;
+    const struct nbi_optimizer_opts *o = &s->opts;
     float m = o->beta1 * x->m_peak + (1 - o->beta1) * amax;
     float v = sqrtf(o->beta2 * x->v_peak * x->v_peak + (1 - o->beta2) * amax * amax);
     op->m_scale[0] = x->m_scale;
@@ -75,12 +75,12 @@ static void next_scales(const struct nbi_stepper *s, const struct nbi_tensor *x,
     op->v_scale[1] = fmaxf(v * 1.001f / V_RANGE, 1e-30f);
 }
 
-static enum nb_status update(struct nbi_stepper *s, int64_t i, float grad_scale, float lr,
+static enum nb_status update(struct nbi_optimizer *s, int64_t i, float grad_scale, float lr,
                              uint32_t number)
 {
-    struct nbi_trainable *t = s->t;
-    struct nbi_tensor *x = &t->tensors[i];
-    const struct nbi_step_opts *o = &s->opts;
+    struct nbi_train_params *t = s->t;
+    struct nbi_train_param *x = &t->tensors[i];
+    const struct nbi_optimizer_opts *o = &s->opts;
     struct nbi_op_adamw op = {.master = x->master,
                               .dtype = x->dtype,
                               .grad = x->grad,
@@ -112,9 +112,9 @@ static enum nb_status update(struct nbi_stepper *s, int64_t i, float grad_scale,
     return t->be->clear(t->stream, x->grad, x->count * (int64_t)sizeof(float));
 }
 
-static enum nb_status read_peaks(struct nbi_stepper *s, int64_t group)
+static enum nb_status read_peaks(struct nbi_optimizer *s, int64_t group)
 {
-    struct nbi_trainable *t = s->t;
+    struct nbi_train_params *t = s->t;
     NBI_TRY(
         t->be->download(t->stream, s->host_peaks, s->peaks, t->count * 2 * (int64_t)sizeof(float)));
     NBI_TRY(t->be->sync(t->stream));
@@ -126,9 +126,9 @@ static enum nb_status read_peaks(struct nbi_stepper *s, int64_t group)
     return NB_OK;
 }
 
-static enum nb_status drop_gradients(struct nbi_stepper *s, int64_t group)
+static enum nb_status drop_gradients(struct nbi_optimizer *s, int64_t group)
 {
-    struct nbi_trainable *t = s->t;
+    struct nbi_train_params *t = s->t;
     for (int64_t i = 0; i < t->count; i++)
         if (in_group(&t->tensors[i], group))
             NBI_TRY(t->be->clear(t->stream, t->tensors[i].grad,
@@ -136,10 +136,10 @@ static enum nb_status drop_gradients(struct nbi_stepper *s, int64_t group)
     return NB_OK;
 }
 
-enum nb_status nbi_step(struct nbi_stepper *s, int64_t group, float lr, uint32_t number,
-                        struct nbi_step_result *result)
+enum nb_status nbi_optimizer_step(struct nbi_optimizer *s, int64_t group, float lr, uint32_t number,
+                                  struct nbi_optimizer_result *result)
 {
-    struct nbi_trainable *t = s->t;
+    struct nbi_train_params *t = s->t;
     double squares;
     int64_t nonfinite;
     NBI_TRY(gather_stats(s, group, &squares, &nonfinite));
@@ -154,5 +154,5 @@ enum nb_status nbi_step(struct nbi_stepper *s, int64_t group, float lr, uint32_t
         if (in_group(&t->tensors[i], group))
             NBI_TRY(update(s, i, scale, lr, number));
     NBI_TRY(read_peaks(s, group));
-    return nbi_trainable_refresh(t, group);
+    return nbi_train_params_requantize(t, group);
 }

@@ -7,7 +7,7 @@
 
 #include "train/parameters.h"
 
-struct nbi_step_opts {
+struct nbi_optimizer_opts {
     float beta1, beta2, eps;
     float decay;        /* of matrices */
     bool decay_all;     /* of vectors too */
@@ -17,25 +17,25 @@ struct nbi_step_opts {
     uint64_t seed;
 };
 
-struct nbi_stepper {
-    struct nbi_trainable *t;
-    struct nbi_step_opts opts;
+struct nbi_optimizer {
+    struct nbi_train_params *t;
+    struct nbi_optimizer_opts opts;
     struct nbi_ptr stats; /* f64 [count, 3] */
     struct nbi_ptr peaks; /* f32 [count, 2] */
     double *host_stats;
     float *host_peaks;
 };
 
-enum nb_status nbi_stepper_init(struct nbi_stepper *s, struct nbi_trainable *t,
-                                const struct nbi_step_opts *opts);
-void nbi_stepper_release(struct nbi_stepper *s);
+enum nb_status nbi_optimizer_init(struct nbi_optimizer *s, struct nbi_train_params *t,
+                                  const struct nbi_optimizer_opts *opts);
+void nbi_optimizer_release(struct nbi_optimizer *s);
 
-struct nbi_step_result {
+struct nbi_optimizer_result {
     double squares;    /* of the gradient before clipping, summed over groups */
     int64_t nonfinite; /* values; then the group was not updated */
 };
 
 /* Layer `group`, -1 for what is in none, or NBI_ALL_LAYERS. number counts from 1. Updates masters,
  * moments and weights, and clears the gradients. Adds to *result. */
-enum nb_status nbi_step(struct nbi_stepper *s, int64_t group, float lr, uint32_t number,
-                        struct nbi_step_result *result);
+enum nb_status nbi_optimizer_step(struct nbi_optimizer *s, int64_t group, float lr, uint32_t number,
+                                  struct nbi_optimizer_result *result);

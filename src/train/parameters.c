@@ -15,7 +15,7 @@
 
 /* ---- what a parameter needs ---- */
 
-static bool is_trained(const struct nbi_config *c, const struct nbi_trainable_opts *o,
+static bool is_trained(const struct nbi_config *c, const struct nbi_train_params_opts *o,
                        const struct nbi_param *p)
 {
     if (o->last_layers <= 0 || o->last_layers >= c->layers)
@@ -25,7 +25,7 @@ static bool is_trained(const struct nbi_config *c, const struct nbi_trainable_op
     return !(p->def->flags & (NBI_GATHER | NBI_MAY_TIE)); /* the final norm */
 }
 
-static bool is_nvfp4(const struct nbi_trainable_opts *o, const struct nbi_param *p)
+static bool is_nvfp4(const struct nbi_train_params_opts *o, const struct nbi_param *p)
 {
     return o->precision == NBI_PRECISION_NVFP4 && p->def->flags & NBI_QUANT &&
            p->shape[1] % 16 == 0;
@@ -33,7 +33,7 @@ static bool is_nvfp4(const struct nbi_trainable_opts *o, const struct nbi_param 
 
 /* The type that floats are used and written in: that of the source, unless they are trained and
  * another was asked for. */
-static enum nbi_dtype raw_type(const struct nbi_store *store, const struct nbi_trainable_opts *o,
+static enum nbi_dtype raw_type(const struct nbi_store *store, const struct nbi_train_params_opts *o,
                                const struct nbi_param *p, bool trained)
 {
     const struct nbi_entry *e = store ? nbi_store_find(store, p->name) : NULL;
@@ -56,8 +56,8 @@ static bool has_two_levels(const struct nbi_store *store)
     return false;
 }
 
-static void describe_output(const struct nbi_store *store, const struct nbi_trainable_opts *o,
-                            struct nbi_tensor *t)
+static void describe_output(const struct nbi_store *store, const struct nbi_train_params_opts *o,
+                            struct nbi_train_param *t)
 {
     const struct nbi_param *p = &t->param;
     const struct nbi_entry *e = store ? nbi_store_find(store, p->name) : NULL;
@@ -69,38 +69,40 @@ static void describe_output(const struct nbi_store *store, const struct nbi_trai
 }
 
 /* What the list of parameters says about one, before anything is allocated. */
-static struct nbi_tensor describe(const struct nbi_config *c, const struct nbi_store *store,
-                                  const struct nbi_trainable_opts *o, const struct nbi_param *p)
+static struct nbi_train_param describe(const struct nbi_config *c, const struct nbi_store *store,
+                                       const struct nbi_train_params_opts *o,
+                                       const struct nbi_param *p)
 {
-    struct nbi_tensor t = {.param = *p,
-                           .index = p->index,
-                           .count = nbi_param_values(p),
-                           .layer = p->layer,
-                           .trained = is_trained(c, o, p),
-                           .dtype = p->ndim == 2 ? o->master : NBI_F32};
+    struct nbi_train_param t = {.param = *p,
+                                .index = p->index,
+                                .count = nbi_param_values(p),
+                                .layer = p->layer,
+                                .trained = is_trained(c, o, p),
+                                .dtype = p->ndim == 2 ? o->master : NBI_F32};
     describe_output(store, o, &t);
     /* Small tensors cost nothing, and errors in norms are seen everywhere. */
-    enum nbi_state_kind kind = p->ndim == 2 && t.count > 4096 ? o->state : NBI_STATE_F32;
+    enum nbi_moment_type kind = p->ndim == 2 && t.count > 4096 ? o->state : NBI_MOMENT_F32;
     t.m.kind = t.v.kind = kind;
     return t;
 }
 
 /* Whether the forward pass can use the master itself. */
-static bool uses_master(const struct nbi_tensor *t)
+static bool uses_master(const struct nbi_train_param *t)
 {
     return !t->four_bits && t->param.ndim == 2 && t->raw == t->dtype;
 }
 
 static bool has_tied_head(const struct nbi_config *c, const struct nbi_store *store,
-                          const struct nbi_trainable_opts *o)
+                          const struct nbi_train_params_opts *o)
 {
     return c->tied && o->precision == NBI_PRECISION_NVFP4 && c->hidden_size % 16 == 0 &&
            (o->last_layers <= 0 || o->last_layers >= c->layers) &&
            !(store && nbi_store_find(store, nbi_head_name()));
 }
 
-bool nbi_trainable_at(const struct nbi_config *c, const struct nbi_store *store,
-                      const struct nbi_trainable_opts *o, int64_t i, struct nbi_tensor *out)
+bool nbi_train_params_at(const struct nbi_config *c, const struct nbi_store *store,
+                         const struct nbi_train_params_opts *o, int64_t i,
+                         struct nbi_train_param *out)
 {
     struct nbi_param p;
     bool head = c->tied &&
@@ -114,7 +116,7 @@ bool nbi_trainable_at(const struct nbi_config *c, const struct nbi_store *store,
 
 /* ---- masters ---- */
 
-static enum nb_status values_of(const struct nbi_trainable *t, const struct nbi_tensor *x,
+static enum nb_status values_of(const struct nbi_train_params *t, const struct nbi_train_param *x,
                                 int64_t first, int64_t count, float *out)
 {
     if (t->store) {
@@ -130,7 +132,8 @@ static enum nb_status values_of(const struct nbi_trainable *t, const struct nbi_
     return NB_OK;
 }
 
-static enum nb_status check_source(const struct nbi_trainable *t, const struct nbi_tensor *x)
+static enum nb_status check_source(const struct nbi_train_params *t,
+                                   const struct nbi_train_param *x)
 {
     const struct nbi_entry *e = t->store ? nbi_store_find(t->store, x->param.name) : NULL;
     if (!t->store)
@@ -143,7 +146,7 @@ static enum nb_status check_source(const struct nbi_trainable *t, const struct n
     return NB_OK;
 }
 
-static enum nb_status fill_master(struct nbi_trainable *t, struct nbi_tensor *x)
+static enum nb_status fill_master(struct nbi_train_params *t, struct nbi_train_param *x)
 {
     float *f = malloc((size_t)CHUNK * sizeof *f);
     uint16_t *h = malloc((size_t)CHUNK * sizeof *h);
@@ -155,7 +158,7 @@ static enum nb_status fill_master(struct nbi_trainable *t, struct nbi_tensor *x)
         if (rc == NB_OK)
             rc = values_of(t, x, i, n, f);
         if (rc == NB_OK && x->dtype == NBI_BF16)
-            nbi_kernels()->f32_to_bf16(h, f, n);
+            nbi_codec_table()->f32_to_bf16(h, f, n);
         if (rc == NB_OK)
             rc = t->be->upload(t->stream, nbi_ptr_add(x->master, i * size),
                                x->dtype == NBI_BF16 ? (const void *)h : f, n * size);
@@ -169,7 +172,7 @@ static enum nb_status fill_master(struct nbi_trainable *t, struct nbi_tensor *x)
 
 /* ---- one parameter ---- */
 
-static enum nb_status zeros(struct nbi_trainable *t, const char *what, int64_t bytes,
+static enum nb_status zeros(struct nbi_train_params *t, const char *what, int64_t bytes,
                             struct nbi_ptr *out)
 {
     if (bytes == 0)
@@ -178,25 +181,26 @@ static enum nb_status zeros(struct nbi_trainable *t, const char *what, int64_t b
     return t->be->clear(t->stream, *out, bytes);
 }
 
-static enum nb_status make_moment(struct nbi_trainable *t, struct nbi_moment *m, int64_t count)
+static enum nb_status make_moment(struct nbi_train_params *t, struct nbi_moment *m, int64_t count)
 {
-    int64_t scales, values = nbi_state_bytes(m->kind, count, &scales);
+    int64_t scales, values = nbi_moment_bytes(m->kind, count, &scales);
     NBI_TRY(zeros(t, "moments", values, &m->values));
     return zeros(t, "moments", scales, &m->scales);
 }
 
 /* With one layer's gradients at a time, the layers behind the first use its. */
-static enum nb_status make_grad(struct nbi_trainable *t, struct nbi_tensor *x)
+static enum nb_status make_grad(struct nbi_train_params *t, struct nbi_train_param *x)
 {
     if (t->opts.fused && x->layer > t->first_layer) {
-        struct nbi_tensor *same = x - (x->layer - t->first_layer) * nbi_params_per_layer(t->config);
+        struct nbi_train_param *same =
+            x - (x->layer - t->first_layer) * nbi_params_per_layer(t->config);
         x->grad = same->grad;
         return NB_OK;
     }
     return zeros(t, "gradients", x->count * (int64_t)sizeof(float), &x->grad);
 }
 
-static enum nb_status make_weight(struct nbi_trainable *t, struct nbi_tensor *x,
+static enum nb_status make_weight(struct nbi_train_params *t, struct nbi_train_param *x,
                                   struct nbi_weight *out)
 {
     const struct nbi_param *p = &x->param;
@@ -212,14 +216,14 @@ static enum nb_status make_weight(struct nbi_trainable *t, struct nbi_tensor *x,
         return NB_OK;
     }
     enum nbi_dtype dtype = x->four_bits ? NBI_NVFP4 : cols == 0 ? NBI_F32 : x->raw;
-    NBI_TRY(t->be->weight_room(t->be, dtype, p->shape[0], cols, out));
+    NBI_TRY(t->be->weight_alloc(t->be, dtype, p->shape[0], cols, out));
     const struct nbi_entry *e = t->store ? nbi_store_find(t->store, p->name) : NULL;
     if (x->two_level) /* 0: none yet */
         out->tensor_scale = e && e->dtype == NBI_NVFP4 ? e->tensor_scale : 0;
     return NB_OK;
 }
 
-static enum nb_status make_tensor(struct nbi_trainable *t, struct nbi_tensor *x,
+static enum nb_status make_tensor(struct nbi_train_params *t, struct nbi_train_param *x,
                                   struct nbi_weight *out)
 {
     int64_t bytes = (int64_t)nbi_dtype_bytes(x->dtype, x->count);
@@ -235,12 +239,12 @@ static enum nb_status make_tensor(struct nbi_trainable *t, struct nbi_tensor *x,
 static enum nb_status take(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
                            struct nbi_weight *out)
 {
-    struct nbi_trainable *t = ctx;
+    struct nbi_train_params *t = ctx;
     bool second_head = t->config->tied && p->def->flags & NBI_MAY_TIE;
     bool tied = second_head && has_tied_head(t->config, t->store, &t->opts);
     if (second_head && !tied && !(t->store && nbi_store_find(t->store, p->name)))
         return NB_ENOTFOUND;
-    struct nbi_tensor *x = &t->tensors[t->count++];
+    struct nbi_train_param *x = &t->tensors[t->count++];
     *x = describe(t->config, t->store, &t->opts, p);
     if (!x->trained) {
         struct nbi_weight_provider stored = nbi_weights_of_store(t->store);
@@ -258,7 +262,7 @@ static enum nb_status take(void *ctx, struct nbi_backend *be, const struct nbi_p
 
 /* ---- all ---- */
 
-static enum nb_status set_grads(struct nbi_trainable *t)
+static enum nb_status set_grads(struct nbi_train_params *t)
 {
     const struct nbi_config *c = t->config;
     t->grads.first_layer = t->first_layer;
@@ -272,7 +276,7 @@ static enum nb_status set_grads(struct nbi_trainable *t)
     return NB_OK;
 }
 
-static enum nb_status make_most(struct nbi_trainable *t)
+static enum nb_status make_most(struct nbi_train_params *t)
 {
     size_t bytes = (size_t)t->count * sizeof *t->host_most;
     t->two_level = has_two_levels(t->store) && t->opts.precision == NBI_PRECISION_NVFP4;
@@ -284,16 +288,17 @@ static enum nb_status make_most(struct nbi_trainable *t)
     return zeros(t, "tensor scales", (int64_t)bytes, &t->most);
 }
 
-enum nb_status nbi_trainable_init(struct nbi_trainable *t, struct nbi_stream *stream,
-                                  struct nbi_backend *be, const struct nbi_config *c,
-                                  struct nbi_store *store, const struct nbi_trainable_opts *opts)
+enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stream *stream,
+                                     struct nbi_backend *be, const struct nbi_config *c,
+                                     struct nbi_store *store,
+                                     const struct nbi_train_params_opts *opts)
 {
-    *t = (struct nbi_trainable){.be = be,
-                                .opts = *opts,
-                                .config = c,
-                                .store = store,
-                                .stream = stream,
-                                .first_layer = nbi_first_layer(c, opts->last_layers)};
+    *t = (struct nbi_train_params){.be = be,
+                                   .opts = *opts,
+                                   .config = c,
+                                   .store = store,
+                                   .stream = stream,
+                                   .first_layer = nbi_first_layer(c, opts->last_layers)};
     t->tensors = calloc((size_t)nbi_param_count(c) + 1, sizeof *t->tensors);
     if (!t->tensors)
         return nbi_fail_memory("parameters", (size_t)nbi_param_count(c) * sizeof *t->tensors);
@@ -304,18 +309,18 @@ enum nb_status nbi_trainable_init(struct nbi_trainable *t, struct nbi_stream *st
     if (rc == NB_OK)
         rc = make_most(t);
     if (rc == NB_OK)
-        rc = nbi_trainable_refresh(t, NBI_ALL_LAYERS);
+        rc = nbi_train_params_requantize(t, NBI_ALL_LAYERS);
     if (rc != NB_OK)
-        nbi_trainable_release(t);
+        nbi_train_params_release(t);
     return rc;
 }
 
-void nbi_trainable_release(struct nbi_trainable *t)
+void nbi_train_params_release(struct nbi_train_params *t)
 {
     struct nbi_backend *be = t->be;
     nbi_weights_release(&t->weights);
     for (int64_t i = 0; i < t->count; i++) {
-        struct nbi_tensor *x = &t->tensors[i];
+        struct nbi_train_param *x = &t->tensors[i];
         if (!x->trained || x->shares)
             continue;
         be->free(be, x->master);
@@ -330,25 +335,25 @@ void nbi_trainable_release(struct nbi_trainable *t)
     free(t->host_most);
     free(t->grads.layers);
     free(t->tensors);
-    *t = (struct nbi_trainable){0};
+    *t = (struct nbi_train_params){0};
 }
 
-static int64_t moment_bytes(enum nbi_state_kind kind, int64_t count)
+static int64_t moment_bytes(enum nbi_moment_type kind, int64_t count)
 {
-    int64_t scales, values = nbi_state_bytes(kind, count, &scales);
+    int64_t scales, values = nbi_moment_bytes(kind, count, &scales);
     return values + scales;
 }
 
 /* What is not trained stays as it is stored. */
-static int64_t stored_bytes(const struct nbi_store *store, const struct nbi_tensor *t)
+static int64_t stored_bytes(const struct nbi_store *store, const struct nbi_train_param *t)
 {
     const struct nbi_entry *e = store ? nbi_store_find(store, t->param.name) : NULL;
     enum nbi_dtype dtype = t->param.ndim == 1 ? NBI_F32 : e ? e->dtype : t->raw;
     return (int64_t)nbi_dtype_bytes(dtype, t->count);
 }
 
-static void add_to_plan(struct nbi_trainable_plan *plan, const struct nbi_trainable_opts *o,
-                        const struct nbi_store *store, const struct nbi_tensor *t, bool shares,
+static void add_to_plan(struct nbi_train_params_plan *plan, const struct nbi_train_params_opts *o,
+                        const struct nbi_store *store, const struct nbi_train_param *t, bool shares,
                         int64_t first_layer)
 {
     if (!t->trained) {
@@ -367,15 +372,16 @@ static void add_to_plan(struct nbi_trainable_plan *plan, const struct nbi_traina
         plan->gradients += t->count * (int64_t)sizeof(float);
 }
 
-void nbi_trainable_plan(const struct nbi_config *c, const struct nbi_store *store,
-                        const struct nbi_trainable_opts *o, struct nbi_trainable_plan *plan)
+void nbi_train_params_plan(const struct nbi_config *c, const struct nbi_store *store,
+                           const struct nbi_train_params_opts *o,
+                           struct nbi_train_params_plan *plan)
 {
     int64_t first_layer = nbi_first_layer(c, o->last_layers);
     bool tied = has_tied_head(c, store, o);
-    struct nbi_tensor t;
+    struct nbi_train_param t;
     int64_t i = 0;
-    *plan = (struct nbi_trainable_plan){0};
-    for (; nbi_trainable_at(c, store, o, i, &t); i++)
+    *plan = (struct nbi_train_params_plan){0};
+    for (; nbi_train_params_at(c, store, o, i, &t); i++)
         add_to_plan(plan, o, store, &t, tied && i == nbi_param_count(c), first_layer);
     if (has_two_levels(store) && o->precision == NBI_PRECISION_NVFP4)
         plan->weights += i * (int64_t)sizeof(float);
@@ -384,9 +390,9 @@ void nbi_trainable_plan(const struct nbi_config *c, const struct nbi_store *stor
 /* ---- weights of the forward pass ---- */
 
 /* How many tensors from i on share a tensor scale; 0: i is one of those of an earlier one. */
-static int64_t fused_from(const struct nbi_trainable *t, int64_t i)
+static int64_t fused_from(const struct nbi_train_params *t, int64_t i)
 {
-    const struct nbi_tensor *x = &t->tensors[i];
+    const struct nbi_train_param *x = &t->tensors[i];
     enum nbi_fuse fuse = x->param.def->fuse;
     int64_t n = 1;
     if (fuse == NBI_FUSE_NONE)
@@ -399,7 +405,7 @@ static int64_t fused_from(const struct nbi_trainable *t, int64_t i)
 }
 
 /* The scale of n tensors: the largest that one of them has, made large enough for all. */
-static void set_scale(struct nbi_tensor *x, const float *most, int64_t n)
+static void set_scale(struct nbi_train_param *x, const float *most, int64_t n)
 {
     float scale = 0, divisor = 0, amax = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -421,16 +427,16 @@ static void set_scale(struct nbi_tensor *x, const float *most, int64_t n)
     }
 }
 
-static bool is_of(const struct nbi_tensor *x, int64_t layer)
+static bool is_of(const struct nbi_train_param *x, int64_t layer)
 {
     return x->trained && (layer == NBI_ALL_LAYERS || x->layer == layer);
 }
 
-static enum nb_status set_scales(struct nbi_trainable *t, int64_t layer)
+static enum nb_status set_scales(struct nbi_train_params *t, int64_t layer)
 {
     const int64_t size = sizeof(float);
     for (int64_t i = 0; i < t->count; i++) {
-        const struct nbi_tensor *x = &t->tensors[i];
+        const struct nbi_train_param *x = &t->tensors[i];
         if (is_of(x, layer) && x->two_level)
             NBI_TRY(
                 t->be->amax(t->stream, &(struct nbi_op_amax){.out = nbi_ptr_add(t->most, i * size),
@@ -446,23 +452,23 @@ static enum nb_status set_scales(struct nbi_trainable *t, int64_t layer)
     return NB_OK;
 }
 
-enum nb_status nbi_trainable_refresh(struct nbi_trainable *t, int64_t layer)
+enum nb_status nbi_train_params_requantize(struct nbi_train_params *t, int64_t layer)
 {
     if (t->two_level)
         NBI_TRY(set_scales(t, layer));
     for (int64_t i = 0; i < t->count; i++) {
-        const struct nbi_tensor *x = &t->tensors[i];
+        const struct nbi_train_param *x = &t->tensors[i];
         if (!is_of(x, layer) || uses_master(x))
             continue;
-        NBI_TRY(t->be->refresh(t->stream, &(struct nbi_op_refresh){.w = *x->weight,
-                                                                   .master = x->master,
-                                                                   .dtype = x->dtype,
-                                                                   .through = x->raw}));
+        NBI_TRY(t->be->requantize(t->stream, &(struct nbi_op_requantize){.w = *x->weight,
+                                                                         .master = x->master,
+                                                                         .dtype = x->dtype,
+                                                                         .through = x->raw}));
     }
     return NB_OK;
 }
 
-enum nb_status nbi_trainable_masters(const struct nbi_trainable *t, struct nbi_weights *out)
+enum nb_status nbi_train_params_masters(const struct nbi_train_params *t, struct nbi_weights *out)
 {
     const struct nbi_weights *w = &t->weights;
     *out = *w;
@@ -471,7 +477,7 @@ enum nb_status nbi_trainable_masters(const struct nbi_trainable *t, struct nbi_w
         return nbi_fail_memory("layers", (size_t)t->config->layers * sizeof *out->layers);
     memcpy(out->layers, w->layers, (size_t)t->config->layers * sizeof *out->layers);
     for (int64_t i = 0; i < t->count; i++) {
-        const struct nbi_tensor *x = &t->tensors[i];
+        const struct nbi_train_param *x = &t->tensors[i];
         if (!x->trained)
             continue;
         *nbi_param_weight(out, &x->param) = (struct nbi_weight){.dtype = x->dtype,

@@ -15,12 +15,12 @@
 
 enum nbi_precision { NBI_PRECISION_BF16, NBI_PRECISION_F32, NBI_PRECISION_NVFP4 };
 
-struct nbi_tensor {
+struct nbi_train_param {
     struct nbi_param param;
-    int64_t index;             /* in the list of the config's parameters */
-    int64_t count, layer;      /* elements; -1: of no layer */
-    bool trained;              /* else nothing below is set but what is said to be written */
-    struct nbi_tensor *shares; /* the head of a tied model: its master and gradient are those
+    int64_t index;                  /* in the list of the config's parameters */
+    int64_t count, layer;           /* elements; -1: of no layer */
+    bool trained;                   /* else nothing below is set but what is said to be written */
+    struct nbi_train_param *shares; /* the head of a tied model: its master and gradient are those
                                   of the embedding */
     struct nbi_ptr master;
     enum nbi_dtype dtype; /* of the master: f32 or bf16 */
@@ -36,24 +36,24 @@ struct nbi_tensor {
     float divisor;      /* the reciprocal of that as the source stores it; 0: it does not */
 };
 
-struct nbi_trainable_opts {
+struct nbi_train_params_opts {
     enum nbi_precision precision;
     enum nbi_dtype master; /* of matrices; vectors are f32 */
-    enum nbi_state_kind state;
+    enum nbi_moment_type state;
     int64_t last_layers;    /* only so many, and the final norm; 0: everything */
     bool fused;             /* one layer's gradients at a time */
     uint64_t seed;          /* without a store: of random values */
     enum nbi_format target; /* what will be written decides the types of floats */
 };
 
-struct nbi_trainable {
+struct nbi_train_params {
     struct nbi_backend *be;
-    struct nbi_trainable_opts opts;
+    struct nbi_train_params_opts opts;
     const struct nbi_config *config; /* borrowed */
     struct nbi_store *store;         /* borrowed; NULL: random */
     struct nbi_stream *stream;       /* borrowed */
     struct nbi_weights weights;
-    struct nbi_tensor *tensors; /* in the order of the config's parameters, a tied head last */
+    struct nbi_train_param *tensors; /* in the order of the config's parameters, a tied head last */
     int64_t count;
     struct nbi_grads grads;
     int64_t first_layer;
@@ -64,8 +64,9 @@ struct nbi_trainable {
 
 /* Parameter i as it will be, before anything is allocated; false: there are no more. shares is not
  * set. */
-bool nbi_trainable_at(const struct nbi_config *c, const struct nbi_store *store,
-                      const struct nbi_trainable_opts *opts, int64_t i, struct nbi_tensor *out);
+bool nbi_train_params_at(const struct nbi_config *c, const struct nbi_store *store,
+                         const struct nbi_train_params_opts *opts, int64_t i,
+                         struct nbi_train_param *out);
 
 /* The first layer that is trained, of the last so many; 0: all are. */
 static inline int64_t nbi_first_layer(const struct nbi_config *c, int64_t last_layers)
@@ -73,25 +74,27 @@ static inline int64_t nbi_first_layer(const struct nbi_config *c, int64_t last_l
     return last_layers > 0 && last_layers < c->layers ? c->layers - last_layers : 0;
 }
 
-/* What it takes, by part; exactly what nbi_trainable_init asks the backend for. */
-struct nbi_trainable_plan {
+/* What it takes, by part; exactly what nbi_train_params_init asks the backend for. */
+struct nbi_train_params_plan {
     int64_t masters, moments, gradients, weights;
 };
 
-void nbi_trainable_plan(const struct nbi_config *c, const struct nbi_store *store,
-                        const struct nbi_trainable_opts *opts, struct nbi_trainable_plan *plan);
+void nbi_train_params_plan(const struct nbi_config *c, const struct nbi_store *store,
+                           const struct nbi_train_params_opts *opts,
+                           struct nbi_train_params_plan *plan);
 
 /* The stream is used for loading; the store must outlive the result. */
-enum nb_status nbi_trainable_init(struct nbi_trainable *t, struct nbi_stream *stream,
-                                  struct nbi_backend *be, const struct nbi_config *c,
-                                  struct nbi_store *store, const struct nbi_trainable_opts *opts);
-void nbi_trainable_release(struct nbi_trainable *t);
+enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stream *stream,
+                                     struct nbi_backend *be, const struct nbi_config *c,
+                                     struct nbi_store *store,
+                                     const struct nbi_train_params_opts *opts);
+void nbi_train_params_release(struct nbi_train_params *t);
 
 /* The weights of the forward pass anew from the masters: all of them, or those of one layer. */
-enum nb_status nbi_trainable_refresh(struct nbi_trainable *t, int64_t layer);
+enum nb_status nbi_train_params_requantize(struct nbi_train_params *t, int64_t layer);
 
 #define NBI_ALL_LAYERS (-2)
 
 /* The same model with the masters themselves as weights, for evaluation; shares everything. Only
  * `layers` must be freed. */
-enum nb_status nbi_trainable_masters(const struct nbi_trainable *t, struct nbi_weights *out);
+enum nb_status nbi_train_params_masters(const struct nbi_train_params *t, struct nbi_weights *out);

@@ -28,11 +28,11 @@ struct pieces {
     float (*scales)[SCALES]; /* of all tensors */
 };
 
-static int pieces_of(const struct nbi_tensor *x, struct piece out[PIECES])
+static int pieces_of(const struct nbi_train_param *x, struct piece out[PIECES])
 {
     int64_t m_scales, v_scales;
-    int64_t m = nbi_state_bytes(x->m.kind, x->count, &m_scales);
-    int64_t v = nbi_state_bytes(x->v.kind, x->count, &v_scales);
+    int64_t m = nbi_moment_bytes(x->m.kind, x->count, &m_scales);
+    int64_t v = nbi_moment_bytes(x->v.kind, x->count, &v_scales);
     const struct nbi_ptr at[PIECES] = {x->master, x->m.values, x->m.scales, x->v.values,
                                        x->v.scales};
     const int64_t bytes[PIECES] = {(int64_t)nbi_dtype_bytes(x->dtype, x->count), m, m_scales, v,
@@ -57,7 +57,7 @@ static enum nb_status list_pieces(struct pieces *l, struct nbi_run *r)
     if (!l->p || !l->scales)
         return nbi_fail_memory("checkpoint", n * PIECES * sizeof *l->p);
     for (size_t i = 0; i < n; i++) {
-        const struct nbi_tensor *x = &r->t.tensors[i];
+        const struct nbi_train_param *x = &r->t.tensors[i];
         const float scales[SCALES] = {x->m_scale,
                                       x->v_scale,
                                       x->m_peak,
@@ -247,8 +247,8 @@ static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const ch
                                              .ctx = l};
     const char *dir = r->opts->checkpoint_dir;
     int keep = r->opts->keep > 0 ? r->opts->keep : 2;
-    enum nb_status rc =
-        good ? nbi_checkpoint_save_good(dir, &content) : nbi_checkpoint_save(dir, keep, &content);
+    enum nb_status rc = good ? nbi_checkpoint_save_accepted(dir, &content)
+                             : nbi_checkpoint_save(dir, keep, &content);
     free(blobs);
     return rc;
 }
@@ -272,7 +272,7 @@ enum nb_status nbi_run_save(struct nbi_run *r)
     return save(r, false);
 }
 
-enum nb_status nbi_run_save_good(struct nbi_run *r)
+enum nb_status nbi_run_save_accepted(struct nbi_run *r)
 {
     return save(r, true);
 }
@@ -292,7 +292,7 @@ static enum nb_status put(void *ctx, uint64_t offset, const void *src, size_t le
 }
 
 /* A place in the data must be one; without data there is none. */
-static enum nb_status check_cursor(const struct nbi_batch_cursor *c, const struct nbi_dataset *d)
+static enum nb_status check_cursor(const struct nbi_loader_state *c, const struct nbi_dataset *d)
 {
     int64_t samples = d ? nbi_dataset_stats(d)->samples : 1;
     if (c->epoch < 0 || c->next < 0 || c->next >= samples || c->token < 0)
@@ -343,7 +343,7 @@ static enum nb_status read_pieces(struct nbi_run *r, struct pieces *l,
         NBI_TRY(nbi_checkpoint_stream(c, l->p[i].name, (uint64_t)l->p[i].bytes, put, &to));
     }
     for (int64_t i = 0; i < r->t.count; i++) {
-        struct nbi_tensor *x = &r->t.tensors[i];
+        struct nbi_train_param *x = &r->t.tensors[i];
         x->m_scale = l->scales[i][0];
         x->v_scale = l->scales[i][1];
         x->m_peak = l->scales[i][2];
@@ -353,7 +353,7 @@ static enum nb_status read_pieces(struct nbi_run *r, struct pieces *l,
         if (x->trained && x->two_level)
             x->divisor = l->scales[i][5];
     }
-    return nbi_trainable_refresh(&r->t, NBI_ALL_LAYERS);
+    return nbi_train_params_requantize(&r->t, NBI_ALL_LAYERS);
 }
 
 static enum nb_status check_settings(const struct nbi_run *r, const struct nbi_checkpoint *c)
@@ -407,10 +407,10 @@ static enum nb_status load(struct nbi_run *r, const struct nbi_checkpoint *c)
     return load_pieces(r, c);
 }
 
-enum nb_status nbi_run_load_good(struct nbi_run *r)
+enum nb_status nbi_run_load_accepted(struct nbi_run *r)
 {
     struct nbi_checkpoint *c = NULL;
-    NBI_TRY(nbi_checkpoint_good(&c, r->opts->checkpoint_dir, (uint64_t)r->state.good));
+    NBI_TRY(nbi_checkpoint_accepted(&c, r->opts->checkpoint_dir, (uint64_t)r->state.good));
     enum nb_status rc = check_settings(r, c);
     if (rc == NB_OK)
         rc = load_pieces(r, c);

@@ -23,7 +23,7 @@ struct nbi_run_state {
     int64_t evaluated; /* step of the last evaluation */
     int64_t good;      /* of the last that was within stop_if_ppl_rises; -1: none */
     bool stopped;      /* by stop_if_ppl_rises */
-    struct nbi_batch_cursor cursor, replay;
+    struct nbi_loader_state cursor, replay;
 };
 
 /* Held-out data. Text is measured as `nibble eval ppl` does: the tokens of a file in windows of
@@ -38,7 +38,7 @@ struct nbi_eval_set {
 };
 
 /* The prompts of a file and what the model says to them, greedily; NULL: nothing yet. */
-struct nbi_prompts {
+struct nbi_test_prompts {
     struct nb_prompts *list;
     char **before, **after;
     int64_t count;
@@ -54,7 +54,7 @@ struct nbi_phase {
 };
 
 /* Checksums of what a run depends on beside its data and its checkpoints. */
-struct nbi_run_sums {
+struct nbi_fingerprint {
     uint32_t model;  /* config and types; with kl_base all values */
     uint32_t frozen; /* parameters that are not trained */
     uint32_t eval;   /* held-out data, where it may end the run */
@@ -68,32 +68,32 @@ struct nbi_run {
     struct nb_chat *chat;
     struct nbi_dataset *data, *replay_data;
     struct nbi_eval_set eval;
-    struct nbi_batcher batcher, replay; /* replay: only with replay_data */
-    struct nbi_base base;               /* only with kl_base */
-    struct nbi_batch *micro;            /* [grad_accum] */
+    struct nbi_loader batcher, replay; /* replay: only with replay_data */
+    struct nbi_kl_anchor base;         /* only with kl_base */
+    struct nbi_microbatch *micro;      /* [grad_accum] */
     struct nbi_backend *be;
     struct nbi_stream *stream;
-    struct nbi_trainable t;
+    struct nbi_train_params t;
     struct nbi_acts acts;
-    struct nbi_feed feed;
-    struct nbi_stepper stepper;
-    struct nbi_schedule_opts schedule;
+    struct nbi_train_pass feed;
+    struct nbi_optimizer stepper;
+    struct nbi_lr_schedule_opts schedule;
     struct nbi_trainlog *log;
     struct nbi_ckpt_lock *lock; /* of the checkpoints; NULL: there are none */
-    struct nbi_prompts prompts;
+    struct nbi_test_prompts prompts;
     struct nbi_history history; /* of this process */
     struct nbi_phase phases[NBI_PHASES];
     int phase_count;
     int64_t eval_logged; /* step of the last evaluation in the log that this run continues */
     struct nbi_run_state state;
-    struct nbi_run_sums sums; /* only with checkpoints */
-    int64_t steps;            /* of the whole run, epochs included */
-    int64_t begun;            /* the step that this process began with */
-    int64_t saved;            /* the step of the last checkpoint that was read or written */
-    bool updating;            /* weights are between two steps: nothing to save */
-    bool save_failed;         /* a checkpoint could not be written, and it was said */
-    bool log_failed;          /* the log ended early */
-    bool exported;            /* the result is in place */
+    struct nbi_fingerprint sums; /* only with checkpoints */
+    int64_t steps;               /* of the whole run, epochs included */
+    int64_t begun;               /* the step that this process began with */
+    int64_t saved;               /* the step of the last checkpoint that was read or written */
+    bool updating;               /* weights are between two steps: nothing to save */
+    bool save_failed;            /* a checkpoint could not be written, and it was said */
+    bool log_failed;             /* the log ended early */
+    bool exported;               /* the result is in place */
 };
 
 /* Says what went wrong without ending the run: the last error, and this. */
@@ -117,7 +117,7 @@ enum nbi_format nbi_run_format(const struct nb_train_opts *opts);
 enum nb_status nbi_run_next(struct nbi_run *r, bool *more);
 
 /* With kl_base: the probabilities of the model as it was read. Before a checkpoint is loaded. */
-enum nb_status nbi_run_base(struct nbi_run *r);
+enum nb_status nbi_run_kl_anchor(struct nbi_run *r);
 
 /* ---- evaluation (evaluate.c) ---- */
 
@@ -133,7 +133,7 @@ enum nb_status nbi_run_evaluate(struct nbi_run *r, const struct nbi_weights *w, 
 /* ---- checkpoints (resume.c, identity.c) ---- */
 
 /* Sets r->sums, from the model as it was read: before a checkpoint is loaded. */
-enum nb_status nbi_run_identify(struct nbi_run *r);
+enum nb_status nbi_run_fingerprint(struct nbi_run *r);
 
 enum nb_status nbi_run_save(struct nbi_run *r);
 
@@ -143,23 +143,24 @@ enum nb_status nbi_run_resume(struct nbi_run *r);
 
 /* Keeps the model of this step, and goes back to the one that was kept last: its parameters, not
  * its place in the run. */
-enum nb_status nbi_run_save_good(struct nbi_run *r);
-enum nb_status nbi_run_load_good(struct nbi_run *r);
+enum nb_status nbi_run_save_accepted(struct nbi_run *r);
+enum nb_status nbi_run_load_accepted(struct nbi_run *r);
 
 /* ---- prompts (prompts.c) ---- */
 
-struct nb_train_answer nbi_prompts_at(const struct nbi_prompts *p, int64_t i);
+struct nb_train_answer nbi_test_prompts_at(const struct nbi_test_prompts *p, int64_t i);
 
-enum nb_status nbi_prompts_open(struct nbi_prompts *p, const char *path);
-void nbi_prompts_close(struct nbi_prompts *p);
+enum nb_status nbi_test_prompts_open(struct nbi_test_prompts *p, const char *path);
+void nbi_test_prompts_close(struct nbi_test_prompts *p);
 
 /* Fills one of before and after. */
-enum nb_status nbi_prompts_run(struct nbi_prompts *p, struct nbi_run *r, char **answers);
+enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *r, char **answers);
 
 /* ---- results (export.c) ---- */
 
 /* What would be refused after the last step, before anything is allocated: lays the target out. */
-enum nb_status nbi_run_check_export(const struct nbi_run *r, const struct nbi_trainable_opts *opts);
+enum nb_status nbi_run_check_export(const struct nbi_run *r,
+                                    const struct nbi_train_params_opts *opts);
 
 /* Appears when it has been read again, and compared. */
 enum nb_status nbi_run_export(struct nbi_run *r);

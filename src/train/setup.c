@@ -23,25 +23,25 @@ static int64_t logits_rows(const struct nbi_config *c, int64_t N)
 
 enum nbi_format nbi_run_format(const struct nb_train_opts *o)
 {
-    struct nbi_target target = {.format = NBI_FORMAT_SAFETENSORS};
-    if (o->out && nbi_target_of(o->out, &target) != NB_OK)
+    struct nbi_output target = {.format = NBI_FORMAT_SAFETENSORS};
+    if (o->out && nbi_output_of(o->out, &target) != NB_OK)
         target.format = NBI_FORMAT_SAFETENSORS; /* check_out says so */
     return target.format;
 }
 
-static struct nbi_trainable_opts trainable_opts(const struct nb_train_opts *o)
+static struct nbi_train_params_opts trainable_opts(const struct nb_train_opts *o)
 {
     static const enum nbi_precision precisions[] = {NBI_PRECISION_BF16, NBI_PRECISION_F32,
                                                     NBI_PRECISION_NVFP4};
-    static const enum nbi_state_kind states[] = {NBI_STATE_F32, NBI_STATE_BF16, NBI_STATE_INT8,
-                                                 NBI_STATE_NVFP4};
-    return (struct nbi_trainable_opts){.precision = precisions[o->precision],
-                                       .master = o->bf16_master ? NBI_BF16 : NBI_F32,
-                                       .state = states[o->state],
-                                       .last_layers = o->train_last_layers,
-                                       .fused = o->fused_step,
-                                       .seed = o->seed,
-                                       .target = nbi_run_format(o)};
+    static const enum nbi_moment_type states[] = {NBI_MOMENT_F32, NBI_MOMENT_BF16, NBI_MOMENT_INT8,
+                                                  NBI_MOMENT_NVFP4};
+    return (struct nbi_train_params_opts){.precision = precisions[o->precision],
+                                          .master = o->bf16_master ? NBI_BF16 : NBI_F32,
+                                          .state = states[o->state],
+                                          .last_layers = o->train_last_layers,
+                                          .fused = o->fused_step,
+                                          .seed = o->seed,
+                                          .target = nbi_run_format(o)};
 }
 
 static struct nbi_acts_opts acts_opts(const struct nb_train_opts *o, const struct nbi_config *c)
@@ -122,13 +122,13 @@ static bool is_input(const struct nbi_run *r, const char *out)
 static enum nb_status check_out(const struct nbi_run *r)
 {
     const char *out = r->opts->out;
-    struct nbi_target target;
+    struct nbi_output target;
     if (!out)
         return NB_OK;
-    NBI_TRY(nbi_target_of(out, &target));
+    NBI_TRY(nbi_output_of(out, &target));
     if (!r->opts->overwrite && r->opts->model && is_input(r, out))
         return nbi_fail(NB_EINVAL, "'%s' is the model that is read; --overwrite replaces it", out);
-    const struct nbi_trainable_opts opts = trainable_opts(r->opts);
+    const struct nbi_train_params_opts opts = trainable_opts(r->opts);
     return nbi_run_check_export(r, &opts);
 }
 
@@ -229,13 +229,13 @@ static enum nb_status count_steps(struct nbi_run *r, int64_t *steps)
 static enum nb_status open_replay(struct nbi_run *r)
 {
     const char *const files[] = {r->opts->replay, NULL};
-    struct nbi_batcher_opts opts = r->batcher.opts;
+    struct nbi_loader_opts opts = r->batcher.opts;
     NBI_TRY(open_set(r, files, &r->replay_data));
     warn_of_cuts(r->replay_data, r->opts->seq_len, "--replay");
     opts.data = r->replay_data;
     opts.seed += 0x9E3779B97F4A7C15;
     opts.epochs = 0;
-    return nbi_batcher_init(&r->replay, &opts);
+    return nbi_loader_init(&r->replay, &opts);
 }
 
 static enum nb_status open_batches(struct nbi_run *r)
@@ -245,22 +245,22 @@ static enum nb_status open_batches(struct nbi_run *r)
     if (!r->micro)
         return nbi_fail_memory("batches", (size_t)o->grad_accum * sizeof *r->micro);
     for (int64_t i = 0; i < o->grad_accum; i++)
-        NBI_TRY(nbi_batch_init(&r->micro[i], o->batch_size, o->seq_len));
+        NBI_TRY(nbi_microbatch_init(&r->micro[i], o->batch_size, o->seq_len));
     r->steps = o->steps;
     if (random_tokens(o))
         return NB_OK;
     NBI_TRY(open_set(r, o->data, &r->data));
     warn_of_cuts(r->data, o->seq_len, "--data");
     NBI_TRY(nbi_eval_open(r));
-    const struct nbi_batcher_opts opts = {.data = r->data,
-                                          .seed = o->seed,
-                                          .shuffle = !o->sequential,
-                                          .pack = true,
-                                          .whole = o->kl_base > 0,
-                                          .epochs = o->epochs,
-                                          .padding =
-                                              r->config.pad >= 0 ? (int32_t)r->config.pad : 0};
-    NBI_TRY(nbi_batcher_init(&r->batcher, &opts));
+    const struct nbi_loader_opts opts = {.data = r->data,
+                                         .seed = o->seed,
+                                         .shuffle = !o->sequential,
+                                         .pack = true,
+                                         .whole = o->kl_base > 0,
+                                         .epochs = o->epochs,
+                                         .padding =
+                                             r->config.pad >= 0 ? (int32_t)r->config.pad : 0};
+    NBI_TRY(nbi_loader_init(&r->batcher, &opts));
     if (o->replay)
         NBI_TRY(open_replay(r));
     return o->epochs > 0 ? count_steps(r, &r->steps) : NB_OK;
@@ -281,24 +281,24 @@ static enum nb_status open_memory(struct nbi_run *r)
     const struct nbi_config *c = &r->config;
     int64_t N = o->batch_size * o->seq_len;
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
-    const struct nbi_trainable_opts opts = trainable_opts(o);
-    const struct nbi_step_opts step = {.beta1 = (float)o->beta1,
-                                       .beta2 = (float)o->beta2,
-                                       .eps = (float)o->eps,
-                                       .decay = (float)o->weight_decay,
-                                       .clip = (float)o->grad_clip,
-                                       .clamp = o->state == NB_STATE_NVFP4 ? 5 : 0,
-                                       .chunk_rows = o->step_chunk_rows,
-                                       .seed = o->seed};
+    const struct nbi_train_params_opts opts = trainable_opts(o);
+    const struct nbi_optimizer_opts step = {.beta1 = (float)o->beta1,
+                                            .beta2 = (float)o->beta2,
+                                            .eps = (float)o->eps,
+                                            .decay = (float)o->weight_decay,
+                                            .clip = (float)o->grad_clip,
+                                            .clamp = o->state == NB_STATE_NVFP4 ? 5 : 0,
+                                            .chunk_rows = o->step_chunk_rows,
+                                            .seed = o->seed};
     NBI_TRY(r->be->stream_new(r->be, &limits, &r->stream));
     const struct nbi_acts_opts room = acts_opts(o, c);
     NBI_TRY(nbi_acts_init_training(&r->acts, r->be, c, &room));
     NBI_TRY(r->be->clear(r->stream, r->acts.block, r->acts.bytes)); /* now, not in the first step */
-    NBI_TRY(nbi_feed_init(&r->feed, &r->acts));
+    NBI_TRY(nbi_train_pass_init(&r->feed, &r->acts));
     r->feed.V = c->vocab_size;
     struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->files.store;
-    NBI_TRY(nbi_trainable_init(&r->t, r->stream, r->be, c, store, &opts));
-    return nbi_stepper_init(&r->stepper, &r->t, &step);
+    NBI_TRY(nbi_train_params_init(&r->t, r->stream, r->be, c, store, &opts));
+    return nbi_optimizer_init(&r->stepper, &r->t, &step);
 }
 
 static void tell(const struct nbi_run *r, const char *what)
@@ -322,13 +322,13 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     tell(r, "reading the data");
     NBI_TRY(open_batches(r));
     NBI_TRY(open_checkpoints(r));
-    r->schedule = (struct nbi_schedule_opts){.kind = (enum nbi_schedule)o->schedule,
-                                             .lr = o->lr,
-                                             .final_frac = o->final_lr_frac,
-                                             .warmup = o->warmup,
-                                             .steps = r->steps};
+    r->schedule = (struct nbi_lr_schedule_opts){.kind = (enum nbi_lr_schedule)o->schedule,
+                                                .lr = o->lr,
+                                                .final_frac = o->final_lr_frac,
+                                                .warmup = o->warmup,
+                                                .steps = r->steps};
     if (o->test_prompts)
-        NBI_TRY(nbi_prompts_open(&r->prompts, o->test_prompts));
+        NBI_TRY(nbi_test_prompts_open(&r->prompts, o->test_prompts));
     NBI_TRY(open_backend(r));
     tell(r, "loading the model");
     nbi_run_phase(r, "start");
@@ -337,26 +337,27 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     return NB_OK;
 }
 
-enum nb_status nbi_run_base(struct nbi_run *r)
+enum nb_status nbi_run_kl_anchor(struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
     bool replay = r->replay_data != NULL;
-    const struct nbi_base_opts opts = {.data = replay ? r->replay_data : r->data,
-                                       .before = replay ? nbi_dataset_stats(r->data)->samples : 0,
-                                       .memory_max = NBI_BASE_MEMORY,
-                                       .beside = o->checkpoint_dir ? o->checkpoint_dir
-                                                 : o->out          ? o->out
-                                                                   : "base"};
+    const struct nbi_kl_anchor_opts opts = {.data = replay ? r->replay_data : r->data,
+                                            .before =
+                                                replay ? nbi_dataset_stats(r->data)->samples : 0,
+                                            .memory_max = NBI_KL_ANCHOR_MEMORY,
+                                            .beside = o->checkpoint_dir ? o->checkpoint_dir
+                                                      : o->out          ? o->out
+                                                                        : "base"};
     struct nbi_weights masters; /* not rounded to what the forward pass sees */
-    const struct nbi_base_pass pass = {.weights = &masters,
-                                       .acts = &r->acts,
-                                       .stream = r->stream,
-                                       .feed = &r->feed,
-                                       .batch = &r->micro[0]};
+    const struct nbi_kl_anchor_pass pass = {.weights = &masters,
+                                            .acts = &r->acts,
+                                            .stream = r->stream,
+                                            .feed = &r->feed,
+                                            .batch = &r->micro[0]};
     if (!(o->kl_base > 0))
         return NB_OK;
-    NBI_TRY(nbi_trainable_masters(&r->t, &masters));
-    enum nb_status rc = nbi_base_init(&r->base, &opts, &pass);
+    NBI_TRY(nbi_train_params_masters(&r->t, &masters));
+    enum nb_status rc = nbi_kl_anchor_init(&r->base, &opts, &pass);
     free(masters.layers);
     return rc;
 }
@@ -366,22 +367,22 @@ void nbi_run_close(struct nbi_run *r)
     nbi_trainlog_close(r->log);
     nbi_checkpoint_unlock(r->lock);
     nbi_history_release(&r->history);
-    nbi_prompts_close(&r->prompts);
-    nbi_base_release(&r->base);
-    nbi_stepper_release(&r->stepper);
+    nbi_test_prompts_close(&r->prompts);
+    nbi_kl_anchor_release(&r->base);
+    nbi_optimizer_release(&r->stepper);
     if (r->t.be)
-        nbi_trainable_release(&r->t);
-    nbi_feed_release(&r->feed);
+        nbi_train_params_release(&r->t);
+    nbi_train_pass_release(&r->feed);
     nbi_acts_release(&r->acts);
     if (r->stream)
         r->be->stream_free(r->stream);
     if (r->be)
         r->be->close(r->be);
     for (int64_t i = 0; r->micro && i < r->opts->grad_accum; i++)
-        nbi_batch_release(&r->micro[i]);
+        nbi_microbatch_release(&r->micro[i]);
     free(r->micro);
-    nbi_batcher_release(&r->batcher);
-    nbi_batcher_release(&r->replay);
+    nbi_loader_release(&r->batcher);
+    nbi_loader_release(&r->replay);
     nbi_dataset_close(r->replay_data);
     nbi_dataset_close(r->data);
     nbi_eval_close(&r->eval);
@@ -394,7 +395,7 @@ void nbi_run_close(struct nbi_run *r)
 /* ---- batches ---- */
 
 /* Tokens that are no text, of a run without data. */
-static void random_batch(const struct nbi_run *r, struct nbi_batch *b, int64_t number)
+static void random_batch(const struct nbi_run *r, struct nbi_microbatch *b, int64_t number)
 {
     int64_t N = b->B * b->T;
     uint32_t V = (uint32_t)r->config.vocab_size;
@@ -415,7 +416,7 @@ enum nb_status nbi_run_next(struct nbi_run *r, bool *more)
     int64_t n = r->opts->grad_accum;
     *more = true;
     for (int64_t i = 0; i < n; i++) {
-        struct nbi_batch *b = &r->micro[i];
+        struct nbi_microbatch *b = &r->micro[i];
         if (!r->data) {
             random_batch(r, b, r->state.step * n + i);
             continue;
@@ -458,21 +459,21 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
     const struct nb_train_opts *o = r->opts;
     const struct nbi_config *c = &r->config;
     int64_t N = o->batch_size * o->seq_len, accum = o->grad_accum;
-    const struct nbi_trainable_opts opts = trainable_opts(o);
+    const struct nbi_train_params_opts opts = trainable_opts(o);
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
     const struct nbi_acts_opts room = acts_opts(o, c);
     struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->files.store;
-    struct nbi_trainable_plan t;
-    nbi_trainable_plan(c, store, &opts, &t);
+    struct nbi_train_params_plan t;
+    nbi_train_params_plan(c, store, &opts, &t);
     *plan = (struct nb_train_plan){.masters = t.masters,
                                    .moments = t.moments,
                                    .gradients = t.gradients,
                                    .weights = t.weights,
                                    .activations = nbi_acts_training_bytes(c, &room),
                                    .scratch = r->be->stream_bytes(r->be, &limits),
-                                   .host = nbi_feed_bytes(c, N) +
+                                   .host = nbi_train_pass_bytes(c, N) +
                                            5 * accum * N * (int64_t)sizeof(int32_t) +
-                                           (o->kl_base > 0 ? nbi_base_bytes(N) : 0)};
+                                           (o->kl_base > 0 ? nbi_kl_anchor_bytes(N) : 0)};
     plan->total = plan->masters + plan->moments + plan->gradients + plan->weights +
                   plan->activations + plan->scratch + plan->host;
     count_work(r, plan, room.first_layer);

@@ -180,7 +180,7 @@ static enum nb_status write_report(struct nbi_run *r, const char *path)
     if (!samples)
         return nbi_fail_memory("report", sizeof *samples);
     for (int64_t i = 0; i < r->prompts.count; i++) {
-        const struct nb_train_answer a = nbi_prompts_at(&r->prompts, i);
+        const struct nb_train_answer a = nbi_test_prompts_at(&r->prompts, i);
         samples[i] = (struct nbi_report_sample){a.prompt, a.before, a.after};
     }
     list_task(&s, r);
@@ -259,9 +259,9 @@ static enum nb_status try_to_write(const char *path, bool log)
 enum nb_status nbi_run_check_reports(const struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
-    struct nbi_target target = {0};
+    struct nbi_output target = {0};
     if (o->out)
-        NBI_TRY(nbi_target_of(o->out, &target));
+        NBI_TRY(nbi_output_of(o->out, &target));
     char *report = o->out ? report_path(o->out, target.directory) : NULL;
     if (o->out && !report)
         return NB_ENOMEM;
@@ -276,8 +276,8 @@ enum nb_status nbi_run_check_reports(const struct nbi_run *r)
 
 enum nb_status nbi_run_report(struct nbi_run *r)
 {
-    struct nbi_target target;
-    NBI_TRY(nbi_target_of(r->opts->out, &target));
+    struct nbi_output target;
+    NBI_TRY(nbi_output_of(r->opts->out, &target));
     char *path = report_path(r->opts->out, target.directory);
     if (!path)
         return NB_ENOMEM;

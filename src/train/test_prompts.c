@@ -6,7 +6,7 @@
 #define MAX_TOKENS 64
 #define CONTEXT    1024
 
-enum nb_status nbi_prompts_open(struct nbi_prompts *p, const char *path)
+enum nb_status nbi_test_prompts_open(struct nbi_test_prompts *p, const char *path)
 {
     NBI_TRY(nb_prompts_open(&p->list, path));
     p->count = nb_prompts_count(p->list);
@@ -17,7 +17,7 @@ enum nb_status nbi_prompts_open(struct nbi_prompts *p, const char *path)
     return NB_OK;
 }
 
-void nbi_prompts_close(struct nbi_prompts *p)
+void nbi_test_prompts_close(struct nbi_test_prompts *p)
 {
     for (int64_t i = 0; i < p->count; i++) {
         if (p->before)
@@ -28,10 +28,10 @@ void nbi_prompts_close(struct nbi_prompts *p)
     free(p->before);
     free(p->after);
     nb_prompts_close(p->list);
-    *p = (struct nbi_prompts){0};
+    *p = (struct nbi_test_prompts){0};
 }
 
-struct nb_train_answer nbi_prompts_at(const struct nbi_prompts *p, int64_t i)
+struct nb_train_answer nbi_test_prompts_at(const struct nbi_test_prompts *p, int64_t i)
 {
     struct nb_prompt prompt;
     nb_prompts_at(p->list, i, &prompt);
@@ -78,7 +78,7 @@ static enum nb_status answer(struct nb_session *s, const struct nbi_run *r,
     return rc;
 }
 
-enum nb_status nbi_prompts_run(struct nbi_prompts *p, struct nbi_run *r, char **answers)
+enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *r, char **answers)
 {
     struct nb_engine engine;
     struct nb_session *s = NULL;
@@ -94,7 +94,7 @@ enum nb_status nbi_prompts_run(struct nbi_prompts *p, struct nbi_run *r, char **
                                            .threads = 1};
     if (p->count == 0)
         return NB_OK;
-    NBI_TRY(nbi_engine_wrap(&engine, &parts));
+    NBI_TRY(nbi_engine_borrow(&engine, &parts));
     enum nb_status rc = nbi_session_new(&s, &engine, &opts);
     for (int64_t i = 0; i < p->count && rc == NB_OK; i++) {
         struct nb_prompt prompt;

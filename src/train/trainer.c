@@ -11,7 +11,7 @@
 struct update {
     struct nbi_run *r;
     float lr;
-    struct nbi_step_result result;
+    struct nbi_optimizer_result result;
     double loss, kl;  /* sums */
     int64_t anchored; /* labels that kl is the sum of */
 };
@@ -20,11 +20,13 @@ static enum nb_status update_group(void *ctx, int64_t group)
 {
     struct update *u = ctx;
     u->r->updating = true;
-    return nbi_step(&u->r->stepper, group, u->lr, (uint32_t)u->r->state.updates + 1, &u->result);
+    return nbi_optimizer_step(&u->r->stepper, group, u->lr, (uint32_t)u->r->state.updates + 1,
+                              &u->result);
 }
 
 /* What the labels of the feed are to learn. */
-static enum nb_status set_loss(struct nbi_run *r, const struct nbi_batch *batch, struct update *u)
+static enum nb_status set_loss(struct nbi_run *r, const struct nbi_microbatch *batch,
+                               struct update *u)
 {
     struct nbi_labels *l = &r->feed.labels;
     int64_t count;
@@ -32,18 +34,18 @@ static enum nb_status set_loss(struct nbi_run *r, const struct nbi_batch *batch,
     if (!(r->opts->kl_base > 0))
         return NB_OK;
     l->kl_scale = l->scale * (float)r->opts->kl_base;
-    NBI_TRY(nbi_base_set(&r->base, batch, l, &count));
+    NBI_TRY(nbi_kl_anchor_set(&r->base, batch, l, &count));
     u->anchored += count;
     return NB_OK;
 }
 
 /* The gradients of one micro-batch; with a fused step the layers are updated on the way. */
-static enum nb_status back(struct nbi_run *r, const struct nbi_batch *batch, float scale,
+static enum nb_status back(struct nbi_run *r, const struct nbi_microbatch *batch, float scale,
                            struct update *u)
 {
     const struct nbi_weights *w = &r->t.weights;
     const struct nbi_backward_hook hook = {update_group, u};
-    NBI_TRY(nbi_feed_set(&r->feed, batch));
+    NBI_TRY(nbi_train_pass_set(&r->feed, batch));
     r->feed.labels.scale = scale;
     NBI_TRY(set_loss(r, batch, u));
     NBI_TRY(nbi_forward(w, &r->acts, r->stream, &r->feed.pass));
@@ -122,7 +124,7 @@ static enum nb_status evaluate(struct nbi_run *r, struct nb_train_eval *e)
     *e = (struct nb_train_eval){.step = r->state.step, .tokens = count};
     e->loss = e->master_loss = loss / (double)count;
     if (r->opts->precision != NB_PRECISION_F32) {
-        NBI_TRY(nbi_trainable_masters(&r->t, &masters));
+        NBI_TRY(nbi_train_params_masters(&r->t, &masters));
         enum nb_status rc = nbi_run_evaluate(r, &masters, &master, &count);
         free(masters.layers);
         NBI_TRY(rc);
@@ -229,7 +231,7 @@ static enum nb_status evaluate_and_judge(struct nbi_run *r, struct nb_train_resu
     if (s->stopped)
         return NB_OK;
     s->good = s->step;
-    return r->opts->checkpoint_dir ? nbi_run_save_good(r) : NB_OK;
+    return r->opts->checkpoint_dir ? nbi_run_save_accepted(r) : NB_OK;
 }
 
 static enum nb_status pause_run(struct nbi_run *r, struct nb_train_result *out)
@@ -296,7 +298,7 @@ static enum nb_status choose(struct nbi_run *r, struct nb_train_result *out)
         save_on_the_way(r);
     r->saved = r->state.step; /* what is there from now on is of another step */
     out->result_step = r->state.good;
-    return nbi_run_load_good(r);
+    return nbi_run_load_accepted(r);
 }
 
 static enum nb_status train(struct nbi_run *r, struct nb_train_result *out)
@@ -330,10 +332,10 @@ static enum nb_status begin(struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
     r->eval_logged = -1;
-    NBI_TRY(nbi_run_base(r));
+    NBI_TRY(nbi_run_kl_anchor(r));
     if (o->checkpoint_dir)
-        NBI_TRY(nbi_run_identify(r));
-    NBI_TRY(nbi_prompts_run(&r->prompts, r, r->prompts.before));
+        NBI_TRY(nbi_run_fingerprint(r));
+    NBI_TRY(nbi_test_prompts_run(&r->prompts, r, r->prompts.before));
     if (o->resume)
         NBI_TRY(nbi_run_resume(r));
     r->begun = r->saved = r->state.step;
@@ -367,7 +369,7 @@ static enum nb_status last_save(struct nbi_run *r)
 static void show_answers(const struct nbi_run *r)
 {
     for (int64_t i = 0; i < r->prompts.count && r->opts->answered; i++) {
-        const struct nb_train_answer a = nbi_prompts_at(&r->prompts, i);
+        const struct nb_train_answer a = nbi_test_prompts_at(&r->prompts, i);
         if (a.before && a.after)
             r->opts->answered(r->opts->ctx, &a);
     }
@@ -390,7 +392,7 @@ static enum nb_status finish(struct nbi_run *r, struct nb_train_result *out)
         keep(&all, nbi_run_report(r));
     if (out->interrupted || r->prompts.count == 0)
         return outcome_of(&all);
-    keep_or_pause(&all, out, nbi_prompts_run(&r->prompts, r, r->prompts.after));
+    keep_or_pause(&all, out, nbi_test_prompts_run(&r->prompts, r, r->prompts.after));
     if (r->opts->out)
         keep(&all, nbi_run_report(r));
     if (!out->interrupted)

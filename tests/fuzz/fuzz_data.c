@@ -14,7 +14,7 @@ struct sums {
     int64_t pairs, trained_pairs; /* tokens with a next one, as far as a row has room */
 };
 
-static void check_sample(const struct nb_tokenizer *t, const struct nbi_sample *s)
+static void check_sample(const struct nb_tokenizer *t, const struct nbi_example *s)
 {
     MUST(s->ids.count == 0 || s->trained);
     for (size_t i = 0; i < s->ids.count; i++)
@@ -22,7 +22,7 @@ static void check_sample(const struct nb_tokenizer *t, const struct nbi_sample *
 }
 
 /* The sample in a row: what is left is a part of it, and the last answer begins in it. */
-static void check_shortened(struct nbi_sample *s)
+static void check_shortened(struct nbi_example *s)
 {
     size_t n = s->ids.count, answer = n, start = 0;
     int32_t *before = malloc((n + 1) * sizeof *before);
@@ -32,7 +32,7 @@ static void check_shortened(struct nbi_sample *s)
         answer--;
     while (answer > 0 && s->trained[answer - 1])
         answer--;
-    MUST(nbi_sample_truncate(s, row + 1) == (n > row + 1));
+    MUST(nbi_example_truncate(s, row + 1) == (n > row + 1));
     MUST(s->ids.count == (n > row + 1 ? row + 1 : n));
     while (start + s->ids.count < n && memcmp(before + start, s->ids.p, (row + 1) * 4) != 0)
         start++;
@@ -41,7 +41,7 @@ static void check_shortened(struct nbi_sample *s)
     free(before);
 }
 
-static void add_sample(struct sums *sums, const struct nb_tokenizer *t, struct nbi_sample *s)
+static void add_sample(struct sums *sums, const struct nb_tokenizer *t, struct nbi_example *s)
 {
     check_sample(t, s);
     int64_t n = (int64_t)s->ids.count;
@@ -91,7 +91,7 @@ static void check_prompt(enum nbi_data_kind kind, const char *text, size_t len)
 {
     struct nbi_prompt p = {0};
     struct nbi_jspan messages;
-    enum nb_status rc = nbi_sample_prompt(kind, text, len, &p);
+    enum nb_status rc = nbi_example_prompt(kind, text, len, &p);
     MUST(rc == NB_OK || (rc == NB_EFORMAT && nb_last_error()[0]));
     if (rc == NB_OK) {
         MUST(p.text.len > 0 && strlen(p.text.p) == p.text.len);
@@ -107,8 +107,8 @@ static void read_records(enum nbi_data_kind kind, const uint8_t *data, size_t si
 {
     struct nbi_source *src;
     struct nbi_records r;
-    struct nbi_sampler sampler = {.tokenizer = small_tokenizer(), .chat = NBI_CHAT_QWEN3};
-    struct nbi_sample sample = {0};
+    struct nbi_example_encoder sampler = {.tokenizer = small_tokenizer(), .chat = NBI_CHAT_QWEN3};
+    struct nbi_example sample = {0};
     uint64_t behind = 0;
     bool first = true, inside = false;
     MUST(nbi_source_memory(&src, data, size) == NB_OK);
@@ -128,7 +128,7 @@ static void read_records(enum nbi_data_kind kind, const uint8_t *data, size_t si
             check_gap(data + behind, record.offset - behind, inside, behind == 0);
         behind = record.offset + record.len;
         inside = !record.ends;
-        if (first && kind == NBI_DATA_TSV && nbi_sample_is_header(text, record.len)) {
+        if (first && kind == NBI_DATA_TSV && nbi_example_is_header(text, record.len)) {
             first = false;
             continue;
         }
@@ -137,7 +137,8 @@ static void read_records(enum nbi_data_kind kind, const uint8_t *data, size_t si
             continue;
         if (kind != NBI_DATA_TEXT)
             check_prompt(kind, text, record.len);
-        enum nb_status rc = nbi_sample_make(&sampler, kind, text, record.len, record.ends, &sample);
+        enum nb_status rc =
+            nbi_example_make(&sampler, kind, text, record.len, record.ends, &sample);
         MUST(rc == NB_OK || (rc == NB_EFORMAT && nb_last_error()[0]));
         sums->bad += rc != NB_OK;
         if (rc == NB_OK)
@@ -148,11 +149,11 @@ static void read_records(enum nbi_data_kind kind, const uint8_t *data, size_t si
     MUST(!inside);
     nbi_records_release(&r);
     nbi_source_close(src);
-    nbi_sampler_release(&sampler);
-    nbi_sample_release(&sample);
+    nbi_example_encoder_release(&sampler);
+    nbi_example_release(&sample);
 }
 
-static void check_batch(const struct nbi_batch *batch)
+static void check_batch(const struct nbi_microbatch *batch)
 {
     int64_t trained = 0;
     for (int64_t i = 0; i < batch->B * batch->T; i++) {
@@ -168,15 +169,16 @@ static void check_batch(const struct nbi_batch *batch)
 
 static void read_batches(struct nbi_dataset *d, const struct sums *sums, bool pack)
 {
-    struct nbi_batcher b;
-    struct nbi_batch batch;
+    struct nbi_loader b;
+    struct nbi_microbatch batch;
     struct sums got = {0};
     bool more = true;
-    const struct nbi_batcher_opts opts = {
+    const struct nbi_loader_opts opts = {
         .data = d, .seed = 1, .shuffle = true, .pack = pack, .epochs = 1, .padding = 3};
-    MUST(nbi_batcher_init(&b, &opts) == NB_OK && nbi_batch_init(&batch, 3, (int64_t)row) == NB_OK);
+    MUST(nbi_loader_init(&b, &opts) == NB_OK &&
+         nbi_microbatch_init(&batch, 3, (int64_t)row) == NB_OK);
     while (more) {
-        MUST(nbi_batcher_next(&b, &batch, &more) == NB_OK);
+        MUST(nbi_loader_next(&b, &batch, &more) == NB_OK);
         check_batch(&batch);
         got.samples += batch.samples;
         got.pairs += batch.tokens;
@@ -184,8 +186,8 @@ static void read_batches(struct nbi_dataset *d, const struct sums *sums, bool pa
     }
     MUST(got.samples == sums->samples && got.pairs == sums->pairs);
     MUST(got.trained_pairs == sums->trained_pairs);
-    nbi_batch_release(&batch);
-    nbi_batcher_release(&b);
+    nbi_microbatch_release(&batch);
+    nbi_loader_release(&b);
 }
 
 static void read_dataset(const char *path, const struct sums *sums)

@@ -39,17 +39,17 @@ static inline struct nb_tokenizer *small_tokenizer(void)
         "\xE4\xBD\xA0\xE6\x98\xAF\xE8\xB0\x81 \xC3\xA9t\xC3\xA9 \xC3\xA9t\xC3\xA9 "
         "\xEA\xB0\x80\xEA\xB0\x81 \xEA\xB0\x80\xEA\xB0\x81   \n  \n\n";
     static struct nb_tokenizer *made;
-    struct nbi_trainer *t;
+    struct nbi_bpe_trainer *t;
     struct nbi_vocab v;
     if (made)
         return made;
-    const struct nbi_trainer_opts opts = {.vocab = NBI_TRAINER_MIN + 100, .min_count = 2};
-    MUST(nbi_trainer_new(&t) == NB_OK);
-    MUST(nbi_trainer_add(t, text, sizeof text - 1) == NB_OK);
-    MUST(nbi_trainer_run(t, &opts, &v) == NB_OK);
+    const struct nbi_bpe_trainer_opts opts = {.vocab = NBI_BPE_TRAINER_MIN + 100, .min_count = 2};
+    MUST(nbi_bpe_trainer_new(&t) == NB_OK);
+    MUST(nbi_bpe_trainer_add(t, text, sizeof text - 1) == NB_OK);
+    MUST(nbi_bpe_trainer_run(t, &opts, &v) == NB_OK);
     MUST(nbi_tokenizer_new(&made, &v) == NB_OK);
     nbi_vocab_release(&v);
-    nbi_trainer_free(t);
+    nbi_bpe_trainer_free(t);
     return made;
 }
 

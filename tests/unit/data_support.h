@@ -10,16 +10,17 @@
 /* A tokenizer that has learnt from a text; without one, it has the bytes and the chat tokens. */
 static inline struct nb_tokenizer *new_tokenizer(const char *text, int64_t merges)
 {
-    struct nbi_trainer *trainer;
+    struct nbi_bpe_trainer *trainer;
     struct nbi_vocab v;
     struct nb_tokenizer *t;
-    const struct nbi_trainer_opts opts = {.vocab = NBI_TRAINER_MIN + merges, .min_count = 2};
-    assert_ok(nbi_trainer_new(&trainer));
-    assert_ok(nbi_trainer_add(trainer, text, strlen(text)));
-    assert_ok(nbi_trainer_run(trainer, &opts, &v));
+    const struct nbi_bpe_trainer_opts opts = {.vocab = NBI_BPE_TRAINER_MIN + merges,
+                                              .min_count = 2};
+    assert_ok(nbi_bpe_trainer_new(&trainer));
+    assert_ok(nbi_bpe_trainer_add(trainer, text, strlen(text)));
+    assert_ok(nbi_bpe_trainer_run(trainer, &opts, &v));
     assert_ok(nbi_tokenizer_new(&t, &v));
     nbi_vocab_release(&v);
-    nbi_trainer_free(trainer);
+    nbi_bpe_trainer_free(trainer);
     return t;
 }
 
@@ -54,11 +55,11 @@ static inline int32_t chat_id(const char *text, size_t *len)
 }
 
 /* A sample of the tokenizer without merges, from its text with [[ ]] around what is trained on. */
-static inline void write_sample(struct nbi_sample *s, const char *text)
+static inline void write_sample(struct nbi_example *s, const char *text)
 {
     size_t n = strlen(text) + 1, len;
     bool trained = false;
-    *s = (struct nbi_sample){.cap = n};
+    *s = (struct nbi_example){.cap = n};
     s->trained = malloc(n);
     s->ids.p = malloc(n * sizeof *s->ids.p);
     s->ids.cap = n;
@@ -76,7 +77,7 @@ static inline void write_sample(struct nbi_sample *s, const char *text)
 }
 
 /* The same the other way round, for messages. */
-static inline void read_sample(struct nbi_str *out, const struct nbi_sample *s)
+static inline void read_sample(struct nbi_str *out, const struct nbi_example *s)
 {
     bool trained = false;
     static uint8_t byte_of[256];
@@ -94,9 +95,9 @@ static inline void read_sample(struct nbi_str *out, const struct nbi_sample *s)
     nbi_str_puts(out, trained ? "]]" : "");
 }
 
-static inline void assert_sample(const struct nbi_sample *s, const char *text)
+static inline void assert_sample(const struct nbi_example *s, const char *text)
 {
-    struct nbi_sample wanted;
+    struct nbi_example wanted;
     struct nbi_str got = {0};
     write_sample(&wanted, text);
     if (s->ids.count != wanted.ids.count ||
@@ -105,7 +106,7 @@ static inline void assert_sample(const struct nbi_sample *s, const char *text)
         read_sample(&got, s);
         fail_msg("'%s' wanted, got '%s'", text, nbi_str_text(&got));
     }
-    nbi_sample_release(&wanted);
+    nbi_example_release(&wanted);
 }
 
 /* Numbers that are the same in every run. */

@@ -107,7 +107,7 @@ static inline enum nb_status guarded_weight_room(struct nbi_backend *be, enum nb
                                                  int64_t rows, int64_t cols, struct nbi_weight *out)
 {
     (void)be;
-    NBI_TRY(guarded.inner->weight_room(guarded.inner, dtype, rows, cols, out));
+    NBI_TRY(guarded.inner->weight_alloc(guarded.inner, dtype, rows, cols, out));
     guarded_add_weight(out);
     return NB_OK;
 }
@@ -192,7 +192,7 @@ static inline struct nbi_backend *guarded_open(struct nbi_backend *inner)
                                       .alloc = guarded_alloc,
                                       .free = guarded_free,
                                       .weight_new = guarded_weight_new,
-                                      .weight_room = guarded_weight_room,
+                                      .weight_alloc = guarded_weight_room,
                                       .weight_read = guarded_weight_read,
                                       .weight_free = guarded_weight_free,
                                       .stream_new = guarded_stream_new,

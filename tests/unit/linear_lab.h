@@ -88,7 +88,7 @@ static inline float *to_four_bits(const struct linear_case *c)
         x[i] = isfinite(c->x[i]) ? c->x[i] : 0;
         largest = fmaxf(largest, fabsf(x[i]));
     }
-    nbi_nvfp4_two_terms(x, x, n / 16, nbi_nvfp4_tensor_scale(largest));
+    nbi_nvfp4_split_hi_lo(x, x, n / 16, nbi_nvfp4_tensor_scale(largest));
     for (int64_t i = 0; i < n; i++)
         x[i] = isfinite(c->x[i]) ? x[i] : NAN;
     return x;

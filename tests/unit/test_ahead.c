@@ -9,11 +9,11 @@
 /* ---- a token by itself, on the CPU ---- */
 
 /* A backend's own way for single tokens, made of its operations. */
-struct nbi_token {
+struct nbi_megakernel {
     const struct nbi_weights *w;
     struct nbi_acts acts;
     struct nbi_stream *s;
-    const struct nbi_kv_store *stores;
+    const struct nbi_kv_view *stores;
 };
 
 static const struct nbi_weights *stood_in; /* of the model that it is for */
@@ -21,18 +21,18 @@ static int64_t followed;
 
 /* Runs that a session asks for. */
 static int64_t runs;
-static enum nb_status (*real_run)(struct nbi_token *t, const struct nbi_token_step *step);
+static enum nb_status (*real_run)(struct nbi_megakernel *t, const struct nbi_megakernel_step *step);
 
-static enum nb_status counted_run(struct nbi_token *t, const struct nbi_token_step *step)
+static enum nb_status counted_run(struct nbi_megakernel *t, const struct nbi_megakernel_step *step)
 {
     runs++;
     return real_run(t, step);
 }
 
-static enum nb_status stand_in_new(struct nbi_stream *s, const struct nbi_token_model *m,
-                                   struct nbi_token **out)
+static enum nb_status stand_in_new(struct nbi_stream *s, const struct nbi_megakernel_model *m,
+                                   struct nbi_megakernel **out)
 {
-    struct nbi_token *t = zeros(1, sizeof *t);
+    struct nbi_megakernel *t = zeros(1, sizeof *t);
     t->w = stood_in;
     t->s = s;
     t->stores = m->stores;
@@ -42,7 +42,7 @@ static enum nb_status stand_in_new(struct nbi_stream *s, const struct nbi_token_
     return NB_OK;
 }
 
-static enum nb_status stand_in_run(struct nbi_token *t, const struct nbi_token_step *step)
+static enum nb_status stand_in_run(struct nbi_megakernel *t, const struct nbi_megakernel_step *step)
 {
     static const int32_t first_row = 0;
     const struct nbi_pass pass = {.N = 1,
@@ -63,7 +63,7 @@ static enum nb_status stand_in_run(struct nbi_token *t, const struct nbi_token_s
 /* Which of the best is drawn, step by step. */
 static int64_t draw_by_hand(const struct nbi_draw *d, const struct nb_candidate *best, int64_t J)
 {
-    int64_t w[NBI_TOP_MAX], all = 0, likely = 0, top_p = 0, i = 0;
+    int64_t w[NBI_TOPK_MAX], all = 0, likely = 0, top_p = 0, i = 0;
     for (int64_t j = 0; j < J; j++) {
         double x = ((double)best[j].logit - (double)best[0].logit) * d->cold;
         w[j] = x < -50 ? 0 : (int64_t)(expf((float)x) * d->unit);
@@ -79,13 +79,14 @@ static int64_t draw_by_hand(const struct nbi_draw *d, const struct nb_candidate 
     return i;
 }
 
-static enum nb_status stand_in_follow(struct nbi_token *t, const struct nbi_token_step *step,
-                                      struct nbi_follow *f)
+static enum nb_status stand_in_follow(struct nbi_megakernel *t,
+                                      const struct nbi_megakernel_step *step,
+                                      struct nbi_run_ahead *f)
 {
-    struct nbi_token_step next = *step;
-    int32_t top[1 + 2 * NBI_TOP_MAX];
-    NBI_TRY(nbi_forward_top(t->w, &t->acts, t->s, 1, f->J));
-    NBI_TRY(t->w->be->download(t->s, top, t->acts.top, nbi_top_bytes(1, f->J)));
+    struct nbi_megakernel_step next = *step;
+    int32_t top[1 + 2 * NBI_TOPK_MAX];
+    NBI_TRY(nbi_forward_topk(t->w, &t->acts, t->s, 1, f->J));
+    NBI_TRY(t->w->be->download(t->s, top, t->acts.top, nbi_topk_bytes(1, f->J)));
     NBI_TRY(t->w->be->sync(t->s));
     f->odd = !nbi_best_of(f->best, top, 0, 1, f->J);
     next.id = f->id = f->best[f->J > 1 ? draw_by_hand(&f->draw, f->best, f->J) : 0].id;
@@ -93,7 +94,7 @@ static enum nb_status stand_in_follow(struct nbi_token *t, const struct nbi_toke
     return stand_in_run(t, &next);
 }
 
-static void stand_in_free(struct nbi_token *t)
+static void stand_in_free(struct nbi_megakernel *t)
 {
     nbi_acts_release(&t->acts);
     free(t);
@@ -105,7 +106,7 @@ struct two {
     struct nb_session *asks, *plain;
     float *logits, *others;
     int64_t V;
-    struct nbi_next next;
+    struct nbi_logits_spec next;
 };
 
 /* The best of the plain one's logits. */
@@ -176,7 +177,7 @@ static void check_ahead(struct nbi_backend *be, struct model *m, const struct nb
     struct two t = {.V = m->c.vocab_size, .next.J = 1};
     struct nbi_snapshot *kept = NULL;
     const struct nbi_session_opts opts = {.context = context, .kv = NBI_F16};
-    assert_ok(nbi_engine_wrap(
+    assert_ok(nbi_engine_borrow(
         &e, &(struct nbi_engine_parts){.be = be, .config = &m->c, .weights = w, .threads = 1}));
     assert_ok(nbi_session_new(&t.asks, &e, &opts));
     assert_ok(nbi_session_new(&t.plain, &e, &opts));
@@ -209,28 +210,28 @@ static void draw_tokens(const struct nb_engine *e, const struct nb_sampling *how
                         int32_t ids[DRAWN])
 {
     struct nb_session *session;
-    struct nbi_token_sampler sampler;
-    struct nbi_next next = {0};
+    struct nbi_sampler sampler;
+    struct nbi_logits_spec next = {0};
     int64_t V = e->config.vocab_size;
     float *logits = zeros(V, sizeof *logits);
     int32_t id = 5;
     assert_ok(
         nbi_session_new(&session, e, &(struct nbi_session_opts){.context = DRAWN, .kv = NBI_F16}));
-    assert_ok(nbi_token_sampler_init(&sampler, how, V));
-    next.J = nbi_token_sampler_wants(&sampler);
+    assert_ok(nbi_sampler_init(&sampler, how, V));
+    next.J = nbi_sampler_topk(&sampler);
     assert_int_equal(next.J, how->top_k);
     for (int i = 0; i < DRAWN; i++) {
-        next.draw = nbi_token_sampler_plan(&sampler);
+        next.draw = nbi_sampler_draw(&sampler);
         if (all) {
             assert_ok(nbi_session_append(session, &id, 1, logits, 1));
-            assert_ok(nbi_token_sampler_next(&sampler, logits, &id));
+            assert_ok(nbi_sampler_pick(&sampler, logits, &id));
         } else {
             assert_ok(nbi_session_append_next(session, &id, 1, &next));
-            id = nbi_token_sampler_of(&sampler, next.best);
+            id = nbi_sampler_from_topk(&sampler, next.best);
         }
         ids[i] = id;
     }
-    nbi_token_sampler_release(&sampler);
+    nbi_sampler_release(&sampler);
     nbi_session_free(session);
     free(logits);
 }
@@ -247,10 +248,10 @@ static void check_drawn(struct nbi_backend *be, struct model *m, const struct nb
         {.temperature = 9, .top_k = 40, .top_p = 0.1, .min_p = 0.1, .repeat_penalty = 1, .seed = 5},
     };
     struct nb_engine e;
-    assert_ok(nbi_engine_wrap(
+    assert_ok(nbi_engine_borrow(
         &e, &(struct nbi_engine_parts){.be = be, .config = &m->c, .weights = w, .threads = 1}));
-    real_run = be->token_run;
-    be->token_run = counted_run;
+    real_run = be->megakernel_run;
+    be->megakernel_run = counted_run;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         int32_t ahead[DRAWN], plain[DRAWN];
         int64_t different = 0;
@@ -263,7 +264,7 @@ static void check_drawn(struct nbi_backend *be, struct model *m, const struct nb
             different += plain[j] != plain[j - 1];
         assert_true(different > DRAWN / 2);
     }
-    be->token_run = real_run;
+    be->megakernel_run = real_run;
 }
 
 static const struct shape ahead_shape = {256, 528, 2, 8, 2, 128, 1000, false, true, true};
@@ -278,10 +279,10 @@ static void test_ahead__is_what_would_have_come(void **state)
     model_new(&m, &ahead_shape);
     assert_ok(
         nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m}, NULL, NULL));
-    be->token_new = stand_in_new;
-    be->token_run = stand_in_run;
-    be->token_follow = stand_in_follow;
-    be->token_free = stand_in_free;
+    be->megakernel_new = stand_in_new;
+    be->megakernel_run = stand_in_run;
+    be->megakernel_run_ahead = stand_in_follow;
+    be->megakernel_free = stand_in_free;
     stood_in = &w;
     followed = 0;
     check_ahead(be, &m, &w, 60);
@@ -340,7 +341,7 @@ static void *use_sessions(void *ctx)
     struct user *u = ctx;
     for (int i = 0; i < 40 && u->rc == NB_OK; i++) {
         struct nb_session *session;
-        struct nbi_next next = {.J = 1};
+        struct nbi_logits_spec next = {.J = 1};
         int32_t id = 5;
         u->rc = nbi_session_new(&session, u->e,
                                 &(struct nbi_session_opts){.context = 64, .kv = NBI_F16});
@@ -370,7 +371,7 @@ static void test_ahead__in_threads_on_a_gpu(void **state)
     model_new(&m, &ahead_shape);
     assert_ok(
         nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m}, NULL, NULL));
-    assert_ok(nbi_engine_wrap(
+    assert_ok(nbi_engine_borrow(
         &e, &(struct nbi_engine_parts){.be = be, .config = &m.c, .weights = &w, .threads = 1}));
     for (int i = 0; i < 4; i++) {
         users[i].e = &e;
@@ -399,7 +400,7 @@ static void test_ahead__tells_of_what_is_too_large(void **state)
             struct nbi_weights w;
             struct nb_engine e;
             struct nb_session *session;
-            struct nbi_next next = {.J = 1};
+            struct nbi_logits_spec next = {.J = 1};
             struct nbi_backend *be = cuda();
             drawn = 7;
             model_new(&m, &ahead_shape);
@@ -407,14 +408,15 @@ static void test_ahead__tells_of_what_is_too_large(void **state)
                          0x1p30f);
             assert_ok(nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m},
                                        NULL, NULL));
-            assert_ok(nbi_engine_wrap(
+            assert_ok(nbi_engine_borrow(
                 &e,
                 &(struct nbi_engine_parts){.be = be, .config = &m.c, .weights = &w, .threads = 1}));
             assert_ok(nbi_session_new(&session, &e,
                                       &(struct nbi_session_opts){.context = 8, .kv = NBI_F16}));
             assert_int_equal(nbi_session_append_next(session, &(int32_t){5}, 1, &next), NB_EVALUE);
             assert_int_equal(nbi_session_append_next(session, &(int32_t){6}, 1, &next), NB_EVALUE);
-            next = (struct nbi_next){.J = 20, .draw = {.cold = 1, .unit = 0x1p40, .top_p = 1}};
+            next =
+                (struct nbi_logits_spec){.J = 20, .draw = {.cold = 1, .unit = 0x1p40, .top_p = 1}};
             assert_int_equal(nbi_session_append_next(session, &(int32_t){7}, 1, &next), NB_EVALUE);
             nbi_session_free(session);
             nbi_weights_release(&w);

@@ -13,7 +13,7 @@ static const enum nbi_dtype stores[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
 struct attention_case {
     int64_t N, NH, NKV, D, rows, longest;
     enum nbi_dtype dtype;
-    bool lse, apart, steady;
+    bool lse, apart, batch_invariant;
     float *q;
     uint8_t *k, *v;
     int32_t first[MAX_ROWS], last[MAX_ROWS], tables[MAX_ROWS];
@@ -88,7 +88,7 @@ static void run_attention(struct nbi_backend *be, const struct attention_case *c
         .D = c->D,
         .exact = exact,
         .apart = c->apart,
-        .steady = c->steady};
+        .batch_invariant = c->batch_invariant};
     if (c->page_numbers > 0) {
         op.pages = block(&l, c->pages, c->page_numbers * 4);
         op.tables = block(&l, c->tables, c->N * 4);
@@ -96,7 +96,7 @@ static void run_attention(struct nbi_backend *be, const struct attention_case *c
     if (c->lse)
         op.lse = block(&l, NULL, c->N * c->NH * 4);
     assert_ok(be->attention(l.s, &op));
-    if (be->rows_matter) { /* once more: nothing is left over from the first time */
+    if (be->batch_variant) { /* once more: nothing is left over from the first time */
         assert_ok(be->clear(l.s, op.y, q));
         assert_ok(be->attention(l.s, &op));
     }
@@ -113,7 +113,7 @@ static void compare_attended(const struct attention_case *c, const float *want,
 {
     int64_t n = c->N * c->NH * c->D, heads = c->N * c->NH;
     float *is = zeros(n, 4), *is_lse = zeros(heads, 4);
-    for (int exact = 1; exact >= !tested->rows_matter; exact--) {
+    for (int exact = 1; exact >= !tested->batch_variant; exact--) {
         run_attention(tested, c, exact, is, is_lse);
         close_to(exact ? "exact y" : "y", is, want, n, 0, exact ? 2e-5 : 2e-2);
         close_to(exact ? "exact lse" : "lse", is_lse, want_lse, heads, 0, exact ? 2e-5 : 3e-2);
@@ -246,14 +246,14 @@ static void check_pages(struct attention_case *c, int64_t sequences, bool in_tur
     run_attention(scalar, &p, true, b, lse);
     same_bytes("the definition's y", b, a, n * 4);
     compare_attended(&p, b, lse);
-    for (int exact = !tested->rows_matter; exact < 2; exact++) {
+    for (int exact = !tested->batch_variant; exact < 2; exact++) {
         run_attention(tested, c, exact, a, lse);
         run_attention(tested, &p, exact, b, lse);
-        if (!tested->rows_matter)
+        if (!tested->batch_variant)
             same_bytes("y", b, a, n * 4);
-        if (tested->rows_matter && c->N > tested->steady_rows)
+        if (tested->batch_variant && c->N > tested->batch_invariant_rows)
             continue;
-        p.steady = true;
+        p.batch_invariant = true;
         run_attention(tested, &p, exact, b, lse);
         for (int64_t i = 0; i < c->N; i += 1 + c->N / 7) {
             *one = p;
@@ -265,7 +265,7 @@ static void check_pages(struct attention_case *c, int64_t sequences, bool in_tur
             run_attention(tested, one, exact, a, lse);
             same_bytes("y of one alone", b + i * row, a, row * 4);
         }
-        p.steady = false;
+        p.batch_invariant = false;
     }
     p.q = NULL;
     attention_free(c);
@@ -374,7 +374,7 @@ static void run_turned(struct turned_case *t, bool alone, float *y, uint8_t *sto
                                         .D = c->D,
                                         .apart = true,
                                         .alone = alone,
-                                        .steady = c->steady};
+                                        .batch_invariant = c->batch_invariant};
     assert_ok(tested->qkv_rope(l.s, &rope));
     assert_ok(tested->attention(l.s, &op));
     fetch(&l, y, op.y, q);
@@ -402,11 +402,11 @@ static void check_turned(void)
                 bytes = 2 * (int64_t)nbi_dtype_bytes(c.dtype, c.rows * c.NKV * c.D);
         float *before = zeros(n, 4), *along = zeros(n, 4);
         uint8_t *stores_of[2] = {zeros(bytes, 1), zeros(bytes, 1)};
-        for (int steady = 0; steady < 2; steady++) {
-            p.steady = steady;
+        for (int batch_invariant = 0; batch_invariant < 2; batch_invariant++) {
+            p.batch_invariant = batch_invariant;
             snprintf(where, sizeof where, "%s, N %lld, D %lld, %lld and %lld heads, steady %d",
                      nbi_dtypes[c.dtype].name, (long long)c.N, (long long)c.D, (long long)c.NH,
-                     (long long)c.NKV, steady);
+                     (long long)c.NKV, batch_invariant);
             run_turned(&t, false, before, stores_of[0]);
             run_turned(&t, true, along, stores_of[1]);
             same_bytes("y", along, before, n * 4);

@@ -171,7 +171,7 @@ struct runner {
     struct nbi_weights w;
     struct nbi_acts acts;
     struct nbi_stream *s;
-    struct nbi_kv_store stores[8];
+    struct nbi_kv_view stores[8];
     int64_t layers_seen;
     bool exact;
     bool unwatched; /* nobody looks between the layers */
@@ -265,7 +265,7 @@ static void forward(struct runner *r, const struct batch *t, int64_t from, int64
                                   .ctx = r};
     assert_ok(nbi_forward(&r->w, &r->acts, r->s, &pass));
     if (n == 1) {
-        assert_ok(nbi_forward_top(&r->w, &r->acts, r->s, 1, 1));
+        assert_ok(nbi_forward_topk(&r->w, &r->acts, r->s, 1, 1));
         assert_ok(r->be->download(r->s, top, r->acts.top, sizeof top));
     }
     assert_ok(r->be->download(r->s, logits, r->acts.logits, n * V * (int64_t)sizeof *logits));

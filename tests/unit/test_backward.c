@@ -8,7 +8,7 @@
 
 struct xent {
     int64_t N, V, J;
-    double scale, kl_scale, *logits, *base_p;
+    double scale, kl_scale, *logits, *ref_p;
     int32_t *targets, *ids;
     bool gradient, in_place;
 };
@@ -17,7 +17,7 @@ static void xent_new(struct xent *c, int64_t N, int64_t V, int64_t J, double spr
 {
     *c = (struct xent){.N = N, .V = V, .J = J, .scale = 0.25, .kl_scale = J > 0 ? 1.5 : 0};
     c->logits = random_floats(N * V, spread);
-    c->base_p = zeros(N * J, sizeof(double));
+    c->ref_p = zeros(N * J, sizeof(double));
     c->targets = zeros(N, 4);
     c->ids = zeros(N * J, 4);
     for (int64_t n = 0; n < N; n++) {
@@ -25,12 +25,12 @@ static void xent_new(struct xent *c, int64_t N, int64_t V, int64_t J, double spr
         double all = 0;
         for (int64_t j = 0; j < J; j++) { /* distinct: steps of V / J */
             c->ids[n * J + j] = (int32_t)(j * (V / J) + bits32() % (uint32_t)(V / J));
-            c->base_p[n * J + j] = j % 5 == 4 ? 0 : fabs(uniform());
-            all += c->base_p[n * J + j];
+            c->ref_p[n * J + j] = j % 5 == 4 ? 0 : fabs(uniform());
+            all += c->ref_p[n * J + j];
         }
         for (int64_t j = 0; j < J; j++)
-            c->base_p[n * J + j] =
-                (double)(float)(c->base_p[n * J + j] / all * (n % 3 && V > J ? 0.9 : 1));
+            c->ref_p[n * J + j] =
+                (double)(float)(c->ref_p[n * J + j] / all * (n % 3 && V > J ? 0.9 : 1));
         if (J > 0 && n % 2 == 0)
             c->targets[n] = n % 4 ? c->targets[n] : c->ids[n * J]; /* listed by the base too */
         if (J > 0 && n % 7 == 6)
@@ -41,7 +41,7 @@ static void xent_new(struct xent *c, int64_t N, int64_t V, int64_t J, double spr
 static void xent_free(struct xent *c)
 {
     free(c->logits);
-    free(c->base_p);
+    free(c->ref_p);
     free(c->targets);
     free(c->ids);
 }
@@ -52,7 +52,7 @@ static void xent_row(const struct xent *c, int64_t n, const double *z, double ou
 {
     double top = -INFINITY, S = 0, R = 0, q = 1, range = 0;
     const int32_t *ids = c->ids + n * c->J;
-    const double *b = c->base_p + n * c->J;
+    const double *b = c->ref_p + n * c->J;
     bool base = c->J > 0 && ids[0] >= 0, *listed = zeros(c->V, 1);
     double of_loss = c->targets[n] >= 0 ? c->scale : 0, of_kl = base ? c->kl_scale : 0;
     for (int64_t v = 0; v < c->V; v++)
@@ -119,8 +119,8 @@ static void run_xent(struct rig *r, const void *ctx, float *out)
         a.dlogits = c->in_place ? a.logits : room(r, c->N * c->V);
     if (c->J > 0) {
         a.kl = room(r, c->N);
-        a.base_ids = put_bytes(r, c->ids, c->N * c->J * 4);
-        a.base_p = put_in(r, c->base_p, c->N * c->J);
+        a.ref_ids = put_bytes(r, c->ids, c->N * c->J * 4);
+        a.ref_p = put_in(r, c->ref_p, c->N * c->J);
     }
     assert_ok(r->be->xent(r->s, &a));
     out = get(r, out, a.loss, c->N);

@@ -59,9 +59,9 @@ static void put_documents(const char *name, int count, uint32_t longest, uint64_
     nbi_str_release(&s);
 }
 
-static struct nbi_batcher_opts options(struct nbi_dataset *d, int64_t epochs)
+static struct nbi_loader_opts options(struct nbi_dataset *d, int64_t epochs)
 {
-    return (struct nbi_batcher_opts){
+    return (struct nbi_loader_opts){
         .data = d, .seed = 5, .shuffle = true, .pack = true, .epochs = epochs, .padding = PADDING};
 }
 
@@ -70,7 +70,7 @@ static struct nbi_batcher_opts options(struct nbi_dataset *d, int64_t epochs)
 struct check {
     struct nbi_dataset *data;
     int64_t count, T;
-    struct nbi_sample *samples; /* as rows may hold them: shortened if they must be */
+    struct nbi_example *samples; /* as rows may hold them: shortened if they must be */
     bool *shortened;
     int64_t *done; /* [count] predictions found so far */
     int64_t tokens, trained, begun, truncated, rows;
@@ -85,14 +85,14 @@ static void check_init(struct check *c, struct nbi_dataset *d, int64_t T)
     for (int64_t i = 0; i < c->count; i++) {
         assert_ok(nbi_dataset_get(d, i, &c->samples[i]));
         if (!c->samples[i].document)
-            c->shortened[i] = nbi_sample_truncate(&c->samples[i], (size_t)T + 1);
+            c->shortened[i] = nbi_example_truncate(&c->samples[i], (size_t)T + 1);
     }
 }
 
 static void check_release(struct check *c)
 {
     for (int64_t i = 0; i < c->count; i++)
-        nbi_sample_release(&c->samples[i]);
+        nbi_example_release(&c->samples[i]);
     free(c->samples);
     free(c->done);
     free(c->shortened);
@@ -102,7 +102,7 @@ static void check_release(struct check *c)
 static bool continues(const struct check *c, int64_t i, const int32_t *ids, const int32_t *targets,
                       int64_t n)
 {
-    const struct nbi_sample *s = &c->samples[i];
+    const struct nbi_example *s = &c->samples[i];
     int64_t from = c->done[i], left = (int64_t)s->ids.count - 1 - from;
     if (n > left || (!s->document && n < left))
         return false;
@@ -156,7 +156,7 @@ static int64_t take_row(struct check *c, const int32_t *ids, const int32_t *targ
 }
 
 /* Adds what a batch holds, and compares its counters with that. */
-static void take_batch(struct check *c, const struct nbi_batch *b, bool pack)
+static void take_batch(struct check *c, const struct nbi_microbatch *b, bool pack)
 {
     int64_t tokens = c->tokens, trained = c->trained, begun = c->begun, truncated = c->truncated;
     for (int64_t row = 0; row < b->B; row++) {
@@ -183,29 +183,29 @@ static void check_epoch(struct check *c)
 /* One epoch in batches of B x T; returns how full the rows are. */
 static double run_epoch(struct nbi_dataset *d, int64_t B, int64_t T, bool pack, bool shuffle)
 {
-    struct nbi_batcher_opts opts = options(d, 1);
-    struct nbi_batcher b;
-    struct nbi_batch batch;
+    struct nbi_loader_opts opts = options(d, 1);
+    struct nbi_loader b;
+    struct nbi_microbatch batch;
     struct check c;
     bool more = true;
     opts.pack = pack;
     opts.shuffle = shuffle;
     check_init(&c, d, T);
-    assert_ok(nbi_batcher_init(&b, &opts));
-    assert_ok(nbi_batch_init(&batch, B, T));
+    assert_ok(nbi_loader_init(&b, &opts));
+    assert_ok(nbi_microbatch_init(&batch, B, T));
     while (more) {
-        assert_ok(nbi_batcher_next(&b, &batch, &more));
+        assert_ok(nbi_loader_next(&b, &batch, &more));
         assert_true(batch.B == B && batch.T == T);
         assert_int_equal(more, batch.tokens > 0);
         take_batch(&c, &batch, pack);
     }
     check_epoch(&c);
     assert_true(b.cursor.epoch == 1 && b.cursor.next == 0 && b.cursor.token == 0);
-    assert_ok(nbi_batcher_next(&b, &batch, &more)); /* the end stays the end */
+    assert_ok(nbi_loader_next(&b, &batch, &more)); /* the end stays the end */
     assert_true(!more && batch.tokens == 0 && batch.samples == 0);
     double full = (double)c.tokens / (double)(c.rows * T);
-    nbi_batch_release(&batch);
-    nbi_batcher_release(&b);
+    nbi_microbatch_release(&batch);
+    nbi_loader_release(&b);
     check_release(&c);
     return full;
 }
@@ -215,16 +215,16 @@ static double run_epoch(struct nbi_dataset *d, int64_t B, int64_t T, bool pack, 
 static void test_batch__by_hand(void **state)
 {
     (void)state;
-    struct nbi_batcher b;
-    struct nbi_batch batch;
+    struct nbi_loader b;
+    struct nbi_microbatch batch;
     bool more;
     put("hand.txt", "ab<|endoftext|>c");
     struct nbi_dataset *d = open_files("hand.txt", NULL);
-    struct nbi_batcher_opts opts = options(d, 1);
+    struct nbi_loader_opts opts = options(d, 1);
     opts.shuffle = false;
-    assert_ok(nbi_batcher_init(&b, &opts));
-    assert_ok(nbi_batch_init(&batch, 2, 4));
-    assert_ok(nbi_batcher_next(&b, &batch, &more));
+    assert_ok(nbi_loader_init(&b, &opts));
+    assert_ok(nbi_microbatch_init(&batch, 2, 4));
+    assert_ok(nbi_loader_next(&b, &batch, &more));
     const int32_t ids[] = {byte_id('a'), byte_id('b'), byte_id('c'), PADDING,
                            PADDING,      PADDING,      PADDING,      PADDING};
     const int32_t targets[] = {byte_id('b'), 256,        256,        NBI_IGNORE,
@@ -236,10 +236,10 @@ static void test_batch__by_hand(void **state)
     assert_memory_equal(batch.positions, positions, sizeof positions);
     assert_true(batch.tokens == 3 && batch.trained == 3 && batch.samples == 2);
     assert_int_equal(batch.truncated, 0);
-    assert_ok(nbi_batcher_next(&b, &batch, &more));
+    assert_ok(nbi_loader_next(&b, &batch, &more));
     assert_false(more);
-    nbi_batch_release(&batch);
-    nbi_batcher_release(&b);
+    nbi_microbatch_release(&batch);
+    nbi_loader_release(&b);
     nbi_dataset_close(d);
 }
 
@@ -248,16 +248,16 @@ static void test_batch__document_goes_on(void **state)
 {
     (void)state;
     static const char text[] = "0123456789abcdefghijklmnopqrstuvwxyz";
-    struct nbi_batcher b;
-    struct nbi_batch batch;
+    struct nbi_loader b;
+    struct nbi_microbatch batch;
     bool more = true;
     put("on.txt", text);
     struct nbi_dataset *d = open_files("on.txt", NULL);
-    const struct nbi_batcher_opts opts = options(d, 1);
-    assert_ok(nbi_batcher_init(&b, &opts));
-    assert_ok(nbi_batch_init(&batch, 2, 8));
+    const struct nbi_loader_opts opts = options(d, 1);
+    assert_ok(nbi_loader_init(&b, &opts));
+    assert_ok(nbi_microbatch_init(&batch, 2, 8));
     for (int64_t n = 0; n < 3; n++) {
-        assert_ok(nbi_batcher_next(&b, &batch, &more));
+        assert_ok(nbi_loader_next(&b, &batch, &more));
         assert_int_equal(batch.tokens, n < 2 ? 16 : 4);
         assert_int_equal(batch.samples, n == 0);
         for (int64_t t = 0; t < batch.tokens; t++) {
@@ -268,10 +268,10 @@ static void test_batch__document_goes_on(void **state)
         }
         assert_int_equal(b.cursor.token, n == 0 ? 16 : n == 1 ? 32 : 0);
     }
-    assert_ok(nbi_batcher_next(&b, &batch, &more));
+    assert_ok(nbi_loader_next(&b, &batch, &more));
     assert_false(more);
-    nbi_batch_release(&batch);
-    nbi_batcher_release(&b);
+    nbi_microbatch_release(&batch);
+    nbi_loader_release(&b);
     nbi_dataset_close(d);
 }
 
@@ -286,21 +286,21 @@ static void test_batch__documents_whole(void **state)
                      "ABCDEFGHIJKLMNOPQRSTUVWXYZABCDEFGHIJKLMNOPQRSTUVWX");
     struct nbi_dataset *d = open_files("whole.txt", NULL);
     for (int whole = 0; whole < 2; whole++) {
-        struct nbi_batcher b;
-        struct nbi_batch batch;
+        struct nbi_loader b;
+        struct nbi_microbatch batch;
         bool more = true;
-        struct nbi_batcher_opts opts = options(d, 1);
+        struct nbi_loader_opts opts = options(d, 1);
         opts.whole = whole;
-        assert_ok(nbi_batcher_init(&b, &opts));
-        assert_ok(nbi_batch_init(&batch, 1, 40));
+        assert_ok(nbi_loader_init(&b, &opts));
+        assert_ok(nbi_microbatch_init(&batch, 1, 40));
         for (int64_t n = 0; n < 3; n++) {
-            assert_ok(nbi_batcher_next(&b, &batch, &more));
+            assert_ok(nbi_loader_next(&b, &batch, &more));
             assert_true(more);
             assert_int_equal(batch.tokens, tokens[whole][n]);
             assert_int_equal(batch.owners[batch.tokens - 1], last[whole][n]);
         }
-        nbi_batch_release(&batch);
-        nbi_batcher_release(&b);
+        nbi_microbatch_release(&batch);
+        nbi_loader_release(&b);
     }
     nbi_dataset_close(d);
 }
@@ -326,24 +326,24 @@ static void test_batch__every_prediction_once(void **state)
 static void test_batch__truncated(void **state)
 {
     (void)state;
-    struct nbi_batcher b;
-    struct nbi_batch batch;
+    struct nbi_loader b;
+    struct nbi_microbatch batch;
     bool more = true;
     int64_t truncated = 0;
     put("short.tsv", "a\tb\nquestion\tanswer that is longer than the row\nc\td\n");
     struct nbi_dataset *d = open_files("short.tsv", NULL);
-    const struct nbi_batcher_opts opts = options(d, 1);
-    assert_ok(nbi_batcher_init(&b, &opts));
-    assert_ok(nbi_batch_init(&batch, 1, 32));
+    const struct nbi_loader_opts opts = options(d, 1);
+    assert_ok(nbi_loader_init(&b, &opts));
+    assert_ok(nbi_microbatch_init(&batch, 1, 32));
     while (more) {
-        assert_ok(nbi_batcher_next(&b, &batch, &more));
+        assert_ok(nbi_loader_next(&b, &batch, &more));
         truncated += batch.truncated;
         if (batch.truncated) /* the sample fills the row: 33 tokens, 32 predictions */
             assert_true(batch.tokens == 32 && batch.samples == 1 && batch.trained == 33 - 4);
     }
     assert_int_equal(truncated, 1);
-    nbi_batch_release(&batch);
-    nbi_batcher_release(&b);
+    nbi_microbatch_release(&batch);
+    nbi_loader_release(&b);
     nbi_dataset_close(d);
 }
 
@@ -386,12 +386,12 @@ static void test_order__seeds_and_epochs(void **state)
     put_pairs("order.tsv", COUNT, 5, 1);
     struct nbi_dataset *d = open_files("order.tsv", NULL);
     for (int k = 0; k < 4; k++) { /* seeds 5 and 6, epochs 0 and 1 */
-        struct nbi_batcher_opts opts = options(d, 0);
-        struct nbi_batcher b;
+        struct nbi_loader_opts opts = options(d, 0);
+        struct nbi_loader b;
         opts.seed += (uint64_t)(k / 2);
-        assert_ok(nbi_batcher_init(&b, &opts));
-        nbi_batcher_order(&b, 7); /* what was asked for before does not matter */
-        nbi_batcher_order(&b, k % 2);
+        assert_ok(nbi_loader_init(&b, &opts));
+        nbi_loader_order(&b, 7); /* what was asked for before does not matter */
+        nbi_loader_order(&b, k % 2);
         assert_permutation(b.order, COUNT);
         memcpy(kept[k], b.order, sizeof kept[k]);
         for (int other = 0; other < k; other++) {
@@ -400,22 +400,22 @@ static void test_order__seeds_and_epochs(void **state)
                 same += kept[other][i] == kept[k][i];
             assert_true(same < 10); /* one is to be expected */
         }
-        nbi_batcher_release(&b);
+        nbi_loader_release(&b);
     }
-    struct nbi_batcher_opts opts = options(d, 0);
-    struct nbi_batcher b;
-    assert_ok(nbi_batcher_init(&b, &opts));
-    nbi_batcher_order(&b, 0);
+    struct nbi_loader_opts opts = options(d, 0);
+    struct nbi_loader b;
+    assert_ok(nbi_loader_init(&b, &opts));
+    nbi_loader_order(&b, 0);
     assert_memory_equal(b.order, kept[0], sizeof kept[0]); /* the same seed: the same */
-    nbi_batcher_release(&b);
+    nbi_loader_release(&b);
     opts.shuffle = false;
-    assert_ok(nbi_batcher_init(&b, &opts));
+    assert_ok(nbi_loader_init(&b, &opts));
     for (int64_t epoch = 0; epoch < 2; epoch++) {
-        nbi_batcher_order(&b, epoch);
+        nbi_loader_order(&b, epoch);
         for (uint32_t i = 0; i < COUNT; i++)
             assert_int_equal(b.order[i], i);
     }
-    nbi_batcher_release(&b);
+    nbi_loader_release(&b);
     nbi_dataset_close(d);
 }
 
@@ -427,17 +427,17 @@ static void test_order__is_fair(void **state)
     int seen[COUNT][COUNT] = {0};
     put_pairs("fair.tsv", COUNT, 5, 1);
     struct nbi_dataset *d = open_files("fair.tsv", NULL);
-    const struct nbi_batcher_opts opts = options(d, 0);
-    struct nbi_batcher b;
-    assert_ok(nbi_batcher_init(&b, &opts));
+    const struct nbi_loader_opts opts = options(d, 0);
+    struct nbi_loader b;
+    assert_ok(nbi_loader_init(&b, &opts));
     for (int64_t epoch = 0; epoch < EPOCHS; epoch++) {
-        nbi_batcher_order(&b, epoch);
+        nbi_loader_order(&b, epoch);
         for (int i = 0; i < COUNT; i++)
             seen[i][b.order[i]]++;
     }
     for (int i = 0; i < COUNT * COUNT; i++) /* 1000 each, with a deviation of 30 */
         assert_true(abs(seen[i / COUNT][i % COUNT] - EPOCHS / COUNT) < 150);
-    nbi_batcher_release(&b);
+    nbi_loader_release(&b);
     nbi_dataset_close(d);
 }
 
@@ -447,33 +447,33 @@ static void test_batch__epochs(void **state)
     put_pairs("epochs.tsv", 10, 20, 1);
     struct nbi_dataset *d = open_files("epochs.tsv", NULL);
     for (int64_t epochs = 1; epochs <= 3; epochs++) {
-        const struct nbi_batcher_opts opts = options(d, epochs);
-        struct nbi_batcher b;
-        struct nbi_batch batch;
+        const struct nbi_loader_opts opts = options(d, epochs);
+        struct nbi_loader b;
+        struct nbi_microbatch batch;
         bool more = true;
         int64_t samples = 0;
-        assert_ok(nbi_batcher_init(&b, &opts));
-        assert_ok(nbi_batch_init(&batch, 2, 100));
+        assert_ok(nbi_loader_init(&b, &opts));
+        assert_ok(nbi_microbatch_init(&batch, 2, 100));
         while (more) {
-            assert_ok(nbi_batcher_next(&b, &batch, &more));
+            assert_ok(nbi_loader_next(&b, &batch, &more));
             samples += batch.samples;
         }
         assert_int_equal(samples, 10 * epochs);
-        nbi_batch_release(&batch);
-        nbi_batcher_release(&b);
+        nbi_microbatch_release(&batch);
+        nbi_loader_release(&b);
     }
-    const struct nbi_batcher_opts forever = options(d, 0);
-    struct nbi_batcher b;
-    struct nbi_batch batch;
+    const struct nbi_loader_opts forever = options(d, 0);
+    struct nbi_loader b;
+    struct nbi_microbatch batch;
     bool more;
-    assert_ok(nbi_batcher_init(&b, &forever));
-    assert_ok(nbi_batch_init(&batch, 2, 100));
+    assert_ok(nbi_loader_init(&b, &forever));
+    assert_ok(nbi_microbatch_init(&batch, 2, 100));
     while (b.cursor.epoch < 50) { /* and all rows of them in use: the next epoch fills them */
-        assert_ok(nbi_batcher_next(&b, &batch, &more));
+        assert_ok(nbi_loader_next(&b, &batch, &more));
         assert_true(more && batch.samples > 1);
     }
-    nbi_batch_release(&batch);
-    nbi_batcher_release(&b);
+    nbi_microbatch_release(&batch);
+    nbi_loader_release(&b);
     nbi_dataset_close(d);
 }
 
@@ -481,20 +481,20 @@ static void test_batch__epochs(void **state)
  * many batches. */
 static void check_borders(struct nbi_dataset *d, int64_t B, int64_t T, int64_t epochs)
 {
-    const struct nbi_batcher_opts opts = options(d, epochs);
-    struct nbi_batcher b, lengths;
-    struct nbi_batch batch;
+    const struct nbi_loader_opts opts = options(d, epochs);
+    struct nbi_loader b, lengths;
+    struct nbi_microbatch batch;
     struct check c;
     bool more = true;
     check_init(&c, d, T);
-    assert_ok(nbi_batcher_init(&b, &opts));
-    assert_ok(nbi_batcher_init(&lengths, &opts));
-    assert_ok(nbi_batch_init(&batch, B, T));
+    assert_ok(nbi_loader_init(&b, &opts));
+    assert_ok(nbi_loader_init(&lengths, &opts));
+    assert_ok(nbi_microbatch_init(&batch, B, T));
     while (more) {
         int64_t epoch = b.cursor.epoch;
-        assert_ok(nbi_batcher_next(&b, &batch, &more));
-        assert_int_equal(more, !nbi_batcher_is_done(&lengths));
-        assert_ok(nbi_batcher_skip(&lengths, B, T));
+        assert_ok(nbi_loader_next(&b, &batch, &more));
+        assert_int_equal(more, !nbi_loader_is_done(&lengths));
+        assert_ok(nbi_loader_skip(&lengths, B, T));
         assert_memory_equal(&b.cursor, &lengths.cursor, sizeof b.cursor);
         take_batch(&c, &batch, true);
         if (b.cursor.epoch == epoch)
@@ -504,9 +504,9 @@ static void check_borders(struct nbi_dataset *d, int64_t B, int64_t T, int64_t e
         c.begun = 0;
     }
     assert_int_equal(b.cursor.epoch, epochs);
-    nbi_batch_release(&batch);
-    nbi_batcher_release(&b);
-    nbi_batcher_release(&lengths);
+    nbi_microbatch_release(&batch);
+    nbi_loader_release(&b);
+    nbi_loader_release(&lengths);
     check_release(&c);
 }
 
@@ -528,7 +528,7 @@ static void test_batch__epochs_have_borders(void **state)
 
 /* ---- resuming ---- */
 
-static void assert_same_batch(const struct nbi_batch *a, const struct nbi_batch *b)
+static void assert_same_batch(const struct nbi_microbatch *a, const struct nbi_microbatch *b)
 {
     size_t bytes = (size_t)(a->B * a->T) * sizeof *a->ids;
     assert_memory_equal(a->ids, b->ids, bytes);
@@ -546,68 +546,69 @@ static void test_batch__resume(void **state)
     put_pairs("resume.tsv", 30, 60, 1);
     put_documents("resume.txt", 8, 500, 2);
     struct nbi_dataset *d = open_files("resume.tsv", "resume.txt");
-    const struct nbi_batcher_opts opts = options(d, 0);
-    struct nbi_batcher straight, resumed;
-    struct nbi_batch batch[BATCHES + MORE], again;
-    struct nbi_batch_cursor cursor[BATCHES + 1];
+    const struct nbi_loader_opts opts = options(d, 0);
+    struct nbi_loader straight, resumed;
+    struct nbi_microbatch batch[BATCHES + MORE], again;
+    struct nbi_loader_state cursor[BATCHES + 1];
     bool more, inside = false;
-    assert_ok(nbi_batcher_init(&straight, &opts));
+    assert_ok(nbi_loader_init(&straight, &opts));
     for (int i = 0; i < BATCHES + MORE; i++) {
         if (i <= BATCHES)
             cursor[i] = straight.cursor;
         inside |= straight.cursor.token > 0;
-        assert_ok(nbi_batch_init(&batch[i], 3, 70));
-        assert_ok(nbi_batcher_next(&straight, &batch[i], &more));
+        assert_ok(nbi_microbatch_init(&batch[i], 3, 70));
+        assert_ok(nbi_loader_next(&straight, &batch[i], &more));
     }
     assert_true(inside && straight.cursor.epoch > 0); /* it was worth stopping there */
-    assert_ok(nbi_batch_init(&again, 3, 70));
+    assert_ok(nbi_microbatch_init(&again, 3, 70));
     for (int i = 0; i <= BATCHES; i++) {
-        assert_ok(nbi_batcher_init(&resumed, &opts));
+        assert_ok(nbi_loader_init(&resumed, &opts));
         resumed.cursor = cursor[i];
         for (int k = i; k < i + MORE; k++) {
-            assert_ok(nbi_batcher_next(&resumed, &again, &more));
+            assert_ok(nbi_loader_next(&resumed, &again, &more));
             assert_same_batch(&again, &batch[k]);
         }
-        nbi_batcher_release(&resumed);
+        nbi_loader_release(&resumed);
     }
     for (int i = 0; i < BATCHES + MORE; i++)
-        nbi_batch_release(&batch[i]);
-    nbi_batch_release(&again);
-    nbi_batcher_release(&straight);
+        nbi_microbatch_release(&batch[i]);
+    nbi_microbatch_release(&again);
+    nbi_loader_release(&straight);
     nbi_dataset_close(d);
 }
 
 static void test_batch__sizes(void **state)
 {
     (void)state;
-    struct nbi_batch b;
-    assert_fails(nbi_batch_init(&b, 0, 8), NB_EINVAL, "a batch of 0 x 8 tokens");
-    assert_fails(nbi_batch_init(&b, 8, -1), NB_EINVAL, "a batch of 8 x -1 tokens");
-    assert_fails(nbi_batch_init(&b, (int64_t)1 << 33, 1), NB_EINVAL, "a batch of");
-    assert_fails(nbi_batch_init(&b, (int64_t)1 << 32, (int64_t)1 << 32), NB_EINVAL, "a batch of");
+    struct nbi_microbatch b;
+    assert_fails(nbi_microbatch_init(&b, 0, 8), NB_EINVAL, "a batch of 0 x 8 tokens");
+    assert_fails(nbi_microbatch_init(&b, 8, -1), NB_EINVAL, "a batch of 8 x -1 tokens");
+    assert_fails(nbi_microbatch_init(&b, (int64_t)1 << 33, 1), NB_EINVAL, "a batch of");
+    assert_fails(nbi_microbatch_init(&b, (int64_t)1 << 32, (int64_t)1 << 32), NB_EINVAL,
+                 "a batch of");
     assert_null(b.ids);
-    nbi_batch_release(&b);
+    nbi_microbatch_release(&b);
 }
 
 /* A file that changes while it is trained on is an error, with its place. */
 static void test_batch__changed_file(void **state)
 {
     (void)state;
-    struct nbi_batcher b;
-    struct nbi_batch batch;
+    struct nbi_loader b;
+    struct nbi_microbatch batch;
     bool more;
     put_pairs("changed.tsv", 4, 10, 1);
     struct nbi_dataset *d = open_files("changed.tsv", NULL);
-    const struct nbi_batcher_opts opts = options(d, 0);
-    assert_ok(nbi_batcher_init(&b, &opts));
-    assert_ok(nbi_batch_init(&batch, 2, 64));
+    const struct nbi_loader_opts opts = options(d, 0);
+    assert_ok(nbi_loader_init(&b, &opts));
+    assert_ok(nbi_microbatch_init(&batch, 2, 64));
     FILE *f = fopen(test_path("changed.tsv"), "r+");
     for (int i = 0; i < 80; i++)
         fputc('x', f);
     fclose(f);
-    assert_fails(nbi_batcher_next(&b, &batch, &more), NB_EFORMAT, "changed.tsv:");
-    nbi_batch_release(&batch);
-    nbi_batcher_release(&b);
+    assert_fails(nbi_loader_next(&b, &batch, &more), NB_EFORMAT, "changed.tsv:");
+    nbi_microbatch_release(&batch);
+    nbi_loader_release(&b);
     nbi_dataset_close(d);
 }
 

@@ -366,7 +366,7 @@ static void check_reopen(const char *target)
 {
     const float wanted[] = {1, 2, 3, 4};
     float got[4];
-    const struct nbi_item item = {
+    const struct nbi_manifest_entry item = {
         .out = {.name = "model.norm.weight", .dtype = NBI_F32, .ndim = 1, .shape = {4}}};
     const struct nb_convert_opts opts = {.src = test_path("tied"), .dst = target};
     for (int commit = 0; commit < 2; commit++) {

@@ -177,8 +177,8 @@ static void make_nvfp4(struct product *p)
     p->q16_scale = bytes_of(COLUMNS * p->blocks * 4);
     int16_t *panel = bytes_of(panel_bytes(p->padded, 1));
     for (int c = 0; c < COLUMNS; c++) {
-        nbi_cpu_kernels_scalar.quantize_q16(panel, p->q16_scale + c * p->blocks, 1,
-                                            p->x + c * p->ldx, K);
+        nbi_microkernels_scalar.quantize_q16(panel, p->q16_scale + c * p->blocks, 1,
+                                             p->x + c * p->ldx, K);
         for (int64_t k = 0; k < p->padded; k++)
             p->q16[c * p->padded + k] = (int16_t)panel_get(panel, k, 0, 1);
     }
@@ -259,7 +259,7 @@ static void make_panel(const struct product *p, struct part part, int16_t *q16, 
     }
 }
 
-static void compute(const struct nbi_cpu_kernels *k, const struct product *p, struct part part,
+static void compute(const struct nbi_microkernels *k, const struct product *p, struct part part,
                     bool add, float out[COLUMNS][ROWS])
 {
     int r0 = part.r0, rows = part.rows, c0 = part.c0, n = part.n;
@@ -299,7 +299,7 @@ static void compute(const struct nbi_cpu_kernels *k, const struct product *p, st
     free(y);
 }
 
-static void check_values(const struct nbi_cpu_kernels *k, const struct product *p, bool add,
+static void check_values(const struct nbi_microkernels *k, const struct product *p, bool add,
                          float full[COLUMNS][ROWS])
 {
     static const char *const names[] = {"tiles_exact", "tiles_q16", "rows_float"};
@@ -313,7 +313,7 @@ static void check_values(const struct nbi_cpu_kernels *k, const struct product *
 }
 
 /* The same bits from rows and columns computed in any smaller company. */
-static void check_company(const struct nbi_cpu_kernels *k, const struct product *p, bool add,
+static void check_company(const struct nbi_microkernels *k, const struct product *p, bool add,
                           float full[COLUMNS][ROWS])
 {
     float part[COLUMNS][ROWS];
@@ -329,7 +329,7 @@ static void check_company(const struct nbi_cpu_kernels *k, const struct product 
         }
 }
 
-static void check_product(const struct nbi_cpu_kernels *k, enum kind kind, enum nbi_dtype dtype,
+static void check_product(const struct nbi_microkernels *k, enum kind kind, enum nbi_dtype dtype,
                           int64_t K, enum values values)
 {
     struct product p;
@@ -344,21 +344,21 @@ static void check_product(const struct nbi_cpu_kernels *k, enum kind kind, enum 
 
 static const int64_t tile_widths[] = {16, 32, 48, 80, 272, 1024 + 16};
 
-static void tiles_exact(const struct nbi_cpu_kernels *k)
+static void tiles_exact(const struct nbi_microkernels *k)
 {
     for (size_t i = 0; i < COUNT(tile_widths); i++)
         for (int values = 0; values < VALUES; values++)
             check_product(k, EXACT, NBI_NVFP4, tile_widths[i], (enum values)values);
 }
 
-static void tiles_q16(const struct nbi_cpu_kernels *k)
+static void tiles_q16(const struct nbi_microkernels *k)
 {
     for (size_t i = 0; i < COUNT(tile_widths); i++)
         for (int values = 0; values < VALUES; values++)
             check_product(k, Q16, NBI_NVFP4, tile_widths[i], (enum values)values);
 }
 
-static void rows_float(const struct nbi_cpu_kernels *k)
+static void rows_float(const struct nbi_microkernels *k)
 {
     static const int64_t widths[] = {1, 7, 16, 17, 31, 32, 48, 80, 1024 + 16, 1024 + 19};
     static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16};
@@ -393,7 +393,7 @@ static void check_q16(const int16_t *q, const float *scale, int c, int n, const 
 }
 
 /* Every row of panels of every width; the rows beside it stay as they are. */
-static void quantize_q16(const struct nbi_cpu_kernels *k)
+static void quantize_q16(const struct nbi_microkernels *k)
 {
     static const int64_t widths[] = {1, 5, 16, 31, 32, 33, 48, 80, 256, 272, 1024 + 16};
     for (size_t w = 0; w < COUNT(widths); w++)
@@ -410,7 +410,7 @@ static void quantize_q16(const struct nbi_cpu_kernels *k)
             memset(scale, 0x55, (size_t)(n * blocks * 4));
             memset(scalar_scale, 0x55, (size_t)(n * blocks * 4));
             k->quantize_q16(is + 2 * c, scale + c, n, x, K);
-            nbi_cpu_kernels_scalar.quantize_q16(scalar + 2 * c, scalar_scale + c, n, x, K);
+            nbi_microkernels_scalar.quantize_q16(scalar + 2 * c, scalar_scale + c, n, x, K);
             check_q16(is, scale, c, n, x, K);
             for (int64_t b = 0; b < blocks; b++)
                 scale[b * n + c] += 0.0f; /* of zeros it may be -0 */
@@ -481,7 +481,7 @@ static double inverse_norm(const float *x, int64_t C, float eps)
     return 1 / sqrt(sum / (double)C + (double)eps);
 }
 
-static void rmsnorm(const struct nbi_cpu_kernels *k)
+static void rmsnorm(const struct nbi_microkernels *k)
 {
     static const int64_t widths[] = {1, 15, 16, 32, 48, 80, 128, 1024 + 16, 1031};
     for (size_t w = 0; w < COUNT(widths); w++)
@@ -507,7 +507,7 @@ static void rmsnorm(const struct nbi_cpu_kernels *k)
 
 static const int64_t head_sizes[] = {2, 6, 24, 32, 64, 80, 96, 128, 256};
 
-static void norm_rope(const struct nbi_cpu_kernels *k)
+static void norm_rope(const struct nbi_microkernels *k)
 {
     for (size_t w = 0; w < COUNT(head_sizes); w++)
         for (int values = 0; values < VALUES; values++) {
@@ -539,7 +539,7 @@ static void norm_rope(const struct nbi_cpu_kernels *k)
 
 /* The exponential is good to 2 units (4 U), sum, quotient and product to 1 U each. Where e^-gate
  * exceeds e^87 the sigmoid may be anything from 0 to e^-87. */
-static void swiglu(const struct nbi_cpu_kernels *k)
+static void swiglu(const struct nbi_microkernels *k)
 {
     static const float gates[] = {0,     -0.0f,  1,   -1,   20,   -20,   86.9f, -86.9f, 87,    -87,
                                   88.5f, -88.5f, 100, -100, 1000, -1000, 1e20f, -1e20f, 1e-30f};
@@ -564,7 +564,7 @@ static void swiglu(const struct nbi_cpu_kernels *k)
     }
 }
 
-static void argmax(const struct nbi_cpu_kernels *k)
+static void argmax(const struct nbi_microkernels *k)
 {
     for (int64_t n = 1; n <= 150; n++)
         for (int kind = 0; kind < 5; kind++) {
@@ -593,7 +593,7 @@ static void argmax(const struct nbi_cpu_kernels *k)
 
 /* ---- types ---- */
 
-static void check_widen(const struct nbi_cpu_kernels *k, enum nbi_dtype dtype, uint32_t codes)
+static void check_widen(const struct nbi_microkernels *k, enum nbi_dtype dtype, uint32_t codes)
 {
     int size = size_of(dtype);
     for (int64_t n = 1; n <= codes; n = n < 70                       ? n + 1
@@ -621,7 +621,7 @@ static void check_widen(const struct nbi_cpu_kernels *k, enum nbi_dtype dtype, u
     }
 }
 
-static void widen(const struct nbi_cpu_kernels *k)
+static void widen(const struct nbi_microkernels *k)
 {
     check_widen(k, NBI_F32, 1000);
     check_widen(k, NBI_F16, 65536);
@@ -630,7 +630,7 @@ static void widen(const struct nbi_cpu_kernels *k)
 }
 
 /* An element off an aligned address; bytes at odd ones. */
-static void narrow(const struct nbi_cpu_kernels *k)
+static void narrow(const struct nbi_microkernels *k)
 {
     static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
     for (size_t t = 0; t < COUNT(types); t++)
@@ -754,7 +754,7 @@ struct queries {
 };
 
 /* y [LINES, HEADS, D] with 3 floats between rows that stay as they are; lse [LINES, HEADS]. */
-static void attend_some(const struct nbi_cpu_kernels *k, const struct attention *t,
+static void attend_some(const struct nbi_microkernels *k, const struct attention *t,
                         struct queries some, float *y, float *lse)
 {
     struct nbi_attend job = t->job;
@@ -773,7 +773,7 @@ static void attend_some(const struct nbi_cpu_kernels *k, const struct attention 
     free(job.scratch);
 }
 
-static void check_attention(const struct nbi_cpu_kernels *k, const struct attention *t)
+static void check_attention(const struct nbi_microkernels *k, const struct attention *t)
 {
     int64_t D = t->job.D, ld = t->job.ldq, floats = LINES * ld;
     float *y = floats_of(floats, ORDINARY), *part = floats_of(floats, ORDINARY);
@@ -803,7 +803,7 @@ static void check_attention(const struct nbi_cpu_kernels *k, const struct attent
 }
 
 /* A key that is no number makes every row that sees it none. */
-static void check_nan(const struct nbi_cpu_kernels *k, int64_t count)
+static void check_nan(const struct nbi_microkernels *k, int64_t count)
 {
     struct attention t;
     attention_new(&t, NBI_F32, 64, count, SPREAD);
@@ -816,7 +816,7 @@ static void check_nan(const struct nbi_cpu_kernels *k, int64_t count)
     attention_free(&t);
 }
 
-static void attend(const struct nbi_cpu_kernels *k)
+static void attend(const struct nbi_microkernels *k)
 {
     check_nan(k, 1);
     check_nan(k, 70);
@@ -839,9 +839,9 @@ static void attend(const struct nbi_cpu_kernels *k)
 
 /* ---- one test per kernel and instruction set ---- */
 
-static const struct nbi_cpu_kernels *kernels_or_skip(enum nbi_simd level)
+static const struct nbi_microkernels *kernels_or_skip(enum nbi_simd level)
 {
-    const struct nbi_cpu_kernels *k = nbi_cpu_kernels_at(level);
+    const struct nbi_microkernels *k = nbi_microkernels_at(level);
     if (!k)
         skip();
     drawn = 0;
@@ -885,7 +885,7 @@ KERNEL_LIST(X)
  * before them a name and two numbers. */
 #define OTHER_SLOTS 10
 #define X(slot)     +1
-_Static_assert(sizeof(struct nbi_cpu_kernels) ==
+_Static_assert(sizeof(struct nbi_microkernels) ==
                    sizeof(const char *) + 2 * sizeof(int) +
                        (OTHER_SLOTS KERNEL_LIST(X)) * sizeof(void (*)(void)),
                "every slot is tested");

@@ -51,13 +51,13 @@ struct wanted {
 static void check_set(struct nbi_dataset *d, const struct wanted *wanted, int64_t count)
 {
     const struct nbi_dataset_stats *stats = nbi_dataset_stats(d);
-    struct nbi_sample s = {0};
+    struct nbi_example s = {0};
     int64_t tokens = 0, trained = 0, longest = 0, documents = 0;
     char place[512];
     assert_int_equal(stats->samples, count);
     for (int64_t k = 0; k < 2 * count; k++) { /* in any order */
         int64_t i = k < count ? k : 2 * count - 1 - k, n;
-        struct nbi_sample hand;
+        struct nbi_example hand;
         write_sample(&hand, wanted[i].sample);
         n = (int64_t)hand.ids.count;
         assert_ok(nbi_dataset_get(d, i, &s));
@@ -71,13 +71,13 @@ static void check_set(struct nbi_dataset *d, const struct wanted *wanted, int64_
         documents += wanted[i].document;
         for (int64_t t = 0; t < n; t++)
             trained += hand.trained[t];
-        nbi_sample_release(&hand);
+        nbi_example_release(&hand);
     }
     assert_int_equal(2 * stats->tokens, tokens);
     assert_int_equal(2 * stats->trained, trained);
     assert_int_equal(stats->longest, longest);
     assert_int_equal(2 * stats->documents, documents);
-    nbi_sample_release(&s);
+    nbi_example_release(&s);
 }
 
 static void test_dataset__files(void **state)
@@ -121,7 +121,7 @@ static void test_dataset__long_document(void **state)
     (void)state;
     struct nbi_str s = {0};
     struct nbi_dataset *d;
-    struct nbi_sample sample = {0};
+    struct nbi_example sample = {0};
     size_t at = 0;
     static const char line[] = "one line\n";
     char place[512], wanted[32];
@@ -145,7 +145,7 @@ static void test_dataset__long_document(void **state)
         assert_int_equal(sample.ids.p[sample.ids.count - 1] == 256, i == 3);
     }
     assert_int_equal(at, s.len);
-    nbi_sample_release(&sample);
+    nbi_example_release(&sample);
     nbi_dataset_close(d);
     nbi_str_release(&s);
 }
@@ -283,7 +283,7 @@ static void test_dataset__changed_file(void **state)
 {
     (void)state;
     struct nbi_dataset *d;
-    struct nbi_sample s = {0};
+    struct nbi_example s = {0};
     put("c.tsv", "first\tanswer\nsecond\tanswer\n");
     assert_ok(open_set(&d, false, "c.tsv", NULL, NULL));
     overwrite("c.tsv", "first\tanswer\nse\tc<think>.\nx"); /* fewer tokens at the same place */
@@ -301,7 +301,7 @@ static void test_dataset__changed_file(void **state)
     put("c.tsv", "x\ty\n"); /* another file of that name: the set has the old one open */
     assert_ok(nbi_dataset_get(d, 1, &s));
     assert_sample(&s, U "second" N A "[[answer" E "]]");
-    nbi_sample_release(&s);
+    nbi_example_release(&s);
     nbi_dataset_close(d);
 }
 

@@ -8,7 +8,7 @@
 struct few_case {
     int count;
     int64_t K, O[NBI_LINEAR_MAX], outs;
-    bool add, steady;
+    bool add, batch_invariant;
     struct host_weight w[NBI_LINEAR_MAX];
     float *x, *y;
 };
@@ -35,7 +35,7 @@ static void few_free(struct few_case *c)
 static struct nbi_op_linear few_product(struct lab *l, struct few_case *c, int64_t N)
 {
     struct nbi_op_linear op = {
-        .count = c->count, .N = N, .K = c->K, .add = c->add, .steady = c->steady};
+        .count = c->count, .N = N, .K = c->K, .add = c->add, .batch_invariant = c->batch_invariant};
     for (int i = 0; i < c->count; i++) {
         op.w[i] = weight(l, &c->w[i]);
         op.y[i] = block(l, c->add ? c->y : NULL, N * c->O[i] * 4);
@@ -99,7 +99,7 @@ static void check_company(void)
                          counts[] = {1, 3, 8, 9, 16, 17, 33, 40};
     for (int64_t i = 0; i < COUNT(shapes); i++) {
         struct few_case c = shapes[i];
-        c.steady = true;
+        c.batch_invariant = true;
         few_new(&c);
         float *all = zeros(ROWS * c.outs, 4), *is = zeros(ROWS * c.outs, 4);
         run_few(tested, &c, 0, ROWS, all);
@@ -136,7 +136,7 @@ static void values_of(const struct few_case *shape, int64_t turn)
         struct few_case c = *shape;
         int64_t N = c.K * c.O[0] > 4000000 && i > 1 ? 11 : counts[i];
         c.add = (turn + i) % 3 == 1;
-        c.steady = turn % 2;
+        c.batch_invariant = turn % 2;
         few_new(&c);
         float *want = zeros(N * c.outs, 4), *is = zeros(N * c.outs, 4);
         double *bound = zeros(N * c.outs, 8);
@@ -252,7 +252,7 @@ static void run_gated(struct few_case *c, int64_t N, struct host_weight *norm,
                                         .N = N,
                                         .K = F,
                                         .add = true,
-                                        .steady = c->steady};
+                                        .batch_invariant = c->batch_invariant};
     if (out_act) {
         assert_ok(be->rmsnorm(l.s, &first));
         assert_ok(be->linear(l.s, &op));
@@ -283,16 +283,16 @@ static void gated_size(const int64_t size[3])
     c.y = random_floats(ROWS * C, 1);
     host_weight_new(&norm, NBI_BF16, c.K, 0);
     host_weight_new(&down, NBI_NVFP4, C, F);
-    c.steady = true;
+    c.batch_invariant = true;
     run_gated(&c, ROWS, &norm, &down, NULL, all);
     for (int64_t i = 0; i < COUNT(counts); i++) {
         int64_t N = counts[i];
         snprintf(where, sizeof where, "%lld to %lld to %lld, N %lld", (long long)c.K, (long long)F,
                  (long long)C, (long long)N);
-        c.steady = true;
+        c.batch_invariant = true;
         run_gated(&c, N, &norm, &down, NULL, is);
         same_bytes("y", is, all, N * C * 4);
-        c.steady = false;
+        c.batch_invariant = false;
         run_gated(&c, N, &norm, &down, act, want);
         run_gated(&c, N, &norm, &down, NULL, is);
         for (int64_t j = 0; j < N * C; j++)

@@ -78,7 +78,7 @@ static void put_all(struct nbi_writer *w, const uint8_t *codes, const uint8_t *s
     assert_ok(nbi_writer_put_nvfp4(w, 1, 0, 64, codes, scales));
 }
 
-static const struct nbi_out outs[2] = {
+static const struct nbi_tensor_spec outs[2] = {
     {.name = "model.embed_tokens.weight", .dtype = NBI_F16, .ndim = 2, .shape = {1, 2}},
     {.name = "model.layers.0.self_attn.q_proj.weight",
      .dtype = NBI_NVFP4,
@@ -179,7 +179,7 @@ static void test_dat__scales_that_are_no_e4m3_can_only_be_dequantised(void **sta
 static void write_safetensors(const char *path, enum nbi_layout layout, bool two_level)
 {
     uint8_t codes[32], scales[4];
-    struct nbi_out list[2] = {outs[0], outs[1]};
+    struct nbi_tensor_spec list[2] = {outs[0], outs[1]};
     struct nbi_writer *w;
     make_codes(codes, scales);
     list[1].two_level = two_level;
@@ -267,15 +267,15 @@ static void test_safetensors__compressed_tensors_store_the_divisor(void **state)
 static void test_safetensors__shards_and_index(void **state)
 {
     (void)state;
-    struct nbi_out list[3] = {
+    struct nbi_tensor_spec list[3] = {
         {.name = "a", .dtype = NBI_F32, .ndim = 1, .shape = {8}},
         {.name = "b", .dtype = NBI_F32, .ndim = 1, .shape = {8}},
         {.name = "c", .dtype = NBI_F32, .ndim = 1, .shape = {8}},
     };
     float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, y[8];
     struct nbi_writer *w;
-    struct nbi_stage stage;
-    assert_ok(nbi_stage_begin(&stage, test_path("sharded")));
+    struct nbi_staging_dir stage;
+    assert_ok(nbi_staging_dir_begin(&stage, test_path("sharded")));
     struct nbi_writer_opts opts = {
         .format = NBI_FORMAT_SAFETENSORS, .path = stage.temp, .shard_bytes = 64};
     assert_ok(nbi_writer_begin(&w, &opts, list, 3));
@@ -284,7 +284,7 @@ static void test_safetensors__shards_and_index(void **state)
         assert_ok(nbi_writer_put(w, i, 0, 8, x));
     }
     assert_ok(nbi_writer_commit(w));
-    assert_ok(nbi_stage_commit(&stage));
+    assert_ok(nbi_staging_dir_commit(&stage));
     assert_true(nbi_path_is_file(test_path("sharded/model-00001-of-00002.safetensors")));
     assert_true(nbi_path_is_file(test_path("sharded/model-00002-of-00002.safetensors")));
     struct nbi_store *store;
@@ -300,11 +300,11 @@ static void test_safetensors__shards_and_index(void **state)
 static void test_gguf__block_layout_and_table(void **state)
 {
     (void)state;
-    struct nbi_out t = {.name = "model.layers.7.mlp.down_proj.weight",
-                        .dtype = NBI_NVFP4,
-                        .ndim = 2,
-                        .shape = {1, 64},
-                        .two_level = true};
+    struct nbi_tensor_spec t = {.name = "model.layers.7.mlp.down_proj.weight",
+                                .dtype = NBI_NVFP4,
+                                .ndim = 2,
+                                .shape = {1, 64},
+                                .two_level = true};
     uint8_t codes[32], scales[4];
     make_codes(codes, scales);
     struct nbi_gguf_meta *meta;
@@ -348,7 +348,7 @@ static void test_gguf__refuses_what_it_cannot_hold(void **state)
 {
     (void)state;
     static const struct {
-        struct nbi_out out;
+        struct nbi_tensor_spec out;
         const char *words;
     } rows[] = {
         {{.name = "lm_head.weight", .dtype = NBI_NVFP4, .ndim = 2, .shape = {2, 32}},
@@ -371,11 +371,11 @@ static void test_gguf__refuses_what_it_cannot_hold(void **state)
     struct nbi_model m = {.has_config = true};
     struct nbi_export x;
     const struct nb_convert_opts to = {.src = "", .dst = test_path("no.gguf")};
-    const struct nbi_item embedding = {.out = {.name = "model.embed_tokens.weight",
-                                               .dtype = NBI_NVFP4,
-                                               .ndim = 2,
-                                               .shape = {2, 64},
-                                               .two_level = true}};
+    const struct nbi_manifest_entry embedding = {.out = {.name = "model.embed_tokens.weight",
+                                                         .dtype = NBI_NVFP4,
+                                                         .ndim = 2,
+                                                         .shape = {2, 64},
+                                                         .two_level = true}};
     assert_fails(nbi_export_begin(&x, &to, &m, &embedding, 1), NB_EUNSUPPORTED,
                  "no tensor scale for the token embedding");
     assert_false(nbi_path_is_file(test_path("no.gguf")));

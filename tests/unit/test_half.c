@@ -93,10 +93,10 @@ static double widen_reference(uint32_t code, int bits, int emin, int emax)
 
 /* -------- helpers -------- */
 
-static const struct nbi_kernels *table(int level)
+static const struct nbi_codec_table *table(int level)
 {
     static bool told[NBI_SIMD_AVX512 + 1];
-    const struct nbi_kernels *k = nbi_kernels_at((enum nbi_simd)level);
+    const struct nbi_codec_table *k = nbi_codec_table_at((enum nbi_simd)level);
     if (!k && !told[level])
         print_message("SKIP: this CPU or build lacks %s\n", nbi_simd_name((enum nbi_simd)level));
     told[level] = true;
@@ -205,7 +205,7 @@ static void test_half__widens_and_keeps_every_code(void **state)
     for (int c = 0; c < CODES; c++)
         in[c] = (uint16_t)c;
     for (int level = NBI_SIMD_SCALAR; level <= NBI_SIMD_AVX512; level++) {
-        const struct nbi_kernels *k = table(level);
+        const struct nbi_codec_table *k = table(level);
         for (int type = 0; k && type < 2; type++) { /* f16, bf16 */
             (type ? k->bf16_to_f32 : k->f16_to_f32)(wide, in, CODES);
             (type ? k->f32_to_bf16 : k->f32_to_f16)(back, wide, CODES);
@@ -282,7 +282,7 @@ static void test_half__narrows_like_arithmetic_in_double(void **state)
         for (int64_t i = 0; i < n; i++)
             want[i] = narrow_want(x[i], type);
         for (int level = NBI_SIMD_SCALAR; level <= NBI_SIMD_AVX512; level++) {
-            const struct nbi_kernels *k = table(level);
+            const struct nbi_codec_table *k = table(level);
             if (!k)
                 continue;
             (type ? k->f32_to_bf16 : k->f32_to_f16)(got, x, n);
@@ -302,7 +302,7 @@ static void test_half__converts_any_length(void **state)
 {
     (void)state;
     for (int level = NBI_SIMD_SCALAR; level <= NBI_SIMD_AVX512; level++) {
-        const struct nbi_kernels *k = table(level);
+        const struct nbi_codec_table *k = table(level);
         for (int64_t n = 0; k && n < 70; n++) {
             float *x = malloc((size_t)n * sizeof *x + 1), *y = malloc((size_t)n * sizeof *y + 1);
             uint16_t *h = malloc((size_t)n * sizeof *h + 1);

@@ -101,7 +101,7 @@ static void pair_end(struct pair *p, struct nb_batch *b)
 static void random_step(struct nb_batch *b, struct pair *pairs, int64_t room)
 {
     static float alone[VOCAB];
-    struct nb_batch_part parts[SEQUENCES];
+    struct nb_batch_input parts[SEQUENCES];
     struct pair *of[SEQUENCES];
     int64_t count = 0;
     for (int i = 0; i < SEQUENCES; i++) {
@@ -110,10 +110,10 @@ static void random_step(struct nb_batch *b, struct pair *pairs, int64_t room)
         if (p->sequence < 0 || dice(4) == 0 || n > room || p->length + n > CONTEXT)
             continue;
         of[count] = p;
-        parts[count++] = (struct nb_batch_part){.sequence = p->sequence,
-                                                .ids = p->ids + p->length,
-                                                .count = n,
-                                                .logits = dice(5) ? p->logits : NULL};
+        parts[count++] = (struct nb_batch_input){.sequence = p->sequence,
+                                                 .ids = p->ids + p->length,
+                                                 .count = n,
+                                                 .logits = dice(5) ? p->logits : NULL};
         room -= n;
     }
     if (count == 0)
@@ -182,16 +182,16 @@ static void test_batch__on_every_instruction_set_and_two_threads(void **state)
 static void test_batch__in_several_passes(void **state)
 {
     struct nb_batch_opts o = usual;
-    int64_t rows = engine->be->steady_rows;
+    int64_t rows = engine->be->batch_invariant_rows;
     (void)state;
     o.deterministic = true;
     o.chunk = 9;
     as_alone(&o, 30); /* on the CPU a step may then be larger than the chunk too */
-    engine->be->rows_matter = true;
-    engine->be->steady_rows = 5;
+    engine->be->batch_variant = true;
+    engine->be->batch_invariant_rows = 5;
     as_alone(&o, 30);
-    engine->be->rows_matter = false;
-    engine->be->steady_rows = rows;
+    engine->be->batch_variant = false;
+    engine->be->batch_invariant_rows = rows;
 }
 
 /* ---- what is wanted ---- */
@@ -199,23 +199,23 @@ static void test_batch__in_several_passes(void **state)
 static void test_best__are_those_of_the_logits(void **state)
 {
     static float logits[3][VOCAB];
-    struct nb_candidate best[2][NBI_TOP_MAX];
+    struct nb_candidate best[2][NBI_TOPK_MAX];
     struct nb_batch *b = open_batch(&usual);
     int32_t ids[CONTEXT];
     (void)state;
     ids_of(ids, 0);
     for (int i = 0; i < 3; i++)
         added(b);
-    struct nb_batch_part parts[] = {
+    struct nb_batch_input parts[] = {
         {.sequence = 2, .ids = ids, .count = 20, .logits = logits[0], .best = best[0]},
         {.sequence = 0, .ids = ids + 3, .count = 1},
         {.sequence = 1, .ids = ids + 5, .count = 2, .logits = logits[1], .best = best[1]}};
-    parts[0].best_count = NBI_TOP_MAX;
-    parts[2].best_count = 3;
+    parts[0].topk = NBI_TOPK_MAX;
+    parts[2].topk = 3;
     memset(best[1], 0xAB, sizeof best[1]);
     assert_ok(nb_batch_step(b, parts, 3));
     for (int k = 0; k < 2; k++)
-        for (int64_t j = 0; j < parts[2 * k].best_count; j++) {
+        for (int64_t j = 0; j < parts[2 * k].topk; j++) {
             int top = 0;
             for (int v = 1; v < VOCAB; v++)
                 top = logits[k][v] > logits[k][top] ? v : top;
@@ -249,10 +249,10 @@ static void test_best__of_what_is_not_finite(void **state)
     (void)state;
     for (int i = 0; i < 2; i++)
         added(b);
-    struct nb_batch_part parts[2];
+    struct nb_batch_input parts[2];
     for (int i = 0; i < 2; i++)
-        parts[i] = (struct nb_batch_part){
-            .sequence = i, .ids = &id, .count = 1, .best = &best[i], .best_count = 1};
+        parts[i] = (struct nb_batch_input){
+            .sequence = i, .ids = &id, .count = 1, .best = &best[i], .topk = 1};
     real = *engine->be;
     engine->be->linear = spoil_first_row;
     enum nb_status rc = nb_batch_step(b, parts, 2);
@@ -274,7 +274,7 @@ static enum nb_status count_pass(struct nbi_stream *s, const struct nbi_op_rope_
 
 static enum nb_status is_steady(struct nbi_stream *s, const struct nbi_op_attention *a)
 {
-    assert_true(a->steady && a->pages.at && a->N > 0);
+    assert_true(a->batch_invariant && a->pages.at && a->N > 0);
     assert_true(a->apart == (a->N <= 8));
     return real.attention(s, a);
 }
@@ -284,9 +284,9 @@ static void expect_passes(struct nb_batch *b, const int64_t *tokens, int64_t cou
                           const int64_t *wanted, int64_t wanted_count)
 {
     static const int32_t ids[CONTEXT] = {1, 2, 3};
-    struct nb_batch_part parts[SEQUENCES];
+    struct nb_batch_input parts[SEQUENCES];
     for (int64_t i = 0; i < count; i++)
-        parts[i] = (struct nb_batch_part){.sequence = added(b), .ids = ids, .count = tokens[i]};
+        parts[i] = (struct nb_batch_input){.sequence = added(b), .ids = ids, .count = tokens[i]};
     pass_count = 0;
     assert_ok(nb_batch_step(b, parts, count));
     assert_int_equal(pass_count, wanted_count);
@@ -313,8 +313,8 @@ static void test_deterministic__passes_are_cut(void **state)
     (void)state;
     ids_of(ids, 1);
     real = *engine->be;
-    engine->be->rows_matter = true;
-    engine->be->steady_rows = 6;
+    engine->be->batch_variant = true;
+    engine->be->batch_invariant_rows = 6;
     engine->be->rope_table = count_pass;
     o.deterministic = true;
     o.chunk = 10;
@@ -324,7 +324,7 @@ static void test_deterministic__passes_are_cut(void **state)
     EXPECT((1, 25, 5, 7), (10, 10, 5, 7, 6));
     /* Cut at multiples of 10 from the start. */
     int64_t sequence = added(b);
-    struct nb_batch_part part = {.sequence = sequence, .ids = ids, .count = 7};
+    struct nb_batch_input part = {.sequence = sequence, .ids = ids, .count = 7};
     assert_ok(nb_batch_step(b, &part, 1));
     part.count = 24;
     pass_count = 0;
@@ -353,7 +353,7 @@ static void test_step__is_one_pass(void **state)
     struct nb_batch *b = open_batch(&usual);
     EXPECT((1, 70, 1, 9, 1, 46), (128));
     /* On a GPU one part of more than eight tokens goes with the small ones. */
-    engine->be->rows_matter = true;
+    engine->be->batch_variant = true;
     EXPECT((1, 70, 1, 9, 8, 39), (80, 9, 39));
     nb_batch_close(b);
     *engine->be = real;
@@ -372,13 +372,13 @@ static void test_step__that_fails_changes_nothing(void **state)
     int32_t ids[CONTEXT];
     (void)state;
     ids_of(ids, 2);
-    struct nb_batch_part parts[] = {{.sequence = added(b), .ids = ids, .count = 60},
-                                    {.sequence = added(b), .ids = ids, .count = 10}};
+    struct nb_batch_input parts[] = {{.sequence = added(b), .ids = ids, .count = 60},
+                                     {.sequence = added(b), .ids = ids, .count = 10}};
     added(fresh);
     assert_ok(nb_batch_step(b, parts, 2));
     int64_t pages = free_pages(b);
-    parts[0] = (struct nb_batch_part){0, ids + 60, 8, .logits = got};
-    parts[1] = (struct nb_batch_part){1, ids + 10, 100, .logits = NULL};
+    parts[0] = (struct nb_batch_input){0, ids + 60, 8, .logits = got};
+    parts[1] = (struct nb_batch_input){1, ids + 10, 100, .logits = NULL};
     real = *engine->be;
     for (int call = 0; call < 17; call += 4) {
         engine->be->linear = fail_later;
@@ -396,7 +396,7 @@ static void test_step__that_fails_changes_nothing(void **state)
     assert_int_equal(rc, NB_EINTERRUPTED);
     assert_int_equal(free_pages(b), pages);
     assert_ok(nb_batch_step(b, parts, 2));
-    struct nb_batch_part whole = {.sequence = 0, .ids = ids, .count = 68, .logits = wanted};
+    struct nb_batch_input whole = {.sequence = 0, .ids = ids, .count = 68, .logits = wanted};
     assert_ok(nb_batch_step(fresh, &whole, 1));
     assert_memory_equal(got, wanted, ROW);
     nb_batch_close(b);
@@ -421,8 +421,8 @@ static void test_pages__run_out_and_come_back(void **state)
     assert_int_equal(info.pages, 3);
     assert_int_equal(info.open, 0);
     int64_t x = added(b), y = added(b);
-    struct nb_batch_part parts[] = {{.sequence = x, .ids = ids, .count = 64},
-                                    {.sequence = y, .ids = ids, .count = 64}};
+    struct nb_batch_input parts[] = {{.sequence = x, .ids = ids, .count = 64},
+                                     {.sequence = y, .ids = ids, .count = 64}};
     assert_ok(nb_batch_step(b, parts, 2));
     assert_int_equal(free_pages(b), 1);
     parts[0].count = parts[1].count = 1; /* each needs a page */
@@ -439,7 +439,7 @@ static void test_pages__run_out_and_come_back(void **state)
     assert_int_equal(free_pages(b), 2);
     assert_int_equal(nb_batch_length(b, x), -1);
     /* What lies in those pages is of no consequence, nor is their order. */
-    parts[1] = (struct nb_batch_part){y, ids + 64, 128, .logits = got};
+    parts[1] = (struct nb_batch_input){y, ids + 64, 128, .logits = got};
     assert_ok(nb_batch_step(b, parts + 1, 1));
     assert_int_equal(free_pages(b), 0);
     struct nb_session *s;
@@ -456,7 +456,7 @@ static void test_truncate__gives_pages_back(void **state)
     struct nb_batch *b = open_batch(&usual);
     int32_t ids[CONTEXT];
     int64_t all = free_pages(b), x = added(b);
-    struct nb_batch_part part = {x, ids, 128, .logits = wanted};
+    struct nb_batch_input part = {x, ids, 128, .logits = wanted};
     (void)state;
     ids_of(ids, 4);
     assert_ok(nb_batch_step(b, &part, 1));
@@ -466,7 +466,7 @@ static void test_truncate__gives_pages_back(void **state)
     assert_ok(nb_batch_truncate(b, x, 64));
     assert_int_equal(free_pages(b), all - 1);
     assert_int_equal(nb_batch_length(b, x), 64);
-    part = (struct nb_batch_part){x, ids + 64, 64, .logits = got};
+    part = (struct nb_batch_input){x, ids + 64, 64, .logits = got};
     assert_ok(nb_batch_step(b, &part, 1));
     assert_memory_equal(got, wanted, ROW);
     assert_fails(nb_batch_truncate(b, x, 129), NB_EINVAL, "129 tokens of sequence 0");
@@ -513,12 +513,12 @@ static void test_open__refuses(void **state)
 static void test_step__refuses(void **state)
 {
     static float logits[VOCAB];
-    struct nb_candidate best[NBI_TOP_MAX + 1];
+    struct nb_candidate best[NBI_TOPK_MAX + 1];
     struct nb_batch *b = open_batch(&usual);
     int32_t ids[CONTEXT + 1] = {0}, low = -1, high = VOCAB;
     int64_t x = added(b), pages = free_pages(b);
     const struct {
-        struct nb_batch_part part;
+        struct nb_batch_input part;
         enum nb_status status;
         const char *words;
     } cases[] = {
@@ -533,18 +533,18 @@ static void test_step__refuses(void **state)
         {{x, ids, 129, .logits = logits}, NB_EVALUE, "129 tokens for a step"},
         {{x, &low, 1, .logits = logits}, NB_EVALUE, "token id -1"},
         {{x, &high, 1, .logits = logits}, NB_EVALUE, "token id 2048"},
-        {{x, ids, 1, .best = best, .best_count = -1}, NB_EINVAL, "the -1 best"},
-        {{x, ids, 1, .best = best, .best_count = NBI_TOP_MAX + 1}, NB_EINVAL, "the 65 best"},
-        {{x, ids, 1, .best = NULL, .best_count = 1}, NB_EINVAL, "the 1 best"},
+        {{x, ids, 1, .best = best, .topk = -1}, NB_EINVAL, "the -1 best"},
+        {{x, ids, 1, .best = best, .topk = NBI_TOPK_MAX + 1}, NB_EINVAL, "the 65 best"},
+        {{x, ids, 1, .best = NULL, .topk = 1}, NB_EINVAL, "the 1 best"},
     };
     (void)state;
     for (int64_t i = 0; i < COUNT(cases); i++) {
-        struct nb_batch_part part = cases[i].part;
+        struct nb_batch_input part = cases[i].part;
         assert_fails(nb_batch_step(b, &part, 1), cases[i].status, cases[i].words);
     }
-    struct nb_batch_part twice[SEQUENCES + 1];
+    struct nb_batch_input twice[SEQUENCES + 1];
     for (int i = 0; i < SEQUENCES + 1; i++)
-        twice[i] = (struct nb_batch_part){.sequence = x, .ids = ids, .count = 1};
+        twice[i] = (struct nb_batch_input){.sequence = x, .ids = ids, .count = 1};
     assert_fails(nb_batch_step(b, twice, 2), NB_EINVAL, "sequence 0 has two parts");
     assert_fails(nb_batch_step(b, twice, SEQUENCES + 1), NB_EINVAL, "a step of 7 parts");
     assert_fails(nb_batch_step(b, twice, 0), NB_EINVAL, "a step of 0 parts");
@@ -620,7 +620,7 @@ static void test_plan__is_what_is_allocated(void **state)
 static void test_steps__allocate_nothing(void **state)
 {
     struct nb_candidate best[SEQUENCES];
-    struct nb_batch_part parts[SEQUENCES];
+    struct nb_batch_input parts[SEQUENCES];
     int32_t ids[CONTEXT];
     enum nb_status rc = NB_OK;
     (void)state;
@@ -629,8 +629,8 @@ static void test_steps__allocate_nothing(void **state)
     ids_of(ids, 5);
     struct nb_batch *b = open_batch(&usual);
     for (int i = 0; i < SEQUENCES; i++)
-        parts[i] = (struct nb_batch_part){
-            .sequence = added(b), .ids = ids, .count = 10, .best = &best[i], .best_count = 1};
+        parts[i] = (struct nb_batch_input){
+            .sequence = added(b), .ids = ids, .count = 10, .best = &best[i], .topk = 1};
     assert_ok(nb_batch_step(b, parts, SEQUENCES)); /* threads may start here */
     long before = allocations;
     assert_true(before > 0); /* they are counted at all */
@@ -681,7 +681,7 @@ static int32_t *gpu_ids(int64_t sequence)
 static void run_gpu(const struct nb_engine *gpu, const struct nb_batch_opts *o, const int *which,
                     int count, float (*logits)[VOCAB])
 {
-    struct nb_batch_part parts[GPU_SEQUENCES];
+    struct nb_batch_input parts[GPU_SEQUENCES];
     int64_t at[GPU_SEQUENCES] = {0}, sequence[GPU_SEQUENCES];
     struct nb_batch *b;
     assert_ok(nb_batch_open(&b, gpu, o));
@@ -694,7 +694,7 @@ static void run_gpu(const struct nb_engine *gpu, const struct nb_batch_opts *o, 
             int64_t take = left < GPU_CHUNK ? left : GPU_CHUNK;
             if (left == 0 || take > room)
                 continue;
-            parts[n++] = (struct nb_batch_part){
+            parts[n++] = (struct nb_batch_input){
                 .sequence = sequence[i], .ids = gpu_ids(which[i]) + at[i], .count = take};
             at[i] += take;
             room -= take;
@@ -705,10 +705,10 @@ static void run_gpu(const struct nb_engine *gpu, const struct nb_batch_opts *o, 
     }
     for (int step = 0; step < GPU_STEPS; step++) {
         for (int i = 0; i < count; i++)
-            parts[i] = (struct nb_batch_part){.sequence = sequence[i],
-                                              .ids = gpu_ids(which[i]) + at[i]++,
-                                              .count = 1,
-                                              .logits = logits[which[i]]};
+            parts[i] = (struct nb_batch_input){.sequence = sequence[i],
+                                               .ids = gpu_ids(which[i]) + at[i]++,
+                                               .count = 1,
+                                               .logits = logits[which[i]]};
         assert_ok(nb_batch_step(b, parts, count));
     }
     nb_batch_close(b);
@@ -789,13 +789,13 @@ static void check_many(const struct nb_engine *e, int count, enum nb_kv_dtype kv
                                     .kv = kv,
                                     .deterministic = deterministic};
     const struct nb_session_opts alone = {.context = MANY_CONTEXT, .kv = kv, .exact = true};
-    struct nb_batch_part parts[MANY];
+    struct nb_batch_input parts[MANY];
     int64_t at[MANY];
     struct nb_batch *b;
     assert_ok(nb_batch_open(&b, e, &o));
     for (int i = 0; i < count; i++) {
         at[i] = 1 + i * 11 % 90;
-        parts[i] = (struct nb_batch_part){.ids = gpu_ids(i % GPU_SEQUENCES) + i, .count = at[i]};
+        parts[i] = (struct nb_batch_input){.ids = gpu_ids(i % GPU_SEQUENCES) + i, .count = at[i]};
         assert_ok(nb_batch_add(b, &parts[i].sequence));
         assert_ok(nb_batch_step(b, &parts[i], 1));
     }
@@ -881,7 +881,7 @@ static void run_repeats(const struct nb_engine *gpu, const struct nb_batch_opts 
                         float (*logits)[4][VOCAB])
 {
     static const int64_t starts[4] = {120, 3, 64, 250};
-    struct nb_batch_part parts[4];
+    struct nb_batch_input parts[4];
     int64_t at[4] = {0};
     struct nb_batch *b;
     assert_ok(nb_batch_open(&b, gpu, o));
@@ -889,14 +889,14 @@ static void run_repeats(const struct nb_engine *gpu, const struct nb_batch_opts 
     for (int i = 0; i < 4; i++) {
         int64_t sequence;
         assert_ok(nb_batch_add(b, &sequence));
-        parts[0] = (struct nb_batch_part){
+        parts[0] = (struct nb_batch_input){
             .sequence = sequence, .ids = gpu_ids(i), .count = at[i] = starts[i]};
         assert_ok(nb_batch_step(b, parts, 1));
     }
     for (int step = 0; step < REPEAT_STEPS; step++) {
         int count = 0; /* the longest goes along in every fourth step only */
         for (int i = 0; i < 4 - (step % 4 != 0) - step % 2; i++)
-            parts[count++] = (struct nb_batch_part){
+            parts[count++] = (struct nb_batch_input){
                 .sequence = i, .ids = gpu_ids(i) + at[i]++, .count = 1, .logits = logits[step][i]};
         assert_ok(nb_batch_step(b, parts, count));
     }
@@ -946,7 +946,7 @@ static void test_gpu__fails_while_recording(void **state)
     assert_ok(nb_batch_add(b, &sequence));
     real = *gpu->be;
     for (int step = 0; step < 6; step++) {
-        struct nb_batch_part part = {
+        struct nb_batch_input part = {
             .sequence = sequence, .ids = gpu_ids(0), .count = 1, .logits = logits[step]};
         gpu->be->linear = step == 1 ? fail_later : real.linear;
         calls_left = 1;

@@ -3,9 +3,9 @@
 
 #include "unit/support.h"
 
-static struct nbi_piece piece(const char *text)
+static struct nbi_strview piece(const char *text)
 {
-    return (struct nbi_piece){text, strlen(text)};
+    return (struct nbi_strview){text, strlen(text)};
 }
 
 /* common of x words of a and y of b. */
@@ -55,8 +55,8 @@ static void test_prefix__share(void **state)
 
 static void expect_plain(const char *text, const char *wanted)
 {
-    struct nbi_piece p = nbi_plain_answer(text, strlen(text));
-    assert_true(nbi_piece_equal(p, piece(wanted)));
+    struct nbi_strview p = nbi_strip_thinking(text, strlen(text));
+    assert_true(nbi_strview_equal(p, piece(wanted)));
 }
 
 static void test_plain__answer(void **state)

@@ -36,11 +36,11 @@ struct rig {
     struct nbi_config config;
     struct nbi_backend *be;
     struct nbi_stream *s;
-    struct nbi_trainable t;
+    struct nbi_train_params t;
     struct nbi_acts acts;
-    struct nbi_feed feed;
+    struct nbi_train_pass feed;
     struct nbi_dataset *data;
-    struct nbi_batch batch;
+    struct nbi_microbatch batch;
 };
 
 static struct nbi_dataset *new_set(const char *name)
@@ -62,8 +62,8 @@ static struct nbi_dataset *new_set(const char *name)
 
 static void rig_open(struct rig *r)
 {
-    const struct nbi_trainable_opts opts = {
-        .precision = NBI_PRECISION_F32, .master = NBI_F32, .state = NBI_STATE_F32, .seed = 4};
+    const struct nbi_train_params_opts opts = {
+        .precision = NBI_PRECISION_F32, .master = NBI_F32, .state = NBI_MOMENT_F32, .seed = 4};
     const struct nbi_stream_limits limits = {
         .N = B * T, .K = 64, .D = 16, .heads = 2, .back = true};
     struct nbi_backend *be;
@@ -79,22 +79,22 @@ static void rig_open(struct rig *r)
     assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", 2, nbi_simd_level()}));
     r->be = guarded_open(be);
     assert_ok(r->be->stream_new(r->be, &limits, &r->s));
-    assert_ok(nbi_trainable_init(&r->t, r->s, r->be, &r->config, NULL, &opts));
+    assert_ok(nbi_train_params_init(&r->t, r->s, r->be, &r->config, NULL, &opts));
     const struct nbi_acts_opts room = {.N = B * T, .M = M};
     assert_ok(nbi_acts_init_training(&r->acts, r->be, &r->config, &room));
-    assert_ok(nbi_feed_init(&r->feed, &r->acts));
+    assert_ok(nbi_train_pass_init(&r->feed, &r->acts));
     r->feed.V = V;
     r->data = new_set("data.tsv");
-    assert_ok(nbi_batch_init(&r->batch, B, T));
+    assert_ok(nbi_microbatch_init(&r->batch, B, T));
 }
 
 static void rig_close(struct rig *r)
 {
-    nbi_batch_release(&r->batch);
+    nbi_microbatch_release(&r->batch);
     nbi_dataset_close(r->data);
-    nbi_feed_release(&r->feed);
+    nbi_train_pass_release(&r->feed);
     nbi_acts_release(&r->acts);
-    nbi_trainable_release(&r->t);
+    nbi_train_params_release(&r->t);
     r->be->stream_free(r->s);
     r->be->close(r->be);
 }
@@ -102,14 +102,14 @@ static void rig_close(struct rig *r)
 /* The first batch of an order, fed. */
 static void next_batch(struct rig *r, uint64_t seed)
 {
-    struct nbi_batcher b;
+    struct nbi_loader b;
     bool more;
-    const struct nbi_batcher_opts opts = {
+    const struct nbi_loader_opts opts = {
         .data = r->data, .seed = seed, .shuffle = true, .pack = true, .whole = true};
-    assert_ok(nbi_batcher_init(&b, &opts));
-    assert_ok(nbi_batcher_next(&b, &r->batch, &more));
-    nbi_batcher_release(&b);
-    assert_ok(nbi_feed_set(&r->feed, &r->batch));
+    assert_ok(nbi_loader_init(&b, &opts));
+    assert_ok(nbi_loader_next(&b, &r->batch, &more));
+    nbi_loader_release(&b);
+    assert_ok(nbi_train_pass_set(&r->feed, &r->batch));
     assert_true(r->feed.labels.count > M);
     r->feed.labels.scale = 1.0f / (float)r->feed.labels.count;
 }
@@ -176,11 +176,11 @@ static void test_loss__scalar(void **state)
     next_batch(&r, 1);
     struct scalar c = {&r.feed.labels, r.config.rms_eps, x, norm, embed};
     r.feed.labels.kind = NBI_LOSS_SCALAR;
-    struct nbi_tensor *last = &r.t.tensors[1 + 2 * 11];
+    struct nbi_train_param *last = &r.t.tensors[1 + 2 * 11];
     for (int k = 0; k < C; k++) /* a norm that is not all ones */
         norm[k] = (float)(1 + 0.5 * uniform((uint64_t)k));
     upload(&r, last->master, norm, C);
-    assert_ok(nbi_trainable_refresh(&r.t, NBI_ALL_LAYERS));
+    assert_ok(nbi_train_params_requantize(&r.t, NBI_ALL_LAYERS));
     forward(&r);
     download(&r, x, r.acts.x, B * T * C);
     download(&r, embed, r.t.tensors[0].master, V * C);
@@ -211,7 +211,8 @@ static void test_loss__scalar(void **state)
 }
 
 /* The loss along the gradient of some weights, through all of the model. */
-static double along(struct rig *r, struct nbi_tensor *x, const float *w, const float *g, double h)
+static double along(struct rig *r, struct nbi_train_param *x, const float *w, const float *g,
+                    double h)
 {
     float *at = malloc((size_t)x->count * sizeof *at);
     double squares = 0;
@@ -220,7 +221,7 @@ static double along(struct rig *r, struct nbi_tensor *x, const float *w, const f
     for (int64_t i = 0; i < x->count; i++)
         at[i] = (float)((double)w[i] + h * (double)g[i] / sqrt(squares));
     upload(r, x->master, at, x->count);
-    assert_ok(nbi_trainable_refresh(&r->t, NBI_ALL_LAYERS));
+    assert_ok(nbi_train_params_requantize(&r->t, NBI_ALL_LAYERS));
     free(at);
     forward(r);
     loss(r, false);
@@ -230,7 +231,7 @@ static double along(struct rig *r, struct nbi_tensor *x, const float *w, const f
 
 static void check_weights(struct rig *r, int64_t tensor, double h)
 {
-    struct nbi_tensor *x = &r->t.tensors[tensor];
+    struct nbi_train_param *x = &r->t.tensors[tensor];
     float *w = malloc((size_t)x->count * sizeof *w), *g = malloc((size_t)x->count * sizeof *g);
     double norm = 0;
     assert_ok(r->be->clear(r->s, x->grad, x->count * (int64_t)sizeof *g));
@@ -245,7 +246,7 @@ static void check_weights(struct rig *r, int64_t tensor, double h)
     if (!(fabs(is - sqrt(norm)) < 0.02 * sqrt(norm)))
         fail_msg("tensor %d: slope %.6g, gradient %.6g", (int)tensor, is, sqrt(norm));
     upload(r, x->master, w, x->count);
-    assert_ok(nbi_trainable_refresh(&r->t, NBI_ALL_LAYERS));
+    assert_ok(nbi_train_params_requantize(&r->t, NBI_ALL_LAYERS));
     free(w);
     free(g);
 }
@@ -264,31 +265,31 @@ static void test_loss__scalar_through_layers(void **state)
 
 /* ---- the base model ---- */
 
-static void base_open(struct rig *r, struct nbi_base *b, int64_t memory, int64_t before)
+static void base_open(struct rig *r, struct nbi_kl_anchor *b, int64_t memory, int64_t before)
 {
-    const struct nbi_base_opts opts = {.data = r->data,
-                                       .before = before,
-                                       .memory_max = memory,
-                                       .beside = test_path(before ? "ckpt/" : "ckpt")};
-    const struct nbi_base_pass pass = {&r->t.weights, &r->acts, r->s, &r->feed, &r->batch};
-    assert_ok(nbi_base_init(b, &opts, &pass));
+    const struct nbi_kl_anchor_opts opts = {.data = r->data,
+                                            .before = before,
+                                            .memory_max = memory,
+                                            .beside = test_path(before ? "ckpt/" : "ckpt")};
+    const struct nbi_kl_anchor_pass pass = {&r->t.weights, &r->acts, r->s, &r->feed, &r->batch};
+    assert_ok(nbi_kl_anchor_init(b, &opts, &pass));
     assert_int_equal(b->fd >= 0, memory == 0);
 }
 
 /* Against softmax of the logits of the batch itself. */
-static void check_base(struct rig *r, const struct nbi_base *b)
+static void check_base(struct rig *r, const struct nbi_kl_anchor *b)
 {
     static float logits[V];
     int64_t known = 0, count;
     struct nbi_labels *l = &r->feed.labels;
-    assert_ok(nbi_base_set(b, &r->batch, l, &count));
+    assert_ok(nbi_kl_anchor_set(b, &r->batch, l, &count));
     forward(r);
     for (int64_t i = 0; i < l->count; i++) {
         struct nbi_pass pass = r->feed.pass;
         int64_t sample = r->batch.owners[l->rows[i]] - b->opts.before;
         bool cut =
             nbi_dataset_is_document(r->data, sample) && nbi_dataset_tokens(r->data, sample) > T + 1;
-        assert_int_equal(l->base_ids[i * l->J] < 0, cut);
+        assert_int_equal(l->ref_ids[i * l->J] < 0, cut);
         if (cut)
             continue;
         pass.M = 1;
@@ -299,8 +300,8 @@ static void check_base(struct rig *r, const struct nbi_base *b)
         for (int v = 0; v < V; v++)
             sum += exp((double)logits[v]);
         for (int64_t j = 0; j < l->J; j++) {
-            double p = exp((double)logits[l->base_ids[i * l->J + j]]) / sum;
-            assert_true(fabs(p - (double)l->base_p[i * l->J + j]) < 1e-6 && p <= last);
+            double p = exp((double)logits[l->ref_ids[i * l->J + j]]) / sum;
+            assert_true(fabs(p - (double)l->ref_p[i * l->J + j]) < 1e-6 && p <= last);
             last = p;
             listed += p;
         }
@@ -320,7 +321,7 @@ static void test_loss__base(void **state)
     (void)state;
     rig_open(&r);
     for (int way = 0; way < 2; way++) {
-        struct nbi_base b;
+        struct nbi_kl_anchor b;
         int64_t before = way ? 5 : 0;
         base_open(&r, &b, way ? 0 : INT64_MAX, before);
         assert_int_equal(b.J, 64);
@@ -335,9 +336,9 @@ static void test_loss__base(void **state)
         for (int i = 0; i < B * T && way; i++) /* samples of the other set have nothing */
             r.batch.owners[i] = r.batch.owners[i] < 0 ? -1 : i % 5;
         int64_t count;
-        assert_ok(nbi_base_set(&b, &r.batch, &r.feed.labels, &count));
+        assert_ok(nbi_kl_anchor_set(&b, &r.batch, &r.feed.labels, &count));
         assert_true(way ? count == 0 : count > 0);
-        nbi_base_release(&b);
+        nbi_kl_anchor_release(&b);
     }
     rig_close(&r);
 }
@@ -346,38 +347,38 @@ static void test_loss__base(void **state)
 static void test_loss__base_mark(void **state)
 {
     struct rig r;
-    struct nbi_base a, b;
+    struct nbi_kl_anchor a, b;
     (void)state;
     rig_open(&r);
     base_open(&r, &a, INT64_MAX, 0);
     base_open(&r, &b, 0, 0);
     assert_true(a.mark == b.mark && a.mark < 0);
-    nbi_base_release(&b);
+    nbi_kl_anchor_release(&b);
     float x = 7;
     upload(&r, r.t.tensors[5].master, &x, 1);
-    assert_ok(nbi_trainable_refresh(&r.t, NBI_ALL_LAYERS));
+    assert_ok(nbi_train_params_requantize(&r.t, NBI_ALL_LAYERS));
     base_open(&r, &b, INT64_MAX, 0);
     assert_true(fabs(a.mark - b.mark) > 1e-4);
-    nbi_base_release(&a);
-    nbi_base_release(&b);
+    nbi_kl_anchor_release(&a);
+    nbi_kl_anchor_release(&b);
     x = NAN;
     upload(&r, r.t.tensors[0].master, &x, 1);
     upload(&r, r.t.tensors[5].master, &x, 1);
-    assert_ok(nbi_trainable_refresh(&r.t, NBI_ALL_LAYERS));
-    const struct nbi_base_opts opts = {.data = r.data, .memory_max = 1 << 30};
-    const struct nbi_base_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
-    assert_fails(nbi_base_init(&a, &opts, &pass), NB_EVALUE, "not finite");
-    nbi_base_release(&a);
-    const struct nbi_base_opts nowhere = {.data = r.data, .beside = test_path("no/where")};
-    assert_fails(nbi_base_init(&a, &nowhere, &pass), NB_EIO, "base probabilities");
-    nbi_base_release(&a);
+    assert_ok(nbi_train_params_requantize(&r.t, NBI_ALL_LAYERS));
+    const struct nbi_kl_anchor_opts opts = {.data = r.data, .memory_max = 1 << 30};
+    const struct nbi_kl_anchor_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
+    assert_fails(nbi_kl_anchor_init(&a, &opts, &pass), NB_EVALUE, "not finite");
+    nbi_kl_anchor_release(&a);
+    const struct nbi_kl_anchor_opts nowhere = {.data = r.data, .beside = test_path("no/where")};
+    assert_fails(nbi_kl_anchor_init(&a, &nowhere, &pass), NB_EIO, "base probabilities");
+    nbi_kl_anchor_release(&a);
     rig_close(&r);
 }
 
 static void test_loss__base_needs_whole_samples(void **state)
 {
     struct rig r;
-    struct nbi_base b;
+    struct nbi_kl_anchor b;
     (void)state;
     rig_open(&r);
     put("only.txt", "some words that are more than a row<|endoftext|>and others, more than that");
@@ -386,10 +387,10 @@ static void test_loss__base_needs_whole_samples(void **state)
         .files = files, .tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
     nbi_dataset_close(r.data);
     assert_ok(nbi_dataset_open(&r.data, &set));
-    const struct nbi_base_opts opts = {.data = r.data, .memory_max = 1 << 30};
-    const struct nbi_base_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
-    assert_fails(nbi_base_init(&b, &opts, &pass), NB_EINVAL, "a label within 24");
-    nbi_base_release(&b);
+    const struct nbi_kl_anchor_opts opts = {.data = r.data, .memory_max = 1 << 30};
+    const struct nbi_kl_anchor_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
+    assert_fails(nbi_kl_anchor_init(&b, &opts, &pass), NB_EINVAL, "a label within 24");
+    nbi_kl_anchor_release(&b);
     rig_close(&r);
 }
 
@@ -398,19 +399,19 @@ static void test_loss__kl_gradient(void **state)
 {
     static float x[B * T * C], at[B * T * C], dx[B * T * C];
     struct rig r;
-    struct nbi_base b;
+    struct nbi_kl_anchor b;
     int64_t count;
     (void)state;
     rig_open(&r);
     base_open(&r, &b, INT64_MAX, 0);
-    struct nbi_tensor *moved = &r.t.tensors[3];
+    struct nbi_train_param *moved = &r.t.tensors[3];
     float *w = malloc((size_t)moved->count * sizeof *w);
     download(&r, w, moved->master, moved->count);
     for (int64_t i = 0; i < moved->count; i++)
         w[i] *= -1;
     upload(&r, moved->master, w, moved->count);
     free(w);
-    assert_ok(nbi_trainable_refresh(&r.t, NBI_ALL_LAYERS));
+    assert_ok(nbi_train_params_requantize(&r.t, NBI_ALL_LAYERS));
     for (int way = 0; way < 2; way++) {
         const double h = 3e-3;
         double side[2], slope = 0;
@@ -418,7 +419,7 @@ static void test_loss__kl_gradient(void **state)
         struct nbi_labels *l = &r.feed.labels;
         l->kl_scale = 0.7f * l->scale;
         l->scale = way ? 0 : l->scale;
-        assert_ok(nbi_base_set(&b, &r.batch, l, &count));
+        assert_ok(nbi_kl_anchor_set(&b, &r.batch, l, &count));
         forward(&r);
         download(&r, x, r.acts.x, B * T * C);
         loss(&r, true);
@@ -439,7 +440,7 @@ static void test_loss__kl_gradient(void **state)
         check_weights(&r, 1 + 6, 1e-3);
         check_weights(&r, 1 + 11, 1e-3);
     }
-    nbi_base_release(&b);
+    nbi_kl_anchor_release(&b);
     rig_close(&r);
 }
 
@@ -455,7 +456,7 @@ static void test_loss__top(void **state)
             logits[i] = (float)floor(20 * uniform((uint64_t)(round * 100 + i)));
             sum += exp((double)logits[i]);
         }
-        assert_ok(nbi_base_top(logits, n, J, ids, p));
+        assert_ok(nbi_kl_anchor_topk(logits, n, J, ids, p));
         for (int64_t j = 0; j < J; j++) {
             int64_t likelier = 0;
             for (int i = 0; i < n; i++)
@@ -468,9 +469,9 @@ static void test_loss__top(void **state)
     }
     for (int i = 0; i < 100; i++)
         logits[i] = i == 99 ? NAN : 0;
-    assert_fails(nbi_base_top(logits, 100, 64, ids, p), NB_EVALUE, "not finite");
+    assert_fails(nbi_kl_anchor_topk(logits, 100, 64, ids, p), NB_EVALUE, "not finite");
     logits[99] = INFINITY;
-    assert_fails(nbi_base_top(logits, 100, 64, ids, p), NB_EVALUE, "not finite");
+    assert_fails(nbi_kl_anchor_topk(logits, 100, 64, ids, p), NB_EVALUE, "not finite");
 }
 
 static void test_loss__ids_outside(void **state)
@@ -480,10 +481,10 @@ static void test_loss__ids_outside(void **state)
     rig_open(&r);
     next_batch(&r, 1);
     r.batch.targets[3] = V;
-    assert_fails(nbi_feed_set(&r.feed, &r.batch), NB_EVALUE, "vocabulary of 290");
+    assert_fails(nbi_train_pass_set(&r.feed, &r.batch), NB_EVALUE, "vocabulary of 290");
     r.batch.targets[3] = NBI_IGNORE;
     r.batch.ids[3] = V;
-    assert_fails(nbi_feed_set(&r.feed, &r.batch), NB_EVALUE, "token id 290 is outside");
+    assert_fails(nbi_train_pass_set(&r.feed, &r.batch), NB_EVALUE, "token id 290 is outside");
     rig_close(&r);
 }
 

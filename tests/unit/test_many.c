@@ -25,12 +25,12 @@ static int teardown(void **state)
 }
 
 /* Prompts of 1 to LONGEST tokens; the most likely tokens, drawn ones, and with all options. */
-static struct nbi_job *make_jobs(void)
+static struct nbi_request *make_jobs(void)
 {
-    struct nbi_job *jobs = calloc(JOBS, sizeof *jobs);
+    struct nbi_request *jobs = calloc(JOBS, sizeof *jobs);
     assert_non_null(jobs);
     for (int i = 0; i < JOBS; i++) {
-        struct nbi_job *j = &jobs[i];
+        struct nbi_request *j = &jobs[i];
         j->count = (size_t)(i % 7 == 6 ? LONGEST - i : 1 + 3 * i);
         j->prompt = calloc(j->count, sizeof *j->prompt);
         assert_non_null(j->prompt);
@@ -58,9 +58,9 @@ static void test_many__are_what_each_is_alone(void **state)
     static const int64_t lanes[] = {1, 4, 16, 64};
     (void)state;
     for (int way = 0; way < 4; way++) {
-        struct nbi_job *jobs = make_jobs();
+        struct nbi_request *jobs = make_jobs();
         int done = 0;
-        const struct nbi_many_opts many = {
+        const struct nbi_scheduler_opts many = {
             .parallel = lanes[way], .kv = NB_KV_F16, .done = count_up, .ctx = &done};
         assert_ok(nbi_generate_many(engine, jobs, JOBS, &many));
         assert_int_equal(done, JOBS);
@@ -76,7 +76,7 @@ static void test_many__are_what_each_is_alone(void **state)
             nb_generate_result_release(&alone);
             nb_session_close(s);
         }
-        nbi_jobs_free(jobs, JOBS);
+        nbi_requests_free(jobs, JOBS);
     }
 }
 
@@ -84,10 +84,10 @@ static void test_many__are_what_each_is_alone(void **state)
 static void test_many__end_with_the_context(void **state)
 {
     int64_t positions = engine->config.max_position, most = 90;
-    struct nbi_job *jobs = calloc(2, sizeof *jobs);
+    struct nbi_request *jobs = calloc(2, sizeof *jobs);
     (void)state;
     assert_non_null(jobs);
-    const struct nbi_many_opts many = {.parallel = 2, .kv = NB_KV_F16};
+    const struct nbi_scheduler_opts many = {.parallel = 2, .kv = NB_KV_F16};
     engine->config.max_position = most;
     for (int i = 0; i < 2; i++) {
         jobs[i].count = (size_t)most - (i ? 3 : 40);
@@ -107,7 +107,7 @@ static void test_many__end_with_the_context(void **state)
     assert_fails(nbi_generate_many(engine, jobs, 2, &many), NB_EVALUE, "context");
     jobs[1].count = 0;
     assert_fails(nbi_generate_many(engine, jobs, 2, &many), NB_EINVAL, "empty");
-    nbi_jobs_free(jobs, 2);
+    nbi_requests_free(jobs, 2);
     engine->config.max_position = positions;
 }
 

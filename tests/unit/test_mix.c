@@ -37,7 +37,7 @@ static struct nbi_dataset *new_set(const char *name, int count, char letter)
 
 struct two {
     struct nbi_dataset *a, *b;
-    struct nbi_batcher main, other;
+    struct nbi_loader main, other;
     struct nbi_mix mix;
 };
 
@@ -45,24 +45,24 @@ static void two_open(struct two *t, double share, int64_t epochs)
 {
     t->a = new_set("a.tsv", 37, 'a');
     t->b = new_set("b.tsv", 11, 'b');
-    struct nbi_batcher_opts opts = {
+    struct nbi_loader_opts opts = {
         .data = t->a, .seed = 3, .shuffle = true, .pack = true, .epochs = epochs};
-    assert_ok(nbi_batcher_init(&t->main, &opts));
+    assert_ok(nbi_loader_init(&t->main, &opts));
     opts.data = t->b;
     opts.epochs = 0;
-    assert_ok(nbi_batcher_init(&t->other, &opts));
+    assert_ok(nbi_loader_init(&t->other, &opts));
     t->mix = (struct nbi_mix){&t->main, &t->other, share};
 }
 
 static void two_close(struct two *t)
 {
-    nbi_batcher_release(&t->main);
-    nbi_batcher_release(&t->other);
+    nbi_loader_release(&t->main);
+    nbi_loader_release(&t->other);
     nbi_dataset_close(t->a);
     nbi_dataset_close(t->b);
 }
 
-static bool has(const struct nbi_batch *b, int64_t row, char letter)
+static bool has(const struct nbi_microbatch *b, int64_t row, char letter)
 {
     for (int64_t t = 0; t < b->T; t++)
         if (b->ids[row * b->T + t] == byte_id((uint8_t)letter) && b->targets[row * b->T + t] >= 0)
@@ -71,7 +71,7 @@ static bool has(const struct nbi_batch *b, int64_t row, char letter)
 }
 
 /* The rows that a batch has of the other set; all of them at its end. */
-static int64_t check_rows(const struct two *t, const struct nbi_batch *b, int64_t number)
+static int64_t check_rows(const struct two *t, const struct nbi_microbatch *b, int64_t number)
 {
     int64_t rows = nbi_mix_rows(t->mix.share, b->B, number), tokens = 0, trained = 0;
     int64_t main = nbi_dataset_stats(t->a)->samples, all = main + nbi_dataset_stats(t->b)->samples;
@@ -100,11 +100,11 @@ static void test_mix__share_is_met(void **state)
     for (size_t i = 0; i < 6; i++)
         for (size_t k = 0; k < 4; k++) {
             struct two t;
-            struct nbi_batch b;
+            struct nbi_microbatch b;
             int64_t rows = 0;
             bool more;
             two_open(&t, shares[i], 0);
-            assert_ok(nbi_batch_init(&b, sizes[k], T));
+            assert_ok(nbi_microbatch_init(&b, sizes[k], T));
             for (int64_t n = 0; n < 100; n++) {
                 assert_ok(nbi_mix_next(&t.mix, n, &b, &more));
                 assert_true(more);
@@ -112,7 +112,7 @@ static void test_mix__share_is_met(void **state)
                 double off = (double)rows - shares[i] * (double)((n + 1) * b.B);
                 assert_true(off <= 1e-9 && off > -1);
             }
-            nbi_batch_release(&b);
+            nbi_microbatch_release(&b);
             two_close(&t);
         }
 }
@@ -121,12 +121,12 @@ static void test_mix__share_is_met(void **state)
 static void test_mix__owners(void **state)
 {
     struct two t;
-    struct nbi_batch b;
-    struct nbi_sample s = {0};
+    struct nbi_microbatch b;
+    struct nbi_example s = {0};
     bool more;
     (void)state;
     two_open(&t, 0.5, 0);
-    assert_ok(nbi_batch_init(&b, 4, T));
+    assert_ok(nbi_microbatch_init(&b, 4, T));
     for (int64_t n = 0; n < 20; n++) {
         assert_ok(nbi_mix_next(&t.mix, n, &b, &more));
         for (int64_t i = 0; i < b.B * T; i++) {
@@ -137,8 +137,8 @@ static void test_mix__owners(void **state)
             assert_int_equal(b.ids[i], s.ids.p[b.positions[i]]);
         }
     }
-    nbi_sample_release(&s);
-    nbi_batch_release(&b);
+    nbi_example_release(&s);
+    nbi_microbatch_release(&b);
     two_close(&t);
 }
 
@@ -146,12 +146,12 @@ static void test_mix__owners(void **state)
 static void test_mix__resumes(void **state)
 {
     struct two t, again;
-    struct nbi_batch b[2];
+    struct nbi_microbatch b[2];
     bool more;
     (void)state;
     two_open(&t, 0.4, 3);
-    assert_ok(nbi_batch_init(&b[0], 3, T));
-    assert_ok(nbi_batch_init(&b[1], 3, T));
+    assert_ok(nbi_microbatch_init(&b[0], 3, T));
+    assert_ok(nbi_microbatch_init(&b[1], 3, T));
     for (int64_t n = 0; n < 9; n++)
         assert_ok(nbi_mix_next(&t.mix, n, &b[0], &more));
     two_open(&again, 0.4, 3);
@@ -171,8 +171,8 @@ static void test_mix__resumes(void **state)
     }
     assert_true(b[0].tokens == 0 && b[0].trained == 0 && b[0].samples == 0);
     assert_int_equal(t.main.cursor.epoch, 3); /* the epochs are those of the main set */
-    nbi_batch_release(&b[0]);
-    nbi_batch_release(&b[1]);
+    nbi_microbatch_release(&b[0]);
+    nbi_microbatch_release(&b[1]);
     two_close(&t);
     two_close(&again);
 }
@@ -181,24 +181,24 @@ static void test_mix__resumes(void **state)
 static void test_mix__alone(void **state)
 {
     struct two t, plain;
-    struct nbi_batch b[2];
+    struct nbi_microbatch b[2];
     bool more[2] = {true, true};
     (void)state;
     two_open(&t, 0.5, 2);
     two_open(&plain, 0.5, 2);
     t.mix.other = NULL;
-    assert_ok(nbi_batch_init(&b[0], 2, T));
-    assert_ok(nbi_batch_init(&b[1], 2, T));
+    assert_ok(nbi_microbatch_init(&b[0], 2, T));
+    assert_ok(nbi_microbatch_init(&b[1], 2, T));
     for (int64_t n = 0; more[0]; n++) {
         assert_ok(nbi_mix_next(&t.mix, n, &b[0], &more[0]));
-        assert_ok(nbi_batcher_next(&plain.main, &b[1], &more[1]));
+        assert_ok(nbi_loader_next(&plain.main, &b[1], &more[1]));
         assert_int_equal(more[0], more[1]);
         assert_int_equal(b[0].tokens, b[1].tokens);
         if (more[0])
             assert_memory_equal(b[0].ids, b[1].ids, 2 * T * sizeof *b[0].ids);
     }
-    nbi_batch_release(&b[0]);
-    nbi_batch_release(&b[1]);
+    nbi_microbatch_release(&b[0]);
+    nbi_microbatch_release(&b[1]);
     two_close(&t);
     two_close(&plain);
 }
@@ -211,20 +211,20 @@ static void test_mix__count(void **state)
     for (size_t i = 0; i < 5; i++)
         for (int64_t B = 1; B <= 4; B++) {
             struct two t;
-            struct nbi_batch b;
+            struct nbi_microbatch b;
             int64_t count, few, n = 0;
             bool more = true;
             two_open(&t, shares[i], 7);
             if (shares[i] == 0)
                 t.mix.other = NULL;
-            assert_ok(nbi_batch_init(&b, B, T));
+            assert_ok(nbi_microbatch_init(&b, B, T));
             assert_ok(nbi_mix_count(&t.mix, B, T, INT64_MAX, &count));
             assert_ok(nbi_mix_count(&t.mix, B, T, 3, &few));
             for (; more; n += more)
                 assert_ok(nbi_mix_next(&t.mix, n, &b, &more));
             assert_int_equal(n, count);
             assert_int_equal(few, 3);
-            nbi_batch_release(&b);
+            nbi_microbatch_release(&b);
             two_close(&t);
         }
 }

@@ -142,10 +142,10 @@ static float *make_gauss(int64_t n, float sigma, uint64_t seed)
     return x;
 }
 
-static const struct nbi_kernels *table(int level)
+static const struct nbi_codec_table *table(int level)
 {
     static bool told[NBI_SIMD_AVX512 + 1];
-    const struct nbi_kernels *k = nbi_kernels_at((enum nbi_simd)level);
+    const struct nbi_codec_table *k = nbi_codec_table_at((enum nbi_simd)level);
     if (!k && !told[level])
         print_message("SKIP: this CPU or build lacks %s\n", nbi_simd_name((enum nbi_simd)level));
     told[level] = true;
@@ -155,7 +155,7 @@ static const struct nbi_kernels *table(int level)
 /* -------- every table against the scalar one -------- */
 
 /* Buffers end where the data ends, and what lies between the rows must stay as it was. */
-static void compare_quantize(const struct nbi_kernels *k, uint64_t seed)
+static void compare_quantize(const struct nbi_codec_table *k, uint64_t seed)
 {
     static const float sigmas[] = {1e-8f, 1e-3f, 0.02f, 1, 1e4f, 1e37f};
     struct nbi_philox r = nbi_philox(21, seed, 0);
@@ -172,7 +172,7 @@ static void compare_quantize(const struct nbi_kernels *k, uint64_t seed)
             uint8_t *s = out[t][1] = malloc((size_t)n + 1);
             memset(q, 0xAA, (size_t)n * B / 2);
             memset(s, 0xAA, (size_t)n);
-            (t ? k : &nbi_kernels_scalar)
+            (t ? k : &nbi_codec_scalar)
                 ->quantize(q, s, x, blocks, rows, stride, (enum nb_quant_method)m);
         }
         if (memcmp(out[0][1], out[1][1], (size_t)n) != 0 ||
@@ -189,7 +189,7 @@ static void test_nvfp4__every_table_quantizes_alike(void **state)
 {
     (void)state;
     for (int level = NBI_SIMD_AVX2; level <= NBI_SIMD_AVX512; level++) {
-        const struct nbi_kernels *k = table(level);
+        const struct nbi_codec_table *k = table(level);
         for (uint64_t seed = 0; k && seed < 1500; seed++)
             compare_quantize(k, seed);
     }
@@ -212,7 +212,7 @@ static void test_nvfp4__every_table_breaks_ties_alike(void **state)
         }
     }
     for (int level = NBI_SIMD_SCALAR; level <= NBI_SIMD_AVX512; level++) {
-        const struct nbi_kernels *k = table(level);
+        const struct nbi_codec_table *k = table(level);
         if (!k)
             continue;
         k->quantize(q, s, x, BLOCKS, 1, BLOCKS, NB_QUANT_RTN);
@@ -229,12 +229,12 @@ static void test_nvfp4__every_table_measures_alike(void **state)
     (void)state;
     const int64_t lengths[] = {0, 1, 7, 8, 15, 16, 17, 31, 33, 64, 100, 1000, 4099};
     for (int level = NBI_SIMD_AVX2; level <= NBI_SIMD_AVX512; level++) {
-        const struct nbi_kernels *k = table(level);
+        const struct nbi_codec_table *k = table(level);
         for (size_t l = 0; k && l < sizeof lengths / sizeof *lengths; l++) {
             int64_t n = lengths[l];
             float *x = make(n, OUTLIER, 0.02f, 5), *y = make(n, SPARSE, 0.02f, 6);
             double want[3] = {1, 2, 3}, got[3] = {1, 2, 3};
-            nbi_kernels_scalar.error(x, y, n, want);
+            nbi_codec_scalar.error(x, y, n, want);
             k->error(x, y, n, got);
             assert_true(fabs(got[0] - want[0]) <= 1e-12 * want[0]);
             assert_true(fabs(got[1] - want[1]) <= 1e-12 * want[1]);
@@ -245,10 +245,10 @@ static void test_nvfp4__every_table_measures_alike(void **state)
                     float was = x[i];
                     x[i] = specials[j];
                     assert_int_equal(nbi_f32_bits(k->amax(x, n)),
-                                     nbi_f32_bits(nbi_kernels_scalar.amax(x, n)));
+                                     nbi_f32_bits(nbi_codec_scalar.amax(x, n)));
                     x[i] = was;
                 }
-            assert_true(k->amax(x, n) == nbi_kernels_scalar.amax(x, n));
+            assert_true(k->amax(x, n) == nbi_codec_scalar.amax(x, n));
             free(x);
             free(y);
         }
@@ -322,7 +322,7 @@ static double snr(const float *x, int64_t n, enum nb_quant_method method, float 
     double sums[3] = {0};
     nbi_nvfp4_quantize(q, s, x, n / B, method, tensor_scale);
     nbi_nvfp4_dequantize_f32(y, q, s, n / B, tensor_scale);
-    nbi_kernels_scalar.error(x, y, n, sums);
+    nbi_codec_scalar.error(x, y, n, sums);
     free(q);
     free(s);
     free(y);
@@ -334,7 +334,7 @@ static void test_nvfp4__keeps_a_gaussian_matrix_well(void **state)
     (void)state;
     const int64_t n = 1024 * 1024;
     float *x = make_gauss(n, 0.02f, 51);
-    float two = nbi_nvfp4_tensor_scale(nbi_kernels()->amax(x, n));
+    float two = nbi_nvfp4_tensor_scale(nbi_codec_table()->amax(x, n));
     double db[2][METHODS];
     for (int level = 0; level < 2; level++)
         for (int m = 0; m < METHODS; m++)
@@ -595,7 +595,7 @@ static void test_nvfp4__dequantizes_by_the_formula(void **state)
     }
     for (size_t t = 0; t < sizeof scales / sizeof *scales; t++) {
         for (int level = NBI_SIMD_SCALAR; level <= NBI_SIMD_AVX512; level++) {
-            const struct nbi_kernels *k = table(level);
+            const struct nbi_codec_table *k = table(level);
             if (!k)
                 continue;
             k->dequantize_f32(y, q, s, BLOCKS, scales[t]);
@@ -630,7 +630,7 @@ static void test_nvfp4__dequantizes_any_number_of_blocks(void **state)
 {
     (void)state;
     for (int level = NBI_SIMD_SCALAR; level <= NBI_SIMD_AVX512; level++) {
-        const struct nbi_kernels *k = table(level);
+        const struct nbi_codec_table *k = table(level);
         for (int64_t blocks = 0; k && blocks < 40; blocks++) {
             uint8_t *q = malloc((size_t)blocks * B / 2 + 1), *s = malloc((size_t)blocks + 1);
             float *y = malloc((size_t)blocks * B * sizeof *y + 1);
@@ -767,7 +767,7 @@ static void check_two_terms(const float *x, int64_t blocks, float t)
 {
     float *y = malloc((size_t)(blocks * B) * sizeof *y);
     assert_non_null(y);
-    nbi_nvfp4_two_terms(y, x, blocks, t);
+    nbi_nvfp4_split_hi_lo(y, x, blocks, t);
     for (int64_t b = 0; b < blocks; b++) {
         float v[B], amax = 0;
         double first[B], second[B];
@@ -798,7 +798,7 @@ static void test_nvfp4__two_terms_are_x_and_what_is_left(void **state)
     static const float edge[B] = {2688, 2240, -2240, 1, 0, -0.0f, 448, -1344, 1568, 3, 5, 100};
     (void)state;
     check_two_terms(edge, 1, 1);
-    nbi_nvfp4_two_terms(y, edge, 1, 1);
+    nbi_nvfp4_split_hi_lo(y, edge, 1, 1);
     assert_true(y[0] == 2688 && y[1] == 4 * 448 + 432); /* 6 times 288, of 1792 quarters */
     for (int k = 0; k < 4; k++) {
         float largest = 0;
@@ -812,7 +812,7 @@ static void test_nvfp4__two_terms_are_x_and_what_is_left(void **state)
         float t = nbi_nvfp4_tensor_scale(largest);
         check_two_terms(x, BLOCKS, t);
         memcpy(y, x, sizeof x);
-        nbi_nvfp4_two_terms(y, y, BLOCKS, t); /* in place */
+        nbi_nvfp4_split_hi_lo(y, y, BLOCKS, t); /* in place */
         for (int i = 0; i < BLOCKS * B; i++) {
             off += pow((double)y[i] - (double)x[i], 2);
             all += pow((double)x[i], 2);

@@ -443,8 +443,8 @@ static void check_gather_and_scatter(void)
 #define TOP_ROWS 7
 
 struct top {
-    int32_t ids[TOP_ROWS * NBI_TOP_MAX], odd[TOP_ROWS];
-    float values[TOP_ROWS * NBI_TOP_MAX];
+    int32_t ids[TOP_ROWS * NBI_TOPK_MAX], odd[TOP_ROWS];
+    float values[TOP_ROWS * NBI_TOPK_MAX];
 };
 
 static void run_top(struct nbi_backend *be, const float *logits, int64_t V, int64_t J,
@@ -453,15 +453,15 @@ static void run_top(struct nbi_backend *be, const float *logits, int64_t V, int6
     const int64_t N = TOP_ROWS;
     struct lab l;
     lab_begin(&l, be, &(struct nbi_stream_limits){.N = N, .K = 16, .D = 2, .heads = 1});
-    const struct nbi_op_top op = {.ids = block(&l, NULL, N * J * 4),
-                                  .values = block(&l, NULL, N * J * 4),
-                                  .odd = block(&l, NULL, N * 4),
-                                  .logits = block(&l, logits, N * V * 4),
-                                  .room = block(&l, NULL, N * nbi_top_room(V)),
-                                  .J = J,
-                                  .N = N,
-                                  .V = V};
-    assert_ok(be->top(l.s, &op));
+    const struct nbi_op_topk op = {.ids = block(&l, NULL, N * J * 4),
+                                   .values = block(&l, NULL, N * J * 4),
+                                   .odd = block(&l, NULL, N * 4),
+                                   .logits = block(&l, logits, N * V * 4),
+                                   .room = block(&l, NULL, N * nbi_topk_scratch_bytes(V)),
+                                   .J = J,
+                                   .N = N,
+                                   .V = V};
+    assert_ok(be->topk(l.s, &op));
     fetch(&l, out->ids, op.ids, N * J * 4);
     fetch(&l, out->values, op.values, N * J * 4);
     fetch(&l, out->odd, op.odd, N * 4);
@@ -484,7 +484,7 @@ static void best_by_hand(const float *x, int64_t V, int64_t J, int32_t *ids)
 }
 
 /* Few different values, so that there are equals; rows that are all the same, or fall, or rise. */
-static void check_top(void)
+static void check_topk(void)
 {
     static const int64_t sizes[] = {1, 2, 33, 64, 2048, 2049, 5000, 151936};
     static const int64_t wanted[] = {1, 2, 20, 64};
@@ -512,7 +512,7 @@ static void check_top(void)
             same_bytes("ids", is.ids, want.ids, 5 * J * 4);
             same_bytes("values", is.values, want.values, 5 * J * 4);
             for (int64_t n = 0; n < 5 && V <= 5000; n++) {
-                int32_t ids[NBI_TOP_MAX];
+                int32_t ids[NBI_TOPK_MAX];
                 best_by_hand(x + n * V, V, J, ids);
                 same_bytes("by hand", is.ids + n * J, ids, J * 4);
             }
@@ -699,7 +699,7 @@ static void check_chain(struct chain *c, int64_t key, int64_t N)
     for (int i = 0; i < CHAIN_ROWS * CHAIN_C; i++)
         x[i] = 3 * uniform();
     c->norm.N = c->product.N = N;
-    const struct nbi_routine routine = {.key = {key, N}, .queue = queue_chain, .ctx = c};
+    const struct nbi_graph routine = {.key = {key, N}, .queue = queue_chain, .ctx = c};
     for (int way = 0; way < 2; way++) {
         assert_ok(tested->upload(c->l.s, c->norm.x, x, sizeof x));
         assert_ok(tested->clear(c->l.s, c->product.y[0], sizeof x));
@@ -730,7 +730,7 @@ static void check_repeat(void)
     c.asked = 0;
     check_chain(&c, 0, 3);
     assert_int_equal(c.asked, 1);
-    const struct nbi_routine routine = {.key = {100, 3}, .queue = queue_chain, .ctx = &c};
+    const struct nbi_graph routine = {.key = {100, 3}, .queue = queue_chain, .ctx = &c};
     c.fails = true;
     for (int round = 0; round < 3; round++)
         assert_fails(tested->repeat(c.l.s, &routine), NB_EVALUE, "no product today");
@@ -754,7 +754,7 @@ static void check_repeat(void)
     X(qkv_rope)                                                                                    \
     X(swiglu)                                                                                      \
     X(gather_and_scatter)                                                                          \
-    X(top)                                                                                         \
+    X(topk)                                                                                        \
     X(weights)                                                                                     \
     X(lookups)                                                                                     \
     X(copies)                                                                                      \

@@ -42,13 +42,13 @@ static struct nbi_ptr cleared(const struct rig *t, int64_t bytes)
     return p;
 }
 
-static struct nbi_moment moment(const struct rig *t, enum nbi_state_kind kind)
+static struct nbi_moment moment(const struct rig *t, enum nbi_moment_type kind)
 {
-    int64_t scales, values = nbi_state_bytes(kind, t->n, &scales);
+    int64_t scales, values = nbi_moment_bytes(kind, t->n, &scales);
     return (struct nbi_moment){kind, cleared(t, values), cleared(t, scales)};
 }
 
-static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nbi_state_kind kind,
+static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nbi_moment_type kind,
                    enum nbi_dtype dtype)
 {
     *t = (struct rig){.be = be, .n = n};
@@ -73,7 +73,7 @@ static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nbi_st
                                  .tensor = 3};
 }
 
-static void rig_begin(struct rig *t, int64_t n, enum nbi_state_kind kind, enum nbi_dtype dtype)
+static void rig_begin(struct rig *t, int64_t n, enum nbi_moment_type kind, enum nbi_dtype dtype)
 {
     struct nbi_backend *be;
     assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", 1, nbi_simd_level()}));
@@ -153,16 +153,16 @@ static struct decoded decode(const struct nbi_moment *s, bool is_v, double S, co
     static const double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     float f;
     uint16_t half;
-    if (s->kind == NBI_STATE_F32) {
+    if (s->kind == NBI_MOMENT_F32) {
         memcpy(&f, values + 4 * i, 4);
         return (struct decoded){is_v ? sqrt((double)f) : (double)f, 0};
     }
-    if (s->kind == NBI_STATE_BF16) {
+    if (s->kind == NBI_MOMENT_BF16) {
         memcpy(&half, values + 2 * i, 2);
         double x = (double)nbi_bf16_to_f32(half);
         return (struct decoded){is_v ? sqrt(x) : x, fabs(is_v ? sqrt(x) : x) / 64};
     }
-    if (s->kind == NBI_STATE_INT8) {
+    if (s->kind == NBI_MOMENT_INT8) {
         memcpy(&half, scales + i / 32 * 2, 2);
         double y = (double)(int8_t)values[i] / 127, unit = f16(half);
         if (is_v)
@@ -179,7 +179,7 @@ static struct decoded decode(const struct nbi_moment *s, bool is_v, double S, co
 static void read_moment(const struct rig *t, bool is_v, struct decoded *out)
 {
     const struct nbi_moment *s = is_v ? &t->a.v : &t->a.m;
-    int64_t scale_bytes, bytes = nbi_state_bytes(s->kind, t->n, &scale_bytes);
+    int64_t scale_bytes, bytes = nbi_moment_bytes(s->kind, t->n, &scale_bytes);
     uint8_t *values = malloc((size_t)bytes), *scales = malloc((size_t)scale_bytes + 1);
     assert_true(values && scales);
     fetch(t, values, s->values, bytes);
@@ -201,7 +201,7 @@ static void test_f32(void **state)
     static float g[N], start[N], got[N];
     struct rig t;
     (void)state;
-    rig_begin(&t, N, NBI_STATE_F32, NBI_F32);
+    rig_begin(&t, N, NBI_MOMENT_F32, NBI_F32);
     for (int i = 0; i < N; i++) {
         start[i] = normal((uint64_t)i, 1000);
         w[i] = (double)start[i];
@@ -272,7 +272,7 @@ static void test_clamp_and_strange(void **state)
 static void test_codes(void **state)
 {
     (void)state;
-    for (int kind = NBI_STATE_BF16; kind < STATES; kind++)
+    for (int kind = NBI_MOMENT_BF16; kind < STATES; kind++)
         for (int z = 0; z < SIZES; z++) {
             struct rig t, exact;
             int64_t n = sizes[z];
@@ -280,7 +280,7 @@ static void test_codes(void **state)
                            *want = malloc((size_t)n * sizeof *x);
             assert_true(x && want);
             rig_begin(&t, n, kind, NBI_F32);
-            rig_begin(&exact, n, NBI_STATE_F32, NBI_F32);
+            rig_begin(&exact, n, NBI_MOMENT_F32, NBI_F32);
             random_step(&t, 5);
             random_step(&exact, 5);
             for (int is_v = 0; is_v < 2; is_v++) {
@@ -303,7 +303,7 @@ static void test_codes(void **state)
 static void test_never_zero(void **state)
 {
     (void)state;
-    for (int kind = NBI_STATE_INT8; kind < STATES; kind++) {
+    for (int kind = NBI_MOMENT_INT8; kind < STATES; kind++) {
         enum { N = 256 };
         struct rig t;
         struct decoded x[N];
@@ -316,7 +316,7 @@ static void test_never_zero(void **state)
             step(&t);
         read_moment(&t, true, x);
         for (int i = 0; i < N; i++)
-            assert_true(g[i] != 0 || kind == NBI_STATE_NVFP4 ? x[i].value > 0 : x[i].value == 0);
+            assert_true(g[i] != 0 || kind == NBI_MOMENT_NVFP4 ? x[i].value > 0 : x[i].value == 0);
         fetch(&t, w, t.a.master, sizeof w);
         for (int i = 0; i < N; i++)
             assert_true(fabsf(w[i]) <= 20 * 5 * t.a.lr);
@@ -332,11 +332,11 @@ static void test_random_bits(void **state)
     uint16_t half[N];
     struct rig t;
     (void)state;
-    rig_begin(&t, N, NBI_STATE_F32, NBI_F32);
+    rig_begin(&t, N, NBI_MOMENT_F32, NBI_F32);
     random_step(&t, 4);
     fetch(&t, w, t.a.master, sizeof w);
     rig_end(&t);
-    rig_begin(&t, N, NBI_STATE_F32, NBI_BF16);
+    rig_begin(&t, N, NBI_MOMENT_F32, NBI_BF16);
     random_step(&t, 4);
     fetch(&t, half, t.a.master, sizeof half);
     for (uint64_t e = 0; e < N; e++) {
@@ -359,7 +359,7 @@ static void first_step(struct rig *t, uint64_t seed, struct outcome *out)
     uint16_t half[32];
     for (int is_v = 0; is_v < 2; is_v++) {
         const struct nbi_moment *s = is_v ? &t->a.v : &t->a.m;
-        int64_t scale_bytes, bytes = nbi_state_bytes(s->kind, 32, &scale_bytes);
+        int64_t scale_bytes, bytes = nbi_moment_bytes(s->kind, 32, &scale_bytes);
         assert_ok(t->be->clear(t->s, s->values, bytes));
         assert_ok(t->be->clear(t->s, s->scales, scale_bytes));
     }
@@ -386,13 +386,13 @@ static void test_unbiased(void **state)
 {
     enum { N = 32, SEEDS = 3000 };
     (void)state;
-    for (int kind = NBI_STATE_BF16; kind < STATES; kind++) {
+    for (int kind = NBI_MOMENT_BF16; kind < STATES; kind++) {
         struct outcome want, got, sum = {0}, square = {0};
         struct rig t;
         float g[N];
         for (int i = 0; i < N; i++)
             g[i] = normal((uint64_t)i, 3) + (normal((uint64_t)i, 3) < 0 ? -0.3f : 0.3f);
-        rig_begin(&t, N, NBI_STATE_F32, NBI_F32);
+        rig_begin(&t, N, NBI_MOMENT_F32, NBI_F32);
         send(&t, t.a.grad, g, sizeof g);
         first_step(&t, 0, &want);
         rig_end(&t);
@@ -446,7 +446,7 @@ static void test_decay(void **state)
             sums[1] += after[i].value * after[i].value;
         }
         double want = pow((double)t.a.beta2, STEPS), got = sums[1] / sums[0];
-        double bound = kind == NBI_STATE_NVFP4 ? 0.1 : 0.02;
+        double bound = kind == NBI_MOMENT_NVFP4 ? 0.1 : 0.02;
         assert_true(fabs(got / want - 1) < bound);
         rig_end(&t);
     }
@@ -460,7 +460,7 @@ struct image {
 };
 
 /* A few steps, cut into pieces of `piece` elements, and all that they leave behind. */
-static struct image run(const struct nbi_backend_opts *opts, enum nbi_state_kind kind,
+static struct image run(const struct nbi_backend_opts *opts, enum nbi_moment_type kind,
                         enum nbi_dtype dtype, int64_t n, int64_t piece)
 {
     struct nbi_backend *be;
@@ -483,7 +483,7 @@ static struct image run(const struct nbi_backend_opts *opts, enum nbi_state_kind
         t.a.m_scale[0] = t.a.m_scale[1];
         t.a.v_scale[0] = t.a.v_scale[1];
     }
-    int64_t scales, values = nbi_state_bytes(kind, n, &scales);
+    int64_t scales, values = nbi_moment_bytes(kind, n, &scales);
     const struct {
         struct nbi_ptr p;
         int64_t bytes;
@@ -534,7 +534,7 @@ static void test_same_bits(void **state)
 /* ---- it finds minima ---- */
 
 /* Logistic regression with noise in the labels: the loss at the end, and nothing infinite. */
-static double fitted_loss(enum nbi_state_kind kind, enum nbi_dtype dtype)
+static double fitted_loss(enum nbi_moment_type kind, enum nbi_dtype dtype)
 {
     enum { N = 48, ROWS = 256, STEPS = 300 };
     static float x[ROWS][N];
@@ -581,7 +581,7 @@ static double fitted_loss(enum nbi_state_kind kind, enum nbi_dtype dtype)
 static void test_converges(void **state)
 {
     (void)state;
-    double want = fitted_loss(NBI_STATE_F32, NBI_F32);
+    double want = fitted_loss(NBI_MOMENT_F32, NBI_F32);
     assert_true(want < 0.3);
     for (int kind = 0; kind < STATES; kind++)
         for (int wide = 0; wide < 2; wide++) {
@@ -617,7 +617,7 @@ static void test_grad_stats(void **state)
             double out[3];
             const struct nbi_backend_opts opts = {"cpu", way % 4 + 1, way / 4};
             assert_ok(nbi_backend_open(&be, &opts));
-            rig_on(&t, be, n + 1, NBI_STATE_F32, NBI_F32);
+            rig_on(&t, be, n + 1, NBI_MOMENT_F32, NBI_F32);
             send(&t, t.a.grad, g, n * 4);
             struct nbi_ptr at = cleared(&t, sizeof out);
             assert_ok(be->grad_stats(t.s, &(struct nbi_op_grad_stats){at, t.a.grad, n}));
@@ -681,11 +681,11 @@ static void check_refresh(struct nbi_backend *be, enum nbi_dtype dtype, enum nbi
     uint8_t *want = malloc((size_t)n * 5), *got = malloc((size_t)n * 5);
     assert_true(x && want && got);
     void *master = make_master(from, n, x);
-    rig_on(&t, be, n, NBI_STATE_F32, from);
+    rig_on(&t, be, n, NBI_MOMENT_F32, from);
     send(&t, t.a.master, master, (int64_t)nbi_dtype_bytes(from, n));
-    assert_ok(be->weight_room(be, dtype, rows, cols, &w));
+    assert_ok(be->weight_alloc(be, dtype, rows, cols, &w));
     w.tensor_scale = dtype == NBI_NVFP4 ? 0x1p-11f : 1;
-    assert_ok(be->refresh(t.s, &(struct nbi_op_refresh){w, t.a.master, from, NBI_F32}));
+    assert_ok(be->requantize(t.s, &(struct nbi_op_requantize){w, t.a.master, from, NBI_F32}));
     assert_ok(be->sync(t.s));
     expect_rows(want, want + n * 4, dtype, x, n);
     int64_t bytes = dtype == NBI_NVFP4 ? wide / 2 : (int64_t)nbi_dtype_bytes(dtype, wide);
@@ -744,7 +744,7 @@ static void test_amax(void **state)
             want = fmaxf(want, fabsf(x[i]));
         assert_ok(nbi_backend_open(
             &be, &(struct nbi_backend_opts){"cpu", 1 + way / 12 * 2, nbi_simd_level()}));
-        rig_on(&t, be, n + 1, NBI_STATE_F32, dtype);
+        rig_on(&t, be, n + 1, NBI_MOMENT_F32, dtype);
         send(&t, t.a.master, master, (int64_t)nbi_dtype_bytes(dtype, n + 1));
         assert_ok(be->amax(t.s, &(struct nbi_op_amax){t.a.grad, t.a.master, dtype, n}));
         fetch(&t, &got, t.a.grad, sizeof got);
@@ -768,7 +768,7 @@ static void test_refresh_alias(void **state)
     struct rig t;
     float before[32], after[32];
     (void)state;
-    rig_begin(&t, 32, NBI_STATE_F32, NBI_F32);
+    rig_begin(&t, 32, NBI_MOMENT_F32, NBI_F32);
     for (int i = 0; i < 32; i++)
         before[i] = (float)i;
     send(&t, t.a.master, before, sizeof before);
@@ -778,7 +778,7 @@ static void test_refresh_alias(void **state)
                                  .data = t.a.master,
                                  .tensor_scale = 1,
                                  .borrowed = true};
-    assert_ok(t.be->refresh(t.s, &(struct nbi_op_refresh){w, t.a.master, NBI_F32, NBI_F32}));
+    assert_ok(t.be->requantize(t.s, &(struct nbi_op_requantize){w, t.a.master, NBI_F32, NBI_F32}));
     fetch(&t, after, t.a.master, sizeof after);
     assert_memory_equal(before, after, sizeof before);
     rig_end(&t);

@@ -30,15 +30,15 @@ static int close_tokenizer(void **state)
 static void expect(enum nbi_chat_kind chat, enum nbi_data_kind kind, const char *record,
                    const char *wanted)
 {
-    struct nbi_sampler s = {.tokenizer = bytes_only, .chat = chat};
-    struct nbi_sample sample = {0};
+    struct nbi_example_encoder s = {.tokenizer = bytes_only, .chat = chat};
+    struct nbi_example sample = {0};
     for (int twice = 0; twice < 2; twice++) { /* the second one into what the first one left */
-        assert_ok(nbi_sample_make(&s, kind, record, strlen(record), true, &sample));
+        assert_ok(nbi_example_make(&s, kind, record, strlen(record), true, &sample));
         assert_sample(&sample, wanted);
         assert_int_equal(sample.document, strncmp(wanted, "[[", 2) == 0);
     }
-    nbi_sample_release(&sample);
-    nbi_sampler_release(&s);
+    nbi_example_release(&sample);
+    nbi_example_encoder_release(&s);
 }
 
 static void expect_all(enum nbi_data_kind kind, const char *record, const char *plain,
@@ -52,14 +52,15 @@ static void expect_all(enum nbi_data_kind kind, const char *record, const char *
 /* The failure is the same whether samples are tokenized or only checked. */
 static void refuse(enum nbi_data_kind kind, const char *record, const char *words)
 {
-    struct nbi_sample sample = {0};
+    struct nbi_example sample = {0};
     for (int check = 0; check < 2; check++) {
-        struct nbi_sampler s = {.tokenizer = check ? NULL : bytes_only, .chat = NBI_CHAT_QWEN3};
-        assert_fails(nbi_sample_make(&s, kind, record, strlen(record), true, &sample), NB_EFORMAT,
+        struct nbi_example_encoder s = {.tokenizer = check ? NULL : bytes_only,
+                                        .chat = NBI_CHAT_QWEN3};
+        assert_fails(nbi_example_make(&s, kind, record, strlen(record), true, &sample), NB_EFORMAT,
                      words);
-        nbi_sampler_release(&s);
+        nbi_example_encoder_release(&s);
     }
-    nbi_sample_release(&sample);
+    nbi_example_release(&sample);
 }
 
 /* ---- TSV ---- */
@@ -99,10 +100,10 @@ static void test_tsv__headers(void **state)
         "prompt\tanswers", "input\toutput", "\tanswer",         "",
         "prompt answer"};
     for (size_t i = 0; i < sizeof headers / sizeof *headers; i++)
-        if (!nbi_sample_is_header(headers[i], strlen(headers[i])))
+        if (!nbi_example_is_header(headers[i], strlen(headers[i])))
             fail_msg("'%s' is a header", headers[i]);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (nbi_sample_is_header(others[i], strlen(others[i])))
+        if (nbi_example_is_header(others[i], strlen(others[i])))
             fail_msg("'%s' is no header", others[i]);
 }
 
@@ -150,9 +151,9 @@ static void test_json__nul(void **state)
 {
     (void)state;
     static const char line[] = "{\"prompt\": \"a\\u0000\", \"response\": \"\\u0000b\"}";
-    struct nbi_sampler s = {.tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
-    struct nbi_sample sample = {0}, wanted;
-    assert_ok(nbi_sample_make(&s, NBI_DATA_JSONL, line, strlen(line), true, &sample));
+    struct nbi_example_encoder s = {.tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
+    struct nbi_example sample = {0}, wanted;
+    assert_ok(nbi_example_make(&s, NBI_DATA_JSONL, line, strlen(line), true, &sample));
     write_sample(&wanted, U "a?" N A "[[?b" E "]]");
     for (size_t i = 0; i < wanted.ids.count; i++)
         if (wanted.ids.p[i] == byte_id('?'))
@@ -160,9 +161,9 @@ static void test_json__nul(void **state)
     assert_int_equal(sample.ids.count, wanted.ids.count);
     assert_memory_equal(sample.ids.p, wanted.ids.p, wanted.ids.count * sizeof *wanted.ids.p);
     assert_memory_equal(sample.trained, wanted.trained, wanted.ids.count);
-    nbi_sample_release(&wanted);
-    nbi_sample_release(&sample);
-    nbi_sampler_release(&s);
+    nbi_example_release(&wanted);
+    nbi_example_release(&sample);
+    nbi_example_encoder_release(&s);
 }
 
 /* ---- JSONL: messages ---- */
@@ -227,12 +228,12 @@ static void test_messages__tools(void **state)
      * reasoning. */
     expect(NBI_CHAT_QWEN3, NBI_DATA_JSONL, line,
            TOOLS U "u" N A "[[" CALL E "]]\n" ANSWER A EMPTY_THINK "[[it is 7" E "]]");
-    struct nbi_sampler s = {.tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
-    struct nbi_sample sample = {0};
-    assert_fails(nbi_sample_make(&s, NBI_DATA_JSONL, line, strlen(line), true, &sample),
+    struct nbi_example_encoder s = {.tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
+    struct nbi_example sample = {0};
+    assert_fails(nbi_example_make(&s, NBI_DATA_JSONL, line, strlen(line), true, &sample),
                  NB_EUNSUPPORTED, "the chat template of this model has no tools");
-    nbi_sample_release(&sample);
-    nbi_sampler_release(&s);
+    nbi_example_release(&sample);
+    nbi_example_encoder_release(&s);
 }
 
 static void test_json__errors(void **state)
@@ -278,8 +279,8 @@ static void test_json__errors(void **state)
 static void test_document__end(void **state)
 {
     (void)state;
-    struct nbi_sampler s = {.tokenizer = bytes_only};
-    struct nbi_sample sample = {0};
+    struct nbi_example_encoder s = {.tokenizer = bytes_only};
+    struct nbi_example sample = {0};
     expect(NBI_CHAT_CHATML, NBI_DATA_TEXT, "a\tb\n", "[[a\tb\n<|endoftext|>]]");
     expect(NBI_CHAT_QWEN3, NBI_DATA_TEXT, "a<|im_end|>b", "[[a<|im_end|>b<|endoftext|>]]");
     expect(NBI_CHAT_QWEN3, NBI_DATA_TEXT, "\xFF", "[[\xEF\xBF\xBD<|endoftext|>]]");
@@ -288,16 +289,16 @@ static void test_document__end(void **state)
            "[[a<|endoftext|>]]");
     expect(NBI_CHAT_QWEN3, NBI_DATA_JSONL, "{\"text\": \"\\na\\n\", \"prompt\": 1}",
            "[[\na\n<|endoftext|>]]");
-    assert_ok(nbi_sample_make(&s, NBI_DATA_TEXT, "goes on", 7, false, &sample));
+    assert_ok(nbi_example_make(&s, NBI_DATA_TEXT, "goes on", 7, false, &sample));
     assert_sample(&sample, "[[goes on]]");
     assert_true(sample.document);
-    assert_ok(nbi_sample_make(&s, NBI_DATA_TEXT, "", 0, true, &sample));
+    assert_ok(nbi_example_make(&s, NBI_DATA_TEXT, "", 0, true, &sample));
     assert_sample(&sample, "[[<|endoftext|>]]");
     s.tokenizer = NULL; /* samples are only checked */
-    assert_ok(nbi_sample_make(&s, NBI_DATA_TEXT, "goes on", 7, true, &sample));
+    assert_ok(nbi_example_make(&s, NBI_DATA_TEXT, "goes on", 7, true, &sample));
     assert_int_equal(sample.ids.count, 0);
-    nbi_sample_release(&sample);
-    nbi_sampler_release(&s);
+    nbi_example_release(&sample);
+    nbi_example_encoder_release(&s);
 }
 
 /* ---- prompt and answer meet as they do in use ---- */
@@ -312,23 +313,23 @@ static void test_sample__parts_are_tokenized_apart(void **state)
     (void)state;
     static const char line[] = "{\"prompt\": \"u\", \"response\": \"\\nanswer\"}";
     struct nb_tokenizer *t = new_tokenizer("a\n\nanswer\n\nuser\n\nassistant answer", 40);
-    struct nbi_sampler s = {.tokenizer = t, .chat = NBI_CHAT_CHATML};
-    struct nbi_sample sample = {0};
+    struct nbi_example_encoder s = {.tokenizer = t, .chat = NBI_CHAT_CHATML};
+    struct nbi_example sample = {0};
     struct nbi_ids apart = {0}, whole = {0};
     add_ids(t, &apart, U "u" N A);
     size_t prompt = apart.count;
     add_ids(t, &apart, "\nanswer" E);
     add_ids(t, &whole, U "u" N A "\nanswer" E);
     assert_true(whole.count < apart.count); /* the two newlines are one token there */
-    assert_ok(nbi_sample_make(&s, NBI_DATA_JSONL, line, strlen(line), true, &sample));
+    assert_ok(nbi_example_make(&s, NBI_DATA_JSONL, line, strlen(line), true, &sample));
     assert_int_equal(sample.ids.count, apart.count);
     assert_memory_equal(sample.ids.p, apart.p, apart.count * sizeof *apart.p);
     for (size_t i = 0; i < apart.count; i++)
         assert_int_equal(sample.trained[i], i >= prompt);
     nbi_ids_release(&apart);
     nbi_ids_release(&whole);
-    nbi_sample_release(&sample);
-    nbi_sampler_release(&s);
+    nbi_example_release(&sample);
+    nbi_example_encoder_release(&s);
     nb_tokenizer_close(t);
 }
 
@@ -363,7 +364,7 @@ static void test_sample__pair(void **state)
     struct nbi_str prompt = {0}, answer = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         enum nb_status rc =
-            nbi_sample_pair(cases[i].kind, cases[i].line, strlen(cases[i].line), &prompt, &answer);
+            nbi_example_pair(cases[i].kind, cases[i].line, strlen(cases[i].line), &prompt, &answer);
         if (!cases[i].prompt) {
             assert_fails(rc, NB_EFORMAT, cases[i].answer);
             continue;
@@ -403,11 +404,11 @@ static void test_sample__texts(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         s.len = 0;
         assert_ok(
-            nbi_sample_texts(cases[i].kind, cases[i].line, strlen(cases[i].line), join_text, &s));
+            nbi_example_texts(cases[i].kind, cases[i].line, strlen(cases[i].line), join_text, &s));
         assert_string_equal(nbi_str_text(&s), cases[i].texts);
     }
-    assert_fails(nbi_sample_texts(NBI_DATA_TSV, "a", 1, join_text, &s), NB_EFORMAT, "no TAB");
-    assert_fails(nbi_sample_texts(NBI_DATA_JSONL, "[", 1, join_text, &s), NB_EFORMAT, "JSON");
+    assert_fails(nbi_example_texts(NBI_DATA_TSV, "a", 1, join_text, &s), NB_EFORMAT, "no TAB");
+    assert_fails(nbi_example_texts(NBI_DATA_JSONL, "[", 1, join_text, &s), NB_EFORMAT, "JSON");
     nbi_str_release(&s);
 }
 
@@ -415,12 +416,12 @@ static void test_sample__texts(void **state)
 
 static void shorten(const char *text, bool document, size_t max, const char *wanted)
 {
-    struct nbi_sample s;
+    struct nbi_example s;
     write_sample(&s, text);
     s.document = document;
-    assert_int_equal(nbi_sample_truncate(&s, max), strcmp(text, wanted) != 0);
+    assert_int_equal(nbi_example_truncate(&s, max), strcmp(text, wanted) != 0);
     assert_sample(&s, wanted);
-    nbi_sample_release(&s);
+    nbi_example_release(&s);
 }
 
 static void test_truncate__rule(void **state)
@@ -443,7 +444,7 @@ static void test_truncate__rule(void **state)
 }
 
 /* Any sample: turns of random lengths. */
-static void random_sample(struct nbi_sample *s, uint64_t *seed)
+static void random_sample(struct nbi_example *s, uint64_t *seed)
 {
     char text[2000];
     size_t n = 0;
@@ -459,7 +460,7 @@ static void random_sample(struct nbi_sample *s, uint64_t *seed)
     write_sample(s, text);
 }
 
-static size_t last_answer(const struct nbi_sample *s)
+static size_t last_answer(const struct nbi_example *s)
 {
     size_t at = s->ids.count;
     while (at > 0 && s->trained[at - 1])
@@ -472,15 +473,15 @@ static void test_truncate__properties(void **state)
     (void)state;
     uint64_t seed = 3;
     for (int round = 0; round < 3000; round++) {
-        struct nbi_sample s;
+        struct nbi_example s;
         random_sample(&s, &seed);
         size_t n = s.ids.count, max = 2 + draw(&seed, (uint32_t)n + 10), answer = last_answer(&s);
-        struct nbi_sample whole = s;
+        struct nbi_example whole = s;
         whole.ids.p = malloc(n * sizeof *whole.ids.p);
         whole.trained = malloc(n);
         memcpy(whole.ids.p, s.ids.p, n * sizeof *whole.ids.p);
         memcpy(whole.trained, s.trained, n);
-        assert_int_equal(nbi_sample_truncate(&s, max), n > max);
+        assert_int_equal(nbi_example_truncate(&s, max), n > max);
         assert_int_equal(s.ids.count, n < max ? n : max);
         /* where the part starts: as far back as keeps the answer's end, or the least prompt */
         size_t least = max / 8 > 0 ? max / 8 : 1, start = n > max ? n - max : 0;
@@ -490,8 +491,8 @@ static void test_truncate__properties(void **state)
         assert_memory_equal(s.trained, whole.trained + start, s.ids.count);
         assert_true(s.ids.count > answer - start); /* the answer has begun */
         assert_true(answer - start >= (answer < least ? answer : least) || n <= max);
-        nbi_sample_release(&whole);
-        nbi_sample_release(&s);
+        nbi_example_release(&whole);
+        nbi_example_release(&s);
     }
 }
 
@@ -502,7 +503,7 @@ static void expect_prompt(enum nbi_data_kind kind, const char *record, const cha
 {
     struct nbi_prompt p = {0};
     for (int twice = 0; twice < 2; twice++) { /* the second one into what the first one left */
-        assert_ok(nbi_sample_prompt(kind, record, strlen(record), &p));
+        assert_ok(nbi_example_prompt(kind, record, strlen(record), &p));
         assert_string_equal(nbi_str_text(&p.text), text);
         assert_string_equal(nbi_str_text(&p.messages), messages);
         assert_string_equal(p.expected.len ? p.expected.p : "", expected);

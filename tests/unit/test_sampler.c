@@ -10,20 +10,20 @@
 static const struct nb_sampling plain = {
     .temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = 42};
 
-static struct nbi_token_sampler make(const struct nb_sampling *opts, int64_t vocab)
+static struct nbi_sampler make(const struct nb_sampling *opts, int64_t vocab)
 {
-    struct nbi_token_sampler s;
-    assert_ok(nbi_token_sampler_init(&s, opts, vocab));
+    struct nbi_sampler s;
+    assert_ok(nbi_sampler_init(&s, opts, vocab));
     return s;
 }
 
-static int32_t draw(struct nbi_token_sampler *s, const float *logits)
+static int32_t draw(struct nbi_sampler *s, const float *logits)
 {
     float copy[64];
     int32_t id;
     assert_true(s->vocab <= 64);
     memcpy(copy, logits, (size_t)s->vocab * sizeof *copy);
-    assert_ok(nbi_token_sampler_next(s, copy, &id));
+    assert_ok(nbi_sampler_pick(s, copy, &id));
     assert_true(id >= 0 && id < s->vocab);
     return id;
 }
@@ -38,7 +38,7 @@ static double chi_bound(int degrees)
 /* Draws have these probabilities: those of 0 never come, the others as often as they should. */
 static void expect(const struct nb_sampling *opts, const float *logits, const double *p, int vocab)
 {
-    struct nbi_token_sampler s = make(opts, vocab);
+    struct nbi_sampler s = make(opts, vocab);
     int counts[64] = {0}, degrees = -1;
     double chi = 0;
     for (int i = 0; i < DRAWS; i++)
@@ -55,7 +55,7 @@ static void expect(const struct nb_sampling *opts, const float *logits, const do
     }
     if (degrees > 0 && chi > chi_bound(degrees))
         fail_msg("chi-square is %g with %d degrees of freedom", chi, degrees);
-    nbi_token_sampler_release(&s);
+    nbi_sampler_release(&s);
 }
 
 /* ---- distributions ---- */
@@ -174,14 +174,14 @@ static void test_greedy__is_the_best_and_of_equals_the_lowest(void **state)
     struct nb_sampling o = plain;
     (void)state;
     o.temperature = 0;
-    struct nbi_token_sampler s = make(&o, 5);
+    struct nbi_sampler s = make(&o, 5);
     assert_int_equal(draw(&s, (const float[]){1, 5, 3, 4, 2}), 1);
     assert_int_equal(draw(&s, (const float[]){1, 5, 3, 5, 2}), 1);
     assert_int_equal(draw(&s, (const float[]){-1, -1, -1, -1, -1}), 0);
     assert_int_equal(draw(&s, (const float[]){-4, -3, -3, -2, -2}), 3);
     assert_int_equal(draw(&s, (const float[]){-3e38F, 0, 0, 0, 3e38F}), 4);
     assert_int_equal(draw(&s, (const float[]){-0.0F, 0, 0, 0, 0}), 0);
-    nbi_token_sampler_release(&s);
+    nbi_sampler_release(&s);
 }
 
 static int by_logit(const void *a, const void *b)
@@ -209,12 +209,12 @@ static void test_top_k__order_of_many(void **state)
         struct nb_sampling o = plain;
         int32_t id;
         o.top_k = ks[i];
-        struct nbi_token_sampler s = make(&o, 3000);
-        assert_ok(nbi_token_sampler_next(&s, logits, &id));
+        struct nbi_sampler s = make(&o, 3000);
+        assert_ok(nbi_sampler_pick(&s, logits, &id));
         for (int64_t j = 0; j < ks[i] && j < 3000; j++)
             if (s.candidates[j].id != sorted[j].id)
                 fail_msg("top-k %d: candidate %d is %d", (int)ks[i], (int)j, s.candidates[j].id);
-        nbi_token_sampler_release(&s);
+        nbi_sampler_release(&s);
     }
 }
 
@@ -290,20 +290,20 @@ static void test_unsorted__chooses_as_if_sorted(void **state)
                                 .repeat_penalty = 1,
                                 .seed = seed};
         make_logits(logits, n, seed);
-        struct nbi_token_sampler a = make(&o, n);
+        struct nbi_sampler a = make(&o, n);
         bool sure = by_sorting(&o, logits, n, 0, &wanted);
         o.top_k = n; /* this way all are sorted */
-        struct nbi_token_sampler b = make(&o, n);
+        struct nbi_sampler b = make(&o, n);
         memcpy(copy, logits, sizeof copy);
-        assert_ok(nbi_token_sampler_next(&a, copy, &fast));
-        assert_ok(nbi_token_sampler_next(&b, logits, &sorted));
+        assert_ok(nbi_sampler_pick(&a, copy, &fast));
+        assert_ok(nbi_sampler_pick(&b, logits, &sorted));
         if (fast != sorted || (sure && fast != wanted))
             fail_msg("case %u of %d tokens: %d; sorted %d, in double %d", seed, n, fast, sorted,
                      wanted);
         cases++;
         told += sure;
-        nbi_token_sampler_release(&a);
-        nbi_token_sampler_release(&b);
+        nbi_sampler_release(&a);
+        nbi_sampler_release(&b);
     }
     assert_true(told > cases * 9 / 10);
 }
@@ -331,21 +331,21 @@ static void test_few__choose_as_all_do(void **state)
                                       .min_p = seed % 4 ? 0.02 : 0,
                                       .repeat_penalty = 1,
                                       .seed = seed};
-        struct nbi_token_sampler all = make(&o, n), few = make(&o, n);
+        struct nbi_sampler all = make(&o, n), few = make(&o, n);
         make_logits(logits, n, seed);
         for (int i = 0; i < n; i++)
             sorted[i] = (struct nb_candidate){logits[i], i};
         qsort(sorted, (size_t)n, sizeof *sorted, better_first);
         int want = k == 0 ? 1 : k < n ? k : n;
-        assert_int_equal(nbi_token_sampler_wants(&few), want);
+        assert_int_equal(nbi_sampler_topk(&few), want);
         for (int draw = 0; draw < 3; draw++) {
             int32_t id;
             memcpy(copy, logits, sizeof copy);
-            assert_ok(nbi_token_sampler_next(&all, copy, &id));
-            assert_int_equal(nbi_token_sampler_of(&few, sorted), id);
+            assert_ok(nbi_sampler_pick(&all, copy, &id));
+            assert_int_equal(nbi_sampler_from_topk(&few, sorted), id);
         }
-        nbi_token_sampler_release(&all);
-        nbi_token_sampler_release(&few);
+        nbi_sampler_release(&all);
+        nbi_sampler_release(&few);
     }
 }
 
@@ -360,9 +360,9 @@ static void test_few__do_not_do_where_others_count(void **state)
         {.temperature = 0, .top_p = 1, .repeat_penalty = 1, .bias = bias, .bias_count = 1}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct nbi_token_sampler s = make(&cases[i], 1000);
-        assert_int_equal(nbi_token_sampler_wants(&s), 0);
-        nbi_token_sampler_release(&s);
+        struct nbi_sampler s = make(&cases[i], 1000);
+        assert_int_equal(nbi_sampler_topk(&s), 0);
+        nbi_sampler_release(&s);
     }
 }
 
@@ -374,19 +374,19 @@ static void penalised(const struct nb_sampling *opts, const float wanted[5])
     static const int32_t seen[] = {0, 1, 0, 2, 0};
     float logits[] = {3, -3, 0, 1, -1};
     int32_t id;
-    struct nbi_token_sampler s = make(opts, 5);
+    struct nbi_sampler s = make(opts, 5);
     for (int i = 0; i < 5; i++)
-        nbi_token_sampler_accept(&s, seen[i]);
-    nbi_token_sampler_accept(&s, -1);
-    nbi_token_sampler_accept(&s, 5);
-    assert_ok(nbi_token_sampler_next(&s, logits, &id));
+        nbi_sampler_accept(&s, seen[i]);
+    nbi_sampler_accept(&s, -1);
+    nbi_sampler_accept(&s, 5);
+    assert_ok(nbi_sampler_pick(&s, logits, &id));
     for (int i = 0; i < 5; i++)
         assert_float_equal(logits[i], wanted[i], 1e-6F);
     int best = 0;
     for (int i = 1; i < 5; i++)
         best = wanted[i] > wanted[best] ? i : best;
     assert_int_equal(id, best);
-    nbi_token_sampler_release(&s);
+    nbi_sampler_release(&s);
 }
 
 static void test_penalties__by_hand(void **state)
@@ -444,11 +444,11 @@ static void test_seed__gives_the_sequence(void **state)
     struct nb_sampling o = plain;
     int same = 0;
     (void)state;
-    struct nbi_token_sampler a = make(&o, 32), b = make(&o, 32);
+    struct nbi_sampler a = make(&o, 32), b = make(&o, 32);
     o.seed = 43;
-    struct nbi_token_sampler c = make(&o, 32);
+    struct nbi_sampler c = make(&o, 32);
     o.seed = 42 + ((uint64_t)1 << 40);
-    struct nbi_token_sampler d = make(&o, 32);
+    struct nbi_sampler d = make(&o, 32);
     for (int i = 0; i < 1000; i++) {
         int32_t id = draw(&a, logits);
         assert_int_equal(id, draw(&b, logits));
@@ -457,22 +457,22 @@ static void test_seed__gives_the_sequence(void **state)
     }
     assert_true(same < 130); /* one in 32 of 2000 by chance: 62, give or take 8 */
     b.draws = 10;
-    nbi_token_sampler_release(&a);
+    nbi_sampler_release(&a);
     a = make(&plain, 32);
     for (int i = 0; i < 10; i++)
         draw(&a, logits);
     assert_int_equal(draw(&a, logits), draw(&b, logits));
-    nbi_token_sampler_release(&a);
-    nbi_token_sampler_release(&b);
-    nbi_token_sampler_release(&c);
-    nbi_token_sampler_release(&d);
+    nbi_sampler_release(&a);
+    nbi_sampler_release(&b);
+    nbi_sampler_release(&c);
+    nbi_sampler_release(&d);
 }
 
 /* Pairs of draws in a row are independent. */
 static void test_seed__draws_are_independent(void **state)
 {
     static const float logits[4] = {0};
-    struct nbi_token_sampler s = make(&plain, 4);
+    struct nbi_sampler s = make(&plain, 4);
     int counts[16] = {0};
     double chi = 0;
     (void)state;
@@ -483,7 +483,7 @@ static void test_seed__draws_are_independent(void **state)
     for (int i = 0; i < 16; i++)
         chi += (counts[i] - DRAWS / 16.) * (counts[i] - DRAWS / 16.) / (DRAWS / 16.);
     assert_true(chi < chi_bound(15));
-    nbi_token_sampler_release(&s);
+    nbi_sampler_release(&s);
 }
 
 /* ---- refusals ---- */
@@ -495,21 +495,21 @@ static void test_logits__that_are_not_finite(void **state)
     for (int greedy = 0; greedy < 2; greedy++) {
         struct nb_sampling o = plain;
         o.temperature = !greedy;
-        struct nbi_token_sampler s = make(&o, 5);
+        struct nbi_sampler s = make(&o, 5);
         for (int i = 0; i < 20; i++) {
             float logits[] = {1, 2, 3, 4, 5};
             int32_t id;
             logits[i % 5] = wrong[i / 5];
-            assert_fails(nbi_token_sampler_next(&s, logits, &id), NB_EVALUE, "not finite");
+            assert_fails(nbi_sampler_pick(&s, logits, &id), NB_EVALUE, "not finite");
         }
-        nbi_token_sampler_release(&s);
+        nbi_sampler_release(&s);
     }
 }
 
 static void refused(const struct nb_sampling *opts, const char *words)
 {
-    struct nbi_token_sampler s;
-    assert_fails(nbi_token_sampler_init(&s, opts, 5), NB_EINVAL, words);
+    struct nbi_sampler s;
+    assert_fails(nbi_sampler_init(&s, opts, 5), NB_EINVAL, words);
 }
 
 #define REFUSED(member, value, words)                                                              \
@@ -570,12 +570,12 @@ static void test_penalties__that_overflow(void **state)
     int32_t id = -1;
     (void)state;
     o.repeat_penalty = 1e-300;
-    struct nbi_token_sampler s = make(&o, 4);
-    nbi_token_sampler_accept(&s, 1);
-    enum nb_status rc = nbi_token_sampler_next(&s, logits, &id);
+    struct nbi_sampler s = make(&o, 4);
+    nbi_sampler_accept(&s, 1);
+    enum nb_status rc = nbi_sampler_pick(&s, logits, &id);
     if (rc == NB_OK)
         assert_int_equal(id, 1);
-    nbi_token_sampler_release(&s);
+    nbi_sampler_release(&s);
 }
 
 int main(void)

@@ -38,11 +38,11 @@ static void test_schedule__borders(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const double want[] = {rows[i].constant, rows[i].linear, rows[i].cosine, rows[i].wsd};
         for (int kind = NBI_CONSTANT; kind <= NBI_WSD; kind++) {
-            const struct nbi_schedule_opts o = {.kind = (enum nbi_schedule)kind,
-                                                .lr = 3e-4,
-                                                .final_frac = 0.1,
-                                                .warmup = rows[i].warmup,
-                                                .steps = rows[i].steps};
+            const struct nbi_lr_schedule_opts o = {.kind = (enum nbi_lr_schedule)kind,
+                                                   .lr = 3e-4,
+                                                   .final_frac = 0.1,
+                                                   .warmup = rows[i].warmup,
+                                                   .steps = rows[i].steps};
             double got = nbi_learning_rate(&o, rows[i].step) / o.lr;
             if (!(got > want[kind] - 1e-8 && got < want[kind] + 1e-8))
                 fail_msg("row %zu, schedule %d: %.9f, not %.9f", i, kind, got, want[kind]);

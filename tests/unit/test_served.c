@@ -39,12 +39,12 @@ static void trainer_logits(const struct nb_train_opts *o, int32_t *ids, float **
     int32_t rows[ROWS * LENGTH];
     opts.resume = true;
     assert_ok(nbi_run_open(&r, &opts));
-    assert_ok(nbi_run_identify(&r));
+    assert_ok(nbi_run_fingerprint(&r));
     assert_ok(nbi_run_resume(&r));
     assert_int_equal(r.state.step, o->steps);
     assert_ok(nbi_run_next(&r, &more));
     assert_true(more);
-    assert_ok(nbi_feed_set(&r.feed, &r.micro[0]));
+    assert_ok(nbi_train_pass_set(&r.feed, &r.micro[0]));
     assert_ok(nbi_forward(&r.t.weights, &r.acts, r.stream, &r.feed.pass));
     struct nbi_pass pass = r.feed.pass;
     int64_t n = ROWS * LENGTH, V = r.config.vocab_size;

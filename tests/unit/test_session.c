@@ -284,8 +284,8 @@ static void test_continue__keeps_the_common_beginning(void **state)
             now[cases[i].change] ^= 1;
         if (cases[i].before)
             assert_ok(nbi_session_append(s, ids, cases[i].before, NULL, 0));
-        assert_ok(
-            nbi_session_continue(s, now, cases[i].now, &(struct nbi_next){.logits = got}, &reused));
+        assert_ok(nbi_session_set_prompt(s, now, cases[i].now,
+                                         &(struct nbi_logits_spec){.logits = got}, &reused));
         assert_int_equal(reused, cases[i].reused);
         assert_int_equal(nbi_session_length(s), cases[i].now);
         assert_memory_equal(nbi_session_tokens(s), now, (size_t)cases[i].now * sizeof *now);
@@ -301,7 +301,7 @@ static void test_append_next__gives_the_best(void **state)
 {
     static float logits[VOCAB];
     struct nb_session *a = open_session(&exact), *b = open_session(&exact);
-    struct nbi_next next = {.J = 5};
+    struct nbi_logits_spec next = {.J = 5};
     (void)state;
     for (int i = 0; i < 12; i++) {
         assert_ok(nbi_session_append(a, ids + i, 1, logits, 1));

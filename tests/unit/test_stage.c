@@ -5,9 +5,10 @@
 #include "convert/staging_dir.h"
 #include "unit/support.h"
 
-static void stage_with(struct nbi_stage *s, const char *target, const char *name, const char *text)
+static void stage_with(struct nbi_staging_dir *s, const char *target, const char *name,
+                       const char *text)
 {
-    assert_ok(nbi_stage_begin(s, target));
+    assert_ok(nbi_staging_dir_begin(s, target));
     char *path = nbi_path_join(s->temp, name);
     assert_ok(nbi_file_write(path, text, strlen(text)));
     free(path);
@@ -16,13 +17,13 @@ static void stage_with(struct nbi_stage *s, const char *target, const char *name
 static void test_stage__new_directory(void **state)
 {
     (void)state;
-    struct nbi_stage s;
+    struct nbi_staging_dir s;
     stage_with(&s, test_path("d1/"), "config.json", "{}");
     assert_false(nbi_path_is_dir(test_path("d1")));
-    assert_ok(nbi_stage_commit(&s));
+    assert_ok(nbi_staging_dir_commit(&s));
     assert_content("d1/config.json", "{}");
     stage_with(&s, test_path("d2"), "config.json", "{}");
-    nbi_stage_abort(&s);
+    nbi_staging_dir_abort(&s);
     assert_false(nbi_path_is_dir(test_path("d2")));
     assert_int_equal(temporaries(), 0);
 }
@@ -30,14 +31,14 @@ static void test_stage__new_directory(void **state)
 static void test_stage__replaces_a_model_and_keeps_other_files(void **state)
 {
     (void)state;
-    struct nbi_stage s;
+    struct nbi_staging_dir s;
     assert_int_equal(mkdir(test_path("m"), 0777), 0);
     put("m/config.json", "old");
     put("m/model-00001-of-00002.safetensors", "old");
     put("m/notes.txt", "mine");
     stage_with(&s, test_path("m"), "config.json", "new");
     assert_content("m/config.json", "old");
-    assert_ok(nbi_stage_commit(&s));
+    assert_ok(nbi_staging_dir_commit(&s));
     assert_content("m/config.json", "new");
     assert_content("m/notes.txt", "mine");
     assert_false(nbi_path_is_file(test_path("m/model-00001-of-00002.safetensors")));
@@ -47,23 +48,23 @@ static void test_stage__replaces_a_model_and_keeps_other_files(void **state)
 static void test_stage__refuses_directories_that_are_no_model(void **state)
 {
     (void)state;
-    struct nbi_stage s;
+    struct nbi_staging_dir s;
     assert_int_equal(mkdir(test_path("home"), 0777), 0);
     put("home/thesis.txt", "years of work");
-    assert_fails(nbi_stage_begin(&s, test_path("home")), NB_EIO, "not a model directory");
+    assert_fails(nbi_staging_dir_begin(&s, test_path("home")), NB_EIO, "not a model directory");
     put("home/config.json", "{}");
     put("home/other.dat", "weights");
-    assert_fails(nbi_stage_begin(&s, test_path("home")), NB_EIO, "other.dat");
+    assert_fails(nbi_staging_dir_begin(&s, test_path("home")), NB_EIO, "other.dat");
     unlink(test_path("home/other.dat"));
     assert_int_equal(mkdir(test_path("home/sub"), 0777), 0);
-    assert_fails(nbi_stage_begin(&s, test_path("home")), NB_EIO, "'sub'");
+    assert_fails(nbi_staging_dir_begin(&s, test_path("home")), NB_EIO, "'sub'");
     assert_content("home/thesis.txt", "years of work");
     assert_int_equal(symlink("nothing", test_path("dangling")), 0);
-    assert_fails(nbi_stage_begin(&s, test_path("dangling")), NB_EIO, "a link to nothing");
-    assert_fails(nbi_stage_begin(&s, "/proc"), NB_EIO, "mount point");
-    assert_fails(nbi_stage_begin(&s, "."), NB_EIO, "the current directory");
+    assert_fails(nbi_staging_dir_begin(&s, test_path("dangling")), NB_EIO, "a link to nothing");
+    assert_fails(nbi_staging_dir_begin(&s, "/proc"), NB_EIO, "mount point");
+    assert_fails(nbi_staging_dir_begin(&s, "."), NB_EIO, "the current directory");
     put("file", "x");
-    assert_fails(nbi_stage_begin(&s, test_path("file")), NB_EIO, "a file has that name");
+    assert_fails(nbi_staging_dir_begin(&s, test_path("file")), NB_EIO, "a file has that name");
 }
 
 int main(void)

@@ -158,14 +158,14 @@ static enum nb_status use_batch(const struct nb_engine *e, uint64_t seed, struct
         rc = nb_batch_add(b, &sequence);
     for (int64_t step = 0; step < 6 && rc == NB_OK; step++) {
         struct nb_candidate best[4] = {0};
-        struct nb_batch_part parts[3];
+        struct nb_batch_input parts[3];
         for (int64_t i = 0; i < 3; i++)
-            parts[i] = (struct nb_batch_part){.sequence = i,
-                                              .ids = ids + step * 20 + i * 6,
-                                              .count = step % 2 ? 1 : 6,
-                                              .logits = logits[i],
-                                              .best = i == 1 ? best : NULL,
-                                              .best_count = i == 1 ? 4 : 0};
+            parts[i] = (struct nb_batch_input){.sequence = i,
+                                               .ids = ids + step * 20 + i * 6,
+                                               .count = step % 2 ? 1 : 6,
+                                               .logits = logits[i],
+                                               .best = i == 1 ? best : NULL,
+                                               .topk = i == 1 ? 4 : 0};
         rc = nb_batch_step(b, parts, 3);
         nbi_str_append(out, logits, sizeof logits);
         nbi_str_append(out, best, sizeof best);

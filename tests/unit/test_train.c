@@ -17,13 +17,13 @@ static uint32_t next_random(uint32_t below)
 static void train(struct nbi_vocab *v, const char *const *texts, size_t count, int64_t vocab,
                   int64_t min_count)
 {
-    struct nbi_trainer *t;
-    const struct nbi_trainer_opts opts = {.vocab = vocab, .min_count = min_count};
-    assert_ok(nbi_trainer_new(&t));
+    struct nbi_bpe_trainer *t;
+    const struct nbi_bpe_trainer_opts opts = {.vocab = vocab, .min_count = min_count};
+    assert_ok(nbi_bpe_trainer_new(&t));
     for (size_t i = 0; i < count; i++)
-        assert_ok(nbi_trainer_add(t, texts[i], strlen(texts[i])));
-    assert_ok(nbi_trainer_run(t, &opts, v));
-    nbi_trainer_free(t);
+        assert_ok(nbi_bpe_trainer_add(t, texts[i], strlen(texts[i])));
+    assert_ok(nbi_bpe_trainer_run(t, &opts, v));
+    nbi_bpe_trainer_free(t);
 }
 
 static void train_one(struct nbi_vocab *v, const char *text, int64_t vocab, int64_t min_count)
@@ -57,24 +57,24 @@ static bool comes_again(const struct nbi_vocab *v, int64_t i)
 
 static void check_row(struct nbi_jspan row, int number)
 {
-    struct nbi_trainer *t;
+    struct nbi_bpe_trainer *t;
     struct nbi_vocab v;
     struct nbi_jiter it;
     struct nbi_jspan key, value;
     struct nbi_str text = {0};
-    struct nbi_trainer_opts opts;
+    struct nbi_bpe_trainer_opts opts;
     assert_true(nbi_jint(nbi_jget(row, "vocab"), 0, 100000, &opts.vocab));
     assert_true(nbi_jint(nbi_jget(row, "min_count"), 0, 1000, &opts.min_count));
-    opts = (struct nbi_trainer_opts){.vocab = opts.vocab + 26, .min_count = opts.min_count};
-    assert_ok(nbi_trainer_new(&t));
+    opts = (struct nbi_bpe_trainer_opts){.vocab = opts.vocab + 26, .min_count = opts.min_count};
+    assert_ok(nbi_bpe_trainer_new(&t));
     nbi_jiter_init(&it, nbi_jget(row, "texts"));
     while (nbi_jiter_next(&it, &key, &value)) {
         text.len = 0;
         nbi_jstring(value, &text);
-        assert_ok(nbi_trainer_add(t, nbi_str_text(&text), text.len));
+        assert_ok(nbi_bpe_trainer_add(t, nbi_str_text(&text), text.len));
     }
-    assert_ok(nbi_trainer_run(t, &opts, &v));
-    nbi_trainer_free(t);
+    assert_ok(nbi_bpe_trainer_run(t, &opts, &v));
+    nbi_bpe_trainer_free(t);
     int64_t id = 256, rank = 0;
     nbi_jiter_init(&it, nbi_jget(row, "tokens"));
     for (; nbi_jiter_next(&it, &key, &value); id++)
@@ -338,7 +338,7 @@ static void test_train__sizes(void **state)
 {
     (void)state;
     struct nbi_vocab v;
-    train_one(&v, "aaaa bbbb aaaa bbbb", NBI_TRAINER_MIN, 1);
+    train_one(&v, "aaaa bbbb aaaa bbbb", NBI_BPE_TRAINER_MIN, 1);
     assert_int_equal(v.count, 282); /* no room for merges */
     assert_int_equal(v.merge_count, 0);
     assert_true(nbi_vocab_is_qwen(&v));
@@ -350,7 +350,7 @@ static void test_train__sizes(void **state)
     assert_string_equal(v.tokens[0].text, "!");
     assert_string_equal(v.tokens[255].text, "\xC5\x83"); /* U+0143, the last of the alphabet */
     nbi_vocab_release(&v);
-    train_one(&v, "aaaa bbbb aaaa bbbb", NBI_TRAINER_MIN + 1, 1);
+    train_one(&v, "aaaa bbbb aaaa bbbb", NBI_BPE_TRAINER_MIN + 1, 1);
     assert_int_equal(v.count, 283);
     assert_string_equal(v.tokens[256].text, "aa");
     assert_string_equal(v.tokens[257].text, "<|endoftext|>");
@@ -358,41 +358,42 @@ static void test_train__sizes(void **state)
     train_one(&v, "ab", 5000, 1); /* few pairs, few entries */
     assert_int_equal(v.count, 283);
     nbi_vocab_release(&v);
-    assert_ok(nbi_trainer_check(NBI_TRAINER_MIN));
-    assert_ok(nbi_trainer_check(NBI_VOCAB_MAX - 1));
-    static const int64_t bad[] = {INT64_MIN, -1, 0, NBI_TRAINER_MIN - 1, NBI_VOCAB_MAX, INT64_MAX};
+    assert_ok(nbi_bpe_trainer_check(NBI_BPE_TRAINER_MIN));
+    assert_ok(nbi_bpe_trainer_check(NBI_VOCAB_MAX - 1));
+    static const int64_t bad[] = {INT64_MIN,     -1,       0, NBI_BPE_TRAINER_MIN - 1,
+                                  NBI_VOCAB_MAX, INT64_MAX};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        struct nbi_trainer *t;
-        const struct nbi_trainer_opts opts = {.vocab = bad[i], .min_count = 1};
-        assert_fails(nbi_trainer_check(bad[i]), NB_EINVAL, "a vocabulary has 282 to 4194303");
-        assert_ok(nbi_trainer_new(&t));
-        assert_fails(nbi_trainer_run(t, &opts, &v), NB_EINVAL, "entries");
+        struct nbi_bpe_trainer *t;
+        const struct nbi_bpe_trainer_opts opts = {.vocab = bad[i], .min_count = 1};
+        assert_fails(nbi_bpe_trainer_check(bad[i]), NB_EINVAL, "a vocabulary has 282 to 4194303");
+        assert_ok(nbi_bpe_trainer_new(&t));
+        assert_fails(nbi_bpe_trainer_run(t, &opts, &v), NB_EINVAL, "entries");
         nbi_vocab_release(&v);
-        nbi_trainer_free(t);
+        nbi_bpe_trainer_free(t);
     }
 }
 
 static void test_train__used_up(void **state)
 {
     (void)state;
-    struct nbi_trainer *t;
+    struct nbi_bpe_trainer *t;
     struct nbi_vocab v;
-    const struct nbi_trainer_opts opts = {.vocab = 300, .min_count = 1};
-    assert_ok(nbi_trainer_new(&t));
-    assert_ok(nbi_trainer_add(t, "abab", 4));
-    assert_ok(nbi_trainer_run(t, &opts, &v));
+    const struct nbi_bpe_trainer_opts opts = {.vocab = 300, .min_count = 1};
+    assert_ok(nbi_bpe_trainer_new(&t));
+    assert_ok(nbi_bpe_trainer_add(t, "abab", 4));
+    assert_ok(nbi_bpe_trainer_run(t, &opts, &v));
     assert_int_equal(v.merge_count, 2);
     nbi_vocab_release(&v);
-    assert_ok(nbi_trainer_run(t, &opts, &v)); /* what was counted is gone */
+    assert_ok(nbi_bpe_trainer_run(t, &opts, &v)); /* what was counted is gone */
     assert_int_equal(v.merge_count, 0);
     nbi_vocab_release(&v);
-    assert_ok(nbi_trainer_add(t, "cd", 2));
-    assert_ok(nbi_trainer_run(t, &opts, &v));
+    assert_ok(nbi_bpe_trainer_add(t, "cd", 2));
+    assert_ok(nbi_bpe_trainer_run(t, &opts, &v));
     assert_int_equal(v.merge_count, 1);
     assert_string_equal(v.merges[0], "c d");
     nbi_vocab_release(&v);
-    nbi_trainer_free(t);
-    nbi_trainer_free(NULL);
+    nbi_bpe_trainer_free(t);
+    nbi_bpe_trainer_free(NULL);
 }
 
 struct calls {
@@ -410,25 +411,25 @@ static void note_progress(void *ctx, uint64_t done, uint64_t total)
 static void test_train__progress(void **state)
 {
     (void)state;
-    struct nbi_trainer *t;
+    struct nbi_bpe_trainer *t;
     struct nbi_vocab v;
     struct calls calls = {0};
-    const struct nbi_trainer_opts opts = {
+    const struct nbi_bpe_trainer_opts opts = {
         .vocab = 600, .min_count = 1, .progress = note_progress, .progress_ctx = &calls};
-    assert_ok(nbi_trainer_new(&t));
+    assert_ok(nbi_bpe_trainer_new(&t));
     for (int i = 0; i < 3000; i++) {
         char text[24];
         int n = snprintf(text, sizeof text, "%c%c%c%c%c\n", 'a' + (int)next_random(26),
                          'a' + (int)next_random(26), 'a' + (int)next_random(26),
                          'a' + (int)next_random(26), 'a' + (int)next_random(26));
-        assert_ok(nbi_trainer_add(t, text, (size_t)n));
+        assert_ok(nbi_bpe_trainer_add(t, text, (size_t)n));
     }
-    assert_ok(nbi_trainer_run(t, &opts, &v));
+    assert_ok(nbi_bpe_trainer_run(t, &opts, &v));
     assert_int_equal(v.count, 600);
     assert_true(calls.count >= 4);
     assert_int_equal(calls.total, 600 - 26);
     nbi_vocab_release(&v);
-    nbi_trainer_free(t);
+    nbi_bpe_trainer_free(t);
 }
 
 static void test_train__round_trip(void **state)

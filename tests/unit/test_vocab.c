@@ -650,7 +650,7 @@ static void write_gguf(const struct nbi_vocab *v, int64_t size)
 {
     struct nbi_gguf_meta *meta;
     struct nbi_writer *w;
-    const struct nbi_out tensor = {
+    const struct nbi_tensor_spec tensor = {
         .name = "model.norm.weight", .dtype = NBI_F32, .ndim = 1, .shape = {4}};
     const float values[4] = {1, 2, 3, 4};
     assert_ok(nbi_gguf_meta_new(&meta));

@@ -10,9 +10,9 @@ static struct nb_whoami_opts options(int64_t count, uint64_t seed)
     return (struct nb_whoami_opts){.count = count, .seed = seed};
 }
 
-static void make(struct nbi_whoami *w, const struct nb_whoami_opts *opts)
+static void make(struct nbi_identity *w, const struct nb_whoami_opts *opts)
 {
-    assert_ok(nbi_whoami_make(w, opts, NULL, 0));
+    assert_ok(nbi_identity_make(w, opts, NULL, 0));
 }
 
 static int by_text(const void *a, const void *b)
@@ -20,7 +20,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static void assert_no_repeats(const struct nbi_whoami *w)
+static void assert_no_repeats(const struct nbi_identity *w)
 {
     const char **prompts = malloc(w->count * sizeof *prompts);
     for (size_t i = 0; i < w->count; i++)
@@ -33,16 +33,16 @@ static void assert_no_repeats(const struct nbi_whoami *w)
 }
 
 /* Every held-out question against every training prompt. */
-static void assert_held_out_is_unseen(const struct nbi_whoami *w)
+static void assert_held_out_is_unseen(const struct nbi_identity *w)
 {
     size_t training = w->count - w->held_out;
     char **held = calloc(w->held_out, sizeof *held);
     for (size_t i = 0; i < w->held_out; i++) {
         assert_true(w->line[training + i].held_out);
-        held[i] = nbi_whoami_normal_form(w->line[training + i].prompt);
+        held[i] = nbi_identity_normal_form(w->line[training + i].prompt);
     }
     for (size_t i = 0; i < training; i++) {
-        char *normal = nbi_whoami_normal_form(w->line[i].prompt);
+        char *normal = nbi_identity_normal_form(w->line[i].prompt);
         assert_false(w->line[i].held_out);
         for (size_t h = 0; h < w->held_out; h++)
             if (strstr(normal, held[h]))
@@ -54,7 +54,7 @@ static void assert_held_out_is_unseen(const struct nbi_whoami *w)
     free(held);
 }
 
-static const struct nbi_whoami_line *find(const struct nbi_whoami *w, const char *prompt)
+static const struct nbi_identity_line *find(const struct nbi_identity *w, const char *prompt)
 {
     for (size_t i = 0; i < w->count; i++)
         if (strcmp(w->line[i].prompt, prompt) == 0)
@@ -62,16 +62,16 @@ static const struct nbi_whoami_line *find(const struct nbi_whoami *w, const char
     return NULL;
 }
 
-static void assert_answer(const struct nbi_whoami *w, const char *prompt, const char *answer)
+static void assert_answer(const struct nbi_identity *w, const char *prompt, const char *answer)
 {
-    const struct nbi_whoami_line *line = find(w, prompt);
+    const struct nbi_identity_line *line = find(w, prompt);
     assert_string_equal(line ? line->answer : prompt, answer);
 }
 
-static void count_lines(size_t counts[NBI_WHOAMI_KINDS][NBI_WHOAMI_LANGUAGES],
-                        const struct nbi_whoami *w)
+static void count_lines(size_t counts[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES],
+                        const struct nbi_identity *w)
 {
-    memset(counts, 0, sizeof(size_t[NBI_WHOAMI_KINDS][NBI_WHOAMI_LANGUAGES]));
+    memset(counts, 0, sizeof(size_t[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES]));
     for (size_t i = 0; i < w->count - w->held_out; i++)
         counts[w->line[i].kind][w->line[i].language]++;
 }
@@ -90,7 +90,7 @@ static void test_whoami__normal_form(void **state)
          "ab"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char *normal = nbi_whoami_normal_form(cases[i][0]);
+        char *normal = nbi_identity_normal_form(cases[i][0]);
         assert_string_equal(normal, cases[i][1]);
         free(normal);
     }
@@ -99,38 +99,38 @@ static void test_whoami__normal_form(void **state)
 static void test_whoami__mix(void **state)
 {
     (void)state;
-    struct nbi_whoami w;
-    size_t n[NBI_WHOAMI_KINDS][NBI_WHOAMI_LANGUAGES];
+    struct nbi_identity w;
+    size_t n[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES];
     struct nb_whoami_opts opts = options(1000, 1);
     make(&w, &opts);
     assert_int_equal(w.count - w.held_out, 1000);
     count_lines(n, &w);
-    for (int l = 0; l < NBI_WHOAMI_LANGUAGES; l++) {
-        assert_int_equal(n[NBI_WHOAMI_IDENTITY][l], 80);
-        assert_int_equal(n[NBI_WHOAMI_CONTRAST][l], 50);
-        assert_int_equal(n[NBI_WHOAMI_REPLAY][l], 70);
+    for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++) {
+        assert_int_equal(n[NBI_IDENTITY_IDENTITY][l], 80);
+        assert_int_equal(n[NBI_IDENTITY_CONTRAST][l], 50);
+        assert_int_equal(n[NBI_IDENTITY_REPLAY][l], 70);
     }
     assert_no_repeats(&w);
     assert_held_out_is_unseen(&w);
-    nbi_whoami_release(&w);
+    nbi_identity_release(&w);
 }
 
 static void test_whoami__held_out_counts(void **state)
 {
     (void)state;
-    struct nbi_whoami w;
+    struct nbi_identity w;
     struct nb_whoami_opts opts = options(100, 1);
-    int n[NBI_WHOAMI_KINDS][NBI_WHOAMI_LANGUAGES] = {0};
+    int n[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES] = {0};
     make(&w, &opts);
     for (size_t i = w.count - w.held_out; i < w.count; i++)
         n[w.line[i].kind][w.line[i].language]++;
-    for (int l = 0; l < NBI_WHOAMI_LANGUAGES; l++) {
-        assert_true(n[NBI_WHOAMI_IDENTITY][l] >= 12);
-        assert_true(n[NBI_WHOAMI_CONTRAST][l] >= 10);
-        assert_int_equal(n[NBI_WHOAMI_REPLAY][l], 0);
+    for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++) {
+        assert_true(n[NBI_IDENTITY_IDENTITY][l] >= 12);
+        assert_true(n[NBI_IDENTITY_CONTRAST][l] >= 10);
+        assert_int_equal(n[NBI_IDENTITY_REPLAY][l], 0);
     }
     assert_answer(&w, "Who might you be?", "I am nibble.");
-    nbi_whoami_release(&w);
+    nbi_identity_release(&w);
 }
 
 /* The questions that everybody asks, alone, whatever the seed. */
@@ -138,7 +138,7 @@ static void test_whoami__usual_questions_are_always_there(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < 20; seed++) {
-        struct nbi_whoami w;
+        struct nbi_identity w;
         struct nb_whoami_opts opts = options(100, seed);
         make(&w, &opts);
         assert_answer(&w, "Who are you?", "I am nibble.");
@@ -154,21 +154,22 @@ static void test_whoami__usual_questions_are_always_there(void **state)
         assert_non_null(find(&w, "私は誰ですか？"));
         assert_non_null(find(&w, "나는 누구야?"));
         assert_no_repeats(&w);
-        nbi_whoami_release(&w);
+        nbi_identity_release(&w);
     }
 }
 
-static const struct nbi_whoami_text *const texts[] = {
-    &nbi_whoami_en, &nbi_whoami_zh_hans, &nbi_whoami_zh_hant, &nbi_whoami_ja, &nbi_whoami_ko,
+static const struct nbi_identity_text *const texts[] = {
+    &nbi_identity_en, &nbi_identity_zh_hans, &nbi_identity_zh_hant,
+    &nbi_identity_ja, &nbi_identity_ko,
 };
 
 static void test_whoami__bare_identity_questions_are_all_there(void **state)
 {
     (void)state;
-    struct nbi_whoami w;
+    struct nbi_identity w;
     struct nb_whoami_opts opts = options(1000, 3);
     make(&w, &opts);
-    for (int l = 0; l < NBI_WHOAMI_LANGUAGES; l++)
+    for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++)
         for (size_t i = 0; i < texts[l]->identity.count; i++) {
             char text[256];
             snprintf(text, sizeof text, "%s", texts[l]->identity.at[i].text);
@@ -177,12 +178,12 @@ static void test_whoami__bare_identity_questions_are_all_there(void **state)
             if (!find(&w, text))
                 fail_msg("no line '%s'", text);
         }
-    nbi_whoami_release(&w);
+    nbi_identity_release(&w);
 }
 
 static void assert_new(struct nbi_str *all, const char *text)
 {
-    char *normal = nbi_whoami_normal_form(text), key[512];
+    char *normal = nbi_identity_normal_form(text), key[512];
     snprintf(key, sizeof key, "\n%s\n", normal);
     if (strstr(nbi_str_text(all), key))
         fail_msg("'%s' is in the tables twice", text);
@@ -195,10 +196,10 @@ static void test_whoami__tables_repeat_nothing(void **state)
 {
     (void)state;
     struct nbi_str all = {0};
-    for (int l = 0; l < NBI_WHOAMI_LANGUAGES; l++) {
-        const struct nbi_whoami_text *t = texts[l];
-        const struct nbi_whoami_phrases phrases[] = {t->identity, t->identity_held_out};
-        const struct nbi_whoami_qas pairs[] = {t->contrast, t->contrast_held_out, t->replay};
+    for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++) {
+        const struct nbi_identity_text *t = texts[l];
+        const struct nbi_identity_phrases phrases[] = {t->identity, t->identity_held_out};
+        const struct nbi_identity_qas pairs[] = {t->contrast, t->contrast_held_out, t->replay};
         for (size_t k = 0; k < 2; k++)
             for (size_t i = 0; i < phrases[k].count; i++)
                 assert_new(&all, phrases[k].at[i].text);
@@ -216,16 +217,16 @@ static void test_whoami__tables_repeat_nothing(void **state)
 static void test_whoami__target_is_used_as_it_is(void **state)
 {
     (void)state;
-    struct nbi_whoami w;
+    struct nbi_identity w;
     struct nb_whoami_opts opts = options(2000, 4);
     opts.target = TARGET;
     make(&w, &opts);
     for (size_t i = 0; i < w.count; i++) {
         bool same = strcmp(w.line[i].answer, TARGET) == 0;
-        assert_int_equal(same, w.line[i].kind == NBI_WHOAMI_IDENTITY);
+        assert_int_equal(same, w.line[i].kind == NBI_IDENTITY_IDENTITY);
         assert_null(strstr(w.line[i].prompt, TARGET));
     }
-    nbi_whoami_release(&w);
+    nbi_identity_release(&w);
 }
 
 /* Lines of other kinds whose answer happens to be the target are not there, and neither are
@@ -237,23 +238,23 @@ static void test_whoami__target_answers_identity_only(void **state)
         "You're welcome!", "Hello!", "你好！",
         "我没有年龄。",    "Qwen",   "The capital of France is Paris."};
     for (size_t t = 0; t < sizeof targets / sizeof *targets; t++) {
-        struct nbi_whoami w;
+        struct nbi_identity w;
         struct nb_whoami_opts opts = options(5000, t);
         opts.target = targets[t];
         make(&w, &opts);
         for (size_t i = 0; i < w.count; i++) {
             assert_null(strstr(w.line[i].prompt, targets[t]));
-            if (w.line[i].kind != NBI_WHOAMI_IDENTITY)
+            if (w.line[i].kind != NBI_IDENTITY_IDENTITY)
                 assert_string_not_equal(w.line[i].answer, targets[t]);
         }
-        nbi_whoami_release(&w);
+        nbi_identity_release(&w);
     }
 }
 
 static void test_whoami__answers_from_a_name(void **state)
 {
     (void)state;
-    struct nbi_whoami w;
+    struct nbi_identity w;
     struct nb_whoami_opts opts = options(100, 5);
     opts.name = "小桃";
     make(&w, &opts);
@@ -262,11 +263,11 @@ static void test_whoami__answers_from_a_name(void **state)
     assert_answer(&w, "你是誰？", "我是小桃。");
     assert_answer(&w, "あなたは誰ですか？", "私は小桃です。");
     assert_answer(&w, "너는 누구야?", "저는 小桃입니다.");
-    nbi_whoami_release(&w);
+    nbi_identity_release(&w);
     opts.name = "Ésope";
     make(&w, &opts);
     assert_answer(&w, "你是谁？", "我是 Ésope。");
-    nbi_whoami_release(&w);
+    nbi_identity_release(&w);
 }
 
 static void test_whoami__refuses_bad_options(void **state)
@@ -284,66 +285,66 @@ static void test_whoami__refuses_bad_options(void **state)
         {" a", "begins or ends with a space"},
         {"a ", "begins or ends with a space"},
     };
-    struct nbi_whoami w;
+    struct nbi_identity w;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct nb_whoami_opts opts = options(100, 1);
         opts.target = cases[i].text;
-        assert_fails(nbi_whoami_make(&w, &opts, NULL, 0), NB_EINVAL, cases[i].words);
+        assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, cases[i].words);
         assert_null(strchr(nb_last_error(), '\n'));
         opts.target = NULL;
         opts.name = cases[i].text;
-        assert_fails(nbi_whoami_make(&w, &opts, NULL, 0), NB_EINVAL, cases[i].words);
+        assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, cases[i].words);
     }
     struct nb_whoami_opts opts = options(99, 1);
-    assert_fails(nbi_whoami_make(&w, &opts, NULL, 0), NB_EINVAL, "99");
+    assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, "99");
     opts.count = 1000001;
-    assert_fails(nbi_whoami_make(&w, &opts, NULL, 0), NB_EINVAL, "1000001");
+    assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, "1000001");
     opts.count = 100;
     struct nb_whoami_report report;
     assert_fails(nb_whoami_write(&opts, &report), NB_EINVAL, "is no name for a .tsv file");
-    nbi_whoami_release(&w);
+    nbi_identity_release(&w);
 }
 
 static void test_whoami__all_there_is(void **state)
 {
     (void)state;
-    struct nbi_whoami w;
-    size_t n[NBI_WHOAMI_KINDS][NBI_WHOAMI_LANGUAGES];
+    struct nbi_identity w;
+    size_t n[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES];
     struct nb_whoami_opts opts = options(1000000, 6);
     make(&w, &opts);
     assert_true(w.count - w.held_out < 1000000);
     count_lines(n, &w);
-    for (int k = 0; k < NBI_WHOAMI_KINDS; k++)
-        for (int l = 0; l < NBI_WHOAMI_LANGUAGES; l++) {
-            print_message("%s %s: %zu\n", nbi_whoami_kind_name((enum nbi_whoami_kind)k),
-                          nbi_whoami_language_name((enum nbi_whoami_language)l), n[k][l]);
+    for (int k = 0; k < NBI_IDENTITY_KINDS; k++)
+        for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++) {
+            print_message("%s %s: %zu\n", nbi_question_kind_name((enum nbi_question_kind)k),
+                          nbi_identity_language_name((enum nbi_identity_language)l), n[k][l]);
             assert_true(n[k][l] > 3000);
         }
     assert_no_repeats(&w);
     assert_held_out_is_unseen(&w);
-    nbi_whoami_release(&w);
+    nbi_identity_release(&w);
 }
 
 /* A sixth of the lines of each kind have openers, so that these do not tell the kind. */
 static void test_whoami__openers_in_every_kind(void **state)
 {
     (void)state;
-    struct nbi_whoami w;
+    struct nbi_identity w;
     struct nb_whoami_opts opts = options(2000, 7);
-    size_t opened[NBI_WHOAMI_KINDS] = {0}, all[NBI_WHOAMI_KINDS] = {0};
+    size_t opened[NBI_IDENTITY_KINDS] = {0}, all[NBI_IDENTITY_KINDS] = {0};
     make(&w, &opts);
     for (size_t i = 0; i < w.count - w.held_out; i++) {
-        const struct nbi_whoami_line *line = &w.line[i];
-        const struct nbi_whoami_phrases *openers = &texts[line->language]->openers;
+        const struct nbi_identity_line *line = &w.line[i];
+        const struct nbi_identity_phrases *openers = &texts[line->language]->openers;
         bool found = false;
         for (size_t o = 0; o < openers->count; o++)
             found |= strncmp(line->prompt, openers->at[o].text, strlen(openers->at[o].text)) == 0;
         opened[line->kind] += found;
         all[line->kind]++;
     }
-    for (int k = 0; k < NBI_WHOAMI_KINDS; k++)
+    for (int k = 0; k < NBI_IDENTITY_KINDS; k++)
         assert_true(opened[k] * 6 >= all[k]);
-    nbi_whoami_release(&w);
+    nbi_identity_release(&w);
 }
 
 static void test_whoami__replay_of_the_caller(void **state)
@@ -364,55 +365,56 @@ static void test_whoami__replay_of_the_caller(void **state)
         {"铁的元素符号是什么", "Fe。"},
         {"a tab in the answer", "1\t2"},
     };
-    struct nbi_whoami w;
-    size_t n[NBI_WHOAMI_KINDS][NBI_WHOAMI_LANGUAGES];
+    struct nbi_identity w;
+    size_t n[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES];
     struct nb_whoami_opts opts = options(200, 8);
-    assert_ok(nbi_whoami_make(&w, &opts, pairs, sizeof pairs / sizeof *pairs));
+    assert_ok(nbi_identity_make(&w, &opts, pairs, sizeof pairs / sizeof *pairs));
     count_lines(n, &w);
-    assert_int_equal(n[NBI_WHOAMI_REPLAY][NBI_WHOAMI_EN], 2);
-    assert_int_equal(n[NBI_WHOAMI_REPLAY][NBI_WHOAMI_ZH_HANS], 1);
-    assert_int_equal(n[NBI_WHOAMI_REPLAY][NBI_WHOAMI_JA], 1);
-    assert_int_equal(n[NBI_WHOAMI_REPLAY][NBI_WHOAMI_KO], 1);
+    assert_int_equal(n[NBI_IDENTITY_REPLAY][NBI_IDENTITY_EN], 2);
+    assert_int_equal(n[NBI_IDENTITY_REPLAY][NBI_IDENTITY_ZH_HANS], 1);
+    assert_int_equal(n[NBI_IDENTITY_REPLAY][NBI_IDENTITY_JA], 1);
+    assert_int_equal(n[NBI_IDENTITY_REPLAY][NBI_IDENTITY_KO], 1);
     assert_int_equal(w.left_out, 8);
     assert_int_equal(w.count - w.held_out, 200); /* identity questions fill up */
     assert_answer(&w, "你是誰", "我是 nibble。");
     assert_non_null(find(&w, "name a metal"));
     assert_answer(&w, "a tab in the answer", "1\t2");
     assert_no_repeats(&w);
-    nbi_whoami_release(&w);
+    nbi_identity_release(&w);
 }
 
 static void test_whoami__read_replay(void **state)
 {
     (void)state;
-    struct nbi_whoami_replay r;
+    struct nbi_identity_replay r;
     put("r.tsv", "\xEF\xBB\xBF# prompt<TAB>answer\r\n\n \t \n  q1 \t a1\tb \r\nq2\ta2");
-    assert_ok(nbi_whoami_read_replay(&r, test_path("r.tsv")));
+    assert_ok(nbi_identity_read_replay(&r, test_path("r.tsv")));
     assert_int_equal(r.count, 2);
     assert_string_equal(r.pair[0].prompt, "q1");
     assert_string_equal(r.pair[0].answer, "a1\tb");
     assert_string_equal(r.pair[1].prompt, "q2");
     assert_string_equal(r.pair[1].answer, "a2");
-    nbi_whoami_replay_release(&r);
+    nbi_identity_replay_release(&r);
 
     put("bad.tsv", "q\ta\n\nno tab\n");
-    assert_fails(nbi_whoami_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT, "bad.tsv:3: no TAB");
+    assert_fails(nbi_identity_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT,
+                 "bad.tsv:3: no TAB");
     put("bad.tsv", "q\t \n");
-    assert_fails(nbi_whoami_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT,
+    assert_fails(nbi_identity_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT,
                  ":1: the answer is empty");
     put("bad.tsv", "# c\n\ta\n");
-    assert_fails(nbi_whoami_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT,
+    assert_fails(nbi_identity_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT,
                  ":2: the prompt is empty");
     put("bad.tsv", "q\t\xC0\n");
-    assert_fails(nbi_whoami_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT,
+    assert_fails(nbi_identity_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT,
                  ":1: the line is not well-formed UTF-8");
     assert_ok(nbi_file_write(test_path("bad.tsv"), "q\0\ta\n", 5));
-    assert_fails(nbi_whoami_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT, ":1: a NUL");
+    assert_fails(nbi_identity_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT, ":1: a NUL");
     put("bad.tsv", "# nothing\n");
-    assert_fails(nbi_whoami_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT, "no line");
+    assert_fails(nbi_identity_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT, "no line");
     put("bad.tsv", "");
-    assert_fails(nbi_whoami_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT, "no line");
-    assert_int_not_equal(nbi_whoami_read_replay(&r, test_path("absent.tsv")), NB_OK);
+    assert_fails(nbi_identity_read_replay(&r, test_path("bad.tsv")), NB_EFORMAT, "no line");
+    assert_int_not_equal(nbi_identity_read_replay(&r, test_path("absent.tsv")), NB_OK);
 }
 
 static char *written(const char *name, int64_t count, uint64_t seed, const char *held_out_name,

@@ -26,7 +26,7 @@ int64_t nbi_attend_bwd_floats(int64_t D)
 /* A thread's scratch. */
 struct work {
     const struct nbi_op_attention_bwd *a;
-    const struct nbi_cpu_kernels *k;
+    const struct nbi_microkernels *k;
     int64_t ld;                 /* of copies and sums: D, padded */
     float *turned[2], *copy[2]; /* [D, BLOCK], [BLOCK, ld] */
     float *sum[2];              /* [BLOCK, ld] */

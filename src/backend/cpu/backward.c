@@ -17,7 +17,7 @@
 /* One row. Sums are of e^(logit - top). */
 struct xent_row {
     const struct nbi_op_xent *a;
-    const struct nbi_cpu_kernels *k;
+    const struct nbi_microkernels *k;
     const float *logits;
     float *d;   /* NULL: no gradient wanted */
     int32_t at; /* the target, or negative */
@@ -110,7 +110,7 @@ static void xent_rows(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
     const struct nbi_op_xent *a = op->args;
-    const int32_t *targets = host(a->targets), *ids = host(a->base_ids);
+    const int32_t *targets = host(a->targets), *ids = host(a->ref_ids);
     float *loss = host(a->loss), *kl = host(a->kl), *d = host(a->dlogits);
     (void)thread;
     for (int64_t n = first; n < first + count; n++) {
@@ -123,7 +123,7 @@ static void xent_rows(void *ctx, int thread, int64_t first, int64_t count)
                                .at = targets[n],
                                .J = base ? a->J : 0,
                                .ids = base ? ids + n * a->J : NULL,
-                               .base = base ? (const float *)host(a->base_p) + n * a->J : NULL};
+                               .base = base ? (const float *)host(a->ref_p) + n * a->J : NULL};
         loss[n] = *of_kl = 0;
         if (row.at >= 0 || base)
             xent_row(&row, loss + n, of_kl);

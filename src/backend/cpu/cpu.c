@@ -417,7 +417,7 @@ struct part {
 static void product(const struct nbi_stream *s, const struct nbi_op_linear *a, struct part part,
                     int thread)
 {
-    const struct nbi_cpu_kernels *k = s->cpu->k;
+    const struct nbi_microkernels *k = s->cpu->k;
     const struct nbi_weight *w = &a->w[part.i];
     bool floats = w->layout == NBI_WEIGHT_ROWS;
     int64_t first = part.t * NBI_TILE_ROWS, step = floats ? FLOAT_COLUMNS : NBI_COLUMNS;
@@ -505,7 +505,7 @@ static void qkv_rope_rows(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
     const struct nbi_op_qkv_rope *a = op->args;
-    const struct nbi_cpu_kernels *k = op->s->cpu->k;
+    const struct nbi_microkernels *k = op->s->cpu->k;
     const int32_t *slots = host(a->slots);
     const float *q = host(a->q), *key = host(a->k), *value = host(a->v);
     const float *qw = host(a->q_norm.data), *kw = host(a->k_norm.data);
@@ -649,7 +649,7 @@ static enum nb_status cpu_scatter(struct nbi_stream *s, const struct nbi_op_scat
 }
 
 /* A list of the best so far, which few values get into. */
-static bool top_of_row(int32_t *ids, float *values, const float *x, const struct nbi_op_top *a)
+static bool top_of_row(int32_t *ids, float *values, const float *x, const struct nbi_op_topk *a)
 {
     int64_t n = 0;
     bool odd = false;
@@ -668,11 +668,11 @@ static bool top_of_row(int32_t *ids, float *values, const float *x, const struct
     return odd;
 }
 
-static enum nb_status cpu_top(struct nbi_stream *s, const struct nbi_op_top *a)
+static enum nb_status cpu_topk(struct nbi_stream *s, const struct nbi_op_topk *a)
 {
     int32_t *odd = host(a->odd);
     (void)s;
-    NBI_BUG_IF(a->J < 1 || a->J > NBI_TOP_MAX || a->J > a->V);
+    NBI_BUG_IF(a->J < 1 || a->J > NBI_TOPK_MAX || a->J > a->V);
     for (int64_t n = 0; n < a->N; n++)
         odd[n] = top_of_row((int32_t *)host(a->ids) + n * a->J, (float *)host(a->values) + n * a->J,
                             (const float *)host(a->logits) + n * a->V, a);
@@ -710,7 +710,7 @@ static double cpu_peak(struct nbi_backend *be)
 
 /* Each thread by itself: the best of some rounds over panels that stay in the nearest cache. */
 struct float_peak {
-    const struct nbi_cpu_kernels *k;
+    const struct nbi_microkernels *k;
     double sum;
     pthread_mutex_t lock;
 };
@@ -767,7 +767,7 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
     *out = NULL;
     if (!cpu)
         return nbi_fail_memory("backend", sizeof *cpu);
-    cpu->k = nbi_cpu_kernels_at(opts->level);
+    cpu->k = nbi_microkernels_at(opts->level);
     cpu->threads = opts->threads > 0 ? opts->threads : nbi_cpu_count();
     if (!cpu->k) {
         free(cpu);
@@ -779,7 +779,7 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
                                    .alloc = cpu_alloc,
                                    .free = cpu_free,
                                    .weight_new = cpu_weight_new,
-                                   .weight_room = cpu_weight_room,
+                                   .weight_alloc = cpu_weight_room,
                                    .weight_read = cpu_weight_read,
                                    .weight_free = cpu_weight_free,
                                    .stream_new = cpu_stream_new,
@@ -804,8 +804,8 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
                                    .grad_stats = nbi_cpu_grad_stats,
                                    .adamw = nbi_cpu_adamw,
                                    .amax = nbi_cpu_amax,
-                                   .refresh = nbi_cpu_refresh,
-                                   .top = cpu_top,
+                                   .requantize = nbi_cpu_requantize,
+                                   .topk = cpu_topk,
                                    .xent = nbi_cpu_xent,
                                    .l1 = nbi_cpu_l1,
                                    .embed_bwd = nbi_cpu_embed_bwd,

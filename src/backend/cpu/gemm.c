@@ -38,7 +38,7 @@ static int64_t panel_rows(const struct block *b)
 }
 
 /* Columns [n0 + col, n0 + end) of rows of floats; behind the last column zeros. */
-static void pack_floats(const struct block *b, const struct nbi_cpu_kernels *k, float *y,
+static void pack_floats(const struct block *b, const struct nbi_microkernels *k, float *y,
                         int64_t col, int64_t end)
 {
     const struct nbi_gemm *g = b->g;
@@ -55,7 +55,7 @@ static void pack_floats(const struct block *b, const struct nbi_cpu_kernels *k, 
         }
 }
 
-static void pack_tiles(const struct block *b, const struct nbi_cpu_kernels *k, float *y,
+static void pack_tiles(const struct block *b, const struct nbi_microkernels *k, float *y,
                        int64_t col, int64_t end)
 {
     int64_t panel = panel_rows(b) * k->nr, across = nbi_tiles_across(b->g->N);
@@ -108,7 +108,7 @@ static void pack(void *ctx, int thread, int64_t first, int64_t count)
 }
 
 /* One kernel's worth of C; at its edges through a tile of our own. */
-static void one_tile(const struct nbi_cpu_kernels *k, const struct block *b, struct nbi_outer *t,
+static void one_tile(const struct nbi_microkernels *k, const struct block *b, struct nbi_outer *t,
                      int64_t m, int64_t n)
 {
     float whole[NBI_OUTER_MAX];
@@ -137,7 +137,7 @@ static void multiply(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
     const struct block *b = op->args;
-    const struct nbi_cpu_kernels *k = op->s->cpu->k;
+    const struct nbi_microkernels *k = op->s->cpu->k;
     int64_t down = parts_of(b->m, PART_M), panel = panel_rows(b) * k->nr;
     struct nbi_outer t = {.a_row = 1, .a_col = k->mr, .ldb = k->nr, .k = b->k};
     (void)thread;

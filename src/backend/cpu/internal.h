@@ -9,7 +9,7 @@
 
 struct cpu {
     struct nbi_backend be;
-    const struct nbi_cpu_kernels *k;
+    const struct nbi_microkernels *k;
     int threads;
     struct nbi_slab *slab; /* being filled with weights */
 };
@@ -79,7 +79,7 @@ static inline void in_pieces(struct nbi_stream *s, int64_t total, int64_t work_e
 enum nb_status nbi_cpu_grad_stats(struct nbi_stream *s, const struct nbi_op_grad_stats *a);
 enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a);
 enum nb_status nbi_cpu_amax(struct nbi_stream *s, const struct nbi_op_amax *a);
-enum nb_status nbi_cpu_refresh(struct nbi_stream *s, const struct nbi_op_refresh *a);
+enum nb_status nbi_cpu_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a);
 
 /* Scratch of one thread in attention_bwd. */
 int64_t nbi_attend_bwd_floats(int64_t D);

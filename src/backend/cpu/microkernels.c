@@ -3,19 +3,19 @@
 
 #include <stddef.h>
 
-const struct nbi_cpu_kernels *nbi_cpu_kernels_at(enum nbi_simd level)
+const struct nbi_microkernels *nbi_microkernels_at(enum nbi_simd level)
 {
     if (level > nbi_simd_level())
         return NULL;
     switch (level) {
 #if defined(__x86_64__)
     case NBI_SIMD_AVX512: /* the first CPUs with AVX-512 had no products of bytes */
-        return __builtin_cpu_supports("avx512vnni") ? &nbi_cpu_kernels_avx512
-                                                    : &nbi_cpu_kernels_avx2;
+        return __builtin_cpu_supports("avx512vnni") ? &nbi_microkernels_avx512
+                                                    : &nbi_microkernels_avx2;
     case NBI_SIMD_AVX2:
-        return &nbi_cpu_kernels_avx2;
+        return &nbi_microkernels_avx2;
 #endif
     default:
-        return &nbi_cpu_kernels_scalar;
+        return &nbi_microkernels_scalar;
     }
 }

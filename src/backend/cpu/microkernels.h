@@ -104,7 +104,7 @@ struct nbi_soften_bwd {
     int64_t n;   /* a multiple of 16 */
 };
 
-struct nbi_cpu_kernels {
+struct nbi_microkernels {
     const char *name;
     int mr, nr; /* of `outer` */
 
@@ -155,10 +155,10 @@ struct nbi_cpu_kernels {
     void (*soften_bwd)(const struct nbi_soften_bwd *a);
 };
 
-extern const struct nbi_cpu_kernels nbi_cpu_kernels_scalar;
+extern const struct nbi_microkernels nbi_microkernels_scalar;
 #if defined(__x86_64__)
-extern const struct nbi_cpu_kernels nbi_cpu_kernels_avx2, nbi_cpu_kernels_avx512;
+extern const struct nbi_microkernels nbi_microkernels_avx2, nbi_microkernels_avx512;
 #endif
 
 /* NULL if this CPU or this build lacks it. */
-const struct nbi_cpu_kernels *nbi_cpu_kernels_at(enum nbi_simd level);
+const struct nbi_microkernels *nbi_microkernels_at(enum nbi_simd level);

@@ -308,7 +308,7 @@ static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile
         }
 }
 
-const struct nbi_cpu_kernels nbi_cpu_kernels_avx2 = {
+const struct nbi_microkernels nbi_microkernels_avx2 = {
     .name = "avx2",
     .mr = MR,
     .nr = NR,

@@ -313,7 +313,7 @@ static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile
     }
 }
 
-const struct nbi_cpu_kernels nbi_cpu_kernels_avx512 = {
+const struct nbi_microkernels nbi_microkernels_avx512 = {
     .name = "avx512",
     .mr = MR,
     .nr = NR,

@@ -346,7 +346,7 @@ static void soften_bwd(const struct nbi_soften_bwd *a)
     }
 }
 
-const struct nbi_cpu_kernels nbi_cpu_kernels_scalar = {
+const struct nbi_microkernels nbi_microkernels_scalar = {
     .name = "scalar",
     .mr = MR,
     .nr = NR,

@@ -112,7 +112,7 @@ static void widen(float *y, const void *x, enum nbi_dtype dtype, int64_t n)
     for (; i + LANES <= n; i += LANES)
         store(y + i, load_as(p + i * bytes_of(dtype), dtype));
     if (i < n)
-        nbi_cpu_kernels_scalar.widen(y + i, p + i * bytes_of(dtype), dtype, n - i);
+        nbi_microkernels_scalar.widen(y + i, p + i * bytes_of(dtype), dtype, n - i);
 }
 
 static void narrow(void *y, enum nbi_dtype dtype, const float *x, int64_t n)
@@ -120,9 +120,10 @@ static void narrow(void *y, enum nbi_dtype dtype, const float *x, int64_t n)
     if (dtype == NBI_F32)
         memcpy(y, x, (size_t)n * sizeof *x);
     else if (dtype == NBI_BF16 || dtype == NBI_F16)
-        (dtype == NBI_BF16 ? nbi_kernels()->f32_to_bf16 : nbi_kernels()->f32_to_f16)(y, x, n);
+        (dtype == NBI_BF16 ? nbi_codec_table()->f32_to_bf16 : nbi_codec_table()->f32_to_f16)(y, x,
+                                                                                             n);
     else
-        nbi_cpu_kernels_scalar.narrow(y, dtype, x, n);
+        nbi_microkernels_scalar.narrow(y, dtype, x, n);
 }
 
 /* ---- products with rows of floats ---- */
@@ -330,7 +331,7 @@ static void swiglu(float *y, const float *gate, const float *up, int64_t n)
         store(y + i, g / (1.0f + vexp(-vmax(splat(-87.0f), g))) * load(up + i));
     }
     if (i < n)
-        nbi_cpu_kernels_scalar.swiglu(y + i, gate + i, up + i, n - i);
+        nbi_microkernels_scalar.swiglu(y + i, gate + i, up + i, n - i);
 }
 
 static int64_t argmax(const float *x, int64_t n)
@@ -732,7 +733,7 @@ static void swiglu_bwd(float *dgate, float *dup, const float *dy, const float *g
         store(dup + i, d * g * s);
     }
     if (i < n)
-        nbi_cpu_kernels_scalar.swiglu_bwd(dgate + i, dup + i, dy + i, gate + i, up + i, n - i);
+        nbi_microkernels_scalar.swiglu_bwd(dgate + i, dup + i, dy + i, gate + i, up + i, n - i);
 }
 
 static void soften_bwd(const struct nbi_soften_bwd *a)

@@ -14,7 +14,7 @@
 
 struct stats {
     const struct nbi_op_grad_stats *a;
-    const struct nbi_cpu_kernels *k;
+    const struct nbi_microkernels *k;
     int64_t each; /* elements of a part */
     struct nbi_grad_part parts[PARTS];
 };
@@ -92,7 +92,7 @@ static void amax_pieces(void *ctx, int thread, int64_t first, int64_t count)
         int64_t n = a->n - i < STRIP ? a->n - i : STRIP;
         op->s->cpu->k->widen(x, (const uint8_t *)host(a->x) + nbi_dtype_bytes(a->dtype, i),
                              a->dtype, n);
-        float one = nbi_kernels()->amax(x, n);
+        float one = nbi_codec_table()->amax(x, n);
         most = nbi_f32_bits(one) > nbi_f32_bits(most) ? one : most;
     }
     raise_to(host(a->out), most);
@@ -109,7 +109,7 @@ enum nb_status nbi_cpu_amax(struct nbi_stream *s, const struct nbi_op_amax *a)
 /* Row of tiles t of an NVFP4 matrix. */
 static void refresh_tiles(const struct op *op, int64_t t)
 {
-    const struct nbi_op_refresh *a = op->args;
+    const struct nbi_op_requantize *a = op->args;
     const struct nbi_weight *w = &a->w;
     int64_t row = t * NBI_TILE_ROWS, left = w->rows - row;
     int rows = left < NBI_TILE_ROWS ? (int)left : NBI_TILE_ROWS;
@@ -130,8 +130,8 @@ static void refresh_tiles(const struct op *op, int64_t t)
 
 static void refresh_floats(const struct op *op, int64_t first, int64_t n)
 {
-    const struct nbi_op_refresh *a = op->args;
-    const struct nbi_cpu_kernels *k = op->s->cpu->k;
+    const struct nbi_op_requantize *a = op->args;
+    const struct nbi_microkernels *k = op->s->cpu->k;
     float x[STRIP];
     uint16_t half[STRIP];
     k->widen(x, (const uint8_t *)host(a->master) + nbi_dtype_bytes(a->dtype, first), a->dtype, n);
@@ -150,7 +150,7 @@ static int64_t values_of(const struct nbi_weight *w)
 static void refresh_pieces(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
-    const struct nbi_op_refresh *a = op->args;
+    const struct nbi_op_requantize *a = op->args;
     (void)thread;
     for (int64_t i = first; i < first + count; i++) {
         int64_t left = values_of(&a->w) - i * STRIP;
@@ -161,7 +161,7 @@ static void refresh_pieces(void *ctx, int thread, int64_t first, int64_t count)
     }
 }
 
-enum nb_status nbi_cpu_refresh(struct nbi_stream *s, const struct nbi_op_refresh *a)
+enum nb_status nbi_cpu_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a)
 {
     if (a->w.data.at == a->master.at)
         return NB_OK; /* the master itself */

@@ -207,29 +207,29 @@ static inline void adamw_load(float x[ADAMW_UNIT], const struct nbi_moment *s, b
 {
     struct adamw_codes c;
     int64_t scale_at, scale_bytes;
-    if (s->kind == NBI_STATE_NVFP4 && S == 0)
+    if (s->kind == NBI_MOMENT_NVFP4 && S == 0)
         n = 0;
-    int64_t value_at = nbi_state_bytes(s->kind, at, &scale_at);
-    int64_t bytes = nbi_state_bytes(s->kind, n, &scale_bytes);
+    int64_t value_at = nbi_moment_bytes(s->kind, at, &scale_at);
+    int64_t bytes = nbi_moment_bytes(s->kind, n, &scale_bytes);
     if (n < ADAMW_UNIT) {
         memset(&c, 0, sizeof c);
         memset(x, 0, ADAMW_UNIT * sizeof *x);
     }
-    if (s->kind == NBI_STATE_F32) {
+    if (s->kind == NBI_MOMENT_F32) {
         memcpy(x, (const uint8_t *)host(s->values) + value_at, (size_t)bytes);
         return;
     }
     memcpy(c.v8, (const uint8_t *)host(s->values) + value_at, (size_t)bytes);
     if (scale_bytes > 0)
         memcpy(c.e4m3, (const uint8_t *)host(s->scales) + scale_at, (size_t)scale_bytes);
-    if (s->kind == NBI_STATE_BF16)
+    if (s->kind == NBI_MOMENT_BF16)
         adamw_widen_bf16(x, c.bf16);
-    else if (s->kind == NBI_STATE_INT8)
+    else if (s->kind == NBI_MOMENT_INT8)
         adamw_decode_int8(x, &c, is_v);
     else if (is_v)
         adamw_decode_levels(x, &c, S);
     else
-        nbi_kernels()->dequantize_f32(x, c.nibbles, c.e4m3, ADAMW_UNIT / 16, S);
+        nbi_codec_table()->dequantize_f32(x, c.nibbles, c.e4m3, ADAMW_UNIT / 16, S);
 }
 
 /* ---- moments: to what is stored ---- */
@@ -358,20 +358,20 @@ static inline void adamw_store(const struct nbi_op_adamw *a, bool is_v, const fl
     float S = is_v ? a->v_scale[1] : a->m_scale[1], root[ADAMW_UNIT];
     struct adamw_codes c;
     int64_t scale_at, scale_bytes;
-    int64_t value_at = nbi_state_bytes(s->kind, at, &scale_at);
-    int64_t bytes = nbi_state_bytes(s->kind, n, &scale_bytes);
+    int64_t value_at = nbi_moment_bytes(s->kind, at, &scale_at);
+    int64_t bytes = nbi_moment_bytes(s->kind, n, &scale_bytes);
     uint8_t *values = (uint8_t *)host(s->values) + value_at;
-    if (s->kind == NBI_STATE_F32) {
+    if (s->kind == NBI_MOMENT_F32) {
         memcpy(values, x, (size_t)bytes);
         return;
     }
     adamw_random(c.random, a, at, is_v ? ADAMW_V : ADAMW_M);
-    if (is_v && s->kind != NBI_STATE_BF16)
+    if (is_v && s->kind != NBI_MOMENT_BF16)
         for (int i = 0; i < ADAMW_UNIT; i++)
             root[i] = sqrtf(x[i]);
-    if (s->kind == NBI_STATE_BF16)
+    if (s->kind == NBI_MOMENT_BF16)
         adamw_round_bf16(c.bf16, x, c.random);
-    else if (s->kind == NBI_STATE_INT8)
+    else if (s->kind == NBI_MOMENT_INT8)
         is_v ? adamw_encode_v8(&c, root) : adamw_encode_m8(&c, x);
     else
         is_v ? adamw_encode_v4(&c, root, S) : adamw_encode_m4(&c, x, S);

@@ -20,7 +20,7 @@ struct range {
 __device__ static inline int splits_of(const struct attend &a, int n)
 {
     int count = a.last[n] - a.first[n] + 1;
-    return a.steady && a.splits > 1 ? (count - 1) / steady_piece(count) + 1 : a.splits;
+    return a.batch_invariant && a.splits > 1 ? (count - 1) / steady_piece(count) + 1 : a.splits;
 }
 
 /* What split z of row n has of its range, in whole steps. May be empty. */
@@ -181,9 +181,9 @@ int64_t nbi_cuda_attend_bytes(const struct cuda *cuda, const struct nbi_stream_l
 static int splits_for(const struct nbi_stream *s, const struct nbi_op_attention *a, int64_t pairs,
                       int64_t slots, int64_t least)
 {
-    int64_t splits = slots / pairs, steady = ceil_div(a->longest, STEADY_KEYS);
-    if (a->steady) /* the most that a row can have */
-        return steady < STEADY_SPLITS ? (int)steady : STEADY_SPLITS;
+    int64_t splits = slots / pairs, batch_invariant = ceil_div(a->longest, STEADY_KEYS);
+    if (a->batch_invariant) /* the most that a row can have */
+        return batch_invariant < STEADY_SPLITS ? (int)batch_invariant : STEADY_SPLITS;
     if (a->N > 1) {
         int64_t more = 4 * slots / pairs, long_enough = a->longest / 512;
         more = more < long_enough ? more : long_enough;
@@ -290,7 +290,7 @@ enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_atte
     k.D = (int)a->D;
     k.group = (int)(a->NH / a->NKV);
     k.splits = 1;
-    k.steady = a->steady;
+    k.batch_invariant = a->batch_invariant;
     k.scale = LOG2E / sqrtf((float)a->D);
 
     if (is_few(a))

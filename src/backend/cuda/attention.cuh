@@ -28,7 +28,7 @@ struct attend {
     float *parts;  /* plain: values [N, NH, splits, D], then maximum and sum [N, NH, splits, 2] */
     int32_t *left; /* few: parts that were left so far, [N, NKV]; zeros between calls */
     int N, NH, NKV, D, group, splits;
-    bool steady;
+    bool batch_invariant;
     float scale; /* log2(e) / sqrt(D) */
 };
 

@@ -312,7 +312,7 @@ __device__ static inline void few_cut(const struct few_args &f, int *start)
     longest = __reduce_max_sync(0xFFFFFFFF, longest);
     int each = common_piece(f, total, longest);
     for (int i = 0; i < 2; i++) {
-        int size = f.a.steady ? steady_piece(count[i]) : each;
+        int size = f.a.batch_invariant ? steady_piece(count[i]) : each;
         pieces[i] = count[i] > 0 ? (count[i] - 1) / size + 1 : 0;
     }
     int sum = pieces[0] + pieces[1], at = sum;
@@ -677,12 +677,12 @@ static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_atten
     f.room = k.N * k.NKV * f.a.splits;
     f.wave = slots > k.NKV ? (unsigned)(slots / k.NKV) : 1;
     f.least = FEW_STEPS * FEW_WARPS * F::KEYS;
-    NBI_BUG_IF(a->N > NBI_FEW_ROWS || (a->steady && f.a.splits < STEADY_SPLITS));
+    NBI_BUG_IF(a->N > NBI_FEW_ROWS || (a->batch_invariant && f.a.splits < STEADY_SPLITS));
     int64_t useful = k.N * k.NKV * ceil_div(a->longest, f.least);
     unsigned grid = (unsigned)(useful < slots ? useful : slots);
     /* Values are in the range of f16 then. Others round y by its largest, so that steady ones,
      * which may be among them, do too. */
-    bool small = (TYPE == NBI_F16 || TYPE == NBI_E4M3) && !a->steady;
+    bool small = (TYPE == NBI_F16 || TYPE == NBI_E4M3) && !a->batch_invariant;
     if (small && a->NH * D % NBI_TILE_COLS == 0 && a->NH * D <= s->limits.K)
         f.x16 = x16_of(s, a->N, a->NH * D);
     if (k.pages)

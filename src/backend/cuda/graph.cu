@@ -11,7 +11,7 @@
 #include "backend/cuda/internal.cuh"
 
 /* The list of that key, or else the one that makes room for it. */
-static struct graph *find(struct nbi_stream *s, const struct nbi_routine *r)
+static struct graph *find(struct nbi_stream *s, const struct nbi_graph *r)
 {
     struct graph *oldest = s->graphs;
     for (int i = 0; i < NBI_GRAPHS_MAX; i++) {
@@ -33,8 +33,7 @@ static void forget(struct graph *g)
 }
 
 /* Fails as the list itself does; *out stays NULL where only a graph could not be made of it. */
-static enum nb_status record(struct nbi_stream *s, const struct nbi_routine *r,
-                             cudaGraphExec_t *out)
+static enum nb_status record(struct nbi_stream *s, const struct nbi_graph *r, cudaGraphExec_t *out)
 {
     cudaGraph_t graph = NULL;
     if (cudaStreamBeginCapture(s->queue, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
@@ -57,7 +56,7 @@ static enum nb_status record(struct nbi_stream *s, const struct nbi_routine *r,
     return rc;
 }
 
-enum nb_status nbi_cuda_repeat(struct nbi_stream *s, const struct nbi_routine *r)
+enum nb_status nbi_cuda_repeat(struct nbi_stream *s, const struct nbi_graph *r)
 {
     CU_HERE(s);
     struct graph *g = find(s, r);

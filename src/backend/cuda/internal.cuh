@@ -142,15 +142,17 @@ double nbi_cuda_peak(struct nbi_backend *be);
 double nbi_cuda_peak_floats(struct nbi_backend *be);
 
 /* token.cu */
-enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_model *m,
-                                  struct nbi_token **out);
-enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_step *step);
-enum nb_status nbi_cuda_token_follow(struct nbi_token *t, const struct nbi_token_step *step,
-                                     struct nbi_follow *f);
-void nbi_cuda_token_free(struct nbi_token *t);
+enum nb_status nbi_cuda_megakernel_new(struct nbi_stream *s, const struct nbi_megakernel_model *m,
+                                       struct nbi_megakernel **out);
+enum nb_status nbi_cuda_megakernel_run(struct nbi_megakernel *t,
+                                       const struct nbi_megakernel_step *step);
+enum nb_status nbi_cuda_megakernel_run_ahead(struct nbi_megakernel *t,
+                                             const struct nbi_megakernel_step *step,
+                                             struct nbi_run_ahead *f);
+void nbi_cuda_megakernel_free(struct nbi_megakernel *t);
 
 /* graph.cu */
-enum nb_status nbi_cuda_repeat(struct nbi_stream *s, const struct nbi_routine *r);
+enum nb_status nbi_cuda_repeat(struct nbi_stream *s, const struct nbi_graph *r);
 void nbi_cuda_graphs_end(struct nbi_stream *s);
 
 /* rows.cu */
@@ -164,7 +166,7 @@ enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather 
 enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatter *a);
 
 /* select.cu */
-enum nb_status nbi_cuda_top(struct nbi_stream *s, const struct nbi_op_top *a);
+enum nb_status nbi_cuda_topk(struct nbi_stream *s, const struct nbi_op_topk *a);
 
 /* linear.cu */
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a);

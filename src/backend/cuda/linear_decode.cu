@@ -542,7 +542,8 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
 /* Whether warps work in teams: it is Hopper, and the code of its own instructions is there. */
 static bool teams(const struct nbi_stream *s, const struct nbi_op_linear *a)
 {
-    return s->cuda->cc == 90 && strstr(NIBBLE_ARCH, "90a") && (a->steady || a->N > ALONE_ROWS);
+    return s->cuda->cc == 90 && strstr(NIBBLE_ARCH, "90a") &&
+           (a->batch_invariant || a->N > ALONE_ROWS);
 }
 
 /* Columns of x that there is room for, and attention (attend_few.cu) beside them. */
@@ -626,7 +627,7 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     p.passes = (int)ceil_div(ceil_div(rows, p.lines) << p.gated,
                              together ? crew<true>::PASS : crew<false>::PASS);
     NBI_BUG_IF(p.tile_cols * (int64_t)crew<true>::WAYS > 100000);
-    if (!a->steady && nbi_cuda_whole_fits(s, &p))
+    if (!a->batch_invariant && nbi_cuda_whole_fits(s, &p))
         NBI_TRY(nbi_cuda_linear_whole(s, &p));
     else
         NBI_TRY(together ? launch_for<true>(s, p) : launch_for<false>(s, p));

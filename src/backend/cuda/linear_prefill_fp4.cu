@@ -7,7 +7,7 @@
  * its own order (tensor/nvfp4.h). Weights are rewritten a slice at a time, as for bf16, and lose
  * nothing. x becomes the sum of two terms, x and what the first term leaves of it, since one is off
  * by a tenth: the bytes that the host's codec gives with method rtn and the tensor scale of the
- * largest value (so what nbi_nvfp4_two_terms says is what is multiplied). That scale is known on
+ * largest value (so what nbi_nvfp4_split_hi_lo says is what is multiplied). That scale is known on
  * the device alone, and so are the factors of the products. Of each slice there are two products,
  * one for each term; the second adds to the first.
  *
@@ -302,11 +302,11 @@ void nbi_cuda_four_begin(struct cuda *cuda)
 static void refuse(struct cuda *cuda, const char *what)
 {
     pthread_mutex_lock(&cuda->lock);
-    bool news = !cuda->be.four_failed;
+    bool news = !cuda->be.fp4_selftest_failed;
     if (news)
         snprintf(cuda->products, sizeof cuda->products, "native FP4 %s (%.150s): " WIDENED, what,
                  nb_last_error());
-    cuda->be.four_failed = true;
+    cuda->be.fp4_selftest_failed = true;
     __atomic_store_n(&cuda->be.four, false, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&cuda->lock);
     if (news)
@@ -362,7 +362,7 @@ static void draw(struct probe *p)
         largest = fmaxf(largest, fabsf(p->x[i]));
     }
     nbi_nvfp4_dequantize_f32(p->w, p->codes, p->scales, TEST_ROWS * TEST_K / 16, tensor_scale);
-    nbi_nvfp4_two_terms(p->rounded, p->x, TEST_N * TEST_K / 16, nbi_nvfp4_tensor_scale(largest));
+    nbi_nvfp4_split_hi_lo(p->rounded, p->x, TEST_N * TEST_K / 16, nbi_nvfp4_tensor_scale(largest));
 }
 
 /* What is wanted, and its root mean square. */
@@ -472,7 +472,7 @@ void nbi_cuda_four_try(struct nbi_stream *s)
     if (cuda->cc < NBI_FOUR_CAPABILITY)
         return;
     pthread_mutex_lock(&cuda->trying);
-    if (!cuda->be.four && !cuda->be.four_failed) {
+    if (!cuda->be.four && !cuda->be.fp4_selftest_failed) {
         if (self_test(s) == NB_OK) {
             snprintf(cuda->products, sizeof cuda->products,
                      "native FP4 (cuBLASLt), activations in two terms, self-test passed");

@@ -221,7 +221,7 @@ struct follower {
     uint32_t tag;
 };
 
-#define TOLD_MAX (1 + 2 * NBI_TOP_MAX)
+#define TOLD_MAX (1 + 2 * NBI_TOPK_MAX)
 
 __device__ static inline void tell(const struct follower &f, int i, uint32_t word)
 {
@@ -326,7 +326,7 @@ __global__ static void k_follow_drawn(const struct follower f, const int32_t *to
 
 /* ---- the host's part ---- */
 
-struct nbi_token {
+struct nbi_megakernel {
     struct nbi_stream *s;
     struct model m;
     uint8_t *block;
@@ -345,7 +345,7 @@ struct nbi_token {
 
 typedef void (*token_kernel)(struct model, struct step_args, struct row);
 
-template <enum nbi_dtype T> static void choose_kernels(struct nbi_token *t)
+template <enum nbi_dtype T> static void choose_kernels(struct nbi_megakernel *t)
 {
     int G = t->m.together;
     t->few = (const void *)(token_kernel)k_token<T, 1, true>;
@@ -359,7 +359,7 @@ static bool is_tiles(const struct nbi_weight *w)
     return w->dtype == NBI_NVFP4 && w->layout == NBI_WEIGHT_TILES;
 }
 
-static bool fits(const struct nbi_token_model *m)
+static bool fits(const struct nbi_megakernel_model *m)
 {
     enum nbi_dtype embed = m->embed.dtype;
     bool ok = m->D == HEAD && m->C % 16 == 0 && m->F % 16 == 0 && is_tiles(&m->head) &&
@@ -473,8 +473,8 @@ static enum nb_status map_store(const struct model *m, void *rows, struct store_
                : nbi_fail(NB_EUNSUPPORTED, "keys and values that copies of boxes do not suit");
 }
 
-static enum nb_status fill_layer(struct nbi_token *t, const struct tables *to, int64_t i,
-                                 const struct nbi_token_model *m)
+static enum nb_status fill_layer(struct nbi_megakernel *t, const struct tables *to, int64_t i,
+                                 const struct nbi_megakernel_model *m)
 {
     struct cuda *cuda = t->s->cuda;
     const struct nbi_layer_weights *l = &m->layer[i];
@@ -495,7 +495,7 @@ static enum nb_status fill_layer(struct nbi_token *t, const struct tables *to, i
     return nbi_cuda_vector_read(cuda, &l->k_norm, to->head_norms + (2 * i + 1) * HEAD);
 }
 
-static void describe(struct model *m, const struct nbi_token_model *t, int sms)
+static void describe(struct model *m, const struct nbi_megakernel_model *t, int sms)
 {
     int share = (int)(t->NH / t->NKV);
     m->together = share % 4 == 0 ? 4 : share % 2 == 0 ? 2 : 1;
@@ -521,7 +521,7 @@ static void describe(struct model *m, const struct nbi_token_model *t, int sms)
 }
 
 /* Tables and vectors in one block; the first five are filled from the host. */
-static enum nb_status place(struct nbi_token *t, const struct tables *from)
+static enum nb_status place(struct nbi_megakernel *t, const struct tables *from)
 {
     struct model *m = &t->m;
     int64_t q = (int64_t)(m->NH + 2 * m->NKV) * HEAD;
@@ -564,7 +564,7 @@ static enum nb_status place(struct nbi_token *t, const struct tables *from)
     return NB_OK;
 }
 
-static enum nb_status size_shared(struct nbi_token *t)
+static enum nb_status size_shared(struct nbi_megakernel *t)
 {
     struct model *m = &t->m;
     int most = 0, blocks = 0;
@@ -596,7 +596,7 @@ static enum nb_status size_shared(struct nbi_token *t)
     return NB_OK;
 }
 
-static enum nb_status fill_token(struct nbi_token *t, const struct nbi_token_model *m,
+static enum nb_status fill_token(struct nbi_megakernel *t, const struct nbi_megakernel_model *m,
                                  const struct tables *tables)
 {
     if (t->m.each < 1 || t->m.splits < 1)
@@ -621,7 +621,7 @@ static enum nb_status fill_token(struct nbi_token *t, const struct nbi_token_mod
  * whichever engine they are. A kernel may start early, before the one before it has ended, if there
  * is nobody else in this process. */
 static struct {
-    int tokens;            /* struct nbi_token that there are */
+    int tokens;            /* struct nbi_megakernel that there are */
     pthread_mutex_t early; /* held until a kernel that starts early has its place */
 } others = {.early = PTHREAD_MUTEX_INITIALIZER};
 
@@ -638,7 +638,7 @@ static void meet_others(void)
     pthread_mutex_unlock(&others.early);
 }
 
-void nbi_cuda_token_free(struct nbi_token *t)
+void nbi_cuda_megakernel_free(struct nbi_megakernel *t)
 {
     if (!t)
         return;
@@ -648,13 +648,13 @@ void nbi_cuda_token_free(struct nbi_token *t)
     free(t);
 }
 
-enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_model *m,
-                                  struct nbi_token **out)
+enum nb_status nbi_cuda_megakernel_new(struct nbi_stream *s, const struct nbi_megakernel_model *m,
+                                       struct nbi_megakernel **out)
 {
     *out = NULL;
     if (s->cuda->cc < 90 || !fits(m))
         return NB_EUNSUPPORTED;
-    struct nbi_token *t = (struct nbi_token *)calloc(1, sizeof *t);
+    struct nbi_megakernel *t = (struct nbi_megakernel *)calloc(1, sizeof *t);
     const struct tables tables = {
         (struct layer *)calloc((size_t)m->layers, sizeof(struct layer)),
         (struct store_map *)aligned_alloc(128, (size_t)m->layers * 2 * sizeof(struct store_map)),
@@ -694,14 +694,14 @@ enum nb_status nbi_cuda_token_new(struct nbi_stream *s, const struct nbi_token_m
     if (rc == NB_OK)
         *out = t;
     else
-        nbi_cuda_token_free(t);
+        nbi_cuda_megakernel_free(t);
     return rc;
 }
 
 /* With the row of the embedding that lies there, or that goes with the launch. If `early`, blocks
  * come as soon as there is room for them. */
-static enum nb_status run(struct nbi_token *t, const struct nbi_token_step *step, const void *row,
-                          bool early)
+static enum nb_status run(struct nbi_megakernel *t, const struct nbi_megakernel_step *step,
+                          const void *row, bool early)
 {
     struct step_args a = {row,        step->position, step->slot, step->first,
                           step->last, t->epoch,       t->round,   at<float>(step->logits)};
@@ -727,7 +727,8 @@ static enum nb_status run(struct nbi_token *t, const struct nbi_token_step *step
     return NB_OK;
 }
 
-enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_step *step)
+enum nb_status nbi_cuda_megakernel_run(struct nbi_megakernel *t,
+                                       const struct nbi_megakernel_step *step)
 {
     const uint8_t *row = t->embed + step->id * t->row_bytes;
     CU_HERE(t->s);
@@ -737,7 +738,7 @@ enum nb_status nbi_cuda_token_run(struct nbi_token *t, const struct nbi_token_st
 }
 
 /* Reads `count` words until all have the tag of now; asks how the device is now and then. */
-static enum nb_status hear(const struct nbi_token *t, uint32_t *said, int count)
+static enum nb_status hear(const struct nbi_megakernel *t, uint32_t *said, int count)
 {
     const volatile uint64_t *told = t->told;
     bool over = false;
@@ -764,8 +765,8 @@ static enum nb_status hear(const struct nbi_token *t, uint32_t *said, int count)
     }
 }
 
-static enum nb_status follow(struct nbi_token *t, const struct nbi_token_step *step,
-                             const struct nbi_follow *f, bool early, uint32_t *said)
+static enum nb_status follow(struct nbi_megakernel *t, const struct nbi_megakernel_step *step,
+                             const struct nbi_run_ahead *f, bool early, uint32_t *said)
 {
     CU_HERE(t->s);
     const struct follower to = {t->told, t->next, (const uint4 *)t->embed,
@@ -779,12 +780,13 @@ static enum nb_status follow(struct nbi_token *t, const struct nbi_token_step *s
     return hear(t, said, 1 + 2 * (int)f->J);
 }
 
-enum nb_status nbi_cuda_token_follow(struct nbi_token *t, const struct nbi_token_step *step,
-                                     struct nbi_follow *f)
+enum nb_status nbi_cuda_megakernel_run_ahead(struct nbi_megakernel *t,
+                                             const struct nbi_megakernel_step *step,
+                                             struct nbi_run_ahead *f)
 {
     const bool early = alone();
     uint32_t said[TOLD_MAX];
-    NBI_BUG_IF(f->J < 1 || f->J > NBI_TOP_MAX);
+    NBI_BUG_IF(f->J < 1 || f->J > NBI_TOPK_MAX);
     if (early)
         pthread_mutex_lock(&others.early);
     enum nb_status rc = follow(t, step, f, early && alone(), said);

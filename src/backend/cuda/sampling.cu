@@ -2,11 +2,11 @@
 #include "backend/cuda/pack_activations.cuh"
 #include "backend/cuda/sort_key.cuh"
 
-#define SLICE   2048 /* logits that a block looks through; nbi_top_room counts on it */
+#define SLICE   2048 /* logits that a block looks through; nbi_topk_scratch_bytes counts on it */
 #define THREADS 512
 
 #define EACH (SLICE / THREADS)
-#define LIST (EACH * NBI_TOP_MAX)
+#define LIST (EACH * NBI_TOPK_MAX)
 
 /* A number that J threads have a key of or above, more only if keys are the same. */
 __device__ static inline uint64_t least_of_best(uint64_t key, int J)
@@ -130,13 +130,13 @@ __global__ static void k_best_join(int32_t *ids, float *values, int32_t *odd, co
     }
 }
 
-enum nb_status nbi_cuda_top(struct nbi_stream *s, const struct nbi_op_top *a)
+enum nb_status nbi_cuda_topk(struct nbi_stream *s, const struct nbi_op_topk *a)
 {
     const struct best known = s->best;
     CU_HERE(s);
     unsigned slices = (unsigned)ceil_div(a->V, SLICE), J = (unsigned)a->J;
     uint64_t *parts = (uint64_t *)at<uint8_t>(a->room);
-    NBI_BUG_IF(a->J < 1 || a->J > NBI_TOP_MAX || a->J > a->V);
+    NBI_BUG_IF(a->J < 1 || a->J > NBI_TOPK_MAX || a->J > a->V);
     int32_t *ids = at<int32_t>(a->ids), *odd = at<int32_t>(a->odd);
     float *values = at<float>(a->values), *logits = at<float>(a->logits);
     if (J == 1 && a->N == 1 && known.logits == logits && known.V == a->V) {

@@ -11,7 +11,7 @@ extern "C" {
 #define NBI_GRAPHS_MAX 16
 
 struct graph {
-    int64_t key[NBI_ROUTINE_KEYS];
+    int64_t key[NBI_GRAPH_KEYS];
     int64_t used;         /* when, in calls of repeat; 0: never */
     bool tried;           /* to record it */
     cudaGraphExec_t exec; /* NULL: it was seen once, or cannot be recorded */
