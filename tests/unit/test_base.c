@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/crc.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -79,6 +80,41 @@ static void test_arena__products_and_sizes_cannot_wrap(void **state)
     assert_fails(nbi_arena_alloc(&a, "x", SIZE_MAX - 3, &p), NB_ENOMEM, "out of memory");
     assert_null(p);
     nbi_arena_release(&a);
+}
+
+static void test_array__grows_and_keeps_its_elements(void **state)
+{
+    (void)state;
+    int32_t *array = NULL;
+    size_t capacity = 0, moves = 0;
+    for (int32_t i = 0; i < 100000; i++) {
+        size_t before = capacity;
+        assert_ok(NBI_ARRAY_RESERVE(array, capacity, (size_t)i + 1, "numbers"));
+        assert_true(capacity > (size_t)i);
+        moves += capacity != before;
+        array[i] = i;
+    }
+    for (int32_t i = 0; i < 100000; i++)
+        assert_int_equal(array[i], i);
+    assert_true(moves < 20);
+    assert_ok(NBI_ARRAY_RESERVE(array, capacity, 300001, "numbers"));
+    assert_true(capacity >= 300001);
+    free(array);
+}
+
+static void test_array__a_failure_leaves_it_as_it_was(void **state)
+{
+    (void)state;
+    int64_t *array = NULL;
+    size_t capacity = 0;
+    assert_ok(NBI_ARRAY_RESERVE(array, capacity, 3, "numbers"));
+    int64_t *before = array;
+    size_t had = capacity;
+    assert_int_equal(NBI_ARRAY_RESERVE(array, capacity, SIZE_MAX / 8 + 1, "numbers"), NB_ENOMEM);
+    assert_non_null(strstr(nb_last_error(), "numbers"));
+    assert_ptr_equal(array, before);
+    assert_int_equal(capacity, had);
+    free(array);
 }
 
 static void test_str__failure_sticks_and_growth_keeps_text(void **state)
@@ -417,6 +453,8 @@ int main(void)
         cmocka_unit_test(test_status__every_code_has_words),
         cmocka_unit_test(test_arena__blocks_are_zeroed_aligned_and_booked),
         cmocka_unit_test(test_arena__products_and_sizes_cannot_wrap),
+        cmocka_unit_test(test_array__grows_and_keeps_its_elements),
+        cmocka_unit_test(test_array__a_failure_leaves_it_as_it_was),
         cmocka_unit_test(test_str__failure_sticks_and_growth_keeps_text),
         cmocka_unit_test(test_str__wildcards),
         cmocka_unit_test(test_str__utf8),
