@@ -406,11 +406,11 @@ struct nb_candidate {
 struct nb_batch_input {
     int64_t sequence;
     const int32_t *ids;
-    int64_t count;             /* at least 1 */
-    float *logits;             /* [vocab], or NULL */
-    struct nb_candidate *best; /* [topk], best first, of equals the lower id */
-    int64_t topk;              /* up to 64 and vocab; 0: none */
-    bool odd;                  /* out, with best: some logit is not finite, and best ids are -1 */
+    int64_t count;                   /* at least 1 */
+    float *logits;                   /* [vocab], or NULL */
+    struct nb_candidate *candidates; /* [topk], most likely first, of equals the lower id */
+    int64_t topk;                    /* up to 64 and vocab; 0: none */
+    bool nonfinite; /* out: some logit is not finite, and all candidate ids are -1 */
 };
 
 /* One pass over the tokens of all parts, no sequence twice. All or nothing: after a failure all
@@ -556,9 +556,10 @@ struct nb_parity_path {
     int64_t layers;                      /* 0: this path does not show them */
     struct nb_parity_error logits;
     int64_t positions, same_top; /* positions with the same most likely token */
-    int64_t clear, same_clear;   /* of those whose best logit leads by over twice the error there */
-    double kl;                   /* KL(training forward || this path), mean over the positions */
-    double bound;                /* on logits.relative; 0: none */
+    /* Of those, the ones whose highest logit leads by more than twice the error there. */
+    int64_t decided, same_decided;
+    double kl;    /* KL(training forward || this path), mean over the positions */
+    double bound; /* on logits.relative; 0: none */
     bool passed;
 };
 

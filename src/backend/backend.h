@@ -113,7 +113,7 @@ struct nbi_op_rmsnorm {
 
 /* y_i = x W_i^T, for up to three matrices that share x; y_i = y_i + x W_i^T with add. The products
  * of one call may run together. exact: f32 activations; else a backend may round x to fewer bits
- * (16 in blocks of 256 on the CPU; twice four for many rows where nbi_backend.four says so). Each y
+ * (16 in blocks of 256 on the CPU; twice four for many rows where nbi_backend.fp4 says so). Each y
  * depends on its row of x alone, and on nothing else about the call: the same row gives the same
  * bits whatever N is. On a GPU that holds for exact ones, and for steady ones with NVFP4 matrices
  * of up to nbi_backend.batch_invariant_rows rows; others are done in the way that is best for N,
@@ -135,8 +135,8 @@ struct nbi_op_linear {
  * attention over q_out right behind it, if its tokens are alone; q_out is undefined then. */
 struct nbi_op_qkv_rope {
     struct nbi_ptr q_out; /* [N, NH, D]; may be q */
-    struct nbi_kv_view store;
-    struct nbi_ptr slots;          /* int32 [N] */
+    struct nbi_kv_view kv;
+    struct nbi_ptr kv_rows;        /* int32 [N] */
     struct nbi_ptr q, k, v;        /* [N, NH, D], [N, NKV, D] twice */
     struct nbi_ptr rstd_q, rstd_k; /* [N, NH], [N, NKV], or none */
     struct nbi_weight q_norm, k_norm;
@@ -158,16 +158,19 @@ struct nbi_op_attention {
     struct nbi_ptr y;   /* [N, NH, D] */
     struct nbi_ptr lse; /* [N, NH], or none */
     struct nbi_ptr q;   /* [N, NH, D] */
-    struct nbi_kv_view store;
+    struct nbi_kv_view kv;
     struct nbi_ptr first, last;   /* int32 [N]; first[n] <= last[n] */
     struct nbi_ptr pages, tables; /* int32 [.], int32 [N]; or none */
-    int64_t longest;              /* no n sees more rows; close to it is faster */
+    int64_t max_keys;             /* no n sees more rows; close to it is faster */
     int64_t N, NH, NKV, D;
     bool exact; /* f32 throughout; else a backend may round q and the weights of the rows */
-    bool apart; /* tokens share few rows or none: nothing is won by looking at them together */
-    bool alone; /* each sees no other's row, and its own is the last that it sees; the others were
-                 * there before the last upload, as first, last, pages and tables were */
-    bool batch_invariant; /* the same bits in any company */
+    /* Rows have few keys in common, or none: looking at them together gains nothing. */
+    bool kv_unshared;
+    /* Each row belongs to another sequence, and its own key is the last that it attends to. Older
+     * keys and the index arrays were complete at the last upload. */
+    bool one_row_per_sequence;
+    /* The bits of a row do not depend on the other rows. */
+    bool batch_invariant;
 };
 
 /* y = silu(gate) * up. */
@@ -198,12 +201,12 @@ struct nbi_op_scatter {
 #define NBI_TOPK_MAX 64
 
 struct nbi_op_topk {
-    struct nbi_ptr ids;    /* int32 [N, J] */
-    struct nbi_ptr values; /* f32 [N, J] */
-    struct nbi_ptr odd;    /* int32 [N] */
-    struct nbi_ptr logits; /* [N, V] */
-    struct nbi_ptr room;   /* nbi_topk_scratch_bytes(V) bytes for each row, which it may write to */
-    int64_t J, N, V;
+    struct nbi_ptr ids;       /* int32 [N, k] */
+    struct nbi_ptr values;    /* f32 [N, k] */
+    struct nbi_ptr nonfinite; /* int32 [N] */
+    struct nbi_ptr logits;    /* [N, V] */
+    struct nbi_ptr scratch;   /* nbi_topk_scratch_bytes(V) bytes for each row, written to */
+    int64_t k, N, V;
 };
 
 static inline int64_t nbi_topk_scratch_bytes(int64_t V)
@@ -224,10 +227,10 @@ struct nbi_op_xent {
     struct nbi_ptr targets; /* int32 [N] */
     float scale;
     struct nbi_ptr kl;      /* [N] */
-    struct nbi_ptr ref_ids; /* int32 [N, J], no id twice in a row */
-    struct nbi_ptr ref_p;   /* f32 [N, J] their probabilities */
+    struct nbi_ptr ref_ids; /* int32 [N, ref_k], no id twice in a row */
+    struct nbi_ptr ref_p;   /* f32 [N, ref_k] their probabilities */
     float kl_scale;
-    int64_t J, N, V;
+    int64_t ref_k, N, V;
 };
 
 /* loss[n] = mean over c of |x[n, c] - target[n, c]|; dx, if any, is scale / C times the sign of the
@@ -287,7 +290,7 @@ struct nbi_op_qkv_rope_bwd {
 struct nbi_op_attention_bwd {
     struct nbi_ptr dq, dk, dv;
     struct nbi_ptr dy, y, lse, q;
-    struct nbi_kv_view store; /* f32 */
+    struct nbi_kv_view kv; /* f32 */
     struct nbi_ptr first;
     int64_t N, NH, NKV, D;
 };
@@ -343,7 +346,7 @@ static inline int64_t nbi_moment_bytes(enum nbi_moment_type kind, int64_t n, int
 /* AdamW on elements [first, first + count) of a tensor, both multiples of 32 except where the
  * tensor ends; in pieces or at once is the same. In f32, rounded at each step:
  *   g = grad * grad_scale;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) (g g)
- *   u = m / correct1 / (sqrt(v / correct2) + eps), cut to [-clamp, clamp] if clamp > 0
+ *   u = m / correct1 / (sqrt(v / correct2) + eps), in [-max_update, max_update] if that is > 0
  *   w = w - (lr decay) w - lr u
  * A bf16 master is rounded stochastically. The random bits of element e are half-word e % 8, the
  * lowest first, of Philox with `seed` as key and the counter (e / 8, tensor, step, what for: 0
@@ -355,9 +358,10 @@ struct nbi_op_adamw {
     struct nbi_ptr grad; /* f32 [n] */
     struct nbi_moment m, v;
     float m_scale[2], v_scale[2]; /* nvfp4: S as stored, and S to store with; fresh state: 0, S */
-    struct nbi_ptr peak; /* f32 [2] >= 0, or none: becomes max(peak, |m|), max(peak, sqrt(v)) */
+    /* f32 [2] >= 0, or none: becomes the larger of itself and |m|, of itself and sqrt(v). */
+    struct nbi_ptr running_max;
     int64_t first, count;
-    float grad_scale, lr, beta1, beta2, eps, decay, correct1, correct2, clamp;
+    float grad_scale, lr, beta1, beta2, eps, decay, correct1, correct2, max_update;
     uint64_t seed;
     uint32_t tensor, step;
 };
@@ -369,8 +373,8 @@ struct nbi_op_adamw {
 struct nbi_op_requantize {
     struct nbi_weight w;
     struct nbi_ptr master;
-    enum nbi_dtype dtype;   /* f32 or bf16 */
-    enum nbi_dtype through; /* of floats: f32, bf16 or f16 */
+    enum nbi_dtype dtype;    /* f32 or bf16 */
+    enum nbi_dtype round_to; /* of floats: f32, bf16 or f16 */
 };
 
 /* The largest magnitude of a tensor; NaN and infinity come out as such. */
@@ -387,35 +391,35 @@ struct nbi_op_amax {
 struct nbi_megakernel_model {
     int64_t layers, C, F, NH, NKV, D, V;
     const struct nbi_layer_weights *layer; /* host, [layers]: what it says is copied */
-    const struct nbi_kv_view *stores;      /* host, [layers] */
+    const struct nbi_kv_view *kv;          /* host, [layers] */
     struct nbi_weight embed, norm, head;
     struct nbi_ptr frequency; /* as in rope_table */
     float rope_scale, eps;
 };
 
 struct nbi_megakernel_step {
-    int32_t id, position, slot, first, last;
+    int32_t id, position, kv_row, first, last;
     struct nbi_ptr logits; /* [V] */
 };
 
 /* How one of the best is drawn: each has a weight by its logit, e^((logit - the best) * cold) of
  * `unit`; top-p and min-p leave the first of them (infer/sampler.c). */
 struct nbi_draw {
-    double cold; /* 1 / temperature */
+    double inv_temperature; /* 1 / temperature */
     double unit;
     double top_p, log_min_p;
-    uint64_t spin; /* where the draw falls in what is left, of 2^64 */
+    uint64_t uniform; /* where the draw falls in what is left, of 2^64 */
 };
 
 /* The J best of some logits, and with which of them it goes on: with one, that; else with the one
  * that is drawn, up to rounding. */
 struct nbi_run_ahead {
-    int64_t J; /* up to NBI_TOPK_MAX */
+    int64_t k; /* up to NBI_TOPK_MAX */
     struct nbi_draw draw;
-    struct nbi_ptr top; /* of J > 1: odd, ids [J] and values [J] as `top` left them */
-    struct nb_candidate best[NBI_TOPK_MAX]; /* out, best first */
-    int32_t id;                             /* out, which it is */
-    bool odd; /* out: a logit was not finite, and nothing is to be had of the rest */
+    struct nbi_ptr topk; /* of k > 1: odd, ids [J] and values [J] as `top` left them */
+    struct nb_candidate candidates[NBI_TOPK_MAX]; /* out, best first */
+    int32_t id;                                   /* out, which it is */
+    bool nonfinite; /* out: a logit was not finite, and nothing is to be had of the rest */
 };
 
 struct nbi_megakernel; /* a model made ready for it */
@@ -465,7 +469,7 @@ struct nbi_stream_limits {
     int64_t K;     /* inputs of a product */
     int64_t D;     /* head size */
     int64_t heads; /* query heads */
-    bool back;     /* also a backward pass */
+    bool training; /* also a backward pass */
 };
 
 struct nbi_backend {
@@ -478,8 +482,8 @@ struct nbi_backend {
     int64_t graph_rows; /* of passes that are worth `repeat` */
     /* How products of NVFP4 weights with many rows are done, in words; NULL: nothing to say. Known,
      * as what follows, once a stream for many rows was opened. */
-    const char *products;
-    bool four; /* on FP4 tensor cores: unless exact, x of them is two terms of NVFP4 */
+    const char *prefill_path;
+    bool fp4; /* on FP4 tensor cores: unless exact, x of them is two terms of NVFP4 */
     bool fp4_selftest_failed; /* there are such cores, but they are not used since they failed */
     void (*close)(struct nbi_backend *be);
 
@@ -521,11 +525,11 @@ struct nbi_backend {
 
     /* For benches: multiplications per second of one core, or of the device, in NVFP4 products
      * whose data is as near as can be; and in those of floats, with all threads at work. */
-    double (*peak)(struct nbi_backend *be);
-    double (*peak_floats)(struct nbi_backend *be);
+    double (*roofline)(struct nbi_backend *be);
+    double (*roofline_f32)(struct nbi_backend *be);
     /* For benches: bytes a second read from the memory; NULL: the host's, which the bench measures
      * itself. */
-    double (*bandwidth)(struct nbi_backend *be);
+    double (*roofline_bandwidth)(struct nbi_backend *be);
 
     /* Optional: embedding, all layers and head for a single token, as the operations would do it
      * without `exact`, up to rounding; what is added to the residual stream may come as sums of up
@@ -558,7 +562,7 @@ struct nbi_backend {
     /* Optional: the operations of r, in order with others of the stream. Those of a key that was
      * there before may be kept and queued at once, without asking r for them. That takes memory,
      * the only one that a stream takes after stream_new; what is kept is of a bounded number. */
-    enum nb_status (*repeat)(struct nbi_stream *s, const struct nbi_graph *r);
+    enum nb_status (*graph_run)(struct nbi_stream *s, const struct nbi_graph *r);
 
     /* Operations; a backend that cannot train has none of the backward ones. */
 #define X(op) enum nb_status (*op)(struct nbi_stream * s, const struct nbi_op_##op *a);

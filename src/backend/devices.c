@@ -143,9 +143,9 @@ enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
     const struct nbi_stream_limits limits = {.N = be->chunk, .K = 16, .D = 2, .heads = 1};
     enum nb_status rc = be->stream_new(be, &limits, &s);
     if (rc == NB_OK) {
-        out->native = be->four;
+        out->native = be->fp4;
         out->failed = be->fp4_selftest_failed;
-        snprintf(out->words, sizeof out->words, "%s", be->products);
+        snprintf(out->words, sizeof out->words, "%s", be->prefill_path);
         be->stream_free(s);
     }
     be->close(be);

@@ -17,11 +17,13 @@ enum nb_status nbi_array_reserve(void *array, size_t *capacity, size_t need, siz
         grown = FIRST_CAPACITY;
     if (grown < need)
         grown = need;
+    if (grown > SIZE_MAX / size)
+        return nbi_fail_memory(what, SIZE_MAX);
     void *p;
     memcpy(&p, array, sizeof p); /* a pointer of any type */
-    p = reallocarray(p, grown, size);
+    p = realloc(p, grown * size);
     if (!p)
-        return nbi_fail_memory(what, grown > SIZE_MAX / size ? SIZE_MAX : grown * size);
+        return nbi_fail_memory(what, grown * size);
     memcpy(array, &p, sizeof p);
     *capacity = grown;
     return NB_OK;

@@ -25,8 +25,8 @@ static int32_t *some_tokens(int64_t count, int64_t vocab)
 struct decoder {
     struct nb_session *session;
     struct nb_batch *batch;
-    struct nb_batch_input *parts; /* [sequences] */
-    struct nb_candidate *best;    /* [sequences] */
+    struct nb_batch_input *parts;    /* [sequences] */
+    struct nb_candidate *candidates; /* [sequences] */
     int64_t sequences;
     struct nbi_logits_spec next; /* of the session */
 };
@@ -36,13 +36,13 @@ static void decoder_close(struct decoder *d)
     nb_session_close(d->session);
     nb_batch_close(d->batch);
     free(d->parts);
-    free(d->best);
+    free(d->candidates);
 }
 
 static enum nb_status decoder_open(struct decoder *d, const struct nb_engine *e,
                                    const struct nb_bench_run_opts *o)
 {
-    *d = (struct decoder){.sequences = o->parallel, .next.J = 1};
+    *d = (struct decoder){.sequences = o->parallel, .next.k = 1};
     if (o->parallel == 0 || o->prefill)
         return nb_session_open(&d->session, e,
                                &(struct nb_session_opts){.context = o->context + o->tokens,
@@ -51,8 +51,8 @@ static enum nb_status decoder_open(struct decoder *d, const struct nb_engine *e,
                                                          .exact = o->exact});
     size_t n = (size_t)o->parallel;
     d->parts = calloc(n, sizeof *d->parts);
-    d->best = calloc(n, sizeof *d->best);
-    if (!d->parts || !d->best)
+    d->candidates = calloc(n, sizeof *d->candidates);
+    if (!d->parts || !d->candidates)
         return nbi_fail_memory("sequences", n * sizeof *d->parts);
     NBI_TRY(nb_batch_open(&d->batch, e,
                           &(struct nb_batch_opts){.sequences = o->parallel,
@@ -92,10 +92,10 @@ static enum nb_status decoder_fill(struct decoder *d, const int32_t *ids, int64_
 static enum nb_status decoder_step(struct decoder *d, const int32_t *id)
 {
     if (d->session)
-        return nbi_session_append_next(d->session, &d->next.best[0].id, 1, &d->next);
+        return nbi_session_append_next(d->session, &d->next.candidates[0].id, 1, &d->next);
     for (int64_t i = 0; i < d->sequences; i++)
         d->parts[i] = (struct nb_batch_input){
-            .sequence = i, .ids = id, .count = 1, .best = &d->best[i], .topk = 1};
+            .sequence = i, .ids = id, .count = 1, .candidates = &d->candidates[i], .topk = 1};
     return nb_batch_step(d->batch, d->parts, d->sequences);
 }
 
@@ -116,12 +116,13 @@ static enum nb_status time_decode(struct decoder *d, const struct nb_engine *e,
 {
     double seconds[DECODE_ROUNDS], read[DECODE_ROUNDS];
     struct nbi_backend *be = e->be;
-    void *buf = be->bandwidth ? NULL : nbi_bandwidth_new();
-    enum nb_status rc =
-        buf || be->bandwidth ? decoder_fill(d, ids, o->context) : nbi_fail_memory("measuring", 0);
+    void *buf = be->roofline_bandwidth ? NULL : nbi_bandwidth_new();
+    enum nb_status rc = buf || be->roofline_bandwidth ? decoder_fill(d, ids, o->context)
+                                                      : nbi_fail_memory("measuring", 0);
     for (int r = -1; r < DECODE_ROUNDS && rc == NB_OK; r++) { /* the first warms up */
         int at = r < 0 ? 0 : r;
-        read[at] = be->bandwidth ? be->bandwidth(be) : nbi_bandwidth_now(buf, out->threads);
+        read[at] = be->roofline_bandwidth ? be->roofline_bandwidth(be)
+                                          : nbi_bandwidth_now(buf, out->threads);
         double start = nbi_now();
         for (int64_t i = 0; i < o->tokens && rc == NB_OK; i++)
             rc = decoder_step(d, ids + o->context + i);
@@ -183,7 +184,7 @@ enum nb_status nb_bench_run(const struct nb_engine *e, const struct nb_bench_run
     enum nb_status rc =
         ids && logits ? decoder_open(&d, e, o) : nbi_fail_memory("tokens", (size_t)o->tokens);
     out->threads = e->threads;
-    out->cores = e->be->bandwidth ? 1 : e->threads;
+    out->cores = e->be->roofline_bandwidth ? 1 : e->threads;
     snprintf(out->device, sizeof out->device, "%s", e->be->name);
     if (rc == NB_OK)
         rc = o->prefill ? time_prefill(d.session, o, ids, logits, out)
@@ -194,7 +195,7 @@ enum nb_status nb_bench_run(const struct nb_engine *e, const struct nb_bench_run
     if (rc != NB_OK)
         return rc;
     double parallel = o->parallel > 0 ? (double)o->parallel : 1;
-    out->peak_gmac_per_s = e->be->peak ? e->be->peak(e->be) / 1e9 : NAN;
+    out->peak_gmac_per_s = e->be->roofline ? e->be->roofline(e->be) / 1e9 : NAN;
     out->bytes_per_token = e->weights.bytes_per_token;
     out->kv_bytes_per_token = o->prefill ? 0 : kv_bytes(e, o);
     double bytes = (double)out->bytes_per_token / parallel;

@@ -24,7 +24,7 @@ static enum nb_status measure_peak(const struct nb_train_opts *o, struct nb_benc
     NBI_TRY(nbi_simd_parse(o->simd, &on.level));
     NBI_TRY(nbi_backend_open(&be, &on));
     out->threads = o->threads > 0 ? o->threads : nbi_cpu_count();
-    out->peak_flops_per_s = 2 * be->peak_floats(be) * out->threads;
+    out->peak_flops_per_s = 2 * be->roofline_f32(be) * out->threads;
     be->close(be);
     return NB_OK;
 }

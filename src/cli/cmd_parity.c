@@ -48,8 +48,8 @@ static enum nb_status show(void *ctx, const struct nb_parity_path *p)
                         json_pack("{s:s,s:o,s:I,s:I,s:I,s:I,s:o,s:f,s:b,s:o}", "path", p->name,
                                   "logits", error_json(&p->logits), "same_top",
                                   (json_int_t)p->same_top, "positions", (json_int_t)p->positions,
-                                  "same_clear", (json_int_t)p->same_clear, "clear",
-                                  (json_int_t)p->clear, "kl", cli_json_number(p->kl), "bound",
+                                  "same_clear", (json_int_t)p->same_decided, "clear",
+                                  (json_int_t)p->decided, "kl", cli_json_number(p->kl), "bound",
                                   p->bound, "passed", p->passed, "layers", layers),
                         &r->ok);
         return NB_OK;
@@ -60,7 +60,7 @@ static enum nb_status show(void *ctx, const struct nb_parity_path *p)
         snprintf(last, sizeof last, "%.2e", p->layer[p->layers - 1].relative);
     printf("%-19s  %9s  %9.2e  %9.2e  %9.2e  %.7f  %9.2e  %4lld / %-4lld  %4lld / %-4lld  %s\n",
            p->name, last, e->relative, e->max, e->mean, e->cosine, p->kl, (long long)p->same_top,
-           (long long)p->positions, (long long)p->same_clear, (long long)p->clear,
+           (long long)p->positions, (long long)p->same_decided, (long long)p->decided,
            p->bound == 0 ? "-"
            : p->passed   ? "ok"
                          : "PAST THE BOUND");

@@ -155,13 +155,14 @@ static enum nb_status report(const struct path *p, const struct trace *a, const 
         int64_t best = best_of(x, a->V);
         bool same = best == best_of(y, a->V), clear = is_clear(x, y, a->V, best);
         out.same_top += same;
-        out.clear += clear;
-        out.same_clear += clear && same;
+        out.decided += clear;
+        out.same_decided += clear && same;
         out.kl += nbi_token_kl(x, y, a->V) / (double)n;
     }
     bool exact = p->bound > 0 && p->bound <= 1e-5;
-    out.passed = p->bound == 0 || (out.logits.relative <= p->bound && out.same_clear == out.clear &&
-                                   (!exact || out.same_top == out.positions));
+    out.passed =
+        p->bound == 0 || (out.logits.relative <= p->bound && out.same_decided == out.decided &&
+                          (!exact || out.same_top == out.positions));
     enum nb_status rc = fn(ctx, &out);
     free(layers);
     return rc;

@@ -12,7 +12,7 @@
 #define SEQUENCES_MAX 65535
 
 /* Parts of up to so many tokens do not gain by being looked at together. */
-#define APART 8
+#define SHORT_INPUT_TOKENS 8
 
 struct sequence {
     bool open;
@@ -36,8 +36,8 @@ struct nb_batch {
     int64_t together;          /* rows of a pass that sequences may share then */
     struct nbi_stream *stream;
     struct nbi_acts acts;
-    struct nbi_ptr cache;       /* all layers' keys and values */
-    struct nbi_kv_view *stores; /* [layers] */
+    struct nbi_ptr cache;   /* all layers' keys and values */
+    struct nbi_kv_view *kv; /* [layers] */
     struct sequence *sequences;
     int32_t *tables; /* of all sequences */
     int32_t *unused; /* [pages], the pool */
@@ -46,10 +46,10 @@ struct nb_batch {
     struct share *shares;            /* [sequences] of the pass at hand */
     struct nb_batch_input **wanting; /* [sequences], by row of logits */
     int32_t *numbers;                /* of a pass: */
-    int32_t *ids, *positions, *slots, *first, *last, *table_at; /* [chunk] */
-    int32_t *rows;                                              /* [sequences] */
-    int32_t *table;                                             /* [pages] */
-    int32_t *top; /* [sequences]: what nbi_forward_topk leaves */
+    int32_t *ids, *positions, *kv_rows, *first, *last, *table_at; /* [chunk] */
+    int32_t *rows;                                                /* [sequences] */
+    int32_t *table;                                               /* [pages] */
+    int32_t *topk; /* [sequences]: what nbi_forward_topk leaves */
 };
 
 /* ---- sizes ---- */
@@ -76,8 +76,8 @@ static struct nbi_acts_opts acts_for(const struct nb_batch_opts *o)
 {
     return (struct nbi_acts_opts){.N = o->chunk,
                                   .M = o->sequences,
-                                  .page_numbers = pages_for(o->tokens),
-                                  .tops = o->sequences};
+                                  .page_count = pages_for(o->tokens),
+                                  .topk_rows = o->sequences};
 }
 
 /* int32 of b->numbers. */
@@ -162,12 +162,12 @@ static enum nb_status make_host(struct nb_batch *b)
     b->tables = malloc(n * (size_t)each * sizeof *b->tables);
     b->unused = malloc((size_t)b->pages * sizeof *b->unused);
     b->numbers = malloc((size_t)numbers_for(o) * sizeof *b->numbers);
-    b->top = malloc((size_t)nbi_topk_bytes(o->sequences, NBI_TOPK_MAX));
-    b->stores = calloc((size_t)b->engine->config.layers, sizeof *b->stores);
+    b->topk = malloc((size_t)nbi_topk_bytes(o->sequences, NBI_TOPK_MAX));
+    b->kv = calloc((size_t)b->engine->config.layers, sizeof *b->kv);
     if (!b->sequences || !b->shares || !b->wanting || !b->tables || !b->unused || !b->numbers ||
-        !b->top || !b->stores)
+        !b->topk || !b->kv)
         return nbi_fail_memory("batch", n * (size_t)each * sizeof *b->tables);
-    int32_t **const parts[] = {&b->ids,  &b->positions, &b->slots, &b->first,
+    int32_t **const parts[] = {&b->ids,  &b->positions, &b->kv_rows, &b->first,
                                &b->last, &b->table_at,  &b->rows};
     for (size_t i = 0; i < 7; i++)
         *parts[i] = b->numbers + i * chunk;
@@ -191,7 +191,7 @@ static enum nb_status make_device(struct nb_batch *b)
     NBI_TRY(nbi_acts_init(&b->acts, be, c, &room));
     NBI_TRY(be->alloc(be, "key/value cache", 2 * c->layers * bytes, &b->cache));
     for (int64_t i = 0; i < c->layers; i++)
-        b->stores[i] =
+        b->kv[i] =
             (struct nbi_kv_view){nbi_ptr_add(b->cache, 2 * i * bytes),
                                  nbi_ptr_add(b->cache, (2 * i + 1) * bytes), type_of(b->opts.kv)};
     return NB_OK;
@@ -242,14 +242,14 @@ void nb_batch_close(struct nb_batch *b)
     be->free(be, b->cache);
     nbi_acts_release(&b->acts);
     be->stream_free(b->stream);
-    free(b->stores);
+    free(b->kv);
     free(b->sequences);
     free(b->shares);
     free(b->wanting);
     free(b->tables);
     free(b->unused);
     free(b->numbers);
-    free(b->top);
+    free(b->topk);
     free(b);
 }
 
@@ -346,7 +346,7 @@ static int64_t put_share(struct nb_batch *b, const struct share *share, int64_t 
         int64_t at = start + i;
         b->positions[n] = b->last[n] = (int32_t)at;
         b->first[n] = 0;
-        b->slots[n] = (int32_t)(s->table[at / NBI_PAGE] * NBI_PAGE + at % NBI_PAGE);
+        b->kv_rows[n] = (int32_t)(s->table[at / NBI_PAGE] * NBI_PAGE + at % NBI_PAGE);
         b->table_at[n] = (int32_t)pages;
     }
     return numbers;
@@ -358,31 +358,31 @@ static struct nbi_pass lay_out(struct nb_batch *b, int64_t count)
 {
     struct nbi_pass p = {.ids = b->ids,
                          .positions = b->positions,
-                         .slots = b->slots,
+                         .kv_rows = b->kv_rows,
                          .first = b->first,
                          .last = b->last,
                          .pages = b->table,
                          .tables = b->table_at,
                          .rows = b->rows,
-                         .stores = b->stores,
+                         .kv = b->kv,
                          .exact = b->opts.exact,
                          .batch_invariant = b->batch_invariant,
-                         .alone = true};
+                         .one_row_per_sequence = true};
     for (int pass = 0; pass < 2; pass++) {
         for (int64_t i = 0; i < count; i++) {
             const struct share *share = &b->shares[i];
-            if ((share->count > APART) != pass)
+            if ((share->count > SHORT_INPUT_TOKENS) != pass)
                 continue;
-            p.page_numbers += put_share(b, share, p.N, p.page_numbers);
+            p.page_count += put_share(b, share, p.N, p.page_count);
             p.N += share->count;
-            p.alone = p.alone && share->count == 1;
+            p.one_row_per_sequence = p.one_row_per_sequence && share->count == 1;
             if (wants(share->part) && share->from + share->count == share->part->count) {
                 b->wanting[p.M] = share->part;
                 b->rows[p.M++] = (int32_t)(p.N - 1);
             }
         }
         if (pass == 0)
-            p.singles = p.N;
+            p.decode_rows = p.N;
     }
     return p;
 }
@@ -396,7 +396,7 @@ static enum nb_status fetch(struct nb_batch *b, int64_t M)
         J = b->wanting[i]->topk > J ? b->wanting[i]->topk : J;
     if (J > 0) {
         NBI_TRY(nbi_forward_topk(&b->engine->weights, &b->acts, b->stream, M, J));
-        NBI_TRY(be->download(b->stream, b->top, b->acts.top, nbi_topk_bytes(M, J)));
+        NBI_TRY(be->download(b->stream, b->topk, b->acts.topk, nbi_topk_bytes(M, J)));
     }
     for (int64_t i = 0; i < M; i++)
         if (b->wanting[i]->logits)
@@ -408,9 +408,9 @@ static enum nb_status fetch(struct nb_batch *b, int64_t M)
         struct nb_candidate best[NBI_TOPK_MAX];
         if (part->topk == 0)
             continue;
-        part->odd = !nbi_best_of(best, b->top, i, M, J);
+        part->nonfinite = !nbi_best_of(best, b->topk, i, M, J);
         for (int64_t j = 0; j < part->topk; j++)
-            part->best[j] = part->odd ? (struct nb_candidate){NAN, -1} : best[j];
+            part->candidates[j] = part->nonfinite ? (struct nb_candidate){NAN, -1} : best[j];
     }
     return NB_OK;
 }
@@ -462,7 +462,7 @@ static enum nb_status run_steady(struct nb_batch *b, struct nb_batch_input *part
 static bool goes_alone(const struct nb_batch *b, const struct nb_batch_input *part,
                        const struct nb_batch_input **first)
 {
-    if (!b->engine->be->batch_variant || part->count <= APART)
+    if (!b->engine->be->batch_variant || part->count <= SHORT_INPUT_TOKENS)
         return false;
     if (!*first)
         *first = part;
@@ -503,7 +503,7 @@ static enum nb_status check_part(struct nb_batch *b, const struct nb_batch_input
         return nbi_fail(NB_EINVAL, "%lld tokens for sequence %lld", (long long)part->count,
                         (long long)part->sequence);
     if (part->topk < 0 || part->topk > NBI_TOPK_MAX || part->topk > V ||
-        (part->topk > 0 && !part->best))
+        (part->topk > 0 && !part->candidates))
         return nbi_fail(NB_EINVAL, "the %lld best logits for sequence %lld", (long long)part->topk,
                         (long long)part->sequence);
     if (part->count > b->opts.context - s->length)
@@ -551,7 +551,7 @@ enum nb_status nb_batch_step(struct nb_batch *b, struct nb_batch_input *parts, i
     NBI_TRY(check_parts(b, parts, count, &pages));
     for (int64_t i = 0; i < count; i++) {
         struct sequence *s = &b->sequences[parts[i].sequence];
-        parts[i].odd = false;
+        parts[i].nonfinite = false;
         while (s->pages < pages_for(s->length + parts[i].count))
             s->table[s->pages++] = b->unused[--b->unused_count];
     }

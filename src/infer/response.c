@@ -81,9 +81,9 @@ enum nb_status nbi_response_begin(struct nbi_response *a, const int32_t *prompt,
     if (!a->logits || !a->result->ids)
         return nbi_fail_memory("logits", (size_t)V * sizeof *a->logits);
     NBI_TRY(nbi_sampler_init(&a->sampler, &a->opts->sampling, V));
-    a->next.J = nbi_sampler_topk(&a->sampler);
+    a->next.k = nbi_sampler_topk(&a->sampler);
     a->next.draw = nbi_sampler_draw(&a->sampler);
-    if (a->next.J == 0 || a->opts->check_logits)
+    if (a->next.k == 0 || a->opts->check_logits)
         a->next.logits = a->logits;
     for (size_t i = 0; i < count; i++)
         nbi_sampler_accept(&a->sampler, prompt[i]);
@@ -99,7 +99,7 @@ enum nb_status nbi_response_token(struct nbi_response *a, int64_t room, int32_t 
     if (a->next.logits)
         NBI_TRY(nbi_sampler_pick(&a->sampler, a->logits, id));
     else
-        *id = nbi_sampler_from_topk(&a->sampler, a->next.best);
+        *id = nbi_sampler_from_topk(&a->sampler, a->next.candidates);
     a->next.draw = nbi_sampler_draw(&a->sampler);
     nbi_sampler_accept(&a->sampler, *id);
     r->ids[r->count++] = *id;

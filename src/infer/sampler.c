@@ -137,23 +137,23 @@ static enum nb_status check_finite(const float *logits, int64_t n)
 /* Probabilities are whole numbers, as parts of `unit`, which the best token has. So sums are exact
  * and the same in any order, and all of them fit 63 bits. */
 struct odds {
-    double top;  /* the largest logit */
-    double cold; /* 1 / temperature */
+    double top;             /* the largest logit */
+    double inv_temperature; /* 1 / temperature */
     double unit;
 };
 
 static struct odds make_odds(const struct nbi_sampler *s, float top)
 {
-    double cold = 1 / s->opts.temperature; /* may be infinite; 1e30 does as well */
+    double inv_temperature = 1 / s->opts.temperature; /* may be infinite; 1e30 does as well */
     int bits = 62;
     for (int64_t n = s->vocab; n > 1; n = (n + 1) / 2)
         bits--;
-    return (struct odds){top, cold < 1e30 ? cold : 1e30, ldexp(1, bits)};
+    return (struct odds){top, inv_temperature < 1e30 ? inv_temperature : 1e30, ldexp(1, bits)};
 }
 
 static inline double log_odds(const struct odds *o, float logit)
 {
-    return ((double)logit - o->top) * o->cold;
+    return ((double)logit - o->top) * o->inv_temperature;
 }
 
 static inline int64_t weight_of(const struct odds *o, float logit)
@@ -329,7 +329,7 @@ static int32_t draw_unsorted(struct nbi_sampler *s, const float *logits, uint64_
         low = logits[i] < low ? logits[i] : low;
     }
     struct odds o = make_odds(s, high);
-    double log_min_p = log(s->opts.min_p), none = high + log(0.5 / o.unit) / o.cold;
+    double log_min_p = log(s->opts.min_p), none = high + log(0.5 / o.unit) / o.inv_temperature;
     int64_t all = 0, left = 0, end;
     cut(&p, high, low > none ? low : none);
     for (int64_t i = 0; i < s->vocab; i++) {
@@ -357,7 +357,7 @@ int64_t nbi_sampler_topk(const struct nbi_sampler *s)
 struct nbi_draw nbi_sampler_draw(const struct nbi_sampler *s)
 {
     struct odds o = make_odds(s, 0);
-    return (struct nbi_draw){o.cold, o.unit, s->opts.top_p, log(s->opts.min_p),
+    return (struct nbi_draw){o.inv_temperature, o.unit, s->opts.top_p, log(s->opts.min_p),
                              bits_of(s, s->draws)};
 }
 

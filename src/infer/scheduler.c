@@ -67,8 +67,8 @@ static struct nb_batch_input part_of(struct lane *l, int64_t room)
     if (left > p.count) /* nothing is wanted before the end of the prompt */
         return p;
     p.logits = next->logits;
-    p.best = next->logits ? NULL : next->best;
-    p.topk = next->logits ? 0 : next->J;
+    p.candidates = next->logits ? NULL : next->candidates;
+    p.topk = next->logits ? 0 : next->k;
     return p;
 }
 
@@ -76,9 +76,9 @@ static struct nb_batch_input part_of(struct lane *l, int64_t room)
 static enum nb_status go_on(struct many *m, struct lane *l, const struct nb_batch_input *p)
 {
     bool done = false;
-    if (!p->logits && !p->best)
+    if (!p->logits && !p->candidates)
         return NB_OK;
-    if (p->odd)
+    if (p->nonfinite)
         return nbi_fail(NB_EVALUE, "a logit is not finite");
     NBI_TRY(nbi_response_token(&l->answer, m->info.context - nb_batch_length(m->batch, l->sequence),
                                &l->id, &done));

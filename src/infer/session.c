@@ -8,17 +8,17 @@ struct nb_session {
     struct nbi_session_opts opts;
     struct nbi_stream *stream;
     struct nbi_acts acts;
-    struct nbi_ptr cache;       /* all layers' keys and values */
-    struct nbi_kv_view *stores; /* [layers] */
-    int64_t row_bytes;          /* of one layer's keys of one token */
+    struct nbi_ptr cache;   /* all layers' keys and values */
+    struct nbi_kv_view *kv; /* [layers] */
+    int64_t row_bytes;      /* of one layer's keys of one token */
     int64_t length;
     int32_t *tokens; /* [context] */
     /* Behind a token that is alone the one that is likely to follow is computed before anyone asks
      * for it: where that is, -1 if nowhere, and its id. */
     int64_t ahead;
     int32_t guess;
-    bool leads;                                       /* the last pass was of such a token */
-    int32_t *positions, *slots, *first, *last, *rows; /* [chunk] */
+    bool leads;                                         /* the last pass was of such a token */
+    int32_t *positions, *kv_rows, *first, *last, *rows; /* [chunk] */
     nbi_layer_fn watch;
     void *watch_ctx;
     float *watched; /* [chunk, C] */
@@ -80,11 +80,11 @@ static enum nb_status make_host(struct nb_session *s)
     size_t chunk = (size_t)s->opts.chunk;
     s->tokens = malloc((size_t)s->opts.context * sizeof *s->tokens);
     s->positions = malloc(5 * chunk * sizeof *s->positions);
-    s->stores = calloc((size_t)s->engine->config.layers, sizeof *s->stores);
-    if (!s->tokens || !s->positions || !s->stores)
+    s->kv = calloc((size_t)s->engine->config.layers, sizeof *s->kv);
+    if (!s->tokens || !s->positions || !s->kv)
         return nbi_fail_memory("session", (size_t)s->opts.context * sizeof *s->tokens);
-    s->slots = s->positions + chunk;
-    s->first = s->slots + chunk;
+    s->kv_rows = s->positions + chunk;
+    s->first = s->kv_rows + chunk;
     s->last = s->first + chunk;
     s->rows = s->last + chunk;
     return NB_OK;
@@ -101,11 +101,10 @@ static enum nb_status make_device(struct nb_session *s)
     NBI_TRY(nbi_acts_init(&s->acts, be, c, &room));
     NBI_TRY(be->alloc(be, "key/value cache", 2 * c->layers * per_layer, &s->cache));
     for (int64_t i = 0; i < c->layers; i++)
-        s->stores[i] =
-            (struct nbi_kv_view){nbi_ptr_add(s->cache, 2 * i * per_layer),
-                                 nbi_ptr_add(s->cache, (2 * i + 1) * per_layer), s->opts.kv};
+        s->kv[i] = (struct nbi_kv_view){nbi_ptr_add(s->cache, 2 * i * per_layer),
+                                        nbi_ptr_add(s->cache, (2 * i + 1) * per_layer), s->opts.kv};
     if (!s->opts.exact)
-        NBI_TRY(nbi_acts_ready(&s->acts, &s->engine->weights, s->stream, s->stores));
+        NBI_TRY(nbi_acts_ready(&s->acts, &s->engine->weights, s->stream, s->kv));
     return NB_OK;
 }
 
@@ -151,7 +150,7 @@ void nbi_session_free(struct nb_session *s)
     be->free(be, s->cache);
     free(s->tokens);
     free(s->positions);
-    free(s->stores);
+    free(s->kv);
     free(s->watched);
     free(s);
 }
@@ -198,7 +197,7 @@ static enum nb_status show_layer(void *ctx, int64_t layer, struct nbi_ptr x)
 static struct nbi_pass pass_of(struct nb_session *s, int64_t from, int64_t count, int64_t rows)
 {
     for (int64_t i = 0; i < count; i++) {
-        s->positions[i] = s->slots[i] = s->last[i] = (int32_t)(from + i);
+        s->positions[i] = s->kv_rows[i] = s->last[i] = (int32_t)(from + i);
         s->first[i] = 0;
     }
     for (int64_t i = 0; i < rows; i++)
@@ -206,14 +205,14 @@ static struct nbi_pass pass_of(struct nb_session *s, int64_t from, int64_t count
     return (struct nbi_pass){.N = count,
                              .ids = s->tokens + from,
                              .positions = s->positions,
-                             .slots = s->slots,
+                             .kv_rows = s->kv_rows,
                              .first = s->first,
                              .last = s->last,
                              .M = rows,
                              .rows = s->rows,
-                             .stores = s->stores,
+                             .kv = s->kv,
                              .exact = s->opts.exact,
-                             .alone = count == 1,
+                             .one_row_per_sequence = count == 1,
                              .after_layer = s->watch ? show_layer : NULL,
                              .ctx = s};
 }
@@ -307,11 +306,11 @@ static enum nb_status fail_odd(void)
 static enum nb_status fetch_and_follow(struct nb_session *s, struct nbi_logits_spec *next)
 {
     const struct nbi_pass p = pass_of(s, s->length, 1, 1);
-    struct nbi_run_ahead f = {.J = next->J, .draw = next->draw};
+    struct nbi_run_ahead f = {.k = next->k, .draw = next->draw};
     NBI_TRY(nbi_forward_run_ahead(&s->engine->weights, &s->acts, s->stream, &p, &f));
-    if (f.odd)
+    if (f.nonfinite)
         return fail_odd();
-    memcpy(next->best, f.best, (size_t)f.J * sizeof *f.best);
+    memcpy(next->candidates, f.candidates, (size_t)f.k * sizeof *f.candidates);
     next->draw.unit = 0;
     s->ahead = s->length;
     s->guess = f.id;
@@ -323,12 +322,12 @@ static enum nb_status fetch_best(struct nb_session *s, struct nbi_logits_spec *n
 {
     struct nbi_backend *be = s->engine->be;
     int32_t top[1 + 2 * NBI_TOPK_MAX];
-    if (s->leads && (next->J == 1 || next->draw.unit > 0) && s->length < s->opts.context)
+    if (s->leads && (next->k == 1 || next->draw.unit > 0) && s->length < s->opts.context)
         return fetch_and_follow(s, next);
-    NBI_TRY(nbi_forward_topk(&s->engine->weights, &s->acts, s->stream, 1, next->J));
-    NBI_TRY(be->download(s->stream, top, s->acts.top, nbi_topk_bytes(1, next->J)));
+    NBI_TRY(nbi_forward_topk(&s->engine->weights, &s->acts, s->stream, 1, next->k));
+    NBI_TRY(be->download(s->stream, top, s->acts.topk, nbi_topk_bytes(1, next->k)));
     NBI_TRY(be->sync(s->stream));
-    return nbi_best_of(next->best, top, 0, 1, next->J) ? NB_OK : fail_odd();
+    return nbi_best_of(next->candidates, top, 0, 1, next->k) ? NB_OK : fail_odd();
 }
 
 enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,
@@ -381,9 +380,9 @@ enum nb_status nbi_session_save(const struct nb_session *s, struct nbi_snapshot 
     if (rc == NB_OK)
         memcpy(p->tokens, s->tokens, (size_t)s->length * sizeof *p->tokens);
     for (int64_t i = 0; i < c->layers && rc == NB_OK; i++) {
-        rc = be->download(s->stream, p->rows + 2 * i * bytes, s->stores[i].k, bytes);
+        rc = be->download(s->stream, p->rows + 2 * i * bytes, s->kv[i].k, bytes);
         if (rc == NB_OK)
-            rc = be->download(s->stream, p->rows + (2 * i + 1) * bytes, s->stores[i].v, bytes);
+            rc = be->download(s->stream, p->rows + (2 * i + 1) * bytes, s->kv[i].v, bytes);
     }
     if (rc == NB_OK)
         rc = be->sync(s->stream);
@@ -407,8 +406,8 @@ enum nb_status nbi_session_restore(struct nb_session *s, const struct nbi_snapsh
     s->length = 0;
     s->ahead = -1;
     for (int64_t i = 0; i < p->layers; i++) {
-        NBI_TRY(be->upload(s->stream, s->stores[i].k, p->rows + 2 * i * bytes, bytes));
-        NBI_TRY(be->upload(s->stream, s->stores[i].v, p->rows + (2 * i + 1) * bytes, bytes));
+        NBI_TRY(be->upload(s->stream, s->kv[i].k, p->rows + 2 * i * bytes, bytes));
+        NBI_TRY(be->upload(s->stream, s->kv[i].v, p->rows + (2 * i + 1) * bytes, bytes));
     }
     memcpy(s->tokens, p->tokens, (size_t)p->length * sizeof *p->tokens);
     NBI_TRY(be->sync(s->stream));

@@ -44,8 +44,8 @@ enum nb_status nbi_session_append(struct nb_session *s, const int32_t *ids, int6
 /* What is wanted behind the last token: all logits, or the J best of them, best first. */
 struct nbi_logits_spec {
     float *logits; /* [V], or NULL: */
-    int64_t J;     /* up to NBI_TOPK_MAX and V */
-    struct nb_candidate best[NBI_TOPK_MAX];
+    int64_t k;     /* up to NBI_TOPK_MAX and V */
+    struct nb_candidate candidates[NBI_TOPK_MAX];
     /* How one of several will be drawn, so that it may be computed ahead; a unit of 0: nobody
      * knows, and so it is afterwards. */
     struct nbi_draw draw;

@@ -31,7 +31,7 @@ static struct nbi_ptr floats(struct cursor *c, int64_t rows, int64_t cols)
 /* Numbers that a pass says of its tokens, of the rows of logits, and of pages. */
 static int64_t index_count(const struct nbi_acts *a)
 {
-    return (a->page_numbers > 0 ? 6 : 5) * a->N + a->M + a->page_numbers;
+    return (a->page_count > 0 ? 6 : 5) * a->N + a->M + a->page_count;
 }
 
 /* What every pass needs. */
@@ -44,8 +44,8 @@ static void lay_out_common(struct nbi_acts *a, const struct nbi_config *c, struc
     a->x = floats(at, N, c->hidden_size);
     a->final = floats(at, M, c->hidden_size);
     a->logits = floats(at, M, c->vocab_size);
-    a->top = take(at, nbi_topk_bytes(a->tops, NBI_TOPK_MAX), 1);
-    a->top_room = take(at, a->tops * nbi_topk_scratch_bytes(c->vocab_size), 1);
+    a->topk = take(at, nbi_topk_bytes(a->topk_rows, NBI_TOPK_MAX), 1);
+    a->topk_scratch = take(at, a->topk_rows * nbi_topk_scratch_bytes(c->vocab_size), 1);
 }
 
 /* Sets all pieces relative to base; the bytes they need. layer may be NULL. */
@@ -144,8 +144,8 @@ static struct nbi_acts acts_for(const struct nbi_acts_opts *o)
 {
     return (struct nbi_acts){.N = o->N,
                              .M = o->M,
-                             .page_numbers = o->page_numbers,
-                             .tops = o->tops > 0 ? o->tops : 1,
+                             .page_count = o->page_count,
+                             .topk_rows = o->topk_rows > 0 ? o->topk_rows : 1,
                              .recompute = o->recompute,
                              .first_layer = o->first_layer};
 }
@@ -221,21 +221,22 @@ enum nb_status nbi_acts_ready(struct nbi_acts *a, const struct nbi_weights *w, s
                                            .D = c->head_dim,
                                            .V = c->vocab_size,
                                            .layer = w->layers,
-                                           .stores = stores,
+                                           .kv = stores,
                                            .embed = w->embed,
                                            .norm = w->norm,
                                            .head = w->head,
                                            .frequency = w->frequency,
                                            .rope_scale = w->rope_scale,
                                            .eps = (float)c->rms_eps};
-    enum nb_status rc = a->be->megakernel_new ? a->be->megakernel_new(s, &m, &a->token) : NB_OK;
+    enum nb_status rc =
+        a->be->megakernel_new ? a->be->megakernel_new(s, &m, &a->megakernel) : NB_OK;
     return rc == NB_EUNSUPPORTED ? NB_OK : rc;
 }
 
 void nbi_acts_release(struct nbi_acts *a)
 {
-    if (a->token)
-        a->be->megakernel_free(a->token);
+    if (a->megakernel)
+        a->be->megakernel_free(a->megakernel);
     if (a->be)
         a->be->free(a->be, a->block);
     free(a->layers);
@@ -248,5 +249,5 @@ struct nbi_stream_limits nbi_stream_limits_for(const struct nbi_config *c, int64
     int64_t q = c->heads * c->head_dim, K = c->hidden_size;
     K = c->intermediate_size > K ? c->intermediate_size : K;
     return (struct nbi_stream_limits){
-        .N = N, .K = q > K ? q : K, .D = c->head_dim, .heads = c->heads, .back = back};
+        .N = N, .K = q > K ? q : K, .D = c->head_dim, .heads = c->heads, .training = back};
 }

@@ -30,28 +30,28 @@ struct nbi_acts {
     int64_t first_layer;
     struct nbi_ptr block;
     int64_t bytes;
-    int64_t page_numbers; /* of a pass at most; 0: passes have no pages */
-    int64_t tops;         /* rows of logits of which the best can be had */
+    int64_t page_count; /* of a pass at most; 0: passes have no pages */
+    int64_t topk_rows;  /* rows of logits of which the best can be had */
     /* Of the pass at hand, one behind the other: what it says of each token, rows, pages. int32. */
-    struct nbi_ptr indices, ids, positions, slots, first, last, tables, rows, pages;
-    int32_t *packed;    /* the same, of the host */
-    int64_t longest[2]; /* rows that a token sees, at most; of the pass's singles, of others */
+    struct nbi_ptr indices, ids, positions, kv_rows, first, last, tables, rows, pages;
+    int32_t *packed;     /* the same, of the host */
+    int64_t max_keys[2]; /* rows that a token sees, at most; of the pass's decode_rows, of others */
     struct nbi_ptr cos, sin;
-    struct nbi_ptr x;              /* [N, C] residual stream */
-    struct nbi_ptr final;          /* [M, C] */
-    struct nbi_ptr logits;         /* [M, V] */
-    struct nbi_ptr top, top_room;  /* see nbi_forward_topk */
-    struct nbi_layer_acts *layers; /* of inference, all the same */
+    struct nbi_ptr x;                  /* [N, C] residual stream */
+    struct nbi_ptr final;              /* [M, C] */
+    struct nbi_ptr logits;             /* [M, V] */
+    struct nbi_ptr topk, topk_scratch; /* see nbi_forward_topk */
+    struct nbi_layer_acts *layers;     /* of inference, all the same */
     int64_t layer_count;
     struct nbi_back_acts d; /* training only */
     struct nbi_megakernel
-        *token; /* single tokens at once, if the backend can; see nbi_acts_ready */
+        *megakernel; /* single tokens at once, if the backend can; see nbi_acts_ready */
 };
 
 struct nbi_acts_opts {
-    int64_t N, M;         /* rows of a pass at most, and of its logits */
-    int64_t page_numbers; /* of a pass at most; 0: the stores are not paged */
-    int64_t tops;         /* rows of logits whose best are wanted at a time; 0: 1 */
+    int64_t N, M;       /* rows of a pass at most, and of its logits */
+    int64_t page_count; /* of a pass at most; 0: the stores are not paged */
+    int64_t topk_rows;  /* rows of logits whose best are wanted at a time; 0: 1 */
     /* Training: */
     bool recompute;
     int64_t first_layer; /* that has a backward pass */

@@ -78,7 +78,7 @@ static enum nb_status attention_back(const struct nbi_weights *w, const struct n
                                                                 .y = la->att,
                                                                 .lse = la->lse,
                                                                 .q = la->q_rot,
-                                                                .store = la->kv,
+                                                                .kv = la->kv,
                                                                 .first = a->first,
                                                                 .N = N,
                                                                 .NH = NH,
@@ -158,7 +158,7 @@ static enum nb_status cross_entropy(const struct head *h, int64_t first, int64_t
     struct nbi_backend *be = h->w->be;
     struct nbi_acts *a = h->a;
     const struct nbi_labels *l = h->l;
-    int64_t C = h->w->config->hidden_size, J = l->J, base = M * J * (int64_t)sizeof(float);
+    int64_t C = h->w->config->hidden_size, J = l->ref_k, base = M * J * (int64_t)sizeof(float);
     NBI_TRY(be->linear(h->s, &(struct nbi_op_linear){.count = 1,
                                                      .y = {a->logits},
                                                      .w = {h->w->head},
@@ -179,7 +179,7 @@ static enum nb_status cross_entropy(const struct head *h, int64_t first, int64_t
                                                  .ref_ids = a->d.ref_ids,
                                                  .ref_p = a->d.ref_p,
                                                  .kl_scale = l->kl_scale,
-                                                 .J = J,
+                                                 .ref_k = J,
                                                  .N = M,
                                                  .V = h->w->config->vocab_size}));
     if (!h->g)
@@ -263,7 +263,7 @@ static enum nb_status add_up(const struct head *h, struct nbi_ptr from, float *r
 static enum nb_status all_rows(const struct head *h, struct nbi_labels *l)
 {
     struct nbi_acts *a = h->a;
-    float *room = l->room;
+    float *room = l->scratch;
     for (int64_t i = 0; i < a->M; i++)
         room[i] = 1;
     if (l->kind == NBI_LOSS_SCALAR)
@@ -272,7 +272,7 @@ static enum nb_status all_rows(const struct head *h, struct nbi_labels *l)
         int64_t M = l->count - i < a->M ? l->count - i : a->M;
         NBI_TRY(some_rows(h, i, M));
         NBI_TRY(add_up(h, a->d.loss, room, M, &l->loss));
-        if (l->J > 0)
+        if (l->ref_k > 0)
             NBI_TRY(add_up(h, a->d.kl, room, M, &l->kl));
     }
     return NB_OK;
@@ -282,7 +282,7 @@ enum nb_status nbi_loss(const struct nbi_weights *w, struct nbi_acts *a, struct 
                         const struct nbi_pass *p, struct nbi_labels *l, const struct nbi_grads *g)
 {
     const struct head h = {w, a, s, g, l};
-    NBI_BUG_IF(l->J > NBI_REF_IDS || (l->J > 0 && l->kind != NBI_LOSS_CE));
+    NBI_BUG_IF(l->ref_k > NBI_REF_IDS || (l->ref_k > 0 && l->kind != NBI_LOSS_CE));
     l->loss = l->kl = 0;
     if (g)
         NBI_TRY(w->be->clear(s, a->d.x, p->N * w->config->hidden_size * (int64_t)sizeof(float)));

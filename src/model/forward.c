@@ -31,7 +31,7 @@ static enum nb_status upload_indices(struct nbi_acts *a, struct nbi_stream *s,
     int64_t N = p->N, at = 5 * N, end;
     pack(a, &a->ids, p->ids, N, 0);
     pack(a, &a->positions, p->positions, N, N);
-    pack(a, &a->slots, p->slots, N, 2 * N);
+    pack(a, &a->kv_rows, p->kv_rows, N, 2 * N);
     pack(a, &a->first, p->first, N, 3 * N);
     pack(a, &a->last, p->last, N, 4 * N);
     a->tables = a->pages = (struct nbi_ptr){0};
@@ -42,11 +42,11 @@ static enum nb_status upload_indices(struct nbi_acts *a, struct nbi_stream *s,
     pack(a, &a->rows, p->rows, p->M, at);
     end = at + p->M;
     if (p->pages) {
-        pack(a, &a->pages, p->pages, p->page_numbers, at + a->M);
-        end = at + a->M + p->page_numbers;
+        pack(a, &a->pages, p->pages, p->page_count, at + a->M);
+        end = at + a->M + p->page_count;
     }
-    a->longest[0] = longest(p, 0, p->singles);
-    a->longest[1] = longest(p, p->singles, N);
+    a->max_keys[0] = longest(p, 0, p->decode_rows);
+    a->max_keys[1] = longest(p, p->decode_rows, N);
     return a->be->upload(s, a->indices, a->packed, end * (int64_t)sizeof *a->packed);
 }
 
@@ -57,24 +57,24 @@ static enum nb_status attend(const struct nbi_weights *w, const struct nbi_acts 
 {
     const struct nbi_config *c = w->config;
     const struct nbi_layer_acts *la = &a->layers[layer];
-    int64_t from = apart ? 0 : p->singles, NH = c->heads;
+    int64_t from = apart ? 0 : p->decode_rows, NH = c->heads;
     int64_t ints = from * (int64_t)sizeof(int32_t), heads = from * NH * (int64_t)sizeof(float);
     struct nbi_op_attention op = {.y = nbi_ptr_add(la->att, heads * c->head_dim),
                                   .lse = la->lse,
                                   .q = nbi_ptr_add(la->q_rot, heads * c->head_dim),
-                                  .store = p->stores[layer],
+                                  .kv = p->kv[layer],
                                   .first = nbi_ptr_add(a->first, ints),
                                   .last = nbi_ptr_add(a->last, ints),
                                   .pages = a->pages,
                                   .tables = a->tables,
-                                  .longest = a->longest[apart ? 0 : 1],
-                                  .N = apart ? p->singles : p->N - p->singles,
+                                  .max_keys = a->max_keys[apart ? 0 : 1],
+                                  .N = apart ? p->decode_rows : p->N - p->decode_rows,
                                   .NH = NH,
                                   .NKV = c->kv_heads,
                                   .D = c->head_dim,
                                   .exact = p->exact,
-                                  .apart = apart,
-                                  .alone = p->alone,
+                                  .kv_unshared = apart,
+                                  .one_row_per_sequence = p->one_row_per_sequence,
                                   .batch_invariant = p->batch_invariant};
     if (op.lse.at)
         op.lse = nbi_ptr_add(op.lse, heads);
@@ -125,8 +125,8 @@ static enum nb_status attention_block(const struct nbi_weights *w, const struct 
                                                 .batch_invariant = p->batch_invariant}));
     /* q_rot = rope(norm(q)); store: rope(norm(k)), v */
     NBI_TRY(be->qkv_rope(s, &(struct nbi_op_qkv_rope){.q_out = la->q_rot,
-                                                      .store = p->stores[layer],
-                                                      .slots = a->slots,
+                                                      .kv = p->kv[layer],
+                                                      .kv_rows = a->kv_rows,
                                                       .q = la->q,
                                                       .k = la->k,
                                                       .v = la->v,
@@ -319,10 +319,10 @@ static struct nbi_graph routine_for(struct work *work)
     const struct nbi_acts *a = work->a;
     const struct nbi_pass *p = work->p;
     return (struct nbi_graph){
-        .key = {p->N, p->M, p->singles, a->longest[0], a->longest[1], p->exact,
-                p->batch_invariant + 2 * p->alone + 4 * wants_all(p), p->pages != NULL,
-                (int64_t)(uintptr_t)work->w->layers, (int64_t)a->block.at,
-                (int64_t)p->stores[0].k.at, p->stores[0].dtype},
+        .key = {p->N, p->M, p->decode_rows, a->max_keys[0], a->max_keys[1], p->exact,
+                p->batch_invariant + 2 * p->one_row_per_sequence + 4 * wants_all(p),
+                p->pages != NULL, (int64_t)(uintptr_t)work->w->layers, (int64_t)a->block.at,
+                (int64_t)p->kv[0].k.at, p->kv[0].dtype},
         .queue = all_layers,
         .ctx = work};
 }
@@ -331,13 +331,13 @@ static struct nbi_graph routine_for(struct work *work)
 static bool repeats(const struct nbi_backend *be, const struct nbi_acts *a,
                     const struct nbi_pass *p)
 {
-    return be->repeat && p->N <= be->graph_rows && !p->after_layer && !a->d.x.at;
+    return be->graph_run && p->N <= be->graph_rows && !p->after_layer && !a->d.x.at;
 }
 
 /* Whether the backend has a way of its own for the pass. */
 static bool is_single(const struct nbi_acts *a, const struct nbi_pass *p)
 {
-    return a->token && p->N == 1 && !p->exact && !p->after_layer && !p->pages;
+    return a->megakernel && p->N == 1 && !p->exact && !p->after_layer && !p->pages;
 }
 
 static struct nbi_megakernel_step step_of(const struct nbi_acts *a, const struct nbi_pass *p,
@@ -345,7 +345,7 @@ static struct nbi_megakernel_step step_of(const struct nbi_acts *a, const struct
 {
     return (struct nbi_megakernel_step){.id = id,
                                         .position = p->positions[0],
-                                        .slot = p->slots[0],
+                                        .kv_row = p->kv_rows[0],
                                         .first = p->first[0],
                                         .last = p->last[0],
                                         .logits = a->logits};
@@ -356,17 +356,17 @@ enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, stru
 {
     struct nbi_backend *be = w->be;
     struct work work = {w, a, s, p};
-    NBI_BUG_IF(p->N > a->N || p->M > a->M || p->singles > p->N);
-    NBI_BUG_IF(p->pages && p->page_numbers > a->page_numbers);
+    NBI_BUG_IF(p->N > a->N || p->M > a->M || p->decode_rows > p->N);
+    NBI_BUG_IF(p->pages && p->page_count > a->page_count);
     if (is_single(a, p)) {
         const struct nbi_megakernel_step step = step_of(a, p, p->ids[0]);
-        return be->megakernel_run(a->token, &step);
+        return be->megakernel_run(a->megakernel, &step);
     }
     NBI_TRY(upload_indices(a, s, p));
     if (!repeats(be, a, p))
         return all_layers(&work);
     const struct nbi_graph routine = routine_for(&work);
-    return be->repeat(s, &routine);
+    return be->graph_run(s, &routine);
 }
 
 bool nbi_forward_can_run_ahead(const struct nbi_acts *a, const struct nbi_pass *p)
@@ -380,23 +380,23 @@ enum nb_status nbi_forward_run_ahead(const struct nbi_weights *w, const struct n
 {
     NBI_BUG_IF(!nbi_forward_can_run_ahead(a, p));
     const struct nbi_megakernel_step step = step_of(a, p, 0);
-    if (f->J > 1)
-        NBI_TRY(nbi_forward_topk(w, a, s, 1, f->J));
-    f->top = a->top;
-    return a->be->megakernel_run_ahead(a->token, &step, f);
+    if (f->k > 1)
+        NBI_TRY(nbi_forward_topk(w, a, s, 1, f->k));
+    f->topk = a->topk;
+    return a->be->megakernel_run_ahead(a->megakernel, &step, f);
 }
 
 enum nb_status nbi_forward_topk(const struct nbi_weights *w, const struct nbi_acts *a,
                                 struct nbi_stream *s, int64_t M, int64_t J)
 {
     int64_t ids = M * (int64_t)sizeof(int32_t), values = ids + M * J * (int64_t)sizeof(int32_t);
-    NBI_BUG_IF(M > a->tops);
-    return w->be->topk(s, &(struct nbi_op_topk){.ids = nbi_ptr_add(a->top, ids),
-                                                .values = nbi_ptr_add(a->top, values),
-                                                .odd = a->top,
+    NBI_BUG_IF(M > a->topk_rows);
+    return w->be->topk(s, &(struct nbi_op_topk){.ids = nbi_ptr_add(a->topk, ids),
+                                                .values = nbi_ptr_add(a->topk, values),
+                                                .nonfinite = a->topk,
                                                 .logits = a->logits,
-                                                .room = a->top_room,
-                                                .J = J,
+                                                .scratch = a->topk_scratch,
+                                                .k = J,
                                                 .N = M,
                                                 .V = w->config->vocab_size});
 }

@@ -55,24 +55,24 @@ struct nbi_pass {
     int64_t N;
     const int32_t *ids;
     const int32_t *positions;
-    const int32_t *slots;          /* where each token's key and value go in the stores */
+    const int32_t *kv_rows;        /* where each token's key and value go in the stores */
     const int32_t *first, *last;   /* the rows of the stores that each token sees */
     const int32_t *pages, *tables; /* as nbi_op_attention has them; NULL: first and last are it */
-    int64_t page_numbers;          /* in pages */
-    int64_t singles;               /* so many tokens, the first, are apart (nbi_op_attention) */
+    int64_t page_count;            /* in pages */
+    int64_t decode_rows;           /* so many tokens, the first, are apart (nbi_op_attention) */
     int64_t M;                     /* rows of which logits are wanted */
     const int32_t *rows;           /* which */
-    const struct nbi_kv_view *stores; /* one per layer */
+    const struct nbi_kv_view *kv;  /* one per layer */
     bool exact;
     bool batch_invariant; /* products and attention give a token the same bits in any company */
-    bool alone;           /* each token is the only one of its sequence (nbi_op_attention) */
+    bool one_row_per_sequence; /* each token is the only one of its sequence (nbi_op_attention) */
     /* Called after each layer with the residual stream still on the device; NULL: not. */
     enum nb_status (*after_layer)(void *ctx, int64_t layer, struct nbi_ptr x);
     void *ctx;
 };
 
 /* Leaves logits [M, V] in a->logits, queued on s. Waits for nothing and allocates nothing, but for
- * what nbi_backend.repeat keeps. */
+ * what nbi_backend.graph_run keeps. */
 enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
                            const struct nbi_pass *pass);
 
@@ -90,8 +90,8 @@ enum nb_status nbi_forward_run_ahead(const struct nbi_weights *w, const struct n
                                      struct nbi_stream *s, const struct nbi_pass *pass,
                                      struct nbi_run_ahead *f);
 
-/* The J best of the first M <= a->tops rows of logits, as nbi_op_topk gives them, one behind the
- * other in a->top: int32 odd [M], int32 ids [M, J], f32 values [M, J]. */
+/* The J best of the first M <= a->topk_rows rows of logits, as nbi_op_topk gives them, one behind
+ * the other in a->top: int32 odd [M], int32 ids [M, J], f32 values [M, J]. */
 enum nb_status nbi_forward_topk(const struct nbi_weights *w, const struct nbi_acts *a,
                                 struct nbi_stream *s, int64_t M, int64_t J);
 
@@ -130,12 +130,13 @@ struct nbi_labels {
     const int32_t *rows;    /* in order, no row twice */
     const int32_t *targets; /* the id each is to predict */
     float scale;            /* of the gradient: 1 / labels of the whole batch */
-    int64_t J;              /* with cross entropy: what a base model thought; 0: nothing */
-    const int32_t *ref_ids; /* [count, J], no id twice in a row; the first negative: none here */
-    const float *ref_p;     /* [count, J] */
-    float kl_scale;         /* of the gradient of KL(base || model) */
-    float *room;            /* as many as the acts have rows of logits */
-    double loss, kl;        /* out: sums over the rows, computed in order */
+    int64_t ref_k;          /* with cross entropy: what a base model thought; 0: nothing */
+    const int32_t
+        *ref_ids;       /* [count, ref_k], no id twice in a row; the first negative: none here */
+    const float *ref_p; /* [count, ref_k] */
+    float kl_scale;     /* of the gradient of KL(base || model) */
+    float *scratch;     /* as many as the acts have rows of logits */
+    double loss, kl;    /* out: sums over the rows, computed in order */
 };
 
 /* After a forward pass (with M = 0) over the same acts: the losses, M rows of logits at a time.

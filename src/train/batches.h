@@ -8,8 +8,8 @@
 struct nbi_train_pass {
     int64_t N; /* tokens at most */
     int64_t V; /* ids from here on are refused; 0: nobody checks */
-    int32_t *slots, *first, *last, *rows, *targets;
-    struct nbi_kv_view *stores;
+    int32_t *kv_rows, *first, *last, *rows, *targets;
+    struct nbi_kv_view *kv;
     float *losses; /* room for those of as many rows as there are logits */
     struct nbi_pass pass;
     struct nbi_labels labels;

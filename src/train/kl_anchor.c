@@ -17,7 +17,7 @@ int64_t nbi_kl_anchor_bytes(int64_t N)
 
 static size_t record_bytes(const struct nbi_kl_anchor *b)
 {
-    return (size_t)b->J * (sizeof(int32_t) + sizeof(float));
+    return (size_t)b->ref_k * (sizeof(int32_t) + sizeof(float));
 }
 
 /* A file that nobody else sees, beside a path that may be that of a directory. */
@@ -107,21 +107,21 @@ enum nb_status nbi_kl_anchor_set(const struct nbi_kl_anchor *b, const struct nbi
                                  struct nbi_labels *l, int64_t *count)
 {
     struct walk w = {.b = b, .batch = batch};
-    size_t half = (size_t)b->J * sizeof *b->ids;
+    size_t half = (size_t)b->ref_k * sizeof *b->ids;
     char bytes[NBI_REF_IDS * (sizeof(int32_t) + sizeof(float))];
     *count = 0;
     for (int64_t i = 0; i < l->count; i++) {
         int64_t record = next_record(&w);
-        int32_t *ids = b->ids + i * b->J;
+        int32_t *ids = b->ids + i * b->ref_k;
         ids[0] = -1;
         if (record < 0)
             continue;
         NBI_TRY(transfer(b, record, bytes, false));
         memcpy(ids, bytes, half);
-        memcpy(b->p + i * b->J, bytes + half, half);
+        memcpy(b->p + i * b->ref_k, bytes + half, half);
         ++*count;
     }
-    l->J = b->J;
+    l->ref_k = b->ref_k;
     l->ref_ids = b->ids;
     l->ref_p = b->p;
     return NB_OK;
@@ -221,8 +221,8 @@ static enum nb_status keep_rows(struct nbi_kl_anchor *b, const struct nbi_kl_anc
         float p[NBI_REF_IDS];
         NBI_TRY(be->download(x->stream, room->logits, nbi_ptr_add(x->acts->logits, i * row), row));
         NBI_TRY(be->sync(x->stream));
-        NBI_TRY(nbi_kl_anchor_topk(room->logits, V, b->J, record, p));
-        memcpy(record + b->J, p, (size_t)b->J * sizeof *p);
+        NBI_TRY(nbi_kl_anchor_topk(room->logits, V, b->ref_k, record, p));
+        memcpy(record + b->ref_k, p, (size_t)b->ref_k * sizeof *p);
         NBI_TRY(transfer(b, at, (char *)record, true));
         room->marks += log((double)p[0]);
         room->records++;
@@ -279,7 +279,8 @@ enum nb_status nbi_kl_anchor_init(struct nbi_kl_anchor *b, const struct nbi_kl_a
 {
     int64_t V = x->weights->config->vocab_size;
     size_t entries = (size_t)(x->batch->B * x->batch->T) * NBI_REF_IDS;
-    *b = (struct nbi_kl_anchor){.opts = *opts, .J = V < NBI_REF_IDS ? V : NBI_REF_IDS, .fd = -1};
+    *b =
+        (struct nbi_kl_anchor){.opts = *opts, .ref_k = V < NBI_REF_IDS ? V : NBI_REF_IDS, .fd = -1};
     b->ids = malloc(entries * sizeof *b->ids);
     b->p = calloc(entries, sizeof *b->p);
     if (!b->ids || !b->p)

@@ -19,12 +19,12 @@ struct nbi_kl_anchor_opts {
 
 struct nbi_kl_anchor {
     struct nbi_kl_anchor_opts opts;
-    int64_t J;      /* ids of a token */
+    int64_t ref_k;  /* ids of a token */
     int64_t *first; /* [samples + 1] where the tokens of each sample start */
-    char *memory;   /* records of J ids and J probabilities, or */
+    char *memory;   /* records of ref_k ids and ref_k probabilities, or */
     int fd;         /* -1: in memory */
     double mark;    /* the mean log of the largest probability: tells base models apart */
-    int32_t *ids;   /* [N, J] of the batch, for labels */
+    int32_t *ids;   /* [N, ref_k] of the batch, for labels */
     float *p;
 };
 

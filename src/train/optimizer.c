@@ -86,7 +86,7 @@ static enum nb_status update(struct nbi_optimizer *s, int64_t i, float grad_scal
                               .grad = x->grad,
                               .m = x->m,
                               .v = x->v,
-                              .peak = nbi_ptr_add(s->peaks, i * 2 * (int64_t)sizeof(float)),
+                              .running_max = nbi_ptr_add(s->peaks, i * 2 * (int64_t)sizeof(float)),
                               .grad_scale = grad_scale,
                               .lr = lr,
                               .beta1 = o->beta1,
@@ -96,7 +96,7 @@ static enum nb_status update(struct nbi_optimizer *s, int64_t i, float grad_scal
                                   x->param.def->flags & NBI_DECAY || o->decay_all ? o->decay : 0,
                               .correct1 = (float)(1 - pow((double)o->beta1, number)),
                               .correct2 = (float)(1 - pow((double)o->beta2, number)),
-                              .clamp = o->clamp,
+                              .max_update = o->max_update,
                               .seed = o->seed,
                               .tensor = (uint32_t)x->index,
                               .step = number};

@@ -12,7 +12,7 @@ struct nbi_optimizer_opts {
     float decay;        /* of matrices */
     bool decay_all;     /* of vectors too */
     float clip;         /* largest norm of a group's gradient; 0: any */
-    float clamp;        /* largest update of a value in units of lr; 0: any */
+    float max_update;   /* largest update of a value in units of lr; 0: any */
     int64_t chunk_rows; /* rows of a matrix that are updated at a time; 0: all */
     uint64_t seed;
 };

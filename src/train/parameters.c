@@ -463,7 +463,7 @@ enum nb_status nbi_train_params_requantize(struct nbi_train_params *t, int64_t l
         NBI_TRY(t->be->requantize(t->stream, &(struct nbi_op_requantize){.w = *x->weight,
                                                                          .master = x->master,
                                                                          .dtype = x->dtype,
-                                                                         .through = x->raw}));
+                                                                         .round_to = x->raw}));
     }
     return NB_OK;
 }

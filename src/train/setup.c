@@ -287,7 +287,7 @@ static enum nb_status open_memory(struct nbi_run *r)
                                             .eps = (float)o->eps,
                                             .decay = (float)o->weight_decay,
                                             .clip = (float)o->grad_clip,
-                                            .clamp = o->state == NB_STATE_NVFP4 ? 5 : 0,
+                                            .max_update = o->state == NB_STATE_NVFP4 ? 5 : 0,
                                             .chunk_rows = o->step_chunk_rows,
                                             .seed = o->seed};
     NBI_TRY(r->be->stream_new(r->be, &limits, &r->stream));

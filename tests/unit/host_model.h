@@ -17,11 +17,11 @@ struct model {
     bool no_lookup; /* the embedding is a weight like others */
 };
 
-static inline void fill_param(struct host_weight *w, const struct nbi_param *p, bool four)
+static inline void fill_param(struct host_weight *w, const struct nbi_param *p, bool fp4)
 {
     static const enum nbi_dtype floats[] = {NBI_BF16, NBI_F16, NBI_F32};
     bool projection = nbi_param_is_projection(p->name, p->ndim);
-    if (four && p->ndim == 2 && strcmp(p->name, "model.embed_tokens.weight") != 0) {
+    if (fp4 && p->ndim == 2 && strcmp(p->name, "model.embed_tokens.weight") != 0) {
         host_weight_new(w, NBI_NVFP4, p->shape[0], p->shape[1]);
         return;
     }
@@ -35,7 +35,7 @@ static inline void fill_param(struct host_weight *w, const struct nbi_param *p, 
 struct shape {
     int64_t C, F, L, NH, NKV, D, V;
     bool tied, own_head;
-    bool four; /* all matrices but the embedding are NVFP4 */
+    bool fp4; /* all matrices but the embedding are NVFP4 */
 };
 
 static inline void model_new(struct model *m, const struct shape *s)
@@ -57,7 +57,7 @@ static inline void model_new(struct model *m, const struct shape *s)
     for (int64_t i = 0; i < m->count; i++) {
         struct nbi_param p;
         nbi_param_at(&m->c, i, &p);
-        fill_param(&m->params[i], &p, s->four);
+        fill_param(&m->params[i], &p, s->fp4);
     }
 }
 

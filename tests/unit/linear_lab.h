@@ -98,12 +98,12 @@ static inline float *to_four_bits(const struct linear_case *c)
 static inline void expect_four_bits(const struct linear_case *c, float *want, double *bound)
 {
     int64_t n = c->N * c->outs, at = 0;
-    struct linear_case four = *c;
+    struct linear_case fp4 = *c;
     float *y = zeros(n, 4);
     double *off = zeros(n, 8);
-    four.x = to_four_bits(c);
-    run_linear(scalar, &four, true, y);
-    linear_bounds(&four, OFF_FOUR, off);
+    fp4.x = to_four_bits(c);
+    run_linear(scalar, &fp4, true, y);
+    linear_bounds(&fp4, OFF_FOUR, off);
     for (int i = 0; i < c->count; i++) {
         int64_t part = c->N * c->w[i].rows;
         if (c->w[i].dtype == NBI_NVFP4 && c->w[i].rows % 4 == 0) {
@@ -112,7 +112,7 @@ static inline void expect_four_bits(const struct linear_case *c, float *want, do
         }
         at += part;
     }
-    free(four.x);
+    free(fp4.x);
     free(y);
     free(off);
 }
@@ -126,7 +126,7 @@ static inline void check_product(struct linear_case *c)
     for (int exact = 1; exact >= 0; exact--) {
         run_linear(tested, c, exact, is);
         linear_bounds(c, exact ? OFF_EXACT : OFF_BF16, bound);
-        if (!exact && tested->four && c->N > 64)
+        if (!exact && tested->fp4 && c->N > 64)
             expect_four_bits(c, want, bound);
         within(exact ? "exact y" : "y", is, want, bound, n);
     }

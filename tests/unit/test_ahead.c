@@ -13,7 +13,7 @@ struct nbi_megakernel {
     const struct nbi_weights *w;
     struct nbi_acts acts;
     struct nbi_stream *s;
-    const struct nbi_kv_view *stores;
+    const struct nbi_kv_view *kv;
 };
 
 static const struct nbi_weights *stood_in; /* of the model that it is for */
@@ -35,7 +35,7 @@ static enum nb_status stand_in_new(struct nbi_stream *s, const struct nbi_megake
     struct nbi_megakernel *t = zeros(1, sizeof *t);
     t->w = stood_in;
     t->s = s;
-    t->stores = m->stores;
+    t->kv = m->kv;
     assert_ok(
         nbi_acts_init(&t->acts, t->w->be, t->w->config, &(struct nbi_acts_opts){.N = 1, .M = 1}));
     *out = t;
@@ -48,13 +48,13 @@ static enum nb_status stand_in_run(struct nbi_megakernel *t, const struct nbi_me
     const struct nbi_pass pass = {.N = 1,
                                   .ids = &step->id,
                                   .positions = &step->position,
-                                  .slots = &step->slot,
+                                  .kv_rows = &step->kv_row,
                                   .first = &step->first,
                                   .last = &step->last,
                                   .M = 1,
                                   .rows = &first_row,
-                                  .stores = t->stores,
-                                  .alone = true};
+                                  .kv = t->kv,
+                                  .one_row_per_sequence = true};
     NBI_TRY(nbi_forward(t->w, &t->acts, t->s, &pass));
     return t->w->be->copy(t->s, step->logits, t->acts.logits,
                           t->w->config->vocab_size * (int64_t)sizeof(float));
@@ -65,7 +65,7 @@ static int64_t draw_by_hand(const struct nbi_draw *d, const struct nb_candidate 
 {
     int64_t w[NBI_TOPK_MAX], all = 0, likely = 0, top_p = 0, i = 0;
     for (int64_t j = 0; j < J; j++) {
-        double x = ((double)best[j].logit - (double)best[0].logit) * d->cold;
+        double x = ((double)best[j].logit - (double)best[0].logit) * d->inv_temperature;
         w[j] = x < -50 ? 0 : (int64_t)(expf((float)x) * d->unit);
         all += w[j];
         likely += x >= d->log_min_p ? w[j] : 0;
@@ -73,7 +73,7 @@ static int64_t draw_by_hand(const struct nbi_draw *d, const struct nb_candidate 
     while (top_p < all && (double)top_p < d->top_p * (double)all)
         top_p += w[i++];
     int64_t left = likely < top_p ? likely : top_p,
-            at = (int64_t)((unsigned __int128)d->spin * (uint64_t)left >> 64);
+            at = (int64_t)((unsigned __int128)d->uniform * (uint64_t)left >> 64);
     for (i = 0; at >= w[i]; i++)
         at -= w[i];
     return i;
@@ -85,11 +85,11 @@ static enum nb_status stand_in_follow(struct nbi_megakernel *t,
 {
     struct nbi_megakernel_step next = *step;
     int32_t top[1 + 2 * NBI_TOPK_MAX];
-    NBI_TRY(nbi_forward_topk(t->w, &t->acts, t->s, 1, f->J));
-    NBI_TRY(t->w->be->download(t->s, top, t->acts.top, nbi_topk_bytes(1, f->J)));
+    NBI_TRY(nbi_forward_topk(t->w, &t->acts, t->s, 1, f->k));
+    NBI_TRY(t->w->be->download(t->s, top, t->acts.topk, nbi_topk_bytes(1, f->k)));
     NBI_TRY(t->w->be->sync(t->s));
-    f->odd = !nbi_best_of(f->best, top, 0, 1, f->J);
-    next.id = f->id = f->best[f->J > 1 ? draw_by_hand(&f->draw, f->best, f->J) : 0].id;
+    f->nonfinite = !nbi_best_of(f->candidates, top, 0, 1, f->k);
+    next.id = f->id = f->candidates[f->k > 1 ? draw_by_hand(&f->draw, f->candidates, f->k) : 0].id;
     followed++;
     return stand_in_run(t, &next);
 }
@@ -115,8 +115,8 @@ static void check_next(const struct two *t)
     int32_t best = 0;
     for (int32_t i = 1; i < t->V; i++)
         best = t->logits[i] > t->logits[best] ? i : best;
-    assert_int_equal(t->next.best[0].id, best);
-    assert_true(t->next.best[0].logit == t->logits[best]);
+    assert_int_equal(t->next.candidates[0].id, best);
+    assert_true(t->next.candidates[0].logit == t->logits[best]);
 }
 
 static void append_to_two(struct two *t, const int32_t *ids, int64_t count)
@@ -129,7 +129,7 @@ static void append_to_two(struct two *t, const int32_t *ids, int64_t count)
 /* One of the things that may come behind the best being known. */
 static void next_of_two(struct two *t, struct nbi_snapshot **kept)
 {
-    int32_t best = t->next.best[0].id, other = (int32_t)(bits32() % t->V);
+    int32_t best = t->next.candidates[0].id, other = (int32_t)(bits32() % t->V);
     int64_t length = nbi_session_length(t->asks), to = bits32() % (uint32_t)length + 1;
     switch (bits32() % 12) {
     case 0: /* another one */
@@ -174,7 +174,7 @@ static void check_ahead(struct nbi_backend *be, struct model *m, const struct nb
                         int64_t context)
 {
     struct nb_engine e;
-    struct two t = {.V = m->c.vocab_size, .next.J = 1};
+    struct two t = {.V = m->c.vocab_size, .next.k = 1};
     struct nbi_snapshot *kept = NULL;
     const struct nbi_session_opts opts = {.context = context, .kv = NBI_F16};
     assert_ok(nbi_engine_borrow(
@@ -192,10 +192,11 @@ static void check_ahead(struct nbi_backend *be, struct model *m, const struct nb
         next_of_two(&t, &kept);
     }
     while (nbi_session_length(t.asks) < opts.context) { /* to the very end */
-        int32_t best = t.next.best[0].id;
+        int32_t best = t.next.candidates[0].id;
         append_to_two(&t, &best, 1);
     }
-    assert_int_equal(nbi_session_append_next(t.asks, &t.next.best[0].id, 1, &t.next), NB_EVALUE);
+    assert_int_equal(nbi_session_append_next(t.asks, &t.next.candidates[0].id, 1, &t.next),
+                     NB_EVALUE);
     nbi_snapshot_free(kept);
     nbi_session_free(t.asks);
     nbi_session_free(t.plain);
@@ -218,8 +219,8 @@ static void draw_tokens(const struct nb_engine *e, const struct nb_sampling *how
     assert_ok(
         nbi_session_new(&session, e, &(struct nbi_session_opts){.context = DRAWN, .kv = NBI_F16}));
     assert_ok(nbi_sampler_init(&sampler, how, V));
-    next.J = nbi_sampler_topk(&sampler);
-    assert_int_equal(next.J, how->top_k);
+    next.k = nbi_sampler_topk(&sampler);
+    assert_int_equal(next.k, how->top_k);
     for (int i = 0; i < DRAWN; i++) {
         next.draw = nbi_sampler_draw(&sampler);
         if (all) {
@@ -227,7 +228,7 @@ static void draw_tokens(const struct nb_engine *e, const struct nb_sampling *how
             assert_ok(nbi_sampler_pick(&sampler, logits, &id));
         } else {
             assert_ok(nbi_session_append_next(session, &id, 1, &next));
-            id = nbi_sampler_from_topk(&sampler, next.best);
+            id = nbi_sampler_from_topk(&sampler, next.candidates);
         }
         ids[i] = id;
     }
@@ -341,13 +342,13 @@ static void *use_sessions(void *ctx)
     struct user *u = ctx;
     for (int i = 0; i < 40 && u->rc == NB_OK; i++) {
         struct nb_session *session;
-        struct nbi_logits_spec next = {.J = 1};
+        struct nbi_logits_spec next = {.k = 1};
         int32_t id = 5;
         u->rc = nbi_session_new(&session, u->e,
                                 &(struct nbi_session_opts){.context = 64, .kv = NBI_F16});
         for (size_t j = 0; j < sizeof u->said / sizeof *u->said && u->rc == NB_OK; j++) {
             u->rc = nbi_session_append_next(session, &id, 1, &next);
-            id = next.best[0].id;
+            id = next.candidates[0].id;
             u->differs = u->differs || (i > 0 && u->said[j] != id);
             u->said[j] = id;
         }
@@ -400,7 +401,7 @@ static void test_ahead__tells_of_what_is_too_large(void **state)
             struct nbi_weights w;
             struct nb_engine e;
             struct nb_session *session;
-            struct nbi_logits_spec next = {.J = 1};
+            struct nbi_logits_spec next = {.k = 1};
             struct nbi_backend *be = cuda();
             drawn = 7;
             model_new(&m, &ahead_shape);
@@ -415,8 +416,8 @@ static void test_ahead__tells_of_what_is_too_large(void **state)
                                       &(struct nbi_session_opts){.context = 8, .kv = NBI_F16}));
             assert_int_equal(nbi_session_append_next(session, &(int32_t){5}, 1, &next), NB_EVALUE);
             assert_int_equal(nbi_session_append_next(session, &(int32_t){6}, 1, &next), NB_EVALUE);
-            next =
-                (struct nbi_logits_spec){.J = 20, .draw = {.cold = 1, .unit = 0x1p40, .top_p = 1}};
+            next = (struct nbi_logits_spec){
+                .k = 20, .draw = {.inv_temperature = 1, .unit = 0x1p40, .top_p = 1}};
             assert_int_equal(nbi_session_append_next(session, &(int32_t){7}, 1, &next), NB_EVALUE);
             nbi_session_free(session);
             nbi_weights_release(&w);

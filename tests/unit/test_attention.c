@@ -3,7 +3,7 @@
 #include "ops_lab.h"
 #include "stored.h"
 
-static const enum nbi_dtype stores[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
+static const enum nbi_dtype kv_types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
 
 /* ---- rows of a store ---- */
 
@@ -11,14 +11,14 @@ static const enum nbi_dtype stores[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
 #define MAX_PAGES 1100
 
 struct attention_case {
-    int64_t N, NH, NKV, D, rows, longest;
+    int64_t N, NH, NKV, D, rows, max_keys;
     enum nbi_dtype dtype;
-    bool lse, apart, batch_invariant;
+    bool lse, kv_unshared, batch_invariant;
     float *q;
     uint8_t *k, *v;
     int32_t first[MAX_ROWS], last[MAX_ROWS], tables[MAX_ROWS];
     int32_t pages[MAX_PAGES];
-    int64_t page_numbers; /* 0: without pages */
+    int64_t page_count; /* 0: without pages */
 };
 
 /* Rows [first, first + count) of the store, which are somebody's. */
@@ -43,7 +43,7 @@ static void attention_new(struct attention_case *c, int sequences, int64_t past)
     start[0] = 3;
     start[1] = start[0] + pasts[0] + tokens[0] + 4;
     c->rows = start[1] + pasts[1] + tokens[1] + 5;
-    c->longest = 0;
+    c->max_keys = 0;
     int64_t bytes = (int64_t)nbi_dtype_bytes(c->dtype, c->rows * c->NKV * c->D);
     c->q = random_floats(c->N * c->NH * c->D, 2);
     c->k = zeros(bytes, 1);
@@ -57,7 +57,7 @@ static void attention_new(struct attention_case *c, int sequences, int64_t past)
         int64_t last = start[which] + pasts[which] + at[which]++, seen = last - start[which] + 1;
         c->first[n] = (int32_t)start[which];
         c->last[n] = (int32_t)last;
-        c->longest = seen > c->longest ? seen : c->longest;
+        c->max_keys = seen > c->max_keys ? seen : c->max_keys;
     }
 }
 
@@ -75,22 +75,21 @@ static void run_attention(struct nbi_backend *be, const struct attention_case *c
     int64_t q = c->N * c->NH * c->D * 4;
     int64_t bytes = (int64_t)nbi_dtype_bytes(c->dtype, c->rows * c->NKV * c->D);
     lab_begin(&l, be, &(struct nbi_stream_limits){.N = c->N, .K = 16, .D = c->D, .heads = c->NH});
-    struct nbi_op_attention op = {
-        .y = block(&l, NULL, q),
-        .q = block(&l, c->q, q),
-        .store = {block(&l, c->k, bytes), block(&l, c->v, bytes), c->dtype},
-        .first = block(&l, c->first, c->N * 4),
-        .last = block(&l, c->last, c->N * 4),
-        .longest = c->longest,
-        .N = c->N,
-        .NH = c->NH,
-        .NKV = c->NKV,
-        .D = c->D,
-        .exact = exact,
-        .apart = c->apart,
-        .batch_invariant = c->batch_invariant};
-    if (c->page_numbers > 0) {
-        op.pages = block(&l, c->pages, c->page_numbers * 4);
+    struct nbi_op_attention op = {.y = block(&l, NULL, q),
+                                  .q = block(&l, c->q, q),
+                                  .kv = {block(&l, c->k, bytes), block(&l, c->v, bytes), c->dtype},
+                                  .first = block(&l, c->first, c->N * 4),
+                                  .last = block(&l, c->last, c->N * 4),
+                                  .max_keys = c->max_keys,
+                                  .N = c->N,
+                                  .NH = c->NH,
+                                  .NKV = c->NKV,
+                                  .D = c->D,
+                                  .exact = exact,
+                                  .kv_unshared = c->kv_unshared,
+                                  .batch_invariant = c->batch_invariant};
+    if (c->page_count > 0) {
+        op.pages = block(&l, c->pages, c->page_count * 4);
         op.tables = block(&l, c->tables, c->N * 4);
     }
     if (c->lse)
@@ -151,7 +150,7 @@ static void check_short(void)
     static const int64_t counts[] = {1, 3, 17, 64, 200}, pasts[] = {0, 5, 63, 100, 300};
     for (int i = 0; i < 5 * 5 * 5 * 4; i += STRIDE) {
         struct attention_case c = {
-            .N = counts[i % 5], .D = sizes[i / 5 % 5], .dtype = stores[i / 125]};
+            .N = counts[i % 5], .D = sizes[i / 5 % 5], .dtype = kv_types[i / 125]};
         uint32_t dice = bits32();
         int sequences = c.N > 1 && dice % 2 ? 2 : 1;
         int64_t past = pasts[dice / 2 % (c.N > 64 ? 2 : c.N > 17 ? 3 : 5)];
@@ -175,7 +174,7 @@ static void check_long(void)
                                    .NH = cases[i / 4].NH,
                                    .NKV = cases[i / 4].NKV,
                                    .D = cases[i / 4].D,
-                                   .dtype = stores[i % 4],
+                                   .dtype = kv_types[i % 4],
                                    .lse = i % 2};
         attend(&c, cases[i / 4].sequences, cases[i / 4].past);
     }
@@ -213,7 +212,7 @@ static void paged_new(struct attention_case *c, struct attention_case *p, int64_
         page[i] = page[j];
         page[j] = i;
     }
-    p->page_numbers = pages;
+    p->page_count = pages;
     p->k = zeros(bytes, 1);
     p->v = zeros(bytes, 1);
     for (int64_t i = 0; i < pages; i++) {
@@ -228,9 +227,9 @@ static void paged_new(struct attention_case *c, struct attention_case *p, int64_
         p->tables[n] = (int32_t)start[i];
         c->first[n] = (int32_t)(start[i] * NBI_PAGE);
         c->last[n] = c->first[n] + p->last[n];
-        c->longest = at[i] > c->longest ? at[i] : c->longest;
+        c->max_keys = at[i] > c->max_keys ? at[i] : c->max_keys;
     }
-    p->longest = c->longest;
+    p->max_keys = c->max_keys;
 }
 
 /* The CPU reads pages as it reads rows, and a token cannot tell whether there are others: not on a
@@ -261,7 +260,7 @@ static void check_pages(struct attention_case *c, int64_t sequences, bool in_tur
             one->q = p.q + i * row;
             one->last[0] = p.last[i];
             one->tables[0] = p.tables[i];
-            one->longest = p.last[i] + 1;
+            one->max_keys = p.last[i] + 1;
             run_attention(tested, one, exact, a, lse);
             same_bytes("y of one alone", b + i * row, a, row * 4);
         }
@@ -283,16 +282,16 @@ static void check_paged(void)
         uint32_t dice = bits32();
         struct attention_case c = {.N = counts[i % 4],
                                    .D = sizes[i / 4 % 3],
-                                   .dtype = stores[i / 12],
+                                   .dtype = kv_types[i / 12],
                                    .NKV = 1 + dice % 2,
                                    .lse = dice / 2 % 2};
         int64_t sequences = 1 + dice / 4 % (c.N < 20 ? c.N : 20);
         c.NH = c.NKV * groups[dice / 128 % 4];
-        c.apart = sequences > 5;
+        c.kv_unshared = sequences > 5;
         snprintf(where, sizeof where, "%s, N %lld of %lld, D %lld, %lld and %lld heads, pages",
                  nbi_dtypes[c.dtype].name, (long long)c.N, (long long)sequences, (long long)c.D,
                  (long long)c.NH, (long long)c.NKV);
-        check_pages(&c, sequences, c.apart || dice / 512 % 2);
+        check_pages(&c, sequences, c.kv_unshared || dice / 512 % 2);
     }
 }
 
@@ -302,7 +301,7 @@ static void check_paged(void)
 struct turned_case {
     struct attention_case *a;
     float *k, *v, *cos, *sin;
-    int32_t slots[MAX_ROWS];
+    int32_t kv_rows[MAX_ROWS];
     struct host_weight q_norm, k_norm;
 };
 
@@ -317,9 +316,9 @@ static void turned_new(struct turned_case *t, struct attention_case *p)
     t->sin = random_floats(p->N * p->D / 2, 1);
     for (int64_t n = 0; n < p->N; n++) {
         int32_t last = p->last[n], page = p->pages[p->tables[n] + last / NBI_PAGE];
-        t->slots[n] = page * NBI_PAGE + last % NBI_PAGE;
-        memset(p->k + t->slots[n] * one, 0xFF, (size_t)one);
-        memset(p->v + t->slots[n] * one, 0xFF, (size_t)one);
+        t->kv_rows[n] = page * NBI_PAGE + last % NBI_PAGE;
+        memset(p->k + t->kv_rows[n] * one, 0xFF, (size_t)one);
+        memset(p->v + t->kv_rows[n] * one, 0xFF, (size_t)one);
     }
     host_weight_new(&t->q_norm, NBI_BF16, p->D, 0);
     host_weight_new(&t->k_norm, NBI_F32, p->D, 0);
@@ -335,7 +334,7 @@ static void turned_free(struct turned_case *t)
 }
 
 /* y, then the store's keys and its values. */
-static void run_turned(struct turned_case *t, bool alone, float *y, uint8_t *store)
+static void run_turned(struct turned_case *t, bool one_row_per_sequence, float *y, uint8_t *store)
 {
     const struct attention_case *c = t->a;
     int64_t q = c->N * c->NH * c->D * 4, kv = c->N * c->NKV * c->D * 4,
@@ -346,8 +345,8 @@ static void run_turned(struct turned_case *t, bool alone, float *y, uint8_t *sto
               &(struct nbi_stream_limits){.N = c->N, .K = 16, .D = c->D, .heads = c->NH});
     const struct nbi_op_qkv_rope rope = {
         .q_out = block(&l, NULL, q),
-        .store = {block(&l, c->k, bytes), block(&l, c->v, bytes), c->dtype},
-        .slots = block(&l, t->slots, c->N * 4),
+        .kv = {block(&l, c->k, bytes), block(&l, c->v, bytes), c->dtype},
+        .kv_rows = block(&l, t->kv_rows, c->N * 4),
         .q = block(&l, c->q, q),
         .k = block(&l, t->k, kv),
         .v = block(&l, t->v, kv),
@@ -362,24 +361,24 @@ static void run_turned(struct turned_case *t, bool alone, float *y, uint8_t *sto
         .D = c->D};
     const struct nbi_op_attention op = {.y = block(&l, NULL, q),
                                         .q = rope.q_out,
-                                        .store = rope.store,
+                                        .kv = rope.kv,
                                         .first = block(&l, c->first, c->N * 4),
                                         .last = block(&l, c->last, c->N * 4),
-                                        .pages = block(&l, c->pages, c->page_numbers * 4),
+                                        .pages = block(&l, c->pages, c->page_count * 4),
                                         .tables = block(&l, c->tables, c->N * 4),
-                                        .longest = c->longest,
+                                        .max_keys = c->max_keys,
                                         .N = c->N,
                                         .NH = c->NH,
                                         .NKV = c->NKV,
                                         .D = c->D,
-                                        .apart = true,
-                                        .alone = alone,
+                                        .kv_unshared = true,
+                                        .one_row_per_sequence = one_row_per_sequence,
                                         .batch_invariant = c->batch_invariant};
     assert_ok(tested->qkv_rope(l.s, &rope));
     assert_ok(tested->attention(l.s, &op));
     fetch(&l, y, op.y, q);
-    fetch(&l, store, op.store.k, bytes);
-    fetch(&l, store + bytes, op.store.v, bytes);
+    fetch(&l, store, op.kv.k, bytes);
+    fetch(&l, store + bytes, op.kv.v, bytes);
     lab_end(&l);
 }
 
@@ -390,7 +389,7 @@ static void check_turned(void)
     for (int i = 0; i < 2 * 3 * 4; i++) {
         struct attention_case c = {.N = counts[i % 4],
                                    .D = i / 4 % 2 ? 64 : 128,
-                                   .dtype = stores[1 + i / 8],
+                                   .dtype = kv_types[1 + i / 8],
                                    .NKV = 1 + i % 3,
                                    .NH = (1 + i % 3) * groups[(i + i / 4) % 4]},
                               p;

@@ -27,7 +27,7 @@ static const struct shape shapes[] = {{48, 80, 1, 4, 4, 32, 67, false, true, fal
 
 struct batch {
     int64_t N, M, slots_count;
-    int32_t ids[MAX_TOKENS], positions[MAX_TOKENS], slots[MAX_TOKENS];
+    int32_t ids[MAX_TOKENS], positions[MAX_TOKENS], kv_rows[MAX_TOKENS];
     int32_t first[MAX_TOKENS], last[MAX_TOKENS], rows[MAX_TOKENS];
 };
 
@@ -43,7 +43,7 @@ static void batch_new(struct batch *t, int64_t vocab, int a, int b)
         assert_true(i < of[which]);
         t->ids[n] = (int32_t)(bits32() % (uint32_t)vocab);
         t->positions[n] = which * 1000 + i;
-        t->slots[n] = start[which] + i;
+        t->kv_rows[n] = start[which] + i;
         t->first[n] = start[which];
         t->last[n] = start[which] + i;
         t->rows[n] = a + b - 1 - n;
@@ -122,11 +122,11 @@ static void reference_layer(const struct model *m, const struct batch *t, int64_
     for (int64_t n = 0; n < t->N; n++) {
         norm(y, x + n * C, find(m, layer, "input_layernorm.weight"), c->rms_eps);
         matvec(q + n * Q, find(m, layer, "self_attn.q_proj.weight"), y, false);
-        matvec(k + t->slots[n] * KV, find(m, layer, "self_attn.k_proj.weight"), y, false);
-        matvec(v + t->slots[n] * KV, find(m, layer, "self_attn.v_proj.weight"), y, false);
+        matvec(k + t->kv_rows[n] * KV, find(m, layer, "self_attn.k_proj.weight"), y, false);
+        matvec(v + t->kv_rows[n] * KV, find(m, layer, "self_attn.v_proj.weight"), y, false);
         norm_and_turn(q + n * Q, c->heads, c, t->positions[n],
                       find(m, layer, "self_attn.q_norm.weight"));
-        norm_and_turn(k + t->slots[n] * KV, c->kv_heads, c, t->positions[n],
+        norm_and_turn(k + t->kv_rows[n] * KV, c->kv_heads, c, t->positions[n],
                       find(m, layer, "self_attn.k_norm.weight"));
     }
     for (int64_t n = 0; n < t->N; n++) {
@@ -171,7 +171,7 @@ struct runner {
     struct nbi_weights w;
     struct nbi_acts acts;
     struct nbi_stream *s;
-    struct nbi_kv_view stores[8];
+    struct nbi_kv_view kv[8];
     int64_t layers_seen;
     bool exact;
     bool unwatched; /* nobody looks between the layers */
@@ -195,14 +195,14 @@ static void runner_begin(struct runner *r, struct nbi_backend *be, const struct 
     int64_t bytes = (int64_t)nbi_dtype_bytes(kv, (MAX_TOKENS + 7) * c->kv_heads * c->head_dim);
     assert_true(c->layers <= 8);
     for (int64_t i = 0; i < c->layers; i++) {
-        r->stores[i].dtype = kv;
-        assert_ok(be->alloc(be, "keys", bytes, &r->stores[i].k));
-        assert_ok(be->alloc(be, "values", bytes, &r->stores[i].v));
+        r->kv[i].dtype = kv;
+        assert_ok(be->alloc(be, "keys", bytes, &r->kv[i].k));
+        assert_ok(be->alloc(be, "values", bytes, &r->kv[i].v));
         /* What nobody has written must not be read: not a number. */
         uint8_t *nan = zeros(bytes, 1);
         memset(nan, 0xFF, (size_t)bytes);
-        assert_ok(be->upload(r->s, r->stores[i].k, nan, bytes));
-        assert_ok(be->upload(r->s, r->stores[i].v, nan, bytes));
+        assert_ok(be->upload(r->s, r->kv[i].k, nan, bytes));
+        assert_ok(be->upload(r->s, r->kv[i].v, nan, bytes));
         free(nan);
     }
 }
@@ -210,8 +210,8 @@ static void runner_begin(struct runner *r, struct nbi_backend *be, const struct 
 static void runner_end(struct runner *r)
 {
     for (int64_t i = 0; i < r->w.config->layers; i++) {
-        r->be->free(r->be, r->stores[i].k);
-        r->be->free(r->be, r->stores[i].v);
+        r->be->free(r->be, r->kv[i].k);
+        r->be->free(r->be, r->kv[i].v);
     }
     r->be->stream_free(r->s);
     nbi_acts_release(&r->acts);
@@ -254,19 +254,19 @@ static void forward(struct runner *r, const struct batch *t, int64_t from, int64
     const struct nbi_pass pass = {.N = n,
                                   .ids = t->ids + from,
                                   .positions = t->positions + from,
-                                  .slots = t->slots + from,
+                                  .kv_rows = t->kv_rows + from,
                                   .first = t->first + from,
                                   .last = t->last + from,
                                   .M = n,
                                   .rows = n == t->N ? t->rows : rows,
-                                  .stores = r->stores,
+                                  .kv = r->kv,
                                   .exact = r->exact,
                                   .after_layer = r->unwatched ? NULL : count_layer,
                                   .ctx = r};
     assert_ok(nbi_forward(&r->w, &r->acts, r->s, &pass));
     if (n == 1) {
         assert_ok(nbi_forward_topk(&r->w, &r->acts, r->s, 1, 1));
-        assert_ok(r->be->download(r->s, top, r->acts.top, sizeof top));
+        assert_ok(r->be->download(r->s, top, r->acts.topk, sizeof top));
     }
     assert_ok(r->be->download(r->s, logits, r->acts.logits, n * V * (int64_t)sizeof *logits));
     assert_ok(r->be->sync(r->s));
@@ -551,8 +551,8 @@ static bool check_single(struct model *m, const struct batch *t, enum nbi_dtype 
     runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, 1, kv);
     r.exact = false;
     r.unwatched = true;
-    assert_ok(nbi_acts_ready(&r.acts, &r.w, r.s, r.stores));
-    bool one_kernel = r.acts.token;
+    assert_ok(nbi_acts_ready(&r.acts, &r.w, r.s, r.kv));
+    bool one_kernel = r.acts.megakernel;
     for (int64_t n = 0; n < t->N; n++)
         forward(&r, t, n, 1, part + n * V);
     for (int64_t row = 0; row < t->M; row++)
@@ -614,7 +614,7 @@ static float *decoded(struct model *m, const struct batch *t, int64_t step)
     runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, step, NBI_F16);
     r.exact = false;
     r.unwatched = true;
-    assert_ok(nbi_acts_ready(&r.acts, &r.w, r.s, r.stores));
+    assert_ok(nbi_acts_ready(&r.acts, &r.w, r.s, r.kv));
     for (int64_t n = 0; n + step <= t->N; n += step)
         forward(&r, t, n, step, logits + n * m->c.vocab_size);
     runner_end(&r);

@@ -7,34 +7,35 @@
 /* ---- cross entropy ---- */
 
 struct xent {
-    int64_t N, V, J;
+    int64_t N, V, ref_k;
     double scale, kl_scale, *logits, *ref_p;
     int32_t *targets, *ids;
     bool gradient, in_place;
 };
 
-static void xent_new(struct xent *c, int64_t N, int64_t V, int64_t J, double spread)
+static void xent_new(struct xent *c, int64_t N, int64_t V, int64_t ref_k, double spread)
 {
-    *c = (struct xent){.N = N, .V = V, .J = J, .scale = 0.25, .kl_scale = J > 0 ? 1.5 : 0};
+    *c = (struct xent){
+        .N = N, .V = V, .ref_k = ref_k, .scale = 0.25, .kl_scale = ref_k > 0 ? 1.5 : 0};
     c->logits = random_floats(N * V, spread);
-    c->ref_p = zeros(N * J, sizeof(double));
+    c->ref_p = zeros(N * ref_k, sizeof(double));
     c->targets = zeros(N, 4);
-    c->ids = zeros(N * J, 4);
+    c->ids = zeros(N * ref_k, 4);
     for (int64_t n = 0; n < N; n++) {
         c->targets[n] = n % 4 == 3 ? -1 : (int32_t)(bits32() % (uint32_t)V);
         double all = 0;
-        for (int64_t j = 0; j < J; j++) { /* distinct: steps of V / J */
-            c->ids[n * J + j] = (int32_t)(j * (V / J) + bits32() % (uint32_t)(V / J));
-            c->ref_p[n * J + j] = j % 5 == 4 ? 0 : fabs(uniform());
-            all += c->ref_p[n * J + j];
+        for (int64_t j = 0; j < ref_k; j++) { /* distinct: steps of V / ref_k */
+            c->ids[n * ref_k + j] = (int32_t)(j * (V / ref_k) + bits32() % (uint32_t)(V / ref_k));
+            c->ref_p[n * ref_k + j] = j % 5 == 4 ? 0 : fabs(uniform());
+            all += c->ref_p[n * ref_k + j];
         }
-        for (int64_t j = 0; j < J; j++)
-            c->ref_p[n * J + j] =
-                (double)(float)(c->ref_p[n * J + j] / all * (n % 3 && V > J ? 0.9 : 1));
-        if (J > 0 && n % 2 == 0)
-            c->targets[n] = n % 4 ? c->targets[n] : c->ids[n * J]; /* listed by the base too */
-        if (J > 0 && n % 7 == 6)
-            c->ids[n * J] = -1;
+        for (int64_t j = 0; j < ref_k; j++)
+            c->ref_p[n * ref_k + j] =
+                (double)(float)(c->ref_p[n * ref_k + j] / all * (n % 3 && V > ref_k ? 0.9 : 1));
+        if (ref_k > 0 && n % 2 == 0)
+            c->targets[n] = n % 4 ? c->targets[n] : c->ids[n * ref_k]; /* listed by the base too */
+        if (ref_k > 0 && n % 7 == 6)
+            c->ids[n * ref_k] = -1;
     }
 }
 
@@ -51,13 +52,13 @@ static void xent_row(const struct xent *c, int64_t n, const double *z, double ou
                      double *bound)
 {
     double top = -INFINITY, S = 0, R = 0, q = 1, range = 0;
-    const int32_t *ids = c->ids + n * c->J;
-    const double *b = c->ref_p + n * c->J;
-    bool base = c->J > 0 && ids[0] >= 0, *listed = zeros(c->V, 1);
+    const int32_t *ids = c->ids + n * c->ref_k;
+    const double *b = c->ref_p + n * c->ref_k;
+    bool base = c->ref_k > 0 && ids[0] >= 0, *listed = zeros(c->V, 1);
     double of_loss = c->targets[n] >= 0 ? c->scale : 0, of_kl = base ? c->kl_scale : 0;
     for (int64_t v = 0; v < c->V; v++)
         top = fmax(top, z[v]);
-    for (int64_t j = 0; base && j < c->J; j++) {
+    for (int64_t j = 0; base && j < c->ref_k; j++) {
         listed[ids[j]] = true;
         q -= b[j];
     }
@@ -70,7 +71,7 @@ static void xent_row(const struct xent *c, int64_t n, const double *z, double ou
     R = fmax(R, (double)FLT_MIN);
     out[0] = c->targets[n] >= 0 ? log(S) + top - z[c->targets[n]] : 0;
     out[1] = base && q > 0 ? q * log(q * S / R) : 0;
-    for (int64_t j = 0; base && j < c->J; j++)
+    for (int64_t j = 0; base && j < c->ref_k; j++)
         out[1] += b[j] > 0 ? b[j] * (log(b[j]) - (z[ids[j]] - top - log(S))) : 0;
     for (int64_t v = 0; d && v < c->V; v++) {
         /* An exponential is off by its argument's rounding and its own, a sum by its terms. */
@@ -82,7 +83,7 @@ static void xent_row(const struct xent *c, int64_t n, const double *z, double ou
         d[c->targets[n]] -= of_loss;
         bound[c->targets[n]] += 4 * U * of_loss;
     }
-    for (int64_t j = 0; d && base && j < c->J; j++) {
+    for (int64_t j = 0; d && base && j < c->ref_k; j++) {
         d[ids[j]] -= of_kl * b[j];
         bound[ids[j]] += 4 * U * of_kl * b[j];
     }
@@ -112,19 +113,19 @@ static void run_xent(struct rig *r, const void *ctx, float *out)
                             .targets = put_bytes(r, c->targets, c->N * 4),
                             .scale = (float)c->scale,
                             .kl_scale = (float)c->kl_scale,
-                            .J = c->J,
+                            .ref_k = c->ref_k,
                             .N = c->N,
                             .V = c->V};
     if (c->gradient)
         a.dlogits = c->in_place ? a.logits : room(r, c->N * c->V);
-    if (c->J > 0) {
+    if (c->ref_k > 0) {
         a.kl = room(r, c->N);
-        a.ref_ids = put_bytes(r, c->ids, c->N * c->J * 4);
-        a.ref_p = put_in(r, c->ref_p, c->N * c->J);
+        a.ref_ids = put_bytes(r, c->ids, c->N * c->ref_k * 4);
+        a.ref_p = put_in(r, c->ref_p, c->N * c->ref_k);
     }
     assert_ok(r->be->xent(r->s, &a));
     out = get(r, out, a.loss, c->N);
-    if (c->J > 0)
+    if (c->ref_k > 0)
         out = get(r, out, a.kl, c->N);
     if (c->gradient)
         get(r, out, a.dlogits, c->N * c->V);
@@ -132,15 +133,16 @@ static void run_xent(struct rig *r, const void *ctx, float *out)
 
 static void check_xent(struct xent *c)
 {
-    const struct nbi_stream_limits limits = {.N = c->N, .K = 16, .D = 2, .heads = 1, .back = true};
-    int64_t losses = c->N * (c->J > 0 ? 2 : 1);
+    const struct nbi_stream_limits limits = {
+        .N = c->N, .K = 16, .D = 2, .heads = 1, .training = true};
+    int64_t losses = c->N * (c->ref_k > 0 ? 2 : 1);
     struct expected e = expect(losses + c->N * c->V);
     double *bound = zeros(c->V + 2, sizeof *bound), out[2];
     for (int64_t n = 0; n < c->N; n++) {
         int64_t at = losses + n * c->V;
         xent_row(c, n, c->logits + n * c->V, out, e.want + at, bound);
         memcpy(e.bound + at, bound, (size_t)c->V * sizeof *bound);
-        for (int i = 0; i < (c->J > 0 ? 2 : 1); i++) {
+        for (int i = 0; i < (c->ref_k > 0 ? 2 : 1); i++) {
             e.want[i * c->N + n] = out[i];
             e.bound[i * c->N + n] = bound[c->V + i];
         }
@@ -174,7 +176,7 @@ static void test_backward__xent(void **state)
 /* What is not a number must show in the loss, also where the row ends in part of a vector. */
 static void test_backward__xent_shows_nan(void **state)
 {
-    const struct nbi_stream_limits limits = {.N = 1, .K = 16, .D = 2, .heads = 1, .back = true};
+    const struct nbi_stream_limits limits = {.N = 1, .K = 16, .D = 2, .heads = 1, .training = true};
     (void)state;
     for (int level = 0; level <= (int)nbi_simd_level(); level++)
         for (int64_t at = 0; at < 37; at += 4) {
@@ -225,7 +227,7 @@ static void run_swiglu(struct rig *r, const void *ctx, float *out)
 
 static void check_swiglu(int64_t N, int64_t F, double spread)
 {
-    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .back = true};
+    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .training = true};
     int64_t n = N * F;
     struct swiglu c = {.N = N, .F = F, .dy = random_floats(n, 1)};
     struct expected e = expect(2 * n);
@@ -366,7 +368,7 @@ static void norm_expected(const struct norm *c, struct expected *e)
 
 static void check_norm(int64_t N, int64_t C)
 {
-    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .back = true};
+    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .training = true};
     struct norm c = {N,
                      C,
                      random_floats(N * C + C, 3),
@@ -489,7 +491,8 @@ static void rope_expected(const struct rope *c, int which, double *want, double 
 
 static void check_rope(int64_t N, int64_t NH, int64_t NKV, int64_t D)
 {
-    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = D, .heads = NH, .back = true};
+    const struct nbi_stream_limits limits = {
+        .N = N, .K = 16, .D = D, .heads = NH, .training = true};
     struct rope c = {.N = N, .heads = {NH, NKV}, .D = D};
     struct expected e = expect(N * (NH + NKV) * D + 2 * D);
     c.cos = random_floats(N * D / 2, 1); /* not of one angle: nothing depends on it */
@@ -561,7 +564,7 @@ static void test_backward__embed(void **state)
     for (size_t i = 0; i < COUNT(shapes); i++) {
         struct embed c = {shapes[i][0], shapes[i][1], shapes[i][2], NULL, NULL, NULL};
         const struct nbi_stream_limits limits = {
-            .N = c.N, .K = 16, .D = 2, .heads = 1, .back = true};
+            .N = c.N, .K = 16, .D = 2, .heads = 1, .training = true};
         struct expected e = expect(c.V * c.C);
         c.ids = zeros(c.N, 4);
         c.dx = random_floats(c.N * c.C, 1);
@@ -616,7 +619,7 @@ static double distance_objective(const void *ctx, const double *x)
 
 static void check_distance(int64_t N, int64_t C)
 {
-    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .back = true};
+    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .training = true};
     struct distance c = {
         N,    C,    random_floats(N * C, 1), random_floats(N * C, 1), zeros(N, sizeof(double)),
         0.75, false};

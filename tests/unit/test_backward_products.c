@@ -149,7 +149,7 @@ static void check_linear_way(const struct linear *c, const struct expected *dx,
                              const struct expected *dw)
 {
     const struct nbi_stream_limits limits = {
-        .N = c->N, .K = c->K, .D = 2, .heads = 1, .back = true};
+        .N = c->N, .K = c->K, .D = 2, .heads = 1, .training = true};
     int64_t terms = 0, n = c->N * c->K, at = 0;
     struct expected e = expect(n + dw->n);
     for (int i = 0; i < c->count; i++)
@@ -336,20 +336,19 @@ static void run_attention(struct rig *r, const void *ctx, float *out)
 {
     const struct attention *c = ctx;
     int64_t q = c->N * c->NH * c->D, k = c->N * c->NKV * c->D;
-    const struct nbi_op_attention_bwd a = {
-        .dq = room(r, q),
-        .dk = room(r, k),
-        .dv = room(r, k),
-        .dy = put_in(r, c->dy, q),
-        .y = put_in(r, c->y, q),
-        .lse = put_in(r, c->lse, c->N * c->NH),
-        .q = put_in(r, c->q, q),
-        .store = {put_in(r, c->k, k), put_in(r, c->v, k), NBI_F32},
-        .first = put_bytes(r, c->first, c->N * 4),
-        .N = c->N,
-        .NH = c->NH,
-        .NKV = c->NKV,
-        .D = c->D};
+    const struct nbi_op_attention_bwd a = {.dq = room(r, q),
+                                           .dk = room(r, k),
+                                           .dv = room(r, k),
+                                           .dy = put_in(r, c->dy, q),
+                                           .y = put_in(r, c->y, q),
+                                           .lse = put_in(r, c->lse, c->N * c->NH),
+                                           .q = put_in(r, c->q, q),
+                                           .kv = {put_in(r, c->k, k), put_in(r, c->v, k), NBI_F32},
+                                           .first = put_bytes(r, c->first, c->N * 4),
+                                           .N = c->N,
+                                           .NH = c->NH,
+                                           .NKV = c->NKV,
+                                           .D = c->D};
     assert_ok(r->be->attention_bwd(r->s, &a));
     get(r, get(r, get(r, out, a.dq, q), a.dk, k), a.dv, k);
 }
@@ -371,7 +370,7 @@ static void check_attention(const int64_t s[5], enum batches batches)
 {
     struct attention c = {.N = s[0], .NH = s[1], .NKV = s[2], .D = s[3]};
     const struct nbi_stream_limits limits = {
-        .N = c.N, .K = 16, .D = c.D, .heads = c.NH, .back = true};
+        .N = c.N, .K = 16, .D = c.D, .heads = c.NH, .training = true};
     int64_t q = c.N * c.NH * c.D, k = c.N * c.NKV * c.D;
     struct expected e = expect(q + 2 * k);
     c.q = random_floats(q + 2 * k, 1);

@@ -25,7 +25,7 @@
 #define U         0x1p-24
 #define UNDERFLOW 0x1p-149
 #define ROWS      NBI_TILE_ROWS
-#define COLUMNS   NBI_COLUMNS
+#define COLUMNS   NBI_X_PANEL_ROWS
 #define COUNT(a)  (sizeof(a) / sizeof *(a))
 
 /* ---- random input ---- */
@@ -101,8 +101,8 @@ struct product {
     uint8_t *tiles;
     uint8_t *w; /* at an odd address */
     float *x;
-    int16_t *q16; /* [COLUMNS, padded] whole numbers in order */
-    float *q16_scale;
+    int16_t *x_i16; /* [COLUMNS, padded] whole numbers in order */
+    float *x_i16_scale;
     float y0[COLUMNS][ROWS];
     double want[COLUMNS][ROWS], bound[COLUMNS][ROWS];
 };
@@ -154,7 +154,8 @@ static double nvfp4_dot(const struct product *p, const uint8_t *codes, const uin
     for (int64_t k = 0; k < p->K; k++) {
         double x = (double)p->x[c * p->ldx + k];
         if (p->kind == Q16)
-            x = p->q16[c * p->padded + k] * 0x1p-7 * (double)p->q16_scale[c * p->blocks + k / 256];
+            x = p->x_i16[c * p->padded + k] * 0x1p-7 *
+                (double)p->x_i16_scale[c * p->blocks + k / 256];
         double term = (double)nbi_e2m1_to_f32(nibble_at(codes, k)) *
                       (double)nbi_e4m3_to_f32(scales[k / 16]) * x * (double)p->tensor_scale;
         sum += term;
@@ -173,14 +174,14 @@ static void make_nvfp4(struct product *p)
         scales[i] = (uint8_t)(bits32() % 0x7F); /* 0 to 448 */
     p->tiles = bytes_of(nbi_tiles_bytes(ROWS, K));
     nbi_tiles_pack(p->tiles, codes, scales, ROWS, K);
-    p->q16 = bytes_of(COLUMNS * p->padded * 2);
-    p->q16_scale = bytes_of(COLUMNS * p->blocks * 4);
+    p->x_i16 = bytes_of(COLUMNS * p->padded * 2);
+    p->x_i16_scale = bytes_of(COLUMNS * p->blocks * 4);
     int16_t *panel = bytes_of(panel_bytes(p->padded, 1));
     for (int c = 0; c < COLUMNS; c++) {
-        nbi_microkernels_scalar.quantize_q16(panel, p->q16_scale + c * p->blocks, 1,
-                                             p->x + c * p->ldx, K);
+        nbi_microkernels_scalar.quantize_x_i16(panel, p->x_i16_scale + c * p->blocks, 1,
+                                               p->x + c * p->ldx, K);
         for (int64_t k = 0; k < p->padded; k++)
-            p->q16[c * p->padded + k] = (int16_t)panel_get(panel, k, 0, 1);
+            p->x_i16[c * p->padded + k] = (int16_t)panel_get(panel, k, 0, 1);
     }
     free(panel);
     for (int c = 0; c < COLUMNS; c++)
@@ -238,8 +239,8 @@ static void product_free(struct product *p)
     if (p->w)
         free(p->w - 1);
     free(p->x);
-    free(p->q16);
-    free(p->q16_scale);
+    free(p->x_i16);
+    free(p->x_i16_scale);
 }
 
 /* Rows [r0, r0 + rows) against columns [c0, c0 + n), with y0 as what is there before. Whatever else
@@ -249,13 +250,13 @@ struct part {
 };
 
 /* Rows [c0, c0 + n) as one panel. */
-static void make_panel(const struct product *p, struct part part, int16_t *q16, float *scale)
+static void make_panel(const struct product *p, struct part part, int16_t *x_i16, float *scale)
 {
     for (int c = 0; c < part.n; c++) {
         for (int64_t k = 0; k < p->padded; k++)
-            panel_put(q16, k, c, part.n, p->q16[(part.c0 + c) * p->padded + k]);
+            panel_put(x_i16, k, c, part.n, p->x_i16[(part.c0 + c) * p->padded + k]);
         for (int64_t b = 0; b < p->blocks; b++)
-            scale[b * part.n + c] = p->q16_scale[(part.c0 + c) * p->blocks + b];
+            scale[b * part.n + c] = p->x_i16_scale[(part.c0 + c) * p->blocks + b];
     }
 }
 
@@ -270,27 +271,27 @@ static void compute(const struct nbi_microkernels *k, const struct product *p, s
     for (int c = 0; c < n; c++)
         memcpy(y + c * p->ldy, &p->y0[c0 + c][r0], (size_t)rows * 4);
     bool floats = p->kind == FLOATS;
-    int16_t *q16 = bytes_of(panel_bytes(p->padded, n));
-    float *q16_scale = bytes_of(n * p->blocks * 4);
+    int16_t *x_i16 = bytes_of(panel_bytes(p->padded, n));
+    float *x_i16_scale = bytes_of(n * p->blocks * 4);
     if (p->kind == Q16)
-        make_panel(p, part, q16, q16_scale);
-    const struct nbi_product job = {.y = y,
-                                    .ldy = p->ldy,
-                                    .w = floats ? p->w + r0 * p->K * size_of(p->dtype) : p->tiles,
-                                    .dtype = p->dtype,
-                                    .ldw = p->K,
-                                    .scale = p->tensor_scale,
-                                    .x = p->kind == Q16 ? NULL : p->x + c0 * p->ldx,
-                                    .ldx = p->ldx,
-                                    .q16 = q16,
-                                    .q16_scale = q16_scale,
-                                    .K = p->K,
-                                    .rows = rows,
-                                    .n = n,
-                                    .add = add};
-    (floats ? k->rows_float : p->kind == EXACT ? k->tiles_exact : k->tiles_q16)(&job);
-    free(q16);
-    free(q16_scale);
+        make_panel(p, part, x_i16, x_i16_scale);
+    const struct nbi_dot_tile job = {.y = y,
+                                     .ldy = p->ldy,
+                                     .w = floats ? p->w + r0 * p->K * size_of(p->dtype) : p->tiles,
+                                     .dtype = p->dtype,
+                                     .ldw = p->K,
+                                     .scale = p->tensor_scale,
+                                     .x = p->kind == Q16 ? NULL : p->x + c0 * p->ldx,
+                                     .ldx = p->ldx,
+                                     .x_i16 = x_i16,
+                                     .x_i16_scale = x_i16_scale,
+                                     .K = p->K,
+                                     .rows = rows,
+                                     .n = n,
+                                     .add = add};
+    (floats ? k->rows_float : p->kind == EXACT ? k->tiles_exact : k->tiles_x_i16)(&job);
+    free(x_i16);
+    free(x_i16_scale);
     for (int64_t i = 0; i < count; i++)
         if (i % p->ldy < rows)
             out[i / p->ldy][i % p->ldy] = y[i];
@@ -302,7 +303,7 @@ static void compute(const struct nbi_microkernels *k, const struct product *p, s
 static void check_values(const struct nbi_microkernels *k, const struct product *p, bool add,
                          float full[COLUMNS][ROWS])
 {
-    static const char *const names[] = {"tiles_exact", "tiles_q16", "rows_float"};
+    static const char *const names[] = {"tiles_exact", "tiles_x_i16", "rows_float"};
     compute(k, p, (struct part){0, ROWS, 0, COLUMNS}, add, full);
     for (int c = 0; c < COLUMNS; c++)
         for (int r = 0; r < ROWS; r++) {
@@ -351,7 +352,7 @@ static void tiles_exact(const struct nbi_microkernels *k)
             check_product(k, EXACT, NBI_NVFP4, tile_widths[i], (enum values)values);
 }
 
-static void tiles_q16(const struct nbi_microkernels *k)
+static void tiles_x_i16(const struct nbi_microkernels *k)
 {
     for (size_t i = 0; i < COUNT(tile_widths); i++)
         for (int values = 0; values < VALUES; values++)
@@ -374,7 +375,8 @@ static void rows_float(const struct nbi_microkernels *k)
 
 /* unit = scale / 2^7 is the value of a step. rint leaves half a step; the two roundings on the way
  * and that of the scale are off by 4 U * 32639 < 0.008 steps. */
-static void check_q16(const int16_t *q, const float *scale, int c, int n, const float *x, int64_t K)
+static void check_x_i16(const int16_t *q, const float *scale, int c, int n, const float *x,
+                        int64_t K)
 {
     for (int64_t b = 0; b * 256 < K; b++) {
         double unit = (double)scale[b * n + c] * 0x1p-7;
@@ -383,7 +385,7 @@ static void check_q16(const int16_t *q, const float *scale, int c, int n, const 
         for (int64_t k = b * 256; k < (b + 1) * 256 && k < (K + 31) / 32 * 32; k++) {
             int32_t is = panel_get(q, k, c, n);
             float v = k < K ? x[k] : 0;
-            assert_near("quantize_q16", "", is * unit, (double)v, 0.508 * unit);
+            assert_near("quantize_x_i16", "", is * unit, (double)v, 0.508 * unit);
             top = abs(is) > top ? abs(is) : top;
             amax = fabsf(v) > amax ? fabsf(v) : amax;
         }
@@ -393,7 +395,7 @@ static void check_q16(const int16_t *q, const float *scale, int c, int n, const 
 }
 
 /* Every row of panels of every width; the rows beside it stay as they are. */
-static void quantize_q16(const struct nbi_microkernels *k)
+static void quantize_x_i16(const struct nbi_microkernels *k)
 {
     static const int64_t widths[] = {1, 5, 16, 31, 32, 33, 48, 80, 256, 272, 1024 + 16};
     for (size_t w = 0; w < COUNT(widths); w++)
@@ -409,15 +411,15 @@ static void quantize_q16(const struct nbi_microkernels *k)
             memset(scalar, 0x55, (size_t)bytes);
             memset(scale, 0x55, (size_t)(n * blocks * 4));
             memset(scalar_scale, 0x55, (size_t)(n * blocks * 4));
-            k->quantize_q16(is + 2 * c, scale + c, n, x, K);
-            nbi_microkernels_scalar.quantize_q16(scalar + 2 * c, scalar_scale + c, n, x, K);
-            check_q16(is, scale, c, n, x, K);
+            k->quantize_x_i16(is + 2 * c, scale + c, n, x, K);
+            nbi_microkernels_scalar.quantize_x_i16(scalar + 2 * c, scalar_scale + c, n, x, K);
+            check_x_i16(is, scale, c, n, x, K);
             for (int64_t b = 0; b < blocks; b++)
                 scale[b * n + c] += 0.0f; /* of zeros it may be -0 */
             assert_memory_equal(is, scalar, bytes);
             assert_memory_equal(scale, scalar_scale, n * blocks * 4);
             x[bits32() % (uint32_t)K] = values & 1 ? NAN : -INFINITY; /* it shows */
-            k->quantize_q16(is + 2 * c, scale + c, n, x, K);
+            k->quantize_x_i16(is + 2 * c, scale + c, n, x, K);
             bool shows = false;
             for (int64_t b = 0; b < blocks; b++)
                 shows = shows || isnan(scale[b * n + c]);
@@ -516,7 +518,7 @@ static void norm_rope(const struct nbi_microkernels *k)
             float *weight = floats_of(D, ORDINARY), *y = floats_of(D, ORDINARY);
             float *co = floats_of(h, ORDINARY), *si = floats_of(h, ORDINARY);
             double f = inverse_norm(x, D, eps);
-            k->norm_rope(y, &rstd, x, weight, (struct nbi_turn){co, si}, eps, D);
+            k->norm_rope(y, &rstd, x, weight, (struct nbi_rope_row){co, si}, eps, D);
             assert_near("rstd", k->name, (double)rstd, f, norm_error(D) * f);
             for (int64_t i = 0; i < h; i++) {
                 double a = (double)x[i] * f * (double)weight[i], c = (double)co[i];
@@ -527,7 +529,7 @@ static void norm_rope(const struct nbi_microkernels *k)
                 assert_near("norm_rope", k->name, (double)y[i + h], b * c + a * s,
                             e * (fabs(b * c) + fabs(a * s)) + 4 * UNDERFLOW);
             }
-            k->norm_rope(x, NULL, x, weight, (struct nbi_turn){co, si}, eps, D);
+            k->norm_rope(x, NULL, x, weight, (struct nbi_rope_row){co, si}, eps, D);
             assert_memory_equal(x, y, D * 4);
             free(x);
             free(y);
@@ -662,7 +664,7 @@ enum scores { SPREAD, FLAT, STEEP, SCORES };
 /* The reference is of the last row of queries; those before see fewer keys, or as many. */
 struct attention {
     struct nbi_attend job;
-    uint8_t *store;
+    uint8_t *kv;
     float *q;
     int32_t last[LINES];
     int64_t count; /* of the last row */
@@ -716,10 +718,10 @@ static void attention_new(struct attention *t, enum nbi_dtype dtype, int64_t D, 
 {
     int size = size_of(dtype), off = dtype == NBI_F32 ? 4 : 1;
     int64_t values = (2 * count + 1) * D;
-    t->store = bytes_of(off + values * size);
+    t->kv = bytes_of(off + values * size);
     t->q = floats_of(LINES * (HEADS * D + 3), kind == FLAT ? ZERO : ORDINARY);
     for (int64_t i = 0; i < values; i++)
-        put_as(t->store + off, dtype, i, (kind == STEEP ? 12 : 2) * uniform());
+        put_as(t->kv + off, dtype, i, (kind == STEEP ? 12 : 2) * uniform());
     for (int64_t i = 0; i < LINES * (HEADS * D + 3); i++)
         t->q[i] *= kind == STEEP ? 12 : 1;
     t->count = count;
@@ -729,8 +731,8 @@ static void attention_new(struct attention *t, enum nbi_dtype dtype, int64_t D, 
         t->last[r] = r == LINES - 1 ? next : next - fewer > 7 ? next - fewer : 7;
     }
     t->job = (struct nbi_attend){.q = t->q,
-                                 .k = t->store + off,
-                                 .v = t->store + off + D * size + D * size,
+                                 .k = t->kv + off,
+                                 .v = t->kv + off + D * size + D * size,
                                  .last = t->last,
                                  .first = 7,
                                  .stride = 2 * D * size,
@@ -745,7 +747,7 @@ static void attention_new(struct attention *t, enum nbi_dtype dtype, int64_t D, 
 
 static void attention_free(struct attention *t)
 {
-    free(t->store);
+    free(t->kv);
     free(t->q);
 }
 
@@ -808,7 +810,7 @@ static void check_nan(const struct nbi_microkernels *k, int64_t count)
     struct attention t;
     attention_new(&t, NBI_F32, 64, count, SPREAD);
     float *y = floats_of(LINES * t.job.ldq, ORDINARY);
-    put_as(t.store + 4, NBI_F32, count / 2 * 128, NAN);
+    put_as(t.kv + 4, NBI_F32, count / 2 * 128, NAN);
     attend_some(k, &t, (struct queries){0, LINES, 0, HEADS}, y, NULL);
     for (int64_t i = 0; i < HEADS * 64; i++)
         assert_true(isnan(y[(LINES - 1) * t.job.ldq + i]));
@@ -850,9 +852,9 @@ static const struct nbi_microkernels *kernels_or_skip(enum nbi_simd level)
 
 #define KERNEL_LIST(X)                                                                             \
     X(tiles_exact)                                                                                 \
-    X(tiles_q16)                                                                                   \
+    X(tiles_x_i16)                                                                                 \
     X(rows_float)                                                                                  \
-    X(quantize_q16)                                                                                \
+    X(quantize_x_i16)                                                                              \
     X(rmsnorm)                                                                                     \
     X(norm_rope)                                                                                   \
     X(attend)                                                                                      \

@@ -207,9 +207,9 @@ static void test_best__are_those_of_the_logits(void **state)
     for (int i = 0; i < 3; i++)
         added(b);
     struct nb_batch_input parts[] = {
-        {.sequence = 2, .ids = ids, .count = 20, .logits = logits[0], .best = best[0]},
+        {.sequence = 2, .ids = ids, .count = 20, .logits = logits[0], .candidates = best[0]},
         {.sequence = 0, .ids = ids + 3, .count = 1},
-        {.sequence = 1, .ids = ids + 5, .count = 2, .logits = logits[1], .best = best[1]}};
+        {.sequence = 1, .ids = ids + 5, .count = 2, .logits = logits[1], .candidates = best[1]}};
     parts[0].topk = NBI_TOPK_MAX;
     parts[2].topk = 3;
     memset(best[1], 0xAB, sizeof best[1]);
@@ -223,7 +223,7 @@ static void test_best__are_those_of_the_logits(void **state)
             assert_memory_equal(&best[k][j].logit, &logits[k][top], sizeof(float));
             logits[k][top] = -INFINITY;
         }
-    assert_false(parts[0].odd || parts[1].odd || parts[2].odd);
+    assert_false(parts[0].nonfinite || parts[1].nonfinite || parts[2].nonfinite);
     assert_int_equal(((const uint8_t *)&best[1][3])[0], 0xAB); /* no more than were asked for */
     nb_batch_close(b);
 }
@@ -252,16 +252,16 @@ static void test_best__of_what_is_not_finite(void **state)
     struct nb_batch_input parts[2];
     for (int i = 0; i < 2; i++)
         parts[i] = (struct nb_batch_input){
-            .sequence = i, .ids = &id, .count = 1, .best = &best[i], .topk = 1};
+            .sequence = i, .ids = &id, .count = 1, .candidates = &best[i], .topk = 1};
     real = *engine->be;
     engine->be->linear = spoil_first_row;
     enum nb_status rc = nb_batch_step(b, parts, 2);
     *engine->be = real;
     assert_ok(rc);
-    assert_true(parts[0].odd && best[0].id == -1 && isnan(best[0].logit));
-    assert_true(!parts[1].odd && best[1].id >= 0 && isfinite(best[1].logit));
+    assert_true(parts[0].nonfinite && best[0].id == -1 && isnan(best[0].logit));
+    assert_true(!parts[1].nonfinite && best[1].id >= 0 && isfinite(best[1].logit));
     assert_ok(nb_batch_step(b, parts, 2));
-    assert_true(!parts[0].odd && best[0].id >= 0);
+    assert_true(!parts[0].nonfinite && best[0].id >= 0);
     nb_batch_close(b);
 }
 
@@ -275,7 +275,7 @@ static enum nb_status count_pass(struct nbi_stream *s, const struct nbi_op_rope_
 static enum nb_status is_steady(struct nbi_stream *s, const struct nbi_op_attention *a)
 {
     assert_true(a->batch_invariant && a->pages.at && a->N > 0);
-    assert_true(a->apart == (a->N <= 8));
+    assert_true(a->kv_unshared == (a->N <= 8));
     return real.attention(s, a);
 }
 
@@ -533,9 +533,9 @@ static void test_step__refuses(void **state)
         {{x, ids, 129, .logits = logits}, NB_EVALUE, "129 tokens for a step"},
         {{x, &low, 1, .logits = logits}, NB_EVALUE, "token id -1"},
         {{x, &high, 1, .logits = logits}, NB_EVALUE, "token id 2048"},
-        {{x, ids, 1, .best = best, .topk = -1}, NB_EINVAL, "the -1 best"},
-        {{x, ids, 1, .best = best, .topk = NBI_TOPK_MAX + 1}, NB_EINVAL, "the 65 best"},
-        {{x, ids, 1, .best = NULL, .topk = 1}, NB_EINVAL, "the 1 best"},
+        {{x, ids, 1, .candidates = best, .topk = -1}, NB_EINVAL, "the -1 best"},
+        {{x, ids, 1, .candidates = best, .topk = NBI_TOPK_MAX + 1}, NB_EINVAL, "the 65 best"},
+        {{x, ids, 1, .candidates = NULL, .topk = 1}, NB_EINVAL, "the 1 best"},
     };
     (void)state;
     for (int64_t i = 0; i < COUNT(cases); i++) {
@@ -630,7 +630,7 @@ static void test_steps__allocate_nothing(void **state)
     struct nb_batch *b = open_batch(&usual);
     for (int i = 0; i < SEQUENCES; i++)
         parts[i] = (struct nb_batch_input){
-            .sequence = added(b), .ids = ids, .count = 10, .best = &best[i], .topk = 1};
+            .sequence = added(b), .ids = ids, .count = 10, .candidates = &best[i], .topk = 1};
     assert_ok(nb_batch_step(b, parts, SEQUENCES)); /* threads may start here */
     long before = allocations;
     assert_true(before > 0); /* they are counted at all */
@@ -763,7 +763,7 @@ static void test_gpu__gives_what_sessions_give(void **state)
                 assert_ok(nb_session_append(s, gpu_ids(i), prompts[i] + GPU_STEPS, wanted));
                 nb_session_close(s);
                 double off = off_by(got[i], wanted, ways[way].exact);
-                bool four = gpu->be->four && !ways[way].exact;
+                bool four = gpu->be->fp4 && !ways[way].exact;
                 double bound = four ? fmax(FOUR_BOUND, ways[way].bound) : ways[way].bound;
                 if (!(off <= bound))
                     fail_msg("way %d, sequence %d: off by %.3g", (int)way, i, off);
@@ -923,7 +923,7 @@ static void test_gpu__repeats_what_operations_do(void **state)
         assert_true(pass_count < 24); /* prompts, and two for each key */
         pass_count = 0;
         gpu->be->rope_table = real.rope_table;
-        gpu->be->repeat = NULL;
+        gpu->be->graph_run = NULL;
         run_repeats(gpu, &o, direct);
         *gpu->be = real;
         for (int step = 0; step < REPEAT_STEPS; step++)

@@ -31,14 +31,14 @@ static void test_linear_four__multiplies_what_the_codec_gives(void **state)
     open_both("cuda");
     lab_begin(&l, tested, &many); /* which tries them */
     lab_end(&l);
-    if (!tested->four && !tested->fp4_selftest_failed) {
+    if (!tested->fp4 && !tested->fp4_selftest_failed) {
         print_message("SKIP: FP4 tensor cores need compute capability 10.0; this GPU has: %s\n",
-                      tested->products);
+                      tested->prefill_path);
         close_both();
         skip();
     }
     if (tested->fp4_selftest_failed)
-        fail_msg("%s", tested->products);
+        fail_msg("%s", tested->prefill_path);
     for (int i = 0; i < 20; i++)
         check_four(counts[i % 4], widths[i / 4], i);
     close_both();

@@ -65,7 +65,7 @@ static void rig_open(struct rig *r)
     const struct nbi_train_params_opts opts = {
         .precision = NBI_PRECISION_F32, .master = NBI_F32, .state = NBI_MOMENT_F32, .seed = 4};
     const struct nbi_stream_limits limits = {
-        .N = B * T, .K = 64, .D = 16, .heads = 2, .back = true};
+        .N = B * T, .K = 64, .D = 16, .heads = 2, .training = true};
     struct nbi_backend *be;
     *r = (struct rig){0};
     assert_ok(nbi_config_preset(&r->config, "tiny"));
@@ -289,7 +289,7 @@ static void check_base(struct rig *r, const struct nbi_kl_anchor *b)
         int64_t sample = r->batch.owners[l->rows[i]] - b->opts.before;
         bool cut =
             nbi_dataset_is_document(r->data, sample) && nbi_dataset_tokens(r->data, sample) > T + 1;
-        assert_int_equal(l->ref_ids[i * l->J] < 0, cut);
+        assert_int_equal(l->ref_ids[i * l->ref_k] < 0, cut);
         if (cut)
             continue;
         pass.M = 1;
@@ -299,15 +299,15 @@ static void check_base(struct rig *r, const struct nbi_kl_anchor *b)
         double sum = 0, last = INFINITY, listed = 0;
         for (int v = 0; v < V; v++)
             sum += exp((double)logits[v]);
-        for (int64_t j = 0; j < l->J; j++) {
-            double p = exp((double)logits[l->ref_ids[i * l->J + j]]) / sum;
-            assert_true(fabs(p - (double)l->ref_p[i * l->J + j]) < 1e-6 && p <= last);
+        for (int64_t j = 0; j < l->ref_k; j++) {
+            double p = exp((double)logits[l->ref_ids[i * l->ref_k + j]]) / sum;
+            assert_true(fabs(p - (double)l->ref_p[i * l->ref_k + j]) < 1e-6 && p <= last);
             last = p;
             listed += p;
         }
         for (int v = 0, more = 0; v < V; v++) { /* nothing likelier was left out */
             more += exp((double)logits[v]) / sum > last;
-            assert_true(more < l->J);
+            assert_true(more < l->ref_k);
         }
         assert_true(listed < 1.000001);
         known++;
@@ -324,7 +324,7 @@ static void test_loss__base(void **state)
         struct nbi_kl_anchor b;
         int64_t before = way ? 5 : 0;
         base_open(&r, &b, way ? 0 : INT64_MAX, before);
-        assert_int_equal(b.J, 64);
+        assert_int_equal(b.ref_k, 64);
         for (uint64_t seed = 0; seed < 12; seed++) {
             next_batch(&r, seed);
             for (int i = 0; i < B * T; i++)

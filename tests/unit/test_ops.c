@@ -6,7 +6,7 @@
 
 static const enum nbi_dtype floats[] = {NBI_F32, NBI_F16, NBI_BF16};
 static const enum nbi_dtype matrices[] = {NBI_NVFP4, NBI_F32, NBI_F16, NBI_BF16};
-static const enum nbi_dtype stores[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
+static const enum nbi_dtype kv[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
 
 /* ---- embed ---- */
 
@@ -226,7 +226,7 @@ struct qkv_case {
     enum nbi_dtype dtype;
     bool in_place, rstd;
     float *q, *k, *v, *cos, *sin;
-    int32_t slots[80];
+    int32_t kv_rows[80];
     struct host_weight q_norm, k_norm;
 };
 
@@ -251,7 +251,7 @@ static void qkv_new(struct qkv_case *c)
         c->sin[i] = sinf(angle);
     }
     for (int64_t n = 0; n < c->N; n++) /* no row twice: 5 and c->rows have no common factor here */
-        c->slots[n] = (int32_t)((n * 5 + 2) % c->rows);
+        c->kv_rows[n] = (int32_t)((n * 5 + 2) % c->rows);
     host_weight_new(&c->q_norm, NBI_BF16, c->D, 0);
     host_weight_new(&c->k_norm, NBI_F32, c->D, 0);
 }
@@ -274,8 +274,8 @@ static void run_qkv_rope(struct nbi_backend *be, struct qkv_case *c, struct qkv_
     *r = (struct qkv_result){zeros(q, 1),        zeros(c->N * c->NH, 4), zeros(c->N * c->NKV, 4),
                              zeros(r->bytes, 1), zeros(r->bytes, 1),     r->bytes};
     struct nbi_op_qkv_rope op = {
-        .store = {block(&l, NULL, r->bytes), block(&l, NULL, r->bytes), c->dtype},
-        .slots = block(&l, c->slots, c->N * 4),
+        .kv = {block(&l, NULL, r->bytes), block(&l, NULL, r->bytes), c->dtype},
+        .kv_rows = block(&l, c->kv_rows, c->N * 4),
         .q = block(&l, c->q, q),
         .k = block(&l, c->k, k),
         .v = block(&l, c->v, k),
@@ -295,8 +295,8 @@ static void run_qkv_rope(struct nbi_backend *be, struct qkv_case *c, struct qkv_
     }
     assert_ok(be->qkv_rope(l.s, &op));
     fetch(&l, r->q, op.q_out, q);
-    fetch(&l, r->k, op.store.k, r->bytes);
-    fetch(&l, r->v, op.store.v, r->bytes);
+    fetch(&l, r->k, op.kv.k, r->bytes);
+    fetch(&l, r->v, op.kv.v, r->bytes);
     if (c->rstd) {
         fetch(&l, r->rstd_q, op.rstd_q, c->N * c->NH * 4);
         fetch(&l, r->rstd_k, op.rstd_k, c->N * c->NKV * 4);
@@ -341,7 +341,7 @@ static void check_qkv_rope(void)
                              .D = sizes[i / 3 % 5],
                              .NH = heads[i / 15 % 5][0],
                              .NKV = heads[i / 15 % 5][1],
-                             .dtype = stores[i / 75],
+                             .dtype = kv[i / 75],
                              .in_place = i % 2,
                              .rstd = i % 4 > 1};
         struct qkv_result want, is;
@@ -443,7 +443,7 @@ static void check_gather_and_scatter(void)
 #define TOP_ROWS 7
 
 struct top {
-    int32_t ids[TOP_ROWS * NBI_TOPK_MAX], odd[TOP_ROWS];
+    int32_t ids[TOP_ROWS * NBI_TOPK_MAX], nonfinite[TOP_ROWS];
     float values[TOP_ROWS * NBI_TOPK_MAX];
 };
 
@@ -455,16 +455,16 @@ static void run_top(struct nbi_backend *be, const float *logits, int64_t V, int6
     lab_begin(&l, be, &(struct nbi_stream_limits){.N = N, .K = 16, .D = 2, .heads = 1});
     const struct nbi_op_topk op = {.ids = block(&l, NULL, N * J * 4),
                                    .values = block(&l, NULL, N * J * 4),
-                                   .odd = block(&l, NULL, N * 4),
+                                   .nonfinite = block(&l, NULL, N * 4),
                                    .logits = block(&l, logits, N * V * 4),
-                                   .room = block(&l, NULL, N * nbi_topk_scratch_bytes(V)),
-                                   .J = J,
+                                   .scratch = block(&l, NULL, N * nbi_topk_scratch_bytes(V)),
+                                   .k = J,
                                    .N = N,
                                    .V = V};
     assert_ok(be->topk(l.s, &op));
     fetch(&l, out->ids, op.ids, N * J * 4);
     fetch(&l, out->values, op.values, N * J * 4);
-    fetch(&l, out->odd, op.odd, N * 4);
+    fetch(&l, out->nonfinite, op.nonfinite, N * 4);
     lab_end(&l);
 }
 
@@ -506,9 +506,9 @@ static void check_topk(void)
             snprintf(where, sizeof where, "V %lld J %lld", (long long)V, (long long)J);
             run_top(scalar, x, V, J, &want);
             run_top(tested, x, V, J, &is);
-            same_bytes("odd", is.odd, want.odd, sizeof is.odd);
-            same_bytes("odd", is.odd, (const int32_t[TOP_ROWS]){0, 0, 0, 0, 0, 1, 1},
-                       sizeof is.odd);
+            same_bytes("odd", is.nonfinite, want.nonfinite, sizeof is.nonfinite);
+            same_bytes("odd", is.nonfinite, (const int32_t[TOP_ROWS]){0, 0, 0, 0, 0, 1, 1},
+                       sizeof is.nonfinite);
             same_bytes("ids", is.ids, want.ids, 5 * J * 4);
             same_bytes("values", is.values, want.values, 5 * J * 4);
             for (int64_t n = 0; n < 5 && V <= 5000; n++) {
@@ -703,7 +703,7 @@ static void check_chain(struct chain *c, int64_t key, int64_t N)
     for (int way = 0; way < 2; way++) {
         assert_ok(tested->upload(c->l.s, c->norm.x, x, sizeof x));
         assert_ok(tested->clear(c->l.s, c->product.y[0], sizeof x));
-        assert_ok(way ? queue_chain(c) : tested->repeat(c->l.s, &routine));
+        assert_ok(way ? queue_chain(c) : tested->graph_run(c->l.s, &routine));
         fetch(&c->l, is[way], c->product.y[0], (int64_t)sizeof x);
     }
     c->asked--; /* by itself */
@@ -716,7 +716,7 @@ static void check_repeat(void)
 {
     struct host_weight w, norm;
     struct chain c;
-    if (!tested->repeat)
+    if (!tested->graph_run)
         skip();
     host_weight_new(&w, NBI_NVFP4, CHAIN_C, CHAIN_C);
     host_weight_new(&norm, NBI_F32, CHAIN_C, 0);
@@ -733,7 +733,7 @@ static void check_repeat(void)
     const struct nbi_graph routine = {.key = {100, 3}, .queue = queue_chain, .ctx = &c};
     c.fails = true;
     for (int round = 0; round < 3; round++)
-        assert_fails(tested->repeat(c.l.s, &routine), NB_EVALUE, "no product today");
+        assert_fails(tested->graph_run(c.l.s, &routine), NB_EVALUE, "no product today");
     c.fails = false;
     for (int round = 0; round < 3; round++)
         check_chain(&c, 100, 3);

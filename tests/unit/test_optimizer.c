@@ -60,7 +60,7 @@ static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nbi_mo
                                  .v = moment(t, kind),
                                  .m_scale = {0, 0x1p-8f},
                                  .v_scale = {0, 0x1p-6f},
-                                 .peak = cleared(t, 8),
+                                 .running_max = cleared(t, 8),
                                  .count = n,
                                  .grad_scale = 0.5f,
                                  .lr = 1e-2f,
@@ -68,7 +68,7 @@ static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nbi_mo
                                  .beta2 = 0.99f,
                                  .eps = 1e-8f,
                                  .decay = 0.1f,
-                                 .clamp = 5,
+                                 .max_update = 5,
                                  .seed = 99,
                                  .tensor = 3};
 }
@@ -82,8 +82,8 @@ static void rig_begin(struct rig *t, int64_t n, enum nbi_moment_type kind, enum 
 
 static void rig_end(struct rig *t)
 {
-    const struct nbi_ptr all[] = {t->a.master,   t->a.grad,     t->a.m.values, t->a.m.scales,
-                                  t->a.v.values, t->a.v.scales, t->a.peak};
+    const struct nbi_ptr all[] = {t->a.master,   t->a.grad,     t->a.m.values,   t->a.m.scales,
+                                  t->a.v.values, t->a.v.scales, t->a.running_max};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         t->be->free(t->be, all[i]);
     t->be->stream_free(t->s);
@@ -228,7 +228,7 @@ static void test_f32(void **state)
     assert_true(most < 1e-6);
     struct decoded x[N];
     float peak[2];
-    fetch(&t, peak, t.a.peak, sizeof peak);
+    fetch(&t, peak, t.a.running_max, sizeof peak);
     for (int is_v = 0; is_v < 2; is_v++) {
         read_moment(&t, is_v, x);
         for (int i = 0; i < N; i++) {
@@ -250,7 +250,7 @@ static void test_clamp_and_strange(void **state)
             rig_begin(&t, 40, kind, NBI_F32);
             for (int i = 0; i < 40; i++)
                 g[i] = 3;
-            t.a.clamp = limit ? 0.25f : 0;
+            t.a.max_update = limit ? 0.25f : 0;
             send(&t, t.a.grad, g, sizeof g);
             step(&t);
             fetch(&t, w, t.a.master, sizeof w);
@@ -492,7 +492,7 @@ static struct image run(const struct nbi_backend_opts *opts, enum nbi_moment_typ
                  {t.a.m.scales, scales},
                  {t.a.v.values, values},
                  {t.a.v.scales, scales},
-                 {t.a.peak, 8}};
+                 {t.a.running_max, 8}};
     struct image out = {calloc(1, (size_t)n * 16 + 64), 0};
     assert_non_null(out.bytes);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -600,14 +600,14 @@ static void test_grad_stats(void **state)
         int64_t n = lengths[z];
         float *g = malloc((size_t)n * sizeof *g + 4);
         long double squares = 0;
-        double most = 0, strange = 0, first[3] = {0};
+        double most = 0, nonfinite = 0, first[3] = {0};
         assert_non_null(g);
         for (int64_t i = 0; i < n; i++) {
             uint32_t r = nbi_philox(1, (uint64_t)i, 5).v[0];
             g[i] = ldexpf((float)(int32_t)r, (int)(r % 40) - 60);
             if (r % 5000 == 17)
                 g[i] = r & 1 << 20 ? NAN : r & 1 << 21 ? INFINITY : -INFINITY;
-            strange += !isfinite(g[i]);
+            nonfinite += !isfinite(g[i]);
             squares += isfinite(g[i]) ? (long double)g[i] * (long double)g[i] : 0;
             most = isfinite(g[i]) ? fmax(most, fabs((double)g[i])) : most;
         }
@@ -623,7 +623,7 @@ static void test_grad_stats(void **state)
             assert_ok(be->grad_stats(t.s, &(struct nbi_op_grad_stats){at, t.a.grad, n}));
             fetch(&t, out, at, sizeof out);
             assert_true(fabsl((long double)out[0] - squares) <= 1e-13L * squares);
-            assert_true(out[1] == most && out[2] == strange);
+            assert_true(out[1] == most && out[2] == nonfinite);
             if (way == 0)
                 memcpy(first, out, sizeof out);
             assert_memory_equal(first, out, sizeof out);

@@ -301,7 +301,7 @@ static void test_append_next__gives_the_best(void **state)
 {
     static float logits[VOCAB];
     struct nb_session *a = open_session(&exact), *b = open_session(&exact);
-    struct nbi_logits_spec next = {.J = 5};
+    struct nbi_logits_spec next = {.k = 5};
     (void)state;
     for (int i = 0; i < 12; i++) {
         assert_ok(nbi_session_append(a, ids + i, 1, logits, 1));
@@ -310,8 +310,8 @@ static void test_append_next__gives_the_best(void **state)
             int best = 0;
             for (int v = 1; v < VOCAB; v++)
                 best = logits[v] > logits[best] ? v : best;
-            assert_int_equal(next.best[j].id, best);
-            assert_memory_equal(&next.best[j].logit, &logits[best], sizeof *logits);
+            assert_int_equal(next.candidates[j].id, best);
+            assert_memory_equal(&next.candidates[j].logit, &logits[best], sizeof *logits);
             logits[best] = -INFINITY;
         }
     }

@@ -50,8 +50,8 @@ static void test_stress__passes(void **state)
 /* One key of a token that comes alone behind others is off by a little. */
 static enum nb_status bend_single(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
 {
-    const int32_t *slots = (const void *)a->slots.at; // NOLINT(performance-no-int-to-ptr)
-    if (a->N == 1 && slots[0] == 13)
+    const int32_t *kv_rows = (const void *)a->kv_rows.at; // NOLINT(performance-no-int-to-ptr)
+    if (a->N == 1 && kv_rows[0] == 13)
         ((float *)a->k.at)[0] += 1e-2F; // NOLINT(performance-no-int-to-ptr)
     return real.qkv_rope(s, a);
 }

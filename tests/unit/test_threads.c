@@ -164,7 +164,7 @@ static enum nb_status use_batch(const struct nb_engine *e, uint64_t seed, struct
                                                .ids = ids + step * 20 + i * 6,
                                                .count = step % 2 ? 1 : 6,
                                                .logits = logits[i],
-                                               .best = i == 1 ? best : NULL,
+                                               .candidates = i == 1 ? best : NULL,
                                                .topk = i == 1 ? 4 : 0};
         rc = nb_batch_step(b, parts, 3);
         nbi_str_append(out, logits, sizeof logits);

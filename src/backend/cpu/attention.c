@@ -75,7 +75,7 @@ static void turn(const struct work *w, int which, struct rows x, int64_t n)
     float *y = w->turned[which];
     if (n < BLOCK)
         memset(y, 0, (size_t)(BLOCK * w->a->D) * sizeof *y);
-    w->k->pack(y, BLOCK, x.p, (struct nbi_grid){n, w->a->D, x.ld, 1}, 1);
+    w->k->pack(y, BLOCK, x.p, (struct nbi_strided){n, w->a->D, x.ld, 1}, 1);
 }
 
 /* Where a block of rows by columns can have anything but 0: in the block on the diagonal of queries
@@ -86,7 +86,7 @@ enum filled { ALL, UPPER, LOWER };
 static void scores(const struct work *w, float *c, const float *x, int which, enum filled filled)
 {
     int mr = w->k->mr, nr = w->k->nr;
-    struct nbi_outer t = {.ldc = BLOCK, .a_row = w->ld, .a_col = 1, .ldb = BLOCK, .k = w->a->D};
+    struct nbi_gemm_tile t = {.ldc = BLOCK, .a_row = w->ld, .a_col = 1, .ldb = BLOCK, .k = w->a->D};
     for (int64_t n = 0; n < BLOCK; n += nr)
         for (int64_t m = 0; m < BLOCK; m += mr) {
             if ((filled == UPPER && m >= n + nr) || (filled == LOWER && n >= m + mr))
@@ -103,7 +103,7 @@ static void weigh(const struct work *w, int which, const float *c, const float *
                   enum filled filled)
 {
     int mr = w->k->mr, nr = w->k->nr;
-    struct nbi_outer t = {.ldc = w->ld, .a_row = 1, .a_col = BLOCK, .ldb = w->ld, .add = true};
+    struct nbi_gemm_tile t = {.ldc = w->ld, .a_row = 1, .a_col = BLOCK, .ldb = w->ld, .add = true};
     for (int64_t m = 0; m < BLOCK; m += mr) {
         int64_t from = filled == LOWER ? m : 0;
         int64_t to = filled == UPPER && m + mr < rows ? m + mr : rows;
@@ -140,11 +140,11 @@ static void ds_by_key(const struct work *w, int64_t q0, int64_t k0)
 {
     const int32_t *first = (const int32_t *)host(w->a->first) + q0;
     int64_t queries = block_rows(w, q0), keys = block_rows(w, k0);
-    struct nbi_soften_bwd soften = {.lse = w->lse,
-                                    .delta = w->delta,
-                                    .each = true,
-                                    .scale = 1 / sqrtf((float)w->a->D),
-                                    .n = BLOCK};
+    struct nbi_softmax_bwd soften = {.lse = w->lse,
+                                     .delta = w->delta,
+                                     .each = true,
+                                     .scale = 1 / sqrtf((float)w->a->D),
+                                     .n = BLOCK};
     int64_t latest = 0;
     for (int64_t i = 0; i < queries; i++)
         latest = first[i] > latest ? first[i] : latest;
@@ -180,8 +180,8 @@ static void query_blocks(void *ctx, int thread, int64_t piece, int64_t count)
         memset(w.sum[0], 0, (size_t)(BLOCK * w.ld) * sizeof(float));
         for (int64_t k0 = low / BLOCK * BLOCK; k0 <= q0; k0 += BLOCK) {
             int64_t keys = block_rows(&w, k0);
-            const float *k = gather(&w, 0, head_of(a->store.k, k0, a->NKV, kv, a->D), keys);
-            const float *v = gather(&w, 1, head_of(a->store.v, k0, a->NKV, kv, a->D), keys);
+            const float *k = gather(&w, 0, head_of(a->kv.k, k0, a->NKV, kv, a->D), keys);
+            const float *v = gather(&w, 1, head_of(a->kv.v, k0, a->NKV, kv, a->D), keys);
             enum filled filled = k0 == q0 ? UPPER : ALL;
             scores(&w, w.p, k, 0, filled);
             scores(&w, w.ds, v, 1, filled);
@@ -199,7 +199,7 @@ static void ds_by_query(const struct work *w, const float *delta, int64_t q0, in
 {
     const int32_t *first = host(w->a->first);
     int64_t queries = block_rows(w, q0);
-    struct nbi_soften_bwd soften = {.scale = 1 / sqrtf((float)w->a->D), .n = BLOCK};
+    struct nbi_softmax_bwd soften = {.scale = 1 / sqrtf((float)w->a->D), .n = BLOCK};
     for (int64_t i = 0; i < queries; i++) {
         int64_t q = q0 + i, low = first[q] - k0, high = q - k0 + 1;
         low = low < 0 ? 0 : low < BLOCK ? low : BLOCK;
@@ -235,8 +235,8 @@ static void key_blocks(void *ctx, int thread, int64_t piece, int64_t count)
     int64_t group = a->NH / a->NKV;
     for (int64_t u = piece; u < piece + count; u++) {
         int64_t k0 = u / a->NKV * BLOCK, kv = u % a->NKV, keys = block_rows(&w, k0);
-        turn(&w, 0, head_of(a->store.k, k0, a->NKV, kv, a->D), keys);
-        turn(&w, 1, head_of(a->store.v, k0, a->NKV, kv, a->D), keys);
+        turn(&w, 0, head_of(a->kv.k, k0, a->NKV, kv, a->D), keys);
+        turn(&w, 1, head_of(a->kv.v, k0, a->NKV, kv, a->D), keys);
         for (int i = 0; i < 2; i++)
             memset(w.sum[i], 0, (size_t)(BLOCK * w.ld) * sizeof(float));
         for (int64_t h = kv * group; h < (kv + 1) * group; h++)
@@ -279,7 +279,7 @@ enum nb_status nbi_cpu_attention_bwd(struct nbi_stream *s, const struct nbi_op_a
     const int32_t *first = host(a->first);
     int64_t blocks = (a->N + BLOCK - 1) / BLOCK, pairs = 0;
     NBI_BUG_IF(!s->backward || a->N > s->limits.N || a->NH > s->limits.heads ||
-               a->D > s->limits.D || a->store.dtype != NBI_F32);
+               a->D > s->limits.D || a->kv.dtype != NBI_F32);
     for (int64_t n = 0; n < a->N; n++)
         pairs += n - first[n] + 1;
     in_pieces(s, a->N, a->NH * a->D, delta_rows, a);

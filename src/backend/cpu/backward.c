@@ -19,9 +19,9 @@ struct xent_row {
     const struct nbi_op_xent *a;
     const struct nbi_microkernels *k;
     const float *logits;
-    float *d;   /* NULL: no gradient wanted */
-    int32_t at; /* the target, or negative */
-    int64_t J;  /* 0: no base here */
+    float *d;      /* NULL: no gradient wanted */
+    int32_t at;    /* the target, or negative */
+    int64_t ref_k; /* 0: no base here */
     const int32_t *ids;
     const float *base;
     double listed, others; /* sums over the base's ids and over all others */
@@ -32,7 +32,7 @@ static double sum_others(struct xent_row *r, const float *e, int64_t i, int64_t 
 {
     float other[LOGITS];
     bool any = false;
-    for (int64_t j = 0; j < r->J; j++) {
+    for (int64_t j = 0; j < r->ref_k; j++) {
         int64_t at = r->ids[j] - i;
         if (at < 0 || at >= n)
             continue;
@@ -54,7 +54,7 @@ static void scale_block(const struct xent_row *r, int64_t i, int64_t n, const do
     float *d = r->d + i, fixed[LOGITS], factor = (float)by[0];
     int32_t at[LOGITS];
     int count = 0;
-    for (int64_t j = 0; j < r->J; j++)
+    for (int64_t j = 0; j < r->ref_k; j++)
         if (r->ids[j] >= i && r->ids[j] < i + n) {
             at[count] = (int32_t)(r->ids[j] - i);
             fixed[count] =
@@ -80,7 +80,7 @@ static void xent_row(struct xent_row *r, float *loss, float *kl)
     const struct nbi_op_xent *a = r->a;
     float top = r->logits[r->k->argmax(r->logits, a->V)], e[LOGITS];
     double target = r->at >= 0 ? (double)r->logits[r->at] : 0, cross = 0, base = 0;
-    for (int64_t j = 0; j < r->J; j++) {
+    for (int64_t j = 0; j < r->ref_k; j++) {
         double b = (double)r->base[j];
         cross += b > 0 ? b * (log(b) - ((double)r->logits[r->ids[j]] - (double)top)) : 0;
         base += b;
@@ -91,10 +91,10 @@ static void xent_row(struct xent_row *r, float *loss, float *kl)
         r->others += sum_others(r, y, i, block_at(r, i), sum);
     }
     double S = r->listed + r->others, R = r->others < (double)FLT_MIN ? (double)FLT_MIN : r->others;
-    double q = base < 1 ? 1 - base : 0, of_kl = r->J > 0 ? (double)a->kl_scale : 0;
+    double q = base < 1 ? 1 - base : 0, of_kl = r->ref_k > 0 ? (double)a->kl_scale : 0;
     double of_loss = r->at >= 0 ? (double)a->scale : 0;
     *loss = r->at >= 0 ? (float)(log(S) + (double)top - target) : 0;
-    if (r->J > 0)
+    if (r->ref_k > 0)
         *kl = (float)(cross + base * log(S) + (q > 0 ? q * log(q * S / R) : 0));
     if (!r->d)
         return;
@@ -115,15 +115,15 @@ static void xent_rows(void *ctx, int thread, int64_t first, int64_t count)
     (void)thread;
     for (int64_t n = first; n < first + count; n++) {
         float unused, *of_kl = kl ? kl + n : &unused;
-        bool base = a->J > 0 && ids[n * a->J] >= 0;
+        bool base = a->ref_k > 0 && ids[n * a->ref_k] >= 0;
         struct xent_row row = {.a = a,
                                .k = op->s->cpu->k,
                                .logits = (const float *)host(a->logits) + n * a->V,
                                .d = d ? d + n * a->V : NULL,
                                .at = targets[n],
-                               .J = base ? a->J : 0,
-                               .ids = base ? ids + n * a->J : NULL,
-                               .base = base ? (const float *)host(a->ref_p) + n * a->J : NULL};
+                               .ref_k = base ? a->ref_k : 0,
+                               .ids = base ? ids + n * a->ref_k : NULL,
+                               .base = base ? (const float *)host(a->ref_p) + n * a->ref_k : NULL};
         loss[n] = *of_kl = 0;
         if (row.at >= 0 || base)
             xent_row(&row, loss + n, of_kl);
@@ -250,7 +250,7 @@ static void qkv_rope_bwd_pieces(void *ctx, int thread, int64_t first, int64_t co
         int64_t end = (u + 1) * NBI_PIECE_ROWS < a->N ? (u + 1) * NBI_PIECE_ROWS : a->N;
         memset(sums, 0, (size_t)(2 * D) * sizeof *sums);
         for (int64_t n = u * NBI_PIECE_ROWS; n < end; n++) {
-            const struct nbi_turn turn = {c + n * D / 2, sn + n * D / 2};
+            const struct nbi_rope_row turn = {c + n * D / 2, sn + n * D / 2};
             for (int i = 0; i < 2; i++)
                 for (int64_t h = n * both[i].count; h < (n + 1) * both[i].count; h++)
                     op->s->cpu->k->norm_rope_bwd(both[i].d + h * D, both[i].dw, both[i].x + h * D,
@@ -280,28 +280,28 @@ enum nb_status nbi_cpu_linear_bwd(struct nbi_stream *s, const struct nbi_op_line
     for (int i = 0; i < a->count; i++) {
         const struct nbi_weight *w = &a->w[i];
         const float *dy = host(a->dy[i]);
-        const struct nbi_gemm dx = {.c = host(a->dx),
-                                    .a = dy,
-                                    .a_row = w->rows,
-                                    .a_col = 1,
-                                    .alpha = w->dtype == NBI_NVFP4 ? w->tensor_scale : 1,
-                                    .b = host(w->data),
-                                    .dtype = w->dtype,
-                                    .M = a->N,
-                                    .N = a->K,
-                                    .K = w->rows,
-                                    .add = a->add || i > 0};
-        const struct nbi_gemm dw = {.c = host(a->dw[i]),
-                                    .a = dy,
-                                    .a_row = 1,
-                                    .a_col = w->rows,
-                                    .alpha = 1,
-                                    .b = host(a->x),
-                                    .dtype = NBI_F32,
-                                    .M = w->rows,
-                                    .N = a->K,
-                                    .K = a->N,
-                                    .add = true};
+        const struct nbi_gemm_f32 dx = {.c = host(a->dx),
+                                        .a = dy,
+                                        .a_row = w->rows,
+                                        .a_col = 1,
+                                        .alpha = w->dtype == NBI_NVFP4 ? w->tensor_scale : 1,
+                                        .b = host(w->data),
+                                        .dtype = w->dtype,
+                                        .M = a->N,
+                                        .N = a->K,
+                                        .K = w->rows,
+                                        .add = a->add || i > 0};
+        const struct nbi_gemm_f32 dw = {.c = host(a->dw[i]),
+                                        .a = dy,
+                                        .a_row = 1,
+                                        .a_col = w->rows,
+                                        .alpha = 1,
+                                        .b = host(a->x),
+                                        .dtype = NBI_F32,
+                                        .M = w->rows,
+                                        .N = a->K,
+                                        .K = a->N,
+                                        .add = true};
         NBI_BUG_IF(w->dtype == NBI_NVFP4 && w->layout != NBI_WEIGHT_TILES);
         if (dx.c)
             nbi_cpu_gemm(s, &dx);

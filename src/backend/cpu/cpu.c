@@ -242,8 +242,8 @@ static void cpu_stream_free(struct nbi_stream *s)
 {
     if (!s)
         return;
-    free(s->q16);
-    free(s->q16_scale);
+    free(s->x_i16);
+    free(s->x_i16_scale);
     free(s->attend);
     free(s->wide);
     free(s->backward);
@@ -252,7 +252,7 @@ static void cpu_stream_free(struct nbi_stream *s)
 
 /* The pieces of a stream's scratch, in bytes. */
 struct scratch {
-    int64_t q16, scales, attend, wide, backward;
+    int64_t x_i16, scales, attend, wide, backward;
 };
 
 static int64_t whole_lines(int64_t bytes)
@@ -282,17 +282,17 @@ static struct scratch scratch_for(const struct cpu *cpu, const struct nbi_stream
     struct nbi_stream none = {0};
     int64_t attend = whole_lines(nbi_attend_scratch(l->D) * (int64_t)sizeof(float));
     return (struct scratch){
-        .q16 = whole_lines(nbi_q16_bytes(l->N, l->K)),
-        .scales = whole_lines(l->N * nbi_q16_blocks(l->K) * (int64_t)sizeof(float)),
+        .x_i16 = whole_lines(nbi_x_i16_bytes(l->N, l->K)),
+        .scales = whole_lines(l->N * nbi_x_i16_blocks(l->K) * (int64_t)sizeof(float)),
         .attend = cpu->threads * attend,
         .wide = whole_lines(cpu->threads * nbi_wide_floats(l->K) * (int64_t)sizeof(float)),
-        .backward = l->back ? cut_backward(&none, cpu, l) * (int64_t)sizeof(float) : 0};
+        .backward = l->training ? cut_backward(&none, cpu, l) * (int64_t)sizeof(float) : 0};
 }
 
 static int64_t cpu_stream_bytes(struct nbi_backend *be, const struct nbi_stream_limits *limits)
 {
     struct scratch size = scratch_for((struct cpu *)be, limits);
-    return (int64_t)sizeof(struct nbi_stream) + size.q16 + size.scales + size.attend + size.wide +
+    return (int64_t)sizeof(struct nbi_stream) + size.x_i16 + size.scales + size.attend + size.wide +
            size.backward;
 }
 
@@ -308,13 +308,14 @@ static enum nb_status cpu_stream_new(struct nbi_backend *be, const struct nbi_st
     s->cpu = cpu;
     s->limits = *limits;
     s->attend_floats = size.attend / cpu->threads / (int64_t)sizeof *s->attend;
-    s->q16 = aligned_alloc(64, (size_t)size.q16);
-    s->q16_scale = aligned_alloc(64, (size_t)size.scales);
+    s->x_i16 = aligned_alloc(64, (size_t)size.x_i16);
+    s->x_i16_scale = aligned_alloc(64, (size_t)size.scales);
     s->attend = aligned_alloc(64, (size_t)size.attend);
     s->wide = aligned_alloc(64, (size_t)size.wide);
     if (size.backward > 0)
         s->backward = aligned_alloc(64, (size_t)size.backward);
-    if (!s->q16 || !s->q16_scale || !s->attend || !s->wide || (size.backward > 0 && !s->backward)) {
+    if (!s->x_i16 || !s->x_i16_scale || !s->attend || !s->wide ||
+        (size.backward > 0 && !s->backward)) {
         cpu_stream_free(s);
         return nbi_fail_memory("scratch", (size_t)cpu_stream_bytes(be, limits));
     }
@@ -391,13 +392,13 @@ static enum nb_status cpu_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsn
  * many as stay in a core's own cache. */
 static int64_t group_rows(const struct nbi_op_linear *a)
 {
-    int64_t rows = ((int64_t)384 << 10) / (a->K * (int64_t)sizeof(int16_t)) / NBI_COLUMNS;
-    return (rows < 1 ? 1 : rows) * NBI_COLUMNS;
+    int64_t rows = ((int64_t)384 << 10) / (a->K * (int64_t)sizeof(int16_t)) / NBI_X_PANEL_ROWS;
+    return (rows < 1 ? 1 : rows) * NBI_X_PANEL_ROWS;
 }
 
 /* Rows of w as floats of 32 bits in a thread's scratch: worth it for many rows of x, which then
  * need no conversion; and rows a little apart do not push each other out of the cache. */
-static void widen_rows(const struct nbi_stream *s, struct nbi_product *p, int thread)
+static void widen_rows(const struct nbi_stream *s, struct nbi_dot_tile *p, int thread)
 {
     float *y = s->wide + thread * nbi_wide_floats(s->limits.K);
     int64_t row = p->K * nbi_dtypes[p->dtype].bytes, ld = nbi_wide_floats(p->K) / NBI_TILE_ROWS;
@@ -420,28 +421,28 @@ static void product(const struct nbi_stream *s, const struct nbi_op_linear *a, s
     const struct nbi_microkernels *k = s->cpu->k;
     const struct nbi_weight *w = &a->w[part.i];
     bool floats = w->layout == NBI_WEIGHT_ROWS;
-    int64_t first = part.t * NBI_TILE_ROWS, step = floats ? FLOAT_COLUMNS : NBI_COLUMNS;
+    int64_t first = part.t * NBI_TILE_ROWS, step = floats ? FLOAT_COLUMNS : NBI_X_PANEL_ROWS;
     int64_t at = floats ? (int64_t)nbi_dtype_bytes(w->dtype, first * a->K)
                         : part.t * nbi_tiles_across(a->K) * NBI_TILE_BYTES;
-    struct nbi_product p = {.ldy = w->rows,
-                            .w = (const uint8_t *)host(w->data) + at,
-                            .dtype = w->dtype,
-                            .ldw = a->K,
-                            .scale = w->tensor_scale,
-                            .ldx = a->K,
-                            .K = a->K,
-                            .rows = w->rows - first < NBI_TILE_ROWS ? (int)(w->rows - first)
-                                                                    : NBI_TILE_ROWS,
-                            .add = a->add};
+    struct nbi_dot_tile p = {.ldy = w->rows,
+                             .w = (const uint8_t *)host(w->data) + at,
+                             .dtype = w->dtype,
+                             .ldw = a->K,
+                             .scale = w->tensor_scale,
+                             .ldx = a->K,
+                             .K = a->K,
+                             .rows = w->rows - first < NBI_TILE_ROWS ? (int)(w->rows - first)
+                                                                     : NBI_TILE_ROWS,
+                             .add = a->add};
     if (floats && part.end - part.c >= WORTH_WIDENING && a->K <= s->limits.K)
         widen_rows(s, &p, thread);
     for (int64_t c = part.c; c < part.end; c += step) {
         p.n = (int)(part.end - c < step ? part.end - c : step);
         p.y = (float *)host(a->y[part.i]) + c * w->rows + first;
         p.x = (const float *)host(a->x) + c * a->K;
-        p.q16 = s->q16 + c * nbi_q16_values(a->K);
-        p.q16_scale = s->q16_scale + c * nbi_q16_blocks(a->K);
-        (floats ? k->rows_float : a->exact ? k->tiles_exact : k->tiles_q16)(&p);
+        p.x_i16 = s->x_i16 + c * nbi_x_i16_values(a->K);
+        p.x_i16_scale = s->x_i16_scale + c * nbi_x_i16_blocks(a->K);
+        (floats ? k->rows_float : a->exact ? k->tiles_exact : k->tiles_x_i16)(&p);
     }
 }
 
@@ -475,11 +476,11 @@ static void quantize_rows(void *ctx, int thread, int64_t first, int64_t count)
     const struct nbi_stream *s = op->s;
     (void)thread;
     for (int64_t n = first; n < first + count; n++) {
-        int64_t panel = n / NBI_COLUMNS * NBI_COLUMNS, c = n - panel;
-        int width = a->N - panel < NBI_COLUMNS ? (int)(a->N - panel) : NBI_COLUMNS;
-        s->cpu->k->quantize_q16(s->q16 + panel * nbi_q16_values(a->K) + 2 * c,
-                                s->q16_scale + panel * nbi_q16_blocks(a->K) + c, width,
-                                (const float *)host(a->x) + n * a->K, a->K);
+        int64_t panel = n / NBI_X_PANEL_ROWS * NBI_X_PANEL_ROWS, c = n - panel;
+        int width = a->N - panel < NBI_X_PANEL_ROWS ? (int)(a->N - panel) : NBI_X_PANEL_ROWS;
+        s->cpu->k->quantize_x_i16(s->x_i16 + panel * nbi_x_i16_values(a->K) + 2 * c,
+                                  s->x_i16_scale + panel * nbi_x_i16_blocks(a->K) + c, width,
+                                  (const float *)host(a->x) + n * a->K, a->K);
     }
 }
 
@@ -506,17 +507,17 @@ static void qkv_rope_rows(void *ctx, int thread, int64_t first, int64_t count)
     const struct op *op = ctx;
     const struct nbi_op_qkv_rope *a = op->args;
     const struct nbi_microkernels *k = op->s->cpu->k;
-    const int32_t *slots = host(a->slots);
+    const int32_t *slots = host(a->kv_rows);
     const float *q = host(a->q), *key = host(a->k), *value = host(a->v);
     const float *qw = host(a->q_norm.data), *kw = host(a->k_norm.data);
     const float *c = host(a->cos), *sn = host(a->sin);
     float *q_out = host(a->q_out), *rq = host(a->rstd_q), *rk = host(a->rstd_k);
-    uint8_t *ks = host(a->store.k), *vs = host(a->store.v);
-    int64_t D = a->D, row = (int64_t)nbi_dtype_bytes(a->store.dtype, a->NKV * D);
-    int64_t head = (int64_t)nbi_dtype_bytes(a->store.dtype, D);
+    uint8_t *ks = host(a->kv.k), *vs = host(a->kv.v);
+    int64_t D = a->D, row = (int64_t)nbi_dtype_bytes(a->kv.dtype, a->NKV * D);
+    int64_t head = (int64_t)nbi_dtype_bytes(a->kv.dtype, D);
     (void)thread;
     for (int64_t n = first; n < first + count; n++) {
-        const struct nbi_turn turn = {c + n * D / 2, sn + n * D / 2};
+        const struct nbi_rope_row turn = {c + n * D / 2, sn + n * D / 2};
         float rotated[NBI_HEAD_MAX];
         for (int64_t h = 0; h < a->NH; h++)
             k->norm_rope(q_out + (n * a->NH + h) * D, rq ? rq + n * a->NH + h : NULL,
@@ -524,9 +525,9 @@ static void qkv_rope_rows(void *ctx, int thread, int64_t first, int64_t count)
         for (int64_t h = 0; h < a->NKV; h++) {
             k->norm_rope(rotated, rk ? rk + n * a->NKV + h : NULL, key + (n * a->NKV + h) * D, kw,
                          turn, a->eps, D);
-            k->narrow(ks + slots[n] * row + h * head, a->store.dtype, rotated, D);
+            k->narrow(ks + slots[n] * row + h * head, a->kv.dtype, rotated, D);
         }
-        k->narrow(vs + slots[n] * row, a->store.dtype, value + n * a->NKV * D, a->NKV * D);
+        k->narrow(vs + slots[n] * row, a->kv.dtype, value + n * a->NKV * D, a->NKV * D);
     }
 }
 
@@ -566,7 +567,7 @@ static void attention_pieces(void *ctx, int thread, int64_t piece, int64_t count
     const int32_t *first = host(a->first), *last = host(a->last);
     const int32_t *pages = host(a->pages), *tables = host(a->tables);
     int64_t D = a->D, heads = a->NH / a->NKV, together = rows_together(s, a);
-    int64_t row = (int64_t)nbi_dtype_bytes(a->store.dtype, a->NKV * D);
+    int64_t row = (int64_t)nbi_dtype_bytes(a->kv.dtype, a->NKV * D);
     int64_t groups = (a->N + together - 1) / together;
     for (int64_t u = piece; u < piece + count; u++) {
         int64_t n = (groups - 1 - u / a->NKV) * together, h = u % a->NKV, rows;
@@ -574,13 +575,13 @@ static void attention_pieces(void *ctx, int thread, int64_t piece, int64_t count
         for (; n < end; n += rows) {
             rows = run_of_rows(a, n, end);
             int64_t at =
-                (pages ? 0 : first[n] * row) + h * (int64_t)nbi_dtype_bytes(a->store.dtype, D);
+                (pages ? 0 : first[n] * row) + h * (int64_t)nbi_dtype_bytes(a->kv.dtype, D);
             int64_t out = n * a->NH + h * heads;
             const struct nbi_attend job = {.y = (float *)host(a->y) + out * D,
                                            .lse = a->lse.at ? (float *)host(a->lse) + out : NULL,
                                            .q = (const float *)host(a->q) + out * D,
-                                           .k = (const uint8_t *)host(a->store.k) + at,
-                                           .v = (const uint8_t *)host(a->store.v) + at,
+                                           .k = (const uint8_t *)host(a->kv.k) + at,
+                                           .v = (const uint8_t *)host(a->kv.v) + at,
                                            .pages = pages ? pages + tables[n] + first[n] / NBI_PAGE
                                                           : NULL,
                                            .last = last + n,
@@ -588,7 +589,7 @@ static void attention_pieces(void *ctx, int thread, int64_t piece, int64_t count
                                            .stride = row,
                                            .ldq = a->NH * D,
                                            .ld_lse = a->NH,
-                                           .dtype = a->store.dtype,
+                                           .dtype = a->kv.dtype,
                                            .rows = (int)rows,
                                            .heads = (int)heads,
                                            .D = D,
@@ -655,9 +656,9 @@ static bool top_of_row(int32_t *ids, float *values, const float *x, const struct
     bool odd = false;
     for (int64_t i = 0; i < a->V; i++) {
         odd = odd || !isfinite(x[i]);
-        if (n == a->J && !(x[i] > values[n - 1]))
+        if (n == a->k && !(x[i] > values[n - 1]))
             continue;
-        int64_t j = n < a->J ? n++ : n - 1;
+        int64_t j = n < a->k ? n++ : n - 1;
         for (; j > 0 && x[i] > values[j - 1]; j--) {
             values[j] = values[j - 1];
             ids[j] = ids[j - 1];
@@ -670,11 +671,11 @@ static bool top_of_row(int32_t *ids, float *values, const float *x, const struct
 
 static enum nb_status cpu_topk(struct nbi_stream *s, const struct nbi_op_topk *a)
 {
-    int32_t *odd = host(a->odd);
+    int32_t *odd = host(a->nonfinite);
     (void)s;
-    NBI_BUG_IF(a->J < 1 || a->J > NBI_TOPK_MAX || a->J > a->V);
+    NBI_BUG_IF(a->k < 1 || a->k > NBI_TOPK_MAX || a->k > a->V);
     for (int64_t n = 0; n < a->N; n++)
-        odd[n] = top_of_row((int32_t *)host(a->ids) + n * a->J, (float *)host(a->values) + n * a->J,
+        odd[n] = top_of_row((int32_t *)host(a->ids) + n * a->k, (float *)host(a->values) + n * a->k,
                             (const float *)host(a->logits) + n * a->V, a);
     return NB_OK;
 }
@@ -683,27 +684,27 @@ static enum nb_status cpu_topk(struct nbi_stream *s, const struct nbi_op_topk *a
 static double cpu_peak(struct nbi_backend *be)
 {
     enum { K = 512, ROUNDS = 50, CALLS = 200 };
-    int16_t *q16 = calloc(NBI_COLUMNS * K, sizeof *q16);
+    int16_t *x_i16 = calloc(NBI_X_PANEL_ROWS * K, sizeof *x_i16);
     uint8_t *tiles = calloc(K / NBI_TILE_COLS, NBI_TILE_BYTES);
-    float y[NBI_COLUMNS * NBI_TILE_ROWS], scale[NBI_COLUMNS * K / NBI_Q16_BLOCK] = {0};
-    const struct nbi_product p = {.y = y,
-                                  .ldy = NBI_TILE_ROWS,
-                                  .w = tiles,
-                                  .scale = 1,
-                                  .q16 = q16,
-                                  .q16_scale = scale,
-                                  .K = K,
-                                  .rows = NBI_TILE_ROWS,
-                                  .n = NBI_COLUMNS};
+    float y[NBI_X_PANEL_ROWS * NBI_TILE_ROWS], scale[NBI_X_PANEL_ROWS * K / NBI_Q16_BLOCK] = {0};
+    const struct nbi_dot_tile p = {.y = y,
+                                   .ldy = NBI_TILE_ROWS,
+                                   .w = tiles,
+                                   .scale = 1,
+                                   .x_i16 = x_i16,
+                                   .x_i16_scale = scale,
+                                   .K = K,
+                                   .rows = NBI_TILE_ROWS,
+                                   .n = NBI_X_PANEL_ROWS};
     double best = 0;
-    for (int r = 0; r < ROUNDS && q16 && tiles; r++) {
+    for (int r = 0; r < ROUNDS && x_i16 && tiles; r++) {
         double start = nbi_now();
         for (int i = 0; i < CALLS; i++)
-            ((struct cpu *)be)->k->tiles_q16(&p);
-        double rate = (double)CALLS * K * NBI_TILE_ROWS * NBI_COLUMNS / (nbi_now() - start);
+            ((struct cpu *)be)->k->tiles_x_i16(&p);
+        double rate = (double)CALLS * K * NBI_TILE_ROWS * NBI_X_PANEL_ROWS / (nbi_now() - start);
         best = rate > best ? rate : best;
     }
-    free(q16);
+    free(x_i16);
     free(tiles);
     return best;
 }
@@ -720,14 +721,14 @@ static void peak_of_thread(void *ctx, int thread, int threads)
     enum { K = 192, ROUNDS = 50, CALLS = 1000 };
     struct float_peak *p = ctx;
     float c[NBI_OUTER_MAX] = {0}, *a = calloc((size_t)(p->k->mr + p->k->nr) * K, sizeof *a);
-    const struct nbi_outer t = {.c = c,
-                                .ldc = p->k->nr,
-                                .a = a,
-                                .a_row = 1,
-                                .a_col = p->k->mr,
-                                .b = a + p->k->mr * K,
-                                .ldb = p->k->nr,
-                                .k = K};
+    const struct nbi_gemm_tile t = {.c = c,
+                                    .ldc = p->k->nr,
+                                    .a = a,
+                                    .a_row = 1,
+                                    .a_col = p->k->mr,
+                                    .b = a + p->k->mr * K,
+                                    .ldb = p->k->nr,
+                                    .k = K};
     double best = 0;
     (void)thread;
     (void)threads;
@@ -790,8 +791,8 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
                                    .download = cpu_download,
                                    .copy = cpu_copy,
                                    .clear = cpu_clear,
-                                   .peak = cpu_peak,
-                                   .peak_floats = cpu_peak_floats,
+                                   .roofline = cpu_peak,
+                                   .roofline_f32 = cpu_peak_floats,
                                    .embed = cpu_embed,
                                    .rope_table = cpu_rope_table,
                                    .rmsnorm = cpu_rmsnorm,

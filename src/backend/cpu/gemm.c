@@ -15,7 +15,7 @@
 
 /* The block under way: rows [m0, m0 + m), columns [n0, n0 + n), terms [k0, k0 + k). */
 struct block {
-    const struct nbi_gemm *g;
+    const struct nbi_gemm_f32 *g;
     int64_t m0, m, n0, n, k0, k;
     int64_t b_pieces; /* of B that are packed before A; 0: they are there */
     int64_t part_n;
@@ -41,7 +41,7 @@ static int64_t panel_rows(const struct block *b)
 static void pack_floats(const struct block *b, const struct nbi_microkernels *k, float *y,
                         int64_t col, int64_t end)
 {
-    const struct nbi_gemm *g = b->g;
+    const struct nbi_gemm_f32 *g = b->g;
     int64_t panel = panel_rows(b) * k->nr, left = g->N - b->n0;
     for (int64_t i = 0; i < b->k; i++)
         for (int64_t c = col; c < end; c += k->nr) {
@@ -82,7 +82,7 @@ static void pack_b(const struct op *op, int64_t first, int64_t count)
 static void pack_a(const struct op *op, int64_t first, int64_t count)
 {
     const struct block *b = op->args;
-    const struct nbi_gemm *g = b->g;
+    const struct nbi_gemm_f32 *g = b->g;
     int64_t mr = op->s->cpu->k->mr;
     for (int64_t u = first; u < first + count; u++) {
         float *y = op->s->gemm_a + u * mr * b->k;
@@ -90,7 +90,8 @@ static void pack_a(const struct op *op, int64_t first, int64_t count)
         int64_t rows = least(mr, b->m - u * mr);
         if (rows < mr)
             memset(y, 0, (size_t)(mr * b->k) * sizeof *y);
-        op->s->cpu->k->pack(y, mr, a, (struct nbi_grid){rows, b->k, g->a_row, g->a_col}, g->alpha);
+        op->s->cpu->k->pack(y, mr, a, (struct nbi_strided){rows, b->k, g->a_row, g->a_col},
+                            g->alpha);
     }
 }
 
@@ -108,11 +109,11 @@ static void pack(void *ctx, int thread, int64_t first, int64_t count)
 }
 
 /* One kernel's worth of C; at its edges through a tile of our own. */
-static void one_tile(const struct nbi_microkernels *k, const struct block *b, struct nbi_outer *t,
-                     int64_t m, int64_t n)
+static void one_tile(const struct nbi_microkernels *k, const struct block *b,
+                     struct nbi_gemm_tile *t, int64_t m, int64_t n)
 {
     float whole[NBI_OUTER_MAX];
-    const struct nbi_gemm *g = b->g;
+    const struct nbi_gemm_f32 *g = b->g;
     float *c = g->c + (b->m0 + m) * g->N + b->n0 + n;
     int64_t rows = least(k->mr, b->m - m), cols = least(k->nr, b->n - n);
     t->add = g->add || b->k0 > 0;
@@ -139,7 +140,7 @@ static void multiply(void *ctx, int thread, int64_t first, int64_t count)
     const struct block *b = op->args;
     const struct nbi_microkernels *k = op->s->cpu->k;
     int64_t down = parts_of(b->m, PART_M), panel = panel_rows(b) * k->nr;
-    struct nbi_outer t = {.a_row = 1, .a_col = k->mr, .ldb = k->nr, .k = b->k};
+    struct nbi_gemm_tile t = {.a_row = 1, .a_col = k->mr, .ldb = k->nr, .k = b->k};
     (void)thread;
     for (int64_t u = first; u < first + count; u++) {
         int64_t m0 = u % down * PART_M, m1 = least(m0 + PART_M, b->m);
@@ -163,7 +164,7 @@ static void one_block(struct nbi_stream *s, struct block *b)
     in_pieces(s, down * parts_of(b->n, b->part_n), PART_M * b->part_n * b->k, multiply, b);
 }
 
-void nbi_cpu_gemm(struct nbi_stream *s, const struct nbi_gemm *g)
+void nbi_cpu_gemm(struct nbi_stream *s, const struct nbi_gemm_f32 *g)
 {
     struct block b = {.g = g};
     NBI_BUG_IF(!s->backward);

@@ -16,7 +16,7 @@
 #define NBI_GEMM_B (NBI_GEMM_N * NBI_GEMM_K)
 
 /* C[M, N] = alpha A[M, K] B[K, N], or C + that with add. */
-struct nbi_gemm {
+struct nbi_gemm_f32 {
     float *c; /* [M, N] */
     const float *a;
     int64_t a_row, a_col; /* element (m, k) of A is at m * a_row + k * a_col */
@@ -27,4 +27,4 @@ struct nbi_gemm {
     bool add;
 };
 
-void nbi_cpu_gemm(struct nbi_stream *s, const struct nbi_gemm *g);
+void nbi_cpu_gemm(struct nbi_stream *s, const struct nbi_gemm_f32 *g);

@@ -17,9 +17,9 @@ struct cpu {
 struct nbi_stream {
     struct cpu *cpu;
     struct nbi_stream_limits limits;
-    int16_t *q16;     /* x of a product as whole numbers, in panels */
-    float *q16_scale; /* [N, blocks] */
-    float *attend;    /* [threads][attend_floats] */
+    int16_t *x_i16;     /* x of a product as whole numbers, in panels */
+    float *x_i16_scale; /* [N, blocks] */
+    float *attend;      /* [threads][attend_floats] */
     int64_t attend_floats;
     float *wide;            /* [threads][nbi_wide_floats] rows of a matrix as f32 */
     float *backward;        /* what follows, in one block; NULL: this stream goes forward only */

@@ -10,9 +10,9 @@
 #include "base/sys.h"
 #include "tensor/dtype.h"
 
-#define NBI_KEY_BLOCK 64 /* keys that a softmax takes at a time */
-#define NBI_QUERIES   64 /* queries that look at the same keys together, at most */
-#define NBI_COLUMNS   8  /* rows of x that a product takes at a time */
+#define NBI_KEY_BLOCK    64 /* keys that a softmax takes at a time */
+#define NBI_QUERIES      64 /* queries that look at the same keys together, at most */
+#define NBI_X_PANEL_ROWS 8  /* rows of x that a product takes at a time */
 
 _Static_assert(NBI_SHARED_MAX <= NBI_QUERIES, "the heads of one row fit");
 
@@ -47,13 +47,13 @@ static inline int64_t nbi_attend_scratch(int64_t D)
 }
 
 /* The rotation of one position: [D/2] each. */
-struct nbi_turn {
+struct nbi_rope_row {
     const float *cos, *sin;
 };
 
-/* y[c * ldy + r] (+)= x[c] . row r of w, for `rows` <= 16 rows and n <= NBI_COLUMNS rows of x, or
- * any number of them with floats. */
-struct nbi_product {
+/* y[c * ldy + r] (+)= x[c] . row r of w, for `rows` <= 16 rows and n <= NBI_X_PANEL_ROWS rows of x,
+ * or any number of them with floats. */
+struct nbi_dot_tile {
     float *y;
     int64_t ldy;
     const void *w;        /* one row of tiles, or rows of floats at any alignment, ldw apart */
@@ -62,8 +62,8 @@ struct nbi_product {
     float scale;    /* tensor scale of tiles */
     const float *x; /* [n] rows, ldx apart */
     int64_t ldx;
-    const int16_t *q16;     /* or the same as whole numbers: a panel of n rows */
-    const float *q16_scale; /* [blocks, n] */
+    const int16_t *x_i16;     /* or the same as whole numbers: a panel of n rows */
+    const float *x_i16_scale; /* [blocks, n] */
     int64_t K;
     int rows, n;
     bool add;
@@ -73,11 +73,11 @@ struct nbi_product {
 struct nbi_grad_part {
     double squares;
     float most;
-    int64_t strange;
+    int64_t nonfinite;
 };
 
 /* c [mr, nr] (+)= the sum over i < k of column i of a times row i of b, from front to back. */
-struct nbi_outer {
+struct nbi_gemm_tile {
     float *c;
     int64_t ldc;
     const float *a;
@@ -90,13 +90,13 @@ struct nbi_outer {
 #define NBI_OUTER_MAX (12 * 32) /* mr * nr at most; both divide 96, and nr is 16 or 32 */
 
 /* Elements (r, c) of a matrix, at r * row + c * col. */
-struct nbi_grid {
+struct nbi_strided {
     int64_t rows, cols, row, col;
 };
 
 /* Of n scores and of the gradients of their probabilities, the probabilities and the gradients of
  * the unscaled scores, in place. */
-struct nbi_soften_bwd {
+struct nbi_softmax_bwd {
     float *p, *ds;
     const float *lse, *delta; /* of each score, or one for all of them */
     bool each;
@@ -108,19 +108,19 @@ struct nbi_microkernels {
     const char *name;
     int mr, nr; /* of `outer` */
 
-    /* The products of the kinds that struct nbi_product names. */
-    void (*tiles_exact)(const struct nbi_product *p);
-    void (*tiles_q16)(const struct nbi_product *p);
-    void (*rows_float)(const struct nbi_product *p);
+    /* The products of the kinds that struct nbi_dot_tile names. */
+    void (*tiles_exact)(const struct nbi_dot_tile *p);
+    void (*tiles_x_i16)(const struct nbi_dot_tile *p);
+    void (*rows_float)(const struct nbi_dot_tile *p);
 
     /* A row of a panel of n (tiles.h); q and scale point at its first values. */
-    void (*quantize_q16)(int16_t *q, float *scale, int n, const float *x, int64_t K);
+    void (*quantize_x_i16)(int16_t *q, float *scale, int n, const float *x, int64_t K);
 
     void (*rmsnorm)(float *y, float *rstd, const float *x, const float *w, float eps, int64_t C);
 
     /* Norm and rotation of one head. */
-    void (*norm_rope)(float *y, float *rstd, const float *x, const float *w, struct nbi_turn turn,
-                      float eps, int64_t D);
+    void (*norm_rope)(float *y, float *rstd, const float *x, const float *w,
+                      struct nbi_rope_row turn, float eps, int64_t D);
 
     void (*attend)(const struct nbi_attend *a);
     void (*swiglu)(float *y, const float *gate, const float *up, int64_t n);
@@ -141,18 +141,18 @@ struct nbi_microkernels {
     float (*exp_sum)(float *y, const float *x, float top, int64_t n);
 
     /* Backward. Those of norms work on one row; dx and dw are added to, d is replaced. */
-    void (*outer)(const struct nbi_outer *t);
-    void (*pack)(float *y, int64_t ldy, const float *x, struct nbi_grid at,
+    void (*outer)(const struct nbi_gemm_tile *t);
+    void (*pack)(float *y, int64_t ldy, const float *x, struct nbi_strided at,
                  float by); /* y = by x^T */
     /* A tile's values without the tensor scale: columns 0 to 15 to `low`, 16 to 31 to `high`. */
     void (*tile_floats)(float *low, float *high, int64_t ld, const uint8_t *tile);
     void (*rmsnorm_bwd)(float *dx, const float *dy, const float *x, const float *w, float rstd,
                         int64_t C);
-    void (*norm_rope_bwd)(float *d, float *dw, const float *x, const float *w, struct nbi_turn turn,
-                          float rstd, int64_t D);
+    void (*norm_rope_bwd)(float *d, float *dw, const float *x, const float *w,
+                          struct nbi_rope_row turn, float rstd, int64_t D);
     void (*swiglu_bwd)(float *dgate, float *dup, const float *dy, const float *gate,
                        const float *up, int64_t n);
-    void (*soften_bwd)(const struct nbi_soften_bwd *a);
+    void (*soften_bwd)(const struct nbi_softmax_bwd *a);
 };
 
 extern const struct nbi_microkernels nbi_microkernels_scalar;

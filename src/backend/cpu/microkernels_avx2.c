@@ -97,7 +97,7 @@ struct half {
     int c, half;
 };
 
-static inline void put(const struct nbi_product *p, struct half h, int c, __m256 sum)
+static inline void put(const struct nbi_dot_tile *p, struct half h, int c, __m256 sum)
 {
     float part[8], *y = p->y + (h.c + c) * p->ldy + 8 * h.half;
     _mm256_storeu_ps(part, _mm256_mul_ps(sum, _mm256_set1_ps(p->scale)));
@@ -133,8 +133,8 @@ static inline void weight_pairs(__m256i w[4], const uint8_t *codes_at)
 
 #define HALF_COLUMNS 4
 
-static inline __attribute__((always_inline)) void q16_half(const struct nbi_product *p,
-                                                           struct half h, const int n)
+static inline __attribute__((always_inline)) void x_i16_half(const struct nbi_dot_tile *p,
+                                                             struct half h, const int n)
 {
     const int64_t groups = p->K / 16, step = NBI_Q16_BLOCK / 16;
     __m256 sum[HALF_COLUMNS];
@@ -153,7 +153,7 @@ static inline __attribute__((always_inline)) void q16_half(const struct nbi_prod
             weight_pairs(w, codes);
             weight_pairs(w + 4, codes + 64);
             for (int c = 0; c < n; c++) {
-                const int16_t *x = p->q16 + g * 16 * p->n + 2 * (h.c + c);
+                const int16_t *x = p->x_i16 + g * 16 * p->n + 2 * (h.c + c);
                 __m256i d = _mm256_setzero_si256();
                 for (int j = 0; j < 8; j++)
                     d = _mm256_add_epi32(
@@ -162,8 +162,8 @@ static inline __attribute__((always_inline)) void q16_half(const struct nbi_prod
             }
         }
         for (int c = 0; c < n; c++)
-            sum[c] =
-                _mm256_fmadd_ps(part[c], _mm256_set1_ps(p->q16_scale[b * p->n + h.c + c]), sum[c]);
+            sum[c] = _mm256_fmadd_ps(part[c], _mm256_set1_ps(p->x_i16_scale[b * p->n + h.c + c]),
+                                     sum[c]);
     }
     for (int c = 0; c < n; c++)
         put(p, h, c, sum[c]);
@@ -198,11 +198,11 @@ static inline __m256i single_group(const uint8_t *tile, const int8_t *x, int g, 
     return _mm256_add_epi32(sum, _mm256_slli_epi32(_mm256_madd_epi16(high, ones), 8));
 }
 
-/* The same sums in the same order as q16_half. */
-static void q16_single(const struct nbi_product *p)
+/* The same sums in the same order as x_i16_half. */
+static void x_i16_single(const struct nbi_dot_tile *p)
 {
     const int64_t groups = p->K / 16, step = NBI_Q16_BLOCK / 16;
-    const int8_t *x = (const int8_t *)p->q16;
+    const int8_t *x = (const int8_t *)p->x_i16;
     for (struct half h = {0}; h.half < 2 && p->rows > 8 * h.half; h.half++) {
         __m256 sum = _mm256_setzero_ps();
         for (int64_t b = 0; b * step < groups; b++) {
@@ -214,7 +214,7 @@ static void q16_single(const struct nbi_product *p)
                 part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d),
                                        tile_scales(tile + (g & 1) * 16 + 8 * h.half), part);
             }
-            sum = _mm256_fmadd_ps(part, _mm256_set1_ps(p->q16_scale[b]), sum);
+            sum = _mm256_fmadd_ps(part, _mm256_set1_ps(p->x_i16_scale[b]), sum);
         }
         put(p, h, 0, sum);
     }
@@ -228,7 +228,7 @@ static inline __m256 decode(__m256i codes)
     return _mm256_xor_ps(_mm256_permutevar8x32_ps(table, codes), _mm256_castsi256_ps(sign));
 }
 
-static inline __attribute__((always_inline)) void exact_half(const struct nbi_product *p,
+static inline __attribute__((always_inline)) void exact_half(const struct nbi_dot_tile *p,
                                                              struct half h, const int n)
 {
     int half = h.half;
@@ -279,15 +279,15 @@ static inline __attribute__((always_inline)) void exact_half(const struct nbi_pr
                 product(p, h, 4);                                                                  \
             }
 
-static void tiles_q16(const struct nbi_product *p)
+static void tiles_x_i16(const struct nbi_dot_tile *p)
 {
     if (p->n == 1)
-        q16_single(p);
+        x_i16_single(p);
     else
-        BY_HALVES(q16_half)
+        BY_HALVES(x_i16_half)
 }
 
-static void tiles_exact(const struct nbi_product *p)
+static void tiles_exact(const struct nbi_dot_tile *p)
 {
     BY_HALVES(exact_half)
 }
@@ -313,9 +313,9 @@ const struct nbi_microkernels nbi_microkernels_avx2 = {
     .mr = MR,
     .nr = NR,
     .tiles_exact = tiles_exact,
-    .tiles_q16 = tiles_q16,
+    .tiles_x_i16 = tiles_x_i16,
     .rows_float = rows_float,
-    .quantize_q16 = quantize_q16,
+    .quantize_x_i16 = quantize_x_i16,
     .rmsnorm = rmsnorm,
     .norm_rope = norm_rope,
     .attend = attend,

@@ -108,7 +108,7 @@ static inline __m512i dot_pair(__m512i d, __m512i w, const int16_t *x)
 }
 
 /* Results of one column: lanes are rows. */
-static inline void put(const struct nbi_product *p, int c, __m512 sum)
+static inline void put(const struct nbi_dot_tile *p, int c, __m512 sum)
 {
     __mmask16 mask = (__mmask16)((1u << p->rows) - 1);
     float *y = p->y + c * p->ldy;
@@ -120,12 +120,12 @@ static inline void put(const struct nbi_product *p, int c, __m512 sum)
 
 /* part[c] += a group of 16 columns: vectors 2g and 2g + 1 of a tile. */
 static inline __attribute__((always_inline)) void
-q16_group(__m512 *part, const uint8_t *tile, const int16_t *x, const int g, const int n)
+x_i16_group(__m512 *part, const uint8_t *tile, const int16_t *x, const int g, const int n)
 {
     const __m512i table = _mm512_broadcast_i64x4(
         _mm256_setr_epi16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
     __m512 scale = tile_scales(tile + 16 * g);
-    __m512i d[NBI_COLUMNS];
+    __m512i d[NBI_X_PANEL_ROWS];
     for (int c = 0; c < n; c++)
         d[c] = _mm512_setzero_si512();
     for (int v = 0; v < 2; v++) {
@@ -171,11 +171,11 @@ static inline __m512i single_group(const uint8_t *tile, const int8_t *x, int g)
     return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-/* The same sums in the same order as q16_columns. */
-static void q16_single(const struct nbi_product *p)
+/* The same sums in the same order as x_i16_columns. */
+static void x_i16_single(const struct nbi_dot_tile *p)
 {
     const int64_t tiles = nbi_tiles_across(p->K), step = NBI_Q16_BLOCK / NBI_TILE_COLS;
-    const int8_t *x = (const int8_t *)p->q16;
+    const int8_t *x = (const int8_t *)p->x_i16;
     __m512 sum = _mm512_setzero_ps();
     for (int64_t b = 0; b * step < tiles; b++) {
         int64_t end = (b + 1) * step < tiles ? (b + 1) * step : tiles;
@@ -187,47 +187,47 @@ static void q16_single(const struct nbi_product *p)
                 part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), tile_scales(tile + 16 * g), part);
             }
         }
-        sum = _mm512_fmadd_ps(part, _mm512_set1_ps(p->q16_scale[b]), sum);
+        sum = _mm512_fmadd_ps(part, _mm512_set1_ps(p->x_i16_scale[b]), sum);
     }
     put(p, 0, sum);
 }
 
-static inline __attribute__((always_inline)) void q16_columns(const struct nbi_product *p,
-                                                              const int n)
+static inline __attribute__((always_inline)) void x_i16_columns(const struct nbi_dot_tile *p,
+                                                                const int n)
 {
     const int64_t tiles = nbi_tiles_across(p->K), step = NBI_Q16_BLOCK / NBI_TILE_COLS;
-    __m512 sum[NBI_COLUMNS];
+    __m512 sum[NBI_X_PANEL_ROWS];
     for (int c = 0; c < n; c++)
         sum[c] = _mm512_setzero_ps();
     for (int64_t b = 0; b * step < tiles; b++) {
         int64_t end = (b + 1) * step < tiles ? (b + 1) * step : tiles;
-        __m512 part[NBI_COLUMNS];
+        __m512 part[NBI_X_PANEL_ROWS];
         for (int c = 0; c < n; c++)
             part[c] = _mm512_setzero_ps();
         for (int64_t t = b * step; t < end; t++) {
             const uint8_t *tile = (const uint8_t *)p->w + t * NBI_TILE_BYTES;
-            q16_group(part, tile, p->q16 + t * NBI_TILE_COLS * n, 0, n);
-            q16_group(part, tile, p->q16 + (t * NBI_TILE_COLS + 16) * n, 1, n);
+            x_i16_group(part, tile, p->x_i16 + t * NBI_TILE_COLS * n, 0, n);
+            x_i16_group(part, tile, p->x_i16 + (t * NBI_TILE_COLS + 16) * n, 1, n);
         }
         for (int c = 0; c < n; c++)
-            sum[c] = _mm512_fmadd_ps(part[c], _mm512_set1_ps(p->q16_scale[b * n + c]), sum[c]);
+            sum[c] = _mm512_fmadd_ps(part[c], _mm512_set1_ps(p->x_i16_scale[b * n + c]), sum[c]);
     }
     for (int c = 0; c < n; c++)
         put(p, c, sum[c]);
 }
 
-static inline __attribute__((always_inline)) void exact_columns(const struct nbi_product *p,
+static inline __attribute__((always_inline)) void exact_columns(const struct nbi_dot_tile *p,
                                                                 const int n)
 {
     const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
                                         -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-    __m512 sum[NBI_COLUMNS];
+    __m512 sum[NBI_X_PANEL_ROWS];
     for (int c = 0; c < n; c++)
         sum[c] = _mm512_setzero_ps();
     for (int64_t g = 0; g < p->K / 16; g++) {
         const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
         __m512 scale = _mm512_mul_ps(tile_scales(tile + (g & 1) * 16), _mm512_set1_ps(0x1p8f));
-        __m512 part[NBI_COLUMNS];
+        __m512 part[NBI_X_PANEL_ROWS];
         for (int c = 0; c < n; c++)
             part[c] = _mm512_setzero_ps();
         for (int v = 0; v < 2; v++) {
@@ -276,15 +276,15 @@ static inline __attribute__((always_inline)) void exact_columns(const struct nbi
         product(p, 8);                                                                             \
     }
 
-static void tiles_q16(const struct nbi_product *p)
+static void tiles_x_i16(const struct nbi_dot_tile *p)
 {
     if (p->n == 1)
-        q16_single(p);
+        x_i16_single(p);
     else
-        BY_COLUMNS(q16_columns)
+        BY_COLUMNS(x_i16_columns)
 }
 
-static void tiles_exact(const struct nbi_product *p)
+static void tiles_exact(const struct nbi_dot_tile *p)
 {
     BY_COLUMNS(exact_columns)
 }
@@ -318,9 +318,9 @@ const struct nbi_microkernels nbi_microkernels_avx512 = {
     .mr = MR,
     .nr = NR,
     .tiles_exact = tiles_exact,
-    .tiles_q16 = tiles_q16,
+    .tiles_x_i16 = tiles_x_i16,
     .rows_float = rows_float,
-    .quantize_q16 = quantize_q16,
+    .quantize_x_i16 = quantize_x_i16,
     .rmsnorm = rmsnorm,
     .norm_rope = norm_rope,
     .attend = attend,

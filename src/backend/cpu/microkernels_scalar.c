@@ -54,13 +54,13 @@ static uint8_t code_at(const uint8_t *tile, int row, int k)
     return k & 1 ? byte >> 4 : byte & 15;
 }
 
-static void put(const struct nbi_product *p, int c, int r, float sum)
+static void put(const struct nbi_dot_tile *p, int c, int r, float sum)
 {
     float *y = p->y + c * p->ldy + r;
     *y = p->add ? *y + sum : sum;
 }
 
-static void tiles_exact(const struct nbi_product *p)
+static void tiles_exact(const struct nbi_dot_tile *p)
 {
     for (int c = 0; c < p->n; c++)
         for (int r = 0; r < p->rows; r++) {
@@ -79,41 +79,41 @@ static void tiles_exact(const struct nbi_product *p)
 }
 
 /* Column k of row c of a panel. */
-static int32_t q16_get(const struct nbi_product *p, int64_t k, int c)
+static int32_t x_i16_get(const struct nbi_dot_tile *p, int64_t k, int c)
 {
-    const int8_t *bytes = (const int8_t *)p->q16 + nbi_q16_single_at(k);
-    return p->n > 1 ? p->q16[nbi_q16_at(k, p->n) + 2 * c] : 256 * bytes[0] + bytes[8];
+    const int8_t *bytes = (const int8_t *)p->x_i16 + nbi_x_i16_single_at(k);
+    return p->n > 1 ? p->x_i16[nbi_x_i16_at(k, p->n) + 2 * c] : 256 * bytes[0] + bytes[8];
 }
 
 /* One group of 16: the dot product of whole numbers, scaled. The kernels read scales times 2^-8. */
-static float group_q16(const struct nbi_product *p, int64_t g, int r, int c)
+static float group_x_i16(const struct nbi_dot_tile *p, int64_t g, int r, int c)
 {
     const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
     int high = (int)(g & 1);
     int32_t dot = 0;
     for (int k = 0; k < 16; k++)
         dot += (int32_t)(2 * nbi_e2m1_to_f32(code_at(tile, r, high * 16 + k))) *
-               q16_get(p, g * 16 + k, c);
+               x_i16_get(p, g * 16 + k, c);
     return (float)dot * (nbi_e4m3_to_f32(tile[high * 16 + r]) * 0x1p-8f);
 }
 
-static void tiles_q16(const struct nbi_product *p)
+static void tiles_x_i16(const struct nbi_dot_tile *p)
 {
     const int64_t step = NBI_Q16_BLOCK / 16;
     for (int c = 0; c < p->n; c++)
         for (int r = 0; r < p->rows; r++) {
             float sum = 0;
-            for (int64_t b = 0; b < nbi_q16_blocks(p->K); b++) {
+            for (int64_t b = 0; b < nbi_x_i16_blocks(p->K); b++) {
                 float part = 0;
                 for (int64_t g = b * step; g < (b + 1) * step && g < p->K / 16; g++)
-                    part += group_q16(p, g, r, c);
-                sum += part * p->q16_scale[b * p->n + c];
+                    part += group_x_i16(p, g, r, c);
+                sum += part * p->x_i16_scale[b * p->n + c];
             }
             put(p, c, r, sum * p->scale);
         }
 }
 
-static void rows_float(const struct nbi_product *p)
+static void rows_float(const struct nbi_dot_tile *p)
 {
     for (int c = 0; c < p->n; c++)
         for (int r = 0; r < p->rows; r++) {
@@ -124,13 +124,13 @@ static void rows_float(const struct nbi_product *p)
         }
 }
 
-static void q16_put(int16_t *q, int n, int64_t k, int32_t value)
+static void x_i16_put(int16_t *q, int n, int64_t k, int32_t value)
 {
     if (n > 1) {
-        q[nbi_q16_at(k, n)] = (int16_t)value;
+        q[nbi_x_i16_at(k, n)] = (int16_t)value;
         return;
     }
-    int8_t *bytes = (int8_t *)q + nbi_q16_single_at(k);
+    int8_t *bytes = (int8_t *)q + nbi_x_i16_single_at(k);
     bytes[0] = (int8_t)((value + 128) >> 8);
     bytes[8] = (int8_t)(value - 256 * bytes[0]);
     uint8_t *sum_at = (uint8_t *)q + k / 32 * (2 * NBI_Q16_SINGLE) + 64 + k % 32 / 16 * 4;
@@ -141,10 +141,10 @@ static void q16_put(int16_t *q, int n, int64_t k, int32_t value)
     memcpy(sum_at, &sum, sizeof sum);
 }
 
-static void quantize_q16(int16_t *q, float *scale, int n, const float *x, int64_t K)
+static void quantize_x_i16(int16_t *q, float *scale, int n, const float *x, int64_t K)
 {
     for (int64_t b = 0; b * NBI_Q16_BLOCK < K; b++) {
-        int64_t first = b * NBI_Q16_BLOCK, left = nbi_q16_values(K) - first;
+        int64_t first = b * NBI_Q16_BLOCK, left = nbi_x_i16_values(K) - first;
         int64_t end = first + (left < NBI_Q16_BLOCK ? left : NBI_Q16_BLOCK);
         float amax = 0;
         bool odd = false;
@@ -154,7 +154,7 @@ static void quantize_q16(int16_t *q, float *scale, int n, const float *x, int64_
         }
         float inverse = amax >= NBI_Q16_TINY && !odd ? NBI_Q16_MAX / amax : 0;
         for (int64_t k = first; k < end; k++)
-            q16_put(q, n, k, k < K && !odd ? (int32_t)rintf(x[k] * inverse) : 0);
+            x_i16_put(q, n, k, k < K && !odd ? (int32_t)rintf(x[k] * inverse) : 0);
         /* Half for the doubled weights; 2^8 since kernels read their scales times 2^-8. What is not
          * finite must show. */
         scale[b * n] = odd ? NAN : amax / NBI_Q16_MAX * 0x1p7f;
@@ -180,8 +180,8 @@ static void rmsnorm(float *y, float *rstd, const float *x, const float *w, float
         y[i] = x[i] * f * w[i];
 }
 
-static void norm_rope(float *y, float *rstd, const float *x, const float *w, struct nbi_turn turn,
-                      float eps, int64_t D)
+static void norm_rope(float *y, float *rstd, const float *x, const float *w,
+                      struct nbi_rope_row turn, float eps, int64_t D)
 {
     float f = inverse_norm(x, eps, D);
     if (rstd)
@@ -266,7 +266,7 @@ static float exp_sum(float *y, const float *x, float top, int64_t n)
     return (float)sum;
 }
 
-static void outer(const struct nbi_outer *t)
+static void outer(const struct nbi_gemm_tile *t)
 {
     double sum[MR][NR] = {0};
     for (int64_t k = 0; k < t->k; k++)
@@ -279,7 +279,7 @@ static void outer(const struct nbi_outer *t)
             t->c[m * t->ldc + n] = (t->add ? t->c[m * t->ldc + n] : 0) + (float)sum[m][n];
 }
 
-static void pack(float *y, int64_t ldy, const float *x, struct nbi_grid at, float by)
+static void pack(float *y, int64_t ldy, const float *x, struct nbi_strided at, float by)
 {
     for (int64_t c = 0; c < at.cols; c++)
         for (int64_t r = 0; r < at.rows; r++)
@@ -309,8 +309,8 @@ static void rmsnorm_bwd(float *dx, const float *dy, const float *x, const float 
 }
 
 /* Turns d back, then goes through the norm. */
-static void norm_rope_bwd(float *d, float *dw, const float *x, const float *w, struct nbi_turn turn,
-                          float rstd, int64_t D)
+static void norm_rope_bwd(float *d, float *dw, const float *x, const float *w,
+                          struct nbi_rope_row turn, float rstd, int64_t D)
 {
     double sum = 0;
     for (int64_t i = 0, j = D / 2; i < D / 2; i++, j++) {
@@ -337,7 +337,7 @@ static void swiglu_bwd(float *dgate, float *dup, const float *dy, const float *g
     }
 }
 
-static void soften_bwd(const struct nbi_soften_bwd *a)
+static void soften_bwd(const struct nbi_softmax_bwd *a)
 {
     for (int64_t i = 0; i < a->n; i++) {
         int64_t of = a->each ? i : 0;
@@ -351,9 +351,9 @@ const struct nbi_microkernels nbi_microkernels_scalar = {
     .mr = MR,
     .nr = NR,
     .tiles_exact = tiles_exact,
-    .tiles_q16 = tiles_q16,
+    .tiles_x_i16 = tiles_x_i16,
     .rows_float = rows_float,
-    .quantize_q16 = quantize_q16,
+    .quantize_x_i16 = quantize_x_i16,
     .rmsnorm = rmsnorm,
     .norm_rope = norm_rope,
     .attend = attend,

@@ -129,7 +129,7 @@ static void narrow(void *y, enum nbi_dtype dtype, const float *x, int64_t n)
 /* ---- products with rows of floats ---- */
 
 /* Results of R rows of w with row c of x. */
-static inline __attribute__((always_inline)) void put_sums(const struct nbi_product *p,
+static inline __attribute__((always_inline)) void put_sums(const struct nbi_dot_tile *p,
                                                            const vf *sum, const int R, int r, int c)
 {
     float *y = p->y + c * p->ldy + r, all[4];
@@ -144,7 +144,7 @@ static inline __attribute__((always_inline)) void put_sums(const struct nbi_prod
 /* R rows of w from r0 on, by C rows of x from c0 on; R is 1 or 4. */
 #define PRODUCT(R, C)                                                                              \
     static inline __attribute__((always_inline)) void product_##R##x##C(                           \
-        const struct nbi_product *p, enum nbi_dtype dtype, int r0, int c0)                         \
+        const struct nbi_dot_tile *p, enum nbi_dtype dtype, int r0, int c0)                        \
     {                                                                                              \
         vf sum[C][R];                                                                              \
         int64_t size = bytes_of(dtype), row = p->ldw * size, k = 0;                                \
@@ -177,7 +177,7 @@ static inline int columns_next(int left)
     return left >= ACROSS && left % ACROSS <= left % 4 ? ACROSS : left >= 4 ? 4 : 1;
 }
 
-static inline __attribute__((always_inline)) void rows_of(const struct nbi_product *p,
+static inline __attribute__((always_inline)) void rows_of(const struct nbi_dot_tile *p,
                                                           enum nbi_dtype dtype)
 {
     for (int c = 0, n; c < p->n; c += n) {
@@ -197,7 +197,7 @@ static inline __attribute__((always_inline)) void rows_of(const struct nbi_produ
     }
 }
 
-static void rows_float(const struct nbi_product *p)
+static void rows_float(const struct nbi_dot_tile *p)
 {
     if (p->dtype == NBI_F32)
         rows_of(p, NBI_F32);
@@ -245,10 +245,10 @@ static inline vf load_until(const float *x, int64_t k, int64_t K)
     return k + LANES <= K ? load(x + k) : k < K ? load_some(x + k, NBI_F32, K - k) : splat(0);
 }
 
-static void quantize_q16(int16_t *q, float *scale, int n, const float *x, int64_t K)
+static void quantize_x_i16(int16_t *q, float *scale, int n, const float *x, int64_t K)
 {
     for (int64_t b = 0; b * NBI_Q16_BLOCK < K; b++) {
-        int64_t first = b * NBI_Q16_BLOCK, left = nbi_q16_values(K) - first;
+        int64_t first = b * NBI_Q16_BLOCK, left = nbi_x_i16_values(K) - first;
         int64_t end = first + (left < NBI_Q16_BLOCK ? left : NBI_Q16_BLOCK);
         vf top = splat(0), odd = splat(0);
         for (int64_t k = first; k < end; k += LANES) {
@@ -302,8 +302,8 @@ static void rmsnorm(float *y, float *rstd, const float *x, const float *w, float
         y[i] = x[i] * f * w[i];
 }
 
-static void norm_rope(float *y, float *rstd, const float *x, const float *w, struct nbi_turn turn,
-                      float eps, int64_t D)
+static void norm_rope(float *y, float *rstd, const float *x, const float *w,
+                      struct nbi_rope_row turn, float eps, int64_t D)
 {
     float f = inverse_norm(x, eps, D);
     int64_t half = D / 2, i = 0;
@@ -565,7 +565,7 @@ static void attend(const struct nbi_attend *a)
 #define NR (WIDE * LANES)
 
 /* row is a_row, as a constant where it is one. What c holds is asked for before it is needed. */
-static inline __attribute__((always_inline)) void outer_by(const struct nbi_outer *t,
+static inline __attribute__((always_inline)) void outer_by(const struct nbi_gemm_tile *t,
                                                            const int64_t row)
 {
     const float *a = t->a, *b = t->b;
@@ -592,7 +592,7 @@ static inline __attribute__((always_inline)) void outer_by(const struct nbi_oute
         }
 }
 
-static void outer(const struct nbi_outer *t)
+static void outer(const struct nbi_gemm_tile *t)
 {
     if (t->a_row == 1)
         outer_by(t, 1);
@@ -623,7 +623,7 @@ static inline void turn4(float *y, int64_t ldy, const float *x, int64_t ldx, flo
 }
 
 /* Whole lines of x are used up before the next. */
-static void turn_rows(float *y, int64_t ldy, const float *x, struct nbi_grid at, float by)
+static void turn_rows(float *y, int64_t ldy, const float *x, struct nbi_strided at, float by)
 {
     int64_t rows = at.rows / 4 * 4, cols = at.cols / 4 * 4;
     for (int64_t line = 0; line < cols; line += 16)
@@ -635,7 +635,7 @@ static void turn_rows(float *y, int64_t ldy, const float *x, struct nbi_grid at,
             y[c * ldy + r] = by * x[r * at.row + c];
 }
 
-static void pack(float *y, int64_t ldy, const float *x, struct nbi_grid at, float by)
+static void pack(float *y, int64_t ldy, const float *x, struct nbi_strided at, float by)
 {
     if (at.col == 1) {
         turn_rows(y, ldy, x, at, by);
@@ -687,8 +687,8 @@ static void rmsnorm_bwd(float *dx, const float *dy, const float *x, const float 
         dx[i] += dy[i] * w[i] * rstd - x[i] * f;
 }
 
-static void norm_rope_bwd(float *d, float *dw, const float *x, const float *w, struct nbi_turn turn,
-                          float rstd, int64_t D)
+static void norm_rope_bwd(float *d, float *dw, const float *x, const float *w,
+                          struct nbi_rope_row turn, float rstd, int64_t D)
 {
     int64_t half = D / 2, i = 0;
     vf sum = splat(0);
@@ -736,7 +736,7 @@ static void swiglu_bwd(float *dgate, float *dup, const float *dy, const float *g
         nbi_microkernels_scalar.swiglu_bwd(dgate + i, dup + i, dy + i, gate + i, up + i, n - i);
 }
 
-static void soften_bwd(const struct nbi_soften_bwd *a)
+static void soften_bwd(const struct nbi_softmax_bwd *a)
 {
     for (int64_t i = 0; i < a->n; i += LANES) {
         vf lse = a->each ? load(a->lse + i) : splat(*a->lse);

@@ -46,34 +46,34 @@ static inline int64_t nbi_tiles_bytes(int64_t rows, int64_t cols)
     return nbi_tiles_down(rows) * nbi_tiles_across(cols) * NBI_TILE_BYTES;
 }
 
-static inline int64_t nbi_q16_blocks(int64_t cols)
+static inline int64_t nbi_x_i16_blocks(int64_t cols)
 {
     return (cols + NBI_Q16_BLOCK - 1) / NBI_Q16_BLOCK;
 }
 
 /* Of a panel's row, in units of 16 bits; the last columns are filled up with zeros. A row alone
  * takes NBI_Q16_SINGLE for a tile's columns, and there is at most one. */
-static inline int64_t nbi_q16_values(int64_t cols)
+static inline int64_t nbi_x_i16_values(int64_t cols)
 {
     return nbi_tiles_across(cols) * NBI_TILE_COLS;
 }
 
 #define NBI_Q16_SINGLE 36
 
-static inline int64_t nbi_q16_bytes(int64_t rows, int64_t cols)
+static inline int64_t nbi_x_i16_bytes(int64_t rows, int64_t cols)
 {
     int64_t single = nbi_tiles_across(cols) * (NBI_Q16_SINGLE - NBI_TILE_COLS);
-    return (rows * nbi_q16_values(cols) + single) * (int64_t)sizeof(int16_t);
+    return (rows * nbi_x_i16_values(cols) + single) * (int64_t)sizeof(int16_t);
 }
 
 /* Where column k of the first of n > 1 rows is; row c is 2c further. */
-static inline int64_t nbi_q16_at(int64_t k, int n)
+static inline int64_t nbi_x_i16_at(int64_t k, int n)
 {
     return (k / 8 * 4 + k % 4) * 2 * n + k % 8 / 4;
 }
 
 /* Where the byte h of column k of a row alone is, in bytes; l is 8 further. */
-static inline int64_t nbi_q16_single_at(int64_t k)
+static inline int64_t nbi_x_i16_single_at(int64_t k)
 {
     return k / 32 * (NBI_Q16_SINGLE * 2) + k % 32 / 8 * 16 + k % 2 * 4 + k % 8 / 2;
 }

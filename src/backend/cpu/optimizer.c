@@ -40,7 +40,7 @@ enum nb_status nbi_cpu_grad_stats(struct nbi_stream *s, const struct nbi_op_grad
         const struct nbi_grad_part *p = &stats.parts[i];
         out[0] += p->squares;
         out[1] = (double)p->most > out[1] ? (double)p->most : out[1];
-        out[2] += (double)p->strange;
+        out[2] += (double)p->nonfinite;
     }
     memcpy(host(a->out), out, sizeof out);
     return NB_OK;
@@ -67,8 +67,8 @@ static void adamw_pieces(void *ctx, int thread, int64_t first, int64_t count)
     int64_t at = first * STEP_UNIT, n = count * STEP_UNIT;
     (void)thread;
     op->s->cpu->k->adamw(a, a->first + at, n < a->count - at ? n : a->count - at, peak);
-    for (int i = 0; i < 2 && a->peak.at; i++)
-        raise_to((uint32_t *)host(a->peak) + i, peak[i]);
+    for (int i = 0; i < 2 && a->running_max.at; i++)
+        raise_to((uint32_t *)host(a->running_max) + i, peak[i]);
 }
 
 enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a)
@@ -135,9 +135,9 @@ static void refresh_floats(const struct op *op, int64_t first, int64_t n)
     float x[STRIP];
     uint16_t half[STRIP];
     k->widen(x, (const uint8_t *)host(a->master) + nbi_dtype_bytes(a->dtype, first), a->dtype, n);
-    if ((a->through == NBI_BF16 || a->through == NBI_F16) && a->through != a->w.dtype) {
-        k->narrow(half, a->through, x, n);
-        k->widen(x, half, a->through, n);
+    if ((a->round_to == NBI_BF16 || a->round_to == NBI_F16) && a->round_to != a->w.dtype) {
+        k->narrow(half, a->round_to, x, n);
+        k->widen(x, half, a->round_to, n);
     }
     k->narrow((uint8_t *)host(a->w.data) + nbi_dtype_bytes(a->w.dtype, first), a->w.dtype, x, n);
 }

@@ -51,10 +51,10 @@ static void grad_part(struct nbi_grad_part *out, const float *x, int64_t n)
     memcpy(last, x + i, (size_t)(n - i) * sizeof *last);
     grad_add(&l[0], last);
     grad_add(&l[1], last + 8);
-    *out = (struct nbi_grad_part){.strange = i + 16};
+    *out = (struct nbi_grad_part){.nonfinite = i + 16};
     for (int j = 0; j < 16; j++) {
         out->squares += l[j / 8].squares[j % 8];
-        out->strange += l[j / 8].finite[j % 8];
+        out->nonfinite += l[j / 8].finite[j % 8];
         most = l[j / 8].most[j % 8] > most ? l[j / 8].most[j % 8] : most;
     }
     out->most = nbi_f32_from_bits((uint32_t)most);
@@ -385,7 +385,7 @@ static inline void adamw_store(const struct nbi_op_adamw *a, bool is_v, const fl
 static inline void adamw_step(const struct nbi_op_adamw *a, float w[ADAMW_UNIT],
                               float m[ADAMW_UNIT], float v[ADAMW_UNIT], const float g[ADAMW_UNIT])
 {
-    float limit = a->clamp > 0 ? a->clamp : INFINITY, decay = a->lr * a->decay;
+    float limit = a->max_update > 0 ? a->max_update : INFINITY, decay = a->lr * a->decay;
     float rest1 = 1.0f - a->beta1, rest2 = 1.0f - a->beta2;
     const struct nbi_op_adamw p = *a; /* nothing below can change it */
     for (int i = 0; i < ADAMW_UNIT; i++) {
@@ -429,7 +429,7 @@ static inline void adamw_unit(const struct nbi_op_adamw *a, int64_t at, int64_t 
     }
     adamw_store(a, false, m, at, n);
     adamw_store(a, true, v, at, n);
-    if (a->peak.at) {
+    if (a->running_max.at) {
         float most[2] = {adamw_most(m, ADAMW_UNIT), sqrtf(adamw_most(v, ADAMW_UNIT))};
         for (int i = 0; i < 2; i++)
             peak[i] = most[i] > peak[i] ? most[i] : peak[i];

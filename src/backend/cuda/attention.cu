@@ -170,7 +170,7 @@ __global__ __launch_bounds__(PLAIN_THREADS) static void k_attend_plain(struct at
 int64_t nbi_cuda_attend_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits)
 {
     (void)cuda;
-    int64_t rows = limits->N < NBI_FEW_ROWS ? limits->N : NBI_FEW_ROWS;
+    int64_t rows = limits->N < NBI_DECODE_ATTENTION_ROWS ? limits->N : NBI_DECODE_ATTENTION_ROWS;
     int64_t each = rows * limits->heads * (limits->D + 2) * (int64_t)sizeof(float);
     int64_t least = each * STEADY_SPLITS > PARTS_BYTES ? each * STEADY_SPLITS : PARTS_BYTES;
     return each * SPLITS_MAX < least ? each * SPLITS_MAX : least;
@@ -181,17 +181,17 @@ int64_t nbi_cuda_attend_bytes(const struct cuda *cuda, const struct nbi_stream_l
 static int splits_for(const struct nbi_stream *s, const struct nbi_op_attention *a, int64_t pairs,
                       int64_t slots, int64_t least)
 {
-    int64_t splits = slots / pairs, batch_invariant = ceil_div(a->longest, STEADY_KEYS);
+    int64_t splits = slots / pairs, batch_invariant = ceil_div(a->max_keys, STEADY_KEYS);
     if (a->batch_invariant) /* the most that a row can have */
         return batch_invariant < STEADY_SPLITS ? (int)batch_invariant : STEADY_SPLITS;
     if (a->N > 1) {
-        int64_t more = 4 * slots / pairs, long_enough = a->longest / 512;
+        int64_t more = 4 * slots / pairs, long_enough = a->max_keys / 512;
         more = more < long_enough ? more : long_enough;
         splits = splits > more ? splits : more;
     }
     int64_t part = a->N * a->NH * (a->D + 2) * (int64_t)sizeof(float);
     int64_t fit = nbi_cuda_attend_bytes(s->cuda, &s->limits) / part;
-    int64_t useful = ceil_div(a->longest, least);
+    int64_t useful = ceil_div(a->max_keys, least);
     splits = splits < useful ? splits : useful;
     splits = splits < fit ? splits : fit;
     splits = splits < SPLITS_MAX ? splits : SPLITS_MAX;
@@ -210,10 +210,10 @@ static enum nb_status combine(struct nbi_stream *s, const struct attend &k)
 static enum nb_status attend_plain(struct nbi_stream *s, const struct nbi_op_attention *a,
                                    struct attend k)
 {
-    if (a->N <= NBI_FEW_ROWS)
+    if (a->N <= NBI_DECODE_ATTENTION_ROWS)
         k.splits = splits_for(s, a, a->N * a->NH, (int64_t)s->cuda->sms * 8, 2 * PLAIN_KEYS);
     dim3 grid(k.N, k.NH, k.splits);
-    switch (a->store.dtype) {
+    switch (a->kv.dtype) {
     case NBI_F32:
         k_attend_plain<NBI_F32><<<grid, PLAIN_THREADS, 0, s->queue>>>(k);
         break;
@@ -234,10 +234,10 @@ static enum nb_status attend_plain(struct nbi_stream *s, const struct nbi_op_att
 static enum nb_status attend_in_turn(struct nbi_stream *s, const struct nbi_op_attention *a)
 {
     int64_t row = a->NH * a->D * (int64_t)sizeof(float), head = a->NH * (int64_t)sizeof(float);
-    for (int64_t n = 0; n < a->N; n += NBI_FEW_ROWS) {
+    for (int64_t n = 0; n < a->N; n += NBI_DECODE_ATTENTION_ROWS) {
         struct nbi_op_attention part = *a;
         struct nbi_ptr *indices[] = {&part.first, &part.last, &part.tables};
-        part.N = a->N - n < NBI_FEW_ROWS ? a->N - n : NBI_FEW_ROWS;
+        part.N = a->N - n < NBI_DECODE_ATTENTION_ROWS ? a->N - n : NBI_DECODE_ATTENTION_ROWS;
         part.y = nbi_ptr_add(a->y, n * row);
         part.q = nbi_ptr_add(a->q, n * row);
         if (a->lse.at)
@@ -250,19 +250,19 @@ static enum nb_status attend_in_turn(struct nbi_stream *s, const struct nbi_op_a
 }
 
 /* By attend_few.cu. */
-static bool is_few(const struct nbi_op_attention *a)
+static bool is_decode_attention(const struct nbi_op_attention *a)
 {
-    return !a->exact && (a->D == 128 || a->D == 64) && a->N <= NBI_FEW_ROWS &&
-           a->store.dtype != NBI_F32 && a->NH / a->NKV <= FEW_GROUP;
+    return !a->exact && (a->D == 128 || a->D == 64) && a->N <= NBI_DECODE_ATTENTION_ROWS &&
+           a->kv.dtype != NBI_F32 && a->NH / a->NKV <= FEW_GROUP;
 }
 
 enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a)
 {
     struct heads rope = s->rope;
-    if (is_few(a) && a->alone && rope.N == a->N && rope.q_out == at<float>(a->q) &&
-        rope.k_store == at<void>(a->store.k)) {
+    if (is_decode_attention(a) && a->one_row_per_sequence && rope.N == a->N &&
+        rope.q_out == at<float>(a->q) && rope.k_store == at<void>(a->kv.k)) {
         NBI_BUG_IF(rope.NH != a->NH || rope.NKV != a->NKV || rope.D != a->D ||
-                   rope.store != a->store.dtype);
+                   rope.kv != a->kv.dtype);
         s->rope = {}; /* it is taken along */
     } else {
         rope = {};
@@ -270,14 +270,14 @@ enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_atte
     CU_HERE(s);
     if (a->N == 0)
         return NB_OK;
-    if (a->apart && a->N > NBI_FEW_ROWS)
+    if (a->kv_unshared && a->N > NBI_DECODE_ATTENTION_ROWS)
         return attend_in_turn(s, a);
     struct attend k = {};
     k.y = at<float>(a->y);
     k.lse = at<float>(a->lse);
     k.q = at<const float>(a->q);
-    k.k = at<const uint8_t>(a->store.k);
-    k.v = at<const uint8_t>(a->store.v);
+    k.k = at<const uint8_t>(a->kv.k);
+    k.v = at<const uint8_t>(a->kv.v);
     k.first = at<const int32_t>(a->first);
     k.last = at<const int32_t>(a->last);
     k.pages = at<const int32_t>(a->pages);
@@ -293,9 +293,9 @@ enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_atte
     k.batch_invariant = a->batch_invariant;
     k.scale = LOG2E / sqrtf((float)a->D);
 
-    if (is_few(a))
+    if (is_decode_attention(a))
         return nbi_cuda_attend_few(s, a, k, rope);
-    if (!a->exact && (a->D == 128 || a->D == 64) && a->N > NBI_FEW_ROWS)
+    if (!a->exact && (a->D == 128 || a->D == 64) && a->N > NBI_DECODE_ATTENTION_ROWS)
         return nbi_cuda_attend_tiles(s, a, k);
     return attend_plain(s, a, k);
 }

@@ -79,13 +79,13 @@ template <bool BF> __device__ static inline uint32_t pack_rest(uint32_t packed, 
     return pack<BF>(lo - f.x, hi - f.y);
 }
 
-/* attend_few.cu: N up to NBI_FEW_ROWS, D 64 or 128, not of f32, NH / NKV up to FEW_GROUP. With rope
- * of N rows that is done too: each row's own key is its last one. */
+/* attention_decode.cu: N up to NBI_DECODE_ATTENTION_ROWS, D 64 or 128, not of f32, NH / NKV up to
+ * FEW_GROUP. With rope of N rows that is done too: each row's own key is its last one. */
 #define FEW_GROUP 8
 
 enum nb_status nbi_cuda_attend_few(struct nbi_stream *s, const struct nbi_op_attention *a,
                                    const struct attend &k, const struct heads &rope);
 
-/* attend_tiles.cu: D is 64 or 128. */
+/* attention_prefill.cu: D is 64 or 128. */
 enum nb_status nbi_cuda_attend_tiles(struct nbi_stream *s, const struct nbi_op_attention *a,
                                      const struct attend &k);

@@ -113,8 +113,9 @@ template <int D> struct few_shared {
         float y[FEW_WARPS][D / 4][34]; /* later: by lane; two more, for who reads it */
     };
     float base[FEW_WARPS][FEW_GROUP], sum[FEW_WARPS][FEW_GROUP];
-    int start[NBI_FEW_ROWS + 1]; /* of all pieces, the first of each row; behind them, how many */
-    bool last;                   /* this CTA has left the last part of a row */
+    int start[NBI_DECODE_ATTENTION_ROWS +
+              1]; /* of all pieces, the first of each row; behind them, how many */
+    bool last;    /* this CTA has left the last part of a row */
 };
 
 static_assert(FEW_WARPS * 64 / 4 * 34 >= FEW_GROUP * SPLITS_MAX, "weights of parts fit into y");
@@ -542,7 +543,7 @@ __device__ static inline void few_turn(const struct few_args &f, struct few_shar
         load_some<W>(v.q, a.v + row * D + d + D / 2);
     }
     if (own)
-        to = ((int64_t)a.slots[p.n] * a.NKV + p.kvh) * D;
+        to = ((int64_t)a.kv_rows[p.n] * a.NKV + p.kvh) * D;
     for (int h = warp; h < f.a.group; h += FEW_WARPS) {
         int64_t at = (int64_t)p.n * a.NH + p.kvh * f.a.group + h;
         struct head<W> q;
@@ -677,8 +678,9 @@ static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_atten
     f.room = k.N * k.NKV * f.a.splits;
     f.wave = slots > k.NKV ? (unsigned)(slots / k.NKV) : 1;
     f.least = FEW_STEPS * FEW_WARPS * F::KEYS;
-    NBI_BUG_IF(a->N > NBI_FEW_ROWS || (a->batch_invariant && f.a.splits < STEADY_SPLITS));
-    int64_t useful = k.N * k.NKV * ceil_div(a->longest, f.least);
+    NBI_BUG_IF(a->N > NBI_DECODE_ATTENTION_ROWS ||
+               (a->batch_invariant && f.a.splits < STEADY_SPLITS));
+    int64_t useful = k.N * k.NKV * ceil_div(a->max_keys, f.least);
     unsigned grid = (unsigned)(useful < slots ? useful : slots);
     /* Values are in the range of f16 then. Others round y by its largest, so that steady ones,
      * which may be among them, do too. */
@@ -698,7 +700,7 @@ template <int D>
 static enum nb_status attend_few(struct nbi_stream *s, const struct nbi_op_attention *a,
                                  const struct attend &k, const struct heads &rope)
 {
-    switch (a->store.dtype) {
+    switch (a->kv.dtype) {
     case NBI_F16:
         return launch_few<D, NBI_F16>(s, a, k, rope);
     case NBI_BF16:

@@ -488,7 +488,7 @@ template <int D>
 static enum nb_status attend_tiles(struct nbi_stream *s, const struct nbi_op_attention *a,
                                    const struct attend &k)
 {
-    switch (a->store.dtype) {
+    switch (a->kv.dtype) {
     case NBI_F32:
         return launch_tiles<D, NBI_F32>(s, k);
     case NBI_F16:

@@ -39,7 +39,7 @@ struct functions {
 struct plan {
     struct plan *next;
     int64_t N, K, rows, ldy;
-    bool add, four;
+    bool add, fp4;
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t w, x, y;
     cublasLtMatmulAlgo_t algo;
@@ -168,41 +168,41 @@ static enum nb_status choose(struct blas *b, struct plan *p)
 
 /* Where the scales of blocks are: a matter of the call, since streams share plans. */
 static enum nb_status set_scales(struct blas *b, cublasLtMatmulDesc_t op,
-                                 const struct nbi_gemm_four *four)
+                                 const struct nbi_gemm_four *fp4)
 {
-    LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &four->w_scales,
-                         sizeof four->w_scales));
-    LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &four->x_scales,
-                         sizeof four->x_scales));
+    LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &fp4->w_scales,
+                         sizeof fp4->w_scales));
+    LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &fp4->x_scales,
+                         sizeof fp4->x_scales));
     return NB_OK;
 }
 
 /* Blocks of 16 with a scale each. Which algorithms there are is asked with the pointers set. */
 static enum nb_status set_four(struct blas *b, cublasLtMatmulDesc_t op,
-                               const struct nbi_gemm_four *four)
+                               const struct nbi_gemm_four *fp4)
 {
     int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3;
     int32_t pointers = CUBLASLT_POINTER_MODE_DEVICE;
     LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode, sizeof mode));
     LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode, sizeof mode));
     LT_TRY(b->f.desc_set(op, CUBLASLT_MATMUL_DESC_POINTER_MODE, &pointers, sizeof pointers));
-    return set_scales(b, op, four);
+    return set_scales(b, op, fp4);
 }
 
 static enum nb_status plan_fill(struct blas *b, struct plan *p, const struct nbi_gemm *g)
 {
     cublasOperation_t transpose = CUBLAS_OP_T;
-    cudaDataType_t type = g->four ? CUDA_R_4F_E2M1 : CUDA_R_16BF;
+    cudaDataType_t type = g->fp4 ? CUDA_R_4F_E2M1 : CUDA_R_16BF;
     p->N = g->N;
     p->K = g->K;
     p->rows = g->rows;
     p->ldy = g->ldy;
     p->add = g->add;
-    p->four = g->four != NULL;
+    p->fp4 = g->fp4 != NULL;
     LT_TRY(b->f.desc_create(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     LT_TRY(b->f.desc_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose));
-    if (g->four)
-        NBI_TRY(set_four(b, p->op, g->four));
+    if (g->fp4)
+        NBI_TRY(set_four(b, p->op, g->fp4));
     LT_TRY(b->f.layout_create(&p->w, type, (uint64_t)g->K, (uint64_t)g->rows, g->K));
     LT_TRY(b->f.layout_create(&p->x, type, (uint64_t)g->K, (uint64_t)g->N, g->K));
     LT_TRY(b->f.layout_create(&p->y, CUDA_R_32F, (uint64_t)g->rows, (uint64_t)g->N, g->ldy));
@@ -214,7 +214,7 @@ static enum nb_status plan_for(struct blas *b, const struct nbi_gemm *g, struct 
 {
     struct plan *p = b->plans;
     while (p && (p->N != g->N || p->K != g->K || p->rows != g->rows || p->ldy != g->ldy ||
-                 p->add != g->add || p->four != (g->four != NULL)))
+                 p->add != g->add || p->fp4 != (g->fp4 != NULL)))
         p = p->next;
     if (!p) {
         if (b->count == PLANS_MAX)
@@ -238,13 +238,13 @@ static enum nb_status plan_for(struct blas *b, const struct nbi_gemm *g, struct 
 static enum nb_status run_gemm(struct nbi_stream *s, const struct nbi_gemm *g)
 {
     const float beta = g->add ? 1.0f : 0.0f;
-    const float *by[2] = {g->four ? g->four->scale : &g->scale, g->four ? g->four->add : &beta};
+    const float *by[2] = {g->fp4 ? g->fp4->scale : &g->scale, g->fp4 ? g->fp4->add : &beta};
     struct plan *p = NULL;
     NBI_TRY(nbi_cuda_blas_open(s->cuda));
     struct blas *b = s->cuda->blas;
     NBI_TRY(plan_for(b, g, &p));
-    if (g->four)
-        NBI_TRY(set_scales(b, p->op, g->four));
+    if (g->fp4)
+        NBI_TRY(set_scales(b, p->op, g->fp4));
     LT_TRY(b->f.matmul(b->handle, p->op, by[0], g->w, p->w, g->x, p->x, by[1], g->y, p->y, g->y,
                        p->y, &p->algo, s->workspace, NBI_WORKSPACE_BYTES, s->queue));
     return NB_OK;

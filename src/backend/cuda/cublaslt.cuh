@@ -19,7 +19,7 @@ struct nbi_gemm {
     int64_t N, K, rows, ldy;
     float scale;
     bool add;
-    const struct nbi_gemm_four *four; /* NULL: bf16 */
+    const struct nbi_gemm_four *fp4; /* NULL: bf16 */
 };
 
 /* Opening finds the library; a stream for many rows does so at once. */
@@ -39,18 +39,18 @@ enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g);
 void nbi_cuda_four_begin(struct cuda *cuda);
 
 /* With the first stream for many rows: FP4 products on a device that should have them are compared
- * with the host's, and be.four becomes whether they are used. What keeps them from it is a
+ * with the host's, and be.fp4 becomes whether they are used. What keeps them from it is a
  * warning, not a failure. */
 void nbi_cuda_four_try(struct nbi_stream *s);
 
 /* Whether they are used for matrix i. */
 bool nbi_cuda_four_fits(const struct nbi_stream *s, const struct nbi_op_linear *a, int i);
 
-/* What x takes in s->x16: less than bf16 does, for more rows than NBI_SMALL_BATCH. */
+/* What x takes in s->x16: less than bf16 does, for more rows than NBI_DECODE_LINEAR_ROWS. */
 int64_t nbi_cuda_four_bytes(int64_t N, int64_t K);
 
 /* x to s->x16, in terms; then matrix i of it up to row *done. That is all of them, or cuBLASLt
- * refused: that is a warning too, and be.four is false from then on. */
+ * refused: that is a warning too, and be.fp4 is false from then on. */
 enum nb_status nbi_cuda_four_round(struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_four_linear(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
                                     int64_t *done);

@@ -71,12 +71,13 @@ static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream
     int64_t columns = ceil_div(l->K, NBI_TILE_COLS) * NBI_TILE_COLS;
     p.x16 = ceil_div(l->N, 8) * 8 * columns * 2;
     p.scale = ceil_div(l->N * (int64_t)sizeof(float), 256) * 256;
-    p.act16 = ceil_div(l->N < NBI_SMALL_BATCH ? l->N : NBI_SMALL_BATCH, 8) * 8 * columns * 2;
-    p.act_scale = NBI_SMALL_BATCH * (int64_t)sizeof(float);
-    p.wide = l->N > NBI_SMALL_BATCH ? NBI_WIDE_BYTES : 0;
+    p.act16 = ceil_div(l->N < NBI_DECODE_LINEAR_ROWS ? l->N : NBI_DECODE_LINEAR_ROWS, 8) * 8 *
+              columns * 2;
+    p.act_scale = NBI_DECODE_LINEAR_ROWS * (int64_t)sizeof(float);
+    p.wide = l->N > NBI_DECODE_LINEAR_ROWS ? NBI_WIDE_BYTES : 0;
     p.workspace = NBI_WORKSPACE_BYTES;
     p.attend = ceil_div(nbi_cuda_attend_bytes(cuda, l), 256) * 256;
-    int64_t rows = l->N < NBI_FEW_ROWS ? l->N : NBI_FEW_ROWS;
+    int64_t rows = l->N < NBI_DECODE_ATTENTION_ROWS ? l->N : NBI_DECODE_ATTENTION_ROWS;
     p.left = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
     p.total = p.x16 + p.scale + p.act16 + p.act_scale + p.wide + p.workspace + p.attend + p.left;
     return p;
@@ -106,7 +107,7 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     struct pieces p = pieces_for(s->cuda, &s->limits);
     struct nbi_ptr block;
     CU_TRY(cudaSetDevice(s->cuda->index));
-    if (s->limits.N > NBI_SMALL_BATCH) {
+    if (s->limits.N > NBI_DECODE_LINEAR_ROWS) {
         NBI_BUG_IF(nbi_cuda_four_bytes(s->limits.N, s->limits.K) > p.x16);
         pthread_mutex_lock(&s->cuda->lock);
         enum nb_status rc = nbi_cuda_blas_open(s->cuda);
@@ -125,7 +126,7 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->attend_left = (int32_t *)((uint8_t *)s->attend + p.attend);
     s->wide = (uint8_t *)s->attend_left + p.left;
     s->workspace = s->wide + p.wide;
-    if (s->limits.N > NBI_SMALL_BATCH)
+    if (s->limits.N > NBI_DECODE_LINEAR_ROWS)
         nbi_cuda_four_try(s);
     return NB_OK;
 }
@@ -270,8 +271,10 @@ static void fill_table(struct cuda *cuda)
     be->name = cuda->name;
     be->chunk = 1024;
     be->batch_variant = true;
-    be->batch_invariant_rows = NBI_FEW_ROWS < NBI_SMALL_BATCH ? NBI_FEW_ROWS : NBI_SMALL_BATCH;
-    be->graph_rows = NBI_SMALL_BATCH;
+    be->batch_invariant_rows = NBI_DECODE_ATTENTION_ROWS < NBI_DECODE_LINEAR_ROWS
+                                   ? NBI_DECODE_ATTENTION_ROWS
+                                   : NBI_DECODE_LINEAR_ROWS;
+    be->graph_rows = NBI_DECODE_LINEAR_ROWS;
     be->close = cuda_close;
     be->alloc = cuda_alloc;
     be->free = cuda_free;
@@ -298,14 +301,14 @@ static void fill_table(struct cuda *cuda)
     be->topk = nbi_cuda_topk;
     be->norm_linear = nbi_cuda_norm_linear;
     be->swiglu_linear = nbi_cuda_swiglu_linear;
-    be->repeat = nbi_cuda_repeat;
+    be->graph_run = nbi_cuda_repeat;
     be->megakernel_new = nbi_cuda_megakernel_new;
     be->megakernel_run = nbi_cuda_megakernel_run;
     be->megakernel_run_ahead = nbi_cuda_megakernel_run_ahead;
     be->megakernel_free = nbi_cuda_megakernel_free;
-    be->bandwidth = nbi_cuda_bandwidth;
-    be->peak = nbi_cuda_peak;
-    be->peak_floats = nbi_cuda_peak_floats;
+    be->roofline_bandwidth = nbi_cuda_bandwidth;
+    be->roofline = nbi_cuda_peak;
+    be->roofline_f32 = nbi_cuda_peak_floats;
 }
 
 enum nb_status nbi_cuda_open(struct nbi_backend **out, int device, int threads)

@@ -31,7 +31,7 @@ struct cuda {
     pthread_mutex_t lock;              /* of what sessions share: products' plans, the stages */
     pthread_mutex_t trying;            /* held while FP4 products are tried */
     char name[16];                     /* "cuda:0" */
-    char products[256];                /* be.products */
+    char prefill_path[256];            /* be.products */
 };
 
 /* Memory that weights share, since each block of the driver's own is rounded up to 2 MiB. One of
@@ -48,10 +48,10 @@ struct slab {
 #define NBI_STAGE_BYTES ((int64_t)4 << 20)
 
 /* Rows that go through the kernel on tiles; more go through cuBLASLt. */
-#define NBI_SMALL_BATCH 64
+#define NBI_DECODE_LINEAR_ROWS 64
 
 /* Rows up to which a call of attention counts as decoding. */
-#define NBI_FEW_ROWS 64
+#define NBI_DECODE_ATTENTION_ROWS 64
 
 #define NBI_WIDE_BYTES      ((int64_t)32 << 20)
 #define NBI_WORKSPACE_BYTES ((int64_t)8 << 20)
@@ -172,16 +172,16 @@ enum nb_status nbi_cuda_topk(struct nbi_stream *s, const struct nbi_op_topk *a);
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a);
 
 /* Those that go through cuBLASLt, with x of a norm or of SwiGLU. */
-bool nbi_cuda_large(const struct nbi_stream *s, const struct nbi_op_linear *a);
+bool nbi_cuda_is_cublaslt_linear(const struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_norm_large(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                    const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_swiglu_large(struct nbi_stream *s, const struct nbi_op_swiglu *act,
                                      const struct nbi_op_linear *a);
 
-/* linear_few.cu: those that are few, N up to NBI_SMALL_BATCH and all of NVFP4. */
+/* linear_few.cu: those that are few, N up to NBI_DECODE_LINEAR_ROWS and all of NVFP4. */
 enum nb_status nbi_cuda_settle(struct nbi_stream *s);
 enum nb_status nbi_cuda_code(int *out);
-bool nbi_cuda_few(const struct nbi_op_linear *a);
+bool nbi_cuda_is_decode_linear(const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a, bool ready);
 enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                     const struct nbi_op_linear *a);

@@ -1,7 +1,7 @@
 /* linear.cu - products.
  *
  * exact: f32 on the plain cores, any type, sums in an order that depends on K alone.
- * Up to NBI_SMALL_BATCH rows of x: tensor cores straight from the tiles, in linear_few.cu.
+ * Up to NBI_DECODE_LINEAR_ROWS rows of x: tensor cores straight from the tiles, in linear_few.cu.
  * More rows: on FP4 tensor cores where there are such, in blas_fp4.cu. Else the matrix becomes
  * bf16, which is exact too, a slice at a time, and cuBLASLt does the product with x rounded to
  * bf16. */
@@ -188,11 +188,12 @@ static enum nb_status linear_large(struct nbi_stream *s, const struct nbi_op_lin
 /* cuBLASLt wants rows of whole 16 bytes. */
 static bool is_large(const struct nbi_op_linear *a, int i)
 {
-    bool bf16 = a->w[i].dtype == NBI_BF16 || (a->w[i].dtype == NBI_NVFP4 && a->N > NBI_SMALL_BATCH);
+    bool bf16 =
+        a->w[i].dtype == NBI_BF16 || (a->w[i].dtype == NBI_NVFP4 && a->N > NBI_DECODE_LINEAR_ROWS);
     return !a->exact && bf16 && a->K % 8 == 0;
 }
 
-bool nbi_cuda_large(const struct nbi_stream *s, const struct nbi_op_linear *a)
+bool nbi_cuda_is_cublaslt_linear(const struct nbi_stream *s, const struct nbi_op_linear *a)
 {
     bool all = true;
     for (int i = 0; i < a->count; i++)
@@ -250,7 +251,7 @@ enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear 
     struct ready r = s->ready;
     CU_HERE(s);
     enum rounded rounded = ROUNDED_NOT;
-    if (nbi_cuda_few(a))
+    if (nbi_cuda_is_decode_linear(a))
         return nbi_cuda_linear_few(s, a, r.x == at<float>(a->x) && r.N == a->N && r.K == a->K);
     for (int i = 0; i < a->count; i++) {
         int64_t done = 0;

@@ -1,5 +1,6 @@
-/* linear_decode.cu - products of up to NBI_SMALL_BATCH rows with NVFP4 matrices, on tensor cores;
- * linear_whole.cu has those of up to 16 whose x fits shared memory, unless they are to be steady.
+/* linear_decode.cu - products of up to NBI_DECODE_LINEAR_ROWS rows with NVFP4 matrices, on tensor
+ * cores; linear_whole.cu has those of up to 16 whose x fits shared memory, unless they are to be
+ * steady.
  *
  * x is rounded to f16 times a power of two per row; weights are exact in f16. A CTA has some rows
  * of tiles and goes through them a pass at a time. A pass has groups of rows, and as many teams of
@@ -45,8 +46,8 @@ template <bool WG> struct crew {
      * be times; and rows of SwiGLU. */
     static constexpr int BARS = WARPS * STAGES;
     static constexpr int SCALES_AT = (BARS + 2 * SLOTS_MAX) * 8;
-    static constexpr int UPS_AT = SCALES_AT + NBI_SMALL_BATCH * 4;
-    static constexpr int HEAD_BYTES = (UPS_AT + NBI_SMALL_BATCH * 4) / 128 * 128 + 128;
+    static constexpr int UPS_AT = SCALES_AT + NBI_DECODE_LINEAR_ROWS * 4;
+    static constexpr int HEAD_BYTES = (UPS_AT + NBI_DECODE_LINEAR_ROWS * 4) / 128 * 128 + 128;
 };
 
 /* Rows of tiles of a pass, and how many groups and ways it has. Team t has way t / groups of group
@@ -615,7 +616,7 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
         p.act = act16_of(s, a->N, a->w[0].rows);
     }
     if (a->add && a->count == 1) { /* few, since someone has to add them up; whatever N is */
-        int64_t room = NBI_WORKSPACE_BYTES / (NBI_SMALL_BATCH * 4 * a->w[0].rows);
+        int64_t room = NBI_WORKSPACE_BYTES / (NBI_DECODE_LINEAR_ROWS * 4 * a->w[0].rows);
         int rows = together ? (int)ceil_div(p.tile_rows, crew<true>::GROUP) : p.tile_rows;
         p.slices = column_slices(rows, p.tile_cols, s->cuda->sms,
                                  (int)(room < SLICES_MAX ? room : SLICES_MAX), false);
@@ -638,12 +639,12 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     return NB_OK;
 }
 
-bool nbi_cuda_few(const struct nbi_op_linear *a)
+bool nbi_cuda_is_decode_linear(const struct nbi_op_linear *a)
 {
     bool nvfp4 = true;
     for (int i = 0; i < a->count; i++)
         nvfp4 = nvfp4 && a->w[i].dtype == NBI_NVFP4;
-    return !a->exact && nvfp4 && a->N <= NBI_SMALL_BATCH;
+    return !a->exact && nvfp4 && a->N <= NBI_DECODE_LINEAR_ROWS;
 }
 
 enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a, bool ready)
@@ -657,12 +658,12 @@ enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rm
                                     const struct nbi_op_linear *a)
 {
     struct pending p = s->pending;
-    bool few = !norm->rstd.at && nbi_cuda_few(a);
+    bool few = !norm->rstd.at && nbi_cuda_is_decode_linear(a);
     if (!few || p.y != at<float>(norm->x) || p.N != norm->N || p.C != norm->C || s->rope.N > 0) {
         CU_HERE(s); /* which settles what is pending */
         p = {};
     }
-    if (!few && !norm->rstd.at && nbi_cuda_large(s, a))
+    if (!few && !norm->rstd.at && nbi_cuda_is_cublaslt_linear(s, a))
         return nbi_cuda_norm_large(s, norm, a);
     if (!few) {
         NBI_TRY(nbi_cuda_rmsnorm(s, norm));
@@ -681,14 +682,14 @@ enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_
     struct ready acted = s->acted;
     CU_HERE(s);
     if (acted.x && acted.x == at<float>(act->y) && acted.N == act->N && acted.K == act->F) {
-        NBI_BUG_IF(!nbi_cuda_few(a));
+        NBI_BUG_IF(!nbi_cuda_is_decode_linear(a));
         return multiply(s, a, act16_of(s, a->N, a->K), false);
     }
-    if (nbi_cuda_few(a)) {
+    if (nbi_cuda_is_decode_linear(a)) {
         NBI_TRY(nbi_cuda_x_of_swiglu(s, act, a));
         return multiply(s, a, x16_of(s, a->N, a->K), false);
     }
-    if (nbi_cuda_large(s, a))
+    if (nbi_cuda_is_cublaslt_linear(s, a))
         return nbi_cuda_swiglu_large(s, act, a);
     NBI_TRY(nbi_cuda_swiglu(s, act));
     return nbi_cuda_linear(s, a);

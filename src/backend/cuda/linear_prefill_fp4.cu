@@ -87,11 +87,11 @@ __global__ static void k_largest(uint32_t *out, const float4 *x, int64_t n)
 __device__ static void load_block(float v[16], const float4 *x, float inverse)
 {
     for (int i = 0; i < 4; i++) {
-        float4 four = x[i];
-        v[4 * i] = four.x * inverse;
-        v[4 * i + 1] = four.y * inverse;
-        v[4 * i + 2] = four.z * inverse;
-        v[4 * i + 3] = four.w * inverse;
+        float4 fp4 = x[i];
+        v[4 * i] = fp4.x * inverse;
+        v[4 * i + 1] = fp4.y * inverse;
+        v[4 * i + 2] = fp4.z * inverse;
+        v[4 * i + 3] = fp4.w * inverse;
     }
 }
 
@@ -256,7 +256,7 @@ static enum nb_status multiply_slice(struct nbi_stream *s, const struct nbi_op_l
     const struct scalars *known = (const struct scalars *)s->x16_scale;
     for (int term = 0; term < NBI_FOUR_TERMS; term++) {
         const uint8_t *x = s->x16 + term * term_bytes(a->N, a->K);
-        const struct nbi_gemm_four four = {s->wide, x, &known->scale[term][i], &known->add[term]};
+        const struct nbi_gemm_four fp4 = {s->wide, x, &known->scale[term][i], &known->add[term]};
         const struct nbi_gemm g = {at<float>(a->y[i]) + first,
                                    s->wide + nbi_nvfp4_swizzled_bytes(rows, a->K),
                                    x + nbi_nvfp4_swizzled_bytes(a->N, a->K),
@@ -266,7 +266,7 @@ static enum nb_status multiply_slice(struct nbi_stream *s, const struct nbi_op_l
                                    a->w[i].rows,
                                    1,
                                    term > 0 || a->add,
-                                   &four};
+                                   &fp4};
         NBI_TRY(nbi_cuda_gemm(s, &g));
     }
     return NB_OK;
@@ -293,9 +293,9 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
 
 void nbi_cuda_four_begin(struct cuda *cuda)
 {
-    snprintf(cuda->products, sizeof cuda->products, "%s",
+    snprintf(cuda->prefill_path, sizeof cuda->prefill_path, "%s",
              cuda->cc < NBI_FOUR_CAPABILITY ? WIDENED : "native FP4 (cuBLASLt), not tried yet");
-    cuda->be.products = cuda->products;
+    cuda->be.prefill_path = cuda->prefill_path;
 }
 
 /* Says why, the first time. */
@@ -304,20 +304,20 @@ static void refuse(struct cuda *cuda, const char *what)
     pthread_mutex_lock(&cuda->lock);
     bool news = !cuda->be.fp4_selftest_failed;
     if (news)
-        snprintf(cuda->products, sizeof cuda->products, "native FP4 %s (%.150s): " WIDENED, what,
-                 nb_last_error());
+        snprintf(cuda->prefill_path, sizeof cuda->prefill_path, "native FP4 %s (%.150s): " WIDENED,
+                 what, nb_last_error());
     cuda->be.fp4_selftest_failed = true;
-    __atomic_store_n(&cuda->be.four, false, __ATOMIC_RELEASE);
+    __atomic_store_n(&cuda->be.fp4, false, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&cuda->lock);
     if (news)
-        nbi_log(NB_LOG_WARN, "NVFP4 products on %s: %s", cuda->name, cuda->products);
+        nbi_log(NB_LOG_WARN, "NVFP4 products on %s: %s", cuda->name, cuda->prefill_path);
 }
 
 /* cuBLASLt wants 16 bytes of y too. */
 bool nbi_cuda_four_fits(const struct nbi_stream *s, const struct nbi_op_linear *a, int i)
 {
-    return __atomic_load_n(&s->cuda->be.four, __ATOMIC_ACQUIRE) && !a->exact &&
-           a->N > NBI_SMALL_BATCH && a->w[i].dtype == NBI_NVFP4 && a->w[i].rows % 4 == 0 &&
+    return __atomic_load_n(&s->cuda->be.fp4, __ATOMIC_ACQUIRE) && !a->exact &&
+           a->N > NBI_DECODE_LINEAR_ROWS && a->w[i].dtype == NBI_NVFP4 && a->w[i].rows % 4 == 0 &&
            a->x.at % 16 == 0;
 }
 
@@ -472,11 +472,11 @@ void nbi_cuda_four_try(struct nbi_stream *s)
     if (cuda->cc < NBI_FOUR_CAPABILITY)
         return;
     pthread_mutex_lock(&cuda->trying);
-    if (!cuda->be.four && !cuda->be.fp4_selftest_failed) {
+    if (!cuda->be.fp4 && !cuda->be.fp4_selftest_failed) {
         if (self_test(s) == NB_OK) {
-            snprintf(cuda->products, sizeof cuda->products,
+            snprintf(cuda->prefill_path, sizeof cuda->prefill_path,
                      "native FP4 (cuBLASLt), activations in two terms, self-test passed");
-            __atomic_store_n(&cuda->be.four, true, __ATOMIC_RELEASE);
+            __atomic_store_n(&cuda->be.fp4, true, __ATOMIC_RELEASE);
         } else {
             refuse(cuda, "failed its self-test");
         }

@@ -243,7 +243,7 @@ __global__ static void k_follow(const struct follower f, const uint64_t *keys, i
     for (int i = threadIdx.x; i < count; i += THREADS)
         best = max(best, keys[i]);
     best = block_best(best);
-    bool odd = best == ODD_KEY;
+    bool odd = best == NONFINITE_KEY;
     int id = odd ? 0 : id_of(best);
     fetch_row(f, id);
     if (threadIdx.x == 0) {
@@ -286,7 +286,7 @@ __device__ static int drawn(const struct nbi_draw &d, const float *values, int J
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int at = lane + 32 * i;
-        double x = at < J ? ((double)values[at] - (double)values[0]) * d.cold : -100;
+        double x = at < J ? ((double)values[at] - (double)values[0]) * d.inv_temperature : -100;
         sums[i] = x < -50 ? 0 : (int64_t)(expf((float)x) * d.unit);
         left[i] = x >= d.log_min_p ? sums[i] : 0;
     }
@@ -298,7 +298,7 @@ __device__ static int drawn(const struct nbi_draw &d, const float *values, int J
     int64_t top_p = d.top_p == 1 || wanted >= (double)all ? all : wanted < 1 ? 1 : (int64_t)wanted;
     int last = first_above(sums, top_p - 1);
     int64_t end = __shfl_sync(0xFFFFFFFF, last < 32 ? sums[0] : sums[1], last % 32);
-    return first_above(sums, (int64_t)__umul64hi(d.spin, (uint64_t)min(end, likely)));
+    return first_above(sums, (int64_t)__umul64hi(d.uniform, (uint64_t)min(end, likely)));
 }
 
 /* One of the best, as `top` left them. */
@@ -363,7 +363,7 @@ static bool fits(const struct nbi_megakernel_model *m)
 {
     enum nbi_dtype embed = m->embed.dtype;
     bool ok = m->D == HEAD && m->C % 16 == 0 && m->F % 16 == 0 && is_tiles(&m->head) &&
-              m->stores[0].dtype != NBI_F32 &&
+              m->kv[0].dtype != NBI_F32 &&
               (embed == NBI_F32 || embed == NBI_F16 || embed == NBI_BF16);
     for (int64_t i = 0; i < m->layers; i++) {
         const struct nbi_layer_weights *l = &m->layer[i];
@@ -485,8 +485,8 @@ static enum nb_status fill_layer(struct nbi_megakernel *t, const struct tables *
         out->tiles[j] = at<uint8_t>(all[j]->data);
         out->scale[j] = all[j]->tensor_scale;
     }
-    out->k = at<void>(m->stores[i].k);
-    out->v = at<void>(m->stores[i].v);
+    out->k = at<void>(m->kv[i].k);
+    out->v = at<void>(m->kv[i].v);
     NBI_TRY(map_store(&t->m, out->k, to->maps + 2 * i));
     NBI_TRY(map_store(&t->m, out->v, to->maps + 2 * i + 1));
     NBI_TRY(nbi_cuda_vector_read(cuda, &l->input_norm, to->norms + 2 * i * m->C));
@@ -513,7 +513,7 @@ static void describe(struct model *m, const struct nbi_megakernel_model *t, int 
     m->q_end = m->NH * HEAD / NBI_TILE_ROWS;
     m->k_end = m->q_end + m->NKV * HEAD / NBI_TILE_ROWS;
     m->embed_type = t->embed.dtype;
-    m->store = t->stores[0].dtype;
+    m->store = t->kv[0].dtype;
     m->frequency = at<float>(t->frequency);
     m->rope_scale = t->rope_scale;
     m->share = 1 / (float)t->C;
@@ -703,8 +703,8 @@ enum nb_status nbi_cuda_megakernel_new(struct nbi_stream *s, const struct nbi_me
 static enum nb_status run(struct nbi_megakernel *t, const struct nbi_megakernel_step *step,
                           const void *row, bool early)
 {
-    struct step_args a = {row,        step->position, step->slot, step->first,
-                          step->last, t->epoch,       t->round,   at<float>(step->logits)};
+    struct step_args a = {row,        step->position, step->kv_row, step->first,
+                          step->last, t->epoch,       t->round,     at<float>(step->logits)};
     void *args[] = {&t->m, &a, &t->row};
     cudaLaunchAttribute attrs[2] = {};
     cudaLaunchConfig_t c = {};
@@ -771,13 +771,13 @@ static enum nb_status follow(struct nbi_megakernel *t, const struct nbi_megakern
     CU_HERE(t->s);
     const struct follower to = {t->told, t->next, (const uint4 *)t->embed,
                                 (int)(t->row_bytes / (int64_t)sizeof(uint4)), ++t->tag};
-    if (f->J == 1)
+    if (f->k == 1)
         CU_TRY(launch_behind(t->s, k_follow, 1u, THREADS, 0, to, t->m.best, (int)t->grid * WARPS));
     else
-        CU_TRY(launch_behind(t->s, k_follow_drawn, 1u, THREADS, 0, to, at<int32_t>(f->top),
-                             (int)f->J, f->draw));
+        CU_TRY(launch_behind(t->s, k_follow_drawn, 1u, THREADS, 0, to, at<int32_t>(f->topk),
+                             (int)f->k, f->draw));
     NBI_TRY(run(t, step, t->next, early));
-    return hear(t, said, 1 + 2 * (int)f->J);
+    return hear(t, said, 1 + 2 * (int)f->k);
 }
 
 enum nb_status nbi_cuda_megakernel_run_ahead(struct nbi_megakernel *t,
@@ -786,18 +786,18 @@ enum nb_status nbi_cuda_megakernel_run_ahead(struct nbi_megakernel *t,
 {
     const bool early = alone();
     uint32_t said[TOLD_MAX];
-    NBI_BUG_IF(f->J < 1 || f->J > NBI_TOPK_MAX);
+    NBI_BUG_IF(f->k < 1 || f->k > NBI_TOPK_MAX);
     if (early)
         pthread_mutex_lock(&others.early);
     enum nb_status rc = follow(t, step, f, early && alone(), said);
     if (early)
         pthread_mutex_unlock(&others.early);
     NBI_TRY(rc);
-    f->odd = said[0] == TOLD_ODD;
-    f->id = f->odd ? 0 : (int32_t)said[0];
-    for (int64_t i = 0; i < f->J; i++) {
-        f->best[i].id = (int32_t)said[1 + i];
-        memcpy(&f->best[i].logit, &said[1 + f->J + i], sizeof f->best[i].logit);
+    f->nonfinite = said[0] == TOLD_ODD;
+    f->id = f->nonfinite ? 0 : (int32_t)said[0];
+    for (int64_t i = 0; i < f->k; i++) {
+        f->candidates[i].id = (int32_t)said[1 + i];
+        memcpy(&f->candidates[i].logit, &said[1 + f->k + i], sizeof f->candidates[i].logit);
     }
     return NB_OK;
 }

@@ -83,7 +83,7 @@ double nbi_cuda_bandwidth(struct nbi_backend *be)
 }
 
 /* A product in block, of bf16, or with scales of 1 of E2M1. */
-static enum nb_status product_in(uint8_t *block, bool four, struct nbi_gemm *g,
+static enum nb_status product_in(uint8_t *block, bool fp4, struct nbi_gemm *g,
                                  struct nbi_gemm_four *f)
 {
     const int64_t n = (int64_t)SIZE * SIZE, scales = nbi_nvfp4_swizzled_bytes(SIZE, SIZE);
@@ -93,10 +93,10 @@ static enum nb_status product_in(uint8_t *block, bool four, struct nbi_gemm *g,
                            false,          NULL};
     k_fill<<<(unsigned)(2 * n / 256), 256>>>((uint16_t *)(block + n * 4), 2 * n);
     CU_LAUNCHED();
-    if (four) {
+    if (fp4) {
         *f = (struct nbi_gemm_four){more, more, (float *)(more + scales),
                                     (float *)(more + scales) + 1};
-        g->four = f;
+        g->fp4 = f;
         CU_TRY(cudaMemset(more, 0x38, (size_t)scales));
         CU_TRY(cudaMemcpy(more + scales, by, sizeof by, cudaMemcpyHostToDevice));
     }
@@ -114,18 +114,18 @@ static double peak_of(struct nbi_backend *be, bool floats)
     struct nbi_gemm_four f;
     uint8_t *block = NULL;
     float ms = 0;
-    limits.N = NBI_SMALL_BATCH + 1;
+    limits.N = NBI_DECODE_LINEAR_ROWS + 1;
     limits.K = limits.D = limits.heads = 1;
     if (be->stream_new(be, &limits, &s) != NB_OK)
         return (double)NAN;
-    const bool four = be->four && !floats; /* which the stream has tried */
+    const bool fp4 = be->fp4 && !floats; /* which the stream has tried */
     if (cudaMalloc(&block, (size_t)(n * 8)) == cudaSuccess &&
-        product_in(block, four, &g, &f) == NB_OK)
+        product_in(block, fp4, &g, &f) == NB_OK)
         ms = time_rounds(s->queue, [&] { return nbi_cuda_gemm(s, &g) == NB_OK; });
     cudaFree(block);
     cudaGetLastError();
     be->stream_free(s);
-    ms *= four ? NBI_FOUR_TERMS : 1;
+    ms *= fp4 ? NBI_FOUR_TERMS : 1;
     return ms > 0 ? (double)SIZE * (double)n / (double)ms * 1e3 : (double)NAN;
 }
 

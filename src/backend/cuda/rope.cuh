@@ -62,7 +62,7 @@ __device__ static inline void turn_head(const struct heads &a, const float *x, b
     int lane = threadIdx.x % 32, half = a.D / 2;
     float sum = 0, p[W], q[W], c[W], s[W], v[W], w[W];
     const void *norm = is_key ? a.k_norm : a.q_norm;
-    enum nbi_dtype type = is_key ? a.k_type : a.q_type, store = is_key ? a.store : NBI_F32;
+    enum nbi_dtype type = is_key ? a.k_type : a.q_type, store = is_key ? a.kv : NBI_F32;
     for (int d = W * lane; d < a.D; d += 32 * W) {
         load_some<W>(p, x + d);
         for (int j = 0; j < W; j++)
@@ -149,17 +149,17 @@ __device__ static inline void put_query(const struct heads &a, int n, int h, flo
 
 template <int W> __device__ static inline void put_key(const struct heads &a, int n, int h)
 {
-    int64_t row = (int64_t)n * a.NKV + h, to = ((int64_t)a.slots[n] * a.NKV + h) * a.D;
+    int64_t row = (int64_t)n * a.NKV + h, to = ((int64_t)a.kv_rows[n] * a.NKV + h) * a.D;
     turn_head<W>(a, a.k + row * a.D, true, n, a.rstd_k ? a.rstd_k + row : NULL, a.k_store, to);
 }
 
 template <int W> __device__ static inline void put_value(const struct heads &a, int n, int h)
 {
     const float *v = a.v + ((int64_t)n * a.NKV + h) * a.D;
-    int64_t to = ((int64_t)a.slots[n] * a.NKV + h) * a.D;
+    int64_t to = ((int64_t)a.kv_rows[n] * a.NKV + h) * a.D;
     for (int d = W * (threadIdx.x % 32); d < a.D; d += 32 * W) {
         float some[W];
         load_some<W>(some, v + d);
-        store_some<W>(a.v_store, to + d, a.store, some);
+        store_some<W>(a.v_store, to + d, a.kv, some);
     }
 }

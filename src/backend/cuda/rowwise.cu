@@ -142,25 +142,25 @@ enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_r
     h.q_out = at<float>(a->q_out);
     h.rstd_q = at<float>(a->rstd_q);
     h.rstd_k = at<float>(a->rstd_k);
-    h.k_store = at<void>(a->store.k);
-    h.v_store = at<void>(a->store.v);
+    h.k_store = at<void>(a->kv.k);
+    h.v_store = at<void>(a->kv.v);
     h.q = at<float>(a->q);
     h.k = at<float>(a->k);
     h.v = at<float>(a->v);
     h.cos = at<float>(a->cos);
     h.sin = at<float>(a->sin);
-    h.slots = at<int32_t>(a->slots);
+    h.kv_rows = at<int32_t>(a->kv_rows);
     h.q_norm = at<void>(a->q_norm.data);
     h.k_norm = at<void>(a->k_norm.data);
     h.q_type = a->q_norm.dtype;
     h.k_type = a->k_norm.dtype;
-    h.store = a->store.dtype;
+    h.kv = a->kv.dtype;
     h.eps = a->eps;
     h.NH = (int)a->NH;
     h.NKV = (int)a->NKV;
     h.D = (int)a->D;
     h.N = (int)a->N;
-    if (a->N > NBI_FEW_ROWS || h.rstd_q || h.rstd_k)
+    if (a->N > NBI_DECODE_ATTENTION_ROWS || h.rstd_q || h.rstd_k)
         return nbi_cuda_rope_now(s, &h);
     s->rope = h; /* attention takes it along, or whatever comes next does it first */
     return NB_OK;

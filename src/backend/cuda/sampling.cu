@@ -106,7 +106,7 @@ __global__ static void k_top_join(int32_t *ids, float *values, int32_t *odd, con
         at += n;
     }
     if (threadIdx.x == 0)
-        odd[row] = keys[0] == ODD_KEY;
+        odd[row] = keys[0] == NONFINITE_KEY;
     for (int i = threadIdx.x; i < J; i += THREADS) {
         ids[row * J + i] = id_of(keys[i]);
         values[row * J + i] = value_of(keys[i]);
@@ -124,7 +124,7 @@ __global__ static void k_best_join(int32_t *ids, float *values, int32_t *odd, co
         best = max(best, parts[(int64_t)blockIdx.x * count + i]);
     best = block_best(best);
     if (threadIdx.x == 0) {
-        odd[blockIdx.x] = best == ODD_KEY;
+        odd[blockIdx.x] = best == NONFINITE_KEY;
         ids[blockIdx.x] = id_of(best);
         values[blockIdx.x] = value_of(best);
     }
@@ -134,10 +134,10 @@ enum nb_status nbi_cuda_topk(struct nbi_stream *s, const struct nbi_op_topk *a)
 {
     const struct best known = s->best;
     CU_HERE(s);
-    unsigned slices = (unsigned)ceil_div(a->V, SLICE), J = (unsigned)a->J;
-    uint64_t *parts = (uint64_t *)at<uint8_t>(a->room);
-    NBI_BUG_IF(a->J < 1 || a->J > NBI_TOPK_MAX || a->J > a->V);
-    int32_t *ids = at<int32_t>(a->ids), *odd = at<int32_t>(a->odd);
+    unsigned slices = (unsigned)ceil_div(a->V, SLICE), J = (unsigned)a->k;
+    uint64_t *parts = (uint64_t *)at<uint8_t>(a->scratch);
+    NBI_BUG_IF(a->k < 1 || a->k > NBI_TOPK_MAX || a->k > a->V);
+    int32_t *ids = at<int32_t>(a->ids), *odd = at<int32_t>(a->nonfinite);
     float *values = at<float>(a->values), *logits = at<float>(a->logits);
     if (J == 1 && a->N == 1 && known.logits == logits && known.V == a->V) {
         CU_TRY(launch_behind(s, k_best_join, 1u, THREADS, 0, ids, values, odd, known.keys,

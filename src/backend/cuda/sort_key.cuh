@@ -3,14 +3,14 @@
 
 #include "backend/cuda/internal.cuh"
 
-#define ODD_KEY (~(uint64_t)0)
+#define NONFINITE_KEY (~(uint64_t)0)
 
 /* Larger for larger values, and for lower ids among equals. What is not finite is above all. */
 __device__ static inline uint64_t key_of(float v, uint32_t id)
 {
     uint32_t b = __float_as_uint(v + 0.0f); /* there is one zero */
     b ^= b >> 31 ? 0xFFFFFFFFu : 0x80000000u;
-    return isfinite(v) ? (uint64_t)b << 32 | (0xFFFFFFFFu - id) : ODD_KEY;
+    return isfinite(v) ? (uint64_t)b << 32 | (0xFFFFFFFFu - id) : NONFINITE_KEY;
 }
 
 __device__ static inline float value_of(uint64_t key)

@@ -31,9 +31,9 @@ struct heads {
     float *q_out, *rstd_q, *rstd_k;
     void *k_store, *v_store;
     const float *q, *k, *v, *cos, *sin;
-    const int32_t *slots;
+    const int32_t *kv_rows;
     const void *q_norm, *k_norm;
-    enum nbi_dtype q_type, k_type, store;
+    enum nbi_dtype q_type, k_type, kv;
     float eps;
     int NH, NKV, D;
     int N; /* 0: nothing to do */
@@ -69,7 +69,7 @@ struct nbi_stream {
     uint8_t *block;   /* of the device: all that follows */
     uint8_t *x16;     /* x of a product: 16 bits, in order of the tiles or rows; or two terms */
     float *x16_scale; /* [N] */
-    uint8_t *act16;   /* the same of SwiGLU, up to NBI_SMALL_BATCH rows */
+    uint8_t *act16;   /* the same of SwiGLU, up to NBI_DECODE_LINEAR_ROWS rows */
     float *act16_scale;
     uint8_t *wide;        /* rows of a matrix as bf16, NBI_WIDE_BYTES of them */
     uint8_t *workspace;   /* of cuBLASLt; of linear_few.cu, what is pending */
