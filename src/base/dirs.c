@@ -49,7 +49,7 @@ static char *resolve(const char *path)
     return all;
 }
 
-bool nbi_path_meets(const char *a, const char *b)
+bool nbi_path_same_target(const char *a, const char *b)
 {
     if (strcmp(a, b) == 0 || nbi_path_same(a, b))
         return true;
@@ -174,7 +174,7 @@ static void temp_prefix(char prefix[240], const char *target)
     snprintf(prefix, 240, ".%.200s.nibble-", nbi_path_base(target));
 }
 
-enum nb_status nbi_temp_clean_of(const char *target)
+enum nb_status nbi_temp_clean_for(const char *target)
 {
     char prefix[240], *dir = nbi_path_dir(target);
     if (!dir)

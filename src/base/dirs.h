@@ -20,7 +20,7 @@ enum nb_status nbi_replace(const char *temp, const char *target, unsigned flags,
 void nbi_temp_clean(const char *dir, const char *prefix);
 
 /* The same for the temporary entries of a target. */
-enum nb_status nbi_temp_clean_of(const char *target);
+enum nb_status nbi_temp_clean_for(const char *target);
 
 /* Makes the directory if it is not there, and only its last name is missing. */
 enum nb_status nbi_dir_make(const char *dir);

@@ -217,7 +217,7 @@ void nbi_sys_info(struct nbi_sys_info *info)
         snprintf(info->kernel, sizeof info->kernel, "%.20s %.60s", u.sysname, u.release);
 }
 
-uint64_t nbi_resident(void)
+uint64_t nbi_current_rss(void)
 {
     char line[128];
     unsigned long long size, resident;

@@ -28,5 +28,5 @@ struct nbi_sys_info {
 void nbi_sys_info(struct nbi_sys_info *info);
 
 /* Resident memory of this process in bytes, now and at most. */
-uint64_t nbi_resident(void);
+uint64_t nbi_current_rss(void);
 uint64_t nbi_peak_rss(void);

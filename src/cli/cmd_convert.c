@@ -168,8 +168,9 @@ static int run_quantize(void *opts)
     if (usage)
         return usage;
     const char *const *paths = o->common.positional;
-    if (o->report && (nbi_path_meets(o->report, paths[0]) || nbi_path_meets(o->report, paths[1]) ||
-                      (nbi_path_exists(o->report) && nbi_path_in(o->report, paths[0])))) {
+    if (o->report &&
+        (nbi_path_same_target(o->report, paths[0]) || nbi_path_same_target(o->report, paths[1]) ||
+         (nbi_path_exists(o->report) && nbi_path_in(o->report, paths[0])))) {
         fprintf(stderr, "nibble quantize: --report would overwrite '%s'\n", o->report);
         return CLI_EXIT_USAGE;
     }

@@ -15,7 +15,7 @@ struct conversion {
     struct nbi_model model;
     struct nbi_output target;
     struct nbi_manifest items;
-    struct nbi_export out;
+    struct nbi_model_writer out;
     struct nbi_transfer transfer;
 };
 
@@ -148,7 +148,7 @@ static enum nb_status run(struct conversion *c, struct nb_quantize_report *repor
     NBI_TRY(check_model(c));
     NBI_TRY(nbi_manifest_list(&c->items, &c->model, c->target.format, opts, c->quant));
     NBI_TRY(nbi_transfer_init(&c->transfer, opts, c->model.store));
-    NBI_TRY(nbi_export_begin(&c->out, opts, &c->model, c->items.p, c->items.count));
+    NBI_TRY(nbi_model_writer_begin(&c->out, opts, &c->model, c->items.p, c->items.count));
     c->transfer.writer = c->out.writer;
     c->transfer.method = c->quant ? c->quant->method : NB_QUANT_SWEEP;
     if (report) {
@@ -159,7 +159,7 @@ static enum nb_status run(struct conversion *c, struct nb_quantize_report *repor
     }
     enum nb_status rc = transfer_all(c, report);
     if (rc != NB_OK)
-        nbi_export_abort(&c->out);
+        nbi_model_writer_abort(&c->out);
     return rc;
 }
 
@@ -175,7 +175,7 @@ enum nb_status nb_convert(const struct nb_convert_opts *opts)
     struct conversion c = {.opts = opts};
     enum nb_status rc = nbi_context(run(&c, NULL), "cannot convert '%s'", opts->src);
     if (rc == NB_OK)
-        rc = nbi_export_commit(&c.out);
+        rc = nbi_model_writer_commit(&c.out);
     release(&c);
     return rc;
 }
@@ -188,7 +188,7 @@ enum nb_status nb_quantize(const struct nb_quantize_opts *opts, struct nb_quanti
     snprintf(report->total.name, sizeof report->total.name, "all");
     enum nb_status rc = nbi_context(run(&c, report), "cannot quantize '%s'", opts->to.src);
     if (rc == NB_OK)
-        rc = nbi_export_commit(&c.out);
+        rc = nbi_model_writer_commit(&c.out);
     if (rc == NB_OK && report->total.tensors == 0)
         nbi_log(NB_LOG_WARN, "nothing was quantised: every projection is NVFP4 already or skipped");
     for (int i = 0; i < report->families; i++)

@@ -172,11 +172,12 @@ static enum nb_status choose_dtype(const struct listing *l, const struct nbi_ent
     if (e->dtype == NBI_F64 && (wanted != NB_OUT_KEEP || l->target == NBI_FORMAT_GGUF))
         return nbi_fail(NB_EUNSUPPORTED, "tensor '%s' is f64, which is only copied, not converted",
                         e->name);
-    NBI_TRY(original_dtype(l, e, &item->narrow));
+    NBI_TRY(original_dtype(l, e, &item->original_type));
     bool is_float = e->dtype == NBI_NVFP4 || nbi_dtype_is_float(e->dtype);
     out->dtype = e->dtype;
     if (is_float) /* the metadata of a GGUF notes what they were */
-        out->dtype = nbi_float_dtype_for(l->target, out->ndim, float_target(wanted, item->narrow));
+        out->dtype =
+            nbi_float_dtype_for(l->target, out->ndim, float_target(wanted, item->original_type));
     return NB_OK;
 }
 
@@ -184,7 +185,7 @@ static enum nb_status add_item(const struct listing *l, const char *name, const 
 {
     struct nbi_manifest_entry *item = &l->list->p[l->list->count];
     *item = (struct nbi_manifest_entry){
-        .out = {.name = name, .ndim = e->ndim}, .src = e, .narrow = e->dtype, .amax = -1};
+        .out = {.name = name, .ndim = e->ndim}, .src = e, .original_type = e->dtype, .amax = -1};
     memcpy(item->out.shape, e->shape, sizeof e->shape);
     NBI_TRY(choose_dtype(l, e, item));
     l->list->count++;

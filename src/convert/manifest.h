@@ -7,12 +7,12 @@
 /* One tensor of the output and what it is made from. */
 struct nbi_manifest_entry {
     struct nbi_tensor_spec out;
-    const struct nbi_entry *src; /* NULL: made from nothing (synth) */
-    enum nbi_dtype narrow;       /* f32 out: the type that would hold its values as well */
-    float tensor_scale;          /* NVFP4 with out.two_level */
-    float divisor;               /* its reciprocal as stored in the source, or 0 */
-    float amax;                  /* of src; negative: not known yet */
-    int64_t order;               /* place in the file */
+    const struct nbi_entry *src;  /* NULL: made from nothing (synth) */
+    enum nbi_dtype original_type; /* f32 out: the type that would hold its values as well */
+    float tensor_scale;           /* NVFP4 with out.two_level */
+    float divisor;                /* its reciprocal as stored in the source, or 0 */
+    float amax;                   /* of src; negative: not known yet */
+    int64_t order;                /* place in the file */
 };
 
 struct nbi_manifest {

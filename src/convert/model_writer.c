@@ -89,12 +89,12 @@ static void put_widened(struct nbi_gguf_meta *meta, const char *key, enum nbi_dt
 {
     uint64_t n = 0;
     for (int64_t i = 0; i < count; i++)
-        n += items[i].out.dtype == NBI_F32 && items[i].narrow == from;
+        n += items[i].out.dtype == NBI_F32 && items[i].original_type == from;
     if (n == 0)
         return;
     nbi_gguf_meta_strings(meta, key, n);
     for (int64_t i = 0; i < count; i++)
-        if (items[i].out.dtype == NBI_F32 && items[i].narrow == from) {
+        if (items[i].out.dtype == NBI_F32 && items[i].original_type == from) {
             char name[128] = "";
             nbi_param_to_gguf(items[i].out.name, name, sizeof name);
             nbi_gguf_meta_next_string(meta, name, strlen(name));
@@ -359,7 +359,7 @@ static enum nb_status copy_sidecars(const struct nbi_model *m, const char *dir)
 
 /* ---- begin and end ---- */
 
-static enum nb_status begin_writer(struct nbi_export *x, const struct nbi_writer_opts *opts,
+static enum nb_status begin_writer(struct nbi_model_writer *x, const struct nbi_writer_opts *opts,
                                    const struct nbi_manifest_entry *items, int64_t count)
 {
     struct nbi_tensor_spec *outs = calloc((size_t)count + 1, sizeof *outs);
@@ -372,8 +372,9 @@ static enum nb_status begin_writer(struct nbi_export *x, const struct nbi_writer
     return rc;
 }
 
-static enum nb_status begin_directory(struct nbi_export *x, const struct nb_convert_opts *opts,
-                                      const struct nbi_model *m, struct nbi_writer_opts *wo,
+static enum nb_status begin_directory(struct nbi_model_writer *x,
+                                      const struct nb_convert_opts *opts, const struct nbi_model *m,
+                                      struct nbi_writer_opts *wo,
                                       const struct nbi_manifest_entry *items, int64_t count)
 {
     NBI_TRY(nbi_model_need_config(m));
@@ -396,7 +397,7 @@ static enum nb_status check_gguf_scale(const struct nbi_tensor_spec *out)
                     "or to .dat or .safetensors");
 }
 
-static enum nb_status begin_gguf(struct nbi_export *x, const struct nb_convert_opts *opts,
+static enum nb_status begin_gguf(struct nbi_model_writer *x, const struct nb_convert_opts *opts,
                                  const struct nbi_model *m, struct nbi_writer_opts *wo,
                                  const struct nbi_manifest_entry *items, int64_t count)
 {
@@ -425,9 +426,9 @@ static enum nbi_layout choose_layout(const struct nb_convert_opts *opts, const s
                                                                 : NBI_LAYOUT_MODELOPT;
 }
 
-enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_opts *opts,
-                                const struct nbi_model *m, const struct nbi_manifest_entry *items,
-                                int64_t count)
+enum nb_status nbi_model_writer_begin(struct nbi_model_writer *x,
+                                      const struct nb_convert_opts *opts, const struct nbi_model *m,
+                                      const struct nbi_manifest_entry *items, int64_t count)
 {
     memset(x, 0, sizeof *x);
     x->stage.lock_fd = -1;
@@ -439,19 +440,19 @@ enum nb_status nbi_export_begin(struct nbi_export *x, const struct nb_convert_op
                             ? begin_gguf(x, opts, m, &wo, items, count)
                             : begin_writer(x, &wo, items, count);
     if (rc != NB_OK)
-        nbi_export_abort(x);
+        nbi_model_writer_abort(x);
     return rc;
 }
 
 /* The writer's commit: of a directory's files it is one within the staging area. */
-static enum nb_status end_writer(struct nbi_export *x)
+static enum nb_status end_writer(struct nbi_model_writer *x)
 {
     enum nb_status rc = x->writer ? nbi_writer_commit(x->writer) : NB_OK;
     x->writer = NULL;
     return rc;
 }
 
-enum nb_status nbi_export_reopen(struct nbi_export *x, struct nbi_store **out)
+enum nb_status nbi_model_writer_reopen(struct nbi_model_writer *x, struct nbi_store **out)
 {
     *out = NULL;
     if (!x->target.directory)
@@ -460,16 +461,16 @@ enum nb_status nbi_export_reopen(struct nbi_export *x, struct nbi_store **out)
     return nbi_model_open_store(out, x->stage.temp);
 }
 
-enum nb_status nbi_export_commit(struct nbi_export *x)
+enum nb_status nbi_model_writer_commit(struct nbi_model_writer *x)
 {
     enum nb_status rc = end_writer(x);
     if (rc == NB_OK && x->target.directory)
         rc = nbi_staging_dir_commit(&x->stage);
-    nbi_export_abort(x);
+    nbi_model_writer_abort(x);
     return rc;
 }
 
-void nbi_export_abort(struct nbi_export *x)
+void nbi_model_writer_abort(struct nbi_model_writer *x)
 {
     nbi_writer_abort(x->writer);
     x->writer = NULL;

@@ -21,7 +21,7 @@ const char *const nbi_model_sidecars[] = {
 };
 
 /* Files that a new model in this directory replaces; whatever else is there is kept. */
-bool nbi_belongs_to_model(const char *name)
+bool nbi_is_model_file(const char *name)
 {
     for (const char *const *p = nbi_model_sidecars; *p; p++)
         if (strcmp(name, *p) == 0)
@@ -57,7 +57,7 @@ static enum nb_status check_content(const char *target)
         char *path = nbi_path_join(target, name);
         bool subdirectory = path && nbi_path_is_dir(path);
         free(path);
-        if (subdirectory || (!nbi_belongs_to_model(name) && is_weights(name)))
+        if (subdirectory || (!nbi_is_model_file(name) && is_weights(name)))
             snprintf(odd, sizeof odd, "%s", name);
     }
     enum nb_status rc = errno ? listing_failed(target) : NB_OK;
@@ -142,7 +142,7 @@ static enum nb_status carry_over(const char *from, const char *to)
     const char *name;
     enum nb_status rc = NB_OK;
     while (rc == NB_OK && (name = nbi_dir_next(dir))) {
-        if (nbi_belongs_to_model(name))
+        if (nbi_is_model_file(name))
             continue;
         char *old = nbi_path_join(from, name), *new = nbi_path_join(to, name);
         if (!old || !new)

@@ -13,7 +13,7 @@
 extern const char *const nbi_model_sidecars[];
 
 /* Whether a file of this name in the directory of a model is part of it. */
-bool nbi_belongs_to_model(const char *name);
+bool nbi_is_model_file(const char *name);
 
 struct nbi_staging_dir {
     char *target, *temp; /* temp: where to put the files */

@@ -16,7 +16,7 @@
 struct synth {
     const struct nb_synth_opts *opts;
     struct nbi_model model;
-    struct nbi_export out;
+    struct nbi_model_writer out;
     int threads;
     float sigma;
     float *f32;
@@ -115,11 +115,11 @@ static enum nb_status run(struct synth *s)
     }
     struct nb_convert_opts to = {.src = "", .dst = s->opts->dst};
     if (rc == NB_OK)
-        rc = nbi_export_begin(&s->out, &to, &s->model, items, n);
+        rc = nbi_model_writer_begin(&s->out, &to, &s->model, items, n);
     if (rc == NB_OK) {
         rc = fill_all(s, items, n);
         if (rc != NB_OK)
-            nbi_export_abort(&s->out);
+            nbi_model_writer_abort(&s->out);
     }
     free(items);
     free(params);
@@ -131,7 +131,7 @@ enum nb_status nb_synth(const struct nb_synth_opts *opts)
     struct synth s = {.opts = opts, .threads = opts->threads > 0 ? opts->threads : nbi_cpu_count()};
     enum nb_status rc = nbi_context(run(&s), "cannot make '%s'", opts->dst);
     if (rc == NB_OK)
-        rc = nbi_export_commit(&s.out);
+        rc = nbi_model_writer_commit(&s.out);
     free(s.f32);
     free(s.half);
     nbi_model_close(&s.model);

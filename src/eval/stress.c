@@ -266,7 +266,7 @@ struct sample {
 static struct sample measure(void)
 {
     struct mallinfo2 info = mallinfo2();
-    return (struct sample){(int64_t)nbi_resident(), (int64_t)(info.uordblks + info.hblkhd)};
+    return (struct sample){(int64_t)nbi_current_rss(), (int64_t)(info.uordblks + info.hblkhd)};
 }
 
 /* What a straight line through the values (least squares) gains from the first to the last. */

@@ -367,7 +367,7 @@ static enum nb_status pair_all(struct pairing *p, struct nbi_parts *parts)
     return index_entries(store);
 }
 
-enum nb_status nbi_pair_parts(struct nbi_store *store, struct nbi_parts *parts)
+enum nb_status nbi_join_parts(struct nbi_store *store, struct nbi_parts *parts)
 {
     struct pairing p = {.store = store, .count = parts->count};
     NBI_TRY(sort_parts(parts, &p.sorted));

@@ -29,9 +29,10 @@ enum nb_status nbi_parts_add(struct nbi_store *store, struct nbi_parts *parts, c
 
 enum nb_status nbi_meta_add(struct nbi_store *store, const char *key, const char *value);
 
-enum nb_status nbi_dat_read(struct nbi_store *store, int file, struct nbi_parts *parts);
-enum nb_status nbi_safetensors_read(struct nbi_store *store, int file, struct nbi_parts *parts);
-enum nb_status nbi_gguf_read(struct nbi_store *store, int file, struct nbi_parts *parts);
+enum nb_status nbi_dat_read_header(struct nbi_store *store, int file, struct nbi_parts *parts);
+enum nb_status nbi_safetensors_read_header(struct nbi_store *store, int file,
+                                           struct nbi_parts *parts);
+enum nb_status nbi_gguf_read_header(struct nbi_store *store, int file, struct nbi_parts *parts);
 
 /* Fills store->entries, layout and by_name from the parts. */
-enum nb_status nbi_pair_parts(struct nbi_store *store, struct nbi_parts *parts);
+enum nb_status nbi_join_parts(struct nbi_store *store, struct nbi_parts *parts);

@@ -62,7 +62,7 @@ static enum nb_status read_entry(struct nbi_store *store, struct nbi_parts *part
     return nbi_parts_add(store, parts, name, len, &part);
 }
 
-enum nb_status nbi_dat_read(struct nbi_store *store, int file, struct nbi_parts *parts)
+enum nb_status nbi_dat_read_header(struct nbi_store *store, int file, struct nbi_parts *parts)
 {
     struct nbi_cursor c;
     uint64_t count;

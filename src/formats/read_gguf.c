@@ -285,7 +285,7 @@ static enum nb_status check_crc(const struct nbi_store *store, uint64_t header_b
     return crc == stored ? NB_OK : nbi_fail(NB_EFORMAT, "the header does not match its checksum");
 }
 
-enum nb_status nbi_gguf_read(struct nbi_store *store, int file, struct nbi_parts *parts)
+enum nb_status nbi_gguf_read_header(struct nbi_store *store, int file, struct nbi_parts *parts)
 {
     struct nbi_cursor c;
     uint32_t magic, version;

@@ -124,7 +124,8 @@ static enum nb_status parse_header(struct nbi_store *store, int file, struct nbi
     return check_cover(parts, first, data_at, size);
 }
 
-enum nb_status nbi_safetensors_read(struct nbi_store *store, int file, struct nbi_parts *parts)
+enum nb_status nbi_safetensors_read_header(struct nbi_store *store, int file,
+                                           struct nbi_parts *parts)
 {
     struct nbi_cursor c;
     uint64_t n;

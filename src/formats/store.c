@@ -75,10 +75,10 @@ static enum nb_status add_file(struct nbi_store *store, const char *path)
 
 static enum nb_status read_parts(struct nbi_store *store, int file, struct nbi_parts *parts)
 {
-    enum nb_status rc = store->format == NBI_FORMAT_DAT ? nbi_dat_read(store, file, parts)
+    enum nb_status rc = store->format == NBI_FORMAT_DAT ? nbi_dat_read_header(store, file, parts)
                         : store->format == NBI_FORMAT_GGUF
-                            ? nbi_gguf_read(store, file, parts)
-                            : nbi_safetensors_read(store, file, parts);
+                            ? nbi_gguf_read_header(store, file, parts)
+                            : nbi_safetensors_read_header(store, file, parts);
     return nbi_context(rc, "cannot read '%s'", nbi_source_path(store->files[file]));
 }
 
@@ -90,7 +90,7 @@ static enum nb_status read_headers(struct nbi_store *store)
     for (int i = 0; i < store->file_count && rc == NB_OK; i++)
         rc = read_parts(store, i, &parts);
     if (rc == NB_OK)
-        rc = nbi_context(nbi_pair_parts(store, &parts), "cannot read '%s'",
+        rc = nbi_context(nbi_join_parts(store, &parts), "cannot read '%s'",
                          nbi_source_path(store->files[0]));
     free(parts.p);
     return rc;
@@ -211,7 +211,7 @@ static enum nb_status read_sharded(struct nbi_store *store, const char *dir, con
     if (rc == NB_OK)
         rc = check_index(store, &parts, map);
     if (rc == NB_OK)
-        rc = nbi_pair_parts(store, &parts);
+        rc = nbi_join_parts(store, &parts);
     free(parts.p);
     return rc;
 }

@@ -23,7 +23,7 @@ struct entry {
 
 /* Writes one entry's header at *at and moves *at behind the bytes that will follow it. */
 static enum nb_status put_entry(struct nbi_outfile *f, uint64_t *at, struct entry e,
-                                struct nbi_place *place)
+                                struct nbi_extent *place)
 {
     struct nbi_str s = {0};
     int64_t count;
@@ -45,7 +45,7 @@ static enum nb_status put_entry(struct nbi_outfile *f, uint64_t *at, struct entr
     return rc;
 }
 
-static enum nb_status slot_entries(struct nbi_outfile *f, uint64_t *at, struct nbi_slot *slot)
+static enum nb_status slot_entries(struct nbi_outfile *f, uint64_t *at, struct nbi_out_tensor *slot)
 {
     const struct nbi_tensor_spec *o = &slot->out;
     if (o->dtype != NBI_NVFP4)
@@ -61,7 +61,7 @@ static enum nb_status slot_entries(struct nbi_outfile *f, uint64_t *at, struct n
     return NB_OK;
 }
 
-enum nb_status nbi_check_dat(const struct nbi_slot *slot)
+enum nb_status nbi_check_dat(const struct nbi_out_tensor *slot)
 {
     if (slot->out.dtype != NBI_NVFP4 && nbi_dtypes[slot->out.dtype].dat < 0)
         return nbi_fail(NB_EUNSUPPORTED, "a .dat has no element type %s",
@@ -69,8 +69,8 @@ enum nb_status nbi_check_dat(const struct nbi_slot *slot)
     return NB_OK;
 }
 
-enum nb_status nbi_emit_dat(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
-                            uint64_t *size)
+enum nb_status nbi_dat_write_header(struct nbi_outfile *f, struct nbi_out_tensor *slots,
+                                    int64_t count, uint64_t *size)
 {
     struct nbi_str s = {0};
     uint64_t entries = 0;

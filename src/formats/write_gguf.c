@@ -102,7 +102,7 @@ void nbi_gguf_meta_ints(struct nbi_gguf_meta *meta, const char *key, const int32
 
 /* ---- tensors ---- */
 
-enum nb_status nbi_check_gguf(const struct nbi_slot *slot)
+enum nb_status nbi_check_gguf(const struct nbi_out_tensor *slot)
 {
     const struct nbi_tensor_spec *t = &slot->out;
     if (!slot->file_name || strlen(slot->file_name) > NBI_GGUF_NAME_MAX)
@@ -122,7 +122,7 @@ enum nb_status nbi_check_gguf(const struct nbi_slot *slot)
 }
 
 static void put_tensor(struct nbi_str *s, const char *name, const struct nbi_tensor_spec *t,
-                       struct nbi_place *place, uint64_t *at)
+                       struct nbi_extent *place, uint64_t *at)
 {
     put_string(s, name, strlen(name));
     put_u32(s, (uint32_t)t->ndim);
@@ -134,7 +134,7 @@ static void put_tensor(struct nbi_str *s, const char *name, const struct nbi_ten
     *at = nbi_gguf_pad(*at + place->bytes, NBI_GGUF_ALIGNMENT);
 }
 
-static void put_slot(struct nbi_str *s, struct nbi_slot *slot, uint64_t *at)
+static void put_slot(struct nbi_str *s, struct nbi_out_tensor *slot, uint64_t *at)
 {
     char name[NBI_GGUF_NAME_MAX + 65];
     snprintf(name, sizeof name, "%s", slot->file_name);
@@ -149,8 +149,9 @@ static void put_slot(struct nbi_str *s, struct nbi_slot *slot, uint64_t *at)
     }
 }
 
-enum nb_status nbi_emit_gguf(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
-                             const struct nbi_gguf_meta *meta, uint64_t *size)
+enum nb_status nbi_gguf_write_header(struct nbi_outfile *f, struct nbi_out_tensor *slots,
+                                     int64_t count, const struct nbi_gguf_meta *meta,
+                                     uint64_t *size)
 {
     struct nbi_str s = {0};
     uint64_t tensors = 0, at = 0;

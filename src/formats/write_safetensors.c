@@ -6,14 +6,15 @@
 #include "tensor/nvfp4.h"
 
 static struct nbi_st_part make_part(const char *stem, size_t stem_len, const char *suffix,
-                                    enum nbi_dtype dtype, struct nbi_place *place)
+                                    enum nbi_dtype dtype, struct nbi_extent *place)
 {
     struct nbi_st_part p = {.dtype = dtype, .place = place};
     snprintf(p.name, sizeof p.name, "%.*s%s", (int)stem_len, stem, suffix);
     return p;
 }
 
-int nbi_safetensors_parts(struct nbi_slot *slot, enum nbi_layout layout, struct nbi_st_part out[3])
+int nbi_safetensors_parts(struct nbi_out_tensor *slot, enum nbi_layout layout,
+                          struct nbi_st_part out[3])
 {
     const struct nbi_tensor_spec *t = &slot->out;
     size_t len = strlen(t->name);
@@ -99,7 +100,7 @@ static enum nb_status write_header(struct nbi_outfile *f, const struct nbi_str *
     return nbi_outfile_write(f, sizeof len, nbi_str_text(s), s->len);
 }
 
-enum nb_status nbi_check_safetensors(const struct nbi_slot *slot)
+enum nb_status nbi_check_safetensors(const struct nbi_out_tensor *slot)
 {
     const struct nbi_tensor_spec *t = &slot->out;
     if (t->dtype != NBI_NVFP4 && !nbi_dtypes[t->dtype].safetensors)
@@ -110,8 +111,8 @@ enum nb_status nbi_check_safetensors(const struct nbi_slot *slot)
     return NB_OK;
 }
 
-enum nb_status nbi_emit_safetensors(struct nbi_outfile *f, struct nbi_slot *slots, int64_t count,
-                                    enum nbi_layout layout, uint64_t *size)
+enum nb_status nbi_safetensors_write_header(struct nbi_outfile *f, struct nbi_out_tensor *slots,
+                                            int64_t count, enum nbi_layout layout, uint64_t *size)
 {
     struct nbi_st_part *parts = calloc((size_t)count * 3 + 1, sizeof *parts);
     if (!parts)

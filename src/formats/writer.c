@@ -16,7 +16,7 @@ struct nbi_writer {
     struct nbi_writer_opts opts; /* path copied, the rest not used after begin */
     char *path;
     struct nbi_arena arena; /* names */
-    struct nbi_slot *slots;
+    struct nbi_out_tensor *slots;
     int64_t count;
     struct nbi_outfile **files;
     char **file_names; /* within the directory; shards only */
@@ -67,7 +67,7 @@ enum nb_status nbi_writer_reopen(const struct nbi_writer *w, struct nbi_store **
 
 /* ---- begin ---- */
 
-static enum nb_status check_slot(const struct nbi_writer *w, const struct nbi_slot *slot)
+static enum nb_status check_slot(const struct nbi_writer *w, const struct nbi_out_tensor *slot)
 {
     const struct nbi_tensor_spec *t = &slot->out;
     if (strlen(t->name) > NAME_MAX_WRITTEN)
@@ -82,7 +82,7 @@ static enum nb_status check_slot(const struct nbi_writer *w, const struct nbi_sl
                                                : nbi_check_safetensors(slot);
 }
 
-static enum nb_status name_in_gguf(struct nbi_writer *w, struct nbi_slot *slot)
+static enum nb_status name_in_gguf(struct nbi_writer *w, struct nbi_out_tensor *slot)
 {
     char translated[NBI_GGUF_NAME_MAX + 65], *name;
     slot->file_name = NULL;
@@ -96,7 +96,7 @@ static enum nb_status name_in_gguf(struct nbi_writer *w, struct nbi_slot *slot)
 static enum nb_status fill_slots(struct nbi_writer *w, const struct nbi_tensor_spec *tensors)
 {
     for (int64_t i = 0; i < w->count; i++) {
-        struct nbi_slot *slot = &w->slots[i];
+        struct nbi_out_tensor *slot = &w->slots[i];
         char *name;
         slot->out = tensors[i];
         NBI_TRY(
@@ -167,12 +167,14 @@ static enum nb_status emit_files(struct nbi_writer *w)
         uint64_t size = 0;
         while (end < w->count && w->slots[end].file == i)
             end++;
-        struct nbi_slot *slots = w->slots + first;
+        struct nbi_out_tensor *slots = w->slots + first;
         enum nb_status rc =
-            w->opts.format == NBI_FORMAT_DAT ? nbi_emit_dat(w->files[i], slots, end - first, &size)
+            w->opts.format == NBI_FORMAT_DAT
+                ? nbi_dat_write_header(w->files[i], slots, end - first, &size)
             : w->opts.format == NBI_FORMAT_GGUF
-                ? nbi_emit_gguf(w->files[i], slots, end - first, w->opts.meta, &size)
-                : nbi_emit_safetensors(w->files[i], slots, end - first, w->opts.layout, &size);
+                ? nbi_gguf_write_header(w->files[i], slots, end - first, w->opts.meta, &size)
+                : nbi_safetensors_write_header(w->files[i], slots, end - first, w->opts.layout,
+                                               &size);
         NBI_TRY(rc);
         NBI_TRY(nbi_outfile_reserve(w->files[i], size));
         w->bytes += size;
@@ -221,8 +223,8 @@ enum nb_status nbi_writer_begin(struct nbi_writer **out, const struct nbi_writer
 
 /* ---- values ---- */
 
-static enum nb_status put_bytes(struct nbi_writer *w, struct nbi_slot *slot,
-                                const struct nbi_place *place, uint64_t at, const void *bytes,
+static enum nb_status put_bytes(struct nbi_writer *w, struct nbi_out_tensor *slot,
+                                const struct nbi_extent *place, uint64_t at, const void *bytes,
                                 size_t len)
 {
     NBI_BUG_IF(at > place->bytes || len > place->bytes - at);
@@ -234,13 +236,13 @@ static enum nb_status put_bytes(struct nbi_writer *w, struct nbi_slot *slot,
 enum nb_status nbi_writer_put(struct nbi_writer *w, int64_t index, int64_t first, int64_t count,
                               const void *values)
 {
-    struct nbi_slot *slot = &w->slots[index];
+    struct nbi_out_tensor *slot = &w->slots[index];
     NBI_BUG_IF(slot->out.dtype == NBI_NVFP4);
     uint64_t size = (uint64_t)nbi_dtypes[slot->out.dtype].bytes;
     return put_bytes(w, slot, &slot->data, (uint64_t)first * size, values, (size_t)count * size);
 }
 
-static enum nb_status put_gguf(struct nbi_writer *w, struct nbi_slot *slot, int64_t first,
+static enum nb_status put_gguf(struct nbi_writer *w, struct nbi_out_tensor *slot, int64_t first,
                                int64_t count, const uint8_t *codes, const uint8_t *scales)
 {
     size_t bytes = (size_t)count / 64 * 36;
@@ -256,7 +258,7 @@ static enum nb_status put_gguf(struct nbi_writer *w, struct nbi_slot *slot, int6
 enum nb_status nbi_writer_put_nvfp4(struct nbi_writer *w, int64_t index, int64_t first,
                                     int64_t count, const uint8_t *codes, const uint8_t *scales)
 {
-    struct nbi_slot *slot = &w->slots[index];
+    struct nbi_out_tensor *slot = &w->slots[index];
     NBI_BUG_IF(slot->out.dtype != NBI_NVFP4 || first % 64 != 0 || count % NBI_NVFP4_BLOCK != 0);
     if (w->opts.format == NBI_FORMAT_GGUF)
         return put_gguf(w, slot, first, count, codes, scales);
@@ -268,7 +270,7 @@ enum nb_status nbi_writer_put_nvfp4(struct nbi_writer *w, int64_t index, int64_t
 enum nb_status nbi_writer_put_tensor_scale(struct nbi_writer *w, int64_t index, float scale,
                                            float divisor)
 {
-    struct nbi_slot *slot = &w->slots[index];
+    struct nbi_out_tensor *slot = &w->slots[index];
     NBI_BUG_IF(slot->tscale.bytes != 4);
     bool reciprocal =
         w->opts.format == NBI_FORMAT_SAFETENSORS && w->opts.layout == NBI_LAYOUT_COMPRESSED_TENSORS;
@@ -287,7 +289,7 @@ static enum nb_status write_index(const struct nbi_writer *w)
     uint64_t total = 0;
     bool ok = true;
     for (int64_t i = 0; i < w->count; i++) {
-        struct nbi_slot *s = &w->slots[i];
+        struct nbi_out_tensor *s = &w->slots[i];
         struct nbi_st_part parts[3];
         int n = nbi_safetensors_parts(s, w->opts.layout, parts);
         for (int k = 0; k < n; k++)
@@ -308,7 +310,7 @@ enum nb_status nbi_writer_commit(struct nbi_writer *w)
 {
     enum nb_status rc = NB_OK;
     for (int64_t i = 0; i < w->count; i++) {
-        const struct nbi_slot *s = &w->slots[i];
+        const struct nbi_out_tensor *s = &w->slots[i];
         NBI_BUG_IF(s->written != s->data.bytes + s->scale.bytes + s->tscale.bytes);
     }
     for (int i = 0; i < w->file_count; i++) {

@@ -10,19 +10,19 @@
 
 /* For the host and, where CUDA compiles it, for the device too. */
 #ifdef __CUDACC__
-#define NBI_BOTH __host__ __device__
+#define NBI_HOST_DEVICE __host__ __device__
 #else
-#define NBI_BOTH
+#define NBI_HOST_DEVICE
 #endif
 
-NBI_BOTH static inline uint32_t nbi_f32_bits(float f)
+NBI_HOST_DEVICE static inline uint32_t nbi_f32_bits(float f)
 {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
     return u;
 }
 
-NBI_BOTH static inline float nbi_f32_from_bits(uint32_t u)
+NBI_HOST_DEVICE static inline float nbi_f32_from_bits(uint32_t u)
 {
     float f;
     memcpy(&f, &u, sizeof f);
@@ -68,7 +68,7 @@ static inline uint16_t nbi_f32_to_f16(float f)
     return (uint16_t)(sign | (a - 0x38000000) >> 13);
 }
 
-NBI_BOTH static inline float nbi_e4m3_to_f32(uint8_t c)
+NBI_HOST_DEVICE static inline float nbi_e4m3_to_f32(uint8_t c)
 {
     uint32_t sign = (uint32_t)(c & 0x80) << 24, exponent = c >> 3 & 15, mantissa = c & 7;
     if ((c & 0x7F) == 0x7F)
@@ -80,7 +80,7 @@ NBI_BOTH static inline float nbi_e4m3_to_f32(uint8_t c)
     return nbi_f32_from_bits(sign | (exponent + 120) << 23 | mantissa << 20);
 }
 
-NBI_BOTH static inline uint8_t nbi_f32_to_e4m3(float f)
+NBI_HOST_DEVICE static inline uint8_t nbi_f32_to_e4m3(float f)
 {
     uint32_t u = nbi_f32_bits(f), a = u & 0x7FFFFFFF;
     uint8_t sign = (uint8_t)(u >> 24 & 0x80);
@@ -94,7 +94,7 @@ NBI_BOTH static inline uint8_t nbi_f32_to_e4m3(float f)
     return (uint8_t)(sign | (a - (120u << 23)) >> 20);
 }
 
-NBI_BOTH static inline float nbi_e2m1_to_f32(uint8_t c)
+NBI_HOST_DEVICE static inline float nbi_e2m1_to_f32(uint8_t c)
 {
     static const float table[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
@@ -102,7 +102,7 @@ NBI_BOTH static inline float nbi_e2m1_to_f32(uint8_t c)
 }
 
 /* NaN counts as 6 with its sign: callers check for non-finite input first. */
-NBI_BOTH static inline uint8_t nbi_f32_to_e2m1(float f)
+NBI_HOST_DEVICE static inline uint8_t nbi_f32_to_e2m1(float f)
 {
     float a = fabsf(f);
     uint8_t code = a <= 0.25f   ? 0

@@ -127,8 +127,8 @@ void nbi_nvfp4_split_hi_lo(float *y, const float *x, int64_t blocks, float t)
         nbi_nvfp4_dequantize_f32(first, q, &s, 1, t);
         for (int i = 0; i < BLOCK; i++)
             left[i] = x[i] - first[i];
-        nbi_nvfp4_quantize(q, &s, left, 1, NB_QUANT_RTN, NBI_NVFP4_SECOND * t);
-        nbi_nvfp4_dequantize_f32(y, q, &s, 1, NBI_NVFP4_SECOND * t);
+        nbi_nvfp4_quantize(q, &s, left, 1, NB_QUANT_RTN, NBI_NVFP4_LO_SCALE * t);
+        nbi_nvfp4_dequantize_f32(y, q, &s, 1, NBI_NVFP4_LO_SCALE * t);
         for (int i = 0; i < BLOCK; i++)
             y[i] += first[i];
     }

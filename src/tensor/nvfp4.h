@@ -64,7 +64,7 @@ void nbi_nvfp4_dequantize_bf16(uint16_t *y, const uint8_t *q, const uint8_t *s, 
 /* The two-level tensor scale for values up to amax: the smallest power of two t with
  * amax / t <= 6 * 448; 1 for amax 0. A power of two loses nothing against amax / 2688 (E4M3 has
  * exponent bits to spare) and makes every later product and inversion exact. */
-NBI_BOTH static inline float nbi_nvfp4_tensor_scale(float amax)
+NBI_HOST_DEVICE static inline float nbi_nvfp4_tensor_scale(float amax)
 {
     if (!(amax > 0) || !isfinite(amax))
         return 1.0f;
@@ -75,7 +75,7 @@ NBI_BOTH static inline float nbi_nvfp4_tensor_scale(float amax)
 }
 
 /* Values as a sum of two terms, as activations go to FP4 tensor cores: x quantised by rtn with
- * tensor scale t, and what that leaves, quantised by rtn with NBI_NVFP4_SECOND * t.
+ * tensor scale t, and what that leaves, quantised by rtn with NBI_NVFP4_LO_SCALE * t.
  *
  * Where t is nbi_nvfp4_tensor_scale of the largest |x|, a quarter is the smallest power of two with
  * which nothing of the second clips: scales of the first's blocks are up to 448 t, a block leaves
@@ -86,7 +86,7 @@ NBI_BOTH static inline float nbi_nvfp4_tensor_scale(float amax)
  * What is left is exact in f32. So is the sum: multiples of 2^-12 t, below 2^12 t. It is off by up
  * to 1 / 31 of a block's largest value, and by 0.9 % as root of mean squares of normal values,
  * where one term is off by 9.5 % and bf16 by 0.17 %. */
-#define NBI_NVFP4_SECOND 0.25f
+#define NBI_NVFP4_LO_SCALE 0.25f
 
 /* y: that sum; it may be x. Values must be finite, t a power of two. */
 void nbi_nvfp4_split_hi_lo(float *y, const float *x, int64_t blocks, float t);
@@ -94,13 +94,14 @@ void nbi_nvfp4_split_hi_lo(float *y, const float *x, int64_t blocks, float t);
 /* Scales as FP4 tensor cores take them (cuBLASLt's VEC16_UE4M3): pieces of 128 rows and 4 blocks,
  * padded, the pieces of 128 rows one after another; in a piece the rows r, r + 32, r + 64 and
  * r + 96 lie beside each other. Bytes of the scales of a matrix, and the place of one. */
-NBI_BOTH static inline int64_t nbi_nvfp4_swizzled_bytes(int64_t rows, int64_t cols)
+NBI_HOST_DEVICE static inline int64_t nbi_nvfp4_swizzled_bytes(int64_t rows, int64_t cols)
 {
     int64_t wide = (cols + 4 * NBI_NVFP4_BLOCK - 1) / (4 * NBI_NVFP4_BLOCK);
     return (rows + 127) / 128 * wide * 512;
 }
 
-NBI_BOTH static inline int64_t nbi_nvfp4_swizzled_at(int64_t row, int64_t block, int64_t cols)
+NBI_HOST_DEVICE static inline int64_t nbi_nvfp4_swizzled_at(int64_t row, int64_t block,
+                                                            int64_t cols)
 {
     int64_t wide = (cols + 4 * NBI_NVFP4_BLOCK - 1) / (4 * NBI_NVFP4_BLOCK);
     return (row / 128 * wide + block / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;

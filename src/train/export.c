@@ -17,7 +17,7 @@ static struct nbi_tensor_spec out_of(const struct nbi_train_param *x)
 }
 
 /* The type that would hold a tensor's values as well: what is not trained may have been widened. */
-static enum nbi_dtype narrow_of(const struct nbi_run *r, const struct nbi_train_param *x)
+static enum nbi_dtype original_type(const struct nbi_run *r, const struct nbi_train_param *x)
 {
     const struct nbi_entry *e =
         x->trained || !r->files.store ? NULL : nbi_store_find(r->files.store, x->param.name);
@@ -25,7 +25,7 @@ static enum nbi_dtype narrow_of(const struct nbi_run *r, const struct nbi_train_
 }
 
 /* Lays out the target and begins it. */
-static enum nb_status begin(struct nbi_export *x, const struct nbi_run *r,
+static enum nb_status begin(struct nbi_model_writer *x, const struct nbi_run *r,
                             const struct nbi_train_param *tensors, int64_t count)
 {
     const struct nb_convert_opts opts = {
@@ -35,8 +35,8 @@ static enum nb_status begin(struct nbi_export *x, const struct nbi_run *r,
         return nbi_fail_memory("export", (size_t)count * sizeof *items);
     for (int64_t i = 0; i < count; i++)
         items[i] = (struct nbi_manifest_entry){
-            .out = out_of(&tensors[i]), .narrow = narrow_of(r, &tensors[i]), .order = i};
-    enum nb_status rc = nbi_export_begin(x, &opts, &r->files, items, count);
+            .out = out_of(&tensors[i]), .original_type = original_type(r, &tensors[i]), .order = i};
+    enum nb_status rc = nbi_model_writer_begin(x, &opts, &r->files, items, count);
     free(items);
     return rc;
 }
@@ -47,7 +47,7 @@ enum nb_status nbi_run_check_export(const struct nbi_run *r,
     const struct nbi_store *store = r->opts->from_scratch ? NULL : r->files.store;
     int64_t count = 0, most = nbi_param_count(&r->config) + 1;
     struct nbi_train_param *tensors = calloc((size_t)most, sizeof *tensors);
-    struct nbi_export x;
+    struct nbi_model_writer x;
     if (!tensors)
         return nbi_fail_memory("export", (size_t)most * sizeof *tensors);
     while (nbi_train_params_at(&r->config, store, opts, count, &tensors[count]))
@@ -55,7 +55,7 @@ enum nb_status nbi_run_check_export(const struct nbi_run *r,
             break;
     enum nb_status rc = begin(&x, r, tensors, count);
     if (rc == NB_OK)
-        nbi_export_abort(&x);
+        nbi_model_writer_abort(&x);
     free(tensors);
     return rc;
 }
@@ -144,10 +144,10 @@ static enum nb_status check_tensor(struct nbi_run *r, const struct nbi_store *st
     return rc;
 }
 
-static enum nb_status check_output(struct nbi_run *r, struct nbi_export *x)
+static enum nb_status check_output(struct nbi_run *r, struct nbi_model_writer *x)
 {
     struct nbi_store *store = NULL;
-    enum nb_status rc = nbi_export_reopen(x, &store);
+    enum nb_status rc = nbi_model_writer_reopen(x, &store);
     for (int64_t i = 0; i < r->t.count && rc == NB_OK; i++)
         rc = check_tensor(r, store, &r->t.tensors[i]);
     nbi_store_close(store);
@@ -156,7 +156,7 @@ static enum nb_status check_output(struct nbi_run *r, struct nbi_export *x)
 
 enum nb_status nbi_run_export(struct nbi_run *r)
 {
-    struct nbi_export x;
+    struct nbi_model_writer x;
     NBI_TRY(begin(&x, r, r->t.tensors, r->t.count));
     enum nb_status rc = NB_OK;
     for (int64_t i = 0; i < r->t.count && rc == NB_OK; i++)
@@ -164,7 +164,7 @@ enum nb_status nbi_run_export(struct nbi_run *r)
     if (rc == NB_OK)
         rc = check_output(r, &x);
     if (rc == NB_OK)
-        return nbi_export_commit(&x);
-    nbi_export_abort(&x);
+        return nbi_model_writer_commit(&x);
+    nbi_model_writer_abort(&x);
     return rc;
 }

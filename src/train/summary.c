@@ -222,7 +222,7 @@ static bool is_used(const struct nbi_run *r, const char *path)
         for (const char *const *p = lists[i]; p && *p && !used; p++)
             used = nbi_path_same(path, *p);
     return used || (r->files.dir && nbi_path_in(path, r->files.dir) &&
-                    nbi_belongs_to_model(nbi_path_base(path)));
+                    nbi_is_model_file(nbi_path_base(path)));
 }
 
 /* Two files of one name would replace each other, and the last one would be left. */
@@ -235,11 +235,11 @@ static enum nb_status check_distinct(const struct nbi_run *r, const char *const 
         if (is_used(r, paths[i]))
             return nbi_fail(NB_EINVAL, "writing '%s' would destroy what this run reads", paths[i]);
         if (out && nbi_path_is_dir(out) && nbi_path_in(paths[i], out) &&
-            nbi_belongs_to_model(nbi_path_base(paths[i])))
+            nbi_is_model_file(nbi_path_base(paths[i])))
             return nbi_fail(NB_EINVAL, "'%s' has the name of a file of the model in '%s'", paths[i],
                             out);
         for (int k = 0; k < i; k++)
-            if (paths[k] && nbi_path_meets(paths[k], paths[i]))
+            if (paths[k] && nbi_path_same_target(paths[k], paths[i]))
                 return nbi_fail(NB_EINVAL, "'%s' is the name of two files to be written", paths[i]);
     }
     return NB_OK;
@@ -250,7 +250,7 @@ static enum nb_status try_to_write(const char *path, bool log)
 {
     struct nbi_outfile *file = NULL;
     if (log && nbi_path_exists(path))
-        return nbi_temp_clean_of(path);
+        return nbi_temp_clean_for(path);
     NBI_TRY(nbi_outfile_open(&file, path));
     nbi_outfile_abort(file);
     return NB_OK;
@@ -294,7 +294,7 @@ void nbi_run_phase(struct nbi_run *r, const char *phase)
         if (strcmp(r->phases[i].name, phase) == 0)
             return;
     if (r->phase_count < NBI_PHASES)
-        r->phases[r->phase_count++] = (struct nbi_phase){phase, time(NULL), nbi_resident()};
+        r->phases[r->phase_count++] = (struct nbi_phase){phase, time(NULL), nbi_current_rss()};
 }
 
 static void add_time(char out[32], time_t t)

@@ -105,7 +105,7 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
                                     .tokens_per_s = (double)tokens / seconds,
                                     .seconds_left = st->seconds / (double)st->step *
                                                     (double)(r->steps - st->step),
-                                    .resident_bytes = nbi_resident(),
+                                    .resident_bytes = nbi_current_rss(),
                                     .skipped = st->skipped,
                                     .kl = u.anchored ? u.kl / (double)u.anchored : NAN};
     return NB_OK;

@@ -65,7 +65,7 @@ put src/base/answer.c <<'END'
 static const char *const text = "strcpy(a, b); abort(); /* ";
 int nb_answer(nb_callback f)
 {
-    return snprintf(text, f->printf(nbi_export_abort(f)));
+    return snprintf(text, f->printf(nbi_model_writer_abort(f)));
 }
 END
 put src/backend/devices.c <<'END'

@@ -371,21 +371,21 @@ static void check_reopen(const char *target)
     const struct nb_convert_opts opts = {.src = test_path("tied"), .dst = target};
     for (int commit = 0; commit < 2; commit++) {
         struct nbi_model m;
-        struct nbi_export x;
+        struct nbi_model_writer x;
         struct nbi_store *store;
         assert_ok(nbi_model_open(&m, test_path("tied"), NULL));
-        assert_ok(nbi_export_begin(&x, &opts, &m, &item, 1));
+        assert_ok(nbi_model_writer_begin(&x, &opts, &m, &item, 1));
         assert_ok(nbi_writer_put(x.writer, 0, 0, 4, wanted));
-        assert_ok(nbi_export_reopen(&x, &store));
+        assert_ok(nbi_model_writer_reopen(&x, &store));
         assert_int_equal(store->count, 1);
         assert_ok(nbi_store_read(store, &store->entries[0], 0, 4, got));
         assert_memory_equal(got, wanted, sizeof wanted);
         nbi_store_close(store);
         assert_same_model(test_path("tied"), target);
         if (commit)
-            assert_ok(nbi_export_commit(&x));
+            assert_ok(nbi_model_writer_commit(&x));
         else
-            nbi_export_abort(&x);
+            nbi_model_writer_abort(&x);
         assert_ok(nbi_store_open(&store, target));
         assert_true((store->count == 1) == (commit == 1));
         nbi_store_close(store);

@@ -369,14 +369,14 @@ static void test_gguf__refuses_what_it_cannot_hold(void **state)
     }
     nbi_gguf_meta_free(meta);
     struct nbi_model m = {.has_config = true};
-    struct nbi_export x;
+    struct nbi_model_writer x;
     const struct nb_convert_opts to = {.src = "", .dst = test_path("no.gguf")};
     const struct nbi_manifest_entry embedding = {.out = {.name = "model.embed_tokens.weight",
                                                          .dtype = NBI_NVFP4,
                                                          .ndim = 2,
                                                          .shape = {2, 64},
                                                          .two_level = true}};
-    assert_fails(nbi_export_begin(&x, &to, &m, &embedding, 1), NB_EUNSUPPORTED,
+    assert_fails(nbi_model_writer_begin(&x, &to, &m, &embedding, 1), NB_EUNSUPPORTED,
                  "no tensor scale for the token embedding");
     assert_false(nbi_path_is_file(test_path("no.gguf")));
 }

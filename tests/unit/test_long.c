@@ -125,11 +125,11 @@ static void expect_resident(int64_t grown)
 static void test_long__same_bits_and_an_end(void **state)
 {
     static float chunks[VOCAB], single[VOCAB], other[VOCAB], again[VOCAB];
-    int64_t before = (int64_t)nbi_resident();
+    int64_t before = (int64_t)nbi_current_rss();
     struct nb_session *a = open_session(&whole);
     (void)state;
     assert_ok(nbi_session_append(a, ids, TOKENS, chunks, 1));
-    expect_resident((int64_t)nbi_resident() - before);
+    expect_resident((int64_t)nbi_current_rss() - before);
     struct nb_session *b = open_session(&whole);
     for (int i = 0; i < TOKENS; i++)
         assert_ok(nbi_session_append(b, ids + i, 1, i + 1 < TOKENS ? NULL : single, 1));

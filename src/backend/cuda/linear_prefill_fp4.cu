@@ -144,7 +144,7 @@ __global__ static void k_round_four(struct rounding a)
         a.known->add[1] = 1.0f;
         for (int j = 0; j < NBI_LINEAR_MAX; j++) {
             a.known->scale[0][j] = t * a.tensor_scale[j];
-            a.known->scale[1][j] = NBI_NVFP4_SECOND * t * a.tensor_scale[j];
+            a.known->scale[1][j] = NBI_NVFP4_LO_SCALE * t * a.tensor_scale[j];
         }
     }
     bool pads = row >= a.N || block * 16 >= a.K;
@@ -158,7 +158,7 @@ __global__ static void k_round_four(struct rounding a)
         if (row < a.N)
             ((uint2 *)(a.codes + term * a.term + row * (a.wide / 2)))[block] = codes;
         for (int j = 0; j < 16; j++)
-            v[j] *= 1.0f / NBI_NVFP4_SECOND;
+            v[j] *= 1.0f / NBI_NVFP4_LO_SCALE;
     }
 }
 
