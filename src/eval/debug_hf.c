@@ -196,7 +196,7 @@ static void training_end(struct training *x)
 static enum nb_status gradients(struct training *x, float *loss)
 {
     struct nbi_train_pass *f = &x->feed;
-    NBI_TRY(nbi_forward(&x->t.weights, &x->acts, x->stream, &f->pass));
+    NBI_TRY(nbi_execute(&x->t.weights, &x->acts, x->stream, &f->pass));
     f->labels.scale = f->labels.count ? 1.0f / (float)f->labels.count : 0;
     NBI_TRY(nbi_loss(&x->t.weights, &x->acts, x->stream, &f->pass, &f->labels, &x->t.grads));
     *loss = (float)(f->labels.count ? f->labels.loss / (double)f->labels.count : 0);

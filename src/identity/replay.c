@@ -201,7 +201,7 @@ static enum nb_status write_all(struct writing *w)
     const struct nbi_scheduler_opts many = {
         .parallel = PARALLEL, .kv = NB_KV_F16, .done = count_one, .ctx = w};
     NBI_TRY(wish_for_all(w));
-    NBI_TRY(nbi_generate_many(w->engine, w->jobs, w->count, &many));
+    NBI_TRY(nbi_scheduler_run(w->engine, w->jobs, w->count, &many));
     for (int64_t i = 0; i < w->count; i++) {
         const struct nb_generate_result *r = &w->jobs[i].result;
         NBI_TRY(w->wishes[i].goes_on ? put_text(w, &w->wishes[i], r)

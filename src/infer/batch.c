@@ -49,7 +49,7 @@ struct nb_batch {
     int32_t *ids, *positions, *kv_rows, *first, *last, *table_at; /* [chunk] */
     int32_t *rows;                                                /* [sequences] */
     int32_t *table;                                               /* [pages] */
-    int32_t *topk; /* [sequences]: what nbi_forward_topk leaves */
+    int32_t *topk; /* [sequences]: what nbi_execute_topk leaves */
 };
 
 /* ---- sizes ---- */
@@ -395,7 +395,7 @@ static enum nb_status fetch(struct nb_batch *b, int64_t M)
     for (int64_t i = 0; i < M; i++)
         J = b->wanting[i]->topk > J ? b->wanting[i]->topk : J;
     if (J > 0) {
-        NBI_TRY(nbi_forward_topk(&b->engine->weights, &b->acts, b->stream, M, J));
+        NBI_TRY(nbi_execute_topk(&b->engine->weights, &b->acts, b->stream, M, J));
         NBI_TRY(be->download(b->stream, b->topk, b->acts.topk, nbi_topk_bytes(M, J)));
     }
     for (int64_t i = 0; i < M; i++)
@@ -408,7 +408,7 @@ static enum nb_status fetch(struct nb_batch *b, int64_t M)
         struct nb_candidate best[NBI_TOPK_MAX];
         if (part->topk == 0)
             continue;
-        part->nonfinite = !nbi_best_of(best, b->topk, i, M, J);
+        part->nonfinite = !nbi_topk_row(best, b->topk, i, M, J);
         for (int64_t j = 0; j < part->topk; j++)
             part->candidates[j] = part->nonfinite ? (struct nb_candidate){NAN, -1} : best[j];
     }
@@ -420,7 +420,7 @@ static enum nb_status run_pass(struct nb_batch *b, int64_t count)
 {
     const struct nbi_pass p = lay_out(b, count);
     NBI_TRY(nbi_check_interrupt());
-    NBI_TRY(nbi_forward(&b->engine->weights, &b->acts, b->stream, &p));
+    NBI_TRY(nbi_execute(&b->engine->weights, &b->acts, b->stream, &p));
     return fetch(b, p.M);
 }
 

@@ -249,7 +249,7 @@ static enum nb_status keep_answer(struct nb_conversation *c, const struct nb_gen
     const struct nb_message answer = {NB_ROLE_ASSISTANT, r->text, r->len};
     NBI_TRY(insert(c, c->count, &answer));
     c->tokens = r->prompt_tokens + (int64_t)r->count;
-    bool ended = !opts->ignore_eos && nbi_engine_ends(e, r->ids[r->count - 1]);
+    bool ended = !opts->ignore_eos && nbi_engine_is_eos(e, r->ids[r->count - 1]);
     bool cut_off = how == NB_OK && r->finish == NB_FINISH_STOP && !ended;
     if (cut_off || know(c, r->ids, r->count - ended, r->text, r->len) != NB_OK)
         forget_tokens(c);

@@ -11,7 +11,7 @@
 
 static void add_end(struct nb_engine *e, int64_t id)
 {
-    if (id >= 0 && id < e->config.vocab_size && !nbi_engine_ends(e, (int32_t)id) &&
+    if (id >= 0 && id < e->config.vocab_size && !nbi_engine_is_eos(e, (int32_t)id) &&
         e->end_count < 2 * NBI_MAX_EOS)
         e->end[e->end_count++] = (int32_t)id;
 }
@@ -30,7 +30,7 @@ static enum nb_status read_ends(struct nb_engine *e, const json_t *value)
     return NB_OK;
 }
 
-bool nbi_engine_ends(const struct nb_engine *e, int32_t id)
+bool nbi_engine_is_eos(const struct nb_engine *e, int32_t id)
 {
     for (int i = 0; i < e->end_count; i++)
         if (e->end[i] == id)
@@ -117,7 +117,7 @@ static enum nb_status open_engine(struct nb_engine *e, const struct nb_engine_op
     struct nbi_backend_opts on = {.device = opts->device ? opts->device : "cpu",
                                   .threads = opts->threads};
     uint64_t seed = 0;
-    struct nbi_weight_provider from = nbi_weights_at_random(&seed);
+    struct nbi_weight_provider from = nbi_weights_from_seed(&seed);
     if (strcmp(on.device, "auto") == 0) {
         nb_device_auto(device);
         on.device = device;
@@ -130,7 +130,7 @@ static enum nb_status open_engine(struct nb_engine *e, const struct nb_engine_op
         NBI_TRY(nbi_config_preset(&e->config, opts->synthetic));
     } else {
         NBI_TRY(open_files(e, opts));
-        from = nbi_weights_of_store(e->files.store);
+        from = nbi_weights_from_store(e->files.store);
     }
     NBI_TRY(nbi_backend_open(&e->be, &on));
     return nbi_weights_load(&e->weights, e->be, &e->config, &from, opts->progress,

@@ -22,7 +22,7 @@ struct nb_engine {
 };
 
 /* Whether an id ends an answer. */
-bool nbi_engine_ends(const struct nb_engine *e, int32_t id);
+bool nbi_engine_is_eos(const struct nb_engine *e, int32_t id);
 
 /* An engine over weights that somebody else owns, for models in training: config, chat and end of
  * answers as of the files. Nothing is to be released, and nothing copied. */

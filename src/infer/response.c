@@ -103,7 +103,7 @@ enum nb_status nbi_response_token(struct nbi_response *a, int64_t room, int32_t 
     a->next.draw = nbi_sampler_draw(&a->sampler);
     nbi_sampler_accept(&a->sampler, *id);
     r->ids[r->count++] = *id;
-    bool end = !a->opts->ignore_eos && nbi_engine_ends(a->engine, *id);
+    bool end = !a->opts->ignore_eos && nbi_engine_is_eos(a->engine, *id);
     if (!end)
         NBI_TRY(grow(a, *id));
     *done = true;

@@ -139,7 +139,7 @@ static enum nb_status run(struct many *m, int64_t context)
     return rc;
 }
 
-enum nb_status nbi_generate_many(const struct nb_engine *engine, struct nbi_request *jobs,
+enum nb_status nbi_scheduler_run(const struct nb_engine *engine, struct nbi_request *jobs,
                                  int64_t count, const struct nbi_scheduler_opts *opts)
 {
     struct many m = {.engine = engine, .opts = opts, .next = jobs, .end = jobs + count};

@@ -19,7 +19,7 @@ struct nbi_scheduler_opts {
 };
 
 /* A prompt that the model has no room for is NB_EVALUE. After a failure some jobs have results. */
-enum nb_status nbi_generate_many(const struct nb_engine *engine, struct nbi_request *jobs,
+enum nb_status nbi_scheduler_run(const struct nb_engine *engine, struct nbi_request *jobs,
                                  int64_t count, const struct nbi_scheduler_opts *opts);
 
 /* Prompts and results, and the array. */

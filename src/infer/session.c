@@ -104,7 +104,7 @@ static enum nb_status make_device(struct nb_session *s)
         s->kv[i] = (struct nbi_kv_view){nbi_ptr_add(s->cache, 2 * i * per_layer),
                                         nbi_ptr_add(s->cache, (2 * i + 1) * per_layer), s->opts.kv};
     if (!s->opts.exact)
-        NBI_TRY(nbi_acts_ready(&s->acts, &s->engine->weights, s->stream, s->kv));
+        NBI_TRY(nbi_acts_use_megakernel(&s->acts, &s->engine->weights, s->stream, s->kv));
     return NB_OK;
 }
 
@@ -228,9 +228,9 @@ static enum nb_status pass(struct nb_session *s, int64_t from, int64_t count, fl
     s->pass_from = from;
     s->pass_rows = count;
     s->ahead = -1;
-    s->leads = s->opts.mode != NB_KV_NONE && nbi_forward_can_run_ahead(&s->acts, &p);
+    s->leads = s->opts.mode != NB_KV_NONE && nbi_execute_can_run_ahead(&s->acts, &p);
     if (!done)
-        NBI_TRY(nbi_forward(&s->engine->weights, &s->acts, s->stream, &p));
+        NBI_TRY(nbi_execute(&s->engine->weights, &s->acts, s->stream, &p));
     if (rows > 0 && !logits)
         return NB_OK;
     if (rows > 0)
@@ -287,7 +287,7 @@ enum nb_status nbi_session_append(struct nb_session *s, const int32_t *ids, int6
     return append(s, ids, count, logits, logits ? rows : 0);
 }
 
-bool nbi_best_of(struct nb_candidate *best, const int32_t *top, int64_t row, int64_t M, int64_t J)
+bool nbi_topk_row(struct nb_candidate *best, const int32_t *top, int64_t row, int64_t M, int64_t J)
 {
     const int32_t *ids = top + M + row * J, *values = top + M + M * J + row * J;
     for (int64_t i = 0; i < J; i++) {
@@ -307,7 +307,7 @@ static enum nb_status fetch_and_follow(struct nb_session *s, struct nbi_logits_s
 {
     const struct nbi_pass p = pass_of(s, s->length, 1, 1);
     struct nbi_run_ahead f = {.k = next->k, .draw = next->draw};
-    NBI_TRY(nbi_forward_run_ahead(&s->engine->weights, &s->acts, s->stream, &p, &f));
+    NBI_TRY(nbi_execute_run_ahead(&s->engine->weights, &s->acts, s->stream, &p, &f));
     if (f.nonfinite)
         return fail_odd();
     memcpy(next->candidates, f.candidates, (size_t)f.k * sizeof *f.candidates);
@@ -324,10 +324,10 @@ static enum nb_status fetch_best(struct nb_session *s, struct nbi_logits_spec *n
     int32_t top[1 + 2 * NBI_TOPK_MAX];
     if (s->leads && (next->k == 1 || next->draw.unit > 0) && s->length < s->opts.context)
         return fetch_and_follow(s, next);
-    NBI_TRY(nbi_forward_topk(&s->engine->weights, &s->acts, s->stream, 1, next->k));
+    NBI_TRY(nbi_execute_topk(&s->engine->weights, &s->acts, s->stream, 1, next->k));
     NBI_TRY(be->download(s->stream, top, s->acts.topk, nbi_topk_bytes(1, next->k)));
     NBI_TRY(be->sync(s->stream));
-    return nbi_best_of(next->candidates, top, 0, 1, next->k) ? NB_OK : fail_odd();
+    return nbi_topk_row(next->candidates, top, 0, 1, next->k) ? NB_OK : fail_odd();
 }
 
 enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,

@@ -209,8 +209,8 @@ enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be
     return NB_OK;
 }
 
-enum nb_status nbi_acts_ready(struct nbi_acts *a, const struct nbi_weights *w, struct nbi_stream *s,
-                              const struct nbi_kv_view *stores)
+enum nb_status nbi_acts_use_megakernel(struct nbi_acts *a, const struct nbi_weights *w,
+                                       struct nbi_stream *s, const struct nbi_kv_view *stores)
 {
     const struct nbi_config *c = w->config;
     const struct nbi_megakernel_model m = {.layers = c->layers,

@@ -15,7 +15,7 @@ struct nbi_layer_acts {
 };
 
 /* What the backward pass works in; gradients of the quantity of the same name. */
-struct nbi_back_acts {
+struct nbi_backward_acts {
     struct nbi_ptr x, norm, att, q, k, v, act; /* [N, ...] */
     struct nbi_ptr final, rstd, loss, targets; /* of M rows of logits */
     struct nbi_ptr wanted, ones;               /* of M rows, for NBI_LOSS_SCALAR */
@@ -40,12 +40,12 @@ struct nbi_acts {
     struct nbi_ptr x;                  /* [N, C] residual stream */
     struct nbi_ptr final;              /* [M, C] */
     struct nbi_ptr logits;             /* [M, V] */
-    struct nbi_ptr topk, topk_scratch; /* see nbi_forward_topk */
+    struct nbi_ptr topk, topk_scratch; /* see nbi_execute_topk */
     struct nbi_layer_acts *layers;     /* of inference, all the same */
     int64_t layer_count;
-    struct nbi_back_acts d; /* training only */
+    struct nbi_backward_acts d; /* training only */
     struct nbi_megakernel
-        *megakernel; /* single tokens at once, if the backend can; see nbi_acts_ready */
+        *megakernel; /* single tokens at once, if the backend can; see nbi_acts_use_megakernel */
 };
 
 struct nbi_acts_opts {
@@ -71,8 +71,8 @@ int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_act
 
 /* From now on passes over a single token with these stores go through the backend's own way, where
  * it has one for the model. The stores and the stream stay. */
-enum nb_status nbi_acts_ready(struct nbi_acts *a, const struct nbi_weights *w, struct nbi_stream *s,
-                              const struct nbi_kv_view *stores);
+enum nb_status nbi_acts_use_megakernel(struct nbi_acts *a, const struct nbi_weights *w,
+                                       struct nbi_stream *s, const struct nbi_kv_view *stores);
 
 void nbi_acts_release(struct nbi_acts *a);
 

@@ -267,7 +267,7 @@ static enum nb_status head(const struct nbi_weights *w, const struct nbi_acts *a
                                 .batch_invariant = p->batch_invariant});
 }
 
-enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,
+enum nb_status nbi_execute_head(const struct nbi_weights *w, struct nbi_acts *a,
                                 struct nbi_stream *s, const struct nbi_pass *p)
 {
     NBI_BUG_IF(p->M > a->M);
@@ -351,7 +351,7 @@ static struct nbi_megakernel_step step_of(const struct nbi_acts *a, const struct
                                         .logits = a->logits};
 }
 
-enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
+enum nb_status nbi_execute(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
                            const struct nbi_pass *p)
 {
     struct nbi_backend *be = w->be;
@@ -369,24 +369,24 @@ enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, stru
     return be->graph_run(s, &routine);
 }
 
-bool nbi_forward_can_run_ahead(const struct nbi_acts *a, const struct nbi_pass *p)
+bool nbi_execute_can_run_ahead(const struct nbi_acts *a, const struct nbi_pass *p)
 {
     return is_single(a, p) && a->be->megakernel_run_ahead;
 }
 
-enum nb_status nbi_forward_run_ahead(const struct nbi_weights *w, const struct nbi_acts *a,
+enum nb_status nbi_execute_run_ahead(const struct nbi_weights *w, const struct nbi_acts *a,
                                      struct nbi_stream *s, const struct nbi_pass *p,
                                      struct nbi_run_ahead *f)
 {
-    NBI_BUG_IF(!nbi_forward_can_run_ahead(a, p));
+    NBI_BUG_IF(!nbi_execute_can_run_ahead(a, p));
     const struct nbi_megakernel_step step = step_of(a, p, 0);
     if (f->k > 1)
-        NBI_TRY(nbi_forward_topk(w, a, s, 1, f->k));
+        NBI_TRY(nbi_execute_topk(w, a, s, 1, f->k));
     f->topk = a->topk;
     return a->be->megakernel_run_ahead(a->megakernel, &step, f);
 }
 
-enum nb_status nbi_forward_topk(const struct nbi_weights *w, const struct nbi_acts *a,
+enum nb_status nbi_execute_topk(const struct nbi_weights *w, const struct nbi_acts *a,
                                 struct nbi_stream *s, int64_t M, int64_t J)
 {
     int64_t ids = M * (int64_t)sizeof(int32_t), values = ids + M * J * (int64_t)sizeof(int32_t);

@@ -75,7 +75,7 @@ static enum nb_status take_random(void *ctx, struct nbi_backend *be, const struc
     return be->weight_new(be, &src, out);
 }
 
-struct nbi_weight_provider nbi_weights_at_random(uint64_t *seed)
+struct nbi_weight_provider nbi_weights_from_seed(uint64_t *seed)
 {
     return (struct nbi_weight_provider){take_random, seed};
 }

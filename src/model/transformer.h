@@ -30,16 +30,16 @@ struct nbi_weights {
 /* Where weights come from: hands one over to the backend, or says NB_ENOTFOUND. The embedding is a
  * lookup (nbi_weight_source) if there is a head as well. */
 struct nbi_weight_provider {
-    enum nb_status (*take)(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
+    enum nb_status (*load)(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
                            struct nbi_weight *out);
     void *ctx;
 };
 
 /* The store is read while weights are loaded, and not kept. */
-struct nbi_weight_provider nbi_weights_of_store(struct nbi_store *store);
+struct nbi_weight_provider nbi_weights_from_store(struct nbi_store *store);
 
 /* Random weights: NVFP4 projections and head, a bf16 embedding, norms of 1. ctx is the seed. */
-struct nbi_weight_provider nbi_weights_at_random(uint64_t *seed);
+struct nbi_weight_provider nbi_weights_from_seed(uint64_t *seed);
 
 /* progress counts parameters. */
 enum nb_status nbi_weights_load(struct nbi_weights *w, struct nbi_backend *be,
@@ -73,26 +73,26 @@ struct nbi_pass {
 
 /* Leaves logits [M, V] in a->logits, queued on s. Waits for nothing and allocates nothing, but for
  * what nbi_backend.graph_run keeps. */
-enum nb_status nbi_forward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
+enum nb_status nbi_execute(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
                            const struct nbi_pass *pass);
 
 /* After a forward pass (with M = 0) over the same acts: logits of further rows, pass->M of them. */
-enum nb_status nbi_forward_head(const struct nbi_weights *w, struct nbi_acts *a,
+enum nb_status nbi_execute_head(const struct nbi_weights *w, struct nbi_acts *a,
                                 struct nbi_stream *s, const struct nbi_pass *pass);
 
-/* Whether nbi_forward_run_ahead may come next behind a pass that has been queued. */
-bool nbi_forward_can_run_ahead(const struct nbi_acts *a, const struct nbi_pass *pass);
+/* Whether nbi_execute_run_ahead may come next behind a pass that has been queued. */
+bool nbi_execute_can_run_ahead(const struct nbi_acts *a, const struct nbi_pass *pass);
 
 /* The best of the one row of logits that the last pass left, to the host, and a pass over the one
  * that f says as the next token: where it goes is what `pass` says, its id is not. The pass may be
  * at work on return. f->top is filled in. */
-enum nb_status nbi_forward_run_ahead(const struct nbi_weights *w, const struct nbi_acts *a,
+enum nb_status nbi_execute_run_ahead(const struct nbi_weights *w, const struct nbi_acts *a,
                                      struct nbi_stream *s, const struct nbi_pass *pass,
                                      struct nbi_run_ahead *f);
 
 /* The J best of the first M <= a->topk_rows rows of logits, as nbi_op_topk gives them, one behind
  * the other in a->top: int32 odd [M], int32 ids [M, J], f32 values [M, J]. */
-enum nb_status nbi_forward_topk(const struct nbi_weights *w, const struct nbi_acts *a,
+enum nb_status nbi_execute_topk(const struct nbi_weights *w, const struct nbi_acts *a,
                                 struct nbi_stream *s, int64_t M, int64_t J);
 
 static inline int64_t nbi_topk_bytes(int64_t M, int64_t J)

@@ -112,7 +112,7 @@ static enum nb_status take_stored(void *ctx, struct nbi_backend *be, const struc
     return nbi_context(take_entry(be, store, p, e, out), "'%s'", p->name);
 }
 
-struct nbi_weight_provider nbi_weights_of_store(struct nbi_store *store)
+struct nbi_weight_provider nbi_weights_from_store(struct nbi_store *store)
 {
     return (struct nbi_weight_provider){take_stored, store};
 }
@@ -126,7 +126,7 @@ static enum nb_status load_all(struct nbi_weights *w, const struct nbi_weight_pr
     for (int64_t i = 0; i < count; i++) {
         struct nbi_param p;
         nbi_param_at(w->config, i, &p);
-        enum nb_status rc = from->take(from->ctx, w->be, &p, nbi_param_weight(w, &p));
+        enum nb_status rc = from->load(from->ctx, w->be, &p, nbi_param_weight(w, &p));
         if (rc == NB_ENOTFOUND)
             return nbi_fail(NB_EFORMAT, "'%s' is missing from the weights", p.name);
         NBI_TRY(rc);
@@ -139,7 +139,7 @@ static enum nb_status load_all(struct nbi_weights *w, const struct nbi_weight_pr
     /* A quantised model has a head of its own, also where the config ties it to the embedding. */
     struct nbi_param head;
     nbi_param_head(w->config, &head);
-    enum nb_status rc = from->take(from->ctx, w->be, &head, &w->head);
+    enum nb_status rc = from->load(from->ctx, w->be, &head, &w->head);
     w->own_head = rc == NB_OK;
     if (rc == NB_ENOTFOUND)
         w->head = w->embed;

@@ -71,7 +71,7 @@ static enum nb_status measure(struct nbi_run *r, const struct nbi_weights *w,
 {
     NBI_TRY(nbi_check_interrupt());
     NBI_TRY(nbi_train_pass_set(&r->feed, batch));
-    NBI_TRY(nbi_forward(w, &r->acts, r->stream, &r->feed.pass));
+    NBI_TRY(nbi_execute(w, &r->acts, r->stream, &r->feed.pass));
     NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->feed.pass, &r->feed.labels, NULL));
     sum->loss += r->feed.labels.loss;
     sum->count += r->feed.labels.count;

@@ -239,13 +239,13 @@ static enum nb_status keep_batch(struct nbi_kl_anchor *b, const struct nbi_kl_an
         x->batch->owners[i] += x->batch->owners[i] >= 0 ? b->opts.before : 0;
     NBI_TRY(nbi_check_interrupt());
     NBI_TRY(nbi_train_pass_set(f, x->batch));
-    NBI_TRY(nbi_forward(x->weights, x->acts, x->stream, &f->pass));
+    NBI_TRY(nbi_execute(x->weights, x->acts, x->stream, &f->pass));
     for (int64_t i = 0; i < f->labels.count; i += x->acts->M) {
         struct nbi_pass pass = f->pass;
         int64_t left = f->labels.count - i;
         pass.M = left < x->acts->M ? left : x->acts->M;
         pass.rows = f->labels.rows + i;
-        NBI_TRY(nbi_forward_head(x->weights, x->acts, x->stream, &pass));
+        NBI_TRY(nbi_execute_head(x->weights, x->acts, x->stream, &pass));
         NBI_TRY(keep_rows(b, x, &w, pass.M, room));
     }
     return NB_OK;

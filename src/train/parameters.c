@@ -247,9 +247,9 @@ static enum nb_status take(void *ctx, struct nbi_backend *be, const struct nbi_p
     struct nbi_train_param *x = &t->tensors[t->count++];
     *x = describe(t->config, t->store, &t->opts, p);
     if (!x->trained) {
-        struct nbi_weight_provider stored = nbi_weights_of_store(t->store);
+        struct nbi_weight_provider stored = nbi_weights_from_store(t->store);
         x->weight = out;
-        return t->store ? stored.take(stored.ctx, be, p, out)
+        return t->store ? stored.load(stored.ctx, be, p, out)
                         : nbi_fail(NB_EINVAL, "a random model is trained as a whole");
     }
     if (!tied)

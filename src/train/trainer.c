@@ -48,7 +48,7 @@ static enum nb_status back(struct nbi_run *r, const struct nbi_microbatch *batch
     NBI_TRY(nbi_train_pass_set(&r->feed, batch));
     r->feed.labels.scale = scale;
     NBI_TRY(set_loss(r, batch, u));
-    NBI_TRY(nbi_forward(w, &r->acts, r->stream, &r->feed.pass));
+    NBI_TRY(nbi_execute(w, &r->acts, r->stream, &r->feed.pass));
     NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->feed.pass, &r->feed.labels, &r->t.grads));
     u->loss += r->feed.labels.loss;
     u->kl += r->feed.labels.kl;

@@ -55,7 +55,7 @@ static enum nb_status stand_in_run(struct nbi_megakernel *t, const struct nbi_me
                                   .rows = &first_row,
                                   .kv = t->kv,
                                   .one_row_per_sequence = true};
-    NBI_TRY(nbi_forward(t->w, &t->acts, t->s, &pass));
+    NBI_TRY(nbi_execute(t->w, &t->acts, t->s, &pass));
     return t->w->be->copy(t->s, step->logits, t->acts.logits,
                           t->w->config->vocab_size * (int64_t)sizeof(float));
 }
@@ -85,10 +85,10 @@ static enum nb_status stand_in_follow(struct nbi_megakernel *t,
 {
     struct nbi_megakernel_step next = *step;
     int32_t top[1 + 2 * NBI_TOPK_MAX];
-    NBI_TRY(nbi_forward_topk(t->w, &t->acts, t->s, 1, f->k));
+    NBI_TRY(nbi_execute_topk(t->w, &t->acts, t->s, 1, f->k));
     NBI_TRY(t->w->be->download(t->s, top, t->acts.topk, nbi_topk_bytes(1, f->k)));
     NBI_TRY(t->w->be->sync(t->s));
-    f->nonfinite = !nbi_best_of(f->candidates, top, 0, 1, f->k);
+    f->nonfinite = !nbi_topk_row(f->candidates, top, 0, 1, f->k);
     next.id = f->id = f->candidates[f->k > 1 ? draw_by_hand(&f->draw, f->candidates, f->k) : 0].id;
     followed++;
     return stand_in_run(t, &next);

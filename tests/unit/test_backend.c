@@ -263,9 +263,9 @@ static void forward(struct runner *r, const struct batch *t, int64_t from, int64
                                   .exact = r->exact,
                                   .after_layer = r->unwatched ? NULL : count_layer,
                                   .ctx = r};
-    assert_ok(nbi_forward(&r->w, &r->acts, r->s, &pass));
+    assert_ok(nbi_execute(&r->w, &r->acts, r->s, &pass));
     if (n == 1) {
-        assert_ok(nbi_forward_topk(&r->w, &r->acts, r->s, 1, 1));
+        assert_ok(nbi_execute_topk(&r->w, &r->acts, r->s, 1, 1));
         assert_ok(r->be->download(r->s, top, r->acts.topk, sizeof top));
     }
     assert_ok(r->be->download(r->s, logits, r->acts.logits, n * V * (int64_t)sizeof *logits));
@@ -551,7 +551,7 @@ static bool check_single(struct model *m, const struct batch *t, enum nbi_dtype 
     runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, 1, kv);
     r.exact = false;
     r.unwatched = true;
-    assert_ok(nbi_acts_ready(&r.acts, &r.w, r.s, r.kv));
+    assert_ok(nbi_acts_use_megakernel(&r.acts, &r.w, r.s, r.kv));
     bool one_kernel = r.acts.megakernel;
     for (int64_t n = 0; n < t->N; n++)
         forward(&r, t, n, 1, part + n * V);
@@ -614,7 +614,7 @@ static float *decoded(struct model *m, const struct batch *t, int64_t step)
     runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, step, NBI_F16);
     r.exact = false;
     r.unwatched = true;
-    assert_ok(nbi_acts_ready(&r.acts, &r.w, r.s, r.kv));
+    assert_ok(nbi_acts_use_megakernel(&r.acts, &r.w, r.s, r.kv));
     for (int64_t n = 0; n + step <= t->N; n += step)
         forward(&r, t, n, step, logits + n * m->c.vocab_size);
     runner_end(&r);
@@ -650,7 +650,7 @@ static void random_logits(struct nbi_backend *be, const struct nbi_config *c, bo
     struct batch t;
     struct runner r;
     uint64_t seed = 11;
-    struct nbi_weight_provider from = nbi_weights_at_random(&seed);
+    struct nbi_weight_provider from = nbi_weights_from_seed(&seed);
     drawn = 0;
     batch_new(&t, c->vocab_size, 10, 3);
     runner_begin(&r, be, c, &from, t.N, kv);

@@ -209,8 +209,8 @@ static bool is_lookup(const char *path, const char *name)
     struct nbi_param p = {
         .ndim = 2, .shape = {e->shape[0], e->shape[1]}, .def = nbi_param_parse(name, &layer)};
     snprintf(p.name, sizeof p.name, "%s", name);
-    struct nbi_weight_provider from = nbi_weights_of_store(store);
-    assert_ok(from.take(from.ctx, &be, &p, &w));
+    struct nbi_weight_provider from = nbi_weights_from_store(store);
+    assert_ok(from.load(from.ctx, &be, &p, &w));
     nbi_store_close(store);
     return looked_up;
 }

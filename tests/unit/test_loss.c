@@ -127,7 +127,7 @@ static void upload(struct rig *r, struct nbi_ptr to, const float *x, int64_t n)
 
 static void forward(struct rig *r)
 {
-    assert_ok(nbi_forward(&r->t.weights, &r->acts, r->s, &r->feed.pass));
+    assert_ok(nbi_execute(&r->t.weights, &r->acts, r->s, &r->feed.pass));
 }
 
 static void loss(struct rig *r, bool gradient)
@@ -294,7 +294,7 @@ static void check_base(struct rig *r, const struct nbi_kl_anchor *b)
             continue;
         pass.M = 1;
         pass.rows = l->rows + i;
-        assert_ok(nbi_forward_head(&r->t.weights, &r->acts, r->s, &pass));
+        assert_ok(nbi_execute_head(&r->t.weights, &r->acts, r->s, &pass));
         download(r, logits, r->acts.logits, V);
         double sum = 0, last = INFINITY, listed = 0;
         for (int v = 0; v < V; v++)

@@ -1,4 +1,4 @@
-/* test_many.c - answers to many prompts at a time are those that each gets alone. */
+/* test_scheduler.c - answers to many prompts at a time are those that each gets alone. */
 #include "infer/scheduler.h"
 
 #include "base/rng.h"
@@ -53,7 +53,7 @@ static void count_up(void *ctx)
     (*(int *)ctx)++;
 }
 
-static void test_many__are_what_each_is_alone(void **state)
+static void test_scheduler__are_what_each_is_alone(void **state)
 {
     static const int64_t lanes[] = {1, 4, 16, 64};
     (void)state;
@@ -62,7 +62,7 @@ static void test_many__are_what_each_is_alone(void **state)
         int done = 0;
         const struct nbi_scheduler_opts many = {
             .parallel = lanes[way], .kv = NB_KV_F16, .done = count_up, .ctx = &done};
-        assert_ok(nbi_generate_many(engine, jobs, JOBS, &many));
+        assert_ok(nbi_scheduler_run(engine, jobs, JOBS, &many));
         assert_int_equal(done, JOBS);
         for (int i = 0; i < JOBS; i++) {
             struct nb_generate_result alone, *r = &jobs[i].result;
@@ -81,7 +81,7 @@ static void test_many__are_what_each_is_alone(void **state)
 }
 
 /* As long as the model has positions, and not longer. */
-static void test_many__end_with_the_context(void **state)
+static void test_scheduler__end_with_the_context(void **state)
 {
     int64_t positions = engine->config.max_position, most = 90;
     struct nbi_request *jobs = calloc(2, sizeof *jobs);
@@ -96,7 +96,7 @@ static void test_many__end_with_the_context(void **state)
         jobs[i].opts = (struct nb_generate_opts){.max_tokens = 10, .ignore_eos = true};
         jobs[i].opts.sampling.top_p = jobs[i].opts.sampling.repeat_penalty = 1;
     }
-    assert_ok(nbi_generate_many(engine, jobs, 2, &many));
+    assert_ok(nbi_scheduler_run(engine, jobs, 2, &many));
     assert_int_equal(jobs[0].result.finish, NB_FINISH_LENGTH);
     assert_int_equal(jobs[0].result.count, 10);
     assert_int_equal(jobs[1].result.finish, NB_FINISH_CONTEXT);
@@ -104,9 +104,9 @@ static void test_many__end_with_the_context(void **state)
     nb_generate_result_release(&jobs[0].result);
     nb_generate_result_release(&jobs[1].result);
     jobs[1].count = (size_t)most + 1;
-    assert_fails(nbi_generate_many(engine, jobs, 2, &many), NB_EVALUE, "context");
+    assert_fails(nbi_scheduler_run(engine, jobs, 2, &many), NB_EVALUE, "context");
     jobs[1].count = 0;
-    assert_fails(nbi_generate_many(engine, jobs, 2, &many), NB_EINVAL, "empty");
+    assert_fails(nbi_scheduler_run(engine, jobs, 2, &many), NB_EINVAL, "empty");
     nbi_requests_free(jobs, 2);
     engine->config.max_position = positions;
 }
@@ -114,8 +114,8 @@ static void test_many__end_with_the_context(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many__are_what_each_is_alone),
-        cmocka_unit_test(test_many__end_with_the_context),
+        cmocka_unit_test(test_scheduler__are_what_each_is_alone),
+        cmocka_unit_test(test_scheduler__end_with_the_context),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
