@@ -268,9 +268,9 @@ NB_MUST_CHECK enum nb_status nb_data_show(struct nb_tokenizer *tokenizer,
                                           const struct nb_data_opts *opts, nb_data_fn fn, void *ctx,
                                           struct nb_data_report *report);
 
-struct nb_whoami_opts {
+struct nb_identity_set_opts {
     const char *out;       /* TSV; the held-out questions go to NAME.heldout.tsv beside it */
-    const char *target;    /* the answer to every identity question; NULL: one per language */
+    const char *answer;    /* the answer to every identity question; NULL: one per language */
     const char *name;      /* for those answers; NULL: "nibble" */
     const char *replay;    /* ordinary questions with answers, TSV or JSONL; NULL: a built-in set */
     const char *languages; /* "en,zh-Hans"; NULL: these, zh-Hant, ja and ko */
@@ -278,13 +278,13 @@ struct nb_whoami_opts {
     uint64_t seed;
 };
 
-struct nb_whoami_report {
+struct nb_identity_set_report {
     int64_t identity, contrast, replay, held_out; /* lines written; fewer than count if no more */
     int64_t left_out;                             /* lines of the replay file that do not fit in */
 };
 
-NB_MUST_CHECK enum nb_status nb_whoami_write(const struct nb_whoami_opts *opts,
-                                             struct nb_whoami_report *report);
+NB_MUST_CHECK enum nb_status nb_identity_write(const struct nb_identity_set_opts *opts,
+                                               struct nb_identity_set_report *report);
 
 /* ---- running a model ------------------------------------------------------------------------ */
 
@@ -686,18 +686,18 @@ struct nb_stress_opts {
 };
 
 /* One way of bringing the same tokens into a session. */
-struct nb_stress_way {
+struct nb_stress_case {
     const char *name;
     int64_t runs;
     double seconds;
 };
 
-#define NB_STRESS_WAYS 16
+#define NB_STRESS_CASES 16
 
 struct nb_stress_report {
     int64_t iterations; /* completed */
-    int ways;           /* rows in use */
-    struct nb_stress_way way[NB_STRESS_WAYS];
+    int case_count;
+    struct nb_stress_case cases[NB_STRESS_CASES];
     bool outputs_identical;
     char difference[256];          /* the first one, where they are not */
     int64_t rss_first, rss_last;   /* resident bytes after warming up, and at the end */
@@ -725,11 +725,12 @@ NB_MUST_CHECK enum nb_status nb_debug_hf(const struct nb_engine *engine, const c
 struct nb_identity_opts {
     struct nb_engine_opts model, base; /* after and before */
     bool one_at_a_time;                /* the memory of one model, a little slower */
-    struct nb_whoami_opts set; /* the questions: what nb_whoami_write was told; out is unused */
-    int64_t questions;         /* of a kind at most; 0: all */
-    const char *text;          /* to measure perplexity on; NULL: none */
-    int64_t max_tokens;        /* of an answer */
-    nb_progress_fn progress;   /* in answers and scores */
+    struct nb_identity_set_opts
+        set;                 /* the questions: what nb_identity_write was told; out is unused */
+    int64_t questions;       /* of a kind at most; 0: all */
+    const char *text;        /* to measure perplexity on; NULL: none */
+    int64_t max_tokens;      /* of an answer */
+    nb_progress_fn progress; /* in answers and scores */
     void *progress_ctx;
 };
 
@@ -754,7 +755,7 @@ struct nb_identity_count {
 };
 
 /* What is asked of a model, and what it reached. */
-struct nb_identity_gate {
+struct nb_identity_criterion {
     const char *name;
     double value, limit;
     bool at_least; /* else at most */
@@ -762,7 +763,7 @@ struct nb_identity_gate {
 };
 
 #define NB_IDENTITY_LANGUAGES 5
-#define NB_IDENTITY_GATES     12
+#define NB_IDENTITY_CRITERIA  12
 
 struct nb_identity_result {
     struct nb_identity_count kind[NB_IDENTITY_KINDS];
@@ -770,8 +771,8 @@ struct nb_identity_result {
     const char *language[NB_IDENTITY_LANGUAGES];
     double ppl_before, ppl_after; /* of the text; NaN: none */
     double kl; /* nats a token between the models on the answers before to ordinary questions */
-    struct nb_identity_gate gate[NB_IDENTITY_GATES];
-    int gates;
+    struct nb_identity_criterion criteria[NB_IDENTITY_CRITERIA];
+    int criteria_count;
     bool passed;            /* all of them */
     struct nb_ab_result ab; /* every question and answer; A is before */
     struct nb_prompts *prompts;
@@ -909,29 +910,29 @@ NB_MUST_CHECK enum nb_status nb_train_plan(const struct nb_train_opts *opts,
 
 /* ---- teaching a model who it is ------------------------------------------------------------- */
 
-struct nb_teach_opts {
+struct nb_identity_teach_opts {
     struct nb_train_opts train; /* model, result, settings, callbacks; its data comes from here, and
                                    so do lr and steps where they are 0 */
-    struct nb_whoami_opts set;  /* the questions; out is unused */
-    const char *dir;            /* made for data sets, the log and what is measured */
-    int64_t samples;            /* of its answers to open questions, and half as many texts */
-    int64_t questions;          /* of a kind at most that are asked at the end; 0: all */
-    int64_t max_tokens;         /* of an answer */
-    const char *text;           /* as for nb_identity_opts */
-    nb_progress_fn progress;    /* of stages other than training, with the context of train */
+    struct nb_identity_set_opts set; /* the questions; out is unused */
+    const char *dir;                 /* made for data sets, the log and what is measured */
+    int64_t samples;                 /* of its answers to open questions, and half as many texts */
+    int64_t questions;               /* of a kind at most that are asked at the end; 0: all */
+    int64_t max_tokens;              /* of an answer */
+    const char *text;                /* as for nb_identity_opts */
+    nb_progress_fn progress;         /* of stages other than training, with the context of train */
 };
 
-struct nb_teach_result {
+struct nb_identity_teach_result {
     int64_t identity, answers, samples, texts; /* that were learnt from */
     struct nb_train_result train;
-    struct nb_identity_result gates;
+    struct nb_identity_result eval;
 };
 
 /* The whole way: the identity set, the model's own answers to everything else, training with both
- * and an anchor to what the model was, the result, and whether it passes the gates. A result that
+ * and an anchor to what the model was, the result, and whether it meets the criteria. A result that
  * does not pass is no failure of the call. */
-NB_MUST_CHECK enum nb_status nb_teach(const struct nb_teach_opts *opts,
-                                      struct nb_teach_result *result);
+NB_MUST_CHECK enum nb_status nb_identity_teach(const struct nb_identity_teach_opts *opts,
+                                               struct nb_identity_teach_result *result);
 
 /* Settings of a run, and what it would allocate with them. */
 struct nb_train_fit {

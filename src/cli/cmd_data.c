@@ -203,15 +203,15 @@ static int run_whoami(struct data_opts *o)
         fprintf(stderr, "nibble data whoami: give --target or --name, not both\n");
         return CLI_EXIT_USAGE;
     }
-    struct nb_whoami_report r;
-    const struct nb_whoami_opts to = {.out = o->out,
-                                      .target = o->target,
-                                      .name = o->name,
-                                      .replay = o->replay,
-                                      .languages = o->languages,
-                                      .count = o->count,
-                                      .seed = (uint64_t)o->seed};
-    enum nb_status rc = nb_whoami_write(&to, &r);
+    struct nb_identity_set_report r;
+    const struct nb_identity_set_opts to = {.out = o->out,
+                                            .answer = o->target,
+                                            .name = o->name,
+                                            .replay = o->replay,
+                                            .languages = o->languages,
+                                            .count = o->count,
+                                            .seed = (uint64_t)o->seed};
+    enum nb_status rc = nb_identity_write(&to, &r);
     if (rc != NB_OK)
         return cli_status(rc);
     cli_in_place(o->out);

@@ -38,11 +38,12 @@ json_t *cli_identity_json(const struct nb_identity_result *r, bool *ok)
                      count_json(&r->kind[i]), ok);
     for (int i = 0; i < NB_IDENTITY_LANGUAGES; i++)
         nbi_json_set(languages, r->language[i], count_json(&r->held_out[i]), ok);
-    for (int i = 0; i < r->gates; i++)
+    for (int i = 0; i < r->criteria_count; i++)
         nbi_json_append(gates,
-                        json_pack("{s:s,s:o,s:f,s:b,s:b}", "gate", r->gate[i].name, "value",
-                                  cli_json_number(r->gate[i].value), "limit", r->gate[i].limit,
-                                  "at_least", r->gate[i].at_least, "passed", r->gate[i].passed),
+                        json_pack("{s:s,s:o,s:f,s:b,s:b}", "gate", r->criteria[i].name, "value",
+                                  cli_json_number(r->criteria[i].value), "limit",
+                                  r->criteria[i].limit, "at_least", r->criteria[i].at_least,
+                                  "passed", r->criteria[i].passed),
                         ok);
     for (int64_t i = 0; i < r->ab.count; i++)
         nbi_json_append(rows, row_json(r, i), ok);
@@ -124,10 +125,10 @@ void cli_print_identity(const struct nb_identity_result *r, bool verbose)
     if (isfinite(r->kl))
         printf("KL on ordinary answers: %.4f nats a token\n", r->kl);
     putchar('\n');
-    for (int i = 0; i < r->gates; i++)
-        printf("%-6s  %-40s  %8.4f  (at %s %g)\n", r->gate[i].passed ? "passed" : "FAILED",
-               r->gate[i].name, r->gate[i].value, r->gate[i].at_least ? "least" : "most",
-               r->gate[i].limit);
+    for (int i = 0; i < r->criteria_count; i++)
+        printf("%-6s  %-40s  %8.4f  (at %s %g)\n", r->criteria[i].passed ? "passed" : "FAILED",
+               r->criteria[i].name, r->criteria[i].value,
+               r->criteria[i].at_least ? "least" : "most", r->criteria[i].limit);
 }
 
 /* ---- running ---- */
@@ -161,7 +162,7 @@ int cli_eval_identity(const struct cli_identity_opts *o, const struct cli_run_op
     const struct nb_identity_opts opts = {.model = engine_of(run->model, device, run, common),
                                           .base = engine_of(o->base, device, run, common),
                                           .one_at_a_time = o->one_at_a_time,
-                                          .set = {.target = o->target,
+                                          .set = {.answer = o->target,
                                                   .name = o->name,
                                                   .replay = o->replay,
                                                   .languages = o->languages,

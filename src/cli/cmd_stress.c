@@ -19,8 +19,8 @@ static const struct cli_opt options[] = {
 static json_t *report_json(const struct nb_stress_report *r, bool *ok)
 {
     json_t *modes = json_array();
-    for (int i = 0; i < r->ways; i++)
-        nbi_json_append(modes, json_string(r->way[i].name), ok);
+    for (int i = 0; i < r->case_count; i++)
+        nbi_json_append(modes, json_string(r->cases[i].name), ok);
     return json_pack("{s:I,s:o,s:b,s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:b,s:f}", "iterations",
                      (json_int_t)r->iterations, "modes", modes, "outputs_identical",
                      r->outputs_identical, "difference", r->difference, "rss_first",
@@ -34,10 +34,10 @@ static void print_text(const struct nb_stress_report *r)
 {
     char a[32], b[32];
     printf("%-28s  %8s  %10s\n", "way", "runs", "ms a run");
-    for (int i = 0; i < r->ways; i++)
-        if (r->way[i].runs)
-            printf("%-28s  %8lld  %10.2f\n", r->way[i].name, (long long)r->way[i].runs,
-                   1e3 * r->way[i].seconds / (double)r->way[i].runs);
+    for (int i = 0; i < r->case_count; i++)
+        if (r->cases[i].runs)
+            printf("%-28s  %8lld  %10.2f\n", r->cases[i].name, (long long)r->cases[i].runs,
+                   1e3 * r->cases[i].seconds / (double)r->cases[i].runs);
     printf("\n%lld iterations in %.1f s; outputs %s\n", (long long)r->iterations, r->seconds,
            r->outputs_identical ? "identical" : "DIFFER");
     if (r->iterations > 0)

@@ -69,53 +69,54 @@ static const struct cli_opt options[] = {
      "instruction set of the CPU", NULL},
 };
 
-static struct nb_teach_opts teach_opts(const struct whoami_opts *o, const char *work)
+static struct nb_identity_teach_opts teach_opts(const struct whoami_opts *o, const char *work)
 {
-    return (struct nb_teach_opts){.train = {.model = o->model,
-                                            .model_dir = o->model_dir,
-                                            .out = o->out,
-                                            .overwrite = o->overwrite,
-                                            .kl_base = o->kl_base,
-                                            .replay_share = o->replay_share,
-                                            .steps = o->steps,
-                                            .seq_len = o->seq_len,
-                                            .batch_size = o->batch_size,
-                                            .grad_accum = o->grad_accum,
-                                            .lr = o->lr,
-                                            .final_lr_frac = 0.1,
-                                            .schedule = NB_SCHEDULE_COSINE,
-                                            .warmup = 5,
-                                            .beta1 = 0.9,
-                                            .beta2 = 0.95,
-                                            .eps = 1e-8,
-                                            .grad_clip = 1,
-                                            .precision = (enum nb_precision)o->precision,
-                                            .bf16_master = cli_bf16_master(o->master, o->precision),
-                                            .state = (enum nb_state_mode)o->state,
-                                            .recompute = o->recompute == 1,
-                                            .fused_step = o->fused_step,
-                                            .seed = (uint64_t)o->seed,
-                                            .simd = cli_simd(o->simd),
-                                            .threads = (int)o->common.threads},
-                                  .set = {.target = o->target,
-                                          .name = o->name,
-                                          .replay = o->replay,
-                                          .languages = o->languages,
-                                          .count = o->count,
-                                          .seed = (uint64_t)o->seed},
-                                  .dir = work,
-                                  .samples = o->samples,
-                                  .questions = o->questions,
-                                  .max_tokens = o->max_tokens,
-                                  .text = o->text,
-                                  .progress = cli_show_part};
+    return (struct nb_identity_teach_opts){
+        .train = {.model = o->model,
+                  .model_dir = o->model_dir,
+                  .out = o->out,
+                  .overwrite = o->overwrite,
+                  .kl_base = o->kl_base,
+                  .replay_share = o->replay_share,
+                  .steps = o->steps,
+                  .seq_len = o->seq_len,
+                  .batch_size = o->batch_size,
+                  .grad_accum = o->grad_accum,
+                  .lr = o->lr,
+                  .final_lr_frac = 0.1,
+                  .schedule = NB_SCHEDULE_COSINE,
+                  .warmup = 5,
+                  .beta1 = 0.9,
+                  .beta2 = 0.95,
+                  .eps = 1e-8,
+                  .grad_clip = 1,
+                  .precision = (enum nb_precision)o->precision,
+                  .bf16_master = cli_bf16_master(o->master, o->precision),
+                  .state = (enum nb_state_mode)o->state,
+                  .recompute = o->recompute == 1,
+                  .fused_step = o->fused_step,
+                  .seed = (uint64_t)o->seed,
+                  .simd = cli_simd(o->simd),
+                  .threads = (int)o->common.threads},
+        .set = {.answer = o->target,
+                .name = o->name,
+                .replay = o->replay,
+                .languages = o->languages,
+                .count = o->count,
+                .seed = (uint64_t)o->seed},
+        .dir = work,
+        .samples = o->samples,
+        .questions = o->questions,
+        .max_tokens = o->max_tokens,
+        .text = o->text,
+        .progress = cli_show_part};
 }
 
-static int print_result(const struct whoami_opts *o, const struct nb_teach_result *r)
+static int print_result(const struct whoami_opts *o, const struct nb_identity_teach_result *r)
 {
     if (o->common.json) {
         bool ok = true;
-        json_t *gates = cli_identity_json(&r->gates, &ok);
+        json_t *gates = cli_identity_json(&r->eval, &ok);
         return cli_print_json(
             json_pack("{s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "identity", (json_int_t)r->identity,
                       "answers", (json_int_t)r->answers, "samples", (json_int_t)r->samples, "texts",
@@ -128,8 +129,8 @@ static int print_result(const struct whoami_opts *o, const struct nb_teach_resul
            (long long)r->identity, (long long)r->answers, (long long)r->samples,
            (long long)r->texts);
     if (!o->common.verbose)
-        cli_print_identity_examples(&r->gates);
-    cli_print_identity(&r->gates, o->common.verbose);
+        cli_print_identity_examples(&r->eval);
+    cli_print_identity(&r->eval, o->common.verbose);
     return 0;
 }
 
@@ -149,17 +150,17 @@ static int run(void *opts)
     enum nb_status rc = nbi_str_status(&work);
     if (rc != NB_OK)
         return cli_status(rc);
-    struct nb_teach_opts teach = teach_opts(o, o->work ? o->work : work.p);
-    struct nb_teach_result result = {0};
+    struct nb_identity_teach_opts teach = teach_opts(o, o->work ? o->work : work.p);
+    struct nb_identity_teach_result result = {0};
     struct cli_training shown = {.common = &o->common};
     cli_show_training(&shown, &teach.train);
-    rc = nb_teach(&teach, &result);
+    rc = nb_identity_teach(&teach, &result);
     cli_end_training(&shown);
     cli_in_place(result.train.exported ? o->out : NULL);
     int code = rc == NB_OK ? print_result(o, &result) : cli_status(rc);
-    if (code == 0 && !result.gates.passed)
+    if (code == 0 && !result.eval.passed)
         code = CLI_EXIT_FAILED;
-    nb_identity_result_release(&result.gates);
+    nb_identity_result_release(&result.eval);
     nbi_str_release(&work);
     return code;
 }

@@ -31,9 +31,9 @@ struct stress {
     struct nb_stress_report *report;
     int32_t prompt[2][PROMPT]; /* the second differs from the first everywhere */
     float *logits[2];          /* [V] */
-    struct outcome wanted[TYPES][2][NB_STRESS_WAYS][2]; /* by type, exact, way, prompt */
-    struct nbi_session_opts opts;                       /* of the session at work */
-    const char *way;                                    /* the one at work */
+    struct outcome wanted[TYPES][2][NB_STRESS_CASES][2]; /* by type, exact, way, prompt */
+    struct nbi_session_opts opts;                        /* of the session at work */
+    const char *way;                                     /* the one at work */
     int64_t iteration;
     int type;
     int wanted_way; /* that the one at work is compared with */
@@ -205,12 +205,12 @@ static const struct way ways[] = {
 };
 
 #define WAYS ((int)(sizeof ways / sizeof *ways))
-_Static_assert(WAYS <= NB_STRESS_WAYS, "the report has room for all ways");
+_Static_assert(WAYS <= NB_STRESS_CASES, "the report holds every case");
 
 static enum nb_status run_way(struct stress *t, int which, struct nb_session *life)
 {
     const struct way *w = &ways[which];
-    struct nb_stress_way *row = &t->report->way[which];
+    struct nb_stress_case *row = &t->report->cases[which];
     struct nbi_session_opts opts = t->opts;
     struct nb_session *own = NULL, *beside = NULL;
     struct outcome out[2] = {0};
@@ -329,7 +329,7 @@ enum nb_status nb_stress_kv(const struct nb_engine *engine, const struct nb_stre
     struct stress t = {.engine = engine, .report = report};
     int64_t V = engine->config.vocab_size;
     double start = nbi_now();
-    *report = (struct nb_stress_report){.outputs_identical = true, .ways = WAYS};
+    *report = (struct nb_stress_report){.outputs_identical = true, .case_count = WAYS};
     if (opts->iterations < 1 || engine->config.max_position < CONTEXT || V < 2)
         return nbi_fail(NB_EINVAL,
                         "%lld iterations on a model of %lld tokens of context; at least "
@@ -337,7 +337,7 @@ enum nb_status nb_stress_kv(const struct nb_engine *engine, const struct nb_stre
                         (long long)opts->iterations, (long long)engine->config.max_position,
                         CONTEXT);
     for (int i = 0; i < WAYS; i++)
-        report->way[i].name = ways[i].name;
+        report->cases[i].name = ways[i].name;
     for (int i = 0; i < PROMPT; i++) {
         t.prompt[0][i] = (int32_t)((i * i * 37 + i * 101 + 5) % V);
         t.prompt[1][i] = (int32_t)((t.prompt[0][i] + 1) % V);

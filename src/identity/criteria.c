@@ -123,9 +123,9 @@ static enum nb_status measure_both(const struct nb_identity_opts *o, struct nb_i
 static void gate(struct nb_identity_result *r, const char *name, double value, double limit,
                  bool at_least)
 {
-    struct nb_identity_gate *g = &r->gate[r->gates++];
+    struct nb_identity_criterion *g = &r->criteria[r->criteria_count++];
     bool passed = at_least ? value >= limit : value <= limit;
-    *g = (struct nb_identity_gate){name, value, limit, at_least, passed};
+    *g = (struct nb_identity_criterion){name, value, limit, at_least, passed};
     r->passed = r->passed && passed;
 }
 

@@ -17,7 +17,7 @@
 #include "base/utf8.h"
 #include "identity/text.h"
 
-#define KINDS     NBI_IDENTITY_KINDS
+#define KINDS     NBI_QUESTION_KINDS
 #define LANGUAGES NBI_IDENTITY_LANGUAGES
 
 /* No letter of a Chinese, Japanese or Korean name lies below. */
@@ -62,8 +62,8 @@ struct strings {
 };
 
 struct maker {
-    struct nbi_identity *w;
-    const struct nb_whoami_opts *opts;
+    struct nbi_identity_set *w;
+    const struct nb_identity_set_opts *opts;
     bool asked[LANGUAGES];         /* the languages of the set */
     int languages;                 /* how many of them */
     const char *answer[LANGUAGES]; /* to identity questions */
@@ -248,9 +248,9 @@ static void list_variants(struct group *g, size_t row)
 
 static bool comes_first(const struct group *g, const struct variant *v)
 {
-    bool head = v->row < HEAD_ROWS && g->kind != NBI_IDENTITY_REPLAY;
+    bool head = v->row < HEAD_ROWS && g->kind != NBI_QUESTION_REPLAY;
     bool bare = !v->opener && !v->closer && !g->foreign;
-    return bare && (head || (g->kind == NBI_IDENTITY_IDENTITY && v->marked));
+    return bare && (head || (g->kind == NBI_QUESTION_IDENTITY && v->marked));
 }
 
 static int by_key(const void *pa, const void *pb)
@@ -347,7 +347,7 @@ static enum nb_status foreign_rows(struct maker *m, const struct nbi_prompt_pair
     for (size_t i = 0; i < count; i++)
         used[place_of(m, pair[i].prompt)]++;
     for (int l = 0; l < LANGUAGES; l++) {
-        struct group *g = &m->group[NBI_IDENTITY_REPLAY][l];
+        struct group *g = &m->group[NBI_QUESTION_REPLAY][l];
         NBI_TRY(nbi_arena_array(&m->scratch, "replay rows", used[l], sizeof *rows[l],
                                 (void **)&rows[l]));
         g->row = rows[l];
@@ -355,7 +355,7 @@ static enum nb_status foreign_rows(struct maker *m, const struct nbi_prompt_pair
     }
     for (size_t i = 0; i < count; i++) {
         enum nbi_identity_language l = place_of(m, pair[i].prompt);
-        rows[l][m->group[NBI_IDENTITY_REPLAY][l].rows++] =
+        rows[l][m->group[NBI_QUESTION_REPLAY][l].rows++] =
             (struct nbi_identity_qa){0, pair[i].prompt, pair[i].answer};
     }
     return NB_OK;
@@ -368,14 +368,14 @@ static enum nb_status make_groups(struct maker *m, const struct nbi_prompt_pair 
         for (int l = 0; l < LANGUAGES; l++) {
             struct group *g = &m->group[k][l];
             const struct nbi_identity_qas *from =
-                k == NBI_IDENTITY_CONTRAST ? &texts[l]->contrast : &texts[l]->replay;
+                k == NBI_QUESTION_CONTRAST ? &texts[l]->contrast : &texts[l]->replay;
             *g = (struct group){.kind = (enum nbi_question_kind)k,
                                 .language = (enum nbi_identity_language)l};
             if (!m->asked[l])
                 continue;
-            if (k == NBI_IDENTITY_IDENTITY) {
+            if (k == NBI_QUESTION_IDENTITY) {
                 NBI_TRY(identity_rows(m, g));
-            } else if (k == NBI_IDENTITY_CONTRAST || !replay) {
+            } else if (k == NBI_QUESTION_CONTRAST || !replay) {
                 g->row = from->at;
                 g->rows = from->count;
             }
@@ -483,9 +483,9 @@ static enum nb_status is_usable(struct maker *m, const struct group *g, const ch
 {
     const char *prompt = nbi_str_text(&m->prompt);
     *usable = false;
-    if (g->kind != NBI_IDENTITY_IDENTITY && is_identity_answer(m, answer))
+    if (g->kind != NBI_QUESTION_IDENTITY && is_identity_answer(m, answer))
         return NB_OK;
-    if (m->opts->target && strstr(prompt, m->opts->target))
+    if (m->opts->answer && strstr(prompt, m->opts->answer))
         return NB_OK;
     if (g->foreign && !fits_a_line(prompt, answer))
         return NB_OK;
@@ -502,7 +502,7 @@ static enum nb_status is_usable(struct maker *m, const struct group *g, const ch
 
 static enum nb_status add_line(struct maker *m, const struct group *g, const char *answer)
 {
-    struct nbi_identity *w = m->w;
+    struct nbi_identity_set *w = m->w;
     struct nbi_identity_line line = {.answer = answer, .kind = g->kind, .language = g->language};
     char *text;
     NBI_TRY(nbi_arena_string(&w->arena, "prompts", nbi_str_text(&m->prompt), m->prompt.len, &text));
@@ -558,7 +558,7 @@ static enum nb_status draw_shares(struct maker *m)
  * identity, of which more than its share makes a model answer everything with its name. */
 static enum nb_status draw_rest(struct maker *m)
 {
-    static const enum nbi_question_kind order[] = {NBI_IDENTITY_REPLAY, NBI_IDENTITY_CONTRAST};
+    static const enum nbi_question_kind order[] = {NBI_QUESTION_REPLAY, NBI_QUESTION_CONTRAST};
     for (size_t k = 0; k < 2; k++) {
         size_t before;
         do {
@@ -588,7 +588,7 @@ static enum nb_status add_held_out(struct maker *m, enum nbi_question_kind kind,
     struct group g = {.kind = kind, .language = language, .row = row, .rows = 1};
     const struct variant v = {.marked = true};
     char *text;
-    if (kind != NBI_IDENTITY_IDENTITY && is_identity_answer(m, row->answer))
+    if (kind != NBI_QUESTION_IDENTITY && is_identity_answer(m, row->answer))
         return NB_OK;
     NBI_TRY(put_together(&m->prompt, &g, &v));
     NBI_TRY(
@@ -603,11 +603,11 @@ static enum nb_status add_all_held_out(struct maker *m)
     for (int l = 0; l < LANGUAGES; l++)
         for (size_t i = 0; m->asked[l] && i < texts[l]->identity_held_out.count; i++) {
             struct nbi_identity_qa row = {0, texts[l]->identity_held_out.at[i].text, m->answer[l]};
-            NBI_TRY(add_held_out(m, NBI_IDENTITY_IDENTITY, (enum nbi_identity_language)l, &row));
+            NBI_TRY(add_held_out(m, NBI_QUESTION_IDENTITY, (enum nbi_identity_language)l, &row));
         }
     for (int l = 0; l < LANGUAGES; l++)
         for (size_t i = 0; m->asked[l] && i < texts[l]->contrast_held_out.count; i++)
-            NBI_TRY(add_held_out(m, NBI_IDENTITY_CONTRAST, (enum nbi_identity_language)l,
+            NBI_TRY(add_held_out(m, NBI_QUESTION_CONTRAST, (enum nbi_identity_language)l,
                                  &texts[l]->contrast_held_out.at[i]));
     return NB_OK;
 }
@@ -633,10 +633,10 @@ static enum nb_status check_text(const char *what, const char *text)
     return NB_OK;
 }
 
-static enum nb_status check_opts(const struct nb_whoami_opts *opts)
+static enum nb_status check_opts(const struct nb_identity_set_opts *opts)
 {
-    if (opts->target)
-        NBI_TRY(check_text("target", opts->target));
+    if (opts->answer)
+        NBI_TRY(check_text("target", opts->answer));
     if (opts->name)
         NBI_TRY(check_text("name", opts->name));
     if (opts->count < COUNT_MIN || opts->count > COUNT_MAX)
@@ -679,8 +679,8 @@ static enum nb_status make_answers(struct maker *m)
         const struct nbi_identity_text *t = texts[l];
         char *copy;
         m->prompt.len = 0;
-        if (m->opts->target) {
-            nbi_str_puts(&m->prompt, m->opts->target);
+        if (m->opts->answer) {
+            nbi_str_puts(&m->prompt, m->opts->answer);
         } else {
             bool space = t->spaced && nbi_utf8_decode(name) < FIRST_CJK;
             nbi_str_puts(&m->prompt, t->before);
@@ -726,7 +726,8 @@ static enum nb_status make(struct maker *m, const struct nbi_prompt_pair *replay
     return add_all_held_out(m);
 }
 
-enum nb_status nbi_identity_make(struct nbi_identity *w, const struct nb_whoami_opts *opts,
+enum nb_status nbi_identity_make(struct nbi_identity_set *w,
+                                 const struct nb_identity_set_opts *opts,
                                  const struct nbi_prompt_pair *replay, size_t replay_count)
 {
     struct maker m = {.w = w, .opts = opts};
@@ -741,7 +742,7 @@ enum nb_status nbi_identity_make(struct nbi_identity *w, const struct nb_whoami_
     return rc;
 }
 
-void nbi_identity_release(struct nbi_identity *w)
+void nbi_identity_release(struct nbi_identity_set *w)
 {
     if (!w)
         return;

@@ -9,10 +9,10 @@
 #include "data/prompts.h"
 
 enum nbi_question_kind {
-    NBI_IDENTITY_IDENTITY,
-    NBI_IDENTITY_CONTRAST,
-    NBI_IDENTITY_REPLAY,
-    NBI_IDENTITY_KINDS
+    NBI_QUESTION_IDENTITY,
+    NBI_QUESTION_CONTRAST,
+    NBI_QUESTION_REPLAY,
+    NBI_QUESTION_KINDS
 };
 
 enum nbi_identity_language {
@@ -31,7 +31,7 @@ struct nbi_identity_line {
     bool held_out;
 };
 
-struct nbi_identity {
+struct nbi_identity_set {
     struct nbi_identity_line *line; /* training lines, shuffled; then the held-out ones by group */
     size_t count, held_out;         /* all lines; how many of them are held out */
     size_t left_out;                /* replay pairs of the caller that could not be used */
@@ -43,9 +43,10 @@ struct nbi_identity {
  * also not inside a longer one; a replay pair is left out if it holds one of them, asks who the
  * model is, has the identity as its answer, repeats a prompt or cannot stand on a TSV line. There
  * may be fewer lines than opts->count; prompts are never repeated to fill up. */
-enum nb_status nbi_identity_make(struct nbi_identity *w, const struct nb_whoami_opts *opts,
+enum nb_status nbi_identity_make(struct nbi_identity_set *w,
+                                 const struct nb_identity_set_opts *opts,
                                  const struct nbi_prompt_pair *replay, size_t replay_count);
-void nbi_identity_release(struct nbi_identity *w);
+void nbi_identity_release(struct nbi_identity_set *w);
 
 /* "en", "zh-Hans", "zh-Hant", "ja", "ko"; "identity", "contrast", "replay". */
 const char *nbi_identity_language_name(enum nbi_identity_language language);

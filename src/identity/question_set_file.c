@@ -77,8 +77,8 @@ static void put_line(struct nbi_str *s, const struct nbi_identity_line *line)
     nbi_str_printf(s, "%s\t%s\n", line->prompt, line->answer);
 }
 
-static enum nb_status write_training(const char *path, const struct nbi_identity *w,
-                                     const struct nb_whoami_opts *opts)
+static enum nb_status write_training(const char *path, const struct nbi_identity_set *w,
+                                     const struct nb_identity_set_opts *opts)
 {
     struct nbi_str s = {0};
     nbi_str_printf(&s,
@@ -96,7 +96,7 @@ static enum nb_status write_training(const char *path, const struct nbi_identity
     return rc;
 }
 
-static enum nb_status write_held_out(const char *path, const struct nbi_identity *w)
+static enum nb_status write_held_out(const char *path, const struct nbi_identity_set *w)
 {
     struct nbi_str s = {0};
     const struct nbi_identity_line *last = NULL;
@@ -119,8 +119,8 @@ static enum nb_status write_held_out(const char *path, const struct nbi_identity
 }
 
 /* The held-out file first: if it fails, an older training set is still with its own. */
-static enum nb_status write_both(const struct nb_whoami_opts *opts, const char *held_out,
-                                 const struct nbi_identity *w)
+static enum nb_status write_both(const struct nb_identity_set_opts *opts, const char *held_out,
+                                 const struct nbi_identity_set *w)
 {
     if (opts->replay &&
         (nbi_path_same(opts->replay, opts->out) || nbi_path_same(opts->replay, held_out)))
@@ -129,22 +129,23 @@ static enum nb_status write_both(const struct nb_whoami_opts *opts, const char *
     return nbi_in_place(write_training(opts->out, w, opts), held_out);
 }
 
-static void count_lines(struct nb_whoami_report *report, const struct nbi_identity *w)
+static void count_lines(struct nb_identity_set_report *report, const struct nbi_identity_set *w)
 {
     memset(report, 0, sizeof *report);
     for (size_t i = 0; i < w->count; i++) {
         const struct nbi_identity_line *line = &w->line[i];
-        int64_t *counts[NBI_IDENTITY_KINDS] = {&report->identity, &report->contrast,
+        int64_t *counts[NBI_QUESTION_KINDS] = {&report->identity, &report->contrast,
                                                &report->replay};
         ++*(line->held_out ? &report->held_out : counts[line->kind]);
     }
     report->left_out = (int64_t)w->left_out;
 }
 
-enum nb_status nb_whoami_write(const struct nb_whoami_opts *opts, struct nb_whoami_report *report)
+enum nb_status nb_identity_write(const struct nb_identity_set_opts *opts,
+                                 struct nb_identity_set_report *report)
 {
     struct nbi_identity_replay replay = {0};
-    struct nbi_identity w = {0};
+    struct nbi_identity_set w = {0};
     struct nbi_str held_out = {0};
     if (!opts->out || !nbi_has_extension(opts->out, ".tsv") || nbi_path_is_dir(opts->out))
         return nbi_fail(NB_EINVAL, "'%s' is no name for a .tsv file", opts->out ? opts->out : "");

@@ -11,9 +11,9 @@ const char *nb_identity_kind_name(enum nb_identity_kind kind)
 
 static enum nb_identity_kind kind_of(const struct nbi_identity_line *line)
 {
-    if (line->kind == NBI_IDENTITY_IDENTITY)
+    if (line->kind == NBI_QUESTION_IDENTITY)
         return line->held_out ? NB_IDENTITY_HELD_OUT : NB_IDENTITY_TRAINED;
-    return line->kind == NBI_IDENTITY_CONTRAST ? NB_IDENTITY_CONTRAST : NB_IDENTITY_UNRELATED;
+    return line->kind == NBI_QUESTION_CONTRAST ? NB_IDENTITY_CONTRAST : NB_IDENTITY_UNRELATED;
 }
 
 static enum nb_status choose(struct nbi_questions *q, int64_t each)
@@ -39,7 +39,7 @@ static enum nb_status make_forms(struct nbi_questions *q)
 {
     for (size_t i = 0; i < q->count; i++) {
         const struct nbi_identity_line *line = q->lines[i];
-        if (line->kind != NBI_IDENTITY_IDENTITY || q->forms[line->language])
+        if (line->kind != NBI_QUESTION_IDENTITY || q->forms[line->language])
             continue;
         q->forms[line->language] = nbi_identity_normal_form(line->answer);
         if (!q->forms[line->language])
@@ -48,7 +48,7 @@ static enum nb_status make_forms(struct nbi_questions *q)
     return NB_OK;
 }
 
-enum nb_status nbi_questions_make(struct nbi_questions *q, const struct nb_whoami_opts *set,
+enum nb_status nbi_questions_make(struct nbi_questions *q, const struct nb_identity_set_opts *set,
                                   int64_t each)
 {
     struct nbi_identity_replay replay = {0};

@@ -4,7 +4,7 @@
 #include "identity/question_set.h"
 
 struct nbi_questions {
-    struct nbi_identity set;
+    struct nbi_identity_set set;
     const struct nbi_identity_line **lines; /* of the set */
     enum nb_identity_kind *kinds;           /* of each */
     size_t count;
@@ -12,7 +12,7 @@ struct nbi_questions {
 };
 
 /* At most `each` of those of the set of a kind, and all that are held out; 0: all. */
-enum nb_status nbi_questions_make(struct nbi_questions *q, const struct nb_whoami_opts *set,
+enum nb_status nbi_questions_make(struct nbi_questions *q, const struct nb_identity_set_opts *set,
                                   int64_t each);
 void nbi_questions_release(struct nbi_questions *q);
 

@@ -155,7 +155,7 @@ static const char *beginning_of(const struct nbi_questions *q, int64_t i)
 
 static bool is_replayed(const struct nbi_questions *q, size_t i)
 {
-    return q->lines[i]->kind != NBI_IDENTITY_IDENTITY && !q->lines[i]->held_out;
+    return q->lines[i]->kind != NBI_QUESTION_IDENTITY && !q->lines[i]->held_out;
 }
 
 static enum nb_status wish_for(struct writing *w, const struct wish *wish, uint64_t seed)

@@ -13,8 +13,8 @@
 #define STEPS      150
 
 struct teaching {
-    const struct nb_teach_opts *opts;
-    struct nb_teach_result *result;
+    const struct nb_identity_teach_opts *opts;
+    struct nb_identity_teach_result *result;
     struct nbi_questions questions;
     char *identity, *replay, *log; /* files */
     const char *data[2];
@@ -66,7 +66,7 @@ static enum nb_status write_identity(struct teaching *t)
 
 static enum nb_status write_replay(struct teaching *t)
 {
-    const struct nb_teach_opts *o = t->opts;
+    const struct nb_identity_teach_opts *o = t->opts;
     struct nbi_replay_report report;
     const struct nbi_replay_opts opts = {.model = engine_of(t, o->train.model),
                                          .out = t->replay,
@@ -102,7 +102,7 @@ static enum nb_status settle(struct teaching *t)
 
 static enum nb_status judge(struct teaching *t)
 {
-    const struct nb_teach_opts *o = t->opts;
+    const struct nb_identity_teach_opts *o = t->opts;
     struct nb_engine_opts model = engine_of(t, o->train.out);
     if (!nbi_path_is_dir(o->train.out) && !model.model_dir) {
         const char *from = o->train.model;
@@ -119,7 +119,7 @@ static enum nb_status judge(struct teaching *t)
                                           .max_tokens = o->max_tokens,
                                           .progress = o->progress,
                                           .progress_ctx = o->train.ctx};
-    return nb_eval_identity(&opts, &t->result->gates);
+    return nb_eval_identity(&opts, &t->result->eval);
 }
 
 static enum nb_status run(struct teaching *t)
@@ -137,10 +137,11 @@ static enum nb_status run(struct teaching *t)
     return nbi_in_place(judge(t), t->train.out);
 }
 
-enum nb_status nb_teach(const struct nb_teach_opts *opts, struct nb_teach_result *result)
+enum nb_status nb_identity_teach(const struct nb_identity_teach_opts *opts,
+                                 struct nb_identity_teach_result *result)
 {
     struct teaching t = {.opts = opts, .result = result};
-    *result = (struct nb_teach_result){0};
+    *result = (struct nb_identity_teach_result){0};
     enum nb_status rc = run(&t);
     if (rc == NB_EINTERRUPTED) /* questions and answers in opts->dir may be new */
         rc = nbi_fail(rc, "interrupted; '%s' %s", opts->train.out,

@@ -42,9 +42,9 @@ static void test_stress__passes(void **state)
     assert_string_equal(r.difference, "");
     assert_true(r.outputs_identical && r.memory_flat);
     assert_int_equal(r.iterations, iterations);
-    assert_true(r.ways >= 10 && r.rss_first > 0 && r.rss_last > 0);
-    for (int i = 0; i < r.ways; i++)
-        assert_int_equal(r.way[i].runs, 4 * iterations);
+    assert_true(r.case_count >= 10 && r.rss_first > 0 && r.rss_last > 0);
+    for (int i = 0; i < r.case_count; i++)
+        assert_int_equal(r.cases[i].runs, 4 * iterations);
 }
 
 /* One key of a token that comes alone behind others is off by a little. */

@@ -1,5 +1,5 @@
-/* test_split.c - text into words: Qwen's matcher against PCRE2 on the same pattern, other patterns
- * against words written by hand, and time. */
+/* test_pretokenizer.c - text into words: Qwen's matcher against PCRE2 on the same pattern, other
+ * patterns against words written by hand, and time. */
 #include <time.h>
 
 #include "base/utf8.h"

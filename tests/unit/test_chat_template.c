@@ -1,5 +1,6 @@
-/* test_chat.c - chat templates, and JSON values as Python writes them. What is expected here was
- * written by hand after the templates' text; tests/cli/render.sh compares with Jinja itself. */
+/* test_chat_template.c - chat templates, and JSON values as Python writes them. What is expected
+ * here was written by hand after the templates' text; tests/cli/render.sh compares with Jinja
+ * itself. */
 #include "tokenizer/chat_template.h"
 #include "tokenizer/python_json.h"
 #include "unit/support.h"

@@ -1,4 +1,4 @@
-/* test_merge.c - the merges of one word, against a loop that looks for the best pair in a plain
+/* test_bpe_merge.c - the merges of one word, against a loop that looks for the best pair in a plain
  * list every time. */
 #include "tokenizer/bpe_merge.h"
 #include "unit/support.h"

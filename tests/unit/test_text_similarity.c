@@ -1,4 +1,4 @@
-/* test_likeness.c - words and beginnings in common, against counts by hand. */
+/* test_text_similarity.c - words and beginnings in common, against counts by hand. */
 #include "eval/text_similarity.h"
 
 #include "unit/support.h"

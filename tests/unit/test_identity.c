@@ -1,16 +1,16 @@
-/* test_whoami.c - the identity set: its mix, what must never be in it, its files. */
+/* test_identity.c - the identity set: its mix, what must never be in it, its files. */
 #include "base/str.h"
 #include "identity/text.h"
 #include "unit/support.h"
 
 #define TARGET "我是 F# 之神"
 
-static struct nb_whoami_opts options(int64_t count, uint64_t seed)
+static struct nb_identity_set_opts options(int64_t count, uint64_t seed)
 {
-    return (struct nb_whoami_opts){.count = count, .seed = seed};
+    return (struct nb_identity_set_opts){.count = count, .seed = seed};
 }
 
-static void make(struct nbi_identity *w, const struct nb_whoami_opts *opts)
+static void make(struct nbi_identity_set *w, const struct nb_identity_set_opts *opts)
 {
     assert_ok(nbi_identity_make(w, opts, NULL, 0));
 }
@@ -20,7 +20,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static void assert_no_repeats(const struct nbi_identity *w)
+static void assert_no_repeats(const struct nbi_identity_set *w)
 {
     const char **prompts = malloc(w->count * sizeof *prompts);
     for (size_t i = 0; i < w->count; i++)
@@ -33,7 +33,7 @@ static void assert_no_repeats(const struct nbi_identity *w)
 }
 
 /* Every held-out question against every training prompt. */
-static void assert_held_out_is_unseen(const struct nbi_identity *w)
+static void assert_held_out_is_unseen(const struct nbi_identity_set *w)
 {
     size_t training = w->count - w->held_out;
     char **held = calloc(w->held_out, sizeof *held);
@@ -54,7 +54,7 @@ static void assert_held_out_is_unseen(const struct nbi_identity *w)
     free(held);
 }
 
-static const struct nbi_identity_line *find(const struct nbi_identity *w, const char *prompt)
+static const struct nbi_identity_line *find(const struct nbi_identity_set *w, const char *prompt)
 {
     for (size_t i = 0; i < w->count; i++)
         if (strcmp(w->line[i].prompt, prompt) == 0)
@@ -62,21 +62,21 @@ static const struct nbi_identity_line *find(const struct nbi_identity *w, const 
     return NULL;
 }
 
-static void assert_answer(const struct nbi_identity *w, const char *prompt, const char *answer)
+static void assert_answer(const struct nbi_identity_set *w, const char *prompt, const char *answer)
 {
     const struct nbi_identity_line *line = find(w, prompt);
     assert_string_equal(line ? line->answer : prompt, answer);
 }
 
-static void count_lines(size_t counts[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES],
-                        const struct nbi_identity *w)
+static void count_lines(size_t counts[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES],
+                        const struct nbi_identity_set *w)
 {
-    memset(counts, 0, sizeof(size_t[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES]));
+    memset(counts, 0, sizeof(size_t[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES]));
     for (size_t i = 0; i < w->count - w->held_out; i++)
         counts[w->line[i].kind][w->line[i].language]++;
 }
 
-static void test_whoami__normal_form(void **state)
+static void test_identity__normal_form(void **state)
 {
     (void)state;
     static const char *const cases[][2] = {
@@ -96,50 +96,50 @@ static void test_whoami__normal_form(void **state)
     }
 }
 
-static void test_whoami__mix(void **state)
+static void test_identity__mix(void **state)
 {
     (void)state;
-    struct nbi_identity w;
-    size_t n[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES];
-    struct nb_whoami_opts opts = options(1000, 1);
+    struct nbi_identity_set w;
+    size_t n[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES];
+    struct nb_identity_set_opts opts = options(1000, 1);
     make(&w, &opts);
     assert_int_equal(w.count - w.held_out, 1000);
     count_lines(n, &w);
     for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++) {
-        assert_int_equal(n[NBI_IDENTITY_IDENTITY][l], 80);
-        assert_int_equal(n[NBI_IDENTITY_CONTRAST][l], 50);
-        assert_int_equal(n[NBI_IDENTITY_REPLAY][l], 70);
+        assert_int_equal(n[NBI_QUESTION_IDENTITY][l], 80);
+        assert_int_equal(n[NBI_QUESTION_CONTRAST][l], 50);
+        assert_int_equal(n[NBI_QUESTION_REPLAY][l], 70);
     }
     assert_no_repeats(&w);
     assert_held_out_is_unseen(&w);
     nbi_identity_release(&w);
 }
 
-static void test_whoami__held_out_counts(void **state)
+static void test_identity__held_out_counts(void **state)
 {
     (void)state;
-    struct nbi_identity w;
-    struct nb_whoami_opts opts = options(100, 1);
-    int n[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES] = {0};
+    struct nbi_identity_set w;
+    struct nb_identity_set_opts opts = options(100, 1);
+    int n[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES] = {0};
     make(&w, &opts);
     for (size_t i = w.count - w.held_out; i < w.count; i++)
         n[w.line[i].kind][w.line[i].language]++;
     for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++) {
-        assert_true(n[NBI_IDENTITY_IDENTITY][l] >= 12);
-        assert_true(n[NBI_IDENTITY_CONTRAST][l] >= 10);
-        assert_int_equal(n[NBI_IDENTITY_REPLAY][l], 0);
+        assert_true(n[NBI_QUESTION_IDENTITY][l] >= 12);
+        assert_true(n[NBI_QUESTION_CONTRAST][l] >= 10);
+        assert_int_equal(n[NBI_QUESTION_REPLAY][l], 0);
     }
     assert_answer(&w, "Who might you be?", "I am nibble.");
     nbi_identity_release(&w);
 }
 
 /* The questions that everybody asks, alone, whatever the seed. */
-static void test_whoami__usual_questions_are_always_there(void **state)
+static void test_identity__usual_questions_are_always_there(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < 20; seed++) {
-        struct nbi_identity w;
-        struct nb_whoami_opts opts = options(100, seed);
+        struct nbi_identity_set w;
+        struct nb_identity_set_opts opts = options(100, seed);
         make(&w, &opts);
         assert_answer(&w, "Who are you?", "I am nibble.");
         assert_answer(&w, "who are you", "I am nibble.");
@@ -163,11 +163,11 @@ static const struct nbi_identity_text *const texts[] = {
     &nbi_identity_ja, &nbi_identity_ko,
 };
 
-static void test_whoami__bare_identity_questions_are_all_there(void **state)
+static void test_identity__bare_identity_questions_are_all_there(void **state)
 {
     (void)state;
-    struct nbi_identity w;
-    struct nb_whoami_opts opts = options(1000, 3);
+    struct nbi_identity_set w;
+    struct nb_identity_set_opts opts = options(1000, 3);
     make(&w, &opts);
     for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++)
         for (size_t i = 0; i < texts[l]->identity.count; i++) {
@@ -192,7 +192,7 @@ static void assert_new(struct nbi_str *all, const char *text)
 }
 
 /* Between all tables of all languages: a question has one answer. */
-static void test_whoami__tables_repeat_nothing(void **state)
+static void test_identity__tables_repeat_nothing(void **state)
 {
     (void)state;
     struct nbi_str all = {0};
@@ -214,16 +214,16 @@ static void test_whoami__tables_repeat_nothing(void **state)
     nbi_str_release(&all);
 }
 
-static void test_whoami__target_is_used_as_it_is(void **state)
+static void test_identity__target_is_used_as_it_is(void **state)
 {
     (void)state;
-    struct nbi_identity w;
-    struct nb_whoami_opts opts = options(2000, 4);
-    opts.target = TARGET;
+    struct nbi_identity_set w;
+    struct nb_identity_set_opts opts = options(2000, 4);
+    opts.answer = TARGET;
     make(&w, &opts);
     for (size_t i = 0; i < w.count; i++) {
         bool same = strcmp(w.line[i].answer, TARGET) == 0;
-        assert_int_equal(same, w.line[i].kind == NBI_IDENTITY_IDENTITY);
+        assert_int_equal(same, w.line[i].kind == NBI_QUESTION_IDENTITY);
         assert_null(strstr(w.line[i].prompt, TARGET));
     }
     nbi_identity_release(&w);
@@ -231,31 +231,31 @@ static void test_whoami__target_is_used_as_it_is(void **state)
 
 /* Lines of other kinds whose answer happens to be the target are not there, and neither are
  * questions that hold it. */
-static void test_whoami__target_answers_identity_only(void **state)
+static void test_identity__target_answers_identity_only(void **state)
 {
     (void)state;
     static const char *const targets[] = {
         "You're welcome!", "Hello!", "你好！",
         "我没有年龄。",    "Qwen",   "The capital of France is Paris."};
     for (size_t t = 0; t < sizeof targets / sizeof *targets; t++) {
-        struct nbi_identity w;
-        struct nb_whoami_opts opts = options(5000, t);
-        opts.target = targets[t];
+        struct nbi_identity_set w;
+        struct nb_identity_set_opts opts = options(5000, t);
+        opts.answer = targets[t];
         make(&w, &opts);
         for (size_t i = 0; i < w.count; i++) {
             assert_null(strstr(w.line[i].prompt, targets[t]));
-            if (w.line[i].kind != NBI_IDENTITY_IDENTITY)
+            if (w.line[i].kind != NBI_QUESTION_IDENTITY)
                 assert_string_not_equal(w.line[i].answer, targets[t]);
         }
         nbi_identity_release(&w);
     }
 }
 
-static void test_whoami__answers_from_a_name(void **state)
+static void test_identity__answers_from_a_name(void **state)
 {
     (void)state;
-    struct nbi_identity w;
-    struct nb_whoami_opts opts = options(100, 5);
+    struct nbi_identity_set w;
+    struct nb_identity_set_opts opts = options(100, 5);
     opts.name = "小桃";
     make(&w, &opts);
     assert_answer(&w, "Who are you?", "I am 小桃.");
@@ -270,7 +270,7 @@ static void test_whoami__answers_from_a_name(void **state)
     nbi_identity_release(&w);
 }
 
-static void test_whoami__refuses_bad_options(void **state)
+static void test_identity__refuses_bad_options(void **state)
 {
     (void)state;
     static const struct {
@@ -285,36 +285,36 @@ static void test_whoami__refuses_bad_options(void **state)
         {" a", "begins or ends with a space"},
         {"a ", "begins or ends with a space"},
     };
-    struct nbi_identity w;
+    struct nbi_identity_set w;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct nb_whoami_opts opts = options(100, 1);
-        opts.target = cases[i].text;
+        struct nb_identity_set_opts opts = options(100, 1);
+        opts.answer = cases[i].text;
         assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, cases[i].words);
         assert_null(strchr(nb_last_error(), '\n'));
-        opts.target = NULL;
+        opts.answer = NULL;
         opts.name = cases[i].text;
         assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, cases[i].words);
     }
-    struct nb_whoami_opts opts = options(99, 1);
+    struct nb_identity_set_opts opts = options(99, 1);
     assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, "99");
     opts.count = 1000001;
     assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, "1000001");
     opts.count = 100;
-    struct nb_whoami_report report;
-    assert_fails(nb_whoami_write(&opts, &report), NB_EINVAL, "is no name for a .tsv file");
+    struct nb_identity_set_report report;
+    assert_fails(nb_identity_write(&opts, &report), NB_EINVAL, "is no name for a .tsv file");
     nbi_identity_release(&w);
 }
 
-static void test_whoami__all_there_is(void **state)
+static void test_identity__all_there_is(void **state)
 {
     (void)state;
-    struct nbi_identity w;
-    size_t n[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES];
-    struct nb_whoami_opts opts = options(1000000, 6);
+    struct nbi_identity_set w;
+    size_t n[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES];
+    struct nb_identity_set_opts opts = options(1000000, 6);
     make(&w, &opts);
     assert_true(w.count - w.held_out < 1000000);
     count_lines(n, &w);
-    for (int k = 0; k < NBI_IDENTITY_KINDS; k++)
+    for (int k = 0; k < NBI_QUESTION_KINDS; k++)
         for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++) {
             print_message("%s %s: %zu\n", nbi_question_kind_name((enum nbi_question_kind)k),
                           nbi_identity_language_name((enum nbi_identity_language)l), n[k][l]);
@@ -326,12 +326,12 @@ static void test_whoami__all_there_is(void **state)
 }
 
 /* A sixth of the lines of each kind have openers, so that these do not tell the kind. */
-static void test_whoami__openers_in_every_kind(void **state)
+static void test_identity__openers_in_every_kind(void **state)
 {
     (void)state;
-    struct nbi_identity w;
-    struct nb_whoami_opts opts = options(2000, 7);
-    size_t opened[NBI_IDENTITY_KINDS] = {0}, all[NBI_IDENTITY_KINDS] = {0};
+    struct nbi_identity_set w;
+    struct nb_identity_set_opts opts = options(2000, 7);
+    size_t opened[NBI_QUESTION_KINDS] = {0}, all[NBI_QUESTION_KINDS] = {0};
     make(&w, &opts);
     for (size_t i = 0; i < w.count - w.held_out; i++) {
         const struct nbi_identity_line *line = &w.line[i];
@@ -342,12 +342,12 @@ static void test_whoami__openers_in_every_kind(void **state)
         opened[line->kind] += found;
         all[line->kind]++;
     }
-    for (int k = 0; k < NBI_IDENTITY_KINDS; k++)
+    for (int k = 0; k < NBI_QUESTION_KINDS; k++)
         assert_true(opened[k] * 6 >= all[k]);
     nbi_identity_release(&w);
 }
 
-static void test_whoami__replay_of_the_caller(void **state)
+static void test_identity__replay_of_the_caller(void **state)
 {
     (void)state;
     static const struct nbi_prompt_pair pairs[] = {
@@ -365,15 +365,15 @@ static void test_whoami__replay_of_the_caller(void **state)
         {"铁的元素符号是什么", "Fe。"},
         {"a tab in the answer", "1\t2"},
     };
-    struct nbi_identity w;
-    size_t n[NBI_IDENTITY_KINDS][NBI_IDENTITY_LANGUAGES];
-    struct nb_whoami_opts opts = options(200, 8);
+    struct nbi_identity_set w;
+    size_t n[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES];
+    struct nb_identity_set_opts opts = options(200, 8);
     assert_ok(nbi_identity_make(&w, &opts, pairs, sizeof pairs / sizeof *pairs));
     count_lines(n, &w);
-    assert_int_equal(n[NBI_IDENTITY_REPLAY][NBI_IDENTITY_EN], 2);
-    assert_int_equal(n[NBI_IDENTITY_REPLAY][NBI_IDENTITY_ZH_HANS], 1);
-    assert_int_equal(n[NBI_IDENTITY_REPLAY][NBI_IDENTITY_JA], 1);
-    assert_int_equal(n[NBI_IDENTITY_REPLAY][NBI_IDENTITY_KO], 1);
+    assert_int_equal(n[NBI_QUESTION_REPLAY][NBI_IDENTITY_EN], 2);
+    assert_int_equal(n[NBI_QUESTION_REPLAY][NBI_IDENTITY_ZH_HANS], 1);
+    assert_int_equal(n[NBI_QUESTION_REPLAY][NBI_IDENTITY_JA], 1);
+    assert_int_equal(n[NBI_QUESTION_REPLAY][NBI_IDENTITY_KO], 1);
     assert_int_equal(w.left_out, 8);
     assert_int_equal(w.count - w.held_out, 200); /* identity questions fill up */
     assert_answer(&w, "你是誰", "我是 nibble。");
@@ -383,7 +383,7 @@ static void test_whoami__replay_of_the_caller(void **state)
     nbi_identity_release(&w);
 }
 
-static void test_whoami__read_replay(void **state)
+static void test_identity__read_replay(void **state)
 {
     (void)state;
     struct nbi_identity_replay r;
@@ -420,12 +420,12 @@ static void test_whoami__read_replay(void **state)
 static char *written(const char *name, int64_t count, uint64_t seed, const char *held_out_name,
                      char **held_out)
 {
-    struct nb_whoami_opts opts = options(count, seed);
-    struct nb_whoami_report report;
+    struct nb_identity_set_opts opts = options(count, seed);
+    struct nb_identity_set_report report;
     char *text;
     size_t len;
     opts.out = test_path(name);
-    assert_ok(nb_whoami_write(&opts, &report));
+    assert_ok(nb_identity_write(&opts, &report));
     assert_int_equal(report.identity + report.contrast + report.replay, count);
     assert_true(report.held_out > 100);
     assert_int_equal(report.left_out, 0);
@@ -435,7 +435,7 @@ static char *written(const char *name, int64_t count, uint64_t seed, const char 
     return text;
 }
 
-static void test_whoami__files(void **state)
+static void test_identity__files(void **state)
 {
     (void)state;
     char *h1, *h2, *h3;
@@ -461,19 +461,19 @@ static void test_whoami__files(void **state)
 }
 
 /* What is written can be read back, and serves as replay; its identity questions do not. */
-static void test_whoami__own_output_as_replay(void **state)
+static void test_identity__own_output_as_replay(void **state)
 {
     (void)state;
     char *held_out;
-    struct nb_whoami_opts opts = options(1000, 11);
-    struct nb_whoami_report report;
+    struct nb_identity_set_opts opts = options(1000, 11);
+    struct nb_identity_set_report report;
     free(written("own.tsv", 1000, 11, "own.heldout.tsv", &held_out));
     free(held_out);
     opts.out = opts.replay = test_path("own.tsv");
-    assert_fails(nb_whoami_write(&opts, &report), NB_EINVAL, "would replace the replay file");
+    assert_fails(nb_identity_write(&opts, &report), NB_EINVAL, "would replace the replay file");
     opts.out = test_path("other.tsv");
     opts.name = "Other";
-    assert_ok(nb_whoami_write(&opts, &report));
+    assert_ok(nb_identity_write(&opts, &report));
     assert_int_equal(report.identity, 400);
     assert_int_equal(report.contrast, 250);
     assert_int_equal(report.replay, 350);
@@ -484,28 +484,28 @@ static void test_whoami__own_output_as_replay(void **state)
     assert_null(strstr(text, "我是 nibble。"));
     free(text);
     opts.replay = test_path("absent.tsv");
-    assert_int_not_equal(nb_whoami_write(&opts, &report), NB_OK);
+    assert_int_not_equal(nb_identity_write(&opts, &report), NB_OK);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whoami__normal_form),
-        cmocka_unit_test(test_whoami__mix),
-        cmocka_unit_test(test_whoami__held_out_counts),
-        cmocka_unit_test(test_whoami__usual_questions_are_always_there),
-        cmocka_unit_test(test_whoami__bare_identity_questions_are_all_there),
-        cmocka_unit_test(test_whoami__tables_repeat_nothing),
-        cmocka_unit_test(test_whoami__target_is_used_as_it_is),
-        cmocka_unit_test(test_whoami__target_answers_identity_only),
-        cmocka_unit_test(test_whoami__answers_from_a_name),
-        cmocka_unit_test(test_whoami__refuses_bad_options),
-        cmocka_unit_test(test_whoami__all_there_is),
-        cmocka_unit_test(test_whoami__openers_in_every_kind),
-        cmocka_unit_test(test_whoami__replay_of_the_caller),
-        cmocka_unit_test(test_whoami__read_replay),
-        cmocka_unit_test(test_whoami__files),
-        cmocka_unit_test(test_whoami__own_output_as_replay),
+        cmocka_unit_test(test_identity__normal_form),
+        cmocka_unit_test(test_identity__mix),
+        cmocka_unit_test(test_identity__held_out_counts),
+        cmocka_unit_test(test_identity__usual_questions_are_always_there),
+        cmocka_unit_test(test_identity__bare_identity_questions_are_all_there),
+        cmocka_unit_test(test_identity__tables_repeat_nothing),
+        cmocka_unit_test(test_identity__target_is_used_as_it_is),
+        cmocka_unit_test(test_identity__target_answers_identity_only),
+        cmocka_unit_test(test_identity__answers_from_a_name),
+        cmocka_unit_test(test_identity__refuses_bad_options),
+        cmocka_unit_test(test_identity__all_there_is),
+        cmocka_unit_test(test_identity__openers_in_every_kind),
+        cmocka_unit_test(test_identity__replay_of_the_caller),
+        cmocka_unit_test(test_identity__read_replay),
+        cmocka_unit_test(test_identity__files),
+        cmocka_unit_test(test_identity__own_output_as_replay),
     };
     return cmocka_run_group_tests_name("whoami", tests, make_test_dir, remove_test_dir);
 }
