@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/file.h"
 #include "base/jscan.h"
 #include "base/sys.h"
@@ -514,14 +515,7 @@ static enum nb_status collect(void *ctx, const struct nb_transcript_item *item)
     char *text = NULL;
     if (item->cut > 0 && r->count > 0) /* the question is to be answered at that length */
         r->items[r->count - 1].cut = item->cut;
-    if (r->count == r->capacity) {
-        size_t more = r->capacity ? 2 * r->capacity : 64;
-        struct nb_transcript_item *grown = reallocarray(r->items, more, sizeof *grown);
-        if (!grown)
-            return nbi_fail_memory("messages", more * sizeof *grown);
-        r->items = grown;
-        r->capacity = more;
-    }
+    NBI_TRY(NBI_ARRAY_RESERVE(r->items, r->capacity, r->count + 1, "messages"));
     NBI_TRY(nbi_arena_string(&r->arena, "messages", item->message.text ? item->message.text : "",
                              item->message.len, &text));
     r->items[r->count] = *item;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "cli/cli.h"
 #include "cli/input.h"
 
@@ -154,14 +155,7 @@ struct ids {
 
 static enum nb_status add_id(struct ids *ids, int64_t id)
 {
-    if (ids->count == ids->cap) {
-        size_t cap = ids->cap ? 2 * ids->cap : 256;
-        int32_t *p = realloc(ids->p, cap * sizeof *p);
-        if (!p)
-            return nbi_fail_memory("token ids", cap * sizeof *p);
-        ids->p = p;
-        ids->cap = cap;
-    }
+    NBI_TRY(NBI_ARRAY_RESERVE(ids->p, ids->cap, ids->count + 1, "token ids"));
     ids->p[ids->count++] = (int32_t)id;
     return NB_OK;
 }

@@ -5,6 +5,7 @@
 
 #include <utf8proc.h>
 
+#include "base/array.h"
 #include "base/utf8.h"
 
 #define LOOK_BACK 256
@@ -160,19 +161,6 @@ void cli_edit_clear(struct cli_edit *e)
     e->cutting = false;
 }
 
-static enum nb_status reserve(struct cli_edit *e, size_t need)
-{
-    if (need <= e->cap)
-        return NB_OK;
-    size_t cap = need < 256 ? 256 : need + need / 2;
-    char *text = realloc(e->text, cap);
-    if (!text)
-        return nbi_fail_memory("a line", cap);
-    e->text = text;
-    e->cap = cap;
-    return NB_OK;
-}
-
 /* Copies what a text may hold; the result is never longer. */
 static size_t filter(char *out, const char *bytes, size_t len)
 {
@@ -199,7 +187,7 @@ enum nb_status cli_edit_insert(struct cli_edit *e, const char *bytes, size_t len
     e->cutting = false;
     if (!*fits || len == 0)
         return NB_OK;
-    NBI_TRY(reserve(e, e->len + len));
+    NBI_TRY(NBI_ARRAY_RESERVE(e->text, e->cap, e->len + len, "a line"));
     char *at = e->text + e->cursor;
     size_t tail = e->len - e->cursor;
     memmove(at + len, at, tail);
@@ -213,7 +201,7 @@ enum nb_status cli_edit_insert(struct cli_edit *e, const char *bytes, size_t len
 enum nb_status cli_edit_set(struct cli_edit *e, const char *bytes, size_t len)
 {
     bool fits;
-    NBI_TRY(reserve(e, len)); /* from here on nothing fails */
+    NBI_TRY(NBI_ARRAY_RESERVE(e->text, e->cap, len, "a line")); /* from here on nothing fails */
     cli_edit_clear(e);
     return cli_edit_insert(e, bytes, len, &fits);
 }

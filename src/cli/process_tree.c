@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/dirs.h"
 #include "base/str.h"
 #include "base/syscall.h"
@@ -65,14 +66,7 @@ struct list {
 
 static enum nb_status add(struct list *l, const struct cli_process *p)
 {
-    if (l->count == l->cap) {
-        size_t cap = l->cap ? 2 * l->cap : 256;
-        struct cli_process *grown = realloc(l->v, cap * sizeof *grown);
-        if (!grown)
-            return nbi_fail_memory("list of processes", cap * sizeof *grown);
-        l->v = grown;
-        l->cap = cap;
-    }
+    NBI_TRY(NBI_ARRAY_RESERVE(l->v, l->cap, l->count + 1, "list of processes"));
     l->v[l->count++] = *p;
     return NB_OK;
 }

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/parallel.h"
 #include "eval/ab.h"
 #include "eval/perplexity.h"
@@ -110,13 +111,7 @@ static enum nb_status begin_text(struct nbi_ab_side *side, int64_t i, enum nb_ab
     const struct nbi_ab_ids *prompt = prompt_of(&side->items[i], t);
     const struct nbi_ab_ids *text = &side->items[i].text[t];
     size_t all = prompt->count + (size_t)n;
-    if (side->capacity < all) {
-        int32_t *grown = reallocarray(side->sequence, all, sizeof *grown);
-        if (!grown)
-            return nbi_fail_memory("tokens", all * sizeof *grown);
-        side->sequence = grown;
-        side->capacity = all;
-    }
+    NBI_TRY(NBI_ARRAY_RESERVE(side->sequence, side->capacity, all, "tokens"));
     memcpy(side->sequence, prompt->p, prompt->count * sizeof *prompt->p);
     memcpy(side->sequence + prompt->count, text->p, (size_t)n * sizeof *text->p);
     for (size_t k = prompt->count; k < all; k++) /* the last one is never in the session */

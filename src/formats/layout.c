@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "base/utf8.h"
@@ -25,15 +26,8 @@ enum nb_status nbi_parts_add(struct nbi_store *store, struct nbi_parts *parts, c
         return nbi_fail(NB_EFORMAT, "tensor '%s' has %llu bytes, its shape and type need %llu",
                         name, (unsigned long long)part->span.bytes,
                         (unsigned long long)nbi_dtype_bytes(part->dtype, part->count));
-    if (parts->count == parts->cap) {
-        int64_t cap = parts->cap ? 2 * parts->cap : 64;
-        struct nbi_part *p = realloc(parts->p, (size_t)cap * sizeof *p);
-        if (!p)
-            return nbi_fail_memory("tensor list", (size_t)cap * sizeof *p);
-        parts->p = p;
-        parts->cap = cap;
-    }
     char *copy;
+    NBI_TRY(NBI_ARRAY_RESERVE(parts->p, parts->capacity, (size_t)parts->count + 1, "tensor list"));
     NBI_TRY(nbi_arena_string(&store->arena, "names", name, name_len, &copy));
     parts->p[parts->count] = *part;
     parts->p[parts->count++].name = copy;

@@ -16,8 +16,9 @@ struct nbi_part {
 };
 
 struct nbi_parts {
-    struct nbi_part *p; /* heap, grows */
-    int64_t count, cap;
+    struct nbi_part *p;
+    int64_t count;
+    size_t capacity;
 };
 
 #define NBI_NAME_MAX 1024

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/crc.h"
 #include "base/str.h"
 #include "base/utf8.h"
@@ -135,18 +136,12 @@ static int by_key(const void *a, const void *b)
 static enum nb_status read_metadata(struct nbi_store *store, struct nbi_cursor *c, uint64_t n)
 {
     struct nbi_gguf_value *list = NULL;
-    uint64_t cap = 0, used = 0;
+    size_t capacity = 0, used = 0;
     enum nb_status rc = NB_OK;
     for (uint64_t i = 0; i < n && rc == NB_OK; i++) {
-        if (used == cap) {
-            cap = cap ? 2 * cap : 32;
-            struct nbi_gguf_value *p = realloc(list, cap * sizeof *p);
-            if (!p) {
-                rc = nbi_fail_memory("metadata", cap * sizeof *p);
-                break;
-            }
-            list = p;
-        }
+        rc = NBI_ARRAY_RESERVE(list, capacity, used + 1, "metadata");
+        if (rc != NB_OK)
+            break;
         list[used] = (struct nbi_gguf_value){0};
         rc = read_kv(store, c, &list[used]);
         used += rc == NB_OK;

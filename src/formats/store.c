@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/dirs.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -35,13 +36,8 @@ void nbi_store_close(struct nbi_store *store)
 
 enum nb_status nbi_meta_add(struct nbi_store *store, const char *key, const char *value)
 {
-    if ((store->meta_count & (store->meta_count - 1)) == 0) { /* room doubles at powers of two */
-        size_t cap = store->meta_count ? 2 * (size_t)store->meta_count : 1;
-        struct nbi_meta_row *p = realloc(store->meta, cap * sizeof *p);
-        if (!p)
-            return nbi_fail_memory("metadata", cap * sizeof *p);
-        store->meta = p;
-    }
+    NBI_TRY(NBI_ARRAY_RESERVE(store->meta, store->meta_capacity, (size_t)store->meta_count + 1,
+                              "metadata"));
     char *k, *v, text[256];
     nbi_printable_copy(text, sizeof text, key, strlen(key));
     NBI_TRY(nbi_arena_string(&store->arena, "metadata", text, strlen(text), &k));
@@ -53,15 +49,13 @@ enum nb_status nbi_meta_add(struct nbi_store *store, const char *key, const char
 
 static enum nb_status add_source(struct nbi_store *store, struct nbi_source *src)
 {
-    struct nbi_source **p =
-        realloc(store->files, ((size_t)store->file_count + 1) * sizeof *store->files);
-    if (!p) {
+    enum nb_status rc = NBI_ARRAY_RESERVE(store->files, store->file_capacity,
+                                          (size_t)store->file_count + 1, "file list");
+    if (rc == NB_OK)
+        store->files[store->file_count++] = src;
+    else
         nbi_source_close(src);
-        return nbi_fail_memory("file list", 0);
-    }
-    store->files = p;
-    store->files[store->file_count++] = src;
-    return NB_OK;
+    return rc;
 }
 
 static enum nb_status add_file(struct nbi_store *store, const char *path)

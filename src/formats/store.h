@@ -64,6 +64,7 @@ struct nbi_store {
     struct nbi_arena arena; /* entries, names, metadata */
     struct nbi_source **files;
     int file_count;
+    size_t file_capacity;
     struct nbi_entry *entries; /* in file order */
     int64_t count;
     struct nbi_entry **by_name; /* sorted */
@@ -71,6 +72,7 @@ struct nbi_store {
     int64_t kv_count;
     struct nbi_meta_row *meta; /* for display, all formats */
     int64_t meta_count;
+    size_t meta_capacity;
 };
 
 enum nb_status nbi_store_open(struct nbi_store **out, const char *path);

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "base/array.h"
 #include "base/utf8.h"
 #include "tokenizer/added.h"
 #include "tokenizer/bpe_merge.h"
@@ -365,17 +366,7 @@ bool nbi_bpe_special(const struct nbi_bpe *b, int64_t id)
 
 enum nb_status nbi_ids_reserve(struct nbi_ids *ids, size_t more)
 {
-    if (ids->cap - ids->count >= more)
-        return NB_OK;
-    size_t cap = ids->cap ? ids->cap : 256;
-    while (cap - ids->count < more)
-        cap *= 2;
-    int32_t *p = realloc(ids->p, cap * sizeof *p);
-    if (!p)
-        return nbi_fail_memory("token ids", cap * sizeof *p);
-    ids->p = p;
-    ids->cap = cap;
-    return NB_OK;
+    return NBI_ARRAY_RESERVE(ids->p, ids->cap, ids->count + more, "token ids");
 }
 
 void nbi_ids_release(struct nbi_ids *ids)

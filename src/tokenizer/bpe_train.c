@@ -6,25 +6,11 @@
 
 #include <string.h>
 
+#include "base/array.h"
 #include "base/utf8.h"
 #include "tokenizer/added.h"
 
-/* ---- growing arrays ---- */
-
-static enum nb_status grow(void **p, size_t *cap, size_t need, size_t size)
-{
-    if (need <= *cap)
-        return NB_OK;
-    size_t n = *cap ? *cap : 16;
-    while (n < need)
-        n *= 2;
-    void *q = n > SIZE_MAX / size ? NULL : realloc(*p, n * size);
-    if (!q)
-        return nbi_fail_memory("tokenizer training", n);
-    *p = q;
-    *cap = n;
-    return NB_OK;
-}
+/* ---- lists of indices ---- */
 
 struct u32_list {
     uint32_t *p;
@@ -33,7 +19,7 @@ struct u32_list {
 
 static enum nb_status push(struct u32_list *l, uint32_t v)
 {
-    NBI_TRY(grow((void **)&l->p, &l->cap, l->count + 1, sizeof *l->p));
+    NBI_TRY(NBI_ARRAY_RESERVE(l->p, l->cap, l->count + 1, "tokenizer training"));
     l->p[l->count++] = v;
     return NB_OK;
 }
@@ -114,7 +100,7 @@ static enum nb_status intern(struct texts *t, const char *text, size_t len, uint
             return NB_OK;
         }
     }
-    NBI_TRY(grow((void **)&t->list, &t->cap, t->count + 1, sizeof *t->list));
+    NBI_TRY(NBI_ARRAY_RESERVE(t->list, t->cap, t->count + 1, "tokenizer training"));
     t->list[t->count] = (struct text){t->bytes.len, (uint32_t)len, 0};
     nbi_str_append(&t->bytes, text, len);
     NBI_TRY(nbi_str_status(&t->bytes));
@@ -296,7 +282,7 @@ static enum nb_status find_pair(struct merging *m, uint32_t left, uint32_t right
         if (m->pairs[*index].left == left && m->pairs[*index].right == right)
             return NB_OK;
     }
-    NBI_TRY(grow((void **)&m->pairs, &m->pair_cap, m->pair_count + 1, sizeof *m->pairs));
+    NBI_TRY(NBI_ARRAY_RESERVE(m->pairs, m->pair_cap, m->pair_count + 1, "tokenizer training"));
     m->pairs[m->pair_count] = (struct pair){.left = left, .right = right};
     *index = (uint32_t)m->pair_count++;
     m->table.slots[at] = *index + 1;
@@ -315,7 +301,7 @@ static bool before(const struct merging *m, struct entry a, struct entry b)
 
 static enum nb_status heap_push(struct merging *m, struct entry e)
 {
-    NBI_TRY(grow((void **)&m->heap, &m->heap_cap, m->heap_count + 1, sizeof *m->heap));
+    NBI_TRY(NBI_ARRAY_RESERVE(m->heap, m->heap_cap, m->heap_count + 1, "tokenizer training"));
     size_t i = m->heap_count++;
     for (; i > 0 && before(m, e, m->heap[(i - 1) / 2]); i = (i - 1) / 2)
         m->heap[i] = m->heap[(i - 1) / 2];

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/utf8.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/tokenizer.h"
@@ -195,18 +196,6 @@ enum nb_status nb_tokenizer_decode(const struct nb_tokenizer *t, const int32_t *
 
 /* ---- token by token ---- */
 
-static enum nb_status decoder_room(struct nb_decoder *d, size_t bytes)
-{
-    if (d->capacity >= bytes)
-        return NB_OK;
-    char *p = realloc(d->buffer, bytes);
-    if (!p)
-        return nbi_fail_memory("decoder", bytes);
-    d->buffer = p;
-    d->capacity = bytes;
-    return NB_OK;
-}
-
 enum nb_status nb_decoder_next(struct nb_decoder *d, const struct nb_tokenizer *t, int32_t id,
                                const char **text, size_t *len)
 {
@@ -216,7 +205,7 @@ enum nb_status nb_decoder_next(struct nb_decoder *d, const struct nb_tokenizer *
     *len = 0;
     total = (size_t)d->count + n;
     /* What is held, then the token; each byte becomes at most the three of U+FFFD. */
-    NBI_TRY(decoder_room(d, 4 * total + 4));
+    NBI_TRY(NBI_ARRAY_RESERVE(d->buffer, d->capacity, 4 * total + 4, "decoder"));
     char *in = d->buffer + 3 * total + 3, *p = in, *end = in + total;
     memcpy(in, d->held, (size_t)d->count);
     if (n > 0)

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/array.h"
 #include "base/utf8.h"
 
 void nbi_vocab_init(struct nbi_vocab *v)
@@ -58,13 +59,7 @@ enum nb_status nbi_vocab_add_merge(struct nbi_vocab *v, const char *text, size_t
         memchr(space + 1, ' ', (size_t)(text + len - space) - 1))
         return nbi_fail(NB_EFORMAT, "merge %lld is not a pair of tokens",
                         (long long)v->merge_count);
-    if ((v->merge_count & (v->merge_count - 1)) == 0) { /* room doubles at powers of two */
-        size_t cap = v->merge_count ? 2 * (size_t)v->merge_count : 1;
-        const char **p = realloc(v->merges, cap * sizeof *p);
-        if (!p)
-            return nbi_fail_memory("merges", cap * sizeof *p);
-        v->merges = p;
-    }
+    NBI_TRY(NBI_ARRAY_RESERVE(v->merges, v->merge_capacity, (size_t)v->merge_count + 1, "merges"));
     v->merges[v->merge_count++] = text;
     return NB_OK;
 }

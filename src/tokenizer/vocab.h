@@ -42,6 +42,7 @@ struct nbi_vocab {
     int64_t count;
     const char **merges; /* "left right" */
     int64_t merge_count;
+    size_t merge_capacity;
     bool nfc;           /* text is normalised first */
     bool ignore_merges; /* a word that is a token needs no merges */
     struct nbi_split_rules split;
