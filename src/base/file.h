@@ -78,7 +78,6 @@ enum nb_status nbi_file_write(const char *path, const void *bytes, size_t len);
 bool nbi_path_is_dir(const char *path);
 bool nbi_path_exists(const char *path); /* if not, errno says why */
 bool nbi_path_is_file(const char *path);
-bool nbi_dir_is_empty(const char *path);                 /* false also where it cannot be read */
 bool nbi_path_dangles(const char *path);                 /* a symbolic link to nothing */
 bool nbi_path_same(const char *a, const char *b);        /* both exist and are the same file */
 bool nbi_path_same_target(const char *a, const char *b); /* the same, or will be once they exist */

@@ -32,14 +32,12 @@ void nb_file_close(struct nb_file *file)
 
 const char *nb_file_format(const struct nb_file *file)
 {
-    static const char *const names[] = {"dat", "safetensors", "gguf"};
-    return names[file->model.store->format];
+    return nbi_formats[file->model.store->format].name;
 }
 
 const char *nb_file_layout(const struct nb_file *file)
 {
-    static const char *const names[] = {"none", "dat", "modelopt", "compressed-tensors", "gguf"};
-    return names[file->model.store->layout];
+    return nbi_layouts[file->model.store->layout].name;
 }
 
 int64_t nb_file_tensor_count(const struct nb_file *file)

@@ -35,9 +35,7 @@ static bool has_parts(const char *name, const char *text)
 static bool matches(const char *pattern, const char *name)
 {
     char stem[1100];
-    snprintf(stem, sizeof stem, "%s", name);
-    if (nbi_ends_with(stem, ".weight"))
-        stem[strlen(stem) - strlen(".weight")] = 0;
+    snprintf(stem, sizeof stem, "%.*s", (int)nbi_stem_length(name), name);
     return has_parts(name, pattern) || nbi_wildcard_match(pattern, name) ||
            nbi_wildcard_match(pattern, stem);
 }

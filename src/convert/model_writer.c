@@ -16,17 +16,10 @@ enum nb_status nbi_output_of(const char *path, struct nbi_output *target)
 {
     static const char *const others[] = {".bin",  ".pt",   ".pth",       ".onnx",
                                          ".ggml", ".json", ".safetensor"};
-    *target = (struct nbi_output){0};
+    *target = (struct nbi_output){.format = NBI_FORMAT_SAFETENSORS};
     if (!*path)
         return nbi_fail(NB_EINVAL, "the target has no name");
-    if (nbi_has_extension(path, ".dat")) {
-        target->format = NBI_FORMAT_DAT;
-    } else if (nbi_has_extension(path, ".gguf")) {
-        target->format = NBI_FORMAT_GGUF;
-    } else {
-        target->format = NBI_FORMAT_SAFETENSORS;
-        target->directory = !nbi_has_extension(path, ".safetensors");
-    }
+    target->directory = !nbi_format_of_path(path, &target->format);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (nbi_has_extension(path, others[i]))
             return nbi_fail(
@@ -146,14 +139,13 @@ static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi
 /* The last part of the source's path without an ending that says what kind of file it is. */
 static void model_name(char *name, size_t size, const char *src)
 {
-    static const char *const endings[] = {".dat", ".gguf", ".safetensors"};
     char *real = realpath(src, NULL); /* "." and trailing slashes have no name of their own */
     const char *base = nbi_path_base(real ? real : src);
     nbi_printable_copy(name, size, base, strlen(base));
     free(real);
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-        if (nbi_has_extension(name, endings[i]))
-            name[strlen(name) - strlen(endings[i])] = 0;
+    for (int i = 0; i < NBI_FORMATS; i++)
+        if (nbi_has_extension(name, nbi_formats[i].ending))
+            name[strlen(name) - strlen(nbi_formats[i].ending)] = 0;
 }
 
 static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_convert_opts *opts,
@@ -183,7 +175,7 @@ static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_conv
 /* A parameter's name without ".weight". */
 static json_t *module_name(const char *name)
 {
-    return json_stringn(name, strlen(name) - strlen(".weight"));
+    return json_stringn(name, nbi_stem_length(name));
 }
 
 /* Modules that stay unquantised, for the readers' ignore lists. A tied head counts as one. */

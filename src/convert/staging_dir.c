@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/str.h"
 #include "base/syscall.h"
+#include "formats/store.h"
 
 const char *const nbi_model_sidecars[] = {
     "generation_config.json",
@@ -26,20 +27,16 @@ bool nbi_is_model_file(const char *name)
     for (const char *const *p = nbi_model_sidecars; *p; p++)
         if (strcmp(name, *p) == 0)
             return true;
-    return (nbi_starts_with(name, "model") && nbi_ends_with(name, ".safetensors")) ||
-           strcmp(name, "model.safetensors.index.json") == 0 || strcmp(name, "config.json") == 0 ||
+    enum nbi_format format;
+    return (nbi_starts_with(name, "model") && nbi_format_of_file(name, &format) &&
+            format == NBI_FORMAT_SAFETENSORS) ||
+           strcmp(name, NBI_SHARD_INDEX) == 0 || strcmp(name, "config.json") == 0 ||
            strcmp(name, "hf_quant_config.json") == 0;
 }
 
 static enum nb_status listing_failed(const char *dir)
 {
     return nbi_fail(NB_EIO, "cannot read directory '%s': %s", dir, strerror(errno));
-}
-
-static bool is_weights(const char *name)
-{
-    return nbi_ends_with(name, ".safetensors") || nbi_ends_with(name, ".dat") ||
-           nbi_ends_with(name, ".gguf");
 }
 
 static enum nb_status check_content(const char *target)
@@ -49,7 +46,7 @@ static enum nb_status check_content(const char *target)
         return listing_failed(target);
     int files = 0;
     bool config = false;
-    char odd[256] = "";
+    char foreign[256] = "";
     const char *name;
     while ((name = nbi_dir_next(dir))) {
         files++;
@@ -57,8 +54,9 @@ static enum nb_status check_content(const char *target)
         char *path = nbi_path_join(target, name);
         bool subdirectory = path && nbi_path_is_dir(path);
         free(path);
-        if (subdirectory || (!nbi_is_model_file(name) && is_weights(name)))
-            snprintf(odd, sizeof odd, "%s", name);
+        enum nbi_format format;
+        if (subdirectory || (!nbi_is_model_file(name) && nbi_format_of_file(name, &format)))
+            snprintf(foreign, sizeof foreign, "%s", name);
     }
     enum nb_status rc = errno ? listing_failed(target) : NB_OK;
     closedir(dir);
@@ -68,11 +66,11 @@ static enum nb_status check_content(const char *target)
                         "will not write a model into '%s': it is not empty and not a model "
                         "directory; choose a new name",
                         target);
-    if (odd[0])
+    if (foreign[0])
         return nbi_fail(NB_EIO,
                         "will not replace the model in '%s': it also holds '%s'; choose a "
                         "new name",
-                        target, odd);
+                        target, foreign);
     return NB_OK;
 }
 

@@ -5,34 +5,12 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/array.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "base/utf8.h"
 #include "formats/read.h"
 #include "tensor/nvfp4.h"
 
-/* ---- the list of parts ---- */
-
-enum nb_status nbi_parts_add(struct nbi_store *store, struct nbi_parts *parts, const char *name,
-                             size_t name_len, const struct nbi_part *part)
-{
-    if (name_len == 0 || name_len > NBI_NAME_MAX || !nbi_utf8_printable(name, name_len))
-        return nbi_fail(NB_EFORMAT, "a tensor name of %zu bytes is not printable text", name_len);
-    uint64_t size = nbi_source_size(store->files[part->span.file]);
-    if (part->span.offset > size || part->span.bytes > size - part->span.offset)
-        return nbi_fail(NB_EFORMAT, "tensor '%s' lies outside the file", name);
-    if (part->dtype != NBI_NVFP4 && part->span.bytes != nbi_dtype_bytes(part->dtype, part->count))
-        return nbi_fail(NB_EFORMAT, "tensor '%s' has %llu bytes, its shape and type need %llu",
-                        name, (unsigned long long)part->span.bytes,
-                        (unsigned long long)nbi_dtype_bytes(part->dtype, part->count));
-    char *copy;
-    NBI_TRY(NBI_ARRAY_RESERVE(parts->p, parts->capacity, (size_t)parts->count + 1, "tensor list"));
-    NBI_TRY(nbi_arena_string(&store->arena, "names", name, name_len, &copy));
-    parts->p[parts->count] = *part;
-    parts->p[parts->count++].name = copy;
-    return NB_OK;
-}
+/* ---- finding parts by name ---- */
 
 static int by_part_name(const void *a, const void *b)
 {
@@ -155,24 +133,30 @@ static enum nb_status join(struct pairing *p, struct nbi_entry *e, struct nbi_pa
     return NB_OK;
 }
 
+static bool has_suffix(const struct nbi_part *part, const char *suffix)
+{
+    return suffix && nbi_ends_with(part->name, suffix);
+}
+
 static bool is_codes(const struct nbi_part *part)
 {
     return part->dtype == NBI_U8 || part->dtype == NBI_E2M1X2;
 }
 
-static enum nb_status missing(const struct nbi_part *part, const char *what)
+static enum nb_status missing(const struct nbi_part *part, const char *suffix)
 {
-    return nbi_fail(NB_EFORMAT, "'%s' has no %s beside it", part->name, what);
+    return nbi_fail(NB_EFORMAT, "'%s' has no '%s' beside it", part->name, suffix);
 }
 
 /* `.dat`: STEM.qdata and STEM.scale, STEM with or without a final ".weight". */
 static enum nb_status pair_dat(struct pairing *p, struct nbi_part *part, struct nbi_entry *e)
 {
-    size_t stem = strlen(part->name) - strlen(".qdata");
-    struct nbi_part *scale = sibling(p, part->name, stem, ".scale");
-    struct nbi_part *tscale = sibling(p, part->name, stem, ".tscale");
+    const struct nbi_layout_info *suffix = &nbi_layouts[NBI_LAYOUT_DAT];
+    size_t stem = strlen(part->name) - strlen(suffix->codes);
+    struct nbi_part *scale = sibling(p, part->name, stem, suffix->block_scales);
+    struct nbi_part *tscale = sibling(p, part->name, stem, suffix->tensor_scale);
     if (!scale)
-        return missing(part, "'.scale'");
+        return missing(part, suffix->block_scales);
     if (!is_codes(part))
         return nbi_fail(NB_EFORMAT, "'%s' has type %s, codes must be bytes", part->name,
                         nbi_dtypes[part->dtype].name);
@@ -182,18 +166,19 @@ static enum nb_status pair_dat(struct pairing *p, struct nbi_part *part, struct 
     e->two_level = tscale != NULL;
     char name[NBI_NAME_MAX + 16];
     snprintf(name, sizeof name, "%.*s", (int)stem, part->name);
-    if (!nbi_ends_with(name, ".weight"))
+    if (!nbi_is_weight_name(name))
         snprintf(name + stem, sizeof name - stem, ".weight");
     return set_name(p->store, e, name);
 }
 
+static const char *const activation_suffixes[] = {".input_scale", ".input_global_scale", ".k_scale",
+                                                  ".v_scale", NULL};
+
 /* Activation and cache scales of a calibrated model: nibble computes activations without them. */
 static void drop_activation_scales(struct pairing *p, const char *stem, size_t len)
 {
-    static const char *const extra[] = {".input_scale", ".input_global_scale", ".k_scale",
-                                        ".v_scale"};
-    for (size_t i = 0; i < sizeof extra / sizeof *extra; i++) {
-        struct nbi_part *part = sibling(p, stem, len, extra[i]);
+    for (const char *const *suffix = activation_suffixes; *suffix; suffix++) {
+        struct nbi_part *part = sibling(p, stem, len, *suffix);
         if (part && part->dtype == NBI_F32 && part->count == 1) {
             part->used = true;
             nbi_log(NB_LOG_DEBUG, "'%s' is not used", part->name);
@@ -215,10 +200,11 @@ static void note_tensor_scale(struct nbi_entry *e)
 static enum nb_status pair_modelopt(struct pairing *p, struct nbi_part *part,
                                     struct nbi_part *scale, struct nbi_entry *e)
 {
-    size_t stem = strlen(part->name) - strlen(".weight");
-    struct nbi_part *second = sibling(p, part->name, stem, ".weight_scale_2");
+    const char *suffix = nbi_layouts[NBI_LAYOUT_MODELOPT].tensor_scale;
+    size_t stem = nbi_stem_length(part->name);
+    struct nbi_part *second = sibling(p, part->name, stem, suffix);
     if (!second)
-        return missing(part, "'.weight_scale_2'");
+        return missing(part, suffix);
     NBI_TRY(join(p, e, part, scale, NBI_LAYOUT_MODELOPT));
     NBI_TRY(read_scalar(p, second, e, &e->tensor_scale));
     drop_activation_scales(p, part->name, stem);
@@ -229,11 +215,12 @@ static enum nb_status pair_modelopt(struct pairing *p, struct nbi_part *part,
 
 static enum nb_status pair_compressed(struct pairing *p, struct nbi_part *part, struct nbi_entry *e)
 {
-    size_t stem = strlen(part->name) - strlen(".weight_packed");
-    struct nbi_part *scale = sibling(p, part->name, stem, ".weight_scale");
-    struct nbi_part *global = sibling(p, part->name, stem, ".weight_global_scale");
+    const struct nbi_layout_info *suffix = &nbi_layouts[NBI_LAYOUT_COMPRESSED_TENSORS];
+    size_t stem = strlen(part->name) - strlen(suffix->codes);
+    struct nbi_part *scale = sibling(p, part->name, stem, suffix->block_scales);
+    struct nbi_part *global = sibling(p, part->name, stem, suffix->tensor_scale);
     if (!scale || !global)
-        return missing(part, scale ? "'.weight_global_scale'" : "'.weight_scale'");
+        return missing(part, scale ? suffix->tensor_scale : suffix->block_scales);
     if (part->dtype != NBI_U8)
         return nbi_fail(NB_EFORMAT, "'%s' has type %s, codes must be bytes", part->name,
                         nbi_dtypes[part->dtype].name);
@@ -255,10 +242,11 @@ static enum nb_status pair_compressed(struct pairing *p, struct nbi_part *part, 
 static enum nb_status pair_gguf(struct pairing *p, struct nbi_part *part, struct nbi_entry *e)
 {
     p->store->layout = NBI_LAYOUT_GGUF;
-    if (!nbi_ends_with(part->name, ".weight"))
+    if (!nbi_is_weight_name(part->name))
         return NB_OK;
-    size_t stem = strlen(part->name) - strlen(".weight");
-    struct nbi_part *scale = sibling(p, part->name, stem, ".scale");
+    size_t stem = nbi_stem_length(part->name);
+    struct nbi_part *scale =
+        sibling(p, part->name, stem, nbi_layouts[NBI_LAYOUT_GGUF].tensor_scale);
     if (!scale)
         scale = sibling(p, part->name, stem, ".weight.scale");
     if (scale)
@@ -283,13 +271,15 @@ static enum nb_status make_entry(struct pairing *p, struct nbi_part *part, struc
 {
     enum nbi_format format = p->store->format;
     struct nbi_part *scale = NULL;
-    if (format == NBI_FORMAT_DAT && nbi_ends_with(part->name, ".qdata"))
+    if (format == NBI_FORMAT_DAT && has_suffix(part, nbi_layouts[NBI_LAYOUT_DAT].codes))
         return pair_dat(p, part, e);
-    if (format == NBI_FORMAT_SAFETENSORS && nbi_ends_with(part->name, ".weight_packed"))
+    if (format == NBI_FORMAT_SAFETENSORS &&
+        has_suffix(part, nbi_layouts[NBI_LAYOUT_COMPRESSED_TENSORS].codes))
         return pair_compressed(p, part, e);
     if (format == NBI_FORMAT_SAFETENSORS && part->dtype == NBI_U8 &&
-        nbi_ends_with(part->name, ".weight") &&
-        (scale = sibling(p, part->name, strlen(part->name), "_scale")))
+        nbi_is_weight_name(part->name) &&
+        (scale = sibling(p, part->name, nbi_stem_length(part->name),
+                         nbi_layouts[NBI_LAYOUT_MODELOPT].block_scales)))
         return pair_modelopt(p, part, scale, e);
     if (part->dtype == NBI_NVFP4)
         NBI_TRY(pair_gguf(p, part, e));
@@ -300,21 +290,15 @@ static enum nb_status make_entry(struct pairing *p, struct nbi_part *part, struc
 /* Parts that only make sense beside another; the main part takes them along. */
 static bool is_companion(const struct pairing *p, const struct nbi_part *part)
 {
-    static const char *const dat[] = {".scale", ".tscale", NULL};
-    static const char *const safetensors[] = {".weight_scale",
-                                              ".weight_scale_2",
-                                              ".weight_global_scale",
-                                              ".input_scale",
-                                              ".input_global_scale",
-                                              ".k_scale",
-                                              ".v_scale",
-                                              NULL};
-    static const char *const gguf[] = {".scale", ".input_scale", NULL};
-    const char *const *list = p->store->format == NBI_FORMAT_DAT           ? dat
-                              : p->store->format == NBI_FORMAT_SAFETENSORS ? safetensors
-                                                                           : gguf;
-    for (; *list; list++)
-        if (nbi_ends_with(part->name, *list))
+    enum nbi_format format = p->store->format;
+    for (int i = 0; i < NBI_LAYOUTS; i++)
+        if (nbi_layouts[i].format == format && (has_suffix(part, nbi_layouts[i].block_scales) ||
+                                                has_suffix(part, nbi_layouts[i].tensor_scale)))
+            return true;
+    if (format == NBI_FORMAT_GGUF)
+        return has_suffix(part, ".input_scale");
+    for (const char *const *s = activation_suffixes; format == NBI_FORMAT_SAFETENSORS && *s; s++)
+        if (has_suffix(part, *s))
             return true;
     return false;
 }

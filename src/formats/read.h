@@ -30,6 +30,9 @@ enum nb_status nbi_parts_add(struct nbi_store *store, struct nbi_parts *parts, c
 
 enum nb_status nbi_meta_add(struct nbi_store *store, const char *key, const char *value);
 
+typedef enum nb_status (*nbi_read_header_fn)(struct nbi_store *store, int file,
+                                             struct nbi_parts *parts);
+
 enum nb_status nbi_dat_read_header(struct nbi_store *store, int file, struct nbi_parts *parts);
 enum nb_status nbi_safetensors_read_header(struct nbi_store *store, int file,
                                            struct nbi_parts *parts);

@@ -16,9 +16,63 @@
 #include "tensor/half.h"
 #include "tensor/nvfp4.h"
 
-#define MAX_FILES  4096
-#define INDEX_MAX  ((size_t)256 << 20)
-#define INDEX_NAME "model.safetensors.index.json"
+#define MAX_FILES 4096
+#define INDEX_MAX ((size_t)256 << 20)
+
+/* ---- formats ---- */
+
+const struct nbi_format_info nbi_formats[NBI_FORMATS] = {
+#define X(id, name, ending) [id] = {name, ending},
+    NBI_FORMAT_LIST(X)
+#undef X
+};
+
+const struct nbi_layout_info nbi_layouts[NBI_LAYOUTS] = {
+#define X(id, ...) [id] = {__VA_ARGS__},
+    NBI_LAYOUT_LIST(X)
+#undef X
+};
+
+static bool find_format(const char *name, bool (*has_ending)(const char *, const char *),
+                        enum nbi_format *format)
+{
+    for (int i = 0; i < NBI_FORMATS; i++)
+        if (has_ending(name, nbi_formats[i].ending)) {
+            *format = (enum nbi_format)i;
+            return true;
+        }
+    return false;
+}
+
+bool nbi_format_of_path(const char *path, enum nbi_format *format)
+{
+    return find_format(path, nbi_has_extension, format);
+}
+
+bool nbi_format_of_file(const char *name, enum nbi_format *format)
+{
+    return find_format(name, nbi_ends_with, format);
+}
+
+enum nb_status nbi_format_detect(const char *path, enum nbi_format *format)
+{
+    if (nbi_format_of_path(path, format))
+        return NB_OK;
+    return nbi_fail(NB_EUNSUPPORTED,
+                    "cannot tell what '%s' is: a model is a directory or ends in .dat, "
+                    ".safetensors or .gguf",
+                    path);
+}
+
+bool nbi_is_weight_name(const char *name)
+{
+    return nbi_ends_with(name, ".weight");
+}
+
+size_t nbi_stem_length(const char *name)
+{
+    return strlen(name) - (nbi_is_weight_name(name) ? strlen(".weight") : 0);
+}
 
 /* ---- opening ---- */
 
@@ -47,6 +101,26 @@ enum nb_status nbi_meta_add(struct nbi_store *store, const char *key, const char
     return NB_OK;
 }
 
+enum nb_status nbi_parts_add(struct nbi_store *store, struct nbi_parts *parts, const char *name,
+                             size_t name_len, const struct nbi_part *part)
+{
+    if (name_len == 0 || name_len > NBI_NAME_MAX || !nbi_utf8_printable(name, name_len))
+        return nbi_fail(NB_EFORMAT, "a tensor name of %zu bytes is not printable text", name_len);
+    uint64_t size = nbi_source_size(store->files[part->span.file]);
+    if (part->span.offset > size || part->span.bytes > size - part->span.offset)
+        return nbi_fail(NB_EFORMAT, "tensor '%s' lies outside the file", name);
+    if (part->dtype != NBI_NVFP4 && part->span.bytes != nbi_dtype_bytes(part->dtype, part->count))
+        return nbi_fail(NB_EFORMAT, "tensor '%s' has %llu bytes, its shape and type need %llu",
+                        name, (unsigned long long)part->span.bytes,
+                        (unsigned long long)nbi_dtype_bytes(part->dtype, part->count));
+    char *copy;
+    NBI_TRY(NBI_ARRAY_RESERVE(parts->p, parts->capacity, (size_t)parts->count + 1, "tensor list"));
+    NBI_TRY(nbi_arena_string(&store->arena, "names", name, name_len, &copy));
+    parts->p[parts->count] = *part;
+    parts->p[parts->count++].name = copy;
+    return NB_OK;
+}
+
 static enum nb_status add_source(struct nbi_store *store, struct nbi_source *src)
 {
     enum nb_status rc = NBI_ARRAY_RESERVE(store->files, store->file_capacity,
@@ -69,11 +143,13 @@ static enum nb_status add_file(struct nbi_store *store, const char *path)
 
 static enum nb_status read_parts(struct nbi_store *store, int file, struct nbi_parts *parts)
 {
-    enum nb_status rc = store->format == NBI_FORMAT_DAT ? nbi_dat_read_header(store, file, parts)
-                        : store->format == NBI_FORMAT_GGUF
-                            ? nbi_gguf_read_header(store, file, parts)
-                            : nbi_safetensors_read_header(store, file, parts);
-    return nbi_context(rc, "cannot read '%s'", nbi_source_path(store->files[file]));
+    static const nbi_read_header_fn readers[NBI_FORMATS] = {
+        [NBI_FORMAT_DAT] = nbi_dat_read_header,
+        [NBI_FORMAT_SAFETENSORS] = nbi_safetensors_read_header,
+        [NBI_FORMAT_GGUF] = nbi_gguf_read_header,
+    };
+    return nbi_context(readers[store->format](store, file, parts), "cannot read '%s'",
+                       nbi_source_path(store->files[file]));
 }
 
 /* Headers of all files of the store, then entries. */
@@ -90,31 +166,11 @@ static enum nb_status read_headers(struct nbi_store *store)
     return rc;
 }
 
-static enum nb_status detect_format(const char *path, enum nbi_format *format)
-{
-    if (!nbi_path_exists(path))
-        return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", path,
-                        strerror(errno));
-    if (nbi_has_extension(path, ".dat")) {
-        *format = NBI_FORMAT_DAT;
-    } else if (nbi_has_extension(path, ".safetensors")) {
-        *format = NBI_FORMAT_SAFETENSORS;
-    } else if (nbi_has_extension(path, ".gguf")) {
-        *format = NBI_FORMAT_GGUF;
-    } else {
-        return nbi_fail(NB_EUNSUPPORTED,
-                        "cannot tell what '%s' is: a model is a directory or ends in .dat, "
-                        ".safetensors or .gguf",
-                        path);
-    }
-    return NB_OK;
-}
-
 /* ---- directories ---- */
 
 struct listing {
-    char safetensors[256], dat[256], gguf[256]; /* the last of each kind that was seen */
-    int safetensors_count, dat_count;
+    char name[NBI_FORMATS][256]; /* the last file of each format that was seen */
+    int count[NBI_FORMATS];
 };
 
 static enum nb_status list_weights(const char *dir, struct listing *list)
@@ -127,15 +183,11 @@ static enum nb_status list_weights(const char *dir, struct listing *list)
     while ((name = nbi_dir_next(d))) {
         if (name[0] == '.')
             continue;
-        if (nbi_ends_with(name, ".safetensors")) {
-            list->safetensors_count++;
-            snprintf(list->safetensors, sizeof list->safetensors, "%s", name);
-        } else if (nbi_ends_with(name, ".dat")) {
-            list->dat_count++;
-            snprintf(list->dat, sizeof list->dat, "%s", name);
-        } else if (nbi_ends_with(name, ".gguf")) {
-            snprintf(list->gguf, sizeof list->gguf, "%s", name);
-        }
+        enum nbi_format format;
+        if (!nbi_format_of_file(name, &format))
+            continue;
+        list->count[format]++;
+        snprintf(list->name[format], sizeof list->name[format], "%s", name);
     }
     enum nb_status rc =
         errno ? nbi_fail(NB_EIO, "cannot read directory '%s': %s", dir, strerror(errno)) : NB_OK;
@@ -164,7 +216,9 @@ static enum nb_status add_shards(struct nbi_store *store, const char *dir, const
         const char *name = json_string_value(file);
         if (rc != NB_OK)
             break;
-        if (!name || strchr(name, '/') || !nbi_ends_with(name, ".safetensors"))
+        enum nbi_format format;
+        if (!name || strchr(name, '/') || !nbi_format_of_file(name, &format) ||
+            format != NBI_FORMAT_SAFETENSORS)
             rc = nbi_fail(NB_EFORMAT, "'%s' is not in a file of this directory", tensor);
         else if (!json_object_get(seen, name)) {
             rc = json_object_set_new(seen, name, json_true()) == 0
@@ -222,27 +276,28 @@ static enum nb_status open_sharded(struct nbi_store *store, const char *dir, con
 
 static enum nb_status open_dir(struct nbi_store *store, const char *dir)
 {
-    char *index = nbi_path_join(dir, INDEX_NAME);
+    char *index = nbi_path_join(dir, NBI_SHARD_INDEX);
     if (!index)
         return NB_ENOMEM;
     struct listing list;
     bool has_index = nbi_path_exists(index) || errno != ENOENT;
     enum nb_status rc = list_weights(dir, &list);
-    if (rc == NB_OK && list.safetensors_count && list.dat_count)
+    int safetensors = list.count[NBI_FORMAT_SAFETENSORS], dat = list.count[NBI_FORMAT_DAT];
+    const char *gguf = list.name[NBI_FORMAT_GGUF];
+    if (rc == NB_OK && safetensors && dat)
         rc = nbi_fail(NB_EFORMAT, "'%s' holds both '%s' and '%s': name the file to read", dir,
-                      list.safetensors, list.dat);
+                      list.name[NBI_FORMAT_SAFETENSORS], list.name[NBI_FORMAT_DAT]);
     else if (rc == NB_OK && has_index)
         rc = open_sharded(store, dir, index);
-    else if (rc == NB_OK && list.safetensors_count + list.dat_count == 0)
+    else if (rc == NB_OK && safetensors + dat == 0)
         rc = nbi_fail(NB_ENOTFOUND, "no weights (*.safetensors or one *.dat) in '%s'%s%s%s", dir,
-                      list.gguf[0] ? "; it holds '" : "", list.gguf,
-                      list.gguf[0] ? "', name that file" : "");
-    else if (rc == NB_OK && list.safetensors_count + list.dat_count > 1)
+                      gguf[0] ? "; it holds '" : "", gguf, gguf[0] ? "', name that file" : "");
+    else if (rc == NB_OK && safetensors + dat > 1)
         rc = nbi_fail(NB_EFORMAT, "'%s' holds several weights files and no %s: name the file", dir,
-                      INDEX_NAME);
+                      NBI_SHARD_INDEX);
     else if (rc == NB_OK) {
-        store->format = list.dat_count ? NBI_FORMAT_DAT : NBI_FORMAT_SAFETENSORS;
-        rc = add_file_in(store, dir, list.dat_count ? list.dat : list.safetensors);
+        store->format = dat ? NBI_FORMAT_DAT : NBI_FORMAT_SAFETENSORS;
+        rc = add_file_in(store, dir, list.name[store->format]);
         if (rc == NB_OK)
             rc = read_headers(store);
     }
@@ -268,8 +323,11 @@ enum nb_status nbi_store_open(struct nbi_store **out, const char *path)
     enum nb_status rc;
     if (nbi_path_is_dir(path)) {
         rc = open_dir(store, path);
+    } else if (!nbi_path_exists(path)) {
+        rc = nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", path,
+                      strerror(errno));
     } else {
-        rc = detect_format(path, &store->format);
+        rc = nbi_format_detect(path, &store->format);
         if (rc == NB_OK)
             rc = add_file(store, path);
         if (rc == NB_OK)

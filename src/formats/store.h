@@ -12,17 +12,68 @@
 #include "base/file.h"
 #include "tensor/dtype.h"
 
-enum nbi_format { NBI_FORMAT_DAT, NBI_FORMAT_SAFETENSORS, NBI_FORMAT_GGUF };
+/* Every file format: id, name, file ending. */
+#define NBI_FORMAT_LIST(X)                                                                         \
+    X(NBI_FORMAT_DAT, "dat", ".dat")                                                               \
+    X(NBI_FORMAT_GGUF, "gguf", ".gguf")                                                            \
+    X(NBI_FORMAT_SAFETENSORS, "safetensors", ".safetensors")
 
-/* How the parts of an NVFP4 tensor are named and ordered. */
-enum nbi_layout {
-    NBI_LAYOUT_NONE,               /* no NVFP4 tensor */
-    NBI_LAYOUT_DAT,                /* NAME.qdata, NAME.scale, perhaps NAME.tscale */
-    NBI_LAYOUT_MODELOPT,           /* X.weight, X.weight_scale, X.weight_scale_2 (a factor) */
-    NBI_LAYOUT_COMPRESSED_TENSORS, /* X.weight_packed, .weight_scale, .weight_global_scale (divisor)
-                                    */
-    NBI_LAYOUT_GGUF                /* 64-value blocks with their scales inside */
+enum nbi_format {
+#define X(id, name, ending) id,
+    NBI_FORMAT_LIST(X)
+#undef X
+        NBI_FORMATS
 };
+
+struct nbi_format_info {
+    const char *name, *ending;
+};
+
+extern const struct nbi_format_info nbi_formats[NBI_FORMATS];
+
+/* Finds the format whose ending a path has, in any case; false: none. */
+bool nbi_format_of_path(const char *path, enum nbi_format *format);
+
+/* The same for a file's name in a directory, where only the lower-case ending counts. */
+bool nbi_format_of_file(const char *name, enum nbi_format *format);
+
+/* As nbi_format_of_path; NB_EUNSUPPORTED where it returns false. */
+enum nb_status nbi_format_detect(const char *path, enum nbi_format *format);
+
+/* Lists the shards of a safetensors model, in its directory. */
+#define NBI_SHARD_INDEX "model.safetensors.index.json"
+
+/* How the stored tensors of one NVFP4 weight are named and ordered: id, name, format, then the
+ * suffixes of codes, block scales and tensor scale. A suffix replaces the ".weight" of the weight's
+ * name; in a `.dat` it follows the whole name. compressed-tensors stores the reciprocal of the
+ * tensor scale. GGUF has blocks of 64 values with their scales inside. */
+#define NBI_LAYOUT_LIST(X)                                                                         \
+    X(NBI_LAYOUT_NONE, "none", NBI_FORMATS, NULL, NULL, NULL) /* no NVFP4 tensor */                \
+    X(NBI_LAYOUT_DAT, "dat", NBI_FORMAT_DAT, ".qdata", ".scale", ".tscale")                        \
+    X(NBI_LAYOUT_MODELOPT, "modelopt", NBI_FORMAT_SAFETENSORS, ".weight", ".weight_scale",         \
+      ".weight_scale_2")                                                                           \
+    X(NBI_LAYOUT_COMPRESSED_TENSORS, "compressed-tensors", NBI_FORMAT_SAFETENSORS,                 \
+      ".weight_packed", ".weight_scale", ".weight_global_scale")                                   \
+    X(NBI_LAYOUT_GGUF, "gguf", NBI_FORMAT_GGUF, ".weight", NULL, ".scale")
+
+enum nbi_layout {
+#define X(id, ...) id,
+    NBI_LAYOUT_LIST(X)
+#undef X
+        NBI_LAYOUTS
+};
+
+struct nbi_layout_info {
+    const char *name;
+    enum nbi_format format;
+    const char *codes, *block_scales, *tensor_scale;
+};
+
+extern const struct nbi_layout_info nbi_layouts[NBI_LAYOUTS];
+
+/* Length of a tensor's name without a final ".weight". */
+size_t nbi_stem_length(const char *name);
+bool nbi_is_weight_name(const char *name);
 
 struct nbi_span {
     int file; /* index into the store's files */

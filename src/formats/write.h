@@ -1,46 +1,56 @@
-/* write.h - what the writer and the three emitters share. Private to formats/. */
+/* write.h - what the writer and the three formats' headers share. Private to formats/. */
 #pragma once
 
 #include "base/str.h"
 #include "formats/writer.h"
 
-/* Where a stored part of a tensor goes in its file; bytes 0: there is no such part. */
+/* Bytes of a file. Zero bytes: the tensor has no such part. */
 struct nbi_extent {
     uint64_t offset, bytes;
 };
 
+/* A tensor of the output. The writer sets spec, file_name, count and file; the format's
+ * write_header sets the extents. */
 struct nbi_out_tensor {
-    struct nbi_tensor_spec out; /* name: a copy of the writer's own */
-    const char *file_name;      /* what the file calls it; NULL: the format has no name for it */
+    struct nbi_tensor_spec spec; /* spec.name is the writer's copy */
+    const char *file_name;       /* its name in the file; NULL: the format has none for it */
     int64_t count;
     int file;
     struct nbi_extent data, scale, tscale;
-    _Atomic uint64_t written; /* bytes so far, all parts */
+    _Atomic uint64_t written; /* bytes so far, over all extents */
 };
 
-/* A tensor of a safetensors file. */
+/* One stored tensor of a safetensors file. */
 struct nbi_st_part {
     char name[1100]; /* the longest tensor name and a suffix */
     enum nbi_dtype dtype;
     int ndim;
     int64_t shape[NB_MAX_DIMS];
-    struct nbi_extent *place;
+    struct nbi_extent *extent;
 };
 
-/* The one to three of them that make a slot; the return value says how many. */
-int nbi_safetensors_parts(struct nbi_out_tensor *slot, enum nbi_layout layout,
+/* Lists the one to three stored tensors of t; returns how many. */
+int nbi_safetensors_parts(struct nbi_out_tensor *t, enum nbi_layout layout,
                           struct nbi_st_part out[3]);
 
-/* Each lays out the slots of one file, writes its header through f and gives the file's size. */
-enum nb_status nbi_dat_write_header(struct nbi_outfile *f, struct nbi_out_tensor *slots,
-                                    int64_t count, uint64_t *size);
-enum nb_status nbi_safetensors_write_header(struct nbi_outfile *f, struct nbi_out_tensor *slots,
-                                            int64_t count, enum nbi_layout layout, uint64_t *size);
-enum nb_status nbi_gguf_write_header(struct nbi_outfile *f, struct nbi_out_tensor *slots,
-                                     int64_t count, const struct nbi_gguf_meta *meta,
-                                     uint64_t *size);
+/* Lays out the tensors of one file, writes the header through f and returns the file's size. */
+typedef enum nb_status (*nbi_write_header_fn)(struct nbi_outfile *f,
+                                              const struct nbi_writer_opts *opts,
+                                              struct nbi_out_tensor *tensors, int64_t count,
+                                              uint64_t *size);
 
-/* What a format can hold, checked before anything is laid out. */
-enum nb_status nbi_check_dat(const struct nbi_out_tensor *slot);
-enum nb_status nbi_check_safetensors(const struct nbi_out_tensor *slot);
-enum nb_status nbi_check_gguf(const struct nbi_out_tensor *slot);
+enum nb_status nbi_dat_write_header(struct nbi_outfile *f, const struct nbi_writer_opts *opts,
+                                    struct nbi_out_tensor *tensors, int64_t count, uint64_t *size);
+enum nb_status nbi_safetensors_write_header(struct nbi_outfile *f,
+                                            const struct nbi_writer_opts *opts,
+                                            struct nbi_out_tensor *tensors, int64_t count,
+                                            uint64_t *size);
+enum nb_status nbi_gguf_write_header(struct nbi_outfile *f, const struct nbi_writer_opts *opts,
+                                     struct nbi_out_tensor *tensors, int64_t count, uint64_t *size);
+
+/* Refuses a tensor that the format cannot hold. Called before anything is laid out. */
+typedef enum nb_status (*nbi_check_tensor_fn)(const struct nbi_out_tensor *t);
+
+enum nb_status nbi_dat_check_tensor(const struct nbi_out_tensor *t);
+enum nb_status nbi_safetensors_check_tensor(const struct nbi_out_tensor *t);
+enum nb_status nbi_gguf_check_tensor(const struct nbi_out_tensor *t);

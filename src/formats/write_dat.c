@@ -21,9 +21,9 @@ struct entry {
     const int64_t *shape;
 };
 
-/* Writes one entry's header at *at and moves *at behind the bytes that will follow it. */
+/* Writes one entry's header at *at and moves *at past the bytes that will follow it. */
 static enum nb_status put_entry(struct nbi_outfile *f, uint64_t *at, struct entry e,
-                                struct nbi_extent *place)
+                                struct nbi_extent *extent)
 {
     struct nbi_str s = {0};
     int64_t count;
@@ -38,44 +38,46 @@ static enum nb_status put_entry(struct nbi_outfile *f, uint64_t *at, struct entr
     enum nb_status rc = nbi_str_status(&s);
     if (rc == NB_OK)
         rc = nbi_outfile_write(f, *at, nbi_str_text(&s), s.len);
-    place->offset = *at + s.len;
-    place->bytes = nbi_dtype_bytes(e.dtype, count);
-    *at = place->offset + place->bytes;
+    extent->offset = *at + s.len;
+    extent->bytes = nbi_dtype_bytes(e.dtype, count);
+    *at = extent->offset + extent->bytes;
     nbi_str_release(&s);
     return rc;
 }
 
-static enum nb_status slot_entries(struct nbi_outfile *f, uint64_t *at, struct nbi_out_tensor *slot)
+static enum nb_status put_tensor(struct nbi_outfile *f, uint64_t *at, struct nbi_out_tensor *t)
 {
-    const struct nbi_tensor_spec *o = &slot->out;
+    const struct nbi_layout_info *suffix = &nbi_layouts[NBI_LAYOUT_DAT];
+    const struct nbi_tensor_spec *o = &t->spec;
     if (o->dtype != NBI_NVFP4)
-        return put_entry(f, at, (struct entry){o->name, "", o->dtype, o->ndim, o->shape},
-                         &slot->data);
+        return put_entry(f, at, (struct entry){o->name, "", o->dtype, o->ndim, o->shape}, &t->data);
     int64_t codes[2] = {o->shape[0], o->shape[1] / 2};
     int64_t scales[2] = {o->shape[0], o->shape[1] / NBI_NVFP4_BLOCK}, one = 1;
-    NBI_TRY(put_entry(f, at, (struct entry){o->name, ".qdata", NBI_U8, 2, codes}, &slot->data));
-    NBI_TRY(put_entry(f, at, (struct entry){o->name, ".scale", NBI_E4M3, 2, scales}, &slot->scale));
+    NBI_TRY(put_entry(f, at, (struct entry){o->name, suffix->codes, NBI_U8, 2, codes}, &t->data));
+    NBI_TRY(put_entry(f, at, (struct entry){o->name, suffix->block_scales, NBI_E4M3, 2, scales},
+                      &t->scale));
     if (o->two_level)
-        NBI_TRY(
-            put_entry(f, at, (struct entry){o->name, ".tscale", NBI_F32, 1, &one}, &slot->tscale));
+        NBI_TRY(put_entry(f, at, (struct entry){o->name, suffix->tensor_scale, NBI_F32, 1, &one},
+                          &t->tscale));
     return NB_OK;
 }
 
-enum nb_status nbi_check_dat(const struct nbi_out_tensor *slot)
+enum nb_status nbi_dat_check_tensor(const struct nbi_out_tensor *t)
 {
-    if (slot->out.dtype != NBI_NVFP4 && nbi_dtypes[slot->out.dtype].dat < 0)
+    if (t->spec.dtype != NBI_NVFP4 && nbi_dtypes[t->spec.dtype].dat < 0)
         return nbi_fail(NB_EUNSUPPORTED, "a .dat has no element type %s",
-                        nbi_dtypes[slot->out.dtype].name);
+                        nbi_dtypes[t->spec.dtype].name);
     return NB_OK;
 }
 
-enum nb_status nbi_dat_write_header(struct nbi_outfile *f, struct nbi_out_tensor *slots,
-                                    int64_t count, uint64_t *size)
+enum nb_status nbi_dat_write_header(struct nbi_outfile *f, const struct nbi_writer_opts *opts,
+                                    struct nbi_out_tensor *tensors, int64_t count, uint64_t *size)
 {
     struct nbi_str s = {0};
     uint64_t entries = 0;
+    (void)opts;
     for (int64_t i = 0; i < count; i++)
-        entries += slots[i].out.dtype != NBI_NVFP4 ? 1 : slots[i].out.two_level ? 3 : 2;
+        entries += tensors[i].spec.dtype != NBI_NVFP4 ? 1 : tensors[i].spec.two_level ? 3 : 2;
     uleb(&s, entries);
     enum nb_status rc = nbi_str_status(&s);
     if (rc == NB_OK)
@@ -83,7 +85,7 @@ enum nb_status nbi_dat_write_header(struct nbi_outfile *f, struct nbi_out_tensor
     uint64_t at = s.len;
     nbi_str_release(&s);
     for (int64_t i = 0; i < count && rc == NB_OK; i++)
-        rc = slot_entries(f, &at, &slots[i]);
+        rc = put_tensor(f, &at, &tensors[i]);
     *size = at;
     return rc;
 }

@@ -102,64 +102,64 @@ void nbi_gguf_meta_ints(struct nbi_gguf_meta *meta, const char *key, const int32
 
 /* ---- tensors ---- */
 
-enum nb_status nbi_check_gguf(const struct nbi_out_tensor *slot)
+enum nb_status nbi_gguf_check_tensor(const struct nbi_out_tensor *t)
 {
-    const struct nbi_tensor_spec *t = &slot->out;
-    if (!slot->file_name || strlen(slot->file_name) > NBI_GGUF_NAME_MAX)
+    const struct nbi_tensor_spec *o = &t->spec;
+    if (!t->file_name || strlen(t->file_name) > NBI_GGUF_NAME_MAX)
         return nbi_fail(NB_EUNSUPPORTED, "it has no name in a GGUF of this architecture");
-    if (nbi_dtypes[t->dtype].gguf < 0 || t->ndim < 1 || t->ndim > NBI_GGUF_MAX_DIMS)
-        return nbi_fail(NB_EUNSUPPORTED, "GGUF cannot hold %d dimensions of %s", t->ndim,
-                        nbi_dtypes[t->dtype].name);
-    if (t->dtype != NBI_NVFP4)
+    if (nbi_dtypes[o->dtype].gguf < 0 || o->ndim < 1 || o->ndim > NBI_GGUF_MAX_DIMS)
+        return nbi_fail(NB_EUNSUPPORTED, "GGUF cannot hold %d dimensions of %s", o->ndim,
+                        nbi_dtypes[o->dtype].name);
+    if (o->dtype != NBI_NVFP4)
         return NB_OK;
-    if (t->shape[1] % 64 != 0)
+    if (o->shape[1] % 64 != 0)
         return nbi_fail(NB_EUNSUPPORTED,
                         "GGUF stores NVFP4 in blocks of 64 values and its rows have %lld; choose "
                         ".dat or .safetensors, or leave it unquantised (convert --dtype bf16, "
                         "quantize --skip)",
-                        (long long)t->shape[1]);
+                        (long long)o->shape[1]);
     return NB_OK;
 }
 
-static void put_tensor(struct nbi_str *s, const char *name, const struct nbi_tensor_spec *t,
-                       struct nbi_extent *place, uint64_t *at)
+/* A row of the tensor table. Dimensions are listed innermost first. */
+static void put_row(struct nbi_str *s, const char *name, const struct nbi_tensor_spec *o,
+                    struct nbi_extent *extent, uint64_t *at)
 {
     put_string(s, name, strlen(name));
-    put_u32(s, (uint32_t)t->ndim);
-    for (int i = t->ndim - 1; i >= 0; i--)
-        put_u64(s, (uint64_t)t->shape[i]);
-    put_u32(s, (uint32_t)nbi_dtypes[t->dtype].gguf);
+    put_u32(s, (uint32_t)o->ndim);
+    for (int i = o->ndim - 1; i >= 0; i--)
+        put_u64(s, (uint64_t)o->shape[i]);
+    put_u32(s, (uint32_t)nbi_dtypes[o->dtype].gguf);
     put_u64(s, *at);
-    place->offset = *at;
-    *at = nbi_gguf_pad(*at + place->bytes, NBI_GGUF_ALIGNMENT);
+    extent->offset = *at;
+    *at = nbi_gguf_pad(*at + extent->bytes, NBI_GGUF_ALIGNMENT);
 }
 
-static void put_slot(struct nbi_str *s, struct nbi_out_tensor *slot, uint64_t *at)
+static void put_tensor(struct nbi_str *s, struct nbi_out_tensor *t, uint64_t *at)
 {
-    char name[NBI_GGUF_NAME_MAX + 65];
-    snprintf(name, sizeof name, "%s", slot->file_name);
-    slot->data.bytes = nbi_dtype_bytes(slot->out.dtype, slot->count);
-    put_tensor(s, name, &slot->out, &slot->data, at);
-    if (slot->out.dtype == NBI_NVFP4 && slot->out.two_level) {
+    t->data.bytes = nbi_dtype_bytes(t->spec.dtype, t->count);
+    put_row(s, t->file_name, &t->spec, &t->data, at);
+    if (t->spec.dtype == NBI_NVFP4 && t->spec.two_level) {
         const struct nbi_tensor_spec scale = {.dtype = NBI_F32, .ndim = 1, .shape = {1}};
-        size_t stem = strlen(name) - strlen(".weight");
-        snprintf(name + stem, sizeof name - stem, ".scale");
-        slot->tscale.bytes = 4;
-        put_tensor(s, name, &scale, &slot->tscale, at);
+        char name[NBI_GGUF_NAME_MAX + 65];
+        snprintf(name, sizeof name, "%.*s%s", (int)nbi_stem_length(t->file_name), t->file_name,
+                 nbi_layouts[NBI_LAYOUT_GGUF].tensor_scale);
+        t->tscale.bytes = 4;
+        put_row(s, name, &scale, &t->tscale, at);
     }
 }
 
-enum nb_status nbi_gguf_write_header(struct nbi_outfile *f, struct nbi_out_tensor *slots,
-                                     int64_t count, const struct nbi_gguf_meta *meta,
-                                     uint64_t *size)
+enum nb_status nbi_gguf_write_header(struct nbi_outfile *f, const struct nbi_writer_opts *opts,
+                                     struct nbi_out_tensor *tensors, int64_t count, uint64_t *size)
 {
+    const struct nbi_gguf_meta *meta = opts->meta;
     struct nbi_str s = {0};
-    uint64_t tensors = 0, at = 0;
+    uint64_t rows = 0, at = 0;
     for (int64_t i = 0; i < count; i++)
-        tensors += slots[i].out.dtype == NBI_NVFP4 && slots[i].out.two_level ? 2 : 1;
+        rows += tensors[i].spec.dtype == NBI_NVFP4 && tensors[i].spec.two_level ? 2 : 1;
     put_u32(&s, NBI_GGUF_MAGIC);
     put_u32(&s, NBI_GGUF_VERSION);
-    put_u64(&s, tensors);
+    put_u64(&s, rows);
     put_u64(&s, meta->count + 2);
     nbi_str_append(&s, meta->bytes.p, meta->bytes.len);
     struct nbi_gguf_meta own = {.bytes = s};
@@ -168,7 +168,7 @@ enum nb_status nbi_gguf_write_header(struct nbi_outfile *f, struct nbi_out_tenso
     s = own.bytes;
     size_t crc_at = s.len - 4;
     for (int64_t i = 0; i < count; i++)
-        put_slot(&s, &slots[i], &at);
+        put_tensor(&s, &tensors[i], &at);
     while (s.len % NBI_GGUF_ALIGNMENT != 0 && !s.failed)
         nbi_str_append(&s, "", 1);
     enum nb_status rc = meta->bytes.failed ? nbi_str_status(&meta->bytes) : nbi_str_status(&s);
@@ -179,8 +179,8 @@ enum nb_status nbi_gguf_write_header(struct nbi_outfile *f, struct nbi_out_tenso
         rc = nbi_outfile_write(f, 0, s.p, s.len);
     }
     for (int64_t i = 0; i < count; i++) {
-        slots[i].data.offset += s.len;
-        slots[i].tscale.offset += s.len;
+        tensors[i].data.offset += s.len;
+        tensors[i].tscale.offset += s.len;
     }
     *size = s.len + at;
     nbi_str_release(&s);

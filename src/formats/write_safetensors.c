@@ -6,36 +6,35 @@
 #include "tensor/nvfp4.h"
 
 static struct nbi_st_part make_part(const char *stem, size_t stem_len, const char *suffix,
-                                    enum nbi_dtype dtype, struct nbi_extent *place)
+                                    enum nbi_dtype dtype, struct nbi_extent *extent)
 {
-    struct nbi_st_part p = {.dtype = dtype, .place = place};
+    struct nbi_st_part p = {.dtype = dtype, .extent = extent};
     snprintf(p.name, sizeof p.name, "%.*s%s", (int)stem_len, stem, suffix);
     return p;
 }
 
-int nbi_safetensors_parts(struct nbi_out_tensor *slot, enum nbi_layout layout,
+int nbi_safetensors_parts(struct nbi_out_tensor *t, enum nbi_layout layout,
                           struct nbi_st_part out[3])
 {
-    const struct nbi_tensor_spec *t = &slot->out;
-    size_t len = strlen(t->name);
-    if (t->dtype != NBI_NVFP4) {
-        out[0] = make_part(t->name, len, "", t->dtype, &slot->data);
-        out[0].ndim = t->ndim;
-        memcpy(out[0].shape, t->shape, sizeof t->shape);
+    const struct nbi_tensor_spec *o = &t->spec;
+    if (o->dtype != NBI_NVFP4) {
+        out[0] = make_part(o->name, strlen(o->name), "", o->dtype, &t->data);
+        out[0].ndim = o->ndim;
+        memcpy(out[0].shape, o->shape, sizeof o->shape);
         return 1;
     }
-    bool compressed = layout == NBI_LAYOUT_COMPRESSED_TENSORS;
-    out[0] = make_part(t->name, len, compressed ? "_packed" : "", NBI_U8, &slot->data);
-    out[1] = make_part(t->name, len, "_scale", NBI_E4M3, &slot->scale);
-    out[2] =
-        make_part(t->name, len, compressed ? "_global_scale" : "_scale_2", NBI_F32, &slot->tscale);
+    const struct nbi_layout_info *suffix = &nbi_layouts[layout];
+    size_t stem = nbi_stem_length(o->name);
+    out[0] = make_part(o->name, stem, suffix->codes, NBI_U8, &t->data);
+    out[1] = make_part(o->name, stem, suffix->block_scales, NBI_E4M3, &t->scale);
+    out[2] = make_part(o->name, stem, suffix->tensor_scale, NBI_F32, &t->tscale);
     for (int i = 0; i < 2; i++) {
         out[i].ndim = 2;
-        out[i].shape[0] = t->shape[0];
+        out[i].shape[0] = o->shape[0];
     }
-    out[0].shape[1] = t->shape[1] / 2;
-    out[1].shape[1] = t->shape[1] / NBI_NVFP4_BLOCK;
-    out[2].ndim = compressed ? 1 : 0;
+    out[0].shape[1] = o->shape[1] / 2;
+    out[1].shape[1] = o->shape[1] / NBI_NVFP4_BLOCK;
+    out[2].ndim = layout == NBI_LAYOUT_COMPRESSED_TENSORS ? 1 : 0;
     out[2].shape[0] = 1;
     return 3;
 }
@@ -65,15 +64,15 @@ static enum nb_status part_json(struct nbi_str *s, const struct nbi_st_part *p, 
 {
     int64_t count;
     NBI_TRY(nbi_count(p->shape, p->ndim, &count));
-    p->place->offset = *at;
-    p->place->bytes = nbi_dtype_bytes(p->dtype, count);
-    *at += p->place->bytes;
+    p->extent->offset = *at;
+    p->extent->bytes = nbi_dtype_bytes(p->dtype, count);
+    *at += p->extent->bytes;
     nbi_str_puts(s, ",");
     json_string(s, p->name);
     nbi_str_printf(s, ":{\"dtype\":\"%s\",\"shape\":[", nbi_dtypes[p->dtype].safetensors);
     for (int i = 0; i < p->ndim; i++)
         nbi_str_printf(s, "%s%lld", i ? "," : "", (long long)p->shape[i]);
-    nbi_str_printf(s, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)p->place->offset,
+    nbi_str_printf(s, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)p->extent->offset,
                    (unsigned long long)*at);
     return NB_OK;
 }
@@ -100,33 +99,35 @@ static enum nb_status write_header(struct nbi_outfile *f, const struct nbi_str *
     return nbi_outfile_write(f, sizeof len, nbi_str_text(s), s->len);
 }
 
-enum nb_status nbi_check_safetensors(const struct nbi_out_tensor *slot)
+enum nb_status nbi_safetensors_check_tensor(const struct nbi_out_tensor *t)
 {
-    const struct nbi_tensor_spec *t = &slot->out;
-    if (t->dtype != NBI_NVFP4 && !nbi_dtypes[t->dtype].safetensors)
+    const struct nbi_tensor_spec *o = &t->spec;
+    if (o->dtype != NBI_NVFP4 && !nbi_dtypes[o->dtype].safetensors)
         return nbi_fail(NB_EUNSUPPORTED, "safetensors has no element type %s",
-                        nbi_dtypes[t->dtype].name);
-    if (t->dtype == NBI_NVFP4 && !nbi_ends_with(t->name, ".weight"))
+                        nbi_dtypes[o->dtype].name);
+    if (o->dtype == NBI_NVFP4 && !nbi_is_weight_name(o->name))
         return nbi_fail(NB_EUNSUPPORTED, "a quantised tensor in safetensors must end in '.weight'");
     return NB_OK;
 }
 
-enum nb_status nbi_safetensors_write_header(struct nbi_outfile *f, struct nbi_out_tensor *slots,
-                                            int64_t count, enum nbi_layout layout, uint64_t *size)
+enum nb_status nbi_safetensors_write_header(struct nbi_outfile *f,
+                                            const struct nbi_writer_opts *opts,
+                                            struct nbi_out_tensor *tensors, int64_t count,
+                                            uint64_t *size)
 {
     struct nbi_st_part *parts = calloc((size_t)count * 3 + 1, sizeof *parts);
     if (!parts)
         return nbi_fail_memory("tensor list", (size_t)count * 3 * sizeof *parts);
     int64_t n = 0;
     for (int64_t i = 0; i < count; i++)
-        n += nbi_safetensors_parts(&slots[i], layout, parts + n);
+        n += nbi_safetensors_parts(&tensors[i], opts->layout, parts + n);
     if (n)
         qsort(parts, (size_t)n, sizeof *parts, file_order);
     struct nbi_str s = {0};
     uint64_t data_bytes = 0;
     enum nb_status rc = build_header(&s, parts, n, &data_bytes);
     for (int64_t i = 0; i < n && rc == NB_OK; i++)
-        parts[i].place->offset += 8 + s.len; /* now absolute */
+        parts[i].extent->offset += 8 + s.len; /* now absolute */
     if (rc == NB_OK)
         rc = write_header(f, &s);
     *size = 8 + s.len + data_bytes;

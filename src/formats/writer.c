@@ -16,7 +16,7 @@ struct nbi_writer {
     struct nbi_writer_opts opts; /* path copied, the rest not used after begin */
     char *path;
     struct nbi_arena arena; /* names */
-    struct nbi_out_tensor *slots;
+    struct nbi_out_tensor *tensors;
     int64_t count;
     struct nbi_outfile **files;
     char **file_names; /* within the directory; shards only */
@@ -30,7 +30,7 @@ static void writer_free(struct nbi_writer *w)
         free(w->file_names[i]);
     free(w->file_names);
     free(w->files);
-    free(w->slots);
+    free(w->tensors);
     free(w->path);
     nbi_arena_release(&w->arena);
     free(w);
@@ -67,46 +67,47 @@ enum nb_status nbi_writer_reopen(const struct nbi_writer *w, struct nbi_store **
 
 /* ---- begin ---- */
 
-static enum nb_status check_slot(const struct nbi_writer *w, const struct nbi_out_tensor *slot)
+static enum nb_status check_tensor(const struct nbi_writer *w, const struct nbi_out_tensor *t)
 {
-    const struct nbi_tensor_spec *t = &slot->out;
-    if (strlen(t->name) > NAME_MAX_WRITTEN)
+    static const nbi_check_tensor_fn checks[NBI_FORMATS] = {
+        [NBI_FORMAT_DAT] = nbi_dat_check_tensor,
+        [NBI_FORMAT_SAFETENSORS] = nbi_safetensors_check_tensor,
+        [NBI_FORMAT_GGUF] = nbi_gguf_check_tensor,
+    };
+    const struct nbi_tensor_spec *o = &t->spec;
+    if (strlen(o->name) > NAME_MAX_WRITTEN)
         return nbi_fail(NB_EUNSUPPORTED, "its name is longer than %d bytes", NAME_MAX_WRITTEN);
-    if (t->dtype == NBI_NVFP4 && (t->ndim != 2 || t->shape[1] % NBI_NVFP4_BLOCK != 0))
+    if (o->dtype == NBI_NVFP4 && (o->ndim != 2 || o->shape[1] % NBI_NVFP4_BLOCK != 0))
         return nbi_fail(NB_EUNSUPPORTED,
                         "NVFP4 needs two dimensions and rows of a multiple of %d values, it has "
                         "%lld; quantize --skip leaves it as it is",
-                        NBI_NVFP4_BLOCK, (long long)t->shape[t->ndim > 0 ? t->ndim - 1 : 0]);
-    return w->opts.format == NBI_FORMAT_DAT    ? nbi_check_dat(slot)
-           : w->opts.format == NBI_FORMAT_GGUF ? nbi_check_gguf(slot)
-                                               : nbi_check_safetensors(slot);
+                        NBI_NVFP4_BLOCK, (long long)o->shape[o->ndim > 0 ? o->ndim - 1 : 0]);
+    return checks[w->opts.format](t);
 }
 
-static enum nb_status name_in_gguf(struct nbi_writer *w, struct nbi_out_tensor *slot)
+static enum nb_status name_in_gguf(struct nbi_writer *w, struct nbi_out_tensor *t)
 {
     char translated[NBI_GGUF_NAME_MAX + 65], *name;
-    slot->file_name = NULL;
-    if (!w->opts.gguf_name(slot->out.name, translated, sizeof translated))
+    t->file_name = NULL;
+    if (!w->opts.gguf_name(t->spec.name, translated, sizeof translated))
         return NB_OK;
     NBI_TRY(nbi_arena_string(&w->arena, "names", translated, strlen(translated), &name));
-    slot->file_name = name;
+    t->file_name = name;
     return NB_OK;
 }
 
-static enum nb_status fill_slots(struct nbi_writer *w, const struct nbi_tensor_spec *tensors)
+static enum nb_status set_tensors(struct nbi_writer *w, const struct nbi_tensor_spec *specs)
 {
     for (int64_t i = 0; i < w->count; i++) {
-        struct nbi_out_tensor *slot = &w->slots[i];
+        struct nbi_out_tensor *t = &w->tensors[i];
         char *name;
-        slot->out = tensors[i];
-        NBI_TRY(
-            nbi_arena_string(&w->arena, "names", tensors[i].name, strlen(tensors[i].name), &name));
-        slot->out.name = slot->file_name = name;
+        t->spec = specs[i];
+        NBI_TRY(nbi_arena_string(&w->arena, "names", specs[i].name, strlen(specs[i].name), &name));
+        t->spec.name = t->file_name = name;
         if (w->opts.format == NBI_FORMAT_GGUF && w->opts.gguf_name)
-            NBI_TRY(name_in_gguf(w, slot));
-        NBI_TRY(nbi_count(slot->out.shape, slot->out.ndim, &slot->count));
-        NBI_TRY(
-            nbi_context(check_slot(w, slot), "cannot write tensor '%s' to '%s'", name, w->path));
+            NBI_TRY(name_in_gguf(w, t));
+        NBI_TRY(nbi_count(t->spec.shape, t->spec.ndim, &t->count));
+        NBI_TRY(nbi_context(check_tensor(w, t), "cannot write tensor '%s' to '%s'", name, w->path));
     }
     return NB_OK;
 }
@@ -117,13 +118,13 @@ static int assign_files(struct nbi_writer *w, uint64_t limit)
     uint64_t used = 0;
     int file = 0;
     for (int64_t i = 0; i < w->count; i++) {
-        uint64_t bytes = nbi_dtype_bytes(w->slots[i].out.dtype, w->slots[i].count);
+        uint64_t bytes = nbi_dtype_bytes(w->tensors[i].spec.dtype, w->tensors[i].count);
         if (limit && used && bytes > limit - (used < limit ? used : limit)) {
             file++;
             used = 0;
         }
         used += bytes;
-        w->slots[i].file = file;
+        w->tensors[i].file = file;
     }
     return file + 1;
 }
@@ -159,23 +160,21 @@ static enum nb_status open_files(struct nbi_writer *w)
     return NB_OK;
 }
 
-static enum nb_status emit_files(struct nbi_writer *w)
+static enum nb_status write_headers(struct nbi_writer *w)
 {
+    static const nbi_write_header_fn headers[NBI_FORMATS] = {
+        [NBI_FORMAT_DAT] = nbi_dat_write_header,
+        [NBI_FORMAT_SAFETENSORS] = nbi_safetensors_write_header,
+        [NBI_FORMAT_GGUF] = nbi_gguf_write_header,
+    };
     int64_t first = 0;
     for (int i = 0; i < w->file_count; i++) {
         int64_t end = first;
         uint64_t size = 0;
-        while (end < w->count && w->slots[end].file == i)
+        while (end < w->count && w->tensors[end].file == i)
             end++;
-        struct nbi_out_tensor *slots = w->slots + first;
-        enum nb_status rc =
-            w->opts.format == NBI_FORMAT_DAT
-                ? nbi_dat_write_header(w->files[i], slots, end - first, &size)
-            : w->opts.format == NBI_FORMAT_GGUF
-                ? nbi_gguf_write_header(w->files[i], slots, end - first, w->opts.meta, &size)
-                : nbi_safetensors_write_header(w->files[i], slots, end - first, w->opts.layout,
-                                               &size);
-        NBI_TRY(rc);
+        NBI_TRY(
+            headers[w->opts.format](w->files[i], &w->opts, w->tensors + first, end - first, &size));
         NBI_TRY(nbi_outfile_reserve(w->files[i], size));
         w->bytes += size;
         first = end;
@@ -187,13 +186,13 @@ static enum nb_status emit_files(struct nbi_writer *w)
 static enum nb_status write_unit_scales(struct nbi_writer *w)
 {
     for (int64_t i = 0; i < w->count; i++)
-        if (w->slots[i].tscale.bytes && !w->slots[i].out.two_level)
+        if (w->tensors[i].tscale.bytes && !w->tensors[i].spec.two_level)
             NBI_TRY(nbi_writer_put_tensor_scale(w, i, 1.0f, 0));
     return NB_OK;
 }
 
 enum nb_status nbi_writer_begin(struct nbi_writer **out, const struct nbi_writer_opts *opts,
-                                const struct nbi_tensor_spec *tensors, int64_t count)
+                                const struct nbi_tensor_spec *specs, int64_t count)
 {
     *out = NULL;
     struct nbi_writer *w = calloc(1, sizeof *w);
@@ -202,15 +201,15 @@ enum nb_status nbi_writer_begin(struct nbi_writer **out, const struct nbi_writer
     w->opts = *opts;
     w->count = count;
     w->path = strdup(opts->path);
-    w->slots = calloc((size_t)count + 1, sizeof *w->slots);
-    enum nb_status rc =
-        w->path && w->slots ? fill_slots(w, tensors) : nbi_fail_memory("writer", sizeof *w->slots);
+    w->tensors = calloc((size_t)count + 1, sizeof *w->tensors);
+    enum nb_status rc = w->path && w->tensors ? set_tensors(w, specs)
+                                              : nbi_fail_memory("writer", sizeof *w->tensors);
     if (rc == NB_OK) {
         w->file_count = assign_files(w, opts->shard_bytes);
         rc = open_files(w);
     }
     if (rc == NB_OK)
-        rc = emit_files(w);
+        rc = write_headers(w);
     if (rc == NB_OK)
         rc = write_unit_scales(w);
     if (rc != NB_OK) {
@@ -223,26 +222,26 @@ enum nb_status nbi_writer_begin(struct nbi_writer **out, const struct nbi_writer
 
 /* ---- values ---- */
 
-static enum nb_status put_bytes(struct nbi_writer *w, struct nbi_out_tensor *slot,
-                                const struct nbi_extent *place, uint64_t at, const void *bytes,
+static enum nb_status put_bytes(struct nbi_writer *w, struct nbi_out_tensor *t,
+                                const struct nbi_extent *extent, uint64_t at, const void *bytes,
                                 size_t len)
 {
-    NBI_BUG_IF(at > place->bytes || len > place->bytes - at);
-    NBI_TRY(nbi_outfile_write(w->files[slot->file], place->offset + at, bytes, len));
-    atomic_fetch_add(&slot->written, len);
+    NBI_BUG_IF(at > extent->bytes || len > extent->bytes - at);
+    NBI_TRY(nbi_outfile_write(w->files[t->file], extent->offset + at, bytes, len));
+    atomic_fetch_add(&t->written, len);
     return NB_OK;
 }
 
 enum nb_status nbi_writer_put(struct nbi_writer *w, int64_t index, int64_t first, int64_t count,
                               const void *values)
 {
-    struct nbi_out_tensor *slot = &w->slots[index];
-    NBI_BUG_IF(slot->out.dtype == NBI_NVFP4);
-    uint64_t size = (uint64_t)nbi_dtypes[slot->out.dtype].bytes;
-    return put_bytes(w, slot, &slot->data, (uint64_t)first * size, values, (size_t)count * size);
+    struct nbi_out_tensor *t = &w->tensors[index];
+    NBI_BUG_IF(t->spec.dtype == NBI_NVFP4);
+    uint64_t size = (uint64_t)nbi_dtypes[t->spec.dtype].bytes;
+    return put_bytes(w, t, &t->data, (uint64_t)first * size, values, (size_t)count * size);
 }
 
-static enum nb_status put_gguf(struct nbi_writer *w, struct nbi_out_tensor *slot, int64_t first,
+static enum nb_status put_gguf(struct nbi_writer *w, struct nbi_out_tensor *t, int64_t first,
                                int64_t count, const uint8_t *codes, const uint8_t *scales)
 {
     size_t bytes = (size_t)count / 64 * 36;
@@ -250,7 +249,7 @@ static enum nb_status put_gguf(struct nbi_writer *w, struct nbi_out_tensor *slot
     if (!blocks)
         return nbi_fail_memory("NVFP4 blocks", bytes);
     nbi_nvfp4_to_gguf(blocks, codes, scales, count / 64);
-    enum nb_status rc = put_bytes(w, slot, &slot->data, (uint64_t)first / 64 * 36, blocks, bytes);
+    enum nb_status rc = put_bytes(w, t, &t->data, (uint64_t)first / 64 * 36, blocks, bytes);
     free(blocks);
     return rc;
 }
@@ -258,27 +257,27 @@ static enum nb_status put_gguf(struct nbi_writer *w, struct nbi_out_tensor *slot
 enum nb_status nbi_writer_put_nvfp4(struct nbi_writer *w, int64_t index, int64_t first,
                                     int64_t count, const uint8_t *codes, const uint8_t *scales)
 {
-    struct nbi_out_tensor *slot = &w->slots[index];
-    NBI_BUG_IF(slot->out.dtype != NBI_NVFP4 || first % 64 != 0 || count % NBI_NVFP4_BLOCK != 0);
+    struct nbi_out_tensor *t = &w->tensors[index];
+    NBI_BUG_IF(t->spec.dtype != NBI_NVFP4 || first % 64 != 0 || count % NBI_NVFP4_BLOCK != 0);
     if (w->opts.format == NBI_FORMAT_GGUF)
-        return put_gguf(w, slot, first, count, codes, scales);
-    NBI_TRY(put_bytes(w, slot, &slot->data, (uint64_t)first / 2, codes, (size_t)count / 2));
-    return put_bytes(w, slot, &slot->scale, (uint64_t)first / NBI_NVFP4_BLOCK, scales,
+        return put_gguf(w, t, first, count, codes, scales);
+    NBI_TRY(put_bytes(w, t, &t->data, (uint64_t)first / 2, codes, (size_t)count / 2));
+    return put_bytes(w, t, &t->scale, (uint64_t)first / NBI_NVFP4_BLOCK, scales,
                      (size_t)count / NBI_NVFP4_BLOCK);
 }
 
 enum nb_status nbi_writer_put_tensor_scale(struct nbi_writer *w, int64_t index, float scale,
                                            float divisor)
 {
-    struct nbi_out_tensor *slot = &w->slots[index];
-    NBI_BUG_IF(slot->tscale.bytes != 4);
+    struct nbi_out_tensor *t = &w->tensors[index];
+    NBI_BUG_IF(t->tscale.bytes != 4);
     bool reciprocal =
         w->opts.format == NBI_FORMAT_SAFETENSORS && w->opts.layout == NBI_LAYOUT_COMPRESSED_TENSORS;
     float stored = !reciprocal ? scale : divisor != 0 ? divisor : 1.0f / scale;
     if (!isnormal(stored) || stored < 0)
         return nbi_fail(NB_EVALUE, "tensor scale %g of '%s' cannot be stored", (double)scale,
-                        slot->out.name);
-    return put_bytes(w, slot, &slot->tscale, 0, &stored, 4);
+                        t->spec.name);
+    return put_bytes(w, t, &t->tscale, 0, &stored, 4);
 }
 
 /* ---- commit ---- */
@@ -289,7 +288,7 @@ static enum nb_status write_index(const struct nbi_writer *w)
     uint64_t total = 0;
     bool ok = true;
     for (int64_t i = 0; i < w->count; i++) {
-        struct nbi_out_tensor *s = &w->slots[i];
+        struct nbi_out_tensor *s = &w->tensors[i];
         struct nbi_st_part parts[3];
         int n = nbi_safetensors_parts(s, w->opts.layout, parts);
         for (int k = 0; k < n; k++)
@@ -298,7 +297,7 @@ static enum nb_status write_index(const struct nbi_writer *w)
     }
     json_t *index =
         json_pack("{s:{s:I},s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
-    char *path = nbi_path_join(w->path, "model.safetensors.index.json");
+    char *path = nbi_path_join(w->path, NBI_SHARD_INDEX);
     enum nb_status rc =
         ok && index && path ? nbi_json_write_file(index, path) : nbi_fail_memory("index", 0);
     json_decref(index);
@@ -310,7 +309,7 @@ enum nb_status nbi_writer_commit(struct nbi_writer *w)
 {
     enum nb_status rc = NB_OK;
     for (int64_t i = 0; i < w->count; i++) {
-        const struct nbi_out_tensor *s = &w->slots[i];
+        const struct nbi_out_tensor *s = &w->tensors[i];
         NBI_BUG_IF(s->written != s->data.bytes + s->scale.bytes + s->tscale.bytes);
     }
     for (int i = 0; i < w->file_count; i++) {

@@ -44,9 +44,9 @@ struct nbi_writer_opts {
 
 struct nbi_writer;
 
-/* Refuses what the format cannot hold: see docs/FORMATS.md. `tensors` is not kept. */
+/* Refuses what the format cannot hold: see docs/FORMATS.md. `specs` is not kept. */
 enum nb_status nbi_writer_begin(struct nbi_writer **out, const struct nbi_writer_opts *opts,
-                                const struct nbi_tensor_spec *tensors, int64_t count);
+                                const struct nbi_tensor_spec *specs, int64_t count);
 
 /* Elements [first, first + count) of tensor `index`, in its stored type. */
 enum nb_status nbi_writer_put(struct nbi_writer *w, int64_t index, int64_t first, int64_t count,

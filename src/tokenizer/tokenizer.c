@@ -23,6 +23,7 @@ struct nb_tokenizer {
 enum nb_status nbi_tokenizer_source(const char *model, const char *model_dir,
                                     struct nbi_tokenizer_source *out)
 {
+    enum nbi_format format = NBI_FORMATS;
     *out = (struct nbi_tokenizer_source){.kind = NBI_TEXT_DIR};
     if (!nbi_path_exists(model))
         return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", model,
@@ -31,17 +32,14 @@ enum nb_status nbi_tokenizer_source(const char *model, const char *model_dir,
         return nbi_fail(NB_ENOTFOUND, "'%s' is not a directory", model_dir);
     if (model_dir || nbi_path_is_dir(model))
         out->path = strdup(model_dir ? model_dir : model);
-    else if (nbi_has_extension(model, ".gguf") || nbi_has_extension(model, ".json"))
+    else if (nbi_has_extension(model, ".json"))
         out->path = strdup(model);
-    else if (nbi_has_extension(model, ".dat") || nbi_has_extension(model, ".safetensors"))
-        out->path = nbi_path_dir(model);
-    else
-        return nbi_fail(NB_EUNSUPPORTED,
-                        "cannot tell what '%s' is: a model is a directory or ends in .dat, "
-                        ".safetensors or .gguf",
-                        model);
+    else {
+        NBI_TRY(nbi_format_detect(model, &format));
+        out->path = format == NBI_FORMAT_GGUF ? strdup(model) : nbi_path_dir(model);
+    }
     if (!nbi_path_is_dir(out->path ? out->path : ""))
-        out->kind = nbi_has_extension(model, ".gguf") ? NBI_TEXT_GGUF : NBI_TEXT_JSON;
+        out->kind = format == NBI_FORMAT_GGUF ? NBI_TEXT_GGUF : NBI_TEXT_JSON;
     return out->path ? NB_OK : nbi_fail_memory("path", strlen(model));
 }
 
