@@ -27,7 +27,7 @@ static enum nb_status group_scale(struct conversion *c, struct nbi_manifest_entr
 {
     struct nbi_manifest_entry *group[3];
     int n = nbi_manifest_fused(&c->items, item, group);
-    float most = 0, given = 0;
+    float amax = 0, given = 0;
     for (int i = 0; i < n; i++) {
         struct nbi_manifest_entry *g = group[i];
         if (g->out.dtype == NBI_NVFP4 && !nbi_manifest_quantized_here(g))
@@ -36,10 +36,10 @@ static enum nb_status group_scale(struct conversion *c, struct nbi_manifest_entr
             continue;
         if (g->amax < 0)
             NBI_TRY(nbi_transfer_amax(&c->transfer, g->src, &g->amax));
-        most = fmaxf(most, g->amax);
+        amax = fmaxf(amax, g->amax);
     }
-    bool fits = given > 0 && most / given <= 6 * NBI_NVFP4_MAX_SCALE;
-    item->tensor_scale = fits ? given : nbi_nvfp4_tensor_scale(most);
+    bool keep = given > 0 && nbi_nvfp4_fits(amax, given);
+    item->tensor_scale = keep ? given : nbi_nvfp4_tensor_scale(amax);
     return NB_OK;
 }
 
@@ -85,11 +85,11 @@ static enum nb_status transfer_all(struct conversion *c, struct nb_quantize_repo
     for (int64_t i = 0; i < c->items.count; i++) {
         struct nbi_manifest_entry *item = &c->items.p[i];
         struct nbi_quant_sums sums;
-        bool fresh = nbi_manifest_quantized_here(item);
-        if (fresh && item->out.two_level)
+        bool quantized_here = nbi_manifest_quantized_here(item);
+        if (quantized_here && item->out.two_level)
             NBI_TRY(group_scale(c, item));
         NBI_TRY(nbi_transfer_entry(&c->transfer, item, i, &sums));
-        if (fresh && report)
+        if (quantized_here && report)
             book(report, item->out.name, &sums);
     }
     if (c->target.format == NBI_FORMAT_SAFETENSORS)

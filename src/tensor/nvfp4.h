@@ -19,7 +19,8 @@
 #include "tensor/half.h"
 
 #define NBI_NVFP4_BLOCK     16
-#define NBI_NVFP4_MAX_SCALE 448.0f /* largest E4M3 value, code 0x7E */
+#define NBI_NVFP4_MAX_SCALE 448.0f                       /* largest E4M3 value, code 0x7E */
+#define NBI_NVFP4_MAX       (6.0f * NBI_NVFP4_MAX_SCALE) /* largest value with tensor scale 1 */
 
 /* How a block's scale is chosen; `base` is amax / 6, which maps the largest value to the largest
  * code. Codes stay within 0x01 (2^-9) and 0x7E (448); a block of zeros gets 0x38 (1.0).
@@ -69,9 +70,15 @@ NBI_HOST_DEVICE static inline float nbi_nvfp4_tensor_scale(float amax)
     if (!(amax > 0) || !isfinite(amax))
         return 1.0f;
     int e;
-    float m = frexpf(amax / (6.0f * NBI_NVFP4_MAX_SCALE), &e); /* m in [0.5, 1) */
+    float m = frexpf(amax / NBI_NVFP4_MAX, &e); /* m in [0.5, 1) */
     e -= m == 0.5f;
     return ldexpf(1.0f, e < -100 ? -100 : e); /* keeps 1 / t and every product normal */
+}
+
+/* Whether tensors with this amax can share an existing tensor scale: no value clips. */
+static inline bool nbi_nvfp4_fits(float amax, float tensor_scale)
+{
+    return amax / tensor_scale <= NBI_NVFP4_MAX;
 }
 
 /* Values as a sum of two terms, as activations go to FP4 tensor cores: x quantised by rtn with

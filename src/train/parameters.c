@@ -417,7 +417,7 @@ static void set_scale(struct nbi_train_param *x, const float *most, int64_t n)
     }
     if (!(scale > 0))
         scale = nbi_nvfp4_tensor_scale(amax);
-    while (isfinite(amax) && amax / scale > 6 * NBI_NVFP4_MAX_SCALE) {
+    while (isfinite(amax) && !nbi_nvfp4_fits(amax, scale)) {
         scale *= 2;
         divisor /= 2;
     }
