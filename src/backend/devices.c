@@ -1,47 +1,14 @@
-/* devices.c - which devices there are; the only file that knows whether CUDA was built in. */
+/* devices.c - names of devices, and the backend for each. The only file that knows whether CUDA is
+ * built in. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/backend.h"
-#include "backend/cpu/cpu.h"
-#include "backend/cpu/microkernels.h"
-#include "backend/cuda/cuda.h"
-#include "backend/nvml.h"
+#include "backend/devices.h"
 #include "base/status.h"
 
 #define MAX_GPUS  64
 #define MAX_INDEX 1023
-
-int nb_gpu_list(struct nb_gpu_info *gpus, int max)
-{
-    struct nbi_nvml n;
-    unsigned count = 0;
-    int found = 0;
-    if (!nbi_nvml_open(&n))
-        return 0;
-    if (n.count(&count) != 0)
-        count = 0;
-    for (unsigned i = 0; i < count && found < max; i++) {
-        nvml_device device;
-        struct nvml_memory memory = {0};
-        struct nb_gpu_info *g = &gpus[found];
-        memset(g, 0, sizeof *g);
-        if (n.handle(i, &device) != 0)
-            continue;
-        if (n.name(device, g->name, sizeof g->name) != 0)
-            snprintf(g->name, sizeof g->name, "GPU %u", i);
-        if (n.memory(device, &memory) == 0) { /* unified memory reports none */
-            g->memory_bytes = memory.total;
-            g->memory_free = memory.free;
-        }
-        n.capability(device, &g->cc_major, &g->cc_minor);
-        n.driver(g->driver, sizeof g->driver);
-        found++;
-    }
-    nbi_nvml_close(&n);
-    return found;
-}
 
 enum nb_status nb_device_parse(const char *name, int *gpu)
 {
@@ -52,7 +19,7 @@ enum nb_status nb_device_parse(const char *name, int *gpu)
         *gpu = 0;
         return NB_OK;
     }
-    /* strtol alone would take signs and blanks. */
+    /* strtol would also accept signs and blanks. */
     bool number = strncmp(name, "cuda:", 5) == 0 && name[5] >= '0' && name[5] <= '9';
     char *end = NULL;
     long index = number ? strtol(name + 5, &end, 10) : 0;
@@ -67,7 +34,8 @@ enum nb_status nb_device_parse(const char *name, int *gpu)
 
 void nb_device_auto(char name[NB_DEVICE_NAME])
 {
-    /* The driver's library may be missing, or list more than this process sees: at least ask. */
+    /* NVML may be missing, and may list devices that this process does not see: check each, and
+     * device 0 in any case. */
     struct nb_gpu_info gpus[MAX_GPUS];
     int count = nb_gpu_list(gpus, MAX_GPUS), i = 0;
     while (i < count || i == 0) {
@@ -154,7 +122,7 @@ enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
 
 const char *nb_product_path(void)
 {
-    const char *name = nbi_microkernels_at(nbi_simd_level())->name;
+    const char *name = nbi_cpu_microkernels_name(nbi_simd_level());
     if (nbi_simd_level() < NBI_SIMD_AVX512)
         return name;
     return strcmp(name, "avx512") == 0 ? "avx512 with VNNI" : "avx2 (AVX-512 here has no VNNI)";

@@ -1,16 +1,50 @@
-/* nvml.c - the management library, loaded at run time; which memory processes have on GPUs. */
-#include "backend/nvml.h"
-
+/* nvml.c - which GPUs the machine has and how much of their memory processes use, asked of
+ * NVIDIA's management library (NVML).
+ *
+ * The driver brings the library, and it is loaded at run time; without it no GPU is usable. What is
+ * used of its interface is declared here, so that no NVIDIA header is needed. */
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "nibble.h"
 
+/* ---- the library ---- */
+
 #define PROCESSES_MAX 1024
 
-bool nbi_nvml_open(struct nbi_nvml *n)
+#define NVML_UNKNOWN (~0ull) /* a number of bytes that the driver does not know */
+
+typedef struct nvml_device *nvml_device;
+
+struct nvml_memory {
+    unsigned long long total, free, used;
+};
+
+struct nvml_process {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+};
+
+/* The library's functions, which return 0 on success. */
+struct nvml {
+    void *library;
+    int (*init)(void);
+    int (*shutdown)(void);
+    int (*count)(unsigned *);
+    int (*handle)(unsigned, nvml_device *);
+    int (*name)(nvml_device, char *, unsigned);
+    int (*memory)(nvml_device, struct nvml_memory *);
+    int (*capability)(nvml_device, int *, int *);
+    int (*driver)(char *, unsigned);
+    int (*processes)(nvml_device, unsigned *, struct nvml_process *); /* NULL: library too old */
+};
+
+/* False if the library is missing or does not work. */
+static bool nvml_open(struct nvml *n)
 {
     memset(n, 0, sizeof *n);
     n->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -34,7 +68,7 @@ bool nbi_nvml_open(struct nbi_nvml *n)
     bool ok = true;
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *p = dlsym(n->library, symbols[i].symbol);
-        memcpy(symbols[i].slot, &p, sizeof p); /* ISO C has no cast from object to function */
+        memcpy(symbols[i].slot, &p, sizeof p); /* ISO C cannot cast this pointer to a function */
         ok = ok && (p || !symbols[i].needed);
     }
     if (ok && n->init() == 0)
@@ -43,24 +77,57 @@ bool nbi_nvml_open(struct nbi_nvml *n)
     return false;
 }
 
-void nbi_nvml_close(struct nbi_nvml *n)
+static void nvml_close(struct nvml *n)
 {
     n->shutdown();
     dlclose(n->library);
 }
 
-/* ---- watching ---- */
+/* ---- the devices ---- */
+
+int nb_gpu_list(struct nb_gpu_info *gpus, int max)
+{
+    struct nvml n;
+    unsigned count = 0;
+    int found = 0;
+    if (!nvml_open(&n))
+        return 0;
+    if (n.count(&count) != 0)
+        count = 0;
+    for (unsigned i = 0; i < count && found < max; i++) {
+        nvml_device device;
+        struct nvml_memory memory = {0};
+        struct nb_gpu_info *g = &gpus[found];
+        memset(g, 0, sizeof *g);
+        if (n.handle(i, &device) != 0)
+            continue;
+        if (n.name(device, g->name, sizeof g->name) != 0)
+            snprintf(g->name, sizeof g->name, "GPU %u", i);
+        if (n.memory(device, &memory) == 0) { /* fails on devices with unified memory */
+            g->memory_bytes = memory.total;
+            g->memory_free = memory.free;
+        }
+        n.capability(device, &g->cc_major, &g->cc_minor);
+        n.driver(g->driver, sizeof g->driver);
+        found++;
+    }
+    nvml_close(&n);
+    return found;
+}
+
+/* ---- watching memory ---- */
 
 struct nb_gpu_watch {
-    struct nbi_nvml nvml;
+    struct nvml nvml;
     unsigned devices;
-    bool by_process;     /* the driver's process ids are ours */
-    uint64_t used_first; /* on all devices, by whomever */
+    bool by_process;      /* the driver's process ids are those of this process */
+    uint64_t used_before; /* bytes on all devices, by all processes, when the watch was opened */
     struct nvml_process list[PROCESSES_MAX];
 };
 
-/* The driver counts processes as the first namespace does, whose number the kernel fixes. */
-static bool in_first_namespace(void)
+/* The driver reports process ids of the initial PID namespace, whose inode number the kernel fixes.
+ */
+static bool in_initial_pid_namespace(void)
 {
     char target[64] = "";
     ssize_t n = readlink("/proc/self/ns/pid", target, sizeof target - 1);
@@ -82,14 +149,14 @@ static uint64_t used_by_all(struct nb_gpu_watch *w)
 struct nb_gpu_watch *nb_gpu_watch_open(void)
 {
     struct nb_gpu_watch *w = calloc(1, sizeof *w);
-    if (!w || !nbi_nvml_open(&w->nvml)) {
+    if (!w || !nvml_open(&w->nvml)) {
         free(w);
         return NULL;
     }
     if (w->nvml.count(&w->devices) != 0)
         w->devices = 0;
-    w->by_process = w->nvml.processes && in_first_namespace();
-    w->used_first = used_by_all(w);
+    w->by_process = w->nvml.processes && in_initial_pid_namespace();
+    w->used_before = used_by_all(w);
     return w;
 }
 
@@ -101,7 +168,7 @@ static bool contains(const int *pids, size_t count, unsigned pid)
     return false;
 }
 
-/* False where the driver does not tell. */
+/* The memory of these processes; false if the driver does not report it. */
 static bool used_by_processes(struct nb_gpu_watch *w, const int *pids, size_t count, uint64_t *sum)
 {
     *sum = 0;
@@ -127,12 +194,12 @@ uint64_t nb_gpu_watch_bytes(struct nb_gpu_watch *w, const int *pids, size_t coun
     if (w->by_process && used_by_processes(w, pids, count, &sum))
         return sum;
     sum = used_by_all(w);
-    return sum > w->used_first ? sum - w->used_first : 0;
+    return sum > w->used_before ? sum - w->used_before : 0;
 }
 
 void nb_gpu_watch_close(struct nb_gpu_watch *w)
 {
     if (w)
-        nbi_nvml_close(&w->nvml);
+        nvml_close(&w->nvml);
     free(w);
 }

@@ -5,7 +5,7 @@
  * generator is counter-based: the same seed and the same number of draws give the same token. */
 #pragma once
 
-#include "backend/backend.h"
+#include "backend/decode.h"
 
 struct nbi_sampler {
     struct nb_sampling opts;

@@ -6,6 +6,7 @@
  * again in one set for all; layers that are not trained share theirs. */
 #include <string.h>
 
+#include "backend/decode.h"
 #include "model/transformer.h"
 
 /* Hands out pieces of a block that may not exist yet. */

@@ -1,5 +1,7 @@
 /* backward.c - the backward pass of Qwen3: forward.c from its end to its beginning. docs/MODEL.md
  * has the equations; d of a quantity is the gradient of the loss. */
+#include "backend/ops.h"
+#include "backend/ops_train.h"
 #include "model/transformer.h"
 
 /* d.x is the gradient of what the layer gave; becomes that of mid, the stream between its halves.

@@ -2,6 +2,7 @@
  * under the same labels. */
 #include <string.h>
 
+#include "backend/decode.h"
 #include "model/transformer.h"
 
 /* As many rows of the store as a token of [from, to) sees, or up to twice that: a power of two, so

@@ -10,6 +10,7 @@
  * quantising would choose. Tensors that runtimes fuse (q, k, v; gate, up) share theirs. */
 #pragma once
 
+#include "backend/ops_train.h"
 #include "formats/store.h"
 #include "model/transformer.h"
 

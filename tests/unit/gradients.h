@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "backend/backend.h"
+#include "backend/ops_train.h"
 #include "base/rng.h"
 #include "support.h"
 

@@ -10,6 +10,8 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/nvfp4_tile.h"
+#include "backend/decode.h"
+#include "backend/ops_train.h"
 
 #define GUARDED_MAX 512
 

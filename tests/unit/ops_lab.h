@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "backend/decode.h"
 #include "support.h"
 
 #include "host_weights.h"

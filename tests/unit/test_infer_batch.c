@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "backend/ops.h"
 #include "base/rng.h"
 #include "infer/batch.h"
 #include "unit/support.h"

@@ -1,4 +1,5 @@
 /* test_stress.c - the stress run passes, and finds what is put in its way. */
+#include "backend/ops.h"
 #include "infer/engine.h"
 #include "unit/support.h"
 

@@ -11,6 +11,83 @@
 
 #include "backend/cpu/internal.h"
 
+/* ---- forward ---- */
+
+/* Rows that are looked at together, and whose keys are read once: as many as a kernel takes, but
+ * few enough for all threads to have some. */
+static int64_t rows_together(const struct nbi_stream *s, const struct nbi_op_attention *a)
+{
+    int64_t most = NBI_QUERIES / (a->NH / a->NKV), fair = a->N * a->NKV / (s->cpu->threads * 4);
+    return fair < 1 ? 1 : fair < most ? fair : most;
+}
+
+/* The rows from n on, before end, that start at the same key and of which none sees fewer than the
+ * one before. */
+static int64_t run_of_rows(const struct nbi_op_attention *a, int64_t n, int64_t end)
+{
+    const int32_t *first = host(a->first), *last = host(a->last), *tables = host(a->tables);
+    int64_t i = n + 1;
+    while (i < end && first[i] == first[n] && last[i] >= last[i - 1] &&
+           (!a->pages.at || tables[i] == tables[n]))
+        i++;
+    return i - n;
+}
+
+/* Piece u: head u % NKV of keys and values, of a group of rows: the last ones first, since those
+ * see most keys and would hold up the end. */
+static void attention_pieces(void *ctx, int thread, int64_t piece, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_attention *a = op->args;
+    struct nbi_stream *s = op->s;
+    const int32_t *first = host(a->first), *last = host(a->last);
+    const int32_t *pages = host(a->pages), *tables = host(a->tables);
+    int64_t D = a->D, heads = a->NH / a->NKV, together = rows_together(s, a);
+    int64_t row = (int64_t)nbi_dtype_bytes(a->kv.dtype, a->NKV * D);
+    int64_t groups = (a->N + together - 1) / together;
+    for (int64_t u = piece; u < piece + count; u++) {
+        int64_t n = (groups - 1 - u / a->NKV) * together, h = u % a->NKV, rows;
+        int64_t end = a->N - n < together ? a->N : n + together;
+        for (; n < end; n += rows) {
+            rows = run_of_rows(a, n, end);
+            int64_t at =
+                (pages ? 0 : first[n] * row) + h * (int64_t)nbi_dtype_bytes(a->kv.dtype, D);
+            int64_t out = n * a->NH + h * heads;
+            const struct nbi_attend job = {.y = (float *)host(a->y) + out * D,
+                                           .lse = a->lse.at ? (float *)host(a->lse) + out : NULL,
+                                           .q = (const float *)host(a->q) + out * D,
+                                           .k = (const uint8_t *)host(a->kv.k) + at,
+                                           .v = (const uint8_t *)host(a->kv.v) + at,
+                                           .pages = pages ? pages + tables[n] + first[n] / NBI_PAGE
+                                                          : NULL,
+                                           .last = last + n,
+                                           .first = first[n],
+                                           .stride = row,
+                                           .ldq = a->NH * D,
+                                           .ld_lse = a->NH,
+                                           .dtype = a->kv.dtype,
+                                           .rows = (int)rows,
+                                           .heads = (int)heads,
+                                           .D = D,
+                                           .scratch = s->attend + thread * s->attend_floats};
+            s->cpu->k->attend(&job);
+        }
+    }
+}
+
+enum nb_status nbi_cpu_attention(struct nbi_stream *s, const struct nbi_op_attention *a)
+{
+    const int32_t *first = host(a->first), *last = host(a->last);
+    int64_t together = rows_together(s, a), work = 0;
+    int64_t pieces = (a->N + together - 1) / together * a->NKV;
+    for (int64_t n = 0; n < a->N; n++)
+        work += (last[n] - first[n] + 1) * a->NH * a->D;
+    in_pieces(s, pieces, work / pieces, attention_pieces, a);
+    return NB_OK;
+}
+
+/* ---- backward ---- */
+
 #define BLOCK 96 /* a multiple of what `outer` takes, either way */
 
 static int64_t padded(int64_t D)

@@ -1,10 +1,11 @@
 /* internal.h - what the files of the CPU backend share: the backend, a stream, work in pieces. */
 #pragma once
 
-#include "backend/backend.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/microkernels.h"
 #include "backend/cpu/slabs.h"
+#include "backend/ops.h"
+#include "backend/ops_train.h"
 #include "base/parallel.h"
 
 struct cpu {
@@ -75,23 +76,13 @@ static inline void in_pieces(struct nbi_stream *s, int64_t total, int64_t work_e
     in_large_pieces((struct op){s, args}, total, work_each, 1, fn);
 }
 
-/* The operations of optimizer.c. */
-enum nb_status nbi_cpu_grad_stats(struct nbi_stream *s, const struct nbi_op_grad_stats *a);
-enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a);
-enum nb_status nbi_cpu_amax(struct nbi_stream *s, const struct nbi_op_amax *a);
-enum nb_status nbi_cpu_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a);
-
 /* Scratch of one thread in attention_bwd. */
 int64_t nbi_attend_bwd_floats(int64_t D);
 
-/* backward.c and attention_bwd.c */
+/* The operations, and the two limits of roofline.c. */
 #define X(op) enum nb_status nbi_cpu_##op(struct nbi_stream *s, const struct nbi_op_##op *a);
-X(xent)
-X(l1)
-X(embed_bwd)
-X(rmsnorm_bwd)
-X(linear_bwd)
-X(qkv_rope_bwd)
-X(attention_bwd)
-X(swiglu_bwd)
+NBI_OP_LIST(X)
 #undef X
+
+double nbi_cpu_roofline(struct nbi_backend *be);
+double nbi_cpu_roofline_f32(struct nbi_backend *be);

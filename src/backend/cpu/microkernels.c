@@ -3,6 +3,8 @@
 
 #include <stddef.h>
 
+#include "backend/devices.h"
+
 const struct nbi_microkernels *nbi_microkernels_at(enum nbi_simd level)
 {
     if (level > nbi_simd_level())
@@ -18,4 +20,10 @@ const struct nbi_microkernels *nbi_microkernels_at(enum nbi_simd level)
     default:
         return &nbi_microkernels_scalar;
     }
+}
+
+const char *nbi_cpu_microkernels_name(enum nbi_simd level)
+{
+    const struct nbi_microkernels *k = nbi_microkernels_at(level);
+    return k ? k->name : NULL;
 }

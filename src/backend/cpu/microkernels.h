@@ -5,8 +5,9 @@
  * rows are computed beside it. */
 #pragma once
 
-#include "backend/backend.h"
 #include "backend/cpu/nvfp4_tile.h"
+#include "backend/ops.h"
+#include "backend/ops_train.h"
 #include "base/sys.h"
 #include "tensor/dtype.h"
 

@@ -2,7 +2,7 @@
  * architectures each can be the one that does not fit. */
 #include <cuda_runtime.h>
 
-#include "backend/cuda/cuda.h"
+#include "backend/devices.h"
 
 #define CHECK_VALUES 256
 

@@ -8,8 +8,9 @@
 #include <pthread.h>
 
 extern "C" {
-#include "backend/backend.h"
-#include "backend/cuda/cuda.h"
+#include "backend/decode.h"
+#include "backend/devices.h"
+#include "backend/ops.h"
 }
 
 #include "backend/cuda/nvfp4_tile.cuh"

@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 
 extern "C" {
-#include "backend/backend.h"
+#include "backend/decode.h"
 }
 
 /* A list of operations, recorded; see graph.cu. */

@@ -1,0 +1,189 @@
+/* ops_train.h - the operations of training: losses, gradients, the optimizer.
+ *
+ * Letters, types and rules are those of ops.h. dx is the gradient of the loss by x. Gradients of
+ * weights are f32, and are added to. Sums have an order that the shapes alone decide, so results
+ * do not depend on the number of threads; the three loops of the optimizer give the same bits with
+ * every instruction set. Tolerances: tests/unit/test_backward.c, test_backward_products.c. */
+#pragma once
+
+#include "backend/ops.h"
+
+/* ---- losses ---- */
+
+/* loss[n] = -log p[targets[n]] with p = softmax(logits[n]), and 0 where the target is negative.
+ * dlogits = scale * (p - onehot(target)), and 0 there.
+ *
+ * With ref_k > 0 also the divergence from a reference model, whose probabilities b are known for
+ * ref_k ids: kl[n] = KL(b || p) over those ids and one bucket of all others. dlogits gets kl_scale
+ * times its gradient in addition. A row whose first reference id is negative has no reference: kl
+ * is 0. */
+struct nbi_op_xent {
+    struct nbi_ptr loss;    /* [N] */
+    struct nbi_ptr dlogits; /* [N, V], or none; may be logits */
+    struct nbi_ptr logits;  /* [N, V] */
+    struct nbi_ptr targets; /* [N] */
+    float scale;
+    struct nbi_ptr kl;      /* [N]; may be none if ref_k is 0 */
+    struct nbi_ptr ref_ids; /* [N, ref_k], no id twice in a row */
+    struct nbi_ptr ref_p;   /* [N, ref_k] probabilities */
+    float kl_scale;
+    int64_t ref_k, N, V;
+};
+
+/* loss[n] = mean over c of |x[n, c] - target[n, c]|, and 0 where weight[n] is 0.
+ * dx[n, c] = scale / C * sign(x[n, c] - target[n, c]), and 0 there. */
+struct nbi_op_l1 {
+    struct nbi_ptr loss;      /* [N] */
+    struct nbi_ptr dx;        /* [N, C], or none */
+    struct nbi_ptr x, target; /* [N, C] */
+    struct nbi_ptr weight;    /* [N], 0 or 1 */
+    float scale;
+    int64_t N, C;
+};
+
+/* ---- backward ---- */
+
+/* dtable[ids[n]] += dx[n]. Rows with equal ids are added in the order of n. */
+struct nbi_op_embed_bwd {
+    struct nbi_ptr dtable; /* f32 [V, C] */
+    struct nbi_ptr ids;    /* [N] */
+    struct nbi_ptr dx;     /* [N, C] */
+    int64_t N, C;
+};
+
+/* dx += gradient of rmsnorm by x;  dw += sum over n of dy[n] * x[n] * rstd[n]. */
+struct nbi_op_rmsnorm_bwd {
+    struct nbi_ptr dx, dw; /* [N, C], f32 [C] */
+    struct nbi_ptr dy, x;  /* [N, C] */
+    struct nbi_ptr rstd;   /* [N], as rmsnorm left it */
+    struct nbi_weight w;
+    int64_t N, C;
+};
+
+/* dx = sum over i of dy_i W_i, or dx + that with add;  dW_i += dy_i^T x. dx, and each dW_i, may be
+ * none. All products are in f32. */
+struct nbi_op_linear_bwd {
+    int count;
+    struct nbi_ptr dx;                 /* [N, K] */
+    struct nbi_ptr dw[NBI_LINEAR_MAX]; /* f32 [O_i, K] */
+    struct nbi_ptr dy[NBI_LINEAR_MAX]; /* [N, O_i] */
+    struct nbi_weight w[NBI_LINEAR_MAX];
+    struct nbi_ptr x; /* [N, K] */
+    int64_t N, K;
+    bool add;
+};
+
+/* In place: dq and dk come in as gradients of what qkv_rope wrote, and leave as gradients of its
+ * inputs q and k. dq_norm and dk_norm are added to. */
+struct nbi_op_qkv_rope_bwd {
+    struct nbi_ptr dq, dk;           /* [N, NH, D], [N, NKV, D] */
+    struct nbi_ptr dq_norm, dk_norm; /* f32 [D] */
+    struct nbi_ptr q, k;             /* inputs of qkv_rope */
+    struct nbi_ptr rstd_q, rstd_k;   /* as qkv_rope left them */
+    struct nbi_weight q_norm, k_norm;
+    struct nbi_ptr cos, sin;
+    int64_t N, NH, NKV, D;
+};
+
+/* Gradients of attention without pages, where row n attends to rows first[n] to n. dq, dk and dv
+ * are overwritten. */
+struct nbi_op_attention_bwd {
+    struct nbi_ptr dq, dk, dv;    /* [N, NH, D], [N, NKV, D], [N, NKV, D] */
+    struct nbi_ptr dy, y, lse, q; /* [N, NH, D]; lse [N, NH] */
+    struct nbi_kv_view kv;        /* f32 */
+    struct nbi_ptr first;         /* [N] */
+    int64_t N, NH, NKV, D;
+};
+
+/* dgate = dy * up * silu'(gate);  dup = dy * silu(gate). */
+struct nbi_op_swiglu_bwd {
+    struct nbi_ptr dgate, dup; /* [N, F]; may be gate and up */
+    struct nbi_ptr dy, gate, up;
+    int64_t N, F;
+};
+
+/* ---- the optimizer ---- */
+
+/* out = the sum of squares, the amax and the number of non-finite values of a gradient. The sum
+ * and the amax leave non-finite values out. The order of the sum depends on n alone. */
+struct nbi_op_grad_stats {
+    struct nbi_ptr out;  /* f64 [3] */
+    struct nbi_ptr grad; /* f32 [n] */
+    int64_t n;
+};
+
+/* How a moment of Adam is stored.
+ *
+ * int8: groups of 32 share an f16 scale s, the group's amax rounded up (of v: of sqrt(v)).
+ *   m: code = 127 y with x = m / s and y = 2x / (1 + |x|); decoded as y / (2 - |y|) * s.
+ *   v: code = 255 sqrt(v) / s, at least 1 unless v is 0; decoded as the square.
+ * nvfp4: groups of 16 share an E4M3 scale s, rounded up and at least 2^-9, times a scale S of the
+ *   tensor.
+ *   m: E2M1 codes as in weights, magnitudes up to 6 * 448 * S.
+ *   v: sqrt(v) = (code + 1) / 16 * s * S, so never 0, and up to 448 * S.
+ *   Larger magnitudes are clamped.
+ *
+ * bf16, int8 and nvfp4 round stochastically, so that small changes are not lost: rounding keeps the
+ * mean of m and of v, except where v is raised to its smallest code. All-zero bytes decode to
+ * zeros; in nvfp4 they do so if the stored S is 0. */
+enum nbi_moment_type { NBI_MOMENT_F32, NBI_MOMENT_BF16, NBI_MOMENT_INT8, NBI_MOMENT_NVFP4 };
+
+struct nbi_moment {
+    enum nbi_moment_type kind;
+    struct nbi_ptr values; /* f32 [n], bf16 [n], u8 [n], or u8 [ceil(n/2)], low nibble first */
+    struct nbi_ptr scales; /* f16 [ceil(n/32)], E4M3 [ceil(n/16)], or none */
+};
+
+/* Returns the bytes of the values of n elements; *scales gets the bytes of their scales. */
+static inline int64_t nbi_moment_bytes(enum nbi_moment_type kind, int64_t n, int64_t *scales)
+{
+    *scales = kind == NBI_MOMENT_INT8    ? (n + 31) / 32 * 2
+              : kind == NBI_MOMENT_NVFP4 ? (n + 15) / 16
+                                         : 0;
+    return kind == NBI_MOMENT_F32    ? n * 4
+           : kind == NBI_MOMENT_BF16 ? n * 2
+           : kind == NBI_MOMENT_INT8 ? n
+                                     : (n + 1) / 2;
+}
+
+/* AdamW on elements [first, first + count) of a tensor. Both are multiples of 32, except where the
+ * tensor ends; a tensor in pieces gets the same bits as a whole one. In f32, each step rounded:
+ *   g = grad * grad_scale;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) (g g)
+ *   u = m / correct1 / (sqrt(v / correct2) + eps), clamped to +-max_update if that is > 0
+ *   w = w - (lr decay) w - lr u
+ * A bf16 master is rounded stochastically. The random bits of element e are half-word e % 8, the
+ * lowest first, of Philox with `seed` as key and the counter (e / 8, tensor, step, purpose), where
+ * the purpose is 0 for the master, 1 for m and 2 for v; they depend on nothing else. A non-finite
+ * gradient spoils its own group of elements and no other. */
+struct nbi_op_adamw {
+    struct nbi_ptr master; /* [n] f32 or bf16 */
+    enum nbi_dtype dtype;  /* of the master */
+    struct nbi_ptr grad;   /* f32 [n] */
+    struct nbi_moment m, v;
+    float m_scale[2],
+        v_scale[2]; /* nvfp4: S as stored (0 for a fresh state), and S to store with */
+    /* f32 [2] >= 0, or none: raised to the largest |m| and the largest sqrt(v). */
+    struct nbi_ptr running_max;
+    int64_t first, count;
+    float grad_scale, lr, beta1, beta2, eps, decay, correct1, correct2, max_update;
+    uint64_t seed;
+    uint32_t tensor, step;
+};
+
+/* w = master [rows, cols], rounded as an exported model will have it: NVFP4 with block scales
+ * found by `sweep` and w's tensor scale, or floats rounded to the nearest of round_to, which w's
+ * type can represent. A weight that is its own master is left alone. Values are finite. */
+struct nbi_op_requantize {
+    struct nbi_weight w;
+    struct nbi_ptr master;
+    enum nbi_dtype dtype;    /* of the master: f32 or bf16 */
+    enum nbi_dtype round_to; /* of floats: f32, bf16 or f16 */
+};
+
+/* out = the amax of a tensor; a NaN or infinity in x comes out as such. */
+struct nbi_op_amax {
+    struct nbi_ptr out; /* f32 [1] */
+    struct nbi_ptr x;   /* [n] */
+    enum nbi_dtype dtype;
+    int64_t n;
+};
