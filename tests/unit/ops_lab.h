@@ -157,7 +157,16 @@ static float *random_floats(int64_t n, float scale)
     return x;
 }
 
-/* ---- a check on both backends: check_NAME as two tests of a file ---- */
+/* ---- a check on both backends, or on CUDA alone: check_NAME as tests of a file ---- */
+
+#define TEST_ON_CUDA(file, name)                                                                   \
+    static void test_##file##__##name##_on_cuda(void **state)                                      \
+    {                                                                                              \
+        (void)state;                                                                               \
+        open_both("cuda");                                                                         \
+        check_##name();                                                                            \
+        close_both();                                                                              \
+    }
 
 #define TEST_ON_BOTH(file, name)                                                                   \
     static void test_##file##__##name##_on_the_cpu(void **state)                                   \
@@ -167,17 +176,12 @@ static float *random_floats(int64_t n, float scale)
         check_##name();                                                                            \
         close_both();                                                                              \
     }                                                                                              \
-    static void test_##file##__##name##_on_cuda(void **state)                                      \
-    {                                                                                              \
-        (void)state;                                                                               \
-        open_both("cuda");                                                                         \
-        check_##name();                                                                            \
-        close_both();                                                                              \
-    }
+    TEST_ON_CUDA(file, name)
+
+#define ON_CUDA(file, name) cmocka_unit_test(test_##file##__##name##_on_cuda),
 
 #define ON_BOTH(file, name)                                                                        \
-    cmocka_unit_test(test_##file##__##name##_on_the_cpu),                                          \
-        cmocka_unit_test(test_##file##__##name##_on_cuda),
+    cmocka_unit_test(test_##file##__##name##_on_the_cpu), ON_CUDA(file, name)
 
 /* What a dot product may be off by: its sums are of f32, and by `off` times its products, as
  * independent errors that add up as squares do. */

@@ -15,14 +15,15 @@
 #include "base/file.h"
 #include "base/sanitized.h"
 #include "nibble.h"
+#include "runner.h"
 
 /* For tests that need a GPU. */
 static inline void need_gpu(void)
 {
-    if (nb_gpu_check(0) != NB_OK) {
-        print_message("SKIP: %s\n", nb_last_error());
-        skip();
-    }
+    if (without_gpu_cases())
+        fail_msg("a case that needs a GPU has 'gpu' or 'cuda' in its name");
+    if (nb_gpu_check(0) != NB_OK)
+        skip("%s", nb_last_error());
 }
 
 #define assert_ok(expr)                                                                            \

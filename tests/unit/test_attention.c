@@ -436,15 +436,12 @@ static void check_turned(void)
 CHECKS(X)
 #undef X
 
-/* test_attention [PATTERN of names] */
-int main(int argc, char **argv)
+int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define X(check) ON_BOTH(attention, check)
         CHECKS(X)
 #undef X
     };
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

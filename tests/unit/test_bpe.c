@@ -480,7 +480,7 @@ static void test_tokenizer__goes_on_after_a_failure(void **state)
     int32_t *ids, *again;
     size_t count, count_again;
     if (SANITIZED)
-        skip(); /* the address space is the sanitizer's */
+        skip("sanitizers need the address space");
     char *text = malloc(len);
     assert_non_null(text);
     memset(text, 'a', len);

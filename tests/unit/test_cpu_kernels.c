@@ -20,6 +20,7 @@
 
 #include "backend/cpu/microkernels.h"
 #include "base/rng.h"
+#include "runner.h"
 #include "stored.h"
 
 #define U         0x1p-24
@@ -845,7 +846,7 @@ static const struct nbi_microkernels *kernels_or_skip(enum nbi_simd level)
 {
     const struct nbi_microkernels *k = nbi_microkernels_at(level);
     if (!k)
-        skip();
+        skip("this CPU lacks the instruction set");
     drawn = 0;
     return k;
 }

@@ -181,7 +181,7 @@ static void test_long__memory_is_planned(void **state)
 {
     (void)state;
     if (SANITIZED)
-        skip(); /* malloc is the sanitizer's */
+        skip("sanitizers allocate memory of their own");
     real = *engine->be;
     engine->be->alloc = spy_alloc;
     for (int mode = NB_KV_PROMPT; mode <= NB_KV_NONE; mode++)

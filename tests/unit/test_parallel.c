@@ -69,7 +69,7 @@ static void a_worker_without_a_core_does_not_hold_the_caller_up(void **state)
     int cores[2];
     pthread_t hogs[HOGS];
     if (!two_cores(cores) || !pin(cores[1]))
-        skip();                               /* one core */
+        skip("there is one core");
     nbi_for_range(PIECES, 1, 2, piece, NULL); /* the worker inherits the core */
     assert_true(pin(cores[0]));
     for (int i = 0; i < HOGS; i++)

@@ -203,7 +203,7 @@ static void test_hugging_face(void **state)
                  shared ? shared : NB_TEST_SOURCE "/../../shared", models[m]);
         snprintf(golden, sizeof golden, "%s.golden.safetensors", dir);
         if (!nbi_path_is_file(golden))
-            skip();
+            skip("no outputs of Hugging Face to compare with");
         const struct nb_engine_opts opts = {.model = dir, .threads = 1};
         struct nb_engine *e;
         struct nbi_store *store;

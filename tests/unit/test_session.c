@@ -537,7 +537,7 @@ static void test_decoding__allocates_nothing(void **state)
     static float logits[VOCAB];
     (void)state;
     if (SANITIZED)
-        skip();
+        skip("sanitizers allocate memory of their own");
     for (int mode = NB_KV_PROMPT; mode <= NB_KV_NONE; mode++)
         for (int integers = 0; integers < 2; integers++) {
             const struct nb_session_opts o = {
