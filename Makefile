@@ -2,7 +2,7 @@
 BUILD ?= build
 ARCH ?= 90a
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-T ?= dat
+T ?=
 S ?= 60
 CUDA ?= $(if $(wildcard /dev/nvidia0),$(if $(shell command -v nvcc),1,0),0)
 
@@ -10,7 +10,7 @@ CMAKE_FLAGS = -G Ninja -DNIBBLE_WERROR=$(if $(CI),ON,OFF) \
   -DNIBBLE_CUDA=$(if $(filter 1,$(CUDA)),ON,OFF) "-DNIBBLE_ARCH=$(ARCH)"
 CONFIGURE = cmake -S . $(CMAKE_FLAGS)
 
-.PHONY: all configure build binary demo gates test deps lint fmt docs asan tsan fuzz bench test-faults test-interop test-gpu static clean help
+.PHONY: all configure build binary demo gates test deps lint fmt docs build-asan asan tsan fuzz bench test-faults test-interop test-gpu static clean help
 all: build
 
 configure:
@@ -37,8 +37,12 @@ demo: binary ## a small model taught who it is (NAME=... or TARGET=...), before 
 gates: binary ## four identities with three seeds each, and a naive run that must fail (half an hour)
 	@tools/gates.sh $(BUILD)/nibble build/gates
 
+# ctest FOLDER OPTIONS: runs the tests of a build and lists those that skipped themselves.
+ctest = @ctest --test-dir $(1) --output-on-failure -j $(JOBS) $(2); status=$$?; \
+  python3 -B tests/skipped.py $(1) && exit $$status
+
 test: build ## build and run all tests that need no network, GPU or large model
-	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+	$(call ctest,$(BUILD))
 
 deps: ## install what building and testing needs (apt-get; elsewhere: list it)
 	@tools/deps.sh build lint fuzz
@@ -49,7 +53,7 @@ lint: build ## include rules, sizes, names, headers, formatting, clang-tidy
 
 fmt: ## format all C sources
 	@tools/deps.sh lint
-	@clang-format -i $$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu')
+	@clang-format -i $$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh')
 
 docs: binary ## write docs/cli from the option tables
 	@$(BUILD)/nibble help --write-docs docs/cli
@@ -57,23 +61,22 @@ docs: binary ## write docs/cli from the option tables
 test-faults: build ## every command, with each of its allocations, reads, writes, ... failing once (hours)
 	@python3 -B tests/faults/run.py $(BUILD)/nibble $(BUILD)/tests/inject.so
 
-asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@tools/deps.sh build
-	@$(CONFIGURE) -B build-asan -DNIBBLE_SANITIZE=address,undefined > build-asan.log 2>&1 || { cat build-asan.log; exit 1; }
+build-asan: # one build for the tests and the fuzz targets, by clang
+	@tools/deps.sh build fuzz
+	@CC=clang $(CONFIGURE) -B build-asan -DNIBBLE_FUZZ=ON -DNIBBLE_SANITIZE=address,undefined > build-asan.log 2>&1 || { cat build-asan.log; exit 1; }
 	@cmake --build build-asan -j $(JOBS)
-	@ctest --test-dir build-asan --output-on-failure -j $(JOBS)
+
+asan: build-asan ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer, built by clang
+	$(call ctest,build-asan)
 
 tsan: ## the tests in which several threads meet under ThreadSanitizer
 	@tools/deps.sh build
 	@$(CONFIGURE) -B build-tsan -DNIBBLE_SANITIZE=thread > build-tsan.log 2>&1 || { cat build-tsan.log; exit 1; }
 	@cmake --build build-tsan -j $(JOBS) --target thread_tests
-	@ctest --test-dir build-tsan --output-on-failure -j $(JOBS) -L threads
+	$(call ctest,build-tsan,-L threads)
 
-fuzz: ## fuzz one parser for a while: T=dat|safetensors|gguf|config|tokenizer|text|chat|jscan|data|transcript|checkpoint S=seconds
-	@tools/deps.sh build fuzz
-	@CC=clang $(CONFIGURE) -B build-fuzz -DNIBBLE_FUZZ=ON -DNIBBLE_TESTS=OFF -DNIBBLE_SANITIZE=address,undefined > build-fuzz.log 2>&1 || { cat build-fuzz.log; exit 1; }
-	@cmake --build build-fuzz -j $(JOBS)
-	@tests/fuzz/run.sh build-fuzz $(T) $(S)
+fuzz: build-asan ## fuzz the parsers for S=60 seconds each, JOBS at a time; T=NAME for one of tests/fuzz/targets
+	@tests/fuzz/run.sh build-asan $(S) $(JOBS) $(T)
 
 bench: binary ## measure the codec, and quantising a model of 4B shapes (needs 13 GB of disk)
 	@bench/quantize.sh $(BUILD)/nibble

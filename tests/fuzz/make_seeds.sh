@@ -9,10 +9,10 @@ nibble=$(realpath "$1")
 corpus=$(cd "$(dirname "$0")" && pwd)/corpus
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for t in dat safetensors gguf config tokenizer text chat jscan data transcript checkpoint; do
+while read -r t; do
     rm -rf "${corpus:?}/$t"
     mkdir -p "$corpus/$t"
-done
+done <"${corpus%/corpus}/targets"
 
 # config DIR HIDDEN FFN HEADS HEAD_DIM VOCAB: one layer, one key/value head.
 config() {
