@@ -45,7 +45,7 @@ static size_t read_ids(struct nbi_jspan list, int32_t *ids, size_t room)
     size_t n = 0;
     nbi_jiter_init(&it, list);
     for (; nbi_jiter_next(&it, &key, &value); n++) {
-        int64_t id;
+        int64_t id = -1;
         assert_true(n < room && nbi_jint(value, 0, INT32_MAX, &id));
         ids[n] = (int32_t)id;
     }

@@ -376,8 +376,8 @@ static void test_split__refusals(void **state)
         {"a{3,2}", "the split pattern: "},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const struct nbi_split_rules rules = {.count = 2,
-                                              .stage = {{"a"}, {rows[i].pattern, NBI_SPLIT_ALL}}};
+        const struct nbi_split_rules rules = {
+            .count = 2, .stage = {{.pattern = "a"}, {rows[i].pattern, NBI_SPLIT_ALL}}};
         struct nbi_splitter *s;
         enum nb_status rc = nbi_splitter_new(&s, &rules, classes);
         if (rc != NB_EUNSUPPORTED || !strstr(nb_last_error(), rows[i].words))
