@@ -1,9 +1,8 @@
 # Logits, loss, gradients, three steps of AdamW and greedy tokens against Hugging Face's, which were
-# computed in float64; on each instruction set, and on a GPU where there is one.
-# NB_SHARED says where those are; without them the errors are still tried, and the result is SKIP.
+# computed in float64 (tests/golden/hf); on each instruction set, and on a GPU where there is one.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 root=$(cd "$(dirname "$0")/../.." && pwd)
-shared=${NB_SHARED:-$root/../shared}
+golden=$root/tests/golden/hf
 . "$(dirname "$0")/lib.sh"
 
 # safetensors without packages: tensors by name, as flat lists.
@@ -143,12 +142,6 @@ check "another precision" 2 "$nibble" "$@" --in "$work/good.safetensors" --preci
 
 # ---- Hugging Face ----
 
-if [ ! -r "$shared/reference/hf/tiny-tied.golden.safetensors" ]; then
-    [ "$failures" -eq 0 ] || finish || exit 1
-    echo "SKIP: no '$shared/reference/hf/tiny-tied.golden.safetensors' to compare with"
-    exit 77
-fi
-
 levels="scalar"
 for level in avx2 avx512; do
     "$nibble" debug hf -q -m "$work/tiny" --in "$work/good.safetensors" --device cpu \
@@ -162,17 +155,16 @@ grep -q avx2 /proc/cpuinfo && case $levels in
     ;;
 esac
 "$nibble" doctor --device cuda >/dev/null 2>&1 && levels="$levels cuda"
-for model in tiny-tied tiny-untied; do
-    golden=$shared/reference/hf/$model.golden.safetensors
-    check "input of $model" 0 python3 -B "$work/input.py" "$work" "$golden" \
-        "$work/in.safetensors"
+for model in tied untied; do
+    check "input of $model" 0 python3 -B "$work/input.py" "$work" \
+        "$golden/$model.golden.safetensors" "$work/in.safetensors"
     for level in $levels; do
         set -- --device cpu --simd "$level"
         [ "$level" = cuda ] && set -- --device cuda
-        check "$model, $level" 0 "$nibble" debug hf -q -m "$shared/reference/hf/$model" \
+        check "$model, $level" 0 "$nibble" debug hf -q -m "$golden/$model" \
             --in "$work/in.safetensors" --out "$work/$level.safetensors" "$@"
-        check "$model as Hugging Face, $level" 0 python3 -B "$work/compare.py" "$work" "$golden" \
-            "$work/$level.safetensors"
+        check "$model as Hugging Face, $level" 0 python3 -B "$work/compare.py" "$work" \
+            "$golden/$model.golden.safetensors" "$work/$level.safetensors"
         echo "$model, $level: $(cat "$work/out")"
     done
 done

@@ -215,20 +215,16 @@ check "another tokenizer, one at a time" 0 "$nibble" eval ab -q -a "$a" -b "$wor
 cp "$work/out" "$work/turn.json"
 check "the same" 0 python3 -B "$work/same.py" "$work/other.json" "$work/turn.json"
 
-# With the template that thinks, where there is one, an expected answer comes behind an empty
-# thought.
-template=${NB_SHARED:-$root/../shared}/data/configs/Qwen3-0.6B/tokenizer_config.json
-if [ -r "$template" ]; then
-    for seed in 4 5; do
-        cp -r "$work/m$((seed - 3))" "$work/m$seed"
-        cp "$template" "$work/m$seed"
-    done
-    check "thoughts" 0 "$nibble" eval ab -q -a "$work/m4" -b "$work/m5" -n 12 \
-        --prompts "$work/p.tsv" --json
-    cp "$work/out" "$work/thinking.json"
-    check "thoughts against logits" 0 python3 -B "$work/compare.py" "$work" "$nibble" \
-        "$work/m4" "$work/m5" "$work/thinking.json"
-fi
+# With the template that thinks, an expected answer follows an empty thought.
+for seed in 4 5; do
+    cp -r "$work/m$((seed - 3))" "$work/m$seed"
+    cp "$root/tests/golden/chat/Qwen3-0.6B/tokenizer_config.json" "$work/m$seed"
+done
+check "thoughts" 0 "$nibble" eval ab -q -a "$work/m4" -b "$work/m5" -n 12 \
+    --prompts "$work/p.tsv" --json
+cp "$work/out" "$work/thinking.json"
+check "thoughts against logits" 0 python3 -B "$work/compare.py" "$work" "$nibble" \
+    "$work/m4" "$work/m5" "$work/thinking.json"
 
 # ---- words ----
 

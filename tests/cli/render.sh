@@ -1,8 +1,8 @@
-# The chat template through the binary: what goes in and out, errors, and the texts that Jinja made.
-# NB_SHARED says where those are; without them the rest still runs, and the result is SKIP.
+# The chat template through the binary: what goes in and out, errors, and the texts that Jinja made
+# (tests/golden/chat).
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 root=$(cd "$(dirname "$0")/../.." && pwd)
-shared=${NB_SHARED:-$root/../shared}
+golden=$root/tests/golden/chat
 . "$(dirname "$0")/lib.sh"
 
 # is TEXT: standard output is exactly this, printf's escapes understood.
@@ -97,12 +97,7 @@ says err "cannot write to standard output"
 
 # ---- the official templates ----
 
-cases=$shared/reference/hf/chat_cases.jsonl
-if [ ! -r "$cases" ]; then
-    [ "$failures" -eq 0 ] || finish || exit 1
-    echo "SKIP: no '$cases' to compare with"
-    exit 77
-fi
+cases=$golden/cases.jsonl
 
 # Splits the cases by model: MODEL.in holds requests, MODEL.wanted the lines they must become.
 cat >"$work/split.py" <<'END'
@@ -127,8 +122,7 @@ check "splitting the cases" 0 python3 -B "$work/split.py" "$cases" "$work/cases"
 count=0
 for requests in "$work"/cases/*.in; do
     official=$(basename "$requests" .in)
-    check "$official" 0 "$nibble" render -m "$shared/data/configs/$official" --jsonl \
-        --file "$requests"
+    check "$official" 0 "$nibble" render -m "$golden/$official" --jsonl --file "$requests"
     lines err 0
     cp "$work/out" "$work/got"
     check "$official as Jinja" 0 python3 -B "$work/compare.py" "${requests%.in}.wanted" "$work/got"

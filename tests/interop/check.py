@@ -32,13 +32,13 @@ def run_one(box, check, args):
 
 def main():
     nibble, scratch, *wanted = sys.argv[1:]
-    shared = os.path.abspath(os.environ.get("NB_SHARED", "../shared"))
+    data = os.environ.get("DATA", "")
     counts = {"ok": 0, "FAIL": 0, "SKIP": 0}
     rows = out_checks.CHECKS + quant_checks.CHECKS + in_checks.CHECKS + text_checks.CHECKS
     for number, (title, check, *args) in enumerate(rows):
         if wanted and not any(w in title for w in wanted):
             continue
-        box, start = Box(nibble, os.path.join(scratch, str(number)), shared), time.monotonic()
+        box, start = Box(nibble, os.path.join(scratch, str(number)), data), time.monotonic()
         result, why = run_one(box, check, args)
         counts[result] += 1
         print(f"{result:4}  {title} ({time.monotonic() - start:.1f} s)" + (why and f": {why}"),

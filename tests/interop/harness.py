@@ -7,6 +7,9 @@ import subprocess
 import numpy as np
 
 
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../golden")
+
+
 class Failed(Exception):
     """A check found a difference; the text says where."""
 
@@ -18,18 +21,18 @@ class Skipped(Exception):
 class Box:
     """One check's scratch directory and the program."""
 
-    def __init__(self, nibble, root, shared):
-        self.nibble, self.root, self.shared = nibble, root, shared
+    def __init__(self, nibble, root, data):
+        self.nibble, self.root, self.data = nibble, root, data
         os.makedirs(root)
 
     def path(self, name):
         return os.path.join(self.root, name)
 
-    def shared_path(self, name):
-        """A file or directory of the shared data; the check is skipped where there is none."""
-        path = os.path.join(self.shared, name)
-        if not os.path.exists(path):
-            raise Skipped(f"no {name} in the shared data (NB_SHARED)")
+    def data_path(self, name):
+        """A file or directory of DATA; the check is skipped where there is none."""
+        path = os.path.join(self.data, name)
+        if not self.data or not os.path.exists(path):
+            raise Skipped(f"no {name} in DATA")
         return path
 
     def call(self, *args):

@@ -3,7 +3,9 @@
 # usage: tests/interop/run.sh NIBBLE [NAME...]
 #
 # The packages live in build/interop-venv, which is made again when requirements.txt changes. A
-# NAME runs only the checks whose title contains it. NB_SHARED says where the shared data is.
+# NAME runs only the checks whose title contains it. DATA names a folder with tokenizer/ (Qwen3's
+# tokenizer.json, and cases.jsonl), configs/Qwen3-0.6B/ and corpora/; checks that need what it lacks
+# are skipped.
 set -eu
 
 [ $# -ge 1 ] || { echo "usage: $0 NIBBLE [NAME...]" >&2; exit 2; }
@@ -29,5 +31,4 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-PYTHONDONTWRITEBYTECODE=1 NB_SHARED=${NB_SHARED:-$root/../shared} \
-    "$venv/bin/python" "$here/check.py" "$nibble" "$tmp" "$@"
+PYTHONDONTWRITEBYTECODE=1 "$venv/bin/python" "$here/check.py" "$nibble" "$tmp" "$@"

@@ -15,10 +15,10 @@ from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normaliz
                         pre_tokenizers, processors, trainers)
 
 import text_cases
-from harness import Failed, equal, expect, read_json, write_json
+from harness import GOLDEN, Failed, equal, expect, read_json, write_json
 from out_checks import merge_pairs, tokenizer_model
 
-OFFICIAL = "data/tokenizer"  # of the shared data
+OFFICIAL = "tokenizer"  # of DATA
 CASES = 6000
 
 # ---- both sides of a comparison ----
@@ -123,17 +123,17 @@ def write_text(path, text):
 
 
 def official(box):
-    return Both(box, box.shared_path(OFFICIAL))
+    return Both(box, box.data_path(OFFICIAL))
 
 
 # ---- Qwen's tokenizer ----
 
 
 def given_cases(box):
-    """The cases of the shared data, which an older version of the package computed."""
+    """The cases of DATA, which an older version of the package computed."""
     both = official(box)
     cases = list(map(json.loads, read_lines(
-        box.shared_path("reference/hf/tokenizer_cases.jsonl"))))
+        box.data_path("tokenizer/cases.jsonl"))))
     for case, ids, text in zip(cases, both.encode([c["text"] for c in cases]),
                                both.decode([c["ids"] for c in cases])):
         equal(f"ids of {show(case['text'])}", ids, case["ids"])
@@ -239,7 +239,7 @@ def from_gguf(box):
 
 
 def corpus_files(box):
-    root = box.shared_path("data/corpora")
+    root = box.data_path("corpora")
     return sorted(p for p in glob.glob(os.path.join(root, "**"), recursive=True)
                   if os.path.isfile(p))
 
@@ -328,7 +328,7 @@ def learn(box, pre_tokenizer, corpus="dolly15k/databricks-dolly-15k.reassembled.
         t.normalizer = normalizer
     t.pre_tokenizer, t.decoder = pre_tokenizer, decoders.ByteLevel()
     t.post_processor = processors.ByteLevel(trim_offsets=False)
-    lines = read_lines(box.shared_path(f"data/corpora/{corpus}"))
+    lines = read_lines(box.data_path(f"corpora/{corpus}"))
     t.train_from_iterator(lines[:1500], trainers.BpeTrainer(
         vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=["<|endoftext|>"], show_progress=False))
@@ -387,7 +387,7 @@ def chinese(box):
     t = learn(box, pre_tokenizers.Sequence([split(GPT4_SPLIT), byte_level()]),
               "kdconv_zh/kdconv_devtest_dialogues.jsonl", normalizers.NFC(), 1200)
     check_other(box, t)
-    lines = read_lines(box.shared_path("data/corpora/chinese_poetry/poetry_subset.jsonl"))
+    lines = read_lines(box.data_path("corpora/chinese_poetry/poetry_subset.jsonl"))
     Both(box, box.path("t")).compare(lines[:300])
 
 
@@ -510,7 +510,7 @@ def training_texts(box):
     """English, Chinese, and words without any meaning that are all as frequent as each other."""
     rng, texts = random.Random(20), []
     for name in ("tinyshakespeare/input.txt", "kdconv_zh/kdconv_devtest_dialogues.jsonl"):
-        texts.append("".join(read_lines(box.shared_path(f"data/corpora/{name}")))[:600000])
+        texts.append("".join(read_lines(box.data_path(f"corpora/{name}")))[:600000])
     words = ["".join(rng.choices("abcdeé中", k=rng.randint(1, 9))) for _ in range(3000)]
     return [*texts, " ".join(words * 3)]
 
@@ -549,7 +549,7 @@ def training_small(box):
 
 def training_documents(box):
     """Documents, chat tokens between texts, and JSONL."""
-    lines = read_lines(box.shared_path("data/corpora/gsm8k/train.jsonl"))[:600]
+    lines = read_lines(box.data_path("corpora/gsm8k/train.jsonl"))[:600]
     texts = [json.loads(line)["question"] for line in lines]
     write_text(box.path("a.txt"), "\n<|endoftext|>\n\n".join(texts))
     write_text(box.path("b.txt"), "<|im_end|>".join(texts))
@@ -566,7 +566,7 @@ def trained_one_works(box):
     equal("entries", both.theirs.get_vocab_size(), 3000)
     both.compare(text_cases.texts(21, 1000) + texts)
     want, got = (read_json(d, "tokenizer.json")["added_tokens"]
-                 for d in (box.shared_path(OFFICIAL), box.path("t")))
+                 for d in (box.data_path(OFFICIAL), box.path("t")))
     equal("chat tokens", [{k: v for k, v in t.items() if k != "id"} for t in got],
           [{k: v for k, v in t.items() if k != "id"} for t in want])
 
@@ -587,23 +587,23 @@ def render_theirs(chat, request):
     return chat.render(**({"tools": None, "add_generation_prompt": False} | case))
 
 
-def config_of(box, model):
-    return box.shared_path(f"data/configs/{model}")
+def config_of(model):
+    return os.path.join(GOLDEN, "chat", model)
 
 
 def render_given_cases(box):
-    cases = list(map(json.loads, read_lines(box.shared_path("reference/hf/chat_cases.jsonl"))))
+    cases = list(map(json.loads, read_lines(os.path.join(GOLDEN, "chat/cases.jsonl"))))
     for model in sorted({c["model"] for c in cases}):
         mine = [c for c in cases if c["model"] == model]
-        rows = jsonl(box, ["render", "-m", config_of(box, model)], [c["case"] for c in mine])
+        rows = jsonl(box, ["render", "-m", config_of(model)], [c["case"] for c in mine])
         for case, row in zip(mine, rows):
             equal(f"{model}: {show(json.dumps(case['case']))}", row["text"], case["text"])
     return f"{len(cases)} cases"
 
 
 def render_random(box, model):
-    chat, requests = template(config_of(box, model)), text_cases.conversations(22, 500)
-    rows = jsonl(box, ["render", "-m", config_of(box, model)], requests)
+    chat, requests = template(config_of(model)), text_cases.conversations(22, 500)
+    rows = jsonl(box, ["render", "-m", config_of(model)], requests)
     for request, row in zip(requests, rows):
         got, want = row["text"], render_theirs(chat, request)
         at = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b),
@@ -615,7 +615,7 @@ def render_random(box, model):
 
 def render_plain(box, model):
     """Without --jsonl: the text itself."""
-    chat, directory = template(config_of(box, model)), config_of(box, model)
+    chat, directory = template(config_of(model)), config_of(model)
     for request in text_cases.conversations(23, 10):
         got = pipe(box, ["render", "-m", directory], request.encode())
         equal(f"render of {request}", got, render_theirs(chat, request).encode())
@@ -623,7 +623,7 @@ def render_plain(box, model):
 
 def render_refused(box, model):
     """Where the template fails, render fails."""
-    chat, directory = template(config_of(box, model)), config_of(box, model)
+    chat, directory = template(config_of(model)), config_of(model)
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
     for messages in ([], [{"role": "system", "content": None}], [{"role": "system"}], [call]):
         request = json.dumps({"messages": messages})
@@ -674,7 +674,7 @@ def speed(box):
 
 def speed_of(both, name, characters):
     path = both.box.path("text")
-    with open(both.box.shared_path(f"data/corpora/{name}"), encoding="utf-8") as f:
+    with open(both.box.data_path(f"corpora/{name}"), encoding="utf-8") as f:
         write_text(path, f.read(characters))
     lines, size = read_lines(path), os.path.getsize(path) / 1e6
     row = json.loads(both.box.run("bench", "tokenizer", "-m", both.model, "--file", path,
@@ -693,7 +693,7 @@ def speed_of(both, name, characters):
 
 TEMPLATES = ("Qwen3-4B", "Qwen3-4B-Instruct-2507")
 CHECKS = [
-    ("tokenize: the cases of the shared data", given_cases),
+    ("tokenize: the cases of DATA", given_cases),
     ("tokenize: random texts of every kind", random_texts),
     ("tokenize: random texts, --no-special", random_texts, "--no-special"),
     ("tokenize: words of 10,000 characters", long_words),
@@ -725,7 +725,7 @@ CHECKS = [
     ("tokenizer train: the package's merges, small texts", training_small),
     ("tokenizer train: the package's merges, documents", training_documents),
     ("tokenizer train: the package reads the result", trained_one_works),
-    ("render: the cases of the shared data", render_given_cases),
+    ("render: the cases of tests/golden", render_given_cases),
     *[(f"render: random conversations, {model}", render_random, model) for model in TEMPLATES],
     *[(f"render: one conversation as text, {model}", render_plain, model) for model in TEMPLATES],
     *[(f"render: what the template refuses, {model}", render_refused, model)
