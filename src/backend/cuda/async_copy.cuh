@@ -7,28 +7,28 @@
 /* Barriers in shared memory, that copies to it arrive at. Before compute capability 9.0 every lane
  * copies and arrives for itself; the host asks what a kernel was made for. */
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
-#define BULK      1
-#define COPY_ENDS 1
+#define HAS_BULK_COPY 1
+#define COPY_ARRIVALS 1
 #else
-#define BULK      0
-#define COPY_ENDS 32
+#define HAS_BULK_COPY 0
+#define COPY_ARRIVALS 32
 #endif
 
 /* The policy of the L2 cache (createpolicy.fractional.L2::evict_first) for what is read once, such
  * as weights: it shall not take the place of what goes from one multiprocessor to another. */
-#define READ_ONCE 0x12F0000000000000ull
+#define L2_EVICT_FIRST 0x12F0000000000000ull
 
-__device__ static inline void barrier_init(uint32_t bar, int count)
+__device__ static inline void mbarrier_init(uint32_t bar, int count)
 {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
 
-__device__ static inline void barrier_end(uint32_t bar)
+__device__ static inline void mbarrier_inval(uint32_t bar)
 {
     asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(bar) : "memory");
 }
 
-__device__ static inline void barrier_arrive(uint32_t bar)
+__device__ static inline void mbarrier_arrive(uint32_t bar)
 {
     asm volatile("{\n"
                  ".reg .b64 state;\n"
@@ -38,12 +38,12 @@ __device__ static inline void barrier_arrive(uint32_t bar)
 }
 
 /* Whether the phase of that parity is over. */
-__device__ static inline bool barrier_past(uint32_t bar, uint32_t parity)
+__device__ static inline bool mbarrier_try_wait(uint32_t bar, uint32_t parity)
 {
     uint32_t done;
     asm volatile("{\n"
                  ".reg .pred p;\n"
-#if BULK
+#if HAS_BULK_COPY
                  "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
 #else
                  "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
@@ -57,17 +57,17 @@ __device__ static inline bool barrier_past(uint32_t bar, uint32_t parity)
 }
 
 /* Until it is, by all lanes of a warp. */
-__device__ static inline void barrier_wait(uint32_t bar, uint32_t parity)
+__device__ static inline void mbarrier_wait(uint32_t bar, uint32_t parity)
 {
-    while (!barrier_past(bar, parity))
+    while (!mbarrier_try_wait(bar, parity))
         ;
     __syncwarp();
 }
 
 /* By all lanes of a warp: so many bytes will come, */
-__device__ static inline void copies_begin(uint32_t bar, int bytes)
+__device__ static inline void copy_expect(uint32_t bar, int bytes)
 {
-#if BULK
+#if HAS_BULK_COPY
     asm volatile("{\n"
                  ".reg .pred one;\n"
                  "elect.sync _|one, 0xFFFFFFFF;\n"
@@ -79,9 +79,9 @@ __device__ static inline void copies_begin(uint32_t bar, int bytes)
 }
 
 /* each of them by this, */
-__device__ static inline void copy(uint32_t to, const void *from, int bytes, uint32_t bar)
+__device__ static inline void copy_async(uint32_t to, const void *from, int bytes, uint32_t bar)
 {
-#if BULK
+#if HAS_BULK_COPY
     asm volatile("{\n"
                  ".reg .pred one;\n"
                  "elect.sync _|one, 0xFFFFFFFF;\n"
@@ -99,35 +99,37 @@ __device__ static inline void copy(uint32_t to, const void *from, int bytes, uin
 }
 
 /* the same for what nobody reads again soon, */
-__device__ static inline void copy_once(uint32_t to, const void *from, int bytes, uint32_t bar)
+__device__ static inline void copy_async_evict_first(uint32_t to, const void *from, int bytes,
+                                                     uint32_t bar)
 {
-#if BULK
+#if HAS_BULK_COPY
     asm volatile("{\n"
                  ".reg .pred one;\n"
                  "elect.sync _|one, 0xFFFFFFFF;\n"
                  "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1], %2, [%3], %4;\n"
                  "}" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar), "l"(READ_ONCE)
+                 "l"(from), "r"(bytes), "r"(bar), "l"(L2_EVICT_FIRST)
                  : "memory");
 #else
-    copy(to, from, bytes, bar);
+    copy_async(to, from, bytes, bar);
 #endif
 }
 
 /* and this is the end. */
-__device__ static inline void copies_end(uint32_t bar)
+__device__ static inline void copy_arrive(uint32_t bar)
 {
-#if !BULK
+#if !HAS_BULK_COPY
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 #endif
 }
 
 /* By all lanes of a warp: two of the same size, one behind the other, and no more. */
-__device__ static inline void copy_two_once(uint32_t to, const void *first, const void *second,
-                                            int bytes, uint32_t bar)
+__device__ static inline void copy_async_two_evict_first(uint32_t to, const void *first,
+                                                         const void *second, int bytes,
+                                                         uint32_t bar)
 {
-#if BULK
+#if HAS_BULK_COPY
     asm volatile("{\n"
                  ".reg .pred one;\n"
                  "elect.sync _|one, 0xFFFFFFFF;\n"
@@ -138,11 +140,11 @@ __device__ static inline void copy_two_once(uint32_t to, const void *first, cons
                  ".L2::cache_hint [%2], [%3], %4, [%5], %7;\n"
                  "}" ::"r"(to),
                  "l"(first), "r"(to + bytes), "l"(second), "r"(bytes), "r"(bar), "r"(2 * bytes),
-                 "l"(READ_ONCE)
+                 "l"(L2_EVICT_FIRST)
                  : "memory");
 #else
-    copy_once(to, first, bytes, bar);
-    copy_once(to + bytes, second, bytes, bar);
-    copies_end(bar);
+    copy_async_evict_first(to, first, bytes, bar);
+    copy_async_evict_first(to + bytes, second, bytes, bar);
+    copy_arrive(bar);
 #endif
 }

@@ -132,7 +132,7 @@ __global__ __launch_bounds__(PLAIN_THREADS) static void k_attend_plain(struct at
             int64_t at = at0 + (row + i) * stride;
             float s = 0;
             for (int d = threadIdx.x % 32; d < D; d += 32)
-                s += q[d] * load_float(a.k, at + d, TYPE);
+                s += q[d] * load_f32(a.k, at + d, TYPE);
             s = warp_sum(s);
             if (threadIdx.x % 32 == 0)
                 score[i] = s;
@@ -147,7 +147,7 @@ __global__ __launch_bounds__(PLAIN_THREADS) static void k_attend_plain(struct at
             float part = acc[j] * keep;
 #pragma unroll 4
             for (int i = 0; i < count; i++)
-                part += score[i] * load_float(a.v, at0 + (row + i) * stride + d, TYPE);
+                part += score[i] * load_f32(a.v, at0 + (row + i) * stride + d, TYPE);
             acc[j] = part;
         }
     }
@@ -167,7 +167,7 @@ __global__ __launch_bounds__(PLAIN_THREADS) static void k_attend_plain(struct at
 
 /* ---- which, and how many ---- */
 
-int64_t nbi_cuda_attend_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits)
+int64_t nbi_cuda_attention_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits)
 {
     (void)cuda;
     int64_t rows = limits->N < NBI_DECODE_ATTENTION_ROWS ? limits->N : NBI_DECODE_ATTENTION_ROWS;
@@ -190,7 +190,7 @@ static int splits_for(const struct nbi_stream *s, const struct nbi_op_attention 
         splits = splits > more ? splits : more;
     }
     int64_t part = a->N * a->NH * (a->D + 2) * (int64_t)sizeof(float);
-    int64_t fit = nbi_cuda_attend_bytes(s->cuda, &s->limits) / part;
+    int64_t fit = nbi_cuda_attention_bytes(s->cuda, &s->limits) / part;
     int64_t useful = ceil_div(a->max_keys, least);
     splits = splits < useful ? splits : useful;
     splits = splits < fit ? splits : fit;
@@ -258,7 +258,7 @@ static bool is_decode_attention(const struct nbi_op_attention *a)
 
 enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a)
 {
-    struct heads rope = s->rope;
+    struct rope_args rope = s->rope;
     if (is_decode_attention(a) && a->one_row_per_sequence && rope.N == a->N &&
         rope.q_out == at<float>(a->q) && rope.k_store == at<void>(a->kv.k)) {
         NBI_BUG_IF(rope.NH != a->NH || rope.NKV != a->NKV || rope.D != a->D ||
@@ -282,8 +282,8 @@ enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_atte
     k.last = at<const int32_t>(a->last);
     k.pages = at<const int32_t>(a->pages);
     k.tables = at<const int32_t>(a->tables);
-    k.parts = s->attend;
-    k.left = s->attend_left;
+    k.parts = s->attention_partials;
+    k.left = s->attention_counters;
     k.N = (int)a->N;
     k.NH = (int)a->NH;
     k.NKV = (int)a->NKV;

@@ -84,7 +84,7 @@ template <bool BF> __device__ static inline uint32_t pack_rest(uint32_t packed, 
 #define FEW_GROUP 8
 
 enum nb_status nbi_cuda_attend_few(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                   const struct attend &k, const struct heads &rope);
+                                   const struct attend &k, const struct rope_args &rope);
 
 /* attention_prefill.cu: D is 64 or 128. */
 enum nb_status nbi_cuda_attend_tiles(struct nbi_stream *s, const struct nbi_op_attention *a,

@@ -18,12 +18,12 @@
 #define FEW_LIFT 6.0f
 
 struct few_args {
-    struct attend a;   /* a.splits: pieces that there is room for of each row */
-    int room;          /* for so many parts */
-    unsigned wave;     /* pieces of all key heads that are worked on at once */
-    unsigned least;    /* keys of a piece at least */
-    struct heads rope; /* of the same rows, if N is not 0 */
-    struct x16 x16;    /* where y goes too, for the product behind; out may be null */
+    struct attend a;       /* a.splits: pieces that there is room for of each row */
+    int room;              /* for so many parts */
+    unsigned wave;         /* pieces of all key heads that are worked on at once */
+    unsigned least;        /* keys of a piece at least */
+    struct rope_args rope; /* of the same rows, if N is not 0 */
+    struct x16 x16;        /* where y goes too, for the product behind; out may be null */
 };
 
 /* How a warp divides a step of KEYS keys. Of a key's row lane 4g + t of its column g reads VEC
@@ -156,7 +156,7 @@ __device__ static inline void few_scores(const struct few<D, TYPE> &f,
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         uint32_t q[4];
-        load_shared(q, shared_at(&sh.q[i][threadIdx.x % 32]));
+        load_shared(q, smem_addr(&sh.q[i][threadIdx.x % 32]));
 #pragma unroll
         for (int c = 0; c < F::KEYS / 8; c++) {
             if (F::BYTES == 1) {
@@ -492,10 +492,11 @@ template <int D> struct few_norms {
 };
 
 template <int D>
-__device__ static inline void few_load_norms(struct few_norms<D> &norms, const struct heads &rope)
+__device__ static inline void few_load_norms(struct few_norms<D> &norms,
+                                             const struct rope_args &rope)
 {
-    load_norm(norms.q, rope.q_norm, rope.q_type);
-    load_norm(norms.k, rope.k_norm, rope.k_type);
+    load_head_norm(norms.q, rope.q_norm, rope.q_type);
+    load_head_norm(norms.k, rope.k_norm, rope.k_type);
 }
 
 /* Asks for the first keys and values of a piece, but the row's own, which may not be there yet. */
@@ -528,7 +529,7 @@ __device__ static inline void few_turn(const struct few_args &f, struct few_shar
                                        struct few_norms<D> norms, const struct few_piece &p)
 {
     const int W = D / 64, warp = threadIdx.x / 32, d = W * (threadIdx.x % 32);
-    const struct heads &a = f.rope;
+    const struct rope_args &a = f.rope;
     const bool own = p.split == p.splits - 1, key = own && warp == FEW_WARPS - 1;
     const bool value = own && warp == FEW_WARPS - 2;
     const int64_t row = (int64_t)p.n * a.NKV + p.kvh;
@@ -539,8 +540,8 @@ __device__ static inline void few_turn(const struct few_args &f, struct few_shar
     if (key)
         load_head(k, a, a.k + row * D, p.n);
     if (value) {
-        load_some<W>(v.p, a.v + row * D + d);
-        load_some<W>(v.q, a.v + row * D + d + D / 2);
+        load_vec<W>(v.p, a.v + row * D + d);
+        load_vec<W>(v.q, a.v + row * D + d + D / 2);
     }
     if (own)
         to = ((int64_t)a.kv_rows[p.n] * a.NKV + p.kvh) * D;
@@ -548,11 +549,11 @@ __device__ static inline void few_turn(const struct few_args &f, struct few_shar
         int64_t at = (int64_t)p.n * a.NH + p.kvh * f.a.group + h;
         struct head<W> q;
         load_head(q, a, a.q + at * D, p.n);
-        turn(q, norms.q, a.eps);
+        norm_rotate(q, norms.q, a.eps);
         store_head(q, sh.turned[h], 0, NBI_F32);
     }
     if (key) {
-        turn(k, norms.k, a.eps);
+        norm_rotate(k, norms.k, a.eps);
         store_head(k, sh.own[0], 0, TYPE);
         store_head(k, a.k_store, to, TYPE);
     }
@@ -639,9 +640,9 @@ __global__ __maxnreg__((few<D, TYPE>::REGISTERS)) static void k_attend_few(
     const bool turns = f.rope.N > 0;
     bool waited = !turns;
     few_norms<D> norms = {};
-    next_may_start();
+    pdl_trigger();
     if (!turns)
-        wait_before();
+        pdl_wait();
     else if (few<D, TYPE>::EARLY)
         few_load_norms(norms, f.rope);
     few_cut(f, sh.start);
@@ -652,7 +653,7 @@ __global__ __maxnreg__((few<D, TYPE>::REGISTERS)) static void k_attend_few(
         struct few<D, TYPE> own;
         few_begin<D, TYPE, PAGED>(f, own, place, p);
         if (!waited)
-            wait_before();
+            pdl_wait();
         waited = true;
         if (turns)
             few_turn<D, TYPE>(f, sh, norms, p);
@@ -665,12 +666,12 @@ __global__ __maxnreg__((few<D, TYPE>::REGISTERS)) static void k_attend_few(
 
 template <int D, enum nbi_dtype TYPE>
 static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                 const struct attend &k, const struct heads &rope)
+                                 const struct attend &k, const struct rope_args &rope)
 {
     using F = struct few<D, TYPE>;
     int64_t slots = (int64_t)s->cuda->sms * F::CTAS; /* CTAs that are there at once */
     int64_t part = a->N * a->NH * (D + 2) * (int64_t)sizeof(float);
-    int64_t most = nbi_cuda_attend_bytes(s->cuda, &s->limits) / part;
+    int64_t most = nbi_cuda_attention_bytes(s->cuda, &s->limits) / part;
     struct few_args f = {};
     f.a = k;
     f.rope = rope;
@@ -685,12 +686,12 @@ static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_atten
     /* Values are in the range of f16 then. Others round y by its largest, so that steady ones,
      * which may be among them, do too. */
     bool small = (TYPE == NBI_F16 || TYPE == NBI_E4M3) && !a->batch_invariant;
-    if (small && a->NH * D % NBI_TILE_COLS == 0 && a->NH * D <= s->limits.K)
+    if (small && a->NH * D % CUDA_TILE_COLS == 0 && a->NH * D <= s->limits.K)
         f.x16 = x16_of(s, a->N, a->NH * D);
     if (k.pages)
-        CU_TRY(launch_behind(s, k_attend_few<D, TYPE, true>, grid, FEW_THREADS, 0, f));
+        CU_TRY(pdl_launch(s, k_attend_few<D, TYPE, true>, grid, FEW_THREADS, 0, f));
     else
-        CU_TRY(launch_behind(s, k_attend_few<D, TYPE, false>, grid, FEW_THREADS, 0, f));
+        CU_TRY(pdl_launch(s, k_attend_few<D, TYPE, false>, grid, FEW_THREADS, 0, f));
     if (f.x16.out)
         s->ready = {k.y, a->N, a->NH * D};
     return NB_OK;
@@ -698,7 +699,7 @@ static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_atten
 
 template <int D>
 static enum nb_status attend_few(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                 const struct attend &k, const struct heads &rope)
+                                 const struct attend &k, const struct rope_args &rope)
 {
     switch (a->kv.dtype) {
     case NBI_F16:
@@ -711,7 +712,7 @@ static enum nb_status attend_few(struct nbi_stream *s, const struct nbi_op_atten
 }
 
 enum nb_status nbi_cuda_attend_few(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                   const struct attend &k, const struct heads &rope)
+                                   const struct attend &k, const struct rope_args &rope)
 {
     return a->D == 128 ? attend_few<128>(s, a, k, rope) : attend_few<64>(s, a, k, rope);
 }

@@ -96,9 +96,9 @@ __device__ static inline void tiles_fetch(const struct tiles_source &src, int i)
 {
     using T = struct tiles<D, TYPE>;
     constexpr int PIECES = D * T::BYTES / 16; /* of a row */
-    int thread = anew(threadIdx.x), key0 = src.run->lo + i * TILES_KEYS, hi = src.run->hi;
+    int thread = opaque(threadIdx.x), key0 = src.run->lo + i * TILES_KEYS, hi = src.run->hi;
     if (PAGED && thread == 0)
-        copy_4(shared_at(&src.run->page[(i + 1) & 1]),
+        copy_4(smem_addr(&src.run->page[(i + 1) & 1]),
                src.run->pages + min(key0 + TILES_KEYS, hi) / NBI_PAGE);
     if (T::BYTES == 4)
         return;
@@ -118,7 +118,7 @@ __device__ static inline void tiles_fetch(const struct tiles_source &src, int i)
 /* e4m3 in shared memory, keys and values behind them, to f16. */
 template <int D> __device__ static inline void tiles_widen(uint32_t to, uint32_t from)
 {
-    int thread = anew(threadIdx.x);
+    int thread = opaque(threadIdx.x);
 #pragma unroll 2
     for (int j = 0; j < 2 * TILES_KEYS * D / 16 / TILES_THREADS; j++) {
         int at = thread + j * TILES_THREADS, row = at / (D / 16), piece = at % (D / 16);
@@ -206,7 +206,7 @@ template <int D, bool BF>
 __device__ static inline void tiles_scores(float s[2][TILES_KEYS / 8][4], uint32_t queries,
                                            uint32_t keys)
 {
-    int thread = anew(threadIdx.x), lane = thread % 32;
+    int thread = opaque(threadIdx.x), lane = thread % 32;
     int q_row = thread / 32 * 32 + lane % 16, q_piece = lane / 16;
     int k_row = lane % 8 + lane / 16 * 8, k_piece = lane / 8 % 2;
 #pragma unroll
@@ -305,7 +305,7 @@ template <int D, bool BF>
 __device__ static inline void tiles_values(struct tiles_rows<D> &r,
                                            const float s[2][TILES_KEYS / 8][4], uint32_t values)
 {
-    int lane = anew(threadIdx.x % 32), row = lane % 16, piece = lane / 16;
+    int lane = opaque(threadIdx.x % 32), row = lane % 16, piece = lane / 16;
 #pragma unroll
     for (int c = 0; c < TILES_KEYS / 16; c++) {
         uint32_t p[2][4], v[4];
@@ -425,7 +425,7 @@ __global__ __launch_bounds__(TILES_THREADS, 2) static void k_attend_tiles(struct
     int kvh = blockIdx.x % a.NKV, row0 = ((gridDim.x - 1 - blockIdx.x) / a.NKV) * TILES_ROWS;
     int n0 = row0 / a.group, n1 = min((row0 + TILES_ROWS - 1) / a.group, a.N - 1);
     int64_t head = (int64_t)kvh * D * T::BYTES;
-    uint32_t queries = shared_at(smem);
+    uint32_t queries = smem_addr(smem);
     struct tiles_source src = {};
     src.k = a.k + head;
     src.v = a.v + head;
@@ -469,7 +469,7 @@ __global__ __launch_bounds__(TILES_THREADS, 2) static void k_attend_tiles(struct
             tiles_values<D, T::BF>(r, s, keys + T::ONE);
         }
     }
-    tiles_store<D>(a, r, row0, anew(blockIdx.x) % a.NKV);
+    tiles_store<D>(a, r, row0, opaque(blockIdx.x) % a.NKV);
 }
 
 template <int D, enum nbi_dtype TYPE>

@@ -46,10 +46,10 @@ void nbi_cuda_four_try(struct nbi_stream *s);
 /* Whether they are used for matrix i. */
 bool nbi_cuda_four_fits(const struct nbi_stream *s, const struct nbi_op_linear *a, int i);
 
-/* What x takes in s->x16: less than bf16 does, for more rows than NBI_DECODE_LINEAR_ROWS. */
+/* What x takes in s->x_f16: less than bf16 does, for more rows than NBI_DECODE_LINEAR_ROWS. */
 int64_t nbi_cuda_four_bytes(int64_t N, int64_t K);
 
-/* x to s->x16, in terms; then matrix i of it up to row *done. That is all of them, or cuBLASLt
+/* x to s->x_f16, in terms; then matrix i of it up to row *done. That is all of them, or cuBLASLt
  * refused: that is a warning too, and be.fp4 is false from then on. */
 enum nb_status nbi_cuda_four_round(struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_four_linear(struct nbi_stream *s, const struct nbi_op_linear *a, int i,

@@ -62,24 +62,24 @@ static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
 
 /* Pieces of a stream's block, each of whole lines. */
 struct pieces {
-    int64_t x16, scale, act16, act_scale, wide, workspace, attend, left, total;
+    int64_t x16, scale, act_f16, act_scale, wide, workspace, attend, left, total;
 };
 
 static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream_limits *l)
 {
     struct pieces p = {};
-    int64_t columns = ceil_div(l->K, NBI_TILE_COLS) * NBI_TILE_COLS;
+    int64_t columns = ceil_div(l->K, CUDA_TILE_COLS) * CUDA_TILE_COLS;
     p.x16 = ceil_div(l->N, 8) * 8 * columns * 2;
     p.scale = ceil_div(l->N * (int64_t)sizeof(float), 256) * 256;
-    p.act16 = ceil_div(l->N < NBI_DECODE_LINEAR_ROWS ? l->N : NBI_DECODE_LINEAR_ROWS, 8) * 8 *
-              columns * 2;
+    p.act_f16 = ceil_div(l->N < NBI_DECODE_LINEAR_ROWS ? l->N : NBI_DECODE_LINEAR_ROWS, 8) * 8 *
+                columns * 2;
     p.act_scale = NBI_DECODE_LINEAR_ROWS * (int64_t)sizeof(float);
-    p.wide = l->N > NBI_DECODE_LINEAR_ROWS ? NBI_WIDE_BYTES : 0;
+    p.wide = l->N > NBI_DECODE_LINEAR_ROWS ? NBI_WEIGHTS_BF16_BYTES : 0;
     p.workspace = NBI_WORKSPACE_BYTES;
-    p.attend = ceil_div(nbi_cuda_attend_bytes(cuda, l), 256) * 256;
+    p.attend = ceil_div(nbi_cuda_attention_bytes(cuda, l), 256) * 256;
     int64_t rows = l->N < NBI_DECODE_ATTENTION_ROWS ? l->N : NBI_DECODE_ATTENTION_ROWS;
     p.left = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
-    p.total = p.x16 + p.scale + p.act16 + p.act_scale + p.wide + p.workspace + p.attend + p.left;
+    p.total = p.x16 + p.scale + p.act_f16 + p.act_scale + p.wide + p.workspace + p.attend + p.left;
     return p;
 }
 
@@ -94,9 +94,9 @@ static void cuda_stream_free(struct nbi_stream *s)
         return;
     if (s->queue)
         cudaStreamSynchronize(s->queue);
-    nbi_cuda_graphs_end(s);
+    nbi_cuda_graphs_release(s);
     cudaFree(s->block);
-    cudaFreeHost(s->staged);
+    cudaFreeHost(s->upload);
     if (s->queue)
         cudaStreamDestroy(s->queue);
     free(s);
@@ -115,17 +115,17 @@ static enum nb_status fill_stream(struct nbi_stream *s)
         NBI_TRY(rc);
     }
     CU_TRY(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking));
-    CU_TRY(cudaMallocHost(&s->staged, NBI_STAGED_BYTES));
+    CU_TRY(cudaMallocHost(&s->upload, NBI_UPLOAD_BYTES));
     NBI_TRY(cuda_alloc(&s->cuda->be, "scratch", p.total, &block));
     s->block = at<uint8_t>(block);
-    s->x16 = s->block;
-    s->x16_scale = (float *)(s->x16 + p.x16);
-    s->act16 = (uint8_t *)s->x16_scale + p.scale;
-    s->act16_scale = (float *)(s->act16 + p.act16);
-    s->attend = (float *)((uint8_t *)s->act16_scale + p.act_scale);
-    s->attend_left = (int32_t *)((uint8_t *)s->attend + p.attend);
-    s->wide = (uint8_t *)s->attend_left + p.left;
-    s->workspace = s->wide + p.wide;
+    s->x_f16 = s->block;
+    s->x_f16_scale = (float *)(s->x_f16 + p.x16);
+    s->act_f16 = (uint8_t *)s->x_f16_scale + p.scale;
+    s->act_f16_scale = (float *)(s->act_f16 + p.act_f16);
+    s->attention_partials = (float *)((uint8_t *)s->act_f16_scale + p.act_scale);
+    s->attention_counters = (int32_t *)((uint8_t *)s->attention_partials + p.attend);
+    s->weights_bf16 = (uint8_t *)s->attention_counters + p.left;
+    s->workspace = s->weights_bf16 + p.wide;
     if (s->limits.N > NBI_DECODE_LINEAR_ROWS)
         nbi_cuda_four_try(s);
     return NB_OK;
@@ -151,13 +151,13 @@ static enum nb_status cuda_stream_new(struct nbi_backend *be,
 
 static enum nb_status cuda_sync(struct nbi_stream *s)
 {
-    int count = s->fetched_count;
-    s->fetched_count = 0; /* if this fails, who asked for them may be gone at the next one */
+    int count = s->download_count;
+    s->download_count = 0; /* if this fails, who asked for them may be gone at the next one */
     CU_HERE(s);
     CU_TRY(cudaStreamSynchronize(s->queue));
-    s->staged_used = 0;
+    s->upload_used = 0;
     for (int i = 0; i < count; i++)
-        memcpy(s->fetched[i].to, s->fetched[i].from, (size_t)s->fetched[i].bytes);
+        memcpy(s->downloads[i].to, s->downloads[i].from, (size_t)s->downloads[i].bytes);
     return NB_OK;
 }
 
@@ -165,10 +165,10 @@ static enum nb_status cuda_sync(struct nbi_stream *s)
 static uint8_t *stage(struct nbi_stream *s, int64_t bytes)
 {
     int64_t room = ceil_div(bytes, 64) * 64;
-    if (s->staged_used + room > NBI_STAGED_BYTES)
+    if (s->upload_used + room > NBI_UPLOAD_BYTES)
         return NULL;
-    s->staged_used += room;
-    return s->staged + s->staged_used - room;
+    s->upload_used += room;
+    return s->upload + s->upload_used - room;
 }
 
 /* Small ones go through pinned memory, so that the host need not wait. */
@@ -178,7 +178,7 @@ static enum nb_status cuda_upload(struct nbi_stream *s, struct nbi_ptr dst, cons
     CU_HERE(s);
     if (bytes == 0)
         return NB_OK;
-    if (bytes > NBI_STAGED_BYTES) {
+    if (bytes > NBI_UPLOAD_BYTES) {
         CU_TRY(
             cudaMemcpyAsync(at<void>(dst), src, (size_t)bytes, cudaMemcpyHostToDevice, s->queue));
         return cuda_sync(s);
@@ -197,13 +197,13 @@ static enum nb_status queue_download(struct nbi_stream *s, void *dst, struct nbi
                                      int64_t bytes)
 {
     CU_HERE(s);
-    uint8_t *via = bytes <= NBI_STAGED_BYTES / 4 && s->fetched_count < NBI_FETCHED_MAX
+    uint8_t *via = bytes <= NBI_UPLOAD_BYTES / 4 && s->download_count < NBI_DOWNLOADS_MAX
                        ? stage(s, bytes)
                        : NULL;
     CU_TRY(cudaMemcpyAsync(via ? via : dst, at<void>(src), (size_t)bytes, cudaMemcpyDeviceToHost,
                            s->queue));
     if (via)
-        s->fetched[s->fetched_count++] = {dst, via, bytes};
+        s->downloads[s->download_count++] = {dst, via, bytes};
     return NB_OK;
 }
 
@@ -212,7 +212,7 @@ static enum nb_status cuda_download(struct nbi_stream *s, void *dst, struct nbi_
 {
     enum nb_status rc = queue_download(s, dst, src, bytes);
     if (rc != NB_OK)
-        s->fetched_count = 0; /* those before are not waited for either */
+        s->download_count = 0; /* those before are not waited for either */
     return rc;
 }
 
@@ -240,12 +240,12 @@ static void cuda_close(struct nbi_backend *be)
     cudaSetDevice(cuda->index);
     if (cuda->queue)
         cudaStreamSynchronize(cuda->queue);
-    nbi_cuda_weights_end(cuda);
+    nbi_cuda_weights_release(cuda);
     nbi_cuda_blas_close(cuda);
     if (cuda->queue)
         cudaStreamDestroy(cuda->queue);
     pthread_mutex_destroy(&cuda->lock);
-    pthread_mutex_destroy(&cuda->trying);
+    pthread_mutex_destroy(&cuda->fp4_selftest_lock);
     free(cuda);
 }
 
@@ -256,10 +256,11 @@ static enum nb_status start(struct cuda *cuda, int device)
     CU_TRY(cudaDeviceGetAttribute(&cuda->sms, cudaDevAttrMultiProcessorCount, device));
     CU_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     CU_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-    CU_TRY(cudaDeviceGetAttribute(&cuda->shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    CU_TRY(cudaDeviceGetAttribute(&cuda->smem_per_cta, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                  device));
     CU_TRY(cudaStreamCreateWithFlags(&cuda->queue, cudaStreamNonBlocking));
     cuda->cc = 10 * major + minor;
-    NBI_TRY(nbi_cuda_code(&cuda->code));
+    NBI_TRY(nbi_cuda_ptx_version(&cuda->ptx_version));
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", device);
     nbi_cuda_four_begin(cuda);
     return NB_OK;
@@ -301,14 +302,14 @@ static void fill_table(struct cuda *cuda)
     be->topk = nbi_cuda_topk;
     be->norm_linear = nbi_cuda_norm_linear;
     be->swiglu_linear = nbi_cuda_swiglu_linear;
-    be->graph_run = nbi_cuda_repeat;
+    be->graph_run = nbi_cuda_graph_run;
     be->megakernel_new = nbi_cuda_megakernel_new;
     be->megakernel_run = nbi_cuda_megakernel_run;
     be->megakernel_run_ahead = nbi_cuda_megakernel_run_ahead;
     be->megakernel_free = nbi_cuda_megakernel_free;
-    be->roofline_bandwidth = nbi_cuda_bandwidth;
-    be->roofline = nbi_cuda_peak;
-    be->roofline_f32 = nbi_cuda_peak_floats;
+    be->roofline_bandwidth = nbi_cuda_roofline_bandwidth;
+    be->roofline = nbi_cuda_roofline;
+    be->roofline_f32 = nbi_cuda_roofline_f32;
 }
 
 enum nb_status nbi_cuda_open(struct nbi_backend **out, int device, int threads)
@@ -321,7 +322,7 @@ enum nb_status nbi_cuda_open(struct nbi_backend **out, int device, int threads)
     cuda->index = device;
     cuda->threads = threads > 0 ? threads : nbi_cpu_count();
     pthread_mutex_init(&cuda->lock, NULL);
-    pthread_mutex_init(&cuda->trying, NULL);
+    pthread_mutex_init(&cuda->fp4_selftest_lock, NULL);
     enum nb_status rc = start(cuda, device);
     if (rc == NB_OK)
         *out = &cuda->be;

@@ -11,11 +11,11 @@
 #include "backend/cuda/internal.cuh"
 
 /* The list of that key, or else the one that makes room for it. */
-static struct graph *find(struct nbi_stream *s, const struct nbi_graph *r)
+static struct cached_graph *find(struct nbi_stream *s, const struct nbi_graph *r)
 {
-    struct graph *oldest = s->graphs;
+    struct cached_graph *oldest = s->graphs;
     for (int i = 0; i < NBI_GRAPHS_MAX; i++) {
-        struct graph *g = &s->graphs[i];
+        struct cached_graph *g = &s->graphs[i];
         if (g->used > 0 && memcmp(g->key, r->key, sizeof g->key) == 0)
             return g;
         if (g->used < oldest->used)
@@ -25,7 +25,7 @@ static struct graph *find(struct nbi_stream *s, const struct nbi_graph *r)
 }
 
 /* A graph that is still at work is freed behind it. */
-static void forget(struct graph *g)
+static void forget(struct cached_graph *g)
 {
     if (g->exec)
         cudaGraphExecDestroy(g->exec);
@@ -42,9 +42,9 @@ static enum nb_status record(struct nbi_stream *s, const struct nbi_graph *r, cu
     }
     enum nb_status rc = r->queue(r->ctx);
     if (rc == NB_OK)
-        rc = nbi_cuda_settle(s); /* what is pending belongs to the list */
+        rc = nbi_cuda_finish_pending(s); /* what is pending belongs to the list */
     s->pending = {};
-    forget(s);
+    clear_handoff(s);
     s->rope = {};
     cudaError_t ended = cudaStreamEndCapture(s->queue, &graph); /* whatever rc is */
     if (rc == NB_OK && ended == cudaSuccess &&
@@ -56,16 +56,16 @@ static enum nb_status record(struct nbi_stream *s, const struct nbi_graph *r, cu
     return rc;
 }
 
-enum nb_status nbi_cuda_repeat(struct nbi_stream *s, const struct nbi_graph *r)
+enum nb_status nbi_cuda_graph_run(struct nbi_stream *s, const struct nbi_graph *r)
 {
     CU_HERE(s);
-    struct graph *g = find(s, r);
+    struct cached_graph *g = find(s, r);
     bool known = g->used > 0 && memcmp(g->key, r->key, sizeof g->key) == 0;
     if (!known) {
         forget(g);
         memcpy(g->key, r->key, sizeof g->key);
     }
-    g->used = ++s->repeats;
+    g->used = ++s->graph_clock;
     if (known && !g->exec && !g->tried) {
         g->tried = true;
         enum nb_status rc = record(s, r, &g->exec);
@@ -84,7 +84,7 @@ enum nb_status nbi_cuda_repeat(struct nbi_stream *s, const struct nbi_graph *r)
     return rc;
 }
 
-void nbi_cuda_graphs_end(struct nbi_stream *s)
+void nbi_cuda_graphs_release(struct nbi_stream *s)
 {
     for (int i = 0; i < NBI_GRAPHS_MAX; i++)
         forget(&s->graphs[i]);

@@ -18,19 +18,20 @@ extern "C" {
 
 struct cuda {
     struct nbi_backend be;
-    int index;                         /* of the device */
-    int threads;                       /* of the host, that read weights */
-    int sms;                           /* multiprocessors */
-    int cc;                            /* compute capability, 90 for 9.0 */
-    int code;                          /* that the kernels were made for, 90 for 9.0 */
-    int shared;                        /* bytes of shared memory of a CTA at most */
-    struct blas *blas;                 /* NULL: not needed so far */
-    cudaStream_t queue;                /* for what is not queued by anyone */
-    struct slab *slabs;                /* that hold weights */
-    uint8_t *host_stage[2], *stage[2]; /* weights on their way, on the host and on the device */
-    cudaEvent_t staged[2];             /* that part of the way is free again */
+    int index;          /* of the device */
+    int threads;        /* of the host, that read weights */
+    int sms;            /* multiprocessors */
+    int cc;             /* compute capability, 90 for 9.0 */
+    int ptx_version;    /* that the kernels were made for, 90 for 9.0 */
+    int smem_per_cta;   /* bytes of shared memory of a CTA at most */
+    struct blas *blas;  /* NULL: not needed so far */
+    cudaStream_t queue; /* for what is not queued by anyone */
+    struct slab *slabs; /* that hold weights */
+    uint8_t *host_stage[2],
+        *device_stage[2];              /* weights on their way, on the host and on the device */
+    cudaEvent_t stage_free[2];         /* that part of the way is free again */
     pthread_mutex_t lock;              /* of what sessions share: products' plans, the stages */
-    pthread_mutex_t trying;            /* held while FP4 products are tried */
+    pthread_mutex_t fp4_selftest_lock; /* held while FP4 products are tried */
     char name[16];                     /* "cuda:0" */
     char prefill_path[256];            /* be.products */
 };
@@ -54,9 +55,9 @@ struct slab {
 /* Rows up to which a call of attention counts as decoding. */
 #define NBI_DECODE_ATTENTION_ROWS 64
 
-#define NBI_WIDE_BYTES      ((int64_t)32 << 20)
-#define NBI_WORKSPACE_BYTES ((int64_t)8 << 20)
-#define NBI_STAGED_BYTES    ((int64_t)1 << 20)
+#define NBI_WEIGHTS_BF16_BYTES ((int64_t)32 << 20)
+#define NBI_WORKSPACE_BYTES    ((int64_t)8 << 20)
+#define NBI_UPLOAD_BYTES       ((int64_t)1 << 20)
 
 /* ---- errors ---- */
 
@@ -70,7 +71,7 @@ enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what);
     } while (0)
 
 /* What is known from the operation right before. */
-static inline void forget(struct nbi_stream *s)
+static inline void clear_handoff(struct nbi_stream *s)
 {
     s->ready = {};
     s->acted = {};
@@ -82,8 +83,8 @@ static inline void forget(struct nbi_stream *s)
 #define CU_HERE(s)                                                                                 \
     do {                                                                                           \
         CU_TRY(cudaSetDevice((s)->cuda->index));                                                   \
-        forget(s);                                                                                 \
-        NBI_TRY(nbi_cuda_settle(s));                                                               \
+        clear_handoff(s);                                                                          \
+        NBI_TRY(nbi_cuda_finish_pending(s));                                                       \
     } while (0)
 
 /* After each launch. */
@@ -100,7 +101,7 @@ template <typename T> static inline T *at(struct nbi_ptr p)
 
 /* Into how many slices, `most` at most, the columns of a matrix of so many tiles are cut, so that
  * of some CTAs nobody has many; of what is equally good the most or the fewest. */
-static inline int column_slices(int rows, int cols, int ctas, int most, bool many)
+static inline int choose_split_k(int rows, int cols, int ctas, int most, bool many)
 {
     int best = 1;
     int64_t least = INT64_MAX;
@@ -121,7 +122,7 @@ enum nb_status nbi_cuda_alloc(struct cuda *cuda, const char *what, int64_t bytes
                               struct nbi_ptr *out);
 
 /* weights.cu */
-void nbi_cuda_weights_end(struct cuda *cuda);
+void nbi_cuda_weights_release(struct cuda *cuda);
 enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
                                    struct nbi_weight *out);
 enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
@@ -129,7 +130,7 @@ enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_wei
 void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w);
 
 /* Of tiles, on the device: the largest norm of a row. */
-const float *nbi_cuda_tile_norm(const struct nbi_weight *w);
+const float *nbi_cuda_max_row_norm(const struct nbi_weight *w);
 
 /* Whether the weight lies in memory of the host. */
 bool nbi_cuda_on_host(struct cuda *cuda, const struct nbi_weight *w);
@@ -138,9 +139,9 @@ bool nbi_cuda_on_host(struct cuda *cuda, const struct nbi_weight *w);
 enum nb_status nbi_cuda_vector_read(struct cuda *cuda, const struct nbi_weight *w, float *out);
 
 /* ceilings.cu: NaN where it cannot be measured */
-double nbi_cuda_bandwidth(struct nbi_backend *be);
-double nbi_cuda_peak(struct nbi_backend *be);
-double nbi_cuda_peak_floats(struct nbi_backend *be);
+double nbi_cuda_roofline_bandwidth(struct nbi_backend *be);
+double nbi_cuda_roofline(struct nbi_backend *be);
+double nbi_cuda_roofline_f32(struct nbi_backend *be);
 
 /* token.cu */
 enum nb_status nbi_cuda_megakernel_new(struct nbi_stream *s, const struct nbi_megakernel_model *m,
@@ -153,15 +154,15 @@ enum nb_status nbi_cuda_megakernel_run_ahead(struct nbi_megakernel *t,
 void nbi_cuda_megakernel_free(struct nbi_megakernel *t);
 
 /* graph.cu */
-enum nb_status nbi_cuda_repeat(struct nbi_stream *s, const struct nbi_graph *r);
-void nbi_cuda_graphs_end(struct nbi_stream *s);
+enum nb_status nbi_cuda_graph_run(struct nbi_stream *s, const struct nbi_graph *r);
+void nbi_cuda_graphs_release(struct nbi_stream *s);
 
 /* rows.cu */
 enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a);
 enum nb_status nbi_cuda_rope_table(struct nbi_stream *s, const struct nbi_op_rope_table *a);
 enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a);
 enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a);
-enum nb_status nbi_cuda_rope_now(struct nbi_stream *s, const struct heads *h);
+enum nb_status nbi_cuda_rope_apply(struct nbi_stream *s, const struct rope_args *h);
 enum nb_status nbi_cuda_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a);
 enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather *a);
 enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatter *a);
@@ -174,21 +175,24 @@ enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear 
 
 /* Those that go through cuBLASLt, with x of a norm or of SwiGLU. */
 bool nbi_cuda_is_cublaslt_linear(const struct nbi_stream *s, const struct nbi_op_linear *a);
-enum nb_status nbi_cuda_norm_large(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
-                                   const struct nbi_op_linear *a);
-enum nb_status nbi_cuda_swiglu_large(struct nbi_stream *s, const struct nbi_op_swiglu *act,
-                                     const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_norm_linear_cublaslt(struct nbi_stream *s,
+                                             const struct nbi_op_rmsnorm *norm,
+                                             const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_swiglu_linear_cublaslt(struct nbi_stream *s,
+                                               const struct nbi_op_swiglu *act,
+                                               const struct nbi_op_linear *a);
 
 /* linear_few.cu: those that are few, N up to NBI_DECODE_LINEAR_ROWS and all of NVFP4. */
-enum nb_status nbi_cuda_settle(struct nbi_stream *s);
-enum nb_status nbi_cuda_code(int *out);
+enum nb_status nbi_cuda_finish_pending(struct nbi_stream *s);
+enum nb_status nbi_cuda_ptx_version(int *out);
 bool nbi_cuda_is_decode_linear(const struct nbi_op_linear *a);
-enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a, bool ready);
+enum nb_status nbi_cuda_linear_decode(struct nbi_stream *s, const struct nbi_op_linear *a,
+                                      bool ready);
 enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                     const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,
                                       const struct nbi_op_linear *a);
 
 /* attention.cu */
-int64_t nbi_cuda_attend_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits);
+int64_t nbi_cuda_attention_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits);
 enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a);

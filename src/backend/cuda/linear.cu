@@ -26,14 +26,14 @@ struct exact {
 __device__ static void four_of_tiles(float out[4], const uint8_t *tiles, int64_t row, int64_t k,
                                      int64_t K)
 {
-    int64_t tile_cols = (K + NBI_TILE_COLS - 1) / NBI_TILE_COLS;
-    const uint8_t *t = tiles + (row / 16 * tile_cols + k / 128) * NBI_TILE_BYTES;
+    int64_t tile_cols = (K + CUDA_TILE_COLS - 1) / CUDA_TILE_COLS;
+    const uint8_t *t = tiles + (row / 16 * tile_cols + k / 128) * CUDA_TILE_BYTES;
     int r = (int)(row % 16), block = (int)(k % 128) / 16, lane = (r & 7) * 4 + block / 2;
     int quarter = (r >> 3) + 2 * (block & 1), half = (int)(k % 16) / 8;
     uint32_t word = ((const uint32_t *)t)[half * 128 + lane * 4 + quarter];
-    float scale = load_float(t, 1024 + lane * 4 + quarter, NBI_E4M3) * 16384.0f;
+    float scale = load_f32(t, 1024 + lane * 4 + quarter, NBI_E4M3) * 16384.0f;
     for (int i = 0; i < 2; i++) {
-        uint32_t pair = tile_pair(word, (int)(k % 8) / 2 + i);
+        uint32_t pair = e2m1_pair(word, (int)(k % 8) / 2 + i);
         float2 v = __half22float2(*(const __half2 *)&pair);
         out[2 * i] = v.x * scale;
         out[2 * i + 1] = v.y * scale;
@@ -54,7 +54,7 @@ __global__ static void k_linear_exact(struct exact a)
         for (int i = 0; i < 4; i++) {
             int64_t k = k0 + col + i;
             if (a.dtype != NBI_NVFP4 && o0 + row < a.O && k < a.K)
-                w[i] = load_float(a.w, (o0 + row) * a.K + k, a.dtype);
+                w[i] = load_f32(a.w, (o0 + row) * a.K + k, a.dtype);
             ws[col + i][row] = w[i];
             xs[col + i][row] = n0 + row < a.N && k < a.K ? a.x[(n0 + row) * a.K + k] : 0;
         }
@@ -115,7 +115,7 @@ __global__ static void k_swiglu_bf16(__nv_bfloat16 *out, const float4 *gate, con
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < fours)
-        store_bf16(out + 4 * i, swiglu_four(gate[i], up[i]));
+        store_bf16(out + 4 * i, swiglu4(gate[i], up[i]));
 }
 
 /* and from a norm. */
@@ -124,13 +124,13 @@ __global__ static void __launch_bounds__(NBI_NORM_THREADS)
                 int64_t K)
 {
     const float *row = x + blockIdx.x * K;
-    float f = norm_factor(row, K, eps);
+    float f = rmsnorm_rstd(row, K, eps);
     for (int64_t k = threadIdx.x * 4; k < K; k += NBI_NORM_THREADS * 4) {
         float4 v = *(const float4 *)(row + k);
-        store_bf16(out + blockIdx.x * K + k, make_float4(v.x * f * load_float(w, k, dtype),
-                                                         v.y * f * load_float(w, k + 1, dtype),
-                                                         v.z * f * load_float(w, k + 2, dtype),
-                                                         v.w * f * load_float(w, k + 3, dtype)));
+        store_bf16(out + blockIdx.x * K + k,
+                   make_float4(v.x * f * load_f32(w, k, dtype), v.y * f * load_f32(w, k + 1, dtype),
+                               v.z * f * load_f32(w, k + 2, dtype),
+                               v.w * f * load_f32(w, k + 3, dtype)));
     }
 }
 
@@ -152,14 +152,14 @@ __global__ static void k_widen_tiles(__nv_bfloat16 *out, const uint8_t *tiles, i
     *(uint4 *)(out + (i / per_row) * K + k) = *(const uint4 *)pairs;
 }
 
-/* From row `first` of the matrix on, a multiple of 128; x is in s->x16 as bf16. */
+/* From row `first` of the matrix on, a multiple of 128; x is in s->x_f16 as bf16. */
 static enum nb_status linear_large(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
                                    int64_t first)
 {
     const struct nbi_weight *w = &a->w[i];
     struct nbi_gemm g = {at<float>(a->y[i]),
                          at<void>(w->data),
-                         s->x16,
+                         s->x_f16,
                          a->N,
                          a->K,
                          w->rows,
@@ -169,14 +169,14 @@ static enum nb_status linear_large(struct nbi_stream *s, const struct nbi_op_lin
                          NULL};
     if (w->dtype != NBI_NVFP4)
         return nbi_cuda_gemm(s, &g);
-    int64_t most = NBI_WIDE_BYTES / (2 * a->K) / 128 * 128;
+    int64_t most = NBI_WEIGHTS_BF16_BYTES / (2 * a->K) / 128 * 128;
     NBI_BUG_IF(most == 0);
     for (; first < w->rows; first += most) {
         g.rows = w->rows - first < most ? w->rows - first : most;
         g.y = at<float>(a->y[i]) + first;
-        g.w = s->wide;
+        g.w = s->weights_bf16;
         k_widen_tiles<<<(unsigned)ceil_div(g.rows * (a->K / 8), 256), 256, 0, s->queue>>>(
-            (__nv_bfloat16 *)s->wide, at<uint8_t>(w->data), first, g.rows, a->K);
+            (__nv_bfloat16 *)s->weights_bf16, at<uint8_t>(w->data), first, g.rows, a->K);
         CU_LAUNCHED();
         NBI_TRY(nbi_cuda_gemm(s, &g));
     }
@@ -201,7 +201,7 @@ bool nbi_cuda_is_cublaslt_linear(const struct nbi_stream *s, const struct nbi_op
     return all;
 }
 
-/* All of them, x being in s->x16 as bf16. */
+/* All of them, x being in s->x_f16 as bf16. */
 static enum nb_status all_large(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
     CU_LAUNCHED();
@@ -210,25 +210,27 @@ static enum nb_status all_large(struct nbi_stream *s, const struct nbi_op_linear
     return NB_OK;
 }
 
-enum nb_status nbi_cuda_norm_large(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
-                                   const struct nbi_op_linear *a)
+enum nb_status nbi_cuda_norm_linear_cublaslt(struct nbi_stream *s,
+                                             const struct nbi_op_rmsnorm *norm,
+                                             const struct nbi_op_linear *a)
 {
     k_norm_bf16<<<(unsigned)a->N, NBI_NORM_THREADS, 0, s->queue>>>(
-        (__nv_bfloat16 *)s->x16, at<float>(norm->x), at<void>(norm->w.data), norm->w.dtype,
+        (__nv_bfloat16 *)s->x_f16, at<float>(norm->x), at<void>(norm->w.data), norm->w.dtype,
         norm->eps, a->K);
     return all_large(s, a);
 }
 
-enum nb_status nbi_cuda_swiglu_large(struct nbi_stream *s, const struct nbi_op_swiglu *act,
-                                     const struct nbi_op_linear *a)
+enum nb_status nbi_cuda_swiglu_linear_cublaslt(struct nbi_stream *s,
+                                               const struct nbi_op_swiglu *act,
+                                               const struct nbi_op_linear *a)
 {
     int64_t fours = a->N * a->K / 4;
     k_swiglu_bf16<<<(unsigned)ceil_div(fours, 256), 256, 0, s->queue>>>(
-        (__nv_bfloat16 *)s->x16, at<float4>(act->gate), at<float4>(act->up), fours);
+        (__nv_bfloat16 *)s->x_f16, at<float4>(act->gate), at<float4>(act->up), fours);
     return all_large(s, a);
 }
 
-/* What s->x16 holds. */
+/* What s->x_f16 holds. */
 enum rounded { ROUNDED_NOT, ROUNDED_BF16, ROUNDED_FOUR };
 
 static enum nb_status round_x(struct nbi_stream *s, const struct nbi_op_linear *a, enum rounded *is,
@@ -240,7 +242,7 @@ static enum nb_status round_x(struct nbi_stream *s, const struct nbi_op_linear *
     if (wanted == ROUNDED_FOUR)
         return nbi_cuda_four_round(s, a);
     int64_t fours = a->N * a->K / 4;
-    k_round_bf16<<<(unsigned)ceil_div(fours, 256), 256, 0, s->queue>>>((__nv_bfloat16 *)s->x16,
+    k_round_bf16<<<(unsigned)ceil_div(fours, 256), 256, 0, s->queue>>>((__nv_bfloat16 *)s->x_f16,
                                                                        at<float4>(a->x), fours);
     CU_LAUNCHED();
     return NB_OK;
@@ -248,11 +250,11 @@ static enum nb_status round_x(struct nbi_stream *s, const struct nbi_op_linear *
 
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
-    struct ready r = s->ready;
+    struct packed_x r = s->ready;
     CU_HERE(s);
     enum rounded rounded = ROUNDED_NOT;
     if (nbi_cuda_is_decode_linear(a))
-        return nbi_cuda_linear_few(s, a, r.x == at<float>(a->x) && r.N == a->N && r.K == a->K);
+        return nbi_cuda_linear_decode(s, a, r.x == at<float>(a->x) && r.N == a->N && r.K == a->K);
     for (int i = 0; i < a->count; i++) {
         int64_t done = 0;
         if (nbi_cuda_four_fits(s, a, i)) {

@@ -9,12 +9,12 @@
  * them, or the first one of each way. At the end of a pass sums are added up.
  *
  * Weights do not depend on what ran before, so a kernel asks for its first ones before it waits for
- * that (launch_behind).
+ * that (pdl_launch).
  *
  * Where rows are few and something is added to y, slices of columns go to different CTAs. Each
- * leaves its sums, which are added up in order by whoever reads y next (struct pending). All that
- * depends on the matrices' shapes and the device alone, but for whether warps work in teams: so a
- * row of y does not depend on its company, if it has to be steady. */
+ * leaves its sums, which are added up in order by whoever reads y next (struct splitk_partials).
+ * All that depends on the matrices' shapes and the device alone, but for whether warps work in
+ * teams: so a row of y does not depend on its company, if it has to be steady. */
 #include <string.h>
 
 #include "backend/cuda/linear_decode.cuh"
@@ -39,7 +39,7 @@ template <bool WG> struct crew {
     static constexpr int WAYS = WG ? 3 : 7;           /* at most */
     static constexpr int STAGES = 2;
     static constexpr int COLS = WG ? 2 : 1; /* of a stage */
-    static constexpr int STAGE = EACH * COLS * NBI_TILE_BYTES;
+    static constexpr int STAGE = EACH * COLS * CUDA_TILE_BYTES;
     static constexpr int RINGS = WARPS * STAGES * STAGE;
     /* Shared memory: rings and columns of x, where sums go at the end of a pass; before them
      * barriers: tiles of each warp have arrived, x has, and x is free again; what rows of x are to
@@ -76,12 +76,12 @@ extern __shared__ __align__(128) uint8_t shared[];
 
 template <class C> __device__ static inline uint32_t x_full(int slot)
 {
-    return shared_at(shared) + (C::BARS + slot) * 8;
+    return smem_addr(shared) + (C::BARS + slot) * 8;
 }
 
 template <class C> __device__ static inline uint32_t x_free(int slot)
 {
-    return shared_at(shared) + (C::BARS + SLOTS_MAX + slot) * 8;
+    return smem_addr(shared) + (C::BARS + SLOTS_MAX + slot) * 8;
 }
 
 /* A warp's barriers and stages. */
@@ -91,7 +91,7 @@ struct ring {
 
 template <class C> __device__ static inline struct ring ring_of(int warp)
 {
-    uint32_t base = shared_at(shared);
+    uint32_t base = smem_addr(shared);
     return {base + warp * C::STAGES * 8, base + C::HEAD_BYTES + warp * C::STAGES * C::STAGE};
 }
 
@@ -122,7 +122,7 @@ template <class C, int NT> __device__ static inline void keep_scales(const struc
 
 template <class C, int NT> __device__ static inline uint32_t slot_at(int slot)
 {
-    return shared_at(shared) + C::HEAD_BYTES + C::RINGS + slot * NT * X16_BYTES;
+    return smem_addr(shared) + C::HEAD_BYTES + C::RINGS + slot * NT * X16_BYTES;
 }
 
 /* Those of a pass before are over. */
@@ -130,10 +130,10 @@ template <class C> __device__ static inline void end_barriers(const struct produ
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp < C::WARPS && lane < C::STAGES)
-        barrier_end(ring_of<C>(warp).bars + lane * 8);
+        mbarrier_inval(ring_of<C>(warp).bars + lane * 8);
     if (warp == C::THREADS / 32 - 1 && lane < a.slots) {
-        barrier_end(x_full<C>(lane));
-        barrier_end(x_free<C>(lane));
+        mbarrier_inval(x_full<C>(lane));
+        mbarrier_inval(x_free<C>(lane));
     }
 }
 
@@ -143,12 +143,12 @@ __device__ static inline void begin_barriers(const struct product &a, const stru
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp < C::WARPS && lane < C::STAGES)
-        barrier_init(ring_of<C>(warp).bars + lane * 8, COPY_ENDS);
+        mbarrier_init(ring_of<C>(warp).bars + lane * 8, COPY_ARRIVALS);
     if (warp == C::THREADS / 32 - 1 && lane < a.slots) {
-        barrier_init(x_full<C>(lane), COPY_ENDS);
-        barrier_init(x_free<C>(lane), 32 * C::TEAM * s.groups);
+        mbarrier_init(x_full<C>(lane), COPY_ARRIVALS);
+        mbarrier_init(x_free<C>(lane), 32 * C::TEAM * s.groups);
     }
-#if BULK
+#if HAS_BULK_COPY
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
     __syncwarp();
@@ -190,7 +190,7 @@ __device__ static inline void feed_begin(struct feed<C> &f, const struct product
 #pragma unroll
     for (int r = 0; r < C::EACH; r++) {
         struct place at = place_of(a, s.row + min(row + r, s.rows - 1));
-        f.from[r] = a.tiles[at.m] + (int64_t)at.tile * a.tile_cols * NBI_TILE_BYTES;
+        f.from[r] = a.tiles[at.m] + (int64_t)at.tile * a.tile_cols * CUDA_TILE_BYTES;
     }
 }
 
@@ -201,14 +201,14 @@ __device__ static inline void fetch_stage(const struct feed<C> &f, int col, int 
     if (col >= f.end || f.rows == 0)
         return;
     uint32_t bar = f.ring.bars + stage * 8, to = f.ring.data + stage * C::STAGE;
-    int bytes = min(C::COLS, f.end - col) * NBI_TILE_BYTES;
-    copies_begin(bar, f.rows * bytes);
+    int bytes = min(C::COLS, f.end - col) * CUDA_TILE_BYTES;
+    copy_expect(bar, f.rows * bytes);
 #pragma unroll
     for (int r = 0; r < C::EACH; r++)
         if (r < f.rows)
-            copy_once(to + r * C::COLS * NBI_TILE_BYTES, f.from[r] + (int64_t)col * NBI_TILE_BYTES,
-                      bytes, bar);
-    copies_end(bar);
+            copy_async_evict_first(to + r * C::COLS * CUDA_TILE_BYTES,
+                                   f.from[r] + (int64_t)col * CUDA_TILE_BYTES, bytes, bar);
+    copy_arrive(bar);
 }
 
 /* ---- x ---- */
@@ -227,10 +227,10 @@ __device__ static inline void bring_column(const struct product &a, struct suppl
     int slot = r.way * r.slots + r.t.slot, n0 = (int)blockIdx.y * NT;
     int bytes = min(NT, a.n_tiles - n0) * X16_BYTES;
     uint32_t full = x_full<C>(slot);
-    barrier_wait(x_free<C>(slot), r.t.parity);
-    copies_begin(full, bytes);
-    copy(slot_at<C, NT>(slot), a.x + (r.next * a.n_tiles + n0) * X16_BYTES, bytes, full);
-    copies_end(full);
+    mbarrier_wait(x_free<C>(slot), r.t.parity);
+    copy_expect(full, bytes);
+    copy_async(slot_at<C, NT>(slot), a.x + (r.next * a.n_tiles + n0) * X16_BYTES, bytes, full);
+    copy_arrive(full);
     r.next++;
     if (r.ways > 1)
         r.way = r.way + 1 == r.ways ? 0 : r.way + 1;
@@ -269,13 +269,13 @@ __device__ static inline void multiply_alone(float acc[][NT][4], const struct fe
 #pragma unroll 1
     for (int col = f.first; col < f.end; col += f.step) {
         int slot = own + t.slot;
-        barrier_wait(f.ring.bars + stage.slot * 8, stage.parity);
-        barrier_wait(x_full<C>(slot), t.parity);
+        mbarrier_wait(f.ring.bars + stage.slot * 8, stage.parity);
+        mbarrier_wait(x_full<C>(slot), t.parity);
         uint32_t x = slot_at<C, NT>(slot) + threadIdx.x % 32 * 16;
 #pragma unroll NT <= 2 ? 2 : 1
         for (int half = 0; half < 2; half++)
             add_half<C, NT>(acc, f.ring.data + stage.slot * C::STAGE, x, half);
-        barrier_arrive(x_free<C>(slot));
+        mbarrier_arrive(x_free<C>(slot));
         __syncwarp(); /* the stage was read by all */
         fetch_stage(f, col + C::STAGES * f.step, stage.slot);
         next_turn(stage, C::STAGES);
@@ -322,10 +322,10 @@ __device__ static inline void multiply_together(float acc[NT][4], const struct f
             fetch_stage(f, col + C::COLS, 1 - stage.slot);
         }
         if (f.rows > 0) /* else it has something, and nobody looks at what comes of it */
-            barrier_wait(f.ring.bars + stage.slot * 8, stage.parity);
+            mbarrier_wait(f.ring.bars + stage.slot * 8, stage.parity);
 #pragma unroll
         for (int c = 0; c < C::COLS; c++) {
-            uint32_t tile = f.ring.data + stage.slot * C::STAGE + c * NBI_TILE_BYTES, codes[2][4];
+            uint32_t tile = f.ring.data + stage.slot * C::STAGE + c * CUDA_TILE_BYTES, codes[2][4];
             __half2 by[2];
             if (col + c >= f.first + 2 && more.next < more.end)
                 bring_column<C, NT>(a, more);
@@ -334,13 +334,13 @@ __device__ static inline void multiply_together(float acc[NT][4], const struct f
             widen_scales(by, scales_at(tile));
             team_products_wait<1>();
             widen_half(w[0], codes[0], by);
-            barrier_wait(x_full<C>(own + t.slot), t.parity);
+            mbarrier_wait(x_full<C>(own + t.slot), t.parity);
             /* From a lane to all, so that it is known to be the same. */
             uint32_t x = __shfl_sync(0xFFFFFFFF, x0 + t.slot * (NT * X16_BYTES >> 4), 0);
             add_half_together<NT>(acc, w[0], x);
             team_products_wait<1>();
             if (before)
-                barrier_arrive(before);
+                mbarrier_arrive(before);
             widen_half(w[1], codes[1], by);
             add_half_together<NT>(acc, w[1], x + 4 * (X16_STEP_BYTES >> 4));
             before = x_free<C>(own + t.slot);
@@ -363,7 +363,7 @@ __device__ static inline void put_results(const struct product &a, const struct 
 {
     struct place at = place_of(a, row);
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, rows = a.rows[at.m];
-    int out = at.tile * NBI_TILE_ROWS + g, first = (int)blockIdx.y * 8 * NT + n0 + 2 * t;
+    int out = at.tile * CUDA_TILE_ROWS + g, first = (int)blockIdx.y * 8 * NT + n0 + 2 * t;
     const float by = 128.0f * a.scale[at.m], v[4] = {sum.x, sum.y, sum.z, sum.w};
     bool add = a.add && a.slices == 1;
     float *y = a.slices > 1 ? a.parts + (int64_t)p.slice * a.N * rows : a.y[at.m], old[4];
@@ -388,7 +388,7 @@ __device__ static inline void put_gated(const struct product &a, int tile, int n
 {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4,
         first = (int)blockIdx.y * 8 * NT + n0 + 2 * t;
-    int k = tile * NBI_TILE_ROWS + g / 2 * 2 + g % 2 * 8;
+    int k = tile * CUDA_TILE_ROWS + g / 2 * 2 + g % 2 * 8;
     const float gates[4] = {gate.x, gate.y, gate.z, gate.w}, rest[4] = {up.x, up.y, up.z, up.w};
     bool odd = g % 2;
 #pragma unroll
@@ -455,7 +455,7 @@ __device__ static inline void add_up(const struct product &a, const struct part 
 template <class C, int NT>
 __device__ static inline void finish(const struct product &a, int pass, float acc[][NT][4])
 {
-    const struct part own = part_of(a, anew((int)blockIdx.x));
+    const struct part own = part_of(a, opaque((int)blockIdx.x));
     const struct pass_shape s = pass_of<C>(a, own, pass);
     float4 *sums = (float4 *)(shared + C::HEAD_BYTES);
     int warp = threadIdx.x / 32;
@@ -492,10 +492,10 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
     }
 #endif
     const bool brings_x = threadIdx.x / 32 == C::WARPS; /* and nothing else */
-    next_may_start();
+    pdl_trigger();
 #pragma unroll 1
     for (int pass = 0; pass < a.passes; pass++) {
-        const struct part own = part_of(a, anew((int)blockIdx.x));
+        const struct part own = part_of(a, opaque((int)blockIdx.x));
         const struct pass_shape s = pass_of<C>(a, own, pass);
         float acc[C::EACH][NT][4] = {};
         feed<C> f = {};
@@ -509,7 +509,7 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
         for (int i = 0; i < C::STAGES; i++)
             fetch_stage(f, f.first + i * f.step, i);
         if (pass == 0) {
-            wait_before();
+            pdl_wait();
             keep_scales<C, NT>(a);
         }
         if constexpr (WG) {
@@ -525,10 +525,10 @@ __global__ static void __maxnreg__(crew<WG>::registers(NT))
             multiply_alone<C, NT>(acc, f, s.slots);
         }
         __syncthreads(); /* rings and x were read */
-        finish<C, NT>(a, anew(pass), acc);
+        finish<C, NT>(a, opaque(pass), acc);
         if (pass + 1 == a.passes)
             break;
-#if BULK
+#if HAS_BULK_COPY
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* copies come behind this */
 #endif
         __syncthreads();
@@ -551,7 +551,7 @@ static bool teams(const struct nbi_stream *s, const struct nbi_op_linear *a)
 template <bool WG> static int slots_for(const struct nbi_stream *s, int n_tiles)
 {
     using C = crew<WG>;
-    int room = s->cuda->shared - C::HEAD_BYTES - C::RINGS - (WG ? BESIDE_BYTES : 0);
+    int room = s->cuda->smem_per_cta - C::HEAD_BYTES - C::RINGS - (WG ? BESIDE_BYTES : 0);
     int n = room / (n_tiles * X16_BYTES);
     return n < SLOTS_MAX ? n : SLOTS_MAX;
 }
@@ -565,20 +565,20 @@ template <int NT, bool WG> static enum nb_status launch(struct nbi_stream *s, st
     a.slots = (int)(useful < a.slots ? useful : a.slots);
     int64_t data = C::RINGS + a.slots * NT * X16_BYTES,
             bytes = C::HEAD_BYTES + (data > sums ? data : sums);
-    NBI_BUG_IF(a.slots < a.ways || a.ways < 1 || bytes > s->cuda->shared);
+    NBI_BUG_IF(a.slots < a.ways || a.ways < 1 || bytes > s->cuda->smem_per_cta);
     NBI_BUG_IF(WG && a.slots < 2 * a.ways && useful > a.ways); /* who brings x would wait for it */
     dim3 grid((unsigned)(a.lines * a.slices), (unsigned)ceil_div(a.n_tiles, NT));
     /* Of the kernel, so of all its users. */
     CU_TRY(cudaFuncSetAttribute(k_linear_few<NT, WG>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                s->cuda->shared));
-    CU_TRY(launch_behind(s, k_linear_few<NT, WG>, grid, C::THREADS, (int)bytes, a));
+                                s->cuda->smem_per_cta));
+    CU_TRY(pdl_launch(s, k_linear_few<NT, WG>, grid, C::THREADS, (int)bytes, a));
     return NB_OK;
 }
 
 /* As many rows of x at once as there are, where shared memory allows it. */
 template <bool WG> static enum nb_status launch_for(struct nbi_stream *s, struct product &a)
 {
-    bool large = s->cuda->shared >= (160 << 10);
+    bool large = s->cuda->smem_per_cta >= (160 << 10);
     a.ways = slots_for<WG>(s, large ? 8 : 4);
     a.ways = a.ways < crew<WG>::WAYS ? a.ways : crew<WG>::WAYS;
     return a.n_tiles <= 1             ? launch<1, WG>(s, a)
@@ -618,8 +618,8 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
     if (a->add && a->count == 1) { /* few, since someone has to add them up; whatever N is */
         int64_t room = NBI_WORKSPACE_BYTES / (NBI_DECODE_LINEAR_ROWS * 4 * a->w[0].rows);
         int rows = together ? (int)ceil_div(p.tile_rows, crew<true>::GROUP) : p.tile_rows;
-        p.slices = column_slices(rows, p.tile_cols, s->cuda->sms,
-                                 (int)(room < SLICES_MAX ? room : SLICES_MAX), false);
+        p.slices = choose_split_k(rows, p.tile_cols, s->cuda->sms,
+                                  (int)(room < SLICES_MAX ? room : SLICES_MAX), false);
     }
     int rows = p.tile_rows >> p.gated, lines = s->cuda->sms / p.slices;
     p.lines = rows < lines ? rows : lines;
@@ -647,7 +647,8 @@ bool nbi_cuda_is_decode_linear(const struct nbi_op_linear *a)
     return !a->exact && nvfp4 && a->N <= NBI_DECODE_LINEAR_ROWS;
 }
 
-enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_linear *a, bool ready)
+enum nb_status nbi_cuda_linear_decode(struct nbi_stream *s, const struct nbi_op_linear *a,
+                                      bool ready)
 {
     if (!ready)
         NBI_TRY(nbi_cuda_x_of_rows(s, a));
@@ -657,21 +658,21 @@ enum nb_status nbi_cuda_linear_few(struct nbi_stream *s, const struct nbi_op_lin
 enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                     const struct nbi_op_linear *a)
 {
-    struct pending p = s->pending;
+    struct splitk_partials p = s->pending;
     bool few = !norm->rstd.at && nbi_cuda_is_decode_linear(a);
     if (!few || p.y != at<float>(norm->x) || p.N != norm->N || p.C != norm->C || s->rope.N > 0) {
         CU_HERE(s); /* which settles what is pending */
         p = {};
     }
     if (!few && !norm->rstd.at && nbi_cuda_is_cublaslt_linear(s, a))
-        return nbi_cuda_norm_large(s, norm, a);
+        return nbi_cuda_norm_linear_cublaslt(s, norm, a);
     if (!few) {
         NBI_TRY(nbi_cuda_rmsnorm(s, norm));
         return nbi_cuda_linear(s, a);
     }
     CU_TRY(cudaSetDevice(s->cuda->index));
     s->pending = {};
-    forget(s);
+    clear_handoff(s);
     NBI_TRY(nbi_cuda_x_of_norm(s, norm, a, &p));
     return multiply(s, a, x16_of(s, a->N, a->K), gives_act(a));
 }
@@ -679,7 +680,7 @@ enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rm
 enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,
                                       const struct nbi_op_linear *a)
 {
-    struct ready acted = s->acted;
+    struct packed_x acted = s->acted;
     CU_HERE(s);
     if (acted.x && acted.x == at<float>(act->y) && acted.N == act->N && acted.K == act->F) {
         NBI_BUG_IF(!nbi_cuda_is_decode_linear(a));
@@ -690,7 +691,7 @@ enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_
         return multiply(s, a, x16_of(s, a->N, a->K), false);
     }
     if (nbi_cuda_is_cublaslt_linear(s, a))
-        return nbi_cuda_swiglu_large(s, act, a);
+        return nbi_cuda_swiglu_linear_cublaslt(s, act, a);
     NBI_TRY(nbi_cuda_swiglu(s, act));
     return nbi_cuda_linear(s, a);
 }

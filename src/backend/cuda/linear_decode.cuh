@@ -138,7 +138,7 @@ __device__ static inline void widen_half(uint32_t w[4][4], const uint32_t word[4
     for (int p = 0; p < 4; p++)
 #pragma unroll
         for (int q = 0; q < 4; q++) {
-            uint32_t pair = tile_pair(word[q], p);
+            uint32_t pair = e2m1_pair(word[q], p);
             __half2 one = q % 2 ? __high2half2(by[q / 2]) : __low2half2(by[q / 2]);
             __half2 v = __hmul2(*(__half2 *)&pair, one);
             w[p][q] = *(uint32_t *)&v;
@@ -153,8 +153,8 @@ __device__ static inline void widen_tiles(uint32_t w[COUNT][4][4], uint32_t tile
     for (int r = 0; r < COUNT; r++) {
         uint32_t codes[4];
         __half2 by[2];
-        codes_at(codes, tiles + r * NBI_TILE_BYTES, half);
-        widen_scales(by, scales_at(tiles + r * NBI_TILE_BYTES));
+        codes_at(codes, tiles + r * CUDA_TILE_BYTES, half);
+        widen_scales(by, scales_at(tiles + r * CUDA_TILE_BYTES));
         widen_half(w[r], codes, by);
     }
 }

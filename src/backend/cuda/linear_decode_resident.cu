@@ -12,7 +12,7 @@
 #define THREADS  (32 * WARPS)
 #define PASS     (2 * WARPS) /* rows of tiles at most */
 #define STAGES   2           /* of a warp, a unit each; ring_next counts on it */
-#define UNIT     (2 * NBI_TILE_BYTES)
+#define UNIT     (2 * CUDA_TILE_BYTES)
 #define PIECES   3  /* of x */
 #define ROWS_MAX 16 /* of x */
 
@@ -42,7 +42,7 @@ static inline __host__ __device__ int column_bytes(int NT)
 /* Column -1 is zeros. */
 template <int NT> __device__ static inline uint32_t x_at(int col)
 {
-    return shared_at(shared) + sizeof(struct whole) + (col + 1) * column_bytes(NT);
+    return smem_addr(shared) + sizeof(struct whole) + (col + 1) * column_bytes(NT);
 }
 
 static inline __host__ __device__ int sums_at(int cols, int NT)
@@ -99,7 +99,7 @@ __device__ static inline struct job job_of(const struct product &a, const struct
         struct place at = place_of(a, alone ? row : row + i);
         j.from[i] = a.tiles[at.m] +
                     ((int64_t)at.tile * a.tile_cols + p.cols.begin + first + (alone ? i : 0)) *
-                        NBI_TILE_BYTES;
+                        CUDA_TILE_BYTES;
     }
     return j;
 }
@@ -110,9 +110,9 @@ __device__ static inline void ask_for_unit(struct job &j, const uint8_t *first, 
 {
     if (j.left == 0)
         return;
-    copy_two_once(to, first, j.from[1], NBI_TILE_BYTES, bar);
-    j.from[0] += j.step * NBI_TILE_BYTES;
-    j.from[1] += j.step * NBI_TILE_BYTES;
+    copy_async_two_evict_first(to, first, j.from[1], CUDA_TILE_BYTES, bar);
+    j.from[0] += j.step * CUDA_TILE_BYTES;
+    j.from[1] += j.step * CUDA_TILE_BYTES;
     j.left--;
 }
 
@@ -126,7 +126,7 @@ __device__ static inline struct ring ring_begin(void)
 {
     struct whole &w = own();
     int warp = threadIdx.x / 32;
-    return {shared_at(w.units[warp]), shared_at(w.arrived[warp]), 0};
+    return {smem_addr(w.units[warp]), smem_addr(w.arrived[warp]), 0};
 }
 
 __device__ static inline void ring_next(struct ring &r)
@@ -134,7 +134,7 @@ __device__ static inline void ring_next(struct ring &r)
     struct whole &w = own();
     int warp = threadIdx.x / 32;
     r.turn++;
-    r.unit = 2 * shared_at(w.units[warp]) + UNIT - r.unit;
+    r.unit = 2 * smem_addr(w.units[warp]) + UNIT - r.unit;
     r.bar ^= 8;
 }
 
@@ -156,12 +156,12 @@ __device__ static inline void bring_x(const struct product &a, const struct part
 #pragma unroll 1
     for (int i = 0; i < PIECES; i++) {
         int first = min(i * width, cols), end = i + 1 == PIECES ? cols : min(first + width, cols);
-        uint32_t bar = shared_at(&own().x_arrived[i]);
+        uint32_t bar = smem_addr(&own().x_arrived[i]);
         int at = first * column_bytes(NT), bytes = (end - first) * column_bytes(NT);
-        copies_begin(bar, bytes);
+        copy_expect(bar, bytes);
         if (bytes > 0)
-            copy(x_at<NT>(first), from + at, bytes, bar);
-        copies_end(bar);
+            copy_async(x_at<NT>(first), from + at, bytes, bar);
+        copy_arrive(bar);
     }
 }
 
@@ -195,8 +195,8 @@ __device__ static inline void multiply(float acc[2][NT][4], struct job &j, struc
 #pragma unroll 1
     for (int i = 0; i < j.units; i++) {
         if (i < PIECES)
-            barrier_wait(shared_at(&own().x_arrived[i]), 0);
-        while (!barrier_past(r.bar, r.turn >> 1 & 1))
+            mbarrier_wait(smem_addr(&own().x_arrived[i]), 0);
+        while (!mbarrier_try_wait(r.bar, r.turn >> 1 & 1))
             ; /* lanes meet again at what they read together */
 #pragma unroll
         for (int half = 0; half < 2; half++)
@@ -252,7 +252,7 @@ __device__ static inline void put_results(const struct product &a, const struct 
                                           int n, int j, float2 sum)
 {
     struct place at = place_of(a, row);
-    int rows = a.rows[at.m], out = at.tile * NBI_TILE_ROWS + 2 * j;
+    int rows = a.rows[at.m], out = at.tile * CUDA_TILE_ROWS + 2 * j;
     float by = 128.0f * a.scale[at.m] * own().scale[n];
     float *y = a.slices > 1 ? a.parts + (int64_t)p.slice * a.N * rows : a.y[at.m];
     bool add = a.add && a.slices == 1;
@@ -270,7 +270,7 @@ __device__ static inline void put_gated(const struct product &a, int tile, int n
     float by = 128.0f * own().scale[n], to = own().up[n];
     float x = swiglu(__fmul_rn(gate.x, a.scale[0] * by), __fmul_rn(up.x, a.scale[1] * by));
     float y = swiglu(__fmul_rn(gate.y, a.scale[0] * by), __fmul_rn(up.y, a.scale[1] * by));
-    *(__half2 *)x16_at(a.act, n, tile * NBI_TILE_ROWS + 2 * j) =
+    *(__half2 *)x16_at(a.act, n, tile * CUDA_TILE_ROWS + 2 * j) =
         to > 0 ? __floats2half2_rn(x * to, y * to) : __half2();
 }
 
@@ -299,10 +299,10 @@ template <int NT> __device__ static inline void begin(void)
     uint4 *zeros = (uint4 *)(shared + sizeof w); /* column -1 */
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (lane < STAGES)
-        barrier_init(shared_at(&w.arrived[warp][lane]), COPY_ENDS);
+        mbarrier_init(smem_addr(&w.arrived[warp][lane]), COPY_ARRIVALS);
     if (threadIdx.x < PIECES)
-        barrier_init(shared_at(&w.x_arrived[threadIdx.x]), COPY_ENDS);
-#if BULK
+        mbarrier_init(smem_addr(&w.x_arrived[threadIdx.x]), COPY_ARRIVALS);
+#if HAS_BULK_COPY
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
     if (threadIdx.x < column_bytes(NT) / 16)
@@ -320,11 +320,11 @@ __global__ static void __maxnreg__(NT == 1 ? 88 : 80)
     const int warp = threadIdx.x / 32, cols = p.cols.end - p.cols.begin;
     float by[2] = {}; /* x and SwiGLU; they come while the first pass is at work */
     struct ring r = ring_begin();
-    next_may_start();
+    pdl_trigger();
     begin<NT>();
     struct job j = job_of<NT>(a, p, pass_of(p, 0));
     ask_for_first(j, r);
-    wait_before();
+    pdl_wait();
     if (threadIdx.x < a.N) {
         by[0] = a.x_scale[threadIdx.x];
         if (a.gated)
@@ -337,7 +337,7 @@ __global__ static void __maxnreg__(NT == 1 ? 88 : 80)
         float acc[2][NT][4] = {};
         float *sums = (float *)(shared + sums_at(cols, NT));
         multiply<NT>(acc, j, r);
-        const struct part again = part_of(a, anew((int)blockIdx.x));
+        const struct part again = part_of(a, opaque((int)blockIdx.x));
         const struct pass_shape s = pass_of(again, pass);
         const bool last = s.row + s.rows == again.rows.end;
         leave_sums<NT>(acc, (float4 *)sums, warp >= s.rows / 2 * s.ways);
@@ -367,17 +367,17 @@ static int64_t bytes_for(const struct product *p)
 
 bool nbi_cuda_whole_fits(const struct nbi_stream *s, const struct product *p)
 {
-    return s->cuda->code >= 90 && p->N <= ROWS_MAX &&
-           bytes_for(p) <= s->cuda->shared - BESIDE_BYTES;
+    return s->cuda->ptx_version >= 90 && p->N <= ROWS_MAX &&
+           bytes_for(p) <= s->cuda->smem_per_cta - BESIDE_BYTES;
 }
 
 template <int NT> static enum nb_status launch(struct nbi_stream *s, const struct product &a)
 {
     /* Of the kernel, so of all its users. */
     CU_TRY(cudaFuncSetAttribute(k_linear_whole<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                s->cuda->shared));
-    CU_TRY(launch_behind(s, k_linear_whole<NT>, (unsigned)(a.lines * a.slices), THREADS,
-                         (int)bytes_for(&a), a));
+                                s->cuda->smem_per_cta));
+    CU_TRY(pdl_launch(s, k_linear_whole<NT>, (unsigned)(a.lines * a.slices), THREADS,
+                      (int)bytes_for(&a), a));
     return NB_OK;
 }
 

@@ -26,7 +26,7 @@ extern "C" {
 
 #define WIDENED "bf16 tensor cores on widened tiles"
 
-/* In s->x16_scale, of the device. */
+/* In s->x_f16_scale, of the device. */
 struct scalars {
     uint32_t largest; /* of x, as bits */
     float add[NBI_FOUR_TERMS];
@@ -34,7 +34,7 @@ struct scalars {
 };
 
 #define SCALARS_BYTES 256
-static_assert(sizeof(struct scalars) <= SCALARS_BYTES, "s->x16_scale has as many at least");
+static_assert(sizeof(struct scalars) <= SCALARS_BYTES, "s->x_f16_scale has as many at least");
 
 /* Columns with those that pad. */
 static int64_t padded(int64_t K)
@@ -167,10 +167,10 @@ enum nb_status nbi_cuda_four_round(struct nbi_stream *s, const struct nbi_op_lin
     struct rounding r = {};
     int64_t rows = ceil_div(a->N, 128) * 128, values = a->N * a->K / 4;
     int64_t ctas = ceil_div(values, 256 * 8), most = (int64_t)s->cuda->sms * 8;
-    r.scales = s->x16;
-    r.codes = s->x16 + nbi_nvfp4_swizzled_bytes(a->N, a->K);
+    r.scales = s->x_f16;
+    r.codes = s->x_f16 + nbi_nvfp4_swizzled_bytes(a->N, a->K);
     r.x = at<float>(a->x);
-    r.known = (struct scalars *)s->x16_scale;
+    r.known = (struct scalars *)s->x_f16_scale;
     r.N = a->N;
     r.K = a->K;
     r.wide = padded(a->K);
@@ -201,45 +201,46 @@ __global__ static void k_rows_of_tiles(struct rewriting a)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, tile = i >> 5;
     int lane = (int)(i & 31), tile_row = (int)(tile / a.tile_cols);
-    int64_t row = (int64_t)tile_row * NBI_TILE_ROWS + (lane >> 2);
+    int64_t row = (int64_t)tile_row * CUDA_TILE_ROWS + (lane >> 2);
     int64_t block = tile % a.tile_cols * 8 + 2 * (lane & 3);
     if (row >= a.rows || block * 16 >= a.wide)
         return;
     uint4 half[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
     uint32_t scales = 0;
     if (tile_row < a.tile_rows) {
-        const uint8_t *t = a.tiles + tile * NBI_TILE_BYTES;
+        const uint8_t *t = a.tiles + tile * CUDA_TILE_BYTES;
         half[0] = ((const uint4 *)t)[lane];
         half[1] = ((const uint4 *)t)[32 + lane];
         scales = ((const uint32_t *)t)[256 + lane];
     }
     uint4 *to = (uint4 *)(a.codes + row * (a.wide / 2) + block * 8);
-    *to = make_uint4(tile_codes(half[0].x), tile_codes(half[1].x), tile_codes(half[0].z),
-                     tile_codes(half[1].z));
+    *to = make_uint4(stored_codes(half[0].x), stored_codes(half[1].x), stored_codes(half[0].z),
+                     stored_codes(half[1].z));
     to = (uint4 *)((uint8_t *)to + 8 * (a.wide / 2));
-    *to = make_uint4(tile_codes(half[0].y), tile_codes(half[1].y), tile_codes(half[0].w),
-                     tile_codes(half[1].w));
+    *to = make_uint4(stored_codes(half[0].y), stored_codes(half[1].y), stored_codes(half[0].w),
+                     stored_codes(half[1].w));
     *(uint16_t *)(a.scales + nbi_nvfp4_swizzled_at(row, block, a.K)) =
         (uint16_t)((scales & 0xFF) | (scales >> 8 & 0xFF00));
     *(uint16_t *)(a.scales + nbi_nvfp4_swizzled_at(row + 8, block, a.K)) =
         (uint16_t)((scales >> 8 & 0xFF) | (scales >> 16 & 0xFF00));
 }
 
-/* Rows [first, first + rows) to s->wide, scales before codes; first is a multiple of 128. */
+/* Rows [first, first + rows) to s->weights_bf16, scales before codes; first is a multiple of 128.
+ */
 static enum nb_status rewrite(struct nbi_stream *s, const struct nbi_weight *w, int64_t first,
                               int64_t rows)
 {
     struct rewriting r = {};
     struct tile_shape tiles = tiles_of(w->rows - first, w->cols);
-    r.scales = s->wide;
-    r.codes = s->wide + nbi_nvfp4_swizzled_bytes(rows, w->cols);
-    r.tiles = at<uint8_t>(w->data) + first / NBI_TILE_ROWS * tiles.cols * NBI_TILE_BYTES;
+    r.scales = s->weights_bf16;
+    r.codes = s->weights_bf16 + nbi_nvfp4_swizzled_bytes(rows, w->cols);
+    r.tiles = at<uint8_t>(w->data) + first / CUDA_TILE_ROWS * tiles.cols * CUDA_TILE_BYTES;
     r.tile_rows = tiles.rows;
     r.tile_cols = tiles.cols;
     r.rows = ceil_div(rows, 128) * 128;
     r.K = w->cols;
     r.wide = padded(w->cols);
-    int64_t threads = r.rows / NBI_TILE_ROWS * tiles.cols * 32;
+    int64_t threads = r.rows / CUDA_TILE_ROWS * tiles.cols * 32;
     k_rows_of_tiles<<<(unsigned)ceil_div(threads, 256), 256, 0, s->queue>>>(r);
     CU_LAUNCHED();
     return NB_OK;
@@ -247,18 +248,19 @@ static enum nb_status rewrite(struct nbi_stream *s, const struct nbi_weight *w, 
 
 /* ---- the product ---- */
 
-/* Of rows [first, first + rows), which are in s->wide. If the second product fails, then without
- * add y is as good as before, for it is to be overwritten; with add both have one plan, so that
- * what refuses the second has refused the first. */
+/* Of rows [first, first + rows), which are in s->weights_bf16. If the second product fails, then
+ * without add y is as good as before, for it is to be overwritten; with add both have one plan, so
+ * that what refuses the second has refused the first. */
 static enum nb_status multiply_slice(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
                                      int64_t first, int64_t rows)
 {
-    const struct scalars *known = (const struct scalars *)s->x16_scale;
+    const struct scalars *known = (const struct scalars *)s->x_f16_scale;
     for (int term = 0; term < NBI_FOUR_TERMS; term++) {
-        const uint8_t *x = s->x16 + term * term_bytes(a->N, a->K);
-        const struct nbi_gemm_four fp4 = {s->wide, x, &known->scale[term][i], &known->add[term]};
+        const uint8_t *x = s->x_f16 + term * term_bytes(a->N, a->K);
+        const struct nbi_gemm_four fp4 = {s->weights_bf16, x, &known->scale[term][i],
+                                          &known->add[term]};
         const struct nbi_gemm g = {at<float>(a->y[i]) + first,
-                                   s->wide + nbi_nvfp4_swizzled_bytes(rows, a->K),
+                                   s->weights_bf16 + nbi_nvfp4_swizzled_bytes(rows, a->K),
                                    x + nbi_nvfp4_swizzled_bytes(a->N, a->K),
                                    a->N,
                                    padded(a->K),
@@ -277,7 +279,7 @@ static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear 
                                int64_t *done)
 {
     const struct nbi_weight *w = &a->w[i];
-    int64_t wide = padded(a->K), most = NBI_WIDE_BYTES / (wide / 2 + wide / 16) / 128 * 128;
+    int64_t wide = padded(a->K), most = NBI_WEIGHTS_BF16_BYTES / (wide / 2 + wide / 16) / 128 * 128;
     *done = 0;
     NBI_BUG_IF(most == 0);
     while (*done < w->rows) {
@@ -389,7 +391,7 @@ static enum nb_status read_probe(void *ctx, int64_t first, int64_t count, void *
 }
 
 /* Once over what is no number, once added to that: twice the product. `s` is a stream whose x16 and
- * x16_scale suffice, `block` has room for x and y. */
+ * x_f16_scale suffice, `block` has room for x and y. */
 static enum nb_status multiply_on_the_device(struct nbi_stream *s, const struct nbi_weight *w,
                                              struct probe *p, uint8_t *block)
 {
@@ -440,8 +442,8 @@ static enum nb_status run_test(struct nbi_stream *s, struct probe *p)
     src.ctx = p;
     draw(p);
     CU_TRY(cudaMalloc(&block, (size_t)rounded + SCALARS_BYTES + sizeof p->x + sizeof p->y));
-    own.x16 = block;
-    own.x16_scale = (float *)(block + rounded);
+    own.x_f16 = block;
+    own.x_f16_scale = (float *)(block + rounded);
     pthread_mutex_lock(&cuda->lock);
     enum nb_status rc = cuda->be.weight_new(&cuda->be, &src, &w);
     pthread_mutex_unlock(&cuda->lock);
@@ -471,7 +473,7 @@ void nbi_cuda_four_try(struct nbi_stream *s)
     struct cuda *cuda = s->cuda;
     if (cuda->cc < NBI_FOUR_CAPABILITY)
         return;
-    pthread_mutex_lock(&cuda->trying);
+    pthread_mutex_lock(&cuda->fp4_selftest_lock);
     if (!cuda->be.fp4 && !cuda->be.fp4_selftest_failed) {
         if (self_test(s) == NB_OK) {
             snprintf(cuda->prefill_path, sizeof cuda->prefill_path,
@@ -481,5 +483,5 @@ void nbi_cuda_four_try(struct nbi_stream *s)
             refuse(cuda, "failed its self-test");
         }
     }
-    pthread_mutex_unlock(&cuda->trying);
+    pthread_mutex_unlock(&cuda->fp4_selftest_lock);
 }

@@ -39,7 +39,7 @@
 /* A map that the host has written is used from now on. */
 __device__ static inline void know_map(const struct store_map *map)
 {
-#if BULK
+#if HAS_BULK_COPY
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 #endif
 }
@@ -70,12 +70,12 @@ __device__ static void begin_block(struct context &c)
         c.work()[threadIdx.x] = {(short)line, (short)(r.begin - line * own.cols), r.end - r.begin};
     }
     if (threadIdx.x < WARPS * RING)
-        barrier_init(shared_at(c.full() + threadIdx.x), 1);
+        mbarrier_init(smem_addr(c.full() + threadIdx.x), 1);
     if (threadIdx.x < WARPS * 2)
-        barrier_init(shared_at(c.arrived() + threadIdx.x), 1);
+        mbarrier_init(smem_addr(c.arrived() + threadIdx.x), 1);
     if (threadIdx.x < 4)
         c.zeros()[threadIdx.x] = make_uint4(0, 0, 0, 0);
-#if BULK
+#if HAS_BULK_COPY
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
     __syncthreads();
@@ -125,7 +125,7 @@ __device__ static void begin_token(struct context &c, const struct step_args &a,
 #pragma unroll 1
     for (int i = threadIdx.x; i < c.m.C; i += AT_ONCE * THREADS) {
         float x[AT_ONCE];
-        load_floats<AT_ONCE>(x, from, i, THREADS, c.m.C, c.m.embed_type);
+        load_f32_n<AT_ONCE>(x, from, i, THREADS, c.m.C, c.m.embed_type);
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++)
             if (i + j * THREADS < c.m.C)
@@ -168,14 +168,14 @@ __global__ static void __launch_bounds__(THREADS, 1)
     k_token(const __grid_constant__ struct model m, const __grid_constant__ struct step_args a,
             const __grid_constant__ struct row row)
 {
-    if (!BULK)
+    if (!HAS_BULK_COPY)
         return;
     struct context c = {
         m, a.epoch, a.round, a.epoch + 1, (int)threadIdx.x / 32, (int)threadIdx.x % 32};
     /* Where some have a unit more than others, those are warps of different schedulers. */
     c.share = c.warp % 4 * (WARPS / 4) + c.warp / 4;
-    c.ring_at = shared_at(c.ring() + c.warp * RING * STAGE_BYTES);
-    c.full_at = shared_at(c.full() + c.warp * RING);
+    c.ring_at = smem_addr(c.ring() + c.warp * RING * STAGE_BYTES);
+    c.full_at = smem_addr(c.full() + c.warp * RING);
     c.tile_at = c.ring_at;
     c.bar_at = c.full_at;
     c.feed.step = -1;
@@ -190,7 +190,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
     const struct rows_part p = share_rows(m, a);
     struct norm_feed norms = norms_at(c, 0, threadIdx.x);
     begin_position(c, a.position);
-    wait_before();
+    pdl_wait();
     begin_token(c, a, row);
 #pragma unroll 1
     for (int layer = 0, step = QKV;;) {
@@ -238,8 +238,8 @@ __device__ static inline void fetch_row(const struct follower &f, int id)
 __global__ static void k_follow(const struct follower f, const uint64_t *keys, int count)
 {
     uint64_t best = 0;
-    next_may_start();
-    wait_before();
+    pdl_trigger();
+    pdl_wait();
     for (int i = threadIdx.x; i < count; i += THREADS)
         best = max(best, keys[i]);
     best = block_best(best);
@@ -307,8 +307,8 @@ __global__ static void k_follow_drawn(const struct follower f, const int32_t *to
 {
     __shared__ int which;
     const int32_t *ids = top + 1, *values = ids + J;
-    next_may_start();
-    wait_before();
+    pdl_trigger();
+    pdl_wait();
     bool odd = top[0];
     if (threadIdx.x < 32) {
         int i = odd ? 0 : drawn(d, (const float *)values, J);
@@ -394,7 +394,7 @@ static void make_parts(struct part *all, const struct model *m, int blocks)
     int qkv = (m->NH + 2 * m->NKV) * HEAD / 16, rows = m->C / 16;
     int pairs = (int)ceil_div(rows, PAIR);
     /* Many slices, since a block has its columns of x in shared memory. */
-    int slices = column_slices(pairs, m->tile_cols[DOWN], blocks, WARPS, true);
+    int slices = choose_split_k(pairs, m->tile_cols[DOWN], blocks, WARPS, true);
     int groups = blocks / slices;
     for (int b = 0; b < blocks; b++) {
         struct part p[STEPS] = {};
@@ -422,12 +422,12 @@ static void make_parts(struct part *all, const struct model *m, int blocks)
 static void measure_parts(struct model *m, const struct part *all, int blocks)
 {
     m->slots = m->line_count = 1;
-    m->longest = m->tile_cols[QKV] * NBI_TILE_COLS;
+    m->longest = m->tile_cols[QKV] * CUDA_TILE_COLS;
     for (int i = 0; i < STEPS * blocks; i++) {
         const struct part *p = &all[i];
         m->line_count = lines_of(*p) > m->line_count ? lines_of(*p) : m->line_count;
-        if (p->cols * NBI_TILE_COLS > m->longest)
-            m->longest = p->cols * NBI_TILE_COLS;
+        if (p->cols * CUDA_TILE_COLS > m->longest)
+            m->longest = p->cols * CUDA_TILE_COLS;
         for (int w = 0; w < WARPS; w++) {
             struct range r = range_of(*p, w);
             int lines = r.end > r.begin ? (r.end - 1) / p->cols - r.begin / p->cols + 1 : 0;
@@ -510,8 +510,8 @@ static void describe(struct model *m, const struct nbi_megakernel_model *t, int 
     m->tile_cols[DOWN] = tiles_of(1, t->F).cols;
     m->splits = sms / (m->NH / m->together) < SPLITS_MAX ? sms / (m->NH / m->together) : SPLITS_MAX;
     m->each = sms / m->NH;
-    m->q_end = m->NH * HEAD / NBI_TILE_ROWS;
-    m->k_end = m->q_end + m->NKV * HEAD / NBI_TILE_ROWS;
+    m->q_end = m->NH * HEAD / CUDA_TILE_ROWS;
+    m->k_end = m->q_end + m->NKV * HEAD / CUDA_TILE_ROWS;
     m->embed_type = t->embed.dtype;
     m->store = t->kv[0].dtype;
     m->frequency = at<float>(t->frequency);
@@ -772,10 +772,10 @@ static enum nb_status follow(struct nbi_megakernel *t, const struct nbi_megakern
     const struct follower to = {t->told, t->next, (const uint4 *)t->embed,
                                 (int)(t->row_bytes / (int64_t)sizeof(uint4)), ++t->tag};
     if (f->k == 1)
-        CU_TRY(launch_behind(t->s, k_follow, 1u, THREADS, 0, to, t->m.best, (int)t->grid * WARPS));
+        CU_TRY(pdl_launch(t->s, k_follow, 1u, THREADS, 0, to, t->m.best, (int)t->grid * WARPS));
     else
-        CU_TRY(launch_behind(t->s, k_follow_drawn, 1u, THREADS, 0, to, at<int32_t>(f->topk),
-                             (int)f->k, f->draw));
+        CU_TRY(pdl_launch(t->s, k_follow_drawn, 1u, THREADS, 0, to, at<int32_t>(f->topk), (int)f->k,
+                          f->draw));
     NBI_TRY(run(t, step, t->next, early));
     return hear(t, said, 1 + 2 * (int)f->k);
 }

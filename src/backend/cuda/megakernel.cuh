@@ -13,8 +13,8 @@
 #define FEW_ROWS    192 /* of a store, that every block of a head goes through by itself */
 #define PAIR        2   /* tiles of a stage of the ring */
 #define RING        3   /* stages of a warp that are on their way */
-#define STAGE_BYTES (PAIR * NBI_TILE_BYTES)
-#define LINE_ROWS   (PAIR * NBI_TILE_ROWS)
+#define STAGE_BYTES (PAIR * CUDA_TILE_BYTES)
+#define LINE_ROWS   (PAIR * CUDA_TILE_ROWS)
 #define TILE_KEYS   16 /* keys or values that a warp has at a time, over many rows */
 #define SUMS        4  /* places of what blocks add up, in turn */
 
@@ -306,7 +306,7 @@ __device__ static struct line line_of(const struct model &m, const struct part &
 /* Two tiles, by one lane of the warp. */
 __device__ static inline void copy_stage(uint32_t to, const uint8_t *const from[PAIR], uint32_t bar)
 {
-#if BULK
+#if HAS_BULK_COPY
     asm volatile("{\n"
                  ".reg .pred one;\n"
                  "elect.sync _|one, 0xFFFFFFFF;\n"
@@ -316,8 +316,8 @@ __device__ static inline void copy_stage(uint32_t to, const uint8_t *const from[
                  "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0 + %4], [%2], %4, [%3], %6;\n"
                  "}" ::"r"(to),
-                 "l"(from[0]), "l"(from[1]), "r"(bar), "n"(NBI_TILE_BYTES), "n"(STAGE_BYTES),
-                 "l"(READ_ONCE)
+                 "l"(from[0]), "l"(from[1]), "r"(bar), "n"(CUDA_TILE_BYTES), "n"(STAGE_BYTES),
+                 "l"(L2_EVICT_FIRST)
                  : "memory");
 #endif
 }
@@ -335,7 +335,7 @@ __device__ static inline void feed_line(const struct context &c, struct feed &f)
     const struct layer &layer = c.layers()[f.layer];
     f.units = l.units;
     f.twice = -1;
-    f.stride = NBI_TILE_BYTES;
+    f.stride = CUDA_TILE_BYTES;
     if (l.rows < PAIR) {
         f.stride = STAGE_BYTES;
         l.tile[0] += f.unit;
@@ -345,7 +345,7 @@ __device__ static inline void feed_line(const struct context &c, struct feed &f)
     }
 #pragma unroll
     for (int r = 0; r < PAIR; r++)
-        f.from[r] = layer.tiles[l.matrix[r]] + (int64_t)(l.tile[r] + f.unit) * NBI_TILE_BYTES;
+        f.from[r] = layer.tiles[l.matrix[r]] + (int64_t)(l.tile[r] + f.unit) * CUDA_TILE_BYTES;
 }
 
 /* On to the next step in which the warp has something; behind the last one left stays 0. */
@@ -585,7 +585,7 @@ __device__ static inline void put_pairs(struct context &c, int q, uint32_t a, ui
 __device__ static inline void pad_x16(struct context &c, int n, int cols)
 {
 #pragma unroll 1
-    for (int q = n / 4 + threadIdx.x; q < cols * (NBI_TILE_COLS / 4); q += THREADS)
+    for (int q = n / 4 + threadIdx.x; q < cols * (CUDA_TILE_COLS / 4); q += THREADS)
         put_pairs(c, q, 0, 0, 0);
 }
 
@@ -689,7 +689,7 @@ __device__ static void put_normed(struct context &c, bool sums, int norm, struct
 __device__ static void put_act(struct context &c)
 {
     const struct part own = c.own()[DOWN];
-    int begin = own.col * NBI_TILE_COLS, n = min(own.cols * NBI_TILE_COLS, c.m.F - begin);
+    int begin = own.col * CUDA_TILE_COLS, n = min(own.cols * CUDA_TILE_COLS, c.m.F - begin);
 #pragma unroll 1
     for (int q = threadIdx.x; q < n / 4; q += THREADS) {
         const uint64_t *act = c.m.act + begin / 2 + 2 * q;
@@ -750,7 +750,7 @@ template <bool ROWS>
 __device__ static inline void add_tiles(float2 sum[PAIR], uint32_t tile, uint32_t lane,
                                         struct x_part first, struct x_part second)
 {
-    const int stride = NBI_TILE_BYTES;
+    const int stride = CUDA_TILE_BYTES;
     const uint32_t s[PAIR] = {load_one(tile + 1024 + 4 * lane),
                               load_one(tile + 1024 + 4 * lane + stride)};
     float acc[PAIR][4] = {};
@@ -769,8 +769,8 @@ __device__ static inline void add_tiles(float2 sum[PAIR], uint32_t tile, uint32_
 #pragma unroll
                 for (int r = 0; r < PAIR; r++) {
                     const uint32_t a[4] = {
-                        tile_pair(code[r].x, 2 * i + p), tile_pair(code[r].y, 2 * i + p),
-                        tile_pair(code[r].z, 2 * i + p), tile_pair(code[r].w, 2 * i + p)};
+                        e2m1_pair(code[r].x, 2 * i + p), e2m1_pair(code[r].y, 2 * i + p),
+                        e2m1_pair(code[r].z, 2 * i + p), e2m1_pair(code[r].w, 2 * i + p)};
                     mma<false>(acc[r], a, b[r][2 * p], b[r][2 * p + 1]);
                 }
         }
@@ -818,9 +818,9 @@ __device__ static inline void flush(struct context &c, int step, float v, int sl
     const struct part own = c.own()[step];
     int row = c.lane >> 1 & 1, in = (c.lane >> 2) + 8 * (c.lane & 1);
     if (step != O && step != DOWN)
-        c.slots()[(c.share * c.m.slots + slot) * LINE_ROWS + row * NBI_TILE_ROWS + in] = v;
+        c.slots()[(c.share * c.m.slots + slot) * LINE_ROWS + row * CUDA_TILE_ROWS + in] = v;
     else if (PAIR * line + row < own.rows)
-        add_to_sum(c, (own.row + PAIR * line + row) * NBI_TILE_ROWS + in, v * by, tiles);
+        add_to_sum(c, (own.row + PAIR * line + row) * CUDA_TILE_ROWS + in, v * by, tiles);
 }
 
 /* The warp's tiles of a step. */
@@ -831,8 +831,8 @@ __device__ static void multiply(struct context &c, int step, float by)
     int left = w.left, line = w.line, unit = w.unit;
     /* Lane 4 g + t has x of block g if that is one of its two. */
     int g = c.lane >> 2, t = c.lane & 3, stride = g >> 1 == t ? 512 : 0;
-    uint32_t zeros = shared_at(c.zeros()), x_base = stride ? shared_at(c.x16() + g * 4) : zeros;
-    uint32_t scales = shared_at(c.scale()) + 8 * t;
+    uint32_t zeros = smem_addr(c.zeros()), x_base = stride ? smem_addr(c.x16() + g * 4) : zeros;
+    uint32_t scales = smem_addr(c.scale()) + 8 * t;
 #pragma unroll 1
     do { /* a warp that has none gives zeros */
         const struct line l = c.lines()[step * c.m.line_count + line];
@@ -844,7 +844,7 @@ __device__ static void multiply(struct context &c, int step, float by)
         left -= count;
 #pragma unroll 1
         for (; count > 0; count--) {
-            while (!barrier_past(c.bar_at, c.parity))
+            while (!mbarrier_try_wait(c.bar_at, c.parity))
                 continue;
             if (!alone) {
                 add_tiles<true>(sum, c.tile_at, c.lane, x, x);
@@ -897,8 +897,8 @@ __device__ static void finish(struct context &c, int step, int layer, float *log
     for (int i = c.warp; i < lines_of(own); i += WARPS) {
         const struct line &l = c.lines()[step * c.m.line_count + i];
         float v = from_slots(c, l) * by * c.layers()[layer].scale[l.matrix[c.lane >> 4]];
-        int at = (own.row + PAIR * i) * NBI_TILE_ROWS + c.lane;
-        bool any = c.lane < l.rows * NBI_TILE_ROWS;
+        int at = (own.row + PAIR * i) * CUDA_TILE_ROWS + c.lane;
+        bool any = c.lane < l.rows * CUDA_TILE_ROWS;
         if (step == QKV && any)
             give(c, c.m.qkv + at, __float_as_uint(v));
         if (step == LOGITS && any && at < c.m.V) {
@@ -907,13 +907,13 @@ __device__ static void finish(struct context &c, int step, int layer, float *log
         }
         if (step != GATE_UP)
             continue;
-        float up = __shfl_xor_sync(0xFFFFFFFF, v, NBI_TILE_ROWS);
+        float up = __shfl_xor_sync(0xFFFFFFFF, v, CUDA_TILE_ROWS);
         struct halves two = halves_of(__fdividef(v, 1 + __expf(-v)) * up);
-        at = (own.row / PAIR + i) * NBI_TILE_ROWS + c.lane;
-        if (c.lane < NBI_TILE_ROWS && c.lane % 2 == 0)
+        at = (own.row / PAIR + i) * CUDA_TILE_ROWS + c.lane;
+        if (c.lane < CUDA_TILE_ROWS && c.lane % 2 == 0)
             give(c, c.m.act + at / 2, two.two);
         if (c.lane == 0)
-            give(c, c.m.act_scale + at / NBI_TILE_ROWS, __float_as_uint(two.by));
+            give(c, c.m.act_scale + at / CUDA_TILE_ROWS, __float_as_uint(two.by));
     }
     if (step != LOGITS)
         return;

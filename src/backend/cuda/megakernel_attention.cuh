@@ -90,11 +90,11 @@ __device__ static void prepare_heads(struct context &c, int layer, const struct 
         if (is_q)
             c.attend()[c.warp * HEAD + d] = v[i];
         else
-            store_float(own, d, T, v[i]);
+            store_f32(own, d, T, v[i]);
         if (is_q && MANY)
             put_operand<T>(c, c.warp, d, v[i]);
         if (!is_q && keep)
-            store_float(is_v ? l.v : l.k, to + d, T, v[i]);
+            store_f32(is_v ? l.v : l.k, to + d, T, v[i]);
     }
 }
 

@@ -37,8 +37,8 @@ struct slot {
 
 __device__ static inline struct slot slot_of(const struct context &c, int values)
 {
-    return {shared_at(c.rows() + c.warp * c.m.slot_pair) + values * (c.m.slot_pair / 2),
-            shared_at(c.arrived() + 2 * c.warp + values)};
+    return {smem_addr(c.rows() + c.warp * c.m.slot_pair) + values * (c.m.slot_pair / 2),
+            smem_addr(c.arrived() + 2 * c.warp + values)};
 }
 
 /* The first of the sixteen rows that a slot has for `row` on: the last ones of a block begin
@@ -57,8 +57,8 @@ __device__ static inline void fetch_slot(const struct context &c, const struct r
     if (row >= p.end)
         return;
     row = tile_begin(p, row);
-    copies_begin(to.bar, many<T>::SLOT);
-#if BULK
+    copy_expect(to.bar, many<T>::SLOT);
+#if HAS_BULK_COPY
 #pragma unroll
     for (int i = 0; i < many<T>::BOXES; i++)
         asm volatile("{\n"
@@ -87,7 +87,7 @@ __device__ static inline void ask_early(const struct context &c, int step, int l
     layer += !first;
     if (!(keys || values) || layer >= c.m.layer_count || c.warp >= c.m.readers || p.split >= p.used)
         return;
-#if BULK
+#if HAS_BULK_COPY
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* softmaxes were there */
 #endif
     if (keys)
@@ -107,9 +107,9 @@ __device__ static inline void put_operand(const struct context &c, int head, int
     int in = d % 16, t = T == NBI_E4M3 ? in / 4 : in % 8 / 2;
     int r = d / 16 % 2 * 2 + (T == NBI_E4M3 ? in % 4 / 2 : in / 8);
     int at = ((d / 32 * 32 + head * 4 + t) * 4 + r) * 2 + d % 2;
-    store_float(c.operands(), at, M::OPERAND, v);
-    float left = v - load_float(c.operands(), at, M::OPERAND);
-    store_float(c.operands(), at + OVER * 4 * 4 * 2, M::OPERAND, left);
+    store_f32(c.operands(), at, M::OPERAND, v);
+    float left = v - load_f32(c.operands(), at, M::OPERAND);
+    store_f32(c.operands(), at + OVER * 4 * 4 * 2, M::OPERAND, left);
 }
 
 __device__ static inline void load_turned(uint32_t w[4], uint32_t from)
@@ -283,7 +283,7 @@ __device__ static void read_rows(struct context &c, int layer, const struct rows
     for (int row = p.begin + c.warp * TILE_KEYS; row < p.end; row += step) {
         int before = row - tile_begin(p, row); /* rows that another tile has */
         float s[4];
-        barrier_wait(keys.bar, c.rows_parity);
+        mbarrier_wait(keys.bar, c.rows_parity);
         score<T>(s, c, keys.at);
         __syncwarp();
         fetch_slot<T>(c, p, layer, 0, row + step);
@@ -294,7 +294,7 @@ __device__ static void read_rows(struct context &c, int layer, const struct rows
         weigh(m, s);
         uint32_t first = weights_of<T>(s[0], s[1], c.lane & 2),
                  second = weights_of<T>(s[2], s[3], c.lane & 2);
-        barrier_wait(values.bar, c.rows_parity);
+        mbarrier_wait(values.bar, c.rows_parity);
 #pragma unroll
         for (int i = 0; i < HEAD / 32; i++) {
             uint32_t a[2][4];
@@ -328,7 +328,7 @@ template <enum nbi_dtype T, int G> __device__ static inline void score_own(const
         return;
 #pragma unroll
     for (int d = c.lane; d < HEAD; d += 32)
-        sum += q[d] * load_float(own, d, T);
+        sum += q[d] * load_f32(own, d, T);
     sum = warp_sum(sum);
     if (c.lane == 0)
         c.attend()[attend_at<G>::parts + h] = sum;
@@ -357,7 +357,7 @@ __device__ static void attend_part(struct context &c, int layer, const struct st
         if (last) {
             float own = c.attend()[attend_at<G>::parts + h], top = fmaxf(j.top, own);
             float old = __expf(j.top - top), w = __expf(own - top);
-            float v = load_float(c.attend() + attend_at<G>::value, d, T);
+            float v = load_f32(c.attend() + attend_at<G>::value, d, T);
             j = {fmaf(w, v, j.v * old), top, fmaf(j.sum, old, w)};
         }
         give(c, out + p.split * HEAD + d, __float_as_uint(j.v));

@@ -18,7 +18,7 @@ static inline int64_t ceil_div(int64_t a, int64_t b)
 /* ---- numbers ---- */
 
 /* A float of one of the types of weights and caches. */
-__device__ static inline float load_float(const void *p, int64_t i, enum nbi_dtype dtype)
+__device__ static inline float load_f32(const void *p, int64_t i, enum nbi_dtype dtype)
 {
     switch (dtype) {
     case NBI_F32:
@@ -43,8 +43,8 @@ __device__ static inline void load_raw(T out[COUNT], const void *p, int i, int s
 }
 
 template <int COUNT>
-__device__ static inline void load_floats(float out[COUNT], const void *p, int i, int step, int end,
-                                          enum nbi_dtype dtype)
+__device__ static inline void load_f32_n(float out[COUNT], const void *p, int i, int step, int end,
+                                         enum nbi_dtype dtype)
 {
     if (dtype == NBI_F32) {
         load_raw<float, COUNT>(out, p, i, step, end);
@@ -59,7 +59,7 @@ __device__ static inline void load_floats(float out[COUNT], const void *p, int i
 }
 
 /* Rounded to the nearest even; E4M3 saturates and keeps NaN. */
-__device__ static inline void store_float(void *p, int64_t i, enum nbi_dtype dtype, float v)
+__device__ static inline void store_f32(void *p, int64_t i, enum nbi_dtype dtype, float v)
 {
     switch (dtype) {
     case NBI_F32:
@@ -90,10 +90,10 @@ __device__ static inline float warp_max(float v)
     return v;
 }
 
-#define NBI_NORM_THREADS 512 /* for norm_factor to be the same everywhere */
+#define NBI_NORM_THREADS 512 /* for rmsnorm_rstd to be the same everywhere */
 
 /* 1 / sqrt(mean(x^2) + eps) of a row, by a CTA. */
-__device__ static inline float norm_factor(const float *row, int64_t C, float eps)
+__device__ static inline float rmsnorm_rstd(const float *row, int64_t C, float eps)
 {
     __shared__ float part[32];
     float sum = 0;
@@ -112,20 +112,20 @@ __device__ static inline float swiglu(float gate, float up)
     return gate / (1 + expf(-gate)) * up;
 }
 
-__device__ static inline float4 swiglu_four(float4 g, float4 u)
+__device__ static inline float4 swiglu4(float4 g, float4 u)
 {
     return make_float4(swiglu(g.x, u.x), swiglu(g.y, u.y), swiglu(g.z, u.z), swiglu(g.w, u.w));
 }
 
 /* An address in shared memory, as instructions of PTX take it. */
-__device__ static inline uint32_t shared_at(const void *p)
+__device__ static inline uint32_t smem_addr(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
 /* Hides where x comes from: what is quickly computed from it is then computed again, instead of
  * kept in registers that are needed otherwise. */
-__device__ static inline int anew(int x)
+__device__ static inline int opaque(int x)
 {
     asm volatile("" : "+r"(x));
     return x;
@@ -139,13 +139,13 @@ __device__ static inline int anew(int x)
  *
  * Word w of those codes (0 to 7) is half h = w / 4 of the four quarters q = w % 4: quarter 0 is row
  * g of block 2t, 1 is row g + 8 of it, 2 and 3 the same of block 2t + 1. Half h has elements 8h to
- * 8h + 7 of the block, as four pairs; tile_pair takes one out as two f16. Those four quarters are
+ * 8h + 7 of the block, as four pairs; e2m1_pair takes one out as two f16. Those four quarters are
  * the operand A of mma.m16n8k16 with pair p of all eight blocks as its sixteen columns.
  *
  * Scales: bytes 0 to 3 are quarters 0 to 3. */
-#define NBI_TILE_ROWS  16
-#define NBI_TILE_COLS  128
-#define NBI_TILE_BYTES 1152
+#define CUDA_TILE_ROWS  16
+#define CUDA_TILE_COLS  128
+#define CUDA_TILE_BYTES 1152
 
 struct tile_shape {
     int rows, cols; /* in tiles */
@@ -153,14 +153,14 @@ struct tile_shape {
 
 static inline struct tile_shape tiles_of(int64_t rows, int64_t cols)
 {
-    return {(int)ceil_div(rows, NBI_TILE_ROWS), (int)ceil_div(cols, NBI_TILE_COLS)};
+    return {(int)ceil_div(rows, CUDA_TILE_ROWS), (int)ceil_div(cols, CUDA_TILE_COLS)};
 }
 
 /* Where the bits of pair p (0 to 3) lie in each 16-bit half of a word: sign, and the three others
  * from the top. As an f16 the three belong at bits 11, 10 and 9, which makes it the value times
  * 2^-14. Sign and value of pairs 2 and 3 have different ways to go: a product is both shifts at
  * once, and what else comes of it stays below bit 9, or is between 12 and 14. */
-__device__ static inline uint32_t tile_pair(uint32_t word, int p)
+__device__ static inline uint32_t e2m1_pair(uint32_t word, int p)
 {
     switch (p) {
     case 0: /* sign 15, value 11 to 9 */
@@ -175,11 +175,11 @@ __device__ static inline uint32_t tile_pair(uint32_t word, int p)
 }
 
 /* The eight codes of a word as they are stored: in order, the first in the lowest four bits. */
-__device__ static inline uint32_t tile_codes(uint32_t word)
+__device__ static inline uint32_t stored_codes(uint32_t word)
 {
     uint32_t codes = 0;
     for (int p = 0; p < 4; p++) {
-        uint32_t pair = tile_pair(word, p);
+        uint32_t pair = e2m1_pair(word, p);
         pair = (pair >> 12 & 0x00080008) | (pair >> 9 & 0x00070007);
         codes |= ((pair | pair >> 12) & 0xFF) << 8 * p;
     }

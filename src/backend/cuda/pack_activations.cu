@@ -39,8 +39,8 @@ __device__ static inline void row_begins(void)
 {
 #if CLUSTERS
     if (threadIdx.x == 0) {
-        barrier_init(shared_at(&row_room().arrived[0]), 1);
-        barrier_init(shared_at(&row_room().arrived[1]), 1);
+        mbarrier_init(smem_addr(&row_room().arrived[0]), 1);
+        mbarrier_init(smem_addr(&row_room().arrived[1]), 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
@@ -51,7 +51,7 @@ __device__ static inline void row_begins(void)
 }
 
 /* Sums of a row's threads, and instead of the second the largest; `turn` is another each time.
- * Warps are added up in order, as norm_factor does it. */
+ * Warps are added up in order, as rmsnorm_rstd does it. */
 template <int CTAS, int COUNT> __device__ static inline void row_total(float v[COUNT], int turn)
 {
     struct row_room &room = row_room();
@@ -61,7 +61,7 @@ template <int CTAS, int COUNT> __device__ static inline void row_total(float v[C
     for (int i = 0; i < COUNT; i++)
         v[i] = i == 1 ? warp_max(v[i]) : warp_sum(v[i]);
 #if CLUSTERS
-    uint32_t bar = shared_at(&room.arrived[turn]), there;
+    uint32_t bar = smem_addr(&room.arrived[turn]), there;
     if (threadIdx.x == 0)
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar),
                      "r"(COUNT * 4 * warps)
@@ -70,7 +70,7 @@ template <int CTAS, int COUNT> __device__ static inline void row_total(float v[C
         asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(bar), "r"(lane));
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            uint32_t to, here = shared_at(&room.all[turn][i][warp]);
+            uint32_t to, here = smem_addr(&room.all[turn][i][warp]);
             asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(here), "r"(lane));
             asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 "
                          "[%0], %1, [%2];" ::"r"(to),
@@ -78,7 +78,7 @@ template <int CTAS, int COUNT> __device__ static inline void row_total(float v[C
                          : "memory");
         }
     }
-    barrier_wait(bar, 0);
+    mbarrier_wait(bar, 0);
 #else
 #pragma unroll
     for (int i = 0; i < COUNT && lane == 0; i++)
@@ -129,7 +129,7 @@ struct of_swiglu {
 
     __device__ float4 four(int64_t at) const
     {
-        return swiglu_four(*(const float4 *)(gate + at), *(const float4 *)(up + at));
+        return swiglu4(*(const float4 *)(gate + at), *(const float4 *)(up + at));
     }
 };
 
@@ -142,14 +142,14 @@ template <class FROM>
 __global__ static void __maxnreg__(48) k_round_x16(const __grid_constant__ struct x16 to, FROM from)
 {
     int n = blockIdx.x / (CLUSTERS ? ROUND_CTAS : 1), begin = thread_of_row<ROUND_CTAS>();
-    int all = to.tile_cols * (NBI_TILE_COLS / 4), real = n < to.N ? to.K / 4 : 0;
+    int all = to.tile_cols * (CUDA_TILE_COLS / 4), real = n < to.N ? to.K / 4 : 0;
     const int STEP = ROUND_THREADS;
     int64_t row = (int64_t)n * to.K;
     float4 v[ROUND_FOURS];
     float total[2] = {0, 0}, &amax = total[1], up;
-    next_may_start();
+    pdl_trigger();
     row_begins();
-    wait_before();
+    pdl_wait();
 #pragma unroll
     for (int j = 0; j < ROUND_FOURS; j++) {
         int i = begin + j * STEP;
@@ -166,7 +166,7 @@ __global__ static void __maxnreg__(48) k_round_x16(const __grid_constant__ struc
     row_total<ROUND_CTAS, 2>(total, 0);
     up = x16_factor(to.scale, real > 0, n, amax);
     __half *out = x16_at(to, n, 4 * begin);
-    int step = x16_tiles(to, 4 * STEP / NBI_TILE_COLS);
+    int step = x16_tiles(to, 4 * STEP / CUDA_TILE_COLS);
 #pragma unroll
     for (int j = 0; j < ROUND_FOURS; j++) {
         int i = begin + j * STEP;
@@ -182,44 +182,45 @@ __global__ static void __maxnreg__(48) k_round_x16(const __grid_constant__ struc
 /* ---- norms, and sums that are pending ---- */
 
 /* Element c of a row with what is pending for it. */
-__device__ static inline float settled(const struct pending &p, int64_t n, int64_t c, float v)
+__device__ static inline float settled(const struct splitk_partials &p, int64_t n, int64_t c,
+                                       float v)
 {
     float part[SLICES_MAX];
 #pragma unroll
     for (int i = 0; i < SLICES_MAX; i++)
-        part[i] = i < p.slices ? p.parts[(i * p.N + n) * p.C + c] : 0;
+        part[i] = i < p.split_k ? p.partials[(i * p.N + n) * p.C + c] : 0;
 #pragma unroll
     for (int i = 0; i < SLICES_MAX; i++)
-        v = i < p.slices ? v + part[i] : v;
+        v = i < p.split_k ? v + part[i] : v;
     return v;
 }
 
-__global__ static void k_settle(const __grid_constant__ struct pending p)
+__global__ static void k_settle(const __grid_constant__ struct splitk_partials p)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = i / p.C;
-    next_may_start();
-    wait_before();
+    pdl_trigger();
+    pdl_wait();
     if (n < p.N)
         p.y[i] = settled(p, n, i % p.C, p.y[i]);
 }
 
-enum nb_status nbi_cuda_settle(struct nbi_stream *s)
+enum nb_status nbi_cuda_finish_pending(struct nbi_stream *s)
 {
-    struct pending p = s->pending;
-    struct heads rope = s->rope;
+    struct splitk_partials p = s->pending;
+    struct rope_args rope = s->rope;
     s->pending = {};
     s->rope = {};
     if (rope.N > 0)
-        NBI_TRY(nbi_cuda_rope_now(s, &rope));
+        NBI_TRY(nbi_cuda_rope_apply(s, &rope));
     if (!p.y)
         return NB_OK;
-    CU_TRY(launch_behind(s, k_settle, (unsigned)ceil_div(p.N * p.C, 256), 256, 0, p));
+    CU_TRY(pdl_launch(s, k_settle, (unsigned)ceil_div(p.N * p.C, 256), 256, 0, p));
     return NB_OK;
 }
 
 /* What the kernels here were made for, and so all of them: what a card runs may be code for an
  * older one. */
-enum nb_status nbi_cuda_code(int *out)
+enum nb_status nbi_cuda_ptx_version(int *out)
 {
     struct cudaFuncAttributes code;
     CU_TRY(cudaFuncGetAttributes(&code, k_settle));
@@ -245,26 +246,26 @@ struct norm_items {
 /* So many slices of what is pending are asked for at once: all of them, or, where many rows are at
  * work and have to leave registers to the product behind, half. */
 template <int AT_ONCE>
-__device__ static inline void settle_items(struct norm_items &t, const struct pending &p,
+__device__ static inline void settle_items(struct norm_items &t, const struct splitk_partials &p,
                                            float *row, int n, int K)
 {
-    const float *part = p.parts + n * p.C;
+    const float *part = p.partials + n * p.C;
     const int thread = thread_of_row<NORM_CTAS>();
     load_raw<float, NORM_ITEMS>(t.v, row, thread, NBI_NORM_THREADS, K);
 #pragma unroll 1
-    for (int first = 0; first < p.slices; first += AT_ONCE) {
+    for (int first = 0; first < p.split_k; first += AT_ONCE) {
         float parts[AT_ONCE][NORM_ITEMS];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
             load_raw<float, NORM_ITEMS>(parts[i], part + (first + i) * p.N * p.C, thread,
-                                        NBI_NORM_THREADS, first + i < p.slices ? K : 0);
+                                        NBI_NORM_THREADS, first + i < p.split_k ? K : 0);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
 #pragma unroll
             for (int j = 0; j < NORM_ITEMS; j++)
-                t.v[j] = first + i < p.slices ? t.v[j] + parts[i][j] : t.v[j];
+                t.v[j] = first + i < p.split_k ? t.v[j] + parts[i][j] : t.v[j];
     }
-    if (p.slices)
+    if (p.split_k)
 #pragma unroll
         for (int j = 0; j < NORM_ITEMS; j++)
             if (thread + j * NBI_NORM_THREADS < K)
@@ -285,20 +286,20 @@ template <bool GATED> __device__ static inline void norm_add(float total[3], flo
  * larger than the norm of x, twice, times the largest norm of a row of each matrix. */
 template <int AT_ONCE, bool GATED>
 __device__ static inline void norm_row(const struct x16 &to, const struct norm &a,
-                                       const struct pending &p, const struct act_bound &act,
+                                       const struct splitk_partials &p, const struct act_bound &act,
                                        bool real)
 {
     const int FIRST = NORM_ITEMS * NBI_NORM_THREADS;
     int n = blockIdx.x / (CLUSTERS ? NORM_CTAS : 1), thread = thread_of_row<NORM_CTAS>();
     int K = real && n < to.N ? to.K : 0;
-    int all = real ? to.tile_cols * NBI_TILE_COLS : 0;
+    int all = real ? to.tile_cols * CUDA_TILE_COLS : 0;
     float *row = a.x + (int64_t)n * to.K, total[3] = {}, bound = 0;
     struct norm_items t;
-    load_floats<NORM_ITEMS>(t.w, a.w, thread, NBI_NORM_THREADS, K, a.dtype);
+    load_f32_n<NORM_ITEMS>(t.w, a.w, thread, NBI_NORM_THREADS, K, a.dtype);
     if (GATED && real)
         bound = *act.norms[0] * *act.norms[1];
     if (real)
-        wait_before();
+        pdl_wait();
     settle_items<AT_ONCE>(t, p, row, n, K);
 #pragma unroll
     for (int j = 0; j < NORM_ITEMS; j++)
@@ -306,9 +307,9 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
 #pragma unroll 1
     for (int c = thread + FIRST; c < K; c += NBI_NORM_THREADS) {
         float x = settled(p, n, c, row[c]);
-        if (p.slices)
+        if (p.split_k)
             row[c] = x;
-        norm_add<GATED>(total, x, load_float(a.w, c, a.dtype));
+        norm_add<GATED>(total, x, load_f32(a.w, c, a.dtype));
     }
     row_total<NORM_CTAS, GATED ? 3 : 2>(total, real);
     float f = 1.0f / sqrtf(total[0] / (float)to.K + a.eps),
@@ -316,14 +317,14 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
     if (GATED)
         x16_factor(act.scale, K > 0, n, total[2] * f * f * bound);
     __half *out = x16_at(to, n, thread);
-    int step = x16_tiles(to, NBI_NORM_THREADS / NBI_TILE_COLS);
+    int step = x16_tiles(to, NBI_NORM_THREADS / CUDA_TILE_COLS);
 #pragma unroll
     for (int j = 0; j < NORM_ITEMS; j++)
         if (thread + j * NBI_NORM_THREADS < all)
             out[j * step] = __float2half_rn(up == 0 ? 0 : t.v[j] * f * t.w[j] * up);
 #pragma unroll 1
     for (int c = thread + FIRST; c < all; c += NBI_NORM_THREADS) {
-        float x = c < K && up != 0 ? row[c] * f * load_float(a.w, c, a.dtype) * up : 0;
+        float x = c < K && up != 0 ? row[c] * f * load_f32(a.w, c, a.dtype) * up : 0;
         *x16_at(to, n, c) = __float2half_rn(x);
     }
 }
@@ -331,10 +332,10 @@ __device__ static inline void norm_row(const struct x16 &to, const struct norm &
 template <int AT_ONCE, bool GATED>
 __global__ static void __maxnreg__(AT_ONCE == SLICES_MAX ? 96 : 64)
     k_norm_x16(const __grid_constant__ struct x16 to, const __grid_constant__ struct norm a,
-               const __grid_constant__ struct pending p,
+               const __grid_constant__ struct splitk_partials p,
                const __grid_constant__ struct act_bound act)
 {
-    next_may_start();
+    pdl_trigger();
     row_begins();
     /* First without data, while the kernel before is at work: what runs once waits for its code. */
 #pragma unroll 1
@@ -347,9 +348,10 @@ __global__ static void __maxnreg__(AT_ONCE == SLICES_MAX ? 96 : 64)
 template <class FROM>
 static enum nb_status round_x(struct nbi_stream *s, const struct nbi_op_linear *a, FROM from)
 {
-    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, each = s->cuda->code >= 90 ? ROUND_CTAS : 1;
-    CU_TRY(launch_behind(s, k_round_x16<FROM>, {dim3(rows * each), each}, ROUND_THREADS / (int)each,
-                         0, x16_of(s, a->N, a->K), from));
+    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8,
+             each = s->cuda->ptx_version >= 90 ? ROUND_CTAS : 1;
+    CU_TRY(pdl_launch(s, k_round_x16<FROM>, {dim3(rows * each), each}, ROUND_THREADS / (int)each, 0,
+                      x16_of(s, a->N, a->K), from));
     return NB_OK;
 }
 
@@ -365,18 +367,20 @@ enum nb_status nbi_cuda_x_of_swiglu(struct nbi_stream *s, const struct nbi_op_sw
 }
 
 enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
-                                  const struct nbi_op_linear *a, const struct pending *p)
+                                  const struct nbi_op_linear *a, const struct splitk_partials *p)
 {
     struct norm from = {at<float>(norm->x), at<const void>(norm->w.data), norm->w.dtype, norm->eps};
-    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8, each = s->cuda->code >= 90 ? NORM_CTAS : 1;
+    unsigned rows = (unsigned)ceil_div(a->N, 8) * 8,
+             each = s->cuda->ptx_version >= 90 ? NORM_CTAS : 1;
     bool gated = gives_act(a), half = a->N > 32;
     auto kernel = gated  ? half ? k_norm_x16<2, true> : k_norm_x16<SLICES_MAX, true>
                    : half ? k_norm_x16<2, false>
                          : k_norm_x16<SLICES_MAX, false>;
     struct act_bound act = {};
     if (gated)
-        act = {{nbi_cuda_tile_norm(&a->w[0]), nbi_cuda_tile_norm(&a->w[1])}, s->act16_scale};
-    CU_TRY(launch_behind(s, kernel, {dim3(rows * each), each}, NBI_NORM_THREADS / (int)each, 0,
-                         x16_of(s, a->N, a->K), from, *p, act));
+        act = {{nbi_cuda_max_row_norm(&a->w[0]), nbi_cuda_max_row_norm(&a->w[1])},
+               s->act_f16_scale};
+    CU_TRY(pdl_launch(s, kernel, {dim3(rows * each), each}, NBI_NORM_THREADS / (int)each, 0,
+                      x16_of(s, a->N, a->K), from, *p, act));
     return NB_OK;
 }

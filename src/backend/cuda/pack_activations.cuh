@@ -6,18 +6,18 @@
 
 /* ---- launches behind each other ---- */
 
-/* A kernel that is launched by launch_behind may start while the one before it is at work. It calls
- * wait_before, and touches nothing before that but weights, and what was there before the last
- * upload, behind which nothing starts early; next_may_start says that the next one may come as soon
+/* A kernel that is launched by pdl_launch may start while the one before it is at work. It calls
+ * pdl_wait, and touches nothing before that but weights, and what was there before the last
+ * upload, behind which nothing starts early; pdl_trigger says that the next one may come as soon
  * as there is room. */
-__device__ static inline void next_may_start(void)
+__device__ static inline void pdl_trigger(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-__device__ static inline void wait_before(void)
+__device__ static inline void pdl_wait(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -25,22 +25,22 @@ __device__ static inline void wait_before(void)
 }
 
 /* CTAs, some of them a cluster. */
-struct ctas {
+struct launch_grid {
     dim3 grid;
     unsigned cluster;
 
-    ctas(unsigned x) : grid(x), cluster(1)
+    launch_grid(unsigned x) : grid(x), cluster(1)
     {
     }
-    ctas(dim3 g, unsigned each = 1) : grid(g), cluster(each)
+    launch_grid(dim3 g, unsigned each = 1) : grid(g), cluster(each)
     {
     }
 };
 
 template <typename... P, typename... A>
-static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P...),
-                                        const struct ctas &ctas, int threads, int shared,
-                                        const A &...args)
+static inline cudaError_t pdl_launch(struct nbi_stream *s, void (*kernel)(P...),
+                                     const struct launch_grid &ctas, int threads, int shared,
+                                     const A &...args)
 {
     cudaLaunchAttribute attrs[3] = {};
     cudaLaunchConfig_t c = {};
@@ -55,7 +55,7 @@ static inline cudaError_t launch_behind(struct nbi_stream *s, void (*kernel)(P..
     c.dynamicSmemBytes = (size_t)shared;
     c.stream = s->queue;
     c.attrs = attrs;
-    c.numAttrs = s->cuda->code < 90 ? 0 : ctas.cluster > 1 ? 3 : 2;
+    c.numAttrs = s->cuda->ptx_version < 90 ? 0 : ctas.cluster > 1 ? 3 : 2;
     return cudaLaunchKernelEx(&c, kernel, P(args)...);
 }
 
@@ -90,7 +90,7 @@ struct act_bound {
  * its first matrix those of blocks 0, 2, 4 and 6, its second those of the others (tiles.cuh). */
 __device__ static inline __half *x16_at(const struct x16 &to, int n, int k)
 {
-    int tile = k / NBI_TILE_COLS, block = k / 16 % 8, step = k % 16 / 2;
+    int tile = k / CUDA_TILE_COLS, block = k / 16 % 8, step = k % 16 / 2;
     int eight = tile * ((to.N + 7) / 8) + n / 8;
     return to.out + ((eight * 8 + step) * 2 + block % 2) * 64 + n % 8 * 8 + block / 2 * 2 + k % 2;
 }
@@ -103,14 +103,14 @@ __device__ static inline int x16_tiles(const struct x16 &to, int count)
 
 static inline struct x16 x16_of(struct nbi_stream *s, int64_t N, int64_t K)
 {
-    return {(__half *)s->x16, s->x16_scale, (int)N, (int)K, tiles_of(0, K).cols};
+    return {(__half *)s->x_f16, s->x_f16_scale, (int)N, (int)K, tiles_of(0, K).cols};
 }
 
 /* The same for SwiGLU, which comes to be while x is read. Columns that make it whole tiles are not
  * written: what is there is finite, zeros or of another time, and meets weights that are zeros. */
 static inline struct x16 act16_of(struct nbi_stream *s, int64_t N, int64_t K)
 {
-    return {(__half *)s->act16, s->act16_scale, (int)N, (int)K, tiles_of(0, K).cols};
+    return {(__half *)s->act_f16, s->act_f16_scale, (int)N, (int)K, tiles_of(0, K).cols};
 }
 
 /* The larger magnitude; infinite if something is not finite. */
@@ -125,9 +125,9 @@ static inline bool gives_act(const struct nbi_op_linear *a)
     return a->act.at && a->count == 2 && a->w[0].rows == a->w[1].rows;
 }
 
-/* x_few.cu: x of a product to s->x16; of a norm together with what is pending for it. */
+/* x_few.cu: x of a product to s->x_f16; of a norm together with what is pending for it. */
 enum nb_status nbi_cuda_x_of_rows(struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_x_of_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *act,
                                     const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_x_of_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
-                                  const struct nbi_op_linear *a, const struct pending *p);
+                                  const struct nbi_op_linear *a, const struct splitk_partials *p);

@@ -65,7 +65,7 @@ template <typename F> static float time_rounds(cudaStream_t queue, F start)
     return ok ? ms[ROUNDS / 2] : 0;
 }
 
-double nbi_cuda_bandwidth(struct nbi_backend *be)
+double nbi_cuda_roofline_bandwidth(struct nbi_backend *be)
 {
     struct cuda *cuda = (struct cuda *)be;
     uint8_t *block = NULL;
@@ -129,12 +129,12 @@ static double peak_of(struct nbi_backend *be, bool floats)
     return ms > 0 ? (double)SIZE * (double)n / (double)ms * 1e3 : (double)NAN;
 }
 
-double nbi_cuda_peak(struct nbi_backend *be)
+double nbi_cuda_roofline(struct nbi_backend *be)
 {
     return peak_of(be, false);
 }
 
-double nbi_cuda_peak_floats(struct nbi_backend *be)
+double nbi_cuda_roofline_f32(struct nbi_backend *be)
 {
     return peak_of(be, true);
 }

@@ -6,7 +6,7 @@
 #include "backend/cuda/pack_activations.cuh"
 
 /* One float, or two neighbours, which are aligned. */
-template <int W> __device__ static inline void load_some(float v[W], const float *p)
+template <int W> __device__ static inline void load_vec(float v[W], const float *p)
 {
     if (W == 2) {
         float2 two = *(const float2 *)p;
@@ -17,11 +17,11 @@ template <int W> __device__ static inline void load_some(float v[W], const float
 }
 
 template <int W>
-__device__ static inline void store_some(void *p, int64_t i, enum nbi_dtype dtype, const float v[W])
+__device__ static inline void store_vec(void *p, int64_t i, enum nbi_dtype dtype, const float v[W])
 {
     float2 two = make_float2(v[0], v[W - 1]);
     if (W == 1)
-        store_float(p, i, dtype, v[0]);
+        store_f32(p, i, dtype, v[0]);
     else if (dtype == NBI_F32)
         *(float2 *)((float *)p + i) = two;
     else if (dtype == NBI_F16)
@@ -39,15 +39,15 @@ __device__ static inline float add_square(float sum, float x)
     return __fmaf_rn(x, x, sum);
 }
 
-__device__ static inline float head_factor(float sum, int D, float eps)
+__device__ static inline float head_rstd(float sum, int D, float eps)
 {
     return 1.0f / sqrtf(__fadd_rn(warp_sum(sum) / (float)D, eps));
 }
 
 /* A pair (p, q) of a head, times its norm's factor f and weights (v, w), by the angle of c and s.
  */
-__device__ static inline void rotate(float &p, float &q, float f, float v, float w, float c,
-                                     float s)
+__device__ static inline void rotate_pair(float &p, float &q, float f, float v, float w, float c,
+                                          float s)
 {
     float first = __fmul_rn(__fmul_rn(p, f), v), second = __fmul_rn(__fmul_rn(q, f), w);
     p = __fmaf_rn(first, c, -__fmul_rn(second, s));
@@ -56,32 +56,32 @@ __device__ static inline void rotate(float &p, float &q, float f, float v, float
 
 /* x of D to `out`, from its element `to` on. */
 template <int W>
-__device__ static inline void turn_head(const struct heads &a, const float *x, bool is_key, int n,
-                                        float *rstd, void *out, int64_t to)
+__device__ static inline void rope_head(const struct rope_args &a, const float *x, bool is_key,
+                                        int n, float *rstd, void *out, int64_t to)
 {
     int lane = threadIdx.x % 32, half = a.D / 2;
     float sum = 0, p[W], q[W], c[W], s[W], v[W], w[W];
     const void *norm = is_key ? a.k_norm : a.q_norm;
     enum nbi_dtype type = is_key ? a.k_type : a.q_type, store = is_key ? a.kv : NBI_F32;
     for (int d = W * lane; d < a.D; d += 32 * W) {
-        load_some<W>(p, x + d);
+        load_vec<W>(p, x + d);
         for (int j = 0; j < W; j++)
             sum = add_square(sum, p[j]);
     }
-    float f = head_factor(sum, a.D, a.eps);
+    float f = head_rstd(sum, a.D, a.eps);
     if (rstd && lane == 0)
         *rstd = f;
     for (int d = W * lane; d < half; d += 32 * W) {
-        load_some<W>(p, x + d);
-        load_some<W>(q, x + d + half);
-        load_some<W>(c, a.cos + (int64_t)n * half + d);
-        load_some<W>(s, a.sin + (int64_t)n * half + d);
-        load_floats<W>(v, norm, d, 1, a.D, type);
-        load_floats<W>(w, norm, d + half, 1, a.D, type);
+        load_vec<W>(p, x + d);
+        load_vec<W>(q, x + d + half);
+        load_vec<W>(c, a.cos + (int64_t)n * half + d);
+        load_vec<W>(s, a.sin + (int64_t)n * half + d);
+        load_f32_n<W>(v, norm, d, 1, a.D, type);
+        load_f32_n<W>(w, norm, d + half, 1, a.D, type);
         for (int j = 0; j < W; j++)
-            rotate(p[j], q[j], f, v[j], w[j], c[j], s[j]);
-        store_some<W>(out, to + d, store, p);
-        store_some<W>(out, to + d + half, store, q);
+            rotate_pair(p[j], q[j], f, v[j], w[j], c[j], s[j]);
+        store_vec<W>(out, to + d, store, p);
+        store_vec<W>(out, to + d + half, store, q);
     }
 }
 
@@ -96,37 +96,38 @@ template <int W> struct head {
 };
 
 template <int W>
-__device__ static inline void load_norm(struct head_norm<W> &m, const void *norm,
-                                        enum nbi_dtype type)
+__device__ static inline void load_head_norm(struct head_norm<W> &m, const void *norm,
+                                             enum nbi_dtype type)
 {
     int d = W * (threadIdx.x % 32);
-    load_floats<W>(m.v, norm, d, 1, 64 * W, type);
-    load_floats<W>(m.w, norm, d + 32 * W, 1, 64 * W, type);
+    load_f32_n<W>(m.v, norm, d, 1, 64 * W, type);
+    load_f32_n<W>(m.w, norm, d + 32 * W, 1, 64 * W, type);
 }
 
 template <int W>
-__device__ static inline void load_head(struct head<W> &h, const struct heads &a, const float *x,
-                                        int n)
+__device__ static inline void load_head(struct head<W> &h, const struct rope_args &a,
+                                        const float *x, int n)
 {
     int d = W * (threadIdx.x % 32);
-    load_some<W>(h.p, x + d);
-    load_some<W>(h.q, x + d + 32 * W);
-    load_some<W>(h.c, a.cos + n * 32 * W + d);
-    load_some<W>(h.s, a.sin + n * 32 * W + d);
+    load_vec<W>(h.p, x + d);
+    load_vec<W>(h.q, x + d + 32 * W);
+    load_vec<W>(h.c, a.cos + n * 32 * W + d);
+    load_vec<W>(h.s, a.sin + n * 32 * W + d);
 }
 
-/* p and q as turn_head<W> has them, to the last bit. */
+/* p and q as rope_head<W> has them, to the last bit. */
 template <int W>
-__device__ static inline void turn(struct head<W> &h, const struct head_norm<W> &m, float eps)
+__device__ static inline void norm_rotate(struct head<W> &h, const struct head_norm<W> &m,
+                                          float eps)
 {
     float sum = 0;
     for (int j = 0; j < W; j++)
         sum = add_square(sum, h.p[j]);
     for (int j = 0; j < W; j++)
         sum = add_square(sum, h.q[j]);
-    float f = head_factor(sum, 64 * W, eps);
+    float f = head_rstd(sum, 64 * W, eps);
     for (int j = 0; j < W; j++)
-        rotate(h.p[j], h.q[j], f, m.v[j], m.w[j], h.c[j], h.s[j]);
+        rotate_pair(h.p[j], h.q[j], f, m.v[j], m.w[j], h.c[j], h.s[j]);
 }
 
 template <int W>
@@ -134,32 +135,32 @@ __device__ static inline void store_head(const struct head<W> &h, void *out, int
                                          enum nbi_dtype dtype)
 {
     int d = W * (threadIdx.x % 32);
-    store_some<W>(out, to + d, dtype, h.p);
-    store_some<W>(out, to + d + 32 * W, dtype, h.q);
+    store_vec<W>(out, to + d, dtype, h.p);
+    store_vec<W>(out, to + d + 32 * W, dtype, h.q);
 }
 
 /* ---- heads of any size ---- */
 
 template <int W>
-__device__ static inline void put_query(const struct heads &a, int n, int h, float *out)
+__device__ static inline void rope_query(const struct rope_args &a, int n, int h, float *out)
 {
     int64_t row = (int64_t)n * a.NH + h;
-    turn_head<W>(a, a.q + row * a.D, false, n, a.rstd_q ? a.rstd_q + row : NULL, out, 0);
+    rope_head<W>(a, a.q + row * a.D, false, n, a.rstd_q ? a.rstd_q + row : NULL, out, 0);
 }
 
-template <int W> __device__ static inline void put_key(const struct heads &a, int n, int h)
+template <int W> __device__ static inline void rope_key(const struct rope_args &a, int n, int h)
 {
     int64_t row = (int64_t)n * a.NKV + h, to = ((int64_t)a.kv_rows[n] * a.NKV + h) * a.D;
-    turn_head<W>(a, a.k + row * a.D, true, n, a.rstd_k ? a.rstd_k + row : NULL, a.k_store, to);
+    rope_head<W>(a, a.k + row * a.D, true, n, a.rstd_k ? a.rstd_k + row : NULL, a.k_store, to);
 }
 
-template <int W> __device__ static inline void put_value(const struct heads &a, int n, int h)
+template <int W> __device__ static inline void store_value(const struct rope_args &a, int n, int h)
 {
     const float *v = a.v + ((int64_t)n * a.NKV + h) * a.D;
     int64_t to = ((int64_t)a.kv_rows[n] * a.NKV + h) * a.D;
     for (int d = W * (threadIdx.x % 32); d < a.D; d += 32 * W) {
         float some[W];
-        load_some<W>(some, v + d);
-        store_some<W>(a.v_store, to + d, a.kv, some);
+        load_vec<W>(some, v + d);
+        store_vec<W>(a.v_store, to + d, a.kv, some);
     }
 }

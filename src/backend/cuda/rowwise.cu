@@ -10,7 +10,7 @@ __global__ static void k_embed(float *x, const int32_t *ids, const void *table,
 {
     int64_t n = blockIdx.x, row = ids[n];
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
-        x[n * C + c] = load_float(table, row * C + c, dtype);
+        x[n * C + c] = load_f32(table, row * C + c, dtype);
 }
 
 /* The same by 16 bytes a thread: the table may be on the host, and the bus is slow in small. */
@@ -25,8 +25,8 @@ __global__ static void k_embed_wide(float *x, const int32_t *ids, const void *ta
         float4 *out = (float4 *)(x + n * C + i * EACH);
 #pragma unroll
         for (int j = 0; j < EACH; j += 4)
-            out[j / 4] = make_float4(load_float(&piece, j, T), load_float(&piece, j + 1, T),
-                                     load_float(&piece, j + 2, T), load_float(&piece, j + 3, T));
+            out[j / 4] = make_float4(load_f32(&piece, j, T), load_f32(&piece, j + 1, T),
+                                     load_f32(&piece, j + 2, T), load_f32(&piece, j + 3, T));
     }
 }
 
@@ -90,11 +90,11 @@ __global__ static void k_rmsnorm(float *y, float *rstd, const float *x, const vo
 {
     int64_t n = blockIdx.x;
     const float *row = x + n * C;
-    float f = norm_factor(row, C, eps);
+    float f = rmsnorm_rstd(row, C, eps);
     if (rstd && threadIdx.x == 0)
         rstd[n] = f;
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
-        y[n * C + c] = row[c] * f * load_float(w, c, dtype);
+        y[n * C + c] = row[c] * f * load_f32(w, c, dtype);
 }
 
 enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a)
@@ -108,37 +108,37 @@ enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnor
 }
 
 /* One warp for a head of a row: query heads first, then those of keys and values. */
-template <int W> __global__ static void k_qkv_rope(const __grid_constant__ struct heads a)
+template <int W> __global__ static void k_qkv_rope(const __grid_constant__ struct rope_args a)
 {
-    next_may_start();
-    wait_before();
+    pdl_trigger();
+    pdl_wait();
     int per_row = a.NH + 2 * a.NKV;
     unsigned i = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     int n = (int)(i / per_row), h = (int)(i % per_row);
     if (n >= a.N)
         return;
     if (h >= a.NH + a.NKV)
-        put_value<W>(a, n, h - a.NH - a.NKV);
+        store_value<W>(a, n, h - a.NH - a.NKV);
     else if (h >= a.NH)
-        put_key<W>(a, n, h - a.NH);
+        rope_key<W>(a, n, h - a.NH);
     else
-        put_query<W>(a, n, h, a.q_out + ((int64_t)n * a.NH + h) * a.D);
+        rope_query<W>(a, n, h, a.q_out + ((int64_t)n * a.NH + h) * a.D);
 }
 
-enum nb_status nbi_cuda_rope_now(struct nbi_stream *s, const struct heads *h)
+enum nb_status nbi_cuda_rope_apply(struct nbi_stream *s, const struct rope_args *h)
 {
     int64_t warps = (int64_t)h->N * (h->NH + 2 * h->NKV);
     /* Heads of 64 and 128 in the order of attend_few.cu, so that bits are the same. */
     bool pairs = h->D % 4 == 0 && h->D != 64;
-    CU_TRY(launch_behind(s, pairs ? k_qkv_rope<2> : k_qkv_rope<1>,
-                         (unsigned)ceil_div(warps, THREADS / 32), THREADS, 0, *h));
+    CU_TRY(pdl_launch(s, pairs ? k_qkv_rope<2> : k_qkv_rope<1>,
+                      (unsigned)ceil_div(warps, THREADS / 32), THREADS, 0, *h));
     return NB_OK;
 }
 
 enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
 {
     CU_HERE(s);
-    struct heads h = {};
+    struct rope_args h = {};
     h.q_out = at<float>(a->q_out);
     h.rstd_q = at<float>(a->rstd_q);
     h.rstd_k = at<float>(a->rstd_k);
@@ -161,7 +161,7 @@ enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_r
     h.D = (int)a->D;
     h.N = (int)a->N;
     if (a->N > NBI_DECODE_ATTENTION_ROWS || h.rstd_q || h.rstd_k)
-        return nbi_cuda_rope_now(s, &h);
+        return nbi_cuda_rope_apply(s, &h);
     s->rope = h; /* attention takes it along, or whatever comes next does it first */
     return NB_OK;
 }

@@ -69,8 +69,8 @@ __global__ static void k_top_slice(uint64_t *out, const float *logits, int64_t V
     int64_t row = blockIdx.y, from = (int64_t)blockIdx.x * SLICE;
     const float *x = logits + row * V;
     uint64_t best = 0;
-    next_may_start();
-    wait_before();
+    pdl_trigger();
+    pdl_wait();
     for (int i = threadIdx.x; i < SLICE; i += THREADS) {
         uint64_t key = from + i < V ? key_of(x[from + i], (uint32_t)(from + i)) : 0;
         best = max(best, key);
@@ -96,8 +96,8 @@ __global__ static void k_top_join(int32_t *ids, float *values, int32_t *odd, con
     int64_t row = blockIdx.x;
     parts += row * count;
     int kept = 0;
-    next_may_start();
-    wait_before();
+    pdl_trigger();
+    pdl_wait();
     for (int at = 0; at < count; kept = J) {
         int n = min(SLICE - kept, count - at);
         for (int i = threadIdx.x; i < SLICE - kept; i += THREADS)
@@ -118,8 +118,8 @@ __global__ static void k_best_join(int32_t *ids, float *values, int32_t *odd, co
                                    int count)
 {
     uint64_t best = 0;
-    next_may_start();
-    wait_before();
+    pdl_trigger();
+    pdl_wait();
     for (int i = threadIdx.x; i < count; i += THREADS)
         best = max(best, parts[(int64_t)blockIdx.x * count + i]);
     best = block_best(best);
@@ -132,7 +132,7 @@ __global__ static void k_best_join(int32_t *ids, float *values, int32_t *odd, co
 
 enum nb_status nbi_cuda_topk(struct nbi_stream *s, const struct nbi_op_topk *a)
 {
-    const struct best known = s->best;
+    const struct argmax_keys known = s->best;
     CU_HERE(s);
     unsigned slices = (unsigned)ceil_div(a->V, SLICE), J = (unsigned)a->k;
     uint64_t *parts = (uint64_t *)at<uint8_t>(a->scratch);
@@ -140,17 +140,17 @@ enum nb_status nbi_cuda_topk(struct nbi_stream *s, const struct nbi_op_topk *a)
     int32_t *ids = at<int32_t>(a->ids), *odd = at<int32_t>(a->nonfinite);
     float *values = at<float>(a->values), *logits = at<float>(a->logits);
     if (J == 1 && a->N == 1 && known.logits == logits && known.V == a->V) {
-        CU_TRY(launch_behind(s, k_best_join, 1u, THREADS, 0, ids, values, odd, known.keys,
-                             known.count));
+        CU_TRY(
+            pdl_launch(s, k_best_join, 1u, THREADS, 0, ids, values, odd, known.keys, known.count));
         return NB_OK;
     }
-    CU_TRY(launch_behind(s, k_top_slice, dim3(slices, (unsigned)a->N), THREADS, 0, parts, logits,
-                         a->V, (int)J));
+    CU_TRY(pdl_launch(s, k_top_slice, dim3(slices, (unsigned)a->N), THREADS, 0, parts, logits, a->V,
+                      (int)J));
     if (J == 1)
-        CU_TRY(launch_behind(s, k_best_join, (unsigned)a->N, THREADS, 0, ids, values, odd, parts,
-                             (int)slices));
+        CU_TRY(pdl_launch(s, k_best_join, (unsigned)a->N, THREADS, 0, ids, values, odd, parts,
+                          (int)slices));
     else
-        CU_TRY(launch_behind(s, k_top_join, (unsigned)a->N, THREADS, 0, ids, values, odd, parts,
-                             (int)(slices * J), (int)J));
+        CU_TRY(pdl_launch(s, k_top_join, (unsigned)a->N, THREADS, 0, ids, values, odd, parts,
+                          (int)(slices * J), (int)J));
     return NB_OK;
 }

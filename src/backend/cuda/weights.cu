@@ -117,21 +117,21 @@ static enum nb_status stage_open(struct cuda *cuda)
     for (int i = 0; i < 2; i++) {
         if (!cuda->host_stage[i])
             CU_TRY(cudaMallocHost(&cuda->host_stage[i], NBI_STAGE_BYTES));
-        if (!cuda->stage[i])
-            CU_TRY(cudaMalloc(&cuda->stage[i], NBI_STAGE_BYTES));
-        if (!cuda->staged[i])
-            CU_TRY(cudaEventCreateWithFlags(&cuda->staged[i], cudaEventDisableTiming));
+        if (!cuda->device_stage[i])
+            CU_TRY(cudaMalloc(&cuda->device_stage[i], NBI_STAGE_BYTES));
+        if (!cuda->stage_free[i])
+            CU_TRY(cudaEventCreateWithFlags(&cuda->stage_free[i], cudaEventDisableTiming));
     }
     return NB_OK;
 }
 
-void nbi_cuda_weights_end(struct cuda *cuda)
+void nbi_cuda_weights_release(struct cuda *cuda)
 {
     for (int i = 0; i < 2; i++) {
         cudaFreeHost(cuda->host_stage[i]);
-        cudaFree(cuda->stage[i]);
-        if (cuda->staged[i])
-            cudaEventDestroy(cuda->staged[i]);
+        cudaFree(cuda->device_stage[i]);
+        if (cuda->stage_free[i])
+            cudaEventDestroy(cuda->stage_free[i]);
     }
     while (cuda->slabs) {
         struct slab *s = cuda->slabs;
@@ -159,10 +159,10 @@ __global__ static void k_pack_tiles(uint8_t *tiles, const uint8_t *codes, const 
     int w = (int)(i & 7), lane = (int)(i >> 3 & 31);
     int64_t tile = i >> 8;
     int tile_row = (int)(tile / tile_cols);
-    if (tile_row >= (rows + NBI_TILE_ROWS - 1) / NBI_TILE_ROWS)
+    if (tile_row >= (rows + CUDA_TILE_ROWS - 1) / CUDA_TILE_ROWS)
         return;
     int half = w >> 2, quarter = w & 3;
-    int row = tile_row * NBI_TILE_ROWS + (lane >> 2) + 8 * (quarter & 1);
+    int row = tile_row * CUDA_TILE_ROWS + (lane >> 2) + 8 * (quarter & 1);
     int64_t block = (tile % tile_cols) * 8 + 2 * (lane & 3) + (quarter >> 1);
     bool inside = row < rows && block * 16 < cols;
     uint32_t word = 0;
@@ -171,7 +171,7 @@ __global__ static void k_pack_tiles(uint8_t *tiles, const uint8_t *codes, const 
         for (int p = 0; p < 4; p++)
             word |= place_pair(c[p], p);
     }
-    uint8_t *t = tiles + tile * NBI_TILE_BYTES;
+    uint8_t *t = tiles + tile * CUDA_TILE_BYTES;
     ((uint32_t *)t)[half * 128 + lane * 4 + quarter] = word;
     if (half == 0)
         t[1024 + lane * 4 + quarter] = inside ? scales[row * (cols / 16) + block] : 0;
@@ -186,11 +186,11 @@ __global__ static void k_tile_norm(uint32_t *out, const uint8_t *tiles, int tile
     if (row >= tile_rows)
         return;
     for (int col = 0; col < tile_cols; col++) {
-        const uint8_t *t = tiles + ((int64_t)row * tile_cols + col) * NBI_TILE_BYTES;
+        const uint8_t *t = tiles + ((int64_t)row * tile_cols + col) * CUDA_TILE_BYTES;
         for (int q = 0; q < 4; q++) {
-            float by = load_float(t + 1024 + lane * 4, q, NBI_E4M3), squares = 0;
+            float by = load_f32(t + 1024 + lane * 4, q, NBI_E4M3), squares = 0;
             for (int i = 0; i < 8; i++) {
-                uint32_t pair = tile_pair(((const uint32_t *)t)[i / 4 * 128 + lane * 4 + q], i % 4);
+                uint32_t pair = e2m1_pair(((const uint32_t *)t)[i / 4 * 128 + lane * 4 + q], i % 4);
                 float2 v = __half22float2(*(__half2 *)&pair);
                 squares += v.x * v.x + v.y * v.y;
             }
@@ -209,10 +209,10 @@ __global__ static void k_tile_norm(uint32_t *out, const uint8_t *tiles, int tile
 static uint8_t *behind_tiles(const struct nbi_weight *w)
 {
     struct tile_shape t = tiles_of(w->rows, w->cols);
-    return at<uint8_t>(w->data) + (int64_t)t.rows * t.cols * NBI_TILE_BYTES;
+    return at<uint8_t>(w->data) + (int64_t)t.rows * t.cols * CUDA_TILE_BYTES;
 }
 
-const float *nbi_cuda_tile_norm(const struct nbi_weight *w)
+const float *nbi_cuda_max_row_norm(const struct nbi_weight *w)
 {
     return (const float *)behind_tiles(w);
 }
@@ -227,9 +227,9 @@ __global__ static void k_unpack_tiles(uint8_t *codes, uint8_t *scales, const uin
     int64_t row = first + i / per_row, at_word = i % per_row, block = at_word / 2;
     int half = (int)(at_word & 1), r = (int)(row % 16), b = (int)(block % 8);
     int lane = (r & 7) * 4 + b / 2, quarter = (r >> 3) + 2 * (b & 1);
-    const uint8_t *t = tiles + (row / 16 * tile_cols + block / 8) * NBI_TILE_BYTES;
+    const uint8_t *t = tiles + (row / 16 * tile_cols + block / 8) * CUDA_TILE_BYTES;
     uint32_t word = ((const uint32_t *)t)[half * 128 + lane * 4 + quarter];
-    ((uint32_t *)codes)[i] = tile_codes(word);
+    ((uint32_t *)codes)[i] = stored_codes(word);
     if (half == 0)
         scales[i / 2] = t[1024 + lane * 4 + quarter];
 }
@@ -247,10 +247,10 @@ struct transfer {
 static enum nb_status send_rows(const struct transfer *t, int which, int64_t first, int64_t count)
 {
     struct cuda *cuda = t->cuda;
-    uint8_t *host = cuda->host_stage[which], *dev = cuda->stage[which];
+    uint8_t *host = cuda->host_stage[which], *dev = cuda->device_stage[which];
     int64_t data = count * t->row_data, scales = count * t->row_scales;
     int64_t scales_at = ceil_div(data, 16) * 16;
-    CU_TRY(cudaEventSynchronize(cuda->staged[which]));
+    CU_TRY(cudaEventSynchronize(cuda->stage_free[which]));
     NBI_TRY(t->src->read(t->src->ctx, first, count, host, host + scales_at));
     if (t->w->dtype != NBI_NVFP4) {
         CU_TRY(cudaMemcpyAsync(at<uint8_t>(t->w->data) + first * t->row_data, host, (size_t)data,
@@ -261,11 +261,11 @@ static enum nb_status send_rows(const struct transfer *t, int which, int64_t fir
         CU_TRY(cudaMemcpyAsync(dev, host, (size_t)(scales_at + scales), cudaMemcpyHostToDevice,
                                cuda->queue));
         k_pack_tiles<<<(unsigned)ceil_div(words, 256), 256, 0, cuda->queue>>>(
-            at<uint8_t>(t->w->data) + first / NBI_TILE_ROWS * tiles.cols * NBI_TILE_BYTES, dev,
+            at<uint8_t>(t->w->data) + first / CUDA_TILE_ROWS * tiles.cols * CUDA_TILE_BYTES, dev,
             dev + scales_at, (int)count, t->w->cols, tiles.cols);
         CU_LAUNCHED();
     }
-    CU_TRY(cudaEventRecord(cuda->staged[which], cuda->queue));
+    CU_TRY(cudaEventRecord(cuda->stage_free[which], cuda->queue));
     return NB_OK;
 }
 
@@ -273,7 +273,7 @@ static enum nb_status send_rows(const struct transfer *t, int which, int64_t fir
 static int64_t rows_at_once(const struct transfer *t)
 {
     int64_t per_row = t->row_data + t->row_scales;
-    return (NBI_STAGE_BYTES - 64) / per_row / NBI_TILE_ROWS * NBI_TILE_ROWS;
+    return (NBI_STAGE_BYTES - 64) / per_row / CUDA_TILE_ROWS * CUDA_TILE_ROWS;
 }
 
 static enum nb_status send_all(const struct transfer *t)
@@ -326,7 +326,7 @@ enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weig
     w.cols = src->cols;
     w.tensor_scale = src->tensor_scale;
     struct tile_shape tiles = tiles_of(src->rows, cols);
-    int64_t bytes = nvfp4 ? (int64_t)tiles.rows * tiles.cols * NBI_TILE_BYTES + 16
+    int64_t bytes = nvfp4 ? (int64_t)tiles.rows * tiles.cols * CUDA_TILE_BYTES + 16
                           : (int64_t)nbi_dtype_bytes(src->dtype, src->rows * cols);
     struct transfer t = {cuda, src, &w,
                          nvfp4 ? cols / 2 : (int64_t)nbi_dtype_bytes(src->dtype, cols),
@@ -359,7 +359,7 @@ static enum nb_status unpack(struct cuda *cuda, const struct nbi_weight *w, int6
     int64_t row = w->cols / 2 + w->cols / 16, most = NBI_STAGE_BYTES / row;
     for (int64_t done = 0, n; done < count; done += n) {
         n = count - done < most ? count - done : most;
-        uint8_t *c = cuda->stage[0], *s = c + n * (w->cols / 2);
+        uint8_t *c = cuda->device_stage[0], *s = c + n * (w->cols / 2);
         int64_t words = n * w->cols / 8;
         k_unpack_tiles<<<(unsigned)ceil_div(words, 256), 256, 0, cuda->queue>>>(
             c, s, at<uint8_t>(w->data), first + done, n, w->cols, tiles_of(1, w->cols).cols);
@@ -400,7 +400,7 @@ __global__ static void k_widen(float *out, const void *x, enum nbi_dtype dtype, 
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
-        out[i] = load_float(x, i, dtype);
+        out[i] = load_f32(x, i, dtype);
 }
 
 static enum nb_status read_vector(struct cuda *cuda, const struct nbi_weight *w, float *out)
@@ -409,9 +409,9 @@ static enum nb_status read_vector(struct cuda *cuda, const struct nbi_weight *w,
     NBI_TRY(stage_open(cuda));
     NBI_BUG_IF(w->rows * (int64_t)sizeof(float) > NBI_STAGE_BYTES);
     k_widen<<<(unsigned)ceil_div(w->rows, 256), 256, 0, cuda->queue>>>(
-        (float *)cuda->stage[0], at<void>(w->data), w->dtype, w->rows);
+        (float *)cuda->device_stage[0], at<void>(w->data), w->dtype, w->rows);
     CU_LAUNCHED();
-    CU_TRY(cudaMemcpyAsync(out, cuda->stage[0], (size_t)w->rows * sizeof(float),
+    CU_TRY(cudaMemcpyAsync(out, cuda->device_stage[0], (size_t)w->rows * sizeof(float),
                            cudaMemcpyDeviceToHost, cuda->queue));
     CU_TRY(cudaStreamSynchronize(cuda->queue));
     return NB_OK;
