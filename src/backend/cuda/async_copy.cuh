@@ -1,11 +1,22 @@
-/* async_copy.cuh - copies to shared memory that arrive at a barrier there: in bulk from compute
- * capability 9.0 on. */
+/* async_copy.cuh - asynchronous copies from global to shared memory that complete on an mbarrier.
+ *
+ * From compute capability 9.0 on these are bulk copies (cp.async.bulk): one elected lane announces
+ * the bytes to the mbarrier and starts the copy. Before 9.0 each lane copies 16 bytes at a time
+ * (cp.async) and arrives for itself. A phase of the mbarrier in either case:
+ *
+ *   mbarrier_init(bar, COPY_ARRIVALS)     once
+ *   copy_expect(bar, bytes)               whole warp: total bytes of the phase
+ *   copy_async(to, from, bytes, bar) ...  whole warp: any number of copies
+ *   copy_arrive(bar)                      whole warp: all copies of the phase are issued
+ *   mbarrier_wait(bar, parity)            whoever reads the data
+ *
+ * Addresses and sizes are multiples of 16. */
 #pragma once
 
 #include "backend/cuda/internal.cuh"
 
-/* Barriers in shared memory, that copies to it arrive at. Before compute capability 9.0 every lane
- * copies and arrives for itself; the host asks what a kernel was made for. */
+/* Arrivals that an mbarrier expects for one warp's copies. The host asks which of the two a kernel
+ * was compiled for (nbi_cuda_ptx_version). */
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
 #define HAS_BULK_COPY 1
 #define COPY_ARRIVALS 1
@@ -14,9 +25,11 @@
 #define COPY_ARRIVALS 32
 #endif
 
-/* The policy of the L2 cache (createpolicy.fractional.L2::evict_first) for what is read once, such
- * as weights: it shall not take the place of what goes from one multiprocessor to another. */
+/* L2 cache policy (createpolicy.fractional.L2::evict_first) for data that is read once, such as
+ * weights: it must not evict what CTAs exchange through L2. */
 #define L2_EVICT_FIRST 0x12F0000000000000ull
+
+/* ---- mbarriers ---- */
 
 __device__ static inline void mbarrier_init(uint32_t bar, int count)
 {
@@ -37,7 +50,7 @@ __device__ static inline void mbarrier_arrive(uint32_t bar)
                  : "memory");
 }
 
-/* Whether the phase of that parity is over. */
+/* Whether the phase of that parity has completed. */
 __device__ static inline bool mbarrier_try_wait(uint32_t bar, uint32_t parity)
 {
     uint32_t done;
@@ -56,7 +69,7 @@ __device__ static inline bool mbarrier_try_wait(uint32_t bar, uint32_t parity)
     return done;
 }
 
-/* Until it is, by all lanes of a warp. */
+/* All lanes of a warp wait for the phase. */
 __device__ static inline void mbarrier_wait(uint32_t bar, uint32_t parity)
 {
     while (!mbarrier_try_wait(bar, parity))
@@ -64,7 +77,9 @@ __device__ static inline void mbarrier_wait(uint32_t bar, uint32_t parity)
     __syncwarp();
 }
 
-/* By all lanes of a warp: so many bytes will come, */
+/* ---- copies ---- */
+
+/* Announces how many bytes the copies of this phase bring. */
 __device__ static inline void copy_expect(uint32_t bar, int bytes)
 {
 #if HAS_BULK_COPY
@@ -78,7 +93,6 @@ __device__ static inline void copy_expect(uint32_t bar, int bytes)
 #endif
 }
 
-/* each of them by this, */
 __device__ static inline void copy_async(uint32_t to, const void *from, int bytes, uint32_t bar)
 {
 #if HAS_BULK_COPY
@@ -98,7 +112,7 @@ __device__ static inline void copy_async(uint32_t to, const void *from, int byte
 #endif
 }
 
-/* the same for what nobody reads again soon, */
+/* The same with L2_EVICT_FIRST. */
 __device__ static inline void copy_async_evict_first(uint32_t to, const void *from, int bytes,
                                                      uint32_t bar)
 {
@@ -116,7 +130,7 @@ __device__ static inline void copy_async_evict_first(uint32_t to, const void *fr
 #endif
 }
 
-/* and this is the end. */
+/* After the last copy of a phase. */
 __device__ static inline void copy_arrive(uint32_t bar)
 {
 #if !HAS_BULK_COPY
@@ -124,7 +138,7 @@ __device__ static inline void copy_arrive(uint32_t bar)
 #endif
 }
 
-/* By all lanes of a warp: two of the same size, one behind the other, and no more. */
+/* A whole phase: two copies of the same size, to consecutive places. */
 __device__ static inline void copy_async_two_evict_first(uint32_t to, const void *first,
                                                          const void *second, int bytes,
                                                          uint32_t bar)

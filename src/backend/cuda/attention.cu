@@ -260,9 +260,9 @@ enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_atte
 {
     struct rope_args rope = s->rope;
     if (is_decode_attention(a) && a->one_row_per_sequence && rope.N == a->N &&
-        rope.q_out == at<float>(a->q) && rope.k_store == at<void>(a->kv.k)) {
+        rope.q_out == at<float>(a->q) && rope.k_cache == at<void>(a->kv.k)) {
         NBI_BUG_IF(rope.NH != a->NH || rope.NKV != a->NKV || rope.D != a->D ||
-                   rope.kv != a->kv.dtype);
+                   rope.kv_type != a->kv.dtype);
         s->rope = {}; /* it is taken along */
     } else {
         rope = {};

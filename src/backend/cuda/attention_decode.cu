@@ -555,11 +555,11 @@ __device__ static inline void few_turn(const struct few_args &f, struct few_shar
     if (key) {
         norm_rotate(k, norms.k, a.eps);
         store_head(k, sh.own[0], 0, TYPE);
-        store_head(k, a.k_store, to, TYPE);
+        store_head(k, a.k_cache, to, TYPE);
     }
     if (value) {
         store_head(v, sh.own[1], 0, TYPE);
-        store_head(v, a.v_store, to, TYPE);
+        store_head(v, a.v_cache, to, TYPE);
     }
     __syncthreads();
 }

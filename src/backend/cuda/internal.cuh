@@ -1,7 +1,11 @@
-/* internal.cuh - what the files of the CUDA backend share: the backend, a stream, errors, numbers.
+/* internal.cuh - what the files of the CUDA backend share: structs, error macros, prototypes.
  *
- * Nothing outside this folder includes a CUDA header. Functions of other files are declared here;
- * kernels and templates stay in the file that launches them. */
+ * No file outside this folder includes a CUDA header. Kernels and templates stay in the file that
+ * launches them; what other files call is declared at the end.
+ *
+ * A stream may defer work of one operation to the next: split-K partial sums (pending) and rotary
+ * embedding (rope). Every operation therefore starts with CU_HERE, which does the deferred work, or
+ * fuses it into its own kernels. */
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,8 +17,37 @@ extern "C" {
 #include "backend/ops.h"
 }
 
+#include "backend/cuda/device_math.cuh"
 #include "backend/cuda/nvfp4_tile.cuh"
-#include "backend/cuda/stream.cuh"
+
+/* ---- limits ---- */
+
+/* Up to this many rows the decode kernels compute NVFP4 products; above it cuBLASLt does. */
+#define NBI_DECODE_LINEAR_ROWS 64
+
+/* Up to this many rows attention uses the decode kernels. */
+#define NBI_DECODE_ATTENTION_ROWS 64
+
+#define NBI_SLAB_BYTES         ((int64_t)64 << 20) /* struct slab */
+#define NBI_STAGE_BYTES        ((int64_t)4 << 20)  /* cuda.host_stage, device_stage */
+#define NBI_WEIGHTS_BF16_BYTES ((int64_t)32 << 20) /* nbi_stream.weights_bf16 */
+#define NBI_WORKSPACE_BYTES    ((int64_t)8 << 20)  /* nbi_stream.workspace */
+#define NBI_UPLOAD_BYTES       ((int64_t)1 << 20)  /* nbi_stream.upload */
+#define NBI_DOWNLOADS_MAX      4                   /* nbi_stream.downloads */
+#define NBI_GRAPHS_MAX         16                  /* nbi_stream.graphs */
+
+/* ---- the backend ---- */
+
+/* A block of memory that several weights share, because the driver rounds each of its own blocks up
+ * to 2 MiB. A host slab holds one weight in pinned memory, which kernels read over the bus at the
+ * same address. */
+struct slab {
+    struct slab *next;
+    uint8_t *block;
+    int64_t bytes, used;
+    int64_t users; /* weights in it; freed with the last one */
+    bool host;     /* pinned host memory */
+};
 
 struct cuda {
     struct nbi_backend be;
@@ -22,42 +55,101 @@ struct cuda {
     int threads;        /* of the host, that read weights */
     int sms;            /* multiprocessors */
     int cc;             /* compute capability, 90 for 9.0 */
-    int ptx_version;    /* that the kernels were made for, 90 for 9.0 */
-    int smem_per_cta;   /* bytes of shared memory of a CTA at most */
-    struct blas *blas;  /* NULL: not needed so far */
-    cudaStream_t queue; /* for what is not queued by anyone */
-    struct slab *slabs; /* that hold weights */
-    uint8_t *host_stage[2],
-        *device_stage[2];              /* weights on their way, on the host and on the device */
-    cudaEvent_t stage_free[2];         /* that part of the way is free again */
-    pthread_mutex_t lock;              /* of what sessions share: products' plans, the stages */
-    pthread_mutex_t fp4_selftest_lock; /* held while FP4 products are tried */
+    int ptx_version;    /* architecture the kernels were compiled for, 90 for 9.0 */
+    int smem_per_cta;   /* the most shared memory a CTA can have, in bytes */
+    struct blas *blas;  /* NULL until it is needed */
+    cudaStream_t queue; /* for work that belongs to no nbi_stream */
+    struct slab *slabs; /* the weights' memory */
+    /* Weights are uploaded through two stages in turn, each a pinned block and a device block. */
+    uint8_t *host_stage[2], *device_stage[2];
+    cudaEvent_t stage_free[2];         /* the stage may be written again */
+    pthread_mutex_t lock;              /* of what sessions share: cuBLASLt plans, the stages */
+    pthread_mutex_t fp4_selftest_lock; /* held while FP4 products are tested */
     char name[16];                     /* "cuda:0" */
-    char prefill_path[256];            /* be.products */
+    char prefill_path[256];            /* be.prefill_path */
 };
 
-/* Memory that weights share, since each block of the driver's own is rounded up to 2 MiB. One of
- * the host has a single weight; kernels read it over the bus, at the same address. */
-struct slab {
-    struct slab *next;
-    uint8_t *block;
-    int64_t bytes, used;
-    int64_t users; /* weights in it */
-    bool host;     /* of the host, pinned */
+/* ---- a stream ---- */
+
+/* A recorded list of operations (graph.cu). */
+struct cached_graph {
+    int64_t key[NBI_GRAPH_KEYS];
+    int64_t used;         /* nbi_stream.graph_clock at its last use; 0: the entry is free */
+    bool tried;           /* recording was tried */
+    cudaGraphExec_t exec; /* NULL: not recorded yet, or cannot be */
 };
 
-#define NBI_SLAB_BYTES  ((int64_t)64 << 20)
-#define NBI_STAGE_BYTES ((int64_t)4 << 20)
+/* Deferred end of a split-K product: y[N, C] += partials[0] + partials[1] + ... The operation that
+ * reads y next adds them, in this order. */
+struct splitk_partials {
+    float *y;              /* NULL: nothing is pending */
+    const float *partials; /* [split_k, N, C] */
+    int split_k;
+    int64_t N, C;
+};
 
-/* Rows that go through the kernel on tiles; more go through cuBLASLt. */
-#define NBI_DECODE_LINEAR_ROWS 64
+/* Arguments of qkv_rope: per-head RMSNorm and rotation of q and k; k and v go to the KV cache. */
+struct rope_args {
+    float *q_out, *rstd_q, *rstd_k;
+    void *k_cache, *v_cache;
+    const float *q, *k, *v, *cos, *sin;
+    const int32_t *kv_rows;
+    const void *q_norm, *k_norm;
+    enum nbi_dtype q_type, k_type, kv_type;
+    float eps;
+    int NH, NKV, D;
+    int N; /* 0: nothing is deferred */
+};
 
-/* Rows up to which a call of attention counts as decoding. */
-#define NBI_DECODE_ATTENTION_ROWS 64
+/* x[N, K] has already been packed into x_f16 (or act_f16) by the previous operation. */
+struct packed_x {
+    const float *x; /* NULL: it has not */
+    int64_t N, K;
+};
 
-#define NBI_WEIGHTS_BF16_BYTES ((int64_t)32 << 20)
-#define NBI_WORKSPACE_BYTES    ((int64_t)8 << 20)
-#define NBI_UPLOAD_BYTES       ((int64_t)1 << 20)
+/* The argmax of one row of logits is the largest of these sort keys (sort_key.cuh), which the
+ * previous operation left. */
+struct argmax_keys {
+    const float *logits; /* NULL: no keys */
+    int64_t V;
+    const uint64_t *keys;
+    int count;
+};
+
+/* A small download: the device copies to pinned memory, the next sync copies on to `to`. */
+struct download {
+    void *to;
+    const void *from;
+    int64_t bytes;
+};
+
+struct nbi_stream {
+    struct cuda *cuda;
+    cudaStream_t queue;
+    struct nbi_stream_limits limits;
+    uint8_t *block;     /* device memory that the next eight are pieces of */
+    uint8_t *x_f16;     /* packed x of a product: 16-bit operands, or two NVFP4 terms */
+    float *x_f16_scale; /* [N] */
+    uint8_t *act_f16;   /* packed output of SwiGLU, up to NBI_DECODE_LINEAR_ROWS rows */
+    float *act_f16_scale;
+    uint8_t *weights_bf16;       /* rows of a matrix as bf16, or as NVFP4 for cuBLASLt */
+    uint8_t *workspace;          /* of cuBLASLt; in linear_decode.cu the split-K partials */
+    float *attention_partials;   /* of attention whose keys are split over CTAs */
+    int32_t *attention_counters; /* how many of them have been written (attention.cuh) */
+    uint8_t *upload;             /* pinned host memory for small copies in both directions */
+    int64_t upload_used;         /* since the last sync */
+    struct download downloads[NBI_DOWNLOADS_MAX]; /* to finish at the next sync */
+    int download_count;
+    /* Handed from an operation to the one right after it; see clear_handoff. */
+    struct packed_x ready;   /* in x_f16 */
+    struct packed_x acted;   /* in act_f16: SwiGLU of the product just computed */
+    struct argmax_keys best; /* of the logits just computed */
+    /* Deferred; see CU_HERE. */
+    struct splitk_partials pending;
+    struct rope_args rope;
+    struct cached_graph graphs[NBI_GRAPHS_MAX];
+    int64_t graph_clock; /* calls of graph_run */
+};
 
 /* ---- errors ---- */
 
@@ -70,7 +162,7 @@ enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what);
             return nbi_cuda_fail(cu_try_rc, #expr);                                                \
     } while (0)
 
-/* What is known from the operation right before. */
+/* What the previous operation left in scratch memory is valid for one operation only. */
 static inline void clear_handoff(struct nbi_stream *s)
 {
     s->ready = {};
@@ -78,8 +170,8 @@ static inline void clear_handoff(struct nbi_stream *s)
     s->best = {};
 }
 
-/* Before each operation: which device is meant is a matter of the thread. What is pending is done,
- * what was ready may soon not be. */
+/* At the start of each operation: selects the device, which CUDA keeps per thread, and finishes
+ * deferred work. */
 #define CU_HERE(s)                                                                                 \
     do {                                                                                           \
         CU_TRY(cudaSetDevice((s)->cuda->index));                                                   \
@@ -87,41 +179,37 @@ static inline void clear_handoff(struct nbi_stream *s)
         NBI_TRY(nbi_cuda_finish_pending(s));                                                       \
     } while (0)
 
-/* After each launch. */
-#define CU_LAUNCHED() CU_TRY(cudaGetLastError())
-
-/* ---- addresses ---- */
+#define CU_LAUNCHED() CU_TRY(cudaGetLastError()) /* after each launch */
 
 template <typename T> static inline T *at(struct nbi_ptr p)
 {
     return (T *)p.at;
 }
 
-/* ---- who has what ---- */
-
-/* Into how many slices, `most` at most, the columns of a matrix of so many tiles are cut, so that
- * of some CTAs nobody has many; of what is equally good the most or the fewest. */
-static inline int choose_split_k(int rows, int cols, int ctas, int most, bool many)
+/* The split-K factor, at most `limit`, for a matrix of rows x cols tiles over `ctas` CTAs: the one
+ * that gives the busiest CTA the fewest tiles; among equals the largest or the smallest. */
+static inline int choose_split_k(int rows, int cols, int ctas, int limit, bool prefer_large)
 {
     int best = 1;
-    int64_t least = INT64_MAX;
-    for (int n = 1; n <= cols && n <= most && n <= ctas; n++) {
+    int64_t fewest = INT64_MAX;
+    for (int n = 1; n <= cols && n <= limit && n <= ctas; n++) {
         int64_t tiles = ceil_div(cols, n) * ceil_div(rows, ctas / n);
-        if (tiles < least || (many && tiles == least)) {
-            least = tiles;
+        if (tiles < fewest || (prefer_large && tiles == fewest)) {
+            fewest = tiles;
             best = n;
         }
     }
     return best;
 }
 
-/* ---- operations, by file ---- */
+/* ---- cuda.cu ---- */
 
-/* cuda.cu: memory that is not cleared, for what will be written at once */
+/* Device memory that is not cleared, for what is written at once. */
 enum nb_status nbi_cuda_alloc(struct cuda *cuda, const char *what, int64_t bytes,
                               struct nbi_ptr *out);
 
-/* weights.cu */
+/* ---- weights.cu ---- */
+
 void nbi_cuda_weights_release(struct cuda *cuda);
 enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
                                    struct nbi_weight *out);
@@ -129,21 +217,23 @@ enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_wei
                                     int64_t first, int64_t count, void *data, void *scales);
 void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w);
 
-/* Of tiles, on the device: the largest norm of a row. */
+/* A device address: the largest Euclidean norm of a row of an NVFP4 matrix. */
 const float *nbi_cuda_max_row_norm(const struct nbi_weight *w);
 
-/* Whether the weight lies in memory of the host. */
+/* Whether the weight lies in host memory. */
 bool nbi_cuda_on_host(struct cuda *cuda, const struct nbi_weight *w);
 
-/* Any vector as f32, to the host. */
+/* Reads a vector of any float type into host memory as f32. */
 enum nb_status nbi_cuda_vector_read(struct cuda *cuda, const struct nbi_weight *w, float *out);
 
-/* ceilings.cu: NaN where it cannot be measured */
+/* ---- roofline.cu: NaN where it cannot be measured ---- */
+
 double nbi_cuda_roofline_bandwidth(struct nbi_backend *be);
 double nbi_cuda_roofline(struct nbi_backend *be);
 double nbi_cuda_roofline_f32(struct nbi_backend *be);
 
-/* token.cu */
+/* ---- megakernel.cu ---- */
+
 enum nb_status nbi_cuda_megakernel_new(struct nbi_stream *s, const struct nbi_megakernel_model *m,
                                        struct nbi_megakernel **out);
 enum nb_status nbi_cuda_megakernel_run(struct nbi_megakernel *t,
@@ -153,27 +243,31 @@ enum nb_status nbi_cuda_megakernel_run_ahead(struct nbi_megakernel *t,
                                              struct nbi_run_ahead *f);
 void nbi_cuda_megakernel_free(struct nbi_megakernel *t);
 
-/* graph.cu */
+/* ---- graph.cu ---- */
+
 enum nb_status nbi_cuda_graph_run(struct nbi_stream *s, const struct nbi_graph *r);
 void nbi_cuda_graphs_release(struct nbi_stream *s);
 
-/* rows.cu */
+/* ---- rowwise.cu ---- */
+
 enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a);
 enum nb_status nbi_cuda_rope_table(struct nbi_stream *s, const struct nbi_op_rope_table *a);
 enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a);
 enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a);
-enum nb_status nbi_cuda_rope_apply(struct nbi_stream *s, const struct rope_args *h);
+enum nb_status nbi_cuda_rope_apply(struct nbi_stream *s, const struct rope_args *a);
 enum nb_status nbi_cuda_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a);
 enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather *a);
 enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatter *a);
 
-/* select.cu */
+/* ---- sampling.cu ---- */
+
 enum nb_status nbi_cuda_topk(struct nbi_stream *s, const struct nbi_op_topk *a);
 
-/* linear.cu */
+/* ---- linear.cu ---- */
+
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a);
 
-/* Those that go through cuBLASLt, with x of a norm or of SwiGLU. */
+/* Whether a product goes through cuBLASLt; the two below are for those that do. */
 bool nbi_cuda_is_cublaslt_linear(const struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_norm_linear_cublaslt(struct nbi_stream *s,
                                              const struct nbi_op_rmsnorm *norm,
@@ -182,17 +276,24 @@ enum nb_status nbi_cuda_swiglu_linear_cublaslt(struct nbi_stream *s,
                                                const struct nbi_op_swiglu *act,
                                                const struct nbi_op_linear *a);
 
-/* linear_few.cu: those that are few, N up to NBI_DECODE_LINEAR_ROWS and all of NVFP4. */
+/* ---- pack_activations.cu ---- */
+
+/* Does what the stream has deferred: rope and split-K sums. */
 enum nb_status nbi_cuda_finish_pending(struct nbi_stream *s);
 enum nb_status nbi_cuda_ptx_version(int *out);
+
+/* ---- linear_decode.cu: N up to NBI_DECODE_LINEAR_ROWS, all matrices NVFP4 ---- */
+
 bool nbi_cuda_is_decode_linear(const struct nbi_op_linear *a);
+/* packed: x is in s->x_f16 already. */
 enum nb_status nbi_cuda_linear_decode(struct nbi_stream *s, const struct nbi_op_linear *a,
-                                      bool ready);
+                                      bool packed);
 enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
                                     const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,
                                       const struct nbi_op_linear *a);
 
-/* attention.cu */
+/* ---- attention.cu ---- */
+
 int64_t nbi_cuda_attention_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits);
 enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a);

@@ -28,8 +28,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/megakernel_attention_split.cuh"
-#include "backend/cuda/pack_activations.cuh"
 
 #define TOLD_ODD   0xFFFFFFFFu /* in place of an id: a logit was not finite */
 #define HEAR_TRIES 8192

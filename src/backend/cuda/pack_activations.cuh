@@ -1,63 +1,7 @@
-/* pack_activations.cuh - what the kernels for few rows share: how they follow each other, and x of
- * products. */
+/* pack_activations.cuh - x of the products of few rows, in the order that their kernels take it. */
 #pragma once
 
-#include "backend/cuda/internal.cuh"
-
-/* ---- launches behind each other ---- */
-
-/* A kernel that is launched by pdl_launch may start while the one before it is at work. It calls
- * pdl_wait, and touches nothing before that but weights, and what was there before the last
- * upload, behind which nothing starts early; pdl_trigger says that the next one may come as soon
- * as there is room. */
-__device__ static inline void pdl_trigger(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-__device__ static inline void pdl_wait(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/* CTAs, some of them a cluster. */
-struct launch_grid {
-    dim3 grid;
-    unsigned cluster;
-
-    launch_grid(unsigned x) : grid(x), cluster(1)
-    {
-    }
-    launch_grid(dim3 g, unsigned each = 1) : grid(g), cluster(each)
-    {
-    }
-};
-
-template <typename... P, typename... A>
-static inline cudaError_t pdl_launch(struct nbi_stream *s, void (*kernel)(P...),
-                                     const struct launch_grid &ctas, int threads, int shared,
-                                     const A &...args)
-{
-    cudaLaunchAttribute attrs[3] = {};
-    cudaLaunchConfig_t c = {};
-    attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attrs[0].val.programmaticStreamSerializationAllowed = 1;
-    attrs[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attrs[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    attrs[2].id = cudaLaunchAttributeClusterDimension;
-    attrs[2].val.clusterDim = {ctas.cluster, 1, 1};
-    c.gridDim = ctas.grid;
-    c.blockDim = dim3((unsigned)threads);
-    c.dynamicSmemBytes = (size_t)shared;
-    c.stream = s->queue;
-    c.attrs = attrs;
-    c.numAttrs = s->cuda->ptx_version < 90 ? 0 : ctas.cluster > 1 ? 3 : 2;
-    return cudaLaunchKernelEx(&c, kernel, P(args)...);
-}
+#include "backend/cuda/launch.cuh"
 
 /* Shared memory that a product leaves to attention, which starts while it is at work. */
 #define BESIDE_BYTES (27 << 10)

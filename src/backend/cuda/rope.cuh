@@ -1,11 +1,17 @@
-/* rope.cuh - a warp for a head of a row: norm and rotation of queries and keys, and to the store.
+/* rope.cuh - RMSNorm and rotary embedding of query and key heads, one warp for a head of one row.
  *
- * A lane has W of the first half of a head at a time, and W of the second. */
+ * A lane handles W neighbouring elements of the first half of a head and the W elements they are
+ * rotated with in the second half: element i pairs with i + D / 2.
+ *
+ * There are two versions. rope_head works for every head size and serves the plain operation; the
+ * functions on struct head keep a head of D = 64 W in registers and are fused into attention. Both
+ * give the same bits, which is why sums and products are spelled out as intrinsics: the compiler
+ * must not contract them differently. */
 #pragma once
 
 #include "backend/cuda/pack_activations.cuh"
 
-/* One float, or two neighbours, which are aligned. */
+/* W (1 or 2) neighbouring floats; two are aligned. */
 template <int W> __device__ static inline void load_vec(float v[W], const float *p)
 {
     if (W == 2) {
@@ -33,19 +39,19 @@ __device__ static inline void store_vec(void *p, int64_t i, enum nbi_dtype dtype
             __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
 }
 
-/* Spelled out, so that both ways below give the same bits. */
 __device__ static inline float add_square(float sum, float x)
 {
     return __fmaf_rn(x, x, sum);
 }
 
+/* 1 / sqrt(mean square + eps) of a head, from each lane's sum of squares. */
 __device__ static inline float head_rstd(float sum, int D, float eps)
 {
     return 1.0f / sqrtf(__fadd_rn(warp_sum(sum) / (float)D, eps));
 }
 
-/* A pair (p, q) of a head, times its norm's factor f and weights (v, w), by the angle of c and s.
- */
+/* Normalizes the pair (p, q) of a head with factor f and weights (v, w), then rotates it by the
+ * angle of cosine c and sine s. */
 __device__ static inline void rotate_pair(float &p, float &q, float f, float v, float w, float c,
                                           float s)
 {
@@ -54,7 +60,9 @@ __device__ static inline void rotate_pair(float &p, float &q, float f, float v, 
     q = __fmaf_rn(second, c, __fmul_rn(first, s));
 }
 
-/* x of D to `out`, from its element `to` on. */
+/* ---- heads of any size ---- */
+
+/* Writes the head x[D] of row n, normalized and rotated, to out[to], out[to + 1], ... */
 template <int W>
 __device__ static inline void rope_head(const struct rope_args &a, const float *x, bool is_key,
                                         int n, float *rstd, void *out, int64_t to)
@@ -62,7 +70,7 @@ __device__ static inline void rope_head(const struct rope_args &a, const float *
     int lane = threadIdx.x % 32, half = a.D / 2;
     float sum = 0, p[W], q[W], c[W], s[W], v[W], w[W];
     const void *norm = is_key ? a.k_norm : a.q_norm;
-    enum nbi_dtype type = is_key ? a.k_type : a.q_type, store = is_key ? a.kv : NBI_F32;
+    enum nbi_dtype type = is_key ? a.k_type : a.q_type, out_type = is_key ? a.kv_type : NBI_F32;
     for (int d = W * lane; d < a.D; d += 32 * W) {
         load_vec<W>(p, x + d);
         for (int j = 0; j < W; j++)
@@ -80,17 +88,45 @@ __device__ static inline void rope_head(const struct rope_args &a, const float *
         load_f32_n<W>(w, norm, d + half, 1, a.D, type);
         for (int j = 0; j < W; j++)
             rotate_pair(p[j], q[j], f, v[j], w[j], c[j], s[j]);
-        store_vec<W>(out, to + d, store, p);
-        store_vec<W>(out, to + d + half, store, q);
+        store_vec<W>(out, to + d, out_type, p);
+        store_vec<W>(out, to + d + half, out_type, q);
     }
 }
 
-/* ---- heads of 64 W, all of whose values are asked for at once ---- */
+template <int W>
+__device__ static inline void rope_query(const struct rope_args &a, int n, int h, float *out)
+{
+    int64_t row = (int64_t)n * a.NH + h;
+    rope_head<W>(a, a.q + row * a.D, false, n, a.rstd_q ? a.rstd_q + row : NULL, out, 0);
+}
 
+/* To the KV cache. */
+template <int W> __device__ static inline void rope_key(const struct rope_args &a, int n, int h)
+{
+    int64_t row = (int64_t)n * a.NKV + h, to = ((int64_t)a.kv_rows[n] * a.NKV + h) * a.D;
+    rope_head<W>(a, a.k + row * a.D, true, n, a.rstd_k ? a.rstd_k + row : NULL, a.k_cache, to);
+}
+
+/* Values are neither normalized nor rotated, only converted. */
+template <int W> __device__ static inline void store_value(const struct rope_args &a, int n, int h)
+{
+    const float *v = a.v + ((int64_t)n * a.NKV + h) * a.D;
+    int64_t to = ((int64_t)a.kv_rows[n] * a.NKV + h) * a.D;
+    for (int d = W * (threadIdx.x % 32); d < a.D; d += 32 * W) {
+        float x[W];
+        load_vec<W>(x, v + d);
+        store_vec<W>(a.v_cache, to + d, a.kv_type, x);
+    }
+}
+
+/* ---- heads of D = 64 W in registers: all loads are issued at once ---- */
+
+/* A lane's norm weights for (p, q). */
 template <int W> struct head_norm {
     float v[W], w[W];
 };
 
+/* A lane's elements of both halves, and cosine and sine of their angles. */
 template <int W> struct head {
     float p[W], q[W], c[W], s[W];
 };
@@ -115,7 +151,7 @@ __device__ static inline void load_head(struct head<W> &h, const struct rope_arg
     load_vec<W>(h.s, a.sin + n * 32 * W + d);
 }
 
-/* p and q as rope_head<W> has them, to the last bit. */
+/* Gives p and q the bits of rope_head<W>. */
 template <int W>
 __device__ static inline void norm_rotate(struct head<W> &h, const struct head_norm<W> &m,
                                           float eps)
@@ -137,30 +173,4 @@ __device__ static inline void store_head(const struct head<W> &h, void *out, int
     int d = W * (threadIdx.x % 32);
     store_vec<W>(out, to + d, dtype, h.p);
     store_vec<W>(out, to + d + 32 * W, dtype, h.q);
-}
-
-/* ---- heads of any size ---- */
-
-template <int W>
-__device__ static inline void rope_query(const struct rope_args &a, int n, int h, float *out)
-{
-    int64_t row = (int64_t)n * a.NH + h;
-    rope_head<W>(a, a.q + row * a.D, false, n, a.rstd_q ? a.rstd_q + row : NULL, out, 0);
-}
-
-template <int W> __device__ static inline void rope_key(const struct rope_args &a, int n, int h)
-{
-    int64_t row = (int64_t)n * a.NKV + h, to = ((int64_t)a.kv_rows[n] * a.NKV + h) * a.D;
-    rope_head<W>(a, a.k + row * a.D, true, n, a.rstd_k ? a.rstd_k + row : NULL, a.k_store, to);
-}
-
-template <int W> __device__ static inline void store_value(const struct rope_args &a, int n, int h)
-{
-    const float *v = a.v + ((int64_t)n * a.NKV + h) * a.D;
-    int64_t to = ((int64_t)a.kv_rows[n] * a.NKV + h) * a.D;
-    for (int d = W * (threadIdx.x % 32); d < a.D; d += 32 * W) {
-        float some[W];
-        load_vec<W>(some, v + d);
-        store_vec<W>(a.v_store, to + d, a.kv, some);
-    }
 }

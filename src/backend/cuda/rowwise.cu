@@ -142,8 +142,8 @@ enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_r
     h.q_out = at<float>(a->q_out);
     h.rstd_q = at<float>(a->rstd_q);
     h.rstd_k = at<float>(a->rstd_k);
-    h.k_store = at<void>(a->kv.k);
-    h.v_store = at<void>(a->kv.v);
+    h.k_cache = at<void>(a->kv.k);
+    h.v_cache = at<void>(a->kv.v);
     h.q = at<float>(a->q);
     h.k = at<float>(a->k);
     h.v = at<float>(a->v);
@@ -154,7 +154,7 @@ enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_r
     h.k_norm = at<void>(a->k_norm.data);
     h.q_type = a->q_norm.dtype;
     h.k_type = a->k_norm.dtype;
-    h.kv = a->kv.dtype;
+    h.kv_type = a->kv.dtype;
     h.eps = a->eps;
     h.NH = (int)a->NH;
     h.NKV = (int)a->NKV;

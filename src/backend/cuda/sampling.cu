@@ -1,5 +1,5 @@
 /* sampling.cu - the best of the logits, largest first. */
-#include "backend/cuda/pack_activations.cuh"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/sort_key.cuh"
 
 #define SLICE   2048 /* logits that a block looks through; nbi_topk_scratch_bytes counts on it */
