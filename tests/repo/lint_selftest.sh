@@ -132,7 +132,7 @@ END
     echo '/* long.cu - a kernel. */'
     function_of 201 '__global__ static void k_too_long(void)'
 } | put src/backend/cuda/long.cu
-{ printf '/* long.h - . */\n#pragma once\n' && seq 200 | sed 's/.*/;/'; } | put src/base/long.h
+{ printf '/* long.h - . */\n#pragma once\n' && seq 300 | sed 's/.*/;/'; } | put src/base/long.h
 seq 300 | sed 's/.*/;/' >>"$tree/include/nibble.h"
 echo 'int nb_missing(void);' >>"$tree/include/nibble.h"
 
@@ -198,7 +198,7 @@ src/base/form.h:1: header without #pragma once
 src/base/long.c:1201: 1325 lines, at most 1200 are allowed
 src/base/long.c:123: too_many has 8 parameters, at most 7 are allowed
 src/base/long.c:2: too_long has 121 lines, at most 120 are allowed
-src/base/long.h:201: 202 lines, at most 200 are allowed
+src/base/long.h:301: 302 lines, at most 300 are allowed
 src/base/rules.c:11: nbi_hidden is static, so it has no prefix
 src/base/rules.c:2: visible is not static, so name it nbi_...
 src/base/rules.c:4: strcpy is banned
