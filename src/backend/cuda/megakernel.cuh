@@ -1,310 +1,350 @@
-/* megakernel.cuh - the kernel of token.cu: what it keeps where, how weights come in, products. */
+/* megakernel.cuh - the decode megakernel: data structures, weight pipeline, exchange between CTAs,
+ * products.
+ *
+ * One CTA of 16 warps stays on each multiprocessor for a whole token. A layer is four matrix-vector
+ * products (enum gemv), each distributed over all CTAs; the LM head is a fifth. Every warp does the
+ * same for its share of a product: read weight tiles from its ring in shared memory, multiply them
+ * with x, which all warps of the CTA share, and reduce.
+ *
+ * Weights. Each warp has a ring of STAGES stages of two tiles. As soon as it has read a stage it
+ * starts the copy of the tiles that it needs STAGES stages later, across the ends of products and
+ * layers (struct weight_pipeline). So the copies go on while the warp waits for other CTAs.
+ *
+ *   stage     0          1          2          0          1      ...
+ *   copy      tiles 0,1  tiles 2,3  tiles 4,5  tiles 6,7         one mbarrier per stage
+ *   multiply             tiles 0,1  tiles 2,3  tiles 4,5         its phase flips with each round
+ *
+ * Exchange. CTAs exchange data in global memory, without a grid-wide barrier:
+ *
+ *   tagged value  64 bits: tag (layer) << 32 | value. One writer. Readers poll until the tag is
+ *                 right. For q, k, v, softmaxes and SwiGLU, which few CTAs read.
+ *   sum           64 bits: value * 2^26 << 10 | generation << 8 | count of tiles added. Writers add
+ *                 atomically; readers poll until the count is complete. For the outputs of o and
+ *                 down, which all CTAs read. The sum is an integer, so the order of the additions
+ *                 does not change it.
+ *
+ * Neither needs a fence, because value and tag (or count) travel in one word. Memory is reused: a
+ * CTA counts itself in struct grid_state once it has read what it needs. */
 #pragma once
 
 #include "backend/cuda/async_copy.cuh"
 #include "backend/cuda/mma.cuh"
 #include "backend/cuda/sort_key.cuh"
 
-#define WARPS       16
-#define THREADS     (WARPS * 32)
-#define HEAD        128 /* size of a head */
-#define SPLITS_MAX  16  /* blocks that share the rows of a store; warps have places there too */
-#define SPLIT_ROWS  32  /* of a store, that a block should have at least in attention */
-#define FEW_ROWS    192 /* of a store, that every block of a head goes through by itself */
-#define PAIR        2   /* tiles of a stage of the ring */
-#define RING        3   /* stages of a warp that are on their way */
-#define STAGE_BYTES (PAIR * CUDA_TILE_BYTES)
-#define LINE_ROWS   (PAIR * CUDA_TILE_ROWS)
-#define TILE_KEYS   16 /* keys or values that a warp has at a time, over many rows */
-#define SUMS        4  /* places of what blocks add up, in turn */
+#define WARPS              16
+#define THREADS            (WARPS * 32)
+#define HEAD_DIM           128
+#define KV_SPLITS_MAX      16  /* CTAs that share the keys of a head */
+#define MIN_SPLIT_KEYS     32  /* keys that a CTA should have at least */
+#define SHORT_CONTEXT_KEYS 192 /* up to this many keys are not split: each CTA reads all */
+#define PAIR               2   /* tiles in a stage, rows of tiles in a row pair */
+#define STAGES             3   /* in the ring of a warp */
+#define STAGE_BYTES        (PAIR * CUDA_TILE_BYTES)
+#define ROW_PAIR_ROWS      (PAIR * CUDA_TILE_ROWS)
+#define TILE_KEYS          16 /* keys or values that a warp loads at a time in split attention */
+#define SUM_BUFFERS        4  /* vectors of sums, used in turn */
 
-static_assert(WARPS <= SPLITS_MAX && WARPS % 4 == 0, "places of softmaxes, and of squares by four");
+static_assert(WARPS <= KV_SPLITS_MAX && WARPS % 4 == 0,
+              "softmaxes of warps have the slots of splits; squares are read four at a time");
 
-enum step { QKV, O, GATE_UP, DOWN, LOGITS, STEPS };
+/* The products of a layer; LOGITS follows the last layer. */
+enum gemv { QKV, O, GATE_UP, DOWN, LOGITS, GEMVS };
 
-/* Matrices of a layer, in the order of the steps, and the head, which is the same in all; q, k and
- * v lie one behind the other as rows of tiles, gate and up take turns. */
-enum matrix { Q_, K_, V_, O_, GATE_, UP_, DOWN_, HEAD_, MATRICES };
+/* The matrices of a layer in the order of the products, and the LM head, which every layer's table
+ * repeats. QKV stacks the tile rows of q, k and v; GATE_UP interleaves those of gate and up. */
+enum matrix { Q_PROJ, K_PROJ, V_PROJ, O_PROJ, GATE_PROJ, UP_PROJ, DOWN_PROJ, LM_HEAD, MATRICES };
 
 struct layer {
     const uint8_t *tiles[MATRICES];
-    void *k, *v; /* the stores */
+    void *k, *v; /* the KV cache */
     float scale[MATRICES];
 };
 
-/* Tiles of a step for a block. */
-struct part {
+/* ---- distribution of work ---- */
+
+/* The tiles of a product that a CTA multiplies: a rectangle, in rows and columns of tiles. */
+struct cta_work {
     int row, rows, col, cols;
 };
 
-/* Two neighbouring rows of tiles of a block, or its last one alone: where they are, and what its
- * warps have of them: the first of them in its slot `slot`, those behind it up to the last in slot
- * 0. Tiles go two at a time, which is a unit: one of each row, or two neighbours of a row that is
- * alone, or the last of its tiles twice. */
-struct line {
-    int tile[PAIR]; /* the block's first in each row, of its matrix */
+/* Two neighbouring tile rows of a CTA's rectangle, or its last one alone.
+ *
+ * Warps take tiles in pairs: one of each row at the same column, so that x is loaded once for both.
+ * In a single row a pair is two neighbouring columns, and with an odd number of columns the last
+ * tile is loaded twice. Several warps may share a row pair, and a warp may have several: its sums
+ * go to consecutive slots, so a row pair is in slot `slot` of its first warp and in slot 0 of the
+ * others. */
+struct row_pair {
+    int tile[PAIR]; /* index of the CTA's first tile of each row in its matrix */
     uint8_t matrix[PAIR];
-    uint8_t rows, first, last, slot;
-    uint16_t units;
+    uint8_t rows, first_warp, last_warp, slot;
+    uint16_t tile_pairs;
 };
 
-/* What a warp has of a step: so many units, from one of a line on. */
-struct work {
-    short line, unit;
-    int left;
+/* A warp's share of a product: `count` tile pairs, the first of them in this row pair. */
+struct warp_work {
+    short row_pair, tile_pair;
+    int count;
 };
 
-/* What a block does in attention: rows [begin, end) of the store for some heads, as the split-th of
- * those that are used. */
-struct rows_part {
-    int split, used, head, kv, begin, end;
+/* A CTA's share of attention: keys [begin, end) for some heads, as number `split` of `splits`. */
+struct kv_split {
+    int split, splits, head, kv_head, begin, end;
 };
 
-/* Pieces of shared memory, as offsets. */
-struct places {
-    int ring;     /* [WARPS][RING][STAGE_BYTES] */
-    int full;     /* uint64 [WARPS][RING]: that a stage has arrived */
-    int layers;   /* struct layer [layers] */
-    int x;        /* f32 [C]: the residual stream */
-    int x16;      /* x of a product: for each two f16, whichever half of B they are of, and zeros */
-    int scale;    /* f32 [longest / 16]: what those are to be times */
-    int slots;    /* f32 [WARPS][slots][LINE_ROWS]: sums of a warp for its lines, from its first */
-    int own;      /* struct part [STEPS] */
-    int lines;    /* struct line [STEPS][line_count] */
-    int work;     /* struct work [STEPS][WARPS] */
-    int squares;  /* f32 [WARPS]: of the residual stream, by warp */
-    int zeros;    /* 64 bytes */
-    int turn;     /* f32 [HEAD]: cos, sin */
-    int attend;   /* see token_attention.cuh */
-    int operands; /* uint4 [HEAD / 32][32]: queries, see token_many.cuh */
-    int arrived;  /* uint64 [WARPS][2]: that keys or values of a warp have */
-    int rows;     /* [readers][slot_pair]: keys and values, and then softmaxes, by warp */
+/* ---- memory ---- */
+
+/* Offsets in shared memory. */
+struct smem_layout {
+    int stage_data; /* [WARPS][STAGES][STAGE_BYTES] */
+    int stage_full; /* uint64 [WARPS][STAGES]: mbarrier of each stage */
+    int layers;     /* struct layer [layers] */
+    int x;          /* f32 [C]: the residual stream */
+    int x_f16;      /* x of the product; see store_x4 */
+    int x_scale;    /* f32 [max_k / 16]: scale of each block of x_f16 */
+    int warp_sums;  /* f32 [WARPS][warp_row_pairs][ROW_PAIR_ROWS] */
+    int cta_plan;   /* struct cta_work [GEMVS] */
+    int row_pairs;  /* struct row_pair [GEMVS][row_pairs] */
+    int warp_plan;  /* struct warp_work [GEMVS][WARPS] */
+    int squares;    /* f32 [WARPS]: sum of squares of the residual stream, by warp */
+    int zeros;      /* 64 bytes */
+    int rope;       /* f32 [HEAD_DIM]: cosines, then sines */
+    int attention;  /* struct attention_smem */
+    int q_operands; /* uint4 [HEAD_DIM / 32][32]: queries as operand B, see store_q_operand */
+    int kv_full;    /* uint64 [WARPS][2]: mbarriers of a warp's keys and values */
+    int kv_tiles;   /* [kv_warps][kv_warp_bytes]: keys and values, later softmaxes, of each warp */
     int total;
 };
 
-/* How often blocks have arrived; the last run in which something was too large or not finite. */
-struct alignas(8) news {
-    unsigned arrived, odd;
+/* In global memory. */
+struct alignas(8) grid_state {
+    unsigned arrived;   /* arrivals of CTAs at grid_arrive, over all tokens */
+    unsigned nonfinite; /* run_id of the last token with an addend that was too large or NaN */
 };
 
-/* Keys or values of a layer, as copies of boxes know them. */
-struct alignas(128) store_map {
+/* A CUtensorMap of a layer's keys or values, for bulk tensor copies. */
+struct alignas(128) tensor_map {
     uint64_t opaque[16];
 };
 
+/* Kernel parameters that are the same for every token. */
 struct model {
     const struct layer *layers;
-    const struct store_map *maps; /* [layers][2] */
-    const struct part *parts;     /* [STEPS][blocks] */
-    const float *norms;           /* [layers][2][C], then the last one */
-    const float *head_norms;      /* [layers][2][HEAD] of q and k */
-    int tile_cols[STEPS];
-    int q_end, k_end; /* rows of tiles of q, and of q and k */
-    enum nbi_dtype embed_type, store;
+    const struct tensor_map *kv_maps; /* [layers][2] */
+    const struct cta_work *cta_plans; /* [GEMVS][CTAs] */
+    const float *norms;               /* [layers][2][C], then the final norm */
+    const float *qk_norms;            /* [layers][2][HEAD_DIM] of q and k */
+    int tile_cols[GEMVS];
+    int q_end, k_end; /* tile rows of q, and of q and k */
+    enum nbi_dtype embed_type, kv_type;
     const float *frequency;
-    float rope_scale, eps, share; /* 1 / C */
+    float rope_scale, eps, inv_C;
     int layer_count, C, F, NH, NKV, V;
-    int together;          /* heads of a block in attention over many rows */
-    int splits;            /* blocks that share such heads, at most */
-    int readers;           /* warps that read rows then, */
-    int slot_pair;         /* each with so many bytes for keys and values */
-    int each;              /* blocks that have the same head in o */
-    int slots, line_count; /* lines in a step, that a warp has and that a block has */
-    int longest;
-    /* What blocks give each other. */
-    unsigned long long *sums[SUMS]; /* [C] of o and of down in turn */
-    /* The lower half of each is a value, the upper one the tag of the layer that it is of. */
-    uint64_t *qkv;       /* f32 */
-    uint64_t *shared;    /* f32: softmaxes of heads over the rows of a block */
-    uint64_t *act;       /* two f16 each, */
-    uint64_t *act_scale; /* and what sixteen of them are to be times */
-    uint64_t *best;      /* [blocks][WARPS]: the best of the logits, as keys; without tags */
-    struct news *news;
-    struct places at;
+    int cta_heads;                 /* query heads that a CTA handles together in split attention */
+    int max_splits;                /* CTAs that share the keys of such a group of heads */
+    int kv_warps;                  /* warps that read keys and values then, */
+    int kv_warp_bytes;             /* each with this much shared memory for them */
+    int ctas_per_head;             /* CTAs that have the columns of the same head in o */
+    int warp_row_pairs, row_pairs; /* the most that a warp, and a CTA, has of a product */
+    int max_k;                     /* the longest x_f16 of a product */
+    /* Exchange between CTAs. */
+    unsigned long long *sums[SUM_BUFFERS]; /* [C], outputs of o and down alternately */
+    uint64_t *qkv;                         /* tagged f32 */
+    uint64_t *softmaxes;                   /* tagged f32: partial softmaxes of heads, by split */
+    uint64_t *act;                         /* tagged pairs of f16: SwiGLU's output, */
+    uint64_t *act_scale;                   /* and the scale of each 16 values */
+    uint64_t *logit_keys;                  /* [CTAs][WARPS] sort keys of the best logits; no tags */
+    struct grid_state *grid;
+    struct smem_layout smem;
 };
 
-/* The token's row of the embedding, where that is on the host. */
-#define ROW_MAX 16384
+/* The token's row of the embedding as a kernel parameter, for an embedding in host memory. */
+#define EMBED_ROW_MAX 16384
 
-struct row {
-    uint8_t bytes[ROW_MAX];
+struct embed_row {
+    uint8_t bytes[EMBED_ROW_MAX];
 };
 
+/* Kernel parameters of one token. */
 struct step_args {
-    const void *row; /* of the embedding, or NULL */
-    int position, slot, first, last;
-    unsigned epoch; /* arrivals before */
-    unsigned round; /* of sums */
+    const void *row; /* of the embedding; NULL: it is the kernel parameter */
+    int position, kv_row, first, last;
+    unsigned epoch;     /* grid_state.arrived before this token */
+    unsigned sum_round; /* the first round of sums of this token */
     float *logits;
 };
 
 /* ---- shared memory ---- */
 
-static inline int64_t lines(int64_t bytes)
+static inline int64_t align128(int64_t bytes)
 {
     return (bytes + 127) / 128 * 128;
 }
 
-#define PART_FLOATS (HEAD + 2) /* a softmax: sums of values, maximum, denominator */
+/* A partial softmax of a head: weighted sums of values, maximum, denominator. */
+#define SOFTMAX_FLOATS (HEAD_DIM + 2)
 
-/* Queries, this token's key and value, softmaxes of a head. */
-#define ATTEND_FLOATS(G) (((G) + 2) * HEAD + SPLITS_MAX * PART_FLOATS)
+/* Queries of G heads, this token's key and value, partial softmaxes of a head. */
+#define ATTENTION_FLOATS(G) (((G) + 2) * HEAD_DIM + KV_SPLITS_MAX * SOFTMAX_FLOATS)
 
-static struct places places_of(const struct model &m)
+static struct smem_layout smem_layout_of(const struct model &m)
 {
-    struct places p;
+    struct smem_layout p;
     int64_t at = 0;
-    p.ring = 0;
-    p.full = (int)(at += (int64_t)WARPS * RING * STAGE_BYTES);
-    p.layers = (int)(at += lines(WARPS * RING * 8));
-    p.x = (int)(at += lines((int64_t)m.layer_count * sizeof(struct layer)));
-    p.x16 = (int)(at += lines((int64_t)m.C * 4));
-    p.scale = (int)(at += lines((int64_t)m.longest * 4));
-    p.slots = (int)(at += lines(m.longest / 16 * 4));
-    p.own = (int)(at += lines((int64_t)WARPS * m.slots * LINE_ROWS * 4));
-    p.lines = (int)(at += lines(STEPS * sizeof(struct part)));
-    p.work = (int)(at += lines((int64_t)STEPS * m.line_count * sizeof(struct line)));
-    p.squares = (int)(at += lines(STEPS * WARPS * sizeof(struct work)));
-    p.zeros = (int)(at += lines(WARPS * 4));
-    p.turn = (int)(at += 128);
-    p.attend = (int)(at += lines(HEAD * 4));
-    p.operands = (int)(at += lines(ATTEND_FLOATS(m.together) * 4));
-    p.arrived = (int)(at += HEAD / 32 * 32 * 16);
-    p.rows = (int)(at = (at + WARPS * 2 * 8 + 1023) / 1024 * 1024);
-    p.total = (int)(at += (int64_t)m.readers * m.slot_pair);
+    p.stage_data = 0;
+    p.stage_full = (int)(at += (int64_t)WARPS * STAGES * STAGE_BYTES);
+    p.layers = (int)(at += align128(WARPS * STAGES * 8));
+    p.x = (int)(at += align128((int64_t)m.layer_count * sizeof(struct layer)));
+    p.x_f16 = (int)(at += align128((int64_t)m.C * 4));
+    p.x_scale = (int)(at += align128((int64_t)m.max_k * 4));
+    p.warp_sums = (int)(at += align128(m.max_k / 16 * 4));
+    p.cta_plan = (int)(at += align128((int64_t)WARPS * m.warp_row_pairs * ROW_PAIR_ROWS * 4));
+    p.row_pairs = (int)(at += align128(GEMVS * sizeof(struct cta_work)));
+    p.warp_plan = (int)(at += align128((int64_t)GEMVS * m.row_pairs * sizeof(struct row_pair)));
+    p.squares = (int)(at += align128(GEMVS * WARPS * sizeof(struct warp_work)));
+    p.zeros = (int)(at += align128(WARPS * 4));
+    p.rope = (int)(at += 128);
+    p.attention = (int)(at += align128(HEAD_DIM * 4));
+    p.q_operands = (int)(at += align128(ATTENTION_FLOATS(m.cta_heads) * 4));
+    p.kv_full = (int)(at += HEAD_DIM / 32 * 32 * 16);
+    p.kv_tiles = (int)(at = (at + WARPS * 2 * 8 + 1023) / 1024 * 1024);
+    p.total = (int)(at += (int64_t)m.kv_warps * m.kv_warp_bytes);
     return p;
 }
 
-template <typename T> __device__ static inline T *shared_piece(int at)
+template <typename T> __device__ static inline T *smem_at(int offset)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
-    return (T *)(memory + at);
+    return (T *)(memory + offset);
 }
 
-#define SHARED_LIST(X)                                                                             \
-    X(uint8_t, ring)                                                                               \
-    X(uint64_t, full)                                                                              \
+#define SMEM_LIST(X)                                                                               \
+    X(uint8_t, stage_data)                                                                         \
+    X(uint64_t, stage_full)                                                                        \
     X(struct layer, layers)                                                                        \
     X(float2, x)                                                                                   \
-    X(uint4, x16)                                                                                  \
-    X(float, scale)                                                                                \
-    X(float, slots)                                                                                \
-    X(struct part, own)                                                                            \
-    X(struct line, lines)                                                                          \
-    X(struct work, work)                                                                           \
+    X(uint4, x_f16)                                                                                \
+    X(float, x_scale)                                                                              \
+    X(float, warp_sums)                                                                            \
+    X(struct cta_work, cta_plan)                                                                   \
+    X(struct row_pair, row_pairs)                                                                  \
+    X(struct warp_work, warp_plan)                                                                 \
     X(float4, squares)                                                                             \
     X(uint4, zeros)                                                                                \
-    X(float, turn)                                                                                 \
-    X(float, attend)                                                                               \
-    X(uint4, operands)                                                                             \
-    X(uint64_t, arrived)                                                                           \
-    X(uint8_t, rows)
+    X(float, rope)                                                                                 \
+    X(float, attention)                                                                            \
+    X(uint4, q_operands)                                                                           \
+    X(uint64_t, kv_full)                                                                           \
+    X(uint8_t, kv_tiles)
 
-/* Where the next tiles of a warp come from. */
-struct feed {
+/* ---- a warp's state ---- */
+
+/* Where the next weight tiles of a warp come from. */
+struct weight_pipeline {
     const uint8_t *from[PAIR];
-    int stride; /* to those behind them, in bytes */
-    int layer, step;
-    int line, unit; /* of the line, */
-    int units;      /* which has so many, */
-    int twice;      /* and where there is one tile twice, or -1 */
-    int left;       /* units of the step */
+    int stride; /* bytes to the next tile pair */
+    int layer, gemv;
+    int row_pair, tile_pair;
+    int tile_pairs; /* in this row pair */
+    int duplicate;  /* the tile pair whose second tile repeats the first, or -1 */
+    int left;       /* tile pairs of this product */
 };
 
 struct context {
     const struct model &m;
-    unsigned epoch;
-    unsigned round; /* of sums, that this step adds to */
-    unsigned run;   /* this token's, see news */
+    unsigned epoch;     /* arrivals after which what was read so far may be overwritten */
+    unsigned sum_round; /* round of sums that the current layer half adds to */
+    unsigned run_id;    /* of this token, see grid_state.nonfinite */
     int warp, lane;
-    int share;                 /* which of the warps' shares of work it has */
-    uint32_t ring_at, full_at; /* the warp's, in shared memory */
-    uint32_t tile_at, bar_at;  /* the stage that is read next, and its barrier */
-    uint32_t parity;           /* of the round of the ring that is read */
-    uint32_t rows_parity;      /* of keys and values that are read next */
-    struct feed feed;
+    int work_index;               /* which of the 16 shares of each product this warp takes */
+    uint32_t ring_at, full_at;    /* shared memory addresses of the warp's stages and mbarriers */
+    uint32_t stage_at, stage_bar; /* the stage to read next, and its mbarrier */
+    uint32_t stage_phase;         /* parity of the phase to wait for */
+    uint32_t kv_phase;            /* the same for keys and values */
+    struct weight_pipeline weights;
 
-    /* Shared memory, by the names of struct places. */
+    /* Shared memory, by the names of struct smem_layout. */
 #define X(type, name)                                                                              \
     __device__ type *name() const                                                                  \
     {                                                                                              \
-        return shared_piece<type>(m.at.name);                                                      \
+        return smem_at<type>(m.smem.name);                                                         \
     }
-    SHARED_LIST(X)
+    SMEM_LIST(X)
 #undef X
 };
 
-/* ---- who has what ---- */
+/* ---- who multiplies what ---- */
 
 struct range {
     int begin, end;
 };
 
-__host__ __device__ static inline int lines_of(const struct part &p)
+__host__ __device__ static inline int row_pairs_of(const struct cta_work &p)
 {
     return (p.rows + PAIR - 1) / PAIR;
 }
 
-/* Of the lines before the last one p.cols each. */
-__host__ __device__ static inline int units_of(const struct part &p)
+/* Complete row pairs have p.cols tile pairs each. */
+__host__ __device__ static inline int tile_pairs_of(const struct cta_work &p)
 {
     return p.rows / PAIR * p.cols + p.rows % PAIR * ((p.cols + PAIR - 1) / PAIR);
 }
 
-/* The i-th of the warps' shares of a part, as units. */
-__host__ __device__ static inline struct range range_of(const struct part &p, int i)
+/* Tile pairs of the i-th warp share of a CTA's work, evenly divided. */
+__host__ __device__ static inline struct range warp_range(const struct cta_work &p, int i)
 {
-    int n = units_of(p);
+    int n = tile_pairs_of(p);
     return {n * i / WARPS, n * (i + 1) / WARPS};
 }
 
-/* The matrix that row `row` of tiles of a step is of, and where in it. */
-__device__ static inline int find_row(const struct model &m, int step, int *row)
+/* The matrix that tile row *row of a product belongs to; *row becomes the row within it. */
+__device__ static inline int find_matrix(const struct model &m, int gemv, int *row)
 {
-    if (step == GATE_UP) {
+    if (gemv == GATE_UP) {
         int up = *row & 1;
         *row >>= 1;
-        return up ? UP_ : GATE_;
+        return up ? UP_PROJ : GATE_PROJ;
     }
-    if (step != QKV)
-        return step == O ? O_ : step == DOWN ? DOWN_ : HEAD_;
-    int matrix = *row < m.q_end ? Q_ : *row < m.k_end ? K_ : V_;
-    *row -= matrix == Q_ ? 0 : matrix == K_ ? m.q_end : m.k_end;
+    if (gemv != QKV)
+        return gemv == O ? O_PROJ : gemv == DOWN ? DOWN_PROJ : LM_HEAD;
+    int matrix = *row < m.q_end ? Q_PROJ : *row < m.k_end ? K_PROJ : V_PROJ;
+    *row -= matrix == Q_PROJ ? 0 : matrix == K_PROJ ? m.q_end : m.k_end;
     return matrix;
 }
 
-/* Line i of the block's part of a step. */
-__device__ static struct line line_of(const struct model &m, const struct part &p, int step, int i)
+/* Row pair i of a CTA's work. */
+__device__ static struct row_pair make_row_pair(const struct model &m, const struct cta_work &p,
+                                                int gemv, int i)
 {
-    struct line l = {};
+    struct row_pair l = {};
     l.rows = (uint8_t)min(PAIR, p.rows - i * PAIR);
-    l.units = (uint16_t)(l.rows == PAIR ? p.cols : (p.cols + 1) / 2);
+    l.tile_pairs = (uint16_t)(l.rows == PAIR ? p.cols : (p.cols + 1) / 2);
 #pragma unroll
     for (int r = 0; r < PAIR; r++) {
         int row = p.row + i * PAIR + min(r, l.rows - 1);
-        l.matrix[r] = (uint8_t)find_row(m, step, &row);
-        l.tile[r] = row * m.tile_cols[step] + p.col;
+        l.matrix[r] = (uint8_t)find_matrix(m, gemv, &row);
+        l.tile[r] = row * m.tile_cols[gemv] + p.col;
     }
     bool any = false;
 #pragma unroll 1
     for (int w = 0; w < WARPS; w++) {
-        struct range r = range_of(p, w);
+        struct range r = warp_range(p, w);
         if (r.end <= max(r.begin, i * p.cols) || r.begin >= (i + 1) * p.cols)
             continue;
         if (!any) {
-            l.first = (uint8_t)w;
+            l.first_warp = (uint8_t)w;
             l.slot = (uint8_t)(i - r.begin / p.cols);
         }
-        l.last = (uint8_t)w;
+        l.last_warp = (uint8_t)w;
         any = true;
     }
     return l;
 }
 
-/* ---- weights on their way ---- */
+/* ---- weight pipeline ---- */
 
-/* Two tiles, by one lane of the warp. */
-__device__ static inline void copy_stage(uint32_t to, const uint8_t *const from[PAIR], uint32_t bar)
+/* Starts the copy of two tiles to a stage; one elected lane does it. */
+__device__ static inline void load_stage(uint32_t to, const uint8_t *const from[PAIR], uint32_t bar)
 {
 #if HAS_BULK_COPY
     asm volatile("{\n"
@@ -322,127 +362,133 @@ __device__ static inline void copy_stage(uint32_t to, const uint8_t *const from[
 #endif
 }
 
-/* Asks for something that will be wanted soon. */
-__device__ static inline void prefetch(const void *p)
+__device__ static inline void prefetch_l2(const void *p)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* The feed is at some unit of a line. */
-__device__ static inline void feed_line(const struct context &c, struct feed &f)
+/* Sets the pipeline's addresses to its current row pair and tile pair. */
+__device__ static inline void pipeline_seek(const struct context &c, struct weight_pipeline &f)
 {
-    struct line l = c.lines()[f.step * c.m.line_count + f.line];
+    struct row_pair l = c.row_pairs()[f.gemv * c.m.row_pairs + f.row_pair];
     const struct layer &layer = c.layers()[f.layer];
-    f.units = l.units;
-    f.twice = -1;
+    f.tile_pairs = l.tile_pairs;
+    f.duplicate = -1;
     f.stride = CUDA_TILE_BYTES;
     if (l.rows < PAIR) {
         f.stride = STAGE_BYTES;
-        l.tile[0] += f.unit;
-        l.tile[1] += f.unit + 1;
-        if (c.own()[f.step].cols % PAIR)
-            f.twice = l.units - 1;
+        l.tile[0] += f.tile_pair;
+        l.tile[1] += f.tile_pair + 1;
+        if (c.cta_plan()[f.gemv].cols % PAIR)
+            f.duplicate = l.tile_pairs - 1;
     }
 #pragma unroll
     for (int r = 0; r < PAIR; r++)
-        f.from[r] = layer.tiles[l.matrix[r]] + (int64_t)(l.tile[r] + f.unit) * CUDA_TILE_BYTES;
+        f.from[r] = layer.tiles[l.matrix[r]] + (int64_t)(l.tile[r] + f.tile_pair) * CUDA_TILE_BYTES;
 }
 
-/* On to the next step in which the warp has something; behind the last one left stays 0. */
-__device__ static inline void feed_on(const struct context &c, struct feed &f)
+/* Goes on to the next product in which the warp has tiles. After the last one `left` stays 0. */
+__device__ static inline void pipeline_next_gemv(const struct context &c, struct weight_pipeline &f)
 {
 #pragma unroll 1
-    while (f.left == 0 && f.step < STEPS) {
-        bool again = f.step == DOWN && f.layer + 1 < c.m.layer_count;
-        f.layer += again;
-        f.step = again ? QKV : f.step + 1;
-        if (f.step == STEPS)
+    while (f.left == 0 && f.gemv < GEMVS) {
+        bool next_layer = f.gemv == DOWN && f.layer + 1 < c.m.layer_count;
+        f.layer += next_layer;
+        f.gemv = next_layer ? QKV : f.gemv + 1;
+        if (f.gemv == GEMVS)
             return;
-        struct work w = c.work()[f.step * WARPS + c.share];
-        f.line = w.line;
-        f.unit = w.unit;
-        f.left = w.left;
+        struct warp_work w = c.warp_plan()[f.gemv * WARPS + c.work_index];
+        f.row_pair = w.row_pair;
+        f.tile_pair = w.tile_pair;
+        f.left = w.count;
     }
-    feed_line(c, f);
+    pipeline_seek(c, f);
 }
 
-/* Asks for one more stage of the ring, if there is something left. All lanes have read the last
- * one. */
-__device__ static inline void fetch_stage(struct context &c, uint32_t to, uint32_t bar)
+/* Starts the copy of the next tile pair, if there is one, to a stage that all lanes have read. */
+__device__ static inline void pipeline_load(struct context &c, uint32_t to, uint32_t bar)
 {
-    struct feed &f = c.feed;
+    struct weight_pipeline &f = c.weights;
     if (f.left == 0)
         return;
-    if (f.unit == f.twice)
+    if (f.tile_pair == f.duplicate)
         f.from[1] = f.from[0];
-    copy_stage(to, f.from, bar);
+    load_stage(to, f.from, bar);
     f.from[0] += f.stride;
     f.from[1] += f.stride;
     if (--f.left == 0) {
-        feed_on(c, f);
-    } else if (++f.unit == f.units) {
-        f.unit = 0;
-        f.line++;
-        feed_line(c, f);
+        pipeline_next_gemv(c, f);
+    } else if (++f.tile_pair == f.tile_pairs) {
+        f.tile_pair = 0;
+        f.row_pair++;
+        pipeline_seek(c, f);
     }
 }
 
-/* ---- blocks together ---- */
+/* ---- arrivals of CTAs ---- */
 
-__device__ static inline struct news hear_news(const struct context &c)
+__device__ static inline struct grid_state load_grid_state(const struct context &c)
 {
     uint64_t both;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(c.m.news) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(c.m.grid) : "memory");
     return {(uint32_t)both, (uint32_t)(both >> 32)};
 }
 
-/* What any block had to read before arrive it has read when all have arrived. Nothing is said of
- * what it wrote, so that there is no fence: that has a tag, or a count of what was added up. */
-__device__ static inline void arrive_all(struct context &c)
+/* This CTA has read what it needed so far. Once all CTAs have arrived, those words may be reused.
+ * It says nothing about what the CTA has written, so no fence is needed: readers look at tags and
+ * counts. */
+__device__ static inline void grid_arrive(struct context &c)
 {
     c.epoch += gridDim.x;
     __syncthreads();
     if (threadIdx.x == 0)
-        asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(&c.m.news->arrived)
+        asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(&c.m.grid->arrived)
                      : "memory");
 }
 
-/* Sums over blocks are of integers, so that their order does not matter. From the lowest bit: how
- * many tiles they are of, up to 255; the generation, which is another each time that the place is
- * used; the value times 2^26. All that is added is below 2^19, so that it fits. */
-#define SUM_TILES   255
-#define SUM_GEN_AT  8
-#define SUM_VALUE   10
-#define SUM_UNIT    0x1p26f
-#define FIRST_ROUND SUMS /* finds its places cleared */
+/* ---- sums over CTAs ---- */
 
-/* What a sum of a round looks like below its value. */
-__device__ static inline uint32_t sum_state(unsigned round, int tiles)
+/* Bits of a sum: 0-7 count of tiles added so far, 8-9 generation, 10-63 value times SUM_SCALE in
+ * two's complement. Each addend is below 2^19 in magnitude, and there are at most 255: that fits 54
+ * bits (2^19 * 2^26 * 2^8 = 2^53). The generation changes each time a word is reused. */
+#define SUM_COUNT_MAX   255
+#define SUM_GEN_SHIFT   8
+#define SUM_VALUE_SHIFT 10
+#define SUM_SCALE       0x1p26f
+
+/* The buffers are cleared to 0 at the start, which is generation 0 of the first rounds. */
+#define FIRST_ROUND SUM_BUFFERS
+
+/* The low bits of a sum of a round with so many tiles added. */
+__device__ static inline uint32_t sum_header(unsigned round, int tiles)
 {
-    return ((round / SUMS - 1) & 3) << SUM_GEN_AT | tiles;
+    return ((round / SUM_BUFFERS - 1) & 3) << SUM_GEN_SHIFT | tiles;
 }
 
-__device__ static inline void add_word(unsigned long long *to, unsigned long long word)
+__device__ static inline void red_add(unsigned long long *to, unsigned long long word)
 {
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
 
-/* A warp's sum over some tiles. */
-__device__ static inline void add_to_sum(const struct context &c, int o, float v, int tiles)
+/* Adds a warp's result over some tiles to output o. One that does not fit is noted instead, before
+ * the count says that it was added. */
+__device__ static inline void sum_add(const struct context &c, int o, float v, int tiles)
 {
     long long n = 0;
     if (fabsf(v) < 0x1p19f) {
-        n = __float2ll_rn(v * SUM_UNIT);
+        n = __float2ll_rn(v * SUM_SCALE);
     } else {
-        asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(&c.m.news->odd), "r"(c.run)
+        asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(&c.m.grid->nonfinite),
+                     "r"(c.run_id)
                      : "memory");
         __threadfence();
     }
-    add_word(c.m.sums[c.round % SUMS] + o, (unsigned long long)n << SUM_VALUE | tiles);
+    red_add(c.m.sums[c.sum_round % SUM_BUFFERS] + o,
+            (unsigned long long)n << SUM_VALUE_SHIFT | tiles);
 }
 
-/* Two sums. */
-__device__ static inline void load_sums(const unsigned long long *from, unsigned long long out[2])
+__device__ static inline void load_two_sums(const unsigned long long *from,
+                                            unsigned long long out[2])
 {
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
                  : "=l"(out[0]), "=l"(out[1])
@@ -450,31 +496,37 @@ __device__ static inline void load_sums(const unsigned long long *from, unsigned
                  : "memory");
 }
 
-/* Whether they are not complete: other bits below the value. */
-__device__ static inline uint32_t sums_lack(const unsigned long long v[2], uint32_t state)
+/* Not 0 if one of two sums is incomplete, that is, has not the header expected. */
+__device__ static inline uint32_t sums_missing(const unsigned long long v[2], uint32_t header)
 {
-    return (((uint32_t)v[0] ^ state) | ((uint32_t)v[1] ^ state)) & ((1 << SUM_VALUE) - 1);
+    return (((uint32_t)v[0] ^ header) | ((uint32_t)v[1] ^ header)) & ((1 << SUM_VALUE_SHIFT) - 1);
 }
 
-/* What they are in all: with the bits below, which differ from time to time, it would not be the
- * same each time. */
+/* The value of a sum, still times SUM_SCALE and 2^SUM_VALUE_SHIFT. The header is cleared first,
+ * since the generation differs from token to token and would change the rounding. */
 __device__ static inline float sum_value(unsigned long long v)
 {
-    const unsigned long long below = (1 << SUM_VALUE) - 1;
-    return (float)(long long)(v & ~below);
+    const unsigned long long header = (1 << SUM_VALUE_SHIFT) - 1;
+    return (float)(long long)(v & ~header);
 }
 
-/* A sum of three rounds ago, which all had read when they arrived behind the round after it: the
- * norm before this one has waited for that. It is cleared for the round after this one; that is
- * added to it, so that it need not be done by then. */
-struct old_sum {
+/* The buffers of sums take turns. In round r, while sums of r - 1 are read:
+ *
+ *   r - 1     complete, being read
+ *   r         being added to
+ *   r + 1     cleared now: holds round r - 3, which every CTA had read when it arrived after round
+ *             r - 2, and the norm before this one waited for all those arrivals
+ *
+ * Clearing is an atomic addition of (new header - old word), so it may happen before or after the
+ * first additions of round r + 1. Each thread of the grid clears one word at most. */
+struct stale_sum {
     unsigned long long *at, value; /* at NULL: this thread has none */
 };
 
-__device__ static inline struct old_sum old_sum_of(const struct context &c)
+__device__ static inline struct stale_sum load_stale_sum(const struct context &c)
 {
     int i = (int)(threadIdx.x * gridDim.x + blockIdx.x);
-    struct old_sum old = {c.m.sums[(c.round + 1) % SUMS] + i, 0};
+    struct stale_sum old = {c.m.sums[(c.sum_round + 1) % SUM_BUFFERS] + i, 0};
     if (i < c.m.C)
         asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
                      : "=l"(old.value)
@@ -485,58 +537,59 @@ __device__ static inline struct old_sum old_sum_of(const struct context &c)
     return old;
 }
 
-__device__ static inline void clear_sum(const struct context &c, const struct old_sum &old)
+__device__ static inline void clear_stale_sum(const struct context &c, const struct stale_sum &old)
 {
     if (old.at)
-        add_word(old.at, sum_state(c.round + 1, 0) - old.value);
+        red_add(old.at, sum_header(c.sum_round + 1, 0) - old.value);
 }
 
-/* What few blocks need goes with the tag of the layer, which is another behind each round and never
- * 0. */
-__device__ static inline uint32_t tag_of(const struct context &c)
+/* ---- tagged values ---- */
+
+/* The tag changes after every round, that is, twice a layer. Cleared memory has tag 0. */
+__device__ static inline uint32_t current_tag(const struct context &c)
 {
     return c.epoch + 1;
 }
 
-__device__ static inline void give(const struct context &c, uint64_t *to, uint32_t value)
+__device__ static inline void publish(const struct context &c, uint64_t *to, uint32_t value)
 {
-    uint64_t both = (uint64_t)tag_of(c) << 32 | value;
+    uint64_t both = (uint64_t)current_tag(c) << 32 | value;
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 }
 
-/* Such a value, and whether it is of this layer. */
+/* Loads a tagged value; returns whether its tag is current. */
 template <typename V>
-__device__ static inline bool take_one(const struct context &c, V *out, const uint64_t *from)
+__device__ static inline bool poll_one(const struct context &c, V *out, const uint64_t *from)
 {
-    static_assert(sizeof(V) == 4, "a float or what has as many bits");
+    static_assert(sizeof(V) == 4, "a float or a word of 32 bits");
     uint64_t both;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(from) : "memory");
     uint32_t value = (uint32_t)both;
     *out = *(V *)&value;
-    return both >> 32 == tag_of(c);
+    return both >> 32 == current_tag(c);
 }
 
-/* COUNT values, `step` apart, as soon as they are there. */
+/* Polls COUNT tagged values, `stride` apart, until all are current. */
 template <int COUNT>
-__device__ static inline void take(const struct context &c, uint32_t out[COUNT],
-                                   const uint64_t *from, int step)
+__device__ static inline void poll(const struct context &c, uint32_t out[COUNT],
+                                   const uint64_t *from, int stride)
 {
-    bool there;
+    bool current;
     do {
-        there = true;
+        current = true;
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            there &= take_one(c, &out[i], from + i * step);
-    } while (!there);
+            current &= poll_one(c, &out[i], from + i * stride);
+    } while (!current);
 }
 
 /* ---- x of a product ---- */
 
-/* Weights are times 2^-14 in f16. */
-#define UNDO_BITS 14
-#define UNDO      16384.0f
+/* e2m1_pair gives weights times 2^-14; scales of x make up for it. */
+#define W_EXPONENT 14
+#define W_SCALE    16384.0f
 
-/* The power of two that the largest of some values is near; what is not finite stays so. */
+/* The exponent of the largest magnitude of some values; 0 if that is not finite. */
 __device__ static inline int exponent_of(float amax)
 {
     int e = (int)(__float_as_uint(amax) >> 23) - 127;
@@ -548,175 +601,183 @@ __device__ static inline float power_of_two(int e)
     return __uint_as_float((uint32_t)(127 + e) << 23);
 }
 
-__device__ static inline uint32_t two_halves(float a, float b)
+__device__ static inline uint32_t pack_f16x2(float a, float b)
 {
     __half2 h = __floats2half2_rn(a, b);
     return *(uint32_t *)&h;
 }
 
-/* Two of sixteen values as f16, and what those are to be times. */
-struct halves {
-    uint32_t two;
-    float by;
+/* Two values of a block of 16 as f16, and the scale of the block. */
+struct f16_pair {
+    uint32_t bits;
+    float scale;
 };
 
-/* Sixteen lanes have a value each; what counts is in those with even numbers. */
-__device__ static inline struct halves halves_of(float v)
+/* Converts a block of 16 values, one per lane. Lanes with even numbers have the result. */
+__device__ static inline struct f16_pair to_f16_block(float v)
 {
-    float amax = isfinite(v) ? fabsf(v) : INFINITY; /* fmaxf passes NaN over */
+    float amax = isfinite(v) ? fabsf(v) : INFINITY; /* fmaxf would drop NaN */
 #pragma unroll
     for (int o = 8; o > 0; o >>= 1)
         amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, o));
     int e = exponent_of(amax);
-    float other = __shfl_xor_sync(0xFFFFFFFF, v, 1), up = power_of_two(13 - e);
-    return {two_halves(v * up, other * up), power_of_two(e - 13) * UNDO};
+    float next = __shfl_xor_sync(0xFFFFFFFF, v, 1), up = power_of_two(13 - e);
+    return {pack_f16x2(v * up, next * up), power_of_two(e - 13) * W_SCALE};
 }
 
-/* Two pairs where the products look for them: in the half of B that their block of 16 columns
- * belongs to, and zeros in the other. */
-__device__ static inline void put_pairs(struct context &c, int q, uint32_t a, uint32_t b, float by)
+/* Stores values 4q to 4q + 3 of x, two pairs (a, b), as operand B of mma.m16n8k16.
+ *
+ * B has eight columns and there is one x. So column b gets x of block b of the tile and zeros
+ * elsewhere: the product comes out as eight sums, one for each block of 16 columns, and block
+ * scales need be applied once per sum. A lane that holds column b needs x of that block in one of
+ * its two registers and 0 in the other: the first for even blocks, the second for odd ones. The
+ * other lanes read zeros. */
+__device__ static inline void store_x4(struct context &c, int q, uint32_t a, uint32_t b,
+                                       float scale)
 {
-    c.x16()[q] = q >> 2 & 1 ? make_uint4(0, a, 0, b) : make_uint4(a, 0, b, 0);
+    c.x_f16()[q] = q >> 2 & 1 ? make_uint4(0, a, 0, b) : make_uint4(a, 0, b, 0);
     if (q % 4 == 0)
-        c.scale()[q / 4] = by;
+        c.x_scale()[q / 4] = scale;
 }
 
-/* Zeros behind n up to whole tiles. */
-__device__ static inline void pad_x16(struct context &c, int n, int cols)
+/* Zeros from value n on, up to whole tiles. */
+__device__ static inline void pad_x(struct context &c, int n, int cols)
 {
 #pragma unroll 1
     for (int q = n / 4 + threadIdx.x; q < cols * (CUDA_TILE_COLS / 4); q += THREADS)
-        put_pairs(c, q, 0, 0, 0);
+        store_x4(c, q, 0, 0, 0);
 }
 
-#define AHEAD 3 /* pairs of values of the residual stream that a thread has at a time */
+#define NORM_UNROLL 3 /* pairs of values of the residual stream that a thread has at a time */
 
-/* The first weights of a norm for a thread, which can be asked for early. */
-struct norm_feed {
-    float2 w[AHEAD];
+/* A thread's first weights of a norm, which are loaded early. */
+struct norm_weights {
+    float2 w[NORM_UNROLL];
 };
 
-__device__ static inline struct norm_feed norms_at(const struct context &c, int which, int i)
+__device__ static inline struct norm_weights load_norm_weights(const struct context &c, int norm,
+                                                               int i)
 {
-    const float2 *w = (const float2 *)(c.m.norms + (int64_t)which * c.m.C);
-    struct norm_feed f;
+    const float2 *w = (const float2 *)(c.m.norms + (int64_t)norm * c.m.C);
+    struct norm_weights f;
 #pragma unroll
-    for (int j = 0; j < AHEAD; j++)
+    for (int j = 0; j < NORM_UNROLL; j++)
         f.w[j] = __ldg(w + min(i + j * THREADS, c.m.C / 2 - 1));
     return f;
 }
 
-/* Adds what blocks have made of o or down before to the residual stream, if `sums`. Puts the stream
- * times a norm's weights to x16, and its squares to squares; what the norm divides by is left for
- * the end of the product. Eight lanes have a block of 16. All warps are busy with this at the same
- * time, so that each instruction counts. */
-__device__ static void put_normed(struct context &c, bool sums, int norm, struct norm_feed w)
+/* x = RMSNorm of the residual stream, without the division by the root mean square, which the
+ * epilogue applies to the product (rmsnorm_rstd). With `sums`, first adds the output of o or down
+ * to the residual stream, of which every CTA keeps a copy.
+ *
+ * Eight lanes have a block of 16 values. All warps of all CTAs do this at the same time while the
+ * memory waits, so every instruction counts. */
+__device__ static void x_from_norm(struct context &c, bool sums, int norm, struct norm_weights w)
 {
-    const unsigned long long *from = c.m.sums[(c.round - 1) % SUMS];
-    const uint32_t state = sum_state(c.round - 1, c.m.tile_cols[norm % 2 ? O : DOWN]);
+    const unsigned long long *from = c.m.sums[(c.sum_round - 1) % SUM_BUFFERS];
+    const uint32_t header = sum_header(c.sum_round - 1, c.m.tile_cols[norm % 2 ? O : DOWN]);
     const int count = c.m.C / 2;
-    const bool second = threadIdx.x & 8; /* of two blocks of 16 that are the halves of B */
+    const bool odd_block = threadIdx.x & 8; /* see store_x4 */
     float sum = 0;
-    struct old_sum old = {};
-    struct news news = {};
+    struct stale_sum old = {};
+    struct grid_state grid = {};
     if (sums)
-        old = old_sum_of(c);
+        old = load_stale_sum(c);
 #pragma unroll 1
-    for (int i = threadIdx.x; i - c.lane < count; i += AHEAD * THREADS) {
-        unsigned long long more[AHEAD][2] = {};
-        float2 v[AHEAD], x[AHEAD];
-        float amax[AHEAD];
+    for (int i = threadIdx.x; i - c.lane < count; i += NORM_UNROLL * THREADS) {
+        unsigned long long more[NORM_UNROLL][2] = {};
+        float2 v[NORM_UNROLL], x[NORM_UNROLL];
+        float amax[NORM_UNROLL];
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++)
+        for (int j = 0; j < NORM_UNROLL; j++)
             x[j] = i + j * THREADS < count ? c.x()[i + j * THREADS] : make_float2(0, 0);
-        for (uint32_t lack = sums; lack;) { /* all are asked for before one is looked at */
+        for (uint32_t missing = sums; missing;) { /* issues all loads before it checks one */
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-                load_sums(from + 2 * min(i + j * THREADS, count - 1), more[j]);
+            for (int j = 0; j < NORM_UNROLL; j++)
+                load_two_sums(from + 2 * min(i + j * THREADS, count - 1), more[j]);
             if (threadIdx.x == 0)
-                news = hear_news(c);
-            lack = 0;
+                grid = load_grid_state(c);
+            missing = 0;
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-                lack |= sums_lack(more[j], state);
+            for (int j = 0; j < NORM_UNROLL; j++)
+                missing |= sums_missing(more[j], header);
         }
-        if (i >= AHEAD * THREADS)
-            w = norms_at(c, norm, i);
+        if (i >= NORM_UNROLL * THREADS)
+            w = load_norm_weights(c, norm, i);
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
-            float by = i + j * THREADS < count ? 1 / SUM_UNIT / (1 << SUM_VALUE) : 0;
+        for (int j = 0; j < NORM_UNROLL; j++) {
+            float by = i + j * THREADS < count ? 1 / SUM_SCALE / (1 << SUM_VALUE_SHIFT) : 0;
             x[j].x = fmaf(sum_value(more[j][0]), by, x[j].x);
             x[j].y = fmaf(sum_value(more[j][1]), by, x[j].y);
             sum += x[j].x * x[j].x + x[j].y * x[j].y;
             v[j] = make_float2(x[j].x * w.w[j].x, x[j].y * w.w[j].y);
-            amax[j] = fmaxf(fabsf(v[j].x), fabsf(v[j].y)); /* NaN stays what it is below */
+            amax[j] = fmaxf(fabsf(v[j].x), fabsf(v[j].y)); /* a NaN reaches x_f16 all the same */
         }
 #pragma unroll
         for (int o = 1; o < 8; o <<= 1)
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++)
+            for (int j = 0; j < NORM_UNROLL; j++)
                 amax[j] = fmaxf(amax[j], __shfl_xor_sync(0xFFFFFFFF, amax[j], o));
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
+        for (int j = 0; j < NORM_UNROLL; j++) {
             uint32_t at = i + j * THREADS, e = max(__float_as_uint(amax[j]) >> 23, 27u);
             float up = __uint_as_float((2 * 127 + 13 - e) << 23);
-            uint32_t two = two_halves(v[j].x * up, v[j].y * up);
+            uint32_t two = pack_f16x2(v[j].x * up, v[j].y * up);
             if (at < count) {
                 c.x()[at] = x[j];
-                ((uint2 *)c.x16())[at] = make_uint2(second ? 0 : two, second ? two : 0);
+                ((uint2 *)c.x_f16())[at] = make_uint2(odd_block ? 0 : two, odd_block ? two : 0);
             }
             if (at < count && threadIdx.x % 8 == 0)
-                c.scale()[at / 8] = __uint_as_float((e + UNDO_BITS - 13) << 23);
+                c.x_scale()[at / 8] = __uint_as_float((e + W_EXPONENT - 13) << 23);
         }
     }
     sum = warp_sum(sum);
     if (threadIdx.x == 0 && sums) {
-        while ((int)(news.arrived - c.epoch) < 0) /* who has added to sums soon will have */
-            news = hear_news(c);
-        if (norm == 2 * c.m.layer_count) { /* now what odd sums came with is known for certain */
+        while ((int)(grid.arrived - c.epoch) < 0) /* CTAs that have added arrive soon after */
+            grid = load_grid_state(c);
+        if (norm == 2 * c.m.layer_count) { /* the last chance to see a non-finite addend */
             __threadfence();
-            news = hear_news(c);
+            grid = load_grid_state(c);
         }
-        sum = news.odd == c.run ? NAN : sum;
+        sum = grid.nonfinite == c.run_id ? NAN : sum;
     }
     if (c.lane == 0)
         ((float *)c.squares())[c.warp] = sum;
-    pad_x16(c, c.m.C, c.m.tile_cols[QKV]);
-    clear_sum(c, old);
+    pad_x(c, c.m.C, c.m.tile_cols[QKV]);
+    clear_stale_sum(c, old);
 }
 
-/* x16 = what the block needs of what others have made of gate and up. */
-__device__ static void put_act(struct context &c)
+/* x of down = the columns of SwiGLU's output that this CTA multiplies. */
+__device__ static void x_from_act(struct context &c)
 {
-    const struct part own = c.own()[DOWN];
+    const struct cta_work own = c.cta_plan()[DOWN];
     int begin = own.col * CUDA_TILE_COLS, n = min(own.cols * CUDA_TILE_COLS, c.m.F - begin);
 #pragma unroll 1
     for (int q = threadIdx.x; q < n / 4; q += THREADS) {
         const uint64_t *act = c.m.act + begin / 2 + 2 * q;
         uint32_t two[2];
-        float by;
-        bool there;
+        float scale;
+        bool current;
         do {
-            there = take_one(c, &two[0], act);
-            there &= take_one(c, &two[1], act + 1);
-            there &= take_one(c, &by, c.m.act_scale + begin / 16 + q / 4);
-        } while (!there);
-        put_pairs(c, q, two[0], two[1], by);
+            current = poll_one(c, &two[0], act);
+            current &= poll_one(c, &two[1], act + 1);
+            current &= poll_one(c, &scale, c.m.act_scale + begin / 16 + q / 4);
+        } while (!current);
+        store_x4(c, q, two[0], two[1], scale);
     }
-    pad_x16(c, n, own.cols);
+    pad_x(c, n, own.cols);
 }
 
-/* ---- products ---- */
+/* ---- products: main loop ---- */
 
-/* Two scales of E4M3. */
-__device__ static inline float2 scale_pair(uint32_t two)
+/* Two E4M3 scales. */
+__device__ static inline float2 e4m3_pair(uint32_t two)
 {
     return __half22float2(
         __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3)));
 }
 
-/* Words of shared memory. */
-__device__ static inline uint4 load_four(uint32_t at)
+__device__ static inline uint4 ld_shared_v4(uint32_t at)
 {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -725,44 +786,46 @@ __device__ static inline uint4 load_four(uint32_t at)
     return v;
 }
 
-__device__ static inline float2 load_two(uint32_t at)
+__device__ static inline float2 ld_shared_v2(uint32_t at)
 {
     float2 v;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at));
     return v;
 }
 
-__device__ static inline uint32_t load_one(uint32_t at)
+__device__ static inline uint32_t ld_shared(uint32_t at)
 {
     uint32_t v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
     return v;
 }
 
-/* What a lane has of x for a tile, in shared memory. */
-struct x_part {
+/* Shared memory addresses of a lane's x and scales for a tile. */
+struct x_cursor {
     uint32_t x, scales;
 };
 
-/* Adds what rows g and g + 8 get from the lane's two blocks of two tiles: of two rows, which have
- * the same x, or of the same row. */
-template <bool ROWS>
-__device__ static inline void add_tiles(float2 sum[PAIR], uint32_t tile, uint32_t lane,
-                                        struct x_part first, struct x_part second)
+/* Multiplies the two tiles of a stage with x and adds the lane's two blocks of rows g and g + 8 to
+ * sum: to sum[0] and sum[1] for tiles of TWO_ROWS, which share x, else all to sum[0]. */
+template <bool TWO_ROWS>
+__device__ static inline void mma_tiles(float2 sum[PAIR], uint32_t tile, uint32_t lane,
+                                        struct x_cursor first, struct x_cursor second)
 {
     const int stride = CUDA_TILE_BYTES;
-    const uint32_t s[PAIR] = {load_one(tile + 1024 + 4 * lane),
-                              load_one(tile + 1024 + 4 * lane + stride)};
+    const uint32_t s[PAIR] = {ld_shared(tile + 1024 + 4 * lane),
+                              ld_shared(tile + 1024 + 4 * lane + stride)};
     float acc[PAIR][4] = {};
-    float2 by = load_two(first.scales), by2 = ROWS ? by : load_two(second.scales);
+    float2 scale = ld_shared_v2(first.scales),
+           scale2 = TWO_ROWS ? scale : ld_shared_v2(second.scales);
     tile += 16 * lane;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        uint4 code[PAIR] = {load_four(tile + half * 512), load_four(tile + half * 512 + stride)};
+        uint4 code[PAIR] = {ld_shared_v4(tile + half * 512),
+                            ld_shared_v4(tile + half * 512 + stride)};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            uint4 x = load_four(first.x + half * 32 + i * 16);
-            uint4 x2 = ROWS ? x : load_four(second.x + half * 32 + i * 16);
+            uint4 x = ld_shared_v4(first.x + half * 32 + i * 16);
+            uint4 x2 = TWO_ROWS ? x : ld_shared_v4(second.x + half * 32 + i * 16);
             const uint32_t b[PAIR][4] = {{x.x, x.y, x.z, x.w}, {x2.x, x2.y, x2.z, x2.w}};
 #pragma unroll
             for (int p = 0; p < 2; p++)
@@ -777,15 +840,15 @@ __device__ static inline void add_tiles(float2 sum[PAIR], uint32_t tile, uint32_
     }
 #pragma unroll
     for (int r = 0; r < PAIR; r++) {
-        float2 low = scale_pair(s[r] & 0xFFFF), high = scale_pair(s[r] >> 16), f = r ? by2 : by;
-        float2 &to = sum[ROWS ? r : 0];
+        float2 low = e4m3_pair(s[r] & 0xFFFF), high = e4m3_pair(s[r] >> 16), f = r ? scale2 : scale;
+        float2 &to = sum[TWO_ROWS ? r : 0];
         to.x += acc[r][0] * (low.x * f.x) + acc[r][1] * (high.x * f.y);
         to.y += acc[r][2] * (low.y * f.x) + acc[r][3] * (high.y * f.y);
     }
 }
 
-/* What the norm divides by, as a factor. */
-__device__ static inline float norm_factor(const struct context &c)
+/* The factor of RMSNorm, from the squares that x_from_norm left. */
+__device__ static inline float rmsnorm_rstd(const struct context &c)
 {
     float sum = 0;
 #pragma unroll
@@ -794,130 +857,135 @@ __device__ static inline float norm_factor(const struct context &c)
         sum += (v.x + v.y) + (v.z + v.w);
     }
     float factor;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(factor) : "f"(sum * c.m.share + c.m.eps));
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(factor) : "f"(sum * c.m.inv_C + c.m.eps));
     return factor;
 }
 
-/* Sums of a line over the four lanes that have parts of them: lane 4 g + t has that of row g +
- * 8 (t % 2) of row t / 2 of tiles. */
-__device__ static inline float line_sum(const float2 sum[PAIR], int lane)
+/* Adds up a row pair's sums over the four lanes that share a row. Lane 4g + t gets the sum of row
+ * g + 8 (t % 2) of tile row t / 2. */
+__device__ static inline float reduce_quad(const float2 sum[PAIR], int lane)
 {
-    bool odd = lane & 1, up = lane & 2;
-    float a =
-        (odd ? sum[0].y : sum[0].x) + __shfl_xor_sync(0xFFFFFFFF, odd ? sum[0].x : sum[0].y, 1);
-    float b =
-        (odd ? sum[1].y : sum[1].x) + __shfl_xor_sync(0xFFFFFFFF, odd ? sum[1].x : sum[1].y, 1);
-    return (up ? b : a) + __shfl_xor_sync(0xFFFFFFFF, up ? a : b, 2);
+    bool low_row = lane & 1, second = lane & 2;
+    float a = (low_row ? sum[0].y : sum[0].x) +
+              __shfl_xor_sync(0xFFFFFFFF, low_row ? sum[0].x : sum[0].y, 1);
+    float b = (low_row ? sum[1].y : sum[1].x) +
+              __shfl_xor_sync(0xFFFFFFFF, low_row ? sum[1].x : sum[1].y, 1);
+    return (second ? b : a) + __shfl_xor_sync(0xFFFFFFFF, second ? a : b, 2);
 }
 
-/* What a warp has of a line: to its slot, or of o and down, times `by`, to the sums of all blocks.
- */
-__device__ static inline void flush(struct context &c, int step, float v, int slot, int line,
-                                    float by, int tiles)
+/* Stores a warp's sums of a row pair: to its slot, to be reduced over the CTA's warps, or for o and
+ * down, times `scale`, to the sums over all CTAs. */
+__device__ static inline void store_warp_sum(struct context &c, int gemv, float v, int slot,
+                                             int row_pair, float scale, int tiles)
 {
-    const struct part own = c.own()[step];
+    const struct cta_work own = c.cta_plan()[gemv];
     int row = c.lane >> 1 & 1, in = (c.lane >> 2) + 8 * (c.lane & 1);
-    if (step != O && step != DOWN)
-        c.slots()[(c.share * c.m.slots + slot) * LINE_ROWS + row * CUDA_TILE_ROWS + in] = v;
-    else if (PAIR * line + row < own.rows)
-        add_to_sum(c, (own.row + PAIR * line + row) * CUDA_TILE_ROWS + in, v * by, tiles);
+    if (gemv != O && gemv != DOWN)
+        c.warp_sums()[(c.work_index * c.m.warp_row_pairs + slot) * ROW_PAIR_ROWS +
+                      row * CUDA_TILE_ROWS + in] = v;
+    else if (PAIR * row_pair + row < own.rows)
+        sum_add(c, (own.row + PAIR * row_pair + row) * CUDA_TILE_ROWS + in, v * scale, tiles);
 }
 
-/* The warp's tiles of a step. */
-__device__ static void multiply(struct context &c, int step, float by)
+/* Multiplies the warp's tiles of a product. */
+__device__ static void gemv_mainloop(struct context &c, int gemv, float scale)
 {
-    const int cols = c.own()[step].cols;
-    const struct work w = c.work()[step * WARPS + c.share];
-    int left = w.left, line = w.line, unit = w.unit;
-    /* Lane 4 g + t has x of block g if that is one of its two. */
+    const int cols = c.cta_plan()[gemv].cols;
+    const struct warp_work w = c.warp_plan()[gemv * WARPS + c.work_index];
+    int left = w.count, row_pair = w.row_pair, tile_pair = w.tile_pair;
+    /* Lane 4g + t has column g of operand B: x of block g if that is one of its two, else zeros. */
     int g = c.lane >> 2, t = c.lane & 3, stride = g >> 1 == t ? 512 : 0;
-    uint32_t zeros = smem_addr(c.zeros()), x_base = stride ? smem_addr(c.x16() + g * 4) : zeros;
-    uint32_t scales = smem_addr(c.scale()) + 8 * t;
+    uint32_t zeros = smem_addr(c.zeros()), x_base = stride ? smem_addr(c.x_f16() + g * 4) : zeros;
+    uint32_t scales = smem_addr(c.x_scale()) + 8 * t;
 #pragma unroll 1
-    do { /* a warp that has none gives zeros */
-        const struct line l = c.lines()[step * c.m.line_count + line];
-        bool alone = l.rows < PAIR;
-        int col = alone ? PAIR * unit : unit, count = min(left, l.units - unit);
-        struct x_part x = {x_base + col * stride, scales + col * 32};
+    do { /* a warp without tiles stores zeros */
+        const struct row_pair l = c.row_pairs()[gemv * c.m.row_pairs + row_pair];
+        bool single_row = l.rows < PAIR;
+        int col = single_row ? PAIR * tile_pair : tile_pair;
+        int count = min(left, l.tile_pairs - tile_pair);
+        struct x_cursor x = {x_base + col * stride, scales + col * 32};
         float2 sum[PAIR] = {};
-        int tiles = alone ? min(PAIR * count, cols - col) : count;
+        int tiles = single_row ? min(PAIR * count, cols - col) : count;
         left -= count;
 #pragma unroll 1
         for (; count > 0; count--) {
-            while (!mbarrier_try_wait(c.bar_at, c.parity))
+            while (!mbarrier_try_wait(c.stage_bar, c.stage_phase))
                 continue;
-            if (!alone) {
-                add_tiles<true>(sum, c.tile_at, c.lane, x, x);
+            if (!single_row) {
+                mma_tiles<true>(sum, c.stage_at, c.lane, x, x);
             } else {
-                struct x_part second = {x.x + stride, x.scales + 32};
-                if (++col == cols) /* which there is no more */
+                struct x_cursor second = {x.x + stride, x.scales + 32};
+                if (++col == cols) /* the second tile repeats the first: times 0 */
                     second = {zeros, x.scales};
-                add_tiles<false>(sum, c.tile_at, c.lane, x, second);
+                mma_tiles<false>(sum, c.stage_at, c.lane, x, second);
                 x = {x.x + stride, x.scales + 32};
                 col++;
             }
             x = {x.x + stride, x.scales + 32};
             __syncwarp();
-            fetch_stage(c, c.tile_at, c.bar_at);
-            c.tile_at += STAGE_BYTES;
-            c.bar_at += 8;
-            if (c.bar_at == c.full_at + RING * 8) {
-                c.tile_at = c.ring_at;
-                c.bar_at = c.full_at;
-                c.parity ^= 1;
+            pipeline_load(c, c.stage_at, c.stage_bar);
+            c.stage_at += STAGE_BYTES;
+            c.stage_bar += 8;
+            if (c.stage_bar == c.full_at + STAGES * 8) {
+                c.stage_at = c.ring_at;
+                c.stage_bar = c.full_at;
+                c.stage_phase ^= 1;
             }
         }
-        if (w.left > 0 || (step != O && step != DOWN))
-            flush(c, step, line_sum(sum, c.lane), line - w.line, line, by, tiles);
-        unit = 0;
-        line++;
+        if (w.count > 0 || (gemv != O && gemv != DOWN))
+            store_warp_sum(c, gemv, reduce_quad(sum, c.lane), row_pair - w.row_pair, row_pair,
+                           scale, tiles);
+        tile_pair = 0;
+        row_pair++;
     } while (left > 0);
 }
 
-/* Value c.lane of a line, over the warps of this block. */
-__device__ static inline float from_slots(const struct context &c, const struct line &l)
+/* ---- products: epilogue ---- */
+
+/* Row c.lane of a row pair, summed over the CTA's warps. */
+__device__ static inline float reduce_warps(const struct context &c, const struct row_pair &l)
 {
-    const float *slots = c.slots() + c.lane;
-    int stride = c.m.slots * LINE_ROWS;
-    float v = slots[l.first * stride + l.slot * LINE_ROWS];
+    const float *sums = c.warp_sums() + c.lane;
+    int stride = c.m.warp_row_pairs * ROW_PAIR_ROWS;
+    float v = sums[l.first_warp * stride + l.slot * ROW_PAIR_ROWS];
 #pragma unroll 2
-    for (int w = l.first + 1; w <= l.last; w++)
-        v += slots[w * stride];
+    for (int w = l.first_warp + 1; w <= l.last_warp; w++)
+        v += sums[w * stride];
     return v;
 }
 
-/* What q, k and v, or gate and up, or the head give, to those who wait for it; a warp for a line.
- * Of the head, also the best. */
-__device__ static void finish(struct context &c, int step, int layer, float *logits)
+/* Publishes q, k and v, or SwiGLU of gate and up, or writes logits and each warp's best one. A warp
+ * takes a row pair at a time. o and down have no epilogue: their sums are over CTAs. */
+__device__ static void gemv_epilogue(struct context &c, int gemv, int layer, float *logits)
 {
-    const struct part own = c.own()[step];
-    float by = norm_factor(c);
+    const struct cta_work own = c.cta_plan()[gemv];
+    float rstd = rmsnorm_rstd(c);
     uint64_t best = 0;
 #pragma unroll 1
-    for (int i = c.warp; i < lines_of(own); i += WARPS) {
-        const struct line &l = c.lines()[step * c.m.line_count + i];
-        float v = from_slots(c, l) * by * c.layers()[layer].scale[l.matrix[c.lane >> 4]];
+    for (int i = c.warp; i < row_pairs_of(own); i += WARPS) {
+        const struct row_pair &l = c.row_pairs()[gemv * c.m.row_pairs + i];
+        float v = reduce_warps(c, l) * rstd * c.layers()[layer].scale[l.matrix[c.lane >> 4]];
         int at = (own.row + PAIR * i) * CUDA_TILE_ROWS + c.lane;
         bool any = c.lane < l.rows * CUDA_TILE_ROWS;
-        if (step == QKV && any)
-            give(c, c.m.qkv + at, __float_as_uint(v));
-        if (step == LOGITS && any && at < c.m.V) {
+        if (gemv == QKV && any)
+            publish(c, c.m.qkv + at, __float_as_uint(v));
+        if (gemv == LOGITS && any && at < c.m.V) {
             logits[at] = v;
-            best = max(best, key_of(v, at));
+            best = max(best, sort_key_of(v, at));
         }
-        if (step != GATE_UP)
+        if (gemv != GATE_UP)
             continue;
         float up = __shfl_xor_sync(0xFFFFFFFF, v, CUDA_TILE_ROWS);
-        struct halves two = halves_of(__fdividef(v, 1 + __expf(-v)) * up);
+        struct f16_pair two = to_f16_block(__fdividef(v, 1 + __expf(-v)) * up);
         at = (own.row / PAIR + i) * CUDA_TILE_ROWS + c.lane;
         if (c.lane < CUDA_TILE_ROWS && c.lane % 2 == 0)
-            give(c, c.m.act + at / 2, two.two);
+            publish(c, c.m.act + at / 2, two.bits);
         if (c.lane == 0)
-            give(c, c.m.act_scale + at / CUDA_TILE_ROWS, __float_as_uint(two.by));
+            publish(c, c.m.act_scale + at / CUDA_TILE_ROWS, __float_as_uint(two.scale));
     }
-    if (step != LOGITS)
+    if (gemv != LOGITS)
         return;
-    best = warp_best(best);
+    best = warp_max_key(best);
     if (c.lane == 0)
-        c.m.best[blockIdx.x * WARPS + c.warp] = best;
+        c.m.logit_keys[blockIdx.x * WARPS + c.warp] = best;
 }

@@ -1,118 +1,130 @@
-/* megakernel_attention_split.cuh - the kernel of token.cu: attention of one token over many rows.
+/* megakernel_attention_split.cuh - the decode megakernel: attention over more than
+ * SHORT_CONTEXT_KEYS keys.
  *
- * Blocks share the rows of a store. Some warps of a block have room for sixteen keys and their
- * values in shared memory: the first ones are asked for in the layer before, the others as soon as
- * there is room. The products are on tensor cores, keys or values times all heads of the block: of
- * the eight columns of an operand the first four are heads rounded to 16 bits, the others what that
- * leaves over, so that the sum of both has twice the digits. What blocks make of their rows
- * goes to those that need it with a tag. */
+ * CTAs divide the keys of a group of G query heads that share them. In a CTA, some warps have
+ * shared memory for a tile of 16 keys and one of 16 values (a slot). The first tiles are loaded
+ * during the layer before, the next ones as soon as the slot has been read:
+ *
+ *   per warp   wait keys -> S = K Q -> load next keys -> weights -> wait values -> Y += V^T W
+ *              -> load next values -> ...
+ *   per CTA    merge the warps' softmaxes, publish them as tagged values
+ *   per head   CTAs with columns of the head in o poll and merge the CTAs' softmaxes
+ *
+ * Both products run on tensor cores with keys or values as operand A and all heads of the CTA as
+ * operand B. B has eight columns: column h (0 to 3) is head h rounded to 16 bits, column h + 4 what
+ * rounding left over, so that their sum has twice the digits. */
 #pragma once
 
 #include "backend/cuda/megakernel_attention.cuh"
 
-#define BOX_BYTES 2048 /* 128 of each of sixteen keys or values, which is what a copy brings */
-#define OVER      4    /* columns from a head to what rounding leaves over of it */
-#define LIFT      4.1f /* the largest weight is about e^LIFT: small ones keep their digits */
+#define BOX_BYTES    2048 /* a bulk tensor copy: 128 bytes each of 16 keys or values */
+#define RESIDUAL_COL 4    /* from the column of a head to that of its rounding error */
+#define LOG_WEIGHT_MAX                                                                             \
+    4.1f /* weights go up to about e^4.1, so that small ones keep their digits                     \
+          */
 
-template <enum nbi_dtype T> struct many {
+template <enum nbi_dtype T> struct kv_format {
     static constexpr bool BF = T == NBI_BF16;
     static constexpr enum nbi_dtype OPERAND = BF ? NBI_BF16 : NBI_F16;
-    static constexpr int ROW = HEAD * (T == NBI_E4M3 ? 1 : 2); /* bytes of a key or value */
-    static constexpr int BOXES = ROW / 128;
-    static constexpr int SLOT = BOXES * BOX_BYTES;
+    static constexpr int ROW_BYTES = HEAD_DIM * (T == NBI_E4M3 ? 1 : 2);
+    static constexpr int BOXES = ROW_BYTES / 128;
+    static constexpr int TILE_BYTES = BOXES * BOX_BYTES;
 };
 
-/* Where a chunk of 16 bytes of a row is in its slot: eight rows of a matrix are in all banks. */
-__device__ static inline uint32_t chunk_at(int row, int chunk)
+/* Offset of 16 bytes (a chunk) of a row in a slot: the 128-byte swizzle of bulk tensor copies.
+ * Eight rows of an 8 x 8 matrix are in different banks. */
+__device__ static inline uint32_t swizzle_128b(int row, int chunk)
 {
     return chunk / 8 * BOX_BYTES + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
 }
 
-/* ---- keys and values on their way ---- */
+/* ---- loading keys and values ---- */
 
-/* What a warp has for keys, and behind it the same for values: slot and barrier. */
-struct slot {
+/* Shared memory of a warp for a tile of keys, or of values: address and mbarrier. */
+struct kv_slot {
     uint32_t at, bar;
 };
 
-__device__ static inline struct slot slot_of(const struct context &c, int values)
+__device__ static inline struct kv_slot kv_slot_of(const struct context &c, int values)
 {
-    return {smem_addr(c.rows() + c.warp * c.m.slot_pair) + values * (c.m.slot_pair / 2),
-            smem_addr(c.arrived() + 2 * c.warp + values)};
+    return {smem_addr(c.kv_tiles() + c.warp * c.m.kv_warp_bytes) + values * (c.m.kv_warp_bytes / 2),
+            smem_addr(c.kv_full() + 2 * c.warp + values)};
 }
 
-/* The first of the sixteen rows that a slot has for `row` on: the last ones of a block begin
- * earlier, since what is behind its end may not be there. */
-__device__ static inline int tile_begin(const struct rows_part &p, int row)
+/* The first row of the tile that is loaded for `row`: the last tile of a CTA begins earlier, since
+ * the rows after its end may not exist. */
+__device__ static inline int tile_begin(const struct kv_split &p, int row)
 {
     return min(row, p.end - TILE_KEYS);
 }
 
-/* Asks for rows `row` to row + 15 of keys or values, if there are any. */
+/* Starts to load keys (or values) `row` to row + 15, if the CTA has any of them. */
 template <enum nbi_dtype T>
-__device__ static inline void fetch_slot(const struct context &c, const struct rows_part &p,
-                                         int layer, int values, int row)
+__device__ static inline void load_kv_tile(const struct context &c, const struct kv_split &p,
+                                           int layer, int values, int row)
 {
-    struct slot to = slot_of(c, values);
+    struct kv_slot to = kv_slot_of(c, values);
     if (row >= p.end)
         return;
     row = tile_begin(p, row);
-    copy_expect(to.bar, many<T>::SLOT);
+    copy_expect(to.bar, kv_format<T>::TILE_BYTES);
 #if HAS_BULK_COPY
 #pragma unroll
-    for (int i = 0; i < many<T>::BOXES; i++)
+    for (int i = 0; i < kv_format<T>::BOXES; i++)
         asm volatile("{\n"
                      ".reg .pred one;\n"
                      "elect.sync _|one, 0xFFFFFFFF;\n"
                      "@one cp.async.bulk.tensor.2d.shared::cluster.global.tile"
                      ".mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];\n"
                      "}" ::"r"(to.at + i * BOX_BYTES),
-                     "l"(c.m.maps + 2 * layer + values), "r"(p.kv * HEAD + i * 64), "r"(row),
-                     "r"(to.bar)
+                     "l"(c.m.kv_maps + 2 * layer + values), "r"(p.kv_head * HEAD_DIM + i * 64),
+                     "r"(row), "r"(to.bar)
                      : "memory");
 #endif
 }
 
-/* Asks for what a layer's attention needs first: a little while each of the two products before it
- * in the layer before is running. More at once, or later, would keep others waiting. */
+/* Loads the first tiles of the next layer's attention: keys during GATE_UP, values during DOWN; for
+ * layer 0 both during QKV. More at a time, or later, would make other CTAs wait. */
 template <enum nbi_dtype T>
-__device__ static inline void ask_early(const struct context &c, int step, int layer,
-                                        const struct rows_part &p)
+__device__ static inline void prefetch_kv_tiles(const struct context &c, int gemv, int layer,
+                                                const struct kv_split &p)
 {
-    bool first = step == QKV && layer == 0, keys = first || step == GATE_UP,
-         values = first || step == DOWN;
+    bool first = gemv == QKV && layer == 0, keys = first || gemv == GATE_UP,
+         values = first || gemv == DOWN;
     int row = p.begin + c.warp * TILE_KEYS;
-    if (step == QKV && threadIdx.x < 8) /* and the norms of queries and keys */
-        prefetch(c.m.head_norms + layer * 2 * HEAD + threadIdx.x * 32);
+    if (gemv == QKV && threadIdx.x < 8) /* norms of queries and keys, for this layer */
+        prefetch_l2(c.m.qk_norms + layer * 2 * HEAD_DIM + threadIdx.x * 32);
     layer += !first;
-    if (!(keys || values) || layer >= c.m.layer_count || c.warp >= c.m.readers || p.split >= p.used)
+    if (!(keys || values) || layer >= c.m.layer_count || c.warp >= c.m.kv_warps ||
+        p.split >= p.splits)
         return;
 #if HAS_BULK_COPY
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* softmaxes were there */
+    /* The slots held softmaxes, written by ordinary stores. */
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
     if (keys)
-        fetch_slot<T>(c, p, layer, 0, row);
+        load_kv_tile<T>(c, p, layer, 0, row);
     if (values)
-        fetch_slot<T>(c, p, layer, 1, row);
+        load_kv_tile<T>(c, p, layer, 1, row);
 }
 
 /* ---- operands ---- */
 
-/* The queries as operand B: word r of lane 4 g + t has two elements of column g of steps r / 2 of
- * sixteen. Which two is as operand A of keys comes out. */
+/* Stores element d of a query as operand B: word r of lane 4g + t has two elements of column g for
+ * step r / 2 of 16 elements. Which two depends on how load_key_operands orders those of keys. */
 template <enum nbi_dtype T>
-__device__ static inline void put_operand(const struct context &c, int head, int d, float v)
+__device__ static inline void store_q_operand(const struct context &c, int head, int d, float v)
 {
-    using M = struct many<T>;
+    using F = struct kv_format<T>;
     int in = d % 16, t = T == NBI_E4M3 ? in / 4 : in % 8 / 2;
     int r = d / 16 % 2 * 2 + (T == NBI_E4M3 ? in % 4 / 2 : in / 8);
     int at = ((d / 32 * 32 + head * 4 + t) * 4 + r) * 2 + d % 2;
-    store_f32(c.operands(), at, M::OPERAND, v);
-    float left = v - load_f32(c.operands(), at, M::OPERAND);
-    store_f32(c.operands(), at + OVER * 4 * 4 * 2, M::OPERAND, left);
+    store_f32(c.q_operands(), at, F::OPERAND, v);
+    float residual = v - load_f32(c.q_operands(), at, F::OPERAND);
+    store_f32(c.q_operands(), at + RESIDUAL_COL * 4 * 4 * 2, F::OPERAND, residual);
 }
 
-__device__ static inline void load_turned(uint32_t w[4], uint32_t from)
+__device__ static inline void ldmatrix_trans(uint32_t w[4], uint32_t from)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -120,19 +132,19 @@ __device__ static inline void load_turned(uint32_t w[4], uint32_t from)
                  : "memory");
 }
 
-/* Sixteen keys as operands A of steps 2 i and 2 i + 1. */
+/* Sixteen keys as operands A of steps 2i and 2i + 1. */
 template <enum nbi_dtype T>
-__device__ static inline void keys_at(uint32_t a[2][4], uint32_t slot, int i, int lane)
+__device__ static inline void load_key_operands(uint32_t a[2][4], uint32_t slot, int i, int lane)
 {
     int row = lane % 16;
     if (T != NBI_E4M3) {
 #pragma unroll
         for (int j = 0; j < 2; j++)
-            load_matrices(a[j], slot + chunk_at(row, 4 * i + 2 * j + lane / 16));
+            load_matrices(a[j], slot + swizzle_128b(row, 4 * i + 2 * j + lane / 16));
         return;
     }
     uint32_t w[4];
-    load_matrices(w, slot + chunk_at(row, 2 * i + lane / 16));
+    load_matrices(w, slot + swizzle_128b(row, 2 * i + lane / 16));
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         a[j / 2][j % 2] = widen_e4m3(w[j] & 0xFFFF);
@@ -140,19 +152,19 @@ __device__ static inline void keys_at(uint32_t a[2][4], uint32_t slot, int i, in
     }
 }
 
-/* Sixteen values as operands A of elements 32 i to 32 i + 31: rows are elements. */
+/* Sixteen values as operands A of elements 32i to 32i + 31: transposed, rows are elements. */
 template <enum nbi_dtype T>
-__device__ static inline void values_at(uint32_t a[2][4], uint32_t slot, int i, int lane)
+__device__ static inline void load_value_operands(uint32_t a[2][4], uint32_t slot, int i, int lane)
 {
     if (T != NBI_E4M3) {
         int row = lane / 16 * 8 + lane % 8;
 #pragma unroll
         for (int j = 0; j < 2; j++)
-            load_turned(a[j], slot + chunk_at(row, 4 * i + 2 * j + lane / 8 % 2));
+            ldmatrix_trans(a[j], slot + swizzle_128b(row, 4 * i + 2 * j + lane / 8 % 2));
         return;
     }
     uint32_t w[4];
-    load_turned(w, slot + chunk_at(lane % 16, 2 * i + lane / 16));
+    ldmatrix_trans(w, slot + swizzle_128b(lane % 16, 2 * i + lane / 16));
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         uint32_t v = __byte_perm(w[j], 0, 0x3120);
@@ -161,57 +173,58 @@ __device__ static inline void values_at(uint32_t a[2][4], uint32_t slot, int i, 
     }
 }
 
-/* Element of row g (or g + 8, if `low`) of operand i of values. */
+/* The element that row g (or g + 8, if `low`) of operand i of values is. */
 template <enum nbi_dtype T> __device__ static inline int element_of(int i, int g, int low)
 {
     return T == NBI_E4M3 ? 16 * i + 2 * g + low : 16 * i + 8 * low + g;
 }
 
-__device__ static inline uint32_t turned(uint32_t matrix)
+__device__ static inline uint32_t transpose_8x8(uint32_t matrix)
 {
     uint32_t out;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(matrix));
     return out;
 }
 
-/* Two weights as an operand: rounded, or in the upper columns what that leaves over. */
+/* Two weights as a register of operand B: rounded, or in columns 4 to 7 the rounding error. */
 template <enum nbi_dtype T>
-__device__ static inline uint32_t weights_of(float a, float b, bool over)
+__device__ static inline uint32_t pack_weights(float a, float b, bool residual)
 {
-    if (many<T>::BF) {
+    if (kv_format<T>::BF) {
         __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
         float2 f = __bfloat1622float2(h);
-        if (over)
+        if (residual)
             h = __floats2bfloat162_rn(a - f.x, b - f.y);
-        return turned(*(uint32_t *)&h);
+        return transpose_8x8(*(uint32_t *)&h);
     }
     __half2 h = __floats2half2_rn(a, b);
     float2 f = __half22float2(h);
-    if (over)
+    if (residual)
         h = __floats2half2_rn(a - f.x, b - f.y);
-    return turned(*(uint32_t *)&h);
+    return transpose_8x8(*(uint32_t *)&h);
 }
 
-/* ---- a warp's rows ---- */
+/* ---- a warp's keys ---- */
 
-/* Lane 4 g + t has heads 2 t % 4 and the next: of y, rows g and g + 8 of each operand of values;
- * of sum, keys g and g + 8 of each sixteen. */
-struct many_softmax {
-    float y[HEAD / 16][4], base[2], sum[2];
+/* A running softmax of up to four heads, whose weights are relative to e^base. Lane 4g + t has
+ * heads 2t % 4 and the next one: of y, rows g and g + 8 of each operand of values; of sum, keys g
+ * and g + 8 of each tile. */
+struct tile_softmax {
+    float y[HEAD_DIM / 16][4], base[2], sum[2];
 };
 
 /* Scores of keys g and g + 8 for both heads. */
 template <enum nbi_dtype T>
-__device__ static inline void score(float s[4], const struct context &c, uint32_t slot)
+__device__ static inline void score_tile(float s[4], const struct context &c, uint32_t slot)
 {
     float part[2][4] = {};
 #pragma unroll
-    for (int i = 0; i < HEAD / 32; i++) {
+    for (int i = 0; i < HEAD_DIM / 32; i++) {
         uint32_t a[2][4];
-        uint4 q = c.operands()[i * 32 + c.lane];
-        keys_at<T>(a, slot, i, c.lane);
-        mma<many<T>::BF>(part[0], a[0], q.x, q.y);
-        mma<many<T>::BF>(part[1], a[1], q.z, q.w);
+        uint4 q = c.q_operands()[i * 32 + c.lane];
+        load_key_operands<T>(a, slot, i, c.lane);
+        mma<kv_format<T>::BF>(part[0], a[0], q.x, q.y);
+        mma<kv_format<T>::BF>(part[1], a[1], q.z, q.w);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -220,8 +233,8 @@ __device__ static inline void score(float s[4], const struct context &c, uint32_
     }
 }
 
-/* Scores to weights; what there is so far is to match. */
-__device__ static inline void weigh(struct many_softmax &m, float s[4])
+/* Turns scores into weights; rescales the softmax so far if its base must grow. */
+__device__ static inline void scores_to_weights(struct tile_softmax &m, float s[4])
 {
     float high[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};
 #pragma unroll
@@ -229,12 +242,12 @@ __device__ static inline void weigh(struct many_softmax &m, float s[4])
 #pragma unroll
         for (int h = 0; h < 2; h++)
             high[h] = fmaxf(high[h], __shfl_xor_sync(0xFFFFFFFF, high[h], mask));
-    high[0] = fmaxf(m.base[0], high[0] - LIFT);
-    high[1] = fmaxf(m.base[1], high[1] - LIFT);
+    high[0] = fmaxf(m.base[0], high[0] - LOG_WEIGHT_MAX);
+    high[1] = fmaxf(m.base[1], high[1] - LOG_WEIGHT_MAX);
     if (__any_sync(0xFFFFFFFF, high[0] > m.base[0] || high[1] > m.base[1])) {
         float keep[2] = {__expf(m.base[0] - high[0]), __expf(m.base[1] - high[1])};
 #pragma unroll
-        for (int i = 0; i < HEAD / 16 * 4; i++)
+        for (int i = 0; i < HEAD_DIM / 16 * 4; i++)
             m.y[i / 4][i % 4] *= keep[i % 2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -249,172 +262,178 @@ __device__ static inline void weigh(struct many_softmax &m, float s[4])
     }
 }
 
-/* The softmaxes of a warp, to its slots. */
+/* Writes the warp's softmaxes over its slots, which have been read. */
 template <enum nbi_dtype T>
-__device__ static inline void leave_softmax(const struct context &c, struct many_softmax &m)
+__device__ static inline void store_softmax(const struct context &c, struct tile_softmax &m)
 {
-    float *part = (float *)(c.rows() + c.warp * c.m.slot_pair);
+    float *part = (float *)(c.kv_tiles() + c.warp * c.m.kv_warp_bytes);
     int g = c.lane / 4, head = c.lane % 2 * 2;
     bool low = c.lane & 2;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
 #pragma unroll
-        for (int i = 0; i < HEAD / 16; i++) {
+        for (int i = 0; i < HEAD_DIM / 16; i++) {
             float mine = low ? m.y[i][h + 2] : m.y[i][h], other = low ? m.y[i][h] : m.y[i][h + 2];
             mine += __shfl_xor_sync(0xFFFFFFFF, other, 2);
-            part[(head + h) * (HEAD + 2) + element_of<T>(i, g, low)] = mine;
+            part[(head + h) * SOFTMAX_FLOATS + element_of<T>(i, g, low)] = mine;
         }
 #pragma unroll
         for (int mask = 4; mask < 32; mask *= 2)
             m.sum[h] += __shfl_xor_sync(0xFFFFFFFF, m.sum[h], mask);
         if (g == 0 && !low)
-            *(float2 *)(part + (head + h) * (HEAD + 2) + HEAD) = make_float2(m.base[h], m.sum[h]);
+            *(float2 *)(part + (head + h) * SOFTMAX_FLOATS + HEAD_DIM) =
+                make_float2(m.base[h], m.sum[h]);
     }
 }
 
+/* A warp's tiles of keys and values. */
 template <enum nbi_dtype T>
-__device__ static void read_rows(struct context &c, int layer, const struct rows_part &p)
+__device__ static void attend_tiles(struct context &c, int layer, const struct kv_split &p)
 {
-    const struct slot keys = slot_of(c, 0), values = slot_of(c, 1);
-    const int step = c.m.readers * TILE_KEYS, g = c.lane / 4;
-    struct many_softmax m = {};
+    const struct kv_slot keys = kv_slot_of(c, 0), values = kv_slot_of(c, 1);
+    const int stride = c.m.kv_warps * TILE_KEYS, g = c.lane / 4;
+    struct tile_softmax m = {};
     m.base[0] = m.base[1] = -1e30f;
 #pragma unroll 1
-    for (int row = p.begin + c.warp * TILE_KEYS; row < p.end; row += step) {
-        int before = row - tile_begin(p, row); /* rows that another tile has */
+    for (int row = p.begin + c.warp * TILE_KEYS; row < p.end; row += stride) {
+        int overlap = row - tile_begin(p, row); /* rows that belong to another tile */
         float s[4];
-        mbarrier_wait(keys.bar, c.rows_parity);
-        score<T>(s, c, keys.at);
+        mbarrier_wait(keys.bar, c.kv_phase);
+        score_tile<T>(s, c, keys.at);
         __syncwarp();
-        fetch_slot<T>(c, p, layer, 0, row + step);
-        if (before > 0)
+        load_kv_tile<T>(c, p, layer, 0, row + stride);
+        if (overlap > 0)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                s[i] = g + i / 2 * 8 < before ? -INFINITY : s[i];
-        weigh(m, s);
-        uint32_t first = weights_of<T>(s[0], s[1], c.lane & 2),
-                 second = weights_of<T>(s[2], s[3], c.lane & 2);
-        mbarrier_wait(values.bar, c.rows_parity);
+                s[i] = g + i / 2 * 8 < overlap ? -INFINITY : s[i];
+        scores_to_weights(m, s);
+        uint32_t first = pack_weights<T>(s[0], s[1], c.lane & 2),
+                 second = pack_weights<T>(s[2], s[3], c.lane & 2);
+        mbarrier_wait(values.bar, c.kv_phase);
 #pragma unroll
-        for (int i = 0; i < HEAD / 32; i++) {
+        for (int i = 0; i < HEAD_DIM / 32; i++) {
             uint32_t a[2][4];
-            values_at<T>(a, values.at, i, c.lane);
-            mma<many<T>::BF>(m.y[2 * i], a[0], first, second);
-            mma<many<T>::BF>(m.y[2 * i + 1], a[1], first, second);
+            load_value_operands<T>(a, values.at, i, c.lane);
+            mma<kv_format<T>::BF>(m.y[2 * i], a[0], first, second);
+            mma<kv_format<T>::BF>(m.y[2 * i + 1], a[1], first, second);
         }
         __syncwarp();
-        fetch_slot<T>(c, p, layer, 1, row + step);
-        c.rows_parity ^= 1;
+        load_kv_tile<T>(c, p, layer, 1, row + stride);
+        c.kv_phase ^= 1;
     }
-    leave_softmax<T>(c, m);
+    store_softmax<T>(c, m);
 }
 
-/* ---- a block's rows ---- */
+/* ---- a CTA's keys ---- */
 
-/* Where other blocks look for the softmaxes of a head: values of each, and then, of each, what
- * their weights are relative to and the denominator. */
-__device__ static inline uint64_t *shared_parts(const struct context &c, int head)
+/* Published softmaxes of a head: the HEAD_DIM values of each split, then maximum and denominator of
+ * each split. */
+__device__ static inline uint64_t *published_softmaxes(const struct context &c, int head)
 {
-    return c.m.shared + head * SPLITS_MAX * PART_FLOATS;
+    return c.m.softmaxes + head * KV_SPLITS_MAX * SOFTMAX_FLOATS;
 }
 
-/* The score of this token's own key, by a warp a head. */
-template <enum nbi_dtype T, int G> __device__ static inline void score_own(const struct context &c)
+/* The score of this token's own key, one warp for each head. */
+template <enum nbi_dtype T, int G>
+__device__ static inline void score_own_key(const struct context &c)
 {
     int h = WARPS - 1 - c.warp;
-    const float *q = c.attend() + h * HEAD, *own = c.attend() + attend_at<G>::key;
+    const float *q = c.attention() + h * HEAD_DIM, *own = c.attention() + attention_smem<G>::key;
     float sum = 0;
     if (h >= G)
         return;
 #pragma unroll
-    for (int d = c.lane; d < HEAD; d += 32)
+    for (int d = c.lane; d < HEAD_DIM; d += 32)
         sum += q[d] * load_f32(own, d, T);
     sum = warp_sum(sum);
     if (c.lane == 0)
-        c.attend()[attend_at<G>::parts + h] = sum;
+        c.attention()[attention_smem<G>::softmaxes + h] = sum;
 }
 
-/* This block's rows for G heads, to the others. */
+/* Attention of G heads over this CTA's keys; publishes the partial softmaxes. */
 template <enum nbi_dtype T, int G>
-__device__ static void attend_part(struct context &c, int layer, const struct step_args &a,
-                                   const struct rows_part &p)
+__device__ static void attend_split(struct context &c, int layer, const struct step_args &a,
+                                    const struct kv_split &p)
 {
-    bool last = p.split == p.used - 1; /* which has this token's own row */
-    int count = min((p.end - p.begin + TILE_KEYS - 1) / TILE_KEYS, c.m.readers);
+    bool last = p.split == p.splits - 1; /* has this token's own key */
+    int count = min((p.end - p.begin + TILE_KEYS - 1) / TILE_KEYS, c.m.kv_warps);
     prepare_heads<T, G, true>(c, layer, a, p, p.head % (c.m.NH / c.m.NKV) == 0);
     __syncthreads();
     if (last)
-        score_own<T, G>(c);
+        score_own_key<T, G>(c);
     if (c.warp < count)
-        read_rows<T>(c, layer, p);
+        attend_tiles<T>(c, layer, p);
     __syncthreads();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < G * HEAD; i += THREADS) {
-        int h = i / HEAD, d = i % HEAD;
-        uint64_t *out = shared_parts(c, p.head + h), *more = out + SPLITS_MAX * HEAD + 2 * p.split;
-        const float *parts = (const float *)c.rows() + h * (HEAD + 2);
-        struct joined j = join_parts(parts, c.m.slot_pair / 4, d, 0, 1, count);
+    for (int i = threadIdx.x; i < G * HEAD_DIM; i += THREADS) {
+        int h = i / HEAD_DIM, d = i % HEAD_DIM;
+        uint64_t *values = published_softmaxes(c, p.head + h),
+                 *max_sum = values + KV_SPLITS_MAX * HEAD_DIM + 2 * p.split;
+        const float *softmaxes = (const float *)c.kv_tiles() + h * SOFTMAX_FLOATS;
+        struct softmax_value j = merge_softmaxes(softmaxes, c.m.kv_warp_bytes / 4, d, 0, 1, count);
         if (last) {
-            float own = c.attend()[attend_at<G>::parts + h], top = fmaxf(j.top, own);
-            float old = __expf(j.top - top), w = __expf(own - top);
-            float v = load_f32(c.attend() + attend_at<G>::value, d, T);
+            float own = c.attention()[attention_smem<G>::softmaxes + h], top = fmaxf(j.max, own);
+            float old = __expf(j.max - top), w = __expf(own - top);
+            float v = load_f32(c.attention() + attention_smem<G>::value, d, T);
             j = {fmaf(w, v, j.v * old), top, fmaf(j.sum, old, w)};
         }
-        give(c, out + p.split * HEAD + d, __float_as_uint(j.v));
+        publish(c, values + p.split * HEAD_DIM + d, __float_as_uint(j.v));
         if (d == 0) {
-            give(c, more, __float_as_uint(j.top));
-            give(c, more + 1, __float_as_uint(j.sum));
+            publish(c, max_sum, __float_as_uint(j.max));
+            publish(c, max_sum + 1, __float_as_uint(j.sum));
         }
     }
 }
 
-/* The softmaxes of a head from all blocks that have some of it, as soon as they are there. */
-__device__ static inline void take_parts(const struct context &c, int head, int used)
+/* Polls the partial softmaxes of a head from all its splits and stores them in shared memory. */
+__device__ static inline void poll_softmaxes(const struct context &c, int head, int splits)
 {
-    const int EACH = SPLITS_MAX * HEAD / THREADS;
-    const uint64_t *from = shared_parts(c, head);
-    float *to = c.attend() + attend_at<1>::parts, v[EACH], more;
-    int last = used * HEAD - 1, i = threadIdx.x;
-    bool there;
+    const int EACH = KV_SPLITS_MAX * HEAD_DIM / THREADS;
+    const uint64_t *from = published_softmaxes(c, head);
+    float *to = c.attention() + attention_smem<1>::softmaxes, v[EACH], max_sum;
+    int last = splits * HEAD_DIM - 1, i = threadIdx.x;
+    bool current;
     do {
-        there = take_one(c, &more, from + (i < 2 * used ? SPLITS_MAX * HEAD + i : min(i, last)));
+        current = poll_one(c, &max_sum,
+                           from + (i < 2 * splits ? KV_SPLITS_MAX * HEAD_DIM + i : min(i, last)));
 #pragma unroll
         for (int j = 0; j < EACH; j++)
-            there &= take_one(c, &v[j], from + min(i + j * THREADS, last));
-    } while (!there);
+            current &= poll_one(c, &v[j], from + min(i + j * THREADS, last));
+    } while (!current);
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
         int at = i + j * THREADS;
         if (at <= last)
-            to[at / HEAD * PART_FLOATS + at % HEAD] = v[j];
+            to[at / HEAD_DIM * SOFTMAX_FLOATS + at % HEAD_DIM] = v[j];
     }
-    if (i < 2 * used)
-        to[i / 2 * PART_FLOATS + HEAD + i % 2] = more;
+    if (i < 2 * splits)
+        to[i / 2 * SOFTMAX_FLOATS + HEAD_DIM + i % 2] = max_sum;
 }
 
-/* Attention, as far as the block's part of o needs it: one head. Over few rows (FEW) each block
- * does that head by itself; over many, blocks share the rows of G heads first. */
-template <enum nbi_dtype T, int G, bool FEW>
+/* ---- both kinds ---- */
+
+/* x of o: attention of the one head whose columns of o this CTA multiplies. */
+template <enum nbi_dtype T, int G, bool SHORT>
 __device__ static void attention(struct context &c, int layer, const struct step_args &a,
-                                 const struct rows_part &p)
+                                 const struct kv_split &p)
 {
-    int head = (int)blockIdx.x / c.m.each, count = p.used;
-    if (!FEW && p.split < p.used)
-        attend_part<T, G>(c, layer, a, p);
-    if (!FEW)
-        __syncthreads(); /* what the softmaxes of others take the place of has been read */
+    int head = (int)blockIdx.x / c.m.ctas_per_head, count = p.splits;
+    if (!SHORT && p.split < p.splits)
+        attend_split<T, G>(c, layer, a, p);
+    if (!SHORT)
+        __syncthreads(); /* poll_softmaxes overwrites the queries of attend_split */
     if (head >= c.m.NH)
         return;
-    if (FEW) {
-        struct rows_of<T> first = fetch_rows<T>(c, layer, p, p.begin + c.warp * ROWS);
-        prepare_heads<T, 1, false>(c, layer, a, p,
-                                   head % (c.m.NH / c.m.NKV) == 0 && blockIdx.x % c.m.each == 0);
+    if (SHORT) {
+        struct warp_keys<T> first = load_keys<T>(c, layer, p, p.begin + c.warp * WARP_KEYS);
+        prepare_heads<T, 1, false>(
+            c, layer, a, p, head % (c.m.NH / c.m.NKV) == 0 && blockIdx.x % c.m.ctas_per_head == 0);
         __syncthreads();
-        attend_rows<T>(c, layer, p, first);
-        count = min(p.end - p.begin + ROWS, ROWS * WARPS) / ROWS;
+        attend_short<T>(c, layer, p, first);
+        count = min(p.end - p.begin + WARP_KEYS, WARP_KEYS * WARPS) / WARP_KEYS;
     } else {
-        take_parts(c, head, p.used);
+        poll_softmaxes(c, head, p.splits);
     }
     __syncthreads();
-    put_head(c, count);
+    x_from_attention(c, count);
 }
