@@ -1,4 +1,4 @@
-/* cuda.cu - a CUDA device as a backend: memory, queues, copies, the table. */
+/* cuda.cu - a CUDA device as a backend: memory, streams, copies, the table of operations. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 
 enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what)
 {
-    cudaGetLastError(); /* it is reported here; the next launch is not to find it */
+    cudaGetLastError(); /* or the next launch would report it again */
     if (rc == cudaErrorMemoryAllocation)
         return nbi_fail(NB_ENOMEM, "the GPU is out of memory (%s)", what);
     return nbi_fail(NB_EDEVICE, "the GPU failed: %s (%s)", cudaGetErrorString(rc), what);
@@ -60,32 +60,34 @@ static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
 
 /* ---- streams ---- */
 
-/* Pieces of a stream's block, each of whole lines. */
-struct pieces {
-    int64_t x16, scale, act_f16, act_scale, wide, workspace, attend, left, total;
+/* Bytes of the pieces of a stream's block; see struct nbi_stream. */
+struct scratch_sizes {
+    int64_t x_f16, x_scale, act_f16, act_scale, weights_bf16, workspace, attention, counters, total;
 };
 
-static struct pieces pieces_for(const struct cuda *cuda, const struct nbi_stream_limits *l)
+static struct scratch_sizes scratch_sizes_for(const struct cuda *cuda,
+                                              const struct nbi_stream_limits *l)
 {
-    struct pieces p = {};
+    struct scratch_sizes p = {};
     int64_t columns = ceil_div(l->K, CUDA_TILE_COLS) * CUDA_TILE_COLS;
-    p.x16 = ceil_div(l->N, 8) * 8 * columns * 2;
-    p.scale = ceil_div(l->N * (int64_t)sizeof(float), 256) * 256;
+    p.x_f16 = ceil_div(l->N, 8) * 8 * columns * 2;
+    p.x_scale = ceil_div(l->N * (int64_t)sizeof(float), 256) * 256;
     p.act_f16 = ceil_div(l->N < NBI_DECODE_LINEAR_ROWS ? l->N : NBI_DECODE_LINEAR_ROWS, 8) * 8 *
                 columns * 2;
     p.act_scale = NBI_DECODE_LINEAR_ROWS * (int64_t)sizeof(float);
-    p.wide = l->N > NBI_DECODE_LINEAR_ROWS ? NBI_WEIGHTS_BF16_BYTES : 0;
+    p.weights_bf16 = l->N > NBI_DECODE_LINEAR_ROWS ? NBI_WEIGHTS_BF16_BYTES : 0;
     p.workspace = NBI_WORKSPACE_BYTES;
-    p.attend = ceil_div(nbi_cuda_attention_bytes(cuda, l), 256) * 256;
+    p.attention = ceil_div(nbi_cuda_attention_bytes(cuda, l), 256) * 256;
     int64_t rows = l->N < NBI_DECODE_ATTENTION_ROWS ? l->N : NBI_DECODE_ATTENTION_ROWS;
-    p.left = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
-    p.total = p.x16 + p.scale + p.act_f16 + p.act_scale + p.wide + p.workspace + p.attend + p.left;
+    p.counters = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
+    p.total = p.x_f16 + p.x_scale + p.act_f16 + p.act_scale + p.weights_bf16 + p.workspace +
+              p.attention + p.counters;
     return p;
 }
 
 static int64_t cuda_stream_bytes(struct nbi_backend *be, const struct nbi_stream_limits *limits)
 {
-    return pieces_for(cuda_of(be), limits).total;
+    return scratch_sizes_for(cuda_of(be), limits).total;
 }
 
 static void cuda_stream_free(struct nbi_stream *s)
@@ -104,11 +106,11 @@ static void cuda_stream_free(struct nbi_stream *s)
 
 static enum nb_status fill_stream(struct nbi_stream *s)
 {
-    struct pieces p = pieces_for(s->cuda, &s->limits);
+    struct scratch_sizes p = scratch_sizes_for(s->cuda, &s->limits);
     struct nbi_ptr block;
     CU_TRY(cudaSetDevice(s->cuda->index));
     if (s->limits.N > NBI_DECODE_LINEAR_ROWS) {
-        NBI_BUG_IF(nbi_cuda_four_bytes(s->limits.N, s->limits.K) > p.x16);
+        NBI_BUG_IF(nbi_cuda_four_bytes(s->limits.N, s->limits.K) > p.x_f16);
         pthread_mutex_lock(&s->cuda->lock);
         enum nb_status rc = nbi_cuda_blas_open(s->cuda);
         pthread_mutex_unlock(&s->cuda->lock);
@@ -119,13 +121,13 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     NBI_TRY(cuda_alloc(&s->cuda->be, "scratch", p.total, &block));
     s->block = at<uint8_t>(block);
     s->x_f16 = s->block;
-    s->x_f16_scale = (float *)(s->x_f16 + p.x16);
-    s->act_f16 = (uint8_t *)s->x_f16_scale + p.scale;
+    s->x_f16_scale = (float *)(s->x_f16 + p.x_f16);
+    s->act_f16 = (uint8_t *)s->x_f16_scale + p.x_scale;
     s->act_f16_scale = (float *)(s->act_f16 + p.act_f16);
     s->attention_partials = (float *)((uint8_t *)s->act_f16_scale + p.act_scale);
-    s->attention_counters = (int32_t *)((uint8_t *)s->attention_partials + p.attend);
-    s->weights_bf16 = (uint8_t *)s->attention_counters + p.left;
-    s->workspace = s->weights_bf16 + p.wide;
+    s->attention_counters = (int32_t *)((uint8_t *)s->attention_partials + p.attention);
+    s->weights_bf16 = (uint8_t *)s->attention_counters + p.counters;
+    s->workspace = s->weights_bf16 + p.weights_bf16;
     if (s->limits.N > NBI_DECODE_LINEAR_ROWS)
         nbi_cuda_four_try(s);
     return NB_OK;
@@ -152,7 +154,7 @@ static enum nb_status cuda_stream_new(struct nbi_backend *be,
 static enum nb_status cuda_sync(struct nbi_stream *s)
 {
     int count = s->download_count;
-    s->download_count = 0; /* if this fails, who asked for them may be gone at the next one */
+    s->download_count = 0; /* if this fails, the callers may be gone at the next sync */
     CU_HERE(s);
     CU_TRY(cudaStreamSynchronize(s->queue));
     s->upload_used = 0;
@@ -161,17 +163,17 @@ static enum nb_status cuda_sync(struct nbi_stream *s)
     return NB_OK;
 }
 
-/* Pinned memory for a small copy, or NULL. */
-static uint8_t *stage(struct nbi_stream *s, int64_t bytes)
+/* Pinned memory for a small copy, valid until the next sync; NULL if it is used up. */
+static uint8_t *pinned(struct nbi_stream *s, int64_t bytes)
 {
-    int64_t room = ceil_div(bytes, 64) * 64;
-    if (s->upload_used + room > NBI_UPLOAD_BYTES)
+    int64_t size = ceil_div(bytes, 64) * 64;
+    if (s->upload_used + size > NBI_UPLOAD_BYTES)
         return NULL;
-    s->upload_used += room;
-    return s->upload + s->upload_used - room;
+    s->upload_used += size;
+    return s->upload + s->upload_used - size;
 }
 
-/* Small ones go through pinned memory, so that the host need not wait. */
+/* Small copies go through pinned memory, so that the host does not wait for the device. */
 static enum nb_status cuda_upload(struct nbi_stream *s, struct nbi_ptr dst, const void *src,
                                   int64_t bytes)
 {
@@ -183,10 +185,10 @@ static enum nb_status cuda_upload(struct nbi_stream *s, struct nbi_ptr dst, cons
             cudaMemcpyAsync(at<void>(dst), src, (size_t)bytes, cudaMemcpyHostToDevice, s->queue));
         return cuda_sync(s);
     }
-    uint8_t *via = stage(s, bytes);
+    uint8_t *via = pinned(s, bytes);
     if (!via) {
         NBI_TRY(cuda_sync(s));
-        via = stage(s, bytes);
+        via = pinned(s, bytes);
     }
     memcpy(via, src, (size_t)bytes);
     CU_TRY(cudaMemcpyAsync(at<void>(dst), via, (size_t)bytes, cudaMemcpyHostToDevice, s->queue));
@@ -198,7 +200,7 @@ static enum nb_status queue_download(struct nbi_stream *s, void *dst, struct nbi
 {
     CU_HERE(s);
     uint8_t *via = bytes <= NBI_UPLOAD_BYTES / 4 && s->download_count < NBI_DOWNLOADS_MAX
-                       ? stage(s, bytes)
+                       ? pinned(s, bytes)
                        : NULL;
     CU_TRY(cudaMemcpyAsync(via ? via : dst, at<void>(src), (size_t)bytes, cudaMemcpyDeviceToHost,
                            s->queue));
@@ -212,7 +214,7 @@ static enum nb_status cuda_download(struct nbi_stream *s, void *dst, struct nbi_
 {
     enum nb_status rc = queue_download(s, dst, src, bytes);
     if (rc != NB_OK)
-        s->download_count = 0; /* those before are not waited for either */
+        s->download_count = 0; /* the caller gives up: sync must not write there */
     return rc;
 }
 

@@ -1,5 +1,7 @@
-/* device_check.cu - can this build use that GPU? Asked by doing, since driver, runtime and compiled
- * architectures each can be the one that does not fit. */
+/* device_check.cu - whether this build can use that GPU.
+ *
+ * Driver, runtime and compiled architectures can each be the one that does not fit, so it runs a
+ * kernel and looks at the result instead of comparing versions. */
 #include <cuda_runtime.h>
 
 #include "backend/devices.h"
@@ -19,7 +21,7 @@ static cudaError_t run_check(int device, int host[CHECK_VALUES])
     if (rc == cudaSuccess)
         rc = cudaMalloc(&out, CHECK_VALUES * sizeof *out);
     if (rc == cudaSuccess) {
-        cudaGetLastError(); /* of another device, perhaps */
+        cudaGetLastError(); /* clears an error that another device left */
         k_check_squares<<<CHECK_VALUES / 64, 64>>>(out);
         rc = cudaGetLastError();
     }

@@ -1,16 +1,20 @@
-/* graph.cu - lists of operations that come back, as CUDA graphs.
+/* graph.cu - recurring lists of operations as CUDA graphs.
  *
- * A launch by itself takes the host about 7 us, more than most kernels of a step of decoding take
- * the device; in a graph about 1 us. The first time a list is queued as it is: whatever is loaded
- * or chosen when it is first needed is there afterwards, and lists that come once cost nothing.
- * The second time it is recorded, and then launched whenever it comes. Recording allocates, which
- * nothing else does once a stream is there; a list that cannot be recorded is queued as it is from
- * then on. Of the lists the one that was not used for longest makes room. */
+ * A kernel launch takes the host about 7 us, more than most kernels of a decode step take the
+ * device; launched in a graph about 1 us. A list goes through three states:
+ *
+ *   first time    queued as it is, so that everything loaded or chosen on first use is in place;
+ *                 a list that comes once costs nothing extra
+ *   second time   captured, then launched
+ *   after that    launched; or queued as it is if it could not be captured
+ *
+ * Capturing allocates memory, which nothing else does once a stream exists. A stream keeps
+ * NBI_GRAPHS_MAX lists and replaces the least recently used one. */
 #include <string.h>
 
 #include "backend/cuda/internal.cuh"
 
-/* The list of that key, or else the one that makes room for it. */
+/* The entry of that key, or else the one to replace. */
 static struct cached_graph *find(struct nbi_stream *s, const struct nbi_graph *r)
 {
     struct cached_graph *oldest = s->graphs;
@@ -24,16 +28,16 @@ static struct cached_graph *find(struct nbi_stream *s, const struct nbi_graph *r
     return oldest;
 }
 
-/* A graph that is still at work is freed behind it. */
-static void forget(struct cached_graph *g)
+/* The driver keeps a graph that is still running until it ends. */
+static void evict(struct cached_graph *g)
 {
     if (g->exec)
         cudaGraphExecDestroy(g->exec);
     *g = {};
 }
 
-/* Fails as the list itself does; *out stays NULL where only a graph could not be made of it. */
-static enum nb_status record(struct nbi_stream *s, const struct nbi_graph *r, cudaGraphExec_t *out)
+/* Captures the list. Fails if the list fails; *out stays NULL if only the capture does. */
+static enum nb_status capture(struct nbi_stream *s, const struct nbi_graph *r, cudaGraphExec_t *out)
 {
     cudaGraph_t graph = NULL;
     if (cudaStreamBeginCapture(s->queue, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
@@ -42,17 +46,17 @@ static enum nb_status record(struct nbi_stream *s, const struct nbi_graph *r, cu
     }
     enum nb_status rc = r->queue(r->ctx);
     if (rc == NB_OK)
-        rc = nbi_cuda_finish_pending(s); /* what is pending belongs to the list */
+        rc = nbi_cuda_finish_pending(s); /* deferred work belongs to the list */
     s->pending = {};
     clear_handoff(s);
     s->rope = {};
-    cudaError_t ended = cudaStreamEndCapture(s->queue, &graph); /* whatever rc is */
+    cudaError_t ended = cudaStreamEndCapture(s->queue, &graph); /* also after an error */
     if (rc == NB_OK && ended == cudaSuccess &&
         cudaGraphInstantiateWithFlags(out, graph, 0) != cudaSuccess)
         *out = NULL;
     if (graph)
         cudaGraphDestroy(graph);
-    cudaGetLastError(); /* the next launch is not to find it */
+    cudaGetLastError(); /* or the next launch would report it */
     return rc;
 }
 
@@ -62,15 +66,15 @@ enum nb_status nbi_cuda_graph_run(struct nbi_stream *s, const struct nbi_graph *
     struct cached_graph *g = find(s, r);
     bool known = g->used > 0 && memcmp(g->key, r->key, sizeof g->key) == 0;
     if (!known) {
-        forget(g);
+        evict(g);
         memcpy(g->key, r->key, sizeof g->key);
     }
     g->used = ++s->graph_clock;
     if (known && !g->exec && !g->tried) {
         g->tried = true;
-        enum nb_status rc = record(s, r, &g->exec);
+        enum nb_status rc = capture(s, r, &g->exec);
         if (rc != NB_OK) {
-            forget(g);
+            evict(g);
             return rc;
         }
     }
@@ -80,12 +84,12 @@ enum nb_status nbi_cuda_graph_run(struct nbi_stream *s, const struct nbi_graph *
     }
     enum nb_status rc = r->queue(r->ctx);
     if (rc != NB_OK && !known)
-        forget(g); /* not everything was there the first time */
+        evict(g); /* something was missing: the next time is a first time again */
     return rc;
 }
 
 void nbi_cuda_graphs_release(struct nbi_stream *s)
 {
     for (int i = 0; i < NBI_GRAPHS_MAX; i++)
-        forget(&s->graphs[i]);
+        evict(&s->graphs[i]);
 }

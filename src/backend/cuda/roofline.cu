@@ -1,4 +1,6 @@
-/* roofline.cu - how fast this device reads its memory and multiplies: what benches compare with. */
+/* roofline.cu - the measured limits of this device: memory bandwidth and matrix products.
+ *
+ * `bench` compares its results with them. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -8,9 +10,9 @@ extern "C" {
 #include "tensor/nvfp4.h"
 }
 
-#define BYTES  ((int64_t)2 << 30)
-#define SIZE   8192 /* of matrices */
-#define ROUNDS 11
+#define BYTES  ((int64_t)2 << 30) /* read for the bandwidth */
+#define SIZE   8192               /* rows and columns of the matrices */
+#define ROUNDS 11                 /* the median counts */
 
 __global__ static void k_read(uint32_t *out, const uint4 *p, int64_t n)
 {
@@ -25,12 +27,12 @@ __global__ static void k_read(uint32_t *out, const uint4 *p, int64_t n)
         for (int j = 0; j < 4; j++)
             sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
     }
-    if (sum == 0x9E3779B9) /* keeps the reads */
+    if (sum == 0x9E3779B9) /* never; keeps the compiler from dropping the loads */
         *out = sum;
 }
 
-/* bf16 between 0.5 and 1 of either sign, or E2M1 codes that are not all 0: zeros would be
- * multiplied faster. */
+/* Random bf16 between 0.5 and 1 of either sign; the same bytes serve as E2M1 codes. With zeros the
+ * device would draw less power and run at higher clocks. */
 __global__ static void k_fill(uint16_t *out, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -45,7 +47,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Milliseconds of the middle round of something; 0: it failed. */
+/* Median time of what `start` queues, in milliseconds; 0: it failed. */
 template <typename F> static float time_rounds(cudaStream_t queue, F start)
 {
     cudaEvent_t from = NULL, to = NULL;
@@ -82,13 +84,13 @@ double nbi_cuda_roofline_bandwidth(struct nbi_backend *be)
     return ms > 0 ? (double)BYTES / (double)ms * 1e3 : (double)NAN;
 }
 
-/* A product in block, of bf16, or with scales of 1 of E2M1. */
-static enum nb_status product_in(uint8_t *block, bool fp4, struct nbi_gemm *g,
-                                 struct nbi_gemm_four *f)
+/* Prepares a product in `block`: bf16, or E2M1 with block scales of 1. */
+static enum nb_status prepare_gemm(uint8_t *block, bool fp4, struct nbi_gemm *g,
+                                   struct nbi_gemm_four *f)
 {
     const int64_t n = (int64_t)SIZE * SIZE, scales = nbi_nvfp4_swizzled_bytes(SIZE, SIZE);
     const float by[2] = {1, 0};
-    uint8_t *more = block + n * 7; /* behind y and the operands, where those are small */
+    uint8_t *more = block + n * 7; /* after y and the operands, which are smaller in FP4 */
     *g = (struct nbi_gemm){(float *)block, block + n * 4, block + n * 6, SIZE, SIZE, SIZE, SIZE, 1,
                            false,          NULL};
     k_fill<<<(unsigned)(2 * n / 256), 256>>>((uint16_t *)(block + n * 4), 2 * n);
@@ -104,8 +106,9 @@ static enum nb_status product_in(uint8_t *block, bool fp4, struct nbi_gemm *g,
     return NB_OK;
 }
 
-/* Of FP4, as many products as x has terms count as one. */
-static double peak_of(struct nbi_backend *be, bool floats)
+/* Multiplications per second. An FP4 product takes one pass per term of x; all of them count as
+ * one product. */
+static double measure_gemm(struct nbi_backend *be, bool f32)
 {
     const int64_t n = (int64_t)SIZE * SIZE;
     struct nbi_stream_limits limits = {};
@@ -118,9 +121,9 @@ static double peak_of(struct nbi_backend *be, bool floats)
     limits.K = limits.D = limits.heads = 1;
     if (be->stream_new(be, &limits, &s) != NB_OK)
         return (double)NAN;
-    const bool fp4 = be->fp4 && !floats; /* which the stream has tried */
+    const bool fp4 = be->fp4 && !f32; /* decided when the stream was opened */
     if (cudaMalloc(&block, (size_t)(n * 8)) == cudaSuccess &&
-        product_in(block, fp4, &g, &f) == NB_OK)
+        prepare_gemm(block, fp4, &g, &f) == NB_OK)
         ms = time_rounds(s->queue, [&] { return nbi_cuda_gemm(s, &g) == NB_OK; });
     cudaFree(block);
     cudaGetLastError();
@@ -131,10 +134,10 @@ static double peak_of(struct nbi_backend *be, bool floats)
 
 double nbi_cuda_roofline(struct nbi_backend *be)
 {
-    return peak_of(be, false);
+    return measure_gemm(be, false);
 }
 
 double nbi_cuda_roofline_f32(struct nbi_backend *be)
 {
-    return peak_of(be, true);
+    return measure_gemm(be, true);
 }

@@ -1,5 +1,9 @@
-/* weights.cu - parameters on their way to the device, NVFP4 matrices into tiles. Tables that are
- * only looked into stay on the host. */
+/* weights.cu - loading parameters to the device.
+ *
+ * NVFP4 matrices become tiles (nvfp4_tile.cuh), other weights keep their layout. Values go through
+ * two stages in turn: while the device copies and packs one, the host reads into the other. An
+ * embedding that is not also the LM head stays in pinned host memory, since a token reads only one
+ * row of it. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,30 +14,30 @@ extern "C" {
 #include "base/parallel.h"
 }
 
-/* ---- room ---- */
+/* ---- memory ---- */
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* To be pinned once it is filled: threads that fill it bring its pages in together, which the
- * driver would do one after the other. */
+/* Ordinary memory, to be pinned once it is filled. The threads that fill it fault its pages in in
+ * parallel, which the driver would do one after the other. */
 static enum nb_status host_alloc(int64_t bytes, struct nbi_ptr *out)
 {
     void *p = NULL;
     if (posix_memalign(&p, HUGE_PAGE, (size_t)bytes) != 0)
         return nbi_fail_memory("embedding", (size_t)bytes);
-    madvise(p, (size_t)bytes, MADV_HUGEPAGE); /* faster, if the system has them */
+    madvise(p, (size_t)bytes, MADV_HUGEPAGE); /* faster, if the system has huge pages */
     out->at = (uintptr_t)p;
     return NB_OK;
 }
 
-/* Whether it could be, at the same address for the device. */
+/* Pins a host weight. Returns whether the device can read it at the same address. */
 static bool pin(const struct nbi_weight *w, int64_t bytes)
 {
-    void *host = at<void>(w->data), *there = NULL;
+    void *host = at<void>(w->data), *device = NULL;
     bool ok = cudaHostRegister(host, (size_t)bytes,
                                cudaHostRegisterMapped | cudaHostRegisterPortable) == cudaSuccess &&
-              cudaHostGetDevicePointer(&there, host, 0) == cudaSuccess && there == host;
-    cudaGetLastError(); /* the next launch is not to find it */
+              cudaHostGetDevicePointer(&device, host, 0) == cudaSuccess && device == host;
+    cudaGetLastError(); /* or the next launch would report it */
     return ok;
 }
 
@@ -60,14 +64,15 @@ static void slab_free(struct slab *s)
         cudaFree(s->block);
     } else {
         if (cudaHostUnregister(s->block) != cudaSuccess)
-            cudaGetLastError(); /* it never was */
+            cudaGetLastError(); /* it was never pinned */
         free(s->block);
     }
     free(s);
 }
 
-/* Large ones and those of the host get a slab of their own. */
-static enum nb_status take_room(struct cuda *cuda, int64_t bytes, bool host, struct nbi_ptr *out)
+/* Takes memory from a slab with enough left. Large weights and host weights get a slab of their
+ * own. */
+static enum nb_status weight_alloc(struct cuda *cuda, int64_t bytes, bool host, struct nbi_ptr *out)
 {
     struct slab *s = host ? NULL : cuda->slabs;
     bytes = ceil_div(bytes, 256) * 256;
@@ -83,7 +88,7 @@ static enum nb_status take_room(struct cuda *cuda, int64_t bytes, bool host, str
     return NB_OK;
 }
 
-/* The link to the slab that has the address, or else the last one, which is NULL. */
+/* The link to the slab that contains the address; to NULL if none does. */
 static struct slab **find_slab(struct cuda *cuda, const uint8_t *p)
 {
     struct slab **link = &cuda->slabs;
@@ -92,7 +97,7 @@ static struct slab **find_slab(struct cuda *cuda, const uint8_t *p)
     return link;
 }
 
-static void give_back(struct cuda *cuda, const uint8_t *p)
+static void weight_release(struct cuda *cuda, const uint8_t *p)
 {
     struct slab **link = find_slab(cuda, p), *s = *link;
     if (s && --s->users == 0) {
@@ -110,7 +115,7 @@ bool nbi_cuda_on_host(struct cuda *cuda, const struct nbi_weight *w)
     return host;
 }
 
-/* ---- the way ---- */
+/* ---- stages ---- */
 
 static enum nb_status stage_open(struct cuda *cuda)
 {
@@ -142,8 +147,9 @@ void nbi_cuda_weights_release(struct cuda *cuda)
 
 /* ---- tiles ---- */
 
-/* A pair of codes at its place in a word (tiles.cuh): the first in the low half. */
-__device__ static uint32_t place_pair(uint32_t byte, int p)
+/* The inverse of e2m1_pair: a byte of two codes as pair p of a word, the first code in the low
+ * half. */
+__device__ static uint32_t pack_pair(uint32_t byte, int p)
 {
     const int sign[4] = {15, 12, 14, 13};
     uint32_t low = (byte >> 3 & 1) << sign[p] | (byte & 7) << (9 - 3 * p);
@@ -151,7 +157,8 @@ __device__ static uint32_t place_pair(uint32_t byte, int p)
     return low | high << 16;
 }
 
-/* One thread for a word of codes and, for the first four words of a lane, a scale. */
+/* Packs rows of codes and scales. A thread makes one word of codes; the threads of a lane's first
+ * four words also copy its scales. */
 __global__ static void k_pack_tiles(uint8_t *tiles, const uint8_t *codes, const uint8_t *scales,
                                     int rows, int64_t cols, int tile_cols)
 {
@@ -169,7 +176,7 @@ __global__ static void k_pack_tiles(uint8_t *tiles, const uint8_t *codes, const 
     if (inside) {
         const uint8_t *c = codes + row * (cols / 2) + block * 8 + half * 4;
         for (int p = 0; p < 4; p++)
-            word |= place_pair(c[p], p);
+            word |= pack_pair(c[p], p);
     }
     uint8_t *t = tiles + tile * CUDA_TILE_BYTES;
     ((uint32_t *)t)[half * 128 + lane * 4 + quarter] = word;
@@ -177,9 +184,10 @@ __global__ static void k_pack_tiles(uint8_t *tiles, const uint8_t *codes, const 
         t[1024 + lane * 4 + quarter] = inside ? scales[row * (cols / 16) + block] : 0;
 }
 
-/* The largest norm of a row, by a warp for a row of tiles; bits of a float that is not negative. */
-__global__ static void k_tile_norm(uint32_t *out, const uint8_t *tiles, int tile_rows,
-                                   int tile_cols, float scale)
+/* The largest Euclidean norm of a row, one warp for each tile row. *out holds the bits of a
+ * non-negative float, whose order is that of unsigned integers. */
+__global__ static void k_max_row_norm(uint32_t *out, const uint8_t *tiles, int tile_rows,
+                                      int tile_cols, float scale)
 {
     int row = (int)(blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     float sum[2] = {}; /* of rows g and g + 8 */
@@ -200,13 +208,13 @@ __global__ static void k_tile_norm(uint32_t *out, const uint8_t *tiles, int tile
     for (int o = 1; o < 4; o *= 2)
         for (int i = 0; i < 2; i++)
             sum[i] += __shfl_xor_sync(0xFFFFFFFF, sum[i], o);
-    float most = warp_max(fmaxf(sum[0], sum[1]));
-    if (lane == 0) /* values of pairs are times 2^-14 */
-        atomicMax(out, __float_as_uint(sqrtf(most) * 16384.0f * scale));
+    float amax = warp_max(fmaxf(sum[0], sum[1]));
+    if (lane == 0) /* e2m1_pair gives values times 2^-14 */
+        atomicMax(out, __float_as_uint(sqrtf(amax) * 16384.0f * scale));
 }
 
-/* It lies behind the tiles. */
-static uint8_t *behind_tiles(const struct nbi_weight *w)
+/* The address after the tiles, where the norm is. */
+static uint8_t *tiles_end(const struct nbi_weight *w)
 {
     struct tile_shape t = tiles_of(w->rows, w->cols);
     return at<uint8_t>(w->data) + (int64_t)t.rows * t.cols * CUDA_TILE_BYTES;
@@ -214,18 +222,18 @@ static uint8_t *behind_tiles(const struct nbi_weight *w)
 
 const float *nbi_cuda_max_row_norm(const struct nbi_weight *w)
 {
-    return (const float *)behind_tiles(w);
+    return (const float *)tiles_end(w);
 }
 
-/* Rows [first, first + rows) back; a thread for each word of codes. */
+/* Unpacks rows [first, first + rows); a thread for each word of codes. */
 __global__ static void k_unpack_tiles(uint8_t *codes, uint8_t *scales, const uint8_t *tiles,
                                       int64_t first, int64_t rows, int64_t cols, int tile_cols)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, per_row = cols / 8;
     if (i >= rows * per_row)
         return;
-    int64_t row = first + i / per_row, at_word = i % per_row, block = at_word / 2;
-    int half = (int)(at_word & 1), r = (int)(row % 16), b = (int)(block % 8);
+    int64_t row = first + i / per_row, word_index = i % per_row, block = word_index / 2;
+    int half = (int)(word_index & 1), r = (int)(row % 16), b = (int)(block % 8);
     int lane = (r & 7) * 4 + b / 2, quarter = (r >> 3) + 2 * (b & 1);
     const uint8_t *t = tiles + (row / 16 * tile_cols + block / 8) * CUDA_TILE_BYTES;
     uint32_t word = ((const uint32_t *)t)[half * 128 + lane * 4 + quarter];
@@ -234,16 +242,16 @@ __global__ static void k_unpack_tiles(uint8_t *codes, uint8_t *scales, const uin
         scales[i / 2] = t[1024 + lane * 4 + quarter];
 }
 
-/* ---- in ---- */
+/* ---- loading ---- */
 
 struct transfer {
     struct cuda *cuda;
     const struct nbi_weight_source *src;
     const struct nbi_weight *w;
-    int64_t row_data, row_scales; /* bytes */
+    int64_t row_data, row_scales; /* bytes of a row */
 };
 
-/* Rows [first, first + count) by way of stage `which`. */
+/* Reads rows [first, first + count) and queues their copy through stage `which`. */
 static enum nb_status send_rows(const struct transfer *t, int which, int64_t first, int64_t count)
 {
     struct cuda *cuda = t->cuda;
@@ -269,8 +277,8 @@ static enum nb_status send_rows(const struct transfer *t, int which, int64_t fir
     return NB_OK;
 }
 
-/* So many fit into a stage. */
-static int64_t rows_at_once(const struct transfer *t)
+/* Rows that fit into a stage, a multiple of the rows of a tile. */
+static int64_t rows_per_stage(const struct transfer *t)
 {
     int64_t per_row = t->row_data + t->row_scales;
     return (NBI_STAGE_BYTES - 64) / per_row / CUDA_TILE_ROWS * CUDA_TILE_ROWS;
@@ -278,19 +286,19 @@ static int64_t rows_at_once(const struct transfer *t)
 
 static enum nb_status send_all(const struct transfer *t)
 {
-    int64_t most = rows_at_once(t);
+    int64_t step = rows_per_stage(t);
     int which = 0;
-    if (most == 0)
+    if (step == 0)
         return nbi_fail(NB_EUNSUPPORTED, "rows of %lld columns", (long long)t->w->cols);
-    for (int64_t first = 0; first < t->w->rows; first += most, which ^= 1) {
+    for (int64_t first = 0; first < t->w->rows; first += step, which ^= 1) {
         int64_t left = t->w->rows - first;
-        NBI_TRY(send_rows(t, which, first, left < most ? left : most));
+        NBI_TRY(send_rows(t, which, first, left < step ? left : step));
     }
     if (t->w->dtype == NBI_NVFP4) {
         struct tile_shape tiles = tiles_of(t->w->rows, t->w->cols);
-        uint32_t *norm = (uint32_t *)behind_tiles(t->w);
+        uint32_t *norm = (uint32_t *)tiles_end(t->w);
         CU_TRY(cudaMemsetAsync(norm, 0, sizeof *norm, t->cuda->queue));
-        k_tile_norm<<<(unsigned)ceil_div(tiles.rows, 4), 128, 0, t->cuda->queue>>>(
+        k_max_row_norm<<<(unsigned)ceil_div(tiles.rows, 4), 128, 0, t->cuda->queue>>>(
             norm, at<uint8_t>(t->w->data), tiles.rows, tiles.cols, t->w->tensor_scale);
         CU_LAUNCHED();
     }
@@ -298,7 +306,7 @@ static enum nb_status send_all(const struct transfer *t)
     return NB_OK;
 }
 
-/* For nbi_for_chunks: rows straight to where they stay, on the host. */
+/* For nbi_for_chunks: reads rows of a host weight to their final place. */
 static enum nb_status read_chunk(void *ctx, int thread, int64_t first, int64_t count)
 {
     (void)thread;
@@ -309,8 +317,8 @@ static enum nb_status read_chunk(void *ctx, int thread, int64_t first, int64_t c
 
 static enum nb_status read_all(struct transfer *t)
 {
-    int64_t most = rows_at_once(t);
-    return nbi_for_chunks(t->w->rows, most > 0 ? most : 1, t->cuda->threads, read_chunk, t);
+    int64_t step = rows_per_stage(t);
+    return nbi_for_chunks(t->w->rows, step > 0 ? step : 1, t->cuda->threads, read_chunk, t);
 }
 
 enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
@@ -333,32 +341,32 @@ enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weig
                          nvfp4 ? cols / 16 : 0};
     CU_TRY(cudaSetDevice(cuda->index));
     NBI_TRY(stage_open(cuda));
-    /* If the host has no memory to pin, that of the device does it too. */
-    bool host = src->lookup && !nvfp4 && take_room(cuda, bytes, true, &w.data) == NB_OK;
+    /* Without host memory that can be pinned the weight goes to the device. */
+    bool host = src->lookup && !nvfp4 && weight_alloc(cuda, bytes, true, &w.data) == NB_OK;
     enum nb_status rc = host ? read_all(&t) : NB_OK;
     if (host && rc == NB_OK && !pin(&w, bytes)) {
-        give_back(cuda, at<uint8_t>(w.data));
+        weight_release(cuda, at<uint8_t>(w.data));
         host = false;
     }
     if (!host) {
-        NBI_TRY(take_room(cuda, bytes, false, &w.data));
+        NBI_TRY(weight_alloc(cuda, bytes, false, &w.data));
         rc = send_all(&t);
     }
     if (rc == NB_OK)
         *out = w;
     else
-        give_back(cuda, at<uint8_t>(w.data));
+        weight_release(cuda, at<uint8_t>(w.data));
     return rc;
 }
 
-/* ---- out ---- */
+/* ---- reading back ---- */
 
 static enum nb_status unpack(struct cuda *cuda, const struct nbi_weight *w, int64_t first,
                              int64_t count, uint8_t *codes, uint8_t *scales)
 {
-    int64_t row = w->cols / 2 + w->cols / 16, most = NBI_STAGE_BYTES / row;
+    int64_t row = w->cols / 2 + w->cols / 16, step = NBI_STAGE_BYTES / row;
     for (int64_t done = 0, n; done < count; done += n) {
-        n = count - done < most ? count - done : most;
+        n = count - done < step ? count - done : step;
         uint8_t *c = cuda->device_stage[0], *s = c + n * (w->cols / 2);
         int64_t words = n * w->cols / 8;
         k_unpack_tiles<<<(unsigned)ceil_div(words, 256), 256, 0, cuda->queue>>>(
@@ -392,11 +400,11 @@ enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_wei
 void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w)
 {
     if (w->data.at && !w->borrowed)
-        give_back((struct cuda *)be, at<uint8_t>(w->data));
+        weight_release((struct cuda *)be, at<uint8_t>(w->data));
     *w = (struct nbi_weight){};
 }
 
-__global__ static void k_widen(float *out, const void *x, enum nbi_dtype dtype, int64_t n)
+__global__ static void k_to_f32(float *out, const void *x, enum nbi_dtype dtype, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
@@ -408,7 +416,7 @@ static enum nb_status read_vector(struct cuda *cuda, const struct nbi_weight *w,
     CU_TRY(cudaSetDevice(cuda->index));
     NBI_TRY(stage_open(cuda));
     NBI_BUG_IF(w->rows * (int64_t)sizeof(float) > NBI_STAGE_BYTES);
-    k_widen<<<(unsigned)ceil_div(w->rows, 256), 256, 0, cuda->queue>>>(
+    k_to_f32<<<(unsigned)ceil_div(w->rows, 256), 256, 0, cuda->queue>>>(
         (float *)cuda->device_stage[0], at<void>(w->data), w->dtype, w->rows);
     CU_LAUNCHED();
     CU_TRY(cudaMemcpyAsync(out, cuda->device_stage[0], (size_t)w->rows * sizeof(float),
