@@ -105,8 +105,9 @@ static inline enum nb_status guarded_weight_new(struct nbi_backend *be,
     return NB_OK;
 }
 
-static inline enum nb_status guarded_weight_room(struct nbi_backend *be, enum nbi_dtype dtype,
-                                                 int64_t rows, int64_t cols, struct nbi_weight *out)
+static inline enum nb_status guarded_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype,
+                                                  int64_t rows, int64_t cols,
+                                                  struct nbi_weight *out)
 {
     (void)be;
     NBI_TRY(guarded.inner->weight_alloc(guarded.inner, dtype, rows, cols, out));
@@ -194,7 +195,7 @@ static inline struct nbi_backend *guarded_open(struct nbi_backend *inner)
                                       .alloc = guarded_alloc,
                                       .free = guarded_free,
                                       .weight_new = guarded_weight_new,
-                                      .weight_alloc = guarded_weight_room,
+                                      .weight_alloc = guarded_weight_alloc,
                                       .weight_read = guarded_weight_read,
                                       .weight_free = guarded_weight_free,
                                       .stream_new = guarded_stream_new,

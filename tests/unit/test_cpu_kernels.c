@@ -25,7 +25,7 @@
 
 #define U         0x1p-24
 #define UNDERFLOW 0x1p-149
-#define ROWS      NBI_TILE_ROWS
+#define ROWS      CPU_TILE_ROWS
 #define COLUMNS   NBI_X_PANEL_ROWS
 #define COUNT(a)  (sizeof(a) / sizeof *(a))
 
@@ -390,8 +390,8 @@ static void check_x_i16(const int16_t *q, const float *scale, int c, int n, cons
             top = abs(is) > top ? abs(is) : top;
             amax = fabsf(v) > amax ? fabsf(v) : amax;
         }
-        assert_int_equal(top, amax > 0 ? NBI_Q16_MAX : 0);
-        assert_near("scale", "", unit * NBI_Q16_MAX, (double)amax, 4 * U * (double)amax);
+        assert_int_equal(top, amax > 0 ? NBI_X_I16_MAX : 0);
+        assert_near("scale", "", unit * NBI_X_I16_MAX, (double)amax, 4 * U * (double)amax);
     }
 }
 
@@ -596,7 +596,7 @@ static void argmax(const struct nbi_microkernels *k)
 
 /* ---- types ---- */
 
-static void check_widen(const struct nbi_microkernels *k, enum nbi_dtype dtype, uint32_t codes)
+static void check_to_f32(const struct nbi_microkernels *k, enum nbi_dtype dtype, uint32_t codes)
 {
     int size = size_of(dtype);
     for (int64_t n = 1; n <= codes; n = n < 70                       ? n + 1
@@ -610,13 +610,13 @@ static void check_widen(const struct nbi_microkernels *k, enum nbi_dtype dtype, 
                 code = bits32();
             memcpy(p + i * size, &code, (size_t)size);
         }
-        k->widen(y, p, dtype, n);
+        k->to_f32(y, p, dtype, n);
         for (int64_t i = 0; i < n; i++) {
             float want = (float)get_as(p, dtype, i);
             if (isnan(want) && dtype == NBI_E4M3)
                 continue; /* need not survive */
             if (isnan(want) ? !isnan(y[i]) : memcmp(&y[i], &want, 4) != 0)
-                fail_msg("%s: widen of %s: %g, %g expected", k->name, nbi_dtypes[dtype].name,
+                fail_msg("%s: to_f32 of %s: %g, %g expected", k->name, nbi_dtypes[dtype].name,
                          (double)y[i], (double)want);
         }
         free(p - 1);
@@ -624,16 +624,16 @@ static void check_widen(const struct nbi_microkernels *k, enum nbi_dtype dtype, 
     }
 }
 
-static void widen(const struct nbi_microkernels *k)
+static void to_f32(const struct nbi_microkernels *k)
 {
-    check_widen(k, NBI_F32, 1000);
-    check_widen(k, NBI_F16, 65536);
-    check_widen(k, NBI_BF16, 65536);
-    check_widen(k, NBI_E4M3, 256);
+    check_to_f32(k, NBI_F32, 1000);
+    check_to_f32(k, NBI_F16, 65536);
+    check_to_f32(k, NBI_BF16, 65536);
+    check_to_f32(k, NBI_E4M3, 256);
 }
 
 /* An element off an aligned address; bytes at odd ones. */
-static void narrow(const struct nbi_microkernels *k)
+static void from_f32(const struct nbi_microkernels *k)
 {
     static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
     for (size_t t = 0; t < COUNT(types); t++)
@@ -647,7 +647,7 @@ static void narrow(const struct nbi_microkernels *k)
                     memcpy(&x[i], &any, 4);
                 put_as(want, types[t], i, x[i]);
             }
-            k->narrow(is + size, types[t], x, n);
+            k->from_f32(is + size, types[t], x, n);
             assert_memory_equal(is + size, want, n * size);
             free(x);
             free(is);
@@ -664,7 +664,7 @@ enum scores { SPREAD, FLAT, STEEP, SCORES };
 
 /* The reference is of the last row of queries; those before see fewer keys, or as many. */
 struct attention {
-    struct nbi_attend job;
+    struct nbi_attention_tile job;
     uint8_t *kv;
     float *q;
     int32_t last[LINES];
@@ -678,7 +678,7 @@ struct attention {
  * and the sums over keys by one U a key and a block. */
 static void attend_reference(struct attention *t, int h)
 {
-    const struct nbi_attend *a = &t->job;
+    const struct nbi_attention_tile *a = &t->job;
     const float *q = a->q + (LINES - 1) * a->ldq + h * a->D;
     double *score = bytes_of(t->count * 8), top = -INFINITY, sum = 0, worst = 0, lowest = INFINITY;
     for (int64_t i = 0; i < t->count; i++) {
@@ -731,17 +731,17 @@ static void attention_new(struct attention *t, enum nbi_dtype dtype, int64_t D, 
         int32_t next = r == LINES - 1 ? (int32_t)count + 6 : t->last[r + 1];
         t->last[r] = r == LINES - 1 ? next : next - fewer > 7 ? next - fewer : 7;
     }
-    t->job = (struct nbi_attend){.q = t->q,
-                                 .k = t->kv + off,
-                                 .v = t->kv + off + D * size + D * size,
-                                 .last = t->last,
-                                 .first = 7,
-                                 .stride = 2 * D * size,
-                                 .ldq = HEADS * D + 3,
-                                 .ld_lse = HEADS,
-                                 .dtype = dtype,
-                                 .heads = HEADS,
-                                 .D = D};
+    t->job = (struct nbi_attention_tile){.q = t->q,
+                                         .k = t->kv + off,
+                                         .v = t->kv + off + D * size + D * size,
+                                         .last = t->last,
+                                         .first = 7,
+                                         .stride = 2 * D * size,
+                                         .ldq = HEADS * D + 3,
+                                         .ld_lse = HEADS,
+                                         .dtype = dtype,
+                                         .heads = HEADS,
+                                         .D = D};
     for (int h = 0; h < HEADS; h++)
         attend_reference(t, h);
 }
@@ -760,8 +760,8 @@ struct queries {
 static void attend_some(const struct nbi_microkernels *k, const struct attention *t,
                         struct queries some, float *y, float *lse)
 {
-    struct nbi_attend job = t->job;
-    size_t scratch = (size_t)nbi_attend_scratch(job.D) * sizeof(float);
+    struct nbi_attention_tile job = t->job;
+    size_t scratch = (size_t)nbi_attention_floats(job.D) * sizeof(float);
     int64_t at = some.r0 * job.ldq + some.h0 * job.D;
     job.scratch = aligned_alloc(64, scratch);
     assert_non_null(job.scratch);
@@ -772,7 +772,7 @@ static void attend_some(const struct nbi_microkernels *k, const struct attention
     job.rows = some.rows;
     job.heads = some.heads;
     job.lse = lse ? lse + some.r0 * job.ld_lse + some.h0 : NULL;
-    k->attend(&job);
+    k->attention(&job);
     free(job.scratch);
 }
 
@@ -788,7 +788,7 @@ static void check_attention(const struct nbi_microkernels *k, const struct atten
         assert_near("lse", k->name, (double)lse[(LINES - 1) * HEADS + h], t->lse[h],
                     t->lse_bound[h]);
         for (int64_t d = 0; d < D; d++)
-            assert_near("attend", k->name, (double)last[h * D + d], t->want[h * D + d],
+            assert_near("attention", k->name, (double)last[h * D + d], t->want[h * D + d],
                         t->bound[h * D + d]);
     }
     /* The same bits in smaller company, and without lse; nothing else is written. */
@@ -819,7 +819,7 @@ static void check_nan(const struct nbi_microkernels *k, int64_t count)
     attention_free(&t);
 }
 
-static void attend(const struct nbi_microkernels *k)
+static void attention(const struct nbi_microkernels *k)
 {
     check_nan(k, 1);
     check_nan(k, 70);
@@ -858,10 +858,10 @@ static const struct nbi_microkernels *kernels_or_skip(enum nbi_simd level)
     X(quantize_x_i16)                                                                              \
     X(rmsnorm)                                                                                     \
     X(norm_rope)                                                                                   \
-    X(attend)                                                                                      \
+    X(attention)                                                                                   \
     X(swiglu)                                                                                      \
-    X(narrow)                                                                                      \
-    X(widen)                                                                                       \
+    X(from_f32)                                                                                    \
+    X(to_f32)                                                                                      \
     X(argmax)
 
 #define X(slot)                                                                                    \

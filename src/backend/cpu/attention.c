@@ -5,7 +5,7 @@
  *   dk = sum over queries of ds q;  dv = sum over queries of p dy.
  * Two passes compute s and dp in blocks of queries by keys: the first owns blocks of queries and
  * sums dq, the second owns blocks of keys and sums dk and dv. That is 7 products where 5 would do,
- * but no sum is shared by threads. The owner's side is turned once for all products. */
+ * but no sum is shared by threads. The owner's side is transposed once for all products. */
 #include <math.h>
 #include <string.h>
 
@@ -13,17 +13,18 @@
 
 /* ---- forward ---- */
 
-/* Rows that are looked at together, and whose keys are read once: as many as a kernel takes, but
+/* Rows that are looked at per_block, and whose keys are read once: as many as a kernel takes, but
  * few enough for all threads to have some. */
-static int64_t rows_together(const struct nbi_stream *s, const struct nbi_op_attention *a)
+static int64_t rows_per_block(const struct nbi_stream *s, const struct nbi_op_attention *a)
 {
-    int64_t most = NBI_QUERIES / (a->NH / a->NKV), fair = a->N * a->NKV / (s->cpu->threads * 4);
-    return fair < 1 ? 1 : fair < most ? fair : most;
+    int64_t limit = NBI_QUERY_BLOCK / (a->NH / a->NKV),
+            fair = a->N * a->NKV / (s->cpu->threads * 4);
+    return fair < 1 ? 1 : fair < limit ? fair : limit;
 }
 
 /* The rows from n on, before end, that start at the same key and of which none sees fewer than the
  * one before. */
-static int64_t run_of_rows(const struct nbi_op_attention *a, int64_t n, int64_t end)
+static int64_t shared_run(const struct nbi_op_attention *a, int64_t n, int64_t end)
 {
     const int32_t *first = host(a->first), *last = host(a->last), *tables = host(a->tables);
     int64_t i = n + 1;
@@ -34,43 +35,43 @@ static int64_t run_of_rows(const struct nbi_op_attention *a, int64_t n, int64_t 
 }
 
 /* Piece u: head u % NKV of keys and values, of a group of rows: the last ones first, since those
- * see most keys and would hold up the end. */
-static void attention_pieces(void *ctx, int thread, int64_t piece, int64_t count)
+ * see limit keys and would hold up the end. */
+static void attention_blocks(void *ctx, int thread, int64_t piece, int64_t count)
 {
     const struct op *op = ctx;
     const struct nbi_op_attention *a = op->args;
     struct nbi_stream *s = op->s;
     const int32_t *first = host(a->first), *last = host(a->last);
     const int32_t *pages = host(a->pages), *tables = host(a->tables);
-    int64_t D = a->D, heads = a->NH / a->NKV, together = rows_together(s, a);
+    int64_t D = a->D, heads = a->NH / a->NKV, per_block = rows_per_block(s, a);
     int64_t row = (int64_t)nbi_dtype_bytes(a->kv.dtype, a->NKV * D);
-    int64_t groups = (a->N + together - 1) / together;
+    int64_t groups = (a->N + per_block - 1) / per_block;
     for (int64_t u = piece; u < piece + count; u++) {
-        int64_t n = (groups - 1 - u / a->NKV) * together, h = u % a->NKV, rows;
-        int64_t end = a->N - n < together ? a->N : n + together;
+        int64_t n = (groups - 1 - u / a->NKV) * per_block, h = u % a->NKV, rows;
+        int64_t end = a->N - n < per_block ? a->N : n + per_block;
         for (; n < end; n += rows) {
-            rows = run_of_rows(a, n, end);
+            rows = shared_run(a, n, end);
             int64_t at =
                 (pages ? 0 : first[n] * row) + h * (int64_t)nbi_dtype_bytes(a->kv.dtype, D);
             int64_t out = n * a->NH + h * heads;
-            const struct nbi_attend job = {.y = (float *)host(a->y) + out * D,
-                                           .lse = a->lse.at ? (float *)host(a->lse) + out : NULL,
-                                           .q = (const float *)host(a->q) + out * D,
-                                           .k = (const uint8_t *)host(a->kv.k) + at,
-                                           .v = (const uint8_t *)host(a->kv.v) + at,
-                                           .pages = pages ? pages + tables[n] + first[n] / NBI_PAGE
-                                                          : NULL,
-                                           .last = last + n,
-                                           .first = first[n],
-                                           .stride = row,
-                                           .ldq = a->NH * D,
-                                           .ld_lse = a->NH,
-                                           .dtype = a->kv.dtype,
-                                           .rows = (int)rows,
-                                           .heads = (int)heads,
-                                           .D = D,
-                                           .scratch = s->attend + thread * s->attend_floats};
-            s->cpu->k->attend(&job);
+            const struct nbi_attention_tile tile = {
+                .y = (float *)host(a->y) + out * D,
+                .lse = a->lse.at ? (float *)host(a->lse) + out : NULL,
+                .q = (const float *)host(a->q) + out * D,
+                .k = (const uint8_t *)host(a->kv.k) + at,
+                .v = (const uint8_t *)host(a->kv.v) + at,
+                .pages = pages ? pages + tables[n] + first[n] / NBI_PAGE : NULL,
+                .last = last + n,
+                .first = first[n],
+                .stride = row,
+                .ldq = a->NH * D,
+                .ld_lse = a->NH,
+                .dtype = a->kv.dtype,
+                .rows = (int)rows,
+                .heads = (int)heads,
+                .D = D,
+                .scratch = s->attention_scratch + thread * s->attention_floats};
+            s->cpu->k->attention(&tile);
         }
     }
 }
@@ -78,24 +79,24 @@ static void attention_pieces(void *ctx, int thread, int64_t piece, int64_t count
 enum nb_status nbi_cpu_attention(struct nbi_stream *s, const struct nbi_op_attention *a)
 {
     const int32_t *first = host(a->first), *last = host(a->last);
-    int64_t together = rows_together(s, a), work = 0;
-    int64_t pieces = (a->N + together - 1) / together * a->NKV;
+    int64_t per_block = rows_per_block(s, a), work = 0;
+    int64_t pieces = (a->N + per_block - 1) / per_block * a->NKV;
     for (int64_t n = 0; n < a->N; n++)
         work += (last[n] - first[n] + 1) * a->NH * a->D;
-    in_pieces(s, pieces, work / pieces, attention_pieces, a);
+    parallel_for(s, pieces, work / pieces, attention_blocks, a);
     return NB_OK;
 }
 
 /* ---- backward ---- */
 
-#define BLOCK 96 /* a multiple of what `outer` takes, either way */
+#define BLOCK 96 /* a multiple of what `gemm_tile` takes, either way */
 
 static int64_t padded(int64_t D)
 {
     return (D + 31) / 32 * 32;
 }
 
-int64_t nbi_attend_bwd_floats(int64_t D)
+int64_t nbi_attention_bwd_floats(int64_t D)
 {
     return BLOCK * (6 * padded(D) + 2 * BLOCK + 2);
 }
@@ -104,20 +105,20 @@ int64_t nbi_attend_bwd_floats(int64_t D)
 struct work {
     const struct nbi_op_attention_bwd *a;
     const struct nbi_microkernels *k;
-    int64_t ld;                 /* of copies and sums: D, padded */
-    float *turned[2], *copy[2]; /* [D, BLOCK], [BLOCK, ld] */
-    float *sum[2];              /* [BLOCK, ld] */
-    float *p, *ds;              /* [BLOCK, BLOCK] */
-    float *lse, *delta;         /* [BLOCK] */
+    int64_t ld;                     /* of copies and sums: D, padded */
+    float *transposed[2], *copy[2]; /* [D, BLOCK], [BLOCK, ld] */
+    float *sum[2];                  /* [BLOCK, ld] */
+    float *p, *ds;                  /* [BLOCK, BLOCK] */
+    float *lse, *delta;             /* [BLOCK] */
 };
 
-static struct work work_of(const struct op *op, int thread)
+static struct work thread_work(const struct op *op, int thread)
 {
     struct work w = {.a = op->args, .k = op->s->cpu->k};
-    float *at = op->s->attend_bwd + thread * nbi_attend_bwd_floats(op->s->limits.D);
+    float *at = op->s->attention_bwd_scratch + thread * nbi_attention_bwd_floats(op->s->limits.D);
     w.ld = padded(w.a->D);
     for (int i = 0; i < 2; i++) {
-        w.turned[i] = at + (3 * i) * BLOCK * w.ld;
+        w.transposed[i] = at + (3 * i) * BLOCK * w.ld;
         w.copy[i] = at + (3 * i + 1) * BLOCK * w.ld;
         w.sum[i] = at + (3 * i + 2) * BLOCK * w.ld;
     }
@@ -134,7 +135,7 @@ struct rows {
     int64_t ld;
 };
 
-/* A block of n rows with zeros behind and beside them, close together: rows a multiple of a page
+/* A block of n rows with zeros behind and beside them, close per_block: rows a multiple of a page
  * apart would push each other out of the cache. */
 static const float *gather(const struct work *w, int which, struct rows x, int64_t n)
 {
@@ -146,10 +147,10 @@ static const float *gather(const struct work *w, int which, struct rows x, int64
     return y;
 }
 
-/* Column i of turned[which] is row i of n; the others are 0. */
-static void turn(const struct work *w, int which, struct rows x, int64_t n)
+/* Column i of transposed[which] is row i of n; the others are 0. */
+static void transpose(const struct work *w, int which, struct rows x, int64_t n)
 {
-    float *y = w->turned[which];
+    float *y = w->transposed[which];
     if (n < BLOCK)
         memset(y, 0, (size_t)(BLOCK * w->a->D) * sizeof *y);
     w->k->pack(y, BLOCK, x.p, (struct nbi_strided){n, w->a->D, x.ld, 1}, 1);
@@ -157,44 +158,44 @@ static void turn(const struct work *w, int which, struct rows x, int64_t n)
 
 /* Where a block of rows by columns can have anything but 0: in the block on the diagonal of queries
  * and keys, from the diagonal on (rows are keys) or up to it (rows are queries). */
-enum filled { ALL, UPPER, LOWER };
+enum triangle { ALL, UPPER, LOWER };
 
-/* c [BLOCK, BLOCK] = x times what is turned; tiles with nothing in them are left out. */
-static void scores(const struct work *w, float *c, const float *x, int which, enum filled filled)
+/* c [BLOCK, BLOCK] = x times what is transposed; tiles with nothing in them are left out. */
+static void scores(const struct work *w, float *c, const float *x, int which, enum triangle part)
 {
     int mr = w->k->mr, nr = w->k->nr;
     struct nbi_gemm_tile t = {.ldc = BLOCK, .a_row = w->ld, .a_col = 1, .ldb = BLOCK, .k = w->a->D};
     for (int64_t n = 0; n < BLOCK; n += nr)
         for (int64_t m = 0; m < BLOCK; m += mr) {
-            if ((filled == UPPER && m >= n + nr) || (filled == LOWER && n >= m + mr))
+            if ((part == UPPER && m >= n + nr) || (part == LOWER && n >= m + mr))
                 continue;
             t.c = c + m * BLOCK + n;
             t.a = x + m * w->ld;
-            t.b = w->turned[which] + n;
-            w->k->outer(&t);
+            t.b = w->transposed[which] + n;
+            w->k->gemm_tile(&t);
         }
 }
 
 /* sum [BLOCK, ld] += the transpose of c, of which there are so many rows, times x. */
-static void weigh(const struct work *w, int which, const float *c, const float *x, int64_t rows,
-                  enum filled filled)
+static void add_weighted(const struct work *w, int which, const float *c, const float *x,
+                         int64_t rows, enum triangle part)
 {
     int mr = w->k->mr, nr = w->k->nr;
     struct nbi_gemm_tile t = {.ldc = w->ld, .a_row = 1, .a_col = BLOCK, .ldb = w->ld, .add = true};
     for (int64_t m = 0; m < BLOCK; m += mr) {
-        int64_t from = filled == LOWER ? m : 0;
-        int64_t to = filled == UPPER && m + mr < rows ? m + mr : rows;
+        int64_t from = part == LOWER ? m : 0;
+        int64_t to = part == UPPER && m + mr < rows ? m + mr : rows;
         t.k = to - from;
         for (int64_t n = 0; n < w->ld && t.k > 0; n += nr) {
             t.c = w->sum[which] + m * w->ld + n;
             t.a = c + from * BLOCK + m;
             t.b = x + from * w->ld + n;
-            w->k->outer(&t);
+            w->k->gemm_tile(&t);
         }
     }
 }
 
-static void put_sum(const struct work *w, int which, float *y, int64_t ld, int64_t n)
+static void store_sum(const struct work *w, int which, float *y, int64_t ld, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         memcpy(y + i * ld, w->sum[which] + i * w->ld, (size_t)w->a->D * sizeof *y);
@@ -217,38 +218,38 @@ static void ds_by_key(const struct work *w, int64_t q0, int64_t k0)
 {
     const int32_t *first = (const int32_t *)host(w->a->first) + q0;
     int64_t queries = block_rows(w, q0), keys = block_rows(w, k0);
-    struct nbi_softmax_bwd soften = {.lse = w->lse,
-                                     .delta = w->delta,
-                                     .each = true,
-                                     .scale = 1 / sqrtf((float)w->a->D),
-                                     .n = BLOCK};
+    struct nbi_softmax_bwd softmax = {.lse = w->lse,
+                                      .delta = w->delta,
+                                      .each = true,
+                                      .scale = 1 / sqrtf((float)w->a->D),
+                                      .n = BLOCK};
     int64_t latest = 0;
     for (int64_t i = 0; i < queries; i++)
         latest = first[i] > latest ? first[i] : latest;
     for (int64_t j = 0; j < keys; j++) {
-        soften.p = w->p + j * BLOCK;
-        soften.ds = w->ds + j * BLOCK;
-        w->k->soften_bwd(&soften);
+        softmax.p = w->p + j * BLOCK;
+        softmax.ds = w->ds + j * BLOCK;
+        w->k->softmax_bwd(&softmax);
         if (k0 == q0)
-            memset(soften.ds, 0, (size_t)j * sizeof(float));
+            memset(softmax.ds, 0, (size_t)j * sizeof(float));
         for (int64_t i = 0; i < queries && k0 + j < latest; i++)
             if (k0 + j < first[i])
-                soften.ds[i] = 0;
+                softmax.ds[i] = 0;
     }
 }
 
 /* Piece u: of block u / NH of queries, head u % NH. */
 static void query_blocks(void *ctx, int thread, int64_t piece, int64_t count)
 {
-    const struct work w = work_of(ctx, thread);
+    const struct work w = thread_work(ctx, thread);
     const struct nbi_op_attention_bwd *a = w.a;
     const float *delta = ((const struct op *)ctx)->s->delta, *lse = host(a->lse);
     const int32_t *first = host(a->first);
     for (int64_t u = piece; u < piece + count; u++) {
         int64_t q0 = u / a->NH * BLOCK, h = u % a->NH, queries = block_rows(&w, q0), low = q0;
         int64_t kv = h / (a->NH / a->NKV);
-        turn(&w, 0, head_of(a->q, q0, a->NH, h, a->D), queries);
-        turn(&w, 1, head_of(a->dy, q0, a->NH, h, a->D), queries);
+        transpose(&w, 0, head_of(a->q, q0, a->NH, h, a->D), queries);
+        transpose(&w, 1, head_of(a->dy, q0, a->NH, h, a->D), queries);
         for (int64_t i = 0; i < BLOCK; i++) {
             w.lse[i] = i < queries ? lse[(q0 + i) * a->NH + h] : 0;
             w.delta[i] = i < queries ? delta[(q0 + i) * a->NH + h] : 0;
@@ -259,13 +260,13 @@ static void query_blocks(void *ctx, int thread, int64_t piece, int64_t count)
             int64_t keys = block_rows(&w, k0);
             const float *k = gather(&w, 0, head_of(a->kv.k, k0, a->NKV, kv, a->D), keys);
             const float *v = gather(&w, 1, head_of(a->kv.v, k0, a->NKV, kv, a->D), keys);
-            enum filled filled = k0 == q0 ? UPPER : ALL;
-            scores(&w, w.p, k, 0, filled);
-            scores(&w, w.ds, v, 1, filled);
+            enum triangle part = k0 == q0 ? UPPER : ALL;
+            scores(&w, w.p, k, 0, part);
+            scores(&w, w.ds, v, 1, part);
             ds_by_key(&w, q0, k0);
-            weigh(&w, 0, w.ds, k, keys, filled);
+            add_weighted(&w, 0, w.ds, k, keys, part);
         }
-        put_sum(&w, 0, (float *)host(a->dq) + (q0 * a->NH + h) * a->D, a->NH * a->D, queries);
+        store_sum(&w, 0, (float *)host(a->dq) + (q0 * a->NH + h) * a->D, a->NH * a->D, queries);
     }
 }
 
@@ -276,20 +277,20 @@ static void ds_by_query(const struct work *w, const float *delta, int64_t q0, in
 {
     const int32_t *first = host(w->a->first);
     int64_t queries = block_rows(w, q0);
-    struct nbi_softmax_bwd soften = {.scale = 1 / sqrtf((float)w->a->D), .n = BLOCK};
+    struct nbi_softmax_bwd softmax = {.scale = 1 / sqrtf((float)w->a->D), .n = BLOCK};
     for (int64_t i = 0; i < queries; i++) {
         int64_t q = q0 + i, low = first[q] - k0, high = q - k0 + 1;
         low = low < 0 ? 0 : low < BLOCK ? low : BLOCK;
         high = high < BLOCK ? high : BLOCK;
-        soften.lse = (const float *)host(w->a->lse) + q * w->a->NH + h;
-        soften.delta = delta + q * w->a->NH + h;
-        soften.p = w->p + i * BLOCK;
-        soften.ds = w->ds + i * BLOCK;
-        w->k->soften_bwd(&soften);
+        softmax.lse = (const float *)host(w->a->lse) + q * w->a->NH + h;
+        softmax.delta = delta + q * w->a->NH + h;
+        softmax.p = w->p + i * BLOCK;
+        softmax.ds = w->ds + i * BLOCK;
+        w->k->softmax_bwd(&softmax);
         for (int64_t j = 0; j < low; j++)
-            soften.p[j] = soften.ds[j] = 0;
+            softmax.p[j] = softmax.ds[j] = 0;
         for (int64_t j = high; j < BLOCK; j++)
-            soften.p[j] = soften.ds[j] = 0;
+            softmax.p[j] = softmax.ds[j] = 0;
     }
 }
 
@@ -306,14 +307,14 @@ static bool sees(const struct work *w, int64_t q0, int64_t end)
 /* Piece u: of block u / NKV of keys, head u % NKV. */
 static void key_blocks(void *ctx, int thread, int64_t piece, int64_t count)
 {
-    const struct work w = work_of(ctx, thread);
+    const struct work w = thread_work(ctx, thread);
     const struct nbi_op_attention_bwd *a = w.a;
     const float *delta = ((const struct op *)ctx)->s->delta;
     int64_t group = a->NH / a->NKV;
     for (int64_t u = piece; u < piece + count; u++) {
         int64_t k0 = u / a->NKV * BLOCK, kv = u % a->NKV, keys = block_rows(&w, k0);
-        turn(&w, 0, head_of(a->kv.k, k0, a->NKV, kv, a->D), keys);
-        turn(&w, 1, head_of(a->kv.v, k0, a->NKV, kv, a->D), keys);
+        transpose(&w, 0, head_of(a->kv.k, k0, a->NKV, kv, a->D), keys);
+        transpose(&w, 1, head_of(a->kv.v, k0, a->NKV, kv, a->D), keys);
         for (int i = 0; i < 2; i++)
             memset(w.sum[i], 0, (size_t)(BLOCK * w.ld) * sizeof(float));
         for (int64_t h = kv * group; h < (kv + 1) * group; h++)
@@ -323,15 +324,15 @@ static void key_blocks(void *ctx, int thread, int64_t piece, int64_t count)
                     continue;
                 const float *q = gather(&w, 0, head_of(a->q, q0, a->NH, h, a->D), queries);
                 const float *dy = gather(&w, 1, head_of(a->dy, q0, a->NH, h, a->D), queries);
-                enum filled filled = q0 == k0 ? LOWER : ALL;
-                scores(&w, w.p, q, 0, filled);
-                scores(&w, w.ds, dy, 1, filled);
+                enum triangle part = q0 == k0 ? LOWER : ALL;
+                scores(&w, w.p, q, 0, part);
+                scores(&w, w.ds, dy, 1, part);
                 ds_by_query(&w, delta, q0, k0, h);
-                weigh(&w, 0, w.ds, q, queries, filled);
-                weigh(&w, 1, w.p, dy, queries, filled);
+                add_weighted(&w, 0, w.ds, q, queries, part);
+                add_weighted(&w, 1, w.p, dy, queries, part);
             }
-        put_sum(&w, 0, (float *)host(a->dk) + (k0 * a->NKV + kv) * a->D, a->NKV * a->D, keys);
-        put_sum(&w, 1, (float *)host(a->dv) + (k0 * a->NKV + kv) * a->D, a->NKV * a->D, keys);
+        store_sum(&w, 0, (float *)host(a->dk) + (k0 * a->NKV + kv) * a->D, a->NKV * a->D, keys);
+        store_sum(&w, 1, (float *)host(a->dv) + (k0 * a->NKV + kv) * a->D, a->NKV * a->D, keys);
     }
 }
 
@@ -359,8 +360,8 @@ enum nb_status nbi_cpu_attention_bwd(struct nbi_stream *s, const struct nbi_op_a
                a->D > s->limits.D || a->kv.dtype != NBI_F32);
     for (int64_t n = 0; n < a->N; n++)
         pairs += n - first[n] + 1;
-    in_pieces(s, a->N, a->NH * a->D, delta_rows, a);
-    in_pieces(s, blocks * a->NH, 3 * pairs * a->D / blocks, query_blocks, a);
-    in_pieces(s, blocks * a->NKV, 4 * pairs * a->D / blocks * (a->NH / a->NKV), key_blocks, a);
+    parallel_for(s, a->N, a->NH * a->D, delta_rows, a);
+    parallel_for(s, blocks * a->NH, 3 * pairs * a->D / blocks, query_blocks, a);
+    parallel_for(s, blocks * a->NKV, 4 * pairs * a->D / blocks * (a->NH / a->NKV), key_blocks, a);
     return NB_OK;
 }

@@ -12,9 +12,9 @@
 
 /* ---- cross entropy ---- */
 
-#define LOGITS 1024 /* that are looked at together; their sum is one float */
+#define LOGIT_BLOCK 1024 /* that are looked at together; their sum is one float */
 
-/* One row. Sums are of e^(logit - top). */
+/* One row. Sums are of e^(logit - max). */
 struct xent_row {
     const struct nbi_op_xent *a;
     const struct nbi_microkernels *k;
@@ -30,7 +30,7 @@ struct xent_row {
 /* The sum of a block's n values e, which start at logit i, without those that the base lists. */
 static double sum_others(struct xent_row *r, const float *e, int64_t i, int64_t n, float sum)
 {
-    float other[LOGITS];
+    float other[LOGIT_BLOCK];
     bool any = false;
     for (int64_t j = 0; j < r->ref_k; j++) {
         int64_t at = r->ids[j] - i;
@@ -51,8 +51,8 @@ static double sum_others(struct xent_row *r, const float *e, int64_t i, int64_t 
 /* d becomes e times a factor; of what the base lists, another, and minus the base. */
 static void scale_block(const struct xent_row *r, int64_t i, int64_t n, const double by[2])
 {
-    float *d = r->d + i, fixed[LOGITS], factor = (float)by[0];
-    int32_t at[LOGITS];
+    float *d = r->d + i, fixed[LOGIT_BLOCK], factor = (float)by[0];
+    int32_t at[LOGIT_BLOCK];
     int count = 0;
     for (int64_t j = 0; j < r->ref_k; j++)
         if (r->ids[j] >= i && r->ids[j] < i + n) {
@@ -67,9 +67,9 @@ static void scale_block(const struct xent_row *r, int64_t i, int64_t n, const do
         d[at[c]] = fixed[c];
 }
 
-static int64_t block_at(const struct xent_row *r, int64_t i)
+static int64_t block_size(const struct xent_row *r, int64_t i)
 {
-    return r->a->V - i < LOGITS ? r->a->V - i : LOGITS;
+    return r->a->V - i < LOGIT_BLOCK ? r->a->V - i : LOGIT_BLOCK;
 }
 
 /* With b the base, q = 1 - sum b the rest of it, and S and R the sums over all and over the others:
@@ -78,30 +78,30 @@ static int64_t block_at(const struct xent_row *r, int64_t i)
 static void xent_row(struct xent_row *r, float *loss, float *kl)
 {
     const struct nbi_op_xent *a = r->a;
-    float top = r->logits[r->k->argmax(r->logits, a->V)], e[LOGITS];
+    float max = r->logits[r->k->argmax(r->logits, a->V)], e[LOGIT_BLOCK];
     double target = r->at >= 0 ? (double)r->logits[r->at] : 0, cross = 0, base = 0;
     for (int64_t j = 0; j < r->ref_k; j++) {
         double b = (double)r->base[j];
-        cross += b > 0 ? b * (log(b) - ((double)r->logits[r->ids[j]] - (double)top)) : 0;
+        cross += b > 0 ? b * (log(b) - ((double)r->logits[r->ids[j]] - (double)max)) : 0;
         base += b;
     }
-    for (int64_t i = 0; i < a->V; i += LOGITS) {
+    for (int64_t i = 0; i < a->V; i += LOGIT_BLOCK) {
         float *y = r->d ? r->d + i : e;
-        float sum = r->k->exp_sum(y, r->logits + i, top, block_at(r, i));
-        r->others += sum_others(r, y, i, block_at(r, i), sum);
+        float sum = r->k->exp_sum(y, r->logits + i, max, block_size(r, i));
+        r->others += sum_others(r, y, i, block_size(r, i), sum);
     }
     double S = r->listed + r->others, R = r->others < (double)FLT_MIN ? (double)FLT_MIN : r->others;
     double q = base < 1 ? 1 - base : 0, of_kl = r->ref_k > 0 ? (double)a->kl_scale : 0;
     double of_loss = r->at >= 0 ? (double)a->scale : 0;
-    *loss = r->at >= 0 ? (float)(log(S) + (double)top - target) : 0;
+    *loss = r->at >= 0 ? (float)(log(S) + (double)max - target) : 0;
     if (r->ref_k > 0)
         *kl = (float)(cross + base * log(S) + (q > 0 ? q * log(q * S / R) : 0));
     if (!r->d)
         return;
     const double by[2] = {of_loss / S + of_kl * ((base + q) / S - q / R),
                           (of_loss + of_kl * (base + q)) / S};
-    for (int64_t i = 0; i < a->V; i += LOGITS)
-        scale_block(r, i, block_at(r, i), by);
+    for (int64_t i = 0; i < a->V; i += LOGIT_BLOCK)
+        scale_block(r, i, block_size(r, i), by);
     if (r->at >= 0)
         r->d[r->at] -= a->scale;
 }
@@ -134,7 +134,7 @@ static void xent_rows(void *ctx, int thread, int64_t first, int64_t count)
 
 enum nb_status nbi_cpu_xent(struct nbi_stream *s, const struct nbi_op_xent *a)
 {
-    in_pieces(s, a->N, a->V * 8, xent_rows, a);
+    parallel_for(s, a->N, a->V * 8, xent_rows, a);
     return NB_OK;
 }
 
@@ -162,7 +162,7 @@ static void l1_rows(void *ctx, int thread, int64_t first, int64_t count)
 
 enum nb_status nbi_cpu_l1(struct nbi_stream *s, const struct nbi_op_l1 *a)
 {
-    in_pieces(s, a->N, a->C, l1_rows, a);
+    parallel_for(s, a->N, a->C, l1_rows, a);
     return NB_OK;
 }
 
@@ -186,7 +186,7 @@ static void embed_bwd_strips(void *ctx, int thread, int64_t first, int64_t count
 
 enum nb_status nbi_cpu_embed_bwd(struct nbi_stream *s, const struct nbi_op_embed_bwd *a)
 {
-    in_pieces(s, (a->C + STRIP - 1) / STRIP, STRIP * a->N, embed_bwd_strips, a);
+    parallel_for(s, (a->C + STRIP - 1) / STRIP, STRIP * a->N, embed_bwd_strips, a);
     return NB_OK;
 }
 
@@ -222,20 +222,20 @@ static void rmsnorm_bwd_strips(void *ctx, int thread, int64_t first, int64_t cou
 
 enum nb_status nbi_cpu_rmsnorm_bwd(struct nbi_stream *s, const struct nbi_op_rmsnorm_bwd *a)
 {
-    in_pieces(s, (a->C + STRIP - 1) / STRIP, STRIP * a->N, rmsnorm_bwd_strips, a);
-    in_pieces(s, a->N, 2 * a->C, rmsnorm_bwd_rows, a);
+    parallel_for(s, (a->C + STRIP - 1) / STRIP, STRIP * a->N, rmsnorm_bwd_strips, a);
+    parallel_for(s, a->N, 2 * a->C, rmsnorm_bwd_rows, a);
     return NB_OK;
 }
 
-/* The heads of row n, all of q or all of k. */
-struct heads {
+/* The head_set of row n, all of q or all of k. */
+struct head_set {
     float *d, *dw;
     const float *x, *w, *rstd;
     int64_t count;
 };
 
-/* Pieces are NBI_PIECE_ROWS rows. */
-static void qkv_rope_bwd_pieces(void *ctx, int thread, int64_t first, int64_t count)
+/* Pieces are NBI_SUM_ROWS rows. */
+static void qkv_rope_bwd_blocks(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
     const struct nbi_op_qkv_rope_bwd *a = op->args;
@@ -243,32 +243,32 @@ static void qkv_rope_bwd_pieces(void *ctx, int thread, int64_t first, int64_t co
     int64_t D = a->D;
     (void)thread;
     for (int64_t u = first; u < first + count; u++) {
-        float *sums = op->s->parts + u * 2 * D;
-        const struct heads both[2] = {
+        float *sums = op->s->norm_partials + u * 2 * D;
+        const struct head_set both[2] = {
             {host(a->dq), sums, host(a->q), host(a->q_norm.data), host(a->rstd_q), a->NH},
             {host(a->dk), sums + D, host(a->k), host(a->k_norm.data), host(a->rstd_k), a->NKV}};
-        int64_t end = (u + 1) * NBI_PIECE_ROWS < a->N ? (u + 1) * NBI_PIECE_ROWS : a->N;
+        int64_t end = (u + 1) * NBI_SUM_ROWS < a->N ? (u + 1) * NBI_SUM_ROWS : a->N;
         memset(sums, 0, (size_t)(2 * D) * sizeof *sums);
-        for (int64_t n = u * NBI_PIECE_ROWS; n < end; n++) {
-            const struct nbi_rope_row turn = {c + n * D / 2, sn + n * D / 2};
+        for (int64_t n = u * NBI_SUM_ROWS; n < end; n++) {
+            const struct nbi_rope_row rope = {c + n * D / 2, sn + n * D / 2};
             for (int i = 0; i < 2; i++)
                 for (int64_t h = n * both[i].count; h < (n + 1) * both[i].count; h++)
                     op->s->cpu->k->norm_rope_bwd(both[i].d + h * D, both[i].dw, both[i].x + h * D,
-                                                 both[i].w, turn, both[i].rstd[h], D);
+                                                 both[i].w, rope, both[i].rstd[h], D);
         }
     }
 }
 
 enum nb_status nbi_cpu_qkv_rope_bwd(struct nbi_stream *s, const struct nbi_op_qkv_rope_bwd *a)
 {
-    int64_t pieces = (a->N + NBI_PIECE_ROWS - 1) / NBI_PIECE_ROWS, D = a->D;
+    int64_t blocks = (a->N + NBI_SUM_ROWS - 1) / NBI_SUM_ROWS, D = a->D;
     float *dq_norm = host(a->dq_norm), *dk_norm = host(a->dk_norm);
     NBI_BUG_IF(!s->backward || a->N > s->limits.N || D > s->limits.D);
-    in_pieces(s, pieces, NBI_PIECE_ROWS * (a->NH + a->NKV) * D * 4, qkv_rope_bwd_pieces, a);
-    for (int64_t u = 0; u < pieces; u++)
+    parallel_for(s, blocks, NBI_SUM_ROWS * (a->NH + a->NKV) * D * 4, qkv_rope_bwd_blocks, a);
+    for (int64_t u = 0; u < blocks; u++)
         for (int64_t i = 0; i < D; i++) {
-            dq_norm[i] += s->parts[u * 2 * D + i];
-            dk_norm[i] += s->parts[u * 2 * D + D + i];
+            dq_norm[i] += s->norm_partials[u * 2 * D + i];
+            dk_norm[i] += s->norm_partials[u * 2 * D + D + i];
         }
     return NB_OK;
 }
@@ -327,6 +327,6 @@ static void swiglu_bwd_rows(void *ctx, int thread, int64_t first, int64_t count)
 
 enum nb_status nbi_cpu_swiglu_bwd(struct nbi_stream *s, const struct nbi_op_swiglu_bwd *a)
 {
-    in_pieces(s, a->N, a->F * 8, swiglu_bwd_rows, a);
+    parallel_for(s, a->N, a->F * 8, swiglu_bwd_rows, a);
     return NB_OK;
 }

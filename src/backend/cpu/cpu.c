@@ -1,7 +1,7 @@
 /* cpu.c - the CPU backend: memory, weights, and the operations as loops over kernels.
  *
- * Operations run when they are called. Work is cut into pieces that do not depend on the number of
- * threads, so results do not either. */
+ * Operations run when they are called. Work is cut into partials that do not depend on the number
+ * of threads, so results do not either. */
 #include <string.h>
 #include <sys/mman.h>
 
@@ -11,23 +11,23 @@
 /* ---- memory ---- */
 
 /* A page in front of each block holds its size; large blocks ask for large pages. */
-#define FRONT 4096
+#define HEADER_BYTES 4096
 
 static enum nb_status cpu_alloc(struct nbi_backend *be, const char *what, int64_t bytes,
                                 struct nbi_ptr *out)
 {
     (void)be;
     *out = (struct nbi_ptr){0};
-    if (bytes < 0 || bytes > INT64_MAX - FRONT)
+    if (bytes < 0 || bytes > INT64_MAX - HEADER_BYTES)
         return nbi_fail_memory(what, (size_t)bytes);
-    size_t total = (size_t)bytes + FRONT;
+    size_t total = (size_t)bytes + HEADER_BYTES;
     void *p = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return nbi_fail_memory(what, total);
     if (total >= (size_t)4 << 20)
         madvise(p, total, MADV_HUGEPAGE); /* a wish; without it everything works too */
     memcpy(p, &total, sizeof total);
-    *out = device((char *)p + FRONT);
+    *out = device((char *)p + HEADER_BYTES);
     return NB_OK;
 }
 
@@ -37,7 +37,7 @@ static void cpu_free(struct nbi_backend *be, struct nbi_ptr p)
     size_t total;
     if (!p.at)
         return;
-    char *block = (char *)host(p) - FRONT;
+    char *block = (char *)host(p) - HEADER_BYTES;
     memcpy(&total, block, sizeof total);
     munmap(block, total);
 }
@@ -79,7 +79,7 @@ static enum nb_status cpu_clear(struct nbi_stream *s, struct nbi_ptr dst, int64_
 
 /* ---- weights ---- */
 
-struct packing {
+struct tile_load {
     const struct nbi_weight_source *src;
     uint8_t *tiles;
 };
@@ -89,16 +89,16 @@ struct packing {
 /* Tile rows per piece of work: reads of about half a megabyte. */
 static int64_t tile_rows_per_chunk(int64_t cols)
 {
-    int64_t n = ((int64_t)1 << 20) / (NBI_TILE_ROWS * cols);
+    int64_t n = ((int64_t)1 << 20) / (CPU_TILE_ROWS * cols);
     return n < 1 ? 1 : n;
 }
 
 static enum nb_status pack_chunk(void *ctx, int thread, int64_t first, int64_t count)
 {
     (void)thread;
-    const struct packing *p = ctx;
-    int64_t cols = p->src->cols, row = first * NBI_TILE_ROWS;
-    int64_t rows = count * NBI_TILE_ROWS;
+    const struct tile_load *p = ctx;
+    int64_t cols = p->src->cols, row = first * CPU_TILE_ROWS;
+    int64_t rows = count * CPU_TILE_ROWS;
     if (rows > p->src->rows - row)
         rows = p->src->rows - row;
     uint8_t *codes = malloc((size_t)(rows * cols / 2 + rows * cols / 16));
@@ -106,8 +106,8 @@ static enum nb_status pack_chunk(void *ctx, int thread, int64_t first, int64_t c
         return nbi_fail_memory("weights", (size_t)(rows * cols));
     uint8_t *scales = codes + rows * cols / 2;
     enum nb_status rc = p->src->read(p->src->ctx, row, rows, codes, scales);
-    for (int64_t r = 0; r < rows && rc == NB_OK; r += NBI_TILE_ROWS) {
-        int n = rows - r < NBI_TILE_ROWS ? (int)(rows - r) : NBI_TILE_ROWS;
+    for (int64_t r = 0; r < rows && rc == NB_OK; r += CPU_TILE_ROWS) {
+        int n = rows - r < CPU_TILE_ROWS ? (int)(rows - r) : CPU_TILE_ROWS;
         nbi_tiles_pack(p->tiles + nbi_tiles_bytes(row + r, cols), codes + r * cols / 2,
                        scales + r * cols / 16, n, cols);
     }
@@ -115,26 +115,26 @@ static enum nb_status pack_chunk(void *ctx, int thread, int64_t first, int64_t c
     return rc;
 }
 
-static enum nb_status room_for_tiles(struct cpu *cpu, struct nbi_weight *w)
+static enum nb_status alloc_tiles(struct cpu *cpu, struct nbi_weight *w)
 {
     size_t bytes = (size_t)nbi_tiles_bytes(w->rows, w->cols);
     w->layout = NBI_WEIGHT_TILES;
-    w->data = device(nbi_slab_take(&cpu->slab, bytes));
+    w->data = device(nbi_slab_alloc(&cpu->slab, bytes));
     return w->data.at ? NB_OK : nbi_fail_memory("weights", bytes);
 }
 
-static enum nb_status new_tiles(struct cpu *cpu, const struct nbi_weight_source *src,
-                                struct nbi_weight *out)
+static enum nb_status load_tiles(struct cpu *cpu, const struct nbi_weight_source *src,
+                                 struct nbi_weight *out)
 {
-    NBI_TRY(room_for_tiles(cpu, out));
-    struct packing p = {src, host(out->data)};
+    NBI_TRY(alloc_tiles(cpu, out));
+    struct tile_load p = {src, host(out->data)};
     return nbi_for_chunks(nbi_tiles_down(src->rows), tile_rows_per_chunk(src->cols), cpu->threads,
                           pack_chunk, &p);
 }
 
 /* Vectors become f32, as the kernels for norms want them. */
-static enum nb_status new_vector(struct cpu *cpu, const struct nbi_weight_source *src,
-                                 struct nbi_weight *out)
+static enum nb_status load_vector(struct cpu *cpu, const struct nbi_weight_source *src,
+                                  struct nbi_weight *out)
 {
     int64_t bytes = src->rows * (int64_t)sizeof(float);
     void *stored = malloc((size_t)bytes);
@@ -144,13 +144,13 @@ static enum nb_status new_vector(struct cpu *cpu, const struct nbi_weight_source
     if (rc == NB_OK)
         rc = cpu_alloc(&cpu->be, "weights", bytes, &out->data);
     if (rc == NB_OK)
-        cpu->k->widen(host(out->data), stored, src->dtype, src->rows);
+        cpu->k->to_f32(host(out->data), stored, src->dtype, src->rows);
     free(stored);
     out->dtype = NBI_F32;
     return rc;
 }
 
-struct reading {
+struct row_load {
     const struct nbi_weight_source *src;
     uint8_t *rows;
 };
@@ -158,17 +158,17 @@ struct reading {
 static enum nb_status read_chunk(void *ctx, int thread, int64_t first, int64_t count)
 {
     (void)thread;
-    const struct reading *r = ctx;
+    const struct row_load *r = ctx;
     return r->src->read(r->src->ctx, first, count,
                         r->rows + nbi_dtype_bytes(r->src->dtype, first * r->src->cols), NULL);
 }
 
-static enum nb_status new_rows(struct cpu *cpu, const struct nbi_weight_source *src,
-                               struct nbi_weight *out)
+static enum nb_status load_rows(struct cpu *cpu, const struct nbi_weight_source *src,
+                                struct nbi_weight *out)
 {
     int64_t row = (int64_t)nbi_dtype_bytes(src->dtype, src->cols);
     NBI_TRY(cpu_alloc(&cpu->be, "weights", src->rows * row, &out->data));
-    struct reading r = {src, host(out->data)};
+    struct row_load r = {src, host(out->data)};
     int64_t rows_per_chunk = READ_BYTES / row;
     return nbi_for_chunks(src->rows, rows_per_chunk < 1 ? 1 : rows_per_chunk, cpu->threads,
                           read_chunk, &r);
@@ -177,7 +177,7 @@ static enum nb_status new_rows(struct cpu *cpu, const struct nbi_weight_source *
 static void cpu_weight_free(struct nbi_backend *be, struct nbi_weight *w)
 {
     if (w->layout == NBI_WEIGHT_TILES)
-        nbi_slab_give(&((struct cpu *)be)->slab, host(w->data));
+        nbi_slab_free(&((struct cpu *)be)->slab, host(w->data));
     else if (!w->borrowed)
         cpu_free(be, w->data);
     *w = (struct nbi_weight){0};
@@ -191,22 +191,22 @@ static enum nb_status cpu_weight_new(struct nbi_backend *be, const struct nbi_we
                                .rows = src->rows,
                                .cols = src->cols,
                                .tensor_scale = src->tensor_scale};
-    enum nb_status rc = src->cols == 0            ? new_vector(cpu, src, out)
-                        : src->dtype == NBI_NVFP4 ? new_tiles(cpu, src, out)
-                                                  : new_rows(cpu, src, out);
+    enum nb_status rc = src->cols == 0            ? load_vector(cpu, src, out)
+                        : src->dtype == NBI_NVFP4 ? load_tiles(cpu, src, out)
+                                                  : load_rows(cpu, src, out);
     if (rc != NB_OK)
         cpu_weight_free(be, out);
     return rc;
 }
 
-static enum nb_status cpu_weight_room(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
-                                      int64_t cols, struct nbi_weight *out)
+static enum nb_status cpu_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
+                                       int64_t cols, struct nbi_weight *out)
 {
     struct cpu *cpu = (struct cpu *)be;
     NBI_BUG_IF(cols == 0 ? dtype != NBI_F32 : dtype == NBI_NVFP4 && cols % 16 != 0);
     *out = (struct nbi_weight){.dtype = dtype, .rows = rows, .cols = cols, .tensor_scale = 1};
     if (dtype == NBI_NVFP4)
-        return room_for_tiles(cpu, out);
+        return alloc_tiles(cpu, out);
     return cpu_alloc(be, "weights", (int64_t)nbi_dtype_bytes(dtype, rows * (cols > 0 ? cols : 1)),
                      &out->data);
 }
@@ -223,8 +223,8 @@ static enum nb_status cpu_weight_read(struct nbi_backend *be, const struct nbi_w
         return NB_OK;
     }
     for (int64_t r = first, n; r < first + count; r += n) {
-        int64_t skip = r % NBI_TILE_ROWS, left = first + count - r;
-        n = left < NBI_TILE_ROWS - skip ? left : NBI_TILE_ROWS - skip;
+        int64_t skip = r % CPU_TILE_ROWS, left = first + count - r;
+        n = left < CPU_TILE_ROWS - skip ? left : CPU_TILE_ROWS - skip;
         nbi_tiles_unpack(codes + (r - first) * cols / 2, s + (r - first) * cols / 16,
                          (const uint8_t *)host(w->data) + nbi_tiles_bytes(r - skip, cols),
                          (int)skip, (int)n, cols);
@@ -240,34 +240,35 @@ static void cpu_stream_free(struct nbi_stream *s)
         return;
     free(s->x_i16);
     free(s->x_i16_scale);
-    free(s->attend);
-    free(s->wide);
+    free(s->attention_scratch);
+    free(s->weights_f32);
     free(s->backward);
     free(s);
 }
 
-/* The pieces of a stream's scratch, in bytes. */
+/* The partials of a stream's scratch, in bytes. */
 struct scratch {
-    int64_t x_i16, scales, attend, wide, backward;
+    int64_t x_i16, scales, attention, weights_f32, backward;
 };
 
-static int64_t whole_lines(int64_t bytes)
+static int64_t align64(int64_t bytes)
 {
     return (bytes + 63) / 64 * 64;
 }
 
-/* Cuts the scratch of backward passes into its parts, each of whole lines, and returns how many
- * floats that are. */
-static int64_t cut_backward(struct nbi_stream *s, const struct cpu *cpu,
-                            const struct nbi_stream_limits *l)
+/* Cuts the scratch of backward passes into its norm_partials, each of whole lines, and returns how
+ * many floats that are. */
+static int64_t carve_backward(struct nbi_stream *s, const struct cpu *cpu,
+                              const struct nbi_stream_limits *l)
 {
-    const int64_t pieces = (l->N + NBI_PIECE_ROWS - 1) / NBI_PIECE_ROWS;
-    const int64_t size[] = {NBI_GEMM_A, NBI_GEMM_B, l->N * l->heads, pieces * 2 * l->D,
-                            cpu->threads * nbi_attend_bwd_floats(l->D)};
-    float **part[] = {&s->gemm_a, &s->gemm_b, &s->delta, &s->parts, &s->attend_bwd};
+    const int64_t partials = (l->N + NBI_SUM_ROWS - 1) / NBI_SUM_ROWS;
+    const int64_t size[] = {NBI_GEMM_A, NBI_GEMM_B, l->N * l->heads, partials * 2 * l->D,
+                            cpu->threads * nbi_attention_bwd_floats(l->D)};
+    float **field[] = {&s->gemm_a, &s->gemm_b, &s->delta, &s->norm_partials,
+                       &s->attention_bwd_scratch};
     int64_t at = 0;
     for (int i = 0; i < 5; i++) {
-        *part[i] = s->backward ? s->backward + at : NULL;
+        *field[i] = s->backward ? s->backward + at : NULL;
         at += (size[i] + 15) / 16 * 16;
     }
     return at;
@@ -276,20 +277,21 @@ static int64_t cut_backward(struct nbi_stream *s, const struct cpu *cpu,
 static struct scratch scratch_for(const struct cpu *cpu, const struct nbi_stream_limits *l)
 {
     struct nbi_stream none = {0};
-    int64_t attend = whole_lines(nbi_attend_scratch(l->D) * (int64_t)sizeof(float));
+    int64_t attention = align64(nbi_attention_floats(l->D) * (int64_t)sizeof(float));
     return (struct scratch){
-        .x_i16 = whole_lines(nbi_x_i16_bytes(l->N, l->K)),
-        .scales = whole_lines(l->N * nbi_x_i16_blocks(l->K) * (int64_t)sizeof(float)),
-        .attend = cpu->threads * attend,
-        .wide = whole_lines(cpu->threads * nbi_wide_floats(l->K) * (int64_t)sizeof(float)),
-        .backward = l->training ? cut_backward(&none, cpu, l) * (int64_t)sizeof(float) : 0};
+        .x_i16 = align64(nbi_x_i16_bytes(l->N, l->K)),
+        .scales = align64(l->N * nbi_x_i16_blocks(l->K) * (int64_t)sizeof(float)),
+        .attention = cpu->threads * attention,
+        .weights_f32 =
+            align64(cpu->threads * nbi_weights_f32_floats(l->K) * (int64_t)sizeof(float)),
+        .backward = l->training ? carve_backward(&none, cpu, l) * (int64_t)sizeof(float) : 0};
 }
 
 static int64_t cpu_stream_bytes(struct nbi_backend *be, const struct nbi_stream_limits *limits)
 {
     struct scratch size = scratch_for((struct cpu *)be, limits);
-    return (int64_t)sizeof(struct nbi_stream) + size.x_i16 + size.scales + size.attend + size.wide +
-           size.backward;
+    return (int64_t)sizeof(struct nbi_stream) + size.x_i16 + size.scales + size.attention +
+           size.weights_f32 + size.backward;
 }
 
 static enum nb_status cpu_stream_new(struct nbi_backend *be, const struct nbi_stream_limits *limits,
@@ -303,20 +305,20 @@ static enum nb_status cpu_stream_new(struct nbi_backend *be, const struct nbi_st
         return nbi_fail_memory("stream", sizeof *s);
     s->cpu = cpu;
     s->limits = *limits;
-    s->attend_floats = size.attend / cpu->threads / (int64_t)sizeof *s->attend;
+    s->attention_floats = size.attention / cpu->threads / (int64_t)sizeof *s->attention_scratch;
     s->x_i16 = aligned_alloc(64, (size_t)size.x_i16);
     s->x_i16_scale = aligned_alloc(64, (size_t)size.scales);
-    s->attend = aligned_alloc(64, (size_t)size.attend);
-    s->wide = aligned_alloc(64, (size_t)size.wide);
+    s->attention_scratch = aligned_alloc(64, (size_t)size.attention);
+    s->weights_f32 = aligned_alloc(64, (size_t)size.weights_f32);
     if (size.backward > 0)
         s->backward = aligned_alloc(64, (size_t)size.backward);
-    if (!s->x_i16 || !s->x_i16_scale || !s->attend || !s->wide ||
+    if (!s->x_i16 || !s->x_i16_scale || !s->attention_scratch || !s->weights_f32 ||
         (size.backward > 0 && !s->backward)) {
         cpu_stream_free(s);
         return nbi_fail_memory("scratch", (size_t)cpu_stream_bytes(be, limits));
     }
     if (s->backward)
-        cut_backward(s, cpu, limits);
+        carve_backward(s, cpu, limits);
     *out = s;
     return NB_OK;
 }
@@ -332,7 +334,7 @@ static enum nb_status cpu_sync(struct nbi_stream *s)
 static void cpu_close(struct nbi_backend *be)
 {
     struct cpu *cpu = (struct cpu *)be;
-    nbi_slab_end(&cpu->slab);
+    nbi_slabs_close(&cpu->slab);
     free(cpu);
 }
 
@@ -354,7 +356,7 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
                                    .alloc = cpu_alloc,
                                    .free = cpu_free,
                                    .weight_new = cpu_weight_new,
-                                   .weight_alloc = cpu_weight_room,
+                                   .weight_alloc = cpu_weight_alloc,
                                    .weight_read = cpu_weight_read,
                                    .weight_free = cpu_weight_free,
                                    .stream_new = cpu_stream_new,

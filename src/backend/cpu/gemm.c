@@ -1,4 +1,4 @@
-/* gemm.c - packing, and the loops around the kernel `outer`.
+/* gemm.c - packing, and the loops around the kernel `gemm_tile`.
  *
  * A block of B is packed into panels as wide as the kernel takes, whatever it was stored as, then
  * blocks of A likewise; then threads take parts of the block of C, small enough for what they read
@@ -10,31 +10,31 @@
 #include "backend/cpu/internal.h"
 
 /* What a thread takes of C at a time; half as many columns where there are few such parts. */
-#define PART_M 120
-#define PART_N 128
+#define THREAD_M 120
+#define THREAD_N 128
 
 /* The block under way: rows [m0, m0 + m), columns [n0, n0 + n), terms [k0, k0 + k). */
 struct block {
     const struct nbi_gemm_f32 *g;
     int64_t m0, m, n0, n, k0, k;
-    int64_t b_pieces; /* of B that are packed before A; 0: they are there */
-    int64_t part_n;
+    int64_t b_panels; /* of B that are packed before A; 0: they are there */
+    int64_t thread_n;
 };
 
-static int64_t least(int64_t a, int64_t b)
+static int64_t min(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-static int64_t parts_of(int64_t n, int64_t size)
+static int64_t ceil_div(int64_t n, int64_t size)
 {
     return (n + size - 1) / size;
 }
 
-/* Rows of a panel of B: those of whole tiles. */
+/* Rows of a panel of B: those of edge tiles. */
 static int64_t panel_rows(const struct block *b)
 {
-    return parts_of(b->k, NBI_TILE_ROWS) * NBI_TILE_ROWS;
+    return ceil_div(b->k, CPU_TILE_ROWS) * CPU_TILE_ROWS;
 }
 
 /* Columns [n0 + col, n0 + end) of rows of floats; behind the last column zeros. */
@@ -45,13 +45,13 @@ static void pack_floats(const struct block *b, const struct nbi_microkernels *k,
     int64_t panel = panel_rows(b) * k->nr, left = g->N - b->n0;
     for (int64_t i = 0; i < b->k; i++)
         for (int64_t c = col; c < end; c += k->nr) {
-            int64_t at = (b->k0 + i) * g->N + b->n0 + c, width = least(k->nr, left - c);
+            int64_t at = (b->k0 + i) * g->N + b->n0 + c, width = min(k->nr, left - c);
             float *to = y + c / k->nr * panel + i * k->nr;
             if (width < k->nr)
                 memset(to, 0, (size_t)k->nr * sizeof *to);
             if (width > 0)
-                k->widen(to, (const uint8_t *)g->b + nbi_dtype_bytes(g->dtype, at), g->dtype,
-                         width);
+                k->to_f32(to, (const uint8_t *)g->b + nbi_dtype_bytes(g->dtype, at), g->dtype,
+                          width);
         }
 }
 
@@ -59,13 +59,13 @@ static void pack_tiles(const struct block *b, const struct nbi_microkernels *k, 
                        int64_t col, int64_t end)
 {
     int64_t panel = panel_rows(b) * k->nr, across = nbi_tiles_across(b->g->N);
-    for (int64_t i = 0; i < b->k; i += NBI_TILE_ROWS) {
+    for (int64_t i = 0; i < b->k; i += CPU_TILE_ROWS) {
         const uint8_t *tile =
             (const uint8_t *)b->g->b +
-            ((b->k0 + i) / NBI_TILE_ROWS * across + (b->n0 + col) / NBI_TILE_COLS) * NBI_TILE_BYTES;
-        for (int64_t c = col; c < end; c += NBI_TILE_COLS, tile += NBI_TILE_BYTES) {
+            ((b->k0 + i) / CPU_TILE_ROWS * across + (b->n0 + col) / CPU_TILE_COLS) * CPU_TILE_BYTES;
+        for (int64_t c = col; c < end; c += CPU_TILE_COLS, tile += CPU_TILE_BYTES) {
             float *to = y + c / k->nr * panel + i * k->nr;
-            k->tile_floats(to, to + (k->nr == 16 ? panel : 16), k->nr, tile);
+            k->tile_to_f32(to, to + (k->nr == 16 ? panel : 16), k->nr, tile);
         }
     }
 }
@@ -75,7 +75,7 @@ static void pack_b(const struct op *op, int64_t first, int64_t count)
 {
     const struct block *b = op->args;
     (b->g->dtype == NBI_NVFP4 ? pack_tiles : pack_floats)(
-        b, op->s->cpu->k, op->s->gemm_b, first * NBI_TILE_COLS, (first + count) * NBI_TILE_COLS);
+        b, op->s->cpu->k, op->s->gemm_b, first * CPU_TILE_COLS, (first + count) * CPU_TILE_COLS);
 }
 
 /* Piece u: mr rows of A, as columns of mr. */
@@ -87,7 +87,7 @@ static void pack_a(const struct op *op, int64_t first, int64_t count)
     for (int64_t u = first; u < first + count; u++) {
         float *y = op->s->gemm_a + u * mr * b->k;
         const float *a = g->a + (b->m0 + u * mr) * g->a_row + b->k0 * g->a_col;
-        int64_t rows = least(mr, b->m - u * mr);
+        int64_t rows = min(mr, b->m - u * mr);
         if (rows < mr)
             memset(y, 0, (size_t)(mr * b->k) * sizeof *y);
         op->s->cpu->k->pack(y, mr, a, (struct nbi_strided){rows, b->k, g->a_row, g->a_col},
@@ -99,69 +99,69 @@ static void pack(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
     const struct block *b = op->args;
-    int64_t end = first + count, of_b = least(end, b->b_pieces);
+    int64_t end = first + count, of_b = min(end, b->b_panels);
     (void)thread;
     if (first < of_b)
         pack_b(op, first, of_b - first);
     first = first > of_b ? first : of_b;
     if (first < end)
-        pack_a(op, first - b->b_pieces, end - first);
+        pack_a(op, first - b->b_panels, end - first);
 }
 
 /* One kernel's worth of C; at its edges through a tile of our own. */
-static void one_tile(const struct nbi_microkernels *k, const struct block *b,
-                     struct nbi_gemm_tile *t, int64_t m, int64_t n)
+static void compute_tile(const struct nbi_microkernels *k, const struct block *b,
+                         struct nbi_gemm_tile *t, int64_t m, int64_t n)
 {
-    float whole[NBI_OUTER_MAX];
+    float edge[NBI_GEMM_TILE_MAX];
     const struct nbi_gemm_f32 *g = b->g;
     float *c = g->c + (b->m0 + m) * g->N + b->n0 + n;
-    int64_t rows = least(k->mr, b->m - m), cols = least(k->nr, b->n - n);
+    int64_t rows = min(k->mr, b->m - m), cols = min(k->nr, b->n - n);
     t->add = g->add || b->k0 > 0;
     t->c = c;
     t->ldc = g->N;
     if (rows == k->mr && cols == k->nr) {
-        k->outer(t);
+        k->gemm_tile(t);
         return;
     }
     bool add = t->add;
-    t->c = whole;
+    t->c = edge;
     t->ldc = k->nr;
     t->add = false;
-    k->outer(t);
+    k->gemm_tile(t);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < cols; j++)
-            c[i * g->N + j] = add ? c[i * g->N + j] + whole[i * k->nr + j] : whole[i * k->nr + j];
+            c[i * g->N + j] = add ? c[i * g->N + j] + edge[i * k->nr + j] : edge[i * k->nr + j];
 }
 
-/* Piece u: PART_M rows by part_n columns of the block of C. */
+/* Piece u: THREAD_M rows by thread_n columns of the block of C. */
 static void multiply(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
     const struct block *b = op->args;
     const struct nbi_microkernels *k = op->s->cpu->k;
-    int64_t down = parts_of(b->m, PART_M), panel = panel_rows(b) * k->nr;
+    int64_t down = ceil_div(b->m, THREAD_M), panel = panel_rows(b) * k->nr;
     struct nbi_gemm_tile t = {.a_row = 1, .a_col = k->mr, .ldb = k->nr, .k = b->k};
     (void)thread;
     for (int64_t u = first; u < first + count; u++) {
-        int64_t m0 = u % down * PART_M, m1 = least(m0 + PART_M, b->m);
-        int64_t n0 = u / down * b->part_n, n1 = least(n0 + b->part_n, b->n);
+        int64_t m0 = u % down * THREAD_M, m1 = min(m0 + THREAD_M, b->m);
+        int64_t n0 = u / down * b->thread_n, n1 = min(n0 + b->thread_n, b->n);
         for (int64_t n = n0; n < n1; n += k->nr)
             for (int64_t m = m0; m < m1; m += k->mr) {
                 t.a = op->s->gemm_a + m * b->k;
                 t.b = op->s->gemm_b + n / k->nr * panel;
-                one_tile(k, b, &t, m, n);
+                compute_tile(k, b, &t, m, n);
             }
     }
 }
 
-static void one_block(struct nbi_stream *s, struct block *b)
+static void compute_block(struct nbi_stream *s, struct block *b)
 {
     const int mr = s->cpu->k->mr;
-    int64_t down = parts_of(b->m, PART_M);
-    b->b_pieces = b->m0 == 0 ? parts_of(b->n, NBI_TILE_COLS) : 0;
-    b->part_n = down * parts_of(b->n, PART_N) < 6 * s->cpu->threads ? PART_N / 2 : PART_N;
-    in_pieces(s, b->b_pieces + parts_of(b->m, mr), mr * b->k, pack, b);
-    in_pieces(s, down * parts_of(b->n, b->part_n), PART_M * b->part_n * b->k, multiply, b);
+    int64_t down = ceil_div(b->m, THREAD_M);
+    b->b_panels = b->m0 == 0 ? ceil_div(b->n, CPU_TILE_COLS) : 0;
+    b->thread_n = down * ceil_div(b->n, THREAD_N) < 6 * s->cpu->threads ? THREAD_N / 2 : THREAD_N;
+    parallel_for(s, b->b_panels + ceil_div(b->m, mr), mr * b->k, pack, b);
+    parallel_for(s, down * ceil_div(b->n, b->thread_n), THREAD_M * b->thread_n * b->k, multiply, b);
 }
 
 void nbi_cpu_gemm(struct nbi_stream *s, const struct nbi_gemm_f32 *g)
@@ -169,12 +169,12 @@ void nbi_cpu_gemm(struct nbi_stream *s, const struct nbi_gemm_f32 *g)
     struct block b = {.g = g};
     NBI_BUG_IF(!s->backward);
     for (b.k0 = 0; b.k0 < g->K; b.k0 += NBI_GEMM_K) {
-        b.k = least(NBI_GEMM_K, g->K - b.k0);
+        b.k = min(NBI_GEMM_K, g->K - b.k0);
         for (b.n0 = 0; b.n0 < g->N; b.n0 += NBI_GEMM_N) {
-            b.n = least(NBI_GEMM_N, g->N - b.n0);
+            b.n = min(NBI_GEMM_N, g->N - b.n0);
             for (b.m0 = 0; b.m0 < g->M; b.m0 += NBI_GEMM_M) {
-                b.m = least(NBI_GEMM_M, g->M - b.m0);
-                one_block(s, &b);
+                b.m = min(NBI_GEMM_M, g->M - b.m0);
+                compute_block(s, &b);
             }
         }
     }

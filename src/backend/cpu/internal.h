@@ -1,4 +1,4 @@
-/* internal.h - what the files of the CPU backend share: the backend, a stream, work in pieces. */
+/* internal.h - what the files of the CPU backend share: the backend, a stream, work in chunks. */
 #pragma once
 
 #include "backend/cpu/gemm.h"
@@ -18,26 +18,26 @@ struct cpu {
 struct nbi_stream {
     struct cpu *cpu;
     struct nbi_stream_limits limits;
-    int16_t *x_i16;     /* x of a product as whole numbers, in panels */
-    float *x_i16_scale; /* [N, blocks] */
-    float *attend;      /* [threads][attend_floats] */
-    int64_t attend_floats;
-    float *wide;            /* [threads][nbi_wide_floats] rows of a matrix as f32 */
+    int16_t *x_i16;           /* x of a product as whole numbers, in panels */
+    float *x_i16_scale;       /* [N, blocks] */
+    float *attention_scratch; /* [threads][attention_floats] */
+    int64_t attention_floats;
+    float *weights_f32;     /* [threads][nbi_weights_f32_floats] rows of a matrix as f32 */
     float *backward;        /* what follows, in one block; NULL: this stream goes forward only */
     float *gemm_a, *gemm_b; /* packed operands */
     float *delta;           /* [N, heads] dy . y of attention */
-    float *parts;           /* [pieces of N, 2, D] sums over rows of a piece */
-    float *attend_bwd;      /* [threads][nbi_attend_bwd_floats] */
+    float *norm_partials;   /* [chunks of N, 2, D] sums over rows of a piece */
+    float *attention_bwd_scratch; /* [threads][nbi_attention_bwd_floats] */
 };
 
 /* Sixteen rows of K floats, each a little longer than it must be. */
-static inline int64_t nbi_wide_floats(int64_t K)
+static inline int64_t nbi_weights_f32_floats(int64_t K)
 {
-    return NBI_TILE_ROWS * (K + 16);
+    return CPU_TILE_ROWS * (K + 16);
 }
 
 /* Rows whose sum is taken by itself where a sum over all rows is shared by threads. */
-#define NBI_PIECE_ROWS 32
+#define NBI_SUM_ROWS 32
 
 /* Addresses are addresses here. */
 static inline void *host(struct nbi_ptr p)
@@ -56,28 +56,30 @@ struct op {
     const void *args;
 };
 
-/* Calls fn for pieces of [0, total), of `least` at least if all threads have one then. Fewer
- * threads where there is little to do: waking them costs about as much as 20,000 multiplications.
- * Several pieces for each, so that one that is held up holds up the others little. */
-static inline void in_large_pieces(struct op op, int64_t total, int64_t work_each, int64_t least,
-                                   nbi_range_fn fn)
+/* Calls fn for chunks of [0, total), of `min_chunk` at min_chunk if all threads have one then.
+ * Fewer threads where there is little to do: waking them costs about as much as 20,000
+ * multiplications. Several chunks for each, so that one that is held up holds up the others little.
+ */
+static inline void parallel_for_min(struct op op, int64_t total, int64_t work_each,
+                                    int64_t min_chunk, nbi_range_fn fn)
 {
     const struct cpu *cpu = op.s->cpu;
-    int64_t most = total * work_each / 20000 + 1;
-    int threads = most < cpu->threads ? (int)most : cpu->threads;
-    int64_t share = (total + threads - 1) / threads, pieces = share / (least > 0 ? least : 1);
-    pieces = pieces < 1 ? 1 : pieces > 16 ? 16 : pieces;
-    nbi_for_range(total, (share + pieces - 1) / pieces, threads, fn, &op);
+    int64_t limit = total * work_each / 20000 + 1;
+    int threads = limit < cpu->threads ? (int)limit : cpu->threads;
+    int64_t share = (total + threads - 1) / threads,
+            chunks = share / (min_chunk > 0 ? min_chunk : 1);
+    chunks = chunks < 1 ? 1 : chunks > 16 ? 16 : chunks;
+    nbi_for_range(total, (share + chunks - 1) / chunks, threads, fn, &op);
 }
 
-static inline void in_pieces(struct nbi_stream *s, int64_t total, int64_t work_each,
-                             nbi_range_fn fn, const void *args)
+static inline void parallel_for(struct nbi_stream *s, int64_t total, int64_t work_each,
+                                nbi_range_fn fn, const void *args)
 {
-    in_large_pieces((struct op){s, args}, total, work_each, 1, fn);
+    parallel_for_min((struct op){s, args}, total, work_each, 1, fn);
 }
 
 /* Scratch of one thread in attention_bwd. */
-int64_t nbi_attend_bwd_floats(int64_t D);
+int64_t nbi_attention_bwd_floats(int64_t D);
 
 /* The operations, and the two limits of roofline.c. */
 #define X(op) enum nb_status nbi_cpu_##op(struct nbi_stream *s, const struct nbi_op_##op *a);

@@ -1,8 +1,8 @@
 /* linear.c - products with weights. */
 #include "backend/cpu/internal.h"
 
-#define FLOAT_COLUMNS  12 /* rows of x at a time with rows of floats */
-#define WORTH_WIDENING 24
+#define FLOAT_X_ROWS     12 /* rows of x at a time with rows of floats */
+#define CONVERT_MIN_ROWS 24
 
 /* Rows of x that are multiplied with a row of tiles before the next row of tiles: whole panels, as
  * many as stay in a core's own cache. */
@@ -14,32 +14,33 @@ static int64_t group_rows(const struct nbi_op_linear *a)
 
 /* Rows of w as floats of 32 bits in a thread's scratch: worth it for many rows of x, which then
  * need no conversion; and rows a little apart do not push each other out of the cache. */
-static void widen_rows(const struct nbi_stream *s, struct nbi_dot_tile *p, int thread)
+static void convert_rows(const struct nbi_stream *s, struct nbi_dot_tile *p, int thread)
 {
-    float *y = s->wide + thread * nbi_wide_floats(s->limits.K);
-    int64_t row = p->K * nbi_dtypes[p->dtype].bytes, ld = nbi_wide_floats(p->K) / NBI_TILE_ROWS;
+    float *y = s->weights_f32 + thread * nbi_weights_f32_floats(s->limits.K);
+    int64_t row = p->K * nbi_dtypes[p->dtype].bytes,
+            ld = nbi_weights_f32_floats(p->K) / CPU_TILE_ROWS;
     for (int r = 0; r < p->rows; r++)
-        s->cpu->k->widen(y + r * ld, (const uint8_t *)p->w + r * row, p->dtype, p->K);
+        s->cpu->k->to_f32(y + r * ld, (const uint8_t *)p->w + r * row, p->dtype, p->K);
     p->w = y;
     p->dtype = NBI_F32;
     p->ldw = ld;
 }
 
 /* Sixteen rows of matrix i, tile row t, with rows [c, end) of x. */
-struct part {
+struct task {
     int i;
     int64_t t, c, end;
 };
 
-static void product(const struct nbi_stream *s, const struct nbi_op_linear *a, struct part part,
-                    int thread)
+static void run_task(const struct nbi_stream *s, const struct nbi_op_linear *a, struct task task,
+                     int thread)
 {
     const struct nbi_microkernels *k = s->cpu->k;
-    const struct nbi_weight *w = &a->w[part.i];
+    const struct nbi_weight *w = &a->w[task.i];
     bool floats = w->layout == NBI_WEIGHT_ROWS;
-    int64_t first = part.t * NBI_TILE_ROWS, step = floats ? FLOAT_COLUMNS : NBI_X_PANEL_ROWS;
+    int64_t first = task.t * CPU_TILE_ROWS, step = floats ? FLOAT_X_ROWS : NBI_X_PANEL_ROWS;
     int64_t at = floats ? (int64_t)nbi_dtype_bytes(w->dtype, first * a->K)
-                        : part.t * nbi_tiles_across(a->K) * NBI_TILE_BYTES;
+                        : task.t * nbi_tiles_across(a->K) * CPU_TILE_BYTES;
     struct nbi_dot_tile p = {.ldy = w->rows,
                              .w = (const uint8_t *)host(w->data) + at,
                              .dtype = w->dtype,
@@ -47,14 +48,14 @@ static void product(const struct nbi_stream *s, const struct nbi_op_linear *a, s
                              .scale = w->tensor_scale,
                              .ldx = a->K,
                              .K = a->K,
-                             .rows = w->rows - first < NBI_TILE_ROWS ? (int)(w->rows - first)
-                                                                     : NBI_TILE_ROWS,
+                             .rows = w->rows - first < CPU_TILE_ROWS ? (int)(w->rows - first)
+                                                                     : CPU_TILE_ROWS,
                              .add = a->add};
-    if (floats && part.end - part.c >= WORTH_WIDENING && a->K <= s->limits.K)
-        widen_rows(s, &p, thread);
-    for (int64_t c = part.c; c < part.end; c += step) {
-        p.n = (int)(part.end - c < step ? part.end - c : step);
-        p.y = (float *)host(a->y[part.i]) + c * w->rows + first;
+    if (floats && task.end - task.c >= CONVERT_MIN_ROWS && a->K <= s->limits.K)
+        convert_rows(s, &p, thread);
+    for (int64_t c = task.c; c < task.end; c += step) {
+        p.n = (int)(task.end - c < step ? task.end - c : step);
+        p.y = (float *)host(a->y[task.i]) + c * w->rows + first;
         p.x = (const float *)host(a->x) + c * a->K;
         p.x_i16 = s->x_i16 + c * nbi_x_i16_values(a->K);
         p.x_i16_scale = s->x_i16_scale + c * nbi_x_i16_blocks(a->K);
@@ -62,7 +63,7 @@ static void product(const struct nbi_stream *s, const struct nbi_op_linear *a, s
     }
 }
 
-static int64_t tiles_of(const struct nbi_op_linear *a)
+static int64_t tile_rows_of(const struct nbi_op_linear *a)
 {
     int64_t total = 0;
     for (int i = 0; i < a->count; i++)
@@ -71,17 +72,17 @@ static int64_t tiles_of(const struct nbi_op_linear *a)
 }
 
 /* Piece u: of the group u / tiles of rows of x, tile row u % tiles of all matrices. */
-static void linear_pieces(void *ctx, int thread, int64_t first, int64_t count)
+static void linear_tasks(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
     const struct nbi_op_linear *a = op->args;
-    int64_t tiles = tiles_of(a), group = group_rows(a);
+    int64_t tiles = tile_rows_of(a), group = group_rows(a);
     for (int64_t u = first; u < first + count; u++) {
-        struct part part = {.t = u % tiles, .c = u / tiles * group};
-        part.end = a->N - part.c < group ? a->N : part.c + group;
-        while (part.t >= nbi_tiles_down(a->w[part.i].rows))
-            part.t -= nbi_tiles_down(a->w[part.i++].rows);
-        product(op->s, a, part, thread);
+        struct task task = {.t = u % tiles, .c = u / tiles * group};
+        task.end = a->N - task.c < group ? a->N : task.c + group;
+        while (task.t >= nbi_tiles_down(a->w[task.i].rows))
+            task.t -= nbi_tiles_down(a->w[task.i++].rows);
+        run_task(op->s, a, task, thread);
     }
 }
 
@@ -108,10 +109,10 @@ enum nb_status nbi_cpu_linear(struct nbi_stream *s, const struct nbi_op_linear *
         quantize = quantize || (a->w[i].layout == NBI_WEIGHT_TILES && !a->exact);
     NBI_BUG_IF(quantize && (a->N > s->limits.N || a->K > s->limits.K));
     if (quantize)
-        in_pieces(s, a->N, a->K, quantize_rows, a);
+        parallel_for(s, a->N, a->K, quantize_rows, a);
     /* Few rows wait for memory, which is fastest where it is read from front to back. */
-    int64_t long_read = ((int64_t)1 << 20) / (nbi_tiles_across(a->K) * NBI_TILE_BYTES * a->N);
-    in_large_pieces((struct op){s, a}, groups * tiles_of(a),
-                    NBI_TILE_ROWS * a->K * (a->N < group ? a->N : group), long_read, linear_pieces);
+    int64_t min_tasks = ((int64_t)1 << 20) / (nbi_tiles_across(a->K) * CPU_TILE_BYTES * a->N);
+    parallel_for_min((struct op){s, a}, groups * tile_rows_of(a),
+                     CPU_TILE_ROWS * a->K * (a->N < group ? a->N : group), min_tasks, linear_tasks);
     return NB_OK;
 }

@@ -12,13 +12,13 @@
 #include "tensor/dtype.h"
 
 #define NBI_KEY_BLOCK    64 /* keys that a softmax takes at a time */
-#define NBI_QUERIES      64 /* queries that look at the same keys together, at most */
+#define NBI_QUERY_BLOCK  64 /* queries that look at the same keys together, at amax */
 #define NBI_X_PANEL_ROWS 8  /* rows of x that a product takes at a time */
 
-_Static_assert(NBI_SHARED_MAX <= NBI_QUERIES, "the heads of one row fit");
+_Static_assert(NBI_SHARED_MAX <= NBI_QUERY_BLOCK, "the heads of one row fit");
 
 /* Rows of queries against keys and values: in each row, the heads that share them. */
-struct nbi_attend {
+struct nbi_attention_tile {
     float *y;             /* [rows, heads, D], ldq floats from row to row */
     float *lse;           /* [rows, heads], ld_lse floats from row to row; or NULL */
     const float *q;       /* as y */
@@ -28,23 +28,23 @@ struct nbi_attend {
         *last; /* row r sees keys 0 to last[r] - first; no row fewer than the one before */
     int64_t first, stride, ldq, ld_lse; /* stride: bytes from one key to the next */
     enum nbi_dtype dtype;
-    int rows, heads; /* rows * heads <= NBI_QUERIES */
+    int rows, heads; /* rows * heads <= NBI_QUERY_BLOCK */
     int64_t D;
-    float *scratch; /* 64-byte aligned; nbi_attend_scratch floats */
+    float *scratch; /* 64-byte aligned; nbi_attention_floats floats */
 };
 
 _Static_assert(NBI_KEY_BLOCK == NBI_PAGE, "the keys of a block lie together");
 
 /* Where the block of keys or values that begins at `start` is, counted from the row `first`. */
-static inline const uint8_t *nbi_attend_block(const struct nbi_attend *a, const uint8_t *p,
-                                              int64_t start)
+static inline const uint8_t *nbi_attention_kv_block(const struct nbi_attention_tile *a,
+                                                    const uint8_t *p, int64_t start)
 {
     return p + (a->pages ? (int64_t)a->pages[start / NBI_PAGE] * NBI_PAGE : start) * a->stride;
 }
 
-static inline int64_t nbi_attend_scratch(int64_t D)
+static inline int64_t nbi_attention_floats(int64_t D)
 {
-    return NBI_KEY_BLOCK * D + NBI_QUERIES * NBI_KEY_BLOCK;
+    return NBI_KEY_BLOCK * D + NBI_QUERY_BLOCK * NBI_KEY_BLOCK;
 }
 
 /* The rotation of one position: [D/2] each. */
@@ -71,9 +71,9 @@ struct nbi_dot_tile {
 };
 
 /* What a piece of a gradient adds to nbi_op_grad_stats. */
-struct nbi_grad_part {
+struct nbi_grad_partial {
     double squares;
-    float most;
+    float amax;
     int64_t nonfinite;
 };
 
@@ -88,7 +88,7 @@ struct nbi_gemm_tile {
     bool add;
 };
 
-#define NBI_OUTER_MAX (12 * 32) /* mr * nr at most; both divide 96, and nr is 16 or 32 */
+#define NBI_GEMM_TILE_MAX (12 * 32) /* mr * nr at amax; both divide 96, and nr is 16 or 32 */
 
 /* Elements (r, c) of a matrix, at r * row + c * col. */
 struct nbi_strided {
@@ -107,7 +107,7 @@ struct nbi_softmax_bwd {
 
 struct nbi_microkernels {
     const char *name;
-    int mr, nr; /* of `outer` */
+    int mr, nr; /* of `gemm_tile` */
 
     /* The products of the kinds that struct nbi_dot_tile names. */
     void (*tiles_exact)(const struct nbi_dot_tile *p);
@@ -121,39 +121,39 @@ struct nbi_microkernels {
 
     /* Norm and rotation of one head. */
     void (*norm_rope)(float *y, float *rstd, const float *x, const float *w,
-                      struct nbi_rope_row turn, float eps, int64_t D);
+                      struct nbi_rope_row rope, float eps, int64_t D);
 
-    void (*attend)(const struct nbi_attend *a);
+    void (*attention)(const struct nbi_attention_tile *a);
     void (*swiglu)(float *y, const float *gate, const float *up, int64_t n);
 
     /* n values to and from a store's type. */
-    void (*narrow)(void *y, enum nbi_dtype dtype, const float *x, int64_t n);
-    void (*widen)(float *y, const void *x, enum nbi_dtype dtype, int64_t n);
+    void (*from_f32)(void *y, enum nbi_dtype dtype, const float *x, int64_t n);
+    void (*to_f32)(float *y, const void *x, enum nbi_dtype dtype, int64_t n);
 
     int64_t (*argmax)(const float *x, int64_t n);
 
     /* Of n elements; the same bits in every table, as adamw. */
-    void (*grad_part)(struct nbi_grad_part *out, const float *x, int64_t n);
+    void (*grad_stats)(struct nbi_grad_partial *out, const float *x, int64_t n);
 
     /* The operation on elements [first, first + count); peak becomes the larger of itself and what
      * there is. */
     void (*adamw)(const struct nbi_op_adamw *a, int64_t first, int64_t count, float peak[2]);
-    /* y = e^(x - top), and their sum. NaN stays. */
-    float (*exp_sum)(float *y, const float *x, float top, int64_t n);
+    /* y = e^(x - max), and their sum. NaN stays. */
+    float (*exp_sum)(float *y, const float *x, float max, int64_t n);
 
     /* Backward. Those of norms work on one row; dx and dw are added to, d is replaced. */
-    void (*outer)(const struct nbi_gemm_tile *t);
+    void (*gemm_tile)(const struct nbi_gemm_tile *t);
     void (*pack)(float *y, int64_t ldy, const float *x, struct nbi_strided at,
                  float by); /* y = by x^T */
     /* A tile's values without the tensor scale: columns 0 to 15 to `low`, 16 to 31 to `high`. */
-    void (*tile_floats)(float *low, float *high, int64_t ld, const uint8_t *tile);
+    void (*tile_to_f32)(float *low, float *high, int64_t ld, const uint8_t *tile);
     void (*rmsnorm_bwd)(float *dx, const float *dy, const float *x, const float *w, float rstd,
                         int64_t C);
     void (*norm_rope_bwd)(float *d, float *dw, const float *x, const float *w,
-                          struct nbi_rope_row turn, float rstd, int64_t D);
+                          struct nbi_rope_row rope, float rstd, int64_t D);
     void (*swiglu_bwd)(float *dgate, float *dup, const float *dy, const float *gate,
                        const float *up, int64_t n);
-    void (*soften_bwd)(const struct nbi_softmax_bwd *a);
+    void (*softmax_bwd)(const struct nbi_softmax_bwd *a);
 };
 
 extern const struct nbi_microkernels nbi_microkernels_scalar;

@@ -1,10 +1,10 @@
 /* microkernels_avx2.c - inner loops in AVX2 with FMA and F16C; 8 floats a vector, two vectors a
  * tile's rows. */
-#define LANES   8
-#define QUERIES 2
-#define MR      6
-#define WIDE    2 /* mr rows by so many vectors make good use of the registers */
-#define ACROSS  3 /* rows of x by four of w, in a product of floats */
+#define LANES      8
+#define QUERY_TILE 2
+#define MR         6
+#define NR_VECTORS 2 /* mr rows by so many vectors make good use of the registers */
+#define X_TILE     3 /* rows of x by four of w, in a product of floats */
 #include "backend/cpu/microkernels_simd.h"
 #include "backend/cpu/optimizer_loops.h"
 
@@ -12,21 +12,21 @@
 
 /* ---- primitives ---- */
 
-static inline vf from_f16(const void *p)
+static inline vf load_f16(const void *p)
 {
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128(p));
 }
 
 /* The bits of an E4M3 value, seven places up, are those of an f16 of 2^-8 of it. */
-static inline vf from_e4m3(const void *p)
+static inline vf load_e4m3(const void *p)
 {
-    __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(p));
-    __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
-    __m128i rest = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x7F)), 7);
+    __m128i u16 = _mm_cvtepu8_epi16(_mm_loadl_epi64(p));
+    __m128i sign = _mm_slli_epi16(_mm_and_si128(u16, _mm_set1_epi16(0x80)), 8);
+    __m128i rest = _mm_slli_epi16(_mm_and_si128(u16, _mm_set1_epi16(0x7F)), 7);
     return (vf)_mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(sign, rest)), _mm256_set1_ps(0x1p8f));
 }
 
-static inline vf fused(vf a, vf b, vf c)
+static inline vf fmadd(vf a, vf b, vf c)
 {
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
@@ -41,7 +41,7 @@ static inline vi round_to_int(vf x)
     return (vi)_mm256_cvtps_epi32((__m256)x);
 }
 
-static inline vi in_pairs(vi v)
+static inline vi interleave_halves(vi v)
 {
     return (vi)_mm256_permutevar8x32_epi32((__m256i)v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
@@ -52,7 +52,7 @@ static inline vi evens_first(vi v)
 }
 
 /* Sums of four vectors: halves of each are added; then four by four is turned and added. */
-static inline void add_up4(float out[4], const vf v[4])
+static inline void reduce_add4(float out[4], const vf v[4])
 {
     __m128 part[4];
     for (int i = 0; i < 4; i++)
@@ -62,15 +62,15 @@ static inline void add_up4(float out[4], const vf v[4])
     _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(part[0], part[1]), _mm_add_ps(part[2], part[3])));
 }
 
-static inline float add_up(vf v)
+static inline float reduce_add(vf v)
 {
     const vf four[4] = {v};
     float sum[4];
-    add_up4(sum, four);
+    reduce_add4(sum, four);
     return sum[0];
 }
 
-static inline float top_of(vf v)
+static inline float reduce_max(vf v)
 {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
@@ -85,7 +85,7 @@ static inline __m256 tile_scales(const uint8_t *p)
         _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p)), 7));
 }
 
-static inline int32_t load_int(const void *p)
+static inline int32_t load_i32(const void *p)
 {
     int32_t v;
     memcpy(&v, p, 4);
@@ -97,7 +97,7 @@ struct half {
     int c, half;
 };
 
-static inline void put(const struct nbi_dot_tile *p, struct half h, int c, __m256 sum)
+static inline void store_rows(const struct nbi_dot_tile *p, struct half h, int c, __m256 sum)
 {
     float part[8], *y = p->y + (h.c + c) * p->ldy + 8 * h.half;
     _mm256_storeu_ps(part, _mm256_mul_ps(sum, _mm256_set1_ps(p->scale)));
@@ -131,22 +131,22 @@ static inline void weight_pairs(__m256i w[4], const uint8_t *codes_at)
     w[3] = odd_bytes(high);
 }
 
-#define HALF_COLUMNS 4
+#define HALF_X_ROWS 4
 
 static inline __attribute__((always_inline)) void x_i16_half(const struct nbi_dot_tile *p,
                                                              struct half h, const int n)
 {
-    const int64_t groups = p->K / 16, step = NBI_Q16_BLOCK / 16;
-    __m256 sum[HALF_COLUMNS];
+    const int64_t groups = p->K / 16, step = NBI_X_I16_BLOCK / 16;
+    __m256 sum[HALF_X_ROWS];
     for (int c = 0; c < n; c++)
         sum[c] = _mm256_setzero_ps();
     for (int64_t b = 0; b * step < groups; b++) {
         int64_t end = (b + 1) * step < groups ? (b + 1) * step : groups;
-        __m256 part[HALF_COLUMNS];
+        __m256 part[HALF_X_ROWS];
         for (int c = 0; c < n; c++)
             part[c] = _mm256_setzero_ps();
         for (int64_t g = b * step; g < end; g++) {
-            const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+            const uint8_t *tile = (const uint8_t *)p->w + g / 2 * CPU_TILE_BYTES;
             const uint8_t *codes = tile + 32 + (g & 1) * 128 + 32 * h.half;
             __m256 scale = tile_scales(tile + (g & 1) * 16 + 8 * h.half);
             __m256i w[8];
@@ -157,7 +157,7 @@ static inline __attribute__((always_inline)) void x_i16_half(const struct nbi_do
                 __m256i d = _mm256_setzero_si256();
                 for (int j = 0; j < 8; j++)
                     d = _mm256_add_epi32(
-                        d, _mm256_madd_epi16(w[j], _mm256_set1_epi32(load_int(x + 2 * p->n * j))));
+                        d, _mm256_madd_epi16(w[j], _mm256_set1_epi32(load_i32(x + 2 * p->n * j))));
                 part[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), scale, part[c]);
             }
         }
@@ -166,19 +166,19 @@ static inline __attribute__((always_inline)) void x_i16_half(const struct nbi_do
                                      sum[c]);
     }
     for (int c = 0; c < n; c++)
-        put(p, h, c, sum[c]);
+        store_rows(p, h, c, sum[c]);
 }
 
 /* Of 8 columns of a row alone: pairs of products of the bytes at x, the h or the l, that fit 16
  * bits four times over: 4 * 2 * 24 * 128 < 32768. */
 static inline __m256i dot_bytes(const __m256i w[2], const int8_t *x)
 {
-    return _mm256_add_epi16(_mm256_maddubs_epi16(w[0], _mm256_set1_epi32(load_int(x))),
-                            _mm256_maddubs_epi16(w[1], _mm256_set1_epi32(load_int(x + 4))));
+    return _mm256_add_epi16(_mm256_maddubs_epi16(w[0], _mm256_set1_epi32(load_i32(x))),
+                            _mm256_maddubs_epi16(w[1], _mm256_set1_epi32(load_i32(x + 4))));
 }
 
 /* A group of a row alone, for half a tile's rows. */
-static inline __m256i single_group(const uint8_t *tile, const int8_t *x, int g, int half)
+static inline __m256i hi_lo_group(const uint8_t *tile, const int8_t *x, int g, int half)
 {
     const __m256i table = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
@@ -193,15 +193,15 @@ static inline __m256i single_group(const uint8_t *tile, const int8_t *x, int g, 
         high = _mm256_add_epi16(high, dot_bytes(w, x + 16 * v));
         low = _mm256_add_epi16(low, dot_bytes(w, x + 16 * v + 8));
     }
-    __m256i sum = _mm256_set1_epi32(load_int(x + 64 + 4 * g));
+    __m256i sum = _mm256_set1_epi32(load_i32(x + 64 + 4 * g));
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, ones));
     return _mm256_add_epi32(sum, _mm256_slli_epi32(_mm256_madd_epi16(high, ones), 8));
 }
 
 /* The same sums in the same order as x_i16_half. */
-static void x_i16_single(const struct nbi_dot_tile *p)
+static void x_i16_hi_lo(const struct nbi_dot_tile *p)
 {
-    const int64_t groups = p->K / 16, step = NBI_Q16_BLOCK / 16;
+    const int64_t groups = p->K / 16, step = NBI_X_I16_BLOCK / 16;
     const int8_t *x = (const int8_t *)p->x_i16;
     for (struct half h = {0}; h.half < 2 && p->rows > 8 * h.half; h.half++) {
         __m256 sum = _mm256_setzero_ps();
@@ -209,19 +209,19 @@ static void x_i16_single(const struct nbi_dot_tile *p)
             int64_t end = (b + 1) * step < groups ? (b + 1) * step : groups;
             __m256 part = _mm256_setzero_ps();
             for (int64_t g = b * step; g < end; g++) {
-                const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
-                __m256i d = single_group(tile, x + g / 2 * 2 * NBI_Q16_SINGLE, g & 1, h.half);
+                const uint8_t *tile = (const uint8_t *)p->w + g / 2 * CPU_TILE_BYTES;
+                __m256i d = hi_lo_group(tile, x + g / 2 * 2 * NBI_X_I16_HI_LO, g & 1, h.half);
                 part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d),
                                        tile_scales(tile + (g & 1) * 16 + 8 * h.half), part);
             }
             sum = _mm256_fmadd_ps(part, _mm256_set1_ps(p->x_i16_scale[b]), sum);
         }
-        put(p, h, 0, sum);
+        store_rows(p, h, 0, sum);
     }
 }
 
 /* The low three bits choose the magnitude, the fourth is the sign. */
-static inline __m256 decode(__m256i codes)
+static inline __m256 decode_e2m1(__m256i codes)
 {
     const __m256 table = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
     __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(8)), 28);
@@ -233,21 +233,21 @@ static inline __attribute__((always_inline)) void exact_half(const struct nbi_do
 {
     int half = h.half;
     const float *x = p->x + h.c * p->ldx;
-    __m256 sum[HALF_COLUMNS];
+    __m256 sum[HALF_X_ROWS];
     for (int c = 0; c < n; c++)
         sum[c] = _mm256_setzero_ps();
     for (int64_t g = 0; g < p->K / 16; g++) {
-        const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+        const uint8_t *tile = (const uint8_t *)p->w + g / 2 * CPU_TILE_BYTES;
         __m256 scale =
             _mm256_mul_ps(tile_scales(tile + (g & 1) * 16 + 8 * half), _mm256_set1_ps(0x1p8f));
-        __m256 part[HALF_COLUMNS];
+        __m256 part[HALF_X_ROWS];
         for (int c = 0; c < n; c++)
             part[c] = _mm256_setzero_ps();
         for (int v = 0; v < 2; v++) {
             __m256i codes = _mm256_loadu_si256(
                 (const __m256i *)(const void *)(tile + 32 + (g & 1) * 128 + 64 * v + 32 * half));
             for (int j = 0; j < 8; j++) {
-                __m256 w = decode(codes);
+                __m256 w = decode_e2m1(codes);
                 codes = _mm256_srli_epi32(codes, 4);
                 for (int c = 0; c < n; c++)
                     part[c] = _mm256_fmadd_ps(w, _mm256_set1_ps(x[c * p->ldx + g * 16 + 8 * v + j]),
@@ -258,12 +258,12 @@ static inline __attribute__((always_inline)) void exact_half(const struct nbi_do
             sum[c] = _mm256_fmadd_ps(part[c], scale, sum[c]);
     }
     for (int c = 0; c < n; c++)
-        put(p, h, c, sum[c]);
+        store_rows(p, h, c, sum[c]);
 }
 
 /* A constant number of columns keeps their sums in registers. */
 #define BY_HALVES(product)                                                                         \
-    for (struct half h = {0}; h.c < p->n; h.c += HALF_COLUMNS)                                     \
+    for (struct half h = {0}; h.c < p->n; h.c += HALF_X_ROWS)                                      \
         for (h.half = 0; h.half < 2 && p->rows > 8 * h.half; h.half++)                             \
             switch (p->n - h.c) {                                                                  \
             case 1:                                                                                \
@@ -282,7 +282,7 @@ static inline __attribute__((always_inline)) void exact_half(const struct nbi_do
 static void tiles_x_i16(const struct nbi_dot_tile *p)
 {
     if (p->n == 1)
-        x_i16_single(p);
+        x_i16_hi_lo(p);
     else
         BY_HALVES(x_i16_half)
 }
@@ -293,16 +293,16 @@ static void tiles_exact(const struct nbi_dot_tile *p)
 }
 
 /* Row r of a tile: of its codes, each vector has four bytes. */
-static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile)
+static void tile_to_f32(float *low, float *high, int64_t ld, const uint8_t *tile)
 {
-    const __m256i place = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    const __m256i shift = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
     float scale[32];
     for (int i = 0; i < 32; i += 8)
         _mm256_storeu_ps(scale + i, _mm256_mul_ps(tile_scales(tile + i), _mm256_set1_ps(0x1p8f)));
     for (int v = 0; v < 4; v++)
-        for (int r = 0; r < NBI_TILE_ROWS; r++) {
-            __m256i codes = _mm256_set1_epi32(load_int(tile + 32 + 64 * v + 4 * r));
-            __m256 w = decode(_mm256_srlv_epi32(codes, place));
+        for (int r = 0; r < CPU_TILE_ROWS; r++) {
+            __m256i codes = _mm256_set1_epi32(load_i32(tile + 32 + 64 * v + 4 * r));
+            __m256 w = decode_e2m1(_mm256_srlv_epi32(codes, shift));
             _mm256_storeu_ps((v < 2 ? low : high) + r * ld + v % 2 * 8,
                              _mm256_mul_ps(w, _mm256_set1_ps(scale[v / 2 * 16 + r])));
         }
@@ -318,19 +318,19 @@ const struct nbi_microkernels nbi_microkernels_avx2 = {
     .quantize_x_i16 = quantize_x_i16,
     .rmsnorm = rmsnorm,
     .norm_rope = norm_rope,
-    .attend = attend,
+    .attention = attention,
     .swiglu = swiglu,
-    .narrow = narrow,
-    .widen = widen,
+    .from_f32 = from_f32,
+    .to_f32 = to_f32,
     .argmax = argmax,
-    .grad_part = grad_part,
+    .grad_stats = grad_stats,
     .adamw = adamw,
     .exp_sum = exp_sum,
-    .outer = outer,
+    .gemm_tile = gemm_tile,
     .pack = pack,
-    .tile_floats = tile_floats,
+    .tile_to_f32 = tile_to_f32,
     .rmsnorm_bwd = rmsnorm_bwd,
     .norm_rope_bwd = norm_rope_bwd,
     .swiglu_bwd = swiglu_bwd,
-    .soften_bwd = soften_bwd,
+    .softmax_bwd = softmax_bwd,
 };

@@ -1,11 +1,11 @@
 /* microkernels_avx512.c - inner loops in AVX-512 with VNNI; 16 floats a vector, a row of a tile a
  * lane.
  */
-#define LANES   16
-#define QUERIES 4
-#define MR      12
-#define WIDE    2 /* mr rows by so many vectors make good use of the registers */
-#define ACROSS  6 /* rows of x by four of w, in a product of floats */
+#define LANES      16
+#define QUERY_TILE 4
+#define MR         12
+#define NR_VECTORS 2 /* mr rows by so many vectors make good use of the registers */
+#define X_TILE     6 /* rows of x by four of w, in a product of floats */
 #include "backend/cpu/microkernels_simd.h"
 #include "backend/cpu/optimizer_loops.h"
 
@@ -13,7 +13,7 @@
 
 /* ---- primitives ---- */
 
-static inline vf from_f16(const void *p)
+static inline vf load_f16(const void *p)
 {
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(p));
 }
@@ -21,18 +21,18 @@ static inline vf from_f16(const void *p)
 /* The bits of an E4M3 value, seven places up, are those of an f16 of 2^-8 of it. */
 static inline __m512 e4m3_scaled(const void *p)
 {
-    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(p));
-    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
-    __m256i rest = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x7F)), 7);
+    __m256i u16 = _mm256_cvtepu8_epi16(_mm_loadu_si128(p));
+    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(u16, _mm256_set1_epi16(0x80)), 8);
+    __m256i rest = _mm256_slli_epi16(_mm256_and_si256(u16, _mm256_set1_epi16(0x7F)), 7);
     return _mm512_cvtph_ps(_mm256_or_si256(sign, rest));
 }
 
-static inline vf from_e4m3(const void *p)
+static inline vf load_e4m3(const void *p)
 {
     return (vf)_mm512_mul_ps(e4m3_scaled(p), _mm512_set1_ps(0x1p8f));
 }
 
-static inline vf fused(vf a, vf b, vf c)
+static inline vf fmadd(vf a, vf b, vf c)
 {
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
@@ -47,7 +47,7 @@ static inline vi round_to_int(vf x)
     return (vi)_mm512_cvtps_epi32((__m512)x);
 }
 
-static inline vi in_pairs(vi v)
+static inline vi interleave_halves(vi v)
 {
     const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
     return (vi)_mm512_permutexvar_epi32(order, (__m512i)v);
@@ -60,30 +60,30 @@ static inline vi evens_first(vi v)
 }
 
 /* The four quarters added. */
-static inline __m128 quarter(vf v)
+static inline __m128 sum_quarters(vf v)
 {
     __m256 half =
         _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-static inline float add_up(vf v)
+static inline float reduce_add(vf v)
 {
-    __m128 q = quarter(v), pair = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    __m128 q = sum_quarters(v), pair = _mm_add_ps(q, _mm_movehl_ps(q, q));
     return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
-static inline float top_of(vf v)
+static inline float reduce_max(vf v)
 {
     return _mm512_reduce_max_ps((__m512)v);
 }
 
 /* Four by four is turned, then added. */
-static inline void add_up4(float out[4], const vf v[4])
+static inline void reduce_add4(float out[4], const vf v[4])
 {
     __m128 part[4];
     for (int i = 0; i < 4; i++)
-        part[i] = quarter(v[i]);
+        part[i] = sum_quarters(v[i]);
     _MM_TRANSPOSE4_PS(part[0], part[1], part[2], part[3]);
     _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(part[0], part[2]), _mm_add_ps(part[1], part[3])));
 }
@@ -93,8 +93,8 @@ static inline void add_up4(float out[4], const vf v[4])
 /* Scales are positive, so the sign needs no care. */
 static inline __m512 tile_scales(const uint8_t *p)
 {
-    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
-    return _mm512_cvtph_ps(_mm256_slli_epi16(wide, 7));
+    __m256i u16 = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(u16, 7));
 }
 
 /* d + w . the pair at x, in every lane. Written out, since compilers load the pair by itself, which
@@ -108,7 +108,7 @@ static inline __m512i dot_pair(__m512i d, __m512i w, const int16_t *x)
 }
 
 /* Results of one column: lanes are rows. */
-static inline void put(const struct nbi_dot_tile *p, int c, __m512 sum)
+static inline void store_rows(const struct nbi_dot_tile *p, int c, __m512 sum)
 {
     __mmask16 mask = (__mmask16)((1u << p->rows) - 1);
     float *y = p->y + c * p->ldy;
@@ -141,7 +141,7 @@ x_i16_group(__m512 *part, const uint8_t *tile, const int16_t *x, const int g, co
 }
 
 /* d + w . the four bytes at x, in every lane. */
-static inline __m512i dot_four(__m512i d, __m512i w, const int8_t *x)
+static inline __m512i dot_4_bytes(__m512i d, __m512i w, const int8_t *x)
 {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0"
             : "+v"(d)
@@ -150,7 +150,7 @@ static inline __m512i dot_four(__m512i d, __m512i w, const int8_t *x)
 }
 
 /* A group of a row alone: vectors 2g and 2g + 1 of a tile. */
-static inline __m512i single_group(const uint8_t *tile, const int8_t *x, int g)
+static inline __m512i hi_lo_group(const uint8_t *tile, const int8_t *x, int g)
 {
     const __m512i table = _mm512_broadcast_i32x4(
         _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
@@ -163,39 +163,39 @@ static inline __m512i single_group(const uint8_t *tile, const int8_t *x, int g)
         __m512i even = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, mask));
         codes = _mm512_srli_epi16(codes, 4);
         __m512i odd = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, mask));
-        high = dot_four(high, even, x + 16 * v);
-        low = dot_four(low, even, x + 16 * v + 8);
-        high = dot_four(high, odd, x + 16 * v + 4);
-        low = dot_four(low, odd, x + 16 * v + 12);
+        high = dot_4_bytes(high, even, x + 16 * v);
+        low = dot_4_bytes(low, even, x + 16 * v + 8);
+        high = dot_4_bytes(high, odd, x + 16 * v + 4);
+        low = dot_4_bytes(low, odd, x + 16 * v + 12);
     }
     return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-/* The same sums in the same order as x_i16_columns. */
-static void x_i16_single(const struct nbi_dot_tile *p)
+/* The same sums in the same order as x_i16_panel. */
+static void x_i16_hi_lo(const struct nbi_dot_tile *p)
 {
-    const int64_t tiles = nbi_tiles_across(p->K), step = NBI_Q16_BLOCK / NBI_TILE_COLS;
+    const int64_t tiles = nbi_tiles_across(p->K), step = NBI_X_I16_BLOCK / CPU_TILE_COLS;
     const int8_t *x = (const int8_t *)p->x_i16;
     __m512 sum = _mm512_setzero_ps();
     for (int64_t b = 0; b * step < tiles; b++) {
         int64_t end = (b + 1) * step < tiles ? (b + 1) * step : tiles;
         __m512 part = _mm512_setzero_ps();
         for (int64_t t = b * step; t < end; t++) {
-            const uint8_t *tile = (const uint8_t *)p->w + t * NBI_TILE_BYTES;
+            const uint8_t *tile = (const uint8_t *)p->w + t * CPU_TILE_BYTES;
             for (int g = 0; g < 2; g++) {
-                __m512i d = single_group(tile, x + t * 2 * NBI_Q16_SINGLE, g);
+                __m512i d = hi_lo_group(tile, x + t * 2 * NBI_X_I16_HI_LO, g);
                 part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), tile_scales(tile + 16 * g), part);
             }
         }
         sum = _mm512_fmadd_ps(part, _mm512_set1_ps(p->x_i16_scale[b]), sum);
     }
-    put(p, 0, sum);
+    store_rows(p, 0, sum);
 }
 
-static inline __attribute__((always_inline)) void x_i16_columns(const struct nbi_dot_tile *p,
-                                                                const int n)
+static inline __attribute__((always_inline)) void x_i16_panel(const struct nbi_dot_tile *p,
+                                                              const int n)
 {
-    const int64_t tiles = nbi_tiles_across(p->K), step = NBI_Q16_BLOCK / NBI_TILE_COLS;
+    const int64_t tiles = nbi_tiles_across(p->K), step = NBI_X_I16_BLOCK / CPU_TILE_COLS;
     __m512 sum[NBI_X_PANEL_ROWS];
     for (int c = 0; c < n; c++)
         sum[c] = _mm512_setzero_ps();
@@ -205,19 +205,19 @@ static inline __attribute__((always_inline)) void x_i16_columns(const struct nbi
         for (int c = 0; c < n; c++)
             part[c] = _mm512_setzero_ps();
         for (int64_t t = b * step; t < end; t++) {
-            const uint8_t *tile = (const uint8_t *)p->w + t * NBI_TILE_BYTES;
-            x_i16_group(part, tile, p->x_i16 + t * NBI_TILE_COLS * n, 0, n);
-            x_i16_group(part, tile, p->x_i16 + (t * NBI_TILE_COLS + 16) * n, 1, n);
+            const uint8_t *tile = (const uint8_t *)p->w + t * CPU_TILE_BYTES;
+            x_i16_group(part, tile, p->x_i16 + t * CPU_TILE_COLS * n, 0, n);
+            x_i16_group(part, tile, p->x_i16 + (t * CPU_TILE_COLS + 16) * n, 1, n);
         }
         for (int c = 0; c < n; c++)
             sum[c] = _mm512_fmadd_ps(part[c], _mm512_set1_ps(p->x_i16_scale[b * n + c]), sum[c]);
     }
     for (int c = 0; c < n; c++)
-        put(p, c, sum[c]);
+        store_rows(p, c, sum[c]);
 }
 
-static inline __attribute__((always_inline)) void exact_columns(const struct nbi_dot_tile *p,
-                                                                const int n)
+static inline __attribute__((always_inline)) void exact_panel(const struct nbi_dot_tile *p,
+                                                              const int n)
 {
     const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
                                         -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
@@ -225,7 +225,7 @@ static inline __attribute__((always_inline)) void exact_columns(const struct nbi
     for (int c = 0; c < n; c++)
         sum[c] = _mm512_setzero_ps();
     for (int64_t g = 0; g < p->K / 16; g++) {
-        const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+        const uint8_t *tile = (const uint8_t *)p->w + g / 2 * CPU_TILE_BYTES;
         __m512 scale = _mm512_mul_ps(tile_scales(tile + (g & 1) * 16), _mm512_set1_ps(0x1p8f));
         __m512 part[NBI_X_PANEL_ROWS];
         for (int c = 0; c < n; c++)
@@ -245,11 +245,11 @@ static inline __attribute__((always_inline)) void exact_columns(const struct nbi
             sum[c] = _mm512_fmadd_ps(part[c], scale, sum[c]);
     }
     for (int c = 0; c < n; c++)
-        put(p, c, sum[c]);
+        store_rows(p, c, sum[c]);
 }
 
 /* A constant number of columns keeps their sums in registers. */
-#define BY_COLUMNS(product)                                                                        \
+#define BY_X_ROWS(product)                                                                         \
     switch (p->n) {                                                                                \
     case 1:                                                                                        \
         product(p, 1);                                                                             \
@@ -279,22 +279,22 @@ static inline __attribute__((always_inline)) void exact_columns(const struct nbi
 static void tiles_x_i16(const struct nbi_dot_tile *p)
 {
     if (p->n == 1)
-        x_i16_single(p);
+        x_i16_hi_lo(p);
     else
-        BY_COLUMNS(x_i16_columns)
+        BY_X_ROWS(x_i16_panel)
 }
 
 static void tiles_exact(const struct nbi_dot_tile *p)
 {
-    BY_COLUMNS(exact_columns)
+    BY_X_ROWS(exact_panel)
 }
 
 /* Row r of a tile: of its codes, each vector has four bytes. */
-static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile)
+static void tile_to_f32(float *low, float *high, int64_t ld, const uint8_t *tile)
 {
     const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
                                         -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-    const __m512i place =
+    const __m512i shift =
         _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     float scale[32];
     for (int g = 0; g < 2; g++)
@@ -302,12 +302,12 @@ static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile
                          _mm512_mul_ps(tile_scales(tile + 16 * g), _mm512_set1_ps(0x1p8f)));
     for (int g = 0; g < 2; g++) {
         float *y = g ? high : low;
-        for (int r = 0; r < NBI_TILE_ROWS; r++) {
+        for (int r = 0; r < CPU_TILE_ROWS; r++) {
             int32_t codes[2];
             memcpy(&codes[0], tile + 32 + 128 * g + 4 * r, 4);
             memcpy(&codes[1], tile + 32 + 128 * g + 64 + 4 * r, 4);
             __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(codes[0]), 0xFF00, codes[1]);
-            __m512 w = _mm512_permutexvar_ps(_mm512_srlv_epi32(both, place), table);
+            __m512 w = _mm512_permutexvar_ps(_mm512_srlv_epi32(both, shift), table);
             _mm512_storeu_ps(y + r * ld, _mm512_mul_ps(w, _mm512_set1_ps(scale[16 * g + r])));
         }
     }
@@ -323,19 +323,19 @@ const struct nbi_microkernels nbi_microkernels_avx512 = {
     .quantize_x_i16 = quantize_x_i16,
     .rmsnorm = rmsnorm,
     .norm_rope = norm_rope,
-    .attend = attend,
+    .attention = attention,
     .swiglu = swiglu,
-    .narrow = narrow,
-    .widen = widen,
+    .from_f32 = from_f32,
+    .to_f32 = to_f32,
     .argmax = argmax,
-    .grad_part = grad_part,
+    .grad_stats = grad_stats,
     .adamw = adamw,
     .exp_sum = exp_sum,
-    .outer = outer,
+    .gemm_tile = gemm_tile,
     .pack = pack,
-    .tile_floats = tile_floats,
+    .tile_to_f32 = tile_to_f32,
     .rmsnorm_bwd = rmsnorm_bwd,
     .norm_rope_bwd = norm_rope_bwd,
     .swiglu_bwd = swiglu_bwd,
-    .soften_bwd = soften_bwd,
+    .softmax_bwd = softmax_bwd,
 };

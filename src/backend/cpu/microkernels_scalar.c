@@ -26,13 +26,13 @@ static float load(const void *p, enum nbi_dtype dtype, int64_t i)
     }
 }
 
-static void widen(float *y, const void *x, enum nbi_dtype dtype, int64_t n)
+static void to_f32(float *y, const void *x, enum nbi_dtype dtype, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         y[i] = load(x, dtype, i);
 }
 
-static void narrow(void *y, enum nbi_dtype dtype, const float *x, int64_t n)
+static void from_f32(void *y, enum nbi_dtype dtype, const float *x, int64_t n)
 {
     uint8_t *bytes = y;
     for (int64_t i = 0; i < n; i++) {
@@ -54,7 +54,7 @@ static uint8_t code_at(const uint8_t *tile, int row, int k)
     return k & 1 ? byte >> 4 : byte & 15;
 }
 
-static void put(const struct nbi_dot_tile *p, int c, int r, float sum)
+static void store_row(const struct nbi_dot_tile *p, int c, int r, float sum)
 {
     float *y = p->y + c * p->ldy + r;
     *y = p->add ? *y + sum : sum;
@@ -66,29 +66,29 @@ static void tiles_exact(const struct nbi_dot_tile *p)
         for (int r = 0; r < p->rows; r++) {
             double sum = 0;
             for (int64_t g = 0; g < p->K / 16; g++) {
-                const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+                const uint8_t *tile = (const uint8_t *)p->w + g / 2 * CPU_TILE_BYTES;
                 int high = (int)(g & 1);
-                double part = 0;
+                double group_sum = 0;
                 for (int k = 0; k < 16; k++)
-                    part += (double)nbi_e2m1_to_f32(code_at(tile, r, high * 16 + k)) *
-                            (double)p->x[c * p->ldx + g * 16 + k];
-                sum += (double)nbi_e4m3_to_f32(tile[high * 16 + r]) * part;
+                    group_sum += (double)nbi_e2m1_to_f32(code_at(tile, r, high * 16 + k)) *
+                                 (double)p->x[c * p->ldx + g * 16 + k];
+                sum += (double)nbi_e4m3_to_f32(tile[high * 16 + r]) * group_sum;
             }
-            put(p, c, r, (float)(sum * (double)p->scale));
+            store_row(p, c, r, (float)(sum * (double)p->scale));
         }
 }
 
 /* Column k of row c of a panel. */
 static int32_t x_i16_get(const struct nbi_dot_tile *p, int64_t k, int c)
 {
-    const int8_t *bytes = (const int8_t *)p->x_i16 + nbi_x_i16_single_at(k);
+    const int8_t *bytes = (const int8_t *)p->x_i16 + nbi_x_i16_hi_lo_at(k);
     return p->n > 1 ? p->x_i16[nbi_x_i16_at(k, p->n) + 2 * c] : 256 * bytes[0] + bytes[8];
 }
 
 /* One group of 16: the dot product of whole numbers, scaled. The kernels read scales times 2^-8. */
 static float group_x_i16(const struct nbi_dot_tile *p, int64_t g, int r, int c)
 {
-    const uint8_t *tile = (const uint8_t *)p->w + g / 2 * NBI_TILE_BYTES;
+    const uint8_t *tile = (const uint8_t *)p->w + g / 2 * CPU_TILE_BYTES;
     int high = (int)(g & 1);
     int32_t dot = 0;
     for (int k = 0; k < 16; k++)
@@ -99,17 +99,17 @@ static float group_x_i16(const struct nbi_dot_tile *p, int64_t g, int r, int c)
 
 static void tiles_x_i16(const struct nbi_dot_tile *p)
 {
-    const int64_t step = NBI_Q16_BLOCK / 16;
+    const int64_t step = NBI_X_I16_BLOCK / 16;
     for (int c = 0; c < p->n; c++)
         for (int r = 0; r < p->rows; r++) {
             float sum = 0;
             for (int64_t b = 0; b < nbi_x_i16_blocks(p->K); b++) {
-                float part = 0;
+                float group_sum = 0;
                 for (int64_t g = b * step; g < (b + 1) * step && g < p->K / 16; g++)
-                    part += group_x_i16(p, g, r, c);
-                sum += part * p->x_i16_scale[b * p->n + c];
+                    group_sum += group_x_i16(p, g, r, c);
+                sum += group_sum * p->x_i16_scale[b * p->n + c];
             }
-            put(p, c, r, sum * p->scale);
+            store_row(p, c, r, sum * p->scale);
         }
 }
 
@@ -120,7 +120,7 @@ static void rows_float(const struct nbi_dot_tile *p)
             double sum = 0;
             for (int64_t k = 0; k < p->K; k++)
                 sum += (double)load(p->w, p->dtype, r * p->ldw + k) * (double)p->x[c * p->ldx + k];
-            put(p, c, r, (float)sum);
+            store_row(p, c, r, (float)sum);
         }
 }
 
@@ -130,10 +130,10 @@ static void x_i16_put(int16_t *q, int n, int64_t k, int32_t value)
         q[nbi_x_i16_at(k, n)] = (int16_t)value;
         return;
     }
-    int8_t *bytes = (int8_t *)q + nbi_x_i16_single_at(k);
+    int8_t *bytes = (int8_t *)q + nbi_x_i16_hi_lo_at(k);
     bytes[0] = (int8_t)((value + 128) >> 8);
     bytes[8] = (int8_t)(value - 256 * bytes[0]);
-    uint8_t *sum_at = (uint8_t *)q + k / 32 * (2 * NBI_Q16_SINGLE) + 64 + k % 32 / 16 * 4;
+    uint8_t *sum_at = (uint8_t *)q + k / 32 * (2 * NBI_X_I16_HI_LO) + 64 + k % 32 / 16 * 4;
     int32_t sum = 0;
     if (k % 16 > 0)
         memcpy(&sum, sum_at, sizeof sum);
@@ -143,21 +143,21 @@ static void x_i16_put(int16_t *q, int n, int64_t k, int32_t value)
 
 static void quantize_x_i16(int16_t *q, float *scale, int n, const float *x, int64_t K)
 {
-    for (int64_t b = 0; b * NBI_Q16_BLOCK < K; b++) {
-        int64_t first = b * NBI_Q16_BLOCK, left = nbi_x_i16_values(K) - first;
-        int64_t end = first + (left < NBI_Q16_BLOCK ? left : NBI_Q16_BLOCK);
+    for (int64_t b = 0; b * NBI_X_I16_BLOCK < K; b++) {
+        int64_t first = b * NBI_X_I16_BLOCK, left = nbi_x_i16_values(K) - first;
+        int64_t end = first + (left < NBI_X_I16_BLOCK ? left : NBI_X_I16_BLOCK);
         float amax = 0;
-        bool odd = false;
+        bool nonfinite = false;
         for (int64_t k = first; k < end && k < K; k++) {
             amax = fmaxf(amax, fabsf(x[k]));
-            odd = odd || !isfinite(x[k]);
+            nonfinite = nonfinite || !isfinite(x[k]);
         }
-        float inverse = amax >= NBI_Q16_TINY && !odd ? NBI_Q16_MAX / amax : 0;
+        float inverse = amax >= NBI_X_I16_TINY && !nonfinite ? NBI_X_I16_MAX / amax : 0;
         for (int64_t k = first; k < end; k++)
-            x_i16_put(q, n, k, k < K && !odd ? (int32_t)rintf(x[k] * inverse) : 0);
+            x_i16_put(q, n, k, k < K && !nonfinite ? (int32_t)rintf(x[k] * inverse) : 0);
         /* Half for the doubled weights; 2^8 since kernels read their scales times 2^-8. What is not
          * finite must show. */
-        scale[b * n] = odd ? NAN : amax / NBI_Q16_MAX * 0x1p7f;
+        scale[b * n] = nonfinite ? NAN : amax / NBI_X_I16_MAX * 0x1p7f;
     }
 }
 
@@ -181,15 +181,15 @@ static void rmsnorm(float *y, float *rstd, const float *x, const float *w, float
 }
 
 static void norm_rope(float *y, float *rstd, const float *x, const float *w,
-                      struct nbi_rope_row turn, float eps, int64_t D)
+                      struct nbi_rope_row rope, float eps, int64_t D)
 {
     float f = inverse_norm(x, eps, D);
     if (rstd)
         *rstd = f;
     for (int64_t i = 0; i < D / 2; i++) {
         float a = x[i] * f * w[i], b = x[i + D / 2] * f * w[i + D / 2];
-        y[i] = a * turn.cos[i] - b * turn.sin[i];
-        y[i + D / 2] = b * turn.cos[i] + a * turn.sin[i];
+        y[i] = a * rope.cos[i] - b * rope.sin[i];
+        y[i + D / 2] = b * rope.cos[i] + a * rope.sin[i];
     }
 }
 
@@ -211,38 +211,39 @@ static int64_t argmax(const float *x, int64_t n)
 /* ---- attention ---- */
 
 /* The softmax is taken block by block: what was summed so far is scaled to the new maximum. */
-static float attend_one(const struct nbi_attend *a, float *y, const float *q, int64_t count)
+static float attend_one(const struct nbi_attention_tile *a, float *y, const float *q, int64_t count)
 {
-    double scale = 1 / sqrt((double)a->D), top = -INFINITY, sum = 0, out[NBI_HEAD_MAX] = {0};
+    double scale = 1 / sqrt((double)a->D), max = -INFINITY, sum = 0, out[NBI_HEAD_MAX] = {0};
     for (int64_t start = 0; start < count; start += NBI_KEY_BLOCK) {
         int64_t n = count - start < NBI_KEY_BLOCK ? count - start : NBI_KEY_BLOCK;
-        const uint8_t *k = nbi_attend_block(a, a->k, start), *v = nbi_attend_block(a, a->v, start);
-        double score[NBI_KEY_BLOCK], high = top;
+        const uint8_t *k = nbi_attention_kv_block(a, a->k, start),
+                      *v = nbi_attention_kv_block(a, a->v, start);
+        double score[NBI_KEY_BLOCK], block_max = max;
         for (int64_t i = 0; i < n; i++) {
             score[i] = 0;
             for (int64_t d = 0; d < a->D; d++)
                 score[i] += (double)q[d] * (double)load(k + i * a->stride, a->dtype, d);
             score[i] *= scale;
-            high = fmax(high, score[i]);
+            block_max = fmax(block_max, score[i]);
         }
-        double keep = exp(top - high);
+        double keep = exp(max - block_max);
         sum *= keep;
         for (int64_t d = 0; d < a->D; d++)
             out[d] *= keep;
         for (int64_t i = 0; i < n; i++) {
-            double p = exp(score[i] - high);
+            double p = exp(score[i] - block_max);
             sum += p;
             for (int64_t d = 0; d < a->D; d++)
                 out[d] += p * (double)load(v + i * a->stride, a->dtype, d);
         }
-        top = high;
+        max = block_max;
     }
     for (int64_t d = 0; d < a->D; d++)
         y[d] = (float)(out[d] / sum);
-    return (float)(top + log(sum));
+    return (float)(max + log(sum));
 }
 
-static void attend(const struct nbi_attend *a)
+static void attention(const struct nbi_attention_tile *a)
 {
     for (int r = 0; r < a->rows; r++)
         for (int h = 0; h < a->heads; h++) {
@@ -258,15 +259,15 @@ static void attend(const struct nbi_attend *a)
 #define MR 4
 #define NR 16
 
-static float exp_sum(float *y, const float *x, float top, int64_t n)
+static float exp_sum(float *y, const float *x, float max, int64_t n)
 {
     double sum = 0;
     for (int64_t i = 0; i < n; i++)
-        sum += (double)(y[i] = expf(x[i] - top));
+        sum += (double)(y[i] = expf(x[i] - max));
     return (float)sum;
 }
 
-static void outer(const struct nbi_gemm_tile *t)
+static void gemm_tile(const struct nbi_gemm_tile *t)
 {
     double sum[MR][NR] = {0};
     for (int64_t k = 0; k < t->k; k++)
@@ -286,9 +287,9 @@ static void pack(float *y, int64_t ldy, const float *x, struct nbi_strided at, f
             y[c * ldy + r] = by * x[r * at.row + c * at.col];
 }
 
-static void tile_floats(float *low, float *high, int64_t ld, const uint8_t *tile)
+static void tile_to_f32(float *low, float *high, int64_t ld, const uint8_t *tile)
 {
-    for (int r = 0; r < NBI_TILE_ROWS; r++)
+    for (int r = 0; r < CPU_TILE_ROWS; r++)
         for (int k = 0; k < 16; k++) {
             low[r * ld + k] = nbi_e2m1_to_f32(code_at(tile, r, k)) * nbi_e4m3_to_f32(tile[r]);
             high[r * ld + k] =
@@ -310,12 +311,12 @@ static void rmsnorm_bwd(float *dx, const float *dy, const float *x, const float 
 
 /* Turns d back, then goes through the norm. */
 static void norm_rope_bwd(float *d, float *dw, const float *x, const float *w,
-                          struct nbi_rope_row turn, float rstd, int64_t D)
+                          struct nbi_rope_row rope, float rstd, int64_t D)
 {
     double sum = 0;
     for (int64_t i = 0, j = D / 2; i < D / 2; i++, j++) {
-        float a = d[i] * turn.cos[i] + d[j] * turn.sin[i];
-        float b = d[j] * turn.cos[i] - d[i] * turn.sin[i];
+        float a = d[i] * rope.cos[i] + d[j] * rope.sin[i];
+        float b = d[j] * rope.cos[i] - d[i] * rope.sin[i];
         dw[i] += a * x[i] * rstd;
         dw[j] += b * x[j] * rstd;
         d[i] = a * w[i];
@@ -337,7 +338,7 @@ static void swiglu_bwd(float *dgate, float *dup, const float *dy, const float *g
     }
 }
 
-static void soften_bwd(const struct nbi_softmax_bwd *a)
+static void softmax_bwd(const struct nbi_softmax_bwd *a)
 {
     for (int64_t i = 0; i < a->n; i++) {
         int64_t of = a->each ? i : 0;
@@ -356,19 +357,19 @@ const struct nbi_microkernels nbi_microkernels_scalar = {
     .quantize_x_i16 = quantize_x_i16,
     .rmsnorm = rmsnorm,
     .norm_rope = norm_rope,
-    .attend = attend,
+    .attention = attention,
     .swiglu = swiglu,
-    .narrow = narrow,
-    .widen = widen,
+    .from_f32 = from_f32,
+    .to_f32 = to_f32,
     .argmax = argmax,
-    .grad_part = grad_part,
+    .grad_stats = grad_stats,
     .adamw = adamw,
     .exp_sum = exp_sum,
-    .outer = outer,
+    .gemm_tile = gemm_tile,
     .pack = pack,
-    .tile_floats = tile_floats,
+    .tile_to_f32 = tile_to_f32,
     .rmsnorm_bwd = rmsnorm_bwd,
     .norm_rope_bwd = norm_rope_bwd,
     .swiglu_bwd = swiglu_bwd,
-    .soften_bwd = soften_bwd,
+    .softmax_bwd = softmax_bwd,
 };

@@ -23,46 +23,46 @@
 
 #include <stdint.h>
 
-#define NBI_TILE_ROWS  16
-#define NBI_TILE_COLS  32
-#define NBI_TILE_BYTES 288
+#define CPU_TILE_ROWS  16
+#define CPU_TILE_COLS  32
+#define CPU_TILE_BYTES 288
 
-#define NBI_Q16_MAX   32639     /* 127 * 256 + 127 */
-#define NBI_Q16_TINY  0x1p-112f /* blocks below count as zeros */
-#define NBI_Q16_BLOCK 256
+#define NBI_X_I16_MAX   32639     /* 127 * 256 + 127 */
+#define NBI_X_I16_TINY  0x1p-112f /* blocks below count as zeros */
+#define NBI_X_I16_BLOCK 256
 
 static inline int64_t nbi_tiles_across(int64_t cols)
 {
-    return (cols + NBI_TILE_COLS - 1) / NBI_TILE_COLS;
+    return (cols + CPU_TILE_COLS - 1) / CPU_TILE_COLS;
 }
 
 static inline int64_t nbi_tiles_down(int64_t rows)
 {
-    return (rows + NBI_TILE_ROWS - 1) / NBI_TILE_ROWS;
+    return (rows + CPU_TILE_ROWS - 1) / CPU_TILE_ROWS;
 }
 
 static inline int64_t nbi_tiles_bytes(int64_t rows, int64_t cols)
 {
-    return nbi_tiles_down(rows) * nbi_tiles_across(cols) * NBI_TILE_BYTES;
+    return nbi_tiles_down(rows) * nbi_tiles_across(cols) * CPU_TILE_BYTES;
 }
 
 static inline int64_t nbi_x_i16_blocks(int64_t cols)
 {
-    return (cols + NBI_Q16_BLOCK - 1) / NBI_Q16_BLOCK;
+    return (cols + NBI_X_I16_BLOCK - 1) / NBI_X_I16_BLOCK;
 }
 
 /* Of a panel's row, in units of 16 bits; the last columns are filled up with zeros. A row alone
- * takes NBI_Q16_SINGLE for a tile's columns, and there is at most one. */
+ * takes NBI_X_I16_HI_LO for a tile's columns, and there is at most one. */
 static inline int64_t nbi_x_i16_values(int64_t cols)
 {
-    return nbi_tiles_across(cols) * NBI_TILE_COLS;
+    return nbi_tiles_across(cols) * CPU_TILE_COLS;
 }
 
-#define NBI_Q16_SINGLE 36
+#define NBI_X_I16_HI_LO 36
 
 static inline int64_t nbi_x_i16_bytes(int64_t rows, int64_t cols)
 {
-    int64_t single = nbi_tiles_across(cols) * (NBI_Q16_SINGLE - NBI_TILE_COLS);
+    int64_t single = nbi_tiles_across(cols) * (NBI_X_I16_HI_LO - CPU_TILE_COLS);
     return (rows * nbi_x_i16_values(cols) + single) * (int64_t)sizeof(int16_t);
 }
 
@@ -73,9 +73,9 @@ static inline int64_t nbi_x_i16_at(int64_t k, int n)
 }
 
 /* Where the byte h of column k of a row alone is, in bytes; l is 8 further. */
-static inline int64_t nbi_x_i16_single_at(int64_t k)
+static inline int64_t nbi_x_i16_hi_lo_at(int64_t k)
 {
-    return k / 32 * (NBI_Q16_SINGLE * 2) + k % 32 / 8 * 16 + k % 2 * 4 + k % 8 / 2;
+    return k / 32 * (NBI_X_I16_HI_LO * 2) + k % 32 / 8 * 16 + k % 2 * 4 + k % 8 / 2;
 }
 
 /* Repacks `rows` <= 16 rows of codes [rows, cols/2] and scales [rows, cols/16] into the tiles of

@@ -20,7 +20,7 @@ typedef double grad_sums __attribute__((vector_size(64)));
 
 struct grad_lanes {
     grad_sums squares;
-    grad_bits most, finite; /* magnitudes are ordered like their bits; how many, below 0 */
+    grad_bits amax, finite; /* magnitudes are ordered like their bits; how many, below 0 */
 };
 
 static inline void grad_add(struct grad_lanes *l, const float x[8])
@@ -31,18 +31,18 @@ static inline void grad_add(struct grad_lanes *l, const float x[8])
     grad_bits finite = bits < 0x7F800000;
     bits &= finite;
     grad_sums d = __builtin_convertvector((grad_values)bits, grad_sums);
-    grad_bits more = bits > l->most;
+    grad_bits more = bits > l->amax;
     l->squares += d * d;
-    l->most = (bits & more) | (l->most & ~more);
+    l->amax = (bits & more) | (l->amax & ~more);
     l->finite += finite;
 }
 
 /* Element i is added to sum i % 16, and these then to one another. Squares are exact. */
-static void grad_part(struct nbi_grad_part *out, const float *x, int64_t n)
+static void grad_stats(struct nbi_grad_partial *out, const float *x, int64_t n)
 {
     struct grad_lanes l[2] = {0};
     float last[16] = {0};
-    int32_t most = 0;
+    int32_t amax = 0;
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
         grad_add(&l[0], x + i);
@@ -51,45 +51,45 @@ static void grad_part(struct nbi_grad_part *out, const float *x, int64_t n)
     memcpy(last, x + i, (size_t)(n - i) * sizeof *last);
     grad_add(&l[0], last);
     grad_add(&l[1], last + 8);
-    *out = (struct nbi_grad_part){.nonfinite = i + 16};
+    *out = (struct nbi_grad_partial){.nonfinite = i + 16};
     for (int j = 0; j < 16; j++) {
         out->squares += l[j / 8].squares[j % 8];
         out->nonfinite += l[j / 8].finite[j % 8];
-        most = l[j / 8].most[j % 8] > most ? l[j / 8].most[j % 8] : most;
+        amax = l[j / 8].amax[j % 8] > amax ? l[j / 8].amax[j % 8] : amax;
     }
-    out->most = nbi_f32_from_bits((uint32_t)most);
+    out->amax = nbi_f32_from_bits((uint32_t)amax);
 }
 
 /* ---- AdamW: units of elements that pass over the stack ---- */
 
 /* Elements; the random bits of one purpose are 16 counters of Philox. What a last piece lacks to a
- * whole unit counts as zero and is not stored. */
-#define ADAMW_UNIT 128
+ * whole numerator counts as zero and is not stored. */
+#define ADAMW_BLOCK 128
 
 /* What random bits are for, the last part of their counter. */
 enum adamw_purpose { ADAMW_MASTER, ADAMW_M, ADAMW_V };
 
-/* A moment of a unit: as it is stored, and what rounding it needs. */
+/* A moment of a numerator: as it is stored, and what rounding it needs. */
 struct adamw_codes {
     union {
-        _Alignas(64) uint16_t bf16[ADAMW_UNIT];
-        int8_t m8[ADAMW_UNIT];
-        uint8_t v8[ADAMW_UNIT];
-        uint8_t nibbles[ADAMW_UNIT / 2];
+        _Alignas(64) uint16_t bf16[ADAMW_BLOCK];
+        int8_t m8[ADAMW_BLOCK];
+        uint8_t v8[ADAMW_BLOCK];
+        uint8_t nibbles[ADAMW_BLOCK / 2];
     };
     union {
-        uint16_t f16[ADAMW_UNIT / 32];
-        uint8_t e4m3[ADAMW_UNIT / 16];
+        uint16_t f16[ADAMW_BLOCK / 32];
+        uint8_t e4m3[ADAMW_BLOCK / 16];
     };
-    _Alignas(64) uint16_t random[ADAMW_UNIT];
+    _Alignas(64) uint16_t random[ADAMW_BLOCK];
 };
 
-/* 16 bits for each element from `first` on: those of element e are half-word e % 8, the lowest
+/* 16 bits for group element from `first` on: those of element e are half-word e % 8, the lowest
  * first, of the counter (e / 8, tensor, step, purpose). */
-static inline void adamw_random(uint16_t out[ADAMW_UNIT], const struct nbi_op_adamw *a,
+static inline void adamw_random(uint16_t out[ADAMW_BLOCK], const struct nbi_op_adamw *a,
                                 int64_t first, enum adamw_purpose purpose)
 {
-    enum { COUNTERS = ADAMW_UNIT / 8 };
+    enum { COUNTERS = ADAMW_BLOCK / 8 };
     uint32_t c0[COUNTERS], c1[COUNTERS], c2[COUNTERS], c3[COUNTERS], words[COUNTERS][4];
     uint32_t k0 = (uint32_t)a->seed, k1 = (uint32_t)(a->seed >> 32);
     for (int i = 0; i < COUNTERS; i++) {
@@ -122,14 +122,14 @@ static inline void adamw_random(uint16_t out[ADAMW_UNIT], const struct nbi_op_ad
 
 /* ---- scales of groups ---- */
 
-static inline float adamw_most(const float *x, int n)
+static inline float adamw_amax(const float *x, int n)
 {
-    uint32_t most = 0; /* magnitudes are ordered like their bits */
+    uint32_t amax = 0; /* magnitudes are ordered like their bits */
     for (int i = 0; i < n; i++) {
         uint32_t bits = nbi_f32_bits(x[i]) & 0x7FFFFFFF;
-        most = bits > most ? bits : most;
+        amax = bits > amax ? bits : amax;
     }
-    return nbi_f32_from_bits(most);
+    return nbi_f32_from_bits(amax);
 }
 
 /* The smallest f16, and the smallest E4M3 from 2^-9 on, that is not below v >= 0. */
@@ -149,60 +149,60 @@ static inline uint8_t adamw_e4m3_up(float v)
     return code < 0x01 ? 0x01 : code < 0x7E ? code : 0x7E;
 }
 
-/* The scale of each group, for each of its elements. */
-static inline void adamw_spread(float out[ADAMW_UNIT], const float *scales, int group)
+/* The scale of group group, for group of its elements. */
+static inline void adamw_broadcast(float out[ADAMW_BLOCK], const float *scales, int group)
 {
-    for (int g = 0; g < ADAMW_UNIT / group; g++)
+    for (int g = 0; g < ADAMW_BLOCK / group; g++)
         for (int i = 0; i < group; i++)
             out[g * group + i] = scales[g];
 }
 
 /* ---- moments: from what is stored ---- */
 
-static inline void adamw_widen_bf16(float x[ADAMW_UNIT], const uint16_t half[ADAMW_UNIT])
+static inline void adamw_from_bf16(float x[ADAMW_BLOCK], const uint16_t half[ADAMW_BLOCK])
 {
-    for (int i = 0; i < ADAMW_UNIT; i++)
+    for (int i = 0; i < ADAMW_BLOCK; i++)
         x[i] = nbi_bf16_to_f32(half[i]);
 }
 
-static inline void adamw_decode_int8(float x[ADAMW_UNIT], const struct adamw_codes *c, bool is_v)
+static inline void adamw_decode_int8(float x[ADAMW_BLOCK], const struct adamw_codes *c, bool is_v)
 {
-    float s[ADAMW_UNIT / 32], scale[ADAMW_UNIT];
-    for (int g = 0; g < ADAMW_UNIT / 32; g++)
+    float s[ADAMW_BLOCK / 32], scale[ADAMW_BLOCK];
+    for (int g = 0; g < ADAMW_BLOCK / 32; g++)
         s[g] = nbi_f16_to_f32(c->f16[g]);
-    adamw_spread(scale, s, 32);
+    adamw_broadcast(scale, s, 32);
     if (is_v) {
-        for (int i = 0; i < ADAMW_UNIT; i++) {
+        for (int i = 0; i < ADAMW_BLOCK; i++) {
             float r = (float)c->v8[i] / 255.0f * scale[i];
             x[i] = r * r;
         }
     } else {
-        for (int i = 0; i < ADAMW_UNIT; i++) {
+        for (int i = 0; i < ADAMW_BLOCK; i++) {
             float code = c->m8[i];
             x[i] = code / (254.0f - fabsf(code)) * scale[i];
         }
     }
 }
 
-static inline void adamw_decode_levels(float x[ADAMW_UNIT], const struct adamw_codes *c, float S)
+static inline void adamw_decode_v4(float x[ADAMW_BLOCK], const struct adamw_codes *c, float S)
 {
-    float s[ADAMW_UNIT / 16], scale[ADAMW_UNIT];
-    uint8_t codes[ADAMW_UNIT];
-    for (int g = 0; g < ADAMW_UNIT / 16; g++)
+    float s[ADAMW_BLOCK / 16], scale[ADAMW_BLOCK];
+    uint8_t codes[ADAMW_BLOCK];
+    for (int g = 0; g < ADAMW_BLOCK / 16; g++)
         s[g] = nbi_e4m3_to_f32(c->e4m3[g]) * S * 0x1p-4f;
-    adamw_spread(scale, s, 16);
-    for (int i = 0; i < ADAMW_UNIT / 2; i++) {
+    adamw_broadcast(scale, s, 16);
+    for (int i = 0; i < ADAMW_BLOCK / 2; i++) {
         codes[2 * i] = c->nibbles[i] & 15;
         codes[2 * i + 1] = c->nibbles[i] >> 4;
     }
-    for (int i = 0; i < ADAMW_UNIT; i++) {
+    for (int i = 0; i < ADAMW_BLOCK; i++) {
         float r = (float)(codes[i] + 1) * scale[i];
         x[i] = r * r;
     }
 }
 
 /* n elements from `at` on of m or v. S is the scale of the tensor, 0 if nothing is stored yet. */
-static inline void adamw_load(float x[ADAMW_UNIT], const struct nbi_moment *s, bool is_v, float S,
+static inline void adamw_load(float x[ADAMW_BLOCK], const struct nbi_moment *s, bool is_v, float S,
                               int64_t at, int64_t n)
 {
     struct adamw_codes c;
@@ -211,9 +211,9 @@ static inline void adamw_load(float x[ADAMW_UNIT], const struct nbi_moment *s, b
         n = 0;
     int64_t value_at = nbi_moment_bytes(s->kind, at, &scale_at);
     int64_t bytes = nbi_moment_bytes(s->kind, n, &scale_bytes);
-    if (n < ADAMW_UNIT) {
+    if (n < ADAMW_BLOCK) {
         memset(&c, 0, sizeof c);
-        memset(x, 0, ADAMW_UNIT * sizeof *x);
+        memset(x, 0, ADAMW_BLOCK * sizeof *x);
     }
     if (s->kind == NBI_MOMENT_F32) {
         memcpy(x, (const uint8_t *)host(s->values) + value_at, (size_t)bytes);
@@ -223,76 +223,76 @@ static inline void adamw_load(float x[ADAMW_UNIT], const struct nbi_moment *s, b
     if (scale_bytes > 0)
         memcpy(c.e4m3, (const uint8_t *)host(s->scales) + scale_at, (size_t)scale_bytes);
     if (s->kind == NBI_MOMENT_BF16)
-        adamw_widen_bf16(x, c.bf16);
+        adamw_from_bf16(x, c.bf16);
     else if (s->kind == NBI_MOMENT_INT8)
         adamw_decode_int8(x, &c, is_v);
     else if (is_v)
-        adamw_decode_levels(x, &c, S);
+        adamw_decode_v4(x, &c, S);
     else
-        nbi_codec_table()->dequantize_f32(x, c.nibbles, c.e4m3, ADAMW_UNIT / 16, S);
+        nbi_codec_table()->dequantize_f32(x, c.nibbles, c.e4m3, ADAMW_BLOCK / 16, S);
 }
 
 /* ---- moments: to what is stored ---- */
 
 /* By bits and not by comparing, out of which compilers make branches, and loops with branches stay
- * scalar: 1 if the sign is set; and x >= 0, but not above `top`, which is also what NaN becomes. */
+ * scalar: 1 if the sign is set; and x >= 0, but not above `max`, which is also what NaN becomes. */
 static inline uint32_t adamw_negative(float x)
 {
     return nbi_f32_bits(x) >> 31;
 }
 
-static inline float adamw_at_most(float x, float top)
+static inline float adamw_clamp(float x, float max)
 {
-    uint32_t bits = nbi_f32_bits(x), limit = nbi_f32_bits(top);
+    uint32_t bits = nbi_f32_bits(x), limit = nbi_f32_bits(max);
     return nbi_f32_from_bits(bits < limit ? bits : limit);
 }
 
-static inline void adamw_round_bf16(uint16_t y[ADAMW_UNIT], const float x[ADAMW_UNIT],
-                                    const uint16_t random[ADAMW_UNIT])
+static inline void adamw_round_bf16(uint16_t y[ADAMW_BLOCK], const float x[ADAMW_BLOCK],
+                                    const uint16_t random[ADAMW_BLOCK])
 {
-    for (int i = 0; i < ADAMW_UNIT; i++) {
+    for (int i = 0; i < ADAMW_BLOCK; i++) {
         uint32_t bits = nbi_f32_bits(x[i]);
         bool nan = (bits & 0x7FFFFFFF) > 0x7F800000;
         y[i] = (uint16_t)((nan ? bits | 0x400000 : bits + random[i]) >> 16);
     }
 }
 
-/* Scales of groups of 32 that are not below any value: stores them, and gives `top` over them. */
-static inline void adamw_scales_f16(struct adamw_codes *c, float inverse[ADAMW_UNIT],
-                                    const float x[ADAMW_UNIT], float top)
+/* Scales of groups of 32 that are not below any value: stores them, and gives `max` over them. */
+static inline void adamw_scales_f16(struct adamw_codes *c, float inverse[ADAMW_BLOCK],
+                                    const float x[ADAMW_BLOCK], float max)
 {
-    float each[ADAMW_UNIT / 32];
-    for (int g = 0; g < ADAMW_UNIT / 32; g++) {
-        c->f16[g] = adamw_f16_up(adamw_most(x + 32 * g, 32));
-        each[g] = c->f16[g] > 0 ? top / nbi_f16_to_f32(c->f16[g]) : 0.0f;
+    float group[ADAMW_BLOCK / 32];
+    for (int g = 0; g < ADAMW_BLOCK / 32; g++) {
+        c->f16[g] = adamw_f16_up(adamw_amax(x + 32 * g, 32));
+        group[g] = c->f16[g] > 0 ? max / nbi_f16_to_f32(c->f16[g]) : 0.0f;
     }
-    adamw_spread(inverse, each, 32);
+    adamw_broadcast(inverse, group, 32);
 }
 
-/* Scales of groups of 16, so that no value is above `top` of them; and `unit` over them. */
-static inline void adamw_scales_e4m3(struct adamw_codes *c, float inverse[ADAMW_UNIT],
-                                     const float x[ADAMW_UNIT], float top, float unit)
+/* Scales of groups of 16, so that no value is above `max` of them; and `numerator` over them. */
+static inline void adamw_scales_e4m3(struct adamw_codes *c, float inverse[ADAMW_BLOCK],
+                                     const float x[ADAMW_BLOCK], float max, float numerator)
 {
-    float each[ADAMW_UNIT / 16];
-    for (int g = 0; g < ADAMW_UNIT / 16; g++) {
-        c->e4m3[g] = adamw_e4m3_up(adamw_most(x + 16 * g, 16) / top);
-        each[g] = unit / nbi_e4m3_to_f32(c->e4m3[g]);
+    float group[ADAMW_BLOCK / 16];
+    for (int g = 0; g < ADAMW_BLOCK / 16; g++) {
+        c->e4m3[g] = adamw_e4m3_up(adamw_amax(x + 16 * g, 16) / max);
+        group[g] = numerator / nbi_e4m3_to_f32(c->e4m3[g]);
     }
-    adamw_spread(inverse, each, 16);
+    adamw_broadcast(inverse, group, 16);
 }
 
 /* Up or down so that the mean of c / (254 - c), which is what codes stand for, stays. The distance
  * of two such values is 254 / ((254 - c) (253 - c)). */
-static inline void adamw_encode_m8(struct adamw_codes *c, const float m[ADAMW_UNIT])
+static inline void adamw_encode_m8(struct adamw_codes *c, const float m[ADAMW_BLOCK])
 {
-    float inverse[ADAMW_UNIT];
+    float inverse[ADAMW_BLOCK];
     adamw_scales_f16(c, inverse, m, 1.0f);
-    for (int i = 0; i < ADAMW_UNIT; i++) {
-        float x = adamw_at_most(fabsf(m[i]) * inverse[i], 1.0f);
+    for (int i = 0; i < ADAMW_BLOCK; i++) {
+        float x = adamw_clamp(fabsf(m[i]) * inverse[i], 1.0f);
         int32_t code = (int32_t)(254.0f * x / (1.0f + x)), sign = -(int32_t)adamw_negative(m[i]);
         float low = (float)code, random = (float)c->random[i] * 0x1p-16f;
-        float share = (x * (254.0f - low) - low) * (253.0f - low) * (1.0f / 254.0f);
-        code += (int32_t)adamw_negative(random - share);
+        float fraction = (x * (254.0f - low) - low) * (253.0f - low) * (1.0f / 254.0f);
+        code += (int32_t)adamw_negative(random - fraction);
         c->m8[i] = (int8_t)((code ^ sign) - sign);
     }
 }
@@ -301,61 +301,62 @@ static inline void adamw_encode_m8(struct adamw_codes *c, const float m[ADAMW_UN
 static inline int32_t adamw_round_root(float p, uint16_t random)
 {
     int32_t code = (int32_t)p;
-    float low = (float)code, share = (p - low) * (p + low);
-    return code + (int32_t)adamw_negative((float)random * 0x1p-16f * (2.0f * low + 1.0f) - share);
+    float low = (float)code, fraction = (p - low) * (p + low);
+    return code +
+           (int32_t)adamw_negative((float)random * 0x1p-16f * (2.0f * low + 1.0f) - fraction);
 }
 
-static inline void adamw_encode_v8(struct adamw_codes *c, const float r[ADAMW_UNIT])
+static inline void adamw_encode_v8(struct adamw_codes *c, const float r[ADAMW_BLOCK])
 {
-    float inverse[ADAMW_UNIT];
+    float inverse[ADAMW_BLOCK];
     adamw_scales_f16(c, inverse, r, 255.0f);
-    for (int i = 0; i < ADAMW_UNIT; i++) {
-        float p = adamw_at_most(r[i] * inverse[i], 255.0f);
+    for (int i = 0; i < ADAMW_BLOCK; i++) {
+        float p = adamw_clamp(r[i] * inverse[i], 255.0f);
         int32_t code = adamw_round_root(p, c->random[i]);
-        int32_t least = (int32_t)((0 - nbi_f32_bits(r[i])) >> 31); /* 1 unless r is 0 */
-        c->v8[i] = (uint8_t)(code > least ? code : least);
+        int32_t min_code = (int32_t)((0 - nbi_f32_bits(r[i])) >> 31); /* 1 unless r is 0 */
+        c->v8[i] = (uint8_t)(code > min_code ? code : min_code);
     }
 }
 
-static inline void adamw_join_nibbles(uint8_t *out, const uint8_t codes[ADAMW_UNIT])
+static inline void adamw_pack_nibbles(uint8_t *out, const uint8_t codes[ADAMW_BLOCK])
 {
-    for (int i = 0; i < ADAMW_UNIT / 2; i++)
+    for (int i = 0; i < ADAMW_BLOCK / 2; i++)
         out[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
 }
 
 /* Codes of E2M1 are evenly spaced in min(2a, a + 2, a/2 + 4), which is straight between them. */
-static inline void adamw_encode_m4(struct adamw_codes *c, const float m[ADAMW_UNIT], float S)
+static inline void adamw_encode_m4(struct adamw_codes *c, const float m[ADAMW_BLOCK], float S)
 {
-    float inverse[ADAMW_UNIT];
-    uint8_t codes[ADAMW_UNIT];
+    float inverse[ADAMW_BLOCK];
+    uint8_t codes[ADAMW_BLOCK];
     adamw_scales_e4m3(c, inverse, m, 6.0f * S, 1.0f / S);
-    for (int i = 0; i < ADAMW_UNIT; i++) {
-        float a = adamw_at_most(fabsf(m[i]) * inverse[i], 6.0f);
-        float p = adamw_at_most(adamw_at_most(2.0f * a, a + 2.0f), 0.5f * a + 4.0f);
+    for (int i = 0; i < ADAMW_BLOCK; i++) {
+        float a = adamw_clamp(fabsf(m[i]) * inverse[i], 6.0f);
+        float p = adamw_clamp(adamw_clamp(2.0f * a, a + 2.0f), 0.5f * a + 4.0f);
         int32_t code = (int32_t)(p + (float)c->random[i] * 0x1p-16f);
         codes[i] = (uint8_t)((uint32_t)code | adamw_negative(m[i]) << 3);
     }
-    adamw_join_nibbles(c->nibbles, codes);
+    adamw_pack_nibbles(c->nibbles, codes);
 }
 
-static inline void adamw_encode_v4(struct adamw_codes *c, const float r[ADAMW_UNIT], float S)
+static inline void adamw_encode_v4(struct adamw_codes *c, const float r[ADAMW_BLOCK], float S)
 {
-    float inverse[ADAMW_UNIT];
-    uint8_t codes[ADAMW_UNIT];
+    float inverse[ADAMW_BLOCK];
+    uint8_t codes[ADAMW_BLOCK];
     adamw_scales_e4m3(c, inverse, r, S, 16.0f / S);
-    for (int i = 0; i < ADAMW_UNIT; i++) {
-        float p = adamw_at_most(r[i] * inverse[i], 16.0f);
+    for (int i = 0; i < ADAMW_BLOCK; i++) {
+        float p = adamw_clamp(r[i] * inverse[i], 16.0f);
         int32_t level = adamw_round_root(p, c->random[i]);
         codes[i] = (uint8_t)(level > 1 ? level - 1 : 0);
     }
-    adamw_join_nibbles(c->nibbles, codes);
+    adamw_pack_nibbles(c->nibbles, codes);
 }
 
-static inline void adamw_store(const struct nbi_op_adamw *a, bool is_v, const float x[ADAMW_UNIT],
+static inline void adamw_store(const struct nbi_op_adamw *a, bool is_v, const float x[ADAMW_BLOCK],
                                int64_t at, int64_t n)
 {
     const struct nbi_moment *s = is_v ? &a->v : &a->m;
-    float S = is_v ? a->v_scale[1] : a->m_scale[1], root[ADAMW_UNIT];
+    float S = is_v ? a->v_scale[1] : a->m_scale[1], root[ADAMW_BLOCK];
     struct adamw_codes c;
     int64_t scale_at, scale_bytes;
     int64_t value_at = nbi_moment_bytes(s->kind, at, &scale_at);
@@ -367,7 +368,7 @@ static inline void adamw_store(const struct nbi_op_adamw *a, bool is_v, const fl
     }
     adamw_random(c.random, a, at, is_v ? ADAMW_V : ADAMW_M);
     if (is_v && s->kind != NBI_MOMENT_BF16)
-        for (int i = 0; i < ADAMW_UNIT; i++)
+        for (int i = 0; i < ADAMW_BLOCK; i++)
             root[i] = sqrtf(x[i]);
     if (s->kind == NBI_MOMENT_BF16)
         adamw_round_bf16(c.bf16, x, c.random);
@@ -382,13 +383,14 @@ static inline void adamw_store(const struct nbi_op_adamw *a, bool is_v, const fl
 
 /* ---- the step ---- */
 
-static inline void adamw_step(const struct nbi_op_adamw *a, float w[ADAMW_UNIT],
-                              float m[ADAMW_UNIT], float v[ADAMW_UNIT], const float g[ADAMW_UNIT])
+static inline void adamw_step(const struct nbi_op_adamw *a, float w[ADAMW_BLOCK],
+                              float m[ADAMW_BLOCK], float v[ADAMW_BLOCK],
+                              const float g[ADAMW_BLOCK])
 {
     float limit = a->max_update > 0 ? a->max_update : INFINITY, decay = a->lr * a->decay;
     float rest1 = 1.0f - a->beta1, rest2 = 1.0f - a->beta2;
     const struct nbi_op_adamw p = *a; /* nothing below can change it */
-    for (int i = 0; i < ADAMW_UNIT; i++) {
+    for (int i = 0; i < ADAMW_BLOCK; i++) {
         float d = g[i] * p.grad_scale;
         m[i] = p.beta1 * m[i] + rest1 * d;
         v[i] = p.beta2 * v[i] + rest2 * (d * d);
@@ -399,13 +401,14 @@ static inline void adamw_step(const struct nbi_op_adamw *a, float w[ADAMW_UNIT],
     }
 }
 
-static inline void adamw_unit(const struct nbi_op_adamw *a, int64_t at, int64_t n, float peak[2])
+static inline void adamw_block(const struct nbi_op_adamw *a, int64_t at, int64_t n,
+                               float running_max[2])
 {
-    _Alignas(64) float w[ADAMW_UNIT], g[ADAMW_UNIT], m[ADAMW_UNIT], v[ADAMW_UNIT];
-    _Alignas(64) uint16_t half[ADAMW_UNIT], random[ADAMW_UNIT];
-    bool wide = a->dtype == NBI_F32;
-    uint8_t *master = (uint8_t *)host(a->master) + at * (wide ? 4 : 2);
-    if (n < ADAMW_UNIT) {
+    _Alignas(64) float w[ADAMW_BLOCK], g[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK];
+    _Alignas(64) uint16_t half[ADAMW_BLOCK], random[ADAMW_BLOCK];
+    bool f32_master = a->dtype == NBI_F32;
+    uint8_t *master = (uint8_t *)host(a->master) + at * (f32_master ? 4 : 2);
+    if (n < ADAMW_BLOCK) {
         memset(g, 0, sizeof g);
         memset(w, 0, sizeof w);
         memset(half, 0, sizeof half);
@@ -413,14 +416,14 @@ static inline void adamw_unit(const struct nbi_op_adamw *a, int64_t at, int64_t 
     memcpy(g, (const float *)host(a->grad) + at, (size_t)n * sizeof *g);
     adamw_load(m, &a->m, false, a->m_scale[0], at, n);
     adamw_load(v, &a->v, true, a->v_scale[0], at, n);
-    if (wide) {
+    if (f32_master) {
         memcpy(w, master, (size_t)n * sizeof *w);
     } else {
         memcpy(half, master, (size_t)n * sizeof *half);
-        adamw_widen_bf16(w, half);
+        adamw_from_bf16(w, half);
     }
     adamw_step(a, w, m, v, g);
-    if (wide) {
+    if (f32_master) {
         memcpy(master, w, (size_t)n * sizeof *w);
     } else {
         adamw_random(random, a, at, ADAMW_MASTER);
@@ -430,14 +433,14 @@ static inline void adamw_unit(const struct nbi_op_adamw *a, int64_t at, int64_t 
     adamw_store(a, false, m, at, n);
     adamw_store(a, true, v, at, n);
     if (a->running_max.at) {
-        float most[2] = {adamw_most(m, ADAMW_UNIT), sqrtf(adamw_most(v, ADAMW_UNIT))};
+        float amax[2] = {adamw_amax(m, ADAMW_BLOCK), sqrtf(adamw_amax(v, ADAMW_BLOCK))};
         for (int i = 0; i < 2; i++)
-            peak[i] = most[i] > peak[i] ? most[i] : peak[i];
+            running_max[i] = amax[i] > running_max[i] ? amax[i] : running_max[i];
     }
 }
 
-static void adamw(const struct nbi_op_adamw *a, int64_t first, int64_t count, float peak[2])
+static void adamw(const struct nbi_op_adamw *a, int64_t first, int64_t count, float running_max[2])
 {
-    for (int64_t i = 0; i < count; i += ADAMW_UNIT)
-        adamw_unit(a, first + i, count - i < ADAMW_UNIT ? count - i : ADAMW_UNIT, peak);
+    for (int64_t i = 0; i < count; i += ADAMW_BLOCK)
+        adamw_block(a, first + i, count - i < ADAMW_BLOCK ? count - i : ADAMW_BLOCK, running_max);
 }

@@ -10,23 +10,23 @@ double nbi_cpu_roofline(struct nbi_backend *be)
 {
     enum { K = 512, ROUNDS = 50, CALLS = 200 };
     int16_t *x_i16 = calloc(NBI_X_PANEL_ROWS * K, sizeof *x_i16);
-    uint8_t *tiles = calloc(K / NBI_TILE_COLS, NBI_TILE_BYTES);
-    float y[NBI_X_PANEL_ROWS * NBI_TILE_ROWS], scale[NBI_X_PANEL_ROWS * K / NBI_Q16_BLOCK] = {0};
+    uint8_t *tiles = calloc(K / CPU_TILE_COLS, CPU_TILE_BYTES);
+    float y[NBI_X_PANEL_ROWS * CPU_TILE_ROWS], scale[NBI_X_PANEL_ROWS * K / NBI_X_I16_BLOCK] = {0};
     const struct nbi_dot_tile p = {.y = y,
-                                   .ldy = NBI_TILE_ROWS,
+                                   .ldy = CPU_TILE_ROWS,
                                    .w = tiles,
                                    .scale = 1,
                                    .x_i16 = x_i16,
                                    .x_i16_scale = scale,
                                    .K = K,
-                                   .rows = NBI_TILE_ROWS,
+                                   .rows = CPU_TILE_ROWS,
                                    .n = NBI_X_PANEL_ROWS};
     double best = 0;
     for (int r = 0; r < ROUNDS && x_i16 && tiles; r++) {
         double start = nbi_now();
         for (int i = 0; i < CALLS; i++)
             ((struct cpu *)be)->k->tiles_x_i16(&p);
-        double rate = (double)CALLS * K * NBI_TILE_ROWS * NBI_X_PANEL_ROWS / (nbi_now() - start);
+        double rate = (double)CALLS * K * CPU_TILE_ROWS * NBI_X_PANEL_ROWS / (nbi_now() - start);
         best = rate > best ? rate : best;
     }
     free(x_i16);
@@ -35,17 +35,17 @@ double nbi_cpu_roofline(struct nbi_backend *be)
 }
 
 /* Each thread by itself: the best of some rounds over panels that stay in the nearest cache. */
-struct float_peak {
+struct f32_rate {
     const struct nbi_microkernels *k;
     double sum;
     pthread_mutex_t lock;
 };
 
-static void peak_of_thread(void *ctx, int thread, int threads)
+static void measure_thread(void *ctx, int thread, int threads)
 {
     enum { K = 192, ROUNDS = 50, CALLS = 1000 };
-    struct float_peak *p = ctx;
-    float c[NBI_OUTER_MAX] = {0}, *a = calloc((size_t)(p->k->mr + p->k->nr) * K, sizeof *a);
+    struct f32_rate *p = ctx;
+    float c[NBI_GEMM_TILE_MAX] = {0}, *a = calloc((size_t)(p->k->mr + p->k->nr) * K, sizeof *a);
     const struct nbi_gemm_tile t = {.c = c,
                                     .ldc = p->k->nr,
                                     .a = a,
@@ -60,7 +60,7 @@ static void peak_of_thread(void *ctx, int thread, int threads)
     for (int r = 0; r < ROUNDS && a; r++) {
         double start = nbi_now();
         for (int i = 0; i < CALLS; i++)
-            p->k->outer(&t);
+            p->k->gemm_tile(&t);
         double rate = (double)CALLS * K * p->k->mr * p->k->nr / (nbi_now() - start);
         best = rate > best ? rate : best;
     }
@@ -73,7 +73,7 @@ static void peak_of_thread(void *ctx, int thread, int threads)
 double nbi_cpu_roofline_f32(struct nbi_backend *be)
 {
     const struct cpu *cpu = (const struct cpu *)be;
-    struct float_peak p = {.k = cpu->k, .lock = PTHREAD_MUTEX_INITIALIZER};
-    nbi_team_run(cpu->threads, peak_of_thread, &p);
+    struct f32_rate p = {.k = cpu->k, .lock = PTHREAD_MUTEX_INITIALIZER};
+    nbi_team_run(cpu->threads, measure_thread, &p);
     return p.sum / cpu->threads;
 }

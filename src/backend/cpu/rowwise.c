@@ -12,7 +12,7 @@ enum nb_status nbi_cpu_embed(struct nbi_stream *s, const struct nbi_op_embed *a)
     float *x = host(a->x);
     int64_t row = (int64_t)nbi_dtype_bytes(a->table.dtype, a->C);
     for (int64_t n = 0; n < a->N; n++)
-        s->cpu->k->widen(x + n * a->C, table + ids[n] * row, a->table.dtype, a->C);
+        s->cpu->k->to_f32(x + n * a->C, table + ids[n] * row, a->table.dtype, a->C);
     return NB_OK;
 }
 
@@ -34,7 +34,7 @@ static void rope_table_rows(void *ctx, int thread, int64_t first, int64_t count)
 
 enum nb_status nbi_cpu_rope_table(struct nbi_stream *s, const struct nbi_op_rope_table *a)
 {
-    in_pieces(s, a->N, a->D * 10, rope_table_rows, a);
+    parallel_for(s, a->N, a->D * 10, rope_table_rows, a);
     return NB_OK;
 }
 
@@ -51,7 +51,7 @@ static void rmsnorm_rows(void *ctx, int thread, int64_t first, int64_t count)
 
 enum nb_status nbi_cpu_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a)
 {
-    in_pieces(s, a->N, a->C, rmsnorm_rows, a);
+    parallel_for(s, a->N, a->C, rmsnorm_rows, a);
     return NB_OK;
 }
 
@@ -70,23 +70,23 @@ static void qkv_rope_rows(void *ctx, int thread, int64_t first, int64_t count)
     int64_t head = (int64_t)nbi_dtype_bytes(a->kv.dtype, D);
     (void)thread;
     for (int64_t n = first; n < first + count; n++) {
-        const struct nbi_rope_row turn = {c + n * D / 2, sn + n * D / 2};
+        const struct nbi_rope_row rope = {c + n * D / 2, sn + n * D / 2};
         float rotated[NBI_HEAD_MAX];
         for (int64_t h = 0; h < a->NH; h++)
             k->norm_rope(q_out + (n * a->NH + h) * D, rq ? rq + n * a->NH + h : NULL,
-                         q + (n * a->NH + h) * D, qw, turn, a->eps, D);
+                         q + (n * a->NH + h) * D, qw, rope, a->eps, D);
         for (int64_t h = 0; h < a->NKV; h++) {
             k->norm_rope(rotated, rk ? rk + n * a->NKV + h : NULL, key + (n * a->NKV + h) * D, kw,
-                         turn, a->eps, D);
-            k->narrow(ks + slots[n] * row + h * head, a->kv.dtype, rotated, D);
+                         rope, a->eps, D);
+            k->from_f32(ks + slots[n] * row + h * head, a->kv.dtype, rotated, D);
         }
-        k->narrow(vs + slots[n] * row, a->kv.dtype, value + n * a->NKV * D, a->NKV * D);
+        k->from_f32(vs + slots[n] * row, a->kv.dtype, value + n * a->NKV * D, a->NKV * D);
     }
 }
 
 enum nb_status nbi_cpu_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
 {
-    in_pieces(s, a->N, (a->NH + 2 * a->NKV) * a->D, qkv_rope_rows, a);
+    parallel_for(s, a->N, (a->NH + 2 * a->NKV) * a->D, qkv_rope_rows, a);
     return NB_OK;
 }
 
@@ -103,7 +103,7 @@ static void swiglu_rows(void *ctx, int thread, int64_t first, int64_t count)
 
 enum nb_status nbi_cpu_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a)
 {
-    in_pieces(s, a->N, a->F * 8, swiglu_rows, a);
+    parallel_for(s, a->N, a->F * 8, swiglu_rows, a);
     return NB_OK;
 }
 
@@ -128,12 +128,12 @@ enum nb_status nbi_cpu_scatter(struct nbi_stream *s, const struct nbi_op_scatter
 }
 
 /* A list of the best so far, which few values get into. */
-static bool top_of_row(int32_t *ids, float *values, const float *x, const struct nbi_op_topk *a)
+static bool topk_row(int32_t *ids, float *values, const float *x, const struct nbi_op_topk *a)
 {
     int64_t n = 0;
-    bool odd = false;
+    bool nonfinite = false;
     for (int64_t i = 0; i < a->V; i++) {
-        odd = odd || !isfinite(x[i]);
+        nonfinite = nonfinite || !isfinite(x[i]);
         if (n == a->k && !(x[i] > values[n - 1]))
             continue;
         int64_t j = n < a->k ? n++ : n - 1;
@@ -144,16 +144,17 @@ static bool top_of_row(int32_t *ids, float *values, const float *x, const struct
         values[j] = x[i] + 0.0f; /* no -0 */
         ids[j] = (int32_t)i;
     }
-    return odd;
+    return nonfinite;
 }
 
 enum nb_status nbi_cpu_topk(struct nbi_stream *s, const struct nbi_op_topk *a)
 {
-    int32_t *odd = host(a->nonfinite);
+    int32_t *nonfinite = host(a->nonfinite);
     (void)s;
     NBI_BUG_IF(a->k < 1 || a->k > NBI_TOPK_MAX || a->k > a->V);
     for (int64_t n = 0; n < a->N; n++)
-        odd[n] = top_of_row((int32_t *)host(a->ids) + n * a->k, (float *)host(a->values) + n * a->k,
-                            (const float *)host(a->logits) + n * a->V, a);
+        nonfinite[n] =
+            topk_row((int32_t *)host(a->ids) + n * a->k, (float *)host(a->values) + n * a->k,
+                     (const float *)host(a->logits) + n * a->V, a);
     return NB_OK;
 }

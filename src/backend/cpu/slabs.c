@@ -6,14 +6,14 @@
 #include <sys/mman.h>
 
 #define SLAB   ((size_t)32 << 20)
-#define HEADER ((size_t)4096) /* a page, as pieces are whole pages */
+#define HEADER ((size_t)4096) /* a page, as pieces are round_up pages */
 
 struct nbi_slab {
     size_t bytes, used;
     size_t live; /* weights in it */
 };
 
-static size_t whole(size_t bytes, size_t of)
+static size_t round_up(size_t bytes, size_t of)
 {
     return (bytes + of - 1) / of * of;
 }
@@ -25,7 +25,7 @@ static struct nbi_slab *slab_new(size_t bytes)
     char *p = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return NULL;
-    size_t front = whole((uintptr_t)p, SLAB) - (uintptr_t)p;
+    size_t front = round_up((uintptr_t)p, SLAB) - (uintptr_t)p;
     if (front > 0)
         munmap(p, front);
     if (SLAB - front > 0)
@@ -45,15 +45,15 @@ static void slab_empty(struct nbi_slab *slab, const struct nbi_slab *filling)
         munmap(slab, slab->bytes);
 }
 
-void *nbi_slab_take(struct nbi_slab **slab, size_t bytes)
+void *nbi_slab_alloc(struct nbi_slab **slab, size_t bytes)
 {
     struct nbi_slab *from = *slab;
     if (bytes > SIZE_MAX / 2)
         return NULL;
-    bytes = whole(bytes, HEADER);
+    bytes = round_up(bytes, HEADER);
     if (!from || from->bytes - from->used < bytes) {
         bool own = bytes > SLAB / 2; /* large ones get their own, and the filling goes on */
-        from = slab_new(own ? whole(HEADER + bytes, (size_t)2 << 20) : SLAB);
+        from = slab_new(own ? round_up(HEADER + bytes, (size_t)2 << 20) : SLAB);
         if (!from)
             return NULL;
         if (!own) {
@@ -69,7 +69,7 @@ void *nbi_slab_take(struct nbi_slab **slab, size_t bytes)
     return p;
 }
 
-void nbi_slab_give(struct nbi_slab **slab, void *p)
+void nbi_slab_free(struct nbi_slab **slab, void *p)
 {
     if (!p)
         return;
@@ -79,7 +79,7 @@ void nbi_slab_give(struct nbi_slab **slab, void *p)
         slab_empty(of, *slab);
 }
 
-void nbi_slab_end(struct nbi_slab **slab)
+void nbi_slabs_close(struct nbi_slab **slab)
 {
     if (*slab && (*slab)->live == 0)
         slab_empty(*slab, NULL);

@@ -12,8 +12,8 @@ struct nbi_slab;
 
 /* Whole pages of 4 KiB; NULL if there is no memory. *slab is the one that is being filled, at first
  * NULL. */
-void *nbi_slab_take(struct nbi_slab **slab, size_t bytes);
-void nbi_slab_give(struct nbi_slab **slab, void *p); /* NULL is fine */
+void *nbi_slab_alloc(struct nbi_slab **slab, size_t bytes);
+void nbi_slab_free(struct nbi_slab **slab, void *p); /* NULL is fine */
 
 /* The slab that was being filled goes too, unless something in it is still in use. */
-void nbi_slab_end(struct nbi_slab **slab);
+void nbi_slabs_close(struct nbi_slab **slab);
