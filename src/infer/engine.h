@@ -5,7 +5,7 @@
 
 #include "base/sys.h"
 #include "model/model.h"
-#include "model/transformer.h"
+#include "model/execute.h"
 
 struct nb_engine {
     struct nbi_backend *be;

@@ -287,16 +287,6 @@ enum nb_status nbi_session_append(struct nb_session *s, const int32_t *ids, int6
     return append(s, ids, count, logits, logits ? rows : 0);
 }
 
-bool nbi_topk_row(struct nb_candidate *best, const int32_t *top, int64_t row, int64_t M, int64_t J)
-{
-    const int32_t *ids = top + M + row * J, *values = top + M + M * J + row * J;
-    for (int64_t i = 0; i < J; i++) {
-        best[i].id = ids[i];
-        memcpy(&best[i].logit, &values[i], sizeof best[i].logit);
-    }
-    return top[row] == 0;
-}
-
 static enum nb_status fail_odd(void)
 {
     return nbi_fail(NB_EVALUE, "the model gave a logit that is not finite");

@@ -51,9 +51,6 @@ struct nbi_logits_spec {
     struct nbi_draw draw;
 };
 
-/* The best of one of M rows from what nbi_execute_topk left; whether the row was finite. */
-bool nbi_topk_row(struct nb_candidate *best, const int32_t *top, int64_t row, int64_t M, int64_t J);
-
 /* Appends tokens. A logit that is not finite is NB_EVALUE if the best are asked for. */
 enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,
                                        struct nbi_logits_spec *next);

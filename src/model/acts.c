@@ -103,7 +103,7 @@ static void lay_out_back(struct nbi_acts *a, const struct nbi_config *c, struct 
     a->d.loss = floats(at, M, 1);
     a->d.targets = take(at, M, sizeof(int32_t));
     int64_t shared = at->used; /* the loss, attention and MLP have their turns */
-    a->d.wanted = floats(at, M, c->hidden_size);
+    a->d.target_embed = floats(at, M, c->hidden_size);
     a->d.ones = floats(at, M, 1);
     at->used = shared;
     a->d.kl = floats(at, M, 1);
@@ -204,6 +204,7 @@ enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be
 {
     *a = acts_for(o);
     a->be = be;
+    a->training = true;
     a->bytes = nbi_acts_training_bytes(c, o);
     NBI_TRY(allocate(a, c));
     lay_out_training(a, c, a->layers, a->block);
@@ -245,10 +246,10 @@ void nbi_acts_release(struct nbi_acts *a)
     *a = (struct nbi_acts){0};
 }
 
-struct nbi_stream_limits nbi_stream_limits_for(const struct nbi_config *c, int64_t N, bool back)
+struct nbi_stream_limits nbi_stream_limits_for(const struct nbi_config *c, int64_t N, bool training)
 {
     int64_t q = c->heads * c->head_dim, K = c->hidden_size;
     K = c->intermediate_size > K ? c->intermediate_size : K;
     return (struct nbi_stream_limits){
-        .N = N, .K = q > K ? q : K, .D = c->head_dim, .heads = c->heads, .training = back};
+        .N = N, .K = q > K ? q : K, .D = c->head_dim, .heads = c->heads, .training = training};
 }

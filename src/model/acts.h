@@ -1,4 +1,7 @@
-/* acts.h - activations: what a pass works in, and where the pieces of it lie. */
+/* acts.h - activations: the memory that a pass works in, as one block that is planned beforehand.
+ *
+ * Inference keeps nothing per layer; training keeps what the backward pass reads. A pointer that a
+ * pass does not use is none ({0}), and operations skip optional outputs that are none. */
 #pragma once
 
 #include "backend/backend.h"
@@ -8,73 +11,81 @@ struct nbi_weights;
 
 struct nbi_layer_acts {
     struct nbi_ptr norm1, q, k, v, q_rot, att, norm2, gate, up, act; /* [N, ...] */
-    /* Training only: the residual stream before the layer and between its halves, what norms and
-     * softmaxes keep, and this layer's own keys and values. */
+    /* Training only: the residual stream before the layer (in) and between its halves (mid),
+     * statistics of the norms and the softmax, and this layer's keys and values. */
     struct nbi_ptr in, mid, rstd1, rstd2, rstd_q, rstd_k, lse;
     struct nbi_kv_view kv;
 };
 
-/* What the backward pass works in; gradients of the quantity of the same name. */
+/* Memory of the backward pass: each is the gradient of the quantity with its name. */
 struct nbi_backward_acts {
     struct nbi_ptr x, norm, att, q, k, v, act; /* [N, ...] */
-    struct nbi_ptr final, rstd, loss, targets; /* of M rows of logits */
-    struct nbi_ptr wanted, ones;               /* of M rows, for NBI_LOSS_SCALAR */
-    struct nbi_ptr kl, ref_ids, ref_p;         /* of M rows */
+    /* Of a->M rows of the loss. `final` is the input of the final norm, not a gradient. */
+    struct nbi_ptr final, rstd, loss, targets;
+    struct nbi_ptr target_embed, ones; /* NBI_LOSS_SCALAR */
+    struct nbi_ptr kl, ref_ids, ref_p; /* NBI_LOSS_CE with a reference model */
 };
 
 struct nbi_acts {
     struct nbi_backend *be;
-    int64_t N;      /* rows at most */
-    int64_t M;      /* rows of logits at most */
-    bool recompute; /* training: layers keep `in` alone */
+    int64_t N;          /* limit of rows of a pass */
+    int64_t M;          /* limit of rows of logits */
+    int64_t page_count; /* limit of pages of a pass; 0: the cache is not paged */
+    int64_t topk_rows;  /* limit of rows that nbi_execute_topk() takes */
+    bool training;      /* a backward pass will follow */
+    bool recompute;     /* training: layers keep only their input */
     int64_t first_layer;
-    struct nbi_ptr block;
+    struct nbi_ptr block; /* everything below lies in it */
     int64_t bytes;
-    int64_t page_count; /* of a pass at most; 0: passes have no pages */
-    int64_t topk_rows;  /* rows of logits of which the best can be had */
-    /* Of the pass at hand, one behind the other: what it says of each token, rows, pages. int32. */
+    /* The index arrays of the current pass, int32: one block, and where each array is in it. */
     struct nbi_ptr indices, ids, positions, kv_rows, first, last, tables, rows, pages;
-    int32_t *packed;     /* the same, of the host */
-    int64_t max_keys[2]; /* rows that a token sees, at most; of the pass's decode_rows, of others */
+    int32_t *packed;     /* host: the block before its upload */
+    int64_t max_keys[2]; /* bound on the rows that a token sees: of decode rows, of the others */
     struct nbi_ptr cos, sin;
     struct nbi_ptr x;                  /* [N, C] residual stream */
     struct nbi_ptr final;              /* [M, C] */
     struct nbi_ptr logits;             /* [M, V] */
-    struct nbi_ptr topk, topk_scratch; /* see nbi_execute_topk */
-    struct nbi_layer_acts *layers;     /* of inference, all the same */
+    struct nbi_ptr topk, topk_scratch; /* see nbi_execute_topk() */
+    struct nbi_layer_acts *layers;     /* [layer_count]; all the same for inference */
     int64_t layer_count;
-    struct nbi_backward_acts d; /* training only */
-    struct nbi_megakernel
-        *megakernel; /* single tokens at once, if the backend can; see nbi_acts_use_megakernel */
+    struct nbi_backward_acts d;        /* training only */
+    struct nbi_megakernel *megakernel; /* NULL: none, see nbi_acts_use_megakernel() */
 };
 
 struct nbi_acts_opts {
-    int64_t N, M;       /* rows of a pass at most, and of its logits */
-    int64_t page_count; /* of a pass at most; 0: the stores are not paged */
-    int64_t topk_rows;  /* rows of logits whose best are wanted at a time; 0: 1 */
+    int64_t N, M;       /* limits of rows of a pass, and of rows of logits */
+    int64_t page_count; /* limit of pages of a pass; 0: the cache is not paged */
+    int64_t topk_rows;  /* limit of rows for top-k; 0: 1 */
     /* Training: */
     bool recompute;
-    int64_t first_layer; /* that has a backward pass */
+    int64_t first_layer; /* the first with a backward pass */
 };
 
-/* Room for passes without keeping anything per layer. */
+/* Activations for inference. The two sizes are what it allocates, on the device and on the host. */
 enum nb_status nbi_acts_init(struct nbi_acts *a, struct nbi_backend *be, const struct nbi_config *c,
                              const struct nbi_acts_opts *opts);
 int64_t nbi_acts_bytes(const struct nbi_config *c, const struct nbi_acts_opts *opts);
 int64_t nbi_acts_host_bytes(const struct nbi_config *c, const struct nbi_acts_opts *opts);
 
-/* Room for training: a forward pass that keeps what the backward pass needs, of all layers or, to
- * recompute the rest, only what goes into each. Logits are made M rows at a time. */
+/* Activations for training: each layer keeps what its backward pass reads, or with `recompute`
+ * only its input. */
 enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be,
                                       const struct nbi_config *c, const struct nbi_acts_opts *opts);
 int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_acts_opts *opts);
 
-/* From now on passes over a single token with these stores go through the backend's own way, where
- * it has one for the model. The stores and the stream stay. */
+/* From now on decode steps of one token over these KV views run in the backend's megakernel, if it
+ * has one for this model. The weights, the cache behind kv [layers] and s must outlive a. */
 enum nb_status nbi_acts_use_megakernel(struct nbi_acts *a, const struct nbi_weights *w,
-                                       struct nbi_stream *s, const struct nbi_kv_view *stores);
+                                       struct nbi_stream *s, const struct nbi_kv_view *kv);
 
 void nbi_acts_release(struct nbi_acts *a);
 
-/* What a stream needs for passes of up to N rows, there or also back. */
-struct nbi_stream_limits nbi_stream_limits_for(const struct nbi_config *c, int64_t N, bool back);
+/* Bytes of a->topk for M rows of k candidates. */
+static inline int64_t nbi_topk_bytes(int64_t M, int64_t k)
+{
+    return M * (1 + 2 * k) * (int64_t)sizeof(int32_t);
+}
+
+/* What a stream needs for passes of up to N rows; training: for backward passes as well. */
+struct nbi_stream_limits nbi_stream_limits_for(const struct nbi_config *c, int64_t N,
+                                               bool training);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "model/transformer.h"
+#include "model/weights.h"
 
 #define LAYER_PREFIX      "model.layers."
 #define GGUF_LAYER_PREFIX "blk."

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/rng.h"
-#include "model/transformer.h"
+#include "model/weights.h"
 #include "tensor/half.h"
 
 struct random {

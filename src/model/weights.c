@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "model/transformer.h"
+#include "model/weights.h"
 
 /* ---- rotation ---- */
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "data/loader.h"
-#include "model/transformer.h"
+#include "model/execute.h"
 
 struct nbi_train_pass {
     int64_t N; /* tokens at most */

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backend/backend.h"
-#include "model/transformer.h"
+#include "model/execute.h"
 #include "support.h"
 
 #include "host_weights.h"
