@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/stats.h"
 #include "bench/bandwidth.h"
-#include "infer/batch.h"
+#include "infer/session.h"
 
 #define ROUNDS        5
 #define DECODE_ROUNDS 9
@@ -169,8 +169,8 @@ static double macs_per_token(const struct nb_engine *e)
 /* Keys and values that a token sees, about the middle of a round. */
 static int64_t kv_bytes(const struct nb_engine *e, const struct nb_bench_run_opts *o)
 {
-    static const int64_t sizes[] = {4, 2, 2, 1}; /* of enum nb_kv_dtype */
-    return 2 * e->config.layers * e->config.kv_heads * e->config.head_dim * sizes[o->kv] *
+    int64_t bytes = nbi_dtypes[nbi_kv_types[o->kv].dtype].bytes;
+    return 2 * e->config.layers * e->config.kv_heads * e->config.head_dim * bytes *
            (o->context + (o->tokens + 1) / 2);
 }
 

@@ -114,10 +114,8 @@ static enum nb_status begin_text(struct nbi_ab_side *side, int64_t i, enum nb_ab
     NBI_TRY(NBI_ARRAY_RESERVE(side->sequence, side->capacity, all, "tokens"));
     memcpy(side->sequence, prompt->p, prompt->count * sizeof *prompt->p);
     memcpy(side->sequence + prompt->count, text->p, (size_t)n * sizeof *text->p);
-    for (size_t k = prompt->count; k < all; k++) /* the last one is never in the session */
-        if (side->sequence[k] < 0 || side->sequence[k] >= side->V)
-            return nbi_fail(NB_EVALUE, "token id %d is outside the vocabulary of %lld",
-                            side->sequence[k], (long long)side->V);
+    /* The session checks ids as well, but never gets the last one. */
+    NBI_TRY(nbi_engine_check_ids(side->engine, side->sequence + prompt->count, n));
     int64_t fed = (int64_t)prompt->count - 1;
     nbi_session_truncate(side->session, side->held == prompt->p ? fed : 0);
     if (side->held != prompt->p && fed > 0)

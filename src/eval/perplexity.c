@@ -125,26 +125,22 @@ static enum nb_status check(struct eval *e)
     if (e->stride > e->context)
         return nbi_fail(NB_EINVAL, "a stride of %lld over windows of %lld tokens leaves some out",
                         (long long)e->stride, (long long)e->context);
-    for (int64_t i = 0; i < e->count; i++) /* the last of a window is never in the session */
-        if (e->ids[i] < 0 || e->ids[i] >= e->engine->config.vocab_size)
-            return nbi_fail(NB_EVALUE, "token id %d is outside the vocabulary of %lld", e->ids[i],
-                            (long long)e->engine->config.vocab_size);
-    return NB_OK;
+    /* The session checks ids as well, but not the last of a window, which it never gets. */
+    return nbi_engine_check_ids(e->engine, e->ids, e->count);
 }
 
 static enum nb_status prepare(struct eval *e)
 {
-    static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
+    enum nbi_dtype kv;
     int64_t V = e->engine->config.vocab_size, row = V * (int64_t)sizeof *e->logits;
     NBI_TRY(check(e));
-    if ((unsigned)e->opts->kv > NB_KV_F8)
-        return nbi_fail(NB_EINVAL, "an unknown kind of cache");
+    NBI_TRY(nbi_kv_dtype(e->opts->kv, &kv));
     int64_t context = e->context < e->count ? e->context : e->count;
     e->chunk = LOGITS_BYTES / row < 1 ? 1 : LOGITS_BYTES / row > 512 ? 512 : LOGITS_BYTES / row;
     if (e->chunk > context)
         e->chunk = context;
     const struct nbi_session_opts opts = {
-        .context = context, .logits = e->chunk, .kv = types[e->opts->kv], .exact = !e->opts->fast};
+        .context = context, .logits = e->chunk, .kv = kv, .exact = !e->opts->fast};
     e->logits = malloc((size_t)(e->chunk * row));
     e->nll = malloc((size_t)e->chunk * sizeof *e->nll);
     if (!e->logits || !e->nll)

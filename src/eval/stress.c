@@ -12,13 +12,8 @@
 #define PROMPT  24
 #define HALF    (PROMPT / 2)
 #define ANSWER  8
-#define TYPES   4
+#define TYPES   NBI_KV_TYPES
 #define SLACK   ((int64_t)256 << 10)
-
-static const struct {
-    enum nbi_dtype dtype;
-    const char *name;
-} types[TYPES] = {{NBI_F32, "f32"}, {NBI_F16, "f16"}, {NBI_BF16, "bf16"}, {NBI_E4M3, "f8"}};
 
 /* Greedy tokens behind a prompt, and the checksum of the logits the last was chosen from. */
 struct outcome {
@@ -52,7 +47,7 @@ NBI_PRINTF(2, 3) static void differ(struct stress *t, const char *fmt, ...)
     t->report->outputs_identical = false;
     snprintf(t->report->difference, sizeof t->report->difference,
              "iteration %lld, cache in %s, %s products, '%s': %s", (long long)t->iteration + 1,
-             types[t->type].name, t->opts.exact ? "exact" : "integer", t->way, what);
+             nbi_kv_types[t->type].name, t->opts.exact ? "exact" : "integer", t->way, what);
 }
 
 /* ---- ways for a session to come to hold the first prompt, with its logits ---- */
@@ -246,7 +241,7 @@ static enum nb_status run_iteration(struct stress *t)
     for (t->type = 0; t->type < TYPES; t->type++) {
         struct nb_session *life = NULL;
         t->opts = (struct nbi_session_opts){
-            .context = CONTEXT, .kv = types[t->type].dtype, .exact = t->iteration % 2 == 1};
+            .context = CONTEXT, .kv = nbi_kv_types[t->type].dtype, .exact = t->iteration % 2 == 1};
         NBI_TRY(nbi_session_new(&life, t->engine, &t->opts));
         enum nb_status rc = NB_OK;
         for (int i = 0; i < WAYS && rc == NB_OK && t->report->outputs_identical; i++)

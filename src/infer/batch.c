@@ -1,121 +1,100 @@
 /* batch.c - sequences that share passes, and the pages of their keys and values.
  *
- * A page holds the keys and values of NBI_PAGE tokens of one sequence, in all layers at the same
- * place. A sequence has a table of its pages, in the order of its tokens; those that nobody has are
- * on a stack. A step takes all pages it needs before it computes anything, and lengths grow after
- * everything went well: so a failure needs only its pages back. */
+ * A page has room for NBI_PAGE tokens of one sequence, in every layer at the same place. Each
+ * sequence has a table of its pages in the order of its tokens; free pages are on a stack. A step
+ * takes all pages that it needs before it computes anything, and lengths grow after everything
+ * succeeded. So a step that fails only has to return its pages. */
 #include "infer/batch.h"
 
 #include <math.h>
 #include <string.h>
 
+#include "backend/ops.h"
+
 #define SEQUENCES_MAX 65535
 
-/* Parts of up to so many tokens do not gain by being looked at together. */
+/* Rows of inputs up to this long share too few keys for tiled attention to gain from it. */
 #define SHORT_INPUT_TOKENS 8
 
 struct sequence {
     bool open;
     int64_t length;
-    int64_t pages;  /* that it has */
-    int32_t *table; /* [of a sequence at most] */
-    int64_t step;   /* the last one that it had a part in */
+    int64_t pages;  /* entries of table */
+    int32_t *table; /* [pages of a context] */
+    int64_t step;   /* the last step that it had an input in */
 };
 
-/* Tokens [from, from + count) of a part: what a pass has of it. */
-struct share {
-    struct nb_batch_input *part;
+/* Tokens [from, from + count) of an input, as far as they are in one pass. */
+struct slice {
+    struct nb_batch_input *input;
     int64_t from, count;
 };
 
 struct nb_batch {
     const struct nb_engine *engine;
-    struct nb_batch_opts opts; /* with nothing left to choose */
+    struct nb_batch_opts opts; /* with all defaults filled in */
     int64_t pages;             /* of the pool */
-    bool batch_invariant;      /* the device has to be asked for the same bits */
-    int64_t together;          /* rows of a pass that sequences may share then */
+    int64_t invariant_rows;    /* if deterministic: rows that sequences may share in a pass */
     struct nbi_stream *stream;
     struct nbi_acts acts;
-    struct nbi_ptr cache;   /* all layers' keys and values */
-    struct nbi_kv_view *kv; /* [layers] */
+    struct nbi_kv_cache kv;
     struct sequence *sequences;
-    int32_t *tables; /* of all sequences */
-    int32_t *unused; /* [pages], the pool */
-    int64_t unused_count;
+    int32_t *tables;     /* of all sequences */
+    int32_t *free_pages; /* [pages] a stack */
+    int64_t free_count;
     int64_t steps;
-    struct share *shares;            /* [sequences] of the pass at hand */
-    struct nb_batch_input **wanting; /* [sequences], by row of logits */
-    int32_t *numbers;                /* of a pass: */
+    struct slice *slices;            /* [sequences], of the current pass */
+    struct nb_batch_input **outputs; /* [sequences], the input that each row of logits is for */
+    int32_t *indices;                /* one block for the arrays of a pass: */
     int32_t *ids, *positions, *kv_rows, *first, *last, *table_at; /* [chunk] */
     int32_t *rows;                                                /* [sequences] */
-    int32_t *table;                                               /* [pages] */
-    int32_t *topk; /* [sequences]: what nbi_execute_topk leaves */
+    int32_t *page_list;                                           /* [pages] */
+    int32_t *topk; /* for all sequences, as nbi_execute_topk() leaves it */
 };
 
 /* ---- sizes ---- */
 
-static int64_t pages_for(int64_t tokens)
-{
-    return (tokens + NBI_PAGE - 1) / NBI_PAGE;
-}
-
-static enum nbi_dtype type_of(enum nb_kv_dtype kv)
-{
-    static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
-    return types[kv];
-}
-
-/* Bytes of one layer's keys. */
-static int64_t layer_bytes(const struct nbi_config *c, const struct nb_batch_opts *o)
-{
-    int64_t values = pages_for(o->tokens) * NBI_PAGE * c->kv_heads * c->head_dim;
-    return (int64_t)nbi_dtype_bytes(type_of(o->kv), values);
-}
-
-static struct nbi_acts_opts acts_for(const struct nb_batch_opts *o)
+static struct nbi_acts_opts acts_opts(const struct nb_batch_opts *o)
 {
     return (struct nbi_acts_opts){.N = o->chunk,
                                   .M = o->sequences,
-                                  .page_count = pages_for(o->tokens),
+                                  .page_count = nbi_kv_pages(o->tokens),
                                   .topk_rows = o->sequences};
 }
 
-/* int32 of b->numbers. */
-static int64_t numbers_for(const struct nb_batch_opts *o)
+/* Elements of b->indices. */
+static int64_t index_count(const struct nb_batch_opts *o)
 {
-    return 6 * o->chunk + o->sequences + pages_for(o->tokens);
+    return 6 * o->chunk + o->sequences + nbi_kv_pages(o->tokens);
 }
 
 static enum nb_status check_opts(const struct nbi_config *c, const struct nb_batch_opts *o)
 {
-    if ((unsigned)o->kv > NB_KV_F8)
-        return nbi_fail(NB_EINVAL, "an unknown kind of cache");
+    enum nbi_dtype kv;
+    NBI_TRY(nbi_kv_dtype(o->kv, &kv));
     if (o->sequences < 1 || o->sequences > SEQUENCES_MAX)
         return nbi_fail(NB_EINVAL, "%lld sequences; 1 to %d are possible", (long long)o->sequences,
                         SEQUENCES_MAX);
     if (o->context < 0 || o->tokens < 0 || o->chunk < 0)
         return nbi_fail(NB_EINVAL, "a context of %lld tokens, %lld in all, %lld a step",
                         (long long)o->context, (long long)o->tokens, (long long)o->chunk);
-    if (o->context > c->max_position)
-        return nbi_fail(NB_EVALUE, "a context of %lld tokens; the model was made for %lld",
-                        (long long)o->context, (long long)c->max_position);
+    NBI_TRY(nbi_check_context(c, o->context));
     if (o->chunk > 0 && o->chunk < o->sequences)
         return nbi_fail(NB_EINVAL, "a step of %lld tokens has no room for %lld sequences",
                         (long long)o->chunk, (long long)o->sequences);
     return NB_OK;
 }
 
-/* The options with all choices made. Rows of the stores are numbers of 32 bits. */
-static enum nb_status complete(const struct nb_engine *engine, const struct nb_batch_opts *opts,
-                               struct nb_batch_opts *o)
+/* The options with all defaults filled in. Rows of the cache must fit 32 bits. */
+static enum nb_status with_defaults(const struct nb_engine *engine,
+                                    const struct nb_batch_opts *opts, struct nb_batch_opts *o)
 {
     const struct nbi_config *c = &engine->config;
     NBI_TRY(check_opts(c, opts));
     *o = *opts;
-    if (o->context == 0)
-        o->context = c->max_position < 4096 ? c->max_position : 4096;
+    o->context = nbi_context_or_default(c, o->context);
     if (o->tokens == 0)
-        o->tokens = o->sequences * pages_for(o->context) * NBI_PAGE;
+        o->tokens = o->sequences * nbi_kv_pages(o->context) * NBI_PAGE;
     if (o->tokens > INT32_MAX - NBI_PAGE)
         return nbi_fail(NB_EVALUE, "%lld tokens in all; %d are possible", (long long)o->tokens,
                         INT32_MAX - NBI_PAGE);
@@ -129,72 +108,61 @@ static enum nb_status complete(const struct nb_engine *engine, const struct nb_b
 }
 
 enum nb_status nbi_batch_plan(const struct nb_engine *engine, const struct nb_batch_opts *opts,
-                              struct nbi_session_plan *plan)
+                              struct nbi_memory_plan *plan)
 {
-    const struct nbi_config *c = &engine->config;
     struct nb_batch_opts o;
-    NBI_TRY(complete(engine, opts, &o));
-    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, o.chunk, false);
-    const struct nbi_acts_opts room = acts_for(&o);
-    int64_t tables = o.sequences * pages_for(o.context) + pages_for(o.tokens);
-    plan->scratch = engine->be->stream_bytes(engine->be, &limits);
-    plan->kv = 2 * c->layers * layer_bytes(c, &o);
-    plan->activations = nbi_acts_bytes(c, &room);
-    plan->host = (int64_t)sizeof(struct nb_batch) +
-                 o.sequences * (int64_t)(sizeof(struct sequence) + sizeof(struct share) +
-                                         sizeof(struct nb_batch_input *)) +
-                 (tables + numbers_for(&o)) * (int64_t)sizeof(int32_t) +
-                 nbi_topk_bytes(o.sequences, NBI_TOPK_MAX) +
-                 c->layers * (int64_t)sizeof(struct nbi_kv_view) + nbi_acts_host_bytes(c, &room);
+    NBI_TRY(with_defaults(engine, opts, &o));
+    const struct nbi_acts_opts acts = acts_opts(&o);
+    int64_t pages = nbi_kv_pages(o.tokens);
+    int64_t tables = o.sequences * nbi_kv_pages(o.context) + pages;
+    int64_t per_sequence =
+        (int64_t)(sizeof(struct sequence) + sizeof(struct slice) + sizeof(struct nb_batch_input *));
+    int64_t host = (int64_t)sizeof(struct nb_batch) + o.sequences * per_sequence +
+                   (tables + index_count(&o)) * (int64_t)sizeof(int32_t) +
+                   nbi_topk_bytes(o.sequences, NBI_TOPK_MAX);
+    nbi_memory_plan(engine, &acts, nbi_kv_types[o.kv].dtype, pages * NBI_PAGE, host, plan);
     return NB_OK;
 }
 
 /* ---- open and close ---- */
 
-static enum nb_status make_host(struct nb_batch *b)
+static enum nb_status init_host(struct nb_batch *b)
 {
     const struct nb_batch_opts *o = &b->opts;
     size_t n = (size_t)o->sequences, chunk = (size_t)o->chunk;
-    int64_t each = pages_for(o->context);
+    size_t table_pages = (size_t)nbi_kv_pages(o->context);
     b->sequences = calloc(n, sizeof *b->sequences);
-    b->shares = calloc(n, sizeof *b->shares);
-    b->wanting = calloc(n, sizeof *b->wanting);
-    b->tables = malloc(n * (size_t)each * sizeof *b->tables);
-    b->unused = malloc((size_t)b->pages * sizeof *b->unused);
-    b->numbers = malloc((size_t)numbers_for(o) * sizeof *b->numbers);
+    b->slices = calloc(n, sizeof *b->slices);
+    b->outputs = calloc(n, sizeof *b->outputs);
+    b->tables = malloc(n * table_pages * sizeof *b->tables);
+    b->free_pages = malloc((size_t)b->pages * sizeof *b->free_pages);
+    b->indices = malloc((size_t)index_count(o) * sizeof *b->indices);
     b->topk = malloc((size_t)nbi_topk_bytes(o->sequences, NBI_TOPK_MAX));
-    b->kv = calloc((size_t)b->engine->config.layers, sizeof *b->kv);
-    if (!b->sequences || !b->shares || !b->wanting || !b->tables || !b->unused || !b->numbers ||
-        !b->topk || !b->kv)
-        return nbi_fail_memory("batch", n * (size_t)each * sizeof *b->tables);
-    int32_t **const parts[] = {&b->ids,  &b->positions, &b->kv_rows, &b->first,
-                               &b->last, &b->table_at,  &b->rows};
+    if (!b->sequences || !b->slices || !b->outputs || !b->tables || !b->free_pages || !b->indices ||
+        !b->topk)
+        return nbi_fail_memory("batch", n * table_pages * sizeof *b->tables);
+    int32_t **const arrays[] = {&b->ids,  &b->positions, &b->kv_rows, &b->first,
+                                &b->last, &b->table_at,  &b->rows};
     for (size_t i = 0; i < 7; i++)
-        *parts[i] = b->numbers + i * chunk;
-    b->table = b->rows + n;
+        *arrays[i] = b->indices + i * chunk;
+    b->page_list = b->rows + n;
     for (size_t i = 0; i < n; i++)
-        b->sequences[i].table = b->tables + i * (size_t)each;
-    for (int64_t i = 0; i < b->pages; i++) /* the first is taken first */
-        b->unused[i] = (int32_t)(b->pages - 1 - i);
-    b->unused_count = b->pages;
+        b->sequences[i].table = b->tables + i * table_pages;
+    for (int64_t i = 0; i < b->pages; i++) /* page 0 on top */
+        b->free_pages[i] = (int32_t)(b->pages - 1 - i);
+    b->free_count = b->pages;
     return NB_OK;
 }
 
-static enum nb_status make_device(struct nb_batch *b)
+static enum nb_status init_device(struct nb_batch *b)
 {
     struct nbi_backend *be = b->engine->be;
     const struct nbi_config *c = &b->engine->config;
-    int64_t bytes = layer_bytes(c, &b->opts);
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, b->opts.chunk, false);
-    const struct nbi_acts_opts room = acts_for(&b->opts);
+    const struct nbi_acts_opts acts = acts_opts(&b->opts);
     NBI_TRY(be->stream_new(be, &limits, &b->stream));
-    NBI_TRY(nbi_acts_init(&b->acts, be, c, &room));
-    NBI_TRY(be->alloc(be, "key/value cache", 2 * c->layers * bytes, &b->cache));
-    for (int64_t i = 0; i < c->layers; i++)
-        b->kv[i] =
-            (struct nbi_kv_view){nbi_ptr_add(b->cache, 2 * i * bytes),
-                                 nbi_ptr_add(b->cache, (2 * i + 1) * bytes), type_of(b->opts.kv)};
-    return NB_OK;
+    NBI_TRY(nbi_acts_init(&b->acts, be, c, &acts));
+    return nbi_kv_cache_init(&b->kv, be, c, nbi_kv_types[b->opts.kv].dtype, b->pages * NBI_PAGE);
 }
 
 static bool all_nvfp4(const struct nbi_weights *w)
@@ -208,25 +176,32 @@ static bool all_nvfp4(const struct nbi_weights *w)
     return all;
 }
 
+/* Rows that the sequences of a batch-invariant pass may share. Where the backend's products depend
+ * on the number of rows, that is as many as it can keep invariant, or none for weights for which
+ * it cannot. */
+static int64_t invariant_rows(const struct nb_engine *e, const struct nb_batch_opts *o)
+{
+    if (!e->be->batch_variant)
+        return o->chunk;
+    return o->exact || all_nvfp4(&e->weights) ? e->be->batch_invariant_rows : 1;
+}
+
 enum nb_status nb_batch_open(struct nb_batch **out, const struct nb_engine *engine,
                              const struct nb_batch_opts *opts)
 {
     struct nb_batch_opts o;
     *out = NULL;
-    NBI_TRY(complete(engine, opts, &o));
+    NBI_TRY(with_defaults(engine, opts, &o));
     struct nb_batch *b = calloc(1, sizeof *b);
     if (!b)
         return nbi_fail_memory("batch", sizeof *b);
     b->engine = engine;
     b->opts = o;
-    b->pages = pages_for(o.tokens);
-    b->batch_invariant = o.deterministic;
-    b->together = o.chunk;
-    if (engine->be->batch_variant)
-        b->together = o.exact || all_nvfp4(&engine->weights) ? engine->be->batch_invariant_rows : 1;
-    enum nb_status rc = make_host(b);
+    b->pages = nbi_kv_pages(o.tokens);
+    b->invariant_rows = invariant_rows(engine, &o);
+    enum nb_status rc = init_host(b);
     if (rc == NB_OK)
-        rc = make_device(b);
+        rc = init_device(b);
     if (rc == NB_OK)
         *out = b;
     else
@@ -238,17 +213,15 @@ void nb_batch_close(struct nb_batch *b)
 {
     if (!b)
         return;
-    struct nbi_backend *be = b->engine->be;
-    be->free(be, b->cache);
+    nbi_kv_cache_release(&b->kv);
     nbi_acts_release(&b->acts);
-    be->stream_free(b->stream);
-    free(b->kv);
+    b->engine->be->stream_free(b->stream);
     free(b->sequences);
-    free(b->shares);
-    free(b->wanting);
+    free(b->slices);
+    free(b->outputs);
     free(b->tables);
-    free(b->unused);
-    free(b->numbers);
+    free(b->free_pages);
+    free(b->indices);
     free(b->topk);
     free(b);
 }
@@ -262,7 +235,7 @@ void nb_batch_info(const struct nb_batch *b, struct nb_batch_info *info)
                                    .chunk = b->opts.chunk,
                                    .page_tokens = NBI_PAGE,
                                    .pages = b->pages,
-                                   .free = b->unused_count};
+                                   .free = b->free_count};
     for (int64_t i = 0; i < b->opts.sequences; i++)
         info->open += b->sequences[i].open;
 }
@@ -279,11 +252,11 @@ static enum nb_status no_sequence(int64_t sequence)
     return nbi_fail(NB_EINVAL, "there is no sequence %lld", (long long)sequence);
 }
 
-/* Gives back what is behind the first `tokens` tokens. */
-static void give_pages(struct nb_batch *b, struct sequence *s, int64_t tokens)
+/* Returns the pages that the first `tokens` tokens do not need. */
+static void trim_pages(struct nb_batch *b, struct sequence *s, int64_t tokens)
 {
-    while (s->pages > pages_for(tokens))
-        b->unused[b->unused_count++] = s->table[--s->pages];
+    while (s->pages > nbi_kv_pages(tokens))
+        b->free_pages[b->free_count++] = s->table[--s->pages];
 }
 
 enum nb_status nb_batch_add(struct nb_batch *b, int64_t *sequence)
@@ -304,7 +277,7 @@ enum nb_status nb_batch_drop(struct nb_batch *b, int64_t sequence)
     struct sequence *s = find(b, sequence);
     if (!s)
         return no_sequence(sequence);
-    give_pages(b, s, 0);
+    trim_pages(b, s, 0);
     s->open = false;
     return NB_OK;
 }
@@ -318,7 +291,7 @@ enum nb_status nb_batch_truncate(struct nb_batch *b, int64_t sequence, int64_t l
         return nbi_fail(NB_EINVAL, "%lld tokens of sequence %lld, which has %lld",
                         (long long)length, (long long)sequence, (long long)s->length);
     s->length = length;
-    give_pages(b, s, length);
+    trim_pages(b, s, length);
     return NB_OK;
 }
 
@@ -330,238 +303,249 @@ int64_t nb_batch_length(const struct nb_batch *b, int64_t sequence)
 
 /* ---- passes ---- */
 
-static bool wants(const struct nb_batch_input *part)
+static bool wants_output(const struct nb_batch_input *input)
 {
-    return part->logits || part->topk > 0;
+    return input->logits || input->topk > 0;
 }
 
-/* The tokens of a share from n on; its table at `pages`. How many page numbers that are. */
-static int64_t put_share(struct nb_batch *b, const struct share *share, int64_t n, int64_t pages)
+/* Writes the tokens of a slice to rows n on, and its page table to b->page_list[pages] on. Returns
+ * the number of pages. */
+static int64_t put_slice(struct nb_batch *b, const struct slice *slice, int64_t n, int64_t pages)
 {
-    const struct sequence *s = &b->sequences[share->part->sequence];
-    int64_t start = s->length + share->from, numbers = pages_for(start + share->count);
-    memcpy(b->ids + n, share->part->ids + share->from, (size_t)share->count * sizeof *b->ids);
-    memcpy(b->table + pages, s->table, (size_t)numbers * sizeof *b->table);
-    for (int64_t i = 0; i < share->count; i++, n++) {
-        int64_t at = start + i;
-        b->positions[n] = b->last[n] = (int32_t)at;
+    const struct sequence *s = &b->sequences[slice->input->sequence];
+    int64_t start = s->length + slice->from, used = nbi_kv_pages(start + slice->count);
+    memcpy(b->ids + n, slice->input->ids + slice->from, (size_t)slice->count * sizeof *b->ids);
+    memcpy(b->page_list + pages, s->table, (size_t)used * sizeof *b->page_list);
+    for (int64_t i = 0; i < slice->count; i++, n++) {
+        b->positions[n] = b->last[n] = (int32_t)(start + i);
         b->first[n] = 0;
-        b->kv_rows[n] = (int32_t)(s->table[at / NBI_PAGE] * NBI_PAGE + at % NBI_PAGE);
+        b->kv_rows[n] = nbi_kv_paged_row(s->table, start + i);
         b->table_at[n] = (int32_t)pages;
     }
-    return numbers;
+    return used;
 }
 
-/* The pass over b->shares, the short ones first. A share that ends a part gives a row of logits if
- * those are wanted. */
-static struct nbi_pass lay_out(struct nb_batch *b, int64_t count)
+/* The pass over the first `count` slices, short ones first: they are its decode rows. A slice that
+ * ends its input gives a row of logits if the input wants any. */
+static struct nbi_pass pass_of(struct nb_batch *b, int64_t count)
 {
     struct nbi_pass p = {.ids = b->ids,
                          .positions = b->positions,
                          .kv_rows = b->kv_rows,
                          .first = b->first,
                          .last = b->last,
-                         .pages = b->table,
+                         .pages = b->page_list,
                          .tables = b->table_at,
                          .rows = b->rows,
-                         .kv = b->kv,
+                         .kv = b->kv.views,
                          .exact = b->opts.exact,
-                         .batch_invariant = b->batch_invariant,
+                         .batch_invariant = b->opts.deterministic,
                          .one_row_per_sequence = true};
-    for (int pass = 0; pass < 2; pass++) {
+    for (int want_long = 0; want_long < 2; want_long++) {
         for (int64_t i = 0; i < count; i++) {
-            const struct share *share = &b->shares[i];
-            if ((share->count > SHORT_INPUT_TOKENS) != pass)
+            const struct slice *slice = &b->slices[i];
+            if ((slice->count > SHORT_INPUT_TOKENS) != want_long)
                 continue;
-            p.page_count += put_share(b, share, p.N, p.page_count);
-            p.N += share->count;
-            p.one_row_per_sequence = p.one_row_per_sequence && share->count == 1;
-            if (wants(share->part) && share->from + share->count == share->part->count) {
-                b->wanting[p.M] = share->part;
+            p.page_count += put_slice(b, slice, p.N, p.page_count);
+            p.N += slice->count;
+            p.one_row_per_sequence = p.one_row_per_sequence && slice->count == 1;
+            if (wants_output(slice->input) && slice->from + slice->count == slice->input->count) {
+                b->outputs[p.M] = slice->input;
                 b->rows[p.M++] = (int32_t)(p.N - 1);
             }
         }
-        if (pass == 0)
+        if (!want_long)
             p.decode_rows = p.N;
     }
     return p;
 }
 
-/* What the M rows of logits on the device are wanted for. */
-static enum nb_status fetch(struct nb_batch *b, int64_t M)
+/* Waits for the pass, and copies its M rows of logits, or their candidates, to the inputs that
+ * want them. */
+static enum nb_status fetch_outputs(struct nb_batch *b, int64_t M)
 {
     struct nbi_backend *be = b->engine->be;
-    int64_t J = 0, row = b->engine->config.vocab_size * (int64_t)sizeof(float);
+    int64_t k = 0, row = b->engine->config.vocab_size * (int64_t)sizeof(float);
     for (int64_t i = 0; i < M; i++)
-        J = b->wanting[i]->topk > J ? b->wanting[i]->topk : J;
-    if (J > 0) {
-        NBI_TRY(nbi_execute_topk(&b->engine->weights, &b->acts, b->stream, M, J));
-        NBI_TRY(be->download(b->stream, b->topk, b->acts.topk, nbi_topk_bytes(M, J)));
+        k = b->outputs[i]->topk > k ? b->outputs[i]->topk : k;
+    if (k > 0) {
+        NBI_TRY(nbi_execute_topk(&b->engine->weights, &b->acts, b->stream, M, k));
+        NBI_TRY(be->download(b->stream, b->topk, b->acts.topk, nbi_topk_bytes(M, k)));
     }
     for (int64_t i = 0; i < M; i++)
-        if (b->wanting[i]->logits)
-            NBI_TRY(be->download(b->stream, b->wanting[i]->logits,
+        if (b->outputs[i]->logits)
+            NBI_TRY(be->download(b->stream, b->outputs[i]->logits,
                                  nbi_ptr_add(b->acts.logits, i * row), row));
     NBI_TRY(be->sync(b->stream));
     for (int64_t i = 0; i < M; i++) {
-        struct nb_batch_input *part = b->wanting[i];
-        struct nb_candidate best[NBI_TOPK_MAX];
-        if (part->topk == 0)
+        struct nb_batch_input *input = b->outputs[i];
+        struct nb_candidate candidates[NBI_TOPK_MAX];
+        if (input->topk == 0)
             continue;
-        part->nonfinite = !nbi_topk_row(best, b->topk, i, M, J);
-        for (int64_t j = 0; j < part->topk; j++)
-            part->candidates[j] = part->nonfinite ? (struct nb_candidate){NAN, -1} : best[j];
+        input->nonfinite = !nbi_topk_row(candidates, b->topk, i, M, k);
+        for (int64_t j = 0; j < input->topk; j++)
+            input->candidates[j] =
+                input->nonfinite ? (struct nb_candidate){NAN, -1} : candidates[j];
     }
     return NB_OK;
 }
 
-/* Over the first `count` of b->shares. */
-static enum nb_status run_pass(struct nb_batch *b, int64_t count)
+static enum nb_status run_pass(struct nb_batch *b, int64_t slices)
 {
-    const struct nbi_pass p = lay_out(b, count);
+    const struct nbi_pass p = pass_of(b, slices);
     NBI_TRY(nbi_check_interrupt());
     NBI_TRY(nbi_execute(&b->engine->weights, &b->acts, b->stream, &p));
-    return fetch(b, p.M);
+    return fetch_outputs(b, p.M);
 }
 
-/* A part by itself, in pieces that end at multiples of the chunk. */
-static enum nb_status run_alone(struct nb_batch *b, struct nb_batch_input *part)
+static struct slice all_of(struct nb_batch_input *input)
 {
-    int64_t length = b->sequences[part->sequence].length, chunk = b->opts.chunk;
-    for (int64_t from = 0, n; from < part->count; from += n) {
+    return (struct slice){input, 0, input->count};
+}
+
+/* A pass with one input. */
+static enum nb_status run_single(struct nb_batch *b, struct nb_batch_input *input)
+{
+    b->slices[0] = all_of(input);
+    return run_pass(b, 1);
+}
+
+/* An input in passes of its own, which end at multiples of the chunk counted from the start of the
+ * sequence. So they are the same however its tokens were divided into inputs. */
+static enum nb_status run_chunks(struct nb_batch *b, struct nb_batch_input *input)
+{
+    int64_t length = b->sequences[input->sequence].length, chunk = b->opts.chunk;
+    for (int64_t from = 0, n; from < input->count; from += n) {
         int64_t left = chunk - (length + from) % chunk;
-        n = part->count - from < left ? part->count - from : left;
-        b->shares[0] = (struct share){part, from, n};
+        n = input->count - from < left ? input->count - from : left;
+        b->slices[0] = (struct slice){input, from, n};
         NBI_TRY(run_pass(b, 1));
     }
     return NB_OK;
 }
 
-/* Passes in which no sequence can tell whether there are others. */
-static enum nb_status run_steady(struct nb_batch *b, struct nb_batch_input *parts, int64_t count)
+/* Passes in which the bits of a sequence do not depend on the others: short inputs share passes of
+ * up to b->invariant_rows, long ones have their own. */
+static enum nb_status run_batch_invariant(struct nb_batch *b, struct nb_batch_input *inputs,
+                                          int64_t count)
 {
-    int64_t shares = 0, rows = 0;
+    int64_t slices = 0, rows = 0;
+    int64_t limit = b->invariant_rows < b->opts.chunk ? b->invariant_rows : b->opts.chunk;
     for (int64_t i = 0; i < count; i++)
-        if (parts[i].count > b->together || parts[i].count > b->opts.chunk)
-            NBI_TRY(run_alone(b, &parts[i]));
+        if (inputs[i].count > limit)
+            NBI_TRY(run_chunks(b, &inputs[i]));
     for (int64_t i = 0; i < count; i++) {
-        if (parts[i].count > b->together || parts[i].count > b->opts.chunk)
+        if (inputs[i].count > limit)
             continue;
-        if (rows + parts[i].count > b->together || rows + parts[i].count > b->opts.chunk) {
-            NBI_TRY(run_pass(b, shares));
-            shares = rows = 0;
+        if (rows + inputs[i].count > limit) {
+            NBI_TRY(run_pass(b, slices));
+            slices = rows = 0;
         }
-        b->shares[shares++] = (struct share){&parts[i], 0, parts[i].count};
-        rows += parts[i].count;
+        b->slices[slices++] = all_of(&inputs[i]);
+        rows += inputs[i].count;
     }
-    return shares > 0 ? run_pass(b, shares) : NB_OK;
+    return slices > 0 ? run_pass(b, slices) : NB_OK;
 }
 
-/* A GPU looks at tokens of large parts side by side, and what is not finite in one sequence is to
- * stay there: a pass has one of them, *first. */
-static bool goes_alone(const struct nb_batch *b, const struct nb_batch_input *part,
-                       const struct nb_batch_input **first)
+/* Whether an input must not be in the pass of the others. Tiled attention on a GPU computes rows of
+ * neighbouring long inputs together, so a non-finite value of one could reach another. Hence at
+ * most one long input shares that pass: *first. */
+static bool needs_own_pass(const struct nb_batch *b, const struct nb_batch_input *input,
+                           const struct nb_batch_input **first)
 {
-    if (!b->engine->be->batch_variant || part->count <= SHORT_INPUT_TOKENS)
+    if (!b->engine->be->batch_variant || input->count <= SHORT_INPUT_TOKENS)
         return false;
     if (!*first)
-        *first = part;
-    return part != *first;
+        *first = input;
+    return input != *first;
 }
 
-static enum nb_status run(struct nb_batch *b, struct nb_batch_input *parts, int64_t count)
+static enum nb_status run(struct nb_batch *b, struct nb_batch_input *inputs, int64_t count)
 {
-    if (b->batch_invariant)
-        return run_steady(b, parts, count);
-    int64_t shares = 0;
-    const struct nb_batch_input *whole = NULL;
+    if (b->opts.deterministic)
+        return run_batch_invariant(b, inputs, count);
+    int64_t slices = 0;
+    const struct nb_batch_input *first = NULL;
     for (int64_t i = 0; i < count; i++)
-        if (!goes_alone(b, &parts[i], &whole))
-            b->shares[shares++] = (struct share){&parts[i], 0, parts[i].count};
-    NBI_TRY(run_pass(b, shares));
+        if (!needs_own_pass(b, &inputs[i], &first))
+            b->slices[slices++] = all_of(&inputs[i]);
+    NBI_TRY(run_pass(b, slices));
     for (int64_t i = 0; i < count; i++)
-        if (goes_alone(b, &parts[i], &whole)) {
-            b->shares[0] = (struct share){&parts[i], 0, parts[i].count};
-            NBI_TRY(run_pass(b, 1));
-        }
+        if (needs_own_pass(b, &inputs[i], &first))
+            NBI_TRY(run_single(b, &inputs[i]));
     return NB_OK;
 }
 
 /* ---- steps ---- */
 
-static enum nb_status check_part(struct nb_batch *b, const struct nb_batch_input *part)
+static enum nb_status check_input(struct nb_batch *b, const struct nb_batch_input *input)
 {
     int64_t V = b->engine->config.vocab_size;
-    struct sequence *s = find(b, part->sequence);
+    struct sequence *s = find(b, input->sequence);
     if (!s)
-        return no_sequence(part->sequence);
+        return no_sequence(input->sequence);
     if (s->step == b->steps)
         return nbi_fail(NB_EINVAL, "sequence %lld has two parts in a step",
-                        (long long)part->sequence);
+                        (long long)input->sequence);
     s->step = b->steps;
-    if (part->count < 1 || !part->ids)
-        return nbi_fail(NB_EINVAL, "%lld tokens for sequence %lld", (long long)part->count,
-                        (long long)part->sequence);
-    if (part->topk < 0 || part->topk > NBI_TOPK_MAX || part->topk > V ||
-        (part->topk > 0 && !part->candidates))
-        return nbi_fail(NB_EINVAL, "the %lld best logits for sequence %lld", (long long)part->topk,
-                        (long long)part->sequence);
-    if (part->count > b->opts.context - s->length)
+    if (input->count < 1 || !input->ids)
+        return nbi_fail(NB_EINVAL, "%lld tokens for sequence %lld", (long long)input->count,
+                        (long long)input->sequence);
+    if (input->topk < 0 || input->topk > NBI_TOPK_MAX || input->topk > V ||
+        (input->topk > 0 && !input->candidates))
+        return nbi_fail(NB_EINVAL, "the %lld best logits for sequence %lld", (long long)input->topk,
+                        (long long)input->sequence);
+    if (input->count > b->opts.context - s->length)
         return nbi_fail(NB_EVALUE,
                         "%lld tokens after %lld of sequence %lld do not fit the context of %lld",
-                        (long long)part->count, (long long)s->length, (long long)part->sequence,
+                        (long long)input->count, (long long)s->length, (long long)input->sequence,
                         (long long)b->opts.context);
-    for (int64_t i = 0; i < part->count; i++)
-        if (part->ids[i] < 0 || part->ids[i] >= V)
-            return nbi_fail(NB_EVALUE, "token id %d is outside the vocabulary of %lld",
-                            part->ids[i], (long long)V);
-    return NB_OK;
+    return nbi_engine_check_ids(b->engine, input->ids, input->count);
 }
 
-/* How many pages the parts need that their sequences do not have. */
-static enum nb_status check_parts(struct nb_batch *b, const struct nb_batch_input *parts,
-                                  int64_t count, int64_t *pages)
+/* *pages: pages that the sequences need beyond those they have. */
+static enum nb_status check_inputs(struct nb_batch *b, const struct nb_batch_input *inputs,
+                                   int64_t count, int64_t *pages)
 {
     int64_t tokens = 0;
-    if (!parts || count < 1 || count > b->opts.sequences)
+    if (!inputs || count < 1 || count > b->opts.sequences)
         return nbi_fail(NB_EINVAL, "a step of %lld parts", (long long)count);
     *pages = 0;
     b->steps++;
     for (int64_t i = 0; i < count; i++) {
-        NBI_TRY(check_part(b, &parts[i]));
-        const struct sequence *s = &b->sequences[parts[i].sequence];
-        *pages += pages_for(s->length + parts[i].count) - s->pages;
-        tokens += parts[i].count;
+        NBI_TRY(check_input(b, &inputs[i]));
+        const struct sequence *s = &b->sequences[inputs[i].sequence];
+        *pages += nbi_kv_pages(s->length + inputs[i].count) - s->pages;
+        tokens += inputs[i].count;
     }
-    if (tokens > b->opts.chunk && !b->batch_invariant)
+    if (tokens > b->opts.chunk && !b->opts.deterministic)
         return nbi_fail(NB_EVALUE, "%lld tokens for a step, which has room for %lld",
                         (long long)tokens, (long long)b->opts.chunk);
-    if (*pages > b->unused_count)
+    if (*pages > b->free_count)
         return nbi_fail(NB_ENOMEM,
                         "%lld more pages of %d tokens are needed, and of %lld there are %lld left; "
                         "a sequence can be dropped",
-                        (long long)*pages, NBI_PAGE, (long long)b->pages,
-                        (long long)b->unused_count);
+                        (long long)*pages, NBI_PAGE, (long long)b->pages, (long long)b->free_count);
     return NB_OK;
 }
 
-enum nb_status nb_batch_step(struct nb_batch *b, struct nb_batch_input *parts, int64_t count)
+enum nb_status nb_batch_step(struct nb_batch *b, struct nb_batch_input *inputs, int64_t count)
 {
     int64_t pages;
-    NBI_TRY(check_parts(b, parts, count, &pages));
+    NBI_TRY(check_inputs(b, inputs, count, &pages));
     for (int64_t i = 0; i < count; i++) {
-        struct sequence *s = &b->sequences[parts[i].sequence];
-        parts[i].nonfinite = false;
-        while (s->pages < pages_for(s->length + parts[i].count))
-            s->table[s->pages++] = b->unused[--b->unused_count];
+        struct sequence *s = &b->sequences[inputs[i].sequence];
+        inputs[i].nonfinite = false;
+        while (s->pages < nbi_kv_pages(s->length + inputs[i].count))
+            s->table[s->pages++] = b->free_pages[--b->free_count];
     }
-    enum nb_status rc = run(b, parts, count);
+    enum nb_status rc = run(b, inputs, count);
     for (int64_t i = 0; i < count; i++) {
-        struct sequence *s = &b->sequences[parts[i].sequence];
+        struct sequence *s = &b->sequences[inputs[i].sequence];
         if (rc == NB_OK)
-            s->length += parts[i].count;
+            s->length += inputs[i].count;
         else
-            give_pages(b, s, s->length);
+            trim_pages(b, s, s->length);
     }
     return rc;
 }

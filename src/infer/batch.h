@@ -1,9 +1,9 @@
-/* batch.h - several sequences over one engine, one stream and one pool of pages; nibble.h has how
+/* batch.h - several sequences over one engine, one stream and one pool of pages; nibble.h says how
  * they are used. */
 #pragma once
 
-#include "infer/session.h"
+#include "infer/kv_cache.h"
 
-/* What nb_batch_open will allocate. */
+/* All that nb_batch_open() allocates. */
 enum nb_status nbi_batch_plan(const struct nb_engine *engine, const struct nb_batch_opts *opts,
-                              struct nbi_session_plan *plan);
+                              struct nbi_memory_plan *plan);

@@ -38,6 +38,15 @@ bool nbi_engine_is_eos(const struct nb_engine *e, int32_t id)
     return false;
 }
 
+enum nb_status nbi_engine_check_ids(const struct nb_engine *e, const int32_t *ids, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= e->config.vocab_size)
+            return nbi_fail(NB_EVALUE, "token id %d is outside the vocabulary of %lld", ids[i],
+                            (long long)e->config.vocab_size);
+    return NB_OK;
+}
+
 /* A model may have no such file, and most of its fields are of no interest here. */
 static enum nb_status read_generation(struct nb_engine *e, const char *dir)
 {

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "base/sys.h"
-#include "model/model.h"
 #include "model/execute.h"
+#include "model/model.h"
 
 struct nb_engine {
     struct nbi_backend *be;
@@ -23,6 +23,9 @@ struct nb_engine {
 
 /* Whether an id ends an answer. */
 bool nbi_engine_is_eos(const struct nb_engine *e, int32_t id);
+
+/* Fails if an id is not in the vocabulary. */
+enum nb_status nbi_engine_check_ids(const struct nb_engine *e, const int32_t *ids, int64_t count);
 
 /* An engine over weights that somebody else owns, for models in training: config, chat and end of
  * answers as of the files. Nothing is to be released, and nothing copied. */

@@ -503,7 +503,7 @@ static void test_open__refuses(void **state)
     (void)state;
     for (int64_t i = 0; i < COUNT(cases); i++) {
         struct nb_batch *b = (void *)1;
-        struct nbi_session_plan plan;
+        struct nbi_memory_plan plan;
         assert_fails(nb_batch_open(&b, engine, &cases[i].o), cases[i].status, cases[i].words);
         assert_null(b);
         assert_int_equal(nbi_batch_plan(engine, &cases[i].o, &plan), cases[i].status);
@@ -602,7 +602,7 @@ static void test_plan__is_what_is_allocated(void **state)
     (void)state;
     real = *engine->be;
     for (int64_t i = 0; i < COUNT(cases); i++) {
-        struct nbi_session_plan plan;
+        struct nbi_memory_plan plan;
         struct nb_batch *b = NULL;
         assert_ok(nbi_batch_plan(engine, &cases[i].o, &plan));
         cache_bytes = other_bytes = 0;

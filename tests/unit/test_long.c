@@ -114,7 +114,7 @@ static const struct nbi_session_opts whole = {.context = TOKENS, .kv = NBI_F32, 
  * large pages. */
 static void expect_resident(int64_t grown)
 {
-    struct nbi_session_plan plan;
+    struct nbi_memory_plan plan;
     nbi_session_plan(engine, &whole, &plan);
     assert_int_equal(plan.kv, (int64_t)2 * TOKENS * 32 * 4);
     int64_t all = plan.kv + plan.activations + plan.scratch + plan.host;
@@ -188,7 +188,7 @@ static void test_long__memory_is_planned(void **state)
         for (int64_t context = 1; context <= TOKENS; context *= 16) {
             struct nbi_session_opts o = {
                 .context = context, .mode = (enum nb_kv_mode)mode, .kv = NBI_BF16, .logits = 3};
-            struct nbi_session_plan plan;
+            struct nbi_memory_plan plan;
             struct nb_session *s = NULL;
             nbi_session_plan(engine, &o, &plan);
             counted = device_bytes = 0;

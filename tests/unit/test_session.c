@@ -515,7 +515,7 @@ static void test_plan__is_what_is_allocated(void **state)
         for (int64_t chunk = 0; chunk <= 48; chunk += 24) {
             const struct nbi_session_opts o = {
                 .context = cases[i].context, .chunk = chunk, .kv = cases[i].type, .logits = 3};
-            struct nbi_session_plan plan;
+            struct nbi_memory_plan plan;
             struct nb_session *s = NULL;
             nbi_session_plan(engine, &o, &plan);
             cache_bytes = other_bytes = 0;
