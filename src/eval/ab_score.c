@@ -62,7 +62,7 @@ void nbi_ab_end_scores(struct nbi_ab *ab)
 {
     for (int s = 0; s < 2; s++) {
         struct nbi_ab_side *side = &ab->side[s];
-        nbi_session_free(side->session);
+        nb_session_close(side->session);
         free(side->sequence);
         free(side->logits);
         free(side->nll);
@@ -117,7 +117,7 @@ static enum nb_status begin_text(struct nbi_ab_side *side, int64_t i, enum nb_ab
     /* The session checks ids as well, but never gets the last one. */
     NBI_TRY(nbi_engine_check_ids(side->engine, side->sequence + prompt->count, n));
     int64_t fed = (int64_t)prompt->count - 1;
-    nbi_session_truncate(side->session, side->held == prompt->p ? fed : 0);
+    nb_session_truncate(side->session, side->held == prompt->p ? fed : 0);
     if (side->held != prompt->p && fed > 0)
         NBI_TRY(nbi_session_append(side->session, prompt->p, fed, NULL, 0));
     side->held = prompt->p;

@@ -75,10 +75,10 @@ static enum nb_status compute_logits(const struct nb_engine *e, struct results *
     NBI_TRY(nbi_session_new(&s, e, &opts));
     enum nb_status rc = NB_OK;
     for (int64_t b = 0; b < r->B && rc == NB_OK; b++) {
-        nbi_session_truncate(s, 0);
+        nb_session_truncate(s, 0);
         rc = nbi_session_append(s, r->ids + b * r->T, r->T, r->logits + b * r->T * r->V, r->T);
     }
-    nbi_session_free(s);
+    nb_session_close(s);
     return rc;
 }
 
@@ -103,7 +103,7 @@ static enum nb_status compute_greedy(const struct nb_engine *e, struct results *
         if (n < GREEDY_PROMPT + GREEDY_TOKENS)
             rc = nbi_session_append(s, &best, 1, logits, 1);
     }
-    nbi_session_free(s);
+    nb_session_close(s);
     free(logits);
     return rc;
 }

@@ -93,7 +93,7 @@ static enum nb_status run_path(const struct nb_engine *e, const struct path *p, 
         rc = nbi_session_append(s, ids, n, t->logits, n);
     for (int64_t i = 0; p->one_by_one && i < n && rc == NB_OK; i++)
         rc = nbi_session_append(s, ids + i, 1, t->logits + i * t->V, 1);
-    nbi_session_free(s);
+    nb_session_close(s);
     return rc;
 }
 

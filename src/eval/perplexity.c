@@ -80,7 +80,7 @@ static enum nb_status score(struct eval *e, int64_t from, int64_t n)
 static enum nb_status window(struct eval *e, int64_t begin, int64_t scored, int64_t end)
 {
     int64_t at = scored - 1; /* the first token whose logits count */
-    nbi_session_truncate(e->session, 0);
+    nb_session_truncate(e->session, 0);
     if (at > begin)
         NBI_TRY(nbi_session_append(e->session, e->ids + begin, at - begin, NULL, 0));
     for (int64_t n; at < end - 1; at += n) {
@@ -157,7 +157,7 @@ enum nb_status nb_eval_ppl(const struct nb_engine *engine, const int32_t *ids, i
     enum nb_status rc = prepare(&e);
     if (rc == NB_OK)
         rc = all_windows(&e);
-    nbi_session_free(e.session);
+    nb_session_close(e.session);
     free(e.logits);
     free(e.nll);
     if (rc != NB_OK)

@@ -60,13 +60,13 @@ static enum nb_status append(struct stress *t, struct nb_session *s, int64_t fro
 
 static enum nb_status fill_whole(struct stress *t, struct nb_session *s)
 {
-    nbi_session_truncate(s, 0);
+    nb_session_truncate(s, 0);
     return append(t, s, 0, PROMPT);
 }
 
 static enum nb_status fill_half_then_single(struct stress *t, struct nb_session *s)
 {
-    nbi_session_truncate(s, 0);
+    nb_session_truncate(s, 0);
     NBI_TRY(append(t, s, 0, HALF));
     for (int i = HALF; i < PROMPT; i++)
         NBI_TRY(append(t, s, i, i + 1));
@@ -77,7 +77,7 @@ static enum nb_status fill_truncated(struct stress *t, struct nb_session *s)
 {
     NBI_TRY(fill_whole(t, s));
     NBI_TRY(nbi_session_append(s, t->prompt[1], PROMPT, NULL, 0));
-    nbi_session_truncate(s, HALF);
+    nb_session_truncate(s, HALF);
     return append(t, s, HALF, PROMPT);
 }
 
@@ -99,10 +99,10 @@ static enum nb_status fill_reused(struct stress *t, struct nb_session *s)
 static enum nb_status move(struct stress *t, struct nb_session *from, struct nb_session *s)
 {
     struct nbi_snapshot *snapshot = NULL;
-    nbi_session_truncate(from, 0);
+    nb_session_truncate(from, 0);
     NBI_TRY(append(t, from, 0, HALF));
     NBI_TRY(nbi_session_save(from, &snapshot));
-    nbi_session_truncate(s, 0);
+    nb_session_truncate(s, 0);
     enum nb_status rc = nbi_session_append(s, t->prompt[1], PROMPT, NULL, 0);
     if (rc == NB_OK)
         rc = nbi_session_restore(s, snapshot);
@@ -122,7 +122,7 @@ static enum nb_status fill_moved(struct stress *t, struct nb_session *s)
     opts.context = HALF; /* rows lie elsewhere there */
     NBI_TRY(nbi_session_new(&from, t->engine, &opts));
     enum nb_status rc = move(t, from, s);
-    nbi_session_free(from);
+    nb_session_close(from);
     return rc;
 }
 
@@ -159,7 +159,7 @@ static enum nb_status answer(struct stress *t, struct nb_session *s, struct nb_s
                              struct outcome out[2])
 {
     if (beside) {
-        nbi_session_truncate(beside, 0);
+        nb_session_truncate(beside, 0);
         NBI_TRY(nbi_session_append(beside, t->prompt[1], PROMPT, t->logits[1], 1));
     }
     for (int i = 0; i < ANSWER; i++) {
@@ -220,8 +220,8 @@ static enum nb_status run_way(struct stress *t, int which, struct nb_session *li
         rc = w->fill(t, own ? own : life);
     if (rc == NB_OK)
         rc = answer(t, own ? own : life, beside, out);
-    nbi_session_free(own);
-    nbi_session_free(beside);
+    nb_session_close(own);
+    nb_session_close(beside);
     bool apart = t->engine->be->batch_variant && !t->opts.exact;
     t->wanted_way = apart ? which : 0;
     if (rc == NB_OK && which == t->wanted_way && t->iteration < 2) /* exact and not take turns */
@@ -246,7 +246,7 @@ static enum nb_status run_iteration(struct stress *t)
         enum nb_status rc = NB_OK;
         for (int i = 0; i < WAYS && rc == NB_OK && t->report->outputs_identical; i++)
             rc = run_way(t, i, life);
-        nbi_session_free(life);
+        nb_session_close(life);
         NBI_TRY(rc);
     }
     return NB_OK;

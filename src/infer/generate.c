@@ -6,7 +6,7 @@
 
 static int64_t room(const struct nb_session *s)
 {
-    return nbi_session_context(s) - nbi_session_length(s);
+    return nbi_session_context(s) - nb_session_length(s);
 }
 
 /* One token more; *done when it was the last. */

@@ -114,11 +114,11 @@ enum nb_status nbi_session_new(struct nb_session **out, const struct nb_engine *
     if (rc == NB_OK)
         *out = s;
     else
-        nbi_session_free(s);
+        nb_session_close(s);
     return rc;
 }
 
-void nbi_session_free(struct nb_session *s)
+void nb_session_close(struct nb_session *s)
 {
     if (!s)
         return;
@@ -136,7 +136,7 @@ const struct nb_engine *nbi_session_engine(const struct nb_session *s)
     return s->engine;
 }
 
-int64_t nbi_session_length(const struct nb_session *s)
+int64_t nb_session_length(const struct nb_session *s)
 {
     return s->length;
 }
@@ -146,12 +146,12 @@ int64_t nbi_session_context(const struct nb_session *s)
     return s->opts.context;
 }
 
-const int32_t *nbi_session_tokens(const struct nb_session *s)
+const int32_t *nb_session_tokens(const struct nb_session *s)
 {
     return s->tokens;
 }
 
-void nbi_session_truncate(struct nb_session *s, int64_t length)
+void nb_session_truncate(struct nb_session *s, int64_t length)
 {
     if (length < s->length)
         s->length = length < 0 ? 0 : length;
@@ -318,7 +318,7 @@ enum nb_status nbi_session_set_prompt(struct nb_session *s, const int32_t *ids, 
     while (same < s->length && same < count - 1 && s->tokens[same] == ids[same])
         same++;
     *reused = same;
-    nbi_session_truncate(s, same);
+    nb_session_truncate(s, same);
     return nbi_session_append_next(s, ids + same, count - same, spec);
 }
 
@@ -401,28 +401,8 @@ enum nb_status nb_session_open(struct nb_session **out, const struct nb_engine *
     return nbi_session_new(out, engine, &o);
 }
 
-void nb_session_close(struct nb_session *session)
-{
-    nbi_session_free(session);
-}
-
-int64_t nb_session_length(const struct nb_session *session)
-{
-    return session->length;
-}
-
-const int32_t *nb_session_tokens(const struct nb_session *session)
-{
-    return session->tokens;
-}
-
 enum nb_status nb_session_append(struct nb_session *session, const int32_t *ids, int64_t count,
                                  float *logits)
 {
     return nbi_session_append(session, ids, count, logits, 1);
-}
-
-void nb_session_truncate(struct nb_session *session, int64_t length)
-{
-    nbi_session_truncate(session, length);
 }

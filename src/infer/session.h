@@ -21,14 +21,12 @@ struct nbi_session_opts {
 void nbi_session_plan(const struct nb_engine *engine, const struct nbi_session_opts *opts,
                       struct nbi_memory_plan *plan);
 
+/* nb_session_close() ends it. */
 enum nb_status nbi_session_new(struct nb_session **out, const struct nb_engine *engine,
                                const struct nbi_session_opts *opts);
-void nbi_session_free(struct nb_session *s);
 
 const struct nb_engine *nbi_session_engine(const struct nb_session *s);
-int64_t nbi_session_length(const struct nb_session *s);
 int64_t nbi_session_context(const struct nb_session *s);
-const int32_t *nbi_session_tokens(const struct nb_session *s);
 
 /* Appends tokens. logits (may be NULL) receives those after each of the last `rows` tokens,
  * [rows, V]. Past the context: NB_EVALUE, and nothing has changed. */
@@ -49,9 +47,6 @@ struct nbi_logits_spec {
  * finite. */
 enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,
                                        struct nbi_logits_spec *spec);
-
-/* Forgets all but the first `length` tokens. */
-void nbi_session_truncate(struct nb_session *s, int64_t length);
 
 /* Makes the session hold ids and fills in *spec. Tokens that it already has in common with ids
  * from the beginning are kept, but the last one is always computed. *reused: tokens kept. */

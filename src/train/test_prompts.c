@@ -67,7 +67,7 @@ static enum nb_status answer(struct nb_session *s, const struct nbi_run *r,
     int32_t *ids = NULL;
     size_t count = 0;
     NBI_TRY(render(r, prompt, &ids, &count));
-    nbi_session_truncate(s, 0);
+    nb_session_truncate(s, 0);
     enum nb_status rc = nb_generate(s, ids, count, &opts, &result);
     free(ids);
     if (rc == NB_OK) {
@@ -103,6 +103,6 @@ enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *
         if (rc != NB_EINTERRUPTED)
             rc = nbi_context(rc, "%s", prompt.place);
     }
-    nbi_session_free(s);
+    nb_session_close(s);
     return rc;
 }

@@ -130,14 +130,14 @@ static void append_to_two(struct two *t, const int32_t *ids, int64_t count)
 static void next_of_two(struct two *t, struct nbi_snapshot **kept)
 {
     int32_t best = t->next.candidates[0].id, other = (int32_t)(bits32() % t->V);
-    int64_t length = nbi_session_length(t->asks), to = bits32() % (uint32_t)length + 1;
+    int64_t length = nb_session_length(t->asks), to = bits32() % (uint32_t)length + 1;
     switch (bits32() % 12) {
     case 0: /* another one */
         append_to_two(t, &other, 1);
         break;
     case 1: /* another history, and perhaps the token that was expected behind the old one */
-        nbi_session_truncate(t->asks, to - 1);
-        nbi_session_truncate(t->plain, to - 1);
+        nb_session_truncate(t->asks, to - 1);
+        nb_session_truncate(t->plain, to - 1);
         append_to_two(t, &other, 1);
         break;
     case 2:
@@ -185,21 +185,21 @@ static void check_ahead(struct nbi_backend *be, struct model *m, const struct nb
     t.others = zeros(t.V, sizeof(float));
     append_to_two(&t, (int32_t[]){1, 2, 3}, 3);
     for (int i = 0; i < 200; i++) {
-        if (nbi_session_length(t.asks) > opts.context - 4) {
-            nbi_session_truncate(t.asks, 2);
-            nbi_session_truncate(t.plain, 2);
+        if (nb_session_length(t.asks) > opts.context - 4) {
+            nb_session_truncate(t.asks, 2);
+            nb_session_truncate(t.plain, 2);
         }
         next_of_two(&t, &kept);
     }
-    while (nbi_session_length(t.asks) < opts.context) { /* to the very end */
+    while (nb_session_length(t.asks) < opts.context) { /* to the very end */
         int32_t best = t.next.candidates[0].id;
         append_to_two(&t, &best, 1);
     }
     assert_int_equal(nbi_session_append_next(t.asks, &t.next.candidates[0].id, 1, &t.next),
                      NB_EVALUE);
     nbi_snapshot_free(kept);
-    nbi_session_free(t.asks);
-    nbi_session_free(t.plain);
+    nb_session_close(t.asks);
+    nb_session_close(t.plain);
     free(t.logits);
     free(t.others);
 }
@@ -233,7 +233,7 @@ static void draw_tokens(const struct nb_engine *e, const struct nb_sampling *how
         ids[i] = id;
     }
     nbi_sampler_release(&sampler);
-    nbi_session_free(session);
+    nb_session_close(session);
     free(logits);
 }
 
@@ -352,7 +352,7 @@ static void *use_sessions(void *ctx)
             u->differs = u->differs || (i > 0 && u->said[j] != id);
             u->said[j] = id;
         }
-        nbi_session_free(session);
+        nb_session_close(session);
     }
     return NULL;
 }
@@ -419,7 +419,7 @@ static void test_ahead__reports_values_too_large_on_a_gpu(void **state)
             next = (struct nbi_logits_spec){
                 .k = 20, .draw = {.inv_temperature = 1, .unit = 0x1p40, .top_p = 1}};
             assert_int_equal(nbi_session_append_next(session, &(int32_t){7}, 1, &next), NB_EVALUE);
-            nbi_session_free(session);
+            nb_session_close(session);
             nbi_weights_release(&w);
             model_free(&m);
             be->close(be);

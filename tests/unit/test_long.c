@@ -134,25 +134,25 @@ static void test_long__same_bits_and_an_end(void **state)
     for (int i = 0; i < TOKENS; i++)
         assert_ok(nbi_session_append(b, ids + i, 1, i + 1 < TOKENS ? NULL : single, 1));
     assert_memory_equal(chunks, single, ROW);
-    nbi_session_free(b);
-    nbi_session_truncate(a, TOKENS - 1);
+    nb_session_close(b);
+    nb_session_truncate(a, TOKENS - 1);
     int32_t last = ids[TOKENS - 1] ^ 1;
     assert_ok(nbi_session_append(a, &last, 1, other, 1));
     assert_memory_not_equal(chunks, other, ROW);
-    nbi_session_truncate(a, TOKENS - 1);
+    nb_session_truncate(a, TOKENS - 1);
     assert_ok(nbi_session_append(a, ids + TOKENS - 1, 1, again, 1));
     assert_memory_equal(chunks, again, ROW);
     /* One more is refused, and changes nothing. */
     assert_fails(nbi_session_append(a, ids, 1, other, 1), NB_EVALUE,
                  "1 tokens after " TEXT(TOKENS) " do not fit the context of " TEXT(TOKENS));
-    assert_int_equal(nbi_session_length(a), TOKENS);
-    assert_memory_equal(nbi_session_tokens(a), ids, TOKENS * sizeof *ids);
-    nbi_session_truncate(a, TOKENS - 1);
+    assert_int_equal(nb_session_length(a), TOKENS);
+    assert_memory_equal(nb_session_tokens(a), ids, TOKENS * sizeof *ids);
+    nb_session_truncate(a, TOKENS - 1);
     assert_fails(nbi_session_append(a, ids, 2, other, 1), NB_EVALUE, "2 tokens after");
-    assert_int_equal(nbi_session_length(a), TOKENS - 1);
+    assert_int_equal(nb_session_length(a), TOKENS - 1);
     assert_ok(nbi_session_append(a, ids + TOKENS - 1, 1, again, 1));
     assert_memory_equal(chunks, again, ROW);
-    nbi_session_free(a);
+    nb_session_close(a);
 }
 
 static void test_long__past_the_model(void **state)
@@ -195,7 +195,7 @@ static void test_long__memory_is_planned(void **state)
             counting = true;
             enum nb_status rc = nbi_session_new(&s, engine, &o);
             counting = false;
-            nbi_session_free(s);
+            nb_session_close(s);
             if (rc != NB_OK || counted != plan.host + plan.scratch ||
                 device_bytes != plan.kv + plan.activations)
                 fail_msg("mode %d, context %d: %lld of malloc, %lld planned; %lld of the backend, "

@@ -53,7 +53,7 @@ static long double by_windows(int64_t count, int64_t context, int64_t stride, en
         struct nb_session *s;
         assert_ok(nbi_session_new(&s, engine, &o));
         assert_ok(nbi_session_append(s, ids + begin, end - begin, logits, end - begin));
-        nbi_session_free(s);
+        nb_session_close(s);
         for (int64_t i = begin + 1; i < end; i++)
             if (i >= end - fresh) {
                 sum += by_formula(logits + (i - 1 - begin) * VOCAB, VOCAB, ids[i]);

@@ -80,7 +80,7 @@ static void assert_serves(const char *file, const char *dir, const int32_t *ids,
         assert_ok(nbi_session_append(s, ids + row * LENGTH, LENGTH, logits, LENGTH));
         assert_memory_equal(logits, expected + row * LENGTH * V,
                             (size_t)(LENGTH * V) * sizeof *logits);
-        nbi_session_free(s);
+        nb_session_close(s);
     }
     free(logits);
     nb_engine_close(engine);

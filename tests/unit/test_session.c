@@ -54,7 +54,7 @@ static float *in_one_pass(const struct nb_engine *e, const struct nbi_session_op
     assert_non_null(logits);
     assert_ok(nbi_session_new(&s, e, &o));
     assert_ok(nbi_session_append(s, ids, n, logits, n));
-    nbi_session_free(s);
+    nb_session_close(s);
     return logits;
 }
 
@@ -93,10 +93,10 @@ static void chunks_agree(const struct nb_engine *e, const struct nbi_session_opt
         assert_ok(nbi_session_new(&s, e, &o));
         assert_ok(nbi_session_append(s, ids, TOKENS, got, TOKENS));
         expect_rows(wanted, got, TOKENS, "chunks of", chunk);
-        nbi_session_truncate(s, 0);
+        nb_session_truncate(s, 0);
         assert_ok(nbi_session_append(s, ids, TOKENS, got, 3));
         expect_rows(wanted + (TOKENS - 3) * VOCAB, got, 3, "three rows of chunks of", chunk);
-        nbi_session_free(s);
+        nb_session_close(s);
     }
 }
 
@@ -108,12 +108,12 @@ static void appending_is_causal(const struct nb_engine *e, const struct nbi_sess
     struct nb_session *s;
     assert_ok(nbi_session_new(&s, e, opts));
     for (int k = 1; k < TOKENS; k++) {
-        nbi_session_truncate(s, 0);
+        nb_session_truncate(s, 0);
         assert_ok(nbi_session_append(s, ids, k, NULL, 0));
         assert_ok(nbi_session_append(s, ids + k, TOKENS - k, got, TOKENS - k));
         expect_rows(wanted + k * VOCAB, got, TOKENS - k, "appended behind", k);
     }
-    nbi_session_free(s);
+    nb_session_close(s);
 }
 
 static void one_by_one_agrees(const struct nb_engine *e, const struct nbi_session_opts *opts,
@@ -130,10 +130,10 @@ static void one_by_one_agrees(const struct nb_engine *e, const struct nbi_sessio
             if (memcmp(wanted + i * VOCAB, got, ROW) != 0)
                 fail_msg("mode %d: token %d differs", mode, i);
         }
-        nbi_session_truncate(s, 2);
+        nb_session_truncate(s, 2);
         assert_ok(nbi_session_append(s, ids + 2, TOKENS - 2, got, 1));
         assert_memory_equal(wanted + (TOKENS - 1) * VOCAB, got, ROW);
-        nbi_session_free(s);
+        nb_session_close(s);
     }
 }
 
@@ -250,21 +250,21 @@ static void test_truncate__and_another_way_on(void **state)
     for (int i = 9; i < TOKENS; i++)
         other[i] = ids[i] ^ 1;
     assert_ok(nbi_session_append(s, ids, TOKENS, a, 1));
-    nbi_session_truncate(s, TOKENS + 5);
-    assert_int_equal(nbi_session_length(s), TOKENS);
-    nbi_session_truncate(s, 9);
-    assert_int_equal(nbi_session_length(s), 9);
+    nb_session_truncate(s, TOKENS + 5);
+    assert_int_equal(nb_session_length(s), TOKENS);
+    nb_session_truncate(s, 9);
+    assert_int_equal(nb_session_length(s), 9);
     assert_ok(nbi_session_append(s, other + 9, TOKENS - 9, b, 1));
     assert_memory_not_equal(a, b, ROW);
-    assert_memory_equal(nbi_session_tokens(s), other, sizeof other);
+    assert_memory_equal(nb_session_tokens(s), other, sizeof other);
     assert_ok(nbi_session_append(fresh, other, TOKENS, a, 1));
     assert_memory_equal(a, b, ROW);
-    nbi_session_truncate(s, -3);
-    assert_int_equal(nbi_session_length(s), 0);
+    nb_session_truncate(s, -3);
+    assert_int_equal(nb_session_length(s), 0);
     assert_ok(nbi_session_append(s, other, TOKENS, b, 1));
     assert_memory_equal(a, b, ROW);
-    nbi_session_free(s);
-    nbi_session_free(fresh);
+    nb_session_close(s);
+    nb_session_close(fresh);
 }
 
 static void test_continue__keeps_the_common_beginning(void **state)
@@ -287,12 +287,12 @@ static void test_continue__keeps_the_common_beginning(void **state)
         assert_ok(nbi_session_set_prompt(s, now, cases[i].now,
                                          &(struct nbi_logits_spec){.logits = got}, &reused));
         assert_int_equal(reused, cases[i].reused);
-        assert_int_equal(nbi_session_length(s), cases[i].now);
-        assert_memory_equal(nbi_session_tokens(s), now, (size_t)cases[i].now * sizeof *now);
+        assert_int_equal(nb_session_length(s), cases[i].now);
+        assert_memory_equal(nb_session_tokens(s), now, (size_t)cases[i].now * sizeof *now);
         assert_ok(nbi_session_append(fresh, now, cases[i].now, wanted, 1));
         assert_memory_equal(got, wanted, ROW);
-        nbi_session_free(s);
-        nbi_session_free(fresh);
+        nb_session_close(s);
+        nb_session_close(fresh);
     }
 }
 
@@ -315,8 +315,8 @@ static void test_append_next__gives_the_best(void **state)
             logits[best] = -INFINITY;
         }
     }
-    nbi_session_free(a);
-    nbi_session_free(b);
+    nb_session_close(a);
+    nb_session_close(b);
 }
 
 /* ---- snapshots ---- */
@@ -336,19 +336,19 @@ static void test_snapshot__goes_on_as_before(void **state)
         assert_ok(nbi_session_append(s, ids, 9, NULL, 0));
         assert_ok(nbi_session_save(s, &snapshot));
         assert_ok(nbi_session_append(s, ids + 9, TOKENS - 9, wanted, 1));
-        nbi_session_truncate(s, 0);
+        nb_session_truncate(s, 0);
         assert_ok(nbi_session_append(s, ids + 20, 30, NULL, 0));
         assert_ok(nbi_session_restore(s, snapshot));
-        assert_int_equal(nbi_session_length(s), 9);
-        assert_memory_equal(nbi_session_tokens(s), ids, 9 * sizeof *ids);
+        assert_int_equal(nb_session_length(s), 9);
+        assert_memory_equal(nb_session_tokens(s), ids, 9 * sizeof *ids);
         assert_ok(nbi_session_append(s, ids + 9, TOKENS - 9, got, 1));
         assert_memory_equal(wanted, got, ROW);
         assert_ok(nbi_session_restore(other, snapshot));
         assert_ok(nbi_session_append(other, ids + 9, TOKENS - 9, got, 1));
         assert_memory_equal(wanted, got, ROW);
         nbi_snapshot_free(snapshot);
-        nbi_session_free(other);
-        nbi_session_free(s);
+        nb_session_close(other);
+        nb_session_close(s);
     }
 }
 
@@ -360,10 +360,10 @@ static void test_snapshot__of_an_empty_session(void **state)
     assert_ok(nbi_session_save(s, &snapshot));
     assert_ok(nbi_session_append(s, ids, 4, NULL, 0));
     assert_ok(nbi_session_restore(s, snapshot));
-    assert_int_equal(nbi_session_length(s), 0);
+    assert_int_equal(nb_session_length(s), 0);
     nbi_snapshot_free(snapshot);
     nbi_snapshot_free(NULL);
-    nbi_session_free(s);
+    nb_session_close(s);
 }
 
 static void test_snapshot__of_another_kind_is_refused(void **state)
@@ -382,15 +382,15 @@ static void test_snapshot__of_another_kind_is_refused(void **state)
     assert_ok(nbi_session_append(a, ids + 1, 4, NULL, 0));
     assert_fails(nbi_session_restore(a, snapshot), NB_EINVAL, "another kind");
     assert_fails(nbi_session_restore(b, snapshot), NB_EVALUE, "9 tokens");
-    assert_int_equal(nbi_session_length(a), 4);
-    assert_int_equal(nbi_session_length(b), 5);
-    nbi_session_truncate(b, 4);
+    assert_int_equal(nb_session_length(a), 4);
+    assert_int_equal(nb_session_length(b), 5);
+    nb_session_truncate(b, 4);
     assert_ok(nbi_session_append(b, ids + 5, 1, got, 1));
     assert_memory_equal(wanted, got, ROW);
     nbi_snapshot_free(snapshot);
-    nbi_session_free(s);
-    nbi_session_free(a);
-    nbi_session_free(b);
+    nb_session_close(s);
+    nb_session_close(a);
+    nb_session_close(b);
 }
 
 /* ---- limits ---- */
@@ -406,17 +406,17 @@ static void test_context__full_and_no_further(void **state)
         o.mode = (enum nb_kv_mode)mode;
         struct nb_session *s = open_session(&o);
         assert_fails(nbi_session_append(s, ids, TOKENS + 1, after, 1), NB_EVALUE, "context of 21");
-        assert_int_equal(nbi_session_length(s), 0);
+        assert_int_equal(nb_session_length(s), 0);
         assert_ok(nbi_session_append(s, ids, TOKENS, before, 1));
-        assert_int_equal(nbi_session_length(s), TOKENS);
+        assert_int_equal(nb_session_length(s), TOKENS);
         assert_fails(nbi_session_append(s, ids, 1, after, 1), NB_EVALUE, "context of 21");
-        assert_int_equal(nbi_session_length(s), TOKENS);
-        assert_memory_equal(nbi_session_tokens(s), ids, TOKENS * sizeof *ids);
-        nbi_session_truncate(s, TOKENS - 2);
+        assert_int_equal(nb_session_length(s), TOKENS);
+        assert_memory_equal(nb_session_tokens(s), ids, TOKENS * sizeof *ids);
+        nb_session_truncate(s, TOKENS - 2);
         assert_fails(nbi_session_append(s, ids + 40, 3, after, 1), NB_EVALUE, "context of 21");
         assert_ok(nbi_session_append(s, ids + TOKENS - 2, 2, after, 1));
         assert_memory_equal(before, after, ROW);
-        nbi_session_free(s);
+        nb_session_close(s);
     }
 }
 
@@ -431,7 +431,7 @@ static void test_context__one_token(void **state)
     assert_ok(nbi_session_append(s, ids, 1, got, 1));
     assert_memory_equal(wanted, got, ROW);
     assert_fails(nbi_session_append(s, ids, 1, got, 1), NB_EVALUE, "context of 1");
-    nbi_session_free(s);
+    nb_session_close(s);
     free(wanted);
 }
 
@@ -450,7 +450,7 @@ static void test_open__contexts_that_cannot_be(void **state)
     assert_fails(nbi_session_new(&s, engine, &o), NB_EINVAL, "a context of -1");
     o.context = INT64_MAX;
     assert_fails(nbi_session_new(&s, engine, &o), NB_EINVAL, "a context of");
-    nbi_session_free(NULL);
+    nb_session_close(NULL);
     assert_ok(nb_session_open(&s, engine, &defaults));
     assert_int_equal(nbi_session_context(s), 4096);
     nb_session_close(s);
@@ -473,7 +473,7 @@ static void test_ids__outside_the_vocabulary(void **state)
     assert_ok(nb_session_append(s, ids + 5, 1, after));
     assert_memory_equal(wanted + 5 * VOCAB, after, ROW);
     free(wanted);
-    nbi_session_free(s);
+    nb_session_close(s);
 }
 
 static void test_append__nothing(void **state)
@@ -483,7 +483,7 @@ static void test_append__nothing(void **state)
     assert_ok(nb_session_append(s, ids, 3, NULL));
     assert_ok(nb_session_append(s, ids, 0, NULL));
     assert_int_equal(nb_session_length(s), 3);
-    nbi_session_free(s);
+    nb_session_close(s);
 }
 
 /* ---- memory ---- */
@@ -520,7 +520,7 @@ static void test_plan__is_what_is_allocated(void **state)
             nbi_session_plan(engine, &o, &plan);
             cache_bytes = other_bytes = 0;
             enum nb_status rc = nbi_session_new(&s, engine, &o);
-            nbi_session_free(s);
+            nb_session_close(s);
             if (rc != NB_OK || plan.kv != cases[i].kv || cache_bytes != plan.kv ||
                 other_bytes != plan.activations) {
                 engine->be->alloc = real_alloc;
