@@ -7,8 +7,7 @@
 #include "eval/ab.h"
 #include "eval/perplexity.h"
 
-#define LOGITS_BYTES ((int64_t)32 << 20)
-#define MOST_ROWS    512
+#define MOST_ROWS 512
 
 /* ---- sessions ---- */
 
@@ -48,8 +47,7 @@ static enum nb_status open_side(struct nbi_ab *ab, struct nbi_ab_side *side)
 enum nb_status nbi_ab_begin_scores(struct nbi_ab *ab, int first, int last)
 {
     int64_t V = ab->side[first].V > ab->side[last].V ? ab->side[first].V : ab->side[last].V;
-    int64_t rows = LOGITS_BYTES / (V * (int64_t)sizeof(float));
-    ab->chunk = rows < 1 ? 1 : rows > MOST_ROWS ? MOST_ROWS : rows;
+    ab->chunk = nbi_logits_rows(V, 1, MOST_ROWS);
     ab->kl = malloc((size_t)ab->chunk * sizeof *ab->kl);
     if (!ab->kl)
         return nbi_fail_memory("scores", (size_t)ab->chunk * sizeof *ab->kl);

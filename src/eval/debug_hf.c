@@ -96,9 +96,7 @@ static enum nb_status compute_greedy(const struct nb_engine *e, struct results *
     if (rc == NB_OK)
         rc = nbi_session_append(s, r->greedy, prompt, logits, 1);
     while (rc == NB_OK && n < GREEDY_PROMPT + GREEDY_TOKENS) {
-        int32_t best = 0;
-        for (int32_t v = 1; v < r->V; v++)
-            best = logits[v] > logits[best] ? v : best;
+        int32_t best = nbi_argmax(logits, r->V);
         r->greedy[n++] = best;
         if (n < GREEDY_PROMPT + GREEDY_TOKENS)
             rc = nbi_session_append(s, &best, 1, logits, 1);

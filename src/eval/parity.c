@@ -129,14 +129,6 @@ static bool is_clear(const float *x, const float *y, int64_t n, int64_t best)
     return x[best] - second > 2 * off;
 }
 
-static int64_t best_of(const float *x, int64_t n)
-{
-    int64_t best = 0;
-    for (int64_t i = 1; i < n; i++)
-        best = x[i] > x[best] ? i : best;
-    return best;
-}
-
 static enum nb_status report(const struct path *p, const struct trace *a, const struct trace *b,
                              nb_parity_fn fn, void *ctx)
 {
@@ -152,8 +144,8 @@ static enum nb_status report(const struct path *p, const struct trace *a, const 
     out.logits = compare(a->logits, b->logits, n * a->V);
     for (int64_t i = 0; i < n; i++) {
         const float *x = a->logits + i * a->V, *y = b->logits + i * a->V;
-        int64_t best = best_of(x, a->V);
-        bool same = best == best_of(y, a->V), clear = is_clear(x, y, a->V, best);
+        int64_t best = nbi_argmax(x, a->V);
+        bool same = best == nbi_argmax(y, a->V), clear = is_clear(x, y, a->V, best);
         out.same_top += same;
         out.decided += clear;
         out.same_decided += clear && same;

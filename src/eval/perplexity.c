@@ -11,7 +11,7 @@
 #include "infer/session.h"
 
 #define DEFAULT_CONTEXT 2048
-#define LOGITS_BYTES    ((int64_t)32 << 20)
+#define ROWS_MAX        512 /* of logits at a time */
 
 double nbi_token_nll(const float *logits, int64_t V, int32_t target)
 {
@@ -136,9 +136,7 @@ static enum nb_status prepare(struct eval *e)
     NBI_TRY(check(e));
     NBI_TRY(nbi_kv_dtype(e->opts->kv, &kv));
     int64_t context = e->context < e->count ? e->context : e->count;
-    e->chunk = LOGITS_BYTES / row < 1 ? 1 : LOGITS_BYTES / row > 512 ? 512 : LOGITS_BYTES / row;
-    if (e->chunk > context)
-        e->chunk = context;
+    e->chunk = nbi_logits_rows(V, 1, context < ROWS_MAX ? context : ROWS_MAX);
     const struct nbi_session_opts opts = {
         .context = context, .logits = e->chunk, .kv = kv, .exact = !e->opts->fast};
     e->logits = malloc((size_t)(e->chunk * row));

@@ -133,9 +133,7 @@ static enum nb_status step(struct stress *t, struct nb_session *s, int which, in
 {
     int64_t V = t->engine->config.vocab_size;
     const float *x = t->logits[which];
-    int32_t best = 0;
-    for (int32_t v = 1; v < V; v++)
-        best = x[v] > x[best] ? v : best;
+    int32_t best = nbi_argmax(x, V);
     out->ids[i] = best;
     out->crc = nbi_crc32c(0, x, (size_t)V * sizeof *x);
     return i + 1 < ANSWER ? nbi_session_append(s, &best, 1, t->logits[which], 1) : NB_OK;

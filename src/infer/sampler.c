@@ -119,6 +119,14 @@ static int64_t select_best(struct nbi_sampler *s, const float *logits, int64_t k
     return n;
 }
 
+int32_t nbi_argmax(const float *x, int64_t n)
+{
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; i++)
+        best = x[i] > x[best] ? i : best;
+    return best;
+}
+
 static enum nb_status check_finite(const float *logits, int64_t n)
 {
     int wrong = 0;

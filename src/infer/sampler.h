@@ -26,6 +26,9 @@ void nbi_sampler_release(struct nbi_sampler *s);
 /* Tells it of a token that is in the text now. */
 void nbi_sampler_accept(struct nbi_sampler *s, int32_t id);
 
+/* The index of the largest value, the first of equal ones. */
+int32_t nbi_argmax(const float *x, int64_t n);
+
 /* How many of the best logits decide; 0: all logits do. */
 int64_t nbi_sampler_topk(const struct nbi_sampler *s);
 

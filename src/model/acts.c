@@ -253,3 +253,10 @@ struct nbi_stream_limits nbi_stream_limits_for(const struct nbi_config *c, int64
     return (struct nbi_stream_limits){
         .N = N, .K = q > K ? q : K, .D = c->head_dim, .heads = c->heads, .training = training};
 }
+
+int64_t nbi_logits_rows(int64_t vocab, int64_t min, int64_t max)
+{
+    int64_t rows = ((int64_t)32 << 20) / (vocab * (int64_t)sizeof(float));
+    rows = rows < min ? min : rows;
+    return rows < max ? rows : max;
+}

@@ -80,6 +80,9 @@ enum nb_status nbi_acts_use_megakernel(struct nbi_acts *a, const struct nbi_weig
 
 void nbi_acts_release(struct nbi_acts *a);
 
+/* Rows of logits to keep at a time: as many as fit into 32 MB, but from min up to max. */
+int64_t nbi_logits_rows(int64_t vocab, int64_t min, int64_t max);
+
 /* Bytes of a->topk for M rows of k candidates. */
 static inline int64_t nbi_topk_bytes(int64_t M, int64_t k)
 {

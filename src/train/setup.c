@@ -13,14 +13,6 @@
 #include "train/checkpoint.h"
 #include "train/run.h"
 
-/* Rows of logits that are there at a time: about 32 MB of them. */
-static int64_t logits_rows(const struct nbi_config *c, int64_t N)
-{
-    int64_t rows = ((int64_t)32 << 20) / (c->vocab_size * (int64_t)sizeof(float));
-    rows = rows < 16 ? 16 : rows;
-    return rows < N ? rows : N;
-}
-
 enum nbi_format nbi_run_format(const struct nb_train_opts *o)
 {
     struct nbi_output target = {.format = NBI_FORMAT_SAFETENSORS};
@@ -48,7 +40,7 @@ static struct nbi_acts_opts acts_opts(const struct nb_train_opts *o, const struc
 {
     int64_t N = o->batch_size * o->seq_len;
     return (struct nbi_acts_opts){.N = N,
-                                  .M = logits_rows(c, N),
+                                  .M = nbi_logits_rows(c->vocab_size, 16, N),
                                   .recompute = o->recompute,
                                   .first_layer = nbi_first_layer(c, o->train_last_layers)};
 }
