@@ -230,6 +230,22 @@ NB_MUST_CHECK enum nb_status nb_chat_open(struct nb_chat **out, const char *mode
 void nb_chat_close(struct nb_chat *chat);
 const char *nb_chat_name(const struct nb_chat *chat); /* "qwen3", "qwen3-2507", "chatml" */
 
+enum nb_role { NB_ROLE_SYSTEM, NB_ROLE_USER, NB_ROLE_ASSISTANT };
+
+const char *nb_role_name(enum nb_role role); /* "system", "user", "assistant" */
+
+struct nb_message {
+    enum nb_role role;
+    const char *text;
+    size_t len;
+};
+
+/* Renders messages and the opening of the assistant's answer. think false: turns thinking off if
+ * the template can. The caller frees *text. */
+NB_MUST_CHECK enum nb_status nb_chat_prompt(const struct nb_chat *chat,
+                                            const struct nb_message *messages, size_t count,
+                                            bool think, char **text, size_t *text_len);
+
 /* request: {"messages": [...], "tools": [...], "add_generation_prompt": ..., "enable_thinking":
  * ...}; all but messages optional. The caller frees *text. */
 NB_MUST_CHECK enum nb_status nb_chat_render(const struct nb_chat *chat, const char *request,
@@ -470,16 +486,6 @@ NB_MUST_CHECK enum nb_status nb_generate(struct nb_session *session, const int32
 void nb_generate_result_release(struct nb_generate_result *result);
 
 /* ---- conversations -------------------------------------------------------------------------- */
-
-enum nb_role { NB_ROLE_SYSTEM, NB_ROLE_USER, NB_ROLE_ASSISTANT };
-
-const char *nb_role_name(enum nb_role role); /* "system", "user", "assistant" */
-
-struct nb_message {
-    enum nb_role role;
-    const char *text;
-    size_t len;
-};
 
 /* Messages in turn, over a session that nothing else uses: an answer finds there what was said
  * before, token for token. */

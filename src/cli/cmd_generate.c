@@ -38,26 +38,15 @@ static const struct cli_opt options[] = {
      "say on stderr how fast it was", NULL},
 };
 
-/* The prompt as a request to the chat template. */
 static enum nb_status render(const struct generate_opts *o, const struct nb_chat *chat, char **text,
                              size_t *len)
 {
-    struct nbi_str q = {0};
-    nbi_str_puts(&q, "{\"messages\":[");
-    if (o->system) {
-        nbi_str_puts(&q, "{\"role\":\"system\",\"content\":");
-        nbi_jquote(&q, o->system, strlen(o->system));
-        nbi_str_puts(&q, "},");
-    }
-    nbi_str_puts(&q, "{\"role\":\"user\",\"content\":");
-    nbi_jquote(&q, o->prompt, strlen(o->prompt));
-    nbi_str_puts(&q, "}],\"add_generation_prompt\":true");
-    nbi_str_puts(&q, o->no_think ? ",\"enable_thinking\":false}" : "}");
-    enum nb_status rc = nbi_str_status(&q);
-    if (rc == NB_OK)
-        rc = nb_chat_render(chat, q.p, q.len, text, len);
-    nbi_str_release(&q);
-    return rc;
+    struct nb_message messages[2];
+    size_t count = 0;
+    if (o->system)
+        messages[count++] = (struct nb_message){NB_ROLE_SYSTEM, o->system, strlen(o->system)};
+    messages[count++] = (struct nb_message){NB_ROLE_USER, o->prompt, strlen(o->prompt)};
+    return nb_chat_prompt(chat, messages, count, !o->no_think, text, len);
 }
 
 static enum nb_status make_prompt(const struct generate_opts *o, const struct nb_engine *engine,

@@ -146,29 +146,22 @@ static enum nb_status make_chat(struct nbi_example_encoder *s, struct nbi_jspan 
     return rc;
 }
 
-static void put_message(struct nbi_str *q, const char *role, const char *text, size_t len)
-{
-    nbi_str_printf(q, "{\"role\":\"%s\",\"content\":", role);
-    nbi_jquote(q, text, len);
-    nbi_str_puts(q, "}");
-}
-
 static enum nb_status make_pair(struct nbi_example_encoder *s, const struct nbi_str *system,
                                 const char *prompt, size_t prompt_len, const char *answer,
                                 size_t answer_len, struct nbi_example *out)
 {
+    struct nb_message m[3];
+    size_t count = 0;
     struct nbi_str *q = &s->request;
     struct nbi_jspan request;
+    if (system && system->len > 0)
+        m[count++] = (struct nb_message){NB_ROLE_SYSTEM, system->p, system->len};
+    m[count++] = (struct nb_message){NB_ROLE_USER, prompt, prompt_len};
+    m[count++] = (struct nb_message){NB_ROLE_ASSISTANT, answer, answer_len};
     q->len = 0;
-    nbi_str_puts(q, "{\"messages\":[");
-    if (system && system->len > 0) {
-        put_message(q, "system", system->p, system->len);
-        nbi_str_puts(q, ",");
-    }
-    put_message(q, "user", prompt, prompt_len);
-    nbi_str_puts(q, ",");
-    put_message(q, "assistant", answer, answer_len);
-    nbi_str_puts(q, "]}");
+    nbi_str_puts(q, "{\"messages\":");
+    nbi_chat_put_messages(q, m, count);
+    nbi_str_puts(q, "}");
     NBI_TRY(nbi_str_status(q));
     NBI_TRY(nbi_jscan(&request, q->p, q->len));
     return make_chat(s, request, out);
@@ -385,15 +378,14 @@ void nbi_prompt_release(struct nbi_prompt *p)
 
 static enum nb_status one_question(struct nbi_prompt *out, const struct nbi_str *system)
 {
-    nbi_str_puts(&out->messages, "[");
+    struct nb_message m[2];
+    size_t count = 0;
     out->system = system && system->len > 0;
-    if (out->system) {
-        put_message(&out->messages, "system", system->p, system->len);
-        nbi_str_puts(&out->messages, ",");
-    }
-    put_message(&out->messages, "user", out->text.p, out->text.len);
-    nbi_str_puts(&out->messages, "]");
-    out->count = out->system ? 2 : 1;
+    if (out->system)
+        m[count++] = (struct nb_message){NB_ROLE_SYSTEM, system->p, system->len};
+    m[count++] = (struct nb_message){NB_ROLE_USER, out->text.p, out->text.len};
+    nbi_chat_put_messages(&out->messages, m, count);
+    out->count = (int64_t)count;
     return NB_OK;
 }
 

@@ -5,6 +5,7 @@
 #include "base/jscan.h"
 #include "eval/ab.h"
 #include "eval/text_similarity.h"
+#include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
 
 enum nb_status nbi_ab_vocabulary(struct nbi_ab_side *side)
@@ -40,38 +41,28 @@ void nbi_ab_release_items(struct nbi_ab_side *side, int64_t count)
 
 /* ---- prompts ---- */
 
-static void put_request(struct nbi_str *q, const struct nb_prompt *p, const char *system,
-                        bool think)
-{
-    nbi_str_puts(q, "{\"messages\":[");
-    if (system && !p->system) {
-        nbi_str_puts(q, "{\"role\":\"system\",\"content\":");
-        nbi_jquote(q, system, strlen(system));
-        nbi_str_puts(q, "},");
-    }
-    nbi_str_puts(q, p->messages + 1); /* behind the bracket */
-    if (p->tools) {
-        nbi_str_puts(q, ",\"tools\":");
-        nbi_str_puts(q, p->tools);
-    }
-    nbi_str_puts(q, ",\"add_generation_prompt\":true");
-    nbi_str_puts(q, think ? "}" : ",\"enable_thinking\":false}");
-}
-
+/* The tokens of a prompt. system: a message for prompts that have none; may be NULL. */
 static enum nb_status chat_prompt(const struct nb_engine *e, const struct nb_prompt *p,
                                   const char *system, bool think, struct nbi_ab_ids *out)
 {
-    struct nbi_str q = {0};
+    struct nbi_str messages = {0};
     char *text = NULL;
     size_t len = 0;
-    put_request(&q, p, system, think);
-    enum nb_status rc = nbi_str_status(&q);
+    if (system && !p->system) {
+        nbi_str_puts(&messages, "[");
+        nbi_chat_put_message(&messages, NB_ROLE_SYSTEM, system, strlen(system));
+        nbi_str_puts(&messages, ",");
+        nbi_str_puts(&messages, p->messages + 1); /* without its bracket */
+    } else {
+        nbi_str_puts(&messages, p->messages);
+    }
+    enum nb_status rc = nbi_str_status(&messages);
     if (rc == NB_OK)
-        rc = nb_chat_render(e->chat, q.p, q.len, &text, &len);
+        rc = nbi_chat_prompt(e->chat, messages.p, p->tools, think, &text, &len);
     if (rc == NB_OK)
         rc = nb_tokenizer_encode(e->tokenizer, text, len, true, &out->p, &out->count);
     free(text);
-    nbi_str_release(&q);
+    nbi_str_release(&messages);
     return rc;
 }
 

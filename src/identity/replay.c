@@ -170,7 +170,7 @@ static enum nb_status wish_for(struct writing *w, const struct wish *wish, uint6
                                           .max_tokens =
                                               wish->goes_on && most > TEXT_MOST ? TEXT_MOST : most};
     if (!wish->goes_on)
-        return nbi_question_ids(w->engine, wish->prompt, &job->prompt, &job->count);
+        return nbi_engine_encode_question(w->engine, wish->prompt, &job->prompt, &job->count);
     return nb_tokenizer_encode(nb_engine_tokenizer(w->engine), wish->prompt, strlen(wish->prompt),
                                false, &job->prompt, &job->count);
 }

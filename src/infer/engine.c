@@ -47,6 +47,21 @@ enum nb_status nbi_engine_check_ids(const struct nb_engine *e, const int32_t *id
     return NB_OK;
 }
 
+enum nb_status nbi_engine_encode_question(const struct nb_engine *e, const char *question,
+                                          int32_t **ids, size_t *count)
+{
+    const struct nb_message message = {NB_ROLE_USER, question, strlen(question)};
+    char *text;
+    size_t len;
+    *ids = NULL;
+    if (!e->tokenizer || !e->chat)
+        return nbi_fail(NB_ENOTFOUND, "the model has no tokenizer, so it cannot talk");
+    NBI_TRY(nb_chat_prompt(e->chat, &message, 1, false, &text, &len));
+    enum nb_status rc = nb_tokenizer_encode(e->tokenizer, text, len, true, ids, count);
+    free(text);
+    return rc;
+}
+
 /* A model may have no such file, and most of its fields are of no interest here. */
 static enum nb_status read_generation(struct nb_engine *e, const char *dir)
 {

@@ -27,6 +27,11 @@ bool nbi_engine_is_eos(const struct nb_engine *e, int32_t id);
 /* Fails if an id is not in the vocabulary. */
 enum nb_status nbi_engine_check_ids(const struct nb_engine *e, const int32_t *ids, int64_t count);
 
+/* Tokenizes a prompt of one user message, rendered by the chat template with thinking off. The
+ * caller frees *ids. */
+enum nb_status nbi_engine_encode_question(const struct nb_engine *e, const char *question,
+                                          int32_t **ids, size_t *count);
+
 /* An engine over weights that somebody else owns, for models in training: config, chat and end of
  * answers as of the files. Nothing is to be released, and nothing copied. */
 struct nbi_engine_parts {

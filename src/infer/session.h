@@ -53,11 +53,6 @@ enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids,
 enum nb_status nbi_session_set_prompt(struct nb_session *s, const int32_t *ids, int64_t count,
                                       struct nbi_logits_spec *spec, int64_t *reused);
 
-/* Tokenizes a prompt of one user message, rendered by the chat template with thinking off. The
- * caller frees *ids. */
-enum nb_status nbi_question_ids(const struct nb_engine *e, const char *question, int32_t **ids,
-                                size_t *count);
-
 /* A host copy of tokens, keys and values. It can be restored into any session of the same model
  * and KV type whose context is long enough. */
 struct nbi_snapshot;

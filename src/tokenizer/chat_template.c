@@ -582,3 +582,56 @@ enum nb_status nb_chat_render(const struct nb_chat *chat, const char *request, s
     nbi_rendered_release(&r);
     return rc;
 }
+
+/* ---- prompts ---- */
+
+const char *nb_role_name(enum nb_role role)
+{
+    static const char *const names[] = {"system", "user", "assistant"};
+    return names[role];
+}
+
+void nbi_chat_put_message(struct nbi_str *json, enum nb_role role, const char *text, size_t len)
+{
+    nbi_str_printf(json, "{\"role\":\"%s\",\"content\":", nb_role_name(role));
+    nbi_jquote(json, text, len);
+    nbi_str_puts(json, "}");
+}
+
+void nbi_chat_put_messages(struct nbi_str *json, const struct nb_message *messages, size_t count)
+{
+    nbi_str_puts(json, "[");
+    for (size_t i = 0; i < count; i++) {
+        nbi_str_puts(json, i ? "," : "");
+        nbi_chat_put_message(json, messages[i].role, messages[i].text, messages[i].len);
+    }
+    nbi_str_puts(json, "]");
+}
+
+enum nb_status nbi_chat_prompt(const struct nb_chat *chat, const char *messages, const char *tools,
+                               bool think, char **text, size_t *text_len)
+{
+    struct nbi_str request = {0};
+    nbi_str_printf(&request, "{\"messages\":%s", messages);
+    if (tools)
+        nbi_str_printf(&request, ",\"tools\":%s", tools);
+    nbi_str_puts(&request, ",\"add_generation_prompt\":true");
+    nbi_str_puts(&request, think ? "}" : ",\"enable_thinking\":false}");
+    enum nb_status rc = nbi_str_status(&request);
+    if (rc == NB_OK)
+        rc = nb_chat_render(chat, request.p, request.len, text, text_len);
+    nbi_str_release(&request);
+    return rc;
+}
+
+enum nb_status nb_chat_prompt(const struct nb_chat *chat, const struct nb_message *messages,
+                              size_t count, bool think, char **text, size_t *text_len)
+{
+    struct nbi_str json = {0};
+    nbi_chat_put_messages(&json, messages, count);
+    enum nb_status rc = nbi_str_status(&json);
+    if (rc == NB_OK)
+        rc = nbi_chat_prompt(chat, json.p, NULL, think, text, text_len);
+    nbi_str_release(&json);
+    return rc;
+}

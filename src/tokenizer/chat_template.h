@@ -45,3 +45,13 @@ enum nb_status nbi_chat_render(enum nbi_chat_kind kind, struct nbi_jspan request
 void nbi_rendered_release(struct nbi_rendered *r);
 
 enum nbi_chat_kind nbi_chat_kind(const struct nb_chat *chat);
+
+/* ---- prompts ---- */
+
+/* Appends a message as a JSON object, or several as a JSON array. */
+void nbi_chat_put_message(struct nbi_str *json, enum nb_role role, const char *text, size_t len);
+void nbi_chat_put_messages(struct nbi_str *json, const struct nb_message *messages, size_t count);
+
+/* As nb_chat_prompt(), with messages and tools (NULL: none) as JSON arrays. */
+enum nb_status nbi_chat_prompt(const struct nb_chat *chat, const char *messages, const char *tools,
+                               bool think, char **text, size_t *text_len);

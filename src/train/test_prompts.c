@@ -1,6 +1,6 @@
 /* test_prompts.c - what a model says before and after training. */
-#include "base/str.h"
 #include "infer/session.h"
+#include "tokenizer/chat_template.h"
 #include "train/run.h"
 
 #define MAX_TOKENS 64
@@ -41,19 +41,11 @@ struct nb_train_answer nbi_test_prompts_at(const struct nbi_test_prompts *p, int
 static enum nb_status render(const struct nbi_run *r, const struct nb_prompt *p, int32_t **ids,
                              size_t *count)
 {
-    struct nbi_str q = {0};
     char *text = NULL;
     size_t len = 0;
-    nbi_str_printf(&q, "{\"messages\":%s", p->messages);
-    if (p->tools)
-        nbi_str_printf(&q, ",\"tools\":%s", p->tools);
-    nbi_str_puts(&q, ",\"add_generation_prompt\":true,\"enable_thinking\":false}");
-    enum nb_status rc = nbi_str_status(&q);
-    if (rc == NB_OK)
-        rc = nb_chat_render(r->chat, q.p, q.len, &text, &len);
+    enum nb_status rc = nbi_chat_prompt(r->chat, p->messages, p->tools, false, &text, &len);
     if (rc == NB_OK)
         rc = nb_tokenizer_encode(r->tokenizer, text, len, true, ids, count);
-    nbi_str_release(&q);
     free(text);
     return rc;
 }
