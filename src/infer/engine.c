@@ -1,4 +1,4 @@
-/* engine.c - a model from its files to ready. */
+/* engine.c - opens a model for inference: config, tokenizer, backend, then the weights. */
 #include "infer/engine.h"
 
 #include <string.h>
@@ -9,31 +9,31 @@
 
 #define CONFIG_MAX ((size_t)16 << 20)
 
-static void add_end(struct nb_engine *e, int64_t id)
+static void add_eos(struct nb_engine *e, int64_t id)
 {
     if (id >= 0 && id < e->config.vocab_size && !nbi_engine_is_eos(e, (int32_t)id) &&
-        e->end_count < 2 * NBI_MAX_EOS)
-        e->end[e->end_count++] = (int32_t)id;
+        e->eos_count < 2 * NBI_MAX_EOS)
+        e->eos[e->eos_count++] = (int32_t)id;
 }
 
-/* An id or a list of them. */
-static enum nb_status read_ends(struct nb_engine *e, const json_t *value)
+/* value: an id, or a list of ids. */
+static enum nb_status read_eos(struct nb_engine *e, const json_t *value)
 {
     size_t i;
     json_t *id;
     if (json_is_integer(value))
-        add_end(e, json_integer_value(value));
+        add_eos(e, json_integer_value(value));
     else if (value && !json_is_array(value) && !json_is_null(value))
         return nbi_fail(NB_EFORMAT, "'eos_token_id' must be an id or a list of ids");
     json_array_foreach (value, i, id)
-        add_end(e, json_integer_value(id));
+        add_eos(e, json_integer_value(id));
     return NB_OK;
 }
 
 bool nbi_engine_is_eos(const struct nb_engine *e, int32_t id)
 {
-    for (int i = 0; i < e->end_count; i++)
-        if (e->end[i] == id)
+    for (int i = 0; i < e->eos_count; i++)
+        if (e->eos[i] == id)
             return true;
     return false;
 }
@@ -62,7 +62,7 @@ enum nb_status nbi_engine_encode_question(const struct nb_engine *e, const char 
     return rc;
 }
 
-/* A model may have no such file, and most of its fields are of no interest here. */
+/* Reads the sampling defaults and the end-of-turn ids. A model may have no such file. */
 static enum nb_status read_generation(struct nb_engine *e, const char *dir)
 {
     struct nb_sampling *d = &e->defaults;
@@ -87,7 +87,7 @@ static enum nb_status read_generation(struct nb_engine *e, const char *dir)
         if (rc == NB_OK)
             rc = nbi_json_number(json, "repetition_penalty", false, 1e-3, 1e3, &d->repeat_penalty);
         if (rc == NB_OK)
-            rc = read_ends(e, json_object_get(json, "eos_token_id"));
+            rc = read_eos(e, json_object_get(json, "eos_token_id"));
         nbi_context(rc, "reading '%s'", path);
     }
     d->top_k = (int64_t)k;
@@ -98,10 +98,10 @@ static enum nb_status read_generation(struct nb_engine *e, const char *dir)
     return rc;
 }
 
-static enum nb_status read_ends_of_answers(struct nb_engine *e, const char *dir)
+static enum nb_status read_defaults(struct nb_engine *e, const char *dir)
 {
     for (int i = 0; i < e->config.eos_count; i++)
-        add_end(e, e->config.eos[i]);
+        add_eos(e, e->config.eos[i]);
     return read_generation(e, dir);
 }
 
@@ -113,25 +113,25 @@ enum nb_status nbi_engine_borrow(struct nb_engine *e, const struct nbi_engine_pa
                             .tokenizer = p->tokenizer,
                             .chat = p->chat,
                             .threads = p->threads};
-    return read_ends_of_answers(e, p->dir);
+    return read_defaults(e, p->dir);
 }
 
 static enum nb_status read_text(struct nb_engine *e, const struct nb_engine_opts *opts)
 {
     enum nb_status rc = nb_tokenizer_open(&e->tokenizer, opts->model, opts->model_dir);
     if (rc == NB_ENOTFOUND)
-        return NB_OK; /* weights alone can be measured and compared */
+        return NB_OK; /* such a model can still be measured and compared */
     NBI_TRY(rc);
     return nb_chat_open(&e->chat, opts->model, opts->model_dir);
 }
 
-/* Everything but the weights' values. */
+/* Opens everything but the weights' values. */
 static enum nb_status open_files(struct nb_engine *e, const struct nb_engine_opts *opts)
 {
     NBI_TRY(nbi_model_open(&e->files, opts->model, opts->model_dir));
     NBI_TRY(nbi_model_need_config(&e->files));
     e->config = e->files.config;
-    NBI_TRY(read_ends_of_answers(e, e->files.dir));
+    NBI_TRY(read_defaults(e, e->files.dir));
     return read_text(e, opts);
 }
 

@@ -1,6 +1,6 @@
-/* engine.h - a model that is loaded and ready: weights on a backend, tokenizer, chat template.
+/* engine.h - a loaded model: weights on a backend, tokenizer and chat template.
  *
- * Never changes once it is open; any number of sessions may use it. */
+ * An engine does not change once it is open, so any number of sessions and threads may use it. */
 #pragma once
 
 #include "base/sys.h"
@@ -13,10 +13,10 @@ struct nb_engine {
     struct nbi_weights weights;
     struct nbi_model files;         /* zeroed for random weights */
     struct nb_tokenizer *tokenizer; /* NULL: the model has none */
-    struct nb_chat *chat;
-    struct nb_sampling defaults;  /* from generation_config.json */
-    int32_t end[2 * NBI_MAX_EOS]; /* ids that end an answer, from both configs */
-    int end_count;
+    struct nb_chat *chat;           /* NULL as well then */
+    struct nb_sampling defaults;    /* from generation_config.json */
+    int32_t eos[2 * NBI_MAX_EOS];   /* ids that end an answer, from both config files */
+    int eos_count;
     enum nbi_simd level;
     int threads;
 };
@@ -32,13 +32,13 @@ enum nb_status nbi_engine_check_ids(const struct nb_engine *e, const int32_t *id
 enum nb_status nbi_engine_encode_question(const struct nb_engine *e, const char *question,
                                           int32_t **ids, size_t *count);
 
-/* An engine over weights that somebody else owns, for models in training: config, chat and end of
- * answers as of the files. Nothing is to be released, and nothing copied. */
+/* An engine over a model in training. Nothing is copied, and nothing is to be released; everything
+ * must outlive the engine. */
 struct nbi_engine_parts {
     struct nbi_backend *be;
     const struct nbi_config *config;
     const struct nbi_weights *weights;
-    const char *dir; /* where generation_config.json may be; NULL: nowhere */
+    const char *dir; /* of generation_config.json; NULL: none */
     struct nb_tokenizer *tokenizer;
     struct nb_chat *chat;
     int threads;

@@ -1,25 +1,24 @@
-/* generate.c - the loop: prompt, then token by token until something ends it. */
+/* generate.c - one answer over a session: the prompt, then token by token. */
 #include <string.h>
 
 #include "base/clock.h"
 #include "infer/response.h"
 
-static int64_t room(const struct nb_session *s)
+static int64_t context_left(const struct nb_session *s)
 {
     return nbi_session_context(s) - nb_session_length(s);
 }
 
-/* One token more; *done when it was the last. */
-static enum nb_status next(struct nb_session *s, struct nbi_response *a, bool *done)
+static enum nb_status next_token(struct nb_session *s, struct nbi_response *a, bool *done)
 {
     int32_t id;
     NBI_TRY(nbi_check_interrupt());
-    NBI_TRY(nbi_response_token(a, room(s), &id, done));
-    /* The token joins the session also if it is the last, so that the next turn finds it there. */
-    if (room(s) < 1)
+    NBI_TRY(nbi_response_token(a, context_left(s), &id, done));
+    /* Append the last token as well, so that the next turn finds it in the session. */
+    if (context_left(s) < 1)
         return NB_OK;
     return *done ? nb_session_append(s, &id, 1, NULL)
-                 : nbi_session_append_next(s, &id, 1, &a->next);
+                 : nbi_session_append_next(s, &id, 1, &a->spec);
 }
 
 static enum nb_status run(struct nb_session *s, struct nbi_response *a, const int32_t *prompt,
@@ -28,12 +27,12 @@ static enum nb_status run(struct nb_session *s, struct nbi_response *a, const in
     struct nb_generate_result *r = a->result;
     NBI_TRY(nbi_response_begin(a, prompt, count, nbi_session_context(s)));
     double start = nbi_now();
-    NBI_TRY(nbi_session_set_prompt(s, prompt, (int64_t)count, &a->next, &r->reused_tokens));
+    NBI_TRY(nbi_session_set_prompt(s, prompt, (int64_t)count, &a->spec, &r->reused_tokens));
     r->prompt_seconds = nbi_now() - start;
     start = nbi_now();
     enum nb_status rc = NB_OK;
     for (bool done = false; rc == NB_OK && !done;)
-        rc = next(s, a, &done);
+        rc = next_token(s, a, &done);
     r->seconds = nbi_now() - start;
     return rc;
 }

@@ -1,55 +1,59 @@
-/* response.c - tokens, their text, and the end. */
+/* response.c - samples tokens and emits their text, up to a stop text or the end of the turn.
+ *
+ * Text is emitted as soon as it cannot be the beginning of a stop text any more. */
 #include "infer/response.h"
 
 #include <string.h>
 
 #include "base/crc.h"
 
-/* ---- text as it grows ---- */
+/* ---- text ---- */
 
-/* Bytes at the end that may be the beginning of a stop text. */
-static size_t held_back(const struct nbi_response *a)
+/* The length of the longest end of the text that is a proper prefix of a stop text, and so may
+ * become one. Only text that is not yet emitted counts. */
+static size_t stop_prefix(const struct nbi_response *a)
 {
-    size_t most = 0;
+    size_t longest = 0;
     for (const char *const *stop = a->opts->stop; stop && *stop; stop++) {
         size_t n = strlen(*stop);
-        if (n > a->text.len - a->shown + 1)
-            n = a->text.len - a->shown + 1;
-        while (n > 0 && --n > most)
+        if (n > a->text.len - a->emitted + 1)
+            n = a->text.len - a->emitted + 1;
+        while (n > 0 && --n > longest)
             if (memcmp(a->text.p + a->text.len - n, *stop, n) == 0)
-                most = n;
+                longest = n;
     }
-    return most;
+    return longest;
 }
 
-/* Where the first stop text starts that is not wholly in what was there before; len if none. */
+/* Where the first stop text begins in the text that is not yet emitted; text.len: nowhere. */
 static size_t find_stop(const struct nbi_response *a)
 {
     size_t at = a->text.len;
     for (const char *const *stop = a->opts->stop; stop && *stop; stop++) {
-        const char *from = a->text.p + a->shown;
-        const char *p = **stop ? memmem(from, a->text.len - a->shown, *stop, strlen(*stop)) : NULL;
+        const char *from = a->text.p + a->emitted;
+        const char *p =
+            **stop ? memmem(from, a->text.len - a->emitted, *stop, strlen(*stop)) : NULL;
         if (p && (size_t)(p - a->text.p) < at)
             at = (size_t)(p - a->text.p);
     }
     return at;
 }
 
-static enum nb_status show(struct nbi_response *a, size_t end)
+static enum nb_status emit(struct nbi_response *a, size_t end)
 {
-    size_t from = a->shown;
-    a->shown = end;
+    size_t from = a->emitted;
+    a->emitted = end;
     if (!a->opts->text || end == from)
         return NB_OK;
     return a->opts->text(a->opts->ctx, a->text.p + from, end - from);
 }
 
-/* id -1: the answer ends. */
-static enum nb_status grow(struct nbi_response *a, int32_t id)
+/* Appends the text of a token, and emits what can be. id -1: the answer ends. */
+static enum nb_status add_text(struct nbi_response *a, int32_t id)
 {
     const char *text;
     size_t len;
-    if (!a->engine->tokenizer || a->stopped) /* without one, ids alone */
+    if (!a->engine->tokenizer || a->stopped) /* without a tokenizer an answer is only ids */
         return NB_OK;
     NBI_TRY(nb_decoder_next(&a->decoder, a->engine->tokenizer, id, &text, &len));
     nbi_str_append(&a->text, text, len);
@@ -59,9 +63,9 @@ static enum nb_status grow(struct nbi_response *a, int32_t id)
         a->stopped = true;
         a->text.len = stop;
         a->text.p[stop] = 0;
-        return show(a, stop);
+        return emit(a, stop);
     }
-    return show(a, id < 0 ? a->text.len : a->text.len - held_back(a));
+    return emit(a, id < 0 ? a->text.len : a->text.len - stop_prefix(a));
 }
 
 /* ---- tokens ---- */
@@ -81,37 +85,37 @@ enum nb_status nbi_response_begin(struct nbi_response *a, const int32_t *prompt,
     if (!a->logits || !a->result->ids)
         return nbi_fail_memory("logits", (size_t)V * sizeof *a->logits);
     NBI_TRY(nbi_sampler_init(&a->sampler, &a->opts->sampling, V));
-    a->next.k = nbi_sampler_topk(&a->sampler);
-    a->next.draw = nbi_sampler_draw(&a->sampler);
-    if (a->next.k == 0 || a->opts->check_logits)
-        a->next.logits = a->logits;
+    a->spec.k = nbi_sampler_topk(&a->sampler);
+    a->spec.draw = nbi_sampler_draw(&a->sampler);
+    if (a->spec.k == 0 || a->opts->check_logits)
+        a->spec.logits = a->logits;
     for (size_t i = 0; i < count; i++)
         nbi_sampler_accept(&a->sampler, prompt[i]);
     return NB_OK;
 }
 
-enum nb_status nbi_response_token(struct nbi_response *a, int64_t room, int32_t *id, bool *done)
+enum nb_status nbi_response_token(struct nbi_response *a, int64_t left, int32_t *id, bool *done)
 {
     struct nb_generate_result *r = a->result;
     size_t bytes = (size_t)a->engine->config.vocab_size * sizeof *a->logits;
     if (a->opts->check_logits)
         r->logits_crc = nbi_crc32c(0, a->logits, bytes);
-    if (a->next.logits)
+    if (a->spec.logits)
         NBI_TRY(nbi_sampler_pick(&a->sampler, a->logits, id));
     else
-        *id = nbi_sampler_from_topk(&a->sampler, a->next.candidates);
-    a->next.draw = nbi_sampler_draw(&a->sampler);
+        *id = nbi_sampler_from_topk(&a->sampler, a->spec.candidates);
+    a->spec.draw = nbi_sampler_draw(&a->sampler);
     nbi_sampler_accept(&a->sampler, *id);
     r->ids[r->count++] = *id;
     bool end = !a->opts->ignore_eos && nbi_engine_is_eos(a->engine, *id);
     if (!end)
-        NBI_TRY(grow(a, *id));
+        NBI_TRY(add_text(a, *id));
     *done = true;
     if (end || a->stopped)
         r->finish = NB_FINISH_STOP;
     else if ((int64_t)r->count == a->opts->max_tokens)
         r->finish = NB_FINISH_LENGTH;
-    else if (room < 1)
+    else if (left < 1)
         r->finish = NB_FINISH_CONTEXT;
     else
         *done = false;
@@ -120,9 +124,9 @@ enum nb_status nbi_response_token(struct nbi_response *a, int64_t room, int32_t 
 
 enum nb_status nbi_response_end(struct nbi_response *a, enum nb_status rc)
 {
-    /* An answer that was interrupted keeps what there is of it. */
+    /* An interrupted answer keeps the text so far. */
     if (rc == NB_OK || rc == NB_EINTERRUPTED) {
-        enum nb_status last = grow(a, -1);
+        enum nb_status last = add_text(a, -1);
         rc = last == NB_OK ? rc : last;
     }
     nbi_sampler_release(&a->sampler);

@@ -1,160 +1,163 @@
-/* scheduler.c - as many answers at a time as there are lanes; where one ends the next job begins.
- */
+/* scheduler.c - continuous batching: when a request ends, the next one takes its slot.
+ *
+ * Each step has a token for every running answer; the rest of the chunk goes to prompts. So a long
+ * prompt takes several steps, during which the answers of others go on. */
 #include "infer/scheduler.h"
 
 #include "infer/response.h"
 
-struct lane {
-    struct nbi_request *job; /* NULL: free */
+struct slot {
+    struct nbi_request *request; /* NULL: free */
     struct nbi_response answer;
     int64_t sequence;
-    size_t fed; /* tokens of the prompt */
-    int32_t id; /* the last token of the answer, behind the prompt */
+    size_t prefilled; /* tokens of the prompt that are in the sequence */
+    int32_t id;       /* the last token of the answer */
 };
 
-struct many {
+struct scheduler {
     const struct nb_engine *engine;
     const struct nbi_scheduler_opts *opts;
     struct nb_batch *batch;
     struct nb_batch_info info;
-    struct lane *lanes;
-    struct nb_batch_input *parts;
-    struct nbi_request *next, *end; /* jobs that have not begun */
+    struct slot *slots;             /* [parallel] */
+    struct nb_batch_input *inputs;  /* [parallel] of a step, in the order of their slots */
+    struct nbi_request *next, *end; /* requests that have not begun */
 };
 
-/* Tokens of the longest one, with its answer. */
-static int64_t longest(const struct nb_engine *engine, const struct nbi_request *jobs,
-                       int64_t count)
+/* The context that every request fits into with its answer. */
+static int64_t context_for(const struct nb_engine *engine, const struct nbi_request *requests,
+                           int64_t count)
 {
-    int64_t most = 1, limit = engine->config.max_position;
+    int64_t context = 1, limit = engine->config.max_position;
     for (int64_t i = 0; i < count; i++) {
-        int64_t max = jobs[i].opts.max_tokens, n = (int64_t)jobs[i].count;
+        int64_t max = requests[i].opts.max_tokens, n = (int64_t)requests[i].count;
         n = max > 0 && max < limit - n ? n + max : limit;
-        most = n > most ? n : most;
+        context = n > context ? n : context;
     }
-    return most;
+    return context;
 }
 
-static enum nb_status begin(struct many *m, struct lane *l)
+static enum nb_status begin(struct scheduler *s, struct slot *slot)
 {
-    struct nbi_request *job = m->next++;
-    if ((int64_t)job->count > m->info.context)
-        return nbi_fail(NB_EVALUE, "a prompt has %zu tokens, and the context is of %lld",
-                        job->count, (long long)m->info.context);
-    *l = (struct lane){.job = job,
-                       .answer = {.engine = m->engine, .opts = &job->opts, .result = &job->result}};
-    NBI_TRY(nbi_response_begin(&l->answer, job->prompt, job->count, m->info.context));
-    return nb_batch_add(m->batch, &l->sequence);
+    struct nbi_request *r = s->next++;
+    if ((int64_t)r->count > s->info.context)
+        return nbi_fail(NB_EVALUE, "a prompt has %zu tokens, and the context is of %lld", r->count,
+                        (long long)s->info.context);
+    *slot = (struct slot){.request = r,
+                          .answer = {.engine = s->engine, .opts = &r->opts, .result = &r->result}};
+    NBI_TRY(nbi_response_begin(&slot->answer, r->prompt, r->count, s->info.context));
+    return nb_batch_add(s->batch, &slot->sequence);
 }
 
-static enum nb_status end(struct lane *l, enum nb_status rc)
+static enum nb_status end(struct slot *slot, enum nb_status rc)
 {
-    l->job = NULL;
-    return nbi_response_end(&l->answer, rc);
+    slot->request = NULL;
+    return nbi_response_end(&slot->answer, rc);
 }
 
-/* What a lane has in a step: some of its prompt, or its last token. Nothing: count is 0. */
-static struct nb_batch_input part_of(struct lane *l, int64_t room)
+/* A slot's input to a step: up to `limit` tokens of its prompt, or the last token of its answer.
+ * Candidates or logits are wanted once the prompt is complete. */
+static struct nb_batch_input next_input(struct slot *slot, int64_t limit)
 {
-    struct nb_batch_input p = {.sequence = l->sequence, .ids = &l->id, .count = 1};
-    struct nbi_logits_spec *next = &l->answer.next;
-    int64_t left = (int64_t)(l->job->count - l->fed);
+    struct nb_batch_input in = {.sequence = slot->sequence, .ids = &slot->id, .count = 1};
+    struct nbi_logits_spec *spec = &slot->answer.spec;
+    int64_t left = (int64_t)(slot->request->count - slot->prefilled);
     if (left > 0) {
-        p.ids = l->job->prompt + l->fed;
-        p.count = left < room ? left : room;
-        l->fed += (size_t)p.count;
+        in.ids = slot->request->prompt + slot->prefilled;
+        in.count = left < limit ? left : limit;
+        slot->prefilled += (size_t)in.count;
     }
-    if (left > p.count) /* nothing is wanted before the end of the prompt */
-        return p;
-    p.logits = next->logits;
-    p.candidates = next->logits ? NULL : next->candidates;
-    p.topk = next->logits ? 0 : next->k;
-    return p;
+    if (left > in.count)
+        return in;
+    in.logits = spec->logits;
+    in.candidates = spec->logits ? NULL : spec->candidates;
+    in.topk = spec->logits ? 0 : spec->k;
+    return in;
 }
 
-/* After the step that had the part. */
-static enum nb_status go_on(struct many *m, struct lane *l, const struct nb_batch_input *p)
+/* Samples a slot's next token after a step, and ends the request if it was the last. */
+static enum nb_status advance(struct scheduler *s, struct slot *slot,
+                              const struct nb_batch_input *in)
 {
     bool done = false;
-    if (!p->logits && !p->candidates)
+    if (!in->logits && !in->candidates)
         return NB_OK;
-    if (p->nonfinite)
+    if (in->nonfinite)
         return nbi_fail(NB_EVALUE, "a logit is not finite");
-    NBI_TRY(nbi_response_token(&l->answer, m->info.context - nb_batch_length(m->batch, l->sequence),
-                               &l->id, &done));
+    int64_t left = s->info.context - nb_batch_length(s->batch, slot->sequence);
+    NBI_TRY(nbi_response_token(&slot->answer, left, &slot->id, &done));
     if (!done)
         return NB_OK;
-    NBI_TRY(nb_batch_drop(m->batch, l->sequence));
-    NBI_TRY(end(l, NB_OK));
-    if (m->opts->done)
-        m->opts->done(m->opts->ctx);
+    NBI_TRY(nb_batch_drop(s->batch, slot->sequence));
+    NBI_TRY(end(slot, NB_OK));
+    if (s->opts->done)
+        s->opts->done(s->opts->ctx);
     return NB_OK;
 }
 
-/* A token of each answer that has begun; what room is left is for prompts. */
-static enum nb_status step(struct many *m, bool *any)
+/* *active: whether any slot had something to do. */
+static enum nb_status step(struct scheduler *s, bool *active)
 {
-    int64_t lanes = m->opts->parallel, count = 0, room = m->info.chunk - lanes;
-    struct nb_batch_input *last = m->parts;
+    int64_t slots = s->opts->parallel, count = 0;
+    int64_t spare = s->info.chunk - slots; /* beyond one token for every slot */
     NBI_TRY(nbi_check_interrupt());
-    for (int64_t i = 0; i < lanes; i++) {
-        struct lane *l = &m->lanes[i];
-        if (!l->job && m->next < m->end)
-            NBI_TRY(begin(m, l));
-        if (!l->job)
+    for (int64_t i = 0; i < slots; i++) {
+        struct slot *slot = &s->slots[i];
+        if (!slot->request && s->next < s->end)
+            NBI_TRY(begin(s, slot));
+        if (!slot->request)
             continue;
-        *last = part_of(l, room + 1); /* the one that is everyone's */
-        room -= last->count - 1;
-        last++;
-        count++;
+        s->inputs[count] = next_input(slot, spare + 1);
+        spare -= s->inputs[count++].count - 1;
     }
-    *any = count > 0;
-    if (!*any)
+    *active = count > 0;
+    if (!*active)
         return NB_OK;
-    NBI_TRY(nb_batch_step(m->batch, m->parts, count));
-    last = m->parts;
-    for (int64_t i = 0; i < lanes; i++)
-        if (m->lanes[i].job)
-            NBI_TRY(go_on(m, &m->lanes[i], last++));
+    NBI_TRY(nb_batch_step(s->batch, s->inputs, count));
+    const struct nb_batch_input *in = s->inputs;
+    for (int64_t i = 0; i < slots; i++)
+        if (s->slots[i].request)
+            NBI_TRY(advance(s, &s->slots[i], in++));
     return NB_OK;
 }
 
-static enum nb_status run(struct many *m, int64_t context)
+static enum nb_status run(struct scheduler *s, int64_t context)
 {
-    int64_t n = m->opts->parallel;
-    m->lanes = calloc((size_t)n, sizeof *m->lanes);
-    m->parts = calloc((size_t)n, sizeof *m->parts);
-    if (!m->lanes || !m->parts)
-        return nbi_fail_memory("answers", (size_t)n * sizeof *m->lanes);
+    int64_t n = s->opts->parallel;
+    s->slots = calloc((size_t)n, sizeof *s->slots);
+    s->inputs = calloc((size_t)n, sizeof *s->inputs);
+    if (!s->slots || !s->inputs)
+        return nbi_fail_memory("answers", (size_t)n * sizeof *s->slots);
     NBI_TRY(nb_batch_open(
-        &m->batch, m->engine,
-        &(struct nb_batch_opts){.sequences = n, .context = context, .kv = m->opts->kv}));
-    nb_batch_info(m->batch, &m->info);
+        &s->batch, s->engine,
+        &(struct nb_batch_opts){.sequences = n, .context = context, .kv = s->opts->kv}));
+    nb_batch_info(s->batch, &s->info);
     enum nb_status rc = NB_OK;
-    for (bool any = true; any && rc == NB_OK;)
-        rc = step(m, &any);
+    for (bool active = true; active && rc == NB_OK;)
+        rc = step(s, &active);
     for (int64_t i = 0; i < n; i++)
-        if (m->lanes[i].job) /* it failed, or another did */
-            rc = end(&m->lanes[i], rc);
+        if (s->slots[i].request) /* it failed, or another did */
+            rc = end(&s->slots[i], rc);
     return rc;
 }
 
-enum nb_status nbi_scheduler_run(const struct nb_engine *engine, struct nbi_request *jobs,
+enum nb_status nbi_scheduler_run(const struct nb_engine *engine, struct nbi_request *requests,
                                  int64_t count, const struct nbi_scheduler_opts *opts)
 {
-    struct many m = {.engine = engine, .opts = opts, .next = jobs, .end = jobs + count};
-    enum nb_status rc = run(&m, longest(engine, jobs, count));
-    nb_batch_close(m.batch);
-    free(m.lanes);
-    free(m.parts);
+    struct scheduler s = {
+        .engine = engine, .opts = opts, .next = requests, .end = requests + count};
+    enum nb_status rc = run(&s, context_for(engine, requests, count));
+    nb_batch_close(s.batch);
+    free(s.slots);
+    free(s.inputs);
     return rc;
 }
 
-void nbi_requests_free(struct nbi_request *jobs, int64_t count)
+void nbi_requests_free(struct nbi_request *requests, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
-        free(jobs[i].prompt);
-        nb_generate_result_release(&jobs[i].result);
+        free(requests[i].prompt);
+        nb_generate_result_release(&requests[i].result);
     }
-    free(jobs);
+    free(requests);
 }

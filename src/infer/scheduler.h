@@ -1,9 +1,9 @@
-/* scheduler.h - answers to many prompts, several at a time. */
+/* scheduler.h - answers to a list of prompts, several at a time in one batch. */
 #pragma once
 
 #include "infer/engine.h"
 
-/* A prompt, and what becomes of it: as nb_generate gives it, on a CPU to the last bit. */
+/* A prompt and its answer. The result is that of nb_generate(), on a CPU bit for bit. */
 struct nbi_request {
     int32_t *prompt;
     size_t count;
@@ -12,15 +12,16 @@ struct nbi_request {
 };
 
 struct nbi_scheduler_opts {
-    int64_t parallel; /* answers at a time */
+    int64_t parallel; /* requests that run at the same time */
     enum nb_kv_dtype kv;
-    void (*done)(void *ctx); /* after each answer, may be NULL */
+    void (*done)(void *ctx); /* called after each answer; may be NULL */
     void *ctx;
 };
 
-/* A prompt that the model has no room for is NB_EVALUE. After a failure some jobs have results. */
-enum nb_status nbi_scheduler_run(const struct nb_engine *engine, struct nbi_request *jobs,
+/* Answers all requests. NB_EVALUE if a prompt does not fit the context. After a failure some
+ * requests have results. */
+enum nb_status nbi_scheduler_run(const struct nb_engine *engine, struct nbi_request *requests,
                                  int64_t count, const struct nbi_scheduler_opts *opts);
 
-/* Prompts and results, and the array. */
-void nbi_requests_free(struct nbi_request *jobs, int64_t count);
+/* Frees the array with its prompts and results. */
+void nbi_requests_free(struct nbi_request *requests, int64_t count);

@@ -1,4 +1,7 @@
-/* transcript.c - conversations and logs of them, read line by line. */
+/* transcript.c - reads saved conversations and chat logs, a JSON object in each line.
+ *
+ * A line is a conversation ("messages"), a message of a log ("role") or an event of a log ("event":
+ * start, reset, load). */
 #include "infer/transcript.h"
 
 #include <string.h>
@@ -12,8 +15,8 @@
 struct reader {
     nb_transcript_fn fn;
     void *ctx;
-    bool any;            /* a message, or a conversation that has none */
-    struct nbi_str text; /* of a message */
+    bool any;            /* a message was read, or an empty conversation */
+    struct nbi_str text; /* of the current message */
 };
 
 static enum nb_status emit(struct reader *r, enum nb_item_kind kind)

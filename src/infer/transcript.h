@@ -1,8 +1,8 @@
-/* transcript.h - conversations and logs of them, as bytes in memory. */
+/* transcript.h - reads saved conversations and chat logs from memory. */
 #pragma once
 
 #include "nibble.h"
 
-/* What nb_transcript_read does with a file; name is for messages. */
+/* As nb_transcript_read() for the bytes of a file; name is its name in error messages. */
 enum nb_status nbi_transcript_parse(const char *bytes, size_t len, const char *name,
                                     nb_transcript_fn fn, void *ctx);
