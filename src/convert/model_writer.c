@@ -157,7 +157,7 @@ static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_conv
     char name[128];
     model_name(name, sizeof name, opts->src);
     uint32_t type = file_type(items, count);
-    nbi_gguf_meta_string(meta, "general.architecture", NBI_GGUF_ARCHITECTURE);
+    nbi_gguf_meta_string(meta, NBI_GGUF_ARCHITECTURE_KEY, NBI_GGUF_ARCHITECTURE);
     nbi_gguf_meta_string(meta, "general.type", "model");
     nbi_gguf_meta_string(meta, "general.name", name);
     nbi_gguf_meta_u32(meta, "general.file_type", type);

@@ -1,21 +1,21 @@
-/* acts.c - where activations lie: one block, handed out in pieces.
+/* acts.c - plans where activations lie in one block, and allocates it.
  *
- * Without a backward pass nothing outlives its layer, so all layers share their pieces, and pieces
- * whose lives do not overlap share memory: the attention's (norm1, q, k, v, att) and the MLP's
- * (norm2, gate, up). For training each layer has its own, or all but what goes into it is computed
- * again in one set for all; layers that are not trained share theirs. */
+ * Inference keeps nothing beyond its layer, so all layers share one set, and attention (norm1, q,
+ * k, v, att) and MLP (norm2, gate, up) share memory, since they are never live together. In
+ * training every layer has a set of its own. With recompute only `in` is its own, and all layers
+ * share one set; layers that are not trained share everything. */
 #include <string.h>
 
 #include "backend/decode.h"
 #include "model/transformer.h"
 
-/* Hands out pieces of a block that may not exist yet. */
+/* Allocates from a block front to back. base may be none: then only sizes count. */
 struct cursor {
     struct nbi_ptr base;
     int64_t used, peak;
 };
 
-static struct nbi_ptr take(struct cursor *c, int64_t count, int64_t size)
+static struct nbi_ptr alloc_array(struct cursor *c, int64_t count, int64_t size)
 {
     struct nbi_ptr p = nbi_ptr_add(c->base, c->used);
     c->used += (count * size + 63) / 64 * 64;
@@ -24,124 +24,123 @@ static struct nbi_ptr take(struct cursor *c, int64_t count, int64_t size)
     return p;
 }
 
-static struct nbi_ptr floats(struct cursor *c, int64_t rows, int64_t cols)
+static struct nbi_ptr alloc_f32(struct cursor *c, int64_t rows, int64_t cols)
 {
-    return take(c, rows * cols, sizeof(float));
+    return alloc_array(c, rows * cols, sizeof(float));
 }
 
-/* Numbers that a pass says of its tokens, of the rows of logits, and of pages. */
+/* Elements of a->indices: arrays over tokens, rows of logits and pages. */
 static int64_t index_count(const struct nbi_acts *a)
 {
     return (a->page_count > 0 ? 6 : 5) * a->N + a->M + a->page_count;
 }
 
-/* What every pass needs. */
-static void lay_out_common(struct nbi_acts *a, const struct nbi_config *c, struct cursor *at)
+static void plan_common(struct nbi_acts *a, const struct nbi_config *c, struct cursor *at)
 {
     int64_t N = a->N, M = a->M;
-    a->indices = take(at, index_count(a), sizeof(int32_t));
-    a->cos = floats(at, N, c->head_dim / 2);
-    a->sin = floats(at, N, c->head_dim / 2);
-    a->x = floats(at, N, c->hidden_size);
-    a->final = floats(at, M, c->hidden_size);
-    a->logits = floats(at, M, c->vocab_size);
-    a->topk = take(at, nbi_topk_bytes(a->topk_rows, NBI_TOPK_MAX), 1);
-    a->topk_scratch = take(at, a->topk_rows * nbi_topk_scratch_bytes(c->vocab_size), 1);
+    a->indices = alloc_array(at, index_count(a), sizeof(int32_t));
+    a->cos = alloc_f32(at, N, c->head_dim / 2);
+    a->sin = alloc_f32(at, N, c->head_dim / 2);
+    a->x = alloc_f32(at, N, c->hidden_size);
+    a->final = alloc_f32(at, M, c->hidden_size);
+    a->logits = alloc_f32(at, M, c->vocab_size);
+    a->topk = alloc_array(at, nbi_topk_bytes(a->topk_rows, NBI_TOPK_MAX), 1);
+    a->topk_scratch = alloc_array(at, a->topk_rows * nbi_topk_scratch_bytes(c->vocab_size), 1);
 }
 
-/* Sets all pieces relative to base; the bytes they need. layer may be NULL. */
-static int64_t lay_out(struct nbi_acts *a, struct nbi_layer_acts *layer, const struct nbi_config *c,
-                       struct nbi_ptr base)
+/* Sets all pointers relative to base, those of any layer in *layer. Returns the bytes needed. */
+static int64_t plan_inference(struct nbi_acts *a, struct nbi_layer_acts *layer,
+                              const struct nbi_config *c, struct nbi_ptr base)
 {
     struct cursor at = {.base = base};
     int64_t N = a->N, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    lay_out_common(a, c, &at);
+    plan_common(a, c, &at);
     int64_t shared = at.used;
-    layer->norm1 = floats(&at, N, c->hidden_size);
-    layer->q = layer->q_rot = floats(&at, N, q);
-    layer->k = floats(&at, N, kv);
-    layer->v = floats(&at, N, kv);
-    layer->att = floats(&at, N, q);
+    layer->norm1 = alloc_f32(&at, N, c->hidden_size);
+    layer->q = layer->q_rot = alloc_f32(&at, N, q);
+    layer->k = alloc_f32(&at, N, kv);
+    layer->v = alloc_f32(&at, N, kv);
+    layer->att = alloc_f32(&at, N, q);
     at.used = shared;
-    layer->norm2 = floats(&at, N, c->hidden_size);
-    layer->gate = layer->act = floats(&at, N, c->intermediate_size);
-    layer->up = floats(&at, N, c->intermediate_size);
+    layer->norm2 = alloc_f32(&at, N, c->hidden_size);
+    layer->gate = layer->act = alloc_f32(&at, N, c->intermediate_size);
+    layer->up = alloc_f32(&at, N, c->intermediate_size);
     return at.peak;
 }
 
-/* All that the backward pass of one layer wants, but for `in`. */
-static void lay_out_layer(const struct nbi_acts *a, struct nbi_layer_acts *l,
-                          const struct nbi_config *c, struct cursor *at)
+/* What the backward pass of a layer reads, except `in`. */
+static void plan_layer(const struct nbi_acts *a, struct nbi_layer_acts *l,
+                       const struct nbi_config *c, struct cursor *at)
 {
     int64_t N = a->N, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    l->norm1 = floats(at, N, c->hidden_size);
-    l->rstd1 = floats(at, N, 1);
-    l->q = floats(at, N, q);
-    l->k = floats(at, N, kv);
-    l->v = floats(at, N, kv);
-    l->q_rot = floats(at, N, q);
-    l->rstd_q = floats(at, N, c->heads);
-    l->rstd_k = floats(at, N, c->kv_heads);
-    l->kv = (struct nbi_kv_view){floats(at, N, kv), floats(at, N, kv), NBI_F32};
-    l->att = floats(at, N, q);
-    l->lse = floats(at, N, c->heads);
-    l->mid = floats(at, N, c->hidden_size);
-    l->norm2 = floats(at, N, c->hidden_size);
-    l->rstd2 = floats(at, N, 1);
-    l->gate = floats(at, N, c->intermediate_size);
-    l->up = floats(at, N, c->intermediate_size);
-    l->act = floats(at, N, c->intermediate_size);
+    l->norm1 = alloc_f32(at, N, c->hidden_size);
+    l->rstd1 = alloc_f32(at, N, 1);
+    l->q = alloc_f32(at, N, q);
+    l->k = alloc_f32(at, N, kv);
+    l->v = alloc_f32(at, N, kv);
+    l->q_rot = alloc_f32(at, N, q);
+    l->rstd_q = alloc_f32(at, N, c->heads);
+    l->rstd_k = alloc_f32(at, N, c->kv_heads);
+    l->kv = (struct nbi_kv_view){alloc_f32(at, N, kv), alloc_f32(at, N, kv), NBI_F32};
+    l->att = alloc_f32(at, N, q);
+    l->lse = alloc_f32(at, N, c->heads);
+    l->mid = alloc_f32(at, N, c->hidden_size);
+    l->norm2 = alloc_f32(at, N, c->hidden_size);
+    l->rstd2 = alloc_f32(at, N, 1);
+    l->gate = alloc_f32(at, N, c->intermediate_size);
+    l->up = alloc_f32(at, N, c->intermediate_size);
+    l->act = alloc_f32(at, N, c->intermediate_size);
 }
 
-static void lay_out_back(struct nbi_acts *a, const struct nbi_config *c, struct cursor *at)
+static void plan_backward(struct nbi_acts *a, const struct nbi_config *c, struct cursor *at)
 {
     int64_t N = a->N, M = a->M, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    a->d.x = floats(at, N, c->hidden_size);
-    a->d.norm = floats(at, N, c->hidden_size);
-    a->d.final = floats(at, M, c->hidden_size);
-    a->d.rstd = floats(at, M, 1);
-    a->d.loss = floats(at, M, 1);
-    a->d.targets = take(at, M, sizeof(int32_t));
-    int64_t shared = at->used; /* the loss, attention and MLP have their turns */
-    a->d.target_embed = floats(at, M, c->hidden_size);
-    a->d.ones = floats(at, M, 1);
+    a->d.x = alloc_f32(at, N, c->hidden_size);
+    a->d.norm = alloc_f32(at, N, c->hidden_size);
+    a->d.final = alloc_f32(at, M, c->hidden_size);
+    a->d.rstd = alloc_f32(at, M, 1);
+    a->d.loss = alloc_f32(at, M, 1);
+    a->d.targets = alloc_array(at, M, sizeof(int32_t));
+    int64_t shared = at->used; /* each loss, attention and MLP use the same memory in turn */
+    a->d.target_embed = alloc_f32(at, M, c->hidden_size);
+    a->d.ones = alloc_f32(at, M, 1);
     at->used = shared;
-    a->d.kl = floats(at, M, 1);
-    a->d.ref_ids = take(at, M * NBI_REF_IDS, sizeof(int32_t));
-    a->d.ref_p = floats(at, M, NBI_REF_IDS);
+    a->d.kl = alloc_f32(at, M, 1);
+    a->d.ref_ids = alloc_array(at, M * NBI_REF_IDS, sizeof(int32_t));
+    a->d.ref_p = alloc_f32(at, M, NBI_REF_IDS);
     at->used = shared;
-    a->d.att = floats(at, N, q);
-    a->d.q = floats(at, N, q);
-    a->d.k = floats(at, N, kv);
-    a->d.v = floats(at, N, kv);
+    a->d.att = alloc_f32(at, N, q);
+    a->d.q = alloc_f32(at, N, q);
+    a->d.k = alloc_f32(at, N, kv);
+    a->d.v = alloc_f32(at, N, kv);
     at->used = shared;
-    a->d.act = floats(at, N, c->intermediate_size);
+    a->d.act = alloc_f32(at, N, c->intermediate_size);
     at->used = at->peak;
 }
 
-/* layers may be NULL: sizes alone. */
-static int64_t lay_out_training(struct nbi_acts *a, const struct nbi_config *c,
-                                struct nbi_layer_acts *layers, struct nbi_ptr base)
+/* layers may be NULL, to get only the size. */
+static int64_t plan_training(struct nbi_acts *a, const struct nbi_config *c,
+                             struct nbi_layer_acts *layers, struct nbi_ptr base)
 {
     struct cursor at = {.base = base};
     struct nbi_layer_acts one = {0};
-    lay_out_common(a, c, &at);
-    lay_out_back(a, c, &at);
+    plan_common(a, c, &at);
+    plan_backward(a, c, &at);
     if (a->recompute)
-        lay_out_layer(a, &one, c, &at);
+        plan_layer(a, &one, c, &at);
     for (int64_t i = 0; i < c->layers; i++) {
         bool own = i == 0 || i >= a->first_layer;
         if (own)
-            one.in = floats(&at, a->N, c->hidden_size);
+            one.in = alloc_f32(&at, a->N, c->hidden_size);
         if (own && !a->recompute)
-            lay_out_layer(a, &one, c, &at);
+            plan_layer(a, &one, c, &at);
         if (layers)
             layers[i] = one;
     }
     return at.peak;
 }
 
-static struct nbi_acts acts_for(const struct nbi_acts_opts *o)
+static struct nbi_acts with_opts(const struct nbi_acts_opts *o)
 {
     return (struct nbi_acts){.N = o->N,
                              .M = o->M,
@@ -153,21 +152,21 @@ static struct nbi_acts acts_for(const struct nbi_acts_opts *o)
 
 int64_t nbi_acts_bytes(const struct nbi_config *c, const struct nbi_acts_opts *o)
 {
-    struct nbi_acts a = acts_for(o);
+    struct nbi_acts a = with_opts(o);
     struct nbi_layer_acts layer = {0};
-    return lay_out(&a, &layer, c, (struct nbi_ptr){0});
+    return plan_inference(&a, &layer, c, (struct nbi_ptr){0});
 }
 
 int64_t nbi_acts_host_bytes(const struct nbi_config *c, const struct nbi_acts_opts *o)
 {
-    struct nbi_acts a = acts_for(o);
+    struct nbi_acts a = with_opts(o);
     return c->layers * (int64_t)sizeof *a.layers + index_count(&a) * (int64_t)sizeof *a.packed;
 }
 
 int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_acts_opts *o)
 {
-    struct nbi_acts a = acts_for(o);
-    return lay_out_training(&a, c, NULL, (struct nbi_ptr){0});
+    struct nbi_acts a = with_opts(o);
+    return plan_training(&a, c, NULL, (struct nbi_ptr){0});
 }
 
 static enum nb_status allocate(struct nbi_acts *a, const struct nbi_config *c)
@@ -189,11 +188,11 @@ enum nb_status nbi_acts_init(struct nbi_acts *a, struct nbi_backend *be, const s
                              const struct nbi_acts_opts *o)
 {
     struct nbi_layer_acts layer = {0};
-    *a = acts_for(o);
+    *a = with_opts(o);
     a->be = be;
     a->bytes = nbi_acts_bytes(c, o);
     NBI_TRY(allocate(a, c));
-    lay_out(a, &layer, c, a->block);
+    plan_inference(a, &layer, c, a->block);
     for (int64_t i = 0; i < c->layers; i++)
         a->layers[i] = layer;
     return NB_OK;
@@ -202,17 +201,17 @@ enum nb_status nbi_acts_init(struct nbi_acts *a, struct nbi_backend *be, const s
 enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be,
                                       const struct nbi_config *c, const struct nbi_acts_opts *o)
 {
-    *a = acts_for(o);
+    *a = with_opts(o);
     a->be = be;
     a->training = true;
     a->bytes = nbi_acts_training_bytes(c, o);
     NBI_TRY(allocate(a, c));
-    lay_out_training(a, c, a->layers, a->block);
+    plan_training(a, c, a->layers, a->block);
     return NB_OK;
 }
 
 enum nb_status nbi_acts_use_megakernel(struct nbi_acts *a, const struct nbi_weights *w,
-                                       struct nbi_stream *s, const struct nbi_kv_view *stores)
+                                       struct nbi_stream *s, const struct nbi_kv_view *kv)
 {
     const struct nbi_config *c = w->config;
     const struct nbi_megakernel_model m = {.layers = c->layers,
@@ -223,7 +222,7 @@ enum nb_status nbi_acts_use_megakernel(struct nbi_acts *a, const struct nbi_weig
                                            .D = c->head_dim,
                                            .V = c->vocab_size,
                                            .layer = w->layers,
-                                           .kv = stores,
+                                           .kv = kv,
                                            .embed = w->embed,
                                            .norm = w->norm,
                                            .head = w->head,

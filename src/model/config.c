@@ -1,4 +1,6 @@
-/* config.c - reading, checking and making of model configurations. */
+/* config.c - reads model configs, checks them and writes them.
+ *
+ * The limits below keep products of sizes far from overflowing 64 bits. */
 #include "model/config.h"
 
 #include <math.h>
@@ -14,7 +16,7 @@
 #define MAX_HEAD_DIM 1024
 #define MAX_POSITION (1 << 24)
 
-/* ---- checks that hold whatever the source ---- */
+/* ---- checks for all sources ---- */
 
 static enum nb_status validate(const struct nbi_config *c)
 {
@@ -53,7 +55,7 @@ static void set_defaults(struct nbi_config *c)
 
 /* ---- config.json ---- */
 
-/* A key that must be absent, null or false: nibble does not implement what it switches on. */
+/* Fails unless the key is absent, null or false: nibble does not implement what it turns on. */
 static enum nb_status require_off(const json_t *json, const char *key)
 {
     const json_t *v = json_object_get(json, key);
@@ -92,7 +94,7 @@ static enum nb_status check_layer_types(const json_t *json, int64_t layers)
     return NB_OK;
 }
 
-/* A number that must have its default value: nibble has no code for another one. */
+/* Fails unless a number has its default value, the only one that nibble implements. */
 static enum nb_status require_default(const json_t *json, const char *key, double value)
 {
     double v = value;
@@ -102,7 +104,7 @@ static enum nb_status require_default(const json_t *json, const char *key, doubl
     return NB_OK;
 }
 
-/* rope_scaling (older files) or rope_parameters (newer ones, which also hold rope_theta). */
+/* Reads rope_scaling (older files) or rope_parameters (newer ones, with rope_theta in it). */
 static enum nb_status parse_rope(struct nbi_config *c, const json_t *json)
 {
     const json_t *rope = json_object_get(json, "rope_parameters");
@@ -131,7 +133,7 @@ static enum nb_status parse_rope(struct nbi_config *c, const json_t *json)
                         &c->yarn_original);
 }
 
-/* One id, a list of ids, or none. */
+/* eos_token_id is an id, a list of ids, or absent. */
 static enum nb_status parse_eos(struct nbi_config *c, const json_t *json)
 {
     const json_t *v = json_object_get(json, "eos_token_id");
@@ -193,7 +195,7 @@ static json_t *eos_json(const struct nbi_config *c)
         nbi_json_append(list, json_integer(c->eos[i]), &ok);
     if (!ok) {
         json_decref(list);
-        return NULL; /* json_pack then gives NULL too */
+        return NULL; /* json_pack() then fails as well */
     }
     return list;
 }
@@ -232,7 +234,7 @@ enum nb_status nbi_config_to_json(const struct nbi_config *c, json_t **out)
 
 /* ---- GGUF ---- */
 
-/* A double that prints as the f32 was meant: 1e-6 and not 9.9999999747e-07. */
+/* The shortest decimal that rounds to a stored f32: 1e-6, not 9.9999999747e-07. */
 static double shortest(double stored)
 {
     char text[32];
@@ -294,14 +296,15 @@ static enum nb_status gguf_tokens(struct nbi_config *c, const struct nbi_store *
     return NB_OK;
 }
 
-enum presence { REQUIRED, OPTIONAL, WRITTEN }; /* WRITTEN: for other programs, not read */
+/* WRITE_ONLY: other programs read it, and nibble does not. */
+enum presence { REQUIRED, OPTIONAL, WRITE_ONLY };
 
-/* The sizes of a model in GGUF, in the order in which they are written. */
+/* The metadata keys of a config, in the order in which they are written. */
 static const struct {
     const char *key;
     size_t field; /* of struct nbi_config, an int64_t or a double */
     enum presence presence;
-    bool real;
+    bool is_float;
     double min, max;
 } gguf_keys[] = {
 #define AT(field) offsetof(struct nbi_config, field)
@@ -312,7 +315,7 @@ static const struct {
     {"qwen3.attention.head_count", AT(heads), REQUIRED, false, 1, MAX_HEADS},
     {"qwen3.attention.head_count_kv", AT(kv_heads), OPTIONAL, false, 1, MAX_HEADS},
     {"qwen3.attention.key_length", AT(head_dim), OPTIONAL, false, 2, MAX_HEAD_DIM},
-    {"qwen3.attention.value_length", AT(head_dim), WRITTEN, false, 0, 0},
+    {"qwen3.attention.value_length", AT(head_dim), WRITE_ONLY, false, 0, 0},
     {"qwen3.attention.layer_norm_rms_epsilon", AT(rms_eps), REQUIRED, true, 1e-30, 0.1},
     {"qwen3.rope.freq_base", AT(rope_theta), OPTIONAL, true, 1, 1e12},
 #undef AT
@@ -323,16 +326,17 @@ static const struct {
 enum nb_status nbi_config_knows_gguf(const struct nbi_store *store, bool *known)
 {
     char *arch = NULL;
-    enum nb_status rc = nbi_gguf_string(store, "general.architecture", &arch);
+    enum nb_status rc = nbi_gguf_string(store, NBI_GGUF_ARCHITECTURE_KEY, &arch);
     *known = rc == NB_OK && strcmp(arch, NBI_GGUF_ARCHITECTURE) == 0;
     free(arch);
-    return rc == NB_EFORMAT ? NB_OK : nbi_unless_absent(rc); /* not text: another model's */
+    return rc == NB_EFORMAT ? NB_OK
+                            : nbi_unless_absent(rc); /* not a string: another kind of file */
 }
 
 static enum nb_status check_gguf_architecture(const struct nbi_store *store)
 {
     char *arch = NULL;
-    NBI_TRY(nbi_gguf_string(store, "general.architecture", &arch));
+    NBI_TRY(nbi_gguf_string(store, NBI_GGUF_ARCHITECTURE_KEY, &arch));
     enum nb_status rc =
         strcmp(arch, NBI_GGUF_ARCHITECTURE) == 0
             ? NB_OK
@@ -345,11 +349,11 @@ static enum nb_status check_gguf_architecture(const struct nbi_store *store)
 static enum nb_status read_gguf_sizes(struct nbi_config *c, const struct nbi_store *store)
 {
     for (size_t i = 0; i < GGUF_KEYS; i++) {
-        if (gguf_keys[i].presence == WRITTEN)
+        if (gguf_keys[i].presence == WRITE_ONLY)
             continue;
         void *field = (char *)c + gguf_keys[i].field;
         enum nb_status rc =
-            gguf_keys[i].real
+            gguf_keys[i].is_float
                 ? gguf_float(store, gguf_keys[i].key, gguf_keys[i].min, gguf_keys[i].max, field)
                 : nbi_gguf_int(store, gguf_keys[i].key, (int64_t)gguf_keys[i].min,
                                (int64_t)gguf_keys[i].max, field);
@@ -361,7 +365,7 @@ static enum nb_status read_gguf_sizes(struct nbi_config *c, const struct nbi_sto
 enum nb_status nbi_config_from_gguf(struct nbi_config *c, const struct nbi_store *s)
 {
     set_defaults(c);
-    c->head_dim = 0; /* not known yet, like kv_heads */
+    c->head_dim = 0; /* like kv_heads: 0 means that the key was absent */
     NBI_TRY(check_gguf_architecture(s));
     NBI_TRY(read_gguf_sizes(c, s));
     if (c->kv_heads == 0)
@@ -383,7 +387,7 @@ void nbi_config_to_gguf(const struct nbi_config *c, struct nbi_gguf_meta *meta)
 {
     for (size_t i = 0; i < GGUF_KEYS; i++) {
         const void *field = (const char *)c + gguf_keys[i].field;
-        if (gguf_keys[i].real)
+        if (gguf_keys[i].is_float)
             nbi_gguf_meta_f32(meta, gguf_keys[i].key, (float)*(const double *)field);
         else
             nbi_gguf_meta_u32(meta, gguf_keys[i].key, (uint32_t) * (const int64_t *)field);
@@ -395,9 +399,9 @@ void nbi_config_to_gguf(const struct nbi_config *c, struct nbi_gguf_meta *meta)
     }
 }
 
-/* ---- shapes alone ---- */
+/* ---- from shapes ---- */
 
-/* A side of a parameter, of layer 0 if it is of a layer. */
+/* A dimension of a parameter, in layer 0 if it belongs to a layer. */
 static enum nb_status dim_of(const struct nbi_store *store, enum nbi_param_id id, int axis,
                              int64_t max, int64_t *v)
 {

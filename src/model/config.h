@@ -1,7 +1,8 @@
-/* config.h - the sizes of a dense Qwen3, validated once; everything else trusts them.
+/* config.h - the sizes of a dense Qwen3.
  *
- * From Hugging Face's config.json (both the older form with rope_theta and the newer one with
- * rope_parameters), from GGUF metadata, or from a preset. */
+ * A config is checked once, when it is read: from Hugging Face's config.json (with rope_theta as in
+ * older files, or rope_parameters), from GGUF metadata, from tensor shapes or from a preset. All
+ * other code trusts it. */
 #pragma once
 
 #include "base/json.h"
@@ -17,30 +18,37 @@ struct nbi_config {
     double rms_eps, rope_theta;
     double initializer_range;
     bool tied;             /* the head is the embedding */
-    double yarn_factor;    /* 0: no scaling; else rope is extended by YaRN */
-    int64_t yarn_original; /* positions it was trained for */
-    int64_t bos, pad;      /* token ids, -1: none */
+    double yarn_factor;    /* YaRN: by how much the context is extended; 0: no YaRN */
+    int64_t yarn_original; /* YaRN: the context of the original training */
+    int64_t bos, pad;      /* token ids; -1: none */
     int64_t eos[NBI_MAX_EOS];
     int eos_count;
 };
 
-/* Fields that are missing take Hugging Face's defaults where it has any; what nibble does not
- * implement (another architecture, biases, sliding windows, other scalings) is refused by name. */
+/* Missing fields get Hugging Face's defaults where it has any. What nibble does not implement
+ * (another architecture, biases, sliding windows, other scalings) is NB_EUNSUPPORTED. */
 enum nb_status nbi_config_parse(struct nbi_config *c, const json_t *json);
 enum nb_status nbi_config_from_gguf(struct nbi_config *c, const struct nbi_store *store);
 
-#define NBI_GGUF_ARCHITECTURE "qwen3"
-#define NBI_GGUF_VOCAB_SIZE   "qwen3.vocab_size" /* for files without a tokenizer */
+/* ---- GGUF ---- */
 
-/* Whether the file is of an architecture whose parameters and metadata are known here. */
+#define NBI_GGUF_ARCHITECTURE_KEY "general.architecture"
+#define NBI_GGUF_ARCHITECTURE     "qwen3"
+#define NBI_GGUF_VOCAB_SIZE       "qwen3.vocab_size" /* for files without a tokenizer */
+
+/* *known: whether the file has the architecture whose parameter names are known (params.h). */
 enum nb_status nbi_config_knows_gguf(const struct nbi_store *store, bool *known);
+
+/* Adds the metadata of a config, except for architecture and token ids. */
 void nbi_config_to_gguf(const struct nbi_config *c, struct nbi_gguf_meta *meta);
 
-/* What shapes alone tell: all sizes, but not eps, theta or positions, which get defaults. */
+/* ---- other sources ---- */
+
+/* A config from tensor shapes: all sizes. eps, theta and the context length get defaults. */
 enum nb_status nbi_config_infer(struct nbi_config *c, const struct nbi_store *store);
 
-/* "tiny", "0.6b", "1.7b", "4b", "8b". */
+/* name: "tiny", "0.6b", "1.7b", "4b" or "8b"; NB_EINVAL otherwise. */
 enum nb_status nbi_config_preset(struct nbi_config *c, const char *name);
 
-/* A new config.json value; the caller owns it. */
+/* The config as a config.json; the caller owns *out. */
 enum nb_status nbi_config_to_json(const struct nbi_config *c, json_t **out);

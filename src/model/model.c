@@ -1,4 +1,4 @@
-/* model.c - finds the config that belongs to some weights and checks that the two agree. */
+/* model.c - opens weights, finds their config and checks that the two agree. */
 #include "model/model.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 
 #define CONFIG_MAX ((size_t)16 << 20)
 
-/* What config.json says about quantisation must be what the tensors show. */
+/* Fails if the quantisation that config.json names is not the layout of the tensors. */
 static enum nb_status check_quantization(const struct nbi_model *m)
 {
     const json_t *q = json_object_get(m->config_json, "quantization_config");
@@ -91,7 +91,7 @@ enum nb_status nbi_model_open(struct nbi_model *m, const char *path, const char 
         return rc;
     rc = find_config(m, path, model_dir);
     m->has_config = rc == NB_OK;
-    /* A directory is one model, and a config.json in it that is no config is damage. */
+    /* A config.json in the model's own directory that cannot be parsed is damage, not absence. */
     bool damaged = rc == NB_EFORMAT && nbi_path_is_dir(path);
     bool unread = rc == NB_ENOMEM || rc == NB_EIO || rc == NB_EINTERRUPTED;
     if (rc != NB_OK && (model_dir || damaged || unread)) {

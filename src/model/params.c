@@ -1,4 +1,4 @@
-/* params.c - the rows of the parameter table, and names and shapes made from them. */
+/* params.c - the table of parameters, and the names, shapes and addresses made from it. */
 #include "model/params.h"
 
 #include <string.h>
@@ -22,7 +22,7 @@
 const struct nbi_param_def nbi_param_defs[NBI_PARAM_ID_COUNT] = {
     NBI_PARAMS_BEFORE(OF_MODEL) NBI_PARAMS_OF_LAYER(OF_LAYER) NBI_PARAMS_AFTER(OF_MODEL)};
 
-/* The rows of layers are FIRST_OF_LAYER up to FIRST_AFTER. */
+/* Rows [FIRST_OF_LAYER, FIRST_AFTER) are those of a layer. */
 #define ONE(...)       +1
 #define FIRST_OF_LAYER (0 NBI_PARAMS_BEFORE(ONE))
 #define FIRST_AFTER    (FIRST_OF_LAYER NBI_PARAMS_OF_LAYER(ONE))
@@ -33,7 +33,7 @@ _Static_assert(sizeof(struct nbi_layer_weights) ==
 
 /* ---- the parameters of a model ---- */
 
-static bool has(const struct nbi_config *c, int id)
+static bool model_has(const struct nbi_config *c, int id)
 {
     switch (nbi_param_defs[id].when) {
     case NBI_WHEN_ALWAYS:
@@ -44,20 +44,20 @@ static bool has(const struct nbi_config *c, int id)
     return false;
 }
 
-/* How many rows from first up to end the model has. */
+/* How many of the rows [first, end) the model has. */
 static int64_t count_rows(const struct nbi_config *c, int first, int end)
 {
     int64_t n = 0;
     for (int id = first; id < end; id++)
-        n += has(c, id);
+        n += model_has(c, id);
     return n;
 }
 
-/* Row n, from 0, of those from first on that the model has. */
+/* Of the rows from `first` on that the model has, number n, counted from 0. */
 static int nth_row(const struct nbi_config *c, int first, int64_t n)
 {
     int id = first;
-    while (!has(c, id) || n-- > 0)
+    while (!model_has(c, id) || n-- > 0)
         id++;
     NBI_BUG_IF(id >= NBI_PARAM_ID_COUNT);
     return id;
@@ -132,7 +132,7 @@ bool nbi_param_find(const struct nbi_config *c, const char *name, struct nbi_par
     int64_t layer, index;
     const struct nbi_param_def *def = nbi_param_parse(name, &layer);
     int id = (int)(def - nbi_param_defs);
-    if (!def || layer >= c->layers || (!has(c, id) && id != NBI_PARAM_head))
+    if (!def || layer >= c->layers || (!model_has(c, id) && id != NBI_PARAM_head))
         return false;
     if (id < FIRST_OF_LAYER)
         index = count_rows(c, 0, id);
@@ -168,7 +168,7 @@ void nbi_param_name(char name[NBI_PARAM_NAME_MAX], enum nbi_param_id id, int64_t
         snprintf(name, NBI_PARAM_NAME_MAX, "%s", nbi_param_defs[id].name);
 }
 
-/* Reads "PREFIX<number>.REST". Leading zeros are refused, so that a layer has one name only. */
+/* Splits "PREFIX<number>.REST". Leading zeros are refused, so that each layer has only one name. */
 static bool split_layer(const char *name, const char *prefix, int64_t *layer, const char **rest)
 {
     if (!nbi_starts_with(name, prefix))
@@ -245,7 +245,7 @@ bool nbi_param_is_projection(const char *name, int ndim)
     return def && def->flags & NBI_QUANT && ndim == 2;
 }
 
-/* ---- where they are ---- */
+/* ---- weights and gradients ---- */
 
 struct nbi_weight *nbi_param_weight(const struct nbi_weights *w, const struct nbi_param *p)
 {

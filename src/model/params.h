@@ -1,18 +1,15 @@
-/* params.h - every parameter of the model, once.
+/* params.h - every parameter of a model, once: names, shape, place and treatment.
  *
- * A row says what a parameter is called, in Hugging Face's files and in GGUF, which shape it has,
- * where its weight and its gradient are, and what is done with it. Loading, training, checkpoints,
- * export, verification and the names of both formats walk these rows; to add a parameter, add a row
- * (and its field in struct nbi_layer_weights, backend/backend.h).
+ * Loading, training, checkpoints, export, verification and the names in both file formats walk this
+ * table. To add a parameter, add a row (and its field in struct nbi_layer_weights).
  *
- * The order is that of a `.dat`. It also numbers the random streams of initialisation and of
+ * The order is that of a `.dat`. It also numbers the random streams of initialisation and
  * stochastic rounding, so it must not change. */
 #pragma once
 
 #include "model/config.h"
 
-/* What a side of a parameter is as long as. NBI_DIM_NONE as the columns: the parameter is a vector.
- */
+/* The length of a dimension. Columns of NBI_DIM_NONE: the parameter is a vector. */
 enum nbi_dim {
     NBI_DIM_NONE,
     NBI_DIM_VOCAB,
@@ -23,20 +20,21 @@ enum nbi_dim {
     NBI_DIM_HEAD
 };
 
-/* Runtimes join these into one matrix, so their NVFP4 tensors share one tensor scale. */
+/* Runtimes fuse these into one matrix, so their NVFP4 tensors share one tensor scale. */
 enum nbi_fuse { NBI_FUSE_NONE, NBI_FUSE_QKV, NBI_FUSE_GATE_UP };
 
 /* Which models have the parameter. */
 enum nbi_when { NBI_WHEN_ALWAYS, NBI_WHEN_UNTIED };
 
 enum {
-    NBI_QUANT = 1,   /* a projection: NVFP4 in a quantised model */
-    NBI_DECAY = 2,   /* weight decay applies */
-    NBI_GATHER = 4,  /* read by row: the embedding */
-    NBI_MAY_TIE = 8, /* the embedding may take its place: the head */
+    NBI_QUANT = 1,  /* NVFP4 in a quantised model */
+    NBI_DECAY = 2,  /* weight decay applies */
+    NBI_GATHER = 4, /* read by row */
+    NBI_MAY_TIE = 8 /* a tied model uses the embedding instead */
 };
 
-/* field, name, name in GGUF, rows, columns, fuse, when, flags */
+/* X(field, Hugging Face name, GGUF name, rows, columns, fuse, when, flags). Rows of a layer omit
+ * the prefix of their names. */
 #define NBI_PARAMS_BEFORE(X)                                                                       \
     X(embed, "model.embed_tokens.weight", "token_embd.weight", VOCAB, HIDDEN, NONE, ALWAYS,        \
       NBI_DECAY | NBI_GATHER)
@@ -69,7 +67,7 @@ enum {
 
 #define NBI_PARAM_LIST(X) NBI_PARAMS_BEFORE(X) NBI_PARAMS_OF_LAYER(X) NBI_PARAMS_AFTER(X)
 
-/* A row by its field: NBI_PARAM_embed, NBI_PARAM_q, ... */
+/* The index of a row: NBI_PARAM_embed, NBI_PARAM_q, ... */
 enum nbi_param_id {
 #define X(field, ...) NBI_PARAM_##field,
     NBI_PARAM_LIST(X)
@@ -78,13 +76,13 @@ enum nbi_param_id {
 };
 
 struct nbi_param_def {
-    const char *name, *gguf; /* of a layer: what follows "model.layers.N." or "blk.N." */
+    const char *name, *gguf; /* in a layer: after "model.layers.N." or "blk.N." */
     bool of_layer;
     enum nbi_dim rows, cols;
     enum nbi_fuse fuse;
     enum nbi_when when;
     unsigned flags;
-    size_t weight, grad; /* offsets in the struct of a layer, or in nbi_weights and nbi_grads */
+    size_t weight, grad; /* offsets: in the structs of a layer, or in nbi_weights and nbi_grads */
 };
 
 extern const struct nbi_param_def nbi_param_defs[NBI_PARAM_ID_COUNT];
@@ -99,56 +97,56 @@ static inline const char *nbi_head_name(void)
     return nbi_param_defs[NBI_PARAM_head].name;
 }
 
-/* A parameter of a model. */
+#define NBI_PARAM_NAME_MAX 96
+
+/* A parameter of a given model. */
 struct nbi_param {
-    char name[96]; /* Hugging Face's */
+    char name[NBI_PARAM_NAME_MAX]; /* Hugging Face's */
     int ndim;
     int64_t shape[2]; /* shape[1] is 0 for a vector */
-    int64_t layer;    /* -1: of none */
-    int64_t index;    /* in the order of the table */
+    int64_t layer;    /* -1: outside the layers */
+    int64_t index;    /* in the order of the model */
     const struct nbi_param_def *def;
 };
 
-/* The parameters of a model in the order of the table. A tied model has no head among them; it may
- * have one beside its embedding, whose index is then nbi_param_count. */
+/* The parameters of a model in order: before the layers, layer by layer, after them. A tied model
+ * counts no head. If its files hold one nevertheless, that has the index nbi_param_count(). */
 int64_t nbi_param_count(const struct nbi_config *c);
 int64_t nbi_params_per_layer(const struct nbi_config *c);
 void nbi_param_at(const struct nbi_config *c, int64_t index, struct nbi_param *p);
 void nbi_param_head(const struct nbi_config *c, struct nbi_param *p);
 
-/* By name; false: the model has no such parameter. The head always is one. */
+/* By Hugging Face name; false: the model has no such parameter. The head is always found. */
 bool nbi_param_find(const struct nbi_config *c, const char *name, struct nbi_param *p);
 
-/* Elements. */
+/* The number of elements. */
 int64_t nbi_param_values(const struct nbi_param *p);
 
 /* Whether a stored tensor has the shape of p. */
 bool nbi_param_fits(const struct nbi_param *p, const struct nbi_entry *e);
 
-/* ---- where weights and gradients are (model/transformer.h) ---- */
+/* ---- its weight and its gradient (model/weights.h) ---- */
 
 struct nbi_weights;
 struct nbi_grads;
 
-/* As strchr() does, these return a pointer that may be written through if *w or *g may be. */
+/* Like strchr(): the result may be written through if *w or *g may be. */
 struct nbi_weight *nbi_param_weight(const struct nbi_weights *w, const struct nbi_param *p);
 struct nbi_ptr *nbi_param_grad(const struct nbi_grads *g, const struct nbi_param *p);
 
 /* ---- names, without a config ---- */
 
-#define NBI_PARAM_NAME_MAX 96
-
-/* The row that a name belongs to, and its layer (-1: none); NULL: no parameter has that name. */
+/* The row of a Hugging Face name, and its layer (-1: outside the layers). NULL: unknown. */
 const struct nbi_param_def *nbi_param_parse(const char *name, int64_t *layer);
 void nbi_param_name(char name[NBI_PARAM_NAME_MAX], enum nbi_param_id id, int64_t layer);
 
-/* Between Hugging Face's names and GGUF's; false: the other side has no name for it. */
+/* From Hugging Face's names to GGUF's and back; false: not the name of a parameter. */
 bool nbi_param_to_gguf(const char *name, char *out, size_t size);
 bool nbi_param_from_gguf(const char *gguf, char *out, size_t size);
 
-/* "q_proj", ..., "lm_head"; "other" for what is no projection. */
+/* "q_proj", ..., "lm_head"; "other" for anything but a projection. */
 #define NBI_PARAM_FAMILY_MAX 32
 void nbi_param_family(const char *name, char family[NBI_PARAM_FAMILY_MAX]);
 
-/* Whether a tensor of this name and rank is a projection, which NVFP4 models quantise. */
+/* Whether a tensor of this name and rank is a projection, which quantised models have in NVFP4. */
 bool nbi_param_is_projection(const char *name, int ndim);

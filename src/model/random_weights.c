@@ -1,5 +1,7 @@
-/* random_weights.c - weights of real shapes and no sense, for measuring and comparing without a
- * model. */
+/* random_weights.c - random weights with the shapes of a model, for benches and tests without one.
+ *
+ * Each parameter has a random stream of its own, chosen by its name, and a position in it for each
+ * value. So threads may make rows in any order. */
 #include <string.h>
 
 #include "base/rng.h"
@@ -7,12 +9,12 @@
 #include "tensor/half.h"
 
 struct random {
-    uint64_t seed, parameter;
+    uint64_t seed, stream;
     int64_t cols;
     enum nbi_dtype dtype;
 };
 
-static void fill(uint8_t *p, size_t bytes, uint64_t seed, uint64_t stream, uint64_t at)
+static void fill_bytes(uint8_t *p, size_t bytes, uint64_t seed, uint64_t stream, uint64_t at)
 {
     for (size_t i = 0; i < bytes; i += 16) {
         struct nbi_philox r = nbi_philox(seed, at + i / 16, stream);
@@ -20,22 +22,22 @@ static void fill(uint8_t *p, size_t bytes, uint64_t seed, uint64_t stream, uint6
     }
 }
 
-/* Scales between 2^-7 and 2^-6: weights as large as those of a real model. */
+/* Scales from 2^-7 to 1.75 * 2^-7 give weights of about the magnitude of a real model's. */
 static void fill_nvfp4(const struct random *r, int64_t first, int64_t count, uint8_t *codes,
                        uint8_t *scales)
 {
     size_t bytes = (size_t)(count * r->cols / 2), blocks = (size_t)(count * r->cols / 16);
-    fill(codes, bytes, r->seed, r->parameter, (uint64_t)(first * r->cols / 32));
-    fill(scales, blocks, r->seed, r->parameter + ((uint64_t)1 << 32),
-         (uint64_t)(first * r->cols / 256));
+    fill_bytes(codes, bytes, r->seed, r->stream, (uint64_t)(first * r->cols / 32));
+    fill_bytes(scales, blocks, r->seed, r->stream + ((uint64_t)1 << 32),
+               (uint64_t)(first * r->cols / 256));
     for (size_t i = 0; i < blocks; i++)
-        scales[i] = (uint8_t)(4 + scales[i] % 4); /* 2^-7 to 1.75 * 2^-7, subnormal */
+        scales[i] = (uint8_t)(4 + scales[i] % 4); /* E4M3 subnormals */
 }
 
 static void fill_bf16(const struct random *r, int64_t first, int64_t count, uint16_t *out)
 {
     for (int64_t i = 0; i < count * r->cols; i += 4) {
-        struct nbi_philox v = nbi_philox(r->seed, (uint64_t)(first * r->cols + i), r->parameter);
+        struct nbi_philox v = nbi_philox(r->seed, (uint64_t)(first * r->cols + i), r->stream);
         for (int64_t j = 0; j < 4 && i + j < count * r->cols; j++)
             out[i + j] = nbi_f32_to_bf16((nbi_uniform(v.v[j]) - 0.5f) * 0.07f);
     }
@@ -47,7 +49,7 @@ static enum nb_status read_random(void *ctx, int64_t first, int64_t count, void 
     NBI_TRY(nbi_check_interrupt());
     if (r->cols == 0) {
         for (int64_t i = 0; i < count; i++)
-            ((uint16_t *)data)[i] = 0x3F80;
+            ((uint16_t *)data)[i] = 0x3F80; /* 1 in bf16 */
     } else if (r->dtype == NBI_NVFP4) {
         fill_nvfp4(r, first, count, data, scales);
     } else {
@@ -56,7 +58,7 @@ static enum nb_status read_random(void *ctx, int64_t first, int64_t count, void 
     return NB_OK;
 }
 
-static enum nb_status take_random(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
+static enum nb_status load_random(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
                                   struct nbi_weight *out)
 {
     uint64_t hash = 0xCBF29CE484222325u;
@@ -77,5 +79,5 @@ static enum nb_status take_random(void *ctx, struct nbi_backend *be, const struc
 
 struct nbi_weight_provider nbi_weights_from_seed(uint64_t *seed)
 {
-    return (struct nbi_weight_provider){take_random, seed};
+    return (struct nbi_weight_provider){load_random, seed};
 }

@@ -1,25 +1,28 @@
-/* weights.c - the parameters of a model, handed to a backend as they are stored. */
+/* weights.c - loads the weights of a model into a backend, in the types in which they are stored.
+ *
+ * A failed load leaves nothing behind. */
 #include <math.h>
 #include <string.h>
 
 #include "model/weights.h"
 
-/* ---- rotation ---- */
+/* ---- rope ---- */
 
-/* Where a dimension turns so many times over the positions the model was trained on. */
-static double turning_dim(const struct nbi_config *c, double turns)
+/* The dimension whose pair makes this many rotations over the original context. */
+static double dim_of_rotations(const struct nbi_config *c, double rotations)
 {
     double d = (double)c->head_dim;
-    return d * log((double)c->yarn_original / (turns * 2 * M_PI)) / (2 * log(c->rope_theta));
+    return d * log((double)c->yarn_original / (rotations * 2 * M_PI)) / (2 * log(c->rope_theta));
 }
 
-/* YaRN: slow dimensions are stretched by the factor, fast ones stay, those between are blended. */
+/* YaRN: pairs that rotate slowly are stretched by the factor, fast ones stay as they are, and those
+ * between are blended. 32 and 1 are beta_fast and beta_slow. */
 static double yarn_frequency(const struct nbi_config *c, int64_t i, double frequency)
 {
-    double low = floor(turning_dim(c, 32)), high = ceil(turning_dim(c, 1));
-    double top = (double)c->head_dim - 1;
+    double low = floor(dim_of_rotations(c, 32)), high = ceil(dim_of_rotations(c, 1));
+    double last = (double)c->head_dim - 1;
     low = low < 0 ? 0 : low;
-    high = high > top ? top : high;
+    high = high > last ? last : high;
     if (low == high)
         high += 0.001;
     double ramp = ((double)i - low) / (high - low);
@@ -27,7 +30,7 @@ static double yarn_frequency(const struct nbi_config *c, int64_t i, double frequ
     return frequency / c->yarn_factor * ramp + frequency * (1 - ramp);
 }
 
-static enum nb_status make_rotation(struct nbi_weights *w, struct nbi_stream *s)
+static enum nb_status load_frequencies(struct nbi_weights *w, struct nbi_stream *s)
 {
     const struct nbi_config *c = w->config;
     int64_t half = c->head_dim / 2, bytes = half * (int64_t)sizeof(float);
@@ -50,10 +53,11 @@ static enum nb_status make_rotation(struct nbi_weights *w, struct nbi_stream *s)
 
 /* ---- from a store ---- */
 
+/* Where nbi_weight_source reads from. */
 struct rows {
     const struct nbi_store *store;
     const struct nbi_entry *entry;
-    int64_t cols;
+    int64_t cols; /* 0: a vector */
 };
 
 static enum nb_status read_rows(void *ctx, int64_t first, int64_t count, void *data, void *scales)
@@ -83,10 +87,11 @@ static enum nb_status check_entry(const struct nbi_entry *e, const struct nbi_pa
     return NB_OK;
 }
 
-static enum nb_status take_entry(struct nbi_backend *be, struct nbi_store *store,
+static enum nb_status load_entry(struct nbi_backend *be, struct nbi_store *store,
                                  const struct nbi_param *p, const struct nbi_entry *e,
                                  struct nbi_weight *out)
 {
+    /* With a head of its own, the embedding is only read by row. */
     bool lookup = p->def->flags & NBI_GATHER && nbi_store_find(store, nbi_head_name());
     struct rows rows = {store, e, p->shape[1]};
     NBI_TRY(check_entry(e, p));
@@ -101,23 +106,22 @@ static enum nb_status take_entry(struct nbi_backend *be, struct nbi_store *store
     return be->weight_new(be, &src, out);
 }
 
-/* For nbi_weight_provider: ctx is a store. */
-static enum nb_status take_stored(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
-                                  struct nbi_weight *out)
+static enum nb_status load_from_store(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
+                                      struct nbi_weight *out)
 {
     struct nbi_store *store = ctx;
     const struct nbi_entry *e = nbi_store_find(store, p->name);
     if (!e)
         return NB_ENOTFOUND;
-    return nbi_context(take_entry(be, store, p, e, out), "'%s'", p->name);
+    return nbi_context(load_entry(be, store, p, e, out), "'%s'", p->name);
 }
 
 struct nbi_weight_provider nbi_weights_from_store(struct nbi_store *store)
 {
-    return (struct nbi_weight_provider){take_stored, store};
+    return (struct nbi_weight_provider){load_from_store, store};
 }
 
-/* ---- all of them ---- */
+/* ---- all weights ---- */
 
 static enum nb_status load_all(struct nbi_weights *w, const struct nbi_weight_provider *from,
                                nb_progress_fn progress, void *progress_ctx)
@@ -136,7 +140,7 @@ static enum nb_status load_all(struct nbi_weights *w, const struct nbi_weight_pr
     w->own_head = !w->config->tied;
     if (w->own_head)
         return NB_OK;
-    /* A quantised model has a head of its own, also where the config ties it to the embedding. */
+    /* A quantised model may have a head of its own although its config ties it to the embedding. */
     struct nbi_param head;
     nbi_param_head(w->config, &head);
     enum nb_status rc = from->load(from->ctx, w->be, &head, &w->head);
@@ -181,7 +185,7 @@ enum nb_status nbi_weights_load(struct nbi_weights *w, struct nbi_backend *be,
     enum nb_status rc =
         be->stream_new(be, &(struct nbi_stream_limits){.N = 1, .K = 32, .D = 32}, &s);
     if (rc == NB_OK)
-        rc = make_rotation(w, s);
+        rc = load_frequencies(w, s);
     if (rc == NB_OK)
         rc = load_all(w, from, progress, progress_ctx);
     be->stream_free(s);
