@@ -22,8 +22,8 @@ struct bench_opts {
 
 static const struct cli_opt options[] = {
     CLI_MODEL_OPTIONS(struct bench_opts, run),
-    {"kv-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, run.kv_dtype), "f32|f16|bf16|f8", "f16",
-     0, 0, "decode, prefill: type of cached keys and values", NULL},
+    {"kv-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, run.kv_dtype), CLI_KV_DTYPES, "f16", 0,
+     0, "decode, prefill: type of cached keys and values", NULL},
     {"exact", 0, CLI_FLAG, offsetof(struct bench_opts, run.exact), NULL, NULL, 0, 0,
      "decode, prefill: products with f32 activations, not with 16-bit integers", NULL},
     {"synthetic", 0, CLI_CHOICE, offsetof(struct bench_opts, synthetic), SIZES, "none", 0, 0,

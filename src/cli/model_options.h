@@ -36,6 +36,8 @@ struct cli_run_opts {
             0, "the CPU's instruction set to use", NULL                                            \
     }
 
+#define CLI_KV_DTYPES "f32|f16|bf16|f8" /* in the order of enum nb_kv_dtype */
+
 #define CLI_RUN_OPTIONS(type, member)                                                              \
     CLI_MODEL_OPTIONS(type, member),                                                               \
         {"ctx",                                                                                    \
@@ -48,7 +50,7 @@ struct cli_run_opts {
          1 << 30,                                                                                  \
          "tokens of context at most (0: 4096, or what the model can)",                             \
          "context"},                                                                               \
-        {"kv-dtype", 0, CLI_CHOICE, offsetof(type, member.kv_dtype),  "f32|f16|bf16|f8",           \
+        {"kv-dtype", 0, CLI_CHOICE, offsetof(type, member.kv_dtype),  CLI_KV_DTYPES,               \
          "f16",      0, 0,          "type of cached keys and values", NULL},                       \
         {"kv-mode",                                                                                \
          0,                                                                                        \
