@@ -52,8 +52,8 @@ static enum nb_status put_text(struct nbi_example_encoder *s, const char *text, 
 static int64_t end_of_text(const struct nb_tokenizer *t)
 {
     const struct nbi_bpe *bpe = nbi_tokenizer_bpe(t);
-    int64_t id = nbi_bpe_added(bpe, "<|endoftext|>");
-    return id >= 0 ? id : nbi_bpe_added(bpe, "<|im_end|>");
+    int64_t id = nbi_bpe_added(bpe, NBI_END_OF_TEXT);
+    return id >= 0 ? id : nbi_bpe_added(bpe, NBI_IM_END);
 }
 
 static enum nb_status make_document(struct nbi_example_encoder *s, const char *text, size_t len,
@@ -115,7 +115,7 @@ static enum nb_status check_messages(struct nbi_jspan messages)
 static enum nb_status check_chat_tokens(const struct nb_tokenizer *t)
 {
     const struct nbi_bpe *bpe = nbi_tokenizer_bpe(t);
-    if (nbi_bpe_added(bpe, "<|im_start|>") >= 0 && nbi_bpe_added(bpe, "<|im_end|>") >= 0)
+    if (nbi_bpe_added(bpe, NBI_IM_START) >= 0 && nbi_bpe_added(bpe, NBI_IM_END) >= 0)
         return NB_OK;
     return nbi_fail(NB_EINVAL, "the tokenizer has no tokens <|im_start|> and <|im_end|>, which a "
                                "conversation needs");

@@ -5,8 +5,9 @@
 
 #include "base/str.h"
 #include "base/utf8.h"
+#include "tokenizer/chat_template.h"
 
-static const char separator[] = "<|endoftext|>";
+static const char separator[] = NBI_END_OF_TEXT;
 #define SEPARATOR (sizeof separator - 1)
 
 enum nb_status nbi_data_kind_of(const char *path, enum nbi_data_kind *kind)

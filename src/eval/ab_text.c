@@ -3,6 +3,7 @@
 
 #include "base/crc.h"
 #include "base/jscan.h"
+#include "base/str.h"
 #include "eval/ab.h"
 #include "eval/text_similarity.h"
 #include "tokenizer/chat_template.h"
@@ -70,7 +71,7 @@ static enum nb_status chat_prompt(const struct nb_engine *e, const struct nb_pro
 static enum nb_status encode_text(const struct nbi_ab *ab, const struct nb_engine *e,
                                   struct nbi_strview text, bool ended, struct nbi_ab_ids *out)
 {
-    static const char end[] = "<|im_end|>";
+    static const char end[] = NBI_IM_END;
     struct nbi_str all = {0};
     nbi_str_append(&all, text.p, text.len);
     if (ended && !ab->opts->raw && nbi_bpe_added(nbi_tokenizer_bpe(e->tokenizer), end) >= 0)
@@ -99,7 +100,7 @@ static enum nb_status make_item(const struct nbi_ab *ab, const struct nb_engine 
     if (!p->expected)
         return NB_OK;
     /* An expected answer without a thought belongs behind an empty one, as in training. */
-    if (!o->raw && !o->no_think && strncmp(p->expected, "<think>", 7) != 0)
+    if (!o->raw && !o->no_think && !nbi_starts_with(p->expected, NBI_THINK_START))
         NBI_TRY(chat_prompt(e, p, o->system, false, &item->bare));
     const struct nbi_strview expected = {p->expected, strlen(p->expected)};
     return encode_text(ab, e, expected, true, &item->text[NB_AB_EXPECTED]);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/utf8.h"
+#include "tokenizer/chat_template.h"
 
 /* ---- words ---- */
 
@@ -128,7 +129,7 @@ double nbi_common_prefix(struct nbi_strview a, struct nbi_strview b)
 
 struct nbi_strview nbi_strip_thinking(const char *text, size_t len)
 {
-    static const char end[] = "</think>";
+    static const char end[] = NBI_THINK_END;
     const char *p = text, *stop = text + len;
     for (const char *next; (next = memmem(p, (size_t)(stop - p), end, sizeof end - 1)) != NULL;)
         p = next + sizeof end - 1;

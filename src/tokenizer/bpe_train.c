@@ -9,6 +9,7 @@
 #include "base/array.h"
 #include "base/utf8.h"
 #include "tokenizer/added.h"
+#include "tokenizer/chat_template.h"
 
 /* ---- lists of indices ---- */
 
@@ -124,19 +125,15 @@ static const struct {
     const char *text;
     bool special;
 } chat_tokens[] = {
-    {"<|endoftext|>", true},      {"<|im_start|>", true},
-    {"<|im_end|>", true},         {"<|object_ref_start|>", true},
-    {"<|object_ref_end|>", true}, {"<|box_start|>", true},
-    {"<|box_end|>", true},        {"<|quad_start|>", true},
-    {"<|quad_end|>", true},       {"<|vision_start|>", true},
-    {"<|vision_end|>", true},     {"<|vision_pad|>", true},
-    {"<|image_pad|>", true},      {"<|video_pad|>", true},
-    {"<tool_call>", false},       {"</tool_call>", false},
-    {"<|fim_prefix|>", false},    {"<|fim_middle|>", false},
-    {"<|fim_suffix|>", false},    {"<|fim_pad|>", false},
-    {"<|repo_name|>", false},     {"<|file_sep|>", false},
-    {"<tool_response>", false},   {"</tool_response>", false},
-    {"<think>", false},           {"</think>", false},
+    {NBI_END_OF_TEXT, true},        {NBI_IM_START, true},         {NBI_IM_END, true},
+    {"<|object_ref_start|>", true}, {"<|object_ref_end|>", true}, {"<|box_start|>", true},
+    {"<|box_end|>", true},          {"<|quad_start|>", true},     {"<|quad_end|>", true},
+    {"<|vision_start|>", true},     {"<|vision_end|>", true},     {"<|vision_pad|>", true},
+    {"<|image_pad|>", true},        {"<|video_pad|>", true},      {"<tool_call>", false},
+    {"</tool_call>", false},        {"<|fim_prefix|>", false},    {"<|fim_middle|>", false},
+    {"<|fim_suffix|>", false},      {"<|fim_pad|>", false},       {"<|repo_name|>", false},
+    {"<|file_sep|>", false},        {"<tool_response>", false},   {"</tool_response>", false},
+    {NBI_THINK_START, false},       {NBI_THINK_END, false},
 };
 
 #define CHAT_TOKENS ((int)(sizeof chat_tokens / sizeof *chat_tokens))

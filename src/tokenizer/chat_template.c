@@ -233,18 +233,18 @@ static enum nb_status put_chatml(struct render *r)
                             "messages[%zu]: the chat template of this model has no tool calls", i);
         NBI_TRY(expect_string(role, i, "role"));
         NBI_TRY(expect_string(m->content, i, "content"));
-        put(r, "<|im_start|>");
+        put(r, NBI_IM_START);
         nbi_jstring(role, &r->out->text);
         put(r, "\n");
         size_t start = r->out->text.len;
         nbi_jstring(m->content, &r->out->text);
-        put(r, "<|im_end|>");
+        put(r, NBI_IM_END);
         if (m->role == ROLE_ASSISTANT)
             add_range(r, start);
         put(r, "\n");
     }
     if (wants_prompt(r))
-        put(r, "<|im_start|>assistant\n");
+        put(r, NBI_IM_START "assistant\n");
     return NB_OK;
 }
 
@@ -257,7 +257,7 @@ static const char tools_head[] =
 static const char tools_tail[] =
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
     "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
-    "{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n";
+    "{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>" NBI_IM_END "\n";
 
 static enum nb_status put_system(struct render *r)
 {
@@ -267,10 +267,10 @@ static enum nb_status put_system(struct render *r)
     if (system)
         NBI_TRY(expect_string(r->messages[0].content, 0, "content"));
     if (system || with_tools)
-        put(r, "<|im_start|>system\n");
+        put(r, NBI_IM_START "system\n");
     if (system) {
         nbi_jstring(r->messages[0].content, &r->out->text);
-        put(r, with_tools ? "\n\n" : "<|im_end|>\n");
+        put(r, with_tools ? "\n\n" : NBI_IM_END "\n");
     }
     if (!with_tools)
         return NB_OK;
@@ -325,7 +325,7 @@ static enum nb_status put_tool_calls(struct render *r, size_t i, bool has_conten
  * which ends up behind the last "</think>". */
 static struct piece take_reasoning(struct render *r, const struct message *m, struct piece *content)
 {
-    static const char open[] = "<think>", close[] = "</think>";
+    static const char open[] = NBI_THINK_START, close[] = NBI_THINK_END;
     struct nbi_jspan own = nbi_jget(m->value, "reasoning_content");
     if (nbi_jtype(own) == NBI_JSTRING) {
         load(&r->reasoning, own);
@@ -347,13 +347,13 @@ static enum nb_status put_assistant(struct render *r, size_t i)
         thinks = i > r->last_query && (i + 1 == r->count || reasoning.len > 0);
     }
     shown = content;
-    put(r, "<|im_start|>assistant\n");
+    put(r, NBI_IM_START "assistant\n");
     size_t start = r->out->text.len;
     if (thinks) {
         reasoning = rstrip(lstrip(reasoning));
-        put(r, "<think>\n");
+        put(r, NBI_THINK_START "\n");
         put_piece(r, reasoning);
-        put(r, "\n</think>\n\n");
+        put(r, "\n" NBI_THINK_END "\n\n");
         if (reasoning.len == 0)
             start = r->out->text.len;
         shown = lstrip(content);
@@ -361,7 +361,7 @@ static enum nb_status put_assistant(struct render *r, size_t i)
     put_piece(r, shown);
     /* Newlines that were not shown still count as content here. */
     NBI_TRY(put_tool_calls(r, i, content.len > 0));
-    put(r, "<|im_end|>");
+    put(r, NBI_IM_END);
     add_range(r, start);
     put(r, "\n");
     return NB_OK;
@@ -376,12 +376,12 @@ static bool is_tool(const struct render *r, size_t i)
 static void put_tool_response(struct render *r, size_t i)
 {
     if (i == 0 || !is_tool(r, i - 1))
-        put(r, "<|im_start|>user");
+        put(r, NBI_IM_START "user");
     put(r, "\n<tool_response>\n");
     put_piece(r, piece_of(&r->content));
     put(r, "\n</tool_response>");
     if (!is_tool(r, i + 1))
-        put(r, "<|im_end|>\n");
+        put(r, NBI_IM_END "\n");
 }
 
 static enum nb_status put_message(struct render *r, size_t i)
@@ -393,9 +393,9 @@ static enum nb_status put_message(struct render *r, size_t i)
     case ROLE_USER:
         if (m->role == ROLE_SYSTEM && i == 0)
             break; /* put_system has it */
-        put(r, m->role == ROLE_USER ? "<|im_start|>user\n" : "<|im_start|>system\n");
+        put(r, m->role == ROLE_USER ? NBI_IM_START "user\n" : NBI_IM_START "system\n");
         put_piece(r, piece_of(&r->content));
-        put(r, "<|im_end|>\n");
+        put(r, NBI_IM_END "\n");
         break;
     case ROLE_ASSISTANT:
         return put_assistant(r, i);
@@ -431,10 +431,10 @@ static enum nb_status put_qwen3(struct render *r)
         NBI_TRY(put_message(r, i));
     if (!wants_prompt(r))
         return NB_OK;
-    put(r, "<|im_start|>assistant\n");
+    put(r, NBI_IM_START "assistant\n");
     if (r->kind == NBI_CHAT_QWEN3 &&
         nbi_jtype(nbi_jget(r->request, "enable_thinking")) == NBI_JFALSE)
-        put(r, "<think>\n\n</think>\n\n");
+        put(r, NBI_THINK_START "\n\n" NBI_THINK_END "\n\n");
     return NB_OK;
 }
 

@@ -12,6 +12,13 @@
 
 #include "base/jscan.h"
 
+/* The special tokens of these templates and of data sets. */
+#define NBI_IM_START    "<|im_start|>"
+#define NBI_IM_END      "<|im_end|>"
+#define NBI_END_OF_TEXT "<|endoftext|>"
+#define NBI_THINK_START "<think>"
+#define NBI_THINK_END   "</think>"
+
 enum nbi_chat_kind {
     NBI_CHAT_CHATML,     /* role and content, nothing else; tools and tool calls are refused */
     NBI_CHAT_QWEN3_2507, /* tools, no thinking */
