@@ -1,4 +1,4 @@
-/* test_config.c - configurations and the parameter list, against Qwen3's published sizes. */
+/* test_config.c - configs and the table of parameters, against Qwen3's published sizes. */
 #include "model/transformer.h"
 #include "unit/support.h"
 
@@ -22,7 +22,7 @@ static enum nb_status parse(struct nbi_config *c, const char *text)
     "\"full_attention\",\"full_attention\""
 #define FULL_36 FULL_6 "," FULL_6 "," FULL_6 "," FULL_6 "," FULL_6 "," FULL_6
 
-static void test_config__older_form(void **state)
+static void test_config__reads_the_older_form(void **state)
 {
     (void)state;
     struct nbi_config c;
@@ -37,7 +37,7 @@ static void test_config__older_form(void **state)
     assert_int_equal(c.bos, -1);
 }
 
-static void test_config__newer_form(void **state)
+static void test_config__reads_the_newer_form(void **state)
 {
     (void)state;
     struct nbi_config c;
@@ -50,7 +50,7 @@ static void test_config__newer_form(void **state)
     assert_int_equal(c.eos_count, 2);
 }
 
-static void test_config__yarn(void **state)
+static void test_config__reads_yarn(void **state)
 {
     (void)state;
     struct nbi_config c;
@@ -61,7 +61,7 @@ static void test_config__yarn(void **state)
     assert_int_equal(c.yarn_original, 32768);
 }
 
-static void test_config__json_round_trip(void **state)
+static void test_config__survives_a_json_round_trip(void **state)
 {
     (void)state;
     struct nbi_config a, b;
@@ -80,7 +80,7 @@ static void test_config__json_round_trip(void **state)
 }
 
 /* Sizes of the published models: parameters and `.dat` entries of Qwen3-4B. */
-static void test_params__count_and_order(void **state)
+static void test_params__count_is_that_of_the_published_models(void **state)
 {
     (void)state;
     static const struct {
@@ -110,8 +110,8 @@ static void test_params__count_and_order(void **state)
     }
 }
 
-/* Random bits and `.dat` files depend on the order. */
-static void test_params__order_and_places(void **state)
+/* `.dat` files and random streams depend on this order. */
+static void test_params__order_and_offsets_are_fixed(void **state)
 {
     (void)state;
     static const struct {
@@ -186,7 +186,7 @@ static void test_params__order_and_places(void **state)
     }
 }
 
-static void test_params__which_are_quantised(void **state)
+static void test_params__projections_are_quantised(void **state)
 {
     (void)state;
     static const char *const yes[] = {"model.layers.3.self_attn.q_proj.weight",
@@ -208,7 +208,7 @@ static void test_params__which_are_quantised(void **state)
     assert_string_equal(family, "other");
 }
 
-static void test_params__strangers_are_not_found(void **state)
+static void test_params__unknown_names_are_not_found(void **state)
 {
     (void)state;
     struct nbi_config c;
@@ -224,14 +224,14 @@ static void test_params__strangers_are_not_found(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_config__older_form),
-        cmocka_unit_test(test_config__newer_form),
-        cmocka_unit_test(test_config__yarn),
-        cmocka_unit_test(test_config__json_round_trip),
-        cmocka_unit_test(test_params__count_and_order),
-        cmocka_unit_test(test_params__order_and_places),
-        cmocka_unit_test(test_params__which_are_quantised),
-        cmocka_unit_test(test_params__strangers_are_not_found),
+        cmocka_unit_test(test_config__reads_the_older_form),
+        cmocka_unit_test(test_config__reads_the_newer_form),
+        cmocka_unit_test(test_config__reads_yarn),
+        cmocka_unit_test(test_config__survives_a_json_round_trip),
+        cmocka_unit_test(test_params__count_is_that_of_the_published_models),
+        cmocka_unit_test(test_params__order_and_offsets_are_fixed),
+        cmocka_unit_test(test_params__projections_are_quantised),
+        cmocka_unit_test(test_params__unknown_names_are_not_found),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_conversation.c - turns over one session, what is kept of it, and files, on a random model.
- */
+/* test_conversation.c - turns over one session, the tokens that are reused, and files, with a
+ * random model. */
 #include "base/jscan.h"
 #include "infer/session.h"
 #include "tokenizer/chat_template.h"
@@ -47,7 +47,7 @@ static int close_engine(void **state)
     return remove_test_dir(state);
 }
 
-/* ---- a conversation for each test ---- */
+/* ---- fixture ---- */
 
 struct fixture {
     struct nb_session *session;
@@ -69,11 +69,11 @@ static void end(struct fixture *f)
     nb_session_close(f->session);
 }
 
-static struct nb_generate_opts sampled(uint64_t seed, int64_t most)
+static struct nb_generate_opts sampled(uint64_t seed, int64_t max_tokens)
 {
     return (struct nb_generate_opts){
         .sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = seed},
-        .max_tokens = most};
+        .max_tokens = max_tokens};
 }
 
 static struct nb_generate_result ask(struct fixture *f, const char *text,
@@ -101,7 +101,7 @@ static void assert_message(const struct fixture *f, int64_t i, enum nb_role role
     assert_memory_equal(m.text, text, len);
 }
 
-/* A fresh session gives the same answer to the tokens that this one was asked with. */
+/* A new session must give the same answer to the same prompt tokens. */
 static void assert_as_fresh(const struct fixture *f, const struct nb_generate_result *r,
                             const struct nb_generate_opts *o)
 {
@@ -115,7 +115,7 @@ static void assert_as_fresh(const struct fixture *f, const struct nb_generate_re
     end(&other);
 }
 
-/* The tokens of the prompt are those of its text, cut without regard to what was before. */
+/* The prompt tokens must be those of its whole text, tokenized at once. */
 static void assert_prompt(const struct fixture *f, const struct nb_generate_result *r,
                           const char *request)
 {
@@ -132,7 +132,7 @@ static void assert_prompt(const struct fixture *f, const struct nb_generate_resu
 
 /* ---- turns ---- */
 
-static void test_first_turn__is_the_template(void **state)
+static void test_first_turn__is_what_the_template_renders(void **state)
 {
     struct fixture f = begin(256, true);
     struct nb_generate_opts o = sampled(1, 5);
@@ -151,9 +151,9 @@ static void test_first_turn__is_the_template(void **state)
     end(&f);
 }
 
-/* Tokens of a random model are not those that their text is cut into; all of them are found again
- * all the same. */
-static void test_turns__find_all_that_was_before(void **state)
+/* The tokens of a random model are not those that their text would be tokenized to. All of them are
+ * reused nevertheless. */
+static void test_turns__reuse_all_tokens(void **state)
 {
     struct fixture f = begin(512, true);
     struct nb_conversation_info info;
@@ -180,7 +180,7 @@ static void test_turns__find_all_that_was_before(void **state)
     end(&f);
 }
 
-static void test_turns__end_of_the_turn_is_found_too(void **state)
+static void test_turns__reuse_the_end_of_the_turn(void **state)
 {
     struct fixture f = begin(256, true);
     const struct nb_bias bias = {602, 1000};
@@ -203,9 +203,9 @@ static void test_turns__end_of_the_turn_is_found_too(void **state)
     end(&f);
 }
 
-/* Thinking off: the prompt ends in an empty thought that the template leaves out of what is past.
- * The repository has no text of that template, so its kind is set. */
-static void test_turns__a_template_that_rewrites(void **state)
+/* With thinking off the prompt ends in an empty thought, which the template leaves out of earlier
+ * turns. The repository does not hold that template, so the test sets its kind. */
+static void test_turns__template_that_changes_earlier_text(void **state)
 {
     enum nbi_chat_kind *kind = (enum nbi_chat_kind *)engine->chat;
     struct fixture f = begin(512, false);
@@ -230,7 +230,7 @@ static void test_turns__a_template_that_rewrites(void **state)
     end(&f);
 }
 
-static void test_turns__behind_a_stop_text(void **state)
+static void test_turns__after_a_stop_text(void **state)
 {
     struct fixture f = begin(512, true);
     struct nb_generate_opts o = sampled(2, 40);
@@ -256,7 +256,7 @@ static void test_turns__behind_a_stop_text(void **state)
     end(&f);
 }
 
-/* ---- what does not end well ---- */
+/* ---- interruptions and limits ---- */
 
 struct stopper {
     int pieces, stop_at;
@@ -272,7 +272,7 @@ static enum nb_status stop_after(void *ctx, const char *text, size_t len)
     return NB_OK;
 }
 
-static void test_interrupted__keeps_what_was_said(void **state)
+static void test_interrupted__keeps_the_answer_so_far(void **state)
 {
     struct fixture f = begin(512, true);
     struct stopper s = {.stop_at = 6};
@@ -288,7 +288,7 @@ static void test_interrupted__keeps_what_was_said(void **state)
     assert_true(r.seconds > 0);
     assert_int_equal(messages(&f), 2);
     assert_message(&f, 1, NB_ROLE_ASSISTANT, s.text.p, s.text.len);
-    int64_t before = r.prompt_tokens + (int64_t)r.count - 1; /* the last was not computed */
+    int64_t before = r.prompt_tokens + (int64_t)r.count - 1; /* the last token was not computed */
     nb_generate_result_release(&r);
     o = sampled(6, 10);
     r = ask(&f, "on", &o);
@@ -299,7 +299,7 @@ static void test_interrupted__keeps_what_was_said(void **state)
     end(&f);
 }
 
-static void test_interrupted__before_the_answer(void **state)
+static void test_interrupted__before_the_first_token_changes_nothing(void **state)
 {
     struct fixture f = begin(512, true);
     struct nb_generate_opts o = sampled(5, 20);
@@ -321,7 +321,7 @@ static void test_interrupted__before_the_answer(void **state)
     end(&f);
 }
 
-static void test_context__full(void **state)
+static void test_context__full_is_an_error(void **state)
 {
     struct fixture f = begin(80, true);
     struct nb_generate_opts o = sampled(5, 12);
@@ -358,7 +358,7 @@ static void test_open__needs_a_tokenizer(void **state)
 
 /* ---- messages ---- */
 
-static void test_system__is_one_and_the_first(void **state)
+static void test_system__message_is_unique_and_first(void **state)
 {
     struct fixture f = begin(64, true);
     const struct nb_message user = {NB_ROLE_USER, "u", 1}, assistant = {NB_ROLE_ASSISTANT, "a", 1},
@@ -391,7 +391,7 @@ static void test_system__is_one_and_the_first(void **state)
 
 /* ---- files ---- */
 
-static void test_save__and_load(void **state)
+static void test_save__then_load_gives_the_same_messages(void **state)
 {
     struct fixture f = begin(64, true), g = begin(64, true);
     const struct nb_message all[] = {{NB_ROLE_SYSTEM, "s\n", 2},
@@ -419,8 +419,8 @@ static void test_save__and_load(void **state)
     end(&g);
 }
 
-/* A conversation without a message is one, too. */
-static void test_save__of_an_empty_one(void **state)
+/* A conversation may have no message. */
+static void test_save__of_an_empty_conversation(void **state)
 {
     struct fixture f = begin(64, true);
     const struct nb_message m = {NB_ROLE_USER, "x", 1};
@@ -440,8 +440,8 @@ static void test_save__of_an_empty_one(void **state)
     end(&f);
 }
 
-/* Loading a log ends up where the chat was. */
-static void test_load__of_a_log(void **state)
+/* Loading a log gives the conversation at its end. */
+static void test_load__of_a_chat_log(void **state)
 {
     struct fixture f = begin(64, true);
     (void)state;
@@ -472,7 +472,7 @@ static enum nb_status note_item(void *ctx, const struct nb_transcript_item *item
     return NB_OK;
 }
 
-static void test_transcript__items(void **state)
+static void test_transcript__gives_all_items(void **state)
 {
     struct nbi_str out = {0};
     (void)state;
@@ -489,7 +489,7 @@ static void test_transcript__items(void **state)
     nbi_str_release(&out);
 }
 
-static void test_transcript__hostile(void **state)
+static void test_transcript__refuses_malformed_files(void **state)
 {
     static const struct {
         const char *text, *words;
@@ -533,9 +533,9 @@ static void test_transcript__hostile(void **state)
 
 /* ---- failures ---- */
 
-/* Memory runs out at each allocation of an answer in turn. The conversation is then what it was:
- * the next question gets the answer that it gets where nothing failed. */
-static void test_answer__goes_on_after_a_failure(void **state)
+/* Each allocation of an answer fails in turn. The conversation must be unchanged: the next question
+ * gets the answer that it gets without a failure. */
+static void test_answer__failure_leaves_the_conversation_unchanged(void **state)
 {
     const struct nb_generate_opts o = sampled(5, 3);
     struct fixture plain = begin(256, false);
@@ -571,22 +571,22 @@ static void test_answer__goes_on_after_a_failure(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_first_turn__is_the_template),
-        cmocka_unit_test(test_turns__find_all_that_was_before),
-        cmocka_unit_test(test_turns__end_of_the_turn_is_found_too),
-        cmocka_unit_test(test_turns__a_template_that_rewrites),
-        cmocka_unit_test(test_turns__behind_a_stop_text),
-        cmocka_unit_test(test_interrupted__keeps_what_was_said),
-        cmocka_unit_test(test_interrupted__before_the_answer),
-        cmocka_unit_test(test_context__full),
+        cmocka_unit_test(test_first_turn__is_what_the_template_renders),
+        cmocka_unit_test(test_turns__reuse_all_tokens),
+        cmocka_unit_test(test_turns__reuse_the_end_of_the_turn),
+        cmocka_unit_test(test_turns__template_that_changes_earlier_text),
+        cmocka_unit_test(test_turns__after_a_stop_text),
+        cmocka_unit_test(test_interrupted__keeps_the_answer_so_far),
+        cmocka_unit_test(test_interrupted__before_the_first_token_changes_nothing),
+        cmocka_unit_test(test_context__full_is_an_error),
         cmocka_unit_test(test_open__needs_a_tokenizer),
-        cmocka_unit_test(test_system__is_one_and_the_first),
-        cmocka_unit_test(test_save__and_load),
-        cmocka_unit_test(test_save__of_an_empty_one),
-        cmocka_unit_test(test_load__of_a_log),
-        cmocka_unit_test(test_transcript__items),
-        cmocka_unit_test(test_transcript__hostile),
-        cmocka_unit_test(test_answer__goes_on_after_a_failure),
+        cmocka_unit_test(test_system__message_is_unique_and_first),
+        cmocka_unit_test(test_save__then_load_gives_the_same_messages),
+        cmocka_unit_test(test_save__of_an_empty_conversation),
+        cmocka_unit_test(test_load__of_a_chat_log),
+        cmocka_unit_test(test_transcript__gives_all_items),
+        cmocka_unit_test(test_transcript__refuses_malformed_files),
+        cmocka_unit_test(test_answer__failure_leaves_the_conversation_unchanged),
     };
     return cmocka_run_group_tests_name("conversation", tests, open_engine, close_engine);
 }

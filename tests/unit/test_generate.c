@@ -1,4 +1,4 @@
-/* test_generate.c - where answers end and what of them is shown, on a random model. */
+/* test_generate.c - where answers end and which text is emitted, with a random model. */
 #include "base/str.h"
 #include "base/utf8.h"
 #include "infer/session.h"
@@ -29,7 +29,7 @@ static void copy(const char *from, const char *to)
     free(bytes);
 }
 
-/* A model in a folder of the test's directory, without a tokenizer. */
+/* A model without a tokenizer, in a folder of the test's directory. */
 static const char *make_model(const char *name)
 {
     const char *dir = test_path(name);
@@ -82,13 +82,13 @@ static struct nb_generate_opts greedy(int64_t max_tokens)
     return o;
 }
 
-/* ---- collecting what is shown ---- */
+/* ---- collecting the text ---- */
 
 struct shown {
     struct nbi_str text;
     int pieces;
-    bool broken; /* a piece that is empty or no UTF-8 */
-    int fail_at; /* the piece that is refused; 0: none */
+    bool broken; /* a piece was empty or not UTF-8 */
+    int fail_at; /* the piece to refuse; 0: none */
 };
 
 static enum nb_status take(void *ctx, const char *text, size_t len)
@@ -99,7 +99,7 @@ static enum nb_status take(void *ctx, const char *text, size_t len)
     return ++s->pieces == s->fail_at ? NB_EIO : NB_OK;
 }
 
-/* An answer of a fresh session; what was shown piece by piece is its text. */
+/* An answer of a new session. The pieces that were emitted must add up to its text. */
 static struct nb_generate_result answer(const struct nb_engine *e, struct nb_generate_opts o,
                                         const int32_t *ids, size_t count)
 {
@@ -121,9 +121,9 @@ static struct nb_generate_result answer(const struct nb_engine *e, struct nb_gen
 
 /* ---- the text ---- */
 
-/* Random tokens are mostly broken characters; what is shown is whole ones all the same, and what
- * decoding them at once gives, with U+FFFD for what is malformed. */
-static void test_text__is_the_tokens_in_whole_characters(void **state)
+/* Random tokens are mostly broken characters. Only complete characters are emitted nevertheless,
+ * and together they are what decoding all tokens at once gives, with U+FFFD for malformed bytes. */
+static void test_text__is_emitted_in_complete_characters(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < 20; seed++) {
@@ -146,7 +146,7 @@ static void test_text__is_the_tokens_in_whole_characters(void **state)
     }
 }
 
-static void test_seed__same_text(void **state)
+static void test_seed__determines_the_text(void **state)
 {
     struct nb_generate_opts o = sampled(7), other = sampled(8);
     (void)state;
@@ -162,8 +162,8 @@ static void test_seed__same_text(void **state)
     nb_generate_result_release(&c);
 }
 
-/* Greedy tokens are the best of the logits that a session gives. */
-static void test_greedy__follows_the_logits(void **state)
+/* Greedy tokens are the argmax of the logits of a session. */
+static void test_greedy__is_the_argmax_of_the_logits(void **state)
 {
     static float logits[648];
     struct nb_session *s = open_session(engine, 64);
@@ -183,7 +183,7 @@ static void test_greedy__follows_the_logits(void **state)
 
 /* ---- stop texts ---- */
 
-/* Where a text begins in an answer. */
+/* The offset of a text in an answer. */
 static size_t find(const struct nb_generate_result *r, const char *text)
 {
     const char *p = memmem(r->text, r->len, text, strlen(text));
@@ -191,8 +191,8 @@ static size_t find(const struct nb_generate_result *r, const char *text)
     return (size_t)(p - r->text);
 }
 
-/* Any part of an answer as a stop text: the answer ends before it, wherever tokens begin. */
-static void test_stop__before_any_part_of_the_text(void **state)
+/* Any part of an answer as the stop text: the answer ends before it, also within a token. */
+static void test_stop__ends_the_answer_before_the_stop_text(void **state)
 {
     int found = 0;
     (void)state;
@@ -211,7 +211,7 @@ static void test_stop__before_any_part_of_the_text(void **state)
                 size_t wanted = find(&all, part);
                 if (r.len != wanted || memcmp(r.text, all.text, wanted) != 0)
                     fail_msg("seed %d, stop '%s': '%s' of '%s'", (int)seed, part, r.text, all.text);
-                if (at + len < all.len) /* the last character may only come with the end */
+                if (at + len < all.len) /* the last character may come only with the end */
                     assert_int_equal(r.finish, NB_FINISH_STOP);
                 assert_true(r.count <= all.count);
                 assert_memory_equal(r.ids, all.ids, r.count * sizeof *r.ids);
@@ -224,8 +224,8 @@ static void test_stop__before_any_part_of_the_text(void **state)
     assert_true(found > 100);
 }
 
-/* With several, the one that is met first ends it. */
-static void test_stop__the_first_of_several(void **state)
+/* Of several stop texts the first in the answer ends it. */
+static void test_stop__the_first_of_several_ends_the_answer(void **state)
 {
     struct nb_generate_opts o = sampled(1);
     const char *const *orders[2];
@@ -252,8 +252,8 @@ static void test_stop__the_first_of_several(void **state)
     nb_generate_result_release(&all);
 }
 
-/* A beginning of a stop text that comes to nothing is shown in the end. */
-static void test_stop__what_was_held_back_is_shown(void **state)
+/* The beginning of a stop text that is not completed is emitted at the end. */
+static void test_stop__incomplete_stop_text_is_emitted(void **state)
 {
     struct nb_generate_opts o = sampled(2);
     char stop[512];
@@ -261,7 +261,7 @@ static void test_stop__what_was_held_back_is_shown(void **state)
     o.max_tokens = 40;
     struct nb_generate_result all = answer(engine, o, prompt, PROMPT);
     assert_true(all.len > 4 && all.len < 500);
-    snprintf(stop, sizeof stop, "%s!", all.text); /* all of it, and one more */
+    snprintf(stop, sizeof stop, "%s!", all.text); /* all of it, and a character more */
     const char *const stops[] = {stop, NULL};
     o.stop = stops;
     struct nb_generate_result r = answer(engine, o, prompt, PROMPT);
@@ -271,9 +271,9 @@ static void test_stop__what_was_held_back_is_shown(void **state)
     nb_generate_result_release(&all);
 }
 
-/* A token with a whole character and the first byte of another: behind the stop text nothing of the
- * other may come. */
-static void test_stop__in_a_token_that_ends_inside_a_character(void **state)
+/* A token with a complete character and the first byte of another: nothing of the other may follow
+ * the stop text. */
+static void test_stop__in_a_token_with_an_incomplete_character(void **state)
 {
     static const char *const stop[] = {"\303\251", NULL}; /* e with acute */
     const char *const files[] = {test_path("words.txt"), NULL};
@@ -300,7 +300,7 @@ static void test_stop__in_a_token_that_ends_inside_a_character(void **state)
         free(bytes);
     }
     free(ids);
-    assert_true(both >= 0); /* else the tokenizer has no such token */
+    assert_true(both >= 0); /* the tokenizer has such a token */
     const struct nb_bias bias = {both, 1000};
     struct nb_generate_opts o = greedy(5);
     o.sampling.bias = &bias;
@@ -318,9 +318,9 @@ static void test_stop__in_a_token_that_ends_inside_a_character(void **state)
     nb_engine_close(e);
 }
 
-/* ---- other ends ---- */
+/* ---- other reasons to end ---- */
 
-static void test_end__tokens_of_both_configs(void **state)
+static void test_end__eos_ids_of_both_configs(void **state)
 {
     static const int32_t ends[] = {EOS, 600};
     (void)state;
@@ -343,7 +343,7 @@ static void test_end__tokens_of_both_configs(void **state)
     }
 }
 
-static void test_end__count(void **state)
+static void test_end__at_max_tokens(void **state)
 {
     (void)state;
     for (int n = 1; n <= 5; n += 4) {
@@ -354,8 +354,8 @@ static void test_end__count(void **state)
     }
 }
 
-/* The context takes what fits; one token more needs no room of its own. */
-static void test_end__context(void **state)
+/* An answer fills the context and has one token more, which needs no place in the cache. */
+static void test_end__with_the_context(void **state)
 {
     (void)state;
     for (int64_t length = 1; length <= (int64_t)PROMPT; length++)
@@ -374,9 +374,9 @@ static void test_end__context(void **state)
         }
 }
 
-/* ---- the session behind it ---- */
+/* ---- the session after an answer ---- */
 
-static void test_second_call__is_as_on_a_fresh_session(void **state)
+static void test_second_call__gives_what_a_new_session_gives(void **state)
 {
     struct nb_session *s = open_session(engine, 256);
     struct nb_generate_opts o = greedy(10);
@@ -396,7 +396,7 @@ static void test_second_call__is_as_on_a_fresh_session(void **state)
     assert_string_equal(b.text, fresh.text);
     nb_generate_result_release(&b);
     nb_generate_result_release(&fresh);
-    /* The first prompt again: all but its last token is there. */
+    /* The first prompt again: all tokens but the last are reused. */
     assert_ok(nb_generate(s, prompt, PROMPT, &o, &b));
     assert_int_equal(b.reused_tokens, PROMPT - 1);
     assert_memory_equal(a.ids, b.ids, 10 * sizeof *a.ids);
@@ -412,7 +412,7 @@ static void test_penalties__count_the_prompt(void **state)
     int32_t with[PROMPT + 1];
     (void)state;
     memcpy(with, prompt, sizeof prompt);
-    for (int i = 0; i < 8; i++) { /* until the best token is one of the prompt's */
+    for (int i = 0; i < 8; i++) { /* until the most likely token is one of the prompt */
         with[i % 7] = r.ids[0];
         nb_generate_result_release(&r);
         r = answer(engine, o, with, PROMPT);
@@ -435,7 +435,7 @@ static void test_penalties__count_the_prompt(void **state)
 
 /* ---- errors ---- */
 
-static void test_errors(void **state)
+static void test_errors__release_the_result(void **state)
 {
     struct nb_session *s = open_session(engine, PROMPT - 1);
     struct nb_generate_opts o = greedy(5);
@@ -453,7 +453,7 @@ static void test_errors(void **state)
     nb_session_close(s);
 }
 
-static void test_errors__of_the_caller_end_it(void **state)
+static void test_errors__of_the_callback_end_the_answer(void **state)
 {
     struct nb_session *s = open_session(engine, 256);
     struct shown shown = {.fail_at = 3};
@@ -470,7 +470,7 @@ static void test_errors__of_the_caller_end_it(void **state)
     nb_session_close(s);
 }
 
-static void test_engine__settings_of_the_model(void **state)
+static void test_engine__has_the_settings_of_the_model(void **state)
 {
     struct nb_sampling d;
     struct nb_engine_info info;
@@ -482,7 +482,7 @@ static void test_engine__settings_of_the_model(void **state)
     assert_int_equal(info.vocab, 648);
     assert_int_equal(info.context, 512);
     assert_int_equal(info.layers, 2);
-    /* embedding, final norm; per layer q, k, v, o, three of the feed-forward, four norms */
+    /* embedding and final norm; per layer q, k, v, o, the MLP's three matrices and four norms */
     assert_int_equal(info.parameters,
                      648 * 64 + 64 +
                          2 * (64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 64 * 64 + 2 * 64 + 2 * 16));
@@ -491,21 +491,21 @@ static void test_engine__settings_of_the_model(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text__is_the_tokens_in_whole_characters),
-        cmocka_unit_test(test_seed__same_text),
-        cmocka_unit_test(test_greedy__follows_the_logits),
-        cmocka_unit_test(test_stop__before_any_part_of_the_text),
-        cmocka_unit_test(test_stop__the_first_of_several),
-        cmocka_unit_test(test_stop__what_was_held_back_is_shown),
-        cmocka_unit_test(test_stop__in_a_token_that_ends_inside_a_character),
-        cmocka_unit_test(test_end__tokens_of_both_configs),
-        cmocka_unit_test(test_end__count),
-        cmocka_unit_test(test_end__context),
-        cmocka_unit_test(test_second_call__is_as_on_a_fresh_session),
+        cmocka_unit_test(test_text__is_emitted_in_complete_characters),
+        cmocka_unit_test(test_seed__determines_the_text),
+        cmocka_unit_test(test_greedy__is_the_argmax_of_the_logits),
+        cmocka_unit_test(test_stop__ends_the_answer_before_the_stop_text),
+        cmocka_unit_test(test_stop__the_first_of_several_ends_the_answer),
+        cmocka_unit_test(test_stop__incomplete_stop_text_is_emitted),
+        cmocka_unit_test(test_stop__in_a_token_with_an_incomplete_character),
+        cmocka_unit_test(test_end__eos_ids_of_both_configs),
+        cmocka_unit_test(test_end__at_max_tokens),
+        cmocka_unit_test(test_end__with_the_context),
+        cmocka_unit_test(test_second_call__gives_what_a_new_session_gives),
         cmocka_unit_test(test_penalties__count_the_prompt),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_errors__of_the_caller_end_it),
-        cmocka_unit_test(test_engine__settings_of_the_model),
+        cmocka_unit_test(test_errors__release_the_result),
+        cmocka_unit_test(test_errors__of_the_callback_end_the_answer),
+        cmocka_unit_test(test_engine__has_the_settings_of_the_model),
     };
     return cmocka_run_group_tests_name("generate", tests, open_engine, close_engine);
 }

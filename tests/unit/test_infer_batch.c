@@ -1,5 +1,5 @@
-/* test_infer_batch.c - sequences that go together give what each gives alone; pages are taken and
- * given back; a step is done or it is not. */
+/* test_infer_batch.c - sequences in a batch get the logits of sessions of their own; pages are
+ * taken and returned; a step that fails changes nothing. */
 #include "unit/allocations.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@
 #define CONTEXT   300
 #define COUNT(a)  ((int64_t)(sizeof(a) / sizeof *(a)))
 
-/* ---- what all tests share ---- */
+/* ---- fixture ---- */
 
 static struct nb_engine *engine;
 static uint64_t drawn;
@@ -63,19 +63,19 @@ static int64_t free_pages(const struct nb_batch *b)
     return info.free;
 }
 
-/* The ids of a sequence: always the same for the same name. */
+/* The ids of a sequence; `name` seeds them. */
 static void ids_of(int32_t *ids, int64_t name)
 {
     for (int64_t i = 0; i < CONTEXT; i++)
         ids[i] = (int32_t)(nbi_philox(11, (uint64_t)(name * CONTEXT + i), 0).v[0] % VOCAB);
 }
 
-/* ---- beside sessions ---- */
+/* ---- against sessions ---- */
 
-/* A sequence, and a session that gets the same tokens. */
+/* A sequence of a batch, and a session that gets the same tokens. */
 struct pair {
     int64_t sequence; /* -1: none */
-    struct nb_session *alone;
+    struct nb_session *session;
     int32_t ids[CONTEXT];
     int64_t length;
     float logits[VOCAB];
@@ -88,21 +88,22 @@ static void pair_begin(struct pair *p, struct nb_batch *b, const struct nb_batch
     ids_of(p->ids, name);
     p->sequence = added(b);
     p->length = 0;
-    assert_ok(nb_session_open(&p->alone, engine, &opts));
+    assert_ok(nb_session_open(&p->session, engine, &opts));
 }
 
 static void pair_end(struct pair *p, struct nb_batch *b)
 {
-    nb_session_close(p->alone);
+    nb_session_close(p->session);
     assert_ok(nb_batch_drop(b, p->sequence));
     p->sequence = -1;
 }
 
-/* One step with some of the sequences, each with some tokens; the logits are those of sessions. */
+/* One step with random inputs for some of the sequences. Logits must equal those of the sessions.
+ */
 static void random_step(struct nb_batch *b, struct pair *pairs, int64_t room)
 {
     static float alone[VOCAB];
-    struct nb_batch_input parts[SEQUENCES];
+    struct nb_batch_input inputs[SEQUENCES];
     struct pair *of[SEQUENCES];
     int64_t count = 0;
     for (int i = 0; i < SEQUENCES; i++) {
@@ -111,27 +112,27 @@ static void random_step(struct nb_batch *b, struct pair *pairs, int64_t room)
         if (p->sequence < 0 || dice(4) == 0 || n > room || p->length + n > CONTEXT)
             continue;
         of[count] = p;
-        parts[count++] = (struct nb_batch_input){.sequence = p->sequence,
-                                                 .ids = p->ids + p->length,
-                                                 .count = n,
-                                                 .logits = dice(5) ? p->logits : NULL};
+        inputs[count++] = (struct nb_batch_input){.sequence = p->sequence,
+                                                  .ids = p->ids + p->length,
+                                                  .count = n,
+                                                  .logits = dice(5) ? p->logits : NULL};
         room -= n;
     }
     if (count == 0)
         return;
-    assert_ok(nb_batch_step(b, parts, count));
+    assert_ok(nb_batch_step(b, inputs, count));
     for (int64_t i = 0; i < count; i++) {
         struct pair *p = of[i];
-        assert_ok(nb_session_append(p->alone, p->ids + p->length, parts[i].count, alone));
-        p->length += parts[i].count;
+        assert_ok(nb_session_append(p->session, p->ids + p->length, inputs[i].count, alone));
+        p->length += inputs[i].count;
         assert_int_equal(nb_batch_length(b, p->sequence), p->length);
-        if (parts[i].logits)
+        if (inputs[i].logits)
             assert_memory_equal(p->logits, alone, ROW);
     }
 }
 
-/* Sequences come and go, at their own lengths. */
-static void as_alone(const struct nb_batch_opts *o, int steps)
+/* Random steps, while sequences of different lengths come and go. */
+static void compare_with_sessions(const struct nb_batch_opts *o, int steps)
 {
     static struct pair pairs[SEQUENCES];
     struct nb_batch *b = open_batch(o);
@@ -153,7 +154,7 @@ static void as_alone(const struct nb_batch_opts *o, int steps)
     nb_batch_close(b);
 }
 
-static void test_batch__gives_what_sessions_give(void **state)
+static void test_batch__logits_equal_those_of_sessions(void **state)
 {
     (void)state;
     for (int kv = NB_KV_F32; kv <= NB_KV_F8; kv++)
@@ -161,11 +162,11 @@ static void test_batch__gives_what_sessions_give(void **state)
             struct nb_batch_opts o = usual;
             o.kv = (enum nb_kv_dtype)kv;
             o.exact = exact;
-            as_alone(&o, 30);
+            compare_with_sessions(&o, 30);
         }
 }
 
-static void test_batch__on_every_instruction_set_and_two_threads(void **state)
+static void test_batch__logits_equal_on_every_instruction_set_and_two_threads(void **state)
 {
     struct nb_engine *was = engine;
     (void)state;
@@ -173,65 +174,70 @@ static void test_batch__on_every_instruction_set_and_two_threads(void **state)
         const struct nb_engine_opts opts = {
             .synthetic = "tiny", .threads = 2, .simd = nbi_simd_name((enum nbi_simd)level)};
         assert_ok(nb_engine_open(&engine, &opts));
-        as_alone(&usual, level == NBI_SIMD_SCALAR ? 6 : 20);
+        compare_with_sessions(&usual, level == NBI_SIMD_SCALAR ? 6 : 20);
         nb_engine_close(engine);
     }
     engine = was;
 }
 
-/* Several passes a step, as on a GPU that is asked for the same bits. */
-static void test_batch__in_several_passes(void **state)
+/* Several passes in a step, as on a GPU whose batch is deterministic. */
+static void test_batch__logits_equal_in_several_passes(void **state)
 {
     struct nb_batch_opts o = usual;
     int64_t rows = engine->be->batch_invariant_rows;
     (void)state;
     o.deterministic = true;
     o.chunk = 9;
-    as_alone(&o, 30); /* on the CPU a step may then be larger than the chunk too */
+    compare_with_sessions(&o, 30); /* a step may then exceed the chunk, also on the CPU */
     engine->be->batch_variant = true;
     engine->be->batch_invariant_rows = 5;
-    as_alone(&o, 30);
+    compare_with_sessions(&o, 30);
     engine->be->batch_variant = false;
     engine->be->batch_invariant_rows = rows;
 }
 
-/* ---- what is wanted ---- */
+/* ---- candidates ---- */
 
-static void test_best__are_those_of_the_logits(void **state)
+static void test_candidates__are_the_largest_logits(void **state)
 {
     static float logits[3][VOCAB];
-    struct nb_candidate best[2][NBI_TOPK_MAX];
+    struct nb_candidate candidates[2][NBI_TOPK_MAX];
     struct nb_batch *b = open_batch(&usual);
     int32_t ids[CONTEXT];
     (void)state;
     ids_of(ids, 0);
     for (int i = 0; i < 3; i++)
         added(b);
-    struct nb_batch_input parts[] = {
-        {.sequence = 2, .ids = ids, .count = 20, .logits = logits[0], .candidates = best[0]},
+    struct nb_batch_input inputs[] = {
+        {.sequence = 2, .ids = ids, .count = 20, .logits = logits[0], .candidates = candidates[0]},
         {.sequence = 0, .ids = ids + 3, .count = 1},
-        {.sequence = 1, .ids = ids + 5, .count = 2, .logits = logits[1], .candidates = best[1]}};
-    parts[0].topk = NBI_TOPK_MAX;
-    parts[2].topk = 3;
-    memset(best[1], 0xAB, sizeof best[1]);
-    assert_ok(nb_batch_step(b, parts, 3));
+        {.sequence = 1,
+         .ids = ids + 5,
+         .count = 2,
+         .logits = logits[1],
+         .candidates = candidates[1]}};
+    inputs[0].topk = NBI_TOPK_MAX;
+    inputs[2].topk = 3;
+    memset(candidates[1], 0xAB, sizeof candidates[1]);
+    assert_ok(nb_batch_step(b, inputs, 3));
     for (int k = 0; k < 2; k++)
-        for (int64_t j = 0; j < parts[2 * k].topk; j++) {
+        for (int64_t j = 0; j < inputs[2 * k].topk; j++) {
             int top = 0;
             for (int v = 1; v < VOCAB; v++)
                 top = logits[k][v] > logits[k][top] ? v : top;
-            assert_int_equal(best[k][j].id, top);
-            assert_memory_equal(&best[k][j].logit, &logits[k][top], sizeof(float));
+            assert_int_equal(candidates[k][j].id, top);
+            assert_memory_equal(&candidates[k][j].logit, &logits[k][top], sizeof(float));
             logits[k][top] = -INFINITY;
         }
-    assert_false(parts[0].nonfinite || parts[1].nonfinite || parts[2].nonfinite);
-    assert_int_equal(((const uint8_t *)&best[1][3])[0], 0xAB); /* no more than were asked for */
+    assert_false(inputs[0].nonfinite || inputs[1].nonfinite || inputs[2].nonfinite);
+    assert_int_equal(((const uint8_t *)&candidates[1][3])[0],
+                     0xAB); /* no more than topk are written */
     nb_batch_close(b);
 }
 
-/* ---- operations that are looked at or fail ---- */
+/* ---- instrumented operations ---- */
 
-static struct nbi_backend real; /* as the engine's was */
+static struct nbi_backend real; /* the engine's, before it was changed */
 static int64_t passes[64], pass_count, calls_left;
 
 static enum nb_status spoil_first_row(struct nbi_stream *s, const struct nbi_op_linear *a)
@@ -242,27 +248,27 @@ static enum nb_status spoil_first_row(struct nbi_stream *s, const struct nbi_op_
     return NB_OK;
 }
 
-static void test_best__of_what_is_not_finite(void **state)
+static void test_candidates__nonfinite_stays_in_its_sequence(void **state)
 {
-    struct nb_candidate best[2];
+    struct nb_candidate candidates[2];
     struct nb_batch *b = open_batch(&usual);
     const int32_t id = 5;
     (void)state;
     for (int i = 0; i < 2; i++)
         added(b);
-    struct nb_batch_input parts[2];
+    struct nb_batch_input inputs[2];
     for (int i = 0; i < 2; i++)
-        parts[i] = (struct nb_batch_input){
-            .sequence = i, .ids = &id, .count = 1, .candidates = &best[i], .topk = 1};
+        inputs[i] = (struct nb_batch_input){
+            .sequence = i, .ids = &id, .count = 1, .candidates = &candidates[i], .topk = 1};
     real = *engine->be;
     engine->be->linear = spoil_first_row;
-    enum nb_status rc = nb_batch_step(b, parts, 2);
+    enum nb_status rc = nb_batch_step(b, inputs, 2);
     *engine->be = real;
     assert_ok(rc);
-    assert_true(parts[0].nonfinite && best[0].id == -1 && isnan(best[0].logit));
-    assert_true(!parts[1].nonfinite && best[1].id >= 0 && isfinite(best[1].logit));
-    assert_ok(nb_batch_step(b, parts, 2));
-    assert_true(!parts[0].nonfinite && best[0].id >= 0);
+    assert_true(inputs[0].nonfinite && candidates[0].id == -1 && isnan(candidates[0].logit));
+    assert_true(!inputs[1].nonfinite && candidates[1].id >= 0 && isfinite(candidates[1].logit));
+    assert_ok(nb_batch_step(b, inputs, 2));
+    assert_true(!inputs[0].nonfinite && candidates[0].id >= 0);
     nb_batch_close(b);
 }
 
@@ -273,28 +279,28 @@ static enum nb_status count_pass(struct nbi_stream *s, const struct nbi_op_rope_
     return real.rope_table(s, a);
 }
 
-static enum nb_status is_steady(struct nbi_stream *s, const struct nbi_op_attention *a)
+static enum nb_status expect_batch_invariant(struct nbi_stream *s, const struct nbi_op_attention *a)
 {
     assert_true(a->batch_invariant && a->pages.at && a->N > 0);
     assert_true(a->kv_unshared == (a->N <= 8));
     return real.attention(s, a);
 }
 
-/* Rows of each pass of a step with new sequences that get so many tokens. */
+/* A step of new sequences with tokens[i] tokens each must have passes of these many rows. */
 static void expect_passes(struct nb_batch *b, const int64_t *tokens, int64_t count,
                           const int64_t *wanted, int64_t wanted_count)
 {
     static const int32_t ids[CONTEXT] = {1, 2, 3};
-    struct nb_batch_input parts[SEQUENCES];
+    struct nb_batch_input inputs[SEQUENCES];
     for (int64_t i = 0; i < count; i++)
-        parts[i] = (struct nb_batch_input){.sequence = added(b), .ids = ids, .count = tokens[i]};
+        inputs[i] = (struct nb_batch_input){.sequence = added(b), .ids = ids, .count = tokens[i]};
     pass_count = 0;
-    assert_ok(nb_batch_step(b, parts, count));
+    assert_ok(nb_batch_step(b, inputs, count));
     assert_int_equal(pass_count, wanted_count);
     for (int64_t i = 0; i < wanted_count; i++)
         assert_int_equal(passes[i], wanted[i]);
     for (int64_t i = 0; i < count; i++)
-        assert_ok(nb_batch_drop(b, parts[i].sequence));
+        assert_ok(nb_batch_drop(b, inputs[i].sequence));
 }
 
 #define EXPECT(tokens, rows)                                                                       \
@@ -305,9 +311,9 @@ static void expect_passes(struct nb_batch *b, const int64_t *tokens, int64_t cou
         __VA_ARGS__                                                                                \
     }
 
-/* A GPU on which up to 6 rows give the same bits: what a sequence of many tokens goes through
- * depends on it alone. */
-static void test_deterministic__passes_are_cut(void **state)
+/* A backend that is batch-invariant for up to 6 rows: the passes of a long input depend on that
+ * sequence alone. */
+static void test_deterministic__long_inputs_have_passes_of_their_own(void **state)
 {
     struct nb_batch_opts o = usual;
     int32_t ids[CONTEXT];
@@ -323,20 +329,20 @@ static void test_deterministic__passes_are_cut(void **state)
     EXPECT((1, 1, 1, 1, 1, 1), (6));
     EXPECT((1, 6, 1), (1, 6, 1));
     EXPECT((1, 25, 5, 7), (10, 10, 5, 7, 6));
-    /* Cut at multiples of 10 from the start. */
+    /* They end at multiples of 10 from the start of the sequence. */
     int64_t sequence = added(b);
-    struct nb_batch_input part = {.sequence = sequence, .ids = ids, .count = 7};
-    assert_ok(nb_batch_step(b, &part, 1));
-    part.count = 24;
+    struct nb_batch_input input = {.sequence = sequence, .ids = ids, .count = 7};
+    assert_ok(nb_batch_step(b, &input, 1));
+    input.count = 24;
     pass_count = 0;
-    assert_ok(nb_batch_step(b, &part, 1));
+    assert_ok(nb_batch_step(b, &input, 1));
     assert_int_equal(pass_count, 4);
     assert_memory_equal(passes, ((const int64_t[]){3, 10, 10, 1}), 4 * sizeof *passes);
     assert_ok(nb_batch_drop(b, sequence));
-    engine->be->attention = is_steady;
+    engine->be->attention = expect_batch_invariant;
     EXPECT((1, 8, 12), (8, 10, 2, 1));
     nb_batch_close(b);
-    /* A matrix of floats: nothing is shared. */
+    /* With a matrix of floats no pass is shared. */
     engine->weights.layers[2].up.dtype = NBI_BF16;
     b = open_batch(&o);
     engine->weights.layers[2].up.dtype = NBI_NVFP4;
@@ -345,15 +351,14 @@ static void test_deterministic__passes_are_cut(void **state)
     *engine->be = real;
 }
 
-/* Otherwise a step is one pass. */
-static void test_step__is_one_pass(void **state)
+static void test_step__is_one_pass_unless_deterministic(void **state)
 {
     (void)state;
     real = *engine->be;
     engine->be->rope_table = count_pass;
     struct nb_batch *b = open_batch(&usual);
     EXPECT((1, 70, 1, 9, 1, 46), (128));
-    /* On a GPU one part of more than eight tokens goes with the small ones. */
+    /* On a GPU only one input of more than eight tokens shares the pass of the short ones. */
     engine->be->batch_variant = true;
     EXPECT((1, 70, 1, 9, 8, 39), (80, 9, 39));
     nb_batch_close(b);
@@ -365,7 +370,7 @@ static enum nb_status fail_later(struct nbi_stream *s, const struct nbi_op_linea
     return calls_left-- == 0 ? nbi_fail(NB_EDEVICE, "the device is gone") : real.linear(s, a);
 }
 
-/* Whatever fails, the sequences are as they were and have the pages they had. */
+/* Sequences keep their length and their pages, whichever operation fails. */
 static void test_step__that_fails_changes_nothing(void **state)
 {
     static float wanted[VOCAB], got[VOCAB];
@@ -373,18 +378,18 @@ static void test_step__that_fails_changes_nothing(void **state)
     int32_t ids[CONTEXT];
     (void)state;
     ids_of(ids, 2);
-    struct nb_batch_input parts[] = {{.sequence = added(b), .ids = ids, .count = 60},
-                                     {.sequence = added(b), .ids = ids, .count = 10}};
+    struct nb_batch_input inputs[] = {{.sequence = added(b), .ids = ids, .count = 60},
+                                      {.sequence = added(b), .ids = ids, .count = 10}};
     added(fresh);
-    assert_ok(nb_batch_step(b, parts, 2));
+    assert_ok(nb_batch_step(b, inputs, 2));
     int64_t pages = free_pages(b);
-    parts[0] = (struct nb_batch_input){0, ids + 60, 8, .logits = got};
-    parts[1] = (struct nb_batch_input){1, ids + 10, 100, .logits = NULL};
+    inputs[0] = (struct nb_batch_input){0, ids + 60, 8, .logits = got};
+    inputs[1] = (struct nb_batch_input){1, ids + 10, 100, .logits = NULL};
     real = *engine->be;
     for (int call = 0; call < 17; call += 4) {
         engine->be->linear = fail_later;
         calls_left = call;
-        enum nb_status rc = nb_batch_step(b, parts, 2);
+        enum nb_status rc = nb_batch_step(b, inputs, 2);
         *engine->be = real;
         assert_fails(rc, NB_EDEVICE, "the device is gone");
         assert_int_equal(free_pages(b), pages);
@@ -392,11 +397,11 @@ static void test_step__that_fails_changes_nothing(void **state)
         assert_int_equal(nb_batch_length(b, 1), 10);
     }
     nb_interrupt();
-    enum nb_status rc = nb_batch_step(b, parts, 2);
+    enum nb_status rc = nb_batch_step(b, inputs, 2);
     nb_interrupt_clear();
     assert_int_equal(rc, NB_EINTERRUPTED);
     assert_int_equal(free_pages(b), pages);
-    assert_ok(nb_batch_step(b, parts, 2));
+    assert_ok(nb_batch_step(b, inputs, 2));
     struct nb_batch_input whole = {.sequence = 0, .ids = ids, .count = 68, .logits = wanted};
     assert_ok(nb_batch_step(fresh, &whole, 1));
     assert_memory_equal(got, wanted, ROW);
@@ -406,15 +411,15 @@ static void test_step__that_fails_changes_nothing(void **state)
 
 /* ---- pages ---- */
 
-/* Three pages for two sequences. */
-static void test_pages__run_out_and_come_back(void **state)
+/* Two sequences share a pool of three pages. */
+static void test_pages__are_reused_after_the_pool_was_empty(void **state)
 {
     static float wanted[VOCAB], got[VOCAB];
     struct nb_batch_opts o = usual;
     int32_t ids[CONTEXT];
     (void)state;
     ids_of(ids, 3);
-    o.tokens = 130; /* whole pages */
+    o.tokens = 130; /* rounded up to pages */
     struct nb_batch *b = open_batch(&o);
     struct nb_batch_info info;
     nb_batch_info(b, &info);
@@ -422,26 +427,26 @@ static void test_pages__run_out_and_come_back(void **state)
     assert_int_equal(info.pages, 3);
     assert_int_equal(info.open, 0);
     int64_t x = added(b), y = added(b);
-    struct nb_batch_input parts[] = {{.sequence = x, .ids = ids, .count = 64},
-                                     {.sequence = y, .ids = ids, .count = 64}};
-    assert_ok(nb_batch_step(b, parts, 2));
+    struct nb_batch_input inputs[] = {{.sequence = x, .ids = ids, .count = 64},
+                                      {.sequence = y, .ids = ids, .count = 64}};
+    assert_ok(nb_batch_step(b, inputs, 2));
     assert_int_equal(free_pages(b), 1);
-    parts[0].count = parts[1].count = 1; /* each needs a page */
-    assert_fails(nb_batch_step(b, parts, 2), NB_ENOMEM, "2 more pages of 64 tokens are needed");
+    inputs[0].count = inputs[1].count = 1; /* each needs a page */
+    assert_fails(nb_batch_step(b, inputs, 2), NB_ENOMEM, "2 more pages of 64 tokens are needed");
     assert_int_equal(free_pages(b), 1);
     assert_int_equal(nb_batch_length(b, x), 64);
-    assert_ok(nb_batch_step(b, parts, 1));
+    assert_ok(nb_batch_step(b, inputs, 1));
     assert_int_equal(free_pages(b), 0);
-    assert_fails(nb_batch_step(b, parts + 1, 1), NB_ENOMEM, "of 3 there are 0 left");
-    parts[0].ids = ids + 65;
-    parts[0].count = 63; /* of its own page */
-    assert_ok(nb_batch_step(b, parts, 1));
+    assert_fails(nb_batch_step(b, inputs + 1, 1), NB_ENOMEM, "of 3 there are 0 left");
+    inputs[0].ids = ids + 65;
+    inputs[0].count = 63; /* fits its page */
+    assert_ok(nb_batch_step(b, inputs, 1));
     assert_ok(nb_batch_drop(b, x));
     assert_int_equal(free_pages(b), 2);
     assert_int_equal(nb_batch_length(b, x), -1);
-    /* What lies in those pages is of no consequence, nor is their order. */
-    parts[1] = (struct nb_batch_input){y, ids + 64, 128, .logits = got};
-    assert_ok(nb_batch_step(b, parts + 1, 1));
+    /* Neither old contents of the pages nor their order matter. */
+    inputs[1] = (struct nb_batch_input){y, ids + 64, 128, .logits = got};
+    assert_ok(nb_batch_step(b, inputs + 1, 1));
     assert_int_equal(free_pages(b), 0);
     struct nb_session *s;
     assert_ok(nb_session_open(&s, engine, &(struct nb_session_opts){.context = 192, .kv = o.kv}));
@@ -451,24 +456,24 @@ static void test_pages__run_out_and_come_back(void **state)
     nb_batch_close(b);
 }
 
-static void test_truncate__gives_pages_back(void **state)
+static void test_truncate__returns_pages(void **state)
 {
     static float wanted[VOCAB], got[VOCAB];
     struct nb_batch *b = open_batch(&usual);
     int32_t ids[CONTEXT];
     int64_t all = free_pages(b), x = added(b);
-    struct nb_batch_input part = {x, ids, 128, .logits = wanted};
+    struct nb_batch_input input = {x, ids, 128, .logits = wanted};
     (void)state;
     ids_of(ids, 4);
-    assert_ok(nb_batch_step(b, &part, 1));
+    assert_ok(nb_batch_step(b, &input, 1));
     assert_int_equal(free_pages(b), all - 2);
     assert_ok(nb_batch_truncate(b, x, 65));
     assert_int_equal(free_pages(b), all - 2);
     assert_ok(nb_batch_truncate(b, x, 64));
     assert_int_equal(free_pages(b), all - 1);
     assert_int_equal(nb_batch_length(b, x), 64);
-    part = (struct nb_batch_input){x, ids + 64, 64, .logits = got};
-    assert_ok(nb_batch_step(b, &part, 1));
+    input = (struct nb_batch_input){x, ids + 64, 64, .logits = got};
+    assert_ok(nb_batch_step(b, &input, 1));
     assert_memory_equal(got, wanted, ROW);
     assert_fails(nb_batch_truncate(b, x, 129), NB_EINVAL, "129 tokens of sequence 0");
     assert_fails(nb_batch_truncate(b, x, -1), NB_EINVAL, "-1 tokens");
@@ -478,9 +483,9 @@ static void test_truncate__gives_pages_back(void **state)
     nb_batch_close(b);
 }
 
-/* ---- hostile ---- */
+/* ---- bad arguments ---- */
 
-static void test_open__refuses(void **state)
+static void test_open__refuses_bad_options(void **state)
 {
     static const struct {
         struct nb_batch_opts o;
@@ -511,15 +516,15 @@ static void test_open__refuses(void **state)
     nb_batch_close(NULL);
 }
 
-static void test_step__refuses(void **state)
+static void test_step__refuses_bad_inputs(void **state)
 {
     static float logits[VOCAB];
-    struct nb_candidate best[NBI_TOPK_MAX + 1];
+    struct nb_candidate candidates[NBI_TOPK_MAX + 1];
     struct nb_batch *b = open_batch(&usual);
     int32_t ids[CONTEXT + 1] = {0}, low = -1, high = VOCAB;
     int64_t x = added(b), pages = free_pages(b);
     const struct {
-        struct nb_batch_input part;
+        struct nb_batch_input input;
         enum nb_status status;
         const char *words;
     } cases[] = {
@@ -534,14 +539,14 @@ static void test_step__refuses(void **state)
         {{x, ids, 129, .logits = logits}, NB_EVALUE, "129 tokens for a step"},
         {{x, &low, 1, .logits = logits}, NB_EVALUE, "token id -1"},
         {{x, &high, 1, .logits = logits}, NB_EVALUE, "token id 2048"},
-        {{x, ids, 1, .candidates = best, .topk = -1}, NB_EINVAL, "the -1 best"},
-        {{x, ids, 1, .candidates = best, .topk = NBI_TOPK_MAX + 1}, NB_EINVAL, "the 65 best"},
+        {{x, ids, 1, .candidates = candidates, .topk = -1}, NB_EINVAL, "the -1 best"},
+        {{x, ids, 1, .candidates = candidates, .topk = NBI_TOPK_MAX + 1}, NB_EINVAL, "the 65 best"},
         {{x, ids, 1, .candidates = NULL, .topk = 1}, NB_EINVAL, "the 1 best"},
     };
     (void)state;
     for (int64_t i = 0; i < COUNT(cases); i++) {
-        struct nb_batch_input part = cases[i].part;
-        assert_fails(nb_batch_step(b, &part, 1), cases[i].status, cases[i].words);
+        struct nb_batch_input input = cases[i].input;
+        assert_fails(nb_batch_step(b, &input, 1), cases[i].status, cases[i].words);
     }
     struct nb_batch_input twice[SEQUENCES + 1];
     for (int i = 0; i < SEQUENCES + 1; i++)
@@ -557,7 +562,7 @@ static void test_step__refuses(void **state)
     nb_batch_close(b);
 }
 
-static void test_sequences__come_and_go(void **state)
+static void test_sequences__lowest_free_number_is_taken(void **state)
 {
     struct nb_batch *b = open_batch(&usual);
     int64_t sequence = 99;
@@ -589,8 +594,8 @@ static enum nb_status spy(struct nbi_backend *be, const char *what, int64_t byte
     return real.alloc(be, what, bytes, out);
 }
 
-/* tiny: 4 layers, 2 heads of 64 keys. */
-static void test_plan__is_what_is_allocated(void **state)
+/* The model "tiny" has 4 layers and 2 key heads of 64. */
+static void test_plan__equals_what_is_allocated(void **state)
 {
     static const struct {
         struct nb_batch_opts o;
@@ -620,8 +625,8 @@ static void test_plan__is_what_is_allocated(void **state)
 
 static void test_steps__allocate_nothing(void **state)
 {
-    struct nb_candidate best[SEQUENCES];
-    struct nb_batch_input parts[SEQUENCES];
+    struct nb_candidate candidates[SEQUENCES];
+    struct nb_batch_input inputs[SEQUENCES];
     int32_t ids[CONTEXT];
     enum nb_status rc = NB_OK;
     (void)state;
@@ -630,18 +635,18 @@ static void test_steps__allocate_nothing(void **state)
     ids_of(ids, 5);
     struct nb_batch *b = open_batch(&usual);
     for (int i = 0; i < SEQUENCES; i++)
-        parts[i] = (struct nb_batch_input){
-            .sequence = added(b), .ids = ids, .count = 10, .candidates = &best[i], .topk = 1};
-    assert_ok(nb_batch_step(b, parts, SEQUENCES)); /* threads may start here */
+        inputs[i] = (struct nb_batch_input){
+            .sequence = added(b), .ids = ids, .count = 10, .candidates = &candidates[i], .topk = 1};
+    assert_ok(nb_batch_step(b, inputs, SEQUENCES)); /* threads may start here */
     long before = allocations;
-    assert_true(before > 0); /* they are counted at all */
+    assert_true(before > 0); /* counting works */
     for (int step = 0; step < 100 && rc == NB_OK; step++) {
         for (int i = 0; i < SEQUENCES; i++)
-            parts[i].count = 1 + (step + i) % 3;
+            inputs[i].count = 1 + (step + i) % 3;
         if (step % 20 == 0)
             rc = nb_batch_truncate(b, 0, 3);
         if (rc == NB_OK)
-            rc = nb_batch_step(b, parts, SEQUENCES);
+            rc = nb_batch_step(b, inputs, SEQUENCES);
     }
     long made = allocations - before;
     assert_ok(rc);
@@ -665,7 +670,7 @@ static struct nb_engine *open_gpu(void)
     return gpu;
 }
 
-/* Tokens of a prompt, by sequence: one, few, more than share a pass, several chunks. */
+/* Lengths of prompts: one token, a few, more than share a deterministic pass, several chunks. */
 static const int64_t prompts[GPU_SEQUENCES] = {1, 5, 64, 65, 200, 256, 300, 700};
 
 static int32_t *gpu_ids(int64_t sequence)
@@ -677,12 +682,12 @@ static int32_t *gpu_ids(int64_t sequence)
     return ids[sequence];
 }
 
-/* Prompts in parts that end at multiples of the chunk, as many in a step as there is room for; then
- * tokens one by one. The logits behind all of them. */
+/* Feeds prompts in inputs that end at multiples of the chunk, as many in a step as fit, then tokens
+ * one by one. Returns the logits after the last. */
 static void run_gpu(const struct nb_engine *gpu, const struct nb_batch_opts *o, const int *which,
                     int count, float (*logits)[VOCAB])
 {
-    struct nb_batch_input parts[GPU_SEQUENCES];
+    struct nb_batch_input inputs[GPU_SEQUENCES];
     int64_t at[GPU_SEQUENCES] = {0}, sequence[GPU_SEQUENCES];
     struct nb_batch *b;
     assert_ok(nb_batch_open(&b, gpu, o));
@@ -695,28 +700,28 @@ static void run_gpu(const struct nb_engine *gpu, const struct nb_batch_opts *o, 
             int64_t take = left < GPU_CHUNK ? left : GPU_CHUNK;
             if (left == 0 || take > room)
                 continue;
-            parts[n++] = (struct nb_batch_input){
+            inputs[n++] = (struct nb_batch_input){
                 .sequence = sequence[i], .ids = gpu_ids(which[i]) + at[i], .count = take};
             at[i] += take;
             room -= take;
         }
         more = n > 0;
         if (more)
-            assert_ok(nb_batch_step(b, parts, n));
+            assert_ok(nb_batch_step(b, inputs, n));
     }
     for (int step = 0; step < GPU_STEPS; step++) {
         for (int i = 0; i < count; i++)
-            parts[i] = (struct nb_batch_input){.sequence = sequence[i],
-                                               .ids = gpu_ids(which[i]) + at[i]++,
-                                               .count = 1,
-                                               .logits = logits[which[i]]};
-        assert_ok(nb_batch_step(b, parts, count));
+            inputs[i] = (struct nb_batch_input){.sequence = sequence[i],
+                                                .ids = gpu_ids(which[i]) + at[i]++,
+                                                .count = 1,
+                                                .logits = logits[which[i]]};
+        assert_ok(nb_batch_step(b, inputs, count));
     }
     nb_batch_close(b);
 }
 
-/* As test_backend.c measures it: of exact results by their norms, else the largest difference of
- * the largest value. */
+/* The error as test_backend.c measures it: for exact results relative to the norm, otherwise the
+ * largest difference relative to the largest value. */
 static double off_by(const float *is, const float *want, bool exact)
 {
     double off = 0, all = 0, off2 = 0, all2 = 0;
@@ -730,12 +735,12 @@ static double off_by(const float *is, const float *want, bool exact)
     return exact ? sqrt(off2 / all2) : off / all;
 }
 
-/* Of prompts on FP4 tensor cores: done on the CPU, two terms of NVFP4 are off by up to 1.9 % here,
- * and bf16 by 0.7 %. One term is off by 17 % and more. */
-#define FOUR_BOUND 5e-2
+/* The bound for prompts on FP4 tensor cores. Computed on the CPU, two NVFP4 terms have errors of up
+ * to 1.9 % here, bf16 0.7 %, and a single NVFP4 term 17 % and more. */
+#define FP4_BOUND 5e-2
 
-/* With the bounds of test_backend.c. */
-static void test_gpu__gives_what_sessions_give(void **state)
+/* The bounds are those of test_backend.c. */
+static void test_gpu__logits_are_close_to_those_of_sessions(void **state)
 {
     static const struct {
         bool exact;
@@ -764,8 +769,8 @@ static void test_gpu__gives_what_sessions_give(void **state)
                 assert_ok(nb_session_append(s, gpu_ids(i), prompts[i] + GPU_STEPS, wanted));
                 nb_session_close(s);
                 double off = off_by(got[i], wanted, ways[way].exact);
-                bool four = gpu->be->fp4 && !ways[way].exact;
-                double bound = four ? fmax(FOUR_BOUND, ways[way].bound) : ways[way].bound;
+                bool fp4 = gpu->be->fp4 && !ways[way].exact;
+                double bound = fp4 ? fmax(FP4_BOUND, ways[way].bound) : ways[way].bound;
                 if (!(off <= bound))
                     fail_msg("way %d, sequence %d: off by %.3g", (int)way, i, off);
             }
@@ -773,40 +778,40 @@ static void test_gpu__gives_what_sessions_give(void **state)
     nb_engine_close(gpu);
 }
 
-/* ---- many sequences ---- */
+/* ---- up to 64 sequences ---- */
 
-#define MANY         64
-#define MANY_CONTEXT 128
-#define MANY_STEPS   4
+#define MAX_SEQUENCES 64
+#define MAX_CONTEXT   128
+#define MAX_STEPS     4
 
-/* Of lengths on both sides of a page, each beside a session of its own. */
-static void check_many(const struct nb_engine *e, int count, enum nb_kv_dtype kv,
-                       bool deterministic, double bound)
+/* Their lengths lie on both sides of a page boundary; each is compared with a session. */
+static void check_sequences(const struct nb_engine *e, int count, enum nb_kv_dtype kv,
+                            bool deterministic, double bound)
 {
-    static float got[MANY][VOCAB], want[VOCAB];
+    static float got[MAX_SEQUENCES][VOCAB], want[VOCAB];
     const struct nb_batch_opts o = {.sequences = count,
-                                    .context = MANY_CONTEXT,
+                                    .context = MAX_CONTEXT,
                                     .chunk = GPU_CHUNK,
                                     .kv = kv,
                                     .deterministic = deterministic};
-    const struct nb_session_opts alone = {.context = MANY_CONTEXT, .kv = kv, .exact = true};
-    struct nb_batch_input parts[MANY];
-    int64_t at[MANY];
+    const struct nb_session_opts alone = {.context = MAX_CONTEXT, .kv = kv, .exact = true};
+    struct nb_batch_input inputs[MAX_SEQUENCES];
+    int64_t at[MAX_SEQUENCES];
     struct nb_batch *b;
     assert_ok(nb_batch_open(&b, e, &o));
     for (int i = 0; i < count; i++) {
         at[i] = 1 + i * 11 % 90;
-        parts[i] = (struct nb_batch_input){.ids = gpu_ids(i % GPU_SEQUENCES) + i, .count = at[i]};
-        assert_ok(nb_batch_add(b, &parts[i].sequence));
-        assert_ok(nb_batch_step(b, &parts[i], 1));
+        inputs[i] = (struct nb_batch_input){.ids = gpu_ids(i % GPU_SEQUENCES) + i, .count = at[i]};
+        assert_ok(nb_batch_add(b, &inputs[i].sequence));
+        assert_ok(nb_batch_step(b, &inputs[i], 1));
     }
-    for (int step = 0; step < MANY_STEPS; step++) {
+    for (int step = 0; step < MAX_STEPS; step++) {
         for (int i = 0; i < count; i++) {
-            parts[i].ids = gpu_ids(i % GPU_SEQUENCES) + i + at[i]++;
-            parts[i].count = 1;
-            parts[i].logits = got[i];
+            inputs[i].ids = gpu_ids(i % GPU_SEQUENCES) + i + at[i]++;
+            inputs[i].count = 1;
+            inputs[i].logits = got[i];
         }
-        assert_ok(nb_batch_step(b, parts, count));
+        assert_ok(nb_batch_step(b, inputs, count));
     }
     nb_batch_close(b);
     for (int i = 0; i < count; i++) {
@@ -820,35 +825,35 @@ static void check_many(const struct nb_engine *e, int count, enum nb_kv_dtype kv
     }
 }
 
-static void test_batch__of_many_sequences(void **state)
+static void test_batch__of_64_sequences(void **state)
 {
     (void)state;
-    check_many(engine, 20, NB_KV_F16, false, 2e-2);
+    check_sequences(engine, 20, NB_KV_F16, false, 2e-2);
 }
 
-/* By itself, since it is small enough for the sanitizers of a GPU (tests/gpu/run.sh). */
+/* A test of its own, small enough for compute-sanitizer (tests/gpu/run.sh). */
 static void test_gpu__twenty_sequences(void **state)
 {
     struct nb_engine *gpu = open_gpu();
     (void)state;
-    check_many(gpu, 20, NB_KV_F16, false, 2e-2);
+    check_sequences(gpu, 20, NB_KV_F16, false, 2e-2);
     nb_engine_close(gpu);
 }
 
-static void test_gpu__many_sequences(void **state)
+static void test_gpu__up_to_64_sequences(void **state)
 {
-    static const int counts[] = {9, 17, 33, MANY};
+    static const int counts[] = {9, 17, 33, MAX_SEQUENCES};
     struct nb_engine *gpu = open_gpu();
     (void)state;
     for (int64_t i = 0; i < COUNT(counts); i++)
         for (int deterministic = 0; deterministic < 2; deterministic++) {
-            check_many(gpu, counts[i], NB_KV_F16, deterministic, 2e-2);
-            check_many(gpu, counts[i], NB_KV_F8, deterministic, 2e-1);
+            check_sequences(gpu, counts[i], NB_KV_F16, deterministic, 2e-2);
+            check_sequences(gpu, counts[i], NB_KV_F8, deterministic, 2e-1);
         }
     nb_engine_close(gpu);
 }
 
-static void test_gpu__a_sequence_cannot_tell_whether_there_are_others(void **state)
+static void test_gpu__deterministic_logits_do_not_depend_on_other_sequences(void **state)
 {
     static const int all[2][GPU_SEQUENCES] = {{0, 1, 2, 3, 4, 5, 6, 7}, {6, 2, 7, 0, 3, 5, 1, 4}};
     static float alone[GPU_SEQUENCES][VOCAB], together[GPU_SEQUENCES][VOCAB];
@@ -874,40 +879,40 @@ static void test_gpu__a_sequence_cannot_tell_whether_there_are_others(void **sta
     nb_engine_close(gpu);
 }
 
-#define REPEAT_STEPS 40
+#define GRAPH_STEPS 40
 
-/* Steps of all sequences and of some of them in turn, whose lengths pass 128 and 256. The logits of
- * every step. */
-static void run_repeats(const struct nb_engine *gpu, const struct nb_batch_opts *o,
-                        float (*logits)[4][VOCAB])
+/* Steps of all sequences, then of some of them, in turn. Lengths pass 128 and 256, where the graph
+ * key changes. Returns the logits of every step. */
+static void run_graph_steps(const struct nb_engine *gpu, const struct nb_batch_opts *o,
+                            float (*logits)[4][VOCAB])
 {
     static const int64_t starts[4] = {120, 3, 64, 250};
-    struct nb_batch_input parts[4];
+    struct nb_batch_input inputs[4];
     int64_t at[4] = {0};
     struct nb_batch *b;
     assert_ok(nb_batch_open(&b, gpu, o));
-    memset(logits, 0, REPEAT_STEPS * sizeof *logits);
+    memset(logits, 0, GRAPH_STEPS * sizeof *logits);
     for (int i = 0; i < 4; i++) {
         int64_t sequence;
         assert_ok(nb_batch_add(b, &sequence));
-        parts[0] = (struct nb_batch_input){
+        inputs[0] = (struct nb_batch_input){
             .sequence = sequence, .ids = gpu_ids(i), .count = at[i] = starts[i]};
-        assert_ok(nb_batch_step(b, parts, 1));
+        assert_ok(nb_batch_step(b, inputs, 1));
     }
-    for (int step = 0; step < REPEAT_STEPS; step++) {
-        int count = 0; /* the longest goes along in every fourth step only */
+    for (int step = 0; step < GRAPH_STEPS; step++) {
+        int count = 0; /* the longest takes part only in every fourth step */
         for (int i = 0; i < 4 - (step % 4 != 0) - step % 2; i++)
-            parts[count++] = (struct nb_batch_input){
+            inputs[count++] = (struct nb_batch_input){
                 .sequence = i, .ids = gpu_ids(i) + at[i]++, .count = 1, .logits = logits[step][i]};
-        assert_ok(nb_batch_step(b, parts, count));
+        assert_ok(nb_batch_step(b, inputs, count));
     }
     nb_batch_close(b);
 }
 
-/* What is recorded and launched again gives the bits that the operations give. */
-static void test_gpu__repeats_what_operations_do(void **state)
+/* A replayed CUDA graph must give the bits of the operations themselves. */
+static void test_gpu__graphs_give_the_bits_of_the_operations(void **state)
 {
-    static float again[REPEAT_STEPS][4][VOCAB], direct[REPEAT_STEPS][4][VOCAB];
+    static float again[GRAPH_STEPS][4][VOCAB], direct[GRAPH_STEPS][4][VOCAB];
     struct nb_engine *gpu = open_gpu();
     (void)state;
     for (int way = 0; way < 16; way++) {
@@ -920,22 +925,22 @@ static void test_gpu__repeats_what_operations_do(void **state)
         real = *gpu->be;
         gpu->be->rope_table = count_pass;
         pass_count = 0;
-        run_repeats(gpu, &o, again);
-        assert_true(pass_count < 24); /* prompts, and two for each key */
+        run_graph_steps(gpu, &o, again);
+        assert_true(pass_count < 24); /* prompts, and two passes for each key */
         pass_count = 0;
         gpu->be->rope_table = real.rope_table;
         gpu->be->graph_run = NULL;
-        run_repeats(gpu, &o, direct);
+        run_graph_steps(gpu, &o, direct);
         *gpu->be = real;
-        for (int step = 0; step < REPEAT_STEPS; step++)
+        for (int step = 0; step < GRAPH_STEPS; step++)
             if (memcmp(again[step], direct[step], sizeof *again) != 0)
                 fail_msg("way %d: step %d differs", way, step);
     }
     nb_engine_close(gpu);
 }
 
-/* An error while a pass is recorded is an error of that step; the next one is as if nothing was. */
-static void test_gpu__fails_while_recording(void **state)
+/* An error while a graph is captured fails that step only; the next one succeeds. */
+static void test_gpu__failed_capture_fails_one_step(void **state)
 {
     static float logits[6][VOCAB];
     struct nb_engine *gpu = open_gpu();
@@ -947,11 +952,11 @@ static void test_gpu__fails_while_recording(void **state)
     assert_ok(nb_batch_add(b, &sequence));
     real = *gpu->be;
     for (int step = 0; step < 6; step++) {
-        struct nb_batch_input part = {
+        struct nb_batch_input input = {
             .sequence = sequence, .ids = gpu_ids(0), .count = 1, .logits = logits[step]};
         gpu->be->linear = step == 1 ? fail_later : real.linear;
         calls_left = 1;
-        enum nb_status rc = nb_batch_step(b, &part, 1);
+        enum nb_status rc = nb_batch_step(b, &input, 1);
         if (step == 1)
             assert_fails(rc, NB_EDEVICE, "the device is gone");
         else
@@ -968,28 +973,28 @@ static void test_gpu__fails_while_recording(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_batch__gives_what_sessions_give),
-        cmocka_unit_test(test_batch__on_every_instruction_set_and_two_threads),
-        cmocka_unit_test(test_batch__in_several_passes),
-        cmocka_unit_test(test_best__are_those_of_the_logits),
-        cmocka_unit_test(test_best__of_what_is_not_finite),
-        cmocka_unit_test(test_deterministic__passes_are_cut),
-        cmocka_unit_test(test_step__is_one_pass),
+        cmocka_unit_test(test_batch__logits_equal_those_of_sessions),
+        cmocka_unit_test(test_batch__logits_equal_on_every_instruction_set_and_two_threads),
+        cmocka_unit_test(test_batch__logits_equal_in_several_passes),
+        cmocka_unit_test(test_candidates__are_the_largest_logits),
+        cmocka_unit_test(test_candidates__nonfinite_stays_in_its_sequence),
+        cmocka_unit_test(test_deterministic__long_inputs_have_passes_of_their_own),
+        cmocka_unit_test(test_step__is_one_pass_unless_deterministic),
         cmocka_unit_test(test_step__that_fails_changes_nothing),
-        cmocka_unit_test(test_pages__run_out_and_come_back),
-        cmocka_unit_test(test_truncate__gives_pages_back),
-        cmocka_unit_test(test_open__refuses),
-        cmocka_unit_test(test_step__refuses),
-        cmocka_unit_test(test_sequences__come_and_go),
-        cmocka_unit_test(test_plan__is_what_is_allocated),
+        cmocka_unit_test(test_pages__are_reused_after_the_pool_was_empty),
+        cmocka_unit_test(test_truncate__returns_pages),
+        cmocka_unit_test(test_open__refuses_bad_options),
+        cmocka_unit_test(test_step__refuses_bad_inputs),
+        cmocka_unit_test(test_sequences__lowest_free_number_is_taken),
+        cmocka_unit_test(test_plan__equals_what_is_allocated),
         cmocka_unit_test(test_steps__allocate_nothing),
-        cmocka_unit_test(test_batch__of_many_sequences),
-        cmocka_unit_test(test_gpu__gives_what_sessions_give),
+        cmocka_unit_test(test_batch__of_64_sequences),
+        cmocka_unit_test(test_gpu__logits_are_close_to_those_of_sessions),
         cmocka_unit_test(test_gpu__twenty_sequences),
-        cmocka_unit_test(test_gpu__many_sequences),
-        cmocka_unit_test(test_gpu__a_sequence_cannot_tell_whether_there_are_others),
-        cmocka_unit_test(test_gpu__repeats_what_operations_do),
-        cmocka_unit_test(test_gpu__fails_while_recording),
+        cmocka_unit_test(test_gpu__up_to_64_sequences),
+        cmocka_unit_test(test_gpu__deterministic_logits_do_not_depend_on_other_sequences),
+        cmocka_unit_test(test_gpu__graphs_give_the_bits_of_the_operations),
+        cmocka_unit_test(test_gpu__failed_capture_fails_one_step),
     };
     return cmocka_run_group_tests(tests, open_engine, close_engine);
 }

@@ -1,4 +1,4 @@
-/* test_sampler.c - what is drawn, against probabilities that are computed here or by hand. */
+/* test_sampler.c - draws, against probabilities that are computed here or by hand. */
 #include <math.h>
 
 #include "base/rng.h"
@@ -28,14 +28,14 @@ static int32_t draw(struct nbi_sampler *s, const float *logits)
     return id;
 }
 
-/* The bound that chi-square passes in one of 100 000 cases (Wilson and Hilferty). */
+/* The bound that chi-square exceeds in one of 100 000 cases (Wilson and Hilferty). */
 static double chi_bound(int degrees)
 {
     double k = degrees, a = 2 / (9 * k), z = 1 - a + 4.2649 * sqrt(a);
     return k * z * z * z;
 }
 
-/* Draws have these probabilities: those of 0 never come, the others as often as they should. */
+/* Draws must have these probabilities: ids of 0 never occur, the others as often as expected. */
 static void expect(const struct nb_sampling *opts, const float *logits, const double *p, int vocab)
 {
     struct nbi_sampler s = make(opts, vocab);
@@ -78,7 +78,7 @@ static void test_temperature__divides_the_logits(void **state)
     }
 }
 
-static void test_temperature__next_to_nothing_is_greedy(void **state)
+static void test_temperature__close_to_zero_is_greedy(void **state)
 {
     static const float logits[] = {1, 1.0001F, -5};
     struct nb_sampling o = plain;
@@ -87,17 +87,17 @@ static void test_temperature__next_to_nothing_is_greedy(void **state)
     expect(&o, logits, (const double[]){0, 1, 0}, 3);
 }
 
-static void test_top_k__of_the_best(void **state)
+static void test_top_k__keeps_the_most_likely(void **state)
 {
     const float l2 = logf(2);
-    const float logits[] = {0, 2 * l2, -1, l2, 0, -2}; /* as 1 : 4 : . : 2 : 1 : . */
+    const float logits[] = {0, 2 * l2, -1, l2, 0, -2}; /* weights 1 : 4 : . : 2 : 1 : . */
     struct nb_sampling o = plain;
     (void)state;
     o.top_k = 1;
     expect(&o, logits, (const double[]){0, 1, 0, 0, 0, 0}, 6);
     o.top_k = 2;
     expect(&o, logits, (const double[]){0, 2. / 3, 0, 1. / 3, 0, 0}, 6);
-    o.top_k = 3; /* of equals the lower id */
+    o.top_k = 3; /* of equal logits the lower id */
     expect(&o, logits, (const double[]){1. / 7, 4. / 7, 0, 2. / 7, 0, 0}, 6);
     o.top_k = 4;
     expect(&o, logits, (const double[]){1. / 8, 4. / 8, 0, 2. / 8, 1. / 8, 0}, 6);
@@ -107,8 +107,8 @@ static void test_top_k__of_the_best(void **state)
            (const double[]){1 / all, 4 / all, exp(-1) / all, 2 / all, 1 / all, exp(-2) / all}, 6);
 }
 
-/* Probabilities 1/2, 1/4, 1/8, 1/8. */
-static void test_top_p__keeps_the_one_that_crosses(void **state)
+/* The probabilities are 1/2, 1/4, 1/8 and 1/8. */
+static void test_top_p__keeps_the_token_that_crosses(void **state)
 {
     const float l2 = logf(2);
     const float logits[] = {l2, 0, 2 * l2, 0}, equal[] = {3, 3, 3, 3};
@@ -130,11 +130,11 @@ static void test_top_p__keeps_the_one_that_crosses(void **state)
     expect(&o, equal, (const double[]){0.5, 0.5, 0, 0}, 4);
 }
 
-/* Top-p sees the probabilities after temperature and top-k. */
-static void test_top_p__comes_behind_top_k(void **state)
+/* Top-p applies to the probabilities after temperature and top-k. */
+static void test_top_p__comes_after_top_k(void **state)
 {
     static const float equal[10] = {0};
-    static const float two[] = {0, 0.69314718F}; /* at temperature 1/2 as 1 : 4 */
+    static const float two[] = {0, 0.69314718F}; /* at temperature 1/2 the weights are 1 : 4 */
     struct nb_sampling o = plain;
     (void)state;
     o.top_k = 4;
@@ -147,10 +147,10 @@ static void test_top_p__comes_behind_top_k(void **state)
     expect(&o, two, (const double[]){0, 1}, 2);
 }
 
-static void test_min_p__is_a_share_of_the_best(void **state)
+static void test_min_p__is_relative_to_the_most_likely(void **state)
 {
     const float l2 = logf(2);
-    const float logits[] = {l2, 0, 2 * l2, -l2}; /* as 2 : 1 : 4 : 1/2 */
+    const float logits[] = {l2, 0, 2 * l2, -l2}; /* weights 2 : 1 : 4 : 1/2 */
     struct nb_sampling o = plain;
     (void)state;
     o.min_p = 0.6;
@@ -162,14 +162,14 @@ static void test_min_p__is_a_share_of_the_best(void **state)
     o.min_p = 1;
     expect(&o, logits, (const double[]){0, 0, 1, 0}, 4);
     o.min_p = 0.4;
-    o.temperature = 2; /* now as 1/sqrt(2) : 1/2 : 1 : 1/sqrt(8) */
+    o.temperature = 2; /* now 1/sqrt(2) : 1/2 : 1 : 1/sqrt(8) */
     const double all = 1 + sqrt(0.5) + 0.5;
     expect(&o, logits, (const double[]){sqrt(0.5) / all, 0.5 / all, 1 / all, 0}, 4);
 }
 
-/* ---- the best ---- */
+/* ---- greedy and top-k ---- */
 
-static void test_greedy__is_the_best_and_of_equals_the_lowest(void **state)
+static void test_greedy__takes_the_lowest_id_of_equal_logits(void **state)
 {
     struct nb_sampling o = plain;
     (void)state;
@@ -191,8 +191,8 @@ static int by_logit(const void *a, const void *b)
                                 : (x->id > y->id) - (x->id < y->id);
 }
 
-/* The k best of many with many equals, against qsort. */
-static void test_top_k__order_of_many(void **state)
+/* Top-k of logits with many equal values, against qsort(). */
+static void test_top_k__orders_equal_logits_by_id(void **state)
 {
     static const int64_t ks[] = {1, 2, 3, 20, 100, 2999, 3000, 9999};
     static float logits[3000];
@@ -218,11 +218,11 @@ static void test_top_k__order_of_many(void **state)
     }
 }
 
-/* ---- without top-k nothing is sorted; the choice is as if it were ---- */
+/* ---- draws from all logits, without sorting them ---- */
 
 #define MANY 1500
 
-/* Logits of several kinds: spread, nearly equal, in steps with many equals, few far ahead. */
+/* Logits that are spread, nearly equal, in steps with many equal ones, or with a few far ahead. */
 static void make_logits(float *logits, int n, uint32_t seed)
 {
     for (int i = 0; i < n; i += 4) {
@@ -238,7 +238,8 @@ static void make_logits(float *logits, int n, uint32_t seed)
     logits[seed * 7 % (uint32_t)n] += seed % 2 ? 0 : 9;
 }
 
-/* As the words have it, in double: sort, cut, walk. false: too near an edge to tell. */
+/* The draw as it is defined, in double: sort, truncate, walk. false: too close to an edge to
+ * decide. */
 static bool by_sorting(const struct nb_sampling *o, const float *logits, int n, uint64_t draw,
                        int32_t *id)
 {
@@ -274,7 +275,7 @@ static bool by_sorting(const struct nb_sampling *o, const float *logits, int n, 
     return true;
 }
 
-static void test_unsorted__chooses_as_if_sorted(void **state)
+static void test_unsorted__draws_what_sorting_gives(void **state)
 {
     static const double shares[] = {1, 0.9, 0.5, 0.999, 1e-6}, mins[] = {0, 0, 0.05, 1e-4, 1};
     static const double temperatures[] = {1, 0.6, 3, 100, 0.01, 1e-30, 1e-320};
@@ -292,7 +293,7 @@ static void test_unsorted__chooses_as_if_sorted(void **state)
         make_logits(logits, n, seed);
         struct nbi_sampler a = make(&o, n);
         bool sure = by_sorting(&o, logits, n, 0, &wanted);
-        o.top_k = n; /* this way all are sorted */
+        o.top_k = n; /* all tokens are sorted then */
         struct nbi_sampler b = make(&o, n);
         memcpy(copy, logits, sizeof copy);
         assert_ok(nbi_sampler_pick(&a, copy, &fast));
@@ -308,7 +309,7 @@ static void test_unsorted__chooses_as_if_sorted(void **state)
     assert_true(told > cases * 9 / 10);
 }
 
-/* ---- from the best alone ---- */
+/* ---- draws from candidates ---- */
 
 static int better_first(const void *a, const void *b)
 {
@@ -318,7 +319,7 @@ static int better_first(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-static void test_few__choose_as_all_do(void **state)
+static void test_candidates__draw_what_all_logits_give(void **state)
 {
     static float logits[MANY], copy[MANY];
     static struct nb_candidate sorted[MANY];
@@ -331,25 +332,25 @@ static void test_few__choose_as_all_do(void **state)
                                       .min_p = seed % 4 ? 0.02 : 0,
                                       .repeat_penalty = 1,
                                       .seed = seed};
-        struct nbi_sampler all = make(&o, n), few = make(&o, n);
+        struct nbi_sampler all = make(&o, n), topk = make(&o, n);
         make_logits(logits, n, seed);
         for (int i = 0; i < n; i++)
             sorted[i] = (struct nb_candidate){logits[i], i};
         qsort(sorted, (size_t)n, sizeof *sorted, better_first);
         int want = k == 0 ? 1 : k < n ? k : n;
-        assert_int_equal(nbi_sampler_topk(&few), want);
+        assert_int_equal(nbi_sampler_topk(&topk), want);
         for (int draw = 0; draw < 3; draw++) {
             int32_t id;
             memcpy(copy, logits, sizeof copy);
             assert_ok(nbi_sampler_pick(&all, copy, &id));
-            assert_int_equal(nbi_sampler_from_topk(&few, sorted), id);
+            assert_int_equal(nbi_sampler_from_topk(&topk, sorted), id);
         }
         nbi_sampler_release(&all);
-        nbi_sampler_release(&few);
+        nbi_sampler_release(&topk);
     }
 }
 
-static void test_few__do_not_do_where_others_count(void **state)
+static void test_candidates__are_not_enough_with_penalties(void **state)
 {
     static const struct nb_bias bias[] = {{3, 1}};
     const struct nb_sampling cases[] = {
@@ -368,7 +369,7 @@ static void test_few__do_not_do_where_others_count(void **state)
 
 /* ---- penalties and bias ---- */
 
-/* What becomes of 3, -3, 0, 1 and -1 when ids 0, 1 and 2 were seen three times, once and once. */
+/* The logits 3, -3, 0, 1 and -1 after ids 0, 1 and 2 were seen three times, once and once. */
 static void penalised(const struct nb_sampling *opts, const float wanted[5])
 {
     static const int32_t seen[] = {0, 1, 0, 2, 0};
@@ -422,7 +423,7 @@ static void test_penalties__by_hand(void **state)
     penalised(&o, (const float[]){3, -3, 0, 1, 1.5F});
 }
 
-/* Before the temperature: a bias of ln 2 doubles the odds at 1 and squares that at 1/2. */
+/* A bias of ln 2 doubles the weight at temperature 1, and squares that at 1/2. */
 static void test_bias__comes_before_the_temperature(void **state)
 {
     static const float logits[] = {0, 0};
@@ -438,7 +439,7 @@ static void test_bias__comes_before_the_temperature(void **state)
 
 /* ---- seeds ---- */
 
-static void test_seed__gives_the_sequence(void **state)
+static void test_seed__determines_the_draws(void **state)
 {
     static const float logits[32] = {0};
     struct nb_sampling o = plain;
@@ -455,7 +456,7 @@ static void test_seed__gives_the_sequence(void **state)
         same += id == draw(&c, logits);
         same += id == draw(&d, logits);
     }
-    assert_true(same < 130); /* one in 32 of 2000 by chance: 62, give or take 8 */
+    assert_true(same < 130); /* by chance one in 32 of 2000: 62, with a standard deviation of 8 */
     b.draws = 10;
     nbi_sampler_release(&a);
     a = make(&plain, 32);
@@ -468,7 +469,7 @@ static void test_seed__gives_the_sequence(void **state)
     nbi_sampler_release(&d);
 }
 
-/* Pairs of draws in a row are independent. */
+/* Consecutive draws are independent. */
 static void test_seed__draws_are_independent(void **state)
 {
     static const float logits[4] = {0};
@@ -488,7 +489,7 @@ static void test_seed__draws_are_independent(void **state)
 
 /* ---- refusals ---- */
 
-static void test_logits__that_are_not_finite(void **state)
+static void test_logits__nonfinite_is_refused(void **state)
 {
     static const float wrong[] = {NAN, -NAN, INFINITY, -INFINITY};
     (void)state;
@@ -519,7 +520,7 @@ static void refused(const struct nb_sampling *opts, const char *words)
         refused(&refused_opts, words);                                                             \
     } while (0)
 
-static void test_options__out_of_range(void **state)
+static void test_options__out_of_range_are_refused(void **state)
 {
     static const struct nb_bias low = {-1, 1}, high = {5, 1};
     struct nb_sampling o = plain;
@@ -548,8 +549,8 @@ static void test_options__out_of_range(void **state)
     refused(&o, "bias for token 5");
 }
 
-/* What would make logits infinite or NaN behind the check of the model's. */
-static void test_options__that_break_logits(void **state)
+/* Settings that would make logits infinite or NaN after the model's were checked. */
+static void test_options__nonfinite_are_refused(void **state)
 {
     static const struct nb_bias nan_bias = {1, NAN}, infinite = {1, INFINITY};
     struct nb_sampling o = plain;
@@ -562,8 +563,8 @@ static void test_options__that_break_logits(void **state)
     refused(&o, "bias");
 }
 
-/* Finite settings whose result is not: an error, or the best token, but never the worst. */
-static void test_penalties__that_overflow(void **state)
+/* Finite settings with an infinite result: an error or the most likely token, never another. */
+static void test_penalties__overflow_is_an_error_or_greedy(void **state)
 {
     struct nb_sampling o = plain;
     float logits[] = {1, 5, 2, 3};
@@ -582,24 +583,24 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_temperature__divides_the_logits),
-        cmocka_unit_test(test_temperature__next_to_nothing_is_greedy),
-        cmocka_unit_test(test_top_k__of_the_best),
-        cmocka_unit_test(test_top_p__keeps_the_one_that_crosses),
-        cmocka_unit_test(test_top_p__comes_behind_top_k),
-        cmocka_unit_test(test_min_p__is_a_share_of_the_best),
-        cmocka_unit_test(test_greedy__is_the_best_and_of_equals_the_lowest),
-        cmocka_unit_test(test_top_k__order_of_many),
-        cmocka_unit_test(test_unsorted__chooses_as_if_sorted),
-        cmocka_unit_test(test_few__choose_as_all_do),
-        cmocka_unit_test(test_few__do_not_do_where_others_count),
+        cmocka_unit_test(test_temperature__close_to_zero_is_greedy),
+        cmocka_unit_test(test_top_k__keeps_the_most_likely),
+        cmocka_unit_test(test_top_p__keeps_the_token_that_crosses),
+        cmocka_unit_test(test_top_p__comes_after_top_k),
+        cmocka_unit_test(test_min_p__is_relative_to_the_most_likely),
+        cmocka_unit_test(test_greedy__takes_the_lowest_id_of_equal_logits),
+        cmocka_unit_test(test_top_k__orders_equal_logits_by_id),
+        cmocka_unit_test(test_unsorted__draws_what_sorting_gives),
+        cmocka_unit_test(test_candidates__draw_what_all_logits_give),
+        cmocka_unit_test(test_candidates__are_not_enough_with_penalties),
         cmocka_unit_test(test_penalties__by_hand),
         cmocka_unit_test(test_bias__comes_before_the_temperature),
-        cmocka_unit_test(test_seed__gives_the_sequence),
+        cmocka_unit_test(test_seed__determines_the_draws),
         cmocka_unit_test(test_seed__draws_are_independent),
-        cmocka_unit_test(test_logits__that_are_not_finite),
-        cmocka_unit_test(test_options__out_of_range),
-        cmocka_unit_test(test_options__that_break_logits),
-        cmocka_unit_test(test_penalties__that_overflow),
+        cmocka_unit_test(test_logits__nonfinite_is_refused),
+        cmocka_unit_test(test_options__out_of_range_are_refused),
+        cmocka_unit_test(test_options__nonfinite_are_refused),
+        cmocka_unit_test(test_penalties__overflow_is_an_error_or_greedy),
     };
     return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_served.c - what is trained is what is served: logits of the trainer's own forward pass and
- * of the file that it wrote, loaded again, to the last bit. */
+/* test_served.c - the trainer's own forward pass and the file that it wrote, loaded again, give
+ * bit-identical logits. */
 #include "infer/session.h"
 #include "train/checkpoint.h"
 #include "train/run.h"
@@ -30,7 +30,7 @@ static struct nb_train_opts settings(enum nb_precision precision, const char *ou
                                   .threads = 2};
 }
 
-/* The trainer as it was behind the last step; its next batch, and the logits of it. */
+/* Logits of the trainer's next batch after its last step. */
 static void trainer_logits(const struct nb_train_opts *o, int32_t *ids, float **logits)
 {
     struct nbi_run r;
@@ -62,7 +62,7 @@ static void trainer_logits(const struct nb_train_opts *o, int32_t *ids, float **
     nbi_run_close(&r);
 }
 
-/* The same ids through the file, one row a session. */
+/* Logits of the same ids from the file, each row in a session of its own. */
 static void assert_serves(const char *file, const char *dir, const int32_t *ids,
                           const float *expected)
 {
@@ -99,7 +99,7 @@ static void check(enum nb_precision precision, const char *out, const char *dir)
     free(logits);
 }
 
-static void test_served__bit_for_bit(void **state)
+static void test_served__logits_are_bit_identical(void **state)
 {
     (void)state;
     const struct nb_synth_opts synth = {.preset = "tiny", .dst = test_path("model"), .seed = 3};
@@ -113,7 +113,8 @@ static void test_served__bit_for_bit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_served__bit_for_bit, make_test_dir, remove_test_dir),
+        cmocka_unit_test_setup_teardown(test_served__logits_are_bit_identical, make_test_dir,
+                                        remove_test_dir),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

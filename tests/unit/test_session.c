@@ -1,5 +1,5 @@
-/* test_session.c - tokens in any portion give the same logits; what limits, copies and threads do
- * to a session. */
+/* test_session.c - logits do not depend on how tokens are divided into calls; limits, snapshots and
+ * threads of a session. */
 #include "unit/allocations.h"
 
 #include <math.h>
@@ -12,9 +12,9 @@
 #define VOCAB  2048
 #define ROW    (VOCAB * sizeof(float))
 
-/* ---- what all tests share ---- */
+/* ---- fixture ---- */
 
-static struct nb_engine *engine; /* of one thread, with the best instructions there are */
+static struct nb_engine *engine; /* one thread, the best instruction set of the CPU */
 static int32_t ids[64];
 
 static int open_engine(void **state)
@@ -43,7 +43,7 @@ static struct nb_session *open_session(const struct nbi_session_opts *opts)
     return s;
 }
 
-/* All logits of the first n ids, in one pass of a new session. */
+/* All logits of the first n ids, from one pass of a new session. */
 static float *in_one_pass(const struct nb_engine *e, const struct nbi_session_opts *opts, int n)
 {
     struct nbi_session_opts o = *opts;
@@ -58,7 +58,7 @@ static float *in_one_pass(const struct nb_engine *e, const struct nbi_session_op
     return logits;
 }
 
-/* The same bits, and which row is the first to differ. */
+/* Rows must be bit-identical; reports the first that is not. */
 static void expect_rows(const float *wanted, const float *got, int rows, const char *what, int i)
 {
     for (int r = 0; r < rows; r++)
@@ -77,9 +77,9 @@ static double distance(const float *a, const float *b, int n)
     return sqrt(dd / square);
 }
 
-/* ---- portions ---- */
+/* ---- chunks ---- */
 
-/* Every size of chunk; fewer rows of logits in a pass than are asked for. */
+/* Every size of chunk, and passes with fewer rows of logits than are wanted. */
 static void chunks_agree(const struct nb_engine *e, const struct nbi_session_opts *opts,
                          const float *wanted)
 {
@@ -100,7 +100,7 @@ static void chunks_agree(const struct nb_engine *e, const struct nbi_session_opt
     }
 }
 
-/* Some tokens, then several at once behind them: each sees only what is before it. */
+/* Several tokens appended after others at once: each must attend only to earlier ones. */
 static void appending_is_causal(const struct nb_engine *e, const struct nbi_session_opts *opts,
                                 const float *wanted)
 {
@@ -137,7 +137,7 @@ static void one_by_one_agrees(const struct nb_engine *e, const struct nbi_sessio
     }
 }
 
-static void all_portions_agree(const struct nb_engine *e, const struct nbi_session_opts *opts)
+static void all_chunkings_agree(const struct nb_engine *e, const struct nbi_session_opts *opts)
 {
     float *wanted = in_one_pass(e, opts, TOKENS);
     chunks_agree(e, opts, wanted);
@@ -146,38 +146,38 @@ static void all_portions_agree(const struct nb_engine *e, const struct nbi_sessi
     free(wanted);
 }
 
-static void test_portions__exact(void **state)
+static void test_chunks__same_bits_exact(void **state)
 {
     (void)state;
-    all_portions_agree(engine, &exact);
+    all_chunkings_agree(engine, &exact);
 }
 
-static void test_portions__integers(void **state)
+static void test_chunks__same_bits_integers(void **state)
 {
     struct nbi_session_opts o = exact;
     (void)state;
     o.exact = false;
     float *a = in_one_pass(engine, &exact, TOKENS), *b = in_one_pass(engine, &o, TOKENS);
     double d = distance(a, b, TOKENS * VOCAB);
-    assert_true(d > 0 && d < 1e-2); /* else it was no other path */
+    assert_true(d > 0 && d < 1e-2); /* 0: the path was the same */
     free(a);
     free(b);
-    all_portions_agree(engine, &o);
+    all_chunkings_agree(engine, &o);
 }
 
-static void test_portions__caches_of_fewer_bits(void **state)
+static void test_chunks__same_bits_with_small_kv_types(void **state)
 {
     static const enum nbi_dtype types[] = {NBI_F16, NBI_BF16, NBI_E4M3};
     (void)state;
     for (int i = 0; i < 3; i++) {
         struct nbi_session_opts o = exact;
         o.kv = types[i];
-        all_portions_agree(engine, &o);
+        all_chunkings_agree(engine, &o);
     }
 }
 
-/* Scalar, AVX2, AVX-512: each on its own, and all close to each other. */
-static void test_portions__instruction_sets(void **state)
+/* Chunks agree on each of scalar, AVX2 and AVX-512, and these are close to each other. */
+static void test_chunks__same_bits_on_each_instruction_set(void **state)
 {
     (void)state;
     float *wanted = in_one_pass(engine, &exact, TOKENS);
@@ -202,7 +202,7 @@ static void test_portions__instruction_sets(void **state)
     free(wanted);
 }
 
-static void test_portions__threads(void **state)
+static void test_chunks__same_bits_on_any_number_of_threads(void **state)
 {
     const struct nb_engine_opts opts = {.synthetic = "tiny", .threads = 2};
     struct nb_engine *e;
@@ -217,8 +217,8 @@ static void test_portions__threads(void **state)
 
 /* ---- precision ---- */
 
-/* A cache's rounding comes through each of the four layers once. */
-static void test_kv__errors_are_those_of_the_type(void **state)
+/* The rounding of the cache adds up over the four layers. */
+static void test_kv__error_is_that_of_its_type(void **state)
 {
     static const struct {
         enum nbi_dtype type;
@@ -238,9 +238,9 @@ static void test_kv__errors_are_those_of_the_type(void **state)
     free(wanted);
 }
 
-/* ---- back and forth ---- */
+/* ---- truncate and continue ---- */
 
-static void test_truncate__and_another_way_on(void **state)
+static void test_truncate__then_other_tokens(void **state)
 {
     struct nb_session *s = open_session(&exact), *fresh = open_session(&exact);
     static float a[VOCAB], b[VOCAB];
@@ -267,10 +267,10 @@ static void test_truncate__and_another_way_on(void **state)
     nb_session_close(fresh);
 }
 
-static void test_continue__keeps_the_common_beginning(void **state)
+static void test_set_prompt__keeps_the_common_prefix(void **state)
 {
     static const struct {
-        int before, now, change, reused; /* change: the first id that is another one; -1: none */
+        int before, now, change, reused; /* change: the first id that differs; -1: none */
     } cases[] = {{0, 5, -1, 0},  {5, 12, -1, 5}, {12, 12, -1, 11}, {12, 5, -1, 4},
                  {12, 20, 7, 7}, {12, 20, 0, 0}, {12, 12, 11, 11}, {1, 1, -1, 0}};
     static float got[VOCAB], wanted[VOCAB];
@@ -296,8 +296,8 @@ static void test_continue__keeps_the_common_beginning(void **state)
     }
 }
 
-/* The best of the logits are those that a sort of all puts first. */
-static void test_append_next__gives_the_best(void **state)
+/* Candidates must be the first of all logits sorted. */
+static void test_append_next__gives_the_largest_logits(void **state)
 {
     static float logits[VOCAB];
     struct nb_session *a = open_session(&exact), *b = open_session(&exact);
@@ -321,7 +321,7 @@ static void test_append_next__gives_the_best(void **state)
 
 /* ---- snapshots ---- */
 
-static void test_snapshot__goes_on_as_before(void **state)
+static void test_snapshot__restored_session_continues_alike(void **state)
 {
     static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
     static float wanted[VOCAB], got[VOCAB];
@@ -331,7 +331,7 @@ static void test_snapshot__goes_on_as_before(void **state)
         struct nbi_snapshot *snapshot;
         o.kv = types[i];
         struct nb_session *s = open_session(&o);
-        o.context = TOKENS; /* rows of the other session lie elsewhere */
+        o.context = TOKENS; /* the other session has its rows at other addresses */
         struct nb_session *other = open_session(&o);
         assert_ok(nbi_session_append(s, ids, 9, NULL, 0));
         assert_ok(nbi_session_save(s, &snapshot));
@@ -366,7 +366,7 @@ static void test_snapshot__of_an_empty_session(void **state)
     nb_session_close(s);
 }
 
-static void test_snapshot__of_another_kind_is_refused(void **state)
+static void test_snapshot__of_another_type_is_refused(void **state)
 {
     static float wanted[VOCAB], got[VOCAB];
     struct nbi_session_opts half = exact, small = exact;
@@ -395,7 +395,7 @@ static void test_snapshot__of_another_kind_is_refused(void **state)
 
 /* ---- limits ---- */
 
-static void test_context__full_and_no_further(void **state)
+static void test_context__cannot_be_exceeded(void **state)
 {
     static float before[VOCAB], after[VOCAB];
     (void)state;
@@ -420,7 +420,7 @@ static void test_context__full_and_no_further(void **state)
     }
 }
 
-static void test_context__one_token(void **state)
+static void test_context__of_one_token(void **state)
 {
     struct nbi_session_opts o = exact;
     static float got[VOCAB];
@@ -435,7 +435,7 @@ static void test_context__one_token(void **state)
     free(wanted);
 }
 
-static void test_open__contexts_that_cannot_be(void **state)
+static void test_open__refuses_impossible_contexts(void **state)
 {
     struct nbi_session_opts o = exact;
     struct nb_session *s = (void *)1;
@@ -456,7 +456,7 @@ static void test_open__contexts_that_cannot_be(void **state)
     nb_session_close(s);
 }
 
-static void test_ids__outside_the_vocabulary(void **state)
+static void test_ids__outside_the_vocabulary_are_refused(void **state)
 {
     static const int32_t wrong[] = {-1, VOCAB, INT32_MAX, INT32_MIN};
     static float before[VOCAB], after[VOCAB];
@@ -476,7 +476,7 @@ static void test_ids__outside_the_vocabulary(void **state)
     nb_session_close(s);
 }
 
-static void test_append__nothing(void **state)
+static void test_append__of_no_tokens(void **state)
 {
     struct nb_session *s = open_session(&exact);
     (void)state;
@@ -498,8 +498,8 @@ static enum nb_status spy(struct nbi_backend *be, const char *what, int64_t byte
     return real_alloc(be, what, bytes, out);
 }
 
-/* tiny: 4 layers, 2 heads of 64 keys. */
-static void test_plan__is_what_is_allocated(void **state)
+/* The model "tiny" has 4 layers and 2 key heads of 64. */
+static void test_plan__equals_what_is_allocated(void **state)
 {
     static const struct {
         enum nbi_dtype type;
@@ -547,7 +547,7 @@ static void test_decoding__allocates_nothing(void **state)
             assert_ok(nb_session_open(&s, engine, &o));
             assert_ok(nb_session_append(s, ids, 4, logits)); /* threads may start here */
             long before = allocations;
-            assert_true(before > 0); /* they are counted at all */
+            assert_true(before > 0); /* counting works */
             for (int i = 0; i < 50 && rc == NB_OK; i++)
                 rc = nb_session_append(s, ids + i, 1, logits);
             long made = allocations - before;
@@ -582,7 +582,7 @@ static void *work(void *ctx)
     return NULL;
 }
 
-static void test_engine__serves_sessions_on_threads(void **state)
+static void test_engine__sessions_on_threads_give_the_same_bits(void **state)
 {
     static struct worker alone[3], together[3];
     (void)state;
@@ -603,7 +603,7 @@ static void test_engine__serves_sessions_on_threads(void **state)
 
 /* ---- engines ---- */
 
-static void test_engine__what_cannot_be_opened(void **state)
+static void test_engine__refuses_what_cannot_be_opened(void **state)
 {
     struct nb_engine *e = (void *)1;
     struct nb_engine_opts opts = {.synthetic = "huge"};
@@ -621,27 +621,27 @@ static void test_engine__what_cannot_be_opened(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_portions__exact),
-        cmocka_unit_test(test_portions__integers),
-        cmocka_unit_test(test_portions__caches_of_fewer_bits),
-        cmocka_unit_test(test_portions__instruction_sets),
-        cmocka_unit_test(test_portions__threads),
-        cmocka_unit_test(test_kv__errors_are_those_of_the_type),
-        cmocka_unit_test(test_truncate__and_another_way_on),
-        cmocka_unit_test(test_continue__keeps_the_common_beginning),
-        cmocka_unit_test(test_append_next__gives_the_best),
-        cmocka_unit_test(test_snapshot__goes_on_as_before),
+        cmocka_unit_test(test_chunks__same_bits_exact),
+        cmocka_unit_test(test_chunks__same_bits_integers),
+        cmocka_unit_test(test_chunks__same_bits_with_small_kv_types),
+        cmocka_unit_test(test_chunks__same_bits_on_each_instruction_set),
+        cmocka_unit_test(test_chunks__same_bits_on_any_number_of_threads),
+        cmocka_unit_test(test_kv__error_is_that_of_its_type),
+        cmocka_unit_test(test_truncate__then_other_tokens),
+        cmocka_unit_test(test_set_prompt__keeps_the_common_prefix),
+        cmocka_unit_test(test_append_next__gives_the_largest_logits),
+        cmocka_unit_test(test_snapshot__restored_session_continues_alike),
         cmocka_unit_test(test_snapshot__of_an_empty_session),
-        cmocka_unit_test(test_snapshot__of_another_kind_is_refused),
-        cmocka_unit_test(test_context__full_and_no_further),
-        cmocka_unit_test(test_context__one_token),
-        cmocka_unit_test(test_open__contexts_that_cannot_be),
-        cmocka_unit_test(test_ids__outside_the_vocabulary),
-        cmocka_unit_test(test_append__nothing),
-        cmocka_unit_test(test_plan__is_what_is_allocated),
+        cmocka_unit_test(test_snapshot__of_another_type_is_refused),
+        cmocka_unit_test(test_context__cannot_be_exceeded),
+        cmocka_unit_test(test_context__of_one_token),
+        cmocka_unit_test(test_open__refuses_impossible_contexts),
+        cmocka_unit_test(test_ids__outside_the_vocabulary_are_refused),
+        cmocka_unit_test(test_append__of_no_tokens),
+        cmocka_unit_test(test_plan__equals_what_is_allocated),
         cmocka_unit_test(test_decoding__allocates_nothing),
-        cmocka_unit_test(test_engine__serves_sessions_on_threads),
-        cmocka_unit_test(test_engine__what_cannot_be_opened),
+        cmocka_unit_test(test_engine__sessions_on_threads_give_the_same_bits),
+        cmocka_unit_test(test_engine__refuses_what_cannot_be_opened),
     };
     return cmocka_run_group_tests_name("session", tests, open_engine, close_engine);
 }

@@ -1,4 +1,4 @@
-/* test_stress.c - the stress run passes, and finds what is put in its way. */
+/* test_stress.c - the stress run passes, and finds injected faults. */
 #include "backend/ops.h"
 #include "infer/engine.h"
 #include "unit/support.h"
@@ -48,7 +48,7 @@ static void test_stress__passes(void **state)
         assert_int_equal(r.cases[i].runs, 4 * iterations);
 }
 
-/* One key of a token that comes alone behind others is off by a little. */
+/* Fault: one key of a token that is appended by itself is slightly wrong. */
 static enum nb_status bend_single(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
 {
     const int32_t *kv_rows = (const void *)a->kv_rows.at; // NOLINT(performance-no-int-to-ptr)
@@ -57,7 +57,7 @@ static enum nb_status bend_single(struct nbi_stream *s, const struct nbi_op_qkv_
     return real.qkv_rope(s, a);
 }
 
-static void test_stress__finds_a_token_that_depends_on_its_company(void **state)
+static void test_stress__finds_a_token_that_depends_on_its_pass(void **state)
 {
     (void)state;
     engine->be->qkv_rope = bend_single;
@@ -67,7 +67,7 @@ static void test_stress__finds_a_token_that_depends_on_its_company(void **state)
     assert_non_null(strstr(r.difference, "iteration 1, cache in f32, integer products, 'token': "));
 }
 
-/* What is restored has a wrong bit; other uploads are shorter. */
+/* Fault: a restored snapshot has a wrong bit. Other uploads are shorter. */
 static enum nb_status lose_bit(struct nbi_stream *s, struct nbi_ptr dst, const void *src,
                                int64_t bytes)
 {
@@ -87,7 +87,7 @@ static void test_stress__finds_a_damaged_snapshot(void **state)
     assert_non_null(strstr(r.difference, "'snapshot restored'"));
 }
 
-/* The logits of a later iteration change. */
+/* Fault: the logits of a later iteration change. */
 static int calls;
 
 static enum nb_status change_later(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
@@ -97,7 +97,7 @@ static enum nb_status change_later(struct nbi_stream *s, const struct nbi_op_qkv
     return real.qkv_rope(s, a);
 }
 
-static void test_stress__finds_a_change_in_time(void **state)
+static void test_stress__finds_a_change_over_time(void **state)
 {
     (void)state;
     engine->be->qkv_rope = change_later;
@@ -106,7 +106,7 @@ static void test_stress__finds_a_change_in_time(void **state)
     assert_true(r.iterations > 2 && r.iterations < 1000);
 }
 
-/* Each new session leaves 400 bytes. */
+/* Fault: each new session leaks 400 bytes. */
 static void *kept[10000];
 static int kept_count;
 
@@ -133,7 +133,7 @@ static void test_stress__finds_a_leak(void **state)
     assert_true(r.heap_growth > 5 * 4 * 8 * 400);
 }
 
-static void test_stress__too_few_iterations_for_memory(void **state)
+static void test_stress__needs_enough_iterations_to_judge_memory(void **state)
 {
     struct nb_stress_report r = run(5);
     const struct nb_stress_opts none = {.iterations = 0};
@@ -148,11 +148,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stress__passes),
-        cmocka_unit_test(test_stress__finds_a_token_that_depends_on_its_company),
+        cmocka_unit_test(test_stress__finds_a_token_that_depends_on_its_pass),
         cmocka_unit_test(test_stress__finds_a_damaged_snapshot),
-        cmocka_unit_test(test_stress__finds_a_change_in_time),
+        cmocka_unit_test(test_stress__finds_a_change_over_time),
         cmocka_unit_test(test_stress__finds_a_leak),
-        cmocka_unit_test(test_stress__too_few_iterations_for_memory),
+        cmocka_unit_test(test_stress__needs_enough_iterations_to_judge_memory),
     };
     return cmocka_run_group_tests_name("stress", tests, open_engine, close_engine);
 }

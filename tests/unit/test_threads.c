@@ -1,5 +1,5 @@
-/* test_threads.c - one engine, and eight threads that use it at once: sessions, batches,
- * conversations and texts give what one thread gets from them, to the last bit. */
+/* test_threads.c - eight threads use one engine at once. Sessions, batches, conversations and
+ * tokenizers give each the bits that a single thread gets. */
 #include <pthread.h>
 
 #include "base/rng.h"
@@ -21,9 +21,9 @@ static const char *const config =
 
 #define VOCAB 648
 
-static struct nb_engine *engine;     /* its operations want two threads, */
-static struct nb_engine *alone;      /* and those of this one none but the caller's */
-static struct nb_tokenizer *foreign; /* whose words PCRE2 cuts */
+static struct nb_engine *engine;     /* operations on two threads */
+static struct nb_engine *alone;      /* operations on the calling thread only */
+static struct nb_tokenizer *foreign; /* its pretokenizer is a PCRE2 pattern */
 
 static int open_all(void **state)
 {
@@ -57,11 +57,11 @@ static int close_all(void **state)
     return remove_test_dir(state);
 }
 
-/* ---- what a thread does: each appends to out all that it was given ---- */
+/* ---- tasks: each appends all its results to out ---- */
 
-typedef enum nb_status (*job_fn)(const struct nb_engine *e, uint64_t seed, struct nbi_str *out);
+typedef enum nb_status (*task_fn)(const struct nb_engine *e, uint64_t seed, struct nbi_str *out);
 
-/* Words, long ones too, chat tokens, text that is not in NFC, and bytes that are not UTF-8. */
+/* Words, long ones as well, chat tokens, text that is not in NFC, and bytes that are not UTF-8. */
 static void make_text(struct nbi_str *text, uint64_t seed, uint64_t number)
 {
     static const char *const parts[] = {"the ",
@@ -157,18 +157,18 @@ static enum nb_status use_batch(const struct nb_engine *e, uint64_t seed, struct
     for (int64_t i = 0, sequence; i < 3 && rc == NB_OK; i++)
         rc = nb_batch_add(b, &sequence);
     for (int64_t step = 0; step < 6 && rc == NB_OK; step++) {
-        struct nb_candidate best[4] = {0};
-        struct nb_batch_input parts[3];
+        struct nb_candidate candidates[4] = {0};
+        struct nb_batch_input inputs[3];
         for (int64_t i = 0; i < 3; i++)
-            parts[i] = (struct nb_batch_input){.sequence = i,
-                                               .ids = ids + step * 20 + i * 6,
-                                               .count = step % 2 ? 1 : 6,
-                                               .logits = logits[i],
-                                               .candidates = i == 1 ? best : NULL,
-                                               .topk = i == 1 ? 4 : 0};
-        rc = nb_batch_step(b, parts, 3);
+            inputs[i] = (struct nb_batch_input){.sequence = i,
+                                                .ids = ids + step * 20 + i * 6,
+                                                .count = step % 2 ? 1 : 6,
+                                                .logits = logits[i],
+                                                .candidates = i == 1 ? candidates : NULL,
+                                                .topk = i == 1 ? 4 : 0};
+        rc = nb_batch_step(b, inputs, 3);
         nbi_str_append(out, logits, sizeof logits);
-        nbi_str_append(out, best, sizeof best);
+        nbi_str_append(out, candidates, sizeof candidates);
     }
     nb_batch_close(b);
     return rc;
@@ -209,7 +209,7 @@ static enum nb_status use_conversation(const struct nb_engine *e, uint64_t seed,
     return rc;
 }
 
-/* A failure of this thread's own, which nothing that others do may replace. */
+/* The error message of this thread must not be replaced by another thread's. */
 static enum nb_status use_errors(const struct nb_engine *e, uint64_t seed, struct nbi_str *out)
 {
     char path[64];
@@ -224,37 +224,37 @@ static enum nb_status use_errors(const struct nb_engine *e, uint64_t seed, struc
     return strstr(nb_last_error(), path) ? NB_OK : NB_EINVAL;
 }
 
-static const job_fn jobs[] = {use_tokenizer, use_conversation, use_session,
-                              use_batch,     use_foreign,      use_errors};
+static const task_fn tasks[] = {use_tokenizer, use_conversation, use_session,
+                                use_batch,     use_foreign,      use_errors};
 
-#define JOBS (sizeof jobs / sizeof *jobs)
+#define TASKS (sizeof tasks / sizeof *tasks)
 
-/* ---- all at once ---- */
+/* ---- all tasks at once ---- */
 
-static struct nbi_str expected[JOBS][SEEDS];
+static struct nbi_str expected[TASKS][SEEDS];
 
 struct worker {
     size_t number;
     pthread_barrier_t *start;
-    char failure[512]; /* empty: none */
+    char failure[512]; /* "": none */
 };
 
-/* All jobs with all seeds, in an order of its own. */
+/* Runs all tasks with all seeds, in an order that differs between threads. */
 static void *work(void *arg)
 {
     struct worker *w = arg;
     pthread_barrier_wait(w->start);
-    for (size_t i = 0; i < JOBS * SEEDS && !w->failure[0]; i++) {
-        size_t at = w->number % 2 ? JOBS * SEEDS - 1 - i : (i + w->number) % (JOBS * SEEDS);
-        size_t job = at % JOBS, seed = at / JOBS;
+    for (size_t i = 0; i < TASKS * SEEDS && !w->failure[0]; i++) {
+        size_t at = w->number % 2 ? TASKS * SEEDS - 1 - i : (i + w->number) % (TASKS * SEEDS);
+        size_t task = at % TASKS, seed = at / TASKS;
         struct nbi_str out = {0};
-        const struct nbi_str *want = &expected[job][seed];
-        enum nb_status rc = jobs[job](engine, seed, &out);
+        const struct nbi_str *want = &expected[task][seed];
+        enum nb_status rc = tasks[task](engine, seed, &out);
         if (rc != NB_OK)
-            snprintf(w->failure, sizeof w->failure, "job %zu, seed %zu: %s", job, seed,
+            snprintf(w->failure, sizeof w->failure, "task %zu, seed %zu: %s", task, seed,
                      nb_last_error());
         else if (out.len != want->len || memcmp(out.p, want->p, out.len) != 0)
-            snprintf(w->failure, sizeof w->failure, "job %zu, seed %zu differs", job, seed);
+            snprintf(w->failure, sizeof w->failure, "task %zu, seed %zu differs", task, seed);
         nbi_str_release(&out);
     }
     return NULL;
@@ -279,23 +279,23 @@ static void run_threads(void *(*fn)(void *))
             fail_msg("thread %d: %s", i, workers[i].failure);
 }
 
-static void test_engine__all_uses_at_once(void **state)
+static void test_engine__threads_give_the_bits_of_one_thread(void **state)
 {
     (void)state;
-    for (size_t job = 0; job < JOBS; job++)
+    for (size_t task = 0; task < TASKS; task++)
         for (size_t seed = 0; seed < SEEDS; seed++) {
-            assert_ok(jobs[job](alone, seed, &expected[job][seed]));
-            assert_ok(nbi_str_status(&expected[job][seed]));
-            assert_true(expected[job][seed].len > 100);
+            assert_ok(tasks[task](alone, seed, &expected[task][seed]));
+            assert_ok(nbi_str_status(&expected[task][seed]));
+            assert_true(expected[task][seed].len > 100);
         }
     for (int round = 0; round < (SANITIZED ? 1 : 10); round++)
         run_threads(work);
-    for (size_t job = 0; job < JOBS; job++)
+    for (size_t task = 0; task < TASKS; task++)
         for (size_t seed = 0; seed < SEEDS; seed++)
-            nbi_str_release(&expected[job][seed]);
+            nbi_str_release(&expected[task][seed]);
 }
 
-/* ---- one wish to stop for all ---- */
+/* ---- interruption ---- */
 
 static enum nb_status stop_at_third(void *ctx, const char *text, size_t len)
 {
@@ -306,7 +306,7 @@ static enum nb_status stop_at_third(void *ctx, const char *text, size_t len)
     return NB_OK;
 }
 
-/* An answer to a question that lasts until somebody stops it; one of the threads does. */
+/* Generates until it is interrupted; one of the threads does that. */
 static void *answer_until_stopped(void *arg)
 {
     struct worker *w = arg;
@@ -322,7 +322,7 @@ static void *answer_until_stopped(void *arg)
     const int32_t prompt[] = {5, 6, 7};
     enum nb_status rc = nb_session_open(&s, engine, &opts);
     pthread_barrier_wait(w->start);
-    for (int i = 0; i < 1000 && rc == NB_OK; i++) { /* again, should it end by itself */
+    for (int i = 0; i < 1000 && rc == NB_OK; i++) { /* again, if an answer ended */
         nb_generate_result_release(&r);
         rc = nb_generate(s, prompt, 3, &o, &r);
     }
@@ -339,14 +339,14 @@ static void test_interrupt__stops_all_threads(void **state)
     (void)state;
     run_threads(answer_until_stopped);
     nb_interrupt_clear();
-    assert_ok(use_conversation(engine, 1, &out)); /* and work can go on */
+    assert_ok(use_conversation(engine, 1, &out)); /* the engine is still usable */
     nbi_str_release(&out);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_engine__all_uses_at_once),
+        cmocka_unit_test(test_engine__threads_give_the_bits_of_one_thread),
         cmocka_unit_test(test_interrupt__stops_all_threads),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
