@@ -1,4 +1,4 @@
-/* arena.c - a list of chunks, filled from the front; large blocks get a chunk of their own. */
+/* arena.c - a list of chunks; allocations fill the newest one, and large blocks get their own. */
 #include "base/arena.h"
 
 #include <stdint.h>
@@ -46,7 +46,7 @@ void nbi_arena_release(struct nbi_arena *arena)
     memset(arena, 0, sizeof *arena);
 }
 
-static void book(struct nbi_arena *arena, const char *name, size_t bytes)
+static void account(struct nbi_arena *arena, const char *name, size_t bytes)
 {
     int i = 0;
     while (i < arena->names && strcmp(arena->use[i].name, name) != 0)
@@ -80,7 +80,7 @@ enum nb_status nbi_arena_alloc(struct nbi_arena *arena, const char *name, size_t
     unsigned char *p = chunk->data + chunk->used;
     chunk->used += need;
     UNPOISON(p, bytes);
-    book(arena, name, bytes);
+    account(arena, name, bytes);
     *out = p;
     return NB_OK;
 }

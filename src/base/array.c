@@ -1,4 +1,4 @@
-/* array.c - arrays that grow. */
+/* array.c - growable arrays. */
 #include "base/array.h"
 
 #include <stdint.h>

@@ -1,9 +1,8 @@
-/* crc.c - a table for every CPU; the CRC instruction of SSE 4.2, three streams at a time, where
- * there is one.
+/* crc.c - CRC-32C by table on any CPU, and by the SSE 4.2 instruction on three streams at a time.
  *
- * The instruction gives a result after three cycles and can start anew in each, so three
- * independent parts of the input are summed up at once. To join them, the sum of a part is moved
- * over the bytes behind it: a multiplication by x^(8 * bytes) modulo the polynomial. */
+ * The instruction has a latency of three cycles and a throughput of one per cycle, so three
+ * independent streams keep it busy. To combine their sums, each is shifted past the bytes that
+ * follow its stream: a multiplication by x^(8 * bytes) modulo the polynomial. */
 #include "base/crc.h"
 
 #include <pthread.h>
@@ -17,7 +16,7 @@
 static uint32_t table[256];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* One zero bit appended: times x. */
+/* Appends one zero bit: multiplies by x. */
 static uint32_t times_x(uint32_t c)
 {
     return (c & 1) ? (c >> 1) ^ POLYNOMIAL : c >> 1;
@@ -32,14 +31,14 @@ static uint32_t by_table(uint32_t crc, const uint8_t *p, size_t len)
 
 #if defined(__x86_64__)
 
-#define PART ((size_t)1024) /* bytes in each of the three streams; a multiple of 8 */
+#define STREAM ((size_t)1024) /* bytes per stream; a multiple of 8 */
 
-static uint32_t over_one, over_two; /* factors that move a sum over one and two parts */
-static int fast;
+static uint32_t past_one, past_two; /* shift a sum past one stream, past two */
+static int has_instruction;
 
-/* x^(8 * bytes - 33): the product of two reflected numbers is one bit short, and taking its CRC
- * multiplies by x^32. */
-static uint32_t factor_over(size_t bytes)
+/* Returns x^(8 * bytes - 33). The product of two reflected numbers is one bit short, and taking its
+ * CRC multiplies by x^32. */
+static uint32_t shift_factor(size_t bytes)
 {
     uint32_t c = 0x80000000u; /* 1 */
     for (size_t i = 0; i < 8 * bytes - 33; i++)
@@ -63,15 +62,15 @@ __attribute__((target("sse4.2,pclmul"))) static uint64_t multiply(uint32_t a, ui
 __attribute__((target("sse4.2,pclmul"))) static uint32_t
 by_instruction(uint32_t crc, const uint8_t *p, size_t len)
 {
-    for (; len >= 3 * PART; len -= 3 * PART, p += 3 * PART) {
+    for (; len >= 3 * STREAM; len -= 3 * STREAM, p += 3 * STREAM) {
         uint64_t a = crc, b = 0, c = 0;
-        for (size_t i = 0; i < PART; i += 8) {
+        for (size_t i = 0; i < STREAM; i += 8) {
             a = _mm_crc32_u64(a, load8(p + i));
-            b = _mm_crc32_u64(b, load8(p + PART + i));
-            c = _mm_crc32_u64(c, load8(p + 2 * PART + i));
+            b = _mm_crc32_u64(b, load8(p + STREAM + i));
+            c = _mm_crc32_u64(c, load8(p + 2 * STREAM + i));
         }
-        uint64_t moved = multiply((uint32_t)a, over_two) ^ multiply((uint32_t)b, over_one);
-        crc = (uint32_t)(c ^ _mm_crc32_u64(0, moved));
+        uint64_t shifted = multiply((uint32_t)a, past_two) ^ multiply((uint32_t)b, past_one);
+        crc = (uint32_t)(c ^ _mm_crc32_u64(0, shifted));
     }
     for (; len >= 8; len -= 8, p += 8)
         crc = (uint32_t)_mm_crc32_u64(crc, load8(p));
@@ -80,24 +79,24 @@ by_instruction(uint32_t crc, const uint8_t *p, size_t len)
     return crc;
 }
 
-static void build_fast(void)
+static void detect_instruction(void)
 {
-    over_one = factor_over(PART);
-    over_two = factor_over(2 * PART);
+    past_one = shift_factor(STREAM);
+    past_two = shift_factor(2 * STREAM);
     __builtin_cpu_init();
-    fast = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
+    has_instruction = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
 }
 
 #else
 
-enum { fast = 0 };
+enum { has_instruction = 0 };
 
 static uint32_t by_instruction(uint32_t crc, const uint8_t *p, size_t len)
 {
     return by_table(crc, p, len);
 }
 
-static void build_fast(void)
+static void detect_instruction(void)
 {
 }
 
@@ -111,7 +110,7 @@ static void build(void)
             c = times_x(c);
         table[i] = c;
     }
-    build_fast();
+    detect_instruction();
 }
 
 uint32_t nbi_crc32c_scalar(uint32_t crc, const void *bytes, size_t len)
@@ -123,5 +122,5 @@ uint32_t nbi_crc32c_scalar(uint32_t crc, const void *bytes, size_t len)
 uint32_t nbi_crc32c(uint32_t crc, const void *bytes, size_t len)
 {
     pthread_once(&once, build);
-    return fast ? ~by_instruction(~crc, bytes, len) : ~by_table(~crc, bytes, len);
+    return has_instruction ? ~by_instruction(~crc, bytes, len) : ~by_table(~crc, bytes, len);
 }

@@ -1,4 +1,4 @@
-/* dirs.c - paths, temporary names, listing and removing of directories. */
+/* dirs.c - paths, temporary names, listing and removing directories. */
 #include "base/dirs.h"
 
 #include <string.h>
@@ -39,7 +39,8 @@ bool nbi_path_same(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* The directory that path is in, without links, and its name in it; NULL if there is none. */
+/* Resolves the directory of path and appends the last name, which need not exist. NULL: no such
+ * directory. */
 static char *resolve(const char *path)
 {
     char *dir = nbi_path_dir(path), *real = dir ? realpath(dir, NULL) : NULL;
@@ -54,10 +55,10 @@ bool nbi_path_same_target(const char *a, const char *b)
     if (strcmp(a, b) == 0 || nbi_path_same(a, b))
         return true;
     char *x = resolve(a), *y = resolve(b);
-    bool meets = x && y && strcmp(x, y) == 0;
+    bool same = x && y && strcmp(x, y) == 0;
     free(x);
     free(y);
-    return meets;
+    return same;
 }
 
 bool nbi_path_in(const char *path, const char *dir)
@@ -105,7 +106,7 @@ char *nbi_path_dir(const char *path)
 
 /* ---- temporary names ---- */
 
-/* unlink() itself tells a directory from a file, so no other call can fail before it. */
+/* Tries unlink() first: it tells a directory from a file, so there is no stat() that could fail. */
 void nbi_remove_tree(const char *path)
 {
     if (nbi_sys_unlink(path) == 0 || (errno != EISDIR && errno != EPERM))
@@ -123,8 +124,8 @@ void nbi_remove_tree(const char *path)
     nbi_sys_rmdir(path);
 }
 
-/* Whether path still names what fd has open: 1 yes, 0 no, -1 unknown. Between opening an entry and
- * locking it somebody else may have removed it, and even made another one of that name. */
+/* Whether path still names the open file fd: 1 yes, 0 no, -1 unknown. Between open and lock,
+ * another process may have removed the entry, and even created a new one of the same name. */
 static int still_named(int fd, const char *path)
 {
     struct stat a, b;
@@ -135,14 +136,14 @@ static int still_named(int fd, const char *path)
     return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* A directory made by nbi_temp_create. */
+/* Whether nbi_temp_create made dir. */
 static bool is_temporary(const char *dir)
 {
     const char *name = nbi_path_base(dir);
     return name[0] == '.' && strstr(name, ".nibble-");
 }
 
-/* A dead writer's lock is free. */
+/* Removes path unless a live writer holds its lock. */
 static void remove_abandoned(const char *path)
 {
     int fd = nbi_sys_open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW, 0);
@@ -185,7 +186,7 @@ enum nb_status nbi_temp_clean_for(const char *target)
     return NB_OK;
 }
 
-/* False with errno set if it cannot be; EEXIST asks for another name. */
+/* On failure returns false with errno set; EEXIST means that another name is needed. */
 static bool create_one(const char *path, bool directory, int *fd)
 {
     if (directory && nbi_sys_mkdir(path, 0777) != 0)
@@ -194,14 +195,16 @@ static bool create_one(const char *path, bool directory, int *fd)
                     : nbi_sys_open(path, O_RDWR | O_CREAT | O_EXCL, 0666);
     if (*fd < 0) {
         int reason = errno;
-        bool cleaned = directory && (reason == ENOENT || reason == ENOTDIR); /* before the lock */
+        bool cleaned =
+            directory && (reason == ENOENT || reason == ENOTDIR); /* removed before it was locked */
         if (directory && !cleaned)
             nbi_sys_rmdir(path);
         errno = cleaned ? EEXIST : reason;
         return false;
     }
-    /* Tells others that we live. Somebody who cleans up may hold it for a moment, and then the
-     * entry is gone. Where there are no locks, nothing is cleaned. */
+    /* The lock tells other processes that this writer is alive. A process that is cleaning up may
+     * hold it for a moment, and then removes the entry. On file systems without locks nothing is
+     * cleaned up. */
     nbi_sys_flock(*fd, LOCK_EX);
     if (still_named(*fd, path) != 0)
         return true;
@@ -248,7 +251,7 @@ enum nb_status nbi_temp_create(const char *target, bool directory, char **temp, 
     return rc;
 }
 
-/* Opens the directory that path is in; -1 if it is a temporary one. */
+/* Opens the directory of path; *fd is -1 if that is a temporary one. */
 static enum nb_status open_parent(const char *path, int *fd)
 {
     char *dir = nbi_path_dir(path);
@@ -265,7 +268,8 @@ static enum nb_status open_parent(const char *path, int *fd)
     return rc;
 }
 
-/* Makes the entry of path durable. Some file systems cannot sync a directory and say EINVAL. */
+/* Makes the directory entry of path durable. Some file systems cannot sync a directory and return
+ * EINVAL. */
 static enum nb_status sync_entry(int parent, const char *path)
 {
     if (parent < 0 || nbi_sys_fsync(parent) == 0 || errno == EINVAL)
@@ -278,7 +282,7 @@ enum nb_status nbi_replace(const char *temp, const char *target, unsigned flags,
 {
     int parent;
     *done = false;
-    /* Before the rename, while failing changes nothing. */
+    /* Opened before the rename, while a failure changes nothing. */
     NBI_TRY(nbi_context(open_parent(target, &parent), "cannot write '%s'", target));
     *done = nbi_sys_rename(temp, target, flags) == 0;
     enum nb_status rc =

@@ -1,35 +1,35 @@
-/* dirs.h - directories: listing, removing, syncing, and the temporary names of atomic writing. */
+/* dirs.h - directories: listing, removing, syncing, and temporary names for atomic writes. */
 #pragma once
 
 #include <dirent.h>
 
 #include "base/status.h"
 
-/* Creates ".BASE.nibble-PID-N" beside target, a file or a directory, and takes a lock on it that
- * lasts as long as *fd is open. Entries of writers that died (nobody holds their lock) are removed
- * first. The caller frees *temp. */
+/* Creates ".BASE.nibble-PID-N" next to target, as a file or a directory, and locks it for as long
+ * as *fd is open. First removes the leftovers of dead writers, which are the entries that nobody
+ * has locked. The caller frees *temp. */
 enum nb_status nbi_temp_create(const char *target, bool directory, char **temp, int *fd);
 
-/* Renames temp onto target (flags: 0, or RENAME_EXCHANGE) and syncs their directory, unless that is
- * itself a temporary one, which is synced as a whole before it gets its name. *done: the rename has
- * happened, and a failure after it says in its message that target is in place. */
+/* Renames temp to target (flags: 0 or RENAME_EXCHANGE) and syncs their directory. A directory that
+ * is itself temporary is not synced here but as a whole, before it gets its final name. *done: the
+ * rename has happened; a failure after that says in its message that target is in place. */
 enum nb_status nbi_replace(const char *temp, const char *target, unsigned flags, bool *done);
 
-/* Removes names in dir that begin with prefix, are temporary ones (".nibble-" is in them) and
- * belong to writers that died. */
+/* Removes entries of dir that begin with prefix, are temporary (contain ".nibble-") and belong to
+ * writers that died. */
 void nbi_temp_clean(const char *dir, const char *prefix);
 
-/* The same for the temporary entries of a target. */
+/* Removes the temporary entries that dead writers left for target. */
 enum nb_status nbi_temp_clean_for(const char *target);
 
-/* Makes the directory if it is not there, and only its last name is missing. */
+/* Creates dir unless it exists. Its parent must exist. */
 enum nb_status nbi_dir_make(const char *dir);
 
-/* Removes a file, or a directory and all in it; symbolic links are removed, not followed. */
+/* Removes a file, or a directory with its contents. Does not follow symbolic links. */
 void nbi_remove_tree(const char *path);
 
-/* The next name in a directory but "." and ".."; NULL at the end or on an error, which errno then
- * tells from the end (0). */
+/* Returns the next name other than "." and ".."; NULL at the end or on an error. errno is 0 at the
+ * end. */
 const char *nbi_dir_next(DIR *dir);
 
-bool nbi_dir_is_empty(const char *path); /* false also where it cannot be read */
+bool nbi_dir_is_empty(const char *path); /* false if it cannot be read */

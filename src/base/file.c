@@ -1,4 +1,4 @@
-/* file.c - sources, cursors and atomic files. */
+/* file.c - sources, cursors and atomic output files. */
 #include "base/file.h"
 
 #include <stdatomic.h>
@@ -19,7 +19,7 @@ struct nbi_source {
 enum nb_status nbi_source_open(struct nbi_source **out, const char *path)
 {
     *out = NULL;
-    /* O_NONBLOCK: opening a pipe must not wait for its writer before we can refuse it. */
+    /* O_NONBLOCK: opening a pipe would otherwise wait for its writer before it can be refused. */
     int fd = nbi_sys_open(path, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0)
         return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", path,
@@ -228,7 +228,7 @@ enum nb_status nbi_cursor_uleb(struct nbi_cursor *c, uint64_t *v)
 struct nbi_outfile {
     int fd;
     char *target, *temp;
-    _Atomic uint64_t unflushed; /* bytes written since the disk was last asked to start */
+    _Atomic uint64_t unflushed; /* bytes written since the last sync_file_range */
 };
 
 static void outfile_free(struct nbi_outfile *f)
@@ -240,7 +240,8 @@ static void outfile_free(struct nbi_outfile *f)
     free(f);
 }
 
-/* A symbolic link as target means the file behind it; the rename must not replace the link. */
+/* If the target is a symbolic link, the file it points to is written; the rename must not replace
+ * the link. */
 static char *resolve_target(const char *path)
 {
     char *real = realpath(path, NULL);
@@ -296,7 +297,8 @@ enum nb_status nbi_outfile_reserve(struct nbi_outfile *f, uint64_t bytes)
                         (unsigned long long)bytes);
     if (bytes == 0 || nbi_sys_fallocate(f->fd, (off_t)bytes) == 0)
         return NB_OK;
-    if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL) /* then writing will tell */
+    if (errno == EOPNOTSUPP || errno == ENOSYS ||
+        errno == EINVAL) /* not supported; a full disk shows in write */
         return nbi_sys_ftruncate(f->fd, (off_t)bytes) == 0 ? NB_OK : write_failed(f, "write");
     return write_failed(f, "reserve space for");
 }
@@ -306,7 +308,7 @@ enum nb_status nbi_outfile_write(struct nbi_outfile *f, uint64_t offset, const v
 {
     const char *p = bytes;
     if (atomic_fetch_add(&f->unflushed, len) + len >= FLUSH_BYTES) {
-        /* Let the disk work meanwhile, or the sync at the end waits for all of it at once. */
+        /* Starts writeback early; otherwise the final sync waits for all of it at once. */
         atomic_store(&f->unflushed, 0);
         sync_file_range(f->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
     }

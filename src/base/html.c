@@ -1,11 +1,11 @@
-/* html.c - text made safe, and what every page begins and ends with. */
+/* html.c - escaping, and the beginning and end of every page. */
 #include "base/html.h"
 
 #include <string.h>
 
 #include "base/utf8.h"
 
-static bool xml_knows(uint32_t c)
+static bool is_xml_char(uint32_t c)
 {
     return c >= 0x20 ? c != 0xFFFE && c != 0xFFFF && (c < 0x7F || c > 0x9F)
                      : c == '\n' || c == '\t' || c == '\r';
@@ -30,7 +30,7 @@ static void put_char(struct nbi_str *out, uint32_t c)
         nbi_str_puts(out, "&#39;");
         break;
     default:
-        nbi_str_put_char(out, xml_knows(c) ? c : 0xFFFD);
+        nbi_str_put_char(out, is_xml_char(c) ? c : 0xFFFD);
     }
 }
 

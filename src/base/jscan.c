@@ -1,4 +1,4 @@
-/* jscan.c - the checker, and the walk over checked text. */
+/* jscan.c - the validator, and iteration over validated text. */
 #include "base/jscan.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@
 struct scan {
     const char *p, *end, *start;
     const char *why;  /* first problem; NULL: none */
-    uint64_t objects; /* one bit per open level: object or array */
+    uint64_t objects; /* one bit per open level: 1 object, 0 array */
     int depth;
 };
 
@@ -42,7 +42,7 @@ static int hex_digit(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Four digits at p, or -1. */
+/* Reads four digits at p; -1 if they are not there. */
 static int hex4(const char *p, const char *end)
 {
     int v = 0;
@@ -62,7 +62,7 @@ static bool is_surrogate(int unit, int first)
     return (unit & 0xFC00) == first;
 }
 
-/* s->p is behind the backslash. */
+/* s->p is past the backslash. */
 static bool check_escape(struct scan *s)
 {
     if (s->p == s->end)
@@ -71,7 +71,7 @@ static bool check_escape(struct scan *s)
     if (c != 'u') {
         if (c && strchr("\"\\/bfnrt", c))
             return true;
-        s->p--; /* it may be a line end, and belongs to this line */
+        s->p--; /* it may be a newline, which counts to this line */
         return fail(s, "unknown escape in a string");
     }
     int unit = hex4(s->p, s->end);
@@ -89,7 +89,7 @@ static bool check_escape(struct scan *s)
     return true;
 }
 
-/* Bytes that end the fast run through a string: quote, backslash, controls. */
+/* Everything in a string other than quote, backslash and control characters. */
 static bool is_plain(unsigned char c)
 {
     return c >= 0x20 && c != '"' && c != '\\';
@@ -111,7 +111,7 @@ static bool check_string(struct scan *s)
         if (c == '"')
             return true;
         if (c != '\\') {
-            s->p--; /* it may be a line end, and belongs to this line */
+            s->p--; /* it may be a newline, which counts to this line */
             return fail(s, "a control character in a string");
         }
         if (!check_escape(s))
@@ -199,7 +199,7 @@ static bool check_key(struct scan *s)
     return true;
 }
 
-/* After '[' or '{': opens the level, and closes it at once if it is empty (then *closed). */
+/* At '[' or '{': opens a level. *closed: it was empty and is closed again. */
 static bool open_level(struct scan *s, bool *closed)
 {
     bool object = *s->p++ == '{';
@@ -218,7 +218,7 @@ static bool open_level(struct scan *s, bool *closed)
     return !object || check_key(s);
 }
 
-/* After a value: a comma and what it promises, or the ends of levels. *more: a value follows. */
+/* After a value: a comma (and the next key), or the ends of levels. *more: a value follows. */
 static bool after_value(struct scan *s, bool *more)
 {
     while (s->depth > 0) {
@@ -373,7 +373,7 @@ bool nbi_jiter_key(struct nbi_jiter *it, struct nbi_jspan *key)
     return true;
 }
 
-/* Behind a value: at the next member or the end. */
+/* Moves from the end of a value to the next member or to the end. */
 static void step(struct nbi_jiter *it, const char *end)
 {
     const char *p = past_space(end);
@@ -432,7 +432,7 @@ struct nbi_jspan nbi_jget(struct nbi_jspan object, const char *key)
     return found;
 }
 
-/* The character behind a backslash at *p; *p moves past the escape. */
+/* Decodes the escape after a backslash; *p is moved past it. */
 static uint32_t unescape(const char **p)
 {
     static const char names[] = "bfnrt", values[] = "\b\f\n\r\t";

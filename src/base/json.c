@@ -1,4 +1,4 @@
-/* json.c - trees of jansson, read from text by our own scanner. */
+/* json.c - jansson trees, built from text by base/jscan.h. */
 #include "base/json.h"
 
 #include <errno.h>
@@ -11,9 +11,9 @@
 
 /* ---- from text to a tree ---- */
 
-struct reading {
+struct reader {
     bool nul_allowed;    /* in strings */
-    struct nbi_str text; /* of the key or string at hand */
+    struct nbi_str text; /* the current key or string, decoded */
 };
 
 static enum nb_status out_of_memory(void)
@@ -21,7 +21,7 @@ static enum nb_status out_of_memory(void)
     return nbi_fail_memory("JSON", sizeof(json_t));
 }
 
-static enum nb_status read_text(struct reading *r, struct nbi_jspan string)
+static enum nb_status read_text(struct reader *r, struct nbi_jspan string)
 {
     r->text.len = 0;
     nbi_str_puts(&r->text, "");
@@ -32,7 +32,7 @@ static enum nb_status read_text(struct reading *r, struct nbi_jspan string)
     return NB_OK;
 }
 
-/* What follows the number ends it: it is checked text. */
+/* The text is validated, so strtoll() and strtod() stop at the character after the number. */
 static enum nb_status read_number(struct nbi_jspan number, json_t **out)
 {
     bool whole = true;
@@ -48,7 +48,7 @@ static enum nb_status read_number(struct nbi_jspan number, json_t **out)
     return *out ? NB_OK : out_of_memory();
 }
 
-static enum nb_status read_scalar(struct reading *r, struct nbi_jspan v, json_t **out)
+static enum nb_status read_scalar(struct reader *r, struct nbi_jspan v, json_t **out)
 {
     enum nbi_jtype type = nbi_jtype(v);
     if (type == NBI_JNUMBER)
@@ -61,8 +61,8 @@ static enum nb_status read_scalar(struct reading *r, struct nbi_jspan v, json_t 
     return *out ? NB_OK : out_of_memory();
 }
 
-/* Takes over value. */
-static enum nb_status add_member(struct reading *r, json_t *to, struct nbi_jspan key, json_t *value)
+/* Takes ownership of value. */
+static enum nb_status add_member(struct reader *r, json_t *to, struct nbi_jspan key, json_t *value)
 {
     if (json_is_array(to))
         return json_array_append_new(to, value) == 0 ? NB_OK : out_of_memory();
@@ -79,7 +79,7 @@ static enum nb_status add_member(struct reading *r, json_t *to, struct nbi_jspan
     return rc;
 }
 
-static enum nb_status read_members(struct reading *r, struct nbi_jiter *it, json_t **out)
+static enum nb_status read_members(struct reader *r, struct nbi_jiter *it, json_t **out)
 {
     struct nbi_jspan key;
     json_t *tree = it->object ? json_object() : json_array();
@@ -101,11 +101,11 @@ static enum nb_status read_members(struct reading *r, struct nbi_jiter *it, json
     return rc;
 }
 
-/* Not by jansson's parser, which takes a failed allocation for the end of a string, or stops in an
- * assertion. */
+/* Does not use jansson's parser, which takes a failed allocation for the end of a string, or stops
+ * in an assertion. */
 static enum nb_status read_tree(json_t **out, struct nbi_jspan span, bool nul_allowed)
 {
-    struct reading r = {.nul_allowed = nul_allowed};
+    struct reader r = {.nul_allowed = nul_allowed};
     struct nbi_jiter it;
     nbi_jiter_init(&it, span);
     enum nb_status rc = it.p ? read_members(&r, &it, out) : read_scalar(&r, span, out);
@@ -135,7 +135,7 @@ enum nb_status nbi_json_read_file(json_t **out, const char *path, size_t max_byt
     return nbi_context(rc, "reading '%s'", path);
 }
 
-/* Finds the value; *v NULL with NB_OK means an optional one that is not there. */
+/* *v is NULL, with NB_OK, for an optional value that is absent. */
 static enum nb_status find(const json_t *obj, const char *key, bool required, const json_t **v)
 {
     *v = json_object_get(obj, key);
@@ -221,7 +221,7 @@ enum nb_status nbi_json_dump(const json_t *value, size_t flags, char **text)
     return out_of_memory();
 }
 
-/* Whether the text, just written by jansson, stands for value. */
+/* Whether text, just written by jansson, parses to value again. */
 static enum nb_status same_value(const char *text, const json_t *value, bool *same)
 {
     struct nbi_jspan span;

@@ -1,4 +1,4 @@
-/* log.c - one process-wide sink; set once before threads start, read-only afterwards. */
+/* log.c - one process-wide sink, set before threads start and read-only afterwards. */
 #include "base/log.h"
 
 #include <stdarg.h>

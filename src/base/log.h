@@ -1,4 +1,4 @@
-/* log.h - lines for the person who watches; the sink belongs to the program. */
+/* log.h - log messages for the user, one line each. The program sets the sink. */
 #pragma once
 
 #include "base/status.h"

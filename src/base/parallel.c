@@ -1,14 +1,14 @@
 /* parallel.c - one team of threads for the whole process.
  *
- * `state` is the number of the last call, how many threads it wants, and whether it can do without
- * them, in one word: a worker decides by it alone whether the call concerns it. Those that take
- * part read fn and ctx, which stay as they are until the last of them is done.
+ * `state` packs the number of the last call, its thread count and whether it is optional into one
+ * word, so that a worker decides by this word alone whether to take part. Those that do read fn and
+ * ctx, which do not change until the last of them has finished.
  *
- * A call over a range can do without: whoever is free takes the next piece, and when there are no
- * more the caller shuts the gate. A worker that comes too late, since the machine has others to
- * serve, finds it shut and is not waited for. One that loses its core in the middle of a piece has
- * to be waited for. Where that costs more than the workers give, calls over ranges use fewer
- * threads for a while ("pace"), so that two programs on the same cores share them instead of
+ * A call over a range is optional: idle threads take the next chunk, and when none are left the
+ * caller closes the gate. A worker that comes too late, because the CPU runs other processes, finds
+ * the gate closed and is not waited for. A worker that is preempted in the middle of a chunk must
+ * be waited for. Where that costs more than the workers contribute, calls over ranges use fewer
+ * threads for a while (`throttle`), so that two programs on the same cores share them instead of
  * waiting for each other. */
 #include "base/parallel.h"
 
@@ -20,11 +20,11 @@
 #include "base/clock.h"
 
 #define TEAM_MAX     1024
-#define AWAKE_SECS   100e-6 /* how long to wait before sleeping */
-#define WINDOW_SECS  0.02   /* how long waits are added up before they are judged */
-#define LOST_SHARE   0.2    /* of a window, spent waiting, that makes the team smaller */
-#define HOLD_MIN     0.05   /* how long it stays smaller: twice as long each time, ... */
-#define HOLD_MAX     2.0    /* ... up to this */
+#define SPIN_SECS    100e-6 /* spin time before sleeping */
+#define WINDOW_SECS  0.02   /* interval over which waiting time is summed */
+#define WAIT_SHARE   0.2    /* waiting share of an interval that shrinks the team */
+#define HOLD_MIN     0.05   /* seconds that the team stays smaller; twice as long each time, */
+#define HOLD_MAX     2.0    /* up to this */
 #define COUNT_BITS   12
 #define COUNT_MASK   ((1ull << COUNT_BITS) - 1)
 #define OPTIONAL     (1ull << (COUNT_BITS - 1))
@@ -32,11 +32,11 @@
 
 static struct {
     pthread_mutex_t busy; /* held during a call */
-    pthread_mutex_t lock; /* for those who sleep */
+    pthread_mutex_t lock; /* protects sleeping and waking */
     pthread_cond_t work, done;
     atomic_ullong state;
     atomic_int sleepers, caller_sleeps;
-    atomic_ullong gate; /* the number of the call that may be entered, and how many are in it */
+    atomic_ullong gate; /* number of the open call, and how many workers are in it */
     int workers;
     nbi_team_fn fn;
     void *ctx;
@@ -45,11 +45,11 @@ static struct {
           .work = PTHREAD_COND_INITIALIZER,
           .done = PTHREAD_COND_INITIALIZER};
 
-/* How many threads calls over ranges use. Belongs to who holds team.busy. */
+/* Limits the threads of calls over ranges. Protected by team.busy. */
 static struct {
-    int limit; /* 0: all that are asked for */
+    int limit; /* 0: no limit */
     double window, lost, hold, retry;
-} pace;
+} throttle;
 
 static _Thread_local bool in_team;
 
@@ -60,10 +60,10 @@ static void pause_cpu(void)
 #endif
 }
 
-/* Waits a little for a change of state. */
-static unsigned long long wait_awake(unsigned long long seen)
+/* Spins for a change of state, for a limited time. */
+static unsigned long long spin_for_work(unsigned long long seen)
 {
-    double end = nbi_now() + AWAKE_SECS;
+    double end = nbi_now() + SPIN_SECS;
     unsigned long long now = atomic_load(&team.state);
     while (now == seen && nbi_now() < end)
         for (int i = 0; i < 32 && now == seen; i++) {
@@ -75,7 +75,7 @@ static unsigned long long wait_awake(unsigned long long seen)
 
 static unsigned long long wait_for_work(unsigned long long seen)
 {
-    unsigned long long now = wait_awake(seen);
+    unsigned long long now = spin_for_work(seen);
     if (now != seen)
         return now;
     pthread_mutex_lock(&team.lock);
@@ -92,7 +92,7 @@ static unsigned long long inside(unsigned long long gate)
     return gate & COUNT_MASK;
 }
 
-/* False: the call is over. */
+/* Returns false if the call is over. */
 static bool enter(unsigned long long call)
 {
     unsigned long long gate = atomic_load(&team.gate);
@@ -106,8 +106,8 @@ static bool enter(unsigned long long call)
 static void *worker(void *arg)
 {
     int me = (int)(intptr_t)arg;
-    unsigned long long seen =
-        0; /* no call has this number: a first one is found even if it came before */
+    /* No call has number 0, so a worker also sees a call made before it started. */
+    unsigned long long seen = 0;
     in_team = true;
     for (;;) {
         seen = wait_for_work(seen);
@@ -135,8 +135,9 @@ static void forget_workers(void)
     pthread_cond_init(&team.done, NULL);
 }
 
-/* How many threads there are, `threads` if they can be had. Signals stay with the caller. */
-static int gather(int threads)
+/* Starts missing workers; returns how many threads there are, at most `threads`. Workers block all
+ * signals, so the caller handles them. */
+static int start_workers(int threads)
 {
     static bool first = true;
     sigset_t all, before;
@@ -160,7 +161,7 @@ static int gather(int threads)
 
 static void wait_for_workers(void)
 {
-    double end = nbi_now() + AWAKE_SECS;
+    double end = nbi_now() + SPIN_SECS;
     while (inside(atomic_load(&team.gate)) > 0 && nbi_now() < end)
         for (int i = 0; i < 32 && inside(atomic_load(&team.gate)) > 0; i++)
             pause_cpu();
@@ -174,44 +175,44 @@ static void wait_for_workers(void)
     pthread_mutex_unlock(&team.lock);
 }
 
-/* ---- pace ---- */
+/* ---- throttle ---- */
 
-static int paced(int threads, double now)
+static int throttled(int threads, double now)
 {
-    if (pace.limit == 0 || pace.limit >= threads)
+    if (throttle.limit == 0 || throttle.limit >= threads)
         return threads;
-    if (now >= pace.retry) {
-        pace.limit += (pace.limit + 2) / 3;
-        pace.retry = now + pace.hold;
-        pace.window = now;
-        pace.lost = 0;
+    if (now >= throttle.retry) {
+        throttle.limit += (throttle.limit + 2) / 3;
+        throttle.retry = now + throttle.hold;
+        throttle.window = now;
+        throttle.lost = 0;
     }
-    return pace.limit < threads ? pace.limit : threads;
+    return throttle.limit < threads ? throttle.limit : threads;
 }
 
-/* A call with so many threads has ended, `lost` seconds of which the caller waited for pieces that
- * should have been done by then. */
-static void judge(int threads, double lost, double now)
+/* Records that a call with this many threads has ended. lost: seconds that the caller waited for
+ * chunks which should have been finished by then. */
+static void update_throttle(int threads, double lost, double now)
 {
-    pace.lost += lost;
-    double length = now - pace.window;
+    throttle.lost += lost;
+    double length = now - throttle.window;
     if (length < WINDOW_SECS)
         return;
-    if (pace.lost > LOST_SHARE * length) {
-        pace.hold = pace.hold * 2 > HOLD_MAX ? HOLD_MAX : pace.hold * 2;
-        pace.limit = threads - (threads + 3) / 4;
-        pace.retry = now + pace.hold;
-    } else if (pace.hold > HOLD_MIN && threads >= pace.limit) {
-        pace.hold /= 2;
+    if (throttle.lost > WAIT_SHARE * length) {
+        throttle.hold = throttle.hold * 2 > HOLD_MAX ? HOLD_MAX : throttle.hold * 2;
+        throttle.limit = threads - (threads + 3) / 4;
+        throttle.retry = now + throttle.hold;
+    } else if (throttle.hold > HOLD_MIN && threads >= throttle.limit) {
+        throttle.hold /= 2;
     }
-    pace.hold = pace.hold < HOLD_MIN ? HOLD_MIN : pace.hold;
-    pace.window = now;
-    pace.lost = 0;
+    throttle.hold = throttle.hold < HOLD_MIN ? HOLD_MIN : throttle.hold;
+    throttle.window = now;
+    throttle.lost = 0;
 }
 
-/* For a range the team is optional: whoever comes too late is not waited for. */
+/* A range is an optional call: late workers are not waited for. */
 struct range {
-    int64_t total, chunk, of_caller; /* pieces that the caller itself did */
+    int64_t total, chunk, caller_chunks; /* chunks that the caller itself did */
     atomic_llong next;
     nbi_range_fn fn;
     void *ctx;
@@ -233,16 +234,16 @@ static void call_team(int threads, nbi_team_fn fn, void *ctx, bool optional)
     in_team = true;
     fn(ctx, 0, threads);
     in_team = false;
-    atomic_fetch_and(&team.gate, COUNT_MASK); /* no call has the number 0 */
+    atomic_fetch_and(&team.gate, COUNT_MASK); /* no call has number 0 */
 }
 
-/* True: the caller has the team, up to *threads of them. False: it is alone. */
+/* On success the caller owns the team, up to *threads of them; otherwise it runs alone. */
 static bool take_team(int *threads)
 {
     *threads = *threads > TEAM_MAX ? TEAM_MAX : *threads;
     if (*threads <= 1 || in_team || pthread_mutex_trylock(&team.busy) != 0)
         return false;
-    *threads = gather(*threads);
+    *threads = start_workers(*threads);
     return true;
 }
 
@@ -259,7 +260,7 @@ void nbi_team_run(int threads, nbi_team_fn fn, void *ctx)
 
 /* ---- ranges ---- */
 
-static void take_pieces(void *ctx, int thread, int threads)
+static void take_chunks(void *ctx, int thread, int threads)
 {
     struct range *r = ctx;
     int64_t first, count = 0;
@@ -267,24 +268,25 @@ static void take_pieces(void *ctx, int thread, int threads)
     for (; (first = atomic_fetch_add(&r->next, r->chunk)) < r->total; count++)
         r->fn(r->ctx, thread, first, r->total - first < r->chunk ? r->total - first : r->chunk);
     if (thread == 0)
-        r->of_caller = count;
+        r->caller_chunks = count;
 }
 
-/* The last pieces of the others should be done within the time of two of the caller's own. */
+/* The workers' last chunks should take no longer than two of the caller's own. */
 static void run_range(struct range *r, int threads)
 {
     double began = nbi_now();
-    threads = paced(threads, began);
+    threads = throttled(threads, began);
     if (threads <= 1) {
-        take_pieces(r, 0, 1);
+        take_chunks(r, 0, 1);
         return;
     }
-    call_team(threads, take_pieces, r, true);
+    call_team(threads, take_chunks, r, true);
     double worked = nbi_now();
     wait_for_workers();
-    double now = nbi_now(), piece = (worked - began) / (double)(r->of_caller + !r->of_caller);
-    double lost = now - worked - 2 * piece;
-    judge(threads, lost > 0 ? lost : 0, now);
+    double now = nbi_now();
+    double chunk_seconds = (worked - began) / (double)(r->caller_chunks + !r->caller_chunks);
+    double lost = now - worked - 2 * chunk_seconds;
+    update_throttle(threads, lost > 0 ? lost : 0, now);
 }
 
 void nbi_for_range(int64_t total, int64_t chunk, int threads, nbi_range_fn fn, void *ctx)
@@ -293,7 +295,7 @@ void nbi_for_range(int64_t total, int64_t chunk, int threads, nbi_range_fn fn, v
     int64_t chunks = total / chunk + (total % chunk != 0);
     threads = chunks < threads ? (int)chunks : threads;
     if (!take_team(&threads)) {
-        take_pieces(&r, 0, 1);
+        take_chunks(&r, 0, 1);
         return;
     }
     run_range(&r, threads);
@@ -307,7 +309,7 @@ struct chunks {
     void *ctx;
     atomic_int failed;
     pthread_mutex_t lock;
-    char message[1024]; /* a thread's own message is lost with it */
+    char message[1024]; /* copied from the worker: messages are per thread */
 };
 
 static void one_chunk(void *ctx, int thread, int64_t first, int64_t count)

@@ -1,20 +1,20 @@
-/* parallel.h - work shared by several threads.
+/* parallel.h - parallel loops on one team of threads.
  *
- * The process has one team of threads that waits for work: briefly awake, since the next piece
- * mostly comes within microseconds, then asleep, so that nobody else's work suffers. A call from
- * inside the team, or while another thread uses it, runs on the caller alone. */
+ * The process has one team. Its threads wait for work first spinning, since the next call mostly
+ * comes within microseconds, then asleep, to leave the CPUs to other processes. A call from inside
+ * the team, or while another thread uses the team, runs on the calling thread alone. */
 #pragma once
 
 #include "base/status.h"
 
-/* Calls fn(ctx, i, n) for each i in [0, n), all at once on n <= threads threads; i = 0 is the
- * caller. Returns when all have. */
+/* Calls fn(ctx, i, n) for each i in [0, n), concurrently on n <= threads threads; i = 0 is the
+ * caller. Returns when all have returned. */
 typedef void (*nbi_team_fn)(void *ctx, int thread, int threads);
 
 void nbi_team_run(int threads, nbi_team_fn fn, void *ctx);
 
-/* Calls fn for pieces [first, first + count) of [0, total) with count <= chunk, in any order, each
- * piece once; whoever is free takes the next. thread is in [0, threads). */
+/* Calls fn for chunks [first, first + count) of [0, total) with count <= chunk, each chunk once, in
+ * any order; idle threads take the next one. thread is in [0, threads). */
 typedef void (*nbi_range_fn)(void *ctx, int thread, int64_t first, int64_t count);
 
 void nbi_for_range(int64_t total, int64_t chunk, int threads, nbi_range_fn fn, void *ctx);

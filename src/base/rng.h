@@ -1,7 +1,7 @@
 /* rng.h - Philox4x32-10, a counter-based random generator (Salmon et al., SC 2011).
  *
  * The same key and counter give the same 128 bits on every device and in any order, so results do
- * not depend on thread counts and a resumed run needs no generator state. */
+ * not depend on thread counts, and a resumed run needs no generator state. */
 #pragma once
 
 #include <math.h>
@@ -29,13 +29,13 @@ static inline struct nbi_philox nbi_philox(uint64_t key, uint64_t counter_lo, ui
     return (struct nbi_philox){{c0, c1, c2, c3}};
 }
 
-/* Uniform in (0, 1): never 0, so that its logarithm is finite. */
+/* Uniform in (0, 1); never 0, so that its logarithm is finite. */
 static inline float nbi_uniform(uint32_t bits)
 {
     return ((float)(bits >> 8) + 0.5f) * 0x1p-24f;
 }
 
-/* Four independent normal values for one counter (Box-Muller). */
+/* Four independent normal values per counter (Box-Muller). */
 static inline void nbi_philox_normal4(float out[4], uint64_t key, uint64_t lo, uint64_t hi)
 {
     struct nbi_philox r = nbi_philox(key, lo, hi);

@@ -1,5 +1,5 @@
-/* sanitized.h - whether a build has sanitizers: it is slow then, and freed memory stays with them
- * for a while. */
+/* sanitized.h - SANITIZED: whether this build uses sanitizers, which are slow and delay the release
+ * of freed memory. */
 #pragma once
 
 #ifdef __has_feature

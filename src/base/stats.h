@@ -1,4 +1,4 @@
-/* stats.h - the median of a few measurements. */
+/* stats.h - the median of measurements. */
 #pragma once
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@ static inline int nbi_by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Sorts the values. */
+/* Sorts values in place. */
 static inline double nbi_median(double *values, size_t count)
 {
     qsort(values, count, sizeof *values, nbi_by_value);

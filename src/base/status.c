@@ -1,4 +1,4 @@
-/* status.c - the thread's error line, and the process-wide wish to stop. */
+/* status.c - the error message of each thread, and the process-wide interrupt flag. */
 #include "base/status.h"
 
 #include <stdarg.h>
@@ -9,7 +9,7 @@
 
 static _Thread_local char message[MESSAGE_MAX];
 
-/* Set by signal handlers and by any thread, so it must be both atomic and free of locks. */
+/* Set by signal handlers and by any thread, so it must be atomic and lock-free. */
 static atomic_bool interrupted;
 _Static_assert(ATOMIC_BOOL_LOCK_FREE == 2, "nb_interrupt is called in signal handlers");
 
@@ -30,8 +30,8 @@ const char *nb_last_error(void)
     return message;
 }
 
-/* A message is one line of text whatever the file it quotes from holds: control characters, and
- * with them terminal escapes, become '?'. */
+/* A message is one line of text, whatever the file it quotes contains: control characters, and with
+ * them terminal escapes, become '?'. */
 static void make_printable(char *s)
 {
     for (; *s; s++)
@@ -92,5 +92,5 @@ enum nb_status nbi_check_interrupt(void)
 
 const char *nb_version(void)
 {
-    return NIBBLE_VERSION " (" NIBBLE_COMMIT ")"; /* both from the build */
+    return NIBBLE_VERSION " (" NIBBLE_COMMIT ")"; /* both set by the build */
 }

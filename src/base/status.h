@@ -1,8 +1,8 @@
-/* status.h - how failures travel: a code in the return value, one line of text per thread.
+/* status.h - error handling: a status code as the return value, one message per thread.
  *
- * The deepest function that knows the cause calls nbi_fail; callers on the way up may put context
- * in front with nbi_context and never replace the message. No allocation, so it works when memory
- * has run out. */
+ * The deepest function that knows the cause calls nbi_fail. Callers may put context in front with
+ * nbi_context and never replace the message. Nothing here allocates, so it works when memory has
+ * run out. */
 #pragma once
 
 #include <stdio.h>
@@ -18,23 +18,23 @@ enum nb_status nbi_fail(enum nb_status status, const char *fmt, ...) NBI_PRINTF(
 /* Puts "CONTEXT: " in front of the message unless status is NB_OK. Returns status. */
 enum nb_status nbi_context(enum nb_status status, const char *fmt, ...) NBI_PRINTF(2, 3);
 
-/* For a step after the result got its place: puts "'TARGET' is in place" in front of the message.
- * An interruption may then not be said to have changed nothing. Returns status. */
+/* For failures after the result was renamed into place: puts "'TARGET' is in place" in front of the
+ * message, since it is no longer true that nothing has changed. Returns status. */
 enum nb_status nbi_in_place(enum nb_status status, const char *target);
 
-/* "out of memory" for a named thing. */
+/* "out of memory: N bytes for WHAT" */
 enum nb_status nbi_fail_memory(const char *what, size_t bytes);
 
-/* NB_EINTERRUPTED after nb_interrupt(), else NB_OK; long loops ask it. */
+/* Returns NB_EINTERRUPTED after nb_interrupt(), else NB_OK. Long loops call it. */
 enum nb_status nbi_check_interrupt(void);
 
-/* For what need not be there: NB_ENOTFOUND counts as NB_OK. */
+/* For optional things: turns NB_ENOTFOUND into NB_OK. */
 static inline enum nb_status nbi_unless_absent(enum nb_status rc)
 {
     return rc == NB_ENOTFOUND ? NB_OK : rc;
 }
 
-/* Leaves the enclosing function with the status of expr unless it is NB_OK. */
+/* Returns from the enclosing function if expr is not NB_OK. */
 #define NBI_TRY(expr)                                                                              \
     do {                                                                                           \
         enum nb_status nbi_try_rc = (expr);                                                        \
@@ -42,7 +42,7 @@ static inline enum nb_status nbi_unless_absent(enum nb_status rc)
             return nbi_try_rc;                                                                     \
     } while (0)
 
-/* A broken invariant of our own, never the user's input; active in release builds. */
+/* A broken invariant of the library, never caused by input. Also checked in release builds. */
 #define NBI_BUG_IF(cond)                                                                           \
     do {                                                                                           \
         if (cond) {                                                                                \

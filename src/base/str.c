@@ -1,4 +1,4 @@
-/* str.c - text buffer, matching, UTF-8 check. */
+/* str.c - the text buffer, matching, formatting. */
 #include "base/str.h"
 
 #include <stdarg.h>
@@ -115,8 +115,8 @@ bool nbi_starts_with(const char *text, const char *start)
 
 bool nbi_wildcard_match(const char *pattern, const char *text)
 {
-    /* On a mismatch go back to the last '*' and let it take one character more. Earlier stars need
-     * no second look: the last one can absorb whatever they would have. */
+    /* On a mismatch, go back to the last '*' and let it match one more character. Earlier stars
+     * need no second try: the last one can match whatever they would have. */
     const char *star = NULL, *resume = NULL;
     while (*text) {
         if (*pattern == '*') {

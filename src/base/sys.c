@@ -1,4 +1,4 @@
-/* sys.c - CPU, memory and cgroup facts from /proc and /sys; what cannot be read counts as absent.
+/* sys.c - CPU, memory and cgroup facts from /proc and /sys. What cannot be read counts as absent.
  */
 #include "base/sys.h"
 
@@ -13,7 +13,7 @@
 
 #include "base/str.h"
 
-/* First line of a small file; false if there is none. */
+/* First line of a small file; false if it cannot be read. */
 static bool read_line(const char *path, char *buf, size_t size)
 {
     FILE *f = fopen(path, "re");
@@ -26,7 +26,7 @@ static bool read_line(const char *path, char *buf, size_t size)
     return ok;
 }
 
-/* The value behind "KEY ... :" in a file of such lines. */
+/* The value of "KEY ... : VALUE" in a file of such lines. */
 static bool read_field(const char *path, const char *key, char *buf, size_t size)
 {
     FILE *f = fopen(path, "re");
@@ -47,10 +47,10 @@ static bool read_field(const char *path, const char *key, char *buf, size_t size
     return found;
 }
 
-/* Calls fn with the path of a control file in this process's cgroup (version 2) and in every one
- * above it: a limit of any of them holds. */
-static void each_cgroup(const char *file, void (*fn)(const char *path, double *least),
-                        double *least)
+/* Calls fn with the path of a control file in this process's cgroup (version 2) and in each of its
+ * ancestors; the limits of all of them apply. */
+static void for_each_cgroup(const char *file, void (*fn)(const char *path, double *limit),
+                            double *limit)
 {
     char group[512] = "", path[640];
     FILE *f = fopen("/proc/self/cgroup", "re");
@@ -64,7 +64,7 @@ static void each_cgroup(const char *file, void (*fn)(const char *path, double *l
         fclose(f);
     for (;;) {
         snprintf(path, sizeof path, "/sys/fs/cgroup%s/%s", group, file);
-        fn(path, least);
+        fn(path, limit);
         char *slash = strrchr(group, '/');
         if (!slash)
             break;
@@ -72,49 +72,49 @@ static void each_cgroup(const char *file, void (*fn)(const char *path, double *l
     }
 }
 
-static void keep_smaller(double *least, double v)
+static void lower_limit(double *limit, double v)
 {
-    if (v > 0 && (*least == 0 || v < *least))
-        *least = v;
+    if (v > 0 && (*limit == 0 || v < *limit))
+        *limit = v;
 }
 
 /* "MAX PERIOD" in microseconds, or "max PERIOD". */
-static void read_cpu_max(const char *path, double *least)
+static void read_cpu_max(const char *path, double *limit)
 {
     char line[128];
     double quota = 0, period = 0;
     if (read_line(path, line, sizeof line) && sscanf(line, "%lf %lf", &quota, &period) == 2 &&
         period > 0)
-        keep_smaller(least, quota / period);
+        lower_limit(limit, quota / period);
 }
 
-static void read_memory_max(const char *path, double *least)
+static void read_memory_max(const char *path, double *limit)
 {
     char line[128];
     double bytes = 0;
     if (read_line(path, line, sizeof line) && sscanf(line, "%lf", &bytes) == 1 && bytes < 0x1p60)
-        keep_smaller(least, bytes); /* version 1 writes a huge number for "none" */
+        lower_limit(limit, bytes); /* version 1 writes a huge number for "none" */
 }
 
 static double cgroup_cpus(void)
 {
-    double least = 0, quota = 0, period = 0;
+    double limit = 0, quota = 0, period = 0;
     char line[128];
-    each_cgroup("cpu.max", read_cpu_max, &least);
+    for_each_cgroup("cpu.max", read_cpu_max, &limit);
     if (read_line("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", line, sizeof line) &&
         sscanf(line, "%lf", &quota) == 1 && quota > 0 &&
         read_line("/sys/fs/cgroup/cpu/cpu.cfs_period_us", line, sizeof line) &&
         sscanf(line, "%lf", &period) == 1 && period > 0)
-        keep_smaller(&least, quota / period);
-    return least;
+        lower_limit(&limit, quota / period);
+    return limit;
 }
 
 static uint64_t cgroup_memory(void)
 {
-    double least = 0;
-    each_cgroup("memory.max", read_memory_max, &least);
-    read_memory_max("/sys/fs/cgroup/memory/memory.limit_in_bytes", &least);
-    return (uint64_t)least;
+    double limit = 0;
+    for_each_cgroup("memory.max", read_memory_max, &limit);
+    read_memory_max("/sys/fs/cgroup/memory/memory.limit_in_bytes", &limit);
+    return (uint64_t)limit;
 }
 
 static int affinity_cpus(void)

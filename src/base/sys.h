@@ -1,9 +1,9 @@
-/* sys.h - what this machine offers to this process. */
+/* sys.h - CPUs, memory and instruction sets that this process may use. */
 #pragma once
 
 #include "base/status.h"
 
-/* CPUs this process may use: affinity mask and cgroup quota, at least 1. */
+/* CPUs that this process may use by affinity mask and cgroup quota, at least 1. */
 int nbi_cpu_count(void);
 
 enum nbi_simd { NBI_SIMD_SCALAR, NBI_SIMD_AVX2, NBI_SIMD_AVX512 };
@@ -12,12 +12,12 @@ enum nbi_simd { NBI_SIMD_SCALAR, NBI_SIMD_AVX2, NBI_SIMD_AVX512 };
 enum nbi_simd nbi_simd_level(void);
 const char *nbi_simd_name(enum nbi_simd level);
 
-/* By its name; NULL is the widest. Whether this machine has it is not asked. */
+/* Parses a name; NULL means the widest. Does not check that this machine supports it. */
 enum nb_status nbi_simd_parse(const char *name, enum nbi_simd *level);
 
 struct nbi_sys_info {
     char cpu_model[96];
-    char features[160]; /* of those nibble uses or will ask for, separated by blanks */
+    char features[160]; /* those that nibble uses, space-separated */
     int cpus_online, cpus_usable;
     double cgroup_cpus; /* 0: no quota */
     uint64_t memory_total, memory_available;
@@ -27,6 +27,6 @@ struct nbi_sys_info {
 
 void nbi_sys_info(struct nbi_sys_info *info);
 
-/* Resident memory of this process in bytes, now and at most. */
+/* Resident memory of this process in bytes: current and peak. */
 uint64_t nbi_current_rss(void);
 uint64_t nbi_peak_rss(void);

@@ -1,9 +1,9 @@
-/* syscall.h - system calls repeated for as long as a signal interrupts them (EINTR).
+/* syscall.h - system calls that are retried when a signal interrupts them (EINTR).
  *
- * The command line installs its handlers without SA_RESTART, so that waiting for input ends on
- * Ctrl-C, and network file systems may interrupt calls that never fail so on a local disk. Whether
- * the work goes on after a signal is for nbi_check_interrupt to say, not for a file that happened
- * to be opened at that moment. close() is not here: on Linux the descriptor is gone even then. */
+ * The command line installs its handlers without SA_RESTART, so that Ctrl-C ends waiting for input.
+ * Network file systems may then interrupt calls that never fail with EINTR on a local disk. Whether
+ * to stop after a signal is decided by nbi_check_interrupt, not by the call that it happened to
+ * hit. There is no close(): on Linux the descriptor is closed even if close() returns EINTR. */
 #pragma once
 
 #include <dirent.h>
@@ -42,8 +42,9 @@ static inline int nbi_sys_fsync(int fd)
     return rc;
 }
 
-/* flags: 0, or RENAME_EXCHANGE. A network file system may have done what was interrupted; to do it
- * again would fail, or change an exchange back, so it is repeated only if `from` is what it was. */
+/* flags: 0 or RENAME_EXCHANGE. A network file system may have carried out a call that was
+ * interrupted. Repeating it would fail, or undo an exchange, so it is repeated only if `from` is
+ * unchanged. */
 static inline int nbi_sys_rename(const char *from, const char *to, unsigned flags)
 {
     struct stat own, now;

@@ -1,10 +1,10 @@
-/* utf8.c - characters and their bytes. */
+/* utf8.c - UTF-8. */
 #include "base/utf8.h"
 
 #include <string.h>
 
-/* What the first byte says: the character's length and the range of its second byte, which alone
- * tells overlong forms, surrogates and the top end. */
+/* What the lead byte determines: the character's length and the range of its second byte, which
+ * excludes overlong forms, surrogates and values beyond U+10FFFF. */
 struct lead {
     int length;
     uint8_t low, high;
@@ -58,12 +58,12 @@ uint32_t nbi_utf8_decode(const char *text)
 int nbi_utf8_encode(char out[4], uint32_t c)
 {
     int n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    static const uint8_t marks[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    static const uint8_t lead_bits[] = {0, 0, 0xC0, 0xE0, 0xF0};
     for (int i = n - 1; i > 0; i--) {
         out[i] = (char)(0x80 | (c & 0x3F));
         c >>= 6;
     }
-    out[0] = (char)(marks[n] | c);
+    out[0] = (char)(lead_bits[n] | c);
     return n;
 }
 
