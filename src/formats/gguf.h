@@ -1,4 +1,4 @@
-/* gguf.h - constants of the GGUF container that reader and writer share. Private to formats/. */
+/* gguf.h - constants of the GGUF container, for reader and writer. Private to formats/. */
 #pragma once
 
 #include <stdint.h>
@@ -7,7 +7,7 @@
 #define NBI_GGUF_VERSION   3
 #define NBI_GGUF_ALIGNMENT 32
 #define NBI_GGUF_MAX_DIMS  4
-#define NBI_GGUF_NAME_MAX  63 /* ggml keeps 64 bytes with the terminator */
+#define NBI_GGUF_NAME_MAX  63 /* ggml stores 64 bytes with the NUL */
 
 enum nbi_gguf_type {
     NBI_GGUF_U8,
@@ -26,9 +26,9 @@ enum nbi_gguf_type {
     NBI_GGUF_TYPES
 };
 
-/* Two keys that nibble's writer always puts into a file, and a reader that finds one of them
- * demands both: the checksum is over everything before the tensor data, its own four bytes taken
- * as zero. Any damaged byte then shows, the two keys' own included. */
+/* Two keys that nibble's writer adds to every file. A reader that finds one of them requires both.
+ * The CRC covers everything before the tensor data, with its own four bytes taken as zero, so it
+ * detects any damaged byte, those of the two keys included. */
 #define NBI_GGUF_KEY_VERSION "nibble.version"
 #define NBI_GGUF_KEY_CRC     "nibble.header_crc32c"
 

@@ -1,7 +1,7 @@
-/* layout.c - from stored parts to entries: which parts make one NVFP4 weight, in each layout.
+/* layout.c - joins stored parts into entries: which parts make one NVFP4 weight, in each layout.
  *
- * The layout follows from the names of the parts, tensor by tensor; a part that is half of a pair
- * without its other half is an error, never dropped. */
+ * The layout follows from the names of the parts. A part whose counterpart is missing is an error
+ * and is never dropped. */
 #include <math.h>
 #include <string.h>
 
@@ -17,7 +17,8 @@ static int by_part_name(const void *a, const void *b)
     return strcmp((*(struct nbi_part *const *)a)->name, (*(struct nbi_part *const *)b)->name);
 }
 
-/* Parts by name in a new array of pointers (the caller frees it); a duplicate name is an error. */
+/* Returns the parts sorted by name in a new array of pointers, which the caller frees. Fails on a
+ * duplicate name. */
 static enum nb_status sort_parts(const struct nbi_parts *parts, struct nbi_part ***sorted)
 {
     size_t n = (size_t)parts->count;
@@ -63,7 +64,7 @@ struct pairing {
     int64_t count;
 };
 
-/* The part named STEM + SUFFIX (stem_len bytes of stem), or NULL. */
+/* Returns the part named STEM + SUFFIX, or NULL. stem is stem_len bytes long. */
 static struct nbi_part *sibling(const struct pairing *p, const char *stem, size_t stem_len,
                                 const char *suffix)
 {
@@ -80,7 +81,7 @@ static enum nb_status set_name(struct nbi_store *store, struct nbi_entry *e, con
     return NB_OK;
 }
 
-/* The tensor scale of e, as the file has it. */
+/* Reads a tensor scale as stored. */
 static enum nb_status read_scalar(const struct pairing *p, struct nbi_part *part,
                                   struct nbi_entry *e, float *v)
 {
@@ -104,7 +105,7 @@ static bool scale_dtype_allowed(enum nbi_layout layout, enum nbi_dtype d)
     return layout == NBI_LAYOUT_DAT && (d == NBI_U8 || nbi_dtype_is_float(d));
 }
 
-/* Codes [out, in / 2] and block scales [out, in / 16] of one weight. */
+/* Joins codes [out, in / 2] and block scales [out, in / 16] of one weight. */
 static enum nb_status join(struct pairing *p, struct nbi_entry *e, struct nbi_part *codes,
                            struct nbi_part *scale, enum nbi_layout layout)
 {
@@ -148,7 +149,7 @@ static enum nb_status missing(const struct nbi_part *part, const char *suffix)
     return nbi_fail(NB_EFORMAT, "'%s' has no '%s' beside it", part->name, suffix);
 }
 
-/* `.dat`: STEM.qdata and STEM.scale, STEM with or without a final ".weight". */
+/* `.dat`: STEM.qdata and STEM.scale; STEM may lack the final ".weight". */
 static enum nb_status pair_dat(struct pairing *p, struct nbi_part *part, struct nbi_entry *e)
 {
     const struct nbi_layout_info *suffix = &nbi_layouts[NBI_LAYOUT_DAT];
@@ -174,7 +175,7 @@ static enum nb_status pair_dat(struct pairing *p, struct nbi_part *part, struct 
 static const char *const activation_suffixes[] = {".input_scale", ".input_global_scale", ".k_scale",
                                                   ".v_scale", NULL};
 
-/* Activation and cache scales of a calibrated model: nibble computes activations without them. */
+/* Skips the activation and cache scales of a calibrated model: nibble does not quantise either. */
 static void drop_activation_scales(struct pairing *p, const char *stem, size_t len)
 {
     for (const char *const *suffix = activation_suffixes; *suffix; suffix++) {
@@ -186,9 +187,9 @@ static void drop_activation_scales(struct pairing *p, const char *stem, size_t l
     }
 }
 
-/* The tensor scale of a safetensors layout, which always has one. Weights need none above 1: that
- * would most likely be a divisor taken for a factor, or the other way round. */
-static void note_tensor_scale(struct nbi_entry *e)
+/* Safetensors layouts always store a tensor scale. Weights need none above 1, so a larger one is
+ * probably a divisor taken for a factor, or the reverse. */
+static void set_two_level(struct nbi_entry *e)
 {
     e->two_level = e->tensor_scale != 1.0f;
     if (e->tensor_scale > 1.0f)
@@ -202,14 +203,14 @@ static enum nb_status pair_modelopt(struct pairing *p, struct nbi_part *part,
 {
     const char *suffix = nbi_layouts[NBI_LAYOUT_MODELOPT].tensor_scale;
     size_t stem = nbi_stem_length(part->name);
-    struct nbi_part *second = sibling(p, part->name, stem, suffix);
-    if (!second)
+    struct nbi_part *tscale = sibling(p, part->name, stem, suffix);
+    if (!tscale)
         return missing(part, suffix);
     NBI_TRY(join(p, e, part, scale, NBI_LAYOUT_MODELOPT));
-    NBI_TRY(read_scalar(p, second, e, &e->tensor_scale));
+    NBI_TRY(read_scalar(p, tscale, e, &e->tensor_scale));
     drop_activation_scales(p, part->name, stem);
     e->name = part->name;
-    note_tensor_scale(e);
+    set_two_level(e);
     return NB_OK;
 }
 
@@ -218,27 +219,27 @@ static enum nb_status pair_compressed(struct pairing *p, struct nbi_part *part, 
     const struct nbi_layout_info *suffix = &nbi_layouts[NBI_LAYOUT_COMPRESSED_TENSORS];
     size_t stem = strlen(part->name) - strlen(suffix->codes);
     struct nbi_part *scale = sibling(p, part->name, stem, suffix->block_scales);
-    struct nbi_part *global = sibling(p, part->name, stem, suffix->tensor_scale);
-    if (!scale || !global)
+    struct nbi_part *divisor = sibling(p, part->name, stem, suffix->tensor_scale);
+    if (!scale || !divisor)
         return missing(part, scale ? suffix->tensor_scale : suffix->block_scales);
     if (part->dtype != NBI_U8)
         return nbi_fail(NB_EFORMAT, "'%s' has type %s, codes must be bytes", part->name,
                         nbi_dtypes[part->dtype].name);
     NBI_TRY(join(p, e, part, scale, NBI_LAYOUT_COMPRESSED_TENSORS));
-    NBI_TRY(read_scalar(p, global, e, &e->divisor));
+    NBI_TRY(read_scalar(p, divisor, e, &e->divisor));
     e->tensor_scale = 1.0f / e->divisor;
     if (!isnormal(e->tensor_scale))
-        return nbi_fail(NB_EFORMAT, "'%s' is %g, its inverse is not a usable scale", global->name,
+        return nbi_fail(NB_EFORMAT, "'%s' is %g, its inverse is not a usable scale", divisor->name,
                         (double)e->divisor);
     drop_activation_scales(p, part->name, stem);
     char name[NBI_NAME_MAX + 1];
     snprintf(name, sizeof name, "%.*s.weight", (int)stem, part->name);
     NBI_TRY(set_name(p->store, e, name));
-    note_tensor_scale(e);
+    set_two_level(e);
     return NB_OK;
 }
 
-/* GGUF keeps codes and block scales together; a tensor scale is "X.scale" beside "X.weight". */
+/* GGUF stores codes and block scales together; the tensor scale of X.weight is X.scale. */
 static enum nb_status pair_gguf(struct pairing *p, struct nbi_part *part, struct nbi_entry *e)
 {
     p->store->layout = NBI_LAYOUT_GGUF;
@@ -256,7 +257,7 @@ static enum nb_status pair_gguf(struct pairing *p, struct nbi_part *part, struct
     return NB_OK;
 }
 
-static void plain(struct nbi_part *part, struct nbi_entry *e)
+static void make_plain_entry(struct nbi_part *part, struct nbi_entry *e)
 {
     part->used = true;
     e->name = part->name;
@@ -283,11 +284,11 @@ static enum nb_status make_entry(struct pairing *p, struct nbi_part *part, struc
         return pair_modelopt(p, part, scale, e);
     if (part->dtype == NBI_NVFP4)
         NBI_TRY(pair_gguf(p, part, e));
-    plain(part, e);
+    make_plain_entry(part, e);
     return NB_OK;
 }
 
-/* Parts that only make sense beside another; the main part takes them along. */
+/* Whether a part belongs to another, whose entry takes it in. */
 static bool is_companion(const struct pairing *p, const struct nbi_part *part)
 {
     enum nbi_format format = p->store->format;

@@ -1,10 +1,10 @@
-/* read.h - what the format readers share: each turns one file into a list of stored parts, and
- * pairs.c makes entries of them. Private to formats/. */
+/* read.h - what the format readers share: each lists the stored tensors ("parts") of one file, and
+ * layout.c joins them into entries. Private to formats/. */
 #pragma once
 
 #include "formats/store.h"
 
-/* One tensor exactly as the file has it. */
+/* A tensor exactly as the file stores it. */
 struct nbi_part {
     const char *name; /* as stored */
     enum nbi_dtype dtype;
@@ -12,7 +12,7 @@ struct nbi_part {
     int64_t shape[NB_MAX_DIMS];
     int64_t count;
     struct nbi_span span;
-    bool used; /* belongs to an entry already made */
+    bool used; /* already belongs to an entry */
 };
 
 struct nbi_parts {
@@ -23,8 +23,9 @@ struct nbi_parts {
 
 #define NBI_NAME_MAX 1024
 
-/* Appends; name is copied into the store's arena. Checks the name (non-empty UTF-8 without control
- * characters) and that span.bytes fits dtype and shape. */
+/* Appends a part; name is copied into the store's arena. Checks the name (non-empty UTF-8 without
+ * control characters), that the span lies inside the file, and that its size fits dtype and shape.
+ */
 enum nb_status nbi_parts_add(struct nbi_store *store, struct nbi_parts *parts, const char *name,
                              size_t name_len, const struct nbi_part *part);
 
@@ -38,5 +39,5 @@ enum nb_status nbi_safetensors_read_header(struct nbi_store *store, int file,
                                            struct nbi_parts *parts);
 enum nb_status nbi_gguf_read_header(struct nbi_store *store, int file, struct nbi_parts *parts);
 
-/* Fills store->entries, layout and by_name from the parts. */
+/* Sets store->entries, layout and by_name from the parts. */
 enum nb_status nbi_join_parts(struct nbi_store *store, struct nbi_parts *parts);

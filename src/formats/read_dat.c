@@ -1,8 +1,9 @@
-/* read_dat.c - reader of the `.dat` container (docs/FORMATS.md): a count, then per tensor a name,
- * an element code, dimensions and the bytes, all lengths LEB128, nothing aligned, no checksum.
+/* read_dat.c - reader of the `.dat` container (docs/FORMATS.md): a count, then for each tensor a
+ * name, a type code, dimensions and the bytes. All lengths are LEB128; nothing is aligned; there is
+ * no checksum.
  *
- * Since nothing in the file says where it should end, the end is checked too: bytes after the last
- * tensor mean that some length before was wrong. */
+ * The file does not store its length, so the end is checked too: bytes after the last tensor mean
+ * that some length was wrong. */
 #include "formats/read.h"
 
 static enum nb_status element_type(uint64_t code, enum nbi_dtype *dtype)
@@ -28,7 +29,7 @@ static enum nb_status read_name(struct nbi_cursor *c, char name[NBI_NAME_MAX + 1
     return NB_OK;
 }
 
-/* Everything of an entry behind its name. */
+/* Reads an entry after its name. */
 static enum nb_status read_body(struct nbi_cursor *c, struct nbi_part *part)
 {
     uint64_t code, ndim, dim;
@@ -68,7 +69,7 @@ enum nb_status nbi_dat_read_header(struct nbi_store *store, int file, struct nbi
     uint64_t count;
     nbi_cursor_init(&c, store->files[file]);
     NBI_TRY(nbi_cursor_uleb(&c, &count));
-    if (count > nbi_cursor_left(&c) / 4) /* an entry takes four bytes at least */
+    if (count > nbi_cursor_left(&c) / 4) /* an entry takes at least four bytes */
         return nbi_fail(NB_EFORMAT, "%llu tensors announced in a file of %llu bytes",
                         (unsigned long long)count,
                         (unsigned long long)nbi_source_size(store->files[file]));

@@ -1,8 +1,8 @@
 /* read_gguf.c - reader of GGUF version 3: metadata, tensor table, aligned data.
  *
- * Counts in the header are never trusted with an allocation: arrays grow as entries are really
- * found. Metadata values stay in the file; only their place and type are kept, and what a caller
- * asks for is read then. */
+ * No allocation is sized by a count in the header: arrays grow as entries are found. Metadata
+ * values stay in the file; the store keeps their type and position, and callers read those they
+ * need. */
 #include "formats/gguf.h"
 
 #include <inttypes.h>
@@ -16,14 +16,14 @@
 #include "tensor/nvfp4.h"
 
 #define MAX_ALIGNMENT    (1u << 20)
-#define MIN_KV_BYTES     13 /* empty key, type, one byte */
+#define MIN_VALUE_BYTES  13 /* empty key, type, one byte */
 #define MIN_TENSOR_BYTES 24 /* empty name, no dimensions, type, offset */
 
 static const uint8_t type_bytes[NBI_GGUF_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
 /* ---- metadata ---- */
 
-/* A length-prefixed string of at most max bytes, NUL-terminated into buf of max + 1. */
+/* Reads a length-prefixed string of at most max bytes into buf (max + 1 bytes), NUL-terminated. */
 static enum nb_status read_string(struct nbi_cursor *c, char *buf, size_t max, size_t *len)
 {
     uint64_t n;
@@ -43,7 +43,7 @@ static enum nb_status skip_string(struct nbi_cursor *c)
     return nbi_cursor_skip(c, n);
 }
 
-/* Walks over `count` values of a type. */
+/* Skips `count` values of a type. */
 static enum nb_status skip_values(struct nbi_cursor *c, uint32_t type, uint64_t count)
 {
     if (type == NBI_GGUF_STRING) {
@@ -60,8 +60,8 @@ static enum nb_status skip_values(struct nbi_cursor *c, uint32_t type, uint64_t 
     return nbi_cursor_skip(c, count * type_bytes[type]);
 }
 
-static enum nb_status read_kv(struct nbi_store *store, struct nbi_cursor *c,
-                              struct nbi_gguf_value *kv)
+static enum nb_status read_value(struct nbi_store *store, struct nbi_cursor *c,
+                                 struct nbi_gguf_value *value)
 {
     char key[NBI_NAME_MAX + 1], *copy;
     size_t len;
@@ -69,63 +69,64 @@ static enum nb_status read_kv(struct nbi_store *store, struct nbi_cursor *c,
     if (len == 0 || !nbi_utf8_printable(key, len))
         return nbi_fail(NB_EFORMAT, "a metadata key is not text");
     NBI_TRY(nbi_arena_string(&store->arena, "metadata", key, len, &copy));
-    kv->key = copy;
-    kv->count = 1;
-    NBI_TRY(nbi_cursor_u32(c, &kv->type));
-    if (kv->type == NBI_GGUF_ARRAY) {
-        kv->array = true;
-        NBI_TRY(nbi_cursor_u32(c, &kv->type));
-        NBI_TRY(nbi_cursor_u64(c, &kv->count));
+    value->key = copy;
+    value->count = 1;
+    NBI_TRY(nbi_cursor_u32(c, &value->type));
+    if (value->type == NBI_GGUF_ARRAY) {
+        value->array = true;
+        NBI_TRY(nbi_cursor_u32(c, &value->type));
+        NBI_TRY(nbi_cursor_u64(c, &value->count));
     }
-    if (kv->type >= NBI_GGUF_TYPES || kv->type == NBI_GGUF_ARRAY)
-        return nbi_fail(NB_EFORMAT, "metadata '%s' has unsupported type %" PRIu32, key, kv->type);
-    kv->offset = c->pos;
-    NBI_TRY(nbi_context(skip_values(c, kv->type, kv->count), "metadata '%s'", key));
-    kv->bytes = c->pos - kv->offset;
+    if (value->type >= NBI_GGUF_TYPES || value->type == NBI_GGUF_ARRAY)
+        return nbi_fail(NB_EFORMAT, "metadata '%s' has unsupported type %" PRIu32, key,
+                        value->type);
+    value->offset = c->pos;
+    NBI_TRY(nbi_context(skip_values(c, value->type, value->count), "metadata '%s'", key));
+    value->bytes = c->pos - value->offset;
     return NB_OK;
 }
 
 static enum nb_status describe_scalar(const struct nbi_store *store,
-                                      const struct nbi_gguf_value *kv, char *text, size_t size)
+                                      const struct nbi_gguf_value *value, char *text, size_t size)
 {
     int64_t i;
     double f;
     bool b;
-    if (kv->type == NBI_GGUF_BOOL) {
-        NBI_TRY(nbi_gguf_bool(store, kv->key, &b));
+    if (value->type == NBI_GGUF_BOOL) {
+        NBI_TRY(nbi_gguf_bool(store, value->key, &b));
         snprintf(text, size, "%s", b ? "true" : "false");
-    } else if (kv->type == NBI_GGUF_F32 || kv->type == NBI_GGUF_F64) {
-        NBI_TRY(nbi_gguf_float(store, kv->key, &f));
+    } else if (value->type == NBI_GGUF_F32 || value->type == NBI_GGUF_F64) {
+        NBI_TRY(nbi_gguf_float(store, value->key, &f));
         snprintf(text, size, "%.9g", f);
     } else {
-        NBI_TRY(nbi_gguf_int(store, kv->key, INT64_MIN, INT64_MAX, &i));
+        NBI_TRY(nbi_gguf_int(store, value->key, INT64_MIN, INT64_MAX, &i));
         snprintf(text, size, "%" PRId64, i);
     }
     return NB_OK;
 }
 
-/* A short text of a value for people. */
-static enum nb_status describe_kv(struct nbi_store *store, const struct nbi_gguf_value *kv)
+/* Adds a short text of a value to the metadata for display. */
+static enum nb_status describe_value(struct nbi_store *store, const struct nbi_gguf_value *value)
 {
     static const char *const names[NBI_GGUF_TYPES] = {"u8",  "i8",  "u16",  "i16",    "u32",
                                                       "i32", "f32", "bool", "string", "array",
                                                       "u64", "i64", "f64"};
     char text[96];
-    if (kv->array) {
-        snprintf(text, sizeof text, "%" PRIu64 " x %s", kv->count, names[kv->type]);
-    } else if (kv->type == NBI_GGUF_STRING) {
-        char buf[sizeof text + 4]; /* more than will be shown, so that a cut is seen */
-        uint64_t n = kv->bytes - 8 < sizeof buf ? kv->bytes - 8 : sizeof buf;
-        NBI_TRY(nbi_source_read(store->files[0], kv->offset + 8, buf, n));
+    if (value->array) {
+        snprintf(text, sizeof text, "%" PRIu64 " x %s", value->count, names[value->type]);
+    } else if (value->type == NBI_GGUF_STRING) {
+        char buf[sizeof text + 4]; /* longer than text, so that truncation shows */
+        uint64_t n = value->bytes - 8 < sizeof buf ? value->bytes - 8 : sizeof buf;
+        NBI_TRY(nbi_source_read(store->files[0], value->offset + 8, buf, n));
         nbi_printable_copy(text, sizeof text, buf, n);
     } else {
-        enum nb_status rc = describe_scalar(store, kv, text, sizeof text);
-        if (rc == NB_EFORMAT) /* no value of its type; an error to whoever asks for it */
-            snprintf(text, sizeof text, "(%s)", names[kv->type]);
+        enum nb_status rc = describe_scalar(store, value, text, sizeof text);
+        if (rc == NB_EFORMAT) /* not a value of its type: an error only for callers that need it */
+            snprintf(text, sizeof text, "(%s)", names[value->type]);
         else if (rc != NB_OK)
             return rc;
     }
-    return nbi_meta_add(store, kv->key, text);
+    return nbi_meta_add(store, value->key, text);
 }
 
 static int by_key(const void *a, const void *b)
@@ -143,24 +144,24 @@ static enum nb_status read_metadata(struct nbi_store *store, struct nbi_cursor *
         if (rc != NB_OK)
             break;
         list[used] = (struct nbi_gguf_value){0};
-        rc = read_kv(store, c, &list[used]);
+        rc = read_value(store, c, &list[used]);
         used += rc == NB_OK;
     }
-    void *kv = NULL;
+    void *value = NULL;
     if (rc == NB_OK)
-        rc = nbi_arena_array(&store->arena, "metadata", (size_t)used, sizeof *list, &kv);
+        rc = nbi_arena_array(&store->arena, "metadata", (size_t)used, sizeof *list, &value);
     if (rc == NB_OK) {
-        store->kv = kv;
-        store->kv_count = (int64_t)used;
+        store->gguf = value;
+        store->gguf_count = (int64_t)used;
         if (used) {
-            memcpy(store->kv, list, used * sizeof *list);
-            qsort(store->kv, used, sizeof *list, by_key);
+            memcpy(store->gguf, list, used * sizeof *list);
+            qsort(store->gguf, used, sizeof *list, by_key);
         }
         for (uint64_t i = 1; i < used && rc == NB_OK; i++)
-            if (strcmp(store->kv[i - 1].key, store->kv[i].key) == 0)
-                rc = nbi_fail(NB_EFORMAT, "metadata '%s' stands twice", store->kv[i].key);
+            if (strcmp(store->gguf[i - 1].key, store->gguf[i].key) == 0)
+                rc = nbi_fail(NB_EFORMAT, "metadata '%s' stands twice", store->gguf[i].key);
         for (uint64_t i = 0; i < used && rc == NB_OK; i++)
-            rc = describe_kv(store, &list[i]);
+            rc = describe_value(store, &list[i]);
     }
     free(list);
     return rc;
@@ -198,7 +199,7 @@ static enum nb_status read_shape(struct nbi_cursor *c, struct nbi_part *part)
     return nbi_count(part->shape, part->ndim, &part->count);
 }
 
-/* One row of the table; *next is where the data of this tensor must start. */
+/* Reads a row of the table. *next: where this tensor's data must start, then the next one's. */
 static enum nb_status read_tensor(struct nbi_cursor *c, struct nbi_part *part, uint64_t alignment,
                                   uint64_t *next)
 {
@@ -213,9 +214,9 @@ static enum nb_status read_tensor(struct nbi_cursor *c, struct nbi_part *part, u
     if (offset != *next)
         return nbi_fail(NB_EFORMAT, "data at offset %" PRIu64 ", %" PRIu64 " expected", offset,
                         *next);
-    part->span.offset = offset; /* within the data section; made absolute later */
+    part->span.offset = offset; /* relative to the data section; made absolute later */
     part->span.bytes = nbi_dtype_bytes(part->dtype, part->count);
-    /* count is at most 2^59, a tensor thus at most 2^62 bytes: neither sum can wrap. */
+    /* count is at most 2^59 and so a tensor at most 2^62 bytes: neither sum can wrap. */
     *next = nbi_gguf_pad(offset + part->span.bytes, alignment);
     if (*next > (uint64_t)1 << 62)
         return nbi_fail(NB_EFORMAT, "the tensors are larger than any file");
@@ -226,7 +227,7 @@ static enum nb_status read_tensors(struct nbi_store *store, struct nbi_parts *pa
                                    struct nbi_cursor *c, uint64_t n, uint64_t alignment)
 {
     uint64_t next = 0, size = nbi_source_size(c->src);
-    struct nbi_cursor again = *c; /* the first pass learns where the data starts */
+    struct nbi_cursor second_pass = *c; /* the first pass finds where the data starts */
     char name[NBI_NAME_MAX + 1];
     size_t len;
     for (uint64_t i = 0; i < n; i++) {
@@ -238,12 +239,12 @@ static enum nb_status read_tensors(struct nbi_store *store, struct nbi_parts *pa
     next = 0;
     for (uint64_t i = 0; i < n; i++) {
         struct nbi_part part = {0};
-        NBI_TRY(read_string(&again, name, NBI_NAME_MAX, &len));
-        NBI_TRY(read_tensor(&again, &part, alignment, &next));
+        NBI_TRY(read_string(&second_pass, name, NBI_NAME_MAX, &len));
+        NBI_TRY(read_tensor(&second_pass, &part, alignment, &next));
         part.span.offset += data_at;
         NBI_TRY(nbi_parts_add(store, parts, name, len, &part));
     }
-    /* The padding behind the last tensor may be missing, nothing else. */
+    /* Only the padding after the last tensor may be missing. */
     if (size > data_at && size - data_at > end)
         return nbi_fail(NB_EFORMAT, "%" PRIu64 " bytes after the last tensor",
                         size - data_at - end);
@@ -252,13 +253,14 @@ static enum nb_status read_tensors(struct nbi_store *store, struct nbi_parts *pa
 
 static enum nb_status check_crc(const struct nbi_store *store, uint64_t header_bytes)
 {
-    const struct nbi_gguf_value *kv = nbi_gguf_find(store, NBI_GGUF_KEY_CRC);
+    const struct nbi_gguf_value *value = nbi_gguf_find(store, NBI_GGUF_KEY_CRC);
     bool ours = nbi_gguf_find(store, NBI_GGUF_KEY_VERSION) != NULL;
-    if (!kv && !ours)
+    if (!value && !ours)
         return NB_OK;
-    if (!kv || !ours || kv->array || kv->type != NBI_GGUF_U32)
+    if (!value || !ours || value->array || value->type != NBI_GGUF_U32)
         return nbi_fail(NB_EFORMAT, "metadata '%s' is damaged or missing",
-                        kv && kv->type == NBI_GGUF_U32 ? NBI_GGUF_KEY_VERSION : NBI_GGUF_KEY_CRC);
+                        value && value->type == NBI_GGUF_U32 ? NBI_GGUF_KEY_VERSION
+                                                             : NBI_GGUF_KEY_CRC);
     uint64_t size = nbi_source_size(store->files[0]);
     if (header_bytes > size)
         header_bytes = size; /* a file without tensor data may end before the padding */
@@ -268,7 +270,7 @@ static enum nb_status check_crc(const struct nbi_store *store, uint64_t header_b
         uint64_t n = header_bytes - at < sizeof buf ? header_bytes - at : sizeof buf;
         NBI_TRY(nbi_source_read(store->files[0], at, buf, n));
         for (int i = 0; i < 4; i++) { /* take the checksum's own bytes as zero */
-            uint64_t p = kv->offset + (uint64_t)i;
+            uint64_t p = value->offset + (uint64_t)i;
             if (p >= at && p < at + n) {
                 stored |= (uint32_t)buf[p - at] << 8 * i;
                 buf[p - at] = 0;
@@ -284,7 +286,7 @@ enum nb_status nbi_gguf_read_header(struct nbi_store *store, int file, struct nb
 {
     struct nbi_cursor c;
     uint32_t magic, version;
-    uint64_t tensors, kvs;
+    uint64_t tensors, values;
     int64_t alignment = NBI_GGUF_ALIGNMENT;
     NBI_BUG_IF(file != 0);
     nbi_cursor_init(&c, store->files[file]);
@@ -296,14 +298,14 @@ enum nb_status nbi_gguf_read_header(struct nbi_store *store, int file, struct nb
         return nbi_fail(NB_EUNSUPPORTED, "GGUF version %" PRIu32 " is not supported; 3 is",
                         version);
     NBI_TRY(nbi_cursor_u64(&c, &tensors));
-    NBI_TRY(nbi_cursor_u64(&c, &kvs));
+    NBI_TRY(nbi_cursor_u64(&c, &values));
     uint64_t left = nbi_cursor_left(&c);
-    if (kvs > left / MIN_KV_BYTES || tensors > left / MIN_TENSOR_BYTES)
+    if (values > left / MIN_VALUE_BYTES || tensors > left / MIN_TENSOR_BYTES)
         return nbi_fail(NB_EFORMAT,
                         "%" PRIu64 " tensors and %" PRIu64
                         " metadata values do not fit the %" PRIu64 " bytes left",
-                        tensors, kvs, left);
-    NBI_TRY(read_metadata(store, &c, kvs));
+                        tensors, values, left);
+    NBI_TRY(read_metadata(store, &c, values));
     enum nb_status rc = nbi_gguf_int(store, "general.alignment", 1, MAX_ALIGNMENT, &alignment);
     if (rc != NB_OK && rc != NB_ENOTFOUND)
         return rc;
@@ -319,25 +321,25 @@ enum nb_status nbi_gguf_read_header(struct nbi_store *store, int file, struct nb
 const struct nbi_gguf_value *nbi_gguf_find(const struct nbi_store *store, const char *key)
 {
     struct nbi_gguf_value wanted = {.key = key};
-    if (store->kv_count == 0)
+    if (store->gguf_count == 0)
         return NULL;
-    return bsearch(&wanted, store->kv, (size_t)store->kv_count, sizeof *store->kv, by_key);
+    return bsearch(&wanted, store->gguf, (size_t)store->gguf_count, sizeof *store->gguf, by_key);
 }
 
 static enum nb_status scalar(const struct nbi_store *store, const char *key, uint32_t *type,
                              uint64_t *bits)
 {
-    const struct nbi_gguf_value *kv = nbi_gguf_find(store, key);
+    const struct nbi_gguf_value *value = nbi_gguf_find(store, key);
     uint8_t b[8] = {0};
-    if (!kv)
+    if (!value)
         return nbi_fail(NB_ENOTFOUND, "metadata '%s' is missing", key);
-    if (kv->array || kv->type == NBI_GGUF_STRING)
+    if (value->array || value->type == NBI_GGUF_STRING)
         return nbi_fail(NB_EFORMAT, "metadata '%s' is not a single number", key);
-    NBI_TRY(nbi_source_read(store->files[0], kv->offset, b, kv->bytes));
+    NBI_TRY(nbi_source_read(store->files[0], value->offset, b, value->bytes));
     *bits = 0;
     for (int i = 7; i >= 0; i--)
         *bits = *bits << 8 | b[i];
-    *type = kv->type;
+    *type = value->type;
     return NB_OK;
 }
 
@@ -408,17 +410,17 @@ enum nb_status nbi_gguf_bool(const struct nbi_store *store, const char *key, boo
 
 enum nb_status nbi_gguf_string(const struct nbi_store *store, const char *key, char **text)
 {
-    const struct nbi_gguf_value *kv = nbi_gguf_find(store, key);
+    const struct nbi_gguf_value *value = nbi_gguf_find(store, key);
     *text = NULL;
-    if (!kv)
+    if (!value)
         return nbi_fail(NB_ENOTFOUND, "metadata '%s' is missing", key);
-    if (kv->array || kv->type != NBI_GGUF_STRING)
+    if (value->array || value->type != NBI_GGUF_STRING)
         return nbi_fail(NB_EFORMAT, "metadata '%s' is not a string", key);
-    size_t n = kv->bytes - 8;
+    size_t n = value->bytes - 8;
     char *p = malloc(n + 1);
     if (!p)
         return nbi_fail_memory("metadata string", n);
-    enum nb_status rc = nbi_source_read(store->files[0], kv->offset + 8, p, n);
+    enum nb_status rc = nbi_source_read(store->files[0], value->offset + 8, p, n);
     p[n] = 0;
     if (rc == NB_OK && (strlen(p) != n || !nbi_utf8_valid(p, n)))
         rc = nbi_fail(NB_EFORMAT, "metadata '%s' is not text", key);
@@ -431,12 +433,12 @@ enum nb_status nbi_gguf_string(const struct nbi_store *store, const char *key, c
 }
 
 static enum nb_status find_array(const struct nbi_store *store, const char *key,
-                                 const struct nbi_gguf_value **kv)
+                                 const struct nbi_gguf_value **value)
 {
-    *kv = nbi_gguf_find(store, key);
-    if (!*kv)
+    *value = nbi_gguf_find(store, key);
+    if (!*value)
         return nbi_fail(NB_ENOTFOUND, "metadata '%s' is missing", key);
-    if (!(*kv)->array)
+    if (!(*value)->array)
         return nbi_fail(NB_EFORMAT, "metadata '%s' is not an array", key);
     return NB_OK;
 }
@@ -444,21 +446,21 @@ static enum nb_status find_array(const struct nbi_store *store, const char *key,
 enum nb_status nbi_gguf_each_string(const struct nbi_store *store, const char *key,
                                     nbi_gguf_string_fn fn, void *ctx)
 {
-    const struct nbi_gguf_value *kv;
-    NBI_TRY(find_array(store, key, &kv));
-    if (kv->type != NBI_GGUF_STRING)
+    const struct nbi_gguf_value *value;
+    NBI_TRY(find_array(store, key, &value));
+    if (value->type != NBI_GGUF_STRING)
         return nbi_fail(NB_EFORMAT, "metadata '%s' is not an array of strings", key);
-    char *bytes = malloc(kv->bytes ? kv->bytes : 1);
+    char *bytes = malloc(value->bytes ? value->bytes : 1);
     if (!bytes)
-        return nbi_fail_memory("metadata array", kv->bytes);
-    enum nb_status rc = nbi_source_read(store->files[0], kv->offset, bytes, kv->bytes);
+        return nbi_fail_memory("metadata array", value->bytes);
+    enum nb_status rc = nbi_source_read(store->files[0], value->offset, bytes, value->bytes);
     uint64_t at = 0;
-    for (uint64_t i = 0; i < kv->count && rc == NB_OK; i++) {
+    for (uint64_t i = 0; i < value->count && rc == NB_OK; i++) {
         uint64_t n = 0;
-        for (int k = 7; k >= 0 && kv->bytes - at >= 8; k--)
+        for (int k = 7; k >= 0 && value->bytes - at >= 8; k--)
             n = n << 8 | (uint8_t)bytes[at + (uint64_t)k];
-        /* Opening checked these lengths; the file may have changed since. */
-        if (kv->bytes - at < 8 || n > kv->bytes - at - 8) {
+        /* Opening checked these lengths, but the file may have changed since. */
+        if (value->bytes - at < 8 || n > value->bytes - at - 8) {
             rc = nbi_fail(NB_EIO, "the file changed while it was read");
             break;
         }
@@ -472,20 +474,20 @@ enum nb_status nbi_gguf_each_string(const struct nbi_store *store, const char *k
 enum nb_status nbi_gguf_int_array(const struct nbi_store *store, const char *key, int32_t **v,
                                   uint64_t *count)
 {
-    const struct nbi_gguf_value *kv;
+    const struct nbi_gguf_value *value;
     *v = NULL;
-    NBI_TRY(find_array(store, key, &kv));
-    if (kv->type != NBI_GGUF_I32 && kv->type != NBI_GGUF_U32)
+    NBI_TRY(find_array(store, key, &value));
+    if (value->type != NBI_GGUF_I32 && value->type != NBI_GGUF_U32)
         return nbi_fail(NB_EFORMAT, "metadata '%s' is not an array of 32-bit numbers", key);
-    int32_t *p = malloc(kv->bytes ? kv->bytes : 1);
+    int32_t *p = malloc(value->bytes ? value->bytes : 1);
     if (!p)
-        return nbi_fail_memory("metadata array", kv->bytes);
-    enum nb_status rc = nbi_source_read(store->files[0], kv->offset, p, kv->bytes);
+        return nbi_fail_memory("metadata array", value->bytes);
+    enum nb_status rc = nbi_source_read(store->files[0], value->offset, p, value->bytes);
     if (rc != NB_OK) {
         free(p);
         return rc;
     }
     *v = p;
-    *count = kv->count;
+    *count = value->count;
     return NB_OK;
 }

@@ -1,6 +1,6 @@
 /* read_safetensors.c - reader of one `.safetensors` file: a length, a JSON header, a byte buffer.
  *
- * The header must describe the buffer completely: sorted by offset the tensors follow one another
+ * The header must describe the buffer completely: sorted by offset, the tensors follow one another
  * without gap or overlap, from the first byte to the last. */
 #include <string.h>
 
@@ -33,7 +33,7 @@ static enum nb_status parse_shape(const json_t *shape, struct nbi_part *part)
     return nbi_count(part->shape, part->ndim, &part->count);
 }
 
-/* [begin, end] relative to the buffer at data_at of data_bytes. */
+/* Parses [begin, end], relative to the buffer of data_bytes at data_at. */
 static enum nb_status parse_offsets(const json_t *offsets, uint64_t data_at, uint64_t data_bytes,
                                     struct nbi_part *part)
 {
@@ -83,7 +83,7 @@ static int by_offset(const void *a, const void *b)
     return (x->span.bytes > y->span.bytes) - (x->span.bytes < y->span.bytes);
 }
 
-/* The parts from `first` on are this file's; their data must fill [at, end). */
+/* Checks that this file's parts, from `first` on, fill [at, end). */
 static enum nb_status check_cover(struct nbi_parts *parts, int64_t first, uint64_t at, uint64_t end)
 {
     if (parts->count > first)
@@ -131,7 +131,7 @@ enum nb_status nbi_safetensors_read_header(struct nbi_store *store, int file,
     uint64_t n;
     nbi_cursor_init(&c, store->files[file]);
     NBI_TRY(nbi_cursor_u64(&c, &n));
-    /* Compare with what is left; 8 + n could wrap, and the file chooses n. */
+    /* Compared with the bytes left: the file chooses n, and 8 + n could wrap. */
     if (n > HEADER_MAX || n > nbi_cursor_left(&c))
         return nbi_fail(NB_EFORMAT, "the header claims %llu bytes, %llu are left (limit %llu)",
                         (unsigned long long)n, (unsigned long long)nbi_cursor_left(&c), HEADER_MAX);
@@ -141,7 +141,7 @@ enum nb_status nbi_safetensors_read_header(struct nbi_store *store, int file,
     enum nb_status rc = nbi_cursor_bytes(&c, text, n);
     size_t len = n;
     while (rc == NB_OK && len > 0 && text[len - 1] == ' ')
-        len--; /* the only padding there may be; anything else is for the JSON parser to refuse */
+        len--; /* the only padding allowed; the JSON parser refuses anything else */
     if (rc == NB_OK && (len < 2 || text[0] != '{' || text[len - 1] != '}'))
         rc = nbi_fail(NB_EFORMAT, "the header does not start with '{' and end with '}'");
     json_t *header = NULL;

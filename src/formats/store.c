@@ -1,4 +1,4 @@
-/* store.c - opening a model's weights, whatever holds them, and reading their values. */
+/* store.c - opens weights in any format and reads their values. */
 #include "formats/store.h"
 
 #include <errno.h>
@@ -152,7 +152,7 @@ static enum nb_status read_parts(struct nbi_store *store, int file, struct nbi_p
                        nbi_source_path(store->files[file]));
 }
 
-/* Headers of all files of the store, then entries. */
+/* Reads the headers of all files, then joins their parts into entries. */
 static enum nb_status read_headers(struct nbi_store *store)
 {
     struct nbi_parts parts = {0};
@@ -169,7 +169,7 @@ static enum nb_status read_headers(struct nbi_store *store)
 /* ---- directories ---- */
 
 struct listing {
-    char name[NBI_FORMATS][256]; /* the last file of each format that was seen */
+    char name[NBI_FORMATS][256]; /* the last file of each format */
     int count[NBI_FORMATS];
 };
 
@@ -205,7 +205,8 @@ static enum nb_status add_file_in(struct nbi_store *store, const char *dir, cons
     return rc;
 }
 
-/* Opens each file that the index names, once. A name with a slash could leave the directory. */
+/* Opens each file that the index names, once. Names with a slash are refused: they could leave the
+ * directory. */
 static enum nb_status add_shards(struct nbi_store *store, const char *dir, const json_t *map)
 {
     const char *tensor;
@@ -305,7 +306,8 @@ static enum nb_status open_dir(struct nbi_store *store, const char *dir)
     return rc;
 }
 
-static enum nb_status hand_out(struct nbi_store **out, struct nbi_store *store, enum nb_status rc)
+static enum nb_status finish_open(struct nbi_store **out, struct nbi_store *store,
+                                  enum nb_status rc)
 {
     if (rc == NB_OK)
         *out = store;
@@ -333,7 +335,7 @@ enum nb_status nbi_store_open(struct nbi_store **out, const char *path)
         if (rc == NB_OK)
             rc = read_headers(store);
     }
-    return hand_out(out, store, rc);
+    return finish_open(out, store, rc);
 }
 
 enum nb_status nbi_store_open_as(struct nbi_store **out, enum nbi_format format, const char *path)
@@ -346,7 +348,7 @@ enum nb_status nbi_store_open_as(struct nbi_store **out, enum nbi_format format,
     enum nb_status rc = add_file(store, path);
     if (rc == NB_OK)
         rc = read_headers(store);
-    return hand_out(out, store, rc);
+    return finish_open(out, store, rc);
 }
 
 enum nb_status nbi_store_open_memory(struct nbi_store **out, enum nbi_format format,
@@ -363,7 +365,7 @@ enum nb_status nbi_store_open_memory(struct nbi_store **out, enum nbi_format for
         rc = add_source(store, src);
     if (rc == NB_OK)
         rc = read_headers(store);
-    return hand_out(out, store, rc);
+    return finish_open(out, store, rc);
 }
 
 /* ---- finding and reading ---- */
@@ -407,8 +409,8 @@ enum nb_status nbi_store_read(const struct nbi_store *store, const struct nbi_en
     return read_span(store, &e->data, (uint64_t)first * size, dst, (size_t)count * size);
 }
 
-/* Float values of a stored type as f32; bytes may be unaligned in the file but not in memory. */
-static void widen(float *y, const void *x, enum nbi_dtype dtype, int64_t n)
+/* Converts float values to f32. y and x are aligned, whatever the offset in the file. */
+static void to_f32(float *y, const void *x, enum nbi_dtype dtype, int64_t n)
 {
     if (dtype == NBI_BF16)
         nbi_codec_table()->bf16_to_f32(y, x, n);
@@ -427,7 +429,7 @@ enum nb_status nbi_store_read_float_scales(const struct nbi_store *store, const 
         return nbi_fail_memory("block scales", (size_t)n * size);
     enum nb_status rc = read_span(store, &e->scale, (uint64_t)first * size, raw, (size_t)n * size);
     if (rc == NB_OK)
-        widen(scales, raw, e->scale_dtype, n);
+        to_f32(scales, raw, e->scale_dtype, n);
     free(raw);
     return rc;
 }
@@ -480,8 +482,8 @@ enum nb_status nbi_store_read_nvfp4(const struct nbi_store *store, const struct 
     return legacy_to_e4m3(store, e, block, n, scales);
 }
 
-/* Dequantisation where the block scales are floats: with scale code 1.0 the codec gives the E2M1
- * values, and the stored scale multiplies them. */
+/* Dequantises where block scales are floats: with the E4M3 scale 1.0 the codec returns the E2M1
+ * values, which the stored scale then multiplies. */
 static enum nb_status legacy_to_f32(const struct nbi_store *store, const struct nbi_entry *e,
                                     int64_t first, int64_t count, uint8_t *codes, uint8_t *ones,
                                     float *dst)
@@ -533,12 +535,12 @@ enum nb_status nbi_store_read_f32(const struct nbi_store *store, const struct nb
     if (!nbi_dtype_is_float(e->dtype))
         return nbi_fail(NB_EUNSUPPORTED, "tensor '%s' has type %s, not a float type", e->name,
                         nbi_dtypes[e->dtype].name);
-    uint16_t half[16384]; /* passes through the first-level cache */
-    const int64_t most = (int64_t)(sizeof half / sizeof *half);
-    for (int64_t i = 0; i < count; i += most) {
-        int64_t n = count - i < most ? count - i : most;
+    uint16_t half[16384]; /* 32 KiB, fits the L1 cache */
+    const int64_t chunk = (int64_t)(sizeof half / sizeof *half);
+    for (int64_t i = 0; i < count; i += chunk) {
+        int64_t n = count - i < chunk ? count - i : chunk;
         NBI_TRY(nbi_store_read(store, e, first + i, n, half));
-        widen(dst + i, half, e->dtype, n);
+        to_f32(dst + i, half, e->dtype, n);
     }
     return NB_OK;
 }

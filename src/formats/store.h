@@ -1,10 +1,10 @@
-/* store.h - one view of every weights file: named tensors, wherever their bytes lie.
+/* store.h - one view of every weights file: named tensors, wherever their bytes are.
  *
  * in : a `.dat`, `.safetensors` or `.gguf` file, or a directory of them
- * out: entries under the names of the file; the two to four stored parts of an NVFP4 weight are one
- *      entry, and reading it gives codes and block scales in the order of tensor/nvfp4.h
+ * out: entries under the names of the file; the one to three stored parts of an NVFP4 weight are
+ * one entry, and reading it returns codes and block scales in the order of tensor/nvfp4.h
  *
- * Opening reads headers only and checks all of them: afterwards every span lies inside its file and
+ * Opening reads headers only and validates them: afterwards every span lies inside its file and
  * every size fits its shape. Values are read on demand; reading is thread-safe. */
 #pragma once
 
@@ -12,7 +12,8 @@
 #include "base/file.h"
 #include "tensor/dtype.h"
 
-/* Every file format: id, name, file ending. */
+/* Every file format: id, name, file ending. To add one, add a row here and its functions to the
+ * tables in store.c and writer.c. */
 #define NBI_FORMAT_LIST(X)                                                                         \
     X(NBI_FORMAT_DAT, "dat", ".dat")                                                               \
     X(NBI_FORMAT_GGUF, "gguf", ".gguf")                                                            \
@@ -31,22 +32,22 @@ struct nbi_format_info {
 
 extern const struct nbi_format_info nbi_formats[NBI_FORMATS];
 
-/* Finds the format whose ending a path has, in any case; false: none. */
+/* Finds the format by a path's ending, ignoring case; false: no format has it. */
 bool nbi_format_of_path(const char *path, enum nbi_format *format);
 
-/* The same for a file's name in a directory, where only the lower-case ending counts. */
+/* The same for a file listed in a directory, where only lower-case endings count. */
 bool nbi_format_of_file(const char *name, enum nbi_format *format);
 
-/* As nbi_format_of_path; NB_EUNSUPPORTED where it returns false. */
+/* As nbi_format_of_path; NB_EUNSUPPORTED if no format has the ending. */
 enum nb_status nbi_format_detect(const char *path, enum nbi_format *format);
 
-/* Lists the shards of a safetensors model, in its directory. */
+/* The file that lists the shards of a safetensors model, next to them. */
 #define NBI_SHARD_INDEX "model.safetensors.index.json"
 
-/* How the stored tensors of one NVFP4 weight are named and ordered: id, name, format, then the
- * suffixes of codes, block scales and tensor scale. A suffix replaces the ".weight" of the weight's
- * name; in a `.dat` it follows the whole name. compressed-tensors stores the reciprocal of the
- * tensor scale. GGUF has blocks of 64 values with their scales inside. */
+/* How the stored tensors of an NVFP4 weight are named: id, name, format, then the suffixes of
+ * codes, block scales and tensor scale. A suffix replaces the ".weight" of the weight's name; in a
+ * `.dat` it follows the whole name. compressed-tensors stores the reciprocal of the tensor scale.
+ * GGUF stores blocks of 64 values together with their block scales. */
 #define NBI_LAYOUT_LIST(X)                                                                         \
     X(NBI_LAYOUT_NONE, "none", NBI_FORMATS, NULL, NULL, NULL) /* no NVFP4 tensor */                \
     X(NBI_LAYOUT_DAT, "dat", NBI_FORMAT_DAT, ".qdata", ".scale", ".tscale")                        \
@@ -76,7 +77,7 @@ size_t nbi_stem_length(const char *name);
 bool nbi_is_weight_name(const char *name);
 
 struct nbi_span {
-    int file; /* index into the store's files */
+    int file; /* index into store->files */
     uint64_t offset, bytes;
 };
 
@@ -87,22 +88,23 @@ struct nbi_entry {
     int64_t shape[NB_MAX_DIMS];
     int64_t count; /* product of shape */
     struct nbi_span data;
-    /* NVFP4 only */
+    /* The fields below are for NVFP4 only. */
     struct nbi_span scale; /* unused in GGUF */
     enum nbi_dtype scale_dtype;
     float tensor_scale;
-    float divisor;  /* what compressed-tensors stores; 0 elsewhere */
-    bool two_level; /* a tensor scale other than 1, or in a `.dat` or GGUF any */
+    float divisor; /* as compressed-tensors stores it; else 0 */
+    /* A tensor scale other than 1; in a `.dat` or GGUF, any tensor scale. */
+    bool two_level;
     uint64_t tensor_scale_bytes;
 };
 
-/* One metadata value of a GGUF file: where it lies, not what it is. */
+/* A metadata value of a GGUF file: where it is stored, not its contents. */
 struct nbi_gguf_value {
     const char *key;
-    uint32_t type; /* GGUF value type; for arrays that of the elements */
+    uint32_t type; /* GGUF value type; of the elements for an array */
     bool array;
     uint64_t count;         /* elements; 1 for a scalar */
-    uint64_t offset, bytes; /* of the first element, and of all */
+    uint64_t offset, bytes; /* of the first element; of all elements */
 };
 
 struct nbi_meta_row {
@@ -118,10 +120,10 @@ struct nbi_store {
     size_t file_capacity;
     struct nbi_entry *entries; /* in file order */
     int64_t count;
-    struct nbi_entry **by_name; /* sorted */
-    struct nbi_gguf_value *kv;  /* GGUF */
-    int64_t kv_count;
-    struct nbi_meta_row *meta; /* for display, all formats */
+    struct nbi_entry **by_name;  /* sorted */
+    struct nbi_gguf_value *gguf; /* GGUF only */
+    int64_t gguf_count;
+    struct nbi_meta_row *meta; /* for display; all formats */
     int64_t meta_count;
     size_t meta_capacity;
 };
@@ -129,36 +131,37 @@ struct nbi_store {
 enum nb_status nbi_store_open(struct nbi_store **out, const char *path);
 void nbi_store_close(struct nbi_store *store);
 
-/* A single file of this format under any name. */
+/* Opens a single file of this format, whatever its name. */
 enum nb_status nbi_store_open_as(struct nbi_store **out, enum nbi_format format, const char *path);
 
-/* A file's bytes in memory (borrowed), for tests and fuzzing. */
+/* Reads from memory (borrowed) instead of a file, for tests and fuzzing. */
 enum nb_status nbi_store_open_memory(struct nbi_store **out, enum nbi_format format,
                                      const void *bytes, size_t len);
 
-/* Writes into out, of size bytes, what name is called elsewhere; false: it has no other name. */
+/* Translates a tensor's name into out, of size bytes; false: it has no other name. */
 typedef bool (*nbi_name_fn)(const char *name, char *out, size_t size);
 
-/* Gives entries other names, as far as translate knows one. */
+/* Renames the entries that translate knows. */
 enum nb_status nbi_store_rename(struct nbi_store *store, nbi_name_fn translate);
 
 const struct nbi_entry *nbi_store_find(const struct nbi_store *store, const char *name);
-uint64_t nbi_entry_bytes(const struct nbi_entry *e); /* stored bytes of all parts */
+uint64_t nbi_entry_bytes(const struct nbi_entry *e); /* stored bytes, all parts */
 
-/* Elements [first, first + count) as stored; not for NVFP4. */
+/* Reads elements [first, first + count) as stored; not for NVFP4. */
 enum nb_status nbi_store_read(const struct nbi_store *store, const struct nbi_entry *e,
                               int64_t first, int64_t count, void *dst);
 
-/* Codes and block scales of [first, first + count), both multiples of 64 or up to the end. Scales
- * stored as f16, bf16 or f32 (old `.dat` files) are given as E4M3 if that is exact, else fail. */
+/* Reads codes and block scales of elements [first, first + count). first is a multiple of 64, count
+ * too unless the range ends the tensor. Block scales stored as f16, bf16 or f32 (old `.dat` files)
+ * are converted to E4M3; NB_EVALUE if that is not exact. */
 enum nb_status nbi_store_read_nvfp4(const struct nbi_store *store, const struct nbi_entry *e,
                                     int64_t first, int64_t count, uint8_t *codes, uint8_t *scales);
 
-/* Block scales [first, first + count) as f32, of an entry that stores them as floats. */
+/* Reads block scales [first, first + count) as f32, of an entry that stores them as floats. */
 enum nb_status nbi_store_read_float_scales(const struct nbi_store *store, const struct nbi_entry *e,
                                            int64_t first, int64_t count, float *scales);
 
-/* Any float or NVFP4 entry as f32; same alignment rule for NVFP4. */
+/* Reads elements of any float or NVFP4 entry as f32, with the same alignment rule for NVFP4. */
 enum nb_status nbi_store_read_f32(const struct nbi_store *store, const struct nbi_entry *e,
                                   int64_t first, int64_t count, float *dst);
 
@@ -166,7 +169,7 @@ enum nb_status nbi_store_read_f32(const struct nbi_store *store, const struct nb
 
 const struct nbi_gguf_value *nbi_gguf_find(const struct nbi_store *store, const char *key);
 
-/* Scalars; NB_ENOTFOUND if absent, NB_EFORMAT if of another type or out of range. */
+/* Scalars. NB_ENOTFOUND if absent, NB_EFORMAT if of another type or out of range. */
 enum nb_status nbi_gguf_int(const struct nbi_store *store, const char *key, int64_t min,
                             int64_t max, int64_t *v);
 enum nb_status nbi_gguf_float(const struct nbi_store *store, const char *key, double *v);

@@ -1,10 +1,10 @@
-/* write.h - what the writer and the three formats' headers share. Private to formats/. */
+/* write.h - what the writer and the format-specific headers share. Private to formats/. */
 #pragma once
 
 #include "base/str.h"
 #include "formats/writer.h"
 
-/* Bytes of a file. Zero bytes: the tensor has no such part. */
+/* A range of bytes in a file. bytes is 0 if the tensor has no such part. */
 struct nbi_extent {
     uint64_t offset, bytes;
 };
@@ -13,14 +13,14 @@ struct nbi_extent {
  * write_header sets the extents. */
 struct nbi_out_tensor {
     struct nbi_tensor_spec spec; /* spec.name is the writer's copy */
-    const char *file_name;       /* its name in the file; NULL: the format has none for it */
+    const char *file_name;       /* name in the file; NULL: the format has none */
     int64_t count;
     int file;
     struct nbi_extent data, scale, tscale;
     _Atomic uint64_t written; /* bytes so far, over all extents */
 };
 
-/* One stored tensor of a safetensors file. */
+/* A stored tensor of a safetensors file. */
 struct nbi_st_part {
     char name[1100]; /* the longest tensor name and a suffix */
     enum nbi_dtype dtype;
@@ -48,7 +48,7 @@ enum nb_status nbi_safetensors_write_header(struct nbi_outfile *f,
 enum nb_status nbi_gguf_write_header(struct nbi_outfile *f, const struct nbi_writer_opts *opts,
                                      struct nbi_out_tensor *tensors, int64_t count, uint64_t *size);
 
-/* Refuses a tensor that the format cannot hold. Called before anything is laid out. */
+/* Refuses a tensor that the format cannot store. Called before anything is laid out. */
 typedef enum nb_status (*nbi_check_tensor_fn)(const struct nbi_out_tensor *t);
 
 enum nb_status nbi_dat_check_tensor(const struct nbi_out_tensor *t);

@@ -1,4 +1,4 @@
-/* write_dat.c - layout of a `.dat`: each entry's header directly in front of its bytes. */
+/* write_dat.c - layout of a `.dat`: each entry's header directly precedes its bytes. */
 #include <string.h>
 
 #include "formats/write.h"
@@ -21,7 +21,7 @@ struct entry {
     const int64_t *shape;
 };
 
-/* Writes one entry's header at *at and moves *at past the bytes that will follow it. */
+/* Writes an entry's header at *at and moves *at past the entry's bytes. */
 static enum nb_status put_entry(struct nbi_outfile *f, uint64_t *at, struct entry e,
                                 struct nbi_extent *extent)
 {

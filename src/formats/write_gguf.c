@@ -121,7 +121,7 @@ enum nb_status nbi_gguf_check_tensor(const struct nbi_out_tensor *t)
     return NB_OK;
 }
 
-/* A row of the tensor table. Dimensions are listed innermost first. */
+/* Appends a row of the tensor table. Dimensions are stored innermost first. */
 static void put_row(struct nbi_str *s, const char *name, const struct nbi_tensor_spec *o,
                     struct nbi_extent *extent, uint64_t *at)
 {

@@ -1,5 +1,5 @@
-/* write_safetensors.c - layout of one `.safetensors` file: parts sorted by alignment, then by name,
- * as the reference library does, so that every tensor starts aligned to its element. */
+/* write_safetensors.c - layout of a `.safetensors` file: parts sorted by element size, then by
+ * name, as the reference library does, so that every tensor is aligned to its element. */
 #include <string.h>
 
 #include "formats/write.h"

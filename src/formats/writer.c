@@ -1,4 +1,4 @@
-/* writer.c - files of any format in the making: slots, shards, positioned writes, final check. */
+/* writer.c - writes files of any format: layout, shards, positioned writes, the final check. */
 #include "formats/writer.h"
 
 #include <math.h>
@@ -10,10 +10,10 @@
 #include "formats/write.h"
 #include "tensor/nvfp4.h"
 
-#define NAME_MAX_WRITTEN 1000 /* what readers allow, less the longest suffix */
+#define NAME_MAX_WRITTEN 1000 /* the readers' limit less the longest suffix */
 
 struct nbi_writer {
-    struct nbi_writer_opts opts; /* path copied, the rest not used after begin */
+    struct nbi_writer_opts opts; /* path is copied; meta and gguf_name are used in begin only */
     char *path;
     struct nbi_arena arena; /* names */
     struct nbi_out_tensor *tensors;
@@ -112,7 +112,8 @@ static enum nb_status set_tensors(struct nbi_writer *w, const struct nbi_tensor_
     return NB_OK;
 }
 
-/* Assigns slots to files in order, a new one when the limit would be passed; returns how many. */
+/* Assigns tensors to files in order, starting a new file at the size limit; returns the number of
+ * files. */
 static int assign_files(struct nbi_writer *w, uint64_t limit)
 {
     uint64_t used = 0;
@@ -182,7 +183,7 @@ static enum nb_status write_headers(struct nbi_writer *w)
     return NB_OK;
 }
 
-/* Safetensors layouts always store a tensor scale; a single-level tensor has 1 there. */
+/* Safetensors layouts always store a tensor scale, which is 1 for a single-level tensor. */
 static enum nb_status write_unit_scales(struct nbi_writer *w)
 {
     for (int64_t i = 0; i < w->count; i++)

@@ -1,4 +1,4 @@
-/* codec.c - picks the table of inner loops, once. */
+/* codec.c - selects the table of inner loops, once. */
 #include "tensor/codec.h"
 
 #include <stdatomic.h>
@@ -23,7 +23,7 @@ const struct nbi_codec_table *nbi_codec_table_at(enum nbi_simd level)
 
 const struct nbi_codec_table *nbi_codec_table(void)
 {
-    /* Any thread computes the same answer, so a race only repeats the work. */
+    /* Every thread computes the same result, so a race only repeats the work. */
     static _Atomic(const struct nbi_codec_table *) chosen;
     const struct nbi_codec_table *k = atomic_load_explicit(&chosen, memory_order_acquire);
     if (!k) {

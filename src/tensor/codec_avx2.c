@@ -1,4 +1,4 @@
-/* codec_avx2.c - the primitives of kernels_lanes.h with 256-bit vectors. */
+/* codec_avx2.c - the primitives of codec_simd.h with 256-bit vectors. */
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -124,7 +124,7 @@ static inline void transpose_elements(vf v[4])
 static inline void load_half(struct row *row, const float *x, int half, int n)
 {
     vf part[2][4]; /* [g][k]: blocks 4 g to 4 g + 3, values k and k + 4 */
-    /* Unrolled, these arrays stay in registers. */
+    /* Unrolled, so that these arrays stay in registers. */
 #pragma GCC unroll 2
     for (int g = 0; g < 2; g++) {
 #pragma GCC unroll 4
@@ -158,7 +158,7 @@ static inline void interleave(vu pairs[2], vu low, vu high)
     pairs[1] = (vu)_mm256_permute2x128_si256(a, b, 0x31);
 }
 
-/* The codes select magnitudes, and then flip the sign. */
+/* The codes select magnitudes, then set the sign. */
 static inline void decode_block(float *y, const uint8_t *q, float scale, float tensor_scale)
 {
     const vf e2m1 = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
@@ -167,7 +167,7 @@ static inline void decode_block(float *y, const uint8_t *q, float scale, float t
     for (int half = 0; half < 2; half++) {
         uint32_t codes;
         memcpy(&codes, q + 4 * half, sizeof codes);
-        vu index = codes >> nibble; /* three bits of it matter */
+        vu index = codes >> nibble; /* only the low three bits are used */
         vf v = _mm256_permutevar8x32_ps(values, (__m256i)index);
         vu bits = (vu)v ^ index >> 3 << 31;
         memcpy(y + 8 * half, &bits, sizeof bits);

@@ -1,4 +1,4 @@
-/* codec_avx512.c - the primitives of kernels_lanes.h with 512-bit vectors. */
+/* codec_avx512.c - the primitives of codec_simd.h with 512-bit vectors. */
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -132,7 +132,7 @@ static inline void transpose_lanes(vf v[4])
 static inline void load_row(struct row *row, const float *x, int n)
 {
     vf part[4][4]; /* [g][k]: blocks 4 g to 4 g + 3, values k, k + 4, k + 8, k + 12 */
-    /* Unrolled, these arrays stay in registers. */
+    /* Unrolled, so that these arrays stay in registers. */
 #pragma GCC unroll 4
     for (int g = 0; g < 4; g++) {
 #pragma GCC unroll 4
@@ -166,8 +166,8 @@ static inline void decode_block(float *y, const uint8_t *q, float scale, float t
     const vf e2m1 = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                      -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
     vf values = e2m1 * scale * tensor_scale;
-    /* A byte per 64 bits; its high nibble moves to the upper dword. The permutation looks at four
-     * bits of each index only. */
+    /* One byte per 64 bits; its high nibble moves to the upper dword. The permutation uses only
+     * four bits of each index. */
     __m512i pairs = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)q));
     __m512i index = _mm512_or_si512(pairs, _mm512_slli_epi64(pairs, 28));
     _mm512_storeu_ps(y, _mm512_permutexvar_ps(index, values));

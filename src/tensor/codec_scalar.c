@@ -1,6 +1,6 @@
-/* codec_scalar.c - the definition of every inner loop, written to be read.
+/* codec_scalar.c - the reference for every inner loop, written to be read.
  *
- * Arithmetic is plain f32 in the order written here; the build forbids contraction into fused
+ * Arithmetic is plain f32 in the order written here. The build forbids contraction into fused
  * multiply-add, because the vector versions must reproduce each rounding. */
 #include "tensor/codec.h"
 #include "tensor/half.h"
@@ -14,7 +14,7 @@ static uint8_t clamp_code(int code)
     return (uint8_t)(code < 0x01 ? 0x01 : code > 0x7E ? 0x7E : code);
 }
 
-/* The scales that a method tries, best guess first. */
+/* Lists the scales that a method tries, best guess first. */
 static int candidates(uint8_t codes[MAX_CANDIDATES], float amax, enum nb_quant_method method)
 {
     float base = amax / 6.0f;
@@ -31,8 +31,9 @@ static int candidates(uint8_t codes[MAX_CANDIDATES], float amax, enum nb_quant_m
     return n;
 }
 
-/* sum + the squared error of one block under a scale, value by value. The quotient here may be one
- * rounding off the exact one (it multiplies by 1 / scale): near a tie both codes err alike. */
+/* Returns sum plus the squared error of one block under a scale, value by value. The quotient may
+ * be one rounding off the exact one (it multiplies by 1 / scale); near a tie both codes have about
+ * the same error. */
 static float add_error(float sum, const float *x, float scale)
 {
     float inverse = 1.0f / scale;
@@ -61,13 +62,13 @@ static uint8_t choose(const float *x, int rows, int64_t stride, enum nb_quant_me
         return 0x38;
     uint8_t codes[MAX_CANDIDATES];
     int n = candidates(codes, amax, method), best = 0;
-    float least = INFINITY;
+    float best_error = INFINITY;
     for (int c = 0; n > 1 && c < n; c++) {
         float sum = 0, scale = nbi_e4m3_to_f32(codes[c]);
         for (int r = 0; r < rows; r++)
             sum = add_error(sum, x + r * stride * BLOCK, scale);
-        if (sum < least) {
-            least = sum;
+        if (sum < best_error) {
+            best_error = sum;
             best = c;
         }
     }
@@ -123,12 +124,12 @@ static void f32_to_f16(uint16_t *y, const float *x, int64_t n)
 
 static float amax(const float *x, int64_t n)
 {
-    uint32_t most = 0;
+    uint32_t max = 0;
     for (int64_t i = 0; i < n; i++) {
         uint32_t a = nbi_f32_bits(x[i]) & 0x7FFFFFFF;
-        most = a > most ? a : most;
+        max = a > max ? a : max;
     }
-    return nbi_f32_from_bits(most);
+    return nbi_f32_from_bits(max);
 }
 
 static void error(const float *x, const float *y, int64_t n, double sums[3])

@@ -1,4 +1,4 @@
-/* codec_selftest.c - every codec path of this CPU against the scalar one, in a few milliseconds. */
+/* codec_selftest.c - compares every codec path of this CPU with the scalar one, in milliseconds. */
 #include <string.h>
 
 #include "base/rng.h"

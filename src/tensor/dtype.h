@@ -1,10 +1,10 @@
-/* dtype.h - the element types that model files hold, as one table. */
+/* dtype.h - the table of element types in model files. */
 #pragma once
 
 #include "base/status.h"
 
 /* id, name, bytes per element (0: blocks), safetensors name, `.dat` code, GGUF type; NULL and -1
- * where a format has no such type. */
+ * where a format lacks the type. */
 #define NBI_DTYPE_LIST(X)                                                                          \
     X(NBI_U8, "u8", 1, "U8", 0, -1)                                                                \
     X(NBI_I8, "i8", 1, "I8", 1, 24)                                                                \
@@ -40,12 +40,12 @@ struct nbi_dtype_info {
 
 extern const struct nbi_dtype_info nbi_dtypes[NBI_DTYPES];
 
-/* f32, f16 or bf16: what a weight may be, apart from NVFP4. */
+/* f32, f16 or bf16: the types of unquantised weights. */
 bool nbi_dtype_is_float(enum nbi_dtype dtype);
 
-/* Product of the dimensions, each of them >= 0; fails past INT64_MAX / 16, so that a caller may
- * multiply the result by any element size. */
+/* Product of the dimensions. Fails on a negative dimension, and above INT64_MAX / 16, so that a
+ * caller may multiply the result by any element size. */
 enum nb_status nbi_count(const int64_t *shape, int ndim, int64_t *count);
 
-/* Bytes of `count` elements; for NVFP4 data and block scales together. */
+/* Bytes of `count` elements; for NVFP4, codes and block scales together. */
 uint64_t nbi_dtype_bytes(enum nbi_dtype dtype, int64_t count);

@@ -1,14 +1,15 @@
-/* half.h - scalar conversions between f32 and the small float types; the definition of each.
+/* half.h - scalar conversions between f32 and the small float types; they define the results.
  *
- * Narrowing rounds to nearest, ties to even. bf16 and f16 overflow to infinity and keep NaN; E4M3
- * (the "fn" kind: no infinities, 0x7F and 0xFF are NaN) saturates at 448; E2M1 saturates at 6. */
+ * Conversions to smaller types round to nearest, ties to even. bf16 and f16 overflow to infinity
+ * and keep NaN. E4M3 (the "fn" variant: no infinities, 0x7F and 0xFF are NaN) saturates at 448,
+ * E2M1 at 6. */
 #pragma once
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-/* For the host and, where CUDA compiles it, for the device too. */
+/* Under nvcc, for the host and the device. */
 #ifdef __CUDACC__
 #define NBI_HOST_DEVICE __host__ __device__
 #else
@@ -101,7 +102,7 @@ NBI_HOST_DEVICE static inline float nbi_e2m1_to_f32(uint8_t c)
     return table[c & 15];
 }
 
-/* NaN counts as 6 with its sign: callers check for non-finite input first. */
+/* NaN becomes 6 with its sign: callers check for non-finite input first. */
 NBI_HOST_DEVICE static inline uint8_t nbi_f32_to_e2m1(float f)
 {
     float a = fabsf(f);

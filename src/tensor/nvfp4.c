@@ -1,5 +1,5 @@
-/* nvfp4.c - the codec above the inner loops: tensor scales, tiles, stochastic rounding, two
- * terms, ggml's order of nibbles. */
+/* nvfp4.c - the codec above the inner loops: tensor scales, tiles, stochastic rounding, hi + lo,
+ * ggml's order of nibbles. */
 #include "tensor/nvfp4.h"
 
 #include <math.h>
@@ -10,14 +10,15 @@
 #include "tensor/half.h"
 
 #define BLOCK NBI_NVFP4_BLOCK
-#define CHUNK 256 /* blocks that pass through a buffer on the stack: 16 KiB of f32 */
+#define CHUNK 256 /* blocks per stack buffer: 16 KiB of f32 */
 
-static int64_t smaller(int64_t a, int64_t b)
+static int64_t min64(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-/* y = x / t, with one rounding at most; exact for powers of two, where the product is cheaper. */
+/* y = x / t, with at most one rounding; exact for powers of two, where the cheaper product is used.
+ */
 static void divide(float *y, const float *x, int64_t n, float t)
 {
     float inverse = 1.0f / t;
@@ -36,7 +37,7 @@ void nbi_nvfp4_quantize(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
     }
     float buf[CHUNK * BLOCK];
     for (int64_t b = 0; b < blocks; b += CHUNK) {
-        int64_t n = smaller(CHUNK, blocks - b);
+        int64_t n = min64(CHUNK, blocks - b);
         divide(buf, x + b * BLOCK, n * BLOCK, tensor_scale);
         k->quantize(q + b * BLOCK / 2, s + b, buf, n, 1, n, method);
     }
@@ -45,24 +46,25 @@ void nbi_nvfp4_quantize(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
 void nbi_nvfp4_quantize_tiles(uint8_t *q, uint8_t *s, const float *x, int64_t rows, int64_t cols,
                               enum nb_quant_method method, float tensor_scale)
 {
-    /* 16 blocks wide: a strip of 16 tiles passes through the buffer. */
-    enum { WIDE = CHUNK / BLOCK };
+    /* A strip of 16 tiles passes through the buffer at a time. */
+    enum { STRIP_BLOCKS = CHUNK / BLOCK };
     const struct nbi_codec_table *k = nbi_codec_table();
     float buf[CHUNK * BLOCK];
     uint8_t codes[CHUNK * BLOCK / 2], scales[CHUNK];
     int64_t stride = cols / BLOCK;
     for (int64_t r0 = 0; r0 < rows; r0 += BLOCK)
-        for (int64_t j = 0; j < stride; j += WIDE) {
-            int tall = (int)smaller(BLOCK, rows - r0);
-            int64_t wide = smaller(WIDE, stride - j);
-            for (int r = 0; r < tall; r++)
-                divide(buf + r * wide * BLOCK, x + ((r0 + r) * stride + j) * BLOCK, wide * BLOCK,
-                       tensor_scale);
-            k->quantize(codes, scales, buf, wide, tall, wide, method);
-            for (int r = 0; r < tall; r++) {
+        for (int64_t j = 0; j < stride; j += STRIP_BLOCKS) {
+            int tile_rows = (int)min64(BLOCK, rows - r0);
+            int64_t strip_blocks = min64(STRIP_BLOCKS, stride - j);
+            for (int r = 0; r < tile_rows; r++)
+                divide(buf + r * strip_blocks * BLOCK, x + ((r0 + r) * stride + j) * BLOCK,
+                       strip_blocks * BLOCK, tensor_scale);
+            k->quantize(codes, scales, buf, strip_blocks, tile_rows, strip_blocks, method);
+            for (int r = 0; r < tile_rows; r++) {
                 int64_t at = (r0 + r) * stride + j;
-                memcpy(q + at * BLOCK / 2, codes + r * wide * BLOCK / 2, (size_t)wide * BLOCK / 2);
-                memcpy(s + at, scales + r * wide, (size_t)wide);
+                memcpy(q + at * BLOCK / 2, codes + r * strip_blocks * BLOCK / 2,
+                       (size_t)strip_blocks * BLOCK / 2);
+                memcpy(s + at, scales + r * strip_blocks, (size_t)strip_blocks);
             }
         }
 }
@@ -76,7 +78,7 @@ static uint8_t e4m3_round_up(float v)
     return code < 0x01 ? 0x01 : code;
 }
 
-/* One of the two neighbours of a; u is uniform over 0 to 65535. */
+/* Rounds a to one of its two neighbours; u is uniform over 0 to 65535. */
 static uint8_t round_stochastic(float a, uint32_t u)
 {
     uint8_t low = 7;
@@ -85,8 +87,8 @@ static uint8_t round_stochastic(float a, uint32_t u)
     if (low == 7)
         return 7;
     float below = nbi_e2m1_to_f32(low), above = nbi_e2m1_to_f32((uint8_t)(low + 1));
-    float share = (a - below) / (above - below);
-    return (uint8_t)(low + (share > ((float)u + 0.5f) * 0x1p-16f));
+    float fraction = (a - below) / (above - below);
+    return (uint8_t)(low + (fraction > ((float)u + 0.5f) * 0x1p-16f));
 }
 
 void nbi_nvfp4_quantize_sr(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
@@ -121,27 +123,28 @@ void nbi_nvfp4_dequantize_f32(float *y, const uint8_t *q, const uint8_t *s, int6
 void nbi_nvfp4_split_hi_lo(float *y, const float *x, int64_t blocks, float t)
 {
     for (int64_t b = 0; b < blocks; b++, x += BLOCK, y += BLOCK) {
-        float first[BLOCK], left[BLOCK];
+        float hi[BLOCK], residual[BLOCK];
         uint8_t q[BLOCK / 2], s;
         nbi_nvfp4_quantize(q, &s, x, 1, NB_QUANT_RTN, t);
-        nbi_nvfp4_dequantize_f32(first, q, &s, 1, t);
+        nbi_nvfp4_dequantize_f32(hi, q, &s, 1, t);
         for (int i = 0; i < BLOCK; i++)
-            left[i] = x[i] - first[i];
-        nbi_nvfp4_quantize(q, &s, left, 1, NB_QUANT_RTN, NBI_NVFP4_LO_SCALE * t);
+            residual[i] = x[i] - hi[i];
+        nbi_nvfp4_quantize(q, &s, residual, 1, NB_QUANT_RTN, NBI_NVFP4_LO_SCALE * t);
         nbi_nvfp4_dequantize_f32(y, q, &s, 1, NBI_NVFP4_LO_SCALE * t);
         for (int i = 0; i < BLOCK; i++)
-            y[i] += first[i];
+            y[i] += hi[i];
     }
 }
 
 static void dequantize_half(uint16_t *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
-                            float tensor_scale, void (*narrow)(uint16_t *, const float *, int64_t))
+                            float tensor_scale,
+                            void (*from_f32)(uint16_t *, const float *, int64_t))
 {
     float buf[CHUNK * BLOCK];
     for (int64_t b = 0; b < blocks; b += CHUNK) {
-        int64_t n = smaller(CHUNK, blocks - b);
+        int64_t n = min64(CHUNK, blocks - b);
         nbi_codec_table()->dequantize_f32(buf, q + b * BLOCK / 2, s + b, n, tensor_scale);
-        narrow(y + b * BLOCK, buf, n * BLOCK);
+        from_f32(y + b * BLOCK, buf, n * BLOCK);
     }
 }
 
@@ -157,15 +160,15 @@ void nbi_nvfp4_dequantize_bf16(uint16_t *y, const uint8_t *q, const uint8_t *s, 
     dequantize_half(y, q, s, blocks, tensor_scale, nbi_codec_table()->f32_to_bf16);
 }
 
-/* The eight nibbles of x, lowest first, as the eight bytes of the result; and back. */
-static uint64_t spread_nibbles(uint64_t x)
+/* Spreads the eight nibbles of x, lowest first, over the eight bytes of the result; and back. */
+static uint64_t nibbles_to_bytes(uint64_t x)
 {
     x = (x | x << 16) & 0x0000FFFF0000FFFFull;
     x = (x | x << 8) & 0x00FF00FF00FF00FFull;
     return (x | x << 4) & 0x0F0F0F0F0F0F0F0Full;
 }
 
-static uint32_t gather_nibbles(uint64_t x)
+static uint32_t bytes_to_nibbles(uint64_t x)
 {
     x &= 0x0F0F0F0F0F0F0F0Full;
     x = (x | x >> 4) & 0x00FF00FF00FF00FFull;
@@ -180,7 +183,7 @@ void nbi_nvfp4_to_gguf(uint8_t *out, const uint8_t *q, const uint8_t *s, int64_t
         for (int sub = 0; sub < 4; sub++, q += 8) {
             uint32_t half[2]; /* values 0 to 7, values 8 to 15 */
             memcpy(half, q, 8);
-            uint64_t paired = spread_nibbles(half[0]) | spread_nibbles(half[1]) << 4;
+            uint64_t paired = nibbles_to_bytes(half[0]) | nibbles_to_bytes(half[1]) << 4;
             memcpy(out + 4 + 8 * sub, &paired, 8);
         }
     }
@@ -193,7 +196,7 @@ void nbi_nvfp4_from_gguf(uint8_t *q, uint8_t *s, const uint8_t *in, int64_t supe
         for (int sub = 0; sub < 4; sub++, q += 8) {
             uint64_t paired;
             memcpy(&paired, in + 4 + 8 * sub, 8);
-            uint32_t half[2] = {gather_nibbles(paired), gather_nibbles(paired >> 4)};
+            uint32_t half[2] = {bytes_to_nibbles(paired), bytes_to_nibbles(paired >> 4)};
             memcpy(q, half, 8);
         }
     }
