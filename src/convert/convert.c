@@ -1,4 +1,4 @@
-/* convert.c - nb_convert and nb_quantize: from one model to another, tensor by tensor. */
+/* convert.c - nb_convert and nb_quantize: one model to another, tensor by tensor. */
 #include <math.h>
 #include <string.h>
 
@@ -8,25 +8,25 @@
 #include "convert/verify.h"
 #include "tensor/nvfp4.h"
 
-/* A conversion under way. */
+/* A conversion in progress. */
 struct conversion {
     const struct nb_convert_opts *opts;
     const struct nb_quantize_opts *quant; /* NULL: plain conversion */
     struct nbi_model model;
     struct nbi_output target;
-    struct nbi_manifest items;
+    struct nbi_manifest manifest;
     struct nbi_model_writer out;
     struct nbi_transfer transfer;
 };
 
 /* ---- tensor scales ---- */
 
-/* One scale for the group: that of a member which is NVFP4 already if it is large enough, else the
- * one for the largest value among those that are quantised now. */
+/* Sets the shared scale of the group: that of a member that is NVFP4 already if it is large enough,
+ * else the scale for the largest value among the members being quantised. */
 static enum nb_status group_scale(struct conversion *c, struct nbi_manifest_entry *item)
 {
     struct nbi_manifest_entry *group[3];
-    int n = nbi_manifest_fused(&c->items, item, group);
+    int n = nbi_manifest_fused(&c->manifest, item, group);
     float amax = 0, given = 0;
     for (int i = 0; i < n; i++) {
         struct nbi_manifest_entry *g = group[i];
@@ -47,7 +47,7 @@ static enum nb_status group_scale(struct conversion *c, struct nbi_manifest_entr
 
 static void add_sums(struct nb_quant_family *f, const struct nbi_quant_sums *s)
 {
-    /* Until finish_family, rel_mse and snr_db hold the sums of squares, zeros a count. */
+    /* Until finish_family, rel_mse and snr_db hold sums of squares, and zeros a count. */
     f->rel_mse += s->error;
     f->snr_db += s->signal;
     f->zeros += s->zeros;
@@ -63,7 +63,8 @@ static void finish_family(struct nb_quant_family *f)
     f->zeros = f->values ? f->zeros / (double)f->values : 0;
 }
 
-static void book(struct nb_quantize_report *r, const char *name, const struct nbi_quant_sums *sums)
+static void add_to_report(struct nb_quantize_report *r, const char *name,
+                          const struct nbi_quant_sums *sums)
 {
     char family[NBI_PARAM_FAMILY_MAX];
     int i = 0;
@@ -80,24 +81,24 @@ static void book(struct nb_quantize_report *r, const char *name, const struct nb
 
 static enum nb_status transfer_all(struct conversion *c, struct nb_quantize_report *report)
 {
-    for (int64_t i = 0; i < c->items.count; i++)
-        c->transfer.total += nbi_entry_bytes(c->items.p[i].src);
-    for (int64_t i = 0; i < c->items.count; i++) {
-        struct nbi_manifest_entry *item = &c->items.p[i];
+    for (int64_t i = 0; i < c->manifest.count; i++)
+        c->transfer.total += nbi_entry_bytes(c->manifest.entries[i].src);
+    for (int64_t i = 0; i < c->manifest.count; i++) {
+        struct nbi_manifest_entry *item = &c->manifest.entries[i];
         struct nbi_quant_sums sums;
         bool quantized_here = nbi_manifest_quantized_here(item);
         if (quantized_here && item->out.two_level)
             NBI_TRY(group_scale(c, item));
         NBI_TRY(nbi_transfer_entry(&c->transfer, item, i, &sums));
         if (quantized_here && report)
-            book(report, item->out.name, &sums);
+            add_to_report(report, item->out.name, &sums);
     }
     if (c->target.format == NBI_FORMAT_SAFETENSORS)
-        nbi_manifest_warn_unequal(&c->items);
+        nbi_manifest_warn_unequal(&c->manifest);
     return NB_OK;
 }
 
-/* The target must not take the place of anything the conversion reads. */
+/* The target must not replace anything that the conversion reads. */
 static enum nb_status check_paths(const struct conversion *c)
 {
     const struct nb_convert_opts *opts = c->opts;
@@ -121,7 +122,8 @@ static enum nb_status check_paths(const struct conversion *c)
     return NB_OK;
 }
 
-/* Weights that do not fit their config would make a model that lies about itself. */
+/* Weights that do not fit their config are an error if the config goes into the output or decides
+ * what is quantised, else a warning. */
 static enum nb_status check_model(const struct conversion *c)
 {
     const struct nbi_model *m = &c->model;
@@ -138,7 +140,7 @@ static enum nb_status check_model(const struct conversion *c)
     return nbi_context(rc, "the weights do not fit their config");
 }
 
-/* Up to the commit. */
+/* Everything before the commit. */
 static enum nb_status run(struct conversion *c, struct nb_quantize_report *report)
 {
     const struct nb_convert_opts *opts = c->opts;
@@ -146,9 +148,10 @@ static enum nb_status run(struct conversion *c, struct nb_quantize_report *repor
     NBI_TRY(nbi_model_open(&c->model, opts->src, opts->model_dir));
     NBI_TRY(check_paths(c));
     NBI_TRY(check_model(c));
-    NBI_TRY(nbi_manifest_list(&c->items, &c->model, c->target.format, opts, c->quant));
+    NBI_TRY(nbi_manifest_init(&c->manifest, &c->model, c->target.format, opts, c->quant));
     NBI_TRY(nbi_transfer_init(&c->transfer, opts, c->model.store));
-    NBI_TRY(nbi_model_writer_begin(&c->out, opts, &c->model, c->items.p, c->items.count));
+    NBI_TRY(
+        nbi_model_writer_begin(&c->out, opts, &c->model, c->manifest.entries, c->manifest.count));
     c->transfer.writer = c->out.writer;
     c->transfer.method = c->quant ? c->quant->method : NB_QUANT_SWEEP;
     if (report) {
@@ -167,7 +170,7 @@ static void release(struct conversion *c)
 {
     nbi_transfer_release(&c->transfer);
     nbi_model_close(&c->model);
-    nbi_manifest_release(&c->items);
+    nbi_manifest_release(&c->manifest);
 }
 
 enum nb_status nb_convert(const struct nb_convert_opts *opts)

@@ -1,4 +1,4 @@
-/* inspect.c - the public view of an opened model file. */
+/* inspect.c - the public functions on an opened model file. */
 #include <string.h>
 
 #include "convert/verify.h"

@@ -1,4 +1,4 @@
-/* model_writer.c - targets, and the files that go with the weights. */
+/* model_writer.c - targets, and everything that accompanies the weights. */
 #include "convert/model_writer.h"
 
 #include <string.h>
@@ -67,18 +67,18 @@ static const struct nbi_manifest_entry *find_item(const struct nbi_manifest_entr
 
 /* ---- GGUF metadata ---- */
 
-/* GGUF's number for what a file mostly holds. */
+/* GGUF's code for the prevailing type. */
 static uint32_t file_type(const struct nbi_manifest_entry *items, int64_t count)
 {
     if (holds_nvfp4(items, count))
         return 39;
-    enum nbi_dtype most = main_dtype(items, count);
-    return most == NBI_BF16 ? 32 : most == NBI_F16 ? 1 : 0;
+    enum nbi_dtype type = main_dtype(items, count);
+    return type == NBI_BF16 ? 32 : type == NBI_F16 ? 1 : 0;
 }
 
-/* Lists the items that were widened to f32 from a type, if there are any. */
-static void put_widened(struct nbi_gguf_meta *meta, const char *key, enum nbi_dtype from,
-                        const struct nbi_manifest_entry *items, int64_t count)
+/* Lists the entries that were converted to f32 from a type, if any. */
+static void put_original_types(struct nbi_gguf_meta *meta, const char *key, enum nbi_dtype from,
+                               const struct nbi_manifest_entry *items, int64_t count)
 {
     uint64_t n = 0;
     for (int64_t i = 0; i < count; i++)
@@ -94,7 +94,8 @@ static void put_widened(struct nbi_gguf_meta *meta, const char *key, enum nbi_dt
         }
 }
 
-/* The tokenizer from wherever the model has one; NB_ENOTFOUND and an empty one if it has none. */
+/* Reads the tokenizer from the directory or the GGUF; NB_ENOTFOUND and an empty one if there is
+ * none. */
 static enum nb_status read_vocab(struct nbi_vocab *vocab, const struct nbi_model *m)
 {
     nbi_vocab_init(vocab);
@@ -126,7 +127,7 @@ static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi
         vocab.pad = c->pad;
     if (*found) {
         rc = nbi_vocab_write_gguf(&vocab, meta, c->vocab_size);
-    } else { /* llama.cpp wants to be told */
+    } else { /* llama.cpp requires the key */
         rc = NB_OK;
         nbi_gguf_meta_string(meta, "tokenizer.ggml.model", "none");
         nbi_gguf_meta_u32(meta, NBI_GGUF_VOCAB_SIZE, (uint32_t)c->vocab_size);
@@ -136,10 +137,10 @@ static enum nb_status put_tokenizer(struct nbi_gguf_meta *meta, const struct nbi
     return rc;
 }
 
-/* The last part of the source's path without an ending that says what kind of file it is. */
+/* The last component of the source's path, without a format's ending. */
 static void model_name(char *name, size_t size, const char *src)
 {
-    char *real = realpath(src, NULL); /* "." and trailing slashes have no name of their own */
+    char *real = realpath(src, NULL); /* resolves "." and trailing slashes */
     const char *base = nbi_path_base(real ? real : src);
     nbi_printable_copy(name, size, base, strlen(base));
     free(real);
@@ -164,8 +165,8 @@ static enum nb_status gguf_meta(struct nbi_gguf_meta **out, const struct nb_conv
     nbi_gguf_meta_u32(meta, "general.quantization_version", 2);
     nbi_config_to_gguf(&m->config, meta);
     if (opts->dtype == NB_OUT_KEEP) {
-        put_widened(meta, NBI_KEY_FROM_BF16, NBI_BF16, items, count);
-        put_widened(meta, NBI_KEY_FROM_F16, NBI_F16, items, count);
+        put_original_types(meta, NBI_KEY_FROM_BF16, NBI_BF16, items, count);
+        put_original_types(meta, NBI_KEY_FROM_F16, NBI_F16, items, count);
     }
     return put_tokenizer(meta, m, tokenizer);
 }
@@ -178,7 +179,7 @@ static json_t *module_name(const char *name)
     return json_stringn(name, nbi_stem_length(name));
 }
 
-/* Modules that stay unquantised, for the readers' ignore lists. A tied head counts as one. */
+/* Unquantised modules, for the readers' ignore lists. A tied head is one of them. */
 static json_t *ignored_modules(const struct nbi_manifest_entry *items, int64_t count, bool *ok)
 {
     json_t *list = json_array();
@@ -192,7 +193,7 @@ static json_t *ignored_modules(const struct nbi_manifest_entry *items, int64_t c
     return list;
 }
 
-/* Readers check that the producer of this layout is named "modelopt"; the version says who. */
+/* Readers require the producer name "modelopt"; the version says who wrote it. */
 static json_t *modelopt_config(json_t *ignore)
 {
     return json_pack("{s:{s:{s:{s:b,s:i,s:s,s:i},s:[s]}},s:O,s:s,s:{s:s,s:s},s:s}", "config_groups",
@@ -245,8 +246,8 @@ static enum nb_status add_quantization(json_t *config, const char *dir, enum nbi
     return rc;
 }
 
-/* Whether a tied model's head has values of its own: NVFP4, dequantised or not, or other bytes than
- * the embedding. */
+/* Whether the head of a model whose config says "tied" has its own values: NVFP4 (even if
+ * dequantised here), or other bytes than the embedding. */
 static enum nb_status head_differs(const struct nbi_model *m,
                                    const struct nbi_manifest_entry *items, int64_t count,
                                    bool *differs)
@@ -258,12 +259,12 @@ static enum nb_status head_differs(const struct nbi_model *m,
     if (!head || !embed || *differs || !head->src || !embed->src || head->src == embed->src)
         return NB_OK;
     *differs = head->src->dtype != embed->src->dtype || head->src->count != embed->src->count;
-    enum { PIECE = 1 << 16 };
-    uint8_t *a = malloc((size_t)PIECE * 16), *b = a ? a + PIECE * 8 : NULL;
-    enum nb_status rc = a ? NB_OK : nbi_fail_memory("buffer", (size_t)PIECE * 16);
+    enum { STEP = 1 << 16 };
+    uint8_t *a = malloc((size_t)STEP * 16), *b = a ? a + STEP * 8 : NULL;
+    enum nb_status rc = a ? NB_OK : nbi_fail_memory("buffer", (size_t)STEP * 16);
     size_t size = (size_t)nbi_dtypes[head->src->dtype].bytes;
-    for (int64_t i = 0; rc == NB_OK && !*differs && i < head->src->count; i += PIECE) {
-        int64_t n = head->src->count - i < PIECE ? head->src->count - i : PIECE;
+    for (int64_t i = 0; rc == NB_OK && !*differs && i < head->src->count; i += STEP) {
+        int64_t n = head->src->count - i < STEP ? head->src->count - i : STEP;
         rc = nbi_store_read(m->store, head->src, i, n, a);
         if (rc == NB_OK)
             rc = nbi_store_read(m->store, embed->src, i, n, b);
@@ -273,14 +274,14 @@ static enum nb_status head_differs(const struct nbi_model *m,
     return rc;
 }
 
-/* config.json as the new weights need it. */
+/* Adapts config.json to the new weights. */
 static enum nb_status update_config(json_t *config, const struct nbi_model *m, const char *dir,
                                     enum nbi_layout layout, const struct nbi_manifest_entry *items,
                                     int64_t count)
 {
     bool ok = true, untie = false;
-    enum nbi_dtype most = main_dtype(items, count);
-    const char *dtype = most == NBI_BF16 ? "bfloat16" : most == NBI_F16 ? "float16" : "float32";
+    enum nbi_dtype type = main_dtype(items, count);
+    const char *dtype = type == NBI_BF16 ? "bfloat16" : type == NBI_F16 ? "float16" : "float32";
     json_object_del(config, "quantization_config");
     json_object_del(config, "auto_map"); /* names code to run, here or in another repository */
     bool newer = json_object_get(config, "dtype") != NULL;
@@ -330,7 +331,7 @@ static enum nb_status copy_file(const char *from, const char *to, const char *na
     return rc;
 }
 
-/* Tokenizer files and generation settings go along as they are. */
+/* Copies tokenizer files and generation settings unchanged. */
 static enum nb_status copy_sidecars(const struct nbi_model *m, const char *dir)
 {
     for (const char *const *name = nbi_model_sidecars; m->dir && *name; name++)
@@ -370,16 +371,15 @@ static enum nb_status begin_directory(struct nbi_model_writer *x,
                                       const struct nbi_manifest_entry *items, int64_t count)
 {
     NBI_TRY(nbi_model_need_config(m));
-    NBI_TRY(nbi_staging_dir_begin(&x->stage, opts->dst));
-    wo->path = x->stage.temp;
+    NBI_TRY(nbi_staging_dir_begin(&x->staging, opts->dst));
+    wo->path = x->staging.temp;
     wo->shard_bytes = opts->shard_bytes ? opts->shard_bytes : SHARD_BYTES;
     NBI_TRY(begin_writer(x, wo, items, count));
-    NBI_TRY(write_config(m, x->stage.temp, wo->layout, items, count));
-    return copy_sidecars(m, x->stage.temp);
+    NBI_TRY(write_config(m, x->staging.temp, wo->layout, items, count));
+    return copy_sidecars(m, x->staging.temp);
 }
 
-/* Programs that read GGUF look for a tensor scale beside matrices that are multiplied with, only.
- */
+/* Programs that read GGUF look for a tensor scale only next to matrices that are multiplied. */
 static enum nb_status check_gguf_scale(const struct nbi_tensor_spec *out)
 {
     if (!out->two_level || strcmp(out->name, nbi_embedding_name()) != 0)
@@ -423,7 +423,7 @@ enum nb_status nbi_model_writer_begin(struct nbi_model_writer *x,
                                       const struct nbi_manifest_entry *items, int64_t count)
 {
     memset(x, 0, sizeof *x);
-    x->stage.lock_fd = -1;
+    x->staging.lock_fd = -1;
     NBI_TRY(nbi_output_of(opts->dst, &x->target));
     struct nbi_writer_opts wo = {
         .format = x->target.format, .layout = choose_layout(opts, m), .path = opts->dst};
@@ -436,7 +436,7 @@ enum nb_status nbi_model_writer_begin(struct nbi_model_writer *x,
     return rc;
 }
 
-/* The writer's commit: of a directory's files it is one within the staging area. */
+/* Commits the writer. For a directory this renames files within the staging directory. */
 static enum nb_status end_writer(struct nbi_model_writer *x)
 {
     enum nb_status rc = x->writer ? nbi_writer_commit(x->writer) : NB_OK;
@@ -450,14 +450,14 @@ enum nb_status nbi_model_writer_reopen(struct nbi_model_writer *x, struct nbi_st
     if (!x->target.directory)
         return nbi_writer_reopen(x->writer, out, nbi_param_from_gguf);
     NBI_TRY(end_writer(x));
-    return nbi_model_open_store(out, x->stage.temp);
+    return nbi_model_open_store(out, x->staging.temp);
 }
 
 enum nb_status nbi_model_writer_commit(struct nbi_model_writer *x)
 {
     enum nb_status rc = end_writer(x);
     if (rc == NB_OK && x->target.directory)
-        rc = nbi_staging_dir_commit(&x->stage);
+        rc = nbi_staging_dir_commit(&x->staging);
     nbi_model_writer_abort(x);
     return rc;
 }
@@ -466,5 +466,5 @@ void nbi_model_writer_abort(struct nbi_model_writer *x)
 {
     nbi_writer_abort(x->writer);
     x->writer = NULL;
-    nbi_staging_dir_abort(&x->stage);
+    nbi_staging_dir_abort(&x->staging);
 }

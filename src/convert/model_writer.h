@@ -1,5 +1,5 @@
-/* model_writer.h - a model on its way to disk: the weights' files and those beside them (config,
- * tokenizer, quantisation settings, GGUF metadata). */
+/* model_writer.h - writes a model: the weights, and the files next to them (config, tokenizer,
+ * quantisation settings) or the GGUF metadata. */
 #pragma once
 
 #include "convert/manifest.h"
@@ -10,23 +10,23 @@ struct nbi_output {
     bool directory;
 };
 
-/* What a path names, by its ending. */
+/* Determines from its ending what a path names. */
 enum nb_status nbi_output_of(const char *path, struct nbi_output *target);
 
 struct nbi_model_writer {
     struct nbi_output target;
-    struct nbi_staging_dir stage;
+    struct nbi_staging_dir staging;
     struct nbi_writer *writer;
 };
 
-/* Lays out everything and writes the files beside the weights. */
+/* Lays out the weights and writes everything else. */
 enum nb_status nbi_model_writer_begin(struct nbi_model_writer *x,
                                       const struct nb_convert_opts *opts,
                                       const struct nbi_model *model,
                                       const struct nbi_manifest_entry *items, int64_t count);
 
-/* When all values are written: what is there, to be checked before it takes the target's place.
- * After a failure: nbi_model_writer_abort. */
+/* Opens what has been written, once all values are, to check it before the commit. After a failure
+ * call nbi_model_writer_abort. */
 enum nb_status nbi_model_writer_reopen(struct nbi_model_writer *x, struct nbi_store **out);
 
 enum nb_status nbi_model_writer_commit(struct nbi_model_writer *x);

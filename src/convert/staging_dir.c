@@ -1,4 +1,4 @@
-/* staging_dir.c - staging of model directories and their exchange with what was there. */
+/* staging_dir.c - stages model directories and exchanges them with existing ones. */
 #include "convert/staging_dir.h"
 
 #include <string.h>
@@ -21,7 +21,7 @@ const char *const nbi_model_sidecars[] = {
     NULL,
 };
 
-/* Files that a new model in this directory replaces; whatever else is there is kept. */
+/* These files are replaced by a new model; all others in the directory are kept. */
 bool nbi_is_model_file(const char *name)
 {
     for (const char *const *p = nbi_model_sidecars; *p; p++)
@@ -74,7 +74,7 @@ static enum nb_status check_content(const char *target)
     return NB_OK;
 }
 
-/* What would fail at the end of the work, or surprise, is refused before it. */
+/* Refuses at begin what would otherwise fail at commit, or destroy something unexpectedly. */
 static enum nb_status check_replaceable(const char *target)
 {
     struct stat own, above;
@@ -94,9 +94,9 @@ static enum nb_status check_replaceable(const char *target)
     return check_content(target);
 }
 
-enum nb_status nbi_staging_dir_begin(struct nbi_staging_dir *stage, const char *target)
+enum nb_status nbi_staging_dir_begin(struct nbi_staging_dir *staging, const char *target)
 {
-    *stage = (struct nbi_staging_dir){.lock_fd = -1};
+    *staging = (struct nbi_staging_dir){.lock_fd = -1};
     struct stat st;
     if (nbi_path_dangles(target))
         return nbi_fail(NB_EIO, "cannot write '%s': a link to nothing", target);
@@ -104,34 +104,34 @@ enum nb_status nbi_staging_dir_begin(struct nbi_staging_dir *stage, const char *
         if (!S_ISDIR(st.st_mode))
             return nbi_fail(NB_EIO, "cannot write directory '%s': a file has that name", target);
         NBI_TRY(check_replaceable(target));
-        stage->target = realpath(target, NULL);
+        staging->target = realpath(target, NULL);
     } else {
-        stage->target = strdup(target);
+        staging->target = strdup(target);
     }
-    if (!stage->target)
+    if (!staging->target)
         return nbi_fail_memory("path", strlen(target));
-    size_t n = strlen(stage->target);
-    while (n > 1 && stage->target[n - 1] == '/')
-        stage->target[--n] = 0;
-    enum nb_status rc = nbi_temp_create(stage->target, true, &stage->temp, &stage->lock_fd);
+    size_t n = strlen(staging->target);
+    while (n > 1 && staging->target[n - 1] == '/')
+        staging->target[--n] = 0;
+    enum nb_status rc = nbi_temp_create(staging->target, true, &staging->temp, &staging->lock_fd);
     if (rc != NB_OK)
-        nbi_staging_dir_abort(stage);
+        nbi_staging_dir_abort(staging);
     return rc;
 }
 
-void nbi_staging_dir_abort(struct nbi_staging_dir *stage)
+void nbi_staging_dir_abort(struct nbi_staging_dir *staging)
 {
-    if (stage->temp) {
-        nbi_remove_tree(stage->temp);
-        close(stage->lock_fd);
+    if (staging->temp) {
+        nbi_remove_tree(staging->temp);
+        close(staging->lock_fd);
     }
-    free(stage->temp);
-    free(stage->target);
-    *stage = (struct nbi_staging_dir){.lock_fd = -1};
+    free(staging->temp);
+    free(staging->target);
+    *staging = (struct nbi_staging_dir){.lock_fd = -1};
 }
 
-/* Links files that the new model does not bring into its directory, before the two change places:
- * whatever happens afterwards, no file of the user's has only a temporary home. */
+/* Links files that do not belong to the model into the new directory before the exchange, so that
+ * the user's files never exist only under a temporary name. */
 static enum nb_status carry_over(const char *from, const char *to)
 {
     DIR *dir = nbi_sys_opendir(from);
@@ -157,22 +157,22 @@ static enum nb_status carry_over(const char *from, const char *to)
     return rc;
 }
 
-enum nb_status nbi_staging_dir_commit(struct nbi_staging_dir *stage)
+enum nb_status nbi_staging_dir_commit(struct nbi_staging_dir *staging)
 {
-    bool exchange = nbi_path_exists(stage->target) && !nbi_dir_is_empty(stage->target);
+    bool exchange = nbi_path_exists(staging->target) && !nbi_dir_is_empty(staging->target);
     bool done = false;
     enum nb_status rc = NB_OK;
-    if (nbi_sys_fsync(stage->lock_fd) != 0)
-        rc = nbi_fail(NB_EIO, "cannot sync directory '%s': %s", stage->temp, strerror(errno));
+    if (nbi_sys_fsync(staging->lock_fd) != 0)
+        rc = nbi_fail(NB_EIO, "cannot sync directory '%s': %s", staging->temp, strerror(errno));
     else if (exchange)
-        rc = carry_over(stage->target, stage->temp);
+        rc = carry_over(staging->target, staging->temp);
     if (rc == NB_OK)
-        rc = nbi_replace(stage->temp, stage->target, exchange ? RENAME_EXCHANGE : 0, &done);
-    if (done && !exchange) { /* the name is free again, perhaps already somebody else's */
-        close(stage->lock_fd);
-        free(stage->temp);
-        stage->temp = NULL;
+        rc = nbi_replace(staging->temp, staging->target, exchange ? RENAME_EXCHANGE : 0, &done);
+    if (done && !exchange) { /* the name is free now, and may be reused by others */
+        close(staging->lock_fd);
+        free(staging->temp);
+        staging->temp = NULL;
     }
-    nbi_staging_dir_abort(stage); /* after an exchange temp is the old model */
+    nbi_staging_dir_abort(staging); /* after an exchange, temp is the old model */
     return rc;
 }

@@ -1,6 +1,6 @@
-/* synth.c - random models of real shapes, for benches, demos and tests.
+/* synth.c - random models of real shapes, for benchmarks, demos and tests.
  *
- * Value i of parameter p is a pure function of (seed, p, i): threads and chunking do not matter. */
+ * Value i of parameter p is a pure function of (seed, p, i), independent of threads and chunks. */
 #include <math.h>
 #include <string.h>
 
@@ -29,7 +29,7 @@ static enum nb_status fill_chunk(void *ctx, int thread, int64_t first, int64_t c
 {
     struct synth *s = ctx;
     float *x = s->f32 + thread * CHUNK;
-    bool norm = s->tensor->ndim == 1; /* norms lie around 1 */
+    bool norm = s->tensor->ndim == 1; /* norm weights are around 1 */
     for (int64_t i = 0; i < count; i += 4) {
         float v[4];
         nbi_philox_normal4(v, s->opts->seed, (uint64_t)(first + i) / 4, (uint64_t)s->index);
@@ -75,7 +75,7 @@ static enum nb_status load_config(struct synth *s)
         NBI_TRY(nbi_json_read_file(&m->config_json, s->opts->config, (size_t)16 << 20));
         NBI_TRY(nbi_context(nbi_config_parse(&m->config, m->config_json), "reading '%s'",
                             s->opts->config));
-        m->dir = nbi_path_dir(s->opts->config); /* its tokenizer goes along */
+        m->dir = nbi_path_dir(s->opts->config); /* its tokenizer is copied too */
         if (!m->dir)
             return NB_ENOMEM;
     }

@@ -1,4 +1,4 @@
-/* verify.c - is this file what it says it is? Names and shapes first, then every value. */
+/* verify.c - checks a model file: names and shapes first, then every value. */
 #include <math.h>
 #include <string.h>
 
@@ -61,8 +61,8 @@ static enum nb_status check_half_types(const struct nbi_store *store)
                     bf16->name);
 }
 
-/* Readers of safetensors models look at metadata "format"; where there is metadata, it must be one
- * of the values in use. */
+/* Readers of safetensors look at metadata "format". If there is metadata, it must contain one of
+ * the known values. */
 static enum nb_status check_metadata(const struct nbi_store *store)
 {
     static const char *const known[] = {"pt", "np", "tf", "flax", "mlx"};
@@ -88,7 +88,7 @@ static enum nb_status check_metadata(const struct nbi_store *store)
 struct scan {
     const struct nbi_store *store;
     const struct nbi_entry *e;
-    uint8_t *raw; /* a chunk's bytes for each thread */
+    uint8_t *raw; /* one chunk per thread */
     float *f32;
 };
 
@@ -123,14 +123,14 @@ static enum nb_status scan_chunk(void *ctx, int thread, int64_t first, int64_t c
     return nbi_check_finite(e->name, x, first, count, &amax);
 }
 
-/* Scales that old files keep as floats. */
+/* Checks scales that old files store as floats. */
 static enum nb_status check_float_scales(const struct nbi_store *store, const struct nbi_entry *e)
 {
-    enum { PIECE = 1024 };
-    float scales[PIECE];
+    enum { STEP = 1024 };
+    float scales[STEP];
     int64_t count = e->count / NBI_NVFP4_BLOCK;
-    for (int64_t i = 0; i < count; i += PIECE) {
-        int64_t n = count - i < PIECE ? count - i : PIECE;
+    for (int64_t i = 0; i < count; i += STEP) {
+        int64_t n = count - i < STEP ? count - i : STEP;
         NBI_TRY(nbi_store_read_float_scales(store, e, i, n, scales));
         for (int64_t k = 0; k < n; k++)
             if (!isfinite(scales[k]) || scales[k] <= 0)
@@ -174,7 +174,7 @@ enum nb_status nbi_verify(const struct nbi_model *m, int threads, nb_progress_fn
 {
     struct nbi_config config = m->config;
     if (!m->has_config && (m->config_json || m->store->format == NBI_FORMAT_GGUF))
-        return nbi_model_need_config(m); /* there is one, and it is bad */
+        return nbi_model_need_config(m); /* there is a config, and it is unusable */
     if (!m->has_config)
         NBI_TRY(nbi_config_infer(&config, m->store));
     NBI_TRY(check_metadata(m->store));

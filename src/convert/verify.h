@@ -1,11 +1,11 @@
-/* verify.h - the checks behind nb_file_verify. */
+/* verify.h - the checks of nb_file_verify. */
 #pragma once
 
 #include "model/model.h"
 
-/* Every tensor is one of the config's, with its shape, and none is missing. */
+/* Checks that the tensors are exactly those of the config, with the same shapes. */
 enum nb_status nbi_check_names(const struct nbi_store *store, const struct nbi_config *config);
 
-/* Names, shapes, then every value; threads 0: what this process may use. */
+/* Checks names, shapes, then every value. threads 0: all CPUs of this process. */
 enum nb_status nbi_verify(const struct nbi_model *m, int threads, nb_progress_fn progress,
                           void *progress_ctx);
