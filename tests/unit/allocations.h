@@ -1,5 +1,5 @@
-/* allocations.h - counts what is allocated, by functions that take the place of the library's;
- * sanitizers bring functions of their own. Included first, by one file of a program. */
+/* allocations.h - counts allocations by replacing the C library's functions. Not with sanitizers,
+ * which have their own. Include it first, in one file of a program. */
 #pragma once
 
 #include <dlfcn.h>
@@ -17,7 +17,7 @@ static volatile long allocations;
 static inline void find_real(void *slot, const char *name)
 {
     void *p = dlsym(RTLD_NEXT, name);
-    memcpy(slot, &p, sizeof p); /* ISO C has no cast from object to function */
+    memcpy(slot, &p, sizeof p); /* ISO C cannot cast an object pointer to a function pointer */
 }
 
 void *malloc(size_t size)

@@ -1,6 +1,5 @@
-/* failing.h - allocations that fail when a test wants them to. The program that includes this is
- * linked with --wrap for each of the functions (tests/CMakeLists.txt), so that calls of the library
- * come here. */
+/* failing.h - allocations that fail on demand. The test is linked with --wrap for each of the
+ * functions (tests/CMakeLists.txt), so that calls from the library arrive here. */
 #pragma once
 
 #include <errno.h>
@@ -15,8 +14,7 @@ void *__wrap_calloc(size_t count, size_t size);
 void *__wrap_realloc(void *p, size_t size);
 void *__wrap_reallocarray(void *p, size_t count, size_t size);
 
-/* So many allocations from now on succeed, and the next fails; negative: none fails. Of the thread
- * that sets it. */
+/* That many allocations of this thread succeed, then one fails. Negative: none fails. */
 static _Thread_local long allocations_left = -1;
 
 static bool allocation_fails(void)

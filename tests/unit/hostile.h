@@ -1,5 +1,5 @@
-/* hostile.h - what the test_hostile_* programs share: a growing buffer to build corrupt files in,
- * and checks that an input is refused with the words that name the mistake. */
+/* hostile.h - shared by the test_hostile_* programs: a buffer to build corrupt files in, and checks
+ * that an input is refused with a message that names the mistake. */
 #pragma once
 
 #include <setjmp.h>
@@ -17,7 +17,7 @@
 
 #define LENGTH(a) (sizeof(a) / sizeof *(a))
 
-/* -------- bytes in the making -------- */
+/* ---- building files ---- */
 
 struct bytes {
     uint8_t *p;
@@ -72,7 +72,7 @@ static inline void put_text(struct bytes *b, const char *text)
     put_bytes(b, text, strlen(text));
 }
 
-/* A string as GGUF has it. */
+/* A length-prefixed string, as in GGUF. */
 static inline void put_string(struct bytes *b, const char *text)
 {
     put_u64(b, strlen(text));
@@ -86,16 +86,16 @@ static inline void put_uleb(struct bytes *b, uint64_t v)
     put_u8(b, (uint8_t)v);
 }
 
-/* -------- verdicts -------- */
+/* ---- checks ---- */
 
-/* The last failure names the mistake; `what` tells one row of a table from the next. */
+/* Checks the last error message. `what` identifies the row of a table. */
 static inline void expect_message(const char *words, const char *what)
 {
     if (strstr(nb_last_error(), words) == NULL)
         fail_msg("%s: '%s' expected in the message, it is: %s", what, words, nb_last_error());
 }
 
-/* A copy of exact size makes the sanitizer see a read of even one byte behind the input. */
+/* Opens a copy of exactly n bytes, so that the sanitizer detects reads past the end. */
 static inline enum nb_status open_exact(enum nbi_format format, const void *p, size_t n,
                                         struct nbi_store **store, uint8_t **copy)
 {
@@ -106,7 +106,7 @@ static inline enum nb_status open_exact(enum nbi_format format, const void *p, s
     return nbi_store_open_memory(store, format, *copy, n);
 }
 
-/* Opening must fail with words in its message; the buffer is emptied for the next case. */
+/* Opening must fail with words in its message. Empties the buffer for the next case. */
 static inline void refuse(enum nbi_format format, struct bytes *b, const char *words)
 {
     struct nbi_store *store;
@@ -122,7 +122,7 @@ static inline void refuse(enum nbi_format format, struct bytes *b, const char *w
     expect_message(words, "open");
 }
 
-/* The counterpart, to know that a case fails for the reason it is about. */
+/* Opening must succeed, which shows that another case fails only for the reason it tests. */
 static inline void accept(enum nbi_format format, struct bytes *b)
 {
     struct nbi_store *store;

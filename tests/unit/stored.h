@@ -1,4 +1,4 @@
-/* stored.h - single values as weights and caches are stored. */
+/* stored.h - reads and writes single values in the types of weights and caches. */
 #pragma once
 
 #include <string.h>

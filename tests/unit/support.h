@@ -1,4 +1,4 @@
-/* support.h - what unit tests share: a temporary directory that goes away, files in it. */
+/* support.h - shared by unit tests: a temporary directory, files in it, assertions. */
 #pragma once
 
 #include <setjmp.h>
@@ -17,7 +17,7 @@
 #include "nibble.h"
 #include "runner.h"
 
-/* For tests that need a GPU. */
+/* Skips a test if there is no GPU. */
 static inline void need_gpu(void)
 {
     if (without_gpu_cases())
@@ -33,7 +33,7 @@ static inline void need_gpu(void)
             fail_msg("%s: %s", #expr, nb_last_error());                                            \
     } while (0)
 
-/* Fails with that status and a message that holds the words. */
+/* Expects that status, and words in the message. */
 #define assert_fails(expr, status, words)                                                          \
     do {                                                                                           \
         enum nb_status assert_fails_rc = (expr);                                                   \
@@ -60,7 +60,7 @@ static inline int remove_test_dir(void **state)
     return 0;
 }
 
-/* A path in the test's directory; sixteen results live at a time. */
+/* A path in the test directory. The last sixteen results stay valid. */
 static inline const char *test_path(const char *name)
 {
     static char paths[16][512];
@@ -70,7 +70,7 @@ static inline const char *test_path(const char *name)
     return p;
 }
 
-/* A file in the test's directory with this text. */
+/* Writes a text file into the test directory. */
 static inline void put(const char *name, const char *text)
 {
     assert_ok(nbi_file_write(test_path(name), text, strlen(text)));
@@ -86,7 +86,7 @@ static inline void assert_content(const char *name, const char *text)
     free(bytes);
 }
 
-/* Entries of the test's directory that look like temporary ones. */
+/* Counts entries of the test directory with temporary names. */
 static inline int temporaries(void)
 {
     DIR *d = opendir(test_dir);

@@ -1,4 +1,4 @@
-/* test_base.c - status, arena, text, JSON, checksum, random numbers. */
+/* test_base.c - status, arena, text, JSON, checksum, random numbers, threads. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -48,7 +48,7 @@ static void test_status__every_code_has_words(void **state)
         assert_string_not_equal(nb_status_text((enum nb_status)s), "unknown status");
 }
 
-static void test_arena__blocks_are_zeroed_aligned_and_booked(void **state)
+static void test_arena__blocks_are_zeroed_aligned_and_accounted(void **state)
 {
     (void)state;
     struct nbi_arena a = {0};
@@ -102,7 +102,7 @@ static void test_array__grows_and_keeps_its_elements(void **state)
     free(array);
 }
 
-static void test_array__a_failure_leaves_it_as_it_was(void **state)
+static void test_array__is_unchanged_after_a_failure(void **state)
 {
     (void)state;
     int64_t *array = NULL;
@@ -134,7 +134,7 @@ static void test_str__failure_sticks_and_growth_keeps_text(void **state)
     nbi_str_release(&s);
 }
 
-static void test_str__wildcards(void **state)
+static void test_str__wildcards_match_like_a_shell(void **state)
 {
     (void)state;
     assert_true(nbi_wildcard_match("lm_head*", "lm_head.weight"));
@@ -150,11 +150,11 @@ static void test_str__wildcards(void **state)
     text[2000] = 0;
     for (int i = 0; i < 20; i++)
         memcpy(pattern + 2 * i, "a*", 2);
-    memcpy(pattern + 39, "b", 2); /* the classic that is exponential if done badly */
+    memcpy(pattern + 39, "b", 2); /* exponential in a naive matcher */
     assert_false(nbi_wildcard_match(pattern, text));
 }
 
-static void test_str__utf8(void **state)
+static void test_str__utf8_must_be_well_formed(void **state)
 {
     (void)state;
     static const char *const good[] = {"",
@@ -179,7 +179,7 @@ static void test_str__utf8(void **state)
         assert_false(nbi_utf8_valid(bad[i], strlen(bad[i])));
 }
 
-static void test_str__printable_copy(void **state)
+static void test_str__copies_for_display_are_printable(void **state)
 {
     (void)state;
     char out[12];
@@ -200,7 +200,7 @@ static void test_str__printable_copy(void **state)
     assert_true(nbi_utf8_printable("\xC2\xA0", 2));
 }
 
-static void test_json__strictness(void **state)
+static void test_json__parser_is_strict(void **state)
 {
     (void)state;
     json_t *j;
@@ -212,12 +212,12 @@ static void test_json__strictness(void **state)
     memset(deep + 200, ']', 200);
     assert_fails(nbi_json_parse(&j, deep, 400), NB_EFORMAT, "nested deeper");
     assert_null(j);
-    const char *brackets = "{\"a\":\"[[[[[[[[\\\"[[[\"}"; /* brackets in strings do not count */
+    const char *brackets = "{\"a\":\"[[[[[[[[\\\"[[[\"}"; /* brackets in strings do not nest */
     assert_ok(nbi_json_parse(&j, brackets, strlen(brackets)));
     json_decref(j);
 }
 
-static void test_json__text_with_nul(void **state)
+static void test_json__refuses_nul_in_text(void **state)
 {
     (void)state;
     char *text;
@@ -256,7 +256,7 @@ static void test_json__getters_check_type_and_range(void **state)
     json_decref(j);
 }
 
-static void test_crc__known_values(void **state)
+static void test_crc__gives_known_values(void **state)
 {
     (void)state;
     /* RFC 3720, appendix B.4. */
@@ -288,10 +288,10 @@ static void test_crc__every_length_equals_the_table(void **state)
     free(bytes);
 }
 
-static void test_rng__philox_known_answers(void **state)
+static void test_rng__philox_gives_known_answers(void **state)
 {
     (void)state;
-    /* The known-answer vectors of the authors' Random123 for philox4x32-10. */
+    /* Known-answer vectors of the authors' Random123 for philox4x32-10. */
     struct nbi_philox a = nbi_philox(0, 0, 0);
     struct nbi_philox b = nbi_philox(UINT64_MAX, UINT64_MAX, UINT64_MAX);
     struct nbi_philox c =
@@ -338,7 +338,7 @@ static enum nb_status fail_at_700(void *ctx, int thread, int64_t first, int64_t 
     return first <= 700 && 700 < first + count ? nbi_fail(NB_EVALUE, "element 700 is bad") : NB_OK;
 }
 
-static void test_parallel__covers_once_and_carries_the_message(void **state)
+static void test_parallel__covers_the_range_once_and_passes_the_message_on(void **state)
 {
     (void)state;
     int hits[1000] = {0};
@@ -363,7 +363,7 @@ static void add_range(void *ctx, int thread, int64_t first, int64_t count)
         atomic_fetch_add((atomic_llong *)ctx, i);
 }
 
-/* Inside the team, work runs where it is. */
+/* A nested call runs on its caller's thread. */
 static void nest(void *ctx, int thread, int threads)
 {
     atomic_int inner[1] = {0};
@@ -380,12 +380,12 @@ static void *use_the_team(void *sum)
     return NULL;
 }
 
-static void test_parallel__team(void **state)
+static void test_parallel__team_runs_each_thread_once(void **state)
 {
     (void)state;
     atomic_int calls[4] = {0};
     atomic_llong sum = 0;
-    /* Each thread once a call, with more threads and with fewer, awake and asleep. */
+    /* Each thread runs once per call, with more and with fewer threads, spinning and asleep. */
     for (int i = 0; i < 300; i++) {
         nbi_team_run(1 + i % 4, count_call, calls);
         if (i % 100 == 0)
@@ -395,7 +395,7 @@ static void test_parallel__team(void **state)
         assert_int_equal(calls[t], 75 * (4 - t));
     nbi_team_run(3, nest, &sum);
     assert_int_equal(sum, 3 * 4950);
-    /* Three callers at once: one has the team, the others work alone. */
+    /* Three concurrent callers: one gets the team, the others run alone. */
     pthread_t other[2];
     sum = 0;
     for (int i = 0; i < 2; i++)
@@ -404,7 +404,7 @@ static void test_parallel__team(void **state)
     for (int i = 0; i < 2; i++)
         pthread_join(other[i], NULL);
     assert_int_equal(sum, 3 * 2000 * 4950ll);
-    /* A child has the team anew. */
+    /* A forked child starts its own team. */
     pid_t child = fork();
     if (child == 0) {
         sum = 0;
@@ -451,23 +451,23 @@ int main(void)
         cmocka_unit_test(test_status__context_goes_in_front),
         cmocka_unit_test(test_status__messages_are_one_printable_line),
         cmocka_unit_test(test_status__every_code_has_words),
-        cmocka_unit_test(test_arena__blocks_are_zeroed_aligned_and_booked),
+        cmocka_unit_test(test_arena__blocks_are_zeroed_aligned_and_accounted),
         cmocka_unit_test(test_arena__products_and_sizes_cannot_wrap),
         cmocka_unit_test(test_array__grows_and_keeps_its_elements),
-        cmocka_unit_test(test_array__a_failure_leaves_it_as_it_was),
+        cmocka_unit_test(test_array__is_unchanged_after_a_failure),
         cmocka_unit_test(test_str__failure_sticks_and_growth_keeps_text),
-        cmocka_unit_test(test_str__wildcards),
-        cmocka_unit_test(test_str__utf8),
-        cmocka_unit_test(test_str__printable_copy),
-        cmocka_unit_test(test_json__strictness),
-        cmocka_unit_test(test_json__text_with_nul),
+        cmocka_unit_test(test_str__wildcards_match_like_a_shell),
+        cmocka_unit_test(test_str__utf8_must_be_well_formed),
+        cmocka_unit_test(test_str__copies_for_display_are_printable),
+        cmocka_unit_test(test_json__parser_is_strict),
+        cmocka_unit_test(test_json__refuses_nul_in_text),
         cmocka_unit_test(test_json__getters_check_type_and_range),
-        cmocka_unit_test(test_crc__known_values),
+        cmocka_unit_test(test_crc__gives_known_values),
         cmocka_unit_test(test_crc__every_length_equals_the_table),
-        cmocka_unit_test(test_rng__philox_known_answers),
+        cmocka_unit_test(test_rng__philox_gives_known_answers),
         cmocka_unit_test(test_rng__normal_has_its_moments),
-        cmocka_unit_test(test_parallel__covers_once_and_carries_the_message),
-        cmocka_unit_test(test_parallel__team),
+        cmocka_unit_test(test_parallel__covers_the_range_once_and_passes_the_message_on),
+        cmocka_unit_test(test_parallel__team_runs_each_thread_once),
         cmocka_unit_test(test_log__goes_to_the_sink),
         cmocka_unit_test(test_sys__facts_are_plausible),
     };

@@ -1,5 +1,5 @@
-/* test_convert.c - whole models through the public interface: lossless circles, quantisation,
- * what is refused, what verify finds. */
+/* test_convert.c - whole models through the public interface: lossless round trips, quantisation,
+ * refused targets, what verify finds. */
 #include <math.h>
 #include <unistd.h>
 
@@ -47,7 +47,7 @@ static void quantize(const char *src, const char *dst, enum nb_quant_method meth
     assert_ok(nb_quantize(&opts, report));
 }
 
-/* All tensors of a are in b with the same type, shape and bytes; b has none besides. */
+/* Asserts that both models have the same tensors, with the same types, shapes and bytes. */
 static void assert_same_model(const char *a, const char *b)
 {
     struct nbi_store *x, *y;
@@ -129,7 +129,7 @@ static void test_convert__nvfp4_survives_every_layout(void **state)
     }
 }
 
-static void test_convert__config_blocks(void **state)
+static void test_convert__config_describes_the_quantisation(void **state)
 {
     (void)state;
     struct nb_quantize_report report;
@@ -168,7 +168,7 @@ static void test_quantize__head_follows_the_embedding(void **state)
     const struct nbi_entry *head = nbi_store_find(out, "lm_head.weight");
     assert_non_null(head);
     assert_int_equal(head->dtype, NBI_NVFP4);
-    assert_ptr_equal(head, &out->entries[out->count - 1]); /* last, as in the predecessor's file */
+    assert_ptr_equal(head, &out->entries[out->count - 1]); /* last, as in a .dat */
     assert_int_equal(nbi_store_find(out, embed->name)->dtype, NBI_BF16);
     int64_t n = embed->count;
     float *x = malloc((size_t)n * sizeof *x);
@@ -196,7 +196,7 @@ static enum nb_status note_lookup(struct nbi_backend *be, const struct nbi_weigh
     return NB_OK;
 }
 
-/* How a model of this file hands a weight over. */
+/* Whether a weight of this file is loaded for row lookups only. */
 static bool is_lookup(const char *path, const char *name)
 {
     struct nbi_backend be = {.weight_new = note_lookup};
@@ -215,7 +215,7 @@ static bool is_lookup(const char *path, const char *name)
     return looked_up;
 }
 
-static void test_quantize__an_embedding_beside_a_head_is_a_lookup(void **state)
+static void test_quantize__an_embedding_with_a_separate_head_is_a_lookup(void **state)
 {
     (void)state;
     struct nb_quantize_report report;
@@ -227,7 +227,7 @@ static void test_quantize__an_embedding_beside_a_head_is_a_lookup(void **state)
     assert_false(is_lookup(test_path("l.dat"), "lm_head.weight"));
 }
 
-static void test_quantize__skip_and_fused_scales(void **state)
+static void test_quantize__skips_patterns_and_shares_fused_scales(void **state)
 {
     (void)state;
     static const char *const skip[] = {"lm_head", "*.layers.1.*", "down_proj", "layer", NULL};
@@ -252,7 +252,7 @@ static void test_quantize__skip_and_fused_scales(void **state)
     nbi_store_close(s);
 }
 
-static void test_quantize__report_and_threads(void **state)
+static void test_quantize__report_does_not_depend_on_threads(void **state)
 {
     (void)state;
     static const double least[2][3] = {{19.5, 20.5, 20.8}, {20.2, 21.0, 21.6}};
@@ -276,7 +276,7 @@ static void test_quantize__report_and_threads(void **state)
     assert_same_bytes(test_path("r.dat"), test_path("r1.dat"));
 }
 
-static void test_convert__dtype_casts_and_dequantises(void **state)
+static void test_convert__dtype_option_casts_and_dequantises(void **state)
 {
     (void)state;
     struct nb_quantize_report report;
@@ -300,7 +300,7 @@ static void test_convert__dtype_casts_and_dequantises(void **state)
             assert_ok(nbi_store_read_f32(b, f, 0, e->count, y));
             for (int64_t v = 0; v < e->count; v++)
                 if (dtypes[i] != NB_OUT_F16)
-                    assert_true(x[v] == y[v]); /* NVFP4 values fit bf16 exactly */
+                    assert_true(x[v] == y[v]); /* NVFP4 values are exact in bf16 */
                 else
                     assert_true(fabsf(x[v] - y[v]) <= 0x1p-25f); /* half an f16 subnormal step */
             free(x);
@@ -310,14 +310,14 @@ static void test_convert__dtype_casts_and_dequantises(void **state)
     }
 }
 
-static void test_convert__refuses(void **state)
+static void test_convert__refuses_bad_targets(void **state)
 {
     (void)state;
     struct nb_convert_opts same = {.src = test_path("tied"), .dst = test_path("tied")};
     assert_fails(nb_convert(&same), NB_EINVAL, "source and target at once");
 }
 
-static void test_convert__never_replaces_what_it_reads(void **state)
+static void test_convert__never_replaces_its_source(void **state)
 {
     (void)state;
     struct nb_quantize_report report;
@@ -347,11 +347,11 @@ static void test_convert__weights_must_fit_their_config(void **state)
     struct nb_quantize_opts q = {.to = opts};
     q.to.dst = test_path("fq.dat");
     assert_fails(nb_quantize(&q, &report), NB_EFORMAT, "do not fit their config");
-    opts.dst = test_path("f.safetensors"); /* holds no config: only a warning */
+    opts.dst = test_path("f.safetensors"); /* stores no config: only a warning */
     assert_ok(nb_convert(&opts));
 }
 
-static void test_convert__gguf_to_gguf_keeps_narrow_norms(void **state)
+static void test_convert__gguf_round_trip_restores_bf16_norms(void **state)
 {
     (void)state;
     convert(test_path("tied"), test_path("g1.gguf"), NULL, NB_LAYOUT_KEEP);
@@ -360,8 +360,8 @@ static void test_convert__gguf_to_gguf_keeps_narrow_norms(void **state)
     assert_same_model(test_path("tied"), test_path("g.safetensors"));
 }
 
-/* What was written can be read before it takes the target's place; if it is not wanted then, the
- * target is as it was. */
+/* The output can be read before it is renamed to the target; after an abort the target is
+ * unchanged. */
 static void check_reopen(const char *target)
 {
     const float wanted[] = {1, 2, 3, 4};
@@ -394,7 +394,7 @@ static void check_reopen(const char *target)
     assert_int_equal(temporaries(), 0);
 }
 
-static void test_export__is_read_before_it_appears(void **state)
+static void test_model_writer__output_can_be_read_before_commit(void **state)
 {
     static const char *const targets[] = {"seen.dat", "seen.safetensors", "seen"};
     (void)state;
@@ -406,7 +406,7 @@ static void test_export__is_read_before_it_appears(void **state)
     }
 }
 
-/* The file as text holds these words. */
+/* Asserts that the file contains these words. */
 static void assert_holds(const char *path, const char *words)
 {
     char *text;
@@ -417,7 +417,7 @@ static void assert_holds(const char *path, const char *words)
     free(text);
 }
 
-static void test_convert__a_head_of_its_own_unties_the_config(void **state)
+static void test_convert__a_separate_head_unties_the_config(void **state)
 {
     (void)state;
     struct nb_quantize_report report;
@@ -432,7 +432,7 @@ static void test_convert__a_head_of_its_own_unties_the_config(void **state)
     assert_holds(test_path("t2/config.json"), "\"rms_norm_eps\": 1e-6");
 }
 
-static void test_convert__layout_is_kept(void **state)
+static void test_convert__keeps_the_layout(void **state)
 {
     (void)state;
     struct nb_quantize_report report;
@@ -504,7 +504,7 @@ static void test_verify__finds_bad_values(void **state)
                  "'model.norm.weight' holds NaN at element 3");
     nb_file_close(f);
     struct nb_quantize_opts opts = {.to = {.src = test_path("v.dat"), .dst = test_path("v2.dat")}};
-    assert_ok(nb_quantize(&opts, &report)); /* norms are copied, whatever they hold */
+    assert_ok(nb_quantize(&opts, &report)); /* norms are copied, whatever their values */
 }
 
 static void test_quantize__refuses_nan(void **state)
@@ -557,19 +557,19 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_convert__plain_models_survive_every_format),
         cmocka_unit_test(test_convert__nvfp4_survives_every_layout),
-        cmocka_unit_test(test_convert__config_blocks),
+        cmocka_unit_test(test_convert__config_describes_the_quantisation),
         cmocka_unit_test(test_quantize__head_follows_the_embedding),
-        cmocka_unit_test(test_quantize__an_embedding_beside_a_head_is_a_lookup),
-        cmocka_unit_test(test_quantize__skip_and_fused_scales),
-        cmocka_unit_test(test_quantize__report_and_threads),
-        cmocka_unit_test(test_convert__dtype_casts_and_dequantises),
-        cmocka_unit_test(test_convert__refuses),
-        cmocka_unit_test(test_convert__never_replaces_what_it_reads),
+        cmocka_unit_test(test_quantize__an_embedding_with_a_separate_head_is_a_lookup),
+        cmocka_unit_test(test_quantize__skips_patterns_and_shares_fused_scales),
+        cmocka_unit_test(test_quantize__report_does_not_depend_on_threads),
+        cmocka_unit_test(test_convert__dtype_option_casts_and_dequantises),
+        cmocka_unit_test(test_convert__refuses_bad_targets),
+        cmocka_unit_test(test_convert__never_replaces_its_source),
         cmocka_unit_test(test_convert__weights_must_fit_their_config),
-        cmocka_unit_test(test_convert__gguf_to_gguf_keeps_narrow_norms),
-        cmocka_unit_test(test_export__is_read_before_it_appears),
-        cmocka_unit_test(test_convert__a_head_of_its_own_unties_the_config),
-        cmocka_unit_test(test_convert__layout_is_kept),
+        cmocka_unit_test(test_convert__gguf_round_trip_restores_bf16_norms),
+        cmocka_unit_test(test_model_writer__output_can_be_read_before_commit),
+        cmocka_unit_test(test_convert__a_separate_head_unties_the_config),
+        cmocka_unit_test(test_convert__keeps_the_layout),
         cmocka_unit_test(test_convert__needs_a_config_for_gguf),
         cmocka_unit_test(test_verify__finds_bad_values),
         cmocka_unit_test(test_quantize__refuses_nan),

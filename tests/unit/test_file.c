@@ -1,4 +1,4 @@
-/* test_file.c - sources, cursors, files that appear whole. */
+/* test_file.c - sources, cursors, output files. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/file.h>
@@ -35,7 +35,7 @@ static void test_source__a_shrinking_file_is_an_error(void **state)
     nbi_source_close(src);
 }
 
-static void test_source__only_regular_files(void **state)
+static void test_source__opens_only_regular_files(void **state)
 {
     (void)state;
     struct nbi_source *src;
@@ -46,7 +46,7 @@ static void test_source__only_regular_files(void **state)
     assert_fails(nbi_source_open(&src, test_path("none")), NB_ENOTFOUND, "No such file");
 }
 
-static void test_cursor__numbers_and_bounds(void **state)
+static void test_cursor__reads_numbers_within_bounds(void **state)
 {
     (void)state;
     static const uint8_t bytes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0x80, 0xA3, 0x09, 0x7F};
@@ -61,7 +61,7 @@ static void test_cursor__numbers_and_bounds(void **state)
     assert_ok(nbi_cursor_u64(&c, &b));
     assert_true(b == 0x0C0B0A0908070605ull);
     assert_ok(nbi_cursor_uleb(&c, &n));
-    assert_int_equal(n, 151936); /* Qwen3's vocabulary, as in a real .dat */
+    assert_int_equal(n, 151936); /* Qwen3's vocabulary size, as in a real .dat */
     assert_fails(nbi_cursor_skip(&c, 2), NB_EFORMAT, "ends early");
     assert_ok(nbi_cursor_uleb(&c, &n));
     assert_int_equal(n, 127);
@@ -92,7 +92,7 @@ static void test_cursor__window_is_invisible(void **state)
     free(bytes);
 }
 
-static void test_cursor__uleb_refuses_what_is_not_minimal(void **state)
+static void test_cursor__uleb_refuses_overlong_encodings(void **state)
 {
     (void)state;
     static const struct {
@@ -152,7 +152,7 @@ static void test_outfile__writes_through_a_link(void **state)
     assert_true(S_ISLNK(st.st_mode));
 }
 
-static void test_outfile__removes_what_a_dead_writer_left(void **state)
+static void test_outfile__removes_leftovers_of_dead_writers(void **state)
 {
     (void)state;
     put(".t2.nibble-999-0", "half");
@@ -161,13 +161,13 @@ static void test_outfile__removes_what_a_dead_writer_left(void **state)
     assert_int_equal(flock(live, LOCK_EX), 0);
     put("t2", "x");
     assert_false(nbi_path_is_file(test_path(".t2.nibble-999-0")));
-    assert_true(nbi_path_is_file(test_path(".t2.nibble-998-0"))); /* its writer lives */
+    assert_true(nbi_path_is_file(test_path(".t2.nibble-998-0"))); /* its writer is alive */
     close(live);
     put("t2", "x");
     assert_false(nbi_path_is_file(test_path(".t2.nibble-998-0")));
 }
 
-/* Writers of one target that begin and end at any moments of each other. */
+/* Writers of the same target that begin and end concurrently. */
 static void *create_and_abort(void *arg)
 {
     const char *target = arg;
@@ -187,7 +187,7 @@ static void *create_and_abort(void *arg)
     return NULL;
 }
 
-static void test_temp__writers_leave_each_other_alone(void **state)
+static void test_temp__writers_of_one_target_do_not_interfere(void **state)
 {
     (void)state;
     pthread_t threads[4];
@@ -204,7 +204,7 @@ static void test_temp__writers_leave_each_other_alone(void **state)
     assert_int_equal(temporaries(), 0);
 }
 
-/* What happens between the opening of an entry and its locking, once. */
+/* Runs once between the open of an entry and its lock. */
 static void (*before_lock)(void);
 
 int __real_flock(int fd, int operation);
@@ -219,15 +219,15 @@ int __wrap_flock(int fd, int operation)
     return __real_flock(fd, operation);
 }
 
-/* Another writer has removed the dead entry and made its own of that name, which it holds. */
-static int lives;
+/* Another writer has removed the dead entry and created and locked its own of the same name. */
+static int live_fd;
 
 static void replace_the_dead_entry(void)
 {
     assert_int_equal(unlink(test_path(".t5.nibble-997-0")), 0);
-    lives = open(test_path(".t5.nibble-997-0"), O_CREAT | O_EXCL | O_RDWR, 0600);
-    assert_true(lives >= 0);
-    assert_int_equal(__real_flock(lives, LOCK_EX), 0);
+    live_fd = open(test_path(".t5.nibble-997-0"), O_CREAT | O_EXCL | O_RDWR, 0600);
+    assert_true(live_fd >= 0);
+    assert_int_equal(__real_flock(live_fd, LOCK_EX), 0);
 }
 
 static void test_temp__cleaning_spares_a_new_entry_of_the_same_name(void **state)
@@ -238,12 +238,12 @@ static void test_temp__cleaning_spares_a_new_entry_of_the_same_name(void **state
     nbi_temp_clean(test_dir, ".t5.");
     assert_null(before_lock);
     assert_true(nbi_path_is_file(test_path(".t5.nibble-997-0")));
-    close(lives);
+    close(live_fd);
     nbi_temp_clean(test_dir, ".t5.");
     assert_false(nbi_path_is_file(test_path(".t5.nibble-997-0")));
 }
 
-/* Somebody who cleans up has opened and locked the entry that was just made, and will remove it. */
+/* A process that cleans up has locked the new entry and will remove it. */
 static char taken[300];
 
 static void *remove_later(void *arg)
@@ -269,7 +269,7 @@ static void lock_the_new_entry(void)
     assert_int_equal(pthread_create(&cleaner, NULL, remove_later, &fd), 0);
 }
 
-static void test_temp__a_new_entry_that_is_taken_for_dead_is_made_again(void **state)
+static void test_temp__an_entry_removed_before_its_lock_is_created_again(void **state)
 {
     char *temp;
     int fd;
@@ -286,7 +286,7 @@ static void test_temp__a_new_entry_that_is_taken_for_dead_is_made_again(void **s
     close(fd);
 }
 
-static void test_outfile__refuses_odd_targets(void **state)
+static void test_outfile__refuses_targets_it_cannot_replace(void **state)
 {
     (void)state;
     struct nbi_outfile *f;
@@ -294,7 +294,7 @@ static void test_outfile__refuses_odd_targets(void **state)
     assert_fails(nbi_outfile_open(&f, test_path("no/such/dir")), NB_EIO, "cannot create a file");
 }
 
-static void test_paths(void **state)
+static void test_paths__join_split_and_compare(void **state)
 {
     (void)state;
     static const struct {
@@ -325,18 +325,18 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_source__reads_exactly_or_fails),
         cmocka_unit_test(test_source__a_shrinking_file_is_an_error),
-        cmocka_unit_test(test_source__only_regular_files),
-        cmocka_unit_test(test_cursor__numbers_and_bounds),
+        cmocka_unit_test(test_source__opens_only_regular_files),
+        cmocka_unit_test(test_cursor__reads_numbers_within_bounds),
         cmocka_unit_test(test_cursor__window_is_invisible),
-        cmocka_unit_test(test_cursor__uleb_refuses_what_is_not_minimal),
+        cmocka_unit_test(test_cursor__uleb_refuses_overlong_encodings),
         cmocka_unit_test(test_outfile__target_changes_at_commit_only),
         cmocka_unit_test(test_outfile__writes_through_a_link),
-        cmocka_unit_test(test_outfile__removes_what_a_dead_writer_left),
-        cmocka_unit_test(test_temp__writers_leave_each_other_alone),
+        cmocka_unit_test(test_outfile__removes_leftovers_of_dead_writers),
+        cmocka_unit_test(test_temp__writers_of_one_target_do_not_interfere),
         cmocka_unit_test(test_temp__cleaning_spares_a_new_entry_of_the_same_name),
-        cmocka_unit_test(test_temp__a_new_entry_that_is_taken_for_dead_is_made_again),
-        cmocka_unit_test(test_outfile__refuses_odd_targets),
-        cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_temp__an_entry_removed_before_its_lock_is_created_again),
+        cmocka_unit_test(test_outfile__refuses_targets_it_cannot_replace),
+        cmocka_unit_test(test_paths__join_split_and_compare),
     };
     return cmocka_run_group_tests_name("file", tests, make_test_dir, remove_test_dir);
 }

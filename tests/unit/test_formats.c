@@ -1,7 +1,7 @@
-/* test_formats.c - bytes written by hand against the readers, and writers against those bytes.
+/* test_formats.c - readers against bytes written by hand, and writers against the same bytes.
  *
- * What random models and other libraries can show is checked elsewhere (tests/unit/test_convert.c,
- * tests/interop); here are the literal layouts. */
+ * These are the literal layouts; random models and other libraries are covered elsewhere
+ * (tests/unit/test_convert.c, tests/interop). */
 #include "base/str.h"
 #include "convert/model_writer.h"
 #include "convert/staging_dir.h"
@@ -10,7 +10,7 @@
 #include "model/model.h"
 #include "unit/support.h"
 
-/* The two NVFP4 rows of 32 values that all cases share: codes 16 bytes a row, 2 scales a row. */
+/* Two NVFP4 rows of 32 values, shared by all cases: 16 bytes of codes and 2 scales per row. */
 static void make_codes(uint8_t codes[32], uint8_t scales[4])
 {
     for (int i = 0; i < 32; i++)
@@ -21,7 +21,7 @@ static void make_codes(uint8_t codes[32], uint8_t scales[4])
 
 /* ---- .dat ---- */
 
-/* count 3; embedding f16 [1,2]; q_proj codes and scales: by the format's description. */
+/* Count 3; embedding f16 [1, 2]; q_proj codes and scales, following docs/FORMATS.md. */
 static size_t make_dat(uint8_t *out)
 {
     uint8_t codes[32], scales[4];
@@ -104,7 +104,7 @@ static void test_dat__writes_the_literal_file(void **state)
     free(bytes);
 }
 
-/* A .dat with one pair whose scales have another element type. */
+/* A .dat with one NVFP4 weight whose block scales have type `code`. */
 static size_t dat_with_scales(uint8_t *out, uint8_t code, const void *scales, size_t bytes,
                               const char *stem)
 {
@@ -128,7 +128,7 @@ static size_t dat_with_scales(uint8_t *out, uint8_t code, const void *scales, si
     return n;
 }
 
-static void test_dat__legacy_scale_types(void **state)
+static void test_dat__reads_legacy_scale_types(void **state)
 {
     (void)state;
     static const uint16_t f16[4] = {0x1800, 0x3C00, 0x5F00, 0x2C00}; /* 2^-9, 1, 448, 2^-4 */
@@ -158,7 +158,7 @@ static void test_dat__legacy_scale_types(void **state)
         }
 }
 
-static void test_dat__scales_that_are_no_e4m3_can_only_be_dequantised(void **state)
+static void test_dat__scales_outside_e4m3_can_only_be_dequantised(void **state)
 {
     (void)state;
     static const float f32[4] = {0.3f, 1, 448, 0.0625f};
@@ -192,7 +192,7 @@ static void write_safetensors(const char *path, enum nbi_layout layout, bool two
     assert_ok(nbi_writer_commit(w));
 }
 
-static void test_safetensors__literal_header_and_order(void **state)
+static void test_safetensors__writes_the_literal_header_in_order(void **state)
 {
     (void)state;
     char *bytes;
@@ -264,7 +264,7 @@ static void test_safetensors__compressed_tensors_store_the_divisor(void **state)
     free(bytes);
 }
 
-static void test_safetensors__shards_and_index(void **state)
+static void test_safetensors__writes_shards_with_an_index(void **state)
 {
     (void)state;
     struct nbi_tensor_spec list[3] = {
@@ -297,7 +297,7 @@ static void test_safetensors__shards_and_index(void **state)
 
 /* ---- GGUF ---- */
 
-static void test_gguf__block_layout_and_table(void **state)
+static void test_gguf__writes_blocks_and_the_tensor_table(void **state)
 {
     (void)state;
     struct nbi_tensor_spec t = {.name = "model.layers.7.mlp.down_proj.weight",
@@ -402,13 +402,13 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dat__reads_a_literal_file),
         cmocka_unit_test(test_dat__writes_the_literal_file),
-        cmocka_unit_test(test_dat__legacy_scale_types),
-        cmocka_unit_test(test_dat__scales_that_are_no_e4m3_can_only_be_dequantised),
-        cmocka_unit_test(test_safetensors__literal_header_and_order),
+        cmocka_unit_test(test_dat__reads_legacy_scale_types),
+        cmocka_unit_test(test_dat__scales_outside_e4m3_can_only_be_dequantised),
+        cmocka_unit_test(test_safetensors__writes_the_literal_header_in_order),
         cmocka_unit_test(test_safetensors__layouts_give_the_same_entry),
         cmocka_unit_test(test_safetensors__compressed_tensors_store_the_divisor),
-        cmocka_unit_test(test_safetensors__shards_and_index),
-        cmocka_unit_test(test_gguf__block_layout_and_table),
+        cmocka_unit_test(test_safetensors__writes_shards_with_an_index),
+        cmocka_unit_test(test_gguf__writes_blocks_and_the_tensor_table),
         cmocka_unit_test(test_gguf__refuses_what_it_cannot_hold),
         cmocka_unit_test(test_names__translate_both_ways),
     };

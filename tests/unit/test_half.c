@@ -1,5 +1,5 @@
 /* test_half.c - the small float types against formulas, brute-force searches and arithmetic in
- * double, value by value and through every table of kernels. */
+ * double, value by value and through every codec table. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 
 #define CODES 65536
 
-/* -------- independent references -------- */
+/* ---- independent references ---- */
 
 static double e2m1_formula(int code)
 {
@@ -34,7 +34,7 @@ static double e4m3_formula(int code)
     return code & 0x80 ? -v : v;
 }
 
-/* The code from 0 to `last` whose value is nearest to a; the even one at a tie. */
+/* The code in 0..last whose value is nearest to a; ties go to the even code. */
 static int nearest(double a, const double *values, int last)
 {
     if (a >= values[last])
@@ -48,9 +48,9 @@ static int nearest(double a, const double *values, int last)
     return best;
 }
 
-/* The bits of a >= 0 in a type with `bits` of mantissa and smallest normal exponent `emin`, rounded
- * to nearest even; infinity from 2^(emax + 1) on. Every step in double is exact. */
-static uint32_t narrow_reference(double a, int bits, int emin, int emax)
+/* Bits of a >= 0, rounded to nearest even, in a type with `bits` mantissa bits and smallest normal
+ * exponent `emin`; infinity from 2^(emax + 1) on. Every step is exact in double. */
+static uint32_t round_reference(double a, int bits, int emin, int emax)
 {
     int e;
     frexp(a, &e);
@@ -64,24 +64,24 @@ static uint32_t narrow_reference(double a, int bits, int emin, int emax)
     }
     if (e > emax)
         return (uint32_t)(emax - emin + 2) << bits;
-    /* A subnormal n is below 2^bits; a normal one carries its 1 into the exponent. */
+    /* A subnormal n is below 2^bits; a normal one carries its leading 1 into the exponent. */
     return ((uint32_t)(e - emin) << bits) + (uint32_t)n;
 }
 
 static uint16_t f16_reference(float f)
 {
     uint32_t sign = signbit(f) ? 0x8000 : 0;
-    return (uint16_t)(sign | narrow_reference(isinf(f) ? 1e300 : fabs((double)f), 10, -14, 15));
+    return (uint16_t)(sign | round_reference(isinf(f) ? 1e300 : fabs((double)f), 10, -14, 15));
 }
 
 static uint16_t bf16_reference(float f)
 {
     uint32_t sign = signbit(f) ? 0x8000 : 0;
-    return (uint16_t)(sign | narrow_reference(isinf(f) ? 1e300 : fabs((double)f), 7, -126, 127));
+    return (uint16_t)(sign | round_reference(isinf(f) ? 1e300 : fabs((double)f), 7, -126, 127));
 }
 
 /* Value of a finite or infinite code of such a type. */
-static double widen_reference(uint32_t code, int bits, int emin, int emax)
+static double value_reference(uint32_t code, int bits, int emin, int emax)
 {
     int e = (int)((code & 0x7FFF) >> bits);
     double m = ldexp(code & ((1u << bits) - 1), -bits);
@@ -91,7 +91,7 @@ static double widen_reference(uint32_t code, int bits, int emin, int emax)
     return code & 0x8000 ? -v : v;
 }
 
-/* -------- helpers -------- */
+/* ---- helpers ---- */
 
 static const struct nbi_codec_table *table(int level)
 {
@@ -134,7 +134,7 @@ static void check_around(float f, void (*check)(float))
     }
 }
 
-/* -------- tests -------- */
+/* ---- tests ---- */
 
 static void test_half__decodes_every_small_code(void **state)
 {
@@ -183,7 +183,7 @@ static void test_half__rounds_random_values_to_nearest(void **state)
     (void)state;
     for (uint32_t i = 0; i < 1500000; i++) {
         struct nbi_philox r = nbi_philox(11, i, 0);
-        /* One value of any exponent and one each where the codes are dense. */
+        /* One value of any exponent, and one each where the codes are dense. */
         float any = nbi_f32_from_bits(r.v[0]);
         float e4m3 = ldexpf(nbi_uniform(r.v[1]) + 1, (int)(r.v[0] % 22) - 12);
         float e2m1 = nbi_uniform(r.v[2]) * 8;
@@ -197,7 +197,7 @@ static void test_half__rounds_random_values_to_nearest(void **state)
     }
 }
 
-static void test_half__widens_and_keeps_every_code(void **state)
+static void test_half__every_code_survives_f32(void **state)
 {
     (void)state;
     uint16_t *in = malloc(CODES * sizeof *in), *back = malloc(CODES * sizeof *back);
@@ -213,15 +213,15 @@ static void test_half__widens_and_keeps_every_code(void **state)
                 uint32_t inf = type ? 0x7F80 : 0x7C00, quiet = type ? 0x40 : 0x200;
                 bool nan = (c & 0x7FFF) > (int)inf;
                 uint32_t bits = nbi_f32_bits(wide[c]);
-                if (nan) { /* the payload stays, signalling or not; narrowing makes it quiet */
+                if (nan) { /* the payload is kept; conversion to the small type makes it quiet */
                     uint32_t payload = (uint32_t)c & (type ? 0x7F : 0x3FF);
                     assert_int_equal(bits, (uint32_t)(c & 0x8000) << 16 | 0x7F800000 |
                                                payload << (type ? 16 : 13));
                     assert_int_equal(back[c], (uint32_t)c | quiet);
                     continue;
                 }
-                double want = type ? widen_reference((uint32_t)c, 7, -126, 127)
-                                   : widen_reference((uint32_t)c, 10, -14, 15);
+                double want = type ? value_reference((uint32_t)c, 7, -126, 127)
+                                   : value_reference((uint32_t)c, 10, -14, 15);
                 assert_int_equal(bits, nbi_f32_bits((float)want));
                 assert_int_equal(back[c], c);
             }
@@ -232,16 +232,17 @@ static void test_half__widens_and_keeps_every_code(void **state)
     free(wide);
 }
 
-/* Bit patterns: random ones, every boundary of f16 and bf16, and the classes of f32. */
+/* Bit patterns: random ones, every rounding boundary of f16 and bf16, and all classes of f32. */
 static int64_t fill_patterns(float *x, int64_t n)
 {
     int64_t at = 0;
-    for (uint32_t c = 0; c < CODES; c++) /* bf16 codes, halfway to the next, and around */
+    for (uint32_t c = 0; c < CODES;
+         c++) /* bf16 codes, the midpoint to the next one, and neighbours */
         for (uint32_t low = 0x7FFF; low <= 0x8001; low++)
             x[at++] = nbi_f32_from_bits(c << 16 | low);
     for (uint32_t c = 0; c < 0x7C00; c++) { /* the same for f16 */
-        float mid = (float)((widen_reference(c, 10, -14, 15) +
-                             (c == 0x7BFF ? 65536 : widen_reference(c + 1, 10, -14, 15))) /
+        float mid = (float)((value_reference(c, 10, -14, 15) +
+                             (c == 0x7BFF ? 65536 : value_reference(c + 1, 10, -14, 15))) /
                             2);
         x[at++] = mid;
         x[at++] = nextafterf(mid, INFINITY);
@@ -257,7 +258,7 @@ static int64_t fill_patterns(float *x, int64_t n)
         struct nbi_philox r = nbi_philox(12, i, 0);
         x[at++] = nbi_f32_from_bits(r.v[0]);
         x[at++] = nbi_f32_from_bits(r.v[1]);
-        x[at++] = nbi_f32_from_bits((r.v[2] & 0x8FFFFFFF) | 0x30000000); /* where f16 is */
+        x[at++] = nbi_f32_from_bits((r.v[2] & 0x8FFFFFFF) | 0x30000000); /* the range of f16 */
         x[at++] = nbi_f32_from_bits((r.v[3] & 0x80FFFFFF) | 0x38000000); /* its subnormals */
     }
     return at;
@@ -271,7 +272,7 @@ static uint16_t narrow_want(float f, int type)
     return type ? bf16_reference(f) : f16_reference(f);
 }
 
-static void test_half__narrows_like_arithmetic_in_double(void **state)
+static void test_half__rounds_like_arithmetic_in_double(void **state)
 {
     (void)state;
     int64_t n = 4000000;
@@ -297,7 +298,7 @@ static void test_half__narrows_like_arithmetic_in_double(void **state)
     free(got);
 }
 
-/* Lengths that are no multiple of a vector, in buffers that end exactly there. */
+/* Lengths that are not a multiple of a vector, in buffers of exactly that length. */
 static void test_half__converts_any_length(void **state)
 {
     (void)state;
@@ -329,8 +330,8 @@ int main(void)
         cmocka_unit_test(test_half__decodes_every_small_code),
         cmocka_unit_test(test_half__rounds_midpoints_to_even),
         cmocka_unit_test(test_half__rounds_random_values_to_nearest),
-        cmocka_unit_test(test_half__widens_and_keeps_every_code),
-        cmocka_unit_test(test_half__narrows_like_arithmetic_in_double),
+        cmocka_unit_test(test_half__every_code_survives_f32),
+        cmocka_unit_test(test_half__rounds_like_arithmetic_in_double),
         cmocka_unit_test(test_half__converts_any_length),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
-/* test_hostile.c - real files of every kind, damaged one byte at a time: cut off at every place of
- * the header, and every byte of the header changed in three ways. Each must be refused, by the
- * reader or by the checks behind `inspect --verify`. The files are the seeds of the fuzz targets
+/* test_hostile.c - real files of every format, damaged one byte at a time: truncated at every byte
+ * of the header, and every header byte changed in three ways. Each must be refused, by the reader
+ * or by the checks behind `inspect --verify`. The files are the seeds of the fuzz targets
  * (tests/fuzz/make_seeds.sh). */
 #include "base/file.h"
 #include "convert/verify.h"
@@ -25,7 +25,7 @@ static const struct seed seeds[] = {
     {"gguf/tokenizer.gguf", NBI_FORMAT_GGUF},
 };
 
-/* A seed in memory; header[i] says whether byte i is anything but the value of a tensor. */
+/* A seed in memory. header[i]: byte i is not part of a tensor's values. */
 struct file {
     const struct seed *seed;
     uint8_t *bytes;
@@ -33,9 +33,9 @@ struct file {
     size_t len;
 };
 
-/* -------- opening and checking in memory -------- */
+/* ---- opening and checking in memory ---- */
 
-/* What nb_file_open and nb_file_verify do with a file that has no config.json beside it. */
+/* Does what nb_file_open and nb_file_verify do with a file without a config.json. */
 static enum nb_status check(const struct file *f, size_t len)
 {
     struct nbi_model m = {0};
@@ -62,8 +62,8 @@ static void mark_values(struct file *f, const struct nbi_span *span)
         f->header[span->offset + i] = false;
 }
 
-/* The stored tensor scale of a `.dat` directly follows its entry; elsewhere it is found by being
- * four bytes behind the header that no entry covers. */
+/* Sets header[i] except for values. unmark_dat_scales clears the tensor scales of a `.dat`; in
+ * other formats they lie after the header, in gaps that no entry covers. */
 static void mark_header(struct file *f)
 {
     struct nbi_store *store;
@@ -80,8 +80,8 @@ static void mark_header(struct file *f)
     }
     nbi_store_close(store);
     if (f->seed->format == NBI_FORMAT_DAT)
-        return; /* entries everywhere: what is no value is header */
-    /* Behind the header the rest is padding and tensor scales, which sort first in safetensors. */
+        return; /* headers are everywhere: what is not a value is header */
+    /* After the header there are only padding and tensor scales, which safetensors sorts first. */
     if (f->seed->format == NBI_FORMAT_SAFETENSORS) {
         uint64_t n = 0;
         for (int i = 7; i >= 0; i--)
@@ -92,7 +92,8 @@ static void mark_header(struct file *f)
         f->header[i] = false;
 }
 
-/* In a `.dat` a tensor scale is four bytes behind "....tscale", code 6, one dimension of 1. */
+/* In a `.dat` the four bytes after "....tscale", type code 6 and one dimension of 1 are a tensor
+ * scale. */
 static void unmark_dat_scales(struct file *f)
 {
     static const char head[] = ".tscale\6\1\1";
@@ -126,7 +127,7 @@ static void unload(struct file *f)
 
 typedef int (*damage_fn)(struct file *f);
 
-/* Runs fn over all seeds; it returns how many damaged files passed. */
+/* Runs fn, which returns how many damaged files were accepted, on all seeds. */
 static void for_each_seed(damage_fn fn)
 {
     int accepted = 0;
@@ -140,7 +141,7 @@ static void for_each_seed(damage_fn fn)
         fail_msg("%d damaged files passed all checks", accepted);
 }
 
-/* -------- the damage -------- */
+/* ---- damage ---- */
 
 static int undamaged(struct file *f)
 {
@@ -155,8 +156,9 @@ static int undamaged(struct file *f)
     return 0;
 }
 
-/* Opening alone must find a missing end; the copy makes the sanitizer guard the cut. */
-static bool passes_cut(const struct file *f, size_t len)
+/* Opening alone must detect a truncated file. The exact copy lets the sanitizer detect reads past
+ * its end. */
+static bool opens_truncated(const struct file *f, size_t len)
 {
     struct nbi_store *store;
     uint8_t *copy;
@@ -170,7 +172,7 @@ static bool passes_cut(const struct file *f, size_t len)
     return rc == NB_OK;
 }
 
-/* Up to here a GGUF may be cut: the padding behind its last tensor is optional. */
+/* The length that a GGUF must have: the padding after its last tensor is optional. */
 static size_t needed_length(const struct file *f)
 {
     struct nbi_store *store;
@@ -187,13 +189,14 @@ static size_t needed_length(const struct file *f)
     return end;
 }
 
-static int cut(struct file *f)
+static int truncate_file(struct file *f)
 {
     int accepted = 0;
     size_t needed = needed_length(f);
     for (size_t len = 0; len < needed; len++) {
-        bool sampled = len % 61 == 0 || len + 1 == needed; /* of the values every 61st will do */
-        if ((f->header[len] || sampled) && passes_cut(f, len)) {
+        bool sampled =
+            len % 61 == 0 || len + 1 == needed; /* every 61st length is enough within values */
+        if ((f->header[len] || sampled) && opens_truncated(f, len)) {
             print_error("accepted: '%s' cut to %zu of %zu bytes\n", f->seed->name, len, f->len);
             accepted++;
         }
@@ -201,7 +204,7 @@ static int cut(struct file *f)
     return accepted;
 }
 
-static int flip(struct file *f)
+static int change_byte(struct file *f)
 {
     static const uint8_t masks[] = {0x01, 0x80, 0xFF};
     int accepted = 0;
@@ -221,8 +224,8 @@ static int flip(struct file *f)
     return accepted;
 }
 
-/* A byte too many, at the end or within the header. */
-static int grow(struct file *f)
+/* Adds a byte, at the end or within the header. */
+static int add_byte(struct file *f)
 {
     struct file g = {.seed = f->seed, .len = f->len + 1};
     int accepted = 0;
@@ -252,19 +255,19 @@ static void test_hostile__accepts_the_seeds(void **state)
 static void test_hostile__refuses_every_truncation(void **state)
 {
     (void)state;
-    for_each_seed(cut);
+    for_each_seed(truncate_file);
 }
 
-static void test_hostile__refuses_every_flip_in_a_header(void **state)
+static void test_hostile__refuses_every_changed_header_byte(void **state)
 {
     (void)state;
-    for_each_seed(flip);
+    for_each_seed(change_byte);
 }
 
-static void test_hostile__refuses_a_byte_too_many(void **state)
+static void test_hostile__refuses_an_extra_byte(void **state)
 {
     (void)state;
-    for_each_seed(grow);
+    for_each_seed(add_byte);
 }
 
 int main(void)
@@ -272,8 +275,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hostile__accepts_the_seeds),
         cmocka_unit_test(test_hostile__refuses_every_truncation),
-        cmocka_unit_test(test_hostile__refuses_every_flip_in_a_header),
-        cmocka_unit_test(test_hostile__refuses_a_byte_too_many),
+        cmocka_unit_test(test_hostile__refuses_every_changed_header_byte),
+        cmocka_unit_test(test_hostile__refuses_an_extra_byte),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

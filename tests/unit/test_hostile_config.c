@@ -1,4 +1,5 @@
-/* test_hostile_config.c - config.json with one mistake each, and the forms that must be taken. */
+/* test_hostile_config.c - config.json with one mistake each, and the variants that must be
+ * accepted. */
 #include "base/json.h"
 #include "model/config.h"
 #include "unit/hostile.h"
@@ -20,7 +21,7 @@ static const struct {
     {"tie_word_embeddings", "true"},
 };
 
-/* Text of the config with `key` set to `value`; NULL leaves it out. */
+/* The config as text, with `key` set to `value`; NULL omits the key. */
 static char *config_text(const char *key, const char *value)
 {
     struct bytes b = {0};
@@ -49,7 +50,7 @@ static char *config_text(const char *key, const char *value)
 static enum nb_status parse_text(const char *text, size_t len, struct nbi_config *c)
 {
     json_t *json = NULL;
-    char *copy = malloc(len ? len : 1); /* exact, for the sanitizer */
+    char *copy = malloc(len ? len : 1); /* exact size, for the sanitizer */
     assert_non_null(copy);
     memcpy(copy, text, len);
     enum nb_status rc = nbi_json_parse(&json, copy, len);
@@ -89,9 +90,9 @@ static void refuse_text(const char *text, const char *words)
     expect_message(words, text);
 }
 
-/* -------- sizes -------- */
+/* ---- sizes ---- */
 
-static void test_hostile_config__accepts_what_the_cases_start_from(void **state)
+static void test_hostile_config__accepts_the_unmodified_config(void **state)
 {
     (void)state;
     struct nbi_config c;
@@ -188,7 +189,7 @@ static void test_hostile_config__refuses_other_numbers(void **state)
     refuse_with("vocab_size", "99999999999999999999", "is too large");
 }
 
-/* -------- what is not implemented -------- */
+/* ---- what is not implemented ---- */
 
 static void test_hostile_config__refuses_other_architectures(void **state)
 {
@@ -233,7 +234,7 @@ static void test_hostile_config__refuses_other_rope_scalings(void **state)
     }
 }
 
-static void test_hostile_config__accepts_both_rope_forms(void **state)
+static void test_hostile_config__accepts_both_rope_variants(void **state)
 {
     (void)state;
     struct nbi_config c;
@@ -251,7 +252,7 @@ static void test_hostile_config__accepts_both_rope_forms(void **state)
     assert_true(c.yarn_factor == 2 && c.yarn_original == 64 && c.rope_theta == 1e6);
 }
 
-/* -------- token ids -------- */
+/* ---- token ids ---- */
 
 static void test_hostile_config__refuses_bad_token_ids(void **state)
 {
@@ -282,7 +283,7 @@ static void test_hostile_config__accepts_lists_of_ids(void **state)
     assert_int_equal(c.eos_count, 0);
 }
 
-/* -------- the text itself -------- */
+/* ---- the text itself ---- */
 
 static void test_hostile_config__refuses_what_is_not_an_object(void **state)
 {
@@ -312,14 +313,14 @@ static void test_hostile_config__refuses_deep_nesting(void **state)
     memset(deep + 100000, ']', 100000);
     deep[200000] = 0;
     refuse_with("architectures", deep, "nested deeper than");
-    deep[100000] = 0; /* and one that never closes */
+    deep[100000] = 0; /* and one that is never closed */
     refuse_text(deep, "nested deeper than");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hostile_config__accepts_what_the_cases_start_from),
+        cmocka_unit_test(test_hostile_config__accepts_the_unmodified_config),
         cmocka_unit_test(test_hostile_config__refuses_missing_fields),
         cmocka_unit_test(test_hostile_config__refuses_sizes_out_of_range),
         cmocka_unit_test(test_hostile_config__refuses_sizes_of_other_types),
@@ -328,7 +329,7 @@ int main(void)
         cmocka_unit_test(test_hostile_config__refuses_other_numbers),
         cmocka_unit_test(test_hostile_config__refuses_other_architectures),
         cmocka_unit_test(test_hostile_config__refuses_other_rope_scalings),
-        cmocka_unit_test(test_hostile_config__accepts_both_rope_forms),
+        cmocka_unit_test(test_hostile_config__accepts_both_rope_variants),
         cmocka_unit_test(test_hostile_config__refuses_bad_token_ids),
         cmocka_unit_test(test_hostile_config__accepts_lists_of_ids),
         cmocka_unit_test(test_hostile_config__refuses_what_is_not_an_object),

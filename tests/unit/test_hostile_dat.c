@@ -1,10 +1,10 @@
-/* test_hostile_dat.c - .dat files with one mistake each. The format has no magic and no checksum;
- * what protects a reader is that every length is compared with what is left. */
+/* test_hostile_dat.c - .dat files with one mistake each. The format has no magic number and no
+ * checksum; a reader is safe because it compares every length with the bytes left. */
 #include "unit/hostile.h"
 
 enum { U8 = 0, I8 = 1, F16 = 5, F32 = 6, F64 = 7, BF16 = 15, E2M1X2 = 100, E4M3 = 101 };
 
-/* Everything of an entry but its bytes. */
+/* An entry up to its bytes. */
 static void entry_head(struct bytes *b, const char *name, uint64_t code, int ndim,
                        const uint64_t *dims)
 {
@@ -34,9 +34,9 @@ static void refuse_dat(struct bytes *b, const char *words)
     refuse(NBI_FORMAT_DAT, b, words);
 }
 
-/* -------- the builder itself -------- */
+/* ---- the builder itself ---- */
 
-static void test_hostile_dat__accepts_what_the_cases_start_from(void **state)
+static void test_hostile_dat__accepts_the_unmodified_file(void **state)
 {
     (void)state;
     struct bytes b = {0};
@@ -47,7 +47,7 @@ static void test_hostile_dat__accepts_what_the_cases_start_from(void **state)
     accept(NBI_FORMAT_DAT, &b);
 }
 
-/* -------- numbers -------- */
+/* ---- numbers ---- */
 
 static void test_hostile_dat__refuses_an_empty_file(void **state)
 {
@@ -86,7 +86,7 @@ static void test_hostile_dat__refuses_numbers_past_64_bits(void **state)
     refuse_dat(&b, "does not fit 64 bits");
 }
 
-static void test_hostile_dat__refuses_a_number_cut_off(void **state)
+static void test_hostile_dat__refuses_a_truncated_number(void **state)
 {
     (void)state;
     struct bytes b = {0};
@@ -94,7 +94,7 @@ static void test_hostile_dat__refuses_a_number_cut_off(void **state)
     refuse_dat(&b, "file ends early");
 }
 
-/* -------- names -------- */
+/* ---- names ---- */
 
 static void test_hostile_dat__refuses_bad_name_lengths(void **state)
 {
@@ -125,7 +125,7 @@ static void test_hostile_dat__refuses_names_that_are_not_text(void **state)
     const char *const names[] = {
         "\xff",         "a\x80",       "\xc0\xaf", /* '/' in two bytes */
         "\xed\xa0\x80",                            /* half of a surrogate pair */
-        "a\x1b[2J",     "line\nbreak", "tab\t",    "\x7f", "\xf4\x90\x80\x80", /* past U+10FFFF */
+        "a\x1b[2J",     "line\nbreak", "tab\t",    "\x7f", "\xf4\x90\x80\x80", /* beyond U+10FFFF */
     };
     for (size_t i = 0; i < LENGTH(names); i++) {
         struct bytes b = {0};
@@ -171,7 +171,7 @@ static void test_hostile_dat__refuses_one_weight_in_two_spellings(void **state)
     refuse_dat(&b, "two tensors are named 'x.weight'");
 }
 
-/* -------- types, shapes, sizes -------- */
+/* ---- types, shapes, sizes ---- */
 
 static void test_hostile_dat__refuses_unknown_element_codes(void **state)
 {
@@ -255,7 +255,7 @@ static void test_hostile_dat__refuses_a_count_too_small(void **state)
     refuse_dat(&b, "1 bytes after the last tensor");
 }
 
-/* -------- pairs -------- */
+/* ---- pairs ---- */
 
 static void test_hostile_dat__refuses_codes_without_scales(void **state)
 {
@@ -293,7 +293,7 @@ static void test_hostile_dat__refuses_shapes_that_do_not_fit(void **state)
     const uint64_t cases[][4] = {
         {2, 16, 2, 1}, /* scales for half a row */
         {2, 16, 3, 2}, /* another row count */
-        {2, 12, 2, 1}, /* 24 values are no whole blocks */
+        {2, 12, 2, 1}, /* 24 values are not a whole number of blocks */
         {2, 16, 2, 4}, {0, 16, 1, 2},
     };
     for (size_t i = 0; i < LENGTH(cases); i++) {
@@ -381,11 +381,11 @@ static void test_hostile_dat__refuses_a_tensor_scale_of_two_values(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hostile_dat__accepts_what_the_cases_start_from),
+        cmocka_unit_test(test_hostile_dat__accepts_the_unmodified_file),
         cmocka_unit_test(test_hostile_dat__refuses_an_empty_file),
         cmocka_unit_test(test_hostile_dat__refuses_overlong_numbers),
         cmocka_unit_test(test_hostile_dat__refuses_numbers_past_64_bits),
-        cmocka_unit_test(test_hostile_dat__refuses_a_number_cut_off),
+        cmocka_unit_test(test_hostile_dat__refuses_a_truncated_number),
         cmocka_unit_test(test_hostile_dat__refuses_bad_name_lengths),
         cmocka_unit_test(test_hostile_dat__refuses_a_name_past_the_end),
         cmocka_unit_test(test_hostile_dat__refuses_names_that_are_not_text),

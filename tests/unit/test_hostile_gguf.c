@@ -1,5 +1,5 @@
-/* test_hostile_gguf.c - .gguf files with one mistake each, among them those behind the CVEs of
- * other readers of the format: counts, lengths, dimensions, offsets and types that lie. */
+/* test_hostile_gguf.c - .gguf files with one mistake each, including those of CVEs in other
+ * readers: wrong counts, lengths, dimensions, offsets and types. */
 #include "base/crc.h"
 #include "formats/gguf.h"
 #include "model/model.h"
@@ -8,7 +8,7 @@
 
 enum { TENSOR_F32 = 0, TENSOR_F16 = 1, TENSOR_Q4_0 = 2, TENSOR_BF16 = 30, TENSOR_NVFP4 = 40 };
 
-/* -------- building -------- */
+/* ---- building ---- */
 
 static void header(struct bytes *b, uint64_t tensors, uint64_t kvs)
 {
@@ -49,7 +49,7 @@ static void kv_array(struct bytes *b, const char *key, uint32_t type, uint64_t c
     put_u64(b, count);
 }
 
-/* A row of the tensor table, dimensions as the file lists them: innermost first. */
+/* A row of the tensor table, with dimensions in the file's order: innermost first. */
 static void tensor(struct bytes *b, const char *name, int ndim, const uint64_t *dims, uint32_t type,
                    uint64_t offset)
 {
@@ -85,7 +85,7 @@ static void refuse_gguf(struct bytes *b, const char *words)
     refuse(NBI_FORMAT_GGUF, b, words);
 }
 
-static void test_hostile_gguf__accepts_what_the_cases_start_from(void **state)
+static void test_hostile_gguf__accepts_the_unmodified_file(void **state)
 {
     (void)state;
     struct bytes b = {0};
@@ -95,7 +95,7 @@ static void test_hostile_gguf__accepts_what_the_cases_start_from(void **state)
     accept(NBI_FORMAT_GGUF, &b);
 }
 
-/* -------- the first 24 bytes -------- */
+/* ---- the first 24 bytes ---- */
 
 static void test_hostile_gguf__refuses_other_magic(void **state)
 {
@@ -123,7 +123,7 @@ static void test_hostile_gguf__refuses_other_versions(void **state)
     }
 }
 
-/* CVE-2024-21802 and its family: counts that size an allocation. */
+/* CVE-2024-21802 and related ones: counts that size an allocation. */
 static void test_hostile_gguf__refuses_huge_counts(void **state)
 {
     (void)state;
@@ -137,9 +137,9 @@ static void test_hostile_gguf__refuses_huge_counts(void **state)
         }
 }
 
-/* -------- metadata -------- */
+/* ---- metadata ---- */
 
-/* Lengths that pass the end, or wrap when something is added to them (CVE-2024-23496). */
+/* Lengths beyond the end, and lengths that wrap when something is added (CVE-2024-23496). */
 static void test_hostile_gguf__refuses_string_lengths_past_the_end(void **state)
 {
     (void)state;
@@ -303,7 +303,7 @@ static void test_hostile_gguf__refuses_bad_alignments(void **state)
     refuse_gguf(&b, "not a single number");
 }
 
-/* -------- the tensor table -------- */
+/* ---- the tensor table ---- */
 
 static void test_hostile_gguf__refuses_five_dimensions(void **state)
 {
@@ -323,7 +323,7 @@ static void test_hostile_gguf__refuses_five_dimensions(void **state)
     refuse_gguf(&b, "4294967295 dimensions");
 }
 
-/* CVE-2024-21802 again (info->ne products): a product that overflows or is negative when signed. */
+/* CVE-2024-21802 again (products of info->ne): one that overflows, or is negative when signed. */
 static void test_hostile_gguf__refuses_dimensions_that_overflow(void **state)
 {
     (void)state;
@@ -347,14 +347,14 @@ static void test_hostile_gguf__refuses_dimensions_that_overflow(void **state)
         tensor(&b, "t", 4, cases[i].dims, TENSOR_F32, 0);
         pad(&b, 32);
         put_zeros(&b, 32);
-        if (cases[i].dims[0] == (uint64_t)1 << 59) /* one more than is allowed */
+        if (cases[i].dims[0] == (uint64_t)1 << 59) /* one above the limit */
             refuse_gguf(&b, "too many elements");
         else
             refuse_gguf(&b, cases[i].words);
     }
 }
 
-/* CVE-2026-7482: offset or size beyond the file gives away memory behind it. */
+/* CVE-2026-7482: an offset or size beyond the file leaks the memory after it. */
 static void test_hostile_gguf__refuses_tensors_outside_the_file(void **state)
 {
     (void)state;
@@ -376,7 +376,7 @@ static void test_hostile_gguf__refuses_tensors_outside_the_file(void **state)
     refuse_gguf(&b, "tensor 't' lies outside the file");
 }
 
-/* CVE-2025-53630 and CVE-2026-27940: sizes that are fine one by one and wrap as a sum. */
+/* CVE-2025-53630 and CVE-2026-27940: sizes that are valid one by one and wrap as a sum. */
 static void test_hostile_gguf__refuses_sizes_whose_sum_wraps(void **state)
 {
     (void)state;
@@ -445,12 +445,12 @@ static void test_hostile_gguf__refuses_other_tensor_types(void **state)
     }
 }
 
-static void test_hostile_gguf__refuses_nvfp4_rows_of_broken_blocks(void **state)
+static void test_hostile_gguf__refuses_nvfp4_rows_with_partial_blocks(void **state)
 {
     (void)state;
     const uint64_t rows[] = {1, 16, 32, 63, 65, 96};
     for (size_t i = 0; i < LENGTH(rows); i++) {
-        const uint64_t dims[2] = {rows[i], 64}; /* the count alone would be a multiple */
+        const uint64_t dims[2] = {rows[i], 64}; /* the total count would be a multiple */
         struct bytes b = {0};
         header(&b, 1, 0);
         tensor(&b, "t", 2, dims, TENSOR_NVFP4, 0);
@@ -514,9 +514,9 @@ static void test_hostile_gguf__refuses_bytes_after_the_last_tensor(void **state)
     refuse_gguf(&b, "64 bytes after the last tensor");
 }
 
-/* -------- nibble's own checksum -------- */
+/* ---- nibble's own checksum ---- */
 
-/* A file with the two keys and the right sum; where the sum lies goes to *at. */
+/* A file with the two keys and the right checksum. *at: offset of the checksum. */
 static struct bytes checked_file(size_t *at)
 {
     struct bytes b = {0};
@@ -572,7 +572,7 @@ static void test_hostile_gguf__refuses_one_of_two_checksum_keys(void **state)
     refuse_gguf(&b, "metadata 'nibble.header_crc32c' is damaged or missing");
 }
 
-/* -------- the config in the metadata -------- */
+/* ---- the config in the metadata ---- */
 
 struct model_case {
     uint32_t layers, heads, kv_heads, head_dim, hidden;
@@ -626,7 +626,7 @@ static void refuse_config(struct model_case m, const char *words)
     expect_message(words, "config");
 }
 
-/* llama.cpp PR 25821: more layers than an array of 512 has room for. */
+/* llama.cpp PR 25821: more layers than fit an array of 512. */
 static void test_hostile_gguf__refuses_too_many_layers(void **state)
 {
     (void)state;
@@ -659,8 +659,8 @@ static void test_hostile_gguf__refuses_bad_head_counts(void **state)
     refuse_config(m, "'qwen3.attention.key_length' is");
 }
 
-/* Without key_length the width of a head is hidden / heads, which can be 0. */
-static void test_hostile_gguf__refuses_heads_without_width(void **state)
+/* Without key_length a head has hidden / heads values, which can be 0. */
+static void test_hostile_gguf__refuses_heads_of_no_values(void **state)
 {
     (void)state;
     struct model_case m = good_model;
@@ -719,7 +719,7 @@ static void test_hostile_gguf__refuses_a_config_without_its_keys(void **state)
     free(b.p);
 }
 
-/* -------- the tokenizer in the metadata -------- */
+/* ---- the tokenizer in the metadata ---- */
 
 typedef void (*put_fn)(struct bytes *b);
 
@@ -819,7 +819,7 @@ static void empty_merge(struct bytes *b)
     put_string(b, "");
 }
 
-/* llama.cpp PR 26690: arrays used as if they held what they should. */
+/* llama.cpp PR 26690: arrays used without a check of their element type. */
 static void test_hostile_gguf__refuses_tokenizers_of_wrong_types(void **state)
 {
     (void)state;
@@ -844,9 +844,9 @@ static void test_hostile_gguf__refuses_tokenizers_of_wrong_types(void **state)
     }
 }
 
-/* A file that changes after its header was checked must not take the reader out of its buffer:
- * the first length now covers all of the array, and there is no second one. */
-static void test_hostile_gguf__survives_an_array_that_changes(void **state)
+/* A file that changes after its header was checked must not lead the reader out of its buffer: the
+ * first length now covers the whole array, and there is no second one. */
+static void test_hostile_gguf__survives_an_array_that_changes_after_opening(void **state)
 {
     (void)state;
     struct bytes b = {0};
@@ -871,7 +871,7 @@ static void test_hostile_gguf__survives_an_array_that_changes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hostile_gguf__accepts_what_the_cases_start_from),
+        cmocka_unit_test(test_hostile_gguf__accepts_the_unmodified_file),
         cmocka_unit_test(test_hostile_gguf__refuses_other_magic),
         cmocka_unit_test(test_hostile_gguf__refuses_other_versions),
         cmocka_unit_test(test_hostile_gguf__refuses_huge_counts),
@@ -891,7 +891,7 @@ int main(void)
         cmocka_unit_test(test_hostile_gguf__refuses_duplicate_tensors),
         cmocka_unit_test(test_hostile_gguf__refuses_tensor_names_that_are_not_text),
         cmocka_unit_test(test_hostile_gguf__refuses_other_tensor_types),
-        cmocka_unit_test(test_hostile_gguf__refuses_nvfp4_rows_of_broken_blocks),
+        cmocka_unit_test(test_hostile_gguf__refuses_nvfp4_rows_with_partial_blocks),
         cmocka_unit_test(test_hostile_gguf__refuses_unusable_tensor_scales),
         cmocka_unit_test(test_hostile_gguf__refuses_truncated_data),
         cmocka_unit_test(test_hostile_gguf__refuses_bytes_after_the_last_tensor),
@@ -899,11 +899,11 @@ int main(void)
         cmocka_unit_test(test_hostile_gguf__refuses_one_of_two_checksum_keys),
         cmocka_unit_test(test_hostile_gguf__refuses_too_many_layers),
         cmocka_unit_test(test_hostile_gguf__refuses_bad_head_counts),
-        cmocka_unit_test(test_hostile_gguf__refuses_heads_without_width),
+        cmocka_unit_test(test_hostile_gguf__refuses_heads_of_no_values),
         cmocka_unit_test(test_hostile_gguf__refuses_other_config_values),
         cmocka_unit_test(test_hostile_gguf__refuses_a_config_without_its_keys),
         cmocka_unit_test(test_hostile_gguf__refuses_tokenizers_of_wrong_types),
-        cmocka_unit_test(test_hostile_gguf__survives_an_array_that_changes),
+        cmocka_unit_test(test_hostile_gguf__survives_an_array_that_changes_after_opening),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,11 @@
-/* test_hostile_safetensors.c - .safetensors files with one mistake each: the frame, the header,
- * the quantised layouts, and the index of a sharded model. */
+/* test_hostile_safetensors.c - .safetensors files with one mistake each: the frame, the header, the
+ * quantised layouts, and the index of a sharded model. */
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "unit/hostile.h"
 
-/* A file: length, header, `data` bytes of zero. */
+/* A file: length, header, `data` zero bytes. */
 static struct bytes file_of(const char *header, size_t data)
 {
     struct bytes b = {0};
@@ -37,14 +37,14 @@ static void refuse_all(const struct header_case *cases, size_t n)
 #define TENSOR(dtype, shape, offsets)                                                              \
     "{\"a\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
 
-static void test_hostile_safetensors__accepts_what_the_cases_start_from(void **state)
+static void test_hostile_safetensors__accepts_the_unmodified_file(void **state)
 {
     (void)state;
     struct bytes b = file_of(TENSOR("\"F32\"", "[2]", "[0,8]"), 8);
     accept(NBI_FORMAT_SAFETENSORS, &b);
 }
 
-/* -------- the frame -------- */
+/* ---- the frame ---- */
 
 static void test_hostile_safetensors__refuses_header_lengths(void **state)
 {
@@ -59,7 +59,7 @@ static void test_hostile_safetensors__refuses_header_lengths(void **state)
     }
 }
 
-/* The limit holds even where the file is long enough. */
+/* The limit applies even if the file is long enough. */
 static void test_hostile_safetensors__refuses_headers_over_100_mb(void **state)
 {
     (void)state;
@@ -96,7 +96,7 @@ static void test_hostile_safetensors__refuses_what_is_not_a_json_object(void **s
         {"\"{}\"", 0, "does not start with '{'"},
         {" {}", 0, "does not start with '{'"},
         {"{} x", 0, "does not start with '{'"},
-        {"{}\n", 0, "does not start with '{'"}, /* only spaces pad */
+        {"{}\n", 0, "does not start with '{'"}, /* only spaces are padding */
         {"{}{}", 0, "invalid JSON"},
         {"{\"a\"}", 0, "invalid JSON"},
         {"{\"a\":1,}", 0, "invalid JSON"},
@@ -105,7 +105,7 @@ static void test_hostile_safetensors__refuses_what_is_not_a_json_object(void **s
     refuse_all(cases, LENGTH(cases));
 }
 
-static void test_hostile_safetensors__refuses_a_nul_behind_the_json(void **state)
+static void test_hostile_safetensors__refuses_a_nul_after_the_json(void **state)
 {
     (void)state;
     struct bytes b = {0};
@@ -126,7 +126,7 @@ static void test_hostile_safetensors__refuses_deep_nesting(void **state)
     refuse(NBI_FORMAT_SAFETENSORS, &b, "nested deeper than");
 }
 
-/* -------- keys -------- */
+/* ---- keys ---- */
 
 static void test_hostile_safetensors__refuses_duplicate_keys(void **state)
 {
@@ -196,7 +196,7 @@ static void test_hostile_safetensors__refuses_metadata_that_is_not_text(void **s
     refuse_all(cases, LENGTH(cases));
 }
 
-/* -------- types, shapes, offsets -------- */
+/* ---- types, shapes, offsets ---- */
 
 static void test_hostile_safetensors__refuses_unknown_types(void **state)
 {
@@ -251,7 +251,7 @@ static void test_hostile_safetensors__refuses_bad_offsets(void **state)
     refuse_all(cases, LENGTH(cases));
 }
 
-/* Two tensors of 4 bytes at the given places in `data` bytes. */
+/* Two tensors of 4 bytes at the given offsets in `data` bytes. */
 static void refuse_cover(const char *first, const char *second, size_t data, const char *words)
 {
     char header[256];
@@ -268,23 +268,23 @@ static void test_hostile_safetensors__refuses_data_that_is_not_covered_once(void
     refuse_cover("[0,4]", "[0,4]", 8, "overlaps");
     refuse_cover("[0,4]", "[2,6]", 8, "overlaps");
     refuse_cover("[0,4]", "[6,10]", 10, "does not follow");
-    refuse_cover("[2,6]", "[6,10]", 10, "does not follow"); /* a hole at the start */
+    refuse_cover("[2,6]", "[6,10]", 10, "does not follow"); /* a gap at the start */
     refuse_cover("[0,4]", "[4,8]", 9, "1 bytes after the last tensor");
     refuse_header("{}", 16, "16 bytes after the last tensor");
 }
 
-/* -------- quantised layouts -------- */
+/* ---- quantised layouts ---- */
 
 enum { MODELOPT, COMPRESSED };
 
-/* A weight of [2, 32] in three parts; a field of `t` that is set replaces the right one. */
+/* A weight of [2, 32] in three parts; a field that is set replaces the correct value. */
 struct weight {
     int layout;
     bool no_codes, no_scale, no_global;
     const char *codes_shape, *scale_shape, *scale_dtype, *codes_dtype;
     size_t codes_bytes, scale_bytes;
     float global;
-    int globals; /* how many values */
+    int globals; /* number of values */
 };
 
 static void add_part(struct bytes *header, size_t *at, const char *name, const char *dtype,
@@ -344,7 +344,7 @@ static void test_hostile_safetensors__accepts_both_layouts(void **state)
 static void test_hostile_safetensors__refuses_incomplete_weights(void **state)
 {
     (void)state;
-    /* bytes without scales are plain bytes; their tensor scale is then one too many */
+    /* Bytes without scales are plain bytes; their tensor scale then belongs to nothing. */
     refuse_weight((struct weight){MODELOPT, .no_scale = true, .global = 1},
                   "a scale without a quantised tensor");
     refuse_weight((struct weight){MODELOPT, .no_global = true, .global = 1},
@@ -402,7 +402,7 @@ static void test_hostile_safetensors__refuses_unusable_tensor_scales(void **stat
         }
     for (int l = MODELOPT; l <= COMPRESSED; l++)
         refuse_weight((struct weight){l, .global = 1, .globals = 2}, "must be one f32 value");
-    /* a divisor whose inverse is subnormal */
+    /* A divisor whose inverse is subnormal. */
     refuse_weight((struct weight){COMPRESSED, .global = 3e38f}, "its inverse is not a usable");
 }
 
@@ -429,7 +429,7 @@ static void test_hostile_safetensors__refuses_two_layouts_in_one_file(void **sta
     refuse(NBI_FORMAT_SAFETENSORS, &b, "another NVFP4 layout");
 }
 
-/* -------- an index and its shards -------- */
+/* ---- an index and its shards ---- */
 
 static char dir[256];
 
@@ -486,7 +486,7 @@ static enum nb_status open_with_index(const char *index)
 
 #define MAP(a, b) "{\"weight_map\":{\"a\":" a ",\"b\":" b "}}"
 
-static void test_hostile_safetensors__accepts_a_right_index(void **state)
+static void test_hostile_safetensors__accepts_a_correct_index(void **state)
 {
     (void)state;
     assert_int_equal(open_with_index(MAP("\"one.safetensors\"", "\"two.safetensors\"")), NB_OK);
@@ -525,8 +525,8 @@ static void test_hostile_safetensors__refuses_bad_indexes(void **state)
     }
 }
 
-/* An index of no tensors names no files; whether that opens or not, it is not a sound model. */
-static void test_hostile_safetensors__finds_an_empty_index(void **state)
+/* An index without tensors names no files. It may open or not, but it is not a valid model. */
+static void test_hostile_safetensors__refuses_an_empty_index(void **state)
 {
     (void)state;
     struct nb_file *file = NULL;
@@ -539,7 +539,7 @@ static void test_hostile_safetensors__finds_an_empty_index(void **state)
     expect_message("is missing", "empty index");
 }
 
-/* Two shards that hold a tensor of the same name. */
+/* Two shards that contain a tensor of the same name. */
 static void test_hostile_safetensors__refuses_a_tensor_in_two_shards(void **state)
 {
     (void)state;
@@ -555,12 +555,12 @@ static void test_hostile_safetensors__refuses_a_tensor_in_two_shards(void **stat
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hostile_safetensors__accepts_what_the_cases_start_from),
+        cmocka_unit_test(test_hostile_safetensors__accepts_the_unmodified_file),
         cmocka_unit_test(test_hostile_safetensors__refuses_header_lengths),
         cmocka_unit_test(test_hostile_safetensors__refuses_headers_over_100_mb),
         cmocka_unit_test(test_hostile_safetensors__refuses_short_files),
         cmocka_unit_test(test_hostile_safetensors__refuses_what_is_not_a_json_object),
-        cmocka_unit_test(test_hostile_safetensors__refuses_a_nul_behind_the_json),
+        cmocka_unit_test(test_hostile_safetensors__refuses_a_nul_after_the_json),
         cmocka_unit_test(test_hostile_safetensors__refuses_deep_nesting),
         cmocka_unit_test(test_hostile_safetensors__refuses_duplicate_keys),
         cmocka_unit_test(test_hostile_safetensors__refuses_missing_and_extra_fields),
@@ -578,9 +578,9 @@ int main(void)
         cmocka_unit_test(test_hostile_safetensors__refuses_scales_of_wrong_type),
         cmocka_unit_test(test_hostile_safetensors__refuses_unusable_tensor_scales),
         cmocka_unit_test(test_hostile_safetensors__refuses_two_layouts_in_one_file),
-        cmocka_unit_test(test_hostile_safetensors__accepts_a_right_index),
+        cmocka_unit_test(test_hostile_safetensors__accepts_a_correct_index),
         cmocka_unit_test(test_hostile_safetensors__refuses_bad_indexes),
-        cmocka_unit_test(test_hostile_safetensors__finds_an_empty_index),
+        cmocka_unit_test(test_hostile_safetensors__refuses_an_empty_index),
         cmocka_unit_test(test_hostile_safetensors__refuses_a_tensor_in_two_shards),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);

@@ -1,11 +1,11 @@
-/* test_jscan.c - JSON read in place. golden/tokenizer/json.txt has what Python's json module makes
- * of each text; everything else was written by hand. */
+/* test_jscan.c - JSON read in place, against golden/tokenizer/json.txt, which records the results
+ * of Python's json module, and against texts written by hand. */
 #include "base/jscan.h"
 #include "base/json.h"
 #include "base/utf8.h"
 #include "unit/support.h"
 
-/* Texts end where their block ends, so that the sanitizer sees a read behind them. */
+/* Copies into a block of exactly len bytes, so that the sanitizer detects reads past the end. */
 static char *exact(const char *bytes, size_t len)
 {
     char *copy = malloc(len ? len : 1);
@@ -110,7 +110,7 @@ static size_t unhex(const char *hex, size_t len, char *out)
 
 typedef void (*row_fn)(const char *text, size_t len, const char *value, size_t value_len);
 
-/* Calls fn for each row of json.txt; value NULL: Python refuses the text. */
+/* Calls fn for each row of json.txt. value is NULL if Python refuses the text. */
 static int each_row(row_fn fn)
 {
     char *table;
@@ -162,7 +162,7 @@ static void compare_row(const char *text, size_t len, const char *value, size_t 
     free(copy);
 }
 
-static void test_jscan__as_python(void **state)
+static void test_jscan__agrees_with_python(void **state)
 {
     (void)state;
     assert_true(each_row(compare_row) >= 300);
@@ -180,7 +180,7 @@ static size_t trimmed(const char *text, size_t len)
     return len;
 }
 
-/* A text that is cut is no text any more, unless it is a number or only white space was lost. */
+/* A truncated text is invalid, unless it is a number or lost only white space. */
 static void cut_row(const char *text, size_t len, const char *value, size_t value_len)
 {
     (void)value_len;
@@ -194,13 +194,14 @@ static void cut_row(const char *text, size_t len, const char *value, size_t valu
     }
 }
 
-static void test_jscan__every_truncation(void **state)
+static void test_jscan__refuses_every_truncation(void **state)
 {
     (void)state;
     each_row(cut_row);
 }
 
-/* One byte changed to any other: what is accepted can be walked over, and reads back the same. */
+/* One byte changed to any other: if the text is accepted, iteration works and a copy reads the
+ * same. */
 static void damage_row(const char *text, size_t len, const char *value, size_t value_len)
 {
     static const char bytes[] = "\"\\[]{}:,0-u \n\x80\xC3\xFF";
@@ -224,7 +225,7 @@ static void damage_row(const char *text, size_t len, const char *value, size_t v
     }
 }
 
-static void test_jscan__every_damaged_byte(void **state)
+static void test_jscan__survives_every_damaged_byte(void **state)
 {
     (void)state;
     each_row(damage_row);
@@ -232,7 +233,7 @@ static void test_jscan__every_damaged_byte(void **state)
 
 /* ---- messages ---- */
 
-static void test_jscan__messages(void **state)
+static void test_jscan__messages_name_the_mistake(void **state)
 {
     (void)state;
     static const struct {
@@ -263,8 +264,8 @@ static void test_jscan__messages(void **state)
     assert_fails(scan_exact(deep, NBI_JSON_DEPTH), NB_EFORMAT, "a value is expected");
 }
 
-/* The line of a line end that must not be there is the one that it ends. */
-static void test_jscan__line_of_a_line_end(void **state)
+/* An invalid newline is reported in the line that it ends. */
+static void test_jscan__a_newline_counts_to_the_line_it_ends(void **state)
 {
     (void)state;
     assert_fails(scan_exact("[\n\"a\n\"]", 7), NB_EFORMAT, "line 2: a control character");
@@ -273,7 +274,7 @@ static void test_jscan__line_of_a_line_end(void **state)
 
 /* ---- values ---- */
 
-static void test_jscan__types(void **state)
+static void test_jscan__values_have_types(void **state)
 {
     (void)state;
     static const struct {
@@ -320,7 +321,7 @@ static void assert_string(const char *json, const char *text, size_t len)
     nbi_str_release(&got);
 }
 
-static void test_jscan__strings(void **state)
+static void test_jscan__strings_are_decoded(void **state)
 {
     (void)state;
     assert_string("\"\"", "", 0);
@@ -344,7 +345,7 @@ static void test_jscan__strings(void **state)
     assert_false(nbi_jequals((struct nbi_jspan){0}, ""));
 }
 
-static void test_jscan__members(void **state)
+static void test_jscan__members_are_found(void **state)
 {
     (void)state;
     struct nbi_jspan v =
@@ -377,7 +378,7 @@ static void test_jscan__members(void **state)
     assert_false(nbi_jiter_key(&it, &key));
 }
 
-static void test_jscan__enter_and_leave(void **state)
+static void test_jscan__enter_and_leave_visit_each_value_once(void **state)
 {
     (void)state;
     struct nbi_jiter it, list, pair;
@@ -410,7 +411,7 @@ static void test_jscan__enter_and_leave(void **state)
     assert_false(nbi_jiter_key(&it, &key));
 }
 
-static void test_jscan__whole_numbers(void **state)
+static void test_jscan__reads_integers_in_range(void **state)
 {
     (void)state;
     static const struct {
@@ -449,7 +450,7 @@ static void test_jscan__whole_numbers(void **state)
     assert_false(nbi_jint((struct nbi_jspan){0}, INT64_MIN, INT64_MAX, &v));
 }
 
-static void test_jscan__least_whole_number(void **state)
+static void test_jscan__reads_the_smallest_integer(void **state)
 {
     (void)state;
     int64_t v = 0;
@@ -468,7 +469,7 @@ static void assert_quoted(const char *text, size_t len, const char *json)
     nbi_str_release(&got);
 }
 
-static void test_jquote__escapes(void **state)
+static void test_jquote__escapes_only_what_it_must(void **state)
 {
     (void)state;
     assert_quoted("", 0, "\"\"");
@@ -486,7 +487,7 @@ static uint32_t next_random(uint64_t *state)
     return (uint32_t)(*state >> 33);
 }
 
-static void test_jquote__round_trip(void **state)
+static void test_jquote__round_trips(void **state)
 {
     (void)state;
     uint64_t seed = 1;
@@ -514,19 +515,19 @@ static void test_jquote__round_trip(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_jscan__as_python),
-        cmocka_unit_test(test_jscan__every_truncation),
-        cmocka_unit_test(test_jscan__every_damaged_byte),
-        cmocka_unit_test(test_jscan__messages),
-        cmocka_unit_test(test_jscan__line_of_a_line_end),
-        cmocka_unit_test(test_jscan__types),
-        cmocka_unit_test(test_jscan__strings),
-        cmocka_unit_test(test_jscan__members),
-        cmocka_unit_test(test_jscan__enter_and_leave),
-        cmocka_unit_test(test_jscan__whole_numbers),
-        cmocka_unit_test(test_jscan__least_whole_number),
-        cmocka_unit_test(test_jquote__escapes),
-        cmocka_unit_test(test_jquote__round_trip),
+        cmocka_unit_test(test_jscan__agrees_with_python),
+        cmocka_unit_test(test_jscan__refuses_every_truncation),
+        cmocka_unit_test(test_jscan__survives_every_damaged_byte),
+        cmocka_unit_test(test_jscan__messages_name_the_mistake),
+        cmocka_unit_test(test_jscan__a_newline_counts_to_the_line_it_ends),
+        cmocka_unit_test(test_jscan__values_have_types),
+        cmocka_unit_test(test_jscan__strings_are_decoded),
+        cmocka_unit_test(test_jscan__members_are_found),
+        cmocka_unit_test(test_jscan__enter_and_leave_visit_each_value_once),
+        cmocka_unit_test(test_jscan__reads_integers_in_range),
+        cmocka_unit_test(test_jscan__reads_the_smallest_integer),
+        cmocka_unit_test(test_jquote__escapes_only_what_it_must),
+        cmocka_unit_test(test_jquote__round_trips),
     };
     return cmocka_run_group_tests_name("jscan", tests, NULL, NULL);
 }

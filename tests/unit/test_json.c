@@ -1,10 +1,10 @@
-/* test_json.c - trees of JSON, with memory that runs out at each allocation. */
+/* test_json.c - JSON trees, with each allocation failing in turn. */
 #include <string.h>
 
 #include "base/json.h"
 #include "unit/support.h"
 
-/* jansson's allocations: the one that is to fail, counted down; never, if it begins at 0. */
+/* Allocations of jansson until one fails; 0: none fails. */
 static long until_failure;
 
 static void *failing_malloc(size_t size)
@@ -19,7 +19,7 @@ static int install(void **state)
     return 0;
 }
 
-/* Long enough for buffers and tables to grow, with an escape where a piece could get lost. */
+/* Long enough for buffers and tables to grow; the escape splits a string into pieces. */
 static const char *text(void)
 {
     static char s[4096];
@@ -34,7 +34,7 @@ static const char *text(void)
     return s;
 }
 
-static void test_json__values(void **state)
+static void test_json__parses_values(void **state)
 {
     (void)state;
     static const char t[] = " {\"a\": [ 1 ,-0, 9223372036854775807, -9223372036854775808, 1e2, 0.1,"
@@ -60,7 +60,7 @@ static void test_json__values(void **state)
     json_decref(j);
 }
 
-static void test_json__numbers_that_do_not_fit(void **state)
+static void test_json__refuses_numbers_that_do_not_fit(void **state)
 {
     (void)state;
     static const char *const bad[] = {"[9223372036854775808]", "[-9223372036854775809]", "[1e400]"};
@@ -72,8 +72,8 @@ static void test_json__numbers_that_do_not_fit(void **state)
     assert_fails(nbi_json_parse(&j, "17", 2), NB_EFORMAT, "a number where an object");
 }
 
-/* Fails each allocation in turn; both the tree and the error are looked at. */
-static void test_json__parsing_without_memory(void **state)
+/* Fails each allocation in turn; either the tree or the error must be right. */
+static void test_json__parsing_survives_failed_allocations(void **state)
 {
     (void)state;
     json_t *whole, *j;
@@ -88,11 +88,11 @@ static void test_json__parsing_without_memory(void **state)
         assert_true(done ? json_equal(j, whole) : !j);
         json_decref(j);
     }
-    assert_true(n > 200); /* some for each of the values */
+    assert_true(n > 200); /* several for each value */
     json_decref(whole);
 }
 
-static void test_json__writing_without_memory(void **state)
+static void test_json__writing_survives_failed_allocations(void **state)
 {
     (void)state;
     json_t *whole, *copy;
@@ -122,10 +122,10 @@ static void test_json__writing_without_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json__values),
-        cmocka_unit_test(test_json__numbers_that_do_not_fit),
-        cmocka_unit_test(test_json__parsing_without_memory),
-        cmocka_unit_test(test_json__writing_without_memory),
+        cmocka_unit_test(test_json__parses_values),
+        cmocka_unit_test(test_json__refuses_numbers_that_do_not_fit),
+        cmocka_unit_test(test_json__parsing_survives_failed_allocations),
+        cmocka_unit_test(test_json__writing_survives_failed_allocations),
     };
     return cmocka_run_group_tests(tests, install, NULL);
 }

@@ -1,6 +1,6 @@
 /* test_nvfp4.c - the NVFP4 codec against references that share no code with it: exact comparisons
  * in double for the codes, recomputed errors for the search of scales, literal bytes for the
- * layouts; and every table of kernels against the scalar one, byte by byte. */
+ * layouts; and every codec table against the scalar one, byte by byte. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +22,7 @@
 
 static const double grid[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
-/* -------- independent references -------- */
+/* ---- independent references ---- */
 
 static double e4m3(int code)
 {
@@ -36,7 +36,8 @@ static double e2m1(int code)
     return code & 8 ? -grid[code & 7] : grid[code & 7];
 }
 
-/* The code of x under a scale. A midpoint times a scale has few bits: the comparison is exact. */
+/* The code of x under a scale. A midpoint times a scale has few bits, so the comparison is exact.
+ */
 static int ref_code(float x, double scale)
 {
     double a = fabs((double)x);
@@ -49,7 +50,7 @@ static int ref_code(float x, double scale)
     return code | (signbit(x) ? 8 : 0);
 }
 
-/* amax / 6 as the nearest E4M3 code, by comparing amax with six times each midpoint. */
+/* The E4M3 code nearest to amax / 6, found by comparing amax with six times each midpoint. */
 static int ref_rtn(float amax)
 {
     if (amax == 0)
@@ -91,7 +92,7 @@ static int nibble_of(const uint8_t *q, int64_t i)
     return i % 2 ? q[i / 2] >> 4 : q[i / 2] & 15;
 }
 
-/* -------- data -------- */
+/* ---- data ---- */
 
 enum kind { GAUSS, SPARSE, TIES, OUTLIER, SUBNORMAL, ANY_BITS, ZEROS, KINDS };
 
@@ -129,7 +130,7 @@ static float *make(int64_t n, enum kind kind, float sigma, uint64_t seed)
     return x;
 }
 
-/* Four normal values a counter: for the big ones. */
+/* Four normal values per counter, for large arrays. */
 static float *make_gauss(int64_t n, float sigma, uint64_t seed)
 {
     float *x = malloc((size_t)n * sizeof *x);
@@ -152,9 +153,9 @@ static const struct nbi_codec_table *table(int level)
     return k;
 }
 
-/* -------- every table against the scalar one -------- */
+/* ---- every table against the scalar one ---- */
 
-/* Buffers end where the data ends, and what lies between the rows must stay as it was. */
+/* Buffers have exact size, and bytes between the rows must not change. */
 static void compare_quantize(const struct nbi_codec_table *k, uint64_t seed)
 {
     static const float sigmas[] = {1e-8f, 1e-3f, 0.02f, 1, 1e4f, 1e37f};
@@ -195,7 +196,7 @@ static void test_nvfp4__every_table_quantizes_alike(void **state)
     }
 }
 
-/* Quotients at and next to every tie, under every scale: first a value that fixes the scale. */
+/* Quotients at and next to every tie, under every scale. The first value fixes the scale. */
 static void test_nvfp4__every_table_breaks_ties_alike(void **state)
 {
     (void)state;
@@ -224,7 +225,7 @@ static void test_nvfp4__every_table_breaks_ties_alike(void **state)
     }
 }
 
-static void test_nvfp4__every_table_measures_alike(void **state)
+static void test_nvfp4__every_table_computes_amax_and_error_alike(void **state)
 {
     (void)state;
     const int64_t lengths[] = {0, 1, 7, 8, 15, 16, 17, 31, 33, 64, 100, 1000, 4099};
@@ -255,7 +256,7 @@ static void test_nvfp4__every_table_measures_alike(void **state)
     }
 }
 
-/* -------- the methods -------- */
+/* ---- the methods ---- */
 
 static void test_nvfp4__rtn_matches_exact_arithmetic(void **state)
 {
@@ -276,7 +277,8 @@ static void test_nvfp4__rtn_matches_exact_arithmetic(void **state)
         }
 }
 
-/* The searches choose by sums in f32, so a code that is better by their rounding may win. */
+/* The searches compare sums in f32, so a code that is better only because of their rounding may
+ * win. */
 static void check_search(const float *x, int rows, int64_t stride, int sweep, int four_over_six)
 {
     const double close = 1 + 1e-5;
@@ -293,7 +295,7 @@ static void check_search(const float *x, int rows, int64_t stride, int sweep, in
     assert_true(best <= close * of_two);
 }
 
-static void test_nvfp4__searches_find_the_least_error(void **state)
+static void test_nvfp4__searches_find_the_smallest_error(void **state)
 {
     (void)state;
     const float sigmas[] = {1e-3f, 0.02f, 1, 100, 1e4f};
@@ -329,7 +331,7 @@ static double snr(const float *x, int64_t n, enum nb_quant_method method, float 
     return 10 * log10(sums[1] / sums[0]);
 }
 
-static void test_nvfp4__keeps_a_gaussian_matrix_well(void **state)
+static void test_nvfp4__error_of_a_gaussian_matrix_is_within_bounds(void **state)
 {
     (void)state;
     const int64_t n = 1024 * 1024;
@@ -411,7 +413,7 @@ static void test_nvfp4__zero_blocks_get_scale_one(void **state)
     }
 }
 
-/* A tensor scale divides the values first: exactly if it is a power of two, else with a rounding.
+/* A tensor scale divides the values first: exactly if it is a power of two, else with one rounding.
  */
 static void test_nvfp4__tensor_scale_divides_first(void **state)
 {
@@ -433,7 +435,7 @@ static void test_nvfp4__tensor_scale_divides_first(void **state)
     free(x);
 }
 
-/* -------- tiles -------- */
+/* ---- tiles ---- */
 
 static void check_tiles(int64_t rows, int64_t cols, float t, enum nb_quant_method method)
 {
@@ -479,9 +481,9 @@ static void test_nvfp4__tiles_share_a_scale(void **state)
     }
 }
 
-/* -------- stochastic rounding -------- */
+/* ---- stochastic rounding ---- */
 
-static void test_nvfp4__stochastic_rounding_repeats_and_splits(void **state)
+static void test_nvfp4__stochastic_rounding_repeats_and_can_be_split(void **state)
 {
     (void)state;
     enum { BLOCKS = 40 };
@@ -495,7 +497,8 @@ static void test_nvfp4__stochastic_rounding_repeats_and_splits(void **state)
         assert_memory_equal(q[0], q[1], sizeof q[0]);
         assert_memory_equal(s[0], s[1], sizeof s[0]);
     }
-    for (int other = 0; other < 3; other++) { /* another seed, stream or place: other codes */
+    for (int other = 0; other < 3;
+         other++) { /* another seed, stream or first block gives other codes */
         nbi_nvfp4_quantize_sr(q[2], s[2], x, BLOCKS, 0x1p-8f,
                               (struct nbi_nvfp4_random){other == 0 ? 10 : 9, other == 1 ? 4 : 3,
                                                         other == 2 ? 140 : 100});
@@ -505,7 +508,7 @@ static void test_nvfp4__stochastic_rounding_repeats_and_splits(void **state)
     free(x);
 }
 
-/* The lower neighbour of a on the grid, and how far a is on the way to the upper one. */
+/* The lower neighbour of a on the grid, and the fraction of the way to the upper one. */
 static int ref_floor(double a, double *share)
 {
     int low = 6;
@@ -559,13 +562,13 @@ static void test_nvfp4__stochastic_rounding_is_unbiased(void **state)
         int low = ref_floor(fabs((double)x[i]) / scale, &share);
         double gap = (grid[low + 1] - grid[low]) * scale;
         double deviation = gap * sqrt(share * (1 - share) / SEEDS);
-        /* The 16 random bits of a value resolve its share to 2^-16. */
+        /* The 16 random bits of a value resolve its fraction to 2^-16. */
         assert_true(fabs(sum[i] / SEEDS - (double)x[i]) <= 5 * deviation + gap * 0x1p-16);
     }
     free(x);
 }
 
-/* -------- decoding -------- */
+/* ---- decoding ---- */
 
 static void check_decoded(const float *y, const uint8_t *q, const uint8_t *s, int64_t blocks,
                           float t, const char *name)
@@ -647,7 +650,7 @@ static void test_nvfp4__dequantizes_any_number_of_blocks(void **state)
     }
 }
 
-/* -------- tensor scales and layouts -------- */
+/* ---- tensor scales and layouts ---- */
 
 static void check_tensor_scale(float amax)
 {
@@ -655,7 +658,7 @@ static void check_tensor_scale(float amax)
     float t = nbi_nvfp4_tensor_scale(amax);
     assert_true(frexpf(t, &e) == 0.5f);
     assert_true((double)amax / (double)t <= 2688);
-    if (t > 0x1p-100f) /* the smallest one it makes */
+    if (t > 0x1p-100f) /* the smallest tensor scale */
         assert_true((double)amax / (double)t > 1344);
 }
 
@@ -680,12 +683,12 @@ static void test_nvfp4__tensor_scale_is_the_smallest_power_of_two(void **state)
 static void test_nvfp4__writes_the_nibble_order_of_ggml(void **state)
 {
     (void)state;
-    /* Four blocks of codes: 0 to 15; 15 to 0; eight 3 and eight C; 1 and 2 in turn. */
+    /* Four blocks of codes: 0 to 15; 15 to 0; eight times 3, then C; 1 and 2 alternating. */
     const uint8_t q[32] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE, 0xEF, 0xCD, 0xAB,
                            0x89, 0x67, 0x45, 0x23, 0x01, 0x33, 0x33, 0x33, 0x33, 0xCC, 0xCC,
                            0xCC, 0xCC, 0x21, 0x21, 0x21, 0x21, 0x21, 0x21, 0x21, 0x21};
     const uint8_t s[4] = {0x38, 0x40, 0x01, 0x7E};
-    /* The scales, then byte j of a block: value j low, value j + 8 high. */
+    /* The scales, then byte j of each block: value j low, value j + 8 high. */
     const uint8_t want[36] = {0x38, 0x40, 0x01, 0x7E, 0x80, 0x91, 0xA2, 0xB3, 0xC4,
                               0xD5, 0xE6, 0xF7, 0x7F, 0x6E, 0x5D, 0x4C, 0x3B, 0x2A,
                               0x19, 0x08, 0xC3, 0xC3, 0xC3, 0xC3, 0xC3, 0xC3, 0xC3,
@@ -719,8 +722,8 @@ static void test_nvfp4__nibble_order_round_trips(void **state)
     assert_memory_equal(s, s2, sizeof s);
 }
 
-/* Storage from its beginning: pieces of 128 rows by 4 blocks, those of the same rows one after
- * another, and in a piece 32 times four rows that are 32 apart, with four blocks each. */
+/* Checks offsets from the start of the storage: tiles of 128 rows x 4 blocks, those of the same
+ * rows consecutive; within a tile, 32 groups of four rows that are 32 apart, four blocks each. */
 static void check_swizzle(int64_t rows, int64_t cols)
 {
     int64_t high = (rows + 127) / 128, wide = (cols + 63) / 64, at = 0;
@@ -734,13 +737,13 @@ static void check_swizzle(int64_t rows, int64_t cols)
     assert_int_equal(nbi_nvfp4_swizzled_bytes(rows, cols), at);
 }
 
-static void test_nvfp4__swizzled_scales_lie_in_pieces(void **state)
+static void test_nvfp4__swizzled_scales_are_stored_in_tiles(void **state)
 {
     static const int64_t rows[] = {1, 127, 128, 129, 300}, cols[] = {16, 64, 80, 336, 2560};
     (void)state;
     for (int i = 0; i < 25; i++)
         check_swizzle(rows[i / 5], cols[i % 5]);
-    /* As cuBLASLt's manual and others write it down, with shifts. */
+    /* The formula of cuBLASLt's manual, with shifts. */
     for (int64_t m = 0; m < 300; m++)
         for (int64_t k = 0; k < 21; k++)
             assert_int_equal(nbi_nvfp4_swizzled_at(m, k, 336), ((m >> 7) * 6 + (k >> 2)) * 512 +
@@ -748,8 +751,8 @@ static void test_nvfp4__swizzled_scales_lie_in_pieces(void **state)
                                                                    (m >> 5 & 3) * 4 + (k & 3));
 }
 
-/* A term of a block by the references; v becomes what is left. */
-static void ref_term(double *y, float *v)
+/* Quantises a block by the references and adds it to y; v becomes the residual. */
+static void ref_add_quantised(double *y, float *v)
 {
     float amax = 0;
     for (int i = 0; i < B; i++)
@@ -761,9 +764,9 @@ static void ref_term(double *y, float *v)
     }
 }
 
-/* Every block, exactly; and no value is off by more than half the widest gap of the second term,
- * whose scale is up to 17 / 16 of a sixth of half the widest gap of the first. */
-static void check_two_terms(const float *x, int64_t blocks, float t)
+/* Checks every block exactly, and the error of every value: at most half the widest gap of lo,
+ * whose scale is up to 17 / 16 of a sixth of half the widest gap of hi. */
+static void check_hi_lo(const float *x, int64_t blocks, float t)
 {
     float *y = malloc((size_t)(blocks * B) * sizeof *y);
     assert_non_null(y);
@@ -775,10 +778,10 @@ static void check_two_terms(const float *x, int64_t blocks, float t)
             v[i] = x[b * B + i] / t;
             amax = fmaxf(amax, fabsf(v[i]));
         }
-        ref_term(first, v);
+        ref_add_quantised(first, v);
         for (int i = 0; i < B; i++)
             v[i] *= 4;
-        ref_term(second, v);
+        ref_add_quantised(second, v);
         for (int i = 0; i < B; i++) {
             double is = (double)y[b * B + i] / (double)t;
             assert_true(is == first[i] + second[i] / 4);
@@ -789,15 +792,15 @@ static void check_two_terms(const float *x, int64_t blocks, float t)
     free(y);
 }
 
-static void test_nvfp4__two_terms_are_x_and_what_is_left(void **state)
+static void test_nvfp4__hi_and_lo_are_x_and_its_residual(void **state)
 {
     enum { BLOCKS = 1000 };
     static float x[BLOCKS * B], y[BLOCKS * B];
     static const float sizes[] = {1, 1e-30f, 1e30f, 7e-3f};
-    /* The largest value, and the most that can be left: 5 goes to 4, the scale being 448. */
+    /* The largest value and the largest residual: 5 is rounded to 4 with scale 448. */
     static const float edge[B] = {2688, 2240, -2240, 1, 0, -0.0f, 448, -1344, 1568, 3, 5, 100};
     (void)state;
-    check_two_terms(edge, 1, 1);
+    check_hi_lo(edge, 1, 1);
     nbi_nvfp4_split_hi_lo(y, edge, 1, 1);
     assert_true(y[0] == 2688 && y[1] == 4 * 448 + 432); /* 6 times 288, of 1792 quarters */
     for (int k = 0; k < 4; k++) {
@@ -810,7 +813,7 @@ static void test_nvfp4__two_terms_are_x_and_what_is_left(void **state)
             largest = fmaxf(largest, fabsf(x[i]));
         }
         float t = nbi_nvfp4_tensor_scale(largest);
-        check_two_terms(x, BLOCKS, t);
+        check_hi_lo(x, BLOCKS, t);
         memcpy(y, x, sizeof x);
         nbi_nvfp4_split_hi_lo(y, y, BLOCKS, t); /* in place */
         for (int i = 0; i < BLOCKS * B; i++) {
@@ -826,15 +829,15 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nvfp4__every_table_quantizes_alike),
         cmocka_unit_test(test_nvfp4__every_table_breaks_ties_alike),
-        cmocka_unit_test(test_nvfp4__every_table_measures_alike),
+        cmocka_unit_test(test_nvfp4__every_table_computes_amax_and_error_alike),
         cmocka_unit_test(test_nvfp4__rtn_matches_exact_arithmetic),
-        cmocka_unit_test(test_nvfp4__searches_find_the_least_error),
-        cmocka_unit_test(test_nvfp4__keeps_a_gaussian_matrix_well),
+        cmocka_unit_test(test_nvfp4__searches_find_the_smallest_error),
+        cmocka_unit_test(test_nvfp4__error_of_a_gaussian_matrix_is_within_bounds),
         cmocka_unit_test(test_nvfp4__quantizes_the_documented_example),
         cmocka_unit_test(test_nvfp4__zero_blocks_get_scale_one),
         cmocka_unit_test(test_nvfp4__tensor_scale_divides_first),
         cmocka_unit_test(test_nvfp4__tiles_share_a_scale),
-        cmocka_unit_test(test_nvfp4__stochastic_rounding_repeats_and_splits),
+        cmocka_unit_test(test_nvfp4__stochastic_rounding_repeats_and_can_be_split),
         cmocka_unit_test(test_nvfp4__stochastic_rounding_uses_the_documented_bits),
         cmocka_unit_test(test_nvfp4__stochastic_rounding_is_unbiased),
         cmocka_unit_test(test_nvfp4__dequantizes_by_the_formula),
@@ -843,8 +846,8 @@ int main(void)
         cmocka_unit_test(test_nvfp4__tensor_scale_is_the_smallest_power_of_two),
         cmocka_unit_test(test_nvfp4__writes_the_nibble_order_of_ggml),
         cmocka_unit_test(test_nvfp4__nibble_order_round_trips),
-        cmocka_unit_test(test_nvfp4__swizzled_scales_lie_in_pieces),
-        cmocka_unit_test(test_nvfp4__two_terms_are_x_and_what_is_left),
+        cmocka_unit_test(test_nvfp4__swizzled_scales_are_stored_in_tiles),
+        cmocka_unit_test(test_nvfp4__hi_and_lo_are_x_and_its_residual),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_parallel.c - the team of threads where its members lose their cores to other programs. */
+/* test_parallel.c - the team of threads on cores that other programs use too. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -8,7 +8,7 @@
 #include "support.h"
 
 #define HOGS   6
-#define PIECES 8
+#define CHUNKS 8
 #define SLICE  0.1 /* seconds */
 #define ROUNDS 15
 
@@ -22,7 +22,7 @@ static bool pin(int cpu)
     return sched_setaffinity(0, sizeof set, &set) == 0;
 }
 
-/* The first two cores this process may use. */
+/* The first two cores that this process may use. */
 static bool two_cores(int *cores)
 {
     cpu_set_t set;
@@ -43,7 +43,7 @@ static void *hog(void *core)
     return NULL;
 }
 
-static void piece(void *ctx, int thread, int64_t first, int64_t count)
+static void burn_chunk(void *ctx, int thread, int64_t first, int64_t count)
 {
     (void)ctx, (void)thread, (void)first, (void)count;
     volatile double x = 1;
@@ -51,26 +51,26 @@ static void piece(void *ctx, int thread, int64_t first, int64_t count)
         x = x * 1.0000001;
 }
 
-/* Calls over a range in SLICE seconds. */
+/* Number of calls over a range in SLICE seconds. */
 static int64_t calls_with(int threads)
 {
     int64_t calls = 0;
     for (double end = nbi_now() + SLICE; nbi_now() < end; calls++)
-        nbi_for_range(PIECES, 1, threads, piece, NULL);
+        nbi_for_range(CHUNKS, 1, threads, burn_chunk, NULL);
     return calls;
 }
 
-/* A worker on a core with six others that never sleep gets a seventh of it, and each time it loses
- * the core in the middle of a piece the caller would wait for all of them in turn. The caller by
- * itself is the measure: both take turns, so that other programs slow them alike. */
-static void a_worker_without_a_core_does_not_hold_the_caller_up(void **state)
+/* A worker that shares its core with six busy threads gets a seventh of it. Whenever it is
+ * preempted in the middle of a chunk, the caller would wait for all of them in turn. The reference
+ * is the caller alone; the two are measured alternately, so that other programs slow both down. */
+static void a_preempted_worker_does_not_delay_the_caller(void **state)
 {
     (void)state;
     int cores[2];
     pthread_t hogs[HOGS];
     if (!two_cores(cores) || !pin(cores[1]))
         skip("there is one core");
-    nbi_for_range(PIECES, 1, 2, piece, NULL); /* the worker inherits the core */
+    nbi_for_range(CHUNKS, 1, 2, burn_chunk, NULL); /* the worker inherits the affinity */
     assert_true(pin(cores[0]));
     for (int i = 0; i < HOGS; i++)
         assert_int_equal(pthread_create(&hogs[i], NULL, hog, &cores[1]), 0);
@@ -93,7 +93,7 @@ static void add(void *ctx, int thread, int64_t first, int64_t count)
         atomic_fetch_add((atomic_llong *)ctx, i);
 }
 
-static void every_piece_is_done_once(void **state)
+static void every_chunk_runs_once(void **state)
 {
     (void)state;
     for (int64_t total = 0; total < 40; total++)
@@ -107,8 +107,8 @@ static void every_piece_is_done_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_worker_without_a_core_does_not_hold_the_caller_up),
-        cmocka_unit_test(every_piece_is_done_once),
+        cmocka_unit_test(a_preempted_worker_does_not_delay_the_caller),
+        cmocka_unit_test(every_chunk_runs_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,11 @@
-/* test_utf8.c - characters and their bytes: every sequence that matters against the definition,
- * repairs against golden/tokenizer/utf8.txt, which Python made. */
+/* test_utf8.c - UTF-8: every relevant sequence against the definition, repairs against
+ * golden/tokenizer/utf8.txt, which Python wrote. */
 #include "base/utf8.h"
 #include "unit/support.h"
 
-/* ---- the definition, read from the bits ---- */
+/* ---- the definition, from the bits ---- */
 
-/* Length of the well-formed character in p[len], by the text of the standard; 0: none. */
+/* Length of the well-formed character in p[len], following the text of the standard; 0: none. */
 static int defined_length(const uint8_t *p, size_t len, uint32_t *c)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -41,7 +41,7 @@ static void check_sequence(const uint8_t *p, size_t len)
         fail_msg("%02x is valid", p[0]);
 }
 
-static void test_utf8__every_short_sequence(void **state)
+static void test_utf8__short_sequences_follow_the_definition(void **state)
 {
     (void)state;
     uint8_t *p = malloc(2);
@@ -59,7 +59,7 @@ static void test_utf8__every_short_sequence(void **state)
     free(p);
 }
 
-static void test_utf8__long_sequences(void **state)
+static void test_utf8__long_sequences_follow_the_definition(void **state)
 {
     (void)state;
     static const uint8_t edges[] = {0x00, 0x41, 0x7F, 0x80, 0x81, 0x8F, 0x90, 0x9F,
@@ -81,7 +81,7 @@ static void test_utf8__long_sequences(void **state)
     free(q);
 }
 
-static void test_utf8__every_code_point(void **state)
+static void test_utf8__every_code_point_round_trips(void **state)
 {
     (void)state;
     for (uint32_t c = 0; c <= 0x10FFFF; c++) {
@@ -103,7 +103,7 @@ static void test_utf8__every_code_point(void **state)
     nbi_str_release(&s);
 }
 
-static void test_utf8__valid(void **state)
+static void test_utf8__validates_whole_texts(void **state)
 {
     (void)state;
     assert_true(nbi_utf8_valid("", 0));
@@ -125,8 +125,8 @@ static size_t unhex(const char *hex, size_t len, char *out)
     return len / 2;
 }
 
-/* What is left over at the end is cut exactly if it could go on: if some bytes make it whole. All
- * limits of continuation bytes are among these. */
+/* The remainder at the end is truncated if and only if some continuation makes it well-formed.
+ * These bytes include all limits of continuation bytes. */
 static bool can_go_on(const char *p, size_t len)
 {
     static const uint8_t edges[] = {0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF};
@@ -144,7 +144,7 @@ static bool can_go_on(const char *p, size_t len)
     return false;
 }
 
-/* Steps through a text and puts it together from what each step says. */
+/* Steps through a text and reassembles it from the result of each step. */
 static void check_steps(const char *bytes, size_t len, const char *wanted, size_t wanted_len)
 {
     struct nbi_str got = {0};
@@ -166,7 +166,7 @@ static void check_steps(const char *bytes, size_t len, const char *wanted, size_
     nbi_str_release(&got);
 }
 
-static void test_utf8__repair_as_python(void **state)
+static void test_utf8__repairs_like_python(void **state)
 {
     (void)state;
     char *table;
@@ -176,7 +176,7 @@ static void test_utf8__repair_as_python(void **state)
     for (char *p = table; *p; rows++) {
         char *tab = strchr(p, '\t'), *end = strchr(tab, '\n'), wanted[64];
         size_t len = (size_t)(tab - p) / 2;
-        char *bytes = malloc(len); /* of exact size, for the sanitizer */
+        char *bytes = malloc(len); /* exact size, for the sanitizer */
         struct nbi_str got = {0};
         unhex(p, (size_t)(tab - p), bytes);
         size_t wanted_len = unhex(tab + 1, (size_t)(end - tab - 1), wanted);
@@ -195,9 +195,9 @@ static void test_utf8__repair_as_python(void **state)
     free(table);
 }
 
-/* ---- for people to see ---- */
+/* ---- text for display ---- */
 
-static void test_utf8__printable(void **state)
+static void test_utf8__control_characters_are_not_printable(void **state)
 {
     (void)state;
     assert_true(nbi_utf8_printable("", 0));
@@ -211,13 +211,13 @@ static void test_utf8__printable(void **state)
 
 static void assert_shown(size_t size, const char *text, size_t len, const char *wanted)
 {
-    char *out = malloc(size); /* of exact size, for the sanitizer */
+    char *out = malloc(size); /* exact size, for the sanitizer */
     nbi_printable_copy(out, size, text, len);
     assert_string_equal(out, wanted);
     free(out);
 }
 
-static void test_utf8__printable_copy(void **state)
+static void test_utf8__display_copies_fit_and_keep_characters(void **state)
 {
     (void)state;
     assert_shown(16, "", 0, "");
@@ -226,7 +226,7 @@ static void test_utf8__printable_copy(void **state)
     assert_shown(16, "\xC3\xA9\xC2\x85", 4, "\xC3\xA9?");
     assert_shown(8, "abcdefg", 7, "abcdefg"); /* fits exactly */
     assert_shown(8, "abcdefgh", 8, "abcd...");
-    assert_shown(8, "abc\xE4\xB8\xAD\xE4\xB8\xAD", 9, "abc..."); /* whole characters */
+    assert_shown(8, "abc\xE4\xB8\xAD\xE4\xB8\xAD", 9, "abc..."); /* only complete characters */
     assert_shown(8, "a\xE4\xB8\xAD\xE4\xB8\xAD", 7, "a\xE4\xB8\xAD\xE4\xB8\xAD");
     assert_shown(4, "abcdef", 6, "...");
     assert_shown(1, "abc", 3, "");
@@ -235,13 +235,13 @@ static void test_utf8__printable_copy(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_utf8__every_short_sequence),
-        cmocka_unit_test(test_utf8__long_sequences),
-        cmocka_unit_test(test_utf8__every_code_point),
-        cmocka_unit_test(test_utf8__valid),
-        cmocka_unit_test(test_utf8__repair_as_python),
-        cmocka_unit_test(test_utf8__printable),
-        cmocka_unit_test(test_utf8__printable_copy),
+        cmocka_unit_test(test_utf8__short_sequences_follow_the_definition),
+        cmocka_unit_test(test_utf8__long_sequences_follow_the_definition),
+        cmocka_unit_test(test_utf8__every_code_point_round_trips),
+        cmocka_unit_test(test_utf8__validates_whole_texts),
+        cmocka_unit_test(test_utf8__repairs_like_python),
+        cmocka_unit_test(test_utf8__control_characters_are_not_printable),
+        cmocka_unit_test(test_utf8__display_copies_fit_and_keep_characters),
     };
     return cmocka_run_group_tests_name("utf8", tests, NULL, NULL);
 }

@@ -1,12 +1,12 @@
-/* test_stage.c - model directories that appear whole, and those that are left alone. */
+/* test_staging_dir.c - model directories appear complete, and other directories are not touched. */
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/staging_dir.h"
 #include "unit/support.h"
 
-static void stage_with(struct nbi_staging_dir *s, const char *target, const char *name,
-                       const char *text)
+static void begin_with_file(struct nbi_staging_dir *s, const char *target, const char *name,
+                            const char *text)
 {
     assert_ok(nbi_staging_dir_begin(s, target));
     char *path = nbi_path_join(s->temp, name);
@@ -14,21 +14,21 @@ static void stage_with(struct nbi_staging_dir *s, const char *target, const char
     free(path);
 }
 
-static void test_stage__new_directory(void **state)
+static void test_staging_dir__commit_creates_and_abort_removes(void **state)
 {
     (void)state;
     struct nbi_staging_dir s;
-    stage_with(&s, test_path("d1/"), "config.json", "{}");
+    begin_with_file(&s, test_path("d1/"), "config.json", "{}");
     assert_false(nbi_path_is_dir(test_path("d1")));
     assert_ok(nbi_staging_dir_commit(&s));
     assert_content("d1/config.json", "{}");
-    stage_with(&s, test_path("d2"), "config.json", "{}");
+    begin_with_file(&s, test_path("d2"), "config.json", "{}");
     nbi_staging_dir_abort(&s);
     assert_false(nbi_path_is_dir(test_path("d2")));
     assert_int_equal(temporaries(), 0);
 }
 
-static void test_stage__replaces_a_model_and_keeps_other_files(void **state)
+static void test_staging_dir__replaces_a_model_and_keeps_other_files(void **state)
 {
     (void)state;
     struct nbi_staging_dir s;
@@ -36,7 +36,7 @@ static void test_stage__replaces_a_model_and_keeps_other_files(void **state)
     put("m/config.json", "old");
     put("m/model-00001-of-00002.safetensors", "old");
     put("m/notes.txt", "mine");
-    stage_with(&s, test_path("m"), "config.json", "new");
+    begin_with_file(&s, test_path("m"), "config.json", "new");
     assert_content("m/config.json", "old");
     assert_ok(nbi_staging_dir_commit(&s));
     assert_content("m/config.json", "new");
@@ -45,7 +45,7 @@ static void test_stage__replaces_a_model_and_keeps_other_files(void **state)
     assert_int_equal(temporaries(), 0);
 }
 
-static void test_stage__refuses_directories_that_are_no_model(void **state)
+static void test_staging_dir__refuses_directories_without_a_model(void **state)
 {
     (void)state;
     struct nbi_staging_dir s;
@@ -70,9 +70,9 @@ static void test_stage__refuses_directories_that_are_no_model(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stage__new_directory),
-        cmocka_unit_test(test_stage__replaces_a_model_and_keeps_other_files),
-        cmocka_unit_test(test_stage__refuses_directories_that_are_no_model),
+        cmocka_unit_test(test_staging_dir__commit_creates_and_abort_removes),
+        cmocka_unit_test(test_staging_dir__replaces_a_model_and_keeps_other_files),
+        cmocka_unit_test(test_staging_dir__refuses_directories_without_a_model),
     };
-    return cmocka_run_group_tests_name("stage", tests, make_test_dir, remove_test_dir);
+    return cmocka_run_group_tests_name("staging_dir", tests, make_test_dir, remove_test_dir);
 }
