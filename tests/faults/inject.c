@@ -1,13 +1,13 @@
-/* inject.c - a library for LD_PRELOAD that makes one chosen call of a program fail.
+/* inject.c - an LD_PRELOAD library that makes one chosen call of a program fail.
  *
- *   NB_INJECT=CLASS:N[+]:ERROR  the Nth call of CLASS fails (N+: it and all later ones do), with
- *                               errno ERROR, a number. ERROR "short" transfers one byte instead.
+ *   NB_INJECT=CLASS:N[+]:ERROR  the Nth call of CLASS fails (N+: so do all later ones) with errno
+ *                               ERROR, a number. ERROR "short" transfers one byte instead.
  *   NB_INJECT_TRACE=FILE        nothing fails; every call is recorded in FILE as two 64-bit words,
  *                               its class and a hash of the call stack.
- *   NB_INJECT_PROGRAM=NAME      both concern the program of this name alone, not its children.
+ *   NB_INJECT_PROGRAM=NAME      applies both to the program of this name only, not to its children.
  *
- * Classes are those of the table below. Counting begins when the program's constructors run, so
- * that the dynamic loader is left alone. */
+ * The classes are listed in the table below. Counting begins when the program's constructors run,
+ * so the dynamic loader is not affected. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -60,7 +60,7 @@ static struct {
 
 static atomic_long counts[sizeof class_names / sizeof *class_names];
 
-/* Set while this library itself is at work, whose own calls do not count. */
+/* Set inside this library, whose own calls do not count. */
 static _Thread_local __attribute__((tls_model("initial-exec"))) volatile bool inside;
 
 struct stack {
@@ -71,7 +71,7 @@ struct stack {
 static _Unwind_Reason_Code add_frame(struct _Unwind_Context *context, void *arg)
 {
     struct stack *s = arg;
-    if (s->depth++ > 1) /* chosen() and the function that stands in */
+    if (s->depth++ > 1) /* skip chosen() and the wrapper */
         s->hash = (s->hash ^ (uint64_t)_Unwind_GetIP(context)) * 0x9E3779B97F4A7C15u;
     return s->depth < 10 ? _URC_NO_REASON : _URC_END_OF_STACK;
 }
@@ -85,7 +85,7 @@ static void record(enum class class)
     (void)n;
 }
 
-/* Whether this call is to fail; errno is set then. Only transfers can be short. */
+/* Whether this call must fail; sets errno then. Only transfers can be short. */
 static __attribute__((noinline)) bool chosen(enum class class, bool transfer)
 {
     if (!plan.active || inside || (plan.one_byte && !transfer))
@@ -136,7 +136,7 @@ __attribute__((constructor)) static void begin(void)
         return;
     if (trace) {
         plan.trace = open(trace, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-        if (plan.trace >= 0 && plan.trace < 100) { /* out of the way of the program's own */
+        if (plan.trace >= 0 && plan.trace < 100) { /* leave low descriptors to the program */
             int high = fcntl(plan.trace, F_DUPFD_CLOEXEC, 900);
             close(plan.trace);
             plan.trace = high;
@@ -147,17 +147,17 @@ __attribute__((constructor)) static void begin(void)
     }
 }
 
-/* ---- the functions that stand in ---- */
+/* ---- the wrappers ---- */
 
-/* The real function; the loader may itself allocate while it is looked up. */
+/* Looks up the real function. The loader may allocate meanwhile. */
 #define REAL(type, name, ...)                                                                      \
     static type (*real)(__VA_ARGS__);                                                              \
     if (!real)                                                                                     \
     find_real((void *)&real, name)
 
-static char early[16384]; /* for allocations while a function is looked up */
+static char early[16384]; /* serves allocations during a lookup */
 static size_t early_used;
-/* volatile: dlsym is declared not to call back into this file, which it does by free. */
+/* volatile: dlsym is declared not to call back into this file, but it does, through free. */
 static _Thread_local __attribute__((tls_model("initial-exec"))) volatile bool finding;
 
 static void find_real(void *slot, const char *name)
@@ -167,7 +167,7 @@ static void find_real(void *slot, const char *name)
     finding = false;
     if (!p)
         abort();
-    memcpy(slot, &p, sizeof p); /* ISO C has no cast from object to function */
+    memcpy(slot, &p, sizeof p); /* ISO C cannot cast an object pointer to a function pointer */
 }
 
 static bool is_early(const void *p)
@@ -214,7 +214,7 @@ void *reallocarray(void *p, size_t count, size_t size)
     if (fails(ALLOC))
         return NULL;
     bool before = inside;
-    inside = true; /* it calls realloc, and is one allocation */
+    inside = true; /* it calls realloc, and counts as one allocation */
     void *q = real(p, count, size);
     inside = before;
     return q;
@@ -234,7 +234,7 @@ int posix_memalign(void **out, size_t alignment, size_t size)
 
 void free(void *p)
 {
-    if (finding || is_early(p)) /* what the loader lets go while it looks up is lost */
+    if (finding || is_early(p)) /* memory that the loader frees during a lookup leaks */
         return;
     REAL(void, "free", void *);
     real(p);
@@ -246,7 +246,7 @@ void *mmap64(void *at, size_t len, int prot, int flags, int fd, off_t offset)
     return fails(ALLOC) ? MAP_FAILED : real(at, len, prot, flags, fd, offset);
 }
 
-/* The mode of open, if it has one. */
+/* Reads the mode argument of open, if there is one. */
 #define MODE_OF(flags)                                                                             \
     mode_t mode = 0;                                                                               \
     if ((flags) & (O_CREAT | O_TMPFILE)) {                                                         \
@@ -272,10 +272,12 @@ DIR *opendir(const char *path)
 FILE *fopen64(const char *path, const char *mode)
 {
     REAL(FILE *, "fopen64", const char *, const char *);
-    return fails(OPEN) && plan.error != EINTR /* files of /proc */ ? NULL : real(path, mode);
+    return fails(OPEN) && plan.error != EINTR /* used for /proc, which does not return EINTR */
+               ? NULL
+               : real(path, mode);
 }
 
-/* What a transfer that is to be short takes. */
+/* Fails, or transfers one byte if the plan says "short". */
 #define TRANSFER(class, call_short, call)                                                          \
     (len > 0 && chosen(class, true) ? (plan.one_byte ? (call_short) : -1) : (call))
 
@@ -294,7 +296,8 @@ ssize_t pread64(int fd, void *p, size_t len, off_t offset)
 struct dirent64 *readdir64(DIR *dir)
 {
     REAL(struct dirent64 *, "readdir64", DIR *);
-    return fails(READ) && plan.error != EINTR /* it has no such error */ ? NULL : real(dir);
+    return fails(READ) && plan.error != EINTR /* readdir does not return EINTR */ ? NULL
+                                                                                  : real(dir);
 }
 
 ssize_t write(int fd, const void *p, size_t len)
@@ -414,7 +417,7 @@ char *realpath(const char *path, char *out)
 int close(int fd)
 {
     REAL(int, "close", int);
-    bool fail = fails(CLOSE); /* the descriptor is gone all the same */
+    bool fail = fails(CLOSE); /* the descriptor is closed even so */
     int error = errno;
     int rc = real(fd);
     if (fail)

@@ -1,27 +1,26 @@
-"""Makes single calls of nibble fail, one after another, and looks at what it does then.
+"""Makes single calls of nibble fail, one after another, and checks how it reacts.
 
 usage: run.py NIBBLE INJECT.so [--seconds S] [--only NAME[,NAME...]] [--modes MODE[,MODE...]]
               [--last K] [--call N] [--jobs N] [-v]
 
-Every command below is run once undisturbed, which tells how many allocations, reads, writes,
-opens, ... it makes, and from where. Then it is run again for each of them with that one call
-failing (inject.c). With --seconds, it is run for one call of each distinct call stack, in an order
-that a seed decides, until the time is over; without, for every call of every command, except
-where a command has a limit (the sample is then spread evenly over the calls, and a call of every
-stack is part of it). --last takes the last K calls of a class alone, --call the Nth, after which
-what was written is kept.
+Every command below first runs undisturbed, which records how many allocations, reads, writes,
+opens, ... it makes, and from where. Then it runs again once per call, with that call failing
+(inject.c). With --seconds, only one call of each distinct call stack fails, in a seeded random
+order, until the time is over. Otherwise every call of every command fails, unless the command has
+a limit: the sample is then spread evenly over the calls and includes one call of every stack.
+--last takes only the last K calls of a class; --call only the Nth, and keeps the output.
 
 After each run:
-  - the exit code is 0, and the results are those of the undisturbed run; or it is 1, and the last
-    line on standard error says why; a signal, a hang or any other code is a failure;
-  - each target is what it was before or what it should become, never anything between; that it is
-    the new one despite exit code 1 has to be said ("is in place");
-  - interrupted (EINTR) and short transfers give exit code 0 and the undisturbed results;
-  - no temporary file is left; where unlinking itself failed, the next run removes it;
-  - an interrupted training run is resumed, and ends with the bytes of the undisturbed one.
+  - The exit code is 0 and the results equal those of the undisturbed run; or it is 1 and the last
+    line on standard error gives the reason. A signal, a hang or any other code is a failure.
+  - Each target is either unchanged or complete, never anything between. If it is the new one
+    although the exit code is 1, the message must say so ("is in place").
+  - Interrupted (EINTR) and short transfers give exit code 0 and the undisturbed results.
+  - No temporary file is left; if unlinking itself failed, the next run removes it.
+  - An interrupted training run is resumed, and ends with the bytes of the undisturbed one.
 
-Mode "full" makes no call fail: standard output is /dev/full (stdio writes inside of the C library,
-where no call can be caught). A command that prints says so and ends with exit code 1.
+In mode "full" no call fails: standard output is /dev/full (stdio writes inside the C library, where
+calls cannot be intercepted). A command that prints reports that and ends with exit code 1.
 """
 import argparse
 import collections
@@ -45,7 +44,7 @@ import training  # noqa: E402
 
 CLASSES = ("alloc", "open", "read", "write", "sync", "rename", "stat", "close", "thread")
 LIMIT = 120  # seconds for one run
-# What fails in which way: (mode, class, error, all later calls too)
+# mode: (class, error, whether all later calls fail too)
 MODES = {
     "alloc": ("alloc", errno.ENOMEM, False),
     "alloc+": ("alloc", errno.ENOMEM, True),
@@ -68,13 +67,13 @@ MODES = {
     "write-short": ("write", "short", False),
     "full": ("full", 0, False),
 }
-HARMLESS = ("eintr", "short", "thread", "close")  # must change nothing
+HARMLESS = ("eintr", "short", "thread", "close")  # must not change the results
 
 Command = collections.namedtuple("Command", "name args stdin old resumes limit")
 
 
 def command(name, args, stdin="", old=(), resumes=False, limit=0):
-    """old: files copied into out/ before (target, source); limit: runs of a mode, 0: all."""
+    """old: (target, source) pairs, copied into out/ first; limit: runs per mode, 0: all."""
     return Command(name, args.split(), stdin, tuple(old), resumes, limit)
 
 
@@ -124,7 +123,7 @@ COMMANDS = [
     command("train-dat", TRAIN + "-o out/m.dat --optimizer-state-mode nvfp4 --fused-step "
             "--recompute block --replay in/c.jsonl:0.5 --kl-base 0.5",
             old=[("m.dat", "other.dat")], resumes=True, limit=300),
-    # The name of the report is longer than what a growing string holds at first.
+    # The report's name exceeds the first capacity of a growing string.
     command("train-report", "train -m in/model -d in/a.txt --seq-len 32 --batch-size 1 --steps 1 "
             f"--threads 1 -q -o out/{LONG}", old=[(LONG, "other.dat")], limit=300),
     command("whoami", "whoami -m in/chat -o out/m --name Ada --count 100 --samples 4 -n 4 --steps 2 "
@@ -145,13 +144,13 @@ COMMANDS = [
 
 
 def failed(code, err):
-    """What is wrong with an exit code and its message, or None."""
+    """Returns what is wrong with an exit code and its message, or None."""
     if code == 0:
         return None
     if code != 1:
         return f"exit code {code}"
     lines = [x for x in err.splitlines() if x.strip() and not x.startswith("nibble: warning: ")]
-    said = [x for x in lines if x.startswith("nibble: ")]  # others are notes, like those of /stats
+    said = [x for x in lines if x.startswith("nibble: ")]  # the rest are notes, as from /stats
     if not said or lines[-1] != said[-1]:
         return "no message"
     if len(said) > 1:
@@ -159,7 +158,7 @@ def failed(code, err):
     return None if len(said[0]) > 12 else "message without words"
 
 
-# Commands that tell what /proc and the like say, as far as they can be read.
+# Commands that report what they can read from /proc and the like.
 ADVISORY = ("doctor", "stress")
 # Commands that print times or speeds.
 TIMED = ("doctor", "chat", "parity", "eval-ab", "eval-ppl", "plan", "stress", "quantize",
@@ -167,17 +166,17 @@ TIMED = ("doctor", "chat", "parity", "eval-ab", "eval-ppl", "plan", "stress", "q
 
 
 def output(cmd, data):
-    """What a command printed, without times and speeds."""
+    """Standard output without times and speeds."""
     return blur(data) if cmd.name in TIMED else data
 
 
 def blur(data):
-    """Numbers of any kind out of the way."""
+    """Replaces all numbers."""
     return re.sub(rb"[0-9]+(\.[0-9]+)?(e-?[0-9]+)?", b"#", data)
 
 
 def content(path):
-    """What a file says, without times and speeds."""
+    """A file's content without times and speeds."""
     with open(path, "rb") as f:
         data = f.read()
     if path.endswith(".ckpt"):
@@ -218,7 +217,7 @@ def entries(out):
 
 
 class Bench:
-    """A sandbox of one worker: its own out/, the inputs of all."""
+    """The sandbox of one worker: its own out/, shared inputs."""
 
     def __init__(self, work, number, nibble):
         self.dir = os.path.join(work, f"box{number}")
@@ -237,7 +236,7 @@ class Bench:
             copy(full, os.path.join(self.out, target))
 
     def run(self, cmd, env=None, more=(), full=False):
-        """Exit code, standard output and error. full: nothing can be printed."""
+        """Returns exit code, standard output and error. full: standard output is /dev/full."""
         env = dict(os.environ, HOME=self.dir, LC_ALL="C.UTF-8", **(env or {}))
         args = [a for a in cmd.args if not full or a != "-q"]
         with open("/dev/full", "wb") as nowhere:
@@ -281,7 +280,7 @@ class Harness:
     # ---- the undisturbed run ----
 
     def baseline(self, cmd):
-        """Everything that later runs are compared with, and the calls by class."""
+        """Returns what later runs are compared with, and the calls by class."""
         box = self.box()
         box.reset(cmd)
         before = entries(box.out)
@@ -310,18 +309,18 @@ class Harness:
                 print(f"FAIL {key[0]} {mode}:{n}: {what}  {line}", flush=True)
 
     def check_entries(self, base, finished, err):
-        """Targets are old or new. None, or what is wrong."""
+        """Each target must be old or new. Returns what is wrong, or None."""
         now = entries(self.box().out)
         for name in sorted(set(now) | set(base["before"]) | set(base["after"])):
             if ".nibble-" in name:
                 continue
             old, new, is_now = (d.get(name) for d in (base["before"], base["after"], now))
             if name in ("ckpt", "log.jsonl", "m.whoami", "talk.jsonl"):
-                continue  # grows while the command runs; the resumed run shows whether it is sound
+                continue  # grows during the run; the resumed run checks it
             if name == "vram.json" and not finished:
-                continue  # tells of a run that failed, too
+                continue  # also reports on a failed run
             if name.endswith(".report.html") and not finished and "in place" in err:
-                continue  # says what was done; inside a directory, see below
+                continue  # reports what was done; for one inside a directory see below
             if not finished and "in place" in err and "report.html" in (new or {}):
                 new = {k: v for k, v in new.items() if k != "report.html"}
                 is_now = {k: v for k, v in (is_now or {}).items() if k != "report.html"}
@@ -352,29 +351,29 @@ class Harness:
         return self.check_entries(base, same, err)
 
     def check_after(self, base):
-        """Litter, and what the next run makes of it."""
+        """Checks leftovers, and that the next run copes with them."""
         cmd, box = base["cmd"], self.box()
-        litter = [n for n in os.listdir(box.out) if ".nibble-" in n]
+        leftover = [n for n in os.listdir(box.out) if ".nibble-" in n]
         if os.path.exists(box.out + "/talk.jsonl"):
-            os.remove(box.out + "/talk.jsonl")  # which /save does not replace
+            os.remove(box.out + "/talk.jsonl")  # /save does not replace it
         code, out, err = box.run(cmd, more=["--resume"] if cmd.resumes else [])
         if code != base["code"]:
             return f"the next run ends with {code}: {err.strip()[:200]}"
         left = [n for _, ds, fs in os.walk(box.out) for n in ds + fs if ".nibble-" in n]
         if left:
-            return f"litter after the next run: {left[0]}"
+            return f"leftover after the next run: {left[0]}"
         now = entries(box.out)
         for name, new in base["after"].items():
             if name in ("log.jsonl", "vram.json", "ckpt") or name.endswith(".report.html"):
-                continue  # they tell of one run or of both
+                continue  # they report on one run or on both
             skip = {"report.html"}
             mine = {k: v for k, v in now.get(name, {}).items() if k not in skip}
             if mine != {k: v for k, v in new.items() if k not in skip}:
-                return f"{name} is wrong after the next run{' (litter before)' if litter else ''}"
+                return f"{name} is wrong after the next run{' (leftovers)' if leftover else ''}"
         return None
 
     def one_full(self, base):
-        """With nothing that can be printed."""
+        """Runs a command with standard output on /dev/full."""
         box = self.box()
         box.reset(base["cmd"])
         code, _, err = box.run(base["cmd"], self.env(), full=True)
@@ -406,10 +405,10 @@ class Harness:
         what = self.check(base, mode, n, code, out, err)
         if what:
             self.problem(base, mode, n, what, err)
-        litter = any(".nibble-" in x for x in os.listdir(box.out))
-        if litter and kind not in ("rename", "open", "alloc", "read") and not what:
+        leftover = any(".nibble-" in x for x in os.listdir(box.out))
+        if leftover and kind not in ("rename", "open", "alloc", "read") and not what:
             self.problem(base, mode, n, "leaves a temporary file", err)
-        if litter or (code != base["code"] and (cmd.resumes or n % 16 == 0)):
+        if leftover or (code != base["code"] and (cmd.resumes or n % 16 == 0)):
             what = self.check_after(base)
             if what:
                 self.problem(base, mode, n, what, err)
@@ -418,7 +417,7 @@ class Harness:
     # ---- which calls ----
 
     def choose(self, base, mode, limit):
-        """Numbers of calls: all of them, or a sample with one of each stack."""
+        """Returns the numbers of the calls to fail: all, or a sample with one of each stack."""
         if mode == "full":
             return [1]
         stacks = base["calls"][MODES[mode][0]]
