@@ -195,8 +195,8 @@ static bool create_one(const char *path, bool directory, int *fd)
                     : nbi_sys_open(path, O_RDWR | O_CREAT | O_EXCL, 0666);
     if (*fd < 0) {
         int reason = errno;
-        bool cleaned =
-            directory && (reason == ENOENT || reason == ENOTDIR); /* removed before it was locked */
+        /* A process that cleans up may remove the directory before it is locked. */
+        bool cleaned = directory && (reason == ENOENT || reason == ENOTDIR);
         if (directory && !cleaned)
             nbi_sys_rmdir(path);
         errno = cleaned ? EEXIST : reason;

@@ -78,11 +78,10 @@ enum nb_status nbi_file_write(const char *path, const void *bytes, size_t len);
 bool nbi_path_is_dir(const char *path);
 bool nbi_path_exists(const char *path); /* if false, errno says why */
 bool nbi_path_is_file(const char *path);
-bool nbi_path_dangles(const char *path);          /* a symbolic link to nothing */
-bool nbi_path_same(const char *a, const char *b); /* both exist and are the same file */
-bool nbi_path_same_target(const char *a,
-                          const char *b); /* same file, or same name in the same directory */
-bool nbi_path_in(const char *path, const char *dir); /* directly in dir, which exists */
+bool nbi_path_dangles(const char *path);                 /* a symbolic link to nothing */
+bool nbi_path_same(const char *a, const char *b);        /* both exist and are the same file */
+bool nbi_path_same_target(const char *a, const char *b); /* same file, now or once created */
+bool nbi_path_in(const char *path, const char *dir);     /* directly in dir, which exists */
 
 /* Returns "DIR/NAME", which the caller frees; NULL and a message if memory runs out. */
 char *nbi_path_join(const char *dir, const char *name);

@@ -35,16 +35,16 @@ static enum nb_status read_text(struct reader *r, struct nbi_jspan string)
 /* The text is validated, so strtoll() and strtod() stop at the character after the number. */
 static enum nb_status read_number(struct nbi_jspan number, json_t **out)
 {
-    bool whole = true;
+    bool integer = true;
     for (size_t i = 0; i < number.len; i++)
-        whole = whole && number.p[i] != '.' && number.p[i] != 'e' && number.p[i] != 'E';
+        integer = integer && number.p[i] != '.' && number.p[i] != 'e' && number.p[i] != 'E';
     errno = 0;
-    long long n = whole ? strtoll(number.p, NULL, 10) : 0;
-    double x = whole ? 0 : strtod(number.p, NULL);
-    if ((whole && errno == ERANGE) || !isfinite(x))
+    long long n = integer ? strtoll(number.p, NULL, 10) : 0;
+    double x = integer ? 0 : strtod(number.p, NULL);
+    if ((integer && errno == ERANGE) || !isfinite(x))
         return nbi_fail(NB_EFORMAT, "invalid JSON: the number %.*s is too large",
                         number.len < 40 ? (int)number.len : 40, number.p);
-    *out = whole ? json_integer(n) : json_real(x);
+    *out = integer ? json_integer(n) : json_real(x);
     return *out ? NB_OK : out_of_memory();
 }
 
@@ -154,7 +154,7 @@ enum nb_status nbi_json_int(const json_t *obj, const char *key, bool required, i
     if (!j)
         return NB_OK;
     if (!json_is_integer(j))
-        return nbi_fail(NB_EFORMAT, "'%s' must be a whole number", key);
+        return nbi_fail(NB_EFORMAT, "'%s' must be a integer number", key);
     int64_t n = json_integer_value(j);
     if (n < min || n > max)
         return nbi_fail(NB_EFORMAT, "'%s' is %lld, outside %lld to %lld", key, (long long)n,

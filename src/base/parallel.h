@@ -1,8 +1,8 @@
 /* parallel.h - parallel loops on one team of threads.
  *
- * The process has one team. Its threads wait for work first spinning, since the next call mostly
- * comes within microseconds, then asleep, to leave the CPUs to other processes. A call from inside
- * the team, or while another thread uses the team, runs on the calling thread alone. */
+ * The process has one team. Waiting threads first spin, since the next call mostly comes within
+ * microseconds, then sleep, to leave the CPUs to other processes. A call from inside the team, or
+ * while another thread uses the team, runs on the calling thread only. */
 #pragma once
 
 #include "base/status.h"

@@ -255,7 +255,7 @@ static void test_quantize__skips_patterns_and_shares_fused_scales(void **state)
 static void test_quantize__report_does_not_depend_on_threads(void **state)
 {
     (void)state;
-    static const double least[2][3] = {{19.5, 20.5, 20.8}, {20.2, 21.0, 21.6}};
+    static const double min_snr[2][3] = {{19.5, 20.5, 20.8}, {20.2, 21.0, 21.6}};
     for (int two_level = 0; two_level < 2; two_level++)
         for (int method = NB_QUANT_RTN; method <= NB_QUANT_SWEEP; method++) {
             struct nb_quantize_report r;
@@ -263,7 +263,7 @@ static void test_quantize__report_does_not_depend_on_threads(void **state)
                      &r);
             assert_int_equal(r.families, 8);
             assert_int_equal(r.total.tensors, 29);
-            assert_true(r.total.snr_db > least[two_level][method]);
+            assert_true(r.total.snr_db > min_snr[two_level][method]);
             assert_true(fabs(pow(10, -r.total.snr_db / 10) - r.total.rel_mse) < 1e-9);
             assert_true(r.total.zeros > 0.03 && r.total.zeros < 0.15);
         }

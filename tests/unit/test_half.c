@@ -200,36 +200,36 @@ static void test_half__rounds_random_values_to_nearest(void **state)
 static void test_half__every_code_survives_f32(void **state)
 {
     (void)state;
-    uint16_t *in = malloc(CODES * sizeof *in), *back = malloc(CODES * sizeof *back);
-    float *wide = malloc(CODES * sizeof *wide);
+    uint16_t *in = malloc(CODES * sizeof *in), *round_trip = malloc(CODES * sizeof *round_trip);
+    float *f32 = malloc(CODES * sizeof *f32);
     for (int c = 0; c < CODES; c++)
         in[c] = (uint16_t)c;
     for (int level = NBI_SIMD_SCALAR; level <= NBI_SIMD_AVX512; level++) {
         const struct nbi_codec_table *k = table(level);
         for (int type = 0; k && type < 2; type++) { /* f16, bf16 */
-            (type ? k->bf16_to_f32 : k->f16_to_f32)(wide, in, CODES);
-            (type ? k->f32_to_bf16 : k->f32_to_f16)(back, wide, CODES);
+            (type ? k->bf16_to_f32 : k->f16_to_f32)(f32, in, CODES);
+            (type ? k->f32_to_bf16 : k->f32_to_f16)(round_trip, f32, CODES);
             for (int c = 0; c < CODES; c++) {
                 uint32_t inf = type ? 0x7F80 : 0x7C00, quiet = type ? 0x40 : 0x200;
                 bool nan = (c & 0x7FFF) > (int)inf;
-                uint32_t bits = nbi_f32_bits(wide[c]);
+                uint32_t bits = nbi_f32_bits(f32[c]);
                 if (nan) { /* the payload is kept; conversion to the small type makes it quiet */
                     uint32_t payload = (uint32_t)c & (type ? 0x7F : 0x3FF);
                     assert_int_equal(bits, (uint32_t)(c & 0x8000) << 16 | 0x7F800000 |
                                                payload << (type ? 16 : 13));
-                    assert_int_equal(back[c], (uint32_t)c | quiet);
+                    assert_int_equal(round_trip[c], (uint32_t)c | quiet);
                     continue;
                 }
                 double want = type ? value_reference((uint32_t)c, 7, -126, 127)
                                    : value_reference((uint32_t)c, 10, -14, 15);
                 assert_int_equal(bits, nbi_f32_bits((float)want));
-                assert_int_equal(back[c], c);
+                assert_int_equal(round_trip[c], c);
             }
         }
     }
     free(in);
-    free(back);
-    free(wide);
+    free(round_trip);
+    free(f32);
 }
 
 /* Bit patterns: random ones, every rounding boundary of f16 and bf16, and all classes of f32. */
@@ -264,7 +264,7 @@ static int64_t fill_patterns(float *x, int64_t n)
     return at;
 }
 
-static uint16_t narrow_want(float f, int type)
+static uint16_t rounded_want(float f, int type)
 {
     uint32_t u = nbi_f32_bits(f);
     if (isnan(f))
@@ -281,7 +281,7 @@ static void test_half__rounds_like_arithmetic_in_double(void **state)
     n = fill_patterns(x, n);
     for (int type = 0; type < 2; type++) {
         for (int64_t i = 0; i < n; i++)
-            want[i] = narrow_want(x[i], type);
+            want[i] = rounded_want(x[i], type);
         for (int level = NBI_SIMD_SCALAR; level <= NBI_SIMD_AVX512; level++) {
             const struct nbi_codec_table *k = table(level);
             if (!k)
@@ -313,7 +313,7 @@ static void test_half__converts_any_length(void **state)
                 (type ? k->f32_to_bf16 : k->f32_to_f16)(h, x, n);
                 (type ? k->bf16_to_f32 : k->f16_to_f32)(y, h, n);
                 for (int64_t i = 0; i < n; i++) {
-                    assert_int_equal(h[i], narrow_want(x[i], type));
+                    assert_int_equal(h[i], rounded_want(x[i], type));
                     assert_true(y[i] == (type ? nbi_bf16_to_f32(h[i]) : nbi_f16_to_f32(h[i])));
                 }
             }

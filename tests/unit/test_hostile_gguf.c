@@ -283,12 +283,12 @@ static void test_hostile_gguf__refuses_bad_alignments(void **state)
         {NBI_GGUF_STRING, 0, "not a single number"},
     };
     for (size_t i = 0; i < LENGTH(cases); i++) {
-        bool wide = cases[i].type == NBI_GGUF_U64 || cases[i].type == NBI_GGUF_STRING;
+        bool is_64_bits = cases[i].type == NBI_GGUF_U64 || cases[i].type == NBI_GGUF_STRING;
         struct bytes b = {0};
         header(&b, 1, 1);
         kv(&b, "general.alignment", cases[i].type);
         put_u32(&b, (uint32_t)cases[i].v);
-        if (wide)
+        if (is_64_bits)
             put_u32(&b, (uint32_t)(cases[i].v >> 32));
         if (cases[i].type == NBI_GGUF_BOOL)
             b.len -= 3;
@@ -668,7 +668,7 @@ static void test_hostile_gguf__refuses_heads_of_no_values(void **state)
     m.heads = m.kv_heads = 16;
     assert_int_not_equal(config_of(m), NB_OK);
     m.heads = m.kv_heads = 1;
-    m.hidden = 1 << 20; /* one head a million wide */
+    m.hidden = 1 << 20; /* one head of a million values */
     assert_int_not_equal(config_of(m), NB_OK);
 }
 

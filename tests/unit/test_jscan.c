@@ -498,16 +498,16 @@ static void test_jquote__round_trips(void **state)
             uint32_t r = next_random(&seed);
             bytes[k] = (char)(r & 0x700 ? r % 0x80 : r);
         }
-        struct nbi_str json = {0}, back = {0}, wanted = {0};
+        struct nbi_str json = {0}, decoded = {0}, wanted = {0};
         struct nbi_jspan v;
         nbi_jquote(&json, bytes, len);
         assert_ok(nbi_jscan(&v, nbi_str_text(&json), json.len));
-        nbi_jstring(v, &back);
+        nbi_jstring(v, &decoded);
         nbi_utf8_repair(&wanted, bytes, len);
-        assert_int_equal(back.len, wanted.len);
-        assert_memory_equal(nbi_str_text(&back), nbi_str_text(&wanted), wanted.len);
+        assert_int_equal(decoded.len, wanted.len);
+        assert_memory_equal(nbi_str_text(&decoded), nbi_str_text(&wanted), wanted.len);
         nbi_str_release(&json);
-        nbi_str_release(&back);
+        nbi_str_release(&decoded);
         nbi_str_release(&wanted);
     }
 }

@@ -45,10 +45,10 @@ static void test_json__parses_values(void **state)
     assert_true(json_is_false(json_object_get(j, "")));
     const json_t *a = json_object_get(j, "a");
     assert_int_equal(json_array_size(a), 11);
-    static const int64_t whole[] = {1, 0, INT64_MAX, INT64_MIN};
+    static const int64_t integers[] = {1, 0, INT64_MAX, INT64_MIN};
     for (size_t i = 0; i < 4; i++) {
         assert_true(json_is_integer(json_array_get(a, i)));
-        assert_true(json_integer_value(json_array_get(a, i)) == whole[i]);
+        assert_true(json_integer_value(json_array_get(a, i)) == integers[i]);
     }
     static const double real[] = {1e2, 0.1, -2.5e-3};
     for (size_t i = 0; i < 3; i++)
@@ -76,8 +76,8 @@ static void test_json__refuses_numbers_that_do_not_fit(void **state)
 static void test_json__parsing_survives_failed_allocations(void **state)
 {
     (void)state;
-    json_t *whole, *j;
-    assert_ok(nbi_json_parse(&whole, text(), strlen(text())));
+    json_t *tree, *j;
+    assert_ok(nbi_json_parse(&tree, text(), strlen(text())));
     long n = 0;
     for (bool done = false; !done;) {
         until_failure = ++n;
@@ -85,24 +85,24 @@ static void test_json__parsing_survives_failed_allocations(void **state)
         done = until_failure > 0;
         until_failure = 0;
         assert_int_equal(rc, done ? NB_OK : NB_ENOMEM);
-        assert_true(done ? json_equal(j, whole) : !j);
+        assert_true(done ? json_equal(j, tree) : !j);
         json_decref(j);
     }
     assert_true(n > 200); /* several for each value */
-    json_decref(whole);
+    json_decref(tree);
 }
 
 static void test_json__writing_survives_failed_allocations(void **state)
 {
     (void)state;
-    json_t *whole, *copy;
+    json_t *tree, *copy;
     char *expected, *s;
-    assert_ok(nbi_json_parse(&whole, text(), strlen(text())));
-    assert_ok(nbi_json_text(whole, &expected));
+    assert_ok(nbi_json_parse(&tree, text(), strlen(text())));
+    assert_ok(nbi_json_text(tree, &expected));
     long n = 0;
     for (bool done = false; !done;) {
         until_failure = ++n;
-        enum nb_status rc = nbi_json_copy(&copy, whole);
+        enum nb_status rc = nbi_json_copy(&copy, tree);
         if (rc == NB_OK)
             rc = nbi_json_text(copy, &s);
         done = until_failure > 0;
@@ -116,7 +116,7 @@ static void test_json__writing_survives_failed_allocations(void **state)
     }
     assert_true(n > 500);
     free(expected);
-    json_decref(whole);
+    json_decref(tree);
 }
 
 int main(void)

@@ -1,6 +1,6 @@
-/* test_nvfp4.c - the NVFP4 codec against references that share no code with it: exact comparisons
- * in double for the codes, recomputed errors for the search of scales, literal bytes for the
- * layouts; and every codec table against the scalar one, byte by byte. */
+/* test_nvfp4.c - the NVFP4 codec against references that fraction no code with it: exact
+ * comparisons in double for the codes, recomputed errors for the search of scales, literal bytes
+ * for the layouts; and every codec table against the scalar one, byte by byte. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -66,12 +66,12 @@ static int ref_rtn(float amax)
 
 static float ref_amax(const float *x, int rows, int64_t stride)
 {
-    float most = 0;
+    float amax = 0;
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < B; i++)
-            if (fabsf(x[r * stride * B + i]) > most)
-                most = fabsf(x[r * stride * B + i]);
-    return most;
+            if (fabsf(x[r * stride * B + i]) > amax)
+                amax = fabsf(x[r * stride * B + i]);
+    return amax;
 }
 
 /* Squared error of a column of blocks under a scale code. */
@@ -288,9 +288,9 @@ static void check_search(const float *x, int rows, int64_t stride, int sweep, in
         if (code >= 1 && code <= 0x7E)
             assert_true(best <= close * ref_error(x, rows, stride, code));
     assert_true(sweep >= rtn - 2 && sweep <= rtn + 6);
-    int wide = ref_rtn(ref_amax(x, rows, stride) * 1.5f);
+    int rtn_1_5 = ref_rtn(ref_amax(x, rows, stride) * 1.5f);
     double of_two = ref_error(x, rows, stride, four_over_six);
-    assert_true(four_over_six == rtn || abs(four_over_six - wide) <= 1);
+    assert_true(four_over_six == rtn || abs(four_over_six - rtn_1_5) <= 1);
     assert_true(of_two <= close * ref_error(x, rows, stride, rtn));
     assert_true(best <= close * of_two);
 }
@@ -497,8 +497,8 @@ static void test_nvfp4__stochastic_rounding_repeats_and_can_be_split(void **stat
         assert_memory_equal(q[0], q[1], sizeof q[0]);
         assert_memory_equal(s[0], s[1], sizeof s[0]);
     }
-    for (int other = 0; other < 3;
-         other++) { /* another seed, stream or first block gives other codes */
+    /* Another seed, stream or first block gives other codes. */
+    for (int other = 0; other < 3; other++) {
         nbi_nvfp4_quantize_sr(q[2], s[2], x, BLOCKS, 0x1p-8f,
                               (struct nbi_nvfp4_random){other == 0 ? 10 : 9, other == 1 ? 4 : 3,
                                                         other == 2 ? 140 : 100});
@@ -509,12 +509,12 @@ static void test_nvfp4__stochastic_rounding_repeats_and_can_be_split(void **stat
 }
 
 /* The lower neighbour of a on the grid, and the fraction of the way to the upper one. */
-static int ref_floor(double a, double *share)
+static int ref_floor(double a, double *fraction)
 {
     int low = 6;
     while (grid[low] > a)
         low--;
-    *share = (a - grid[low]) / (grid[low + 1] - grid[low]);
+    *fraction = (a - grid[low]) / (grid[low + 1] - grid[low]);
     return low;
 }
 
@@ -533,9 +533,9 @@ static void test_nvfp4__stochastic_rounding_uses_the_documented_bits(void **stat
             struct nbi_philox r =
                 nbi_philox(0x123456789ABCDEF0, 2 * (1000u + (uint64_t)b) + (uint64_t)(i / 8), 5);
             uint32_t word = r.v[i % 8 / 2], u = i % 2 ? word >> 16 : word & 0xFFFF;
-            double share, v = (double)x[b * B + i];
-            int low = ref_floor(fabs(v) / scale, &share);
-            int want = (low + (share * 65536 > u + 0.5)) | (signbit(x[b * B + i]) ? 8 : 0);
+            double fraction, v = (double)x[b * B + i];
+            int low = ref_floor(fabs(v) / scale, &fraction);
+            int want = (low + (fraction * 65536 > u + 0.5)) | (signbit(x[b * B + i]) ? 8 : 0);
             assert_int_equal(nibble_of(q, b * B + i), want);
         }
     }
@@ -558,10 +558,10 @@ static void test_nvfp4__stochastic_rounding_is_unbiased(void **state)
             sum[i] += (double)y[i];
     }
     for (int i = 0; i < BLOCKS * B; i++) {
-        double scale = e4m3(s[i / B]) * (double)t, share;
-        int low = ref_floor(fabs((double)x[i]) / scale, &share);
+        double scale = e4m3(s[i / B]) * (double)t, fraction;
+        int low = ref_floor(fabs((double)x[i]) / scale, &fraction);
         double gap = (grid[low + 1] - grid[low]) * scale;
-        double deviation = gap * sqrt(share * (1 - share) / SEEDS);
+        double deviation = gap * sqrt(fraction * (1 - fraction) / SEEDS);
         /* The 16 random bits of a value resolve its fraction to 2^-16. */
         assert_true(fabs(sum[i] / SEEDS - (double)x[i]) <= 5 * deviation + gap * 0x1p-16);
     }
@@ -574,7 +574,7 @@ static void check_decoded(const float *y, const uint8_t *q, const uint8_t *s, in
                           float t, const char *name)
 {
     for (int64_t i = 0; i < blocks * B; i++) {
-        /* At most 2 + 4 + 24 significant bits: exact in double, then one rounding. */
+        /* At amax 2 + 4 + 24 significant bits: exact in double, then one rounding. */
         double exact = e2m1(nibble_of(q, i)) * e4m3(s[i / B]) * (double)t;
         bool same = isnan(exact) ? isnan(y[i]) : nbi_f32_bits(y[i]) == nbi_f32_bits((float)exact);
         if (!same)
@@ -726,9 +726,9 @@ static void test_nvfp4__nibble_order_round_trips(void **state)
  * rows consecutive; within a tile, 32 groups of four rows that are 32 apart, four blocks each. */
 static void check_swizzle(int64_t rows, int64_t cols)
 {
-    int64_t high = (rows + 127) / 128, wide = (cols + 63) / 64, at = 0;
-    for (int64_t r = 0; r < high; r++)
-        for (int64_t c = 0; c < wide; c++)
+    int64_t row_tiles = (rows + 127) / 128, col_tiles = (cols + 63) / 64, at = 0;
+    for (int64_t r = 0; r < row_tiles; r++)
+        for (int64_t c = 0; c < col_tiles; c++)
             for (int i = 0; i < 32; i++)
                 for (int j = 0; j < 4; j++)
                     for (int k = 0; k < 4; k++)
@@ -764,7 +764,7 @@ static void ref_add_quantised(double *y, float *v)
     }
 }
 
-/* Checks every block exactly, and the error of every value: at most half the widest gap of lo,
+/* Checks every block exactly, and the error of every value: at amax half the widest gap of lo,
  * whose scale is up to 17 / 16 of a sixth of half the widest gap of hi. */
 static void check_hi_lo(const float *x, int64_t blocks, float t)
 {
@@ -804,15 +804,15 @@ static void test_nvfp4__hi_and_lo_are_x_and_its_residual(void **state)
     nbi_nvfp4_split_hi_lo(y, edge, 1, 1);
     assert_true(y[0] == 2688 && y[1] == 4 * 448 + 432); /* 6 times 288, of 1792 quarters */
     for (int k = 0; k < 4; k++) {
-        float largest = 0;
+        float amax = 0;
         double off = 0, all = 0;
         for (int i = 0; i < BLOCKS * B; i += 4)
             nbi_philox_normal4(x + i, 93, (uint64_t)i, (uint64_t)k);
         for (int i = 0; i < BLOCKS * B; i++) {
             x[i] *= sizes[k] * (float)(1 << i / B % 8);
-            largest = fmaxf(largest, fabsf(x[i]));
+            amax = fmaxf(amax, fabsf(x[i]));
         }
-        float t = nbi_nvfp4_tensor_scale(largest);
+        float t = nbi_nvfp4_tensor_scale(amax);
         check_hi_lo(x, BLOCKS, t);
         memcpy(y, x, sizeof x);
         nbi_nvfp4_split_hi_lo(y, y, BLOCKS, t); /* in place */

@@ -74,16 +74,16 @@ static void a_preempted_worker_does_not_delay_the_caller(void **state)
     assert_true(pin(cores[0]));
     for (int i = 0; i < HOGS; i++)
         assert_int_equal(pthread_create(&hogs[i], NULL, hog, &cores[1]), 0);
-    int64_t alone = 0, team = 0;
+    int64_t single = 0, team = 0;
     for (int i = 0; i < ROUNDS; i++) {
-        alone += calls_with(1);
+        single += calls_with(1);
         team += calls_with(2);
     }
     atomic_store(&stop, true);
     for (int i = 0; i < HOGS; i++)
         pthread_join(hogs[i], NULL);
-    print_message("%lld calls by itself, %lld with the team\n", (long long)alone, (long long)team);
-    assert_true((double)team > 0.6 * (double)alone);
+    print_message("%lld calls by itself, %lld with the team\n", (long long)single, (long long)team);
+    assert_true((double)team > 0.6 * (double)single);
 }
 
 static void add(void *ctx, int thread, int64_t first, int64_t count)
