@@ -6,7 +6,7 @@
 #include "base/json.h"
 #include "base/utf8.h"
 
-/* ---- checking ---- */
+/* ---- validation ---- */
 
 struct scan {
     const char *p, *end, *start;
@@ -280,7 +280,7 @@ enum nb_status nbi_jscan(struct nbi_jspan *out, const char *text, size_t len)
     return NB_OK;
 }
 
-/* ---- walking; everything below may trust the text ---- */
+/* ---- iteration; everything below trusts the text ---- */
 
 enum nbi_jtype nbi_jtype(struct nbi_jspan v)
 {

@@ -18,7 +18,7 @@ struct builder {
     json_t *original_types; /* GGUF name -> type before the conversion to f32 */
 };
 
-/* ---- which are quantised ---- */
+/* ---- which tensors are quantised ---- */
 
 /* Whether text occurs in name as whole components between dots: "layers.1" in "model.layers.1.mlp",
  * but not in "model.layers.10.mlp". */

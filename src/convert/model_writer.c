@@ -32,7 +32,7 @@ enum nb_status nbi_output_of(const char *path, struct nbi_output *target)
     return NB_OK;
 }
 
-/* ---- what the items are ---- */
+/* ---- properties of the items ---- */
 
 static bool holds_nvfp4(const struct nbi_manifest_entry *items, int64_t count)
 {
