@@ -151,16 +151,22 @@ enum nbi_simd nbi_simd_level(void)
     return NBI_SIMD_SCALAR;
 }
 
+static const char *const simd_names[] = {
+#define X(id, name) [id] = name,
+    NBI_SIMD_LIST(X)
+#undef X
+};
+
 const char *nbi_simd_name(enum nbi_simd level)
 {
-    return level == NBI_SIMD_AVX512 ? "avx512" : level == NBI_SIMD_AVX2 ? "avx2" : "scalar";
+    return simd_names[level];
 }
 
 enum nb_status nbi_simd_parse(const char *name, enum nbi_simd *level)
 {
     *level = nbi_simd_level();
-    for (int i = NBI_SIMD_SCALAR; name && i <= NBI_SIMD_AVX512; i++)
-        if (strcmp(name, nbi_simd_name((enum nbi_simd)i)) == 0) {
+    for (size_t i = 0; name && i < sizeof simd_names / sizeof *simd_names; i++)
+        if (strcmp(name, simd_names[i]) == 0) {
             *level = (enum nbi_simd)i;
             return NB_OK;
         }

@@ -6,7 +6,17 @@
 /* CPUs that this process may use by affinity mask and cgroup quota, at least 1. */
 int nbi_cpu_count(void);
 
-enum nbi_simd { NBI_SIMD_SCALAR, NBI_SIMD_AVX2, NBI_SIMD_AVX512 };
+/* Instruction sets: id, name; each includes the ones before it. */
+#define NBI_SIMD_LIST(X)                                                                           \
+    X(NBI_SIMD_SCALAR, "scalar")                                                                   \
+    X(NBI_SIMD_AVX2, "avx2")                                                                       \
+    X(NBI_SIMD_AVX512, "avx512")
+
+enum nbi_simd {
+#define X(id, name) id,
+    NBI_SIMD_LIST(X)
+#undef X
+};
 
 /* The widest instruction set that both CPU and operating system support. */
 enum nbi_simd nbi_simd_level(void);

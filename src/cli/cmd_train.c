@@ -107,7 +107,7 @@ static const struct cli_opt options[] = {
      "random weights and tokens: tiny, 0.6b, 1.7b, 4b or 8b", NULL},
     {"from-scratch", 0, CLI_FLAG, AT(from_scratch), NULL, NULL, 0, 0,
      "random weights in the shapes of the model's config: MODEL may be without any", NULL},
-    {"simd", 0, CLI_CHOICE, AT(simd), "auto|scalar|avx2|avx512", "auto", 0, 0,
+    {"simd", 0, CLI_CHOICE, AT(simd), "auto" CLI_SIMD_CHOICES, "auto", 0, 0,
      "instruction set of the CPU", NULL},
     /* The last row is of 'plan' alone. */
     {"fit", 0, CLI_FLOAT, AT(fit), "GIB", "0", 0, 1e6,

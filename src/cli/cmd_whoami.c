@@ -65,7 +65,7 @@ static const struct cli_opt options[] = {
     {"questions", 0, CLI_INT, AT(questions), "N", "100", 0, 1e6,
      "of a kind at most that are asked at the end (0: all)", NULL},
     {"seed", 0, CLI_INT, AT(seed), "N", "0", 0, 9e15, "the same seed gives the same model", NULL},
-    {"simd", 0, CLI_CHOICE, AT(simd), "auto|scalar|avx2|avx512", "auto", 0, 0,
+    {"simd", 0, CLI_CHOICE, AT(simd), "auto" CLI_SIMD_CHOICES, "auto", 0, 0,
      "instruction set of the CPU", NULL},
 };
 

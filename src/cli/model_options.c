@@ -6,8 +6,7 @@
 
 const char *cli_simd(int choice)
 {
-    static const char *const names[] = {NULL, "scalar", "avx2", "avx512"};
-    return names[choice];
+    return choice > 0 ? nbi_simd_name((enum nbi_simd)(choice - 1)) : NULL;
 }
 
 bool cli_bf16_master(int choice, int precision)

@@ -1,7 +1,12 @@
 /* model_options.h - what the commands that run a model share: their options, opening the model. */
 #pragma once
 
+#include "base/sys.h"
 #include "cli/cli.h"
+
+/* The choices of --simd after its default. */
+#define CLI_SIMD_CHOICE(id, name) "|" name
+#define CLI_SIMD_CHOICES          NBI_SIMD_LIST(CLI_SIMD_CHOICE)
 
 struct cli_run_opts {
     const char *model, *model_dir;
@@ -32,8 +37,8 @@ struct cli_run_opts {
          "where config and tokenizer are, if not in the model or beside it",                       \
          NULL},                                                                                    \
     {                                                                                              \
-        "simd", 0, CLI_CHOICE, offsetof(type, member.simd), "best|scalar|avx2|avx512", "best", 0,  \
-            0, "the CPU's instruction set to use", NULL                                            \
+        "simd", 0, CLI_CHOICE, offsetof(type, member.simd), "best" CLI_SIMD_CHOICES, "best", 0, 0, \
+            "the CPU's instruction set to use", NULL                                               \
     }
 
 #define CLI_KV_DTYPES "f32|f16|bf16|f8" /* in the order of enum nb_kv_dtype */
@@ -67,7 +72,7 @@ struct cli_run_opts {
             "products with f32 activations, not with 16-bit ones", NULL                            \
     }
 
-/* What --simd stands for; NULL: the best. */
+/* The name that --simd selects; NULL: the default. */
 const char *cli_simd(int choice);
 
 /* What --master-dtype auto|f32|bf16 stands for, beside --precision. */
