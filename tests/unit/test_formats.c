@@ -397,6 +397,34 @@ static void test_names__translate_both_ways(void **state)
     assert_false(nbi_param_from_gguf("rope_freqs.weight", out, sizeof out));
 }
 
+/* ---- names of files and tensors ---- */
+
+static void test_formats__endings_name_the_format(void **state)
+{
+    (void)state;
+    enum nbi_format format;
+    for (int i = 0; i < NBI_FORMATS; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "a%s", nbi_formats[i].ending);
+        assert_true(nbi_format_of_path(name, &format) && (int)format == i);
+        assert_true(nbi_format_of_file(name, &format) && (int)format == i);
+    }
+    assert_true(nbi_format_of_path("A.GGUF", &format) && format == NBI_FORMAT_GGUF);
+    assert_false(nbi_format_of_file("A.GGUF", &format));
+    assert_false(nbi_format_of_path("model.bin", &format));
+    assert_fails(nbi_format_detect("model.bin", &format), NB_EUNSUPPORTED, "cannot tell what");
+}
+
+static void test_formats__stem_lacks_a_final_weight(void **state)
+{
+    (void)state;
+    assert_int_equal(nbi_stem_length("a.weight"), 1);
+    assert_int_equal(nbi_stem_length("a.weight.b"), 10);
+    assert_int_equal(nbi_stem_length("a"), 1);
+    assert_true(nbi_is_weight_name("a.weight"));
+    assert_false(nbi_is_weight_name("a.weight_scale"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -411,6 +439,8 @@ int main(void)
         cmocka_unit_test(test_gguf__writes_blocks_and_the_tensor_table),
         cmocka_unit_test(test_gguf__refuses_what_it_cannot_hold),
         cmocka_unit_test(test_names__translate_both_ways),
+        cmocka_unit_test(test_formats__endings_name_the_format),
+        cmocka_unit_test(test_formats__stem_lacks_a_final_weight),
     };
     return cmocka_run_group_tests_name("formats", tests, make_test_dir, remove_test_dir);
 }

@@ -667,6 +667,7 @@ static void test_nvfp4__tensor_scale_is_the_smallest_power_of_two(void **state)
     (void)state;
     assert_true(nbi_nvfp4_tensor_scale(0) == 1);
     assert_true(nbi_nvfp4_tensor_scale(2688) == 1 && nbi_nvfp4_tensor_scale(2689) == 2);
+    assert_true(nbi_nvfp4_fits(2688, 1) && !nbi_nvfp4_fits(2689, 1) && nbi_nvfp4_fits(2689, 2));
     for (int e = -126; e <= 116; e++) {
         float edge = ldexpf(2688, e);
         check_tensor_scale(edge);
