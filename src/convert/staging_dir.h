@@ -23,6 +23,6 @@ struct nbi_staging_dir {
 
 enum nb_status nbi_staging_dir_begin(struct nbi_staging_dir *staging, const char *target);
 enum nb_status nbi_staging_dir_commit(struct nbi_staging_dir *staging);
-void nbi_staging_dir_abort(
-    /* Does nothing after a failed begin or a commit. */
-    struct nbi_staging_dir *staging);
+
+/* Does nothing after a failed begin or a commit. */
+void nbi_staging_dir_abort(struct nbi_staging_dir *staging);

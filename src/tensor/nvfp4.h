@@ -7,8 +7,8 @@
  *     value = e2m1 * e4m3 * tensor_scale
  *
  * The product of the first two is exact in bf16, f16 and f32. The third factor rounds once in f32
- * (and once more on conversion to bf16 or f16), and not at all if it is a power of two, as every
- * tensor scale is that nibble makes.
+ * (and once more on conversion to bf16 or f16), and not at all if it is a power of two, which every
+ * tensor scale made by nibble is.
  *
  * A matrix whose columns are a multiple of 16 is one sequence of blocks, so most functions take a
  * number of blocks and no shape. All versions (scalar, AVX2, AVX-512) return the same bytes. */
@@ -89,7 +89,7 @@ static inline bool nbi_nvfp4_fits(float amax, float tensor_scale)
  * clips: block scales of hi are at most 448 t, and the residual at most one block scale (half the
  * gap from 4 to 6), which is 1792 quarters of t; the limit is 2688. The true amax of the residual
  * would sometimes allow a smaller factor, but it costs another reduction and helps only blocks
- * whose scales are subnormal, which are 2^-14 of the largest.
+ * with subnormal scales, 2^-14 of the largest scale.
  *
  * The residual is exact in f32. So is the sum: both are multiples of 2^-12 t, below 2^12 t. Its
  * error is at most 1 / 31 of a block's largest value and 0.9 % RMS for normally distributed values;
