@@ -352,7 +352,7 @@ static enum nb_status copy_sidecars(const struct nbi_model *m, const char *dir)
 
 /* ---- begin and end ---- */
 
-static enum nb_status begin_writer(struct nbi_model_writer *x, const struct nbi_writer_opts *opts,
+static enum nb_status begin_writer(struct nbi_model_writer *w, const struct nbi_writer_opts *opts,
                                    const struct nbi_manifest_entry *items, int64_t count)
 {
     struct nbi_tensor_spec *outs = calloc((size_t)count + 1, sizeof *outs);
@@ -360,23 +360,23 @@ static enum nb_status begin_writer(struct nbi_model_writer *x, const struct nbi_
         return nbi_fail_memory("tensor list", (size_t)count * sizeof *outs);
     for (int64_t i = 0; i < count; i++)
         outs[i] = items[i].out;
-    enum nb_status rc = nbi_writer_begin(&x->writer, opts, outs, count);
+    enum nb_status rc = nbi_writer_begin(&w->writer, opts, outs, count);
     free(outs);
     return rc;
 }
 
-static enum nb_status begin_directory(struct nbi_model_writer *x,
+static enum nb_status begin_directory(struct nbi_model_writer *w,
                                       const struct nb_convert_opts *opts, const struct nbi_model *m,
                                       struct nbi_writer_opts *wo,
                                       const struct nbi_manifest_entry *items, int64_t count)
 {
     NBI_TRY(nbi_model_need_config(m));
-    NBI_TRY(nbi_staging_dir_begin(&x->staging, opts->dst));
-    wo->path = x->staging.temp;
+    NBI_TRY(nbi_staging_dir_begin(&w->staging, opts->dst));
+    wo->path = w->staging.temp;
     wo->shard_bytes = opts->shard_bytes ? opts->shard_bytes : SHARD_BYTES;
-    NBI_TRY(begin_writer(x, wo, items, count));
-    NBI_TRY(write_config(m, x->staging.temp, wo->layout, items, count));
-    return copy_sidecars(m, x->staging.temp);
+    NBI_TRY(begin_writer(w, wo, items, count));
+    NBI_TRY(write_config(m, w->staging.temp, wo->layout, items, count));
+    return copy_sidecars(m, w->staging.temp);
 }
 
 /* Programs that read GGUF look for a tensor scale only next to matrices that are multiplied. */
@@ -389,7 +389,7 @@ static enum nb_status check_gguf_scale(const struct nbi_tensor_spec *out)
                     "or to .dat or .safetensors");
 }
 
-static enum nb_status begin_gguf(struct nbi_model_writer *x, const struct nb_convert_opts *opts,
+static enum nb_status begin_gguf(struct nbi_model_writer *w, const struct nb_convert_opts *opts,
                                  const struct nbi_model *m, struct nbi_writer_opts *wo,
                                  const struct nbi_manifest_entry *items, int64_t count)
 {
@@ -403,7 +403,7 @@ static enum nb_status begin_gguf(struct nbi_model_writer *x, const struct nb_con
     wo->meta = meta;
     wo->gguf_name = nbi_param_to_gguf;
     if (rc == NB_OK)
-        rc = begin_writer(x, wo, items, count);
+        rc = begin_writer(w, wo, items, count);
     if (rc == NB_OK && !tokenizer)
         nbi_log(NB_LOG_WARN, "the model has no tokenizer; the GGUF file will hold none");
     nbi_gguf_meta_free(meta);
@@ -418,53 +418,53 @@ static enum nbi_layout choose_layout(const struct nb_convert_opts *opts, const s
                                                                 : NBI_LAYOUT_MODELOPT;
 }
 
-enum nb_status nbi_model_writer_begin(struct nbi_model_writer *x,
+enum nb_status nbi_model_writer_begin(struct nbi_model_writer *w,
                                       const struct nb_convert_opts *opts, const struct nbi_model *m,
                                       const struct nbi_manifest_entry *items, int64_t count)
 {
-    memset(x, 0, sizeof *x);
-    x->staging.lock_fd = -1;
-    NBI_TRY(nbi_output_of(opts->dst, &x->target));
+    memset(w, 0, sizeof *w);
+    w->staging.lock_fd = -1;
+    NBI_TRY(nbi_output_of(opts->dst, &w->target));
     struct nbi_writer_opts wo = {
-        .format = x->target.format, .layout = choose_layout(opts, m), .path = opts->dst};
-    enum nb_status rc = x->target.directory ? begin_directory(x, opts, m, &wo, items, count)
-                        : x->target.format == NBI_FORMAT_GGUF
-                            ? begin_gguf(x, opts, m, &wo, items, count)
-                            : begin_writer(x, &wo, items, count);
+        .format = w->target.format, .layout = choose_layout(opts, m), .path = opts->dst};
+    enum nb_status rc = w->target.directory ? begin_directory(w, opts, m, &wo, items, count)
+                        : w->target.format == NBI_FORMAT_GGUF
+                            ? begin_gguf(w, opts, m, &wo, items, count)
+                            : begin_writer(w, &wo, items, count);
     if (rc != NB_OK)
-        nbi_model_writer_abort(x);
+        nbi_model_writer_abort(w);
     return rc;
 }
 
 /* Commits the writer. For a directory this renames files within the staging directory. */
-static enum nb_status end_writer(struct nbi_model_writer *x)
+static enum nb_status end_writer(struct nbi_model_writer *w)
 {
-    enum nb_status rc = x->writer ? nbi_writer_commit(x->writer) : NB_OK;
-    x->writer = NULL;
+    enum nb_status rc = w->writer ? nbi_writer_commit(w->writer) : NB_OK;
+    w->writer = NULL;
     return rc;
 }
 
-enum nb_status nbi_model_writer_reopen(struct nbi_model_writer *x, struct nbi_store **out)
+enum nb_status nbi_model_writer_reopen(struct nbi_model_writer *w, struct nbi_store **out)
 {
     *out = NULL;
-    if (!x->target.directory)
-        return nbi_writer_reopen(x->writer, out, nbi_param_from_gguf);
-    NBI_TRY(end_writer(x));
-    return nbi_model_open_store(out, x->staging.temp);
+    if (!w->target.directory)
+        return nbi_writer_reopen(w->writer, out, nbi_param_from_gguf);
+    NBI_TRY(end_writer(w));
+    return nbi_model_open_store(out, w->staging.temp);
 }
 
-enum nb_status nbi_model_writer_commit(struct nbi_model_writer *x)
+enum nb_status nbi_model_writer_commit(struct nbi_model_writer *w)
 {
-    enum nb_status rc = end_writer(x);
-    if (rc == NB_OK && x->target.directory)
-        rc = nbi_staging_dir_commit(&x->staging);
-    nbi_model_writer_abort(x);
+    enum nb_status rc = end_writer(w);
+    if (rc == NB_OK && w->target.directory)
+        rc = nbi_staging_dir_commit(&w->staging);
+    nbi_model_writer_abort(w);
     return rc;
 }
 
-void nbi_model_writer_abort(struct nbi_model_writer *x)
+void nbi_model_writer_abort(struct nbi_model_writer *w)
 {
-    nbi_writer_abort(x->writer);
-    x->writer = NULL;
-    nbi_staging_dir_abort(&x->staging);
+    nbi_writer_abort(w->writer);
+    w->writer = NULL;
+    nbi_staging_dir_abort(&w->staging);
 }

@@ -20,14 +20,14 @@ struct nbi_model_writer {
 };
 
 /* Lays out the weights and writes everything else. */
-enum nb_status nbi_model_writer_begin(struct nbi_model_writer *x,
+enum nb_status nbi_model_writer_begin(struct nbi_model_writer *w,
                                       const struct nb_convert_opts *opts,
                                       const struct nbi_model *model,
                                       const struct nbi_manifest_entry *items, int64_t count);
 
 /* Opens what has been written, once all values are, to check it before the commit. After a failure
  * call nbi_model_writer_abort. */
-enum nb_status nbi_model_writer_reopen(struct nbi_model_writer *x, struct nbi_store **out);
+enum nb_status nbi_model_writer_reopen(struct nbi_model_writer *w, struct nbi_store **out);
 
-enum nb_status nbi_model_writer_commit(struct nbi_model_writer *x);
-void nbi_model_writer_abort(struct nbi_model_writer *x);
+enum nb_status nbi_model_writer_commit(struct nbi_model_writer *w);
+void nbi_model_writer_abort(struct nbi_model_writer *w);
