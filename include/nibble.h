@@ -230,6 +230,10 @@ NB_MUST_CHECK enum nb_status nb_chat_open(struct nb_chat **out, const char *mode
 void nb_chat_close(struct nb_chat *chat);
 const char *nb_chat_name(const struct nb_chat *chat); /* "qwen3", "qwen3-2507", "chatml" */
 
+/* The reasoning of a Qwen3 model, at the start of an answer, stands between these. */
+#define NB_THINK_START "<think>"
+#define NB_THINK_END   "</think>"
+
 enum nb_role { NB_ROLE_SYSTEM, NB_ROLE_USER, NB_ROLE_ASSISTANT };
 
 const char *nb_role_name(enum nb_role role); /* "system", "user", "assistant" */

@@ -103,7 +103,7 @@ static void put_safely(FILE *out, const char *text, size_t len)
 /* How much of text still belongs to the thought: up to and with its end mark. */
 static size_t thought_length(struct chat *c, const char *text, size_t len)
 {
-    static const char mark[] = "</think>";
+    static const char mark[] = NB_THINK_END;
     for (size_t i = 0; i < len; i++) {
         c->matched = text[i] == mark[c->matched] ? c->matched + 1 : text[i] == mark[0];
         if (!mark[c->matched])
@@ -114,7 +114,7 @@ static size_t thought_length(struct chat *c, const char *text, size_t len)
 
 static void put_coloured(struct chat *c, const char *text, size_t len)
 {
-    static const char mark[] = "<think>";
+    static const char mark[] = NB_THINK_START;
     size_t first = 0;
     if (c->shown == 0 && len >= strlen(mark) && memcmp(text, mark, strlen(mark)) == 0) {
         c->thinking = true;
@@ -124,7 +124,7 @@ static void put_coloured(struct chat *c, const char *text, size_t len)
     if (c->thinking) {
         first = thought_length(c, text, len);
         put_safely(stdout, text, first);
-        if (first < len || c->matched == strlen("</think>")) {
+        if (first < len || c->matched == strlen(NB_THINK_END)) {
             c->thinking = false;
             fputs(PLAIN, stdout);
         }

@@ -71,11 +71,10 @@ static enum nb_status chat_prompt(const struct nb_engine *e, const struct nb_pro
 static enum nb_status encode_text(const struct nbi_ab *ab, const struct nb_engine *e,
                                   struct nbi_strview text, bool ended, struct nbi_ab_ids *out)
 {
-    static const char end[] = NBI_IM_END;
     struct nbi_str all = {0};
     nbi_str_append(&all, text.p, text.len);
-    if (ended && !ab->opts->raw && nbi_bpe_added(nbi_tokenizer_bpe(e->tokenizer), end) >= 0)
-        nbi_str_puts(&all, end);
+    if (ended && !ab->opts->raw && nbi_bpe_added(nbi_tokenizer_bpe(e->tokenizer), NBI_IM_END) >= 0)
+        nbi_str_puts(&all, NBI_IM_END);
     enum nb_status rc = nbi_str_status(&all);
     if (rc == NB_OK)
         rc = nb_tokenizer_encode(e->tokenizer, nbi_str_text(&all), all.len, true, &out->p,
@@ -100,7 +99,7 @@ static enum nb_status make_item(const struct nbi_ab *ab, const struct nb_engine 
     if (!p->expected)
         return NB_OK;
     /* An expected answer without a thought belongs behind an empty one, as in training. */
-    if (!o->raw && !o->no_think && !nbi_starts_with(p->expected, NBI_THINK_START))
+    if (!o->raw && !o->no_think && !nbi_starts_with(p->expected, NB_THINK_START))
         NBI_TRY(chat_prompt(e, p, o->system, false, &item->bare));
     const struct nbi_strview expected = {p->expected, strlen(p->expected)};
     return encode_text(ab, e, expected, true, &item->text[NB_AB_EXPECTED]);

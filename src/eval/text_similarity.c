@@ -129,10 +129,10 @@ double nbi_common_prefix(struct nbi_strview a, struct nbi_strview b)
 
 struct nbi_strview nbi_strip_thinking(const char *text, size_t len)
 {
-    static const char end[] = NBI_THINK_END;
+    const size_t tag = strlen(NB_THINK_END);
     const char *p = text, *stop = text + len;
-    for (const char *next; (next = memmem(p, (size_t)(stop - p), end, sizeof end - 1)) != NULL;)
-        p = next + sizeof end - 1;
+    for (const char *next; (next = memmem(p, (size_t)(stop - p), NB_THINK_END, tag)) != NULL;)
+        p = next + tag;
     while (p < stop && isspace((unsigned char)*p))
         p++;
     while (stop > p && isspace((unsigned char)stop[-1]))

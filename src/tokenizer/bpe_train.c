@@ -121,34 +121,15 @@ static void texts_release(struct texts *t)
 
 /* ---- the chat tokens ---- */
 
-static const struct {
-    const char *text;
-    bool special;
-} chat_tokens[] = {
-    {NBI_END_OF_TEXT, true},        {NBI_IM_START, true},         {NBI_IM_END, true},
-    {"<|object_ref_start|>", true}, {"<|object_ref_end|>", true}, {"<|box_start|>", true},
-    {"<|box_end|>", true},          {"<|quad_start|>", true},     {"<|quad_end|>", true},
-    {"<|vision_start|>", true},     {"<|vision_end|>", true},     {"<|vision_pad|>", true},
-    {"<|image_pad|>", true},        {"<|video_pad|>", true},      {"<tool_call>", false},
-    {"</tool_call>", false},        {"<|fim_prefix|>", false},    {"<|fim_middle|>", false},
-    {"<|fim_suffix|>", false},      {"<|fim_pad|>", false},       {"<|repo_name|>", false},
-    {"<|file_sep|>", false},        {"<tool_response>", false},   {"</tool_response>", false},
-    {NBI_THINK_START, false},       {NBI_THINK_END, false},
-};
-
-#define CHAT_TOKENS ((int)(sizeof chat_tokens / sizeof *chat_tokens))
-_Static_assert(256 + sizeof chat_tokens / sizeof *chat_tokens == NBI_BPE_TRAINER_MIN,
-               "see train.h");
-
 static enum nb_status make_separators(struct nbi_added *a, const uint8_t *classes)
 {
-    struct nbi_added_token *list = calloc((size_t)CHAT_TOKENS, sizeof *list);
+    struct nbi_added_token *list = calloc(NBI_CHAT_TOKENS, sizeof *list);
     if (!list)
         return nbi_fail_memory("chat tokens", sizeof *list);
-    for (int i = 0; i < CHAT_TOKENS; i++)
-        list[i] = (struct nbi_added_token){chat_tokens[i].text, strlen(chat_tokens[i].text), i, 0,
-                                           chat_tokens[i].special};
-    nbi_added_init(a, list, (size_t)CHAT_TOKENS, classes);
+    for (int i = 0; i < NBI_CHAT_TOKENS; i++)
+        list[i] = (struct nbi_added_token){nbi_chat_tokens[i].text, strlen(nbi_chat_tokens[i].text),
+                                           i, 0, nbi_chat_tokens[i].special};
+    nbi_added_init(a, list, NBI_CHAT_TOKENS, classes);
     return NB_OK;
 }
 
@@ -488,7 +469,7 @@ static enum nb_status join_tokens(struct merging *m, uint32_t left, uint32_t rig
 static enum nb_status learn(struct merging *m, const struct nbi_bpe_trainer_opts *opts,
                             struct nbi_vocab *v, struct nbi_str *s)
 {
-    size_t wanted = (size_t)(opts->vocab - CHAT_TOKENS);
+    size_t wanted = (size_t)(opts->vocab - NBI_CHAT_TOKENS);
     while (m->tokens.count < wanted && m->heap_count > 0) {
         struct entry top = heap_pop(m);
         const struct pair *p = &m->pairs[top.pair];
@@ -523,11 +504,12 @@ static enum nb_status finish(const struct merging *m, struct nbi_vocab *v, struc
     }
     v->pad = id;
     v->eos = id + 2;
-    for (int i = 0; i < CHAT_TOKENS; i++, id++)
+    for (int i = 0; i < NBI_CHAT_TOKENS; i++, id++)
         NBI_TRY(nbi_vocab_set(
             v, id,
-            (struct nbi_token){chat_tokens[i].text, (uint32_t)strlen(chat_tokens[i].text),
-                               chat_tokens[i].special ? NBI_TOKEN_CONTROL : NBI_TOKEN_USER, 0}));
+            (struct nbi_token){nbi_chat_tokens[i].text, (uint32_t)strlen(nbi_chat_tokens[i].text),
+                               nbi_chat_tokens[i].special ? NBI_TOKEN_CONTROL : NBI_TOKEN_USER,
+                               0}));
     nbi_vocab_finish(v);
     return NB_OK;
 }

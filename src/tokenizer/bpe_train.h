@@ -8,6 +8,7 @@
  * on their order. The same as the BpeTrainer of the tokenizers library makes. */
 #pragma once
 
+#include "tokenizer/chat_template.h"
 #include "tokenizer/vocab.h"
 
 struct nbi_bpe_trainer;
@@ -28,7 +29,7 @@ struct nbi_bpe_trainer_opts {
 };
 
 /* 256 bytes and the chat tokens. */
-#define NBI_BPE_TRAINER_MIN (256 + 26)
+#define NBI_BPE_TRAINER_MIN (256 + NBI_CHAT_TOKENS)
 
 /* Whether a vocabulary of that size can be made. */
 enum nb_status nbi_bpe_trainer_check(int64_t vocab);

@@ -12,6 +12,18 @@
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/vocab.h"
 
+const struct nbi_chat_token nbi_chat_tokens[NBI_CHAT_TOKENS] = {
+    {NBI_END_OF_TEXT, true},        {NBI_IM_START, true},         {NBI_IM_END, true},
+    {"<|object_ref_start|>", true}, {"<|object_ref_end|>", true}, {"<|box_start|>", true},
+    {"<|box_end|>", true},          {"<|quad_start|>", true},     {"<|quad_end|>", true},
+    {"<|vision_start|>", true},     {"<|vision_end|>", true},     {"<|vision_pad|>", true},
+    {"<|image_pad|>", true},        {"<|video_pad|>", true},      {"<tool_call>", false},
+    {"</tool_call>", false},        {"<|fim_prefix|>", false},    {"<|fim_middle|>", false},
+    {"<|fim_suffix|>", false},      {"<|fim_pad|>", false},       {"<|repo_name|>", false},
+    {"<|file_sep|>", false},        {"<tool_response>", false},   {"</tool_response>", false},
+    {NB_THINK_START, false},        {NB_THINK_END, false},
+};
+
 const char nbi_chatml_template[] =
     "{%- if not messages %}\n"
     "    {{- raise_exception('there are no messages') }}\n"
@@ -325,7 +337,7 @@ static enum nb_status put_tool_calls(struct render *r, size_t i, bool has_conten
  * which ends up behind the last "</think>". */
 static struct piece take_reasoning(struct render *r, const struct message *m, struct piece *content)
 {
-    static const char open[] = NBI_THINK_START, close[] = NBI_THINK_END;
+    static const char open[] = NB_THINK_START, close[] = NB_THINK_END;
     struct nbi_jspan own = nbi_jget(m->value, "reasoning_content");
     if (nbi_jtype(own) == NBI_JSTRING) {
         load(&r->reasoning, own);
@@ -351,9 +363,9 @@ static enum nb_status put_assistant(struct render *r, size_t i)
     size_t start = r->out->text.len;
     if (thinks) {
         reasoning = rstrip(lstrip(reasoning));
-        put(r, NBI_THINK_START "\n");
+        put(r, NB_THINK_START "\n");
         put_piece(r, reasoning);
-        put(r, "\n" NBI_THINK_END "\n\n");
+        put(r, "\n" NB_THINK_END "\n\n");
         if (reasoning.len == 0)
             start = r->out->text.len;
         shown = lstrip(content);
@@ -434,7 +446,7 @@ static enum nb_status put_qwen3(struct render *r)
     put(r, NBI_IM_START "assistant\n");
     if (r->kind == NBI_CHAT_QWEN3 &&
         nbi_jtype(nbi_jget(r->request, "enable_thinking")) == NBI_JFALSE)
-        put(r, NBI_THINK_START "\n\n" NBI_THINK_END "\n\n");
+        put(r, NB_THINK_START "\n\n" NB_THINK_END "\n\n");
     return NB_OK;
 }
 

@@ -12,12 +12,20 @@
 
 #include "base/jscan.h"
 
-/* The special tokens of these templates and of data sets. */
-#define NBI_IM_START    "<|im_start|>"
-#define NBI_IM_END      "<|im_end|>"
-#define NBI_END_OF_TEXT "<|endoftext|>"
-#define NBI_THINK_START "<think>"
-#define NBI_THINK_END   "</think>"
+/* Special tokens that the code looks for in text, or looks up in a vocabulary; nibble.h has those
+ * around reasoning. */
+#define NBI_END_OF_TEXT "<|endoftext|>" /* between documents */
+#define NBI_IM_START    "<|im_start|>"  /* starts a message */
+#define NBI_IM_END      "<|im_end|>"    /* ends one, and with it an answer */
+
+/* All of Qwen's, in the order of their ids. */
+struct nbi_chat_token {
+    const char *text;
+    bool special; /* as tokenizer.json says: not part of decoded text */
+};
+
+#define NBI_CHAT_TOKENS 26
+extern const struct nbi_chat_token nbi_chat_tokens[NBI_CHAT_TOKENS];
 
 enum nbi_chat_kind {
     NBI_CHAT_CHATML,     /* role and content, nothing else; tools and tool calls are refused */
