@@ -250,9 +250,9 @@ NB_MUST_CHECK enum nb_status nb_chat_prompt(const struct nb_chat *chat,
                                             const struct nb_message *messages, size_t count,
                                             bool think, char **text, size_t *text_len);
 
-/* request: {"messages": [...], "tools": [...], "add_generation_prompt": ..., "enable_thinking":
- * ...}; all but messages optional. The caller frees *text. */
-NB_MUST_CHECK enum nb_status nb_chat_render(const struct nb_chat *chat, const char *request,
+/* messages_json: {"messages": [...], "tools": [...], "add_generation_prompt": ...,
+ * "enable_thinking": ...}; all but messages are optional. The caller frees *text. */
+NB_MUST_CHECK enum nb_status nb_chat_render(const struct nb_chat *chat, const char *messages_json,
                                             size_t len, char **text, size_t *text_len);
 
 struct nb_data_opts {

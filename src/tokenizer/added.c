@@ -1,4 +1,4 @@
-/* added.c - a sorted list of tokens, narrowed byte by byte. */
+/* added.c - finds added tokens by binary search in a sorted list, one byte at a time. */
 #include "tokenizer/added.h"
 
 #include <string.h>
@@ -30,8 +30,8 @@ void nbi_added_release(struct nbi_added *a)
     *a = (struct nbi_added){0};
 }
 
-/* The first token in [low, high) whose byte i is at least `byte`; all share the bytes before it,
- * and one that ends there comes first. */
+/* Returns the first token in [low, high) whose byte i is at least `byte`. All of them share the
+ * bytes before i; one of exactly i bytes sorts first. */
 static const struct nbi_added_token *bound(const struct nbi_added_token *low,
                                            const struct nbi_added_token *high, size_t i, int byte)
 {
@@ -46,8 +46,8 @@ static const struct nbi_added_token *bound(const struct nbi_added_token *low,
     return low;
 }
 
-/* The longest token that p starts with. Tokens with a common beginning are neighbours, the
- * shortest first; each byte narrows them down to those that share it. */
+/* Returns the longest token that is a prefix of p. Tokens with a common prefix are adjacent,
+ * shortest first, so each byte narrows the range to those that share it. */
 static const struct nbi_added_token *longest(const struct nbi_added *a, const char *p, size_t len)
 {
     const struct nbi_added_token *low = a->tokens, *high = a->tokens + a->count, *found = NULL;
@@ -61,7 +61,7 @@ static const struct nbi_added_token *longest(const struct nbi_added *a, const ch
     return found;
 }
 
-/* The next token at or behind from; NULL: none. */
+/* Finds the next token that starts at `from` or later; NULL: none. */
 static const struct nbi_added_token *find(const struct nbi_added_iter *it, size_t from, size_t *at)
 {
     const struct nbi_added_token *t = NULL;
@@ -74,7 +74,7 @@ static const struct nbi_added_token *find(const struct nbi_added_iter *it, size_
     return t;
 }
 
-/* What a regular expression calls \w: letters by the table, marks and the rest by utf8proc. */
+/* Whether a regular expression's \w matches: letters by our table, everything else by utf8proc. */
 static bool is_word(const uint8_t *classes, const char *p)
 {
     uint32_t c = nbi_utf8_decode(p);
@@ -88,7 +88,7 @@ static bool is_word(const uint8_t *classes, const char *p)
     case UTF8PROC_CATEGORY_NL:
     case UTF8PROC_CATEGORY_PC:
         return true;
-    default: /* joiners, and letters in circles and squares */
+    default: /* joiners, circled and squared letters */
         return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
                (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
                (c >= 0x1F170 && c <= 0x1F189);
@@ -100,7 +100,7 @@ static bool is_space(const struct nbi_added_iter *it, size_t at)
     return (it->added->classes[nbi_utf8_decode(it->text + at)] & NBI_CHAR_KIND) == NBI_CHAR_SPACE;
 }
 
-static size_t before(const char *text, size_t at)
+static size_t previous_char(const char *text, size_t at)
 {
     do
         at--;
@@ -108,7 +108,7 @@ static size_t before(const char *text, size_t at)
     return at;
 }
 
-static size_t behind(const char *text, size_t at, size_t len)
+static size_t next_char(const char *text, size_t at, size_t len)
 {
     do
         at++;
@@ -116,7 +116,8 @@ static size_t behind(const char *text, size_t at, size_t len)
     return at;
 }
 
-/* Whether a match at [start, end) counts. */
+/* Whether a token found at [start, end) is one: special tokens must be wanted, and a single-word
+ * token must not touch another word. */
 static bool accept(const struct nbi_added_iter *it, const struct nbi_added_token *t, size_t start,
                    size_t end)
 {
@@ -124,7 +125,8 @@ static bool accept(const struct nbi_added_iter *it, const struct nbi_added_token
         return false;
     if (!(t->flags & NBI_TOKEN_SINGLE_WORD))
         return true;
-    return (start == 0 || !is_word(it->added->classes, it->text + before(it->text, start))) &&
+    return (start == 0 ||
+            !is_word(it->added->classes, it->text + previous_char(it->text, start))) &&
            (end == it->len || !is_word(it->added->classes, it->text + end));
 }
 
@@ -135,18 +137,19 @@ void nbi_added_iter_init(struct nbi_added_iter *it, const struct nbi_added *a, c
         .added = a, .text = text, .len = len, .special = special, .spaces_start = 1};
 }
 
-/* Where the white space at `at` ends; the last one looked at is remembered. */
+/* Returns the end of the white space at `at`. The last run is cached: tokens that strip white space
+ * on the right would otherwise scan a long run once per token, in quadratic time. */
 static size_t past_spaces(struct nbi_added_iter *it, size_t at)
 {
     if (at >= it->spaces_start && at <= it->spaces_end)
         return it->spaces_end;
     it->spaces_start = at;
     while (at < it->len && is_space(it, at))
-        at = behind(it->text, at, it->len);
+        at = next_char(it->text, at, it->len);
     return it->spaces_end = at;
 }
 
-/* The next token that counts, with its white space. */
+/* The next accepted token, extended over the white space that it strips. */
 static bool next_token(struct nbi_added_iter *it, struct nbi_added_part *part)
 {
     const struct nbi_added_token *t;
@@ -157,8 +160,8 @@ static bool next_token(struct nbi_added_iter *it, struct nbi_added_part *part)
         if (!accept(it, t, start, end))
             continue;
         while ((t->flags & NBI_TOKEN_LSTRIP) && start > it->done &&
-               is_space(it, before(it->text, start)))
-            start = before(it->text, start);
+               is_space(it, previous_char(it->text, start)))
+            start = previous_char(it->text, start);
         if (t->flags & NBI_TOKEN_RSTRIP)
             end = past_spaces(it, end);
         *part = (struct nbi_added_part){start, end, t};

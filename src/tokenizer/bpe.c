@@ -1,7 +1,7 @@
-/* bpe.c - the tables of a tokenizer, and encoding with them.
+/* bpe.c - builds the tables of a byte-level BPE tokenizer and encodes with them.
  *
- * Text is cut at added tokens, normalised, cut into words, and each word merged. Most words come
- * again soon, so an encoder remembers what became of them. */
+ * Text is split at added tokens, normalised to NFC and split into words, and each word is merged.
+ * Words repeat, so an encoder caches the ids of short ones. */
 #include "tokenizer/bpe.h"
 
 #include <string.h>
@@ -17,16 +17,16 @@ struct nbi_bpe {
     bool nfc;
     int64_t count;
     uint32_t *offsets; /* [count + 1] into bytes */
-    uint8_t *present;  /* [count] 1: a token, 2: a special one */
+    uint8_t *present;  /* [count] 0: unused id, 1: token, 2: special token */
     char *bytes;
-    int32_t byte_ids[256]; /* -1: the vocabulary lacks the byte */
+    int32_t byte_ids[256]; /* -1: the vocabulary has no token for this byte */
     struct nbi_merges merges;
     struct nbi_added added, added_normalized;
-    uint32_t *words; /* ids + 1 by hash of the bytes, for ignore_merges; else NULL */
+    uint32_t *words; /* for ignore_merges: hash table by bytes of id + 1; else NULL */
     uint32_t words_mask;
 };
 
-/* ---- making the tables ---- */
+/* ---- building the tables ---- */
 
 static uint64_t hash_bytes(const char *p, size_t len)
 {
@@ -42,7 +42,7 @@ static uint64_t hash_bytes(const char *p, size_t len)
     return h ^ h >> 32;
 }
 
-/* Token texts by hash, while merges are looked up. */
+/* Hash table from token text to id, used while merges are resolved. */
 struct index {
     const struct nbi_token *tokens;
     uint32_t *slots; /* id + 1 */
@@ -87,7 +87,8 @@ static enum nb_status index_tokens(struct index *ix, const struct nbi_vocab *v)
     return NB_OK;
 }
 
-/* The reference takes the vocabulary's id for an added token, whatever the file says. */
+/* Refuses an added token that the vocabulary has under another id: the tokenizers library would use
+ * the vocabulary's id, whatever the file says. */
 static enum nb_status check_added(const struct index *ix, const struct nbi_vocab *v)
 {
     for (int64_t i = 0; i < v->count; i++) {
@@ -101,7 +102,7 @@ static enum nb_status check_added(const struct index *ix, const struct nbi_vocab
     return NB_OK;
 }
 
-/* A merge of texts as a merge of ids; whole is room for the joined text. */
+/* Translates a merge of texts into a merge of ids; `whole` is scratch for the joined text. */
 static enum nb_status add_merge(struct nbi_bpe *b, const struct index *ix, const char *merge,
                                 uint32_t rank, struct nbi_str *whole)
 {
@@ -146,9 +147,9 @@ static enum nb_status make_merges(struct nbi_bpe *b, const struct nbi_vocab *v)
     return rc;
 }
 
-#define NFC_GROWTH 3 /* UTF-8 becomes at most three times as long; the Unicode standard says so */
+#define NFC_GROWTH 3 /* NFC makes UTF-8 at most three times as long (Unicode, UAX #15) */
 
-/* The text of an added token in NFC. */
+/* Sets *out to the NFC form of an added token. */
 static enum nb_status normal_text(const struct nbi_bpe *b, const struct nbi_token *t,
                                   struct nbi_str *out)
 {
@@ -158,8 +159,8 @@ static enum nb_status normal_text(const struct nbi_bpe *b, const struct nbi_toke
                                                    : nbi_fail(NB_EUNSUPPORTED, "NFC of a token");
 }
 
-/* Writes the bytes that a token's text stands for, never more than the text has: through the
- * byte-level alphabet if all of its characters belong to that, else as it is. */
+/* Writes the bytes that a token stands for, at most `len`: decoded if all its characters belong to
+ * the byte-level alphabet, else its text unchanged. */
 static size_t token_bytes(const int16_t *byte_of, const char *text, size_t len, char *out)
 {
     size_t n = 0;
@@ -180,16 +181,16 @@ static enum nb_status make_texts(struct nbi_bpe *b, const struct nbi_vocab *v)
 {
     struct nbi_str nfc = {0};
     int16_t byte_of[0x144];
-    size_t room = 1, used = 0;
+    size_t capacity = 1, used = 0;
     for (uint32_t c = 0; c < 0x144; c++)
         byte_of[c] = (int16_t)nbi_byte_of(c);
     for (int64_t i = 0; i < b->count; i++)
-        room += NFC_GROWTH * v->tokens[i].len;
+        capacity += NFC_GROWTH * v->tokens[i].len;
     b->offsets = malloc(((size_t)b->count + 1) * sizeof *b->offsets);
     b->present = calloc((size_t)b->count + 1, 1);
-    b->bytes = malloc(room);
+    b->bytes = malloc(capacity);
     if (!b->offsets || !b->present || !b->bytes)
-        return nbi_fail_memory("vocabulary", room + (size_t)b->count * 5);
+        return nbi_fail_memory("vocabulary", capacity + (size_t)b->count * 5);
     enum nb_status rc = NB_OK;
     for (int64_t i = 0; i < b->count && rc == NB_OK; i++) {
         const struct nbi_token *t = &v->tokens[i];
@@ -221,7 +222,8 @@ static bool is_added(const struct nbi_token *t, bool normalized)
            !(t->flags & NBI_TOKEN_NORMALIZED) == !normalized;
 }
 
-/* Added tokens in one block with their texts behind them; those that are normalised, in NFC. */
+/* Allocates the added tokens and their texts in one block. Texts of normalised tokens are stored in
+ * NFC. */
 static enum nb_status make_added(struct nbi_bpe *b, const struct nbi_vocab *v, bool normalized,
                                  struct nbi_added *out)
 {
@@ -258,7 +260,7 @@ static enum nb_status make_added(struct nbi_bpe *b, const struct nbi_vocab *v, b
     return rc;
 }
 
-/* Whether a token is written in the byte-level alphabet; words are. */
+/* Whether all characters of a token belong to the byte-level alphabet. */
 static bool is_byte_level(const struct nbi_token *t)
 {
     for (const char *p = t->text, *end = p + t->len; p < end;) {
@@ -270,7 +272,7 @@ static bool is_byte_level(const struct nbi_token *t)
     return true;
 }
 
-/* Words that are tokens, by their bytes. */
+/* Builds the hash table of words that are tokens. */
 static enum nb_status make_words(struct nbi_bpe *b, const struct nbi_vocab *v)
 {
     NBI_TRY(new_slots(&b->words, &b->words_mask, b->count));
@@ -375,13 +377,13 @@ void nbi_ids_release(struct nbi_ids *ids)
     *ids = (struct nbi_ids){0};
 }
 
-/* ---- words seen before ---- */
+/* ---- the cache of words ---- */
 
 #define CACHE_SLOTS 32768
-#define CACHE_WORD  24 /* bytes of the longest word remembered */
-#define CACHE_IDS   9
+#define CACHE_WORD  24 /* longest cached word, in bytes */
+#define CACHE_IDS   9  /* most ids of a cached word */
 
-/* 64 bytes, a cache line. */
+/* An entry is exactly one cache line. */
 struct cached {
     uint64_t key[3];
     uint16_t len, count; /* len 0: empty */
@@ -397,8 +399,8 @@ static uint64_t load(const char *p, size_t n)
     return v;
 }
 
-/* A word of 1 to CACHE_WORD bytes as three numbers; words of one length differ in them if they
- * differ at all. Overlapping loads, so that no loop is needed. */
+/* Packs a word of 1 to CACHE_WORD bytes into three integers. Together with the length they identify
+ * the word. The loads may overlap, which avoids a loop. */
 static void make_key(uint64_t key[3], const char *w, size_t len)
 {
     key[1] = key[2] = 0;
@@ -431,7 +433,7 @@ struct nbi_encoder {
     struct nbi_split_scratch split;
     struct nbi_merge_scratch merge;
     struct nbi_str repaired, normal;
-    struct nbi_ids *out; /* of the call that is running */
+    struct nbi_ids *out; /* output of the current call */
 };
 
 enum nb_status nbi_encoder_new(struct nbi_encoder **out, const struct nbi_bpe *bpe)
@@ -461,7 +463,7 @@ void nbi_encoder_free(struct nbi_encoder *e)
     free(e);
 }
 
-/* The id of a word that is itself a token, or -1. */
+/* The id of a word that is itself a token (ignore_merges), or -1. */
 static int64_t whole_word(const struct nbi_bpe *b, const char *w, size_t len)
 {
     if (!b->words)
@@ -476,7 +478,7 @@ static int64_t whole_word(const struct nbi_bpe *b, const char *w, size_t len)
     return -1;
 }
 
-/* Writes the ids of a word at ids, which has room for len of them. */
+/* Encodes one word into ids[len]; *count is the number of ids. */
 static enum nb_status merge_word(struct nbi_encoder *e, const char *w, size_t len, int32_t *ids,
                                  size_t *count)
 {
@@ -512,7 +514,7 @@ static enum nb_status put_word(void *ctx, const char *w, size_t len)
     make_key(key, w, len);
     struct cached *c = &e->cache[key_slot(key, len)];
     if (c->len == len && c->key[0] == key[0] && c->key[1] == key[1] && c->key[2] == key[2]) {
-        memcpy(ids, c->ids, sizeof c->ids); /* all of them: a fixed length is faster */
+        memcpy(ids, c->ids, sizeof c->ids); /* a copy of constant size is faster */
         out->count += c->count;
         return NB_OK;
     }
@@ -534,7 +536,7 @@ static enum nb_status put_id(struct nbi_encoder *e, int32_t id)
     return NB_OK;
 }
 
-/* Text between added tokens. */
+/* Encodes the text between added tokens. */
 static enum nb_status encode_text(struct nbi_encoder *e, const char *text, size_t len, bool special)
 {
     const struct nbi_bpe *b = e->bpe;

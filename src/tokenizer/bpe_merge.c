@@ -1,10 +1,9 @@
-/* bpe_merge.c - short words by looking for the lowest rank again and again, long ones with a heap.
- */
+/* bpe_merge.c - short words: scan for the lowest rank before each join; long words: a heap. */
 #include "tokenizer/bpe_merge.h"
 
 #include <string.h>
 
-/* Up to this length scanning all ranks beats keeping a heap. */
+/* Up to this length, scanning all ranks is faster than maintaining a heap. */
 #define SHORT_WORD 64
 
 #define LOW 256
@@ -14,7 +13,7 @@ enum nb_status nbi_merges_init(struct nbi_merges *m, size_t count)
     size_t slots = 256;
     while (slots / 3 * 2 < count)
         slots *= 2;
-    size_t bits = 8 * slots; /* 12 to 24 for each pair */
+    size_t bits = 8 * slots; /* 12 to 24 per pair */
     m->slots = malloc(slots * sizeof *m->slots);
     m->low = malloc((size_t)LOW * LOW * sizeof *m->low);
     m->filter = calloc(bits / 64, sizeof *m->filter);
@@ -42,7 +41,7 @@ static uint64_t hash_pair(uint32_t left, uint32_t right)
     return ((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u;
 }
 
-/* From the top of the product, where all of both ids has had its effect. */
+/* Uses the top bits of the product: those depend on every bit of both ids. */
 static uint32_t filter_bit(const struct nbi_merges *m, uint64_t hash)
 {
     return (uint32_t)(hash >> m->filter_shift);
@@ -95,7 +94,7 @@ void nbi_merge_scratch_release(struct nbi_merge_scratch *s)
 
 /* ---- short words ---- */
 
-/* rank[i] and joined[i] belong to the pair of ids[i] and ids[i + 1]. */
+/* rank[i] and joined[i] describe the pair (ids[i], ids[i + 1]). */
 static void rank_pair(const struct nbi_merges *m, const int32_t *ids, size_t i, uint32_t *rank,
                       uint32_t *joined)
 {
@@ -118,7 +117,7 @@ static size_t merge_short(const struct nbi_merges *m, int32_t *ids, size_t n)
             break;
         ids[best] = (int32_t)joined[best];
         n--;
-        size_t tail = n - best - 1; /* ids behind the joined pair */
+        size_t tail = n - best - 1; /* ids after the joined pair */
         memmove(ids + best + 1, ids + best + 2, tail * sizeof *ids);
         memmove(rank + best, rank + best + 1, tail * sizeof *rank);
         memmove(joined + best, joined + best + 1, tail * sizeof *joined);
@@ -132,7 +131,8 @@ static size_t merge_short(const struct nbi_merges *m, int32_t *ids, size_t n)
 
 /* ---- long words ---- */
 
-/* A heap of rank << 32 | position, smallest first. Entries go stale and are recognised by it. */
+/* A min-heap of rank << 32 | position. A join does not remove outdated entries; they are skipped
+ * when popped, because their rank differs from the current rank at that position. */
 static void heap_push(uint64_t *heap, size_t *count, uint64_t entry)
 {
     size_t i = (*count)++;
@@ -173,7 +173,7 @@ static enum nb_status grow(struct nbi_merge_scratch *s, size_t n)
     s->joined = malloc(n * sizeof *s->joined);
     s->next = malloc(n * sizeof *s->next);
     s->before = malloc(n * sizeof *s->before);
-    s->heap = malloc(3 * n * sizeof *s->heap); /* n at first, two more for each of n - 1 joins */
+    s->heap = malloc(3 * n * sizeof *s->heap); /* n initially, two pushes for each of n - 1 joins */
     if (!s->rank || !s->joined || !s->next || !s->before || !s->heap) {
         nbi_merge_scratch_release(s);
         return nbi_fail_memory("merging a long word", 40 * n);
@@ -182,12 +182,12 @@ static enum nb_status grow(struct nbi_merge_scratch *s, size_t n)
     return NB_OK;
 }
 
-/* Symbols are a list; a symbol is known by the position where it starts. */
+/* The word as a doubly linked list of tokens; a token is identified by its start position. */
 struct list {
     const struct nbi_merges *m;
     struct nbi_merge_scratch *s;
     int32_t *ids;
-    uint32_t end; /* position behind the last symbol */
+    uint32_t end; /* one past the last position */
     size_t heaped;
 };
 

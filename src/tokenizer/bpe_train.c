@@ -1,7 +1,8 @@
-/* bpe_train.c - counting words, then merging pairs.
+/* bpe_train.c - learns merges: counts words, then joins the most frequent pair repeatedly.
  *
- * Every pair knows its count and the words it may be in (some of which may have lost it since). A
- * heap has the pairs by count; an entry whose count is out of date goes back with the right one. */
+ * Each pair has its count and a list of the words that contain it; a word may stay in the list
+ * after it lost the pair. A heap orders pairs by count. Counts change without touching the heap; an
+ * entry that turns out to be outdated when popped is pushed again with the current count. */
 #include "tokenizer/bpe_train.h"
 
 #include <string.h>
@@ -27,7 +28,8 @@ static enum nb_status push(struct u32_list *l, uint32_t v)
 
 /* ---- hash tables of indices ---- */
 
-/* Slots hold index + 1; what an index stands for, and its hash, is up to the caller. */
+/* An open-addressing table whose slots hold index + 1. The caller owns the indexed array and
+ * supplies the hash of an element. */
 struct table {
     uint32_t *slots;
     uint32_t mask;
@@ -36,7 +38,7 @@ struct table {
 
 typedef uint64_t (*hash_fn)(const void *ctx, uint32_t index);
 
-/* Room for one more. */
+/* Ensures a free slot for one more element. */
 static enum nb_status table_reserve(struct table *t, hash_fn hash, const void *ctx)
 {
     if (t->slots && 2 * (t->count + 1) <= (size_t)t->mask + 1)
@@ -68,7 +70,7 @@ static uint64_t hash_bytes(const char *p, size_t len)
     return h ^ h >> 32;
 }
 
-/* ---- texts by number: words while counting, tokens while merging ---- */
+/* ---- interned texts: words while counting, tokens while merging ---- */
 
 struct text {
     size_t at;
@@ -89,7 +91,7 @@ static uint64_t hash_text(const void *ctx, uint32_t i)
     return hash_bytes(t->bytes.p + t->list[i].at, t->list[i].len);
 }
 
-/* The number of a text, which is new or known. */
+/* Finds or adds a text; *index is its number. */
 static enum nb_status intern(struct texts *t, const char *text, size_t len, uint32_t *index)
 {
     NBI_TRY(table_reserve(&t->table, hash_text, t));
@@ -215,20 +217,21 @@ enum nb_status nbi_bpe_trainer_add(struct nbi_bpe_trainer *t, const char *text, 
 struct pair {
     uint32_t left, right;
     int64_t count;
-    struct u32_list words; /* where it may be */
-    bool touched;
+    struct u32_list words; /* that contain it, or did */
+    bool touched;          /* listed in merging.touched */
 };
 
+/* A heap entry; outdated if count differs from the pair's. */
 struct entry {
     int64_t count;
     uint32_t pair;
 };
 
 struct merging {
-    struct texts tokens; /* byte strings; the first 256 are the bytes, in the alphabet's order */
-    struct u32_list symbols;
-    size_t *starts; /* of words in symbols, and where the last one ends */
-    uint32_t *lengths;
+    struct texts tokens;     /* byte strings; the first 256 are single bytes in alphabet order */
+    struct u32_list symbols; /* current tokens of all words */
+    size_t *starts;          /* [word_count] first symbol of each word */
+    uint32_t *lengths;       /* [word_count] symbols of each word */
     const struct text *words;
     size_t word_count;
     struct pair *pairs;
@@ -236,7 +239,7 @@ struct merging {
     struct table table;
     struct entry *heap;
     size_t heap_count, heap_cap;
-    struct u32_list touched; /* pairs that the running merge has made more frequent */
+    struct u32_list touched; /* pairs that the current merge made more frequent */
 };
 
 static uint64_t hash_ids(uint32_t left, uint32_t right)
@@ -268,7 +271,7 @@ static enum nb_status find_pair(struct merging *m, uint32_t left, uint32_t right
     return NB_OK;
 }
 
-/* More frequent, and of the same frequency the lower ids, comes first. */
+/* Heap order: higher counts first, then lower ids. */
 static bool before(const struct merging *m, struct entry a, struct entry b)
 {
     const struct pair *x = &m->pairs[a.pair], *y = &m->pairs[b.pair];
@@ -302,7 +305,7 @@ static struct entry heap_pop(struct merging *m)
     return top;
 }
 
-/* A pair has come up (or gone) in a word. */
+/* Records that a pair appeared in a word (sign 1) or disappeared from it (sign -1). */
 static enum nb_status change(struct merging *m, uint32_t left, uint32_t right, uint32_t word,
                              int sign)
 {
@@ -332,7 +335,7 @@ static enum nb_status push_touched(struct merging *m)
     return NB_OK;
 }
 
-/* Joins left and right in a word, from left to right. */
+/* Replaces each (left, right) in a word by id, scanning from the left. */
 static enum nb_status merge_in_word(struct merging *m, uint32_t word, uint32_t left, uint32_t right,
                                     uint32_t id)
 {
@@ -373,7 +376,7 @@ static enum nb_status merge_everywhere(struct merging *m, uint32_t pair, uint32_
     return rc == NB_OK ? push_touched(m) : rc;
 }
 
-/* The bytes in the order of the characters that stand for them. */
+/* Adds the 256 bytes as tokens, ordered by the characters that represent them. */
 static enum nb_status make_alphabet(struct merging *m, uint32_t id_of[256])
 {
     for (uint32_t c = 0; c < 0x144; c++) {
@@ -426,7 +429,7 @@ static void merging_release(struct merging *m)
 
 /* ---- the result ---- */
 
-/* Appends a token in the byte-level alphabet. */
+/* Appends a token, written in the byte-level alphabet. */
 static void put_token(struct nbi_str *s, const struct texts *tokens, uint32_t id)
 {
     for (uint32_t i = 0; i < tokens->list[id].len; i++)
@@ -454,7 +457,7 @@ static enum nb_status add_merge(struct nbi_vocab *v, const struct merging *m, ui
     return nbi_vocab_add_merge(v, text, s->len);
 }
 
-/* The bytes of two tokens as one token, new or known. */
+/* Finds or adds the token that joins two others. */
 static enum nb_status join_tokens(struct merging *m, uint32_t left, uint32_t right,
                                   struct nbi_str *s, uint32_t *id)
 {

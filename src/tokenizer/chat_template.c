@@ -1,7 +1,7 @@
-/* chat_template.c - recognising chat templates, and rendering them.
+/* chat_template.c - recognises chat templates and renders conversations with them.
  *
- * The functions follow the templates statement by statement, oddities included: comments say where
- * one is meant. */
+ * The rendering functions follow the Jinja templates statement by statement and reproduce their
+ * quirks; a comment marks each one. */
 #include "tokenizer/chat_template.h"
 
 #include <string.h>
@@ -43,8 +43,7 @@ const char nbi_chatml_template[] =
 
 /* ---- recognising ---- */
 
-/* Length and FNV-1a hash of templates as their makers publish them, without white space at the
- * end. */
+/* Length and FNV-1a hash of published templates without trailing white space. */
 static const struct {
     enum nbi_chat_kind kind;
     size_t len;
@@ -111,18 +110,18 @@ static struct piece rstrip(struct piece s)
     return s;
 }
 
-/* s.split(mark)[0] and s.split(mark)[-1]; all of s where there is no mark. */
-static struct piece before_first(struct piece s, const char *mark)
+/* Python's s.split(separator)[0] and s.split(separator)[-1]. */
+static struct piece before_first(struct piece s, const char *separator)
 {
-    const char *at = memmem(s.p, s.len, mark, strlen(mark));
+    const char *at = memmem(s.p, s.len, separator, strlen(separator));
     return at ? (struct piece){s.p, (size_t)(at - s.p)} : s;
 }
 
-static struct piece behind_last(struct piece s, const char *mark)
+static struct piece after_last(struct piece s, const char *separator)
 {
     const char *at, *end = s.p + s.len;
-    while ((at = memmem(s.p, s.len, mark, strlen(mark)))) {
-        s.p = at + strlen(mark);
+    while ((at = memmem(s.p, s.len, separator, strlen(separator)))) {
+        s.p = at + strlen(separator);
         s.len = (size_t)(end - s.p);
     }
     return s;
@@ -135,23 +134,23 @@ static bool is_wrapped(struct piece s, const char *front, const char *back)
            memcmp(s.p + s.len - m, back, m) == 0;
 }
 
-/* ---- the request ---- */
+/* ---- the messages ---- */
 
 enum role { ROLE_OTHER, ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT, ROLE_TOOL };
 
 struct message {
-    struct nbi_jspan value; /* of any type */
+    struct nbi_jspan value; /* may be of any type */
     struct nbi_jspan content;
     enum role role;
 };
 
 struct render {
-    struct nbi_jspan request;
+    struct nbi_jspan messages_json;
     enum nbi_chat_kind kind;
     struct message *messages;
     size_t count;
-    size_t last_query; /* index of the last question of the user; answers behind it may think */
-    struct nbi_str content, reasoning; /* of the message at hand */
+    size_t last_query; /* the user's last question; only answers after it keep their reasoning */
+    struct nbi_str content, reasoning; /* of the current message */
     struct nbi_rendered *out;
 };
 
@@ -171,8 +170,8 @@ static enum role role_of(struct nbi_jspan role)
 
 static enum nb_status read_messages(struct render *r)
 {
-    struct nbi_jspan list = nbi_jget(r->request, "messages"), key, value;
-    /* To Jinja a text is a sequence of characters, each of them a message without a role. */
+    struct nbi_jspan list = nbi_jget(r->messages_json, "messages"), key, value;
+    /* Jinja iterates over a string character by character; each is a message without a role. */
     bool text = nbi_jtype(list) == NBI_JSTRING && r->kind != NBI_CHAT_CHATML;
     if (nbi_jtype(list) != NBI_JARRAY && !text)
         return nbi_fail(NB_EFORMAT, "'messages' is %s, a list is expected", nbi_jtype_text(list));
@@ -194,7 +193,7 @@ static enum nb_status read_messages(struct render *r)
     return NB_OK;
 }
 
-/* ---- what all templates share ---- */
+/* ---- shared by all templates ---- */
 
 static void put(struct render *r, const char *text)
 {
@@ -228,14 +227,14 @@ static enum nb_status expect_string(struct nbi_jspan v, size_t i, const char *wh
 
 static bool wants_prompt(const struct render *r)
 {
-    return nbi_py_truth(nbi_jget(r->request, "add_generation_prompt"));
+    return nbi_py_truth(nbi_jget(r->messages_json, "add_generation_prompt"));
 }
 
 /* ---- ChatML ---- */
 
 static enum nb_status put_chatml(struct render *r)
 {
-    if (nbi_py_truth(nbi_jget(r->request, "tools")))
+    if (nbi_py_truth(nbi_jget(r->messages_json, "tools")))
         return nbi_fail(NB_EUNSUPPORTED, "the chat template of this model has no tools");
     for (size_t i = 0; i < r->count; i++) {
         const struct message *m = &r->messages[i];
@@ -273,7 +272,7 @@ static const char tools_tail[] =
 
 static enum nb_status put_system(struct render *r)
 {
-    struct nbi_jspan tools = nbi_jget(r->request, "tools");
+    struct nbi_jspan tools = nbi_jget(r->messages_json, "tools");
     bool with_tools = nbi_py_truth(tools);
     bool system = r->count > 0 && r->messages[0].role == ROLE_SYSTEM;
     if (system)
@@ -303,7 +302,7 @@ static enum nb_status put_tool_call(struct render *r, struct nbi_jspan call, siz
         call = function;
     struct nbi_jspan arguments = nbi_jget(call, "arguments");
     put(r, "<tool_call>\n{\"name\": \"");
-    nbi_py_str(text, nbi_jget(call, "name")); /* as it is, even if that is no JSON */
+    nbi_py_str(text, nbi_jget(call, "name")); /* quirk: not escaped, so this may be invalid JSON */
     put(r, "\", \"arguments\": ");
     if (nbi_jtype(arguments) == NBI_JNONE)
         return nbi_fail(NB_EFORMAT, "messages[%zu]: tool_calls[%zu] has no 'arguments'", i, n);
@@ -333,8 +332,8 @@ static enum nb_status put_tool_calls(struct render *r, size_t i, bool has_conten
     return NB_OK;
 }
 
-/* Takes the reasoning out of what an assistant said: from its own member, else out of the content,
- * which ends up behind the last "</think>". */
+/* Returns the reasoning of an assistant's message: its "reasoning_content", else what the content
+ * has between the tags. In the second case *content becomes the text after the last "</think>". */
 static struct piece take_reasoning(struct render *r, const struct message *m, struct piece *content)
 {
     static const char open[] = NB_THINK_START, close[] = NB_THINK_END;
@@ -346,8 +345,8 @@ static struct piece take_reasoning(struct render *r, const struct message *m, st
     struct piece head = before_first(*content, close);
     if (head.len == content->len)
         return (struct piece){"", 0};
-    *content = lstrip(behind_last(*content, close));
-    return lstrip(behind_last(rstrip(head), open));
+    *content = lstrip(after_last(*content, close));
+    return lstrip(after_last(rstrip(head), open));
 }
 
 static enum nb_status put_assistant(struct render *r, size_t i)
@@ -371,7 +370,7 @@ static enum nb_status put_assistant(struct render *r, size_t i)
         shown = lstrip(content);
     }
     put_piece(r, shown);
-    /* Newlines that were not shown still count as content here. */
+    /* Quirk: newlines stripped from the output still count as content here. */
     NBI_TRY(put_tool_calls(r, i, content.len > 0));
     put(r, NBI_IM_END);
     add_range(r, start);
@@ -384,7 +383,7 @@ static bool is_tool(const struct render *r, size_t i)
     return i < r->count && r->messages[i].role == ROLE_TOOL;
 }
 
-/* Answers of tools in a row are one message of the user. */
+/* Consecutive tool responses form one message of the user. */
 static void put_tool_response(struct render *r, size_t i)
 {
     if (i == 0 || !is_tool(r, i - 1))
@@ -399,12 +398,12 @@ static void put_tool_response(struct render *r, size_t i)
 static enum nb_status put_message(struct render *r, size_t i)
 {
     const struct message *m = &r->messages[i];
-    load(&r->content, m->content); /* nothing unless it is a string */
+    load(&r->content, m->content); /* empty unless it is a string */
     switch (m->role) {
     case ROLE_SYSTEM:
     case ROLE_USER:
         if (m->role == ROLE_SYSTEM && i == 0)
-            break; /* put_system has it */
+            break; /* put_system() wrote it */
         put(r, m->role == ROLE_USER ? NBI_IM_START "user\n" : NBI_IM_START "system\n");
         put_piece(r, piece_of(&r->content));
         put(r, NBI_IM_END "\n");
@@ -415,13 +414,13 @@ static enum nb_status put_message(struct render *r, size_t i)
         put_tool_response(r, i);
         break;
     case ROLE_OTHER:
-        break; /* the template passes over it */
+        break; /* quirk: the template ignores other roles */
     }
     return NB_OK;
 }
 
-/* The last message of the user that is no tool response in disguise; the last message of all if
- * there is none. */
+/* Index of the user's last message that does not consist of a tool response; r->count if there is
+ * none, so that no answer keeps its reasoning. */
 static size_t find_last_query(struct render *r)
 {
     for (size_t i = r->count; i-- > 0;) {
@@ -445,7 +444,7 @@ static enum nb_status put_qwen3(struct render *r)
         return NB_OK;
     put(r, NBI_IM_START "assistant\n");
     if (r->kind == NBI_CHAT_QWEN3 &&
-        nbi_jtype(nbi_jget(r->request, "enable_thinking")) == NBI_JFALSE)
+        nbi_jtype(nbi_jget(r->messages_json, "enable_thinking")) == NBI_JFALSE)
         put(r, NB_THINK_START "\n\n" NB_THINK_END "\n\n");
     return NB_OK;
 }
@@ -461,23 +460,23 @@ void nbi_rendered_release(struct nbi_rendered *r)
     *r = (struct nbi_rendered){0};
 }
 
-static enum nb_status render_request(struct render *r)
+static enum nb_status render_messages(struct render *r)
 {
-    if (nbi_jtype(r->request) != NBI_JOBJECT)
+    if (nbi_jtype(r->messages_json) != NBI_JOBJECT)
         return nbi_fail(NB_EFORMAT, "the request is %s, an object is expected",
-                        nbi_jtype_text(r->request));
+                        nbi_jtype_text(r->messages_json));
     NBI_TRY(read_messages(r));
     NBI_TRY(r->kind == NBI_CHAT_CHATML ? put_chatml(r) : put_qwen3(r));
     r->out->text.failed = r->out->text.failed || r->content.failed || r->reasoning.failed;
     return nbi_str_status(&r->out->text);
 }
 
-enum nb_status nbi_chat_render(enum nbi_chat_kind kind, struct nbi_jspan request,
+enum nb_status nbi_chat_render(enum nbi_chat_kind kind, struct nbi_jspan messages_json,
                                struct nbi_rendered *out)
 {
-    struct render r = {.request = request, .kind = kind, .out = out};
+    struct render r = {.messages_json = messages_json, .kind = kind, .out = out};
     *out = (struct nbi_rendered){0};
-    enum nb_status rc = render_request(&r);
+    enum nb_status rc = render_messages(&r);
     if (rc != NB_OK)
         nbi_rendered_release(out);
     nbi_str_release(&r.content);
@@ -529,14 +528,14 @@ static enum nb_status open_dir(struct nb_chat *chat, const char *dir, const char
 
 static enum nb_status open_model(struct nb_chat *chat, const char *model, const char *model_dir)
 {
-    struct nbi_tokenizer_source place;
-    NBI_TRY(nbi_tokenizer_source(model, model_dir, &place));
-    char *dir = place.kind == NBI_TEXT_JSON ? nbi_path_dir(place.path) : NULL;
-    enum nb_status rc = place.kind == NBI_TEXT_GGUF
-                            ? open_gguf(chat, place.path)
-                            : open_dir(chat, dir ? dir : place.path, place.path);
+    struct nbi_tokenizer_source source;
+    NBI_TRY(nbi_tokenizer_source(model, model_dir, &source));
+    char *dir = source.kind == NBI_TEXT_JSON ? nbi_path_dir(source.path) : NULL;
+    enum nb_status rc = source.kind == NBI_TEXT_GGUF
+                            ? open_gguf(chat, source.path)
+                            : open_dir(chat, dir ? dir : source.path, source.path);
     free(dir);
-    free(place.path);
+    free(source.path);
     return rc;
 }
 
@@ -575,16 +574,16 @@ const char *nb_chat_name(const struct nb_chat *chat)
     return names[chat->kind];
 }
 
-enum nb_status nb_chat_render(const struct nb_chat *chat, const char *request, size_t len,
+enum nb_status nb_chat_render(const struct nb_chat *chat, const char *messages_json, size_t len,
                               char **text, size_t *text_len)
 {
     struct nbi_jspan json;
     struct nbi_rendered r;
     *text = NULL;
     *text_len = 0;
-    NBI_TRY(nbi_jscan(&json, request, len));
+    NBI_TRY(nbi_jscan(&json, messages_json, len));
     NBI_TRY(nbi_chat_render(chat->kind, json, &r));
-    nbi_str_append(&r.text, "", 0); /* an empty text is one, too */
+    nbi_str_append(&r.text, "", 0); /* allocates even for an empty text */
     enum nb_status rc = nbi_str_status(&r.text);
     if (rc == NB_OK) {
         *text = r.text.p;

@@ -1,43 +1,44 @@
-/* chat_template.h - chat templates: a conversation as the text that the model was trained on.
+/* chat_template.h - renders a conversation as the text that the model was trained on.
  *
- * in : a request {"messages": [...], "tools": ..., "add_generation_prompt": ...,
- *      "enable_thinking": ...}
- * out: the text, byte for byte what Jinja makes of the model's template, and which parts of it the
- *      assistant has written
+ * in : JSON {"messages": [...], "tools": ..., "add_generation_prompt": ..., "enable_thinking": ...}
+ * out: the text, byte for byte what Jinja makes of the model's template, and the ranges of it that
+ *      the assistant wrote
  *
- * Templates are programs, and those of a file are not run: a known one is recognised and rendered
- * by code of ours, any other counts as plain ChatML. Where Jinja raises an error, rendering fails;
- * where it is lenient (a missing name, a tool message without text), so are we. */
+ * A template is a Jinja program, and programs from a model file are never run. Known templates are
+ * recognised and rendered by C code; for any other, plain ChatML is used. Where Jinja raises an
+ * error, rendering fails; where Jinja is lenient (a missing name, a tool message without text), so
+ * is this code. */
 #pragma once
 
 #include "base/jscan.h"
 
-/* Special tokens that the code looks for in text, or looks up in a vocabulary; nibble.h has those
- * around reasoning. */
+/* Special tokens that other files search for in text or look up in a vocabulary. The tags around
+ * reasoning are public: NB_THINK_START and NB_THINK_END. */
 #define NBI_END_OF_TEXT "<|endoftext|>" /* between documents */
 #define NBI_IM_START    "<|im_start|>"  /* starts a message */
-#define NBI_IM_END      "<|im_end|>"    /* ends one, and with it an answer */
+#define NBI_IM_END      "<|im_end|>"    /* ends a message, and so an answer */
 
-/* All of Qwen's, in the order of their ids. */
+/* The tokens that Qwen adds to its vocabulary, in the order of their ids. */
 struct nbi_chat_token {
     const char *text;
-    bool special; /* as tokenizer.json says: not part of decoded text */
+    bool special; /* as in tokenizer.json */
 };
 
 #define NBI_CHAT_TOKENS 26
 extern const struct nbi_chat_token nbi_chat_tokens[NBI_CHAT_TOKENS];
 
 enum nbi_chat_kind {
-    NBI_CHAT_CHATML,     /* role and content, nothing else; tools and tool calls are refused */
+    NBI_CHAT_CHATML,     /* role and content only; tools and tool calls are errors */
     NBI_CHAT_QWEN3_2507, /* tools, no thinking */
-    NBI_CHAT_QWEN3       /* tools, thinking on or off */
+    NBI_CHAT_QWEN3       /* tools, thinking can be switched off */
 };
 
-/* Plain ChatML in Jinja, for models of our own: Hugging Face renders, and refuses, the same as
- * NBI_CHAT_CHATML. */
+/* Plain ChatML in Jinja, written into models that nibble makes. Hugging Face renders and rejects
+ * the same conversations with it as NBI_CHAT_CHATML does. */
 extern const char nbi_chatml_template[];
 
-/* false: a template that is not known; *kind is ChatML. White space at the end does not matter. */
+/* Identifies a template; trailing white space is ignored. Returns false for an unknown one; *kind
+ * is then NBI_CHAT_CHATML. */
 bool nbi_chat_recognise(enum nbi_chat_kind *kind, const char *template);
 
 /* Bytes [start, end) of a text. */
@@ -45,17 +46,17 @@ struct nbi_range {
     size_t start, end;
 };
 
-/* A range for each message of the assistant: what follows "<|im_start|>assistant\n", up to and
- * including "<|im_end|>". An empty think block at its front belongs to the prompt, which holds it
- * already when thinking is off, and is not in the range. */
+/* ranges has one entry per message of the assistant: from after "<|im_start|>assistant\n" through
+ * "<|im_end|>". A leading empty think block is left out: with thinking off it is part of the
+ * prompt, so the model never writes it. */
 struct nbi_rendered {
     struct nbi_str text;
     struct nbi_range *ranges; /* in order */
     size_t range_count;
 };
 
-/* request comes from nbi_jscan. On failure *out is empty. */
-enum nb_status nbi_chat_render(enum nbi_chat_kind kind, struct nbi_jspan request,
+/* messages_json is a checked span (nbi_jscan). After a failure *out is empty. */
+enum nb_status nbi_chat_render(enum nbi_chat_kind kind, struct nbi_jspan messages_json,
                                struct nbi_rendered *out);
 void nbi_rendered_release(struct nbi_rendered *r);
 

@@ -1,4 +1,4 @@
-/* pretokenizer.c - Qwen's pattern by hand, any other through PCRE2. */
+/* pretokenizer.c - splits text into words: Qwen's pattern in C, all others through PCRE2. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "tokenizer/pretokenizer.h"
 
@@ -27,7 +27,7 @@ struct text {
     const char *end;
 };
 
-/* The class of the character at p < end, and its length. */
+/* Class and length of the character at p; p < end. */
 static uint8_t class_at(const struct text *t, const char *p, int *len)
 {
     unsigned char b = (unsigned char)*p;
@@ -35,7 +35,8 @@ static uint8_t class_at(const struct text *t, const char *p, int *len)
     return t->classes[b < 0x80 ? b : nbi_utf8_decode(p)] & NBI_CHAR_KIND;
 }
 
-static const char *past(const struct text *t, const char *p, uint8_t class)
+/* Skips characters of one class. */
+static const char *skip(const struct text *t, const char *p, uint8_t class)
 {
     int n;
     while (p < t->end && class_at(t, p, &n) == class)
@@ -48,8 +49,8 @@ static bool is_newline(char c)
     return c == '\r' || c == '\n';
 }
 
-/* (?i:'s|'t|'re|'ve|'m|'ll|'d) at an apostrophe; the length, or 0. U+017F is an s to whoever does
- * not look at case. */
+/* Matches (?i:'s|'t|'re|'ve|'m|'ll|'d) at an apostrophe and returns its length, or 0. U+017F, long
+ * s, equals s when case is ignored. */
 static int contraction(const char *p, const char *end)
 {
     size_t left = (size_t)(end - p);
@@ -64,8 +65,8 @@ static int contraction(const char *p, const char *end)
     return left > 2 && memcmp(p + 1, "\xC5\xBF", 2) == 0 ? 3 : 0;
 }
 
-/* White space that does not begin a word: up to the last line end in it, else all of it but the
- * last character, which goes to the word behind it. */
+/* End of a run of white space that is a word: after the last line break in it, or else before its
+ * last character, which starts the next word; at the end of the text, all of it. */
 static const char *space_end(const struct text *t, const char *p)
 {
     const char *line = NULL, *last = p, *q = p;
@@ -81,23 +82,23 @@ static const char *space_end(const struct text *t, const char *p)
     return q == t->end || last == p ? q : last;
 }
 
-/* Where the word that starts at p ends. */
+/* End of the word that starts at p. */
 static const char *qwen_word(const struct text *t, const char *p)
 {
     int n, next_len;
     uint8_t class = class_at(t, p, &n);
     const char *next = p + n;
     if (class == NBI_CHAR_LETTER)
-        return past(t, next, NBI_CHAR_LETTER);
+        return skip(t, next, NBI_CHAR_LETTER);
     if (class == NBI_CHAR_NUMBER)
         return next;
     if (*p == '\'' && (next_len = contraction(p, t->end)) > 0)
         return p + next_len;
     uint8_t following = next < t->end ? class_at(t, next, &next_len) : NBI_CHAR_SPACE;
     if (following == NBI_CHAR_LETTER && !is_newline(*p))
-        return past(t, next, NBI_CHAR_LETTER);
+        return skip(t, next, NBI_CHAR_LETTER);
     if (class == NBI_CHAR_OTHER || (*p == ' ' && following == NBI_CHAR_OTHER)) {
-        next = past(t, next, NBI_CHAR_OTHER);
+        next = skip(t, next, NBI_CHAR_OTHER);
         while (next < t->end && is_newline(*next))
             next++;
         return next;
@@ -114,8 +115,8 @@ static const char not_spaces[] =
     "\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}"
     "\\x{2060}-\\x{2fff}\\x{3001}-\\x{d7ff}\\x{e000}-\\x{10ffff}";
 
-/* The letters and numbers of the table that the installed PCRE2 is too old to know, as the inside
- * of a set. */
+/* Letters and numbers of our table that the installed PCRE2 is too old to know, written as the
+ * inside of a character set. */
 struct newer {
     struct nbi_str letters, numbers;
 };
@@ -147,8 +148,8 @@ static enum nb_status list_newer(struct nbi_str *out, const char *property, uint
     return code && match ? nbi_str_status(out) : nbi_fail_memory("split pattern", 0);
 }
 
-/* Appends one escape. \s and \w are spelt out: to PCRE2, U+180E is a space and marks are no part of
- * a word. */
+/* Appends one escape. \s and \w are spelled out, because in PCRE2 \s matches U+180E and \w does not
+ * match marks. */
 static enum nb_status put_escape(struct nbi_str *out, char c, bool in_class)
 {
     static const char word[] = "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}";
@@ -167,7 +168,7 @@ static enum nb_status put_escape(struct nbi_str *out, char c, bool in_class)
     return NB_OK;
 }
 
-/* Appends \p{L} or \p{N} with what is newer; false: p is neither. */
+/* Appends \p{L} or \p{N} together with the newer characters; false if p is neither. */
 static bool put_property(struct nbi_str *out, const char *p, bool in_class,
                          const struct newer *newer)
 {
@@ -180,21 +181,21 @@ static bool put_property(struct nbi_str *out, const char *p, bool in_class,
     return true;
 }
 
-/* \p{L} and \x{41} with their braces, which are no repetition: how many bytes follow the letter. */
-static size_t braces_behind(const char *letter)
+/* Length of the braces of \p{L} or \x{41} after the letter; they are no repeat count. */
+static size_t braces_after(const char *letter)
 {
     const char *end = strchr("pPx", *letter) && letter[1] == '{' ? strchr(letter, '}') : NULL;
     return end ? (size_t)(end - letter) : 0;
 }
 
-/* {3}?, which is lazy to PCRE2 and "three or none" to Oniguruma. */
+/* {3}? is lazy in PCRE2; in Oniguruma it means "three times or not at all". */
 static bool is_optional_repeat(const char *p)
 {
     size_t digits = *p == '{' ? strspn(p + 1, "0123456789") : 0;
     return digits > 0 && p[digits + 1] == '}' && p[digits + 2] == '?';
 }
 
-/* (?m...) and the like: of all options only i means the same in both. */
+/* Inline options such as (?m...): only i means the same in both libraries. */
 static bool has_other_option(const char *p)
 {
     if (p[0] != '(' || p[1] != '?')
@@ -203,8 +204,8 @@ static bool has_other_option(const char *p)
     return letters > plain && (p[2 + letters] == ':' || p[2 + letters] == ')');
 }
 
-/* The pattern in PCRE2's terms. Where the two libraries read the same text differently, it is
- * refused. */
+/* Translates a pattern from Oniguruma's syntax to PCRE2's. Constructs that the two libraries
+ * interpret differently are errors. */
 static enum nb_status translate(const char *pattern, const struct newer *newer, struct nbi_str *out)
 {
     bool in_class = false;
@@ -215,7 +216,7 @@ static enum nb_status translate(const char *pattern, const struct newer *newer, 
         }
         if (*p == '\\') {
             NBI_TRY(put_escape(out, *++p, in_class));
-            size_t more = braces_behind(p);
+            size_t more = braces_after(p);
             nbi_str_append(out, p + 1, more);
             p += more;
             continue;
@@ -267,7 +268,7 @@ static enum nb_status compile(struct stage *stage, const char *pattern)
     if (rc == NB_OK) {
         pcre2_compile_context *context = pcre2_compile_context_create(NULL);
         if (context)
-            pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* not what the library was built for */
+            pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* the default is a build option */
         stage->code =
             pcre2_compile((PCRE2_SPTR)nbi_str_text(&text), text.len,
                           PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error,
@@ -278,7 +279,7 @@ static enum nb_status compile(struct stage *stage, const char *pattern)
             pcre2_get_error_message(error, why, sizeof why);
             rc = nbi_fail(NB_EUNSUPPORTED, "the split pattern: %s", (const char *)why);
         } else {
-            /* Without a compiler for this machine the interpreter does the same, slower. */
+            /* May fail where PCRE2 has no JIT; its interpreter then gives the same matches. */
             pcre2_jit_compile(stage->code, PCRE2_JIT_COMPLETE);
         }
     }
@@ -361,7 +362,7 @@ static enum nb_status prepare(struct nbi_split_scratch *scratch)
     scratch->stack = pcre2_jit_stack_create((size_t)64 << 10, (size_t)8 << 20, NULL);
     if (!scratch->match || !scratch->context)
         return nbi_fail_memory("pattern matcher", 0);
-    if (scratch->stack) /* a PCRE2 without a compiler has none */
+    if (scratch->stack) /* NULL in a PCRE2 without JIT */
         pcre2_jit_stack_assign(scratch->context, NULL, scratch->stack);
     return NB_OK;
 }
@@ -379,7 +380,7 @@ static enum nb_status run_regex(const struct job *job, int at, const char *text,
     const struct stage *stage = &job->s->stage[at];
     size_t done = 0, from = 0;
     while (from <= len) {
-        /* A later stage uses the same match data, so this one reads its result first. */
+        /* Later stages reuse the match data, so read the result before calling them. */
         int n = pcre2_match(stage->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK,
                             job->scratch->match, job->scratch->context);
         if (n == PCRE2_ERROR_NOMATCH)

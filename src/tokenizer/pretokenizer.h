@@ -1,23 +1,23 @@
-/* pretokenizer.h - text into words, inside which the merges then work.
+/* pretokenizer.h - splits text into words; merges never cross a word boundary.
  *
- * The rules are a tokenizer.json's pre_tokenizer: one or more patterns, each cutting the pieces
- * that the one before left. Qwen's own pattern is matched by code written for it: faster, and equal
- * to the reference whatever Unicode version the installed PCRE2 has. Any other pattern goes through
- * PCRE2. Both take time linear in the text, unless a foreign pattern itself does not. */
+ * The rules are the pre_tokenizer of a tokenizer.json: one or more patterns, each splitting the
+ * pieces that the previous one left. Qwen's pattern is matched by dedicated code, which is faster
+ * and does not depend on the Unicode version of the installed PCRE2. All other patterns go through
+ * PCRE2. Qwen's takes linear time; what another takes depends on the pattern. */
 #pragma once
 
 #include "base/arena.h"
 #include "tokenizer/unicode.h"
 
-/* What of the text becomes words. */
+/* Which pieces a stage passes on. */
 enum nbi_split_keep {
-    NBI_SPLIT_ALL,     /* matches, and what is between them */
-    NBI_SPLIT_MATCHES, /* matches alone */
-    NBI_SPLIT_REST     /* what is between them */
+    NBI_SPLIT_ALL,     /* matches and the text between them */
+    NBI_SPLIT_MATCHES, /* matches only */
+    NBI_SPLIT_REST     /* only the text between matches */
 };
 
 struct nbi_split_stage {
-    const char *pattern; /* a regular expression as the Oniguruma library reads them */
+    const char *pattern; /* a regular expression in Oniguruma's syntax */
     enum nbi_split_keep keep;
 };
 
@@ -26,24 +26,24 @@ struct nbi_split_stage {
 struct nbi_split_rules {
     int count;
     struct nbi_split_stage stage[NBI_SPLIT_STAGES];
-    bool prefix_space; /* a space goes in front of a text that does not start with one */
+    bool prefix_space; /* insert a space before a text that does not start with one */
 };
 
 extern const char nbi_qwen_pattern[];
-extern const char nbi_gpt2_pattern[]; /* what ByteLevel with use_regex stands for */
+extern const char nbi_gpt2_pattern[]; /* of ByteLevel with use_regex */
 
-/* Whether these are Qwen's rules and nothing else. */
+/* Whether the rules are exactly Qwen's. */
 bool nbi_split_is_qwen(const struct nbi_split_rules *rules);
 
 struct nbi_splitter;
 
-/* classes (unicode.h) must outlive the splitter. Refuses a pattern that PCRE2 would read in another
- * way. */
+/* classes is the table of unicode.h and must outlive the splitter. A pattern that PCRE2 and
+ * Oniguruma would interpret differently is an error. */
 enum nb_status nbi_splitter_new(struct nbi_splitter **out, const struct nbi_split_rules *rules,
                                 const uint8_t *classes);
 void nbi_splitter_free(struct nbi_splitter *s);
 
-/* What one thread needs beside it; zeroed to begin with. */
+/* Scratch memory of one thread; start with {0}. */
 struct nbi_split_scratch {
     void *match, *context, *stack; /* PCRE2's */
     struct nbi_str text;
@@ -53,6 +53,6 @@ void nbi_split_scratch_release(struct nbi_split_scratch *scratch);
 
 typedef enum nb_status (*nbi_word_fn)(void *ctx, const char *word, size_t len);
 
-/* Calls fn for every word of well-formed text, in order; words are never empty. */
+/* Calls fn for each word of a well-formed UTF-8 text, in order. Words are never empty. */
 enum nb_status nbi_split(const struct nbi_splitter *s, struct nbi_split_scratch *scratch,
                          const char *text, size_t len, nbi_word_fn fn, void *ctx);

@@ -1,4 +1,4 @@
-/* python_json.c - truth, json.dumps and str() of a JSON value, as Python has them. */
+/* python_json.c - Python's bool(), json.dumps() and str() of a JSON value. */
 #include "tokenizer/python_json.h"
 
 #include <math.h>
@@ -10,11 +10,10 @@
 
 /* ---- numbers ---- */
 
-/* What decides between two doubles is at most 767 digits long; one more digit stands for all that
- * follow. */
+/* At most 767 digits decide which double is nearest; one more digit represents all that follow. */
 #define DIGITS_MAX 800
 
-/* Far past every double, and far from overflow. */
+/* Beyond the range of doubles, and far from integer overflow. */
 #define EXPONENT_MAX 100000
 
 static bool is_float(struct nbi_jspan number)
@@ -30,7 +29,8 @@ static bool is_minus_zero(struct nbi_jspan whole)
     return whole.len == 2 && memcmp(whole.p, "-0", 2) == 0;
 }
 
-/* The value of digits without a point: the decimal point of strtod is the locale's. */
+/* The value of digits * 10^exponent. No decimal point is used, because strtod's depends on the
+ * locale. */
 static double scaled(const char *digits, size_t count, int64_t exponent)
 {
     char text[DIGITS_MAX + 32];
@@ -51,7 +51,7 @@ static int64_t read_exponent(const char *p, const char *end)
     return negative ? -e : e;
 }
 
-/* float(text): the nearest double, infinite past the largest. */
+/* Python's float(text): the nearest double, infinity beyond the largest. */
 static double read_float(struct nbi_jspan number)
 {
     char digits[DIGITS_MAX + 1];
@@ -80,14 +80,14 @@ static double read_float(struct nbi_jspan number)
     return negative ? -v : v;
 }
 
-/* A positive double in decimal: 0.DIGITS * 10^point, the fewest digits that read back as v, and of
- * those the nearest. */
+/* A positive double v in decimal, 0.DIGITS * 10^point: the fewest digits that read back as v, and
+ * among those the value nearest to v. */
 struct decimal {
     char digits[24];
     int count, point;
 };
 
-/* One unit more in the last place; false if that changes the number of digits. */
+/* Adds one unit in the last place; false if that changes the number of digits. */
 static bool next_up(struct decimal *d)
 {
     int i = d->count - 1;
@@ -114,14 +114,14 @@ static void shortest(struct decimal *d, double v)
             if (*p >= '0' && *p <= '9')
                 d->digits[d->count++] = *p;
         d->point = (int)strtol(e + 1, NULL, 10) + 1;
-        /* Below a power of two doubles are twice as dense as above: there the nearest decimal of
-         * n digits may be too far off below, and yet the next one above near enough. */
+        /* Doubles are twice as dense below a power of two as above it. There, the nearest decimal
+         * of n digits may lie too far below v while the next one above still reads back as v. */
         if (reads_back(d, v) || (next_up(d) && reads_back(d, v)))
             return;
     }
 }
 
-/* repr(v), with a name for the infinite one. */
+/* Python's repr(v); `infinite` is the name of infinity. */
 static void put_float(struct nbi_str *out, double v, const char *infinite)
 {
     if (signbit(v))
@@ -196,7 +196,7 @@ static void put_repr_char(struct nbi_str *out, uint32_t c, char quote)
         nbi_str_printf(out, "\\U%08x", (unsigned)c);
 }
 
-/* repr() of a string: in single quotes unless it holds those and no double ones. */
+/* Python's repr() of a string: in single quotes, unless it contains those and no double quotes. */
 static void put_repr(struct nbi_str *out, const char *text, size_t len)
 {
     bool single = memchr(text, '\'', len), twofold = memchr(text, '"', len);
@@ -213,7 +213,7 @@ static void put_repr(struct nbi_str *out, const char *text, size_t len)
 struct member {
     struct nbi_jspan value;
     const char *text; /* the key's characters */
-    size_t len, at;   /* at: place among all members */
+    size_t len, at;   /* at: index among the members */
 };
 
 struct dict {
@@ -233,7 +233,7 @@ static int by_key(const void *a, const void *b)
     return x->at < y->at ? -1 : 1;
 }
 
-static int by_place(const void *a, const void *b)
+static int by_index(const void *a, const void *b)
 {
     const struct member *x = a, *y = b;
     return x->at < y->at ? -1 : x->at > y->at;
@@ -244,8 +244,8 @@ static bool same_key(const struct member *x, const struct member *y)
     return x->len == y->len && memcmp(x->text, y->text, x->len) == 0;
 }
 
-/* Members with the same key become the first of them with the value of the last. */
-static void unite(struct dict *d)
+/* Merges members with the same key: position of the first, value of the last. */
+static void merge_duplicates(struct dict *d)
 {
     if (d->count < 2)
         return;
@@ -258,7 +258,7 @@ static void unite(struct dict *d)
             d->member[++kept] = d->member[i];
     }
     d->count = kept + 1;
-    qsort(d->member, d->count, sizeof *d->member, by_place);
+    qsort(d->member, d->count, sizeof *d->member, by_index);
 }
 
 static void dict_release(struct dict *d)
@@ -268,7 +268,7 @@ static void dict_release(struct dict *d)
     *d = (struct dict){0};
 }
 
-/* false: out of memory, and the dict is empty. */
+/* Returns false when out of memory; the dict is then empty. */
 static bool dict_init(struct dict *d, struct nbi_jspan object)
 {
     struct nbi_jiter it;
@@ -291,13 +291,13 @@ static bool dict_init(struct dict *d, struct nbi_jspan object)
     const char *text = nbi_str_text(&d->text);
     for (size_t i = 0; i < d->count; text += d->member[i++].len)
         d->member[i].text = text;
-    unite(d);
+    merge_duplicates(d);
     return true;
 }
 
 /* ---- values ---- */
 
-/* json.dumps and repr differ in words, strings and the name of infinity; in nothing else. */
+/* json.dumps and repr differ only in keywords, strings and the name of infinity. */
 static void put_value(struct nbi_str *out, struct nbi_jspan v, bool json);
 
 static void put_text(struct nbi_str *out, const char *text, size_t len, bool json)

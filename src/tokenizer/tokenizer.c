@@ -1,8 +1,7 @@
-/* tokenizer.c - the tokenizer as the public header has it: found in a model, shared, used.
+/* tokenizer.c - the public tokenizer: opens it from a model, shares it, encodes and decodes.
  *
- * Its tables never change. What changes while a text is encoded is in an encoder, and a call has
- * one to itself: it takes one that an earlier call has left, which knows many words already, or
- * makes one. */
+ * The tables never change. Mutable state is in an encoder, and each call has one of its own: an
+ * idle one, whose cache of words is already warm, or a new one. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -12,11 +11,11 @@
 #include "tokenizer/bpe.h"
 #include "tokenizer/tokenizer.h"
 
-#define IDLE_MAX 16 /* encoders that are kept; they have some 2 MiB each */
+#define IDLE_MAX 16 /* encoders that are kept; about 2 MiB each */
 
 struct nb_tokenizer {
     struct nbi_bpe *bpe;
-    atomic_int users; /* that have not closed it */
+    atomic_int users; /* reference count */
     _Atomic(struct nbi_encoder *) idle[IDLE_MAX];
 };
 
@@ -54,13 +53,13 @@ static enum nb_status read_gguf(struct nbi_vocab *v, const char *path)
 
 static enum nb_status read_model(struct nbi_vocab *v, const char *model, const char *model_dir)
 {
-    struct nbi_tokenizer_source place;
+    struct nbi_tokenizer_source source;
     nbi_vocab_init(v);
-    NBI_TRY(nbi_tokenizer_source(model, model_dir, &place));
-    enum nb_status rc = place.kind == NBI_TEXT_DIR    ? nbi_vocab_read_dir(v, place.path)
-                        : place.kind == NBI_TEXT_JSON ? nbi_vocab_read_json(v, place.path)
-                                                      : read_gguf(v, place.path);
-    free(place.path);
+    NBI_TRY(nbi_tokenizer_source(model, model_dir, &source));
+    enum nb_status rc = source.kind == NBI_TEXT_DIR    ? nbi_vocab_read_dir(v, source.path)
+                        : source.kind == NBI_TEXT_JSON ? nbi_vocab_read_json(v, source.path)
+                                                       : read_gguf(v, source.path);
+    free(source.path);
     return rc;
 }
 
@@ -92,7 +91,7 @@ enum nb_status nb_tokenizer_open(struct nb_tokenizer **out, const char *model,
 
 enum nb_status nb_tokenizer_share(struct nb_tokenizer **out, const struct nb_tokenizer *t)
 {
-    *out = (struct nb_tokenizer *)t; /* made by nbi_tokenizer_new, so never really const */
+    *out = (struct nb_tokenizer *)t; /* safe: nbi_tokenizer_new allocates it as mutable */
     atomic_fetch_add(&(*out)->users, 1);
     return NB_OK;
 }
@@ -117,7 +116,7 @@ int64_t nb_tokenizer_size(const struct nb_tokenizer *t)
     return nbi_bpe_size(t->bpe);
 }
 
-static enum nb_status take_encoder(struct nb_tokenizer *t, struct nbi_encoder **e)
+static enum nb_status acquire_encoder(struct nb_tokenizer *t, struct nbi_encoder **e)
 {
     for (int i = 0; i < IDLE_MAX; i++)
         if (atomic_load_explicit(&t->idle[i], memory_order_relaxed) &&
@@ -126,8 +125,9 @@ static enum nb_status take_encoder(struct nb_tokenizer *t, struct nbi_encoder **
     return nbi_encoder_new(e, t->bpe);
 }
 
-/* One that failed goes: its buffers may be stuck in a failure. */
-static void leave_encoder(struct nb_tokenizer *t, struct nbi_encoder *e, bool failed)
+/* Keeps the encoder for a later call. After a failure it is freed instead, because its buffers may
+ * remember the failure. */
+static void release_encoder(struct nb_tokenizer *t, struct nbi_encoder *e, bool failed)
 {
     for (int i = 0; i < IDLE_MAX && !failed; i++) {
         struct nbi_encoder *none = NULL;
@@ -141,9 +141,9 @@ enum nb_status nbi_tokenizer_encode(struct nb_tokenizer *t, const char *text, si
                                     bool special, struct nbi_ids *ids)
 {
     struct nbi_encoder *e;
-    NBI_TRY(take_encoder(t, &e));
+    NBI_TRY(acquire_encoder(t, &e));
     enum nb_status rc = nbi_encode(e, text, len, special, ids);
-    leave_encoder(t, e, rc != NB_OK);
+    release_encoder(t, e, rc != NB_OK);
     return rc;
 }
 
@@ -181,7 +181,7 @@ enum nb_status nb_tokenizer_decode(const struct nb_tokenizer *t, const int32_t *
     }
     if (unknown)
         *unknown = missing;
-    nbi_str_append(&out, "", 0); /* room for the NUL, also of nothing */
+    nbi_str_append(&out, "", 0); /* allocates even for an empty text */
     enum nb_status rc = nbi_str_status(&out);
     if (rc != NB_OK) {
         nbi_str_release(&out);
@@ -202,7 +202,8 @@ enum nb_status nb_decoder_next(struct nb_decoder *d, const struct nb_tokenizer *
     *text = "";
     *len = 0;
     total = (size_t)d->count + n;
-    /* What is held, then the token; each byte becomes at most the three of U+FFFD. */
+    /* Input: the held bytes and the token, at the end of the buffer. Output: at its start; each
+     * input byte becomes at most U+FFFD, three bytes. */
     NBI_TRY(NBI_ARRAY_RESERVE(d->buffer, d->capacity, 4 * total + 4, "decoder"));
     char *in = d->buffer + 3 * total + 3, *p = in, *end = in + total;
     memcpy(in, d->held, (size_t)d->count);
@@ -217,7 +218,7 @@ enum nb_status nb_decoder_next(struct nb_decoder *d, const struct nb_tokenizer *
             used += (size_t)size;
         } else {
             size = nbi_utf8_bad_length(p, end, &cut);
-            if (cut && id >= 0) { /* the rest may come with the next token */
+            if (cut && id >= 0) { /* the next token may complete the character */
                 d->count = (int)(end - p);
                 memcpy(d->held, p, (size_t)d->count);
                 break;

@@ -1,9 +1,9 @@
-/* unicode.c - the table of classes, and NFC where a text needs it.
+/* unicode.c - expands the table of classes, and normalises text to NFC where needed.
  *
- * Nearly all text is in NFC already. What is not hangs together in short stretches: a base
- * character and the active ones behind it. Only those go through utf8proc. Characters that the
- * reference does not know are inert to it and end a stretch, whatever utf8proc's newer tables say;
- * the stretch also begins without a base that the reference would not touch. */
+ * Nearly all text is in NFC already. What is not forms short runs: a base character and the active
+ * characters after it. Only those runs go through utf8proc. The tokenizers library treats
+ * characters newer than its tables as inert, so they end a run even if utf8proc knows them; for the
+ * same reason a run does not start with a base character that the library would not compose. */
 #include "tokenizer/unicode.h"
 
 #include <string.h>
@@ -20,7 +20,7 @@ void nbi_char_table(uint8_t *classes)
     }
 }
 
-#define DECOMPOSED 4 /* characters that one decomposes into, at most */
+#define DECOMPOSED 4 /* most characters that one decomposes into */
 
 static const char *skip_ascii(const char *p, const char *end)
 {
@@ -54,7 +54,7 @@ static bool has(const uint8_t *classes, const char *p, uint8_t bit)
     return classes[nbi_utf8_decode(p)] & bit;
 }
 
-/* Where the first active character is; end if there is none. */
+/* The first active character; end if there is none. */
 static const char *find_active(const uint8_t *classes, const char *p, const char *end)
 {
     while ((p = skip_ascii(p, end)) < end && !has(classes, p, NBI_CHAR_ACTIVE))
@@ -62,8 +62,8 @@ static const char *find_active(const uint8_t *classes, const char *p, const char
     return p;
 }
 
-/* Where the stretch around it starts. */
-static const char *stretch_start(const uint8_t *classes, const char *active, const char *start)
+/* Start of the run that contains an active character. */
+static const char *run_start(const uint8_t *classes, const char *active, const char *start)
 {
     if (active == start)
         return active;
@@ -76,7 +76,7 @@ size_t nbi_nfc_prefix(const uint8_t *classes, const char *text, size_t len)
     const char *active = find_active(classes, text, text + len);
     if (active == text + len)
         return len;
-    return (size_t)(stretch_start(classes, active, text) - text);
+    return (size_t)(run_start(classes, active, text) - text);
 }
 
 static int class_of(utf8proc_int32_t c)
@@ -84,12 +84,12 @@ static int class_of(utf8proc_int32_t c)
     return utf8proc_get_property(c)->combining_class;
 }
 
-/* Marks in the order of their classes, equal ones as they came. Counting, since utf8proc's own way
- * takes time that grows with the square of their number. */
+/* Sorts marks by combining class; stable. A counting sort, because utf8proc's takes quadratic
+ * time. */
 static enum nb_status order_marks(utf8proc_int32_t *p, size_t n)
 {
     size_t at[256] = {0};
-    utf8proc_int32_t few[32], *sorted = n <= 32 ? few : malloc(n * sizeof *sorted);
+    utf8proc_int32_t local[32], *sorted = n <= 32 ? local : malloc(n * sizeof *sorted);
     if (!sorted)
         return nbi_fail_memory("NFC", n * sizeof *sorted);
     for (size_t i = 0; i < n; i++)
@@ -102,12 +102,12 @@ static enum nb_status order_marks(utf8proc_int32_t *p, size_t n)
     for (size_t i = 0; i < n; i++)
         sorted[at[class_of(p[i])]++] = p[i];
     memcpy(p, sorted, n * sizeof *p);
-    if (sorted != few)
+    if (sorted != local)
         free(sorted);
     return NB_OK;
 }
 
-/* Puts each run of marks between two bases in order. */
+/* Sorts each run of marks between two base characters. */
 static enum nb_status reorder(utf8proc_int32_t *p, size_t n)
 {
     for (size_t i = 0; i < n;) {
@@ -122,7 +122,7 @@ static enum nb_status reorder(utf8proc_int32_t *p, size_t n)
     return NB_OK;
 }
 
-/* Decomposes characters [p, end) one by one; no one becomes more than four. */
+/* Decomposes the characters [p, end) into out, which holds DECOMPOSED of each. */
 static size_t decompose(const char *p, const char *end, utf8proc_int32_t *out)
 {
     size_t n = 0;
@@ -137,10 +137,10 @@ static size_t decompose(const char *p, const char *end, utf8proc_int32_t *out)
     return n;
 }
 
-/* Appends the NFC of a stretch. */
+/* Appends the NFC form of a run. */
 static enum nb_status compose(const char *p, size_t len, struct nbi_str *out)
 {
-    utf8proc_int32_t few[64], *text = len <= 16 ? few : malloc(DECOMPOSED * len * sizeof *text);
+    utf8proc_int32_t local[64], *text = len <= 16 ? local : malloc(DECOMPOSED * len * sizeof *text);
     if (!text)
         return nbi_fail_memory("NFC", DECOMPOSED * len * sizeof *text);
     size_t n = decompose(p, p + len, text);
@@ -150,7 +150,7 @@ static enum nb_status compose(const char *p, size_t len, struct nbi_str *out)
                                              UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     for (size_t i = 0; i < n && rc == NB_OK; i++)
         nbi_str_put_char(out, (uint32_t)text[i]);
-    if (text != few)
+    if (text != local)
         free(text);
     return rc;
 }
@@ -160,7 +160,7 @@ enum nb_status nbi_nfc(const uint8_t *classes, const char *text, size_t len, str
     const char *p = text, *end = text + len;
     while (p < end) {
         const char *active = find_active(classes, p, end);
-        const char *start = active < end ? stretch_start(classes, active, p) : end;
+        const char *start = active < end ? run_start(classes, active, p) : end;
         nbi_str_append(out, p, (size_t)(start - p));
         for (p = active; p < end && has(classes, p, NBI_CHAR_ACTIVE); p += length_of(p))
             ;

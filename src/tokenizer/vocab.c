@@ -1,4 +1,4 @@
-/* vocab.c - the vocabulary as data, and its GGUF form. */
+/* vocab.c - builds a vocabulary, reads it from GGUF metadata and writes it there. */
 #include "tokenizer/vocab.h"
 
 #include <string.h>
@@ -36,7 +36,7 @@ enum nb_status nbi_vocab_set(struct nbi_vocab *v, int64_t id, struct nbi_token t
             return nbi_fail_memory("vocabulary", (size_t)cap * sizeof *p);
         memset(p + v->count, 0, (size_t)(cap - v->count) * sizeof *p);
         v->tokens = p;
-        v->count = cap; /* trimmed by nbi_vocab_finish */
+        v->count = cap; /* nbi_vocab_finish trims it */
     }
     struct nbi_token *t = &v->tokens[id];
     if (t->text && (t->len != token.len || memcmp(t->text, token.text, t->len) != 0))
@@ -64,7 +64,8 @@ enum nb_status nbi_vocab_add_merge(struct nbi_vocab *v, const char *text, size_t
     return NB_OK;
 }
 
-/* Bytes that print stand for themselves; the others, in order, for the characters from U+0100. */
+/* The byte-level alphabet: a printable byte is the character with the same number; the others are
+ * mapped, in order, to the characters from U+0100 on. */
 static bool prints(uint32_t c)
 {
     return (c >= '!' && c <= '~') || (c >= 0xA1 && c <= 0xFF && c != 0xAD);

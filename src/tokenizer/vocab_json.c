@@ -1,7 +1,7 @@
-/* vocab_json.c - tokenizer.json and tokenizer_config.json, read.
+/* vocab_json.c - reads tokenizer.json and tokenizer_config.json.
  *
- * The vocabulary and the merges are read in place (base/jscan.h): as a tree they would take a
- * quarter of a second and 100 MB. */
+ * The vocabulary and the merges are scanned in place (base/jscan.h); building a tree of them would
+ * take a quarter of a second and 100 MB. */
 #include <string.h>
 
 #include "base/jscan.h"
@@ -13,7 +13,7 @@
 #define TOKENIZER_MAX ((size_t)256 << 20)
 #define TEMPLATE_MAX  ((size_t)16 << 20)
 
-/* ---- the parts around the vocabulary ---- */
+/* ---- normalizer, pre-tokenizer, decoder ---- */
 
 static bool has_type(struct nbi_jspan v, const char *type)
 {
@@ -30,7 +30,7 @@ static bool is_true(struct nbi_jspan object, const char *key)
     return nbi_jtype(nbi_jget(object, key)) == NBI_JTRUE;
 }
 
-/* "WHAT 'TYPE' is not supported". */
+/* Fails with "WHAT 'TYPE' is not supported". */
 static enum nb_status refuse(const char *what, struct nbi_jspan type_name)
 {
     struct nbi_str type = {0};
@@ -51,7 +51,7 @@ static enum nb_status add_stage(struct nbi_vocab *v, const char *pattern, enum n
     return NB_OK;
 }
 
-/* A string as a constant of v; without NUL in it. */
+/* Copies a string into v's arena; it must not contain NUL. */
 static enum nb_status keep_string(struct nbi_vocab *v, struct nbi_jspan s, const char *what,
                                   const char **out)
 {
@@ -68,7 +68,7 @@ static enum nb_status keep_string(struct nbi_vocab *v, struct nbi_jspan s, const
     return rc;
 }
 
-/* A pattern that matches exactly text. */
+/* Makes a pattern that matches `text` literally. */
 static enum nb_status quote_pattern(struct nbi_vocab *v, const char *text, const char **out)
 {
     struct nbi_str s = {0};
@@ -173,7 +173,7 @@ static enum nb_status check_decoder(struct nbi_jspan d)
     return has_type(d, "ByteLevel") ? NB_OK : refuse("decoder", nbi_jget(d, "type"));
 }
 
-/* "" and null both mean: nothing. */
+/* "" and null both mean "not set". */
 static bool is_text(struct nbi_jspan v)
 {
     return is_set(v) && !nbi_jequals(v, "");
@@ -184,7 +184,8 @@ static bool is_zero(struct nbi_jspan v)
     return nbi_jtype(v) == NBI_JNUMBER && strspn(v.p, "-0.") >= v.len;
 }
 
-/* Settings of the model that are not its lists; *fallback: bytes that are no token matter. */
+/* Checks one setting of the model other than its lists. *fallback is set if the setting matters
+ * only for bytes without a token (check_fallback). */
 static enum nb_status read_setting(struct nbi_vocab *v, struct nbi_jspan key,
                                    struct nbi_jspan value, bool *fallback)
 {
@@ -202,7 +203,7 @@ static enum nb_status read_setting(struct nbi_vocab *v, struct nbi_jspan key,
     return NB_OK;
 }
 
-/* What stands for bytes that are no token: needed only if there are such bytes. */
+/* unk_token and byte_fallback are supported only if they have no effect: every byte is a token. */
 static enum nb_status check_fallback(const struct nbi_vocab *v)
 {
     int64_t bytes = 0;
@@ -220,8 +221,8 @@ static enum nb_status check_fallback(const struct nbi_vocab *v)
 
 /* ---- vocabulary and merges ---- */
 
-/* Texts one after the other in a block that is certainly large enough: a decoded string and its
- * NUL are shorter than the string with its quotes. */
+/* A block for decoded strings, one after the other. It is as large as the file, which always
+ * suffices: a decoded string with its NUL is shorter than the quoted string. */
 struct pool {
     char *p;
     struct nbi_str text;
@@ -258,7 +259,7 @@ static enum nb_status read_entries(struct nbi_vocab *v, struct nbi_jiter *it, st
     return NB_OK;
 }
 
-/* Both forms: ["left", "right"] and "left right". */
+/* Reads both forms of a merge: ["left", "right"] and "left right". */
 static enum nb_status read_merges(struct nbi_vocab *v, struct nbi_jiter *it, struct pool *pool)
 {
     struct nbi_jiter pair;
@@ -284,7 +285,7 @@ static enum nb_status read_merges(struct nbi_vocab *v, struct nbi_jiter *it, str
     return NB_OK;
 }
 
-/* An array, or nothing. */
+/* The list must be an array or absent. */
 static enum nb_status check_list(struct nbi_jspan list, const char *name)
 {
     if (!is_set(list) || nbi_jtype(list) == NBI_JARRAY)
@@ -345,7 +346,7 @@ static enum nb_status read_members(struct nbi_vocab *v, struct nbi_jiter *it, st
     return fallback ? check_fallback(v) : NB_OK;
 }
 
-/* text_len: of the whole file, which has room for all of its strings. */
+/* text_len is the length of the file, an upper bound for all of its strings. */
 static enum nb_status read_model(struct nbi_vocab *v, struct nbi_jiter *it, size_t text_len)
 {
     struct nbi_jiter members;
@@ -362,7 +363,7 @@ static enum nb_status read_model(struct nbi_vocab *v, struct nbi_jiter *it, size
     return rc;
 }
 
-/* The parts around the model are small: they are found first, and read after it. */
+/* The small parts of the file are located first and read after the model. */
 enum part { NORMALIZER, PRE_TOKENIZER, DECODER, TRUNCATION, PADDING, ADDED, PARTS };
 
 static enum nb_status read_tokenizer(struct nbi_vocab *v, struct nbi_jspan json)
@@ -415,7 +416,7 @@ enum nb_status nbi_vocab_read_json(struct nbi_vocab *v, const char *path)
 
 /* ---- tokenizer_config.json ---- */
 
-/* The id of a special token given as text or as {"content": text}; -1 if there is none. */
+/* The id of a special token given as text or as {"content": text}; -1: none. */
 static int64_t special_id(const struct nbi_vocab *v, const json_t *config, const char *key)
 {
     const json_t *value = json_object_get(config, key);
@@ -428,7 +429,7 @@ static int64_t special_id(const struct nbi_vocab *v, const json_t *config, const
     return -1;
 }
 
-/* The template itself, or the one named "default" of a list. */
+/* The chat template: a string, or the entry named "default" of a list. */
 static const char *template_text(const json_t *config)
 {
     const json_t *value = json_object_get(config, "chat_template"), *entry;
@@ -462,7 +463,7 @@ static enum nb_status read_settings(struct nbi_vocab *v, const char *dir)
     return rc;
 }
 
-/* Newer models keep the template in a file of its own, which then counts. */
+/* Newer models have the template in chat_template.jinja, which takes precedence. */
 static enum nb_status read_template(struct nbi_vocab *v, const char *dir)
 {
     char *path = nbi_path_join(dir, "chat_template.jinja"), *text = NULL, *copy = NULL;

@@ -1,4 +1,4 @@
-/* vocab_write.c - tokenizer.json and tokenizer_config.json, written. */
+/* vocab_write.c - writes tokenizer.json and tokenizer_config.json. */
 #include <string.h>
 
 #include "base/json.h"
@@ -26,7 +26,8 @@ static json_t *tokenizer_json(const struct nbi_vocab *v, bool *ok)
     int64_t last = last_normal(v);
     for (int64_t i = 0; i < v->count; i++) {
         const struct nbi_token *t = &v->tokens[i];
-        /* Readers give added tokens the ids behind the vocabulary unless that names them. */
+        /* Hugging Face numbers added tokens after the vocabulary, unless the vocabulary lists
+         * them. */
         if (t->text && i <= last)
             nbi_json_set(vocab, t->text, json_integer(i), ok);
         if (t->text && (t->type == NBI_TOKEN_CONTROL || t->type == NBI_TOKEN_USER)) {
@@ -95,7 +96,7 @@ static enum nb_status write_file(json_t *json, bool ok, const char *path)
 enum nb_status nbi_vocab_write_json(const struct nbi_vocab *v, const char *path)
 {
     bool ok = true;
-    NBI_BUG_IF(!nbi_vocab_is_qwen(v)); /* nothing else is written here */
+    NBI_BUG_IF(!nbi_vocab_is_qwen(v)); /* tokenizer_json() writes these rules only */
     json_t *json = tokenizer_json(v, &ok);
     json_t *vocab = json_object_get(json_object_get(json, "model"), "vocab");
     int64_t texts = 0;
