@@ -1,4 +1,7 @@
-/* criteria.c - did a model learn who it is, and forget nothing? */
+/* criteria.c - checks whether a model learned its identity and kept everything else.
+ *
+ * The model before and after training answers the same questions; answers, likelihoods and
+ * perplexity are compared with fixed limits. */
 #include <math.h>
 #include <string.h>
 
@@ -7,26 +10,28 @@
 #include "identity/questions.h"
 #include "infer/engine.h"
 
-/* An answer is kept if a token of it has become less likely by at most so much, on average. */
+/* The old answer counts as kept if the new model gives its tokens, on average, at most this much
+ * lower log-likelihood. */
 #define KEPT_NATS 0.1
 
-/* A phrase is so many words; three times is too often. */
-#define PHRASE       4
+/* An answer is repetitive if a phrase of this many words occurs this often. */
+#define PHRASE_WORDS 4
 #define PHRASE_TIMES 3
 
 #define TEXT_MAX ((size_t)64 << 20)
 
-_Static_assert((int)NB_IDENTITY_LANGUAGES == (int)NBI_IDENTITY_LANGUAGES, "one count of each");
+_Static_assert((int)NB_IDENTITY_LANGUAGES == (int)NBI_IDENTITY_LANGUAGES,
+               "public and internal count agree");
 
 /* ---- counting ---- */
 
 static enum nb_status repeats(const struct nb_ab_answer *a, bool *yes)
 {
-    return nbi_repeats((struct nbi_strview){a->text, a->len}, PHRASE, PHRASE_TIMES, yes);
+    return nbi_repeats((struct nbi_strview){a->text, a->len}, PHRASE_WORDS, PHRASE_TIMES, yes);
 }
 
-/* What became of one question. Beside questions about the model, what the model before did wrong
- * already does not count. */
+/* Classifies the answers to one question. For questions that are not about the model, a fault that
+ * the base model had already is not counted. */
 static enum nb_status judge(const struct nbi_questions *q, const struct nb_ab_row *row,
                             enum nb_identity_kind kind, struct nb_identity_count *c)
 {
@@ -80,7 +85,7 @@ static enum nb_status count_all(const struct nbi_questions *q, struct nb_identit
     return NB_OK;
 }
 
-/* ---- the text ---- */
+/* ---- perplexity ---- */
 
 static enum nb_status measure(const struct nb_engine_opts *model, const char *text, size_t len,
                               double *ppl)
@@ -118,14 +123,14 @@ static enum nb_status measure_both(const struct nb_identity_opts *o, struct nb_i
     return nbi_context(rc, "'%s'", o->text);
 }
 
-/* ---- the gates ---- */
+/* ---- the criteria ---- */
 
-static void gate(struct nb_identity_result *r, const char *name, double value, double limit,
-                 bool at_least)
+static void add_criterion(struct nb_identity_result *r, const char *name, double value,
+                          double limit, bool at_least)
 {
-    struct nb_identity_criterion *g = &r->criteria[r->criteria_count++];
+    struct nb_identity_criterion *c = &r->criteria[r->criteria_count++];
     bool passed = at_least ? value >= limit : value <= limit;
-    *g = (struct nb_identity_criterion){name, value, limit, at_least, passed};
+    *c = (struct nb_identity_criterion){name, value, limit, at_least, passed};
     r->passed = r->passed && passed;
 }
 
@@ -134,7 +139,7 @@ static double share(int64_t part, int64_t of)
     return of > 0 ? (double)part / (double)of : 0;
 }
 
-static void pass_gates(struct nb_identity_result *r)
+static void check_criteria(struct nb_identity_result *r)
 {
     const struct nb_identity_count *trained = &r->kind[NB_IDENTITY_TRAINED],
                                    *held_out = &r->kind[NB_IDENTITY_HELD_OUT],
@@ -146,20 +151,21 @@ static void pass_gates(struct nb_identity_result *r)
     add(&others, contrast);
     add(&others, unrelated);
     r->passed = true;
-    gate(r, "knows who it is, asked as in training", share(trained->identity, trained->asked), 0.95,
-         true);
-    gate(r, "knows who it is, asked in other words", share(held_out->identity, held_out->asked),
-         0.9, true);
-    gate(r, "says so where it was not asked", share(others.identity, others.asked), 0.02, false);
-    gate(r, "ordinary answers kept", share(unrelated->kept, unrelated->asked), 0.9, true);
-    gate(r, "answers that end", share(all.ended, all.asked), 1, true);
-    gate(r, "answers that repeat a phrase", share(all.repeated, all.asked), 0, false);
+    add_criterion(r, "knows who it is, asked as in training",
+                  share(trained->identity, trained->asked), 0.95, true);
+    add_criterion(r, "knows who it is, asked in other words",
+                  share(held_out->identity, held_out->asked), 0.9, true);
+    add_criterion(r, "says so where it was not asked", share(others.identity, others.asked), 0.02,
+                  false);
+    add_criterion(r, "ordinary answers kept", share(unrelated->kept, unrelated->asked), 0.9, true);
+    add_criterion(r, "answers that end", share(all.ended, all.asked), 1, true);
+    add_criterion(r, "answers that repeat a phrase", share(all.repeated, all.asked), 0, false);
     if (isfinite(r->ppl_before))
-        gate(r, "perplexity of the text, after / before", r->ppl_after / r->ppl_before, 1.02,
-             false);
+        add_criterion(r, "perplexity of the text, after / before", r->ppl_after / r->ppl_before,
+                      1.02, false);
 }
 
-/* ---- all of it ---- */
+/* ---- the evaluation ---- */
 
 static enum nb_status make_prompts(const struct nbi_questions *q, struct nb_prompts **out)
 {
@@ -199,7 +205,7 @@ enum nb_status nb_eval_identity(const struct nb_identity_opts *o, struct nb_iden
     if (rc == NB_OK)
         rc = measure_both(o, r);
     if (rc == NB_OK) {
-        pass_gates(r);
+        check_criteria(r);
         r->kinds = q.kinds;
         q.kinds = NULL;
     }

@@ -1,13 +1,13 @@
-/* question_set.c - makes the identity set from the tables of whoami_*.c and writes it.
+/* question_set.c - makes the identity set from the tables of text_*.c.
  *
- * in : core questions, openers and closers per language, a seed
- * out: unique training lines in a fixed mix, held-out lines
+ * in : core questions, openers and closers per language; a seed
+ * out: unique training lines in a fixed mix, and held-out lines
  *
- * A core question alone or with an opener, a closer or both is a variant of it. Each kind in each
- * language is a group; its variants are put into one order, from which lines are taken until the
- * share of the group is full. All kinds use the same openers and closers, since otherwise the
- * model would learn that "quick question:" means identity. Whatever the order brings, a prompt is
- * compared with the held-out questions and with all lines so far before it becomes a line. */
+ * A core question, with or without an opener and a closer, is a variant. The variants of one kind
+ * in one language form a group and are ordered; lines are drawn in that order until the group has
+ * its share. All kinds use the same openers and closers, because otherwise the model would learn
+ * that "quick question:" signals identity. Before a prompt becomes a line it is compared with all
+ * held-out questions and all lines drawn so far. */
 #include "identity/question_set.h"
 
 #include <string.h>
@@ -20,13 +20,13 @@
 #define KINDS     NBI_QUESTION_KINDS
 #define LANGUAGES NBI_IDENTITY_LANGUAGES
 
-/* No letter of a Chinese, Japanese or Korean name lies below. */
+/* All letters of Chinese, Japanese and Korean names are at or above this code point. */
 #define FIRST_CJK 0x2E80
 
 #define COUNT_MIN 100
 #define COUNT_MAX 1000000
 
-/* Rows from the front of a table that are always there alone, with and without their last mark. */
+/* The first rows of a table: they are always in the set bare, with and without their final mark. */
 #define HEAD_ROWS 6
 
 static const struct nbi_identity_text *const texts[LANGUAGES] = {
@@ -34,16 +34,16 @@ static const struct nbi_identity_text *const texts[LANGUAGES] = {
     &nbi_identity_ja, &nbi_identity_ko,
 };
 
-/* Percent of all lines. */
+/* Percentage of all lines, by kind. */
 static const int shares[KINDS] = {40, 25, 35};
 
-/* One way to put a question; 0 is no opener or closer, i the one at i - 1. */
+/* One wording of a question. */
 struct variant {
-    uint64_t key; /* order of use */
-    uint32_t id;  /* place in the group as listed */
+    uint64_t key; /* sort key */
+    uint32_t id;  /* index in the group before sorting */
     uint32_t row;
-    uint16_t opener, closer;
-    bool marked; /* keeps its last punctuation mark */
+    uint16_t opener, closer; /* 0: none; i: the one at i - 1 */
+    bool marked;             /* keeps its final punctuation mark */
 };
 
 struct group {
@@ -51,7 +51,7 @@ struct group {
     enum nbi_identity_language language;
     const struct nbi_identity_qa *row;
     size_t rows;
-    bool foreign; /* the caller's pairs: used as they are */
+    bool from_user; /* the user's replay pairs, used verbatim */
     struct variant *variant;
     size_t variants, next;
 };
@@ -62,17 +62,17 @@ struct strings {
 };
 
 struct maker {
-    struct nbi_identity_set *w;
+    struct nbi_identity_set *set;
     const struct nb_identity_set_opts *opts;
-    bool asked[LANGUAGES];         /* the languages of the set */
-    int languages;                 /* how many of them */
+    bool asked[LANGUAGES];         /* languages of the set */
+    int languages;                 /* number of them */
     const char *answer[LANGUAGES]; /* to identity questions */
     struct group group[KINDS][LANGUAGES];
     struct strings held_out; /* normal forms, all languages */
     struct strings opener[LANGUAGES], closer[LANGUAGES], identity[LANGUAGES]; /* normal forms */
-    uint32_t *slot; /* hash table of prompts: line + 1 */
+    uint32_t *slot; /* hash table by prompt: line + 1 */
     size_t slots;   /* a power of two */
-    size_t goal;    /* training lines wanted, or all there can be */
+    size_t goal;    /* training lines to make: as requested, or all possible ones */
     struct nbi_str prompt, normal;
     struct nbi_arena scratch;
 };
@@ -102,7 +102,7 @@ static bool is_ignored(uint32_t c)
            c == 0xFEFF;
 }
 
-/* Replaces what is in out. Malformed bytes are left out. */
+/* Sets *out to the normal form of text. Malformed bytes are dropped. */
 static enum nb_status normalise(struct nbi_str *out, const char *text)
 {
     const char *end = text + strlen(text);
@@ -174,7 +174,7 @@ static bool fits(unsigned a, unsigned b)
     return (a & b & NBI_IDENTITY_FORMS) && (a & b & NBI_IDENTITY_REGISTERS);
 }
 
-/* Length of a sentence without its last punctuation mark. */
+/* Length of a sentence without its final punctuation mark. */
 static size_t unmarked_length(const char *text)
 {
     size_t len = strlen(text), last = len - 1;
@@ -193,8 +193,8 @@ static size_t unmarked_length(const char *text)
     }
 }
 
-/* What a variant adds to its question, and how rare that is to be: 60 / weight is its share in
- * percent among the variants that are used first. */
+/* What a variant adds to its question. 60 / weight is the percentage of a shape among the variants
+ * that are drawn first. */
 enum shape { BARE, BARE_UNMARKED, OPENED, OPENED_UNMARKED, CLOSED, OPENED_AND_CLOSED, SHAPES };
 static const uint64_t shape_weight[SHAPES] = {2, 4, 3, 12, 4, 4};
 
@@ -226,7 +226,7 @@ static void add_variant(struct group *g, size_t row, size_t opener, size_t close
 static void list_variants(struct group *g, size_t row)
 {
     const struct nbi_identity_text *t = texts[g->language];
-    if (g->foreign) {
+    if (g->from_user) {
         add_variant(g, row, 0, 0, true);
         return;
     }
@@ -249,7 +249,7 @@ static void list_variants(struct group *g, size_t row)
 static bool comes_first(const struct group *g, const struct variant *v)
 {
     bool head = v->row < HEAD_ROWS && g->kind != NBI_QUESTION_REPLAY;
-    bool bare = !v->opener && !v->closer && !g->foreign;
+    bool bare = !v->opener && !v->closer && !g->from_user;
     return bare && (head || (g->kind == NBI_QUESTION_IDENTITY && v->marked));
 }
 
@@ -261,8 +261,9 @@ static int by_key(const void *pa, const void *pb)
     return a->id < b->id ? -1 : a->id > b->id;
 }
 
-/* First what always comes first, in the order of the table. Then rounds: in each of them every
- * question has its turn, at random and in a shape drawn by the weights. */
+/* Orders the variants of one row: the mandatory ones first, in table order; then one per round, in
+ * a random order in which shapes appear by their weights. Sorting the group by key then interleaves
+ * the rows, each round in random order. */
 static void order_row(const struct maker *m, struct group *g, struct variant *v, size_t count)
 {
     uint64_t of_shape[SHAPES] = {0};
@@ -284,8 +285,8 @@ static void order_row(const struct maker *m, struct group *g, struct variant *v,
 static enum nb_status plan_group(struct maker *m, struct group *g)
 {
     const struct nbi_identity_text *t = texts[g->language];
-    size_t most = g->foreign ? 1 : (t->openers.count + 1) * (t->closers.count + 2);
-    NBI_TRY(nbi_arena_array(&m->scratch, "variants", g->rows * most, sizeof *g->variant,
+    size_t limit = g->from_user ? 1 : (t->openers.count + 1) * (t->closers.count + 2);
+    NBI_TRY(nbi_arena_array(&m->scratch, "variants", g->rows * limit, sizeof *g->variant,
                             (void **)&g->variant));
     for (size_t row = 0; row < g->rows; row++) {
         size_t first = g->variants;
@@ -299,7 +300,8 @@ static enum nb_status plan_group(struct maker *m, struct group *g)
 
 /* ---- groups ---- */
 
-/* Han without kana counts as simplified: short text does not tell the two apart. */
+/* Han characters without kana count as simplified Chinese: in a short text they cannot be told from
+ * traditional ones. */
 static enum nbi_identity_language guess_language(const char *text)
 {
     const char *end = text + strlen(text);
@@ -330,8 +332,8 @@ static enum nb_status identity_rows(struct maker *m, struct group *g)
     return NB_OK;
 }
 
-/* The group of a caller's pair: of its language, or of the first there is. */
-static enum nbi_identity_language place_of(const struct maker *m, const char *prompt)
+/* The language whose group takes a user's pair: its own, or the first one of the set. */
+static enum nbi_identity_language language_of(const struct maker *m, const char *prompt)
 {
     int l = (int)guess_language(prompt);
     for (int i = 0; !m->asked[l]; i++)
@@ -339,22 +341,21 @@ static enum nbi_identity_language place_of(const struct maker *m, const char *pr
     return (enum nbi_identity_language)l;
 }
 
-static enum nb_status foreign_rows(struct maker *m, const struct nbi_prompt_pair *pair,
-                                   size_t count)
+static enum nb_status user_rows(struct maker *m, const struct nbi_prompt_pair *pair, size_t count)
 {
     struct nbi_identity_qa *rows[LANGUAGES];
     size_t used[LANGUAGES] = {0};
     for (size_t i = 0; i < count; i++)
-        used[place_of(m, pair[i].prompt)]++;
+        used[language_of(m, pair[i].prompt)]++;
     for (int l = 0; l < LANGUAGES; l++) {
         struct group *g = &m->group[NBI_QUESTION_REPLAY][l];
         NBI_TRY(nbi_arena_array(&m->scratch, "replay rows", used[l], sizeof *rows[l],
                                 (void **)&rows[l]));
         g->row = rows[l];
-        g->foreign = true;
+        g->from_user = true;
     }
     for (size_t i = 0; i < count; i++) {
-        enum nbi_identity_language l = place_of(m, pair[i].prompt);
+        enum nbi_identity_language l = language_of(m, pair[i].prompt);
         rows[l][m->group[NBI_QUESTION_REPLAY][l].rows++] =
             (struct nbi_identity_qa){0, pair[i].prompt, pair[i].answer};
     }
@@ -381,7 +382,7 @@ static enum nb_status make_groups(struct maker *m, const struct nbi_prompt_pair 
             }
         }
     if (replay)
-        NBI_TRY(foreign_rows(m, replay, replay_count));
+        NBI_TRY(user_rows(m, replay, replay_count));
     for (int k = 0; k < KINDS; k++)
         for (int l = 0; l < LANGUAGES; l++)
             NBI_TRY(plan_group(m, &m->group[k][l]));
@@ -398,8 +399,8 @@ static bool starts_sentence(const struct nbi_str *s)
     return n == 0 || strchr(".!?:", s->p[n - 1]);
 }
 
-static enum nb_status put_together(struct nbi_str *out, const struct group *g,
-                                   const struct variant *v)
+static enum nb_status compose_prompt(struct nbi_str *out, const struct group *g,
+                                     const struct variant *v)
 {
     const struct nbi_identity_text *t = texts[g->language];
     const char *core = g->row[v->row].prompt;
@@ -408,7 +409,7 @@ static enum nb_status put_together(struct nbi_str *out, const struct group *g,
     nbi_str_puts(out, v->opener ? t->openers.at[v->opener - 1].text : "");
     size_t at = out->len;
     bool capital =
-        v->marked && !g->foreign && g->language == NBI_IDENTITY_EN && starts_sentence(out);
+        v->marked && !g->from_user && g->language == NBI_IDENTITY_EN && starts_sentence(out);
     nbi_str_append(out, core, len);
     NBI_TRY(nbi_str_status(out));
     if (capital && core[0] >= 'a' && core[0] <= 'z')
@@ -426,7 +427,7 @@ static bool one_of(const struct strings *list, const char *text, size_t len)
     return len == 0;
 }
 
-/* Whether a normal form is a core identity question, alone or with openers and closers of ours. */
+/* Whether a normal form is a core identity question, with or without a known opener and closer. */
 static bool asks_identity(const struct maker *m, const char *normal)
 {
     for (int l = 0; l < LANGUAGES; l++)
@@ -439,8 +440,8 @@ static bool asks_identity(const struct maker *m, const char *normal)
     return false;
 }
 
-/* A pair that a TSV line can hold: the first TAB of a line ends the prompt, '#' makes a comment,
- * and readers trim both sides. */
+/* Whether a pair can be written as a TSV line: the first TAB ends the prompt, a leading '#' makes a
+ * comment, and readers trim both fields. */
 static bool fits_a_line(const char *prompt, const char *answer)
 {
     size_t len = strlen(prompt);
@@ -464,7 +465,7 @@ static bool is_identity_answer(const struct maker *m, const char *answer)
     return false;
 }
 
-/* The slot of a prompt, or the free one where it belongs. */
+/* The hash slot of a prompt, or the free slot where it belongs. */
 static uint32_t *find_slot(struct maker *m, const char *prompt)
 {
     uint64_t hash = 0xCBF29CE484222325u; /* FNV-1a */
@@ -472,12 +473,12 @@ static uint32_t *find_slot(struct maker *m, const char *prompt)
         hash = (hash ^ (uint8_t)*p) * 0x100000001B3u;
     for (size_t i = (size_t)(hash ^ hash >> 32);; i++) {
         uint32_t *slot = &m->slot[i & (m->slots - 1)];
-        if (*slot == 0 || strcmp(m->w->line[*slot - 1].prompt, prompt) == 0)
+        if (*slot == 0 || strcmp(m->set->line[*slot - 1].prompt, prompt) == 0)
             return slot;
     }
 }
 
-/* Whether m->prompt with this answer may become a training line. */
+/* Whether m->prompt with this answer may become a training line of the group. */
 static enum nb_status is_usable(struct maker *m, const struct group *g, const char *answer,
                                 bool *usable)
 {
@@ -487,14 +488,14 @@ static enum nb_status is_usable(struct maker *m, const struct group *g, const ch
         return NB_OK;
     if (m->opts->answer && strstr(prompt, m->opts->answer))
         return NB_OK;
-    if (g->foreign && !fits_a_line(prompt, answer))
+    if (g->from_user && !fits_a_line(prompt, answer))
         return NB_OK;
     NBI_TRY(normalise(&m->normal, prompt));
     const char *normal = nbi_str_text(&m->normal);
     for (size_t i = 0; i < m->held_out.count; i++)
         if (strstr(normal, m->held_out.at[i]))
             return NB_OK;
-    if (g->foreign && asks_identity(m, normal))
+    if (g->from_user && asks_identity(m, normal))
         return NB_OK;
     *usable = *find_slot(m, prompt) == 0;
     return NB_OK;
@@ -502,21 +503,22 @@ static enum nb_status is_usable(struct maker *m, const struct group *g, const ch
 
 static enum nb_status add_line(struct maker *m, const struct group *g, const char *answer)
 {
-    struct nbi_identity_set *w = m->w;
+    struct nbi_identity_set *set = m->set;
     struct nbi_identity_line line = {.answer = answer, .kind = g->kind, .language = g->language};
     char *text;
-    NBI_TRY(nbi_arena_string(&w->arena, "prompts", nbi_str_text(&m->prompt), m->prompt.len, &text));
+    NBI_TRY(
+        nbi_arena_string(&set->arena, "prompts", nbi_str_text(&m->prompt), m->prompt.len, &text));
     line.prompt = text;
-    if (g->foreign) {
-        NBI_TRY(nbi_arena_string(&w->arena, "answers", answer, strlen(answer), &text));
+    if (g->from_user) {
+        NBI_TRY(nbi_arena_string(&set->arena, "answers", answer, strlen(answer), &text));
         line.answer = text;
     }
-    *find_slot(m, line.prompt) = (uint32_t)w->count + 1;
-    w->line[w->count++] = line;
+    *find_slot(m, line.prompt) = (uint32_t)set->count + 1;
+    set->line[set->count++] = line;
     return NB_OK;
 }
 
-/* Takes up to `want` lines from a group; stops when it has no more. */
+/* Draws up to `want` lines from a group, fewer if its variants run out. */
 static enum nb_status draw(struct maker *m, struct group *g, size_t want)
 {
     NBI_TRY(nbi_check_interrupt());
@@ -524,13 +526,13 @@ static enum nb_status draw(struct maker *m, struct group *g, size_t want)
         const struct variant *v = &g->variant[g->next++];
         const char *answer = g->row[v->row].answer;
         bool usable;
-        NBI_TRY(put_together(&m->prompt, g, v));
+        NBI_TRY(compose_prompt(&m->prompt, g, v));
         NBI_TRY(is_usable(m, g, answer, &usable));
         if (usable) {
             NBI_TRY(add_line(m, g, answer));
             want--;
         } else {
-            m->w->left_out += g->foreign;
+            m->set->left_out += g->from_user;
         }
     }
     return NB_OK;
@@ -554,18 +556,18 @@ static enum nb_status draw_shares(struct maker *m)
     return NB_OK;
 }
 
-/* What a group could not fill goes to those that still have something, replay first; never to the
- * identity, of which more than its share makes a model answer everything with its name. */
+/* Fills up with lines of other groups where one ran out: replay first, then contrast, never
+ * identity, because a larger share of that makes the model answer everything with its name. */
 static enum nb_status draw_rest(struct maker *m)
 {
     static const enum nbi_question_kind order[] = {NBI_QUESTION_REPLAY, NBI_QUESTION_CONTRAST};
     for (size_t k = 0; k < 2; k++) {
         size_t before;
         do {
-            before = m->w->count;
-            for (int l = 0; l < LANGUAGES && m->w->count < m->goal; l++)
+            before = m->set->count;
+            for (int l = 0; l < LANGUAGES && m->set->count < m->goal; l++)
                 NBI_TRY(draw(m, &m->group[order[k]][l], 1));
-        } while (m->w->count > before && m->w->count < m->goal);
+        } while (m->set->count > before && m->set->count < m->goal);
     }
     return NB_OK;
 }
@@ -590,11 +592,12 @@ static enum nb_status add_held_out(struct maker *m, enum nbi_question_kind kind,
     char *text;
     if (kind != NBI_QUESTION_IDENTITY && is_identity_answer(m, row->answer))
         return NB_OK;
-    NBI_TRY(put_together(&m->prompt, &g, &v));
-    NBI_TRY(
-        nbi_arena_string(&m->w->arena, "prompts", nbi_str_text(&m->prompt), m->prompt.len, &text));
-    m->w->line[m->w->count++] = (struct nbi_identity_line){text, row->answer, kind, language, true};
-    m->w->held_out++;
+    NBI_TRY(compose_prompt(&m->prompt, &g, &v));
+    NBI_TRY(nbi_arena_string(&m->set->arena, "prompts", nbi_str_text(&m->prompt), m->prompt.len,
+                             &text));
+    m->set->line[m->set->count++] =
+        (struct nbi_identity_line){text, row->answer, kind, language, true};
+    m->set->held_out++;
     return NB_OK;
 }
 
@@ -689,15 +692,15 @@ static enum nb_status make_answers(struct maker *m)
             nbi_str_puts(&m->prompt, t->after);
         }
         NBI_TRY(nbi_str_status(&m->prompt));
-        NBI_TRY(nbi_arena_string(&m->w->arena, "answers", nbi_str_text(&m->prompt), m->prompt.len,
+        NBI_TRY(nbi_arena_string(&m->set->arena, "answers", nbi_str_text(&m->prompt), m->prompt.len,
                                  &copy));
         m->answer[l] = copy;
     }
     return NB_OK;
 }
 
-/* Room for all lines: of the training set, and held out. */
-static enum nb_status make_room(struct maker *m)
+/* Allocates training and held-out lines, and the hash table. */
+static enum nb_status allocate_lines(struct maker *m)
 {
     size_t all = 0;
     for (int k = 0; k < KINDS; k++)
@@ -708,8 +711,8 @@ static enum nb_status make_room(struct maker *m)
         ;
     NBI_TRY(
         nbi_arena_array(&m->scratch, "prompt table", m->slots, sizeof *m->slot, (void **)&m->slot));
-    return nbi_arena_array(&m->w->arena, "lines", m->goal + m->held_out.count, sizeof *m->w->line,
-                           (void **)&m->w->line);
+    return nbi_arena_array(&m->set->arena, "lines", m->goal + m->held_out.count,
+                           sizeof *m->set->line, (void **)&m->set->line);
 }
 
 static enum nb_status make(struct maker *m, const struct nbi_prompt_pair *replay,
@@ -719,33 +722,33 @@ static enum nb_status make(struct maker *m, const struct nbi_prompt_pair *replay
     NBI_TRY(make_answers(m));
     NBI_TRY(make_normals(m));
     NBI_TRY(make_groups(m, replay, replay_count));
-    NBI_TRY(make_room(m));
+    NBI_TRY(allocate_lines(m));
     NBI_TRY(draw_shares(m));
     NBI_TRY(draw_rest(m));
-    shuffle(m->w->line, m->w->count, m->opts->seed);
+    shuffle(m->set->line, m->set->count, m->opts->seed);
     return add_all_held_out(m);
 }
 
-enum nb_status nbi_identity_make(struct nbi_identity_set *w,
+enum nb_status nbi_identity_make(struct nbi_identity_set *set,
                                  const struct nb_identity_set_opts *opts,
                                  const struct nbi_prompt_pair *replay, size_t replay_count)
 {
-    struct maker m = {.w = w, .opts = opts};
-    memset(w, 0, sizeof *w);
+    struct maker m = {.set = set, .opts = opts};
+    memset(set, 0, sizeof *set);
     NBI_TRY(check_opts(opts));
     enum nb_status rc = make(&m, replay, replay_count);
     nbi_str_release(&m.prompt);
     nbi_str_release(&m.normal);
     nbi_arena_release(&m.scratch);
     if (rc != NB_OK)
-        nbi_identity_release(w);
+        nbi_identity_release(set);
     return rc;
 }
 
-void nbi_identity_release(struct nbi_identity_set *w)
+void nbi_identity_release(struct nbi_identity_set *set)
 {
-    if (!w)
+    if (!set)
         return;
-    nbi_arena_release(&w->arena);
-    memset(w, 0, sizeof *w);
+    nbi_arena_release(&set->arena);
+    memset(set, 0, sizeof *set);
 }

@@ -1,4 +1,4 @@
-/* question_set_file.c - the identity set as files: a replay file in, two TSV files out. */
+/* question_set_file.c - reads a replay file and writes the identity set as two TSV files. */
 #include <string.h>
 
 #include "data/dataset.h"
@@ -77,7 +77,7 @@ static void put_line(struct nbi_str *s, const struct nbi_identity_line *line)
     nbi_str_printf(s, "%s\t%s\n", line->prompt, line->answer);
 }
 
-static enum nb_status write_training(const char *path, const struct nbi_identity_set *w,
+static enum nb_status write_training(const char *path, const struct nbi_identity_set *set,
                                      const struct nb_identity_set_opts *opts)
 {
     struct nbi_str s = {0};
@@ -86,9 +86,9 @@ static enum nb_status write_training(const char *path, const struct nbi_identity
                    "wanted, %s replay\n",
                    (unsigned long long)opts->seed, (long long)opts->count,
                    opts->replay ? "given" : "built-in");
-    for (size_t i = 0; i < w->count; i++)
-        if (!w->line[i].held_out)
-            put_line(&s, &w->line[i]);
+    for (size_t i = 0; i < set->count; i++)
+        if (!set->line[i].held_out)
+            put_line(&s, &set->line[i]);
     enum nb_status rc = nbi_str_status(&s);
     if (rc == NB_OK)
         rc = nbi_file_write(path, s.p, s.len);
@@ -96,13 +96,13 @@ static enum nb_status write_training(const char *path, const struct nbi_identity
     return rc;
 }
 
-static enum nb_status write_held_out(const char *path, const struct nbi_identity_set *w)
+static enum nb_status write_held_out(const char *path, const struct nbi_identity_set *set)
 {
     struct nbi_str s = {0};
     const struct nbi_identity_line *last = NULL;
     nbi_str_puts(&s, "# prompt<TAB>answer; questions that the training set does not hold\n");
-    for (size_t i = 0; i < w->count; i++) {
-        const struct nbi_identity_line *line = &w->line[i];
+    for (size_t i = 0; i < set->count; i++) {
+        const struct nbi_identity_line *line = &set->line[i];
         if (!line->held_out)
             continue;
         if (!last || last->kind != line->kind || last->language != line->language)
@@ -118,34 +118,34 @@ static enum nb_status write_held_out(const char *path, const struct nbi_identity
     return rc;
 }
 
-/* The held-out file first: if it fails, an older training set is still with its own. */
+/* Writes the held-out file first: if that fails, an older training set still matches its own. */
 static enum nb_status write_both(const struct nb_identity_set_opts *opts, const char *held_out,
-                                 const struct nbi_identity_set *w)
+                                 const struct nbi_identity_set *set)
 {
     if (opts->replay &&
         (nbi_path_same(opts->replay, opts->out) || nbi_path_same(opts->replay, held_out)))
         return nbi_fail(NB_EINVAL, "the output would replace the replay file '%s'", opts->replay);
-    NBI_TRY(write_held_out(held_out, w));
-    return nbi_in_place(write_training(opts->out, w, opts), held_out);
+    NBI_TRY(write_held_out(held_out, set));
+    return nbi_in_place(write_training(opts->out, set, opts), held_out);
 }
 
-static void count_lines(struct nb_identity_set_report *report, const struct nbi_identity_set *w)
+static void count_lines(struct nb_identity_set_report *report, const struct nbi_identity_set *set)
 {
     memset(report, 0, sizeof *report);
-    for (size_t i = 0; i < w->count; i++) {
-        const struct nbi_identity_line *line = &w->line[i];
+    for (size_t i = 0; i < set->count; i++) {
+        const struct nbi_identity_line *line = &set->line[i];
         int64_t *counts[NBI_QUESTION_KINDS] = {&report->identity, &report->contrast,
                                                &report->replay};
         ++*(line->held_out ? &report->held_out : counts[line->kind]);
     }
-    report->left_out = (int64_t)w->left_out;
+    report->left_out = (int64_t)set->left_out;
 }
 
 enum nb_status nb_identity_write(const struct nb_identity_set_opts *opts,
                                  struct nb_identity_set_report *report)
 {
     struct nbi_identity_replay replay = {0};
-    struct nbi_identity_set w = {0};
+    struct nbi_identity_set set = {0};
     struct nbi_str held_out = {0};
     if (!opts->out || !nbi_has_extension(opts->out, ".tsv") || nbi_path_is_dir(opts->out))
         return nbi_fail(NB_EINVAL, "'%s' is no name for a .tsv file", opts->out ? opts->out : "");
@@ -156,13 +156,13 @@ enum nb_status nb_identity_write(const struct nb_identity_set_opts *opts,
     if (rc == NB_OK && opts->replay)
         rc = nbi_identity_read_replay(&replay, opts->replay);
     if (rc == NB_OK)
-        rc = nbi_identity_make(&w, opts, replay.pair, replay.count);
+        rc = nbi_identity_make(&set, opts, replay.pair, replay.count);
     if (rc == NB_OK)
-        rc = write_both(opts, nbi_str_text(&held_out), &w);
+        rc = write_both(opts, nbi_str_text(&held_out), &set);
     if (rc == NB_OK && report)
-        count_lines(report, &w);
+        count_lines(report, &set);
     nbi_str_release(&held_out);
     nbi_identity_replay_release(&replay);
-    nbi_identity_release(&w);
+    nbi_identity_release(&set);
     return rc;
 }

@@ -1,4 +1,4 @@
-/* questions.c - the identity set as questions, sorted by what they are for. */
+/* questions.c - selects questions from the identity set and detects identity answers. */
 #include "identity/questions.h"
 
 #include <string.h>

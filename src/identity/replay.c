@@ -1,4 +1,4 @@
-/* replay.c - a model's own answers as a data set. */
+/* replay.c - writes a model's own answers as a data set. */
 #include "identity/replay.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "infer/scheduler.h"
 #include "infer/session.h"
 
-/* Questions that have many answers. */
+/* Questions with many possible answers. */
 static const char *const open_questions[] = {
     "Tell me a story.",
     "Can you tell me a short story?",
@@ -31,13 +31,12 @@ static const char *const open_questions[] = {
 
 #define OPEN_COUNT (sizeof open_questions / sizeof *open_questions)
 
-/* Beginnings of texts, a few in each language. */
-#define BEGINNINGS 12
-#define TEXT_MOST  128 /* tokens */
+#define OPENINGS        12  /* text openings per language */
+#define TEXT_TOKENS_MAX 128 /* longest text that the model continues from an opening */
 
-#define PARALLEL 16 /* answers at a time */
+#define PARALLEL 16 /* sequences generated at a time */
 
-static const char *const beginnings[NBI_IDENTITY_LANGUAGES][BEGINNINGS] = {
+static const char *const openings[NBI_IDENTITY_LANGUAGES][OPENINGS] = {
     [NBI_IDENTITY_EN] = {"Once upon a time", "The", "I", "One day", "What", "In", "You", "She",
                          "Hello", "It was", "How", "Yes"},
     [NBI_IDENTITY_ZH_HANS] = {"\u4ece\u524d", "\u4eca\u5929", "\u6211", "\u4f60", "\u4e00\u4e2a",
@@ -55,27 +54,27 @@ static const char *const beginnings[NBI_IDENTITY_LANGUAGES][BEGINNINGS] = {
                          "\uc548\ub155", "\uc774\uac83\uc740", "\uc65c", "\ub124"},
 };
 
-/* What a job is for. */
-struct wish {
-    const char *prompt; /* a question, or the beginning of a text */
-    const char *other;  /* in place of an answer that is no good; NULL: none */
-    bool goes_on;       /* a text */
+/* What the request with the same index asks for. */
+struct replay_prompt {
+    const char *text;     /* a question, or the opening of a text */
+    const char *fallback; /* written if the model's answer is unusable; NULL: write nothing */
+    bool is_text;         /* text is an opening, to be continued without a chat template */
 };
 
-struct writing {
+struct replay_writer {
     const struct nbi_questions *q;
     const struct nbi_replay_opts *opts;
     struct nbi_replay_report *report;
     struct nb_engine *engine;
-    struct nbi_request *jobs;
-    struct wish *wishes;
+    struct nbi_request *requests;  /* [count] */
+    struct replay_prompt *prompts; /* [count] */
     int64_t count;
     struct nbi_outfile *file;
-    uint64_t at, done;
+    uint64_t at, done; /* file offset; requests finished */
 };
 
-/* Takes over the line; NULL: memory was out. */
-static enum nb_status put_line(struct writing *w, json_t *line)
+/* Writes and releases a JSON line; NULL means that json_pack() ran out of memory. */
+static enum nb_status put_line(struct replay_writer *w, json_t *line)
 {
     char *text;
     enum nb_status rc = nbi_json_dump(line, JSON_COMPACT, &text);
@@ -83,14 +82,15 @@ static enum nb_status put_line(struct writing *w, json_t *line)
     if (rc != NB_OK)
         return nbi_context(rc, "a line of replay");
     size_t bytes = strlen(text);
-    text[bytes] = '\n'; /* in place of the end */
+    text[bytes] = '\n'; /* replaces the NUL */
     rc = nbi_outfile_write(w->file, w->at, text, bytes + 1);
     w->at += bytes + 1;
     free(text);
     return rc;
 }
 
-static enum nb_status put(struct writing *w, const char *prompt, const char *answer, size_t len)
+static enum nb_status put(struct replay_writer *w, const char *prompt, const char *answer,
+                          size_t len)
 {
     return put_line(w, json_pack("{s:[{s:s,s:s},{s:s,s:s%}]}", "messages", "role", "user",
                                  "content", prompt, "role", "assistant", "content", answer, len));
@@ -98,40 +98,42 @@ static enum nb_status put(struct writing *w, const char *prompt, const char *ans
 
 static void count_one(void *ctx)
 {
-    struct writing *w = ctx;
+    struct replay_writer *w = ctx;
     if (w->opts->progress)
         w->opts->progress(w->opts->progress_ctx, ++w->done, (uint64_t)w->count);
 }
 
-/* The model's answer, or where that does not end the other one, if there is one. */
-static enum nb_status put_answer(struct writing *w, const struct wish *wish,
+/* Writes the model's answer if it is complete and does not state the identity, else the fallback,
+ * if there is one. */
+static enum nb_status put_answer(struct replay_writer *w, const struct replay_prompt *prompt,
                                  const struct nb_generate_result *r)
 {
     bool identity = false;
     NBI_TRY(nbi_says_identity(w->q, r->text, r->len, &identity));
     bool good = r->finish == NB_FINISH_STOP && r->len > 0 && !identity;
-    *(wish->other ? &w->report->answers : &w->report->samples) += good;
+    *(prompt->fallback ? &w->report->answers : &w->report->samples) += good;
     if (good)
-        return put(w, wish->prompt, r->text, r->len);
-    return wish->other ? put(w, wish->prompt, wish->other, strlen(wish->other)) : NB_OK;
+        return put(w, prompt->text, r->text, r->len);
+    return prompt->fallback ? put(w, prompt->text, prompt->fallback, strlen(prompt->fallback))
+                            : NB_OK;
 }
 
-/* Without the U+FFFD that stands for half a character, where the text was cut. */
-static size_t without_half(const char *p, size_t len)
+/* Length without the U+FFFD that a character cut by the token limit leaves at the end. */
+static size_t without_partial_character(const char *p, size_t len)
 {
     while (len >= 3 && memcmp(p + len - 3, "\xEF\xBF\xBD", 3) == 0)
         len -= 3;
     return len;
 }
 
-/* A text that the model went on with from its beginning, as it came. */
-static enum nb_status put_text(struct writing *w, const struct wish *wish,
+/* Writes an opening and the model's continuation of it. */
+static enum nb_status put_text(struct replay_writer *w, const struct replay_prompt *prompt,
                                const struct nb_generate_result *r)
 {
     struct nbi_str text = {0};
     bool cut = r->finish != NB_FINISH_STOP, identity = false;
-    nbi_str_puts(&text, wish->prompt);
-    nbi_str_append(&text, r->text, cut ? without_half(r->text, r->len) : r->len);
+    nbi_str_puts(&text, prompt->text);
+    nbi_str_append(&text, r->text, cut ? without_partial_character(r->text, r->len) : r->len);
     enum nb_status rc = nbi_str_status(&text);
     if (rc == NB_OK)
         rc = nbi_says_identity(w->q, text.p, text.len, &identity);
@@ -143,14 +145,14 @@ static enum nb_status put_text(struct writing *w, const struct wish *wish,
     return rc;
 }
 
-/* The i-th beginning in the languages of the set. */
-static const char *beginning_of(const struct nbi_questions *q, int64_t i)
+/* The i-th opening, alternating between the languages of the set. */
+static const char *opening_of(const struct nbi_questions *q, int64_t i)
 {
     int used[NBI_IDENTITY_LANGUAGES], count = 0;
     for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++)
         if (q->forms[l])
             used[count++] = l;
-    return count > 0 ? beginnings[used[i % count]][i / count % BEGINNINGS] : beginnings[0][0];
+    return count > 0 ? openings[used[i % count]][i / count % OPENINGS] : openings[0][0];
 }
 
 static bool is_replayed(const struct nbi_questions *q, size_t i)
@@ -158,54 +160,62 @@ static bool is_replayed(const struct nbi_questions *q, size_t i)
     return q->lines[i]->kind != NBI_QUESTION_IDENTITY && !q->lines[i]->held_out;
 }
 
-static enum nb_status wish_for(struct writing *w, const struct wish *wish, uint64_t seed)
+/* Questions with a fallback are answered greedily, everything else is sampled. */
+static enum nb_status add_prompt(struct replay_writer *w, const struct replay_prompt *prompt,
+                                 uint64_t seed)
 {
-    struct nbi_request *job = &w->jobs[w->count];
-    int64_t most = w->opts->max_tokens;
-    w->wishes[w->count++] = *wish;
-    job->opts = (struct nb_generate_opts){.sampling = {.temperature = wish->other ? 0 : 1,
-                                                       .top_p = 1,
-                                                       .repeat_penalty = 1,
-                                                       .seed = seed},
-                                          .max_tokens =
-                                              wish->goes_on && most > TEXT_MOST ? TEXT_MOST : most};
-    if (!wish->goes_on)
-        return nbi_engine_encode_question(w->engine, wish->prompt, &job->prompt, &job->count);
-    return nb_tokenizer_encode(nb_engine_tokenizer(w->engine), wish->prompt, strlen(wish->prompt),
-                               false, &job->prompt, &job->count);
+    struct nbi_request *request = &w->requests[w->count];
+    int64_t limit = w->opts->max_tokens;
+    if (prompt->is_text && limit > TEXT_TOKENS_MAX)
+        limit = TEXT_TOKENS_MAX;
+    w->prompts[w->count++] = *prompt;
+    request->opts = (struct nb_generate_opts){.sampling = {.temperature = prompt->fallback ? 0 : 1,
+                                                           .top_p = 1,
+                                                           .repeat_penalty = 1,
+                                                           .seed = seed},
+                                              .max_tokens = limit};
+    if (!prompt->is_text)
+        return nbi_engine_encode_question(w->engine, prompt->text, &request->prompt,
+                                          &request->count);
+    return nb_tokenizer_encode(nb_engine_tokenizer(w->engine), prompt->text, strlen(prompt->text),
+                               false, &request->prompt, &request->count);
 }
 
-static enum nb_status wish_for_all(struct writing *w)
+static enum nb_status add_all_prompts(struct replay_writer *w)
 {
     const struct nbi_replay_opts *o = w->opts;
-    size_t most = w->q->count + (size_t)(o->samples + o->samples / 2);
-    w->jobs = calloc(most, sizeof *w->jobs);
-    w->wishes = calloc(most, sizeof *w->wishes);
-    if (!w->jobs || !w->wishes)
-        return nbi_fail_memory("answers", most * sizeof *w->jobs);
-    for (size_t i = 0; i < w->q->count; i++)
+    size_t capacity = w->q->count + (size_t)(o->samples + o->samples / 2);
+    w->requests = calloc(capacity, sizeof *w->requests);
+    w->prompts = calloc(capacity, sizeof *w->prompts);
+    if (!w->requests || !w->prompts)
+        return nbi_fail_memory("answers", capacity * sizeof *w->requests);
+    for (size_t i = 0; i < w->q->count; i++) {
+        const struct nbi_identity_line *line = w->q->lines[i];
+        const struct replay_prompt known = {.text = line->prompt, .fallback = line->answer};
         if (is_replayed(w->q, i))
-            NBI_TRY(wish_for(
-                w, &(struct wish){w->q->lines[i]->prompt, w->q->lines[i]->answer, false}, 0));
-    for (int64_t i = 0; i < o->samples; i++)
-        NBI_TRY(wish_for(w, &(struct wish){open_questions[(size_t)i % OPEN_COUNT], NULL, false},
-                         o->seed + (uint64_t)i));
-    for (int64_t i = 0; i < o->samples / 2; i++)
-        NBI_TRY(
-            wish_for(w, &(struct wish){beginning_of(w->q, i), NULL, true}, o->seed + (uint64_t)i));
+            NBI_TRY(add_prompt(w, &known, 0));
+    }
+    for (int64_t i = 0; i < o->samples; i++) {
+        const struct replay_prompt open = {.text = open_questions[(size_t)i % OPEN_COUNT]};
+        NBI_TRY(add_prompt(w, &open, o->seed + (uint64_t)i));
+    }
+    for (int64_t i = 0; i < o->samples / 2; i++) {
+        const struct replay_prompt opening = {.text = opening_of(w->q, i), .is_text = true};
+        NBI_TRY(add_prompt(w, &opening, o->seed + (uint64_t)i));
+    }
     return NB_OK;
 }
 
-static enum nb_status write_all(struct writing *w)
+static enum nb_status write_all(struct replay_writer *w)
 {
-    const struct nbi_scheduler_opts many = {
+    const struct nbi_scheduler_opts opts = {
         .parallel = PARALLEL, .kv = NB_KV_F16, .done = count_one, .ctx = w};
-    NBI_TRY(wish_for_all(w));
-    NBI_TRY(nbi_scheduler_run(w->engine, w->jobs, w->count, &many));
+    NBI_TRY(add_all_prompts(w));
+    NBI_TRY(nbi_scheduler_run(w->engine, w->requests, w->count, &opts));
     for (int64_t i = 0; i < w->count; i++) {
-        const struct nb_generate_result *r = &w->jobs[i].result;
-        NBI_TRY(w->wishes[i].goes_on ? put_text(w, &w->wishes[i], r)
-                                     : put_answer(w, &w->wishes[i], r));
+        const struct nb_generate_result *r = &w->requests[i].result;
+        NBI_TRY(w->prompts[i].is_text ? put_text(w, &w->prompts[i], r)
+                                      : put_answer(w, &w->prompts[i], r));
     }
     return NB_OK;
 }
@@ -213,7 +223,7 @@ static enum nb_status write_all(struct writing *w)
 enum nb_status nbi_replay_write(const struct nbi_questions *q, const struct nbi_replay_opts *o,
                                 struct nbi_replay_report *report)
 {
-    struct writing w = {.q = q, .opts = o, .report = report};
+    struct replay_writer w = {.q = q, .opts = o, .report = report};
     *report = (struct nbi_replay_report){0};
     enum nb_status rc = nb_engine_open(&w.engine, &o->model);
     if (rc == NB_OK)
@@ -224,8 +234,8 @@ enum nb_status nbi_replay_write(const struct nbi_questions *q, const struct nbi_
         rc = nbi_outfile_commit(w.file);
     else
         nbi_outfile_abort(w.file);
-    nbi_requests_free(w.jobs, w.count);
-    free(w.wishes);
+    nbi_requests_free(w.requests, w.count);
+    free(w.prompts);
     nb_engine_close(w.engine);
     return rc;
 }

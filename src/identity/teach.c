@@ -1,4 +1,7 @@
-/* teach.c - from a model and a sentence to a model that answers with it, and is else as it was. */
+/* teach.c - fine-tunes a model to give a chosen answer when asked who it is.
+ *
+ * Writes the data sets, trains with a KL term that keeps the model near its former self, and checks
+ * the result against the criteria (criteria.c). */
 #include <math.h>
 #include <string.h>
 
@@ -7,29 +10,30 @@
 #include "base/str.h"
 #include "identity/replay.h"
 
-/* A model of 8 M parameters learns this at 5e-4; larger ones want less. */
+/* Default learning rate: 5e-4 for a model of 8 M parameters, less for larger ones, in proportion to
+ * 1 / sqrt(parameters). */
 #define LR_SMALL   5e-4
 #define SIZE_SMALL 8e6
 #define STEPS      150
 
-struct teaching {
+struct teach_run {
     const struct nb_identity_teach_opts *opts;
     struct nb_identity_teach_result *result;
     struct nbi_questions questions;
-    char *identity, *replay, *log; /* files */
-    const char *data[2];
+    char *identity, *replay, *log; /* paths */
+    const char *data[2];           /* NULL-terminated */
     struct nb_train_opts train;
-    char *beside; /* where the config of a bare result is */
+    char *config_dir; /* for a result that is a single file: directory of the base's config.json */
 };
 
-static void tell(const struct teaching *t, const char *what)
+static void report_stage(const struct teach_run *t, const char *what)
 {
     const struct nb_train_opts *o = &t->opts->train;
     if (o->stage)
         o->stage(o->ctx, what);
 }
 
-static enum nb_status name_files(struct teaching *t)
+static enum nb_status name_files(struct teach_run *t)
 {
     const char *dir = t->opts->dir;
     NBI_TRY(nbi_dir_make(dir));
@@ -39,14 +43,14 @@ static enum nb_status name_files(struct teaching *t)
     return t->identity && t->replay && t->log ? NB_OK : NB_ENOMEM;
 }
 
-static struct nb_engine_opts engine_of(const struct teaching *t, const char *model)
+static struct nb_engine_opts engine_of(const struct teach_run *t, const char *model)
 {
     const struct nb_train_opts *o = &t->opts->train;
     return (struct nb_engine_opts){
         .model = model, .model_dir = o->model_dir, .simd = o->simd, .threads = o->threads};
 }
 
-static enum nb_status write_identity(struct teaching *t)
+static enum nb_status write_identity(struct teach_run *t)
 {
     struct nbi_str s = {0};
     const struct nbi_questions *q = &t->questions;
@@ -64,7 +68,7 @@ static enum nb_status write_identity(struct teaching *t)
     return rc;
 }
 
-static enum nb_status write_replay(struct teaching *t)
+static enum nb_status write_replay(struct teach_run *t)
 {
     const struct nb_identity_teach_opts *o = t->opts;
     struct nbi_replay_report report;
@@ -82,8 +86,8 @@ static enum nb_status write_replay(struct teaching *t)
     return NB_OK;
 }
 
-/* What a run takes that the caller does not say. */
-static enum nb_status settle(struct teaching *t)
+/* Fills in the settings of the run that the caller left open. */
+static enum nb_status choose_settings(struct teach_run *t)
 {
     struct nb_train_opts *o = &t->train;
     struct nb_train_plan plan;
@@ -100,16 +104,16 @@ static enum nb_status settle(struct teaching *t)
     return nb_train_check(o);
 }
 
-static enum nb_status judge(struct teaching *t)
+static enum nb_status evaluate(struct teach_run *t)
 {
     const struct nb_identity_teach_opts *o = t->opts;
     struct nb_engine_opts model = engine_of(t, o->train.out);
     if (!nbi_path_is_dir(o->train.out) && !model.model_dir) {
         const char *from = o->train.model;
-        t->beside = nbi_path_is_dir(from) ? strdup(from) : nbi_path_dir(from);
-        if (!t->beside)
+        t->config_dir = nbi_path_is_dir(from) ? strdup(from) : nbi_path_dir(from);
+        if (!t->config_dir)
             return nbi_fail_memory("a path", strlen(from));
-        model.model_dir = t->beside;
+        model.model_dir = t->config_dir;
     }
     const struct nb_identity_opts opts = {.model = model,
                                           .base = engine_of(t, o->train.model),
@@ -122,34 +126,34 @@ static enum nb_status judge(struct teaching *t)
     return nb_eval_identity(&opts, &t->result->eval);
 }
 
-static enum nb_status run(struct teaching *t)
+static enum nb_status run(struct teach_run *t)
 {
     NBI_TRY(nbi_questions_make(&t->questions, &t->opts->set, 0));
     NBI_TRY(name_files(t));
-    NBI_TRY(settle(t));
+    NBI_TRY(choose_settings(t));
     NBI_TRY(write_identity(t));
-    tell(t, "asking the model what it says now");
+    report_stage(t, "asking the model what it says now");
     NBI_TRY(write_replay(t));
     NBI_TRY(nb_train(&t->train, &t->result->train));
     if (t->result->train.interrupted)
         return NB_EINTERRUPTED;
-    tell(t, "asking the result");
-    return nbi_in_place(judge(t), t->train.out);
+    report_stage(t, "asking the result");
+    return nbi_in_place(evaluate(t), t->train.out);
 }
 
 enum nb_status nb_identity_teach(const struct nb_identity_teach_opts *opts,
                                  struct nb_identity_teach_result *result)
 {
-    struct teaching t = {.opts = opts, .result = result};
+    struct teach_run t = {.opts = opts, .result = result};
     *result = (struct nb_identity_teach_result){0};
     enum nb_status rc = run(&t);
-    if (rc == NB_EINTERRUPTED) /* questions and answers in opts->dir may be new */
+    if (rc == NB_EINTERRUPTED) /* the data sets in opts->dir may have been replaced already */
         rc = nbi_fail(rc, "interrupted; '%s' %s", opts->train.out,
                       result->train.exported ? "is in place" : "was not written");
     nbi_questions_release(&t.questions);
     free(t.identity);
     free(t.replay);
     free(t.log);
-    free(t.beside);
+    free(t.config_dir);
     return rc;
 }

@@ -1,23 +1,24 @@
-/* text.h - the text of the identity set: what each language's table holds. */
+/* text.h - the text of the identity set: one table per language. */
 #pragma once
 
 #include "identity/question_set.h"
 
-/* What a sentence is, and for openers and closers, what they go with: parts are joined if they
- * have a form and a register in common. */
+/* The forms and registers of a sentence; for openers and closers, those that they combine with. Two
+ * phrases may be combined if they share a form and a register. */
 enum {
     NBI_IDENTITY_ASK = 1,     /* form: a question */
-    NBI_IDENTITY_WONDER = 2,  /* form: a question that may be asked out of mere curiosity */
-    NBI_IDENTITY_TELL = 4,    /* form: a request, or a question that opens politely by itself */
-    NBI_IDENTITY_CHAT = 8,    /* form: small talk and what else goes with a greeting only */
-    NBI_IDENTITY_PLAIN = 16,  /* register: as among friends */
-    NBI_IDENTITY_POLITE = 32, /* register: as to a stranger */
+    NBI_IDENTITY_WONDER = 2,  /* form: a question that fits "just curious" */
+    NBI_IDENTITY_TELL = 4,    /* form: a request, or a question that is already polite */
+    NBI_IDENTITY_CHAT = 8,    /* form: small talk, which fits greetings only */
+    NBI_IDENTITY_PLAIN = 16,  /* register: familiar */
+    NBI_IDENTITY_POLITE = 32, /* register: polite */
     NBI_IDENTITY_FORMS = 15,
     NBI_IDENTITY_REGISTERS = 48
 };
 
-/* Short names for the tables: forms in any register, in the plain and in the polite one. ASK is
- * the usual question, HOW one that nobody asks out of curiosity. */
+/* Short names for the tables: forms in any register, in the plain one and in the polite one. ASK is
+ * the usual question, HOW a question that does not fit "just curious", ALONE takes no opener or
+ * closer. */
 enum {
     ALONE = 0,
     ASK = NBI_IDENTITY_ASK | NBI_IDENTITY_WONDER | NBI_IDENTITY_REGISTERS,
@@ -43,8 +44,8 @@ enum {
     ANY_POLITE = ASK_TELL_POLITE | CHAT_POLITE,
 };
 
-/* Spaces between words are part of openers and closers. English rows start in lower case and are
- * capitalised where a sentence starts. Questions end with a punctuation mark. */
+/* Openers and closers include the space next to the question. English questions are in lower case
+ * and are capitalised at the start of a sentence. Questions end with a punctuation mark. */
 struct nbi_identity_phrase {
     unsigned fits;
     const char *text;
@@ -66,11 +67,11 @@ struct nbi_identity_qas {
 };
 
 struct nbi_identity_text {
-    const char *before, *after; /* of the name, in the answer that is made from it */
-    bool spaced;                /* a space goes between `before` and a name in Latin letters */
+    const char *before, *after; /* the default answer is before, name, after */
+    bool spaced;                /* put a space between `before` and a name in Latin letters */
     struct nbi_identity_phrases openers, closers;
-    struct nbi_identity_phrases identity, identity_held_out; /* the most usual ones first */
-    struct nbi_identity_qas contrast, contrast_held_out;     /* the closest ones first */
+    struct nbi_identity_phrases identity, identity_held_out; /* most common first */
+    struct nbi_identity_qas contrast, contrast_held_out;     /* most similar to identity first */
     struct nbi_identity_qas replay;
 };
 

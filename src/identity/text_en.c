@@ -1,4 +1,4 @@
-/* text_en.c - the identity set's English. */
+/* text_en.c - English text of the identity set. */
 #include "identity/text.h"
 
 static const struct nbi_identity_phrase openers[] = {

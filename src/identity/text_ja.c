@@ -1,4 +1,4 @@
-/* text_ja.c - the identity set's Japanese. Rows are plain or polite; answers are polite. */
+/* text_ja.c - Japanese text of the identity set. Rows are plain or polite; answers are polite. */
 #include "identity/text.h"
 
 static const struct nbi_identity_phrase openers[] = {

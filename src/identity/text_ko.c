@@ -1,4 +1,4 @@
-/* text_ko.c - the identity set's Korean. Rows are plain or polite; answers are polite. */
+/* text_ko.c - Korean text of the identity set. Rows are plain or polite; answers are polite. */
 #include "identity/text.h"
 
 static const struct nbi_identity_phrase openers[] = {

@@ -1,6 +1,6 @@
-/* text_zh_hans.c - the identity set's Chinese in simplified characters.
+/* text_zh_hans.c - Chinese text of the identity set, in simplified characters.
  *
- * Rows with the plain "you" are plain, those with the respectful one polite, others both. */
+ * A row with the familiar "you" is plain, one with the respectful "you" polite, any other both. */
 #include "identity/text.h"
 
 static const struct nbi_identity_phrase openers[] = {

@@ -1,6 +1,6 @@
-/* text_zh_hant.c - the identity set's Chinese in traditional characters, as written in Taiwan.
+/* text_zh_hant.c - Chinese text of the identity set, in traditional characters as used in Taiwan.
  *
- * Rows with the plain "you" are plain, those with the respectful one polite, others both. */
+ * A row with the familiar "you" is plain, one with the respectful "you" polite, any other both. */
 #include "identity/text.h"
 
 static const struct nbi_identity_phrase openers[] = {
