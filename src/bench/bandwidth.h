@@ -1,10 +1,11 @@
-/* bandwidth.h - how fast memory can be read here. */
+/* bandwidth.h - measures the read bandwidth of host memory. */
 #pragma once
 
-/* Bytes per second of all threads together; the best of several rounds. 0 if memory is short. */
+/* Bytes per second of all threads together, best of several rounds; 0 when out of memory. */
 double nbi_read_bandwidth(int threads);
 
-/* The same for measuring again and again: memory that is large enough (free it), NULL if there is
- * none, and the rate at which it is read now. */
+/* The same in two steps, for repeated measurements. nbi_bandwidth_new returns a buffer that exceeds
+ * the caches, which the caller frees; NULL when out of memory. nbi_bandwidth_now measures with it.
+ */
 void *nbi_bandwidth_new(void);
 double nbi_bandwidth_now(const void *buf, int threads);

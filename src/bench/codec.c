@@ -1,7 +1,7 @@
-/* codec.c - how fast the NVFP4 codec is here, per core, with the memory's read bandwidth beside.
+/* codec.c - measures the NVFP4 codec per core, next to the read bandwidth of memory.
  *
- * All threads run at once on data of their own, larger than the second-level cache; the best of
- * several rounds counts for bandwidth, the median for operations. */
+ * All threads run at once, each on its own data, which exceeds the L2 cache. Bandwidth is the best
+ * of several rounds, the rate of an operation their median. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -14,8 +14,8 @@
 #include "tensor/codec.h"
 #include "tensor/nvfp4.h"
 
-#define VALUES ((int64_t)1 << 22) /* a thread: 8 MiB of bf16 */
-#define PIECE  ((int64_t)4096)
+#define VALUES ((int64_t)1 << 22) /* per thread: 8 MiB of bf16 */
+#define CHUNK  ((int64_t)4096)
 #define ROUNDS 5
 
 struct data {
@@ -26,7 +26,7 @@ struct data {
 
 struct op {
     const char *name;
-    bool quantise;
+    bool quantize;
     enum nb_quant_method method;
 };
 
@@ -37,14 +37,14 @@ static const struct op ops[] = {
     {"dequantize f32", false, NB_QUANT_RTN},
 };
 
-static void run_piece(const struct nbi_codec_table *k, const struct op *op, struct data *d,
+static void run_chunk(const struct nbi_codec_table *k, const struct op *op, struct data *d,
                       int64_t at)
 {
-    int64_t blocks = PIECE / NBI_NVFP4_BLOCK;
+    int64_t blocks = CHUNK / NBI_NVFP4_BLOCK;
     uint8_t *q = d->codes + at / 2, *s = d->scales + at / NBI_NVFP4_BLOCK;
-    if (op->quantise) {
-        float x[PIECE];
-        k->bf16_to_f32(x, d->bf16 + at, PIECE);
+    if (op->quantize) {
+        float x[CHUNK];
+        k->bf16_to_f32(x, d->bf16 + at, CHUNK);
         k->quantize(q, s, x, blocks, 1, blocks, op->method);
     } else {
         k->dequantize_f32(d->f32 + at, q, s, blocks, 1.0f);
@@ -62,11 +62,11 @@ static void run_all(void *ctx, int thread, int threads)
 {
     const struct measured *m = ctx;
     (void)threads;
-    for (int64_t at = 0; at < m->values; at += PIECE)
-        run_piece(m->k, m->op, &m->data[thread], at);
+    for (int64_t at = 0; at < m->values; at += CHUNK)
+        run_chunk(m->k, m->op, &m->data[thread], at);
 }
 
-/* Values per second and core. The scalar path is slow: it gets a smaller share of the data. */
+/* Values per second and core. The scalar path is slow, so it processes less data. */
 static double measure(const struct nbi_codec_table *k, const struct op *op, struct data *data,
                       int threads)
 {
@@ -108,7 +108,7 @@ static enum nb_status add_rows(struct nb_bench_ops *out, struct data *data)
             snprintf(row->op, sizeof row->op, "%s", ops[i].name);
             snprintf(row->path, sizeof row->path, "%s", k->name);
             row->gvalues_per_s_per_core = rate * 1e-9;
-            row->gb_per_s_per_core = rate * 1e-9 * (ops[i].quantise ? 2.0 : 9.0 / 16.0);
+            row->gb_per_s_per_core = rate * 1e-9 * (ops[i].quantize ? 2.0 : 9.0 / 16.0);
         }
     }
     return NB_OK;

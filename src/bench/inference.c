@@ -1,4 +1,4 @@
-/* inference.c - how fast a model runs, against what memory and arithmetic allow. */
+/* inference.c - measures prefill and decode, next to the limits of memory and arithmetic. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #define ROUNDS        5
 #define DECODE_ROUNDS 9
 
-/* Tokens that are no text; speed does not depend on them. */
+/* Arbitrary token ids; speed does not depend on them. */
 static int32_t *some_tokens(int64_t count, int64_t vocab)
 {
     int32_t *ids = malloc((size_t)count * sizeof *ids);
@@ -25,7 +25,7 @@ static int32_t *some_tokens(int64_t count, int64_t vocab)
 struct decoder {
     struct nb_session *session;
     struct nb_batch *batch;
-    struct nb_batch_input *parts;    /* [sequences] */
+    struct nb_batch_input *inputs;   /* [sequences] */
     struct nb_candidate *candidates; /* [sequences] */
     int64_t sequences;
     struct nbi_logits_spec next; /* of the session */
@@ -35,7 +35,7 @@ static void decoder_close(struct decoder *d)
 {
     nb_session_close(d->session);
     nb_batch_close(d->batch);
-    free(d->parts);
+    free(d->inputs);
     free(d->candidates);
 }
 
@@ -50,10 +50,10 @@ static enum nb_status decoder_open(struct decoder *d, const struct nb_engine *e,
                                                          .kv = o->kv,
                                                          .exact = o->exact});
     size_t n = (size_t)o->parallel;
-    d->parts = calloc(n, sizeof *d->parts);
+    d->inputs = calloc(n, sizeof *d->inputs);
     d->candidates = calloc(n, sizeof *d->candidates);
-    if (!d->parts || !d->candidates)
-        return nbi_fail_memory("sequences", n * sizeof *d->parts);
+    if (!d->inputs || !d->candidates)
+        return nbi_fail_memory("sequences", n * sizeof *d->inputs);
     NBI_TRY(nb_batch_open(&d->batch, e,
                           &(struct nb_batch_opts){.sequences = o->parallel,
                                                   .context = o->context + o->tokens,
@@ -65,7 +65,7 @@ static enum nb_status decoder_open(struct decoder *d, const struct nb_engine *e,
     return NB_OK;
 }
 
-/* The first `count` ids into each sequence, in steps of as many tokens as one can have. */
+/* Appends the first `count` ids to each sequence, in batch steps of up to info.chunk tokens. */
 static enum nb_status decoder_fill(struct decoder *d, const int32_t *ids, int64_t count)
 {
     struct nb_batch_info info;
@@ -73,33 +73,33 @@ static enum nb_status decoder_fill(struct decoder *d, const int32_t *ids, int64_
         return nb_session_append(d->session, ids, count, NULL);
     nb_batch_info(d->batch, &info);
     for (int64_t from = 0; count > 0 && from < d->sequences;) {
-        int64_t room = info.chunk, parts = 0;
-        while (from < d->sequences && room > 0) {
+        int64_t free_tokens = info.chunk, inputs = 0;
+        while (from < d->sequences && free_tokens > 0) {
             int64_t done = nb_batch_length(d->batch, from), left = count - done;
-            int64_t n = left < room ? left : room;
-            d->parts[parts++] =
+            int64_t n = left < free_tokens ? left : free_tokens;
+            d->inputs[inputs++] =
                 (struct nb_batch_input){.sequence = from, .ids = ids + done, .count = n};
-            room -= n;
+            free_tokens -= n;
             from += n == left;
         }
-        NBI_TRY(nb_batch_step(d->batch, d->parts, parts));
+        NBI_TRY(nb_batch_step(d->batch, d->inputs, inputs));
     }
     return NB_OK;
 }
 
-/* One token more for each sequence, and the best to follow it. A session goes on with that, as
- * greedy answers do; a batch with what it is told. */
+/* Appends one token to each sequence and asks for the most likely next one. A session continues
+ * with that token, like greedy decoding, so the GPU may run ahead; a batch is given *id. */
 static enum nb_status decoder_step(struct decoder *d, const int32_t *id)
 {
     if (d->session)
         return nbi_session_append_next(d->session, &d->next.candidates[0].id, 1, &d->next);
     for (int64_t i = 0; i < d->sequences; i++)
-        d->parts[i] = (struct nb_batch_input){
+        d->inputs[i] = (struct nb_batch_input){
             .sequence = i, .ids = id, .count = 1, .candidates = &d->candidates[i], .topk = 1};
-    return nb_batch_step(d->batch, d->parts, d->sequences);
+    return nb_batch_step(d->batch, d->inputs, d->sequences);
 }
 
-static enum nb_status decoder_back(struct decoder *d, int64_t length)
+static enum nb_status decoder_truncate(struct decoder *d, int64_t length)
 {
     if (d->session)
         nb_session_truncate(d->session, length);
@@ -108,8 +108,8 @@ static enum nb_status decoder_back(struct decoder *d, int64_t length)
     return NB_OK;
 }
 
-/* Fills the sequences to `context` tokens, then times `tokens` more, again and again; in between,
- * how fast memory is, which others use too. */
+/* Fills the sequences to `context` tokens, then repeatedly times `tokens` more. Bandwidth is
+ * measured before each round, because other processes use the same memory. */
 static enum nb_status time_decode(struct decoder *d, const struct nb_engine *e,
                                   const struct nb_bench_run_opts *o, const int32_t *ids,
                                   struct nb_bench_run *out)
@@ -128,7 +128,7 @@ static enum nb_status time_decode(struct decoder *d, const struct nb_engine *e,
             rc = decoder_step(d, ids + o->context + i);
         seconds[at] = (nbi_now() - start) / (double)o->tokens;
         if (rc == NB_OK)
-            rc = decoder_back(d, o->context);
+            rc = decoder_truncate(d, o->context);
     }
     free(buf);
     if (rc != NB_OK)
@@ -153,7 +153,7 @@ static enum nb_status time_prefill(struct nb_session *s, const struct nb_bench_r
     return NB_OK;
 }
 
-/* Multiplications of one token in the matrices, the head not counted. */
+/* Multiply-accumulates per token in the layers' matrices; without the head. */
 static double macs_per_token(const struct nb_engine *e)
 {
     double macs = 0;
@@ -166,7 +166,7 @@ static double macs_per_token(const struct nb_engine *e)
     return macs;
 }
 
-/* Keys and values that a token sees, about the middle of a round. */
+/* Bytes of keys and values that a token attends to, in the middle of a round. */
 static int64_t kv_bytes(const struct nb_engine *e, const struct nb_bench_run_opts *o)
 {
     int64_t bytes = nbi_dtypes[nbi_kv_types[o->kv].dtype].bytes;

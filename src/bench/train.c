@@ -1,4 +1,4 @@
-/* train.c - how fast training is, against what arithmetic allows. */
+/* train.c - measures training steps, next to the peak arithmetic rate. */
 #include <stdlib.h>
 
 #include "backend/backend.h"

@@ -1,8 +1,8 @@
-/* ab.c - the same prompts through two models.
+/* ab.c - compares the answers of two models to the same prompts.
  *
- * Answers come as `nibble generate` gives them; scores are computed with f32 activations and an f32
- * cache. With both models loaded they go through a text together, so that their distributions can
- * be compared row by row; one at a time, A is loaded twice. */
+ * Answers are generated as by `nibble generate`; scores use f32 activations and an f32 KV cache.
+ * With both models loaded, both score a text chunk by chunk, so that their distributions can be
+ * compared row by row. One at a time, A is loaded twice: B's answers exist only after A's turn. */
 #include "eval/ab.h"
 
 #include <math.h>
@@ -46,12 +46,12 @@ static bool same_vocabulary(const struct nbi_ab *ab)
 static enum nb_status open_session(const struct nbi_ab *ab, const struct nbi_ab_side *side,
                                    struct nb_session **session)
 {
-    int64_t context = 0, most = side->engine->config.max_position;
+    int64_t context = 0, limit = side->engine->config.max_position;
     for (int64_t i = 0; i < ab->result->count; i++) {
         int64_t n = (int64_t)side->items[i].prompt.count + ab->opts->max_tokens;
         context = n > context ? n : context;
     }
-    const struct nb_session_opts opts = {.context = context < most ? context : most,
+    const struct nb_session_opts opts = {.context = context < limit ? context : limit,
                                          .kv = NB_KV_F16};
     return nb_session_open(session, side->engine, &opts);
 }
@@ -96,7 +96,7 @@ static enum nb_status answer_all(struct nbi_ab *ab, int s)
 
 /* ---- scores ---- */
 
-/* The texts of a set of bits, under sides [first, last]. */
+/* Scores all prompts' texts of a set of bits under sides [first, last]. */
 static enum nb_status score_all(struct nbi_ab *ab, unsigned texts, int first, int last)
 {
     enum nb_status rc = nbi_ab_begin_scores(ab, first, last);
@@ -124,11 +124,11 @@ static enum nb_status run_both(struct nbi_ab *ab)
     for (int s = 0; s < 2; s++)
         NBI_TRY(answer_all(ab, s));
     for (int s = 0; s < 2; s++)
-        NBI_TRY(nbi_ab_translate(ab, s));
+        NBI_TRY(nbi_ab_encode_other(ab, s));
     return score_all(ab, OF_A | OF_B | OF_EXPECTED, 0, 1);
 }
 
-static enum nb_status run_in_turn(struct nbi_ab *ab)
+static enum nb_status run_one_at_a_time(struct nbi_ab *ab)
 {
     for (int s = 0; s < 2; s++) {
         NBI_TRY(load(ab, s));
@@ -137,12 +137,12 @@ static enum nb_status run_in_turn(struct nbi_ab *ab)
         NBI_TRY(answer_all(ab, s));
         ab->result->same_vocabulary = s == 1 && same_vocabulary(ab);
         if (s == 1)
-            NBI_TRY(nbi_ab_translate(ab, s));
+            NBI_TRY(nbi_ab_encode_other(ab, s));
         NBI_TRY(score_all(ab, s == 0 ? OF_A | OF_EXPECTED : OF_A | OF_B | OF_EXPECTED, s, s));
         unload(ab, s);
     }
     NBI_TRY(load(ab, 0));
-    NBI_TRY(nbi_ab_translate(ab, 0));
+    NBI_TRY(nbi_ab_encode_other(ab, 0));
     return score_all(ab, OF_B, 0, 0);
 }
 
@@ -186,7 +186,7 @@ static void add_row(struct nb_ab_totals *t, const struct nb_ab_row *row)
         for (int k = 0; k < NB_AB_TEXTS; k++)
             add_score(&t->score[s][k], &row->score[s][k]);
     }
-    t->kl += row->kl * (double)row->score[0][NB_AB_A].tokens; /* NaN stays */
+    t->kl += row->kl * (double)row->score[0][NB_AB_A].tokens; /* NaN if any row has none */
 }
 
 static enum nb_status finish(struct nb_ab_result *r)
@@ -221,7 +221,7 @@ static enum nb_status begin(struct nbi_ab *ab)
         struct nb_ab_row *row = &r->rows[i];
         nb_prompts_at(ab->opts->prompts, i, &row->prompt);
         row->kl = row->answer[0].f1 = row->answer[1].f1 = NAN;
-        ab->total += row->prompt.expected ? 8 : 6; /* two answers, and each text under both */
+        ab->total += row->prompt.expected ? 8 : 6; /* two answers, two or three texts under both */
     }
     return NB_OK;
 }
@@ -232,7 +232,7 @@ enum nb_status nb_eval_ab(const struct nb_ab_opts *opts, struct nb_ab_result *re
     memset(result, 0, sizeof *result);
     enum nb_status rc = begin(&ab);
     if (rc == NB_OK)
-        rc = opts->one_at_a_time ? run_in_turn(&ab) : run_both(&ab);
+        rc = opts->one_at_a_time ? run_one_at_a_time(&ab) : run_both(&ab);
     if (rc == NB_OK)
         rc = finish(result);
     for (int s = 0; s < 2; s++) {

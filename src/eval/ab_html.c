@@ -1,4 +1,4 @@
-/* ab_html.c - two models side by side, as a page. */
+/* ab_html.c - writes the result of nb_eval_ab as one HTML page. */
 #include <math.h>
 
 #include "base/file.h"
@@ -27,7 +27,7 @@ static void put_ppl(struct nbi_str *out, const struct nb_ab_score *s)
     put_number(out, s->tokens > 0 ? exp(s->nll) : NAN, "-");
 }
 
-/* Perplexities of each text under each model. */
+/* A table of perplexities: a row per text, a column per model. */
 static void put_scores(struct nbi_str *out, const struct nb_ab_score score[2][NB_AB_TEXTS])
 {
     static const char *const names[] = {"answer of A", "answer of B", "expected answer"};
@@ -46,7 +46,7 @@ static void put_scores(struct nbi_str *out, const struct nb_ab_score score[2][NB
     nbi_str_puts(out, "</table>\n");
 }
 
-/* ---- parts ---- */
+/* ---- summary and answers ---- */
 
 static void put_share(struct nbi_str *out, const char *key, int64_t part, int64_t all)
 {

@@ -1,4 +1,4 @@
-/* ab_score.c - how well each model predicts each text, and how far they are apart. */
+/* ab_score.c - scores texts under each model: mean negative log-likelihood, and KL divergence. */
 #include <math.h>
 #include <string.h>
 
@@ -7,22 +7,23 @@
 #include "eval/ab.h"
 #include "eval/perplexity.h"
 
-#define MOST_ROWS 512
+#define MAX_ROWS 512 /* of logits at a time */
 
 /* ---- sessions ---- */
 
 static const struct nbi_ab_ids *prompt_of(const struct nbi_ab_item *item, enum nb_ab_text t)
 {
-    return t == NB_AB_EXPECTED && item->bare.count > 0 ? &item->bare : &item->prompt;
+    return t == NB_AB_EXPECTED && item->no_think.count > 0 ? &item->no_think : &item->prompt;
 }
 
-/* Tokens of a text that the model has room for behind its prompt; the last is never fed. */
-static int64_t room_for(const struct nbi_ab_side *side, int64_t i, enum nb_ab_text t)
+/* How many tokens of a text can be scored: those that fit into the context after the prompt. The
+ * last one is predicted but never fed, so it takes no position. */
+static int64_t scored_tokens(const struct nbi_ab_side *side, int64_t i, enum nb_ab_text t)
 {
     const struct nbi_ab_item *item = &side->items[i];
     int64_t n = (int64_t)item->text[t].count;
-    int64_t room = side->engine->config.max_position - (int64_t)prompt_of(item, t)->count + 1;
-    return room < 0 ? 0 : n < room ? n : room;
+    int64_t left = side->engine->config.max_position - (int64_t)prompt_of(item, t)->count + 1;
+    return left < 0 ? 0 : n < left ? n : left;
 }
 
 static enum nb_status open_side(struct nbi_ab *ab, struct nbi_ab_side *side)
@@ -30,13 +31,13 @@ static enum nb_status open_side(struct nbi_ab *ab, struct nbi_ab_side *side)
     int64_t context = 1;
     for (int64_t i = 0; i < ab->result->count; i++)
         for (int t = 0; t < NB_AB_TEXTS; t++) {
-            int64_t n = room_for(side, i, t);
+            int64_t n = scored_tokens(side, i, t);
             int64_t all = (int64_t)prompt_of(&side->items[i], t)->count + n - 1;
             context = n > 0 && all > context ? all : context;
         }
     const struct nbi_session_opts opts = {
         .context = context, .logits = ab->chunk, .kv = NBI_F32, .exact = true};
-    side->held = NULL;
+    side->cached_prompt = NULL;
     side->logits = malloc((size_t)(ab->chunk * side->V) * sizeof *side->logits);
     side->nll = malloc((size_t)ab->chunk * sizeof *side->nll);
     if (!side->logits || !side->nll)
@@ -47,7 +48,7 @@ static enum nb_status open_side(struct nbi_ab *ab, struct nbi_ab_side *side)
 enum nb_status nbi_ab_begin_scores(struct nbi_ab *ab, int first, int last)
 {
     int64_t V = ab->side[first].V > ab->side[last].V ? ab->side[first].V : ab->side[last].V;
-    ab->chunk = nbi_logits_rows(V, 1, MOST_ROWS);
+    ab->chunk = nbi_logits_rows(V, 1, MAX_ROWS);
     ab->kl = malloc((size_t)ab->chunk * sizeof *ab->kl);
     if (!ab->kl)
         return nbi_fail_memory("scores", (size_t)ab->chunk * sizeof *ab->kl);
@@ -74,13 +75,13 @@ void nbi_ab_end_scores(struct nbi_ab *ab)
     ab->kl = NULL;
 }
 
-/* ---- one pass ---- */
+/* ---- one chunk ---- */
 
 struct pass {
     struct nbi_ab *ab;
-    int first, last;
+    int first, last; /* sides */
     bool kl;
-    const int32_t *targets[2];
+    const int32_t *targets[2]; /* by side: the token that each row of logits should predict */
 };
 
 static enum nb_status score_rows(void *ctx, int thread, int64_t from, int64_t count)
@@ -103,7 +104,8 @@ static enum nb_status score_rows(void *ctx, int thread, int64_t from, int64_t co
 
 /* ---- one text ---- */
 
-/* The prompt but for its last token goes into the session, and all into the sequence. */
+/* Copies prompt and n tokens of the text into the sequence, and puts the prompt without its last
+ * token into the session, unless it is there already. */
 static enum nb_status begin_text(struct nbi_ab_side *side, int64_t i, enum nb_ab_text t, int64_t n)
 {
     const struct nbi_ab_ids *prompt = prompt_of(&side->items[i], t);
@@ -112,19 +114,20 @@ static enum nb_status begin_text(struct nbi_ab_side *side, int64_t i, enum nb_ab
     NBI_TRY(NBI_ARRAY_RESERVE(side->sequence, side->capacity, all, "tokens"));
     memcpy(side->sequence, prompt->p, prompt->count * sizeof *prompt->p);
     memcpy(side->sequence + prompt->count, text->p, (size_t)n * sizeof *text->p);
-    /* The session checks ids as well, but never gets the last one. */
+    /* The session checks ids too, but never sees the last one. */
     NBI_TRY(nbi_engine_check_ids(side->engine, side->sequence + prompt->count, n));
-    int64_t fed = (int64_t)prompt->count - 1;
-    nb_session_truncate(side->session, side->held == prompt->p ? fed : 0);
-    if (side->held != prompt->p && fed > 0)
-        NBI_TRY(nbi_session_append(side->session, prompt->p, fed, NULL, 0));
-    side->held = prompt->p;
+    bool cached = side->cached_prompt == prompt->p;
+    int64_t n_prompt = (int64_t)prompt->count - 1;
+    nb_session_truncate(side->session, cached ? n_prompt : 0);
+    if (!cached && n_prompt > 0)
+        NBI_TRY(nbi_session_append(side->session, prompt->p, n_prompt, NULL, 0));
+    side->cached_prompt = prompt->p;
     return NB_OK;
 }
 
-/* Tokens [at, at + rows) of the text are predicted. */
-static enum nb_status score_part(struct pass *p, int64_t i, enum nb_ab_text t, int64_t at,
-                                 int64_t rows)
+/* Scores tokens [at, at + rows) of the text. */
+static enum nb_status score_chunk(struct pass *p, int64_t i, enum nb_ab_text t, int64_t at,
+                                  int64_t rows)
 {
     struct nb_ab_row *row = &p->ab->result->rows[i];
     for (int s = p->first; s <= p->last; s++) {
@@ -150,7 +153,7 @@ static enum nb_status score_part(struct pass *p, int64_t i, enum nb_ab_text t, i
 enum nb_status nbi_ab_score(struct nbi_ab *ab, int64_t i, enum nb_ab_text t, int first, int last)
 {
     struct nb_ab_row *row = &ab->result->rows[i];
-    int64_t n = room_for(&ab->side[first], i, t), other = room_for(&ab->side[last], i, t);
+    int64_t n = scored_tokens(&ab->side[first], i, t), other = scored_tokens(&ab->side[last], i, t);
     struct pass p = {.ab = ab, .first = first, .last = last};
     if (first != last && !ab->result->same_vocabulary) {
         NBI_TRY(nbi_ab_score(ab, i, t, first, first));
@@ -168,7 +171,7 @@ enum nb_status nbi_ab_score(struct nbi_ab *ab, int64_t i, enum nb_ab_text t, int
         row->kl = 0;
     for (int64_t at = 0, rows; at < n; at += rows) {
         rows = n - at < ab->chunk ? n - at : ab->chunk;
-        NBI_TRY(score_part(&p, i, t, at, rows));
+        NBI_TRY(score_chunk(&p, i, t, at, rows));
     }
     for (int s = first; s <= last; s++)
         row->score[s][t].nll /= (double)n;

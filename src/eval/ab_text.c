@@ -1,4 +1,4 @@
-/* ab_text.c - prompts, answers and expected answers as the tokens of each model. */
+/* ab_text.c - encodes prompts, answers and expected answers in the tokens of each model. */
 #include <string.h>
 
 #include "base/crc.h"
@@ -32,7 +32,7 @@ void nbi_ab_release_items(struct nbi_ab_side *side, int64_t count)
     for (int64_t i = 0; side->items && i < count; i++) {
         struct nbi_ab_item *item = &side->items[i];
         free(item->prompt.p);
-        free(item->bare.p);
+        free(item->no_think.p);
         for (int t = 0; t < NB_AB_TEXTS; t++)
             free(item->text[t].p);
     }
@@ -67,7 +67,7 @@ static enum nb_status chat_prompt(const struct nb_engine *e, const struct nb_pro
     return rc;
 }
 
-/* A text as an answer: with the end of the turn behind it, if it has come to that. */
+/* Encodes a text as an answer; one that has ended is followed by the end-of-message token. */
 static enum nb_status encode_text(const struct nbi_ab *ab, const struct nb_engine *e,
                                   struct nbi_strview text, bool ended, struct nbi_ab_ids *out)
 {
@@ -98,9 +98,9 @@ static enum nb_status make_item(const struct nbi_ab *ab, const struct nb_engine 
                         item->prompt.count, (long long)e->config.max_position);
     if (!p->expected)
         return NB_OK;
-    /* An expected answer without a thought belongs behind an empty one, as in training. */
+    /* As in training, an expected answer without reasoning follows an empty think block. */
     if (!o->raw && !o->no_think && !nbi_starts_with(p->expected, NB_THINK_START))
-        NBI_TRY(chat_prompt(e, p, o->system, false, &item->bare));
+        NBI_TRY(chat_prompt(e, p, o->system, false, &item->no_think));
     const struct nbi_strview expected = {p->expected, strlen(p->expected)};
     return encode_text(ab, e, expected, true, &item->text[NB_AB_EXPECTED]);
 }
@@ -119,7 +119,7 @@ enum nb_status nbi_ab_prompts(struct nbi_ab *ab, int s)
     return NB_OK;
 }
 
-/* ---- the other's answers ---- */
+/* ---- the other side's answers ---- */
 
 static enum nb_status copy_ids(struct nbi_ab_ids *out, const struct nbi_ab_ids *from)
 {
@@ -131,7 +131,7 @@ static enum nb_status copy_ids(struct nbi_ab_ids *out, const struct nbi_ab_ids *
     return NB_OK;
 }
 
-enum nb_status nbi_ab_translate(struct nbi_ab *ab, int s)
+enum nb_status nbi_ab_encode_other(struct nbi_ab *ab, int s)
 {
     struct nbi_ab_side *side = &ab->side[s], *other = &ab->side[!s];
     for (int64_t i = 0; i < ab->result->count; i++) {

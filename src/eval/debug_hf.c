@@ -1,5 +1,5 @@
-/* debug_hf.c - a model's results on given tokens, in a file, for comparing with another
- * implementation: logits, loss, gradients, weights after three updates, greedy tokens. */
+/* debug_hf.c - writes a model's results on given tokens to a file, for comparison with Hugging
+ * Face: logits, loss, gradients, weights after three AdamW updates, greedy tokens. */
 #include <string.h>
 
 #include "base/log.h"
@@ -49,7 +49,7 @@ static enum nb_status read_input(struct results *r, const char *path)
     return nbi_context(rc, "'%s'", path);
 }
 
-/* Mean over labelled positions of -log p(label of the next position). */
+/* Mean of -log p(label) over labelled tokens; the logits of a position predict the next one. */
 static enum nb_status compute_loss(struct results *r)
 {
     double sum = 0;
@@ -115,19 +115,19 @@ static const struct nbi_optimizer_opts adamw = {
     .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .decay_all = true};
 
 struct training {
-    struct nbi_backend *be;  /* the engine's, if it can train */
-    struct nbi_backend *own; /* else one on the CPU, to close */
+    struct nbi_backend *be;  /* the engine's if it can train, else own */
+    struct nbi_backend *own; /* the CPU; NULL: not needed */
     struct nbi_stream *stream;
     struct nbi_train_params t;
     struct nbi_acts acts;
-    struct nbi_train_pass feed;
-    struct nbi_optimizer stepper;
+    struct nbi_train_pass pass;
+    struct nbi_optimizer optimizer;
     struct nbi_microbatch batch;
     int32_t *positions, *targets;
     float losses[UPDATES];
 };
 
-/* Labels shifted to the positions that predict them. */
+/* Makes the micro-batch. Labels move one position back, to the logits that predict them. */
 static enum nb_status make_batch(struct training *x, const struct results *r)
 {
     int64_t N = r->B * r->T;
@@ -169,17 +169,17 @@ static enum nb_status training_begin(struct training *x, const struct nb_engine 
     NBI_TRY(make_batch(x, r));
     NBI_TRY(be->stream_new(be, &limits, &x->stream));
     NBI_TRY(nbi_train_params_init(&x->t, x->stream, be, c, e->files.store, &opts));
-    const struct nbi_acts_opts room = {.N = N, .M = N < LOGITS_ROWS ? N : LOGITS_ROWS};
-    NBI_TRY(nbi_acts_init_training(&x->acts, be, c, &room));
-    NBI_TRY(nbi_train_pass_init(&x->feed, &x->acts));
-    NBI_TRY(nbi_optimizer_init(&x->stepper, &x->t, &adamw));
-    return nbi_train_pass_set(&x->feed, &x->batch);
+    const struct nbi_acts_opts acts_opts = {.N = N, .M = N < LOGITS_ROWS ? N : LOGITS_ROWS};
+    NBI_TRY(nbi_acts_init_training(&x->acts, be, c, &acts_opts));
+    NBI_TRY(nbi_train_pass_init(&x->pass, &x->acts));
+    NBI_TRY(nbi_optimizer_init(&x->optimizer, &x->t, &adamw));
+    return nbi_train_pass_set(&x->pass, &x->batch);
 }
 
 static void training_end(struct training *x)
 {
-    nbi_optimizer_release(&x->stepper);
-    nbi_train_pass_release(&x->feed);
+    nbi_optimizer_release(&x->optimizer);
+    nbi_train_pass_release(&x->pass);
     nbi_acts_release(&x->acts);
     if (x->t.be)
         nbi_train_params_release(&x->t);
@@ -193,7 +193,7 @@ static void training_end(struct training *x)
 
 static enum nb_status gradients(struct training *x, float *loss)
 {
-    struct nbi_train_pass *f = &x->feed;
+    struct nbi_train_pass *f = &x->pass;
     NBI_TRY(nbi_execute(&x->t.weights, &x->acts, x->stream, &f->pass));
     f->labels.scale = f->labels.count ? 1.0f / (float)f->labels.count : 0;
     NBI_TRY(nbi_loss(&x->t.weights, &x->acts, x->stream, &f->pass, &f->labels, &x->t.grads));
@@ -205,8 +205,8 @@ static enum nb_status gradients(struct training *x, float *loss)
 
 enum { LOGITS, LOSS, GREEDY, LOSSES, PARAMETERS };
 
-/* Gradient i is tensor PARAMETERS + 2 i, the weight after the updates the one behind it. A head of
- * its own comes last, also where the config ties it to the embedding. */
+/* The gradient of parameter i is tensor PARAMETERS + 2 i of the file, its updated weight the next
+ * one. A separate head is the last parameter, even if the config ties it to the embedding. */
 static enum nb_status begin_output(struct nbi_writer **w, const struct results *r,
                                    const struct nb_engine *e, const char *path)
 {
@@ -242,7 +242,7 @@ static enum nb_status begin_output(struct nbi_writer **w, const struct results *
     return rc;
 }
 
-/* which: 0 the gradients, 1 the masters. */
+/* which: 0 writes the gradients, 1 the master weights. */
 static enum nb_status put_parameters(struct nbi_writer *w, struct training *x, int which)
 {
     struct nbi_backend *be = x->t.be;
@@ -270,7 +270,8 @@ static enum nb_status train(struct nbi_writer *w, struct training *x)
         NBI_TRY(gradients(x, &x->losses[i]));
         if (i == 0)
             NBI_TRY(put_parameters(w, x, 0));
-        NBI_TRY(nbi_optimizer_step(&x->stepper, NBI_ALL_LAYERS, 1e-3f, (uint32_t)i + 1, &ignored));
+        NBI_TRY(
+            nbi_optimizer_step(&x->optimizer, NBI_ALL_LAYERS, 1e-3f, (uint32_t)i + 1, &ignored));
     }
     return put_parameters(w, x, 1);
 }

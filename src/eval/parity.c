@@ -1,19 +1,19 @@
-/* parity.c - the same tokens through every path, compared.
+/* parity.c - runs the same tokens through every inference path and compares the results.
  *
- * All exact paths of the CPU run the same operations in the same order for each row, so they agree
- * to the last bits. A GPU sums in another order, and layers amplify the difference; its fast
- * products round activations to f16 or bf16, or those of many tokens to two terms of NVFP4: that is
- * the coarsest, and puts the logits of 8.4 M trained parameters off by 0.6 to 1.2 %, of two random
- * layers by 1.7 %. */
+ * All exact paths of the CPU perform the same operations in the same order for each row, so they
+ * agree to the last bits. A GPU sums in another order, and the layers amplify the difference. Its
+ * fast products also round activations to f16 or bf16, or, in prefill, to the sum of two NVFP4
+ * values. The last is the coarsest: the logits of a trained model of 8.4 M parameters deviate by
+ * 0.6 to 1.2 %, those of two random layers by 1.7 %. */
 #include <math.h>
 #include <string.h>
 
 #include "eval/perplexity.h"
 #include "infer/session.h"
 
-/* What a path gave: residual streams and logits of all tokens. */
+/* What one path computed for all tokens. */
 struct trace {
-    float *layers; /* [L, n, C] */
+    float *layers; /* [L, n, C] residual stream after each layer */
     float *logits; /* [n, V] */
     int64_t L, n, C, V;
 };
@@ -45,15 +45,15 @@ static enum nb_status keep_layer(void *ctx, int64_t layer, int64_t from, int64_t
 
 struct path {
     const char *name;
-    int64_t chunk; /* 0: all at once */
-    double bound;  /* relative, on the logits; 0: for information */
+    int64_t chunk; /* tokens per pass; 0: all at once */
+    double bound;  /* on the relative error of the logits; 0: none, report only */
     enum nb_kv_mode mode;
     enum nbi_dtype kv;
     bool one_by_one, exact, gpu;
-    bool unwatched; /* nobody looks between the layers, which would change the way taken */
+    bool no_hook; /* a layer hook would select other kernels, so layers are not compared */
 };
 
-/* The first is what the others are compared with. */
+/* The first path is the reference. */
 static const struct path paths[] = {
     {"training forward", 0, 0, NB_KV_PROMPT, NBI_F32, false, true, false, false},
     {"whole prompt", 5, 1e-5, NB_KV_PROMPT, NBI_F32, false, true, false, false},
@@ -70,7 +70,8 @@ static const struct path paths[] = {
     {"cuda, decode", 1, 5e-2, NB_KV_TOKEN, NBI_F16, true, false, true, true},
 };
 
-/* Without a cache every token takes a pass over all before it: some are enough. */
+/* Without a cache every token recomputes all tokens before it, so only the first 64 are compared.
+ */
 static int64_t positions_of(const struct path *p, const struct trace *t)
 {
     return p->mode == NB_KV_NONE && t->n > 64 ? 64 : t->n;
@@ -88,7 +89,7 @@ static enum nb_status run_path(const struct nb_engine *e, const struct path *p, 
     struct nb_session *s = NULL;
     int64_t n = positions_of(p, t);
     NBI_TRY(nbi_session_new(&s, e, &opts));
-    enum nb_status rc = p->unwatched ? NB_OK : nbi_session_layer_hook(s, keep_layer, t);
+    enum nb_status rc = p->no_hook ? NB_OK : nbi_session_layer_hook(s, keep_layer, t);
     if (rc == NB_OK && !p->one_by_one)
         rc = nbi_session_append(s, ids, n, t->logits, n);
     for (int64_t i = 0; p->one_by_one && i < n && rc == NB_OK; i++)
@@ -97,10 +98,10 @@ static enum nb_status run_path(const struct nb_engine *e, const struct path *p, 
     return rc;
 }
 
-/* Errors of b against a. */
+/* Errors of b relative to a. */
 static struct nb_parity_error compare(const float *a, const float *b, int64_t n)
 {
-    double aa = 0, bb = 0, ab = 0, dd = 0, sum = 0, most = 0;
+    double aa = 0, bb = 0, ab = 0, dd = 0, sum = 0, max = 0;
     for (int64_t i = 0; i < n; i++) {
         double d = fabs((double)a[i] - b[i]);
         aa += (double)a[i] * a[i];
@@ -108,25 +109,26 @@ static struct nb_parity_error compare(const float *a, const float *b, int64_t n)
         ab += (double)a[i] * b[i];
         dd += d * d;
         sum += d;
-        most = d > most ? d : most;
+        max = d > max ? d : max;
     }
-    return (struct nb_parity_error){.max = most,
+    return (struct nb_parity_error){.max = max,
                                     .mean = sum / (double)n,
                                     .relative = aa > 0 ? sqrt(dd / aa) : sqrt(dd),
                                     .cosine = aa > 0 && bb > 0 ? ab / sqrt(aa * bb) : 1};
 }
 
-/* Whether the best of x leads by more than twice what y is off here at most: then y must have the
- * same best. A y that is no number is off by nothing, and so found out. */
-static bool is_clear(const float *x, const float *y, int64_t n, int64_t best)
+/* Whether the highest logit of x leads by more than twice the largest error of y at this position;
+ * then y must have the same most likely token. A NaN in y does not raise the error, so it is found
+ * as a different token. */
+static bool is_decided(const float *x, const float *y, int64_t n, int64_t best)
 {
-    double second = -INFINITY, off = 0;
+    double second = -INFINITY, error = 0;
     for (int64_t i = 0; i < n; i++) {
         double d = fabs((double)x[i] - y[i]);
-        off = d > off ? d : off;
+        error = d > error ? d : error;
         second = i != best && x[i] > second ? x[i] : second;
     }
-    return x[best] - second > 2 * off;
+    return x[best] - second > 2 * error;
 }
 
 static enum nb_status report(const struct path *p, const struct trace *a, const struct trace *b,
@@ -134,7 +136,7 @@ static enum nb_status report(const struct path *p, const struct trace *a, const 
 {
     int64_t n = positions_of(p, a);
     struct nb_parity_path out = {
-        .name = p->name, .layers = p->unwatched ? 0 : a->L, .bound = p->bound, .positions = n};
+        .name = p->name, .layers = p->no_hook ? 0 : a->L, .bound = p->bound, .positions = n};
     struct nb_parity_error *layers = malloc((size_t)a->L * sizeof *layers);
     if (!layers)
         return nbi_fail_memory("layers", (size_t)a->L * sizeof *layers);
@@ -145,10 +147,10 @@ static enum nb_status report(const struct path *p, const struct trace *a, const 
     for (int64_t i = 0; i < n; i++) {
         const float *x = a->logits + i * a->V, *y = b->logits + i * a->V;
         int64_t best = nbi_argmax(x, a->V);
-        bool same = best == nbi_argmax(y, a->V), clear = is_clear(x, y, a->V, best);
+        bool same = best == nbi_argmax(y, a->V), decided = is_decided(x, y, a->V, best);
         out.same_top += same;
-        out.decided += clear;
-        out.same_decided += clear && same;
+        out.decided += decided;
+        out.same_decided += decided && same;
         out.kl += nbi_token_kl(x, y, a->V) / (double)n;
     }
     bool exact = p->bound > 0 && p->bound <= 1e-5;

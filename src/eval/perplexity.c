@@ -1,6 +1,7 @@
-/* perplexity.c - how well a model predicts a text.
+/* perplexity.c - measures the perplexity of a model on a text.
  *
- * Windows are independent of each other: each is a sequence of its own, from position 0. */
+ * The text is divided into windows. Each window is a sequence of its own that starts at position 0;
+ * nothing carries over from one window to the next. */
 #include "eval/perplexity.h"
 
 #include <math.h>
@@ -33,7 +34,7 @@ double nbi_token_kl(const float *a, const float *b, int64_t V)
     double la = log_sum(a, V), lb = log_sum(b, V), sum = 0;
     for (int64_t v = 0; v < V; v++)
         sum += exp(a[v] - la) * ((a[v] - la) - (b[v] - lb));
-    return sum > 0 || isnan(sum) ? sum : 0; /* rounding may bring it below */
+    return sum > 0 || isnan(sum) ? sum : 0; /* rounding can make it slightly negative */
 }
 
 struct eval {
@@ -42,11 +43,11 @@ struct eval {
     struct nb_ppl_result *result;
     const int32_t *ids;
     int64_t count, context, stride;
-    int64_t chunk; /* tokens of a pass, each of which gives logits */
+    int64_t chunk; /* tokens per scoring pass; each yields a row of logits */
     struct nb_session *session;
     float *logits;          /* [chunk, V] */
     double *nll;            /* [chunk] */
-    const int32_t *targets; /* of the pass */
+    const int32_t *targets; /* [chunk] token that follows each row */
 };
 
 static enum nb_status score_rows(void *ctx, int thread, int64_t first, int64_t count)
@@ -59,7 +60,7 @@ static enum nb_status score_rows(void *ctx, int thread, int64_t first, int64_t c
     return NB_OK;
 }
 
-/* Tokens [from, from + n) of the text, and the log-likelihoods of those behind them. */
+/* Feeds tokens [from, from + n) of the text and scores the token after each of them. */
 static enum nb_status score(struct eval *e, int64_t from, int64_t n)
 {
     NBI_TRY(nbi_session_append(e->session, e->ids + from, n, e->logits, n));
@@ -76,10 +77,10 @@ static enum nb_status score(struct eval *e, int64_t from, int64_t n)
     return NB_OK;
 }
 
-/* Tokens [begin, end), of which those from `scored` on are predicted. */
+/* Runs the window [begin, end) and scores its tokens from `scored` on. */
 static enum nb_status window(struct eval *e, int64_t begin, int64_t scored, int64_t end)
 {
-    int64_t at = scored - 1; /* the first token whose logits count */
+    int64_t at = scored - 1; /* first token whose logits are needed */
     nb_session_truncate(e->session, 0);
     if (at > begin)
         NBI_TRY(nbi_session_append(e->session, e->ids + begin, at - begin, NULL, 0));
@@ -95,11 +96,11 @@ static enum nb_status window(struct eval *e, int64_t begin, int64_t scored, int6
 
 static enum nb_status all_windows(struct eval *e)
 {
-    int64_t scored = 1; /* the first token has nothing before it */
+    int64_t scored = 1; /* nothing predicts the first token of the text */
     for (int64_t begin = 0;; begin += e->stride) {
         int64_t end = e->count - begin < e->context ? e->count : begin + e->context;
         if (scored == begin)
-            scored++; /* the first of a window cannot be predicted */
+            scored++; /* nothing predicts the first token of a window */
         if (scored < end)
             NBI_TRY(window(e, begin, scored, end));
         if (end == e->count)
@@ -125,7 +126,7 @@ static enum nb_status check(struct eval *e)
     if (e->stride > e->context)
         return nbi_fail(NB_EINVAL, "a stride of %lld over windows of %lld tokens leaves some out",
                         (long long)e->stride, (long long)e->context);
-    /* The session checks ids as well, but not the last of a window, which it never gets. */
+    /* Sessions check ids too, but never see the last one of a window. */
     return nbi_engine_check_ids(e->engine, e->ids, e->count);
 }
 

@@ -1,10 +1,10 @@
-/* perplexity.h - how unlikely a token was. */
+/* perplexity.h - negative log-likelihood and KL divergence computed from logits. */
 #pragma once
 
 #include "base/status.h"
 
-/* -log softmax(logits)[target], in nats; not finite if a logit is not. */
+/* -log softmax(logits)[target] in nats; non-finite if a logit is. */
 double nbi_token_nll(const float *logits, int64_t V, int32_t target);
 
-/* KL(a || b) of the distributions that two rows of logits stand for, in nats. */
+/* KL(softmax(a) || softmax(b)) in nats. */
 double nbi_token_kl(const float *a, const float *b, int64_t V);

@@ -1,5 +1,5 @@
-/* stress.c - the same tokens through sessions in every way there is, again and again: the results
- * must not change, and memory must not grow. */
+/* stress.c - runs the same tokens through every KV-cache type and mode, repeatedly. Outputs must be
+ * bit-identical, and memory must not grow. */
 #include <malloc.h>
 #include <string.h>
 
@@ -8,14 +8,14 @@
 #include "base/sanitized.h"
 #include "infer/session.h"
 
+/* All but SLACK in tokens. SLACK is the growth of resident memory that still counts as flat. */
 #define CONTEXT 64
 #define PROMPT  24
 #define HALF    (PROMPT / 2)
 #define ANSWER  8
-#define TYPES   NBI_KV_TYPES
 #define SLACK   ((int64_t)256 << 10)
 
-/* Greedy tokens behind a prompt, and the checksum of the logits the last was chosen from. */
+/* Greedy tokens after a prompt, and the checksum of the logits that the last was chosen from. */
 struct outcome {
     int32_t ids[ANSWER];
     uint32_t crc;
@@ -24,18 +24,18 @@ struct outcome {
 struct stress {
     const struct nb_engine *engine;
     struct nb_stress_report *report;
-    int32_t prompt[2][PROMPT]; /* the second differs from the first everywhere */
+    int32_t prompt[2][PROMPT]; /* they differ at every position */
     float *logits[2];          /* [V] */
-    struct outcome wanted[TYPES][2][NB_STRESS_CASES][2]; /* by type, exact, way, prompt */
-    struct nbi_session_opts opts;                        /* of the session at work */
-    const char *way;                                     /* the one at work */
+    struct outcome expected[NBI_KV_TYPES][2][NB_STRESS_CASES][2]; /* by type, exact, case, prompt */
+    struct nbi_session_opts opts;                                 /* of the current session */
+    const char *case_name;                                        /* of the current case */
     int64_t iteration;
-    int type;
-    int wanted_way; /* that the one at work is compared with */
+    int type;      /* index in nbi_kv_types */
+    int reference; /* the case that the current one is compared with */
 };
 
-/* Keeps the first difference. */
-NBI_PRINTF(2, 3) static void differ(struct stress *t, const char *fmt, ...)
+/* Keeps the first difference in the report. */
+NBI_PRINTF(2, 3) static void record_difference(struct stress *t, const char *fmt, ...)
 {
     char what[128];
     va_list args;
@@ -47,10 +47,10 @@ NBI_PRINTF(2, 3) static void differ(struct stress *t, const char *fmt, ...)
     t->report->outputs_identical = false;
     snprintf(t->report->difference, sizeof t->report->difference,
              "iteration %lld, cache in %s, %s products, '%s': %s", (long long)t->iteration + 1,
-             nbi_kv_types[t->type].name, t->opts.exact ? "exact" : "integer", t->way, what);
+             nbi_kv_types[t->type].name, t->opts.exact ? "exact" : "integer", t->case_name, what);
 }
 
-/* ---- ways for a session to come to hold the first prompt, with its logits ---- */
+/* ---- filling a session with the first prompt and computing its logits ---- */
 
 static enum nb_status append(struct stress *t, struct nb_session *s, int64_t from, int64_t to)
 {
@@ -91,12 +91,14 @@ static enum nb_status fill_reused(struct stress *t, struct nb_session *s)
     NBI_TRY(nbi_session_set_prompt(s, other, PROMPT, &next, &reused));
     NBI_TRY(nbi_session_set_prompt(s, t->prompt[0], PROMPT, &next, &reused));
     if (reused != HALF)
-        differ(t, "%lld tokens were kept, not %d", (long long)reused, HALF);
+        record_difference(t, "%lld tokens were kept, not %d", (long long)reused, HALF);
     return NB_OK;
 }
 
-/* Into s, from what another session, or itself, has after half of the prompt. */
-static enum nb_status move(struct stress *t, struct nb_session *from, struct nb_session *s)
+/* Restores into s a snapshot that `from` (which may be s) took after half of the prompt, then
+ * appends the other half. */
+static enum nb_status fill_from_snapshot(struct stress *t, struct nb_session *from,
+                                         struct nb_session *s)
 {
     struct nbi_snapshot *snapshot = NULL;
     nb_session_truncate(from, 0);
@@ -112,21 +114,21 @@ static enum nb_status move(struct stress *t, struct nb_session *from, struct nb_
 
 static enum nb_status fill_restored(struct stress *t, struct nb_session *s)
 {
-    return move(t, s, s);
+    return fill_from_snapshot(t, s, s);
 }
 
-static enum nb_status fill_moved(struct stress *t, struct nb_session *s)
+static enum nb_status fill_restored_from_other(struct stress *t, struct nb_session *s)
 {
     struct nbi_session_opts opts = t->opts;
     struct nb_session *from = NULL;
-    opts.context = HALF; /* rows lie elsewhere there */
+    opts.context = HALF; /* another capacity, so rows have other offsets */
     NBI_TRY(nbi_session_new(&from, t->engine, &opts));
-    enum nb_status rc = move(t, from, s);
+    enum nb_status rc = fill_from_snapshot(t, from, s);
     nb_session_close(from);
     return rc;
 }
 
-/* ---- what they lead to ---- */
+/* ---- answers ---- */
 
 static enum nb_status step(struct stress *t, struct nb_session *s, int which, int i,
                            struct outcome *out)
@@ -139,95 +141,99 @@ static enum nb_status step(struct stress *t, struct nb_session *s, int which, in
     return i + 1 < ANSWER ? nbi_session_append(s, &best, 1, t->logits[which], 1) : NB_OK;
 }
 
-/* Against what the first way gave. */
+/* Compares an outcome with that of the reference case. */
 static void compare(struct stress *t, int which, const struct outcome *got)
 {
-    const struct outcome *wanted = &t->wanted[t->type][t->opts.exact][t->wanted_way][which];
+    const struct outcome *expected = &t->expected[t->type][t->opts.exact][t->reference][which];
     for (int i = 0; i < ANSWER; i++)
-        if (got->ids[i] != wanted->ids[i]) {
-            differ(t, "token %d of the answer is %d, not %d", i + 1, got->ids[i], wanted->ids[i]);
+        if (got->ids[i] != expected->ids[i]) {
+            record_difference(t, "token %d of the answer is %d, not %d", i + 1, got->ids[i],
+                              expected->ids[i]);
             return;
         }
-    if (got->crc != wanted->crc)
-        differ(t, "the last logits have crc32c %08x, not %08x", got->crc, wanted->crc);
+    if (got->crc != expected->crc)
+        record_difference(t, "the last logits have crc32c %08x, not %08x", got->crc, expected->crc);
 }
 
-/* The answer of s and, token by token in turn, of another session to the second prompt. */
-static enum nb_status answer(struct stress *t, struct nb_session *s, struct nb_session *beside,
+/* Generates the answer of s and, alternating token by token, of another session to the second
+ * prompt; other may be NULL. */
+static enum nb_status answer(struct stress *t, struct nb_session *s, struct nb_session *other,
                              struct outcome out[2])
 {
-    if (beside) {
-        nb_session_truncate(beside, 0);
-        NBI_TRY(nbi_session_append(beside, t->prompt[1], PROMPT, t->logits[1], 1));
+    if (other) {
+        nb_session_truncate(other, 0);
+        NBI_TRY(nbi_session_append(other, t->prompt[1], PROMPT, t->logits[1], 1));
     }
     for (int i = 0; i < ANSWER; i++) {
         NBI_TRY(step(t, s, 0, i, &out[0]));
-        if (beside)
-            NBI_TRY(step(t, beside, 1, i, &out[1]));
+        if (other)
+            NBI_TRY(step(t, other, 1, i, &out[1]));
     }
     return NB_OK;
 }
 
-/* ---- all of them ---- */
+/* ---- the cases ---- */
 
 typedef enum nb_status (*fill_fn)(struct stress *t, struct nb_session *s);
 
-struct way {
+struct stress_case {
     const char *name;
     fill_fn fill;
     enum nb_kv_mode mode;
-    bool chunks; /* of another size in each iteration */
-    bool life;   /* all of these in one session, one behind the other */
-    bool beside; /* with another session in turn */
+    bool varying_chunks; /* another chunk size in each iteration */
+    bool shared_session; /* runs in the session that all such cases use one after the other */
+    bool interleaved;    /* alternates with a second session, token by token */
 };
 
-/* The first gives what the others are compared with; where it matters how many rows go together,
- * each is compared with itself. */
-static const struct way ways[] = {
-    {.name = "prompt", .fill = fill_whole, .beside = true},
+/* The first case is the reference for all others. A backend whose results depend on the number of
+ * rows in a pass (batch_variant) gives each case a reference of its own: its first run. */
+static const struct stress_case cases[] = {
+    {.name = "prompt", .fill = fill_whole, .interleaved = true},
     {.name = "token", .fill = fill_whole, .mode = NB_KV_TOKEN},
     {.name = "none", .fill = fill_whole, .mode = NB_KV_NONE},
-    {.name = "chunks", .fill = fill_whole, .chunks = true},
-    {.name = "half, then single tokens", .fill = fill_half_then_single, .life = true},
-    {.name = "truncated", .fill = fill_truncated, .life = true},
-    {.name = "prefix reused", .fill = fill_reused, .life = true},
-    {.name = "snapshot restored", .fill = fill_restored, .life = true},
-    {.name = "snapshot of another session", .fill = fill_moved, .life = true},
-    {.name = "whole again", .fill = fill_whole, .life = true},
-    {.name = "two sessions in turn", .fill = fill_half_then_single, .beside = true},
+    {.name = "chunks", .fill = fill_whole, .varying_chunks = true},
+    {.name = "half, then single tokens", .fill = fill_half_then_single, .shared_session = true},
+    {.name = "truncated", .fill = fill_truncated, .shared_session = true},
+    {.name = "prefix reused", .fill = fill_reused, .shared_session = true},
+    {.name = "snapshot restored", .fill = fill_restored, .shared_session = true},
+    {.name = "snapshot of another session",
+     .fill = fill_restored_from_other,
+     .shared_session = true},
+    {.name = "whole again", .fill = fill_whole, .shared_session = true},
+    {.name = "two sessions in turn", .fill = fill_half_then_single, .interleaved = true},
 };
 
-#define WAYS ((int)(sizeof ways / sizeof *ways))
-_Static_assert(WAYS <= NB_STRESS_CASES, "the report holds every case");
+#define CASES ((int)(sizeof cases / sizeof *cases))
+_Static_assert(CASES <= NB_STRESS_CASES, "the report holds every case");
 
-static enum nb_status run_way(struct stress *t, int which, struct nb_session *life)
+static enum nb_status run_case(struct stress *t, int which, struct nb_session *shared)
 {
-    const struct way *w = &ways[which];
+    const struct stress_case *c = &cases[which];
     struct nb_stress_case *row = &t->report->cases[which];
     struct nbi_session_opts opts = t->opts;
-    struct nb_session *own = NULL, *beside = NULL;
+    struct nb_session *own = NULL, *other = NULL;
     struct outcome out[2] = {0};
     double start = nbi_now();
-    t->way = w->name;
-    opts.mode = w->mode;
-    opts.chunk = w->chunks ? 1 + t->iteration * 5 % PROMPT : 0;
-    enum nb_status rc = w->life ? NB_OK : nbi_session_new(&own, t->engine, &opts);
-    if (rc == NB_OK && w->beside)
-        rc = nbi_session_new(&beside, t->engine, &opts);
+    t->case_name = c->name;
+    opts.mode = c->mode;
+    opts.chunk = c->varying_chunks ? 1 + t->iteration * 5 % PROMPT : 0;
+    enum nb_status rc = c->shared_session ? NB_OK : nbi_session_new(&own, t->engine, &opts);
+    if (rc == NB_OK && c->interleaved)
+        rc = nbi_session_new(&other, t->engine, &opts);
     if (rc == NB_OK)
-        rc = w->fill(t, own ? own : life);
+        rc = c->fill(t, own ? own : shared);
     if (rc == NB_OK)
-        rc = answer(t, own ? own : life, beside, out);
+        rc = answer(t, own ? own : shared, other, out);
     nb_session_close(own);
-    nb_session_close(beside);
-    bool apart = t->engine->be->batch_variant && !t->opts.exact;
-    t->wanted_way = apart ? which : 0;
-    if (rc == NB_OK && which == t->wanted_way && t->iteration < 2) /* exact and not take turns */
-        memcpy(t->wanted[t->type][t->opts.exact][which], out, sizeof out);
-    bool same = !apart || !w->chunks;
-    if (rc == NB_OK && same)
+    nb_session_close(other);
+    bool variant = t->engine->be->batch_variant && !t->opts.exact;
+    t->reference = variant ? which : 0;
+    if (rc == NB_OK && which == t->reference && t->iteration < 2) /* one exact run, one not */
+        memcpy(t->expected[t->type][t->opts.exact][which], out, sizeof out);
+    bool comparable = !variant || !c->varying_chunks;
+    if (rc == NB_OK && comparable)
         compare(t, 0, &out[0]);
-    if (rc == NB_OK && same && w->beside)
+    if (rc == NB_OK && comparable && c->interleaved)
         compare(t, 1, &out[1]);
     row->runs++;
     row->seconds += nbi_now() - start;
@@ -236,15 +242,15 @@ static enum nb_status run_way(struct stress *t, int which, struct nb_session *li
 
 static enum nb_status run_iteration(struct stress *t)
 {
-    for (t->type = 0; t->type < TYPES; t->type++) {
-        struct nb_session *life = NULL;
+    for (t->type = 0; t->type < NBI_KV_TYPES; t->type++) {
+        struct nb_session *shared = NULL;
         t->opts = (struct nbi_session_opts){
             .context = CONTEXT, .kv = nbi_kv_types[t->type].dtype, .exact = t->iteration % 2 == 1};
-        NBI_TRY(nbi_session_new(&life, t->engine, &t->opts));
+        NBI_TRY(nbi_session_new(&shared, t->engine, &t->opts));
         enum nb_status rc = NB_OK;
-        for (int i = 0; i < WAYS && rc == NB_OK && t->report->outputs_identical; i++)
-            rc = run_way(t, i, life);
-        nb_session_close(life);
+        for (int i = 0; i < CASES && rc == NB_OK && t->report->outputs_identical; i++)
+            rc = run_case(t, i, shared);
+        nb_session_close(shared);
         NBI_TRY(rc);
     }
     return NB_OK;
@@ -262,7 +268,7 @@ static struct sample measure(void)
     return (struct sample){(int64_t)nbi_current_rss(), (int64_t)(info.uordblks + info.hblkhd)};
 }
 
-/* What a straight line through the values (least squares) gains from the first to the last. */
+/* Growth of resident memory from the first to the last sample along the least-squares line. */
 static int64_t line_growth(const struct sample *s, int64_t n)
 {
     double mean_x = (double)(n - 1) / 2, mean_y = 0, xx = 0, xy = 0;
@@ -275,8 +281,8 @@ static int64_t line_growth(const struct sample *s, int64_t n)
     return n > 1 ? (int64_t)(xy / xx * (double)(n - 1)) : 0;
 }
 
-/* The first iterations warm up: threads start, the allocator takes its share. */
-static void judge_memory(struct nb_stress_report *r, const struct sample *s)
+/* Skips the first iterations, in which threads start and the allocator's pools fill. */
+static void check_memory(struct nb_stress_report *r, const struct sample *s)
 {
     int64_t first = r->iterations / 4 < 2 ? 2 : r->iterations / 4, n = r->iterations - first;
     r->memory_judged = !SANITIZED && n >= 4;
@@ -299,7 +305,7 @@ static enum nb_status run_all(struct stress *t, const struct nb_stress_opts *opt
     struct sample *samples = calloc((size_t)opts->iterations, sizeof *samples);
     if (!samples)
         return nbi_fail_memory("measurements", (size_t)opts->iterations * sizeof *samples);
-    memset(samples, 1, (size_t)opts->iterations * sizeof *samples); /* there before it counts */
+    memset(samples, 1, (size_t)opts->iterations * sizeof *samples); /* touch the pages now */
     enum nb_status rc = NB_OK;
     for (t->iteration = 0; t->iteration < opts->iterations && rc == NB_OK; t->iteration++) {
         rc = run_iteration(t);
@@ -311,7 +317,7 @@ static enum nb_status run_all(struct stress *t, const struct nb_stress_opts *opt
             opts->progress(opts->progress_ctx, (uint64_t)r->iterations, (uint64_t)opts->iterations);
     }
     if (rc == NB_OK && r->iterations > 0)
-        judge_memory(r, samples);
+        check_memory(r, samples);
     free(samples);
     return rc;
 }
@@ -322,15 +328,15 @@ enum nb_status nb_stress_kv(const struct nb_engine *engine, const struct nb_stre
     struct stress t = {.engine = engine, .report = report};
     int64_t V = engine->config.vocab_size;
     double start = nbi_now();
-    *report = (struct nb_stress_report){.outputs_identical = true, .case_count = WAYS};
+    *report = (struct nb_stress_report){.outputs_identical = true, .case_count = CASES};
     if (opts->iterations < 1 || engine->config.max_position < CONTEXT || V < 2)
         return nbi_fail(NB_EINVAL,
                         "%lld iterations on a model of %lld tokens of context; at least "
                         "1 and %d are needed",
                         (long long)opts->iterations, (long long)engine->config.max_position,
                         CONTEXT);
-    for (int i = 0; i < WAYS; i++)
-        report->cases[i].name = ways[i].name;
+    for (int i = 0; i < CASES; i++)
+        report->cases[i].name = cases[i].name;
     for (int i = 0; i < PROMPT; i++) {
         t.prompt[0][i] = (int32_t)((i * i * 37 + i * 101 + 5) % V);
         t.prompt[1][i] = (int32_t)((t.prompt[0][i] + 1) % V);

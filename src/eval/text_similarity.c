@@ -1,4 +1,4 @@
-/* text_similarity.c - words in common, beginnings in common. */
+/* text_similarity.c - splits texts into words and compares words and prefixes. */
 #include "eval/text_similarity.h"
 
 #include <ctype.h>
@@ -16,7 +16,7 @@ struct words {
 
 enum { SPACE, LETTER, SINGLE };
 
-/* What the character at p is, and its length; a malformed byte stands alone. */
+/* Kind and length of the character at p; a malformed byte is a SINGLE. */
 static int kind_of(const char *p, const char *end, size_t *len)
 {
     unsigned char c = (unsigned char)*p;
@@ -110,14 +110,14 @@ enum nb_status nbi_repeats(struct nbi_strview text, size_t words, size_t times, 
     return NB_OK;
 }
 
-/* ---- beginnings ---- */
+/* ---- prefixes ---- */
 
 double nbi_common_prefix(struct nbi_strview a, struct nbi_strview b)
 {
     size_t longer = a.len > b.len ? a.len : b.len, shorter = a.len + b.len - longer, n = 0, at = 0;
     while (n < shorter && a.p[n] == b.p[n])
         n++;
-    while (at < n) { /* only whole characters count */
+    while (at < n) { /* round down to a character boundary */
         int len = nbi_utf8_length(a.p + at, a.p + a.len);
         size_t step = len > 0 ? (size_t)len : 1;
         if (at + step > n)

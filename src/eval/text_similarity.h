@@ -1,29 +1,31 @@
-/* text_similarity.h - how alike two texts are.
+/* text_similarity.h - measures how similar two texts are.
  *
- * A word is a run of letters, digits and '_' (all of Unicode below U+2E80 that is not ASCII counts
- * as letters); every other visible character is one by itself, and so is each character from
- * U+2E80 on, since those scripts do not put spaces between words. Case matters. */
+ * A word is a run of letters, digits and '_'; non-ASCII characters below U+2E80 count as letters.
+ * Every other visible character is a word of its own, and so is each character from U+2E80 on,
+ * because those scripts put no spaces between words. Comparison is case-sensitive. */
 #pragma once
 
 #include "base/status.h"
 
+/* A borrowed piece of text, not NUL-terminated. */
 struct nbi_strview {
     const char *p;
     size_t len;
 };
 
-/* 2 * common / (words of a + words of b), each word counted as often as it is there; two texts
- * without words: 1. */
+/* F1 score of the words: 2 * common / (words of a + words of b), counted with multiplicity; 1 for
+ * two texts without words. */
 enum nb_status nbi_word_f1(struct nbi_strview a, struct nbi_strview b, double *f1);
 
-/* How much of the longer text, in bytes of whole characters, is what both begin with; two empty
- * ones: 1. */
+/* Length of the common prefix, in bytes of whole characters, as a fraction of the longer text; 1
+ * for two empty texts. */
 double nbi_common_prefix(struct nbi_strview a, struct nbi_strview b);
 
-/* Whether some `words` words in a row come `times` times, anywhere in the text. */
+/* Sets *yes if some sequence of `words` words occurs at least `times` times in the text. */
 enum nb_status nbi_repeats(struct nbi_strview text, size_t words, size_t times, bool *yes);
 
-/* Without the thought in front of it, if that has an end, and without white space around it. */
+/* Returns the text after the last NB_THINK_END, if there is one, without surrounding white space.
+ */
 struct nbi_strview nbi_strip_thinking(const char *text, size_t len);
 
 bool nbi_strview_equal(struct nbi_strview a, struct nbi_strview b);
