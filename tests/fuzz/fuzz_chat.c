@@ -1,5 +1,5 @@
-/* fuzz_chat.c - arbitrary bytes as a chat request, through all templates: what is rendered is text,
- * and each range of it is one answer with its end of turn. */
+/* fuzz_chat.c - renders arbitrary bytes as chat messages with every template. The output must be
+ * valid text, and each range one answer that ends with the end-of-message token. */
 #include "fuzz/text_target.h"
 #include "tokenizer/chat_template.h"
 

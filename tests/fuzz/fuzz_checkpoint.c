@@ -1,5 +1,6 @@
-/* fuzz_checkpoint.c - arbitrary bytes as a checkpoint, as they are and with the sums of header and
- * trailer set right, so that what stands behind them is reached; all of an accepted one is read. */
+/* fuzz_checkpoint.c - opens arbitrary bytes as a checkpoint: unchanged, and with the checksums of
+ * header and trailer corrected so that the code after those checks is reached. Everything in an
+ * accepted checkpoint is read. */
 #include "train/checkpoint.h"
 
 #include <string.h>
@@ -23,7 +24,7 @@ static void try_bytes(const uint8_t *data, size_t size)
     int64_t whole;
     if (nbi_checkpoint_open_memory(&c, data, size) != NB_OK) {
         if (nb_last_error()[0] == 0)
-            abort(); /* a failure without a message */
+            abort(); /* failed without a message */
         return;
     }
     uint64_t total = 0;

@@ -1,5 +1,5 @@
-/* fuzz_config.c - arbitrary bytes as config.json: parse, and what is accepted must survive a round
- * trip through our own writer. */
+/* fuzz_config.c - parses arbitrary bytes as config.json. An accepted config must survive a round
+ * trip through our writer. */
 #include <string.h>
 
 #include "base/json.h"

@@ -1,4 +1,4 @@
-/* fuzz_dat.c - arbitrary bytes as a .dat file: open, look at everything, read every value. */
+/* fuzz_dat.c - opens arbitrary bytes as a .dat file and reads every entry and value. */
 #include "fuzz/store_target.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

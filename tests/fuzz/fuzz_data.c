@@ -1,17 +1,19 @@
-/* fuzz_data.c - a byte that says which kind, and the rest as a data file: its records by a second
- * reading of our own, its samples, and its batches, whose sums must be those of the samples. A text
- * whose first byte has its high bit set lies across the border of two pieces. */
+/* fuzz_data.c - reads arbitrary bytes as a data file; the first byte selects the kind. Records are
+ * compared with a second reader, and the micro-batches must add up to the same totals as the
+ * examples. A text whose first byte has the high bit set is placed across the boundary of two
+ * chunks. */
 #include <fcntl.h>
 
 #include "data/loader.h"
 #include "fuzz/text_target.h"
 
-static size_t row; /* tokens in a row of the batches: few, but not too many rows for one document */
+static size_t
+    row; /* tokens per row of a micro-batch: small, but a document must fit into a batch */
 
-/* What one pass over the records comes to. */
+/* Totals of one pass over the records. */
 struct sums {
     int64_t samples, documents, tokens, trained, longest, bad;
-    int64_t pairs, trained_pairs; /* tokens with a next one, as far as a row has room */
+    int64_t pairs, trained_pairs; /* tokens with a successor in the same row */
 };
 
 static void check_sample(const struct nb_tokenizer *t, const struct nbi_example *s)
@@ -21,7 +23,8 @@ static void check_sample(const struct nb_tokenizer *t, const struct nbi_example 
         MUST(s->ids.p[i] >= 0 && s->ids.p[i] < nb_tokenizer_size(t) && s->trained[i] <= 1);
 }
 
-/* The sample in a row: what is left is a part of it, and the last answer begins in it. */
+/* An example shortened to a row must be a contiguous part of it that contains the start of the last
+ * answer. */
 static void check_shortened(struct nbi_example *s)
 {
     size_t n = s->ids.count, answer = n, start = 0;
@@ -71,7 +74,7 @@ static void check_record(const struct nbi_record *r, const char *text, const uin
     MUST(r->line == line);
 }
 
-/* Between two records of a text there is nothing but line ends and what separates documents. */
+/* Between two records of a text there are only line breaks and document separators. */
 static void check_gap(const uint8_t *p, size_t len, bool inside, bool start)
 {
     static const char mark[] = "\xEF\xBB\xBF", separator[] = "<|endoftext|>";
@@ -86,7 +89,7 @@ static void check_gap(const uint8_t *p, size_t len, bool inside, bool start)
     }
 }
 
-/* As a prompt: whatever can be one is a request that can be read. */
+/* A record that is accepted as a prompt must give messages that can be parsed. */
 static void check_prompt(enum nbi_data_kind kind, const char *text, size_t len)
 {
     struct nbi_prompt p = {0};
@@ -101,7 +104,7 @@ static void check_prompt(enum nbi_data_kind kind, const char *text, size_t len)
     nbi_prompt_release(&p);
 }
 
-/* sums NULL: nothing but the records. */
+/* sums NULL: check only the records. */
 static void read_records(enum nbi_data_kind kind, const uint8_t *data, size_t size,
                          struct sums *sums)
 {
@@ -227,8 +230,8 @@ static void check_file(enum nbi_data_kind kind, const uint8_t *data, size_t size
     read_dataset(path, &sums);
 }
 
-/* In the middle of a document, so that a piece ends somewhere in it. Only records: tokenizing the
- * rest again and again would take all the time. */
+/* Places the input inside a long document, so that a chunk ends somewhere in it. Checks only
+ * records, because tokenizing the padding for each input would be too slow. */
 static void check_long_text(const uint8_t *data, size_t size)
 {
     size_t front = NBI_PIECE_MAX - (size < 64 ? size / 2 : 32), back = 40;

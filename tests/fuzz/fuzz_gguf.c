@@ -1,4 +1,4 @@
-/* fuzz_gguf.c - arbitrary bytes as a .gguf file: open, look at everything, read every value. */
+/* fuzz_gguf.c - opens arbitrary bytes as a .gguf file and reads every entry and value. */
 #include "fuzz/store_target.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -1,5 +1,5 @@
-/* fuzz_jscan.c - arbitrary bytes as JSON, read in place and by jansson: the same texts are
- * accepted, and give the same values. As a string, they survive quoting. */
+/* fuzz_jscan.c - reads arbitrary bytes as JSON in place and with jansson: both must accept the same
+ * texts and give the same values. Quoted as a JSON string, the bytes must read back. */
 #include "base/jscan.h"
 
 #include "base/json.h"
@@ -32,7 +32,7 @@ static void same_number(struct nbi_jspan v, const json_t *json)
     }
 }
 
-/* Of several members with one name both give the last. */
+/* Among members with the same name, both readers return the last. */
 static void same_members(struct nbi_jspan v, const json_t *json, struct nbi_str *s)
 {
     struct nbi_jiter it;
@@ -44,7 +44,7 @@ static void same_members(struct nbi_jspan v, const json_t *json, struct nbi_str 
     while (nbi_jiter_next(&it, &key, &value)) {
         s->len = 0;
         nbi_jstring(key, s);
-        nbi_str_append(s, "", 0); /* an empty one ends, too */
+        nbi_str_append(s, "", 0); /* NUL-terminates even an empty string */
         MUST(json_object_get(json, nbi_str_text(s)) && strlen(nbi_str_text(s)) == s->len);
         count++;
     }
@@ -60,7 +60,7 @@ static void same_elements(struct nbi_jspan v, const json_t *json, struct nbi_str
     size_t n = 0;
     nbi_jiter_init(&it, v);
     for (; nbi_jiter_key(&it, &key); n++) {
-        if (n % 2 && nbi_jiter_enter(&it, &inner)) { /* the way for large values */
+        if (n % 2 && nbi_jiter_enter(&it, &inner)) { /* the iterator for large values */
             while (nbi_jiter_next(&inner, &key, &value))
                 ;
             nbi_jiter_leave(&it, &inner);
@@ -114,10 +114,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     enum nb_status rc = nbi_jscan(&v, text, size);
     if (rc == NB_OK && json)
         same(v, json, &s);
-    else if (rc == NB_OK) /* what jansson has no room for */
+    else if (rc == NB_OK) /* jansson rejects large numbers and NUL in keys */
         MUST(json_error_code(&error) == json_error_numeric_overflow ||
              json_error_code(&error) == json_error_null_byte_in_key);
-    else /* jansson passes over a NUL behind the value */
+    else /* jansson ignores a NUL after the value */
         MUST(!json || strstr(nb_last_error(), "nested too deeply") || memchr(text, 0, size));
     json_decref(json);
     nbi_str_release(&s);

@@ -1,5 +1,4 @@
-/* fuzz_safetensors.c - arbitrary bytes as a .safetensors file: open, look at everything, read all.
- */
+/* fuzz_safetensors.c - opens arbitrary bytes as .safetensors and reads every entry and value. */
 #include "fuzz/store_target.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -1,11 +1,12 @@
-/* fuzz_text.c - arbitrary bytes as text: decoding what was encoded gives the repaired text in NFC,
- * whole and token by token. The same bytes as ids: the stream agrees with the whole. */
+/* fuzz_text.c - encodes arbitrary bytes as text. Decoding the ids, at once and token by token, must
+ * give the repaired text in NFC. Also decodes the bytes as ids: the stream must agree with decoding
+ * at once. */
 #include "fuzz/text_target.h"
 #include "tokenizer/unicode.h"
 
 static uint8_t classes[NBI_CHAR_COUNT];
 
-/* The longest chat token at p, of those that count; its length or 0. */
+/* Length of the longest recognised chat token at p, or 0. */
 static size_t token_at(const struct nb_tokenizer *t, const char *p, size_t left, bool special)
 {
     const struct nbi_bpe *bpe = nbi_tokenizer_bpe(t);
@@ -19,7 +20,7 @@ static size_t token_at(const struct nb_tokenizer *t, const char *p, size_t left,
     return longest;
 }
 
-/* What must come back: chat tokens as they are, NFC of what is between them. */
+/* The expected text: chat tokens unchanged, NFC of the text between them. */
 static size_t expect(const struct nb_tokenizer *t, const char *text, size_t len, bool special,
                      struct nbi_str *out)
 {
@@ -63,7 +64,7 @@ static void check_text(struct nb_tokenizer *t, const char *text, size_t len, boo
     nbi_str_release(&wanted);
 }
 
-/* Pairs of bytes as ids, a few of which are no token's. */
+/* Reads pairs of bytes as ids; some are not in the vocabulary. */
 static void check_ids(const struct nb_tokenizer *t, const uint8_t *data, size_t size)
 {
     size_t count = size / 2, len, unknown, missing = 0;

@@ -1,5 +1,5 @@
-/* fuzz_tokenizer.c - arbitrary bytes as tokenizer.json: what is accepted encodes a text, decodes
- * it, and survives being written by us. */
+/* fuzz_tokenizer.c - reads arbitrary bytes as tokenizer.json. An accepted tokenizer must encode and
+ * decode a text, and survive a round trip through our writer. */
 #include <sys/mman.h>
 
 #include "fuzz/text_target.h"
@@ -14,7 +14,7 @@ static void check_vocab(const struct nbi_vocab *v)
         MUST(strchr(v->merges[i], ' '));
 }
 
-/* The bytes themselves are as good a text as any. A pattern may give up on one, with a message. */
+/* Encodes the input itself. A split pattern may give up on it with an error. */
 static void check_use(const struct nbi_vocab *v, const char *text, size_t len)
 {
     struct nb_tokenizer *t;
@@ -64,7 +64,7 @@ static void check_copy(const struct nbi_vocab *v)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static int input = -1; /* a file without a name */
+    static int input = -1; /* an unnamed file */
     struct nbi_vocab v;
     char path[64];
     if (input < 0)

@@ -1,5 +1,5 @@
-/* fuzz_transcript.c - arbitrary bytes as a transcript; the messages of one that is accepted come
- * back when they are written as lines of their own. A conversation may have none. */
+/* fuzz_transcript.c - reads arbitrary bytes as a transcript. The messages of an accepted one,
+ * written as one line each, must read back. A conversation may be empty. */
 #include "infer/transcript.h"
 
 #include "base/jscan.h"

@@ -1,5 +1,5 @@
-/* replay.c - runs a fuzz target over the files of its corpus, without libFuzzer: every input that
- * was ever worth keeping is tried again by `make test`, under whatever sanitizer is on. */
+/* replay.c - runs a fuzz target over the files of its corpus without libFuzzer, so that `make test`
+ * repeats all kept inputs, under whatever sanitizer is enabled. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

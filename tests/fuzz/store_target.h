@@ -1,4 +1,4 @@
-/* store_target.h - what the three weights-file targets have in common. */
+/* store_target.h - shared by the fuzz targets for weights files. */
 #pragma once
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Reads an entry in pieces; sizes are bounded by the input, which opening has checked. */
+/* Reads an entry in chunks. Opening has checked that its size does not exceed the input's. */
 static void read_entry(const struct nbi_store *store, const struct nbi_entry *e)
 {
     enum { PIECE = 4096 };
@@ -33,7 +33,7 @@ static int fuzz_store(enum nbi_format format, const uint8_t *data, size_t size)
     struct nbi_store *store;
     if (nbi_store_open_memory(&store, format, data, size) != NB_OK) {
         if (nb_last_error()[0] == 0)
-            abort(); /* a failure without a message */
+            abort(); /* failed without a message */
         return 0;
     }
     for (int64_t i = 0; i < store->count; i++) {
@@ -43,7 +43,7 @@ static int fuzz_store(enum nbi_format format, const uint8_t *data, size_t size)
         read_entry(store, e);
     }
     if (nbi_model_translate(store) != NB_OK) {
-        nbi_store_close(store); /* two names have become one */
+        nbi_store_close(store); /* two tensors have the same name */
         return 0;
     }
     struct nbi_config config;

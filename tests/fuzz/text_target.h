@@ -1,5 +1,5 @@
-/* text_target.h - what the text targets have in common: a small tokenizer of Qwen's kind, and what
- * must hold of one. */
+/* text_target.h - shared by the fuzz targets for text: a small tokenizer with Qwen's rules, and
+ * invariants of decoding. */
 #pragma once
 
 #include <stdio.h>
@@ -13,14 +13,14 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* The stack that the fuzzer prints says which line it was. */
+/* Aborts; the fuzzer's stack trace shows the line. */
 #define MUST(what)                                                                                 \
     do {                                                                                           \
         if (!(what))                                                                               \
             abort();                                                                               \
     } while (0)
 
-/* The path of a file for one input, in memory where that can be; whoever makes it removes it. */
+/* The path of a file for one input, in memory if possible. The caller creates and removes it. */
 static inline const char *scratch_path(const char *ending)
 {
     static char path[64];
@@ -29,7 +29,7 @@ static inline const char *scratch_path(const char *ending)
     return path;
 }
 
-/* Bytes, some merges in three scripts, and the 26 chat tokens; made once. */
+/* All bytes, some merges in three scripts, and the 26 chat tokens; made once. */
 static inline struct nb_tokenizer *small_tokenizer(void)
 {
     static const char text[] =
@@ -53,7 +53,7 @@ static inline struct nb_tokenizer *small_tokenizer(void)
     return made;
 }
 
-/* Token by token comes the same text as all at once, but for malformed bytes. */
+/* Decoding token by token gives the same text as at once, except for malformed bytes. */
 static inline void check_stream(const struct nb_tokenizer *t, const int32_t *ids, size_t count,
                                 const char *whole, size_t len)
 {

@@ -1,7 +1,7 @@
-/* chat_tokens.h - the chat tokens of a vocabulary, as the tests expect them. */
+/* chat_tokens.h - Qwen's chat tokens as the tests expect them, independent of nbi_chat_tokens. */
 #pragma once
 
-/* Qwen's chat tokens, in the order of their ids behind the vocabulary. */
+/* In the order of their ids, which follow the learnt vocabulary. */
 static const char *const chat_tokens[26] = {"<|endoftext|>",
                                             "<|im_start|>",
                                             "<|im_end|>",

@@ -1,5 +1,5 @@
-/* test_bpe.c - text to ids and back, against the tokenizers library (golden/tokenizer) and against
- * a loop over strings that joins the best pair again and again. */
+/* test_bpe.c - compares encoding and decoding with the tokenizers library (golden/tokenizer), and
+ * with BPE written by its definition over lists of strings. */
 #include <pthread.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -52,14 +52,14 @@ static size_t read_ids(struct nbi_jspan list, int32_t *ids, size_t room)
     return n;
 }
 
-static int bad_rows; /* cases with other ids than expected; all are shown before the test fails */
+static int bad_rows; /* cases with wrong ids; all are printed before the test fails */
 
 static void check_ids(struct nb_tokenizer *t, const struct nbi_str *text, bool special,
                       struct nbi_jspan list, const char *where)
 {
     int32_t wanted[1024], *ids;
     size_t count, n = read_ids(list, wanted, 1024);
-    char *copy = malloc(text->len ? text->len : 1); /* of exact size, for the sanitizer */
+    char *copy = malloc(text->len ? text->len : 1); /* exact size, so that ASan sees overruns */
     memcpy(copy, text->p, text->len);
     assert_ok(nb_tokenizer_encode(t, copy, text->len, special, &ids, &count));
     if (count != n || (n && memcmp(ids, wanted, n * sizeof *ids) != 0)) {
@@ -74,7 +74,7 @@ static void check_ids(struct nb_tokenizer *t, const struct nbi_str *text, bool s
     free(copy);
 }
 
-/* The text of ids, malformed bytes as U+FFFD, must be wanted; also when it comes token by token. */
+/* Decoding, with malformed bytes as U+FFFD, must give `wanted`, at once and token by token. */
 static void assert_text(const struct nb_tokenizer *t, const int32_t *ids, size_t n,
                         const char *wanted, const char *where)
 {
@@ -112,7 +112,7 @@ static void check_case(struct nb_tokenizer *t, struct nbi_jspan row, const char 
     if (ids.p) {
         check_ids(t, &text, true, ids, where);
         check_ids(t, &text, false, plain.p ? plain : ids, where);
-        check_ids(t, &text, true, ids, where); /* now from the cache */
+        check_ids(t, &text, true, ids, where); /* the second time from the cache */
     } else {
         ids = nbi_jget(row, "decode");
     }
@@ -159,7 +159,7 @@ static void check_golden(const char *name, int at_least)
         fail_msg("%d results of %s differ", bad_rows, name);
     }
     assert_ok(nb_tokenizer_share(&share, t));
-    nb_tokenizer_close(t); /* the tables stay with the other one */
+    nb_tokenizer_close(t); /* the other reference keeps the tables */
     check_cases(share, cases);
     nb_tokenizer_close(share);
     snprintf(model, sizeof model, GOLDEN "%s", name); /* the directory */
@@ -169,19 +169,19 @@ static void check_golden(const char *name, int at_least)
     assert_int_equal(bad_rows, 0);
 }
 
-static void test_golden__qwen(void **state)
+static void test_golden__qwen_ids_match(void **state)
 {
     (void)state;
     check_golden("qwen", 330);
 }
 
-static void test_golden__gpt2(void **state)
+static void test_golden__gpt2_ids_match(void **state)
 {
     (void)state;
     check_golden("gpt2", 140);
 }
 
-static void test_golden__llama3(void **state)
+static void test_golden__llama3_ids_match(void **state)
 {
     (void)state;
     check_golden("llama3", 150);
@@ -189,7 +189,7 @@ static void test_golden__llama3(void **state)
 
 /* ---- random vocabularies ---- */
 
-/* Tokens over a few letters, and merges between them. */
+/* A small vocabulary over a few letters. */
 struct toy {
     char tokens[120][64];
     int count;
@@ -229,7 +229,8 @@ static void make_toy(struct toy *toy, const char *letters, int merges)
     }
 }
 
-/* The toy as a vocabulary; its ids are shuffled by xor, so that ids do not follow ranks. */
+/* Makes a vocabulary of the toy. Ids are xored with `scramble`, so that they do not follow ranks.
+ */
 static void toy_vocab(struct nbi_vocab *v, const struct toy *toy, int scramble)
 {
     nbi_vocab_init(v);
@@ -247,7 +248,8 @@ static void toy_vocab(struct nbi_vocab *v, const struct toy *toy, int scramble)
     nbi_vocab_finish(v);
 }
 
-/* By definition: the first merge of the list that applies anywhere, at its first place. */
+/* The definition: apply the first merge of the list that matches anywhere, at its first position.
+ */
 static size_t toy_encode(const struct toy *toy, const char *word, size_t len, int32_t *ids)
 {
     size_t n = 0;
@@ -293,7 +295,7 @@ static void random_word(char *word, size_t len, const char *letters)
                                             : letters[next_random((uint32_t)strlen(letters))];
 }
 
-static void test_bpe__as_the_slow_way(void **state)
+static void test_bpe__matches_the_definition(void **state)
 {
     (void)state;
     static const size_t more[] = {63, 64, 65, 66, 67, 100, 300};
@@ -313,16 +315,16 @@ static void test_bpe__as_the_slow_way(void **state)
         for (int i = 0; i < 400; i++) {
             size_t len = i < 360 ? 1 + (size_t)i % 30 : more[(size_t)i % 7];
             random_word(word, len, letters);
-            compare_word(e, &toy, scramble, word, len); /* cold */
-            compare_word(e, &toy, scramble, word, len); /* from the cache, if it was kept */
+            compare_word(e, &toy, scramble, word, len); /* empty cache */
+            compare_word(e, &toy, scramble, word, len); /* from the cache, if stored */
         }
         nbi_encoder_free(e);
         nbi_bpe_free(bpe);
     }
 }
 
-/* Many more words than the cache has room for, then all of them again. */
-static void test_bpe__cache(void **state)
+/* Encodes many more words than the cache has slots, then all of them again. */
+static void test_bpe__cache_does_not_change_ids(void **state)
 {
     (void)state;
     struct toy toy;
@@ -330,7 +332,7 @@ static void test_bpe__cache(void **state)
     struct nbi_bpe *bpe;
     struct nbi_encoder *e, *cold = NULL;
     make_toy(&toy, "abcd", 0);
-    for (int n = 1; n <= 8; n *= 2) { /* runs of a in few tokens: only such words are kept */
+    for (int n = 1; n <= 8; n *= 2) { /* runs of 'a' become few tokens, so they are cached */
         char run[17] = "aaaaaaaaaaaaaaaa";
         toy.left[toy.merges] = toy.right[toy.merges] = n == 1 ? 0 : toy.count - 1;
         toy.joined[toy.merges++] = toy.count;
@@ -344,7 +346,7 @@ static void test_bpe__cache(void **state)
     char(*words)[26] = malloc(WORDS * sizeof *words);
     size_t *counts = malloc(WORDS * sizeof *counts);
     struct nbi_ids all = {0};
-    for (int i = 0; i < WORDS; i++) { /* words that differ in one place, of all lengths */
+    for (int i = 0; i < WORDS; i++) { /* words of all lengths that differ in one byte */
         size_t len = 1 + (size_t)i % 25;
         memset(words[i], 0, sizeof *words);
         random_word(words[i], len, i % 2 ? "abcd" : "a");
@@ -363,7 +365,7 @@ static void test_bpe__cache(void **state)
     size_t at = 0;
     for (int i = 0; i < WORDS; at += counts[i++]) {
         struct nbi_ids fresh = {0};
-        if (i % 250 == 0) { /* an encoder that has seen next to nothing */
+        if (i % 250 == 0) { /* a new encoder, with an empty cache */
             nbi_encoder_free(cold);
             assert_ok(nbi_encoder_new(&cold, bpe));
         }
@@ -433,7 +435,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-static void test_tokenizer__threads(void **state)
+static void test_tokenizer__threads_may_share_it(void **state)
 {
     (void)state;
     struct nb_tokenizer *t;
@@ -454,7 +456,7 @@ static void test_tokenizer__threads(void **state)
 
 /* ---- failures ---- */
 
-/* So much more address space can be had, and no more; 0: any. */
+/* Limits the address space to its current size plus `more` bytes; 0: no limit. */
 static void limit_memory(size_t more)
 {
     struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
@@ -471,12 +473,13 @@ static void limit_memory(size_t more)
     assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
 }
 
-/* What one call has no memory for is no concern of the next. */
-static void test_tokenizer__goes_on_after_a_failure(void **state)
+/* A call that runs out of memory does not affect the next one. */
+static void test_tokenizer__works_after_a_failure(void **state)
 {
     (void)state;
     struct nb_tokenizer *t;
-    const size_t len = (size_t)40 << 20; /* its ids fit into the limit, its repaired copy not */
+    const size_t len =
+        (size_t)40 << 20; /* the ids fit into the limit, the repaired copy does not */
     int32_t *ids, *again;
     size_t count, count_again;
     if (SANITIZED)
@@ -503,7 +506,7 @@ static void test_tokenizer__goes_on_after_a_failure(void **state)
 
 /* ---- decoding ---- */
 
-static void test_decoder__random_cuts(void **state)
+static void test_decoder__streams_the_same_text(void **state)
 {
     (void)state;
     struct nb_tokenizer *t;
@@ -516,7 +519,7 @@ static void test_decoder__random_cuts(void **state)
         struct nbi_str whole = {0}, stream = {0};
         struct nb_decoder d = {0};
         for (size_t i = 0; i < n; i++) {
-            /* Mostly single bytes: characters come in pieces, and broken ones too. */
+            /* Mostly single bytes, so that characters span tokens and some are malformed. */
             ids[i] = (int32_t)next_random(next_random(4) ? 256 : (uint32_t)size + 9);
             wanted_unknown += ids[i] >= size;
         }
@@ -543,7 +546,7 @@ static void test_decoder__random_cuts(void **state)
     nb_tokenizer_close(t);
 }
 
-static void test_tokenizer__decode(void **state)
+static void test_tokenizer__decode_counts_unknown_ids(void **state)
 {
     (void)state;
     struct nb_tokenizer *t;
@@ -568,7 +571,7 @@ static void test_tokenizer__decode(void **state)
 
 /* ---- the tables ---- */
 
-static void test_bpe__tables(void **state)
+static void test_bpe__tables_hold_bytes_and_added_tokens(void **state)
 {
     (void)state;
     struct nb_tokenizer *t;
@@ -576,7 +579,7 @@ static void test_bpe__tables(void **state)
     assert_ok(nb_tokenizer_open(&t, GOLDEN "qwen", NULL));
     const struct nbi_bpe *b = nbi_tokenizer_bpe(t);
     assert_int_equal(nbi_bpe_size(b), nb_tokenizer_size(t));
-    assert_int_equal(nbi_bpe_size(b), 647); /* 600 and 47; one more is among the 600 */
+    assert_int_equal(nbi_bpe_size(b), 647); /* 600 + 47; another added token is among the 600 */
     assert_int_equal(nbi_bpe_added(b, "<|endoftext|>"), 600);
     assert_int_equal(nbi_bpe_added(b, "<|im_end|>"), 602);
     assert_int_equal(nbi_bpe_added(b, "<think>"), 604);
@@ -589,7 +592,8 @@ static void test_bpe__tables(void **state)
     assert_false(nbi_bpe_special(b, 1000000));
     assert_memory_equal(nbi_bpe_token(b, 604, &len), "<think>", 7);
     assert_int_equal(len, 7);
-    assert_memory_equal(nbi_bpe_token(b, 220, &len), " ", 1); /* by its bytes, not its letters */
+    assert_memory_equal(nbi_bpe_token(b, 220, &len), " ",
+                        1); /* decoded, not in the byte-level alphabet */
     assert_int_equal(len, 1);
     assert_null(nbi_bpe_token(b, -1, &len));
     assert_null(nbi_bpe_token(b, 647, &len));
@@ -605,7 +609,7 @@ static enum nb_status open_error(const char *model, const char *model_dir)
     return rc;
 }
 
-static void test_tokenizer__open(void **state)
+static void test_tokenizer__opens_files_and_directories(void **state)
 {
     (void)state;
     struct nb_tokenizer *t;
@@ -613,15 +617,15 @@ static void test_tokenizer__open(void **state)
     assert_fails(open_error(test_path("none.json"), NULL), NB_ENOTFOUND, "none.json");
     assert_fails(open_error(test_path("none.gguf"), NULL), NB_ENOTFOUND, "none.gguf");
     assert_fails(open_error(test_path(""), NULL), NB_ENOTFOUND, "tokenizer.json");
-    put("weights.dat", "x"); /* never looked at */
+    put("weights.dat", "x"); /* never read */
     assert_fails(open_error(test_path("weights.dat"), NULL), NB_ENOTFOUND, "tokenizer.json");
     assert_ok(nb_tokenizer_open(&t, test_path("weights.dat"), GOLDEN "qwen"));
     assert_int_equal(nb_tokenizer_size(t), 647);
     nb_tokenizer_close(t);
 }
 
-/* A text of one kind of character must not take more than linear time. */
-static void test_bpe__linear_time(void **state)
+/* A text of one kind of character takes linear time. */
+static void test_bpe__takes_linear_time(void **state)
 {
     (void)state;
     static const char *const units[] = {" ",     "a",         "<",    "\xCC\x81",
@@ -651,18 +655,18 @@ static void test_bpe__linear_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden__qwen),
-        cmocka_unit_test(test_golden__gpt2),
-        cmocka_unit_test(test_golden__llama3),
-        cmocka_unit_test(test_bpe__as_the_slow_way),
-        cmocka_unit_test(test_bpe__cache),
-        cmocka_unit_test(test_tokenizer__threads),
-        cmocka_unit_test(test_tokenizer__goes_on_after_a_failure),
-        cmocka_unit_test(test_decoder__random_cuts),
-        cmocka_unit_test(test_tokenizer__decode),
-        cmocka_unit_test(test_bpe__tables),
-        cmocka_unit_test(test_tokenizer__open),
-        cmocka_unit_test(test_bpe__linear_time),
+        cmocka_unit_test(test_golden__qwen_ids_match),
+        cmocka_unit_test(test_golden__gpt2_ids_match),
+        cmocka_unit_test(test_golden__llama3_ids_match),
+        cmocka_unit_test(test_bpe__matches_the_definition),
+        cmocka_unit_test(test_bpe__cache_does_not_change_ids),
+        cmocka_unit_test(test_tokenizer__threads_may_share_it),
+        cmocka_unit_test(test_tokenizer__works_after_a_failure),
+        cmocka_unit_test(test_decoder__streams_the_same_text),
+        cmocka_unit_test(test_tokenizer__decode_counts_unknown_ids),
+        cmocka_unit_test(test_bpe__tables_hold_bytes_and_added_tokens),
+        cmocka_unit_test(test_tokenizer__opens_files_and_directories),
+        cmocka_unit_test(test_bpe__takes_linear_time),
     };
     return cmocka_run_group_tests_name("bpe", tests, make_test_dir, remove_test_dir);
 }

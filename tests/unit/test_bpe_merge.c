@@ -1,5 +1,5 @@
-/* test_bpe_merge.c - the merges of one word, against a loop that looks for the best pair in a plain
- * list every time. */
+/* test_bpe_merge.c - compares the merges of one word with the definition: search a plain list for
+ * the pair with the lowest rank, join it, repeat. */
 #include "tokenizer/bpe_merge.h"
 #include "unit/support.h"
 
@@ -16,7 +16,7 @@ static uint32_t next_random(uint32_t below)
 struct rules {
     struct nbi_pair pair[400];
     int count;
-    int32_t symbols[8]; /* what words are made of */
+    int32_t symbols[8]; /* alphabet of the words */
     uint32_t symbol_count;
 };
 
@@ -49,8 +49,8 @@ static size_t merge_slowly(const struct rules *r, int32_t *ids, size_t n)
     }
 }
 
-/* Pairs of symbols and of results of other pairs, ranks in any order. Ids on both sides of the
- * limit of the table for low ones. */
+/* Makes random pairs of symbols and of results of other pairs, with ranks in any order. Callers
+ * choose ids below and above 256, the limit of the direct table. */
 static void random_rules(struct rules *r, int count, uint32_t symbol_count, int32_t first,
                          int32_t stride)
 {
@@ -62,7 +62,8 @@ static void random_rules(struct rules *r, int count, uint32_t symbol_count, int3
         known[i] = r->symbols[i] = first + (int32_t)i * stride;
     for (int i = 0; i < count; i++)
         ranks[i] = (uint32_t)i;
-    for (uint32_t i = (uint32_t)count; i > 1 && next_random(2); i--) { /* some are shuffled */
+    for (uint32_t i = (uint32_t)count; i > 1 && next_random(2);
+         i--) { /* shuffles half of the time */
         uint32_t k = next_random(i), t = ranks[i - 1];
         ranks[i - 1] = ranks[k];
         ranks[k] = t;
@@ -92,7 +93,7 @@ static void compare_word(const struct nbi_merges *m, struct nbi_merge_scratch *s
 {
     int32_t *ours = malloc((n ? n : 1) * sizeof *ours), *theirs = malloc((n + 1) * sizeof *theirs);
     size_t left = 99;
-    uint32_t run = 1 + next_random(4); /* runs of one symbol are hard */
+    uint32_t run = 1 + next_random(4); /* runs of one symbol: overlapping pairs */
     for (size_t i = 0; i < n; i++)
         ours[i] =
             i > 0 && next_random(run) ? ours[i - 1] : r->symbols[next_random(r->symbol_count)];
@@ -119,7 +120,7 @@ static void compare_rules(const struct rules *r, const size_t *lengths, size_t c
     nbi_merges_release(&m);
 }
 
-static void test_merge__as_the_slow_way(void **state)
+static void test_merge__matches_the_definition(void **state)
 {
     (void)state;
     size_t lengths[80];
@@ -134,7 +135,7 @@ static void test_merge__as_the_slow_way(void **state)
     }
 }
 
-static void test_merge__around_the_limit(void **state)
+static void test_merge__words_of_the_threshold_length_match_the_definition(void **state)
 {
     (void)state;
     static const size_t lengths[] = {62, 63, 64, 65, 66, 67, 127, 128, 129};
@@ -145,11 +146,11 @@ static void test_merge__around_the_limit(void **state)
     }
 }
 
-static void test_merge__long_words(void **state)
+static void test_merge__long_words_match_the_definition(void **state)
 {
     (void)state;
-    static const size_t lengths[] = {1000, 300, 1001, 64, 700}; /* the scratch grows and is used
-                                                                   again */
+    static const size_t lengths[] = {1000, 300, 1001, 64, 700}; /* the scratch memory grows and
+                                                                   is reused */
     for (int round = 0; round < 6; round++) {
         struct rules r;
         random_rules(&r, 30, 1 + next_random(3), 250, 1);
@@ -157,8 +158,8 @@ static void test_merge__long_words(void **state)
     }
 }
 
-/* a a -> b, b b -> c, ...: the bits of the length are left, the highest first. */
-static void test_merge__powers_of_two(void **state)
+/* Merges a a -> b, b b -> c, ...: a run of n becomes the binary digits of n, highest first. */
+static void test_merge__runs_become_powers_of_two(void **state)
 {
     (void)state;
     struct rules r = {.symbols = {10}, .symbol_count = 1};
@@ -188,7 +189,7 @@ static void test_merge__powers_of_two(void **state)
 
 /* ---- the table ---- */
 
-static void test_merges__find(void **state)
+static void test_merges__find_what_was_added(void **state)
 {
     (void)state;
     enum { COUNT = 100000 };
@@ -200,25 +201,26 @@ static void test_merges__find(void **state)
         pairs[i] = (struct nbi_pair){next_random(width), next_random(width), i, i + 7};
         nbi_merges_add(&m, pairs[i]);
     }
-    for (uint32_t i = 0; i < COUNT; i++) { /* ranks are places in the list: the last one counts */
+    for (uint32_t i = 0; i < COUNT;
+         i++) { /* ranks are indices in the list; of equal pairs the last wins */
         struct nbi_join j = nbi_merges_find(&m, pairs[i].left, pairs[i].right);
         assert_true(j.rank >= i && j.rank < COUNT);
         assert_int_equal(j.id, j.rank + 7);
         assert_int_equal(pairs[j.rank].left, pairs[i].left);
         assert_int_equal(pairs[j.rank].right, pairs[i].right);
     }
-    /* Pairs that were not added: the two swapped, unless that one was. */
+    /* Absent pairs: the two ids swapped, unless that pair was added too. */
     int absent = 0;
     for (uint32_t i = 0; i < COUNT; i++)
         if (pairs[i].left > 4096)
             absent += nbi_merges_find(&m, pairs[i].right, pairs[i].left).rank == NBI_NO_RANK;
     assert_true(absent > 30000);
     nbi_merges_release(&m);
-    nbi_merges_release(&m); /* a second time is fine */
+    nbi_merges_release(&m); /* releasing twice is allowed */
     free(pairs);
 }
 
-static void test_merges__none(void **state)
+static void test_merges__may_be_empty(void **state)
 {
     (void)state;
     struct nbi_merges m;
@@ -244,12 +246,12 @@ static void test_merges__none(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_merge__as_the_slow_way),
-        cmocka_unit_test(test_merge__around_the_limit),
-        cmocka_unit_test(test_merge__long_words),
-        cmocka_unit_test(test_merge__powers_of_two),
-        cmocka_unit_test(test_merges__find),
-        cmocka_unit_test(test_merges__none),
+        cmocka_unit_test(test_merge__matches_the_definition),
+        cmocka_unit_test(test_merge__words_of_the_threshold_length_match_the_definition),
+        cmocka_unit_test(test_merge__long_words_match_the_definition),
+        cmocka_unit_test(test_merge__runs_become_powers_of_two),
+        cmocka_unit_test(test_merges__find_what_was_added),
+        cmocka_unit_test(test_merges__may_be_empty),
     };
-    return cmocka_run_group_tests_name("merge", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("bpe_merge", tests, NULL, NULL);
 }

@@ -1,6 +1,5 @@
-/* test_chat_template.c - chat templates, and JSON values as Python writes them. What is expected
- * here was written by hand after the templates' text; tests/cli/render.sh compares with Jinja
- * itself. */
+/* test_chat_template.c - tests chat templates and JSON values printed as in Python. Expected texts
+ * were derived by hand from the templates; tests/cli/render.sh compares with Jinja itself. */
 #include "tokenizer/chat_template.h"
 #include "tokenizer/python_json.h"
 #include "unit/support.h"
@@ -25,7 +24,7 @@ static enum nb_status render(enum nbi_chat_kind kind, const char *request, struc
     return nbi_chat_render(kind, json, out);
 }
 
-/* The text, and what the assistant wrote of it: its ranges joined by '~'. */
+/* Renders messages and compares the text and the assistant's ranges, joined by '~'. */
 static void expect(enum nbi_chat_kind kind, const char *request, const char *text,
                    const char *written)
 {
@@ -70,7 +69,7 @@ static void assert_python(const char *json, const char *dumps, const char *str)
     nbi_str_release(&text);
 }
 
-static void test_pytext__numbers(void **state)
+static void test_python_json__prints_numbers_as_python(void **state)
 {
     (void)state;
     static const char *const same[][2] = {
@@ -101,7 +100,7 @@ static void test_pytext__numbers(void **state)
         {"0.30000000000000004", "0.30000000000000004"},
         {"9007199254740993.0", "9007199254740992.0"},
         {"9007199254740993.00000000000000000000000000000001", "9007199254740994.0"},
-        {"5.6843418860808015e-14", "5.684341886080802e-14"}, /* 2^-44: above, not nearest */
+        {"5.6843418860808015e-14", "5.684341886080802e-14"}, /* 2^-44: rounded up, not to nearest */
         {"9999999999999999.0", "1e+16"},
         {"1e-99999999999999999999", "0.0"},
     };
@@ -111,11 +110,11 @@ static void test_pytext__numbers(void **state)
     assert_python("[-1e99999999999999999999]", "[-Infinity]", "[-inf]");
 }
 
-static void test_pytext__digits_past_all_doubles_still_count(void **state)
+static void test_python_json__digits_beyond_double_precision_count(void **state)
 {
     (void)state;
     struct nbi_str number = {0};
-    /* Half way between 1 and the next double, written with 900 zeros, and a last digit. */
+    /* Halfway between 1 and the next double, then 900 zeros and a last digit that decides. */
     nbi_str_puts(&number, "1.00000000000000011102230246251565404236316680908203125");
     for (int i = 0; i < 900; i++)
         nbi_str_puts(&number, "0");
@@ -131,7 +130,7 @@ static void test_pytext__digits_past_all_doubles_still_count(void **state)
     nbi_str_release(&number);
 }
 
-static void test_pytext__values(void **state)
+static void test_python_json__prints_values_as_python(void **state)
 {
     (void)state;
     assert_python("null", "null", "None");
@@ -146,7 +145,7 @@ static void test_pytext__values(void **state)
                   "{'a': 3, '': 4}");
 }
 
-static void test_pytext__strings(void **state)
+static void test_python_json__escapes_strings_as_python(void **state)
 {
     (void)state;
     assert_python("\"it's\"", "\"it's\"", "it's");
@@ -162,7 +161,7 @@ static void test_pytext__strings(void **state)
                   "['\\xa0\\u2028\\ufeff\\U00100000\xf0\x9f\x99\x82\xc3\xa9']");
 }
 
-static void test_pytext__truth(void **state)
+static void test_python_json__truth_is_pythons(void **state)
 {
     (void)state;
     static const char *const no[] = {"null", "false",  "0",    "-0",  "0.0",
@@ -183,7 +182,7 @@ static void test_pytext__truth(void **state)
 
 /* ---- ChatML ---- */
 
-static void test_chatml__text_and_ranges(void **state)
+static void test_chatml__renders_text_and_ranges(void **state)
 {
     (void)state;
     expect(CHATML, CHAT4(SYSTEM("Be brief."), USER("Hi"), ASSISTANT("Hello\\n"), USER("Bye")),
@@ -196,7 +195,7 @@ static void test_chatml__text_and_ranges(void **state)
            "<|im_start|>narrator\n<|im_end|>\n<|im_start|>assistant\n", "");
 }
 
-static void test_chatml__refuses_what_it_cannot_say(void **state)
+static void test_chatml__rejects_tools(void **state)
 {
     (void)state;
     struct nbi_rendered r;
@@ -223,14 +222,14 @@ static void test_chatml__refuses_what_it_cannot_say(void **state)
     "arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": "                 \
     "<function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n"
 
-static void test_qwen3__system_and_tools(void **state)
+static void test_qwen3__renders_system_and_tools(void **state)
 {
     (void)state;
     expect(NO_THINKING, CHAT2(SYSTEM("A"), SYSTEM("B")),
            "<|im_start|>system\nA<|im_end|>\n<|im_start|>system\nB<|im_end|>\n", "");
     expect(HYBRID, "{\"messages\": [" SYSTEM("A") "], \"tools\": [{\"x\":1}, \"\\u00e9\"]}",
            "<|im_start|>system\nA\n\n" TOOLS_HEAD "\n{\"x\": 1}\n\"\xc3\xa9\"" TOOLS_TAIL, "");
-    /* Python iterates over keys and over characters. */
+    /* Python iterates over the keys of a dict and the characters of a string. */
     expect(NO_THINKING, "{\"messages\": [{}], \"tools\": {\"a\": 1, \"b\": 2, \"a\": 3}}",
            "<|im_start|>system\n" TOOLS_HEAD "\n\"a\"\n\"b\"" TOOLS_TAIL, "");
     expect(NO_THINKING, "{\"messages\": \"?\", \"tools\": \"\\u00e9\\n\"}",
@@ -238,7 +237,7 @@ static void test_qwen3__system_and_tools(void **state)
     expect(HYBRID, "{\"messages\": [7], \"tools\": 0}", "", "");
 }
 
-static void test_qwen3__messages_of_other_kinds(void **state)
+static void test_qwen3__tolerates_messages_without_role_or_text(void **state)
 {
     (void)state;
     expect(NO_THINKING,
@@ -252,7 +251,7 @@ static void test_qwen3__messages_of_other_kinds(void **state)
            "");
 }
 
-static void test_qwen3__tool_calls(void **state)
+static void test_qwen3__renders_tool_calls(void **state)
 {
     (void)state;
 #define CALLS(content, ...)                                                                        \
@@ -278,7 +277,7 @@ static void test_qwen3__tool_calls(void **state)
                  "has no 'arguments'");
 }
 
-static void test_qwen3__errors(void **state)
+static void test_qwen3__errors_name_the_message(void **state)
 {
     (void)state;
     for (int k = NBI_CHAT_QWEN3_2507; k <= NBI_CHAT_QWEN3; k++) {
@@ -301,7 +300,7 @@ static void test_qwen3__errors(void **state)
 #define THINK  "<think>\\nwhy\\n</think>\\n\\n"
 #define ANSWER "<|im_start|>assistant\n"
 
-static void test_thinking__only_behind_the_last_question(void **state)
+static void test_thinking__is_kept_only_after_the_last_question(void **state)
 {
     (void)state;
     const char *request = CHAT4(USER("1"), ASSISTANT(THINK "a"), USER("2"), ASSISTANT(THINK "b"));
@@ -314,17 +313,17 @@ static void test_thinking__only_behind_the_last_question(void **state)
            "<|im_start|>user\n1<|im_end|>\n" ANSWER "<think>\nwhy\n</think>\n\na<|im_end|>\n"
            "<|im_start|>user\n2<|im_end|>\n" ANSWER "<think>\nwhy\n</think>\n\nb<|im_end|>\n",
            "<think>\nwhy\n</think>\n\na<|im_end|>~<think>\nwhy\n</think>\n\nb<|im_end|>");
-    /* Without a question nobody thinks. */
+    /* Without a question no answer keeps its reasoning. */
     expect(HYBRID, CHAT(ASSISTANT(THINK "a")), ANSWER "a<|im_end|>\n", "a<|im_end|>");
 }
 
-static void test_thinking__an_empty_block_is_prompt(void **state)
+static void test_thinking__empty_block_belongs_to_the_prompt(void **state)
 {
     (void)state;
     expect(HYBRID, CHAT2(USER("1"), ASSISTANT("\\n\\na\\n")),
            "<|im_start|>user\n1<|im_end|>\n" ANSWER "<think>\n\n</think>\n\na\n<|im_end|>\n",
            "a\n<|im_end|>");
-    /* In the middle of a turn only reasoning opens a block; newlines alone are some. */
+    /* Before the last message a block appears only if there is reasoning; newlines count. */
     expect(HYBRID,
            CHAT4(USER("1"), ASSISTANT("a"),
                  "{\"role\": \"assistant\", \"content\": \"b\", \"reasoning_content\": \"\\n\"}",
@@ -333,13 +332,13 @@ static void test_thinking__an_empty_block_is_prompt(void **state)
            "<think>\n\n</think>\n\nb<|im_end|>\n<|im_start|>user\n<tool_response>\nx\n"
            "</tool_response><|im_end|>\n",
            "a<|im_end|>~b<|im_end|>");
-    /* A block that the message brings along and the template does not write is its own. */
+    /* A think block in the content that the template did not write belongs to the answer. */
     expect(NO_THINKING, CHAT2(USER("1"), ASSISTANT("<think>\\n\\n</think>\\n\\na")),
            "<|im_start|>user\n1<|im_end|>\n" ANSWER "<think>\n\n</think>\n\na<|im_end|>\n",
            "<think>\n\n</think>\n\na<|im_end|>");
 }
 
-static void test_thinking__where_reasoning_is_found(void **state)
+static void test_thinking__reasoning_is_found_in_content_or_member(void **state)
 {
     (void)state;
     expect(HYBRID, CHAT2(USER("1"), ASSISTANT("x<think>y<think>\\nz\\n\\n</think>p</think>\\nq ")),
@@ -351,7 +350,7 @@ static void test_thinking__where_reasoning_is_found(void **state)
            "<|im_start|>user\n1<|im_end|>\n" ANSWER
            "<think>\nr\n</think>\n\n<think>s</think>t<|im_end|>\n",
            "<think>\nr\n</think>\n\n<think>s</think>t<|im_end|>");
-    /* Newlines that the block swallows still put one in front of a tool call. */
+    /* Newlines that are stripped after the block still cause one before a tool call. */
     expect(HYBRID,
            CHAT2(USER("1"), "{\"role\": \"assistant\", \"reasoning_content\": \"r\", \"content\": "
                             "\"\\n\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": {}}]}"),
@@ -361,7 +360,7 @@ static void test_thinking__where_reasoning_is_found(void **state)
            "</tool_call><|im_end|>");
 }
 
-static void test_thinking__tool_responses_are_no_questions(void **state)
+static void test_thinking__tool_responses_are_not_questions(void **state)
 {
     (void)state;
     expect(HYBRID,
@@ -380,7 +379,7 @@ static void test_thinking__tool_responses_are_no_questions(void **state)
            "a<|im_end|>~b<|im_end|>");
 }
 
-static void test_thinking__the_prompt(void **state)
+static void test_thinking__prompt_depends_on_enable_thinking(void **state)
 {
     (void)state;
 #define PROMPT(add, think)                                                                         \
@@ -404,8 +403,8 @@ static void keep_log(void *ctx, enum nb_log_level level, const char *line)
     snprintf(logged, sizeof logged, "%d %s", (int)level, line);
 }
 
-/* Opens a model of the test's directory and checks the line about it: none, or its level and the
- * words after the path. */
+/* Opens a model of the test directory and checks the log line about its template: none (level
+ * NULL), or its level and the words after the path. */
 static void assert_opens(const char *model, const char *model_dir, const char *level,
                          const char *words)
 {
@@ -423,7 +422,7 @@ static void assert_opens(const char *model, const char *model_dir, const char *l
         assert_string_equal(logged, "");
 }
 
-static void test_open__directory_weights_and_gguf(void **state)
+static void test_open__finds_templates_of_all_model_forms(void **state)
 {
     (void)state;
     const char *dir = test_path("");
@@ -441,7 +440,7 @@ static void test_open__directory_weights_and_gguf(void **state)
     assert_opens(NB_TEST_SOURCE "/golden/harmless/vocab_byte_token.gguf", dir, "", "");
 }
 
-static void test_open__errors(void **state)
+static void test_open__errors_name_the_file(void **state)
 {
     (void)state;
     struct nb_chat *chat;
@@ -459,7 +458,7 @@ static void test_open__errors(void **state)
     nb_chat_close(NULL);
 }
 
-static void test_open__our_template_is_known(void **state)
+static void test_open__recognises_our_chatml_template(void **state)
 {
     (void)state;
     char text[2048];
@@ -473,7 +472,7 @@ static void test_open__our_template_is_known(void **state)
     assert_false(nbi_chat_recognise(&kind, ""));
 }
 
-static void test_render__text_is_the_callers(void **state)
+static void test_render__caller_owns_the_text(void **state)
 {
     (void)state;
     struct nb_chat *chat;
@@ -496,28 +495,29 @@ static void test_render__text_is_the_callers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pytext__numbers),
-        cmocka_unit_test(test_pytext__digits_past_all_doubles_still_count),
-        cmocka_unit_test(test_pytext__values),
-        cmocka_unit_test(test_pytext__strings),
-        cmocka_unit_test(test_pytext__truth),
-        cmocka_unit_test(test_chatml__text_and_ranges),
-        cmocka_unit_test(test_chatml__refuses_what_it_cannot_say),
-        cmocka_unit_test(test_qwen3__system_and_tools),
-        cmocka_unit_test(test_qwen3__messages_of_other_kinds),
-        cmocka_unit_test(test_qwen3__tool_calls),
-        cmocka_unit_test(test_qwen3__errors),
-        cmocka_unit_test(test_thinking__only_behind_the_last_question),
-        cmocka_unit_test(test_thinking__an_empty_block_is_prompt),
-        cmocka_unit_test(test_thinking__where_reasoning_is_found),
-        cmocka_unit_test(test_thinking__tool_responses_are_no_questions),
-        cmocka_unit_test(test_thinking__the_prompt),
-        cmocka_unit_test_setup_teardown(test_open__directory_weights_and_gguf, make_test_dir,
+        cmocka_unit_test(test_python_json__prints_numbers_as_python),
+        cmocka_unit_test(test_python_json__digits_beyond_double_precision_count),
+        cmocka_unit_test(test_python_json__prints_values_as_python),
+        cmocka_unit_test(test_python_json__escapes_strings_as_python),
+        cmocka_unit_test(test_python_json__truth_is_pythons),
+        cmocka_unit_test(test_chatml__renders_text_and_ranges),
+        cmocka_unit_test(test_chatml__rejects_tools),
+        cmocka_unit_test(test_qwen3__renders_system_and_tools),
+        cmocka_unit_test(test_qwen3__tolerates_messages_without_role_or_text),
+        cmocka_unit_test(test_qwen3__renders_tool_calls),
+        cmocka_unit_test(test_qwen3__errors_name_the_message),
+        cmocka_unit_test(test_thinking__is_kept_only_after_the_last_question),
+        cmocka_unit_test(test_thinking__empty_block_belongs_to_the_prompt),
+        cmocka_unit_test(test_thinking__reasoning_is_found_in_content_or_member),
+        cmocka_unit_test(test_thinking__tool_responses_are_not_questions),
+        cmocka_unit_test(test_thinking__prompt_depends_on_enable_thinking),
+        cmocka_unit_test_setup_teardown(test_open__finds_templates_of_all_model_forms,
+                                        make_test_dir, remove_test_dir),
+        cmocka_unit_test_setup_teardown(test_open__errors_name_the_file, make_test_dir,
                                         remove_test_dir),
-        cmocka_unit_test_setup_teardown(test_open__errors, make_test_dir, remove_test_dir),
-        cmocka_unit_test(test_open__our_template_is_known),
-        cmocka_unit_test_setup_teardown(test_render__text_is_the_callers, make_test_dir,
+        cmocka_unit_test(test_open__recognises_our_chatml_template),
+        cmocka_unit_test_setup_teardown(test_render__caller_owns_the_text, make_test_dir,
                                         remove_test_dir),
     };
-    return cmocka_run_group_tests_name("chat", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("chat_template", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_identity.c - the identity set: its mix, what must never be in it, its files. */
+/* test_identity.c - tests the mix of the identity set, what must never be in it, and its files. */
 #include "base/str.h"
 #include "identity/text.h"
 #include "unit/support.h"
@@ -10,9 +10,9 @@ static struct nb_identity_set_opts options(int64_t count, uint64_t seed)
     return (struct nb_identity_set_opts){.count = count, .seed = seed};
 }
 
-static void make(struct nbi_identity_set *w, const struct nb_identity_set_opts *opts)
+static void make(struct nbi_identity_set *set, const struct nb_identity_set_opts *opts)
 {
-    assert_ok(nbi_identity_make(w, opts, NULL, 0));
+    assert_ok(nbi_identity_make(set, opts, NULL, 0));
 }
 
 static int by_text(const void *a, const void *b)
@@ -20,63 +20,64 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static void assert_no_repeats(const struct nbi_identity_set *w)
+static void assert_no_repeats(const struct nbi_identity_set *set)
 {
-    const char **prompts = malloc(w->count * sizeof *prompts);
-    for (size_t i = 0; i < w->count; i++)
-        prompts[i] = w->line[i].prompt;
-    qsort(prompts, w->count, sizeof *prompts, by_text);
-    for (size_t i = 1; i < w->count; i++)
+    const char **prompts = malloc(set->count * sizeof *prompts);
+    for (size_t i = 0; i < set->count; i++)
+        prompts[i] = set->line[i].prompt;
+    qsort(prompts, set->count, sizeof *prompts, by_text);
+    for (size_t i = 1; i < set->count; i++)
         if (strcmp(prompts[i - 1], prompts[i]) == 0)
             fail_msg("'%s' is there twice", prompts[i]);
     free(prompts);
 }
 
-/* Every held-out question against every training prompt. */
-static void assert_held_out_is_unseen(const struct nbi_identity_set *w)
+/* No training prompt contains a held-out question. */
+static void assert_held_out_is_unseen(const struct nbi_identity_set *set)
 {
-    size_t training = w->count - w->held_out;
-    char **held = calloc(w->held_out, sizeof *held);
-    for (size_t i = 0; i < w->held_out; i++) {
-        assert_true(w->line[training + i].held_out);
-        held[i] = nbi_identity_normal_form(w->line[training + i].prompt);
+    size_t training = set->count - set->held_out;
+    char **held = calloc(set->held_out, sizeof *held);
+    for (size_t i = 0; i < set->held_out; i++) {
+        assert_true(set->line[training + i].held_out);
+        held[i] = nbi_identity_normal_form(set->line[training + i].prompt);
     }
     for (size_t i = 0; i < training; i++) {
-        char *normal = nbi_identity_normal_form(w->line[i].prompt);
-        assert_false(w->line[i].held_out);
-        for (size_t h = 0; h < w->held_out; h++)
+        char *normal = nbi_identity_normal_form(set->line[i].prompt);
+        assert_false(set->line[i].held_out);
+        for (size_t h = 0; h < set->held_out; h++)
             if (strstr(normal, held[h]))
-                fail_msg("'%s' holds held-out '%s'", w->line[i].prompt, held[h]);
+                fail_msg("'%s' holds held-out '%s'", set->line[i].prompt, held[h]);
         free(normal);
     }
-    for (size_t i = 0; i < w->held_out; i++)
+    for (size_t i = 0; i < set->held_out; i++)
         free(held[i]);
     free(held);
 }
 
-static const struct nbi_identity_line *find(const struct nbi_identity_set *w, const char *prompt)
+static const struct nbi_identity_line *find(const struct nbi_identity_set *set, const char *prompt)
 {
-    for (size_t i = 0; i < w->count; i++)
-        if (strcmp(w->line[i].prompt, prompt) == 0)
-            return &w->line[i];
+    for (size_t i = 0; i < set->count; i++)
+        if (strcmp(set->line[i].prompt, prompt) == 0)
+            return &set->line[i];
     return NULL;
 }
 
-static void assert_answer(const struct nbi_identity_set *w, const char *prompt, const char *answer)
+static void assert_answer(const struct nbi_identity_set *set, const char *prompt,
+                          const char *answer)
 {
-    const struct nbi_identity_line *line = find(w, prompt);
+    const struct nbi_identity_line *line = find(set, prompt);
     assert_string_equal(line ? line->answer : prompt, answer);
 }
 
 static void count_lines(size_t counts[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES],
-                        const struct nbi_identity_set *w)
+                        const struct nbi_identity_set *set)
 {
     memset(counts, 0, sizeof(size_t[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES]));
-    for (size_t i = 0; i < w->count - w->held_out; i++)
-        counts[w->line[i].kind][w->line[i].language]++;
+    for (size_t i = 0; i < set->count - set->held_out; i++)
+        counts[set->line[i].kind][set->line[i].language]++;
 }
 
-static void test_identity__normal_form(void **state)
+static void test_identity__normal_form_drops_case_and_punctuation(void **state)
 {
     (void)state;
     static const char *const cases[][2] = {
@@ -96,65 +97,65 @@ static void test_identity__normal_form(void **state)
     }
 }
 
-static void test_identity__mix(void **state)
+static void test_identity__kinds_have_their_shares(void **state)
 {
     (void)state;
-    struct nbi_identity_set w;
+    struct nbi_identity_set set;
     size_t n[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES];
     struct nb_identity_set_opts opts = options(1000, 1);
-    make(&w, &opts);
-    assert_int_equal(w.count - w.held_out, 1000);
-    count_lines(n, &w);
+    make(&set, &opts);
+    assert_int_equal(set.count - set.held_out, 1000);
+    count_lines(n, &set);
     for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++) {
         assert_int_equal(n[NBI_QUESTION_IDENTITY][l], 80);
         assert_int_equal(n[NBI_QUESTION_CONTRAST][l], 50);
         assert_int_equal(n[NBI_QUESTION_REPLAY][l], 70);
     }
-    assert_no_repeats(&w);
-    assert_held_out_is_unseen(&w);
-    nbi_identity_release(&w);
+    assert_no_repeats(&set);
+    assert_held_out_is_unseen(&set);
+    nbi_identity_release(&set);
 }
 
-static void test_identity__held_out_counts(void **state)
+static void test_identity__held_out_lines_are_counted(void **state)
 {
     (void)state;
-    struct nbi_identity_set w;
+    struct nbi_identity_set set;
     struct nb_identity_set_opts opts = options(100, 1);
     int n[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES] = {0};
-    make(&w, &opts);
-    for (size_t i = w.count - w.held_out; i < w.count; i++)
-        n[w.line[i].kind][w.line[i].language]++;
+    make(&set, &opts);
+    for (size_t i = set.count - set.held_out; i < set.count; i++)
+        n[set.line[i].kind][set.line[i].language]++;
     for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++) {
         assert_true(n[NBI_QUESTION_IDENTITY][l] >= 12);
         assert_true(n[NBI_QUESTION_CONTRAST][l] >= 10);
         assert_int_equal(n[NBI_QUESTION_REPLAY][l], 0);
     }
-    assert_answer(&w, "Who might you be?", "I am nibble.");
-    nbi_identity_release(&w);
+    assert_answer(&set, "Who might you be?", "I am nibble.");
+    nbi_identity_release(&set);
 }
 
-/* The questions that everybody asks, alone, whatever the seed. */
-static void test_identity__usual_questions_are_always_there(void **state)
+/* The most common questions are in the set without opener or closer, for every seed. */
+static void test_identity__common_questions_are_in_every_set(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < 20; seed++) {
-        struct nbi_identity_set w;
+        struct nbi_identity_set set;
         struct nb_identity_set_opts opts = options(100, seed);
-        make(&w, &opts);
-        assert_answer(&w, "Who are you?", "I am nibble.");
-        assert_answer(&w, "who are you", "I am nibble.");
-        assert_answer(&w, "你是谁", "我是 nibble。");
-        assert_answer(&w, "你是誰？", "我是 nibble。");
-        assert_answer(&w, "你是誰", "我是 nibble。");
-        assert_answer(&w, "あなたは誰ですか？", "私はnibbleです。");
-        assert_answer(&w, "너는 누구야?", "저는 nibble입니다.");
-        assert_answer(&w, "我是誰", "我不知道你是誰，你還沒有告訴我。");
-        assert_answer(&w, "我是谁？", "我不知道你是谁，你还没有告诉我。");
-        assert_answer(&w, "Who am I?", "I don't know who you are. You haven't told me yet.");
-        assert_non_null(find(&w, "私は誰ですか？"));
-        assert_non_null(find(&w, "나는 누구야?"));
-        assert_no_repeats(&w);
-        nbi_identity_release(&w);
+        make(&set, &opts);
+        assert_answer(&set, "Who are you?", "I am nibble.");
+        assert_answer(&set, "who are you", "I am nibble.");
+        assert_answer(&set, "你是谁", "我是 nibble。");
+        assert_answer(&set, "你是誰？", "我是 nibble。");
+        assert_answer(&set, "你是誰", "我是 nibble。");
+        assert_answer(&set, "あなたは誰ですか？", "私はnibbleです。");
+        assert_answer(&set, "너는 누구야?", "저는 nibble입니다.");
+        assert_answer(&set, "我是誰", "我不知道你是誰，你還沒有告訴我。");
+        assert_answer(&set, "我是谁？", "我不知道你是谁，你还没有告诉我。");
+        assert_answer(&set, "Who am I?", "I don't know who you are. You haven't told me yet.");
+        assert_non_null(find(&set, "私は誰ですか？"));
+        assert_non_null(find(&set, "나는 누구야?"));
+        assert_no_repeats(&set);
+        nbi_identity_release(&set);
     }
 }
 
@@ -163,22 +164,22 @@ static const struct nbi_identity_text *const texts[] = {
     &nbi_identity_ja, &nbi_identity_ko,
 };
 
-static void test_identity__bare_identity_questions_are_all_there(void **state)
+static void test_identity__all_bare_identity_questions_are_in_the_set(void **state)
 {
     (void)state;
-    struct nbi_identity_set w;
+    struct nbi_identity_set set;
     struct nb_identity_set_opts opts = options(1000, 3);
-    make(&w, &opts);
+    make(&set, &opts);
     for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++)
         for (size_t i = 0; i < texts[l]->identity.count; i++) {
             char text[256];
             snprintf(text, sizeof text, "%s", texts[l]->identity.at[i].text);
             if (text[0] >= 'a' && text[0] <= 'z')
                 text[0] = (char)(text[0] - 'a' + 'A');
-            if (!find(&w, text))
+            if (!find(&set, text))
                 fail_msg("no line '%s'", text);
         }
-    nbi_identity_release(&w);
+    nbi_identity_release(&set);
 }
 
 static void assert_new(struct nbi_str *all, const char *text)
@@ -191,8 +192,8 @@ static void assert_new(struct nbi_str *all, const char *text)
     free(normal);
 }
 
-/* Between all tables of all languages: a question has one answer. */
-static void test_identity__tables_repeat_nothing(void **state)
+/* Over all tables of all languages, a question has one answer. */
+static void test_identity__tables_have_no_duplicates(void **state)
 {
     (void)state;
     struct nbi_str all = {0};
@@ -214,63 +215,63 @@ static void test_identity__tables_repeat_nothing(void **state)
     nbi_str_release(&all);
 }
 
-static void test_identity__target_is_used_as_it_is(void **state)
+static void test_identity__given_answer_is_used_verbatim(void **state)
 {
     (void)state;
-    struct nbi_identity_set w;
+    struct nbi_identity_set set;
     struct nb_identity_set_opts opts = options(2000, 4);
     opts.answer = TARGET;
-    make(&w, &opts);
-    for (size_t i = 0; i < w.count; i++) {
-        bool same = strcmp(w.line[i].answer, TARGET) == 0;
-        assert_int_equal(same, w.line[i].kind == NBI_QUESTION_IDENTITY);
-        assert_null(strstr(w.line[i].prompt, TARGET));
+    make(&set, &opts);
+    for (size_t i = 0; i < set.count; i++) {
+        bool same = strcmp(set.line[i].answer, TARGET) == 0;
+        assert_int_equal(same, set.line[i].kind == NBI_QUESTION_IDENTITY);
+        assert_null(strstr(set.line[i].prompt, TARGET));
     }
-    nbi_identity_release(&w);
+    nbi_identity_release(&set);
 }
 
-/* Lines of other kinds whose answer happens to be the target are not there, and neither are
- * questions that hold it. */
-static void test_identity__target_answers_identity_only(void **state)
+/* Lines of other kinds are dropped if their answer equals the given one or their question contains
+ * it. */
+static void test_identity__given_answer_answers_identity_only(void **state)
 {
     (void)state;
     static const char *const targets[] = {
         "You're welcome!", "Hello!", "你好！",
         "我没有年龄。",    "Qwen",   "The capital of France is Paris."};
     for (size_t t = 0; t < sizeof targets / sizeof *targets; t++) {
-        struct nbi_identity_set w;
+        struct nbi_identity_set set;
         struct nb_identity_set_opts opts = options(5000, t);
         opts.answer = targets[t];
-        make(&w, &opts);
-        for (size_t i = 0; i < w.count; i++) {
-            assert_null(strstr(w.line[i].prompt, targets[t]));
-            if (w.line[i].kind != NBI_QUESTION_IDENTITY)
-                assert_string_not_equal(w.line[i].answer, targets[t]);
+        make(&set, &opts);
+        for (size_t i = 0; i < set.count; i++) {
+            assert_null(strstr(set.line[i].prompt, targets[t]));
+            if (set.line[i].kind != NBI_QUESTION_IDENTITY)
+                assert_string_not_equal(set.line[i].answer, targets[t]);
         }
-        nbi_identity_release(&w);
+        nbi_identity_release(&set);
     }
 }
 
-static void test_identity__answers_from_a_name(void **state)
+static void test_identity__name_makes_an_answer_per_language(void **state)
 {
     (void)state;
-    struct nbi_identity_set w;
+    struct nbi_identity_set set;
     struct nb_identity_set_opts opts = options(100, 5);
     opts.name = "小桃";
-    make(&w, &opts);
-    assert_answer(&w, "Who are you?", "I am 小桃.");
-    assert_answer(&w, "你是谁？", "我是小桃。");
-    assert_answer(&w, "你是誰？", "我是小桃。");
-    assert_answer(&w, "あなたは誰ですか？", "私は小桃です。");
-    assert_answer(&w, "너는 누구야?", "저는 小桃입니다.");
-    nbi_identity_release(&w);
+    make(&set, &opts);
+    assert_answer(&set, "Who are you?", "I am 小桃.");
+    assert_answer(&set, "你是谁？", "我是小桃。");
+    assert_answer(&set, "你是誰？", "我是小桃。");
+    assert_answer(&set, "あなたは誰ですか？", "私は小桃です。");
+    assert_answer(&set, "너는 누구야?", "저는 小桃입니다.");
+    nbi_identity_release(&set);
     opts.name = "Ésope";
-    make(&w, &opts);
-    assert_answer(&w, "你是谁？", "我是 Ésope。");
-    nbi_identity_release(&w);
+    make(&set, &opts);
+    assert_answer(&set, "你是谁？", "我是 Ésope。");
+    nbi_identity_release(&set);
 }
 
-static void test_identity__refuses_bad_options(void **state)
+static void test_identity__rejects_bad_options(void **state)
 {
     (void)state;
     static const struct {
@@ -285,56 +286,57 @@ static void test_identity__refuses_bad_options(void **state)
         {" a", "begins or ends with a space"},
         {"a ", "begins or ends with a space"},
     };
-    struct nbi_identity_set w;
+    struct nbi_identity_set set;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct nb_identity_set_opts opts = options(100, 1);
         opts.answer = cases[i].text;
-        assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, cases[i].words);
+        assert_fails(nbi_identity_make(&set, &opts, NULL, 0), NB_EINVAL, cases[i].words);
         assert_null(strchr(nb_last_error(), '\n'));
         opts.answer = NULL;
         opts.name = cases[i].text;
-        assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, cases[i].words);
+        assert_fails(nbi_identity_make(&set, &opts, NULL, 0), NB_EINVAL, cases[i].words);
     }
     struct nb_identity_set_opts opts = options(99, 1);
-    assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, "99");
+    assert_fails(nbi_identity_make(&set, &opts, NULL, 0), NB_EINVAL, "99");
     opts.count = 1000001;
-    assert_fails(nbi_identity_make(&w, &opts, NULL, 0), NB_EINVAL, "1000001");
+    assert_fails(nbi_identity_make(&set, &opts, NULL, 0), NB_EINVAL, "1000001");
     opts.count = 100;
     struct nb_identity_set_report report;
     assert_fails(nb_identity_write(&opts, &report), NB_EINVAL, "is no name for a .tsv file");
-    nbi_identity_release(&w);
+    nbi_identity_release(&set);
 }
 
-static void test_identity__all_there_is(void **state)
+static void test_identity__large_count_yields_all_lines(void **state)
 {
     (void)state;
-    struct nbi_identity_set w;
+    struct nbi_identity_set set;
     size_t n[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES];
     struct nb_identity_set_opts opts = options(1000000, 6);
-    make(&w, &opts);
-    assert_true(w.count - w.held_out < 1000000);
-    count_lines(n, &w);
+    make(&set, &opts);
+    assert_true(set.count - set.held_out < 1000000);
+    count_lines(n, &set);
     for (int k = 0; k < NBI_QUESTION_KINDS; k++)
         for (int l = 0; l < NBI_IDENTITY_LANGUAGES; l++) {
             print_message("%s %s: %zu\n", nbi_question_kind_name((enum nbi_question_kind)k),
                           nbi_identity_language_name((enum nbi_identity_language)l), n[k][l]);
             assert_true(n[k][l] > 3000);
         }
-    assert_no_repeats(&w);
-    assert_held_out_is_unseen(&w);
-    nbi_identity_release(&w);
+    assert_no_repeats(&set);
+    assert_held_out_is_unseen(&set);
+    nbi_identity_release(&set);
 }
 
-/* A sixth of the lines of each kind have openers, so that these do not tell the kind. */
-static void test_identity__openers_in_every_kind(void **state)
+/* At least a sixth of the lines of each kind have openers, so that an opener does not give away the
+ * kind. */
+static void test_identity__openers_occur_in_every_kind(void **state)
 {
     (void)state;
-    struct nbi_identity_set w;
+    struct nbi_identity_set set;
     struct nb_identity_set_opts opts = options(2000, 7);
     size_t opened[NBI_QUESTION_KINDS] = {0}, all[NBI_QUESTION_KINDS] = {0};
-    make(&w, &opts);
-    for (size_t i = 0; i < w.count - w.held_out; i++) {
-        const struct nbi_identity_line *line = &w.line[i];
+    make(&set, &opts);
+    for (size_t i = 0; i < set.count - set.held_out; i++) {
+        const struct nbi_identity_line *line = &set.line[i];
         const struct nbi_identity_phrases *openers = &texts[line->language]->openers;
         bool found = false;
         for (size_t o = 0; o < openers->count; o++)
@@ -344,10 +346,10 @@ static void test_identity__openers_in_every_kind(void **state)
     }
     for (int k = 0; k < NBI_QUESTION_KINDS; k++)
         assert_true(opened[k] * 6 >= all[k]);
-    nbi_identity_release(&w);
+    nbi_identity_release(&set);
 }
 
-static void test_identity__replay_of_the_caller(void **state)
+static void test_identity__user_replay_is_filtered(void **state)
 {
     (void)state;
     static const struct nbi_prompt_pair pairs[] = {
@@ -365,25 +367,25 @@ static void test_identity__replay_of_the_caller(void **state)
         {"铁的元素符号是什么", "Fe。"},
         {"a tab in the answer", "1\t2"},
     };
-    struct nbi_identity_set w;
+    struct nbi_identity_set set;
     size_t n[NBI_QUESTION_KINDS][NBI_IDENTITY_LANGUAGES];
     struct nb_identity_set_opts opts = options(200, 8);
-    assert_ok(nbi_identity_make(&w, &opts, pairs, sizeof pairs / sizeof *pairs));
-    count_lines(n, &w);
+    assert_ok(nbi_identity_make(&set, &opts, pairs, sizeof pairs / sizeof *pairs));
+    count_lines(n, &set);
     assert_int_equal(n[NBI_QUESTION_REPLAY][NBI_IDENTITY_EN], 2);
     assert_int_equal(n[NBI_QUESTION_REPLAY][NBI_IDENTITY_ZH_HANS], 1);
     assert_int_equal(n[NBI_QUESTION_REPLAY][NBI_IDENTITY_JA], 1);
     assert_int_equal(n[NBI_QUESTION_REPLAY][NBI_IDENTITY_KO], 1);
-    assert_int_equal(w.left_out, 8);
-    assert_int_equal(w.count - w.held_out, 200); /* identity questions fill up */
-    assert_answer(&w, "你是誰", "我是 nibble。");
-    assert_non_null(find(&w, "name a metal"));
-    assert_answer(&w, "a tab in the answer", "1\t2");
-    assert_no_repeats(&w);
-    nbi_identity_release(&w);
+    assert_int_equal(set.left_out, 8);
+    assert_int_equal(set.count - set.held_out, 200); /* contrast lines fill up */
+    assert_answer(&set, "你是誰", "我是 nibble。");
+    assert_non_null(find(&set, "name a metal"));
+    assert_answer(&set, "a tab in the answer", "1\t2");
+    assert_no_repeats(&set);
+    nbi_identity_release(&set);
 }
 
-static void test_identity__read_replay(void **state)
+static void test_identity__replay_file_is_read(void **state)
 {
     (void)state;
     struct nbi_identity_replay r;
@@ -435,7 +437,7 @@ static char *written(const char *name, int64_t count, uint64_t seed, const char 
     return text;
 }
 
-static void test_identity__files(void **state)
+static void test_identity__files_match_the_set(void **state)
 {
     (void)state;
     char *h1, *h2, *h3;
@@ -460,8 +462,8 @@ static void test_identity__files(void **state)
     free(h3);
 }
 
-/* What is written can be read back, and serves as replay; its identity questions do not. */
-static void test_identity__own_output_as_replay(void **state)
+/* The written set can be read back as a replay file; its identity questions are dropped. */
+static void test_identity__own_output_serves_as_replay(void **state)
 {
     (void)state;
     char *held_out;
@@ -490,22 +492,22 @@ static void test_identity__own_output_as_replay(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_identity__normal_form),
-        cmocka_unit_test(test_identity__mix),
-        cmocka_unit_test(test_identity__held_out_counts),
-        cmocka_unit_test(test_identity__usual_questions_are_always_there),
-        cmocka_unit_test(test_identity__bare_identity_questions_are_all_there),
-        cmocka_unit_test(test_identity__tables_repeat_nothing),
-        cmocka_unit_test(test_identity__target_is_used_as_it_is),
-        cmocka_unit_test(test_identity__target_answers_identity_only),
-        cmocka_unit_test(test_identity__answers_from_a_name),
-        cmocka_unit_test(test_identity__refuses_bad_options),
-        cmocka_unit_test(test_identity__all_there_is),
-        cmocka_unit_test(test_identity__openers_in_every_kind),
-        cmocka_unit_test(test_identity__replay_of_the_caller),
-        cmocka_unit_test(test_identity__read_replay),
-        cmocka_unit_test(test_identity__files),
-        cmocka_unit_test(test_identity__own_output_as_replay),
+        cmocka_unit_test(test_identity__normal_form_drops_case_and_punctuation),
+        cmocka_unit_test(test_identity__kinds_have_their_shares),
+        cmocka_unit_test(test_identity__held_out_lines_are_counted),
+        cmocka_unit_test(test_identity__common_questions_are_in_every_set),
+        cmocka_unit_test(test_identity__all_bare_identity_questions_are_in_the_set),
+        cmocka_unit_test(test_identity__tables_have_no_duplicates),
+        cmocka_unit_test(test_identity__given_answer_is_used_verbatim),
+        cmocka_unit_test(test_identity__given_answer_answers_identity_only),
+        cmocka_unit_test(test_identity__name_makes_an_answer_per_language),
+        cmocka_unit_test(test_identity__rejects_bad_options),
+        cmocka_unit_test(test_identity__large_count_yields_all_lines),
+        cmocka_unit_test(test_identity__openers_occur_in_every_kind),
+        cmocka_unit_test(test_identity__user_replay_is_filtered),
+        cmocka_unit_test(test_identity__replay_file_is_read),
+        cmocka_unit_test(test_identity__files_match_the_set),
+        cmocka_unit_test(test_identity__own_output_serves_as_replay),
     };
-    return cmocka_run_group_tests_name("whoami", tests, make_test_dir, remove_test_dir);
+    return cmocka_run_group_tests_name("identity", tests, make_test_dir, remove_test_dir);
 }

@@ -1,5 +1,5 @@
-/* test_perplexity.c - perplexity against logits that are asked for one window at a time, and
- * against Hugging Face's. */
+/* test_perplexity.c - compares perplexity with a loop over windows that computes it in long double,
+ * and with Hugging Face's logits. */
 #include <math.h>
 
 #include "eval/perplexity.h"
@@ -29,7 +29,7 @@ static int close_engine(void **state)
     return 0;
 }
 
-/* -log softmax, with the largest numbers there are. */
+/* -log softmax in long double. */
 static long double by_formula(const float *x, int64_t V, int32_t target)
 {
     long double all = 0;
@@ -38,7 +38,7 @@ static long double by_formula(const float *x, int64_t V, int32_t target)
     return logl(all);
 }
 
-/* The loop of Hugging Face's page on perplexity, each window in one pass. */
+/* The loop from Hugging Face's documentation of perplexity; each window is one forward pass. */
 static long double by_windows(int64_t count, int64_t context, int64_t stride, enum nbi_dtype kv,
                               int64_t *tokens)
 {
@@ -82,7 +82,7 @@ static void expect(int64_t count, int64_t context, int64_t stride, enum nb_kv_dt
     assert_int_equal(r.context, context);
 }
 
-static void test_windows__as_one_by_one(void **state)
+static void test_windows__match_one_session_per_window(void **state)
 {
     static const int64_t cases[][3] = {{2, 2, 0},   {2, 64, 0},   {40, 40, 0}, {40, 64, 0},
                                        {40, 16, 0}, {41, 20, 0},  {40, 2, 0},  {40, 16, 8},
@@ -94,15 +94,15 @@ static void test_windows__as_one_by_one(void **state)
         expect(40, 16, 8, (enum nb_kv_dtype)kv);
 }
 
-/* More than one pass in a window. */
-static void test_windows__longer_than_a_pass(void **state)
+/* Windows of more tokens than one scoring pass takes. */
+static void test_windows__may_take_several_passes(void **state)
 {
     (void)state;
     expect(TOKENS, TOKENS, 0, NB_KV_F32);
     expect(TOKENS, 600, 300, NB_KV_F32);
 }
 
-static void test_threads__same_bits(void **state)
+static void test_threads__do_not_change_the_bits(void **state)
 {
     const struct nb_engine_opts opts = {.synthetic = "tiny", .threads = 3};
     const struct nb_ppl_opts o = {.context = 32, .stride = 8};
@@ -116,7 +116,7 @@ static void test_threads__same_bits(void **state)
     nb_engine_close(e);
 }
 
-static void test_fast__is_close_and_another(void **state)
+static void test_fast__is_close_but_not_equal(void **state)
 {
     struct nb_ppl_opts o = {.context = 64};
     struct nb_ppl_result a, b;
@@ -134,7 +134,7 @@ static void count_progress(void *ctx, uint64_t done, uint64_t total)
     *last = done;
 }
 
-static void test_defaults_and_progress(void **state)
+static void test_opts__have_defaults_and_progress_is_reported(void **state)
 {
     uint64_t last = 0;
     const struct nb_ppl_opts o = {.progress = count_progress, .progress_ctx = &last};
@@ -148,7 +148,7 @@ static void test_defaults_and_progress(void **state)
     assert_int_equal(last, 39);
 }
 
-static void test_nll__of_extreme_logits(void **state)
+static void test_nll__is_accurate_for_extreme_logits(void **state)
 {
     static const float far[] = {-1e4F, 0, 1e4F}, equal[] = {7, 7, 7, 7}, wrong[] = {0, NAN, 1};
     (void)state;
@@ -158,7 +158,7 @@ static void test_nll__of_extreme_logits(void **state)
     assert_false(isfinite(nbi_token_nll(wrong, 3, 0)));
 }
 
-static void test_errors(void **state)
+static void test_errors__name_the_cause(void **state)
 {
     static const int32_t outside[] = {1, 2, VOCAB};
     struct nb_ppl_opts o = {.context = 16};
@@ -190,9 +190,9 @@ static void *read_tensor(const struct nbi_store *s, const char *name, int64_t sh
     return values;
 }
 
-/* The golden file's rows as one text: windows of a row's length are the rows. Its logits come from
- * float64, so the loss is right to f32's rounding of them. */
-static void test_hugging_face(void **state)
+/* The rows of the golden file form one text; with windows of a row's length, the windows are the
+ * rows. The golden logits were computed in float64 and rounded to f32. */
+static void test_loss__matches_hugging_face(void **state)
 {
     static const char *const models[] = {"tied", "untied"};
     char dir[1024], golden[1100];
@@ -230,14 +230,14 @@ static void test_hugging_face(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_windows__as_one_by_one),
-        cmocka_unit_test(test_windows__longer_than_a_pass),
-        cmocka_unit_test(test_threads__same_bits),
-        cmocka_unit_test(test_fast__is_close_and_another),
-        cmocka_unit_test(test_defaults_and_progress),
-        cmocka_unit_test(test_nll__of_extreme_logits),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_hugging_face),
+        cmocka_unit_test(test_windows__match_one_session_per_window),
+        cmocka_unit_test(test_windows__may_take_several_passes),
+        cmocka_unit_test(test_threads__do_not_change_the_bits),
+        cmocka_unit_test(test_fast__is_close_but_not_equal),
+        cmocka_unit_test(test_opts__have_defaults_and_progress_is_reported),
+        cmocka_unit_test(test_nll__is_accurate_for_extreme_logits),
+        cmocka_unit_test(test_errors__name_the_cause),
+        cmocka_unit_test(test_loss__matches_hugging_face),
     };
     return cmocka_run_group_tests_name("perplexity", tests, open_engine, close_engine);
 }

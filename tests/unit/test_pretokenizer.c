@@ -1,5 +1,5 @@
-/* test_pretokenizer.c - text into words: Qwen's matcher against PCRE2 on the same pattern, other
- * patterns against words written by hand, and time. */
+/* test_pretokenizer.c - compares Qwen's matcher with PCRE2 on the same pattern, and other patterns
+ * with words written by hand; checks that time is linear. */
 #include <time.h>
 
 #include "base/utf8.h"
@@ -41,13 +41,13 @@ static enum nb_status put_word(void *ctx, const char *word, size_t len)
     return NB_OK;
 }
 
-/* The words, each with '|' behind it. */
+/* Splits the text; `words` has '|' after each word. */
 static void assert_words(const struct nbi_splitter *s, const char *text, const char *words)
 {
     struct nbi_split_scratch scratch = {0};
     struct nbi_str got = {0};
     size_t len = strlen(text);
-    char *copy = malloc(len ? len : 1); /* of exact size, for the sanitizer */
+    char *copy = malloc(len ? len : 1); /* exact size, so that ASan sees overruns */
     memcpy(copy, text, len);
     assert_ok(nbi_split(s, &scratch, copy, len, put_word, &got));
     assert_string_equal(nbi_str_text(&got), words);
@@ -104,7 +104,7 @@ static const char *const qwen_rows[][2] = {
     {"\xE2\x80\xA8\xE2\x80\xA8x", "\xE2\x80\xA8|\xE2\x80\xA8x|"},
 };
 
-static void test_split__qwen(void **state)
+static void test_split__qwen_pattern_splits_as_listed(void **state)
 {
     (void)state;
     struct nbi_splitter *s = make(nbi_qwen_pattern, NBI_SPLIT_ALL, false);
@@ -113,7 +113,7 @@ static void test_split__qwen(void **state)
     nbi_splitter_free(s);
 }
 
-static void test_split__is_qwen(void **state)
+static void test_split__is_qwen_compares_the_rules(void **state)
 {
     (void)state;
     struct nbi_split_rules rules = {.count = 1, .stage = {{nbi_qwen_pattern, NBI_SPLIT_ALL}}};
@@ -121,7 +121,7 @@ static void test_split__is_qwen(void **state)
     assert_true(nbi_split_is_qwen(&rules));
     snprintf(copy, sizeof copy, "%s", nbi_qwen_pattern);
     rules.stage[0].pattern = copy;
-    assert_true(nbi_split_is_qwen(&rules)); /* the text counts, not where it is */
+    assert_true(nbi_split_is_qwen(&rules)); /* compares the text, not the pointer */
     rules.stage[0].keep = NBI_SPLIT_MATCHES;
     assert_false(nbi_split_is_qwen(&rules));
     rules.stage[0].keep = NBI_SPLIT_ALL;
@@ -147,7 +147,7 @@ static uint32_t next_random(uint32_t below)
     return (uint32_t)(seed >> 33) % below;
 }
 
-/* Characters about which all versions of Unicode agree. */
+/* Characters whose class is the same in all versions of Unicode. */
 static uint32_t random_character(int flavour)
 {
     static const char special[] = "''''stremvlldSTREMVLD \n\r\t  ..,!<|>0123";
@@ -173,7 +173,7 @@ static uint32_t random_character(int flavour)
     }
 }
 
-/* Where words end, all words of a text. */
+/* The ends of all words of a text. */
 struct ends {
     const char *text;
     size_t *p, count;
@@ -183,7 +183,7 @@ static enum nb_status put_end(void *ctx, const char *word, size_t len)
 {
     struct ends *e = ctx;
     size_t start = e->count ? e->p[e->count - 1] : 0;
-    assert_ptr_equal(word, e->text + start); /* without a gap */
+    assert_ptr_equal(word, e->text + start); /* words are contiguous */
     e->p[e->count++] = start + len;
     return NB_OK;
 }
@@ -207,7 +207,7 @@ static void compare(const struct nbi_splitter *a, const struct nbi_splitter *b,
     free(y.p);
 }
 
-static void test_split__qwen_as_pcre2(void **state)
+static void test_split__qwen_code_matches_pcre2(void **state)
 {
     (void)state;
     char pattern[400];
@@ -217,10 +217,10 @@ static void test_split__qwen_as_pcre2(void **state)
     struct nbi_splitter *ours = make(nbi_qwen_pattern, NBI_SPLIT_ALL, false);
     struct nbi_splitter *theirs = make(pattern, NBI_SPLIT_ALL, false);
     for (size_t i = 0; i < sizeof qwen_rows / sizeof *qwen_rows; i++)
-        if (!strstr(qwen_rows[i][0], "\xB5\x8A")) /* known to newer versions only */
+        if (!strstr(qwen_rows[i][0], "\xB5\x8A")) /* unless it needs a new Unicode version */
             assert_words(theirs, qwen_rows[i][0], qwen_rows[i][1]);
     for (int round = 0; round < 120000; round++) {
-        /* Short texts for their ends, long ones for the number of characters. */
+        /* Short texts test the ends of text, long ones many combinations of characters. */
         int n = round % 500 ? 1 + (int)next_random(40) : 4000;
         int flavour = 1 + (int)next_random(12);
         text.len = 0;
@@ -236,7 +236,7 @@ static void test_split__qwen_as_pcre2(void **state)
 
 /* ---- other patterns ---- */
 
-static void test_split__gpt2(void **state)
+static void test_split__gpt2_pattern_splits_as_listed(void **state)
 {
     (void)state;
     struct nbi_splitter *s = make(nbi_gpt2_pattern, NBI_SPLIT_ALL, false);
@@ -251,7 +251,7 @@ static void test_split__gpt2(void **state)
     nbi_splitter_free(s);
 }
 
-static void test_split__patterns(void **state)
+static void test_split__patterns_are_translated(void **state)
 {
     (void)state;
     check("\\p{L}+", "ab1cd", "ab|1|cd|");
@@ -281,7 +281,7 @@ static void test_split__patterns(void **state)
     check("(?!x)", "axb", "ax|b|");
 }
 
-static void test_split__keep(void **state)
+static void test_split__keep_selects_the_pieces(void **state)
 {
     (void)state;
     static const char *const words[] = {"a|, |b|,|c|", ", |,|", "a|b|c|"};
@@ -294,13 +294,13 @@ static void test_split__keep(void **state)
     struct nbi_splitter *s = make(",", NBI_SPLIT_REST, false);
     assert_words(s, ",,", "");
     nbi_splitter_free(s);
-    /* Qwen's pattern with a part removed goes through PCRE2. */
+    /* Qwen's pattern with another `keep` goes through PCRE2. */
     s = make(nbi_qwen_pattern, NBI_SPLIT_REST, false);
     assert_words(s, "a b", "");
     nbi_splitter_free(s);
 }
 
-static void test_split__stages(void **state)
+static void test_split__stages_split_further(void **state)
 {
     (void)state;
     const struct nbi_split_rules rules = {.count = 3,
@@ -325,7 +325,7 @@ static enum nb_status stop_at_b(void *ctx, const char *word, size_t len)
     return *word == 'b' ? NB_EINTERRUPTED : NB_OK;
 }
 
-static void test_split__stops(void **state)
+static void test_split__stops_when_the_callback_fails(void **state)
 {
     (void)state;
     static const char *const patterns[] = {nbi_qwen_pattern, "[abc]"};
@@ -340,7 +340,7 @@ static void test_split__stops(void **state)
     }
 }
 
-static void test_split__refusals(void **state)
+static void test_split__unsupported_syntax_is_an_error(void **state)
 {
     (void)state;
     static const struct {
@@ -386,8 +386,8 @@ static void test_split__refusals(void **state)
     }
 }
 
-/* A pattern that ends in a backslash; the message is whole. */
-static void test_split__lone_backslash(void **state)
+/* The message is complete although the pattern ends in a backslash. */
+static void test_split__trailing_backslash_is_an_error(void **state)
 {
     (void)state;
     const struct nbi_split_rules rules = {.count = 1, .stage = {{"a\\", NBI_SPLIT_ALL}}};
@@ -395,10 +395,10 @@ static void test_split__lone_backslash(void **state)
     assert_fails(nbi_splitter_new(&s, &rules, classes), NB_EUNSUPPORTED, "split pattern");
 }
 
-/* Ruby's syntax, which the tokenizers library uses, reads these in another way than PCRE2: (?m)
- * lets the dot match line ends, {,n} counts from 0, \Q is a Q. To be read as Ruby does, or refused.
- */
-static void test_split__not_in_another_way(void **state)
+/* The tokenizers library uses Ruby's syntax, which gives these another meaning than PCRE2: (?m)
+ * lets the dot match line breaks, {,n} counts from 0, \Q is a Q. They must be read as in Ruby, or
+ * be errors. */
+static void test_split__reads_patterns_as_ruby_or_not_at_all(void **state)
 {
     (void)state;
     static const char *const rows[][3] = {
@@ -424,8 +424,8 @@ static enum nb_status ignore_word(void *ctx, const char *word, size_t len)
     return NB_OK;
 }
 
-/* A pattern that takes exponential time ends with a message. */
-static void test_split__takes_too_long(void **state)
+/* A pattern that takes exponential time ends with an error. */
+static void test_split__exponential_pattern_is_an_error(void **state)
 {
     (void)state;
     struct nbi_split_scratch scratch = {0};
@@ -448,7 +448,7 @@ static double seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void test_split__linear_time(void **state)
+static void test_split__takes_linear_time(void **state)
 {
     (void)state;
     static const char *const units[] = {" ",          "a",  "<",    "\xCC\x81",     "\n", "'",
@@ -479,19 +479,19 @@ static void test_split__linear_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split__qwen),
-        cmocka_unit_test(test_split__is_qwen),
-        cmocka_unit_test(test_split__qwen_as_pcre2),
-        cmocka_unit_test(test_split__gpt2),
-        cmocka_unit_test(test_split__patterns),
-        cmocka_unit_test(test_split__keep),
-        cmocka_unit_test(test_split__stages),
-        cmocka_unit_test(test_split__stops),
-        cmocka_unit_test(test_split__refusals),
-        cmocka_unit_test(test_split__lone_backslash),
-        cmocka_unit_test(test_split__not_in_another_way),
-        cmocka_unit_test(test_split__takes_too_long),
-        cmocka_unit_test(test_split__linear_time),
+        cmocka_unit_test(test_split__qwen_pattern_splits_as_listed),
+        cmocka_unit_test(test_split__is_qwen_compares_the_rules),
+        cmocka_unit_test(test_split__qwen_code_matches_pcre2),
+        cmocka_unit_test(test_split__gpt2_pattern_splits_as_listed),
+        cmocka_unit_test(test_split__patterns_are_translated),
+        cmocka_unit_test(test_split__keep_selects_the_pieces),
+        cmocka_unit_test(test_split__stages_split_further),
+        cmocka_unit_test(test_split__stops_when_the_callback_fails),
+        cmocka_unit_test(test_split__unsupported_syntax_is_an_error),
+        cmocka_unit_test(test_split__trailing_backslash_is_an_error),
+        cmocka_unit_test(test_split__reads_patterns_as_ruby_or_not_at_all),
+        cmocka_unit_test(test_split__exponential_pattern_is_an_error),
+        cmocka_unit_test(test_split__takes_linear_time),
     };
-    return cmocka_run_group_tests_name("split", tests, make_classes, free_classes);
+    return cmocka_run_group_tests_name("pretokenizer", tests, make_classes, free_classes);
 }

@@ -1,4 +1,4 @@
-/* test_stress.c - the stress run passes, and finds injected faults. */
+/* test_stress.c - the stress run passes on a correct backend and finds injected faults. */
 #include "backend/ops.h"
 #include "infer/engine.h"
 #include "unit/support.h"
@@ -48,8 +48,9 @@ static void test_stress__passes(void **state)
         assert_int_equal(r.cases[i].runs, 4 * iterations);
 }
 
-/* Fault: one key of a token that is appended by itself is slightly wrong. */
-static enum nb_status bend_single(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
+/* Slightly changes one key of a token that is appended on its own. */
+static enum nb_status change_key_of_single_token(struct nbi_stream *s,
+                                                 const struct nbi_op_qkv_rope *a)
 {
     const int32_t *kv_rows = (const void *)a->kv_rows.at; // NOLINT(performance-no-int-to-ptr)
     if (a->N == 1 && kv_rows[0] == 13)
@@ -57,19 +58,19 @@ static enum nb_status bend_single(struct nbi_stream *s, const struct nbi_op_qkv_
     return real.qkv_rope(s, a);
 }
 
-static void test_stress__finds_a_token_that_depends_on_its_pass(void **state)
+static void test_stress__finds_a_token_that_depends_on_other_rows(void **state)
 {
     (void)state;
-    engine->be->qkv_rope = bend_single;
+    engine->be->qkv_rope = change_key_of_single_token;
     struct nb_stress_report r = run(3);
     assert_false(r.outputs_identical);
     assert_int_equal(r.iterations, 0);
     assert_non_null(strstr(r.difference, "iteration 1, cache in f32, integer products, 'token': "));
 }
 
-/* Fault: a restored snapshot has a wrong bit. Other uploads are shorter. */
-static enum nb_status lose_bit(struct nbi_stream *s, struct nbi_ptr dst, const void *src,
-                               int64_t bytes)
+/* Flips a bit of a restored snapshot, which is recognised by its size. */
+static enum nb_status flip_bit_of_snapshot(struct nbi_stream *s, struct nbi_ptr dst,
+                                           const void *src, int64_t bytes)
 {
     NBI_TRY(real.upload(s, dst, src, bytes));
     if (bytes < 12 * 2 * 64)
@@ -81,32 +82,32 @@ static enum nb_status lose_bit(struct nbi_stream *s, struct nbi_ptr dst, const v
 static void test_stress__finds_a_damaged_snapshot(void **state)
 {
     (void)state;
-    engine->be->upload = lose_bit;
+    engine->be->upload = flip_bit_of_snapshot;
     struct nb_stress_report r = run(3);
     assert_false(r.outputs_identical);
     assert_non_null(strstr(r.difference, "'snapshot restored'"));
 }
 
-/* Fault: the logits of a later iteration change. */
+/* Changes the logits of a later iteration. */
 static int calls;
 
-static enum nb_status change_later(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
+static enum nb_status change_late_logits(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
 {
     if (++calls > 40000)
         ((float *)a->q.at)[0] += 1; // NOLINT(performance-no-int-to-ptr)
     return real.qkv_rope(s, a);
 }
 
-static void test_stress__finds_a_change_over_time(void **state)
+static void test_stress__finds_outputs_that_change_over_time(void **state)
 {
     (void)state;
-    engine->be->qkv_rope = change_later;
+    engine->be->qkv_rope = change_late_logits;
     struct nb_stress_report r = run(1000);
     assert_false(r.outputs_identical);
     assert_true(r.iterations > 2 && r.iterations < 1000);
 }
 
-/* Fault: each new session leaks 400 bytes. */
+/* Leaks 400 bytes per session. */
 static void *kept[10000];
 static int kept_count;
 
@@ -133,7 +134,7 @@ static void test_stress__finds_a_leak(void **state)
     assert_true(r.heap_growth > 5 * 4 * 8 * 400);
 }
 
-static void test_stress__needs_enough_iterations_to_judge_memory(void **state)
+static void test_stress__needs_iterations_to_judge_memory(void **state)
 {
     struct nb_stress_report r = run(5);
     const struct nb_stress_opts none = {.iterations = 0};
@@ -148,11 +149,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stress__passes),
-        cmocka_unit_test(test_stress__finds_a_token_that_depends_on_its_pass),
+        cmocka_unit_test(test_stress__finds_a_token_that_depends_on_other_rows),
         cmocka_unit_test(test_stress__finds_a_damaged_snapshot),
-        cmocka_unit_test(test_stress__finds_a_change_over_time),
+        cmocka_unit_test(test_stress__finds_outputs_that_change_over_time),
         cmocka_unit_test(test_stress__finds_a_leak),
-        cmocka_unit_test(test_stress__needs_enough_iterations_to_judge_memory),
+        cmocka_unit_test(test_stress__needs_iterations_to_judge_memory),
     };
     return cmocka_run_group_tests_name("stress", tests, open_engine, close_engine);
 }

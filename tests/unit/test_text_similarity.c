@@ -1,4 +1,4 @@
-/* test_text_similarity.c - words and beginnings in common, against counts by hand. */
+/* test_text_similarity.c - compares F1 scores and common prefixes with values counted by hand. */
 #include "eval/text_similarity.h"
 
 #include "unit/support.h"
@@ -8,7 +8,7 @@ static struct nbi_strview piece(const char *text)
     return (struct nbi_strview){text, strlen(text)};
 }
 
-/* common of x words of a and y of b. */
+/* Text a has x words, b has y, and `common` of them are the same. */
 static void expect_f1(const char *a, const char *b, int common, int x, int y)
 {
     double f1 = -1, back = -1;
@@ -18,30 +18,30 @@ static void expect_f1(const char *a, const char *b, int common, int x, int y)
     assert_true(f1 == (x + y ? 2.0 * common / (x + y) : 1));
 }
 
-static void test_f1__words(void **state)
+static void test_f1__counts_words_with_multiplicity(void **state)
 {
     (void)state;
     expect_f1("", "", 0, 0, 0);
     expect_f1(" \n\t", "", 0, 0, 0);
     expect_f1("a", "", 0, 1, 0);
     expect_f1("the cat sat", "the cat ran", 2, 3, 3);
-    expect_f1("a a a b", "a b b", 2, 4, 3); /* each as often as it is there */
+    expect_f1("a a a b", "a b b", 2, 4, 3); /* counted with multiplicity */
     expect_f1("ab", "abc", 0, 1, 1);
     expect_f1("Cat", "cat", 0, 1, 1);
     expect_f1("x_1 = 2;", "x_1=2", 3, 4, 3);
     expect_f1("It's", "Its", 0, 3, 1);
 }
 
-static void test_f1__scripts(void **state)
+static void test_f1__splits_words_in_all_scripts(void **state)
 {
     (void)state;
     expect_f1("caf\xC3\xA9 noir", "caf\xC3\xA9", 1, 2, 1);
-    expect_f1("\xE4\xBD\xA0\xE5\xA5\xBD", "\xE4\xBD\xA0", 1, 2, 1); /* two characters, one */
-    expect_f1("a\xC2\xA0z", "a z", 2, 2, 2); /* a space that does not break */
-    expect_f1("\xFF\xFE", "\xFF", 1, 2, 1);  /* bytes alone */
+    expect_f1("\xE4\xBD\xA0\xE5\xA5\xBD", "\xE4\xBD\xA0", 1, 2, 1); /* a word per character */
+    expect_f1("a\xC2\xA0z", "a z", 2, 2, 2);                        /* no-break space */
+    expect_f1("\xFF\xFE", "\xFF", 1, 2, 1);                         /* malformed bytes */
 }
 
-static void test_prefix__share(void **state)
+static void test_prefix__is_a_share_of_whole_characters(void **state)
 {
     (void)state;
     assert_true(nbi_common_prefix(piece(""), piece("")) == 1);
@@ -49,7 +49,7 @@ static void test_prefix__share(void **state)
     assert_true(nbi_common_prefix(piece("abcd"), piece("ab")) == 0.5);
     assert_true(nbi_common_prefix(piece("ab"), piece("abxy")) == 0.5);
     assert_true(nbi_common_prefix(piece("abcd"), piece("")) == 0);
-    /* The first byte of the second character is the same, and does not count. */
+    /* The second characters differ but share their first byte, which must not count. */
     assert_true(nbi_common_prefix(piece("a\xC3\xA9z"), piece("a\xC3\xA8z")) == 0.25);
 }
 
@@ -59,7 +59,7 @@ static void expect_plain(const char *text, const char *wanted)
     assert_true(nbi_strview_equal(p, piece(wanted)));
 }
 
-static void test_plain__answer(void **state)
+static void test_strip_thinking__leaves_the_answer(void **state)
 {
     (void)state;
     expect_plain("", "");
@@ -73,10 +73,10 @@ static void test_plain__answer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f1__words),
-        cmocka_unit_test(test_f1__scripts),
-        cmocka_unit_test(test_prefix__share),
-        cmocka_unit_test(test_plain__answer),
+        cmocka_unit_test(test_f1__counts_words_with_multiplicity),
+        cmocka_unit_test(test_f1__splits_words_in_all_scripts),
+        cmocka_unit_test(test_prefix__is_a_share_of_whole_characters),
+        cmocka_unit_test(test_strip_thinking__leaves_the_answer),
     };
-    return cmocka_run_group_tests_name("likeness", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("text_similarity", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_unicode.c - character classes and NFC, against what the tokenizers library does
+/* test_unicode.c - compares character classes and NFC with the tokenizers library
  * (golden/tokenizer/classes.txt, nfc.txt). */
 #include <time.h>
 
@@ -24,7 +24,7 @@ static int free_classes(void **state)
     return 0;
 }
 
-/* Reads code points up to a tab or line end; the place behind it. */
+/* Reads code points up to a tab or line end and returns the position after it. */
 static char *read_points(char *p, struct nbi_str *out)
 {
     out->len = 0;
@@ -36,7 +36,7 @@ static char *read_points(char *p, struct nbi_str *out)
 
 /* ---- classes ---- */
 
-static void test_unicode__ranges(void **state)
+static void test_unicode__ranges_are_sorted_and_disjoint(void **state)
 {
     (void)state;
     uint32_t next = 0;
@@ -50,7 +50,7 @@ static void test_unicode__ranges(void **state)
         assert_int_equal(classes[c], 0);
 }
 
-static void test_unicode__classes(void **state)
+static void test_unicode__classes_match_the_golden_file(void **state)
 {
     (void)state;
     char *table;
@@ -69,7 +69,7 @@ static void test_unicode__classes(void **state)
     free(table);
 }
 
-static void test_unicode__spot_values(void **state)
+static void test_unicode__known_characters_have_their_class(void **state)
 {
     (void)state;
     static const struct {
@@ -97,13 +97,13 @@ static void test_unicode__spot_values(void **state)
 static void assert_nfc(const char *text, size_t len, const char *wanted, size_t wanted_len,
                        const char *what)
 {
-    char *copy = malloc(len + 1); /* of exact size but for one, for the sanitizer */
+    char *copy = malloc(len + 1); /* unaligned text that ends the block, so ASan sees overruns */
     memcpy(copy + 1, text, len);
     struct nbi_str got = {0};
     assert_ok(nbi_nfc(classes, copy + 1, len, &got));
     if (got.len != wanted_len || memcmp(nbi_str_text(&got), wanted, wanted_len) != 0)
         fail_msg("NFC of %s", what);
-    /* The certain prefix is left alone, and the rest alone gives the rest. */
+    /* NFC leaves the certain prefix alone, and the rest normalises on its own. */
     size_t prefix = nbi_nfc_prefix(classes, copy + 1, len);
     assert_true(prefix <= len && prefix <= wanted_len);
     assert_memory_equal(text, wanted, prefix);
@@ -142,16 +142,16 @@ static int each_pair(pair_fn fn)
 static void check_pair(const struct nbi_str *text, const struct nbi_str *nfc, const char *row)
 {
     assert_nfc(text->p, text->len, nfc->p, nfc->len, row);
-    assert_nfc(nfc->p, nfc->len, nfc->p, nfc->len, row); /* once more changes nothing */
+    assert_nfc(nfc->p, nfc->len, nfc->p, nfc->len, row); /* NFC is idempotent */
 }
 
-static void test_nfc__as_tokenizers(void **state)
+static void test_nfc__matches_tokenizers(void **state)
 {
     (void)state;
     assert_true(each_pair(check_pair) >= 400);
 }
 
-/* Inert text around it, of all lengths that the search in steps of eight bytes may meet. */
+/* Surrounds the text with inert text of all lengths modulo 8, the step of the search. */
 static void check_embedded(const struct nbi_str *text, const struct nbi_str *nfc, const char *row)
 {
     static const char inert[] = "0123456789\xE4\xB8\xAD.......";
@@ -170,13 +170,13 @@ static void check_embedded(const struct nbi_str *text, const struct nbi_str *nfc
     nbi_str_release(&b);
 }
 
-static void test_nfc__embedded(void **state)
+static void test_nfc__leaves_surrounding_text_alone(void **state)
 {
     (void)state;
     each_pair(check_embedded);
 }
 
-static void test_nfc__known(void **state)
+static void test_nfc__known_cases(void **state)
 {
     (void)state;
     static const char *const rows[][2] = {
@@ -197,14 +197,14 @@ static void test_nfc__known(void **state)
         assert_nfc(rows[i][0], strlen(rows[i][0]), rows[i][1], strlen(rows[i][1]), rows[i][0]);
     struct nbi_str s = {0};
     nbi_str_puts(&s, "e");
-    assert_ok(nbi_nfc(classes, "\xCC\x81", 2, &s)); /* appends; does not look back */
+    assert_ok(
+        nbi_nfc(classes, "\xCC\x81", 2, &s)); /* appends without composing with what is there */
     assert_string_equal(s.p, "e\xCC\x81");
     nbi_str_release(&s);
 }
 
-/* Long runs of marks, in order and out of order, take linear time; a second time changes nothing.
- */
-static void test_nfc__linear_time(void **state)
+/* Long runs of marks, sorted and unsorted, take linear time, and NFC stays idempotent. */
+static void test_nfc__takes_linear_time(void **state)
 {
     (void)state;
     static const char *const units[] = {
@@ -240,10 +240,13 @@ static void test_nfc__linear_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unicode__ranges),      cmocka_unit_test(test_unicode__classes),
-        cmocka_unit_test(test_unicode__spot_values), cmocka_unit_test(test_nfc__as_tokenizers),
-        cmocka_unit_test(test_nfc__embedded),        cmocka_unit_test(test_nfc__known),
-        cmocka_unit_test(test_nfc__linear_time),
+        cmocka_unit_test(test_unicode__ranges_are_sorted_and_disjoint),
+        cmocka_unit_test(test_unicode__classes_match_the_golden_file),
+        cmocka_unit_test(test_unicode__known_characters_have_their_class),
+        cmocka_unit_test(test_nfc__matches_tokenizers),
+        cmocka_unit_test(test_nfc__leaves_surrounding_text_alone),
+        cmocka_unit_test(test_nfc__known_cases),
+        cmocka_unit_test(test_nfc__takes_linear_time),
     };
     return cmocka_run_group_tests_name("unicode", tests, make_classes, free_classes);
 }

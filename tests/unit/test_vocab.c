@@ -1,5 +1,5 @@
-/* test_vocab.c - tokenizers as data: what is read from tokenizer.json and what is refused, the
- * settings beside it, and the way back to JSON and GGUF. */
+/* test_vocab.c - reads tokenizer.json and tokenizer_config.json, rejects what is unsupported, and
+ * writes JSON and GGUF. */
 #include "base/jscan.h"
 #include "base/log.h"
 #include "tokenizer/tokenizer.h"
@@ -45,7 +45,7 @@ static const struct member inside[] = {
     {"merges", "[[\"a\", \"b\"], [\"a\", \"ab\"]]"},
 };
 
-/* Members of a list, one of them with another value or left out (value NULL). */
+/* Appends the members of a list with one of them replaced, or omitted (value NULL). */
 static void put_members(struct nbi_str *s, const struct member *list, size_t count,
                         const char *name, const char *value)
 {
@@ -86,7 +86,7 @@ static void assert_token(const struct nbi_vocab *v, int64_t id, const char *text
     assert_int_equal(v->tokens[id].flags, flags);
 }
 
-static void test_vocab__read(void **state)
+static void test_vocab__reads_tokenizer_json(void **state)
 {
     (void)state;
     struct nbi_vocab v;
@@ -109,10 +109,10 @@ static void test_vocab__read(void **state)
     assert_false(nbi_vocab_is_qwen(&v));
     nbi_vocab_release(&v);
     assert_int_equal(v.count, 0);
-    nbi_vocab_release(&v); /* a second time is fine */
+    nbi_vocab_release(&v); /* releasing twice is allowed */
 }
 
-static void test_vocab__merge_forms(void **state)
+static void test_vocab__reads_both_forms_of_merges(void **state)
 {
     (void)state;
     static const char *const forms[] = {"[\"a b\", \"a ab\"]", "[[\"a\",\"b\"],[\"a\",\"ab\"]]",
@@ -128,8 +128,8 @@ static void test_vocab__merge_forms(void **state)
     }
 }
 
-/* The order of members does not matter: the model first, its merges before its vocabulary. */
-static void test_vocab__member_order(void **state)
+/* The model comes first, and in it the merges before the vocabulary. */
+static void test_vocab__member_order_does_not_matter(void **state)
 {
     (void)state;
     struct nbi_vocab v;
@@ -145,7 +145,7 @@ static void test_vocab__member_order(void **state)
     nbi_vocab_release(&v);
 }
 
-static void test_vocab__flags(void **state)
+static void test_vocab__reads_flags_of_added_tokens(void **state)
 {
     (void)state;
     struct nbi_vocab v;
@@ -169,7 +169,7 @@ static void test_vocab__flags(void **state)
     assert_token(&v, 6, "<r>", NBI_TOKEN_USER, NBI_TOKEN_RSTRIP);
     assert_token(&v, 7, "<w>", NBI_TOKEN_CONTROL, NBI_TOKEN_SINGLE_WORD);
     assert_token(&v, 8, "<n>", NBI_TOKEN_CONTROL, NBI_TOKEN_NORMALIZED);
-    assert_token(&v, 2, "ab", NBI_TOKEN_CONTROL, NBI_TOKEN_MODEL); /* still made by merges */
+    assert_token(&v, 2, "ab", NBI_TOKEN_CONTROL, NBI_TOKEN_MODEL); /* merges still produce it */
     assert_null(v.tokens[9].text);
     assert_token(&v, 10, "bare", NBI_TOKEN_USER, 0);
     nbi_vocab_release(&v);
@@ -179,8 +179,8 @@ struct read_case {
     const char *name, *value;
 };
 
-/* What is accepted; the tokenizer can be made from it. */
-static void test_vocab__accepts(void **state)
+/* Each variant is read, and a tokenizer can be made from it. */
+static void test_vocab__accepts_harmless_variants(void **state)
 {
     (void)state;
     static const struct read_case rows[] = {
@@ -240,7 +240,7 @@ static void check_refusals(const struct refusal *rows, size_t count)
 #define NOT_DONE NB_EUNSUPPORTED
 #define BROKEN   NB_EFORMAT
 
-static void test_vocab__names_what_it_lacks(void **state)
+static void test_vocab__errors_name_what_is_unsupported(void **state)
 {
     (void)state;
     static const struct refusal rows[] = {
@@ -290,7 +290,7 @@ static void test_vocab__names_what_it_lacks(void **state)
     check_refusals(rows, sizeof rows / sizeof *rows);
 }
 
-static void test_vocab__refuses_what_is_wrong(void **state)
+static void test_vocab__rejects_malformed_files(void **state)
 {
     (void)state;
     static const struct refusal rows[] = {
@@ -355,7 +355,7 @@ static void test_vocab__refuses_what_is_wrong(void **state)
     check_refusals(rows, sizeof rows / sizeof *rows);
 }
 
-static void test_vocab__other_refusals(void **state)
+static void test_vocab__rejects_unusable_files(void **state)
 {
     (void)state;
     struct nbi_vocab v;
@@ -375,7 +375,7 @@ static void test_vocab__other_refusals(void **state)
                  "more than 8 pre-tokenizers in a row");
     nbi_str_release(&s);
     nbi_str_release(&pre);
-    /* Two models are refused, or one of them counts; they are not mixed. */
+    /* Two models: an error, or one of them wins; they must not be mixed. */
     put_tokenizer("version", "0, \"model\": {\"vocab\": {}, \"merges\": []}");
     if (nbi_vocab_read_json(&v, test_path("t.json")) == NB_OK) {
         assert_int_equal(v.merge_count, v.tokens[0].text ? 2 : 0);
@@ -408,7 +408,7 @@ static void test_vocab__warns_of_truncation(void **state)
     assert_int_equal(warnings, 2);
 }
 
-/* ---- as the tokenizers library reads the same file ---- */
+/* ---- agreement with the tokenizers library ---- */
 
 static void assert_ids(const char *text, const int32_t *wanted, size_t n)
 {
@@ -427,11 +427,11 @@ static void assert_ids(const char *text, const int32_t *wanted, size_t n)
     assert_ids(text, (const int32_t[]){__VA_ARGS__},                                               \
                sizeof(const int32_t[]){__VA_ARGS__} / sizeof(int32_t))
 
-static void test_vocab__string_patterns(void **state)
+static void test_vocab__string_patterns_are_literal(void **state)
 {
     (void)state;
     put_tokenizer("pre_tokenizer", PRE(SPLIT("{\"String\": \"a|b\"}", "Isolated") "," BYTE_LEVEL));
-    assert_encodes("ab", 2); /* the text itself, not a pattern */
+    assert_encodes("ab", 2); /* literal text, not a pattern */
     put_tokenizer("pre_tokenizer", PRE(SPLIT("{\"String\": \" \"}", "Removed") "," BYTE_LEVEL));
     assert_encodes("a b ab", 0, 1, 2);
     put_tokenizer("pre_tokenizer", PRE(SPLIT("{\"String\": \" \"}", "Isolated") "," BYTE_LEVEL));
@@ -442,7 +442,7 @@ static void test_vocab__string_patterns(void **state)
     assert_encodes("a b ab", 0, 1, 2);
 }
 
-static void test_vocab__ignore_merges(void **state)
+static void test_vocab__ignore_merges_skips_merging(void **state)
 {
     (void)state;
     put_tokenizer("merges", "[]");
@@ -451,9 +451,9 @@ static void test_vocab__ignore_merges(void **state)
     assert_encodes("aab<x>ab", 4, 5, 2);
 }
 
-/* A token with a character outside of the byte-level alphabet is no word's text. tokenizers 0.23.3:
- * [0, 3, 1]. */
-static void test_vocab__ignore_merges_by_letters(void **state)
+/* A token with a character outside the byte-level alphabet is not the text of any word. tokenizers
+ * 0.23.3 gives [0, 3, 1]. */
+static void test_vocab__ignore_merges_needs_byte_level_text(void **state)
 {
     (void)state;
     put("t.json",
@@ -463,8 +463,8 @@ static void test_vocab__ignore_merges_by_letters(void **state)
     assert_encodes("a b", 0, 3, 1);
 }
 
-/* A pair that comes twice has the later rank. tokenizers 0.23.3 on "abc": [0, 4]. */
-static void test_vocab__same_merge_twice(void **state)
+/* A repeated pair has the later rank. tokenizers 0.23.3 gives [0, 4] for "abc". */
+static void test_vocab__repeated_merge_has_the_later_rank(void **state)
 {
     (void)state;
     put("t.json",
@@ -474,7 +474,7 @@ static void test_vocab__same_merge_twice(void **state)
     assert_encodes("abc", 0, 4);
 }
 
-/* ---- the settings beside it ---- */
+/* ---- tokenizer_config.json ---- */
 
 static void read_settings(struct nbi_vocab *v, const char *config)
 {
@@ -482,7 +482,7 @@ static void read_settings(struct nbi_vocab *v, const char *config)
     assert_ok(nbi_vocab_read_dir(v, test_dir));
 }
 
-static void test_vocab__settings(void **state)
+static void test_vocab__reads_tokenizer_config(void **state)
 {
     (void)state;
     struct nbi_vocab v;
@@ -520,9 +520,9 @@ static void test_vocab__settings(void **state)
     assert_fails(nbi_vocab_read_dir(&v, test_dir), NB_ENOTFOUND, "tokenizer.json");
 }
 
-/* ---- bytes and letters ---- */
+/* ---- the byte-level alphabet ---- */
 
-static void test_vocab__byte_alphabet(void **state)
+static void test_vocab__byte_alphabet_is_a_bijection(void **state)
 {
     (void)state;
     static const struct {
@@ -546,7 +546,7 @@ static void test_vocab__byte_alphabet(void **state)
     assert_int_equal(nbi_byte_of(0x10FFFF), -1);
 }
 
-static void test_vocab__set(void **state)
+static void test_vocab__set_grows_and_rejects_conflicts(void **state)
 {
     (void)state;
     struct nbi_vocab v;
@@ -574,7 +574,7 @@ static void test_vocab__set(void **state)
     assert_true(v.count == 0 && v.merge_count == 0);
 }
 
-/* ---- the way back ---- */
+/* ---- writing ---- */
 
 static void assert_same_vocab(const struct nbi_vocab *a, const struct nbi_vocab *b)
 {
@@ -609,7 +609,7 @@ static void read_golden(struct nbi_vocab *v)
     v->chat_template = "{{ \"\\n\xC3\xA9\" }}";
 }
 
-static void test_vocab__write_dir(void **state)
+static void test_vocab__written_directory_reads_back(void **state)
 {
     (void)state;
     struct nbi_vocab v, back;
@@ -620,7 +620,7 @@ static void test_vocab__write_dir(void **state)
     for (int64_t i = 0; i < v.count; i++)
         assert_int_equal(v.tokens[i].flags, back.tokens[i].flags);
     nbi_vocab_release(&back);
-    /* Written again, the same bytes. */
+    /* Writing it again gives the same bytes. */
     char *first, *second;
     size_t len, len2;
     assert_ok(nbi_file_read(test_path("tokenizer.json"), 1 << 20, &first, &len));
@@ -633,7 +633,7 @@ static void test_vocab__write_dir(void **state)
     nbi_vocab_release(&v);
 }
 
-static void test_vocab__write_refuses_same_text(void **state)
+static void test_vocab__write_rejects_duplicate_text(void **state)
 {
     (void)state;
     struct nbi_vocab v;
@@ -665,7 +665,7 @@ static void write_gguf(const struct nbi_vocab *v, int64_t size)
     nbi_gguf_meta_free(meta);
 }
 
-/* Both give the same ids for the texts of the golden cases. */
+/* Both tokenizers give the same ids for the texts of the golden cases. */
 static void compare_tokenizers(struct nb_tokenizer *a, struct nb_tokenizer *b)
 {
     char *file;
@@ -692,7 +692,8 @@ static void compare_tokenizers(struct nb_tokenizer *a, struct nb_tokenizer *b)
     free(file);
 }
 
-/* GGUF has no flags for added tokens: the ones that have any become ordinary or go. */
+/* GGUF has no flags for added tokens. Tokens with flags become ordinary ones, or are removed if
+ * merges cannot produce them. */
 static void drop_flags(struct nbi_vocab *v)
 {
     for (int64_t i = 0; i < v->count; i++) {
@@ -705,7 +706,7 @@ static void drop_flags(struct nbi_vocab *v)
     nbi_vocab_finish(v);
 }
 
-static void test_vocab__gguf_round_trip(void **state)
+static void test_vocab__gguf_reads_back(void **state)
 {
     (void)state;
     struct nbi_vocab v, back;
@@ -727,7 +728,7 @@ static void test_vocab__gguf_round_trip(void **state)
     nbi_vocab_release(&back);
 }
 
-static void test_vocab__gguf_is_qwen_only(void **state)
+static void test_vocab__gguf_requires_qwen_rules(void **state)
 {
     (void)state;
     struct nbi_vocab v;
@@ -743,26 +744,26 @@ static void test_vocab__gguf_is_qwen_only(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vocab__read),
-        cmocka_unit_test(test_vocab__merge_forms),
-        cmocka_unit_test(test_vocab__member_order),
-        cmocka_unit_test(test_vocab__flags),
-        cmocka_unit_test(test_vocab__accepts),
-        cmocka_unit_test(test_vocab__names_what_it_lacks),
-        cmocka_unit_test(test_vocab__refuses_what_is_wrong),
-        cmocka_unit_test(test_vocab__other_refusals),
+        cmocka_unit_test(test_vocab__reads_tokenizer_json),
+        cmocka_unit_test(test_vocab__reads_both_forms_of_merges),
+        cmocka_unit_test(test_vocab__member_order_does_not_matter),
+        cmocka_unit_test(test_vocab__reads_flags_of_added_tokens),
+        cmocka_unit_test(test_vocab__accepts_harmless_variants),
+        cmocka_unit_test(test_vocab__errors_name_what_is_unsupported),
+        cmocka_unit_test(test_vocab__rejects_malformed_files),
+        cmocka_unit_test(test_vocab__rejects_unusable_files),
         cmocka_unit_test(test_vocab__warns_of_truncation),
-        cmocka_unit_test(test_vocab__string_patterns),
-        cmocka_unit_test(test_vocab__ignore_merges),
-        cmocka_unit_test(test_vocab__ignore_merges_by_letters),
-        cmocka_unit_test(test_vocab__same_merge_twice),
-        cmocka_unit_test(test_vocab__settings),
-        cmocka_unit_test(test_vocab__byte_alphabet),
-        cmocka_unit_test(test_vocab__set),
-        cmocka_unit_test(test_vocab__write_dir),
-        cmocka_unit_test(test_vocab__write_refuses_same_text),
-        cmocka_unit_test(test_vocab__gguf_round_trip),
-        cmocka_unit_test(test_vocab__gguf_is_qwen_only),
+        cmocka_unit_test(test_vocab__string_patterns_are_literal),
+        cmocka_unit_test(test_vocab__ignore_merges_skips_merging),
+        cmocka_unit_test(test_vocab__ignore_merges_needs_byte_level_text),
+        cmocka_unit_test(test_vocab__repeated_merge_has_the_later_rank),
+        cmocka_unit_test(test_vocab__reads_tokenizer_config),
+        cmocka_unit_test(test_vocab__byte_alphabet_is_a_bijection),
+        cmocka_unit_test(test_vocab__set_grows_and_rejects_conflicts),
+        cmocka_unit_test(test_vocab__written_directory_reads_back),
+        cmocka_unit_test(test_vocab__write_rejects_duplicate_text),
+        cmocka_unit_test(test_vocab__gguf_reads_back),
+        cmocka_unit_test(test_vocab__gguf_requires_qwen_rules),
     };
     return cmocka_run_group_tests_name("vocab", tests, make_test_dir, remove_test_dir);
 }
