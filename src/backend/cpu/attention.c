@@ -1,11 +1,12 @@
-/* attention.c - gradients of attention on the CPU.
+/* attention.c - attention and its gradients on the CPU.
  *
- * With s = q k / sqrt(D), p = e^(s - lse), dp = dy v and delta = dy y:
+ * Backward, with s = q k / sqrt(D), p = e^(s - lse), dp = dy v and delta = dy y:
  *   ds = p (dp - delta) / sqrt(D);  dq = sum over keys of ds k;
  *   dk = sum over queries of ds q;  dv = sum over queries of p dy.
  * Two passes compute s and dp in blocks of queries by keys: the first owns blocks of queries and
  * sums dq, the second owns blocks of keys and sums dk and dv. That is 7 products where 5 would do,
- * but no sum is shared by threads. The owner's side is transposed once for all products. */
+ * but threads share no sum, so results do not depend on their number. The owned side is transposed
+ * once for all products. */
 #include <math.h>
 #include <string.h>
 
@@ -13,8 +14,8 @@
 
 /* ---- forward ---- */
 
-/* Rows that are looked at per_block, and whose keys are read once: as many as a kernel takes, but
- * few enough for all threads to have some. */
+/* Query rows per task, which read their keys once for all of them: as many as a kernel takes, but
+ * few enough for four tasks per thread. */
 static int64_t rows_per_block(const struct nbi_stream *s, const struct nbi_op_attention *a)
 {
     int64_t limit = NBI_QUERY_BLOCK / (a->NH / a->NKV),
@@ -22,8 +23,8 @@ static int64_t rows_per_block(const struct nbi_stream *s, const struct nbi_op_at
     return fair < 1 ? 1 : fair < limit ? fair : limit;
 }
 
-/* The rows from n on, before end, that start at the same key and of which none sees fewer than the
- * one before. */
+/* The number of rows from n on, before end, that start at the same key and of which none sees fewer
+ * keys than the row before. */
 static int64_t shared_run(const struct nbi_op_attention *a, int64_t n, int64_t end)
 {
     const int32_t *first = host(a->first), *last = host(a->last), *tables = host(a->tables);
@@ -34,9 +35,9 @@ static int64_t shared_run(const struct nbi_op_attention *a, int64_t n, int64_t e
     return i - n;
 }
 
-/* Piece u: head u % NKV of keys and values, of a group of rows: the last ones first, since those
- * see limit keys and would hold up the end. */
-static void attention_blocks(void *ctx, int thread, int64_t piece, int64_t count)
+/* Task u: key/value head u % NKV for one group of rows. The last rows come first: in a causal pass
+ * they see the most keys, and would otherwise be what the other threads wait for. */
+static void attention_blocks(void *ctx, int thread, int64_t task, int64_t count)
 {
     const struct op *op = ctx;
     const struct nbi_op_attention *a = op->args;
@@ -46,7 +47,7 @@ static void attention_blocks(void *ctx, int thread, int64_t piece, int64_t count
     int64_t D = a->D, heads = a->NH / a->NKV, per_block = rows_per_block(s, a);
     int64_t row = (int64_t)nbi_dtype_bytes(a->kv.dtype, a->NKV * D);
     int64_t groups = (a->N + per_block - 1) / per_block;
-    for (int64_t u = piece; u < piece + count; u++) {
+    for (int64_t u = task; u < task + count; u++) {
         int64_t n = (groups - 1 - u / a->NKV) * per_block, h = u % a->NKV, rows;
         int64_t end = a->N - n < per_block ? a->N : n + per_block;
         for (; n < end; n += rows) {
@@ -80,16 +81,16 @@ enum nb_status nbi_cpu_attention(struct nbi_stream *s, const struct nbi_op_atten
 {
     const int32_t *first = host(a->first), *last = host(a->last);
     int64_t per_block = rows_per_block(s, a), work = 0;
-    int64_t pieces = (a->N + per_block - 1) / per_block * a->NKV;
+    int64_t tasks = (a->N + per_block - 1) / per_block * a->NKV;
     for (int64_t n = 0; n < a->N; n++)
         work += (last[n] - first[n] + 1) * a->NH * a->D;
-    parallel_for(s, pieces, work / pieces, attention_blocks, a);
+    parallel_for(s, tasks, work / tasks, attention_blocks, a);
     return NB_OK;
 }
 
 /* ---- backward ---- */
 
-#define BLOCK 96 /* a multiple of what `gemm_tile` takes, either way */
+#define BLOCK 96 /* a multiple of mr and nr of every gemm_tile */
 
 static int64_t padded(int64_t D)
 {
@@ -101,20 +102,20 @@ int64_t nbi_attention_bwd_floats(int64_t D)
     return BLOCK * (6 * padded(D) + 2 * BLOCK + 2);
 }
 
-/* A thread's scratch. */
-struct work {
+/* The scratch of one thread. */
+struct scratch {
     const struct nbi_op_attention_bwd *a;
     const struct nbi_microkernels *k;
-    int64_t ld;                     /* of copies and sums: D, padded */
+    int64_t ld;                     /* columns of copies and sums: D, padded */
     float *transposed[2], *copy[2]; /* [D, BLOCK], [BLOCK, ld] */
     float *sum[2];                  /* [BLOCK, ld] */
     float *p, *ds;                  /* [BLOCK, BLOCK] */
     float *lse, *delta;             /* [BLOCK] */
 };
 
-static struct work thread_work(const struct op *op, int thread)
+static struct scratch thread_scratch(const struct op *op, int thread)
 {
-    struct work w = {.a = op->args, .k = op->s->cpu->k};
+    struct scratch w = {.a = op->args, .k = op->s->cpu->k};
     float *at = op->s->attention_bwd_scratch + thread * nbi_attention_bwd_floats(op->s->limits.D);
     w.ld = padded(w.a->D);
     for (int i = 0; i < 2; i++) {
@@ -129,15 +130,15 @@ static struct work thread_work(const struct op *op, int thread)
     return w;
 }
 
-/* Rows of one head, ld apart. */
+/* Rows of one head, ld floats apart. */
 struct rows {
     const float *p;
     int64_t ld;
 };
 
-/* A block of n rows with zeros behind and beside them, close per_block: rows a multiple of a page
- * apart would push each other out of the cache. */
-static const float *gather(const struct work *w, int which, struct rows x, int64_t n)
+/* Copies n rows into a dense block, padded with zeros in both directions. Rows in place are a
+ * multiple of NH * D floats apart, often of a page, and would evict each other from the cache. */
+static const float *gather(const struct scratch *w, int which, struct rows x, int64_t n)
 {
     float *y = w->copy[which];
     if (n < BLOCK || w->a->D < w->ld)
@@ -147,8 +148,8 @@ static const float *gather(const struct work *w, int which, struct rows x, int64
     return y;
 }
 
-/* Column i of transposed[which] is row i of n; the others are 0. */
-static void transpose(const struct work *w, int which, struct rows x, int64_t n)
+/* Column i of transposed[which] becomes row i of x, for i < n; other columns become 0. */
+static void transpose(const struct scratch *w, int which, struct rows x, int64_t n)
 {
     float *y = w->transposed[which];
     if (n < BLOCK)
@@ -156,18 +157,18 @@ static void transpose(const struct work *w, int which, struct rows x, int64_t n)
     w->k->pack(y, BLOCK, x.p, (struct nbi_strided){n, w->a->D, x.ld, 1}, 1);
 }
 
-/* Where a block of rows by columns can have anything but 0: in the block on the diagonal of queries
- * and keys, from the diagonal on (rows are keys) or up to it (rows are queries). */
+/* Which part of a block of scores the causal mask leaves: all of it, or in a block on the diagonal
+ * the part on and above it (rows are keys) or on and below it (rows are queries). */
 enum triangle { ALL, UPPER, LOWER };
 
-/* c [BLOCK, BLOCK] = x times what is transposed; tiles with nothing in them are left out. */
-static void scores(const struct work *w, float *c, const float *x, int which, enum triangle part)
+/* c [BLOCK, BLOCK] = x transposed[which]; tiles outside `tri` are skipped. */
+static void scores(const struct scratch *w, float *c, const float *x, int which, enum triangle tri)
 {
     int mr = w->k->mr, nr = w->k->nr;
     struct nbi_gemm_tile t = {.ldc = BLOCK, .a_row = w->ld, .a_col = 1, .ldb = BLOCK, .k = w->a->D};
     for (int64_t n = 0; n < BLOCK; n += nr)
         for (int64_t m = 0; m < BLOCK; m += mr) {
-            if ((part == UPPER && m >= n + nr) || (part == LOWER && n >= m + mr))
+            if ((tri == UPPER && m >= n + nr) || (tri == LOWER && n >= m + mr))
                 continue;
             t.c = c + m * BLOCK + n;
             t.a = x + m * w->ld;
@@ -176,15 +177,15 @@ static void scores(const struct work *w, float *c, const float *x, int which, en
         }
 }
 
-/* sum [BLOCK, ld] += the transpose of c, of which there are so many rows, times x. */
-static void add_weighted(const struct work *w, int which, const float *c, const float *x,
-                         int64_t rows, enum triangle part)
+/* sum[which] [BLOCK, ld] += c^T x, over `rows` rows of c and x. */
+static void add_weighted(const struct scratch *w, int which, const float *c, const float *x,
+                         int64_t rows, enum triangle tri)
 {
     int mr = w->k->mr, nr = w->k->nr;
     struct nbi_gemm_tile t = {.ldc = w->ld, .a_row = 1, .a_col = BLOCK, .ldb = w->ld, .add = true};
     for (int64_t m = 0; m < BLOCK; m += mr) {
-        int64_t from = part == LOWER ? m : 0;
-        int64_t to = part == UPPER && m + mr < rows ? m + mr : rows;
+        int64_t from = tri == LOWER ? m : 0;
+        int64_t to = tri == UPPER && m + mr < rows ? m + mr : rows;
         t.k = to - from;
         for (int64_t n = 0; n < w->ld && t.k > 0; n += nr) {
             t.c = w->sum[which] + m * w->ld + n;
@@ -195,13 +196,13 @@ static void add_weighted(const struct work *w, int which, const float *c, const 
     }
 }
 
-static void store_sum(const struct work *w, int which, float *y, int64_t ld, int64_t n)
+static void store_sum(const struct scratch *w, int which, float *y, int64_t ld, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         memcpy(y + i * ld, w->sum[which] + i * w->ld, (size_t)w->a->D * sizeof *y);
 }
 
-static int64_t block_rows(const struct work *w, int64_t first)
+static int64_t block_rows(const struct scratch *w, int64_t first)
 {
     return w->a->N - first < BLOCK ? w->a->N - first : BLOCK;
 }
@@ -213,8 +214,9 @@ static struct rows head_of(struct nbi_ptr p, int64_t row, int64_t heads, int64_t
 
 /* ---- the first pass: dq ---- */
 
-/* ds of keys from k0 on, [key, query]. */
-static void ds_by_key(const struct work *w, int64_t q0, int64_t k0)
+/* p and ds, both [key, query], for the queries from q0 on and the keys from k0 on; masked keys get
+ * ds = 0. */
+static void ds_by_key(const struct scratch *w, int64_t q0, int64_t k0)
 {
     const int32_t *first = (const int32_t *)host(w->a->first) + q0;
     int64_t queries = block_rows(w, q0), keys = block_rows(w, k0);
@@ -238,14 +240,14 @@ static void ds_by_key(const struct work *w, int64_t q0, int64_t k0)
     }
 }
 
-/* Piece u: of block u / NH of queries, head u % NH. */
-static void query_blocks(void *ctx, int thread, int64_t piece, int64_t count)
+/* Task u: query block u / NH, head u % NH. */
+static void query_blocks(void *ctx, int thread, int64_t task, int64_t count)
 {
-    const struct work w = thread_work(ctx, thread);
+    const struct scratch w = thread_scratch(ctx, thread);
     const struct nbi_op_attention_bwd *a = w.a;
     const float *delta = ((const struct op *)ctx)->s->delta, *lse = host(a->lse);
     const int32_t *first = host(a->first);
-    for (int64_t u = piece; u < piece + count; u++) {
+    for (int64_t u = task; u < task + count; u++) {
         int64_t q0 = u / a->NH * BLOCK, h = u % a->NH, queries = block_rows(&w, q0), low = q0;
         int64_t kv = h / (a->NH / a->NKV);
         transpose(&w, 0, head_of(a->q, q0, a->NH, h, a->D), queries);
@@ -260,11 +262,11 @@ static void query_blocks(void *ctx, int thread, int64_t piece, int64_t count)
             int64_t keys = block_rows(&w, k0);
             const float *k = gather(&w, 0, head_of(a->kv.k, k0, a->NKV, kv, a->D), keys);
             const float *v = gather(&w, 1, head_of(a->kv.v, k0, a->NKV, kv, a->D), keys);
-            enum triangle part = k0 == q0 ? UPPER : ALL;
-            scores(&w, w.p, k, 0, part);
-            scores(&w, w.ds, v, 1, part);
+            enum triangle tri = k0 == q0 ? UPPER : ALL;
+            scores(&w, w.p, k, 0, tri);
+            scores(&w, w.ds, v, 1, tri);
             ds_by_key(&w, q0, k0);
-            add_weighted(&w, 0, w.ds, k, keys, part);
+            add_weighted(&w, 0, w.ds, k, keys, tri);
         }
         store_sum(&w, 0, (float *)host(a->dq) + (q0 * a->NH + h) * a->D, a->NH * a->D, queries);
     }
@@ -272,8 +274,10 @@ static void query_blocks(void *ctx, int thread, int64_t piece, int64_t count)
 
 /* ---- the second pass: dk and dv ---- */
 
-/* p and ds of queries from q0 on for keys from k0 on, [query, key]. */
-static void ds_by_query(const struct work *w, const float *delta, int64_t q0, int64_t k0, int64_t h)
+/* p and ds, both [query, key], for the queries from q0 on and the keys from k0 on; masked keys get
+ * 0. */
+static void ds_by_query(const struct scratch *w, const float *delta, int64_t q0, int64_t k0,
+                        int64_t h)
 {
     const int32_t *first = host(w->a->first);
     int64_t queries = block_rows(w, q0);
@@ -294,8 +298,8 @@ static void ds_by_query(const struct work *w, const float *delta, int64_t q0, in
     }
 }
 
-/* One of the queries from q0 on sees one of the keys before `end`. */
-static bool sees(const struct work *w, int64_t q0, int64_t end)
+/* Whether a query of the block at q0 sees a key before `end`. */
+static bool sees(const struct scratch *w, int64_t q0, int64_t end)
 {
     const int32_t *first = host(w->a->first);
     for (int64_t q = q0; q < q0 + block_rows(w, q0); q++)
@@ -304,14 +308,14 @@ static bool sees(const struct work *w, int64_t q0, int64_t end)
     return false;
 }
 
-/* Piece u: of block u / NKV of keys, head u % NKV. */
-static void key_blocks(void *ctx, int thread, int64_t piece, int64_t count)
+/* Task u: key block u / NKV, key/value head u % NKV. */
+static void key_blocks(void *ctx, int thread, int64_t task, int64_t count)
 {
-    const struct work w = thread_work(ctx, thread);
+    const struct scratch w = thread_scratch(ctx, thread);
     const struct nbi_op_attention_bwd *a = w.a;
     const float *delta = ((const struct op *)ctx)->s->delta;
     int64_t group = a->NH / a->NKV;
-    for (int64_t u = piece; u < piece + count; u++) {
+    for (int64_t u = task; u < task + count; u++) {
         int64_t k0 = u / a->NKV * BLOCK, kv = u % a->NKV, keys = block_rows(&w, k0);
         transpose(&w, 0, head_of(a->kv.k, k0, a->NKV, kv, a->D), keys);
         transpose(&w, 1, head_of(a->kv.v, k0, a->NKV, kv, a->D), keys);
@@ -324,12 +328,12 @@ static void key_blocks(void *ctx, int thread, int64_t piece, int64_t count)
                     continue;
                 const float *q = gather(&w, 0, head_of(a->q, q0, a->NH, h, a->D), queries);
                 const float *dy = gather(&w, 1, head_of(a->dy, q0, a->NH, h, a->D), queries);
-                enum triangle part = q0 == k0 ? LOWER : ALL;
-                scores(&w, w.p, q, 0, part);
-                scores(&w, w.ds, dy, 1, part);
+                enum triangle tri = q0 == k0 ? LOWER : ALL;
+                scores(&w, w.p, q, 0, tri);
+                scores(&w, w.ds, dy, 1, tri);
                 ds_by_query(&w, delta, q0, k0, h);
-                add_weighted(&w, 0, w.ds, q, queries, part);
-                add_weighted(&w, 1, w.p, dy, queries, part);
+                add_weighted(&w, 0, w.ds, q, queries, tri);
+                add_weighted(&w, 1, w.p, dy, queries, tri);
             }
         store_sum(&w, 0, (float *)host(a->dk) + (k0 * a->NKV + kv) * a->D, a->NKV * a->D, keys);
         store_sum(&w, 1, (float *)host(a->dv) + (k0 * a->NKV + kv) * a->D, a->NKV * a->D, keys);

@@ -1,6 +1,6 @@
 /* backward.c - losses and gradients on the CPU, except that of attention.
  *
- * Threads share outputs, never sums: each sum is taken by one thread in an order that the shapes
+ * Threads share outputs, never sums: each sum is taken by one thread, in an order that the shapes
  * alone decide. */
 #include <float.h>
 #include <math.h>
@@ -8,26 +8,27 @@
 
 #include "backend/cpu/internal.h"
 
-#define STRIP 16 /* columns that are one piece where threads share columns */
+#define STRIP 16 /* columns of a task, where tasks are strips of columns */
 
 /* ---- cross entropy ---- */
 
-#define LOGIT_BLOCK 1024 /* that are looked at together; their sum is one float */
+#define LOGIT_BLOCK 1024 /* logits per call of exp_sum, whose result is one float */
 
-/* One row. Sums are of e^(logit - max). */
+/* The state of one row. Sums are of e^(logit - max). */
 struct xent_row {
     const struct nbi_op_xent *a;
     const struct nbi_microkernels *k;
     const float *logits;
-    float *d;      /* NULL: no gradient wanted */
-    int32_t at;    /* the target, or negative */
-    int64_t ref_k; /* 0: no base here */
+    float *d;      /* gradient, or NULL */
+    int32_t at;    /* target id, or negative */
+    int64_t ref_k; /* 0: the row has no reference */
     const int32_t *ids;
-    const float *base;
-    double listed, others; /* sums over the base's ids and over all others */
+    const float *ref_p;
+    double listed, others; /* sums over the reference's ids, and over all other ids */
 };
 
-/* The sum of a block's n values e, which start at logit i, without those that the base lists. */
+/* The sum of a block's n values e, which start at logit i, without the ids of the reference; those
+ * are added to r->listed. */
 static double sum_others(struct xent_row *r, const float *e, int64_t i, int64_t n, float sum)
 {
     float other[LOGIT_BLOCK];
@@ -48,7 +49,8 @@ static double sum_others(struct xent_row *r, const float *e, int64_t i, int64_t 
     return any ? left : (double)sum;
 }
 
-/* d becomes e times a factor; of what the base lists, another, and minus the base. */
+/* In a block of d = e^(logit - max): multiplies the ids of the reference by by[1] and subtracts
+ * kl_scale times their reference probability; multiplies all other ids by by[0]. */
 static void scale_block(const struct xent_row *r, int64_t i, int64_t n, const double by[2])
 {
     float *d = r->d + i, fixed[LOGIT_BLOCK], factor = (float)by[0];
@@ -57,8 +59,8 @@ static void scale_block(const struct xent_row *r, int64_t i, int64_t n, const do
     for (int64_t j = 0; j < r->ref_k; j++)
         if (r->ids[j] >= i && r->ids[j] < i + n) {
             at[count] = (int32_t)(r->ids[j] - i);
-            fixed[count] =
-                (float)((double)d[at[count]] * by[1] - (double)r->a->kl_scale * (double)r->base[j]);
+            fixed[count] = (float)((double)d[at[count]] * by[1] -
+                                   (double)r->a->kl_scale * (double)r->ref_p[j]);
             count++;
         }
     for (int64_t c = 0; c < n; c++)
@@ -72,18 +74,20 @@ static int64_t block_size(const struct xent_row *r, int64_t i)
     return r->a->V - i < LOGIT_BLOCK ? r->a->V - i : LOGIT_BLOCK;
 }
 
-/* With b the base, q = 1 - sum b the rest of it, and S and R the sums over all and over the others:
- * KL = sum b log(b / p) + q log(q S / R), and its gradient is p - b for what the base lists and
- * p - q p S / R for the others. R is no less than the smallest float: what is below vanished. */
+/* With reference probabilities b, their remainder q = 1 - sum b, and the sums S over all ids and R
+ * over those not listed:
+ *   KL = sum b log(b / p) + q log(q S / R)
+ * Its gradient is p - b for listed ids and p - q p S / R for the others. R is at least FLT_MIN: e^x
+ * of everything smaller has underflowed. */
 static void xent_row(struct xent_row *r, float *loss, float *kl)
 {
     const struct nbi_op_xent *a = r->a;
     float max = r->logits[r->k->argmax(r->logits, a->V)], e[LOGIT_BLOCK];
-    double target = r->at >= 0 ? (double)r->logits[r->at] : 0, cross = 0, base = 0;
+    double target = r->at >= 0 ? (double)r->logits[r->at] : 0, cross = 0, ref_sum = 0;
     for (int64_t j = 0; j < r->ref_k; j++) {
-        double b = (double)r->base[j];
+        double b = (double)r->ref_p[j];
         cross += b > 0 ? b * (log(b) - ((double)r->logits[r->ids[j]] - (double)max)) : 0;
-        base += b;
+        ref_sum += b;
     }
     for (int64_t i = 0; i < a->V; i += LOGIT_BLOCK) {
         float *y = r->d ? r->d + i : e;
@@ -91,15 +95,15 @@ static void xent_row(struct xent_row *r, float *loss, float *kl)
         r->others += sum_others(r, y, i, block_size(r, i), sum);
     }
     double S = r->listed + r->others, R = r->others < (double)FLT_MIN ? (double)FLT_MIN : r->others;
-    double q = base < 1 ? 1 - base : 0, of_kl = r->ref_k > 0 ? (double)a->kl_scale : 0;
+    double q = ref_sum < 1 ? 1 - ref_sum : 0, of_kl = r->ref_k > 0 ? (double)a->kl_scale : 0;
     double of_loss = r->at >= 0 ? (double)a->scale : 0;
     *loss = r->at >= 0 ? (float)(log(S) + (double)max - target) : 0;
     if (r->ref_k > 0)
-        *kl = (float)(cross + base * log(S) + (q > 0 ? q * log(q * S / R) : 0));
+        *kl = (float)(cross + ref_sum * log(S) + (q > 0 ? q * log(q * S / R) : 0));
     if (!r->d)
         return;
-    const double by[2] = {of_loss / S + of_kl * ((base + q) / S - q / R),
-                          (of_loss + of_kl * (base + q)) / S};
+    const double by[2] = {of_loss / S + of_kl * ((ref_sum + q) / S - q / R),
+                          (of_loss + of_kl * (ref_sum + q)) / S};
     for (int64_t i = 0; i < a->V; i += LOGIT_BLOCK)
         scale_block(r, i, block_size(r, i), by);
     if (r->at >= 0)
@@ -115,17 +119,18 @@ static void xent_rows(void *ctx, int thread, int64_t first, int64_t count)
     (void)thread;
     for (int64_t n = first; n < first + count; n++) {
         float unused, *of_kl = kl ? kl + n : &unused;
-        bool base = a->ref_k > 0 && ids[n * a->ref_k] >= 0;
+        bool has_ref = a->ref_k > 0 && ids[n * a->ref_k] >= 0;
         struct xent_row row = {.a = a,
                                .k = op->s->cpu->k,
                                .logits = (const float *)host(a->logits) + n * a->V,
                                .d = d ? d + n * a->V : NULL,
                                .at = targets[n],
-                               .ref_k = base ? a->ref_k : 0,
-                               .ids = base ? ids + n * a->ref_k : NULL,
-                               .base = base ? (const float *)host(a->ref_p) + n * a->ref_k : NULL};
+                               .ref_k = has_ref ? a->ref_k : 0,
+                               .ids = has_ref ? ids + n * a->ref_k : NULL,
+                               .ref_p =
+                                   has_ref ? (const float *)host(a->ref_p) + n * a->ref_k : NULL};
         loss[n] = *of_kl = 0;
-        if (row.at >= 0 || base)
+        if (row.at >= 0 || has_ref)
             xent_row(&row, loss + n, of_kl);
         else if (d)
             memset(row.d, 0, (size_t)a->V * sizeof *d);
@@ -168,7 +173,7 @@ enum nb_status nbi_cpu_l1(struct nbi_stream *s, const struct nbi_op_l1 *a)
 
 /* ---- embedding ---- */
 
-/* Pieces are strips of columns. */
+/* Tasks are strips of columns, so that no two threads add to the same element. */
 static void embed_bwd_strips(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct nbi_op_embed_bwd *a = ((const struct op *)ctx)->args;
@@ -227,14 +232,14 @@ enum nb_status nbi_cpu_rmsnorm_bwd(struct nbi_stream *s, const struct nbi_op_rms
     return NB_OK;
 }
 
-/* The head_set of row n, all of q or all of k. */
+/* All heads of one row of q, or of k. */
 struct head_set {
     float *d, *dw;
     const float *x, *w, *rstd;
     int64_t count;
 };
 
-/* Pieces are NBI_SUM_ROWS rows. */
+/* Tasks are blocks of NBI_SUM_ROWS rows; each sums dw of its rows by itself. */
 static void qkv_rope_bwd_blocks(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;

@@ -1,7 +1,8 @@
-/* cpu.c - the CPU backend: memory, weights, and the operations as loops over kernels.
+/* cpu.c - the CPU backend: memory, weights, streams and the table of operations.
  *
- * Operations run when they are called. Work is cut into partials that do not depend on the number
- * of threads, so results do not either. */
+ * Operations run to completion when they are called, on all threads. Work is divided by the shapes
+ * alone, or so that no sum crosses a division; results therefore do not depend on the number of
+ * threads. */
 #include <string.h>
 #include <sys/mman.h>
 
@@ -10,7 +11,7 @@
 
 /* ---- memory ---- */
 
-/* A page in front of each block holds its size; large blocks ask for large pages. */
+/* The page before each block holds the size of its mapping, which munmap needs. */
 #define HEADER_BYTES 4096
 
 static enum nb_status cpu_alloc(struct nbi_backend *be, const char *what, int64_t bytes,
@@ -25,7 +26,7 @@ static enum nb_status cpu_alloc(struct nbi_backend *be, const char *what, int64_
     if (p == MAP_FAILED)
         return nbi_fail_memory(what, total);
     if (total >= (size_t)4 << 20)
-        madvise(p, total, MADV_HUGEPAGE); /* a wish; without it everything works too */
+        madvise(p, total, MADV_HUGEPAGE); /* a hint; failure is harmless */
     memcpy(p, &total, sizeof total);
     *out = device((char *)p + HEADER_BYTES);
     return NB_OK;
@@ -86,7 +87,7 @@ struct tile_load {
 
 #define READ_BYTES ((int64_t)1 << 20)
 
-/* Tile rows per piece of work: reads of about half a megabyte. */
+/* Tile rows per chunk, so that one read is about half a megabyte. */
 static int64_t tile_rows_per_chunk(int64_t cols)
 {
     int64_t n = ((int64_t)1 << 20) / (CPU_TILE_ROWS * cols);
@@ -132,7 +133,7 @@ static enum nb_status load_tiles(struct cpu *cpu, const struct nbi_weight_source
                           pack_chunk, &p);
 }
 
-/* Vectors become f32, as the kernels for norms want them. */
+/* Vectors are converted to f32, which the norm kernels take. */
 static enum nb_status load_vector(struct cpu *cpu, const struct nbi_weight_source *src,
                                   struct nbi_weight *out)
 {
@@ -246,7 +247,7 @@ static void cpu_stream_free(struct nbi_stream *s)
     free(s);
 }
 
-/* The partials of a stream's scratch, in bytes. */
+/* Bytes of a stream's scratch buffers. */
 struct scratch {
     int64_t x_i16, scales, attention, weights_f32, backward;
 };
@@ -256,8 +257,8 @@ static int64_t align64(int64_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-/* Cuts the scratch of backward passes into its norm_partials, each of whole lines, and returns how
- * many floats that are. */
+/* Divides the training scratch into its buffers, each a multiple of 64 bytes, and returns the
+ * number of floats of all of them. With s->backward NULL the buffers become NULL too. */
 static int64_t carve_backward(struct nbi_stream *s, const struct cpu *cpu,
                               const struct nbi_stream_limits *l)
 {

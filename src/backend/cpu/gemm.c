@@ -1,23 +1,24 @@
-/* gemm.c - packing, and the loops around the kernel `gemm_tile`.
+/* gemm.c - packing, and the loops around the microkernel gemm_tile.
  *
- * A block of B is packed into panels as wide as the kernel takes, whatever it was stored as, then
- * blocks of A likewise; then threads take parts of the block of C, small enough for what they read
- * to stay in a core's own cache. */
+ * A block of B is packed into panels of nr columns as f32, whatever its type, then blocks of A into
+ * panels of mr rows. Threads then take parts of the block of C that are small enough for their
+ * operands to stay in a core's own cache. */
 #include "backend/cpu/gemm.h"
 
 #include <string.h>
 
 #include "backend/cpu/internal.h"
 
-/* What a thread takes of C at a time; half as many columns where there are few such parts. */
+/* The part of C that a thread takes at a time. With few such parts they get half as many columns.
+ */
 #define THREAD_M 120
 #define THREAD_N 128
 
-/* The block under way: rows [m0, m0 + m), columns [n0, n0 + n), terms [k0, k0 + k). */
+/* The current block: rows [m0, m0 + m), columns [n0, n0 + n), terms [k0, k0 + k). */
 struct block {
     const struct nbi_gemm_f32 *g;
     int64_t m0, m, n0, n, k0, k;
-    int64_t b_panels; /* of B that are packed before A; 0: they are there */
+    int64_t b_panels; /* 32-column panels of B to pack before A; 0: B is packed already */
     int64_t thread_n;
 };
 
@@ -31,13 +32,13 @@ static int64_t ceil_div(int64_t n, int64_t size)
     return (n + size - 1) / size;
 }
 
-/* Rows of a panel of B: those of edge tiles. */
+/* Rows of a packed panel of B: k rounded up to whole tiles. */
 static int64_t panel_rows(const struct block *b)
 {
     return ceil_div(b->k, CPU_TILE_ROWS) * CPU_TILE_ROWS;
 }
 
-/* Columns [n0 + col, n0 + end) of rows of floats; behind the last column zeros. */
+/* Packs columns [n0 + col, n0 + end) of a B of floats; columns from N on become zeros. */
 static void pack_floats(const struct block *b, const struct nbi_microkernels *k, float *y,
                         int64_t col, int64_t end)
 {
@@ -70,7 +71,7 @@ static void pack_tiles(const struct block *b, const struct nbi_microkernels *k, 
     }
 }
 
-/* Piece u: columns [n0 + 32 u, + 32), as wide as a tile. */
+/* Task u: columns [n0 + 32 u, n0 + 32 u + 32), the width of a tile. */
 static void pack_b(const struct op *op, int64_t first, int64_t count)
 {
     const struct block *b = op->args;
@@ -78,7 +79,7 @@ static void pack_b(const struct op *op, int64_t first, int64_t count)
         b, op->s->cpu->k, op->s->gemm_b, first * CPU_TILE_COLS, (first + count) * CPU_TILE_COLS);
 }
 
-/* Piece u: mr rows of A, as columns of mr. */
+/* Task u: rows [m0 + u mr, m0 + u mr + mr), transposed. */
 static void pack_a(const struct op *op, int64_t first, int64_t count)
 {
     const struct block *b = op->args;
@@ -108,7 +109,7 @@ static void pack(void *ctx, int thread, int64_t first, int64_t count)
         pack_a(op, first - b->b_panels, end - first);
 }
 
-/* One kernel's worth of C; at its edges through a tile of our own. */
+/* One gemm_tile of C. At the edges of C it goes through a buffer. */
 static void compute_tile(const struct nbi_microkernels *k, const struct block *b,
                          struct nbi_gemm_tile *t, int64_t m, int64_t n)
 {
@@ -133,7 +134,7 @@ static void compute_tile(const struct nbi_microkernels *k, const struct block *b
             c[i * g->N + j] = add ? c[i * g->N + j] + edge[i * k->nr + j] : edge[i * k->nr + j];
 }
 
-/* Piece u: THREAD_M rows by thread_n columns of the block of C. */
+/* Task u: THREAD_M rows by thread_n columns of the block of C. */
 static void multiply(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;

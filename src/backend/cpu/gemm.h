@@ -1,17 +1,17 @@
-/* gemm.h - products of matrices in f32, packed and cut to the caches.
+/* gemm.h - matrix products in f32, packed and blocked for the caches.
  *
- * An element of C is summed over k from front to back in blocks of NBI_GEMM_K, each block's sum by
- * itself; so its bits depend neither on threads nor on the rows and columns beside it. */
+ * An element of C is summed over k in order, in blocks of NBI_GEMM_K terms whose sums are added in
+ * order. Its bits depend neither on threads nor on other rows and columns. */
 #pragma once
 
 #include "backend/backend.h"
 
-/* Blocks that are packed at a time. Multiples of what all kernels take, and of a tile. */
+/* Blocks that are packed at a time: multiples of mr and nr of all microkernels, and of a tile. */
 #define NBI_GEMM_M 2160
 #define NBI_GEMM_N 2048
 #define NBI_GEMM_K 512
 
-/* Floats of a stream's scratch for the operands. */
+/* Floats of packed A and B in a stream's scratch. */
 #define NBI_GEMM_A (NBI_GEMM_M * NBI_GEMM_K)
 #define NBI_GEMM_B (NBI_GEMM_N * NBI_GEMM_K)
 
@@ -21,7 +21,7 @@ struct nbi_gemm_f32 {
     const float *a;
     int64_t a_row, a_col; /* element (m, k) of A is at m * a_row + k * a_col */
     float alpha;
-    const void *b; /* [K, N]: rows of floats, or tiles without their tensor scale */
+    const void *b; /* [K, N]: rows of floats, or tiles, taken without their tensor scale */
     enum nbi_dtype dtype;
     int64_t M, N, K;
     bool add;

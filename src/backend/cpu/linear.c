@@ -1,19 +1,24 @@
-/* linear.c - products with weights. */
+/* linear.c - y = x W^T on the CPU.
+ *
+ * A task is one row of tiles of one matrix (16 outputs) with a group of rows of x. Each output is
+ * one dot product over all of K, computed by one thread in one order, so its bits depend on neither
+ * the threads nor the other rows. */
 #include "backend/cpu/internal.h"
 
-#define FLOAT_X_ROWS     12 /* rows of x at a time with rows of floats */
+#define FLOAT_X_ROWS     12 /* rows of x per call of rows_float */
 #define CONVERT_MIN_ROWS 24
 
-/* Rows of x that are multiplied with a row of tiles before the next row of tiles: whole panels, as
- * many as stay in a core's own cache. */
+/* Rows of x per task: whole panels, as many as fit into a core's L2 cache, since each row of tiles
+ * is read once per group. */
 static int64_t group_rows(const struct nbi_op_linear *a)
 {
     int64_t rows = ((int64_t)384 << 10) / (a->K * (int64_t)sizeof(int16_t)) / NBI_X_PANEL_ROWS;
     return (rows < 1 ? 1 : rows) * NBI_X_PANEL_ROWS;
 }
 
-/* Rows of w as floats of 32 bits in a thread's scratch: worth it for many rows of x, which then
- * need no conversion; and rows a little apart do not push each other out of the cache. */
+/* Converts the task's rows of w to f32 in the thread's scratch. That pays off from CONVERT_MIN_ROWS
+ * rows of x on, which then need no conversion each. Rows are padded: at a multiple of the page size
+ * apart they would evict each other from the cache. */
 static void convert_rows(const struct nbi_stream *s, struct nbi_dot_tile *p, int thread)
 {
     float *y = s->weights_f32 + thread * nbi_weights_f32_floats(s->limits.K);
@@ -26,7 +31,7 @@ static void convert_rows(const struct nbi_stream *s, struct nbi_dot_tile *p, int
     p->ldw = ld;
 }
 
-/* Sixteen rows of matrix i, tile row t, with rows [c, end) of x. */
+/* Tile row t of matrix i with rows [c, end) of x. */
 struct task {
     int i;
     int64_t t, c, end;
@@ -71,7 +76,7 @@ static int64_t tile_rows_of(const struct nbi_op_linear *a)
     return total;
 }
 
-/* Piece u: of the group u / tiles of rows of x, tile row u % tiles of all matrices. */
+/* Task u: group u / tiles of rows of x, tile row u % tiles counted over all matrices. */
 static void linear_tasks(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
@@ -110,7 +115,8 @@ enum nb_status nbi_cpu_linear(struct nbi_stream *s, const struct nbi_op_linear *
     NBI_BUG_IF(quantize && (a->N > s->limits.N || a->K > s->limits.K));
     if (quantize)
         parallel_for(s, a->N, a->K, quantize_rows, a);
-    /* Few rows wait for memory, which is fastest where it is read from front to back. */
+    /* With few rows of x the product is bound by memory, which is fastest when each thread reads at
+     * least 1 MiB in sequence. */
     int64_t min_tasks = ((int64_t)1 << 20) / (nbi_tiles_across(a->K) * CPU_TILE_BYTES * a->N);
     parallel_for_min((struct op){s, a}, groups * tile_rows_of(a),
                      CPU_TILE_ROWS * a->K * (a->N < group ? a->N : group), min_tasks, linear_tasks);

@@ -1,4 +1,4 @@
-/* microkernels.c - which table of inner loops runs. */
+/* microkernels.c - chooses the table of inner loops for this CPU. */
 #include "backend/cpu/microkernels.h"
 
 #include <stddef.h>
@@ -11,7 +11,8 @@ const struct nbi_microkernels *nbi_microkernels_at(enum nbi_simd level)
         return NULL;
     switch (level) {
 #if defined(__x86_64__)
-    case NBI_SIMD_AVX512: /* the first CPUs with AVX-512 had no products of bytes */
+    case NBI_SIMD_AVX512: /* the first CPUs with AVX-512 lack VNNI, which multiplies bytes and
+                             16-bit integers */
         return __builtin_cpu_supports("avx512vnni") ? &nbi_microkernels_avx512
                                                     : &nbi_microkernels_avx2;
     case NBI_SIMD_AVX2:

@@ -1,8 +1,8 @@
-/* microkernels.h - the inner loops of the CPU backend, one table per instruction set.
+/* microkernels.h - the inner loops of the CPU backend, one table of functions per instruction set.
  *
- * kernels_scalar.c is the definition. The others may round differently (they add in another order
- * and fuse), but each result depends on its own inputs alone: a row gives the same bits whichever
- * rows are computed beside it. */
+ * microkernels_scalar.c is the definition. The others may round differently (they fuse
+ * multiply-adds and sum in another order), but a result depends on its own inputs alone: a row
+ * gives the same bits whichever rows are computed in the same call. */
 #pragma once
 
 #include "backend/cpu/nvfp4_tile.h"
@@ -11,21 +11,21 @@
 #include "base/sys.h"
 #include "tensor/dtype.h"
 
-#define NBI_KEY_BLOCK    64 /* keys that a softmax takes at a time */
-#define NBI_QUERY_BLOCK  64 /* queries that look at the same keys together, at amax */
-#define NBI_X_PANEL_ROWS 8  /* rows of x that a product takes at a time */
+#define NBI_KEY_BLOCK    64 /* keys per block of the online softmax */
+#define NBI_QUERY_BLOCK  64 /* limit of queries that read the same keys in one call */
+#define NBI_X_PANEL_ROWS 8  /* limit of rows of x in one call on tiles */
 
 _Static_assert(NBI_SHARED_MAX <= NBI_QUERY_BLOCK, "the heads of one row fit");
 
-/* Rows of queries against keys and values: in each row, the heads that share them. */
+/* Attention of `rows` rows, each with the `heads` query heads that share one key head, over the
+ * same keys and values. */
 struct nbi_attention_tile {
-    float *y;             /* [rows, heads, D], ldq floats from row to row */
-    float *lse;           /* [rows, heads], ld_lse floats from row to row; or NULL */
-    const float *q;       /* as y */
-    const uint8_t *k, *v; /* of this head and the row `first`; with pages, of row 0 of the store */
-    const int32_t *pages; /* from that of the row `first` on; or NULL */
-    const int32_t
-        *last; /* row r sees keys 0 to last[r] - first; no row fewer than the one before */
+    float *y;             /* [rows, heads, D]; rows ldq floats apart */
+    float *lse;           /* [rows, heads], rows ld_lse floats apart; or NULL */
+    const float *q;       /* laid out as y */
+    const uint8_t *k, *v; /* of this key head, at row `first` of kv; with pages, at row 0 */
+    const int32_t *pages; /* page numbers, starting with the page of row `first`; or NULL */
+    const int32_t *last;  /* row r sees keys 0 to last[r] - first, never fewer than row r - 1 */
     int64_t first, stride, ldq, ld_lse; /* stride: bytes from one key to the next */
     enum nbi_dtype dtype;
     int rows, heads; /* rows * heads <= NBI_QUERY_BLOCK */
@@ -35,7 +35,7 @@ struct nbi_attention_tile {
 
 _Static_assert(NBI_KEY_BLOCK == NBI_PAGE, "the keys of a block lie together");
 
-/* Where the block of keys or values that begins at `start` is, counted from the row `first`. */
+/* The block of NBI_KEY_BLOCK keys or values that begins `start` rows after `first`. */
 static inline const uint8_t *nbi_attention_kv_block(const struct nbi_attention_tile *a,
                                                     const uint8_t *p, int64_t start)
 {
@@ -47,37 +47,39 @@ static inline int64_t nbi_attention_floats(int64_t D)
     return NBI_KEY_BLOCK * D + NBI_QUERY_BLOCK * NBI_KEY_BLOCK;
 }
 
-/* The rotation of one position: [D/2] each. */
+/* cos and sin of one position, [D/2] each. */
 struct nbi_rope_row {
     const float *cos, *sin;
 };
 
-/* y[c * ldy + r] (+)= x[c] . row r of w, for `rows` <= 16 rows and n <= NBI_X_PANEL_ROWS rows of x,
- * or any number of them with floats. */
+/* y[c * ldy + r] = dot(x[c], w[r]), or y + that with add, for rows <= 16 rows of w. n is at most
+ * NBI_X_PANEL_ROWS, and unlimited for a w of floats. */
 struct nbi_dot_tile {
     float *y;
     int64_t ldy;
-    const void *w;        /* one row of tiles, or rows of floats at any alignment, ldw apart */
-    enum nbi_dtype dtype; /* of such floats */
+    /* One row of tiles, or `rows` rows of floats, ldw values apart, at any alignment. */
+    const void *w;
+    enum nbi_dtype dtype; /* of w, if floats */
     int64_t ldw;
     float scale;    /* tensor scale of tiles */
-    const float *x; /* [n] rows, ldx apart */
+    const float *x; /* [n, K], rows ldx apart */
     int64_t ldx;
-    const int16_t *x_i16;     /* or the same as whole numbers: a panel of n rows */
+    const int16_t *x_i16;     /* instead of x: a panel of n rows (nvfp4_tile.h) */
     const float *x_i16_scale; /* [blocks, n] */
     int64_t K;
     int rows, n;
     bool add;
 };
 
-/* What a piece of a gradient adds to nbi_op_grad_stats. */
+/* The contribution of a range of elements to nbi_op_grad_stats. */
 struct nbi_grad_partial {
     double squares;
     float amax;
     int64_t nonfinite;
 };
 
-/* c [mr, nr] (+)= the sum over i < k of column i of a times row i of b, from front to back. */
+/* c [mr, nr] = sum over i < k of a[:, i] * b[i, :], or c + that with add; summed in the order of i.
+ */
 struct nbi_gemm_tile {
     float *c;
     int64_t ldc;
@@ -88,18 +90,18 @@ struct nbi_gemm_tile {
     bool add;
 };
 
-#define NBI_GEMM_TILE_MAX (12 * 32) /* mr * nr at amax; both divide 96, and nr is 16 or 32 */
+#define NBI_GEMM_TILE_MAX (12 * 32) /* largest mr * nr; mr and nr divide 96, and nr is 16 or 32 */
 
-/* Elements (r, c) of a matrix, at r * row + c * col. */
+/* A matrix view: element (r, c) is at r * row + c * col. */
 struct nbi_strided {
     int64_t rows, cols, row, col;
 };
 
-/* Of n scores and of the gradients of their probabilities, the probabilities and the gradients of
- * the unscaled scores, in place. */
+/* In place, for n scores before scaling and the gradients of their probabilities:
+ *   p = e^(p * scale - lse);  ds = p * (ds - delta) * scale. */
 struct nbi_softmax_bwd {
     float *p, *ds;
-    const float *lse, *delta; /* of each score, or one for all of them */
+    const float *lse, *delta; /* one per score if `each` is set, else one for all */
     bool each;
     float scale; /* of scores */
     int64_t n;   /* a multiple of 16 */
@@ -107,45 +109,48 @@ struct nbi_softmax_bwd {
 
 struct nbi_microkernels {
     const char *name;
-    int mr, nr; /* of `gemm_tile` */
+    int mr, nr; /* of gemm_tile */
 
-    /* The products of the kinds that struct nbi_dot_tile names. */
+    /* nbi_dot_tile with f32 x and tiles, with 16-bit integer x and tiles, with f32 x and floats. */
     void (*tiles_exact)(const struct nbi_dot_tile *p);
     void (*tiles_x_i16)(const struct nbi_dot_tile *p);
     void (*rows_float)(const struct nbi_dot_tile *p);
 
-    /* A row of a panel of n (tiles.h); q and scale point at its first values. */
+    /* Converts one row of a panel of n rows (nvfp4_tile.h). q and scale point at the row's first
+     * values in the panel. */
     void (*quantize_x_i16)(int16_t *q, float *scale, int n, const float *x, int64_t K);
 
     void (*rmsnorm)(float *y, float *rstd, const float *x, const float *w, float eps, int64_t C);
 
-    /* Norm and rotation of one head. */
+    /* RMSNorm and rotation of one head. */
     void (*norm_rope)(float *y, float *rstd, const float *x, const float *w,
                       struct nbi_rope_row rope, float eps, int64_t D);
 
     void (*attention)(const struct nbi_attention_tile *a);
     void (*swiglu)(float *y, const float *gate, const float *up, int64_t n);
 
-    /* n values to and from a store's type. */
+    /* Converts n values from and to f32. from_f32 rounds to nearest. */
     void (*from_f32)(void *y, enum nbi_dtype dtype, const float *x, int64_t n);
     void (*to_f32)(float *y, const void *x, enum nbi_dtype dtype, int64_t n);
 
     int64_t (*argmax)(const float *x, int64_t n);
 
-    /* Of n elements; the same bits in every table, as adamw. */
+    /* The next two give the same bits in every table. grad_stats of n elements: */
     void (*grad_stats)(struct nbi_grad_partial *out, const float *x, int64_t n);
 
-    /* The operation on elements [first, first + count); peak becomes the larger of itself and what
-     * there is. */
-    void (*adamw)(const struct nbi_op_adamw *a, int64_t first, int64_t count, float peak[2]);
-    /* y = e^(x - max), and their sum. NaN stays. */
+    /* The operation on elements [first, first + count). Raises running_max[0] to the largest |m|,
+     * and running_max[1] to the largest sqrt(v). */
+    void (*adamw)(const struct nbi_op_adamw *a, int64_t first, int64_t count, float running_max[2]);
+    /* y = e^(x - max); returns their sum. A NaN stays a NaN. */
     float (*exp_sum)(float *y, const float *x, float max, int64_t n);
 
-    /* Backward. Those of norms work on one row; dx and dw are added to, d is replaced. */
+    /* Backward. The functions for norms take one row or head; dx and dw are added to, d is
+     * replaced. */
     void (*gemm_tile)(const struct nbi_gemm_tile *t);
     void (*pack)(float *y, int64_t ldy, const float *x, struct nbi_strided at,
-                 float by); /* y = by x^T */
-    /* A tile's values without the tensor scale: columns 0 to 15 to `low`, 16 to 31 to `high`. */
+                 float by); /* y[c * ldy + r] = by * x(r, c) */
+    /* The values of a tile without the tensor scale: columns 0 to 15 to `low`, 16 to 31 to `high`,
+     * rows ld floats apart. */
     void (*tile_to_f32)(float *low, float *high, int64_t ld, const uint8_t *tile);
     void (*rmsnorm_bwd)(float *dx, const float *dy, const float *x, const float *w, float rstd,
                         int64_t C);

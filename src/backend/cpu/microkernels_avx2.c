@@ -1,10 +1,10 @@
-/* microkernels_avx2.c - inner loops in AVX2 with FMA and F16C; 8 floats a vector, two vectors a
- * tile's rows. */
+/* microkernels_avx2.c - inner loops in AVX2 with FMA and F16C: 8 floats per vector, two vectors for
+ * the 16 rows of a tile. */
 #define LANES      8
 #define QUERY_TILE 2
 #define MR         6
-#define NR_VECTORS 2 /* mr rows by so many vectors make good use of the registers */
-#define X_TILE     3 /* rows of x by four of w, in a product of floats */
+#define NR_VECTORS 2 /* MR by NR_VECTORS accumulators fill the registers */
+#define X_TILE     3 /* rows of x against four rows of w, in dot products of floats */
 #include "backend/cpu/microkernels_simd.h"
 #include "backend/cpu/optimizer_loops.h"
 
@@ -17,7 +17,7 @@ static inline vf load_f16(const void *p)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128(p));
 }
 
-/* The bits of an E4M3 value, seven places up, are those of an f16 of 2^-8 of it. */
+/* An E4M3 value, its bits shifted left by seven, is the f16 of 2^-8 times that value. */
 static inline vf load_e4m3(const void *p)
 {
     __m128i u16 = _mm_cvtepu8_epi16(_mm_loadl_epi64(p));
@@ -51,15 +51,16 @@ static inline vi evens_first(vi v)
     return (vi)_mm256_permutevar8x32_epi32((__m256i)v, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
 }
 
-/* Sums of four vectors: halves of each are added; then four by four is turned and added. */
+/* Adds the halves of each vector, then transposes 4 x 4 and adds. */
 static inline void reduce_add4(float out[4], const vf v[4])
 {
-    __m128 part[4];
+    __m128 partial[4];
     for (int i = 0; i < 4; i++)
-        part[i] = _mm_add_ps(_mm256_castps256_ps128((__m256)v[i]),
-                             _mm256_extractf128_ps((__m256)v[i], 1));
-    _MM_TRANSPOSE4_PS(part[0], part[1], part[2], part[3]);
-    _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(part[0], part[1]), _mm_add_ps(part[2], part[3])));
+        partial[i] = _mm_add_ps(_mm256_castps256_ps128((__m256)v[i]),
+                                _mm256_extractf128_ps((__m256)v[i], 1));
+    _MM_TRANSPOSE4_PS(partial[0], partial[1], partial[2], partial[3]);
+    _mm_storeu_ps(
+        out, _mm_add_ps(_mm_add_ps(partial[0], partial[1]), _mm_add_ps(partial[2], partial[3])));
 }
 
 static inline float reduce_add(vf v)
@@ -92,20 +93,20 @@ static inline int32_t load_i32(const void *p)
     return v;
 }
 
-/* Columns from c on, of half a tile's rows. */
+/* Rows of x from c on, against half of a tile's rows. */
 struct half {
     int c, half;
 };
 
 static inline void store_rows(const struct nbi_dot_tile *p, struct half h, int c, __m256 sum)
 {
-    float part[8], *y = p->y + (h.c + c) * p->ldy + 8 * h.half;
-    _mm256_storeu_ps(part, _mm256_mul_ps(sum, _mm256_set1_ps(p->scale)));
+    float partial[8], *y = p->y + (h.c + c) * p->ldy + 8 * h.half;
+    _mm256_storeu_ps(partial, _mm256_mul_ps(sum, _mm256_set1_ps(p->scale)));
     for (int r = 0; r < 8 && 8 * h.half + r < p->rows; r++)
-        y[r] = p->add ? y[r] + part[r] : part[r];
+        y[r] = p->add ? y[r] + partial[r] : partial[r];
 }
 
-/* Bytes of a vector as words: the even ones, the odd ones. */
+/* The even and the odd bytes of a vector, sign-extended to 16 bits. */
 static inline __m256i even_bytes(__m256i v)
 {
     return _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);
@@ -116,7 +117,7 @@ static inline __m256i odd_bytes(__m256i v)
     return _mm256_srai_epi16(v, 8);
 }
 
-/* Doubled weights of 8 columns, as pairs: columns j and j + 4. */
+/* 2 * weight for 8 columns, as pairs of columns j and j + 4. */
 static inline void weight_pairs(__m256i w[4], const uint8_t *codes_at)
 {
     const __m256i table = _mm256_broadcastsi128_si256(
@@ -142,9 +143,9 @@ static inline __attribute__((always_inline)) void x_i16_half(const struct nbi_do
         sum[c] = _mm256_setzero_ps();
     for (int64_t b = 0; b * step < groups; b++) {
         int64_t end = (b + 1) * step < groups ? (b + 1) * step : groups;
-        __m256 part[HALF_X_ROWS];
+        __m256 partial[HALF_X_ROWS];
         for (int c = 0; c < n; c++)
-            part[c] = _mm256_setzero_ps();
+            partial[c] = _mm256_setzero_ps();
         for (int64_t g = b * step; g < end; g++) {
             const uint8_t *tile = (const uint8_t *)p->w + g / 2 * CPU_TILE_BYTES;
             const uint8_t *codes = tile + 32 + (g & 1) * 128 + 32 * h.half;
@@ -158,26 +159,26 @@ static inline __attribute__((always_inline)) void x_i16_half(const struct nbi_do
                 for (int j = 0; j < 8; j++)
                     d = _mm256_add_epi32(
                         d, _mm256_madd_epi16(w[j], _mm256_set1_epi32(load_i32(x + 2 * p->n * j))));
-                part[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), scale, part[c]);
+                partial[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), scale, partial[c]);
             }
         }
         for (int c = 0; c < n; c++)
-            sum[c] = _mm256_fmadd_ps(part[c], _mm256_set1_ps(p->x_i16_scale[b * p->n + h.c + c]),
+            sum[c] = _mm256_fmadd_ps(partial[c], _mm256_set1_ps(p->x_i16_scale[b * p->n + h.c + c]),
                                      sum[c]);
     }
     for (int c = 0; c < n; c++)
         store_rows(p, h, c, sum[c]);
 }
 
-/* Of 8 columns of a row alone: pairs of products of the bytes at x, the h or the l, that fit 16
- * bits four times over: 4 * 2 * 24 * 128 < 32768. */
+/* Multiplies 8 columns with the bytes at x, the hi or the lo of one row. maddubs adds pairs, and
+ * four of them fit 16 bits: 4 * 2 * 24 * 128 < 32768. */
 static inline __m256i dot_bytes(const __m256i w[2], const int8_t *x)
 {
     return _mm256_add_epi16(_mm256_maddubs_epi16(w[0], _mm256_set1_epi32(load_i32(x))),
                             _mm256_maddubs_epi16(w[1], _mm256_set1_epi32(load_i32(x + 4))));
 }
 
-/* A group of a row alone, for half a tile's rows. */
+/* The sum of one group for a row in hi/lo bytes, for half of a tile's rows. */
 static inline __m256i hi_lo_group(const uint8_t *tile, const int8_t *x, int g, int half)
 {
     const __m256i table = _mm256_broadcastsi128_si256(
@@ -198,7 +199,8 @@ static inline __m256i hi_lo_group(const uint8_t *tile, const int8_t *x, int g, i
     return _mm256_add_epi32(sum, _mm256_slli_epi32(_mm256_madd_epi16(high, ones), 8));
 }
 
-/* The same sums in the same order as x_i16_half. */
+/* One row of x in hi/lo bytes. The same sums in the same order as x_i16_half, hence the same bits.
+ */
 static void x_i16_hi_lo(const struct nbi_dot_tile *p)
 {
     const int64_t groups = p->K / 16, step = NBI_X_I16_BLOCK / 16;
@@ -207,20 +209,20 @@ static void x_i16_hi_lo(const struct nbi_dot_tile *p)
         __m256 sum = _mm256_setzero_ps();
         for (int64_t b = 0; b * step < groups; b++) {
             int64_t end = (b + 1) * step < groups ? (b + 1) * step : groups;
-            __m256 part = _mm256_setzero_ps();
+            __m256 partial = _mm256_setzero_ps();
             for (int64_t g = b * step; g < end; g++) {
                 const uint8_t *tile = (const uint8_t *)p->w + g / 2 * CPU_TILE_BYTES;
                 __m256i d = hi_lo_group(tile, x + g / 2 * 2 * NBI_X_I16_HI_LO, g & 1, h.half);
-                part = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d),
-                                       tile_scales(tile + (g & 1) * 16 + 8 * h.half), part);
+                partial = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d),
+                                          tile_scales(tile + (g & 1) * 16 + 8 * h.half), partial);
             }
-            sum = _mm256_fmadd_ps(part, _mm256_set1_ps(p->x_i16_scale[b]), sum);
+            sum = _mm256_fmadd_ps(partial, _mm256_set1_ps(p->x_i16_scale[b]), sum);
         }
         store_rows(p, h, 0, sum);
     }
 }
 
-/* The low three bits choose the magnitude, the fourth is the sign. */
+/* The low three bits are the magnitude, the fourth is the sign. */
 static inline __m256 decode_e2m1(__m256i codes)
 {
     const __m256 table = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
@@ -240,9 +242,9 @@ static inline __attribute__((always_inline)) void exact_half(const struct nbi_do
         const uint8_t *tile = (const uint8_t *)p->w + g / 2 * CPU_TILE_BYTES;
         __m256 scale =
             _mm256_mul_ps(tile_scales(tile + (g & 1) * 16 + 8 * half), _mm256_set1_ps(0x1p8f));
-        __m256 part[HALF_X_ROWS];
+        __m256 partial[HALF_X_ROWS];
         for (int c = 0; c < n; c++)
-            part[c] = _mm256_setzero_ps();
+            partial[c] = _mm256_setzero_ps();
         for (int v = 0; v < 2; v++) {
             __m256i codes = _mm256_loadu_si256(
                 (const __m256i *)(const void *)(tile + 32 + (g & 1) * 128 + 64 * v + 32 * half));
@@ -250,18 +252,18 @@ static inline __attribute__((always_inline)) void exact_half(const struct nbi_do
                 __m256 w = decode_e2m1(codes);
                 codes = _mm256_srli_epi32(codes, 4);
                 for (int c = 0; c < n; c++)
-                    part[c] = _mm256_fmadd_ps(w, _mm256_set1_ps(x[c * p->ldx + g * 16 + 8 * v + j]),
-                                              part[c]);
+                    partial[c] = _mm256_fmadd_ps(
+                        w, _mm256_set1_ps(x[c * p->ldx + g * 16 + 8 * v + j]), partial[c]);
             }
         }
         for (int c = 0; c < n; c++)
-            sum[c] = _mm256_fmadd_ps(part[c], scale, sum[c]);
+            sum[c] = _mm256_fmadd_ps(partial[c], scale, sum[c]);
     }
     for (int c = 0; c < n; c++)
         store_rows(p, h, c, sum[c]);
 }
 
-/* A constant number of columns keeps their sums in registers. */
+/* A constant number of rows lets the compiler keep their sums in registers. */
 #define BY_HALVES(product)                                                                         \
     for (struct half h = {0}; h.c < p->n; h.c += HALF_X_ROWS)                                      \
         for (h.half = 0; h.half < 2 && p->rows > 8 * h.half; h.half++)                             \
@@ -292,7 +294,7 @@ static void tiles_exact(const struct nbi_dot_tile *p)
     BY_HALVES(exact_half)
 }
 
-/* Row r of a tile: of its codes, each vector has four bytes. */
+/* One row of the tile at a time: each of the four vectors holds four bytes of its codes. */
 static void tile_to_f32(float *low, float *high, int64_t ld, const uint8_t *tile)
 {
     const __m256i shift = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);

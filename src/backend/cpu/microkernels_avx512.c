@@ -1,11 +1,10 @@
-/* microkernels_avx512.c - inner loops in AVX-512 with VNNI; 16 floats a vector, a row of a tile a
- * lane.
- */
+/* microkernels_avx512.c - inner loops in AVX-512 with VNNI: 16 floats per vector, one vector lane
+ * per row of a tile. */
 #define LANES      16
 #define QUERY_TILE 4
 #define MR         12
-#define NR_VECTORS 2 /* mr rows by so many vectors make good use of the registers */
-#define X_TILE     6 /* rows of x by four of w, in a product of floats */
+#define NR_VECTORS 2 /* MR by NR_VECTORS accumulators fill the registers */
+#define X_TILE     6 /* rows of x against four rows of w, in dot products of floats */
 #include "backend/cpu/microkernels_simd.h"
 #include "backend/cpu/optimizer_loops.h"
 
@@ -18,7 +17,7 @@ static inline vf load_f16(const void *p)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(p));
 }
 
-/* The bits of an E4M3 value, seven places up, are those of an f16 of 2^-8 of it. */
+/* An E4M3 value, its bits shifted left by seven, is the f16 of 2^-8 times that value. */
 static inline __m512 e4m3_scaled(const void *p)
 {
     __m256i u16 = _mm256_cvtepu8_epi16(_mm_loadu_si128(p));
@@ -59,7 +58,7 @@ static inline vi evens_first(vi v)
     return (vi)_mm512_permutexvar_epi32(order, (__m512i)v);
 }
 
-/* The four quarters added. */
+/* The sum of the four quarters. */
 static inline __m128 sum_quarters(vf v)
 {
     __m256 half =
@@ -78,27 +77,28 @@ static inline float reduce_max(vf v)
     return _mm512_reduce_max_ps((__m512)v);
 }
 
-/* Four by four is turned, then added. */
+/* Transposes 4 x 4, then adds. */
 static inline void reduce_add4(float out[4], const vf v[4])
 {
-    __m128 part[4];
+    __m128 partial[4];
     for (int i = 0; i < 4; i++)
-        part[i] = sum_quarters(v[i]);
-    _MM_TRANSPOSE4_PS(part[0], part[1], part[2], part[3]);
-    _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(part[0], part[2]), _mm_add_ps(part[1], part[3])));
+        partial[i] = sum_quarters(v[i]);
+    _MM_TRANSPOSE4_PS(partial[0], partial[1], partial[2], partial[3]);
+    _mm_storeu_ps(
+        out, _mm_add_ps(_mm_add_ps(partial[0], partial[2]), _mm_add_ps(partial[1], partial[3])));
 }
 
 /* ---- products with tiles ---- */
 
-/* Scales are positive, so the sign needs no care. */
+/* Scales are positive: no sign bit to move. */
 static inline __m512 tile_scales(const uint8_t *p)
 {
     __m256i u16 = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
     return _mm512_cvtph_ps(_mm256_slli_epi16(u16, 7));
 }
 
-/* d + w . the pair at x, in every lane. Written out, since compilers load the pair by itself, which
- * costs 5 %. */
+/* d + w . (the pair at x), in every lane. In assembly, since compilers load the pair with an
+ * instruction of its own, which costs 5 %. */
 static inline __m512i dot_pair(__m512i d, __m512i w, const int16_t *x)
 {
     __asm__("vpdpwssd %2%{1to16%}, %1, %0"
@@ -107,7 +107,7 @@ static inline __m512i dot_pair(__m512i d, __m512i w, const int16_t *x)
     return d;
 }
 
-/* Results of one column: lanes are rows. */
+/* Writes the results of one row of x; lanes are rows of w. */
 static inline void store_rows(const struct nbi_dot_tile *p, int c, __m512 sum)
 {
     __mmask16 mask = (__mmask16)((1u << p->rows) - 1);
@@ -118,9 +118,9 @@ static inline void store_rows(const struct nbi_dot_tile *p, int c, __m512 sum)
     _mm512_mask_storeu_ps(y, mask, sum);
 }
 
-/* part[c] += a group of 16 columns: vectors 2g and 2g + 1 of a tile. */
+/* partial[c] += a group of 16 columns: vectors 2g and 2g + 1 of the tile. */
 static inline __attribute__((always_inline)) void
-x_i16_group(__m512 *part, const uint8_t *tile, const int16_t *x, const int g, const int n)
+x_i16_group(__m512 *partial, const uint8_t *tile, const int16_t *x, const int g, const int n)
 {
     const __m512i table = _mm512_broadcast_i64x4(
         _mm256_setr_epi16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
@@ -130,17 +130,17 @@ x_i16_group(__m512 *part, const uint8_t *tile, const int16_t *x, const int g, co
         d[c] = _mm512_setzero_si512();
     for (int v = 0; v < 2; v++) {
         __m512i codes = _mm512_loadu_si512(tile + 32 + 64 * (2 * g + v));
-        for (int j = 0; j < 4; j++) { /* the table repeats, so the fifth bit does not matter */
+        for (int j = 0; j < 4; j++) { /* the table is repeated, so the fifth bit does not matter */
             __m512i w = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)j * 4), table);
             for (int c = 0; c < n; c++)
                 d[c] = dot_pair(d[c], w, x + ((4 * v + j) * n + c) * 2);
         }
     }
     for (int c = 0; c < n; c++)
-        part[c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d[c]), scale, part[c]);
+        partial[c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d[c]), scale, partial[c]);
 }
 
-/* d + w . the four bytes at x, in every lane. */
+/* d + w . (the four bytes at x), in every lane. */
 static inline __m512i dot_4_bytes(__m512i d, __m512i w, const int8_t *x)
 {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0"
@@ -149,7 +149,7 @@ static inline __m512i dot_4_bytes(__m512i d, __m512i w, const int8_t *x)
     return d;
 }
 
-/* A group of a row alone: vectors 2g and 2g + 1 of a tile. */
+/* The sum of one group for a row in hi/lo bytes: vectors 2g and 2g + 1 of the tile. */
 static inline __m512i hi_lo_group(const uint8_t *tile, const int8_t *x, int g)
 {
     const __m512i table = _mm512_broadcast_i32x4(
@@ -171,7 +171,8 @@ static inline __m512i hi_lo_group(const uint8_t *tile, const int8_t *x, int g)
     return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-/* The same sums in the same order as x_i16_panel. */
+/* One row of x in hi/lo bytes. The same sums in the same order as x_i16_panel, hence the same bits.
+ */
 static void x_i16_hi_lo(const struct nbi_dot_tile *p)
 {
     const int64_t tiles = nbi_tiles_across(p->K), step = NBI_X_I16_BLOCK / CPU_TILE_COLS;
@@ -179,15 +180,16 @@ static void x_i16_hi_lo(const struct nbi_dot_tile *p)
     __m512 sum = _mm512_setzero_ps();
     for (int64_t b = 0; b * step < tiles; b++) {
         int64_t end = (b + 1) * step < tiles ? (b + 1) * step : tiles;
-        __m512 part = _mm512_setzero_ps();
+        __m512 partial = _mm512_setzero_ps();
         for (int64_t t = b * step; t < end; t++) {
             const uint8_t *tile = (const uint8_t *)p->w + t * CPU_TILE_BYTES;
             for (int g = 0; g < 2; g++) {
                 __m512i d = hi_lo_group(tile, x + t * 2 * NBI_X_I16_HI_LO, g);
-                part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), tile_scales(tile + 16 * g), part);
+                partial =
+                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), tile_scales(tile + 16 * g), partial);
             }
         }
-        sum = _mm512_fmadd_ps(part, _mm512_set1_ps(p->x_i16_scale[b]), sum);
+        sum = _mm512_fmadd_ps(partial, _mm512_set1_ps(p->x_i16_scale[b]), sum);
     }
     store_rows(p, 0, sum);
 }
@@ -201,16 +203,16 @@ static inline __attribute__((always_inline)) void x_i16_panel(const struct nbi_d
         sum[c] = _mm512_setzero_ps();
     for (int64_t b = 0; b * step < tiles; b++) {
         int64_t end = (b + 1) * step < tiles ? (b + 1) * step : tiles;
-        __m512 part[NBI_X_PANEL_ROWS];
+        __m512 partial[NBI_X_PANEL_ROWS];
         for (int c = 0; c < n; c++)
-            part[c] = _mm512_setzero_ps();
+            partial[c] = _mm512_setzero_ps();
         for (int64_t t = b * step; t < end; t++) {
             const uint8_t *tile = (const uint8_t *)p->w + t * CPU_TILE_BYTES;
-            x_i16_group(part, tile, p->x_i16 + t * CPU_TILE_COLS * n, 0, n);
-            x_i16_group(part, tile, p->x_i16 + (t * CPU_TILE_COLS + 16) * n, 1, n);
+            x_i16_group(partial, tile, p->x_i16 + t * CPU_TILE_COLS * n, 0, n);
+            x_i16_group(partial, tile, p->x_i16 + (t * CPU_TILE_COLS + 16) * n, 1, n);
         }
         for (int c = 0; c < n; c++)
-            sum[c] = _mm512_fmadd_ps(part[c], _mm512_set1_ps(p->x_i16_scale[b * n + c]), sum[c]);
+            sum[c] = _mm512_fmadd_ps(partial[c], _mm512_set1_ps(p->x_i16_scale[b * n + c]), sum[c]);
     }
     for (int c = 0; c < n; c++)
         store_rows(p, c, sum[c]);
@@ -227,28 +229,28 @@ static inline __attribute__((always_inline)) void exact_panel(const struct nbi_d
     for (int64_t g = 0; g < p->K / 16; g++) {
         const uint8_t *tile = (const uint8_t *)p->w + g / 2 * CPU_TILE_BYTES;
         __m512 scale = _mm512_mul_ps(tile_scales(tile + (g & 1) * 16), _mm512_set1_ps(0x1p8f));
-        __m512 part[NBI_X_PANEL_ROWS];
+        __m512 partial[NBI_X_PANEL_ROWS];
         for (int c = 0; c < n; c++)
-            part[c] = _mm512_setzero_ps();
+            partial[c] = _mm512_setzero_ps();
         for (int v = 0; v < 2; v++) {
             __m512i codes = _mm512_loadu_si512(tile + 32 + 64 * (2 * (g & 1) + v));
             for (int j = 0; j < 8; j++) {
-                /* The permutation looks at the low four bits of each lane alone. */
+                /* The permutation uses only the low four bits of each lane. */
                 __m512 w = _mm512_permutexvar_ps(codes, table);
                 codes = _mm512_srli_epi32(codes, 4);
                 for (int c = 0; c < n; c++)
-                    part[c] = _mm512_fmadd_ps(
-                        w, _mm512_set1_ps(p->x[c * p->ldx + g * 16 + 8 * v + j]), part[c]);
+                    partial[c] = _mm512_fmadd_ps(
+                        w, _mm512_set1_ps(p->x[c * p->ldx + g * 16 + 8 * v + j]), partial[c]);
             }
         }
         for (int c = 0; c < n; c++)
-            sum[c] = _mm512_fmadd_ps(part[c], scale, sum[c]);
+            sum[c] = _mm512_fmadd_ps(partial[c], scale, sum[c]);
     }
     for (int c = 0; c < n; c++)
         store_rows(p, c, sum[c]);
 }
 
-/* A constant number of columns keeps their sums in registers. */
+/* A constant number of rows lets the compiler keep their sums in registers. */
 #define BY_X_ROWS(product)                                                                         \
     switch (p->n) {                                                                                \
     case 1:                                                                                        \
@@ -289,7 +291,7 @@ static void tiles_exact(const struct nbi_dot_tile *p)
     BY_X_ROWS(exact_panel)
 }
 
-/* Row r of a tile: of its codes, each vector has four bytes. */
+/* One row of the tile at a time: each of the four vectors holds four bytes of its codes. */
 static void tile_to_f32(float *low, float *high, int64_t ld, const uint8_t *tile)
 {
     const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,

@@ -1,5 +1,5 @@
-/* microkernels_scalar.c - the inner loops as they are defined. Written to be read; sums of floats
- * are made in double precision. */
+/* microkernels_scalar.c - the inner loops as they are defined, written to be read. Sums of floats
+ * are taken in double precision. */
 #include <math.h>
 #include <string.h>
 
@@ -78,14 +78,15 @@ static void tiles_exact(const struct nbi_dot_tile *p)
         }
 }
 
-/* Column k of row c of a panel. */
+/* The integer at column k of row c of a panel. */
 static int32_t x_i16_get(const struct nbi_dot_tile *p, int64_t k, int c)
 {
     const int8_t *bytes = (const int8_t *)p->x_i16 + nbi_x_i16_hi_lo_at(k);
     return p->n > 1 ? p->x_i16[nbi_x_i16_at(k, p->n) + 2 * c] : 256 * bytes[0] + bytes[8];
 }
 
-/* One group of 16: the dot product of whole numbers, scaled. The kernels read scales times 2^-8. */
+/* The product of one group of 16: an exact integer sum times the scale of the group. As in the SIMD
+ * kernels, the scale is read times 2^-8. */
 static float group_x_i16(const struct nbi_dot_tile *p, int64_t g, int r, int c)
 {
     const uint8_t *tile = (const uint8_t *)p->w + g / 2 * CPU_TILE_BYTES;
@@ -155,8 +156,8 @@ static void quantize_x_i16(int16_t *q, float *scale, int n, const float *x, int6
         float inverse = amax >= NBI_X_I16_TINY && !nonfinite ? NBI_X_I16_MAX / amax : 0;
         for (int64_t k = first; k < end; k++)
             x_i16_put(q, n, k, k < K && !nonfinite ? (int32_t)rintf(x[k] * inverse) : 0);
-        /* Half for the doubled weights; 2^8 since kernels read their scales times 2^-8. What is not
-         * finite must show. */
+        /* times 1/2 because weights are doubled, times 2^8 because kernels read scales times 2^-8.
+         * A non-finite value must show in the result. */
         scale[b * n] = nonfinite ? NAN : amax / NBI_X_I16_MAX * 0x1p7f;
     }
 }
@@ -210,8 +211,10 @@ static int64_t argmax(const float *x, int64_t n)
 
 /* ---- attention ---- */
 
-/* The softmax is taken block by block: what was summed so far is scaled to the new maximum. */
-static float attend_one(const struct nbi_attention_tile *a, float *y, const float *q, int64_t count)
+/* Online softmax: blocks of keys are added in turn, and what was summed so far is rescaled when the
+ * maximum grows. Returns lse. */
+static float attention_one_head(const struct nbi_attention_tile *a, float *y, const float *q,
+                                int64_t count)
 {
     double scale = 1 / sqrt((double)a->D), max = -INFINITY, sum = 0, out[NBI_HEAD_MAX] = {0};
     for (int64_t start = 0; start < count; start += NBI_KEY_BLOCK) {
@@ -248,7 +251,7 @@ static void attention(const struct nbi_attention_tile *a)
     for (int r = 0; r < a->rows; r++)
         for (int h = 0; h < a->heads; h++) {
             int64_t at = r * a->ldq + h * a->D;
-            float lse = attend_one(a, a->y + at, a->q + at, a->last[r] - a->first + 1);
+            float lse = attention_one_head(a, a->y + at, a->q + at, a->last[r] - a->first + 1);
             if (a->lse)
                 a->lse[r * a->ld_lse + h] = lse;
         }
@@ -309,7 +312,7 @@ static void rmsnorm_bwd(float *dx, const float *dy, const float *x, const float 
         dx[i] += dy[i] * w[i] * rstd - x[i] * f;
 }
 
-/* Turns d back, then goes through the norm. */
+/* Rotates d back, then goes through the norm as rmsnorm_bwd. */
 static void norm_rope_bwd(float *d, float *dw, const float *x, const float *w,
                           struct nbi_rope_row rope, float rstd, int64_t D)
 {

@@ -1,10 +1,10 @@
-/* microkernels_simd.h - inner loops over vectors of LANES floats, for one .c file per instruction
+/* microkernels_simd.h - inner loops over vectors of LANES floats, compiled once per instruction
  * set.
  *
- * A template: the file that includes it has defined LANES and a few primitives. Every sum over a
- * row is taken in LANES parts, each from front to back, that are added in a fixed order; so a
- * result does not depend on what else is computed. Without LANES the header is empty, so that it
- * compiles alone. */
+ * A template: the including .c file defines LANES and a few primitives. Every sum over a row
+ * consists of LANES partial sums, each in the order of the row, which are added in a fixed order;
+ * so a result does not depend on what else is computed. Without LANES the header is empty, so that
+ * it compiles by itself. */
 #pragma once
 
 #ifdef LANES
@@ -25,15 +25,15 @@ typedef int8_t vb __attribute__((vector_size(LANES)));
 /* ---- primitives of the instruction set, defined by the including file ---- */
 
 static vf load_f16(const void *p);  /* LANES values at any alignment */
-static vf load_e4m3(const void *p); /* NaN codes need not survive */
+static vf load_e4m3(const void *p); /* NaN codes need not stay NaN */
 static vf fmadd(vf a, vf b, vf c);  /* a * b + c */
 static vf vmax(vf a, vf b);
 static float reduce_add(vf v);                        /* in a fixed order */
-static void reduce_add4(float out[4], const vf v[4]); /* each in that same order */
+static void reduce_add4(float out[4], const vf v[4]); /* each in the order of reduce_add */
 static float reduce_max(vf v);
 static vi round_to_int(vf x);      /* to nearest, ties to even */
-static vi interleave_halves(vi v); /* of each eight, in the order 0 4 1 5 2 6 3 7 */
-static vi evens_first(vi v);       /* of each eight, in the order 0 2 4 6 1 3 5 7 */
+static vi interleave_halves(vi v); /* each eight values in the order 0 4 1 5 2 6 3 7 */
+static vi evens_first(vi v);       /* each eight values in the order 0 2 4 6 1 3 5 7 */
 
 /* ---- basics ---- */
 
@@ -75,7 +75,7 @@ static inline int bytes_of(enum nbi_dtype dtype)
     return nbi_dtypes[dtype].bytes;
 }
 
-/* The first n < LANES values, the others 0. */
+/* The first n < LANES values; the others are 0. */
 static inline vf load_partial(const void *p, enum nbi_dtype dtype, int64_t n)
 {
     uint8_t padded[4 * LANES] = {0};
@@ -83,8 +83,8 @@ static inline vf load_partial(const void *p, enum nbi_dtype dtype, int64_t n)
     return load_as(padded, dtype);
 }
 
-/* e^x for x <= 88; 0 below -87. A polynomial on [-ln2/2, ln2/2], error about one unit in the last
- * shift (Cephes' coefficients). */
+/* e^x for x <= 88, and 0 below -87. A polynomial on [-ln2/2, ln2/2] with Cephes' coefficients,
+ * accurate to about one unit in the last place. */
 static inline vf vexp(vf x)
 {
     vf z = vmax(splat(-87.0f), x); /* NaN stays NaN */
@@ -128,7 +128,7 @@ static void from_f32(void *y, enum nbi_dtype dtype, const float *x, int64_t n)
 
 /* ---- products with rows of floats ---- */
 
-/* Results of R rows of w with row c of x. */
+/* Writes the dot products of R rows of w with row c of x. */
 static inline __attribute__((always_inline)) void
 store_sums(const struct nbi_dot_tile *p, const vf *sum, const int R, int r, int c)
 {
@@ -141,7 +141,7 @@ store_sums(const struct nbi_dot_tile *p, const vf *sum, const int R, int r, int 
         y[i] = p->add ? y[i] + all[i] : all[i];
 }
 
-/* R rows of w from r0 on, by C rows of x from c0 on; R is 1 or 4. */
+/* R rows of w from r0 on by C rows of x from c0 on; R is 1 or 4. */
 #define DOT_TILE(R, C)                                                                             \
     static inline __attribute__((always_inline)) void dot_##R##x##C(                               \
         const struct nbi_dot_tile *p, enum nbi_dtype dtype, int r0, int c0)                        \
@@ -172,7 +172,8 @@ DOT_TILE(4, 4)
 DOT_TILE(4, 1)
 DOT_TILE(1, 1)
 
-/* Rows of x in the next product: as many as keep the registers busy, but no poor rest. */
+/* Rows of x for the next tile: as many as fill the registers, unless that leaves an awkward rest.
+ */
 static inline int next_x_rows(int left)
 {
     return left >= X_TILE && left % X_TILE <= left % 4 ? X_TILE : left >= 4 ? 4 : 1;
@@ -210,7 +211,7 @@ static void rows_float(const struct nbi_dot_tile *p)
 
 /* ---- activations as whole numbers ---- */
 
-/* LANES values from column k on to their places in a panel of n rows. */
+/* Writes the values of columns [k, k + LANES) to a panel of n > 1 rows. */
 static inline void store_pairs(int16_t *q, int n, int64_t k, vi values)
 {
     vs words = __builtin_convertvector(interleave_halves(values), vs);
@@ -220,7 +221,7 @@ static inline void store_pairs(int16_t *q, int n, int64_t k, vi values)
         memcpy(q + k * n + i * 2 * n, &w[i], sizeof w[i]);
 }
 
-/* The same for a row alone, but for the sums. */
+/* The same for a row in hi/lo bytes, without the sums. */
 static inline void store_hi_lo(int8_t *q, int64_t k, vi values)
 {
     vi high = (values + 128) >> 8, low = values - (high << 8);
@@ -233,14 +234,14 @@ static inline void store_hi_lo(int8_t *q, int64_t k, vi values)
     }
 }
 
-/* A group's sum is exact as a float. */
+/* Writes -12 times the sum of a group. The sum is exact as a float. */
 static inline void store_group_sum(int8_t *q, int64_t k, vf sum)
 {
     int32_t s = -12 * (int32_t)reduce_add(sum);
     memcpy(q + k / 32 * (2 * NBI_X_I16_HI_LO) + 64 + k % 32 / 16 * 4, &s, sizeof s);
 }
 
-/* Values [k, k + LANES) of K, zeros behind them. */
+/* Columns [k, k + LANES) of a row of K; zeros from K on. */
 static inline vf load_padded(const float *x, int64_t k, int64_t K)
 {
     return k + LANES <= K ? load(x + k) : k < K ? load_partial(x + k, NBI_F32, K - k) : splat(0);
@@ -255,7 +256,7 @@ static void quantize_x_i16(int16_t *q, float *scale, int n, const float *x, int6
         for (int64_t k = first; k < end; k += LANES) {
             vf v = load_padded(x, k, K);
             max = vmax(max, vmax(v, -v));
-            nonfinite += v * 0.0f; /* NaN if one is not finite */
+            nonfinite += v * 0.0f; /* NaN if a value is non-finite */
         }
         float amax = reduce_max(max), nan = reduce_add(nonfinite);
         bool usable = amax >= NBI_X_I16_TINY && nan == 0;
@@ -328,7 +329,8 @@ static void swiglu(float *y, const float *gate, const float *up, int64_t n)
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         vf g = load(gate + i);
-        /* Beyond 87 the sigmoid is 0 or 1 to the last bit but one; vexp takes nothing above. */
+        /* From 87 on the sigmoid is 0 or 1 to within one unit in the last place; vexp does not take
+         * larger values. */
         store(y + i, g / (1.0f + vexp(-vmax(splat(-87.0f), g))) * load(up + i));
     }
     if (i < n)
@@ -351,13 +353,13 @@ static int64_t argmax(const float *x, int64_t n)
 
 /* ---- attention ---- */
 
-/* Keys or values of one block, as floats. */
+/* The keys or values of one block, as floats. */
 struct rows {
     const float *p;
     int64_t stride, n, D;
 };
 
-/* Where they are, if they are floats, else converted. */
+/* The block in place if it is f32, else converted to the scratch. */
 static struct rows rows_as_floats(const struct nbi_attention_tile *a, const uint8_t *p,
                                   int64_t start, int64_t n)
 {
@@ -369,7 +371,7 @@ static struct rows rows_as_floats(const struct nbi_attention_tile *a, const uint
     return (struct rows){a->scratch, a->D, n, a->D};
 }
 
-/* One query's state. */
+/* The state of one query. */
 struct query {
     const float *q;
     float *y, *score; /* score [NBI_KEY_BLOCK] */
@@ -377,7 +379,7 @@ struct query {
     float max, sum;
 };
 
-/* Scores of Q queries for four keys. whole: D is a multiple of LANES. */
+/* Scores of Q queries for four keys. `whole`: D is a multiple of LANES, known at compile time. */
 static inline __attribute__((always_inline)) void score_4_keys(const struct query *t, const int Q,
                                                                const float *const row[4], int64_t D,
                                                                int64_t at, const bool whole)
@@ -408,7 +410,7 @@ static inline __attribute__((always_inline)) void score_4_keys(const struct quer
     }
 }
 
-/* Scores of Q queries for n keys; keys that a query does not see get one too. */
+/* Scores of Q queries for n keys, including keys that a query does not see. */
 static inline __attribute__((always_inline)) void score_keys(const struct query *t, const int Q,
                                                              struct rows k, int64_t n)
 {
@@ -423,7 +425,7 @@ static inline __attribute__((always_inline)) void score_keys(const struct query 
     }
 }
 
-/* y += score . rows from `from` to `to`, for V vectors of y from d on. */
+/* y += score . values of keys [from, v.n), for V vectors of y from column d on. */
 static inline __attribute__((always_inline)) void add_values_tile(const struct query *t,
                                                                   const int Q, struct rows v,
                                                                   int64_t from, int64_t d,
@@ -458,8 +460,8 @@ static inline __attribute__((always_inline)) void add_values(const struct query 
                 t[q].y[rest] += t[q].score[i] * v.p[i * v.stride + rest];
 }
 
-/* The scores of n keys become e^(score - maximum); sum and maximum follow. What was summed before
- * is to be multiplied with the result. */
+/* Replaces the scores of n keys by e^(score - maximum) and updates sum and maximum. Returns the
+ * factor for what was summed before. */
 static float softmax_block(struct query *t, int64_t n)
 {
     vf high = splat(t->max), sum = splat(0);
@@ -494,11 +496,12 @@ static int64_t visible_keys(const struct query *t, int64_t start, int64_t n)
     return visible < 0 ? 0 : visible < n ? visible : n;
 }
 
-/* Keys from `start` on for Q queries, all of which see some of them, none more than the last. */
+/* Scores and softmax of the keys from `start` on for Q queries; each sees at least one of them, and
+ * none sees more than the last query. */
 static inline __attribute__((always_inline)) void score_block(struct query *t, const int Q,
                                                               struct rows k, int64_t start)
 {
-    score_keys(t, Q, k, visible_keys(&t[Q - 1], start, k.n)); /* the last one sees most */
+    score_keys(t, Q, k, visible_keys(&t[Q - 1], start, k.n)); /* the last query sees most */
     for (int q = 0; q < Q; q++) {
         float keep = softmax_block(&t[q], visible_keys(&t[q], start, k.n));
         if (start > 0 && keep != 1)
@@ -506,7 +509,7 @@ static inline __attribute__((always_inline)) void score_block(struct query *t, c
     }
 }
 
-/* Values for Q queries: together as far as all of them see, the rest one by one. */
+/* Adds the values for Q queries: all at once for the keys that all of them see, then one by one. */
 static inline __attribute__((always_inline)) void value_block(struct query *t, const int Q,
                                                               struct rows v, int64_t start)
 {
@@ -522,7 +525,7 @@ static inline __attribute__((always_inline)) void value_block(struct query *t, c
     }
 }
 
-/* QUERY_TILE of the n at a time, then one by one. */
+/* Calls block for QUERY_TILE queries at a time, then for single ones. */
 #define FOR_QUERY_TILES(block, t, n, rows, start)                                                  \
     do {                                                                                           \
         int at = 0;                                                                                \
@@ -536,7 +539,8 @@ static void attention(const struct nbi_attention_tile *a)
 {
     struct query t[NBI_QUERY_BLOCK];
     int n = a->rows * a->heads, from = 0;
-    int64_t keys = a->last[a->rows - 1] - a->first + 1; /* of the last row, so of all */
+    int64_t keys =
+        a->last[a->rows - 1] - a->first + 1; /* the last row sees all keys that any row sees */
     for (int i = 0; i < n; i++) {
         int64_t r = i / a->heads, at = r * a->ldq + i % a->heads * a->D;
         t[i] = (struct query){.q = a->q + at,
@@ -567,7 +571,7 @@ static void attention(const struct nbi_attention_tile *a)
 
 #define NR (NR_VECTORS * LANES)
 
-/* row is a_row, as a constant where it is one. What c holds is asked for before it is needed. */
+/* row is a_row, passed as a constant where it is 1. c is prefetched. */
 static inline __attribute__((always_inline)) void gemm_tile_by(const struct nbi_gemm_tile *t,
                                                                const int64_t row)
 {
@@ -605,7 +609,7 @@ static void gemm_tile(const struct nbi_gemm_tile *t)
 
 typedef float v4 __attribute__((vector_size(16)));
 
-/* Four values each of four rows, turned. */
+/* Transposes 4 x 4 values. */
 static inline void transpose4(float *y, int64_t ldy, const float *x, int64_t ldx, float by)
 {
     v4 r[4], t[4];
@@ -625,7 +629,7 @@ static inline void transpose4(float *y, int64_t ldy, const float *x, int64_t ldx
         memcpy(y + i * ldy, &r[i], sizeof r[i]);
 }
 
-/* Whole lines of x are used up before the next. */
+/* Uses up each cache line of x before the next. */
 static void pack_rows(float *y, int64_t ldy, const float *x, struct nbi_strided at, float by)
 {
     int64_t rows = at.rows / 4 * 4, cols = at.cols / 4 * 4;

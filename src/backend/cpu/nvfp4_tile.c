@@ -1,4 +1,4 @@
-/* nvfp4_tile.c - repacking rows of NVFP4 into tiles and back. */
+/* nvfp4_tile.c - repacks rows of NVFP4 into tiles and back. */
 #include "backend/cpu/nvfp4_tile.h"
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
-/* optimizer.c - what follows the backward pass: statistics of gradients, AdamW, and the weights of
- * the forward pass anew. */
+/* optimizer.c - what follows the backward pass on the CPU: gradient statistics, AdamW, and rounding
+ * masters to the weights of the forward pass. */
 #include <math.h>
 #include <string.h>
 
@@ -10,12 +10,12 @@
 
 /* ---- statistics ---- */
 
-#define PARTIALS 256 /* sums that are added in order at the end, at amax */
+#define PARTIALS 256 /* limit of partial sums, which are added in order at the end */
 
 struct stats {
     const struct nbi_op_grad_stats *a;
     const struct nbi_microkernels *k;
-    int64_t chunk; /* elements of a part */
+    int64_t chunk; /* elements per partial sum; depends on n alone */
     struct nbi_grad_partial partials[PARTIALS];
 };
 
@@ -48,9 +48,9 @@ enum nb_status nbi_cpu_grad_stats(struct nbi_stream *s, const struct nbi_op_grad
 
 /* ---- AdamW ---- */
 
-#define ADAMW_CHUNK 1024 /* elements; a multiple of what the kernels take at a time */
+#define ADAMW_CHUNK 1024 /* elements per task; a multiple of ADAMW_BLOCK */
 
-/* Magnitudes are ordered like their bits. */
+/* Magnitudes as floats are ordered like their bits. */
 static void atomic_max_f32(uint32_t *running_max, float value)
 {
     uint32_t bits = nbi_f32_bits(value), old = __atomic_load_n(running_max, __ATOMIC_RELAXED);
@@ -80,7 +80,7 @@ enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a)
 
 /* ---- weights of the forward pass ---- */
 
-#define STRIP 512 /* columns at a time */
+#define STRIP 512 /* columns converted at a time */
 
 static void amax_chunks(void *ctx, int thread, int64_t first, int64_t count)
 {
@@ -106,7 +106,7 @@ enum nb_status nbi_cpu_amax(struct nbi_stream *s, const struct nbi_op_amax *a)
     return NB_OK;
 }
 
-/* Row of tiles t of an NVFP4 matrix. */
+/* Tile row t of an NVFP4 matrix. */
 static void requantize_tiles(const struct op *op, int64_t t)
 {
     const struct nbi_op_requantize *a = op->args;
@@ -164,7 +164,7 @@ static void requantize_chunks(void *ctx, int thread, int64_t first, int64_t coun
 enum nb_status nbi_cpu_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a)
 {
     if (a->w.data.at == a->master.at)
-        return NB_OK; /* the master itself */
+        return NB_OK; /* w is its own master */
     if (a->w.layout == NBI_WEIGHT_TILES)
         parallel_for(s, nbi_tiles_down(a->w.rows), CPU_TILE_ROWS * a->w.cols * 8, requantize_chunks,
                      a);

@@ -1,7 +1,7 @@
-/* optimizer_loops.h - the inner loops of the optimizer, for one .c file per instruction set.
+/* optimizer_loops.h - the inner loops of the optimizer, compiled once per instruction set.
  *
- * Plain loops, which compilers turn into vectors. Every step is one correctly rounded operation and
- * sums have one order, so all versions give the same bits. */
+ * Plain loops, which compilers vectorise. Every step is one correctly rounded operation and every
+ * sum has one order, so all versions give the same bits. */
 #pragma once
 
 #include <math.h>
@@ -20,7 +20,8 @@ typedef double grad_sums __attribute__((vector_size(64)));
 
 struct grad_lanes {
     grad_sums squares;
-    grad_bits amax, finite; /* magnitudes are ordered like their bits; how many, below 0 */
+    grad_bits amax, finite; /* amax as bits, which order magnitudes; finite: minus the number of
+                               finite values */
 };
 
 static inline void grad_add(struct grad_lanes *l, const float x[8])
@@ -37,7 +38,7 @@ static inline void grad_add(struct grad_lanes *l, const float x[8])
     l->finite += finite;
 }
 
-/* Element i is added to sum i % 16, and these then to one another. Squares are exact. */
+/* Element i goes to partial sum i % 16; these are added in order. Squares are exact in double. */
 static void grad_stats(struct nbi_grad_partial *out, const float *x, int64_t n)
 {
     struct grad_lanes l[2] = {0};
@@ -60,16 +61,16 @@ static void grad_stats(struct nbi_grad_partial *out, const float *x, int64_t n)
     out->amax = nbi_f32_from_bits((uint32_t)amax);
 }
 
-/* ---- AdamW: units of elements that pass over the stack ---- */
+/* ---- AdamW, in blocks of elements that are held on the stack ---- */
 
-/* Elements; the random bits of one purpose are 16 counters of Philox. What a last piece lacks to a
- * whole numerator counts as zero and is not stored. */
+/* Elements of a block, for which each purpose takes 16 counters of Philox. A short last block is
+ * padded with zeros, which are not stored. */
 #define ADAMW_BLOCK 128
 
-/* What random bits are for, the last part of their counter. */
+/* What random bits are used for: the last word of their counter. */
 enum adamw_purpose { ADAMW_MASTER, ADAMW_M, ADAMW_V };
 
-/* A moment of a numerator: as it is stored, and what rounding it needs. */
+/* One moment of a block as it is stored, and the random bits for rounding it. */
 struct adamw_codes {
     union {
         _Alignas(64) uint16_t bf16[ADAMW_BLOCK];
@@ -84,8 +85,7 @@ struct adamw_codes {
     _Alignas(64) uint16_t random[ADAMW_BLOCK];
 };
 
-/* 16 bits for group element from `first` on: those of element e are half-word e % 8, the lowest
- * first, of the counter (e / 8, tensor, step, purpose). */
+/* 16 random bits for each element from `first` on; nbi_op_adamw has the definition. */
 static inline void adamw_random(uint16_t out[ADAMW_BLOCK], const struct nbi_op_adamw *a,
                                 int64_t first, enum adamw_purpose purpose)
 {
@@ -98,7 +98,7 @@ static inline void adamw_random(uint16_t out[ADAMW_BLOCK], const struct nbi_op_a
         c2[i] = a->step;
         c3[i] = purpose;
     }
-    /* The inner loop as a loop, or GCC unrolls it and finds no vectors any more. */
+    /* Not unrolled: GCC would no longer vectorise it. */
     for (int round = 0; round < 10; round++) {
 #pragma GCC unroll 1
         for (int i = 0; i < COUNTERS; i++) {
@@ -124,7 +124,7 @@ static inline void adamw_random(uint16_t out[ADAMW_BLOCK], const struct nbi_op_a
 
 static inline float adamw_amax(const float *x, int n)
 {
-    uint32_t amax = 0; /* magnitudes are ordered like their bits */
+    uint32_t amax = 0; /* as bits, which order magnitudes */
     for (int i = 0; i < n; i++) {
         uint32_t bits = nbi_f32_bits(x[i]) & 0x7FFFFFFF;
         amax = bits > amax ? bits : amax;
@@ -132,7 +132,7 @@ static inline float adamw_amax(const float *x, int n)
     return nbi_f32_from_bits(amax);
 }
 
-/* The smallest f16, and the smallest E4M3 from 2^-9 on, that is not below v >= 0. */
+/* The smallest f16 that is >= v, for v >= 0; and the smallest E4M3, which is at least 2^-9. */
 static inline uint16_t adamw_f16_up(float v)
 {
     uint16_t code = nbi_f32_to_f16(v);
@@ -149,7 +149,7 @@ static inline uint8_t adamw_e4m3_up(float v)
     return code < 0x01 ? 0x01 : code < 0x7E ? code : 0x7E;
 }
 
-/* The scale of group group, for group of its elements. */
+/* Repeats the scale of each group for each of its elements. */
 static inline void adamw_broadcast(float out[ADAMW_BLOCK], const float *scales, int group)
 {
     for (int g = 0; g < ADAMW_BLOCK / group; g++)
@@ -157,7 +157,7 @@ static inline void adamw_broadcast(float out[ADAMW_BLOCK], const float *scales, 
             out[g * group + i] = scales[g];
 }
 
-/* ---- moments: from what is stored ---- */
+/* ---- moments: decoding ---- */
 
 static inline void adamw_from_bf16(float x[ADAMW_BLOCK], const uint16_t half[ADAMW_BLOCK])
 {
@@ -201,7 +201,8 @@ static inline void adamw_decode_v4(float x[ADAMW_BLOCK], const struct adamw_code
     }
 }
 
-/* n elements from `at` on of m or v. S is the scale of the tensor, 0 if nothing is stored yet. */
+/* Loads n elements of m or v from `at` on. S is the scale of the tensor; 0: nothing is stored yet.
+ */
 static inline void adamw_load(float x[ADAMW_BLOCK], const struct nbi_moment *s, bool is_v, float S,
                               int64_t at, int64_t n)
 {
@@ -232,10 +233,11 @@ static inline void adamw_load(float x[ADAMW_BLOCK], const struct nbi_moment *s, 
         nbi_codec_table()->dequantize_f32(x, c.nibbles, c.e4m3, ADAMW_BLOCK / 16, S);
 }
 
-/* ---- moments: to what is stored ---- */
+/* ---- moments: encoding ---- */
 
-/* By bits and not by comparing, out of which compilers make branches, and loops with branches stay
- * scalar: 1 if the sign is set; and x >= 0, but not above `max`, which is also what NaN becomes. */
+/* The next two work on bits, since compilers turn comparisons into branches, and loops with
+ * branches are not vectorised. adamw_negative: 1 if the sign bit is set. adamw_clamp: min(x, max)
+ * for x >= 0; NaN becomes max. */
 static inline uint32_t adamw_negative(float x)
 {
     return nbi_f32_bits(x) >> 31;
@@ -257,7 +259,7 @@ static inline void adamw_round_bf16(uint16_t y[ADAMW_BLOCK], const float x[ADAMW
     }
 }
 
-/* Scales of groups of 32 that are not below any value: stores them, and gives `max` over them. */
+/* Stores the scale s of each group of 32, its amax rounded up, and returns max / s per element. */
 static inline void adamw_scales_f16(struct adamw_codes *c, float inverse[ADAMW_BLOCK],
                                     const float x[ADAMW_BLOCK], float max)
 {
@@ -269,7 +271,8 @@ static inline void adamw_scales_f16(struct adamw_codes *c, float inverse[ADAMW_B
     adamw_broadcast(inverse, group, 32);
 }
 
-/* Scales of groups of 16, so that no value is above `max` of them; and `numerator` over them. */
+/* Stores the scale s of each group of 16, its amax / max rounded up, and returns numerator / s per
+ * element. */
 static inline void adamw_scales_e4m3(struct adamw_codes *c, float inverse[ADAMW_BLOCK],
                                      const float x[ADAMW_BLOCK], float max, float numerator)
 {
@@ -281,8 +284,8 @@ static inline void adamw_scales_e4m3(struct adamw_codes *c, float inverse[ADAMW_
     adamw_broadcast(inverse, group, 16);
 }
 
-/* Up or down so that the mean of c / (254 - c), which is what codes stand for, stays. The distance
- * of two such values is 254 / ((254 - c) (253 - c)). */
+/* Rounds so that the mean of the decoded value c / (254 - c) is kept. Neighbours are 254 / ((254 -
+ * c) (253 - c)) apart. */
 static inline void adamw_encode_m8(struct adamw_codes *c, const float m[ADAMW_BLOCK])
 {
     float inverse[ADAMW_BLOCK];
@@ -297,7 +300,7 @@ static inline void adamw_encode_m8(struct adamw_codes *c, const float m[ADAMW_BL
     }
 }
 
-/* p to one of its neighbours, so that the mean of the square stays. */
+/* Rounds p to a neighbour so that the mean of the square is kept. */
 static inline int32_t adamw_round_root(float p, uint16_t random)
 {
     int32_t code = (int32_t)p;
@@ -313,7 +316,7 @@ static inline void adamw_encode_v8(struct adamw_codes *c, const float r[ADAMW_BL
     for (int i = 0; i < ADAMW_BLOCK; i++) {
         float p = adamw_clamp(r[i] * inverse[i], 255.0f);
         int32_t code = adamw_round_root(p, c->random[i]);
-        int32_t min_code = (int32_t)((0 - nbi_f32_bits(r[i])) >> 31); /* 1 unless r is 0 */
+        int32_t min_code = (int32_t)((0 - nbi_f32_bits(r[i])) >> 31); /* 0 if r is 0, else 1 */
         c->v8[i] = (uint8_t)(code > min_code ? code : min_code);
     }
 }
@@ -324,7 +327,7 @@ static inline void adamw_pack_nibbles(uint8_t *out, const uint8_t codes[ADAMW_BL
         out[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
 }
 
-/* Codes of E2M1 are evenly spaced in min(2a, a + 2, a/2 + 4), which is straight between them. */
+/* E2M1 codes are evenly spaced in min(2a, a + 2, a/2 + 4), which is linear between them. */
 static inline void adamw_encode_m4(struct adamw_codes *c, const float m[ADAMW_BLOCK], float S)
 {
     float inverse[ADAMW_BLOCK];
@@ -389,7 +392,7 @@ static inline void adamw_step(const struct nbi_op_adamw *a, float w[ADAMW_BLOCK]
 {
     float limit = a->max_update > 0 ? a->max_update : INFINITY, decay = a->lr * a->decay;
     float rest1 = 1.0f - a->beta1, rest2 = 1.0f - a->beta2;
-    const struct nbi_op_adamw p = *a; /* nothing below can change it */
+    const struct nbi_op_adamw p = *a; /* a copy, which the stores below cannot alias */
     for (int i = 0; i < ADAMW_BLOCK; i++) {
         float d = g[i] * p.grad_scale;
         m[i] = p.beta1 * m[i] + rest1 * d;

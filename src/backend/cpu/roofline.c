@@ -1,11 +1,11 @@
-/* roofline.c - how fast one core multiplies, for benches to compare with. */
+/* roofline.c - how many multiply-adds per second a core can do, for benches to compare with. */
 #include <pthread.h>
 #include <stdlib.h>
 
 #include "backend/cpu/internal.h"
 #include "base/clock.h"
 
-/* The best of some rounds over a row of tiles that stays in the nearest cache. */
+/* The fastest of ROUNDS over one row of tiles, which stays in the L1 cache; one core. */
 double nbi_cpu_roofline(struct nbi_backend *be)
 {
     enum { K = 512, ROUNDS = 50, CALLS = 200 };
@@ -34,7 +34,8 @@ double nbi_cpu_roofline(struct nbi_backend *be)
     return best;
 }
 
-/* Each thread by itself: the best of some rounds over panels that stay in the nearest cache. */
+/* The sum of all threads' rates in f32, each the fastest of ROUNDS over panels that stay in the L1
+ * cache. */
 struct f32_rate {
     const struct nbi_microkernels *k;
     double sum;

@@ -1,5 +1,5 @@
-/* rowwise.c - operations that treat each row by itself: embedding, norms, rotation, SwiGLU, top-k.
- */
+/* rowwise.c - operations on each row by itself: embedding, norms, rotation, SwiGLU, moving rows,
+ * top-k. */
 #include <math.h>
 #include <string.h>
 
@@ -90,7 +90,8 @@ enum nb_status nbi_cpu_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_ro
     return NB_OK;
 }
 
-/* Row by row: where a row ends in part of a vector must not depend on the piece. */
+/* One call per row: where a row's last partial vector begins must not depend on how rows are
+ * divided over threads. */
 static void swiglu_rows(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
@@ -127,7 +128,8 @@ enum nb_status nbi_cpu_scatter(struct nbi_stream *s, const struct nbi_op_scatter
     return NB_OK;
 }
 
-/* A list of the best so far, which few values get into. */
+/* Insertion into a sorted list of the k largest so far, which few values enter. Returns whether a
+ * value is non-finite. */
 static bool topk_row(int32_t *ids, float *values, const float *x, const struct nbi_op_topk *a)
 {
     int64_t n = 0;
@@ -141,7 +143,7 @@ static bool topk_row(int32_t *ids, float *values, const float *x, const struct n
             values[j] = values[j - 1];
             ids[j] = ids[j - 1];
         }
-        values[j] = x[i] + 0.0f; /* no -0 */
+        values[j] = x[i] + 0.0f; /* -0 becomes +0 */
         ids[j] = (int32_t)i;
     }
     return nonfinite;

@@ -1,4 +1,5 @@
-/* slabs.c - slabs lie at multiples of their size, so that a weight's address tells its slab. */
+/* slabs.c - slabs of weights. A slab lies at a multiple of its alignment SLAB, so that a weight's
+ * address tells its slab. */
 #include "backend/cpu/slabs.h"
 
 #include <stdbool.h>
@@ -6,7 +7,7 @@
 #include <sys/mman.h>
 
 #define SLAB   ((size_t)32 << 20)
-#define HEADER ((size_t)4096) /* a page, as pieces are round_up pages */
+#define HEADER ((size_t)4096) /* one page, since allocations are whole pages */
 
 struct nbi_slab {
     size_t bytes, used;
@@ -18,7 +19,7 @@ static size_t round_up(size_t bytes, size_t of)
     return (bytes + of - 1) / of * of;
 }
 
-/* Maps more than is needed, and gives back what is in front and behind. */
+/* Maps SLAB bytes more than needed and unmaps what lies before and after the aligned part. */
 static struct nbi_slab *slab_new(size_t bytes)
 {
     size_t total = bytes + SLAB;
@@ -31,12 +32,12 @@ static struct nbi_slab *slab_new(size_t bytes)
     if (SLAB - front > 0)
         munmap(p + front + bytes, SLAB - front);
     struct nbi_slab *slab = (struct nbi_slab *)(void *)(p + front);
-    madvise(slab, bytes, MADV_HUGEPAGE); /* a wish; without it everything works too */
+    madvise(slab, bytes, MADV_HUGEPAGE); /* a hint; failure is harmless */
     *slab = (struct nbi_slab){.bytes = bytes, .used = HEADER};
     return slab;
 }
 
-/* A slab without weights: begun anew if it is the one being filled. */
+/* Frees a slab without weights; the one being filled is reused instead. */
 static void slab_empty(struct nbi_slab *slab, const struct nbi_slab *filling)
 {
     if (slab == filling)
@@ -52,7 +53,7 @@ void *nbi_slab_alloc(struct nbi_slab **slab, size_t bytes)
         return NULL;
     bytes = round_up(bytes, HEADER);
     if (!from || from->bytes - from->used < bytes) {
-        bool own = bytes > SLAB / 2; /* large ones get their own, and the filling goes on */
+        bool own = bytes > SLAB / 2; /* large weights get a slab of their own */
         from = slab_new(own ? round_up(HEADER + bytes, (size_t)2 << 20) : SLAB);
         if (!from)
             return NULL;
