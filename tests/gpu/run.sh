@@ -92,7 +92,7 @@ sanitizers() {
         if [ $tool = racecheck ]; then
             short='*short*'
             try "$tool, attention of a few rows" compute-sanitizer --tool $tool --error-exitcode 9 \
-                "$build/tests/test_attention" '*turned*cuda*'
+                "$build/tests/test_attention" '*fused_rope*cuda*'
         else
             try "$tool, twenty sequences" compute-sanitizer --tool $tool --error-exitcode 9 \
                 "$build/tests/test_infer_batch" '*twenty*'

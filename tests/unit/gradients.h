@@ -1,9 +1,9 @@
-/* gradients.h - what tests of operations share: a guarded backend under test, results compared with
- * arithmetic in double at every instruction set and with one to four threads, and the equations
- * compared with finite differences.
+/* gradients.h - shared by tests of training operations: a guarded backend under test, comparison
+ * with arithmetic in double on every instruction set and with one to four threads, and comparison
+ * of gradients with finite differences.
  *
- * The bounds are those of test_cpu_kernels.c: U is half a unit in the last place, a sum of n
- * products is off by at most (n + 1) U times the sum of their magnitudes. A few roundings of single
+ * Error bounds as in test_cpu_kernels.c: U is half a unit in the last place, and a sum of n
+ * products is off by at most (n + 1) U times the sum of their magnitudes. Roundings of single
  * operations are counted generously, since sums dominate. */
 #pragma once
 
@@ -16,8 +16,9 @@
 
 #include "guarded_backend.h"
 
-#define U        0x1p-24
-#define TINY     0x1p-120 /* what underflows on the way, times anything here */
+#define U 0x1p-24
+/* Bound of underflow in intermediate results, times any factor used here. */
+#define TINY     0x1p-120
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
 /* ---- random input ---- */
@@ -41,7 +42,7 @@ static inline void *zeros(int64_t n, size_t size)
     return p;
 }
 
-/* Values that are floats, for use in double. */
+/* Random values that f32 represents, as doubles. */
 static inline double *random_floats(int64_t n, double scale)
 {
     double *x = zeros(n, sizeof *x);
@@ -53,7 +54,7 @@ static inline double *random_floats(int64_t n, double scale)
 /* ---- a backend under test ---- */
 
 #define MAX_BLOCKS 32
-#define GUARD      16 /* floats behind each result that must stay */
+#define GUARD      16 /* floats after each result that must keep their value */
 
 struct rig {
     struct nbi_backend *be;
@@ -89,7 +90,7 @@ static inline struct nbi_ptr put_bytes(struct rig *r, const void *p, int64_t byt
     return *at;
 }
 
-/* As floats, with a guard behind. */
+/* Uploads n values as f32, with a guard after them. */
 static inline struct nbi_ptr put_in(struct rig *r, const double *x, int64_t n)
 {
     float *f = zeros(n + GUARD, sizeof *f);
@@ -100,8 +101,8 @@ static inline struct nbi_ptr put_in(struct rig *r, const double *x, int64_t n)
     return p;
 }
 
-/* Room for n floats that an operation must write: not numbers. */
-static inline struct nbi_ptr room(struct rig *r, int64_t n)
+/* Allocates n floats for an operation to write, filled with NaN. */
+static inline struct nbi_ptr alloc_nan(struct rig *r, int64_t n)
 {
     double *x = zeros(n, sizeof *x);
     for (int64_t i = 0; i < n; i++)
@@ -122,7 +123,7 @@ static inline float *get(struct rig *r, float *out, struct nbi_ptr p, int64_t n)
     return out + n;
 }
 
-/* Runs one operation; results to `out`, one after another. */
+/* Runs one operation and appends its results to `out`. */
 typedef void (*run_fn)(struct rig *r, const void *c, float *out);
 
 struct expected {
@@ -166,7 +167,7 @@ static inline void check(const char *what, run_fn run, const void *c,
 
 /* ---- finite differences ---- */
 
-/* f(x) along a random direction, against its gradient. */
+/* Compares the slope of f at x along a random direction with the gradient. */
 typedef double (*objective_fn)(const void *c, const double *x);
 
 static inline void check_gradient(const char *what, objective_fn f, const void *c, const double *x,

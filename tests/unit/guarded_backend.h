@@ -1,8 +1,8 @@
-/* guarded_backend.h - the CPU backend with memory that faults when the host looks at it.
+/* guarded_backend.h - the CPU backend with memory that faults when the host accesses it.
  *
  * All memory of the backend, weights included, is inaccessible except while one of its functions
- * runs: so what works here does not depend on addresses being the host's, and a GPU can do it. One
- * such backend at a time. */
+ * runs. Code that works with it does not dereference device addresses, so it works on a GPU too.
+ * There is one such backend at a time. */
 #pragma once
 
 #include <sys/mman.h>
@@ -22,7 +22,7 @@ static struct {
         size_t bytes;
     } blocks[GUARDED_MAX];
     int count;
-    int64_t calls; /* of operations and copies */
+    int64_t calls; /* number of operations and copies */
 } guarded;
 
 static inline void guarded_set(struct nbi_ptr p, size_t bytes, int protection)
@@ -182,7 +182,7 @@ static inline void guarded_close(struct nbi_backend *be)
     guarded.inner = NULL;
 }
 
-/* Takes the inner one over. */
+/* Takes ownership of the inner backend. */
 static inline struct nbi_backend *guarded_open(struct nbi_backend *inner)
 {
     assert_null(guarded.inner);

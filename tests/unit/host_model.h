@@ -13,8 +13,8 @@ struct model {
     struct nbi_config c;
     struct host_weight params[MAX_PARAMS];
     int64_t count;
-    bool own_head;  /* also where the config ties it */
-    bool no_lookup; /* the embedding is a weight like others */
+    bool own_head;  /* the model has a head even if the config ties it */
+    bool no_lookup; /* the embedding is loaded without nbi_weight_source.lookup */
 };
 
 static inline void fill_param(struct host_weight *w, const struct nbi_param *p, bool fp4)
@@ -31,7 +31,6 @@ static inline void fill_param(struct host_weight *w, const struct nbi_param *p, 
     host_weight_new(w, dtype, p->shape[0], cols);
 }
 
-/* C, F, L, NH, NKV, D, V. */
 struct shape {
     int64_t C, F, L, NH, NKV, D, V;
     bool tied, own_head;

@@ -1,5 +1,5 @@
-/* host_weights.h - random weights on the host, as they are stored and as values, for handing to a
- * backend; and the random numbers they are made of. */
+/* host_weights.h - random weights on the host, both as stored and as doubles, and random numbers.
+ */
 #pragma once
 
 #include <math.h>
@@ -41,7 +41,7 @@ struct host_weight {
     double *values;
 };
 
-/* Of about the magnitude that keeps activations near 1. */
+/* Scaled so that activations keep a magnitude of about 1. */
 static inline void fill_nvfp4(struct host_weight *w)
 {
     int64_t n = w->rows * w->cols;

@@ -1,5 +1,5 @@
-/* ops_lab.h - an operation on a backend and the same on the scalar code of the CPU: blocks with
- * guards behind them, results compared. */
+/* ops_lab.h - runs an operation on the backend under test and on the scalar CPU code, and compares
+ * the results. Blocks of memory have guards after them. */
 #pragma once
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 #include "host_weights.h"
 
-#define GUARD 64 /* bytes behind each block that must stay */
+#define GUARD 64 /* bytes after each block that must keep their value */
 
 /* ---- backends ---- */
 
@@ -66,7 +66,7 @@ static inline void lab_end(struct lab *l)
     l->be->stream_free(l->s);
 }
 
-/* A block of these bytes, or, without them, of NaN. */
+/* Uploads a block; with bytes NULL, one filled with NaN. */
 static inline struct nbi_ptr block(struct lab *l, const void *bytes, int64_t n)
 {
     uint8_t *with_guard = zeros(n + GUARD, 1);
@@ -95,7 +95,7 @@ static inline struct nbi_weight weight(struct lab *l, struct host_weight *w)
     return weight_from(l, &src);
 }
 
-/* What a block holds now. */
+/* Downloads a block and checks its guard. */
 static inline void fetch(struct lab *l, void *out, struct nbi_ptr p, int64_t n)
 {
     uint8_t guard[GUARD];
@@ -104,12 +104,12 @@ static inline void fetch(struct lab *l, void *out, struct nbi_ptr p, int64_t n)
     assert_ok(l->be->sync(l->s));
     for (int i = 0; i < GUARD; i++)
         if (guard[i] != 0xFF)
-            fail_msg("byte %d behind a result was written", i);
+            fail_msg("byte %d after a result was written", i);
 }
 
 /* ---- comparing ---- */
 
-static char where[160]; /* the case at hand */
+static char where[160]; /* describes the current case in messages */
 
 static inline void within(const char *what, const float *is, const float *want, const double *bound,
                           int64_t n)
@@ -127,7 +127,7 @@ static inline void within(const char *what, const float *is, const float *want, 
         print_message("%s: %s: %.3f of the bound\n", where, what, most);
 }
 
-/* Off by at most `relative` of the value and `absolute`. */
+/* Allows an error of `relative` times the value plus `absolute`. */
 static inline void close_to(const char *what, const float *is, const float *want, int64_t n,
                             double relative, double absolute)
 {
@@ -183,8 +183,8 @@ static float *random_floats(int64_t n, float scale)
 #define ON_BOTH(file, name)                                                                        \
     cmocka_unit_test(test_##file##__##name##_on_the_cpu), ON_CUDA(file, name)
 
-/* What a dot product may be off by: its sums are of f32, and by `off` times its products, as
- * independent errors that add up as squares do. */
+/* Error bound of a dot product: f32 sums, plus a relative error `off` of each product. The latter
+ * are independent and add up as squares. */
 static inline double dot_bound(const float *x, const double *w, int64_t K, double off)
 {
     double sum = 0, squares = 0;

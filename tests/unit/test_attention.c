@@ -1,11 +1,11 @@
-/* test_attention.c - attention over a cache, whole or in pages, with rope before it, on the CPU's
- * fastest path and on a GPU, beside the scalar code of the CPU, which defines it. */
+/* test_attention.c - attention over a contiguous and a paged KV cache, and fused with rope, on the
+ * CPU's fastest path and on a GPU, against the scalar CPU code, which defines it. */
 #include "ops_lab.h"
 #include "stored.h"
 
 static const enum nbi_dtype kv_types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
 
-/* ---- rows of a store ---- */
+/* ---- rows of a KV cache ---- */
 
 #define MAX_ROWS  200
 #define MAX_PAGES 1100
@@ -18,10 +18,10 @@ struct attention_case {
     uint8_t *k, *v;
     int32_t first[MAX_ROWS], last[MAX_ROWS], tables[MAX_ROWS];
     int32_t pages[MAX_PAGES];
-    int64_t page_count; /* 0: without pages */
+    int64_t page_count; /* 0: not paged */
 };
 
-/* Rows [first, first + count) of the store, which are somebody's. */
+/* Fills rows [first, first + count) of the cache. */
 static void fill_rows(struct attention_case *c, int64_t first, int64_t count)
 {
     int64_t row = c->NKV * c->D;
@@ -31,8 +31,8 @@ static void fill_rows(struct attention_case *c, int64_t first, int64_t count)
     }
 }
 
-/* N tokens behind `past` of their own, all of one sequence or of two in turn; the second has half
- * of the past. What lies before, between and behind the sequences is not a number. */
+/* N tokens after `past` tokens of the same sequence, of one sequence or alternating between two;
+ * the second has half of the past. Rows before, between and after the sequences are NaN. */
 static void attention_new(struct attention_case *c, int sequences, int64_t past)
 {
     int64_t pasts[2] = {past, past / 2}, tokens[2] = {c->N, 0}, at[2] = {0, 0}, start[2];
@@ -95,7 +95,7 @@ static void run_attention(struct nbi_backend *be, const struct attention_case *c
     if (c->lse)
         op.lse = block(&l, NULL, c->N * c->NH * 4);
     assert_ok(be->attention(l.s, &op));
-    if (be->batch_variant) { /* once more: nothing is left over from the first time */
+    if (be->batch_variant) { /* a second run must not depend on what the first left */
         assert_ok(be->clear(l.s, op.y, q));
         assert_ok(be->attention(l.s, &op));
     }
@@ -105,8 +105,8 @@ static void run_attention(struct nbi_backend *be, const struct attention_case *c
     lab_end(&l);
 }
 
-/* Beside what the definition gives. Values are of at most 2. Exact, as a CPU always is: rounding in
- * f32; else q and the weights of rows have 8 bits. */
+/* Against the definition; values are at most 2. Exact, and always on a CPU: f32 rounding. Otherwise
+ * q and probabilities have 8 bits of mantissa. */
 static void compare_attended(const struct attention_case *c, const float *want,
                              const float *want_lse)
 {
@@ -140,8 +140,7 @@ static void attend(struct attention_case *c, int sequences, int64_t past)
     attention_free(c);
 }
 
-/* From one case to the next: all of them, or with sanitizers every third, which leaves each size
- * and each type. */
+/* All cases, or with sanitizers every third, which still covers each size and each type. */
 #define STRIDE (SANITIZED ? 3 : 1)
 
 static void check_short(void)
@@ -161,7 +160,7 @@ static void check_short(void)
     }
 }
 
-/* Long enough to be cut into parts. */
+/* Contexts long enough to be split over CTAs. */
 static void check_long(void)
 {
     static const struct {
@@ -182,16 +181,16 @@ static void check_long(void)
 
 /* ---- attention over pages ---- */
 
-/* Sequences with a past of their own; their tokens one sequence after another, or in turn. In `c`
- * each begins at a page, in `p` the same pages lie anywhere. */
+/* Sequences with a past each; their tokens one sequence after another, or alternating. In `c` each
+ * sequence begins at a page boundary; in `p` the same pages are permuted. */
 static void paged_new(struct attention_case *c, struct attention_case *p, int64_t sequences,
-                      bool in_turn)
+                      bool alternate)
 {
     const int64_t pasts[] = {0, 1, 63, 64, 65, 127, 600, c->N > 7 ? 200 : 9000};
     int64_t start[MAX_ROWS], each[MAX_ROWS] = {0}, at[MAX_ROWS] = {0}, pages = 2,
                              page[MAX_PAGES] = {0};
     for (int64_t n = 0; n < c->N; n++)
-        each[in_turn ? n % sequences : n * sequences / c->N]++;
+        each[alternate ? n % sequences : n * sequences / c->N]++;
     for (int64_t i = 0; i < sequences; i++) {
         at[i] = pasts[bits32() % 8];
         start[i] = pages;
@@ -221,7 +220,7 @@ static void paged_new(struct attention_case *c, struct attention_case *p, int64_
         memcpy(p->v + page[i] * one, c->v + i * one, (size_t)one);
     }
     for (int64_t n = 0; n < c->N; n++) {
-        int64_t i = in_turn ? n % sequences : n * sequences / c->N;
+        int64_t i = alternate ? n % sequences : n * sequences / c->N;
         p->first[n] = 0;
         p->last[n] = (int32_t)at[i]++;
         p->tables[n] = (int32_t)start[i];
@@ -232,14 +231,14 @@ static void paged_new(struct attention_case *c, struct attention_case *p, int64_
     p->max_keys = c->max_keys;
 }
 
-/* The CPU reads pages as it reads rows, and a token cannot tell whether there are others: not on a
- * GPU either, if it is asked for that and the tokens are few. */
-static void check_pages(struct attention_case *c, int64_t sequences, bool in_turn)
+/* Paging must not change a bit on the CPU. A row must not depend on the other rows; on a GPU, if
+ * batch_invariant is set and N is small enough. */
+static void check_pages(struct attention_case *c, int64_t sequences, bool alternate)
 {
     struct attention_case p, *one = zeros(1, sizeof *one);
     int64_t row = c->NH * c->D, n = c->N * row;
     float *a = zeros(n, 4), *b = zeros(n, 4), *lse = zeros(c->N * c->NH, 4);
-    paged_new(c, &p, sequences, in_turn);
+    paged_new(c, &p, sequences, alternate);
     p.q = c->q;
     run_attention(scalar, c, true, a, lse);
     run_attention(scalar, &p, true, b, lse);
@@ -295,18 +294,18 @@ static void check_paged(void)
     }
 }
 
-/* ---- rope and attention, one behind the other ---- */
+/* ---- rope and attention, separate and fused ---- */
 
-/* What qkv_rope needs for an attention_case: k and v [N, NKV, D], cos and sin [N, D/2]. */
-struct turned_case {
+/* Arguments of qkv_rope for an attention_case: k and v [N, NKV, D], cos and sin [N, D/2]. */
+struct fused_case {
     struct attention_case *a;
     float *k, *v, *cos, *sin;
     int32_t kv_rows[MAX_ROWS];
     struct host_weight q_norm, k_norm;
 };
 
-/* Of a paged case whose tokens are alone: each token's own row is not there yet. */
-static void turned_new(struct turned_case *t, struct attention_case *p)
+/* For a paged case with one row per sequence; each token's own row of the cache is still NaN. */
+static void fused_new(struct fused_case *t, struct attention_case *p)
 {
     int64_t one = (int64_t)nbi_dtype_bytes(p->dtype, p->NKV * p->D);
     t->a = p;
@@ -324,7 +323,7 @@ static void turned_new(struct turned_case *t, struct attention_case *p)
     host_weight_new(&t->k_norm, NBI_F32, p->D, 0);
 }
 
-static void turned_free(struct turned_case *t)
+static void fused_free(struct fused_case *t)
 {
     float *all[] = {t->k, t->v, t->cos, t->sin};
     for (int64_t i = 0; i < COUNT(all); i++)
@@ -333,8 +332,8 @@ static void turned_free(struct turned_case *t)
     host_weight_free(&t->k_norm);
 }
 
-/* y, then the store's keys and its values. */
-static void run_turned(struct turned_case *t, bool one_row_per_sequence, float *y, uint8_t *store)
+/* Returns y, and in `cache` the keys and values of the cache. */
+static void run_fused(struct fused_case *t, bool one_row_per_sequence, float *y, uint8_t *cache)
 {
     const struct attention_case *c = t->a;
     int64_t q = c->N * c->NH * c->D * 4, kv = c->N * c->NKV * c->D * 4,
@@ -377,13 +376,13 @@ static void run_turned(struct turned_case *t, bool one_row_per_sequence, float *
     assert_ok(tested->qkv_rope(l.s, &rope));
     assert_ok(tested->attention(l.s, &op));
     fetch(&l, y, op.y, q);
-    fetch(&l, store, op.kv.k, bytes);
-    fetch(&l, store + bytes, op.kv.v, bytes);
+    fetch(&l, cache, op.kv.k, bytes);
+    fetch(&l, cache + bytes, op.kv.v, bytes);
     lab_end(&l);
 }
 
-/* Tokens that are alone may be turned on the way: the same bits. */
-static void check_turned(void)
+/* qkv_rope may be deferred to an attention with one_row_per_sequence: the bits must be the same. */
+static void check_fused_rope(void)
 {
     static const int64_t counts[] = {1, 7, 20, 64}, groups[] = {4, 1, 8, 2};
     for (int i = 0; i < 2 * 3 * 4; i++) {
@@ -393,34 +392,35 @@ static void check_turned(void)
                                    .NKV = 1 + i % 3,
                                    .NH = (1 + i % 3) * groups[(i + i / 4) % 4]},
                               p;
-        struct turned_case t;
+        struct fused_case t;
         paged_new(&c, &p, c.N, true);
         p.q = c.q;
-        turned_new(&t, &p);
+        fused_new(&t, &p);
         int64_t n = c.N * c.NH * c.D,
                 bytes = 2 * (int64_t)nbi_dtype_bytes(c.dtype, c.rows * c.NKV * c.D);
-        float *before = zeros(n, 4), *along = zeros(n, 4);
-        uint8_t *stores_of[2] = {zeros(bytes, 1), zeros(bytes, 1)};
+        float *separate = zeros(n, 4), *fused = zeros(n, 4);
+        uint8_t *caches[2] = {zeros(bytes, 1), zeros(bytes, 1)};
         for (int batch_invariant = 0; batch_invariant < 2; batch_invariant++) {
             p.batch_invariant = batch_invariant;
-            snprintf(where, sizeof where, "%s, N %lld, D %lld, %lld and %lld heads, steady %d",
+            snprintf(where, sizeof where,
+                     "%s, N %lld, D %lld, %lld and %lld heads, batch-invariant %d",
                      nbi_dtypes[c.dtype].name, (long long)c.N, (long long)c.D, (long long)c.NH,
                      (long long)c.NKV, batch_invariant);
-            run_turned(&t, false, before, stores_of[0]);
-            run_turned(&t, true, along, stores_of[1]);
-            same_bytes("y", along, before, n * 4);
-            same_bytes("the store", stores_of[1], stores_of[0], bytes);
+            run_fused(&t, false, separate, caches[0]);
+            run_fused(&t, true, fused, caches[1]);
+            same_bytes("y", fused, separate, n * 4);
+            same_bytes("the cache", caches[1], caches[0], bytes);
             for (int64_t j = 0; j < n; j++)
-                assert_true(isfinite(before[j]));
+                assert_true(isfinite(separate[j]));
         }
-        turned_free(&t);
+        fused_free(&t);
         p.q = NULL;
         attention_free(&c);
         attention_free(&p);
-        free(before);
-        free(along);
-        free(stores_of[0]);
-        free(stores_of[1]);
+        free(separate);
+        free(fused);
+        free(caches[0]);
+        free(caches[1]);
     }
 }
 
@@ -430,7 +430,7 @@ static void check_turned(void)
     X(short)                                                                                       \
     X(long)                                                                                        \
     X(paged)                                                                                       \
-    X(turned)
+    X(fused_rope)
 
 #define X(check) TEST_ON_BOTH(attention, check)
 CHECKS(X)

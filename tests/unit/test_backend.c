@@ -1,5 +1,5 @@
-/* test_backend.c - the forward pass against the equations in double, on every instruction set; that
- * its bits depend neither on threads nor on company; and that the host never touches the backend's
+/* test_backend.c - the forward pass against its equations in double on every instruction set and on
+ * a GPU; its bits depend neither on threads nor on other rows; the host never touches the backend's
  * memory. */
 #include <math.h>
 #include <signal.h>
@@ -31,8 +31,8 @@ struct batch {
     int32_t first[MAX_TOKENS], last[MAX_TOKENS], rows[MAX_TOKENS];
 };
 
-/* Two sequences of a and b tokens, taking turns; the second starts at position 1000. Their rows of
- * the store are [3, 3 + a) and [a + 5, a + 5 + b). Logits of all, from the last to the first. */
+/* Two sequences of a and b tokens, alternating; the second starts at position 1000. Their rows of
+ * the cache are [3, 3 + a) and [a + 5, a + 5 + b). Logits are wanted of all rows, last to first. */
 static void batch_new(struct batch *t, int64_t vocab, int a, int b)
 {
     int at[2] = {0, 0}, of[2] = {a, b}, start[2] = {3, a + 5};
@@ -72,8 +72,8 @@ static void norm(double *y, const double *x, const struct host_weight *w, double
         y[i] = x[i] * f * w->values[i];
 }
 
-/* Norm of each head, then its pairs turned by the angle, which is a float by contract. */
-static void norm_and_turn(double *x, int64_t heads, const struct nbi_config *c, int32_t position,
+/* Norm of each head, then rotation by the angle, which the contract rounds to f32. */
+static void norm_and_rope(double *x, int64_t heads, const struct nbi_config *c, int32_t position,
                           const struct host_weight *w)
 {
     int64_t D = c->head_dim;
@@ -124,9 +124,9 @@ static void reference_layer(const struct model *m, const struct batch *t, int64_
         matvec(q + n * Q, find(m, layer, "self_attn.q_proj.weight"), y, false);
         matvec(k + t->kv_rows[n] * KV, find(m, layer, "self_attn.k_proj.weight"), y, false);
         matvec(v + t->kv_rows[n] * KV, find(m, layer, "self_attn.v_proj.weight"), y, false);
-        norm_and_turn(q + n * Q, c->heads, c, t->positions[n],
+        norm_and_rope(q + n * Q, c->heads, c, t->positions[n],
                       find(m, layer, "self_attn.q_norm.weight"));
-        norm_and_turn(k + t->kv_rows[n] * KV, c->kv_heads, c, t->positions[n],
+        norm_and_rope(k + t->kv_rows[n] * KV, c->kv_heads, c, t->positions[n],
                       find(m, layer, "self_attn.k_norm.weight"));
     }
     for (int64_t n = 0; n < t->N; n++) {
@@ -174,7 +174,7 @@ struct runner {
     struct nbi_kv_view kv[8];
     int64_t layers_seen;
     bool exact;
-    bool unwatched; /* nobody looks between the layers */
+    bool no_hook; /* no after_layer hook */
 };
 
 static int64_t larger(int64_t a, int64_t b)
@@ -198,7 +198,7 @@ static void runner_begin(struct runner *r, struct nbi_backend *be, const struct 
         r->kv[i].dtype = kv;
         assert_ok(be->alloc(be, "keys", bytes, &r->kv[i].k));
         assert_ok(be->alloc(be, "values", bytes, &r->kv[i].v));
-        /* What nobody has written must not be read: not a number. */
+        /* Memory that nobody has written must not be read: fill it with NaN. */
         uint8_t *nan = zeros(bytes, 1);
         memset(nan, 0xFF, (size_t)bytes);
         assert_ok(be->upload(r->s, r->kv[i].k, nan, bytes));
@@ -230,8 +230,8 @@ static enum nb_status count_layer(void *ctx, int64_t layer, struct nbi_ptr x)
     return NB_OK;
 }
 
-/* What top gives is what the logits say. */
-static void check_best(const float *logits, int64_t V, const int32_t top[3])
+/* The topk operation agrees with the logits. */
+static void check_topk(const float *logits, int64_t V, const int32_t top[3])
 {
     int32_t best = 0;
     float value;
@@ -243,7 +243,7 @@ static void check_best(const float *logits, int64_t V, const int32_t top[3])
     assert_true(value == logits[best]);
 }
 
-/* Tokens [from, from + n) of a batch. The logits of all of them, from the first to the last. */
+/* Tokens [from, from + n) of a batch; logits of all of them, first to last. */
 static void forward(struct runner *r, const struct batch *t, int64_t from, int64_t n, float *logits)
 {
     int32_t rows[MAX_TOKENS], top[3];
@@ -261,7 +261,7 @@ static void forward(struct runner *r, const struct batch *t, int64_t from, int64
                                   .rows = n == t->N ? t->rows : rows,
                                   .kv = r->kv,
                                   .exact = r->exact,
-                                  .after_layer = r->unwatched ? NULL : count_layer,
+                                  .after_layer = r->no_hook ? NULL : count_layer,
                                   .ctx = r};
     assert_ok(nbi_execute(&r->w, &r->acts, r->s, &pass));
     if (n == 1) {
@@ -271,11 +271,11 @@ static void forward(struct runner *r, const struct batch *t, int64_t from, int64
     assert_ok(r->be->download(r->s, logits, r->acts.logits, n * V * (int64_t)sizeof *logits));
     assert_ok(r->be->sync(r->s));
     if (n == 1)
-        check_best(logits, V, top);
-    assert_int_equal(r->layers_seen, r->unwatched ? 0 : r->w.config->layers);
+        check_topk(logits, V, top);
+    assert_int_equal(r->layers_seen, r->no_hook ? 0 : r->w.config->layers);
 }
 
-/* Of the whole batch at once, in the order of t->rows; the caller frees it. */
+/* The whole batch in one pass, in the order of t->rows; the caller frees the result. */
 static float *logits_of(struct nbi_backend *be, struct model *m, const struct batch *t, bool exact,
                         enum nbi_dtype kv)
 {
@@ -300,20 +300,21 @@ static double distance(const float *is, const double *want, int64_t n)
 
 /* ---- tests ---- */
 
-/* Exact: f32 rounding alone. Otherwise x has 16 bits in blocks, a step of 2^-15 of the largest of
- * 256; half of that is about 1e-4 of an ordinary value, and errors of layers add up. A store in 16
- * bits rounds by 2^-9 (bf16) or 2^-12, one in e4m3 by 2^-4, of which a mean over keys is left. */
+/* Exact: f32 rounding only. Otherwise x has 16 bits in blocks of 256, with a step of 2^-15 of the
+ * block's amax; half a step is about 1e-4 of an ordinary value, and errors of layers add up. A
+ * cache rounds by 2^-12 (f16), 2^-9 (bf16) or 2^-4 (e4m3), of which attention keeps the mean over
+ * keys. */
 static const struct {
     bool exact;
     enum nbi_dtype kv;
     double bound;
-} ways[] = {{true, NBI_F32, 2e-5},
-            {false, NBI_F32, 1e-3},
-            {true, NBI_F16, 1e-3},
-            {true, NBI_BF16, 1e-2},
-            {true, NBI_E4M3, 1e-1}};
+} precisions[] = {{true, NBI_F32, 2e-5},
+                  {false, NBI_F32, 1e-3},
+                  {true, NBI_F16, 1e-3},
+                  {true, NBI_BF16, 1e-2},
+                  {true, NBI_E4M3, 1e-1}};
 
-#define WAYS ((int)(sizeof ways / sizeof *ways))
+#define PRECISIONS ((int)(sizeof precisions / sizeof *precisions))
 
 /* A model and a batch of a + b tokens, the same for the same shape. */
 static void case_new(struct model *m, struct batch *t, int shape, int a, int b)
@@ -332,14 +333,15 @@ static void check_against_double(enum nbi_simd level)
     for (int i = 0; i < SHAPES; i++) {
         case_new(&m, &t, i, 7, 4);
         double *want = reference(&m, &t);
-        for (int way = 0; way < WAYS; way++) {
-            float *is = logits_of(cpu(level, 2), &m, &t, ways[way].exact, ways[way].kv);
+        for (int precision = 0; precision < PRECISIONS; precision++) {
+            float *is = logits_of(cpu(level, 2), &m, &t, precisions[precision].exact,
+                                  precisions[precision].kv);
             double off = distance(is, want, t.M * m.c.vocab_size);
             if (getenv("NB_TEST_VERBOSE"))
-                print_message("shape %d, way %d: %.3g\n", i, way, off);
-            if (!(off <= ways[way].bound))
-                fail_msg("shape %d, way %d: off by %.3g, %.3g allowed", i, way, off,
-                         ways[way].bound);
+                print_message("shape %d, precision %d: %.3g\n", i, precision, off);
+            if (!(off <= precisions[precision].bound))
+                fail_msg("shape %d, precision %d: off by %.3g, %.3g allowed", i, precision, off,
+                         precisions[precision].bound);
             free(is);
         }
         free(want);
@@ -377,7 +379,7 @@ static void check_threads(struct model *m, const struct batch *t, enum nbi_simd 
     free(one);
 }
 
-static void test_backend__threads_do_not_change_a_bit(void **state)
+static void test_backend__bits_do_not_depend_on_threads(void **state)
 {
     struct model m;
     struct batch t;
@@ -392,17 +394,18 @@ static void test_backend__threads_do_not_change_a_bit(void **state)
     }
 }
 
-/* The whole batch at once and in steps: every token has the same logits. */
-static void check_steps(struct model *m, const struct batch *t, enum nbi_simd level, int way,
+/* One pass over the batch, and passes of `step` tokens, give every token the same logits. */
+static void check_steps(struct model *m, const struct batch *t, enum nbi_simd level, int precision,
                         int64_t step)
 {
     struct runner r;
     int64_t V = m->c.vocab_size;
-    float *whole = logits_of(cpu(level, 2), m, t, ways[way].exact, ways[way].kv);
+    float *whole =
+        logits_of(cpu(level, 2), m, t, precisions[precision].exact, precisions[precision].kv);
     float *part = zeros(t->N * V, sizeof *part);
     runner_begin(&r, cpu(level, 1), &m->c, &(struct nbi_weight_provider){take_host, m}, step,
-                 ways[way].kv);
-    r.exact = ways[way].exact;
+                 precisions[precision].kv);
+    r.exact = precisions[precision].exact;
     for (int64_t n = 0; n < t->N; n += step)
         forward(&r, t, n, t->N - n < step ? t->N - n : step, part + n * V);
     for (int64_t row = 0; row < t->M; row++)
@@ -412,7 +415,7 @@ static void check_steps(struct model *m, const struct batch *t, enum nbi_simd le
     free(part);
 }
 
-static void test_backend__tokens_do_not_see_their_company(void **state)
+static void test_backend__batch_invariant_rows_keep_their_bits(void **state)
 {
     static const int64_t steps[] = {1, 3, 9, 16};
     struct model m;
@@ -421,15 +424,15 @@ static void test_backend__tokens_do_not_see_their_company(void **state)
     for (int i = 0; i < SHAPES; i++) {
         case_new(&m, &t, i, 15, 7);
         for (int level = 0; level <= (int)nbi_simd_level(); level++)
-            for (int way = 0; way < WAYS; way++)
-                check_steps(&m, &t, (enum nbi_simd)level, way, steps[(i + way) % 4]);
+            for (int precision = 0; precision < PRECISIONS; precision++)
+                check_steps(&m, &t, (enum nbi_simd)level, precision, steps[(i + precision) % 4]);
         model_free(&m);
     }
 }
 
 /* ---- the same on a GPU ---- */
 
-/* The largest difference, of the largest value. */
+/* The largest error relative to the largest value. */
 static double largest_off(const float *is, const double *want, int64_t n)
 {
     double off = 0, all = 0;
@@ -441,30 +444,29 @@ static double largest_off(const float *is, const double *want, int64_t n)
     return off / all;
 }
 
-/* Exact: sums in f32, in an order of the GPU's own. Otherwise activations become f16 in small
- * batches and bf16 in large ones: 2^-9 of a value, over all layers. Stores round as on the CPU,
- * where 64 tokens are off by twice as much as 11; e4m3 makes single logits differ by a tenth of the
- * largest. */
+/* Exact: f32 sums in another order. Otherwise activations become f16 in small batches and bf16 in
+ * large ones, 2^-9 of a value in every layer. Caches round as on the CPU; the error of 64 tokens is
+ * twice that of 11, and e4m3 changes single logits by a tenth of the largest. */
 static const struct {
     bool exact;
     enum nbi_dtype kv;
     double bound;
-} cuda_ways[] = {{true, NBI_F32, 2e-5},   {true, NBI_F16, 2e-3},  {true, NBI_BF16, 2e-2},
-                 {true, NBI_E4M3, 2e-1},  {false, NBI_F32, 2e-2}, {false, NBI_F16, 2e-2},
-                 {false, NBI_BF16, 3e-2}, {false, NBI_E4M3, 2e-1}};
+} cuda_precisions[] = {{true, NBI_F32, 2e-5},   {true, NBI_F16, 2e-3},  {true, NBI_BF16, 2e-2},
+                       {true, NBI_E4M3, 2e-1},  {false, NBI_F32, 2e-2}, {false, NBI_F16, 2e-2},
+                       {false, NBI_BF16, 3e-2}, {false, NBI_E4M3, 2e-1}};
 
-#define CUDA_WAYS ((int)(sizeof cuda_ways / sizeof *cuda_ways))
+#define CUDA_PRECISIONS ((int)(sizeof cuda_precisions / sizeof *cuda_precisions))
 
-/* In passes of `step` tokens; want has its rows in the order of t->rows. */
-static void check_cuda(struct model *m, const struct batch *t, int way, int64_t step,
+/* In passes of `step` tokens; the rows of want are in the order of t->rows. */
+static void check_cuda(struct model *m, const struct batch *t, int precision, int64_t step,
                        const double *want)
 {
     struct runner r;
     int64_t V = m->c.vocab_size;
     float *part = zeros(t->N * V, sizeof *part), *is = zeros(t->N * V, sizeof *is);
     runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, step,
-                 cuda_ways[way].kv);
-    r.exact = cuda_ways[way].exact;
+                 cuda_precisions[precision].kv);
+    r.exact = cuda_precisions[precision].exact;
     for (int64_t n = 0; n < t->N; n += step)
         forward(&r, t, n, t->N - n < step ? t->N - n : step, part + n * V);
     for (int64_t row = 0; row < t->M; row++)
@@ -472,16 +474,17 @@ static void check_cuda(struct model *m, const struct batch *t, int way, int64_t 
     runner_end(&r);
     double off = r.exact ? distance(is, want, t->M * V) : largest_off(is, want, t->M * V);
     if (getenv("NB_TEST_VERBOSE"))
-        print_message("C %d, way %d, %d tokens by %d: %.3g\n", (int)m->c.hidden_size, way,
-                      (int)t->N, (int)step, off);
-    if (!(off <= cuda_ways[way].bound))
-        fail_msg("C %d, way %d, %d tokens by %d: off by %.3g, %.3g allowed", (int)m->c.hidden_size,
-                 way, (int)t->N, (int)step, off, cuda_ways[way].bound);
+        print_message("C %d, precision %d, %d tokens by %d: %.3g\n", (int)m->c.hidden_size,
+                      precision, (int)t->N, (int)step, off);
+    if (!(off <= cuda_precisions[precision].bound))
+        fail_msg("C %d, precision %d, %d tokens by %d: off by %.3g, %.3g allowed",
+                 (int)m->c.hidden_size, precision, (int)t->N, (int)step, off,
+                 cuda_precisions[precision].bound);
     free(part);
     free(is);
 }
 
-/* Also where something else was before. */
+/* Memory is zeroed even if it was used and freed before. */
 static void check_cleared(struct nbi_backend *be)
 {
     enum { BYTES = 1 << 20 };
@@ -507,13 +510,13 @@ static void check_cleared(struct nbi_backend *be)
     free(is);
 }
 
-static void test_backend__memory_is_cleared(void **state)
+static void test_backend__new_memory_is_zeroed(void **state)
 {
     (void)state;
     check_cleared(cpu(NBI_SIMD_SCALAR, 1));
 }
 
-static void test_backend__memory_of_a_gpu_is_cleared(void **state)
+static void test_backend__new_memory_of_a_gpu_is_zeroed(void **state)
 {
     (void)state;
     need_gpu();
@@ -531,26 +534,26 @@ static void test_backend__cuda_follows_the_equations(void **state)
         for (int b = 0; b < 4; b++) {
             case_new(&m, &t, i, batches[b][0], batches[b][1]);
             double *want = reference(&m, &t);
-            for (int way = 0; way < CUDA_WAYS; way++) {
-                check_cuda(&m, &t, way, t.N, want);
+            for (int precision = 0; precision < CUDA_PRECISIONS; precision++) {
+                check_cuda(&m, &t, precision, t.N, want);
                 if (b == 2)
-                    check_cuda(&m, &t, way, 1 + way % 4, want);
+                    check_cuda(&m, &t, precision, 1 + precision % 4, want);
             }
             free(want);
             model_free(&m);
         }
 }
 
-/* Single tokens of two sequences in turn, as the GPU does them best: in one kernel, if it can. */
-static bool check_single(struct model *m, const struct batch *t, enum nbi_dtype kv, double bound,
-                         const double *want)
+/* Single tokens of two sequences, alternating, through the megakernel if there is one. */
+static bool check_single_tokens(struct model *m, const struct batch *t, enum nbi_dtype kv,
+                                double bound, const double *want)
 {
     struct runner r;
     int64_t V = m->c.vocab_size;
     float *part = zeros(t->N * V, sizeof *part), *is = zeros(t->N * V, sizeof *is);
     runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, 1, kv);
     r.exact = false;
-    r.unwatched = true;
+    r.no_hook = true;
     assert_ok(nbi_acts_use_megakernel(&r.acts, &r.w, r.s, r.kv));
     bool one_kernel = r.acts.megakernel;
     for (int64_t n = 0; n < t->N; n++)
@@ -570,14 +573,14 @@ static bool check_single(struct model *m, const struct batch *t, enum nbi_dtype 
     return one_kernel;
 }
 
-static void test_backend__cuda_does_single_tokens(void **state)
+static void test_backend__cuda_megakernel_follows_the_equations(void **state)
 {
-    static const struct shape of_four[] = {
+    static const struct shape fp4_shapes[] = {
         {112, 272, 3, 4, 2, 128, 40, true, true, true},
         {256, 528, 2, 8, 2, 128, 1000, false, true, true},
         {1024, 3072, 2, 16, 8, 128, 2000, false, true, true},
         {2048, 6144, 1, 16, 8, 128, 1000, false, true, true},
-        /* many heads, so that each of an H200's blocks has many rows */
+        /* many heads, so that each CTA of an H200 has many rows */
         {64, 80, 2, 96, 96, 128, 40, true, true, true},
         {64, 80, 1, 128, 32, 128, 40, true, true, true},
     };
@@ -588,32 +591,33 @@ static void test_backend__cuda_does_single_tokens(void **state)
     static const int tokens[][2] = {{200, 110}, {200, 110}, {30, 20}, {7, 5}, {400, 20}, {600, 20}};
     struct model m;
     struct batch t;
-    int in_one = 0;
+    int megakernel_runs = 0;
     (void)state;
     need_gpu();
     for (int i = 0; i < 6; i++) {
         drawn = (uint64_t)i << 32;
-        model_new(&m, &of_four[i]);
+        model_new(&m, &fp4_shapes[i]);
         batch_new(&t, m.c.vocab_size, tokens[i][0], tokens[i][1]);
         double *want = reference(&m, &t);
         for (int k = 0; k < 4; k++)
-            in_one += check_single(&m, &t, kinds[k].kv, kinds[k].bound, want) && i < 4;
+            megakernel_runs +=
+                check_single_tokens(&m, &t, kinds[k].kv, kinds[k].bound, want) && i < 4;
         free(want);
         model_free(&m);
     }
     struct nb_gpu_info gpu;
-    if (nb_gpu_list(&gpu, 1) == 1 && gpu.cc_major >= 9) /* all but f32 caches and many heads */
-        assert_int_equal(in_one, 12);
+    if (nb_gpu_list(&gpu, 1) == 1 && gpu.cc_major >= 9) /* all except f32 caches and many heads */
+        assert_int_equal(megakernel_runs, 12);
 }
 
-/* As decoding does it, so many tokens at a time: one kernel for one, a recorded list for more. */
+/* Decodes `step` tokens at a time: by the megakernel for one, as a CUDA graph for more. */
 static float *decoded(struct model *m, const struct batch *t, int64_t step)
 {
     struct runner r;
     float *logits = zeros(t->N * m->c.vocab_size, sizeof *logits);
     runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, step, NBI_F16);
     r.exact = false;
-    r.unwatched = true;
+    r.no_hook = true;
     assert_ok(nbi_acts_use_megakernel(&r.acts, &r.w, r.s, r.kv));
     for (int64_t n = 0; n + step <= t->N; n += step)
         forward(&r, t, n, step, logits + n * m->c.vocab_size);
@@ -621,8 +625,8 @@ static float *decoded(struct model *m, const struct batch *t, int64_t step)
     return logits;
 }
 
-/* Where the embedding lies changes no bit. */
-static void test_backend__cuda_looks_up_rows_on_the_host(void **state)
+/* An embedding in host memory must give the same bits. */
+static void test_backend__cuda_looks_up_embeddings_on_the_host(void **state)
 {
     static const struct shape shape = {112, 272, 3, 4, 2, 128, 40, true, true, true};
     struct model m;
@@ -665,21 +669,23 @@ static void test_backend__host_never_touches_device_memory(void **state)
     (void)state;
     assert_ok(nbi_config_preset(&c, "tiny"));
     int64_t n = 13 * c.vocab_size;
-    float *plain = zeros(n, sizeof *plain), *behind = zeros(n, sizeof *behind);
-    for (int way = 0; way < WAYS; way++) {
+    float *plain = zeros(n, sizeof *plain), *guarded_logits = zeros(n, sizeof *guarded_logits);
+    for (int precision = 0; precision < PRECISIONS; precision++) {
         enum nbi_simd level = nbi_simd_level();
-        random_logits(cpu(level, 2), &c, ways[way].exact, ways[way].kv, plain);
-        random_logits(guarded_open(cpu(level, 2)), &c, ways[way].exact, ways[way].kv, behind);
-        assert_memory_equal(plain, behind, n * 4);
+        random_logits(cpu(level, 2), &c, precisions[precision].exact, precisions[precision].kv,
+                      plain);
+        random_logits(guarded_open(cpu(level, 2)), &c, precisions[precision].exact,
+                      precisions[precision].kv, guarded_logits);
+        assert_memory_equal(plain, guarded_logits, n * 4);
         assert_int_equal(guarded.count, 0); /* all freed */
         assert_true(guarded.calls > c.layers * 8);
     }
     free(plain);
-    free(behind);
+    free(guarded_logits);
 }
 
-/* The guard itself: looking behind an address kills. */
-static void test_backend__the_guard_guards(void **state)
+/* The guard itself works: dereferencing a device address kills the process. */
+static void test_backend__guarded_memory_faults(void **state)
 {
     struct nbi_backend *be = guarded_open(cpu(NBI_SIMD_SCALAR, 1));
     struct nbi_ptr p;
@@ -794,7 +800,7 @@ static void test_backend__devices_have_names(void **state)
     assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){name, 1, NBI_SIMD_SCALAR}));
     assert_string_equal(be->name, name);
     be->close(be);
-    /* No machine has as many. */
+    /* No machine has this many. */
     assert_int_equal(nbi_backend_open(&be, &(struct nbi_backend_opts){.device = "cuda:1023"}),
                      NB_EDEVICE);
     assert_null(be);
@@ -806,15 +812,15 @@ int main(void)
         cmocka_unit_test(test_backend__forward_follows_the_equations_scalar),
         cmocka_unit_test(test_backend__forward_follows_the_equations_avx2),
         cmocka_unit_test(test_backend__forward_follows_the_equations_avx512),
-        cmocka_unit_test(test_backend__threads_do_not_change_a_bit),
-        cmocka_unit_test(test_backend__tokens_do_not_see_their_company),
-        cmocka_unit_test(test_backend__memory_is_cleared),
-        cmocka_unit_test(test_backend__memory_of_a_gpu_is_cleared),
+        cmocka_unit_test(test_backend__bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_backend__batch_invariant_rows_keep_their_bits),
+        cmocka_unit_test(test_backend__new_memory_is_zeroed),
+        cmocka_unit_test(test_backend__new_memory_of_a_gpu_is_zeroed),
         cmocka_unit_test(test_backend__cuda_follows_the_equations),
-        cmocka_unit_test(test_backend__cuda_does_single_tokens),
-        cmocka_unit_test(test_backend__cuda_looks_up_rows_on_the_host),
+        cmocka_unit_test(test_backend__cuda_megakernel_follows_the_equations),
+        cmocka_unit_test(test_backend__cuda_looks_up_embeddings_on_the_host),
         cmocka_unit_test(test_backend__host_never_touches_device_memory),
-        cmocka_unit_test(test_backend__the_guard_guards),
+        cmocka_unit_test(test_backend__guarded_memory_faults),
         cmocka_unit_test(test_backend__copies_bytes),
         cmocka_unit_test(test_backend__a_weight_that_cannot_be_read_is_not_kept),
         cmocka_unit_test(test_backend__refuses_what_it_cannot_do),

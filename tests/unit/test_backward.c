@@ -1,5 +1,5 @@
 /* test_backward.c - losses and gradients against the equations in double, and those against finite
- * differences; products and attention are in test_backward_products.c. */
+ * differences. Products and attention are in test_backward_products.c. */
 #include <float.h>
 
 #include "gradients.h"
@@ -33,7 +33,8 @@ static void xent_new(struct xent *c, int64_t N, int64_t V, int64_t ref_k, double
             c->ref_p[n * ref_k + j] =
                 (double)(float)(c->ref_p[n * ref_k + j] / all * (n % 3 && V > ref_k ? 0.9 : 1));
         if (ref_k > 0 && n % 2 == 0)
-            c->targets[n] = n % 4 ? c->targets[n] : c->ids[n * ref_k]; /* listed by the base too */
+            c->targets[n] =
+                n % 4 ? c->targets[n] : c->ids[n * ref_k]; /* in the reference's list too */
         if (ref_k > 0 && n % 7 == 6)
             c->ids[n * ref_k] = -1;
     }
@@ -47,7 +48,7 @@ static void xent_free(struct xent *c)
     free(c->ids);
 }
 
-/* Row n: loss and KL from the probabilities themselves; with `d`, the gradient, and `bound`. */
+/* Row n from its probabilities: loss and KL, and with `d` the gradient and its bound. */
 static void xent_row(const struct xent *c, int64_t n, const double *z, double out[2], double *d,
                      double *bound)
 {
@@ -74,7 +75,7 @@ static void xent_row(const struct xent *c, int64_t n, const double *z, double ou
     for (int64_t j = 0; base && j < c->ref_k; j++)
         out[1] += b[j] > 0 ? b[j] * (log(b[j]) - (z[ids[j]] - top - log(S))) : 0;
     for (int64_t v = 0; d && v < c->V; v++) {
-        /* An exponential is off by its argument's rounding and its own, a sum by its terms. */
+        /* An exponential is off by the rounding of its argument and its own; a sum by its terms. */
         double p = exp(z[v] - top) / S, off = (1024 + 10 + 2 * range) * U;
         d[v] = of_loss * p + of_kl * (listed[v] ? p : p - q * p * S / R);
         bound[v] = off * p * (of_loss + of_kl * (1 + (listed[v] ? 0 : q * S / R)));
@@ -108,7 +109,7 @@ static double xent_objective(const void *ctx, const double *logits)
 static void run_xent(struct rig *r, const void *ctx, float *out)
 {
     const struct xent *c = ctx;
-    struct nbi_op_xent a = {.loss = room(r, c->N),
+    struct nbi_op_xent a = {.loss = alloc_nan(r, c->N),
                             .logits = put_in(r, c->logits, c->N * c->V),
                             .targets = put_bytes(r, c->targets, c->N * 4),
                             .scale = (float)c->scale,
@@ -117,9 +118,9 @@ static void run_xent(struct rig *r, const void *ctx, float *out)
                             .N = c->N,
                             .V = c->V};
     if (c->gradient)
-        a.dlogits = c->in_place ? a.logits : room(r, c->N * c->V);
+        a.dlogits = c->in_place ? a.logits : alloc_nan(r, c->N * c->V);
     if (c->ref_k > 0) {
-        a.kl = room(r, c->N);
+        a.kl = alloc_nan(r, c->N);
         a.ref_ids = put_bytes(r, c->ids, c->N * c->ref_k * 4);
         a.ref_p = put_in(r, c->ref_p, c->N * c->ref_k);
     }
@@ -173,7 +174,7 @@ static void test_backward__xent(void **state)
         }
 }
 
-/* What is not a number must show in the loss, also where the row ends in part of a vector. */
+/* A non-finite logit must show in the loss, also in the last partial vector of a row. */
 static void test_backward__xent_shows_nan(void **state)
 {
     const struct nbi_stream_limits limits = {.N = 1, .K = 16, .D = 2, .heads = 1, .training = true};
@@ -197,7 +198,7 @@ static void test_backward__xent_shows_nan(void **state)
 
 struct swiglu {
     int64_t N, F;
-    double *dy, *gate, *up; /* gate and up in one */
+    double *dy, *gate, *up; /* gate and up in one array */
     bool in_place;
 };
 
@@ -219,8 +220,8 @@ static void run_swiglu(struct rig *r, const void *ctx, float *out)
                                   .up = put_in(r, c->up, n),
                                   .N = c->N,
                                   .F = c->F};
-    a.dgate = c->in_place ? a.gate : room(r, n);
-    a.dup = c->in_place ? a.up : room(r, n);
+    a.dgate = c->in_place ? a.gate : alloc_nan(r, n);
+    a.dup = c->in_place ? a.up : alloc_nan(r, n);
     assert_ok(r->be->swiglu_bwd(r->s, &a));
     get(r, get(r, out, a.dgate, n), a.dup, n);
 }
@@ -237,7 +238,7 @@ static void check_swiglu(int64_t N, int64_t F, double spread)
         double g = c.gate[i], s = 1 / (1 + exp(-g));
         e.want[i] = c.dy[i] * c.up[i] * s * (1 + g * (1 - s));
         e.want[n + i] = c.dy[i] * g * s;
-        /* s is off by 6 U of it, 1 - s by as much and U. */
+        /* s is off by 6 U of itself, 1 - s by as much and U. */
         e.bound[i] = fabs(c.dy[i] * c.up[i]) * (U * s * (12 + 12 * fabs(g)) + 0x1p-116);
         e.bound[n + i] = fabs(c.dy[i] * g) * (9 * U * s + 0x1p-116);
     }
@@ -294,7 +295,8 @@ static struct nbi_weight put_vector(struct rig *r, double *w, int64_t n)
     return out;
 }
 
-/* dx and its error bound for one row d = dy w whose terms have magnitudes m. dx is not added to. */
+/* dx and its error bound for one row d = dy w whose terms have magnitudes m. Without what dx is
+ * added to. */
 static void norm_row_bwd(double *dx, double *bound, const double *d, const double *m,
                          const double *x, double rstd, int64_t n)
 {
@@ -311,7 +313,7 @@ static void norm_row_bwd(double *dx, double *bound, const double *d, const doubl
 
 static double norm_objective(const void *ctx, const double *x)
 {
-    const struct norm *c = ctx; /* w lies behind x */
+    const struct norm *c = ctx; /* w follows x */
     double sum = 0;
     for (int64_t n = 0; n < c->N; n++)
         for (int64_t i = 0; i < c->C; i++)
@@ -337,7 +339,7 @@ static void run_norm(struct rig *r, const void *ctx, float *out)
     r->be->weight_free(r->be, &a.w);
 }
 
-/* The equations; rstd as given. */
+/* The equations, with rstd as given. */
 static void norm_expected(const struct norm *c, struct expected *e)
 {
     int64_t C = c->C, all = c->N * C;
@@ -411,8 +413,8 @@ static void test_backward__rmsnorm(void **state)
 
 struct rope {
     int64_t N, heads[2], D;
-    double *x[2], *d[2], *rstd[2], *w[2], *dw0[2], *cos, *sin; /* of q, of k; w lies behind x */
-    int which;                                                 /* for differences */
+    double *x[2], *d[2], *rstd[2], *w[2], *dw0[2], *cos, *sin; /* of q, of k; w follows x */
+    int which; /* which of the two, for finite differences */
 };
 
 static double rope_objective(const void *ctx, const double *x)
@@ -460,7 +462,7 @@ static void run_rope(struct rig *r, const void *ctx, float *out)
     r->be->weight_free(r->be, &a.k_norm);
 }
 
-/* d of the inputs, then of the norm's weights, of q or of k. */
+/* Gradients of the inputs of q or of k, then of its norm's weights. */
 static void rope_expected(const struct rope *c, int which, double *want, double *bound)
 {
     int64_t D = c->D, half = D / 2, heads = c->heads[which], all = c->N * heads;
@@ -495,7 +497,8 @@ static void check_rope(int64_t N, int64_t NH, int64_t NKV, int64_t D)
         .N = N, .K = 16, .D = D, .heads = NH, .training = true};
     struct rope c = {.N = N, .heads = {NH, NKV}, .D = D};
     struct expected e = expect(N * (NH + NKV) * D + 2 * D);
-    c.cos = random_floats(N * D / 2, 1); /* not of one angle: nothing depends on it */
+    c.cos = random_floats(N * D / 2,
+                          1); /* not cos and sin of one angle, since nothing depends on that */
     c.sin = random_floats(N * D / 2, 1);
     for (int i = 0; i < 2; i++) {
         int64_t heads = N * c.heads[i], at = i * (N * NH * D + D);
@@ -556,7 +559,7 @@ static void run_embed(struct rig *r, const void *ctx, float *out)
     get(r, out, a.dtable, c->V * c->C);
 }
 
-/* To the bit: rows are added in the order of n. */
+/* Bit-exact: rows are added in the order of n. */
 static void test_backward__embed(void **state)
 {
     static const int64_t shapes[][3] = {{1, 1, 1}, {3, 37, 2}, {65, 1000, 9}};
@@ -594,8 +597,8 @@ struct distance {
 static void run_distance(struct rig *r, const void *ctx, float *out)
 {
     const struct distance *c = ctx;
-    const struct nbi_op_l1 a = {.loss = room(r, c->N),
-                                .dx = c->gradient ? room(r, c->N * c->C) : (struct nbi_ptr){0},
+    const struct nbi_op_l1 a = {.loss = alloc_nan(r, c->N),
+                                .dx = c->gradient ? alloc_nan(r, c->N * c->C) : (struct nbi_ptr){0},
                                 .x = put_in(r, c->x, c->N * c->C),
                                 .target = put_in(r, c->target, c->N * c->C),
                                 .weight = put_in(r, c->weight, c->N),
@@ -628,7 +631,7 @@ static void check_distance(int64_t N, int64_t C)
         c.weight[n] = n % 3 != 1;
     for (int64_t i = 0; i < N * C; i++) {
         double off = c.x[i] - c.target[i];
-        if (fabs(off) < 1e-3) /* no difference may cross 0 */
+        if (fabs(off) < 1e-3) /* no finite difference may cross 0 */
             off = 0, c.x[i] = c.target[i];
         e.want[i / C] += c.weight[i / C] * fabs(off) / (double)C;
         e.want[N + i] = c.weight[i / C] * c.scale / (double)C * ((off > 0) - (off < 0));

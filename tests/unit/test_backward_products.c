@@ -60,7 +60,7 @@ struct linear {
     struct matrix w[NBI_LINEAR_MAX];
     double *x, *dx0, *dy[NBI_LINEAR_MAX], *dw0[NBI_LINEAR_MAX];
     bool with_dx, with_dw, add;
-    int which; /* for differences */
+    int which; /* which input to vary, for finite differences */
 };
 
 static void run_linear(struct rig *r, const void *ctx, float *out)
@@ -68,7 +68,7 @@ static void run_linear(struct rig *r, const void *ctx, float *out)
     const struct linear *c = ctx;
     struct nbi_op_linear_bwd a = {.count = c->count, .N = c->N, .K = c->K, .add = c->add};
     if (c->with_dx)
-        a.dx = c->add ? put_in(r, c->dx0, c->N * c->K) : room(r, c->N * c->K);
+        a.dx = c->add ? put_in(r, c->dx0, c->N * c->K) : alloc_nan(r, c->N * c->K);
     if (c->with_dw)
         a.x = put_in(r, c->x, c->N * c->K);
     for (int i = 0; i < c->count; i++) {
@@ -94,7 +94,7 @@ static void run_linear(struct rig *r, const void *ctx, float *out)
     }
 }
 
-/* Objective sum dy (x W^T), by x or by a matrix. */
+/* The objective sum dy (x W^T), as a function of x or of one matrix. */
 static double linear_of(const struct linear *c, int i, const double *x, const double *w)
 {
     double sum = 0;
@@ -144,9 +144,9 @@ static void expect_dw(const struct linear *c, int i, double *want, double *magni
             }
 }
 
-/* What the flags of a case make of it. */
-static void check_linear_way(const struct linear *c, const struct expected *dx,
-                             const struct expected *dw)
+/* Checks one combination of flags. */
+static void check_linear_flags(const struct linear *c, const struct expected *dx,
+                               const struct expected *dw)
 {
     const struct nbi_stream_limits limits = {
         .N = c->N, .K = c->K, .D = 2, .heads = 1, .training = true};
@@ -174,7 +174,7 @@ struct linear_shape {
     int count;
     int64_t O[NBI_LINEAR_MAX];
     enum nbi_dtype dtype[NBI_LINEAR_MAX];
-    int ways; /* bits: dx, dw, add */
+    int flags; /* flags to try: bit 0 dx, bit 1 dw, bit 2 add */
 };
 
 static void check_linear(const struct linear_shape *s)
@@ -200,12 +200,12 @@ static void check_linear(const struct linear_shape *s)
             check_gradient("linear by w", linear_by_w, &c, c.w[i].values, dw.want + at,
                            s->O[i] * s->K);
     }
-    for (int way = 1; way < 8; way++) {
-        c.with_dx = way & 1;
-        c.with_dw = way & 2;
-        c.add = way & 4;
-        if (way != 4 && (s->ways == 7 || way == s->ways))
-            check_linear_way(&c, &dx, &dw);
+    for (int flag_set = 1; flag_set < 8; flag_set++) {
+        c.with_dx = flag_set & 1;
+        c.with_dw = flag_set & 2;
+        c.add = flag_set & 4;
+        if (flag_set != 4 && (s->flags == 7 || flag_set == s->flags))
+            check_linear_flags(&c, &dx, &dw);
     }
     for (int i = 0; i < s->count; i++) {
         void *all[] = {c.w[i].data, c.w[i].scales, c.w[i].values, c.dy[i], c.dw0[i]};
@@ -226,11 +226,11 @@ static void test_backward_products__linear(void **state)
         {1, 48, 2, {17, 30}, {NBI_NVFP4, NBI_BF16}, 7},
         {65, 80, 3, {33, 16, 7}, {NBI_NVFP4, NBI_NVFP4, NBI_NVFP4}, 7},
         {65, 600, 1, {300}, {NBI_BF16}, 3},
-        {13, 272, 2, {520, 300}, {NBI_NVFP4, NBI_F32}, 3}, /* more than a block of terms */
+        {13, 272, 2, {520, 300}, {NBI_NVFP4, NBI_F32}, 3}, /* K longer than a gemm block */
         {300, 64, 1, {100}, {NBI_NVFP4}, 3},
-        {3, 2100, 1, {20}, {NBI_F16}, 3}, /* more than a block of columns */
+        {3, 2100, 1, {20}, {NBI_F16}, 3}, /* more columns than a gemm block */
         {2, 2064, 1, {33}, {NBI_NVFP4}, 3},
-        {2, 48, 1, {1000}, {NBI_F32}, 3}}; /* more than a block of rows of dw */
+        {2, 48, 1, {1000}, {NBI_F32}, 3}}; /* dw has more rows than a gemm block */
     (void)state;
     for (size_t i = 0; i < COUNT(shapes); i++)
         check_linear(&shapes[i]);
@@ -240,12 +240,12 @@ static void test_backward_products__linear(void **state)
 
 struct attention {
     int64_t N, NH, NKV, D;
-    double *q, *k, *v, *dy; /* q, k and v in one */
+    double *q, *k, *v, *dy; /* q, k and v in one array */
     double *y, *lse;
     int32_t *first;
 };
 
-/* A score and the sum of its magnitudes. */
+/* A score, and the sum of its magnitudes. */
 static double score(const struct attention *c, const double *qkv, int64_t n, int64_t h, int64_t j,
                     double *magnitude)
 {
@@ -295,7 +295,7 @@ static double attention_objective(const void *ctx, const double *qkv)
     return sum;
 }
 
-/* Adds what row n and head h contribute through key j. The bounds of dq, dk and dv follow from
+/* Adds the contribution of row n and head h through key j. The bounds of dq, dk and dv follow from
  * those of p (relative) and of dp - delta. */
 static void attention_pair(const struct attention *c, struct expected *e, int64_t n, int64_t h,
                            int64_t j)
@@ -336,9 +336,9 @@ static void run_attention(struct rig *r, const void *ctx, float *out)
 {
     const struct attention *c = ctx;
     int64_t q = c->N * c->NH * c->D, k = c->N * c->NKV * c->D;
-    const struct nbi_op_attention_bwd a = {.dq = room(r, q),
-                                           .dk = room(r, k),
-                                           .dv = room(r, k),
+    const struct nbi_op_attention_bwd a = {.dq = alloc_nan(r, q),
+                                           .dk = alloc_nan(r, k),
+                                           .dv = alloc_nan(r, k),
                                            .dy = put_in(r, c->dy, q),
                                            .y = put_in(r, c->y, q),
                                            .lse = put_in(r, c->lse, c->N * c->NH),
@@ -355,7 +355,7 @@ static void run_attention(struct rig *r, const void *ctx, float *out)
 
 enum batches { ONE, SEVERAL, WINDOW };
 
-/* One sequence, several of any length, or rows that see the 50 before them. */
+/* One sequence, several of any length, or a sliding window of 50 rows. */
 static void fill_first(int32_t *first, int64_t N, enum batches batches)
 {
     int32_t start = 0;
@@ -404,7 +404,7 @@ static void check_attention(const int64_t s[5], enum batches batches)
 
 static void test_backward_products__attention(void **state)
 {
-    /* N, NH, NKV, D, how large queries are */
+    /* N, NH, NKV, D, scale of q */
     static const int64_t shapes[][5] = {
         {1, 1, 1, 2, 1},    {3, 2, 1, 24, 4},    {65, 8, 1, 48, 1},
         {96, 3, 3, 64, 1},  {97, 2, 2, 32, 16},  {250, 4, 2, 32, 4},

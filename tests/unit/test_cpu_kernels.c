@@ -1,11 +1,11 @@
-/* test_cpu_kernels.c - every inner loop of the CPU backend, at every instruction set, against
- * arithmetic in double; and that a result depends on its own row alone.
+/* test_cpu_kernels.c - every microkernel on every instruction set against arithmetic in double, and
+ * that a result depends on its own row alone.
  *
- * The bounds. U = 2^-24 is half a unit in the last place: an operation on floats is off by U times
- * its result. A sum of n products in any order, fused or not, is off by at most (n + 1) U times the
- * sum of their magnitudes; a factor applied afterwards adds one U. What underflows is off by at
- * most 2^-149 each time, times what it is multiplied with later. Random signs stay far below this;
- * a lost or a doubled product is far above it. */
+ * Error bounds. U = 2^-24 is half a unit in the last place: an f32 operation is off by at most U
+ * times its result. A sum of n products in any order, fused or not, is off by at most (n + 1) U
+ * times the sum of their magnitudes; a factor applied afterwards adds one U. Each underflow is off
+ * by at most 2^-149, times later factors. Random signs stay far below these bounds; a lost or
+ * doubled product is far above. */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -26,7 +26,7 @@
 #define U         0x1p-24
 #define UNDERFLOW 0x1p-149
 #define ROWS      CPU_TILE_ROWS
-#define COLUMNS   NBI_X_PANEL_ROWS
+#define X_ROWS    NBI_X_PANEL_ROWS
 #define COUNT(a)  (sizeof(a) / sizeof *(a))
 
 /* ---- random input ---- */
@@ -91,21 +91,21 @@ static void assert_near(const char *what, const char *kernels, double is, double
 
 /* ---- products ---- */
 
-enum kind { EXACT, Q16, FLOATS };
+enum kind { EXACT, X_I16, FLOATS };
 
-/* Sixteen rows against eight, and what comes out in double. */
+/* Sixteen rows of w against eight rows of x, with the results in double. */
 struct product {
     enum kind kind;
     enum nbi_dtype dtype;
     int64_t K, padded, blocks, ldx, ldy;
     float tensor_scale;
     uint8_t *tiles;
-    uint8_t *w; /* at an odd address */
+    uint8_t *w; /* unaligned */
     float *x;
-    int16_t *x_i16; /* [COLUMNS, padded] whole numbers in order */
+    int16_t *x_i16; /* [X_ROWS, padded] integers in column order */
     float *x_i16_scale;
-    float y0[COLUMNS][ROWS];
-    double want[COLUMNS][ROWS], bound[COLUMNS][ROWS];
+    float y0[X_ROWS][ROWS];
+    double want[X_ROWS][ROWS], bound[X_ROWS][ROWS];
 };
 
 static uint8_t nibble_at(const uint8_t *codes, int64_t i)
@@ -113,9 +113,9 @@ static uint8_t nibble_at(const uint8_t *codes, int64_t i)
     return i & 1 ? codes[i / 2] >> 4 : codes[i / 2] & 15;
 }
 
-/* A panel of n rows of whole numbers as tiles.h says: pairs of columns k and k + 4 of each row; a
- * row alone in bytes, x = 256 h + l, 72 for 32 columns: for each 8 of them the h of the even and of
- * the odd columns and the l of both, then -12 times the sums of both groups. */
+/* Reads a panel of n rows, independently of nvfp4_tile.h's helpers. Pairs: columns k and k + 4 of
+ * each row. One row: x = 256 hi + lo in 72 bytes per 32 columns; per 8 columns the hi of the even
+ * and of the odd ones, then their lo; then -12 times the sum of either group. */
 static int32_t panel_get(const int16_t *q, int64_t k, int c, int n)
 {
     const int8_t *bytes = (const int8_t *)q + k / 32 * 72 + k % 32 / 8 * 16 + k % 8 / 2;
@@ -146,7 +146,7 @@ static int64_t panel_bytes(int64_t padded, int n)
     return n == 1 ? padded / 32 * 72 : n * padded * 2;
 }
 
-/* The product of one row and one column: its value and the sum of magnitudes. */
+/* The product of one row of w and one row of x, and the sum of its magnitudes. */
 static double nvfp4_dot(const struct product *p, const uint8_t *codes, const uint8_t *scales, int c,
                         double *magnitude)
 {
@@ -154,7 +154,7 @@ static double nvfp4_dot(const struct product *p, const uint8_t *codes, const uin
     *magnitude = 0;
     for (int64_t k = 0; k < p->K; k++) {
         double x = (double)p->x[c * p->ldx + k];
-        if (p->kind == Q16)
+        if (p->kind == X_I16)
             x = p->x_i16[c * p->padded + k] * 0x1p-7 *
                 (double)p->x_i16_scale[c * p->blocks + k / 256];
         double term = (double)nbi_e2m1_to_f32(nibble_at(codes, k)) *
@@ -175,21 +175,21 @@ static void make_nvfp4(struct product *p)
         scales[i] = (uint8_t)(bits32() % 0x7F); /* 0 to 448 */
     p->tiles = bytes_of(nbi_tiles_bytes(ROWS, K));
     nbi_tiles_pack(p->tiles, codes, scales, ROWS, K);
-    p->x_i16 = bytes_of(COLUMNS * p->padded * 2);
-    p->x_i16_scale = bytes_of(COLUMNS * p->blocks * 4);
+    p->x_i16 = bytes_of(X_ROWS * p->padded * 2);
+    p->x_i16_scale = bytes_of(X_ROWS * p->blocks * 4);
     int16_t *panel = bytes_of(panel_bytes(p->padded, 1));
-    for (int c = 0; c < COLUMNS; c++) {
+    for (int c = 0; c < X_ROWS; c++) {
         nbi_microkernels_scalar.quantize_x_i16(panel, p->x_i16_scale + c * p->blocks, 1,
                                                p->x + c * p->ldx, K);
         for (int64_t k = 0; k < p->padded; k++)
             p->x_i16[c * p->padded + k] = (int16_t)panel_get(panel, k, 0, 1);
     }
     free(panel);
-    for (int c = 0; c < COLUMNS; c++)
+    for (int c = 0; c < X_ROWS; c++)
         for (int r = 0; r < ROWS; r++) {
             double magnitude;
             p->want[c][r] = nvfp4_dot(p, codes + r * K / 2, scales + r * K / 16, c, &magnitude);
-            /* A group's sum is scaled, then the groups are added, then scaled. */
+            /* The sum of a group is scaled, groups are added, and the sum is scaled again. */
             p->bound[c][r] = ((double)K + 4) * (U * magnitude + 448 * UNDERFLOW);
         }
     free(codes);
@@ -202,7 +202,7 @@ static void make_floats(struct product *p)
     p->w = (uint8_t *)bytes_of(ROWS * K * size_of(p->dtype) + 1) + 1;
     for (int64_t i = 0; i < ROWS * K; i++)
         put_as(p->w, p->dtype, i, 3 * uniform());
-    for (int c = 0; c < COLUMNS; c++)
+    for (int c = 0; c < X_ROWS; c++)
         for (int r = 0; r < ROWS; r++) {
             double magnitude = 0, sum = 0;
             for (int64_t k = 0; k < K; k++) {
@@ -222,10 +222,10 @@ static void product_new(struct product *p, enum kind kind, enum nbi_dtype dtype,
     p->padded = (K + 31) / 32 * 32;
     p->blocks = (K + 255) / 256;
     p->tensor_scale = kind == FLOATS ? 1 : 0.37f;
-    p->x = floats_of((COLUMNS - 1) * p->ldx + K, values);
+    p->x = floats_of((X_ROWS - 1) * p->ldx + K, values);
     if (values == ROW_OF_ZEROS)
         memset(p->x + 3 * p->ldx, 0, (size_t)K * 4);
-    for (int c = 0; c < COLUMNS; c++)
+    for (int c = 0; c < X_ROWS; c++)
         for (int r = 0; r < ROWS; r++)
             p->y0[c][r] = value(values);
     if (kind == FLOATS)
@@ -244,14 +244,14 @@ static void product_free(struct product *p)
     free(p->x_i16_scale);
 }
 
-/* Rows [r0, r0 + rows) against columns [c0, c0 + n), with y0 as what is there before. Whatever else
- * lies in y stays as it is. */
-struct part {
+/* Rows [r0, r0 + rows) of w against rows [c0, c0 + n) of x, on top of y0 if add is set. Other
+ * elements of y must keep their values. */
+struct subset {
     int r0, rows, c0, n;
 };
 
-/* Rows [c0, c0 + n) as one panel. */
-static void make_panel(const struct product *p, struct part part, int16_t *x_i16, float *scale)
+/* Rows [c0, c0 + n) of x as one panel. */
+static void make_panel(const struct product *p, struct subset part, int16_t *x_i16, float *scale)
 {
     for (int c = 0; c < part.n; c++) {
         for (int64_t k = 0; k < p->padded; k++)
@@ -261,8 +261,8 @@ static void make_panel(const struct product *p, struct part part, int16_t *x_i16
     }
 }
 
-static void compute(const struct nbi_microkernels *k, const struct product *p, struct part part,
-                    bool add, float out[COLUMNS][ROWS])
+static void compute(const struct nbi_microkernels *k, const struct product *p, struct subset part,
+                    bool add, float out[X_ROWS][ROWS])
 {
     int r0 = part.r0, rows = part.rows, c0 = part.c0, n = part.n;
     int64_t count = (n - 1) * p->ldy + rows;
@@ -274,23 +274,23 @@ static void compute(const struct nbi_microkernels *k, const struct product *p, s
     bool floats = p->kind == FLOATS;
     int16_t *x_i16 = bytes_of(panel_bytes(p->padded, n));
     float *x_i16_scale = bytes_of(n * p->blocks * 4);
-    if (p->kind == Q16)
+    if (p->kind == X_I16)
         make_panel(p, part, x_i16, x_i16_scale);
-    const struct nbi_dot_tile job = {.y = y,
-                                     .ldy = p->ldy,
-                                     .w = floats ? p->w + r0 * p->K * size_of(p->dtype) : p->tiles,
-                                     .dtype = p->dtype,
-                                     .ldw = p->K,
-                                     .scale = p->tensor_scale,
-                                     .x = p->kind == Q16 ? NULL : p->x + c0 * p->ldx,
-                                     .ldx = p->ldx,
-                                     .x_i16 = x_i16,
-                                     .x_i16_scale = x_i16_scale,
-                                     .K = p->K,
-                                     .rows = rows,
-                                     .n = n,
-                                     .add = add};
-    (floats ? k->rows_float : p->kind == EXACT ? k->tiles_exact : k->tiles_x_i16)(&job);
+    const struct nbi_dot_tile tile = {.y = y,
+                                      .ldy = p->ldy,
+                                      .w = floats ? p->w + r0 * p->K * size_of(p->dtype) : p->tiles,
+                                      .dtype = p->dtype,
+                                      .ldw = p->K,
+                                      .scale = p->tensor_scale,
+                                      .x = p->kind == X_I16 ? NULL : p->x + c0 * p->ldx,
+                                      .ldx = p->ldx,
+                                      .x_i16 = x_i16,
+                                      .x_i16_scale = x_i16_scale,
+                                      .K = p->K,
+                                      .rows = rows,
+                                      .n = n,
+                                      .add = add};
+    (floats ? k->rows_float : p->kind == EXACT ? k->tiles_exact : k->tiles_x_i16)(&tile);
     free(x_i16);
     free(x_i16_scale);
     for (int64_t i = 0; i < count; i++)
@@ -302,11 +302,11 @@ static void compute(const struct nbi_microkernels *k, const struct product *p, s
 }
 
 static void check_values(const struct nbi_microkernels *k, const struct product *p, bool add,
-                         float full[COLUMNS][ROWS])
+                         float full[X_ROWS][ROWS])
 {
     static const char *const names[] = {"tiles_exact", "tiles_x_i16", "rows_float"};
-    compute(k, p, (struct part){0, ROWS, 0, COLUMNS}, add, full);
-    for (int c = 0; c < COLUMNS; c++)
+    compute(k, p, (struct subset){0, ROWS, 0, X_ROWS}, add, full);
+    for (int c = 0; c < X_ROWS; c++)
         for (int r = 0; r < ROWS; r++) {
             double y0 = add ? (double)p->y0[c][r] : 0, want = y0 + p->want[c][r];
             double bound = p->bound[c][r] + (add ? 2 * U * (fabs(want) + fabs(y0)) : 0);
@@ -314,16 +314,16 @@ static void check_values(const struct nbi_microkernels *k, const struct product 
         }
 }
 
-/* The same bits from rows and columns computed in any smaller company. */
-static void check_company(const struct nbi_microkernels *k, const struct product *p, bool add,
-                          float full[COLUMNS][ROWS])
+/* Any subset of rows and columns must give the same bits as all of them. */
+static void check_subsets(const struct nbi_microkernels *k, const struct product *p, bool add,
+                          float full[X_ROWS][ROWS])
 {
-    float part[COLUMNS][ROWS];
+    float part[X_ROWS][ROWS];
     for (int rows = 1; rows <= ROWS; rows++)
-        for (int n = 1; n <= COLUMNS; n++) {
-            int c0 = (int)(bits32() % (unsigned)(COLUMNS - n + 1));
+        for (int n = 1; n <= X_ROWS; n++) {
+            int c0 = (int)(bits32() % (unsigned)(X_ROWS - n + 1));
             int r0 = p->kind == FLOATS ? (int)(bits32() % (unsigned)(ROWS - rows + 1)) : 0;
-            compute(k, p, (struct part){r0, rows, c0, n}, add, part);
+            compute(k, p, (struct subset){r0, rows, c0, n}, add, part);
             for (int c = 0; c < n; c++)
                 if (memcmp(part[c], &full[c0 + c][r0], (size_t)rows * 4) != 0)
                     fail_msg("%s: kind %d, K %d: rows %d+%d, column %d of %d+%d differ from all's",
@@ -335,11 +335,11 @@ static void check_product(const struct nbi_microkernels *k, enum kind kind, enum
                           int64_t K, enum values values)
 {
     struct product p;
-    float full[COLUMNS][ROWS];
+    float full[X_ROWS][ROWS];
     product_new(&p, kind, dtype, K, values);
     for (int add = 0; add < 2; add++) {
         check_values(k, &p, add, full);
-        check_company(k, &p, add, full);
+        check_subsets(k, &p, add, full);
     }
     product_free(&p);
 }
@@ -357,7 +357,7 @@ static void tiles_x_i16(const struct nbi_microkernels *k)
 {
     for (size_t i = 0; i < COUNT(tile_widths); i++)
         for (int values = 0; values < VALUES; values++)
-            check_product(k, Q16, NBI_NVFP4, tile_widths[i], (enum values)values);
+            check_product(k, X_I16, NBI_NVFP4, tile_widths[i], (enum values)values);
 }
 
 static void rows_float(const struct nbi_microkernels *k)
@@ -374,8 +374,8 @@ static void rows_float(const struct nbi_microkernels *k)
 
 /* ---- integers for activations ---- */
 
-/* unit = scale / 2^7 is the value of a step. rint leaves half a step; the two roundings on the way
- * and that of the scale are off by 4 U * 32639 < 0.008 steps. */
+/* unit = scale / 2^7 is the value of one step. Rounding is off by half a step; two roundings before
+ * it and that of the scale add 4 U * 32639 < 0.008 steps. */
 static void check_x_i16(const int16_t *q, const float *scale, int c, int n, const float *x,
                         int64_t K)
 {
@@ -395,14 +395,14 @@ static void check_x_i16(const int16_t *q, const float *scale, int c, int n, cons
     }
 }
 
-/* Every row of panels of every width; the rows beside it stay as they are. */
+/* Each row of panels of each size; the other rows of the panel must keep their values. */
 static void quantize_x_i16(const struct nbi_microkernels *k)
 {
     static const int64_t widths[] = {1, 5, 16, 31, 32, 33, 48, 80, 256, 272, 1024 + 16};
     for (size_t w = 0; w < COUNT(widths); w++)
         for (int values = 0; values < VALUES; values++) {
             int64_t K = widths[w], padded = (K + 31) / 32 * 32, blocks = (K + 255) / 256;
-            int n = 1 + (int)(bits32() % COLUMNS), c = (int)(bits32() % (unsigned)n);
+            int n = 1 + (int)(bits32() % X_ROWS), c = (int)(bits32() % (unsigned)n);
             float *x = floats_of(K, (enum values)values);
             int64_t bytes = panel_bytes(padded, n);
             int16_t *is = bytes_of(bytes), *scalar = bytes_of(bytes);
@@ -416,10 +416,10 @@ static void quantize_x_i16(const struct nbi_microkernels *k)
             nbi_microkernels_scalar.quantize_x_i16(scalar + 2 * c, scalar_scale + c, n, x, K);
             check_x_i16(is, scale, c, n, x, K);
             for (int64_t b = 0; b < blocks; b++)
-                scale[b * n + c] += 0.0f; /* of zeros it may be -0 */
+                scale[b * n + c] += 0.0f; /* may be -0 for rows of zeros */
             assert_memory_equal(is, scalar, bytes);
             assert_memory_equal(scale, scalar_scale, n * blocks * 4);
-            x[bits32() % (uint32_t)K] = values & 1 ? NAN : -INFINITY; /* it shows */
+            x[bits32() % (uint32_t)K] = values & 1 ? NAN : -INFINITY; /* must show in the scale */
             k->quantize_x_i16(is + 2 * c, scale + c, n, x, K);
             bool shows = false;
             for (int64_t b = 0; b < blocks; b++)
@@ -452,7 +452,8 @@ static void test_cpu_kernels__tiles_hold_the_codes_of_their_rows(void **state)
             nbi_tiles_pack(tiles, codes, scales, rows, cols);
             for (int r = 0; r < ROWS; r++)
                 for (int64_t k = 0; k < nbi_tiles_across(cols) * 32; k++) {
-                    /* tiles.h: scales [group][row], then nibble k%8 of lane r of vector k%32/8. */
+                    /* nvfp4_tile.h: scales [group][row], then nibble k%8 of lane r of vector
+                     * k%32/8. */
                     const uint8_t *tile = tiles + k / 32 * 288;
                     const uint8_t *lane = tile + 32 + k % 32 / 8 * 64 + r * 4;
                     bool there = r < rows && k < cols;
@@ -469,8 +470,8 @@ static void test_cpu_kernels__tiles_hold_the_codes_of_their_rows(void **state)
 
 /* ---- rows ---- */
 
-/* Squares are positive, so their sum is off by (C + 1) U of itself; the root halves that; mean,
- * epsilon, root, inverse and two products add one each. */
+/* A sum of squares is off by (C + 1) U of itself; the root halves that; mean, epsilon, root,
+ * inverse and two products add U each. */
 static double norm_error(int64_t C)
 {
     return (((double)C + 1) / 2 + 6) * U;
@@ -540,8 +541,8 @@ static void norm_rope(const struct nbi_microkernels *k)
         }
 }
 
-/* The exponential is good to 2 units (4 U), sum, quotient and product to 1 U each. Where e^-gate
- * exceeds e^87 the sigmoid may be anything from 0 to e^-87. */
+/* The exponential is accurate to 4 U; sum, quotient and product add U each. Where e^-gate exceeds
+ * e^87, the sigmoid may be anything from 0 to e^-87. */
 static void swiglu(const struct nbi_microkernels *k)
 {
     static const float gates[] = {0,     -0.0f,  1,   -1,   20,   -20,   86.9f, -86.9f, 87,    -87,
@@ -559,7 +560,8 @@ static void swiglu(const struct nbi_microkernels *k)
                         8 * U * fabs(want) + cut + UNDERFLOW);
         }
         k->swiglu(gate, gate, up, n);
-        /* Vectors and what is left over may differ, place by place the result may not. */
+        /* The SIMD loop and its scalar rest may differ, but the result of an element must not
+         * depend on its neighbours. */
         assert_memory_equal(gate, y, n * 4);
         free(gate);
         free(up);
@@ -614,7 +616,7 @@ static void check_to_f32(const struct nbi_microkernels *k, enum nbi_dtype dtype,
         for (int64_t i = 0; i < n; i++) {
             float want = (float)get_as(p, dtype, i);
             if (isnan(want) && dtype == NBI_E4M3)
-                continue; /* need not survive */
+                continue; /* an E4M3 NaN need not stay NaN */
             if (isnan(want) ? !isnan(y[i]) : memcmp(&y[i], &want, 4) != 0)
                 fail_msg("%s: to_f32 of %s: %g, %g expected", k->name, nbi_dtypes[dtype].name,
                          (double)y[i], (double)want);
@@ -632,7 +634,7 @@ static void to_f32(const struct nbi_microkernels *k)
     check_to_f32(k, NBI_E4M3, 256);
 }
 
-/* An element off an aligned address; bytes at odd ones. */
+/* At addresses aligned to one element only, and unaligned for bytes. */
 static void from_f32(const struct nbi_microkernels *k)
 {
     static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
@@ -657,29 +659,29 @@ static void from_f32(const struct nbi_microkernels *k)
 
 /* ---- attention ---- */
 
-#define HEADS 8
-#define LINES 5 /* rows of queries */
+#define HEADS      8
+#define QUERY_ROWS 5 /* rows of queries */
 
 enum scores { SPREAD, FLAT, STEEP, SCORES };
 
-/* The reference is of the last row of queries; those before see fewer keys, or as many. */
+/* The reference is computed for the last query row; earlier rows see as many keys or fewer. */
 struct attention {
-    struct nbi_attention_tile job;
+    struct nbi_attention_tile tile;
     uint8_t *kv;
     float *q;
-    int32_t last[LINES];
-    int64_t count; /* of the last row */
+    int32_t last[QUERY_ROWS];
+    int64_t count; /* keys of the last row */
     double want[HEADS * 256], bound[HEADS * 256], lse[HEADS], lse_bound[HEADS];
 };
 
-/* A score of D products is off by (D + 3) U of their magnitudes, once more scaled; so is,
- * relatively, its exponential, for which 4 U are added, and once more where it is compared with the
- * maximum (the difference is off by U of itself). Weights and their sum are off by so much each,
- * and the sums over keys by one U a key and a block. */
-static void attend_reference(struct attention *t, int h)
+/* A score of D products is off by (D + 3) U of their magnitudes, once more scaled, and so is its
+ * exponential, relatively; the exponential adds 4 U, and subtracting the maximum U of the
+ * difference. Probabilities and their sum are off by that much each; sums over keys add U per key
+ * and per block. */
+static void attention_reference(struct attention *t, int h)
 {
-    const struct nbi_attention_tile *a = &t->job;
-    const float *q = a->q + (LINES - 1) * a->ldq + h * a->D;
+    const struct nbi_attention_tile *a = &t->tile;
+    const float *q = a->q + (QUERY_ROWS - 1) * a->ldq + h * a->D;
     double *score = bytes_of(t->count * 8), top = -INFINITY, sum = 0, worst = 0, lowest = INFINITY;
     for (int64_t i = 0; i < t->count; i++) {
         double s = 0, magnitude = 0;
@@ -712,38 +714,38 @@ static void attend_reference(struct attention *t, int h)
     free(score);
 }
 
-/* Keys and values lie side by side at an odd address (floats: at one that is not aligned to more
- * than they need), and end where the memory ends. */
+/* Keys and values are interleaved at an unaligned address (f32: at one aligned to 4 bytes only) and
+ * end where their allocation ends. */
 static void attention_new(struct attention *t, enum nbi_dtype dtype, int64_t D, int64_t count,
                           enum scores kind)
 {
     int size = size_of(dtype), off = dtype == NBI_F32 ? 4 : 1;
     int64_t values = (2 * count + 1) * D;
     t->kv = bytes_of(off + values * size);
-    t->q = floats_of(LINES * (HEADS * D + 3), kind == FLAT ? ZERO : ORDINARY);
+    t->q = floats_of(QUERY_ROWS * (HEADS * D + 3), kind == FLAT ? ZERO : ORDINARY);
     for (int64_t i = 0; i < values; i++)
         put_as(t->kv + off, dtype, i, (kind == STEEP ? 12 : 2) * uniform());
-    for (int64_t i = 0; i < LINES * (HEADS * D + 3); i++)
+    for (int64_t i = 0; i < QUERY_ROWS * (HEADS * D + 3); i++)
         t->q[i] *= kind == STEEP ? 12 : 1;
     t->count = count;
-    for (int r = LINES; r-- > 0;) {
+    for (int r = QUERY_ROWS; r-- > 0;) {
         int32_t fewer = (int32_t)(bits32() % 3 ? bits32() % 2 : bits32() % 70);
-        int32_t next = r == LINES - 1 ? (int32_t)count + 6 : t->last[r + 1];
-        t->last[r] = r == LINES - 1 ? next : next - fewer > 7 ? next - fewer : 7;
+        int32_t next = r == QUERY_ROWS - 1 ? (int32_t)count + 6 : t->last[r + 1];
+        t->last[r] = r == QUERY_ROWS - 1 ? next : next - fewer > 7 ? next - fewer : 7;
     }
-    t->job = (struct nbi_attention_tile){.q = t->q,
-                                         .k = t->kv + off,
-                                         .v = t->kv + off + D * size + D * size,
-                                         .last = t->last,
-                                         .first = 7,
-                                         .stride = 2 * D * size,
-                                         .ldq = HEADS * D + 3,
-                                         .ld_lse = HEADS,
-                                         .dtype = dtype,
-                                         .heads = HEADS,
-                                         .D = D};
+    t->tile = (struct nbi_attention_tile){.q = t->q,
+                                          .k = t->kv + off,
+                                          .v = t->kv + off + D * size + D * size,
+                                          .last = t->last,
+                                          .first = 7,
+                                          .stride = 2 * D * size,
+                                          .ldq = HEADS * D + 3,
+                                          .ld_lse = HEADS,
+                                          .dtype = dtype,
+                                          .heads = HEADS,
+                                          .D = D};
     for (int h = 0; h < HEADS; h++)
-        attend_reference(t, h);
+        attention_reference(t, h);
 }
 
 static void attention_free(struct attention *t)
@@ -756,47 +758,50 @@ struct queries {
     int r0, rows, h0, heads;
 };
 
-/* y [LINES, HEADS, D] with 3 floats between rows that stay as they are; lse [LINES, HEADS]. */
-static void attend_some(const struct nbi_microkernels *k, const struct attention *t,
-                        struct queries some, float *y, float *lse)
+/* y [QUERY_ROWS, HEADS, D] has 3 floats between rows, which must keep their values; lse
+ * [QUERY_ROWS, HEADS].
+ */
+static void run_attention(const struct nbi_microkernels *k, const struct attention *t,
+                          struct queries some, float *y, float *lse)
 {
-    struct nbi_attention_tile job = t->job;
-    size_t scratch = (size_t)nbi_attention_floats(job.D) * sizeof(float);
-    int64_t at = some.r0 * job.ldq + some.h0 * job.D;
-    job.scratch = aligned_alloc(64, scratch);
-    assert_non_null(job.scratch);
-    memset(job.scratch, 0xFF, scratch);
-    job.q += at;
-    job.y = y + at;
-    job.last += some.r0;
-    job.rows = some.rows;
-    job.heads = some.heads;
-    job.lse = lse ? lse + some.r0 * job.ld_lse + some.h0 : NULL;
-    k->attention(&job);
-    free(job.scratch);
+    struct nbi_attention_tile tile = t->tile;
+    size_t scratch = (size_t)nbi_attention_floats(tile.D) * sizeof(float);
+    int64_t at = some.r0 * tile.ldq + some.h0 * tile.D;
+    tile.scratch = aligned_alloc(64, scratch);
+    assert_non_null(tile.scratch);
+    memset(tile.scratch, 0xFF, scratch);
+    tile.q += at;
+    tile.y = y + at;
+    tile.last += some.r0;
+    tile.rows = some.rows;
+    tile.heads = some.heads;
+    tile.lse = lse ? lse + some.r0 * tile.ld_lse + some.h0 : NULL;
+    k->attention(&tile);
+    free(tile.scratch);
 }
 
 static void check_attention(const struct nbi_microkernels *k, const struct attention *t)
 {
-    int64_t D = t->job.D, ld = t->job.ldq, floats = LINES * ld;
+    int64_t D = t->tile.D, ld = t->tile.ldq, floats = QUERY_ROWS * ld;
     float *y = floats_of(floats, ORDINARY), *part = floats_of(floats, ORDINARY);
-    float lse[LINES * HEADS], part_lse[LINES * HEADS];
+    float lse[QUERY_ROWS * HEADS], part_lse[QUERY_ROWS * HEADS];
     memcpy(part, y, (size_t)floats * 4);
-    attend_some(k, t, (struct queries){0, LINES, 0, HEADS}, y, lse);
-    const float *last = y + (LINES - 1) * ld;
+    run_attention(k, t, (struct queries){0, QUERY_ROWS, 0, HEADS}, y, lse);
+    const float *last = y + (QUERY_ROWS - 1) * ld;
     for (int h = 0; h < HEADS; h++) {
-        assert_near("lse", k->name, (double)lse[(LINES - 1) * HEADS + h], t->lse[h],
+        assert_near("lse", k->name, (double)lse[(QUERY_ROWS - 1) * HEADS + h], t->lse[h],
                     t->lse_bound[h]);
         for (int64_t d = 0; d < D; d++)
             assert_near("attention", k->name, (double)last[h * D + d], t->want[h * D + d],
                         t->bound[h * D + d]);
     }
-    /* The same bits in smaller company, and without lse; nothing else is written. */
-    for (int r = 0; r < LINES; r++)
+    /* Single rows and subsets of heads, with and without lse, must give the same bits and write
+     * nothing else. */
+    for (int r = 0; r < QUERY_ROWS; r++)
         for (int h = 0, heads; h < HEADS; h += heads) {
             heads = 1 + (int)(bits32() % (unsigned)(HEADS - h));
             memset(part + r * ld + h * D, 0xFF, (size_t)(heads * D) * 4);
-            attend_some(k, t, (struct queries){r, 1, h, heads}, part, h & 1 ? NULL : part_lse);
+            run_attention(k, t, (struct queries){r, 1, h, heads}, part, h & 1 ? NULL : part_lse);
             if (!(h & 1))
                 assert_memory_equal(part_lse + r * HEADS + h, lse + r * HEADS + h, heads * 4);
         }
@@ -805,16 +810,16 @@ static void check_attention(const struct nbi_microkernels *k, const struct atten
     free(part);
 }
 
-/* A key that is no number makes every row that sees it none. */
+/* A NaN key makes every row that sees it NaN. */
 static void check_nan(const struct nbi_microkernels *k, int64_t count)
 {
     struct attention t;
     attention_new(&t, NBI_F32, 64, count, SPREAD);
-    float *y = floats_of(LINES * t.job.ldq, ORDINARY);
+    float *y = floats_of(QUERY_ROWS * t.tile.ldq, ORDINARY);
     put_as(t.kv + 4, NBI_F32, count / 2 * 128, NAN);
-    attend_some(k, &t, (struct queries){0, LINES, 0, HEADS}, y, NULL);
+    run_attention(k, &t, (struct queries){0, QUERY_ROWS, 0, HEADS}, y, NULL);
     for (int64_t i = 0; i < HEADS * 64; i++)
-        assert_true(isnan(y[(LINES - 1) * t.job.ldq + i]));
+        assert_true(isnan(y[(QUERY_ROWS - 1) * t.tile.ldq + i]));
     free(y);
     attention_free(&t);
 }
@@ -831,7 +836,7 @@ static void attention(const struct nbi_microkernels *k)
         for (size_t h = 0; h < COUNT(head_sizes); h++)
             for (size_t c = 0; c < COUNT(counts); c++) {
                 if (counts[c] == 1000 && head_sizes[h] > 96 && (d + h) % 2)
-                    continue; /* time */
+                    continue; /* would take too long */
                 attention_new(t, types[d], head_sizes[h], counts[c],
                               (enum scores)(turn++ % SCORES));
                 check_attention(k, t);
@@ -883,9 +888,9 @@ static const struct nbi_microkernels *kernels_or_skip(enum nbi_simd level)
 KERNEL_LIST(X)
 #undef X
 
-/* Whoever adds a slot to the table adds it to the list: eleven functions here, eight that
- * test_backward.c tests through the operations that use them, two that are in test_optimizer.c;
- * before them a name and two numbers. */
+/* A new slot of the table belongs into KERNEL_LIST. Eleven are listed, eight are tested by
+ * test_backward.c through the operations that use them, two by test_optimizer.c; a name and two
+ * numbers precede them. */
 #define OTHER_SLOTS 10
 #define X(slot)     +1
 _Static_assert(sizeof(struct nbi_microkernels) ==

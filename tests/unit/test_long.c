@@ -1,5 +1,5 @@
-/* test_long.c - a context of 65,536 tokens: the same bits in any portions, the memory that was
- * planned, and an end. With sanitizers it is 4,096 tokens. */
+/* test_long.c - a context of 65,536 tokens (4,096 with sanitizers): the same bits however the input
+ * is split, no more memory than planned, and an error at the end of the context. */
 #include <dlfcn.h>
 
 #include "infer/session.h"
@@ -26,7 +26,7 @@ static int64_t counted;
 static void find_real(void *slot, const char *name)
 {
     void *p = dlsym(RTLD_NEXT, name);
-    memcpy(slot, &p, sizeof p); /* ISO C has no cast from object to function */
+    memcpy(slot, &p, sizeof p); /* ISO C cannot cast this pointer to a function */
 }
 
 void *malloc(size_t size)
@@ -110,8 +110,7 @@ static struct nb_session *open_session(const struct nbi_session_opts *opts)
 
 static const struct nbi_session_opts whole = {.context = TOKENS, .kv = NBI_F32, .exact = true};
 
-/* What has become resident with all tokens in: the cache, and no more than was planned but for
- * large pages. */
+/* Resident memory once all tokens are in: the cache, and no more than planned, huge pages aside. */
 static void expect_resident(int64_t grown)
 {
     struct nbi_memory_plan plan;
@@ -142,7 +141,7 @@ static void test_long__same_bits_and_an_end(void **state)
     nb_session_truncate(a, TOKENS - 1);
     assert_ok(nbi_session_append(a, ids + TOKENS - 1, 1, again, 1));
     assert_memory_equal(chunks, again, ROW);
-    /* One more is refused, and changes nothing. */
+    /* One token too many is refused and changes nothing. */
     assert_fails(nbi_session_append(a, ids, 1, other, 1), NB_EVALUE,
                  "1 tokens after " TEXT(TOKENS) " do not fit the context of " TEXT(TOKENS));
     assert_int_equal(nb_session_length(a), TOKENS);
@@ -176,7 +175,7 @@ static enum nb_status spy_alloc(struct nbi_backend *be, const char *what, int64_
     return real.alloc(be, what, bytes, out);
 }
 
-/* Every byte that a session asks for is in the plan. */
+/* Every byte that a session allocates is in its plan. */
 static void test_long__memory_is_planned(void **state)
 {
     (void)state;

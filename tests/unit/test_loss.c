@@ -1,5 +1,5 @@
 /* test_loss.c - the losses of a small model and their gradients, against the equations in double
- * and against finite differences; what the base model thought, however rows are packed. */
+ * and against finite differences; reference probabilities, however rows are packed. */
 #include <math.h>
 
 #include "base/rng.h"
@@ -14,7 +14,7 @@ enum {
     C = 32,
     V = 290,
     M = 7
-}; /* M: rows of logits at a time: the last are fewer */
+}; /* M: rows of logits at a time; the last chunk is shorter */
 
 static struct nb_tokenizer *bytes_only;
 
@@ -99,7 +99,7 @@ static void rig_close(struct rig *r)
     r->be->close(r->be);
 }
 
-/* The first batch of an order, fed. */
+/* Loads the first micro-batch of an order. */
 static void next_batch(struct rig *r, uint64_t seed)
 {
     struct nbi_loader b;
@@ -149,7 +149,7 @@ struct scalar {
     float *x, *norm, *embed;
 };
 
-/* The mean over labels, in double, of the stream x. */
+/* The mean over labels, in double, for the residual stream x. */
 static double scalar_loss(const struct scalar *c, const double *x, const double *norm)
 {
     double sum = 0;
@@ -177,7 +177,7 @@ static void test_loss__scalar(void **state)
     struct scalar c = {&r.feed.labels, r.config.rms_eps, x, norm, embed};
     r.feed.labels.kind = NBI_LOSS_SCALAR;
     struct nbi_train_param *last = &r.t.tensors[1 + 2 * 11];
-    for (int k = 0; k < C; k++) /* a norm that is not all ones */
+    for (int k = 0; k < C; k++) /* norm weights that are not all 1 */
         norm[k] = (float)(1 + 0.5 * uniform((uint64_t)k));
     upload(&r, last->master, norm, C);
     assert_ok(nbi_train_params_requantize(&r.t, NBI_ALL_LAYERS));
@@ -201,7 +201,8 @@ static void test_loss__scalar(void **state)
     double mean = r.feed.labels.loss / (double)r.feed.labels.count;
     assert_true(fabs(mean - (side[0] + side[1]) / 2) < 1e-6 * mean);
     assert_true(fabs((side[1] - side[0]) / (2 * h) - slope) < 1e-5 * (fabs(slope) + 1));
-    download(&r, head, r.t.grads.head, V * C); /* tied: that of the embedding, not yet any */
+    download(&r, head, r.t.grads.head,
+             V * C); /* tied: the gradient of the embedding, which is still empty */
     for (int i = 0; i < V * C; i++)
         assert_true(head[i] == 0);
     double before = r.feed.labels.loss;
@@ -210,7 +211,7 @@ static void test_loss__scalar(void **state)
     rig_close(&r);
 }
 
-/* The loss along the gradient of some weights, through all of the model. */
+/* The loss along the gradient of some weights, through the whole model. */
 static double along(struct rig *r, struct nbi_train_param *x, const float *w, const float *g,
                     double h)
 {
@@ -276,8 +277,8 @@ static void base_open(struct rig *r, struct nbi_kl_anchor *b, int64_t memory, in
     assert_int_equal(b->fd >= 0, memory == 0);
 }
 
-/* Against softmax of the logits of the batch itself. */
-static void check_base(struct rig *r, const struct nbi_kl_anchor *b)
+/* Against the softmax of the same batch's logits. */
+static void check_reference(struct rig *r, const struct nbi_kl_anchor *b)
 {
     static float logits[V];
     int64_t known = 0, count;
@@ -305,7 +306,7 @@ static void check_base(struct rig *r, const struct nbi_kl_anchor *b)
             last = p;
             listed += p;
         }
-        for (int v = 0, more = 0; v < V; v++) { /* nothing likelier was left out */
+        for (int v = 0, more = 0; v < V; v++) { /* no likelier id was left out */
             more += exp((double)logits[v]) / sum > last;
             assert_true(more < l->ref_k);
         }
@@ -315,7 +316,7 @@ static void check_base(struct rig *r, const struct nbi_kl_anchor *b)
     assert_int_equal(count, known);
 }
 
-static void test_loss__base(void **state)
+static void test_loss__reference_is_the_softmax(void **state)
 {
     struct rig r;
     (void)state;
@@ -329,11 +330,12 @@ static void test_loss__base(void **state)
             next_batch(&r, seed);
             for (int i = 0; i < B * T; i++)
                 r.batch.owners[i] += r.batch.owners[i] >= 0 ? before : 0;
-            check_base(&r, &b);
+            check_reference(&r, &b);
             loss(&r, false);
             assert_true(fabs(r.feed.labels.kl) < 1e-6 * (double)r.feed.labels.count);
         }
-        for (int i = 0; i < B * T && way; i++) /* samples of the other set have nothing */
+        for (int i = 0; i < B * T && way;
+             i++) /* examples of the other data set have no reference */
             r.batch.owners[i] = r.batch.owners[i] < 0 ? -1 : i % 5;
         int64_t count;
         assert_ok(nbi_kl_anchor_set(&b, &r.batch, &r.feed.labels, &count));
@@ -343,8 +345,8 @@ static void test_loss__base(void **state)
     rig_close(&r);
 }
 
-/* The same base in memory and in a file, and other models have others. */
-static void test_loss__base_mark(void **state)
+/* The same reference in memory and in a file has one fingerprint; other models have others. */
+static void test_loss__reference_has_a_fingerprint(void **state)
 {
     struct rig r;
     struct nbi_kl_anchor a, b;
@@ -375,7 +377,7 @@ static void test_loss__base_mark(void **state)
     rig_close(&r);
 }
 
-static void test_loss__base_needs_whole_samples(void **state)
+static void test_loss__reference_needs_whole_examples(void **state)
 {
     struct rig r;
     struct nbi_kl_anchor b;
@@ -394,7 +396,8 @@ static void test_loss__base_needs_whole_samples(void **state)
     rig_close(&r);
 }
 
-/* Base probabilities of another model, then the gradient of CE and KL together, and of KL alone. */
+/* Reference probabilities of another model; then the gradient of CE and KL together, and of KL
+ * alone. */
 static void test_loss__kl_gradient(void **state)
 {
     static float x[B * T * C], at[B * T * C], dx[B * T * C];
@@ -444,7 +447,7 @@ static void test_loss__kl_gradient(void **state)
     rig_close(&r);
 }
 
-static void test_loss__top(void **state)
+static void test_loss__topk(void **state)
 {
     float logits[100], p[64];
     int32_t ids[64];
@@ -493,11 +496,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_loss__scalar),
         cmocka_unit_test(test_loss__scalar_through_layers),
-        cmocka_unit_test(test_loss__base),
-        cmocka_unit_test(test_loss__base_mark),
-        cmocka_unit_test(test_loss__base_needs_whole_samples),
+        cmocka_unit_test(test_loss__reference_is_the_softmax),
+        cmocka_unit_test(test_loss__reference_has_a_fingerprint),
+        cmocka_unit_test(test_loss__reference_needs_whole_examples),
         cmocka_unit_test(test_loss__kl_gradient),
-        cmocka_unit_test(test_loss__top),
+        cmocka_unit_test(test_loss__topk),
         cmocka_unit_test(test_loss__ids_outside),
     };
     return cmocka_run_group_tests_name("loss", tests, begin, end);

@@ -1,6 +1,6 @@
-/* test_ops.c - every operation of the forward pass on the CPU's fastest path and on a GPU, beside
- * the scalar code of the CPU, which defines it: odd shapes, all types, results that were not
- * numbers before and whose surroundings must stay. */
+/* test_ops.c - every operation of the forward pass on the CPU's fastest path and on a GPU, against
+ * the scalar CPU code, which defines it: unusual shapes, all types, outputs that held NaN before
+ * and whose surroundings must keep their values. */
 #include "linear_lab.h"
 #include "stored.h"
 
@@ -82,7 +82,7 @@ static void run_rope_table(struct nbi_backend *be, const struct rope_case *c, fl
     lab_end(&l);
 }
 
-/* The angles are the same bits, so that only sine and cosine may differ, in their last bits. */
+/* The angles have the same bits; only sine and cosine may differ, in their last bits. */
 static void check_rope_table(void)
 {
     static const int64_t sizes[] = {2, 24, 80, 128}, counts[] = {1, 3, 70};
@@ -155,14 +155,14 @@ static void check_rmsnorm(void)
 
 /* ---- linear ---- */
 
-/* K of NVFP4 is a multiple of 16; of floats it can be anything. */
+/* K is a multiple of 16 for NVFP4, and arbitrary for floats. */
 static void check_linear(void)
 {
     static const int64_t counts[] = {1, 2, 7, 8, 9, 33, 64, 65, 130, 300};
     static const int64_t outs[][3] = {{1, 7, 40}, {33, 129, 5}, {203, 48, 17}};
     static const int64_t of_fours[] = {16, 80, 144, 1008}, of_floats[] = {1, 7, 203, 514};
     int64_t at = 0;
-    for (int64_t t = 0; t <= COUNT(matrices); t++) /* the last: mixed */
+    for (int64_t t = 0; t <= COUNT(matrices); t++) /* the last one mixes types */
         for (int64_t i = 0; i < COUNT(counts); i++)
             for (int k = 0; k < 4; k++, at++) {
                 struct linear_case c = {.count = 1 + (int)(at % 3), .add = at / 3 % 2};
@@ -180,7 +180,7 @@ static void check_linear(void)
             }
 }
 
-/* Shapes like a model's. */
+/* Shapes of real models. */
 static void check_linear_large(void)
 {
     static const int64_t counts[] = {1, 5, 16, 66};
@@ -197,7 +197,7 @@ static void check_linear_large(void)
         }
 }
 
-/* Rows of x that are large, small or nothing, and scales of every size. */
+/* Rows of x that are large, tiny or zero, and block scales of every size. */
 static void check_linear_range(void)
 {
     static const float sizes[] = {1, 1e6f, 1e-6f, 0, 3e4f};
@@ -222,7 +222,7 @@ static void check_linear_range(void)
 /* ---- qkv_rope ---- */
 
 struct qkv_case {
-    int64_t N, NH, NKV, D, rows; /* rows: of the store */
+    int64_t N, NH, NKV, D, rows; /* rows: of the cache */
     enum nbi_dtype dtype;
     bool in_place, rstd;
     float *q, *k, *v, *cos, *sin;
@@ -233,7 +233,7 @@ struct qkv_case {
 struct qkv_result {
     float *q, *rstd_q, *rstd_k;
     uint8_t *k, *v;
-    int64_t bytes; /* of k and of v */
+    int64_t bytes; /* bytes of k, and of v */
 };
 
 static void qkv_new(struct qkv_case *c)
@@ -250,7 +250,7 @@ static void qkv_new(struct qkv_case *c)
         c->cos[i] = cosf(angle);
         c->sin[i] = sinf(angle);
     }
-    for (int64_t n = 0; n < c->N; n++) /* no row twice: 5 and c->rows have no common factor here */
+    for (int64_t n = 0; n < c->N; n++) /* no row twice: 5 and c->rows are coprime here */
         c->kv_rows[n] = (int32_t)((n * 5 + 2) % c->rows);
     host_weight_new(&c->q_norm, NBI_BF16, c->D, 0);
     host_weight_new(&c->k_norm, NBI_F32, c->D, 0);
@@ -313,7 +313,7 @@ static void qkv_result_free(struct qkv_result *r)
     free(r->v);
 }
 
-/* What differs in the last bits may round to a neighbour in the store. */
+/* A difference in the last bits may round to a neighbouring value of the cache's type. */
 static void compare_keys(const struct qkv_case *c, const struct qkv_result *is,
                          const struct qkv_result *want)
 {
@@ -468,8 +468,8 @@ static void run_top(struct nbi_backend *be, const float *logits, int64_t V, int6
     lab_end(&l);
 }
 
-/* By the definition: each is the best of what is left. */
-static void best_by_hand(const float *x, int64_t V, int64_t J, int32_t *ids)
+/* By the definition: repeatedly the largest of what remains. */
+static void topk_reference(const float *x, int64_t V, int64_t J, int32_t *ids)
 {
     for (int64_t j = 0; j < J; j++) {
         ids[j] = -1;
@@ -483,7 +483,7 @@ static void best_by_hand(const float *x, int64_t V, int64_t J, int32_t *ids)
     }
 }
 
-/* Few different values, so that there are equals; rows that are all the same, or fall, or rise. */
+/* Few distinct values, so that there are ties; rows that are constant, descending or ascending. */
 static void check_topk(void)
 {
     static const int64_t sizes[] = {1, 2, 33, 64, 2048, 2049, 5000, 151936};
@@ -513,7 +513,7 @@ static void check_topk(void)
             same_bytes("values", is.values, want.values, 5 * J * 4);
             for (int64_t n = 0; n < 5 && V <= 5000; n++) {
                 int32_t ids[NBI_TOPK_MAX];
-                best_by_hand(x + n * V, V, J, ids);
+                topk_reference(x + n * V, V, J, ids);
                 same_bytes("by hand", is.ids + n * J, ids, J * 4);
             }
             free(x);
@@ -522,7 +522,7 @@ static void check_topk(void)
 
 /* ---- weights ---- */
 
-/* Rows [first, first + count) come back as they were given. */
+/* Rows [first, first + count) are read back unchanged. */
 static void read_back(const struct host_weight *w, const struct nbi_weight *on, int64_t first,
                       int64_t count)
 {
@@ -590,8 +590,8 @@ static enum nb_status read_half(void *ctx, int64_t first, int64_t count, void *d
                                        : read_host(ctx, first, count, data, scales);
 }
 
-/* Tables of several pieces. None that is only looked into takes memory of a GPU, also where it
- * cannot be read to its end; freed ones leave the others alone. */
+/* Lookup tables of several chunks take no GPU memory, even if reading one fails halfway; freeing
+ * one leaves the others alone. */
 static void check_lookups(void)
 {
     struct host_weight w;
@@ -654,19 +654,19 @@ static void check_copies(void)
 #define CHAIN_ROWS 9
 #define CHAIN_C    160
 
-/* y = y + rmsnorm(x) w^T of N rows. */
+/* y = y + rmsnorm(x) w^T for N rows. */
 struct chain {
     struct lab l;
     struct nbi_op_rmsnorm norm;
     struct nbi_op_linear product;
     bool fails;
-    int asked; /* for its operations */
+    int queued; /* how often its operations were queued */
 };
 
 static enum nb_status queue_chain(void *ctx)
 {
     struct chain *c = ctx;
-    c->asked++;
+    c->queued++;
     NBI_TRY(c->l.be->rmsnorm(c->l.s, &c->norm));
     if (c->fails)
         return nbi_fail(NB_EVALUE, "no product today");
@@ -692,7 +692,8 @@ static void chain_begin(struct chain *c, struct host_weight *w, struct host_weig
                                         .add = true};
 }
 
-/* New values at the same places, through repeat under that key, and by themselves. */
+/* Runs with new values at the same addresses, through graph_run with that key and directly; the
+ * results must be equal. */
 static void check_chain(struct chain *c, int64_t key, int64_t N)
 {
     float x[CHAIN_ROWS * CHAIN_C], is[2][CHAIN_ROWS * CHAIN_C];
@@ -706,13 +707,13 @@ static void check_chain(struct chain *c, int64_t key, int64_t N)
         assert_ok(way ? queue_chain(c) : tested->graph_run(c->l.s, &routine));
         fetch(&c->l, is[way], c->product.y[0], (int64_t)sizeof x);
     }
-    c->asked--; /* by itself */
+    c->queued--; /* for the direct run */
     snprintf(where, sizeof where, "key %lld, N %lld", (long long)key, (long long)N);
     same_bytes("y", is[0], is[1], (int64_t)sizeof x);
 }
 
-/* Two lists in turn, then more than can be kept, then the first again; one that fails. */
-static void check_repeat(void)
+/* Two graphs alternating, then more than are kept, then the first again; and one that fails. */
+static void check_graph_run(void)
 {
     struct host_weight w, norm;
     struct chain c;
@@ -722,13 +723,13 @@ static void check_repeat(void)
     chain_begin(&c, &w, &norm);
     for (int round = 0; round < 12; round++)
         check_chain(&c, 0, round % 2 ? 3 : CHAIN_ROWS);
-    assert_int_equal(c.asked, 4); /* each was queued once and recorded once */
+    assert_int_equal(c.queued, 4); /* each was queued once and recorded once */
     for (int key = 1; key < 100; key++)
         for (int round = 0; round < 3; round++)
             check_chain(&c, key, 1 + key % CHAIN_ROWS);
-    c.asked = 0;
+    c.queued = 0;
     check_chain(&c, 0, 3);
-    assert_int_equal(c.asked, 1);
+    assert_int_equal(c.queued, 1);
     const struct nbi_graph routine = {.key = {100, 3}, .queue = queue_chain, .ctx = &c};
     c.fails = true;
     for (int round = 0; round < 3; round++)
@@ -761,7 +762,7 @@ static void check_repeat(void)
 #define X(op) TEST_ON_BOTH(ops, op)
 OPS(X)
 #undef X
-TEST_ON_CUDA(ops, repeat)
+TEST_ON_CUDA(ops, graph_run)
 
 int main(void)
 {
@@ -769,6 +770,6 @@ int main(void)
 #define X(op) ON_BOTH(ops, op)
         OPS(X)
 #undef X
-            ON_CUDA(ops, repeat)};
+            ON_CUDA(ops, graph_run)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* test_optimizer.c - AdamW against double precision and against decoders of its own states; that
- * bits depend neither on threads, pieces nor instruction sets; gradients' statistics; and weights
- * made anew from their masters. */
+/* test_optimizer.c - AdamW against double precision, with decoders of its own for stored moments;
+ * bits that depend on neither threads, chunks nor instruction sets; gradient statistics; weights
+ * requantized from their masters. */
 #include <float.h>
 #include <math.h>
 
@@ -101,7 +101,7 @@ static void fetch(const struct rig *t, void *to, struct nbi_ptr from, int64_t by
     assert_ok(t->be->sync(t->s));
 }
 
-/* One step, the next one, on all elements. */
+/* The next step, on all elements. */
 static void step(struct rig *t)
 {
     t->a.step++;
@@ -112,7 +112,7 @@ static void step(struct rig *t)
     t->a.v_scale[0] = t->a.v_scale[1];
 }
 
-/* Gradients of one step, with groups of very different size. */
+/* Gradients of one step, in groups of very different magnitude. */
 static void draw_grad(float *g, int64_t n, uint64_t at_step)
 {
     for (int64_t i = 0; i < n; i++)
@@ -129,7 +129,7 @@ static void random_step(struct rig *t, uint64_t at_step)
     free(g);
 }
 
-/* ---- decoders that know nothing of the encoders ---- */
+/* ---- decoders, written independently of the encoders ---- */
 
 static double e4m3(uint8_t c)
 {
@@ -141,8 +141,8 @@ static double f16(uint16_t h)
     return h < 0x400 ? ldexp(h, -24) : ldexp(0x400 + (h & 0x3FF), (h >> 10) - 25);
 }
 
-/* Element i of m, or the root of element i of v; *unit is the largest distance of two codes there
- * can be in its group. */
+/* Element i of m, or the root of element i of v; *unit is the largest distance between neighbouring
+ * codes in its group. */
 struct decoded {
     double value, unit;
 };
@@ -193,8 +193,8 @@ static void read_moment(const struct rig *t, bool is_v, struct decoded *out)
 
 /* ---- the step ---- */
 
-/* Against the textbook in double. */
-static void test_f32(void **state)
+/* Against the textbook equations in double. */
+static void test_optimizer__f32_follows_the_equations(void **state)
 {
     enum { N = 1003, STEPS = 50 };
     static double w[N], m[N], v[N];
@@ -240,7 +240,7 @@ static void test_f32(void **state)
     rig_end(&t);
 }
 
-static void test_clamp_and_strange(void **state)
+static void test_optimizer__updates_are_clamped_and_nonfinite_accepted(void **state)
 {
     (void)state;
     for (int kind = 0; kind < STATES; kind++)
@@ -256,7 +256,7 @@ static void test_clamp_and_strange(void **state)
             fetch(&t, w, t.a.master, sizeof w);
             for (int i = 0; i < 40; i++)
                 assert_true(fabsf(w[i] + t.a.lr * (limit ? 0.25f : 1)) < 1e-7f);
-            g[3] = NAN; /* nothing useful comes of these, but it comes */
+            g[3] = NAN; /* the result is meaningless, but must not fail */
             g[4] = -NAN;
             g[20] = INFINITY;
             g[36] = -INFINITY;
@@ -268,8 +268,8 @@ static void test_clamp_and_strange(void **state)
         }
 }
 
-/* What is stored is within one code of what the step computed, which an f32 state would hold. */
-static void test_codes(void **state)
+/* What is stored is within one code of what an f32 moment would hold. */
+static void test_optimizer__codes_are_within_one_step(void **state)
 {
     (void)state;
     for (int kind = NBI_MOMENT_BF16; kind < STATES; kind++)
@@ -300,7 +300,7 @@ static void test_codes(void **state)
 }
 
 /* Elements that share a group with one a million times as large, zeros, and groups of zeros. */
-static void test_never_zero(void **state)
+static void test_optimizer__v_never_becomes_zero(void **state)
 {
     (void)state;
     for (int kind = NBI_MOMENT_INT8; kind < STATES; kind++) {
@@ -324,8 +324,8 @@ static void test_never_zero(void **state)
     }
 }
 
-/* The bits that round a master are those of the counter that backend.h names. */
-static void test_random_bits(void **state)
+/* The random bits of a master are those of the counter that nbi_op_adamw specifies. */
+static void test_optimizer__random_bits_are_those_of_the_contract(void **state)
 {
     enum { N = 300 };
     float w[N];
@@ -381,8 +381,9 @@ static void first_step(struct rig *t, uint64_t seed, struct outcome *out)
         out->of[2][i] = (double)(t->a.dtype == NBI_F32 ? w[i] : nbi_bf16_to_f32(half[i]));
 }
 
-/* The mean over many seeds of what is stored: of m, of v itself, not of its root, and of w. */
-static void test_unbiased(void **state)
+/* Over many seeds, the mean of what is stored is exact: of m, of v itself rather than its root, and
+ * of w. */
+static void test_optimizer__rounding_keeps_the_mean(void **state)
 {
     enum { N = 32, SEEDS = 3000 };
     (void)state;
@@ -410,7 +411,7 @@ static void test_unbiased(void **state)
         for (int k = 0; k < 3 * N; k++) {
             double mean = sum.of[k / N][k % N] / SEEDS;
             double sigma = sqrt(square.of[k / N][k % N]) / SEEDS;
-            /* A value next to a code may never have left it, and shows no sigma. */
+            /* A value next to a code may never have left it, and then shows no sigma. */
             assert_true(fabs(mean) <= 5 * sigma + 1e-4 * fabs(want.of[k / N][k % N]));
             z[k / N] += fabs(mean) < 20 * sigma ? mean / sigma : 0;
         }
@@ -420,8 +421,8 @@ static void test_unbiased(void **state)
     }
 }
 
-/* Without gradients v goes as beta2^n, though each step is far less than a code. */
-static void test_decay(void **state)
+/* Without gradients v decays as beta2^n, though each step is far smaller than a code. */
+static void test_optimizer__v_decays(void **state)
 {
     enum { N = 4096, STEPS = 1000 };
     static struct decoded before[N], after[N];
@@ -459,7 +460,7 @@ struct image {
     int64_t size;
 };
 
-/* A few steps, cut into pieces of `piece` elements, and all that they leave behind. */
+/* A few steps in chunks of `piece` elements, and everything they leave. */
 static struct image run(const struct nbi_backend_opts *opts, enum nbi_moment_type kind,
                         enum nbi_dtype dtype, int64_t n, int64_t piece)
 {
@@ -510,7 +511,7 @@ static void assert_same(struct image a, struct image b)
     free(b.bytes);
 }
 
-static void test_same_bits(void **state)
+static void test_optimizer__bits_are_the_same_everywhere(void **state)
 {
     (void)state;
     for (int kind = 0; kind < STATES; kind++)
@@ -531,9 +532,10 @@ static void test_same_bits(void **state)
         }
 }
 
-/* ---- it finds minima ---- */
+/* ---- convergence ---- */
 
-/* Logistic regression with noise in the labels: the loss at the end, and nothing infinite. */
+/* Logistic regression with noisy labels: returns the final loss, and checks that nothing is
+ * infinite. */
 static double fitted_loss(enum nbi_moment_type kind, enum nbi_dtype dtype)
 {
     enum { N = 48, ROWS = 256, STEPS = 300 };
@@ -578,7 +580,7 @@ static double fitted_loss(enum nbi_moment_type kind, enum nbi_dtype dtype)
     return loss;
 }
 
-static void test_converges(void **state)
+static void test_optimizer__converges(void **state)
 {
     (void)state;
     double want = fitted_loss(NBI_MOMENT_F32, NBI_F32);
@@ -592,7 +594,7 @@ static void test_converges(void **state)
 
 /* ---- statistics ---- */
 
-static void test_grad_stats(void **state)
+static void test_optimizer__grad_stats(void **state)
 {
     static const int64_t lengths[] = {0, 1, 15, 16, 17, 4095, 4096, 4097, 100003, 2500000};
     (void)state;
@@ -636,7 +638,7 @@ static void test_grad_stats(void **state)
 
 /* ---- weights ---- */
 
-/* A master of this type with values of many sizes; *wide is the same as f32. */
+/* A master of this type with values of many magnitudes; *wide is the same as f32. */
 static void *make_master(enum nbi_dtype dtype, int64_t n, float *wide)
 {
     uint8_t *master = malloc((size_t)n * 4);
@@ -705,7 +707,7 @@ static void check_refresh(struct nbi_backend *be, enum nbi_dtype dtype, enum nbi
     rig_end(&t);
 }
 
-static void test_refresh(void **state)
+static void test_optimizer__requantize(void **state)
 {
     static const struct {
         int64_t rows, cols;
@@ -728,7 +730,7 @@ static void test_refresh(void **state)
     }
 }
 
-static void test_amax(void **state)
+static void test_optimizer__amax(void **state)
 {
     static const int64_t lengths[] = {0, 1, 511, 512, 513, 100003};
     (void)state;
@@ -762,8 +764,8 @@ static void test_amax(void **state)
     }
 }
 
-/* A weight that is its own master stays as it is. */
-static void test_refresh_alias(void **state)
+/* A weight that is its own master is left alone. */
+static void test_optimizer__requantize_leaves_aliases_alone(void **state)
 {
     struct rig t;
     float before[32], after[32];
@@ -784,8 +786,8 @@ static void test_refresh_alias(void **state)
     rig_end(&t);
 }
 
-/* The host never looks at the backend's memory. */
-static void test_guarded(void **state)
+/* The host never touches the backend's memory. */
+static void test_optimizer__host_never_touches_device_memory(void **state)
 {
     (void)state;
     for (int kind = 0; kind < STATES; kind++) {
@@ -807,13 +809,20 @@ static void test_guarded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f32),         cmocka_unit_test(test_clamp_and_strange),
-        cmocka_unit_test(test_codes),       cmocka_unit_test(test_never_zero),
-        cmocka_unit_test(test_random_bits), cmocka_unit_test(test_unbiased),
-        cmocka_unit_test(test_decay),       cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_converges),   cmocka_unit_test(test_grad_stats),
-        cmocka_unit_test(test_refresh),     cmocka_unit_test(test_refresh_alias),
-        cmocka_unit_test(test_guarded),     cmocka_unit_test(test_amax),
+        cmocka_unit_test(test_optimizer__f32_follows_the_equations),
+        cmocka_unit_test(test_optimizer__updates_are_clamped_and_nonfinite_accepted),
+        cmocka_unit_test(test_optimizer__codes_are_within_one_step),
+        cmocka_unit_test(test_optimizer__v_never_becomes_zero),
+        cmocka_unit_test(test_optimizer__random_bits_are_those_of_the_contract),
+        cmocka_unit_test(test_optimizer__rounding_keeps_the_mean),
+        cmocka_unit_test(test_optimizer__v_decays),
+        cmocka_unit_test(test_optimizer__bits_are_the_same_everywhere),
+        cmocka_unit_test(test_optimizer__converges),
+        cmocka_unit_test(test_optimizer__grad_stats),
+        cmocka_unit_test(test_optimizer__requantize),
+        cmocka_unit_test(test_optimizer__requantize_leaves_aliases_alone),
+        cmocka_unit_test(test_optimizer__host_never_touches_device_memory),
+        cmocka_unit_test(test_optimizer__amax),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
