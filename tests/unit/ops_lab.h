@@ -114,17 +114,17 @@ static char where[160]; /* describes the current case in messages */
 static inline void within(const char *what, const float *is, const float *want, const double *bound,
                           int64_t n)
 {
-    double most = 0;
+    double worst = 0;
     for (int64_t i = 0; i < n; i++) {
         double off = fabs((double)is[i] - want[i]);
         if (isnan(want[i]) ? !isnan(is[i]) : !(off <= bound[i]))
             fail_msg("%s: %s %lld is %.9g, not %.9g; %.3g allowed", where, what, (long long)i,
                      (double)is[i], (double)want[i], bound[i]);
-        if (off > 0 && off / bound[i] > most)
-            most = off / bound[i];
+        if (off > 0 && off / bound[i] > worst)
+            worst = off / bound[i];
     }
     if (getenv("NB_TEST_VERBOSE"))
-        print_message("%s: %s: %.3f of the bound\n", where, what, most);
+        print_message("%s: %s: %.3f of the bound\n", where, what, worst);
 }
 
 /* Allows an error of `relative` times the value plus `absolute`. */

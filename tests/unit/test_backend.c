@@ -231,22 +231,22 @@ static enum nb_status count_layer(void *ctx, int64_t layer, struct nbi_ptr x)
 }
 
 /* The topk operation agrees with the logits. */
-static void check_topk(const float *logits, int64_t V, const int32_t top[3])
+static void check_topk(const float *logits, int64_t V, const int32_t topk[3])
 {
     int32_t best = 0;
     float value;
     for (int32_t i = 1; i < V; i++)
         best = logits[i] > logits[best] ? i : best;
-    memcpy(&value, &top[2], sizeof value);
-    assert_int_equal(top[0], 0);
-    assert_int_equal(top[1], best);
+    memcpy(&value, &topk[2], sizeof value);
+    assert_int_equal(topk[0], 0);
+    assert_int_equal(topk[1], best);
     assert_true(value == logits[best]);
 }
 
 /* Tokens [from, from + n) of a batch; logits of all of them, first to last. */
 static void forward(struct runner *r, const struct batch *t, int64_t from, int64_t n, float *logits)
 {
-    int32_t rows[MAX_TOKENS], top[3];
+    int32_t rows[MAX_TOKENS], topk[3];
     int64_t V = r->w.config->vocab_size;
     for (int32_t i = 0; i < n; i++)
         rows[i] = i;
@@ -266,12 +266,12 @@ static void forward(struct runner *r, const struct batch *t, int64_t from, int64
     assert_ok(nbi_execute(&r->w, &r->acts, r->s, &pass));
     if (n == 1) {
         assert_ok(nbi_execute_topk(&r->w, &r->acts, r->s, 1, 1));
-        assert_ok(r->be->download(r->s, top, r->acts.topk, sizeof top));
+        assert_ok(r->be->download(r->s, topk, r->acts.topk, sizeof topk));
     }
     assert_ok(r->be->download(r->s, logits, r->acts.logits, n * V * (int64_t)sizeof *logits));
     assert_ok(r->be->sync(r->s));
     if (n == 1)
-        check_topk(logits, V, top);
+        check_topk(logits, V, topk);
     assert_int_equal(r->layers_seen, r->no_hook ? 0 : r->w.config->layers);
 }
 

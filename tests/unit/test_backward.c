@@ -52,31 +52,31 @@ static void xent_free(struct xent *c)
 static void xent_row(const struct xent *c, int64_t n, const double *z, double out[2], double *d,
                      double *bound)
 {
-    double top = -INFINITY, S = 0, R = 0, q = 1, range = 0;
+    double max = -INFINITY, S = 0, R = 0, q = 1, range = 0;
     const int32_t *ids = c->ids + n * c->ref_k;
     const double *b = c->ref_p + n * c->ref_k;
-    bool base = c->ref_k > 0 && ids[0] >= 0, *listed = zeros(c->V, 1);
-    double of_loss = c->targets[n] >= 0 ? c->scale : 0, of_kl = base ? c->kl_scale : 0;
+    bool has_ref = c->ref_k > 0 && ids[0] >= 0, *listed = zeros(c->V, 1);
+    double of_loss = c->targets[n] >= 0 ? c->scale : 0, of_kl = has_ref ? c->kl_scale : 0;
     for (int64_t v = 0; v < c->V; v++)
-        top = fmax(top, z[v]);
-    for (int64_t j = 0; base && j < c->ref_k; j++) {
+        max = fmax(max, z[v]);
+    for (int64_t j = 0; has_ref && j < c->ref_k; j++) {
         listed[ids[j]] = true;
         q -= b[j];
     }
     q = fmax(q, 0);
     for (int64_t v = 0; v < c->V; v++) {
-        S += exp(z[v] - top);
-        R += listed[v] ? 0 : exp(z[v] - top);
-        range = fmax(range, top - z[v]);
+        S += exp(z[v] - max);
+        R += listed[v] ? 0 : exp(z[v] - max);
+        range = fmax(range, max - z[v]);
     }
     R = fmax(R, (double)FLT_MIN);
-    out[0] = c->targets[n] >= 0 ? log(S) + top - z[c->targets[n]] : 0;
-    out[1] = base && q > 0 ? q * log(q * S / R) : 0;
-    for (int64_t j = 0; base && j < c->ref_k; j++)
-        out[1] += b[j] > 0 ? b[j] * (log(b[j]) - (z[ids[j]] - top - log(S))) : 0;
+    out[0] = c->targets[n] >= 0 ? log(S) + max - z[c->targets[n]] : 0;
+    out[1] = has_ref && q > 0 ? q * log(q * S / R) : 0;
+    for (int64_t j = 0; has_ref && j < c->ref_k; j++)
+        out[1] += b[j] > 0 ? b[j] * (log(b[j]) - (z[ids[j]] - max - log(S))) : 0;
     for (int64_t v = 0; d && v < c->V; v++) {
         /* An exponential is off by the rounding of its argument and its own; a sum by its terms. */
-        double p = exp(z[v] - top) / S, off = (1024 + 10 + 2 * range) * U;
+        double p = exp(z[v] - max) / S, off = (1024 + 10 + 2 * range) * U;
         d[v] = of_loss * p + of_kl * (listed[v] ? p : p - q * p * S / R);
         bound[v] = off * p * (of_loss + of_kl * (1 + (listed[v] ? 0 : q * S / R)));
     }
@@ -84,7 +84,7 @@ static void xent_row(const struct xent *c, int64_t n, const double *z, double ou
         d[c->targets[n]] -= of_loss;
         bound[c->targets[n]] += 4 * U * of_loss;
     }
-    for (int64_t j = 0; d && base && j < c->ref_k; j++) {
+    for (int64_t j = 0; d && has_ref && j < c->ref_k; j++) {
         d[ids[j]] -= of_kl * b[j];
         bound[ids[j]] += 4 * U * of_kl * b[j];
     }

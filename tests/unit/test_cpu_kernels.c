@@ -244,7 +244,7 @@ static void product_free(struct product *p)
     free(p->x_i16_scale);
 }
 
-/* Rows [r0, r0 + rows) of w against rows [c0, c0 + n) of x, on top of y0 if add is set. Other
+/* Rows [r0, r0 + rows) of w against rows [c0, c0 + n) of x, on max of y0 if add is set. Other
  * elements of y must keep their values. */
 struct subset {
     int r0, rows, c0, n;
@@ -381,16 +381,16 @@ static void check_x_i16(const int16_t *q, const float *scale, int c, int n, cons
 {
     for (int64_t b = 0; b * 256 < K; b++) {
         double unit = (double)scale[b * n + c] * 0x1p-7;
-        int32_t top = 0;
+        int32_t max = 0;
         float amax = 0;
         for (int64_t k = b * 256; k < (b + 1) * 256 && k < (K + 31) / 32 * 32; k++) {
             int32_t is = panel_get(q, k, c, n);
             float v = k < K ? x[k] : 0;
             assert_near("quantize_x_i16", "", is * unit, (double)v, 0.508 * unit);
-            top = abs(is) > top ? abs(is) : top;
+            max = abs(is) > max ? abs(is) : max;
             amax = fabsf(v) > amax ? fabsf(v) : amax;
         }
-        assert_int_equal(top, amax > 0 ? NBI_X_I16_MAX : 0);
+        assert_int_equal(max, amax > 0 ? NBI_X_I16_MAX : 0);
         assert_near("scale", "", unit * NBI_X_I16_MAX, (double)amax, 4 * U * (double)amax);
     }
 }
@@ -581,11 +581,11 @@ static void argmax(const struct nbi_microkernels *k)
                        : kind == 2 ? -1e30f + 1e29f * x[i]
                        : kind == 3 ? -0.0f
                                    : x[i];
-            float top = kind == 2 ? -1e28f : kind == 3 ? 1e-40f : kind == 4 ? INFINITY : 2.0f;
+            float max = kind == 2 ? -1e28f : kind == 3 ? 1e-40f : kind == 4 ? INFINITY : 2.0f;
             if (kind == 1) {
                 want = 0; /* all equal: the first */
             } else {
-                x[want] = x[again] = top;
+                x[want] = x[again] = max;
                 want = again < want ? again : want;
             }
             assert_int_equal(k->argmax(x, n), want);
@@ -682,7 +682,7 @@ static void attention_reference(struct attention *t, int h)
 {
     const struct nbi_attention_tile *a = &t->tile;
     const float *q = a->q + (QUERY_ROWS - 1) * a->ldq + h * a->D;
-    double *score = bytes_of(t->count * 8), top = -INFINITY, sum = 0, worst = 0, lowest = INFINITY;
+    double *score = bytes_of(t->count * 8), max = -INFINITY, sum = 0, worst = 0, lowest = INFINITY;
     for (int64_t i = 0; i < t->count; i++) {
         double s = 0, magnitude = 0;
         for (int64_t d = 0; d < a->D; d++) {
@@ -692,25 +692,25 @@ static void attention_reference(struct attention *t, int h)
         }
         score[i] = s / sqrt((double)a->D);
         worst = fmax(worst, ((double)a->D + 4) * U * magnitude / sqrt((double)a->D));
-        top = fmax(top, score[i]);
+        max = fmax(max, score[i]);
         lowest = fmin(lowest, score[i]);
     }
-    worst += U * fmin(top - lowest, 90) + 4 * U;
+    worst += U * fmin(max - lowest, 90) + 4 * U;
     for (int64_t i = 0; i < t->count; i++)
-        sum += exp(score[i] - top);
+        sum += exp(score[i] - max);
     double error = expm1(2 * worst) + ((double)t->count * 2 + 16) * U;
     for (int64_t d = 0; d < a->D; d++) {
         double y = 0, magnitude = 0;
         for (int64_t i = 0; i < t->count; i++) {
-            double term = exp(score[i] - top) / sum * get_as(a->v + i * a->stride, a->dtype, d);
+            double term = exp(score[i] - max) / sum * get_as(a->v + i * a->stride, a->dtype, d);
             y += term;
             magnitude += fabs(term);
         }
         t->want[h * a->D + d] = y;
         t->bound[h * a->D + d] = error * magnitude + (double)t->count * 1e-37;
     }
-    t->lse[h] = top + log(sum);
-    t->lse_bound[h] = error + 2 * U * (fabs(top) + fabs(log(sum)));
+    t->lse[h] = max + log(sum);
+    t->lse_bound[h] = error + 2 * U * (fabs(max) + fabs(log(sum)));
     free(score);
 }
 
@@ -831,14 +831,14 @@ static void attention(const struct nbi_microkernels *k)
     static const enum nbi_dtype types[] = {NBI_F32, NBI_F16, NBI_BF16, NBI_E4M3};
     static const int64_t counts[] = {1, 3, 63, 64, 65, 129, 1000};
     struct attention *t = bytes_of(sizeof *t);
-    int turn = 0;
+    int kind = 0;
     for (size_t d = 0; d < COUNT(types); d++)
         for (size_t h = 0; h < COUNT(head_sizes); h++)
             for (size_t c = 0; c < COUNT(counts); c++) {
                 if (counts[c] == 1000 && head_sizes[h] > 96 && (d + h) % 2)
                     continue; /* would take too long */
                 attention_new(t, types[d], head_sizes[h], counts[c],
-                              (enum scores)(turn++ % SCORES));
+                              (enum scores)(kind++ % SCORES));
                 check_attention(k, t);
                 attention_free(t);
             }

@@ -121,7 +121,7 @@ static void expect_resident(int64_t grown)
         fail_msg("%lld bytes became resident, %lld were planned", (long long)grown, (long long)all);
 }
 
-static void test_long__same_bits_and_an_end(void **state)
+static void test_long__bits_do_not_depend_on_chunks_and_the_context_ends(void **state)
 {
     static float chunks[VOCAB], single[VOCAB], other[VOCAB], again[VOCAB];
     int64_t before = (int64_t)nbi_current_rss();
@@ -154,7 +154,7 @@ static void test_long__same_bits_and_an_end(void **state)
     nb_session_close(a);
 }
 
-static void test_long__past_the_model(void **state)
+static void test_long__a_context_beyond_the_model_is_refused(void **state)
 {
     struct nbi_session_opts o = whole;
     struct nb_session *s;
@@ -168,8 +168,8 @@ static void test_long__past_the_model(void **state)
 static struct nbi_backend real;
 static int64_t device_bytes;
 
-static enum nb_status spy_alloc(struct nbi_backend *be, const char *what, int64_t bytes,
-                                struct nbi_ptr *out)
+static enum nb_status counting_alloc(struct nbi_backend *be, const char *what, int64_t bytes,
+                                     struct nbi_ptr *out)
 {
     device_bytes += bytes;
     return real.alloc(be, what, bytes, out);
@@ -182,7 +182,7 @@ static void test_long__memory_is_planned(void **state)
     if (SANITIZED)
         skip("sanitizers allocate memory of their own");
     real = *engine->be;
-    engine->be->alloc = spy_alloc;
+    engine->be->alloc = counting_alloc;
     for (int mode = NB_KV_PROMPT; mode <= NB_KV_NONE; mode++)
         for (int64_t context = 1; context <= TOKENS; context *= 16) {
             struct nbi_session_opts o = {
@@ -210,8 +210,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_long__memory_is_planned),
-        cmocka_unit_test(test_long__same_bits_and_an_end),
-        cmocka_unit_test(test_long__past_the_model),
+        cmocka_unit_test(test_long__bits_do_not_depend_on_chunks_and_the_context_ends),
+        cmocka_unit_test(test_long__a_context_beyond_the_model_is_refused),
     };
     return cmocka_run_group_tests_name("long", tests, open_engine, close_engine);
 }

@@ -266,7 +266,7 @@ static void test_loss__scalar_through_layers(void **state)
 
 /* ---- the base model ---- */
 
-static void base_open(struct rig *r, struct nbi_kl_anchor *b, int64_t memory, int64_t before)
+static void reference_open(struct rig *r, struct nbi_kl_anchor *b, int64_t memory, int64_t before)
 {
     const struct nbi_kl_anchor_opts opts = {.data = r->data,
                                             .before = before,
@@ -321,10 +321,10 @@ static void test_loss__reference_is_the_softmax(void **state)
     struct rig r;
     (void)state;
     rig_open(&r);
-    for (int way = 0; way < 2; way++) {
+    for (int on_disk = 0; on_disk < 2; on_disk++) {
         struct nbi_kl_anchor b;
-        int64_t before = way ? 5 : 0;
-        base_open(&r, &b, way ? 0 : INT64_MAX, before);
+        int64_t before = on_disk ? 5 : 0;
+        reference_open(&r, &b, on_disk ? 0 : INT64_MAX, before);
         assert_int_equal(b.ref_k, 64);
         for (uint64_t seed = 0; seed < 12; seed++) {
             next_batch(&r, seed);
@@ -334,12 +334,12 @@ static void test_loss__reference_is_the_softmax(void **state)
             loss(&r, false);
             assert_true(fabs(r.feed.labels.kl) < 1e-6 * (double)r.feed.labels.count);
         }
-        for (int i = 0; i < B * T && way;
+        for (int i = 0; i < B * T && on_disk;
              i++) /* examples of the other data set have no reference */
             r.batch.owners[i] = r.batch.owners[i] < 0 ? -1 : i % 5;
         int64_t count;
         assert_ok(nbi_kl_anchor_set(&b, &r.batch, &r.feed.labels, &count));
-        assert_true(way ? count == 0 : count > 0);
+        assert_true(on_disk ? count == 0 : count > 0);
         nbi_kl_anchor_release(&b);
     }
     rig_close(&r);
@@ -352,14 +352,14 @@ static void test_loss__reference_has_a_fingerprint(void **state)
     struct nbi_kl_anchor a, b;
     (void)state;
     rig_open(&r);
-    base_open(&r, &a, INT64_MAX, 0);
-    base_open(&r, &b, 0, 0);
+    reference_open(&r, &a, INT64_MAX, 0);
+    reference_open(&r, &b, 0, 0);
     assert_true(a.mark == b.mark && a.mark < 0);
     nbi_kl_anchor_release(&b);
     float x = 7;
     upload(&r, r.t.tensors[5].master, &x, 1);
     assert_ok(nbi_train_params_requantize(&r.t, NBI_ALL_LAYERS));
-    base_open(&r, &b, INT64_MAX, 0);
+    reference_open(&r, &b, INT64_MAX, 0);
     assert_true(fabs(a.mark - b.mark) > 1e-4);
     nbi_kl_anchor_release(&a);
     nbi_kl_anchor_release(&b);
@@ -406,7 +406,7 @@ static void test_loss__kl_gradient(void **state)
     int64_t count;
     (void)state;
     rig_open(&r);
-    base_open(&r, &b, INT64_MAX, 0);
+    reference_open(&r, &b, INT64_MAX, 0);
     struct nbi_train_param *moved = &r.t.tensors[3];
     float *w = malloc((size_t)moved->count * sizeof *w);
     download(&r, w, moved->master, moved->count);
@@ -415,13 +415,13 @@ static void test_loss__kl_gradient(void **state)
     upload(&r, moved->master, w, moved->count);
     free(w);
     assert_ok(nbi_train_params_requantize(&r.t, NBI_ALL_LAYERS));
-    for (int way = 0; way < 2; way++) {
+    for (int kl_only = 0; kl_only < 2; kl_only++) {
         const double h = 3e-3;
         double side[2], slope = 0;
         next_batch(&r, 6);
         struct nbi_labels *l = &r.feed.labels;
         l->kl_scale = 0.7f * l->scale;
-        l->scale = way ? 0 : l->scale;
+        l->scale = kl_only ? 0 : l->scale;
         assert_ok(nbi_kl_anchor_set(&b, &r.batch, l, &count));
         forward(&r);
         download(&r, x, r.acts.x, B * T * C);

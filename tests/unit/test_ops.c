@@ -438,45 +438,45 @@ static void check_gather_and_scatter(void)
     }
 }
 
-/* ---- the best ---- */
+/* ---- topk ---- */
 
-#define TOP_ROWS 7
+#define TOPK_ROWS 7
 
-struct top {
-    int32_t ids[TOP_ROWS * NBI_TOPK_MAX], nonfinite[TOP_ROWS];
-    float values[TOP_ROWS * NBI_TOPK_MAX];
+struct topk_result {
+    int32_t ids[TOPK_ROWS * NBI_TOPK_MAX], nonfinite[TOPK_ROWS];
+    float values[TOPK_ROWS * NBI_TOPK_MAX];
 };
 
-static void run_top(struct nbi_backend *be, const float *logits, int64_t V, int64_t J,
-                    struct top *out)
+static void run_topk(struct nbi_backend *be, const float *logits, int64_t V, int64_t k,
+                     struct topk_result *out)
 {
-    const int64_t N = TOP_ROWS;
+    const int64_t N = TOPK_ROWS;
     struct lab l;
     lab_begin(&l, be, &(struct nbi_stream_limits){.N = N, .K = 16, .D = 2, .heads = 1});
-    const struct nbi_op_topk op = {.ids = block(&l, NULL, N * J * 4),
-                                   .values = block(&l, NULL, N * J * 4),
+    const struct nbi_op_topk op = {.ids = block(&l, NULL, N * k * 4),
+                                   .values = block(&l, NULL, N * k * 4),
                                    .nonfinite = block(&l, NULL, N * 4),
                                    .logits = block(&l, logits, N * V * 4),
                                    .scratch = block(&l, NULL, N * nbi_topk_scratch_bytes(V)),
-                                   .k = J,
+                                   .k = k,
                                    .N = N,
                                    .V = V};
     assert_ok(be->topk(l.s, &op));
-    fetch(&l, out->ids, op.ids, N * J * 4);
-    fetch(&l, out->values, op.values, N * J * 4);
+    fetch(&l, out->ids, op.ids, N * k * 4);
+    fetch(&l, out->values, op.values, N * k * 4);
     fetch(&l, out->nonfinite, op.nonfinite, N * 4);
     lab_end(&l);
 }
 
 /* By the definition: repeatedly the largest of what remains. */
-static void topk_reference(const float *x, int64_t V, int64_t J, int32_t *ids)
+static void topk_reference(const float *x, int64_t V, int64_t k, int32_t *ids)
 {
-    for (int64_t j = 0; j < J; j++) {
+    for (int64_t j = 0; j < k; j++) {
         ids[j] = -1;
         for (int32_t i = 0; i < V; i++) {
             bool used = false;
-            for (int64_t k = 0; k < j; k++)
-                used = used || ids[k] == i;
+            for (int64_t earlier = 0; earlier < j; earlier++)
+                used = used || ids[earlier] == i;
             if (!used && (ids[j] < 0 || x[i] > x[ids[j]]))
                 ids[j] = i;
         }
@@ -489,13 +489,13 @@ static void check_topk(void)
     static const int64_t sizes[] = {1, 2, 33, 64, 2048, 2049, 5000, 151936};
     static const int64_t wanted[] = {1, 2, 20, 64};
     for (int64_t i = 0; i < COUNT(sizes); i++)
-        for (int64_t k = 0; k < COUNT(wanted); k++) {
-            int64_t V = sizes[i], J = wanted[k];
-            struct top want, is;
-            float *x = zeros(TOP_ROWS * V, 4);
-            if (J > V)
-                J = V;
-            for (int64_t j = 0; j < TOP_ROWS * V; j++)
+        for (int64_t i_k = 0; i_k < COUNT(wanted); i_k++) {
+            int64_t V = sizes[i], k = wanted[i_k];
+            struct topk_result want, is;
+            float *x = zeros(TOPK_ROWS * V, 4);
+            if (k > V)
+                k = V;
+            for (int64_t j = 0; j < TOPK_ROWS * V; j++)
                 x[j] = j < V       ? -3
                        : j < 2 * V ? -(float)(j % V)
                        : j < 3 * V ? (float)(j % V)
@@ -503,18 +503,18 @@ static void check_topk(void)
             x[6 * V - 1] = NAN;
             for (int64_t j = 6 * V; j < 7 * V; j++)
                 x[j] = -INFINITY;
-            snprintf(where, sizeof where, "V %lld J %lld", (long long)V, (long long)J);
-            run_top(scalar, x, V, J, &want);
-            run_top(tested, x, V, J, &is);
-            same_bytes("odd", is.nonfinite, want.nonfinite, sizeof is.nonfinite);
-            same_bytes("odd", is.nonfinite, (const int32_t[TOP_ROWS]){0, 0, 0, 0, 0, 1, 1},
+            snprintf(where, sizeof where, "V %lld k %lld", (long long)V, (long long)k);
+            run_topk(scalar, x, V, k, &want);
+            run_topk(tested, x, V, k, &is);
+            same_bytes("nonfinite", is.nonfinite, want.nonfinite, sizeof is.nonfinite);
+            same_bytes("nonfinite", is.nonfinite, (const int32_t[TOPK_ROWS]){0, 0, 0, 0, 0, 1, 1},
                        sizeof is.nonfinite);
-            same_bytes("ids", is.ids, want.ids, 5 * J * 4);
-            same_bytes("values", is.values, want.values, 5 * J * 4);
+            same_bytes("ids", is.ids, want.ids, 5 * k * 4);
+            same_bytes("values", is.values, want.values, 5 * k * 4);
             for (int64_t n = 0; n < 5 && V <= 5000; n++) {
                 int32_t ids[NBI_TOPK_MAX];
-                topk_reference(x + n * V, V, J, ids);
-                same_bytes("by hand", is.ids + n * J, ids, J * 4);
+                topk_reference(x + n * V, V, k, ids);
+                same_bytes("the reference", is.ids + n * k, ids, k * 4);
             }
             free(x);
         }
@@ -700,12 +700,12 @@ static void check_chain(struct chain *c, int64_t key, int64_t N)
     for (int i = 0; i < CHAIN_ROWS * CHAIN_C; i++)
         x[i] = 3 * uniform();
     c->norm.N = c->product.N = N;
-    const struct nbi_graph routine = {.key = {key, N}, .queue = queue_chain, .ctx = c};
-    for (int way = 0; way < 2; way++) {
+    const struct nbi_graph graph = {.key = {key, N}, .queue = queue_chain, .ctx = c};
+    for (int direct = 0; direct < 2; direct++) {
         assert_ok(tested->upload(c->l.s, c->norm.x, x, sizeof x));
         assert_ok(tested->clear(c->l.s, c->product.y[0], sizeof x));
-        assert_ok(way ? queue_chain(c) : tested->graph_run(c->l.s, &routine));
-        fetch(&c->l, is[way], c->product.y[0], (int64_t)sizeof x);
+        assert_ok(direct ? queue_chain(c) : tested->graph_run(c->l.s, &graph));
+        fetch(&c->l, is[direct], c->product.y[0], (int64_t)sizeof x);
     }
     c->queued--; /* for the direct run */
     snprintf(where, sizeof where, "key %lld, N %lld", (long long)key, (long long)N);
@@ -730,10 +730,10 @@ static void check_graph_run(void)
     c.queued = 0;
     check_chain(&c, 0, 3);
     assert_int_equal(c.queued, 1);
-    const struct nbi_graph routine = {.key = {100, 3}, .queue = queue_chain, .ctx = &c};
+    const struct nbi_graph graph = {.key = {100, 3}, .queue = queue_chain, .ctx = &c};
     c.fails = true;
     for (int round = 0; round < 3; round++)
-        assert_fails(tested->graph_run(c.l.s, &routine), NB_EVALUE, "no product today");
+        assert_fails(tested->graph_run(c.l.s, &graph), NB_EVALUE, "no product today");
     c.fails = false;
     for (int round = 0; round < 3; round++)
         check_chain(&c, 100, 3);

@@ -12,7 +12,7 @@
 
 #include "guarded_backend.h"
 
-#define STATES 4
+#define MOMENT_TYPES 4
 
 static const int64_t sizes[] = {1, 2, 15, 16, 17, 31, 32, 33, 127, 128, 129, 1000, 4099};
 
@@ -34,7 +34,7 @@ struct rig {
     struct nbi_op_adamw a;
 };
 
-static struct nbi_ptr cleared(const struct rig *t, int64_t bytes)
+static struct nbi_ptr alloc_zeroed(const struct rig *t, int64_t bytes)
 {
     struct nbi_ptr p;
     assert_ok(t->be->alloc(t->be, "test", bytes > 0 ? bytes : 1, &p));
@@ -45,7 +45,7 @@ static struct nbi_ptr cleared(const struct rig *t, int64_t bytes)
 static struct nbi_moment moment(const struct rig *t, enum nbi_moment_type kind)
 {
     int64_t scales, values = nbi_moment_bytes(kind, t->n, &scales);
-    return (struct nbi_moment){kind, cleared(t, values), cleared(t, scales)};
+    return (struct nbi_moment){kind, alloc_zeroed(t, values), alloc_zeroed(t, scales)};
 }
 
 static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nbi_moment_type kind,
@@ -53,14 +53,14 @@ static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nbi_mo
 {
     *t = (struct rig){.be = be, .n = n};
     assert_ok(be->stream_new(be, &(struct nbi_stream_limits){.N = 1, .K = 16, .D = 2}, &t->s));
-    t->a = (struct nbi_op_adamw){.master = cleared(t, (int64_t)nbi_dtype_bytes(dtype, n)),
+    t->a = (struct nbi_op_adamw){.master = alloc_zeroed(t, (int64_t)nbi_dtype_bytes(dtype, n)),
                                  .dtype = dtype,
-                                 .grad = cleared(t, n * 4),
+                                 .grad = alloc_zeroed(t, n * 4),
                                  .m = moment(t, kind),
                                  .v = moment(t, kind),
                                  .m_scale = {0, 0x1p-8f},
                                  .v_scale = {0, 0x1p-6f},
-                                 .running_max = cleared(t, 8),
+                                 .running_max = alloc_zeroed(t, 8),
                                  .count = n,
                                  .grad_scale = 0.5f,
                                  .lr = 1e-2f,
@@ -209,7 +209,7 @@ static void test_optimizer__f32_follows_the_equations(void **state)
     }
     send(&t, t.a.master, start, sizeof start);
     const struct nbi_op_adamw a = t.a;
-    double beta1 = (double)a.beta1, beta2 = (double)a.beta2, lr = (double)a.lr, most = 0;
+    double beta1 = (double)a.beta1, beta2 = (double)a.beta2, lr = (double)a.lr, max_error = 0;
     for (int k = 1; k <= STEPS; k++) {
         draw_grad(g, N, (uint64_t)k);
         send(&t, t.a.grad, g, sizeof g);
@@ -224,17 +224,17 @@ static void test_optimizer__f32_follows_the_equations(void **state)
     }
     fetch(&t, got, t.a.master, sizeof got);
     for (int i = 0; i < N; i++)
-        most = fmax(most, fabs((double)got[i] - w[i]) / fmax(fabs(w[i]), 1));
-    assert_true(most < 1e-6);
+        max_error = fmax(max_error, fabs((double)got[i] - w[i]) / fmax(fabs(w[i]), 1));
+    assert_true(max_error < 1e-6);
     struct decoded x[N];
-    float peak[2];
-    fetch(&t, peak, t.a.running_max, sizeof peak);
+    float running_max[2];
+    fetch(&t, running_max, t.a.running_max, sizeof running_max);
     for (int is_v = 0; is_v < 2; is_v++) {
         read_moment(&t, is_v, x);
         for (int i = 0; i < N; i++) {
             double want = is_v ? sqrt(v[i]) : m[i];
             assert_true(fabs(x[i].value - want) <= 2e-6 * fmax(fabs(want), 1e-2));
-            assert_true(fabs(x[i].value) <= (double)peak[is_v] * (1 + 1e-7));
+            assert_true(fabs(x[i].value) <= (double)running_max[is_v] * (1 + 1e-7));
         }
     }
     rig_end(&t);
@@ -243,7 +243,7 @@ static void test_optimizer__f32_follows_the_equations(void **state)
 static void test_optimizer__updates_are_clamped_and_nonfinite_accepted(void **state)
 {
     (void)state;
-    for (int kind = 0; kind < STATES; kind++)
+    for (int kind = 0; kind < MOMENT_TYPES; kind++)
         for (int limit = 0; limit < 2; limit++) {
             struct rig t;
             float g[40], w[40];
@@ -272,7 +272,7 @@ static void test_optimizer__updates_are_clamped_and_nonfinite_accepted(void **st
 static void test_optimizer__codes_are_within_one_step(void **state)
 {
     (void)state;
-    for (int kind = NBI_MOMENT_BF16; kind < STATES; kind++)
+    for (int kind = NBI_MOMENT_BF16; kind < MOMENT_TYPES; kind++)
         for (int z = 0; z < SIZES; z++) {
             struct rig t, exact;
             int64_t n = sizes[z];
@@ -303,7 +303,7 @@ static void test_optimizer__codes_are_within_one_step(void **state)
 static void test_optimizer__v_never_becomes_zero(void **state)
 {
     (void)state;
-    for (int kind = NBI_MOMENT_INT8; kind < STATES; kind++) {
+    for (int kind = NBI_MOMENT_INT8; kind < MOMENT_TYPES; kind++) {
         enum { N = 256 };
         struct rig t;
         struct decoded x[N];
@@ -387,7 +387,7 @@ static void test_optimizer__rounding_keeps_the_mean(void **state)
 {
     enum { N = 32, SEEDS = 3000 };
     (void)state;
-    for (int kind = NBI_MOMENT_BF16; kind < STATES; kind++) {
+    for (int kind = NBI_MOMENT_BF16; kind < MOMENT_TYPES; kind++) {
         struct outcome want, got, sum = {0}, square = {0};
         struct rig t;
         float g[N];
@@ -428,7 +428,7 @@ static void test_optimizer__v_decays(void **state)
     static struct decoded before[N], after[N];
     static float g[N];
     (void)state;
-    for (int kind = 0; kind < STATES; kind++) {
+    for (int kind = 0; kind < MOMENT_TYPES; kind++) {
         struct rig t;
         double sums[2] = {0};
         rig_begin(&t, N, kind, NBI_F32);
@@ -514,7 +514,7 @@ static void assert_same(struct image a, struct image b)
 static void test_optimizer__bits_are_the_same_everywhere(void **state)
 {
     (void)state;
-    for (int kind = 0; kind < STATES; kind++)
+    for (int kind = 0; kind < MOMENT_TYPES; kind++)
         for (int z = 0; z <= SIZES; z++) {
             enum nbi_dtype dtype = (kind + z) % 2 ? NBI_F32 : NBI_BF16;
             int64_t n = z < SIZES ? sizes[z] : 100003;
@@ -585,7 +585,7 @@ static void test_optimizer__converges(void **state)
     (void)state;
     double want = fitted_loss(NBI_MOMENT_F32, NBI_F32);
     assert_true(want < 0.3);
-    for (int kind = 0; kind < STATES; kind++)
+    for (int kind = 0; kind < MOMENT_TYPES; kind++)
         for (int wide = 0; wide < 2; wide++) {
             double got = fitted_loss(kind, wide ? NBI_F32 : NBI_BF16);
             assert_true(isfinite(got) && fabs(got - want) < 0.02);
@@ -602,7 +602,7 @@ static void test_optimizer__grad_stats(void **state)
         int64_t n = lengths[z];
         float *g = malloc((size_t)n * sizeof *g + 4);
         long double squares = 0;
-        double most = 0, nonfinite = 0, first[3] = {0};
+        double amax = 0, nonfinite = 0, first[3] = {0};
         assert_non_null(g);
         for (int64_t i = 0; i < n; i++) {
             uint32_t r = nbi_philox(1, (uint64_t)i, 5).v[0];
@@ -611,7 +611,7 @@ static void test_optimizer__grad_stats(void **state)
                 g[i] = r & 1 << 20 ? NAN : r & 1 << 21 ? INFINITY : -INFINITY;
             nonfinite += !isfinite(g[i]);
             squares += isfinite(g[i]) ? (long double)g[i] * (long double)g[i] : 0;
-            most = isfinite(g[i]) ? fmax(most, fabs((double)g[i])) : most;
+            amax = isfinite(g[i]) ? fmax(amax, fabs((double)g[i])) : amax;
         }
         for (int way = 0; way < 4 * ((int)nbi_simd_level() + 1); way++) {
             struct nbi_backend *be;
@@ -621,11 +621,11 @@ static void test_optimizer__grad_stats(void **state)
             assert_ok(nbi_backend_open(&be, &opts));
             rig_on(&t, be, n + 1, NBI_MOMENT_F32, NBI_F32);
             send(&t, t.a.grad, g, n * 4);
-            struct nbi_ptr at = cleared(&t, sizeof out);
+            struct nbi_ptr at = alloc_zeroed(&t, sizeof out);
             assert_ok(be->grad_stats(t.s, &(struct nbi_op_grad_stats){at, t.a.grad, n}));
             fetch(&t, out, at, sizeof out);
             assert_true(fabsl((long double)out[0] - squares) <= 1e-13L * squares);
-            assert_true(out[1] == most && out[2] == nonfinite);
+            assert_true(out[1] == amax && out[2] == nonfinite);
             if (way == 0)
                 memcpy(first, out, sizeof out);
             assert_memory_equal(first, out, sizeof out);
@@ -790,7 +790,7 @@ static void test_optimizer__requantize_leaves_aliases_alone(void **state)
 static void test_optimizer__host_never_touches_device_memory(void **state)
 {
     (void)state;
-    for (int kind = 0; kind < STATES; kind++) {
+    for (int kind = 0; kind < MOMENT_TYPES; kind++) {
         struct nbi_backend *be;
         struct rig t;
         const struct nbi_backend_opts opts = {"cpu", 2, nbi_simd_level()};

@@ -6,7 +6,7 @@
 #include "backend/cpu/internal.h"
 
 #define FLOAT_X_ROWS     12 /* rows of x per call of rows_float */
-#define CONVERT_MIN_ROWS 24
+#define CONVERT_MIN_ROWS 24 /* rows of x from which on w is converted to f32 first */
 
 /* Rows of x per task: whole panels, as many as fit into a core's L2 cache, since each row of tiles
  * is read once per group. */
@@ -16,9 +16,8 @@ static int64_t group_rows(const struct nbi_op_linear *a)
     return (rows < 1 ? 1 : rows) * NBI_X_PANEL_ROWS;
 }
 
-/* Converts the task's rows of w to f32 in the thread's scratch. That pays off from CONVERT_MIN_ROWS
- * rows of x on, which then need no conversion each. Rows are padded: at a multiple of the page size
- * apart they would evict each other from the cache. */
+/* Converts the task's rows of w to f32 in the thread's scratch, once for all rows of x. Rows are
+ * padded: at a multiple of the page size apart they would evict each other from the cache. */
 static void convert_rows(const struct nbi_stream *s, struct nbi_dot_tile *p, int thread)
 {
     float *y = s->weights_f32 + thread * nbi_weights_f32_floats(s->limits.K);
@@ -99,9 +98,9 @@ static void quantize_rows(void *ctx, int thread, int64_t first, int64_t count)
     (void)thread;
     for (int64_t n = first; n < first + count; n++) {
         int64_t panel = n / NBI_X_PANEL_ROWS * NBI_X_PANEL_ROWS, c = n - panel;
-        int width = a->N - panel < NBI_X_PANEL_ROWS ? (int)(a->N - panel) : NBI_X_PANEL_ROWS;
+        int panel_rows = a->N - panel < NBI_X_PANEL_ROWS ? (int)(a->N - panel) : NBI_X_PANEL_ROWS;
         s->cpu->k->quantize_x_i16(s->x_i16 + panel * nbi_x_i16_values(a->K) + 2 * c,
-                                  s->x_i16_scale + panel * nbi_x_i16_blocks(a->K) + c, width,
+                                  s->x_i16_scale + panel * nbi_x_i16_blocks(a->K) + c, panel_rows,
                                   (const float *)host(a->x) + n * a->K, a->K);
     }
 }
@@ -115,8 +114,8 @@ enum nb_status nbi_cpu_linear(struct nbi_stream *s, const struct nbi_op_linear *
     NBI_BUG_IF(quantize && (a->N > s->limits.N || a->K > s->limits.K));
     if (quantize)
         parallel_for(s, a->N, a->K, quantize_rows, a);
-    /* With few rows of x the product is bound by memory, which is fastest when each thread reads at
-     * least 1 MiB in sequence. */
+    /* With few rows of x the product is bound by memory, which is fastest when it is read in
+     * sequence: a chunk of tasks reads at least 1 MiB / N of weights. */
     int64_t min_tasks = ((int64_t)1 << 20) / (nbi_tiles_across(a->K) * CPU_TILE_BYTES * a->N);
     parallel_for_min((struct op){s, a}, groups * tile_rows_of(a),
                      CPU_TILE_ROWS * a->K * (a->N < group ? a->N : group), min_tasks, linear_tasks);

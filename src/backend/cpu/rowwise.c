@@ -60,7 +60,7 @@ static void qkv_rope_rows(void *ctx, int thread, int64_t first, int64_t count)
     const struct op *op = ctx;
     const struct nbi_op_qkv_rope *a = op->args;
     const struct nbi_microkernels *k = op->s->cpu->k;
-    const int32_t *slots = host(a->kv_rows);
+    const int32_t *kv_rows = host(a->kv_rows);
     const float *q = host(a->q), *key = host(a->k), *value = host(a->v);
     const float *qw = host(a->q_norm.data), *kw = host(a->k_norm.data);
     const float *c = host(a->cos), *sn = host(a->sin);
@@ -78,9 +78,9 @@ static void qkv_rope_rows(void *ctx, int thread, int64_t first, int64_t count)
         for (int64_t h = 0; h < a->NKV; h++) {
             k->norm_rope(rotated, rk ? rk + n * a->NKV + h : NULL, key + (n * a->NKV + h) * D, kw,
                          rope, a->eps, D);
-            k->from_f32(ks + slots[n] * row + h * head, a->kv.dtype, rotated, D);
+            k->from_f32(ks + kv_rows[n] * row + h * head, a->kv.dtype, rotated, D);
         }
-        k->from_f32(vs + slots[n] * row, a->kv.dtype, value + n * a->NKV * D, a->NKV * D);
+        k->from_f32(vs + kv_rows[n] * row, a->kv.dtype, value + n * a->NKV * D, a->NKV * D);
     }
 }
 
