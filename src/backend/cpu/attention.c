@@ -20,7 +20,7 @@ static int64_t rows_per_block(const struct nbi_stream *s, const struct nbi_op_at
 {
     int64_t limit = NBI_QUERY_BLOCK / (a->NH / a->NKV),
             fair = a->N * a->NKV / (s->cpu->threads * 4);
-    return fair < 1 ? 1 : fair < limit ? fair : limit;
+    return fair < 1 ? 1 : min(fair, limit);
 }
 
 /* The number of rows from n on, before end, that start at the same key and of which none sees fewer
@@ -46,10 +46,10 @@ static void attention_blocks(void *ctx, int thread, int64_t task, int64_t count)
     const int32_t *pages = host(a->pages), *tables = host(a->tables);
     int64_t D = a->D, heads = a->NH / a->NKV, per_block = rows_per_block(s, a);
     int64_t row = (int64_t)nbi_dtype_bytes(a->kv.dtype, a->NKV * D);
-    int64_t groups = (a->N + per_block - 1) / per_block;
+    int64_t groups = ceil_div(a->N, per_block);
     for (int64_t u = task; u < task + count; u++) {
         int64_t n = (groups - 1 - u / a->NKV) * per_block, h = u % a->NKV, rows;
-        int64_t end = a->N - n < per_block ? a->N : n + per_block;
+        int64_t end = min(a->N, n + per_block);
         for (; n < end; n += rows) {
             rows = shared_run(a, n, end);
             int64_t at =
@@ -81,7 +81,7 @@ enum nb_status nbi_cpu_attention(struct nbi_stream *s, const struct nbi_op_atten
 {
     const int32_t *first = host(a->first), *last = host(a->last);
     int64_t per_block = rows_per_block(s, a), work = 0;
-    int64_t tasks = (a->N + per_block - 1) / per_block * a->NKV;
+    int64_t tasks = ceil_div(a->N, per_block) * a->NKV;
     for (int64_t n = 0; n < a->N; n++)
         work += (last[n] - first[n] + 1) * a->NH * a->D;
     parallel_for(s, tasks, work / tasks, attention_blocks, a);
@@ -204,7 +204,7 @@ static void store_sum(const struct scratch *w, int which, float *y, int64_t ld, 
 
 static int64_t block_rows(const struct scratch *w, int64_t first)
 {
-    return w->a->N - first < BLOCK ? w->a->N - first : BLOCK;
+    return min(w->a->N - first, BLOCK);
 }
 
 static struct rows head_of(struct nbi_ptr p, int64_t row, int64_t heads, int64_t head, int64_t D)
@@ -284,8 +284,8 @@ static void ds_by_query(const struct scratch *w, const float *delta, int64_t q0,
     struct nbi_softmax_bwd softmax = {.scale = 1 / sqrtf((float)w->a->D), .n = BLOCK};
     for (int64_t i = 0; i < queries; i++) {
         int64_t q = q0 + i, low = first[q] - k0, high = q - k0 + 1;
-        low = low < 0 ? 0 : low < BLOCK ? low : BLOCK;
-        high = high < BLOCK ? high : BLOCK;
+        low = low < 0 ? 0 : min(low, BLOCK);
+        high = min(high, BLOCK);
         softmax.lse = (const float *)host(w->a->lse) + q * w->a->NH + h;
         softmax.delta = delta + q * w->a->NH + h;
         softmax.p = w->p + i * BLOCK;
@@ -359,7 +359,7 @@ static void delta_rows(void *ctx, int thread, int64_t first, int64_t count)
 enum nb_status nbi_cpu_attention_bwd(struct nbi_stream *s, const struct nbi_op_attention_bwd *a)
 {
     const int32_t *first = host(a->first);
-    int64_t blocks = (a->N + BLOCK - 1) / BLOCK, pairs = 0;
+    int64_t blocks = ceil_div(a->N, BLOCK), pairs = 0;
     NBI_BUG_IF(!s->backward || a->N > s->limits.N || a->NH > s->limits.heads ||
                a->D > s->limits.D || a->kv.dtype != NBI_F32);
     for (int64_t n = 0; n < a->N; n++)

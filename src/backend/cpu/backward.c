@@ -71,7 +71,7 @@ static void scale_block(const struct xent_row *r, int64_t i, int64_t n, const do
 
 static int64_t block_size(const struct xent_row *r, int64_t i)
 {
-    return r->a->V - i < LOGIT_BLOCK ? r->a->V - i : LOGIT_BLOCK;
+    return min(r->a->V - i, LOGIT_BLOCK);
 }
 
 /* With reference probabilities b, their remainder q = 1 - sum b, and the sums S over all ids and R
@@ -178,8 +178,7 @@ static void embed_bwd_strips(void *ctx, int thread, int64_t first, int64_t count
 {
     const struct nbi_op_embed_bwd *a = ((const struct op *)ctx)->args;
     const int32_t *ids = host(a->ids);
-    int64_t from = first * STRIP, end = (first + count) * STRIP;
-    end = end < a->C ? end : a->C;
+    int64_t from = first * STRIP, end = min((first + count) * STRIP, a->C);
     (void)thread;
     for (int64_t n = 0; n < a->N; n++) {
         float *row = (float *)host(a->dtable) + ids[n] * a->C;
@@ -191,7 +190,7 @@ static void embed_bwd_strips(void *ctx, int thread, int64_t first, int64_t count
 
 enum nb_status nbi_cpu_embed_bwd(struct nbi_stream *s, const struct nbi_op_embed_bwd *a)
 {
-    parallel_for(s, (a->C + STRIP - 1) / STRIP, STRIP * a->N, embed_bwd_strips, a);
+    parallel_for(s, ceil_div(a->C, STRIP), STRIP * a->N, embed_bwd_strips, a);
     return NB_OK;
 }
 
@@ -214,8 +213,7 @@ static void rmsnorm_bwd_strips(void *ctx, int thread, int64_t first, int64_t cou
     const struct nbi_op_rmsnorm_bwd *a = ((const struct op *)ctx)->args;
     const float *rstd = host(a->rstd);
     float *dw = host(a->dw);
-    int64_t from = first * STRIP, end = (first + count) * STRIP;
-    end = end < a->C ? end : a->C;
+    int64_t from = first * STRIP, end = min((first + count) * STRIP, a->C);
     (void)thread;
     for (int64_t n = 0; n < a->N; n++) {
         const float *dy = (const float *)host(a->dy) + n * a->C;
@@ -227,7 +225,7 @@ static void rmsnorm_bwd_strips(void *ctx, int thread, int64_t first, int64_t cou
 
 enum nb_status nbi_cpu_rmsnorm_bwd(struct nbi_stream *s, const struct nbi_op_rmsnorm_bwd *a)
 {
-    parallel_for(s, (a->C + STRIP - 1) / STRIP, STRIP * a->N, rmsnorm_bwd_strips, a);
+    parallel_for(s, ceil_div(a->C, STRIP), STRIP * a->N, rmsnorm_bwd_strips, a);
     parallel_for(s, a->N, 2 * a->C, rmsnorm_bwd_rows, a);
     return NB_OK;
 }
@@ -266,7 +264,7 @@ static void qkv_rope_bwd_blocks(void *ctx, int thread, int64_t first, int64_t co
 
 enum nb_status nbi_cpu_qkv_rope_bwd(struct nbi_stream *s, const struct nbi_op_qkv_rope_bwd *a)
 {
-    int64_t blocks = (a->N + NBI_SUM_ROWS - 1) / NBI_SUM_ROWS, D = a->D;
+    int64_t blocks = ceil_div(a->N, NBI_SUM_ROWS), D = a->D;
     float *dq_norm = host(a->dq_norm), *dk_norm = host(a->dk_norm);
     NBI_BUG_IF(!s->backward || a->N > s->limits.N || D > s->limits.D);
     parallel_for(s, blocks, NBI_SUM_ROWS * (a->NH + a->NKV) * D * 4, qkv_rope_bwd_blocks, a);

@@ -99,16 +99,14 @@ static enum nb_status pack_chunk(void *ctx, int thread, int64_t first, int64_t c
     (void)thread;
     const struct tile_load *p = ctx;
     int64_t cols = p->src->cols, row = first * CPU_TILE_ROWS;
-    int64_t rows = count * CPU_TILE_ROWS;
-    if (rows > p->src->rows - row)
-        rows = p->src->rows - row;
+    int64_t rows = min(count * CPU_TILE_ROWS, p->src->rows - row);
     uint8_t *codes = malloc((size_t)(rows * cols / 2 + rows * cols / 16));
     if (!codes)
         return nbi_fail_memory("weights", (size_t)(rows * cols));
     uint8_t *scales = codes + rows * cols / 2;
     enum nb_status rc = p->src->read(p->src->ctx, row, rows, codes, scales);
     for (int64_t r = 0; r < rows && rc == NB_OK; r += CPU_TILE_ROWS) {
-        int n = rows - r < CPU_TILE_ROWS ? (int)(rows - r) : CPU_TILE_ROWS;
+        int n = (int)min(rows - r, CPU_TILE_ROWS);
         nbi_tiles_pack(p->tiles + nbi_tiles_bytes(row + r, cols), codes + r * cols / 2,
                        scales + r * cols / 16, n, cols);
     }
@@ -225,7 +223,7 @@ static enum nb_status cpu_weight_read(struct nbi_backend *be, const struct nbi_w
     }
     for (int64_t r = first, n; r < first + count; r += n) {
         int64_t skip = r % CPU_TILE_ROWS, left = first + count - r;
-        n = left < CPU_TILE_ROWS - skip ? left : CPU_TILE_ROWS - skip;
+        n = min(left, CPU_TILE_ROWS - skip);
         nbi_tiles_unpack(codes + (r - first) * cols / 2, s + (r - first) * cols / 16,
                          (const uint8_t *)host(w->data) + nbi_tiles_bytes(r - skip, cols),
                          (int)skip, (int)n, cols);
@@ -262,7 +260,7 @@ static int64_t align64(int64_t bytes)
 static int64_t carve_backward(struct nbi_stream *s, const struct cpu *cpu,
                               const struct nbi_stream_limits *l)
 {
-    const int64_t partials = (l->N + NBI_SUM_ROWS - 1) / NBI_SUM_ROWS;
+    const int64_t partials = ceil_div(l->N, NBI_SUM_ROWS);
     const int64_t size[] = {NBI_GEMM_A, NBI_GEMM_B, l->N * l->heads, partials * 2 * l->D,
                             cpu->threads * nbi_attention_bwd_floats(l->D)};
     float **field[] = {&s->gemm_a, &s->gemm_b, &s->delta, &s->norm_partials,

@@ -22,16 +22,6 @@ struct block {
     int64_t thread_n;
 };
 
-static int64_t min(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t ceil_div(int64_t n, int64_t size)
-{
-    return (n + size - 1) / size;
-}
-
 /* Rows of a packed panel of B: k rounded up to whole tiles. */
 static int64_t panel_rows(const struct block *b)
 {

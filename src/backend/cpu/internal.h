@@ -31,6 +31,16 @@ struct nbi_stream {
     float *attention_bwd_scratch; /* [threads][nbi_attention_bwd_floats] */
 };
 
+static inline int64_t min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t ceil_div(int64_t n, int64_t size)
+{
+    return (n + size - 1) / size;
+}
+
 /* Sixteen rows of K floats, each padded. */
 static inline int64_t nbi_weights_f32_floats(int64_t K)
 {
@@ -65,12 +75,10 @@ static inline void parallel_for_min(struct op op, int64_t total, int64_t cost, i
                                     nbi_range_fn fn)
 {
     const struct cpu *cpu = op.s->cpu;
-    int64_t limit = total * cost / 20000 + 1;
-    int threads = limit < cpu->threads ? (int)limit : cpu->threads;
-    int64_t share = (total + threads - 1) / threads,
-            chunks = share / (min_chunk > 0 ? min_chunk : 1);
-    chunks = chunks < 1 ? 1 : chunks > 16 ? 16 : chunks;
-    nbi_for_range(total, (share + chunks - 1) / chunks, threads, fn, &op);
+    int threads = (int)min(total * cost / 20000 + 1, cpu->threads);
+    int64_t share = ceil_div(total, threads);
+    int64_t chunks = min(share / (min_chunk > 0 ? min_chunk : 1), 16);
+    nbi_for_range(total, ceil_div(share, chunks < 1 ? 1 : chunks), threads, fn, &op);
 }
 
 static inline void parallel_for(struct nbi_stream *s, int64_t total, int64_t cost, nbi_range_fn fn,

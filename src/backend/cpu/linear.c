@@ -52,13 +52,12 @@ static void run_task(const struct nbi_stream *s, const struct nbi_op_linear *a, 
                              .scale = w->tensor_scale,
                              .ldx = a->K,
                              .K = a->K,
-                             .rows = w->rows - first < CPU_TILE_ROWS ? (int)(w->rows - first)
-                                                                     : CPU_TILE_ROWS,
+                             .rows = (int)min(w->rows - first, CPU_TILE_ROWS),
                              .add = a->add};
     if (floats && task.end - task.c >= CONVERT_MIN_ROWS && a->K <= s->limits.K)
         convert_rows(s, &p, thread);
     for (int64_t c = task.c; c < task.end; c += step) {
-        p.n = (int)(task.end - c < step ? task.end - c : step);
+        p.n = (int)min(task.end - c, step);
         p.y = (float *)host(a->y[task.i]) + c * w->rows + first;
         p.x = (const float *)host(a->x) + c * a->K;
         p.x_i16 = s->x_i16 + c * nbi_x_i16_values(a->K);
@@ -83,7 +82,7 @@ static void linear_tasks(void *ctx, int thread, int64_t first, int64_t count)
     int64_t tiles = tile_rows_of(a), group = group_rows(a);
     for (int64_t u = first; u < first + count; u++) {
         struct task task = {.t = u % tiles, .c = u / tiles * group};
-        task.end = a->N - task.c < group ? a->N : task.c + group;
+        task.end = min(a->N, task.c + group);
         while (task.t >= nbi_tiles_down(a->w[task.i].rows))
             task.t -= nbi_tiles_down(a->w[task.i++].rows);
         run_task(op->s, a, task, thread);
@@ -98,7 +97,7 @@ static void quantize_rows(void *ctx, int thread, int64_t first, int64_t count)
     (void)thread;
     for (int64_t n = first; n < first + count; n++) {
         int64_t panel = n / NBI_X_PANEL_ROWS * NBI_X_PANEL_ROWS, c = n - panel;
-        int panel_rows = a->N - panel < NBI_X_PANEL_ROWS ? (int)(a->N - panel) : NBI_X_PANEL_ROWS;
+        int panel_rows = (int)min(a->N - panel, NBI_X_PANEL_ROWS);
         s->cpu->k->quantize_x_i16(s->x_i16 + panel * nbi_x_i16_values(a->K) + 2 * c,
                                   s->x_i16_scale + panel * nbi_x_i16_blocks(a->K) + c, panel_rows,
                                   (const float *)host(a->x) + n * a->K, a->K);
@@ -107,7 +106,7 @@ static void quantize_rows(void *ctx, int thread, int64_t first, int64_t count)
 
 enum nb_status nbi_cpu_linear(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
-    int64_t group = group_rows(a), groups = (a->N + group - 1) / group;
+    int64_t group = group_rows(a), groups = ceil_div(a->N, group);
     bool quantize = false;
     for (int i = 0; i < a->count; i++)
         quantize = quantize || (a->w[i].layout == NBI_WEIGHT_TILES && !a->exact);
@@ -118,6 +117,6 @@ enum nb_status nbi_cpu_linear(struct nbi_stream *s, const struct nbi_op_linear *
      * sequence: a chunk of tasks reads at least 1 MiB / N of weights. */
     int64_t min_tasks = ((int64_t)1 << 20) / (nbi_tiles_across(a->K) * CPU_TILE_BYTES * a->N);
     parallel_for_min((struct op){s, a}, groups * tile_rows_of(a),
-                     CPU_TILE_ROWS * a->K * (a->N < group ? a->N : group), min_tasks, linear_tasks);
+                     CPU_TILE_ROWS * a->K * min(a->N, group), min_tasks, linear_tasks);
     return NB_OK;
 }

@@ -26,7 +26,7 @@ static void stats_partials(void *ctx, int thread, int64_t first, int64_t count)
     (void)thread;
     for (int64_t i = first; i < first + count; i++) {
         int64_t left = s->a->n - i * s->chunk;
-        s->k->grad_stats(&s->partials[i], grad + i * s->chunk, left < s->chunk ? left : s->chunk);
+        s->k->grad_stats(&s->partials[i], grad + i * s->chunk, min(left, s->chunk));
     }
 }
 
@@ -66,7 +66,7 @@ static void adamw_chunks(void *ctx, int thread, int64_t first, int64_t count)
     float running_max[2] = {0};
     int64_t at = first * ADAMW_CHUNK, n = count * ADAMW_CHUNK;
     (void)thread;
-    op->s->cpu->k->adamw(a, a->first + at, n < a->count - at ? n : a->count - at, running_max);
+    op->s->cpu->k->adamw(a, a->first + at, min(n, a->count - at), running_max);
     for (int i = 0; i < 2 && a->running_max.at; i++)
         atomic_max_f32((uint32_t *)host(a->running_max) + i, running_max[i]);
 }
@@ -74,7 +74,7 @@ static void adamw_chunks(void *ctx, int thread, int64_t first, int64_t count)
 enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a)
 {
     NBI_BUG_IF(a->first % 32 != 0);
-    parallel_for(s, (a->count + ADAMW_CHUNK - 1) / ADAMW_CHUNK, ADAMW_CHUNK * 8, adamw_chunks, a);
+    parallel_for(s, ceil_div(a->count, ADAMW_CHUNK), ADAMW_CHUNK * 8, adamw_chunks, a);
     return NB_OK;
 }
 
@@ -89,7 +89,7 @@ static void amax_chunks(void *ctx, int thread, int64_t first, int64_t count)
     float x[STRIP], amax = 0;
     (void)thread;
     for (int64_t i = first * STRIP; i < (first + count) * STRIP && i < a->n; i += STRIP) {
-        int64_t n = a->n - i < STRIP ? a->n - i : STRIP;
+        int64_t n = min(a->n - i, STRIP);
         op->s->cpu->k->to_f32(x, (const uint8_t *)host(a->x) + nbi_dtype_bytes(a->dtype, i),
                               a->dtype, n);
         float block_amax = nbi_codec_table()->amax(x, n);
@@ -102,7 +102,7 @@ enum nb_status nbi_cpu_amax(struct nbi_stream *s, const struct nbi_op_amax *a)
 {
     memset(host(a->out), 0, sizeof(float));
     if (a->n > 0)
-        parallel_for(s, (a->n + STRIP - 1) / STRIP, STRIP, amax_chunks, a);
+        parallel_for(s, ceil_div(a->n, STRIP), STRIP, amax_chunks, a);
     return NB_OK;
 }
 
@@ -112,12 +112,12 @@ static void requantize_tiles(const struct op *op, int64_t t)
     const struct nbi_op_requantize *a = op->args;
     const struct nbi_weight *w = &a->w;
     int64_t row = t * CPU_TILE_ROWS, left = w->rows - row;
-    int rows = left < CPU_TILE_ROWS ? (int)left : CPU_TILE_ROWS;
+    int rows = (int)min(left, CPU_TILE_ROWS);
     uint8_t *tiles = (uint8_t *)host(w->data) + nbi_tiles_bytes(row, w->cols);
     uint8_t codes[CPU_TILE_ROWS * STRIP / 2], scales[CPU_TILE_ROWS * STRIP / 16];
     float x[STRIP];
     for (int64_t c = 0; c < w->cols; c += STRIP) {
-        int64_t n = w->cols - c < STRIP ? w->cols - c : STRIP;
+        int64_t n = min(w->cols - c, STRIP);
         for (int r = 0; r < rows; r++) {
             uint64_t at = nbi_dtype_bytes(a->dtype, (row + r) * w->cols + c);
             op->s->cpu->k->to_f32(x, (const uint8_t *)host(a->master) + at, a->dtype, n);
@@ -157,7 +157,7 @@ static void requantize_chunks(void *ctx, int thread, int64_t first, int64_t coun
         if (a->w.layout == NBI_WEIGHT_TILES)
             requantize_tiles(op, i);
         else
-            requantize_floats(op, i * STRIP, left < STRIP ? left : STRIP);
+            requantize_floats(op, i * STRIP, min(left, STRIP));
     }
 }
 
@@ -169,6 +169,6 @@ enum nb_status nbi_cpu_requantize(struct nbi_stream *s, const struct nbi_op_requ
         parallel_for(s, nbi_tiles_down(a->w.rows), CPU_TILE_ROWS * a->w.cols * 8, requantize_chunks,
                      a);
     else
-        parallel_for(s, (values_of(&a->w) + STRIP - 1) / STRIP, STRIP, requantize_chunks, a);
+        parallel_for(s, ceil_div(values_of(&a->w), STRIP), STRIP, requantize_chunks, a);
     return NB_OK;
 }
