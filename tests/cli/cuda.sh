@@ -1,10 +1,10 @@
-# Models on a GPU, beside the CPU. Without a GPU, or without CUDA in the build, that --device cuda
-# says so is all that can be tried, and the result is SKIP.
+# cuda.sh - commands on a GPU, compared with the CPU. Without a GPU, or without CUDA in the build, it
+# only checks the error message of --device cuda, and the result is SKIP.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 root=$(cd "$(dirname "$0")/../.." && pwd)
 . "$(dirname "$0")/lib.sh"
 
-# says_not out|err TEXT: the kept output lacks TEXT.
+# says_not out|err TEXT: the output must not contain TEXT.
 says_not() {
     if grep -qF -- "$2" "$work/$1"; then
         echo "FAIL $name: '$2' is in std$1"
@@ -12,7 +12,7 @@ says_not() {
     fi
 }
 
-# The tokenizer has 647 entries, and the config asks for a few more.
+# The tokenizer has 647 entries; the config pads the vocabulary to 672.
 cat >"$work/config.json" <<'JSON'
 {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128,
  "hidden_act": "silu", "hidden_size": 128, "intermediate_size": 288,
@@ -44,7 +44,7 @@ if ! "$nibble" doctor --device cuda >/dev/null 2>&1; then
     exit 77
 fi
 
-# ---- what is picked, and said ----
+# ---- which device is chosen ----
 
 check "auto in words" 0 "$nibble" doctor
 says out "auto picks cuda:0"

@@ -1,7 +1,9 @@
 #!/bin/sh
-# run.sh - everything that needs a GPU: run.sh BUILD [checks|sanitizers|figures|limits ...]
-# (default: all).
-# BUILD has been built with CUDA=1; nothing is compiled here, so that it may come from elsewhere.
+# run.sh - tests and measurements that need a GPU.
+#
+# usage: run.sh BUILD [checks|sanitizers|figures|limits ...]     (default: all)
+#
+# BUILD is a build directory with CUDA=1. Nothing is compiled, so it may come from another machine.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=$(cd "${1:?the folder of a build}" && pwd) || exit 1
@@ -16,7 +18,7 @@ if ! "$nibble" doctor --device cuda >/dev/null 2>&1; then
     exit 77
 fi
 
-# try NAME COMMAND...: one line of what came out. 77: there is nothing to run it on.
+# try NAME COMMAND...: runs the command and prints its result in one line. Exit code 77 is a skip.
 try() {
     name=$1 rc=0
     shift
@@ -32,7 +34,7 @@ try() {
     fi
 }
 
-# shape NAME HIDDEN FEED-FORWARD HEADS KV-HEADS LAYERS: a model of random weights in four bits.
+# shape NAME HIDDEN FEED-FORWARD HEADS KV-HEADS LAYERS: makes a random model in NVFP4.
 shape() {
     mkdir -p "$work/$1.config"
     cat >"$work/$1.config/config.json" <<JSON
@@ -48,7 +50,7 @@ JSON
 }
 
 checks() {
-    for test in ops attention few_rows backend ahead infer_batch; do
+    for test in ops attention few_rows backend run_ahead infer_batch; do
         try "test_$test" "$build/tests/test_$test"
     done
     try "the command line" sh "$root/tests/cli/cuda.sh" "$nibble"
@@ -77,7 +79,7 @@ sanitizers() {
     fi
     [ -f "$work/a.dat" ] || shape a 256 544 8 2 3 || exit 1
     for tool in memcheck initcheck racecheck; do
-        # few rows, as many as go through one kernel, more
+        # prompts of one row, of up to 64 rows (the decode kernels), and of more
         for prompt in "hello" "$(seq 1 16 | tr '\n' ' ')" "$(seq 1 80 | tr '\n' ' ')"; do
             try "$tool, a prompt of ${#prompt} characters" compute-sanitizer --tool $tool \
                 --error-exitcode 9 "$nibble" generate -q -m "$work/a.dat" --model-dir "$work/a" \
@@ -86,8 +88,8 @@ sanitizers() {
         try "$tool, tokens that are drawn" compute-sanitizer --tool $tool --error-exitcode 9 \
             "$nibble" generate -q -m "$work/a.dat" --model-dir "$work/a" --raw -p hello -n 4 \
             --temp 1 --top-k 20 --device cuda
-        # Looking for races takes long in products, and with a graph of such kernels has not been
-        # seen to end.
+        # racecheck takes long in products, and has never ended when such kernels
+        # run in a graph.
         short='*'
         if [ $tool = racecheck ]; then
             short='*short*'
@@ -102,7 +104,7 @@ sanitizers() {
     done
 }
 
-# figure NAME OPTIONS...: of bench, tokens a second, and the share of the ceiling that it measures.
+# figure NAME OPTIONS...: prints tokens per second, and their share of the measured roofline.
 figure() {
     name=$1
     shift
@@ -126,7 +128,7 @@ figures() {
     figure "a prompt of 4,096 tokens" prefill -n 4096
 }
 
-# memory NAME COMMAND...: what the device has in use at most while it runs, beside what others have.
+# memory NAME COMMAND...: prints the most device memory that the command had in use.
 memory() {
     name=$1 most=0
     shift
@@ -144,7 +146,7 @@ memory() {
     fi
 }
 
-# A file of 4B: how long until its first token, and the memory that contexts take.
+# With a 4B model: time to the first token, and device memory for long contexts.
 limits() {
     if ! nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits 2>/dev/null |
         grep -q '^[0-9]'; then
@@ -163,7 +165,7 @@ limits() {
     done
     memory "4,096 tokens of context" "$@" -p hello -n 2000 -c 4096
     sed -i 's/\("max_position_embeddings": *\)[0-9]*/\165536/' "$work/4b/config.json"
-    # characters of this are tokens
+    # each character of this prompt is a token
     memory "64,000 tokens of context, f8" "$@" -c 64064 --kv-dtype f8 -n 64 \
         -p "$(seq 1 13000 | tr '\n' ' ' | head -c 64000)"
 }

@@ -1,14 +1,15 @@
-/* test_ahead.c - sessions that compute a token that is likely to follow before anyone asks for it:
- * what they say is what others say, whatever comes instead. */
+/* test_run_ahead.c - sessions that start the next step before the caller appends a token.
+ *
+ * Whatever the caller appends, the results must be those of a session that does not run ahead. */
 #include <pthread.h>
 
 #include "infer/session.h"
 
 #include "host_model.h"
 
-/* ---- a token by itself, on the CPU ---- */
+/* ---- a megakernel on the CPU ---- */
 
-/* A backend's own way for single tokens, made of its operations. */
+/* Stands in for a backend's megakernel: runs the forward pass of one row. */
 struct nbi_megakernel {
     const struct nbi_weights *w;
     struct nbi_acts acts;
@@ -16,24 +17,22 @@ struct nbi_megakernel {
     const struct nbi_kv_view *kv;
 };
 
-static const struct nbi_weights *stood_in; /* of the model that it is for */
-static int64_t followed;
-
-/* Runs that a session asks for. */
-static int64_t runs;
+static const struct nbi_weights *fake_weights; /* of the model under test */
+static int64_t runs_ahead;                     /* calls of megakernel_run_ahead */
+static int64_t runs;                           /* calls of megakernel_run */
 static enum nb_status (*real_run)(struct nbi_megakernel *t, const struct nbi_megakernel_step *step);
 
-static enum nb_status counted_run(struct nbi_megakernel *t, const struct nbi_megakernel_step *step)
+static enum nb_status counting_run(struct nbi_megakernel *t, const struct nbi_megakernel_step *step)
 {
     runs++;
     return real_run(t, step);
 }
 
-static enum nb_status stand_in_new(struct nbi_stream *s, const struct nbi_megakernel_model *m,
-                                   struct nbi_megakernel **out)
+static enum nb_status fake_new(struct nbi_stream *s, const struct nbi_megakernel_model *m,
+                               struct nbi_megakernel **out)
 {
     struct nbi_megakernel *t = zeros(1, sizeof *t);
-    t->w = stood_in;
+    t->w = fake_weights;
     t->s = s;
     t->kv = m->kv;
     assert_ok(
@@ -42,7 +41,7 @@ static enum nb_status stand_in_new(struct nbi_stream *s, const struct nbi_megake
     return NB_OK;
 }
 
-static enum nb_status stand_in_run(struct nbi_megakernel *t, const struct nbi_megakernel_step *step)
+static enum nb_status fake_run(struct nbi_megakernel *t, const struct nbi_megakernel_step *step)
 {
     static const int32_t first_row = 0;
     const struct nbi_pass pass = {.N = 1,
@@ -60,11 +59,11 @@ static enum nb_status stand_in_run(struct nbi_megakernel *t, const struct nbi_me
                           t->w->config->vocab_size * (int64_t)sizeof(float));
 }
 
-/* Which of the best is drawn, step by step. */
-static int64_t draw_by_hand(const struct nbi_draw *d, const struct nb_candidate *best, int64_t J)
+/* The index of the candidate that is sampled, computed the simple way. */
+static int64_t sample_by_hand(const struct nbi_draw *d, const struct nb_candidate *best, int64_t k)
 {
     int64_t w[NBI_TOPK_MAX], all = 0, likely = 0, top_p = 0, i = 0;
-    for (int64_t j = 0; j < J; j++) {
+    for (int64_t j = 0; j < k; j++) {
         double x = ((double)best[j].logit - (double)best[0].logit) * d->inv_temperature;
         w[j] = x < -50 ? 0 : (int64_t)(expf((float)x) * d->unit);
         all += w[j];
@@ -79,37 +78,38 @@ static int64_t draw_by_hand(const struct nbi_draw *d, const struct nb_candidate 
     return i;
 }
 
-static enum nb_status stand_in_follow(struct nbi_megakernel *t,
-                                      const struct nbi_megakernel_step *step,
-                                      struct nbi_run_ahead *f)
+static enum nb_status fake_run_ahead(struct nbi_megakernel *t,
+                                     const struct nbi_megakernel_step *step,
+                                     struct nbi_run_ahead *f)
 {
     struct nbi_megakernel_step next = *step;
-    int32_t top[1 + 2 * NBI_TOPK_MAX];
+    int32_t topk[1 + 2 * NBI_TOPK_MAX];
     NBI_TRY(nbi_execute_topk(t->w, &t->acts, t->s, 1, f->k));
-    NBI_TRY(t->w->be->download(t->s, top, t->acts.topk, nbi_topk_bytes(1, f->k)));
+    NBI_TRY(t->w->be->download(t->s, topk, t->acts.topk, nbi_topk_bytes(1, f->k)));
     NBI_TRY(t->w->be->sync(t->s));
-    f->nonfinite = !nbi_topk_row(f->candidates, top, 0, 1, f->k);
-    next.id = f->id = f->candidates[f->k > 1 ? draw_by_hand(&f->draw, f->candidates, f->k) : 0].id;
-    followed++;
-    return stand_in_run(t, &next);
+    f->nonfinite = !nbi_topk_row(f->candidates, topk, 0, 1, f->k);
+    next.id = f->id =
+        f->candidates[f->k > 1 ? sample_by_hand(&f->draw, f->candidates, f->k) : 0].id;
+    runs_ahead++;
+    return fake_run(t, &next);
 }
 
-static void stand_in_free(struct nbi_megakernel *t)
+static void fake_free(struct nbi_megakernel *t)
 {
     nbi_acts_release(&t->acts);
     free(t);
 }
 
-/* Two sessions with the same tokens: one asks for the best to follow, the other for logits, which
- * nobody computes ahead. */
+/* Two sessions with the same tokens: one asks for the most likely next token, and so runs ahead;
+ * the plain one asks for logits. */
 struct two {
-    struct nb_session *asks, *plain;
+    struct nb_session *ahead, *plain;
     float *logits, *others;
     int64_t V;
     struct nbi_logits_spec next;
 };
 
-/* The best of the plain one's logits. */
+/* The candidate is the argmax of the plain session's logits. */
 static void check_next(const struct two *t)
 {
     int32_t best = 0;
@@ -121,57 +121,58 @@ static void check_next(const struct two *t)
 
 static void append_to_two(struct two *t, const int32_t *ids, int64_t count)
 {
-    assert_ok(nbi_session_append_next(t->asks, ids, count, &t->next));
+    assert_ok(nbi_session_append_next(t->ahead, ids, count, &t->next));
     assert_ok(nbi_session_append(t->plain, ids, count, t->logits, 1));
     check_next(t);
 }
 
-/* One of the things that may come behind the best being known. */
+/* A random action of the caller after the next token is known. */
 static void next_of_two(struct two *t, struct nbi_snapshot **kept)
 {
     int32_t best = t->next.candidates[0].id, other = (int32_t)(bits32() % t->V);
-    int64_t length = nb_session_length(t->asks), to = bits32() % (uint32_t)length + 1;
+    int64_t length = nb_session_length(t->ahead), to = bits32() % (uint32_t)length + 1;
     switch (bits32() % 12) {
-    case 0: /* another one */
+    case 0: /* another token */
         append_to_two(t, &other, 1);
         break;
-    case 1: /* another history, and perhaps the token that was expected behind the old one */
-        nb_session_truncate(t->asks, to - 1);
+    case 1: /* another history, perhaps with the token that was expected after the old one */
+        nb_session_truncate(t->ahead, to - 1);
         nb_session_truncate(t->plain, to - 1);
         append_to_two(t, &other, 1);
         break;
     case 2:
         append_to_two(t, (int32_t[]){best, other, best}, 3);
         break;
-    case 3: /* all logits */
-        assert_ok(nbi_session_append(t->asks, &best, 1, t->others, 1));
+    case 3: /* asks for logits */
+        assert_ok(nbi_session_append(t->ahead, &best, 1, t->others, 1));
         assert_ok(nbi_session_append(t->plain, &best, 1, t->logits, 1));
         assert_memory_equal(t->others, t->logits, (size_t)t->V * sizeof(float));
         append_to_two(t, &other, 1);
         break;
-    case 4: /* nobody asks what follows */
-        assert_ok(nbi_session_append(t->asks, &best, 1, NULL, 0));
+    case 4: /* asks for nothing */
+        assert_ok(nbi_session_append(t->ahead, &best, 1, NULL, 0));
         assert_ok(nbi_session_append(t->plain, &best, 1, NULL, 0));
         append_to_two(t, &other, 1);
         break;
-    case 5: /* back to a copy, and on from there with what was expected elsewhere */
+    case 5: /* restores a snapshot and appends what was expected elsewhere */
         if (*kept) {
-            assert_ok(nbi_session_restore(t->asks, *kept));
+            assert_ok(nbi_session_restore(t->ahead, *kept));
             assert_ok(nbi_session_restore(t->plain, *kept));
             append_to_two(t, &best, 1);
         }
         break;
     case 6:
         nbi_snapshot_free(*kept);
-        assert_ok(nbi_session_save(t->asks, kept));
+        assert_ok(nbi_session_save(t->ahead, kept));
         /* fall through */
     default:
         append_to_two(t, &best, 1);
     }
 }
 
-static void check_ahead(struct nbi_backend *be, struct model *m, const struct nbi_weights *w,
-                        int64_t context)
+/* 200 random actions, then up to the end of the context. */
+static void check_actions(struct nbi_backend *be, struct model *m, const struct nbi_weights *w,
+                          int64_t context)
 {
     struct nb_engine e;
     struct two t = {.V = m->c.vocab_size, .next.k = 1};
@@ -179,36 +180,36 @@ static void check_ahead(struct nbi_backend *be, struct model *m, const struct nb
     const struct nbi_session_opts opts = {.context = context, .kv = NBI_F16};
     assert_ok(nbi_engine_borrow(
         &e, &(struct nbi_engine_parts){.be = be, .config = &m->c, .weights = w, .threads = 1}));
-    assert_ok(nbi_session_new(&t.asks, &e, &opts));
+    assert_ok(nbi_session_new(&t.ahead, &e, &opts));
     assert_ok(nbi_session_new(&t.plain, &e, &opts));
     t.logits = zeros(t.V, sizeof(float));
     t.others = zeros(t.V, sizeof(float));
     append_to_two(&t, (int32_t[]){1, 2, 3}, 3);
     for (int i = 0; i < 200; i++) {
-        if (nb_session_length(t.asks) > opts.context - 4) {
-            nb_session_truncate(t.asks, 2);
+        if (nb_session_length(t.ahead) > opts.context - 4) {
+            nb_session_truncate(t.ahead, 2);
             nb_session_truncate(t.plain, 2);
         }
         next_of_two(&t, &kept);
     }
-    while (nb_session_length(t.asks) < opts.context) { /* to the very end */
+    while (nb_session_length(t.ahead) < opts.context) { /* fills the context */
         int32_t best = t.next.candidates[0].id;
         append_to_two(&t, &best, 1);
     }
-    assert_int_equal(nbi_session_append_next(t.asks, &t.next.candidates[0].id, 1, &t.next),
+    assert_int_equal(nbi_session_append_next(t.ahead, &t.next.candidates[0].id, 1, &t.next),
                      NB_EVALUE);
     nbi_snapshot_free(kept);
-    nb_session_close(t.asks);
+    nb_session_close(t.ahead);
     nb_session_close(t.plain);
     free(t.logits);
     free(t.others);
 }
 
-#define DRAWN 50
+#define SAMPLED 50
 
-/* Tokens of a session that is asked for the best, or for all logits; there is no other. */
-static void draw_tokens(const struct nb_engine *e, const struct nb_sampling *how, bool all,
-                        int32_t ids[DRAWN])
+/* Samples tokens from the top k, which runs ahead, or from all logits, which does not. */
+static void sample_tokens(const struct nb_engine *e, const struct nb_sampling *how,
+                          bool from_logits, int32_t ids[SAMPLED])
 {
     struct nb_session *session;
     struct nbi_sampler sampler;
@@ -216,14 +217,14 @@ static void draw_tokens(const struct nb_engine *e, const struct nb_sampling *how
     int64_t V = e->config.vocab_size;
     float *logits = zeros(V, sizeof *logits);
     int32_t id = 5;
-    assert_ok(
-        nbi_session_new(&session, e, &(struct nbi_session_opts){.context = DRAWN, .kv = NBI_F16}));
+    assert_ok(nbi_session_new(&session, e,
+                              &(struct nbi_session_opts){.context = SAMPLED, .kv = NBI_F16}));
     assert_ok(nbi_sampler_init(&sampler, how, V));
     next.k = nbi_sampler_topk(&sampler);
     assert_int_equal(next.k, how->top_k);
-    for (int i = 0; i < DRAWN; i++) {
+    for (int i = 0; i < SAMPLED; i++) {
         next.draw = nbi_sampler_draw(&sampler);
-        if (all) {
+        if (from_logits) {
             assert_ok(nbi_session_append(session, &id, 1, logits, 1));
             assert_ok(nbi_sampler_pick(&sampler, logits, &id));
         } else {
@@ -237,9 +238,9 @@ static void draw_tokens(const struct nb_engine *e, const struct nb_sampling *how
     free(logits);
 }
 
-/* Tokens that are drawn: those that the same seed gives without any ahead, and nearly all of them
- * have been computed when they are asked for. */
-static void check_drawn(struct nbi_backend *be, struct model *m, const struct nbi_weights *w)
+/* Sampled tokens are those that the same seed gives without running ahead, and nearly every step
+ * has been started when it is asked for: megakernel_run is called once or twice. */
+static void check_sampled(struct nbi_backend *be, struct model *m, const struct nbi_weights *w)
 {
     static const struct nb_sampling all[] = {
         {.temperature = 1, .top_k = 20, .top_p = 0.95, .repeat_penalty = 1, .seed = 1},
@@ -252,43 +253,43 @@ static void check_drawn(struct nbi_backend *be, struct model *m, const struct nb
     assert_ok(nbi_engine_borrow(
         &e, &(struct nbi_engine_parts){.be = be, .config = &m->c, .weights = w, .threads = 1}));
     real_run = be->megakernel_run;
-    be->megakernel_run = counted_run;
+    be->megakernel_run = counting_run;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        int32_t ahead[DRAWN], plain[DRAWN];
+        int32_t ahead[SAMPLED], plain[SAMPLED];
         int64_t different = 0;
         runs = 0;
-        draw_tokens(&e, &all[i], false, ahead);
+        sample_tokens(&e, &all[i], false, ahead);
         assert_in_range(runs, 1, 2);
-        draw_tokens(&e, &all[i], true, plain);
+        sample_tokens(&e, &all[i], true, plain);
         assert_memory_equal(ahead, plain, sizeof plain);
-        for (int j = 1; j < DRAWN; j++)
+        for (int j = 1; j < SAMPLED; j++)
             different += plain[j] != plain[j - 1];
-        assert_true(different > DRAWN / 2);
+        assert_true(different > SAMPLED / 2);
     }
     be->megakernel_run = real_run;
 }
 
-static const struct shape ahead_shape = {256, 528, 2, 8, 2, 128, 1000, false, true, true};
+static const struct shape run_ahead_shape = {256, 528, 2, 8, 2, 128, 1000, false, true, true};
 
-static void test_ahead__is_what_would_have_come(void **state)
+static void test_run_ahead__gives_the_tokens_of_a_plain_session(void **state)
 {
     struct model m;
     struct nbi_weights w;
     struct nbi_backend *be = cpu(nbi_simd_level(), 1);
     (void)state;
     drawn = 5;
-    model_new(&m, &ahead_shape);
+    model_new(&m, &run_ahead_shape);
     assert_ok(
         nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m}, NULL, NULL));
-    be->megakernel_new = stand_in_new;
-    be->megakernel_run = stand_in_run;
-    be->megakernel_run_ahead = stand_in_follow;
-    be->megakernel_free = stand_in_free;
-    stood_in = &w;
-    followed = 0;
-    check_ahead(be, &m, &w, 60);
-    assert_true(followed > 100);
-    check_drawn(be, &m, &w);
+    be->megakernel_new = fake_new;
+    be->megakernel_run = fake_run;
+    be->megakernel_run_ahead = fake_run_ahead;
+    be->megakernel_free = fake_free;
+    fake_weights = &w;
+    runs_ahead = 0;
+    check_actions(be, &m, &w, 60);
+    assert_true(runs_ahead > 100);
+    check_sampled(be, &m, &w);
     nbi_weights_release(&w);
     model_free(&m);
     be->close(be);
@@ -299,9 +300,10 @@ static void scale_weight(struct model *m, int64_t layer, const char *name, float
     ((struct host_weight *)find(m, layer, name))->tensor_scale *= by;
 }
 
-/* The embedding on the device and on the host. The second model has other numbers of sums in a
- * token, sums that are as small as those of a trained one, and more rows than go with one block. */
-static void test_ahead__on_a_gpu(void **state)
+/* The embedding on the device, then on the host. The second model has one more layer, and so other
+ * rounds of sums in a token; residual updates as small as those of a trained model; and a context
+ * so long that attention is split over CTAs. */
+static void test_run_ahead__gives_the_tokens_of_a_plain_session_on_a_gpu(void **state)
 {
     (void)state;
     need_gpu();
@@ -309,7 +311,7 @@ static void test_ahead__on_a_gpu(void **state)
         struct model m;
         struct nbi_weights w;
         struct nbi_backend *be = cuda();
-        struct shape shape = ahead_shape;
+        struct shape shape = run_ahead_shape;
         drawn = 6;
         shape.L += i;
         model_new(&m, &shape);
@@ -320,23 +322,23 @@ static void test_ahead__on_a_gpu(void **state)
         }
         assert_ok(nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m}, NULL,
                                    NULL));
-        check_ahead(be, &m, &w, i == 0 ? 60 : 230);
-        check_drawn(be, &m, &w);
+        check_actions(be, &m, &w, i == 0 ? 60 : 230);
+        check_sampled(be, &m, &w);
         nbi_weights_release(&w);
         model_free(&m);
         be->close(be);
     }
 }
 
-/* What one of several threads does with an engine, and what it hears. */
+/* A thread that uses the engine. */
 struct user {
     const struct nb_engine *e;
     enum nb_status rc;
-    bool differs; /* from what it heard before */
-    int32_t said[24];
+    bool differs; /* a session gave other tokens than the one before */
+    int32_t ids[24];
 };
 
-/* Sessions one behind the other; each ends while it is ahead. */
+/* Opens 40 sessions in turn; each is closed while a step is running ahead. */
 static void *use_sessions(void *ctx)
 {
     struct user *u = ctx;
@@ -346,19 +348,20 @@ static void *use_sessions(void *ctx)
         int32_t id = 5;
         u->rc = nbi_session_new(&session, u->e,
                                 &(struct nbi_session_opts){.context = 64, .kv = NBI_F16});
-        for (size_t j = 0; j < sizeof u->said / sizeof *u->said && u->rc == NB_OK; j++) {
+        for (size_t j = 0; j < sizeof u->ids / sizeof *u->ids && u->rc == NB_OK; j++) {
             u->rc = nbi_session_append_next(session, &id, 1, &next);
             id = next.candidates[0].id;
-            u->differs = u->differs || (i > 0 && u->said[j] != id);
-            u->said[j] = id;
+            u->differs = u->differs || (i > 0 && u->ids[j] != id);
+            u->ids[j] = id;
         }
         nb_session_close(session);
     }
     return NULL;
 }
 
-/* Kernels whose blocks wait for each other, of several sessions at a time. */
-static void test_ahead__in_threads_on_a_gpu(void **state)
+/* CTAs of a megakernel wait for each other. With several sessions at a time none must be starved.
+ */
+static void test_run_ahead__several_threads_get_the_same_tokens_on_a_gpu(void **state)
 {
     struct model m;
     struct nbi_weights w;
@@ -369,7 +372,7 @@ static void test_ahead__in_threads_on_a_gpu(void **state)
     need_gpu();
     struct nbi_backend *be = cuda();
     drawn = 8;
-    model_new(&m, &ahead_shape);
+    model_new(&m, &run_ahead_shape);
     assert_ok(
         nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m}, NULL, NULL));
     assert_ok(nbi_engine_borrow(
@@ -382,16 +385,17 @@ static void test_ahead__in_threads_on_a_gpu(void **state)
         pthread_join(threads[i], NULL);
         assert_int_equal(users[i].rc, NB_OK);
         assert_false(users[i].differs);
-        assert_memory_equal(users[i].said, users[0].said, sizeof users[0].said);
+        assert_memory_equal(users[i].ids, users[0].ids, sizeof users[0].ids);
     }
     nbi_weights_release(&w);
     model_free(&m);
     be->close(be);
 }
 
-/* One kernel a token adds up what is below 2^19, in each layer; more is not to pass for a number,
- * there or in what comes behind it. */
-static void test_ahead__reports_values_too_large_on_a_gpu(void **state)
+/* The megakernel sums updates of the residual stream in fixed point, up to 2^19 in magnitude. A
+ * larger one in any layer must give NB_EVALUE, in this step and in those that attend to its keys.
+ */
+static void test_run_ahead__reports_values_too_large_on_a_gpu(void **state)
 {
     (void)state;
     need_gpu();
@@ -404,7 +408,7 @@ static void test_ahead__reports_values_too_large_on_a_gpu(void **state)
             struct nbi_logits_spec next = {.k = 1};
             struct nbi_backend *be = cuda();
             drawn = 7;
-            model_new(&m, &ahead_shape);
+            model_new(&m, &run_ahead_shape);
             scale_weight(&m, layer, o ? "self_attn.o_proj.weight" : "mlp.down_proj.weight",
                          0x1p30f);
             assert_ok(nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m},
@@ -429,10 +433,10 @@ static void test_ahead__reports_values_too_large_on_a_gpu(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ahead__is_what_would_have_come),
-        cmocka_unit_test(test_ahead__on_a_gpu),
-        cmocka_unit_test(test_ahead__in_threads_on_a_gpu),
-        cmocka_unit_test(test_ahead__reports_values_too_large_on_a_gpu),
+        cmocka_unit_test(test_run_ahead__gives_the_tokens_of_a_plain_session),
+        cmocka_unit_test(test_run_ahead__gives_the_tokens_of_a_plain_session_on_a_gpu),
+        cmocka_unit_test(test_run_ahead__several_threads_get_the_same_tokens_on_a_gpu),
+        cmocka_unit_test(test_run_ahead__reports_values_too_large_on_a_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
