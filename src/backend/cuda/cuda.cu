@@ -1,4 +1,7 @@
-/* cuda.cu - a CUDA device as a backend: memory, streams, copies, the table of operations. */
+/* cuda.cu - a CUDA device as a backend: memory, streams, copies, the table of operations.
+ *
+ * A stream gets all its memory when it is opened. Its operations allocate nothing, but for CUDA
+ * graphs (graph.cu). Every call selects the device first, since CUDA keeps it per thread. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,4 @@
-/* device_math.cuh - device code that most kernels share: conversions, warp reductions, RMSNorm,
- * SwiGLU.
+/* device_math.cuh - device code that most kernels share: conversions, reductions, norm, SwiGLU.
  *
  * Kernels that must agree to the last bit, such as a fused norm and the plain one, both use these
  * functions. */

@@ -1,5 +1,4 @@
-/* launch.cuh - programmatic dependent launch (PDL): a kernel may start before the previous one
- * ends.
+/* launch.cuh - programmatic dependent launch (PDL), which lets consecutive kernels overlap.
  *
  * Decode kernels take a few microseconds each, so the gap between two of them counts. A kernel
  * launched by pdl_launch becomes resident as soon as all CTAs of its predecessor have called

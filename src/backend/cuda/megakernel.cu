@@ -7,15 +7,17 @@
  *
  * A layer:
  *
- *   QKV       x = norm(residual)           each CTA has some rows       -> tagged values
- *   attention                              short, or split over CTAs    -> tagged values if split
- *   O         x = one head                 each CTA has some columns    -> sums
- *   GATE_UP   x = norm(residual + sums)    each CTA has some rows       -> tagged SwiGLU values
- *   DOWN      x = SwiGLU                   each CTA has some columns    -> sums
+ *             x                                    a CTA has              it produces
+ *   QKV       norm(residual += sums of DOWN)       rows                   tagged q, k, v
+ *   attention                                      a head, or some keys   tagged softmaxes of keys
+ *   O         attention                            rows of one head       sums
+ *   GATE_UP   norm(residual += sums of O)          rows                   tagged SwiGLU values
+ *   DOWN      SwiGLU                               rows and columns       sums
  *
- * In O a CTA has the columns of one head, so that it needs no other head. The results of CTAs for
- * the same rows of o and down are added as integers, which makes the sum independent of the order.
- * Every CTA keeps a copy of the residual stream in shared memory and computes the norms itself.
+ * and after the last one LOGITS. In O a CTA has the columns of one head, so that it needs no other
+ * head. The results of several CTAs for the same rows of o and down are added as integers, which
+ * makes the sum independent of the order. Every CTA keeps a copy of the residual stream in shared
+ * memory and computes the norms itself.
  *
  * Products take x in f16, with one power of two for each block of 16 values.
  *
@@ -23,9 +25,10 @@
  * token. Instead a small kernel chooses it on the GPU, and the next token's kernel is queued before
  * the host knows the choice:
  *
- *   stream   | k_megakernel (token n) | k_argmax_next or k_sample_next | k_megakernel (n + 1) ...
- *   host       queues both kernels    polls the mailbox for id and top-k, samples the same token,
- *                                     and uses the result of n + 1 only if the ids agree */
+ *   GPU    k_megakernel, token n   | k_argmax_next or   | k_megakernel, token n + 1
+ *                                  | k_sample_next      |
+ *   host   queues the next kernels | polls the mailbox  | samples the same token; if it chooses
+ *          on the right            | for id and top-k   | another one, the step is run again */
 #include <cuda.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -97,7 +100,7 @@ __device__ static inline int keys_per_split(const struct model &m, int keys, int
 
 __device__ static struct kv_split choose_kv_split(const struct model &m, const struct step_args &a)
 {
-    int keys = a.last - a.first, share = m.NH / m.NKV, groups = m.NH / m.cta_heads;
+    int keys = a.last - a.first, group = m.NH / m.NKV, groups = m.NH / m.cta_heads;
     struct kv_split p = {0, 1, (int)blockIdx.x / m.ctas_per_head, 0, a.first, a.last};
     if (keys > SHORT_CONTEXT_KEYS) {
         int each = keys_per_split(m, keys, &p.splits);
@@ -106,7 +109,7 @@ __device__ static struct kv_split choose_kv_split(const struct model &m, const s
         p.begin = min(a.first + p.split * each, a.last);
         p.end = min(p.begin + each, a.last);
     }
-    p.kv_head = min(p.head, m.NH - 1) / share;
+    p.kv_head = min(p.head, m.NH - 1) / group;
     return p;
 }
 
@@ -232,19 +235,19 @@ struct next_token {
 
 #define MAILBOX_WORDS (1 + 2 * NBI_TOPK_MAX)
 
-__device__ static inline void host_publish(const struct next_token &f, int i, uint32_t word)
+__device__ static inline void host_publish(const struct next_token &next, int i, uint32_t word)
 {
-    f.mailbox[i] = (uint64_t)f.tag << 32 | word;
+    next.mailbox[i] = (uint64_t)next.tag << 32 | word;
 }
 
-__device__ static inline void copy_embed_row(const struct next_token &f, int id)
+__device__ static inline void copy_embed_row(const struct next_token &next, int id)
 {
-    for (int i = threadIdx.x; i < f.row_words; i += THREADS)
-        f.row[i] = f.embed[(int64_t)id * f.row_words + i];
+    for (int i = threadIdx.x; i < next.row_words; i += THREADS)
+        next.row[i] = next.embed[(int64_t)id * next.row_words + i];
 }
 
 /* Greedy: the token of the largest key. */
-__global__ static void k_argmax_next(const struct next_token f, const uint64_t *keys, int count)
+__global__ static void k_argmax_next(const struct next_token next, const uint64_t *keys, int count)
 {
     uint64_t best = 0;
     pdl_trigger();
@@ -254,11 +257,11 @@ __global__ static void k_argmax_next(const struct next_token f, const uint64_t *
     best = cta_max_key(best);
     bool nonfinite = best == NONFINITE_KEY;
     int id = nonfinite ? 0 : id_of(best);
-    copy_embed_row(f, id);
+    copy_embed_row(next, id);
     if (threadIdx.x == 0) {
-        host_publish(f, 0, nonfinite ? MAILBOX_NONFINITE : (uint32_t)id);
-        host_publish(f, 1, (uint32_t)id);
-        host_publish(f, 2, __float_as_uint(value_of(best)));
+        host_publish(next, 0, nonfinite ? MAILBOX_NONFINITE : (uint32_t)id);
+        host_publish(next, 1, (uint32_t)id);
+        host_publish(next, 2, __float_as_uint(value_of(best)));
     }
 }
 
@@ -303,15 +306,17 @@ __device__ static int sample(const struct nbi_draw &d, const float *values, int 
     warp_prefix_sums(left);
     int64_t all = __shfl_sync(0xFFFFFFFF, sums[1], 31),
             likely = __shfl_sync(0xFFFFFFFF, left[1], 31);
-    double wanted = ceil(d.top_p * (double)all);
-    int64_t top_p = d.top_p == 1 || wanted >= (double)all ? all : wanted < 1 ? 1 : (int64_t)wanted;
+    double threshold = ceil(d.top_p * (double)all);
+    int64_t top_p = d.top_p == 1 || threshold >= (double)all ? all
+                    : threshold < 1                          ? 1
+                                                             : (int64_t)threshold;
     int last = first_above(sums, top_p - 1);
     int64_t end = __shfl_sync(0xFFFFFFFF, last < 32 ? sums[0] : sums[1], last % 32);
     return first_above(sums, (int64_t)__umul64hi(d.uniform, (uint64_t)min(end, likely)));
 }
 
 /* One of the top k, which nbi_cuda_topk has written: non-finite flag, ids [k], values [k]. */
-__global__ static void k_sample_next(const struct next_token f, const int32_t *topk, int k,
+__global__ static void k_sample_next(const struct next_token next, const int32_t *topk, int k,
                                      const struct nbi_draw d)
 {
     __shared__ int chosen;
@@ -326,11 +331,11 @@ __global__ static void k_sample_next(const struct next_token f, const int32_t *t
     }
     __syncthreads();
     int id = nonfinite ? 0 : ids[chosen];
-    copy_embed_row(f, id);
+    copy_embed_row(next, id);
     for (int i = threadIdx.x; i < 2 * k; i += THREADS)
-        host_publish(f, 1 + i, (uint32_t)ids[i]);
+        host_publish(next, 1 + i, (uint32_t)ids[i]);
     if (threadIdx.x == 0)
-        host_publish(f, 0, nonfinite ? MAILBOX_NONFINITE : (uint32_t)id);
+        host_publish(next, 0, nonfinite ? MAILBOX_NONFINITE : (uint32_t)id);
 }
 
 /* ---- the host's side ---- */
@@ -510,8 +515,8 @@ static enum nb_status fill_layer(struct nbi_megakernel *t, const struct host_tab
 /* sms: multiprocessors, and so CTAs. */
 static void fill_model(struct model *m, const struct nbi_megakernel_model *t, int sms)
 {
-    int share = (int)(t->NH / t->NKV);
-    m->cta_heads = share % 4 == 0 ? 4 : share % 2 == 0 ? 2 : 1;
+    int group = (int)(t->NH / t->NKV);
+    m->cta_heads = group % 4 == 0 ? 4 : group % 2 == 0 ? 2 : 1;
     m->layer_count = (int)t->layers;
     m->C = (int)t->C;
     m->F = (int)t->F;

@@ -1,5 +1,4 @@
-/* megakernel.cuh - the decode megakernel: data structures, weight pipeline, exchange between CTAs,
- * products.
+/* megakernel.cuh - the decode megakernel: data, weight pipeline, exchange between CTAs, products.
  *
  * One CTA of 16 warps stays on each multiprocessor for a whole token. A layer is four matrix-vector
  * products (enum gemv), each distributed over all CTAs; the LM head is a fifth. Every warp does the
@@ -10,14 +9,19 @@
  * starts the copy of the tiles that it needs STAGES stages later, across the ends of products and
  * layers (struct weight_pipeline). So the copies go on while the warp waits for other CTAs.
  *
- *   stage     0          1          2          0          1      ...
- *   copy      tiles 0,1  tiles 2,3  tiles 4,5  tiles 6,7         one mbarrier per stage
- *   multiply             tiles 0,1  tiles 2,3  tiles 4,5         its phase flips with each round
+ *   the warp multiplies   stage 0         stage 1         stage 2
+ *   tile pair 0           0               1 (in flight)   2 (in flight)
+ *   tile pair 1           3 (in flight)   1               2 (in flight)
+ *   tile pair 2           3 (in flight)   4 (in flight)   2
+ *   tile pair 3           3               4 (in flight)   5 (in flight)
+ *
+ * The mbarrier of a stage completes a phase when its tiles have arrived; the parity to wait for
+ * flips each time the warp has gone round the ring.
  *
  * Exchange. CTAs exchange data in global memory, without a grid-wide barrier:
  *
- *   tagged value  64 bits: tag (layer) << 32 | value. One writer. Readers poll until the tag is
- *                 right. For q, k, v, softmaxes and SwiGLU, which few CTAs read.
+ *   tagged value  64 bits: tag << 32 | value. One writer. Readers poll until the tag is that of the
+ *                 current round, of which a layer has two. For q, k, v, softmaxes and SwiGLU.
  *   sum           64 bits: value * 2^26 << 10 | generation << 8 | count of tiles added. Writers add
  *                 atomically; readers poll until the count is complete. For the outputs of o and
  *                 down, which all CTAs read. The sum is an integer, so the order of the additions
@@ -252,8 +256,8 @@ struct weight_pipeline {
 
 struct context {
     const struct model &m;
-    unsigned epoch;     /* arrivals after which what was read so far may be overwritten */
-    unsigned sum_round; /* round of sums that the current layer half adds to */
+    unsigned epoch;     /* grid_state.arrived once all CTAs have arrived as often as this one */
+    unsigned sum_round; /* o or down, whichever is next, adds to the sums of this round */
     unsigned run_id;    /* of this token, see grid_state.nonfinite */
     int warp, lane;
     int work_index;               /* which of the 16 shares of each product this warp takes */
@@ -316,14 +320,14 @@ __device__ static inline int find_matrix(const struct model &m, int gemv, int *r
 __device__ static struct row_pair make_row_pair(const struct model &m, const struct cta_work &p,
                                                 int gemv, int i)
 {
-    struct row_pair l = {};
-    l.rows = (uint8_t)min(PAIR, p.rows - i * PAIR);
-    l.tile_pairs = (uint16_t)(l.rows == PAIR ? p.cols : (p.cols + 1) / 2);
+    struct row_pair pair = {};
+    pair.rows = (uint8_t)min(PAIR, p.rows - i * PAIR);
+    pair.tile_pairs = (uint16_t)(pair.rows == PAIR ? p.cols : (p.cols + 1) / 2);
 #pragma unroll
     for (int r = 0; r < PAIR; r++) {
-        int row = p.row + i * PAIR + min(r, l.rows - 1);
-        l.matrix[r] = (uint8_t)find_matrix(m, gemv, &row);
-        l.tile[r] = row * m.tile_cols[gemv] + p.col;
+        int row = p.row + i * PAIR + min(r, pair.rows - 1);
+        pair.matrix[r] = (uint8_t)find_matrix(m, gemv, &row);
+        pair.tile[r] = row * m.tile_cols[gemv] + p.col;
     }
     bool any = false;
 #pragma unroll 1
@@ -332,13 +336,13 @@ __device__ static struct row_pair make_row_pair(const struct model &m, const str
         if (r.end <= max(r.begin, i * p.cols) || r.begin >= (i + 1) * p.cols)
             continue;
         if (!any) {
-            l.first_warp = (uint8_t)w;
-            l.slot = (uint8_t)(i - r.begin / p.cols);
+            pair.first_warp = (uint8_t)w;
+            pair.slot = (uint8_t)(i - r.begin / p.cols);
         }
-        l.last_warp = (uint8_t)w;
+        pair.last_warp = (uint8_t)w;
         any = true;
     }
-    return l;
+    return pair;
 }
 
 /* ---- weight pipeline ---- */
@@ -368,60 +372,61 @@ __device__ static inline void prefetch_l2(const void *p)
 }
 
 /* Sets the pipeline's addresses to its current row pair and tile pair. */
-__device__ static inline void pipeline_seek(const struct context &c, struct weight_pipeline &f)
+__device__ static inline void pipeline_seek(const struct context &c, struct weight_pipeline &p)
 {
-    struct row_pair l = c.row_pairs()[f.gemv * c.m.row_pairs + f.row_pair];
-    const struct layer &layer = c.layers()[f.layer];
-    f.tile_pairs = l.tile_pairs;
-    f.duplicate = -1;
-    f.stride = CUDA_TILE_BYTES;
-    if (l.rows < PAIR) {
-        f.stride = STAGE_BYTES;
-        l.tile[0] += f.tile_pair;
-        l.tile[1] += f.tile_pair + 1;
-        if (c.cta_plan()[f.gemv].cols % PAIR)
-            f.duplicate = l.tile_pairs - 1;
+    struct row_pair pair = c.row_pairs()[p.gemv * c.m.row_pairs + p.row_pair];
+    const struct layer &layer = c.layers()[p.layer];
+    p.tile_pairs = pair.tile_pairs;
+    p.duplicate = -1;
+    p.stride = CUDA_TILE_BYTES;
+    if (pair.rows < PAIR) {
+        p.stride = STAGE_BYTES;
+        pair.tile[0] += p.tile_pair;
+        pair.tile[1] += p.tile_pair + 1;
+        if (c.cta_plan()[p.gemv].cols % PAIR)
+            p.duplicate = pair.tile_pairs - 1;
     }
 #pragma unroll
     for (int r = 0; r < PAIR; r++)
-        f.from[r] = layer.tiles[l.matrix[r]] + (int64_t)(l.tile[r] + f.tile_pair) * CUDA_TILE_BYTES;
+        p.from[r] =
+            layer.tiles[pair.matrix[r]] + (int64_t)(pair.tile[r] + p.tile_pair) * CUDA_TILE_BYTES;
 }
 
 /* Goes on to the next product in which the warp has tiles. After the last one `left` stays 0. */
-__device__ static inline void pipeline_next_gemv(const struct context &c, struct weight_pipeline &f)
+__device__ static inline void pipeline_next_gemv(const struct context &c, struct weight_pipeline &p)
 {
 #pragma unroll 1
-    while (f.left == 0 && f.gemv < GEMVS) {
-        bool next_layer = f.gemv == DOWN && f.layer + 1 < c.m.layer_count;
-        f.layer += next_layer;
-        f.gemv = next_layer ? QKV : f.gemv + 1;
-        if (f.gemv == GEMVS)
+    while (p.left == 0 && p.gemv < GEMVS) {
+        bool next_layer = p.gemv == DOWN && p.layer + 1 < c.m.layer_count;
+        p.layer += next_layer;
+        p.gemv = next_layer ? QKV : p.gemv + 1;
+        if (p.gemv == GEMVS)
             return;
-        struct warp_work w = c.warp_plan()[f.gemv * WARPS + c.work_index];
-        f.row_pair = w.row_pair;
-        f.tile_pair = w.tile_pair;
-        f.left = w.count;
+        struct warp_work w = c.warp_plan()[p.gemv * WARPS + c.work_index];
+        p.row_pair = w.row_pair;
+        p.tile_pair = w.tile_pair;
+        p.left = w.count;
     }
-    pipeline_seek(c, f);
+    pipeline_seek(c, p);
 }
 
 /* Starts the copy of the next tile pair, if there is one, to a stage that all lanes have read. */
 __device__ static inline void pipeline_load(struct context &c, uint32_t to, uint32_t bar)
 {
-    struct weight_pipeline &f = c.weights;
-    if (f.left == 0)
+    struct weight_pipeline &p = c.weights;
+    if (p.left == 0)
         return;
-    if (f.tile_pair == f.duplicate)
-        f.from[1] = f.from[0];
-    load_stage(to, f.from, bar);
-    f.from[0] += f.stride;
-    f.from[1] += f.stride;
-    if (--f.left == 0) {
-        pipeline_next_gemv(c, f);
-    } else if (++f.tile_pair == f.tile_pairs) {
-        f.tile_pair = 0;
-        f.row_pair++;
-        pipeline_seek(c, f);
+    if (p.tile_pair == p.duplicate)
+        p.from[1] = p.from[0];
+    load_stage(to, p.from, bar);
+    p.from[0] += p.stride;
+    p.from[1] += p.stride;
+    if (--p.left == 0) {
+        pipeline_next_gemv(c, p);
+    } else if (++p.tile_pair == p.tile_pairs) {
+        p.tile_pair = 0;
+        p.row_pair++;
+        pipeline_seek(c, p);
     }
 }
 
@@ -459,7 +464,7 @@ __device__ static inline void grid_arrive(struct context &c)
 /* The buffers are cleared to 0 at the start, which is generation 0 of the first rounds. */
 #define FIRST_ROUND SUM_BUFFERS
 
-/* The low bits of a sum of a round with so many tiles added. */
+/* The low bits of a sum of a round with `tiles` tiles added. */
 __device__ static inline uint32_t sum_header(unsigned round, int tiles)
 {
     return ((round / SUM_BUFFERS - 1) & 3) << SUM_GEN_SHIFT | tiles;
@@ -659,11 +664,11 @@ __device__ static inline struct norm_weights load_norm_weights(const struct cont
                                                                int i)
 {
     const float2 *w = (const float2 *)(c.m.norms + (int64_t)norm * c.m.C);
-    struct norm_weights f;
+    struct norm_weights out;
 #pragma unroll
     for (int j = 0; j < NORM_UNROLL; j++)
-        f.w[j] = __ldg(w + min(i + j * THREADS, c.m.C / 2 - 1));
-    return f;
+        out.w[j] = __ldg(w + min(i + j * THREADS, c.m.C / 2 - 1));
+    return out;
 }
 
 /* x = RMSNorm of the residual stream, without the division by the root mean square, which the
@@ -685,7 +690,7 @@ __device__ static void x_from_norm(struct context &c, bool sums, int norm, struc
         old = load_stale_sum(c);
 #pragma unroll 1
     for (int i = threadIdx.x; i - c.lane < count; i += NORM_UNROLL * THREADS) {
-        unsigned long long more[NORM_UNROLL][2] = {};
+        unsigned long long added[NORM_UNROLL][2] = {};
         float2 v[NORM_UNROLL], x[NORM_UNROLL];
         float amax[NORM_UNROLL];
 #pragma unroll
@@ -694,21 +699,21 @@ __device__ static void x_from_norm(struct context &c, bool sums, int norm, struc
         for (uint32_t missing = sums; missing;) { /* issues all loads before it checks one */
 #pragma unroll
             for (int j = 0; j < NORM_UNROLL; j++)
-                load_two_sums(from + 2 * min(i + j * THREADS, count - 1), more[j]);
+                load_two_sums(from + 2 * min(i + j * THREADS, count - 1), added[j]);
             if (threadIdx.x == 0)
                 grid = load_grid_state(c);
             missing = 0;
 #pragma unroll
             for (int j = 0; j < NORM_UNROLL; j++)
-                missing |= sums_missing(more[j], header);
+                missing |= sums_missing(added[j], header);
         }
         if (i >= NORM_UNROLL * THREADS)
             w = load_norm_weights(c, norm, i);
 #pragma unroll
         for (int j = 0; j < NORM_UNROLL; j++) {
             float by = i + j * THREADS < count ? 1 / SUM_SCALE / (1 << SUM_VALUE_SHIFT) : 0;
-            x[j].x = fmaf(sum_value(more[j][0]), by, x[j].x);
-            x[j].y = fmaf(sum_value(more[j][1]), by, x[j].y);
+            x[j].x = fmaf(sum_value(added[j][0]), by, x[j].x);
+            x[j].y = fmaf(sum_value(added[j][1]), by, x[j].y);
             sum += x[j].x * x[j].x + x[j].y * x[j].y;
             v[j] = make_float2(x[j].x * w.w[j].x, x[j].y * w.w[j].y);
             amax[j] = fmaxf(fabsf(v[j].x), fabsf(v[j].y)); /* a NaN reaches x_f16 all the same */
@@ -899,10 +904,10 @@ __device__ static void gemv_mainloop(struct context &c, int gemv, float scale)
     uint32_t scales = smem_addr(c.x_scale()) + 8 * t;
 #pragma unroll 1
     do { /* a warp without tiles stores zeros */
-        const struct row_pair l = c.row_pairs()[gemv * c.m.row_pairs + row_pair];
-        bool single_row = l.rows < PAIR;
+        const struct row_pair pair = c.row_pairs()[gemv * c.m.row_pairs + row_pair];
+        bool single_row = pair.rows < PAIR;
         int col = single_row ? PAIR * tile_pair : tile_pair;
-        int count = min(left, l.tile_pairs - tile_pair);
+        int count = min(left, pair.tile_pairs - tile_pair);
         struct x_cursor x = {x_base + col * stride, scales + col * 32};
         float2 sum[PAIR] = {};
         int tiles = single_row ? min(PAIR * count, cols - col) : count;
@@ -943,13 +948,13 @@ __device__ static void gemv_mainloop(struct context &c, int gemv, float scale)
 /* ---- products: epilogue ---- */
 
 /* Row c.lane of a row pair, summed over the CTA's warps. */
-__device__ static inline float reduce_warps(const struct context &c, const struct row_pair &l)
+__device__ static inline float reduce_warps(const struct context &c, const struct row_pair &pair)
 {
     const float *sums = c.warp_sums() + c.lane;
     int stride = c.m.warp_row_pairs * ROW_PAIR_ROWS;
-    float v = sums[l.first_warp * stride + l.slot * ROW_PAIR_ROWS];
+    float v = sums[pair.first_warp * stride + pair.slot * ROW_PAIR_ROWS];
 #pragma unroll 2
-    for (int w = l.first_warp + 1; w <= l.last_warp; w++)
+    for (int w = pair.first_warp + 1; w <= pair.last_warp; w++)
         v += sums[w * stride];
     return v;
 }
@@ -963,10 +968,10 @@ __device__ static void gemv_epilogue(struct context &c, int gemv, int layer, flo
     uint64_t best = 0;
 #pragma unroll 1
     for (int i = c.warp; i < row_pairs_of(own); i += WARPS) {
-        const struct row_pair &l = c.row_pairs()[gemv * c.m.row_pairs + i];
-        float v = reduce_warps(c, l) * rstd * c.layers()[layer].scale[l.matrix[c.lane >> 4]];
+        const struct row_pair &pair = c.row_pairs()[gemv * c.m.row_pairs + i];
+        float v = reduce_warps(c, pair) * rstd * c.layers()[layer].scale[pair.matrix[c.lane >> 4]];
         int at = (own.row + PAIR * i) * CUDA_TILE_ROWS + c.lane;
-        bool any = c.lane < l.rows * CUDA_TILE_ROWS;
+        bool any = c.lane < pair.rows * CUDA_TILE_ROWS;
         if (gemv == QKV && any)
             publish(c, c.m.qkv + at, __float_as_uint(v));
         if (gemv == LOGITS && any && at < c.m.V) {

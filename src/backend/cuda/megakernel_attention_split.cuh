@@ -1,9 +1,9 @@
-/* megakernel_attention_split.cuh - the decode megakernel: attention over more than
- * SHORT_CONTEXT_KEYS keys.
+/* megakernel_attention_split.cuh - the decode megakernel: attention over a long context.
  *
- * CTAs divide the keys of a group of G query heads that share them. In a CTA, some warps have
- * shared memory for a tile of 16 keys and one of 16 values (a slot). The first tiles are loaded
- * during the layer before, the next ones as soon as the slot has been read:
+ * With more than SHORT_CONTEXT_KEYS keys, CTAs divide the keys of a group of G query heads that
+ * share them. In a CTA, some warps have shared memory for a tile of 16 keys and one of 16 values (a
+ * slot). The first tiles are loaded during the layer before, the next ones as soon as the slot has
+ * been read:
  *
  *   per warp   wait keys -> S = K Q -> load next keys -> weights -> wait values -> Y += V^T W
  *              -> load next values -> ...
