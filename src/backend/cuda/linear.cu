@@ -31,7 +31,7 @@ __device__ static void four_of_tiles(float out[4], const uint8_t *tiles, int64_t
     int r = (int)(row % 16), block = (int)(k % 128) / 16, lane = (r & 7) * 4 + block / 2;
     int quarter = (r >> 3) + 2 * (block & 1), half = (int)(k % 16) / 8;
     uint32_t word = ((const uint32_t *)t)[half * 128 + lane * 4 + quarter];
-    float scale = load_f32(t, 1024 + lane * 4 + quarter, NBI_E4M3) * 16384.0f;
+    float scale = load_f32(t, 1024 + lane * 4 + quarter, NBI_E4M3) * E2M1_PAIR_SCALE;
     for (int i = 0; i < 2; i++) {
         uint32_t pair = e2m1_pair(word, (int)(k % 8) / 2 + i);
         float2 v = __half22float2(*(const __half2 *)&pair);

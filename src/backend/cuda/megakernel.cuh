@@ -590,10 +590,6 @@ __device__ static inline void poll(const struct context &c, uint32_t out[COUNT],
 
 /* ---- x of a product ---- */
 
-/* e2m1_pair gives weights times 2^-14; scales of x make up for it. */
-#define W_EXPONENT 14
-#define W_SCALE    16384.0f
-
 /* The exponent of the largest magnitude of some values; 0 if that is not finite. */
 __device__ static inline int exponent_of(float amax)
 {
@@ -612,7 +608,8 @@ __device__ static inline uint32_t pack_f16x2(float a, float b)
     return *(uint32_t *)&h;
 }
 
-/* Two values of a block of 16 as f16, and the scale of the block. */
+/* Two values of a block of 16 as f16, and the scale of the block, which includes
+ * E2M1_PAIR_SCALE. */
 struct f16_pair {
     uint32_t bits;
     float scale;
@@ -627,7 +624,7 @@ __device__ static inline struct f16_pair to_f16_block(float v)
         amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, o));
     int e = exponent_of(amax);
     float next = __shfl_xor_sync(0xFFFFFFFF, v, 1), up = power_of_two(13 - e);
-    return {pack_f16x2(v * up, next * up), power_of_two(e - 13) * W_SCALE};
+    return {pack_f16x2(v * up, next * up), power_of_two(e - 13) * E2M1_PAIR_SCALE};
 }
 
 /* Stores values 4q to 4q + 3 of x, two pairs (a, b), as operand B of mma.m16n8k16.
@@ -733,7 +730,7 @@ __device__ static void x_from_norm(struct context &c, bool sums, int norm, struc
                 ((uint2 *)c.x_f16())[at] = make_uint2(odd_block ? 0 : two, odd_block ? two : 0);
             }
             if (at < count && threadIdx.x % 8 == 0)
-                c.x_scale()[at / 8] = __uint_as_float((e + W_EXPONENT - 13) << 23);
+                c.x_scale()[at / 8] = __uint_as_float((e + E2M1_PAIR_EXPONENT - 13) << 23);
         }
     }
     sum = warp_sum(sum);

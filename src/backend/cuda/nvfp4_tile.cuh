@@ -35,6 +35,10 @@ static inline struct tile_shape tiles_of(int64_t rows, int64_t cols)
     return {(int)ceil_div(rows, CUDA_TILE_ROWS), (int)ceil_div(cols, CUDA_TILE_COLS)};
 }
 
+/* What e2m1_pair's values are to be multiplied with: 2^14. */
+#define E2M1_PAIR_EXPONENT 14
+#define E2M1_PAIR_SCALE    16384.0f
+
 /* Pair p (0 to 3) of a word as two f16, each its value times 2^-14.
  *
  * An E2M1 code is a sign and three bits. As bits 15 and 11 to 9 of an f16 they are the value times

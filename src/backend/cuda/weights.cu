@@ -209,8 +209,8 @@ __global__ static void k_max_row_norm(uint32_t *out, const uint8_t *tiles, int t
         for (int i = 0; i < 2; i++)
             sum[i] += __shfl_xor_sync(0xFFFFFFFF, sum[i], o);
     float amax = warp_max(fmaxf(sum[0], sum[1]));
-    if (lane == 0) /* e2m1_pair gives values times 2^-14 */
-        atomicMax(out, __float_as_uint(sqrtf(amax) * 16384.0f * scale));
+    if (lane == 0)
+        atomicMax(out, __float_as_uint(sqrtf(amax) * E2M1_PAIR_SCALE * scale));
 }
 
 /* The address after the tiles, where the norm is. */
