@@ -1,5 +1,5 @@
-# cuda.sh - commands on a GPU, compared with the CPU. Without a GPU, or without CUDA in the build, it
-# only checks the error message of --device cuda, and the result is SKIP.
+# cuda.sh - commands on a GPU, compared with the CPU. Without a GPU, or without CUDA in the build,
+# it only checks the error message of --device cuda, and the result is SKIP.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 root=$(cd "$(dirname "$0")/../.." && pwd)
 . "$(dirname "$0")/lib.sh"
@@ -21,23 +21,23 @@ cat >"$work/config.json" <<'JSON'
  "tie_word_embeddings": true, "torch_dtype": "bfloat16", "eos_token_id": 602, "vocab_size": 672}
 JSON
 model=$work/model
-check "a model" 0 "$nibble" synth -q --sigma 0.05 --config "$work/config.json" "$model"
+check "synth makes a model" 0 "$nibble" synth -q --sigma 0.05 --config "$work/config.json" "$model"
 cp "$root/tests/golden/tokenizer/qwen/tokenizer.json" "$model"
-check "four bits" 0 "$nibble" quantize -q "$model" "$work/four.dat"
+check "quantize to NVFP4" 0 "$nibble" quantize -q "$model" "$work/nvfp4.dat"
 seq 1 300 >"$work/text"
 
 if ! "$nibble" doctor --device cuda >/dev/null 2>&1; then
     for command in "generate -p x" chat "eval ppl --text $work/text" parity "stress kv" \
         "bench decode" "bench prefill" "bench train"; do
         # shellcheck disable=SC2086 # words of a command
-        check "$command without a GPU" 1 "$nibble" $command -m "$model" --device cuda
+        check "$command without a GPU is refused" 1 "$nibble" $command -m "$model" --device cuda
         says err "GPU 0 is not usable: "
         lines err 1
         lines out 0
     done
-    check "auto is the CPU" 0 "$nibble" parity -m "$model" -p hello --threads 1
+    check "auto picks the CPU without a GPU" 0 "$nibble" parity -m "$model" -p hello --threads 1
     says_not err "nibble: on"
-    check "auto in words" 0 "$nibble" doctor
+    check "doctor says that auto is the CPU" 0 "$nibble" doctor
     says out "auto picks the CPU"
     finish || exit 1
     echo "SKIP: no GPU"
@@ -46,28 +46,30 @@ fi
 
 # ---- which device is chosen ----
 
-check "auto in words" 0 "$nibble" doctor
+check "doctor says that auto is the GPU" 0 "$nibble" doctor
 says out "auto picks cuda:0"
 says out "NVFP4 products, prompts, gpu 0"
-check "in JSON" 0 "$nibble" doctor --json
+check "doctor --json names the products" 0 "$nibble" doctor --json
 says out '"nvfp4_products": "'
-check "auto is the GPU" 0 "$nibble" generate -m "$model" --raw -p hello -n 4 --temp 0
+check "auto picks the GPU and says so" 0 "$nibble" generate -m "$model" --raw -p hello -n 4 --temp 0
 says err "nibble: on cuda:0"
-check "quietly" 0 "$nibble" generate -q -m "$model" --raw -p hello -n 4 --temp 0
+check "-q does not say it" 0 "$nibble" generate -q -m "$model" --raw -p hello -n 4 --temp 0
 lines err 0
-check "if told so, it need not be said" 0 "$nibble" generate -m "$model" --raw -p hello -n 4 \
+check "an explicit device is not announced" 0 "$nibble" generate -m "$model" --raw -p hello -n 4 \
     --temp 0 --device cuda
 says_not err "nibble: on"
-check "the CPU" 0 "$nibble" generate -v -m "$model" --raw -p hello -n 4 --temp 0 --device cpu
+check "-v announces the CPU" 0 "$nibble" generate -v -m "$model" --raw -p hello -n 4 --temp 0 \
+    --device cpu
 says err "nibble: on cpu"
-check "a GPU that is not there" 1 "$nibble" generate -m "$model" --raw -p hello --device cuda:1023
+check "a GPU that does not exist is refused" 1 "$nibble" generate -m "$model" --raw -p hello \
+    --device cuda:1023
 says err "GPU 1023 is not usable"
-check "training" 1 "$nibble" train --synthetic tiny --steps 1 --device cuda
+check "train refuses a GPU" 1 "$nibble" train --synthetic tiny --steps 1 --device cuda
 says err "'train' runs on the CPU only"
-check "measuring training" 1 "$nibble" bench train --synthetic tiny --steps 1 --device cuda
+check "bench train refuses a GPU" 1 "$nibble" bench train --synthetic tiny --steps 1 --device cuda
 says err "'bench train' runs on the CPU only"
 
-# ---- the same results ----
+# ---- results equal the CPU's ----
 
 cat >"$work/check.py" <<'PY'
 import json
@@ -81,22 +83,22 @@ for name in ("cuda, exact", "cuda, exact decode", "cuda", "cuda, decode"):
     assert p["same_clear"] == p["clear"] > 0, (name, p["same_clear"], p["clear"])
     assert 0 < p["logits"]["relative"] <= (1e-4 if "exact" in name else 5e-2), (name, p["logits"])
 PY
-for file in "$model" "$work/four.dat"; do
+for file in "$model" "$work/nvfp4.dat"; do
     check "parity of $file" 0 "$nibble" parity -q -m "$file" --model-dir "$model" \
         --text "$work/text" --device cuda --json
     cp "$work/out" "$work/parity.json"
-    check "errors of $file" 0 python3 -B "$work/check.py" "$work/parity.json"
+    check "error bounds of $file" 0 python3 -B "$work/check.py" "$work/parity.json"
     for device in cpu cuda; do
         check "answer on $device" 0 "$nibble" generate -q -m "$file" --model-dir "$model" --raw \
             -p "one two three" -n 12 --temp 0 --ignore-eos --exact --kv-dtype f32 --device $device
         cp "$work/out" "$work/$device"
     done
-    check "the same answer" 0 cmp "$work/cpu" "$work/cuda"
+    check "CPU and GPU give the same answer" 0 cmp "$work/cpu" "$work/cuda"
     check "perplexity on a GPU" 0 "$nibble" eval ppl -q -m "$file" --model-dir "$model" \
         --text "$work/text" --device cuda --json
     says out '"ppl"'
 done
-for file in "$model" "$work/four.dat"; do
+for file in "$model" "$work/nvfp4.dat"; do
     check "stress of $file" 0 "$nibble" stress kv -q -m "$file" --model-dir "$model" \
         --iterations 4 --device cuda
 done
@@ -106,10 +108,10 @@ done
 for what in decode prefill; do
     check "bench $what" 0 "$nibble" bench $what --synthetic tiny --device cuda --json
     says out '"device": "cuda:0"'
-    check "bench $what in words" 0 "$nibble" bench $what --synthetic tiny --device cuda
+    check "bench $what as text" 0 "$nibble" bench $what --synthetic tiny --device cuda
     says out "cuda:0"
 done
-check "bench decode of several" 0 "$nibble" bench decode --synthetic tiny --device cuda \
+check "bench decode of 70 sequences" 0 "$nibble" bench decode --synthetic tiny --device cuda \
     --parallel 70 --depth 300
 says out "for each of 70 sequences"
 finish
