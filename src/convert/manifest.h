@@ -7,13 +7,12 @@
 /* A tensor of the output and its source. */
 struct nbi_manifest_entry {
     struct nbi_tensor_spec out;
-    const struct nbi_entry *src; /* NULL: generated (synth) */
-    /* If the output is f32: the smallest type that holds the same values. */
-    enum nbi_dtype original_type;
-    float tensor_scale; /* NVFP4 with out.two_level */
-    float divisor;      /* exact reciprocal of tensor_scale from the source, or 0 */
-    float amax;         /* of src; negative: not computed yet */
-    int64_t order;      /* position in the file */
+    const struct nbi_entry *src;  /* NULL: generated (synth) */
+    enum nbi_dtype original_type; /* before any conversion to f32; the values still fit it */
+    float tensor_scale;           /* NVFP4 with out.two_level */
+    float divisor;                /* exact reciprocal of tensor_scale from the source, or 0 */
+    float amax;                   /* of src; negative: not computed yet */
+    int64_t order;                /* position in the file */
 };
 
 struct nbi_manifest {

@@ -175,7 +175,7 @@ static enum nb_status pair_dat(struct pairing *p, struct nbi_part *part, struct 
 static const char *const activation_suffixes[] = {".input_scale", ".input_global_scale", ".k_scale",
                                                   ".v_scale", NULL};
 
-/* Skips the activation and cache scales of a calibrated model: nibble does not quantise either. */
+/* Skips the activation and cache scales of a calibrated model, which nibble does not use. */
 static void drop_activation_scales(struct pairing *p, const char *stem, size_t len)
 {
     for (const char *const *suffix = activation_suffixes; *suffix; suffix++) {
