@@ -102,18 +102,18 @@ static enum nb_status check_added(const struct index *ix, const struct nbi_vocab
     return NB_OK;
 }
 
-/* Translates a merge of texts into a merge of ids; `whole` is scratch for the joined text. */
+/* Translates a merge of texts into a merge of ids; `joined` is scratch for the joined text. */
 static enum nb_status add_merge(struct nbi_bpe *b, const struct index *ix, const char *merge,
-                                uint32_t rank, struct nbi_str *whole)
+                                uint32_t rank, struct nbi_str *joined)
 {
     const char *space = strchr(merge, ' ');
     size_t left = (size_t)(space - merge), right = strlen(space + 1);
-    whole->len = 0;
-    nbi_str_append(whole, merge, left);
-    nbi_str_append(whole, space + 1, right);
-    NBI_TRY(nbi_str_status(whole));
+    joined->len = 0;
+    nbi_str_append(joined, merge, left);
+    nbi_str_append(joined, space + 1, right);
+    NBI_TRY(nbi_str_status(joined));
     struct nbi_pair pair = {*index_slot(ix, merge, left), *index_slot(ix, space + 1, right), rank,
-                            *index_slot(ix, whole->p, whole->len)};
+                            *index_slot(ix, joined->p, joined->len)};
     if (!pair.left || !pair.right || !pair.id)
         return nbi_fail(NB_EFORMAT,
                         "merge %u has a part, or a result, that is not in the "
@@ -129,20 +129,20 @@ static enum nb_status add_merge(struct nbi_bpe *b, const struct index *ix, const
 static enum nb_status make_merges(struct nbi_bpe *b, const struct nbi_vocab *v)
 {
     struct index ix = {0};
-    struct nbi_str whole = {0};
+    struct nbi_str joined = {0};
     enum nb_status rc = index_tokens(&ix, v);
     if (rc == NB_OK)
         rc = nbi_merges_init(&b->merges, (size_t)v->merge_count);
     if (rc == NB_OK)
         rc = check_added(&ix, v);
     for (int64_t i = 0; i < v->merge_count && rc == NB_OK; i++)
-        rc = add_merge(b, &ix, v->merges[i], (uint32_t)i, &whole);
+        rc = add_merge(b, &ix, v->merges[i], (uint32_t)i, &joined);
     for (int c = 0; c < 256 && rc == NB_OK; c++) {
         char text[4];
         size_t len = (size_t)nbi_utf8_encode(text, nbi_byte_character((uint8_t)c));
         b->byte_ids[c] = (int32_t)*index_slot(&ix, text, len) - 1;
     }
-    nbi_str_release(&whole);
+    nbi_str_release(&joined);
     free(ix.slots);
     return rc;
 }
