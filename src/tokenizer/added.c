@@ -102,18 +102,7 @@ static bool is_space(const struct nbi_added_iter *it, size_t at)
 
 static size_t previous_char(const char *text, size_t at)
 {
-    do
-        at--;
-    while (at > 0 && (text[at] & 0xC0) == 0x80);
-    return at;
-}
-
-static size_t next_char(const char *text, size_t at, size_t len)
-{
-    do
-        at++;
-    while (at < len && (text[at] & 0xC0) == 0x80);
-    return at;
+    return (size_t)(nbi_char_before(text + at) - text);
 }
 
 /* Whether a token found at [start, end) is one: special tokens must be wanted, and a single-word
@@ -145,7 +134,7 @@ static size_t past_spaces(struct nbi_added_iter *it, size_t at)
         return it->spaces_end;
     it->spaces_start = at;
     while (at < it->len && is_space(it, at))
-        at = next_char(it->text, at, it->len);
+        at += (size_t)nbi_char_length(it->text + at);
     return it->spaces_end = at;
 }
 

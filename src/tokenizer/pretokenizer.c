@@ -31,7 +31,7 @@ struct text {
 static uint8_t class_at(const struct text *t, const char *p, int *len)
 {
     unsigned char b = (unsigned char)*p;
-    *len = b < 0x80 ? 1 : b < 0xE0 ? 2 : b < 0xF0 ? 3 : 4;
+    *len = nbi_char_length(p);
     return t->classes[b < 0x80 ? b : nbi_utf8_decode(p)] & NBI_CHAR_KIND;
 }
 
@@ -367,14 +367,6 @@ static enum nb_status prepare(struct nbi_split_scratch *scratch)
     return NB_OK;
 }
 
-static size_t next_character(const char *text, size_t at, size_t len)
-{
-    do
-        at++;
-    while (at < len && (text[at] & 0xC0) == 0x80);
-    return at;
-}
-
 static enum nb_status run_regex(const struct job *job, int at, const char *text, size_t len)
 {
     const struct stage *stage = &job->s->stage[at];
@@ -397,7 +389,9 @@ static enum nb_status run_regex(const struct job *job, int at, const char *text,
         if (end > start && stage->keep != NBI_SPLIT_REST)
             NBI_TRY(run_stage(job, at + 1, text + start, end - start));
         done = end;
-        from = end > start ? end : next_character(text, end, len);
+        from = end;
+        if (end == start) /* after an empty match, continue with the next character */
+            from += end < len ? (size_t)nbi_char_length(text + end) : 1;
     }
     if (done < len && stage->keep != NBI_SPLIT_MATCHES)
         return run_stage(job, at + 1, text + done, len - done);

@@ -35,20 +35,6 @@ static const char *skip_ascii(const char *p, const char *end)
     return p;
 }
 
-static const char *character_before(const char *p)
-{
-    do
-        p--;
-    while ((*p & 0xC0) == 0x80);
-    return p;
-}
-
-static int length_of(const char *p)
-{
-    unsigned char b = (unsigned char)*p;
-    return b < 0x80 ? 1 : b < 0xE0 ? 2 : b < 0xF0 ? 3 : 4;
-}
-
 static bool has(const uint8_t *classes, const char *p, uint8_t bit)
 {
     return classes[nbi_utf8_decode(p)] & bit;
@@ -58,7 +44,7 @@ static bool has(const uint8_t *classes, const char *p, uint8_t bit)
 static const char *find_active(const uint8_t *classes, const char *p, const char *end)
 {
     while ((p = skip_ascii(p, end)) < end && !has(classes, p, NBI_CHAR_ACTIVE))
-        p += length_of(p);
+        p += nbi_char_length(p);
     return p;
 }
 
@@ -67,7 +53,7 @@ static const char *run_start(const uint8_t *classes, const char *active, const c
 {
     if (active == start)
         return active;
-    const char *before = character_before(active);
+    const char *before = nbi_char_before(active);
     return has(classes, before, NBI_CHAR_BASE) ? before : active;
 }
 
@@ -126,7 +112,7 @@ static enum nb_status reorder(utf8proc_int32_t *p, size_t n)
 static size_t decompose(const char *p, const char *end, utf8proc_int32_t *out)
 {
     size_t n = 0;
-    for (; p < end; p += length_of(p)) {
+    for (; p < end; p += nbi_char_length(p)) {
         int unused = 0;
         utf8proc_ssize_t more =
             utf8proc_decompose_char((utf8proc_int32_t)nbi_utf8_decode(p), out + n, DECOMPOSED,
@@ -162,7 +148,7 @@ enum nb_status nbi_nfc(const uint8_t *classes, const char *text, size_t len, str
         const char *active = find_active(classes, p, end);
         const char *start = active < end ? run_start(classes, active, p) : end;
         nbi_str_append(out, p, (size_t)(start - p));
-        for (p = active; p < end && has(classes, p, NBI_CHAR_ACTIVE); p += length_of(p))
+        for (p = active; p < end && has(classes, p, NBI_CHAR_ACTIVE); p += nbi_char_length(p))
             ;
         if (p > start)
             NBI_TRY(compose(start, (size_t)(p - start), out));

@@ -28,6 +28,22 @@ struct nbi_char_range {
 extern const struct nbi_char_range nbi_char_ranges[];
 extern const int nbi_char_range_count;
 
+/* Length of the character at p, in well-formed text. */
+static inline int nbi_char_length(const char *p)
+{
+    unsigned char b = (unsigned char)*p;
+    return b < 0x80 ? 1 : b < 0xE0 ? 2 : b < 0xF0 ? 3 : 4;
+}
+
+/* Start of the character that ends at p, in well-formed text; there must be one. */
+static inline const char *nbi_char_before(const char *p)
+{
+    do
+        p--;
+    while ((*p & 0xC0) == 0x80);
+    return p;
+}
+
 /* Fills classes[NBI_CHAR_COUNT], indexed by code point. */
 void nbi_char_table(uint8_t *classes);
 
