@@ -32,8 +32,8 @@ static enum nb_status repeats(const struct nb_ab_answer *a, bool *yes)
 
 /* Classifies the answers to one question. For questions that are not about the model, a fault that
  * the base model had already is not counted. */
-static enum nb_status judge(const struct nbi_questions *q, const struct nb_ab_row *row,
-                            enum nb_identity_kind kind, struct nb_identity_count *c)
+static enum nb_status classify(const struct nbi_questions *q, const struct nb_ab_row *row,
+                               enum nb_identity_kind kind, struct nb_identity_count *c)
 {
     const struct nb_ab_answer *before = &row->answer[0], *after = &row->answer[1];
     bool lenient = kind == NB_IDENTITY_CONTRAST || kind == NB_IDENTITY_UNRELATED;
@@ -72,7 +72,7 @@ static enum nb_status count_all(const struct nbi_questions *q, struct nb_identit
     for (size_t i = 0; i < q->count; i++) {
         const struct nb_ab_row *row = &r->ab.rows[i];
         struct nb_identity_count one;
-        NBI_TRY(judge(q, row, q->kinds[i], &one));
+        NBI_TRY(classify(q, row, q->kinds[i], &one));
         add(&r->kind[q->kinds[i]], &one);
         if (q->kinds[i] == NB_IDENTITY_HELD_OUT)
             add(&r->held_out[q->lines[i]->language], &one);

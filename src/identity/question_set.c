@@ -64,7 +64,7 @@ struct strings {
 struct maker {
     struct nbi_identity_set *set;
     const struct nb_identity_set_opts *opts;
-    bool asked[LANGUAGES];         /* languages of the set */
+    bool selected[LANGUAGES];      /* languages of the set */
     int languages;                 /* number of them */
     const char *answer[LANGUAGES]; /* to identity questions */
     struct group group[KINDS][LANGUAGES];
@@ -127,7 +127,7 @@ char *nbi_identity_normal_form(const char *text)
     return nbi_str_take(&s);
 }
 
-static enum nb_status add_normal(struct maker *m, struct strings *list, const char *text)
+static enum nb_status add_normal_form(struct maker *m, struct strings *list, const char *text)
 {
     char *copy;
     NBI_TRY(normalise(&m->normal, text));
@@ -143,11 +143,11 @@ static enum nb_status normal_phrases(struct maker *m, struct strings *list,
     NBI_TRY(nbi_arena_array(&m->scratch, "normal forms", from->count, sizeof *list->at,
                             (void **)&list->at));
     for (size_t i = 0; i < from->count; i++)
-        NBI_TRY(add_normal(m, list, from->at[i].text));
+        NBI_TRY(add_normal_form(m, list, from->at[i].text));
     return NB_OK;
 }
 
-static enum nb_status make_normals(struct maker *m)
+static enum nb_status make_normal_forms(struct maker *m)
 {
     size_t count = 0;
     for (int l = 0; l < LANGUAGES; l++) {
@@ -160,9 +160,9 @@ static enum nb_status make_normals(struct maker *m)
                             (void **)&m->held_out.at));
     for (int l = 0; l < LANGUAGES; l++) {
         for (size_t i = 0; i < texts[l]->identity_held_out.count; i++)
-            NBI_TRY(add_normal(m, &m->held_out, texts[l]->identity_held_out.at[i].text));
+            NBI_TRY(add_normal_form(m, &m->held_out, texts[l]->identity_held_out.at[i].text));
         for (size_t i = 0; i < texts[l]->contrast_held_out.count; i++)
-            NBI_TRY(add_normal(m, &m->held_out, texts[l]->contrast_held_out.at[i].prompt));
+            NBI_TRY(add_normal_form(m, &m->held_out, texts[l]->contrast_held_out.at[i].prompt));
     }
     return NB_OK;
 }
@@ -246,7 +246,7 @@ static void list_variants(struct group *g, size_t row)
     }
 }
 
-static bool comes_first(const struct group *g, const struct variant *v)
+static bool is_mandatory(const struct group *g, const struct variant *v)
 {
     bool head = v->row < HEAD_ROWS && g->kind != NBI_QUESTION_REPLAY;
     bool bare = !v->opener && !v->closer && !g->from_user;
@@ -271,9 +271,9 @@ static void order_row(const struct maker *m, struct group *g, struct variant *v,
         of_shape[shape_of(&v[i])]++;
     for (size_t i = 0; i < count; i++) {
         enum shape shape = shape_of(&v[i]);
-        v[i].key = comes_first(g, &v[i]) ? 0
-                                         : (random_of(m, g, v[i].id, 0) + 1ull) * of_shape[shape] *
-                                               shape_weight[shape];
+        v[i].key = is_mandatory(g, &v[i]) ? 0
+                                          : (random_of(m, g, v[i].id, 0) + 1ull) * of_shape[shape] *
+                                                shape_weight[shape];
     }
     qsort(v, count, sizeof *v, by_key);
     uint64_t round = 1;
@@ -336,7 +336,7 @@ static enum nb_status identity_rows(struct maker *m, struct group *g)
 static enum nbi_identity_language language_of(const struct maker *m, const char *prompt)
 {
     int l = (int)guess_language(prompt);
-    for (int i = 0; !m->asked[l]; i++)
+    for (int i = 0; !m->selected[l]; i++)
         l = i;
     return (enum nbi_identity_language)l;
 }
@@ -372,7 +372,7 @@ static enum nb_status make_groups(struct maker *m, const struct nbi_prompt_pair 
                 k == NBI_QUESTION_CONTRAST ? &texts[l]->contrast : &texts[l]->replay;
             *g = (struct group){.kind = (enum nbi_question_kind)k,
                                 .language = (enum nbi_identity_language)l};
-            if (!m->asked[l])
+            if (!m->selected[l])
                 continue;
             if (k == NBI_QUESTION_IDENTITY) {
                 NBI_TRY(identity_rows(m, g));
@@ -548,7 +548,7 @@ static enum nb_status draw_shares(struct maker *m)
         given += share;
         size_t of = (size_t)m->languages, i = 0;
         for (int l = 0; l < LANGUAGES; l++)
-            if (m->asked[l]) {
+            if (m->selected[l]) {
                 NBI_TRY(draw(m, &m->group[k][l], share / of + (i < share % of)));
                 i++;
             }
@@ -558,7 +558,7 @@ static enum nb_status draw_shares(struct maker *m)
 
 /* Fills up with lines of other groups where one ran out: replay first, then contrast, never
  * identity, because a larger share of that makes the model answer everything with its name. */
-static enum nb_status draw_rest(struct maker *m)
+static enum nb_status fill_up(struct maker *m)
 {
     static const enum nbi_question_kind order[] = {NBI_QUESTION_REPLAY, NBI_QUESTION_CONTRAST};
     for (size_t k = 0; k < 2; k++) {
@@ -604,12 +604,12 @@ static enum nb_status add_held_out(struct maker *m, enum nbi_question_kind kind,
 static enum nb_status add_all_held_out(struct maker *m)
 {
     for (int l = 0; l < LANGUAGES; l++)
-        for (size_t i = 0; m->asked[l] && i < texts[l]->identity_held_out.count; i++) {
+        for (size_t i = 0; m->selected[l] && i < texts[l]->identity_held_out.count; i++) {
             struct nbi_identity_qa row = {0, texts[l]->identity_held_out.at[i].text, m->answer[l]};
             NBI_TRY(add_held_out(m, NBI_QUESTION_IDENTITY, (enum nbi_identity_language)l, &row));
         }
     for (int l = 0; l < LANGUAGES; l++)
-        for (size_t i = 0; m->asked[l] && i < texts[l]->contrast_held_out.count; i++)
+        for (size_t i = 0; m->selected[l] && i < texts[l]->contrast_held_out.count; i++)
             NBI_TRY(add_held_out(m, NBI_QUESTION_CONTRAST, (enum nbi_identity_language)l,
                                  &texts[l]->contrast_held_out.at[i]));
     return NB_OK;
@@ -654,8 +654,8 @@ static bool take_language(struct maker *m, const char *name, size_t len)
         const char *known = nbi_identity_language_name((enum nbi_identity_language)l);
         if (strlen(known) != len || memcmp(known, name, len) != 0)
             continue;
-        m->languages += !m->asked[l];
-        m->asked[l] = true;
+        m->languages += !m->selected[l];
+        m->selected[l] = true;
         return true;
     }
     return false;
@@ -720,11 +720,11 @@ static enum nb_status make(struct maker *m, const struct nbi_prompt_pair *replay
 {
     NBI_TRY(take_languages(m));
     NBI_TRY(make_answers(m));
-    NBI_TRY(make_normals(m));
+    NBI_TRY(make_normal_forms(m));
     NBI_TRY(make_groups(m, replay, replay_count));
     NBI_TRY(allocate_lines(m));
     NBI_TRY(draw_shares(m));
-    NBI_TRY(draw_rest(m));
+    NBI_TRY(fill_up(m));
     shuffle(m->set->line, m->set->count, m->opts->seed);
     return add_all_held_out(m);
 }

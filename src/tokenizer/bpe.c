@@ -464,7 +464,7 @@ void nbi_encoder_free(struct nbi_encoder *e)
 }
 
 /* The id of a word that is itself a token (ignore_merges), or -1. */
-static int64_t whole_word(const struct nbi_bpe *b, const char *w, size_t len)
+static int64_t find_word_token(const struct nbi_bpe *b, const char *w, size_t len)
 {
     if (!b->words)
         return -1;
@@ -483,9 +483,9 @@ static enum nb_status merge_word(struct nbi_encoder *e, const char *w, size_t le
                                  size_t *count)
 {
     const struct nbi_bpe *b = e->bpe;
-    int64_t whole = whole_word(b, w, len);
-    if (whole >= 0) {
-        ids[0] = (int32_t)whole;
+    int64_t token = find_word_token(b, w, len);
+    if (token >= 0) {
+        ids[0] = (int32_t)token;
         *count = 1;
         return NB_OK;
     }

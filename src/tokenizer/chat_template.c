@@ -530,8 +530,8 @@ static enum nb_status open_model(struct nb_chat *chat, const char *model, const 
 {
     struct nbi_tokenizer_source source;
     NBI_TRY(nbi_tokenizer_source(model, model_dir, &source));
-    char *dir = source.kind == NBI_TEXT_JSON ? nbi_path_dir(source.path) : NULL;
-    enum nb_status rc = source.kind == NBI_TEXT_GGUF
+    char *dir = source.kind == NBI_TOKENIZER_JSON ? nbi_path_dir(source.path) : NULL;
+    enum nb_status rc = source.kind == NBI_TOKENIZER_GGUF
                             ? open_gguf(chat, source.path)
                             : open_dir(chat, dir ? dir : source.path, source.path);
     free(dir);

@@ -117,7 +117,7 @@ static const char not_spaces[] =
 
 /* Letters and numbers of our table that the installed PCRE2 is too old to know, written as the
  * inside of a character set. */
-struct newer {
+struct new_characters {
     struct nbi_str letters, numbers;
 };
 
@@ -170,7 +170,7 @@ static enum nb_status put_escape(struct nbi_str *out, char c, bool in_class)
 
 /* Appends \p{L} or \p{N} together with the newer characters; false if p is neither. */
 static bool put_property(struct nbi_str *out, const char *p, bool in_class,
-                         const struct newer *newer)
+                         const struct new_characters *newer)
 {
     const struct nbi_str *more = strncmp(p, "p{L}", 4) == 0   ? &newer->letters
                                  : strncmp(p, "p{N}", 4) == 0 ? &newer->numbers
@@ -206,7 +206,8 @@ static bool has_other_option(const char *p)
 
 /* Translates a pattern from Oniguruma's syntax to PCRE2's. Constructs that the two libraries
  * interpret differently are errors. */
-static enum nb_status translate(const char *pattern, const struct newer *newer, struct nbi_str *out)
+static enum nb_status translate(const char *pattern, const struct new_characters *newer,
+                                struct nbi_str *out)
 {
     bool in_class = false;
     for (const char *p = pattern; *p; p++) {
@@ -255,7 +256,7 @@ struct nbi_splitter {
 static enum nb_status compile(struct stage *stage, const char *pattern)
 {
     struct nbi_str text = {0};
-    struct newer newer = {0};
+    struct new_characters newer = {0};
     int error = 0;
     PCRE2_SIZE at = 0;
     enum nb_status rc = list_newer(&newer.letters, "\\p{L}", NBI_CHAR_LETTER);

@@ -23,7 +23,7 @@ enum nb_status nbi_tokenizer_source(const char *model, const char *model_dir,
                                     struct nbi_tokenizer_source *out)
 {
     enum nbi_format format = NBI_FORMATS;
-    *out = (struct nbi_tokenizer_source){.kind = NBI_TEXT_DIR};
+    *out = (struct nbi_tokenizer_source){.kind = NBI_TOKENIZER_DIR};
     if (!nbi_path_exists(model))
         return nbi_fail(errno == ENOENT ? NB_ENOTFOUND : NB_EIO, "cannot open '%s': %s", model,
                         strerror(errno));
@@ -38,7 +38,7 @@ enum nb_status nbi_tokenizer_source(const char *model, const char *model_dir,
         out->path = format == NBI_FORMAT_GGUF ? strdup(model) : nbi_path_dir(model);
     }
     if (!nbi_path_is_dir(out->path ? out->path : ""))
-        out->kind = format == NBI_FORMAT_GGUF ? NBI_TEXT_GGUF : NBI_TEXT_JSON;
+        out->kind = format == NBI_FORMAT_GGUF ? NBI_TOKENIZER_GGUF : NBI_TOKENIZER_JSON;
     return out->path ? NB_OK : nbi_fail_memory("path", strlen(model));
 }
 
@@ -56,9 +56,9 @@ static enum nb_status read_model(struct nbi_vocab *v, const char *model, const c
     struct nbi_tokenizer_source source;
     nbi_vocab_init(v);
     NBI_TRY(nbi_tokenizer_source(model, model_dir, &source));
-    enum nb_status rc = source.kind == NBI_TEXT_DIR    ? nbi_vocab_read_dir(v, source.path)
-                        : source.kind == NBI_TEXT_JSON ? nbi_vocab_read_json(v, source.path)
-                                                       : read_gguf(v, source.path);
+    enum nb_status rc = source.kind == NBI_TOKENIZER_DIR    ? nbi_vocab_read_dir(v, source.path)
+                        : source.kind == NBI_TOKENIZER_JSON ? nbi_vocab_read_json(v, source.path)
+                                                            : read_gguf(v, source.path);
     free(source.path);
     return rc;
 }

@@ -5,10 +5,10 @@
 #include "tokenizer/bpe.h"
 
 /* Where the tokenizer and the chat template of a model are stored. */
-enum nbi_text_kind { NBI_TEXT_DIR, NBI_TEXT_JSON, NBI_TEXT_GGUF };
+enum nbi_tokenizer_source_kind { NBI_TOKENIZER_DIR, NBI_TOKENIZER_JSON, NBI_TOKENIZER_GGUF };
 
 struct nbi_tokenizer_source {
-    enum nbi_text_kind kind;
+    enum nbi_tokenizer_source_kind kind;
     char *path; /* directory, tokenizer.json or GGUF; the caller frees it */
 };
 
