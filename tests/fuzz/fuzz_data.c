@@ -1,14 +1,14 @@
 /* fuzz_data.c - reads arbitrary bytes as a data file; the first byte selects the kind. Records are
  * compared with a second reader, and the micro-batches must add up to the same totals as the
  * examples. A text whose first byte has the high bit set is placed across the boundary of two
- * chunks. */
+ * pieces. */
 #include <fcntl.h>
 
 #include "data/loader.h"
 #include "fuzz/text_target.h"
 
-static size_t
-    row; /* tokens per row of a micro-batch: small, but a document must fit into a batch */
+/* Tokens per row of a micro-batch: few, but enough that no document takes too many rows. */
+static size_t row;
 
 /* Totals of one pass over the records. */
 struct sums {
@@ -230,7 +230,7 @@ static void check_file(enum nbi_data_kind kind, const uint8_t *data, size_t size
     read_dataset(path, &sums);
 }
 
-/* Places the input inside a long document, so that a chunk ends somewhere in it. Checks only
+/* Places the input inside a long document, so that a piece (NBI_PIECE_MAX) ends in it. Checks only
  * records, because tokenizing the padding for each input would be too slow. */
 static void check_long_text(const uint8_t *data, size_t size)
 {
