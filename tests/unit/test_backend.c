@@ -26,7 +26,7 @@ static const struct shape shapes[] = {{48, 80, 1, 4, 4, 32, 67, false, true, fal
 #define MAX_TOKENS 640
 
 struct batch {
-    int64_t N, M, slots_count;
+    int64_t N, M, kv_row_count;
     int32_t ids[MAX_TOKENS], positions[MAX_TOKENS], kv_rows[MAX_TOKENS];
     int32_t first[MAX_TOKENS], last[MAX_TOKENS], rows[MAX_TOKENS];
 };
@@ -36,7 +36,7 @@ struct batch {
 static void batch_new(struct batch *t, int64_t vocab, int a, int b)
 {
     int at[2] = {0, 0}, of[2] = {a, b}, start[2] = {3, a + 5};
-    *t = (struct batch){.N = a + b, .M = a + b, .slots_count = a + b + 7};
+    *t = (struct batch){.N = a + b, .M = a + b, .kv_row_count = a + b + 7};
     for (int n = 0; n < a + b; n++) {
         int which = (n & 1) ? at[1] < b : at[0] >= a;
         int i = at[which]++;
@@ -117,7 +117,7 @@ static void reference_layer(const struct model *m, const struct batch *t, int64_
     int64_t C = c->hidden_size, Q = c->heads * c->head_dim, KV = c->kv_heads * c->head_dim;
     int64_t F = c->intermediate_size;
     double *y = zeros(C, 8), *q = zeros(t->N * Q, 8), *att = zeros(Q, 8);
-    double *k = zeros(t->slots_count * KV, 8), *v = zeros(t->slots_count * KV, 8);
+    double *k = zeros(t->kv_row_count * KV, 8), *v = zeros(t->kv_row_count * KV, 8);
     double *gate = zeros(F, 8), *up = zeros(F, 8);
     for (int64_t n = 0; n < t->N; n++) {
         norm(y, x + n * C, find(m, layer, "input_layernorm.weight"), c->rms_eps);
