@@ -263,12 +263,12 @@ static inline void adamw_round_bf16(uint16_t y[ADAMW_BLOCK], const float x[ADAMW
 static inline void adamw_scales_f16(struct adamw_codes *c, float inverse[ADAMW_BLOCK],
                                     const float x[ADAMW_BLOCK], float max)
 {
-    float group[ADAMW_BLOCK / 32];
+    float factor[ADAMW_BLOCK / 32];
     for (int g = 0; g < ADAMW_BLOCK / 32; g++) {
         c->f16[g] = adamw_f16_up(adamw_amax(x + 32 * g, 32));
-        group[g] = c->f16[g] > 0 ? max / nbi_f16_to_f32(c->f16[g]) : 0.0f;
+        factor[g] = c->f16[g] > 0 ? max / nbi_f16_to_f32(c->f16[g]) : 0.0f;
     }
-    adamw_broadcast(inverse, group, 32);
+    adamw_broadcast(inverse, factor, 32);
 }
 
 /* Stores the scale s of each group of 16, its amax / max rounded up, and returns numerator / s per
@@ -276,16 +276,16 @@ static inline void adamw_scales_f16(struct adamw_codes *c, float inverse[ADAMW_B
 static inline void adamw_scales_e4m3(struct adamw_codes *c, float inverse[ADAMW_BLOCK],
                                      const float x[ADAMW_BLOCK], float max, float numerator)
 {
-    float group[ADAMW_BLOCK / 16];
+    float factor[ADAMW_BLOCK / 16];
     for (int g = 0; g < ADAMW_BLOCK / 16; g++) {
         c->e4m3[g] = adamw_e4m3_up(adamw_amax(x + 16 * g, 16) / max);
-        group[g] = numerator / nbi_e4m3_to_f32(c->e4m3[g]);
+        factor[g] = numerator / nbi_e4m3_to_f32(c->e4m3[g]);
     }
-    adamw_broadcast(inverse, group, 16);
+    adamw_broadcast(inverse, factor, 16);
 }
 
-/* Rounds so that the mean of the decoded value c / (254 - c) is kept. Neighbours are 254 / ((254 -
- * c) (253 - c)) apart. */
+/* Rounds so that the mean of the decoded value c / (254 - c) is kept. Its neighbour is
+ * 254 / ((254 - c) (253 - c)) away. */
 static inline void adamw_encode_m8(struct adamw_codes *c, const float m[ADAMW_BLOCK])
 {
     float inverse[ADAMW_BLOCK];
