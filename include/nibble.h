@@ -796,15 +796,36 @@ void nb_identity_result_release(struct nb_identity_result *result);
 
 /* ---- training ------------------------------------------------------------------------------ */
 
-enum nb_precision { NB_PRECISION_BF16, NB_PRECISION_F32, NB_PRECISION_NVFP4 };
-enum nb_state_mode { NB_STATE_F32, NB_STATE_BF16, NB_STATE_INT8, NB_STATE_NVFP4 };
-enum nb_loss { NB_LOSS_CE, NB_LOSS_SCALAR };
-enum nb_lr_schedule {
-    NB_SCHEDULE_CONSTANT,
-    NB_SCHEDULE_LINEAR,
-    NB_SCHEDULE_COSINE,
-    NB_SCHEDULE_WSD
-};
+/* A row is an enumerator and its name in options, reports and JSON. The numbers stand in
+ * checkpoints: rows are only ever added, at the end. */
+#define NB_PRECISION_LIST(X)                                                                       \
+    X(NB_PRECISION_BF16, "bf16")                                                                   \
+    X(NB_PRECISION_F32, "f32")                                                                     \
+    X(NB_PRECISION_NVFP4, "nvfp4")
+
+#define NB_MOMENT_TYPE_LIST(X)                                                                     \
+    X(NB_MOMENT_F32, "f32")                                                                        \
+    X(NB_MOMENT_BF16, "bf16")                                                                      \
+    X(NB_MOMENT_INT8, "int8")                                                                      \
+    X(NB_MOMENT_NVFP4, "nvfp4")
+
+#define NB_LOSS_LIST(X)                                                                            \
+    X(NB_LOSS_CE, "ce")                                                                            \
+    X(NB_LOSS_SCALAR, "scalar")
+
+#define NB_LR_SCHEDULE_LIST(X)                                                                     \
+    X(NB_SCHEDULE_CONSTANT, "constant")                                                            \
+    X(NB_SCHEDULE_LINEAR, "linear")                                                                \
+    X(NB_SCHEDULE_COSINE, "cosine")                                                                \
+    X(NB_SCHEDULE_WSD, "wsd")
+
+#define NB_ENUMERATOR(id, name) id,
+#define NB_ENUM_NAME(id, name)  name,
+
+enum nb_precision { NB_PRECISION_LIST(NB_ENUMERATOR) };     /* weights of the forward pass */
+enum nb_moment_type { NB_MOMENT_TYPE_LIST(NB_ENUMERATOR) }; /* AdamW's moments in memory */
+enum nb_loss { NB_LOSS_LIST(NB_ENUMERATOR) };
+enum nb_lr_schedule { NB_LR_SCHEDULE_LIST(NB_ENUMERATOR) };
 
 /* What happens while a model is trained. */
 struct nb_train_progress {
@@ -857,7 +878,7 @@ struct nb_train_opts {
 
     enum nb_precision precision;
     bool bf16_master; /* with stochastic rounding; else f32 */
-    enum nb_state_mode state;
+    enum nb_moment_type moment_type;
     int64_t step_chunk_rows, train_last_layers;
     bool recompute, fused_step, sequential;
     uint64_t seed;
@@ -948,7 +969,7 @@ NB_MUST_CHECK enum nb_status nb_identity_teach(const struct nb_identity_teach_op
 struct nb_train_fit {
     int64_t batch_size, grad_accum, total;
     bool recompute, fused_step, bf16_master;
-    enum nb_state_mode state;
+    enum nb_moment_type moment_type;
 };
 
 /* Of all settings of these kinds (the batch halved again and again) those that take at most limit

@@ -126,24 +126,22 @@ struct nbi_op_grad_stats {
  * bf16, int8 and nvfp4 round stochastically, so that small changes are not lost: rounding keeps the
  * mean of m and of v, except where v is raised to its smallest code. All-zero bytes decode to
  * zeros; in nvfp4 they do so if the stored S is 0. */
-enum nbi_moment_type { NBI_MOMENT_F32, NBI_MOMENT_BF16, NBI_MOMENT_INT8, NBI_MOMENT_NVFP4 };
-
 struct nbi_moment {
-    enum nbi_moment_type kind;
+    enum nb_moment_type kind;
     struct nbi_ptr values; /* f32 [n], bf16 [n], u8 [n], or u8 [ceil(n/2)], low nibble first */
     struct nbi_ptr scales; /* f16 [ceil(n/32)], E4M3 [ceil(n/16)], or none */
 };
 
 /* Returns the bytes of the values of n elements; *scales gets the bytes of their scales. */
-static inline int64_t nbi_moment_bytes(enum nbi_moment_type kind, int64_t n, int64_t *scales)
+static inline int64_t nbi_moment_bytes(enum nb_moment_type kind, int64_t n, int64_t *scales)
 {
-    *scales = kind == NBI_MOMENT_INT8    ? (n + 31) / 32 * 2
-              : kind == NBI_MOMENT_NVFP4 ? (n + 15) / 16
-                                         : 0;
-    return kind == NBI_MOMENT_F32    ? n * 4
-           : kind == NBI_MOMENT_BF16 ? n * 2
-           : kind == NBI_MOMENT_INT8 ? n
-                                     : (n + 1) / 2;
+    *scales = kind == NB_MOMENT_INT8    ? (n + 31) / 32 * 2
+              : kind == NB_MOMENT_NVFP4 ? (n + 15) / 16
+                                        : 0;
+    return kind == NB_MOMENT_F32    ? n * 4
+           : kind == NB_MOMENT_BF16 ? n * 2
+           : kind == NB_MOMENT_INT8 ? n
+                                    : (n + 1) / 2;
 }
 
 /* AdamW on elements [first, first + count) of a tensor. Both are multiples of 32, except where the

@@ -310,7 +310,7 @@ static int run_train(struct bench_opts *o)
                                        .grad_clip = 1,
                                        .precision = (enum nb_precision)o->precision,
                                        .bf16_master = cli_bf16_master(o->master, o->precision),
-                                       .state = (enum nb_state_mode)o->state,
+                                       .moment_type = (enum nb_moment_type)o->state,
                                        .train_last_layers = o->last_layers,
                                        .recompute = o->recompute == 1,
                                        .fused_step = o->fused_step,

@@ -173,7 +173,7 @@ static bool convert(struct train_opts *o, struct nb_train_opts *out)
                                   .clip_by_layer = o->clip_by_layer,
                                   .precision = (enum nb_precision)o->precision,
                                   .bf16_master = cli_bf16_master(o->master, o->precision),
-                                  .state = (enum nb_state_mode)o->state,
+                                  .moment_type = (enum nb_moment_type)o->state,
                                   .step_chunk_rows = o->step_chunk_rows,
                                   .train_last_layers = o->last_layers,
                                   .recompute = o->recompute == 1,

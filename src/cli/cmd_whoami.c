@@ -92,7 +92,7 @@ static struct nb_identity_teach_opts teach_opts(const struct whoami_opts *o, con
                   .grad_clip = 1,
                   .precision = (enum nb_precision)o->precision,
                   .bf16_master = cli_bf16_master(o->master, o->precision),
-                  .state = (enum nb_state_mode)o->state,
+                  .moment_type = (enum nb_moment_type)o->state,
                   .recompute = o->recompute == 1,
                   .fused_step = o->fused_step,
                   .seed = (uint64_t)o->seed,

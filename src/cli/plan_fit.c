@@ -5,15 +5,15 @@
 
 #define MOST 10
 
-static const char *const states[] = {"f32", "bf16", "int8", "nvfp4"};
+static const char *const moment_types[] = {NB_MOMENT_TYPE_LIST(NB_ENUM_NAME)};
 
 static json_t *fit_json(const struct nb_train_fit *f)
 {
     return json_pack("{s:I,s:s,s:s,s:s,s:b,s:I,s:I}", "total", (json_int_t)f->total, "recompute",
-                     f->recompute ? "block" : "none", "optimizer_state_mode", states[f->state],
-                     "master_dtype", f->bf16_master ? "bf16" : "f32", "fused_step", f->fused_step,
-                     "batch_size", (json_int_t)f->batch_size, "grad_accum",
-                     (json_int_t)f->grad_accum);
+                     f->recompute ? "block" : "none", "optimizer_state_mode",
+                     moment_types[f->moment_type], "master_dtype", f->bf16_master ? "bf16" : "f32",
+                     "fused_step", f->fused_step, "batch_size", (json_int_t)f->batch_size,
+                     "grad_accum", (json_int_t)f->grad_accum);
 }
 
 static void print_fit(FILE *out, const struct nb_train_fit *f)
@@ -21,8 +21,8 @@ static void print_fit(FILE *out, const struct nb_train_fit *f)
     fprintf(out,
             "--recompute %s --optimizer-state-mode %s --master-dtype %s --batch-size %lld "
             "--grad-accum %lld%s\n",
-            f->recompute ? "block" : "none", states[f->state], f->bf16_master ? "bf16" : "f32",
-            (long long)f->batch_size, (long long)f->grad_accum,
+            f->recompute ? "block" : "none", moment_types[f->moment_type],
+            f->bf16_master ? "bf16" : "f32", (long long)f->batch_size, (long long)f->grad_accum,
             f->fused_step ? " --fused-step" : "");
 }
 

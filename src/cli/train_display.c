@@ -46,7 +46,7 @@ static void show_stage(void *ctx, const char *what)
 static void show_start(void *ctx, const struct nb_train_result *r)
 {
     struct cli_training *o = ctx;
-    static const char *const precisions[] = {"bf16", "f32", "nvfp4"};
+    static const char *const precisions[] = {NB_PRECISION_LIST(NB_ENUM_NAME)};
     enum nbi_simd level;
     char bytes[32];
     if (o->common->quiet || nbi_simd_parse(o->opts->simd, &level) != NB_OK)

@@ -165,7 +165,7 @@ static enum nb_status training_begin(struct training *x, const struct nb_engine 
     int64_t N = r->B * r->T;
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
     const struct nbi_train_params_opts opts = {
-        .precision = NBI_PRECISION_F32, .master = NBI_F32, .state = NBI_MOMENT_F32};
+        .precision = NB_PRECISION_F32, .master = NBI_F32, .moment_type = NB_MOMENT_F32};
     NBI_TRY(make_batch(x, r));
     NBI_TRY(be->stream_new(be, &limits, &x->stream));
     NBI_TRY(nbi_train_params_init(&x->t, x->stream, be, c, e->files.store, &opts));

@@ -22,8 +22,8 @@ struct nbi_backward_acts {
     struct nbi_ptr x, norm, att, q, k, v, act; /* [N, ...] */
     /* Of a->M rows of the loss. `final` is the input of the final norm, not a gradient. */
     struct nbi_ptr final, rstd, loss, targets;
-    struct nbi_ptr target_embed, ones; /* NBI_LOSS_SCALAR */
-    struct nbi_ptr kl, ref_ids, ref_p; /* NBI_LOSS_CE with a reference model */
+    struct nbi_ptr target_embed, ones; /* NB_LOSS_SCALAR */
+    struct nbi_ptr kl, ref_ids, ref_p; /* NB_LOSS_CE with a reference model */
 };
 
 struct nbi_acts {

@@ -99,7 +99,7 @@ static enum nb_status loss_of_rows(const struct loss *x, int64_t first, int64_t 
                                                        .eps = (float)x->w->config->rms_eps,
                                                        .N = M,
                                                        .C = C}));
-    NBI_TRY(l->kind == NBI_LOSS_SCALAR ? embedding_distance(x, M) : cross_entropy(x, first, M));
+    NBI_TRY(l->kind == NB_LOSS_SCALAR ? embedding_distance(x, M) : cross_entropy(x, first, M));
     if (!x->g)
         return NB_OK;
     /* rmsnorm_bwd adds to dx. `final` is no longer needed and takes the gradient of its rows. */
@@ -132,13 +132,13 @@ enum nb_status nbi_loss(const struct nbi_weights *w, struct nbi_acts *a, struct 
 {
     const struct loss x = {w, a, s, g, l};
     float *values = l->scratch;
-    NBI_BUG_IF(l->ref_k > NBI_REF_IDS || (l->ref_k > 0 && l->kind != NBI_LOSS_CE));
+    NBI_BUG_IF(l->ref_k > NBI_REF_IDS || (l->ref_k > 0 && l->kind != NB_LOSS_CE));
     l->loss = l->kl = 0;
     if (g)
         NBI_TRY(w->be->clear(s, a->d.x, p->N * w->config->hidden_size * (int64_t)sizeof(float)));
     for (int64_t i = 0; i < a->M; i++)
         values[i] = 1;
-    if (l->kind == NBI_LOSS_SCALAR)
+    if (l->kind == NB_LOSS_SCALAR)
         NBI_TRY(w->be->upload(s, a->d.ones, values, a->M * (int64_t)sizeof *values));
     for (int64_t i = 0; i < l->count; i += a->M) {
         int64_t M = l->count - i < a->M ? l->count - i : a->M;

@@ -51,15 +51,13 @@ enum nb_status nbi_forward_layer(const struct nbi_weights *w, const struct nbi_a
 
 /* ---- loss ---- */
 
-/* CE: cross entropy. SCALAR: mean absolute difference between the final norm and the embedding of
- * the target, which counts as a constant; the head is not used. */
-enum nbi_loss_kind { NBI_LOSS_CE, NBI_LOSS_SCALAR };
-
 #define NBI_REF_IDS 64 /* limit of ref_k: ids of the reference model that are known for a row */
 
-/* The rows of a pass that predict a token. All arrays are host memory. */
+/* The rows of a pass that predict a token. All arrays are host memory. NB_LOSS_CE is cross entropy;
+ * NB_LOSS_SCALAR the mean absolute difference between the final norm and the embedding of the
+ * target, which counts as a constant, without the head. */
 struct nbi_labels {
-    enum nbi_loss_kind kind;
+    enum nb_loss kind;
     int64_t count;
     const int32_t *rows;    /* [count] ascending, no row twice */
     const int32_t *targets; /* [count] the id that each predicts */

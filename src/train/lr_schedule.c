@@ -13,11 +13,11 @@ double nbi_learning_rate(const struct nbi_lr_schedule_opts *o, int64_t step)
     double at = span > 0 ? (double)(step - o->warmup) / span : 0; /* 0 to 1 */
     at = at > 1 ? 1 : at;
     switch (o->kind) {
-    case NBI_LINEAR:
+    case NB_SCHEDULE_LINEAR:
         return o->lr + (low - o->lr) * at;
-    case NBI_COSINE:
+    case NB_SCHEDULE_COSINE:
         return low + (o->lr - low) * 0.5 * (1 + cos(M_PI * at));
-    case NBI_WSD:
+    case NB_SCHEDULE_WSD:
         return at <= 1 - WSD_DECAY ? o->lr
                                    : o->lr + (low - o->lr) * (at - 1 + WSD_DECAY) / WSD_DECAY;
     default:

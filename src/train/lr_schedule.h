@@ -1,12 +1,10 @@
 /* lr_schedule.h - the learning rate over the steps of a run. */
 #pragma once
 
-#include <stdint.h>
-
-enum nbi_lr_schedule { NBI_CONSTANT, NBI_LINEAR, NBI_COSINE, NBI_WSD };
+#include "nibble.h"
 
 struct nbi_lr_schedule_opts {
-    enum nbi_lr_schedule kind;
+    enum nb_lr_schedule kind;
     double lr;         /* the highest */
     double final_frac; /* of it, at the end */
     int64_t warmup;    /* steps, rising in a line from lr / warmup */

@@ -27,8 +27,7 @@ static bool is_trained(const struct nbi_config *c, const struct nbi_train_params
 
 static bool is_nvfp4(const struct nbi_train_params_opts *o, const struct nbi_param *p)
 {
-    return o->precision == NBI_PRECISION_NVFP4 && p->def->flags & NBI_QUANT &&
-           p->shape[1] % 16 == 0;
+    return o->precision == NB_PRECISION_NVFP4 && p->def->flags & NBI_QUANT && p->shape[1] % 16 == 0;
 }
 
 /* The type that floats are used and written in: that of the source, unless they are trained and
@@ -39,10 +38,10 @@ static enum nbi_dtype raw_type(const struct nbi_store *store, const struct nbi_t
     const struct nbi_entry *e = store ? nbi_store_find(store, p->name) : NULL;
     if (!trained && e && nbi_dtype_is_float(e->dtype))
         return e->dtype;
-    if (o->precision == NBI_PRECISION_F32)
+    if (o->precision == NB_PRECISION_F32)
         return NBI_F32;
     bool kept = e && (e->dtype == NBI_BF16 || e->dtype == NBI_F16);
-    if (o->precision == NBI_PRECISION_NVFP4 && e && e->dtype == NBI_F32)
+    if (o->precision == NB_PRECISION_NVFP4 && e && e->dtype == NBI_F32)
         return NBI_F32;
     return kept ? e->dtype : NBI_BF16;
 }
@@ -81,7 +80,7 @@ static struct nbi_train_param describe(const struct nbi_config *c, const struct 
                                 .dtype = p->ndim == 2 ? o->master : NBI_F32};
     describe_output(store, o, &t);
     /* Small tensors cost nothing, and errors in norms are seen everywhere. */
-    enum nbi_moment_type kind = p->ndim == 2 && t.count > 4096 ? o->state : NBI_MOMENT_F32;
+    enum nb_moment_type kind = p->ndim == 2 && t.count > 4096 ? o->moment_type : NB_MOMENT_F32;
     t.m.kind = t.v.kind = kind;
     return t;
 }
@@ -95,7 +94,7 @@ static bool uses_master(const struct nbi_train_param *t)
 static bool has_tied_head(const struct nbi_config *c, const struct nbi_store *store,
                           const struct nbi_train_params_opts *o)
 {
-    return c->tied && o->precision == NBI_PRECISION_NVFP4 && c->hidden_size % 16 == 0 &&
+    return c->tied && o->precision == NB_PRECISION_NVFP4 && c->hidden_size % 16 == 0 &&
            (o->last_layers <= 0 || o->last_layers >= c->layers) &&
            !(store && nbi_store_find(store, nbi_head_name()));
 }
@@ -279,7 +278,7 @@ static enum nb_status set_grads(struct nbi_train_params *t)
 static enum nb_status make_most(struct nbi_train_params *t)
 {
     size_t bytes = (size_t)t->count * sizeof *t->host_most;
-    t->two_level = has_two_levels(t->store) && t->opts.precision == NBI_PRECISION_NVFP4;
+    t->two_level = has_two_levels(t->store) && t->opts.precision == NB_PRECISION_NVFP4;
     if (!t->two_level)
         return NB_OK;
     t->host_most = malloc(bytes);
@@ -338,7 +337,7 @@ void nbi_train_params_release(struct nbi_train_params *t)
     *t = (struct nbi_train_params){0};
 }
 
-static int64_t moment_bytes(enum nbi_moment_type kind, int64_t count)
+static int64_t moment_bytes(enum nb_moment_type kind, int64_t count)
 {
     int64_t scales, values = nbi_moment_bytes(kind, count, &scales);
     return values + scales;
@@ -383,7 +382,7 @@ void nbi_train_params_plan(const struct nbi_config *c, const struct nbi_store *s
     *plan = (struct nbi_train_params_plan){0};
     for (; nbi_train_params_at(c, store, o, i, &t); i++)
         add_to_plan(plan, o, store, &t, tied && i == nbi_param_count(c), first_layer);
-    if (has_two_levels(store) && o->precision == NBI_PRECISION_NVFP4)
+    if (has_two_levels(store) && o->precision == NB_PRECISION_NVFP4)
         plan->weights += i * (int64_t)sizeof(float);
 }
 

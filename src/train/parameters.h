@@ -14,8 +14,6 @@
 #include "formats/store.h"
 #include "model/transformer.h"
 
-enum nbi_precision { NBI_PRECISION_BF16, NBI_PRECISION_F32, NBI_PRECISION_NVFP4 };
-
 struct nbi_train_param {
     struct nbi_param param;
     int64_t index;                  /* in the list of the config's parameters */
@@ -38,9 +36,9 @@ struct nbi_train_param {
 };
 
 struct nbi_train_params_opts {
-    enum nbi_precision precision;
+    enum nb_precision precision;
     enum nbi_dtype master; /* of matrices; vectors are f32 */
-    enum nbi_moment_type state;
+    enum nb_moment_type moment_type;
     int64_t last_layers;    /* only so many, and the final norm; 0: everything */
     bool fused;             /* one layer's gradients at a time */
     uint64_t seed;          /* without a store: of random values */

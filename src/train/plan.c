@@ -11,15 +11,17 @@
 /* In no respect worse. */
 static bool as_good(const struct nb_train_fit *a, const struct nb_train_fit *b)
 {
-    return a->recompute <= b->recompute && a->batch_size >= b->batch_size && a->state <= b->state &&
-           a->bf16_master <= b->bf16_master && a->fused_step <= b->fused_step;
+    return a->recompute <= b->recompute && a->batch_size >= b->batch_size &&
+           a->moment_type <= b->moment_type && a->bf16_master <= b->bf16_master &&
+           a->fused_step <= b->fused_step;
 }
 
 /* The fastest first, then the most precise. */
 static int compare(const void *x, const void *y)
 {
     const struct nb_train_fit *a = x, *b = y;
-    int loss_a = (int)a->state + a->bf16_master, loss_b = (int)b->state + b->bf16_master;
+    int loss_a = (int)a->moment_type + a->bf16_master,
+        loss_b = (int)b->moment_type + b->bf16_master;
     if (a->recompute != b->recompute)
         return a->recompute - b->recompute;
     if (a->batch_size != b->batch_size)
@@ -28,7 +30,7 @@ static int compare(const void *x, const void *y)
         return loss_a - loss_b;
     if (a->fused_step != b->fused_step)
         return a->fused_step - b->fused_step;
-    return (int)a->state - (int)b->state;
+    return (int)a->moment_type - (int)b->moment_type;
 }
 
 /* Combination k with rows of 1 / share of the batch; false: it cannot be trained. */
@@ -38,7 +40,7 @@ static bool choose(const struct nb_train_opts *o, int k, int64_t share, struct n
     out->recompute = k & 1;
     out->fused_step = k >> 1 & 1;
     out->bf16_master = k >> 2 & 1;
-    out->state = (enum nb_state_mode)(k >> 3);
+    out->moment_type = (enum nb_moment_type)(k >> 3);
     out->batch_size = o->batch_size / share;
     /* Smaller batches accumulate to the same update, unless it is made in the backward pass. */
     if (!out->fused_step)
@@ -58,7 +60,7 @@ static enum nb_status try(const struct nbi_run *r, const struct nb_train_opts *o
                                  .recompute = o->recompute,
                                  .fused_step = o->fused_step,
                                  .bf16_master = o->bf16_master,
-                                 .state = o->state,
+                                 .moment_type = o->moment_type,
                                  .total = plan.total};
     return NB_OK;
 }

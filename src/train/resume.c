@@ -121,7 +121,7 @@ static enum nb_status settings_of(const struct nbi_run *r, char **text)
     json_t *j = json_pack(
         "{s:s,s:i,s:b,s:i,s:I,s:I,s:I,s:f,s:f,s:i,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:b,s:I,s:b,s:b,s:I}",
         "version", nb_version(), "precision", (int)o->precision, "bf16_master", o->bf16_master,
-        "state", (int)o->state, "seq_len", (json_int_t)o->seq_len, "batch_size",
+        "state", (int)o->moment_type, "seq_len", (json_int_t)o->seq_len, "batch_size",
         (json_int_t)o->batch_size, "grad_accum", (json_int_t)o->grad_accum, "lr", o->lr,
         "final_lr_frac", o->final_lr_frac, "schedule", (int)o->schedule, "warmup",
         (json_int_t)o->warmup, "steps", (json_int_t)(to_an_end ? r->steps : 0), "beta1", o->beta1,

@@ -23,13 +23,9 @@ enum nbi_format nbi_run_format(const struct nb_train_opts *o)
 
 static struct nbi_train_params_opts trainable_opts(const struct nb_train_opts *o)
 {
-    static const enum nbi_precision precisions[] = {NBI_PRECISION_BF16, NBI_PRECISION_F32,
-                                                    NBI_PRECISION_NVFP4};
-    static const enum nbi_moment_type states[] = {NBI_MOMENT_F32, NBI_MOMENT_BF16, NBI_MOMENT_INT8,
-                                                  NBI_MOMENT_NVFP4};
-    return (struct nbi_train_params_opts){.precision = precisions[o->precision],
+    return (struct nbi_train_params_opts){.precision = o->precision,
                                           .master = o->bf16_master ? NBI_BF16 : NBI_F32,
-                                          .state = states[o->state],
+                                          .moment_type = o->moment_type,
                                           .last_layers = o->train_last_layers,
                                           .fused = o->fused_step,
                                           .seed = o->seed,
@@ -279,7 +275,7 @@ static enum nb_status open_memory(struct nbi_run *r)
                                             .eps = (float)o->eps,
                                             .decay = (float)o->weight_decay,
                                             .clip = (float)o->grad_clip,
-                                            .max_update = o->state == NB_STATE_NVFP4 ? 5 : 0,
+                                            .max_update = o->moment_type == NB_MOMENT_NVFP4 ? 5 : 0,
                                             .chunk_rows = o->step_chunk_rows,
                                             .seed = o->seed};
     NBI_TRY(r->be->stream_new(r->be, &limits, &r->stream));
@@ -314,7 +310,7 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     tell(r, "reading the data");
     NBI_TRY(open_batches(r));
     NBI_TRY(open_checkpoints(r));
-    r->schedule = (struct nbi_lr_schedule_opts){.kind = (enum nbi_lr_schedule)o->schedule,
+    r->schedule = (struct nbi_lr_schedule_opts){.kind = o->schedule,
                                                 .lr = o->lr,
                                                 .final_frac = o->final_lr_frac,
                                                 .warmup = o->warmup,

@@ -97,6 +97,7 @@ static void add_list(struct settings *s, const char *key, const char *const *val
 static void list_task(struct settings *s, const struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
+    static const char *const losses[] = {NB_LOSS_LIST(NB_ENUM_NAME)};
     const char *const replay[] = {o->replay, NULL};
     add(s, "model", o->model ? o->model : o->synthetic);
     add(s, "begins with", o->synthetic || o->from_scratch ? "random weights" : "its weights");
@@ -105,7 +106,7 @@ static void list_task(struct settings *s, const struct nbi_run *r)
     if (o->replay)
         add_number(s, "share of replay", o->replay_share);
     add_list(s, "held-out data", o->eval_data, "none");
-    add(s, "loss", o->loss == NB_LOSS_SCALAR ? "scalar" : "ce");
+    add(s, "loss", losses[o->loss]);
     add_number(s, "weight of KL to the base model", o->kl_base);
     add_number(s, "steps", (double)r->steps);
     add_limit(s, "epochs at most", (double)o->epochs, "any");
@@ -120,13 +121,13 @@ static void list_task(struct settings *s, const struct nbi_run *r)
 
 static void list_arithmetic(struct settings *s, const struct nbi_run *r)
 {
-    static const char *const precisions[] = {"bf16", "f32", "nvfp4"};
-    static const char *const states[] = {"f32", "bf16", "int8", "nvfp4"};
-    static const char *const schedules[] = {"constant", "linear", "cosine", "wsd"};
+    static const char *const precisions[] = {NB_PRECISION_LIST(NB_ENUM_NAME)};
+    static const char *const moment_types[] = {NB_MOMENT_TYPE_LIST(NB_ENUM_NAME)};
+    static const char *const schedules[] = {NB_LR_SCHEDULE_LIST(NB_ENUM_NAME)};
     const struct nb_train_opts *o = r->opts;
     add(s, "precision", precisions[o->precision]);
     add(s, "master weights", o->bf16_master ? "bf16, stochastically rounded" : "f32");
-    add(s, "moments", states[o->state]);
+    add(s, "moments", moment_types[o->moment_type]);
     add(s, "schedule", schedules[o->schedule]);
     add_number(s, "learning rate", o->lr);
     add_number(s, "of it at the end", o->final_lr_frac);

@@ -30,7 +30,7 @@ static enum nb_status set_loss(struct nbi_run *r, const struct nbi_microbatch *b
 {
     struct nbi_labels *l = &r->feed.labels;
     int64_t count;
-    l->kind = r->opts->loss == NB_LOSS_SCALAR ? NBI_LOSS_SCALAR : NBI_LOSS_CE;
+    l->kind = r->opts->loss;
     if (!(r->opts->kl_base > 0))
         return NB_OK;
     l->kl_scale = l->scale * (float)r->opts->kl_base;

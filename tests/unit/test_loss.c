@@ -63,7 +63,7 @@ static struct nbi_dataset *new_set(const char *name)
 static void rig_open(struct rig *r)
 {
     const struct nbi_train_params_opts opts = {
-        .precision = NBI_PRECISION_F32, .master = NBI_F32, .state = NBI_MOMENT_F32, .seed = 4};
+        .precision = NB_PRECISION_F32, .master = NBI_F32, .moment_type = NB_MOMENT_F32, .seed = 4};
     const struct nbi_stream_limits limits = {
         .N = B * T, .K = 64, .D = 16, .heads = 2, .training = true};
     struct nbi_backend *be;
@@ -175,7 +175,7 @@ static void test_loss__scalar(void **state)
     rig_open(&r);
     next_batch(&r, 1);
     struct scalar c = {&r.feed.labels, r.config.rms_eps, x, norm, embed};
-    r.feed.labels.kind = NBI_LOSS_SCALAR;
+    r.feed.labels.kind = NB_LOSS_SCALAR;
     struct nbi_train_param *last = &r.t.tensors[1 + 2 * 11];
     for (int k = 0; k < C; k++) /* norm weights that are not all 1 */
         norm[k] = (float)(1 + 0.5 * uniform((uint64_t)k));
@@ -258,7 +258,7 @@ static void test_loss__scalar_through_layers(void **state)
     (void)state;
     rig_open(&r);
     next_batch(&r, 2);
-    r.feed.labels.kind = NBI_LOSS_SCALAR;
+    r.feed.labels.kind = NB_LOSS_SCALAR;
     for (int64_t i = 1; i < 1 + 2 * 11; i += 3)
         check_weights(&r, i, 1e-3);
     rig_close(&r);

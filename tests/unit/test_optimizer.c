@@ -42,13 +42,13 @@ static struct nbi_ptr alloc_zeroed(const struct rig *t, int64_t bytes)
     return p;
 }
 
-static struct nbi_moment moment(const struct rig *t, enum nbi_moment_type kind)
+static struct nbi_moment moment(const struct rig *t, enum nb_moment_type kind)
 {
     int64_t scales, values = nbi_moment_bytes(kind, t->n, &scales);
     return (struct nbi_moment){kind, alloc_zeroed(t, values), alloc_zeroed(t, scales)};
 }
 
-static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nbi_moment_type kind,
+static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nb_moment_type kind,
                    enum nbi_dtype dtype)
 {
     *t = (struct rig){.be = be, .n = n};
@@ -73,7 +73,7 @@ static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nbi_mo
                                  .tensor = 3};
 }
 
-static void rig_begin(struct rig *t, int64_t n, enum nbi_moment_type kind, enum nbi_dtype dtype)
+static void rig_begin(struct rig *t, int64_t n, enum nb_moment_type kind, enum nbi_dtype dtype)
 {
     struct nbi_backend *be;
     assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", 1, nbi_simd_level()}));
@@ -153,16 +153,16 @@ static struct decoded decode(const struct nbi_moment *s, bool is_v, double S, co
     static const double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     float f;
     uint16_t half;
-    if (s->kind == NBI_MOMENT_F32) {
+    if (s->kind == NB_MOMENT_F32) {
         memcpy(&f, values + 4 * i, 4);
         return (struct decoded){is_v ? sqrt((double)f) : (double)f, 0};
     }
-    if (s->kind == NBI_MOMENT_BF16) {
+    if (s->kind == NB_MOMENT_BF16) {
         memcpy(&half, values + 2 * i, 2);
         double x = (double)nbi_bf16_to_f32(half);
         return (struct decoded){is_v ? sqrt(x) : x, fabs(is_v ? sqrt(x) : x) / 64};
     }
-    if (s->kind == NBI_MOMENT_INT8) {
+    if (s->kind == NB_MOMENT_INT8) {
         memcpy(&half, scales + i / 32 * 2, 2);
         double y = (double)(int8_t)values[i] / 127, unit = f16(half);
         if (is_v)
@@ -201,7 +201,7 @@ static void test_optimizer__f32_follows_the_equations(void **state)
     static float g[N], start[N], got[N];
     struct rig t;
     (void)state;
-    rig_begin(&t, N, NBI_MOMENT_F32, NBI_F32);
+    rig_begin(&t, N, NB_MOMENT_F32, NBI_F32);
     for (int i = 0; i < N; i++) {
         start[i] = normal((uint64_t)i, 1000);
         w[i] = (double)start[i];
@@ -272,7 +272,7 @@ static void test_optimizer__updates_are_clamped_and_nonfinite_accepted(void **st
 static void test_optimizer__codes_are_within_one_step(void **state)
 {
     (void)state;
-    for (int kind = NBI_MOMENT_BF16; kind < MOMENT_TYPES; kind++)
+    for (int kind = NB_MOMENT_BF16; kind < MOMENT_TYPES; kind++)
         for (int z = 0; z < SIZES; z++) {
             struct rig t, exact;
             int64_t n = sizes[z];
@@ -280,7 +280,7 @@ static void test_optimizer__codes_are_within_one_step(void **state)
                            *want = malloc((size_t)n * sizeof *x);
             assert_true(x && want);
             rig_begin(&t, n, kind, NBI_F32);
-            rig_begin(&exact, n, NBI_MOMENT_F32, NBI_F32);
+            rig_begin(&exact, n, NB_MOMENT_F32, NBI_F32);
             random_step(&t, 5);
             random_step(&exact, 5);
             for (int is_v = 0; is_v < 2; is_v++) {
@@ -303,7 +303,7 @@ static void test_optimizer__codes_are_within_one_step(void **state)
 static void test_optimizer__v_never_becomes_zero(void **state)
 {
     (void)state;
-    for (int kind = NBI_MOMENT_INT8; kind < MOMENT_TYPES; kind++) {
+    for (int kind = NB_MOMENT_INT8; kind < MOMENT_TYPES; kind++) {
         enum { N = 256 };
         struct rig t;
         struct decoded x[N];
@@ -316,7 +316,7 @@ static void test_optimizer__v_never_becomes_zero(void **state)
             step(&t);
         read_moment(&t, true, x);
         for (int i = 0; i < N; i++)
-            assert_true(g[i] != 0 || kind == NBI_MOMENT_NVFP4 ? x[i].value > 0 : x[i].value == 0);
+            assert_true(g[i] != 0 || kind == NB_MOMENT_NVFP4 ? x[i].value > 0 : x[i].value == 0);
         fetch(&t, w, t.a.master, sizeof w);
         for (int i = 0; i < N; i++)
             assert_true(fabsf(w[i]) <= 20 * 5 * t.a.lr);
@@ -332,11 +332,11 @@ static void test_optimizer__random_bits_are_those_of_the_contract(void **state)
     uint16_t half[N];
     struct rig t;
     (void)state;
-    rig_begin(&t, N, NBI_MOMENT_F32, NBI_F32);
+    rig_begin(&t, N, NB_MOMENT_F32, NBI_F32);
     random_step(&t, 4);
     fetch(&t, w, t.a.master, sizeof w);
     rig_end(&t);
-    rig_begin(&t, N, NBI_MOMENT_F32, NBI_BF16);
+    rig_begin(&t, N, NB_MOMENT_F32, NBI_BF16);
     random_step(&t, 4);
     fetch(&t, half, t.a.master, sizeof half);
     for (uint64_t e = 0; e < N; e++) {
@@ -387,13 +387,13 @@ static void test_optimizer__rounding_keeps_the_mean(void **state)
 {
     enum { N = 32, SEEDS = 3000 };
     (void)state;
-    for (int kind = NBI_MOMENT_BF16; kind < MOMENT_TYPES; kind++) {
+    for (int kind = NB_MOMENT_BF16; kind < MOMENT_TYPES; kind++) {
         struct outcome want, got, sum = {0}, square = {0};
         struct rig t;
         float g[N];
         for (int i = 0; i < N; i++)
             g[i] = normal((uint64_t)i, 3) + (normal((uint64_t)i, 3) < 0 ? -0.3f : 0.3f);
-        rig_begin(&t, N, NBI_MOMENT_F32, NBI_F32);
+        rig_begin(&t, N, NB_MOMENT_F32, NBI_F32);
         send(&t, t.a.grad, g, sizeof g);
         first_step(&t, 0, &want);
         rig_end(&t);
@@ -447,7 +447,7 @@ static void test_optimizer__v_decays(void **state)
             sums[1] += after[i].value * after[i].value;
         }
         double want = pow((double)t.a.beta2, STEPS), got = sums[1] / sums[0];
-        double bound = kind == NBI_MOMENT_NVFP4 ? 0.1 : 0.02;
+        double bound = kind == NB_MOMENT_NVFP4 ? 0.1 : 0.02;
         assert_true(fabs(got / want - 1) < bound);
         rig_end(&t);
     }
@@ -461,7 +461,7 @@ struct image {
 };
 
 /* A few steps in chunks of `piece` elements, and everything they leave. */
-static struct image run(const struct nbi_backend_opts *opts, enum nbi_moment_type kind,
+static struct image run(const struct nbi_backend_opts *opts, enum nb_moment_type kind,
                         enum nbi_dtype dtype, int64_t n, int64_t piece)
 {
     struct nbi_backend *be;
@@ -536,7 +536,7 @@ static void test_optimizer__bits_are_the_same_everywhere(void **state)
 
 /* Logistic regression with noisy labels: returns the final loss, and checks that nothing is
  * infinite. */
-static double fitted_loss(enum nbi_moment_type kind, enum nbi_dtype dtype)
+static double fitted_loss(enum nb_moment_type kind, enum nbi_dtype dtype)
 {
     enum { N = 48, ROWS = 256, STEPS = 300 };
     static float x[ROWS][N];
@@ -583,7 +583,7 @@ static double fitted_loss(enum nbi_moment_type kind, enum nbi_dtype dtype)
 static void test_optimizer__converges(void **state)
 {
     (void)state;
-    double want = fitted_loss(NBI_MOMENT_F32, NBI_F32);
+    double want = fitted_loss(NB_MOMENT_F32, NBI_F32);
     assert_true(want < 0.3);
     for (int kind = 0; kind < MOMENT_TYPES; kind++)
         for (int wide = 0; wide < 2; wide++) {
@@ -619,7 +619,7 @@ static void test_optimizer__grad_stats(void **state)
             double out[3];
             const struct nbi_backend_opts opts = {"cpu", way % 4 + 1, way / 4};
             assert_ok(nbi_backend_open(&be, &opts));
-            rig_on(&t, be, n + 1, NBI_MOMENT_F32, NBI_F32);
+            rig_on(&t, be, n + 1, NB_MOMENT_F32, NBI_F32);
             send(&t, t.a.grad, g, n * 4);
             struct nbi_ptr at = alloc_zeroed(&t, sizeof out);
             assert_ok(be->grad_stats(t.s, &(struct nbi_op_grad_stats){at, t.a.grad, n}));
@@ -683,7 +683,7 @@ static void check_refresh(struct nbi_backend *be, enum nbi_dtype dtype, enum nbi
     uint8_t *want = malloc((size_t)n * 5), *got = malloc((size_t)n * 5);
     assert_true(x && want && got);
     void *master = make_master(from, n, x);
-    rig_on(&t, be, n, NBI_MOMENT_F32, from);
+    rig_on(&t, be, n, NB_MOMENT_F32, from);
     send(&t, t.a.master, master, (int64_t)nbi_dtype_bytes(from, n));
     assert_ok(be->weight_alloc(be, dtype, rows, cols, &w));
     w.tensor_scale = dtype == NBI_NVFP4 ? 0x1p-11f : 1;
@@ -746,7 +746,7 @@ static void test_optimizer__amax(void **state)
             want = fmaxf(want, fabsf(x[i]));
         assert_ok(nbi_backend_open(
             &be, &(struct nbi_backend_opts){"cpu", 1 + way / 12 * 2, nbi_simd_level()}));
-        rig_on(&t, be, n + 1, NBI_MOMENT_F32, dtype);
+        rig_on(&t, be, n + 1, NB_MOMENT_F32, dtype);
         send(&t, t.a.master, master, (int64_t)nbi_dtype_bytes(dtype, n + 1));
         assert_ok(be->amax(t.s, &(struct nbi_op_amax){t.a.grad, t.a.master, dtype, n}));
         fetch(&t, &got, t.a.grad, sizeof got);
@@ -770,7 +770,7 @@ static void test_optimizer__requantize_leaves_aliases_alone(void **state)
     struct rig t;
     float before[32], after[32];
     (void)state;
-    rig_begin(&t, 32, NBI_MOMENT_F32, NBI_F32);
+    rig_begin(&t, 32, NB_MOMENT_F32, NBI_F32);
     for (int i = 0; i < 32; i++)
         before[i] = (float)i;
     send(&t, t.a.master, before, sizeof before);

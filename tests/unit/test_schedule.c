@@ -37,8 +37,8 @@ static void test_schedule__borders(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const double want[] = {rows[i].constant, rows[i].linear, rows[i].cosine, rows[i].wsd};
-        for (int kind = NBI_CONSTANT; kind <= NBI_WSD; kind++) {
-            const struct nbi_lr_schedule_opts o = {.kind = (enum nbi_lr_schedule)kind,
+        for (int kind = NB_SCHEDULE_CONSTANT; kind <= NB_SCHEDULE_WSD; kind++) {
+            const struct nbi_lr_schedule_opts o = {.kind = (enum nb_lr_schedule)kind,
                                                    .lr = 3e-4,
                                                    .final_frac = 0.1,
                                                    .warmup = rows[i].warmup,

@@ -26,7 +26,7 @@ static struct nb_train_opts settings(enum nb_precision precision, const char *ou
                                   .grad_clip = 1,
                                   .precision = precision,
                                   .bf16_master = precision != NB_PRECISION_F32,
-                                  .state = NB_STATE_INT8,
+                                  .moment_type = NB_MOMENT_INT8,
                                   .threads = 2};
 }
 

@@ -208,7 +208,7 @@ static inline void adamw_load(float x[ADAMW_BLOCK], const struct nbi_moment *s, 
 {
     struct adamw_codes c;
     int64_t scale_at, scale_bytes;
-    if (s->kind == NBI_MOMENT_NVFP4 && S == 0)
+    if (s->kind == NB_MOMENT_NVFP4 && S == 0)
         n = 0;
     int64_t value_at = nbi_moment_bytes(s->kind, at, &scale_at);
     int64_t bytes = nbi_moment_bytes(s->kind, n, &scale_bytes);
@@ -216,16 +216,16 @@ static inline void adamw_load(float x[ADAMW_BLOCK], const struct nbi_moment *s, 
         memset(&c, 0, sizeof c);
         memset(x, 0, ADAMW_BLOCK * sizeof *x);
     }
-    if (s->kind == NBI_MOMENT_F32) {
+    if (s->kind == NB_MOMENT_F32) {
         memcpy(x, (const uint8_t *)host(s->values) + value_at, (size_t)bytes);
         return;
     }
     memcpy(c.v8, (const uint8_t *)host(s->values) + value_at, (size_t)bytes);
     if (scale_bytes > 0)
         memcpy(c.e4m3, (const uint8_t *)host(s->scales) + scale_at, (size_t)scale_bytes);
-    if (s->kind == NBI_MOMENT_BF16)
+    if (s->kind == NB_MOMENT_BF16)
         adamw_from_bf16(x, c.bf16);
-    else if (s->kind == NBI_MOMENT_INT8)
+    else if (s->kind == NB_MOMENT_INT8)
         adamw_decode_int8(x, &c, is_v);
     else if (is_v)
         adamw_decode_v4(x, &c, S);
@@ -365,17 +365,17 @@ static inline void adamw_store(const struct nbi_op_adamw *a, bool is_v, const fl
     int64_t value_at = nbi_moment_bytes(s->kind, at, &scale_at);
     int64_t bytes = nbi_moment_bytes(s->kind, n, &scale_bytes);
     uint8_t *values = (uint8_t *)host(s->values) + value_at;
-    if (s->kind == NBI_MOMENT_F32) {
+    if (s->kind == NB_MOMENT_F32) {
         memcpy(values, x, (size_t)bytes);
         return;
     }
     adamw_random(c.random, a, at, is_v ? ADAMW_V : ADAMW_M);
-    if (is_v && s->kind != NBI_MOMENT_BF16)
+    if (is_v && s->kind != NB_MOMENT_BF16)
         for (int i = 0; i < ADAMW_BLOCK; i++)
             root[i] = sqrtf(x[i]);
-    if (s->kind == NBI_MOMENT_BF16)
+    if (s->kind == NB_MOMENT_BF16)
         adamw_round_bf16(c.bf16, x, c.random);
-    else if (s->kind == NBI_MOMENT_INT8)
+    else if (s->kind == NB_MOMENT_INT8)
         is_v ? adamw_encode_v8(&c, root) : adamw_encode_m8(&c, x);
     else
         is_v ? adamw_encode_v4(&c, root, S) : adamw_encode_m4(&c, x, S);
