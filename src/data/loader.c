@@ -17,8 +17,8 @@ enum nb_status nbi_microbatch_init(struct nbi_microbatch *b, int64_t B, int64_t 
     b->ids = malloc(bytes);
     b->targets = malloc(bytes);
     b->positions = malloc(bytes);
-    b->owners = malloc(2 * bytes);
-    if (!b->ids || !b->targets || !b->positions || !b->owners) {
+    b->example_of = malloc(2 * bytes);
+    if (!b->ids || !b->targets || !b->positions || !b->example_of) {
         nbi_microbatch_release(b);
         return nbi_fail_memory("batch", 5 * bytes);
     }
@@ -30,13 +30,13 @@ void nbi_microbatch_release(struct nbi_microbatch *b)
     free(b->ids);
     free(b->targets);
     free(b->positions);
-    free(b->owners);
+    free(b->example_of);
     *b = (struct nbi_microbatch){0};
 }
 
 enum nb_status nbi_loader_init(struct nbi_loader *b, const struct nbi_loader_opts *opts)
 {
-    *b = (struct nbi_loader){.opts = *opts, .ordered = -1, .held = -1};
+    *b = (struct nbi_loader){.opts = *opts, .order_epoch = -1, .example_index = -1};
     int64_t n = nbi_dataset_stats(opts->data)->samples;
     if (n > UINT32_MAX)
         return nbi_fail(NB_EUNSUPPORTED, "more than 4,294,967,295 samples");
@@ -48,7 +48,7 @@ void nbi_loader_release(struct nbi_loader *b)
 {
     free(b->order);
     free(b->used);
-    nbi_example_release(&b->sample);
+    nbi_example_release(&b->example);
     *b = (struct nbi_loader){0};
 }
 
@@ -56,9 +56,9 @@ void nbi_loader_release(struct nbi_loader *b)
 void nbi_loader_order(struct nbi_loader *b, int64_t epoch)
 {
     uint32_t n = (uint32_t)nbi_dataset_stats(b->opts.data)->samples;
-    if (b->ordered == epoch)
+    if (b->order_epoch == epoch)
         return;
-    b->ordered = epoch;
+    b->order_epoch = epoch;
     for (uint32_t i = 0; i < n; i++)
         b->order[i] = i;
     for (uint32_t i = n; b->opts.shuffle && i > 1; i--) {
@@ -76,14 +76,14 @@ void nbi_loader_order(struct nbi_loader *b, int64_t epoch)
 static void put(struct nbi_loader *b, struct nbi_microbatch *out, int64_t row, int64_t from,
                 int64_t count)
 {
-    const struct nbi_example *s = &b->sample;
+    const struct nbi_example *s = &b->example;
     int64_t at = row * out->T + b->used[row];
     for (int64_t i = 0; i < count && out->ids; i++) {
         bool trained = s->trained[from + i + 1];
         out->ids[at + i] = s->ids.p[from + i];
         out->targets[at + i] = trained ? s->ids.p[from + i + 1] : NBI_IGNORE;
         out->positions[at + i] = (int32_t)i;
-        out->owners[at + i] = b->held;
+        out->example_of[at + i] = b->example_index;
         out->trained += trained;
     }
     b->used[row] += count;
@@ -112,7 +112,7 @@ static bool place_whole(struct nbi_loader *b, struct nbi_microbatch *out, int64_
  * remains. */
 static bool place_document(struct nbi_loader *b, struct nbi_microbatch *out, int64_t end)
 {
-    int64_t *from = &b->cursor.token;
+    int64_t *from = &b->state.token;
     for (int64_t row = 0; row < out->B && *from < end; row++) {
         int64_t room = space(b, out, row), left = end - *from;
         if (room < left && room < SLIVER && b->used[row] > 0)
@@ -132,7 +132,7 @@ static void clear(struct nbi_loader *b, struct nbi_microbatch *out)
     for (int64_t i = 0; i < out->B * out->T && out->ids; i++) {
         out->ids[i] = b->opts.padding;
         out->targets[i] = NBI_IGNORE;
-        out->owners[i] = -1;
+        out->example_of[i] = -1;
     }
 }
 
@@ -158,33 +158,33 @@ static enum nb_status reserve_rows(struct nbi_loader *b, int64_t rows)
 
 bool nbi_loader_is_done(const struct nbi_loader *b)
 {
-    return b->opts.epochs > 0 && b->cursor.epoch >= b->opts.epochs;
+    return b->opts.epochs > 0 && b->state.epoch >= b->opts.epochs;
 }
 
 /* A document that goes on in this batch is there already. */
 static enum nb_status get_sample(struct nbi_loader *b, int64_t index)
 {
-    if (b->cursor.token > 0 && b->held == index)
+    if (b->state.token > 0 && b->example_index == index)
         return NB_OK;
-    b->held = -1;
-    NBI_TRY(nbi_dataset_get(b->opts.data, index, &b->sample));
-    b->held = index;
+    b->example_index = -1;
+    NBI_TRY(nbi_dataset_get(b->opts.data, index, &b->example));
+    b->example_index = index;
     return NB_OK;
 }
 
 /* Places the sample that is next; *done false: it, or some of it, is left for another batch. */
 static enum nb_status place_next(struct nbi_loader *b, struct nbi_microbatch *out, bool *done)
 {
-    int64_t index = b->order[b->cursor.next], positions = nbi_dataset_tokens(b->opts.data, index);
-    bool document =
-        nbi_dataset_is_document(b->opts.data, index) && !(b->opts.whole && positions <= out->T + 1);
-    bool fresh = b->cursor.token == 0, longer = !document && positions > out->T + 1;
+    int64_t index = b->order[b->state.next], positions = nbi_dataset_tokens(b->opts.data, index);
+    bool document = nbi_dataset_is_document(b->opts.data, index) &&
+                    !(b->opts.keep_documents && positions <= out->T + 1);
+    bool fresh = b->state.token == 0, longer = !document && positions > out->T + 1;
     int64_t before = out->tokens;
     positions = (longer ? out->T + 1 : positions) - 1;
     if (out->ids) {
         NBI_TRY(get_sample(b, index));
         if (longer)
-            nbi_example_truncate(&b->sample, (size_t)out->T + 1);
+            nbi_example_truncate(&b->example, (size_t)out->T + 1);
     }
     *done = document ? place_document(b, out, positions) : place_whole(b, out, positions);
     out->samples += fresh && out->tokens > before;
@@ -200,14 +200,14 @@ static enum nb_status fill(struct nbi_loader *b, struct nbi_microbatch *out)
     NBI_TRY(reserve_rows(b, out->B));
     clear(b, out);
     while (!nbi_loader_is_done(b) && !border) {
-        nbi_loader_order(b, b->cursor.epoch);
+        nbi_loader_order(b, b->state.epoch);
         NBI_TRY(place_next(b, out, &done));
         if (!done)
             break;
-        b->cursor.token = 0;
-        if (++b->cursor.next == n) {
-            b->cursor.next = 0;
-            b->cursor.epoch++;
+        b->state.token = 0;
+        if (++b->state.next == n) {
+            b->state.next = 0;
+            b->state.epoch++;
             border = b->opts.epochs > 0;
         }
     }

@@ -11,14 +11,14 @@
 
 struct nbi_microbatch {
     int64_t B, T;
-    int32_t *ids;       /* [B, T] */
-    int32_t *targets;   /* [B, T] the id that follows, or NBI_IGNORE */
-    int32_t *positions; /* [B, T] */
-    int64_t *owners;    /* [B, T] which sample of the set a position is of; -1: none */
-    int64_t tokens;     /* positions in use; the others are padding */
-    int64_t trained;    /* targets that count */
-    int64_t samples;    /* begun in this batch */
-    int64_t truncated;  /* of them, shortened */
+    int32_t *ids;        /* [B, T] */
+    int32_t *targets;    /* [B, T] the id that follows, or NBI_IGNORE */
+    int32_t *positions;  /* [B, T] */
+    int64_t *example_of; /* [B, T] which sample of the set a position is of; -1: none */
+    int64_t tokens;      /* positions in use; the others are padding */
+    int64_t trained;     /* targets that count */
+    int64_t samples;     /* begun in this batch */
+    int64_t truncated;   /* of them, shortened */
 };
 
 enum nb_status nbi_microbatch_init(struct nbi_microbatch *b, int64_t B, int64_t T);
@@ -35,23 +35,23 @@ struct nbi_loader_state {
 struct nbi_loader_opts {
     struct nbi_dataset *data; /* borrowed */
     uint64_t seed;
-    bool shuffle;    /* another order in each epoch; else that of the files */
-    bool pack;       /* else one sample a row */
-    bool whole;      /* documents that fit into a row are not cut */
-    int64_t epochs;  /* then there are no more batches, and each begins a batch; 0: no end, and
-                        a batch goes on with the next */
-    int32_t padding; /* id of unused positions */
+    bool shuffle;        /* another order in each epoch; else that of the files */
+    bool pack;           /* else one sample a row */
+    bool keep_documents; /* documents that fit into a row are not cut */
+    int64_t epochs;      /* then there are no more batches, and each begins a batch; 0: no end, and
+                            a batch goes on with the next */
+    int32_t padding;     /* id of unused positions */
 };
 
 struct nbi_loader {
     struct nbi_loader_opts opts;
-    struct nbi_loader_state cursor;
-    uint32_t *order; /* of the samples in epoch `ordered` */
-    int64_t ordered; /* -1: none yet */
-    int64_t *used;   /* [rows] positions taken in each row of the running batch */
+    struct nbi_loader_state state;
+    uint32_t *order;     /* of the samples in epoch order_epoch */
+    int64_t order_epoch; /* -1: none yet */
+    int64_t *used;       /* [rows] positions taken in each row of the running batch */
     int64_t rows;
-    struct nbi_example sample;
-    int64_t held; /* which one that is; -1: none */
+    struct nbi_example example;
+    int64_t example_index; /* which one that is; -1: none */
 };
 
 enum nb_status nbi_loader_init(struct nbi_loader *b, const struct nbi_loader_opts *opts);

@@ -21,7 +21,7 @@ static enum nb_status fill(struct nbi_loader *b, struct nbi_microbatch *all, int
                                   .ids = all->ids + at,
                                   .targets = all->targets + at,
                                   .positions = all->positions + at,
-                                  .owners = all->owners + at};
+                                  .example_of = all->example_of + at};
     if (rows == 0)
         return NB_OK;
     NBI_TRY(nbi_loader_next(b, &part, &more));
@@ -46,20 +46,20 @@ enum nb_status nbi_mix_next(struct nbi_mix *m, int64_t number, struct nbi_microb
     NBI_TRY(fill(m->other, out, first, rows));
     int64_t behind = nbi_dataset_stats(m->main->opts.data)->samples;
     for (int64_t i = first * out->T; i < out->B * out->T; i++)
-        out->owners[i] += out->owners[i] >= 0 ? behind : 0;
+        out->example_of[i] += out->example_of[i] >= 0 ? behind : 0;
     return NB_OK;
 }
 
 enum nb_status nbi_mix_count(const struct nbi_mix *m, int64_t B, int64_t T, int64_t limit,
                              int64_t *count)
 {
-    m->main->cursor = (struct nbi_loader_state){0};
+    m->main->state = (struct nbi_loader_state){0};
     for (*count = 0; *count < limit && !nbi_loader_is_done(m->main); ++*count) {
         int64_t rows = B - (m->other ? nbi_mix_rows(m->share, B, *count) : 0);
         NBI_TRY(nbi_check_interrupt());
         if (rows > 0)
             NBI_TRY(nbi_loader_skip(m->main, rows, T));
     }
-    m->main->cursor = (struct nbi_loader_state){0};
+    m->main->state = (struct nbi_loader_state){0};
     return NB_OK;
 }

@@ -153,7 +153,7 @@ static void put_tables(struct nbi_str *s, const struct nbi_ckpt_content *c)
         const struct nbi_ckpt_value *v = &c->values[i];
         uint64_t bits;
         uint8_t kind = v->is_real;
-        memcpy(&bits, v->is_real ? (const void *)&v->real : &v->whole, sizeof bits);
+        memcpy(&bits, v->is_real ? (const void *)&v->real : &v->integer, sizeof bits);
         nbi_str_append(s, &kind, 1);
         put_name(s, v->name);
         put_u64(s, bits);
@@ -306,7 +306,7 @@ static enum nb_status parse_values(struct nbi_checkpoint *c, struct rest *r, uin
             return malformed("a number is cut off or of no known kind");
         uint64_t value = get_u64(bits);
         v->is_real = *kind == 1;
-        memcpy(v->is_real ? (void *)&v->real : &v->whole, &value, sizeof value);
+        memcpy(v->is_real ? (void *)&v->real : &v->integer, &value, sizeof value);
     }
     return check_names(c->values, count, sizeof *c->values, NB_EFORMAT);
 }
@@ -490,11 +490,11 @@ static enum nb_status find_value(const struct nbi_checkpoint *c, const char *nam
                     is_real ? "real" : "whole", name);
 }
 
-enum nb_status nbi_checkpoint_whole(const struct nbi_checkpoint *c, const char *name, int64_t *v)
+enum nb_status nbi_checkpoint_int(const struct nbi_checkpoint *c, const char *name, int64_t *v)
 {
     const struct nbi_ckpt_value *found;
     NBI_TRY(find_value(c, name, false, &found));
-    *v = found->whole;
+    *v = found->integer;
     return NB_OK;
 }
 

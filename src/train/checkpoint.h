@@ -13,13 +13,13 @@
 struct nbi_ckpt_value {
     const char *name;
     bool is_real; /* else whole */
-    int64_t whole;
+    int64_t integer;
     double real;
 };
 
-static inline struct nbi_ckpt_value nbi_ckpt_whole(const char *name, int64_t v)
+static inline struct nbi_ckpt_value nbi_ckpt_int(const char *name, int64_t v)
 {
-    return (struct nbi_ckpt_value){.name = name, .whole = v};
+    return (struct nbi_ckpt_value){.name = name, .integer = v};
 }
 
 static inline struct nbi_ckpt_value nbi_ckpt_real(const char *name, double v)
@@ -107,7 +107,7 @@ uint64_t nbi_checkpoint_step(const struct nbi_checkpoint *c);
 const char *nbi_checkpoint_settings(const struct nbi_checkpoint *c);
 
 /* A number by its name; one that is not there, or of the other kind, is NB_EFORMAT. */
-enum nb_status nbi_checkpoint_whole(const struct nbi_checkpoint *c, const char *name, int64_t *v);
+enum nb_status nbi_checkpoint_int(const struct nbi_checkpoint *c, const char *name, int64_t *v);
 enum nb_status nbi_checkpoint_real(const struct nbi_checkpoint *c, const char *name, double *v);
 
 size_t nbi_checkpoint_blob_count(const struct nbi_checkpoint *c);

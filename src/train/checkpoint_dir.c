@@ -10,9 +10,9 @@
 #include "base/syscall.h"
 #include "train/checkpoint_file.h"
 
-#define PREFIX "step-"
-#define SUFFIX ".ckpt"
-#define GOOD   "good.ckpt"
+#define PREFIX   "step-"
+#define SUFFIX   ".ckpt"
+#define ACCEPTED "good.ckpt"
 
 /* ---- names ---- */
 
@@ -126,7 +126,7 @@ enum nb_status nbi_checkpoint_save(const char *dir, int keep,
 
 enum nb_status nbi_checkpoint_save_accepted(const char *dir, const struct nbi_ckpt_content *content)
 {
-    char *path = nbi_path_join(dir, GOOD);
+    char *path = nbi_path_join(dir, ACCEPTED);
     if (!path)
         return NB_ENOMEM;
     enum nb_status rc = nbi_checkpoint_write(path, content);
@@ -218,7 +218,7 @@ static enum nb_status open_whole(struct nbi_checkpoint **out, const char *path, 
 
 enum nb_status nbi_checkpoint_accepted(struct nbi_checkpoint **out, const char *dir, uint64_t step)
 {
-    char *path = nbi_path_join(dir, GOOD);
+    char *path = nbi_path_join(dir, ACCEPTED);
     *out = NULL;
     if (!path)
         return NB_ENOMEM;

@@ -70,11 +70,11 @@ static enum nb_status measure(struct nbi_run *r, const struct nbi_weights *w,
                               const struct nbi_microbatch *batch, struct sum *sum)
 {
     NBI_TRY(nbi_check_interrupt());
-    NBI_TRY(nbi_train_pass_set(&r->feed, batch));
-    NBI_TRY(nbi_execute(w, &r->acts, r->stream, &r->feed.pass));
-    NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->feed.pass, &r->feed.labels, NULL));
-    sum->loss += r->feed.labels.loss;
-    sum->count += r->feed.labels.count;
+    NBI_TRY(nbi_train_pass_set(&r->train_pass, batch));
+    NBI_TRY(nbi_execute(w, &r->acts, r->stream, &r->train_pass.pass));
+    NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->train_pass.pass, &r->train_pass.labels, NULL));
+    sum->loss += r->train_pass.labels.loss;
+    sum->count += r->train_pass.labels.count;
     return NB_OK;
 }
 
@@ -83,14 +83,14 @@ static enum nb_status measure_samples(struct nbi_run *r, const struct nbi_weight
 {
     struct nbi_loader b = {0};
     const struct nbi_loader_opts opts = {
-        .data = r->eval.data, .pack = true, .epochs = 1, .padding = r->batcher.opts.padding};
+        .data = r->eval.data, .pack = true, .epochs = 1, .padding = r->loader.opts.padding};
     bool more = true;
     enum nb_status rc = nbi_loader_init(&b, &opts);
     while (rc == NB_OK) {
-        rc = nbi_loader_next(&b, &r->micro[0], &more);
+        rc = nbi_loader_next(&b, &r->microbatches[0], &more);
         if (rc != NB_OK || !more)
             break;
-        rc = measure(r, w, &r->micro[0], sum);
+        rc = measure(r, w, &r->microbatches[0], sum);
     }
     nbi_loader_release(&b);
     return rc;
@@ -110,7 +110,7 @@ static void set_row(struct nbi_microbatch *b, int64_t row, const int32_t *ids, i
 static enum nb_status measure_text(struct nbi_run *r, const struct nbi_weights *w,
                                    const int32_t *ids, int64_t count, struct sum *sum)
 {
-    struct nbi_microbatch *b = &r->micro[0];
+    struct nbi_microbatch *b = &r->microbatches[0];
     for (int64_t at = 0; at < count; at += b->B * b->T) {
         for (int64_t row = 0; row < b->B; row++) {
             int64_t from = at + row * b->T, left = count - from;

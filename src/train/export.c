@@ -10,18 +10,18 @@
 static struct nbi_tensor_spec out_of(const struct nbi_train_param *x)
 {
     return (struct nbi_tensor_spec){.name = x->param.name,
-                                    .dtype = x->four_bits ? NBI_NVFP4 : x->raw,
+                                    .dtype = x->quantized ? NBI_NVFP4 : x->float_type,
                                     .ndim = x->param.ndim,
                                     .shape = {x->param.shape[0], x->param.shape[1]},
-                                    .two_level = x->two_level};
+                                    .two_level = x->has_tensor_scale};
 }
 
 /* The type that would hold a tensor's values as well: what is not trained may have been widened. */
 static enum nbi_dtype original_type(const struct nbi_run *r, const struct nbi_train_param *x)
 {
     const struct nbi_entry *e =
-        x->trained || !r->files.store ? NULL : nbi_store_find(r->files.store, x->param.name);
-    return e ? e->dtype : x->raw;
+        x->trained || !r->model.store ? NULL : nbi_store_find(r->model.store, x->param.name);
+    return e ? e->dtype : x->float_type;
 }
 
 /* Lays out the target and begins it. */
@@ -36,7 +36,7 @@ static enum nb_status begin(struct nbi_model_writer *x, const struct nbi_run *r,
     for (int64_t i = 0; i < count; i++)
         items[i] = (struct nbi_manifest_entry){
             .out = out_of(&tensors[i]), .original_type = original_type(r, &tensors[i]), .order = i};
-    enum nb_status rc = nbi_model_writer_begin(x, &opts, &r->files, items, count);
+    enum nb_status rc = nbi_model_writer_begin(x, &opts, &r->model, items, count);
     free(items);
     return rc;
 }
@@ -44,7 +44,7 @@ static enum nb_status begin(struct nbi_model_writer *x, const struct nbi_run *r,
 enum nb_status nbi_run_check_export(const struct nbi_run *r,
                                     const struct nbi_train_params_opts *opts)
 {
-    const struct nbi_store *store = r->opts->from_scratch ? NULL : r->files.store;
+    const struct nbi_store *store = r->opts->from_scratch ? NULL : r->model.store;
     int64_t count = 0, most = nbi_param_count(&r->config) + 1;
     struct nbi_train_param *tensors = calloc((size_t)most, sizeof *tensors);
     struct nbi_model_writer x;
@@ -68,21 +68,21 @@ static enum nb_status put_floats(struct nbi_writer *w, struct nbi_run *r, int64_
     int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1;
     NBI_TRY(r->be->weight_read(r->be, x->weight, first, rows, buf, NULL));
     uint16_t *half = (uint16_t *)buf + 2 * rows * cols;
-    if (x->weight->dtype == x->raw)
+    if (x->weight->dtype == x->float_type)
         return nbi_writer_put(w, index, first * cols, rows * cols, buf);
-    (x->raw == NBI_BF16 ? nbi_codec_table()->f32_to_bf16
-                        : nbi_codec_table()->f32_to_f16)(half, buf, rows * cols);
+    (x->float_type == NBI_BF16 ? nbi_codec_table()->f32_to_bf16
+                               : nbi_codec_table()->f32_to_f16)(half, buf, rows * cols);
     return nbi_writer_put(w, index, first * cols, rows * cols, half);
 }
 
 static enum nb_status put_tensor(struct nbi_writer *w, struct nbi_run *r, int64_t index)
 {
-    const struct nbi_train_param *x = &r->t.tensors[index];
+    const struct nbi_train_param *x = &r->params.tensors[index];
     int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, rows = x->param.shape[0];
     int64_t step = x->param.ndim == 2 ? CHUNK_ROWS : rows;
     uint8_t *buf = malloc((size_t)(step * cols * 6));
     enum nb_status rc = buf ? NB_OK : nbi_fail_memory(x->param.name, (size_t)(step * cols * 6));
-    if (rc == NB_OK && x->two_level)
+    if (rc == NB_OK && x->has_tensor_scale)
         rc = nbi_writer_put_tensor_scale(w, index, x->weight->tensor_scale, x->divisor);
     for (int64_t i = 0; i < rows && rc == NB_OK; i += step) {
         int64_t n = rows - i < step ? rows - i : step;
@@ -109,12 +109,12 @@ static enum nb_status same_rows(struct nbi_run *r, const struct nbi_store *store
     const struct nbi_entry *e = nbi_store_find(store, x->param.name);
     int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, count = n * cols;
     uint8_t *used = buf, *stored = buf + 4 * count;
-    if (!e || e->count != x->count || (e->dtype == NBI_NVFP4) != x->four_bits ||
-        (x->four_bits && e->tensor_scale != x->weight->tensor_scale))
+    if (!e || e->count != x->count || (e->dtype == NBI_NVFP4) != x->quantized ||
+        (x->quantized && e->tensor_scale != x->weight->tensor_scale))
         return nbi_fail(NB_EFORMAT, "'%s' is not there as it was written", x->param.name);
     NBI_TRY(r->be->weight_read(r->be, x->weight, first, n, used, used + count / 2));
     size_t bytes = (size_t)count * sizeof(float);
-    if (x->four_bits) {
+    if (x->quantized) {
         bytes = (size_t)(count / 2 + count / 16);
         NBI_TRY(nbi_store_read_nvfp4(store, e, first * cols, count, stored, stored + count / 2));
     } else {
@@ -148,8 +148,8 @@ static enum nb_status check_output(struct nbi_run *r, struct nbi_model_writer *x
 {
     struct nbi_store *store = NULL;
     enum nb_status rc = nbi_model_writer_reopen(x, &store);
-    for (int64_t i = 0; i < r->t.count && rc == NB_OK; i++)
-        rc = check_tensor(r, store, &r->t.tensors[i]);
+    for (int64_t i = 0; i < r->params.count && rc == NB_OK; i++)
+        rc = check_tensor(r, store, &r->params.tensors[i]);
     nbi_store_close(store);
     return nbi_context(rc, "reading what was written for '%s'", r->opts->out);
 }
@@ -157,9 +157,9 @@ static enum nb_status check_output(struct nbi_run *r, struct nbi_model_writer *x
 enum nb_status nbi_run_export(struct nbi_run *r)
 {
     struct nbi_model_writer x;
-    NBI_TRY(begin(&x, r, r->t.tensors, r->t.count));
+    NBI_TRY(begin(&x, r, r->params.tensors, r->params.count));
     enum nb_status rc = NB_OK;
-    for (int64_t i = 0; i < r->t.count && rc == NB_OK; i++)
+    for (int64_t i = 0; i < r->params.count && rc == NB_OK; i++)
         rc = put_tensor(x.writer, r, i);
     if (rc == NB_OK)
         rc = check_output(r, &x);

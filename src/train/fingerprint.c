@@ -23,7 +23,8 @@ static enum nb_status add_config(uint32_t *sum, const struct nbi_config *c)
 /* How it is computed with and written. */
 static void add_types(uint32_t *sum, const struct nbi_train_param *x)
 {
-    const int32_t v[] = {x->trained, (int32_t)x->dtype, (int32_t)x->raw, (int32_t)x->weight->dtype};
+    const int32_t v[] = {x->trained, (int32_t)x->dtype, (int32_t)x->float_type,
+                         (int32_t)x->weight->dtype};
     *sum = nbi_crc32c(*sum, v, sizeof v);
 }
 
@@ -31,7 +32,7 @@ static void add_types(uint32_t *sum, const struct nbi_train_param *x)
 static enum nb_status add_weight(uint32_t *sum, struct nbi_run *r, const struct nbi_train_param *x)
 {
     const struct nbi_weight *w = x->weight;
-    bool four_bits = w->dtype == NBI_NVFP4;
+    bool quantized = w->dtype == NBI_NVFP4;
     int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, rows = x->count / cols;
     int64_t step = CHUNK / cols > 0 ? CHUNK / cols : 1;
     uint8_t *buf = malloc((size_t)(step * cols * 4)); /* an f32 at most */
@@ -39,8 +40,8 @@ static enum nb_status add_weight(uint32_t *sum, struct nbi_run *r, const struct 
     for (int64_t i = 0; i < rows && rc == NB_OK; i += step) {
         int64_t n = rows - i < step ? rows - i : step, count = n * cols;
         size_t bytes =
-            four_bits ? (size_t)(count / 2 + count / 16) : (size_t)nbi_dtype_bytes(w->dtype, count);
-        rc = r->be->weight_read(r->be, w, i, n, buf, four_bits ? buf + count / 2 : NULL);
+            quantized ? (size_t)(count / 2 + count / 16) : (size_t)nbi_dtype_bytes(w->dtype, count);
+        rc = r->be->weight_read(r->be, w, i, n, buf, quantized ? buf + count / 2 : NULL);
         if (rc == NB_OK)
             *sum = nbi_crc32c(*sum, buf, bytes);
     }
@@ -78,16 +79,16 @@ static void add_held_out(uint32_t *sum, const struct nbi_eval_set *set)
 
 enum nb_status nbi_run_fingerprint(struct nbi_run *r)
 {
-    struct nbi_fingerprint *s = &r->sums;
+    struct nbi_fingerprint *s = &r->fingerprint;
     *s = (struct nbi_fingerprint){0};
     NBI_TRY(r->be->sync(r->stream));
     NBI_TRY(add_config(&s->model, &r->config));
-    for (int64_t i = 0; i < r->t.count; i++) {
-        const struct nbi_train_param *x = &r->t.tensors[i];
+    for (int64_t i = 0; i < r->params.count; i++) {
+        const struct nbi_train_param *x = &r->params.tensors[i];
         add_types(&s->model, x);
         if (!x->trained)
             NBI_TRY(add_weight(&s->frozen, r, x));
-        else if (r->opts->kl_base > 0 && !x->shares)
+        else if (r->opts->kl_base > 0 && !x->tied_to)
             NBI_TRY(add_master(&s->model, r, x));
         NBI_TRY(nbi_check_interrupt());
     }

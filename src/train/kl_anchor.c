@@ -23,10 +23,10 @@ static size_t record_bytes(const struct nbi_kl_anchor *b)
 /* A file that nobody else sees, beside a path that may be that of a directory. */
 static enum nb_status make_file(struct nbi_kl_anchor *b)
 {
-    size_t len = strlen(b->opts.beside);
-    while (len > 1 && b->opts.beside[len - 1] == '/')
+    size_t len = strlen(b->opts.spill_next_to);
+    while (len > 1 && b->opts.spill_next_to[len - 1] == '/')
         len--;
-    char *target = strndup(b->opts.beside, len), *name = NULL;
+    char *target = strndup(b->opts.spill_next_to, len), *name = NULL;
     if (!target)
         return nbi_fail_memory("file name", len);
     enum nb_status rc = nbi_temp_create(target, false, &name, &b->fd);
@@ -43,7 +43,7 @@ static enum nb_status make_room(struct nbi_kl_anchor *b, int64_t records)
     if (__builtin_mul_overflow(records, size, &bytes))
         return nbi_fail(NB_EUNSUPPORTED, "%lld tokens are too many for --kl-base",
                         (long long)records);
-    if (bytes <= b->opts.memory_max) {
+    if (bytes <= b->opts.memory_limit) {
         b->memory = malloc((size_t)bytes);
         return b->memory ? NB_OK : nbi_fail_memory("base probabilities", (size_t)bytes);
     }
@@ -54,7 +54,7 @@ static enum nb_status make_room(struct nbi_kl_anchor *b, int64_t records)
     while (error == EINTR);
     if (error != 0 && error != EOPNOTSUPP && error != EINVAL)
         return nbi_fail(NB_EIO, "no room for %lld bytes of base probabilities beside '%s': %s",
-                        (long long)bytes, b->opts.beside, strerror(error));
+                        (long long)bytes, b->opts.spill_next_to, strerror(error));
     return NB_OK;
 }
 
@@ -94,7 +94,7 @@ static int64_t next_record(struct walk *w)
     const struct nbi_microbatch *batch = w->batch;
     while (batch->targets[w->n] < 0)
         w->rank = batch->positions[w->n++] == 0 ? 0 : w->rank;
-    int64_t n = w->n++, sample = batch->owners[n] - w->b->opts.before;
+    int64_t n = w->n++, sample = batch->example_of[n] - w->b->opts.first_example;
     w->rank = batch->positions[n] == 0 ? 0 : w->rank;
     if (sample < 0 || sample >= nbi_dataset_stats(w->b->opts.data)->samples ||
         w->b->first[sample] == w->b->first[sample + 1])
@@ -107,23 +107,23 @@ enum nb_status nbi_kl_anchor_set(const struct nbi_kl_anchor *b, const struct nbi
                                  struct nbi_labels *l, int64_t *count)
 {
     struct walk w = {.b = b, .batch = batch};
-    size_t half = (size_t)b->ref_k * sizeof *b->ids;
+    size_t half = (size_t)b->ref_k * sizeof *b->ref_ids;
     char bytes[NBI_REF_IDS * (sizeof(int32_t) + sizeof(float))];
     *count = 0;
     for (int64_t i = 0; i < l->count; i++) {
         int64_t record = next_record(&w);
-        int32_t *ids = b->ids + i * b->ref_k;
+        int32_t *ids = b->ref_ids + i * b->ref_k;
         ids[0] = -1;
         if (record < 0)
             continue;
         NBI_TRY(transfer(b, record, bytes, false));
         memcpy(ids, bytes, half);
-        memcpy(b->p + i * b->ref_k, bytes + half, half);
+        memcpy(b->ref_p + i * b->ref_k, bytes + half, half);
         ++*count;
     }
     l->ref_k = b->ref_k;
-    l->ref_ids = b->ids;
-    l->ref_p = b->p;
+    l->ref_ids = b->ref_ids;
+    l->ref_p = b->ref_p;
     return NB_OK;
 }
 
@@ -204,7 +204,7 @@ static enum nb_status count_tokens(struct nbi_kl_anchor *b, int64_t T)
 struct room {
     float *logits; /* [V] */
     int64_t records;
-    double marks;
+    double sum_logp;
 };
 
 /* M labels from first on, whose logits are there. */
@@ -224,7 +224,7 @@ static enum nb_status keep_rows(struct nbi_kl_anchor *b, const struct nbi_kl_anc
         NBI_TRY(nbi_kl_anchor_topk(room->logits, V, b->ref_k, record, p));
         memcpy(record + b->ref_k, p, (size_t)b->ref_k * sizeof *p);
         NBI_TRY(transfer(b, at, (char *)record, true));
-        room->marks += log((double)p[0]);
+        room->sum_logp += log((double)p[0]);
         room->records++;
     }
     return NB_OK;
@@ -233,10 +233,10 @@ static enum nb_status keep_rows(struct nbi_kl_anchor *b, const struct nbi_kl_anc
 static enum nb_status keep_batch(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_pass *x,
                                  struct room *room)
 {
-    struct nbi_train_pass *f = x->feed;
+    struct nbi_train_pass *f = x->pass;
     struct walk w = {.b = b, .batch = x->batch};
     for (int64_t i = 0; i < x->batch->B * x->batch->T; i++)
-        x->batch->owners[i] += x->batch->owners[i] >= 0 ? b->opts.before : 0;
+        x->batch->example_of[i] += x->batch->example_of[i] >= 0 ? b->opts.first_example : 0;
     NBI_TRY(nbi_check_interrupt());
     NBI_TRY(nbi_train_pass_set(f, x->batch));
     NBI_TRY(nbi_execute(x->weights, x->acts, x->stream, &f->pass));
@@ -255,21 +255,21 @@ static enum nb_status keep_all(struct nbi_kl_anchor *b, const struct nbi_kl_anch
 {
     int64_t n = nbi_dataset_stats(b->opts.data)->samples;
     const struct nbi_loader_opts opts = {
-        .data = b->opts.data, .pack = true, .whole = true, .epochs = 1};
-    struct nbi_loader batcher = {0};
+        .data = b->opts.data, .pack = true, .keep_documents = true, .epochs = 1};
+    struct nbi_loader loader = {0};
     struct room room = {.logits = malloc((size_t)x->weights->config->vocab_size * sizeof(float))};
     bool more = true;
     enum nb_status rc =
-        room.logits ? nbi_loader_init(&batcher, &opts) : nbi_fail_memory("logits", sizeof(float));
+        room.logits ? nbi_loader_init(&loader, &opts) : nbi_fail_memory("logits", sizeof(float));
     while (rc == NB_OK) {
-        rc = nbi_loader_next(&batcher, x->batch, &more);
+        rc = nbi_loader_next(&loader, x->batch, &more);
         if (rc != NB_OK || !more)
             break;
         rc = keep_batch(b, x, &room);
     }
     NBI_BUG_IF(rc == NB_OK && room.records != b->first[n]);
-    b->mark = room.records ? room.marks / (double)room.records : 0;
-    nbi_loader_release(&batcher);
+    b->mean_top_logp = room.records ? room.sum_logp / (double)room.records : 0;
+    nbi_loader_release(&loader);
     free(room.logits);
     return rc;
 }
@@ -281,10 +281,10 @@ enum nb_status nbi_kl_anchor_init(struct nbi_kl_anchor *b, const struct nbi_kl_a
     size_t entries = (size_t)(x->batch->B * x->batch->T) * NBI_REF_IDS;
     *b =
         (struct nbi_kl_anchor){.opts = *opts, .ref_k = V < NBI_REF_IDS ? V : NBI_REF_IDS, .fd = -1};
-    b->ids = malloc(entries * sizeof *b->ids);
-    b->p = calloc(entries, sizeof *b->p);
-    if (!b->ids || !b->p)
-        return nbi_fail_memory("base probabilities", entries * sizeof *b->p);
+    b->ref_ids = malloc(entries * sizeof *b->ref_ids);
+    b->ref_p = calloc(entries, sizeof *b->ref_p);
+    if (!b->ref_ids || !b->ref_p)
+        return nbi_fail_memory("base probabilities", entries * sizeof *b->ref_p);
     NBI_TRY(count_tokens(b, x->batch->T));
     NBI_TRY(make_room(b, b->first[nbi_dataset_stats(opts->data)->samples]));
     return nbi_context(keep_all(b, x), "the base model");
@@ -296,7 +296,7 @@ void nbi_kl_anchor_release(struct nbi_kl_anchor *b)
         close(b->fd);
     free(b->first);
     free(b->memory);
-    free(b->ids);
-    free(b->p);
+    free(b->ref_ids);
+    free(b->ref_p);
     *b = (struct nbi_kl_anchor){.fd = -1};
 }

@@ -11,21 +11,21 @@
 #define NBI_KL_ANCHOR_MEMORY ((int64_t)64 << 20)
 
 struct nbi_kl_anchor_opts {
-    struct nbi_dataset *data; /* borrowed */
-    int64_t before;           /* samples numbered before those of data (mix.h) */
-    int64_t memory_max;       /* bytes; if it takes more, it goes to a file */
-    const char *beside;       /* a path beside which that file is made; it has no name */
+    struct nbi_dataset *data;  /* borrowed */
+    int64_t first_example;     /* samples numbered before those of data (mix.h) */
+    int64_t memory_limit;      /* bytes; if it takes more, it goes to a file */
+    const char *spill_next_to; /* a path beside which that file is made; it has no name */
 };
 
 struct nbi_kl_anchor {
     struct nbi_kl_anchor_opts opts;
-    int64_t ref_k;  /* ids of a token */
-    int64_t *first; /* [samples + 1] where the tokens of each sample start */
-    char *memory;   /* records of ref_k ids and ref_k probabilities, or */
-    int fd;         /* -1: in memory */
-    double mark;    /* the mean log of the largest probability: tells base models apart */
-    int32_t *ids;   /* [N, ref_k] of the batch, for labels */
-    float *p;
+    int64_t ref_k;        /* ids of a token */
+    int64_t *first;       /* [samples + 1] where the tokens of each sample start */
+    char *memory;         /* records of ref_k ids and ref_k probabilities, or */
+    int fd;               /* -1: in memory */
+    double mean_top_logp; /* the mean log of the largest probability: tells base models apart */
+    int32_t *ref_ids;     /* [N, ref_k] of the batch, for labels */
+    float *ref_p;
 };
 
 /* With what a pass over a batch needs; all borrowed. */
@@ -33,7 +33,7 @@ struct nbi_kl_anchor_pass {
     const struct nbi_weights *weights;
     struct nbi_acts *acts;
     struct nbi_stream *stream;
-    struct nbi_train_pass *feed;
+    struct nbi_train_pass *pass;
     struct nbi_microbatch *batch; /* its size is that of training */
 };
 

@@ -15,28 +15,28 @@ enum nb_status nbi_optimizer_init(struct nbi_optimizer *s, struct nbi_train_para
     *s = (struct nbi_optimizer){.t = t, .opts = *opts};
     size_t n = (size_t)t->count;
     s->host_stats = calloc(n, 3 * sizeof *s->host_stats);
-    s->host_peaks = calloc(n, 2 * sizeof *s->host_peaks);
-    if (!s->host_stats || !s->host_peaks)
+    s->host_running_max = calloc(n, 2 * sizeof *s->host_running_max);
+    if (!s->host_stats || !s->host_running_max)
         return nbi_fail_memory("optimizer", n * 32);
     NBI_TRY(t->be->alloc(t->be, "optimizer", (int64_t)(n * 3 * sizeof(double)), &s->stats));
-    return t->be->alloc(t->be, "optimizer", (int64_t)(n * 2 * sizeof(float)), &s->peaks);
+    return t->be->alloc(t->be, "optimizer", (int64_t)(n * 2 * sizeof(float)), &s->running_max);
 }
 
 void nbi_optimizer_release(struct nbi_optimizer *s)
 {
     if (s->t) {
         s->t->be->free(s->t->be, s->stats);
-        s->t->be->free(s->t->be, s->peaks);
+        s->t->be->free(s->t->be, s->running_max);
     }
     free(s->host_stats);
-    free(s->host_peaks);
+    free(s->host_running_max);
     *s = (struct nbi_optimizer){0};
 }
 
 /* Tensors of the group that have a gradient of their own. */
 static bool in_group(const struct nbi_train_param *x, int64_t group)
 {
-    return x->trained && !x->shares && (group == NBI_ALL_LAYERS || x->layer == group);
+    return x->trained && !x->tied_to && (group == NBI_ALL_LAYERS || x->layer == group);
 }
 
 static enum nb_status gather_stats(struct nbi_optimizer *s, int64_t group, double *squares,
@@ -67,8 +67,8 @@ static void next_scales(const struct nbi_optimizer *s, const struct nbi_train_pa
                         struct nbi_op_adamw *op)
 {
     const struct nbi_optimizer_opts *o = &s->opts;
-    float m = o->beta1 * x->m_peak + (1 - o->beta1) * amax;
-    float v = sqrtf(o->beta2 * x->v_peak * x->v_peak + (1 - o->beta2) * amax * amax);
+    float m = o->beta1 * x->m_max + (1 - o->beta1) * amax;
+    float v = sqrtf(o->beta2 * x->v_max * x->v_max + (1 - o->beta2) * amax * amax);
     op->m_scale[0] = x->m_scale;
     op->v_scale[0] = x->v_scale;
     op->m_scale[1] = fmaxf(m * 1.001f / M_RANGE, 1e-30f);
@@ -81,25 +81,25 @@ static enum nb_status update(struct nbi_optimizer *s, int64_t i, float grad_scal
     struct nbi_train_params *t = s->t;
     struct nbi_train_param *x = &t->tensors[i];
     const struct nbi_optimizer_opts *o = &s->opts;
-    struct nbi_op_adamw op = {.master = x->master,
-                              .dtype = x->dtype,
-                              .grad = x->grad,
-                              .m = x->m,
-                              .v = x->v,
-                              .running_max = nbi_ptr_add(s->peaks, i * 2 * (int64_t)sizeof(float)),
-                              .grad_scale = grad_scale,
-                              .lr = lr,
-                              .beta1 = o->beta1,
-                              .beta2 = o->beta2,
-                              .eps = o->eps,
-                              .decay =
-                                  x->param.def->flags & NBI_DECAY || o->decay_all ? o->decay : 0,
-                              .correct1 = (float)(1 - pow((double)o->beta1, number)),
-                              .correct2 = (float)(1 - pow((double)o->beta2, number)),
-                              .max_update = o->max_update,
-                              .seed = o->seed,
-                              .tensor = (uint32_t)x->index,
-                              .step = number};
+    struct nbi_op_adamw op = {
+        .master = x->master,
+        .dtype = x->dtype,
+        .grad = x->grad,
+        .m = x->m,
+        .v = x->v,
+        .running_max = nbi_ptr_add(s->running_max, i * 2 * (int64_t)sizeof(float)),
+        .grad_scale = grad_scale,
+        .lr = lr,
+        .beta1 = o->beta1,
+        .beta2 = o->beta2,
+        .eps = o->eps,
+        .decay = x->param.def->flags & NBI_DECAY || o->decay_all ? o->decay : 0,
+        .correct1 = (float)(1 - pow((double)o->beta1, number)),
+        .correct2 = (float)(1 - pow((double)o->beta2, number)),
+        .max_update = o->max_update,
+        .seed = o->seed,
+        .tensor = (uint32_t)x->index,
+        .step = number};
     next_scales(s, x, (float)s->host_stats[3 * i + 1] * grad_scale, &op);
     int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, rows = o->chunk_rows;
     int64_t chunk = rows > 0 ? (rows * cols + 31) / 32 * 32 : x->count;
@@ -112,16 +112,16 @@ static enum nb_status update(struct nbi_optimizer *s, int64_t i, float grad_scal
     return t->be->clear(t->stream, x->grad, x->count * (int64_t)sizeof(float));
 }
 
-static enum nb_status read_peaks(struct nbi_optimizer *s, int64_t group)
+static enum nb_status read_running_max(struct nbi_optimizer *s, int64_t group)
 {
     struct nbi_train_params *t = s->t;
-    NBI_TRY(
-        t->be->download(t->stream, s->host_peaks, s->peaks, t->count * 2 * (int64_t)sizeof(float)));
+    NBI_TRY(t->be->download(t->stream, s->host_running_max, s->running_max,
+                            t->count * 2 * (int64_t)sizeof(float)));
     NBI_TRY(t->be->sync(t->stream));
     for (int64_t i = 0; i < t->count; i++)
         if (in_group(&t->tensors[i], group)) {
-            t->tensors[i].m_peak = s->host_peaks[2 * i];
-            t->tensors[i].v_peak = s->host_peaks[2 * i + 1];
+            t->tensors[i].m_max = s->host_running_max[2 * i];
+            t->tensors[i].v_max = s->host_running_max[2 * i + 1];
         }
     return NB_OK;
 }
@@ -149,10 +149,10 @@ enum nb_status nbi_optimizer_step(struct nbi_optimizer *s, int64_t group, float 
         return drop_gradients(s, group);
     double norm = sqrt(squares), clip = (double)s->opts.clip;
     float scale = clip > 0 && norm > clip ? (float)(clip / norm) : 1.0f;
-    NBI_TRY(t->be->clear(t->stream, s->peaks, t->count * 2 * (int64_t)sizeof(float)));
+    NBI_TRY(t->be->clear(t->stream, s->running_max, t->count * 2 * (int64_t)sizeof(float)));
     for (int64_t i = 0; i < t->count; i++)
         if (in_group(&t->tensors[i], group))
             NBI_TRY(update(s, i, scale, lr, number));
-    NBI_TRY(read_peaks(s, group));
+    NBI_TRY(read_running_max(s, group));
     return nbi_train_params_requantize(t, group);
 }

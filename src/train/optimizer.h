@@ -20,10 +20,10 @@ struct nbi_optimizer_opts {
 struct nbi_optimizer {
     struct nbi_train_params *t;
     struct nbi_optimizer_opts opts;
-    struct nbi_ptr stats; /* f64 [count, 3] */
-    struct nbi_ptr peaks; /* f32 [count, 2] */
+    struct nbi_ptr stats;       /* f64 [count, 3] */
+    struct nbi_ptr running_max; /* f32 [count, 2] */
     double *host_stats;
-    float *host_peaks;
+    float *host_running_max;
 };
 
 enum nb_status nbi_optimizer_init(struct nbi_optimizer *s, struct nbi_train_params *t,

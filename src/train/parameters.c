@@ -32,8 +32,9 @@ static bool is_nvfp4(const struct nbi_train_params_opts *o, const struct nbi_par
 
 /* The type that floats are used and written in: that of the source, unless they are trained and
  * another was asked for. */
-static enum nbi_dtype raw_type(const struct nbi_store *store, const struct nbi_train_params_opts *o,
-                               const struct nbi_param *p, bool trained)
+static enum nbi_dtype float_type_of(const struct nbi_store *store,
+                                    const struct nbi_train_params_opts *o,
+                                    const struct nbi_param *p, bool trained)
 {
     const struct nbi_entry *e = store ? nbi_store_find(store, p->name) : NULL;
     if (!trained && e && nbi_dtype_is_float(e->dtype))
@@ -47,7 +48,7 @@ static enum nbi_dtype raw_type(const struct nbi_store *store, const struct nbi_t
 }
 
 /* Whether NVFP4 tensors of a source have tensor scales. */
-static bool has_two_levels(const struct nbi_store *store)
+static bool has_tensor_scales(const struct nbi_store *store)
 {
     for (int64_t i = 0; store && i < store->count; i++)
         if (store->entries[i].dtype == NBI_NVFP4 && store->entries[i].two_level)
@@ -61,10 +62,10 @@ static void describe_output(const struct nbi_store *store, const struct nbi_trai
     const struct nbi_param *p = &t->param;
     const struct nbi_entry *e = store ? nbi_store_find(store, p->name) : NULL;
     bool stored = e && e->dtype == NBI_NVFP4;
-    t->four_bits = t->trained ? is_nvfp4(o, p) : stored;
-    t->two_level = t->four_bits && (t->trained ? has_two_levels(store) : e->two_level);
-    t->divisor = t->two_level && stored ? e->divisor : 0;
-    t->raw = nbi_float_dtype_for(o->target, p->ndim, raw_type(store, o, p, t->trained));
+    t->quantized = t->trained ? is_nvfp4(o, p) : stored;
+    t->has_tensor_scale = t->quantized && (t->trained ? has_tensor_scales(store) : e->two_level);
+    t->divisor = t->has_tensor_scale && stored ? e->divisor : 0;
+    t->float_type = nbi_float_dtype_for(o->target, p->ndim, float_type_of(store, o, p, t->trained));
 }
 
 /* What the list of parameters says about one, before anything is allocated. */
@@ -88,7 +89,7 @@ static struct nbi_train_param describe(const struct nbi_config *c, const struct 
 /* Whether the forward pass can use the master itself. */
 static bool uses_master(const struct nbi_train_param *t)
 {
-    return !t->four_bits && t->param.ndim == 2 && t->raw == t->dtype;
+    return !t->quantized && t->param.ndim == 2 && t->float_type == t->dtype;
 }
 
 static bool has_tied_head(const struct nbi_config *c, const struct nbi_store *store,
@@ -190,7 +191,7 @@ static enum nb_status make_moment(struct nbi_train_params *t, struct nbi_moment 
 /* With one layer's gradients at a time, the layers behind the first use its. */
 static enum nb_status make_grad(struct nbi_train_params *t, struct nbi_train_param *x)
 {
-    if (t->opts.fused && x->layer > t->first_layer) {
+    if (t->opts.update_in_backward && x->layer > t->first_layer) {
         struct nbi_train_param *same =
             x - (x->layer - t->first_layer) * nbi_params_per_layer(t->config);
         x->grad = same->grad;
@@ -206,7 +207,7 @@ static enum nb_status make_weight(struct nbi_train_params *t, struct nbi_train_p
     int64_t cols = p->shape[1];
     x->weight = out;
     if (uses_master(x)) {
-        *out = (struct nbi_weight){.dtype = x->raw,
+        *out = (struct nbi_weight){.dtype = x->float_type,
                                    .rows = p->shape[0],
                                    .cols = cols,
                                    .data = x->master,
@@ -214,10 +215,10 @@ static enum nb_status make_weight(struct nbi_train_params *t, struct nbi_train_p
                                    .borrowed = true};
         return NB_OK;
     }
-    enum nbi_dtype dtype = x->four_bits ? NBI_NVFP4 : cols == 0 ? NBI_F32 : x->raw;
+    enum nbi_dtype dtype = x->quantized ? NBI_NVFP4 : cols == 0 ? NBI_F32 : x->float_type;
     NBI_TRY(t->be->weight_alloc(t->be, dtype, p->shape[0], cols, out));
     const struct nbi_entry *e = t->store ? nbi_store_find(t->store, p->name) : NULL;
-    if (x->two_level) /* 0: none yet */
+    if (x->has_tensor_scale) /* 0: none yet */
         out->tensor_scale = e && e->dtype == NBI_NVFP4 ? e->tensor_scale : 0;
     return NB_OK;
 }
@@ -253,9 +254,9 @@ static enum nb_status take(void *ctx, struct nbi_backend *be, const struct nbi_p
     }
     if (!tied)
         return nbi_context(make_tensor(t, x, out), "'%s'", p->name);
-    x->shares = &t->tensors[0];
-    x->master = x->shares->master;
-    x->grad = x->shares->grad;
+    x->tied_to = &t->tensors[0];
+    x->master = x->tied_to->master;
+    x->grad = x->tied_to->grad;
     return make_weight(t, x, out);
 }
 
@@ -275,16 +276,16 @@ static enum nb_status set_grads(struct nbi_train_params *t)
     return NB_OK;
 }
 
-static enum nb_status make_most(struct nbi_train_params *t)
+static enum nb_status make_amax(struct nbi_train_params *t)
 {
-    size_t bytes = (size_t)t->count * sizeof *t->host_most;
-    t->two_level = has_two_levels(t->store) && t->opts.precision == NB_PRECISION_NVFP4;
-    if (!t->two_level)
+    size_t bytes = (size_t)t->count * sizeof *t->host_amax;
+    t->has_tensor_scale = has_tensor_scales(t->store) && t->opts.precision == NB_PRECISION_NVFP4;
+    if (!t->has_tensor_scale)
         return NB_OK;
-    t->host_most = malloc(bytes);
-    if (!t->host_most)
+    t->host_amax = malloc(bytes);
+    if (!t->host_amax)
         return nbi_fail_memory("tensor scales", bytes);
-    return zeros(t, "tensor scales", (int64_t)bytes, &t->most);
+    return zeros(t, "tensor scales", (int64_t)bytes, &t->amax);
 }
 
 enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stream *stream,
@@ -306,7 +307,7 @@ enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stre
     if (rc == NB_OK)
         rc = set_grads(t);
     if (rc == NB_OK)
-        rc = make_most(t);
+        rc = make_amax(t);
     if (rc == NB_OK)
         rc = nbi_train_params_requantize(t, NBI_ALL_LAYERS);
     if (rc != NB_OK)
@@ -320,18 +321,18 @@ void nbi_train_params_release(struct nbi_train_params *t)
     nbi_weights_release(&t->weights);
     for (int64_t i = 0; i < t->count; i++) {
         struct nbi_train_param *x = &t->tensors[i];
-        if (!x->trained || x->shares)
+        if (!x->trained || x->tied_to)
             continue;
         be->free(be, x->master);
-        if (!t->opts.fused || x->layer <= t->first_layer)
+        if (!t->opts.update_in_backward || x->layer <= t->first_layer)
             be->free(be, x->grad);
         be->free(be, x->m.values);
         be->free(be, x->m.scales);
         be->free(be, x->v.values);
         be->free(be, x->v.scales);
     }
-    be->free(be, t->most);
-    free(t->host_most);
+    be->free(be, t->amax);
+    free(t->host_amax);
     free(t->grads.layers);
     free(t->tensors);
     *t = (struct nbi_train_params){0};
@@ -347,27 +348,28 @@ static int64_t moment_bytes(enum nb_moment_type kind, int64_t count)
 static int64_t stored_bytes(const struct nbi_store *store, const struct nbi_train_param *t)
 {
     const struct nbi_entry *e = store ? nbi_store_find(store, t->param.name) : NULL;
-    enum nbi_dtype dtype = t->param.ndim == 1 ? NBI_F32 : e ? e->dtype : t->raw;
+    enum nbi_dtype dtype = t->param.ndim == 1 ? NBI_F32 : e ? e->dtype : t->float_type;
     return (int64_t)nbi_dtype_bytes(dtype, t->count);
 }
 
 static void add_to_plan(struct nbi_train_params_plan *plan, const struct nbi_train_params_opts *o,
-                        const struct nbi_store *store, const struct nbi_train_param *t, bool shares,
+                        const struct nbi_store *store, const struct nbi_train_param *t, bool tied,
                         int64_t first_layer)
 {
     if (!t->trained) {
         plan->weights += stored_bytes(store, t);
         return;
     }
-    if (t->four_bits)
+    if (t->quantized)
         plan->weights += (int64_t)nbi_dtype_bytes(NBI_NVFP4, t->count);
     else if (!uses_master(t))
-        plan->weights += (int64_t)nbi_dtype_bytes(t->param.ndim == 1 ? NBI_F32 : t->raw, t->count);
-    if (shares)
+        plan->weights +=
+            (int64_t)nbi_dtype_bytes(t->param.ndim == 1 ? NBI_F32 : t->float_type, t->count);
+    if (tied)
         return;
     plan->masters += (int64_t)nbi_dtype_bytes(t->dtype, t->count);
     plan->moments += 2 * moment_bytes(t->m.kind, t->count);
-    if (!o->fused || t->layer <= first_layer)
+    if (!o->update_in_backward || t->layer <= first_layer)
         plan->gradients += t->count * (int64_t)sizeof(float);
 }
 
@@ -382,7 +384,7 @@ void nbi_train_params_plan(const struct nbi_config *c, const struct nbi_store *s
     *plan = (struct nbi_train_params_plan){0};
     for (; nbi_train_params_at(c, store, o, i, &t); i++)
         add_to_plan(plan, o, store, &t, tied && i == nbi_param_count(c), first_layer);
-    if (has_two_levels(store) && o->precision == NB_PRECISION_NVFP4)
+    if (has_tensor_scales(store) && o->precision == NB_PRECISION_NVFP4)
         plan->weights += i * (int64_t)sizeof(float);
 }
 
@@ -404,11 +406,11 @@ static int64_t fused_from(const struct nbi_train_params *t, int64_t i)
 }
 
 /* The scale of n tensors: the largest that one of them has, made large enough for all. */
-static void set_scale(struct nbi_train_param *x, const float *most, int64_t n)
+static void set_scale(struct nbi_train_param *x, const float *amaxes, int64_t n)
 {
     float scale = 0, divisor = 0, amax = 0;
     for (int64_t i = 0; i < n; i++) {
-        amax = fmaxf(amax, most[i]);
+        amax = fmaxf(amax, amaxes[i]);
         if (x[i].weight->tensor_scale <= scale)
             continue;
         scale = x[i].weight->tensor_scale;
@@ -436,33 +438,34 @@ static enum nb_status set_scales(struct nbi_train_params *t, int64_t layer)
     const int64_t size = sizeof(float);
     for (int64_t i = 0; i < t->count; i++) {
         const struct nbi_train_param *x = &t->tensors[i];
-        if (is_of(x, layer) && x->two_level)
+        if (is_of(x, layer) && x->has_tensor_scale)
             NBI_TRY(
-                t->be->amax(t->stream, &(struct nbi_op_amax){.out = nbi_ptr_add(t->most, i * size),
+                t->be->amax(t->stream, &(struct nbi_op_amax){.out = nbi_ptr_add(t->amax, i * size),
                                                              .x = x->master,
                                                              .dtype = x->dtype,
                                                              .n = x->count}));
     }
-    NBI_TRY(t->be->download(t->stream, t->host_most, t->most, t->count * size));
+    NBI_TRY(t->be->download(t->stream, t->host_amax, t->amax, t->count * size));
     NBI_TRY(t->be->sync(t->stream));
     for (int64_t i = 0; i < t->count; i++)
-        if (is_of(&t->tensors[i], layer) && t->tensors[i].two_level && fused_from(t, i) > 0)
-            set_scale(&t->tensors[i], t->host_most + i, fused_from(t, i));
+        if (is_of(&t->tensors[i], layer) && t->tensors[i].has_tensor_scale && fused_from(t, i) > 0)
+            set_scale(&t->tensors[i], t->host_amax + i, fused_from(t, i));
     return NB_OK;
 }
 
 enum nb_status nbi_train_params_requantize(struct nbi_train_params *t, int64_t layer)
 {
-    if (t->two_level)
+    if (t->has_tensor_scale)
         NBI_TRY(set_scales(t, layer));
     for (int64_t i = 0; i < t->count; i++) {
         const struct nbi_train_param *x = &t->tensors[i];
         if (!is_of(x, layer) || uses_master(x))
             continue;
-        NBI_TRY(t->be->requantize(t->stream, &(struct nbi_op_requantize){.w = *x->weight,
-                                                                         .master = x->master,
-                                                                         .dtype = x->dtype,
-                                                                         .round_to = x->raw}));
+        NBI_TRY(
+            t->be->requantize(t->stream, &(struct nbi_op_requantize){.w = *x->weight,
+                                                                     .master = x->master,
+                                                                     .dtype = x->dtype,
+                                                                     .round_to = x->float_type}));
     }
     return NB_OK;
 }

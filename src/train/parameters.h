@@ -16,33 +16,33 @@
 
 struct nbi_train_param {
     struct nbi_param param;
-    int64_t index;                  /* in the list of the config's parameters */
-    int64_t count, layer;           /* elements; -1: of no layer */
-    bool trained;                   /* else nothing below is set but what is said to be written */
-    struct nbi_train_param *shares; /* the head of a tied model: its master and gradient are those
+    int64_t index;                   /* in the list of the config's parameters */
+    int64_t count, layer;            /* elements; -1: of no layer */
+    bool trained;                    /* else nothing below is set but what is said to be written */
+    struct nbi_train_param *tied_to; /* the head of a tied model: its master and gradient are those
                                   of the embedding */
     struct nbi_ptr master;
     enum nbi_dtype dtype; /* of the master: f32 or bf16 */
     struct nbi_ptr grad;  /* f32 */
     struct nbi_moment m, v;
     float m_scale, v_scale;    /* nvfp4 moments: of the tensor; 0: fresh */
-    float m_peak, v_peak;      /* largest |m| and sqrt(v) stored */
+    float m_max, v_max;        /* largest |m| and sqrt(v) stored */
     struct nbi_weight *weight; /* of the forward pass */
     /* What is written. */
-    bool four_bits;     /* NVFP4; else floats of type raw */
-    enum nbi_dtype raw; /* of floats */
-    bool two_level;     /* NVFP4 with a tensor scale, which the weight has */
-    float divisor;      /* the reciprocal of that as the source stores it; 0: it does not */
+    bool quantized;            /* NVFP4; else floats of type raw */
+    enum nbi_dtype float_type; /* of floats */
+    bool has_tensor_scale;     /* NVFP4 with a tensor scale, which the weight has */
+    float divisor;             /* the reciprocal of that as the source stores it; 0: it does not */
 };
 
 struct nbi_train_params_opts {
     enum nb_precision precision;
     enum nbi_dtype master; /* of matrices; vectors are f32 */
     enum nb_moment_type moment_type;
-    int64_t last_layers;    /* only so many, and the final norm; 0: everything */
-    bool fused;             /* one layer's gradients at a time */
-    uint64_t seed;          /* without a store: of random values */
-    enum nbi_format target; /* what will be written decides the types of floats */
+    int64_t last_layers;     /* only so many, and the final norm; 0: everything */
+    bool update_in_backward; /* one layer's gradients at a time */
+    uint64_t seed;           /* without a store: of random values */
+    enum nbi_format target;  /* what will be written decides the types of floats */
 };
 
 struct nbi_train_params {
@@ -56,9 +56,9 @@ struct nbi_train_params {
     int64_t count;
     struct nbi_grads grads;
     int64_t first_layer;
-    bool two_level;      /* what is trained in NVFP4 gets tensor scales */
-    struct nbi_ptr most; /* then f32 [count]: largest magnitudes of masters */
-    float *host_most;
+    bool has_tensor_scale; /* what is trained in NVFP4 gets tensor scales */
+    struct nbi_ptr amax;   /* then f32 [count]: largest magnitudes of masters */
+    float *host_amax;
 };
 
 /* Parameter i as it will be, before anything is allocated; false: there are no more. shares is not

@@ -50,22 +50,22 @@ static int pieces_of(const struct nbi_train_param *x, struct piece out[PIECES])
 
 static enum nb_status list_pieces(struct pieces *l, struct nbi_run *r)
 {
-    size_t n = (size_t)r->t.count;
+    size_t n = (size_t)r->params.count;
     *l = (struct pieces){.r = r};
     l->p = malloc(n * PIECES * sizeof *l->p);
     l->scales = calloc(n, sizeof *l->scales);
     if (!l->p || !l->scales)
         return nbi_fail_memory("checkpoint", n * PIECES * sizeof *l->p);
     for (size_t i = 0; i < n; i++) {
-        const struct nbi_train_param *x = &r->t.tensors[i];
+        const struct nbi_train_param *x = &r->params.tensors[i];
         const float scales[SCALES] = {x->m_scale,
                                       x->v_scale,
-                                      x->m_peak,
-                                      x->v_peak,
-                                      x->two_level ? x->weight->tensor_scale : 1,
+                                      x->m_max,
+                                      x->v_max,
+                                      x->has_tensor_scale ? x->weight->tensor_scale : 1,
                                       x->divisor};
         memcpy(l->scales[i], scales, sizeof scales);
-        if (x->trained && !x->shares)
+        if (x->trained && !x->tied_to)
             l->count += (size_t)pieces_of(x, l->p + l->count);
     }
     return NB_OK;
@@ -98,9 +98,9 @@ static void add_data_settings(const struct nbi_run *r, json_t *j, bool *ok)
                                        r->replay_data ? nbi_dataset_stats(r->replay_data) : &none;
     nbi_json_set(j, "data", json_integer(data->sum), ok);
     nbi_json_set(j, "replay_data", json_integer(replay->sum), ok);
-    nbi_json_set(j, "eval_data", json_integer(r->sums.eval), ok);
-    nbi_json_set(j, "model", json_integer(r->sums.model), ok);
-    nbi_json_set(j, "frozen", json_integer(r->sums.frozen), ok);
+    nbi_json_set(j, "eval_data", json_integer(r->fingerprint.eval), ok);
+    nbi_json_set(j, "model", json_integer(r->fingerprint.model), ok);
+    nbi_json_set(j, "frozen", json_integer(r->fingerprint.frozen), ok);
     nbi_json_set(j, "by_epochs", json_boolean(r->data && r->opts->epochs > 0), ok);
 }
 
@@ -215,28 +215,28 @@ static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const ch
                                    bool good)
 {
     const struct nbi_run_state *s = &r->state;
-    const struct nbi_ckpt_value values[] = {nbi_ckpt_whole("updates", s->updates),
-                                            nbi_ckpt_whole("skipped", s->skipped),
-                                            nbi_ckpt_whole("tokens", s->tokens),
+    const struct nbi_ckpt_value values[] = {nbi_ckpt_int("updates", s->updates),
+                                            nbi_ckpt_int("skipped", s->skipped),
+                                            nbi_ckpt_int("tokens", s->tokens),
                                             nbi_ckpt_real("seconds", s->seconds),
                                             nbi_ckpt_real("best_loss", s->best_loss),
-                                            nbi_ckpt_whole("epoch", s->cursor.epoch),
-                                            nbi_ckpt_whole("next", s->cursor.next),
-                                            nbi_ckpt_whole("token", s->cursor.token),
-                                            nbi_ckpt_whole("replay_epoch", s->replay.epoch),
-                                            nbi_ckpt_whole("replay_next", s->replay.next),
-                                            nbi_ckpt_whole("replay_token", s->replay.token),
-                                            nbi_ckpt_real("base_mark", r->base.mark),
-                                            nbi_ckpt_whole("evaluated", s->evaluated),
-                                            nbi_ckpt_whole("good", s->good),
-                                            nbi_ckpt_whole("stopped", s->stopped)};
+                                            nbi_ckpt_int("epoch", s->loader.epoch),
+                                            nbi_ckpt_int("next", s->loader.next),
+                                            nbi_ckpt_int("token", s->loader.token),
+                                            nbi_ckpt_int("replay_epoch", s->replay_loader.epoch),
+                                            nbi_ckpt_int("replay_next", s->replay_loader.next),
+                                            nbi_ckpt_int("replay_token", s->replay_loader.token),
+                                            nbi_ckpt_real("base_mark", r->kl_anchor.mean_top_logp),
+                                            nbi_ckpt_int("evaluated", s->evaluated),
+                                            nbi_ckpt_int("good", s->accepted),
+                                            nbi_ckpt_int("stopped", s->stopped)};
     struct nbi_ckpt_blob *blobs = calloc(l->count + 1, sizeof *blobs);
     if (!blobs)
         return nbi_fail_memory("checkpoint", (l->count + 1) * sizeof *blobs);
     for (size_t i = 0; i < l->count; i++)
         blobs[i] = (struct nbi_ckpt_blob){.name = l->p[i].name, .bytes = (uint64_t)l->p[i].bytes};
     blobs[l->count] =
-        (struct nbi_ckpt_blob){"scales", (uint64_t)r->t.count * sizeof *l->scales, l->scales};
+        (struct nbi_ckpt_blob){"scales", (uint64_t)r->params.count * sizeof *l->scales, l->scales};
     const struct nbi_ckpt_content content = {.step = (uint64_t)s->step,
                                              .settings = settings,
                                              .values = values,
@@ -305,7 +305,7 @@ static enum nb_status check_base(const struct nbi_checkpoint *c, const struct nb
 {
     double mark;
     NBI_TRY(nbi_checkpoint_real(c, "base_mark", &mark));
-    if (!(fabs(mark - r->base.mark) <= 1e-4 * (fabs(mark) + 1)))
+    if (!(fabs(mark - r->kl_anchor.mean_top_logp) <= 1e-4 * (fabs(mark) + 1)))
         return nbi_fail(NB_EINVAL, "--kl-base: the model is not the one that the run began with");
     return NB_OK;
 }
@@ -314,20 +314,20 @@ static enum nb_status read_values(const struct nbi_checkpoint *c, struct nbi_run
 {
     int64_t stopped;
     s->step = (int64_t)nbi_checkpoint_step(c);
-    NBI_TRY(nbi_checkpoint_whole(c, "updates", &s->updates));
-    NBI_TRY(nbi_checkpoint_whole(c, "skipped", &s->skipped));
-    NBI_TRY(nbi_checkpoint_whole(c, "tokens", &s->tokens));
+    NBI_TRY(nbi_checkpoint_int(c, "updates", &s->updates));
+    NBI_TRY(nbi_checkpoint_int(c, "skipped", &s->skipped));
+    NBI_TRY(nbi_checkpoint_int(c, "tokens", &s->tokens));
     NBI_TRY(nbi_checkpoint_real(c, "seconds", &s->seconds));
     NBI_TRY(nbi_checkpoint_real(c, "best_loss", &s->best_loss));
-    NBI_TRY(nbi_checkpoint_whole(c, "epoch", &s->cursor.epoch));
-    NBI_TRY(nbi_checkpoint_whole(c, "next", &s->cursor.next));
-    NBI_TRY(nbi_checkpoint_whole(c, "token", &s->cursor.token));
-    NBI_TRY(nbi_checkpoint_whole(c, "evaluated", &s->evaluated));
-    NBI_TRY(nbi_checkpoint_whole(c, "good", &s->good));
-    NBI_TRY(nbi_checkpoint_whole(c, "stopped", &stopped));
-    NBI_TRY(nbi_checkpoint_whole(c, "replay_epoch", &s->replay.epoch));
-    NBI_TRY(nbi_checkpoint_whole(c, "replay_next", &s->replay.next));
-    NBI_TRY(nbi_checkpoint_whole(c, "replay_token", &s->replay.token));
+    NBI_TRY(nbi_checkpoint_int(c, "epoch", &s->loader.epoch));
+    NBI_TRY(nbi_checkpoint_int(c, "next", &s->loader.next));
+    NBI_TRY(nbi_checkpoint_int(c, "token", &s->loader.token));
+    NBI_TRY(nbi_checkpoint_int(c, "evaluated", &s->evaluated));
+    NBI_TRY(nbi_checkpoint_int(c, "good", &s->accepted));
+    NBI_TRY(nbi_checkpoint_int(c, "stopped", &stopped));
+    NBI_TRY(nbi_checkpoint_int(c, "replay_epoch", &s->replay_loader.epoch));
+    NBI_TRY(nbi_checkpoint_int(c, "replay_next", &s->replay_loader.next));
+    NBI_TRY(nbi_checkpoint_int(c, "replay_token", &s->replay_loader.token));
     s->stopped = stopped != 0;
     if (s->updates < 0)
         return nbi_fail(NB_EFORMAT, "its numbers make no sense");
@@ -337,23 +337,24 @@ static enum nb_status read_values(const struct nbi_checkpoint *c, struct nbi_run
 static enum nb_status read_pieces(struct nbi_run *r, struct pieces *l,
                                   const struct nbi_checkpoint *c)
 {
-    NBI_TRY(nbi_checkpoint_read(c, "scales", l->scales, (uint64_t)r->t.count * sizeof *l->scales));
+    NBI_TRY(
+        nbi_checkpoint_read(c, "scales", l->scales, (uint64_t)r->params.count * sizeof *l->scales));
     for (size_t i = 0; i < l->count; i++) {
         struct target to = {r, l->p[i].at};
         NBI_TRY(nbi_checkpoint_stream(c, l->p[i].name, (uint64_t)l->p[i].bytes, put, &to));
     }
-    for (int64_t i = 0; i < r->t.count; i++) {
-        struct nbi_train_param *x = &r->t.tensors[i];
+    for (int64_t i = 0; i < r->params.count; i++) {
+        struct nbi_train_param *x = &r->params.tensors[i];
         x->m_scale = l->scales[i][0];
         x->v_scale = l->scales[i][1];
-        x->m_peak = l->scales[i][2];
-        x->v_peak = l->scales[i][3];
-        if (x->trained && x->two_level)
+        x->m_max = l->scales[i][2];
+        x->v_max = l->scales[i][3];
+        if (x->trained && x->has_tensor_scale)
             x->weight->tensor_scale = l->scales[i][4];
-        if (x->trained && x->two_level)
+        if (x->trained && x->has_tensor_scale)
             x->divisor = l->scales[i][5];
     }
-    return nbi_train_params_requantize(&r->t, NBI_ALL_LAYERS);
+    return nbi_train_params_requantize(&r->params, NBI_ALL_LAYERS);
 }
 
 static enum nb_status check_settings(const struct nbi_run *r, const struct nbi_checkpoint *c)
@@ -398,19 +399,19 @@ static enum nb_status load(struct nbi_run *r, const struct nbi_checkpoint *c)
     NBI_TRY(read_values(c, &r->state));
     NBI_TRY(check_length(r, c));
     NBI_TRY(check_base(c, r));
-    NBI_TRY(check_cursor(&r->state.cursor, r->data));
-    NBI_TRY(check_cursor(&r->state.replay, r->replay_data));
+    NBI_TRY(check_cursor(&r->state.loader, r->data));
+    NBI_TRY(check_cursor(&r->state.replay_loader, r->replay_data));
     if (r->data)
-        r->batcher.cursor = r->state.cursor;
+        r->loader.state = r->state.loader;
     if (r->replay_data)
-        r->replay.cursor = r->state.replay;
+        r->replay_loader.state = r->state.replay_loader;
     return load_pieces(r, c);
 }
 
 enum nb_status nbi_run_load_accepted(struct nbi_run *r)
 {
     struct nbi_checkpoint *c = NULL;
-    NBI_TRY(nbi_checkpoint_accepted(&c, r->opts->checkpoint_dir, (uint64_t)r->state.good));
+    NBI_TRY(nbi_checkpoint_accepted(&c, r->opts->checkpoint_dir, (uint64_t)r->state.accepted));
     enum nb_status rc = check_settings(r, c);
     if (rc == NB_OK)
         rc = load_pieces(r, c);

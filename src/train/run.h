@@ -21,9 +21,9 @@ struct nbi_run_state {
     double seconds;
     double best_loss;  /* of evaluations; infinite before the first */
     int64_t evaluated; /* step of the last evaluation */
-    int64_t good;      /* of the last that was within stop_if_ppl_rises; -1: none */
+    int64_t accepted;  /* of the last that was within stop_if_ppl_rises; -1: none */
     bool stopped;      /* by stop_if_ppl_rises */
-    struct nbi_loader_state cursor, replay;
+    struct nbi_loader_state loader, replay_loader;
 };
 
 /* Held-out data. Text is measured as `nibble eval ppl` does: the tokens of a file in windows of
@@ -62,38 +62,38 @@ struct nbi_fingerprint {
 
 struct nbi_run {
     const struct nb_train_opts *opts;
-    struct nbi_model files;
+    struct nbi_model model;
     struct nbi_config config;
     struct nb_tokenizer *tokenizer; /* NULL: random tokens */
     struct nb_chat *chat;
     struct nbi_dataset *data, *replay_data;
     struct nbi_eval_set eval;
-    struct nbi_loader batcher, replay; /* replay: only with replay_data */
-    struct nbi_kl_anchor base;         /* only with kl_base */
-    struct nbi_microbatch *micro;      /* [grad_accum] */
+    struct nbi_loader loader, replay_loader; /* replay: only with replay_data */
+    struct nbi_kl_anchor kl_anchor;          /* only with kl_base */
+    struct nbi_microbatch *microbatches;     /* [grad_accum] */
     struct nbi_backend *be;
     struct nbi_stream *stream;
-    struct nbi_train_params t;
+    struct nbi_train_params params;
     struct nbi_acts acts;
-    struct nbi_train_pass feed;
-    struct nbi_optimizer stepper;
-    struct nbi_lr_schedule_opts schedule;
-    struct nbi_trainlog *log;
+    struct nbi_train_pass train_pass;
+    struct nbi_optimizer optimizer;
+    struct nbi_lr_schedule_opts lr_schedule;
+    struct nbi_train_log *log;
     struct nbi_ckpt_lock *lock; /* of the checkpoints; NULL: there are none */
-    struct nbi_test_prompts prompts;
+    struct nbi_test_prompts test_prompts;
     struct nbi_history history; /* of this process */
     struct nbi_phase phases[NBI_PHASES];
     int phase_count;
     int64_t eval_logged; /* step of the last evaluation in the log that this run continues */
     struct nbi_run_state state;
-    struct nbi_fingerprint sums; /* only with checkpoints */
-    int64_t steps;               /* of the whole run, epochs included */
-    int64_t begun;               /* the step that this process began with */
-    int64_t saved;               /* the step of the last checkpoint that was read or written */
-    bool updating;               /* weights are between two steps: nothing to save */
-    bool save_failed;            /* a checkpoint could not be written, and it was said */
-    bool log_failed;             /* the log ended early */
-    bool exported;               /* the result is in place */
+    struct nbi_fingerprint fingerprint; /* only with checkpoints */
+    int64_t steps;                      /* of the whole run, epochs included */
+    int64_t first_step;                 /* the step that this process began with */
+    int64_t saved_step; /* the step of the last checkpoint that was read or written */
+    bool updating;      /* weights are between two steps: nothing to save */
+    bool save_failed;   /* a checkpoint could not be written, and it was said */
+    bool log_failed;    /* the log ended early */
+    bool exported;      /* the result is in place */
 };
 
 /* Says what went wrong without ending the run: the last error, and this. */

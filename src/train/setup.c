@@ -27,7 +27,7 @@ static struct nbi_train_params_opts trainable_opts(const struct nb_train_opts *o
                                           .master = o->bf16_master ? NBI_BF16 : NBI_F32,
                                           .moment_type = o->moment_type,
                                           .last_layers = o->train_last_layers,
-                                          .fused = o->fused_step,
+                                          .update_in_backward = o->fused_step,
                                           .seed = o->seed,
                                           .target = nbi_run_format(o)};
 }
@@ -98,9 +98,9 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
 /* Whether out is the model that is read, or a file of it. */
 static bool is_input(const struct nbi_run *r, const char *out)
 {
-    const struct nbi_store *store = r->files.store;
+    const struct nbi_store *store = r->model.store;
     bool same =
-        nbi_path_same(out, r->opts->model) || (r->files.dir && nbi_path_same(out, r->files.dir));
+        nbi_path_same(out, r->opts->model) || (r->model.dir && nbi_path_same(out, r->model.dir));
     for (int i = 0; store && i < store->file_count && !same; i++)
         same = nbi_path_same(out, nbi_source_path(store->files[i]));
     return same;
@@ -145,11 +145,11 @@ static enum nb_status read_model(struct nbi_run *r)
         return nbi_config_preset(&r->config, o->synthetic);
     const char *dir = o->model_dir ? o->model_dir : o->model;
     if (o->from_scratch && nbi_path_is_dir(dir))
-        NBI_TRY(nbi_model_open_config(&r->files, dir));
+        NBI_TRY(nbi_model_open_config(&r->model, dir));
     else
-        NBI_TRY(nbi_model_open(&r->files, o->model, o->model_dir));
-    NBI_TRY(nbi_model_need_config(&r->files));
-    r->config = r->files.config;
+        NBI_TRY(nbi_model_open(&r->model, o->model, o->model_dir));
+    NBI_TRY(nbi_model_need_config(&r->model));
+    r->config = r->model.config;
     return NB_OK;
 }
 
@@ -195,8 +195,8 @@ static void warn_of_cuts(const struct nbi_dataset *d, int64_t seq_len, const cha
 
 static struct nbi_mix mix_of(struct nbi_run *r)
 {
-    return (struct nbi_mix){.main = &r->batcher,
-                            .other = r->replay_data ? &r->replay : NULL,
+    return (struct nbi_mix){.main = &r->loader,
+                            .other = r->replay_data ? &r->replay_loader : NULL,
                             .share = r->opts->replay_share};
 }
 
@@ -217,23 +217,23 @@ static enum nb_status count_steps(struct nbi_run *r, int64_t *steps)
 static enum nb_status open_replay(struct nbi_run *r)
 {
     const char *const files[] = {r->opts->replay, NULL};
-    struct nbi_loader_opts opts = r->batcher.opts;
+    struct nbi_loader_opts opts = r->loader.opts;
     NBI_TRY(open_set(r, files, &r->replay_data));
     warn_of_cuts(r->replay_data, r->opts->seq_len, "--replay");
     opts.data = r->replay_data;
     opts.seed += 0x9E3779B97F4A7C15;
     opts.epochs = 0;
-    return nbi_loader_init(&r->replay, &opts);
+    return nbi_loader_init(&r->replay_loader, &opts);
 }
 
 static enum nb_status open_batches(struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
-    r->micro = calloc((size_t)o->grad_accum, sizeof *r->micro);
-    if (!r->micro)
-        return nbi_fail_memory("batches", (size_t)o->grad_accum * sizeof *r->micro);
+    r->microbatches = calloc((size_t)o->grad_accum, sizeof *r->microbatches);
+    if (!r->microbatches)
+        return nbi_fail_memory("batches", (size_t)o->grad_accum * sizeof *r->microbatches);
     for (int64_t i = 0; i < o->grad_accum; i++)
-        NBI_TRY(nbi_microbatch_init(&r->micro[i], o->batch_size, o->seq_len));
+        NBI_TRY(nbi_microbatch_init(&r->microbatches[i], o->batch_size, o->seq_len));
     r->steps = o->steps;
     if (random_tokens(o))
         return NB_OK;
@@ -244,11 +244,11 @@ static enum nb_status open_batches(struct nbi_run *r)
                                          .seed = o->seed,
                                          .shuffle = !o->sequential,
                                          .pack = true,
-                                         .whole = o->kl_base > 0,
+                                         .keep_documents = o->kl_base > 0,
                                          .epochs = o->epochs,
                                          .padding =
                                              r->config.pad >= 0 ? (int32_t)r->config.pad : 0};
-    NBI_TRY(nbi_loader_init(&r->batcher, &opts));
+    NBI_TRY(nbi_loader_init(&r->loader, &opts));
     if (o->replay)
         NBI_TRY(open_replay(r));
     return o->epochs > 0 ? count_steps(r, &r->steps) : NB_OK;
@@ -282,11 +282,11 @@ static enum nb_status open_memory(struct nbi_run *r)
     const struct nbi_acts_opts room = acts_opts(o, c);
     NBI_TRY(nbi_acts_init_training(&r->acts, r->be, c, &room));
     NBI_TRY(r->be->clear(r->stream, r->acts.block, r->acts.bytes)); /* now, not in the first step */
-    NBI_TRY(nbi_train_pass_init(&r->feed, &r->acts));
-    r->feed.V = c->vocab_size;
-    struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->files.store;
-    NBI_TRY(nbi_train_params_init(&r->t, r->stream, r->be, c, store, &opts));
-    return nbi_optimizer_init(&r->stepper, &r->t, &step);
+    NBI_TRY(nbi_train_pass_init(&r->train_pass, &r->acts));
+    r->train_pass.V = c->vocab_size;
+    struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->model.store;
+    NBI_TRY(nbi_train_params_init(&r->params, r->stream, r->be, c, store, &opts));
+    return nbi_optimizer_init(&r->optimizer, &r->params, &step);
 }
 
 static void tell(const struct nbi_run *r, const char *what)
@@ -300,7 +300,7 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     bool stops = o->stop_if_ppl_rises > 0; /* then the model as it is read is measured, too */
     *r = (struct nbi_run){
         .opts = o,
-        .state = {.best_loss = INFINITY, .evaluated = stops ? -1 : 0, .good = -1},
+        .state = {.best_loss = INFINITY, .evaluated = stops ? -1 : 0, .accepted = -1},
     };
     NBI_TRY(nb_train_check(o));
     NBI_TRY(open_model(r));
@@ -310,13 +310,13 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     tell(r, "reading the data");
     NBI_TRY(open_batches(r));
     NBI_TRY(open_checkpoints(r));
-    r->schedule = (struct nbi_lr_schedule_opts){.kind = o->schedule,
-                                                .lr = o->lr,
-                                                .final_frac = o->final_lr_frac,
-                                                .warmup = o->warmup,
-                                                .steps = r->steps};
+    r->lr_schedule = (struct nbi_lr_schedule_opts){.kind = o->schedule,
+                                                   .lr = o->lr,
+                                                   .final_frac = o->final_lr_frac,
+                                                   .warmup = o->warmup,
+                                                   .steps = r->steps};
     if (o->test_prompts)
-        NBI_TRY(nbi_test_prompts_open(&r->prompts, o->test_prompts));
+        NBI_TRY(nbi_test_prompts_open(&r->test_prompts, o->test_prompts));
     NBI_TRY(open_backend(r));
     tell(r, "loading the model");
     nbi_run_phase(r, "start");
@@ -330,53 +330,53 @@ enum nb_status nbi_run_kl_anchor(struct nbi_run *r)
     const struct nb_train_opts *o = r->opts;
     bool replay = r->replay_data != NULL;
     const struct nbi_kl_anchor_opts opts = {.data = replay ? r->replay_data : r->data,
-                                            .before =
+                                            .first_example =
                                                 replay ? nbi_dataset_stats(r->data)->samples : 0,
-                                            .memory_max = NBI_KL_ANCHOR_MEMORY,
-                                            .beside = o->checkpoint_dir ? o->checkpoint_dir
-                                                      : o->out          ? o->out
-                                                                        : "base"};
+                                            .memory_limit = NBI_KL_ANCHOR_MEMORY,
+                                            .spill_next_to = o->checkpoint_dir ? o->checkpoint_dir
+                                                             : o->out          ? o->out
+                                                                               : "base"};
     struct nbi_weights masters; /* not rounded to what the forward pass sees */
     const struct nbi_kl_anchor_pass pass = {.weights = &masters,
                                             .acts = &r->acts,
                                             .stream = r->stream,
-                                            .feed = &r->feed,
-                                            .batch = &r->micro[0]};
+                                            .pass = &r->train_pass,
+                                            .batch = &r->microbatches[0]};
     if (!(o->kl_base > 0))
         return NB_OK;
-    NBI_TRY(nbi_train_params_masters(&r->t, &masters));
-    enum nb_status rc = nbi_kl_anchor_init(&r->base, &opts, &pass);
+    NBI_TRY(nbi_train_params_masters(&r->params, &masters));
+    enum nb_status rc = nbi_kl_anchor_init(&r->kl_anchor, &opts, &pass);
     free(masters.layers);
     return rc;
 }
 
 void nbi_run_close(struct nbi_run *r)
 {
-    nbi_trainlog_close(r->log);
+    nbi_train_log_close(r->log);
     nbi_checkpoint_unlock(r->lock);
     nbi_history_release(&r->history);
-    nbi_test_prompts_close(&r->prompts);
-    nbi_kl_anchor_release(&r->base);
-    nbi_optimizer_release(&r->stepper);
-    if (r->t.be)
-        nbi_train_params_release(&r->t);
-    nbi_train_pass_release(&r->feed);
+    nbi_test_prompts_close(&r->test_prompts);
+    nbi_kl_anchor_release(&r->kl_anchor);
+    nbi_optimizer_release(&r->optimizer);
+    if (r->params.be)
+        nbi_train_params_release(&r->params);
+    nbi_train_pass_release(&r->train_pass);
     nbi_acts_release(&r->acts);
     if (r->stream)
         r->be->stream_free(r->stream);
     if (r->be)
         r->be->close(r->be);
-    for (int64_t i = 0; r->micro && i < r->opts->grad_accum; i++)
-        nbi_microbatch_release(&r->micro[i]);
-    free(r->micro);
-    nbi_loader_release(&r->batcher);
-    nbi_loader_release(&r->replay);
+    for (int64_t i = 0; r->microbatches && i < r->opts->grad_accum; i++)
+        nbi_microbatch_release(&r->microbatches[i]);
+    free(r->microbatches);
+    nbi_loader_release(&r->loader);
+    nbi_loader_release(&r->replay_loader);
     nbi_dataset_close(r->replay_data);
     nbi_dataset_close(r->data);
     nbi_eval_close(&r->eval);
     nb_chat_close(r->chat);
     nb_tokenizer_close(r->tokenizer);
-    nbi_model_close(&r->files);
+    nbi_model_close(&r->model);
     *r = (struct nbi_run){0};
 }
 
@@ -404,7 +404,7 @@ enum nb_status nbi_run_next(struct nbi_run *r, bool *more)
     int64_t n = r->opts->grad_accum;
     *more = true;
     for (int64_t i = 0; i < n; i++) {
-        struct nbi_microbatch *b = &r->micro[i];
+        struct nbi_microbatch *b = &r->microbatches[i];
         if (!r->data) {
             random_batch(r, b, r->state.step * n + i);
             continue;
@@ -415,8 +415,8 @@ enum nb_status nbi_run_next(struct nbi_run *r, bool *more)
         if (i == 0)
             *more = some;
     }
-    r->state.cursor = r->batcher.cursor;
-    r->state.replay = r->replay.cursor;
+    r->state.loader = r->loader.state;
+    r->state.replay_loader = r->replay_loader.state;
     return NB_OK;
 }
 
@@ -450,7 +450,7 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
     const struct nbi_train_params_opts opts = trainable_opts(o);
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
     const struct nbi_acts_opts room = acts_opts(o, c);
-    struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->files.store;
+    struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->model.store;
     struct nbi_train_params_plan t;
     nbi_train_params_plan(c, store, &opts, &t);
     *plan = (struct nb_train_plan){.masters = t.masters,

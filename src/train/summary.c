@@ -21,7 +21,7 @@ static void check_log(struct nbi_run *r, enum nb_status rc)
     if (rc == NB_OK)
         return;
     nbi_run_warn(r, "training goes on without a log");
-    nbi_trainlog_close(r->log);
+    nbi_train_log_close(r->log);
     r->log = NULL;
     r->log_failed = true;
 }
@@ -31,7 +31,7 @@ enum nb_status nbi_run_note_step(struct nbi_run *r, const struct nbi_log_step *l
     NBI_TRY(nbi_history_add_step(&r->history, line));
     const struct nbi_log_extra extra[] = {{"skipped", (double)r->state.skipped}, {"kl", kl}};
     if (r->log)
-        check_log(r, nbi_trainlog_step(r->log, line, extra, r->opts->kl_base > 0 ? 2 : 1));
+        check_log(r, nbi_train_log_step(r->log, line, extra, r->opts->kl_base > 0 ? 2 : 1));
     return NB_OK;
 }
 
@@ -39,7 +39,7 @@ enum nb_status nbi_run_note_eval(struct nbi_run *r, const struct nbi_log_eval *l
 {
     NBI_TRY(nbi_history_add_eval(&r->history, line));
     if (r->log)
-        check_log(r, nbi_trainlog_eval(r->log, line));
+        check_log(r, nbi_train_log_eval(r->log, line));
     return NB_OK;
 }
 
@@ -163,7 +163,7 @@ static char *report_path(const char *out, bool directory)
 /* What earlier processes did is known from a log alone. */
 static bool note_gap(const struct nbi_run *r, const struct nbi_history *h, char *note, size_t size)
 {
-    int64_t first = h->step_count > 0 ? h->steps[0].step : r->begun + 1;
+    int64_t first = h->step_count > 0 ? h->steps[0].step : r->first_step + 1;
     snprintf(note, size,
              "The run was resumed, and steps before %lld are not shown: only a log (--log) keeps "
              "those of earlier processes.",
@@ -177,11 +177,11 @@ static enum nb_status write_report(struct nbi_run *r, const char *path)
     struct nbi_history h = {0};
     char note[256];
     const char *const notes[] = {note};
-    struct nbi_report_sample *samples = calloc((size_t)r->prompts.count + 1, sizeof *samples);
+    struct nbi_report_sample *samples = calloc((size_t)r->test_prompts.count + 1, sizeof *samples);
     if (!samples)
         return nbi_fail_memory("report", sizeof *samples);
-    for (int64_t i = 0; i < r->prompts.count; i++) {
-        const struct nb_train_answer a = nbi_test_prompts_at(&r->prompts, i);
+    for (int64_t i = 0; i < r->test_prompts.count; i++) {
+        const struct nb_train_answer a = nbi_test_prompts_at(&r->test_prompts, i);
         samples[i] = (struct nbi_report_sample){a.prompt, a.before, a.after};
     }
     list_task(&s, r);
@@ -199,7 +199,7 @@ static enum nb_status write_report(struct nbi_run *r, const char *path)
                                       .settings = s.pairs,
                                       .setting_count = s.count,
                                       .samples = samples,
-                                      .sample_count = (size_t)r->prompts.count,
+                                      .sample_count = (size_t)r->test_prompts.count,
                                       .notes = notes,
                                       .note_count = note_gap(r, all, note, sizeof note)};
     if (rc == NB_OK)
@@ -222,7 +222,7 @@ static bool is_used(const struct nbi_run *r, const char *path)
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         for (const char *const *p = lists[i]; p && *p && !used; p++)
             used = nbi_path_same(path, *p);
-    return used || (r->files.dir && nbi_path_in(path, r->files.dir) &&
+    return used || (r->model.dir && nbi_path_in(path, r->model.dir) &&
                     nbi_is_model_file(nbi_path_base(path)));
 }
 

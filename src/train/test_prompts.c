@@ -79,8 +79,8 @@ enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *
         .context = most < CONTEXT ? most : CONTEXT, .kv = NBI_F32, .exact = true};
     const struct nbi_engine_parts parts = {.be = r->be,
                                            .config = &r->config,
-                                           .weights = &r->t.weights,
-                                           .dir = r->files.dir,
+                                           .weights = &r->params.weights,
+                                           .dir = r->model.dir,
                                            .tokenizer = r->tokenizer,
                                            .chat = r->chat,
                                            .threads = 1};

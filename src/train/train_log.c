@@ -99,7 +99,7 @@ static enum nb_status each_line(const char *path, line_fn fn, void *ctx, size_t 
 
 /* ---- writing ---- */
 
-struct nbi_trainlog {
+struct nbi_train_log {
     int fd;
     char *path;
     struct nbi_str line;
@@ -159,13 +159,13 @@ static enum nb_status cut_log(int fd, const char *path, int64_t resumed)
     return NB_OK;
 }
 
-enum nb_status nbi_trainlog_open(struct nbi_trainlog **out, const char *path, int64_t resumed)
+enum nb_status nbi_train_log_open(struct nbi_train_log **out, const char *path, int64_t resumed)
 {
     *out = NULL;
     int fd = nbi_sys_open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK, 0666);
     if (fd < 0)
         return nbi_fail(NB_EIO, "cannot write '%s': %s", path, strerror(errno));
-    struct nbi_trainlog *log = calloc(1, sizeof *log);
+    struct nbi_train_log *log = calloc(1, sizeof *log);
     char *copy = strdup(path);
     enum nb_status rc =
         log && copy ? cut_log(fd, path, resumed) : nbi_fail_memory("training log", sizeof *log);
@@ -175,12 +175,12 @@ enum nb_status nbi_trainlog_open(struct nbi_trainlog **out, const char *path, in
         close(fd);
         return rc;
     }
-    *log = (struct nbi_trainlog){.fd = fd, .path = copy};
+    *log = (struct nbi_train_log){.fd = fd, .path = copy};
     *out = log;
     return NB_OK;
 }
 
-void nbi_trainlog_close(struct nbi_trainlog *log)
+void nbi_train_log_close(struct nbi_train_log *log)
 {
     if (!log)
         return;
@@ -191,7 +191,7 @@ void nbi_trainlog_close(struct nbi_trainlog *log)
 }
 
 /* Ends the line and writes it. */
-static enum nb_status write_line(struct nbi_trainlog *log)
+static enum nb_status write_line(struct nbi_train_log *log)
 {
     nbi_str_puts(&log->line, "}\n");
     enum nb_status rc = nbi_str_status(&log->line);
@@ -210,8 +210,8 @@ static enum nb_status write_line(struct nbi_trainlog *log)
     return rc;
 }
 
-enum nb_status nbi_trainlog_step(struct nbi_trainlog *log, const struct nbi_log_step *s,
-                                 const struct nbi_log_extra *extra, size_t extra_count)
+enum nb_status nbi_train_log_step(struct nbi_train_log *log, const struct nbi_log_step *s,
+                                  const struct nbi_log_extra *extra, size_t extra_count)
 {
     struct nbi_str *line = &log->line;
     nbi_str_printf(line, "{\"step\":%lld", (long long)s->step);
@@ -227,7 +227,7 @@ enum nb_status nbi_trainlog_step(struct nbi_trainlog *log, const struct nbi_log_
     return write_line(log);
 }
 
-enum nb_status nbi_trainlog_eval(struct nbi_trainlog *log, const struct nbi_log_eval *e)
+enum nb_status nbi_train_log_eval(struct nbi_train_log *log, const struct nbi_log_eval *e)
 {
     struct nbi_str *line = &log->line;
     nbi_str_printf(line, "{\"step\":%lld,\"eval\":{\"tokens\":%lld", (long long)e->step,

@@ -34,18 +34,18 @@ struct nbi_log_eval {
 
 /* ---- writing ---- */
 
-struct nbi_trainlog;
+struct nbi_train_log;
 
 /* resumed < 0: a new run, an old log is emptied. Otherwise the file goes on: lines from the first
  * of a step past `resumed` on are cut off, and so is a last line without its end. A file that has
  * one line of anything else, or that another run is writing, is refused and left alone. */
-enum nb_status nbi_trainlog_open(struct nbi_trainlog **out, const char *path, int64_t resumed);
-void nbi_trainlog_close(struct nbi_trainlog *log); /* NULL is fine */
+enum nb_status nbi_train_log_open(struct nbi_train_log **out, const char *path, int64_t resumed);
+void nbi_train_log_close(struct nbi_train_log *log); /* NULL is fine */
 
 /* extra: further numbers of the caller's, behind the others. */
-enum nb_status nbi_trainlog_step(struct nbi_trainlog *log, const struct nbi_log_step *s,
-                                 const struct nbi_log_extra *extra, size_t extra_count);
-enum nb_status nbi_trainlog_eval(struct nbi_trainlog *log, const struct nbi_log_eval *e);
+enum nb_status nbi_train_log_step(struct nbi_train_log *log, const struct nbi_log_step *s,
+                                  const struct nbi_log_extra *extra, size_t extra_count);
+enum nb_status nbi_train_log_eval(struct nbi_train_log *log, const struct nbi_log_eval *e);
 
 /* ---- reading ---- */
 

@@ -20,7 +20,7 @@ static enum nb_status update_group(void *ctx, int64_t group)
 {
     struct update *u = ctx;
     u->r->updating = true;
-    return nbi_optimizer_step(&u->r->stepper, group, u->lr, (uint32_t)u->r->state.updates + 1,
+    return nbi_optimizer_step(&u->r->optimizer, group, u->lr, (uint32_t)u->r->state.updates + 1,
                               &u->result);
 }
 
@@ -28,13 +28,13 @@ static enum nb_status update_group(void *ctx, int64_t group)
 static enum nb_status set_loss(struct nbi_run *r, const struct nbi_microbatch *batch,
                                struct update *u)
 {
-    struct nbi_labels *l = &r->feed.labels;
+    struct nbi_labels *l = &r->train_pass.labels;
     int64_t count;
     l->kind = r->opts->loss;
     if (!(r->opts->kl_base > 0))
         return NB_OK;
     l->kl_scale = l->scale * (float)r->opts->kl_base;
-    NBI_TRY(nbi_kl_anchor_set(&r->base, batch, l, &count));
+    NBI_TRY(nbi_kl_anchor_set(&r->kl_anchor, batch, l, &count));
     u->anchored += count;
     return NB_OK;
 }
@@ -43,16 +43,17 @@ static enum nb_status set_loss(struct nbi_run *r, const struct nbi_microbatch *b
 static enum nb_status back(struct nbi_run *r, const struct nbi_microbatch *batch, float scale,
                            struct update *u)
 {
-    const struct nbi_weights *w = &r->t.weights;
+    const struct nbi_weights *w = &r->params.weights;
     const struct nbi_backward_hook hook = {update_group, u};
-    NBI_TRY(nbi_train_pass_set(&r->feed, batch));
-    r->feed.labels.scale = scale;
+    NBI_TRY(nbi_train_pass_set(&r->train_pass, batch));
+    r->train_pass.labels.scale = scale;
     NBI_TRY(set_loss(r, batch, u));
-    NBI_TRY(nbi_execute(w, &r->acts, r->stream, &r->feed.pass));
-    NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->feed.pass, &r->feed.labels, &r->t.grads));
-    u->loss += r->feed.labels.loss;
-    u->kl += r->feed.labels.kl;
-    return nbi_backward(w, &r->acts, r->stream, &r->feed.pass, &r->t.grads,
+    NBI_TRY(nbi_execute(w, &r->acts, r->stream, &r->train_pass.pass));
+    NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->train_pass.pass, &r->train_pass.labels,
+                     &r->params.grads));
+    u->loss += r->train_pass.labels.loss;
+    u->kl += r->train_pass.labels.kl;
+    return nbi_backward(w, &r->acts, r->stream, &r->train_pass.pass, &r->params.grads,
                         r->opts->fused_step ? &hook : NULL);
 }
 
@@ -62,7 +63,7 @@ static enum nb_status update_all(struct update *u)
     struct nbi_run *r = u->r;
     if (!r->opts->fused_step && !r->opts->clip_by_layer)
         return update_group(u, NBI_ALL_LAYERS);
-    for (int64_t i = r->config.layers - 1; i >= r->t.first_layer && !r->opts->fused_step; i--)
+    for (int64_t i = r->config.layers - 1; i >= r->params.first_layer && !r->opts->fused_step; i--)
         NBI_TRY(update_group(u, i));
     return update_group(u, -1);
 }
@@ -70,15 +71,15 @@ static enum nb_status update_all(struct update *u)
 static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
 {
     struct nbi_run_state *st = &r->state;
-    struct update u = {.r = r, .lr = (float)nbi_learning_rate(&r->schedule, st->step)};
+    struct update u = {.r = r, .lr = (float)nbi_learning_rate(&r->lr_schedule, st->step)};
     int64_t labels = 0;
     double start = nbi_now();
     for (int64_t i = 0; i < r->opts->grad_accum; i++)
-        labels += r->micro[i].trained;
+        labels += r->microbatches[i].trained;
     nbi_run_phase(r, "zero_grad_done"); /* by the step before, or when they were made */
     for (int64_t i = 0; i < r->opts->grad_accum; i++)
-        if (r->micro[i].trained > 0)
-            NBI_TRY(back(r, &r->micro[i], 1.0f / (float)labels, &u));
+        if (r->microbatches[i].trained > 0)
+            NBI_TRY(back(r, &r->microbatches[i], 1.0f / (float)labels, &u));
     nbi_run_phase(r, "backward_done");
     if (labels > 0)
         NBI_TRY(update_all(&u));
@@ -92,7 +93,7 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
     r->updating = false;
     int64_t tokens = 0;
     for (int64_t i = 0; i < r->opts->grad_accum; i++)
-        tokens += r->micro[i].tokens;
+        tokens += r->microbatches[i].tokens;
     double seconds = nbi_now() - start;
     st->tokens += tokens;
     st->seconds += seconds;
@@ -120,11 +121,11 @@ static enum nb_status evaluate(struct nbi_run *r, struct nb_train_eval *e)
     int64_t count;
     if (!nbi_eval_any(&r->eval))
         return NB_OK;
-    NBI_TRY(nbi_run_evaluate(r, &r->t.weights, &loss, &count));
+    NBI_TRY(nbi_run_evaluate(r, &r->params.weights, &loss, &count));
     *e = (struct nb_train_eval){.step = r->state.step, .tokens = count};
     e->loss = e->master_loss = loss / (double)count;
     if (r->opts->precision != NB_PRECISION_F32) {
-        NBI_TRY(nbi_train_params_masters(&r->t, &masters));
+        NBI_TRY(nbi_train_params_masters(&r->params, &masters));
         enum nb_status rc = nbi_run_evaluate(r, &masters, &master, &count);
         free(masters.layers);
         NBI_TRY(rc);
@@ -195,7 +196,7 @@ static enum nb_status save(struct nbi_run *r)
     if (!r->opts->checkpoint_dir)
         return NB_OK;
     NBI_TRY(nbi_run_save(r));
-    r->saved = r->state.step;
+    r->saved_step = r->state.step;
     return NB_OK;
 }
 
@@ -230,7 +231,7 @@ static enum nb_status evaluate_and_judge(struct nbi_run *r, struct nb_train_resu
     s->stopped = out->stopped;
     if (s->stopped)
         return NB_OK;
-    s->good = s->step;
+    s->accepted = s->step;
     return r->opts->checkpoint_dir ? nbi_run_save_accepted(r) : NB_OK;
 }
 
@@ -247,7 +248,8 @@ static enum nb_status give_up(struct nbi_run *r, enum nb_status rc)
 {
     struct outcome failed = {0};
     keep(&failed, rc);
-    if (r->opts->checkpoint_dir && !r->updating && r->state.step > r->saved && save(r) == NB_OK)
+    if (r->opts->checkpoint_dir && !r->updating && r->state.step > r->saved_step &&
+        save(r) == NB_OK)
         nbi_log(NB_LOG_INFO, "saved a checkpoint of step %lld", (long long)r->state.step);
     return outcome_of(&failed);
 }
@@ -294,10 +296,10 @@ static enum nb_status choose(struct nbi_run *r, struct nb_train_result *out)
     out->result_step = r->state.step;
     if (!out->stopped || !r->opts->checkpoint_dir)
         return NB_OK;
-    if (r->saved < r->state.step)
+    if (r->saved_step < r->state.step)
         save_on_the_way(r);
-    r->saved = r->state.step; /* what is there from now on is of another step */
-    out->result_step = r->state.good;
+    r->saved_step = r->state.step; /* what is there from now on is of another step */
+    out->result_step = r->state.accepted;
     return nbi_run_load_accepted(r);
 }
 
@@ -321,7 +323,7 @@ static enum nb_status train(struct nbi_run *r, struct nb_train_result *out)
 static enum nb_status continue_log(struct nbi_run *r)
 {
     struct nbi_history h;
-    NBI_TRY(nbi_trainlog_open(&r->log, r->opts->log, r->state.step));
+    NBI_TRY(nbi_train_log_open(&r->log, r->opts->log, r->state.step));
     NBI_TRY(nbi_history_read(&h, r->opts->log));
     r->eval_logged = h.eval_count > 0 ? h.evals[h.eval_count - 1].step : -1;
     nbi_history_release(&h);
@@ -335,13 +337,13 @@ static enum nb_status begin(struct nbi_run *r)
     NBI_TRY(nbi_run_kl_anchor(r));
     if (o->checkpoint_dir)
         NBI_TRY(nbi_run_fingerprint(r));
-    NBI_TRY(nbi_test_prompts_run(&r->prompts, r, r->prompts.before));
+    NBI_TRY(nbi_test_prompts_run(&r->test_prompts, r, r->test_prompts.before));
     if (o->resume)
         NBI_TRY(nbi_run_resume(r));
-    r->begun = r->saved = r->state.step;
+    r->first_step = r->saved_step = r->state.step;
     if (!o->log)
         return NB_OK;
-    return o->resume ? continue_log(r) : nbi_trainlog_open(&r->log, o->log, -1);
+    return o->resume ? continue_log(r) : nbi_train_log_open(&r->log, o->log, -1);
 }
 
 /* ---- the end ---- */
@@ -359,7 +361,7 @@ static void keep_or_pause(struct outcome *all, struct nb_train_result *out, enum
 
 static enum nb_status last_save(struct nbi_run *r)
 {
-    enum nb_status rc = r->saved < r->state.step ? save(r) : NB_OK;
+    enum nb_status rc = r->saved_step < r->state.step ? save(r) : NB_OK;
     if (rc == NB_OK || !r->opts->out)
         return rc;
     nbi_run_warn(r, "the result has been written");
@@ -368,8 +370,8 @@ static enum nb_status last_save(struct nbi_run *r)
 
 static void show_answers(const struct nbi_run *r)
 {
-    for (int64_t i = 0; i < r->prompts.count && r->opts->answered; i++) {
-        const struct nb_train_answer a = nbi_test_prompts_at(&r->prompts, i);
+    for (int64_t i = 0; i < r->test_prompts.count && r->opts->answered; i++) {
+        const struct nb_train_answer a = nbi_test_prompts_at(&r->test_prompts, i);
         if (a.before && a.after)
             r->opts->answered(r->opts->ctx, &a);
     }
@@ -390,9 +392,9 @@ static enum nb_status finish(struct nbi_run *r, struct nb_train_result *out)
     keep_or_pause(&all, out, last_save(r));
     if (r->opts->out)
         keep(&all, nbi_run_report(r));
-    if (out->interrupted || r->prompts.count == 0)
+    if (out->interrupted || r->test_prompts.count == 0)
         return outcome_of(&all);
-    keep_or_pause(&all, out, nbi_test_prompts_run(&r->prompts, r, r->prompts.after));
+    keep_or_pause(&all, out, nbi_test_prompts_run(&r->test_prompts, r, r->test_prompts.after));
     if (r->opts->out)
         keep(&all, nbi_run_report(r));
     if (!out->interrupted)

@@ -38,7 +38,7 @@ static void try_bytes(const uint8_t *data, size_t size)
     }
     if (total >= size || strlen(nbi_checkpoint_settings(c)) == 0)
         abort();
-    if (nbi_checkpoint_whole(c, "cursor", &whole) != NB_OK && nb_last_error()[0] == 0)
+    if (nbi_checkpoint_int(c, "cursor", &whole) != NB_OK && nb_last_error()[0] == 0)
         abort();
     nbi_checkpoint_close(c);
 }

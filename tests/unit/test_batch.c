@@ -200,7 +200,7 @@ static double run_epoch(struct nbi_dataset *d, int64_t B, int64_t T, bool pack, 
         take_batch(&c, &batch, pack);
     }
     check_epoch(&c);
-    assert_true(b.cursor.epoch == 1 && b.cursor.next == 0 && b.cursor.token == 0);
+    assert_true(b.state.epoch == 1 && b.state.next == 0 && b.state.token == 0);
     assert_ok(nbi_loader_next(&b, &batch, &more)); /* the end stays the end */
     assert_true(!more && batch.tokens == 0 && batch.samples == 0);
     double full = (double)c.tokens / (double)(c.rows * T);
@@ -266,7 +266,7 @@ static void test_batch__document_goes_on(void **state)
             assert_int_equal(batch.targets[t], next ? byte_id((uint8_t)next) : 256);
             assert_int_equal(batch.positions[t], t % 8);
         }
-        assert_int_equal(b.cursor.token, n == 0 ? 16 : n == 1 ? 32 : 0);
+        assert_int_equal(b.state.token, n == 0 ? 16 : n == 1 ? 32 : 0);
     }
     assert_ok(nbi_loader_next(&b, &batch, &more));
     assert_false(more);
@@ -290,14 +290,14 @@ static void test_batch__documents_whole(void **state)
         struct nbi_microbatch batch;
         bool more = true;
         struct nbi_loader_opts opts = options(d, 1);
-        opts.whole = whole;
+        opts.keep_documents = whole;
         assert_ok(nbi_loader_init(&b, &opts));
         assert_ok(nbi_microbatch_init(&batch, 1, 40));
         for (int64_t n = 0; n < 3; n++) {
             assert_ok(nbi_loader_next(&b, &batch, &more));
             assert_true(more);
             assert_int_equal(batch.tokens, tokens[whole][n]);
-            assert_int_equal(batch.owners[batch.tokens - 1], last[whole][n]);
+            assert_int_equal(batch.example_of[batch.tokens - 1], last[whole][n]);
         }
         nbi_microbatch_release(&batch);
         nbi_loader_release(&b);
@@ -468,7 +468,7 @@ static void test_batch__epochs(void **state)
     bool more;
     assert_ok(nbi_loader_init(&b, &forever));
     assert_ok(nbi_microbatch_init(&batch, 2, 100));
-    while (b.cursor.epoch < 50) { /* and all rows of them in use: the next epoch fills them */
+    while (b.state.epoch < 50) { /* and all rows of them in use: the next epoch fills them */
         assert_ok(nbi_loader_next(&b, &batch, &more));
         assert_true(more && batch.samples > 1);
     }
@@ -491,19 +491,19 @@ static void check_borders(struct nbi_dataset *d, int64_t B, int64_t T, int64_t e
     assert_ok(nbi_loader_init(&lengths, &opts));
     assert_ok(nbi_microbatch_init(&batch, B, T));
     while (more) {
-        int64_t epoch = b.cursor.epoch;
+        int64_t epoch = b.state.epoch;
         assert_ok(nbi_loader_next(&b, &batch, &more));
         assert_int_equal(more, !nbi_loader_is_done(&lengths));
         assert_ok(nbi_loader_skip(&lengths, B, T));
-        assert_memory_equal(&b.cursor, &lengths.cursor, sizeof b.cursor);
+        assert_memory_equal(&b.state, &lengths.state, sizeof b.state);
         take_batch(&c, &batch, true);
-        if (b.cursor.epoch == epoch)
+        if (b.state.epoch == epoch)
             continue;
-        assert_true(b.cursor.epoch == epoch + 1 && b.cursor.next == 0 && b.cursor.token == 0);
+        assert_true(b.state.epoch == epoch + 1 && b.state.next == 0 && b.state.token == 0);
         check_epoch(&c);
         c.begun = 0;
     }
-    assert_int_equal(b.cursor.epoch, epochs);
+    assert_int_equal(b.state.epoch, epochs);
     nbi_microbatch_release(&batch);
     nbi_loader_release(&b);
     nbi_loader_release(&lengths);
@@ -554,16 +554,16 @@ static void test_batch__resume(void **state)
     assert_ok(nbi_loader_init(&straight, &opts));
     for (int i = 0; i < BATCHES + MORE; i++) {
         if (i <= BATCHES)
-            cursor[i] = straight.cursor;
-        inside |= straight.cursor.token > 0;
+            cursor[i] = straight.state;
+        inside |= straight.state.token > 0;
         assert_ok(nbi_microbatch_init(&batch[i], 3, 70));
         assert_ok(nbi_loader_next(&straight, &batch[i], &more));
     }
-    assert_true(inside && straight.cursor.epoch > 0); /* it was worth stopping there */
+    assert_true(inside && straight.state.epoch > 0); /* it was worth stopping there */
     assert_ok(nbi_microbatch_init(&again, 3, 70));
     for (int i = 0; i <= BATCHES; i++) {
         assert_ok(nbi_loader_init(&resumed, &opts));
-        resumed.cursor = cursor[i];
+        resumed.state = cursor[i];
         for (int k = i; k < i + MORE; k++) {
             assert_ok(nbi_loader_next(&resumed, &again, &more));
             assert_same_batch(&again, &batch[k]);

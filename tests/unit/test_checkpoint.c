@@ -50,7 +50,7 @@ static enum nb_status get_pattern(void *ctx, size_t index, uint64_t offset, void
 
 static enum nb_status save(const char *dir, int keep, uint64_t step, size_t bytes)
 {
-    const struct nbi_ckpt_value values[] = {nbi_ckpt_whole("cursor", -(int64_t)step),
+    const struct nbi_ckpt_value values[] = {nbi_ckpt_int("cursor", -(int64_t)step),
                                             nbi_ckpt_real("loss", 0.5 + (double)step)};
     const struct nbi_ckpt_blob blobs[] = {
         {"w", bytes, NULL}, {"empty", 0, NULL}, {"text", 5, "hello"}, {"m", bytes / 2 + 1, NULL}};
@@ -99,11 +99,11 @@ static void test_checkpoint__round_trip(void **state)
     assert_ok(nbi_checkpoint_latest(&c, test_path("new")));
     assert_int_equal(nbi_checkpoint_step(c), 120);
     assert_string_equal(nbi_checkpoint_settings(c), "{\"lr\": 0.1}");
-    assert_ok(nbi_checkpoint_whole(c, "cursor", &cursor));
+    assert_ok(nbi_checkpoint_int(c, "cursor", &cursor));
     assert_int_equal(cursor, -120);
     assert_ok(nbi_checkpoint_real(c, "loss", &loss));
     assert_true(loss == 120.5);
-    assert_fails(nbi_checkpoint_whole(c, "loss", &cursor), NB_EFORMAT, "no whole number 'loss'");
+    assert_fails(nbi_checkpoint_int(c, "loss", &cursor), NB_EFORMAT, "no whole number 'loss'");
     assert_fails(nbi_checkpoint_real(c, "x", &loss), NB_EFORMAT, "no real number 'x'");
     assert_int_equal(nbi_checkpoint_blob_count(c), 4);
     assert_ok(nbi_checkpoint_read(c, "text", text, 5));
@@ -130,7 +130,7 @@ static void test_checkpoint__file_of_another_writer(void **state)
     assert_ok(nbi_checkpoint_verify(c));
     assert_int_equal(nbi_checkpoint_step(c), 7);
     assert_string_equal(nbi_checkpoint_settings(c), "{\"seed\": 1}");
-    assert_ok(nbi_checkpoint_whole(c, "cursor", &v));
+    assert_ok(nbi_checkpoint_int(c, "cursor", &v));
     assert_int_equal(v, -2);
     assert_ok(nbi_checkpoint_real(c, "nan", &real));
     assert_true(isnan(real));

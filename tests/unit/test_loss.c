@@ -105,7 +105,7 @@ static void next_batch(struct rig *r, uint64_t seed)
     struct nbi_loader b;
     bool more;
     const struct nbi_loader_opts opts = {
-        .data = r->data, .seed = seed, .shuffle = true, .pack = true, .whole = true};
+        .data = r->data, .seed = seed, .shuffle = true, .pack = true, .keep_documents = true};
     assert_ok(nbi_loader_init(&b, &opts));
     assert_ok(nbi_loader_next(&b, &r->batch, &more));
     nbi_loader_release(&b);
@@ -269,9 +269,9 @@ static void test_loss__scalar_through_layers(void **state)
 static void reference_open(struct rig *r, struct nbi_kl_anchor *b, int64_t memory, int64_t before)
 {
     const struct nbi_kl_anchor_opts opts = {.data = r->data,
-                                            .before = before,
-                                            .memory_max = memory,
-                                            .beside = test_path(before ? "ckpt/" : "ckpt")};
+                                            .first_example = before,
+                                            .memory_limit = memory,
+                                            .spill_next_to = test_path(before ? "ckpt/" : "ckpt")};
     const struct nbi_kl_anchor_pass pass = {&r->t.weights, &r->acts, r->s, &r->feed, &r->batch};
     assert_ok(nbi_kl_anchor_init(b, &opts, &pass));
     assert_int_equal(b->fd >= 0, memory == 0);
@@ -287,7 +287,7 @@ static void check_reference(struct rig *r, const struct nbi_kl_anchor *b)
     forward(r);
     for (int64_t i = 0; i < l->count; i++) {
         struct nbi_pass pass = r->feed.pass;
-        int64_t sample = r->batch.owners[l->rows[i]] - b->opts.before;
+        int64_t sample = r->batch.example_of[l->rows[i]] - b->opts.first_example;
         bool cut =
             nbi_dataset_is_document(r->data, sample) && nbi_dataset_tokens(r->data, sample) > T + 1;
         assert_int_equal(l->ref_ids[i * l->ref_k] < 0, cut);
@@ -329,14 +329,14 @@ static void test_loss__reference_is_the_softmax(void **state)
         for (uint64_t seed = 0; seed < 12; seed++) {
             next_batch(&r, seed);
             for (int i = 0; i < B * T; i++)
-                r.batch.owners[i] += r.batch.owners[i] >= 0 ? before : 0;
+                r.batch.example_of[i] += r.batch.example_of[i] >= 0 ? before : 0;
             check_reference(&r, &b);
             loss(&r, false);
             assert_true(fabs(r.feed.labels.kl) < 1e-6 * (double)r.feed.labels.count);
         }
         for (int i = 0; i < B * T && on_disk;
              i++) /* examples of the other data set have no reference */
-            r.batch.owners[i] = r.batch.owners[i] < 0 ? -1 : i % 5;
+            r.batch.example_of[i] = r.batch.example_of[i] < 0 ? -1 : i % 5;
         int64_t count;
         assert_ok(nbi_kl_anchor_set(&b, &r.batch, &r.feed.labels, &count));
         assert_true(on_disk ? count == 0 : count > 0);
@@ -354,24 +354,25 @@ static void test_loss__reference_has_a_fingerprint(void **state)
     rig_open(&r);
     reference_open(&r, &a, INT64_MAX, 0);
     reference_open(&r, &b, 0, 0);
-    assert_true(a.mark == b.mark && a.mark < 0);
+    assert_true(a.mean_top_logp == b.mean_top_logp && a.mean_top_logp < 0);
     nbi_kl_anchor_release(&b);
     float x = 7;
     upload(&r, r.t.tensors[5].master, &x, 1);
     assert_ok(nbi_train_params_requantize(&r.t, NBI_ALL_LAYERS));
     reference_open(&r, &b, INT64_MAX, 0);
-    assert_true(fabs(a.mark - b.mark) > 1e-4);
+    assert_true(fabs(a.mean_top_logp - b.mean_top_logp) > 1e-4);
     nbi_kl_anchor_release(&a);
     nbi_kl_anchor_release(&b);
     x = NAN;
     upload(&r, r.t.tensors[0].master, &x, 1);
     upload(&r, r.t.tensors[5].master, &x, 1);
     assert_ok(nbi_train_params_requantize(&r.t, NBI_ALL_LAYERS));
-    const struct nbi_kl_anchor_opts opts = {.data = r.data, .memory_max = 1 << 30};
+    const struct nbi_kl_anchor_opts opts = {.data = r.data, .memory_limit = 1 << 30};
     const struct nbi_kl_anchor_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
     assert_fails(nbi_kl_anchor_init(&a, &opts, &pass), NB_EVALUE, "not finite");
     nbi_kl_anchor_release(&a);
-    const struct nbi_kl_anchor_opts nowhere = {.data = r.data, .beside = test_path("no/where")};
+    const struct nbi_kl_anchor_opts nowhere = {.data = r.data,
+                                               .spill_next_to = test_path("no/where")};
     assert_fails(nbi_kl_anchor_init(&a, &nowhere, &pass), NB_EIO, "base probabilities");
     nbi_kl_anchor_release(&a);
     rig_close(&r);
@@ -389,7 +390,7 @@ static void test_loss__reference_needs_whole_examples(void **state)
         .files = files, .tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
     nbi_dataset_close(r.data);
     assert_ok(nbi_dataset_open(&r.data, &set));
-    const struct nbi_kl_anchor_opts opts = {.data = r.data, .memory_max = 1 << 30};
+    const struct nbi_kl_anchor_opts opts = {.data = r.data, .memory_limit = 1 << 30};
     const struct nbi_kl_anchor_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
     assert_fails(nbi_kl_anchor_init(&b, &opts, &pass), NB_EINVAL, "a label within 24");
     nbi_kl_anchor_release(&b);

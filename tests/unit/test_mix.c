@@ -80,11 +80,11 @@ static int64_t check_rows(const struct two *t, const struct nbi_microbatch *b, i
         assert_int_equal(has(b, row, 'a'), !other);
         assert_int_equal(has(b, row, 'b'), other);
         for (int64_t i = row * T; i < (row + 1) * T; i++) {
-            tokens += b->owners[i] >= 0;
+            tokens += b->example_of[i] >= 0;
             trained += b->targets[i] >= 0;
-            if (b->owners[i] >= 0)
-                assert_true(other ? b->owners[i] >= main && b->owners[i] < all
-                                  : b->owners[i] < main);
+            if (b->example_of[i] >= 0)
+                assert_true(other ? b->example_of[i] >= main && b->example_of[i] < all
+                                  : b->example_of[i] < main);
         }
     }
     assert_int_equal(b->tokens, tokens);
@@ -130,10 +130,10 @@ static void test_mix__owners(void **state)
     for (int64_t n = 0; n < 20; n++) {
         assert_ok(nbi_mix_next(&t.mix, n, &b, &more));
         for (int64_t i = 0; i < b.B * T; i++) {
-            if (b.owners[i] < 0)
+            if (b.example_of[i] < 0)
                 continue;
-            bool other = b.owners[i] >= 37;
-            assert_ok(nbi_dataset_get(other ? t.b : t.a, b.owners[i] - (other ? 37 : 0), &s));
+            bool other = b.example_of[i] >= 37;
+            assert_ok(nbi_dataset_get(other ? t.b : t.a, b.example_of[i] - (other ? 37 : 0), &s));
             assert_int_equal(b.ids[i], s.ids.p[b.positions[i]]);
         }
     }
@@ -155,8 +155,8 @@ static void test_mix__resumes(void **state)
     for (int64_t n = 0; n < 9; n++)
         assert_ok(nbi_mix_next(&t.mix, n, &b[0], &more));
     two_open(&again, 0.4, 3);
-    again.main.cursor = t.main.cursor;
-    again.other.cursor = t.other.cursor;
+    again.main.state = t.main.state;
+    again.other.state = t.other.state;
     for (int64_t n = 9; more; n++) {
         bool still;
         assert_ok(nbi_mix_next(&t.mix, n, &b[0], &more));
@@ -167,17 +167,17 @@ static void test_mix__resumes(void **state)
             break;
         assert_memory_equal(b[0].ids, b[1].ids, 3 * T * sizeof *b[0].ids);
         assert_memory_equal(b[0].targets, b[1].targets, 3 * T * sizeof *b[0].targets);
-        assert_memory_equal(b[0].owners, b[1].owners, 3 * T * sizeof *b[0].owners);
+        assert_memory_equal(b[0].example_of, b[1].example_of, 3 * T * sizeof *b[0].example_of);
     }
     assert_true(b[0].tokens == 0 && b[0].trained == 0 && b[0].samples == 0);
-    assert_int_equal(t.main.cursor.epoch, 3); /* the epochs are those of the main set */
+    assert_int_equal(t.main.state.epoch, 3); /* the epochs are those of the main set */
     nbi_microbatch_release(&b[0]);
     nbi_microbatch_release(&b[1]);
     two_close(&t);
     two_close(&again);
 }
 
-/* Without another set it is the batcher alone. */
+/* Without another set it is the loader alone. */
 static void test_mix__alone(void **state)
 {
     struct two t, plain;

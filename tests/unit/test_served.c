@@ -44,21 +44,21 @@ static void trainer_logits(const struct nb_train_opts *o, int32_t *ids, float **
     assert_int_equal(r.state.step, o->steps);
     assert_ok(nbi_run_next(&r, &more));
     assert_true(more);
-    assert_ok(nbi_train_pass_set(&r.feed, &r.micro[0]));
-    assert_ok(nbi_execute(&r.t.weights, &r.acts, r.stream, &r.feed.pass));
-    struct nbi_pass pass = r.feed.pass;
+    assert_ok(nbi_train_pass_set(&r.train_pass, &r.microbatches[0]));
+    assert_ok(nbi_execute(&r.params.weights, &r.acts, r.stream, &r.train_pass.pass));
+    struct nbi_pass pass = r.train_pass.pass;
     int64_t n = ROWS * LENGTH, V = r.config.vocab_size;
     for (int32_t i = 0; i < n; i++)
         rows[i] = i;
     pass.M = n;
     pass.rows = rows;
     assert_int_equal(r.acts.M, n);
-    assert_ok(nbi_execute_head(&r.t.weights, &r.acts, r.stream, &pass));
+    assert_ok(nbi_execute_head(&r.params.weights, &r.acts, r.stream, &pass));
     *logits = malloc((size_t)(n * V) * sizeof **logits);
     assert_non_null(*logits);
     assert_ok(r.be->download(r.stream, *logits, r.acts.logits, n * V * (int64_t)sizeof **logits));
     assert_ok(r.be->sync(r.stream));
-    memcpy(ids, r.micro[0].ids, sizeof rows);
+    memcpy(ids, r.microbatches[0].ids, sizeof rows);
     nbi_run_close(&r);
 }
 

@@ -18,39 +18,39 @@ static struct nbi_log_step step_at(int64_t step)
                                  .resident_bytes = 1ull << 33};
 }
 
-static void log_steps(struct nbi_trainlog *log, int64_t first, int64_t last)
+static void log_steps(struct nbi_train_log *log, int64_t first, int64_t last)
 {
     for (int64_t i = first; i <= last; i++) {
         const struct nbi_log_step s = step_at(i);
-        assert_ok(nbi_trainlog_step(log, &s, NULL, 0));
+        assert_ok(nbi_train_log_step(log, &s, NULL, 0));
         if (i % 2 == 0)
-            assert_ok(nbi_trainlog_eval(log, &(struct nbi_log_eval){i, 2.5, 12.25, 64}));
+            assert_ok(nbi_train_log_eval(log, &(struct nbi_log_eval){i, 2.5, 12.25, 64}));
     }
 }
 
 static void run(const char *name, int64_t resumed, int64_t last)
 {
-    struct nbi_trainlog *log;
-    assert_ok(nbi_trainlog_open(&log, test_path(name), resumed));
+    struct nbi_train_log *log;
+    assert_ok(nbi_train_log_open(&log, test_path(name), resumed));
     log_steps(log, resumed < 0 ? 1 : resumed + 1, last);
-    nbi_trainlog_close(log);
+    nbi_train_log_close(log);
 }
 
 static void test_trainlog__lines_are_json(void **state)
 {
     (void)state;
-    struct nbi_trainlog *log;
+    struct nbi_train_log *log;
     const struct nbi_log_step s = {.step = 7, .loss = INFINITY, .lr = 0.1, .grad_norm = -0.5};
     const struct nbi_log_extra extra[] = {{"kl", 1.0 / 3}, {"a\"b", NAN}};
-    assert_ok(nbi_trainlog_open(&log, test_path("l"), -1));
-    assert_ok(nbi_trainlog_step(log, &s, extra, 2));
-    assert_ok(nbi_trainlog_eval(log, &(struct nbi_log_eval){7, 0.5, 1.5, 9}));
+    assert_ok(nbi_train_log_open(&log, test_path("l"), -1));
+    assert_ok(nbi_train_log_step(log, &s, extra, 2));
+    assert_ok(nbi_train_log_eval(log, &(struct nbi_log_eval){7, 0.5, 1.5, 9}));
     assert_content("l", /* before it is closed: each line is there at once */
                    "{\"step\":7,\"loss\":null,\"lr\":0.1,\"grad_norm\":-0.5,\"tokens\":0,"
                    "\"tokens_per_s\":0,\"seconds\":0,\"resident_bytes\":0,"
                    "\"kl\":0.3333333333333333,\"a\\\"b\":null}\n"
                    "{\"step\":7,\"eval\":{\"tokens\":9,\"loss\":0.5,\"ppl\":1.5}}\n");
-    nbi_trainlog_close(log);
+    nbi_train_log_close(log);
 }
 
 static void assert_same(const char *a, const char *b)
@@ -129,15 +129,15 @@ static void test_trainlog__other_files_are_refused_and_kept(void **state)
         "hello\n",          "{\"step\":1}\n[1]\n",       "{\"loss\":1}\n",
         "{\"step\":-1}\n",  "{\"step\":1,\"eval\":3}\n", "\n",
         "{\"step\":1e99}\n"};
-    struct nbi_trainlog *log;
+    struct nbi_train_log *log;
     struct nbi_history h;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         put("l", texts[i]);
-        assert_fails(nbi_trainlog_open(&log, test_path("l"), 5), NB_EFORMAT, "training log");
+        assert_fails(nbi_train_log_open(&log, test_path("l"), 5), NB_EFORMAT, "training log");
         assert_fails(nbi_history_read(&h, test_path("l")), NB_EFORMAT, ", line ");
         assert_content("l", texts[i]);
     }
-    assert_fails(nbi_trainlog_open(&log, test_path("no/l"), -1), NB_EIO, "cannot write");
+    assert_fails(nbi_train_log_open(&log, test_path("no/l"), -1), NB_EIO, "cannot write");
     assert_fails(nbi_history_read(&h, test_path("none")), NB_ENOTFOUND, "cannot open");
 }
 
@@ -159,24 +159,24 @@ static void test_trainlog__nothing_else_is_cut(void **state)
                                         STEP STEP "{\"step\":1,\"reward\":0.5}\n",
                                         "{\"step\":12,\"reward\":0.5}\n",
                                         STEP "[1]\n"};
-    struct nbi_trainlog *log;
+    struct nbi_train_log *log;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (int64_t resumed = -1; resumed < 20; resumed += 5) {
             bool begins = i == 1 || i == 2; /* killed while it wrote the first line */
             put("l", texts[i]);
             if (begins) {
-                assert_ok(nbi_trainlog_open(&log, test_path("l"), resumed));
-                nbi_trainlog_close(log);
+                assert_ok(nbi_train_log_open(&log, test_path("l"), resumed));
+                nbi_train_log_close(log);
                 assert_content("l", "");
                 continue;
             }
-            assert_fails(nbi_trainlog_open(&log, test_path("l"), resumed), NB_EFORMAT,
+            assert_fails(nbi_train_log_open(&log, test_path("l"), resumed), NB_EFORMAT,
                          "training log");
             assert_content("l", texts[i]);
         }
     put("l", STEP "#");
-    assert_ok(nbi_trainlog_open(&log, test_path("l"), 9));
-    nbi_trainlog_close(log);
+    assert_ok(nbi_train_log_open(&log, test_path("l"), 9));
+    nbi_train_log_close(log);
     assert_content("l", STEP);
 }
 
@@ -184,15 +184,15 @@ static void test_trainlog__nothing_else_is_cut(void **state)
 static void test_trainlog__is_locked(void **state)
 {
     (void)state;
-    struct nbi_trainlog *log, *other;
+    struct nbi_train_log *log, *other;
     run("l", -1, 3);
-    assert_ok(nbi_trainlog_open(&log, test_path("l"), 3));
-    assert_fails(nbi_trainlog_open(&other, test_path("l"), -1), NB_EIO, "another run is writing");
+    assert_ok(nbi_train_log_open(&log, test_path("l"), 3));
+    assert_fails(nbi_train_log_open(&other, test_path("l"), -1), NB_EIO, "another run is writing");
     run("straight", -1, 3);
     assert_same("l", "straight");
-    nbi_trainlog_close(log);
-    assert_ok(nbi_trainlog_open(&other, test_path("l"), -1));
-    nbi_trainlog_close(other);
+    nbi_train_log_close(log);
+    assert_ok(nbi_train_log_open(&other, test_path("l"), -1));
+    nbi_train_log_close(other);
     assert_content("l", "");
 }
 
