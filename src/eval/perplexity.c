@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/parallel.h"
+#include "data/windows.h"
 #include "infer/session.h"
 
 #define DEFAULT_CONTEXT 2048
@@ -77,15 +78,15 @@ static enum nb_status score(struct eval *e, int64_t from, int64_t n)
     return NB_OK;
 }
 
-/* Runs the window [begin, end) and scores its tokens from `scored` on. */
-static enum nb_status window(struct eval *e, int64_t begin, int64_t scored, int64_t end)
+/* Runs a window and scores the tokens that it predicts. */
+static enum nb_status score_window(struct eval *e, const struct nbi_window *w)
 {
-    int64_t at = scored - 1; /* first token whose logits are needed */
+    int64_t at = w->predicted - 1; /* first token whose logits are needed */
     nb_session_truncate(e->session, 0);
-    if (at > begin)
-        NBI_TRY(nbi_session_append(e->session, e->ids + begin, at - begin, NULL, 0));
-    for (int64_t n; at < end - 1; at += n) {
-        n = end - 1 - at < e->chunk ? end - 1 - at : e->chunk;
+    if (at > w->begin)
+        NBI_TRY(nbi_session_append(e->session, e->ids + w->begin, at - w->begin, NULL, 0));
+    for (int64_t n; at < w->end - 1; at += n) {
+        n = w->end - 1 - at < e->chunk ? w->end - 1 - at : e->chunk;
         NBI_TRY(score(e, at, n));
         if (e->opts->progress)
             e->opts->progress(e->opts->progress_ctx, (uint64_t)(at + n), (uint64_t)(e->count - 1));
@@ -94,19 +95,13 @@ static enum nb_status window(struct eval *e, int64_t begin, int64_t scored, int6
     return NB_OK;
 }
 
-static enum nb_status all_windows(struct eval *e)
+static enum nb_status score_all(struct eval *e)
 {
-    int64_t scored = 1; /* nothing predicts the first token of the text */
-    for (int64_t begin = 0;; begin += e->stride) {
-        int64_t end = e->count - begin < e->context ? e->count : begin + e->context;
-        if (scored == begin)
-            scored++; /* nothing predicts the first token of a window */
-        if (scored < end)
-            NBI_TRY(window(e, begin, scored, end));
-        if (end == e->count)
-            return NB_OK;
-        scored = end;
-    }
+    struct nbi_windows windows = {.count = e->count, .context = e->context, .stride = e->stride};
+    struct nbi_window w;
+    while (nbi_windows_next(&windows, &w))
+        NBI_TRY(score_window(e, &w));
+    return NB_OK;
 }
 
 static enum nb_status check(struct eval *e)
@@ -155,7 +150,7 @@ enum nb_status nb_eval_ppl(const struct nb_engine *engine, const int32_t *ids, i
     memset(result, 0, sizeof *result);
     enum nb_status rc = prepare(&e);
     if (rc == NB_OK)
-        rc = all_windows(&e);
+        rc = score_all(&e);
     nb_session_close(e.session);
     free(e.logits);
     free(e.nll);

@@ -3,6 +3,7 @@
 
 #include "base/file.h"
 #include "data/records.h"
+#include "data/windows.h"
 #include "train/run.h"
 
 #define TEXT_MAX ((size_t)4 << 30)
@@ -96,14 +97,16 @@ static enum nb_status measure_samples(struct nbi_run *r, const struct nbi_weight
     return rc;
 }
 
-/* A window as a row; what is left of the row is padding. */
-static void set_row(struct nbi_microbatch *b, int64_t row, const int32_t *ids, int64_t count)
+/* Puts a window into a row and pads the rest. NULL: the row is all padding. */
+static void set_row(struct nbi_microbatch *b, int64_t row, const int32_t *ids,
+                    const struct nbi_window *w)
 {
+    int64_t count = w ? w->end - w->begin : 0;
     for (int64_t i = 0; i < b->T; i++) {
         int64_t at = row * b->T + i;
-        b->ids[at] = i < count ? ids[i] : 0;
+        b->ids[at] = i < count ? ids[w->begin + i] : 0;
         b->positions[at] = (int32_t)i;
-        b->targets[at] = i + 1 < count ? ids[i + 1] : NBI_IGNORE;
+        b->targets[at] = i + 1 < count ? ids[w->begin + i + 1] : NBI_IGNORE;
     }
 }
 
@@ -111,11 +114,13 @@ static enum nb_status measure_text(struct nbi_run *r, const struct nbi_weights *
                                    const int32_t *ids, int64_t count, struct sum *sum)
 {
     struct nbi_microbatch *b = &r->microbatches[0];
-    for (int64_t at = 0; at < count; at += b->B * b->T) {
+    struct nbi_windows windows = {.count = count, .context = b->T, .stride = b->T};
+    struct nbi_window window;
+    bool more = nbi_windows_next(&windows, &window);
+    while (more) {
         for (int64_t row = 0; row < b->B; row++) {
-            int64_t from = at + row * b->T, left = count - from;
-            left = left < 0 ? 0 : left < b->T ? left : b->T;
-            set_row(b, row, ids + (left > 0 ? from : 0), left);
+            set_row(b, row, ids, more ? &window : NULL);
+            more = more && nbi_windows_next(&windows, &window);
         }
         NBI_TRY(measure(r, w, b, sum));
     }
