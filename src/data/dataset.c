@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/array.h"
 #include "base/crc.h"
 #include "base/log.h"
 
@@ -76,11 +77,11 @@ struct nbi_dataset {
     struct nbi_source **files;
     size_t file_count;
     struct place *places;
-    size_t count, cap;
+    size_t count, capacity;
     struct nbi_dataset_stats stats;
     struct nbi_example sample; /* while indexing */
     char *text;                /* of the sample that is read */
-    size_t text_cap;
+    size_t text_capacity;
     /* while indexing: */
     nb_progress_fn progress;
     void *progress_ctx;
@@ -97,14 +98,7 @@ static enum nb_status index_record(void *ctx, enum nbi_data_kind kind,
         return nbi_fail(NB_EFORMAT, "the sample is too long");
     if (n < 2) /* nothing to predict one from the other */
         return NB_OK;
-    if (d->count == d->cap) {
-        size_t cap = d->cap ? 2 * d->cap : 1024;
-        struct place *p = realloc(d->places, cap * sizeof *p);
-        if (!p)
-            return nbi_fail_memory("data index", cap * sizeof *p);
-        d->places = p;
-        d->cap = cap;
-    }
+    NBI_TRY(NBI_ARRAY_RESERVE(d->places, d->capacity, d->count + 1, "data index"));
     d->places[d->count++] = (struct place){.offset = record->offset,
                                            .line = record->line,
                                            .len = record->len,
@@ -247,13 +241,7 @@ const char *nbi_dataset_place(const struct nbi_dataset *d, int64_t i, char *buf,
 enum nb_status nbi_dataset_get(struct nbi_dataset *d, int64_t i, struct nbi_example *out)
 {
     const struct place *p = &d->places[i];
-    if (d->text_cap < p->len) {
-        char *text = realloc(d->text, p->len);
-        if (!text)
-            return nbi_fail_memory("sample", p->len);
-        d->text = text;
-        d->text_cap = p->len;
-    }
+    NBI_TRY(NBI_ARRAY_RESERVE(d->text, d->text_capacity, p->len, "sample"));
     NBI_TRY(nbi_source_read(d->files[p->file], p->offset, d->text, p->len));
     const char *text = p->len ? d->text : "";
     enum nb_status rc =

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/array.h"
 #include "base/utf8.h"
 
 void nbi_example_release(struct nbi_example *s)
@@ -25,14 +26,7 @@ void nbi_example_encoder_release(struct nbi_example_encoder *s)
 /* Marks the ids that have come since the last call. */
 static enum nb_status mark(struct nbi_example *out, size_t from, bool trained)
 {
-    if (out->cap < out->ids.count) {
-        size_t cap = out->ids.cap;
-        uint8_t *p = realloc(out->trained, cap);
-        if (!p)
-            return nbi_fail_memory("sample", cap);
-        out->trained = p;
-        out->cap = cap;
-    }
+    NBI_TRY(NBI_ARRAY_RESERVE(out->trained, out->capacity, out->ids.count, "sample"));
     if (out->ids.count > from)
         memset(out->trained + from, trained, out->ids.count - from);
     return NB_OK;

@@ -16,7 +16,7 @@
 struct nbi_example {
     struct nbi_ids ids;
     uint8_t *trained; /* one for each id */
-    size_t cap;       /* of trained */
+    size_t capacity;  /* of trained */
     bool document;    /* may be cut anywhere */
 };
 

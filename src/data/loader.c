@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/array.h"
 #include "base/rng.h"
 
 /* A document is not cut for the sake of fewer positions than this. */
@@ -146,12 +147,7 @@ static void pad(const struct nbi_loader *b, struct nbi_microbatch *out)
 
 static enum nb_status reserve_rows(struct nbi_loader *b, int64_t rows)
 {
-    if (b->rows == rows)
-        return NB_OK;
-    int64_t *p = realloc(b->used, (size_t)rows * sizeof *p);
-    if (!p)
-        return nbi_fail_memory("batch rows", (size_t)rows * sizeof *p);
-    b->used = p;
+    NBI_TRY(NBI_ARRAY_RESERVE(b->used, b->capacity, (size_t)rows, "batch rows"));
     b->rows = rows;
     return NB_OK;
 }

@@ -50,6 +50,7 @@ struct nbi_loader {
     int64_t order_epoch; /* -1: none yet */
     int64_t *used;       /* [rows] positions taken in each row of the running batch */
     int64_t rows;
+    size_t capacity; /* of used */
     struct nbi_example example;
     int64_t example_index; /* which one that is; -1: none */
 };

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/array.h"
 #include "data/example.h"
 
 struct item {
@@ -45,25 +46,12 @@ void nb_prompts_at(const struct nb_prompts *p, int64_t index, struct nb_prompt *
                               .system = q->system};
 }
 
-static enum nb_status grow(struct nb_prompts *p)
-{
-    if (p->count < p->capacity)
-        return NB_OK;
-    size_t more = p->capacity ? 2 * p->capacity : 64;
-    struct item *grown = reallocarray(p->items, more, sizeof *grown);
-    if (!grown)
-        return nbi_fail_memory("prompts", more * sizeof *grown);
-    p->items = grown;
-    p->capacity = more;
-    return NB_OK;
-}
-
 static enum nb_status add(struct nb_prompts *p, const char *path, enum nbi_data_kind kind,
                           const struct nbi_record *record, const char *text)
 {
     if (kind == NBI_DATA_TSV && record->line == 1 && nbi_example_is_header(text, record->len))
         return NB_OK;
-    NBI_TRY(grow(p));
+    NBI_TRY(NBI_ARRAY_RESERVE(p->items, p->capacity, p->count + 1, "prompts"));
     struct item *i = &p->items[p->count++];
     *i = (struct item){0};
     NBI_TRY(nbi_example_prompt(kind, text, record->len, &i->prompt));

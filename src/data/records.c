@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/array.h"
 #include "base/str.h"
 #include "base/utf8.h"
 #include "tokenizer/chat_template.h"
@@ -37,7 +38,7 @@ void nbi_records_release(struct nbi_records *r)
 {
     free(r->buffer);
     r->buffer = NULL;
-    r->cap = r->held = 0;
+    r->capacity = r->held = 0;
 }
 
 /* Makes the buffer hold what is at r->offset, want bytes or up to the end of the file. */
@@ -48,13 +49,7 @@ static enum nb_status fill(struct nbi_records *r, size_t want)
         want = (size_t)left;
     if (r->held_at <= r->offset && r->offset + want <= r->held_at + r->held)
         return NB_OK;
-    if (r->cap < want) {
-        char *p = realloc(r->buffer, want);
-        if (!p)
-            return nbi_fail_memory("line", want);
-        r->buffer = p;
-        r->cap = want;
-    }
+    NBI_TRY(NBI_ARRAY_RESERVE(r->buffer, r->capacity, want, "line"));
     r->held = 0;
     NBI_TRY(nbi_source_read(r->src, r->offset, r->buffer, want));
     r->held_at = r->offset;

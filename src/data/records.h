@@ -28,7 +28,7 @@ struct nbi_records {
     uint64_t offset, line; /* of what comes next */
     bool inside;           /* text: in the middle of a document */
     char *buffer;
-    size_t cap;
+    size_t capacity;
     uint64_t held_at; /* what the buffer holds */
     size_t held;
 };

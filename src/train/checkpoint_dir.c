@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/dirs.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -36,19 +37,12 @@ static bool step_of(const char *name, uint64_t *step)
 
 struct steps {
     uint64_t *v;
-    size_t count, cap;
+    size_t count, capacity;
 };
 
 static enum nb_status add_step(struct steps *s, uint64_t step)
 {
-    if (s->count == s->cap) {
-        size_t cap = s->cap ? 2 * s->cap : 64;
-        uint64_t *grown = realloc(s->v, cap * sizeof *grown);
-        if (!grown)
-            return nbi_fail_memory("list of checkpoints", cap * sizeof *grown);
-        s->v = grown;
-        s->cap = cap;
-    }
+    NBI_TRY(NBI_ARRAY_RESERVE(s->v, s->capacity, s->count + 1, "list of checkpoints"));
     s->v[s->count++] = step;
     return NB_OK;
 }

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/file.h"
 #include "base/jscan.h"
 #include "base/str.h"
@@ -257,34 +258,17 @@ static int64_t get_count(struct nbi_jspan object, const char *name)
     return nbi_jint(nbi_jget(object, name), 0, INT64_MAX, &v) ? v : 0;
 }
 
-/* Room for one more of a list that has count; doubled at powers of two. NULL: no memory. */
-static void *grow(void *list, size_t count, size_t size)
-{
-    if (count & (count - 1))
-        return list;
-    void *grown = realloc(list, (count ? 2 * count : 1) * size);
-    if (!grown)
-        nbi_fail_memory("training log", 2 * count * size);
-    return grown;
-}
-
 enum nb_status nbi_history_add_step(struct nbi_history *h, const struct nbi_log_step *line)
 {
-    struct nbi_log_step *list = grow(h->steps, h->step_count, sizeof *list);
-    if (!list)
-        return NB_ENOMEM;
-    h->steps = list;
-    list[h->step_count++] = *line;
+    NBI_TRY(NBI_ARRAY_RESERVE(h->steps, h->step_capacity, h->step_count + 1, "training log"));
+    h->steps[h->step_count++] = *line;
     return NB_OK;
 }
 
 enum nb_status nbi_history_add_eval(struct nbi_history *h, const struct nbi_log_eval *line)
 {
-    struct nbi_log_eval *list = grow(h->evals, h->eval_count, sizeof *list);
-    if (!list)
-        return NB_ENOMEM;
-    h->evals = list;
-    list[h->eval_count++] = *line;
+    NBI_TRY(NBI_ARRAY_RESERVE(h->evals, h->eval_capacity, h->eval_count + 1, "training log"));
+    h->evals[h->eval_count++] = *line;
     return NB_OK;
 }
 

@@ -51,9 +51,9 @@ enum nb_status nbi_train_log_eval(struct nbi_train_log *log, const struct nbi_lo
 
 struct nbi_history {
     struct nbi_log_step *steps;
-    size_t step_count;
+    size_t step_count, step_capacity;
     struct nbi_log_eval *evals;
-    size_t eval_count;
+    size_t eval_count, eval_capacity;
 };
 
 /* All steps and evaluations; numbers that are null or not there are NaN or 0. A last line without

@@ -59,7 +59,7 @@ static inline void write_sample(struct nbi_example *s, const char *text)
 {
     size_t n = strlen(text) + 1, len;
     bool trained = false;
-    *s = (struct nbi_example){.cap = n};
+    *s = (struct nbi_example){.capacity = n};
     s->trained = malloc(n);
     s->ids.p = malloc(n * sizeof *s->ids.p);
     s->ids.cap = n;
