@@ -907,6 +907,16 @@ struct nb_train_opts {
     void *ctx;
 };
 
+/* AdamW's settings where nothing else is asked for; macros, so that a help text can show them. */
+#define NB_TRAIN_LR        1e-5
+#define NB_TRAIN_BETA1     0.9
+#define NB_TRAIN_BETA2     0.95
+#define NB_TRAIN_EPS       1e-8
+#define NB_TRAIN_GRAD_CLIP 1
+
+/* Everything zero, AdamW as above. */
+void nb_train_defaults(struct nb_train_opts *opts);
+
 /* The memory of a run by part, in bytes, and its work. */
 struct nb_train_plan {
     int64_t masters, moments, gradients, weights; /* weights: of the forward pass */

@@ -297,25 +297,22 @@ static int print_train(const struct bench_opts *o, const struct nb_bench_train *
 static int run_train(struct bench_opts *o)
 {
     struct nb_bench_train result;
-    const struct nb_train_opts opts = {.model = o->run.model,
-                                       .model_dir = o->run.model_dir,
-                                       .synthetic = sizes[o->synthetic],
-                                       .seq_len = o->seq_len,
-                                       .batch_size = o->batch_size,
-                                       .grad_accum = o->grad_accum,
-                                       .lr = 1e-5,
-                                       .beta1 = 0.9,
-                                       .beta2 = 0.95,
-                                       .eps = 1e-8,
-                                       .grad_clip = 1,
-                                       .precision = (enum nb_precision)o->precision,
-                                       .bf16_master = cli_bf16_master(o->master, o->precision),
-                                       .moment_type = (enum nb_moment_type)o->state,
-                                       .train_last_layers = o->last_layers,
-                                       .recompute = o->recompute == 1,
-                                       .fused_step = o->fused_step,
-                                       .simd = cli_simd(o->run.simd),
-                                       .threads = (int)o->common.threads};
+    struct nb_train_opts opts;
+    nb_train_defaults(&opts);
+    opts.model = o->run.model;
+    opts.model_dir = o->run.model_dir;
+    opts.synthetic = sizes[o->synthetic];
+    opts.seq_len = o->seq_len;
+    opts.batch_size = o->batch_size;
+    opts.grad_accum = o->grad_accum;
+    opts.precision = (enum nb_precision)o->precision;
+    opts.bf16_master = cli_bf16_master(o->master, o->precision);
+    opts.moment_type = (enum nb_moment_type)o->state;
+    opts.train_last_layers = o->last_layers;
+    opts.recompute = o->recompute == 1;
+    opts.fused_step = o->fused_step;
+    opts.simd = cli_simd(o->run.simd);
+    opts.threads = (int)o->common.threads;
     enum nb_status rc = nb_bench_train(&opts, o->steps, &result);
     return rc == NB_OK ? print_train(o, &result) : cli_status(rc);
 }

@@ -27,6 +27,10 @@ struct train_opts {
 
 #define AT(member) offsetof(struct train_opts, member)
 
+/* A number of nibble.h as the text of a default. */
+#define TEXT(number)   TOKENS(number)
+#define TOKENS(number) #number
+
 static const struct cli_opt options[] = {
     {"model", 'm', CLI_STRING, AT(model), "MODEL", NULL, 0, 0,
      "directory, .dat, .safetensors or .gguf to start from", "input-dat"},
@@ -49,7 +53,8 @@ static const struct cli_opt options[] = {
      NULL},
     {"replay", 0, CLI_STRING, AT(replay), "FILE[:SHARE]", NULL, 0, 0,
      "other data to mix in: this share of the rows (0.5 if not given)", NULL},
-    {"lr", 0, CLI_FLOAT, AT(lr), "X", "1e-5", 0, 100, "learning rate, the highest", NULL},
+    {"lr", 0, CLI_FLOAT, AT(lr), "X", TEXT(NB_TRAIN_LR), 0, 100, "learning rate, the highest",
+     NULL},
     {"schedule", 0, CLI_CHOICE, AT(schedule), "constant|linear|cosine|wsd", "cosine", 0, 0,
      "how it changes", NULL},
     {"warmup", 0, CLI_INT, AT(warmup), "N", "0", 0, 1e9, "steps in which it rises", NULL},
@@ -58,15 +63,15 @@ static const struct cli_opt options[] = {
     {"seq-len", 0, CLI_INT, AT(seq_len), "N", "512", 2, 1 << 20, "tokens of a row", NULL},
     {"batch-size", 0, CLI_INT, AT(batch_size), "N", "4", 1, 1 << 20, "rows of a pass", NULL},
     {"grad-accum", 0, CLI_INT, AT(grad_accum), "N", "1", 1, 1 << 20, "passes of an update", NULL},
-    {"grad-clip", 0, CLI_FLOAT, AT(grad_clip), "X", "1", 0, 1e30,
+    {"grad-clip", 0, CLI_FLOAT, AT(grad_clip), "X", TEXT(NB_TRAIN_GRAD_CLIP), 0, 1e30,
      "largest norm of the gradient (0: any)", NULL},
     {"clip-by-layer", 0, CLI_FLAG, AT(clip_by_layer), NULL, NULL, 0, 0,
      "each layer's gradient by its own norm, as --fused-step does", NULL},
     {"weight-decay", 0, CLI_FLOAT, AT(weight_decay), "X", "0", 0, 100, "of matrices, decoupled",
      NULL},
-    {"beta1", 0, CLI_FLOAT, AT(beta1), "X", "0.9", 0, 0.9999999, "of AdamW", NULL},
-    {"beta2", 0, CLI_FLOAT, AT(beta2), "X", "0.95", 0, 0.9999999, "of AdamW", NULL},
-    {"eps", 0, CLI_FLOAT, AT(eps), "X", "1e-8", 1e-30, 1, "of AdamW", NULL},
+    {"beta1", 0, CLI_FLOAT, AT(beta1), "X", TEXT(NB_TRAIN_BETA1), 0, 0.9999999, "of AdamW", NULL},
+    {"beta2", 0, CLI_FLOAT, AT(beta2), "X", TEXT(NB_TRAIN_BETA2), 0, 0.9999999, "of AdamW", NULL},
+    {"eps", 0, CLI_FLOAT, AT(eps), "X", TEXT(NB_TRAIN_EPS), 1e-30, 1, "of AdamW", NULL},
     {"precision", 0, CLI_CHOICE, AT(precision), "bf16|f32|nvfp4", "nvfp4", 0, 0,
      "the weights that the forward pass sees", NULL},
     {"master-dtype", 0, CLI_CHOICE, AT(master), "auto|f32|bf16", "auto", 0, 0,

@@ -69,47 +69,51 @@ static const struct cli_opt options[] = {
      "instruction set of the CPU", NULL},
 };
 
+/* lr 0: chosen by the model's size. */
+static struct nb_train_opts train_opts(const struct whoami_opts *o)
+{
+    struct nb_train_opts t;
+    nb_train_defaults(&t);
+    t.model = o->model;
+    t.model_dir = o->model_dir;
+    t.out = o->out;
+    t.overwrite = o->overwrite;
+    t.kl_base = o->kl_base;
+    t.replay_share = o->replay_share;
+    t.steps = o->steps;
+    t.seq_len = o->seq_len;
+    t.batch_size = o->batch_size;
+    t.grad_accum = o->grad_accum;
+    t.lr = o->lr;
+    t.final_lr_frac = 0.1;
+    t.schedule = NB_SCHEDULE_COSINE;
+    t.warmup = 5;
+    t.precision = (enum nb_precision)o->precision;
+    t.bf16_master = cli_bf16_master(o->master, o->precision);
+    t.moment_type = (enum nb_moment_type)o->state;
+    t.recompute = o->recompute == 1;
+    t.fused_step = o->fused_step;
+    t.seed = (uint64_t)o->seed;
+    t.simd = cli_simd(o->simd);
+    t.threads = (int)o->common.threads;
+    return t;
+}
+
 static struct nb_identity_teach_opts teach_opts(const struct whoami_opts *o, const char *work)
 {
-    return (struct nb_identity_teach_opts){
-        .train = {.model = o->model,
-                  .model_dir = o->model_dir,
-                  .out = o->out,
-                  .overwrite = o->overwrite,
-                  .kl_base = o->kl_base,
-                  .replay_share = o->replay_share,
-                  .steps = o->steps,
-                  .seq_len = o->seq_len,
-                  .batch_size = o->batch_size,
-                  .grad_accum = o->grad_accum,
-                  .lr = o->lr,
-                  .final_lr_frac = 0.1,
-                  .schedule = NB_SCHEDULE_COSINE,
-                  .warmup = 5,
-                  .beta1 = 0.9,
-                  .beta2 = 0.95,
-                  .eps = 1e-8,
-                  .grad_clip = 1,
-                  .precision = (enum nb_precision)o->precision,
-                  .bf16_master = cli_bf16_master(o->master, o->precision),
-                  .moment_type = (enum nb_moment_type)o->state,
-                  .recompute = o->recompute == 1,
-                  .fused_step = o->fused_step,
-                  .seed = (uint64_t)o->seed,
-                  .simd = cli_simd(o->simd),
-                  .threads = (int)o->common.threads},
-        .set = {.answer = o->target,
-                .name = o->name,
-                .replay = o->replay,
-                .languages = o->languages,
-                .count = o->count,
-                .seed = (uint64_t)o->seed},
-        .dir = work,
-        .samples = o->samples,
-        .questions = o->questions,
-        .max_tokens = o->max_tokens,
-        .text = o->text,
-        .progress = cli_show_part};
+    return (struct nb_identity_teach_opts){.train = train_opts(o),
+                                           .set = {.answer = o->target,
+                                                   .name = o->name,
+                                                   .replay = o->replay,
+                                                   .languages = o->languages,
+                                                   .count = o->count,
+                                                   .seed = (uint64_t)o->seed},
+                                           .dir = work,
+                                           .samples = o->samples,
+                                           .questions = o->questions,
+                                           .max_tokens = o->max_tokens,
+                                           .text = o->text,
+                                           .progress = cli_show_part};
 }
 
 static int print_result(const struct whoami_opts *o, const struct nb_identity_teach_result *r)

@@ -63,6 +63,15 @@ static enum nb_status check_sizes(const struct nb_train_opts *o)
     return NB_OK;
 }
 
+void nb_train_defaults(struct nb_train_opts *o)
+{
+    *o = (struct nb_train_opts){.lr = NB_TRAIN_LR,
+                                .beta1 = NB_TRAIN_BETA1,
+                                .beta2 = NB_TRAIN_BETA2,
+                                .eps = NB_TRAIN_EPS,
+                                .grad_clip = NB_TRAIN_GRAD_CLIP};
+}
+
 enum nb_status nb_train_check(const struct nb_train_opts *o)
 {
     NBI_TRY(check_sizes(o));
