@@ -1,6 +1,10 @@
 /* batches.c - the index arrays of a pass over a batch. */
 #include "train/batches.h"
 
+#include "base/log.h"
+#include "base/rng.h"
+#include "train/run.h"
+
 int64_t nbi_train_pass_bytes(const struct nbi_config *c, int64_t N)
 {
     return N * (int64_t)(5 * sizeof(int32_t) + sizeof(float)) +
@@ -60,5 +64,144 @@ enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_mic
                                 .rows = f->rows,
                                 .kv = f->kv,
                                 .exact = true};
+    return NB_OK;
+}
+
+/* ---- the data of a run ---- */
+
+bool nbi_run_random_tokens(const struct nb_train_opts *o)
+{
+    return o->synthetic || o->random_tokens;
+}
+
+static enum nb_status open_set(struct nbi_run *r, const char *const *files,
+                               struct nbi_dataset **out)
+{
+    const struct nbi_dataset_opts opts = {
+        .files = files, .tokenizer = r->tokenizer, .chat = nbi_chat_kind(r->chat)};
+    NBI_TRY(nbi_dataset_open(out, &opts));
+    if (nbi_dataset_stats(*out)->trained == 0)
+        return nbi_fail(NB_EVALUE, "'%s' has nothing to train on", files[0]);
+    return NB_OK;
+}
+
+/* What is cut off is not learnt, and should not come as a surprise. */
+static void warn_of_cuts(const struct nbi_dataset *d, int64_t seq_len, const char *option)
+{
+    int64_t count = nbi_dataset_longer(d, seq_len);
+    if (count > 0)
+        nbi_log(NB_LOG_WARN, "%lld of %lld samples of %s are longer than --seq-len and are cut",
+                (long long)count, (long long)nbi_dataset_stats(d)->samples, option);
+}
+
+static struct nbi_mix mix_of(struct nbi_run *r)
+{
+    return (struct nbi_mix){.main = &r->loader,
+                            .other = r->replay_data ? &r->replay_loader : NULL,
+                            .share = r->opts->replay_share};
+}
+
+/* Steps until the epochs are over. The last one may have fewer passes than the others. */
+static enum nb_status count_steps(struct nbi_run *r, int64_t *steps)
+{
+    const struct nb_train_opts *o = r->opts;
+    const struct nbi_mix mix = mix_of(r);
+    int64_t limit = INT64_MAX, batches;
+    if (o->steps > 0 && __builtin_mul_overflow(o->steps, o->grad_accum, &limit))
+        limit = INT64_MAX;
+    NBI_TRY(nbi_mix_count(&mix, o->batch_size, o->seq_len, limit, &batches));
+    *steps = (batches - 1) / o->grad_accum + 1;
+    return NB_OK;
+}
+
+/* Its order is another than that of the data, also of the same file. */
+static enum nb_status open_replay(struct nbi_run *r)
+{
+    const char *const files[] = {r->opts->replay, NULL};
+    struct nbi_loader_opts opts = r->loader.opts;
+    NBI_TRY(open_set(r, files, &r->replay_data));
+    warn_of_cuts(r->replay_data, r->opts->seq_len, "--replay");
+    opts.data = r->replay_data;
+    opts.seed += 0x9E3779B97F4A7C15;
+    opts.epochs = 0;
+    return nbi_loader_init(&r->replay_loader, &opts);
+}
+
+enum nb_status nbi_run_open_batches(struct nbi_run *r)
+{
+    const struct nb_train_opts *o = r->opts;
+    r->microbatches = calloc((size_t)o->grad_accum, sizeof *r->microbatches);
+    if (!r->microbatches)
+        return nbi_fail_memory("batches", (size_t)o->grad_accum * sizeof *r->microbatches);
+    for (int64_t i = 0; i < o->grad_accum; i++)
+        NBI_TRY(nbi_microbatch_init(&r->microbatches[i], o->batch_size, o->seq_len));
+    r->steps = o->steps;
+    if (nbi_run_random_tokens(o))
+        return NB_OK;
+    NBI_TRY(open_set(r, o->data, &r->data));
+    warn_of_cuts(r->data, o->seq_len, "--data");
+    NBI_TRY(nbi_eval_open(r));
+    const struct nbi_loader_opts opts = {.data = r->data,
+                                         .seed = o->seed,
+                                         .shuffle = !o->sequential,
+                                         .pack = true,
+                                         .keep_documents = o->kl_base > 0,
+                                         .epochs = o->epochs,
+                                         .padding =
+                                             r->config.pad >= 0 ? (int32_t)r->config.pad : 0};
+    NBI_TRY(nbi_loader_init(&r->loader, &opts));
+    if (o->replay)
+        NBI_TRY(open_replay(r));
+    return o->epochs > 0 ? count_steps(r, &r->steps) : NB_OK;
+}
+
+void nbi_run_close_batches(struct nbi_run *r)
+{
+    for (int64_t i = 0; r->microbatches && i < r->opts->grad_accum; i++)
+        nbi_microbatch_release(&r->microbatches[i]);
+    free(r->microbatches);
+    nbi_loader_release(&r->loader);
+    nbi_loader_release(&r->replay_loader);
+    nbi_dataset_close(r->replay_data);
+    nbi_dataset_close(r->data);
+}
+
+/* ---- the micro-batches of a step ---- */
+
+/* Tokens that are no text, of a run without data. */
+static void random_batch(const struct nbi_run *r, struct nbi_microbatch *b, int64_t number)
+{
+    int64_t N = b->B * b->T;
+    uint32_t V = (uint32_t)r->config.vocab_size;
+    for (int64_t i = 0; i < N; i++) {
+        struct nbi_philox p = nbi_philox(r->opts->seed, (uint64_t)i, (uint64_t)number);
+        b->ids[i] = (int32_t)(p.v[0] % V);
+        b->positions[i] = (int32_t)(i % b->T);
+        if (i > 0)
+            b->targets[i - 1] = i % b->T ? b->ids[i] : NBI_IGNORE;
+    }
+    b->targets[N - 1] = NBI_IGNORE;
+    b->tokens = N;
+    b->trained = N - b->B;
+}
+
+enum nb_status nbi_run_next(struct nbi_run *r, bool *more)
+{
+    int64_t n = r->opts->grad_accum;
+    *more = true;
+    for (int64_t i = 0; i < n; i++) {
+        struct nbi_microbatch *b = &r->microbatches[i];
+        if (!r->data) {
+            random_batch(r, b, r->state.step * n + i);
+            continue;
+        }
+        bool some;
+        struct nbi_mix mix = mix_of(r);
+        NBI_TRY(nbi_mix_next(&mix, r->state.step * n + i, b, &some));
+        if (i == 0)
+            *more = some;
+    }
+    r->state.loader = r->loader.state;
+    r->state.replay_loader = r->replay_loader.state;
     return NB_OK;
 }

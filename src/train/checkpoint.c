@@ -14,7 +14,6 @@
 #include "base/file.h"
 #include "base/jscan.h"
 #include "base/utf8.h"
-#include "train/checkpoint_file.h"
 
 #define MAGIC       "NBCKPT\r\n"
 #define END_MAGIC   "NBCKEND\n"

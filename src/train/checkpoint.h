@@ -56,6 +56,9 @@ struct nbi_ckpt_content {
 #define NBI_CKPT_SETTINGS_MAX ((size_t)16 << 20)
 #define NBI_CKPT_STEP_MAX     ((uint64_t)1 << 48)
 
+/* Writes content to a file that appears complete or not at all. */
+enum nb_status nbi_checkpoint_write(const char *path, const struct nbi_ckpt_content *content);
+
 /* Writes content to its file in dir, which is made if only its last name is missing. Then of the
  * checkpoints up to this step all but the last `keep` (at least 1) are removed, and so is what
  * killed writers left. Those of later steps stay: a run that starts anew in a directory with

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "base/syscall.h"
-#include "train/checkpoint_file.h"
+#include "train/checkpoint.h"
 
 #define PREFIX   "step-"
 #define SUFFIX   ".ckpt"

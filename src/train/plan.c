@@ -1,10 +1,117 @@
-/* plan.c - which settings bring a run into a given memory.
- *
- * All combinations are planned; of those that fit, one is of interest only if no other is at least
- * as good in every respect. */
+/* plan.c - the memory a run takes, and which settings bring it into a given amount. */
 #include <string.h>
 
+#include "base/str.h"
+#include "base/sys.h"
+#include "convert/model_writer.h"
 #include "train/run.h"
+
+/* ---- what the options ask for ---- */
+
+enum nbi_format nbi_run_format(const struct nb_train_opts *o)
+{
+    struct nbi_output target = {.format = NBI_FORMAT_SAFETENSORS};
+    if (o->out && nbi_output_of(o->out, &target) != NB_OK)
+        target.format = NBI_FORMAT_SAFETENSORS; /* check_out says so */
+    return target.format;
+}
+
+struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *o)
+{
+    return (struct nbi_train_params_opts){.precision = o->precision,
+                                          .master = o->bf16_master ? NBI_BF16 : NBI_F32,
+                                          .moment_type = o->moment_type,
+                                          .last_layers = o->train_last_layers,
+                                          .update_in_backward = o->fused_step,
+                                          .seed = o->seed,
+                                          .target = nbi_run_format(o)};
+}
+
+struct nbi_acts_opts nbi_run_acts_opts(const struct nb_train_opts *o, const struct nbi_config *c)
+{
+    int64_t N = o->batch_size * o->seq_len;
+    return (struct nbi_acts_opts){.N = N,
+                                  .M = nbi_logits_rows(c->vocab_size, 16, N),
+                                  .recompute = o->recompute,
+                                  .first_layer = nbi_first_layer(c, o->train_last_layers)};
+}
+
+/* ---- the plan of a run ---- */
+
+/* Parameters, and what a token takes: two operations for each in the forward pass and, from the
+ * first trained layer on, four in the backward pass. Attention sees half of a row on average. */
+static void count_work(const struct nbi_run *r, struct nb_train_plan *plan, int64_t first_layer)
+{
+    const struct nbi_config *c = &r->config;
+    double all = 0, layers = (double)c->layers;
+    double head = (double)c->vocab_size * (double)c->hidden_size;
+    for (int64_t i = 0; i < nbi_param_count(c); i++) {
+        struct nbi_param p;
+        nbi_param_at(c, i, &p);
+        plan->parameters += nbi_param_values(&p);
+        if (p.ndim == 2)
+            all += (double)nbi_param_values(&p);
+    }
+    double in_layers = all - head * (c->tied ? 1 : 2);
+    in_layers += (double)r->opts->seq_len * (double)(c->heads * c->head_dim) * layers;
+    plan->flops_per_token =
+        2 * (in_layers + head) + 4 * (in_layers * (layers - (double)first_layer) / layers + head);
+}
+
+enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
+{
+    const struct nb_train_opts *o = r->opts;
+    const struct nbi_config *c = &r->config;
+    int64_t N = o->batch_size * o->seq_len, accum = o->grad_accum;
+    const struct nbi_train_params_opts opts = nbi_run_params_opts(o);
+    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
+    const struct nbi_acts_opts room = nbi_run_acts_opts(o, c);
+    struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->model.store;
+    struct nbi_train_params_plan t;
+    nbi_train_params_plan(c, store, &opts, &t);
+    *plan = (struct nb_train_plan){.masters = t.masters,
+                                   .moments = t.moments,
+                                   .gradients = t.gradients,
+                                   .weights = t.weights,
+                                   .activations = nbi_acts_training_bytes(c, &room),
+                                   .scratch = r->be->stream_bytes(r->be, &limits),
+                                   .host = nbi_train_pass_bytes(c, N) +
+                                           5 * accum * N * (int64_t)sizeof(int32_t) +
+                                           (o->kl_base > 0 ? nbi_kl_anchor_bytes(N) : 0)};
+    plan->total = plan->masters + plan->moments + plan->gradients + plan->weights +
+                  plan->activations + plan->scratch + plan->host;
+    count_work(r, plan, room.first_layer);
+    return NB_OK;
+}
+
+enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan)
+{
+    struct nbi_sys_info sys;
+    char wanted[32], there[32];
+    nbi_sys_info(&sys);
+    uint64_t room = sys.memory_available;
+    if (sys.cgroup_memory > 0 && sys.cgroup_memory < room)
+        room = sys.cgroup_memory;
+    if (room == 0 || (uint64_t)plan->total <= room)
+        return NB_OK;
+    return nbi_fail(NB_ENOMEM,
+                    "training takes %s, but only %s of memory is free: 'nibble plan' with the same "
+                    "options and --fit %.1f lists settings that fit",
+                    nbi_format_bytes(wanted, (double)plan->total),
+                    nbi_format_bytes(there, (double)room), (double)room / (1 << 30));
+}
+
+enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan *plan)
+{
+    struct nbi_run r;
+    enum nb_status rc = nbi_run_open_plan(&r, o);
+    if (rc == NB_OK)
+        rc = nbi_run_plan(&r, plan);
+    nbi_run_close(&r);
+    return rc;
+}
+
+/* ---- settings that fit ---- */
 
 #define COMBINATIONS (2 * 4 * 2 * 2) /* of recompute, state, master and fused */
 

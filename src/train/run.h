@@ -113,6 +113,16 @@ enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan);
 /* The format of the result; of safetensors if nothing is written. */
 enum nbi_format nbi_run_format(const struct nb_train_opts *opts);
 
+struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *opts);
+struct nbi_acts_opts nbi_run_acts_opts(const struct nb_train_opts *opts,
+                                       const struct nbi_config *c);
+
+/* ---- batches (batches.c) ---- */
+
+bool nbi_run_random_tokens(const struct nb_train_opts *opts);
+enum nb_status nbi_run_open_batches(struct nbi_run *r);
+void nbi_run_close_batches(struct nbi_run *r);
+
 /* The next micro-batches; *more false: the data has ended, and there are none. */
 enum nb_status nbi_run_next(struct nbi_run *r, bool *more);
 

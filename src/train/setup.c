@@ -13,40 +13,7 @@
 #include "train/checkpoint.h"
 #include "train/run.h"
 
-enum nbi_format nbi_run_format(const struct nb_train_opts *o)
-{
-    struct nbi_output target = {.format = NBI_FORMAT_SAFETENSORS};
-    if (o->out && nbi_output_of(o->out, &target) != NB_OK)
-        target.format = NBI_FORMAT_SAFETENSORS; /* check_out says so */
-    return target.format;
-}
-
-static struct nbi_train_params_opts trainable_opts(const struct nb_train_opts *o)
-{
-    return (struct nbi_train_params_opts){.precision = o->precision,
-                                          .master = o->bf16_master ? NBI_BF16 : NBI_F32,
-                                          .moment_type = o->moment_type,
-                                          .last_layers = o->train_last_layers,
-                                          .update_in_backward = o->fused_step,
-                                          .seed = o->seed,
-                                          .target = nbi_run_format(o)};
-}
-
-static struct nbi_acts_opts acts_opts(const struct nb_train_opts *o, const struct nbi_config *c)
-{
-    int64_t N = o->batch_size * o->seq_len;
-    return (struct nbi_acts_opts){.N = N,
-                                  .M = nbi_logits_rows(c->vocab_size, 16, N),
-                                  .recompute = o->recompute,
-                                  .first_layer = nbi_first_layer(c, o->train_last_layers)};
-}
-
 /* ---- checks ---- */
-
-static bool random_tokens(const struct nb_train_opts *o)
-{
-    return o->synthetic || o->random_tokens;
-}
 
 /* What also a plan wants. */
 static enum nb_status check_sizes(const struct nb_train_opts *o)
@@ -77,7 +44,7 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
     NBI_TRY(check_sizes(o));
     if (o->steps <= 0 && o->epochs <= 0)
         return nbi_fail(NB_EINVAL, "say how long to train: --steps or --epochs");
-    if (random_tokens(o) && o->steps <= 0)
+    if (nbi_run_random_tokens(o) && o->steps <= 0)
         return nbi_fail(NB_EINVAL, "random tokens have no end: say --steps");
     if (o->synthetic && o->test_prompts)
         return nbi_fail(NB_EINVAL, "a random model has no tokenizer, so no prompts to answer");
@@ -91,11 +58,11 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
         return nbi_fail(NB_EINVAL, "--eval-every and --stop-if-ppl-rises need --eval-data");
     if (o->stop_if_ppl_rises > 0 && o->eval_every <= 0)
         return nbi_fail(NB_EINVAL, "--stop-if-ppl-rises goes by evaluations: say --eval-every");
-    if (random_tokens(o) && ((o->data && o->data[0]) || (o->eval_data && o->eval_data[0])))
+    if (nbi_run_random_tokens(o) && ((o->data && o->data[0]) || (o->eval_data && o->eval_data[0])))
         return nbi_fail(NB_EINVAL, "--synthetic makes its own tokens: leave out the data");
-    if (!random_tokens(o) && (!o->data || !o->data[0]))
+    if (!nbi_run_random_tokens(o) && (!o->data || !o->data[0]))
         return nbi_fail(NB_EINVAL, "there is no data: -d FILE");
-    if (random_tokens(o) && (o->replay || o->kl_base > 0))
+    if (nbi_run_random_tokens(o) && (o->replay || o->kl_base > 0))
         return nbi_fail(NB_EINVAL, "--replay and --kl-base need data, not random tokens");
     if (o->replay && !(o->replay_share > 0 && o->replay_share < 1))
         return nbi_fail(NB_EINVAL, "the share of --replay is over 0 and less than 1");
@@ -125,7 +92,7 @@ static enum nb_status check_out(const struct nbi_run *r)
     NBI_TRY(nbi_output_of(out, &target));
     if (!r->opts->overwrite && r->opts->model && is_input(r, out))
         return nbi_fail(NB_EINVAL, "'%s' is the model that is read; --overwrite replaces it", out);
-    const struct nbi_train_params_opts opts = trainable_opts(r->opts);
+    const struct nbi_train_params_opts opts = nbi_run_params_opts(r->opts);
     return nbi_run_check_export(r, &opts);
 }
 
@@ -176,91 +143,10 @@ static enum nb_status open_model(struct nbi_run *r)
 static enum nb_status open_tokenizer(struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
-    if (random_tokens(o))
+    if (nbi_run_random_tokens(o))
         return NB_OK;
     NBI_TRY(nb_tokenizer_open(&r->tokenizer, o->model, o->model_dir));
     return nb_chat_open(&r->chat, o->model, o->model_dir);
-}
-
-static enum nb_status open_set(struct nbi_run *r, const char *const *files,
-                               struct nbi_dataset **out)
-{
-    const struct nbi_dataset_opts opts = {
-        .files = files, .tokenizer = r->tokenizer, .chat = nbi_chat_kind(r->chat)};
-    NBI_TRY(nbi_dataset_open(out, &opts));
-    if (nbi_dataset_stats(*out)->trained == 0)
-        return nbi_fail(NB_EVALUE, "'%s' has nothing to train on", files[0]);
-    return NB_OK;
-}
-
-/* What is cut off is not learnt, and should not come as a surprise. */
-static void warn_of_cuts(const struct nbi_dataset *d, int64_t seq_len, const char *option)
-{
-    int64_t count = nbi_dataset_longer(d, seq_len);
-    if (count > 0)
-        nbi_log(NB_LOG_WARN, "%lld of %lld samples of %s are longer than --seq-len and are cut",
-                (long long)count, (long long)nbi_dataset_stats(d)->samples, option);
-}
-
-static struct nbi_mix mix_of(struct nbi_run *r)
-{
-    return (struct nbi_mix){.main = &r->loader,
-                            .other = r->replay_data ? &r->replay_loader : NULL,
-                            .share = r->opts->replay_share};
-}
-
-/* Steps until the epochs are over. The last one may have fewer passes than the others. */
-static enum nb_status count_steps(struct nbi_run *r, int64_t *steps)
-{
-    const struct nb_train_opts *o = r->opts;
-    const struct nbi_mix mix = mix_of(r);
-    int64_t limit = INT64_MAX, batches;
-    if (o->steps > 0 && __builtin_mul_overflow(o->steps, o->grad_accum, &limit))
-        limit = INT64_MAX;
-    NBI_TRY(nbi_mix_count(&mix, o->batch_size, o->seq_len, limit, &batches));
-    *steps = (batches - 1) / o->grad_accum + 1;
-    return NB_OK;
-}
-
-/* Its order is another than that of the data, also of the same file. */
-static enum nb_status open_replay(struct nbi_run *r)
-{
-    const char *const files[] = {r->opts->replay, NULL};
-    struct nbi_loader_opts opts = r->loader.opts;
-    NBI_TRY(open_set(r, files, &r->replay_data));
-    warn_of_cuts(r->replay_data, r->opts->seq_len, "--replay");
-    opts.data = r->replay_data;
-    opts.seed += 0x9E3779B97F4A7C15;
-    opts.epochs = 0;
-    return nbi_loader_init(&r->replay_loader, &opts);
-}
-
-static enum nb_status open_batches(struct nbi_run *r)
-{
-    const struct nb_train_opts *o = r->opts;
-    r->microbatches = calloc((size_t)o->grad_accum, sizeof *r->microbatches);
-    if (!r->microbatches)
-        return nbi_fail_memory("batches", (size_t)o->grad_accum * sizeof *r->microbatches);
-    for (int64_t i = 0; i < o->grad_accum; i++)
-        NBI_TRY(nbi_microbatch_init(&r->microbatches[i], o->batch_size, o->seq_len));
-    r->steps = o->steps;
-    if (random_tokens(o))
-        return NB_OK;
-    NBI_TRY(open_set(r, o->data, &r->data));
-    warn_of_cuts(r->data, o->seq_len, "--data");
-    NBI_TRY(nbi_eval_open(r));
-    const struct nbi_loader_opts opts = {.data = r->data,
-                                         .seed = o->seed,
-                                         .shuffle = !o->sequential,
-                                         .pack = true,
-                                         .keep_documents = o->kl_base > 0,
-                                         .epochs = o->epochs,
-                                         .padding =
-                                             r->config.pad >= 0 ? (int32_t)r->config.pad : 0};
-    NBI_TRY(nbi_loader_init(&r->loader, &opts));
-    if (o->replay)
-        NBI_TRY(open_replay(r));
-    return o->epochs > 0 ? count_steps(r, &r->steps) : NB_OK;
 }
 
 /* ---- the model in memory ---- */
@@ -278,7 +164,7 @@ static enum nb_status open_memory(struct nbi_run *r)
     const struct nbi_config *c = &r->config;
     int64_t N = o->batch_size * o->seq_len;
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
-    const struct nbi_train_params_opts opts = trainable_opts(o);
+    const struct nbi_train_params_opts opts = nbi_run_params_opts(o);
     const struct nbi_optimizer_opts step = {.beta1 = (float)o->beta1,
                                             .beta2 = (float)o->beta2,
                                             .eps = (float)o->eps,
@@ -288,7 +174,7 @@ static enum nb_status open_memory(struct nbi_run *r)
                                             .chunk_rows = o->step_chunk_rows,
                                             .seed = o->seed};
     NBI_TRY(r->be->stream_new(r->be, &limits, &r->stream));
-    const struct nbi_acts_opts room = acts_opts(o, c);
+    const struct nbi_acts_opts room = nbi_run_acts_opts(o, c);
     NBI_TRY(nbi_acts_init_training(&r->acts, r->be, c, &room));
     NBI_TRY(r->be->clear(r->stream, r->acts.block, r->acts.bytes)); /* now, not in the first step */
     NBI_TRY(nbi_train_pass_init(&r->train_pass, &r->acts));
@@ -317,7 +203,7 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     NBI_TRY(nbi_run_check_reports(r));
     NBI_TRY(open_tokenizer(r));
     tell(r, "reading the data");
-    NBI_TRY(open_batches(r));
+    NBI_TRY(nbi_run_open_batches(r));
     NBI_TRY(open_checkpoints(r));
     r->lr_schedule = (struct nbi_lr_schedule_opts){.kind = o->schedule,
                                                    .lr = o->lr,
@@ -375,106 +261,12 @@ void nbi_run_close(struct nbi_run *r)
         r->be->stream_free(r->stream);
     if (r->be)
         r->be->close(r->be);
-    for (int64_t i = 0; r->microbatches && i < r->opts->grad_accum; i++)
-        nbi_microbatch_release(&r->microbatches[i]);
-    free(r->microbatches);
-    nbi_loader_release(&r->loader);
-    nbi_loader_release(&r->replay_loader);
-    nbi_dataset_close(r->replay_data);
-    nbi_dataset_close(r->data);
+    nbi_run_close_batches(r);
     nbi_eval_close(&r->eval);
     nb_chat_close(r->chat);
     nb_tokenizer_close(r->tokenizer);
     nbi_model_close(&r->model);
     *r = (struct nbi_run){0};
-}
-
-/* ---- batches ---- */
-
-/* Tokens that are no text, of a run without data. */
-static void random_batch(const struct nbi_run *r, struct nbi_microbatch *b, int64_t number)
-{
-    int64_t N = b->B * b->T;
-    uint32_t V = (uint32_t)r->config.vocab_size;
-    for (int64_t i = 0; i < N; i++) {
-        struct nbi_philox p = nbi_philox(r->opts->seed, (uint64_t)i, (uint64_t)number);
-        b->ids[i] = (int32_t)(p.v[0] % V);
-        b->positions[i] = (int32_t)(i % b->T);
-        if (i > 0)
-            b->targets[i - 1] = i % b->T ? b->ids[i] : NBI_IGNORE;
-    }
-    b->targets[N - 1] = NBI_IGNORE;
-    b->tokens = N;
-    b->trained = N - b->B;
-}
-
-enum nb_status nbi_run_next(struct nbi_run *r, bool *more)
-{
-    int64_t n = r->opts->grad_accum;
-    *more = true;
-    for (int64_t i = 0; i < n; i++) {
-        struct nbi_microbatch *b = &r->microbatches[i];
-        if (!r->data) {
-            random_batch(r, b, r->state.step * n + i);
-            continue;
-        }
-        bool some;
-        struct nbi_mix mix = mix_of(r);
-        NBI_TRY(nbi_mix_next(&mix, r->state.step * n + i, b, &some));
-        if (i == 0)
-            *more = some;
-    }
-    r->state.loader = r->loader.state;
-    r->state.replay_loader = r->replay_loader.state;
-    return NB_OK;
-}
-
-/* ---- the plan ---- */
-
-/* Parameters, and what a token takes: two operations for each in the forward pass and, from the
- * first trained layer on, four in the backward pass. Attention sees half of a row on average. */
-static void count_work(const struct nbi_run *r, struct nb_train_plan *plan, int64_t first_layer)
-{
-    const struct nbi_config *c = &r->config;
-    double all = 0, layers = (double)c->layers;
-    double head = (double)c->vocab_size * (double)c->hidden_size;
-    for (int64_t i = 0; i < nbi_param_count(c); i++) {
-        struct nbi_param p;
-        nbi_param_at(c, i, &p);
-        plan->parameters += nbi_param_values(&p);
-        if (p.ndim == 2)
-            all += (double)nbi_param_values(&p);
-    }
-    double in_layers = all - head * (c->tied ? 1 : 2);
-    in_layers += (double)r->opts->seq_len * (double)(c->heads * c->head_dim) * layers;
-    plan->flops_per_token =
-        2 * (in_layers + head) + 4 * (in_layers * (layers - (double)first_layer) / layers + head);
-}
-
-enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
-{
-    const struct nb_train_opts *o = r->opts;
-    const struct nbi_config *c = &r->config;
-    int64_t N = o->batch_size * o->seq_len, accum = o->grad_accum;
-    const struct nbi_train_params_opts opts = trainable_opts(o);
-    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
-    const struct nbi_acts_opts room = acts_opts(o, c);
-    struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->model.store;
-    struct nbi_train_params_plan t;
-    nbi_train_params_plan(c, store, &opts, &t);
-    *plan = (struct nb_train_plan){.masters = t.masters,
-                                   .moments = t.moments,
-                                   .gradients = t.gradients,
-                                   .weights = t.weights,
-                                   .activations = nbi_acts_training_bytes(c, &room),
-                                   .scratch = r->be->stream_bytes(r->be, &limits),
-                                   .host = nbi_train_pass_bytes(c, N) +
-                                           5 * accum * N * (int64_t)sizeof(int32_t) +
-                                           (o->kl_base > 0 ? nbi_kl_anchor_bytes(N) : 0)};
-    plan->total = plan->masters + plan->moments + plan->gradients + plan->weights +
-                  plan->activations + plan->scratch + plan->host;
-    count_work(r, plan, room.first_layer);
-    return NB_OK;
 }
 
 enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *o)
@@ -483,31 +275,4 @@ enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *
     NBI_TRY(check_sizes(o));
     NBI_TRY(open_model(r));
     return open_backend(r);
-}
-
-enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan)
-{
-    struct nbi_sys_info sys;
-    char wanted[32], there[32];
-    nbi_sys_info(&sys);
-    uint64_t room = sys.memory_available;
-    if (sys.cgroup_memory > 0 && sys.cgroup_memory < room)
-        room = sys.cgroup_memory;
-    if (room == 0 || (uint64_t)plan->total <= room)
-        return NB_OK;
-    return nbi_fail(NB_ENOMEM,
-                    "training takes %s, but only %s of memory is free: 'nibble plan' with the same "
-                    "options and --fit %.1f lists settings that fit",
-                    nbi_format_bytes(wanted, (double)plan->total),
-                    nbi_format_bytes(there, (double)room), (double)room / (1 << 30));
-}
-
-enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan *plan)
-{
-    struct nbi_run r;
-    enum nb_status rc = nbi_run_open_plan(&r, o);
-    if (rc == NB_OK)
-        rc = nbi_run_plan(&r, plan);
-    nbi_run_close(&r);
-    return rc;
 }
