@@ -1,4 +1,7 @@
-/* batches.c - the index arrays of a pass over a batch. */
+/* batches.c - the micro-batches of each step, and the index arrays that make one a pass.
+ *
+ * Micro-batch i of step s has the number s * grad_accum + i. The number and the loaders' states
+ * determine its rows, so a resumed run sees the same data. */
 #include "train/batches.h"
 
 #include "base/log.h"
@@ -18,7 +21,7 @@ enum nb_status nbi_train_pass_init(struct nbi_train_pass *f, const struct nbi_ac
     *f = (struct nbi_train_pass){.N = acts->N};
     f->kv_rows = malloc(5 * N * sizeof *f->kv_rows);
     f->kv = malloc(layers * sizeof *f->kv);
-    f->losses = malloc(N * sizeof *f->losses); /* logits are of N rows at most */
+    f->losses = malloc(N * sizeof *f->losses); /* M <= N rows of logits at a time */
     if (!f->kv_rows || !f->kv || !f->losses)
         return nbi_fail_memory("batch", 5 * N * sizeof *f->kv_rows);
     f->first = f->kv_rows + N;
@@ -85,7 +88,7 @@ static enum nb_status open_set(struct nbi_run *r, const char *const *files,
     return NB_OK;
 }
 
-/* What is cut off is not learnt, and should not come as a surprise. */
+/* Tokens that are cut off are not trained on, so the user is told. */
 static void warn_of_cuts(const struct nbi_dataset *d, int64_t seq_len, const char *option)
 {
     int64_t count = nbi_dataset_longer(d, seq_len);
@@ -101,7 +104,7 @@ static struct nbi_mix mix_of(struct nbi_run *r)
                             .share = r->opts->replay_share};
 }
 
-/* Steps until the epochs are over. The last one may have fewer passes than the others. */
+/* Steps until all epochs have ended. The last step may have fewer micro-batches with data. */
 static enum nb_status count_steps(struct nbi_run *r, int64_t *steps)
 {
     const struct nb_train_opts *o = r->opts;
@@ -114,7 +117,7 @@ static enum nb_status count_steps(struct nbi_run *r, int64_t *steps)
     return NB_OK;
 }
 
-/* Its order is another than that of the data, also of the same file. */
+/* Shuffled with another seed, so that its order differs even if both are the same file. */
 static enum nb_status open_replay(struct nbi_run *r)
 {
     const char *const files[] = {r->opts->replay, NULL};
@@ -168,7 +171,7 @@ void nbi_run_close_batches(struct nbi_run *r)
 
 /* ---- the micro-batches of a step ---- */
 
-/* Tokens that are no text, of a run without data. */
+/* Fills a micro-batch with random tokens, for a run without data. Each row is one sequence. */
 static void random_batch(const struct nbi_run *r, struct nbi_microbatch *b, int64_t number)
 {
     int64_t N = b->B * b->T;

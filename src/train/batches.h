@@ -1,25 +1,29 @@
-/* batches.h - a batch as one pass of the model: rows of tokens side by side, of which each sees its
- * own sequence up to itself. */
+/* batches.h - a micro-batch as one training pass of the model.
+ *
+ * Rows become one long list of tokens. Each token attends to its own sequence up to and including
+ * itself; keys and values of all tokens stand in the activations, in the order of the tokens. */
 #pragma once
 
 #include "data/loader.h"
 #include "model/execute.h"
 
 struct nbi_train_pass {
-    int64_t N; /* tokens at most */
-    int64_t V; /* ids from here on are refused; 0: nobody checks */
-    int32_t *kv_rows, *first, *last, *rows, *targets;
-    struct nbi_kv_view *kv;
-    float *losses; /* room for those of as many rows as there are logits */
-    struct nbi_pass pass;
+    int64_t N; /* limit of tokens */
+    int64_t V; /* ids of V and above are refused; 0: ids are not checked */
+    int32_t *kv_rows, *first, *last, *rows, *targets; /* [N] each, one allocation */
+    struct nbi_kv_view *kv;                           /* [layers] */
+    float *losses;        /* [N] scratch of the loss; at most N rows have logits at a time */
+    struct nbi_pass pass; /* set by nbi_train_pass_set, borrows the arrays above */
     struct nbi_labels labels;
 };
 
-/* acts must be made for training, and stay where they are. */
+/* acts must have been made for training and must outlive f. */
 enum nb_status nbi_train_pass_init(struct nbi_train_pass *f, const struct nbi_acts *acts);
 void nbi_train_pass_release(struct nbi_train_pass *f);
 
-/* Sets pass and labels (rows, targets and room); the batch must stay. */
+/* Sets pass and labels (rows, targets, scratch) from a micro-batch, whose ids and positions are
+ * borrowed. The caller adds the labels' kind and scale. */
 enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_microbatch *batch);
 
+/* Host memory that nbi_train_pass_init allocates. */
 int64_t nbi_train_pass_bytes(const struct nbi_config *c, int64_t N);

@@ -1,4 +1,7 @@
-/* plan.c - the memory a run takes, and which settings bring it into a given amount. */
+/* plan.c - the memory that a run takes, and the settings with which it fits into a given amount.
+ *
+ * A plan covers parameters, activations, scratch and micro-batches. The tokenizer, the index of
+ * the data and the program itself come on top. */
 #include <string.h>
 
 #include "base/str.h"
@@ -12,7 +15,7 @@ enum nbi_format nbi_run_format(const struct nb_train_opts *o)
 {
     struct nbi_output target = {.format = NBI_FORMAT_SAFETENSORS};
     if (o->out && nbi_output_of(o->out, &target) != NB_OK)
-        target.format = NBI_FORMAT_SAFETENSORS; /* check_out says so */
+        target.format = NBI_FORMAT_SAFETENSORS; /* the error is reported by setup.c */
     return target.format;
 }
 
@@ -38,8 +41,9 @@ struct nbi_acts_opts nbi_run_acts_opts(const struct nb_train_opts *o, const stru
 
 /* ---- the plan of a run ---- */
 
-/* Parameters, and what a token takes: two operations for each in the forward pass and, from the
- * first trained layer on, four in the backward pass. Attention sees half of a row on average. */
+/* Counts parameters and the operations per token: two per weight in the forward pass and, from
+ * the first trained layer on, four in the backward pass. A token attends to half a row on
+ * average. */
 static void count_work(const struct nbi_run *r, struct nb_train_plan *plan, int64_t first_layer)
 {
     const struct nbi_config *c = &r->config;
@@ -65,7 +69,7 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
     int64_t N = o->batch_size * o->seq_len, accum = o->grad_accum;
     const struct nbi_train_params_opts opts = nbi_run_params_opts(o);
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
-    const struct nbi_acts_opts room = nbi_run_acts_opts(o, c);
+    const struct nbi_acts_opts acts = nbi_run_acts_opts(o, c);
     struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->model.store;
     struct nbi_train_params_plan t;
     nbi_train_params_plan(c, store, &opts, &t);
@@ -73,32 +77,32 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
                                    .moments = t.moments,
                                    .gradients = t.gradients,
                                    .weights = t.weights,
-                                   .activations = nbi_acts_training_bytes(c, &room),
+                                   .activations = nbi_acts_training_bytes(c, &acts),
                                    .scratch = r->be->stream_bytes(r->be, &limits),
                                    .host = nbi_train_pass_bytes(c, N) +
                                            5 * accum * N * (int64_t)sizeof(int32_t) +
                                            (o->kl_base > 0 ? nbi_kl_anchor_bytes(N) : 0)};
     plan->total = plan->masters + plan->moments + plan->gradients + plan->weights +
                   plan->activations + plan->scratch + plan->host;
-    count_work(r, plan, room.first_layer);
+    count_work(r, plan, acts.first_layer);
     return NB_OK;
 }
 
 enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan)
 {
     struct nbi_sys_info sys;
-    char wanted[32], there[32];
+    char planned[32], unused[32];
     nbi_sys_info(&sys);
-    uint64_t room = sys.memory_available;
-    if (sys.cgroup_memory > 0 && sys.cgroup_memory < room)
-        room = sys.cgroup_memory;
-    if (room == 0 || (uint64_t)plan->total <= room)
+    uint64_t available = sys.memory_available;
+    if (sys.cgroup_memory > 0 && sys.cgroup_memory < available)
+        available = sys.cgroup_memory;
+    if (available == 0 || (uint64_t)plan->total <= available)
         return NB_OK;
     return nbi_fail(NB_ENOMEM,
                     "training takes %s, but only %s of memory is free: 'nibble plan' with the same "
                     "options and --fit %.1f lists settings that fit",
-                    nbi_format_bytes(wanted, (double)plan->total),
-                    nbi_format_bytes(there, (double)room), (double)room / (1 << 30));
+                    nbi_format_bytes(planned, (double)plan->total),
+                    nbi_format_bytes(unused, (double)available), (double)available / (1 << 30));
 }
 
 enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan *plan)
@@ -113,9 +117,9 @@ enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan
 
 /* ---- settings that fit ---- */
 
-#define COMBINATIONS (2 * 4 * 2 * 2) /* of recompute, state, master and fused */
+#define COMBINATIONS (2 * 4 * 2 * 2) /* recompute, moment type, master type, fused step */
 
-/* In no respect worse. */
+/* Whether a is at least as good as b in every respect. */
 static bool as_good(const struct nb_train_fit *a, const struct nb_train_fit *b)
 {
     return a->recompute <= b->recompute && a->batch_size >= b->batch_size &&
@@ -123,7 +127,7 @@ static bool as_good(const struct nb_train_fit *a, const struct nb_train_fit *b)
            a->fused_step <= b->fused_step;
 }
 
-/* The fastest first, then the most precise. */
+/* Fastest first, then most precise. */
 static int compare(const void *x, const void *y)
 {
     const struct nb_train_fit *a = x, *b = y;
@@ -140,22 +144,22 @@ static int compare(const void *x, const void *y)
     return (int)a->moment_type - (int)b->moment_type;
 }
 
-/* Combination k with rows of 1 / share of the batch; false: it cannot be trained. */
-static bool choose(const struct nb_train_opts *o, int k, int64_t share, struct nb_train_opts *out)
+/* Combination k with the batch size divided; false: the options exclude each other. */
+static bool vary(const struct nb_train_opts *o, int k, int64_t divisor, struct nb_train_opts *out)
 {
     *out = *o;
     out->recompute = k & 1;
     out->fused_step = k >> 1 & 1;
     out->bf16_master = k >> 2 & 1;
     out->moment_type = (enum nb_moment_type)(k >> 3);
-    out->batch_size = o->batch_size / share;
-    /* Smaller batches accumulate to the same update, unless it is made in the backward pass. */
+    out->batch_size = o->batch_size / divisor;
+    /* Smaller batches accumulate to the same update; a fused step cannot accumulate. */
     if (!out->fused_step)
-        out->grad_accum = o->grad_accum * share;
+        out->grad_accum = o->grad_accum * divisor;
     return !(out->fused_step && o->grad_accum > 1);
 }
 
-static enum nb_status try(const struct nbi_run *r, const struct nb_train_opts *o,
+static enum nb_status plan_one(const struct nbi_run *r, const struct nb_train_opts *o,
                           struct nb_train_fit *fit)
 {
     struct nb_train_plan plan;
@@ -173,22 +177,22 @@ static enum nb_status try(const struct nbi_run *r, const struct nb_train_opts *o
 }
 
 struct search {
-    struct nb_train_fit *all; /* that fit */
+    struct nb_train_fit *all; /* settings that fit; limited by COMBINATIONS * 64 batch sizes */
     int count;
     int64_t limit;
     struct nb_train_fit *smallest;
 };
 
-static enum nb_status try_all(const struct nbi_run *r, const struct nb_train_opts *o,
+static enum nb_status plan_all(const struct nbi_run *r, const struct nb_train_opts *o,
                               struct search *s)
 {
-    for (int64_t share = 1; o->batch_size % share == 0; share *= 2)
+    for (int64_t divisor = 1; o->batch_size % divisor == 0; divisor *= 2)
         for (int k = 0; k < COMBINATIONS; k++) {
             struct nb_train_opts varied;
             struct nb_train_fit fit;
-            if (!choose(o, k, share, &varied))
+            if (!vary(o, k, divisor, &varied))
                 continue;
-            NBI_TRY(try(r, &varied, &fit));
+            NBI_TRY(plan_one(r, &varied, &fit));
             if (s->smallest->total == 0 || fit.total < s->smallest->total)
                 *s->smallest = fit;
             if (fit.total <= s->limit)
@@ -197,14 +201,14 @@ static enum nb_status try_all(const struct nbi_run *r, const struct nb_train_opt
     return NB_OK;
 }
 
-/* Leaves what no other is as good as. */
-static void thin_out(struct search *s)
+/* Sorts and drops every setting that another one equals or beats in every respect. */
+static void keep_best(struct search *s)
 {
     int kept = 0;
     qsort(s->all, (size_t)s->count, sizeof *s->all, compare);
     for (int i = 0; i < s->count; i++) {
         bool best = true;
-        for (int j = 0; j < kept && best; j++) /* what is better has come before */
+        for (int j = 0; j < kept && best; j++) /* better ones sort first */
             best = !as_good(&s->all[j], &s->all[i]);
         if (best)
             s->all[kept++] = s->all[i];
@@ -225,9 +229,9 @@ enum nb_status nb_train_fit(const struct nb_train_opts *opts, int64_t limit,
         return nbi_fail_memory("settings", (size_t)COMBINATIONS * 64 * sizeof *s.all);
     enum nb_status rc = nbi_run_open_plan(&r, opts);
     if (rc == NB_OK)
-        rc = try_all(&r, opts, &s);
+        rc = plan_all(&r, opts, &s);
     nbi_run_close(&r);
-    thin_out(&s);
+    keep_best(&s);
     *count = s.count < *count ? s.count : *count;
     memcpy(fits, s.all, (size_t)*count * sizeof *fits);
     free(s.all);

@@ -1,4 +1,8 @@
-/* run.h - a training run: everything it needs, opened once, and where it stands. */
+/* run.h - a training run: everything it needs, opened once, and its progress.
+ *
+ * A step, in the order of the files: trainer.c -> batches.c (data/mix.c, data/loader.c) ->
+ * model/forward.c -> loss and model/backward.c -> optimizer.c -> train_log.c. Between steps:
+ * evaluate.c, resume.c. At the end: export.c, summary.c. */
 #pragma once
 
 #include "data/mix.h"
@@ -9,27 +13,27 @@
 #include "train/optimizer.h"
 #include "train/train_log.h"
 
-#define NBI_EVAL_TEXTS   64
-#define NBI_BATCH_TOKENS (1 << 24) /* of a pass at most */
+#define NBI_EVAL_TEXTS   64        /* files of held-out text */
+#define NBI_BATCH_TOKENS (1 << 24) /* limit of batch_size * seq_len */
 
-/* Where a run stands: with the masters and moments all that a checkpoint needs. */
+/* The progress of a run. A checkpoint holds this, the masters and the moments. */
 struct nbi_run_state {
     int64_t step;    /* steps done */
-    int64_t updates; /* of them, not skipped; counts for Adam's corrections */
-    int64_t skipped;
-    int64_t tokens; /* trained on */
+    int64_t updates; /* of those, that changed parameters: Adam's step number */
+    int64_t skipped; /* of those, with a gradient that was not finite */
+    int64_t tokens;  /* trained on */
     double seconds;
     double best_loss;  /* of evaluations; infinite before the first */
     int64_t evaluated; /* step of the last evaluation */
-    int64_t accepted;  /* of the last that was within stop_if_ppl_rises; -1: none */
+    int64_t accepted;  /* step of the last one within stop_if_ppl_rises; -1: none */
     bool stopped;      /* by stop_if_ppl_rises */
     struct nbi_loader_state loader, replay_loader;
 };
 
-/* Held-out data. Text is measured as `nibble eval ppl` does: the tokens of a file in windows of
- * seq_len, of which all but the first are predicted. Conversations as they are trained on. */
+/* Held-out data. Text is measured as `nibble eval ppl` does, in windows of seq_len tokens;
+ * conversations are packed and masked as in training. */
 struct nbi_eval_set {
-    struct nbi_dataset *data; /* NULL: only text */
+    struct nbi_dataset *data; /* conversations; NULL: none */
     struct {
         int32_t *ids;
         int64_t count;
@@ -37,14 +41,14 @@ struct nbi_eval_set {
     int text_count;
 };
 
-/* The prompts of a file and what the model says to them, greedily; NULL: nothing yet. */
+/* The prompts of --test-prompts, and the model's greedy answers before and after training. */
 struct nbi_test_prompts {
     struct nb_prompts *list;
-    char **before, **after;
+    char **before, **after; /* [count]; an answer is NULL until it is generated */
     int64_t count;
 };
 
-/* Memory at the points of the first step. */
+/* Memory at one point of the first step, for the memory report. */
 #define NBI_PHASES 6
 
 struct nbi_phase {
@@ -53,24 +57,24 @@ struct nbi_phase {
     uint64_t bytes;
 };
 
-/* Checksums of what a run depends on beside its data and its checkpoints. */
+/* Checksums of everything a resumed run depends on that its checkpoint does not hold. */
 struct nbi_fingerprint {
-    uint32_t model;  /* config and types; with kl_base all values */
+    uint32_t model;  /* config and types; with kl_base all values, too */
     uint32_t frozen; /* parameters that are not trained */
-    uint32_t eval;   /* held-out data, where it may end the run */
+    uint32_t eval;   /* held-out data, if it may end the run */
 };
 
 struct nbi_run {
-    const struct nb_train_opts *opts;
-    struct nbi_model model;
+    const struct nb_train_opts *opts; /* borrowed */
+    struct nbi_model model;           /* the source's files */
     struct nbi_config config;
     struct nb_tokenizer *tokenizer; /* NULL: random tokens */
     struct nb_chat *chat;
     struct nbi_dataset *data, *replay_data;
     struct nbi_eval_set eval;
-    struct nbi_loader loader, replay_loader; /* replay: only with replay_data */
+    struct nbi_loader loader, replay_loader; /* the second only with replay_data */
     struct nbi_kl_anchor kl_anchor;          /* only with kl_base */
-    struct nbi_microbatch *microbatches;     /* [grad_accum] */
+    struct nbi_microbatch *microbatches;     /* [grad_accum] of the next step */
     struct nbi_backend *be;
     struct nbi_stream *stream;
     struct nbi_train_params params;
@@ -79,55 +83,66 @@ struct nbi_run {
     struct nbi_optimizer optimizer;
     struct nbi_lr_schedule_opts lr_schedule;
     struct nbi_train_log *log;
-    struct nbi_ckpt_lock *lock; /* of the checkpoints; NULL: there are none */
+    struct nbi_ckpt_lock *lock; /* of checkpoint_dir; NULL: no checkpoints */
     struct nbi_test_prompts test_prompts;
     struct nbi_history history; /* of this process */
     struct nbi_phase phases[NBI_PHASES];
     int phase_count;
-    int64_t eval_logged; /* step of the last evaluation in the log that this run continues */
+    int64_t eval_logged; /* step of the last evaluation in the log that is continued; -1: none */
     struct nbi_run_state state;
     struct nbi_fingerprint fingerprint; /* only with checkpoints */
-    int64_t steps;                      /* of the whole run, epochs included */
-    int64_t first_step;                 /* the step that this process began with */
-    int64_t saved_step; /* the step of the last checkpoint that was read or written */
-    bool updating;      /* weights are between two steps: nothing to save */
-    bool save_failed;   /* a checkpoint could not be written, and it was said */
-    bool log_failed;    /* the log ended early */
-    bool exported;      /* the result is in place */
+    int64_t steps;                      /* of the whole run, with epochs converted to steps */
+    int64_t first_step;                 /* steps done when this process began */
+    int64_t saved_step;                 /* of the last checkpoint that was read or written */
+    bool updating;    /* some parameters are updated, others not: nothing to save */
+    bool save_failed; /* a checkpoint could not be written, and a warning said so */
+    bool log_failed;  /* the log could not be written, and ends early */
+    bool exported;    /* the result is in place */
 };
 
-/* Says what went wrong without ending the run: the last error, and this. */
+/* Passes the last error to the caller's warn, followed by what the run does about it. */
 void nbi_run_warn(const struct nbi_run *r, const char *then);
 
-/* Opens all, with a fresh state. nbi_run_close also after a failure. */
+/* ---- opening (setup.c) ---- */
+
+/* Opens everything, with a fresh state. Call nbi_run_close also after a failure. */
 enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *opts);
 void nbi_run_close(struct nbi_run *r);
 
-/* Opens only what a plan takes: no data, nothing of the model's values. */
+/* Opens what nbi_run_plan needs: no data, and no values of the model. */
 enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *opts);
+
+/* With kl_base: computes the probabilities of the model as it was read. Call it before a
+ * checkpoint is loaded. */
+enum nb_status nbi_run_kl_anchor(struct nbi_run *r);
+
+/* ---- the plan (plan.c) ---- */
+
+/* The memory of the run, without allocating it. */
 enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan);
 
-/* Whether this machine has so much memory to give. */
+/* NB_ENOMEM if this machine has less memory free than the plan asks for. */
 enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan);
 
-/* The format of the result; of safetensors if nothing is written. */
+/* The format of the result; safetensors if nothing is written. */
 enum nbi_format nbi_run_format(const struct nb_train_opts *opts);
 
+/* The options of a run as those of its parameters and activations. */
 struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *opts);
 struct nbi_acts_opts nbi_run_acts_opts(const struct nb_train_opts *opts,
                                        const struct nbi_config *c);
 
 /* ---- batches (batches.c) ---- */
 
+/* Whether the run trains on random tokens in place of data. */
 bool nbi_run_random_tokens(const struct nb_train_opts *opts);
+
+/* Opens the data, its loaders and the micro-batches, and sets r->steps. */
 enum nb_status nbi_run_open_batches(struct nbi_run *r);
 void nbi_run_close_batches(struct nbi_run *r);
 
-/* The next micro-batches; *more false: the data has ended, and there are none. */
+/* Fills the micro-batches of the next step. *more false: the data has ended. */
 enum nb_status nbi_run_next(struct nbi_run *r, bool *more);
-
-/* With kl_base: the probabilities of the model as it was read. Before a checkpoint is loaded. */
-enum nb_status nbi_run_kl_anchor(struct nbi_run *r);
 
 /* ---- evaluation (evaluate.c) ---- */
 
@@ -135,58 +150,61 @@ enum nb_status nbi_eval_open(struct nbi_run *r);
 void nbi_eval_close(struct nbi_eval_set *set);
 bool nbi_eval_any(const struct nbi_eval_set *set);
 
-/* The sum of losses over the held-out data with the given weights, and how many tokens were
- * predicted. Uses the first micro-batch. */
+/* Sums the loss of these weights over the held-out data; *count: predicted tokens. Overwrites
+ * the first micro-batch. */
 enum nb_status nbi_run_evaluate(struct nbi_run *r, const struct nbi_weights *w, double *loss,
                                 int64_t *count);
 
-/* ---- checkpoints (resume.c, identity.c) ---- */
+/* ---- checkpoints (resume.c, fingerprint.c) ---- */
 
-/* Sets r->sums, from the model as it was read: before a checkpoint is loaded. */
+/* Sets r->fingerprint from the model as it was read. Call it before a checkpoint is loaded. */
 enum nb_status nbi_run_fingerprint(struct nbi_run *r);
 
 enum nb_status nbi_run_save(struct nbi_run *r);
 
-/* Goes on from the newest whole checkpoint, or begins where there is none. Settings that would
- * change what is computed must be the same. */
+/* Continues from the newest complete checkpoint, or from the start if there is none. Settings
+ * that change the computation must be those of the checkpoint. */
 enum nb_status nbi_run_resume(struct nbi_run *r);
 
-/* Keeps the model of this step, and goes back to the one that was kept last: its parameters, not
- * its place in the run. */
+/* Saves the model of this step as the accepted one; loads the parameters of the accepted model
+ * and leaves r->state alone. */
 enum nb_status nbi_run_save_accepted(struct nbi_run *r);
 enum nb_status nbi_run_load_accepted(struct nbi_run *r);
 
-/* ---- prompts (prompts.c) ---- */
-
-struct nb_train_answer nbi_test_prompts_at(const struct nbi_test_prompts *p, int64_t i);
+/* ---- test prompts (test_prompts.c) ---- */
 
 enum nb_status nbi_test_prompts_open(struct nbi_test_prompts *p, const char *path);
 void nbi_test_prompts_close(struct nbi_test_prompts *p);
 
-/* Fills one of before and after. */
+/* Prompt i with its answers; the strings belong to p. */
+struct nb_train_answer nbi_test_prompts_at(const struct nbi_test_prompts *p, int64_t i);
+
+/* Generates answers[0..count): p->before or p->after. */
 enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *r, char **answers);
 
-/* ---- results (export.c) ---- */
+/* ---- the result (export.c) ---- */
 
-/* What would be refused after the last step, before anything is allocated: lays the target out. */
+/* Lays out the result without writing values, so that whatever would be refused after the last
+ * step is refused before the first. Needs no parameters in memory. */
 enum nb_status nbi_run_check_export(const struct nbi_run *r,
                                     const struct nbi_train_params_opts *opts);
 
-/* Appears when it has been read again, and compared. */
+/* Writes the result, reads it back and compares it with the weights in memory before it appears
+ * under its name. */
 enum nb_status nbi_run_export(struct nbi_run *r);
 
-/* ---- for people (summary.c) ---- */
+/* ---- reports (summary.c) ---- */
 
-/* Remembers a line for the report, and logs it. */
+/* Adds a line to the history of this process and to the log. kl: NaN if there is no anchor. */
 enum nb_status nbi_run_note_step(struct nbi_run *r, const struct nbi_log_step *line, double kl);
 enum nb_status nbi_run_note_eval(struct nbi_run *r, const struct nbi_log_eval *line);
 
-/* Whether the files of reports and the log can be made, and replace nothing that is used. */
+/* Whether reports and log can be written, and would overwrite nothing that the run uses. */
 enum nb_status nbi_run_check_reports(const struct nbi_run *r);
 
-/* report.html in the result's directory, or beside its file. */
+/* Writes report.html into the result's directory, or OUT.report.html if the result is a file. */
 enum nb_status nbi_run_report(struct nbi_run *r);
 
-/* Memory by phases of the first step, in the predecessor's format. A phase is noted once. */
+/* Notes the memory at a phase of the first step; later steps are ignored. phase: a literal. */
 void nbi_run_phase(struct nbi_run *r, const char *phase);
 enum nb_status nbi_run_memory_report(struct nbi_run *r, const char *path);
