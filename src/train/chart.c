@@ -1,4 +1,4 @@
-/* chart.c - axes with round numbers, lines thinned to what can be seen. */
+/* chart.c - axes with round numbers, and lines decimated to what can be seen. */
 #include "train/chart.h"
 
 #include <math.h>
@@ -8,17 +8,17 @@
 
 enum { WIDTH = 720, HEIGHT = 250, LEFT = 66, RIGHT = 24, TOP = 10, BOTTOM = 26 };
 #define VALUE_MAX 1e100
-#define BANDS     60 /* stretches of a line with a hover title */
+#define BANDS     60 /* intervals of a line with a hover title */
 #define TICKS_MAX 12
 
-/* ---- which points ---- */
+/* ---- decimation ---- */
 
 static bool usable(double v, bool log_scale)
 {
     return fabs(v) <= VALUE_MAX && (!log_scale || v >= 1 / VALUE_MAX);
 }
 
-/* The usable one at or behind i, before end; end if there is none. */
+/* The first usable point in [i, end); end if there is none. */
 static size_t next_usable(const struct nbi_chart_series *s, bool log_scale, size_t i, size_t end)
 {
     while (i < end && !(usable(s->y[i], log_scale) && usable(s->x[i], false)))
@@ -26,7 +26,7 @@ static size_t next_usable(const struct nbi_chart_series *s, bool log_scale, size
     return i;
 }
 
-/* The lowest and the highest of a stretch, in their order. */
+/* Keeps the lowest and the highest point of [first, end), in their order. */
 static size_t keep_extremes(const struct nbi_chart_series *s, bool log_scale, size_t first,
                             size_t end, size_t *keep)
 {
@@ -71,7 +71,7 @@ size_t nbi_chart_decimate(const struct nbi_chart_series *s, bool log_scale, size
 struct scale {
     double low, high; /* of the values, or of their logarithms */
     bool is_log;
-    double at_low, at_high; /* in the picture */
+    double at_low, at_high; /* coordinates in the picture */
 };
 
 static double place(const struct scale *s, double v)
@@ -87,24 +87,24 @@ static void include(struct scale *s, double v)
     s->high = t > s->high ? t : s->high;
 }
 
-/* Room around the values; a single value gets some too. */
-static void widen(struct scale *s, double part)
+/* Adds a margin, a fraction of the range; a range of a single value is extended first. */
+static void add_margin(struct scale *s, double fraction)
 {
     double size = fmax(fabs(s->low), fabs(s->high)), range = s->high - s->low;
     if (range <= 1e-9 * size || range == 0)
-        range = s->is_log || size == 0 ? 1 : 0.1 * size, part = 0.5;
-    s->low -= part * range;
-    s->high += part * range;
+        range = s->is_log || size == 0 ? 1 : 0.1 * size, fraction = 0.5;
+    s->low -= fraction * range;
+    s->high += fraction * range;
 }
 
-/* 1, 2 or 5 times a power of ten, so that about `wanted` of them fit. */
+/* 1, 2 or 5 times a power of ten, so that about `wanted` steps fit into the range. */
 static double nice_step(double range, int wanted)
 {
     double raw = range / wanted, power = pow(10, floor(log10(raw))), times = raw / power;
     return power * (times <= 1 ? 1 : times <= 2 ? 2 : times <= 5 ? 5 : 10);
 }
 
-/* Round values inside of the scale; their number. */
+/* Round values within [low, high]; returns their number. */
 static int linear_ticks(double low, double high, int wanted, double *ticks)
 {
     double step = nice_step(high - low, wanted), first = ceil(low / step);
@@ -152,7 +152,7 @@ static void draw_axes(struct nbi_str *out, const struct scale *x, const struct s
                        ticks[i]);
 }
 
-/* "step 120: loss 2.31, smoothed 2.4" of all lines over the same x as the first. */
+/* A hover title such as "step 120, loss 2.31, smoothed 2.4": all lines that share x with first. */
 static void put_title(struct nbi_str *out, const struct nbi_chart *c,
                       const struct nbi_chart_series *first, size_t i)
 {
@@ -199,25 +199,25 @@ static void draw_dots(struct drawing *d, const struct nbi_chart_series *s)
     }
 }
 
-/* Invisible bands over the first line, each with the title of a point in it. */
+/* Invisible rectangles over the first line, each with the title of one of its points. */
 static void draw_bands(struct drawing *d)
 {
     const struct nbi_chart_series *s = &d->chart->series[0];
     size_t n = nbi_chart_decimate(s, d->chart->log_scale, d->keep, NBI_CHART_POINTS);
     size_t bands = n < BANDS ? n : BANDS;
-    double wide = (double)(WIDTH - LEFT - RIGHT) / (double)(bands ? bands : 1);
+    double width = (double)(WIDTH - LEFT - RIGHT) / (double)(bands ? bands : 1);
     for (size_t b = 0; b < bands; b++) {
         size_t i = d->keep[bands > 1 ? b * (n - 1) / (bands - 1) : 0];
         double at = place(&d->x, s->x[i]);
         nbi_str_printf(d->out,
                        "<rect class=\"hover\" x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\">",
-                       fmax(at - wide / 2, LEFT), TOP, wide, HEIGHT - TOP - BOTTOM);
+                       fmax(at - width / 2, LEFT), TOP, width, HEIGHT - TOP - BOTTOM);
         put_title(d->out, d->chart, s, i);
         nbi_str_puts(d->out, "</rect>\n");
     }
 }
 
-/* The ranges of what is shown; false if that is nothing. */
+/* Sets the ranges of both axes; false: there is nothing to show. */
 static bool fit_scales(struct drawing *d)
 {
     const struct nbi_chart *c = d->chart;
@@ -234,8 +234,8 @@ static bool fit_scales(struct drawing *d)
         return false;
     if (c->from_zero && !c->log_scale)
         include(&d->y, 0);
-    widen(&d->x, 0);
-    widen(&d->y, 0.05);
+    add_margin(&d->x, 0);
+    add_margin(&d->y, 0.05);
     return true;
 }
 

@@ -1,11 +1,8 @@
-/* checkpoint.c - the file of a checkpoint: a header with all sizes, the blobs, a trailer.
+/* checkpoint.c - writes and reads a checkpoint file: a header with all sizes, the blobs, a trailer.
  *
- * in : the caller's numbers and blobs, or a file that nobody vouches for
- * out: the same file or numbers and blobs
- *
- * The header says how long the file is and what is where; what it claims is compared with the
- * length of the file before anything is allocated. The sums of the blobs stand in the trailer,
- * since a writer knows them last; a file without its trailer is not complete. */
+ * Files are not trusted. The header states the length of the file and of everything in it, and is
+ * compared with the actual length before anything is allocated. The checksums of the blobs stand in
+ * the trailer because the writer knows them last; a file without a trailer is incomplete. */
 #include "train/checkpoint.h"
 
 #include <string.h>
@@ -18,9 +15,9 @@
 #define MAGIC       "NBCKPT\r\n"
 #define END_MAGIC   "NBCKEND\n"
 #define VERSION     1u
-#define FIXED_BYTES 44 /* of the header, in front of the settings */
+#define FIXED_BYTES 44 /* of the header, before the settings */
 #define HEADER_MAX  ((uint64_t)64 << 20)
-#define PIECE       ((size_t)1 << 20) /* summed up and moved while it is in the cache */
+#define PIECE       ((size_t)1 << 20) /* checksummed and copied at a time, while in cache */
 
 struct blob {
     const char *name;
@@ -30,7 +27,7 @@ struct blob {
 
 struct nbi_checkpoint {
     struct nbi_source *src;
-    uint8_t *header; /* names and settings point into it */
+    uint8_t *header; /* owns the strings of names and settings */
     uint64_t header_bytes, step;
     uint32_t header_crc;
     const char *settings;
@@ -64,9 +61,9 @@ static uint64_t get_u64(const uint8_t *p)
     return (uint64_t)get_u32(p + 4) << 32 | get_u32(p);
 }
 
-/* ---- what writer and reader both insist on ---- */
+/* ---- names, for both directions ---- */
 
-static bool name_is_good(const char *name, size_t len)
+static bool name_is_valid(const char *name, size_t len)
 {
     return len >= 1 && len <= NBI_CKPT_NAME_MAX && nbi_utf8_printable(name, len);
 }
@@ -76,8 +73,8 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Sorts the names; *twice is one that stands there twice, or NULL. */
-static void find_twice(const char **names, size_t count, const char **twice)
+/* Sorts the names; *twice: one that occurs twice, or NULL. */
+static void find_duplicate(const char **names, size_t count, const char **twice)
 {
     *twice = NULL;
     qsort(names, count, sizeof *names, by_text);
@@ -86,7 +83,7 @@ static void find_twice(const char **names, size_t count, const char **twice)
             *twice = names[i];
 }
 
-/* The names of values or blobs, stride bytes apart, each good and none twice. */
+/* Checks the names of values or blobs, whose pointers are stride bytes apart. */
 static enum nb_status check_names(const void *first, size_t count, size_t stride,
                                   enum nb_status status)
 {
@@ -97,11 +94,11 @@ static enum nb_status check_names(const void *first, size_t count, size_t stride
     enum nb_status rc = NB_OK;
     for (size_t i = 0; i < count && rc == NB_OK; i++) {
         memcpy(&names[i], (const char *)first + i * stride, sizeof *names);
-        if (!name_is_good(names[i], strlen(names[i])))
+        if (!name_is_valid(names[i], strlen(names[i])))
             rc = nbi_fail(status, "a name is empty, too long or not printable");
     }
     if (rc == NB_OK && count) {
-        find_twice(names, count, &twice);
+        find_duplicate(names, count, &twice);
         if (twice)
             rc = nbi_fail(status, "the name '%s' is there twice", twice);
     }
@@ -163,7 +160,7 @@ static void put_tables(struct nbi_str *s, const struct nbi_ckpt_content *c)
     }
 }
 
-/* The whole header and how long the file will be. */
+/* Makes the header in s and computes the length of the file. */
 static enum nb_status make_header(const struct nbi_ckpt_content *c, struct nbi_str *s,
                                   uint64_t *file_bytes)
 {
@@ -194,7 +191,7 @@ static enum nb_status make_header(const struct nbi_ckpt_content *c, struct nbi_s
     return rc == NB_OK ? nbi_str_status(s) : rc;
 }
 
-/* A blob at offset at; buffer: PIECE bytes for the callback. */
+/* Writes a blob at a file offset; buffer: PIECE bytes for the callback. */
 static enum nb_status write_blob(struct nbi_outfile *f, const struct nbi_ckpt_content *c,
                                  size_t index, uint64_t at, void *buffer, uint32_t *crc)
 {
@@ -212,7 +209,7 @@ static enum nb_status write_blob(struct nbi_outfile *f, const struct nbi_ckpt_co
     return NB_OK;
 }
 
-/* Header, blobs and trailer, which is made in s. */
+/* Writes the header in s, the blobs and the trailer, for which s is reused. */
 static enum nb_status write_parts(struct nbi_outfile *f, const struct nbi_ckpt_content *c,
                                   struct nbi_str *s, void *buffer)
 {
@@ -264,7 +261,7 @@ static enum nb_status malformed(const char *what)
     return nbi_fail(NB_EFORMAT, "bad header: %s", what);
 }
 
-/* Bytes of the header that are not parsed yet; its checksum is not among them. */
+/* The part of the header that is not parsed yet, without its checksum. */
 struct rest {
     const uint8_t *p;
     uint64_t left;
@@ -280,7 +277,7 @@ static const uint8_t *take(struct rest *r, uint64_t n)
     return p;
 }
 
-/* A name with its length in front and a NUL behind; NULL if it is not that. */
+/* A name with its length before it and a NUL after it; NULL if malformed. */
 static const char *take_name(struct rest *r)
 {
     const uint8_t *len = take(r, 1);
@@ -368,12 +365,12 @@ static enum nb_status read_sizes(struct nbi_checkpoint *c)
                         VERSION);
     if (n < sizeof h)
         return nbi_fail(NB_EFORMAT, "truncated: %llu bytes", (unsigned long long)size);
-    uint64_t whole = get_u64(h + 16);
+    uint64_t expected = get_u64(h + 16);
     c->header_bytes = get_u32(h + 12);
-    if (size != whole)
+    if (size != expected)
         return nbi_fail(NB_EFORMAT, "%s: %llu bytes, its header says %llu",
-                        size < whole ? "truncated" : "too long", (unsigned long long)size,
-                        (unsigned long long)whole);
+                        size < expected ? "truncated" : "too long", (unsigned long long)size,
+                        (unsigned long long)expected);
     if (c->header_bytes < FIXED_BYTES + 1 + 4 || c->header_bytes > HEADER_MAX ||
         c->header_bytes > size)
         return malformed("its length is impossible");
@@ -411,7 +408,7 @@ static enum nb_status read_trailer(struct nbi_checkpoint *c)
     return rc;
 }
 
-/* Takes src over. */
+/* Takes ownership of src, also on failure. */
 static enum nb_status open_source(struct nbi_checkpoint **out, struct nbi_source *src)
 {
     struct nbi_checkpoint *c = calloc(1, sizeof *c);
@@ -516,7 +513,8 @@ struct nbi_ckpt_blob nbi_checkpoint_blob(const struct nbi_checkpoint *c, size_t 
     return (struct nbi_ckpt_blob){.name = c->blobs[index].name, .bytes = c->blobs[index].bytes};
 }
 
-/* A blob from front to back: into dst, else through a buffer; each piece goes to put, if any. */
+/* Reads a blob into dst, or through a buffer if dst is NULL, and passes each piece to put unless
+ * that is NULL. */
 static enum nb_status pass_blob(const struct nbi_checkpoint *c, const struct blob *b, void *dst,
                                 nbi_ckpt_put_fn put, void *ctx)
 {

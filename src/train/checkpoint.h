@@ -1,9 +1,9 @@
-/* checkpoint.h - the state of a training run in one file, and the files of a directory.
+/* checkpoint.h - the state of a training run in one file, and the checkpoints of a directory.
  *
- * A checkpoint `step-00000120.ckpt` holds the settings as JSON, the step, named numbers (cursors,
- * random state, sums) and named blobs of bytes (tensors). Every byte of it is under a CRC-32C; the
- * layout is in docs/FORMATS.md. It appears under its name when it is complete and synced, older
- * ones go after that, so at each moment there is one to go on from. */
+ * A checkpoint, `step-00000120.ckpt`, holds the settings as JSON, the step, named numbers and named
+ * blobs of bytes (tensors). CRC-32C checksums cover every byte; the layout is in docs/FORMATS.md.
+ * A file gets its name when it is complete and synced, and older ones are removed after that, so
+ * the directory always has one to resume from. */
 #pragma once
 
 #include "base/status.h"
@@ -12,7 +12,7 @@
 
 struct nbi_ckpt_value {
     const char *name;
-    bool is_real; /* else whole */
+    bool is_real; /* otherwise an integer */
     int64_t integer;
     double real;
 };
@@ -30,15 +30,15 @@ static inline struct nbi_ckpt_value nbi_ckpt_real(const char *name, double v)
 struct nbi_ckpt_blob {
     const char *name;
     uint64_t bytes;
-    const void *memory; /* NULL: it comes through the callback */
+    const void *memory; /* NULL: the get callback supplies the bytes */
 };
 
-/* Fills dst with len bytes of blob [index] from offset on. Called from front to back. */
+/* Fills dst with len bytes of blob [index] from offset on. Offsets ascend without gaps. */
 typedef enum nb_status (*nbi_ckpt_get_fn)(void *ctx, size_t index, uint64_t offset, void *dst,
                                           size_t len);
 
-/* What a checkpoint holds; all of it borrowed. Names are 1 to NBI_CKPT_NAME_MAX bytes of printable
- * text, different from each other among the values and among the blobs. */
+/* What a checkpoint holds; all borrowed. Names are 1 to NBI_CKPT_NAME_MAX bytes of printable text,
+ * unique among the values and unique among the blobs. */
 struct nbi_ckpt_content {
     uint64_t step;
     const char *settings; /* one JSON value */
@@ -59,21 +59,22 @@ struct nbi_ckpt_content {
 /* Writes content to a file that appears complete or not at all. */
 enum nb_status nbi_checkpoint_write(const char *path, const struct nbi_ckpt_content *content);
 
-/* Writes content to its file in dir, which is made if only its last name is missing. Then of the
- * checkpoints up to this step all but the last `keep` (at least 1) are removed, and so is what
- * killed writers left. Those of later steps stay: a run that starts anew in a directory with
- * checkpoints is for the caller to refuse. The space is reserved first; a failure leaves all
- * others as they were. Memory: one buffer of 1 MiB, only if blobs come through the callback. */
+/* Writes content to step-*.ckpt in dir, and makes dir if its parent exists. Then removes all
+ * checkpoints up to this step but the last `keep` (at least 1), and temporary files of writers that
+ * were killed. Checkpoints of later steps stay: callers refuse to start a new run in a directory
+ * that has checkpoints. The space is reserved first; a failure leaves all other files as they are.
+ * Memory: one buffer of 1 MiB, only if blobs come from the callback. */
 enum nb_status nbi_checkpoint_save(const char *dir, int keep,
                                    const struct nbi_ckpt_content *content);
 
-/* The same under the name good.ckpt, in place of the one before; none is removed for it. */
+/* Writes content to good.ckpt in dir, replacing the previous one, and removes nothing else. */
 enum nb_status nbi_checkpoint_save_accepted(const char *dir,
                                             const struct nbi_ckpt_content *content);
 
-/* The right to write in dir, which is there: one process has it at a time, until it closes it or
- * ends, however it ends. NB_EIO names the one that has it. Where the file system has no locks,
- * everybody has. The file 'lock' stays. */
+/* The exclusive right to write checkpoints in dir, which must exist. The lock ends with
+ * nbi_checkpoint_unlock or with the process, however that ends. While another process has it,
+ * locking fails with NB_EIO and names that process. On file systems without locks it always
+ * succeeds. The file 'lock' stays in the directory. */
 struct nbi_ckpt_lock;
 
 enum nb_status nbi_checkpoint_lock(struct nbi_ckpt_lock **out, const char *dir);
@@ -83,44 +84,44 @@ void nbi_checkpoint_unlock(struct nbi_ckpt_lock *lock); /* NULL is fine */
 
 struct nbi_checkpoint;
 
-/* Reads and checks everything but the bytes of the blobs. */
+/* Reads and checks everything except the bytes of the blobs. */
 enum nb_status nbi_checkpoint_open(struct nbi_checkpoint **out, const char *path);
 
-/* The same over borrowed memory. */
+/* The same from borrowed memory. */
 enum nb_status nbi_checkpoint_open_memory(struct nbi_checkpoint **out, const void *bytes,
                                           size_t len);
 void nbi_checkpoint_close(struct nbi_checkpoint *c); /* NULL is fine */
 
-/* Reads all blobs and compares their checksums; the message names the first that is damaged. */
+/* Reads all blobs and compares their checksums. The message names the first damaged one. */
 enum nb_status nbi_checkpoint_verify(const struct nbi_checkpoint *c);
 
-/* Opens the newest checkpoint in dir that is whole (verified). For each newer one that is not, a
- * warning in the log says what is wrong. NB_ENOTFOUND: there is none at all, or no directory;
- * NB_EFORMAT: none of those there are is usable. */
+/* Opens the newest checkpoint in dir that passes nbi_checkpoint_verify; a warning in the log says
+ * what is wrong with each newer one. NB_ENOTFOUND: no checkpoints, or no directory. NB_EFORMAT: no
+ * checkpoint is usable. */
 enum nb_status nbi_checkpoint_latest(struct nbi_checkpoint **out, const char *dir);
 
-/* good.ckpt, verified, if it is that of this step. */
+/* Opens and verifies good.ckpt, which must be of this step. */
 enum nb_status nbi_checkpoint_accepted(struct nbi_checkpoint **out, const char *dir, uint64_t step);
 
-/* How many there are by their names, whole or not; 0 also without a directory. */
+/* Number of files named like checkpoints, intact or not; 0 also without a directory. */
 size_t nbi_checkpoint_count(const char *dir);
 
 const char *nbi_checkpoint_path(const struct nbi_checkpoint *c);
 uint64_t nbi_checkpoint_step(const struct nbi_checkpoint *c);
 const char *nbi_checkpoint_settings(const struct nbi_checkpoint *c);
 
-/* A number by its name; one that is not there, or of the other kind, is NB_EFORMAT. */
+/* A number by its name. NB_EFORMAT: it is missing or of the other kind. */
 enum nb_status nbi_checkpoint_int(const struct nbi_checkpoint *c, const char *name, int64_t *v);
 enum nb_status nbi_checkpoint_real(const struct nbi_checkpoint *c, const char *name, double *v);
 
 size_t nbi_checkpoint_blob_count(const struct nbi_checkpoint *c);
 
-/* The blob at index, without its memory; the name lives as long as c. */
+/* Name and size of a blob; its memory is NULL. The name lives as long as c. */
 struct nbi_ckpt_blob nbi_checkpoint_blob(const struct nbi_checkpoint *c, size_t index);
 
-/* A blob into memory of the caller's, or piece by piece from front to back. It must be there and
- * have that many bytes. The checksum is known at the end: after a failure the target holds
- * anything. */
+/* Reads a blob into the caller's memory, or passes it to put piece by piece in order. The blob must
+ * exist and have that many bytes. Its checksum is known only at the end: after a failure the target
+ * may hold damaged bytes. */
 enum nb_status nbi_checkpoint_read(const struct nbi_checkpoint *c, const char *name, void *dst,
                                    uint64_t bytes);
 

@@ -1,5 +1,5 @@
-/* checkpoint_dir.c - the checkpoints of a directory: names, the newest that is whole, keeping the
- * last few. */
+/* checkpoint_dir.c - the checkpoints of a directory: names, the lock, the newest intact one, and
+ * removal of old ones. */
 #include <errno.h>
 #include <string.h>
 
@@ -24,7 +24,7 @@ static char *path_of(const char *dir, uint64_t step)
     return nbi_path_join(dir, name);
 }
 
-/* Only names that path_of makes: one step has one name. */
+/* Accepts only names that path_of makes, so that a step has one name. */
 static bool step_of(const char *name, uint64_t *step)
 {
     char again[48];
@@ -53,7 +53,7 @@ static int newest_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* The steps that dir has files of, newest first; the caller frees s->v, also after a failure. */
+/* Lists the steps of dir's checkpoints, newest first. The caller frees s->v, also on failure. */
 static enum nb_status list_steps(const char *dir, struct steps *s)
 {
     *s = (struct steps){0};
@@ -85,7 +85,7 @@ size_t nbi_checkpoint_count(const char *dir)
 
 /* ---- saving ---- */
 
-/* What cannot be removed is in nobody's way but the disk's: a warning. */
+/* A file that cannot be removed only takes disk space: that is a warning. */
 static enum nb_status remove_old(const char *dir, int keep, uint64_t newest)
 {
     struct steps s;
@@ -128,14 +128,14 @@ enum nb_status nbi_checkpoint_save_accepted(const char *dir, const struct nbi_ck
     return rc;
 }
 
-/* ---- one writer ---- */
+/* ---- the lock ---- */
 
 struct nbi_ckpt_lock {
     int fd;
 };
 
-/* Who has the lock: the number that stands in its file. */
-static enum nb_status locked(const char *dir, int fd)
+/* Fails with the process id that stands in the lock file. */
+static enum nb_status fail_locked(const char *dir, int fd)
 {
     char text[32] = "", who[64] = "another process";
     long pid = pread(fd, text, sizeof text - 1, 0) > 0 ? strtol(text, NULL, 10) : 0;
@@ -147,11 +147,11 @@ static enum nb_status locked(const char *dir, int fd)
                     who, dir);
 }
 
-/* A disk that is full makes it a lock without a name. */
+/* On a full disk the lock is taken without a process id in its file. */
 static enum nb_status take_lock(const char *dir, int fd)
 {
     if (nbi_sys_flock(fd, LOCK_EX | LOCK_NB) != 0)
-        return errno == EWOULDBLOCK ? locked(dir, fd) : NB_OK;
+        return errno == EWOULDBLOCK ? fail_locked(dir, fd) : NB_OK;
     if (nbi_sys_ftruncate(fd, 0) == 0)
         dprintf(fd, "%ld\n", (long)getpid());
     return NB_OK;
@@ -195,7 +195,7 @@ void nbi_checkpoint_unlock(struct nbi_ckpt_lock *lock)
 
 /* ---- the newest ---- */
 
-static enum nb_status open_whole(struct nbi_checkpoint **out, const char *path, uint64_t step)
+static enum nb_status open_verified(struct nbi_checkpoint **out, const char *path, uint64_t step)
 {
     NBI_TRY(nbi_checkpoint_open(out, path));
     enum nb_status rc = nbi_checkpoint_verify(*out);
@@ -216,7 +216,7 @@ enum nb_status nbi_checkpoint_accepted(struct nbi_checkpoint **out, const char *
     *out = NULL;
     if (!path)
         return NB_ENOMEM;
-    enum nb_status rc = open_whole(out, path, step);
+    enum nb_status rc = open_verified(out, path, step);
     free(path);
     return rc;
 }
@@ -231,10 +231,10 @@ enum nb_status nbi_checkpoint_latest(struct nbi_checkpoint **out, const char *di
         rc = nbi_fail(NB_ENOTFOUND, "there is no checkpoint in '%s'", dir);
     for (size_t i = 0; rc == NB_OK && i < s.count && !*out; i++) {
         char *path = path_of(dir, s.v[i]);
-        rc = path ? open_whole(out, path, s.v[i]) : NB_ENOMEM;
+        rc = path ? open_verified(out, path, s.v[i]) : NB_ENOMEM;
         free(path);
         if (rc != NB_EFORMAT && rc != NB_EIO && rc != NB_ENOTFOUND)
-            continue; /* found, or not the file's fault */
+            continue; /* success, or an error that older files would meet as well */
         rc = NB_OK;
         nbi_log(NB_LOG_WARN, "%s; %s", nb_last_error(),
                 i + 1 < s.count ? "trying the one before it" : "there is none before it");

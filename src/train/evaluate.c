@@ -1,4 +1,7 @@
-/* evaluate.c - the loss on held-out data. */
+/* evaluate.c - the cross entropy of held-out data, summed over all predicted tokens.
+ *
+ * It runs the training forward pass with the micro-batch of training, so it needs no memory of its
+ * own. */
 #include <string.h>
 
 #include "base/file.h"

@@ -1,4 +1,6 @@
-/* export.c - the trained model as files: the weights that the last forward pass used. */
+/* export.c - writes the trained model: exactly the weights that the last forward pass used.
+ *
+ * What was written is read back and compared before it appears under its name. */
 #include <string.h>
 
 #include "convert/model_writer.h"
@@ -7,7 +9,7 @@
 
 #define CHUNK_ROWS 256
 
-static struct nbi_tensor_spec out_of(const struct nbi_train_param *x)
+static struct nbi_tensor_spec spec_of(const struct nbi_train_param *x)
 {
     return (struct nbi_tensor_spec){.name = x->param.name,
                                     .dtype = x->quantized ? NBI_NVFP4 : x->float_type,
@@ -16,7 +18,7 @@ static struct nbi_tensor_spec out_of(const struct nbi_train_param *x)
                                     .two_level = x->has_tensor_scale};
 }
 
-/* The type that would hold a tensor's values as well: what is not trained may have been widened. */
+/* The type a tensor is stored in at the source: a frozen one may be in a larger type in memory. */
 static enum nbi_dtype original_type(const struct nbi_run *r, const struct nbi_train_param *x)
 {
     const struct nbi_entry *e =
@@ -24,7 +26,7 @@ static enum nbi_dtype original_type(const struct nbi_run *r, const struct nbi_tr
     return e ? e->dtype : x->float_type;
 }
 
-/* Lays out the target and begins it. */
+/* Lays out the result and begins to write it. */
 static enum nb_status begin(struct nbi_model_writer *x, const struct nbi_run *r,
                             const struct nbi_train_param *tensors, int64_t count)
 {
@@ -34,8 +36,9 @@ static enum nb_status begin(struct nbi_model_writer *x, const struct nbi_run *r,
     if (!items)
         return nbi_fail_memory("export", (size_t)count * sizeof *items);
     for (int64_t i = 0; i < count; i++)
-        items[i] = (struct nbi_manifest_entry){
-            .out = out_of(&tensors[i]), .original_type = original_type(r, &tensors[i]), .order = i};
+        items[i] = (struct nbi_manifest_entry){.out = spec_of(&tensors[i]),
+                                               .original_type = original_type(r, &tensors[i]),
+                                               .order = i};
     enum nb_status rc = nbi_model_writer_begin(x, &opts, &r->model, items, count);
     free(items);
     return rc;
@@ -45,13 +48,13 @@ enum nb_status nbi_run_check_export(const struct nbi_run *r,
                                     const struct nbi_train_params_opts *opts)
 {
     const struct nbi_store *store = r->opts->from_scratch ? NULL : r->model.store;
-    int64_t count = 0, most = nbi_param_count(&r->config) + 1;
-    struct nbi_train_param *tensors = calloc((size_t)most, sizeof *tensors);
+    int64_t count = 0, limit = nbi_param_count(&r->config) + 1;
+    struct nbi_train_param *tensors = calloc((size_t)limit, sizeof *tensors);
     struct nbi_model_writer x;
     if (!tensors)
-        return nbi_fail_memory("export", (size_t)most * sizeof *tensors);
+        return nbi_fail_memory("export", (size_t)limit * sizeof *tensors);
     while (nbi_train_params_at(&r->config, store, opts, count, &tensors[count]))
-        if (++count == most)
+        if (++count == limit)
             break;
     enum nb_status rc = begin(&x, r, tensors, count);
     if (rc == NB_OK)
@@ -60,7 +63,7 @@ enum nb_status nbi_run_check_export(const struct nbi_run *r,
     return rc;
 }
 
-/* A vector is f32 in use, with values of the type that is written. */
+/* Writes rows of a float weight. A vector is f32 in memory, but its values fit the written type. */
 static enum nb_status put_floats(struct nbi_writer *w, struct nbi_run *r, int64_t index,
                                  const struct nbi_train_param *x, int64_t first, int64_t rows,
                                  void *buf)
@@ -99,9 +102,9 @@ static enum nb_status put_tensor(struct nbi_writer *w, struct nbi_run *r, int64_
     return rc;
 }
 
-/* ---- what was written, against what was used ---- */
+/* ---- comparing the files with the weights ---- */
 
-/* Whether rows [first, first + n) of a tensor are stored as they were used. */
+/* Whether the stored rows [first, first + n) equal those in memory, bit for bit. */
 static enum nb_status same_rows(struct nbi_run *r, const struct nbi_store *store,
                                 const struct nbi_train_param *x, int64_t first, int64_t n,
                                 uint8_t *buf)
@@ -118,13 +121,13 @@ static enum nb_status same_rows(struct nbi_run *r, const struct nbi_store *store
         bytes = (size_t)(count / 2 + count / 16);
         NBI_TRY(nbi_store_read_nvfp4(store, e, first * cols, count, stored, stored + count / 2));
     } else {
-        float *wide = (float *)(void *)(buf + 8 * count);
+        float *used_f32 = (float *)(void *)(buf + 8 * count);
         NBI_TRY(nbi_store_read_f32(store, e, first * cols, count, (float *)(void *)stored));
         if (x->weight->dtype == NBI_BF16)
-            nbi_codec_table()->bf16_to_f32(wide, (const uint16_t *)(const void *)used, count);
+            nbi_codec_table()->bf16_to_f32(used_f32, (const uint16_t *)(const void *)used, count);
         else if (x->weight->dtype == NBI_F16)
-            nbi_codec_table()->f16_to_f32(wide, (const uint16_t *)(const void *)used, count);
-        used = x->weight->dtype == NBI_F32 ? used : (uint8_t *)wide;
+            nbi_codec_table()->f16_to_f32(used_f32, (const uint16_t *)(const void *)used, count);
+        used = x->weight->dtype == NBI_F32 ? used : (uint8_t *)used_f32;
     }
     if (memcmp(used, stored, bytes) != 0)
         return nbi_fail(NB_EFORMAT, "'%s' differs from what was trained", x->param.name);

@@ -1,11 +1,12 @@
-/* fingerprint.c - checksums of what a run depends on and a checkpoint does not hold: the model's
- * config and types, parameters that are not trained, the base of --kl-base, held-out data. */
+/* fingerprint.c - checksums of what a resumed run depends on and its checkpoint does not hold: the
+ * model's config and types, parameters that are not trained, the reference of --kl-base, held-out
+ * data. */
 #include <string.h>
 
 #include "base/crc.h"
 #include "train/run.h"
 
-#define CHUNK ((int64_t)1 << 18) /* elements at a time */
+#define CHUNK ((int64_t)1 << 18) /* elements per read */
 
 static enum nb_status add_config(uint32_t *sum, const struct nbi_config *c)
 {
@@ -20,7 +21,7 @@ static enum nb_status add_config(uint32_t *sum, const struct nbi_config *c)
     return NB_OK;
 }
 
-/* How it is computed with and written. */
+/* The types a parameter is computed with and written in. */
 static void add_types(uint32_t *sum, const struct nbi_train_param *x)
 {
     const int32_t v[] = {x->trained, (int32_t)x->dtype, (int32_t)x->float_type,
@@ -28,14 +29,14 @@ static void add_types(uint32_t *sum, const struct nbi_train_param *x)
     *sum = nbi_crc32c(*sum, v, sizeof v);
 }
 
-/* A weight as the forward pass sees it. */
+/* The bits of a weight as the forward pass uses it. */
 static enum nb_status add_weight(uint32_t *sum, struct nbi_run *r, const struct nbi_train_param *x)
 {
     const struct nbi_weight *w = x->weight;
     bool quantized = w->dtype == NBI_NVFP4;
     int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, rows = x->count / cols;
     int64_t step = CHUNK / cols > 0 ? CHUNK / cols : 1;
-    uint8_t *buf = malloc((size_t)(step * cols * 4)); /* an f32 at most */
+    uint8_t *buf = malloc((size_t)(step * cols * 4)); /* f32 is the largest type */
     enum nb_status rc = buf ? NB_OK : nbi_fail_memory(x->param.name, (size_t)(step * cols * 4));
     for (int64_t i = 0; i < rows && rc == NB_OK; i += step) {
         int64_t n = rows - i < step ? rows - i : step, count = n * cols;
@@ -67,7 +68,7 @@ static enum nb_status add_master(uint32_t *sum, struct nbi_run *r, const struct 
     return rc;
 }
 
-/* Only with --stop-if-ppl-rises it decides anything. */
+/* Only with --stop-if-ppl-rises do evaluations affect the run. */
 static void add_held_out(uint32_t *sum, const struct nbi_eval_set *set)
 {
     const uint32_t samples = set->data ? nbi_dataset_stats(set->data)->sum : 0;

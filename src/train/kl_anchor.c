@@ -1,4 +1,7 @@
-/* kl_anchor.c - the base model's most likely ids of every labelled token. */
+/* kl_anchor.c - runs the reference model over a data set and keeps its most likely ids.
+ *
+ * A record belongs to one labelled token: ref_k ids, then ref_k probabilities. Records stand in the
+ * order of examples and of labels within them, so a micro-batch finds them again by example_of. */
 #include "train/kl_anchor.h"
 
 #include <errno.h>
@@ -20,7 +23,7 @@ static size_t record_bytes(const struct nbi_kl_anchor *b)
     return (size_t)b->ref_k * (sizeof(int32_t) + sizeof(float));
 }
 
-/* A file that nobody else sees, beside a path that may be that of a directory. */
+/* Makes a temporary file in the directory of spill_next_to and unlinks it at once. */
 static enum nb_status make_file(struct nbi_kl_anchor *b)
 {
     size_t len = strlen(b->opts.spill_next_to);
@@ -37,7 +40,7 @@ static enum nb_status make_file(struct nbi_kl_anchor *b)
     return nbi_context(rc, "base probabilities");
 }
 
-static enum nb_status make_room(struct nbi_kl_anchor *b, int64_t records)
+static enum nb_status reserve_records(struct nbi_kl_anchor *b, int64_t records)
 {
     int64_t size = (int64_t)record_bytes(b), bytes;
     if (__builtin_mul_overflow(records, size, &bytes))
@@ -58,6 +61,7 @@ static enum nb_status make_room(struct nbi_kl_anchor *b, int64_t records)
     return NB_OK;
 }
 
+/* Reads or writes one record. */
 static enum nb_status transfer(const struct nbi_kl_anchor *b, int64_t record, char *bytes,
                                bool write)
 {
@@ -80,15 +84,17 @@ static enum nb_status transfer(const struct nbi_kl_anchor *b, int64_t record, ch
     return NB_OK;
 }
 
-/* ---- which record ---- */
+/* ---- the record of a label ---- */
 
-/* Goes through the labels of a batch and says which record each has; negative: none. */
+/* Walks over the labels of a micro-batch. */
 struct walk {
     const struct nbi_kl_anchor *b;
     const struct nbi_microbatch *batch;
-    int64_t n, rank; /* the next position; labels of its sample before it */
+    int64_t n;    /* next position */
+    int64_t rank; /* labels of its example before it */
 };
 
+/* The record of the next label; -1: it has none. */
 static int64_t next_record(struct walk *w)
 {
     const struct nbi_microbatch *batch = w->batch;
@@ -127,9 +133,9 @@ enum nb_status nbi_kl_anchor_set(const struct nbi_kl_anchor *b, const struct nbi
     return NB_OK;
 }
 
-/* ---- making them ---- */
+/* ---- running the reference ---- */
 
-/* Restores the order of a heap with its smallest value on top, from entry i down. */
+/* Restores a heap whose smallest value is on top, from entry i down. */
 static void sift(const float *logits, int32_t *heap, int64_t n, int64_t i)
 {
     int32_t moved = heap[i];
@@ -143,20 +149,20 @@ static void sift(const float *logits, int32_t *heap, int64_t n, int64_t i)
     heap[i] = moved;
 }
 
-enum nb_status nbi_kl_anchor_topk(const float *logits, int64_t V, int64_t J, int32_t *ids, float *p)
+enum nb_status nbi_kl_anchor_topk(const float *logits, int64_t V, int64_t k, int32_t *ids, float *p)
 {
     double sum = 0;
-    NBI_BUG_IF(J < 1 || J > V);
-    for (int64_t j = 0; j < J; j++)
+    NBI_BUG_IF(k < 1 || k > V);
+    for (int64_t j = 0; j < k; j++)
         ids[j] = (int32_t)j;
-    for (int64_t j = J / 2; j-- > 0;)
-        sift(logits, ids, J, j);
-    for (int64_t v = J; v < V; v++)
+    for (int64_t j = k / 2; j-- > 0;)
+        sift(logits, ids, k, j);
+    for (int64_t v = k; v < V; v++)
         if (logits[v] > logits[ids[0]]) {
             ids[0] = (int32_t)v;
-            sift(logits, ids, J, 0);
+            sift(logits, ids, k, 0);
         }
-    for (int64_t n = J - 1; n > 0; n--) { /* the smallest goes last */
+    for (int64_t n = k - 1; n > 0; n--) { /* sort: the smallest moves to the end */
         int32_t least = ids[0];
         ids[0] = ids[n];
         ids[n] = least;
@@ -167,12 +173,12 @@ enum nb_status nbi_kl_anchor_topk(const float *logits, int64_t V, int64_t J, int
         sum += exp((double)logits[v] - top);
     if (!isfinite(sum))
         return nbi_fail(NB_EVALUE, "the base model's logits are not finite");
-    for (int64_t j = 0; j < J; j++)
+    for (int64_t j = 0; j < k; j++)
         p[j] = (float)(exp((double)logits[ids[j]] - top) / sum);
     return NB_OK;
 }
 
-/* How many labelled tokens each sample has in a row of T, if it is in one row. */
+/* Counts the labels of each example that fits into a row of T, and sets b->first. */
 static enum nb_status count_tokens(struct nbi_kl_anchor *b, int64_t T)
 {
     int64_t n = nbi_dataset_stats(b->opts.data)->samples;
@@ -201,37 +207,37 @@ static enum nb_status count_tokens(struct nbi_kl_anchor *b, int64_t T)
     return NB_OK;
 }
 
-struct room {
+struct collection {
     float *logits; /* [V] */
     int64_t records;
     double sum_logp;
 };
 
-/* M labels from first on, whose logits are there. */
+/* Keeps the records of the next M labels, whose logits are in acts. */
 static enum nb_status keep_rows(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_pass *x,
-                                struct walk *w, int64_t M, struct room *room)
+                                struct walk *w, int64_t M, struct collection *c)
 {
     struct nbi_backend *be = x->weights->be;
     int64_t V = x->weights->config->vocab_size, row = V * (int64_t)sizeof(float);
-    int32_t record[2 * NBI_REF_IDS]; /* floats have the size of ids */
+    int32_t record[2 * NBI_REF_IDS]; /* ids, then floats of the same size */
     for (int64_t i = 0; i < M; i++) {
         int64_t at = next_record(w);
         if (at < 0)
             continue;
         float p[NBI_REF_IDS];
-        NBI_TRY(be->download(x->stream, room->logits, nbi_ptr_add(x->acts->logits, i * row), row));
+        NBI_TRY(be->download(x->stream, c->logits, nbi_ptr_add(x->acts->logits, i * row), row));
         NBI_TRY(be->sync(x->stream));
-        NBI_TRY(nbi_kl_anchor_topk(room->logits, V, b->ref_k, record, p));
+        NBI_TRY(nbi_kl_anchor_topk(c->logits, V, b->ref_k, record, p));
         memcpy(record + b->ref_k, p, (size_t)b->ref_k * sizeof *p);
         NBI_TRY(transfer(b, at, (char *)record, true));
-        room->sum_logp += log((double)p[0]);
-        room->records++;
+        c->sum_logp += log((double)p[0]);
+        c->records++;
     }
     return NB_OK;
 }
 
 static enum nb_status keep_batch(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_pass *x,
-                                 struct room *room)
+                                 struct collection *c)
 {
     struct nbi_train_pass *f = x->pass;
     struct walk w = {.b = b, .batch = x->batch};
@@ -246,7 +252,7 @@ static enum nb_status keep_batch(struct nbi_kl_anchor *b, const struct nbi_kl_an
         pass.M = left < x->acts->M ? left : x->acts->M;
         pass.rows = f->labels.rows + i;
         NBI_TRY(nbi_execute_head(x->weights, x->acts, x->stream, &pass));
-        NBI_TRY(keep_rows(b, x, &w, pass.M, room));
+        NBI_TRY(keep_rows(b, x, &w, pass.M, c));
     }
     return NB_OK;
 }
@@ -257,20 +263,21 @@ static enum nb_status keep_all(struct nbi_kl_anchor *b, const struct nbi_kl_anch
     const struct nbi_loader_opts opts = {
         .data = b->opts.data, .pack = true, .keep_documents = true, .epochs = 1};
     struct nbi_loader loader = {0};
-    struct room room = {.logits = malloc((size_t)x->weights->config->vocab_size * sizeof(float))};
+    struct collection c = {.logits =
+                               malloc((size_t)x->weights->config->vocab_size * sizeof(float))};
     bool more = true;
     enum nb_status rc =
-        room.logits ? nbi_loader_init(&loader, &opts) : nbi_fail_memory("logits", sizeof(float));
+        c.logits ? nbi_loader_init(&loader, &opts) : nbi_fail_memory("logits", sizeof(float));
     while (rc == NB_OK) {
         rc = nbi_loader_next(&loader, x->batch, &more);
         if (rc != NB_OK || !more)
             break;
-        rc = keep_batch(b, x, &room);
+        rc = keep_batch(b, x, &c);
     }
-    NBI_BUG_IF(rc == NB_OK && room.records != b->first[n]);
-    b->mean_top_logp = room.records ? room.sum_logp / (double)room.records : 0;
+    NBI_BUG_IF(rc == NB_OK && c.records != b->first[n]);
+    b->mean_top_logp = c.records ? c.sum_logp / (double)c.records : 0;
     nbi_loader_release(&loader);
-    free(room.logits);
+    free(c.logits);
     return rc;
 }
 
@@ -286,7 +293,7 @@ enum nb_status nbi_kl_anchor_init(struct nbi_kl_anchor *b, const struct nbi_kl_a
     if (!b->ref_ids || !b->ref_p)
         return nbi_fail_memory("base probabilities", entries * sizeof *b->ref_p);
     NBI_TRY(count_tokens(b, x->batch->T));
-    NBI_TRY(make_room(b, b->first[nbi_dataset_stats(opts->data)->samples]));
+    NBI_TRY(reserve_records(b, b->first[nbi_dataset_stats(opts->data)->samples]));
     return nbi_context(keep_all(b, x), "the base model");
 }
 

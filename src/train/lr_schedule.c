@@ -3,14 +3,14 @@
 
 #include <math.h>
 
-#define WSD_DECAY 0.2 /* share of the steps */
+#define WSD_DECAY 0.2 /* fraction of the steps after the warm-up */
 
 double nbi_learning_rate(const struct nbi_lr_schedule_opts *o, int64_t step)
 {
     if (step < o->warmup)
         return o->lr * (double)(step + 1) / (double)o->warmup;
     double span = (double)(o->steps - 1 - o->warmup), low = o->lr * o->final_frac;
-    double at = span > 0 ? (double)(step - o->warmup) / span : 0; /* 0 to 1 */
+    double at = span > 0 ? (double)(step - o->warmup) / span : 0; /* progress, 0 to 1 */
     at = at > 1 ? 1 : at;
     switch (o->kind) {
     case NB_SCHEDULE_LINEAR:

@@ -5,12 +5,13 @@
 
 struct nbi_lr_schedule_opts {
     enum nb_lr_schedule kind;
-    double lr;         /* the highest */
-    double final_frac; /* of it, at the end */
-    int64_t warmup;    /* steps, rising in a line from lr / warmup */
-    int64_t steps;     /* of the run; 0 is only good for a constant rate */
+    double lr;         /* maximum, after the warm-up */
+    double final_frac; /* of lr, at the end */
+    int64_t warmup;    /* steps, rising linearly from lr / warmup */
+    int64_t steps;     /* of the run; may be 0 for a constant rate */
 };
 
-/* Of step 0, 1, ...; past the end that of the end. wsd is constant, and falls in a line over the
- * last fifth of the steps. Where the warm-up leaves one step or none, nothing falls. */
+/* The learning rate of a step, counted from 0; past the end it stays at its final value. wsd is
+ * constant and falls linearly over the last fifth of the steps. If the warm-up leaves at most one
+ * step, the rate does not fall. */
 double nbi_learning_rate(const struct nbi_lr_schedule_opts *o, int64_t step);

@@ -1,11 +1,11 @@
-/* optimizer.c - statistics of the gradients, then AdamW tensor by tensor, then the weights anew. */
+/* optimizer.c - gradient statistics, AdamW tensor by tensor, then the weights from the masters. */
 #include "train/optimizer.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Scales of nvfp4 moments that hold any value below a bound: the largest block scale is 448, the
- * largest code 6 for m, 1 for the root of v. */
+/* An nvfp4 moment holds values up to its tensor scale times this: the largest block scale is 448,
+ * the largest code 6 for m and 1 for sqrt(v). */
 #define M_RANGE (6.0f * 448.0f)
 #define V_RANGE 448.0f
 
@@ -33,7 +33,7 @@ void nbi_optimizer_release(struct nbi_optimizer *s)
     *s = (struct nbi_optimizer){0};
 }
 
-/* Tensors of the group that have a gradient of their own. */
+/* Whether x is in the group and has a gradient of its own. */
 static bool in_group(const struct nbi_train_param *x, int64_t group)
 {
     return x->trained && !x->tied_to && (group == NBI_ALL_LAYERS || x->layer == group);
@@ -62,7 +62,8 @@ static enum nb_status gather_stats(struct nbi_optimizer *s, int64_t group, doubl
     return NB_OK;
 }
 
-/* What moments may become at most decides the scale they are stored with. */
+/* The scales of nvfp4 moments must be known before the moments are: they come from upper bounds
+ * of the new |m| and sqrt(v), with amax of the gradient after clipping. */
 static void next_scales(const struct nbi_optimizer *s, const struct nbi_train_param *x, float amax,
                         struct nbi_op_adamw *op)
 {

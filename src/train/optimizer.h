@@ -1,27 +1,27 @@
-/* optimizer.h - one update of the parameters from their gradients.
+/* optimizer.h - AdamW: updates the parameters from their gradients.
  *
- * Parameters are updated in groups: all at once, or layer by layer inside the backward pass, with
- * what belongs to no layer as the last group. The gradient of a group is clipped by its norm. If a
- * value of it is not finite, the group is left as it is, and counted. */
+ * Parameters are updated in groups: all at once, or layer by layer inside the backward pass with
+ * the parameters of no layer as the last group. A group's gradient is clipped by its norm. If it
+ * has a non-finite value, the group is not updated. */
 #pragma once
 
 #include "train/parameters.h"
 
 struct nbi_optimizer_opts {
     float beta1, beta2, eps;
-    float decay;        /* of matrices */
-    bool decay_all;     /* of vectors too */
-    float clip;         /* largest norm of a group's gradient; 0: any */
-    float max_update;   /* largest update of a value in units of lr; 0: any */
-    int64_t chunk_rows; /* rows of a matrix that are updated at a time; 0: all */
+    float decay;        /* weight decay of matrices, decoupled */
+    bool decay_all;     /* decay vectors too */
+    float clip;         /* limit of the norm of a group's gradient; 0: none */
+    float max_update;   /* limit of a value's update in units of lr; 0: none */
+    int64_t chunk_rows; /* rows of a matrix per AdamW operation; 0: all */
     uint64_t seed;
 };
 
 struct nbi_optimizer {
     struct nbi_train_params *t;
     struct nbi_optimizer_opts opts;
-    struct nbi_ptr stats;       /* f64 [count, 3] */
-    struct nbi_ptr running_max; /* f32 [count, 2] */
+    struct nbi_ptr stats;       /* f64 [count, 3]: sum of squares, amax, non-finite values */
+    struct nbi_ptr running_max; /* f32 [count, 2]: of |m| and sqrt(v) */
     double *host_stats;
     float *host_running_max;
 };
@@ -31,11 +31,11 @@ enum nb_status nbi_optimizer_init(struct nbi_optimizer *s, struct nbi_train_para
 void nbi_optimizer_release(struct nbi_optimizer *s);
 
 struct nbi_optimizer_result {
-    double squares;    /* of the gradient before clipping, summed over groups */
-    int64_t nonfinite; /* values; then the group was not updated */
+    double squares;    /* squared norm of the gradient before clipping, summed over groups */
+    int64_t nonfinite; /* gradient values; their groups were not updated */
 };
 
-/* Layer `group`, -1 for what is in none, or NBI_ALL_LAYERS. number counts from 1. Updates masters,
- * moments and weights, and clears the gradients. Adds to *result. */
+/* Updates masters, moments and weights of a group, and clears its gradients. group: a layer, -1 for
+ * the parameters of no layer, or NBI_ALL_LAYERS. number: Adam's step, from 1. Adds to *result. */
 enum nb_status nbi_optimizer_step(struct nbi_optimizer *s, int64_t group, float lr, uint32_t number,
                                   struct nbi_optimizer_result *result);

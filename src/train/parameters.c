@@ -1,4 +1,7 @@
-/* parameters.c - masters, moments and gradients: what there is of each, and where. */
+/* parameters.c - masters, moments, gradients and weights: their types, sizes and values.
+ *
+ * nbi_train_params_plan and nbi_train_params_init follow the same rules (describe, uses_master,
+ * has_tied_head), and tests compare their sizes. */
 #include "train/parameters.h"
 
 #include <math.h>
@@ -13,7 +16,7 @@
 
 #define CHUNK ((int64_t)1 << 18)
 
-/* ---- what a parameter needs ---- */
+/* ---- types and sizes ---- */
 
 static bool is_trained(const struct nbi_config *c, const struct nbi_train_params_opts *o,
                        const struct nbi_param *p)
@@ -30,8 +33,8 @@ static bool is_nvfp4(const struct nbi_train_params_opts *o, const struct nbi_par
     return o->precision == NB_PRECISION_NVFP4 && p->def->flags & NBI_QUANT && p->shape[1] % 16 == 0;
 }
 
-/* The type that floats are used and written in: that of the source, unless they are trained and
- * another was asked for. */
+/* The type that floats are used and written in: the source's, unless they are trained and the
+ * precision asks for another. */
 static enum nbi_dtype float_type_of(const struct nbi_store *store,
                                     const struct nbi_train_params_opts *o,
                                     const struct nbi_param *p, bool trained)
@@ -47,7 +50,7 @@ static enum nbi_dtype float_type_of(const struct nbi_store *store,
     return kept ? e->dtype : NBI_BF16;
 }
 
-/* Whether NVFP4 tensors of a source have tensor scales. */
+/* Whether any NVFP4 tensor of the source has a tensor scale. */
 static bool has_tensor_scales(const struct nbi_store *store)
 {
     for (int64_t i = 0; store && i < store->count; i++)
@@ -68,7 +71,7 @@ static void describe_output(const struct nbi_store *store, const struct nbi_trai
     t->float_type = nbi_float_dtype_for(o->target, p->ndim, float_type_of(store, o, p, t->trained));
 }
 
-/* What the list of parameters says about one, before anything is allocated. */
+/* A parameter's types and sizes, before anything is allocated. */
 static struct nbi_train_param describe(const struct nbi_config *c, const struct nbi_store *store,
                                        const struct nbi_train_params_opts *o,
                                        const struct nbi_param *p)
@@ -80,13 +83,13 @@ static struct nbi_train_param describe(const struct nbi_config *c, const struct 
                                 .trained = is_trained(c, o, p),
                                 .dtype = p->ndim == 2 ? o->master : NBI_F32};
     describe_output(store, o, &t);
-    /* Small tensors cost nothing, and errors in norms are seen everywhere. */
+    /* Small tensors save little memory, and errors in norms affect every token. */
     enum nb_moment_type kind = p->ndim == 2 && t.count > 4096 ? o->moment_type : NB_MOMENT_F32;
     t.m.kind = t.v.kind = kind;
     return t;
 }
 
-/* Whether the forward pass can use the master itself. */
+/* Whether the master has the type of the weight, so that the forward pass can use it directly. */
 static bool uses_master(const struct nbi_train_param *t)
 {
     return !t->quantized && t->param.ndim == 2 && t->float_type == t->dtype;
@@ -116,8 +119,8 @@ bool nbi_train_params_at(const struct nbi_config *c, const struct nbi_store *sto
 
 /* ---- masters ---- */
 
-static enum nb_status values_of(const struct nbi_train_params *t, const struct nbi_train_param *x,
-                                int64_t first, int64_t count, float *out)
+static enum nb_status read_values(const struct nbi_train_params *t, const struct nbi_train_param *x,
+                                  int64_t first, int64_t count, float *out)
 {
     if (t->store) {
         const struct nbi_entry *e = nbi_store_find(t->store, x->param.name);
@@ -156,7 +159,7 @@ static enum nb_status fill_master(struct nbi_train_params *t, struct nbi_train_p
         int64_t n = x->count - i < CHUNK ? x->count - i : CHUNK;
         rc = nbi_check_interrupt();
         if (rc == NB_OK)
-            rc = values_of(t, x, i, n, f);
+            rc = read_values(t, x, i, n, f);
         if (rc == NB_OK && x->dtype == NBI_BF16)
             nbi_codec_table()->f32_to_bf16(h, f, n);
         if (rc == NB_OK)
@@ -172,8 +175,8 @@ static enum nb_status fill_master(struct nbi_train_params *t, struct nbi_train_p
 
 /* ---- one parameter ---- */
 
-static enum nb_status zeros(struct nbi_train_params *t, const char *what, int64_t bytes,
-                            struct nbi_ptr *out)
+static enum nb_status alloc_zeros(struct nbi_train_params *t, const char *what, int64_t bytes,
+                                  struct nbi_ptr *out)
 {
     if (bytes == 0)
         return NB_OK;
@@ -181,15 +184,15 @@ static enum nb_status zeros(struct nbi_train_params *t, const char *what, int64_
     return t->be->clear(t->stream, *out, bytes);
 }
 
-static enum nb_status make_moment(struct nbi_train_params *t, struct nbi_moment *m, int64_t count)
+static enum nb_status alloc_moment(struct nbi_train_params *t, struct nbi_moment *m, int64_t count)
 {
     int64_t scales, values = nbi_moment_bytes(m->kind, count, &scales);
-    NBI_TRY(zeros(t, "moments", values, &m->values));
-    return zeros(t, "moments", scales, &m->scales);
+    NBI_TRY(alloc_zeros(t, "moments", values, &m->values));
+    return alloc_zeros(t, "moments", scales, &m->scales);
 }
 
-/* With one layer's gradients at a time, the layers behind the first use its. */
-static enum nb_status make_grad(struct nbi_train_params *t, struct nbi_train_param *x)
+/* With updates inside the backward pass, all layers use the gradients of the first trained one. */
+static enum nb_status alloc_grad(struct nbi_train_params *t, struct nbi_train_param *x)
 {
     if (t->opts.update_in_backward && x->layer > t->first_layer) {
         struct nbi_train_param *same =
@@ -197,7 +200,7 @@ static enum nb_status make_grad(struct nbi_train_params *t, struct nbi_train_par
         x->grad = same->grad;
         return NB_OK;
     }
-    return zeros(t, "gradients", x->count * (int64_t)sizeof(float), &x->grad);
+    return alloc_zeros(t, "gradients", x->count * (int64_t)sizeof(float), &x->grad);
 }
 
 static enum nb_status make_weight(struct nbi_train_params *t, struct nbi_train_param *x,
@@ -218,26 +221,26 @@ static enum nb_status make_weight(struct nbi_train_params *t, struct nbi_train_p
     enum nbi_dtype dtype = x->quantized ? NBI_NVFP4 : cols == 0 ? NBI_F32 : x->float_type;
     NBI_TRY(t->be->weight_alloc(t->be, dtype, p->shape[0], cols, out));
     const struct nbi_entry *e = t->store ? nbi_store_find(t->store, p->name) : NULL;
-    if (x->has_tensor_scale) /* 0: none yet */
+    if (x->has_tensor_scale) /* 0: set_scale chooses one */
         out->tensor_scale = e && e->dtype == NBI_NVFP4 ? e->tensor_scale : 0;
     return NB_OK;
 }
 
-static enum nb_status make_tensor(struct nbi_train_params *t, struct nbi_train_param *x,
-                                  struct nbi_weight *out)
+static enum nb_status make_param(struct nbi_train_params *t, struct nbi_train_param *x,
+                                 struct nbi_weight *out)
 {
     int64_t bytes = (int64_t)nbi_dtype_bytes(x->dtype, x->count);
     NBI_TRY(t->be->alloc(t->be, "masters", bytes, &x->master));
     NBI_TRY(fill_master(t, x));
-    NBI_TRY(make_moment(t, &x->m, x->count));
-    NBI_TRY(make_moment(t, &x->v, x->count));
-    NBI_TRY(make_grad(t, x));
+    NBI_TRY(alloc_moment(t, &x->m, x->count));
+    NBI_TRY(alloc_moment(t, &x->v, x->count));
+    NBI_TRY(alloc_grad(t, x));
     return make_weight(t, x, out);
 }
 
-/* For nbi_weight_provider: parameters come in their order, a head last. */
-static enum nb_status take(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
-                           struct nbi_weight *out)
+/* The nbi_weight_provider callback. Parameters come in the order of a .dat, a tied head last. */
+static enum nb_status provide_weight(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
+                                     struct nbi_weight *out)
 {
     struct nbi_train_params *t = ctx;
     bool second_head = t->config->tied && p->def->flags & NBI_MAY_TIE;
@@ -253,14 +256,14 @@ static enum nb_status take(void *ctx, struct nbi_backend *be, const struct nbi_p
                         : nbi_fail(NB_EINVAL, "a random model is trained as a whole");
     }
     if (!tied)
-        return nbi_context(make_tensor(t, x, out), "'%s'", p->name);
+        return nbi_context(make_param(t, x, out), "'%s'", p->name);
     x->tied_to = &t->tensors[0];
     x->master = x->tied_to->master;
     x->grad = x->tied_to->grad;
     return make_weight(t, x, out);
 }
 
-/* ---- all ---- */
+/* ---- all parameters ---- */
 
 static enum nb_status set_grads(struct nbi_train_params *t)
 {
@@ -276,7 +279,7 @@ static enum nb_status set_grads(struct nbi_train_params *t)
     return NB_OK;
 }
 
-static enum nb_status make_amax(struct nbi_train_params *t)
+static enum nb_status alloc_amax(struct nbi_train_params *t)
 {
     size_t bytes = (size_t)t->count * sizeof *t->host_amax;
     t->has_tensor_scale = has_tensor_scales(t->store) && t->opts.precision == NB_PRECISION_NVFP4;
@@ -285,7 +288,7 @@ static enum nb_status make_amax(struct nbi_train_params *t)
     t->host_amax = malloc(bytes);
     if (!t->host_amax)
         return nbi_fail_memory("tensor scales", bytes);
-    return zeros(t, "tensor scales", (int64_t)bytes, &t->amax);
+    return alloc_zeros(t, "tensor scales", (int64_t)bytes, &t->amax);
 }
 
 enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stream *stream,
@@ -302,12 +305,12 @@ enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stre
     t->tensors = calloc((size_t)nbi_param_count(c) + 1, sizeof *t->tensors);
     if (!t->tensors)
         return nbi_fail_memory("parameters", (size_t)nbi_param_count(c) * sizeof *t->tensors);
-    const struct nbi_weight_provider from = {take, t};
+    const struct nbi_weight_provider from = {provide_weight, t};
     enum nb_status rc = nbi_weights_load(&t->weights, be, c, &from, NULL, NULL);
     if (rc == NB_OK)
         rc = set_grads(t);
     if (rc == NB_OK)
-        rc = make_amax(t);
+        rc = alloc_amax(t);
     if (rc == NB_OK)
         rc = nbi_train_params_requantize(t, NBI_ALL_LAYERS);
     if (rc != NB_OK)
@@ -344,7 +347,7 @@ static int64_t moment_bytes(enum nb_moment_type kind, int64_t count)
     return values + scales;
 }
 
-/* What is not trained stays as it is stored. */
+/* Weight bytes of a parameter that is not trained; it keeps its stored type. */
 static int64_t stored_bytes(const struct nbi_store *store, const struct nbi_train_param *t)
 {
     const struct nbi_entry *e = store ? nbi_store_find(store, t->param.name) : NULL;
@@ -390,8 +393,8 @@ void nbi_train_params_plan(const struct nbi_config *c, const struct nbi_store *s
 
 /* ---- weights of the forward pass ---- */
 
-/* How many tensors from i on share a tensor scale; 0: i is one of those of an earlier one. */
-static int64_t fused_from(const struct nbi_train_params *t, int64_t i)
+/* Number of tensors from i on that share a tensor scale; 0: an earlier tensor counts i. */
+static int64_t fused_count(const struct nbi_train_params *t, int64_t i)
 {
     const struct nbi_train_param *x = &t->tensors[i];
     enum nbi_fuse fuse = x->param.def->fuse;
@@ -405,7 +408,7 @@ static int64_t fused_from(const struct nbi_train_params *t, int64_t i)
     return n;
 }
 
-/* The scale of n tensors: the largest that one of them has, made large enough for all. */
+/* Sets one tensor scale for n tensors: the largest they have, doubled until all values fit. */
 static void set_scale(struct nbi_train_param *x, const float *amaxes, int64_t n)
 {
     float scale = 0, divisor = 0, amax = 0;
@@ -428,7 +431,7 @@ static void set_scale(struct nbi_train_param *x, const float *amaxes, int64_t n)
     }
 }
 
-static bool is_of(const struct nbi_train_param *x, int64_t layer)
+static bool in_group(const struct nbi_train_param *x, int64_t layer)
 {
     return x->trained && (layer == NBI_ALL_LAYERS || x->layer == layer);
 }
@@ -438,7 +441,7 @@ static enum nb_status set_scales(struct nbi_train_params *t, int64_t layer)
     const int64_t size = sizeof(float);
     for (int64_t i = 0; i < t->count; i++) {
         const struct nbi_train_param *x = &t->tensors[i];
-        if (is_of(x, layer) && x->has_tensor_scale)
+        if (in_group(x, layer) && x->has_tensor_scale)
             NBI_TRY(
                 t->be->amax(t->stream, &(struct nbi_op_amax){.out = nbi_ptr_add(t->amax, i * size),
                                                              .x = x->master,
@@ -448,8 +451,9 @@ static enum nb_status set_scales(struct nbi_train_params *t, int64_t layer)
     NBI_TRY(t->be->download(t->stream, t->host_amax, t->amax, t->count * size));
     NBI_TRY(t->be->sync(t->stream));
     for (int64_t i = 0; i < t->count; i++)
-        if (is_of(&t->tensors[i], layer) && t->tensors[i].has_tensor_scale && fused_from(t, i) > 0)
-            set_scale(&t->tensors[i], t->host_amax + i, fused_from(t, i));
+        if (in_group(&t->tensors[i], layer) && t->tensors[i].has_tensor_scale &&
+            fused_count(t, i) > 0)
+            set_scale(&t->tensors[i], t->host_amax + i, fused_count(t, i));
     return NB_OK;
 }
 
@@ -459,7 +463,7 @@ enum nb_status nbi_train_params_requantize(struct nbi_train_params *t, int64_t l
         NBI_TRY(set_scales(t, layer));
     for (int64_t i = 0; i < t->count; i++) {
         const struct nbi_train_param *x = &t->tensors[i];
-        if (!is_of(x, layer) || uses_master(x))
+        if (!in_group(x, layer) || uses_master(x))
             continue;
         NBI_TRY(
             t->be->requantize(t->stream, &(struct nbi_op_requantize){.w = *x->weight,

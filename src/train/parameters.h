@@ -1,13 +1,13 @@
 /* parameters.h - the parameters of a model in training.
  *
- * Each trained parameter has a master, which accumulates updates, two moments and a gradient. The
- * forward pass sees a weight made from the master: NVFP4 for projections in that precision, floats
- * of the type that will be written otherwise. So what is exported is what was trained with, bit for
- * bit. A parameter that is not trained is kept as it is stored.
+ * Each trained parameter has a master, two moments and a gradient. Updates go to the master. The
+ * forward pass uses a weight made from it: NVFP4 for projections with that precision, otherwise
+ * floats of the type that will be written. The result is therefore written with exactly the bits
+ * that the last forward pass used. A parameter that is not trained keeps its stored type.
  *
- * If NVFP4 tensors of the source have tensor scales, those that are trained have them too: that of
- * the source, doubled as often as the masters outgrow it, or where there is none the one that
- * quantising would choose. Tensors that runtimes fuse (q, k, v; gate, up) share theirs. */
+ * If NVFP4 tensors of the source have tensor scales, so do the trained ones: the source's scale,
+ * doubled whenever the masters outgrow it, or for a tensor without one the scale that quantizing
+ * would choose. Tensors that runtimes fuse (q, k, v; gate, up) share one scale. */
 #pragma once
 
 #include "backend/ops_train.h"
@@ -16,64 +16,66 @@
 
 struct nbi_train_param {
     struct nbi_param param;
-    int64_t index;                   /* in the list of the config's parameters */
-    int64_t count, layer;            /* elements; -1: of no layer */
-    bool trained;                    /* else nothing below is set but what is said to be written */
-    struct nbi_train_param *tied_to; /* the head of a tied model: its master and gradient are those
-                                  of the embedding */
+    int64_t index;                   /* in the order of a .dat; selects the random bits */
+    int64_t count;                   /* elements */
+    int64_t layer;                   /* -1: in no layer */
+    bool trained;                    /* if not, only the last group of fields is set */
+    struct nbi_train_param *tied_to; /* the embedding, for the head of a tied model, which uses its
+                                        master and gradient; otherwise NULL */
     struct nbi_ptr master;
     enum nbi_dtype dtype; /* of the master: f32 or bf16 */
     struct nbi_ptr grad;  /* f32 */
     struct nbi_moment m, v;
-    float m_scale, v_scale;    /* nvfp4 moments: of the tensor; 0: fresh */
+    float m_scale, v_scale;    /* tensor scales of nvfp4 moments; 0: the moments are zero */
     float m_max, v_max;        /* largest |m| and sqrt(v) stored */
     struct nbi_weight *weight; /* of the forward pass */
-    /* What is written. */
-    bool quantized;            /* NVFP4; else floats of type raw */
-    enum nbi_dtype float_type; /* of floats */
-    bool has_tensor_scale;     /* NVFP4 with a tensor scale, which the weight has */
-    float divisor;             /* the reciprocal of that as the source stores it; 0: it does not */
+    /* How the parameter is written: */
+    bool quantized;            /* NVFP4, otherwise floats */
+    enum nbi_dtype float_type; /* if not quantized */
+    bool has_tensor_scale;     /* NVFP4 with a tensor scale, that of the weight */
+    float divisor;             /* the scale's reciprocal as the source stores it; 0: it does not */
 };
 
 struct nbi_train_params_opts {
     enum nb_precision precision;
-    enum nbi_dtype master; /* of matrices; vectors are f32 */
+    enum nbi_dtype master; /* of matrices; vectors are always f32 */
     enum nb_moment_type moment_type;
-    int64_t last_layers;     /* only so many, and the final norm; 0: everything */
-    bool update_in_backward; /* one layer's gradients at a time */
-    uint64_t seed;           /* without a store: of random values */
-    enum nbi_format target;  /* what will be written decides the types of floats */
+    int64_t last_layers; /* train only these and the final norm; 0: everything */
+    bool
+        update_in_backward; /* gradients of one layer at a time, updated inside the backward pass */
+    uint64_t seed;          /* of random values, without a store */
+    enum nbi_format target; /* what will be written; decides the types of floats */
 };
 
 struct nbi_train_params {
     struct nbi_backend *be;
     struct nbi_train_params_opts opts;
     const struct nbi_config *config; /* borrowed */
-    struct nbi_store *store;         /* borrowed; NULL: random */
+    struct nbi_store *store;         /* borrowed; NULL: random values */
     struct nbi_stream *stream;       /* borrowed */
     struct nbi_weights weights;
     struct nbi_train_param *tensors; /* in the order of the config's parameters, a tied head last */
     int64_t count;
     struct nbi_grads grads;
-    int64_t first_layer;
-    bool has_tensor_scale; /* what is trained in NVFP4 gets tensor scales */
-    struct nbi_ptr amax;   /* then f32 [count]: largest magnitudes of masters */
+    int64_t first_layer;   /* trained */
+    bool has_tensor_scale; /* of trained NVFP4 tensors */
+    struct nbi_ptr amax;   /* f32 [count] of masters; only with tensor scales */
     float *host_amax;
 };
 
-/* Parameter i as it will be, before anything is allocated; false: there are no more. shares is not
- * set. */
+/* Parameter i as nbi_train_params_init would describe it, without allocating anything; tied_to is
+ * not set. false: there is no parameter i. */
 bool nbi_train_params_at(const struct nbi_config *c, const struct nbi_store *store,
                          const struct nbi_train_params_opts *opts, int64_t i,
                          struct nbi_train_param *out);
 
-/* The first layer that is trained, of the last so many; 0: all are. */
+/* The first trained layer if only the last ones are trained; 0: all are. */
 static inline int64_t nbi_first_layer(const struct nbi_config *c, int64_t last_layers)
 {
     return last_layers > 0 && last_layers < c->layers ? c->layers - last_layers : 0;
 }
 
-/* What it takes, by part; exactly what nbi_train_params_init asks the backend for. */
+/* Exactly the bytes that nbi_train_params_init asks the backend for. */
 struct nbi_train_params_plan {
     int64_t masters, moments, gradients, weights;
 };
@@ -82,18 +84,20 @@ void nbi_train_params_plan(const struct nbi_config *c, const struct nbi_store *s
                            const struct nbi_train_params_opts *opts,
                            struct nbi_train_params_plan *plan);
 
-/* The stream is used for loading; the store must outlive the result. */
+/* Loads or initializes all parameters through the stream. config, store, stream and backend must
+ * outlive t. */
 enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stream *stream,
                                      struct nbi_backend *be, const struct nbi_config *c,
                                      struct nbi_store *store,
                                      const struct nbi_train_params_opts *opts);
 void nbi_train_params_release(struct nbi_train_params *t);
 
-/* The weights of the forward pass anew from the masters: all of them, or those of one layer. */
-enum nb_status nbi_train_params_requantize(struct nbi_train_params *t, int64_t layer);
-
 #define NBI_ALL_LAYERS (-2)
 
-/* The same model with the masters themselves as weights, for evaluation; shares everything. Only
- * `layers` must be freed. */
+/* Computes the weights of the forward pass from the masters: those of one layer, of the
+ * parameters in no layer (-1), or all (NBI_ALL_LAYERS). */
+enum nb_status nbi_train_params_requantize(struct nbi_train_params *t, int64_t layer);
+
+/* The model with its masters as weights, for evaluation. Borrows everything from t but
+ * out->layers, which the caller frees. */
 enum nb_status nbi_train_params_masters(const struct nbi_train_params *t, struct nbi_weights *out);

@@ -160,7 +160,7 @@ static bool vary(const struct nb_train_opts *o, int k, int64_t divisor, struct n
 }
 
 static enum nb_status plan_one(const struct nbi_run *r, const struct nb_train_opts *o,
-                          struct nb_train_fit *fit)
+                               struct nb_train_fit *fit)
 {
     struct nb_train_plan plan;
     struct nbi_run varied = *r;
@@ -184,7 +184,7 @@ struct search {
 };
 
 static enum nb_status plan_all(const struct nbi_run *r, const struct nb_train_opts *o,
-                              struct search *s)
+                               struct search *s)
 {
     for (int64_t divisor = 1; o->batch_size % divisor == 0; divisor *= 2)
         for (int k = 0; k < COMBINATIONS; k++) {

@@ -1,4 +1,4 @@
-/* report.c - the page of a training run: figures, charts, answers, settings. */
+/* report.c - the page of a training run: summary, charts, answers, settings. */
 #include "train/report.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 #include "base/html.h"
 #include "train/chart.h"
 
-/* Of charts. */
+/* CSS of the charts; base/html.c has the rest. */
 static const char style[] =
     "svg { width: 100%; height: auto; } .axis { fill: var(--soft); font-size: 11px; }\n"
     ".axis.y { text-anchor: end; } .axis.x { text-anchor: middle; }\n"
@@ -23,7 +23,7 @@ static const char style[] =
 
 /* ---- columns ---- */
 
-/* One column of the steps, and the step itself. */
+/* The log by columns, as the charts need it; all in one block. */
 struct columns {
     size_t count;
     double *step, *loss, *smooth, *lr, *grad_norm, *speed, *memory;
@@ -61,8 +61,8 @@ static enum nb_status make_columns(struct columns *c, const struct nbi_report *r
     return NB_OK;
 }
 
-/* A moving average with exponential weights over about a fortieth of the run, freed of its start;
- * what is not finite does not count. */
+/* An exponential moving average over about a fortieth of the run, corrected for the bias of its
+ * start. Non-finite losses are left out. */
 static void smooth(const struct columns *c)
 {
     double keep = 1 - 1 / fmax(1, (double)c->count / 40), sum = 0, weight = 0;

@@ -1,7 +1,7 @@
-/* report.h - what a training run did, as one page that needs nothing else.
+/* report.h - the report of a training run, as one self-contained HTML page.
  *
- * The page is well-formed XML too, holds no script and loads nothing (its content policy forbids
- * it); charts are inline SVG, colours follow the reader's light or dark setting. */
+ * The page is also well-formed XML. It has no scripts and loads nothing, which its content policy
+ * enforces. Charts are inline SVG; colours follow the reader's light or dark setting. */
 #pragma once
 
 #include "base/str.h"
@@ -11,15 +11,15 @@ struct nbi_report_pair {
     const char *key, *value;
 };
 
-/* A prompt and its answers; NULL: there is none. */
+/* A prompt and its answers; a NULL answer is left empty. */
 struct nbi_report_sample {
     const char *prompt, *before, *after;
 };
 
-/* All borrowed; every count may be 0. Texts may hold anything. */
+/* All borrowed; every count may be 0. Texts are escaped. */
 struct nbi_report {
     const char *title;
-    const struct nbi_log_step *steps; /* by ascending step */
+    const struct nbi_log_step *steps; /* in ascending order */
     size_t step_count;
     const struct nbi_log_eval *evals;
     size_t eval_count;
@@ -33,5 +33,5 @@ struct nbi_report {
 
 enum nb_status nbi_report_html(struct nbi_str *out, const struct nbi_report *r);
 
-/* The same as a file, which appears whole. */
+/* The same as a file, which appears complete or not at all. */
 enum nb_status nbi_report_write(const char *path, const struct nbi_report *r);

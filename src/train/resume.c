@@ -1,4 +1,7 @@
-/* resume.c - a run as a checkpoint, and back. */
+/* resume.c - saves a run as a checkpoint, and restores it.
+ *
+ * A resumed run computes the same bits as one that was never interrupted. So the checkpoint's
+ * settings hold everything that affects the computation, and resuming with others is refused. */
 #include <math.h>
 #include <string.h>
 
@@ -7,7 +10,7 @@
 #include "train/checkpoint.h"
 #include "train/run.h"
 
-/* The pieces of a tensor's state, each a blob. */
+/* The arrays of a parameter, each a blob. */
 enum { MASTER, M, M_SCALES, V, V_SCALES, PIECES };
 
 static const char *const piece_names[PIECES] = {"master", "m", "m.scales", "v", "v.scales"};
@@ -18,14 +21,14 @@ struct piece {
     int64_t bytes;
 };
 
-/* Of the moments and their peaks; of the weight, and its reciprocal as stored. */
+/* Scalars of a parameter: m_scale, v_scale, m_max, v_max, tensor_scale, divisor. */
 #define SCALES 6
 
 struct pieces {
     struct nbi_run *r;
     struct piece *p;
     size_t count;
-    float (*scales)[SCALES]; /* of all tensors */
+    float (*scales)[SCALES]; /* of all parameters */
 };
 
 static int pieces_of(const struct nbi_train_param *x, struct piece out[PIECES])
@@ -90,7 +93,7 @@ static void add_loss_settings(const struct nbi_run *r, json_t *j, bool *ok)
     nbi_json_set(j, "replay_share", json_real(share), ok);
 }
 
-/* Rows do not run on into the next epoch if epochs are counted. */
+/* by_epochs: with a limit of epochs, rows do not continue into the next epoch. */
 static void add_data_settings(const struct nbi_run *r, json_t *j, bool *ok)
 {
     const struct nbi_dataset_stats none = {0}, *data = r->data ? nbi_dataset_stats(r->data) : &none,
@@ -104,7 +107,7 @@ static void add_data_settings(const struct nbi_run *r, json_t *j, bool *ok)
     nbi_json_set(j, "by_epochs", json_boolean(r->data && r->opts->epochs > 0), ok);
 }
 
-/* Evaluations count where they may end the run. */
+/* Evaluations affect the run only if they may end it. */
 static void add_stop_settings(const struct nbi_run *r, json_t *j, bool *ok)
 {
     double limit = r->opts->stop_if_ppl_rises;
@@ -112,19 +115,19 @@ static void add_stop_settings(const struct nbi_run *r, json_t *j, bool *ok)
     nbi_json_set(j, "eval_every", json_integer(limit > 0 ? r->opts->eval_every : 0), ok);
 }
 
-/* All that decides what is computed. Threads do not. The length does where the learning rate
- * follows it, but may change. */
+/* Everything that affects the computation, as JSON. Threads do not. The number of steps does if the
+ * learning rate depends on it, but it may be changed on purpose (may_differ). */
 static enum nb_status settings_of(const struct nbi_run *r, char **text)
 {
     const struct nb_train_opts *o = r->opts;
-    bool to_an_end = o->schedule != NB_SCHEDULE_CONSTANT;
+    bool decays = o->schedule != NB_SCHEDULE_CONSTANT;
     json_t *j = json_pack(
         "{s:s,s:i,s:b,s:i,s:I,s:I,s:I,s:f,s:f,s:i,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:b,s:I,s:b,s:b,s:I}",
         "version", nb_version(), "precision", (int)o->precision, "bf16_master", o->bf16_master,
         "state", (int)o->moment_type, "seq_len", (json_int_t)o->seq_len, "batch_size",
         (json_int_t)o->batch_size, "grad_accum", (json_int_t)o->grad_accum, "lr", o->lr,
         "final_lr_frac", o->final_lr_frac, "schedule", (int)o->schedule, "warmup",
-        (json_int_t)o->warmup, "steps", (json_int_t)(to_an_end ? r->steps : 0), "beta1", o->beta1,
+        (json_int_t)o->warmup, "steps", (json_int_t)(decays ? r->steps : 0), "beta1", o->beta1,
         "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay, "grad_clip",
         o->grad_clip, "clip_by_layer", o->clip_by_layer || o->fused_step, "train_last_layers",
         (json_int_t)o->train_last_layers, "fused_step", o->fused_step, "sequential", o->sequential,
@@ -138,8 +141,8 @@ static enum nb_status settings_of(const struct nbi_run *r, char **text)
     return nbi_context(rc, "the run's settings");
 }
 
-/* Settings whose values say nothing to anybody. */
-static const char *const sums[][2] = {
+/* Settings that are checksums or flags, with the message if they differ. */
+static const char *const checksums[][2] = {
     {"model", "the model is not the one that the run began with"},
     {"frozen", "the model is not the one that the run began with: parameters that "
                "--train-last-layers leaves alone differ"},
@@ -149,19 +152,19 @@ static const char *const sums[][2] = {
     {"by_epochs", "with --epochs rows are others than with --steps alone, and the run began with "
                   "the other"}};
 
-static const char *sum_text(const char *key)
+static const char *checksum_message(const char *key)
 {
-    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
-        if (strcmp(key, sums[i][0]) == 0)
-            return sums[i][1];
+    for (size_t i = 0; i < sizeof checksums / sizeof *checksums; i++)
+        if (strcmp(key, checksums[i][0]) == 0)
+            return checksums[i][1];
     return NULL;
 }
 
 static enum nb_status differs(const char *key, const json_t *was, const json_t *is)
 {
     const size_t flags = JSON_REAL_PRECISION(15);
-    if (sum_text(key))
-        return nbi_fail(NB_EINVAL, "%s", sum_text(key));
+    if (checksum_message(key))
+        return nbi_fail(NB_EINVAL, "%s", checksum_message(key));
     char *a = NULL, *b = NULL;
     enum nb_status rc = was ? nbi_json_dump(was, flags, &a) : NB_OK;
     if (rc == NB_OK)
@@ -173,13 +176,14 @@ static enum nb_status differs(const char *key, const json_t *was, const json_t *
     return rc;
 }
 
-/* Settings that may change: the version, and the length, with the rest of the schedule. */
+/* The version may change, and so may the length, with the rest of the schedule. */
 static bool may_differ(const char *key)
 {
     return strcmp(key, "version") == 0 || strcmp(key, "steps") == 0;
 }
 
-/* The first setting that differs and may not; sums last, since settings change them. */
+/* Fails at the first setting that differs. Checksums come last because other settings change them,
+ * and the message should name the cause. */
 static enum nb_status compare_settings(const char *old_text, const char *new_text)
 {
     json_t *was = NULL, *is = NULL, *v;
@@ -191,8 +195,8 @@ static enum nb_status compare_settings(const char *old_text, const char *new_tex
     for (int pass = 0; pass < 2; pass++)
         json_object_foreach (is, key, v) {
             json_t *before = json_object_get(was, key);
-            bool now = (sum_text(key) != NULL) == (pass == 1) && !may_differ(key);
-            if (rc == NB_OK && now && !json_equal(before, v))
+            bool compared = (checksum_message(key) != NULL) == (pass == 1) && !may_differ(key);
+            if (rc == NB_OK && compared && !json_equal(before, v))
                 rc = differs(key, before, v);
         }
     json_decref(was);
@@ -212,7 +216,7 @@ static enum nb_status get(void *ctx, size_t index, uint64_t offset, void *dst, s
 }
 
 static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const char *settings,
-                                   bool good)
+                                   bool accepted)
 {
     const struct nbi_run_state *s = &r->state;
     const struct nbi_ckpt_value values[] = {nbi_ckpt_int("updates", s->updates),
@@ -247,13 +251,13 @@ static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const ch
                                              .ctx = l};
     const char *dir = r->opts->checkpoint_dir;
     int keep = r->opts->keep > 0 ? r->opts->keep : 2;
-    enum nb_status rc = good ? nbi_checkpoint_save_accepted(dir, &content)
-                             : nbi_checkpoint_save(dir, keep, &content);
+    enum nb_status rc = accepted ? nbi_checkpoint_save_accepted(dir, &content)
+                                 : nbi_checkpoint_save(dir, keep, &content);
     free(blobs);
     return rc;
 }
 
-static enum nb_status save(struct nbi_run *r, bool good)
+static enum nb_status save(struct nbi_run *r, bool accepted)
 {
     struct pieces l;
     char *settings = NULL;
@@ -261,7 +265,7 @@ static enum nb_status save(struct nbi_run *r, bool good)
     if (rc == NB_OK)
         rc = settings_of(r, &settings);
     if (rc == NB_OK)
-        rc = write_pieces(r, &l, settings, good);
+        rc = write_pieces(r, &l, settings, accepted);
     release_pieces(&l);
     free(settings);
     return nbi_context(rc, "saving a checkpoint in '%s'", r->opts->checkpoint_dir);
@@ -277,7 +281,7 @@ enum nb_status nbi_run_save_accepted(struct nbi_run *r)
     return save(r, true);
 }
 
-/* ---- going on ---- */
+/* ---- resuming ---- */
 
 struct target {
     struct nbi_run *r;
@@ -291,8 +295,9 @@ static enum nb_status put(void *ctx, uint64_t offset, const void *src, size_t le
     return t->r->be->sync(t->r->stream);
 }
 
-/* A place in the data must be one; without data there is none. */
-static enum nb_status check_cursor(const struct nbi_loader_state *c, const struct nbi_dataset *d)
+/* Checks a loader's state against its data; without data it must be zero. */
+static enum nb_status check_loader_state(const struct nbi_loader_state *c,
+                                         const struct nbi_dataset *d)
 {
     int64_t samples = d ? nbi_dataset_stats(d)->samples : 1;
     if (c->epoch < 0 || c->next < 0 || c->next >= samples || c->token < 0)
@@ -300,12 +305,12 @@ static enum nb_status check_cursor(const struct nbi_loader_state *c, const struc
     return NB_OK;
 }
 
-/* The base is computed anew, on another CPU perhaps: equal but for rounding. */
-static enum nb_status check_base(const struct nbi_checkpoint *c, const struct nbi_run *r)
+/* The reference was computed again, perhaps on another CPU, so it is equal up to rounding. */
+static enum nb_status check_reference(const struct nbi_checkpoint *c, const struct nbi_run *r)
 {
-    double mark;
-    NBI_TRY(nbi_checkpoint_real(c, "base_mark", &mark));
-    if (!(fabs(mark - r->kl_anchor.mean_top_logp) <= 1e-4 * (fabs(mark) + 1)))
+    double mean;
+    NBI_TRY(nbi_checkpoint_real(c, "base_mark", &mean));
+    if (!(fabs(mean - r->kl_anchor.mean_top_logp) <= 1e-4 * (fabs(mean) + 1)))
         return nbi_fail(NB_EINVAL, "--kl-base: the model is not the one that the run began with");
     return NB_OK;
 }
@@ -366,7 +371,7 @@ static enum nb_status check_settings(const struct nbi_run *r, const struct nbi_c
     return rc;
 }
 
-/* Another length than the run began with, where the learning rate follows it. */
+/* Warns if the number of steps has changed and the learning rate depends on it. */
 static enum nb_status check_length(const struct nbi_run *r, const struct nbi_checkpoint *c)
 {
     json_t *was = NULL;
@@ -398,9 +403,9 @@ static enum nb_status load(struct nbi_run *r, const struct nbi_checkpoint *c)
     NBI_TRY(check_settings(r, c));
     NBI_TRY(read_values(c, &r->state));
     NBI_TRY(check_length(r, c));
-    NBI_TRY(check_base(c, r));
-    NBI_TRY(check_cursor(&r->state.loader, r->data));
-    NBI_TRY(check_cursor(&r->state.replay_loader, r->replay_data));
+    NBI_TRY(check_reference(c, r));
+    NBI_TRY(check_loader_state(&r->state.loader, r->data));
+    NBI_TRY(check_loader_state(&r->state.replay_loader, r->replay_data));
     if (r->data)
         r->loader.state = r->state.loader;
     if (r->replay_data)

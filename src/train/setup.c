@@ -1,4 +1,7 @@
-/* setup.c - opens all that a run needs, in an order that fails early: files, data, memory. */
+/* setup.c - opens a training run.
+ *
+ * The order is by cost, so that mistakes show early: settings, files, the layout of the result,
+ * data, memory. Whatever would be refused after the last step is refused here. */
 #include <math.h>
 #include <string.h>
 
@@ -15,7 +18,7 @@
 
 /* ---- checks ---- */
 
-/* What also a plan wants. */
+/* Checks that a plan needs as well. */
 static enum nb_status check_sizes(const struct nb_train_opts *o)
 {
     if (o->seq_len < 2 || o->batch_size < 1 || o->grad_accum < 1)
@@ -71,7 +74,7 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
     return NB_OK;
 }
 
-/* Whether out is the model that is read, or a file of it. */
+/* Whether out is the source model or one of its files. */
 static bool is_input(const struct nbi_run *r, const char *out)
 {
     const struct nbi_store *store = r->model.store;
@@ -82,7 +85,7 @@ static bool is_input(const struct nbi_run *r, const char *out)
     return same;
 }
 
-/* What would fail after the last step fails before the first. */
+/* Whether the result can be written where it is to go. */
 static enum nb_status check_out(const struct nbi_run *r)
 {
     const char *out = r->opts->out;
@@ -96,7 +99,8 @@ static enum nb_status check_out(const struct nbi_run *r)
     return nbi_run_check_export(r, &opts);
 }
 
-/* Checkpoints of another run would be taken for this one's. */
+/* Refuses a directory that has checkpoints unless the run resumes from them: a later --resume
+ * could not tell the two runs apart. */
 static enum nb_status open_checkpoints(struct nbi_run *r)
 {
     const char *dir = r->opts->checkpoint_dir;
@@ -174,9 +178,10 @@ static enum nb_status open_memory(struct nbi_run *r)
                                             .chunk_rows = o->step_chunk_rows,
                                             .seed = o->seed};
     NBI_TRY(r->be->stream_new(r->be, &limits, &r->stream));
-    const struct nbi_acts_opts room = nbi_run_acts_opts(o, c);
-    NBI_TRY(nbi_acts_init_training(&r->acts, r->be, c, &room));
-    NBI_TRY(r->be->clear(r->stream, r->acts.block, r->acts.bytes)); /* now, not in the first step */
+    const struct nbi_acts_opts acts = nbi_run_acts_opts(o, c);
+    NBI_TRY(nbi_acts_init_training(&r->acts, r->be, c, &acts));
+    NBI_TRY(r->be->clear(r->stream, r->acts.block,
+                         r->acts.bytes)); /* touch every page now, not in the first step */
     NBI_TRY(nbi_train_pass_init(&r->train_pass, &r->acts));
     r->train_pass.V = c->vocab_size;
     struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->model.store;
@@ -184,7 +189,7 @@ static enum nb_status open_memory(struct nbi_run *r)
     return nbi_optimizer_init(&r->optimizer, &r->params, &step);
 }
 
-static void tell(const struct nbi_run *r, const char *what)
+static void report_stage(const struct nbi_run *r, const char *what)
 {
     if (r->opts->stage)
         r->opts->stage(r->opts->ctx, what);
@@ -192,7 +197,7 @@ static void tell(const struct nbi_run *r, const char *what)
 
 enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
 {
-    bool stops = o->stop_if_ppl_rises > 0; /* then the model as it is read is measured, too */
+    bool stops = o->stop_if_ppl_rises > 0; /* then step 0 is evaluated, too */
     *r = (struct nbi_run){
         .opts = o,
         .state = {.best_loss = INFINITY, .evaluated = stops ? -1 : 0, .accepted = -1},
@@ -202,7 +207,7 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     NBI_TRY(check_out(r));
     NBI_TRY(nbi_run_check_reports(r));
     NBI_TRY(open_tokenizer(r));
-    tell(r, "reading the data");
+    report_stage(r, "reading the data");
     NBI_TRY(nbi_run_open_batches(r));
     NBI_TRY(open_checkpoints(r));
     r->lr_schedule = (struct nbi_lr_schedule_opts){.kind = o->schedule,
@@ -213,7 +218,7 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     if (o->test_prompts)
         NBI_TRY(nbi_test_prompts_open(&r->test_prompts, o->test_prompts));
     NBI_TRY(open_backend(r));
-    tell(r, "loading the model");
+    report_stage(r, "loading the model");
     nbi_run_phase(r, "start");
     NBI_TRY(open_memory(r));
     nbi_run_phase(r, "model_loaded");
@@ -231,7 +236,7 @@ enum nb_status nbi_run_kl_anchor(struct nbi_run *r)
                                             .spill_next_to = o->checkpoint_dir ? o->checkpoint_dir
                                                              : o->out          ? o->out
                                                                                : "base"};
-    struct nbi_weights masters; /* not rounded to what the forward pass sees */
+    struct nbi_weights masters; /* the reference is the model before quantization */
     const struct nbi_kl_anchor_pass pass = {.weights = &masters,
                                             .acts = &r->acts,
                                             .stream = r->stream,

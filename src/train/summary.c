@@ -1,4 +1,4 @@
-/* summary.c - what is left of a run for people: report.html and the memory report. */
+/* summary.c - the reports of a run: its log, report.html and the memory report. */
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 
 /* ---- history ---- */
 
-/* A log that cannot be written ends here; the run does not. */
+/* A log that cannot be written is closed, and the run continues without it. */
 static void check_log(struct nbi_run *r, enum nb_status rc)
 {
     if (rc == NB_OK)
@@ -49,7 +49,7 @@ struct settings {
     struct nbi_report_pair pairs[SETTINGS];
     char *values[SETTINGS];
     size_t count;
-    bool failed; /* memory was out */
+    bool failed; /* out of memory */
 };
 
 static void release_settings(struct settings *s)
@@ -74,7 +74,7 @@ static void add_number(struct settings *s, const char *key, double value)
     add(s, key, text);
 }
 
-/* 0 stands for something. */
+/* A limit whose 0 means something else. */
 static void add_limit(struct settings *s, const char *key, double value, const char *none)
 {
     if (value > 0)
@@ -149,7 +149,7 @@ static void list_arithmetic(struct settings *s, const struct nbi_run *r)
     add(s, "version", nb_version());
 }
 
-/* In the directory of the result; beside it, if it is a file. NULL when memory is out. */
+/* In the result's directory, or next to a result that is a file. NULL: out of memory. */
 static char *report_path(const char *out, bool directory)
 {
     if (directory)
@@ -160,7 +160,7 @@ static char *report_path(const char *out, bool directory)
     return nbi_str_take(&s);
 }
 
-/* What earlier processes did is known from a log alone. */
+/* Notes steps that are missing from the report: earlier processes are known only from a log. */
 static bool note_gap(const struct nbi_run *r, const struct nbi_history *h, char *note, size_t size)
 {
     int64_t first = h->step_count > 0 ? h->steps[0].step : r->first_step + 1;
@@ -190,7 +190,8 @@ static enum nb_status write_report(struct nbi_run *r, const char *path)
     enum nb_status rc = s.failed ? nbi_fail_memory("report", sizeof s)
                         : logged ? nbi_history_read(&h, r->opts->log)
                                  : NB_OK;
-    const struct nbi_history *all = logged ? &h : &r->history; /* the log has it all */
+    const struct nbi_history *all =
+        logged ? &h : &r->history; /* the log also has earlier processes */
     const struct nbi_report report = {.title = "Training",
                                       .steps = all->steps,
                                       .step_count = all->step_count,
@@ -210,7 +211,7 @@ static enum nb_status write_report(struct nbi_run *r, const char *path)
     return rc;
 }
 
-/* Whether path is a file that the run reads, or part of the model in dir. */
+/* Whether the run reads path, or it is part of the source model. */
 static bool is_used(const struct nbi_run *r, const char *path)
 {
     const struct nb_train_opts *o = r->opts;
@@ -226,7 +227,7 @@ static bool is_used(const struct nbi_run *r, const char *path)
                     nbi_is_model_file(nbi_path_base(path)));
 }
 
-/* Two files of one name would replace each other, and the last one would be left. */
+/* Refuses paths at which one output would overwrite another, or an input. */
 static enum nb_status check_distinct(const struct nbi_run *r, const char *const paths[4])
 {
     const char *out = r->opts->out;
@@ -246,7 +247,7 @@ static enum nb_status check_distinct(const struct nbi_run *r, const char *const 
     return NB_OK;
 }
 
-/* Whether it can be written there. A log that exists is appended to, not replaced. */
+/* Whether a file can be written at path. An existing log is appended to, not replaced. */
 static enum nb_status try_to_write(const char *path, bool log)
 {
     struct nbi_outfile *file = NULL;

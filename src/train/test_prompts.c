@@ -1,4 +1,4 @@
-/* test_prompts.c - what a model says before and after training. */
+/* test_prompts.c - greedy answers to the test prompts, from the model in training. */
 #include "infer/session.h"
 #include "tokenizer/chat_template.h"
 #include "train/run.h"
@@ -74,9 +74,9 @@ enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *
 {
     struct nb_engine engine;
     struct nb_session *s = NULL;
-    int64_t most = r->config.max_position;
+    int64_t limit = r->config.max_position;
     const struct nbi_session_opts opts = {
-        .context = most < CONTEXT ? most : CONTEXT, .kv = NBI_F32, .exact = true};
+        .context = limit < CONTEXT ? limit : CONTEXT, .kv = NBI_F32, .exact = true};
     const struct nbi_engine_parts parts = {.be = r->be,
                                            .config = &r->config,
                                            .weights = &r->params.weights,

@@ -1,4 +1,6 @@
-/* train_log.c - lines of a training log, written one at a time and read back. */
+/* train_log.c - writes the training log line by line, and reads it back.
+ *
+ * The file is locked while it is open: two runs must not write one log. */
 #include "train/train_log.h"
 
 #include <errno.h>
@@ -16,7 +18,7 @@
 
 /* ---- lines ---- */
 
-/* With as few digits as give the same number again. */
+/* Appends a number with the fewest digits that read back as the same double. */
 static void put_number(struct nbi_str *s, const char *name, double v)
 {
     char text[40];
@@ -32,11 +34,11 @@ static void put_number(struct nbi_str *s, const char *name, double v)
 
 struct line {
     int64_t step;
-    size_t at; /* in the file */
+    size_t at; /* offset in the file */
     struct nbi_jspan object, eval;
 };
 
-/* Any object with a step counts. */
+/* Accepts any object with a step. */
 static enum nb_status parse_line(struct line *line, const char *text, size_t len)
 {
     NBI_TRY(nbi_jscan(&line->object, text, len));
@@ -48,30 +50,30 @@ static enum nb_status parse_line(struct line *line, const char *text, size_t len
     return NB_OK;
 }
 
-/* Whether the shorter of the two begins the longer. */
-static bool agree(const char *p, size_t len, const char *text)
+/* Whether one of the two is a prefix of the other. */
+static bool is_prefix(const char *p, size_t len, const char *text)
 {
     size_t n = strlen(text);
     return memcmp(p, text, len < n ? len : n) == 0;
 }
 
-/* Whether a line of a log, cut off somewhere, may begin so. */
+/* Whether p may be the beginning of a line that was cut off. */
 static bool begins_line(const char *p, size_t len)
 {
     static const char first[] = "{\"step\":";
     if (len < sizeof first)
-        return agree(p, len, first);
+        return is_prefix(p, len, first);
     size_t n = sizeof first - 1;
     while (n < len && p[n] >= '0' && p[n] <= '9')
         n++;
-    return agree(p, len, first) &&
-           (agree(p + n, len - n, ",\"loss\":") || agree(p + n, len - n, ",\"eval\":{") ||
-            agree(p + n, len - n, ",\"event\":\""));
+    return is_prefix(p, len, first) &&
+           (is_prefix(p + n, len - n, ",\"loss\":") || is_prefix(p + n, len - n, ",\"eval\":{") ||
+            is_prefix(p + n, len - n, ",\"event\":\""));
 }
 
 typedef enum nb_status (*line_fn)(void *ctx, const struct line *line);
 
-/* Calls fn with each line that has its end; *end: where the last of them ends. */
+/* Calls fn with each complete line; *end: the offset after the last one. */
 static enum nb_status each_line(const char *path, line_fn fn, void *ctx, size_t *end)
 {
     char *text = NULL;
@@ -82,7 +84,7 @@ static enum nb_status each_line(const char *path, line_fn fn, void *ctx, size_t 
     for (; rc == NB_OK && *end < len; number++) {
         const char *p = text + *end, *stop = memchr(p, '\n', len - *end);
         struct line line = {.at = *end};
-        if (!stop) { /* behind others it may be anything: a disk may have lost it */
+        if (!stop) { /* after complete lines anything may stand here: a crash may have lost it */
             if (*end == 0 && !begins_line(p, len))
                 rc = nbi_fail(NB_EFORMAT, "it is not a line of a training log");
             break;
@@ -106,14 +108,14 @@ struct nbi_train_log {
     struct nbi_str line;
 };
 
-/* What is to stay of a file that a run goes on with. */
+/* Which lines of a file stay when a run resumes. */
 struct kept {
     int64_t resumed;
-    bool over; /* a line of a later step has come: */
-    size_t at; /* there */
+    bool found; /* a line of a later step was found: */
+    size_t at;  /* its offset */
 };
 
-/* Only lines that this file writes: what another program counts by steps is not cut. */
+/* Checks that a line is one of ours, so that the log of another program is never cut. */
 static enum nb_status keep_line(void *ctx, const struct line *line)
 {
     struct kept *k = ctx;
@@ -123,23 +125,23 @@ static enum nb_status keep_line(void *ctx, const struct line *line)
     bool event = nbi_jtype(nbi_jget(line->object, "event")) == NBI_JSTRING;
     if (!step && !event && nbi_jtype(line->eval) != NBI_JOBJECT)
         return nbi_fail(NB_EFORMAT, "it is not a line of a training log");
-    if (!k->over && line->step > k->resumed)
+    if (!k->found && line->step > k->resumed)
         *k = (struct kept){k->resumed, true, line->at};
     return NB_OK;
 }
 
-/* Where a run that goes on continues the file; a new one takes the place of nothing but a log, of
- * which every line is looked at. */
+/* Finds where the run continues the file. Checks every line, so that only a log is ever replaced.
+ */
 static enum nb_status find_end(const char *path, int64_t resumed, size_t *end)
 {
     struct kept k = {.resumed = resumed};
     NBI_TRY(each_line(path, keep_line, &k, end));
-    if (k.over)
+    if (k.found)
         *end = k.at;
     return NB_OK;
 }
 
-/* One run writes it. Where there are no locks, nobody finds out. */
+/* On file systems without locks, two writers are not detected. */
 static enum nb_status lock_log(int fd, const char *path)
 {
     if (nbi_sys_flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
@@ -191,7 +193,7 @@ void nbi_train_log_close(struct nbi_train_log *log)
     free(log);
 }
 
-/* Ends the line and writes it. */
+/* Completes the line and writes it. */
 static enum nb_status write_line(struct nbi_train_log *log)
 {
     nbi_str_puts(&log->line, "}\n");

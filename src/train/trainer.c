@@ -1,4 +1,8 @@
-/* trainer.c - the loop: batch, forward, loss, backward, update; and what happens between steps. */
+/* trainer.c - the training loop: micro-batches, forward, loss, backward, update; then log,
+ * evaluation and checkpoint.
+ *
+ * Gradients accumulate over the micro-batches of a step, each scaled by 1 / (labels of the step).
+ * A checkpoint is only taken between steps, when no parameter is half updated. */
 #include <math.h>
 
 #include "base/clock.h"
@@ -12,8 +16,8 @@ struct update {
     struct nbi_run *r;
     float lr;
     struct nbi_optimizer_result result;
-    double loss, kl;  /* sums */
-    int64_t anchored; /* labels that kl is the sum of */
+    double loss, kl;  /* sums over labels */
+    int64_t anchored; /* labels that have a reference */
 };
 
 static enum nb_status update_group(void *ctx, int64_t group)
@@ -24,7 +28,7 @@ static enum nb_status update_group(void *ctx, int64_t group)
                               &u->result);
 }
 
-/* What the labels of the feed are to learn. */
+/* Completes the labels: the loss and, with --kl-base, the reference. */
 static enum nb_status set_loss(struct nbi_run *r, const struct nbi_microbatch *batch,
                                struct update *u)
 {
@@ -39,9 +43,9 @@ static enum nb_status set_loss(struct nbi_run *r, const struct nbi_microbatch *b
     return NB_OK;
 }
 
-/* The gradients of one micro-batch; with a fused step the layers are updated on the way. */
-static enum nb_status back(struct nbi_run *r, const struct nbi_microbatch *batch, float scale,
-                           struct update *u)
+/* Adds the gradients of one micro-batch; with a fused step, updates each layer on the way. */
+static enum nb_status accumulate(struct nbi_run *r, const struct nbi_microbatch *batch, float scale,
+                                 struct update *u)
 {
     const struct nbi_weights *w = &r->params.weights;
     const struct nbi_backward_hook hook = {update_group, u};
@@ -57,7 +61,7 @@ static enum nb_status back(struct nbi_run *r, const struct nbi_microbatch *batch
                         r->opts->fused_step ? &hook : NULL);
 }
 
-/* In the order of the backward pass, so that it is the same with a fused step. */
+/* Layers are updated in the order of the backward pass, as a fused step does. */
 static enum nb_status update_all(struct update *u)
 {
     struct nbi_run *r = u->r;
@@ -76,18 +80,18 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
     double start = nbi_now();
     for (int64_t i = 0; i < r->opts->grad_accum; i++)
         labels += r->microbatches[i].trained;
-    nbi_run_phase(r, "zero_grad_done"); /* by the step before, or when they were made */
+    nbi_run_phase(r, "zero_grad_done"); /* gradients were cleared by the update before */
     for (int64_t i = 0; i < r->opts->grad_accum; i++)
         if (r->microbatches[i].trained > 0)
-            NBI_TRY(back(r, &r->microbatches[i], 1.0f / (float)labels, &u));
+            NBI_TRY(accumulate(r, &r->microbatches[i], 1.0f / (float)labels, &u));
     nbi_run_phase(r, "backward_done");
     if (labels > 0)
         NBI_TRY(update_all(&u));
     NBI_TRY(r->be->sync(r->stream));
     nbi_run_phase(r, "optimizer_step_done");
-    bool whole = !r->opts->fused_step && !r->opts->clip_by_layer;
+    bool one_group = !r->opts->fused_step && !r->opts->clip_by_layer;
     bool skipped = u.result.nonfinite > 0;
-    st->updates += labels > 0 && !(skipped && whole);
+    st->updates += labels > 0 && !(skipped && one_group);
     st->skipped += skipped;
     st->step++;
     r->updating = false;
@@ -162,7 +166,7 @@ static bool due(int64_t every, int64_t step)
     return every > 0 && step % every == 0;
 }
 
-/* ---- what may go wrong ---- */
+/* ---- failures and warnings ---- */
 
 void nbi_run_warn(const struct nbi_run *r, const char *then)
 {
@@ -200,7 +204,7 @@ static enum nb_status save(struct nbi_run *r)
     return NB_OK;
 }
 
-static void save_on_the_way(struct nbi_run *r)
+static void save_or_warn(struct nbi_run *r)
 {
     if (save(r) == NB_OK || r->save_failed)
         return;
@@ -208,11 +212,10 @@ static void save_on_the_way(struct nbi_run *r)
     r->save_failed = true;
 }
 
-/* ---- how the run goes on ---- */
+/* ---- between steps ---- */
 
-/* Measures, and says whether perplexity has risen by more than it may; what is not a number has. An
- * evaluation that only the end of a run asks for is not remembered: a longer run does not make it.
- */
+/* Evaluates, and stops the run if perplexity is above its limit or not a number. An evaluation that
+ * is only made because the run ends does not enter its state: a longer run would not make it. */
 static enum nb_status evaluate_and_judge(struct nbi_run *r, struct nb_train_result *out)
 {
     struct nbi_run_state *s = &r->state;
@@ -243,7 +246,7 @@ static enum nb_status pause_run(struct nbi_run *r, struct nb_train_result *out)
     return save(r);
 }
 
-/* A run that fails between steps keeps what it has done. */
+/* A run that fails between steps saves a checkpoint first. */
 static enum nb_status give_up(struct nbi_run *r, enum nb_status rc)
 {
     struct outcome failed = {0};
@@ -266,22 +269,23 @@ static enum nb_status step_and_log(struct nbi_run *r, struct nb_train_result *ou
     return log_step(r, &out->last);
 }
 
-/* A step, the evaluation that is due behind it, and the checkpoint. Where an evaluation was
- * interrupted, the run goes on with that. */
+/* One step, then the evaluation and the checkpoint that are due. A run that was interrupted in an
+ * evaluation continues with that evaluation. */
 static enum nb_status advance(struct nbi_run *r, struct nb_train_result *out, bool *more)
 {
     const struct nb_train_opts *o = r->opts;
     const struct nbi_run_state *s = &r->state;
-    bool left = nbi_eval_any(&r->eval) && due(o->eval_every, s->step) && s->evaluated < s->step;
+    bool resumes_eval =
+        nbi_eval_any(&r->eval) && due(o->eval_every, s->step) && s->evaluated < s->step;
     NBI_TRY(nbi_check_interrupt());
-    if (!left)
+    if (!resumes_eval)
         NBI_TRY(step_and_log(r, out, more));
     if (!*more)
         return NB_OK;
     if (due(o->eval_every, s->step) && s->step < r->steps)
         NBI_TRY(evaluate_and_judge(r, out));
     if (s->step > 0 && due(o->save_every, s->step))
-        save_on_the_way(r);
+        save_or_warn(r);
     return NB_OK;
 }
 
@@ -290,15 +294,15 @@ static bool measured(const struct nbi_run *r, const struct nb_train_result *out)
     return out->eval.tokens > 0 && out->eval.step == r->state.step;
 }
 
-/* Which model is the result: the last, or where perplexity has risen the last one before that. */
-static enum nb_status choose(struct nbi_run *r, struct nb_train_result *out)
+/* Chooses the result: the last model, or the last accepted one if perplexity has risen. */
+static enum nb_status choose_result(struct nbi_run *r, struct nb_train_result *out)
 {
     out->result_step = r->state.step;
     if (!out->stopped || !r->opts->checkpoint_dir)
         return NB_OK;
     if (r->saved_step < r->state.step)
-        save_on_the_way(r);
-    r->saved_step = r->state.step; /* what is there from now on is of another step */
+        save_or_warn(r);
+    r->saved_step = r->state.step; /* the parameters loaded next are of another step */
     out->result_step = r->state.accepted;
     return nbi_run_load_accepted(r);
 }
@@ -313,13 +317,14 @@ static enum nb_status train(struct nbi_run *r, struct nb_train_result *out)
     if (rc == NB_OK && judged && !measured(r, out))
         rc = evaluate_and_judge(r, out);
     if (rc == NB_OK)
-        rc = choose(r, out);
+        rc = choose_result(r, out);
     if (rc == NB_OK)
         return NB_OK;
     return rc == NB_EINTERRUPTED ? pause_run(r, out) : give_up(r, rc);
 }
 
-/* A run that ended before its result was written evaluates again: that is in its log already. */
+/* Remembers the last logged evaluation. A run that ended before its result was written makes that
+ * evaluation again and must not log it twice. */
 static enum nb_status continue_log(struct nbi_run *r)
 {
     struct nbi_history h;
@@ -348,7 +353,7 @@ static enum nb_status begin(struct nbi_run *r)
 
 /* ---- the end ---- */
 
-/* An interruption is no failure here: the result is there. */
+/* An interruption after the result was written is not a failure. */
 static void keep_or_pause(struct outcome *all, struct nb_train_result *out, enum nb_status rc)
 {
     if (rc != NB_EINTERRUPTED) {
@@ -377,7 +382,7 @@ static void show_answers(const struct nbi_run *r)
     }
 }
 
-/* The result comes first: whatever fails later, it is there. */
+/* The result is written first, so that no later failure can lose it. */
 static enum nb_status finish(struct nbi_run *r, struct nb_train_result *out)
 {
     struct outcome all = {0};
@@ -402,7 +407,7 @@ static enum nb_status finish(struct nbi_run *r, struct nb_train_result *out)
     return outcome_of(&all);
 }
 
-/* Also of a run that failed: then its failure is what counts. */
+/* Writes the memory report even if the run failed; then the run's failure is returned. */
 static enum nb_status report_memory(struct nbi_run *r, enum nb_status rc)
 {
     struct outcome all = {0};
