@@ -11,6 +11,7 @@
 #include "train/kl_anchor.h"
 #include "train/lr_schedule.h"
 #include "train/optimizer.h"
+#include "train/test_prompts.h"
 #include "train/train_log.h"
 
 #define NBI_EVAL_TEXTS   64        /* files of held-out text */
@@ -39,13 +40,6 @@ struct nbi_eval_set {
         int64_t count;
     } texts[NBI_EVAL_TEXTS];
     int text_count;
-};
-
-/* The prompts of --test-prompts, and the model's greedy answers before and after training. */
-struct nbi_test_prompts {
-    struct nb_prompts *list;
-    char **before, **after; /* [count]; an answer is NULL until it is generated */
-    int64_t count;
 };
 
 /* Memory at one point of the first step, for the memory report. */
@@ -170,17 +164,6 @@ enum nb_status nbi_run_resume(struct nbi_run *r);
  * and leaves r->state alone. */
 enum nb_status nbi_run_save_accepted(struct nbi_run *r);
 enum nb_status nbi_run_load_accepted(struct nbi_run *r);
-
-/* ---- test prompts (test_prompts.c) ---- */
-
-enum nb_status nbi_test_prompts_open(struct nbi_test_prompts *p, const char *path);
-void nbi_test_prompts_close(struct nbi_test_prompts *p);
-
-/* Prompt i with its answers; the strings belong to p. */
-struct nb_train_answer nbi_test_prompts_at(const struct nbi_test_prompts *p, int64_t i);
-
-/* Generates answers[0..count): p->before or p->after. */
-enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *r, char **answers);
 
 /* ---- the result (export.c) ---- */
 
