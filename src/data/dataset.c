@@ -73,14 +73,14 @@ struct place {
 };
 
 struct nbi_dataset {
-    struct nbi_example_encoder sampler;
+    struct nbi_example_encoder encoder;
     struct nbi_source **files;
     size_t file_count;
     struct place *places;
     size_t count, capacity;
     struct nbi_dataset_stats stats;
-    struct nbi_example sample; /* while indexing */
-    char *text;                /* of the sample that is read */
+    struct nbi_example example; /* while indexing */
+    char *text;                 /* of the example that is read */
     size_t text_capacity;
     /* while indexing: */
     nb_progress_fn progress;
@@ -92,8 +92,8 @@ static enum nb_status index_record(void *ctx, enum nbi_data_kind kind,
                                    const struct nbi_record *record, const char *text)
 {
     struct nbi_dataset *d = ctx;
-    NBI_TRY(nbi_example_make(&d->sampler, kind, text, record->len, record->ends, &d->sample));
-    size_t n = d->sample.ids.count;
+    NBI_TRY(nbi_example_make(&d->encoder, kind, text, record->len, record->ends, &d->example));
+    size_t n = d->example.ids.count;
     if (n > UINT32_MAX)
         return nbi_fail(NB_EFORMAT, "the sample is too long");
     if (n < 2) /* nothing to predict one from the other */
@@ -107,15 +107,15 @@ static enum nb_status index_record(void *ctx, enum nbi_data_kind kind,
                                            .file = (uint16_t)(d->file_count - 1),
                                            .kind = (uint8_t)kind,
                                            .ends = record->ends,
-                                           .document = d->sample.document};
-    d->stats.samples++;
+                                           .document = d->example.document};
+    d->stats.examples++;
     d->stats.sum = nbi_crc32c(d->stats.sum, &n, sizeof n);
-    d->stats.sum = nbi_crc32c(d->stats.sum, d->sample.ids.p, n * sizeof *d->sample.ids.p);
-    d->stats.sum = nbi_crc32c(d->stats.sum, d->sample.trained, n);
-    d->stats.documents += d->sample.document;
+    d->stats.sum = nbi_crc32c(d->stats.sum, d->example.ids.p, n * sizeof *d->example.ids.p);
+    d->stats.sum = nbi_crc32c(d->stats.sum, d->example.trained, n);
+    d->stats.documents += d->example.document;
     d->stats.tokens += (int64_t)n;
     for (size_t i = 0; i < n; i++)
-        d->stats.trained += d->sample.trained[i];
+        d->stats.trained += d->example.trained[i];
     if ((int64_t)n > d->stats.longest)
         d->stats.longest = (int64_t)n;
     return NB_OK;
@@ -180,14 +180,14 @@ enum nb_status nbi_dataset_open(struct nbi_dataset **out, const struct nbi_datas
     *out = NULL;
     if (!d)
         return nbi_fail_memory("data set", sizeof *d);
-    d->sampler.tokenizer = opts->tokenizer;
-    d->sampler.chat = opts->chat;
+    d->encoder.tokenizer = opts->tokenizer;
+    d->encoder.chat = opts->chat;
     d->progress = opts->progress;
     d->progress_ctx = opts->progress_ctx;
     enum nb_status rc = open_files(d, opts->files);
     if (rc == NB_OK)
         rc = index_files(d, opts->skip_bad);
-    nbi_example_release(&d->sample);
+    nbi_example_release(&d->example);
     if (rc == NB_OK)
         *out = d;
     else
@@ -204,7 +204,7 @@ void nbi_dataset_close(struct nbi_dataset *d)
     free(d->files);
     free(d->places);
     free(d->text);
-    nbi_example_encoder_release(&d->sampler);
+    nbi_example_encoder_release(&d->encoder);
     free(d);
 }
 
@@ -246,7 +246,7 @@ enum nb_status nbi_dataset_get(struct nbi_dataset *d, int64_t i, struct nbi_exam
     const char *text = p->len ? d->text : "";
     enum nb_status rc =
         nbi_crc32c(0, text, p->len) == p->crc
-            ? nbi_example_make(&d->sampler, (enum nbi_data_kind)p->kind, text, p->len, p->ends, out)
+            ? nbi_example_make(&d->encoder, (enum nbi_data_kind)p->kind, text, p->len, p->ends, out)
             : nbi_fail(NB_EFORMAT, "the file has changed since it was opened");
     char place[NBI_PLACE_MAX];
     return nbi_context(rc, "%s", nbi_dataset_place(d, i, place, sizeof place));

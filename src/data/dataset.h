@@ -35,7 +35,7 @@ struct nbi_dataset_opts {
 };
 
 struct nbi_dataset_stats {
-    int64_t samples, documents; /* of the samples, those that are text */
+    int64_t examples, documents; /* of the samples, those that are text */
     int64_t tokens, trained;
     int64_t longest; /* tokens */
     int64_t bad;     /* lines skipped */

@@ -14,11 +14,11 @@ void nbi_example_release(struct nbi_example *s)
     *s = (struct nbi_example){0};
 }
 
-void nbi_example_encoder_release(struct nbi_example_encoder *s)
+void nbi_example_encoder_release(struct nbi_example_encoder *e)
 {
-    nbi_str_release(&s->a);
-    nbi_str_release(&s->b);
-    nbi_str_release(&s->request);
+    nbi_str_release(&e->a);
+    nbi_str_release(&e->b);
+    nbi_str_release(&e->request);
 }
 
 /* ---- tokens ---- */
@@ -32,13 +32,13 @@ static enum nb_status mark(struct nbi_example *out, size_t from, bool trained)
     return NB_OK;
 }
 
-static enum nb_status put_text(struct nbi_example_encoder *s, const char *text, size_t len,
+static enum nb_status put_text(struct nbi_example_encoder *e, const char *text, size_t len,
                                bool trained, struct nbi_example *out)
 {
     size_t from = out->ids.count;
-    if (!s->tokenizer)
+    if (!e->tokenizer)
         return NB_OK;
-    NBI_TRY(nbi_tokenizer_encode(s->tokenizer, text, len, true, &out->ids));
+    NBI_TRY(nbi_tokenizer_encode(e->tokenizer, text, len, true, &out->ids));
     return mark(out, from, trained);
 }
 
@@ -50,16 +50,16 @@ static int64_t end_of_text(const struct nb_tokenizer *t)
     return id >= 0 ? id : nbi_bpe_added(bpe, NBI_IM_END);
 }
 
-static enum nb_status make_document(struct nbi_example_encoder *s, const char *text, size_t len,
+static enum nb_status make_document(struct nbi_example_encoder *e, const char *text, size_t len,
                                     bool ends, struct nbi_example *out)
 {
     out->document = true;
     if (memchr(text, 0, len))
         return nbi_fail(NB_EFORMAT, "a NUL character: this is no text");
-    NBI_TRY(put_text(s, text, len, true, out));
-    if (!ends || !s->tokenizer)
+    NBI_TRY(put_text(e, text, len, true, out));
+    if (!ends || !e->tokenizer)
         return NB_OK;
-    int64_t id = end_of_text(s->tokenizer);
+    int64_t id = end_of_text(e->tokenizer);
     if (id < 0)
         return NB_OK;
     size_t from = out->ids.count;
@@ -116,23 +116,23 @@ static enum nb_status check_chat_tokens(const struct nb_tokenizer *t)
 }
 
 /* A request for the chat template; what follows the last answer is of no use. */
-static enum nb_status make_chat(struct nbi_example_encoder *s, struct nbi_jspan request,
+static enum nb_status make_chat(struct nbi_example_encoder *e, struct nbi_jspan request,
                                 struct nbi_example *out)
 {
     struct nbi_rendered r = {0};
     size_t at = 0;
-    if (s->tokenizer && !s->checked)
-        NBI_TRY(check_chat_tokens(s->tokenizer));
-    s->checked = true;
+    if (e->tokenizer && !e->checked)
+        NBI_TRY(check_chat_tokens(e->tokenizer));
+    e->checked = true;
     NBI_TRY(check_messages(nbi_jget(request, "messages")));
-    NBI_TRY(nbi_chat_render(s->chat, request, &r));
+    NBI_TRY(nbi_chat_render(e->chat, request, &r));
     enum nb_status rc = NB_OK;
     if (r.range_count == 0)
         rc = nbi_fail(NB_EFORMAT, "there is no assistant message to learn from");
     for (size_t i = 0; i < r.range_count && rc == NB_OK; i++) {
-        rc = put_text(s, r.text.p + at, r.ranges[i].start - at, false, out);
+        rc = put_text(e, r.text.p + at, r.ranges[i].start - at, false, out);
         if (rc == NB_OK)
-            rc = put_text(s, r.text.p + r.ranges[i].start, r.ranges[i].end - r.ranges[i].start,
+            rc = put_text(e, r.text.p + r.ranges[i].start, r.ranges[i].end - r.ranges[i].start,
                           true, out);
         at = r.ranges[i].end;
     }
@@ -140,13 +140,13 @@ static enum nb_status make_chat(struct nbi_example_encoder *s, struct nbi_jspan 
     return rc;
 }
 
-static enum nb_status make_pair(struct nbi_example_encoder *s, const struct nbi_str *system,
+static enum nb_status make_pair(struct nbi_example_encoder *e, const struct nbi_str *system,
                                 const char *prompt, size_t prompt_len, const char *answer,
                                 size_t answer_len, struct nbi_example *out)
 {
     struct nb_message m[3];
     size_t count = 0;
-    struct nbi_str *q = &s->request;
+    struct nbi_str *q = &e->request;
     struct nbi_jspan request;
     if (system && system->len > 0)
         m[count++] = (struct nb_message){NB_ROLE_SYSTEM, system->p, system->len};
@@ -158,7 +158,7 @@ static enum nb_status make_pair(struct nbi_example_encoder *s, const struct nbi_
     nbi_str_puts(q, "}");
     NBI_TRY(nbi_str_status(q));
     NBI_TRY(nbi_jscan(&request, q->p, q->len));
-    return make_chat(s, request, out);
+    return make_chat(e, request, out);
 }
 
 /* ---- TSV ---- */
@@ -279,7 +279,7 @@ static enum nb_status get_pair(struct nbi_jspan json, bool answered, struct nbi_
     return get_string(answer, answer_name, !answered, b);
 }
 
-static enum nb_status make_json(struct nbi_example_encoder *s, const char *line, size_t len,
+static enum nb_status make_json(struct nbi_example_encoder *e, const char *line, size_t len,
                                 struct nbi_example *out)
 {
     struct nbi_jspan json, text, ends;
@@ -287,37 +287,37 @@ static enum nb_status make_json(struct nbi_example_encoder *s, const char *line,
     if (nbi_jtype(json) != NBI_JOBJECT)
         return nbi_fail(NB_EFORMAT, "the line is %s and not an object", nbi_jtype_text(json));
     if (is_there(nbi_jget(json, "messages")))
-        return make_chat(s, json, out);
+        return make_chat(e, json, out);
     text = nbi_jget(json, "text");
     ends = nbi_jget(json, "ends");
     if (is_there(text)) {
         if (is_there(ends) && nbi_jtype(ends) != NBI_JTRUE && nbi_jtype(ends) != NBI_JFALSE)
             return nbi_fail(NB_EFORMAT, "'ends' is %s and not true or false", nbi_jtype_text(ends));
-        NBI_TRY(get_string(text, "text", false, &s->a));
-        return make_document(s, s->a.p, s->a.len, nbi_jtype(ends) != NBI_JFALSE, out);
+        NBI_TRY(get_string(text, "text", false, &e->a));
+        return make_document(e, e->a.p, e->a.len, nbi_jtype(ends) != NBI_JFALSE, out);
     }
     struct nbi_str system = {0};
-    enum nb_status rc = get_pair(json, true, &s->a, &s->b);
+    enum nb_status rc = get_pair(json, true, &e->a, &e->b);
     if (rc == NB_OK)
         rc = get_string(nbi_jget(json, "system"), "system", true, &system);
     if (rc == NB_OK)
-        rc = make_pair(s, &system, s->a.p, s->a.len, s->b.p, s->b.len, out);
+        rc = make_pair(e, &system, e->a.p, e->a.len, e->b.p, e->b.len, out);
     nbi_str_release(&system);
     return rc;
 }
 
-enum nb_status nbi_example_make(struct nbi_example_encoder *s, enum nbi_data_kind kind,
+enum nb_status nbi_example_make(struct nbi_example_encoder *e, enum nbi_data_kind kind,
                                 const char *text, size_t len, bool ends, struct nbi_example *out)
 {
     out->ids.count = 0;
     out->document = false;
     if (kind == NBI_DATA_TEXT)
-        return make_document(s, text, len, ends, out);
+        return make_document(e, text, len, ends, out);
     if (kind == NBI_DATA_JSONL)
-        return make_json(s, text, len, out);
+        return make_json(e, text, len, out);
     struct field prompt, answer;
     NBI_TRY(split_tsv(text, len, &prompt, &answer));
-    return make_pair(s, NULL, prompt.p, prompt.len, answer.p, answer.len, out);
+    return make_pair(e, NULL, prompt.p, prompt.len, answer.p, answer.len, out);
 }
 
 /* ---- a question and its answer ---- */

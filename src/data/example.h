@@ -29,13 +29,13 @@ struct nbi_example_encoder {
     struct nbi_str a, b, request;
 };
 
-void nbi_example_encoder_release(struct nbi_example_encoder *s);
+void nbi_example_encoder_release(struct nbi_example_encoder *e);
 
 /* A TSV line that only names its columns is no sample. */
 bool nbi_example_is_header(const char *line, size_t len);
 
 /* Replaces *out. record->ends: a document ends here. */
-enum nb_status nbi_example_make(struct nbi_example_encoder *s, enum nbi_data_kind kind,
+enum nb_status nbi_example_make(struct nbi_example_encoder *e, enum nbi_data_kind kind,
                                 const char *text, size_t len, bool ends, struct nbi_example *out);
 
 /* A record that is a question and its answer: a TSV line, or a JSONL line with 'prompt' and

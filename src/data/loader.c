@@ -35,75 +35,75 @@ void nbi_microbatch_release(struct nbi_microbatch *b)
     *b = (struct nbi_microbatch){0};
 }
 
-enum nb_status nbi_loader_init(struct nbi_loader *b, const struct nbi_loader_opts *opts)
+enum nb_status nbi_loader_init(struct nbi_loader *l, const struct nbi_loader_opts *opts)
 {
-    *b = (struct nbi_loader){.opts = *opts, .order_epoch = -1, .example_index = -1};
-    int64_t n = nbi_dataset_stats(opts->data)->samples;
+    *l = (struct nbi_loader){.opts = *opts, .order_epoch = -1, .example_index = -1};
+    int64_t n = nbi_dataset_stats(opts->data)->examples;
     if (n > UINT32_MAX)
         return nbi_fail(NB_EUNSUPPORTED, "more than 4,294,967,295 samples");
-    b->order = malloc((size_t)n * sizeof *b->order);
-    return b->order ? NB_OK : nbi_fail_memory("sample order", (size_t)n * sizeof *b->order);
+    l->order = malloc((size_t)n * sizeof *l->order);
+    return l->order ? NB_OK : nbi_fail_memory("sample order", (size_t)n * sizeof *l->order);
 }
 
-void nbi_loader_release(struct nbi_loader *b)
+void nbi_loader_release(struct nbi_loader *l)
 {
-    free(b->order);
-    free(b->used);
-    nbi_example_release(&b->example);
-    *b = (struct nbi_loader){0};
+    free(l->order);
+    free(l->used);
+    nbi_example_release(&l->example);
+    *l = (struct nbi_loader){0};
 }
 
 /* Another permutation for every epoch, the same ones for the same seed. */
-void nbi_loader_order(struct nbi_loader *b, int64_t epoch)
+void nbi_loader_order(struct nbi_loader *l, int64_t epoch)
 {
-    uint32_t n = (uint32_t)nbi_dataset_stats(b->opts.data)->samples;
-    if (b->order_epoch == epoch)
+    uint32_t n = (uint32_t)nbi_dataset_stats(l->opts.data)->examples;
+    if (l->order_epoch == epoch)
         return;
-    b->order_epoch = epoch;
+    l->order_epoch = epoch;
     for (uint32_t i = 0; i < n; i++)
-        b->order[i] = i;
-    for (uint32_t i = n; b->opts.shuffle && i > 1; i--) {
-        struct nbi_philox r = nbi_philox(b->opts.seed, i, (uint64_t)epoch);
-        uint32_t j = (uint32_t)((uint64_t)r.v[0] * i >> 32), kept = b->order[i - 1];
-        b->order[i - 1] = b->order[j];
-        b->order[j] = kept;
+        l->order[i] = i;
+    for (uint32_t i = n; l->opts.shuffle && i > 1; i--) {
+        struct nbi_philox r = nbi_philox(l->opts.seed, i, (uint64_t)epoch);
+        uint32_t j = (uint32_t)((uint64_t)r.v[0] * i >> 32), kept = l->order[i - 1];
+        l->order[i - 1] = l->order[j];
+        l->order[j] = kept;
     }
 }
 
 /* ---- filling a batch ---- */
 
-/* Puts positions [from, from + count) of the sample into a row, as one of their own; without
+/* Puts positions [from, from + count) of the example into a row, as one of their own; without
  * arrays they are only counted. */
-static void put(struct nbi_loader *b, struct nbi_microbatch *out, int64_t row, int64_t from,
+static void put(struct nbi_loader *l, struct nbi_microbatch *out, int64_t row, int64_t from,
                 int64_t count)
 {
-    const struct nbi_example *s = &b->example;
-    int64_t at = row * out->T + b->used[row];
+    const struct nbi_example *s = &l->example;
+    int64_t at = row * out->T + l->used[row];
     for (int64_t i = 0; i < count && out->ids; i++) {
         bool trained = s->trained[from + i + 1];
         out->ids[at + i] = s->ids.p[from + i];
         out->targets[at + i] = trained ? s->ids.p[from + i + 1] : NBI_IGNORE;
         out->positions[at + i] = (int32_t)i;
-        out->example_of[at + i] = b->example_index;
+        out->example_of[at + i] = l->example_index;
         out->trained += trained;
     }
-    b->used[row] += count;
+    l->used[row] += count;
     out->tokens += count;
 }
 
-static int64_t space(const struct nbi_loader *b, const struct nbi_microbatch *out, int64_t row)
+static int64_t space(const struct nbi_loader *l, const struct nbi_microbatch *out, int64_t row)
 {
-    if (!b->opts.pack && b->used[row] > 0)
+    if (!l->opts.pack && l->used[row] > 0)
         return 0;
-    return out->T - b->used[row];
+    return out->T - l->used[row];
 }
 
-/* Puts all of a sample into one row, `need` positions; false: none has room. */
-static bool place_whole(struct nbi_loader *b, struct nbi_microbatch *out, int64_t need)
+/* Puts all of a example into one row, `need` positions; false: none has room. */
+static bool place_whole(struct nbi_loader *l, struct nbi_microbatch *out, int64_t need)
 {
     for (int64_t row = 0; row < out->B; row++)
-        if (space(b, out, row) >= need) {
-            put(b, out, row, 0, need);
+        if (space(l, out, row) >= need) {
+            put(l, out, row, 0, need);
             return true;
         }
     return false;
@@ -111,115 +111,115 @@ static bool place_whole(struct nbi_loader *b, struct nbi_microbatch *out, int64_
 
 /* Puts what is left of a document of `end` positions wherever there is room; false: some of it
  * remains. */
-static bool place_document(struct nbi_loader *b, struct nbi_microbatch *out, int64_t end)
+static bool place_document(struct nbi_loader *l, struct nbi_microbatch *out, int64_t end)
 {
-    int64_t *from = &b->state.token;
+    int64_t *from = &l->state.token;
     for (int64_t row = 0; row < out->B && *from < end; row++) {
-        int64_t room = space(b, out, row), left = end - *from;
-        if (room < left && room < SLIVER && b->used[row] > 0)
+        int64_t room = space(l, out, row), left = end - *from;
+        if (room < left && room < SLIVER && l->used[row] > 0)
             continue;
         int64_t count = room < left ? room : left;
         if (count > 0)
-            put(b, out, row, *from, count);
+            put(l, out, row, *from, count);
         *from += count;
     }
     return *from >= end;
 }
 
-static void clear(struct nbi_loader *b, struct nbi_microbatch *out)
+static void clear(struct nbi_loader *l, struct nbi_microbatch *out)
 {
-    out->tokens = out->trained = out->samples = out->truncated = 0;
-    memset(b->used, 0, (size_t)b->rows * sizeof *b->used);
+    out->tokens = out->trained = out->examples = out->truncated = 0;
+    memset(l->used, 0, (size_t)l->rows * sizeof *l->used);
     for (int64_t i = 0; i < out->B * out->T && out->ids; i++) {
-        out->ids[i] = b->opts.padding;
+        out->ids[i] = l->opts.padding;
         out->targets[i] = NBI_IGNORE;
         out->example_of[i] = -1;
     }
 }
 
 /* Unused positions see each other and nothing else. */
-static void pad(const struct nbi_loader *b, struct nbi_microbatch *out)
+static void pad(const struct nbi_loader *l, struct nbi_microbatch *out)
 {
     for (int64_t row = 0; row < out->B; row++)
-        for (int64_t t = b->used[row]; t < out->T; t++)
-            out->positions[row * out->T + t] = (int32_t)(t - b->used[row]);
+        for (int64_t t = l->used[row]; t < out->T; t++)
+            out->positions[row * out->T + t] = (int32_t)(t - l->used[row]);
 }
 
-static enum nb_status reserve_rows(struct nbi_loader *b, int64_t rows)
+static enum nb_status reserve_rows(struct nbi_loader *l, int64_t rows)
 {
-    NBI_TRY(NBI_ARRAY_RESERVE(b->used, b->capacity, (size_t)rows, "batch rows"));
-    b->rows = rows;
+    NBI_TRY(NBI_ARRAY_RESERVE(l->used, l->capacity, (size_t)rows, "batch rows"));
+    l->rows = rows;
     return NB_OK;
 }
 
-bool nbi_loader_is_done(const struct nbi_loader *b)
+bool nbi_loader_is_done(const struct nbi_loader *l)
 {
-    return b->opts.epochs > 0 && b->state.epoch >= b->opts.epochs;
+    return l->opts.epochs > 0 && l->state.epoch >= l->opts.epochs;
 }
 
 /* A document that goes on in this batch is there already. */
-static enum nb_status get_sample(struct nbi_loader *b, int64_t index)
+static enum nb_status get_sample(struct nbi_loader *l, int64_t index)
 {
-    if (b->state.token > 0 && b->example_index == index)
+    if (l->state.token > 0 && l->example_index == index)
         return NB_OK;
-    b->example_index = -1;
-    NBI_TRY(nbi_dataset_get(b->opts.data, index, &b->example));
-    b->example_index = index;
+    l->example_index = -1;
+    NBI_TRY(nbi_dataset_get(l->opts.data, index, &l->example));
+    l->example_index = index;
     return NB_OK;
 }
 
-/* Places the sample that is next; *done false: it, or some of it, is left for another batch. */
-static enum nb_status place_next(struct nbi_loader *b, struct nbi_microbatch *out, bool *done)
+/* Places the example that is next; *done false: it, or some of it, is left for another batch. */
+static enum nb_status place_next(struct nbi_loader *l, struct nbi_microbatch *out, bool *done)
 {
-    int64_t index = b->order[b->state.next], positions = nbi_dataset_tokens(b->opts.data, index);
-    bool document = nbi_dataset_is_document(b->opts.data, index) &&
-                    !(b->opts.keep_documents && positions <= out->T + 1);
-    bool fresh = b->state.token == 0, longer = !document && positions > out->T + 1;
+    int64_t index = l->order[l->state.next], positions = nbi_dataset_tokens(l->opts.data, index);
+    bool document = nbi_dataset_is_document(l->opts.data, index) &&
+                    !(l->opts.keep_documents && positions <= out->T + 1);
+    bool fresh = l->state.token == 0, longer = !document && positions > out->T + 1;
     int64_t before = out->tokens;
     positions = (longer ? out->T + 1 : positions) - 1;
     if (out->ids) {
-        NBI_TRY(get_sample(b, index));
+        NBI_TRY(get_sample(l, index));
         if (longer)
-            nbi_example_truncate(&b->example, (size_t)out->T + 1);
+            nbi_example_truncate(&l->example, (size_t)out->T + 1);
     }
-    *done = document ? place_document(b, out, positions) : place_whole(b, out, positions);
-    out->samples += fresh && out->tokens > before;
+    *done = document ? place_document(l, out, positions) : place_whole(l, out, positions);
+    out->examples += fresh && out->tokens > before;
     out->truncated += longer && *done;
     return NB_OK;
 }
 
-/* Fills rows until one sample has no room, or the border of an epoch that counts. */
-static enum nb_status fill(struct nbi_loader *b, struct nbi_microbatch *out)
+/* Fills rows until one example has no room, or the border of an epoch that counts. */
+static enum nb_status fill(struct nbi_loader *l, struct nbi_microbatch *out)
 {
-    int64_t n = nbi_dataset_stats(b->opts.data)->samples;
+    int64_t n = nbi_dataset_stats(l->opts.data)->examples;
     bool done = true, border = false;
-    NBI_TRY(reserve_rows(b, out->B));
-    clear(b, out);
-    while (!nbi_loader_is_done(b) && !border) {
-        nbi_loader_order(b, b->state.epoch);
-        NBI_TRY(place_next(b, out, &done));
+    NBI_TRY(reserve_rows(l, out->B));
+    clear(l, out);
+    while (!nbi_loader_is_done(l) && !border) {
+        nbi_loader_order(l, l->state.epoch);
+        NBI_TRY(place_next(l, out, &done));
         if (!done)
             break;
-        b->state.token = 0;
-        if (++b->state.next == n) {
-            b->state.next = 0;
-            b->state.epoch++;
-            border = b->opts.epochs > 0;
+        l->state.token = 0;
+        if (++l->state.next == n) {
+            l->state.next = 0;
+            l->state.epoch++;
+            border = l->opts.epochs > 0;
         }
     }
     return NB_OK;
 }
 
-enum nb_status nbi_loader_next(struct nbi_loader *b, struct nbi_microbatch *out, bool *more)
+enum nb_status nbi_loader_next(struct nbi_loader *l, struct nbi_microbatch *out, bool *more)
 {
-    NBI_TRY(fill(b, out));
-    pad(b, out);
+    NBI_TRY(fill(l, out));
+    pad(l, out);
     *more = out->tokens > 0;
     return NB_OK;
 }
 
-enum nb_status nbi_loader_skip(struct nbi_loader *b, int64_t B, int64_t T)
+enum nb_status nbi_loader_skip(struct nbi_loader *l, int64_t B, int64_t T)
 {
     struct nbi_microbatch out = {.B = B, .T = T};
-    return fill(b, &out);
+    return fill(l, &out);
 }

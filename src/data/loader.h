@@ -17,7 +17,7 @@ struct nbi_microbatch {
     int64_t *example_of; /* [B, T] which sample of the set a position is of; -1: none */
     int64_t tokens;      /* positions in use; the others are padding */
     int64_t trained;     /* targets that count */
-    int64_t samples;     /* begun in this batch */
+    int64_t examples;    /* begun in this batch */
     int64_t truncated;   /* of them, shortened */
 };
 
@@ -55,19 +55,19 @@ struct nbi_loader {
     int64_t example_index; /* which one that is; -1: none */
 };
 
-enum nb_status nbi_loader_init(struct nbi_loader *b, const struct nbi_loader_opts *opts);
-void nbi_loader_release(struct nbi_loader *b);
+enum nb_status nbi_loader_init(struct nbi_loader *l, const struct nbi_loader_opts *opts);
+void nbi_loader_release(struct nbi_loader *l);
 
-/* Puts the order of an epoch into b->order. */
-void nbi_loader_order(struct nbi_loader *b, int64_t epoch);
+/* Puts the order of an epoch into l->order. */
+void nbi_loader_order(struct nbi_loader *l, int64_t epoch);
 
 /* Whether all epochs are over; else there is a next batch. */
-bool nbi_loader_is_done(const struct nbi_loader *b);
+bool nbi_loader_is_done(const struct nbi_loader *l);
 
 /* Fills out (its B and T stay); *more false: nothing is left. A sample of more than T + 1 tokens is
  * shortened (nbi_example_truncate), a document goes on in the next row. */
-enum nb_status nbi_loader_next(struct nbi_loader *b, struct nbi_microbatch *out, bool *more);
+enum nb_status nbi_loader_next(struct nbi_loader *l, struct nbi_microbatch *out, bool *more);
 
 /* Passes over what the next batch of this size would hold, by the lengths of the samples alone:
  * nothing is read or tokenized. */
-enum nb_status nbi_loader_skip(struct nbi_loader *b, int64_t B, int64_t T);
+enum nb_status nbi_loader_skip(struct nbi_loader *l, int64_t B, int64_t T);

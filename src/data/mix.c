@@ -11,7 +11,7 @@ int64_t nbi_mix_rows(double share, int64_t B, int64_t number)
 }
 
 /* Fills rows [first, first + rows) of a batch, and adds to what it counts. */
-static enum nb_status fill(struct nbi_loader *b, struct nbi_microbatch *all, int64_t first,
+static enum nb_status fill(struct nbi_loader *l, struct nbi_microbatch *all, int64_t first,
                            int64_t rows)
 {
     int64_t at = first * all->T;
@@ -24,10 +24,10 @@ static enum nb_status fill(struct nbi_loader *b, struct nbi_microbatch *all, int
                                   .example_of = all->example_of + at};
     if (rows == 0)
         return NB_OK;
-    NBI_TRY(nbi_loader_next(b, &part, &more));
+    NBI_TRY(nbi_loader_next(l, &part, &more));
     all->tokens += part.tokens;
     all->trained += part.trained;
-    all->samples += part.samples;
+    all->examples += part.examples;
     all->truncated += part.truncated;
     return NB_OK;
 }
@@ -36,7 +36,7 @@ enum nb_status nbi_mix_next(struct nbi_mix *m, int64_t number, struct nbi_microb
                             bool *more)
 {
     int64_t rows = m->other ? nbi_mix_rows(m->share, out->B, number) : 0, first = out->B - rows;
-    out->tokens = out->trained = out->samples = out->truncated = 0;
+    out->tokens = out->trained = out->examples = out->truncated = 0;
     *more = !nbi_loader_is_done(m->main);
     if (!*more)
         return NB_OK;
@@ -44,7 +44,7 @@ enum nb_status nbi_mix_next(struct nbi_mix *m, int64_t number, struct nbi_microb
     if (rows == 0)
         return NB_OK;
     NBI_TRY(fill(m->other, out, first, rows));
-    int64_t behind = nbi_dataset_stats(m->main->opts.data)->samples;
+    int64_t behind = nbi_dataset_stats(m->main->opts.data)->examples;
     for (int64_t i = first * out->T; i < out->B * out->T; i++)
         out->example_of[i] += out->example_of[i] >= 0 ? behind : 0;
     return NB_OK;

@@ -7,7 +7,7 @@ static void report_stats(struct nb_data_report *report, const struct nbi_dataset
                          int64_t seq_len)
 {
     const struct nbi_dataset_stats *s = nbi_dataset_stats(d);
-    *report = (struct nb_data_report){.samples = s->samples,
+    *report = (struct nb_data_report){.samples = s->examples,
                                       .documents = s->documents,
                                       .tokens = s->tokens,
                                       .trained = s->trained,
@@ -18,16 +18,16 @@ static void report_stats(struct nb_data_report *report, const struct nbi_dataset
 }
 
 /* Rows of one pass over the set, packed. */
-static enum nb_status count_rows(struct nbi_loader *b, int64_t seq_len,
+static enum nb_status count_rows(struct nbi_loader *l, int64_t seq_len,
                                  struct nb_data_report *report)
 {
     struct nbi_microbatch batch;
     bool more = true;
     enum nb_status rc = nbi_microbatch_init(&batch, 8, seq_len);
     while (rc == NB_OK && more) {
-        rc = nbi_loader_next(b, &batch, &more);
+        rc = nbi_loader_next(l, &batch, &more);
         for (int64_t row = 0; rc == NB_OK && row < batch.B; row++)
-            report->rows += b->used[row] > 0;
+            report->rows += l->used[row] > 0;
         report->row_tokens += batch.tokens;
         if (rc == NB_OK)
             rc = nbi_check_interrupt();
@@ -36,15 +36,15 @@ static enum nb_status count_rows(struct nbi_loader *b, int64_t seq_len,
     return rc;
 }
 
-static enum nb_status show_samples(struct nbi_dataset *d, const struct nbi_loader *b,
-                                   const struct nb_data_opts *opts, nb_data_fn fn, void *ctx)
+static enum nb_status show_examples(struct nbi_dataset *d, const struct nbi_loader *l,
+                                    const struct nb_data_opts *opts, nb_data_fn fn, void *ctx)
 {
     struct nbi_example s = {0};
     enum nb_status rc = NB_OK;
-    int64_t n = nbi_dataset_stats(d)->samples;
+    int64_t n = nbi_dataset_stats(d)->examples;
     for (int64_t i = 0; i < n && i < opts->show && rc == NB_OK; i++) {
         char place[NBI_PLACE_MAX];
-        int64_t at = opts->shuffle ? b->order[i] : i;
+        int64_t at = opts->shuffle ? l->order[i] : i;
         rc = nbi_dataset_get(d, at, &s);
         if (rc != NB_OK)
             break;
@@ -63,7 +63,7 @@ enum nb_status nb_data_show(struct nb_tokenizer *tokenizer, const struct nb_chat
                             struct nb_data_report *report)
 {
     struct nbi_dataset *d = NULL;
-    struct nbi_loader b = {0};
+    struct nbi_loader loader = {0};
     const struct nbi_dataset_opts open = {.files = opts->files,
                                           .tokenizer = tokenizer,
                                           .chat = nbi_chat_kind(chat),
@@ -74,14 +74,14 @@ enum nb_status nb_data_show(struct nb_tokenizer *tokenizer, const struct nb_chat
     report_stats(report, d, opts->seq_len);
     const struct nbi_loader_opts order = {
         .data = d, .seed = opts->seed, .shuffle = opts->shuffle, .pack = true, .epochs = 1};
-    enum nb_status rc = nbi_loader_init(&b, &order);
+    enum nb_status rc = nbi_loader_init(&loader, &order);
     if (rc == NB_OK)
-        nbi_loader_order(&b, 0);
+        nbi_loader_order(&loader, 0);
     if (rc == NB_OK)
-        rc = show_samples(d, &b, opts, fn, ctx);
+        rc = show_examples(d, &loader, opts, fn, ctx);
     if (rc == NB_OK && opts->seq_len > 0)
-        rc = count_rows(&b, opts->seq_len, report);
-    nbi_loader_release(&b);
+        rc = count_rows(&loader, opts->seq_len, report);
+    nbi_loader_release(&loader);
     nbi_dataset_close(d);
     return rc;
 }

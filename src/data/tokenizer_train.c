@@ -14,14 +14,14 @@ static enum nb_status count_text(void *ctx, const char *text, size_t len)
 struct counting {
     struct nbi_bpe_trainer *trainer;
     struct nbi_example_encoder check; /* what cannot be trained on is not learnt from either */
-    struct nbi_example sample;
+    struct nbi_example example;
 };
 
 static enum nb_status count_record(void *ctx, enum nbi_data_kind kind,
                                    const struct nbi_record *record, const char *text)
 {
     struct counting *c = ctx;
-    NBI_TRY(nbi_example_make(&c->check, kind, text, record->len, record->ends, &c->sample));
+    NBI_TRY(nbi_example_make(&c->check, kind, text, record->len, record->ends, &c->example));
     return nbi_example_texts(kind, text, record->len, count_text, c->trainer);
 }
 
@@ -38,7 +38,7 @@ static enum nb_status count_files(struct nbi_bpe_trainer *t, const char *const *
         nbi_source_close(src);
     }
     nbi_example_encoder_release(&c.check);
-    nbi_example_release(&c.sample);
+    nbi_example_release(&c.example);
     return rc;
 }
 

@@ -94,7 +94,7 @@ static void warn_of_cuts(const struct nbi_dataset *d, int64_t seq_len, const cha
     int64_t count = nbi_dataset_longer(d, seq_len);
     if (count > 0)
         nbi_log(NB_LOG_WARN, "%lld of %lld samples of %s are longer than --seq-len and are cut",
-                (long long)count, (long long)nbi_dataset_stats(d)->samples, option);
+                (long long)count, (long long)nbi_dataset_stats(d)->examples, option);
 }
 
 static struct nbi_mix mix_of(struct nbi_run *r)

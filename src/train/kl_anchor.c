@@ -18,21 +18,21 @@ int64_t nbi_kl_anchor_bytes(int64_t N)
 
 /* ---- records ---- */
 
-static size_t record_bytes(const struct nbi_kl_anchor *b)
+static size_t record_bytes(const struct nbi_kl_anchor *a)
 {
-    return (size_t)b->ref_k * (sizeof(int32_t) + sizeof(float));
+    return (size_t)a->ref_k * (sizeof(int32_t) + sizeof(float));
 }
 
 /* Makes a temporary file in the directory of spill_next_to and unlinks it at once. */
-static enum nb_status make_file(struct nbi_kl_anchor *b)
+static enum nb_status make_file(struct nbi_kl_anchor *a)
 {
-    size_t len = strlen(b->opts.spill_next_to);
-    while (len > 1 && b->opts.spill_next_to[len - 1] == '/')
+    size_t len = strlen(a->opts.spill_next_to);
+    while (len > 1 && a->opts.spill_next_to[len - 1] == '/')
         len--;
-    char *target = strndup(b->opts.spill_next_to, len), *name = NULL;
+    char *target = strndup(a->opts.spill_next_to, len), *name = NULL;
     if (!target)
         return nbi_fail_memory("file name", len);
-    enum nb_status rc = nbi_temp_create(target, false, &name, &b->fd);
+    enum nb_status rc = nbi_temp_create(target, false, &name, &a->fd);
     if (rc == NB_OK)
         nbi_sys_unlink(name);
     free(target);
@@ -40,40 +40,40 @@ static enum nb_status make_file(struct nbi_kl_anchor *b)
     return nbi_context(rc, "base probabilities");
 }
 
-static enum nb_status reserve_records(struct nbi_kl_anchor *b, int64_t records)
+static enum nb_status reserve_records(struct nbi_kl_anchor *a, int64_t records)
 {
-    int64_t size = (int64_t)record_bytes(b), bytes;
+    int64_t size = (int64_t)record_bytes(a), bytes;
     if (__builtin_mul_overflow(records, size, &bytes))
         return nbi_fail(NB_EUNSUPPORTED, "%lld tokens are too many for --kl-base",
                         (long long)records);
-    if (bytes <= b->opts.memory_limit) {
-        b->memory = malloc((size_t)bytes);
-        return b->memory ? NB_OK : nbi_fail_memory("base probabilities", (size_t)bytes);
+    if (bytes <= a->opts.memory_limit) {
+        a->memory = malloc((size_t)bytes);
+        return a->memory ? NB_OK : nbi_fail_memory("base probabilities", (size_t)bytes);
     }
-    NBI_TRY(make_file(b));
+    NBI_TRY(make_file(a));
     int error;
     do
-        error = posix_fallocate(b->fd, 0, bytes);
+        error = posix_fallocate(a->fd, 0, bytes);
     while (error == EINTR);
     if (error != 0 && error != EOPNOTSUPP && error != EINVAL)
         return nbi_fail(NB_EIO, "no room for %lld bytes of base probabilities beside '%s': %s",
-                        (long long)bytes, b->opts.spill_next_to, strerror(error));
+                        (long long)bytes, a->opts.spill_next_to, strerror(error));
     return NB_OK;
 }
 
 /* Reads or writes one record. */
-static enum nb_status transfer(const struct nbi_kl_anchor *b, int64_t record, char *bytes,
+static enum nb_status transfer(const struct nbi_kl_anchor *a, int64_t record, char *bytes,
                                bool write)
 {
-    size_t size = record_bytes(b), done = 0;
+    size_t size = record_bytes(a), done = 0;
     int64_t at = record * (int64_t)size;
-    if (b->fd < 0) {
-        memcpy(write ? b->memory + at : bytes, write ? bytes : b->memory + at, size);
+    if (a->fd < 0) {
+        memcpy(write ? a->memory + at : bytes, write ? bytes : a->memory + at, size);
         return NB_OK;
     }
     while (done < size) {
-        ssize_t n = write ? pwrite(b->fd, bytes + done, size - done, at + (int64_t)done)
-                          : pread(b->fd, bytes + done, size - done, at + (int64_t)done);
+        ssize_t n = write ? pwrite(a->fd, bytes + done, size - done, at + (int64_t)done)
+                          : pread(a->fd, bytes + done, size - done, at + (int64_t)done);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
@@ -88,7 +88,7 @@ static enum nb_status transfer(const struct nbi_kl_anchor *b, int64_t record, ch
 
 /* Walks over the labels of a micro-batch. */
 struct walk {
-    const struct nbi_kl_anchor *b;
+    const struct nbi_kl_anchor *anchor;
     const struct nbi_microbatch *batch;
     int64_t n;    /* next position */
     int64_t rank; /* labels of its example before it */
@@ -100,36 +100,36 @@ static int64_t next_record(struct walk *w)
     const struct nbi_microbatch *batch = w->batch;
     while (batch->targets[w->n] < 0)
         w->rank = batch->positions[w->n++] == 0 ? 0 : w->rank;
-    int64_t n = w->n++, sample = batch->example_of[n] - w->b->opts.first_example;
+    int64_t n = w->n++, example = batch->example_of[n] - w->anchor->opts.first_example;
     w->rank = batch->positions[n] == 0 ? 0 : w->rank;
-    if (sample < 0 || sample >= nbi_dataset_stats(w->b->opts.data)->samples ||
-        w->b->first[sample] == w->b->first[sample + 1])
+    if (example < 0 || example >= nbi_dataset_stats(w->anchor->opts.data)->examples ||
+        w->anchor->first[example] == w->anchor->first[example + 1])
         return -1;
-    NBI_BUG_IF(w->b->first[sample] + w->rank >= w->b->first[sample + 1]);
-    return w->b->first[sample] + w->rank++;
+    NBI_BUG_IF(w->anchor->first[example] + w->rank >= w->anchor->first[example + 1]);
+    return w->anchor->first[example] + w->rank++;
 }
 
-enum nb_status nbi_kl_anchor_set(const struct nbi_kl_anchor *b, const struct nbi_microbatch *batch,
+enum nb_status nbi_kl_anchor_set(const struct nbi_kl_anchor *a, const struct nbi_microbatch *batch,
                                  struct nbi_labels *l, int64_t *count)
 {
-    struct walk w = {.b = b, .batch = batch};
-    size_t half = (size_t)b->ref_k * sizeof *b->ref_ids;
+    struct walk w = {.anchor = a, .batch = batch};
+    size_t half = (size_t)a->ref_k * sizeof *a->ref_ids;
     char bytes[NBI_REF_IDS * (sizeof(int32_t) + sizeof(float))];
     *count = 0;
     for (int64_t i = 0; i < l->count; i++) {
         int64_t record = next_record(&w);
-        int32_t *ids = b->ref_ids + i * b->ref_k;
+        int32_t *ids = a->ref_ids + i * a->ref_k;
         ids[0] = -1;
         if (record < 0)
             continue;
-        NBI_TRY(transfer(b, record, bytes, false));
+        NBI_TRY(transfer(a, record, bytes, false));
         memcpy(ids, bytes, half);
-        memcpy(b->ref_p + i * b->ref_k, bytes + half, half);
+        memcpy(a->ref_p + i * a->ref_k, bytes + half, half);
         ++*count;
     }
-    l->ref_k = b->ref_k;
-    l->ref_ids = b->ref_ids;
-    l->ref_p = b->ref_p;
+    l->ref_k = a->ref_k;
+    l->ref_ids = a->ref_ids;
+    l->ref_p = a->ref_p;
     return NB_OK;
 }
 
@@ -179,27 +179,27 @@ enum nb_status nbi_kl_anchor_topk(const float *logits, int64_t V, int64_t k, int
 }
 
 /* Counts the labels of each example that fits into a row of T, and sets b->first. */
-static enum nb_status count_tokens(struct nbi_kl_anchor *b, int64_t T)
+static enum nb_status count_tokens(struct nbi_kl_anchor *a, int64_t T)
 {
-    int64_t n = nbi_dataset_stats(b->opts.data)->samples;
+    int64_t n = nbi_dataset_stats(a->opts.data)->examples;
     struct nbi_example s = {0};
     enum nb_status rc = NB_OK;
-    b->first = calloc((size_t)n + 1, sizeof *b->first);
-    if (!b->first)
-        return nbi_fail_memory("base probabilities", ((size_t)n + 1) * sizeof *b->first);
+    a->first = calloc((size_t)n + 1, sizeof *a->first);
+    if (!a->first)
+        return nbi_fail_memory("base probabilities", ((size_t)n + 1) * sizeof *a->first);
     for (int64_t i = 0; i < n && rc == NB_OK; i++) {
-        b->first[i + 1] = b->first[i];
-        if (nbi_dataset_is_document(b->opts.data, i) && nbi_dataset_tokens(b->opts.data, i) > T + 1)
+        a->first[i + 1] = a->first[i];
+        if (nbi_dataset_is_document(a->opts.data, i) && nbi_dataset_tokens(a->opts.data, i) > T + 1)
             continue;
-        rc = nbi_dataset_get(b->opts.data, i, &s);
+        rc = nbi_dataset_get(a->opts.data, i, &s);
         if (rc == NB_OK)
             nbi_example_truncate(&s, (size_t)T + 1);
         for (size_t k = 1; rc == NB_OK && k < s.ids.count; k++)
-            b->first[i + 1] += s.trained[k];
+            a->first[i + 1] += s.trained[k];
     }
     nbi_example_release(&s);
     NBI_TRY(rc);
-    if (b->first[n] == 0)
+    if (a->first[n] == 0)
         return nbi_fail(NB_EINVAL,
                         "--kl-base is about samples that fit into a row, and none has "
                         "a label within %lld tokens",
@@ -214,7 +214,7 @@ struct collection {
 };
 
 /* Keeps the records of the next M labels, whose logits are in acts. */
-static enum nb_status keep_rows(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_pass *x,
+static enum nb_status keep_rows(struct nbi_kl_anchor *a, const struct nbi_kl_anchor_pass *x,
                                 struct walk *w, int64_t M, struct collection *c)
 {
     struct nbi_backend *be = x->weights->be;
@@ -227,22 +227,22 @@ static enum nb_status keep_rows(struct nbi_kl_anchor *b, const struct nbi_kl_anc
         float p[NBI_REF_IDS];
         NBI_TRY(be->download(x->stream, c->logits, nbi_ptr_add(x->acts->logits, i * row), row));
         NBI_TRY(be->sync(x->stream));
-        NBI_TRY(nbi_kl_anchor_topk(c->logits, V, b->ref_k, record, p));
-        memcpy(record + b->ref_k, p, (size_t)b->ref_k * sizeof *p);
-        NBI_TRY(transfer(b, at, (char *)record, true));
+        NBI_TRY(nbi_kl_anchor_topk(c->logits, V, a->ref_k, record, p));
+        memcpy(record + a->ref_k, p, (size_t)a->ref_k * sizeof *p);
+        NBI_TRY(transfer(a, at, (char *)record, true));
         c->sum_logp += log((double)p[0]);
         c->records++;
     }
     return NB_OK;
 }
 
-static enum nb_status keep_batch(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_pass *x,
+static enum nb_status keep_batch(struct nbi_kl_anchor *a, const struct nbi_kl_anchor_pass *x,
                                  struct collection *c)
 {
     struct nbi_train_pass *f = x->pass;
-    struct walk w = {.b = b, .batch = x->batch};
+    struct walk w = {.anchor = a, .batch = x->batch};
     for (int64_t i = 0; i < x->batch->B * x->batch->T; i++)
-        x->batch->example_of[i] += x->batch->example_of[i] >= 0 ? b->opts.first_example : 0;
+        x->batch->example_of[i] += x->batch->example_of[i] >= 0 ? a->opts.first_example : 0;
     NBI_TRY(nbi_check_interrupt());
     NBI_TRY(nbi_train_pass_set(f, x->batch));
     NBI_TRY(nbi_execute(x->weights, x->acts, x->stream, &f->pass));
@@ -252,16 +252,16 @@ static enum nb_status keep_batch(struct nbi_kl_anchor *b, const struct nbi_kl_an
         pass.M = left < x->acts->M ? left : x->acts->M;
         pass.rows = f->labels.rows + i;
         NBI_TRY(nbi_execute_head(x->weights, x->acts, x->stream, &pass));
-        NBI_TRY(keep_rows(b, x, &w, pass.M, c));
+        NBI_TRY(keep_rows(a, x, &w, pass.M, c));
     }
     return NB_OK;
 }
 
-static enum nb_status keep_all(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_pass *x)
+static enum nb_status keep_all(struct nbi_kl_anchor *a, const struct nbi_kl_anchor_pass *x)
 {
-    int64_t n = nbi_dataset_stats(b->opts.data)->samples;
+    int64_t n = nbi_dataset_stats(a->opts.data)->examples;
     const struct nbi_loader_opts opts = {
-        .data = b->opts.data, .pack = true, .keep_documents = true, .epochs = 1};
+        .data = a->opts.data, .pack = true, .keep_documents = true, .epochs = 1};
     struct nbi_loader loader = {0};
     struct collection c = {.logits =
                                malloc((size_t)x->weights->config->vocab_size * sizeof(float))};
@@ -272,38 +272,38 @@ static enum nb_status keep_all(struct nbi_kl_anchor *b, const struct nbi_kl_anch
         rc = nbi_loader_next(&loader, x->batch, &more);
         if (rc != NB_OK || !more)
             break;
-        rc = keep_batch(b, x, &c);
+        rc = keep_batch(a, x, &c);
     }
-    NBI_BUG_IF(rc == NB_OK && c.records != b->first[n]);
-    b->mean_top_logp = c.records ? c.sum_logp / (double)c.records : 0;
+    NBI_BUG_IF(rc == NB_OK && c.records != a->first[n]);
+    a->mean_top_logp = c.records ? c.sum_logp / (double)c.records : 0;
     nbi_loader_release(&loader);
     free(c.logits);
     return rc;
 }
 
-enum nb_status nbi_kl_anchor_init(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_opts *opts,
+enum nb_status nbi_kl_anchor_init(struct nbi_kl_anchor *a, const struct nbi_kl_anchor_opts *opts,
                                   const struct nbi_kl_anchor_pass *x)
 {
     int64_t V = x->weights->config->vocab_size;
     size_t entries = (size_t)(x->batch->B * x->batch->T) * NBI_REF_IDS;
-    *b =
+    *a =
         (struct nbi_kl_anchor){.opts = *opts, .ref_k = V < NBI_REF_IDS ? V : NBI_REF_IDS, .fd = -1};
-    b->ref_ids = malloc(entries * sizeof *b->ref_ids);
-    b->ref_p = calloc(entries, sizeof *b->ref_p);
-    if (!b->ref_ids || !b->ref_p)
-        return nbi_fail_memory("base probabilities", entries * sizeof *b->ref_p);
-    NBI_TRY(count_tokens(b, x->batch->T));
-    NBI_TRY(reserve_records(b, b->first[nbi_dataset_stats(opts->data)->samples]));
-    return nbi_context(keep_all(b, x), "the base model");
+    a->ref_ids = malloc(entries * sizeof *a->ref_ids);
+    a->ref_p = calloc(entries, sizeof *a->ref_p);
+    if (!a->ref_ids || !a->ref_p)
+        return nbi_fail_memory("base probabilities", entries * sizeof *a->ref_p);
+    NBI_TRY(count_tokens(a, x->batch->T));
+    NBI_TRY(reserve_records(a, a->first[nbi_dataset_stats(opts->data)->examples]));
+    return nbi_context(keep_all(a, x), "the base model");
 }
 
-void nbi_kl_anchor_release(struct nbi_kl_anchor *b)
+void nbi_kl_anchor_release(struct nbi_kl_anchor *a)
 {
-    if (b->first && b->fd >= 0)
-        close(b->fd);
-    free(b->first);
-    free(b->memory);
-    free(b->ref_ids);
-    free(b->ref_p);
-    *b = (struct nbi_kl_anchor){.fd = -1};
+    if (a->first && a->fd >= 0)
+        close(a->fd);
+    free(a->first);
+    free(a->memory);
+    free(a->ref_ids);
+    free(a->ref_p);
+    *a = (struct nbi_kl_anchor){.fd = -1};
 }

@@ -40,12 +40,12 @@ struct nbi_kl_anchor_pass {
 
 /* Runs the reference over all examples. Call nbi_kl_anchor_release also after a failure; it
  * accepts a zeroed struct. */
-enum nb_status nbi_kl_anchor_init(struct nbi_kl_anchor *b, const struct nbi_kl_anchor_opts *opts,
+enum nb_status nbi_kl_anchor_init(struct nbi_kl_anchor *a, const struct nbi_kl_anchor_opts *opts,
                                   const struct nbi_kl_anchor_pass *pass);
-void nbi_kl_anchor_release(struct nbi_kl_anchor *b);
+void nbi_kl_anchor_release(struct nbi_kl_anchor *a);
 
 /* Adds the reference to the labels of a micro-batch; *count: labels that have one. */
-enum nb_status nbi_kl_anchor_set(const struct nbi_kl_anchor *b, const struct nbi_microbatch *batch,
+enum nb_status nbi_kl_anchor_set(const struct nbi_kl_anchor *a, const struct nbi_microbatch *batch,
                                  struct nbi_labels *labels, int64_t *count);
 
 /* Upper bound of the memory for micro-batches of N tokens. */

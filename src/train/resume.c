@@ -299,8 +299,8 @@ static enum nb_status put(void *ctx, uint64_t offset, const void *src, size_t le
 static enum nb_status check_loader_state(const struct nbi_loader_state *c,
                                          const struct nbi_dataset *d)
 {
-    int64_t samples = d ? nbi_dataset_stats(d)->samples : 1;
-    if (c->epoch < 0 || c->next < 0 || c->next >= samples || c->token < 0)
+    int64_t examples = d ? nbi_dataset_stats(d)->examples : 1;
+    if (c->epoch < 0 || c->next < 0 || c->next >= examples || c->token < 0)
         return nbi_fail(NB_EFORMAT, "its place in the data makes no sense");
     return NB_OK;
 }

@@ -231,7 +231,7 @@ enum nb_status nbi_run_kl_anchor(struct nbi_run *r)
     bool replay = r->replay_data != NULL;
     const struct nbi_kl_anchor_opts opts = {.data = replay ? r->replay_data : r->data,
                                             .first_example =
-                                                replay ? nbi_dataset_stats(r->data)->samples : 0,
+                                                replay ? nbi_dataset_stats(r->data)->examples : 0,
                                             .memory_limit = NBI_KL_ANCHOR_MEMORY,
                                             .spill_next_to = o->checkpoint_dir ? o->checkpoint_dir
                                                              : o->out          ? o->out

@@ -12,7 +12,7 @@ static size_t row;
 
 /* Totals of one pass over the records. */
 struct sums {
-    int64_t samples, documents, tokens, trained, longest, bad;
+    int64_t examples, documents, tokens, trained, longest, bad;
     int64_t pairs, trained_pairs; /* tokens with a successor in the same row */
 };
 
@@ -50,7 +50,7 @@ static void add_sample(struct sums *sums, const struct nb_tokenizer *t, struct n
     int64_t n = (int64_t)s->ids.count;
     if (n < 2)
         return;
-    sums->samples++;
+    sums->examples++;
     sums->documents += s->document;
     sums->tokens += n;
     sums->longest = n > sums->longest ? n : sums->longest;
@@ -183,11 +183,11 @@ static void read_batches(struct nbi_dataset *d, const struct sums *sums, bool pa
     while (more) {
         MUST(nbi_loader_next(&b, &batch, &more) == NB_OK);
         check_batch(&batch);
-        got.samples += batch.samples;
+        got.examples += batch.examples;
         got.pairs += batch.tokens;
         got.trained_pairs += batch.trained;
     }
-    MUST(got.samples == sums->samples && got.pairs == sums->pairs);
+    MUST(got.examples == sums->examples && got.pairs == sums->pairs);
     MUST(got.trained_pairs == sums->trained_pairs);
     nbi_microbatch_release(&batch);
     nbi_loader_release(&b);
@@ -200,16 +200,16 @@ static void read_dataset(const char *path, const struct sums *sums)
         .files = paths, .tokenizer = small_tokenizer(), .chat = NBI_CHAT_QWEN3};
     struct nbi_dataset *d;
     enum nb_status rc = nbi_dataset_open(&d, &opts);
-    MUST((rc == NB_OK) == (sums->samples && sums->bad == 0));
+    MUST((rc == NB_OK) == (sums->examples && sums->bad == 0));
     nbi_dataset_close(d);
     opts.skip_bad = true;
     rc = nbi_dataset_open(&d, &opts);
     unlink(path);
-    MUST(rc == (sums->samples ? NB_OK : NB_EFORMAT));
+    MUST(rc == (sums->examples ? NB_OK : NB_EFORMAT));
     if (!d)
         return;
     const struct nbi_dataset_stats *s = nbi_dataset_stats(d);
-    MUST(s->samples == sums->samples && s->documents == sums->documents);
+    MUST(s->examples == sums->examples && s->documents == sums->documents);
     MUST(s->tokens == sums->tokens && s->trained == sums->trained);
     MUST(s->longest == sums->longest && s->bad == sums->bad);
     read_batches(d, sums, true);

@@ -70,7 +70,7 @@ static struct nbi_loader_opts options(struct nbi_dataset *d, int64_t epochs)
 struct check {
     struct nbi_dataset *data;
     int64_t count, T;
-    struct nbi_example *samples; /* as rows may hold them: shortened if they must be */
+    struct nbi_example *examples; /* as rows may hold them: shortened if they must be */
     bool *shortened;
     int64_t *done; /* [count] predictions found so far */
     int64_t tokens, trained, begun, truncated, rows;
@@ -78,22 +78,22 @@ struct check {
 
 static void check_init(struct check *c, struct nbi_dataset *d, int64_t T)
 {
-    *c = (struct check){.data = d, .count = nbi_dataset_stats(d)->samples, .T = T};
-    c->samples = calloc((size_t)c->count, sizeof *c->samples);
+    *c = (struct check){.data = d, .count = nbi_dataset_stats(d)->examples, .T = T};
+    c->examples = calloc((size_t)c->count, sizeof *c->examples);
     c->done = calloc((size_t)c->count, sizeof *c->done);
     c->shortened = calloc((size_t)c->count, sizeof *c->shortened);
     for (int64_t i = 0; i < c->count; i++) {
-        assert_ok(nbi_dataset_get(d, i, &c->samples[i]));
-        if (!c->samples[i].document)
-            c->shortened[i] = nbi_example_truncate(&c->samples[i], (size_t)T + 1);
+        assert_ok(nbi_dataset_get(d, i, &c->examples[i]));
+        if (!c->examples[i].document)
+            c->shortened[i] = nbi_example_truncate(&c->examples[i], (size_t)T + 1);
     }
 }
 
 static void check_release(struct check *c)
 {
     for (int64_t i = 0; i < c->count; i++)
-        nbi_example_release(&c->samples[i]);
-    free(c->samples);
+        nbi_example_release(&c->examples[i]);
+    free(c->examples);
     free(c->done);
     free(c->shortened);
 }
@@ -102,7 +102,7 @@ static void check_release(struct check *c)
 static bool continues(const struct check *c, int64_t i, const int32_t *ids, const int32_t *targets,
                       int64_t n)
 {
-    const struct nbi_example *s = &c->samples[i];
+    const struct nbi_example *s = &c->examples[i];
     int64_t from = c->done[i], left = (int64_t)s->ids.count - 1 - from;
     if (n > left || (!s->document && n < left))
         return false;
@@ -166,7 +166,7 @@ static void take_batch(struct check *c, const struct nbi_microbatch *b, bool pac
     }
     assert_int_equal(b->tokens, c->tokens - tokens);
     assert_int_equal(b->trained, c->trained - trained);
-    assert_int_equal(b->samples, c->begun - begun);
+    assert_int_equal(b->examples, c->begun - begun);
     assert_int_equal(b->truncated, c->truncated - truncated);
 }
 
@@ -174,7 +174,7 @@ static void take_batch(struct check *c, const struct nbi_microbatch *b, bool pac
 static void check_epoch(struct check *c)
 {
     for (int64_t i = 0; i < c->count; i++) {
-        assert_int_equal(c->done[i], c->samples[i].ids.count - 1);
+        assert_int_equal(c->done[i], c->examples[i].ids.count - 1);
         c->done[i] = 0;
     }
     assert_int_equal(c->begun, c->count);
@@ -202,7 +202,7 @@ static double run_epoch(struct nbi_dataset *d, int64_t B, int64_t T, bool pack, 
     check_epoch(&c);
     assert_true(b.state.epoch == 1 && b.state.next == 0 && b.state.token == 0);
     assert_ok(nbi_loader_next(&b, &batch, &more)); /* the end stays the end */
-    assert_true(!more && batch.tokens == 0 && batch.samples == 0);
+    assert_true(!more && batch.tokens == 0 && batch.examples == 0);
     double full = (double)c.tokens / (double)(c.rows * T);
     nbi_microbatch_release(&batch);
     nbi_loader_release(&b);
@@ -234,7 +234,7 @@ static void test_batch__by_hand(void **state)
     assert_memory_equal(batch.ids, ids, sizeof ids);
     assert_memory_equal(batch.targets, targets, sizeof targets);
     assert_memory_equal(batch.positions, positions, sizeof positions);
-    assert_true(batch.tokens == 3 && batch.trained == 3 && batch.samples == 2);
+    assert_true(batch.tokens == 3 && batch.trained == 3 && batch.examples == 2);
     assert_int_equal(batch.truncated, 0);
     assert_ok(nbi_loader_next(&b, &batch, &more));
     assert_false(more);
@@ -259,7 +259,7 @@ static void test_batch__document_goes_on(void **state)
     for (int64_t n = 0; n < 3; n++) {
         assert_ok(nbi_loader_next(&b, &batch, &more));
         assert_int_equal(batch.tokens, n < 2 ? 16 : 4);
-        assert_int_equal(batch.samples, n == 0);
+        assert_int_equal(batch.examples, n == 0);
         for (int64_t t = 0; t < batch.tokens; t++) {
             char next = text[n * 16 + t + 1];
             assert_int_equal(batch.ids[t], byte_id((uint8_t)text[n * 16 + t]));
@@ -312,7 +312,7 @@ static void test_batch__every_prediction_once(void **state)
     put_pairs("mix.tsv", 60, 60, 1);
     put_documents("mix.txt", 12, 400, 2);
     struct nbi_dataset *d = open_files("mix.tsv", "mix.txt");
-    assert_int_equal(nbi_dataset_stats(d)->samples, 72);
+    assert_int_equal(nbi_dataset_stats(d)->examples, 72);
     for (size_t i = 1; i < sizeof shapes / sizeof *shapes; i++)
         for (int mode = 0; mode < 4; mode++)
             run_epoch(d, shapes[i][0], shapes[i][1], mode & 1, mode & 2);
@@ -339,7 +339,7 @@ static void test_batch__truncated(void **state)
         assert_ok(nbi_loader_next(&b, &batch, &more));
         truncated += batch.truncated;
         if (batch.truncated) /* the sample fills the row: 33 tokens, 32 predictions */
-            assert_true(batch.tokens == 32 && batch.samples == 1 && batch.trained == 33 - 4);
+            assert_true(batch.tokens == 32 && batch.examples == 1 && batch.trained == 33 - 4);
     }
     assert_int_equal(truncated, 1);
     nbi_microbatch_release(&batch);
@@ -456,7 +456,7 @@ static void test_batch__epochs(void **state)
         assert_ok(nbi_microbatch_init(&batch, 2, 100));
         while (more) {
             assert_ok(nbi_loader_next(&b, &batch, &more));
-            samples += batch.samples;
+            samples += batch.examples;
         }
         assert_int_equal(samples, 10 * epochs);
         nbi_microbatch_release(&batch);
@@ -470,7 +470,7 @@ static void test_batch__epochs(void **state)
     assert_ok(nbi_microbatch_init(&batch, 2, 100));
     while (b.state.epoch < 50) { /* and all rows of them in use: the next epoch fills them */
         assert_ok(nbi_loader_next(&b, &batch, &more));
-        assert_true(more && batch.samples > 1);
+        assert_true(more && batch.examples > 1);
     }
     nbi_microbatch_release(&batch);
     nbi_loader_release(&b);
@@ -535,7 +535,7 @@ static void assert_same_batch(const struct nbi_microbatch *a, const struct nbi_m
     assert_memory_equal(a->targets, b->targets, bytes);
     assert_memory_equal(a->positions, b->positions, bytes);
     assert_true(a->tokens == b->tokens && a->trained == b->trained);
-    assert_true(a->samples == b->samples && a->truncated == b->truncated);
+    assert_true(a->examples == b->examples && a->truncated == b->truncated);
 }
 
 /* Stops after every one of 40 batches; what follows is the same as without the stop, for 5 more. */

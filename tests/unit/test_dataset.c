@@ -54,7 +54,7 @@ static void check_set(struct nbi_dataset *d, const struct wanted *wanted, int64_
     struct nbi_example s = {0};
     int64_t tokens = 0, trained = 0, longest = 0, documents = 0;
     char place[512];
-    assert_int_equal(stats->samples, count);
+    assert_int_equal(stats->examples, count);
     for (int64_t k = 0; k < 2 * count; k++) { /* in any order */
         int64_t i = k < count ? k : 2 * count - 1 - k, n;
         struct nbi_example hand;
@@ -131,7 +131,7 @@ static void test_dataset__long_document(void **state)
     put("long.txt", s.p);
     assert_ok(open_set(&d, false, "long.txt", NULL, NULL));
     const struct nbi_dataset_stats *stats = nbi_dataset_stats(d);
-    assert_true(stats->samples == 4 && stats->documents == 4);
+    assert_true(stats->examples == 4 && stats->documents == 4);
     assert_int_equal(stats->tokens, s.len + 1); /* one end of text */
     assert_int_equal(stats->trained, stats->tokens);
     for (int64_t i = 0; i < 4; i++) {

@@ -74,7 +74,8 @@ static bool has(const struct nbi_microbatch *b, int64_t row, char letter)
 static int64_t check_rows(const struct two *t, const struct nbi_microbatch *b, int64_t number)
 {
     int64_t rows = nbi_mix_rows(t->mix.share, b->B, number), tokens = 0, trained = 0;
-    int64_t main = nbi_dataset_stats(t->a)->samples, all = main + nbi_dataset_stats(t->b)->samples;
+    int64_t main = nbi_dataset_stats(t->a)->examples,
+            all = main + nbi_dataset_stats(t->b)->examples;
     for (int64_t row = 0; row < b->B; row++) {
         bool other = row >= b->B - rows;
         assert_int_equal(has(b, row, 'a'), !other);
@@ -169,7 +170,7 @@ static void test_mix__resumes(void **state)
         assert_memory_equal(b[0].targets, b[1].targets, 3 * T * sizeof *b[0].targets);
         assert_memory_equal(b[0].example_of, b[1].example_of, 3 * T * sizeof *b[0].example_of);
     }
-    assert_true(b[0].tokens == 0 && b[0].trained == 0 && b[0].samples == 0);
+    assert_true(b[0].tokens == 0 && b[0].trained == 0 && b[0].examples == 0);
     assert_int_equal(t.main.state.epoch, 3); /* the epochs are those of the main set */
     nbi_microbatch_release(&b[0]);
     nbi_microbatch_release(&b[1]);
