@@ -1,4 +1,4 @@
-/* dataset.c - the index over data files. */
+/* dataset.c - the index of the examples in data files. */
 #include "data/dataset.h"
 
 #include <string.h>
@@ -7,8 +7,8 @@
 #include "base/crc.h"
 #include "base/log.h"
 
-/* Bad lines that are shown one by one. */
-#define SHOWN 5
+/* Bad lines that are logged one by one. */
+#define LOGGED 5
 
 /* ---- one file ---- */
 
@@ -17,7 +17,7 @@ static bool is_bad_line(enum nb_status rc)
     return rc == NB_EFORMAT || rc == NB_EVALUE || rc == NB_EUNSUPPORTED;
 }
 
-/* What a failure at a line means: the end, or one more line to pass over. */
+/* Turns a failure at a line into a skipped line if that is allowed. */
 static enum nb_status judge(struct nbi_walk *w, const struct nbi_source *src, uint64_t line,
                             enum nb_status rc)
 {
@@ -26,7 +26,7 @@ static enum nb_status judge(struct nbi_walk *w, const struct nbi_source *src, ui
     nbi_context(rc, "%s:%llu", nbi_source_path(src), (unsigned long long)line);
     if (!is_bad_line(rc) || !w->skip_bad)
         return rc;
-    if (w->bad++ < SHOWN)
+    if (w->bad++ < LOGGED)
         nbi_log(NB_LOG_WARN, "skipped %s", nb_last_error());
     return NB_OK;
 }
@@ -43,7 +43,7 @@ enum nb_status nbi_walk(struct nbi_walk *w, const struct nbi_source *src)
         struct nbi_record record = {0};
         const char *text = "";
         rc = nbi_records_next(&r, &record, &text, &more);
-        if (rc != NB_OK) { /* behind a line that is too long it may go on */
+        if (rc != NB_OK) { /* reading may continue after a line that is too long */
             rc = judge(w, src, record.line, rc);
             more = true;
             continue;
@@ -64,9 +64,10 @@ enum nb_status nbi_walk(struct nbi_walk *w, const struct nbi_source *src)
 
 /* ---- the set ---- */
 
+/* Where an example is, and what is known without reading it; 40 bytes. */
 struct place {
     uint64_t offset, line;
-    uint32_t len, tokens, crc;
+    uint32_t len, tokens, crc; /* crc: of the text, to notice changed files */
     uint16_t file;
     uint8_t kind;
     bool ends, document;
@@ -79,10 +80,10 @@ struct nbi_dataset {
     struct place *places;
     size_t count, capacity;
     struct nbi_dataset_stats stats;
-    struct nbi_example example; /* while indexing */
+    struct nbi_example example; /* scratch of indexing */
     char *text;                 /* of the example that is read */
     size_t text_capacity;
-    /* while indexing: */
+    /* Progress of indexing: */
     nb_progress_fn progress;
     void *progress_ctx;
     uint64_t bytes_before, bytes;
@@ -96,7 +97,7 @@ static enum nb_status index_record(void *ctx, enum nbi_data_kind kind,
     size_t n = d->example.ids.count;
     if (n > UINT32_MAX)
         return nbi_fail(NB_EFORMAT, "the sample is too long");
-    if (n < 2) /* nothing to predict one from the other */
+    if (n < 2) /* nothing to predict */
         return NB_OK;
     NBI_TRY(NBI_ARRAY_RESERVE(d->places, d->capacity, d->count + 1, "data index"));
     d->places[d->count++] = (struct place){.offset = record->offset,
@@ -109,9 +110,9 @@ static enum nb_status index_record(void *ctx, enum nbi_data_kind kind,
                                            .ends = record->ends,
                                            .document = d->example.document};
     d->stats.examples++;
-    d->stats.sum = nbi_crc32c(d->stats.sum, &n, sizeof n);
-    d->stats.sum = nbi_crc32c(d->stats.sum, d->example.ids.p, n * sizeof *d->example.ids.p);
-    d->stats.sum = nbi_crc32c(d->stats.sum, d->example.trained, n);
+    d->stats.crc = nbi_crc32c(d->stats.crc, &n, sizeof n);
+    d->stats.crc = nbi_crc32c(d->stats.crc, d->example.ids.p, n * sizeof *d->example.ids.p);
+    d->stats.crc = nbi_crc32c(d->stats.crc, d->example.trained, n);
     d->stats.documents += d->example.document;
     d->stats.tokens += (int64_t)n;
     for (size_t i = 0; i < n; i++)
@@ -166,7 +167,7 @@ static enum nb_status index_files(struct nbi_dataset *d, bool skip_bad)
     }
     d->file_count = n;
     d->stats.bad = w.bad;
-    if (w.bad > SHOWN)
+    if (w.bad > LOGGED)
         nbi_log(NB_LOG_WARN, "skipped %lld bad lines in all", (long long)w.bad);
     if (d->count == 0)
         return nbi_fail(NB_EFORMAT, "there is no sample in '%s'%s", nbi_source_path(d->files[0]),

@@ -1,8 +1,8 @@
-/* dataset.h - data files as numbered samples.
+/* dataset.h - data files as numbered examples.
  *
- * All files are read through once: bad lines come to light before anything is trained, and every
- * sample's place and length are known. A sample is read and tokenized again when it is wanted, so
- * memory grows by 40 bytes a sample and not with the text. */
+ * Opening a data set reads all files once: bad lines are found before training starts, and place
+ * and length of every example are known. An example is read and tokenized again each time it is
+ * used, so memory grows by 40 bytes per example and not with the text. */
 #pragma once
 
 #include "data/example.h"
@@ -10,17 +10,17 @@
 /* ---- one file, record by record ---- */
 
 struct nbi_walk {
-    /* Called for each record. NB_EFORMAT means a bad line. */
+    /* Called for each record. NB_EFORMAT, NB_EVALUE and NB_EUNSUPPORTED mean a bad line. */
     enum nb_status (*fn)(void *ctx, enum nbi_data_kind kind, const struct nbi_record *record,
                          const char *text);
     void *ctx;
-    bool skip_bad;           /* go on after a bad line; the first few are logged */
+    bool skip_bad;           /* continue after a bad line; the first five are logged */
     int64_t bad;             /* out: lines skipped */
     nb_progress_fn progress; /* bytes of this file; may be NULL */
     void *progress_ctx;
 };
 
-/* A failure says FILE:LINE. The line of a TSV that names the columns is passed over. */
+/* Reads all records. Messages start with FILE:LINE. Skips the header line of a TSV. */
 enum nb_status nbi_walk(struct nbi_walk *w, const struct nbi_source *src);
 
 /* ---- the set ---- */
@@ -35,32 +35,32 @@ struct nbi_dataset_opts {
 };
 
 struct nbi_dataset_stats {
-    int64_t examples, documents; /* of the samples, those that are text */
+    int64_t examples, documents; /* documents: examples that are text */
     int64_t tokens, trained;
     int64_t longest; /* tokens */
     int64_t bad;     /* lines skipped */
-    uint32_t sum;    /* CRC-32C over the tokens of all samples and which of them are trained */
+    uint32_t crc;    /* CRC-32C over tokens and loss masks of all examples */
 };
 
 struct nbi_dataset;
 
-/* The tokenizer must outlive the set, and is used by it. */
+/* The tokenizer is borrowed and must not be used by another thread at the same time. */
 enum nb_status nbi_dataset_open(struct nbi_dataset **out, const struct nbi_dataset_opts *opts);
 void nbi_dataset_close(struct nbi_dataset *d);
 
 const struct nbi_dataset_stats *nbi_dataset_stats(const struct nbi_dataset *d);
 
-/* Tokens of sample i, and whether it is text, without reading it. */
+/* Tokens of example i, and whether it is text; does not read it. */
 int64_t nbi_dataset_tokens(const struct nbi_dataset *d, int64_t i);
 bool nbi_dataset_is_document(const struct nbi_dataset *d, int64_t i);
 
-/* Conversations that rows of T positions do not hold whole. */
+/* Number of conversations that are too long for a row of T positions. */
 int64_t nbi_dataset_longer(const struct nbi_dataset *d, int64_t T);
 
 #define NBI_PLACE_MAX 4200
 
-/* "FILE:LINE" for messages, in buf of NBI_PLACE_MAX. */
+/* Writes "FILE:LINE" of an example to buf, of NBI_PLACE_MAX bytes, and returns it. */
 const char *nbi_dataset_place(const struct nbi_dataset *d, int64_t i, char *buf, size_t size);
 
-/* Replaces *out. */
+/* Reads and tokenizes example i, replacing *out. Fails if its file has changed. */
 enum nb_status nbi_dataset_get(struct nbi_dataset *d, int64_t i, struct nbi_example *out);

@@ -1,4 +1,7 @@
-/* example.c - TSV, JSONL and text as tokens with a loss mask. */
+/* example.c - makes examples and prompts from records of TSV, JSONL and text.
+ *
+ * Chat templates are lenient; training is not. What a template would silently drop is an error
+ * here. */
 #include "data/example.h"
 
 #include <string.h>
@@ -18,13 +21,13 @@ void nbi_example_encoder_release(struct nbi_example_encoder *e)
 {
     nbi_str_release(&e->a);
     nbi_str_release(&e->b);
-    nbi_str_release(&e->request);
+    nbi_str_release(&e->messages_json);
 }
 
 /* ---- tokens ---- */
 
-/* Marks the ids that have come since the last call. */
-static enum nb_status mark(struct nbi_example *out, size_t from, bool trained)
+/* Sets the loss mask of ids[from..]. */
+static enum nb_status set_mask(struct nbi_example *out, size_t from, bool trained)
 {
     NBI_TRY(NBI_ARRAY_RESERVE(out->trained, out->capacity, out->ids.count, "sample"));
     if (out->ids.count > from)
@@ -39,10 +42,10 @@ static enum nb_status put_text(struct nbi_example_encoder *e, const char *text, 
     if (!e->tokenizer)
         return NB_OK;
     NBI_TRY(nbi_tokenizer_encode(e->tokenizer, text, len, true, &out->ids));
-    return mark(out, from, trained);
+    return set_mask(out, from, trained);
 }
 
-/* What ends a text; -1: this vocabulary has no such token. */
+/* The token after a document; -1: the vocabulary has none. */
 static int64_t end_of_text(const struct nb_tokenizer *t)
 {
     const struct nbi_bpe *bpe = nbi_tokenizer_bpe(t);
@@ -65,10 +68,9 @@ static enum nb_status make_document(struct nbi_example_encoder *e, const char *t
     size_t from = out->ids.count;
     NBI_TRY(nbi_ids_reserve(&out->ids, 1));
     out->ids.p[out->ids.count++] = (int32_t)id;
-    return mark(out, from, true);
+    return set_mask(out, from, true);
 }
 
-/* Templates are lenient, training is not: what they would drop in silence is an error here. */
 static enum nb_status check_message(struct nbi_jspan message, size_t number)
 {
     static const char *const roles[] = {"system", "user", "assistant", "tool"};
@@ -105,7 +107,7 @@ static enum nb_status check_messages(struct nbi_jspan messages)
     return NB_OK;
 }
 
-/* Without them a conversation would be spelt out in bytes, and no answer would ever end. */
+/* Without these tokens the template would be tokenized as plain text, and no answer would end. */
 static enum nb_status check_chat_tokens(const struct nb_tokenizer *t)
 {
     const struct nbi_bpe *bpe = nbi_tokenizer_bpe(t);
@@ -115,8 +117,9 @@ static enum nb_status check_chat_tokens(const struct nb_tokenizer *t)
                                "conversation needs");
 }
 
-/* A request for the chat template; what follows the last answer is of no use. */
-static enum nb_status make_chat(struct nbi_example_encoder *e, struct nbi_jspan request,
+/* Makes an example from the object that a chat template renders. Text after the last answer is
+ * dropped: nothing there is trained on. */
+static enum nb_status make_chat(struct nbi_example_encoder *e, struct nbi_jspan messages_json,
                                 struct nbi_example *out)
 {
     struct nbi_rendered r = {0};
@@ -124,8 +127,8 @@ static enum nb_status make_chat(struct nbi_example_encoder *e, struct nbi_jspan 
     if (e->tokenizer && !e->checked)
         NBI_TRY(check_chat_tokens(e->tokenizer));
     e->checked = true;
-    NBI_TRY(check_messages(nbi_jget(request, "messages")));
-    NBI_TRY(nbi_chat_render(e->chat, request, &r));
+    NBI_TRY(check_messages(nbi_jget(messages_json, "messages")));
+    NBI_TRY(nbi_chat_render(e->chat, messages_json, &r));
     enum nb_status rc = NB_OK;
     if (r.range_count == 0)
         rc = nbi_fail(NB_EFORMAT, "there is no assistant message to learn from");
@@ -146,8 +149,8 @@ static enum nb_status make_pair(struct nbi_example_encoder *e, const struct nbi_
 {
     struct nb_message m[3];
     size_t count = 0;
-    struct nbi_str *q = &e->request;
-    struct nbi_jspan request;
+    struct nbi_str *q = &e->messages_json;
+    struct nbi_jspan messages_json;
     if (system && system->len > 0)
         m[count++] = (struct nb_message){NB_ROLE_SYSTEM, system->p, system->len};
     m[count++] = (struct nb_message){NB_ROLE_USER, prompt, prompt_len};
@@ -157,8 +160,8 @@ static enum nb_status make_pair(struct nbi_example_encoder *e, const struct nbi_
     nbi_chat_put_messages(q, m, count);
     nbi_str_puts(q, "}");
     NBI_TRY(nbi_str_status(q));
-    NBI_TRY(nbi_jscan(&request, q->p, q->len));
-    return make_chat(e, request, out);
+    NBI_TRY(nbi_jscan(&messages_json, q->p, q->len));
+    return make_chat(e, messages_json, out);
 }
 
 /* ---- TSV ---- */
@@ -179,7 +182,7 @@ static struct field trim(const char *p, size_t len)
     return (struct field){p, len};
 }
 
-/* Both sides of the first TAB; further TABs belong to the answer. */
+/* Splits a line at its first TAB; further TABs belong to the answer. */
 static enum nb_status split_tsv(const char *line, size_t len, struct field *prompt,
                                 struct field *answer)
 {
@@ -222,8 +225,8 @@ bool nbi_example_is_header(const char *line, size_t len)
 
 /* ---- JSONL ---- */
 
-/* null is as good as nothing: exported tables have a column for everything. */
-static bool is_there(struct nbi_jspan v)
+/* null counts as absent: exported tables have every column in every line. */
+static bool is_present(struct nbi_jspan v)
 {
     return nbi_jtype(v) > NBI_JNULL;
 }
@@ -232,20 +235,20 @@ static struct nbi_jspan get_any(struct nbi_jspan object, const char *const *name
                                 const char **found)
 {
     struct nbi_jspan v = {0};
-    for (; !is_there(v) && *names; names++) {
+    for (; !is_present(v) && *names; names++) {
         v = nbi_jget(object, *names);
         *found = *names;
     }
     return v;
 }
 
-/* Replaces *s. A field that is not there, or null, is empty if that is allowed. */
+/* Replaces *s. An absent field is empty if it is optional. */
 static enum nb_status get_string(struct nbi_jspan v, const char *name, bool optional,
                                  struct nbi_str *s)
 {
     s->len = 0;
     nbi_str_append(s, "", 0);
-    if (optional && !is_there(v))
+    if (optional && !is_present(v))
         return nbi_str_status(s);
     if (nbi_jtype(v) != NBI_JSTRING)
         return nbi_fail(NB_EFORMAT, "'%s' must be a string, it is %s", name, nbi_jtype_text(v));
@@ -256,7 +259,8 @@ static enum nb_status get_string(struct nbi_jspan v, const char *name, bool opti
     return NB_OK;
 }
 
-/* Prompt (with its context below it) in *a, answer in *b; empty if it may be missing. */
+/* Sets *a to the prompt, followed by its context, and *b to the answer. An answer that need not be
+ * there may be empty. */
 static enum nb_status get_pair(struct nbi_jspan json, bool answered, struct nbi_str *a,
                                struct nbi_str *b)
 {
@@ -264,9 +268,9 @@ static enum nb_status get_pair(struct nbi_jspan json, bool answered, struct nbi_
     struct nbi_jspan prompt = get_any(json, prompt_names, &prompt_name);
     struct nbi_jspan context = get_any(json, context_names, &context_name);
     struct nbi_jspan answer = get_any(json, answer_names, &answer_name);
-    if (!is_there(prompt) && !answered)
+    if (!is_present(prompt) && !answered)
         return nbi_fail(NB_EFORMAT, "there is neither 'messages' nor 'prompt' in it");
-    if (!is_there(prompt) || (answered && !is_there(answer)))
+    if (!is_present(prompt) || (answered && !is_present(answer)))
         return nbi_fail(NB_EFORMAT, "there is neither 'messages', nor 'prompt' and 'response', nor "
                                     "'text' in it");
     NBI_TRY(get_string(context, context_name, true, b));
@@ -286,12 +290,12 @@ static enum nb_status make_json(struct nbi_example_encoder *e, const char *line,
     NBI_TRY(nbi_jscan(&json, line, len));
     if (nbi_jtype(json) != NBI_JOBJECT)
         return nbi_fail(NB_EFORMAT, "the line is %s and not an object", nbi_jtype_text(json));
-    if (is_there(nbi_jget(json, "messages")))
+    if (is_present(nbi_jget(json, "messages")))
         return make_chat(e, json, out);
     text = nbi_jget(json, "text");
     ends = nbi_jget(json, "ends");
-    if (is_there(text)) {
-        if (is_there(ends) && nbi_jtype(ends) != NBI_JTRUE && nbi_jtype(ends) != NBI_JFALSE)
+    if (is_present(text)) {
+        if (is_present(ends) && nbi_jtype(ends) != NBI_JTRUE && nbi_jtype(ends) != NBI_JFALSE)
             return nbi_fail(NB_EFORMAT, "'ends' is %s and not true or false", nbi_jtype_text(ends));
         NBI_TRY(get_string(text, "text", false, &e->a));
         return make_document(e, e->a.p, e->a.len, nbi_jtype(ends) != NBI_JFALSE, out);
@@ -355,11 +359,11 @@ enum nb_status nbi_example_pair(enum nbi_data_kind kind, const char *text, size_
         return nbi_fail(NB_EFORMAT, "a plain text has no questions and answers");
     NBI_TRY(nbi_jscan(&json, text, len));
     messages = nbi_jget(json, "messages");
-    return is_there(messages) ? message_pair(messages, prompt, answer)
-                              : get_pair(json, true, prompt, answer);
+    return is_present(messages) ? message_pair(messages, prompt, answer)
+                                : get_pair(json, true, prompt, answer);
 }
 
-/* ---- a question alone ---- */
+/* ---- prompts ---- */
 
 void nbi_prompt_release(struct nbi_prompt *p)
 {
@@ -370,7 +374,7 @@ void nbi_prompt_release(struct nbi_prompt *p)
     *p = (struct nbi_prompt){0};
 }
 
-static enum nb_status one_question(struct nbi_prompt *out, const struct nbi_str *system)
+static enum nb_status put_question(struct nbi_prompt *out, const struct nbi_str *system)
 {
     struct nb_message m[2];
     size_t count = 0;
@@ -419,16 +423,16 @@ static enum nb_status take_json(struct nbi_prompt *out, const char *text, size_t
     if (nbi_jtype(json) != NBI_JOBJECT)
         return nbi_fail(NB_EFORMAT, "the line is %s and not an object", nbi_jtype_text(json));
     tools = nbi_jget(json, "tools");
-    if (is_there(tools))
+    if (is_present(tools))
         nbi_str_append(&out->tools, tools.p, tools.len);
     messages = nbi_jget(json, "messages");
-    if (is_there(messages))
+    if (is_present(messages))
         return take_messages(out, messages);
     enum nb_status rc = get_pair(json, false, &out->text, &out->expected);
     if (rc == NB_OK)
         rc = get_string(nbi_jget(json, "system"), "system", true, &system);
     if (rc == NB_OK)
-        rc = one_question(out, &system);
+        rc = put_question(out, &system);
     nbi_str_release(&system);
     return rc;
 }
@@ -443,7 +447,7 @@ static enum nb_status take_line(struct nbi_prompt *out, enum nbi_data_kind kind,
         return nbi_fail(NB_EFORMAT, "the line is not well-formed UTF-8");
     nbi_str_append(&out->text, prompt.p, prompt.len);
     nbi_str_append(&out->expected, answer.p, answer.len);
-    return one_question(out, NULL);
+    return put_question(out, NULL);
 }
 
 enum nb_status nbi_example_prompt(enum nbi_data_kind kind, const char *text, size_t len,
@@ -463,7 +467,7 @@ enum nb_status nbi_example_prompt(enum nbi_data_kind kind, const char *text, siz
     return NB_OK;
 }
 
-/* ---- texts alone ---- */
+/* ---- all texts of a record ---- */
 
 static enum nb_status json_texts(struct nbi_jspan json, struct nbi_str *s, nbi_text_fn fn,
                                  void *ctx)
@@ -519,13 +523,13 @@ bool nbi_example_truncate(struct nbi_example *s, size_t max)
         s->ids.count = max;
         return true;
     }
-    size_t answer = n; /* where the last trained run starts */
+    size_t answer = n; /* start of the last trained range */
     while (answer > 0 && !s->trained[answer - 1])
         answer--;
     while (answer > 0 && s->trained[answer - 1])
         answer--;
-    size_t room = max / 8 > 0 ? max / 8 : 1, prompt = answer < room ? answer : room;
-    if (n - answer + prompt > max) /* the answer alone is too long: its end goes */
+    size_t reserve = max / 8 > 0 ? max / 8 : 1, prompt = answer < reserve ? answer : reserve;
+    if (n - answer + prompt > max) /* the answer is too long: cut its end */
         end = answer - prompt + max;
     start = end - max;
     memmove(s->ids.p, s->ids.p + start, max * sizeof *s->ids.p);

@@ -1,4 +1,7 @@
-/* loader.c - shuffling and packing. */
+/* loader.c - shuffles examples and packs them into rows.
+ *
+ * Packing depends on the lengths of the examples alone, so nbi_loader_skip and the count of steps
+ * need not read them. */
 #include "data/loader.h"
 
 #include <string.h>
@@ -6,7 +9,7 @@
 #include "base/array.h"
 #include "base/rng.h"
 
-/* A document is not cut for the sake of fewer positions than this. */
+/* A document is not cut to fill fewer positions than this. */
 #define SLIVER 16
 
 enum nb_status nbi_microbatch_init(struct nbi_microbatch *b, int64_t B, int64_t T)
@@ -53,7 +56,7 @@ void nbi_loader_release(struct nbi_loader *l)
     *l = (struct nbi_loader){0};
 }
 
-/* Another permutation for every epoch, the same ones for the same seed. */
+/* Fisher-Yates; the permutation depends on seed and epoch alone. */
 void nbi_loader_order(struct nbi_loader *l, int64_t epoch)
 {
     uint32_t n = (uint32_t)nbi_dataset_stats(l->opts.data)->examples;
@@ -72,7 +75,7 @@ void nbi_loader_order(struct nbi_loader *l, int64_t epoch)
 
 /* ---- filling a batch ---- */
 
-/* Puts positions [from, from + count) of the example into a row, as one of their own; without
+/* Puts positions [from, from + count) of the example into a row, with positions from 0. Without
  * arrays they are only counted. */
 static void put(struct nbi_loader *l, struct nbi_microbatch *out, int64_t row, int64_t from,
                 int64_t count)
@@ -91,34 +94,35 @@ static void put(struct nbi_loader *l, struct nbi_microbatch *out, int64_t row, i
     out->tokens += count;
 }
 
-static int64_t space(const struct nbi_loader *l, const struct nbi_microbatch *out, int64_t row)
+static int64_t free_positions(const struct nbi_loader *l, const struct nbi_microbatch *out,
+                              int64_t row)
 {
     if (!l->opts.pack && l->used[row] > 0)
         return 0;
     return out->T - l->used[row];
 }
 
-/* Puts all of a example into one row, `need` positions; false: none has room. */
-static bool place_whole(struct nbi_loader *l, struct nbi_microbatch *out, int64_t need)
+/* Puts an example of `need` positions into the first row that can hold it; false: none can. */
+static bool place_uncut(struct nbi_loader *l, struct nbi_microbatch *out, int64_t need)
 {
     for (int64_t row = 0; row < out->B; row++)
-        if (space(l, out, row) >= need) {
+        if (free_positions(l, out, row) >= need) {
             put(l, out, row, 0, need);
             return true;
         }
     return false;
 }
 
-/* Puts what is left of a document of `end` positions wherever there is room; false: some of it
- * remains. */
+/* Puts the rest of a document, up to position `end`, into whatever rows have space; false: some of
+ * it is left. */
 static bool place_document(struct nbi_loader *l, struct nbi_microbatch *out, int64_t end)
 {
     int64_t *from = &l->state.token;
     for (int64_t row = 0; row < out->B && *from < end; row++) {
-        int64_t room = space(l, out, row), left = end - *from;
-        if (room < left && room < SLIVER && l->used[row] > 0)
+        int64_t unused = free_positions(l, out, row), left = end - *from;
+        if (unused < left && unused < SLIVER && l->used[row] > 0)
             continue;
-        int64_t count = room < left ? room : left;
+        int64_t count = unused < left ? unused : left;
         if (count > 0)
             put(l, out, row, *from, count);
         *from += count;
@@ -137,7 +141,7 @@ static void clear(struct nbi_loader *l, struct nbi_microbatch *out)
     }
 }
 
-/* Unused positions see each other and nothing else. */
+/* The unused positions of a row form a sequence of their own. */
 static void pad(const struct nbi_loader *l, struct nbi_microbatch *out)
 {
     for (int64_t row = 0; row < out->B; row++)
@@ -157,8 +161,8 @@ bool nbi_loader_is_done(const struct nbi_loader *l)
     return l->opts.epochs > 0 && l->state.epoch >= l->opts.epochs;
 }
 
-/* A document that goes on in this batch is there already. */
-static enum nb_status get_sample(struct nbi_loader *l, int64_t index)
+/* A document that continues from the previous batch is already loaded. */
+static enum nb_status get_example(struct nbi_loader *l, int64_t index)
 {
     if (l->state.token > 0 && l->example_index == index)
         return NB_OK;
@@ -168,34 +172,34 @@ static enum nb_status get_sample(struct nbi_loader *l, int64_t index)
     return NB_OK;
 }
 
-/* Places the example that is next; *done false: it, or some of it, is left for another batch. */
+/* Places the next example; *done false: some of it is left for the next batch. */
 static enum nb_status place_next(struct nbi_loader *l, struct nbi_microbatch *out, bool *done)
 {
     int64_t index = l->order[l->state.next], positions = nbi_dataset_tokens(l->opts.data, index);
     bool document = nbi_dataset_is_document(l->opts.data, index) &&
                     !(l->opts.keep_documents && positions <= out->T + 1);
-    bool fresh = l->state.token == 0, longer = !document && positions > out->T + 1;
+    bool starts = l->state.token == 0, longer = !document && positions > out->T + 1;
     int64_t before = out->tokens;
     positions = (longer ? out->T + 1 : positions) - 1;
     if (out->ids) {
-        NBI_TRY(get_sample(l, index));
+        NBI_TRY(get_example(l, index));
         if (longer)
             nbi_example_truncate(&l->example, (size_t)out->T + 1);
     }
-    *done = document ? place_document(l, out, positions) : place_whole(l, out, positions);
-    out->examples += fresh && out->tokens > before;
+    *done = document ? place_document(l, out, positions) : place_uncut(l, out, positions);
+    out->examples += starts && out->tokens > before;
     out->truncated += longer && *done;
     return NB_OK;
 }
 
-/* Fills rows until one example has no room, or the border of an epoch that counts. */
+/* Fills rows until an example does not fit, or an epoch ends that is counted. */
 static enum nb_status fill(struct nbi_loader *l, struct nbi_microbatch *out)
 {
     int64_t n = nbi_dataset_stats(l->opts.data)->examples;
-    bool done = true, border = false;
+    bool done = true, ended = false;
     NBI_TRY(reserve_rows(l, out->B));
     clear(l, out);
-    while (!nbi_loader_is_done(l) && !border) {
+    while (!nbi_loader_is_done(l) && !ended) {
         nbi_loader_order(l, l->state.epoch);
         NBI_TRY(place_next(l, out, &done));
         if (!done)
@@ -204,7 +208,7 @@ static enum nb_status fill(struct nbi_loader *l, struct nbi_microbatch *out)
         if (++l->state.next == n) {
             l->state.next = 0;
             l->state.epoch++;
-            border = l->opts.epochs > 0;
+            ended = l->opts.epochs > 0;
         }
     }
     return NB_OK;

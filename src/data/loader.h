@@ -1,73 +1,72 @@
-/* loader.h - samples packed into rows of tokens, in an order that a seed decides.
+/* loader.h - shuffles examples and packs them into rows of tokens.
  *
- * A row holds several samples one after the other. Positions start at 0 with each of them, and
- * that is all attention needs to keep them apart: the token at t sees from t - positions[t] to t.
- * Nothing predicts across a border. */
+ * A row holds several examples one after the other. Positions start at 0 with each of them, which
+ * keeps them apart: the token at t attends to [t - positions[t], t]. No token is predicted across a
+ * border between examples. */
 #pragma once
 
 #include "data/dataset.h"
 
-#define NBI_IGNORE (-100) /* target of a position that is not trained on */
+#define NBI_IGNORE (-100) /* target of a position that is not trained on; as in PyTorch */
 
 struct nbi_microbatch {
-    int64_t B, T;
+    int64_t B, T;        /* rows, positions of a row */
     int32_t *ids;        /* [B, T] */
-    int32_t *targets;    /* [B, T] the id that follows, or NBI_IGNORE */
+    int32_t *targets;    /* [B, T] the next id, or NBI_IGNORE */
     int32_t *positions;  /* [B, T] */
-    int64_t *example_of; /* [B, T] which sample of the set a position is of; -1: none */
-    int64_t tokens;      /* positions in use; the others are padding */
-    int64_t trained;     /* targets that count */
-    int64_t examples;    /* begun in this batch */
-    int64_t truncated;   /* of them, shortened */
+    int64_t *example_of; /* [B, T] number of the example in its data set; -1: padding */
+    int64_t tokens;      /* positions that are not padding */
+    int64_t trained;     /* targets that are not NBI_IGNORE */
+    int64_t examples;    /* that start in this micro-batch */
+    int64_t truncated;   /* of those, shortened */
 };
 
 enum nb_status nbi_microbatch_init(struct nbi_microbatch *b, int64_t B, int64_t T);
 void nbi_microbatch_release(struct nbi_microbatch *b);
 
-/* Where the next batch starts. With the options, it decides all that follows: to resume, restore
- * it. */
+/* Where the next micro-batch starts. Together with the options it determines all that follow, so
+ * restoring it resumes the data. */
 struct nbi_loader_state {
     int64_t epoch;
-    int64_t next;  /* samples of the epoch used so far */
-    int64_t token; /* of the one that a batch ended in, a document; else 0 */
+    int64_t next;  /* examples of the epoch used so far */
+    int64_t token; /* where a document continues that the last micro-batch cut; else 0 */
 };
 
 struct nbi_loader_opts {
     struct nbi_dataset *data; /* borrowed */
     uint64_t seed;
-    bool shuffle;        /* another order in each epoch; else that of the files */
-    bool pack;           /* else one sample a row */
-    bool keep_documents; /* documents that fit into a row are not cut */
-    int64_t epochs;      /* then there are no more batches, and each begins a batch; 0: no end, and
-                            a batch goes on with the next */
+    bool shuffle;        /* in a new order each epoch; otherwise in that of the files */
+    bool pack;           /* otherwise one example per row */
+    bool keep_documents; /* do not cut documents that fit into a row */
+    int64_t epochs;      /* stop after these, and start each epoch in a new micro-batch; 0: repeat
+                            forever, and let a micro-batch continue into the next epoch */
     int32_t padding;     /* id of unused positions */
 };
 
 struct nbi_loader {
     struct nbi_loader_opts opts;
     struct nbi_loader_state state;
-    uint32_t *order;     /* of the samples in epoch order_epoch */
+    uint32_t *order;     /* of the examples in epoch order_epoch */
     int64_t order_epoch; /* -1: none yet */
-    int64_t *used;       /* [rows] positions taken in each row of the running batch */
+    int64_t *used;       /* [rows] positions filled in each row of the current micro-batch */
     int64_t rows;
     size_t capacity; /* of used */
     struct nbi_example example;
-    int64_t example_index; /* which one that is; -1: none */
+    int64_t example_index; /* its number; -1: none */
 };
 
 enum nb_status nbi_loader_init(struct nbi_loader *l, const struct nbi_loader_opts *opts);
 void nbi_loader_release(struct nbi_loader *l);
 
-/* Puts the order of an epoch into l->order. */
+/* Computes the order of an epoch in l->order. */
 void nbi_loader_order(struct nbi_loader *l, int64_t epoch);
 
-/* Whether all epochs are over; else there is a next batch. */
+/* Whether all epochs have ended; if not, there is a next micro-batch. */
 bool nbi_loader_is_done(const struct nbi_loader *l);
 
-/* Fills out (its B and T stay); *more false: nothing is left. A sample of more than T + 1 tokens is
- * shortened (nbi_example_truncate), a document goes on in the next row. */
+/* Fills out, whose B and T are set. *more false: no data is left. A conversation of more than T + 1
+ * tokens is shortened (nbi_example_truncate); a document continues in the next row. */
 enum nb_status nbi_loader_next(struct nbi_loader *l, struct nbi_microbatch *out, bool *more);
 
-/* Passes over what the next batch of this size would hold, by the lengths of the samples alone:
- * nothing is read or tokenized. */
+/* Advances over the next micro-batch of this size, without reading or tokenizing anything. */
 enum nb_status nbi_loader_skip(struct nbi_loader *l, int64_t B, int64_t T);

@@ -1,4 +1,4 @@
-/* prompts.c - a file of prompts, whole in memory. */
+/* prompts.c - a list of prompts, from a file or from memory. */
 #include "data/prompts.h"
 
 #include <string.h>
@@ -69,7 +69,8 @@ static enum nb_status read_all(struct nb_prompts *p, const struct nbi_source *sr
     struct nbi_record record = {0};
     const char *text;
     bool more = true;
-    /* Prompts of a text are lines, with no comments among them. */
+    /* In a text each line is a prompt. Reading it as JSONL gives lines, and '#' starts no comment.
+     */
     nbi_records_init(&records, src, kind == NBI_DATA_TEXT ? NBI_DATA_JSONL : kind);
     enum nb_status rc = NB_OK;
     while (rc == NB_OK && more) {

@@ -1,5 +1,4 @@
-/* prompts.h - prompts with the answers that are expected, made in memory instead of read from a
- * file (nb_prompts_open). */
+/* prompts.h - prompts with expected answers from memory; nb_prompts_open reads them from a file. */
 #pragma once
 
 #include "base/status.h"
@@ -8,6 +7,6 @@ struct nbi_prompt_pair {
     const char *prompt, *answer;
 };
 
-/* Copies the texts. place names the source in messages: "PLACE:LINE", the first pair on line 2. */
+/* Copies the texts. Messages name a pair as "PLACE:LINE"; the first pair is on line 2. */
 enum nb_status nbi_prompts_make(struct nb_prompts **out, const struct nbi_prompt_pair *pairs,
                                 size_t count, const char *place);

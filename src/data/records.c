@@ -1,4 +1,4 @@
-/* records.c - lines, and pieces of text, from a file of any size. */
+/* records.c - reads lines and pieces of text from a file of any size. */
 #include "data/records.h"
 
 #include <string.h>
@@ -38,30 +38,30 @@ void nbi_records_release(struct nbi_records *r)
 {
     free(r->buffer);
     r->buffer = NULL;
-    r->capacity = r->held = 0;
+    r->capacity = r->buffered = 0;
 }
 
-/* Makes the buffer hold what is at r->offset, want bytes or up to the end of the file. */
+/* Makes the buffer hold `want` bytes from r->offset, or all up to the end of the file. */
 static enum nb_status fill(struct nbi_records *r, size_t want)
 {
     uint64_t left = nbi_source_size(r->src) - r->offset;
     if (left < want)
         want = (size_t)left;
-    if (r->held_at <= r->offset && r->offset + want <= r->held_at + r->held)
+    if (r->buffered_at <= r->offset && r->offset + want <= r->buffered_at + r->buffered)
         return NB_OK;
     NBI_TRY(NBI_ARRAY_RESERVE(r->buffer, r->capacity, want, "line"));
-    r->held = 0;
+    r->buffered = 0;
     NBI_TRY(nbi_source_read(r->src, r->offset, r->buffer, want));
-    r->held_at = r->offset;
-    r->held = want;
+    r->buffered_at = r->offset;
+    r->buffered = want;
     return NB_OK;
 }
 
-/* What the buffer has from r->offset on. */
+/* The buffered bytes from r->offset on. */
 static const char *view(const struct nbi_records *r, size_t *len)
 {
-    *len = (size_t)(r->held_at + r->held - r->offset);
-    return r->buffer + (r->offset - r->held_at);
+    *len = (size_t)(r->buffered_at + r->buffered - r->offset);
+    return r->buffer + (r->offset - r->buffered_at);
 }
 
 static bool at_end(const struct nbi_records *r)
@@ -69,13 +69,13 @@ static bool at_end(const struct nbi_records *r)
     return r->offset >= nbi_source_size(r->src);
 }
 
-static bool shows_end(const struct nbi_records *r)
+static bool holds_file_end(const struct nbi_records *r)
 {
-    return r->held_at + r->held == nbi_source_size(r->src);
+    return r->buffered_at + r->buffered == nbi_source_size(r->src);
 }
 
-/* A byte order mark says nothing about UTF-8. */
-static enum nb_status skip_mark(struct nbi_records *r)
+/* Skips a UTF-8 byte order mark at the start of the file. */
+static enum nb_status skip_byte_order_mark(struct nbi_records *r)
 {
     size_t len;
     if (r->offset > 0 || at_end(r))
@@ -89,7 +89,7 @@ static enum nb_status skip_mark(struct nbi_records *r)
 
 /* ---- lines ---- */
 
-/* Moves on behind a line that is longer than can be held. */
+/* Skips a line that is too long, and fails. */
 static enum nb_status skip_line(struct nbi_records *r)
 {
     while (!at_end(r)) {
@@ -105,10 +105,10 @@ static enum nb_status skip_line(struct nbi_records *r)
     return nbi_fail(NB_EFORMAT, "the line is longer than %zu MiB", NBI_RECORD_MAX >> 20);
 }
 
-/* The next line without its end. */
+/* The next line, without its line end. */
 static enum nb_status next_line(struct nbi_records *r, const char **text, size_t *len)
 {
-    NBI_TRY(fill(r, 1)); /* nothing to read if the buffer has more */
+    NBI_TRY(fill(r, 1)); /* a no-op if the buffer has more */
     for (;;) {
         size_t have;
         const char *p = view(r, &have), *newline = memchr(p, '\n', have);
@@ -116,7 +116,7 @@ static enum nb_status next_line(struct nbi_records *r, const char **text, size_t
         *len = newline ? (size_t)(newline - p) : have;
         if (*len > NBI_RECORD_MAX)
             return skip_line(r);
-        if (newline || shows_end(r))
+        if (newline || holds_file_end(r))
             return NB_OK;
         size_t want = have < (size_t)1 << 19 ? (size_t)1 << 20 : 2 * have;
         NBI_TRY(fill(r, want < NBI_RECORD_MAX ? want : NBI_RECORD_MAX + 1));
@@ -143,7 +143,7 @@ static enum nb_status next_of_lines(struct nbi_records *r, struct nbi_record *re
         *record = (struct nbi_record){r->offset, (uint32_t)len, true, r->line};
         *more = !is_skipped(r->kind, *text, len);
         r->offset += len + 1;
-        if (r->offset > nbi_source_size(r->src)) /* the last line has no end */
+        if (r->offset > nbi_source_size(r->src)) /* the last line has no line end */
             r->offset = nbi_source_size(r->src);
         r->line++;
     }
@@ -162,19 +162,19 @@ static bool is_letter(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-static bool is_wide_space(const char *p)
+static bool is_unicode_space(const char *p)
 {
     return memcmp(p, "\xC2\x85", 2) == 0 || memcmp(p, "\xC2\xA0", 2) == 0 ||
            memcmp(p, "\xE1\x9A\x80", 3) == 0 || memcmp(p, "\xE2\x80", 2) == 0 ||
            memcmp(p, "\xE2\x81\x9F", 3) == 0 || memcmp(p, "\xE3\x80\x80", 3) == 0;
 }
 
-/* Where to cut p[0, len), of which more follows. */
+/* Where to cut p[0, len), if the document continues after it. */
 static size_t cut(const char *p, size_t len)
 {
     size_t low = len / 2, i;
     for (i = len - SEPARATOR; i > low; i--)
-        if (p[i - 1] == '\n' && (p[i] > ' ' || p[i] & 0x80) && !is_wide_space(p + i))
+        if (p[i - 1] == '\n' && (p[i] > ' ' || p[i] & 0x80) && !is_unicode_space(p + i))
             return i;
     for (i = len - 2; i > low; i--)
         if (p[i] == ' ' && p[i - 1] > ' ' && is_letter(p[i + 1]))
@@ -198,10 +198,10 @@ static void advance(struct nbi_records *r, const char *p, size_t bytes)
     r->offset += bytes;
 }
 
-/* At the start of a document: over line ends. */
+/* Skips line ends at the start of a document. */
 static enum nb_status skip_line_ends(struct nbi_records *r)
 {
-    while (!r->inside && !at_end(r)) {
+    while (!r->in_document && !at_end(r)) {
         size_t len, n = 0;
         NBI_TRY(fill(r, NBI_PIECE_MAX));
         const char *p = view(r, &len);
@@ -226,17 +226,18 @@ static enum nb_status next_piece(struct nbi_records *r, struct nbi_record *recor
         const char *p = view(r, &len);
         if (len > NBI_PIECE_MAX)
             len = NBI_PIECE_MAX;
-        const char *mark = memmem(p, len, separator, SEPARATOR);
+        const char *end = memmem(p, len, separator, SEPARATOR);
         bool last = r->offset + len == nbi_source_size(r->src);
-        size_t after = mark ? (size_t)(mark - p) + SEPARATOR : last ? len : cut(p, len);
-        size = mark ? (size_t)(mark - p) : after;
-        bool ends = mark || last;
+        size_t after = end ? (size_t)(end - p) + SEPARATOR : last ? len : cut(p, len);
+        size = end ? (size_t)(end - p) : after;
+        bool ends = end || last;
         while (ends && size > 0 && is_line_end(p[size - 1]))
             size--;
         *record = (struct nbi_record){r->offset, (uint32_t)size, ends, r->line};
         *text = p;
-        *more = size > 0 || (ends && r->inside); /* the end of a document counts, a blank one not */
-        r->inside = !ends;
+        /* A record without text only counts as the end of a document. */
+        *more = size > 0 || (ends && r->in_document);
+        r->in_document = !ends;
         advance(r, p, after);
     }
     return NB_OK;
@@ -246,7 +247,7 @@ enum nb_status nbi_records_next(struct nbi_records *r, struct nbi_record *record
                                 bool *more)
 {
     *more = false;
-    NBI_TRY(skip_mark(r));
+    NBI_TRY(skip_byte_order_mark(r));
     return r->kind == NBI_DATA_TEXT ? next_piece(r, record, text, more)
                                     : next_of_lines(r, record, text, more);
 }

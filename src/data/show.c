@@ -1,4 +1,4 @@
-/* show.c - samples as they will be trained on, for people to look at. */
+/* show.c - nb_data_show: examples as training will see them, and statistics of the data. */
 #include <string.h>
 
 #include "data/loader.h"
@@ -17,7 +17,7 @@ static void report_stats(struct nb_data_report *report, const struct nbi_dataset
         report->too_long = nbi_dataset_longer(d, seq_len);
 }
 
-/* Rows of one pass over the set, packed. */
+/* Counts the rows of one epoch when packed. */
 static enum nb_status count_rows(struct nbi_loader *l, int64_t seq_len,
                                  struct nb_data_report *report)
 {
@@ -49,7 +49,7 @@ static enum nb_status show_examples(struct nbi_dataset *d, const struct nbi_load
         if (rc != NB_OK)
             break;
         bool cut = opts->seq_len > 0 && nbi_example_truncate(&s, (size_t)opts->seq_len + 1) &&
-                   !s.document; /* which goes on in the next row */
+                   !s.document; /* a document continues in the next row */
         const struct nb_data_sample shown = {nbi_dataset_place(d, at, place, sizeof place), s.ids.p,
                                              s.trained, s.ids.count, cut};
         rc = fn(ctx, &shown);

@@ -1,4 +1,4 @@
-/* tokenizer_train.c - a tokenizer learnt from data files. */
+/* tokenizer_train.c - nb_tokenizer_train: trains a tokenizer on data files. */
 #include <string.h>
 
 #include "base/log.h"
@@ -13,7 +13,7 @@ static enum nb_status count_text(void *ctx, const char *text, size_t len)
 
 struct counting {
     struct nbi_bpe_trainer *trainer;
-    struct nbi_example_encoder check; /* what cannot be trained on is not learnt from either */
+    struct nbi_example_encoder check; /* rejects lines that training would reject */
     struct nbi_example example;
 };
 
@@ -42,7 +42,7 @@ static enum nb_status count_files(struct nbi_bpe_trainer *t, const char *const *
     return rc;
 }
 
-/* Before anything is read: the result must have a place, and not that of a text. */
+/* Checks the output path before anything is read: it must not replace an input. */
 static enum nb_status check_target(const struct nb_tokenizer_train_opts *opts)
 {
     if (!nbi_has_extension(opts->out, ".json") || nbi_path_is_dir(opts->out))
@@ -53,7 +53,7 @@ static enum nb_status check_target(const struct nb_tokenizer_train_opts *opts)
     return NB_OK;
 }
 
-/* A tokenizer_config.json that is already there may hold more than ours would; it stays. */
+/* An existing tokenizer_config.json stays: it may hold more than the one written here. */
 static enum nb_status write_settings(const struct nbi_vocab *v, const char *tokenizer)
 {
     char *dir = nbi_path_dir(tokenizer);

@@ -100,7 +100,7 @@ static void warn_of_cuts(const struct nbi_dataset *d, int64_t seq_len, const cha
 static struct nbi_mix mix_of(struct nbi_run *r)
 {
     return (struct nbi_mix){.main = &r->loader,
-                            .other = r->replay_data ? &r->replay_loader : NULL,
+                            .replay = r->replay_data ? &r->replay_loader : NULL,
                             .share = r->opts->replay_share};
 }
 

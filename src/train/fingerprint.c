@@ -71,7 +71,7 @@ static enum nb_status add_master(uint32_t *sum, struct nbi_run *r, const struct 
 /* Only with --stop-if-ppl-rises do evaluations affect the run. */
 static void add_held_out(uint32_t *sum, const struct nbi_eval_set *set)
 {
-    const uint32_t samples = set->data ? nbi_dataset_stats(set->data)->sum : 0;
+    const uint32_t samples = set->data ? nbi_dataset_stats(set->data)->crc : 0;
     *sum = nbi_crc32c(0, &samples, sizeof samples);
     for (int i = 0; i < set->text_count; i++)
         *sum = nbi_crc32c(*sum, set->texts[i].ids,

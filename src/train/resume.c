@@ -99,8 +99,8 @@ static void add_data_settings(const struct nbi_run *r, json_t *j, bool *ok)
     const struct nbi_dataset_stats none = {0}, *data = r->data ? nbi_dataset_stats(r->data) : &none,
                                    *replay =
                                        r->replay_data ? nbi_dataset_stats(r->replay_data) : &none;
-    nbi_json_set(j, "data", json_integer(data->sum), ok);
-    nbi_json_set(j, "replay_data", json_integer(replay->sum), ok);
+    nbi_json_set(j, "data", json_integer(data->crc), ok);
+    nbi_json_set(j, "replay_data", json_integer(replay->crc), ok);
     nbi_json_set(j, "eval_data", json_integer(r->fingerprint.eval), ok);
     nbi_json_set(j, "model", json_integer(r->fingerprint.model), ok);
     nbi_json_set(j, "frozen", json_integer(r->fingerprint.frozen), ok);

@@ -187,7 +187,7 @@ static void test_mix__alone(void **state)
     (void)state;
     two_open(&t, 0.5, 2);
     two_open(&plain, 0.5, 2);
-    t.mix.other = NULL;
+    t.mix.replay = NULL;
     assert_ok(nbi_microbatch_init(&b[0], 2, T));
     assert_ok(nbi_microbatch_init(&b[1], 2, T));
     for (int64_t n = 0; more[0]; n++) {
@@ -217,7 +217,7 @@ static void test_mix__count(void **state)
             bool more = true;
             two_open(&t, shares[i], 7);
             if (shares[i] == 0)
-                t.mix.other = NULL;
+                t.mix.replay = NULL;
             assert_ok(nbi_microbatch_init(&b, B, T));
             assert_ok(nbi_mix_count(&t.mix, B, T, INT64_MAX, &count));
             assert_ok(nbi_mix_count(&t.mix, B, T, 3, &few));
