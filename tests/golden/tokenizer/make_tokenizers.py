@@ -436,7 +436,7 @@ tokenizers {version}. All texts are its own or random.
 | `qwen/` | NFC, Qwen's pattern, added tokens | `test_bpe`, `test_vocab`, `tokenize.sh` |
 | `gpt2/` | ByteLevel with its own pattern and `add_prefix_space` | `test_bpe` |
 | `llama3/` | numbers in groups of three, `ignore_merges` | `test_bpe` |
-| `train.jsonl` | texts, and what BpeTrainer learns from them | `test_train` |
+| `train.jsonl` | texts, and what BpeTrainer learns from them | `test_bpe_train` |
 | `nfc.txt` | code points, and those of the NFC | `test_unicode` |
 | `classes.txt` | a code point, and L (letter), N (number), S (space) or O | `test_unicode` |
 | `utf8.txt` | bytes, and what Python's `errors="replace"` makes of them | `test_utf8` |

@@ -1,5 +1,5 @@
-/* test_sample.c - records as tokens with a loss mask, against samples written by hand; shortening
- * them, against the rule in sample.h. */
+/* test_example.c - records become the tokens and loss masks written here by hand; truncation follows
+ * the rule in data/example.h. */
 #include "data/example.h"
 #include "unit/data_support.h"
 
@@ -26,13 +26,13 @@ static int close_tokenizer(void **state)
 #define N           "<|im_end|>\n"
 #define EMPTY_THINK "<think>\n\n</think>\n\n"
 
-/* What a record becomes, in [[ ]] what is trained on. */
+/* Checks a record's example; [[ ]] marks what is trained on. */
 static void expect(enum nbi_chat_kind chat, enum nbi_data_kind kind, const char *record,
                    const char *wanted)
 {
     struct nbi_example_encoder s = {.tokenizer = bytes_only, .chat = chat};
     struct nbi_example sample = {0};
-    for (int twice = 0; twice < 2; twice++) { /* the second one into what the first one left */
+    for (int twice = 0; twice < 2; twice++) { /* the second time, the result replaces the first one */
         assert_ok(nbi_example_make(&s, kind, record, strlen(record), true, &sample));
         assert_sample(&sample, wanted);
         assert_int_equal(sample.document, strncmp(wanted, "[[", 2) == 0);
@@ -49,7 +49,7 @@ static void expect_all(enum nbi_data_kind kind, const char *record, const char *
     expect(NBI_CHAT_QWEN3, kind, record, hybrid);
 }
 
-/* The failure is the same whether samples are tokenized or only checked. */
+/* Checks that a record is refused alike whether examples are tokenized or only checked. */
 static void refuse(enum nbi_data_kind kind, const char *record, const char *words)
 {
     struct nbi_example sample = {0};
@@ -138,13 +138,13 @@ static void test_json__pairs(void **state)
         S "be brief" N U "q" N A "[[a" E "]]", S "be brief" N U "q" N A EMPTY_THINK "[[a" E "]]");
     expect(NBI_CHAT_CHATML, NBI_DATA_JSONL,
            "{\"prompt\": \" q\\t\", \"response\": \" a\\n\", \"input\": \"\", \"system\": null}",
-           U " q\t" N A "[[ a\n" E "]]"); /* nothing is trimmed here */
+           U " q\t" N A "[[ a\n" E "]]"); /* JSON strings are not trimmed */
     expect(NBI_CHAT_CHATML, NBI_DATA_JSONL,
            "{\"prompt\": \"\\u00e9\\ud83d\\ude00\\u2028\", \"response\": \"\\\"\\\\\"}",
            U "\xC3\xA9\xF0\x9F\x98\x80\xE2\x80\xA8" N A "[[\"\\" E "]]");
     expect(NBI_CHAT_CHATML, NBI_DATA_JSONL,
            "{\"prompt\": \"p\", \"question\": \"q\", \"target\": \"t\", \"output\": \"o\"}",
-           U "p" N A "[[o" E "]]"); /* the first name of the list counts */
+           U "p" N A "[[o" E "]]"); /* the first name in the list wins */
 }
 
 static void test_json__nul(void **state)
@@ -178,14 +178,14 @@ static void test_messages__turns(void **state)
                    "assistant", "a1") ", " M("user", "u2") ", " M("assistant", "a2") "]}",
                S "s" N U "u1" N A "[[a1" E "]]\n" U "u2" N A "[[a2" E "]]",
                S "s" N U "u1" N A "[[a1" E "]]\n" U "u2" N A EMPTY_THINK "[[a2" E "]]");
-    /* what follows the last answer is of no use */
+    /* messages after the last answer are dropped */
     expect_all(NBI_DATA_JSONL,
                "{\"messages\": [" M("user", "u1") ", " M("assistant", "a1") ", " M(
                    "user", "u2") "], \"add_generation_prompt\": true}",
                U "u1" N A "[[a1" E "]]", U "u1" N A "[[a1" E "]]");
     expect(NBI_CHAT_CHATML, NBI_DATA_JSONL, "{\"messages\": [" M("assistant", "hello") "]}",
            A "[[hello" E "]]");
-    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL, /* messages count, not the rest */
+    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL, /* messages take precedence */
            "{\"text\": 1, \"prompt\": 2, \"messages\": [" M("assistant", "x") "]}", A "[[x" E "]]");
 }
 
@@ -201,7 +201,7 @@ static void test_messages__reasoning(void **state)
         NBI_CHAT_QWEN3, NBI_DATA_JSONL,
         "{\"messages\": [" M("user", "u") ", " M("assistant", "<think>\\n\\n</think>\\n\\nx") "]}",
         U "u" N A EMPTY_THINK "[[x" E "]]");
-    expect(NBI_CHAT_QWEN3_2507, NBI_DATA_JSONL, /* a model that does not think: words like others */
+    expect(NBI_CHAT_QWEN3_2507, NBI_DATA_JSONL, /* a model without thinking: ordinary text */
            "{\"messages\": [" M("user", "u") ", " M("assistant", "<think>r</think>x") "]}",
            U "u" N A "[[<think>r</think>x" E "]]");
 }
@@ -294,21 +294,21 @@ static void test_document__end(void **state)
     assert_true(sample.document);
     assert_ok(nbi_example_make(&s, NBI_DATA_TEXT, "", 0, true, &sample));
     assert_sample(&sample, "[[<|endoftext|>]]");
-    s.tokenizer = NULL; /* samples are only checked */
+    s.tokenizer = NULL; /* examples are only checked */
     assert_ok(nbi_example_make(&s, NBI_DATA_TEXT, "goes on", 7, true, &sample));
     assert_int_equal(sample.ids.count, 0);
     nbi_example_release(&sample);
     nbi_example_encoder_release(&s);
 }
 
-/* ---- prompt and answer meet as they do in use ---- */
+/* ---- tokenization at the border of prompt and answer ---- */
 
 static void add_ids(struct nb_tokenizer *t, struct nbi_ids *ids, const char *text)
 {
     assert_ok(nbi_tokenizer_encode(t, text, strlen(text), true, ids));
 }
 
-static void test_sample__parts_are_tokenized_apart(void **state)
+static void test_example__prompt_and_answer_are_tokenized_separately(void **state)
 {
     (void)state;
     static const char line[] = "{\"prompt\": \"u\", \"response\": \"\\nanswer\"}";
@@ -320,7 +320,7 @@ static void test_sample__parts_are_tokenized_apart(void **state)
     size_t prompt = apart.count;
     add_ids(t, &apart, "\nanswer" E);
     add_ids(t, &whole, U "u" N A "\nanswer" E);
-    assert_true(whole.count < apart.count); /* the two newlines are one token there */
+    assert_true(whole.count < apart.count); /* across the border, two newlines would be one token */
     assert_ok(nbi_example_make(&s, NBI_DATA_JSONL, line, strlen(line), true, &sample));
     assert_int_equal(sample.ids.count, apart.count);
     assert_memory_equal(sample.ids.p, apart.p, apart.count * sizeof *apart.p);
@@ -333,14 +333,14 @@ static void test_sample__parts_are_tokenized_apart(void **state)
     nb_tokenizer_close(t);
 }
 
-/* ---- pairs, and texts alone ---- */
+/* ---- pairs and texts ---- */
 
-static void test_sample__pair(void **state)
+static void test_example__pair(void **state)
 {
     (void)state;
     static const struct {
         enum nbi_data_kind kind;
-        const char *line, *prompt, *answer; /* prompt NULL: refused, and why */
+        const char *line, *prompt, *answer; /* prompt NULL: refused, answer is the message */
     } cases[] = {
         {NBI_DATA_TSV, " a \tb\tc\r", "a", "b\tc"},
         {NBI_DATA_JSONL, "{\"question\": \"q\", \"output\": \"o\"}", "q", "o"},
@@ -384,7 +384,7 @@ static enum nb_status join_text(void *ctx, const char *text, size_t len)
     return NB_OK;
 }
 
-static void test_sample__texts(void **state)
+static void test_example__texts(void **state)
 {
     (void)state;
     static const struct {
@@ -412,7 +412,7 @@ static void test_sample__texts(void **state)
     nbi_str_release(&s);
 }
 
-/* ---- shortening ---- */
+/* ---- truncation ---- */
 
 static void shorten(const char *text, bool document, size_t max, const char *wanted)
 {
@@ -431,19 +431,19 @@ static void test_truncate__rule(void **state)
     shorten("[[abcdef]]", true, 5, "[[abcde]]");
     shorten("[[abcdef]]", true, 2, "[[ab]]");
     shorten("abcd[[efgh]]", false, 8, "abcd[[efgh]]");
-    shorten("abcd[[efgh]]", false, 6, "cd[[efgh]]"); /* the prompt's beginning goes */
-    shorten("abcd[[efgh]]", false, 5, "d[[efgh]]");  /* an eighth, rounded down, at least one */
-    shorten("abcd[[efgh]]", false, 4, "d[[efg]]");   /* then the answer's end */
+    shorten("abcd[[efgh]]", false, 6, "cd[[efgh]]"); /* the prompt loses its beginning */
+    shorten("abcd[[efgh]]", false, 5, "d[[efgh]]");  /* keep max / 8, at least 1 */
+    shorten("abcd[[efgh]]", false, 4, "d[[efg]]");   /* then the answer loses its end */
     shorten("abcd[[efgh]]", false, 2, "d[[e]]");
-    shorten("ab[[cd]]ef[[gh]]", false, 5, "[[d]]ef[[gh]]"); /* turns go from the front */
+    shorten("ab[[cd]]ef[[gh]]", false, 5, "[[d]]ef[[gh]]"); /* early turns go first */
     shorten("ab[[cd]]ef[[gh]]", false, 3, "f[[gh]]");
     shorten("ab[[cd]]ef[[gh]]", false, 2, "f[[g]]");
-    shorten("[[abcdef]]", false, 4, "[[abcd]]"); /* no prompt to keep */
+    shorten("[[abcdef]]", false, 4, "[[abcd]]"); /* there is no prompt */
     shorten("a[[bcdefghijklmnopqrstuvwxyz]]", false, 24, "a[[bcdefghijklmnopqrstuvwx]]");
     shorten("0123456[[bcdefghijklmnopqrstuvwxyz]]", false, 24, "456[[bcdefghijklmnopqrstuv]]");
 }
 
-/* Any sample: turns of random lengths. */
+/* A random example: turns of random lengths. */
 static void random_sample(struct nbi_example *s, uint64_t *seed)
 {
     char text[2000];
@@ -483,13 +483,13 @@ static void test_truncate__properties(void **state)
         memcpy(whole.trained, s.trained, n);
         assert_int_equal(nbi_example_truncate(&s, max), n > max);
         assert_int_equal(s.ids.count, n < max ? n : max);
-        /* where the part starts: as far back as keeps the answer's end, or the least prompt */
+        /* the kept part starts as late as the answer's end or the minimal prompt allows */
         size_t least = max / 8 > 0 ? max / 8 : 1, start = n > max ? n - max : 0;
         if (start + least > answer)
             start = answer > least ? answer - least : 0;
         assert_memory_equal(s.ids.p, whole.ids.p + start, s.ids.count * sizeof *s.ids.p);
         assert_memory_equal(s.trained, whole.trained + start, s.ids.count);
-        assert_true(s.ids.count > answer - start); /* the answer has begun */
+        assert_true(s.ids.count > answer - start); /* some of the answer is kept */
         assert_true(answer - start >= (answer < least ? answer : least) || n <= max);
         nbi_example_release(&whole);
         nbi_example_release(&s);
@@ -502,7 +502,7 @@ static void expect_prompt(enum nbi_data_kind kind, const char *record, const cha
                           const char *messages, const char *expected)
 {
     struct nbi_prompt p = {0};
-    for (int twice = 0; twice < 2; twice++) { /* the second one into what the first one left */
+    for (int twice = 0; twice < 2; twice++) { /* the second time, the result replaces the first one */
         assert_ok(nbi_example_prompt(kind, record, strlen(record), &p));
         assert_string_equal(nbi_str_text(&p.text), text);
         assert_string_equal(nbi_str_text(&p.messages), messages);
@@ -548,9 +548,9 @@ int main(void)
         cmocka_unit_test(test_messages__reasoning),
         cmocka_unit_test(test_messages__tools),
         cmocka_unit_test(test_document__end),
-        cmocka_unit_test(test_sample__parts_are_tokenized_apart),
-        cmocka_unit_test(test_sample__pair),
-        cmocka_unit_test(test_sample__texts),
+        cmocka_unit_test(test_example__prompt_and_answer_are_tokenized_separately),
+        cmocka_unit_test(test_example__pair),
+        cmocka_unit_test(test_example__texts),
         cmocka_unit_test(test_prompt__kinds),
         cmocka_unit_test(test_truncate__rule),
         cmocka_unit_test(test_truncate__properties),

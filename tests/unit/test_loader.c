@@ -1,5 +1,5 @@
-/* test_batch.c - rows of packed samples: taken apart again, they are the samples, each prediction
- * once; order, epochs, resuming, padding. */
+/* test_loader.c - unpacking the rows gives back the examples, each prediction exactly once; order,
+ * epochs, resuming, padding. */
 #include "data/loader.h"
 
 #include "unit/data_support.h"
@@ -30,7 +30,7 @@ static struct nbi_dataset *open_files(const char *a, const char *b)
     return d;
 }
 
-/* So many questions of 1 to longest bytes with their answers, no two alike. */
+/* Writes distinct questions and answers of 1 to `longest` bytes. */
 static void put_pairs(const char *name, int count, uint32_t longest, uint64_t seed)
 {
     struct nbi_str s = {0};
@@ -65,12 +65,12 @@ static struct nbi_loader_opts options(struct nbi_dataset *d, int64_t epochs)
         .data = d, .seed = 5, .shuffle = true, .pack = true, .epochs = epochs, .padding = PADDING};
 }
 
-/* ---- batches taken apart ---- */
+/* ---- unpacking batches ---- */
 
 struct check {
     struct nbi_dataset *data;
     int64_t count, T;
-    struct nbi_example *examples; /* as rows may hold them: shortened if they must be */
+    struct nbi_example *examples; /* shortened to the length of a row */
     bool *shortened;
     int64_t *done; /* [count] predictions found so far */
     int64_t tokens, trained, begun, truncated, rows;
@@ -98,7 +98,7 @@ static void check_release(struct check *c)
     free(c->shortened);
 }
 
-/* Whether positions [0, n) of a segment are what comes next of a sample. */
+/* Whether positions [0, n) of a segment are the next ones of an example. */
 static bool continues(const struct check *c, int64_t i, const int32_t *ids, const int32_t *targets,
                       int64_t n)
 {
@@ -114,7 +114,7 @@ static bool continues(const struct check *c, int64_t i, const int32_t *ids, cons
     return true;
 }
 
-/* A stretch of a row in which positions count up from 0: one sample, or a part of a document. */
+/* Checks a range of a row in which positions count from 0: an example, or part of a document. */
 static void take_segment(struct check *c, const int32_t *ids, const int32_t *targets, int64_t n)
 {
     for (int64_t i = 0; i < c->count; i++)
@@ -145,7 +145,7 @@ static int64_t take_row(struct check *c, const int32_t *ids, const int32_t *targ
             segments++;
             continue;
         }
-        assert_int_equal(stop, c->T); /* padding is at the end, in one stretch */
+        assert_int_equal(stop, c->T); /* padding is one range at the end */
         for (; t < stop; t++) {
             assert_int_equal(ids[t], PADDING);
             assert_int_equal(targets[t], NBI_IGNORE);
@@ -155,7 +155,7 @@ static int64_t take_row(struct check *c, const int32_t *ids, const int32_t *targ
     return segments;
 }
 
-/* Adds what a batch holds, and compares its counters with that. */
+/* Unpacks a batch and checks its counters. */
 static void take_batch(struct check *c, const struct nbi_microbatch *b, bool pack)
 {
     int64_t tokens = c->tokens, trained = c->trained, begun = c->begun, truncated = c->truncated;
@@ -170,7 +170,7 @@ static void take_batch(struct check *c, const struct nbi_microbatch *b, bool pac
     assert_int_equal(b->truncated, c->truncated - truncated);
 }
 
-/* Every prediction of the set was made, none is under way. */
+/* Every prediction of the data set was made. */
 static void check_epoch(struct check *c)
 {
     for (int64_t i = 0; i < c->count; i++) {
@@ -180,7 +180,7 @@ static void check_epoch(struct check *c)
     assert_int_equal(c->begun, c->count);
 }
 
-/* One epoch in batches of B x T; returns how full the rows are. */
+/* Checks one epoch in batches of B x T; returns the fraction of positions that are used. */
 static double run_epoch(struct nbi_dataset *d, int64_t B, int64_t T, bool pack, bool shuffle)
 {
     struct nbi_loader_opts opts = options(d, 1);
@@ -212,7 +212,7 @@ static double run_epoch(struct nbi_dataset *d, int64_t B, int64_t T, bool pack, 
 
 /* ---- tests ---- */
 
-static void test_batch__by_hand(void **state)
+static void test_loader__packs_a_batch_by_hand(void **state)
 {
     (void)state;
     struct nbi_loader b;
@@ -243,8 +243,8 @@ static void test_batch__by_hand(void **state)
     nbi_dataset_close(d);
 }
 
-/* A document over rows and batches: the last target of a part is the first token of the next. */
-static void test_batch__document_goes_on(void **state)
+/* The last target of a part of a document is the first token of the next part. */
+static void test_loader__document_continues_in_next_row(void **state)
 {
     (void)state;
     static const char text[] = "0123456789abcdefghijklmnopqrstuvwxyz";
@@ -275,9 +275,9 @@ static void test_batch__document_goes_on(void **state)
     nbi_dataset_close(d);
 }
 
-/* Documents of 21, 31 and 51 tokens in rows of 40: the second fits, and is cut only without
- * `whole`; the third never does. */
-static void test_batch__documents_whole(void **state)
+/* Documents of 21, 31 and 51 tokens in rows of 40: the second fits and is cut only without
+ * keep_documents; the third is always cut. */
+static void test_loader__keep_documents_cuts_only_long_ones(void **state)
 {
     (void)state;
     static const int64_t tokens[2][3] = {{40, 40, 20}, {20, 30, 40}};
@@ -305,7 +305,7 @@ static void test_batch__documents_whole(void **state)
     nbi_dataset_close(d);
 }
 
-static void test_batch__every_prediction_once(void **state)
+static void test_loader__every_prediction_once(void **state)
 {
     (void)state;
     static const int64_t shapes[][2] = {{1, 1}, {1, 64}, {2, 17}, {4, 33}, {8, 128}, {3, 1000}};
@@ -317,13 +317,13 @@ static void test_batch__every_prediction_once(void **state)
         for (int mode = 0; mode < 4; mode++)
             run_epoch(d, shapes[i][0], shapes[i][1], mode & 1, mode & 2);
     nbi_dataset_close(d);
-    put_documents("one.txt", 3, 40, 3); /* one token a row */
+    put_documents("one.txt", 3, 40, 3); /* one token per row */
     d = open_files("one.txt", NULL);
     run_epoch(d, shapes[0][0], shapes[0][1], true, true);
     nbi_dataset_close(d);
 }
 
-static void test_batch__truncated(void **state)
+static void test_loader__long_conversations_are_truncated(void **state)
 {
     (void)state;
     struct nbi_loader b;
@@ -338,7 +338,7 @@ static void test_batch__truncated(void **state)
     while (more) {
         assert_ok(nbi_loader_next(&b, &batch, &more));
         truncated += batch.truncated;
-        if (batch.truncated) /* the sample fills the row: 33 tokens, 32 predictions */
+        if (batch.truncated) /* the example fills the row: 33 tokens, 32 predictions */
             assert_true(batch.tokens == 32 && batch.examples == 1 && batch.trained == 33 - 4);
     }
     assert_int_equal(truncated, 1);
@@ -347,8 +347,8 @@ static void test_batch__truncated(void **state)
     nbi_dataset_close(d);
 }
 
-/* Rows are full enough on questions and answers of ordinary lengths, and on documents. */
-static void test_batch__rows_are_full(void **state)
+/* Few positions are padding with conversations of ordinary lengths, and with documents. */
+static void test_loader__rows_are_full(void **state)
 {
     (void)state;
     put_pairs("full.tsv", 1500, 150, 7);
@@ -378,7 +378,7 @@ static void assert_permutation(const uint32_t *order, uint32_t n)
     free(seen);
 }
 
-static void test_order__seeds_and_epochs(void **state)
+static void test_loader__order_depends_on_seed_and_epoch(void **state)
 {
     (void)state;
     enum { COUNT = 200 };
@@ -390,7 +390,7 @@ static void test_order__seeds_and_epochs(void **state)
         struct nbi_loader b;
         opts.seed += (uint64_t)(k / 2);
         assert_ok(nbi_loader_init(&b, &opts));
-        nbi_loader_order(&b, 7); /* what was asked for before does not matter */
+        nbi_loader_order(&b, 7); /* the previous order does not matter */
         nbi_loader_order(&b, k % 2);
         assert_permutation(b.order, COUNT);
         memcpy(kept[k], b.order, sizeof kept[k]);
@@ -398,7 +398,7 @@ static void test_order__seeds_and_epochs(void **state)
             int same = 0;
             for (int i = 0; i < COUNT; i++)
                 same += kept[other][i] == kept[k][i];
-            assert_true(same < 10); /* one is to be expected */
+            assert_true(same < 10); /* 1 is expected */
         }
         nbi_loader_release(&b);
     }
@@ -406,7 +406,7 @@ static void test_order__seeds_and_epochs(void **state)
     struct nbi_loader b;
     assert_ok(nbi_loader_init(&b, &opts));
     nbi_loader_order(&b, 0);
-    assert_memory_equal(b.order, kept[0], sizeof kept[0]); /* the same seed: the same */
+    assert_memory_equal(b.order, kept[0], sizeof kept[0]); /* same seed, same order */
     nbi_loader_release(&b);
     opts.shuffle = false;
     assert_ok(nbi_loader_init(&b, &opts));
@@ -419,8 +419,8 @@ static void test_order__seeds_and_epochs(void **state)
     nbi_dataset_close(d);
 }
 
-/* Over many epochs every sample is about as often at every place. */
-static void test_order__is_fair(void **state)
+/* Over many epochs every example is at every place about equally often. */
+static void test_loader__order_is_uniform(void **state)
 {
     (void)state;
     enum { COUNT = 8, EPOCHS = 8000 };
@@ -441,7 +441,7 @@ static void test_order__is_fair(void **state)
     nbi_dataset_close(d);
 }
 
-static void test_batch__epochs(void **state)
+static void test_loader__epochs_follow_each_other(void **state)
 {
     (void)state;
     put_pairs("epochs.tsv", 10, 20, 1);
@@ -468,7 +468,7 @@ static void test_batch__epochs(void **state)
     bool more;
     assert_ok(nbi_loader_init(&b, &forever));
     assert_ok(nbi_microbatch_init(&batch, 2, 100));
-    while (b.state.epoch < 50) { /* and all rows of them in use: the next epoch fills them */
+    while (b.state.epoch < 50) { /* all rows are used: the next epoch fills them */
         assert_ok(nbi_loader_next(&b, &batch, &more));
         assert_true(more && batch.examples > 1);
     }
@@ -477,8 +477,7 @@ static void test_batch__epochs(void **state)
     nbi_dataset_close(d);
 }
 
-/* Each epoch begins a batch, and holds every prediction once; counted by lengths alone it has as
- * many batches. */
+/* Each epoch starts a batch and has every prediction once; nbi_loader_skip counts the same batches. */
 static void check_borders(struct nbi_dataset *d, int64_t B, int64_t T, int64_t epochs)
 {
     const struct nbi_loader_opts opts = options(d, epochs);
@@ -510,7 +509,7 @@ static void check_borders(struct nbi_dataset *d, int64_t B, int64_t T, int64_t e
     check_release(&c);
 }
 
-static void test_batch__epochs_have_borders(void **state)
+static void test_loader__counted_epochs_start_a_batch(void **state)
 {
     static const int64_t shapes[][2] = {{4, 512}, {1, 64}, {2, 17}, {4, 33}, {3, 1000}};
     (void)state;
@@ -538,8 +537,8 @@ static void assert_same_batch(const struct nbi_microbatch *a, const struct nbi_m
     assert_true(a->examples == b->examples && a->truncated == b->truncated);
 }
 
-/* Stops after every one of 40 batches; what follows is the same as without the stop, for 5 more. */
-static void test_batch__resume(void **state)
+/* Stopping after any of 40 batches does not change the next 5. */
+static void test_loader__resumes_anywhere(void **state)
 {
     (void)state;
     enum { BATCHES = 40, MORE = 5 };
@@ -559,7 +558,7 @@ static void test_batch__resume(void **state)
         assert_ok(nbi_microbatch_init(&batch[i], 3, 70));
         assert_ok(nbi_loader_next(&straight, &batch[i], &more));
     }
-    assert_true(inside && straight.state.epoch > 0); /* it was worth stopping there */
+    assert_true(inside && straight.state.epoch > 0); /* some stops were inside a document, some in later epochs */
     assert_ok(nbi_microbatch_init(&again, 3, 70));
     for (int i = 0; i <= BATCHES; i++) {
         assert_ok(nbi_loader_init(&resumed, &opts));
@@ -577,7 +576,7 @@ static void test_batch__resume(void **state)
     nbi_dataset_close(d);
 }
 
-static void test_batch__sizes(void **state)
+static void test_loader__impossible_sizes_are_refused(void **state)
 {
     (void)state;
     struct nbi_microbatch b;
@@ -590,8 +589,7 @@ static void test_batch__sizes(void **state)
     nbi_microbatch_release(&b);
 }
 
-/* A file that changes while it is trained on is an error, with its place. */
-static void test_batch__changed_file(void **state)
+static void test_loader__changed_file_is_an_error(void **state)
 {
     (void)state;
     struct nbi_loader b;
@@ -615,19 +613,19 @@ static void test_batch__changed_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_batch__by_hand),
-        cmocka_unit_test(test_batch__document_goes_on),
-        cmocka_unit_test(test_batch__documents_whole),
-        cmocka_unit_test(test_batch__every_prediction_once),
-        cmocka_unit_test(test_batch__truncated),
-        cmocka_unit_test(test_batch__rows_are_full),
-        cmocka_unit_test(test_order__seeds_and_epochs),
-        cmocka_unit_test(test_order__is_fair),
-        cmocka_unit_test(test_batch__epochs),
-        cmocka_unit_test(test_batch__epochs_have_borders),
-        cmocka_unit_test(test_batch__resume),
-        cmocka_unit_test(test_batch__sizes),
-        cmocka_unit_test(test_batch__changed_file),
+        cmocka_unit_test(test_loader__packs_a_batch_by_hand),
+        cmocka_unit_test(test_loader__document_continues_in_next_row),
+        cmocka_unit_test(test_loader__keep_documents_cuts_only_long_ones),
+        cmocka_unit_test(test_loader__every_prediction_once),
+        cmocka_unit_test(test_loader__long_conversations_are_truncated),
+        cmocka_unit_test(test_loader__rows_are_full),
+        cmocka_unit_test(test_loader__order_depends_on_seed_and_epoch),
+        cmocka_unit_test(test_loader__order_is_uniform),
+        cmocka_unit_test(test_loader__epochs_follow_each_other),
+        cmocka_unit_test(test_loader__counted_epochs_start_a_batch),
+        cmocka_unit_test(test_loader__resumes_anywhere),
+        cmocka_unit_test(test_loader__impossible_sizes_are_refused),
+        cmocka_unit_test(test_loader__changed_file_is_an_error),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

@@ -1,5 +1,5 @@
-/* test_trainlog.c - the log of a resumed run is that of a straight one; what was written is read
- * back. */
+/* test_train_log.c - a resumed run's log equals that of an uninterrupted run; a log reads back as
+ * written; files that are no log are refused and left alone. */
 #include "train/train_log.h"
 
 #include <math.h>
@@ -36,7 +36,7 @@ static void run(const char *name, int64_t resumed, int64_t last)
     nbi_train_log_close(log);
 }
 
-static void test_trainlog__lines_are_json(void **state)
+static void test_train_log__lines_are_json(void **state)
 {
     (void)state;
     struct nbi_train_log *log;
@@ -45,7 +45,7 @@ static void test_trainlog__lines_are_json(void **state)
     assert_ok(nbi_train_log_open(&log, test_path("l"), -1));
     assert_ok(nbi_train_log_step(log, &s, extra, 2));
     assert_ok(nbi_train_log_eval(log, &(struct nbi_log_eval){7, 0.5, 1.5, 9}));
-    assert_content("l", /* before it is closed: each line is there at once */
+    assert_content("l", /* before it is closed: each line is written at once */
                    "{\"step\":7,\"loss\":null,\"lr\":0.1,\"grad_norm\":-0.5,\"tokens\":0,"
                    "\"tokens_per_s\":0,\"seconds\":0,\"resident_bytes\":0,"
                    "\"kl\":0.3333333333333333,\"a\\\"b\":null}\n"
@@ -64,7 +64,7 @@ static void assert_same(const char *a, const char *b)
     free(y);
 }
 
-static void test_trainlog__resumed_equals_straight(void **state)
+static void test_train_log__resumed_equals_uninterrupted(void **state)
 {
     (void)state;
     run("straight", -1, 20);
@@ -73,14 +73,14 @@ static void test_trainlog__resumed_equals_straight(void **state)
         run("resumed", at, 20);
         assert_same("resumed", "straight");
     }
-    run("absent", 0, 20); /* a resumed run without an old log starts one */
+    run("absent", 0, 20); /* a resumed run without an old log starts a new one */
     assert_same("absent", "straight");
-    run("straight", -1, 3); /* a new run starts anew */
+    run("straight", -1, 3); /* a new run empties the file */
     run("short", -1, 3);
     assert_same("straight", "short");
 }
 
-static void test_trainlog__last_line_without_its_end(void **state)
+static void test_train_log__incomplete_last_line_is_dropped(void **state)
 {
     (void)state;
     struct nbi_history h;
@@ -101,7 +101,7 @@ static void test_trainlog__last_line_without_its_end(void **state)
     free(text);
 }
 
-static void test_trainlog__read_back(void **state)
+static void test_train_log__reads_back(void **state)
 {
     (void)state;
     struct nbi_history h;
@@ -122,7 +122,7 @@ static void test_trainlog__read_back(void **state)
     nbi_history_release(&h);
 }
 
-static void test_trainlog__other_files_are_refused_and_kept(void **state)
+static void test_train_log__other_files_are_refused_and_kept(void **state)
 {
     (void)state;
     static const char *const texts[] = {
@@ -145,8 +145,8 @@ static void test_trainlog__other_files_are_refused_and_kept(void **state)
     "{\"step\":9,\"loss\":1,\"lr\":1,\"grad_norm\":1,\"tokens\":1,\"tokens_per_s\":1,\"seconds\":" \
     "1}\n"
 
-/* Whatever would be cut was looked at: all lines of a file, and one that has no end. */
-static void test_trainlog__nothing_else_is_cut(void **state)
+/* Before anything is cut, every line is checked, including one without a line end. */
+static void test_train_log__only_logs_are_cut(void **state)
 {
     (void)state;
     static const char *const texts[] = {"a letter without the end of a line",
@@ -162,7 +162,7 @@ static void test_trainlog__nothing_else_is_cut(void **state)
     struct nbi_train_log *log;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (int64_t resumed = -1; resumed < 20; resumed += 5) {
-            bool begins = i == 1 || i == 2; /* killed while it wrote the first line */
+            bool begins = i == 1 || i == 2; /* killed while writing the first line */
             put("l", texts[i]);
             if (begins) {
                 assert_ok(nbi_train_log_open(&log, test_path("l"), resumed));
@@ -180,8 +180,7 @@ static void test_trainlog__nothing_else_is_cut(void **state)
     assert_content("l", STEP);
 }
 
-/* Two runs do not write one log. */
-static void test_trainlog__is_locked(void **state)
+static void test_train_log__second_writer_is_refused(void **state)
 {
     (void)state;
     struct nbi_train_log *log, *other;
@@ -200,13 +199,13 @@ int main(void)
 {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, make_test_dir, remove_test_dir)
     const struct CMUnitTest tests[] = {
-        T(test_trainlog__lines_are_json),
-        T(test_trainlog__resumed_equals_straight),
-        T(test_trainlog__last_line_without_its_end),
-        T(test_trainlog__read_back),
-        T(test_trainlog__other_files_are_refused_and_kept),
-        T(test_trainlog__nothing_else_is_cut),
-        T(test_trainlog__is_locked),
+        T(test_train_log__lines_are_json),
+        T(test_train_log__resumed_equals_uninterrupted),
+        T(test_train_log__incomplete_last_line_is_dropped),
+        T(test_train_log__reads_back),
+        T(test_train_log__other_files_are_refused_and_kept),
+        T(test_train_log__only_logs_are_cut),
+        T(test_train_log__second_writer_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

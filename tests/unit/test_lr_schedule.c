@@ -1,36 +1,36 @@
-/* test_schedule.c - the learning rate at the borders: one step, two, warm-up up to the end and past
- * it. */
+/* test_lr_schedule.c - the learning rate in runs of one and two steps, and with a warm-up that ends
+ * at, just before or after the end of the run. */
 #include "train/lr_schedule.h"
 
 #include "unit/support.h"
 
-static void test_schedule__borders(void **state)
+static void test_lr_schedule__borders(void **state)
 {
-    /* Of steps, warm-up and the step: the rates as shares of the highest, final_frac 0.1. */
+    /* Steps, warm-up, step, then the rate of each schedule relative to lr; final_frac is 0.1. */
     static const struct {
         int64_t steps, warmup, step;
         double constant, linear, cosine, wsd;
     } rows[] = {
-        {1, 0, 0, 1, 1, 1, 1},       /* one step: all of it */
-        {1, 0, 5, 1, 1, 1, 1},       /* past the end: that of the end */
-        {2, 0, 0, 1, 1, 1, 1},       /* the first is the highest, */
-        {2, 0, 1, 1, 0.1, 0.1, 0.1}, /* the last the lowest */
+        {1, 0, 0, 1, 1, 1, 1},       /* one step: lr */
+        {1, 0, 5, 1, 1, 1, 1},       /* past the end: as at the end */
+        {2, 0, 0, 1, 1, 1, 1},       /* the first step has lr, */
+        {2, 0, 1, 1, 0.1, 0.1, 0.1}, /* the last one lr * final_frac */
         {2, 0, 9, 1, 0.1, 0.1, 0.1},
-        {11, 0, 5, 1, 0.55, 0.55, 1},           /* half way */
-        {11, 0, 8, 1, 0.28, 0.185942353, 1},    /* wsd: the last that is constant */
-        {11, 0, 9, 1, 0.19, 0.122024567, 0.55}, /* and half way down */
+        {11, 0, 5, 1, 0.55, 0.55, 1},           /* halfway */
+        {11, 0, 8, 1, 0.28, 0.185942353, 1},    /* wsd: the last constant step */
+        {11, 0, 9, 1, 0.19, 0.122024567, 0.55}, /* wsd: halfway down */
         {11, 0, 10, 1, 0.1, 0.1, 0.1},
         {10, 4, 0, 0.25, 0.25, 0.25, 0.25}, /* warm-up rises from lr / 4 */
-        {10, 4, 3, 1, 1, 1, 1},             /* to all of it, */
-        {10, 4, 4, 1, 1, 1, 1},             /* from where it falls */
-        {10, 4, 9, 1, 0.1, 0.1, 0.1},       /* to the end */
-        {10, 8, 8, 1, 1, 1, 1},             /* two steps behind the warm-up */
+        {10, 4, 3, 1, 1, 1, 1},             /* to lr, */
+        {10, 4, 4, 1, 1, 1, 1},             /* then falls */
+        {10, 4, 9, 1, 0.1, 0.1, 0.1},       /* until the end */
+        {10, 8, 8, 1, 1, 1, 1},             /* two steps after the warm-up */
         {10, 8, 9, 1, 0.1, 0.1, 0.1},
-        {10, 9, 8, 1, 1, 1, 1}, /* one step behind it: not the lowest */
+        {10, 9, 8, 1, 1, 1, 1}, /* one step after it: does not fall */
         {10, 9, 9, 1, 1, 1, 1},
-        {10, 10, 9, 1, 1, 1, 1},         /* none */
-        {10, 20, 9, 0.5, 0.5, 0.5, 0.5}, /* it is not over at the end, */
-        {10, 20, 20, 1, 1, 1, 1},        /* and nothing falls behind it */
+        {10, 10, 9, 1, 1, 1, 1},         /* none after it */
+        {10, 20, 9, 0.5, 0.5, 0.5, 0.5}, /* the warm-up is longer than the run, */
+        {10, 20, 20, 1, 1, 1, 1},        /* and the rate does not fall after it */
         {1, 1, 0, 1, 1, 1, 1},
         {2, 1, 1, 1, 1, 1, 1},
     };
@@ -52,6 +52,6 @@ static void test_schedule__borders(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_schedule__borders)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lr_schedule__borders)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
