@@ -1,4 +1,4 @@
-/* data_support.h - what the tests of data sets share: tokenizers, and samples written by hand. */
+/* data_support.h - helpers of the data tests: tokenizers, and examples written by hand. */
 #pragma once
 
 #include "base/utf8.h"
@@ -7,7 +7,7 @@
 #include "unit/chat_tokens.h"
 #include "unit/support.h"
 
-/* A tokenizer that has learnt from a text; without one, it has the bytes and the chat tokens. */
+/* A tokenizer trained on a text; an empty text gives the bytes and the chat tokens. */
 static inline struct nb_tokenizer *new_tokenizer(const char *text, int64_t merges)
 {
     struct nbi_bpe_trainer *trainer;
@@ -24,7 +24,7 @@ static inline struct nb_tokenizer *new_tokenizer(const char *text, int64_t merge
     return t;
 }
 
-/* Ids of the tokenizer without merges. */
+/* The id of a byte in the tokenizer without merges. */
 static inline int32_t byte_id(uint8_t byte)
 {
     static int32_t ids[256];
@@ -43,7 +43,7 @@ static inline int32_t byte_id(uint8_t byte)
     return ids[byte];
 }
 
-/* The id of the chat token at text, and its length; -1 if there is none. */
+/* The id of the chat token that text starts with, and its length; -1: none. */
 static inline int32_t chat_id(const char *text, size_t *len)
 {
     for (int i = 0; i < 26; i++) {
@@ -54,8 +54,8 @@ static inline int32_t chat_id(const char *text, size_t *len)
     return -1;
 }
 
-/* A sample of the tokenizer without merges, from its text with [[ ]] around what is trained on. */
-static inline void write_sample(struct nbi_example *s, const char *text)
+/* Makes an example without merges from its text, with [[ ]] around what is trained on. */
+static inline void write_example(struct nbi_example *s, const char *text)
 {
     size_t n = strlen(text) + 1, len;
     bool trained = false;
@@ -76,8 +76,8 @@ static inline void write_sample(struct nbi_example *s, const char *text)
     }
 }
 
-/* The same the other way round, for messages. */
-static inline void read_sample(struct nbi_str *out, const struct nbi_example *s)
+/* The inverse, for messages. */
+static inline void read_example(struct nbi_str *out, const struct nbi_example *s)
 {
     bool trained = false;
     static uint8_t byte_of[256];
@@ -95,21 +95,21 @@ static inline void read_sample(struct nbi_str *out, const struct nbi_example *s)
     nbi_str_puts(out, trained ? "]]" : "");
 }
 
-static inline void assert_sample(const struct nbi_example *s, const char *text)
+static inline void assert_example(const struct nbi_example *s, const char *text)
 {
     struct nbi_example wanted;
     struct nbi_str got = {0};
-    write_sample(&wanted, text);
+    write_example(&wanted, text);
     if (s->ids.count != wanted.ids.count ||
         memcmp(s->ids.p, wanted.ids.p, s->ids.count * sizeof *s->ids.p) != 0 ||
         memcmp(s->trained, wanted.trained, s->ids.count) != 0) {
-        read_sample(&got, s);
+        read_example(&got, s);
         fail_msg("'%s' wanted, got '%s'", text, nbi_str_text(&got));
     }
     nbi_example_release(&wanted);
 }
 
-/* Numbers that are the same in every run. */
+/* Reproducible random numbers. */
 static inline uint32_t draw(uint64_t *state, uint32_t below)
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;

@@ -1,5 +1,5 @@
-/* test_train.c - a vocabulary learnt from text: against the tokenizers library's BpeTrainer
- * (golden/tokenizer/train.jsonl), and against a trainer that counts all pairs anew every time. */
+/* test_bpe_train.c - training a vocabulary, against the tokenizers library's BpeTrainer
+ * (golden/tokenizer/train.jsonl) and against a trainer that recounts all pairs for every merge. */
 #include "base/jscan.h"
 #include "tokenizer/bpe_train.h"
 #include "tokenizer/tokenizer.h"
@@ -46,7 +46,7 @@ static void assert_same(const struct nbi_vocab *a, const struct nbi_vocab *b)
 
 /* ---- against BpeTrainer ---- */
 
-/* The library keeps each pair once, with its last rank. */
+/* Whether a later merge has the same pair: the library keeps only that one. */
 static bool comes_again(const struct nbi_vocab *v, int64_t i)
 {
     for (int64_t k = i + 1; k < v->merge_count; k++)
@@ -95,7 +95,7 @@ static void check_row(struct nbi_jspan row, int number)
     nbi_str_release(&text);
 }
 
-static void test_train__as_bpe_trainer(void **state)
+static void test_bpe_train__matches_bpe_trainer(void **state)
 {
     (void)state;
     char *file;
@@ -112,7 +112,7 @@ static void test_train__as_bpe_trainer(void **state)
     free(file);
 }
 
-/* ---- against the slow way ---- */
+/* ---- against recounting ---- */
 
 #define WORDS  40
 #define LENGTH 16
@@ -122,7 +122,7 @@ struct slow {
     int words[WORDS][LENGTH]; /* symbols */
     int lengths[WORDS];
     int word_count;
-    char tokens[TOKENS][LENGTH + 1]; /* the letters a to z first: lower letters, lower ids */
+    char tokens[TOKENS][LENGTH + 1]; /* the letters a to z first, with ids in that order */
     int token_count;
     bool merged[TOKENS][TOKENS];
 };
@@ -137,7 +137,7 @@ static int slow_token(struct slow *s, const char *text)
     return s->token_count++;
 }
 
-/* The most frequent pair; its count. Of equal ones that with the lowest ids. */
+/* The most frequent pair, with the lowest ids among equals; returns its count. */
 static int slow_best(const struct slow *s, int *left, int *right)
 {
     static int counts[TOKENS][TOKENS];
@@ -156,8 +156,8 @@ static int slow_best(const struct slow *s, int *left, int *right)
     return best;
 }
 
-/* Whether a pair that was merged before is there again: a token was made in a second way. What the
- * library then does is its own affair; the golden rows have it. */
+/* Whether a pair that was merged before occurs again, since another merge made the same token. The
+ * order of merges is then particular to the library, and the golden rows cover it. */
 static bool slow_returns(const struct slow *s)
 {
     for (int w = 0; w < s->word_count; w++)
@@ -197,11 +197,11 @@ static void random_words(struct slow *s, struct nbi_str *text)
                 i > 0 && next_random(run) ? s->words[w][i - 1] : (int)next_random(letters);
             nbi_str_puts(text, s->tokens[s->words[w][i]]);
         }
-        nbi_str_puts(text, "\n"); /* a word of its own, and of one byte */
+        nbi_str_puts(text, "\n"); /* a word of one byte */
     }
 }
 
-/* True if all merges were compared. */
+/* Compares merge by merge; true if all were compared. */
 static bool compare_slow(struct slow *s, const struct nbi_str *text, int64_t wanted, int least)
 {
     struct nbi_vocab v;
@@ -231,7 +231,7 @@ static bool compare_slow(struct slow *s, const struct nbi_str *text, int64_t wan
     return true;
 }
 
-static void test_train__as_the_slow_way(void **state)
+static void test_bpe_train__matches_recounting(void **state)
 {
     (void)state;
     static struct slow s;
@@ -245,25 +245,25 @@ static void test_train__as_the_slow_way(void **state)
     nbi_str_release(&text);
 }
 
-static void test_train__runs(void **state)
+static void test_bpe_train__runs_of_one_letter(void **state)
 {
     (void)state;
     static const struct {
         const char *text;
         int64_t least;
-        const char *merges; /* all of them, '|' behind each */
+        const char *merges; /* all of them, each followed by '|' */
     } rows[] = {
         {"aa", 1, "a a|"},
         {"aaa", 1, "a a|aa a|"},
         {"aaaa", 1, "a a|aa aa|"},
-        {"aaaaa", 1, "a a|aa a|aa aaa|"}, /* two pairs once each: the lower ids first */
+        {"aaaaa", 1, "a a|aa a|aa aaa|"}, /* equally frequent: lower ids first */
         {"aaaaaaaa", 1, "a a|aa aa|aaaa aaaa|"},
-        {"aaaa", 2, "a a|"}, /* three places, then one */
+        {"aaaa", 2, "a a|"}, /* three places before the merge, one after it */
         {"aaaa", 3, "a a|"},
         {"aaaa", 4, ""},
         {"abab", 2, "a b|"},
         {"abab\nabab", 2, "a b|ab ab|"},
-        {"ab\nab\ncd\ncd", 2, "a b|c d|"}, /* as frequent: the lower ids first */
+        {"ab\nab\ncd\ncd", 2, "a b|c d|"}, /* equally frequent: lower ids first */
         {"cd\ncd\nab\nab", 2, "a b|c d|"},
         {"x\ny", 1, ""},
         {"", 1, ""},
@@ -283,7 +283,7 @@ static void test_train__runs(void **state)
 
 /* ---- order, pieces, special tokens ---- */
 
-static void test_train__order_does_not_matter(void **state)
+static void test_bpe_train__order_does_not_matter(void **state)
 {
     (void)state;
     const char *texts[] = {"the cat sat on the mat", "a cat and a hat", "that hat is the cat's",
@@ -304,7 +304,7 @@ static void test_train__order_does_not_matter(void **state)
     nbi_vocab_release(&first);
 }
 
-static void test_train__special_tokens_are_not_learnt(void **state)
+static void test_bpe_train__special_tokens_are_not_learnt(void **state)
 {
     (void)state;
     struct nbi_vocab a, b;
@@ -321,7 +321,7 @@ static void test_train__special_tokens_are_not_learnt(void **state)
     nbi_vocab_release(&b);
 }
 
-static void test_train__text_is_repaired_and_normalised(void **state)
+static void test_bpe_train__text_is_repaired_and_normalised(void **state)
 {
     (void)state;
     struct nbi_vocab a, b;
@@ -334,12 +334,12 @@ static void test_train__text_is_repaired_and_normalised(void **state)
 
 /* ---- the vocabulary ---- */
 
-static void test_train__sizes(void **state)
+static void test_bpe_train__vocabulary_sizes(void **state)
 {
     (void)state;
     struct nbi_vocab v;
     train_one(&v, "aaaa bbbb aaaa bbbb", NBI_BPE_TRAINER_MIN, 1);
-    assert_int_equal(v.count, 282); /* no room for merges */
+    assert_int_equal(v.count, 282); /* no merges fit */
     assert_int_equal(v.merge_count, 0);
     assert_true(nbi_vocab_is_qwen(&v));
     for (int i = 0; i < 26; i++) {
@@ -355,7 +355,7 @@ static void test_train__sizes(void **state)
     assert_string_equal(v.tokens[256].text, "aa");
     assert_string_equal(v.tokens[257].text, "<|endoftext|>");
     nbi_vocab_release(&v);
-    train_one(&v, "ab", 5000, 1); /* few pairs, few entries */
+    train_one(&v, "ab", 5000, 1); /* few pairs give few entries */
     assert_int_equal(v.count, 283);
     nbi_vocab_release(&v);
     assert_ok(nbi_bpe_trainer_check(NBI_BPE_TRAINER_MIN));
@@ -373,7 +373,7 @@ static void test_train__sizes(void **state)
     }
 }
 
-static void test_train__used_up(void **state)
+static void test_bpe_train__trainer_is_used_up(void **state)
 {
     (void)state;
     struct nbi_bpe_trainer *t;
@@ -384,7 +384,7 @@ static void test_train__used_up(void **state)
     assert_ok(nbi_bpe_trainer_run(t, &opts, &v));
     assert_int_equal(v.merge_count, 2);
     nbi_vocab_release(&v);
-    assert_ok(nbi_bpe_trainer_run(t, &opts, &v)); /* what was counted is gone */
+    assert_ok(nbi_bpe_trainer_run(t, &opts, &v)); /* the counts are used up */
     assert_int_equal(v.merge_count, 0);
     nbi_vocab_release(&v);
     assert_ok(nbi_bpe_trainer_add(t, "cd", 2));
@@ -408,7 +408,7 @@ static void note_progress(void *ctx, uint64_t done, uint64_t total)
     *c = (struct calls){c->count + 1, done, total};
 }
 
-static void test_train__progress(void **state)
+static void test_bpe_train__progress(void **state)
 {
     (void)state;
     struct nbi_bpe_trainer *t;
@@ -432,7 +432,7 @@ static void test_train__progress(void **state)
     nbi_bpe_trainer_free(t);
 }
 
-static void test_train__round_trip(void **state)
+static void test_bpe_train__round_trip(void **state)
 {
     (void)state;
     struct nbi_vocab v, back;
@@ -460,8 +460,8 @@ static void test_train__round_trip(void **state)
     nbi_vocab_release(&back);
 }
 
-/* No pair is listed twice: readers do not agree on which of the two ranks counts. */
-static void test_train__no_merge_twice(void **state)
+/* Readers disagree on which rank counts if a pair is listed twice. */
+static void test_bpe_train__no_merge_is_listed_twice(void **state)
 {
     (void)state;
     static struct slow s;
@@ -481,17 +481,17 @@ static void test_train__no_merge_twice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_train__as_bpe_trainer),
-        cmocka_unit_test(test_train__as_the_slow_way),
-        cmocka_unit_test(test_train__runs),
-        cmocka_unit_test(test_train__order_does_not_matter),
-        cmocka_unit_test(test_train__special_tokens_are_not_learnt),
-        cmocka_unit_test(test_train__text_is_repaired_and_normalised),
-        cmocka_unit_test(test_train__sizes),
-        cmocka_unit_test(test_train__used_up),
-        cmocka_unit_test(test_train__progress),
-        cmocka_unit_test(test_train__round_trip),
-        cmocka_unit_test(test_train__no_merge_twice),
+        cmocka_unit_test(test_bpe_train__matches_bpe_trainer),
+        cmocka_unit_test(test_bpe_train__matches_recounting),
+        cmocka_unit_test(test_bpe_train__runs_of_one_letter),
+        cmocka_unit_test(test_bpe_train__order_does_not_matter),
+        cmocka_unit_test(test_bpe_train__special_tokens_are_not_learnt),
+        cmocka_unit_test(test_bpe_train__text_is_repaired_and_normalised),
+        cmocka_unit_test(test_bpe_train__vocabulary_sizes),
+        cmocka_unit_test(test_bpe_train__trainer_is_used_up),
+        cmocka_unit_test(test_bpe_train__progress),
+        cmocka_unit_test(test_bpe_train__round_trip),
+        cmocka_unit_test(test_bpe_train__no_merge_is_listed_twice),
     };
     return cmocka_run_group_tests_name("train", tests, make_test_dir, remove_test_dir);
 }

@@ -1,5 +1,5 @@
-/* test_checkpoint.c - checkpoints come back as they were, damage is found wherever it is, and there
- * is always one to go on from. */
+/* test_checkpoint.c - checkpoints read back as written, any damage is found, and a directory always
+ * has an intact checkpoint. */
 #include "train/checkpoint.h"
 
 #include <errno.h>
@@ -35,7 +35,7 @@ static int setup(void **state)
     return make_test_dir(state);
 }
 
-/* What byte i of blob b is at a step. */
+/* Byte i of blob b at a step. */
 static uint8_t pattern(uint64_t step, size_t b, uint64_t i)
 {
     return (uint8_t)((i * 2654435761u + step * 40503u + b * 97u) >> 7);
@@ -118,8 +118,8 @@ static void test_checkpoint__round_trip(void **state)
     nbi_checkpoint_close(c);
 }
 
-/* Written by tests/fuzz/make_checkpoint.py, which knows only docs/FORMATS.md. */
-static void test_checkpoint__file_of_another_writer(void **state)
+/* A file from tests/fuzz/make_checkpoint.py, which was written from docs/FORMATS.md alone. */
+static void test_checkpoint__reads_a_file_of_another_writer(void **state)
 {
     (void)state;
     struct nbi_checkpoint *c;
@@ -139,7 +139,7 @@ static void test_checkpoint__file_of_another_writer(void **state)
     nbi_checkpoint_close(c);
 }
 
-static void test_checkpoint__writer_refuses_nonsense(void **state)
+static void test_checkpoint__invalid_content_is_refused(void **state)
 {
     (void)state;
     const struct nbi_ckpt_blob same[] = {{"a", 1, "x"}, {"b", 1, "y"}, {"a", 1, "z"}};
@@ -172,7 +172,8 @@ static char *small_file(size_t *len)
 static enum nb_status open_all(const void *bytes, size_t len)
 {
     struct nbi_checkpoint *c;
-    uint8_t *exact = malloc(len ? len : 1); /* so that a sanitizer sees reads past the end */
+    uint8_t *exact =
+        malloc(len ? len : 1); /* exact size, so that sanitizers find reads past the end */
     assert_non_null(exact);
     memcpy(exact, bytes, len);
     enum nb_status rc = nbi_checkpoint_open_memory(&c, exact, len);
@@ -213,7 +214,7 @@ static void test_checkpoint__every_flip_is_found(void **state)
     free(bytes);
 }
 
-/* Changes one byte of a file, counted from its end if at is negative. */
+/* Flips one byte of a file; negative offsets count from the end. */
 static void damage(const char *name, long at)
 {
     FILE *f = fopen(test_path(name), "r+b");
@@ -233,7 +234,7 @@ static void latest_is(uint64_t step)
     nbi_checkpoint_close(c);
 }
 
-static void test_checkpoint__falls_back_and_says_why(void **state)
+static void test_checkpoint__falls_back_to_an_older_one_and_says_why(void **state)
 {
     (void)state;
     struct nbi_checkpoint *c;
@@ -245,9 +246,9 @@ static void test_checkpoint__falls_back_and_says_why(void **state)
     put("step-00000009.ckpt~", "no name of ours");
     latest_is(8);
     assert_string_equal(warnings, "");
-    damage("step-00000008.ckpt", 300); /* in 'w' */
-    damage("step-00000007.ckpt", -1);  /* the sum of the trailer */
-    damage("step-00000006.ckpt", 8);   /* the version */
+    damage("step-00000008.ckpt", 300); /* in blob 'w' */
+    damage("step-00000007.ckpt", -1);  /* checksum of the trailer */
+    damage("step-00000006.ckpt", 8);   /* version */
     damage("step-00000005.ckpt", 40);  /* counts in the header */
     put("step-00000004.ckpt", "some text");
     assert_int_equal(truncate(test_path("step-00000003.ckpt"), 700), 0);
@@ -265,7 +266,7 @@ static void test_checkpoint__falls_back_and_says_why(void **state)
     assert_non_null(strstr(nb_last_error(), "step-00000010.ckpt': it is"));
 }
 
-static void test_checkpoint__keeps_the_last(void **state)
+static void test_checkpoint__keeps_only_the_last(void **state)
 {
     (void)state;
     put(".step-00000001.ckpt.nibble-1-0", "left by a dead writer");
@@ -277,23 +278,23 @@ static void test_checkpoint__keeps_the_last(void **state)
     assert_int_equal(temporaries(), 0);
     assert_content(".step-mine", "somebody's");
     latest_is(60);
-    assert_ok(save(test_dir, 1, 50, 100)); /* a later one stays, and so does the new one */
+    assert_ok(save(test_dir, 1, 50, 100)); /* later ones stay, and so does the new one */
     assert_int_equal(nbi_checkpoint_count(test_dir), 2);
     assert_ok(save(test_dir, 0, 123456789012, 100));
     assert_int_equal(nbi_checkpoint_count(test_dir), 1);
     latest_is(123456789012);
 }
 
-/* ---- writers that are killed, disks that are full ---- */
+/* ---- killed writers, full disks ---- */
 
-static void write_for_ever(uint64_t step)
+static void write_forever(uint64_t step)
 {
     for (;; step++)
         if (save(test_dir, 2, step, BIG) != NB_OK)
             _exit(1);
 }
 
-/* Whole and of one step. */
+/* The newest checkpoint must be intact and consistently of one step. */
 static uint64_t check_latest(void)
 {
     struct nbi_checkpoint *c;
@@ -305,7 +306,7 @@ static uint64_t check_latest(void)
     return step;
 }
 
-static void test_checkpoint__killed_writers(void **state)
+static void test_checkpoint__killed_writers_leave_an_intact_checkpoint(void **state)
 {
     (void)state;
     uint64_t last = 1;
@@ -318,13 +319,13 @@ static void test_checkpoint__killed_writers(void **state)
         int status;
         assert_true(pid >= 0);
         if (pid == 0)
-            write_for_ever(last + 1);
+            write_forever(last + 1);
         usleep((useconds_t)(1e6 * one * 3 * kills / 59));
         assert_int_equal(kill(pid, SIGKILL), 0);
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
         uint64_t now = check_latest();
-        /* Killed before it could remove the oldest, a writer leaves one more. */
+        /* A writer killed before it removed the oldest leaves one more. */
         int count = nbi_checkpoint_count(test_dir);
         assert_true(now >= last && count <= (there < 2 ? 2 : there) + 1);
         there = count;
@@ -341,7 +342,7 @@ static void test_checkpoint__killed_writers(void **state)
     assert_true(unfinished > 0);
 }
 
-/* In a process of its own: 0 if a save that is too large fails with these words. */
+/* Called in a child process: 0 if a save that is too large fails with these words. */
 static int refused_by(const char *dir, const char *words)
 {
     bool ok = save(dir, 1, 2, (size_t)4 << 20) == NB_EIO && strstr(nb_last_error(), words) &&
@@ -383,7 +384,7 @@ static void run_child(int (*fn)(void), const char *what)
         assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void test_checkpoint__no_room_leaves_the_old_ones(void **state)
+static void test_checkpoint__full_disk_keeps_old_checkpoints(void **state)
 {
     (void)state;
     assert_ok(save(test_dir, 1, 1, 1000));
@@ -409,8 +410,8 @@ static void test_checkpoint__failed_callback_leaves_nothing(void **state)
     assert_true(nbi_dir_is_empty(test_dir));
 }
 
-/* One process writes in a directory; that it was killed ends its right. */
-static void test_checkpoint__one_writer(void **state)
+/* One process may write in a directory; the lock ends when that process is killed. */
+static void test_checkpoint__second_writer_is_refused(void **state)
 {
     (void)state;
     struct nbi_ckpt_lock *lock = NULL, *other = NULL;
@@ -448,16 +449,16 @@ int main(void)
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, remove_test_dir)
     const struct CMUnitTest tests[] = {
         T(test_checkpoint__round_trip),
-        T(test_checkpoint__file_of_another_writer),
-        T(test_checkpoint__writer_refuses_nonsense),
+        T(test_checkpoint__reads_a_file_of_another_writer),
+        T(test_checkpoint__invalid_content_is_refused),
         T(test_checkpoint__every_truncation_is_found),
         T(test_checkpoint__every_flip_is_found),
-        T(test_checkpoint__falls_back_and_says_why),
-        T(test_checkpoint__keeps_the_last),
-        T(test_checkpoint__killed_writers),
-        T(test_checkpoint__no_room_leaves_the_old_ones),
+        T(test_checkpoint__falls_back_to_an_older_one_and_says_why),
+        T(test_checkpoint__keeps_only_the_last),
+        T(test_checkpoint__killed_writers_leave_an_intact_checkpoint),
+        T(test_checkpoint__full_disk_keeps_old_checkpoints),
         T(test_checkpoint__failed_callback_leaves_nothing),
-        T(test_checkpoint__one_writer),
+        T(test_checkpoint__second_writer_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

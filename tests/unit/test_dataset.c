@@ -1,5 +1,5 @@
-/* test_dataset.c - data files as a set: numbers, places, bad lines, files that change or are none.
- */
+/* test_dataset.c - numbering and places of examples, bad lines, and files that change or are no
+ * data files. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ static int end(void **state)
 #define E "<|im_end|>"
 #define N "<|im_end|>\n"
 
-/* Files of the test's directory; the last name is NULL. */
+/* Opens files in the test's directory; NULL ends the list. */
 static enum nb_status open_set(struct nbi_dataset **d, bool skip_bad, const char *a, const char *b,
                                const char *c)
 {
@@ -36,7 +36,7 @@ static enum nb_status open_set(struct nbi_dataset **d, bool skip_bad, const char
     return nbi_dataset_open(d, &opts);
 }
 
-/* The message starts with FILE:LINE: of a file in the test's directory. */
+/* Checks that the message starts with FILE:LINE: of a file in the test's directory. */
 #define assert_fails_at(expr, status, place, words)                                                \
     do {                                                                                           \
         assert_fails(expr, status, words);                                                         \
@@ -55,13 +55,13 @@ static void check_set(struct nbi_dataset *d, const struct wanted *wanted, int64_
     int64_t tokens = 0, trained = 0, longest = 0, documents = 0;
     char place[512];
     assert_int_equal(stats->examples, count);
-    for (int64_t k = 0; k < 2 * count; k++) { /* in any order */
+    for (int64_t k = 0; k < 2 * count; k++) { /* in random order */
         int64_t i = k < count ? k : 2 * count - 1 - k, n;
         struct nbi_example hand;
-        write_sample(&hand, wanted[i].sample);
+        write_example(&hand, wanted[i].sample);
         n = (int64_t)hand.ids.count;
         assert_ok(nbi_dataset_get(d, i, &s));
-        assert_sample(&s, wanted[i].sample);
+        assert_example(&s, wanted[i].sample);
         assert_int_equal(nbi_dataset_tokens(d, i), n);
         assert_int_equal(nbi_dataset_is_document(d, i), wanted[i].document);
         assert_string_equal(nbi_dataset_place(d, i, place, sizeof place),
@@ -102,7 +102,7 @@ static void test_dataset__files(void **state)
     nbi_dataset_close(NULL);
 }
 
-/* The same files twice are twice the samples; an empty file among others is none. */
+/* A file given twice counts twice; an empty file adds nothing. */
 static void test_dataset__repeats(void **state)
 {
     (void)state;
@@ -132,7 +132,7 @@ static void test_dataset__long_document(void **state)
     assert_ok(open_set(&d, false, "long.txt", NULL, NULL));
     const struct nbi_dataset_stats *stats = nbi_dataset_stats(d);
     assert_true(stats->examples == 4 && stats->documents == 4);
-    assert_int_equal(stats->tokens, s.len + 1); /* one end of text */
+    assert_int_equal(stats->tokens, s.len + 1); /* one end-of-text token */
     assert_int_equal(stats->trained, stats->tokens);
     for (int64_t i = 0; i < 4; i++) {
         snprintf(wanted, sizeof wanted, "long.txt:%zu", at / strlen(line) + 1);
@@ -189,7 +189,7 @@ static void test_dataset__bad_lines(void **state)
     nb_log_set_sink(NULL, NULL);
     check_set(d, wanted, 2);
     assert_int_equal(nbi_dataset_stats(d)->bad, 7);
-    assert_int_equal(log.lines, 6); /* the first five, and how many in all */
+    assert_int_equal(log.lines, 6); /* the first five, and the total */
     for (int i = 0; i < 5; i++) {
         char line[600];
         snprintf(line, sizeof line, "skipped %s", test_path(skipped[i]));
@@ -199,7 +199,7 @@ static void test_dataset__bad_lines(void **state)
     nbi_dataset_close(d);
 }
 
-/* A line that is too long is a bad line like others, with its number. */
+/* A line that is too long is a bad line with its number. */
 static void test_dataset__too_long_a_line(void **state)
 {
     (void)state;
@@ -232,7 +232,7 @@ static void test_dataset__headers(void **state)
     assert_fails(open_set(&d, false, "h.tsv", NULL, NULL), NB_EFORMAT, "there is no sample in");
 }
 
-/* ---- files that are none ---- */
+/* ---- files without data ---- */
 
 static void test_dataset__no_samples(void **state)
 {
@@ -271,7 +271,7 @@ static void test_dataset__not_files(void **state)
 
 /* ---- files that change ---- */
 
-/* In place, as an editor that keeps the file would; nbi_file_write makes a new one. */
+/* Overwrites in place, as some editors do; nbi_file_write would make a new file. */
 static void overwrite(const char *name, const char *text)
 {
     int fd = open(test_path(name), O_WRONLY | O_TRUNC);
@@ -286,11 +286,11 @@ static void test_dataset__changed_file(void **state)
     struct nbi_example s = {0};
     put("c.tsv", "first\tanswer\nsecond\tanswer\n");
     assert_ok(open_set(&d, false, "c.tsv", NULL, NULL));
-    overwrite("c.tsv", "first\tanswer\nse\tc<think>.\nx"); /* fewer tokens at the same place */
+    overwrite("c.tsv", "first\tanswer\nse\tc<think>.\nx"); /* fewer tokens at the same offset */
     assert_ok(nbi_dataset_get(d, 0, &s));
     assert_fails_at(nbi_dataset_get(d, 1, &s), NB_EFORMAT, "c.tsv:2: the file has changed",
                     "the file has changed since it was opened");
-    overwrite("c.tsv", "first answer\nsecond\tanswer\n"); /* a line that is no sample any more */
+    overwrite("c.tsv", "first answer\nsecond\tanswer\n"); /* a line that is no longer an example */
     assert_fails_at(nbi_dataset_get(d, 0, &s), NB_EFORMAT, "c.tsv:1: ", "");
     assert_ok(nbi_dataset_get(d, 1, &s));
     overwrite("c.tsv", "first\tans");
@@ -298,9 +298,9 @@ static void test_dataset__changed_file(void **state)
     nbi_dataset_close(d);
     put("c.tsv", "first\tanswer\nsecond\tanswer\n");
     assert_ok(open_set(&d, false, "c.tsv", NULL, NULL));
-    put("c.tsv", "x\ty\n"); /* another file of that name: the set has the old one open */
+    put("c.tsv", "x\ty\n"); /* a new file of that name: the data set still has the old one open */
     assert_ok(nbi_dataset_get(d, 1, &s));
-    assert_sample(&s, U "second" N A "[[answer" E "]]");
+    assert_example(&s, U "second" N A "[[answer" E "]]");
     nbi_example_release(&s);
     nbi_dataset_close(d);
 }
@@ -325,7 +325,7 @@ static void test_dataset__progress(void **state)
     struct nbi_dataset *d;
     struct progress p = {0};
     put("p1.tsv", "a\tb\nc\td\n");
-    put("p2.tsv", "a\tb\nc\td"); /* no line end at the end */
+    put("p2.tsv", "a\tb\nc\td"); /* no final line end */
     const char *const files[] = {test_path("p1.tsv"), test_path("p2.tsv"), NULL};
     const struct nbi_dataset_opts opts = {
         .files = files, .tokenizer = bytes_only, .progress = note, .progress_ctx = &p};

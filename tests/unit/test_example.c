@@ -1,4 +1,4 @@
-/* test_example.c - records become the tokens and loss masks written here by hand; truncation follows
+/* test_example.c - records become tokens and loss masks as written here by hand; truncation follows
  * the rule in data/example.h. */
 #include "data/example.h"
 #include "unit/data_support.h"
@@ -32,9 +32,9 @@ static void expect(enum nbi_chat_kind chat, enum nbi_data_kind kind, const char 
 {
     struct nbi_example_encoder s = {.tokenizer = bytes_only, .chat = chat};
     struct nbi_example sample = {0};
-    for (int twice = 0; twice < 2; twice++) { /* the second time, the result replaces the first one */
+    for (int twice = 0; twice < 2; twice++) { /* the second replaces the first */
         assert_ok(nbi_example_make(&s, kind, record, strlen(record), true, &sample));
-        assert_sample(&sample, wanted);
+        assert_example(&sample, wanted);
         assert_int_equal(sample.document, strncmp(wanted, "[[", 2) == 0);
     }
     nbi_example_release(&sample);
@@ -154,7 +154,7 @@ static void test_json__nul(void **state)
     struct nbi_example_encoder s = {.tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
     struct nbi_example sample = {0}, wanted;
     assert_ok(nbi_example_make(&s, NBI_DATA_JSONL, line, strlen(line), true, &sample));
-    write_sample(&wanted, U "a?" N A "[[?b" E "]]");
+    write_example(&wanted, U "a?" N A "[[?b" E "]]");
     for (size_t i = 0; i < wanted.ids.count; i++)
         if (wanted.ids.p[i] == byte_id('?'))
             wanted.ids.p[i] = byte_id(0);
@@ -224,8 +224,7 @@ static void test_messages__tools(void **state)
 #define ANSWER U "<tool_response>\n7\n</tool_response>" N
     expect(NBI_CHAT_QWEN3_2507, NBI_DATA_JSONL, line,
            TOOLS U "u" N A "[[" CALL E "]]\n" ANSWER A "[[it is 7" E "]]");
-    /* Of the messages behind the last question only the last gets a think block, or one with
-     * reasoning. */
+    /* After the last question, only the last message and those with reasoning get a think block. */
     expect(NBI_CHAT_QWEN3, NBI_DATA_JSONL, line,
            TOOLS U "u" N A "[[" CALL E "]]\n" ANSWER A EMPTY_THINK "[[it is 7" E "]]");
     struct nbi_example_encoder s = {.tokenizer = bytes_only, .chat = NBI_CHAT_CHATML};
@@ -290,10 +289,10 @@ static void test_document__end(void **state)
     expect(NBI_CHAT_QWEN3, NBI_DATA_JSONL, "{\"text\": \"\\na\\n\", \"prompt\": 1}",
            "[[\na\n<|endoftext|>]]");
     assert_ok(nbi_example_make(&s, NBI_DATA_TEXT, "goes on", 7, false, &sample));
-    assert_sample(&sample, "[[goes on]]");
+    assert_example(&sample, "[[goes on]]");
     assert_true(sample.document);
     assert_ok(nbi_example_make(&s, NBI_DATA_TEXT, "", 0, true, &sample));
-    assert_sample(&sample, "[[<|endoftext|>]]");
+    assert_example(&sample, "[[<|endoftext|>]]");
     s.tokenizer = NULL; /* examples are only checked */
     assert_ok(nbi_example_make(&s, NBI_DATA_TEXT, "goes on", 7, true, &sample));
     assert_int_equal(sample.ids.count, 0);
@@ -417,10 +416,10 @@ static void test_example__texts(void **state)
 static void shorten(const char *text, bool document, size_t max, const char *wanted)
 {
     struct nbi_example s;
-    write_sample(&s, text);
+    write_example(&s, text);
     s.document = document;
     assert_int_equal(nbi_example_truncate(&s, max), strcmp(text, wanted) != 0);
-    assert_sample(&s, wanted);
+    assert_example(&s, wanted);
     nbi_example_release(&s);
 }
 
@@ -457,7 +456,7 @@ static void random_sample(struct nbi_example *s, uint64_t *seed)
         n += (size_t)snprintf(text + n, 3, "]]");
     }
     text[n] = 0;
-    write_sample(s, text);
+    write_example(s, text);
 }
 
 static size_t last_answer(const struct nbi_example *s)
@@ -502,7 +501,7 @@ static void expect_prompt(enum nbi_data_kind kind, const char *record, const cha
                           const char *messages, const char *expected)
 {
     struct nbi_prompt p = {0};
-    for (int twice = 0; twice < 2; twice++) { /* the second time, the result replaces the first one */
+    for (int twice = 0; twice < 2; twice++) { /* the second replaces the first */
         assert_ok(nbi_example_prompt(kind, record, strlen(record), &p));
         assert_string_equal(nbi_str_text(&p.text), text);
         assert_string_equal(nbi_str_text(&p.messages), messages);

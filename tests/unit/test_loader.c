@@ -477,7 +477,8 @@ static void test_loader__epochs_follow_each_other(void **state)
     nbi_dataset_close(d);
 }
 
-/* Each epoch starts a batch and has every prediction once; nbi_loader_skip counts the same batches. */
+/* Each epoch starts a batch and has every prediction once. nbi_loader_skip counts the same
+ * batches. */
 static void check_borders(struct nbi_dataset *d, int64_t B, int64_t T, int64_t epochs)
 {
     const struct nbi_loader_opts opts = options(d, epochs);
@@ -549,16 +550,16 @@ static void test_loader__resumes_anywhere(void **state)
     struct nbi_loader straight, resumed;
     struct nbi_microbatch batch[BATCHES + MORE], again;
     struct nbi_loader_state cursor[BATCHES + 1];
-    bool more, inside = false;
+    bool more, in_document = false;
     assert_ok(nbi_loader_init(&straight, &opts));
     for (int i = 0; i < BATCHES + MORE; i++) {
         if (i <= BATCHES)
             cursor[i] = straight.state;
-        inside |= straight.state.token > 0;
+        in_document |= straight.state.token > 0;
         assert_ok(nbi_microbatch_init(&batch[i], 3, 70));
         assert_ok(nbi_loader_next(&straight, &batch[i], &more));
     }
-    assert_true(inside && straight.state.epoch > 0); /* some stops were inside a document, some in later epochs */
+    assert_true(in_document && straight.state.epoch > 0); /* some stops are inside documents */
     assert_ok(nbi_microbatch_init(&again, 3, 70));
     for (int i = 0; i <= BATCHES; i++) {
         assert_ok(nbi_loader_init(&resumed, &opts));

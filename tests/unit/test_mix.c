@@ -1,4 +1,4 @@
-/* test_mix.c - batches of two data sets: the share of each, which rows, resuming, the end. */
+/* test_mix.c - micro-batches of two data sets: shares, rows, resuming, the end. */
 #include "data/mix.h"
 
 #include "unit/data_support.h"
@@ -19,7 +19,7 @@ static int end(void **state)
     return remove_test_dir(state);
 }
 
-/* Questions and answers whose letters tell the sets apart. */
+/* Questions and answers whose letters identify the data set. */
 static struct nbi_dataset *new_set(const char *name, int count, char letter)
 {
     struct nbi_str s = {0};
@@ -70,7 +70,7 @@ static bool has(const struct nbi_microbatch *b, int64_t row, char letter)
     return false;
 }
 
-/* The rows that a batch has of the other set; all of them at its end. */
+/* Counts the replay rows of a micro-batch, and checks that they come last. */
 static int64_t check_rows(const struct two *t, const struct nbi_microbatch *b, int64_t number)
 {
     int64_t rows = nbi_mix_rows(t->mix.share, b->B, number), tokens = 0, trained = 0;
@@ -118,8 +118,8 @@ static void test_mix__share_is_met(void **state)
         }
 }
 
-/* A sample's owner is its number: the ids at it are the sample's. */
-static void test_mix__owners(void **state)
+/* The ids at a position are those of the example in example_of. */
+static void test_mix__example_of_numbers_both_sets(void **state)
 {
     struct two t;
     struct nbi_microbatch b;
@@ -143,7 +143,7 @@ static void test_mix__owners(void **state)
     two_close(&t);
 }
 
-/* From the cursors of both and the number of the batch, the same follows. */
+/* Both loaders' states and the number of the micro-batch determine all that follow. */
 static void test_mix__resumes(void **state)
 {
     struct two t, again;
@@ -171,15 +171,15 @@ static void test_mix__resumes(void **state)
         assert_memory_equal(b[0].example_of, b[1].example_of, 3 * T * sizeof *b[0].example_of);
     }
     assert_true(b[0].tokens == 0 && b[0].trained == 0 && b[0].examples == 0);
-    assert_int_equal(t.main.state.epoch, 3); /* the epochs are those of the main set */
+    assert_int_equal(t.main.state.epoch, 3); /* epochs of the main set */
     nbi_microbatch_release(&b[0]);
     nbi_microbatch_release(&b[1]);
     two_close(&t);
     two_close(&again);
 }
 
-/* Without another set it is the loader alone. */
-static void test_mix__alone(void **state)
+/* Without replay, the result is that of the loader. */
+static void test_mix__without_replay_is_the_loader(void **state)
 {
     struct two t, plain;
     struct nbi_microbatch b[2];
@@ -204,8 +204,8 @@ static void test_mix__alone(void **state)
     two_close(&plain);
 }
 
-/* The number of batches is known beforehand, with and without another set. */
-static void test_mix__count(void **state)
+/* nbi_mix_count predicts the number of micro-batches, with and without replay. */
+static void test_mix__count_is_exact(void **state)
 {
     static const double shares[] = {0, 0.5, 0.9, 1.0 / 3, 0.01};
     (void)state;
@@ -245,9 +245,12 @@ static void test_mix__rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mix__share_is_met), cmocka_unit_test(test_mix__owners),
-        cmocka_unit_test(test_mix__resumes),      cmocka_unit_test(test_mix__alone),
-        cmocka_unit_test(test_mix__count),        cmocka_unit_test(test_mix__rows),
+        cmocka_unit_test(test_mix__share_is_met),
+        cmocka_unit_test(test_mix__example_of_numbers_both_sets),
+        cmocka_unit_test(test_mix__resumes),
+        cmocka_unit_test(test_mix__without_replay_is_the_loader),
+        cmocka_unit_test(test_mix__count_is_exact),
+        cmocka_unit_test(test_mix__rows),
     };
     return cmocka_run_group_tests_name("mix", tests, begin, end);
 }

@@ -1,5 +1,5 @@
-/* test_records.c - data files record by record: lines and their ends, buffer borders, lines that
- * are too long; documents, separators on borders, pieces that tokenize like the whole. */
+/* test_records.c - line ends, buffer borders and lines that are too long; documents, separators on
+ * borders, and pieces that tokenize like the whole document. */
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -9,10 +9,10 @@
 struct wanted {
     uint64_t line;
     const char *text;
-    bool goes_on; /* the document does */
+    bool continues; /* the document does not end here */
 };
 
-/* The records of bytes are exactly these, and their places lead back to their texts. */
+/* Checks the records of a file, and that offset and length lead back to each text. */
 static void expect(enum nbi_data_kind kind, const char *bytes, size_t size, const struct wanted *w,
                    size_t count)
 {
@@ -32,7 +32,7 @@ static void expect(enum nbi_data_kind kind, const char *bytes, size_t size, cons
         assert_memory_equal(text, w[i].text, record.len);
         assert_memory_equal(bytes + record.offset, w[i].text, record.len);
         assert_int_equal(record.line, w[i].line);
-        assert_int_equal(record.ends, !w[i].goes_on);
+        assert_int_equal(record.ends, !w[i].continues);
     }
     nbi_records_release(&r);
     nbi_source_close(src);
@@ -84,7 +84,7 @@ static void test_lines__ends(void **state)
     EXPECT(NBI_DATA_JSONL, "\xEF\xBB", {1, "\xEF\xBB", 0});
 }
 
-static void test_lines__passed_over(void **state)
+static void test_lines__blank_and_comment_lines_are_skipped(void **state)
 {
     (void)state;
     EXPECT(NBI_DATA_TSV, "\n\r\n# a\tb\n \t \r\nc\n\n#\nd", {5, "c", 0}, {8, "d", 0});
@@ -98,8 +98,8 @@ static void test_lines__passed_over(void **state)
     EXPECT_NONE(NBI_DATA_JSONL, "\r");
 }
 
-/* Lines whose ends lie around the sizes that the buffer has. */
-static void test_lines__borders(void **state)
+/* Lines that end near the sizes of the buffer. */
+static void test_lines__ends_on_buffer_borders(void **state)
 {
     (void)state;
     enum { KIB = 1 << 10, MIB = 1 << 20 };
@@ -142,7 +142,7 @@ static void test_lines__borders(void **state)
     free(bytes);
 }
 
-/* A file with a hole: front, so many NULs, back. */
+/* A sparse file: front, `hole` NULs, back. */
 static void put_hole(const char *name, const char *front, size_t hole, const char *back)
 {
     int fd = open(test_path(name), O_RDWR | O_CREAT | O_TRUNC, 0600);
@@ -178,7 +178,7 @@ static void test_lines__too_long(void **state)
     nbi_source_close(src);
 }
 
-/* The longest line there may be, and one that never ends. */
+/* The longest allowed line, and a file without line ends. */
 static void test_lines__longest(void **state)
 {
     (void)state;
@@ -223,10 +223,10 @@ static void test_text__documents(void **state)
     EXPECT_NONE(NBI_DATA_TEXT, "<|endoftext|>\n<|endoftext|>");
 }
 
-/* All documents, each put together from its pieces; pieces that follow each other leave no gap. */
+/* Joins pieces into documents, and checks that there are no gaps between pieces. */
 struct document {
     struct nbi_str text;
-    size_t pieces, empty, broken; /* broken: not whole characters */
+    size_t pieces, empty, broken; /* broken: cut inside a character */
 };
 
 static size_t read_documents(const char *bytes, size_t size, struct document *documents, size_t max)
@@ -269,7 +269,7 @@ static void release_documents(struct document *documents, size_t count)
         nbi_str_release(&documents[i].text);
 }
 
-/* A separator at every place around the end of the first piece. */
+/* Puts a separator at every offset around the end of the first piece. */
 static void straddle(const char *before, const char *unit)
 {
     static const char separator[] = "<|endoftext|>";
@@ -291,20 +291,20 @@ static void straddle(const char *before, const char *unit)
         assert_int_equal(d[0].text.len, text);
         assert_memory_equal(d[0].text.p, s.p, text);
         assert_string_equal(nbi_str_text(&d[1].text), "second");
-        assert_int_equal(d[0].empty, 0); /* the end of text needs something in front of it */
+        assert_int_equal(d[0].empty, 0); /* an empty document is no record */
         release_documents(d, 3);
         nbi_str_release(&s);
     }
 }
 
-static void test_text__separator_on_a_border(void **state)
+static void test_text__separator_on_a_piece_border(void **state)
 {
     (void)state;
     straddle("", "x");
     straddle("", "word ");
 }
 
-static void test_text__line_end_on_a_border(void **state)
+static void test_text__line_end_on_a_piece_border(void **state)
 {
     (void)state;
     straddle("\n", "x");
@@ -318,7 +318,7 @@ static void test_text__long_lines(void **state)
     (void)state;
     struct nbi_str s = {0};
     struct document d[1];
-    for (int shift = 0; shift < 3; shift++) { /* no place to cut but between characters */
+    for (int shift = 0; shift < 3; shift++) { /* may only be cut between characters */
         s.len = 0;
         nbi_str_append(&s, "xx", (size_t)shift);
         for (int i = 0; i < 100000; i++)
@@ -330,7 +330,7 @@ static void test_text__long_lines(void **state)
         release_documents(d, 1);
     }
     s.len = 0;
-    for (int i = 0; i < 200000; i++) /* not even that */
+    for (int i = 0; i < 200000; i++) /* no characters either */
         nbi_str_append(&s, "\x80", 1);
     assert_int_equal(read_documents(s.p, s.len, d, 1), 1);
     assert_int_equal(d[0].text.len, s.len);
@@ -338,7 +338,7 @@ static void test_text__long_lines(void **state)
     nbi_str_release(&s);
 }
 
-/* ---- pieces tokenize like the whole ---- */
+/* ---- tokens of pieces ---- */
 
 static void english(struct nbi_str *s, uint64_t *seed)
 {
@@ -415,7 +415,7 @@ static void test_pieces__tokenize_like_the_whole(void **state)
     static void (*const write[])(struct nbi_str *, uint64_t *) = {english, chinese, one_line};
     for (int round = 0; round < 12; round++) {
         s.len = 0;
-        while (s.len < 5 * NBI_PIECE_MAX) /* one kind; every fourth time all of them */
+        while (s.len < 5 * NBI_PIECE_MAX) /* one kind of text; every fourth time all kinds */
             write[round % 4 < 3 ? (uint32_t)round % 4 : draw(&seed, 3)](&s, &seed);
         nbi_str_puts(&s, "end");
         check_pieces(t, s.p, s.len);
@@ -424,8 +424,8 @@ static void test_pieces__tokenize_like_the_whole(void **state)
     nbi_str_release(&s);
 }
 
-/* A line that holds nothing but a wide space belongs to the line ends around it. */
-static void test_pieces__wide_space_between_lines(void **state)
+/* A line of nothing but a Unicode space is tokenized with the line ends around it. */
+static void test_pieces__unicode_space_between_lines(void **state)
 {
     (void)state;
     static const char line[] = "\xE4\xBD\xA0\xE5\xA5\xBD\n\xE3\x80\x80\n";
@@ -444,16 +444,16 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_records__kinds),
         cmocka_unit_test(test_lines__ends),
-        cmocka_unit_test(test_lines__passed_over),
-        cmocka_unit_test(test_lines__borders),
+        cmocka_unit_test(test_lines__blank_and_comment_lines_are_skipped),
+        cmocka_unit_test(test_lines__ends_on_buffer_borders),
         cmocka_unit_test(test_lines__too_long),
         cmocka_unit_test(test_lines__longest),
         cmocka_unit_test(test_text__documents),
-        cmocka_unit_test(test_text__separator_on_a_border),
-        cmocka_unit_test(test_text__line_end_on_a_border),
+        cmocka_unit_test(test_text__separator_on_a_piece_border),
+        cmocka_unit_test(test_text__line_end_on_a_piece_border),
         cmocka_unit_test(test_text__long_lines),
         cmocka_unit_test(test_pieces__tokenize_like_the_whole),
-        cmocka_unit_test(test_pieces__wide_space_between_lines),
+        cmocka_unit_test(test_pieces__unicode_space_between_lines),
     };
     return cmocka_run_group_tests(tests, make_test_dir, remove_test_dir);
 }

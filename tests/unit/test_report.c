@@ -1,4 +1,4 @@
-/* test_report.c - charts keep what matters, pages are well-formed whatever the texts hold. */
+/* test_report.c - charts keep extremes, and pages are well-formed whatever the texts hold. */
 #include "train/report.h"
 
 #include <math.h>
@@ -6,10 +6,10 @@
 #include "train/chart.h"
 #include "unit/support.h"
 
-/* Markup, quotes, a malformed byte, a control character, a line's end, Chinese. */
+/* Markup, quotes, a malformed byte, a control character, a line end, Chinese. */
 #define HOSTILE "</td><script>alert(1)</script>&amp;\"'\xFF\x01\n\xE4\xBD\xA0"
 
-/* Hands the page to check_report.py, which says what is wrong. */
+/* Runs check_report.py on the page. */
 static void check_page(const struct nbi_report *r, const char *kind)
 {
     char command[1200];
@@ -21,7 +21,7 @@ static void check_page(const struct nbi_report *r, const char *kind)
     assert_int_equal(system(command), 0);
 }
 
-static void test_report__a_full_page(void **state)
+static void test_report__full_page_is_well_formed(void **state)
 {
     (void)state;
     enum { N = 5000 };
@@ -59,7 +59,7 @@ static void test_report__a_full_page(void **state)
     free(steps);
 }
 
-static void test_report__nothing_to_show(void **state)
+static void test_report__empty_page_is_well_formed(void **state)
 {
     (void)state;
     const struct nbi_report none = {.title = "empty"};
@@ -68,7 +68,7 @@ static void test_report__nothing_to_show(void **state)
     const struct nbi_report one = {.title = "one", .steps = &bad, .step_count = 1};
     check_page(&none, "empty");
     struct nbi_str page = {0};
-    assert_ok(nbi_report_html(&page, &one)); /* a point of memory, 0, and nothing else */
+    assert_ok(nbi_report_html(&page, &one)); /* one point of memory, 0, and nothing else */
     assert_non_null(strstr(page.p, "not finite"));
     assert_null(strstr(page.p, "nan"));
     nbi_str_release(&page);
@@ -103,8 +103,8 @@ static void test_chart__decimation_keeps_extremes(void **state)
     free(y);
 }
 
-/* No value makes it fail, hang, or write what is no number. */
-static void test_chart__any_values(void **state)
+/* No value makes a chart fail, hang or contain non-finite coordinates. */
+static void test_chart__accepts_any_values(void **state)
 {
     (void)state;
     static const double odd[] = {0, -0.0, 1, 1 + 1e-16, 1e-320, 1e99, -1e99, 1e300, 5e-9, 3, NAN};
@@ -129,10 +129,10 @@ int main(void)
 {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, make_test_dir, remove_test_dir)
     const struct CMUnitTest tests[] = {
-        T(test_report__a_full_page),
-        T(test_report__nothing_to_show),
+        T(test_report__full_page_is_well_formed),
+        T(test_report__empty_page_is_well_formed),
         T(test_chart__decimation_keeps_extremes),
-        T(test_chart__any_values),
+        T(test_chart__accepts_any_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
