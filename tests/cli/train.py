@@ -1,4 +1,4 @@
-"""train.py - what training computes: settings that must not matter, overfitting, what is written.
+"""train.py - what training computes: settings that must not change it, overfitting, the result.
 
 usage: train.py NIBBLE WORK PART [all]
 """
@@ -19,7 +19,7 @@ slow = t.sanitized(nibble)
 
 
 def options(**changes):
-    """A short run; names of options with _ for -, None: without it, True: a flag."""
+    """Options of a short run. Keys have _ for -; None leaves an option out, True is a flag."""
     o = {"model": work + "/model", "data": work + "/a.txt", "steps": 6, "seq_len": 24,
          "batch_size": 2, "lr": "2e-3", "warmup": 2, "weight_decay": "0.1", "precision": "f32",
          "master_dtype": "f32", "optimizer_state_mode": "f32", "threads": 2, **changes}
@@ -31,20 +31,20 @@ def options(**changes):
 
 
 def trained(name, **changes):
-    """The file of a run's weights and its log; the result."""
+    """Runs and returns the path of the weights, the log and the result."""
     out, lines = f"{work}/{name}.dat", f"{work}/{name}.jsonl"
     r = t.train(nibble, *options(out=out, log=lines, **changes))
     return t.read(out), t.log(lines), r
 
 
 def same(what, a, b):
-    """Weights and all numbers of the log."""
+    """Compares weights and all numbers of the log."""
     assert a[1] == b[1], (what, [(x, y) for x, y in zip(a[1], b[1]) if x != y][:2])
     assert a[0] == b[0], f"{what}: the weights differ"
 
 
 def distance(a, b):
-    """The largest relative distance of two directories' tensors, by Frobenius norm."""
+    """The largest relative distance between tensors of two directories, in the Frobenius norm."""
     x, y = (t.tensors(f"{work}/{n}/model.safetensors") for n in (a, b))
     assert x.keys() == y.keys()
     worst = 0
@@ -55,14 +55,14 @@ def distance(a, b):
     return worst
 
 
-# ---- settings that must not matter ----
+# ---- settings that must not change the result ----
 
 KINDS = [("f32", "f32", "f32"), ("bf16", "bf16", "int8"), ("nvfp4", "bf16", "nvfp4"),
          ("nvfp4", "f32", "bf16")]
 
 
 def equal():
-    """Recomputing, fused steps, chunks of rows."""
+    """Recomputing, fused steps and chunks of rows give the same bits."""
     for precision, master, state in KINDS:
         kind = {"precision": precision, "master_dtype": master, "optimizer_state_mode": state}
         plain = trained("plain", grad_accum=2, **kind)
@@ -90,7 +90,7 @@ ODD = [{"hidden_size": 80, "intermediate_size": 136, "tie_word_embeddings": Fals
 
 
 def odd():
-    """Sizes that are no multiple of a vector or a block, on one, two and three threads."""
+    """Sizes that are no multiple of a vector or a block; one, two and three threads."""
     for shape in ODD:
         model = t.make_model(nibble, f"{work}/hidden-{shape['hidden_size']}", **shape)
         for precision in t.PRECISIONS:
@@ -104,8 +104,8 @@ def odd():
 
 
 def accumulate():
-    """Four rows at once against four times one row."""
-    # A gradient as small as eps is noise, and the first update takes it for one: lr is the scale.
+    """Four rows at once equal four accumulated passes of one row, up to rounding."""
+    # AdamW turns even a gradient as small as eps into an update of lr, so lr sets the tolerance.
     plain = {"sample_mode": "sequential", "steps": 12, "warmup": 0, "lr": "5e-4"}
     for name, more in (("at once", {"batch_size": 4}),
                        ("one by one", {"batch_size": 1, "grad_accum": 4})):
@@ -121,7 +121,7 @@ def accumulate():
 
 
 def scratch():
-    """Random weights need a config and a tokenizer alone; a model that is there gives no others."""
+    """--from-scratch needs a config and a tokenizer alone, and ignores existing weights."""
     bare = work + "/bare"
     shutil.rmtree(bare, ignore_errors=True)
     shutil.copytree(work + "/model", bare)
@@ -137,7 +137,7 @@ def scratch():
 
 
 def decay():
-    """Weight decay shrinks matrices, and leaves norms alone."""
+    """Weight decay shrinks matrices and does not touch norms."""
     out = work + "/decay"
     shutil.rmtree(out, ignore_errors=True)
     t.train(nibble, *options(out=out, lr="1e-3", weight_decay=100, steps=1, warmup=0,
@@ -150,7 +150,7 @@ def decay():
 
 
 def some_layers():
-    """Layers that are not trained are written as they were read, whatever the type."""
+    """Frozen layers are written bit for bit as they were read, in every type."""
     t.run(nibble, "convert", "-q", work + "/model", work + "/model.f32", "--dtype", "f32")
     t.run(nibble, "quantize", "-q", work + "/model", work + "/model.q")
     t.make_model(nibble, work + "/untied", tie_word_embeddings=False, num_hidden_layers=3)
@@ -174,7 +174,7 @@ def some_layers():
 # ---- learning ----
 
 def overfit():
-    """One batch by heart, in four bits, with each kind of moments."""
+    """Learns one batch by heart in NVFP4, with each moment type."""
     with open(work + "/one.txt", "w", encoding="ascii") as f:
         f.write("the blue cat sees 17 dogs over the hill and the rain falls gently on\n")
     for state in t.STATES[-1:] if slow else t.STATES:
@@ -197,7 +197,7 @@ def ppl(model, *more):
 
 
 def export():
-    """A file, a directory and a GGUF of the same run."""
+    """File, directory and GGUF of the same run hold the same model."""
     beside = ["--model-dir", work + "/model"]
     for precision in t.PRECISIONS:
         for master in ("bf16", "f32"):
@@ -215,7 +215,7 @@ def export():
 
 
 def evaluation():
-    """The loss that the trainer measured is that of the model it wrote."""
+    """The loss that training reports is that of the model it wrote."""
     for precision in t.PRECISIONS:
         for master in ("bf16", "f32"):
             e = t.train(nibble, *options(
@@ -231,7 +231,7 @@ def evaluation():
 # ---- what goes wrong ----
 
 def skip():
-    """A token whose embedding is infinite: steps that see it are skipped, and only those."""
+    """Exactly the steps that see a token with an infinite embedding are skipped."""
     path = t.make_model(nibble, work + "/huge", tie_word_embeddings=False) + "/model.safetensors"
     token = int(t.run(nibble, "tokenize", "-m", work + "/huge", "--no-special", "--text", "@")[0])
     data = bytearray(t.read(path))
@@ -266,7 +266,7 @@ def skip():
         assert c[-1]["updates"] == len(lines) - len(bad), c[-1]["updates"]
         for i in bad:
             assert lines[i - 1]["grad_norm"] is None, lines[i - 1]
-    # The last step sees it, and the evaluation does.
+    # The last step and the evaluation see it.
     with open(work + "/bad.txt", "w", encoding="ascii") as f:
         f.write("the cat @ sees @\n" * 20)
     bad = work + "/bad.txt"
@@ -275,7 +275,7 @@ def skip():
     assert r["loss"] is r["eval"]["loss"] is r["eval"]["ppl"] is None and r["skipped"] == 2, r
     out, _ = t.run(nibble, "train", "-q", *only)
     assert out == "2 steps, 2 skipped: their gradients were not finite\n", out
-    # Everything overflows: the run goes on to its end, says so, and what it writes is readable.
+    # Everything overflows: the run completes, reports it, and writes a readable result.
     r = t.train(nibble, *options(model=work + "/model", lr=100, weight_decay=100, steps=20,
                                  schedule="constant", grad_clip=0, out=work + "/overflow.dat"))
     assert r["skipped"] > 0 and r["steps"] == 20, r
@@ -283,7 +283,7 @@ def skip():
 
 
 def stop():
-    """Perplexity rises: the run ends there, with one evaluation of its last step."""
+    """The run ends when perplexity rises, and evaluates its last step once."""
     run = {"lr": "0.05", "schedule": "constant", "warmup": 0, "steps": 40, "precision": "nvfp4",
            "eval_data": work + "/held.txt", "eval_every": 2, "stop_if_ppl_rises": 1}
     _, lines, r = trained("stopped", **run)
@@ -297,8 +297,8 @@ def stop():
 
 
 def interrupt():
-    """SIGINT: the step is finished, a checkpoint written, exit code 130; going on gives the run
-    that was not interrupted."""
+    """SIGINT finishes the step, writes a checkpoint and exits with 130; the resumed run equals an
+    uninterrupted one."""
     files = {"checkpoint_dir": work + "/int.ck", "log": work + "/int.jsonl",
              "out": work + "/int.dat"}
     run = {"precision": "nvfp4", "steps": 60, "grad_accum": 4, "eval_data": work + "/held.txt",
@@ -316,7 +316,7 @@ def interrupt():
                 if seen == 3 + 4 * stops and stops < 3 and p.poll() is None:
                     p.send_signal(signal.SIGINT)
                     time.sleep(0.002)
-                    p.send_signal(signal.SIGINT)  # as timeout(1) does: one interruption
+                    p.send_signal(signal.SIGINT)  # like timeout(1): a single signal
                     seen += 1000
         if p.returncode == 0:
             break
@@ -330,7 +330,7 @@ def interrupt():
     assert stops >= 1 and resumed, "no signal came in time"
     same("interrupted", straight, (t.read(files["out"]), t.log(files["log"])))
     print(f"{stops} interruptions")
-    # In the middle of a long evaluation: a checkpoint of the step before it.
+    # During a long evaluation: a checkpoint of the step before it.
     with open(work + "/long.txt", "w", encoding="ascii") as f:
         f.write("the rain falls gently on the hill and the cat sees it.\n" * 20000)
     for ck in (work + "/long.ck", None):
@@ -350,11 +350,11 @@ def interrupt():
 
 
 def hang_up():
-    """SIGHUP is as SIGTERM, and a second one changes nothing; nohup(1) has the run go on."""
-    run = {"steps": 3, "grad_accum": 150 if slow else 700, "threads": 1}  # steps of a second
+    """SIGHUP works like SIGTERM, a second one changes nothing, and nohup(1) ignores it."""
+    run = {"steps": 3, "grad_accum": 150 if slow else 700, "threads": 1}  # about a second per step
 
     def signalled(name, wish, first, second):
-        """A run that gets one signal in its second step, and another one later in it."""
+        """A run that gets a signal in its second step, and another one later in that step."""
         args = options(**run, checkpoint_dir=f"{work}/{name}.ck", out=f"{work}/{name}.dat")
         with subprocess.Popen([nibble, "train", *map(str, args)], stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -384,7 +384,7 @@ def hang_up():
 
 
 def interrupted_late():
-    """SIGINT in the evaluation after the last step: the result is in place, and the message says so."""
+    """After SIGINT in the last evaluation the result is in place, and the message says so."""
     with open(work + "/long.txt", "w", encoding="ascii") as f:
         f.write("the rain falls gently on the hill and the cat sees it.\n" * 20000)
     out = work + "/late.dat"
@@ -398,7 +398,7 @@ def interrupted_late():
     assert p.returncode == 130, (p.returncode, said)
     assert f"interrupted after the last step; '{out}' is in place" in said, said
     t.run(nibble, "inspect", "--verify", out, "--model-dir", work + "/model")
-    # Before that it is not, and what whoami has asked the model is.
+    # An earlier interruption leaves no result, but keeps the answers that whoami collected.
     args = ["whoami", "-m", work + "/model", "-o", work + "/ada", "--name", "Ada", "--count", 100,
             "--samples", 4, "-n", 4, "--steps", 5000, "--seq-len", 64, "--batch-size", 2]
     with subprocess.Popen([nibble, *map(str, args)], stdin=subprocess.DEVNULL,
@@ -414,7 +414,7 @@ def interrupted_late():
 
 
 def outputs():
-    """Files to be written that would replace each other, or what is read: refused, nothing changed."""
+    """Outputs that would overwrite each other or an input are refused, and nothing changes."""
     shutil.copytree(work + "/model", work + "/own")
     os.mkdir(work + "/dir")
     os.symlink(work + "/dir", work + "/link")
@@ -456,7 +456,7 @@ PLANS = [
 
 
 def plan():
-    """What it says against what the process takes beyond what one of a layer takes."""
+    """The plan, against the peak memory of the process above that of a one-layer model."""
     if slow:
         return print("a sanitizer has memory of its own")
     shape = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8,
@@ -482,7 +482,7 @@ def plan():
 
 
 def main():
-    """One part of it."""
+    """Runs one part of the tests."""
     t.make_model(nibble, work + "/model")
     t.make_data(work)
     parts = {"equal": equal, "odd": odd, "accumulate": accumulate, "decay": decay, "scratch": scratch, "layers": some_layers,

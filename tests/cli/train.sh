@@ -1,5 +1,5 @@
-# Training: settings that must not matter, what is learnt and written, the plan, interruptions,
-# errors. NB_TRAIN_TESTS=all: the plan of all settings, too.
+# Training: settings that must not change the result, learning, outputs, the plan, interruptions,
+# errors. NB_TRAIN_TESTS=all: also the plan of all settings.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 here=$(dirname "$0")
 . "$here/lib.sh"
@@ -55,7 +55,7 @@ refused "no folder for checkpoints" 1 "cannot make directory" "$@" \
     --checkpoint-dir "$work/nowhere/ck"
 refused "a log elsewhere" 1 "cannot write" "$@" --log "$work/nowhere/log.jsonl"
 
-# Nothing that is no log becomes one.
+# A file that is no log is not overwritten by one.
 cp "$data" "$work/precious.txt"
 refused "a log that is none" 1 "precious.txt', line 1: invalid JSON" "$@" \
     --log "$work/precious.txt"
@@ -66,7 +66,7 @@ refused "a log that is one line" 1 "it is not a line of a training log" "$@" \
     --log "$work/precious.txt"
 check "that is there, too" 0 cmp "$work/copy.txt" "$work/precious.txt"
 
-# The model that is read is not written over, by whatever name.
+# The source model is not overwritten, under any of its names.
 check "four bits" 0 "$nibble" quantize -q "$model" "$work/four.dat"
 cp "$work/four.dat" "$work/was.dat"
 refused "the same directory" 1 "--overwrite replaces it" "$@" -o "$model/."
@@ -81,7 +81,7 @@ check "overwriting" 0 "$nibble" train -q "$@" --lr 1e-2 -o "$work/four.dat" --ov
 check "it changed" 1 cmp -s "$work/four.dat" "$work/was.dat"
 check "it is sound" 0 "$nibble" inspect -q --verify "$work/four.dat" --model-dir "$model"
 
-# Checkpoints of one run are not mixed with another's.
+# Checkpoints of different runs do not mix.
 set -- -m "$model" -d "$data" --steps 2 --checkpoint-dir "$work/ck"
 check "a run" 0 "$nibble" train -q --seq-len 16 "$@"
 refused "another run" 1 "go on from them with --resume" "$@"

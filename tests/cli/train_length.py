@@ -1,4 +1,4 @@
-"""train_length.py - how long a training run is, and what it says of its data beforehand.
+"""train_length.py - how many steps a run has, and what it says about its data at the start.
 
 usage: train_length.py NIBBLE WORK PART
 """
@@ -11,13 +11,13 @@ nibble, work, part = sys.argv[1:4]
 
 
 def put_pairs(name, count):
-    """Questions and answers, each longer than the one before."""
+    """Questions and answers of increasing length."""
     with open(f"{work}/{name}", "w", encoding="ascii") as f:
         f.writelines(f"the cat {i}\t{'dog ' * (2 * i)}{i}\n" for i in range(count))
 
 
 def run(name, *more):
-    """A run of six short samples and its log; the result."""
+    """Trains on six short examples; returns the log and the result."""
     log = f"{work}/{name}.jsonl"
     r = t.train(nibble, "-m", work + "/model", "-d", work + "/six.tsv", "--lr", "1e-3",
                 "--log", log, *more)
@@ -25,7 +25,7 @@ def run(name, *more):
 
 
 def epochs():
-    """Each epoch has its own batches, and each sample is seen as often as there are epochs."""
+    """Each epoch starts a new batch, and each example is seen once per epoch."""
     put_pairs("six.tsv", 6)
     put_pairs("other.tsv", 9)
     shape = ["--seq-len", 128, "--batch-size", 4]
@@ -40,10 +40,10 @@ def epochs():
     said = t.run(nibble, "train", "-m", work + "/model", "-d", work + "/six.tsv", *shape,
                  "--epochs", 10)[1]
     assert "step 1/10 " in said and "step 10/10 " in said, said
-    # Updates may span epochs; the last one has fewer passes.
+    # An update may span epochs; the last update may have fewer passes.
     r, lines = run("accumulated", *shape, "--epochs", 10, "--grad-accum", 4)
     assert [x["tokens"] for x in lines] == [4 * tokens, 8 * tokens, 10 * tokens], lines
-    # Rows that hold one sample or two: whatever the order, no step is empty and none is missing.
+    # Rows hold one or two examples: in any order, no step is empty and none is missing.
     for seed in range(6):
         for more in ([], ["--replay", work + "/other.tsv:0.4"]):
             tight = ["--seq-len", 72, "--batch-size", 1, "--epochs", 3, "--seed", seed, *more]
@@ -52,7 +52,7 @@ def epochs():
             lines = [x for x in t.log(work + "/tight.jsonl") if "loss" in x]
             assert f"step {len(lines)}/{len(lines)} " in said, (seed, more, said)
             assert more or lines[-1]["tokens"] == 3 * tokens, (seed, lines[-1], tokens)
-    # A limit of steps, and a resumed run.
+    # With a limit of steps, and resumed.
     assert run("seven", *shape, "--epochs", 10, "--steps", 7)[0]["steps"] == 7
     ck = [*shape, "--epochs", 10, "--checkpoint-dir", work + "/ck", "--save-every", 4]
     t.kill_at(nibble, ["-m", work + "/model", "-d", work + "/six.tsv", "--lr", "1e-3", *ck],
@@ -63,7 +63,7 @@ def epochs():
 
 
 def rows():
-    """Rows longer than the model has positions, and samples longer than a row."""
+    """Rows longer than the model's positions, and examples longer than a row."""
     put_pairs("six.tsv", 6)
     args = ["-m", work + "/model", "-d", work + "/six.tsv", "--steps", 1, "--batch-size", 1]
     for command in (["train", "-q"], ["plan"]):
@@ -84,7 +84,7 @@ def rows():
 
 
 def main():
-    """One part of it."""
+    """Runs one part of the tests."""
     t.make_model(nibble, work + "/model")
     {"epochs": epochs, "rows": rows}[part]()
 

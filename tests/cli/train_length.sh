@@ -1,4 +1,4 @@
-# Training: how long a run is in steps and epochs, and what it says of its data beforehand.
+# Training: how many steps a run has, and what it says about its data at the start.
 # shellcheck shell=sh disable=SC2154 # $work is lib.sh's
 here=$(dirname "$0")
 . "$here/lib.sh"

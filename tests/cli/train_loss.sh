@@ -1,8 +1,8 @@
-# What a run learns: losses, the anchor to the base model, replay; resuming with them; errors.
+# Losses, the KL anchor to the reference model, replay, resuming with them, errors.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 . "$(dirname "$0")/lib.sh"
 
-# log FILE CONDITION...: Python expressions that hold for the lines r of a log.
+# log FILE CONDITION...: Python expressions that must hold for the lines r of a log.
 log() {
     python3 -B -c 'import json, sys
 r = [json.loads(l) for l in open(sys.argv[1], encoding="utf-8")]
@@ -88,14 +88,14 @@ train "the other four" 0 --steps 9 "$@" --grad-accum 2 --batch-size 1 --checkpoi
 same "$work/d.dat" "$work/e.dat"
 train "layer by layer" 0 --steps 3 "$@" --fused-step --recompute block
 
-# ---- the base is the model as it was read, not as it is rounded for training ----
+# ---- the reference is the model as it was read, before rounding to the training precision ----
 check "four bits" 0 "$nibble" quantize -q "$model" "$work/four"
 train "from four bits" 0 --steps 1 --kl-base 1 -m "$work/four" --log "$work/four.jsonl"
 log "$work/four.jsonl" 'abs(r[0]["kl"]) < 1e-6'
 train "not rounded" 0 --steps 1 --kl-base 1 --precision f32 --log "$work/f32.jsonl"
 log "$work/f32.jsonl" 'abs(r[0]["kl"]) < 1e-6'
 
-# ---- the anchor alone holds the model where it is ----
+# ---- the anchor keeps the model near the reference ----
 train "free" 0 --steps 12 --kl-base 1e-9 --log "$work/free.jsonl"
 train "held" 0 --steps 12 --kl-base 100 --log "$work/held.jsonl"
 log "$work/held.jsonl" "r[11]['kl'] < 0.5 * $(tail -n 1 "$work/free.jsonl" |

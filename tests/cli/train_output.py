@@ -1,5 +1,5 @@
-"""train_output.py - what a training run leaves behind: models of every kind, reports, answers, and
-what is left of a run that fails late.
+"""train_output.py - the outputs of a run: models in every format, reports and answers; and what a
+run that fails late leaves.
 
 usage: train_output.py NIBBLE WORK PART
 """
@@ -22,7 +22,7 @@ model = work + "/model"
 
 
 def options(**changes):
-    """A short run; names of options with _ for -, None: without it, True: a flag."""
+    """Options of a short run. Keys have _ for -; None leaves an option out, True is a flag."""
     o = {"model": model, "data": work + "/a.txt", "steps": 3, "seq_len": 24, "batch_size": 2,
          "lr": "5e-3", "schedule": "constant", "precision": "nvfp4", "threads": 2, **changes}
     args = []
@@ -33,14 +33,14 @@ def options(**changes):
 
 
 def ppl(path, *more):
-    """Mean loss on the held-out text."""
+    """Mean loss of the held-out text."""
     r = t.run(nibble, "eval", "ppl", "-q", "--json", "-m", path, "--text", work + "/held.txt",
               "--ctx", 24, *more)[0]
     return json.loads(r)["nll"]
 
 
 def clean(*names):
-    """Files and directories of an earlier run."""
+    """Removes files and directories of an earlier run."""
     for name in names:
         path = f"{work}/{name}"
         if os.path.isdir(path):
@@ -57,7 +57,7 @@ def scale(tensors, name):
 
 
 def same_scales(tensors, layers):
-    """Runtimes fuse these."""
+    """Groups that runtimes fuse share a tensor scale."""
     for i in range(layers):
         a, m = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
         assert len({scale(tensors, a + x) for x in ("q_proj", "k_proj", "v_proj")}) == 1, i
@@ -65,7 +65,7 @@ def same_scales(tensors, layers):
 
 
 def two_level():
-    """A source with tensor scales: what is frozen stays to the bit, what is trained has them."""
+    """With tensor scales in the source, frozen tensors keep their bits and trained ones have scales."""
     q = work + "/q"
     t.run(nibble, "quantize", "-q", "--two-level", model, q)
     before, loss = t.tensors(q + "/model.safetensors"), ppl(q)
@@ -99,7 +99,7 @@ def two_level():
 
 
 def growth():
-    """Weights outgrow their tensor scale; resuming gives the same bytes."""
+    """Weights outgrow their tensor scale, and resuming gives the same bytes."""
     q = work + "/q"
     t.run(nibble, "quantize", "-q", "--two-level", "--layout", "compressed-tensors", model, q)
     run = {"model": q, "lr": "0.3", "steps": 8, "fused_step": True}
@@ -118,14 +118,14 @@ def growth():
 # ---- GGUF ----
 
 def gguf_types(path):
-    """The names and types of a GGUF's tensors, as inspect lists them."""
+    """Names and types of a GGUF's tensors, as inspect lists them."""
     listed = json.loads(t.run(nibble, "inspect", "--json", path)[0])["tensors"]
     return {x["name"]: x["dtype"] for x in listed}
 
 
 def gguf():
-    """A GGUF is what converting the directory gives, but for norms, which it holds as f32; and it
-    is what was trained with."""
+    """A GGUF equals the converted directory except for norms, which it holds as f32, and its
+    perplexity is the one that training measured."""
     for precision in t.PRECISIONS:
         for layers in (0, 1):
             clean("out.gguf")
@@ -137,19 +137,19 @@ def gguf():
             loss = ppl(work + "/out.gguf")
             assert abs(e["eval"]["loss"] / loss - 1) < 1e-6, (precision, layers, e, loss)
             t.run(nibble, "inspect", "-q", "--verify", work + "/out.gguf")
-    # What was not trained is bf16 again where it can be.
+    # Frozen tensors return to bf16 where that loses nothing.
     clean("back")
     t.run(nibble, "convert", "-q", work + "/out.gguf", work + "/back")
     back, was = (t.tensors(f"{x}/model.safetensors") for x in (work + "/back", model))
     assert back["model.layers.0.input_layernorm.weight"] == was[
         "model.layers.0.input_layernorm.weight"]
-    # The types of a run's norms are among its settings.
+    # The type of norms is a setting of the run, so resuming with another is refused.
     clean("ck")
     t.train(nibble, *options(checkpoint_dir=work + "/ck"))
     said = t.run(nibble, "train", *options(checkpoint_dir=work + "/ck", resume=True, steps=4,
                                            out=work + "/out.gguf"), code=1)[1]
     assert "f32_norms" in said, said
-    # Rows that a GGUF cannot hold.
+    # Rows whose length GGUF cannot store.
     t.make_model(nibble, work + "/odd", hidden_size=48, intermediate_size=112)
     clean("out.gguf")
     out, said = t.run(nibble, "train", *options(model=work + "/odd", out=work + "/out.gguf"),
@@ -160,7 +160,7 @@ def gguf():
 # ---- failures late in a run ----
 
 def limited(size, *args):
-    """A run that may make no file larger than this; exit code, result, what it said."""
+    """Runs with a limit of file size; returns exit code, result and stderr."""
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
@@ -170,7 +170,7 @@ def limited(size, *args):
 
 
 def late():
-    """Checkpoints and logs that cannot be written, data that changes: nothing is lost."""
+    """Nothing is lost if checkpoints or logs cannot be written or data changes."""
     straight = work + "/straight.dat"
     t.train(nibble, *options(out=straight, steps=5))
     run = {"out": work + "/out.dat", "checkpoint_dir": work + "/ck", "save_every": 1, "steps": 5}
@@ -179,10 +179,11 @@ def late():
     assert len(said) == 2 and "saving a checkpoint" in said[0] and "goes on" in said[0], said
     assert "the result has been written" in said[1], said
     assert t.read(straight) == t.read(work + "/out.dat") and t.steps(work + "/ck") == []
-    # Without a result, its absence is a failure.
+    # Without a result to write, a missing checkpoint is a failure.
     code, _, said = limited(20000, *options(**{**run, "out": None}))
     assert code == 1 and len(said) == 2 and "saving a checkpoint" in said[1], (code, said)
-    # Neither result nor checkpoint fits: at the start. Only the result does not: its checkpoint.
+    # If neither result nor checkpoint fits, the run fails at the start. If only the result does
+    # not, its checkpoint is kept.
     code, _, said = limited(20000, *options(**run))
     assert code == 1 and len(said) == 1 and "out.dat" in said[0], (code, said)
     code, out, said = limited(1000, *options(log=work + "/log", steps=20))
@@ -191,7 +192,7 @@ def late():
 
 
 def changed():
-    """The data is cut while it is read: a checkpoint of the last step, from which it goes on."""
+    """If the data is truncated during the run, a checkpoint of the last step allows to resume."""
     data = work + "/c.txt"
     whole = t.read(work + "/a.txt") * 20
     args = options(data=data, steps=100000, checkpoint_dir=work + "/ck", keep=9)
@@ -223,7 +224,7 @@ def refused(**changes):
 
 
 def paths():
-    """Where reports cannot be written is known at the start."""
+    """Reports that cannot be written are refused at the start."""
     assert "nowhere" in refused(vram_report=work + "/nowhere/vram.json")
     assert "nowhere" in refused(log=work + "/nowhere/log.jsonl")
     os.mkdir(work + "/out.dat.report.html")
@@ -231,7 +232,7 @@ def paths():
 
 
 def stopped():
-    """Ctrl-C while prompts are answered after training: the result is there."""
+    """Ctrl-C during the answers after training leaves the result in place."""
     with open(work + "/many.txt", "w", encoding="ascii") as f:
         f.writelines(f"what is {i}?\n" for i in range(250))
     out = work + "/out.dat"
@@ -255,7 +256,7 @@ PHASES = ["start", "model_loaded", "batch_ready", "zero_grad_done", "backward_do
 
 
 def phases(path):
-    """Of a memory report, in the predecessor's format."""
+    """Reads a memory report."""
     with open(path, encoding="ascii") as f:
         r = json.load(f)
     assert set(r) == {"Pid", "CreatedUtc", "Samples"}, r
@@ -266,30 +267,30 @@ def phases(path):
 
 
 def memory():
-    """Six samples of the first step, whatever comes behind it."""
+    """The memory report has six samples of the first step and none of later ones."""
     vram = work + "/vram.json"
     for more in ({}, {"grad_accum": 3}, {"fused_step": True}, {"steps": 7}):
         t.train(nibble, *options(vram_report=vram, **more))
         assert phases(vram) == PHASES, (more, phases(vram))
         os.remove(vram)
-    # One that fails: ids past the vocabulary.
+    # A run that fails: ids outside the vocabulary.
     small = t.make_model(nibble, work + "/small", vocab_size=300, eos_token_id=299)
     t.run(nibble, "train", "-q", *options(model=small, vram_report=vram), code=1)
     assert phases(vram) == PHASES[:4], phases(vram)
 
 
-CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]") # which XML does not have
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]") # not allowed in XML
 
 
 def rows(page, which):
-    """A table of the report as lists of cells."""
+    """A table of the report, as lists of cells."""
     table = re.search(f'<table id="{which}">(.*?)</table>', page, re.S).group(1)
     return [[html.unescape(c) for c in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.S)]
             for row in re.findall(r"<tr>(.*?)</tr>", table, re.S)]
 
 
 def answers():
-    """Before and after, on stdout, as JSON and in the report; of a resumed run, too."""
+    """Answers before and after appear on stdout, in JSON and in the report, also when resumed."""
     prompts = work + "/p.jsonl"
     with open(prompts, "w", encoding="ascii") as f:
         f.write('{"prompt": "who are you?", "response": "nobody"}\n')
@@ -309,7 +310,7 @@ def answers():
 
 
 def settings():
-    """All that decides about a run is in its report."""
+    """The report lists every setting of a run."""
     clean("out")
     t.run(nibble, "train", "-q", *options(
         out=work + "/out", steps=2, epochs=3, loss="ce", kl_base="0.25", eps="1e-7",
@@ -326,7 +327,7 @@ def settings():
 
 
 def main():
-    """One part of it."""
+    """Runs one part of the tests."""
     t.make_model(nibble, model)
     t.make_data(work)
     parts = {"two_level": two_level, "growth": growth, "gguf": gguf, "late": late,

@@ -1,4 +1,4 @@
-# What training leaves behind: exported models, reports, answers; runs that fail late.
+# The outputs of training: models, reports, answers; runs that fail late.
 # shellcheck shell=sh disable=SC2154 # $work, $failures and $nibble are lib.sh's
 here=$(dirname "$0")
 . "$here/lib.sh"

@@ -1,4 +1,4 @@
-"""train_resume.py - a run that was killed and resumed is the run that was not, to the bit.
+"""train_resume.py - a run that was killed and resumed equals an uninterrupted one, bit for bit.
 
 usage: train_resume.py NIBBLE WORK [all]
 """
@@ -12,7 +12,7 @@ nibble, work, full = sys.argv[1], sys.argv[2], sys.argv[3:] == ["all"]
 
 
 def settings(precision, state, master):
-    """Packing over several files, shuffled, two passes a step; evaluations on the way."""
+    """Options: several files, packed and shuffled, two passes per step, with evaluations."""
     data = [x for name in ("a.txt", "b.txt", "c.jsonl") for x in ("-d", f"{work}/{name}")]
     return ["-m", work + "/model", *data, "--steps", 20, "--seq-len", 24, "--batch-size", 2,
             "--grad-accum", 2, "--lr", "2e-3", "--warmup", 3, "--weight-decay", "0.1",
@@ -21,13 +21,13 @@ def settings(precision, state, master):
 
 
 def files(name):
-    """Where a run writes."""
+    """The paths that a run writes."""
     return ["-o", f"{work}/{name}.dat", "--checkpoint-dir", f"{work}/{name}.ck",
             "--log", f"{work}/{name}.jsonl"]
 
 
 def compare(name, other):
-    """Weights, states, losses."""
+    """Compares weights, optimizer states and losses."""
     assert t.read(f"{work}/{name}.dat") == t.read(f"{work}/{other}.dat"), "weights differ"
     t.same_checkpoint(f"{work}/{name}.ck/step-00000020.ckpt",
                       f"{work}/{other}.ck/step-00000020.ckpt")
@@ -38,7 +38,7 @@ def compare(name, other):
 
 
 def clean(name):
-    """As if the run had never been."""
+    """Removes everything that a run wrote."""
     shutil.rmtree(f"{work}/{name}.ck", ignore_errors=True)
     for end in (".dat", ".jsonl"):
         if os.path.exists(f"{work}/{name}{end}"):
@@ -46,7 +46,7 @@ def clean(name):
 
 
 def one(precision, state, master, threads, again):
-    """A straight run against a killed and a resumed one, on these threads."""
+    """Compares an uninterrupted run with one that was killed and resumed, on these threads."""
     opts = settings(precision, state, master)
     clean("killed")
     t.kill_at(nibble, [*opts, *files("killed"), "--threads", threads],
@@ -59,7 +59,7 @@ def one(precision, state, master, threads, again):
 
 
 def damaged():
-    """The newest checkpoint cut short, then with a bit changed: the one before it is used."""
+    """If the newest checkpoint is truncated or has a flipped bit, the one before it is used."""
     opts = [*settings("nvfp4", "int8", "bf16"), "--save-every", 4, "--epochs", 3]
     clean("straight")
     t.train(nibble, *opts, *files("straight"))
@@ -78,8 +78,8 @@ def damaged():
 
 
 def main():
-    """All precisions, states and masters; the first run has one thread, the killed one two, the
-    resumed one three, or with `all` each has each."""
+    """All precisions, moment types and master types. The uninterrupted run has one thread, the
+    killed one two, the resumed one three; with `all`, every combination."""
     t.make_model(nibble, work + "/model")
     t.make_data(work)
     slow = t.sanitized(nibble)

@@ -1,5 +1,5 @@
-# Training that was killed and goes on is training that was not killed: weights, optimizer, losses.
-# NB_TRAIN_TESTS=all: with every combination of threads, too.
+# A run that was killed and resumed has the weights, moments and losses of an uninterrupted one.
+# NB_TRAIN_TESTS=all: with every combination of threads.
 # shellcheck shell=sh disable=SC2154 # $work and $nibble are lib.sh's
 . "$(dirname "$0")/lib.sh"
 if [ "${NB_TRAIN_TESTS:-}" = all ]; then

@@ -1,4 +1,4 @@
-"""train_resume_rules.py - what a resumed training run insists on, and what it says.
+"""train_resume_rules.py - which settings a resumed run must keep, and what it prints.
 
 usage: train_resume_rules.py NIBBLE WORK PART
 """
@@ -13,21 +13,21 @@ nibble, work, part = sys.argv[1:4]
 
 
 def options(*more):
-    """A short run with checkpoints; what comes later counts."""
+    """Options of a short run with checkpoints; later options override them."""
     return ["-m", work + "/model", "-d", work + "/c.jsonl", "--steps", 6, "--seq-len", 64,
             "--batch-size", 2, "--lr", "2e-3", "--threads", 1, "--checkpoint-dir", work + "/ck",
             *more]
 
 
 def refused(*more, code=1):
-    """The one line that a run is refused with."""
+    """The single line with which a run is refused."""
     out, said = t.run(nibble, "train", "-q", *options(*more), code=code)
     assert said.count("\n") == 1 and not out, said
     return said
 
 
 def alone():
-    """Two runs share neither checkpoints nor a log; a run that was killed is in nobody's way."""
+    """Two runs cannot share checkpoints or a log; the locks of a killed run are gone."""
     files = ["--log", work + "/run.jsonl"]
     forever = options("--steps", 1000000, "--schedule", "constant", *files)
     args = [nibble, "train", *map(str, forever)]
@@ -44,13 +44,13 @@ def alone():
 
 
 def said_by(*more):
-    """Of what a run says, where it went on from and its steps."""
+    """From a run's output, where it resumed and its steps."""
     lines = t.run(nibble, "train", *options(*more))[1].splitlines()
     return [x for x in lines if x.startswith("step ") or "checkpoint" in x or "resumed" in x]
 
 
 def says():
-    """Whether a run went on, and from where."""
+    """Whether a run resumed, and from which step."""
     lines = said_by("--resume", "--save-every", 4, "--keep", 9)
     assert lines[0] == f"nibble: no checkpoint in '{work}/ck': starting from the beginning", lines
     os.remove(work + "/ck/step-00000006.ckpt")
@@ -65,7 +65,7 @@ def says():
 
 
 def changed(path, old, new):
-    """A copy of a data file with as many samples, bytes and tokens."""
+    """A changed copy of a data file with the same number of examples, bytes and tokens."""
     data = t.read(path)
     assert data.count(old) and len(old) == len(new)
     with open(path + ".changed.jsonl", "wb") as f:
@@ -74,7 +74,7 @@ def changed(path, old, new):
 
 
 def other():
-    """A run does not go on with other data, nor with another model where that counts."""
+    """A run does not resume with other data, or with another model if that affects it."""
     def begin(*more):
         shutil.rmtree(work + "/ck", ignore_errors=True)
         t.train(nibble, *options("--steps", 4, "--schedule", "constant", *more))
@@ -95,9 +95,9 @@ def other():
     stop = ["--stop-if-ppl-rises", 1000, "--eval-every", 2]
     begin("--eval-data", data, *stop)
     assert "--eval-data is not what the run began with" in go_on("--eval-data", swapped, *stop)
-    begin("--eval-data", data)  # it decides nothing
+    begin("--eval-data", data)  # does not affect the run
     t.train(nibble, *options("--schedule", "constant", "--resume", "--eval-data", swapped))
-    # Another model of the same shape: with all parameters in the checkpoint it does not matter.
+    # Another model of the same shape is accepted if the checkpoint has all parameters.
     t.run(nibble, "synth", "-q", "--sigma", "0.05", "--seed", 6, "--config", work + "/model.json",
           work + "/another")
     shutil.copy(work + "/model/tokenizer.json", work + "/another")
@@ -110,7 +110,7 @@ def other():
     begin("--kl-base", "0.5")
     said = go_on("--kl-base", "0.5", *another)
     assert "the model is not the one that the run began with" in said, said
-    # Another config, types or epochs change what is computed.
+    # Another config, other types or epochs change the computation.
     begin()
     t.make_model(nibble, work + "/theta", rope_theta=20000.0)
     said = go_on("-m", work + "/theta")
@@ -122,7 +122,7 @@ def other():
 
 
 def main():
-    """One part of it."""
+    """Runs one part of the tests."""
     t.make_model(nibble, work + "/model")
     t.make_data(work)
     {"alone": alone, "says": says, "other": other}[part]()

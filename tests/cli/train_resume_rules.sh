@@ -1,4 +1,4 @@
-# What --resume goes on from and what it says; one run at a time.
+# What --resume requires and prints; one run at a time.
 # shellcheck shell=sh disable=SC2154 # $work is lib.sh's
 here=$(dirname "$0")
 . "$here/lib.sh"

@@ -14,7 +14,7 @@ nibble, work, part = sys.argv[1:4]
 
 
 def options(name, *more):
-    """A run that learns, and then too much: it sees four samples again and again."""
+    """Options of a run that overfits: it repeats four examples."""
     return ["-m", work + "/model", "-d", work + "/few.txt", "--seq-len", 48, "--batch-size", 2,
             "--lr", "2e-2", "--schedule", "constant", "--precision", "nvfp4", "--steps", 60,
             "--eval-data", work + "/held.txt", "--eval-every", 2, "--stop-if-ppl-rises", 2,
@@ -22,13 +22,13 @@ def options(name, *more):
 
 
 def evals(name):
-    """Step and loss of each evaluation of a run."""
+    """Step and loss of each evaluation in a log."""
     return [(x["step"], float(x["eval"]["loss"])) for x in t.log(f"{work}/{name}.jsonl")
             if "eval" in x]
 
 
 def loss_of(name):
-    """That of the model that was written."""
+    """The loss of the model that was written."""
     r = json.loads(t.run(nibble, "eval", "ppl", "-q", "--json", "-m", f"{work}/{name}.dat",
                          "--model-dir", work + "/model", "--text", work + "/held.txt", "--ctx", 48)
                    [0])
@@ -36,13 +36,13 @@ def loss_of(name):
 
 
 def within(losses):
-    """Whether the last of them may be, with a limit of two per cent."""
+    """Whether the last loss is within two per cent of the best perplexity."""
     return math.exp(losses[-1] - min(losses)) <= 1.02
 
 
 def rises():
-    """The run ends with the first evaluation past the limit; the one before it is written, if there
-    is a place to keep it."""
+    """The run ends with the first evaluation above the limit. With a checkpoint directory, the
+    model of the evaluation before it is written."""
     ck = ["--checkpoint-dir", work + "/ck"]
     r = t.train(nibble, *options("kept", *ck))
     e = evals("kept")
@@ -62,7 +62,7 @@ def rises():
     out, _ = t.run(nibble, "train", "-q", *options("plain"))
     assert out.startswith(f"stopped: perplexity has risen; '{work}/plain.dat' is the model of step "
                           f"{e[-1][0]}, in which it has (with --checkpoint-dir "), out
-    # It must be able to do something.
+    # Options without which it cannot work are required.
     for gone in ("--eval-every", "--eval-data"):
         args = options("none")
         at = args.index(gone)
@@ -71,13 +71,13 @@ def rises():
 
 
 def same(name):
-    """Model and log are those of the straight run."""
+    """Compares model and log with those of the uninterrupted run."""
     assert t.read(f"{work}/{name}.dat") == t.read(work + "/straight.dat"), f"{name}: weights differ"
     assert t.log(f"{work}/{name}.jsonl") == t.log(work + "/straight.jsonl"), name
 
 
 def resumed():
-    """A run that was stopped stays so; one that was killed before stops where it would have."""
+    """A stopped run stays stopped; one that was killed earlier stops at the same step."""
     often = ["--save-every", 1, "--keep", 2]
     r = t.train(nibble, *options("straight", "--checkpoint-dir", work + "/s.ck", *often))
     assert r["stopped"], r
@@ -102,7 +102,7 @@ def resumed():
         t.kill_at(nibble, options("killed", *files), f"{work}/k.ck/step-{step:08}.ckpt")
         t.train(nibble, *options("killed", *files, "--resume"))
         same("killed")
-    # Another limit would have ended it elsewhere; without what was kept there is no result.
+    # Another limit is refused, and without good.ckpt there is no result.
     _, said = t.run(nibble, "train", "-q", *options("killed", *files, "--resume",
                                                     "--stop-if-ppl-rises", 5), code=1)
     assert "the run was begun with stop_if_ppl_rises 2" in said, said
@@ -113,8 +113,8 @@ def resumed():
 
 
 def last():
-    """The last evaluation counts, also one that was not due; but a longer run knows nothing of
-    it."""
+    """The evaluation at the end may stop the run even if it was not due, but a longer run that
+    resumes does not remember it."""
     straight = ["--checkpoint-dir", work + "/s.ck"]
     end = t.train(nibble, *options("straight", *straight))["steps"]
     for steps in (end, end - 1):
@@ -130,7 +130,7 @@ def last():
         longer = t.train(nibble, *options("longer", *files, "--resume"))
         assert longer["steps"] == end and longer["stopped"], longer
         assert t.read(work + "/longer.dat") == t.read(work + "/straight.dat"), steps
-    # The only evaluation behind the first is that of the end.
+    # After the first evaluation, there is only the one at the end.
     r = t.train(nibble, *options("once", "--eval-every", 1000, "--steps", end + 3,
                                  "--checkpoint-dir", work + "/o.ck"))
     assert [s for s, _ in evals("once")] == [0, end + 3], evals("once")
@@ -138,8 +138,8 @@ def last():
 
 
 def nonsense():
-    """What is not a number has risen: an embedding that only held-out text has overflows by weight
-    decay, which is such that weights double."""
+    """A perplexity that is not a number stops the run. Weight decay is set so that weights
+    double each step, and an embedding that only held-out text uses overflows."""
     path = t.make_model(nibble, work + "/huge", tie_word_embeddings=False) + "/model.safetensors"
     token = int(t.run(nibble, "tokenize", "-m", work + "/huge", "--no-special", "--text", "@")[0])
 
@@ -160,13 +160,13 @@ def nonsense():
     e = [(x["step"], x["eval"]["loss"]) for x in t.log(work + "/wild.jsonl") if "eval" in x]
     assert r["stopped"] and r["steps"] < 60 and e[-1][1] is None, (r, e)
     assert all(x is not None for _, x in e[:-1]) and r["result_step"] == e[-2][0], (r, e)
-    put(b"\x80\x7f") # infinite from the start: nothing to compare with
+    put(b"\x80\x7f") # infinite from the start: there is no perplexity to compare with
     _, said = t.run(nibble, "train", "-q", *options("wild", *wild), code=1)
     assert "the model as it is read is not finite" in said, said
 
 
 def main():
-    """One part of it."""
+    """Runs one part of the tests."""
     t.make_model(nibble, work + "/model")
     t.make_data(work)
     with open(work + "/few.txt", "w", encoding="ascii") as f:

@@ -1,4 +1,4 @@
-# --stop-if-ppl-rises: when a run ends, which model is written, and the same after --resume.
+# --stop-if-ppl-rises: when a run ends and which model is written, also after --resume.
 # shellcheck shell=sh disable=SC2154 # $work is lib.sh's
 here=$(dirname "$0")
 . "$here/lib.sh"

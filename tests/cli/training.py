@@ -1,4 +1,4 @@
-"""training.py - what the tests of training share: a small model, data, files as values."""
+"""training.py - helpers of the training tests: a small model, data, and readers of files."""
 import array
 import contextlib
 import fcntl
@@ -23,13 +23,13 @@ STATES = ("f32", "bf16", "int8", "nvfp4")
 
 
 def sanitized(nibble):
-    """Whether the binary was built with AddressSanitizer, and is slow."""
+    """Whether the binary was built with AddressSanitizer, which makes it slow."""
     with open(nibble, "rb") as f:
         return b"__asan_init" in f.read()
 
 
 def run(nibble, *args, code=0):
-    """Runs nibble; the exit code must be this one. Returns what it printed."""
+    """Runs nibble, checks its exit code and returns what it printed."""
     r = subprocess.run([nibble, *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True,
                        check=False)
     said = r.stderr.decode()
@@ -54,12 +54,12 @@ def make_model(nibble, where, **changes):
 
 
 def sentence(rng, count):
-    """Words at random."""
+    """Random words."""
     return " ".join(rng.choice(WORDS) for _ in range(count))
 
 
 def make_data(work):
-    """Texts, a conversation file, and a held-out text."""
+    """Writes texts, a conversation file and a held-out text."""
     rng = random.Random(1)
     for name, count in (("a.txt", 60), ("b.txt", 40), ("held.txt", 12)):
         with open(f"{work}/{name}", "w", encoding="ascii") as f:
@@ -72,13 +72,13 @@ def make_data(work):
 
 
 def read(path):
-    """All bytes of a file."""
+    """The bytes of a file."""
     with open(path, "rb") as f:
         return f.read()
 
 
 def tensors(path):
-    """Of a safetensors file: (type, shape, bytes) by name."""
+    """The tensors of a safetensors file: (type, shape, bytes) by name."""
     data = read(path)
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + size])
@@ -89,7 +89,7 @@ def tensors(path):
 
 
 def floats(tensor):
-    """The values of a tensor of f32 or bf16."""
+    """The values of an f32 or bf16 tensor."""
     dtype, _, raw = tensor
     if dtype == "BF16":
         wide = bytearray(2 * len(raw))
@@ -99,7 +99,7 @@ def floats(tensor):
 
 
 def checkpoint(path):
-    """Settings, values and blobs of a checkpoint, by docs/FORMATS.md."""
+    """Settings, values and blobs of a checkpoint, read as docs/FORMATS.md describes."""
     data = read(path)
     assert data[:8] == b"NBCKPT\r\n", path
     version, size, total, step, length, values, blobs = struct.unpack("<IIQQIII", data[8:44])
@@ -136,7 +136,7 @@ def checkpoint(path):
 
 
 def same_checkpoint(a, b):
-    """All but the seconds is the same: masters, moments, scales, counts, cursors."""
+    """Checks that all but the seconds is equal: masters, moments, scales, counts, loader states."""
     x, y = checkpoint(a), checkpoint(b)
     assert any(name.endswith(".m") for name in x) and "seconds" in x, list(x)
     for z in (x, y):
@@ -147,7 +147,7 @@ def same_checkpoint(a, b):
 
 
 def log(path):
-    """The lines of a training log without times, losses and rates as they are printed."""
+    """The lines of a training log without times; losses and rates as printed."""
     lines = []
     for text in read(path).decode().splitlines():
         line = json.loads(text, parse_float=str)
@@ -158,15 +158,15 @@ def log(path):
 
 
 def steps(path):
-    """The steps of which there are checkpoints, in order."""
+    """The steps that have checkpoints, in order."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(int(n[5:-5]) for n in os.listdir(path) if n.endswith(".ckpt") and n[0] == "s")
     return []
 
 
 def kill_at(nibble, args, file):
-    """kill -9 of a training run when the file is there, and before the run is over: its notes go
-    to a pipe that nobody reads and that takes only about ten lines."""
+    """Kills (-9) a training run once a file exists and before the run ends: its stderr is a pipe
+    that is not read and holds only about ten lines, so the run blocks."""
     r, w = os.pipe()
     size = fcntl.fcntl(w, fcntl.F_SETPIPE_SZ, 4096)
     os.write(w, b"." * (size - 1200))
