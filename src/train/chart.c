@@ -74,7 +74,7 @@ struct scale {
     double at_low, at_high; /* coordinates in the picture */
 };
 
-static double place(const struct scale *s, double v)
+static double coordinate(const struct scale *s, double v)
 {
     double t = s->is_log ? log10(v) : v;
     return s->at_low + (t - s->low) / (s->high - s->low) * (s->at_high - s->at_low);
@@ -141,15 +141,15 @@ static void draw_axes(struct nbi_str *out, const struct scale *x, const struct s
         nbi_str_printf(out,
                        "<path class=\"grid\" d=\"M%d %.1fH%d\"/>"
                        "<text class=\"axis y\" x=\"%d\" y=\"%.1f\">%.6g</text>\n",
-                       LEFT, place(y, ticks[i]), WIDTH - RIGHT, LEFT - 6, place(y, ticks[i]) + 4,
-                       ticks[i]);
+                       LEFT, coordinate(y, ticks[i]), WIDTH - RIGHT, LEFT - 6,
+                       coordinate(y, ticks[i]) + 4, ticks[i]);
     n = linear_ticks(x->low, x->high, 8, ticks);
     for (int i = 0; i < n; i++)
         nbi_str_printf(out,
                        "<path class=\"grid\" d=\"M%.1f %dV%d\"/>"
                        "<text class=\"axis x\" x=\"%.1f\" y=\"%d\">%.10g</text>\n",
-                       place(x, ticks[i]), TOP, HEIGHT - BOTTOM, place(x, ticks[i]), HEIGHT - 8,
-                       ticks[i]);
+                       coordinate(x, ticks[i]), TOP, HEIGHT - BOTTOM, coordinate(x, ticks[i]),
+                       HEIGHT - 8, ticks[i]);
 }
 
 /* A hover title such as "step 120, loss 2.31, smoothed 2.4": all lines that share x with first. */
@@ -182,8 +182,8 @@ static void draw_line(struct drawing *d, const struct nbi_chart_series *s)
     size_t n = nbi_chart_decimate(s, d->chart->log_scale, d->keep, NBI_CHART_POINTS);
     nbi_str_printf(d->out, "<polyline class=\"%s\" points=\"", s->style);
     for (size_t k = 0; k < n; k++)
-        nbi_str_printf(d->out, "%s%.1f,%.1f", k ? " " : "", place(&d->x, s->x[d->keep[k]]),
-                       place(&d->y, s->y[d->keep[k]]));
+        nbi_str_printf(d->out, "%s%.1f,%.1f", k ? " " : "", coordinate(&d->x, s->x[d->keep[k]]),
+                       coordinate(&d->y, s->y[d->keep[k]]));
     nbi_str_puts(d->out, "\"/>\n");
 }
 
@@ -193,7 +193,7 @@ static void draw_dots(struct drawing *d, const struct nbi_chart_series *s)
     for (size_t k = 0; k < n; k++) {
         size_t i = d->keep[k];
         nbi_str_printf(d->out, "<circle class=\"%s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\">", s->style,
-                       place(&d->x, s->x[i]), place(&d->y, s->y[i]));
+                       coordinate(&d->x, s->x[i]), coordinate(&d->y, s->y[i]));
         put_title(d->out, d->chart, s, i);
         nbi_str_puts(d->out, "</circle>\n");
     }
@@ -208,7 +208,7 @@ static void draw_bands(struct drawing *d)
     double width = (double)(WIDTH - LEFT - RIGHT) / (double)(bands ? bands : 1);
     for (size_t b = 0; b < bands; b++) {
         size_t i = d->keep[bands > 1 ? b * (n - 1) / (bands - 1) : 0];
-        double at = place(&d->x, s->x[i]);
+        double at = coordinate(&d->x, s->x[i]);
         nbi_str_printf(d->out,
                        "<rect class=\"hover\" x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\">",
                        fmax(at - width / 2, LEFT), TOP, width, HEIGHT - TOP - BOTTOM);

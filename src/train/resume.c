@@ -11,11 +11,11 @@
 #include "train/run.h"
 
 /* The arrays of a parameter, each a blob. */
-enum { MASTER, M, M_SCALES, V, V_SCALES, PIECES };
+enum { MASTER, M, M_SCALES, V, V_SCALES, ARRAYS };
 
-static const char *const piece_names[PIECES] = {"master", "m", "m.scales", "v", "v.scales"};
+static const char *const array_names[ARRAYS] = {"master", "m", "m.scales", "v", "v.scales"};
 
-struct piece {
+struct array {
     char name[128];
     struct nbi_ptr at;
     int64_t bytes;
@@ -24,41 +24,41 @@ struct piece {
 /* Scalars of a parameter: m_scale, v_scale, m_max, v_max, tensor_scale, divisor. */
 #define SCALES 6
 
-struct pieces {
+struct arrays {
     struct nbi_run *r;
-    struct piece *p;
+    struct array *p;
     size_t count;
     float (*scales)[SCALES]; /* of all parameters */
 };
 
-static int pieces_of(const struct nbi_train_param *x, struct piece out[PIECES])
+static int arrays_of(const struct nbi_train_param *x, struct array out[ARRAYS])
 {
     int64_t m_scales, v_scales;
     int64_t m = nbi_moment_bytes(x->m.kind, x->count, &m_scales);
     int64_t v = nbi_moment_bytes(x->v.kind, x->count, &v_scales);
-    const struct nbi_ptr at[PIECES] = {x->master, x->m.values, x->m.scales, x->v.values,
+    const struct nbi_ptr at[ARRAYS] = {x->master, x->m.values, x->m.scales, x->v.values,
                                        x->v.scales};
-    const int64_t bytes[PIECES] = {(int64_t)nbi_dtype_bytes(x->dtype, x->count), m, m_scales, v,
+    const int64_t bytes[ARRAYS] = {(int64_t)nbi_dtype_bytes(x->dtype, x->count), m, m_scales, v,
                                    v_scales};
     int n = 0;
-    for (int i = 0; i < PIECES; i++) {
+    for (int i = 0; i < ARRAYS; i++) {
         if (bytes[i] == 0)
             continue;
-        out[n] = (struct piece){.at = at[i], .bytes = bytes[i]};
-        snprintf(out[n].name, sizeof out[n].name, "%s.%s", x->param.name, piece_names[i]);
+        out[n] = (struct array){.at = at[i], .bytes = bytes[i]};
+        snprintf(out[n].name, sizeof out[n].name, "%s.%s", x->param.name, array_names[i]);
         n++;
     }
     return n;
 }
 
-static enum nb_status list_pieces(struct pieces *l, struct nbi_run *r)
+static enum nb_status list_arrays(struct arrays *l, struct nbi_run *r)
 {
     size_t n = (size_t)r->params.count;
-    *l = (struct pieces){.r = r};
-    l->p = malloc(n * PIECES * sizeof *l->p);
+    *l = (struct arrays){.r = r};
+    l->p = malloc(n * ARRAYS * sizeof *l->p);
     l->scales = calloc(n, sizeof *l->scales);
     if (!l->p || !l->scales)
-        return nbi_fail_memory("checkpoint", n * PIECES * sizeof *l->p);
+        return nbi_fail_memory("checkpoint", n * ARRAYS * sizeof *l->p);
     for (size_t i = 0; i < n; i++) {
         const struct nbi_train_param *x = &r->params.tensors[i];
         const float scales[SCALES] = {x->m_scale,
@@ -69,12 +69,12 @@ static enum nb_status list_pieces(struct pieces *l, struct nbi_run *r)
                                       x->divisor};
         memcpy(l->scales[i], scales, sizeof scales);
         if (x->trained && !x->tied_to)
-            l->count += (size_t)pieces_of(x, l->p + l->count);
+            l->count += (size_t)arrays_of(x, l->p + l->count);
     }
     return NB_OK;
 }
 
-static void release_pieces(struct pieces *l)
+static void release_arrays(struct arrays *l)
 {
     free(l->p);
     free(l->scales);
@@ -208,14 +208,14 @@ static enum nb_status compare_settings(const char *old_text, const char *new_tex
 
 static enum nb_status get(void *ctx, size_t index, uint64_t offset, void *dst, size_t len)
 {
-    const struct pieces *l = ctx;
+    const struct arrays *l = ctx;
     struct nbi_run *r = l->r;
     struct nbi_ptr from = nbi_ptr_add(l->p[index].at, (int64_t)offset);
     NBI_TRY(r->be->download(r->stream, dst, from, (int64_t)len));
     return r->be->sync(r->stream);
 }
 
-static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const char *settings,
+static enum nb_status write_arrays(struct nbi_run *r, struct arrays *l, const char *settings,
                                    bool accepted)
 {
     const struct nbi_run_state *s = &r->state;
@@ -259,14 +259,14 @@ static enum nb_status write_pieces(struct nbi_run *r, struct pieces *l, const ch
 
 static enum nb_status save(struct nbi_run *r, bool accepted)
 {
-    struct pieces l;
+    struct arrays l;
     char *settings = NULL;
-    enum nb_status rc = list_pieces(&l, r);
+    enum nb_status rc = list_arrays(&l, r);
     if (rc == NB_OK)
         rc = settings_of(r, &settings);
     if (rc == NB_OK)
-        rc = write_pieces(r, &l, settings, accepted);
-    release_pieces(&l);
+        rc = write_arrays(r, &l, settings, accepted);
+    release_arrays(&l);
     free(settings);
     return nbi_context(rc, "saving a checkpoint in '%s'", r->opts->checkpoint_dir);
 }
@@ -339,7 +339,7 @@ static enum nb_status read_values(const struct nbi_checkpoint *c, struct nbi_run
     return NB_OK;
 }
 
-static enum nb_status read_pieces(struct nbi_run *r, struct pieces *l,
+static enum nb_status read_arrays(struct nbi_run *r, struct arrays *l,
                                   const struct nbi_checkpoint *c)
 {
     NBI_TRY(
@@ -388,13 +388,13 @@ static enum nb_status check_length(const struct nbi_run *r, const struct nbi_che
     return NB_OK;
 }
 
-static enum nb_status load_pieces(struct nbi_run *r, const struct nbi_checkpoint *c)
+static enum nb_status load_arrays(struct nbi_run *r, const struct nbi_checkpoint *c)
 {
-    struct pieces l;
-    enum nb_status rc = list_pieces(&l, r);
+    struct arrays l;
+    enum nb_status rc = list_arrays(&l, r);
     if (rc == NB_OK)
-        rc = read_pieces(r, &l, c);
-    release_pieces(&l);
+        rc = read_arrays(r, &l, c);
+    release_arrays(&l);
     return rc;
 }
 
@@ -410,7 +410,7 @@ static enum nb_status load(struct nbi_run *r, const struct nbi_checkpoint *c)
         r->loader.state = r->state.loader;
     if (r->replay_data)
         r->replay_loader.state = r->state.replay_loader;
-    return load_pieces(r, c);
+    return load_arrays(r, c);
 }
 
 enum nb_status nbi_run_load_accepted(struct nbi_run *r)
@@ -419,7 +419,7 @@ enum nb_status nbi_run_load_accepted(struct nbi_run *r)
     NBI_TRY(nbi_checkpoint_accepted(&c, r->opts->checkpoint_dir, (uint64_t)r->state.accepted));
     enum nb_status rc = check_settings(r, c);
     if (rc == NB_OK)
-        rc = load_pieces(r, c);
+        rc = load_arrays(r, c);
     rc = nbi_context(rc, "'%s'", nbi_checkpoint_path(c));
     nbi_checkpoint_close(c);
     return rc;
