@@ -21,6 +21,10 @@ enum cli_kind {
     CLI_LIST    /* struct cli_list: may be given again and again */
 };
 
+/* The names of a list in nibble.h as choices, "a|b|c". */
+#define CLI_CHOICES(LIST)         (&("" LIST(CLI_CHOICE_NAME))[1])
+#define CLI_CHOICE_NAME(id, name) "|" name
+
 struct cli_list {
     const char *items[CLI_MAX_LIST + 1]; /* NULL-terminated */
     int count;
