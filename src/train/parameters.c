@@ -1,7 +1,7 @@
 /* parameters.c - masters, moments, gradients and weights: their types, sizes and values.
  *
  * nbi_train_params_plan and nbi_train_params_init follow the same rules (describe, uses_master,
- * has_tied_head), and tests compare their sizes. */
+ * has_tied_head), so that a plan is exact. */
 #include "train/parameters.h"
 
 #include <math.h>

@@ -177,7 +177,8 @@ static enum nb_status plan_one(const struct nbi_run *r, const struct nb_train_op
 }
 
 struct search {
-    struct nb_train_fit *all; /* settings that fit; limited by COMBINATIONS * 64 batch sizes */
+    struct nb_train_fit
+        *all; /* [COMBINATIONS * 64] that fit; a batch size halves at most 63 times */
     int count;
     int64_t limit;
     struct nb_train_fit *smallest;

@@ -295,7 +295,7 @@ static enum nb_status put(void *ctx, uint64_t offset, const void *src, size_t le
     return t->r->be->sync(t->r->stream);
 }
 
-/* Checks a loader's state against its data; without data it must be zero. */
+/* Checks that a loader's state is a place in its data. */
 static enum nb_status check_loader_state(const struct nbi_loader_state *c,
                                          const struct nbi_dataset *d)
 {

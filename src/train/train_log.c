@@ -130,8 +130,7 @@ static enum nb_status keep_line(void *ctx, const struct line *line)
     return NB_OK;
 }
 
-/* Finds where the run continues the file. Checks every line, so that only a log is ever replaced.
- */
+/* Finds where the run continues the file. Checks every line: only a log may be replaced. */
 static enum nb_status find_end(const char *path, int64_t resumed, size_t *end)
 {
     struct kept k = {.resumed = resumed};
