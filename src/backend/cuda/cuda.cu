@@ -101,7 +101,7 @@ static void cuda_stream_free(struct nbi_stream *s)
         cudaStreamSynchronize(s->queue);
     nbi_cuda_graphs_release(s);
     cudaFree(s->block);
-    cudaFreeHost(s->upload);
+    cudaFreeHost(s->pinned);
     if (s->queue)
         cudaStreamDestroy(s->queue);
     free(s);
@@ -120,7 +120,7 @@ static enum nb_status fill_stream(struct nbi_stream *s)
         NBI_TRY(rc);
     }
     CU_TRY(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking));
-    CU_TRY(cudaMallocHost(&s->upload, NBI_UPLOAD_BYTES));
+    CU_TRY(cudaMallocHost(&s->pinned, NBI_PINNED_BYTES));
     NBI_TRY(cuda_alloc(&s->cuda->be, "scratch", p.total, &block));
     s->block = at<uint8_t>(block);
     s->x_f16 = s->block;
@@ -160,20 +160,20 @@ static enum nb_status cuda_sync(struct nbi_stream *s)
     s->download_count = 0; /* if this fails, the callers may be gone at the next sync */
     CU_HERE(s);
     CU_TRY(cudaStreamSynchronize(s->queue));
-    s->upload_used = 0;
+    s->pinned_used = 0;
     for (int i = 0; i < count; i++)
         memcpy(s->downloads[i].to, s->downloads[i].from, (size_t)s->downloads[i].bytes);
     return NB_OK;
 }
 
 /* Pinned memory for a small copy, valid until the next sync; NULL if it is used up. */
-static uint8_t *pinned(struct nbi_stream *s, int64_t bytes)
+static uint8_t *pinned_alloc(struct nbi_stream *s, int64_t bytes)
 {
     int64_t size = ceil_div(bytes, 64) * 64;
-    if (s->upload_used + size > NBI_UPLOAD_BYTES)
+    if (s->pinned_used + size > NBI_PINNED_BYTES)
         return NULL;
-    s->upload_used += size;
-    return s->upload + s->upload_used - size;
+    s->pinned_used += size;
+    return s->pinned + s->pinned_used - size;
 }
 
 /* Small copies go through pinned memory, so that the host does not wait for the device. */
@@ -183,15 +183,15 @@ static enum nb_status cuda_upload(struct nbi_stream *s, struct nbi_ptr dst, cons
     CU_HERE(s);
     if (bytes == 0)
         return NB_OK;
-    if (bytes > NBI_UPLOAD_BYTES) {
+    if (bytes > NBI_PINNED_BYTES) {
         CU_TRY(
             cudaMemcpyAsync(at<void>(dst), src, (size_t)bytes, cudaMemcpyHostToDevice, s->queue));
         return cuda_sync(s);
     }
-    uint8_t *via = pinned(s, bytes);
+    uint8_t *via = pinned_alloc(s, bytes);
     if (!via) {
         NBI_TRY(cuda_sync(s));
-        via = pinned(s, bytes);
+        via = pinned_alloc(s, bytes);
     }
     memcpy(via, src, (size_t)bytes);
     CU_TRY(cudaMemcpyAsync(at<void>(dst), via, (size_t)bytes, cudaMemcpyHostToDevice, s->queue));
@@ -202,8 +202,8 @@ static enum nb_status queue_download(struct nbi_stream *s, void *dst, struct nbi
                                      int64_t bytes)
 {
     CU_HERE(s);
-    uint8_t *via = bytes <= NBI_UPLOAD_BYTES / 4 && s->download_count < NBI_DOWNLOADS_MAX
-                       ? pinned(s, bytes)
+    uint8_t *via = bytes <= NBI_PINNED_BYTES / 4 && s->download_count < NBI_DOWNLOADS_MAX
+                       ? pinned_alloc(s, bytes)
                        : NULL;
     CU_TRY(cudaMemcpyAsync(via ? via : dst, at<void>(src), (size_t)bytes, cudaMemcpyDeviceToHost,
                            s->queue));

@@ -4,7 +4,7 @@
  * launches them; what other files call is declared at the end.
  *
  * A stream may defer work of one operation to the next: split-K partial sums (pending) and rotary
- * embedding (rope). Every operation therefore starts with CU_HERE, which does the deferred work, or
+ * embedding (rope). Every operation therefore either starts with CU_HERE, which does that work, or
  * fuses it into its own kernels. */
 #pragma once
 
@@ -32,7 +32,7 @@ extern "C" {
 #define NBI_STAGE_BYTES        ((int64_t)4 << 20)  /* cuda.host_stage, device_stage */
 #define NBI_WEIGHTS_BF16_BYTES ((int64_t)32 << 20) /* nbi_stream.weights_bf16 */
 #define NBI_WORKSPACE_BYTES    ((int64_t)8 << 20)  /* nbi_stream.workspace */
-#define NBI_UPLOAD_BYTES       ((int64_t)1 << 20)  /* nbi_stream.upload */
+#define NBI_PINNED_BYTES       ((int64_t)1 << 20)  /* nbi_stream.pinned */
 #define NBI_DOWNLOADS_MAX      4                   /* nbi_stream.downloads */
 #define NBI_GRAPHS_MAX         16                  /* nbi_stream.graphs */
 
@@ -136,8 +136,8 @@ struct nbi_stream {
     uint8_t *workspace;          /* of cuBLASLt; in linear_decode.cu the split-K partials */
     float *attention_partials;   /* of attention whose keys are split over CTAs */
     int32_t *attention_counters; /* how many of them have been written (attention.cuh) */
-    uint8_t *upload;             /* pinned host memory for small copies in both directions */
-    int64_t upload_used;         /* since the last sync */
+    uint8_t *pinned;             /* pinned host memory for small copies in both directions */
+    int64_t pinned_used;         /* since the last sync */
     struct download downloads[NBI_DOWNLOADS_MAX]; /* to finish at the next sync */
     int download_count;
     /* Handed from an operation to the one right after it; see clear_handoff. */
