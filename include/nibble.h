@@ -53,17 +53,18 @@ enum nb_log_level { NB_LOG_ERROR, NB_LOG_WARN, NB_LOG_INFO, NB_LOG_DEBUG };
 typedef void (*nb_log_fn)(void *ctx, enum nb_log_level level, const char *line);
 
 /* Where log lines go, for the whole process; NULL drops them (the default). Call it before any
- * other thread uses the library; fn is called by whichever thread has something to say. */
+ * other thread uses the library; fn is called on the thread that logs. */
 void nb_log_set_sink(nb_log_fn fn, void *ctx);
 
-/* Called now and then from the thread that runs a long operation; the unit is the operation's. */
+/* Called from time to time on the thread that runs a long operation; the unit is the operation's.
+ */
 typedef void (*nb_progress_fn)(void *ctx, uint64_t done, uint64_t total);
 
 /* Asks every running operation to stop with NB_EINTERRUPTED. Safe on any thread and in a signal
  * handler. */
 void nb_interrupt(void);
 
-/* Takes that back, so that work can go on. */
+/* Withdraws the request, so that new operations run. */
 void nb_interrupt_clear(void);
 
 /* ---- model files --------------------------------------------------------------------------- */
@@ -84,8 +85,8 @@ struct nb_tensor_info {
 struct nb_file;
 
 /* Opens a model directory or one `.dat`, `.safetensors` or `.gguf` file and checks its structure.
- * config.json is looked for in model_dir (may be NULL), else beside the file; a model without one
- * opens too. */
+ * config.json is looked for in model_dir (may be NULL), else next to the file; a model without
+ * one opens too. */
 NB_MUST_CHECK enum nb_status nb_file_open(struct nb_file **out, const char *path,
                                           const char *model_dir);
 void nb_file_close(struct nb_file *file);
@@ -100,9 +101,9 @@ uint64_t nb_file_bytes(const struct nb_file *file); /* on disk, all files */
 int64_t nb_file_meta_count(const struct nb_file *file);
 void nb_file_meta(const struct nb_file *file, int64_t index, const char **key, const char **value);
 
-/* Checks names and shapes against the config (what can be told from the shapes alone if there is
- * none), then reads every value: scales finite and positive, nothing NaN or infinite. The message
- * names the first problem. threads: 0 for what this process may use. */
+/* Checks names and shapes against the config (without a config, as far as the shapes allow), then
+ * every value: scales must be finite and positive, no value NaN or infinite. The message names the
+ * first problem. threads: 0 for what this process may use. */
 NB_MUST_CHECK enum nb_status nb_file_verify(struct nb_file *file, int threads,
                                             nb_progress_fn progress, void *progress_ctx);
 
@@ -134,7 +135,7 @@ struct nb_quantize_opts {
     const char *const *skip; /* wildcard patterns over tensor names; NULL-terminated or NULL */
 };
 
-/* One family of tensors, for example all q_proj, against what it was made from. */
+/* The error of one family of tensors, for example all q_proj, against its source. */
 struct nb_quant_family {
     char name[32];
     int64_t tensors, values;
@@ -175,7 +176,7 @@ struct nb_tokenizer;
 
 /* From a model directory, a tokenizer.json, a `.gguf` file, or a weights file with model_dir (may
  * be NULL). Any number of threads may use a tokenizer at once. share hands it to another owner: it
- * lasts until every owner has closed it. */
+ * lives until every owner has closed it. */
 NB_MUST_CHECK enum nb_status nb_tokenizer_open(struct nb_tokenizer **out, const char *model,
                                                const char *model_dir);
 NB_MUST_CHECK enum nb_status nb_tokenizer_share(struct nb_tokenizer **out,
@@ -190,15 +191,15 @@ NB_MUST_CHECK enum nb_status nb_tokenizer_encode(struct nb_tokenizer *t, const c
                                                  size_t len, bool special, int32_t **ids,
                                                  size_t *count);
 
-/* The bytes that ids stand for, with a NUL behind them; ids without a token give none and are
- * counted in *unknown (may be NULL). The caller frees *text. */
+/* The bytes that ids stand for, NUL-terminated; ids without a token give none and are counted in
+ * *unknown (may be NULL). The caller frees *text. */
 NB_MUST_CHECK enum nb_status nb_tokenizer_decode(const struct nb_tokenizer *t, const int32_t *ids,
                                                  size_t count, char **text, size_t *len,
                                                  size_t *unknown);
 
-/* The same token by token, in whole characters: the beginning of one that is not complete yet is
- * held back, and malformed bytes become U+FFFD. id -1 ends the text and gives what is held. The
- * result is valid until the next call. Zeroed to begin with. */
+/* Decodes token by token, in whole characters: the bytes of an incomplete character are held back,
+ * and malformed bytes become U+FFFD. id -1 ends the text and returns what is held. The result is
+ * valid until the next call. A zeroed struct is a valid start. */
 struct nb_decoder {
     char held[4];
     int count;
@@ -212,10 +213,10 @@ void nb_decoder_release(struct nb_decoder *d);
 
 struct nb_tokenizer_train_opts {
     const char *const *files; /* NULL-terminated; .txt, .tsv or .jsonl */
-    const char *out;          /* tokenizer.json; tokenizer_config.json beside it if there is none */
-    int64_t vocab;            /* all entries: 256 bytes, the merges, the chat tokens */
-    int64_t min_count;        /* pairs seen less often are not merged */
-    nb_progress_fn progress;  /* merges made */
+    const char *out;         /* tokenizer.json; tokenizer_config.json next to it if there is none */
+    int64_t vocab;           /* entries in all: 256 bytes, the merges, the chat tokens */
+    int64_t min_count;       /* pairs seen less often are not merged */
+    nb_progress_fn progress; /* merges made */
     void *progress_ctx;
 };
 
@@ -257,7 +258,7 @@ NB_MUST_CHECK enum nb_status nb_chat_render(const struct nb_chat *chat, const ch
 
 struct nb_data_opts {
     const char *const *files; /* NULL-terminated; .tsv, .jsonl or .txt (docs/DATA.md) */
-    int64_t seq_len;          /* tokens that a row of a batch has; 0: no limit */
+    int64_t seq_len;          /* tokens of a row of a microbatch; 0: no limit */
     int64_t show;             /* samples to show */
     bool shuffle;             /* in the order of training with this seed; else of the files */
     uint64_t seed;
@@ -269,7 +270,7 @@ struct nb_data_opts {
 struct nb_data_sample {
     const char *place; /* "FILE:LINE" */
     const int32_t *ids;
-    const uint8_t *trained; /* one for each id: the loss counts it */
+    const uint8_t *trained; /* [count]: whether the loss counts the id */
     size_t count;
     bool truncated;
 };
@@ -289,7 +290,7 @@ NB_MUST_CHECK enum nb_status nb_data_show(struct nb_tokenizer *tokenizer,
                                           struct nb_data_report *report);
 
 struct nb_identity_set_opts {
-    const char *out;       /* TSV; the held-out questions go to NAME.heldout.tsv beside it */
+    const char *out;       /* TSV; the held-out questions go to NAME.heldout.tsv next to it */
     const char *answer;    /* the answer to every identity question; NULL: one per language */
     const char *name;      /* for those answers; NULL: "nibble" */
     const char *replay;    /* ordinary questions with answers, TSV or JSONL; NULL: a built-in set */
@@ -299,8 +300,8 @@ struct nb_identity_set_opts {
 };
 
 struct nb_identity_set_report {
-    int64_t identity, contrast, replay, held_out; /* lines written; fewer than count if no more */
-    int64_t left_out;                             /* lines of the replay file that do not fit in */
+    int64_t identity, contrast, replay, held_out; /* lines written, count at most */
+    int64_t left_out;                             /* lines of the replay file that did not fit */
 };
 
 NB_MUST_CHECK enum nb_status nb_identity_write(const struct nb_identity_set_opts *opts,
@@ -308,15 +309,15 @@ NB_MUST_CHECK enum nb_status nb_identity_write(const struct nb_identity_set_opts
 
 /* ---- running a model ------------------------------------------------------------------------ */
 
-/* A model that is loaded: weights, tokenizer, chat template. Never changes; any number of sessions,
- * batches and conversations, on any thread, may use it and its tokenizer and chat template. */
+/* A loaded model: weights, tokenizer, chat template. It is immutable: any number of sessions,
+ * batches and conversations, on any thread, may use it, its tokenizer and its chat template. */
 struct nb_engine;
 
 struct nb_engine_opts {
     const char *model, *model_dir; /* model_dir may be NULL */
     const char *synthetic;         /* instead: random weights of a preset (nb_synth_opts) */
     const char *device;            /* "auto", "cpu", "cuda" or "cuda:N"; NULL: the CPU */
-    const char *simd;              /* "scalar", "avx2", "avx512"; NULL: the best there is */
+    const char *simd;              /* "scalar", "avx2", "avx512"; NULL: the widest this CPU has */
     int threads;                   /* 0: what this process may use */
     nb_progress_fn progress;       /* parameters loaded */
     void *progress_ctx;
@@ -340,15 +341,15 @@ const struct nb_chat *nb_engine_chat(const struct nb_engine *engine);
 
 enum nb_kv_dtype { NB_KV_F32, NB_KV_F16, NB_KV_BF16, NB_KV_F8 };
 
-/* How tokens go in: in chunks, one by one, or all again and again without a cache. */
+/* How tokens are processed: in chunks, one by one, or without a cache, all of them each time. */
 enum nb_kv_mode { NB_KV_PROMPT, NB_KV_TOKEN, NB_KV_NONE };
 
 struct nb_session_opts {
-    int64_t context; /* tokens at most; 0: 4096 or what the model can, if that is less */
+    int64_t context; /* tokens at most; 0: 4096, or the model's limit if that is less */
     int64_t chunk;   /* tokens of a pass; 0: what suits the device */
     enum nb_kv_dtype kv;
     enum nb_kv_mode mode;
-    bool exact; /* f32 activations; else products may round them to 16 bits */
+    bool exact; /* f32 activations; otherwise products may round them to 16 bits */
 };
 
 /* A sequence of tokens with its keys and values. One thread at a time. */
@@ -361,32 +362,33 @@ void nb_session_close(struct nb_session *session);
 int64_t nb_session_length(const struct nb_session *session);
 const int32_t *nb_session_tokens(const struct nb_session *session);
 
-/* Appends tokens; logits (may be NULL) gets those behind the last one. Past the context NB_EVALUE,
- * and nothing has changed. */
+/* Appends tokens; logits (may be NULL) receives those after the last one. NB_EVALUE if they exceed
+ * the context; the session is then unchanged. */
 NB_MUST_CHECK enum nb_status nb_session_append(struct nb_session *session, const int32_t *ids,
                                                int64_t count, float *logits);
 void nb_session_truncate(struct nb_session *session, int64_t length);
 
 /* Several sequences that go through the model together, so that weights are read once for all of
- * them. Keys and values lie in pages of a pool, which a sequence takes as it grows. One thread at a
- * time. Nothing is allocated after it is open, but that a GPU records kinds of steps that come
- * again, as far as its memory allows. */
+ * them. Keys and values are stored in pages of a pool; a sequence takes pages as it grows. One
+ * thread at a time. Nothing is allocated after it is open, except CUDA graphs of steps that recur,
+ * as far as the GPU's memory allows. */
 struct nb_batch;
 
 struct nb_batch_opts {
     int64_t sequences; /* at a time, at most */
-    int64_t context;   /* tokens of one at most; 0: 4096 or what the model can, if that is less */
-    int64_t tokens;    /* that the pool has room for, in whole pages; 0: all contexts */
-    int64_t chunk;     /* tokens of a step at most, one a sequence at least; 0: what suits */
+    int64_t context;   /* tokens of one at most; 0: 4096, or the model's limit if that is less */
+    int64_t tokens;    /* capacity of the pool, in whole pages; 0: enough for all contexts */
+    int64_t chunk;     /* tokens of a step, sequences at least; 0: what suits the device */
     enum nb_kv_dtype kv;
     bool exact; /* as in a session */
-    /* The logits of a sequence are the same, to the last bit, whatever others there are: on the
-     * same device and with the same chunk they depend on its tokens and on the parts that these
-     * came in, and parts of up to 64 tokens may also be cut in any other way. The CPU does that
-     * anyhow. A GPU takes several passes for a step then: parts of up to 64 tokens share passes of
-     * up to 64; longer ones are cut at multiples of chunk, counted from the start of the sequence,
-     * and go alone. If some matrix is not NVFP4, and without exact, all parts go alone, and how
-     * they are cut does matter. A step may then have any number of tokens. */
+    /* A sequence's logits do not depend on the other sequences, bit for bit: on the same device and
+     * with the same chunk they depend on its tokens and on how these were divided into inputs, and
+     * inputs of up to 64 tokens may be divided in any way. The CPU always does this. On a GPU a
+     * step then takes several passes: inputs of up to 64 tokens share passes of up to 64 rows;
+     * longer ones are cut at multiples of chunk, counted from the start of the sequence, and each
+     * piece has a pass of its own. If some matrix is not NVFP4, and exact is not set, every input
+     * has a pass of its own, and its division matters. A step may then have any number of tokens.
+     */
     bool deterministic;
 };
 
@@ -395,15 +397,14 @@ NB_MUST_CHECK enum nb_status nb_batch_open(struct nb_batch **out, const struct n
 void nb_batch_close(struct nb_batch *batch);
 
 struct nb_batch_info {
-    int64_t sequences, context, chunk; /* what there is room for */
+    int64_t sequences, context, chunk; /* as opened, with defaults filled in */
     int64_t open;                      /* sequences in use */
-    int64_t page_tokens, pages, free;  /* tokens of a page; pages of the pool, and those in it */
+    int64_t page_tokens, pages, free;  /* tokens of a page; pages of the pool, and free ones */
 };
 
 void nb_batch_info(const struct nb_batch *batch, struct nb_batch_info *info);
 
-/* A new sequence without tokens: the lowest number from 0 on that is not in use. NB_EVALUE: all
- * are. */
+/* A new, empty sequence: the lowest number that is not in use. NB_EVALUE if all are in use. */
 NB_MUST_CHECK enum nb_status nb_batch_add(struct nb_batch *batch, int64_t *sequence);
 
 /* Ends a sequence; its pages go back to the pool. */
@@ -421,8 +422,8 @@ struct nb_candidate {
     int32_t id;
 };
 
-/* What a sequence has in a step: tokens to append, and what is wanted behind the last of them: all
- * logits, the best of them, both or nothing. */
+/* What a step does to one sequence: tokens to append, and what is wanted of the logits after the
+ * last of them: all, the topk most likely, both or nothing. */
 struct nb_batch_input {
     int64_t sequence;
     const int32_t *ids;
@@ -433,9 +434,9 @@ struct nb_batch_input {
     bool nonfinite; /* out: some logit is not finite, and all candidate ids are -1 */
 };
 
-/* One pass over the tokens of all parts, no sequence twice. All or nothing: after a failure all
- * sequences are as they were. NB_ENOMEM: the pool has too few free pages. NB_EVALUE: more than a
- * step or a context holds, or ids that there are not. */
+/* One pass over the tokens of all inputs; no sequence may occur twice. After a failure all
+ * sequences are as they were. NB_ENOMEM: the pool has too few free pages. NB_EVALUE: more tokens
+ * than a step or a context holds, or an id outside the vocabulary. */
 NB_MUST_CHECK enum nb_status nb_batch_step(struct nb_batch *batch, struct nb_batch_input *parts,
                                            int64_t count);
 
@@ -461,12 +462,12 @@ enum nb_finish { NB_FINISH_STOP, NB_FINISH_LENGTH, NB_FINISH_CONTEXT };
 
 struct nb_generate_opts {
     struct nb_sampling sampling;
-    int64_t max_tokens;      /* 0: as many as the context has room for */
+    int64_t max_tokens;      /* 0: until the context is full */
     const char *const *stop; /* texts that end the answer; NULL-terminated or NULL */
     bool ignore_eos;
     bool check_logits; /* fill in logits_crc */
-    /* Gets the answer as it grows, in whole characters, without the text that stopped it. Another
-     * status than NB_OK ends it, and nb_generate returns that. */
+    /* Receives the answer as it grows, in whole characters, without the text that stopped it. Any
+     * status other than NB_OK ends the answer, and nb_generate returns it. */
     enum nb_status (*text)(void *ctx, const char *text, size_t len);
     void *ctx;
 };
@@ -477,12 +478,12 @@ struct nb_generate_result {
     int32_t *ids; /* of the answer, with the token that ended it; the caller frees it */
     size_t count;
     int64_t prompt_tokens, reused_tokens;
-    double prompt_seconds, seconds; /* of the prompt; of the tokens behind the first */
+    double prompt_seconds, seconds; /* of the prompt; of the tokens after the first */
     enum nb_finish finish;
     uint32_t logits_crc; /* CRC-32C of the logits that the last token was chosen from */
 };
 
-/* Makes the session hold the prompt, keeping what it has of it already, and answers. The answer
+/* Brings the session to the prompt, reusing the longest common prefix, and answers. The answer
  * stays in the session. */
 NB_MUST_CHECK enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt,
                                          size_t count, const struct nb_generate_opts *opts,
@@ -491,19 +492,19 @@ void nb_generate_result_release(struct nb_generate_result *result);
 
 /* ---- conversations -------------------------------------------------------------------------- */
 
-/* Messages in turn, over a session that nothing else uses: an answer finds there what was said
- * before, token for token. */
+/* A conversation over a session of its own, whose KV cache holds what was said before, token for
+ * token. */
 struct nb_conversation;
 
-/* think: what the chat template is told, if it asks. The session must outlive the conversation. */
+/* think: the chat template's enable_thinking. The session must outlive the conversation. */
 NB_MUST_CHECK enum nb_status nb_conversation_open(struct nb_conversation **out,
                                                   struct nb_session *session, bool think);
 void nb_conversation_close(struct nb_conversation *c);
 
 struct nb_conversation_info {
     int64_t messages;
-    int64_t tokens;  /* behind the last answer; 0: none since it began or was loaded */
-    int64_t context; /* what there is room for */
+    int64_t tokens;  /* of the session after the last answer; 0: none yet */
+    int64_t context; /* of the session */
 };
 
 void nb_conversation_info(const struct nb_conversation *c, struct nb_conversation_info *info);
@@ -512,14 +513,14 @@ void nb_conversation_info(const struct nb_conversation *c, struct nb_conversatio
 void nb_conversation_message(const struct nb_conversation *c, int64_t index,
                              struct nb_message *message);
 
-/* Adds a message without answering it. There is one system message: it takes the place of the one
- * before, and an empty one stands for none. */
+/* Adds a message without answering it. A system message replaces the one before; an empty one
+ * removes it. */
 NB_MUST_CHECK enum nb_status nb_conversation_add(struct nb_conversation *c,
                                                  const struct nb_message *message);
 
 /* Adds a message of the user and the answer to it. A failure leaves the conversation as it was. So
- * does NB_EINTERRUPTED before the first token; after it (result->count > 0) what there is of the
- * answer is kept. More than the context holds: NB_EVALUE, with result->prompt_tokens set. */
+ * does NB_EINTERRUPTED before the first token; after it (result->count > 0) the partial answer is
+ * kept. More than the context holds: NB_EVALUE, with result->prompt_tokens set. */
 NB_MUST_CHECK enum nb_status nb_conversation_answer(struct nb_conversation *c, const char *text,
                                                     size_t len, const struct nb_generate_opts *opts,
                                                     struct nb_generate_result *result);
@@ -528,7 +529,7 @@ NB_MUST_CHECK enum nb_status nb_conversation_answer(struct nb_conversation *c, c
 void nb_conversation_reset(struct nb_conversation *c);
 
 /* A line {"messages": [...]}, which is also a data set and a request to the chat template. Loading
- * takes the last conversation of any transcript; a failure leaves the one there is. */
+ * takes the last conversation of any transcript; a failure leaves the present one as it is. */
 NB_MUST_CHECK enum nb_status nb_conversation_save(const struct nb_conversation *c,
                                                   const char *path);
 NB_MUST_CHECK enum nb_status nb_conversation_load(struct nb_conversation *c, const char *path);
@@ -538,32 +539,32 @@ NB_MUST_CHECK enum nb_status nb_conversation_load(struct nb_conversation *c, con
  * as `nibble chat --log` writes them. */
 enum nb_item_kind {
     NB_ITEM_START,   /* a conversation begins */
-    NB_ITEM_RESET,   /* all but the system message is forgotten */
-    NB_ITEM_MESSAGE, /* was said */
+    NB_ITEM_RESET,   /* all messages but the system's are dropped */
+    NB_ITEM_MESSAGE, /* one was said */
     NB_ITEM_LOADED   /* came from a file */
 };
 
 struct nb_transcript_item {
     enum nb_item_kind kind;
     struct nb_message message;
-    int64_t cut; /* an answer that was interrupted: behind so many tokens; else 0 */
+    int64_t cut; /* an interrupted answer: its tokens; otherwise 0 */
 };
 
 typedef enum nb_status (*nb_transcript_fn)(void *ctx, const struct nb_transcript_item *item);
 
-/* From front to back; the message of a failure names file and line. A file with neither a message
- * nor a conversation (which may be empty) is an error. */
+/* Calls fn for each item in order; an error message names file and line. A file with neither a
+ * message nor a conversation (which may be empty) is an error. */
 NB_MUST_CHECK enum nb_status nb_transcript_read(const char *path, nb_transcript_fn fn, void *ctx);
 
-/* How far results are apart. */
+/* The difference of two results. */
 struct nb_parity_error {
-    double max, mean, relative, cosine; /* relative: of the norms */
+    double max, mean, relative, cosine; /* relative: norm of the difference / norm */
 };
 
 struct nb_parity_path {
     const char *name;
     const struct nb_parity_error *layer; /* residual stream after each layer */
-    int64_t layers;                      /* 0: this path does not show them */
+    int64_t layers;                      /* 0: this path does not expose them */
     struct nb_parity_error logits;
     int64_t positions, same_top; /* positions with the same most likely token */
     /* Of those, the ones whose highest logit leads by more than twice the error there. */
@@ -582,7 +583,7 @@ NB_MUST_CHECK enum nb_status nb_parity(const struct nb_engine *engine, const str
                                        void *ctx);
 
 struct nb_ppl_opts {
-    int64_t context; /* tokens of a window; 0: 2048 or what the model can, if that is less */
+    int64_t context; /* tokens of a window; 0: 2048, or the model's limit if that is less */
     int64_t stride;  /* from one window to the next; 0: the windows do not overlap */
     enum nb_kv_dtype kv;
     bool fast;               /* NVFP4 products with 15-bit activations; else f32 */
@@ -597,15 +598,15 @@ struct nb_ppl_result {
     double seconds;
 };
 
-/* How well tokens are predicted. Every window starts afresh; of its tokens all are predicted but
- * its first and those that an earlier window had. The last window may be shorter. */
+/* Perplexity. Every window is a sequence of its own; all its tokens are predicted except the first
+ * and those that an earlier window predicted. The last window may be shorter. */
 NB_MUST_CHECK enum nb_status nb_eval_ppl(const struct nb_engine *engine, const int32_t *ids,
                                          int64_t count, const struct nb_ppl_opts *opts,
                                          struct nb_ppl_result *result);
 
 /* ---- two models side by side ---------------------------------------------------------------- */
 
-/* What a model is to answer, and what it should say. Strings live as long as the list. */
+/* A prompt and the expected answer. Strings live as long as the list. */
 struct nb_prompt {
     const char *text;     /* what the user says last */
     const char *messages; /* a JSON array, up to where the answer begins */
@@ -613,14 +614,14 @@ struct nb_prompt {
     const char *expected; /* NULL: nothing */
     const char *place;    /* "FILE:LINE" */
     int64_t count;        /* messages */
-    bool system;          /* the first of them is the system's */
+    bool system;          /* the first message is the system's */
 };
 
 struct nb_prompts;
 
-/* .tsv: prompt, and maybe TAB and the expected answer; .jsonl: 'messages', the last of which may be
- * the expected answer, or 'prompt' and maybe 'response' and 'system'; any other file: a prompt in
- * each line. The message of a failure names file and line. */
+/* .tsv: prompt, optionally TAB and the expected answer; .jsonl: 'messages', the last of which may
+ * be the expected answer, or 'prompt' with optional 'response' and 'system'; any other file: one
+ * prompt per line. An error message names file and line. */
 NB_MUST_CHECK enum nb_status nb_prompts_open(struct nb_prompts **out, const char *path);
 void nb_prompts_close(struct nb_prompts *prompts);
 int64_t nb_prompts_count(const struct nb_prompts *prompts);
@@ -642,7 +643,7 @@ struct nb_ab_opts {
     void *progress_ctx;
 };
 
-/* How well a model predicts a text behind the prompt; tokens 0: there is none. */
+/* How well a model predicts a text that follows the prompt; tokens 0: there is none. */
 struct nb_ab_score {
     double nll; /* mean, in nats; perplexity is exp(nll) */
     int64_t tokens;
@@ -651,9 +652,9 @@ struct nb_ab_score {
 struct nb_ab_answer {
     char *text;
     size_t len;
-    int64_t tokens; /* with the one that ended it */
+    int64_t tokens; /* the one that ended it included */
     enum nb_finish finish;
-    bool match; /* with the expected answer, but for thoughts and white space around it */
+    bool match; /* the expected answer, apart from thinking and surrounding white space */
     double f1;  /* of words, with the expected answer; NaN: there is none */
 };
 
@@ -680,12 +681,12 @@ struct nb_ab_result {
     bool same_vocabulary; /* answers are then compared token by token, else as text */
 };
 
-/* Both models answer all prompts, each through its own chat template; then every text is scored
- * under both, with exact products. prompts must outlive the result. */
+/* Both models answer all prompts, each with its own chat template; then every text is scored under
+ * both, with exact products. prompts must outlive the result. */
 NB_MUST_CHECK enum nb_status nb_eval_ab(const struct nb_ab_opts *opts, struct nb_ab_result *result);
 void nb_ab_result_release(struct nb_ab_result *result);
 
-/* The result as one HTML page, which appears whole. */
+/* Writes the result as one HTML page, atomically. */
 NB_MUST_CHECK enum nb_status nb_ab_write_html(const struct nb_ab_result *result,
                                               const struct nb_ab_opts *opts, const char *path);
 
@@ -709,18 +710,18 @@ struct nb_stress_report {
     int case_count;
     struct nb_stress_case cases[NB_STRESS_CASES];
     bool outputs_identical;
-    char difference[256];          /* the first one, where they are not */
+    char difference[256];          /* the first one, if they are not */
     int64_t rss_first, rss_last;   /* resident bytes after warming up, and at the end */
-    int64_t rss_growth, rss_slack; /* of a line through all of them; what is allowed */
-    int64_t heap_growth;           /* of what malloc has given out */
+    int64_t rss_growth, rss_slack; /* by linear regression; what is allowed */
+    int64_t heap_growth;           /* of memory in use by malloc */
     bool memory_judged;            /* false: too few iterations, or a sanitizer */
     bool memory_flat;
     double seconds;
 };
 
-/* Runs the same tokens through sessions in every way, with caches of every type: all modes, chunks,
- * cutting back, reused beginnings, snapshots, two sessions in turn. Differences and growing memory
- * are no failures of the call; the report has them. */
+/* Runs the same tokens through sessions of every KV-cache type and mode: chunks, truncation, reused
+ * prefixes, snapshots, two interleaved sessions. Outputs must be bit-identical and memory must not
+ * grow; if not, the report says so and the call still returns NB_OK. */
 NB_MUST_CHECK enum nb_status nb_stress_kv(const struct nb_engine *engine,
                                           const struct nb_stress_opts *opts,
                                           struct nb_stress_report *report);
@@ -746,21 +747,21 @@ struct nb_identity_opts {
 
 enum nb_identity_kind {
     NB_IDENTITY_TRAINED,   /* questions of the set */
-    NB_IDENTITY_HELD_OUT,  /* others that mean the same */
-    NB_IDENTITY_CONTRAST,  /* that only look like it */
-    NB_IDENTITY_UNRELATED, /* ordinary ones */
+    NB_IDENTITY_HELD_OUT,  /* paraphrases that were not trained on */
+    NB_IDENTITY_CONTRAST,  /* questions that only look like identity questions */
+    NB_IDENTITY_UNRELATED, /* ordinary questions */
     NB_IDENTITY_KINDS
 };
 
 const char *nb_identity_kind_name(enum nb_identity_kind kind);
 
-/* What became of some questions; of the model after, unless it says otherwise. */
+/* How some questions were answered, by the trained model unless stated otherwise. */
 struct nb_identity_count {
     int64_t asked;
     int64_t identity, identity_before; /* answers that say who the model is */
     int64_t same;                      /* as the answer before */
     int64_t kept;                      /* the same, or the answer before is still about as likely */
-    int64_t ended;                     /* by itself */
+    int64_t ended;                     /* with the end-of-turn token */
     int64_t repeated;                  /* a phrase three times */
 };
 
@@ -789,7 +790,7 @@ struct nb_identity_result {
     enum nb_identity_kind *kinds; /* of each row */
 };
 
-/* Asks both models, and judges. */
+/* Asks both models the questions and compares the results with the limits. */
 NB_MUST_CHECK enum nb_status nb_eval_identity(const struct nb_identity_opts *opts,
                                               struct nb_identity_result *result);
 void nb_identity_result_release(struct nb_identity_result *result);
@@ -827,18 +828,18 @@ enum nb_moment_type { NB_MOMENT_TYPE_LIST(NB_ENUMERATOR) }; /* AdamW's moments i
 enum nb_loss { NB_LOSS_LIST(NB_ENUMERATOR) };
 enum nb_lr_schedule { NB_LR_SCHEDULE_LIST(NB_ENUMERATOR) };
 
-/* What happens while a model is trained. */
+/* The state of a training run after a step. */
 struct nb_train_progress {
-    int64_t step, steps; /* done; of the run */
+    int64_t step, steps; /* steps done; steps of the run */
     double loss, lr, grad_norm;
     int64_t tokens; /* so far */
     double tokens_per_s, seconds_left;
     uint64_t resident_bytes;
     int64_t skipped; /* steps whose gradients were not finite */
-    double kl;       /* to the base model, a token of those that count; NaN: there are none */
+    double kl;       /* KL(base model || model), mean over the anchored tokens; NaN: none */
 };
 
-/* An evaluation on held-out data: with the weights as they are used, and with the masters. */
+/* An evaluation on held-out data, with the weights as used and with the masters. */
 struct nb_train_eval {
     int64_t step, tokens;
     double loss, master_loss;
@@ -854,7 +855,7 @@ struct nb_train_answer {
 struct nb_train_opts {
     const char *model, *model_dir; /* as for nb_engine_opts */
     const char *synthetic;         /* instead: random weights and tokens of a preset */
-    bool random_tokens;            /* in place of data; synthetic has them always */
+    bool random_tokens;            /* instead of data; implied by synthetic */
     const char *const *data;       /* files, NULL-terminated */
     const char *const *eval_data;  /* NULL: none */
     const char *out;               /* a .dat or a directory; NULL: nothing is written */
@@ -865,10 +866,10 @@ struct nb_train_opts {
 
     double kl_base;      /* times KL(model as it was read || model), added to the loss of the
                             labelled tokens of replay, or of data without one; conversations only */
-    const char *replay;  /* a file of which rows are mixed into every batch; NULL: none */
-    double replay_share; /* of the rows, over 0 and less than 1 */
+    const char *replay;  /* a file whose rows are mixed into every batch; NULL: none */
+    double replay_share; /* of the rows, between 0 and 1, exclusive */
 
-    int64_t steps, epochs; /* the first that is reached ends the run; 0: no limit */
+    int64_t steps, epochs; /* the run ends at whichever comes first; 0: no limit */
     int64_t seq_len, batch_size, grad_accum;
     double lr, final_lr_frac;
     enum nb_lr_schedule schedule;
@@ -883,12 +884,12 @@ struct nb_train_opts {
     bool recompute, fused_step, sequential;
     uint64_t seed;
 
-    int64_t eval_every;       /* steps; 0: at the end only */
-    double stop_if_ppl_rises; /* per cent over the best so far, that of the model as it is read
-                                 included; 0: go on. Then the result is the last model that an
-                                 evaluation found within it, kept in checkpoint_dir; without that
-                                 it is the one in which perplexity has risen */
-    int64_t save_every;       /* steps; 0: at the end and on interruption only */
+    int64_t eval_every; /* steps; 0: at the end only */
+    /* Stops when held-out perplexity exceeds its lowest value, that of the original model included,
+     * by this many percent; 0: never. The result is the last model within the limit, kept in
+     * checkpoint_dir; without a checkpoint_dir it is the model at the time of stopping. */
+    double stop_if_ppl_rises;
+    int64_t save_every; /* steps; 0: at the end and on interruption only */
     const char *checkpoint_dir;
     int keep; /* checkpoints */
     bool resume;
@@ -898,12 +899,12 @@ struct nb_train_opts {
 
     const char *simd;
     int threads;
-    void (*stage)(void *ctx, const char *what); /* what is begun before the first step */
-    void (*started)(void *ctx, const struct nb_train_result *so_far); /* all is there */
+    void (*stage)(void *ctx, const char *what); /* a stage before the first step begins */
+    void (*started)(void *ctx, const struct nb_train_result *so_far); /* ready for the first step */
     void (*progress)(void *ctx, const struct nb_train_progress *p);
     void (*evaluated)(void *ctx, const struct nb_train_eval *e);
     void (*answered)(void *ctx, const struct nb_train_answer *a); /* at the end, one by one */
-    void (*warn)(void *ctx, const char *text); /* what went wrong without ending the run */
+    void (*warn)(void *ctx, const char *text); /* a failure that does not end the run */
     void *ctx;
 };
 
@@ -922,7 +923,7 @@ struct nb_train_plan {
     int64_t masters, moments, gradients, weights; /* weights: of the forward pass */
     int64_t activations, scratch, host, total;
     int64_t parameters;
-    double flops_per_token; /* forward and backward, without what is computed again */
+    double flops_per_token; /* forward and backward, recomputation not counted */
 };
 
 struct nb_train_result {
@@ -933,19 +934,19 @@ struct nb_train_result {
     bool interrupted;    /* a checkpoint was written, if there is a directory for it */
     bool exported;       /* the result is in place */
     bool stopped;        /* by stop_if_ppl_rises */
-    int64_t result_step; /* the step that what is written to out is of */
+    int64_t result_step; /* the step after which the exported weights were taken */
 };
 
-/* Trains, and writes the result to opts->out. An interruption ends the run after the step under
- * way; then nothing is written but a checkpoint and the memory report. One that comes after the
- * last step leaves the result where it is. A failure between steps leaves a checkpoint, too. */
+/* Trains, and writes the result to opts->out. An interruption ends the run after the current step;
+ * then only a checkpoint and the memory report are written. An interruption after the last step
+ * leaves the result in place. A failure between steps leaves a checkpoint, too. */
 NB_MUST_CHECK enum nb_status nb_train(const struct nb_train_opts *opts,
                                       struct nb_train_result *result);
 
 /* Whether the settings make sense together. Looks at no file. */
 NB_MUST_CHECK enum nb_status nb_train_check(const struct nb_train_opts *opts);
 
-/* What nb_train would allocate, without doing so. */
+/* What nb_train would allocate, without allocating it. */
 NB_MUST_CHECK enum nb_status nb_train_plan(const struct nb_train_opts *opts,
                                            struct nb_train_plan *plan);
 
@@ -982,20 +983,21 @@ struct nb_train_fit {
     enum nb_moment_type moment_type;
 };
 
-/* Of all settings of these kinds (the batch halved again and again) those that take at most limit
- * bytes, the fastest first, then the most precise; none that another is as good as in every
- * respect. *count: room in fits, then how many there are. smallest: of all, fitting or not. */
+/* Lists settings that fit into `limit` bytes, fastest first, then most precise, leaving out those
+ * that another equals or beats in every respect. Batch sizes are opts' halved repeatedly. *count is
+ * the capacity of fits, then the number of results. smallest: the smallest setting, fitting or not.
+ */
 NB_MUST_CHECK enum nb_status nb_train_fit(const struct nb_train_opts *opts, int64_t limit,
                                           struct nb_train_fit *fits, int *count,
                                           struct nb_train_fit *smallest);
 
 /* ---- this machine ------------------------------------------------------------------------- */
 
-/* The code path that the NVFP4 codec takes here: "scalar", "avx2" or "avx512". */
+/* The code path of the NVFP4 codec on this CPU: "scalar", "avx2" or "avx512". */
 const char *nb_codec_path(void);
 
-/* The same for products with NVFP4 weights when a model runs, in words: products of bytes need more
- * than the codec does. */
+/* The code path of products with NVFP4 weights, in words; they need more instruction sets than the
+ * codec. */
 const char *nb_product_path(void);
 
 /* Compares every codec path this CPU can run with the scalar one, on random blocks. */
@@ -1011,38 +1013,38 @@ struct nb_gpu_info {
 /* The GPUs that the NVIDIA driver reports, at most max of them; 0 without driver or GPU. */
 int nb_gpu_list(struct nb_gpu_info *gpus, int max);
 
-/* Watches the memory that processes have on all GPUs together, through the driver's management
- * library; NULL: there is none. Where the driver cannot tell processes apart (in a container, or
- * with memory shared by CPU and GPU) it is what all processes have taken since the watch began. */
+/* Watches the memory of processes on all GPUs together, through the driver's management library;
+ * NULL: there is none. Where the driver cannot tell processes apart (in a container, or with memory
+ * shared by CPU and GPU) it counts what all processes have taken since the watch began. */
 struct nb_gpu_watch;
 struct nb_gpu_watch *nb_gpu_watch_open(void);
 uint64_t nb_gpu_watch_bytes(struct nb_gpu_watch *watch, const int *pids, size_t count);
 void nb_gpu_watch_close(struct nb_gpu_watch *watch);
 
-/* Which CUDA architectures this build has code for, for example "90"; NULL: built without CUDA. */
+/* The CUDA architectures this build has code for, for example "90"; NULL: built without CUDA. */
 const char *nb_cuda_archs(void);
 
-/* Runs a small kernel on a GPU and checks its result; the message says what is missing if it
- * cannot: the build, the driver, or code for that GPU. */
+/* Runs a small kernel on a GPU and checks its result. If that fails, the message says what is
+ * missing: CUDA in this build, the driver, or code for that GPU. */
 NB_MUST_CHECK enum nb_status nb_gpu_check(int index);
 
-/* How a GPU multiplies NVFP4 weights with many rows, as those of a prompt. */
+/* How a GPU computes products of NVFP4 weights in prefill. */
 struct nb_gpu_products {
     bool native;     /* on FP4 tensor cores: they passed their self-test */
-    bool failed;     /* there are such cores, but they did not, and are not used */
-    char words[256]; /* which way, and of failures why */
+    bool failed;     /* the GPU has them, but they failed it and are not used */
+    char words[256]; /* the path taken; if it failed, why */
 };
 
 /* Opens the GPU as a session would, which loads cuBLASLt and runs the self-test. */
 NB_MUST_CHECK enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out);
 
-/* The GPU that "cuda" (0) or "cuda:N" names, -1 for "cpu"; whether it is there is not asked.
- * Another name: NB_EUNSUPPORTED. */
+/* The GPU that "cuda" (0) or "cuda:N" names, -1 for "cpu", whether or not it exists. Any other
+ * name: NB_EUNSUPPORTED. */
 NB_MUST_CHECK enum nb_status nb_device_parse(const char *name, int *gpu);
 
 #define NB_DEVICE_NAME 16
 
-/* What "auto" stands for: the first GPU that nb_gpu_check finds usable, else "cpu". */
+/* The device that "auto" stands for: the first GPU that nb_gpu_check finds usable, else "cpu". */
 void nb_device_auto(char name[NB_DEVICE_NAME]);
 
 /* One measured operation of the codec. GB/s counts bf16 source bytes for quantise rows and NVFP4
@@ -1061,12 +1063,12 @@ struct nb_bench_ops {
     struct nb_bench_row row[32];
 };
 
-/* How fast a model runs: one token after another behind `context` tokens, or whole prompts. */
+/* Speed of a model: decoding after `context` tokens, or prefill of whole prompts. */
 struct nb_bench_run_opts {
     bool prefill;
-    int64_t context;  /* decode: tokens there before */
-    int64_t tokens;   /* decode: in a round; prefill: of the prompt */
-    int64_t parallel; /* decode: sequences that go together; 0: one in a session */
+    int64_t context;  /* decode: tokens in the cache before */
+    int64_t tokens;   /* decode: of a round; prefill: of the prompt */
+    int64_t parallel; /* decode: sequences of a batch; 0: one sequence, in a session */
     enum nb_kv_dtype kv;
     bool exact;
     bool deterministic; /* with parallel, as in nb_batch_opts */
@@ -1075,29 +1077,28 @@ struct nb_bench_run_opts {
 struct nb_bench_run {
     char device[NB_DEVICE_NAME];
     int threads;
-    int cores; /* that peak_gmac_per_s is to be taken times: the threads; a GPU counts as one */
+    int cores;                      /* multiply peak_gmac_per_s by it: threads; 1 for a GPU */
     double tokens_per_s;            /* of all sequences */
     int64_t bytes_per_token;        /* weights read for a token, or for one of each sequence */
     int64_t kv_bytes_per_token;     /* decode: keys and values, in the middle of a round */
-    double gb_per_s, read_gb_per_s; /* of weights, with parallel of keys and values too; what the
-                                       device's memory gives, between rounds */
+    double gb_per_s, read_gb_per_s; /* of weights, with parallel of keys and values too; the read
+                                       bandwidth of the device, measured between rounds */
     double gmac_per_s;              /* prefill: multiplications in the layers' matrices */
-    double
-        peak_gmac_per_s; /* of a core, or a GPU, in NVFP4 products with data near; NaN: not known */
+    double peak_gmac_per_s; /* of a core, or a GPU, in NVFP4 products from cache; NaN: unknown */
 };
 
 NB_MUST_CHECK enum nb_status nb_bench_run(const struct nb_engine *engine,
                                           const struct nb_bench_run_opts *opts,
                                           struct nb_bench_run *out);
 
-/* How fast training is: some steps over random tokens, with the settings of opts; its data, files
- * and callbacks are not used. */
+/* Speed of training: some steps over random tokens with the settings of opts, whose data, files and
+ * callbacks are not used. */
 struct nb_bench_train {
     int threads;
-    double step_seconds, tokens_per_s; /* of the median step, without the first */
+    double step_seconds, tokens_per_s; /* of the median step, the first excluded */
     double flops_per_s;                /* as nb_train_plan counts them */
-    double peak_flops_per_s; /* of products of floats, all threads with data in their caches */
-    uint64_t peak_bytes;     /* resident, of the process */
+    double peak_flops_per_s;           /* f32 products from cache, all threads */
+    uint64_t peak_bytes;               /* resident, of the process */
     struct nb_train_plan plan;
 };
 
