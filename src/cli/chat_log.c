@@ -30,7 +30,7 @@ enum nb_status cli_chat_log_open(struct cli_chat_log *log, const char *path)
     log->fd = nbi_sys_open(path, O_RDWR | O_APPEND | O_CREAT, 0666);
     if (log->fd < 0)
         return nbi_fail(NB_EIO, "cannot open '%s': %s", path, strerror(errno));
-    /* A last line that was cut off must not swallow ours. */
+    /* Terminate an incomplete last line, so that ours does not become part of it. */
     off_t size = lseek(log->fd, 0, SEEK_END);
     if (size > 0 && pread(log->fd, &last, 1, size - 1) == 1 && last != '\n')
         return write_all(log, "\n", 1);
@@ -43,7 +43,7 @@ void cli_chat_log_close(struct cli_chat_log *log)
         close(log->fd);
 }
 
-/* Writes {"time":"...",MEMBERS} as a line, and releases members. */
+/* Writes the line {"time":"...",MEMBERS} and releases members. */
 static enum nb_status put_line(const struct cli_chat_log *log, struct nbi_str *members)
 {
     struct nbi_str line = {0};

@@ -1,13 +1,13 @@
-/* chat_log.h - a conversation as it happens, a JSON object per line.
+/* chat_log.h - the log of a chat: one JSON object per line.
  *
- * What is written is a transcript (nibble.h) with times, token counts and settings in it. A file
- * that is there already is added to. */
+ * The lines are a transcript (nibble.h) with times, token counts and settings. An existing file is
+ * appended to. */
 #pragma once
 
 #include "base/str.h"
 
 struct cli_chat_log {
-    const char *path; /* NULL: there is none, and nothing is written */
+    const char *path; /* NULL: no log */
     int fd;
 };
 

@@ -17,20 +17,20 @@ extern const struct cli_command *const cli_commands[];
 /* Prints the error of a failed library call and gives the exit code for it; 0 for NB_OK. */
 int cli_status(enum nb_status status);
 
-/* NB_EIO once something could not be written to standard output. main() looks for it at the end, so
- * only a command that would go on for long without its output asks before. */
+/* NB_EIO once a write to standard output has failed. main() checks it at the end, so only a command
+ * that would run on for long without its output checks it earlier. */
 enum nb_status cli_check_stdout(void);
 
-/* The exit code of what a signal has ended. */
+/* The exit code after a signal. */
 int cli_interrupted(void);
 
-/* The first signal also says this on stderr; a second ends the process. */
+/* The first signal prints this on stderr; a second one ends the process. */
 void cli_say_when_interrupted(const char *text);
 
-/* Ctrl-C no longer ends the process, however often it comes; it interrupts what runs. */
+/* From now on Ctrl-C only interrupts the running operation, however often it comes. */
 void cli_survive_interrupts(void);
 
-/* After an interruption: true if it was Ctrl-C, and work can go on; false if we are to end. */
+/* After an interruption: true if it was Ctrl-C and work may continue; false if we must exit. */
 bool cli_resume(void);
 
 json_t *cli_json_number(double v); /* null if it is not finite */
@@ -38,15 +38,15 @@ json_t *cli_json_number(double v); /* null if it is not finite */
 /* Refuses a GPU that --device names, since `what` runs on the CPU; 0, or the exit code. */
 int cli_cpu_only(const struct cli_common *common, const char *what);
 
-/* Prints value on stdout as JSON, frees it and gives the exit code. ok false, or value NULL: some
- * piece of it could not be made. */
+/* Prints value on stdout as JSON, frees it and returns the exit code. ok false, or value NULL: part
+ * of it could not be allocated. */
 int cli_print_json(json_t *value, bool ok);
 
-/* From here on a failure to print also says that target, what the command has written, is in place.
- * Keeps the pointer; NULL: it has written nothing. */
+/* From now on a failure to print also says that target, which the command has written, is in place.
+ * Keeps the pointer; NULL: nothing was written. */
 void cli_in_place(const char *target);
 
-/* A path as a JSON string: what is not UTF-8 in it becomes '?'. */
+/* A path as a JSON string: malformed UTF-8 becomes '?'. */
 json_t *cli_json_path(const char *path);
 
 /* Progress on stderr; none with --quiet. */

@@ -1,4 +1,4 @@
-/* cmd_bench.c - how fast operations are here, against what the machine can do. */
+/* cmd_bench.c - speed, next to what the machine can do. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static const struct cli_opt options[] = {
     {"parallel", 0, CLI_INT, offsetof(struct bench_opts, parallel), "N", "0", 0, 4096,
      "decode: so many sequences, which go through the model together (0: one alone)", NULL},
     {"deterministic", 0, CLI_FLAG, offsetof(struct bench_opts, deterministic), NULL, NULL, 0, 0,
-     "decode, with --parallel: a sequence gets the same bits in any company", NULL},
+     "decode, with --parallel: a sequence's bits do not depend on the others", NULL},
     {"file", 0, CLI_STRING, offsetof(struct bench_opts, file), "FILE", NULL, 0, 0,
      "tokenizer: the text", NULL},
     {"steps", 0, CLI_INT, offsetof(struct bench_opts, steps), "N", "5", 1, 1e6,

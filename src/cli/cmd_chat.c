@@ -1,4 +1,4 @@
-/* cmd_chat.c - a conversation: on a terminal, from a pipe, or once more from a log. */
+/* cmd_chat.c - a conversation: on a terminal, from a pipe, or replayed from a log. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -49,7 +49,7 @@ static const struct cli_opt options[] = {
      "say on stderr how fast each answer was", NULL},
 };
 
-/* All answers together. */
+/* Totals over all answers. */
 struct totals {
     int64_t answers, prompt, reused, decoded;
     double prompt_seconds, seconds;
@@ -77,7 +77,7 @@ struct chat {
     char *file; /* saved to or loaded from last; NULL: none */
 };
 
-/* A remark; none with --quiet. */
+/* Prints a remark, unless --quiet. */
 static void note(const struct chat *c, const char *text)
 {
     bool dim = c->colour && isatty(STDERR_FILENO);
@@ -87,7 +87,7 @@ static void note(const struct chat *c, const char *text)
 
 /* ---- printing ---- */
 
-/* Whole characters for a terminal: those that would control it become '?'. */
+/* Prints whole characters; control characters become '?'. */
 static void put_safely(FILE *out, const char *text, size_t len)
 {
     const char *end = text + len;
@@ -100,7 +100,7 @@ static void put_safely(FILE *out, const char *text, size_t len)
     }
 }
 
-/* How much of text still belongs to the thought: up to and with its end mark. */
+/* How much of text belongs to the model's thinking: up to and including its end mark. */
 static size_t thought_length(struct chat *c, const char *text, size_t len)
 {
     static const char mark[] = NB_THINK_END;
@@ -187,7 +187,7 @@ static void count(struct chat *c, const struct nb_generate_result *r)
     c->all.seconds += r->seconds;
 }
 
-/* What is to be said about an answer that is there. */
+/* Logs and reports a finished answer. */
 static enum nb_status conclude(struct chat *c, const char *text, size_t len,
                                const struct nb_generate_result *r, bool interrupted)
 {
@@ -252,7 +252,7 @@ static enum nb_status set_system(struct chat *c, const char *text, size_t len)
     return cli_chat_log_message(&c->log, m.role, m.text, m.len);
 }
 
-/* From the beginning: no messages but --system. */
+/* Starts over: no messages but --system. */
 static enum nb_status start(struct chat *c)
 {
     struct nb_conversation_info info;
@@ -305,7 +305,7 @@ static enum nb_status run_system(struct chat *c, const char *arg)
     return NB_OK;
 }
 
-/* The file that the conversation is in; it may be written again. */
+/* Remembers the file of the conversation, which /save may overwrite. */
 static enum nb_status set_file(struct chat *c, const char *path)
 {
     char *copy = strdup(path);
@@ -385,7 +385,7 @@ static enum nb_status run_help(struct chat *c, const char *arg)
         if (k->help)
             fprintf(stderr, "  /%-7s %-6s %s\n", k->name, k->arg, k->help);
     fputs("A message of several lines: paste it, or end lines with \\, or put \"\"\" before and "
-          "behind it.\n"
+          "after it.\n"
           "A message that begins with a slash: write two of them.\n"
           "Ctrl-C stops an answer, or clears the line; Ctrl-D leaves.\n",
           stderr);
@@ -420,7 +420,7 @@ static enum nb_status run_command(struct chat *c, char *line)
         if (strcmp(k->name, line) != 0)
             continue;
         if (*arg && !*k->arg)
-            return nbi_fail(NB_EINVAL, "/%s takes nothing behind it", k->name);
+            return nbi_fail(NB_EINVAL, "/%s takes no argument", k->name);
         return k->run(c, arg);
     }
     const char *near = cli_nearest(line, names, n);
@@ -440,7 +440,7 @@ static enum nb_status take(struct chat *c, struct nbi_str *message, bool whole)
     return send_message(c, text + skip, message->len - skip, 0);
 }
 
-/* On a terminal errors are told and Ctrl-C clears the line; elsewhere both end the chat. */
+/* On a terminal, errors are printed and Ctrl-C clears the line; elsewhere both end the chat. */
 static enum nb_status talk(struct chat *c, struct cli_lines *lines)
 {
     struct nbi_str message = {0};
@@ -502,7 +502,7 @@ static enum nb_status talk_live(struct chat *c)
 
 /* ---- replay ---- */
 
-/* A transcript in memory: it is read, and found to be sound, before the model is. */
+/* A transcript in memory: read and checked before the model is loaded. */
 struct replay {
     struct nbi_arena arena;
     struct nb_transcript_item *items;
@@ -621,9 +621,9 @@ const struct cli_command cli_chat = {
         "edited,\n"
         "and earlier ones are kept in $XDG_STATE_HOME/nibble/history (~/.local/state without it).\n"
         "/help lists the commands: /reset, /system, /save, /load, /stats, /quit. Ctrl-C stops the\n"
-        "answer, and what there is of it counts; Ctrl-D leaves. Text that is pasted is one "
+        "answer, which is kept as far as it got; Ctrl-D leaves. Text that is pasted is one "
         "message;\n"
-        "otherwise a backslash at the end of a line, or \"\"\" before and behind a text, make\n"
+        "otherwise a backslash at the end of a line, or \"\"\" before and after a text, make\n"
         "one of several lines.\n"
         "\n"
         "Without a terminal, standard input has a message or a command per line, and standard\n"

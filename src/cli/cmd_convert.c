@@ -19,7 +19,7 @@ struct convert_opts {
 
 #define AT(field) offsetof(struct convert_opts, field)
 
-/* quantize has all of them, convert those from CONVERT_FIRST on. */
+/* All options of quantize; convert has those from CONVERT_FIRST on. */
 #define CONVERT_FIRST 4
 
 static const struct cli_opt options[] = {
@@ -42,7 +42,7 @@ static const struct cli_opt options[] = {
      "directories: largest weights file in MB (default: 5000)", NULL},
 };
 
-/* Options that mean nothing for this target are refused, not passed over. */
+/* Options without meaning for this target are refused, not ignored. */
 static int check_usage(const struct cli_command *c, const struct convert_opts *o)
 {
     const char *dst = o->common.positional[1];
@@ -139,7 +139,7 @@ static void print_report(const struct convert_opts *o, const struct nb_quantize_
            nbi_format_bytes(rss, (double)nbi_peak_rss()));
 }
 
-/* The report goes to a file that is opened before the work, so that a bad path shows at once. */
+/* The report's file is opened before the work, so that a bad path is found at once. */
 static enum nb_status write_report(struct nbi_outfile *f, const struct convert_opts *o,
                                    const struct nb_quantize_report *report)
 {

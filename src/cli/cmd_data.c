@@ -1,4 +1,4 @@
-/* cmd_data.c - data sets: look at one as training sees it, make the identity set. */
+/* cmd_data.c - data sets: shows one as training sees it, makes the identity set. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

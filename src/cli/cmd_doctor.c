@@ -1,4 +1,4 @@
-/* cmd_doctor.c - what this machine has, what nibble will make of it, and what is wrong. */
+/* cmd_doctor.c - what this machine has, which code paths run on it, and what is wrong. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <gnu/libc-version.h>
 #include <pcre2.h>
@@ -77,7 +77,7 @@ static void examine(struct findings *f)
                     "working on large models");
 }
 
-/* Which code runs what; rows grow with what nibble can do. */
+/* The code path of each kind of operation. */
 static const struct {
     const char *operation;
     const char *(*path)(void);
@@ -87,7 +87,7 @@ static const struct {
     {"type conversion", nb_codec_path},
 };
 
-/* Libraries in use, as they say themselves. */
+/* Libraries in use, with the versions they report. */
 #define LIBRARIES 4
 
 struct library {

@@ -1,4 +1,4 @@
-/* cmd_eval.c - how good a model is. */
+/* cmd_eval.c - measures a model: perplexity, A/B, identity. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

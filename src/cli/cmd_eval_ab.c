@@ -97,7 +97,7 @@ static void print_kl(double kl)
         printf("  %9s", "-");
 }
 
-/* A prompt, shortened, in a column of its own. */
+/* Prints a prompt, shortened to its column. */
 static void print_prompt(const char *prompt)
 {
     char shown[PROMPT_WIDTH + 1];
@@ -178,7 +178,7 @@ static int check(const struct cli_ab_opts *o, const struct cli_run_opts *run)
     return CLI_EXIT_USAGE;
 }
 
-/* A page that cannot be written must not cost a long run. */
+/* Checks before a long run that the page can be written. */
 static enum nb_status check_out(const char *path)
 {
     if (!path)

@@ -1,4 +1,4 @@
-/* cmd_eval_identity.c - did it learn who it is, and forget nothing? */
+/* cmd_eval_identity.c - whether a model learnt who it is, and forgot nothing. */
 #include "cli/cmd_eval_identity.h"
 
 #include <math.h>

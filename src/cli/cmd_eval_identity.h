@@ -12,9 +12,9 @@ struct cli_identity_opts {
 int cli_eval_identity(const struct cli_identity_opts *o, const struct cli_run_opts *run,
                       const struct cli_common *common);
 
-/* Some answers before and after. */
+/* Prints some answers before and after. */
 void cli_print_identity_examples(const struct nb_identity_result *r);
 
-/* What nb_eval_identity found: a table, the gates, and with `verbose` every answer. */
+/* Prints the result: a table, the gates, and with `verbose` every answer. */
 void cli_print_identity(const struct nb_identity_result *r, bool verbose);
 json_t *cli_identity_json(const struct nb_identity_result *r, bool *ok);

@@ -1,7 +1,7 @@
 /* cmd_guard.c - a command under a memory limit.
  *
- * The guard is the reaper of everything below it, so a process that leaves its parent or its group
- * becomes the guard's child and stays in sight. */
+ * The guard is the subreaper of everything below it, so a process that leaves its parent or its
+ * group becomes the guard's child and stays visible. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -57,8 +57,8 @@ struct guard {
 
 /* ---- starting the command ---- */
 
-/* On a terminal that is ours, the command stays in our group, and Ctrl-C and Ctrl-Z reach both of
- * us. Otherwise it gets a group of its own, and signals reach it through us, once. */
+/* In the foreground of a terminal the command stays in our process group, and Ctrl-C and Ctrl-Z
+ * reach both. Otherwise it gets its own group, and we forward signals to it, once. */
 static bool at_terminal(void)
 {
     return isatty(STDIN_FILENO) && tcgetpgrp(STDIN_FILENO) == getpgrp();
@@ -98,9 +98,9 @@ static int start(struct guard *g, char **argv)
     return reason == ENOENT ? EXIT_NOT_FOUND : EXIT_CANNOT_RUN;
 }
 
-/* ---- signals and ends ---- */
+/* ---- signals and exits ---- */
 
-/* Everything that has ended, the command among it. */
+/* Reaps all processes that have ended, the command included. */
 static void reap(struct guard *g)
 {
     int status;
@@ -112,7 +112,7 @@ static void reap(struct guard *g)
         }
 }
 
-/* From the terminal it has reached the command already. */
+/* Forwards a signal, unless it came from the terminal, which sent it to the command too. */
 static void pass_on(const struct guard *g, const siginfo_t *info)
 {
     if (g->ended || (!g->own_group && info->si_code == SI_KERNEL))
@@ -121,7 +121,7 @@ static void pass_on(const struct guard *g, const siginfo_t *info)
         kill(g->child, info->si_signo);
 }
 
-/* Waits for a signal, or until the seconds are over, and does what it asks for. */
+/* Waits for a signal for up to `seconds`, and handles it. */
 static void wait_a_while(struct guard *g, double seconds)
 {
     siginfo_t info;
@@ -157,8 +157,8 @@ static uint64_t gpu_bytes(const struct guard *g)
     return nb_gpu_watch_bytes(g->gpu, pids, n);
 }
 
-/* Shared pages are told apart only when it matters. Processes that end between two readings leave
- * their part to the others, and the sum is too large; then the next one is not. */
+/* Shared pages are divided only when the sum nears the limit. A process that ends between two
+ * readings leaves its share to the others, and the sum is too large once. */
 static enum nb_status measure(struct guard *g)
 {
     NBI_TRY(look_at_tree(g));
@@ -211,7 +211,7 @@ static void signal_tree(const struct guard *g, int sig)
         kill(g->tree[i].pid, sig);
 }
 
-/* SIGTERM; SIGKILL when the grace is over, or when memory still grows. */
+/* Sends SIGTERM; SIGKILL when the grace period is over, or if memory still grows. */
 static enum nb_status end_tree(struct guard *g)
 {
     double start = nbi_now(), hard = start + g->opts->grace_secs;
@@ -235,9 +235,9 @@ static enum nb_status end_tree(struct guard *g)
     }
 }
 
-/* ---- the command's life ---- */
+/* ---- running the command ---- */
 
-/* Processes that outlive the command go on, as they would without a guard. */
+/* Processes that outlive the command keep running, as they would without a guard. */
 static int exit_code(struct guard *g)
 {
     if (look_at_tree(g) == NB_OK && g->tree_count > 0 && !g->opts->common.quiet)

@@ -1,4 +1,4 @@
-/* cmd_inspect.c - what is in a model file, and whether it is sound. */
+/* cmd_inspect.c - lists a model file, and verifies it. */
 #include <string.h>
 
 #include "base/str.h"

@@ -1,4 +1,4 @@
-/* cmd_parity.c - do all paths through a model agree? */
+/* cmd_parity.c - whether all paths through a model agree. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,7 +70,7 @@ static enum nb_status show(void *ctx, const struct nb_parity_path *p)
     return NB_OK;
 }
 
-/* The text's tokens; a model without a tokenizer gets its bytes as ids. */
+/* The tokens of the text; for a model without a tokenizer, its bytes. */
 static enum nb_status make_ids(const struct nb_engine *engine, const struct nbi_str *text,
                                int32_t **ids, size_t *count)
 {
@@ -88,7 +88,7 @@ static enum nb_status make_ids(const struct nb_engine *engine, const struct nbi_
     return NB_OK;
 }
 
-/* No more of a text than the model can see at once, and than shows the difference. */
+/* Limits the text to the model's context, and to what is enough to show a difference. */
 static size_t shorten(const struct nb_engine *engine, size_t count)
 {
     struct nb_engine_info info;
@@ -108,7 +108,7 @@ static enum nb_status read_text(const struct parity_opts *o, struct nbi_str *tex
     return nbi_str_status(text);
 }
 
-/* What is compared with always runs on the CPU. */
+/* The reference always runs on the CPU. */
 static enum nb_status open_engines(const struct parity_opts *o, struct nb_engine **engine,
                                    struct nb_engine **gpu)
 {

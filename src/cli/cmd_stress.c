@@ -1,4 +1,4 @@
-/* cmd_stress.c - does a model's cache hold up? */
+/* cmd_stress.c - runs the KV cache through all its modes. */
 #include <string.h>
 
 #include "base/str.h"
@@ -48,7 +48,7 @@ static void print_text(const struct nb_stress_report *r)
                                  : "GROWS");
 }
 
-/* Standard error says what is wrong, in one line. */
+/* Prints the problem on standard error, in one line. */
 static int verdict(const struct nb_stress_report *r)
 {
     if (!r->outputs_identical)

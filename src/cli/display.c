@@ -1,4 +1,4 @@
-/* display.c - how a prompt and a text that is being edited look on a terminal. */
+/* display.c - draws a prompt and the text being edited on a terminal. */
 #include "cli/display.h"
 
 #include <string.h>
@@ -13,14 +13,14 @@
 #define CLEAR_BELOW  "\033[J"
 #define CLEAR_SCREEN "\033[H\033[2J"
 
-/* ---- where characters go ---- */
+/* ---- positions of characters ---- */
 
-/* A place: `column` may be the number of columns, in a row that is full. */
+/* A position. column equals the width of the window in a full row (pending wrap). */
 struct place {
     size_t row, column;
 };
 
-/* A character where it goes. */
+/* A character and its position. */
 struct cell {
     struct place at;
     size_t width;
@@ -28,8 +28,8 @@ struct cell {
     size_t len;
 };
 
-/* The columns of a character that is no control character. What no terminal draws, or each in a way
- * of its own, is replaced. */
+/* The columns of a character that is not a control character. Characters that terminals draw
+ * differently, or not at all, are replaced. */
 static size_t width_of(const char *p, size_t n, struct cell *c)
 {
     utf8proc_int32_t code = (utf8proc_int32_t)nbi_utf8_decode(p);
@@ -45,7 +45,7 @@ static size_t width_of(const char *p, size_t n, struct cell *c)
     return 1;
 }
 
-/* Where the character at p goes, after what ends at *place, which moves on. Its length. */
+/* Places the character at p at *place, which advances; returns the bytes it takes. */
 static size_t place_char(const char *p, const char *end, size_t columns, struct place *place,
                          struct cell *c)
 {
@@ -139,7 +139,7 @@ static struct layout lay_out(const struct cli_display *d, const struct cli_shown
 
 /* ---- drawing ---- */
 
-/* Chooses the rows to be shown: the same as before, if the cursor is in them. */
+/* Chooses the rows to show: the same as before if the cursor is among them. */
 static void scroll(struct cli_display *d, const struct layout *l)
 {
     size_t row = l->cursor.row, last = l->rows > d->rows ? l->rows - d->rows : 0;
@@ -157,7 +157,7 @@ static void move(struct nbi_str *out, size_t by, char how)
         nbi_str_printf(out, "\033[%zu%c", by, how);
 }
 
-/* To the first row that was drawn, which may have gone with a part of the window. */
+/* Moves to the first row drawn, which may be outside a window that has shrunk. */
 static void rewind_rows(const struct cli_display *d, struct nbi_str *out)
 {
     nbi_str_puts(out, "\r");

@@ -1,11 +1,11 @@
-/* display.h - how a prompt and a text that is being edited look on a terminal.
+/* display.h - draws a prompt and the text being edited on a terminal.
  *
  * in : prompt, text, cursor, the size of the window
  * out: bytes for the terminal
  *
- * Rows end where the window ends, as terminals have it; a text with more rows than the window shows
- * those around its cursor. Nothing here has the size of the window, so a window that changes
- * invalidates nothing: what is drawn next is drawn from scratch.
+ * Rows wrap at the width of the window. Of a text with more rows than the window, those around the
+ * cursor are shown. No array here has the size of the window, so a resize invalidates nothing: the
+ * next draw starts from scratch.
  *
  * A terminal needs CR, LF and the sequences CUU, CUF, CUP, ED and DECAWM's pending wrap or none. */
 #pragma once
@@ -18,25 +18,25 @@ struct cli_display {
     size_t cursor_row;    /* rows of the window above the cursor that we have drawn */
 };
 
-/* What is shown: the text follows the prompt. Both are well-formed UTF-8. */
+/* What is drawn: the prompt, then the text. Both are well-formed UTF-8. */
 struct cli_shown {
     const char *prompt, *text;
     size_t len, cursor; /* of text, in bytes */
 };
 
-/* Takes a size as the system says it; what it does not know (0) is 24 rows of 80 columns. */
+/* Sets the size as reported by the system; unknown (0) counts as 24 rows of 80 columns. */
 void cli_display_resize(struct cli_display *d, size_t columns, size_t rows);
 
-/* For a line that begins where the terminal's cursor is, at the start of a row. */
+/* Begins a line at the terminal's cursor, which must be at the start of a row. */
 void cli_display_begin(struct cli_display *d);
 
-/* Appends what brings the terminal from what was drawn last to this. */
+/* Appends the bytes that turn the last drawing into this one. */
 void cli_display_draw(struct cli_display *d, const struct cli_shown *s, struct nbi_str *out);
 
-/* The same after the screen was cleared, which it does. */
+/* Clears the screen first, then draws. */
 void cli_display_clear(struct cli_display *d, const struct cli_shown *s, struct nbi_str *out);
 
-/* Leaves what is drawn, with the cursor in its last row, so that a line end goes below it. whole:
- * all rows are shown, even those for which the window has no room. */
+/* Moves the cursor to the last row, so that the next line end goes below the text. whole: all rows
+ * are drawn first, even those that do not fit the window. */
 void cli_display_leave(struct cli_display *d, const struct cli_shown *s, bool whole,
                        struct nbi_str *out);

@@ -1,4 +1,4 @@
-/* edit_buffer.c - the text of a line that is being edited. */
+/* edit_buffer.c - the text of a line being edited. */
 #include "cli/edit_buffer.h"
 
 #include <string.h>
@@ -42,7 +42,7 @@ static size_t char_before(const struct cli_edit *e, size_t at)
     return at;
 }
 
-/* Whether there is a boundary at `at` whatever comes before the two characters around it. */
+/* Whether `at` is a boundary no matter what precedes the two characters around it. */
 static bool surely_boundary(const struct cli_edit *e, size_t at)
 {
     size_t next;
@@ -52,8 +52,8 @@ static bool surely_boundary(const struct cli_edit *e, size_t at)
     return utf8proc_grapheme_break(before, char_at(e, at, &next));
 }
 
-/* The last start of a grapheme before `at`: goes back to a sure boundary, and forward from there. A
- * grapheme is longer than LOOK_BACK characters only where somebody wants to see us slow. */
+/* The last start of a grapheme before `at`: steps back to a sure boundary, then forward. LOOK_BACK
+ * bounds the work on hostile text; real graphemes are shorter. */
 static size_t grapheme_start(const struct cli_edit *e, size_t at)
 {
     if (at == 0)
@@ -66,7 +66,7 @@ static size_t grapheme_start(const struct cli_edit *e, size_t at)
     return from;
 }
 
-/* The first boundary at or after `at`: a change may have joined what was apart. */
+/* The first boundary at or after `at`: a change may have joined two graphemes. */
 static size_t boundary(const struct cli_edit *e, size_t at)
 {
     return at == 0 || at >= e->len ? at : grapheme_end(e, grapheme_start(e, at));
@@ -161,7 +161,7 @@ void cli_edit_clear(struct cli_edit *e)
     e->cutting = false;
 }
 
-/* Copies what a text may hold; the result is never longer. */
+/* Copies the characters that a text may hold; the result is never longer. */
 static size_t filter(char *out, const char *bytes, size_t len)
 {
     const char *end = bytes + len;
@@ -236,7 +236,7 @@ enum nb_status cli_edit_cut(struct cli_edit *e, enum cli_edit_place to)
     size_t kept = e->cutting ? e->cut_len : 0;
     if (n == 0)
         return NB_OK;
-    /* What is cut and what is left were in the text together, but cuts may add up. */
+    /* One cut always fits, but consecutive cuts add up. */
     if (kept > CLI_EDIT_MAX - n)
         kept = 0;
     char *cut = malloc(kept + n);

@@ -1,4 +1,4 @@
-/* edit_buffer.h - the text of a line that is being edited, its cursor, and the text that was cut.
+/* edit_buffer.h - the text of a line being edited, its cursor, and the text cut last.
  *
  * The text is always well-formed UTF-8 without control characters other than '\n' and '\t', and the
  * cursor is always between two graphemes (what a reader takes for one character). A function that
@@ -19,7 +19,7 @@ struct cli_edit {
     bool cutting; /* the last change was a cut, so that the next one adds to it */
 };
 
-/* Where moving and cutting go. */
+/* Targets of moves and cuts. */
 enum cli_edit_place {
     CLI_EDIT_LEFT, /* a grapheme */
     CLI_EDIT_RIGHT,
@@ -35,8 +35,8 @@ void cli_edit_release(struct cli_edit *e);
 /* Empties the text; what was cut stays. */
 void cli_edit_clear(struct cli_edit *e);
 
-/* Inserts before the cursor what is well-formed in bytes, without control characters; '\r' and
- * "\r\n" become '\n'. *fits false: it would be longer than CLI_EDIT_MAX, and nothing changes. */
+/* Inserts bytes before the cursor, without malformed UTF-8 and control characters; '\r' and "\r\n"
+ * become '\n'. *fits false: the text would exceed CLI_EDIT_MAX, and is unchanged. */
 enum nb_status cli_edit_insert(struct cli_edit *e, const char *bytes, size_t len, bool *fits);
 
 /* Replaces the text; the cursor is at its end. */
@@ -44,10 +44,10 @@ enum nb_status cli_edit_set(struct cli_edit *e, const char *bytes, size_t len);
 
 void cli_edit_move(struct cli_edit *e, enum cli_edit_place to);
 
-/* Removes what is between the cursor and the place. */
+/* Deletes from the cursor to the target. */
 void cli_edit_delete(struct cli_edit *e, enum cli_edit_place to);
 
-/* The same, and keeps it for yanking. Cuts that follow each other are yanked together. */
+/* Deletes and keeps the text for yanking. Consecutive cuts are yanked together. */
 enum nb_status cli_edit_cut(struct cli_edit *e, enum cli_edit_place to);
 enum nb_status cli_edit_yank(struct cli_edit *e, bool *fits);
 

@@ -1,4 +1,4 @@
-/* history.c - the lines that were typed before. */
+/* history.c - lines typed before. */
 #include "cli/history.h"
 
 #include <string.h>
@@ -20,7 +20,7 @@ void cli_history_release(struct cli_history *h)
     *h = (struct cli_history){0};
 }
 
-/* Takes out an equal entry, of which there is one at most. */
+/* Removes the equal entry, if there is one. */
 static void drop_equal(struct cli_history *h, const char *text)
 {
     for (size_t i = 0; i < h->count; i++) {
@@ -34,7 +34,7 @@ static void drop_equal(struct cli_history *h, const char *text)
     }
 }
 
-/* Makes room for an entry of so many bytes: the oldest go. */
+/* Drops the oldest entries until one of `size` bytes fits. */
 static void drop_oldest(struct cli_history *h, size_t size)
 {
     size_t gone = 0;
@@ -83,7 +83,7 @@ static bool is_octal(const char *p, const char *end, int digits)
     return true;
 }
 
-/* One character of vis(3)'s encoding after the backslash; its length, 0 if it is none. */
+/* Decodes one character of vis(3)'s encoding after the backslash; its length, 0 if malformed. */
 static size_t decode_vis(const char *p, const char *end, char *out)
 {
     size_t left = (size_t)(end - p);
@@ -110,7 +110,7 @@ static size_t decode_vis(const char *p, const char *end, char *out)
     return 0;
 }
 
-/* A line of our own: a backslash and another one, or 'n'. */
+/* Decodes our own encoding: a backslash followed by a backslash or 'n'. */
 static size_t decode_own(const char *p, const char *end, char *out)
 {
     if (p == end || (*p != 'n' && *p != '\\'))
@@ -119,7 +119,7 @@ static size_t decode_own(const char *p, const char *end, char *out)
     return 1;
 }
 
-/* What is no encoding stands for itself. */
+/* Malformed escapes stand for themselves. */
 static enum nb_status parse_line(struct cli_history *h, const char *p, const char *end,
                                  bool libedit, struct nbi_str *entry)
 {
@@ -184,7 +184,7 @@ char *cli_history_find(void)
     return found;
 }
 
-/* false: there is a file that cannot be read, and must not be replaced. */
+/* False: the file exists but cannot be read, so it must not be replaced. */
 static bool read_file(struct cli_history *h, const char *path)
 {
     char *bytes = NULL;
@@ -202,7 +202,7 @@ void cli_history_load(struct cli_history *h, const char *path)
         (void)read_file(h, path);
 }
 
-/* An empty file that only its owner may read: the one that replaces it keeps the mode. */
+/* Creates an empty file that only its owner may read; its replacement keeps the mode. */
 static bool make_private(const char *path)
 {
     int fd = nbi_sys_open(path, O_WRONLY | O_CREAT | O_NONBLOCK, 0600);

@@ -1,7 +1,7 @@
 /* input.c - whole texts and lines from a file or standard input.
  *
- * Reads what is there, and writes out what has been printed before it waits for more: a program at
- * the other end of two pipes gets its answer. */
+ * Standard output is flushed before a read that may wait: a program at the other end of two pipes
+ * gets its answer. */
 #include "cli/input.h"
 
 #include <errno.h>
@@ -35,7 +35,7 @@ void cli_input_close(struct cli_input *in)
         close(in->fd);
 }
 
-/* Makes sure that there is something in the buffer, or the end. */
+/* Fills an empty buffer, or notes the end of the input. */
 static enum nb_status input_fill(struct cli_input *in)
 {
     if (in->at < in->len || in->end)
@@ -66,8 +66,8 @@ static enum nb_status too_long(const struct nbi_str *text, const char *what)
     return nbi_str_status(text);
 }
 
-/* Appends up to and with the next byte `last`, or all there is (last -1). *more false: nothing was
- * left. */
+/* Appends bytes up to and including the next `last`, or all of them (last -1). *more false: nothing
+ * was left. */
 static enum nb_status input_take(struct cli_input *in, int last, struct nbi_str *out, bool *more)
 {
     *more = false;

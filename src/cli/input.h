@@ -8,7 +8,7 @@ struct cli_input {
     int fd;
     const char *name;
     char buffer[1 << 16];
-    size_t at, len; /* what of the buffer is still to be used */
+    size_t at, len; /* unread bytes of the buffer: [at, len) */
     bool end;
 };
 
@@ -16,7 +16,7 @@ struct cli_input {
 enum nb_status cli_input_open(struct cli_input *in, const char *file);
 void cli_input_close(struct cli_input *in);
 
-/* The next line without its end; *more false: there was none. */
+/* The next line without its line end; *more false: the input has ended. */
 enum nb_status cli_input_line(struct cli_input *in, struct nbi_str *line, bool *more);
 
 /* All of it; file NULL is standard input. The caller releases *text. */

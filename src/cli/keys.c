@@ -1,4 +1,4 @@
-/* keys.c - bytes of a terminal become keys. */
+/* keys.c - decodes the bytes of a terminal into keys. */
 #include "cli/keys.h"
 
 #include <string.h>

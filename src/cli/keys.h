@@ -1,10 +1,10 @@
-/* keys.h - bytes of a terminal become keys: UTF-8, the sequences of xterm, rxvt and the Linux
- * console, and pasted text between its marks.
+/* keys.h - decodes the bytes of a terminal into keys: UTF-8, the sequences of xterm, rxvt and the
+ * Linux console, and bracketed paste.
  *
  * in : bytes, one at a time, split in any way
  * out: a key for the last byte of each
  *
- * What is malformed or unknown gives CLI_KEY_NONE; no byte is ever an error. */
+ * Malformed or unknown input gives CLI_KEY_NONE; no byte is ever an error. */
 #pragma once
 
 #include "base/str.h"
@@ -13,7 +13,7 @@ enum cli_key {
     CLI_KEY_NONE, /* more bytes are needed, or these mean nothing here */
     CLI_KEY_TEXT, /* a character, in `text` */
     CLI_KEY_PASTE,
-    CLI_KEY_TOO_LONG, /* a text was pasted that is longer than CLI_EDIT_MAX; it is gone */
+    CLI_KEY_TOO_LONG, /* a paste longer than CLI_EDIT_MAX, which was dropped */
     CLI_KEY_ENTER,
     CLI_KEY_LEFT,
     CLI_KEY_RIGHT,
@@ -54,7 +54,7 @@ enum cli_keys_state {
 struct cli_keys {
     enum cli_keys_state state;
     unsigned parameter[2], parameters; /* of a CSI sequence */
-    bool other;                        /* it has bytes that no sequence we know has */
+    bool other;                        /* the sequence has bytes of no known one */
     unsigned matched;                  /* bytes of the end mark of pasted text */
     bool too_long;
     struct nbi_str text; /* of CLI_KEY_TEXT and CLI_KEY_PASTE, until the next byte */

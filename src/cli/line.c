@@ -1,4 +1,4 @@
-/* line.c - lines that are edited on a terminal, and plain ones elsewhere. */
+/* line.c - reads lines, edited on a terminal and plain elsewhere. */
 #include "cli/line.h"
 
 #include <signal.h>
@@ -25,7 +25,7 @@ struct cli_lines {
 
 /* ---- the terminal ---- */
 
-/* Draws what has changed. */
+/* Draws the line if it has changed. */
 static enum nb_status refresh(struct cli_lines *l)
 {
     size_t columns, rows;
@@ -56,7 +56,7 @@ static enum nb_status pause_keys(struct cli_lines *l)
     return NB_OK;
 }
 
-/* Uses up the bytes that have come, to the end of the line at most. */
+/* Consumes the bytes received, to the end of the line at most. */
 static enum nb_status take_bytes(struct cli_lines *l, enum cli_editor_event *event)
 {
     struct cli_terminal *t = &l->device;
@@ -110,7 +110,7 @@ static enum nb_status edit_line(struct cli_lines *l, bool *more)
     return nbi_str_status(&l->line);
 }
 
-/* A line of a terminal that can do nothing but print. */
+/* Reads a line from a terminal without cursor movement. */
 static enum nb_status plain_line(struct cli_lines *l, bool *more)
 {
     fputs(l->prompt, stdout);
@@ -122,7 +122,7 @@ static enum nb_status plain_line(struct cli_lines *l, bool *more)
     return rc;
 }
 
-/* ---- life ---- */
+/* ---- open and close ---- */
 
 enum nb_status cli_lines_open(struct cli_lines **out, bool terminal)
 {
@@ -170,7 +170,7 @@ static enum nb_status next_line(struct cli_lines *l, bool goes_on, bool *more)
     return NB_OK;
 }
 
-/* An odd number of them at the end: an even one may be meant. */
+/* An odd number of backslashes at the end: an even number stands for itself. */
 static bool ends_in_backslash(const char *text, size_t len)
 {
     size_t n = 0;
@@ -184,7 +184,7 @@ struct assembly {
     bool started, block, whole;
 };
 
-/* A line of a block, without the marks; true if it is not the last. */
+/* Adds a line of a block, without the marks; true if more lines follow. */
 static bool take_block_line(struct assembly *a, const char *text, size_t len, bool first)
 {
     const size_t mark = strlen(BLOCK);
@@ -198,7 +198,7 @@ static bool take_block_line(struct assembly *a, const char *text, size_t len, bo
     return !last;
 }
 
-/* Takes a line into the message; true if another one belongs to it. */
+/* Adds a line to the message; true if the next line belongs to it too. */
 static bool take_line(struct assembly *a, const char *text, size_t len)
 {
     const size_t mark = strlen(BLOCK);

@@ -1,4 +1,4 @@
-/* line_editor.c - edits a line: keys change a text, and bytes show it. */
+/* line_editor.c - edits a line: turns keys into changes of a text. */
 #include "cli/line_editor.h"
 
 #include <string.h>
@@ -29,7 +29,7 @@ void cli_editor_begin(struct cli_editor *e, const char *prompt, const struct cli
     e->typed.len = 0;
 }
 
-/* Replaces a text that is kept; after a failure it is empty. */
+/* Replaces *s; empty after a failure. */
 static enum nb_status keep(struct nbi_str *s, const char *text, size_t len)
 {
     s->len = 0;
@@ -77,7 +77,7 @@ static enum nb_status begin_search(struct cli_editor *e)
     return NB_OK;
 }
 
-/* Shows the last entry before `from` that holds the pattern. */
+/* Shows the last entry before `from` that contains the pattern. */
 static enum nb_status search(struct cli_editor *e, size_t from)
 {
     size_t found = cli_history_older(e->history, from, nbi_str_text(&e->pattern), e->pattern.len);
@@ -110,7 +110,7 @@ static enum nb_status change_pattern(struct cli_editor *e, enum cli_key key)
     return search(e, e->history->count);
 }
 
-/* false: the key ends the search and is for the line. */
+/* False: the key ends the search and applies to the line. */
 static bool search_key(struct cli_editor *e, enum cli_key key, enum nb_status *rc)
 {
     switch (key) {
@@ -265,7 +265,7 @@ enum nb_status cli_editor_feed(struct cli_editor *e, unsigned char byte,
 enum nb_status cli_editor_pause(struct cli_editor *e)
 {
     enum cli_editor_event event;
-    /* Elsewhere Esc may be followed by a letter, however late, and is then Alt. */
+    /* Outside a search, Esc followed by a letter is Alt, however late the letter comes. */
     enum cli_key key = e->searching ? cli_keys_pause(&e->keys) : CLI_KEY_NONE;
     return key == CLI_KEY_NONE ? NB_OK : take_key(e, key, &event);
 }

@@ -1,10 +1,11 @@
-/* line_editor.h - edits a line: keys change a text, and bytes show it. It reads and writes nothing.
+/* line_editor.h - edits a line: turns keys into changes of a text and the text into terminal bytes.
+ * It does no input or output itself.
  *
- * in : the bytes that somebody types, the size of the window
+ * in : the bytes typed, the size of the window
  * out: bytes for the terminal (`out`, which the caller writes and empties), and the text
  *
- * The keys are those of readline's emacs mode. Nothing is drawn before cli_editor_refresh, so that
- * many keys at once are drawn once. */
+ * The keys are those of readline's emacs mode. Drawing waits for cli_editor_refresh, so that a
+ * burst of keys is drawn once. */
 #pragma once
 
 #include "cli/display.h"
@@ -26,13 +27,13 @@ struct cli_editor {
     struct cli_display display;
     struct nbi_str out;
     const char *prompt;
-    bool stale, clear; /* the screen is to be drawn; to be cleared before that */
+    bool stale, clear; /* the line needs drawing; the screen needs clearing first */
 
     const struct cli_history *history;
-    size_t entry;         /* the entry that is edited; history->count: none */
-    struct nbi_str typed; /* the line that was typed before the first entry was shown */
+    size_t entry;         /* the entry shown; history->count: none */
+    struct nbi_str typed; /* the line typed before the first entry was shown */
 
-    bool searching, missed; /* missed: nothing holds the pattern */
+    bool searching, missed; /* missed: no entry contains the pattern */
     struct nbi_str pattern, search_prompt, before_search;
     size_t cursor_before_search, entry_before_search;
 };
@@ -42,7 +43,7 @@ void cli_editor_release(struct cli_editor *e);
 /* An empty line. prompt and history are borrowed until the line is left. */
 void cli_editor_begin(struct cli_editor *e, const char *prompt, const struct cli_history *history);
 
-/* Takes a byte. On a failure (no memory) the line is as it was before, or empty. */
+/* Processes a byte. After a failure (no memory) the line is unchanged, or empty. */
 enum nb_status cli_editor_feed(struct cli_editor *e, unsigned char byte,
                                enum cli_editor_event *event);
 
@@ -52,11 +53,11 @@ enum nb_status cli_editor_pause(struct cli_editor *e);
 /* The size of the window as the system says it. */
 void cli_editor_resize(struct cli_editor *e, size_t columns, size_t rows);
 
-/* Draws the line if it is not on the screen as it is; `anew` where the terminal was used for other
- * things, at the cursor. */
+/* Draws the line if it is out of date. cli_editor_draw_anew: the terminal was used for something
+ * else, so draw all of it, at the cursor. */
 enum nb_status cli_editor_refresh(struct cli_editor *e);
 void cli_editor_draw_anew(struct cli_editor *e);
 
-/* Puts the cursor into the last row, so that a line end goes below the text. whole: all of it is to
- * stay on the screen. */
+/* Moves the cursor to the last row, so that the next line end goes below the text. whole: the whole
+ * text stays on the screen. */
 enum nb_status cli_editor_leave(struct cli_editor *e, bool whole);

@@ -49,7 +49,7 @@ enum nb_status cli_check_stdout(void)
 {
     if (!ferror(stdout))
         return NB_OK;
-    NBI_TRY(nbi_check_interrupt()); /* then the signal ended the write, which nobody repeats */
+    NBI_TRY(nbi_check_interrupt()); /* the signal ended the write, which is not repeated */
     return nbi_fail(NB_EIO, "%s", stdout_failed);
 }
 
@@ -186,8 +186,8 @@ static void on_signal(int sig)
     errno = before;
 }
 
-/* Signals that come together are one: timeout(1) sends its signal to the process and to its group.
- * A second one after that ends the process at once. */
+/* Signals within a short time count as one: timeout(1) signals the process and its group. A later
+ * second signal ends the process at once. */
 static void on_signal_once(int sig)
 {
     static volatile sig_atomic_t seen;
@@ -216,8 +216,8 @@ static void catch_signals(void)
     sigaddset(&action.sa_mask, SIGHUP);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    /* A terminal that goes may say so more than once, and nobody is impatient: no hangup ends the
-     * process at once. Ignored, as nohup(1) has it, it stays so. */
+    /* A terminal that closes may send several hangups, so none of them ends the process at once.
+     * If it is ignored, as under nohup(1), it stays ignored. */
     action.sa_handler = on_signal;
     if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
         sigaction(SIGHUP, &action, NULL);
@@ -235,7 +235,7 @@ int cli_interrupted(void)
 
 void cli_survive_interrupts(void)
 {
-    /* What is being written goes on; whoever waits for input does so by poll. */
+    /* SA_RESTART: writes continue; waits for input use poll(), which returns. */
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
@@ -266,8 +266,7 @@ int cli_cpu_only(const struct cli_common *common, const char *what)
     return CLI_EXIT_FAILED;
 }
 
-/* An explicit device that cannot be used, or that the command has no use for, must not be passed
- * over in silence. */
+/* Refuses an explicit device that cannot be used, or that the command does not run on. */
 static int check_device(const struct cli_command *c, const struct cli_common *common)
 {
     int gpu = -1;
@@ -324,9 +323,9 @@ static int dispatch(int argc, char **argv)
     return c ? run_command(c, argc - 2, argv + 2) : unknown_command(name);
 }
 
-/* A descriptor of 0, 1, 2 that is closed would be that of the next file opened: a model read as
- * what the user types, an answer in a log. Standard input is then at its end, and standard output
- * cannot be written to, which is an error where something is. */
+/* If descriptor 0, 1 or 2 is closed, the next file opened would get its number: a model would be
+ * read as user input, or an answer written into a log. Opens substitutes: standard input is at its
+ * end, and writing to standard output fails. */
 static void fill_standard_streams(void)
 {
     static const int flags[] = {O_RDONLY, O_RDONLY, O_WRONLY};
@@ -335,7 +334,7 @@ static void fill_standard_streams(void)
             _exit(CLI_EXIT_FAILED); /* there is nobody to tell */
 }
 
-/* The exit code, after what is left to be printed. */
+/* Flushes standard output; the exit code. */
 static int end(int rc)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))

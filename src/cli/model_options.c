@@ -14,8 +14,8 @@ bool cli_bf16_master(int choice, int precision)
     return choice == 0 ? precision != NB_PRECISION_F32 : choice == 2;
 }
 
-/* The driver's list has an order of its own and knows nothing of CUDA_VISIBLE_DEVICES, so that it
- * tells what a GPU is called only where all are called alike. */
+/* The driver lists GPUs in its own order and ignores CUDA_VISIBLE_DEVICES, so the name is certain
+ * only if all GPUs have the same one. */
 const char *cli_gpu_name(char text[128])
 {
     struct nb_gpu_info gpus[64];

@@ -75,21 +75,21 @@ struct cli_run_opts {
 /* The name that --simd selects; NULL: the default. */
 const char *cli_simd(int choice);
 
-/* What --master-dtype auto|f32|bf16 stands for, beside --precision. */
+/* Whether --master-dtype auto|f32|bf16 means bf16, given --precision. */
 bool cli_bf16_master(int choice, int precision);
 
-/* The device to run on, in `name`: what --device says, or what auto picks, which is said on stderr
- * if it is a GPU. */
+/* The device to run on, in `name`: --device, or what auto picks, which is printed on stderr if it
+ * is a GPU. */
 const char *cli_device(char name[NB_DEVICE_NAME], const struct cli_common *common);
 
-/* " (NVIDIA H200)", or nothing where the driver's list of GPUs leaves in doubt which it is. */
+/* " (NVIDIA H200)", or "" where the driver's list does not tell which GPU it is. */
 const char *cli_gpu_name(char text[128]);
 
 /* Opens the model on a device, with progress on stderr. */
 enum nb_status cli_engine_open_on(struct nb_engine **out, const char *device,
                                   const struct cli_run_opts *o, const struct cli_common *common);
 
-/* On that of --device, as cli_device has it. */
+/* Opens it on the device that cli_device gives. */
 enum nb_status cli_engine_open(struct nb_engine **out, const struct cli_run_opts *o,
                                const struct cli_common *common);
 enum nb_status cli_session_open(struct nb_session **out, const struct nb_engine *engine,
@@ -157,12 +157,12 @@ struct cli_sampling_opts {
 /* "stop", "length", "context". */
 const char *cli_finish_reason(enum nb_finish finish);
 
-/* Tokens per second, of the part of a prompt that was computed and behind the first token of an
- * answer; 0 where there is nothing to divide. */
+/* Tokens per second of the prompt's computed part, and of the answer after its first token; 0 if
+ * there are none. */
 double cli_prompt_speed(const struct nb_generate_result *r);
 double cli_decode_speed(const struct nb_generate_result *r);
 void cli_print_timing(const struct nb_generate_result *r); /* a line on stderr */
 
-/* The model's settings, and what was given instead. */
+/* The model's settings, overridden by the options given. */
 void cli_sampling(struct nb_sampling *out, const struct nb_engine *engine,
                   const struct cli_sampling_opts *o);

@@ -1,4 +1,4 @@
-/* opt.c - parsing by table, and the help made from the same table. */
+/* opt.c - parses options by table, and prints help from the same table. */
 #include "cli/opt.h"
 
 #include <errno.h>
@@ -46,7 +46,7 @@ static const struct cli_opt *find_letter(const struct cli_command *c, char lette
     return NULL;
 }
 
-/* Edits between two words, for words of up to 63 characters; more count as far apart. */
+/* Edit distance of two words of up to 63 characters; longer ones count as far apart. */
 static size_t distance(const char *a, const char *b)
 {
     size_t n = strlen(a), m = strlen(b), row[64];
@@ -175,7 +175,7 @@ static int set_value(const struct cli_command *c, const struct cli_opt *o, const
     return CLI_EXIT_USAGE;
 }
 
-/* "model's" as the default of a number: NaN or INT64_MIN says that it was not given. */
+/* Whether the default of a number is "model's": NaN or INT64_MIN if it is not given. */
 static bool is_models(const struct cli_opt *o)
 {
     return strcmp(o->initial, "model's") == 0;
@@ -274,7 +274,7 @@ static int parse_option(struct parse *p, const char *arg)
     return set_value(c, o, value, p->opts);
 }
 
-/* Whether an option's help begins with a list of words, "decode, prefill: ", without this one. */
+/* Whether an option's help begins with a list such as "decode, prefill: " that lacks `what`. */
 static bool is_foreign(const struct cli_opt *o, const char *what)
 {
     const char *p = o->help;
@@ -290,7 +290,7 @@ static bool is_foreign(const struct cli_opt *o, const char *what)
     }
 }
 
-/* An option that means nothing to what is asked for must not be passed over. */
+/* Refuses options that have no meaning for the requested subcommand. */
 static int check_foreign(const struct parse *p)
 {
     const struct cli_common *common = p->opts;
@@ -303,7 +303,7 @@ static int check_foreign(const struct parse *p)
     return 0;
 }
 
-/* --model may stand for the first argument: it then comes in front of the others. */
+/* --model may replace the first argument: it is then put before the others. */
 static int take_model(struct parse *p)
 {
     struct cli_common *common = p->opts;

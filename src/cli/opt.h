@@ -18,7 +18,7 @@ enum cli_kind {
     CLI_INT,    /* int64_t, min to max */
     CLI_FLOAT,  /* double, min to max */
     CLI_CHOICE, /* int: index into "a|b|c" */
-    CLI_LIST    /* struct cli_list: may be given again and again */
+    CLI_LIST    /* struct cli_list: may be repeated */
 };
 
 /* The names of a list in nibble.h as choices, "a|b|c". */
@@ -69,14 +69,14 @@ struct cli_command {
 extern const struct cli_opt cli_common_options[];
 extern const size_t cli_common_count;
 
-/* Fills opts (zeroed, opts_size bytes) from argv; 0, or an exit code after having said why. */
+/* Fills opts (zeroed, opts_size bytes) from argv; 0, or an exit code after printing why. */
 int cli_parse(const struct cli_command *command, int argc, char **argv, void *opts);
 
 /* Help for people, and the page of docs/cli. */
 void cli_print_help(const struct cli_command *command, FILE *out);
 void cli_print_markdown(const struct cli_command *command, FILE *out);
 
-/* The candidate nearest to word, or NULL if none is near. */
+/* The candidate nearest to word; NULL: none is near. */
 const char *cli_nearest(const char *word, const char *const *candidates, size_t count);
 
 #define CLI_EXIT_FAILED      1

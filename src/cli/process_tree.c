@@ -1,4 +1,4 @@
-/* process_tree.c - a walk over /proc; what cannot be read counts as ended. */
+/* process_tree.c - walks /proc; a process that cannot be read counts as ended. */
 #include "cli/process_tree.h"
 
 #include <ctype.h>
@@ -12,7 +12,7 @@
 #include "base/syscall.h"
 #include "base/utf8.h"
 
-/* The number of KiB behind "KEY:" in a file of such lines of a process, in bytes; 0: none. */
+/* The value of "KEY: N kB" in a file of a process, in bytes; 0: not found. */
 static uint64_t read_kib(int pid, const char *file, const char *const keys[], size_t key_count)
 {
     char path[64], line[256];
@@ -40,7 +40,7 @@ static uint64_t proportional(int pid)
     return read_kib(pid, "smaps_rollup", keys, 3);
 }
 
-/* "PID (NAME) STATE PARENT ..."; the name may hold anything. False for one that has ended. */
+/* Parses "PID (NAME) STATE PARENT ..."; the name may contain anything. False if it has ended. */
 static bool read_stat(int pid, struct cli_process *p)
 {
     char path[64], line[512];
@@ -87,7 +87,7 @@ static enum nb_status list_all(struct list *l)
     return rc;
 }
 
-/* Moves those below root to the front; each pass finds the children of all found so far. */
+/* Moves the descendants of root to the front; each pass finds the children of those found. */
 static size_t select_below(struct cli_process *v, size_t count, int root)
 {
     size_t found = 0, before;

@@ -1,4 +1,4 @@
-/* process_tree.h - processes below one, and the memory they hold, from /proc. */
+/* process_tree.h - the descendants of a process and their memory, from /proc. */
 #pragma once
 
 #include "base/status.h"
@@ -9,10 +9,10 @@ struct cli_process {
     char name[32];
 };
 
-/* The living children of root, their children and so on, without root; the caller frees *out. A
- * process that ends meanwhile may be in it or not. */
+/* The living descendants of root, without root; the caller frees *out. A process that ends
+ * meanwhile may or may not be among them. */
 enum nb_status cli_process_descendants(int root, struct cli_process **out, size_t *count);
 
-/* Their memory together; exactly: a page that n processes share counts a part in n for each, where
- * the kernel tells, which takes it longer. */
+/* Their memory in all. exactly: a page shared by n processes counts 1/n for each, where the kernel
+ * reports that, which takes it longer. */
 uint64_t cli_process_bytes(const struct cli_process *list, size_t count, bool exactly);

@@ -1,8 +1,7 @@
-/* progress.h - how far a long operation is, on a stream.
+/* progress.h - the progress of a long operation, on a stream.
  *
- * A bar that redraws itself on a terminal, a plain line now and then elsewhere; rate and time left
- * in both. Only the program above the library uses it; the library reports through
- * nb_progress_fn, and cli_progress_update has that shape. */
+ * A bar that is redrawn on a terminal, a plain line from time to time elsewhere; both with rate and
+ * time left. cli_progress_update is an nb_progress_fn. */
 #pragma once
 
 #include <stdio.h>
@@ -17,7 +16,7 @@ struct cli_progress {
     enum cli_progress_unit unit;
     bool terminal;
     double start, last; /* seconds on the monotonic clock */
-    int width;          /* of the line drawn last */
+    int width;          /* of the last line drawn */
 };
 
 void cli_progress_begin(struct cli_progress *p, FILE *out, const char *label,
@@ -26,7 +25,7 @@ void cli_progress_begin(struct cli_progress *p, FILE *out, const char *label,
 /* ctx is a struct cli_progress. */
 void cli_progress_update(void *ctx, uint64_t done, uint64_t total);
 
-/* Clears the bar; says how long it took if the operation was long enough to have shown anything. */
+/* Clears the bar; prints the time taken if the operation lasted long enough to show progress. */
 void cli_progress_end(struct cli_progress *p);
 
 /* The text of one line, without colour or cursor movement, for a state: exposed for tests. */

@@ -1,4 +1,4 @@
-/* terminal.c - a terminal that hands out single keys. */
+/* terminal.c - a terminal in raw mode. */
 #include "cli/terminal.h"
 
 #include <errno.h>
@@ -41,7 +41,7 @@ static enum nb_status set_raw(struct cli_terminal *t, struct termios mode)
     return NB_OK;
 }
 
-/* For what nobody can be told about. */
+/* Writes without reporting failures. */
 static void write_text(const char *text)
 {
     struct nbi_str out = {0};

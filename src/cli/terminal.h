@@ -1,9 +1,7 @@
-/* terminal.h - a terminal that hands out single keys while a line is edited: standard input and
- * output.
+/* terminal.h - standard input and output as a terminal in raw mode, while a line is edited.
  *
- * Signals keep their meaning but for Ctrl-Z and Ctrl-\, which come as bytes: the terminal has to be
- * as it was before they stop or end the process (cli_terminal_signal). Nothing else is done by
- * handlers. */
+ * Signals keep their meaning except Ctrl-Z and Ctrl-\, which arrive as bytes: the terminal's mode
+ * has to be restored before they stop or end the process (cli_terminal_signal). */
 #pragma once
 
 #include <termios.h>
@@ -11,25 +9,24 @@
 #include "base/str.h"
 
 struct cli_terminal {
-    struct termios before; /* what it is brought back to */
+    struct termios before; /* the mode to restore */
     bool raw;
     unsigned char buffer[4096];
-    size_t at, len; /* what of the buffer is still to be used */
+    size_t at, len; /* unread bytes of the buffer: [at, len) */
 };
 
-/* Hands out single keys, and brackets what is pasted; and back. Leaving ends the row that the
- * cursor is in. */
+/* Enters and leaves raw mode with bracketed paste. Leaving ends the row of the cursor. */
 enum nb_status cli_terminal_enter(struct cli_terminal *t);
 void cli_terminal_leave(struct cli_terminal *t);
 
-/* *changed: somebody has changed the mode meanwhile (as a shell does while we are stopped), and it
- * was set again. */
+/* Sets the mode again if another process changed it (as a shell does while we are stopped), and
+ * says so in *changed. */
 enum nb_status cli_terminal_check(struct cli_terminal *t, bool *changed);
 
-/* 0 where the size is not known. */
+/* 0: the size is unknown. */
 void cli_terminal_size(size_t *columns, size_t *rows);
 
-/* Writes all of it, and empties it. */
+/* Writes all of out and empties it. */
 enum nb_status cli_terminal_write(struct nbi_str *out);
 
 enum cli_terminal_input {
@@ -38,9 +35,9 @@ enum cli_terminal_input {
     CLI_TERMINAL_END
 };
 
-/* Waits for something to be in the buffer. NB_EINTERRUPTED as soon as somebody wants to stop. */
+/* Waits for input in the buffer. NB_EINTERRUPTED after nb_interrupt(). */
 enum nb_status cli_terminal_wait(struct cli_terminal *t, enum cli_terminal_input *input);
 
-/* Gives the terminal back, sends the signal to the process group as the terminal would have done,
- * and takes it again when that returns. */
+/* Leaves raw mode, sends the signal to the process group as the terminal would have done, and
+ * enters raw mode again when the process continues. */
 enum nb_status cli_terminal_signal(struct cli_terminal *t, int signal);

@@ -1,4 +1,4 @@
-/* train_display.c - lines about a training run on stderr; on a terminal one that redraws itself. */
+/* train_display.c - lines about a training run on stderr; on a terminal, one that is redrawn. */
 #include "cli/train_display.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 #define BAR 20
 
-/* Begins a line on stderr, in place of one that was to be drawn over. */
+/* Begins a line on stderr, overwriting the progress line if there is one. */
 static void begin_line(struct cli_training *o)
 {
     if (o->drawn)
@@ -17,7 +17,7 @@ static void begin_line(struct cli_training *o)
     o->drawn = false;
 }
 
-/* Ends a line: on a terminal the next is drawn over it. */
+/* Ends a line: on a terminal, the next one overwrites it. */
 static void end_line(struct cli_training *o)
 {
     fputs(o->terminal ? "" : "\n", stderr);
@@ -116,7 +116,7 @@ static void show_warning(void *ctx, const char *text)
     fprintf(stderr, "nibble: warning: %s\n", text);
 }
 
-/* The first character ends a line that is to be drawn over. */
+/* The first character ends the progress line. */
 #define WHEN_INTERRUPTED "\nthe step under way is finished; Ctrl-C again ends at once\n"
 
 void cli_show_training(struct cli_training *o, struct nb_train_opts *opts)

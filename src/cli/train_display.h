@@ -1,4 +1,4 @@
-/* train_display.h - how the commands that train show it. */
+/* train_display.h - the progress of a training run on the terminal. */
 #pragma once
 
 #include "cli/model_options.h"
@@ -6,14 +6,14 @@
 struct cli_training {
     const struct cli_common *common;
     const struct nb_train_opts *opts;
-    bool terminal, drawn; /* stderr is one; its last line is to be drawn over */
+    bool terminal, drawn; /* stderr is a terminal; its last line will be overwritten */
     json_t *answers;      /* to --test-prompts, for --json */
-    bool answers_failed;  /* memory was out for one */
+    bool answers_failed;  /* no memory for one of them */
 };
 
-/* Sets the callbacks of opts, and what an interruption says. Both must outlive the run. */
+/* Sets the callbacks of opts and the message of an interruption. Both must outlive the run. */
 void cli_show_training(struct cli_training *t, struct nb_train_opts *opts);
 void cli_end_training(struct cli_training *t);
 
-/* An nb_progress_fn of a part before or after training. */
+/* An nb_progress_fn for stages before and after training. */
 void cli_show_part(void *ctx, uint64_t done, uint64_t total);

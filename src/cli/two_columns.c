@@ -1,4 +1,4 @@
-/* two_columns.c - two answers to a question, in columns beside each other. */
+/* two_columns.c - two answers to a question, in two columns. */
 #include "cli/two_columns.h"
 
 #include <stdbool.h>
@@ -40,8 +40,7 @@ static int char_at(const char *p, const char *end, int *columns)
     return n;
 }
 
-/* The length of the next line of *text, at most `most` columns wide; moves on to what follows it.
- */
+/* The length of the next line of *text, at most `most` columns wide; advances *text past it. */
 static int next_line(const char **text, int most, int *columns)
 {
     const char *begin = *text, *end = begin + strlen(begin), *p = begin, *cut = NULL;
@@ -70,10 +69,10 @@ static int next_line(const char **text, int most, int *columns)
     return (int)(p - begin);
 }
 
-/* As one line for people to see. */
+/* Copies text as a single printable line. */
 static void flatten(char out[MOST_BYTES], const char *text, size_t len)
 {
-    char line[MOST_BYTES + 1]; /* a byte more: the copy says that it was cut */
+    char line[MOST_BYTES + 1]; /* one byte more, so that the copy shows that it was cut */
     size_t n = len < sizeof line ? len : sizeof line;
     for (size_t i = 0; i < n; i++)
         line[i] = text[i] == '\n' || text[i] == '\r' || text[i] == '\t' ? ' ' : text[i];
@@ -103,7 +102,7 @@ void cli_print_beside(const struct nb_ab_row *row, int width)
     print_columns(shown[0], row->identical ? "(the same)" : shown[1], width);
 }
 
-/* What is left of a name in a column: whole characters of its end. */
+/* Shortens a name to a column: whole characters of its end. */
 static void shorten(char out[MOST_BYTES], const char *name, int most)
 {
     size_t len = strlen(name), keep = (size_t)most;
