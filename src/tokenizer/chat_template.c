@@ -622,16 +622,16 @@ void nbi_chat_put_messages(struct nbi_str *json, const struct nb_message *messag
 enum nb_status nbi_chat_prompt(const struct nb_chat *chat, const char *messages, const char *tools,
                                bool think, char **text, size_t *text_len)
 {
-    struct nbi_str request = {0};
-    nbi_str_printf(&request, "{\"messages\":%s", messages);
+    struct nbi_str messages_json = {0};
+    nbi_str_printf(&messages_json, "{\"messages\":%s", messages);
     if (tools)
-        nbi_str_printf(&request, ",\"tools\":%s", tools);
-    nbi_str_puts(&request, ",\"add_generation_prompt\":true");
-    nbi_str_puts(&request, think ? "}" : ",\"enable_thinking\":false}");
-    enum nb_status rc = nbi_str_status(&request);
+        nbi_str_printf(&messages_json, ",\"tools\":%s", tools);
+    nbi_str_puts(&messages_json, ",\"add_generation_prompt\":true");
+    nbi_str_puts(&messages_json, think ? "}" : ",\"enable_thinking\":false}");
+    enum nb_status rc = nbi_str_status(&messages_json);
     if (rc == NB_OK)
-        rc = nb_chat_render(chat, request.p, request.len, text, text_len);
-    nbi_str_release(&request);
+        rc = nb_chat_render(chat, messages_json.p, messages_json.len, text, text_len);
+    nbi_str_release(&messages_json);
     return rc;
 }
 
