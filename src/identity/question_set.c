@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/rng.h"
 #include "base/utf8.h"
 #include "identity/text.h"
@@ -468,9 +469,7 @@ static bool is_identity_answer(const struct maker *m, const char *answer)
 /* The hash slot of a prompt, or the free slot where it belongs. */
 static uint32_t *find_slot(struct maker *m, const char *prompt)
 {
-    uint64_t hash = 0xCBF29CE484222325u; /* FNV-1a */
-    for (const char *p = prompt; *p; p++)
-        hash = (hash ^ (uint8_t)*p) * 0x100000001B3u;
+    uint64_t hash = nbi_fnv1a(prompt, strlen(prompt));
     for (size_t i = (size_t)(hash ^ hash >> 32);; i++) {
         uint32_t *slot = &m->slot[i & (m->slots - 1)];
         if (*slot == 0 || strcmp(m->set->line[*slot - 1].prompt, prompt) == 0)

@@ -4,6 +4,7 @@
  * value. So threads may make rows in any order. */
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/rng.h"
 #include "model/weights.h"
 #include "tensor/half.h"
@@ -61,9 +62,7 @@ static enum nb_status read_random(void *ctx, int64_t first, int64_t count, void 
 static enum nb_status load_random(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
                                   struct nbi_weight *out)
 {
-    uint64_t hash = 0xCBF29CE484222325u;
-    for (const char *c = p->name; *c; c++)
-        hash = (hash ^ (uint8_t)*c) * 0x100000001B3u;
+    uint64_t hash = nbi_fnv1a(p->name, strlen(p->name));
     bool nvfp4 = p->def->flags & NBI_QUANT && p->shape[1] % 16 == 0;
     struct random r = {*(const uint64_t *)ctx, hash & 0xFFFFFFFF, p->shape[1],
                        nvfp4 ? NBI_NVFP4 : NBI_BF16};

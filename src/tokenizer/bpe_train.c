@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "base/hash.h"
 #include "base/utf8.h"
 #include "tokenizer/added.h"
 #include "tokenizer/chat_template.h"
@@ -64,9 +65,7 @@ static enum nb_status table_reserve(struct table *t, hash_fn hash, const void *c
 
 static uint64_t hash_bytes(const char *p, size_t len)
 {
-    uint64_t h = 0xCBF29CE484222325u;
-    for (size_t i = 0; i < len; i++)
-        h = (h ^ (uint8_t)p[i]) * 0x100000001B3u;
+    uint64_t h = nbi_fnv1a(p, len);
     return h ^ h >> 32;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "tokenizer/python_json.h"
 #include "tokenizer/tokenizer.h"
@@ -53,14 +54,6 @@ static const struct {
     {NBI_CHAT_QWEN3, 4168, 0x959A4551391A6549u},
 };
 
-static uint64_t fnv1a(const char *p, size_t len)
-{
-    uint64_t h = 0xCBF29CE484222325u;
-    for (size_t i = 0; i < len; i++)
-        h = (h ^ (unsigned char)p[i]) * 0x100000001B3u;
-    return h;
-}
-
 static size_t trimmed_length(const char *text)
 {
     size_t n = strlen(text);
@@ -72,7 +65,7 @@ static size_t trimmed_length(const char *text)
 bool nbi_chat_recognise(enum nbi_chat_kind *kind, const char *template)
 {
     size_t len = trimmed_length(template);
-    uint64_t hash = fnv1a(template, len);
+    uint64_t hash = nbi_fnv1a(template, len);
     *kind = NBI_CHAT_CHATML;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].len == len && known[i].hash == hash) {

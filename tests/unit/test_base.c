@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "base/array.h"
 #include "base/crc.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/parallel.h"
@@ -288,6 +289,15 @@ static void test_crc__every_length_equals_the_table(void **state)
     free(bytes);
 }
 
+/* Values of the reference implementation. */
+static void test_hash__fnv1a_gives_known_values(void **state)
+{
+    (void)state;
+    assert_true(nbi_fnv1a("", 0) == 0xCBF29CE484222325u);
+    assert_true(nbi_fnv1a("a", 1) == 0xAF63DC4C8601EC8Cu);
+    assert_true(nbi_fnv1a("foobar", 6) == 0x85944171F73967E8u);
+}
+
 static void test_rng__philox_gives_known_answers(void **state)
 {
     (void)state;
@@ -464,6 +474,7 @@ int main(void)
         cmocka_unit_test(test_json__getters_check_type_and_range),
         cmocka_unit_test(test_crc__gives_known_values),
         cmocka_unit_test(test_crc__every_length_equals_the_table),
+        cmocka_unit_test(test_hash__fnv1a_gives_known_values),
         cmocka_unit_test(test_rng__philox_gives_known_answers),
         cmocka_unit_test(test_rng__normal_has_its_moments),
         cmocka_unit_test(test_parallel__covers_the_range_once_and_passes_the_message_on),
