@@ -154,7 +154,7 @@ enum nb_status nbi_json_int(const json_t *obj, const char *key, bool required, i
     if (!j)
         return NB_OK;
     if (!json_is_integer(j))
-        return nbi_fail(NB_EFORMAT, "'%s' must be a integer number", key);
+        return nbi_fail(NB_EFORMAT, "'%s' must be a whole number", key);
     int64_t n = json_integer_value(j);
     if (n < min || n > max)
         return nbi_fail(NB_EFORMAT, "'%s' is %lld, outside %lld to %lld", key, (long long)n,
