@@ -23,7 +23,7 @@ struct few_args {
     unsigned wave;         /* pieces of all key heads that are worked on at once */
     unsigned least;        /* keys of a piece at least */
     struct rope_args rope; /* of the same rows, if N is not 0 */
-    struct x16 x16;        /* where y goes too, for the product behind; out may be null */
+    struct x_f16 x16;      /* where y goes too, for the product behind; out may be null */
 };
 
 /* How a warp divides a step of KEYS keys. Of a key's row lane 4g + t of its column g reads VEC
@@ -161,7 +161,7 @@ __device__ static inline void few_scores(const struct few<D, TYPE> &f,
         for (int c = 0; c < F::KEYS / 8; c++) {
             if (F::BYTES == 1) {
                 uint32_t w = f.k[c][i / 4][i % 4];
-                mma<F::BF>(acc[c], q, widen_e4m3(w & 0xFFFF), widen_e4m3(w >> 16));
+                mma<F::BF>(acc[c], q, e4m3_to_f16(w & 0xFFFF), e4m3_to_f16(w >> 16));
             } else {
                 const uint32_t *w = &f.k[c][i / 2][i % 2 * 2];
                 mma<F::BF>(acc[c], q, w[0], w[1]);
@@ -239,10 +239,10 @@ __device__ static inline void few_values(struct few<D, TYPE> &f, const float s[]
                 for (int e = 0; e < 2; e++) {
                     uint32_t b0 = __byte_perm(w[0], w[1], e ? 0x7362 : 0x5140);
                     uint32_t b1 = __byte_perm(w[2], w[3], e ? 0x7362 : 0x5140);
-                    mma<F::BF>(f.y[4 * i + 2 * e], p, widen_e4m3(b0 & 0xFFFF),
-                               widen_e4m3(b1 & 0xFFFF));
-                    mma<F::BF>(f.y[4 * i + 2 * e + 1], p, widen_e4m3(b0 >> 16),
-                               widen_e4m3(b1 >> 16));
+                    mma<F::BF>(f.y[4 * i + 2 * e], p, e4m3_to_f16(b0 & 0xFFFF),
+                               e4m3_to_f16(b1 & 0xFFFF));
+                    mma<F::BF>(f.y[4 * i + 2 * e + 1], p, e4m3_to_f16(b0 >> 16),
+                               e4m3_to_f16(b1 >> 16));
                 }
             } else {
 #pragma unroll
@@ -385,7 +385,7 @@ __device__ static inline void few_put(const struct few_args &f, const struct few
     f.a.y[((int64_t)p.n * f.a.NH + head) * f.a.D + d] = v;
     if (!f.x16.out)
         return;
-    *x16_at(f.x16, p.n, head * f.a.D + d) = __float2half_rn(v);
+    *x_f16_at(f.x16, p.n, head * f.a.D + d) = __float2half_rn(v);
     if (head == 0 && d == 0)
         f.x16.scale[p.n] = 1;
 }
@@ -687,7 +687,7 @@ static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_atten
      * which may be among them, do too. */
     bool small = (TYPE == NBI_F16 || TYPE == NBI_E4M3) && !a->batch_invariant;
     if (small && a->NH * D % CUDA_TILE_COLS == 0 && a->NH * D <= s->limits.K)
-        f.x16 = x16_of(s, a->N, a->NH * D);
+        f.x16 = x_f16_of(s, a->N, a->NH * D);
     if (k.pages)
         CU_TRY(pdl_launch(s, k_attend_few<D, TYPE, true>, grid, FEW_THREADS, 0, f));
     else

@@ -129,7 +129,7 @@ template <int D> __device__ static inline void tiles_widen(uint32_t to, uint32_t
             uint32_t w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                w[i] = widen_e4m3(raw[2 * e + i / 2] >> (i % 2 * 16) & 0xFFFF);
+                w[i] = e4m3_to_f16(raw[2 * e + i / 2] >> (i % 2 * 16) & 0xFFFF);
             store_shared(to + piece_at<D>(row, 2 * piece + e), w);
         }
     }

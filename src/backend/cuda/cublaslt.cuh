@@ -1,56 +1,61 @@
-/* cublaslt.cuh - products of many rows by cuBLASLt: of bf16, and of NVFP4 on devices that multiply
- * it themselves. */
+/* cublaslt.cuh - matrix products through cuBLASLt, in bf16 and, from compute capability 10.0 on, in
+ * FP4. */
 #pragma once
 
 #include "backend/cuda/internal.cuh"
 
-/* ---- blas.cu ---- */
+/* ---- cublaslt.cu ---- */
 
-/* y[N, rows of ldy] = scale x w^T with w [rows, K] and x [N, K] of bf16, or of E2M1 with what more
- * that needs: K a multiple of 32, rows and ldy of 4. */
-struct nbi_gemm_four {
-    const void *w_scales, *x_scales; /* of blocks, swizzled (tensor/nvfp4.h) */
-    const float *scale, *add;        /* of the device, in place of those of nbi_gemm; add: 0 or 1 */
+/* Operands in E2M1 instead of bf16. K is a multiple of 32, rows and ldy of 4. */
+struct cublaslt_fp4 {
+    const void *w_scales, *x_scales; /* of blocks of 16, swizzled (tensor/nvfp4.h) */
+    const float *scale, *add;        /* on the device; they replace those of cublaslt_gemm */
 };
 
-struct nbi_gemm {
+/* y = scale x w^T, or y + scale x w^T with add. w [rows, K] and x [N, K] are bf16 or FP4, y [N,
+ * ldy] is f32. */
+struct cublaslt_gemm {
     float *y;
     const void *w, *x;
     int64_t N, K, rows, ldy;
     float scale;
     bool add;
-    const struct nbi_gemm_four *fp4; /* NULL: bf16 */
+    const struct cublaslt_fp4 *fp4; /* NULL: bf16 */
 };
 
-/* Opening finds the library; a stream for many rows does so at once. */
-enum nb_status nbi_cuda_blas_open(struct cuda *cuda);
-void nbi_cuda_blas_close(struct cuda *cuda);
-enum nb_status nbi_cuda_gemm(struct nbi_stream *s, const struct nbi_gemm *g);
+/* Loads the library; no-op if it is loaded. A stream for more than NBI_DECODE_LINEAR_ROWS rows does
+ * so when it is opened, since loading takes long and may fail. The caller holds cuda->lock. */
+enum nb_status nbi_cuda_cublaslt_open(struct cuda *cuda);
+void nbi_cuda_cublaslt_close(struct cuda *cuda);
+enum nb_status nbi_cuda_cublaslt_gemm(struct nbi_stream *s, const struct cublaslt_gemm *g);
 
-/* ---- blas_fp4.cu ---- */
+/* ---- linear_prefill_fp4.cu ---- */
 
-/* The compute capability from which on there are FP4 tensor cores. */
-#define NBI_FOUR_CAPABILITY 100
+/* First compute capability with FP4 tensor cores. */
+#define NBI_FP4_MIN_CC 100
 
-/* Terms of NVFP4 that x becomes, each with a product of its own (tensor/nvfp4.h). */
-#define NBI_FOUR_TERMS 2
+/* NVFP4 values whose sum is x; each has a product of its own (nbi_nvfp4_split_hi_lo). */
+#define NBI_FP4_TERMS 2
 
-/* What is to be said about products before anything was tried. */
-void nbi_cuda_four_begin(struct cuda *cuda);
+/* Describes the prefill path in be.prefill_path, before the self-test. */
+void nbi_cuda_fp4_init(struct cuda *cuda);
 
-/* With the first stream for many rows: FP4 products on a device that should have them are compared
- * with the host's, and be.fp4 becomes whether they are used. What keeps them from it is a
- * warning, not a failure. */
-void nbi_cuda_four_try(struct nbi_stream *s);
+/* On a device with FP4 tensor cores the first stream for more than NBI_DECODE_LINEAR_ROWS rows
+ * compares products with the host's and sets be.fp4. A failure is a warning, and prefill goes on in
+ * bf16. */
+void nbi_cuda_fp4_selftest(struct nbi_stream *s);
 
-/* Whether they are used for matrix i. */
-bool nbi_cuda_four_fits(const struct nbi_stream *s, const struct nbi_op_linear *a, int i);
+/* Whether matrix i is multiplied in FP4. */
+bool nbi_cuda_fp4_can_run(const struct nbi_stream *s, const struct nbi_op_linear *a, int i);
 
-/* What x takes in s->x_f16: less than bf16 does, for more rows than NBI_DECODE_LINEAR_ROWS. */
-int64_t nbi_cuda_four_bytes(int64_t N, int64_t K);
+/* Bytes of x in s->x_f16. With more than NBI_DECODE_LINEAR_ROWS rows that is less than for
+ * bf16. */
+int64_t nbi_cuda_fp4_x_bytes(int64_t N, int64_t K);
 
-/* x to s->x_f16, in terms; then matrix i of it up to row *done. That is all of them, or cuBLASLt
- * refused: that is a warning too, and be.fp4 is false from then on. */
-enum nb_status nbi_cuda_four_round(struct nbi_stream *s, const struct nbi_op_linear *a);
-enum nb_status nbi_cuda_four_linear(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
-                                    int64_t *done);
+/* x to s->x_f16. */
+enum nb_status nbi_cuda_fp4_quantize_x(struct nbi_stream *s, const struct nbi_op_linear *a);
+
+/* Matrix i with that x, up to row *done. If cuBLASLt refuses, *done is less than all rows: the
+ * caller does the rest in bf16, the user is warned, and be.fp4 is false from then on. */
+enum nb_status nbi_cuda_fp4_linear(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
+                                   int64_t *done);

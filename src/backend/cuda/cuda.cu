@@ -113,9 +113,9 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     struct nbi_ptr block;
     CU_TRY(cudaSetDevice(s->cuda->index));
     if (s->limits.N > NBI_DECODE_LINEAR_ROWS) {
-        NBI_BUG_IF(nbi_cuda_four_bytes(s->limits.N, s->limits.K) > p.x_f16);
+        NBI_BUG_IF(nbi_cuda_fp4_x_bytes(s->limits.N, s->limits.K) > p.x_f16);
         pthread_mutex_lock(&s->cuda->lock);
-        enum nb_status rc = nbi_cuda_blas_open(s->cuda);
+        enum nb_status rc = nbi_cuda_cublaslt_open(s->cuda);
         pthread_mutex_unlock(&s->cuda->lock);
         NBI_TRY(rc);
     }
@@ -132,7 +132,7 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->weights_bf16 = (uint8_t *)s->attention_counters + p.counters;
     s->workspace = s->weights_bf16 + p.weights_bf16;
     if (s->limits.N > NBI_DECODE_LINEAR_ROWS)
-        nbi_cuda_four_try(s);
+        nbi_cuda_fp4_selftest(s);
     return NB_OK;
 }
 
@@ -246,7 +246,7 @@ static void cuda_close(struct nbi_backend *be)
     if (cuda->queue)
         cudaStreamSynchronize(cuda->queue);
     nbi_cuda_weights_release(cuda);
-    nbi_cuda_blas_close(cuda);
+    nbi_cuda_cublaslt_close(cuda);
     if (cuda->queue)
         cudaStreamDestroy(cuda->queue);
     pthread_mutex_destroy(&cuda->lock);
@@ -267,7 +267,7 @@ static enum nb_status start(struct cuda *cuda, int device)
     cuda->cc = 10 * major + minor;
     NBI_TRY(nbi_cuda_ptx_version(&cuda->ptx_version));
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", device);
-    nbi_cuda_four_begin(cuda);
+    nbi_cuda_fp4_init(cuda);
     return NB_OK;
 }
 

@@ -51,15 +51,15 @@ struct slab {
 
 struct cuda {
     struct nbi_backend be;
-    int index;          /* of the device */
-    int threads;        /* of the host, that read weights */
-    int sms;            /* multiprocessors */
-    int cc;             /* compute capability, 90 for 9.0 */
-    int ptx_version;    /* architecture the kernels were compiled for, 90 for 9.0 */
-    int smem_per_cta;   /* the most shared memory a CTA can have, in bytes */
-    struct blas *blas;  /* NULL until it is needed */
-    cudaStream_t queue; /* for work that belongs to no nbi_stream */
-    struct slab *slabs; /* the weights' memory */
+    int index;                 /* of the device */
+    int threads;               /* of the host, that read weights */
+    int sms;                   /* multiprocessors */
+    int cc;                    /* compute capability, 90 for 9.0 */
+    int ptx_version;           /* architecture the kernels were compiled for, 90 for 9.0 */
+    int smem_per_cta;          /* the most shared memory a CTA can have, in bytes */
+    struct cublaslt *cublaslt; /* NULL until it is needed */
+    cudaStream_t queue;        /* for work that belongs to no nbi_stream */
+    struct slab *slabs;        /* the weights' memory */
     /* Weights are uploaded through two stages in turn, each a pinned block and a device block. */
     uint8_t *host_stage[2], *device_stage[2];
     cudaEvent_t stage_free[2];         /* the stage may be written again */

@@ -1,45 +1,63 @@
-/* linear_decode.cuh - what the kernels for products of few rows share: who has which part of the
- * matrices, and tiles from shared memory as operands. */
+/* linear_decode.cuh - what the linear kernels for decoding share: the division of the matrices
+ * over CTAs, and NVFP4 tiles from shared memory to f16 fragments.
+ *
+ * "Tile row" and "tile column" count the 16 x 128 tiles of a weight matrix (nvfp4_tile.cuh). Tile
+ * columns divide K. The tile rows of all matrices of a call are numbered through; of gate and up
+ * they alternate (2i gate, 2i + 1 up), so that one CTA has both.
+ *
+ *                 K: tile columns
+ *             +----------+----------+
+ *   tile      | CTA 0    | CTA R    |    R = row_ctas, split_k = 2 here.
+ *   rows      | CTA 1    | CTA R+1  |    With split_k > 1 the CTAs of a split write partial sums,
+ *             | ...      | ...      |    which the next operation on the stream adds to y.
+ *             | CTA R-1  | CTA 2R-1 |
+ *             +----------+----------+
+ *
+ * A CTA walks its tile rows in row blocks. Within a row block K is divided once more, over warps or
+ * warpgroups; the epilogue adds their sums in a fixed order. */
 #pragma once
 
 #include "backend/cuda/async_copy.cuh"
 #include "backend/cuda/mma.cuh"
 #include "backend/cuda/pack_activations.cuh"
 
-/* So many for each, and one more for the first of them. */
-struct cut {
-    int each, more;
+/* A count divided evenly: `base` for each, one more for the first `remainder`. */
+struct even_split {
+    int base, remainder;
 };
 
-struct product {
+/* Arguments of the kernels. */
+struct linear_args {
     float *y[NBI_LINEAR_MAX];
     const uint8_t *tiles[NBI_LINEAR_MAX];
-    int first[NBI_LINEAR_MAX]; /* row of tiles where each matrix begins */
-    int rows[NBI_LINEAR_MAX];
+    int first[NBI_LINEAR_MAX]; /* tile row at which each matrix begins */
+    int rows[NBI_LINEAR_MAX];  /* outputs of each matrix */
     float scale[NBI_LINEAR_MAX];
     int count, tile_rows, tile_cols;
-    int slices; /* of columns, each of `lines` CTAs */
-    int lines, passes;
-    struct cut row_cut, col_cut; /* rows of tiles for a line, pairs if gated; columns for a slice */
-    int slots;                   /* columns of x that shared memory has room for */
-    int ways;                    /* at most, whatever N is */
-    const uint8_t *x;
+    int split_k;  /* CTAs that share tile rows; each has other columns */
+    int row_ctas; /* CTAs of a split */
+    int row_blocks;
+    struct even_split row_split; /* tile rows over row_ctas; pairs of gate and up if gated */
+    struct even_split k_split;   /* tile columns over split_k */
+    int x_stages;                /* of the x pipeline: tile columns in shared memory at once */
+    int max_warp_split_k;        /* does not depend on N */
+    const uint8_t *x;            /* packed, see pack_activations.cuh */
     const float *x_scale;
-    float *parts; /* [slices, N, rows], if there are several */
-    int N, n_tiles;
+    float *partials; /* [split_k, N, rows] if split_k > 1 */
+    int N, n_tiles;  /* n_tiles: tiles of 8 rows of x */
     bool add;
-    bool gated;     /* rows of tiles are those of gate and up in turn */
-    struct x16 act; /* where SwiGLU of both goes then */
+    bool gated;       /* the two matrices are gate and up, and SwiGLU of both goes to act */
+    struct x_f16 act; /* packed as x of the next linear */
 };
 
-/* ---- who has what ---- */
+/* ---- work of a CTA ---- */
 
-/* A row of tiles: its matrix, and which of that it is. */
-struct place {
-    int m, tile;
+/* A tile row by its matrix and its number there. */
+struct tile_ref {
+    int matrix, row;
 };
 
-__device__ static inline struct place place_of(const struct product &a, int row)
+__device__ static inline struct tile_ref tile_ref_of(const struct linear_args &a, int row)
 {
     int m = 0;
     if (a.gated)
@@ -53,64 +71,66 @@ struct range {
     int begin, end;
 };
 
-/* a / b, below 100,000: divisions would take long before anything is asked for. */
+/* a / b for results below 100,000. An integer division would delay the first loads. */
 __device__ static inline int quotient(int a, int b)
 {
     return (int)__fdividef((float)a + 0.5f, (float)b);
 }
 
-__device__ static inline struct range even(int count, int i, int of)
+__device__ static inline struct range even_range(int count, int i, int of)
 {
     return {quotient(count * i, of), quotient(count * (i + 1), of)};
 }
 
-__device__ static inline struct range cut_at(const struct cut &c, int i)
+__device__ static inline struct range split_range(const struct even_split &s, int i)
 {
-    int begin = i * c.each + min(i, c.more);
-    return {begin, begin + c.each + (i < c.more)};
+    int begin = i * s.base + min(i, s.remainder);
+    return {begin, begin + s.base + (i < s.remainder)};
 }
 
-/* Gate and up stay together. */
-__device__ static inline struct range rows_of(const struct product &a, struct range r)
+/* Tile rows from what row_split counts: gate and up stay together. */
+__device__ static inline struct range tile_rows_of(const struct linear_args &a, struct range r)
 {
     return {r.begin << a.gated, r.end << a.gated};
 }
 
-/* Rows of tiles of a CTA, and its columns. */
-struct part {
+/* Tile rows and tile columns of a CTA. */
+struct cta_work {
     struct range rows, cols;
-    int slice;
+    int split; /* of K */
 };
 
-__device__ static inline struct part part_of(const struct product &a, int cta)
+__device__ static inline struct cta_work cta_work_of(const struct linear_args &a, int cta)
 {
-    int slice = 0, line = cta;
-    for (; line >= a.lines; line -= a.lines)
-        slice++;
-    return {rows_of(a, cut_at(a.row_cut, line)), cut_at(a.col_cut, slice), slice};
+    int split = 0, row_cta = cta;
+    for (; row_cta >= a.row_ctas; row_cta -= a.row_ctas)
+        split++;
+    return {tile_rows_of(a, split_range(a.row_split, row_cta)), split_range(a.k_split, split),
+            split};
 }
 
-/* Which of some slots is in turn, and which time that is. */
-struct turn {
-    int slot;
+/* A position in a pipeline: the stage, and the phase parity of its barrier. */
+struct stage_phase {
+    int stage;
     uint32_t parity;
 };
 
-__device__ static inline void next_turn(struct turn &t, int slots)
+__device__ static inline void next_stage(struct stage_phase &p, int stages)
 {
-    t.parity ^= t.slot + 1 == slots;
-    t.slot = t.slot + 1 == slots ? 0 : t.slot + 1;
+    p.parity ^= p.stage + 1 == stages;
+    p.stage = p.stage + 1 == stages ? 0 : p.stage + 1;
 }
 
-/* ---- tiles ---- */
+/* ---- tiles to fragments ---- */
 
-/* A lane's part of a tile in shared memory: half its codes, and its scales. */
-__device__ static inline void codes_at(uint32_t codes[4], uint32_t tile, int half)
+/* A lane's codes of half a tile in shared memory. */
+__device__ static inline void load_codes(uint32_t codes[4], uint32_t tile, int half)
 {
     load_shared(codes, tile + (half * 32 + threadIdx.x % 32) * 16);
 }
 
-__device__ static inline uint32_t scales_at(uint32_t tile)
+/* A lane's four block scales, one a byte. */
+__device__ static inline uint32_t load_block_scales(uint32_t tile)
 {
     uint32_t v;
     asm volatile("ld.shared.b32 %0, [%1];"
@@ -120,47 +140,48 @@ __device__ static inline uint32_t scales_at(uint32_t tile)
     return v;
 }
 
-/* Of four quarters, two each: the scale times 2^7, so the weight times 2^-7. */
-__device__ static inline void widen_scales(__half2 by[2], uint32_t scales)
+/* Block scales of the four quarters as f16, times 2^7. Codes come out of a tile times 2^-14, so a
+ * weight is times 2^-7 and the epilogue multiplies by 128. */
+__device__ static inline void block_scales_to_f16(__half2 out[2], uint32_t scales)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t h = __byte_perm(scales, 0, i ? 0x3424 : 0x1404) >> 1; /* as f16, times 2^-8 */
-        by[i] = __hmul2(*(__half2 *)&h, __float2half2_rn(32768.0f));
+        out[i] = __hmul2(*(__half2 *)&h, __float2half2_rn(32768.0f));
     }
 }
 
-/* Half a tile as operands: w[p] is pair p. */
-__device__ static inline void widen_half(uint32_t w[4][4], const uint32_t word[4],
-                                         const __half2 by[2])
+/* Half a tile as fragments A of m16n8k16: w[p] is pair p of the codes. */
+__device__ static inline void codes_to_f16(uint32_t w[4][4], const uint32_t word[4],
+                                           const __half2 scales[2])
 {
 #pragma unroll
     for (int p = 0; p < 4; p++)
 #pragma unroll
         for (int q = 0; q < 4; q++) {
             uint32_t pair = e2m1_pair(word[q], p);
-            __half2 one = q % 2 ? __high2half2(by[q / 2]) : __low2half2(by[q / 2]);
-            __half2 v = __hmul2(*(__half2 *)&pair, one);
+            __half2 scale = q % 2 ? __high2half2(scales[q / 2]) : __low2half2(scales[q / 2]);
+            __half2 v = __hmul2(*(__half2 *)&pair, scale);
             w[p][q] = *(uint32_t *)&v;
         }
 }
 
-/* The same of tiles that lie one behind the other in shared memory. */
+/* The same for COUNT consecutive tiles in shared memory. */
 template <int COUNT>
-__device__ static inline void widen_tiles(uint32_t w[COUNT][4][4], uint32_t tiles, int half)
+__device__ static inline void tiles_to_f16(uint32_t w[COUNT][4][4], uint32_t tiles, int half)
 {
 #pragma unroll
     for (int r = 0; r < COUNT; r++) {
         uint32_t codes[4];
-        __half2 by[2];
-        codes_at(codes, tiles + r * CUDA_TILE_BYTES, half);
-        widen_scales(by, scales_at(tiles + r * CUDA_TILE_BYTES));
-        widen_half(w[r], codes, by);
+        __half2 scales[2];
+        load_codes(codes, tiles + r * CUDA_TILE_BYTES, half);
+        block_scales_to_f16(scales, load_block_scales(tiles + r * CUDA_TILE_BYTES));
+        codes_to_f16(w[r], codes, scales);
     }
 }
 
-/* ---- linear_whole.cu ---- */
+/* ---- linear_decode_resident.cu ---- */
 
-/* Whether there are few enough rows of x, and all columns of them fit shared memory. */
-bool nbi_cuda_whole_fits(const struct nbi_stream *s, const struct product *p);
-enum nb_status nbi_cuda_linear_whole(struct nbi_stream *s, const struct product *p);
+/* Whether N and K are small enough for all of a CTA's x to stay in shared memory. */
+bool nbi_cuda_resident_fits(const struct nbi_stream *s, const struct linear_args *p);
+enum nb_status nbi_cuda_linear_resident(struct nbi_stream *s, const struct linear_args *p);

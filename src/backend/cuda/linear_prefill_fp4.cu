@@ -1,17 +1,19 @@
-/* linear_prefill_fp4.cu - products of NVFP4 weights with many rows on FP4 tensor cores (Blackwell).
+/* linear_prefill_fp4.cu - linear of NVFP4 weights with many rows on FP4 tensor cores (Blackwell).
  *
  * in : weights as tiles, x as f32
  * out: y as f32
  *
- * Both operands go to cuBLASLt as it wants them: rows of E2M1 codes, and block scales of E4M3 in
- * its own order (tensor/nvfp4.h). Weights are rewritten a slice at a time, as for bf16, and lose
- * nothing. x becomes the sum of two terms, x and what the first term leaves of it, since one is off
- * by a tenth: the bytes that the host's codec gives with method rtn and the tensor scale of the
- * largest value (so what nbi_nvfp4_split_hi_lo says is what is multiplied). That scale is known on
- * the device alone, and so are the factors of the products. Of each slice there are two products,
- * one for each term; the second adds to the first.
+ * cuBLASLt takes both operands as rows of E2M1 codes, with E4M3 block scales in a swizzled order
+ * (tensor/nvfp4.h). Weights are rewritten in that form, a slice of rows at a time, without loss.
  *
- * Rows of both have columns of whole pieces of scales, 64, with zeros behind the last. */
+ * One NVFP4 value is off from x by up to a tenth, so x becomes the sum of two: hi, and lo for what
+ * hi leaves. They have the bytes that the host's codec gives with method rtn and the tensor scale
+ * of amax; nbi_nvfp4_split_hi_lo is the definition. Each slice takes two products, for hi and lo;
+ * the second adds to the first. amax is known on the device only, so the factors of the products
+ * are there, too.
+ *
+ * Rows of both operands are padded with zeros to a multiple of 64 columns, the width of a piece of
+ * swizzled scales. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,33 +26,33 @@ extern "C" {
 #include "tensor/nvfp4.h"
 }
 
-#define WIDENED "bf16 tensor cores on widened tiles"
+#define PREFILL_BF16 "bf16 tensor cores on widened tiles"
 
-/* In s->x_f16_scale, of the device. */
-struct scalars {
-    uint32_t largest; /* of x, as bits */
-    float add[NBI_FOUR_TERMS];
-    float scale[NBI_FOUR_TERMS][NBI_LINEAR_MAX]; /* tensor scales: of the term times the matrix */
+/* Factors of the products, in s->x_f16_scale on the device. */
+struct factors {
+    uint32_t amax; /* bits of the largest finite |x| */
+    float add[NBI_FP4_TERMS];
+    float scale[NBI_FP4_TERMS]
+               [NBI_LINEAR_MAX]; /* tensor scale of the term times that of the matrix */
 };
 
-#define SCALARS_BYTES 256
-static_assert(sizeof(struct scalars) <= SCALARS_BYTES, "s->x_f16_scale has as many at least");
+#define FACTORS_BYTES 256
+static_assert(sizeof(struct factors) <= FACTORS_BYTES, "s->x_f16_scale has at least 256 bytes");
 
-/* Columns with those that pad. */
-static int64_t padded(int64_t K)
+static int64_t padded_cols(int64_t K)
 {
     return ceil_div(K, 64) * 64;
 }
 
-/* Of a term: its scales, then its codes, in the whole lines that cuBLASLt expects. */
+/* A term: its scales, then its codes. cuBLASLt expects an alignment of 256 bytes. */
 static int64_t term_bytes(int64_t N, int64_t K)
 {
-    return ceil_div(nbi_nvfp4_swizzled_bytes(N, K) + N * padded(K) / 2, 256) * 256;
+    return ceil_div(nbi_nvfp4_swizzled_bytes(N, K) + N * padded_cols(K) / 2, 256) * 256;
 }
 
-int64_t nbi_cuda_four_bytes(int64_t N, int64_t K)
+int64_t nbi_cuda_fp4_x_bytes(int64_t N, int64_t K)
 {
-    return NBI_FOUR_TERMS * term_bytes(N, K);
+    return NBI_FP4_TERMS * term_bytes(N, K);
 }
 
 /* ---- x ---- */
@@ -61,56 +63,56 @@ __device__ static inline uint32_t finite_bits(float v)
     return magnitude < 0x7F800000 ? magnitude : 0;
 }
 
-/* The largest magnitude of what is finite; bits of such are in the order of the values. */
-__global__ static void k_largest(uint32_t *out, const float4 *x, int64_t n)
+/* Amax of the finite values. Bits of non-negative floats are in the order of their values. */
+__global__ static void k_amax_finite(uint32_t *out, const float4 *x, int64_t n)
 {
-    __shared__ uint32_t largest;
-    uint32_t most = 0;
+    __shared__ uint32_t cta_amax;
+    uint32_t amax = 0;
     if (threadIdx.x == 0)
-        largest = 0;
+        cta_amax = 0;
     __syncthreads();
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         float4 v = x[i];
-        most = max(most, max(max(finite_bits(v.x), finite_bits(v.y)),
+        amax = max(amax, max(max(finite_bits(v.x), finite_bits(v.y)),
                              max(finite_bits(v.z), finite_bits(v.w))));
     }
-    most = __reduce_max_sync(0xFFFFFFFF, most);
+    amax = __reduce_max_sync(0xFFFFFFFF, amax);
     if (threadIdx.x % 32 == 0)
-        atomicMax(&largest, most);
+        atomicMax(&cta_amax, amax);
     __syncthreads();
     if (threadIdx.x == 0)
-        atomicMax(out, largest);
+        atomicMax(out, cta_amax);
 }
 
-/* Sixteen values over a tensor scale. */
+/* Sixteen values times the inverse of the tensor scale. */
 __device__ static void load_block(float v[16], const float4 *x, float inverse)
 {
     for (int i = 0; i < 4; i++) {
-        float4 fp4 = x[i];
-        v[4 * i] = fp4.x * inverse;
-        v[4 * i + 1] = fp4.y * inverse;
-        v[4 * i + 2] = fp4.z * inverse;
-        v[4 * i + 3] = fp4.w * inverse;
+        float4 f = x[i];
+        v[4 * i] = f.x * inverse;
+        v[4 * i + 1] = f.y * inverse;
+        v[4 * i + 2] = f.z * inverse;
+        v[4 * i + 3] = f.w * inverse;
     }
 }
 
-/* A term of those, as method rtn of tensor/codec_scalar.c does it; its scale is returned, and v
- * becomes what is left, which f32 holds. What is not finite makes the scale NaN, so that the row's
- * results are, and is left as it is. */
-__device__ static uint8_t round_block(uint2 *codes, float v[16])
+/* Quantizes a block as method rtn of tensor/codec_scalar.c does. Returns the block scale; v becomes
+ * the remainder, which is exact in f32. A block with a value that is not finite gets a scale of
+ * NaN, so that the row's results are NaN, and v stays. */
+__device__ static uint8_t quantize_block(uint2 *codes, float v[16])
 {
-    float most = 0;
-    bool odd = false;
+    float amax = 0;
+    bool nonfinite = false;
     for (int i = 0; i < 16; i++) {
-        odd = odd || !isfinite(v[i]);
-        most = fmaxf(most, fabsf(v[i]));
+        nonfinite = nonfinite || !isfinite(v[i]);
+        amax = fmaxf(amax, fabsf(v[i]));
     }
-    if (odd) {
+    if (nonfinite) {
         *codes = make_uint2(0x77777777, 0x77777777);
         return 0x7F;
     }
-    uint8_t code = most == 0 ? 0x38 : nbi_f32_to_e4m3(most / 6.0f);
+    uint8_t code = amax == 0 ? 0x38 : nbi_f32_to_e4m3(amax / 6.0f);
     code = code < 0x01 ? 0x01 : code;
     float scale = nbi_e4m3_to_f32(code);
     uint32_t half[2] = {0, 0};
@@ -123,87 +125,88 @@ __device__ static uint8_t round_block(uint2 *codes, float v[16])
     return code;
 }
 
-struct rounding {
+struct quantize_args {
     uint8_t *codes, *scales; /* of the first term */
     const float *x;
-    struct scalars *known;
-    int64_t N, K, wide, term; /* wide: K padded; term: from one to the next, in bytes */
+    struct factors *factors;
+    int64_t N, K, padded_K, term_bytes;
     float add, tensor_scale[NBI_LINEAR_MAX];
 };
 
-/* A thread for each block, of the rows that pad the scales too. */
-__global__ static void k_round_four(struct rounding a)
+/* Includes the rows that pad the scales to 128. */
+__global__ static void k_quantize_block_per_thread(struct quantize_args a)
 {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, blocks = a.wide / 16;
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, blocks = a.padded_K / 16;
     int64_t row = i / blocks, block = i % blocks;
     if (row >= (a.N + 127) / 128 * 128)
         return;
-    float t = nbi_nvfp4_tensor_scale(__uint_as_float(a.known->largest));
+    float t = nbi_nvfp4_tensor_scale(__uint_as_float(a.factors->amax));
     if (i == 0) {
-        a.known->add[0] = a.add;
-        a.known->add[1] = 1.0f;
+        a.factors->add[0] = a.add;
+        a.factors->add[1] = 1.0f;
         for (int j = 0; j < NBI_LINEAR_MAX; j++) {
-            a.known->scale[0][j] = t * a.tensor_scale[j];
-            a.known->scale[1][j] = NBI_NVFP4_LO_SCALE * t * a.tensor_scale[j];
+            a.factors->scale[0][j] = t * a.tensor_scale[j];
+            a.factors->scale[1][j] = NBI_NVFP4_LO_SCALE * t * a.tensor_scale[j];
         }
     }
-    bool pads = row >= a.N || block * 16 >= a.K;
+    bool padding = row >= a.N || block * 16 >= a.K;
     float v[16] = {};
-    if (!pads)
+    if (!padding)
         load_block(v, (const float4 *)(a.x + row * a.K + block * 16), 1.0f / t);
-    for (int term = 0; term < NBI_FOUR_TERMS; term++) {
+    for (int term = 0; term < NBI_FP4_TERMS; term++) {
         uint2 codes = make_uint2(0, 0);
-        uint8_t scale = pads ? 0 : round_block(&codes, v);
-        a.scales[term * a.term + nbi_nvfp4_swizzled_at(row, block, a.K)] = scale;
+        uint8_t scale = padding ? 0 : quantize_block(&codes, v);
+        a.scales[term * a.term_bytes + nbi_nvfp4_swizzled_at(row, block, a.K)] = scale;
         if (row < a.N)
-            ((uint2 *)(a.codes + term * a.term + row * (a.wide / 2)))[block] = codes;
+            ((uint2 *)(a.codes + term * a.term_bytes + row * (a.padded_K / 2)))[block] = codes;
         for (int j = 0; j < 16; j++)
             v[j] *= 1.0f / NBI_NVFP4_LO_SCALE;
     }
 }
 
-enum nb_status nbi_cuda_four_round(struct nbi_stream *s, const struct nbi_op_linear *a)
+enum nb_status nbi_cuda_fp4_quantize_x(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
-    struct rounding r = {};
+    struct quantize_args r = {};
     int64_t rows = ceil_div(a->N, 128) * 128, values = a->N * a->K / 4;
-    int64_t ctas = ceil_div(values, 256 * 8), most = (int64_t)s->cuda->sms * 8;
+    int64_t ctas = ceil_div(values, 256 * 8), limit = (int64_t)s->cuda->sms * 8;
     r.scales = s->x_f16;
     r.codes = s->x_f16 + nbi_nvfp4_swizzled_bytes(a->N, a->K);
     r.x = at<float>(a->x);
-    r.known = (struct scalars *)s->x_f16_scale;
+    r.factors = (struct factors *)s->x_f16_scale;
     r.N = a->N;
     r.K = a->K;
-    r.wide = padded(a->K);
-    r.term = term_bytes(a->N, a->K);
+    r.padded_K = padded_cols(a->K);
+    r.term_bytes = term_bytes(a->N, a->K);
     r.add = a->add ? 1.0f : 0.0f;
     for (int i = 0; i < a->count; i++)
         r.tensor_scale[i] = a->w[i].tensor_scale;
-    CU_TRY(cudaMemsetAsync(&r.known->largest, 0, sizeof r.known->largest, s->queue));
-    k_largest<<<(unsigned)(ctas < most ? ctas : most), 256, 0, s->queue>>>(
-        &r.known->largest, (const float4 *)r.x, values);
+    CU_TRY(cudaMemsetAsync(&r.factors->amax, 0, sizeof r.factors->amax, s->queue));
+    k_amax_finite<<<(unsigned)(ctas < limit ? ctas : limit), 256, 0, s->queue>>>(
+        &r.factors->amax, (const float4 *)r.x, values);
     CU_LAUNCHED();
-    k_round_four<<<(unsigned)ceil_div(rows * (r.wide / 16), 256), 256, 0, s->queue>>>(r);
+    k_quantize_block_per_thread<<<(unsigned)ceil_div(rows * (r.padded_K / 16), 256), 256, 0,
+                                  s->queue>>>(r);
     CU_LAUNCHED();
     return NB_OK;
 }
 
 /* ---- weights ---- */
 
-struct rewriting {
+struct rewrite_args {
     uint8_t *codes, *scales;
     const uint8_t *tiles; /* from the first tile of the rows */
     int tile_rows, tile_cols;
-    int64_t rows, K, wide; /* rows: padded to 128 */
+    int64_t rows, K, padded_K; /* rows: padded to 128 */
 };
 
-/* A warp for a tile, and a lane for what it holds of two rows: two blocks each. */
-__global__ static void k_rows_of_tiles(struct rewriting a)
+/* A warp takes a tile; a lane has two blocks of each of two rows (nvfp4_tile.cuh). */
+__global__ static void k_tiles_to_fp4_rows(struct rewrite_args a)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, tile = i >> 5;
     int lane = (int)(i & 31), tile_row = (int)(tile / a.tile_cols);
     int64_t row = (int64_t)tile_row * CUDA_TILE_ROWS + (lane >> 2);
     int64_t block = tile % a.tile_cols * 8 + 2 * (lane & 3);
-    if (row >= a.rows || block * 16 >= a.wide)
+    if (row >= a.rows || block * 16 >= a.padded_K)
         return;
     uint4 half[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
     uint32_t scales = 0;
@@ -213,10 +216,10 @@ __global__ static void k_rows_of_tiles(struct rewriting a)
         half[1] = ((const uint4 *)t)[32 + lane];
         scales = ((const uint32_t *)t)[256 + lane];
     }
-    uint4 *to = (uint4 *)(a.codes + row * (a.wide / 2) + block * 8);
+    uint4 *to = (uint4 *)(a.codes + row * (a.padded_K / 2) + block * 8);
     *to = make_uint4(stored_codes(half[0].x), stored_codes(half[1].x), stored_codes(half[0].z),
                      stored_codes(half[1].z));
-    to = (uint4 *)((uint8_t *)to + 8 * (a.wide / 2));
+    to = (uint4 *)((uint8_t *)to + 8 * (a.padded_K / 2));
     *to = make_uint4(stored_codes(half[0].y), stored_codes(half[1].y), stored_codes(half[0].w),
                      stored_codes(half[1].w));
     *(uint16_t *)(a.scales + nbi_nvfp4_swizzled_at(row, block, a.K)) =
@@ -225,12 +228,12 @@ __global__ static void k_rows_of_tiles(struct rewriting a)
         (uint16_t)((scales >> 8 & 0xFF) | (scales >> 16 & 0xFF00));
 }
 
-/* Rows [first, first + rows) to s->weights_bf16, scales before codes; first is a multiple of 128.
- */
-static enum nb_status rewrite(struct nbi_stream *s, const struct nbi_weight *w, int64_t first,
-                              int64_t rows)
+/* Rows [first, first + rows) to s->weights_bf16, scales before codes. first is a multiple of
+ * 128. */
+static enum nb_status rewrite_weights(struct nbi_stream *s, const struct nbi_weight *w,
+                                      int64_t first, int64_t rows)
 {
-    struct rewriting r = {};
+    struct rewrite_args r = {};
     struct tile_shape tiles = tiles_of(w->rows - first, w->cols);
     r.scales = s->weights_bf16;
     r.codes = s->weights_bf16 + nbi_nvfp4_swizzled_bytes(rows, w->cols);
@@ -239,120 +242,123 @@ static enum nb_status rewrite(struct nbi_stream *s, const struct nbi_weight *w, 
     r.tile_cols = tiles.cols;
     r.rows = ceil_div(rows, 128) * 128;
     r.K = w->cols;
-    r.wide = padded(w->cols);
+    r.padded_K = padded_cols(w->cols);
     int64_t threads = r.rows / CUDA_TILE_ROWS * tiles.cols * 32;
-    k_rows_of_tiles<<<(unsigned)ceil_div(threads, 256), 256, 0, s->queue>>>(r);
+    k_tiles_to_fp4_rows<<<(unsigned)ceil_div(threads, 256), 256, 0, s->queue>>>(r);
     CU_LAUNCHED();
     return NB_OK;
 }
 
 /* ---- the product ---- */
 
-/* Of rows [first, first + rows), which are in s->weights_bf16. If the second product fails, then
- * without add y is as good as before, for it is to be overwritten; with add both have one plan, so
- * that what refuses the second has refused the first. */
+/* Rows [first, first + rows), which are in s->weights_bf16.
+ *
+ * A failure of the second product must leave a y that can be computed again. Without add y will be
+ * overwritten. With add both products have the same plan, so whatever refuses the second has
+ * refused the first. */
 static enum nb_status multiply_slice(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
                                      int64_t first, int64_t rows)
 {
-    const struct scalars *known = (const struct scalars *)s->x_f16_scale;
-    for (int term = 0; term < NBI_FOUR_TERMS; term++) {
+    const struct factors *factors = (const struct factors *)s->x_f16_scale;
+    for (int term = 0; term < NBI_FP4_TERMS; term++) {
         const uint8_t *x = s->x_f16 + term * term_bytes(a->N, a->K);
-        const struct nbi_gemm_four fp4 = {s->weights_bf16, x, &known->scale[term][i],
-                                          &known->add[term]};
-        const struct nbi_gemm g = {at<float>(a->y[i]) + first,
-                                   s->weights_bf16 + nbi_nvfp4_swizzled_bytes(rows, a->K),
-                                   x + nbi_nvfp4_swizzled_bytes(a->N, a->K),
-                                   a->N,
-                                   padded(a->K),
-                                   rows,
-                                   a->w[i].rows,
-                                   1,
-                                   term > 0 || a->add,
-                                   &fp4};
-        NBI_TRY(nbi_cuda_gemm(s, &g));
+        const struct cublaslt_fp4 fp4 = {s->weights_bf16, x, &factors->scale[term][i],
+                                         &factors->add[term]};
+        const struct cublaslt_gemm g = {at<float>(a->y[i]) + first,
+                                        s->weights_bf16 + nbi_nvfp4_swizzled_bytes(rows, a->K),
+                                        x + nbi_nvfp4_swizzled_bytes(a->N, a->K),
+                                        a->N,
+                                        padded_cols(a->K),
+                                        rows,
+                                        a->w[i].rows,
+                                        1,
+                                        term > 0 || a->add,
+                                        &fp4};
+        NBI_TRY(nbi_cuda_cublaslt_gemm(s, &g));
     }
     return NB_OK;
 }
 
-/* x was rounded. */
+/* All rows of matrix i, up to *done. x is quantized. */
 static enum nb_status multiply(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
                                int64_t *done)
 {
     const struct nbi_weight *w = &a->w[i];
-    int64_t wide = padded(a->K), most = NBI_WEIGHTS_BF16_BYTES / (wide / 2 + wide / 16) / 128 * 128;
+    int64_t cols = padded_cols(a->K),
+            limit = NBI_WEIGHTS_BF16_BYTES / (cols / 2 + cols / 16) / 128 * 128;
     *done = 0;
-    NBI_BUG_IF(most == 0);
+    NBI_BUG_IF(limit == 0);
     while (*done < w->rows) {
-        int64_t rows = w->rows - *done < most ? w->rows - *done : most;
-        NBI_TRY(rewrite(s, w, *done, rows));
+        int64_t rows = w->rows - *done < limit ? w->rows - *done : limit;
+        NBI_TRY(rewrite_weights(s, w, *done, rows));
         NBI_TRY(multiply_slice(s, a, i, *done, rows));
         *done += rows;
     }
     return NB_OK;
 }
 
-/* ---- whether ---- */
+/* ---- the choice ---- */
 
-void nbi_cuda_four_begin(struct cuda *cuda)
+void nbi_cuda_fp4_init(struct cuda *cuda)
 {
     snprintf(cuda->prefill_path, sizeof cuda->prefill_path, "%s",
-             cuda->cc < NBI_FOUR_CAPABILITY ? WIDENED : "native FP4 (cuBLASLt), not tried yet");
+             cuda->cc < NBI_FP4_MIN_CC ? PREFILL_BF16 : "native FP4 (cuBLASLt), not tried yet");
     cuda->be.prefill_path = cuda->prefill_path;
 }
 
-/* Says why, the first time. */
-static void refuse(struct cuda *cuda, const char *what)
+/* Switches to bf16, and logs why the first time. */
+static void disable_fp4(struct cuda *cuda, const char *what)
 {
     pthread_mutex_lock(&cuda->lock);
-    bool news = !cuda->be.fp4_selftest_failed;
-    if (news)
-        snprintf(cuda->prefill_path, sizeof cuda->prefill_path, "native FP4 %s (%.150s): " WIDENED,
-                 what, nb_last_error());
+    bool first = !cuda->be.fp4_selftest_failed;
+    if (first)
+        snprintf(cuda->prefill_path, sizeof cuda->prefill_path,
+                 "native FP4 %s (%.150s): " PREFILL_BF16, what, nb_last_error());
     cuda->be.fp4_selftest_failed = true;
     __atomic_store_n(&cuda->be.fp4, false, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&cuda->lock);
-    if (news)
+    if (first)
         nbi_log(NB_LOG_WARN, "NVFP4 products on %s: %s", cuda->name, cuda->prefill_path);
 }
 
-/* cuBLASLt wants 16 bytes of y too. */
-bool nbi_cuda_four_fits(const struct nbi_stream *s, const struct nbi_op_linear *a, int i)
+/* cuBLASLt requires 16-byte aligned rows of y as well. */
+bool nbi_cuda_fp4_can_run(const struct nbi_stream *s, const struct nbi_op_linear *a, int i)
 {
     return __atomic_load_n(&s->cuda->be.fp4, __ATOMIC_ACQUIRE) && !a->exact &&
            a->N > NBI_DECODE_LINEAR_ROWS && a->w[i].dtype == NBI_NVFP4 && a->w[i].rows % 4 == 0 &&
            a->x.at % 16 == 0;
 }
 
-enum nb_status nbi_cuda_four_linear(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
-                                    int64_t *done)
+enum nb_status nbi_cuda_fp4_linear(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
+                                   int64_t *done)
 {
     if (multiply(s, a, i, done) != NB_OK)
-        refuse(s->cuda, "failed");
+        disable_fp4(s->cuda, "failed");
     return NB_OK;
 }
 
 /* ---- the self-test ---- */
 
-/* More than a piece of scales in every direction, and none that ends with one. */
+/* More than one piece of swizzled scales (128 x 4) in each direction, and no multiple of it. */
 #define TEST_N     160
 #define TEST_K     336
 #define TEST_ROWS  300
-#define TEST_BOUND 1e-3 /* of the root mean square of the results; the second term is a tenth */
+#define TEST_BOUND 1e-3 /* relative to the RMS of the results; the second term is a tenth of x */
 
 struct probe {
     uint8_t codes[TEST_ROWS * TEST_K / 2], scales[TEST_ROWS * TEST_K / 16];
     float w[TEST_ROWS * TEST_K]; /* their values */
     float x[TEST_N * TEST_K];
-    float rounded[TEST_N * TEST_K];
+    float x_hi_lo[TEST_N * TEST_K];
     float y[TEST_N * TEST_ROWS];
     double want[TEST_N * TEST_ROWS];
 };
 
-/* Blocks differ in size, so that the wrong scale shows. */
-static void draw(struct probe *p)
+/* Blocks differ in magnitude, so that a misplaced scale shows. */
+static void fill_probe(struct probe *p)
 {
     const float tensor_scale = 0.25f;
-    float largest = 0;
+    float amax = 0;
     for (int i = 0; i < TEST_ROWS * TEST_K / 2; i++)
         p->codes[i] = (uint8_t)nbi_philox(1, (uint64_t)i, 0).v[0];
     for (int i = 0; i < TEST_ROWS * TEST_K / 16; i++)
@@ -361,21 +367,21 @@ static void draw(struct probe *p)
         nbi_philox_normal4(p->x + i, 1, (uint64_t)i, 2);
     for (int i = 0; i < TEST_N * TEST_K; i++) {
         p->x[i] *= (float)(1 << nbi_philox(1, (uint64_t)(i / 16), 3).v[0] % 4);
-        largest = fmaxf(largest, fabsf(p->x[i]));
+        amax = fmaxf(amax, fabsf(p->x[i]));
     }
     nbi_nvfp4_dequantize_f32(p->w, p->codes, p->scales, TEST_ROWS * TEST_K / 16, tensor_scale);
-    nbi_nvfp4_split_hi_lo(p->rounded, p->x, TEST_N * TEST_K / 16, nbi_nvfp4_tensor_scale(largest));
+    nbi_nvfp4_split_hi_lo(p->x_hi_lo, p->x, TEST_N * TEST_K / 16, nbi_nvfp4_tensor_scale(amax));
 }
 
-/* What is wanted, and its root mean square. */
-static double multiply_on_the_host(struct probe *p)
+/* Fills p->want and returns its RMS. */
+static double multiply_on_host(struct probe *p)
 {
     double squares = 0;
     for (int n = 0; n < TEST_N; n++)
         for (int o = 0; o < TEST_ROWS; o++) {
             double sum = 0;
             for (int k = 0; k < TEST_K; k++)
-                sum += (double)p->rounded[n * TEST_K + k] * (double)p->w[o * TEST_K + k];
+                sum += (double)p->x_hi_lo[n * TEST_K + k] * (double)p->w[o * TEST_K + k];
             p->want[n * TEST_ROWS + o] = sum;
             squares += sum * sum;
         }
@@ -390,10 +396,10 @@ static enum nb_status read_probe(void *ctx, int64_t first, int64_t count, void *
     return NB_OK;
 }
 
-/* Once over what is no number, once added to that: twice the product. `s` is a stream whose x16 and
- * x_f16_scale suffice, `block` has room for x and y. */
-static enum nb_status multiply_on_the_device(struct nbi_stream *s, const struct nbi_weight *w,
-                                             struct probe *p, uint8_t *block)
+/* The product, first over a y of NaN, then added to the result: p->y is twice the product. x_packed
+ * and x_scale of `s` suffice for x; `block` has room for x and y. */
+static enum nb_status multiply_on_device(struct nbi_stream *s, const struct nbi_weight *w,
+                                         struct probe *p, uint8_t *block)
 {
     struct nbi_op_linear op = {};
     int64_t done;
@@ -407,7 +413,7 @@ static enum nb_status multiply_on_the_device(struct nbi_stream *s, const struct 
     CU_TRY(cudaMemsetAsync(block + sizeof p->x, 0xFF, sizeof p->y, s->queue));
     for (int add = 0; add < 2; add++) {
         op.add = add == 1;
-        NBI_TRY(nbi_cuda_four_round(s, &op));
+        NBI_TRY(nbi_cuda_fp4_quantize_x(s, &op));
         NBI_TRY(multiply(s, &op, 0, &done));
     }
     CU_TRY(
@@ -418,7 +424,7 @@ static enum nb_status multiply_on_the_device(struct nbi_stream *s, const struct 
 
 static enum nb_status compare(struct probe *p)
 {
-    double bound = 2 * TEST_BOUND * multiply_on_the_host(p);
+    double bound = 2 * TEST_BOUND * multiply_on_host(p);
     for (int i = 0; i < TEST_N * TEST_ROWS; i++)
         if (!(fabs((double)p->y[i] - 2 * p->want[i]) <= bound))
             return nbi_fail(NB_EDEVICE, "result %d is %.6g, not %.6g", i, (double)p->y[i] / 2,
@@ -426,29 +432,29 @@ static enum nb_status compare(struct probe *p)
     return NB_OK;
 }
 
-static enum nb_status run_test(struct nbi_stream *s, struct probe *p)
+static enum nb_status run_probe(struct nbi_stream *s, struct probe *p)
 {
     struct cuda *cuda = s->cuda;
-    struct nbi_stream own = *s; /* that one's x16 may be too small */
+    struct nbi_stream own = *s; /* its x_packed may be too small */
     struct nbi_weight_source src = {};
     struct nbi_weight w = {};
     uint8_t *block = NULL;
-    int64_t rounded = nbi_cuda_four_bytes(TEST_N, TEST_K);
+    int64_t x_bytes = nbi_cuda_fp4_x_bytes(TEST_N, TEST_K);
     src.dtype = NBI_NVFP4;
     src.rows = TEST_ROWS;
     src.cols = TEST_K;
     src.tensor_scale = 0.25f;
     src.read = read_probe;
     src.ctx = p;
-    draw(p);
-    CU_TRY(cudaMalloc(&block, (size_t)rounded + SCALARS_BYTES + sizeof p->x + sizeof p->y));
+    fill_probe(p);
+    CU_TRY(cudaMalloc(&block, (size_t)x_bytes + FACTORS_BYTES + sizeof p->x + sizeof p->y));
     own.x_f16 = block;
-    own.x_f16_scale = (float *)(block + rounded);
+    own.x_f16_scale = (float *)(block + x_bytes);
     pthread_mutex_lock(&cuda->lock);
     enum nb_status rc = cuda->be.weight_new(&cuda->be, &src, &w);
     pthread_mutex_unlock(&cuda->lock);
     if (rc == NB_OK)
-        rc = multiply_on_the_device(&own, &w, p, block + rounded + SCALARS_BYTES);
+        rc = multiply_on_device(&own, &w, p, block + x_bytes + FACTORS_BYTES);
     if (rc == NB_OK)
         rc = compare(p);
     cudaFree(block);
@@ -463,15 +469,15 @@ static enum nb_status self_test(struct nbi_stream *s)
     struct probe *p = (struct probe *)malloc(sizeof *p);
     if (!p)
         return nbi_fail_memory("self-test", sizeof *p);
-    enum nb_status rc = run_test(s, p);
+    enum nb_status rc = run_probe(s, p);
     free(p);
     return rc;
 }
 
-void nbi_cuda_four_try(struct nbi_stream *s)
+void nbi_cuda_fp4_selftest(struct nbi_stream *s)
 {
     struct cuda *cuda = s->cuda;
-    if (cuda->cc < NBI_FOUR_CAPABILITY)
+    if (cuda->cc < NBI_FP4_MIN_CC)
         return;
     pthread_mutex_lock(&cuda->fp4_selftest_lock);
     if (!cuda->be.fp4 && !cuda->be.fp4_selftest_failed) {
@@ -480,7 +486,7 @@ void nbi_cuda_four_try(struct nbi_stream *s)
                      "native FP4 (cuBLASLt), activations in two terms, self-test passed");
             __atomic_store_n(&cuda->be.fp4, true, __ATOMIC_RELEASE);
         } else {
-            refuse(cuda, "failed its self-test");
+            disable_fp4(cuda, "failed its self-test");
         }
     }
     pthread_mutex_unlock(&cuda->fp4_selftest_lock);

@@ -147,8 +147,8 @@ __device__ static inline void load_key_operands(uint32_t a[2][4], uint32_t slot,
     load_matrices(w, slot + swizzle_128b(row, 2 * i + lane / 16));
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        a[j / 2][j % 2] = widen_e4m3(w[j] & 0xFFFF);
-        a[j / 2][j % 2 + 2] = widen_e4m3(w[j] >> 16);
+        a[j / 2][j % 2] = e4m3_to_f16(w[j] & 0xFFFF);
+        a[j / 2][j % 2 + 2] = e4m3_to_f16(w[j] >> 16);
     }
 }
 
@@ -168,8 +168,8 @@ __device__ static inline void load_value_operands(uint32_t a[2][4], uint32_t slo
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         uint32_t v = __byte_perm(w[j], 0, 0x3120);
-        a[j / 2][j % 2 * 2] = widen_e4m3(v & 0xFFFF);
-        a[j / 2][j % 2 * 2 + 1] = widen_e4m3(v >> 16);
+        a[j / 2][j % 2 * 2] = e4m3_to_f16(v & 0xFFFF);
+        a[j / 2][j % 2 * 2 + 1] = e4m3_to_f16(v >> 16);
     }
 }
 

@@ -85,19 +85,19 @@ double nbi_cuda_roofline_bandwidth(struct nbi_backend *be)
 }
 
 /* Prepares a product in `block`: bf16, or E2M1 with block scales of 1. */
-static enum nb_status prepare_gemm(uint8_t *block, bool fp4, struct nbi_gemm *g,
-                                   struct nbi_gemm_four *f)
+static enum nb_status prepare_gemm(uint8_t *block, bool fp4, struct cublaslt_gemm *g,
+                                   struct cublaslt_fp4 *f)
 {
     const int64_t n = (int64_t)SIZE * SIZE, scales = nbi_nvfp4_swizzled_bytes(SIZE, SIZE);
     const float by[2] = {1, 0};
     uint8_t *more = block + n * 7; /* after y and the operands, which are smaller in FP4 */
-    *g = (struct nbi_gemm){(float *)block, block + n * 4, block + n * 6, SIZE, SIZE, SIZE, SIZE, 1,
-                           false,          NULL};
+    *g = (struct cublaslt_gemm){
+        (float *)block, block + n * 4, block + n * 6, SIZE, SIZE, SIZE, SIZE, 1, false, NULL};
     k_fill<<<(unsigned)(2 * n / 256), 256>>>((uint16_t *)(block + n * 4), 2 * n);
     CU_LAUNCHED();
     if (fp4) {
-        *f = (struct nbi_gemm_four){more, more, (float *)(more + scales),
-                                    (float *)(more + scales) + 1};
+        *f = (struct cublaslt_fp4){more, more, (float *)(more + scales),
+                                   (float *)(more + scales) + 1};
         g->fp4 = f;
         CU_TRY(cudaMemset(more, 0x38, (size_t)scales));
         CU_TRY(cudaMemcpy(more + scales, by, sizeof by, cudaMemcpyHostToDevice));
@@ -113,8 +113,8 @@ static double measure_gemm(struct nbi_backend *be, bool f32)
     const int64_t n = (int64_t)SIZE * SIZE;
     struct nbi_stream_limits limits = {};
     struct nbi_stream *s = NULL;
-    struct nbi_gemm g;
-    struct nbi_gemm_four f;
+    struct cublaslt_gemm g;
+    struct cublaslt_fp4 f;
     uint8_t *block = NULL;
     float ms = 0;
     limits.N = NBI_DECODE_LINEAR_ROWS + 1;
@@ -124,11 +124,11 @@ static double measure_gemm(struct nbi_backend *be, bool f32)
     const bool fp4 = be->fp4 && !f32; /* decided when the stream was opened */
     if (cudaMalloc(&block, (size_t)(n * 8)) == cudaSuccess &&
         prepare_gemm(block, fp4, &g, &f) == NB_OK)
-        ms = time_rounds(s->queue, [&] { return nbi_cuda_gemm(s, &g) == NB_OK; });
+        ms = time_rounds(s->queue, [&] { return nbi_cuda_cublaslt_gemm(s, &g) == NB_OK; });
     cudaFree(block);
     cudaGetLastError();
     be->stream_free(s);
-    ms *= fp4 ? NBI_FOUR_TERMS : 1;
+    ms *= fp4 ? NBI_FP4_TERMS : 1;
     return ms > 0 ? (double)SIZE * (double)n / (double)ms * 1e3 : (double)NAN;
 }
 
