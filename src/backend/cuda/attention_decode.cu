@@ -1,52 +1,63 @@
 /* attention_decode.cu - attention for decoding: a few rows, each over keys of its own.
  *
- * The query heads that share a key are the rows of a tensor core product, so each key and value is
- * read once, from global memory straight into operands.
+ * The query heads that share a key head form the rows of a tensor core product, so each key and
+ * value is read once, from global memory straight into fragments.
  *
- * Rows may differ much in length, so the work is cut by keys: every row into pieces of about the
- * same size, which CTAs take in turn. A row of several pieces gets a part of its result from each
- * (maximum, sum, weighted values); whoever leaves the last part adds them up, in order. All of it
- * is found out on the device: a launch depends on the number of rows and not on their lengths. */
+ *   rows     n = 0      |---------------------------|            a row of q sees a range of keys
+ *            n = 1      |-----|
+ *            n = 2      |-------------|
+ *
+ *   splits   n = 0      |--------|--------|---------|            about the same length for all
+ * rows; n = 1      |-----|                                  CTAs take (split, key head) in a n = 2
+ * |------|------|                          grid-stride loop
+ *
+ *   CTA      the four warps take steps of 16 or 32 keys in rotation and merge their results at the
+ *            end: that is y, or the partial result of the split (maximum, sum, weighted values)
+ *   merge    the CTA that finishes the last split of a row merges its partials, in their order
+ *
+ * Splits are planned on the device, by every CTA for itself, so a launch depends on the number of
+ * rows but not on their lengths and can be replayed in a CUDA graph. */
 #include "backend/cuda/attention.cuh"
 #include "backend/cuda/rope.cuh"
 
-#define FEW_WARPS   4
-#define FEW_THREADS (32 * FEW_WARPS)
-#define FEW_STEPS   4   /* that a piece takes at least, of each warp */
-#define FEW_WORTH   512 /* keys of a piece that several waves of pieces are worth it with */
-/* Weights are 2^FEW_LIFT for the largest score: the smaller ones keep their digits in f16. */
-#define FEW_LIFT 6.0f
+#define WARPS           4
+#define THREADS         (32 * WARPS)
+#define MIN_STEPS       4   /* of each warp in a split */
+#define LONG_SPLIT_KEYS 512 /* splits this long are worth several waves of CTAs */
+/* The largest weight is 2^WEIGHT_LOG2, so that small weights keep their digits in f16. */
+#define WEIGHT_LOG2 6.0f
 
-struct few_args {
-    struct attend a;       /* a.splits: pieces that there is room for of each row */
-    int room;              /* for so many parts */
-    unsigned wave;         /* pieces of all key heads that are worked on at once */
-    unsigned least;        /* keys of a piece at least */
+struct decode_args {
+    struct attention_args a; /* a.splits: of a row at most */
+    int max_partials;        /* that a.partials holds */
+    unsigned wave;           /* splits of which all key heads run at once */
+    unsigned min_split_keys;
     struct rope_args rope; /* of the same rows, if N is not 0 */
-    struct x_f16 x16;      /* where y goes too, for the product behind; out may be null */
+    struct x_f16 y_f16;    /* y packed as x of the next linear; out may be NULL */
 };
 
-/* How a warp divides a step of KEYS keys. Of a key's row lane 4g + t of its column g reads VEC
- * elements at a time, t-th of four; of a value's row, g-th of eight. The order of the elements of
- * a product's sum is free, as long as q has the same, and so is the order of the columns of y. */
+/* Registers of a warp during a step of STEP_KEYS keys. Lane 4g + t reads VEC elements at a time: of
+ * a key (column g of a fragment) the t-th of four, of a value the g-th of eight. So loads have 16
+ * bytes; that permutes the K of the products, which is harmless as long as q has the same order,
+ * and the columns of y. */
 template <int D, enum nbi_dtype TYPE>
-struct few {
+struct warp_state {
     static constexpr bool BF = TYPE == NBI_BF16;
     static constexpr int BYTES = TYPE == NBI_E4M3 ? 1 : 2;
     static constexpr int REGISTERS = BYTES == 1 ? 168 : 192;
-    static constexpr bool EARLY = BYTES > 1; /* there is room for weights of norms all the time */
-    static constexpr int CTAS = BYTES == 1 ? 3 : 2; /* on a multiprocessor, by registers */
-    static constexpr int KEYS = 32 / BYTES;
+    static constexpr bool NORMS_EARLY = BYTES > 1; /* registers suffice to keep them throughout */
+    static constexpr int CTAS_PER_SM = BYTES == 1 ? 3 : 2; /* as registers allow */
+    static constexpr int STEP_KEYS = 32 / BYTES;
     static constexpr int VEC = 16 / BYTES;                  /* of keys */
-    static constexpr int K_LOADS = D / (4 * VEC);           /* of a row of keys */
+    static constexpr int K_LOADS = D / (4 * VEC);           /* of a key */
     static constexpr int V_VEC = VEC < D / 8 ? VEC : D / 8; /* of values */
     static constexpr int V_LOADS = D / (8 * V_VEC);
     static constexpr int V_WORDS = V_VEC * BYTES / 4;
 
-    uint32_t k[KEYS / 8][K_LOADS][4];
-    uint32_t v[KEYS / 4][V_LOADS][V_WORDS]; /* keys 2t, 2t + 1, 2t + 8, 2t + 9 of each 16 */
+    uint32_t k[STEP_KEYS / 8][K_LOADS][4];
+    uint32_t v[STEP_KEYS / 4][V_LOADS][V_WORDS]; /* keys 2t, 2t + 1, 2t + 8, 2t + 9 of each 16 */
     float y[D / 8][4];
-    float base, sum; /* of head g; sum of this lane's keys */
+    float base, sum; /* of head g: exponent's base, sum of the weights of this lane's keys */
 };
 
 /* ---- keys and values ---- */
@@ -62,23 +73,23 @@ template <int WORDS> __device__ static inline void load_words(uint32_t *out, con
     }
 }
 
-/* A step of keys and where it ends; shift leads from its rows to those of the store. */
-struct few_step {
-    int key, end, shift;
+/* Keys [key, end) of which a step takes the first STEP_KEYS; page_offset leads to the KV cache. */
+struct key_step {
+    int key, end, page_offset;
 };
 
-/* Keys past the end are taken from the last one: their scores will be masked, and what is read is
- * finite where the row is. */
+/* Keys past the end repeat the last one. Their scores will be masked, and they are finite if the
+ * row is. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void few_load_keys(struct few<D, TYPE> &f, const uint8_t *k, int stride,
-                                            struct few_step at)
+__device__ static inline void load_keys(struct warp_state<D, TYPE> &f, const uint8_t *k, int stride,
+                                        struct key_step at)
 {
-    using F = struct few<D, TYPE>;
+    using F = struct warp_state<D, TYPE>;
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int c = 0; c < F::KEYS / 8; c++) {
-        int row_of = min(at.key + 8 * c + g, at.end - 1) + at.shift;
-        const uint8_t *row = k + (int64_t)row_of * stride + 16 * t;
+    for (int c = 0; c < F::STEP_KEYS / 8; c++) {
+        int kv_row = min(at.key + 8 * c + g, at.end - 1) + at.page_offset;
+        const uint8_t *row = k + (int64_t)kv_row * stride + 16 * t;
 #pragma unroll
         for (int i = 0; i < F::K_LOADS; i++)
             load_words<4>(f.k[c][i], row + 64 * i);
@@ -86,49 +97,49 @@ __device__ static inline void few_load_keys(struct few<D, TYPE> &f, const uint8_
 }
 
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void few_load_values(struct few<D, TYPE> &f, const uint8_t *v, int stride,
-                                              struct few_step at)
+__device__ static inline void load_values(struct warp_state<D, TYPE> &f, const uint8_t *v,
+                                          int stride, struct key_step at)
 {
-    using F = struct few<D, TYPE>;
+    using F = struct warp_state<D, TYPE>;
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int c = 0; c < F::KEYS / 4; c++) {
+    for (int c = 0; c < F::STEP_KEYS / 4; c++) {
         int key = at.key + c / 4 * 16 + c % 4 / 2 * 8 + 2 * t + c % 2;
-        int row_of = min(key, at.end - 1) + at.shift;
-        const uint8_t *row = v + (int64_t)row_of * stride + F::V_VEC * F::BYTES * g;
+        int kv_row = min(key, at.end - 1) + at.page_offset;
+        const uint8_t *row = v + (int64_t)kv_row * stride + F::V_VEC * F::BYTES * g;
 #pragma unroll
         for (int i = 0; i < F::V_LOADS; i++)
             load_words<F::V_WORDS>(f.v[c][i], row + 8 * F::V_VEC * F::BYTES * i);
     }
 }
 
-/* Where the warps of a CTA meet. */
-template <int D> struct few_shared {
-    uint4 q[D / 16][32]; /* operands, by lane */
+template <int D> struct smem_layout {
+    uint4 q[D / 16][32]; /* fragments, by lane */
     union {
         struct {
-            float turned[FEW_GROUP][D]; /* queries, if they were not rotated before, */
-            uint4 own[2][D / 8];        /* and the row's own key and value, as in the store */
+            float q_rope[DECODE_GROUP_MAX][D]; /* queries after rope, if it is done here */
+            uint4 own_kv[2][D / 8];            /* the row's own key and value, as in the KV cache */
         };
-        float y[FEW_WARPS][D / 4][34]; /* later: by lane; two more, for who reads it */
+        /* Later: results of the warps, by lane; 34 avoids bank conflicts when they are read. */
+        float y[WARPS][D / 4][34];
     };
-    float base[FEW_WARPS][FEW_GROUP], sum[FEW_WARPS][FEW_GROUP];
-    int start[NBI_DECODE_ATTENTION_ROWS +
-              1]; /* of all pieces, the first of each row; behind them, how many */
-    bool last;    /* this CTA has left the last part of a row */
+    float base[WARPS][DECODE_GROUP_MAX], sum[WARPS][DECODE_GROUP_MAX];
+    int first_split[NBI_DECODE_ATTENTION_ROWS + 1]; /* of each row; [N]: of all rows */
+    bool last;                                      /* this CTA finished the row's last split */
 };
 
-static_assert(FEW_WARPS * 64 / 4 * 34 >= FEW_GROUP * SPLITS_MAX, "weights of parts fit into y");
+static_assert(WARPS * 64 / 4 * 34 >= DECODE_GROUP_MAX * SPLITS_MAX,
+              "weights of partials fit into y");
 
-/* Rows 0 to 7 of the operand are the heads rounded to 16 bits, rows 8 to 15 what that leaves over:
- * the sum of both products has about the digits of f32, and costs nothing. */
+/* Rows 0 to 7 of the fragment are the heads rounded to 16 bits, rows 8 to 15 their rounding errors.
+ * The sum of both products is about as precise as f32, and the rows would be idle otherwise. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void few_query(struct few_shared<D> &sh, const float *q, int group,
-                                        float scale)
+__device__ static inline void load_query(struct smem_layout<D> &sh, const float *q, int group,
+                                         float scale)
 {
-    using F = struct few<D, TYPE>;
+    using F = struct warp_state<D, TYPE>;
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    for (int s = threadIdx.x / 32; s < D / 16; s += FEW_WARPS) {
+    for (int s = threadIdx.x / 32; s < D / 16; s += WARPS) {
         int d = s / (F::VEC / 4) * 4 * F::VEC + t * F::VEC + s % (F::VEC / 4) * 4;
         uint32_t w[4];
 #pragma unroll
@@ -138,27 +149,27 @@ __device__ static inline void few_query(struct few_shared<D> &sh, const float *q
                 x = *(const float2 *)(q + g * D + d + 2 * i);
             x.x *= scale, x.y *= scale;
             if (!F::BF)
-                x.x = fit_f16(x.x), x.y = fit_f16(x.y);
+                x.x = clamp_f16(x.x), x.y = clamp_f16(x.y);
             w[2 * i] = pack<F::BF>(x.x, x.y);
-            w[2 * i + 1] = pack_rest<F::BF>(w[2 * i], x.x, x.y);
+            w[2 * i + 1] = pack_residual<F::BF>(w[2 * i], x.x, x.y);
         }
         sh.q[s][lane] = make_uint4(w[0], w[1], w[2], w[3]);
     }
 }
 
-/* Scores of head g with keys 8 c + 2t and 8 c + 2t + 1. */
+/* s[c]: scores of head g with keys 8 c + 2t and 8 c + 2t + 1. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void few_scores(const struct few<D, TYPE> &f,
-                                         const struct few_shared<D> &sh, float s[][2])
+__device__ static inline void qk_mma(const struct warp_state<D, TYPE> &f,
+                                     const struct smem_layout<D> &sh, float s[][2])
 {
-    using F = struct few<D, TYPE>;
-    float acc[F::KEYS / 8][4] = {};
+    using F = struct warp_state<D, TYPE>;
+    float acc[F::STEP_KEYS / 8][4] = {};
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         uint32_t q[4];
         load_shared(q, smem_addr(&sh.q[i][threadIdx.x % 32]));
 #pragma unroll
-        for (int c = 0; c < F::KEYS / 8; c++) {
+        for (int c = 0; c < F::STEP_KEYS / 8; c++) {
             if (F::BYTES == 1) {
                 uint32_t w = f.k[c][i / 4][i % 4];
                 mma<F::BF>(acc[c], q, e4m3_to_f16(w & 0xFFFF), e4m3_to_f16(w >> 16));
@@ -169,43 +180,43 @@ __device__ static inline void few_scores(const struct few<D, TYPE> &f,
         }
     }
 #pragma unroll
-    for (int c = 0; c < F::KEYS / 8; c++) {
+    for (int c = 0; c < F::STEP_KEYS / 8; c++) {
         s[c][0] = acc[c][0] + acc[c][2];
         s[c][1] = acc[c][1] + acc[c][3];
     }
 }
 
-/* Scores become weights; `left` counts the keys from the first of the step on. */
+/* Online softmax: scores become weights. `valid` keys are not past the end. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void few_weights(struct few<D, TYPE> &f, float s[][2], int left)
+__device__ static inline void softmax_step(struct warp_state<D, TYPE> &f, float s[][2], int valid)
 {
-    using F = struct few<D, TYPE>;
+    using F = struct warp_state<D, TYPE>;
     int t = threadIdx.x % 4;
-    float top = -INFINITY;
+    float row_max = -INFINITY;
 #pragma unroll
-    for (int c = 0; c < F::KEYS / 8; c++)
+    for (int c = 0; c < F::STEP_KEYS / 8; c++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            if (8 * c + 2 * t + e >= left)
+            if (8 * c + 2 * t + e >= valid)
                 s[c][e] = -INFINITY;
-            top = fmaxf(top, s[c][e]);
+            row_max = fmaxf(row_max, s[c][e]);
         }
-    top = quad_max(top) - FEW_LIFT;
-    float keep = 1;
-    if (top > f.base + LAG) {
-        keep = fast_exp2(f.base - top);
-        f.base = top;
+    row_max = quad_max(row_max) - WEIGHT_LOG2;
+    float rescale = 1;
+    if (row_max > f.base + RESCALE_LOG2) {
+        rescale = fast_exp2(f.base - row_max);
+        f.base = row_max;
     }
-    if (__any_sync(0xFFFFFFFF, keep != 1)) {
-        f.sum *= keep;
+    if (__any_sync(0xFFFFFFFF, rescale != 1)) {
+        f.sum *= rescale;
 #pragma unroll
         for (int i = 0; i < D / 8; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                f.y[i][e] *= keep;
+                f.y[i][e] *= rescale;
     }
 #pragma unroll
-    for (int c = 0; c < F::KEYS / 8; c++)
+    for (int c = 0; c < F::STEP_KEYS / 8; c++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             s[c][e] = fast_exp2(s[c][e] - f.base);
@@ -213,20 +224,20 @@ __device__ static inline void few_weights(struct few<D, TYPE> &f, float s[][2], 
         }
 }
 
-/* y += weights times values. The operand wants two keys in a register, the loads gave two elements
- * of one key: bytes are swapped on the way. */
+/* y += weights times values. A fragment has two keys in a register, the loads gave two elements of
+ * one key; byte permutations transpose them. Weights are split like q. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void few_values(struct few<D, TYPE> &f, const float s[][2])
+__device__ static inline void pv_mma(struct warp_state<D, TYPE> &f, const float s[][2])
 {
-    using F = struct few<D, TYPE>;
+    using F = struct warp_state<D, TYPE>;
 #pragma unroll
-    for (int j = 0; j < F::KEYS / 16; j++) {
+    for (int j = 0; j < F::STEP_KEYS / 16; j++) {
         uint32_t p[4];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const float *w = s[2 * j + i];
             p[2 * i] = pack<F::BF>(w[0], w[1]);
-            p[2 * i + 1] = pack_rest<F::BF>(p[2 * i], w[0], w[1]);
+            p[2 * i + 1] = pack_residual<F::BF>(p[2 * i], w[0], w[1]);
         }
 #pragma unroll
         for (int i = 0; i < F::V_LOADS * F::V_WORDS; i++) {
@@ -255,7 +266,8 @@ __device__ static inline void few_values(struct few<D, TYPE> &f, const float s[]
 }
 
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void few_leave(struct few_shared<D> &sh, struct few<D, TYPE> &f)
+__device__ static inline void store_warp_result(struct smem_layout<D> &sh,
+                                                struct warp_state<D, TYPE> &f)
 {
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     float sum = quad_sum(f.sum);
@@ -270,273 +282,276 @@ __device__ static inline void few_leave(struct few_shared<D> &sh, struct few<D, 
             sh.y[warp][2 * i + e][threadIdx.x % 32] = f.y[i][e] + f.y[i][e + 2];
 }
 
-/* Element d of head h of what a warp has left. */
+/* Element d of head h of the result of a warp. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline float few_left(const struct few_shared<D> &sh, int warp, int h, int d)
+__device__ static inline float warp_result(const struct smem_layout<D> &sh, int warp, int h, int d)
 {
-    const int V = few<D, TYPE>::V_VEC, i = d / (8 * V) * V + d % V, column = d / V % 8;
+    const int V = warp_state<D, TYPE>::V_VEC, i = d / (8 * V) * V + d % V, column = d / V % 8;
     return sh.y[warp][2 * i + column % 2][4 * h + column / 2];
 }
 
-/* ---- pieces ---- */
+/* ---- splits ---- */
 
-/* Keys of a piece, in whole steps, for a call whose rows see `total` of them together. Rows of any
- * length have at most `most` pieces together if one has total / (most - N + 1) keys: so few rows
- * get one wave of CTAs, and several, which may differ in length, about four of long pieces. */
-__device__ static inline int common_piece(const struct few_args &f, unsigned total,
-                                          unsigned longest)
+/* Keys of a split, a multiple of the step, for N rows with `total` keys together. Splits of
+ * total / (S - N + 1) keys are at most S, whatever the lengths of the rows. Few rows get one wave
+ * of CTAs; several, which may differ in length, about four waves if splits stay long. */
+__device__ static inline int common_split_keys(const struct decode_args &f, unsigned total,
+                                               unsigned longest)
 {
-    unsigned N = f.a.N, step = f.least / (FEW_STEPS * FEW_WARPS), each = total;
+    unsigned N = f.a.N, step = f.min_split_keys / (MIN_STEPS * WARPS), keys = total;
     if (N <= f.wave)
-        each = (total - 1) / (f.wave - N + 1) + 1;
+        keys = (total - 1) / (f.wave - N + 1) + 1;
     if (N > 1)
-        each =
-            min(each, max((unsigned)FEW_WORTH, (total - 1) / (max(4 * f.wave, 2 * N) - N + 1) + 1));
-    each = max(max(each, f.least), longest / (unsigned)f.a.splits + 1);
-    return (int)((each + step - 1) / step * step);
+        keys = min(keys, max((unsigned)LONG_SPLIT_KEYS,
+                             (total - 1) / (max(4 * f.wave, 2 * N) - N + 1) + 1));
+    keys = max(max(keys, f.min_split_keys), longest / (unsigned)f.a.splits + 1);
+    return (int)((keys + step - 1) / step * step);
 }
 
-/* Cuts the rows; a lane of the first warp has two of them. Each has a piece at least. */
-__device__ static inline void few_cut(const struct few_args &f, int *start)
+/* Fills first_split. A lane of the first warp plans two rows; each row has at least one split. */
+__device__ static inline void plan_splits(const struct decode_args &f, int *first_split)
 {
-    int lane = threadIdx.x, count[2], pieces[2];
+    int lane = threadIdx.x, count[2], splits[2];
     unsigned total = 0, longest = 0;
     if (lane >= 32)
         return;
     for (int i = 0; i < 2; i++) {
         int n = 2 * lane + i;
         count[i] = n < f.a.N ? f.a.last[n] - f.a.first[n] + 1 : 0;
-        total += min(count[i], 1 << 24); /* of all, in 32 bits */
+        total += min(count[i], 1 << 24); /* 64 rows fit into 32 bits */
         longest = max(longest, (unsigned)count[i]);
     }
     total = __reduce_add_sync(0xFFFFFFFF, total);
     longest = __reduce_max_sync(0xFFFFFFFF, longest);
-    int each = common_piece(f, total, longest);
+    int keys = common_split_keys(f, total, longest);
     for (int i = 0; i < 2; i++) {
-        int size = f.a.batch_invariant ? steady_piece(count[i]) : each;
-        pieces[i] = count[i] > 0 ? (count[i] - 1) / size + 1 : 0;
+        int size = f.a.batch_invariant ? invariant_split_keys(count[i]) : keys;
+        splits[i] = count[i] > 0 ? (count[i] - 1) / size + 1 : 0;
     }
-    int sum = pieces[0] + pieces[1], at = sum;
+    int sum = splits[0] + splits[1], at = sum;
     for (int o = 1; o < 32; o *= 2) {
-        int before = __shfl_up_sync(0xFFFFFFFF, at, o);
-        at += lane >= o ? before : 0;
+        int below = __shfl_up_sync(0xFFFFFFFF, at, o);
+        at += lane >= o ? below : 0;
     }
     at -= sum;
     for (int i = 0; i < 2; i++) {
         int n = 2 * lane + i;
         if (n < f.a.N)
-            start[n] = at;
-        at += pieces[i];
+            first_split[n] = at;
+        at += splits[i];
         if (n == f.a.N - 1)
-            start[f.a.N] = at;
+            first_split[f.a.N] = at;
     }
 }
 
-/* Piece `split` of row n, of `splits`, for one key head: keys [begin, end). Index counts the pieces
- * of all rows and heads, and is where its part goes. */
-struct few_piece {
+/* Split `split` of `splits` of row n for one key head: keys [begin, end). index counts over all
+ * rows and key heads, and is where its partials go. */
+struct kv_split {
     int n, kvh, split, splits, begin, end, index;
 };
 
-/* No piece is empty: a row was cut into `splits` since it has more than splits - 1 times the keys
- * of a piece, and what it is divided into here is no larger. */
-__device__ static inline struct few_piece few_piece_at(const struct attend &a, const int *start,
-                                                       int index, int step)
+/* No split is empty: a row has more than splits - 1 times the planned keys of a split, and dividing
+ * it evenly makes splits no longer than planned. */
+__device__ static inline struct kv_split kv_split_at(const struct attention_args &a,
+                                                     const int *first_split, int index, int step)
 {
-    struct few_piece p;
-    int piece = index / a.NKV, lo = 0, hi = a.N;
+    struct kv_split p;
+    int row_split = index / a.NKV, lo = 0, hi = a.N;
     while (hi - lo > 1) {
         int middle = (lo + hi) / 2;
-        if (start[middle] <= piece)
+        if (first_split[middle] <= row_split)
             lo = middle;
         else
             hi = middle;
     }
     p.n = lo;
-    p.kvh = index - piece * a.NKV;
-    p.split = piece - start[lo];
-    p.splits = start[lo + 1] - start[lo];
+    p.kvh = index - row_split * a.NKV;
+    p.split = row_split - first_split[lo];
+    p.splits = first_split[lo + 1] - first_split[lo];
     p.index = index;
     int first = a.first[lo], end = a.last[lo] + 1;
-    int each = (end - first + p.splits - 1) / p.splits;
-    each = (each + step - 1) / step * step;
-    p.begin = first + p.split * each;
-    p.end = min(p.begin + each, end);
+    int keys = (end - first + p.splits - 1) / p.splits;
+    keys = (keys + step - 1) / step * step;
+    p.begin = first + p.split * keys;
+    p.end = min(p.begin + keys, end);
     return p;
 }
 
-/* The parts of head h of a group: values [index][group][D], and behind all of them maximum and sum
- * [index][group]. */
-__device__ static inline float *few_part(const struct few_args &f, int index, int h)
+/* Partials of head h of a group: values [max_partials][group][D], then maximum and sum
+ * [max_partials][group]. */
+__device__ static inline float *partial_values(const struct decode_args &f, int index, int h)
 {
-    return f.a.parts + ((int64_t)index * f.a.group + h) * f.a.D;
+    return f.a.partials + ((int64_t)index * f.a.group + h) * f.a.D;
 }
 
-__device__ static inline float2 *few_sums(const struct few_args &f, int index, int h)
+__device__ static inline float2 *partial_sums(const struct decode_args &f, int index, int h)
 {
-    return (float2 *)few_part(f, f.room, 0) + (int64_t)index * f.a.group + h;
+    return (float2 *)partial_values(f, f.max_partials, 0) + (int64_t)index * f.a.group + h;
 }
 
-/* Element d of head h of a group. As an average of what f16 holds it is in the range of f16. */
-__device__ static inline void few_put(const struct few_args &f, const struct few_piece &p, int h,
+/* Element d of head h of a group. y is an average of values, so it is in the range of f16 if those
+ * are; the scale of the packed row is 1. */
+__device__ static inline void store_y(const struct decode_args &f, const struct kv_split &p, int h,
                                       int d, float v)
 {
     int head = p.kvh * f.a.group + h;
     f.a.y[((int64_t)p.n * f.a.NH + head) * f.a.D + d] = v;
-    if (!f.x16.out)
+    if (!f.y_f16.out)
         return;
-    *x_f16_at(f.x16, p.n, head * f.a.D + d) = __float2half_rn(v);
+    *x_f16_at(f.y_f16, p.n, head * f.a.D + d) = __float2half_rn(v);
     if (head == 0 && d == 0)
-        f.x16.scale[p.n] = 1;
+        f.y_f16.scale[p.n] = 1;
 }
 
-/* The warps' results added in order. Some warp had a key, so top is finite. */
+/* Merges the results of the warps in order. At least one warp had a key, so row_max is finite. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void few_finish(const struct few_args &f, struct few_shared<D> &sh,
-                                         const struct few_piece &p)
+__device__ static inline void merge_warps(const struct decode_args &f, struct smem_layout<D> &sh,
+                                          const struct kv_split &p)
 {
     int64_t head0 = (int64_t)p.n * f.a.NH + p.kvh * f.a.group;
-    for (int i = threadIdx.x; i < f.a.group * D; i += FEW_THREADS) {
+    for (int i = threadIdx.x; i < f.a.group * D; i += THREADS) {
         int h = i / D, d = i % D;
-        float top = sh.base[0][h], sum = 0, acc = 0;
+        float row_max = sh.base[0][h], sum = 0, acc = 0;
 #pragma unroll
-        for (int w = 1; w < FEW_WARPS; w++)
-            top = fmaxf(top, sh.base[w][h]);
+        for (int w = 1; w < WARPS; w++)
+            row_max = fmaxf(row_max, sh.base[w][h]);
 #pragma unroll
-        for (int w = 0; w < FEW_WARPS; w++) {
-            float weight = fast_exp2(sh.base[w][h] - top);
+        for (int w = 0; w < WARPS; w++) {
+            float weight = fast_exp2(sh.base[w][h] - row_max);
             sum += weight * sh.sum[w][h];
-            acc += weight * few_left<D, TYPE>(sh, w, h, d);
+            acc += weight * warp_result<D, TYPE>(sh, w, h, d);
         }
         if (p.splits > 1)
-            few_part(f, p.index, h)[d] = acc;
+            partial_values(f, p.index, h)[d] = acc;
         else
-            few_put(f, p, h, d, acc / sum);
+            store_y(f, p, h, d, acc / sum);
         if (d == 0 && p.splits > 1)
-            *few_sums(f, p.index, h) = make_float2(top, sum);
+            *partial_sums(f, p.index, h) = make_float2(row_max, sum);
         else if (d == 0 && f.a.lse)
-            f.a.lse[head0 + h] = (top + log2f(sum)) * LN2;
+            f.a.lse[head0 + h] = (row_max + log2f(sum)) * LN2;
     }
 }
 
-/* Whether all parts of the row are there: then nobody else will ask. */
-__device__ static inline bool few_all_left(const struct few_args &f, bool *last,
-                                           const struct few_piece &p)
+/* Counts a finished split. True in the CTA that finishes the last split of a row. */
+__device__ static inline bool arrive_last(const struct decode_args &f, bool *last,
+                                          const struct kv_split &p)
 {
-    __threadfence(); /* this thread's share of the part is there for all to see */
+    __threadfence(); /* publishes this thread's part of the partials */
     __syncthreads();
     if (threadIdx.x == 0) {
-        int32_t *left = f.a.left + p.n * f.a.NKV + p.kvh;
-        *last = atomicAdd(left, 1) == p.splits - 1;
+        int32_t *arrived = f.a.arrived + p.n * f.a.NKV + p.kvh;
+        *last = atomicAdd(arrived, 1) == p.splits - 1;
         if (*last)
-            *left = 0;
+            *arrived = 0;
         __threadfence();
     }
     __syncthreads();
     return *last;
 }
 
-/* y of a row from its parts, in their order. They are read past the nearest cache, which does not
- * know what others wrote. */
+/* y of a row from its partials, in their order. L1 is not coherent with what other CTAs wrote, so
+ * they are read with ld.cg. */
 template <int D>
-__device__ static inline void few_add_up(const struct few_args &f, struct few_shared<D> &sh,
-                                         const struct few_piece &p)
+__device__ static inline void merge_splits(const struct decode_args &f, struct smem_layout<D> &sh,
+                                           const struct kv_split &p)
 {
     int64_t head0 = (int64_t)p.n * f.a.NH + p.kvh * f.a.group;
     int first = p.index - p.split * f.a.NKV, lane = threadIdx.x % 32;
     float *weight = &sh.y[0][0][0]; /* [group, SPLITS_MAX] */
-    for (int h = threadIdx.x / 32; h < f.a.group; h += FEW_WARPS) {
-        float top = -INFINITY, sum = 0;
+    for (int h = threadIdx.x / 32; h < f.a.group; h += WARPS) {
+        float row_max = -INFINITY, sum = 0;
         for (int z = lane; z < p.splits; z += 32)
-            top = fmaxf(top, __ldcg(few_sums(f, first + z * f.a.NKV, h)).x);
-        top = warp_max(top);
+            row_max = fmaxf(row_max, __ldcg(partial_sums(f, first + z * f.a.NKV, h)).x);
+        row_max = warp_max(row_max);
         for (int z = lane; z < p.splits; z += 32) {
-            float2 part = __ldcg(few_sums(f, first + z * f.a.NKV, h));
-            float w = exp2f(part.x - top);
+            float2 partial = __ldcg(partial_sums(f, first + z * f.a.NKV, h));
+            float w = exp2f(partial.x - row_max);
             weight[h * SPLITS_MAX + z] = w;
-            sum += w * part.y;
+            sum += w * partial.y;
         }
         sum = warp_sum(sum);
         if (lane == 0) {
             sh.sum[0][h] = sum;
             if (f.a.lse)
-                f.a.lse[head0 + h] = (top + log2f(sum)) * LN2;
+                f.a.lse[head0 + h] = (row_max + log2f(sum)) * LN2;
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < f.a.group * D; i += FEW_THREADS) {
+    for (int i = threadIdx.x; i < f.a.group * D; i += THREADS) {
         int h = i / D, d = i % D;
-        const float *values = few_part(f, first, h) + d;
+        const float *values = partial_values(f, first, h) + d;
         int64_t stride = (int64_t)f.a.NKV * f.a.group * D;
         float acc = 0;
 #pragma unroll 8
         for (int z = 0; z < p.splits; z++)
             acc += weight[h * SPLITS_MAX + z] * __ldcg(values + z * stride);
-        few_put(f, p, h, d, acc / sh.sum[0][h]);
+        store_y(f, p, h, d, acc / sh.sum[0][h]);
     }
 }
 
-/* ---- all of it ---- */
+/* ---- a split ---- */
 
-/* What a piece is of the store, and the step that is next. */
-struct few_place {
+/* The key head in the KV cache, and the next step. */
+struct kv_cursor {
     const uint8_t *k, *v;
     const int32_t *pages;
     int stride;
-    struct few_step at;
+    struct key_step at;
 };
 
-/* The weights of norms. */
-template <int D> struct few_norms {
+/* Weights of the norms of q and k. */
+template <int D> struct rope_norms {
     struct head_norm<D / 64> q, k;
 };
 
 template <int D>
-__device__ static inline void few_load_norms(struct few_norms<D> &norms,
-                                             const struct rope_args &rope)
+__device__ static inline void load_rope_norms(struct rope_norms<D> &norms,
+                                              const struct rope_args &rope)
 {
     load_head_norm(norms.q, rope.q_norm, rope.q_type);
     load_head_norm(norms.k, rope.k_norm, rope.k_type);
 }
 
-/* Asks for the first keys and values of a piece, but the row's own, which may not be there yet. */
+/* Loads the first keys and values of a split, except for the row's own, which rope has yet to
+ * produce. */
 template <int D, enum nbi_dtype TYPE, bool PAGED>
-__device__ static inline void few_begin(const struct few_args &args, struct few<D, TYPE> &f,
-                                        struct few_place &s, const struct few_piece &p)
+__device__ static inline void prefetch_split(const struct decode_args &args,
+                                             struct warp_state<D, TYPE> &f, struct kv_cursor &s,
+                                             const struct kv_split &p)
 {
-    using F = struct few<D, TYPE>;
-    const struct attend &a = args.a;
+    using F = struct warp_state<D, TYPE>;
+    const struct attention_args &a = args.a;
     int64_t head = (int64_t)p.kvh * D * F::BYTES;
     s.k = a.k + head;
     s.v = a.v + head;
     s.pages = PAGED ? a.pages + a.tables[p.n] : NULL;
     s.stride = a.NKV * D * F::BYTES;
-    s.at = {p.begin + (int)threadIdx.x / 32 * F::KEYS, p.end, 0};
-    struct few_step there = s.at; /* but the row's own */
-    there.end -= args.rope.N > 0 && p.split == p.splits - 1;
-    if (there.end == p.begin)
+    s.at = {p.begin + (int)threadIdx.x / 32 * F::STEP_KEYS, p.end, 0};
+    struct key_step complete = s.at; /* without the row's own */
+    complete.end -= args.rope.N > 0 && p.split == p.splits - 1;
+    if (complete.end == p.begin)
         return;
     if (PAGED)
-        there.shift = page_shift(s.pages, min(there.key, there.end - 1));
-    few_load_keys(f, s.k, s.stride, there);
-    few_load_values(f, s.v, s.stride, there);
+        complete.page_offset = page_offset(s.pages, min(complete.key, complete.end - 1));
+    load_keys(f, s.k, s.stride, complete);
+    load_values(f, s.v, s.stride, complete);
 }
 
-/* What rope has to do for a piece: queries to shared memory, and if the row's own key is in it,
- * that and the value to the store and to shared memory. */
+/* Rope for a split: queries go to shared memory. In the row's last split its own key and value go
+ * to the KV cache and to shared memory, too. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void few_turn(const struct few_args &f, struct few_shared<D> &sh,
-                                       struct few_norms<D> norms, const struct few_piece &p)
+__device__ static inline void apply_rope(const struct decode_args &f, struct smem_layout<D> &sh,
+                                         struct rope_norms<D> norms, const struct kv_split &p)
 {
     const int W = D / 64, warp = threadIdx.x / 32, d = W * (threadIdx.x % 32);
     const struct rope_args &a = f.rope;
-    const bool own = p.split == p.splits - 1, key = own && warp == FEW_WARPS - 1;
-    const bool value = own && warp == FEW_WARPS - 2;
+    const bool own = p.split == p.splits - 1, key = own && warp == WARPS - 1;
+    const bool value = own && warp == WARPS - 2;
     const int64_t row = (int64_t)p.n * a.NKV + p.kvh;
     struct head<W> k, v;
     int64_t to = 0;
-    if (!few<D, TYPE>::EARLY)
-        few_load_norms(norms, a);
+    if (!warp_state<D, TYPE>::NORMS_EARLY)
+        load_rope_norms(norms, a);
     if (key)
         load_head(k, a, a.k + row * D, p.n);
     if (value) {
@@ -545,57 +560,58 @@ __device__ static inline void few_turn(const struct few_args &f, struct few_shar
     }
     if (own)
         to = ((int64_t)a.kv_rows[p.n] * a.NKV + p.kvh) * D;
-    for (int h = warp; h < f.a.group; h += FEW_WARPS) {
+    for (int h = warp; h < f.a.group; h += WARPS) {
         int64_t at = (int64_t)p.n * a.NH + p.kvh * f.a.group + h;
         struct head<W> q;
         load_head(q, a, a.q + at * D, p.n);
         norm_rotate(q, norms.q, a.eps);
-        store_head(q, sh.turned[h], 0, NBI_F32);
+        store_head(q, sh.q_rope[h], 0, NBI_F32);
     }
     if (key) {
         norm_rotate(k, norms.k, a.eps);
-        store_head(k, sh.own[0], 0, TYPE);
+        store_head(k, sh.own_kv[0], 0, TYPE);
         store_head(k, a.k_cache, to, TYPE);
     }
     if (value) {
-        store_head(v, sh.own[1], 0, TYPE);
+        store_head(v, sh.own_kv[1], 0, TYPE);
         store_head(v, a.v_cache, to, TYPE);
     }
     __syncthreads();
 }
 
-/* Of the first step, the row's own key and value: those past the end are taken from it too. */
+/* The own key and value of the row into the first step, and into the steps past the end. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void few_patch(struct few<D, TYPE> &f, const struct few_shared<D> &sh,
-                                        const struct few_step &at)
+__device__ static inline void patch_own_kv(struct warp_state<D, TYPE> &f,
+                                           const struct smem_layout<D> &sh,
+                                           const struct key_step &at)
 {
-    using F = struct few<D, TYPE>;
+    using F = struct warp_state<D, TYPE>;
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const uint8_t *k = (const uint8_t *)sh.own[0] + 16 * t;
-    const uint8_t *v = (const uint8_t *)sh.own[1] + F::V_VEC * F::BYTES * g;
+    const uint8_t *k = (const uint8_t *)sh.own_kv[0] + 16 * t;
+    const uint8_t *v = (const uint8_t *)sh.own_kv[1] + F::V_VEC * F::BYTES * g;
 #pragma unroll
-    for (int c = 0; c < F::KEYS / 8; c++)
+    for (int c = 0; c < F::STEP_KEYS / 8; c++)
         if (at.key + 8 * c + g >= at.end - 1)
 #pragma unroll
             for (int i = 0; i < F::K_LOADS; i++)
                 load_words<4>(f.k[c][i], k + 64 * i);
 #pragma unroll
-    for (int c = 0; c < F::KEYS / 4; c++)
+    for (int c = 0; c < F::STEP_KEYS / 4; c++)
         if (at.key + c / 4 * 16 + c % 4 / 2 * 8 + 2 * t + c % 2 >= at.end - 1)
 #pragma unroll
             for (int i = 0; i < F::V_LOADS; i++)
                 load_words<F::V_WORDS>(f.v[c][i], v + 8 * F::V_VEC * F::BYTES * i);
 }
 
-/* The warps take steps of the piece in turn. Values are on their way while scores are computed, the
- * next keys while values are used; and their page, which must be known first, before either. */
+/* The warps take steps of the split in rotation. Values load while scores are computed, the next
+ * keys while values are used, and the page of the next keys before both. */
 template <int D, enum nbi_dtype TYPE, bool PAGED>
-__device__ static inline void few_attend(const struct few_args &args, struct few<D, TYPE> &f,
-                                         struct few_shared<D> &sh, struct few_place &s,
-                                         const struct few_piece &p)
+__device__ static inline void attend_split(const struct decode_args &args,
+                                           struct warp_state<D, TYPE> &f, struct smem_layout<D> &sh,
+                                           struct kv_cursor &s, const struct kv_split &p)
 {
-    using F = struct few<D, TYPE>;
-    const bool turned = args.rope.N > 0;
+    using F = struct warp_state<D, TYPE>;
+    const bool has_rope = args.rope.N > 0;
     const float *q = args.a.q + ((int64_t)p.n * args.a.NH + p.kvh * args.a.group) * D;
     bool first = true;
     f.base = -INFINITY;
@@ -605,114 +621,116 @@ __device__ static inline void few_attend(const struct few_args &args, struct few
 #pragma unroll
         for (int e = 0; e < 4; e++)
             f.y[i][e] = 0;
-    if (turned && p.split == p.splits - 1)
-        few_patch(f, sh, s.at);
-    few_query<D, TYPE>(sh, turned ? sh.turned[0] : q, args.a.group, args.a.scale);
+    if (has_rope && p.split == p.splits - 1)
+        patch_own_kv(f, sh, s.at);
+    load_query<D, TYPE>(sh, has_rope ? sh.q_rope[0] : q, args.a.group, args.a.scale);
     __syncthreads();
     while (s.at.key < s.at.end) {
-        struct few_step next = {s.at.key + FEW_WARPS * F::KEYS, s.at.end, 0};
-        float w[F::KEYS / 8][2];
+        struct key_step next = {s.at.key + WARPS * F::STEP_KEYS, s.at.end, 0};
+        float w[F::STEP_KEYS / 8][2];
         if (PAGED)
-            next.shift = page_shift(s.pages, min(next.key, s.at.end - 1));
+            next.page_offset = page_offset(s.pages, min(next.key, s.at.end - 1));
         if (!first)
-            few_load_values(f, s.v, s.stride, s.at);
+            load_values(f, s.v, s.stride, s.at);
         first = false;
-        few_scores(f, sh, w);
+        qk_mma(f, sh, w);
         if (next.key < s.at.end)
-            few_load_keys(f, s.k, s.stride, next);
-        few_weights(f, w, s.at.end - s.at.key);
-        few_values(f, w);
+            load_keys(f, s.k, s.stride, next);
+        softmax_step(f, w, s.at.end - s.at.key);
+        pv_mma(f, w);
         s.at = next;
     }
-    few_leave(sh, f);
+    store_warp_result(sh, f);
     __syncthreads();
-    few_finish<D, TYPE>(args, sh, p);
+    merge_warps<D, TYPE>(args, sh, p);
 }
 
-/* Rows of the store but a row's own were there before the step began, as first, last, pages and
- * tables were: with rope, which says that each row is alone with its store, they are asked for
- * before the kernel waits for the one before it. */
+/* With rope there is one row per sequence: all rows of the KV cache but each row's own, and first,
+ * last, pages and tables, were complete before the step began. So they are read before
+ * pdl_wait(). */
 template <int D, enum nbi_dtype TYPE, bool PAGED>
-__global__ __maxnreg__((few<D, TYPE>::REGISTERS)) static void k_attend_few(
-    const __grid_constant__ struct few_args f)
+__global__ __maxnreg__((warp_state<D, TYPE>::REGISTERS)) static void k_attention_decode(
+    const __grid_constant__ struct decode_args f)
 {
-    __shared__ struct few_shared<D> sh;
-    const bool turns = f.rope.N > 0;
-    bool waited = !turns;
-    few_norms<D> norms = {};
+    __shared__ struct smem_layout<D> sh;
+    const bool has_rope = f.rope.N > 0;
+    bool waited = !has_rope;
+    rope_norms<D> norms = {};
     pdl_trigger();
-    if (!turns)
+    if (!has_rope)
         pdl_wait();
-    else if (few<D, TYPE>::EARLY)
-        few_load_norms(norms, f.rope);
-    few_cut(f, sh.start);
+    else if (warp_state<D, TYPE>::NORMS_EARLY)
+        load_rope_norms(norms, f.rope);
+    plan_splits(f, sh.first_split);
     __syncthreads();
-    for (int i = blockIdx.x; i < sh.start[f.a.N] * f.a.NKV; i += gridDim.x) {
-        struct few_piece p = few_piece_at(f.a, sh.start, i, few<D, TYPE>::KEYS);
-        struct few_place place;
-        struct few<D, TYPE> own;
-        few_begin<D, TYPE, PAGED>(f, own, place, p);
+    for (int i = blockIdx.x; i < sh.first_split[f.a.N] * f.a.NKV; i += gridDim.x) {
+        struct kv_split p = kv_split_at(f.a, sh.first_split, i, warp_state<D, TYPE>::STEP_KEYS);
+        struct kv_cursor cursor;
+        struct warp_state<D, TYPE> state;
+        prefetch_split<D, TYPE, PAGED>(f, state, cursor, p);
         if (!waited)
             pdl_wait();
         waited = true;
-        if (turns)
-            few_turn<D, TYPE>(f, sh, norms, p);
-        few_attend<D, TYPE, PAGED>(f, own, sh, place, p);
-        if (p.splits > 1 && few_all_left(f, &sh.last, p))
-            few_add_up(f, sh, p);
-        __syncthreads(); /* shared memory is free for the next piece */
+        if (has_rope)
+            apply_rope<D, TYPE>(f, sh, norms, p);
+        attend_split<D, TYPE, PAGED>(f, state, sh, cursor, p);
+        if (p.splits > 1 && arrive_last(f, &sh.last, p))
+            merge_splits(f, sh, p);
+        __syncthreads(); /* shared memory is free for the next split */
     }
 }
 
 template <int D, enum nbi_dtype TYPE>
-static enum nb_status launch_few(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                 const struct attend &k, const struct rope_args &rope)
+static enum nb_status launch(struct nbi_stream *s, const struct nbi_op_attention *a,
+                             const struct attention_args &k, const struct rope_args &rope)
 {
-    using F = struct few<D, TYPE>;
-    int64_t slots = (int64_t)s->cuda->sms * F::CTAS; /* CTAs that are there at once */
-    int64_t part = a->N * a->NH * (D + 2) * (int64_t)sizeof(float);
-    int64_t most = nbi_cuda_attention_bytes(s->cuda, &s->limits) / part;
-    struct few_args f = {};
+    using F = struct warp_state<D, TYPE>;
+    int64_t resident = (int64_t)s->cuda->sms * F::CTAS_PER_SM; /* CTAs that run at once */
+    int64_t row_bytes = a->N * a->NH * (D + 2) * (int64_t)sizeof(float);
+    int64_t limit = nbi_cuda_attention_bytes(s->cuda, &s->limits) / row_bytes;
+    struct decode_args f = {};
     f.a = k;
     f.rope = rope;
-    f.a.splits = most < 1 ? 1 : most < SPLITS_MAX ? (int)most : SPLITS_MAX;
-    f.room = k.N * k.NKV * f.a.splits;
-    f.wave = slots > k.NKV ? (unsigned)(slots / k.NKV) : 1;
-    f.least = FEW_STEPS * FEW_WARPS * F::KEYS;
+    f.a.splits = limit < 1 ? 1 : limit < SPLITS_MAX ? (int)limit : SPLITS_MAX;
+    f.max_partials = k.N * k.NKV * f.a.splits;
+    f.wave = resident > k.NKV ? (unsigned)(resident / k.NKV) : 1;
+    f.min_split_keys = MIN_STEPS * WARPS * F::STEP_KEYS;
     NBI_BUG_IF(a->N > NBI_DECODE_ATTENTION_ROWS ||
-               (a->batch_invariant && f.a.splits < STEADY_SPLITS));
-    int64_t useful = k.N * k.NKV * ceil_div(a->max_keys, f.least);
-    unsigned grid = (unsigned)(useful < slots ? useful : slots);
-    /* Values are in the range of f16 then. Others round y by its largest, so that steady ones,
-     * which may be among them, do too. */
+               (a->batch_invariant && f.a.splits < INVARIANT_SPLITS));
+    int64_t useful = k.N * k.NKV * ceil_div(a->max_keys, f.min_split_keys);
+    unsigned grid = (unsigned)(useful < resident ? useful : resident);
+    /* f16 and e4m3 values are in the range of f16, so y needs no scale. In other cases
+     * pack_activations.cu scales each row by its amax. Batch-invariant calls always take that path,
+     * since the same row may also come from a kernel that does not pack. */
     bool small = (TYPE == NBI_F16 || TYPE == NBI_E4M3) && !a->batch_invariant;
     if (small && a->NH * D % CUDA_TILE_COLS == 0 && a->NH * D <= s->limits.K)
-        f.x16 = x_f16_of(s, a->N, a->NH * D);
+        f.y_f16 = x_f16_of(s, a->N, a->NH * D);
     if (k.pages)
-        CU_TRY(pdl_launch(s, k_attend_few<D, TYPE, true>, grid, FEW_THREADS, 0, f));
+        CU_TRY(pdl_launch(s, k_attention_decode<D, TYPE, true>, grid, THREADS, 0, f));
     else
-        CU_TRY(pdl_launch(s, k_attend_few<D, TYPE, false>, grid, FEW_THREADS, 0, f));
-    if (f.x16.out)
+        CU_TRY(pdl_launch(s, k_attention_decode<D, TYPE, false>, grid, THREADS, 0, f));
+    if (f.y_f16.out)
         s->ready = {k.y, a->N, a->NH * D};
     return NB_OK;
 }
 
 template <int D>
-static enum nb_status attend_few(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                 const struct attend &k, const struct rope_args &rope)
+static enum nb_status attention_decode(struct nbi_stream *s, const struct nbi_op_attention *a,
+                                       const struct attention_args &k, const struct rope_args &rope)
 {
     switch (a->kv.dtype) {
     case NBI_F16:
-        return launch_few<D, NBI_F16>(s, a, k, rope);
+        return launch<D, NBI_F16>(s, a, k, rope);
     case NBI_BF16:
-        return launch_few<D, NBI_BF16>(s, a, k, rope);
+        return launch<D, NBI_BF16>(s, a, k, rope);
     default:
-        return launch_few<D, NBI_E4M3>(s, a, k, rope);
+        return launch<D, NBI_E4M3>(s, a, k, rope);
     }
 }
 
-enum nb_status nbi_cuda_attend_few(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                   const struct attend &k, const struct rope_args &rope)
+enum nb_status nbi_cuda_attention_decode(struct nbi_stream *s, const struct nbi_op_attention *a,
+                                         const struct attention_args &k,
+                                         const struct rope_args &rope)
 {
-    return a->D == 128 ? attend_few<128>(s, a, k, rope) : attend_few<64>(s, a, k, rope);
+    return a->D == 128 ? attention_decode<128>(s, a, k, rope) : attention_decode<64>(s, a, k, rope);
 }
