@@ -50,7 +50,7 @@ JSON
 }
 
 checks() {
-    for test in ops attention few_rows backend run_ahead infer_batch; do
+    for test in ops attention linear_decode backend run_ahead infer_batch; do
         try "test_$test" "$build/tests/test_$test"
     done
     try "the command line" sh "$root/tests/cli/cuda.sh" "$nibble"
@@ -100,7 +100,7 @@ sanitizers() {
                 "$build/tests/test_infer_batch" '*twenty*'
         fi
         try "$tool, products of few rows" compute-sanitizer --tool $tool --error-exitcode 9 \
-            "$build/tests/test_few_rows" "$short"
+            "$build/tests/test_linear_decode" "$short"
     done
 }
 

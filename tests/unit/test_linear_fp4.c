@@ -1,4 +1,4 @@
-/* test_linear_four.c - products of many rows on FP4 tensor cores, beside the scalar code of the CPU
+/* test_linear_fp4.c - products of many rows on FP4 tensor cores, beside the scalar code of the CPU
  * on the same x in two terms of four bits. */
 #include "linear_lab.h"
 
@@ -22,7 +22,7 @@ static void check_four(int64_t N, int64_t K, int at)
     linear_free(&c);
 }
 
-static void test_linear_four__multiplies_what_the_codec_gives(void **state)
+static void test_linear_fp4__multiplies_what_the_codec_gives(void **state)
 {
     static const int64_t counts[] = {65, 128, 130, 300}, widths[] = {16, 80, 144, 1008, 2560};
     const struct nbi_stream_limits many = {.N = 65, .K = 16, .D = 2, .heads = 1};
@@ -45,7 +45,7 @@ static void test_linear_four__multiplies_what_the_codec_gives(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear_four__multiplies_what_the_codec_gives),
+        cmocka_unit_test(test_linear_fp4__multiplies_what_the_codec_gives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_few_rows.c - products of a few rows with NVFP4 matrices: a row does not depend on its
+/* test_linear_decode.c - products of a few rows with NVFP4 matrices: a row does not depend on its
  * company, shapes of every cut, and what goes along with the operation before. */
 #include "ops_lab.h"
 
@@ -337,20 +337,20 @@ static void check_short(void)
     X(fused)                                                                                       \
     X(gated)
 
-#define X(check) TEST_ON_BOTH(few_rows, check)
+#define X(check) TEST_ON_BOTH(linear_decode, check)
 CHECKS(X)
 #undef X
-#define X(check) TEST_ON_CUDA(few_rows, check)
+#define X(check) TEST_ON_CUDA(linear_decode, check)
 FUSED_CHECKS(X)
 #undef X
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-#define X(check) ON_BOTH(few_rows, check)
+#define X(check) ON_BOTH(linear_decode, check)
         CHECKS(X)
 #undef X
-#define X(check) ON_CUDA(few_rows, check)
+#define X(check) ON_CUDA(linear_decode, check)
             FUSED_CHECKS(X)
 #undef X
     };
