@@ -1,5 +1,5 @@
-/* linear_lab.h - products on a backend and on the scalar code of the CPU, and how far apart they
- * may be. */
+/* linear_lab.h - the operation linear on a tested backend against the scalar CPU code, and how far
+ * results may differ. */
 #pragma once
 
 #include "ops_lab.h"
@@ -8,10 +8,10 @@
 
 struct linear_case {
     int count;
-    int64_t N, K, outs; /* outs: of all matrices */
+    int64_t N, K, outs; /* outs: of all matrices together */
     bool add;
     struct host_weight w[NBI_LINEAR_MAX];
-    float *x, *y; /* y: what is there before */
+    float *x, *y; /* y: what the results are added to */
 };
 
 static inline void linear_new(struct linear_case *c, int64_t N, int64_t K, const int64_t *O)
@@ -33,7 +33,7 @@ static inline void linear_free(struct linear_case *c)
     free(c->y);
 }
 
-/* out: the results of all matrices, one after another. */
+/* out: [N, O] of each matrix, one after another. */
 static inline void run_linear(struct nbi_backend *be, struct linear_case *c, bool exact, float *out)
 {
     struct lab l;
@@ -59,62 +59,62 @@ static inline void run_linear(struct nbi_backend *be, struct linear_case *c, boo
     lab_end(&l);
 }
 
-/* Exact: f32 sums, each in an order of its own. Otherwise x, and a matrix of floats, may be rounded
- * to bf16, by up to 2^-9: single errors that are independent, so that they add up as squares do; or
- * x in two terms of four bits is multiplied as it is, with sums in about f32 (the second term
- * is a tenth of x). */
-#define OFF_EXACT 0.0
-#define OFF_BF16  (6 * 0x1p-9)
-#define OFF_FOUR  1e-3
+/* Relative errors of single products. Exact: none, only the order of the f32 sum differs. BF16: x,
+ * and a matrix of floats, may be rounded to bf16, by up to 2^-9 each; errors are independent, so
+ * they add up as squares do. FP4: x as the sum of two NVFP4 values is multiplied without further
+ * rounding, in about f32; a tenth of x is in the second. */
+#define ERROR_EXACT 0.0
+#define ERROR_BF16  (6 * 0x1p-9)
+#define ERROR_FP4   1e-3
 
-static inline void linear_bounds(const struct linear_case *c, double off, double *bound)
+static inline void linear_bounds(const struct linear_case *c, double error, double *bound)
 {
     for (int i = 0; i < c->count; i++)
         for (int64_t n = 0; n < c->N; n++)
             for (int64_t o = 0; o < c->w[i].rows; o++) {
                 const float *x = c->x + n * c->K;
                 const double *w = c->w[i].values + o * c->K;
-                *bound++ = dot_bound(x, w, c->K, off) + (c->add ? 1e-6 : 0);
+                *bound++ = dot_bound(x, w, c->K, error) + (c->add ? 1e-6 : 0);
             }
 }
 
-/* x as FP4 tensor cores take it: two terms of NVFP4 by the largest that is finite; what is not, as
- * NaN. */
-static inline float *to_four_bits(const struct linear_case *c)
+/* x as FP4 tensor cores multiply it: the sum of two NVFP4 values, scaled by the amax of its finite
+ * values. Values that are not finite become NaN. */
+static inline float *x_as_fp4(const struct linear_case *c)
 {
     int64_t n = c->N * c->K;
-    float *x = zeros(n, 4), largest = 0;
+    float *x = zeros(n, 4), amax = 0;
     for (int64_t i = 0; i < n; i++) {
         x[i] = isfinite(c->x[i]) ? c->x[i] : 0;
-        largest = fmaxf(largest, fabsf(x[i]));
+        amax = fmaxf(amax, fabsf(x[i]));
     }
-    nbi_nvfp4_split_hi_lo(x, x, n / 16, nbi_nvfp4_tensor_scale(largest));
+    nbi_nvfp4_split_hi_lo(x, x, n / 16, nbi_nvfp4_tensor_scale(amax));
     for (int64_t i = 0; i < n; i++)
         x[i] = isfinite(c->x[i]) ? x[i] : NAN;
     return x;
 }
 
-/* Where FP4 tensor cores were used, want and bound become those of x in such terms. */
-static inline void expect_four_bits(const struct linear_case *c, float *want, double *bound)
+/* Replaces `want` and `bound` for the matrices that FP4 tensor cores multiply. */
+static inline void expect_fp4(const struct linear_case *c, float *want, double *bound)
 {
     int64_t n = c->N * c->outs, at = 0;
     struct linear_case fp4 = *c;
     float *y = zeros(n, 4);
-    double *off = zeros(n, 8);
-    fp4.x = to_four_bits(c);
+    double *fp4_bound = zeros(n, 8);
+    fp4.x = x_as_fp4(c);
     run_linear(scalar, &fp4, true, y);
-    linear_bounds(&fp4, OFF_FOUR, off);
+    linear_bounds(&fp4, ERROR_FP4, fp4_bound);
     for (int i = 0; i < c->count; i++) {
-        int64_t part = c->N * c->w[i].rows;
+        int64_t results = c->N * c->w[i].rows;
         if (c->w[i].dtype == NBI_NVFP4 && c->w[i].rows % 4 == 0) {
-            memcpy(want + at, y + at, (size_t)part * 4);
-            memcpy(bound + at, off + at, (size_t)part * 8);
+            memcpy(want + at, y + at, (size_t)results * 4);
+            memcpy(bound + at, fp4_bound + at, (size_t)results * 8);
         }
-        at += part;
+        at += results;
     }
     free(fp4.x);
     free(y);
-    free(off);
+    free(fp4_bound);
 }
 
 static inline void check_product(struct linear_case *c)
@@ -125,9 +125,9 @@ static inline void check_product(struct linear_case *c)
     run_linear(scalar, c, true, want);
     for (int exact = 1; exact >= 0; exact--) {
         run_linear(tested, c, exact, is);
-        linear_bounds(c, exact ? OFF_EXACT : OFF_BF16, bound);
+        linear_bounds(c, exact ? ERROR_EXACT : ERROR_BF16, bound);
         if (!exact && tested->fp4 && c->N > 64)
-            expect_four_bits(c, want, bound);
+            expect_fp4(c, want, bound);
         within(exact ? "exact y" : "y", is, want, bound, n);
     }
     free(want);
@@ -135,7 +135,7 @@ static inline void check_product(struct linear_case *c)
     free(bound);
 }
 
-/* All scales that there are, from the smallest to 448. */
+/* Random block scales over the whole range of E4M3, up to 448. */
 static inline void spread_scales(struct host_weight *w)
 {
     for (int64_t i = 0; i < w->rows * w->cols / 16; i++)

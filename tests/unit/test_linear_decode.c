@@ -1,11 +1,11 @@
-/* test_linear_decode.c - products of a few rows with NVFP4 matrices: a row does not depend on its
- * company, shapes of every cut, and what goes along with the operation before. */
+/* test_linear_decode.c - linear of decoding, up to 64 rows with NVFP4 matrices: batch invariance,
+ * shapes that reach every division of the work, and fusion with norms and SwiGLU. */
 #include "ops_lab.h"
 
 #define ROWS 64
 
-/* Up to three matrices that share x, and what is in y before. */
-struct few_case {
+/* Up to three matrices that share x. y: what the results are added to. */
+struct linear_case {
     int count;
     int64_t K, O[NBI_LINEAR_MAX], outs;
     bool add, batch_invariant;
@@ -13,7 +13,7 @@ struct few_case {
     float *x, *y;
 };
 
-static void few_new(struct few_case *c)
+static void case_new(struct linear_case *c)
 {
     c->outs = 0;
     for (int i = 0; i < c->count; i++) {
@@ -24,7 +24,7 @@ static void few_new(struct few_case *c)
     c->y = random_floats(ROWS * c->outs, 1);
 }
 
-static void few_free(struct few_case *c)
+static void case_free(struct linear_case *c)
 {
     for (int i = 0; i < c->count; i++)
         host_weight_free(&c->w[i]);
@@ -32,7 +32,7 @@ static void few_free(struct few_case *c)
     free(c->y);
 }
 
-static struct nbi_op_linear few_product(struct lab *l, struct few_case *c, int64_t N)
+static struct nbi_op_linear linear_op(struct lab *l, struct linear_case *c, int64_t N)
 {
     struct nbi_op_linear op = {
         .count = c->count, .N = N, .K = c->K, .add = c->add, .batch_invariant = c->batch_invariant};
@@ -43,8 +43,9 @@ static struct nbi_op_linear few_product(struct lab *l, struct few_case *c, int64
     return op;
 }
 
-/* [N, outs]: the results of all matrices beside each other. */
-static void few_fetch(struct lab *l, struct few_case *c, const struct nbi_op_linear *op, float *out)
+/* out: [N, outs], a row has the results of all matrices. */
+static void fetch_results(struct lab *l, struct linear_case *c, const struct nbi_op_linear *op,
+                          float *out)
 {
     int64_t at = 0;
     for (int i = 0; i < c->count; i++) {
@@ -57,67 +58,67 @@ static void few_fetch(struct lab *l, struct few_case *c, const struct nbi_op_lin
     }
 }
 
-static struct nbi_stream_limits few_limits(const struct few_case *c, int64_t N)
+static struct nbi_stream_limits limits_of(const struct linear_case *c, int64_t N)
 {
     return (struct nbi_stream_limits){.N = N, .K = c->K, .D = 2, .heads = 1};
 }
 
-/* Rows [from, from + N) of x; exact where it is the definition. Twice: nothing may be left behind
- * by the first time. */
-static void run_few(struct nbi_backend *be, struct few_case *c, int64_t from, int64_t N, float *out)
+/* Rows [from, from + N) of x, exact on the scalar backend. Runs twice: the first run must not leave
+ * anything on the stream that changes the second. */
+static void run_linear(struct nbi_backend *be, struct linear_case *c, int64_t from, int64_t N,
+                       float *out)
 {
-    const struct nbi_stream_limits limits = few_limits(c, N);
+    const struct nbi_stream_limits limits = limits_of(c, N);
     struct lab l;
     lab_begin(&l, be, &limits);
     for (int time = 0; time < 2; time++) {
-        struct nbi_op_linear op = few_product(&l, c, N);
+        struct nbi_op_linear op = linear_op(&l, c, N);
         op.exact = be == scalar;
         op.x = block(&l, c->x + from * c->K, N * c->K * 4);
         assert_ok(be->linear(l.s, &op));
-        few_fetch(&l, c, &op, out);
+        fetch_results(&l, c, &op, out);
         while (l.weight_count > 0)
             be->weight_free(be, &l.weights[--l.weight_count]);
     }
     lab_end(&l);
 }
 
-static const struct few_case shapes[] = {
+static const struct linear_case shapes[] = {
     {.count = 1, .K = 16, .O = {1}},           {.count = 3, .K = 144, .O = {1, 70, 129}},
     {.count = 2, .K = 1008, .O = {203, 64}},   {.count = 3, .K = 2560, .O = {517, 65, 63}},
     {.count = 1, .K = 1280, .O = {9001}},      {.count = 1, .K = 9728, .O = {80}},
-    {.count = 1, .K = 16, .O = {30001}},       /* several passes of teams */
-    {.count = 2, .K = 1648, .O = {4100, 900}}, /* rows alone, odd columns */
+    {.count = 1, .K = 16, .O = {30001}},       /* several row blocks of warpgroups */
+    {.count = 2, .K = 1648, .O = {4100, 900}}, /* odd numbers of tile rows and tile columns */
 };
 
-/* Several of single warps, on up to 136 multiprocessors. */
-static const struct few_case long_shape = {.count = 1, .K = 400, .O = {70001}};
+/* Several row blocks of warps that multiply alone, on up to 136 multiprocessors. */
+static const struct linear_case long_shape = {.count = 1, .K = 400, .O = {70001}};
 
-/* The same bits with others and without. */
-static void check_company(void)
+static void check_batch_invariant_rows_keep_their_bits(void)
 {
     static const int64_t froms[] = {0, 0, 0, 0, 0, 7, 31, 3},
                          counts[] = {1, 3, 8, 9, 16, 17, 33, 40};
     for (int64_t i = 0; i < COUNT(shapes); i++) {
-        struct few_case c = shapes[i];
+        struct linear_case c = shapes[i];
         c.batch_invariant = true;
-        few_new(&c);
+        case_new(&c);
         float *all = zeros(ROWS * c.outs, 4), *is = zeros(ROWS * c.outs, 4);
-        run_few(tested, &c, 0, ROWS, all);
+        run_linear(tested, &c, 0, ROWS, all);
         for (int64_t j = 0; j < COUNT(counts); j++) {
-            run_few(tested, &c, froms[j], counts[j], is);
+            run_linear(tested, &c, froms[j], counts[j], is);
             snprintf(where, sizeof where, "shape %lld, rows %lld to %lld", (long long)i,
                      (long long)froms[j], (long long)(froms[j] + counts[j]));
             same_bytes("y", is, all + froms[j] * c.outs, counts[j] * c.outs * 4);
         }
-        few_free(&c);
+        case_free(&c);
         free(all);
         free(is);
     }
 }
 
-/* x is rounded to 11 bits at least, by errors that are independent, so that they add up as squares
- * do; sums are of f32, in some order. */
-static void few_bounds(const struct few_case *c, int64_t N, double *bound)
+/* x is rounded to at least 11 bits. The errors are independent, so they add up as squares do. Sums
+ * are f32, in any order. */
+static void bounds_of(const struct linear_case *c, int64_t N, double *bound)
 {
     for (int64_t n = 0; n < N; n++)
         for (int i = 0; i < c->count; i++)
@@ -128,32 +129,32 @@ static void few_bounds(const struct few_case *c, int64_t N, double *bound)
             }
 }
 
-/* Beside the scalar code; what is added and what is steady goes by `turn`. */
-static void values_of(const struct few_case *shape, int64_t turn)
+/* Against the scalar code. `variant` decides about add and batch_invariant. */
+static void compare_with_scalar(const struct linear_case *shape, int64_t variant)
 {
     static const int64_t counts[] = {1, 9, 20, 64};
     for (int64_t i = 0; i < COUNT(counts); i++) {
-        struct few_case c = *shape;
+        struct linear_case c = *shape;
         int64_t N = c.K * c.O[0] > 4000000 && i > 1 ? 11 : counts[i];
-        c.add = (turn + i) % 3 == 1;
-        c.batch_invariant = turn % 2;
-        few_new(&c);
+        c.add = (variant + i) % 3 == 1;
+        c.batch_invariant = variant % 2;
+        case_new(&c);
         float *want = zeros(N * c.outs, 4), *is = zeros(N * c.outs, 4);
         double *bound = zeros(N * c.outs, 8);
-        run_few(scalar, &c, 0, N, want);
-        run_few(tested, &c, 0, N, is);
-        few_bounds(&c, N, bound);
+        run_linear(scalar, &c, 0, N, want);
+        run_linear(tested, &c, 0, N, is);
+        bounds_of(&c, N, bound);
         snprintf(where, sizeof where, "%lld to %lld, N %lld", (long long)c.K, (long long)c.outs,
                  (long long)N);
         within("y", is, want, bound, N * c.outs);
-        few_free(&c);
+        case_free(&c);
         free(want);
         free(is);
         free(bound);
     }
 }
 
-/* Else there is nothing to check. */
+/* Skips the test on a backend without fused operations. */
 static void need_fused(void)
 {
     if (tested->norm_linear && tested->swiglu_linear)
@@ -162,57 +163,58 @@ static void need_fused(void)
     skip("this backend fuses no operations with a product");
 }
 
-static void check_values(void)
+static void check_results_match_the_scalar_code(void)
 {
     for (int64_t i = 0; i < COUNT(shapes); i++)
-        values_of(&shapes[i], i);
+        compare_with_scalar(&shapes[i], i);
 }
 
-/* Passes are of backends that fuse. */
-static void check_passes(void)
+/* Row blocks exist on the GPU only, which is the backend that fuses. */
+static void check_several_row_blocks_match_the_scalar_code(void)
 {
     need_fused();
-    values_of(&long_shape, 0);
-    values_of(&long_shape, 1); /* steady */
-    values_of(&shapes[5], 2);  /* with more columns than shared memory has room for */
+    compare_with_scalar(&long_shape, 0);
+    compare_with_scalar(&long_shape, 1); /* batch-invariant */
+    compare_with_scalar(&shapes[5], 2);  /* more tile columns of x than shared memory holds */
 }
 
-/* ---- with the operation before ---- */
+/* ---- fused with the previous operation ---- */
 
-/* y of swiglu or, with a norm's weight, rmsnorm, and then the product: in two steps or as one. */
-static void run_fused(struct few_case *c, int64_t N, struct host_weight *norm, bool one, float *out)
+/* linear of swiglu or, with a norm's weight, of rmsnorm: as one operation or as two. */
+static void run_fused(struct linear_case *c, int64_t N, struct host_weight *norm, bool fused,
+                      float *out)
 {
-    const struct nbi_stream_limits limits = few_limits(c, N);
+    const struct nbi_stream_limits limits = limits_of(c, N);
     struct nbi_backend *be = tested;
     struct lab l;
     int64_t bytes = N * c->K * 4;
     lab_begin(&l, be, &limits);
-    struct nbi_op_linear op = few_product(&l, c, N);
+    struct nbi_op_linear op = linear_op(&l, c, N);
     struct nbi_ptr x = block(&l, c->x, bytes), up = block(&l, c->x + c->K, bytes);
     op.x = block(&l, NULL, bytes);
     if (norm) {
         const struct nbi_op_rmsnorm a = {op.x, {0}, x, weight(&l, norm), 1e-6f, N, c->K};
-        assert_ok(one ? be->norm_linear(l.s, &a, &op) : be->rmsnorm(l.s, &a));
+        assert_ok(fused ? be->norm_linear(l.s, &a, &op) : be->rmsnorm(l.s, &a));
     } else {
         const struct nbi_op_swiglu a = {op.x, x, up, N, c->K};
-        assert_ok(one ? be->swiglu_linear(l.s, &a, &op) : be->swiglu(l.s, &a));
+        assert_ok(fused ? be->swiglu_linear(l.s, &a, &op) : be->swiglu(l.s, &a));
     }
-    if (!one)
+    if (!fused)
         assert_ok(be->linear(l.s, &op));
-    few_fetch(&l, c, &op, out);
+    fetch_results(&l, c, &op, out);
     lab_end(&l);
 }
 
-static void check_fused(void)
+static void check_fused_operations_keep_the_bits_of_two(void)
 {
     static const int64_t counts[] = {1, 8, 11, 63};
     need_fused();
     for (int64_t i = 0; i < COUNT(shapes) * 8; i++) {
-        struct few_case c = shapes[i / 8];
+        struct linear_case c = shapes[i / 8];
         int64_t N = counts[i % 4];
         struct host_weight norm;
         c.add = i % 3 == 1;
-        few_new(&c);
+        case_new(&c);
         host_weight_new(&norm, i % 5 ? NBI_BF16 : NBI_F32, c.K, 0);
         float *two = zeros(N * c.outs, 4), *one = zeros(N * c.outs, 4);
         run_fused(&c, N, i / 4 % 2 ? &norm : NULL, false, two);
@@ -221,25 +223,25 @@ static void check_fused(void)
                  i / 4 % 2 ? "norm" : "swiglu");
         same_bytes("y", one, two, N * c.outs * 4);
         host_weight_free(&norm);
-        few_free(&c);
+        case_free(&c);
         free(two);
         free(one);
     }
 }
 
-/* ---- a whole feed-forward part ---- */
+/* ---- the MLP block ---- */
 
-/* c is gate and up of a norm; y = y + swiglu(gate, up) down^T. In four steps, with act to
- * `out_act`, or in two that know of each other. */
-static void run_gated(struct few_case *c, int64_t N, struct host_weight *norm,
-                      struct host_weight *down, float *out_act, float *out)
+/* c has gate and up: y = y + swiglu(gate, up) down^T. As four operations, with SwiGLU's result to
+ * `out_act`, or as two fused ones that hand it over packed. */
+static void run_mlp(struct linear_case *c, int64_t N, struct host_weight *norm,
+                    struct host_weight *down, float *out_act, float *out)
 {
     const int64_t F = c->O[0], C = down->rows;
     const struct nbi_stream_limits limits = {.N = N, .K = F > c->K ? F : c->K, .D = 2, .heads = 1};
     struct nbi_backend *be = tested;
     struct lab l;
     lab_begin(&l, be, &limits);
-    struct nbi_op_linear op = few_product(&l, c, N);
+    struct nbi_op_linear op = linear_op(&l, c, N);
     struct nbi_ptr x = block(&l, c->x, N * c->K * 4), act = block(&l, NULL, N * F * 4);
     struct nbi_ptr y = block(&l, c->y, N * C * 4);
     op.x = block(&l, NULL, N * c->K * 4);
@@ -268,74 +270,74 @@ static void run_gated(struct few_case *c, int64_t N, struct host_weight *norm,
     lab_end(&l);
 }
 
-/* Beside the four steps; and steady, the same bits with others and without. */
-static void gated_size(const int64_t size[3])
+/* Two fused operations against four; and batch-invariant rows must keep their bits. */
+static void check_mlp_size(const int64_t size[3])
 {
     static const int64_t counts[] = {1, 8, 9, 16, 17, 40, ROWS};
     const int64_t F = size[1], C = size[2];
-    struct few_case c = {.count = 2, .K = size[0], .O = {F, F}};
+    struct linear_case c = {.count = 2, .K = size[0], .O = {F, F}};
     struct host_weight norm, down;
     float *act = zeros(ROWS * F, 4), *want = zeros(ROWS * C, 4), *is = zeros(ROWS * C, 4),
           *all = zeros(ROWS * C, 4);
     double *bound = zeros(ROWS * C, 8);
-    few_new(&c);
+    case_new(&c);
     free(c.y);
     c.y = random_floats(ROWS * C, 1);
     host_weight_new(&norm, NBI_BF16, c.K, 0);
     host_weight_new(&down, NBI_NVFP4, C, F);
     c.batch_invariant = true;
-    run_gated(&c, ROWS, &norm, &down, NULL, all);
+    run_mlp(&c, ROWS, &norm, &down, NULL, all);
     for (int64_t i = 0; i < COUNT(counts); i++) {
         int64_t N = counts[i];
         snprintf(where, sizeof where, "%lld to %lld to %lld, N %lld", (long long)c.K, (long long)F,
                  (long long)C, (long long)N);
         c.batch_invariant = true;
-        run_gated(&c, N, &norm, &down, NULL, is);
+        run_mlp(&c, N, &norm, &down, NULL, is);
         same_bytes("y", is, all, N * C * 4);
         c.batch_invariant = false;
-        run_gated(&c, N, &norm, &down, act, want);
-        run_gated(&c, N, &norm, &down, NULL, is);
+        run_mlp(&c, N, &norm, &down, act, want);
+        run_mlp(&c, N, &norm, &down, NULL, is);
         for (int64_t j = 0; j < N * C; j++)
             bound[j] = dot_bound(act + j / C * F, down.values + j % C * F, F, 6 * 0x1p-11) + 1e-6;
         within("y", is, want, bound, N * C);
     }
     host_weight_free(&norm);
     host_weight_free(&down);
-    few_free(&c);
+    case_free(&c);
     void *used[] = {act, want, is, all, bound};
     for (int64_t i = 0; i < COUNT(used); i++)
         free(used[i]);
 }
 
-static void check_gated(void)
+static void check_fused_mlp_matches_four_operations(void)
 {
     static const int64_t sizes[][3] = {{16, 16, 1},     {144, 80, 129}, {1008, 1072, 333},
                                        {640, 9728, 80}, {16, 17408, 3}, {272, 34000, 3}};
     need_fused();
     for (int64_t i = 0; i < COUNT(sizes); i++)
-        gated_size(sizes[i]);
+        check_mlp_size(sizes[i]);
 }
 
-/* ---- all of them, on both where both can ---- */
+/* ---- all checks, on both backends where both can ---- */
 
-/* Something of everything, for tools that take a thousand times as long. */
-static void check_short(void)
+/* A little of everything, for compute-sanitizer, which slows kernels a thousandfold. */
+static void check_short_selection(void)
 {
-    values_of(&shapes[1], 1);
-    values_of(&shapes[2], 2);
+    compare_with_scalar(&shapes[1], 1);
+    compare_with_scalar(&shapes[2], 2);
     if (tested->norm_linear && tested->swiglu_linear)
-        gated_size((const int64_t[]){144, 80, 129});
+        check_mlp_size((const int64_t[]){144, 80, 129});
 }
 
 #define CHECKS(X)                                                                                  \
-    X(company)                                                                                     \
-    X(values)                                                                                      \
-    X(short)
+    X(batch_invariant_rows_keep_their_bits)                                                        \
+    X(results_match_the_scalar_code)                                                               \
+    X(short_selection)
 
 #define FUSED_CHECKS(X)                                                                            \
-    X(passes)                                                                                      \
-    X(fused)                                                                                       \
-    X(gated)
+    X(several_row_blocks_match_the_scalar_code)                                                    \
+    X(fused_operations_keep_the_bits_of_two)                                                       \
+    X(fused_mlp_matches_four_operations)
 
 #define X(check) TEST_ON_BOTH(linear_decode, check)
 CHECKS(X)
