@@ -81,8 +81,8 @@ struct key_step {
 /* Keys past the end repeat the last one. Their scores will be masked, and they are finite if the
  * row is. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void load_keys(struct warp_state<D, TYPE> &f, const uint8_t *k, int stride,
-                                        struct key_step at)
+__device__ static inline void load_keys(struct warp_state<D, TYPE> &state, const uint8_t *k,
+                                        int stride, struct key_step at)
 {
     using F = struct warp_state<D, TYPE>;
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -92,12 +92,12 @@ __device__ static inline void load_keys(struct warp_state<D, TYPE> &f, const uin
         const uint8_t *row = k + (int64_t)kv_row * stride + 16 * t;
 #pragma unroll
         for (int i = 0; i < F::K_LOADS; i++)
-            load_words<4>(f.k[c][i], row + 64 * i);
+            load_words<4>(state.k[c][i], row + 64 * i);
     }
 }
 
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void load_values(struct warp_state<D, TYPE> &f, const uint8_t *v,
+__device__ static inline void load_values(struct warp_state<D, TYPE> &state, const uint8_t *v,
                                           int stride, struct key_step at)
 {
     using F = struct warp_state<D, TYPE>;
@@ -109,7 +109,7 @@ __device__ static inline void load_values(struct warp_state<D, TYPE> &f, const u
         const uint8_t *row = v + (int64_t)kv_row * stride + F::V_VEC * F::BYTES * g;
 #pragma unroll
         for (int i = 0; i < F::V_LOADS; i++)
-            load_words<F::V_WORDS>(f.v[c][i], row + 8 * F::V_VEC * F::BYTES * i);
+            load_words<F::V_WORDS>(state.v[c][i], row + 8 * F::V_VEC * F::BYTES * i);
     }
 }
 
@@ -159,7 +159,7 @@ __device__ static inline void load_query(struct smem_layout<D> &sh, const float 
 
 /* s[c]: scores of head g with keys 8 c + 2t and 8 c + 2t + 1. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void qk_mma(const struct warp_state<D, TYPE> &f,
+__device__ static inline void qk_mma(const struct warp_state<D, TYPE> &state,
                                      const struct smem_layout<D> &sh, float s[][2])
 {
     using F = struct warp_state<D, TYPE>;
@@ -171,10 +171,10 @@ __device__ static inline void qk_mma(const struct warp_state<D, TYPE> &f,
 #pragma unroll
         for (int c = 0; c < F::STEP_KEYS / 8; c++) {
             if (F::BYTES == 1) {
-                uint32_t w = f.k[c][i / 4][i % 4];
+                uint32_t w = state.k[c][i / 4][i % 4];
                 mma<F::BF>(acc[c], q, e4m3_to_f16(w & 0xFFFF), e4m3_to_f16(w >> 16));
             } else {
-                const uint32_t *w = &f.k[c][i / 2][i % 2 * 2];
+                const uint32_t *w = &state.k[c][i / 2][i % 2 * 2];
                 mma<F::BF>(acc[c], q, w[0], w[1]);
             }
         }
@@ -188,7 +188,8 @@ __device__ static inline void qk_mma(const struct warp_state<D, TYPE> &f,
 
 /* Online softmax: scores become weights. `valid` keys are not past the end. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void softmax_step(struct warp_state<D, TYPE> &f, float s[][2], int valid)
+__device__ static inline void softmax_step(struct warp_state<D, TYPE> &state, float s[][2],
+                                           int valid)
 {
     using F = struct warp_state<D, TYPE>;
     int t = threadIdx.x % 4;
@@ -203,31 +204,31 @@ __device__ static inline void softmax_step(struct warp_state<D, TYPE> &f, float 
         }
     row_max = quad_max(row_max) - WEIGHT_LOG2;
     float rescale = 1;
-    if (row_max > f.base + RESCALE_LOG2) {
-        rescale = fast_exp2(f.base - row_max);
-        f.base = row_max;
+    if (row_max > state.base + RESCALE_LOG2) {
+        rescale = fast_exp2(state.base - row_max);
+        state.base = row_max;
     }
     if (__any_sync(0xFFFFFFFF, rescale != 1)) {
-        f.sum *= rescale;
+        state.sum *= rescale;
 #pragma unroll
         for (int i = 0; i < D / 8; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                f.y[i][e] *= rescale;
+                state.y[i][e] *= rescale;
     }
 #pragma unroll
     for (int c = 0; c < F::STEP_KEYS / 8; c++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            s[c][e] = fast_exp2(s[c][e] - f.base);
-            f.sum += s[c][e];
+            s[c][e] = fast_exp2(s[c][e] - state.base);
+            state.sum += s[c][e];
         }
 }
 
 /* y += weights times values. A fragment has two keys in a register, the loads gave two elements of
  * one key; byte permutations transpose them. Weights are split like q. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void pv_mma(struct warp_state<D, TYPE> &f, const float s[][2])
+__device__ static inline void pv_mma(struct warp_state<D, TYPE> &state, const float s[][2])
 {
     using F = struct warp_state<D, TYPE>;
 #pragma unroll
@@ -244,21 +245,21 @@ __device__ static inline void pv_mma(struct warp_state<D, TYPE> &f, const float 
             uint32_t w[4];
 #pragma unroll
             for (int c = 0; c < 4; c++)
-                w[c] = f.v[4 * j + c][i / F::V_WORDS][i % F::V_WORDS];
+                w[c] = state.v[4 * j + c][i / F::V_WORDS][i % F::V_WORDS];
             if (F::BYTES == 1) {
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     uint32_t b0 = __byte_perm(w[0], w[1], e ? 0x7362 : 0x5140);
                     uint32_t b1 = __byte_perm(w[2], w[3], e ? 0x7362 : 0x5140);
-                    mma<F::BF>(f.y[4 * i + 2 * e], p, e4m3_to_f16(b0 & 0xFFFF),
+                    mma<F::BF>(state.y[4 * i + 2 * e], p, e4m3_to_f16(b0 & 0xFFFF),
                                e4m3_to_f16(b1 & 0xFFFF));
-                    mma<F::BF>(f.y[4 * i + 2 * e + 1], p, e4m3_to_f16(b0 >> 16),
+                    mma<F::BF>(state.y[4 * i + 2 * e + 1], p, e4m3_to_f16(b0 >> 16),
                                e4m3_to_f16(b1 >> 16));
                 }
             } else {
 #pragma unroll
                 for (int e = 0; e < 2; e++)
-                    mma<F::BF>(f.y[2 * i + e], p, __byte_perm(w[0], w[1], e ? 0x7632 : 0x5410),
+                    mma<F::BF>(state.y[2 * i + e], p, __byte_perm(w[0], w[1], e ? 0x7632 : 0x5410),
                                __byte_perm(w[2], w[3], e ? 0x7632 : 0x5410));
             }
         }
@@ -267,19 +268,19 @@ __device__ static inline void pv_mma(struct warp_state<D, TYPE> &f, const float 
 
 template <int D, enum nbi_dtype TYPE>
 __device__ static inline void store_warp_result(struct smem_layout<D> &sh,
-                                                struct warp_state<D, TYPE> &f)
+                                                struct warp_state<D, TYPE> &state)
 {
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    float sum = quad_sum(f.sum);
+    float sum = quad_sum(state.sum);
     if (t == 0) {
-        sh.base[warp][g] = f.base;
+        sh.base[warp][g] = state.base;
         sh.sum[warp][g] = sum;
     }
 #pragma unroll
     for (int i = 0; i < D / 8; i++)
 #pragma unroll
         for (int e = 0; e < 2; e++)
-            sh.y[warp][2 * i + e][threadIdx.x % 32] = f.y[i][e] + f.y[i][e + 2];
+            sh.y[warp][2 * i + e][threadIdx.x % 32] = state.y[i][e] + state.y[i][e + 2];
 }
 
 /* Element d of head h of the result of a warp. */
@@ -292,24 +293,25 @@ __device__ static inline float warp_result(const struct smem_layout<D> &sh, int 
 
 /* ---- splits ---- */
 
-/* Keys of a split, a multiple of the step, for N rows with `total` keys together. Splits of
- * total / (S - N + 1) keys are at most S, whatever the lengths of the rows. Few rows get one wave
- * of CTAs; several, which may differ in length, about four waves if splits stay long. */
-__device__ static inline int common_split_keys(const struct decode_args &f, unsigned total,
+/* Keys of a split, a multiple of the step, for N rows with `total` keys together. If a split has at
+ * least total / (S - N + 1) keys, there are at most S splits, whatever the lengths of the rows. One
+ * row gets one wave of CTAs; several, which may differ in length, get about four waves as long as
+ * splits have LONG_SPLIT_KEYS. */
+__device__ static inline int common_split_keys(const struct decode_args &args, unsigned total,
                                                unsigned longest)
 {
-    unsigned N = f.a.N, step = f.min_split_keys / (MIN_STEPS * WARPS), keys = total;
-    if (N <= f.wave)
-        keys = (total - 1) / (f.wave - N + 1) + 1;
+    unsigned N = args.a.N, step = args.min_split_keys / (MIN_STEPS * WARPS), keys = total;
+    if (N <= args.wave)
+        keys = (total - 1) / (args.wave - N + 1) + 1;
     if (N > 1)
         keys = min(keys, max((unsigned)LONG_SPLIT_KEYS,
-                             (total - 1) / (max(4 * f.wave, 2 * N) - N + 1) + 1));
-    keys = max(max(keys, f.min_split_keys), longest / (unsigned)f.a.splits + 1);
+                             (total - 1) / (max(4 * args.wave, 2 * N) - N + 1) + 1));
+    keys = max(max(keys, args.min_split_keys), longest / (unsigned)args.a.splits + 1);
     return (int)((keys + step - 1) / step * step);
 }
 
 /* Fills first_split. A lane of the first warp plans two rows; each row has at least one split. */
-__device__ static inline void plan_splits(const struct decode_args &f, int *first_split)
+__device__ static inline void plan_splits(const struct decode_args &args, int *first_split)
 {
     int lane = threadIdx.x, count[2], splits[2];
     unsigned total = 0, longest = 0;
@@ -317,15 +319,15 @@ __device__ static inline void plan_splits(const struct decode_args &f, int *firs
         return;
     for (int i = 0; i < 2; i++) {
         int n = 2 * lane + i;
-        count[i] = n < f.a.N ? f.a.last[n] - f.a.first[n] + 1 : 0;
+        count[i] = n < args.a.N ? args.a.last[n] - args.a.first[n] + 1 : 0;
         total += min(count[i], 1 << 24); /* 64 rows fit into 32 bits */
         longest = max(longest, (unsigned)count[i]);
     }
     total = __reduce_add_sync(0xFFFFFFFF, total);
     longest = __reduce_max_sync(0xFFFFFFFF, longest);
-    int keys = common_split_keys(f, total, longest);
+    int keys = common_split_keys(args, total, longest);
     for (int i = 0; i < 2; i++) {
-        int size = f.a.batch_invariant ? invariant_split_keys(count[i]) : keys;
+        int size = args.a.batch_invariant ? invariant_split_keys(count[i]) : keys;
         splits[i] = count[i] > 0 ? (count[i] - 1) / size + 1 : 0;
     }
     int sum = splits[0] + splits[1], at = sum;
@@ -336,11 +338,11 @@ __device__ static inline void plan_splits(const struct decode_args &f, int *firs
     at -= sum;
     for (int i = 0; i < 2; i++) {
         int n = 2 * lane + i;
-        if (n < f.a.N)
+        if (n < args.a.N)
             first_split[n] = at;
         at += splits[i];
-        if (n == f.a.N - 1)
-            first_split[f.a.N] = at;
+        if (n == args.a.N - 1)
+            first_split[args.a.N] = at;
     }
 }
 
@@ -379,37 +381,37 @@ __device__ static inline struct kv_split kv_split_at(const struct attention_args
 
 /* Partials of head h of a group: values [max_partials][group][D], then maximum and sum
  * [max_partials][group]. */
-__device__ static inline float *partial_values(const struct decode_args &f, int index, int h)
+__device__ static inline float *partial_values(const struct decode_args &args, int index, int h)
 {
-    return f.a.partials + ((int64_t)index * f.a.group + h) * f.a.D;
+    return args.a.partials + ((int64_t)index * args.a.group + h) * args.a.D;
 }
 
-__device__ static inline float2 *partial_sums(const struct decode_args &f, int index, int h)
+__device__ static inline float2 *partial_sums(const struct decode_args &args, int index, int h)
 {
-    return (float2 *)partial_values(f, f.max_partials, 0) + (int64_t)index * f.a.group + h;
+    return (float2 *)partial_values(args, args.max_partials, 0) + (int64_t)index * args.a.group + h;
 }
 
 /* Element d of head h of a group. y is an average of values, so it is in the range of f16 if those
  * are; the scale of the packed row is 1. */
-__device__ static inline void store_y(const struct decode_args &f, const struct kv_split &p, int h,
-                                      int d, float v)
+__device__ static inline void store_y(const struct decode_args &args, const struct kv_split &p,
+                                      int h, int d, float v)
 {
-    int head = p.kvh * f.a.group + h;
-    f.a.y[((int64_t)p.n * f.a.NH + head) * f.a.D + d] = v;
-    if (!f.y_f16.out)
+    int head = p.kvh * args.a.group + h;
+    args.a.y[((int64_t)p.n * args.a.NH + head) * args.a.D + d] = v;
+    if (!args.y_f16.out)
         return;
-    *x_f16_at(f.y_f16, p.n, head * f.a.D + d) = __float2half_rn(v);
+    *x_f16_at(args.y_f16, p.n, head * args.a.D + d) = __float2half_rn(v);
     if (head == 0 && d == 0)
-        f.y_f16.scale[p.n] = 1;
+        args.y_f16.scale[p.n] = 1;
 }
 
 /* Merges the results of the warps in order. At least one warp had a key, so row_max is finite. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void merge_warps(const struct decode_args &f, struct smem_layout<D> &sh,
+__device__ static inline void merge_warps(const struct decode_args &args, struct smem_layout<D> &sh,
                                           const struct kv_split &p)
 {
-    int64_t head0 = (int64_t)p.n * f.a.NH + p.kvh * f.a.group;
-    for (int i = threadIdx.x; i < f.a.group * D; i += THREADS) {
+    int64_t head0 = (int64_t)p.n * args.a.NH + p.kvh * args.a.group;
+    for (int i = threadIdx.x; i < args.a.group * D; i += THREADS) {
         int h = i / D, d = i % D;
         float row_max = sh.base[0][h], sum = 0, acc = 0;
 #pragma unroll
@@ -422,24 +424,24 @@ __device__ static inline void merge_warps(const struct decode_args &f, struct sm
             acc += weight * warp_result<D, TYPE>(sh, w, h, d);
         }
         if (p.splits > 1)
-            partial_values(f, p.index, h)[d] = acc;
+            partial_values(args, p.index, h)[d] = acc;
         else
-            store_y(f, p, h, d, acc / sum);
+            store_y(args, p, h, d, acc / sum);
         if (d == 0 && p.splits > 1)
-            *partial_sums(f, p.index, h) = make_float2(row_max, sum);
-        else if (d == 0 && f.a.lse)
-            f.a.lse[head0 + h] = (row_max + log2f(sum)) * LN2;
+            *partial_sums(args, p.index, h) = make_float2(row_max, sum);
+        else if (d == 0 && args.a.lse)
+            args.a.lse[head0 + h] = (row_max + log2f(sum)) * LN2;
     }
 }
 
 /* Counts a finished split. True in the CTA that finishes the last split of a row. */
-__device__ static inline bool arrive_last(const struct decode_args &f, bool *last,
+__device__ static inline bool arrive_last(const struct decode_args &args, bool *last,
                                           const struct kv_split &p)
 {
     __threadfence(); /* publishes this thread's part of the partials */
     __syncthreads();
     if (threadIdx.x == 0) {
-        int32_t *arrived = f.a.arrived + p.n * f.a.NKV + p.kvh;
+        int32_t *arrived = args.a.arrived + p.n * args.a.NKV + p.kvh;
         *last = atomicAdd(arrived, 1) == p.splits - 1;
         if (*last)
             *arrived = 0;
@@ -452,19 +454,19 @@ __device__ static inline bool arrive_last(const struct decode_args &f, bool *las
 /* y of a row from its partials, in their order. L1 is not coherent with what other CTAs wrote, so
  * they are read with ld.cg. */
 template <int D>
-__device__ static inline void merge_splits(const struct decode_args &f, struct smem_layout<D> &sh,
-                                           const struct kv_split &p)
+__device__ static inline void merge_splits(const struct decode_args &args,
+                                           struct smem_layout<D> &sh, const struct kv_split &p)
 {
-    int64_t head0 = (int64_t)p.n * f.a.NH + p.kvh * f.a.group;
-    int first = p.index - p.split * f.a.NKV, lane = threadIdx.x % 32;
+    int64_t head0 = (int64_t)p.n * args.a.NH + p.kvh * args.a.group;
+    int first = p.index - p.split * args.a.NKV, lane = threadIdx.x % 32;
     float *weight = &sh.y[0][0][0]; /* [group, SPLITS_MAX] */
-    for (int h = threadIdx.x / 32; h < f.a.group; h += WARPS) {
+    for (int h = threadIdx.x / 32; h < args.a.group; h += WARPS) {
         float row_max = -INFINITY, sum = 0;
         for (int z = lane; z < p.splits; z += 32)
-            row_max = fmaxf(row_max, __ldcg(partial_sums(f, first + z * f.a.NKV, h)).x);
+            row_max = fmaxf(row_max, __ldcg(partial_sums(args, first + z * args.a.NKV, h)).x);
         row_max = warp_max(row_max);
         for (int z = lane; z < p.splits; z += 32) {
-            float2 partial = __ldcg(partial_sums(f, first + z * f.a.NKV, h));
+            float2 partial = __ldcg(partial_sums(args, first + z * args.a.NKV, h));
             float w = exp2f(partial.x - row_max);
             weight[h * SPLITS_MAX + z] = w;
             sum += w * partial.y;
@@ -472,20 +474,20 @@ __device__ static inline void merge_splits(const struct decode_args &f, struct s
         sum = warp_sum(sum);
         if (lane == 0) {
             sh.sum[0][h] = sum;
-            if (f.a.lse)
-                f.a.lse[head0 + h] = (row_max + log2f(sum)) * LN2;
+            if (args.a.lse)
+                args.a.lse[head0 + h] = (row_max + log2f(sum)) * LN2;
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < f.a.group * D; i += THREADS) {
+    for (int i = threadIdx.x; i < args.a.group * D; i += THREADS) {
         int h = i / D, d = i % D;
-        const float *values = partial_values(f, first, h) + d;
-        int64_t stride = (int64_t)f.a.NKV * f.a.group * D;
+        const float *values = partial_values(args, first, h) + d;
+        int64_t stride = (int64_t)args.a.NKV * args.a.group * D;
         float acc = 0;
 #pragma unroll 8
         for (int z = 0; z < p.splits; z++)
             acc += weight[h * SPLITS_MAX + z] * __ldcg(values + z * stride);
-        store_y(f, p, h, d, acc / sh.sum[0][h]);
+        store_y(args, p, h, d, acc / sh.sum[0][h]);
     }
 }
 
@@ -516,7 +518,7 @@ __device__ static inline void load_rope_norms(struct rope_norms<D> &norms,
  * produce. */
 template <int D, enum nbi_dtype TYPE, bool PAGED>
 __device__ static inline void prefetch_split(const struct decode_args &args,
-                                             struct warp_state<D, TYPE> &f, struct kv_cursor &s,
+                                             struct warp_state<D, TYPE> &state, struct kv_cursor &s,
                                              const struct kv_split &p)
 {
     using F = struct warp_state<D, TYPE>;
@@ -533,18 +535,18 @@ __device__ static inline void prefetch_split(const struct decode_args &args,
         return;
     if (PAGED)
         complete.page_offset = page_offset(s.pages, min(complete.key, complete.end - 1));
-    load_keys(f, s.k, s.stride, complete);
-    load_values(f, s.v, s.stride, complete);
+    load_keys(state, s.k, s.stride, complete);
+    load_values(state, s.v, s.stride, complete);
 }
 
 /* Rope for a split: queries go to shared memory. In the row's last split its own key and value go
  * to the KV cache and to shared memory, too. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void apply_rope(const struct decode_args &f, struct smem_layout<D> &sh,
+__device__ static inline void apply_rope(const struct decode_args &args, struct smem_layout<D> &sh,
                                          struct rope_norms<D> norms, const struct kv_split &p)
 {
     const int W = D / 64, warp = threadIdx.x / 32, d = W * (threadIdx.x % 32);
-    const struct rope_args &a = f.rope;
+    const struct rope_args &a = args.rope;
     const bool own = p.split == p.splits - 1, key = own && warp == WARPS - 1;
     const bool value = own && warp == WARPS - 2;
     const int64_t row = (int64_t)p.n * a.NKV + p.kvh;
@@ -560,8 +562,8 @@ __device__ static inline void apply_rope(const struct decode_args &f, struct sme
     }
     if (own)
         to = ((int64_t)a.kv_rows[p.n] * a.NKV + p.kvh) * D;
-    for (int h = warp; h < f.a.group; h += WARPS) {
-        int64_t at = (int64_t)p.n * a.NH + p.kvh * f.a.group + h;
+    for (int h = warp; h < args.a.group; h += WARPS) {
+        int64_t at = (int64_t)p.n * a.NH + p.kvh * args.a.group + h;
         struct head<W> q;
         load_head(q, a, a.q + at * D, p.n);
         norm_rotate(q, norms.q, a.eps);
@@ -581,7 +583,7 @@ __device__ static inline void apply_rope(const struct decode_args &f, struct sme
 
 /* The own key and value of the row into the first step, and into the steps past the end. */
 template <int D, enum nbi_dtype TYPE>
-__device__ static inline void patch_own_kv(struct warp_state<D, TYPE> &f,
+__device__ static inline void patch_own_kv(struct warp_state<D, TYPE> &state,
                                            const struct smem_layout<D> &sh,
                                            const struct key_step &at)
 {
@@ -594,35 +596,35 @@ __device__ static inline void patch_own_kv(struct warp_state<D, TYPE> &f,
         if (at.key + 8 * c + g >= at.end - 1)
 #pragma unroll
             for (int i = 0; i < F::K_LOADS; i++)
-                load_words<4>(f.k[c][i], k + 64 * i);
+                load_words<4>(state.k[c][i], k + 64 * i);
 #pragma unroll
     for (int c = 0; c < F::STEP_KEYS / 4; c++)
         if (at.key + c / 4 * 16 + c % 4 / 2 * 8 + 2 * t + c % 2 >= at.end - 1)
 #pragma unroll
             for (int i = 0; i < F::V_LOADS; i++)
-                load_words<F::V_WORDS>(f.v[c][i], v + 8 * F::V_VEC * F::BYTES * i);
+                load_words<F::V_WORDS>(state.v[c][i], v + 8 * F::V_VEC * F::BYTES * i);
 }
 
 /* The warps take steps of the split in rotation. Values load while scores are computed, the next
  * keys while values are used, and the page of the next keys before both. */
 template <int D, enum nbi_dtype TYPE, bool PAGED>
-__device__ static inline void attend_split(const struct decode_args &args,
-                                           struct warp_state<D, TYPE> &f, struct smem_layout<D> &sh,
-                                           struct kv_cursor &s, const struct kv_split &p)
+__device__ static inline void
+attend_split(const struct decode_args &args, struct warp_state<D, TYPE> &state,
+             struct smem_layout<D> &sh, struct kv_cursor &s, const struct kv_split &p)
 {
     using F = struct warp_state<D, TYPE>;
     const bool has_rope = args.rope.N > 0;
     const float *q = args.a.q + ((int64_t)p.n * args.a.NH + p.kvh * args.a.group) * D;
     bool first = true;
-    f.base = -INFINITY;
-    f.sum = 0;
+    state.base = -INFINITY;
+    state.sum = 0;
 #pragma unroll
     for (int i = 0; i < D / 8; i++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            f.y[i][e] = 0;
+            state.y[i][e] = 0;
     if (has_rope && p.split == p.splits - 1)
-        patch_own_kv(f, sh, s.at);
+        patch_own_kv(state, sh, s.at);
     load_query<D, TYPE>(sh, has_rope ? sh.q_rope[0] : q, args.a.group, args.a.scale);
     __syncthreads();
     while (s.at.key < s.at.end) {
@@ -631,16 +633,16 @@ __device__ static inline void attend_split(const struct decode_args &args,
         if (PAGED)
             next.page_offset = page_offset(s.pages, min(next.key, s.at.end - 1));
         if (!first)
-            load_values(f, s.v, s.stride, s.at);
+            load_values(state, s.v, s.stride, s.at);
         first = false;
-        qk_mma(f, sh, w);
+        qk_mma(state, sh, w);
         if (next.key < s.at.end)
-            load_keys(f, s.k, s.stride, next);
-        softmax_step(f, w, s.at.end - s.at.key);
-        pv_mma(f, w);
+            load_keys(state, s.k, s.stride, next);
+        softmax_step(state, w, s.at.end - s.at.key);
+        pv_mma(state, w);
         s.at = next;
     }
-    store_warp_result(sh, f);
+    store_warp_result(sh, state);
     __syncthreads();
     merge_warps<D, TYPE>(args, sh, p);
 }
@@ -650,32 +652,32 @@ __device__ static inline void attend_split(const struct decode_args &args,
  * pdl_wait(). */
 template <int D, enum nbi_dtype TYPE, bool PAGED>
 __global__ __maxnreg__((warp_state<D, TYPE>::REGISTERS)) static void k_attention_decode(
-    const __grid_constant__ struct decode_args f)
+    const __grid_constant__ struct decode_args args)
 {
     __shared__ struct smem_layout<D> sh;
-    const bool has_rope = f.rope.N > 0;
+    const bool has_rope = args.rope.N > 0;
     bool waited = !has_rope;
     rope_norms<D> norms = {};
     pdl_trigger();
     if (!has_rope)
         pdl_wait();
     else if (warp_state<D, TYPE>::NORMS_EARLY)
-        load_rope_norms(norms, f.rope);
-    plan_splits(f, sh.first_split);
+        load_rope_norms(norms, args.rope);
+    plan_splits(args, sh.first_split);
     __syncthreads();
-    for (int i = blockIdx.x; i < sh.first_split[f.a.N] * f.a.NKV; i += gridDim.x) {
-        struct kv_split p = kv_split_at(f.a, sh.first_split, i, warp_state<D, TYPE>::STEP_KEYS);
+    for (int i = blockIdx.x; i < sh.first_split[args.a.N] * args.a.NKV; i += gridDim.x) {
+        struct kv_split p = kv_split_at(args.a, sh.first_split, i, warp_state<D, TYPE>::STEP_KEYS);
         struct kv_cursor cursor;
         struct warp_state<D, TYPE> state;
-        prefetch_split<D, TYPE, PAGED>(f, state, cursor, p);
+        prefetch_split<D, TYPE, PAGED>(args, state, cursor, p);
         if (!waited)
             pdl_wait();
         waited = true;
         if (has_rope)
-            apply_rope<D, TYPE>(f, sh, norms, p);
-        attend_split<D, TYPE, PAGED>(f, state, sh, cursor, p);
-        if (p.splits > 1 && arrive_last(f, &sh.last, p))
-            merge_splits(f, sh, p);
+            apply_rope<D, TYPE>(args, sh, norms, p);
+        attend_split<D, TYPE, PAGED>(args, state, sh, cursor, p);
+        if (p.splits > 1 && arrive_last(args, &sh.last, p))
+            merge_splits(args, sh, p);
         __syncthreads(); /* shared memory is free for the next split */
     }
 }
@@ -688,28 +690,28 @@ static enum nb_status launch(struct nbi_stream *s, const struct nbi_op_attention
     int64_t resident = (int64_t)s->cuda->sms * F::CTAS_PER_SM; /* CTAs that run at once */
     int64_t row_bytes = a->N * a->NH * (D + 2) * (int64_t)sizeof(float);
     int64_t limit = nbi_cuda_attention_bytes(s->cuda, &s->limits) / row_bytes;
-    struct decode_args f = {};
-    f.a = k;
-    f.rope = rope;
-    f.a.splits = limit < 1 ? 1 : limit < SPLITS_MAX ? (int)limit : SPLITS_MAX;
-    f.max_partials = k.N * k.NKV * f.a.splits;
-    f.wave = resident > k.NKV ? (unsigned)(resident / k.NKV) : 1;
-    f.min_split_keys = MIN_STEPS * WARPS * F::STEP_KEYS;
+    struct decode_args args = {};
+    args.a = k;
+    args.rope = rope;
+    args.a.splits = limit < 1 ? 1 : limit < SPLITS_MAX ? (int)limit : SPLITS_MAX;
+    args.max_partials = k.N * k.NKV * args.a.splits;
+    args.wave = resident > k.NKV ? (unsigned)(resident / k.NKV) : 1;
+    args.min_split_keys = MIN_STEPS * WARPS * F::STEP_KEYS;
     NBI_BUG_IF(a->N > NBI_DECODE_ATTENTION_ROWS ||
-               (a->batch_invariant && f.a.splits < INVARIANT_SPLITS));
-    int64_t useful = k.N * k.NKV * ceil_div(a->max_keys, f.min_split_keys);
+               (a->batch_invariant && args.a.splits < INVARIANT_SPLITS));
+    int64_t useful = k.N * k.NKV * ceil_div(a->max_keys, args.min_split_keys);
     unsigned grid = (unsigned)(useful < resident ? useful : resident);
     /* f16 and e4m3 values are in the range of f16, so y needs no scale. In other cases
      * pack_activations.cu scales each row by its amax. Batch-invariant calls always take that path,
      * since the same row may also come from a kernel that does not pack. */
     bool small = (TYPE == NBI_F16 || TYPE == NBI_E4M3) && !a->batch_invariant;
     if (small && a->NH * D % CUDA_TILE_COLS == 0 && a->NH * D <= s->limits.K)
-        f.y_f16 = x_f16_of(s, a->N, a->NH * D);
+        args.y_f16 = x_f16_of(s, a->N, a->NH * D);
     if (k.pages)
-        CU_TRY(pdl_launch(s, k_attention_decode<D, TYPE, true>, grid, THREADS, 0, f));
+        CU_TRY(pdl_launch(s, k_attention_decode<D, TYPE, true>, grid, THREADS, 0, args));
     else
-        CU_TRY(pdl_launch(s, k_attention_decode<D, TYPE, false>, grid, THREADS, 0, f));
-    if (f.y_f16.out)
+        CU_TRY(pdl_launch(s, k_attention_decode<D, TYPE, false>, grid, THREADS, 0, args));
+    if (args.y_f16.out)
         s->ready = {k.y, a->N, a->NH * D};
     return NB_OK;
 }

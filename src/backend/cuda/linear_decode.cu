@@ -7,7 +7,8 @@
  * linear_decode.cuh says how tiles are divided over CTAs. Inside a CTA, with row groups of
  * GROUP_TILE_ROWS tile rows each:
  *
- *                tile columns of the CTA, dealt out to the splits of K
+ *                tile columns of the CTA, dealt out to the splits of K: consecutive ones with
+ *                wgmma, one at a time in rotation with mma.sync
  *                +---------+---------+---------+
  *   row group 0  | group 0 | group 2 | group 4 |   "group": a warpgroup that issues wgmma, or one
  *   row group 1  | group 1 | group 3 | group 5 |   warp that issues mma.sync

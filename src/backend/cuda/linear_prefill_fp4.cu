@@ -12,7 +12,7 @@
  * the second adds to the first. amax is known on the device only, so the factors of the products
  * are there, too.
  *
- * Rows of both operands are padded with zeros to a multiple of 64 columns, the width of a piece of
+ * Rows of both operands are padded with zeros to a multiple of 64 columns, the width of a tile of
  * swizzled scales. */
 #include <math.h>
 #include <stdlib.h>
@@ -339,7 +339,7 @@ enum nb_status nbi_cuda_fp4_linear(struct nbi_stream *s, const struct nbi_op_lin
 
 /* ---- the self-test ---- */
 
-/* More than one piece of swizzled scales (128 x 4) in each direction, and no multiple of it. */
+/* More than one tile of swizzled scales (128 x 4) in each direction, and no multiple of it. */
 #define TEST_N     160
 #define TEST_K     336
 #define TEST_ROWS  300
