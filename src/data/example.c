@@ -10,11 +10,11 @@
 #include "base/array.h"
 #include "base/utf8.h"
 
-void nbi_example_release(struct nbi_example *s)
+void nbi_example_release(struct nbi_example *x)
 {
-    nbi_ids_release(&s->ids);
-    free(s->trained);
-    *s = (struct nbi_example){0};
+    nbi_ids_release(&x->ids);
+    free(x->trained);
+    *x = (struct nbi_example){0};
 }
 
 void nbi_example_encoder_release(struct nbi_example_encoder *e)
@@ -514,26 +514,26 @@ enum nb_status nbi_example_texts(enum nbi_data_kind kind, const char *text, size
 
 /* ---- truncation ---- */
 
-bool nbi_example_truncate(struct nbi_example *s, size_t max)
+bool nbi_example_truncate(struct nbi_example *x, size_t max)
 {
-    size_t n = s->ids.count, end = n, start;
+    size_t n = x->ids.count, end = n, start;
     if (n <= max)
         return false;
-    if (s->document) {
-        s->ids.count = max;
+    if (x->document) {
+        x->ids.count = max;
         return true;
     }
     size_t answer = n; /* start of the last trained range */
-    while (answer > 0 && !s->trained[answer - 1])
+    while (answer > 0 && !x->trained[answer - 1])
         answer--;
-    while (answer > 0 && s->trained[answer - 1])
+    while (answer > 0 && x->trained[answer - 1])
         answer--;
     size_t reserve = max / 8 > 0 ? max / 8 : 1, prompt = answer < reserve ? answer : reserve;
     if (n - answer + prompt > max) /* the answer is too long: cut its end */
         end = answer - prompt + max;
     start = end - max;
-    memmove(s->ids.p, s->ids.p + start, max * sizeof *s->ids.p);
-    memmove(s->trained, s->trained + start, max);
-    s->ids.count = max;
+    memmove(x->ids.p, x->ids.p + start, max * sizeof *x->ids.p);
+    memmove(x->trained, x->trained + start, max);
+    x->ids.count = max;
     return true;
 }

@@ -17,7 +17,7 @@ struct nbi_example {
     bool document;    /* text, which may be cut anywhere */
 };
 
-void nbi_example_release(struct nbi_example *s);
+void nbi_example_release(struct nbi_example *x);
 
 struct nbi_example_encoder {
     struct nb_tokenizer *tokenizer; /* borrowed; NULL: examples are checked, not tokenized */
@@ -67,4 +67,4 @@ enum nb_status nbi_example_texts(enum nbi_data_kind kind, const char *text, size
 /* Shortens an example to max (at least 2) tokens. A document loses its end. A conversation loses
  * its beginning, so that the last answer stays; if that answer and a prompt of max / 8 tokens do
  * not fit, the answer loses its end. false: it was short enough. */
-bool nbi_example_truncate(struct nbi_example *s, size_t max);
+bool nbi_example_truncate(struct nbi_example *x, size_t max);

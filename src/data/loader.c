@@ -80,12 +80,12 @@ void nbi_loader_order(struct nbi_loader *l, int64_t epoch)
 static void put(struct nbi_loader *l, struct nbi_microbatch *out, int64_t row, int64_t from,
                 int64_t count)
 {
-    const struct nbi_example *s = &l->example;
+    const struct nbi_example *x = &l->example;
     int64_t at = row * out->T + l->used[row];
     for (int64_t i = 0; i < count && out->ids; i++) {
-        bool trained = s->trained[from + i + 1];
-        out->ids[at + i] = s->ids.p[from + i];
-        out->targets[at + i] = trained ? s->ids.p[from + i + 1] : NBI_IGNORE;
+        bool trained = x->trained[from + i + 1];
+        out->ids[at + i] = x->ids.p[from + i];
+        out->targets[at + i] = trained ? x->ids.p[from + i + 1] : NBI_IGNORE;
         out->positions[at + i] = (int32_t)i;
         out->example_of[at + i] = l->example_index;
         out->trained += trained;

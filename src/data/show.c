@@ -39,22 +39,22 @@ static enum nb_status count_rows(struct nbi_loader *l, int64_t seq_len,
 static enum nb_status show_examples(struct nbi_dataset *d, const struct nbi_loader *l,
                                     const struct nb_data_opts *opts, nb_data_fn fn, void *ctx)
 {
-    struct nbi_example s = {0};
+    struct nbi_example x = {0};
     enum nb_status rc = NB_OK;
     int64_t n = nbi_dataset_stats(d)->examples;
     for (int64_t i = 0; i < n && i < opts->show && rc == NB_OK; i++) {
         char place[NBI_PLACE_MAX];
         int64_t at = opts->shuffle ? l->order[i] : i;
-        rc = nbi_dataset_get(d, at, &s);
+        rc = nbi_dataset_get(d, at, &x);
         if (rc != NB_OK)
             break;
-        bool cut = opts->seq_len > 0 && nbi_example_truncate(&s, (size_t)opts->seq_len + 1) &&
-                   !s.document; /* a document continues in the next row */
-        const struct nb_data_sample shown = {nbi_dataset_place(d, at, place, sizeof place), s.ids.p,
-                                             s.trained, s.ids.count, cut};
+        bool cut = opts->seq_len > 0 && nbi_example_truncate(&x, (size_t)opts->seq_len + 1) &&
+                   !x.document; /* a document continues in the next row */
+        const struct nb_data_sample shown = {nbi_dataset_place(d, at, place, sizeof place), x.ids.p,
+                                             x.trained, x.ids.count, cut};
         rc = fn(ctx, &shown);
     }
-    nbi_example_release(&s);
+    nbi_example_release(&x);
     return rc;
 }
 

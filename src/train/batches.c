@@ -188,7 +188,7 @@ static void random_batch(const struct nbi_run *r, struct nbi_microbatch *b, int6
     b->trained = N - b->B;
 }
 
-enum nb_status nbi_run_next(struct nbi_run *r, bool *more)
+enum nb_status nbi_run_next_batches(struct nbi_run *r, bool *more)
 {
     int64_t n = r->opts->grad_accum;
     *more = true;

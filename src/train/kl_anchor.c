@@ -178,11 +178,11 @@ enum nb_status nbi_kl_anchor_topk(const float *logits, int64_t V, int64_t k, int
     return NB_OK;
 }
 
-/* Counts the labels of each example that fits into a row of T, and sets b->first. */
+/* Counts the labels of each example that fits into a row of T, and sets a->first. */
 static enum nb_status count_tokens(struct nbi_kl_anchor *a, int64_t T)
 {
     int64_t n = nbi_dataset_stats(a->opts.data)->examples;
-    struct nbi_example s = {0};
+    struct nbi_example x = {0};
     enum nb_status rc = NB_OK;
     a->first = calloc((size_t)n + 1, sizeof *a->first);
     if (!a->first)
@@ -191,13 +191,13 @@ static enum nb_status count_tokens(struct nbi_kl_anchor *a, int64_t T)
         a->first[i + 1] = a->first[i];
         if (nbi_dataset_is_document(a->opts.data, i) && nbi_dataset_tokens(a->opts.data, i) > T + 1)
             continue;
-        rc = nbi_dataset_get(a->opts.data, i, &s);
+        rc = nbi_dataset_get(a->opts.data, i, &x);
         if (rc == NB_OK)
-            nbi_example_truncate(&s, (size_t)T + 1);
-        for (size_t k = 1; rc == NB_OK && k < s.ids.count; k++)
-            a->first[i + 1] += s.trained[k];
+            nbi_example_truncate(&x, (size_t)T + 1);
+        for (size_t k = 1; rc == NB_OK && k < x.ids.count; k++)
+            a->first[i + 1] += x.trained[k];
     }
-    nbi_example_release(&s);
+    nbi_example_release(&x);
     NBI_TRY(rc);
     if (a->first[n] == 0)
         return nbi_fail(NB_EINVAL,

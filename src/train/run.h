@@ -136,7 +136,7 @@ enum nb_status nbi_run_open_batches(struct nbi_run *r);
 void nbi_run_close_batches(struct nbi_run *r);
 
 /* Fills the micro-batches of the next step. *more false: the data has ended. */
-enum nb_status nbi_run_next(struct nbi_run *r, bool *more);
+enum nb_status nbi_run_next_batches(struct nbi_run *r, bool *more);
 
 /* ---- evaluation (evaluate.c) ---- */
 

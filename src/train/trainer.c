@@ -261,7 +261,7 @@ static enum nb_status give_up(struct nbi_run *r, enum nb_status rc)
 
 static enum nb_status step_and_log(struct nbi_run *r, struct nb_train_result *out, bool *more)
 {
-    NBI_TRY(nbi_run_next(r, more));
+    NBI_TRY(nbi_run_next_batches(r, more));
     if (!*more)
         return NB_OK;
     nbi_run_phase(r, "batch_ready");

@@ -42,7 +42,7 @@ static void trainer_logits(const struct nb_train_opts *o, int32_t *ids, float **
     assert_ok(nbi_run_fingerprint(&r));
     assert_ok(nbi_run_resume(&r));
     assert_int_equal(r.state.step, o->steps);
-    assert_ok(nbi_run_next(&r, &more));
+    assert_ok(nbi_run_next_batches(&r, &more));
     assert_true(more);
     assert_ok(nbi_train_pass_set(&r.train_pass, &r.microbatches[0]));
     assert_ok(nbi_execute(&r.params.weights, &r.acts, r.stream, &r.train_pass.pass));
