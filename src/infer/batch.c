@@ -176,9 +176,9 @@ static bool all_nvfp4(const struct nbi_weights *w)
     return all;
 }
 
-/* Rows that the sequences of a batch-invariant pass may share. Where the backend's products depend
- * on the number of rows, that is as many as it can keep invariant, or none for weights for which
- * it cannot. */
+/* How many rows the sequences of a batch-invariant pass may share. A backend whose products depend
+ * on the number of rows guarantees the same bits only up to batch_invariant_rows, and only for
+ * exact products or NVFP4 weights. */
 static int64_t invariant_rows(const struct nb_engine *e, const struct nb_batch_opts *o)
 {
     if (!e->be->batch_variant)

@@ -1,9 +1,8 @@
 /* kv_cache.h - the keys and values of all layers, for a session or for a batch.
  *
- * A cache is a number of rows. Row r holds the key and the value of one token, in every layer at
- * the same place. A session (session.c) has a row for each position of its context. A batch
- * (batch.c) hands out pages of NBI_PAGE rows to its sequences, each of which has a table of them.
- */
+ * Row r holds the key and the value of one token, in every layer at the same index. A session
+ * (session.c) has a row for each position of its context. A batch (batch.c) divides the rows into
+ * pages of NBI_PAGE, and each of its sequences has a table of its pages. */
 #pragma once
 
 #include "infer/engine.h"
@@ -32,7 +31,7 @@ extern const struct nbi_kv_type nbi_kv_types[NBI_KV_TYPES];
 /* NB_EINVAL for a number that is no type. */
 enum nb_status nbi_kv_dtype(enum nb_kv_dtype kv, enum nbi_dtype *out);
 
-/* Pages that hold so many tokens. */
+/* The number of pages that `tokens` tokens need. */
 static inline int64_t nbi_kv_pages(int64_t tokens)
 {
     return (tokens + NBI_PAGE - 1) / NBI_PAGE;
@@ -75,7 +74,7 @@ struct nbi_memory_plan {
     int64_t host;            /* of malloc() */
 };
 
-/* host: what the caller allocates itself, beside cache and activations. */
+/* host: bytes that the caller allocates itself; those of cache and activations are added. */
 void nbi_memory_plan(const struct nb_engine *engine, const struct nbi_acts_opts *acts,
                      enum nbi_dtype dtype, int64_t rows, int64_t host,
                      struct nbi_memory_plan *plan);

@@ -92,7 +92,7 @@ static enum nb_status init_device(struct nb_session *s)
     NBI_TRY(nbi_kv_cache_init(&s->kv, be, c, s->opts.kv, s->opts.context));
     if (s->opts.exact)
         return NB_OK;
-    return nbi_acts_use_megakernel(&s->acts, &s->engine->weights, s->stream, s->kv.views);
+    return nbi_execute_use_megakernel(&s->acts, &s->engine->weights, s->stream, s->kv.views);
 }
 
 enum nb_status nbi_session_new(struct nb_session **out, const struct nb_engine *engine,

@@ -6,7 +6,7 @@
  * share one set; layers that are not trained share everything. */
 #include <string.h>
 
-#include "backend/decode.h"
+#include "backend/ops.h"
 #include "model/transformer.h"
 
 /* Allocates from a block front to back. base may be none: then only sizes count. */
@@ -208,30 +208,6 @@ enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be
     NBI_TRY(allocate(a, c));
     plan_training(a, c, a->layers, a->block);
     return NB_OK;
-}
-
-enum nb_status nbi_acts_use_megakernel(struct nbi_acts *a, const struct nbi_weights *w,
-                                       struct nbi_stream *s, const struct nbi_kv_view *kv)
-{
-    const struct nbi_config *c = w->config;
-    const struct nbi_megakernel_model m = {.layers = c->layers,
-                                           .C = c->hidden_size,
-                                           .F = c->intermediate_size,
-                                           .NH = c->heads,
-                                           .NKV = c->kv_heads,
-                                           .D = c->head_dim,
-                                           .V = c->vocab_size,
-                                           .layer = w->layers,
-                                           .kv = kv,
-                                           .embed = w->embed,
-                                           .norm = w->norm,
-                                           .head = w->head,
-                                           .frequency = w->frequency,
-                                           .rope_scale = w->rope_scale,
-                                           .eps = (float)c->rms_eps};
-    enum nb_status rc =
-        a->be->megakernel_new ? a->be->megakernel_new(s, &m, &a->megakernel) : NB_OK;
-    return rc == NB_EUNSUPPORTED ? NB_OK : rc;
 }
 
 void nbi_acts_release(struct nbi_acts *a)

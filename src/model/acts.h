@@ -7,8 +7,6 @@
 #include "backend/backend.h"
 #include "model/config.h"
 
-struct nbi_weights;
-
 struct nbi_layer_acts {
     struct nbi_ptr norm1, q, k, v, q_rot, att, norm2, gate, up, act; /* [N, ...] */
     /* Training only: the residual stream before the layer (in) and between its halves (mid),
@@ -49,7 +47,7 @@ struct nbi_acts {
     struct nbi_layer_acts *layers;     /* [layer_count]; all the same for inference */
     int64_t layer_count;
     struct nbi_backward_acts d;        /* training only */
-    struct nbi_megakernel *megakernel; /* NULL: none, see nbi_acts_use_megakernel() */
+    struct nbi_megakernel *megakernel; /* NULL: none, see nbi_execute_use_megakernel() */
 };
 
 struct nbi_acts_opts {
@@ -72,11 +70,6 @@ int64_t nbi_acts_host_bytes(const struct nbi_config *c, const struct nbi_acts_op
 enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be,
                                       const struct nbi_config *c, const struct nbi_acts_opts *opts);
 int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_acts_opts *opts);
-
-/* From now on decode steps of one token over these KV views run in the backend's megakernel, if it
- * has one for this model. The weights, the cache behind kv [layers] and s must outlive a. */
-enum nb_status nbi_acts_use_megakernel(struct nbi_acts *a, const struct nbi_weights *w,
-                                       struct nbi_stream *s, const struct nbi_kv_view *kv);
 
 void nbi_acts_release(struct nbi_acts *a);
 

@@ -96,6 +96,30 @@ static bool suits_graph(const struct nbi_backend *be, const struct nbi_acts *a,
 
 /* ---- the megakernel ---- */
 
+enum nb_status nbi_execute_use_megakernel(struct nbi_acts *a, const struct nbi_weights *w,
+                                          struct nbi_stream *s, const struct nbi_kv_view *kv)
+{
+    const struct nbi_config *c = w->config;
+    const struct nbi_megakernel_model m = {.layers = c->layers,
+                                           .C = c->hidden_size,
+                                           .F = c->intermediate_size,
+                                           .NH = c->heads,
+                                           .NKV = c->kv_heads,
+                                           .D = c->head_dim,
+                                           .V = c->vocab_size,
+                                           .layer = w->layers,
+                                           .kv = kv,
+                                           .embed = w->embed,
+                                           .norm = w->norm,
+                                           .head = w->head,
+                                           .frequency = w->frequency,
+                                           .rope_scale = w->rope_scale,
+                                           .eps = (float)c->rms_eps};
+    enum nb_status rc =
+        a->be->megakernel_new ? a->be->megakernel_new(s, &m, &a->megakernel) : NB_OK;
+    return rc == NB_EUNSUPPORTED ? NB_OK : rc;
+}
+
 static bool suits_megakernel(const struct nbi_acts *a, const struct nbi_pass *p)
 {
     return a->megakernel && p->N == 1 && !p->exact && !p->after_layer && !p->pages;

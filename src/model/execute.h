@@ -13,6 +13,11 @@ enum nb_status nbi_execute(const struct nbi_weights *w, struct nbi_acts *a, stru
 enum nb_status nbi_execute_head(const struct nbi_weights *w, struct nbi_acts *a,
                                 struct nbi_stream *s, const struct nbi_pass *pass);
 
+/* From now on decode steps of one token over these KV views run in the backend's megakernel, if it
+ * has one for this model. The weights, the cache behind kv [layers] and s must outlive a. */
+enum nb_status nbi_execute_use_megakernel(struct nbi_acts *a, const struct nbi_weights *w,
+                                          struct nbi_stream *s, const struct nbi_kv_view *kv);
+
 /* ---- running ahead ---- */
 
 /* Whether nbi_execute_run_ahead() may follow this pass. */

@@ -46,8 +46,8 @@ static enum nb_status keep_x(const struct layer *l, struct nbi_ptr to)
     return to.at ? l->be->copy(l->s, to, l->a->x, l->N * l->C * (int64_t)sizeof(float)) : NB_OK;
 }
 
-/* A norm and the product of it, as one operation where the backend has that. The fused operation
- * need not write the norm, which the backward pass reads. */
+/* A norm and the product that follows it, as one operation if the backend offers that. Training
+ * does without, since the fused operation need not write the norm. */
 static enum nb_status norm_linear(const struct nbi_acts *a, struct nbi_stream *s,
                                   const struct nbi_op_rmsnorm *norm,
                                   const struct nbi_op_linear *linear)

@@ -22,7 +22,7 @@ struct nbi_pass {
     const int32_t *first, *last;   /* [N] the rows that each token attends to */
     const int32_t *pages, *tables; /* a paged cache, as in nbi_op_attention; NULL: not paged */
     int64_t page_count;            /* entries of pages */
-    int64_t decode_rows;           /* leading tokens whose keys are their own (kv_unshared) */
+    int64_t decode_rows;           /* leading tokens of short inputs, as decode steps have */
     int64_t M;                     /* rows of logits to compute */
     const int32_t *rows;           /* [M] the tokens that they follow, ascending */
     const struct nbi_kv_view *kv;  /* [layers] */

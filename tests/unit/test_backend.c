@@ -554,7 +554,7 @@ static bool check_single_tokens(struct model *m, const struct batch *t, enum nbi
     runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, 1, kv);
     r.exact = false;
     r.no_hook = true;
-    assert_ok(nbi_acts_use_megakernel(&r.acts, &r.w, r.s, r.kv));
+    assert_ok(nbi_execute_use_megakernel(&r.acts, &r.w, r.s, r.kv));
     bool one_kernel = r.acts.megakernel;
     for (int64_t n = 0; n < t->N; n++)
         forward(&r, t, n, 1, part + n * V);
@@ -618,7 +618,7 @@ static float *decoded(struct model *m, const struct batch *t, int64_t step)
     runner_begin(&r, cuda(), &m->c, &(struct nbi_weight_provider){take_host, m}, step, NBI_F16);
     r.exact = false;
     r.no_hook = true;
-    assert_ok(nbi_acts_use_megakernel(&r.acts, &r.w, r.s, r.kv));
+    assert_ok(nbi_execute_use_megakernel(&r.acts, &r.w, r.s, r.kv));
     for (int64_t n = 0; n + step <= t->N; n += step)
         forward(&r, t, n, step, logits + n * m->c.vocab_size);
     runner_end(&r);
