@@ -72,7 +72,7 @@ static enum nb_status load_config(struct synth *s)
     if (s->opts->preset) {
         NBI_TRY(nbi_config_preset(&m->config, s->opts->preset));
     } else {
-        NBI_TRY(nbi_json_read_file(&m->config_json, s->opts->config, (size_t)16 << 20));
+        NBI_TRY(nbi_json_read_file(&m->config_json, s->opts->config, NBI_CONFIG_FILE_MAX));
         NBI_TRY(nbi_context(nbi_config_parse(&m->config, m->config_json), "reading '%s'",
                             s->opts->config));
         m->dir = nbi_path_dir(s->opts->config); /* its tokenizer is copied too */

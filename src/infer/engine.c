@@ -7,8 +7,6 @@
 #include "base/str.h"
 #include "base/sys.h"
 
-#define CONFIG_MAX ((size_t)16 << 20)
-
 static void add_eos(struct nb_engine *e, int64_t id)
 {
     if (id >= 0 && id < e->config.vocab_size && !nbi_engine_is_eos(e, (int32_t)id) &&
@@ -62,37 +60,36 @@ enum nb_status nbi_engine_encode_question(const struct nb_engine *e, const char 
     return rc;
 }
 
-/* Reads the sampling defaults and the end-of-turn ids. A model may have no such file. */
-static enum nb_status read_generation(struct nb_engine *e, const char *dir)
+static const struct nb_sampling neutral = {.temperature = 1, .top_p = 1, .repeat_penalty = 1};
+
+static enum nb_status parse_generation(struct nb_engine *e, const json_t *json)
 {
     struct nb_sampling *d = &e->defaults;
-    char *path = dir ? nbi_path_join(dir, "generation_config.json") : strdup("");
-    json_t *json = NULL;
     double k = 0;
     bool sample = true;
-    *d = (struct nb_sampling){.temperature = 1, .top_p = 1, .repeat_penalty = 1};
-    if (!path)
-        return NB_ENOMEM;
-    enum nb_status rc = nbi_unless_absent(nbi_json_read_file(&json, path, CONFIG_MAX));
-    if (rc == NB_OK && json) {
-        rc = nbi_json_bool(json, "do_sample", false, &sample);
-        if (rc == NB_OK)
-            rc = nbi_json_number(json, "temperature", false, 0, 100, &d->temperature);
-        if (rc == NB_OK)
-            rc = nbi_json_number(json, "top_p", false, 1e-9, 1, &d->top_p);
-        if (rc == NB_OK)
-            rc = nbi_json_number(json, "min_p", false, 0, 1, &d->min_p);
-        if (rc == NB_OK)
-            rc = nbi_json_number(json, "top_k", false, 0, 1e9, &k);
-        if (rc == NB_OK)
-            rc = nbi_json_number(json, "repetition_penalty", false, 1e-3, 1e3, &d->repeat_penalty);
-        if (rc == NB_OK)
-            rc = read_eos(e, json_object_get(json, "eos_token_id"));
-        nbi_context(rc, "reading '%s'", path);
-    }
+    NBI_TRY(nbi_json_bool(json, "do_sample", false, &sample));
+    NBI_TRY(nbi_json_number(json, "temperature", false, 0, 100, &d->temperature));
+    NBI_TRY(nbi_json_number(json, "top_p", false, 1e-9, 1, &d->top_p));
+    NBI_TRY(nbi_json_number(json, "min_p", false, 0, 1, &d->min_p));
+    NBI_TRY(nbi_json_number(json, "top_k", false, 0, 1e9, &k));
+    NBI_TRY(nbi_json_number(json, "repetition_penalty", false, 1e-3, 1e3, &d->repeat_penalty));
     d->top_k = (int64_t)k;
     if (!sample)
         d->temperature = 0;
+    return read_eos(e, json_object_get(json, "eos_token_id"));
+}
+
+/* Reads the sampling defaults and the end-of-turn ids. A model may have no such file. */
+static enum nb_status read_generation(struct nb_engine *e, const char *dir)
+{
+    char *path = dir ? nbi_path_join(dir, "generation_config.json") : strdup("");
+    json_t *json = NULL;
+    e->defaults = neutral;
+    if (!path)
+        return NB_ENOMEM;
+    enum nb_status rc = nbi_unless_absent(nbi_json_read_file(&json, path, NBI_CONFIG_FILE_MAX));
+    if (rc == NB_OK && json)
+        rc = nbi_context(parse_generation(e, json), "reading '%s'", path);
     json_decref(json);
     free(path);
     return rc;
@@ -150,7 +147,7 @@ static enum nb_status open_engine(struct nb_engine *e, const struct nb_engine_op
     e->level = on.level;
     e->threads = on.threads > 0 ? on.threads : nbi_cpu_count();
     if (opts->synthetic) {
-        e->defaults = (struct nb_sampling){.temperature = 1, .top_p = 1, .repeat_penalty = 1};
+        e->defaults = neutral;
         NBI_TRY(nbi_config_preset(&e->config, opts->synthetic));
     } else {
         NBI_TRY(open_files(e, opts));

@@ -9,7 +9,8 @@
 #include "formats/store.h"
 #include "formats/writer.h"
 
-#define NBI_MAX_EOS 8
+#define NBI_CONFIG_FILE_MAX ((size_t)16 << 20) /* bytes of a config file */
+#define NBI_MAX_EOS         8
 
 struct nbi_config {
     int64_t vocab_size, hidden_size, intermediate_size;

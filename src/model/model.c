@@ -5,8 +5,6 @@
 
 #include "base/str.h"
 
-#define CONFIG_MAX ((size_t)16 << 20)
-
 /* Fails if the quantisation that config.json names is not the layout of the tensors. */
 static enum nb_status check_quantization(const struct nbi_model *m)
 {
@@ -34,7 +32,7 @@ static enum nb_status check_quantization(const struct nbi_model *m)
 
 static enum nb_status read_config(struct nbi_model *m, const char *path)
 {
-    NBI_TRY(nbi_json_read_file(&m->config_json, path, CONFIG_MAX));
+    NBI_TRY(nbi_json_read_file(&m->config_json, path, NBI_CONFIG_FILE_MAX));
     enum nb_status rc = nbi_config_parse(&m->config, m->config_json);
     if (rc == NB_OK)
         rc = check_quantization(m);

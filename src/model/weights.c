@@ -69,7 +69,7 @@ static enum nb_status read_rows(void *ctx, int64_t first, int64_t count, void *d
         const uint8_t *scale = scales;
         NBI_TRY(nbi_store_read_nvfp4(r->store, r->entry, first * cols, count * cols, data, scales));
         for (int64_t i = 0; i < count * cols / 16; i++)
-            if (scale[i] >= 0x7F)
+            if (scale[i] >= 0x7F) /* E4M3: NaN, or the sign bit is set */
                 return nbi_fail(NB_EVALUE, "a block scale is negative or not a number");
         return NB_OK;
     }
