@@ -100,34 +100,34 @@ static void pair_end(struct pair *p, struct nb_batch *b)
 
 /* One step with random inputs for some of the sequences. Logits must equal those of the sessions.
  */
-static void random_step(struct nb_batch *b, struct pair *pairs, int64_t room)
+static void random_step(struct nb_batch *b, struct pair *pairs, int64_t budget)
 {
-    static float alone[VOCAB];
+    static float expected[VOCAB];
     struct nb_batch_input inputs[SEQUENCES];
     struct pair *of[SEQUENCES];
     int64_t count = 0;
     for (int i = 0; i < SEQUENCES; i++) {
         struct pair *p = &pairs[i];
-        int64_t n = dice(3) ? 1 : 1 + dice(room / 2);
-        if (p->sequence < 0 || dice(4) == 0 || n > room || p->length + n > CONTEXT)
+        int64_t n = dice(3) ? 1 : 1 + dice(budget / 2);
+        if (p->sequence < 0 || dice(4) == 0 || n > budget || p->length + n > CONTEXT)
             continue;
         of[count] = p;
         inputs[count++] = (struct nb_batch_input){.sequence = p->sequence,
                                                   .ids = p->ids + p->length,
                                                   .count = n,
                                                   .logits = dice(5) ? p->logits : NULL};
-        room -= n;
+        budget -= n;
     }
     if (count == 0)
         return;
     assert_ok(nb_batch_step(b, inputs, count));
     for (int64_t i = 0; i < count; i++) {
         struct pair *p = of[i];
-        assert_ok(nb_session_append(p->session, p->ids + p->length, inputs[i].count, alone));
+        assert_ok(nb_session_append(p->session, p->ids + p->length, inputs[i].count, expected));
         p->length += inputs[i].count;
         assert_int_equal(nb_batch_length(b, p->sequence), p->length);
         if (inputs[i].logits)
-            assert_memory_equal(p->logits, alone, ROW);
+            assert_memory_equal(p->logits, expected, ROW);
     }
 }
 
@@ -402,8 +402,8 @@ static void test_step__that_fails_changes_nothing(void **state)
     assert_int_equal(rc, NB_EINTERRUPTED);
     assert_int_equal(free_pages(b), pages);
     assert_ok(nb_batch_step(b, inputs, 2));
-    struct nb_batch_input whole = {.sequence = 0, .ids = ids, .count = 68, .logits = wanted};
-    assert_ok(nb_batch_step(fresh, &whole, 1));
+    struct nb_batch_input all_tokens = {.sequence = 0, .ids = ids, .count = 68, .logits = wanted};
+    assert_ok(nb_batch_step(fresh, &all_tokens, 1));
     assert_memory_equal(got, wanted, ROW);
     nb_batch_close(b);
     nb_batch_close(fresh);
@@ -694,16 +694,16 @@ static void run_gpu(const struct nb_engine *gpu, const struct nb_batch_opts *o, 
     for (int i = 0; i < count; i++)
         assert_ok(nb_batch_add(b, &sequence[i]));
     for (bool more = true; more;) {
-        int64_t room = GPU_CHUNK, n = 0;
+        int64_t budget = GPU_CHUNK, n = 0;
         for (int i = 0; i < count; i++) {
             int64_t total = prompts[which[i]], left = total - at[i];
             int64_t take = left < GPU_CHUNK ? left : GPU_CHUNK;
-            if (left == 0 || take > room)
+            if (left == 0 || take > budget)
                 continue;
             inputs[n++] = (struct nb_batch_input){
                 .sequence = sequence[i], .ids = gpu_ids(which[i]) + at[i], .count = take};
             at[i] += take;
-            room -= take;
+            budget -= take;
         }
         more = n > 0;
         if (more)
@@ -746,33 +746,33 @@ static void test_gpu__logits_are_close_to_those_of_sessions(void **state)
         bool exact;
         enum nb_kv_dtype kv;
         double bound;
-    } ways[] = {{true, NB_KV_F32, 2e-5},  {true, NB_KV_F16, 2e-3},   {false, NB_KV_F32, 2e-2},
-                {false, NB_KV_F16, 2e-2}, {false, NB_KV_BF16, 3e-2}, {false, NB_KV_F8, 2e-1}};
+    } cases[] = {{true, NB_KV_F32, 2e-5},  {true, NB_KV_F16, 2e-3},   {false, NB_KV_F32, 2e-2},
+                 {false, NB_KV_F16, 2e-2}, {false, NB_KV_BF16, 3e-2}, {false, NB_KV_F8, 2e-1}};
     static const int all[GPU_SEQUENCES] = {3, 0, 7, 1, 5, 2, 4, 6};
     static float got[GPU_SEQUENCES][VOCAB], wanted[VOCAB];
     struct nb_engine *gpu = open_gpu();
     (void)state;
-    for (int64_t way = 0; way < COUNT(ways); way++)
+    for (int64_t c = 0; c < COUNT(cases); c++)
         for (int deterministic = 0; deterministic < 2; deterministic++) {
             const struct nb_batch_opts o = {.sequences = GPU_SEQUENCES,
                                             .context = GPU_CONTEXT,
                                             .chunk = GPU_CHUNK,
-                                            .kv = ways[way].kv,
-                                            .exact = ways[way].exact,
+                                            .kv = cases[c].kv,
+                                            .exact = cases[c].exact,
                                             .deterministic = deterministic};
             run_gpu(gpu, &o, all, GPU_SEQUENCES, got);
             for (int i = 0; i < GPU_SEQUENCES; i++) {
-                const struct nb_session_opts alone = {
-                    .context = GPU_CONTEXT, .kv = ways[way].kv, .exact = true};
+                const struct nb_session_opts opts = {
+                    .context = GPU_CONTEXT, .kv = cases[c].kv, .exact = true};
                 struct nb_session *s;
-                assert_ok(nb_session_open(&s, gpu, &alone));
+                assert_ok(nb_session_open(&s, gpu, &opts));
                 assert_ok(nb_session_append(s, gpu_ids(i), prompts[i] + GPU_STEPS, wanted));
                 nb_session_close(s);
-                double off = off_by(got[i], wanted, ways[way].exact);
-                bool fp4 = gpu->be->fp4 && !ways[way].exact;
-                double bound = fp4 ? fmax(FP4_BOUND, ways[way].bound) : ways[way].bound;
+                double off = off_by(got[i], wanted, cases[c].exact);
+                bool fp4 = gpu->be->fp4 && !cases[c].exact;
+                double bound = fp4 ? fmax(FP4_BOUND, cases[c].bound) : cases[c].bound;
                 if (!(off <= bound))
-                    fail_msg("way %d, sequence %d: off by %.3g", (int)way, i, off);
+                    fail_msg("case %d, sequence %d: off by %.3g", (int)c, i, off);
             }
         }
     nb_engine_close(gpu);
@@ -794,7 +794,7 @@ static void check_sequences(const struct nb_engine *e, int count, enum nb_kv_dty
                                     .chunk = GPU_CHUNK,
                                     .kv = kv,
                                     .deterministic = deterministic};
-    const struct nb_session_opts alone = {.context = MAX_CONTEXT, .kv = kv, .exact = true};
+    const struct nb_session_opts session_opts = {.context = MAX_CONTEXT, .kv = kv, .exact = true};
     struct nb_batch_input inputs[MAX_SEQUENCES];
     int64_t at[MAX_SEQUENCES];
     struct nb_batch *b;
@@ -816,7 +816,7 @@ static void check_sequences(const struct nb_engine *e, int count, enum nb_kv_dty
     nb_batch_close(b);
     for (int i = 0; i < count; i++) {
         struct nb_session *s;
-        assert_ok(nb_session_open(&s, e, &alone));
+        assert_ok(nb_session_open(&s, e, &session_opts));
         assert_ok(nb_session_append(s, gpu_ids(i % GPU_SEQUENCES) + i, at[i], want));
         nb_session_close(s);
         double off = off_by(got[i], want, false);
@@ -856,7 +856,7 @@ static void test_gpu__up_to_64_sequences(void **state)
 static void test_gpu__deterministic_logits_do_not_depend_on_other_sequences(void **state)
 {
     static const int all[2][GPU_SEQUENCES] = {{0, 1, 2, 3, 4, 5, 6, 7}, {6, 2, 7, 0, 3, 5, 1, 4}};
-    static float alone[GPU_SEQUENCES][VOCAB], together[GPU_SEQUENCES][VOCAB];
+    static float single[GPU_SEQUENCES][VOCAB], batched[GPU_SEQUENCES][VOCAB];
     struct nb_engine *gpu = open_gpu();
     (void)state;
     for (int kv = NB_KV_F32; kv <= NB_KV_F8; kv++)
@@ -868,11 +868,11 @@ static void test_gpu__deterministic_logits_do_not_depend_on_other_sequences(void
                                             .exact = exact,
                                             .deterministic = true};
             for (int i = 0; i < GPU_SEQUENCES; i++)
-                run_gpu(gpu, &o, &i, 1, alone);
+                run_gpu(gpu, &o, &i, 1, single);
             for (int order = 0; order < 2; order++) {
-                run_gpu(gpu, &o, all[order], GPU_SEQUENCES, together);
+                run_gpu(gpu, &o, all[order], GPU_SEQUENCES, batched);
                 for (int i = 0; i < GPU_SEQUENCES; i++)
-                    if (memcmp(together[i], alone[i], ROW) != 0)
+                    if (memcmp(batched[i], single[i], ROW) != 0)
                         fail_msg("cache %d, exact %d: sequence %d differs", kv, exact, i);
             }
         }
@@ -915,13 +915,13 @@ static void test_gpu__graphs_give_the_bits_of_the_operations(void **state)
     static float again[GRAPH_STEPS][4][VOCAB], direct[GRAPH_STEPS][4][VOCAB];
     struct nb_engine *gpu = open_gpu();
     (void)state;
-    for (int way = 0; way < 16; way++) {
+    for (int c = 0; c < 16; c++) {
         const struct nb_batch_opts o = {.sequences = 4,
                                         .context = GPU_CONTEXT,
                                         .chunk = GPU_CHUNK,
-                                        .kv = (enum nb_kv_dtype)(way % 4),
-                                        .exact = way / 4 % 2,
-                                        .deterministic = way / 8};
+                                        .kv = (enum nb_kv_dtype)(c % 4),
+                                        .exact = c / 4 % 2,
+                                        .deterministic = c / 8};
         real = *gpu->be;
         gpu->be->rope_table = count_pass;
         pass_count = 0;
@@ -934,7 +934,7 @@ static void test_gpu__graphs_give_the_bits_of_the_operations(void **state)
         *gpu->be = real;
         for (int step = 0; step < GRAPH_STEPS; step++)
             if (memcmp(again[step], direct[step], sizeof *again) != 0)
-                fail_msg("way %d: step %d differs", way, step);
+                fail_msg("case %d: step %d differs", c, step);
     }
     nb_engine_close(gpu);
 }

@@ -584,20 +584,20 @@ static void *work(void *ctx)
 
 static void test_engine__sessions_on_threads_give_the_same_bits(void **state)
 {
-    static struct worker alone[3], together[3];
+    static struct worker serial[3], parallel[3];
     (void)state;
     for (int i = 0; i < 3; i++) {
-        alone[i].ids = together[i].ids = ids + 7 * i;
-        work(&alone[i]);
-        assert_ok(alone[i].rc);
+        serial[i].ids = parallel[i].ids = ids + 7 * i;
+        work(&serial[i]);
+        assert_ok(serial[i].rc);
     }
     for (int i = 0; i < 3; i++)
-        assert_int_equal(pthread_create(&together[i].thread, NULL, work, &together[i]), 0);
+        assert_int_equal(pthread_create(&parallel[i].thread, NULL, work, &parallel[i]), 0);
     for (int i = 0; i < 3; i++)
-        pthread_join(together[i].thread, NULL);
+        pthread_join(parallel[i].thread, NULL);
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(together[i].rc, NB_OK);
-        assert_memory_equal(alone[i].logits, together[i].logits, ROW);
+        assert_int_equal(parallel[i].rc, NB_OK);
+        assert_memory_equal(serial[i].logits, parallel[i].logits, ROW);
     }
 }
 

@@ -22,7 +22,7 @@ static const char *const config =
 #define VOCAB 648
 
 static struct nb_engine *engine;     /* operations on two threads */
-static struct nb_engine *alone;      /* operations on the calling thread only */
+static struct nb_engine *single;     /* operations on the calling thread only */
 static struct nb_tokenizer *foreign; /* its pretokenizer is a PCRE2 pattern */
 
 static int open_all(void **state)
@@ -44,7 +44,7 @@ static int open_all(void **state)
     free(bytes);
     assert_ok(nb_engine_open(&engine, &opts));
     opts.threads = 1;
-    assert_ok(nb_engine_open(&alone, &opts));
+    assert_ok(nb_engine_open(&single, &opts));
     assert_ok(nb_tokenizer_open(&foreign, GOLDEN "gpt2/tokenizer.json", NULL));
     return 0;
 }
@@ -52,7 +52,7 @@ static int open_all(void **state)
 static int close_all(void **state)
 {
     nb_engine_close(engine);
-    nb_engine_close(alone);
+    nb_engine_close(single);
     nb_tokenizer_close(foreign);
     return remove_test_dir(state);
 }
@@ -64,25 +64,25 @@ typedef enum nb_status (*task_fn)(const struct nb_engine *e, uint64_t seed, stru
 /* Words, long ones as well, chat tokens, text that is not in NFC, and bytes that are not UTF-8. */
 static void make_text(struct nbi_str *text, uint64_t seed, uint64_t number)
 {
-    static const char *const parts[] = {"the ",
-                                        "it's ",
-                                        "\n",
-                                        "<|im_start|>",
-                                        "  ",
-                                        "w3w",
-                                        "e\xCC\x81",
-                                        "12",
-                                        "xyz ",
-                                        "\xE4\xB8\xAD",
-                                        "[5]",
-                                        "\xFF",
-                                        "\xE1\x84\x92\xE1\x85\xA1",
-                                        "incomprehensibilities "};
+    static const char *const pieces[] = {"the ",
+                                         "it's ",
+                                         "\n",
+                                         "<|im_start|>",
+                                         "  ",
+                                         "w3w",
+                                         "e\xCC\x81",
+                                         "12",
+                                         "xyz ",
+                                         "\xE4\xB8\xAD",
+                                         "[5]",
+                                         "\xFF",
+                                         "\xE1\x84\x92\xE1\x85\xA1",
+                                         "incomprehensibilities "};
     text->len = 0;
     for (uint64_t i = 0; i < 40; i++) {
         struct nbi_philox r = nbi_philox(seed, number * 40 + i, 1);
         for (uint32_t n = r.v[1] % 8 ? 1 : 20; n > 0; n--)
-            nbi_str_puts(text, parts[r.v[0] % (sizeof parts / sizeof *parts)]);
+            nbi_str_puts(text, pieces[r.v[0] % (sizeof pieces / sizeof *pieces)]);
     }
 }
 
@@ -284,7 +284,7 @@ static void test_engine__threads_give_the_bits_of_one_thread(void **state)
     (void)state;
     for (size_t task = 0; task < TASKS; task++)
         for (size_t seed = 0; seed < SEEDS; seed++) {
-            assert_ok(tasks[task](alone, seed, &expected[task][seed]));
+            assert_ok(tasks[task](single, seed, &expected[task][seed]));
             assert_ok(nbi_str_status(&expected[task][seed]));
             assert_true(expected[task][seed].len > 100);
         }
