@@ -126,9 +126,13 @@ enum nb_status nbi_batch_plan(const struct nb_engine *engine, const struct nb_ba
 
 /* ---- open and close ---- */
 
-static enum nb_status init_host(struct nb_batch *b)
+static enum nb_status init(struct nb_batch *b)
 {
+    struct nbi_backend *be = b->engine->be;
+    const struct nbi_config *c = &b->engine->config;
     const struct nb_batch_opts *o = &b->opts;
+    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, o->chunk, false);
+    const struct nbi_acts_opts acts = acts_opts(o);
     size_t n = (size_t)o->sequences, chunk = (size_t)o->chunk;
     size_t table_pages = (size_t)nbi_kv_pages(o->context);
     b->sequences = calloc(n, sizeof *b->sequences);
@@ -151,18 +155,9 @@ static enum nb_status init_host(struct nb_batch *b)
     for (int64_t i = 0; i < b->pages; i++) /* page 0 on top */
         b->free_pages[i] = (int32_t)(b->pages - 1 - i);
     b->free_count = b->pages;
-    return NB_OK;
-}
-
-static enum nb_status init_device(struct nb_batch *b)
-{
-    struct nbi_backend *be = b->engine->be;
-    const struct nbi_config *c = &b->engine->config;
-    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, b->opts.chunk, false);
-    const struct nbi_acts_opts acts = acts_opts(&b->opts);
     NBI_TRY(be->stream_new(be, &limits, &b->stream));
     NBI_TRY(nbi_acts_init(&b->acts, be, c, &acts));
-    return nbi_kv_cache_init(&b->kv, be, c, nbi_kv_types[b->opts.kv].dtype, b->pages * NBI_PAGE);
+    return nbi_kv_cache_init(&b->kv, be, c, nbi_kv_types[o->kv].dtype, b->pages * NBI_PAGE);
 }
 
 static bool all_nvfp4(const struct nbi_weights *w)
@@ -199,9 +194,7 @@ enum nb_status nb_batch_open(struct nb_batch **out, const struct nb_engine *engi
     b->opts = o;
     b->pages = nbi_kv_pages(o.tokens);
     b->invariant_rows = invariant_rows(engine, &o);
-    enum nb_status rc = init_host(b);
-    if (rc == NB_OK)
-        rc = init_device(b);
+    enum nb_status rc = init(b);
     if (rc == NB_OK)
         *out = b;
     else
@@ -303,11 +296,6 @@ int64_t nb_batch_length(const struct nb_batch *b, int64_t sequence)
 
 /* ---- passes ---- */
 
-static bool wants_output(const struct nb_batch_input *input)
-{
-    return input->logits || input->topk > 0;
-}
-
 /* Writes the tokens of a slice to rows n on, and its page table to b->page_list[pages] on. Returns
  * the number of pages. */
 static int64_t put_slice(struct nb_batch *b, const struct slice *slice, int64_t n, int64_t pages)
@@ -349,8 +337,10 @@ static struct nbi_pass pass_of(struct nb_batch *b, int64_t count)
             p.page_count += put_slice(b, slice, p.N, p.page_count);
             p.N += slice->count;
             p.one_row_per_sequence = p.one_row_per_sequence && slice->count == 1;
-            if (wants_output(slice->input) && slice->from + slice->count == slice->input->count) {
-                b->outputs[p.M] = slice->input;
+            struct nb_batch_input *input = slice->input;
+            bool ends = slice->from + slice->count == input->count;
+            if (ends && (input->logits || input->topk > 0)) {
+                b->outputs[p.M] = input;
                 b->rows[p.M++] = (int32_t)(p.N - 1);
             }
         }
@@ -401,13 +391,6 @@ static enum nb_status run_pass(struct nb_batch *b, int64_t slices)
 static struct slice all_of(struct nb_batch_input *input)
 {
     return (struct slice){input, 0, input->count};
-}
-
-/* A pass with one input. */
-static enum nb_status run_single(struct nb_batch *b, struct nb_batch_input *input)
-{
-    b->slices[0] = all_of(input);
-    return run_pass(b, 1);
 }
 
 /* An input in passes of its own, which end at multiples of the chunk counted from the start of the
@@ -471,8 +454,10 @@ static enum nb_status run(struct nb_batch *b, struct nb_batch_input *inputs, int
             b->slices[slices++] = all_of(&inputs[i]);
     NBI_TRY(run_pass(b, slices));
     for (int64_t i = 0; i < count; i++)
-        if (needs_own_pass(b, &inputs[i], &first))
-            NBI_TRY(run_single(b, &inputs[i]));
+        if (needs_own_pass(b, &inputs[i], &first)) {
+            b->slices[0] = all_of(&inputs[i]);
+            NBI_TRY(run_pass(b, 1));
+        }
     return NB_OK;
 }
 

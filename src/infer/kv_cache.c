@@ -31,22 +31,19 @@ enum nb_status nbi_check_context(const struct nbi_config *c, int64_t context)
     return NB_OK;
 }
 
-static int64_t row_bytes(const struct nbi_config *c, enum nbi_dtype dtype)
-{
-    return (int64_t)nbi_dtype_bytes(dtype, c->kv_heads * c->head_dim);
-}
-
 /* Bytes of one layer's keys, rounded up so that what follows stays aligned. */
 static int64_t array_bytes(const struct nbi_config *c, enum nbi_dtype dtype, int64_t rows)
 {
-    return (row_bytes(c, dtype) * rows + 63) / 64 * 64;
+    return ((int64_t)nbi_dtype_bytes(dtype, rows * c->kv_heads * c->head_dim) + 63) / 64 * 64;
 }
 
 enum nb_status nbi_kv_cache_init(struct nbi_kv_cache *kv, struct nbi_backend *be,
                                  const struct nbi_config *c, enum nbi_dtype dtype, int64_t rows)
 {
     int64_t bytes = array_bytes(c, dtype, rows);
-    *kv = (struct nbi_kv_cache){be, dtype, c->layers, row_bytes(c, dtype), bytes, {0}, NULL};
+    *kv = (struct nbi_kv_cache){.be = be, .dtype = dtype, .layers = c->layers};
+    kv->array_bytes = bytes;
+    kv->row_bytes = (int64_t)nbi_dtype_bytes(dtype, c->kv_heads * c->head_dim);
     kv->views = calloc((size_t)c->layers, sizeof *kv->views);
     if (!kv->views)
         return nbi_fail_memory("key/value cache", (size_t)c->layers * sizeof *kv->views);
@@ -65,23 +62,15 @@ void nbi_kv_cache_release(struct nbi_kv_cache *kv)
     *kv = (struct nbi_kv_cache){0};
 }
 
-enum nb_status nbi_kv_cache_download(const struct nbi_kv_cache *kv, struct nbi_stream *s,
-                                     int64_t rows, uint8_t *to)
+enum nb_status nbi_kv_cache_copy(const struct nbi_kv_cache *kv, struct nbi_stream *s, int64_t rows,
+                                 uint8_t *host, bool to_host)
 {
     int64_t bytes = rows * kv->row_bytes;
-    for (int64_t i = 0; i < 2 * kv->layers; i++)
-        NBI_TRY(kv->be->download(s, to + i * bytes, nbi_ptr_add(kv->block, i * kv->array_bytes),
-                                 bytes));
-    return NB_OK;
-}
-
-enum nb_status nbi_kv_cache_upload(const struct nbi_kv_cache *kv, struct nbi_stream *s,
-                                   int64_t rows, const uint8_t *from)
-{
-    int64_t bytes = rows * kv->row_bytes;
-    for (int64_t i = 0; i < 2 * kv->layers; i++)
-        NBI_TRY(kv->be->upload(s, nbi_ptr_add(kv->block, i * kv->array_bytes), from + i * bytes,
-                               bytes));
+    for (int64_t i = 0; i < 2 * kv->layers; i++) {
+        const struct nbi_ptr array = nbi_ptr_add(kv->block, i * kv->array_bytes);
+        NBI_TRY(to_host ? kv->be->download(s, host + i * bytes, array, bytes)
+                        : kv->be->upload(s, array, host + i * bytes, bytes));
+    }
     return NB_OK;
 }
 

@@ -59,12 +59,10 @@ enum nb_status nbi_kv_cache_init(struct nbi_kv_cache *kv, struct nbi_backend *be
                                  const struct nbi_config *c, enum nbi_dtype dtype, int64_t rows);
 void nbi_kv_cache_release(struct nbi_kv_cache *kv); /* a zeroed one as well */
 
-/* Queue copies of the first `rows` rows to and from the host: [layers][keys, values][rows], of
+/* Queues a copy of the first `rows` rows to or from the host: [layers][keys, values][rows], of
  * row_bytes each. */
-enum nb_status nbi_kv_cache_download(const struct nbi_kv_cache *kv, struct nbi_stream *s,
-                                     int64_t rows, uint8_t *to);
-enum nb_status nbi_kv_cache_upload(const struct nbi_kv_cache *kv, struct nbi_stream *s,
-                                   int64_t rows, const uint8_t *from);
+enum nb_status nbi_kv_cache_copy(const struct nbi_kv_cache *kv, struct nbi_stream *s, int64_t rows,
+                                 uint8_t *host, bool to_host);
 
 /* ---- what a session or a batch allocates ---- */
 

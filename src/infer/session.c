@@ -30,7 +30,7 @@ struct nbi_snapshot {
     int64_t length, row_bytes, layers;
     enum nbi_dtype kv;
     int32_t *tokens;
-    uint8_t *rows; /* as nbi_kv_cache_download() gives them */
+    uint8_t *rows; /* as nbi_kv_cache_copy() gives them */
 };
 
 /* ---- open and close ---- */
@@ -52,45 +52,35 @@ static struct nbi_session_opts with_defaults(const struct nb_engine *engine,
     return o;
 }
 
-static struct nbi_acts_opts acts_opts(const struct nbi_session_opts *o)
-{
-    return (struct nbi_acts_opts){.N = o->chunk, .M = o->logits};
-}
-
 void nbi_session_plan(const struct nb_engine *engine, const struct nbi_session_opts *opts,
                       struct nbi_memory_plan *plan)
 {
     const struct nbi_session_opts o = with_defaults(engine, opts);
-    const struct nbi_acts_opts acts = acts_opts(&o);
+    const struct nbi_acts_opts acts = {.N = o.chunk, .M = o.logits};
     int64_t ints = o.context + 5 * o.chunk;
     nbi_memory_plan(engine, &acts, o.kv, o.context,
                     (int64_t)sizeof(struct nb_session) + ints * (int64_t)sizeof(int32_t), plan);
 }
 
-static enum nb_status init_host(struct nb_session *s)
-{
-    size_t chunk = (size_t)s->opts.chunk;
-    s->tokens = malloc((size_t)s->opts.context * sizeof *s->tokens);
-    s->positions = malloc(5 * chunk * sizeof *s->positions);
-    if (!s->tokens || !s->positions)
-        return nbi_fail_memory("session", (size_t)s->opts.context * sizeof *s->tokens);
-    s->kv_rows = s->positions + chunk;
-    s->first = s->kv_rows + chunk;
-    s->last = s->first + chunk;
-    s->rows = s->last + chunk;
-    return NB_OK;
-}
-
-static enum nb_status init_device(struct nb_session *s)
+static enum nb_status init(struct nb_session *s)
 {
     struct nbi_backend *be = s->engine->be;
     const struct nbi_config *c = &s->engine->config;
-    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, s->opts.chunk, false);
-    const struct nbi_acts_opts acts = acts_opts(&s->opts);
+    const struct nbi_session_opts *o = &s->opts;
+    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, o->chunk, false);
+    const struct nbi_acts_opts acts = {.N = o->chunk, .M = o->logits};
+    s->tokens = malloc((size_t)o->context * sizeof *s->tokens);
+    s->positions = malloc(5 * (size_t)o->chunk * sizeof *s->positions);
+    if (!s->tokens || !s->positions)
+        return nbi_fail_memory("session", (size_t)o->context * sizeof *s->tokens);
+    s->kv_rows = s->positions + o->chunk;
+    s->first = s->kv_rows + o->chunk;
+    s->last = s->first + o->chunk;
+    s->rows = s->last + o->chunk;
     NBI_TRY(be->stream_new(be, &limits, &s->stream));
     NBI_TRY(nbi_acts_init(&s->acts, be, c, &acts));
-    NBI_TRY(nbi_kv_cache_init(&s->kv, be, c, s->opts.kv, s->opts.context));
-    if (s->opts.exact)
+    NBI_TRY(nbi_kv_cache_init(&s->kv, be, c, o->kv, o->context));
+    if (o->exact)
         return NB_OK;
     return nbi_execute_use_megakernel(&s->acts, &s->engine->weights, s->stream, s->kv.views);
 }
@@ -108,9 +98,7 @@ enum nb_status nbi_session_new(struct nb_session **out, const struct nb_engine *
     s->engine = engine;
     s->ahead_position = -1;
     s->opts = with_defaults(engine, opts);
-    enum nb_status rc = init_host(s);
-    if (rc == NB_OK)
-        rc = init_device(s);
+    enum nb_status rc = init(s);
     if (rc == NB_OK)
         *out = s;
     else
@@ -345,7 +333,7 @@ enum nb_status nbi_session_save(const struct nb_session *s, struct nbi_snapshot 
                                s->kv.dtype, malloc(ids + 1), malloc(bytes + 1)};
     enum nb_status rc = p->tokens && p->rows ? NB_OK : nbi_fail_memory("snapshot", bytes);
     if (rc == NB_OK)
-        rc = nbi_kv_cache_download(&s->kv, s->stream, s->length, p->rows);
+        rc = nbi_kv_cache_copy(&s->kv, s->stream, s->length, p->rows, true);
     if (rc == NB_OK)
         rc = s->engine->be->sync(s->stream);
     if (rc != NB_OK) {
@@ -366,7 +354,7 @@ enum nb_status nbi_session_restore(struct nb_session *s, const struct nbi_snapsh
                         (long long)p->length, (long long)s->opts.context);
     s->length = 0;
     s->ahead_position = -1;
-    NBI_TRY(nbi_kv_cache_upload(&s->kv, s->stream, p->length, p->rows));
+    NBI_TRY(nbi_kv_cache_copy(&s->kv, s->stream, p->length, p->rows, false));
     memcpy(s->tokens, p->tokens, (size_t)p->length * sizeof *p->tokens);
     NBI_TRY(s->engine->be->sync(s->stream));
     s->length = p->length;
