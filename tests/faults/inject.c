@@ -6,8 +6,8 @@
  *                               its class and a hash of the call stack.
  *   NB_INJECT_PROGRAM=NAME      applies both to the program of this name only, not to its children.
  *
- * The classes are listed in the table below. Counting begins when the program's constructors run,
- * so the dynamic loader is not affected. */
+ * The classes are listed in the table below. Counting begins when main is called, so neither the
+ * dynamic loader nor constructors are affected (those of the CUDA runtime crash without memory). */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -128,7 +128,7 @@ static void read_plan(const char *text)
     plan.active = plan.at > 0;
 }
 
-__attribute__((constructor)) static void begin(void)
+static void begin(void)
 {
     const char *text = getenv("NB_INJECT"), *trace = getenv("NB_INJECT_TRACE");
     const char *program = getenv("NB_INJECT_PROGRAM");
@@ -145,6 +145,26 @@ __attribute__((constructor)) static void begin(void)
     } else if (text) {
         read_plan(text);
     }
+}
+
+typedef int main_fn(int argc, char **argv, char **env);
+
+static main_fn *real_main;
+
+static int counted_main(int argc, char **argv, char **env)
+{
+    begin();
+    return real_main(argc, argv, env);
+}
+
+/* glibc calls main through this function. */
+int __libc_start_main(main_fn *main, int argc, char **argv, void (*init)(void), void (*fini)(void),
+                      void (*rtld_fini)(void), void *stack_end)
+{
+    int (*next)(main_fn *, int, char **, void (*)(void), void (*)(void), void (*)(void), void *);
+    *(void **)&next = dlsym(RTLD_NEXT, "__libc_start_main");
+    real_main = main;
+    return next(counted_main, argc, argv, init, fini, rtld_fini, stack_end);
 }
 
 /* ---- the wrappers ---- */
