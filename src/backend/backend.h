@@ -115,6 +115,7 @@ struct nbi_stream_limits {
     X(attention_bwd)                                                                               \
     X(swiglu_bwd)                                                                                  \
     X(grad_stats)                                                                                  \
+    X(update_plan)                                                                                 \
     X(adamw)                                                                                       \
     X(amax)                                                                                        \
     X(requantize)

@@ -3,11 +3,15 @@
  * Letters: N rows (tokens), C hidden size, F feed-forward size, V vocabulary, NH query heads, NKV
  * key/value heads, D head size, K inputs and O outputs of a product, M selected rows.
  *
- * Unless a contract says otherwise: activations are f32, row-major and contiguous, indices int32;
- * "none" is an nbi_ptr of 0; outputs overlap neither inputs nor each other; all operations are
- * asynchronous (backend.h). Backends agree up to rounding, within the tolerances of
+ * Unless a contract says otherwise: activations are f32, or bf16 where `bf16` is set, row-major and
+ * contiguous; indices are int32 and all else is f32; a row stride (ld) counts elements, and 0 means
+ * contiguous; "none" is an nbi_ptr of 0; outputs overlap neither inputs nor each other; all
+ * operations are asynchronous (backend.h). Backends agree up to rounding, within the tolerances of
  * tests/unit/test_ops.c and test_attention.c. On one backend a row's result depends on that row
- * alone: the same row gives the same bits whatever N is. */
+ * alone: the same row gives the same bits whatever N is.
+ *
+ * With bf16, an operation reads bf16, computes in f32 and rounds what it writes to the nearest
+ * bf16. It is for training, on backends with NBI_CAP_BF16. */
 #pragma once
 
 #include "backend/backend.h"
@@ -18,6 +22,7 @@ struct nbi_op_embed {
     struct nbi_ptr ids;      /* [N] */
     struct nbi_weight table; /* [V, C], floats, layout ROWS */
     int64_t N, C;
+    bool bf16; /* x */
 };
 
 /* cos[n, i] = scale * cos(positions[n] * frequency[i]), and sin likewise. The angle is rounded to
@@ -38,12 +43,14 @@ struct nbi_op_rmsnorm {
     struct nbi_weight w; /* [C] */
     float eps;
     int64_t N, C;
+    bool bf16; /* x and y */
 };
 
 #define NBI_LINEAR_MAX 3
 
-/* y_i = x W_i^T for up to three matrices that share x; with add, y_i = y_i + x W_i^T. f32
- * accumulation. The products may run in parallel.
+/* y_i = x W_i^T for up to three matrices that share x; with add, y_i = y_i + x W_i^T, or with r
+ * (one matrix) y = r + x W^T. f32 accumulation. The products may run in parallel, or as one if y_i
+ * are neighbouring columns of the same rows.
  *
  * With exact, x stays f32. Otherwise a backend may round x: the CPU to 16-bit integers in blocks
  * of 256, a GPU to 16 bits or, for many rows and nbi_backend.fp4, to the sum of two NVFP4 values
@@ -56,10 +63,13 @@ struct nbi_op_linear {
     int count;                        /* matrices */
     struct nbi_ptr y[NBI_LINEAR_MAX]; /* [N, O_i] */
     struct nbi_weight w[NBI_LINEAR_MAX];
-    struct nbi_ptr x;   /* [N, K] */
-    struct nbi_ptr act; /* norm_linear only (backend.h), or none */
+    struct nbi_ptr x;            /* [N, K] */
+    struct nbi_ptr r;            /* [N, O_0] with add, in place of y_0; or none */
+    struct nbi_ptr act;          /* norm_linear only (backend.h), or none */
+    int64_t ldy[NBI_LINEAR_MAX]; /* row strides of y_i */
     int64_t N, K;
     bool add, exact, batch_invariant;
+    bool bf16; /* x, y and r */
 };
 
 /* Per head: q_out = rope(rmsnorm(q, q_norm)); row kv_rows[n] of the cache gets
@@ -78,6 +88,8 @@ struct nbi_op_qkv_rope {
     struct nbi_ptr cos, sin; /* [N, D/2] */
     float eps;
     int64_t N, NH, NKV, D;
+    int64_t ld; /* row stride of q, k and v */
+    bool bf16;  /* q_out, q, k and v */
 };
 
 /* y[n] = softmax(q[n] k^T / sqrt(D)) v per head, over rows first[n] to last[n] of kv, both
@@ -107,6 +119,7 @@ struct nbi_op_attention {
      * the index arrays were complete at the last upload. */
     bool one_row_per_sequence;
     bool batch_invariant; /* a row's bits must not depend on the other rows */
+    bool bf16;            /* y and q */
 };
 
 /* y = silu(gate) * up, with silu(g) = g / (1 + e^-g). */
@@ -114,6 +127,8 @@ struct nbi_op_swiglu {
     struct nbi_ptr y; /* [N, F]; may be gate */
     struct nbi_ptr gate, up;
     int64_t N, F;
+    int64_t ld; /* row stride of gate and up */
+    bool bf16;  /* y, gate and up */
 };
 
 /* y[i] = x[rows[i]]; exact. */
@@ -122,6 +137,7 @@ struct nbi_op_gather {
     struct nbi_ptr x;    /* [., C] */
     struct nbi_ptr rows; /* [M] */
     int64_t M, C;
+    bool bf16; /* x and y */
 };
 
 /* y[rows[i]] = x[i]; exact. Other rows of y keep their values. */
@@ -130,6 +146,7 @@ struct nbi_op_scatter {
     struct nbi_ptr x;    /* [M, C] */
     struct nbi_ptr rows; /* [M], no row twice */
     int64_t M, C;
+    bool bf16; /* x and y */
 };
 
 #define NBI_TOPK_MAX 64

@@ -1,9 +1,10 @@
 /* ops_train.h - the operations of training: losses, gradients, the optimizer.
  *
  * Letters, types and rules are those of ops.h. dx is the gradient of the loss by x. Gradients of
- * weights are f32, and are added to. Sums have an order that the shapes alone decide, so results
- * do not depend on the number of threads; the three loops of the optimizer give the same bits with
- * every instruction set. Tolerances: tests/unit/test_backward.c, test_backward_products.c. */
+ * weights are f32 unless said otherwise, and are added to. Sums have an order that the shapes alone
+ * decide, so results do not depend on the number of threads or the device's speed. The operations
+ * of the optimizer and embed_bwd give the same bits on every backend, with every instruction set.
+ * Tolerances: tests/unit/test_backward.c, test_backward_products.c. */
 #pragma once
 
 #include "backend/ops.h"
@@ -27,7 +28,9 @@ struct nbi_op_xent {
     struct nbi_ptr ref_ids; /* [N, ref_k], no id twice in a row */
     struct nbi_ptr ref_p;   /* [N, ref_k] probabilities */
     float kl_scale;
+    struct nbi_ptr weight; /* [N], factors of each row's dlogits; or none */
     int64_t ref_k, N, V;
+    bool bf16; /* logits and dlogits */
 };
 
 /* loss[n] = mean over c of |x[n, c] - target[n, c]|, and 0 where weight[n] is 0.
@@ -39,16 +42,20 @@ struct nbi_op_l1 {
     struct nbi_ptr weight;    /* [N], 0 or 1 */
     float scale;
     int64_t N, C;
+    bool bf16; /* dx, x and target */
 };
 
 /* ---- backward ---- */
 
-/* dtable[ids[n]] += dx[n]. Rows with equal ids are added in the order of n. */
+/* dtable[ids[n]] += dx[n]. Rows with equal ids are added in the order of n, each to dtable itself.
+ * `order` is the numbers 0 to N - 1 sorted by ids[n] and then by n. */
 struct nbi_op_embed_bwd {
     struct nbi_ptr dtable; /* f32 [V, C] */
     struct nbi_ptr ids;    /* [N] */
+    struct nbi_ptr order;  /* [N] */
     struct nbi_ptr dx;     /* [N, C] */
     int64_t N, C;
+    bool bf16; /* dx */
 };
 
 /* dx += gradient of rmsnorm by x;  dw += sum over n of dy[n] * x[n] * rstd[n]. */
@@ -58,19 +65,23 @@ struct nbi_op_rmsnorm_bwd {
     struct nbi_ptr rstd;   /* [N], as rmsnorm left it */
     struct nbi_weight w;
     int64_t N, C;
+    bool bf16; /* dx, dy and x */
 };
 
-/* dx = sum over i of dy_i W_i, or dx + that with add;  dW_i += dy_i^T x. dx, and each dW_i, may be
- * none. All products are in f32. */
+/* dx = sum over i of dy_i W_i, or dx + that with add;  dW_i += dy_i^T x, or with fresh dW_i = that.
+ * dx, and each dW_i, may be none. Products are of f32, or of bf16 with f32 accumulation. */
 struct nbi_op_linear_bwd {
     int count;
     struct nbi_ptr dx;                 /* [N, K] */
     struct nbi_ptr dw[NBI_LINEAR_MAX]; /* f32 [O_i, K] */
     struct nbi_ptr dy[NBI_LINEAR_MAX]; /* [N, O_i] */
     struct nbi_weight w[NBI_LINEAR_MAX];
-    struct nbi_ptr x; /* [N, K] */
+    struct nbi_ptr x;            /* [N, K] */
+    int64_t ldy[NBI_LINEAR_MAX]; /* row strides of dy_i */
     int64_t N, K;
-    bool add;
+    bool add, fresh;
+    bool bf16;    /* dx, dy and x */
+    bool dw_bf16; /* dW_i are bf16, rounded when they are written; needs bf16 and fresh */
 };
 
 /* In place: dq and dk come in as gradients of what qkv_rope wrote, and leave as gradients of its
@@ -83,6 +94,8 @@ struct nbi_op_qkv_rope_bwd {
     struct nbi_weight q_norm, k_norm;
     struct nbi_ptr cos, sin;
     int64_t N, NH, NKV, D;
+    int64_t ld; /* row stride of dq and dk, and of q and k */
+    bool bf16;  /* dq, dk, q and k */
 };
 
 /* Gradients of attention without pages, where row n attends to rows first[n] to n. dq, dk and dv
@@ -90,9 +103,12 @@ struct nbi_op_qkv_rope_bwd {
 struct nbi_op_attention_bwd {
     struct nbi_ptr dq, dk, dv;    /* [N, NH, D], [N, NKV, D], [N, NKV, D] */
     struct nbi_ptr dy, y, lse, q; /* [N, NH, D]; lse [N, NH] */
-    struct nbi_kv_view kv;        /* f32 */
-    struct nbi_ptr first;         /* [N] */
+    struct nbi_kv_view kv;        /* f32, or bf16 with bf16 */
+    struct nbi_ptr first, end;    /* [N]; end[n] is the last row that attends to row n, so rows of
+                                   * one document have the same first and end */
     int64_t N, NH, NKV, D;
+    int64_t ld; /* row stride of dq, dk and dv */
+    bool bf16;  /* dq, dk, dv, dy, y and q */
 };
 
 /* dgate = dy * up * silu'(gate);  dup = dy * silu(gate). */
@@ -100,16 +116,52 @@ struct nbi_op_swiglu_bwd {
     struct nbi_ptr dgate, dup; /* [N, F]; may be gate and up */
     struct nbi_ptr dy, gate, up;
     int64_t N, F;
+    int64_t ld; /* row stride of dgate, dup, gate and up */
+    bool bf16;  /* all of them */
 };
 
 /* ---- the optimizer ---- */
 
-/* out = the sum of squares, the amax and the number of non-finite values of a gradient. The sum
- * and the amax leave non-finite values out. The order of the sum depends on n alone. */
+/* What the optimizer keeps for each tensor in the backend's memory, from step to step; zeros for a
+ * fresh state. The host reads it for checkpoints only. */
+struct nbi_update_record {
+    double squares, amax, nonfinite; /* of the gradient: written by grad_stats */
+    float m_max, v_max;              /* largest |m| and sqrt(v) that are stored: by adamw */
+    /* nvfp4 moments: S before this update (0: the moments are zero), and from it on: by
+     * update_plan. */
+    float m_scale[2], v_scale[2];
+};
+
+/* What an update has for all of its tensors, in the backend's memory: written by update_plan. */
+struct nbi_update_control {
+    double squares, nonfinite; /* sums over the tensors, in order */
+    float grad_scale;          /* clipping */
+    int32_t skip;              /* a gradient is not finite: adamw changes nothing */
+};
+
+/* squares, amax and nonfinite of a gradient: the sum of squares, the largest magnitude and the
+ * number of non-finite values, which sum and amax leave out. The order of the sum depends on n
+ * alone. */
 struct nbi_op_grad_stats {
-    struct nbi_ptr out;  /* f64 [3] */
-    struct nbi_ptr grad; /* f32 [n] */
+    struct nbi_ptr record; /* of the tensor */
+    struct nbi_ptr grad;   /* [n] */
     int64_t n;
+    bool bf16; /* grad */
+};
+
+/* Prepares the update of `count` tensors whose gradients have been measured:
+ *   norm = sqrt(sum of squares);  grad_scale = clip / norm if clip > 0 and norm > clip, else 1
+ * in f64, rounded once. Unless the update is skipped, for each tensor, in f32, each step rounded:
+ *   a = amax * grad_scale;  S[0] = S[1] of m and of v;  then
+ *   m: S[1] = max((beta1 m_max + (1 - beta1) a) * 1.001 / (6 * 448), 1e-30)
+ *   v: S[1] = max(sqrt(beta2 v_max v_max + (1 - beta2) a a) * 1.001 / 448, 1e-30)
+ * which bounds the new moments, and m_max = v_max = 0. */
+struct nbi_op_update_plan {
+    struct nbi_ptr control; /* written */
+    struct nbi_ptr records; /* of all tensors */
+    struct nbi_ptr tensors; /* [count] the records of this update, in order */
+    int64_t count;
+    float clip, beta1, beta2;
 };
 
 /* How a moment of Adam is stored.
@@ -144,6 +196,17 @@ static inline int64_t nbi_moment_bytes(enum nb_moment_type kind, int64_t n, int6
                                     : (n + 1) / 2;
 }
 
+/* w = master [rows, cols], rounded as an exported model will have it: NVFP4 with block scales
+ * found by `sweep` and w's tensor scale, or floats rounded to the nearest of round_to, which w's
+ * type can represent. A weight that is its own master is left alone. Values are finite. If w has a
+ * copy in bf16, it is made too. */
+struct nbi_op_requantize {
+    struct nbi_weight w;
+    struct nbi_ptr master;
+    enum nbi_dtype dtype;    /* of the master: f32 or bf16 */
+    enum nbi_dtype round_to; /* of floats: f32, bf16 or f16 */
+};
+
 /* AdamW on elements [first, first + count) of a tensor. Both are multiples of 32, except where the
  * tensor ends; a tensor in pieces gets the same bits as a whole one. In f32, each step rounded:
  *   g = grad * grad_scale;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) (g g)
@@ -151,31 +214,20 @@ static inline int64_t nbi_moment_bytes(enum nb_moment_type kind, int64_t n, int6
  *   w = w - (lr decay) w - lr u
  * A bf16 master is rounded stochastically. The random bits of element e are half-word e % 8, the
  * lowest first, of Philox with `seed` as key and the counter (e / 8, tensor, step, purpose), where
- * the purpose is 0 for the master, 1 for m and 2 for v; they depend on nothing else. A non-finite
- * gradient spoils its own group of elements and no other. */
+ * the purpose is 0 for the master, 1 for m and 2 for v; they depend on nothing else. m_max and
+ * v_max of the record are raised to the largest |m| and the largest sqrt(v). Nothing at all happens
+ * if the control says skip. */
 struct nbi_op_adamw {
+    struct nbi_ptr control, record;
     struct nbi_ptr master; /* [n] f32 or bf16 */
     enum nbi_dtype dtype;  /* of the master */
-    struct nbi_ptr grad;   /* f32 [n] */
+    struct nbi_ptr grad;   /* [n] */
+    bool grad_bf16;
     struct nbi_moment m, v;
-    float m_scale[2],
-        v_scale[2]; /* nvfp4: S as stored (0 for a fresh state), and S to store with */
-    /* f32 [2] >= 0, or none: raised to the largest |m| and the largest sqrt(v). */
-    struct nbi_ptr running_max;
     int64_t first, count;
-    float grad_scale, lr, beta1, beta2, eps, decay, correct1, correct2, max_update;
+    float lr, beta1, beta2, eps, decay, correct1, correct2, max_update;
     uint64_t seed;
     uint32_t tensor, step;
-};
-
-/* w = master [rows, cols], rounded as an exported model will have it: NVFP4 with block scales
- * found by `sweep` and w's tensor scale, or floats rounded to the nearest of round_to, which w's
- * type can represent. A weight that is its own master is left alone. Values are finite. */
-struct nbi_op_requantize {
-    struct nbi_weight w;
-    struct nbi_ptr master;
-    enum nbi_dtype dtype;    /* of the master: f32 or bf16 */
-    enum nbi_dtype round_to; /* of floats: f32, bf16 or f16 */
 };
 
 /* out = the amax of a tensor; a NaN or infinity in x comes out as such. */

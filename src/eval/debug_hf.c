@@ -265,13 +265,11 @@ static enum nb_status put_parameters(struct nbi_writer *w, struct training *x, i
 
 static enum nb_status train(struct nbi_writer *w, struct training *x)
 {
-    struct nbi_optimizer_result ignored = {0};
     for (int i = 0; i < UPDATES; i++) {
         NBI_TRY(gradients(x, &x->losses[i]));
         if (i == 0)
             NBI_TRY(put_parameters(w, x, 0));
-        NBI_TRY(
-            nbi_optimizer_step(&x->optimizer, NBI_ALL_LAYERS, 1e-3f, (uint32_t)i + 1, &ignored));
+        NBI_TRY(nbi_optimizer_step(&x->optimizer, NBI_ALL_LAYERS, 1e-3f, (uint32_t)i + 1));
     }
     return put_parameters(w, x, 1);
 }

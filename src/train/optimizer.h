@@ -17,13 +17,17 @@ struct nbi_optimizer_opts {
     uint64_t seed;
 };
 
+/* Groups are numbered: 0 has the parameters of no layer, 1 + i those of layer i, the last one all.
+ */
 struct nbi_optimizer {
     struct nbi_train_params *t;
     struct nbi_optimizer_opts opts;
-    struct nbi_ptr stats;       /* f64 [count, 3]: sum of squares, amax, non-finite values */
-    struct nbi_ptr running_max; /* f32 [count, 2]: of |m| and sqrt(v) */
-    double *host_stats;
-    float *host_running_max;
+    struct nbi_ptr records;  /* struct nbi_update_record [t->count] */
+    struct nbi_ptr controls; /* struct nbi_update_control [layers + 2] */
+    struct nbi_ptr tensors;  /* int32, for each group the numbers of its tensors */
+    int64_t *first;          /* [layers + 3] where each group begins in it */
+    struct nbi_update_control *host_controls;
+    bool *queued; /* [layers + 2] groups with an update since the last nbi_optimizer_finish() */
 };
 
 enum nb_status nbi_optimizer_init(struct nbi_optimizer *s, struct nbi_train_params *t,
@@ -35,7 +39,16 @@ struct nbi_optimizer_result {
     int64_t nonfinite; /* gradient values; their groups were not updated */
 };
 
-/* Updates masters, moments and weights of a group, and clears its gradients. group: a layer, -1 for
- * the parameters of no layer, or NBI_ALL_LAYERS. number: Adam's step, from 1. Adds to *result. */
-enum nb_status nbi_optimizer_step(struct nbi_optimizer *s, int64_t group, float lr, uint32_t number,
-                                  struct nbi_optimizer_result *result);
+/* Queues the update of masters, moments and weights of a group, and clears its gradients. group: a
+ * layer, -1 for the parameters of no layer, or NBI_ALL_LAYERS. number: Adam's step, from 1.
+ * Asynchronous, except that models with NVFP4 tensor scales wait for the masters' amax. */
+enum nb_status nbi_optimizer_step(struct nbi_optimizer *s, int64_t group, float lr,
+                                  uint32_t number);
+
+/* Waits for the queued updates; *result has what they found. */
+enum nb_status nbi_optimizer_finish(struct nbi_optimizer *s, struct nbi_optimizer_result *result);
+
+/* The records of all tensors, between host and backend. Synchronous. */
+enum nb_status nbi_optimizer_read(struct nbi_optimizer *s, struct nbi_update_record *records);
+enum nb_status nbi_optimizer_write(struct nbi_optimizer *s,
+                                   const struct nbi_update_record *records);

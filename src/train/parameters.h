@@ -26,8 +26,6 @@ struct nbi_train_param {
     enum nbi_dtype dtype; /* of the master: f32 or bf16 */
     struct nbi_ptr grad;  /* f32 */
     struct nbi_moment m, v;
-    float m_scale, v_scale;    /* tensor scales of nvfp4 moments; 0: the moments are zero */
-    float m_max, v_max;        /* largest |m| and sqrt(v) stored */
     struct nbi_weight *weight; /* of the forward pass */
     /* How the parameter is written: */
     bool quantized;            /* NVFP4, otherwise floats */

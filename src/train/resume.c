@@ -29,6 +29,7 @@ struct arrays {
     struct array *p;
     size_t count;
     float (*scales)[SCALES]; /* of all parameters */
+    struct nbi_update_record *records;
 };
 
 static int arrays_of(const struct nbi_train_param *x, struct array out[ARRAYS])
@@ -57,14 +58,17 @@ static enum nb_status list_arrays(struct arrays *l, struct nbi_run *r)
     *l = (struct arrays){.r = r};
     l->p = malloc(n * ARRAYS * sizeof *l->p);
     l->scales = calloc(n, sizeof *l->scales);
-    if (!l->p || !l->scales)
+    l->records = calloc(n, sizeof *l->records);
+    if (!l->p || !l->scales || !l->records)
         return nbi_fail_memory("checkpoint", n * ARRAYS * sizeof *l->p);
+    NBI_TRY(nbi_optimizer_read(&r->optimizer, l->records));
     for (size_t i = 0; i < n; i++) {
         const struct nbi_train_param *x = &r->params.tensors[i];
-        const float scales[SCALES] = {x->m_scale,
-                                      x->v_scale,
-                                      x->m_max,
-                                      x->v_max,
+        const struct nbi_update_record *record = &l->records[i];
+        const float scales[SCALES] = {record->m_scale[1],
+                                      record->v_scale[1],
+                                      record->m_max,
+                                      record->v_max,
                                       x->has_tensor_scale ? x->weight->tensor_scale : 1,
                                       x->divisor};
         memcpy(l->scales[i], scales, sizeof scales);
@@ -78,6 +82,7 @@ static void release_arrays(struct arrays *l)
 {
     free(l->p);
     free(l->scales);
+    free(l->records);
 }
 
 /* ---- settings ---- */
@@ -350,15 +355,16 @@ static enum nb_status read_arrays(struct nbi_run *r, struct arrays *l,
     }
     for (int64_t i = 0; i < r->params.count; i++) {
         struct nbi_train_param *x = &r->params.tensors[i];
-        x->m_scale = l->scales[i][0];
-        x->v_scale = l->scales[i][1];
-        x->m_max = l->scales[i][2];
-        x->v_max = l->scales[i][3];
+        l->records[i] = (struct nbi_update_record){.m_max = l->scales[i][2],
+                                                   .v_max = l->scales[i][3],
+                                                   .m_scale = {0, l->scales[i][0]},
+                                                   .v_scale = {0, l->scales[i][1]}};
         if (x->trained && x->has_tensor_scale)
             x->weight->tensor_scale = l->scales[i][4];
         if (x->trained && x->has_tensor_scale)
             x->divisor = l->scales[i][5];
     }
+    NBI_TRY(nbi_optimizer_write(&r->optimizer, l->records));
     return nbi_train_params_requantize(&r->params, NBI_ALL_LAYERS);
 }
 

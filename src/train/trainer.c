@@ -15,7 +15,6 @@
 struct update {
     struct nbi_run *r;
     float lr;
-    struct nbi_optimizer_result result;
     double loss, kl;  /* sums over labels */
     int64_t anchored; /* labels that have a reference */
 };
@@ -24,8 +23,7 @@ static enum nb_status update_group(void *ctx, int64_t group)
 {
     struct update *u = ctx;
     u->r->updating = true;
-    return nbi_optimizer_step(&u->r->optimizer, group, u->lr, (uint32_t)u->r->state.updates + 1,
-                              &u->result);
+    return nbi_optimizer_step(&u->r->optimizer, group, u->lr, (uint32_t)u->r->state.updates + 1);
 }
 
 /* Completes the labels: the loss and, with --kl-base, the reference. */
@@ -75,6 +73,7 @@ static enum nb_status update_all(struct update *u)
 static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
 {
     struct nbi_run_state *st = &r->state;
+    struct nbi_optimizer_result result;
     struct update u = {.r = r, .lr = (float)nbi_learning_rate(&r->lr_schedule, st->step)};
     int64_t labels = 0;
     double start = nbi_now();
@@ -87,10 +86,10 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
     nbi_run_phase(r, "backward_done");
     if (labels > 0)
         NBI_TRY(update_all(&u));
-    NBI_TRY(r->be->sync(r->stream));
+    NBI_TRY(nbi_optimizer_finish(&r->optimizer, &result));
     nbi_run_phase(r, "optimizer_step_done");
     bool one_group = !r->opts->fused_step && !r->opts->clip_by_layer;
-    bool skipped = u.result.nonfinite > 0;
+    bool skipped = result.nonfinite > 0;
     st->updates += labels > 0 && !(skipped && one_group);
     st->skipped += skipped;
     st->step++;
@@ -105,7 +104,7 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
                                     .steps = r->steps,
                                     .loss = labels ? u.loss / (double)labels : NAN,
                                     .lr = (double)u.lr,
-                                    .grad_norm = skipped ? NAN : sqrt(u.result.squares),
+                                    .grad_norm = skipped ? NAN : sqrt(result.squares),
                                     .tokens = st->tokens,
                                     .tokens_per_s = (double)tokens / seconds,
                                     .seconds_left = st->seconds / (double)st->step *

@@ -193,10 +193,10 @@ static void run_fused(struct linear_case *c, int64_t N, struct host_weight *norm
     struct nbi_ptr x = block(&l, c->x, bytes), up = block(&l, c->x + c->K, bytes);
     op.x = block(&l, NULL, bytes);
     if (norm) {
-        const struct nbi_op_rmsnorm a = {op.x, {0}, x, weight(&l, norm), 1e-6f, N, c->K};
+        const struct nbi_op_rmsnorm a = {op.x, {0}, x, weight(&l, norm), 1e-6f, N, c->K, false};
         assert_ok(fused ? be->norm_linear(l.s, &a, &op) : be->rmsnorm(l.s, &a));
     } else {
-        const struct nbi_op_swiglu a = {op.x, x, up, N, c->K};
+        const struct nbi_op_swiglu a = {op.x, x, up, N, c->K, 0, false};
         assert_ok(fused ? be->swiglu_linear(l.s, &a, &op) : be->swiglu(l.s, &a));
     }
     if (!fused)
@@ -245,8 +245,8 @@ static void run_mlp(struct linear_case *c, int64_t N, struct host_weight *norm,
     struct nbi_ptr x = block(&l, c->x, N * c->K * 4), act = block(&l, NULL, N * F * 4);
     struct nbi_ptr y = block(&l, c->y, N * C * 4);
     op.x = block(&l, NULL, N * c->K * 4);
-    const struct nbi_op_rmsnorm first = {op.x, {0}, x, weight(&l, norm), 1e-6f, N, c->K};
-    const struct nbi_op_swiglu second = {act, op.y[0], op.y[1], N, F};
+    const struct nbi_op_rmsnorm first = {op.x, {0}, x, weight(&l, norm), 1e-6f, N, c->K, false};
+    const struct nbi_op_swiglu second = {act, op.y[0], op.y[1], N, F, 0, false};
     const struct nbi_op_linear third = {.count = 1,
                                         .y = {y},
                                         .w = {weight(&l, down)},

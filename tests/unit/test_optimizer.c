@@ -32,6 +32,8 @@ struct rig {
     struct nbi_stream *s;
     int64_t n;
     struct nbi_op_adamw a;
+    struct nbi_update_record record;
+    struct nbi_update_control control;
 };
 
 static struct nbi_ptr alloc_zeroed(const struct rig *t, int64_t bytes)
@@ -58,11 +60,9 @@ static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nb_mom
                                  .grad = alloc_zeroed(t, n * 4),
                                  .m = moment(t, kind),
                                  .v = moment(t, kind),
-                                 .m_scale = {0, 0x1p-8f},
-                                 .v_scale = {0, 0x1p-6f},
-                                 .running_max = alloc_zeroed(t, 8),
+                                 .control = alloc_zeroed(t, sizeof t->control),
+                                 .record = alloc_zeroed(t, sizeof t->record),
                                  .count = n,
-                                 .grad_scale = 0.5f,
                                  .lr = 1e-2f,
                                  .beta1 = 0.9f,
                                  .beta2 = 0.99f,
@@ -71,6 +71,8 @@ static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nb_mom
                                  .max_update = 5,
                                  .seed = 99,
                                  .tensor = 3};
+    t->record = (struct nbi_update_record){.m_scale = {0, 0x1p-8f}, .v_scale = {0, 0x1p-6f}};
+    t->control = (struct nbi_update_control){.grad_scale = 0.5f};
 }
 
 static void rig_begin(struct rig *t, int64_t n, enum nb_moment_type kind, enum nbi_dtype dtype)
@@ -82,8 +84,8 @@ static void rig_begin(struct rig *t, int64_t n, enum nb_moment_type kind, enum n
 
 static void rig_end(struct rig *t)
 {
-    const struct nbi_ptr all[] = {t->a.master,   t->a.grad,     t->a.m.values,   t->a.m.scales,
-                                  t->a.v.values, t->a.v.scales, t->a.running_max};
+    const struct nbi_ptr all[] = {t->a.master,   t->a.grad,     t->a.m.values, t->a.m.scales,
+                                  t->a.v.values, t->a.v.scales, t->a.record,   t->a.control};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         t->be->free(t->be, all[i]);
     t->be->stream_free(t->s);
@@ -101,15 +103,26 @@ static void fetch(const struct rig *t, void *to, struct nbi_ptr from, int64_t by
     assert_ok(t->be->sync(t->s));
 }
 
-/* The next step, on all elements. */
-static void step(struct rig *t)
+/* The next step, in pieces of this many elements. */
+static void step_in_pieces(struct rig *t, int64_t piece)
 {
     t->a.step++;
     t->a.correct1 = (float)(1 - pow((double)t->a.beta1, t->a.step));
     t->a.correct2 = (float)(1 - pow((double)t->a.beta2, t->a.step));
-    assert_ok(t->be->adamw(t->s, &t->a));
-    t->a.m_scale[0] = t->a.m_scale[1];
-    t->a.v_scale[0] = t->a.v_scale[1];
+    send(t, t->a.control, &t->control, sizeof t->control);
+    send(t, t->a.record, &t->record, sizeof t->record);
+    for (t->a.first = 0; t->a.first < t->n; t->a.first += piece) {
+        t->a.count = t->n - t->a.first < piece ? t->n - t->a.first : piece;
+        assert_ok(t->be->adamw(t->s, &t->a));
+    }
+    fetch(t, &t->record, t->a.record, sizeof t->record);
+    t->record.m_scale[0] = t->record.m_scale[1];
+    t->record.v_scale[0] = t->record.v_scale[1];
+}
+
+static void step(struct rig *t)
+{
+    step_in_pieces(t, t->n);
 }
 
 /* Gradients of one step, in groups of very different magnitude. */
@@ -184,7 +197,7 @@ static void read_moment(const struct rig *t, bool is_v, struct decoded *out)
     assert_true(values && scales);
     fetch(t, values, s->values, bytes);
     fetch(t, scales, s->scales, scale_bytes);
-    double S = (double)(is_v ? t->a.v_scale[0] : t->a.m_scale[0]);
+    double S = (double)(is_v ? t->record.v_scale[0] : t->record.m_scale[0]);
     for (int64_t i = 0; i < t->n; i++)
         out[i] = decode(s, is_v, S, values, scales, i);
     free(values);
@@ -227,8 +240,7 @@ static void test_optimizer__f32_follows_the_equations(void **state)
         max_error = fmax(max_error, fabs((double)got[i] - w[i]) / fmax(fabs(w[i]), 1));
     assert_true(max_error < 1e-6);
     struct decoded x[N];
-    float running_max[2];
-    fetch(&t, running_max, t.a.running_max, sizeof running_max);
+    const float running_max[2] = {t.record.m_max, t.record.v_max};
     for (int is_v = 0; is_v < 2; is_v++) {
         read_moment(&t, is_v, x);
         for (int i = 0; i < N; i++) {
@@ -366,7 +378,7 @@ static void first_step(struct rig *t, uint64_t seed, struct outcome *out)
     assert_ok(t->be->clear(t->s, t->a.master, (int64_t)nbi_dtype_bytes(t->a.dtype, 32)));
     t->a.step = 0;
     t->a.seed = seed;
-    t->a.m_scale[0] = t->a.v_scale[0] = 0;
+    t->record.m_scale[0] = t->record.v_scale[0] = 0;
     step(t);
     for (int is_v = 0; is_v < 2; is_v++) {
         read_moment(t, is_v, x);
@@ -474,15 +486,7 @@ static struct image run(const struct nbi_backend_opts *opts, enum nb_moment_type
         draw_grad(g, n, k);
         send(&t, t.a.grad, g, n * 4);
         free(g);
-        t.a.step = k;
-        t.a.correct1 = (float)(1 - pow((double)t.a.beta1, k));
-        t.a.correct2 = (float)(1 - pow((double)t.a.beta2, k));
-        for (t.a.first = 0; t.a.first < n; t.a.first += piece) {
-            t.a.count = n - t.a.first < piece ? n - t.a.first : piece;
-            assert_ok(be->adamw(t.s, &t.a));
-        }
-        t.a.m_scale[0] = t.a.m_scale[1];
-        t.a.v_scale[0] = t.a.v_scale[1];
+        step_in_pieces(&t, piece);
     }
     int64_t scales, values = nbi_moment_bytes(kind, n, &scales);
     const struct {
@@ -493,8 +497,8 @@ static struct image run(const struct nbi_backend_opts *opts, enum nb_moment_type
                  {t.a.m.scales, scales},
                  {t.a.v.values, values},
                  {t.a.v.scales, scales},
-                 {t.a.running_max, 8}};
-    struct image out = {calloc(1, (size_t)n * 16 + 64), 0};
+                 {t.a.record, sizeof t.record}};
+    struct image out = {calloc(1, (size_t)n * 16 + 128), 0};
     assert_non_null(out.bytes);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         fetch(&t, out.bytes + out.size, parts[i].p, parts[i].bytes);
@@ -546,9 +550,9 @@ static double fitted_loss(enum nb_moment_type kind, enum nbi_dtype dtype)
     struct rig t;
     rig_begin(&t, N, kind, dtype);
     t.a.lr = 0.02f;
-    t.a.grad_scale = 1;
+    t.control.grad_scale = 1;
     t.a.decay = 0.01f;
-    t.a.v_scale[1] = t.a.m_scale[1] = 0x1p-8f;
+    t.record.v_scale[1] = t.record.m_scale[1] = 0x1p-8f;
     for (int r = 0; r < ROWS; r++)
         for (int i = 0; i < N; i++)
             x[r][i] = normal((uint64_t)(r * N + i), 20) * ldexpf(1, -(i % 5));
@@ -621,15 +625,14 @@ static void test_optimizer__grad_stats(void **state)
             assert_ok(nbi_backend_open(&be, &opts));
             rig_on(&t, be, n + 1, NB_MOMENT_F32, NBI_F32);
             send(&t, t.a.grad, g, n * 4);
-            struct nbi_ptr at = alloc_zeroed(&t, sizeof out);
-            assert_ok(be->grad_stats(t.s, &(struct nbi_op_grad_stats){at, t.a.grad, n}));
-            fetch(&t, out, at, sizeof out);
+            assert_ok(be->grad_stats(
+                t.s, &(struct nbi_op_grad_stats){.record = t.a.record, .grad = t.a.grad, .n = n}));
+            fetch(&t, out, t.a.record, sizeof out);
             assert_true(fabsl((long double)out[0] - squares) <= 1e-13L * squares);
             assert_true(out[1] == amax && out[2] == nonfinite);
             if (way == 0)
                 memcpy(first, out, sizeof out);
             assert_memory_equal(first, out, sizeof out);
-            be->free(be, at);
             rig_end(&t);
         }
         free(g);
@@ -797,7 +800,8 @@ static void test_optimizer__host_never_touches_device_memory(void **state)
         assert_ok(nbi_backend_open(&be, &opts));
         rig_on(&t, guarded_open(be), 1000, kind, NBI_BF16);
         random_step(&t, 1);
-        assert_ok(t.be->grad_stats(t.s, &(struct nbi_op_grad_stats){t.a.m.values, t.a.grad, 1000}));
+        assert_ok(t.be->grad_stats(
+            t.s, &(struct nbi_op_grad_stats){.record = t.a.record, .grad = t.a.grad, .n = 1000}));
         rig_end(&t);
         assert_int_equal(guarded.count, 0);
         assert_ok(nbi_backend_open(&be, &opts));

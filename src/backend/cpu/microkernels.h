@@ -78,6 +78,12 @@ struct nbi_grad_partial {
     int64_t nonfinite;
 };
 
+/* An AdamW operation, and what its control and record say. */
+struct nbi_adamw_args {
+    const struct nbi_op_adamw *op;
+    float grad_scale, m_scale[2], v_scale[2];
+};
+
 /* c [mr, nr] = sum over i < k of a[:, i] * b[i, :], or c + that with add; summed in the order of i.
  */
 struct nbi_gemm_tile {
@@ -140,7 +146,8 @@ struct nbi_microkernels {
 
     /* The operation on elements [first, first + count). Raises running_max[0] to the largest |m|,
      * and running_max[1] to the largest sqrt(v). */
-    void (*adamw)(const struct nbi_op_adamw *a, int64_t first, int64_t count, float running_max[2]);
+    void (*adamw)(const struct nbi_adamw_args *a, int64_t first, int64_t count,
+                  float running_max[2]);
     /* y = e^(x - max); returns their sum. A NaN stays a NaN. */
     float (*exp_sum)(float *y, const float *x, float max, int64_t n);
 

@@ -34,15 +34,56 @@ enum nb_status nbi_cpu_grad_stats(struct nbi_stream *s, const struct nbi_op_grad
 {
     struct stats stats = {.a = a, .k = s->cpu->k, .chunk = (a->n / PARTIALS / 4096 + 1) * 4096};
     int64_t partials = (a->n + stats.chunk - 1) / stats.chunk;
-    double out[3] = {0};
+    struct nbi_update_record *record = host(a->record);
+    NBI_BUG_IF(a->bf16);
     nbi_for_range(partials, 1, s->cpu->threads, stats_partials, &stats);
+    record->squares = record->amax = record->nonfinite = 0;
     for (int64_t i = 0; i < partials; i++) {
         const struct nbi_grad_partial *p = &stats.partials[i];
-        out[0] += p->squares;
-        out[1] = (double)p->amax > out[1] ? (double)p->amax : out[1];
-        out[2] += (double)p->nonfinite;
+        record->squares += p->squares;
+        record->amax = fmax(record->amax, (double)p->amax);
+        record->nonfinite += (double)p->nonfinite;
     }
-    memcpy(host(a->out), out, sizeof out);
+    return NB_OK;
+}
+
+/* An nvfp4 moment holds values up to its tensor scale times this: the largest block scale is 448,
+ * the largest code 6 for m and 1 for sqrt(v). */
+#define M_RANGE (6.0f * 448.0f)
+#define V_RANGE 448.0f
+
+static void plan_scales(struct nbi_update_record *r, const struct nbi_op_update_plan *a,
+                        float grad_scale)
+{
+    float amax = (float)r->amax * grad_scale;
+    float m = a->beta1 * r->m_max + (1 - a->beta1) * amax;
+    float v = sqrtf(a->beta2 * r->v_max * r->v_max + (1 - a->beta2) * amax * amax);
+    r->m_scale[0] = r->m_scale[1];
+    r->v_scale[0] = r->v_scale[1];
+    r->m_scale[1] = fmaxf(m * 1.001f / M_RANGE, 1e-30f);
+    r->v_scale[1] = fmaxf(v * 1.001f / V_RANGE, 1e-30f);
+    r->m_max = r->v_max = 0;
+}
+
+enum nb_status nbi_cpu_update_plan(struct nbi_stream *s, const struct nbi_op_update_plan *a)
+{
+    (void)s;
+    struct nbi_update_control *control = host(a->control);
+    struct nbi_update_record *records = host(a->records);
+    const int32_t *tensors = host(a->tensors);
+    double squares = 0, nonfinite = 0, clip = (double)a->clip;
+    for (int64_t i = 0; i < a->count; i++) {
+        squares += records[tensors[i]].squares;
+        nonfinite += records[tensors[i]].nonfinite;
+    }
+    double norm = sqrt(squares);
+    *control = (struct nbi_update_control){.squares = squares,
+                                           .nonfinite = nonfinite,
+                                           .grad_scale =
+                                               clip > 0 && norm > clip ? (float)(clip / norm) : 1,
+                                           .skip = nonfinite > 0};
+    for (int64_t i = 0; i < a->count && !control->skip; i++)
+        plan_scales(&records[tensors[i]], a, control->grad_scale);
     return NB_OK;
 }
 
@@ -62,19 +103,25 @@ static void atomic_max_f32(uint32_t *running_max, float value)
 static void adamw_chunks(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
-    const struct nbi_op_adamw *a = op->args;
+    const struct nbi_adamw_args *a = op->args;
     float running_max[2] = {0};
     int64_t at = first * ADAMW_CHUNK, n = count * ADAMW_CHUNK;
     (void)thread;
-    op->s->cpu->k->adamw(a, a->first + at, min(n, a->count - at), running_max);
-    for (int i = 0; i < 2 && a->running_max.at; i++)
-        atomic_max_f32((uint32_t *)host(a->running_max) + i, running_max[i]);
+    struct nbi_update_record *record = host(a->op->record);
+    op->s->cpu->k->adamw(a, a->op->first + at, min(n, a->op->count - at), running_max);
+    atomic_max_f32((uint32_t *)&record->m_max, running_max[0]);
+    atomic_max_f32((uint32_t *)&record->v_max, running_max[1]);
 }
 
 enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a)
 {
     NBI_BUG_IF(a->first % 32 != 0);
-    parallel_for(s, ceil_div(a->count, ADAMW_CHUNK), ADAMW_CHUNK * 8, adamw_chunks, a);
+    const struct nbi_update_control *control = host(a->control);
+    const struct nbi_update_record *r = host(a->record);
+    const struct nbi_adamw_args args = {
+        a, control->grad_scale, {r->m_scale[0], r->m_scale[1]}, {r->v_scale[0], r->v_scale[1]}};
+    if (!control->skip)
+        parallel_for(s, ceil_div(a->count, ADAMW_CHUNK), ADAMW_CHUNK * 8, adamw_chunks, &args);
     return NB_OK;
 }
 

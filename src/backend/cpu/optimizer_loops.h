@@ -86,16 +86,16 @@ struct adamw_codes {
 };
 
 /* 16 random bits for each element from `first` on; nbi_op_adamw has the definition. */
-static inline void adamw_random(uint16_t out[ADAMW_BLOCK], const struct nbi_op_adamw *a,
+static inline void adamw_random(uint16_t out[ADAMW_BLOCK], const struct nbi_adamw_args *a,
                                 int64_t first, enum adamw_purpose purpose)
 {
     enum { COUNTERS = ADAMW_BLOCK / 8 };
     uint32_t c0[COUNTERS], c1[COUNTERS], c2[COUNTERS], c3[COUNTERS], words[COUNTERS][4];
-    uint32_t k0 = (uint32_t)a->seed, k1 = (uint32_t)(a->seed >> 32);
+    uint32_t k0 = (uint32_t)a->op->seed, k1 = (uint32_t)(a->op->seed >> 32);
     for (int i = 0; i < COUNTERS; i++) {
         c0[i] = (uint32_t)(first / 8) + (uint32_t)i;
-        c1[i] = a->tensor;
-        c2[i] = a->step;
+        c1[i] = a->op->tensor;
+        c2[i] = a->op->step;
         c3[i] = purpose;
     }
     /* Not unrolled: GCC would no longer vectorise it. */
@@ -355,10 +355,10 @@ static inline void adamw_encode_v4(struct adamw_codes *c, const float r[ADAMW_BL
     adamw_pack_nibbles(c->nibbles, codes);
 }
 
-static inline void adamw_store(const struct nbi_op_adamw *a, bool is_v, const float x[ADAMW_BLOCK],
-                               int64_t at, int64_t n)
+static inline void adamw_store(const struct nbi_adamw_args *a, bool is_v,
+                               const float x[ADAMW_BLOCK], int64_t at, int64_t n)
 {
-    const struct nbi_moment *s = is_v ? &a->v : &a->m;
+    const struct nbi_moment *s = is_v ? &a->op->v : &a->op->m;
     float S = is_v ? a->v_scale[1] : a->m_scale[1], root[ADAMW_BLOCK];
     struct adamw_codes c;
     int64_t scale_at, scale_bytes;
@@ -386,15 +386,17 @@ static inline void adamw_store(const struct nbi_op_adamw *a, bool is_v, const fl
 
 /* ---- the step ---- */
 
-static inline void adamw_step(const struct nbi_op_adamw *a, float w[ADAMW_BLOCK],
+static inline void adamw_step(const struct nbi_adamw_args *a, float w[ADAMW_BLOCK],
                               float m[ADAMW_BLOCK], float v[ADAMW_BLOCK],
                               const float g[ADAMW_BLOCK])
 {
-    float limit = a->max_update > 0 ? a->max_update : INFINITY, decay = a->lr * a->decay;
-    float rest1 = 1.0f - a->beta1, rest2 = 1.0f - a->beta2;
-    const struct nbi_op_adamw p = *a; /* a copy, which the stores below cannot alias */
+    float limit = a->op->max_update > 0 ? a->op->max_update : INFINITY,
+          decay = a->op->lr * a->op->decay;
+    const float grad_scale = a->grad_scale;
+    float rest1 = 1.0f - a->op->beta1, rest2 = 1.0f - a->op->beta2;
+    const struct nbi_op_adamw p = *a->op; /* a copy, which the stores below cannot alias */
     for (int i = 0; i < ADAMW_BLOCK; i++) {
-        float d = g[i] * p.grad_scale;
+        float d = g[i] * grad_scale;
         m[i] = p.beta1 * m[i] + rest1 * d;
         v[i] = p.beta2 * v[i] + rest2 * (d * d);
         float u = m[i] / p.correct1 / (sqrtf(v[i] / p.correct2) + p.eps);
@@ -404,21 +406,27 @@ static inline void adamw_step(const struct nbi_op_adamw *a, float w[ADAMW_BLOCK]
     }
 }
 
-static inline void adamw_block(const struct nbi_op_adamw *a, int64_t at, int64_t n,
+static inline void adamw_block(const struct nbi_adamw_args *a, int64_t at, int64_t n,
                                float running_max[2])
 {
     _Alignas(64) float w[ADAMW_BLOCK], g[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK];
     _Alignas(64) uint16_t half[ADAMW_BLOCK], random[ADAMW_BLOCK];
-    bool f32_master = a->dtype == NBI_F32;
-    uint8_t *master = (uint8_t *)host(a->master) + at * (f32_master ? 4 : 2);
+    bool f32_master = a->op->dtype == NBI_F32;
+    uint8_t *master = (uint8_t *)host(a->op->master) + at * (f32_master ? 4 : 2);
     if (n < ADAMW_BLOCK) {
         memset(g, 0, sizeof g);
         memset(w, 0, sizeof w);
         memset(half, 0, sizeof half);
     }
-    memcpy(g, (const float *)host(a->grad) + at, (size_t)n * sizeof *g);
-    adamw_load(m, &a->m, false, a->m_scale[0], at, n);
-    adamw_load(v, &a->v, true, a->v_scale[0], at, n);
+    if (a->op->grad_bf16) {
+        memset(half, 0, sizeof half);
+        memcpy(half, (const uint16_t *)host(a->op->grad) + at, (size_t)n * sizeof *half);
+        adamw_from_bf16(g, half);
+    } else {
+        memcpy(g, (const float *)host(a->op->grad) + at, (size_t)n * sizeof *g);
+    }
+    adamw_load(m, &a->op->m, false, a->m_scale[0], at, n);
+    adamw_load(v, &a->op->v, true, a->v_scale[0], at, n);
     if (f32_master) {
         memcpy(w, master, (size_t)n * sizeof *w);
     } else {
@@ -435,14 +443,13 @@ static inline void adamw_block(const struct nbi_op_adamw *a, int64_t at, int64_t
     }
     adamw_store(a, false, m, at, n);
     adamw_store(a, true, v, at, n);
-    if (a->running_max.at) {
-        float amax[2] = {adamw_amax(m, ADAMW_BLOCK), sqrtf(adamw_amax(v, ADAMW_BLOCK))};
-        for (int i = 0; i < 2; i++)
-            running_max[i] = amax[i] > running_max[i] ? amax[i] : running_max[i];
-    }
+    float amax[2] = {adamw_amax(m, ADAMW_BLOCK), sqrtf(adamw_amax(v, ADAMW_BLOCK))};
+    for (int i = 0; i < 2; i++)
+        running_max[i] = amax[i] > running_max[i] ? amax[i] : running_max[i];
 }
 
-static void adamw(const struct nbi_op_adamw *a, int64_t first, int64_t count, float running_max[2])
+static void adamw(const struct nbi_adamw_args *a, int64_t first, int64_t count,
+                  float running_max[2])
 {
     for (int64_t i = 0; i < count; i += ADAMW_BLOCK)
         adamw_block(a, first + i, count - i < ADAMW_BLOCK ? count - i : ADAMW_BLOCK, running_max);
