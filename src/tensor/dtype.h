@@ -40,7 +40,7 @@ struct nbi_dtype_info {
 
 extern const struct nbi_dtype_info nbi_dtypes[NBI_DTYPES];
 
-/* f32, f16 or bf16: the types of unquantised weights. */
+/* f32, f16 or bf16: the types of unquantised weights, all of which every backend loads. */
 bool nbi_dtype_is_float(enum nbi_dtype dtype);
 
 /* Product of the dimensions. Fails on a negative dimension, and above INT64_MAX / 16, so that a

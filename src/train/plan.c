@@ -119,7 +119,7 @@ enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan
 
 #define COMBINATIONS (2 * 4 * 2 * 2) /* recompute, moment type, master type, fused step */
 
-/* Whether a is at least as good as b in every respect. */
+/* Whether a is at least as good as b in every respect. Moment types stand in order of precision. */
 static bool as_good(const struct nb_train_fit *a, const struct nb_train_fit *b)
 {
     return a->recompute <= b->recompute && a->batch_size >= b->batch_size &&
