@@ -269,8 +269,9 @@ static int parse_option(struct parse *p, const char *arg)
             return usage_error(c, "--%s needs a value (%s)", o->name, o->arg);
         value = p->argv[p->at++];
     }
-    if (o >= c->options && o < c->options + c->option_count && o - c->options < 64)
-        p->foreign[o - c->options] = true;
+    for (size_t i = 0; i < c->option_count && i < 64; i++)
+        if (o == &c->options[i])
+            p->foreign[i] = true;
     return set_value(c, o, value, p->opts);
 }
 

@@ -259,10 +259,9 @@ class Harness:
         self.problems = collections.OrderedDict()
         self.stop_at = None
         self.preload = inject
-        if training.sanitized(nibble):
-            self.preload = inject + " " + subprocess.run(
-                ["cc", "-print-file-name=libasan.so"], capture_output=True, check=True,
-                text=True).stdout.strip()
+        if training.sanitized(nibble):  # its runtime's malloc must come after ours
+            libraries = subprocess.run(["ldd", nibble], capture_output=True, check=True, text=True)
+            self.preload = inject + " " + re.search(r"=> (\S*asan\S*)", libraries.stdout).group(1)
 
     def box(self):
         if not hasattr(self.local, "box"):
