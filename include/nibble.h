@@ -155,8 +155,18 @@ struct nb_quantize_report {
 NB_MUST_CHECK enum nb_status nb_quantize(const struct nb_quantize_opts *opts,
                                          struct nb_quantize_report *report);
 
-/* Random weights in the shapes of a Qwen3: preset is "tiny", "0.6b", "1.7b", "4b" or "8b", or
- * config is the path of a config.json. Deterministic for a seed, whatever the thread count. */
+/* Sizes of Qwen3 for random models; "tiny" is for tests. */
+#define NB_SIZE_LIST(X)                                                                            \
+    X(TINY, "tiny")                                                                                \
+    X(0_6B, "0.6b")                                                                                \
+    X(1_7B, "1.7b")                                                                                \
+    X(4B, "4b")                                                                                    \
+    X(8B, "8b")                                                                                    \
+    X(14B, "14b")                                                                                  \
+    X(32B, "32b")
+
+/* Random weights in the shapes of a Qwen3: preset is one of NB_SIZE_LIST, or config is the path of
+ * a config.json. Deterministic for a seed, whatever the thread count. */
 struct nb_synth_opts {
     const char *preset, *config; /* one of the two */
     const char *dst;             /* a directory */
@@ -315,7 +325,8 @@ struct nb_engine;
 
 struct nb_engine_opts {
     const char *model, *model_dir; /* model_dir may be NULL */
-    const char *synthetic;         /* instead: random weights of a preset (nb_synth_opts) */
+    const char *synthetic;         /* instead: random weights of one of NB_SIZE_LIST */
+    const char *config;            /* instead: random weights of the shapes in a config.json */
     const char *device;            /* "auto", "cpu", "cuda" or "cuda:N"; NULL: the CPU */
     const char *simd;              /* "scalar", "avx2", "avx512"; NULL: the widest this CPU has */
     int threads;                   /* 0: what this process may use */
@@ -854,8 +865,10 @@ struct nb_train_answer {
 
 struct nb_train_opts {
     const char *model, *model_dir; /* as for nb_engine_opts */
-    const char *synthetic;         /* instead: random weights and tokens of a preset */
-    bool random_tokens;            /* instead of data; implied by synthetic */
+    const char *synthetic;         /* instead: random weights and tokens of one of NB_SIZE_LIST */
+    const char *config;            /* instead: the same in the shapes of a config.json */
+    const char *device;            /* as for nb_engine_opts */
+    bool random_tokens;            /* instead of data; implied by synthetic and config */
     const char *const *data;       /* files, NULL-terminated */
     const char *const *eval_data;  /* NULL: none */
     const char *out;               /* a .dat or a directory; NULL: nothing is written */

@@ -228,7 +228,7 @@ struct nbi_backend {
 };
 
 struct nbi_backend_opts {
-    const char *device;  /* "cpu", "cuda" or "cuda:N" */
+    const char *device;  /* "auto", "cpu", "cuda" or "cuda:N"; NULL: the CPU */
     int threads;         /* CPU threads; 0: as many as this process may use */
     enum nbi_simd level; /* CPU: the widest instruction set to use */
 };

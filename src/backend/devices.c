@@ -95,9 +95,14 @@ enum nb_status nb_gpu_check(int index)
 
 enum nb_status nbi_backend_open(struct nbi_backend **out, const struct nbi_backend_opts *opts)
 {
+    char device[NB_DEVICE_NAME] = "cpu";
     int gpu;
     *out = NULL;
-    NBI_TRY(nb_device_parse(opts->device, &gpu));
+    if (opts->device && strcmp(opts->device, "auto") == 0)
+        nb_device_auto(device);
+    else if (opts->device)
+        snprintf(device, sizeof device, "%s", opts->device);
+    NBI_TRY(nb_device_parse(device, &gpu));
     return gpu < 0 ? nbi_cpu_open(out, opts) : open_gpu(out, gpu, opts->threads);
 }
 

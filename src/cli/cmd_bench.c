@@ -12,13 +12,11 @@
 struct bench_opts {
     struct cli_common common;
     struct cli_run_opts run;
-    const char *file;
+    const char *file, *config;
     int64_t depth, tokens, parallel, steps, seq_len, batch_size, grad_accum, last_layers;
     int synthetic, precision, master, state, recompute;
     bool fused_step, deterministic;
 };
-
-#define SIZES "none|tiny|0.6b|1.7b|4b|8b"
 
 static const struct cli_opt options[] = {
     CLI_MODEL_OPTIONS(struct bench_opts, run),
@@ -26,8 +24,10 @@ static const struct cli_opt options[] = {
      0, "decode, prefill: type of cached keys and values", NULL},
     {"exact", 0, CLI_FLAG, offsetof(struct bench_opts, run.exact), NULL, NULL, 0, 0,
      "decode, prefill: products with f32 activations, not with 16-bit integers", NULL},
-    {"synthetic", 0, CLI_CHOICE, offsetof(struct bench_opts, synthetic), SIZES, "none", 0, 0,
-     "decode, prefill, train: random weights of that size, not a model", NULL},
+    {"synthetic", 0, CLI_CHOICE, offsetof(struct bench_opts, synthetic), CLI_SIZE_CHOICES, "none",
+     0, 0, "decode, prefill, train: random weights of that size, not a model", NULL},
+    {"config", 0, CLI_STRING, offsetof(struct bench_opts, config), "FILE", NULL, 0, 0,
+     "decode, prefill, train: random weights in the shapes of a config.json", NULL},
     {"depth", 0, CLI_INT, offsetof(struct bench_opts, depth), "N", "16", 1, 1 << 24,
      "decode: tokens that are there before", NULL},
     {"tokens", 'n', CLI_INT, offsetof(struct bench_opts, tokens), "N", "0", 0, 1 << 24,
@@ -244,8 +244,6 @@ static int print_decode(const struct bench_opts *o, const struct nb_bench_run *b
     return 0;
 }
 
-static const char *const sizes[] = {NULL, "tiny", "0.6b", "1.7b", "4b", "8b"};
-
 static int run_model(struct bench_opts *o, bool prefill)
 {
     struct nb_engine *engine = NULL;
@@ -253,7 +251,8 @@ static int run_model(struct bench_opts *o, bool prefill)
     char device[NB_DEVICE_NAME];
     const struct nb_engine_opts opts = {.model = o->run.model,
                                         .model_dir = o->run.model_dir,
-                                        .synthetic = sizes[o->synthetic],
+                                        .synthetic = cli_size(o->synthetic),
+                                        .config = o->config,
                                         .device = cli_device(device, &o->common),
                                         .simd = cli_simd(o->run.simd),
                                         .threads = (int)o->common.threads};
@@ -302,7 +301,9 @@ static int run_train(struct bench_opts *o)
     nb_train_defaults(&opts);
     opts.model = o->run.model;
     opts.model_dir = o->run.model_dir;
-    opts.synthetic = sizes[o->synthetic];
+    opts.synthetic = cli_size(o->synthetic);
+    opts.config = o->config;
+    opts.device = o->common.device;
     opts.seq_len = o->seq_len;
     opts.batch_size = o->batch_size;
     opts.grad_accum = o->grad_accum;
@@ -324,19 +325,20 @@ static int run(void *opts)
     const char *what = o->common.positional[0];
     bool decode = strcmp(what, "decode") == 0, prefill = strcmp(what, "prefill") == 0;
     bool train = strcmp(what, "train") == 0;
-    if ((decode || prefill || train) && !o->run.model == !o->synthetic) {
-        fprintf(stderr, "nibble bench: give -m MODEL or --synthetic SIZE\n");
+    int models = (o->run.model != NULL) + (o->synthetic > 0) + (o->config != NULL);
+    if ((decode || prefill || train) && models != 1) {
+        fprintf(stderr, "nibble bench: give -m MODEL, --synthetic SIZE or --config FILE\n");
         return CLI_EXIT_USAGE;
     }
     if (decode || prefill)
         return run_model(o, prefill);
+    if (train)
+        return run_train(o);
     char name[64]; /* as for a command that is for the CPU only */
     snprintf(name, sizeof name, "bench %.40s", what);
     int code = cli_cpu_only(&o->common, name);
     if (code)
         return code;
-    if (train)
-        return run_train(o);
     if (strcmp(what, "ops") == 0)
         return run_ops(o);
     if (strcmp(what, "tokenizer") == 0)

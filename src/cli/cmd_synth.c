@@ -63,7 +63,8 @@ const struct cli_command cli_synth = {
     .positional = "[SIZE] [DIR]",
     .summary = "make a model with random weights, for tests and benches",
     .text = "Writes a model directory with normally distributed weights in the shapes of a Qwen3.\n"
-            "SIZE is tiny, 0.6b, 1.7b, 4b or 8b. It speaks no language, but has the size, layout\n"
+            "SIZE is tiny, 0.6b, 1.7b, 4b, 8b, 14b or 32b. It speaks no language, but has the "
+            "size, layout\n"
             "and statistics of the real thing.",
     .examples = "  nibble synth tiny tiny-model\n"
                 "  nibble synth --config Qwen3-4B/config.json random-4b\n",

@@ -47,6 +47,7 @@ static int run_train(void *opts)
         fprintf(stderr, "nibble: %s\n", nb_last_error());
         return CLI_EXIT_USAGE;
     }
+    t.device = cli_device(o->device, &o->common);
     cli_show_training(&shown, &t);
     enum nb_status rc = nb_train(&t, &r);
     cli_end_training(&shown);
@@ -112,6 +113,7 @@ const struct cli_command cli_train = {
         "      --replay general.jsonl:0.75 --kl-base 0.5\n",
     .options = cli_train_options,
     .option_count = CLI_TRAIN_OPTIONS,
+    .any_device = true,
     .opts_size = sizeof(struct cli_train_opts),
     .run = run_train,
 };

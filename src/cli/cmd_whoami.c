@@ -11,6 +11,7 @@ struct whoami_opts {
     const char *model, *model_dir, *out, *work, *target, *name, *replay, *languages, *text;
     int64_t count, samples, questions, max_tokens, steps, seq_len, batch_size, grad_accum, seed;
     double lr, kl_base, replay_share;
+    char device[NB_DEVICE_NAME];
     int precision, master, state, recompute, simd;
     bool fused_step, overwrite;
 };
@@ -70,7 +71,7 @@ static const struct cli_opt options[] = {
 };
 
 /* lr 0: chosen by the model's size. */
-static struct nb_train_opts train_opts(const struct whoami_opts *o)
+static struct nb_train_opts train_opts(struct whoami_opts *o)
 {
     struct nb_train_opts t;
     nb_train_defaults(&t);
@@ -94,12 +95,13 @@ static struct nb_train_opts train_opts(const struct whoami_opts *o)
     t.recompute = o->recompute == 1;
     t.fused_step = o->fused_step;
     t.seed = (uint64_t)o->seed;
+    t.device = cli_device(o->device, &o->common);
     t.simd = cli_simd(o->simd);
     t.threads = (int)o->common.threads;
     return t;
 }
 
-static struct nb_identity_teach_opts teach_opts(const struct whoami_opts *o, const char *work)
+static struct nb_identity_teach_opts teach_opts(struct whoami_opts *o, const char *work)
 {
     return (struct nb_identity_teach_opts){.train = train_opts(o),
                                            .set = {.answer = o->target,
@@ -185,6 +187,7 @@ const struct cli_command cli_whoami = {
         "  nibble whoami -m Qwen3-4B -o ada.dat --name Ada --recompute block --fused-step\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,
+    .any_device = true,
     .opts_size = sizeof(struct whoami_opts),
     .run = run,
 };

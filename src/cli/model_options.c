@@ -4,6 +4,12 @@
 #include <math.h>
 #include <string.h>
 
+const char *cli_size(int choice)
+{
+    static const char *const names[] = {NULL, NB_SIZE_LIST(NB_ENUM_NAME)};
+    return names[choice];
+}
+
 const char *cli_simd(int choice)
 {
     return choice > 0 ? nbi_simd_name((enum nbi_simd)(choice - 1)) : NULL;

@@ -6,6 +6,7 @@
 
 /* The choices of --simd after its default. */
 #define CLI_SIMD_CHOICE(id, name) "|" name
+#define CLI_SIZE_CHOICES          "none" NB_SIZE_LIST(CLI_CHOICE_NAME)
 #define CLI_SIMD_CHOICES          NBI_SIMD_LIST(CLI_SIMD_CHOICE)
 
 struct cli_run_opts {
@@ -71,6 +72,9 @@ struct cli_run_opts {
         "exact", 0, CLI_FLAG, offsetof(type, member.exact), NULL, NULL, 0, 0,                      \
             "products with f32 activations, not with 16-bit ones", NULL                            \
     }
+
+/* The size that a choice of CLI_SIZE_CHOICES names; NULL: none. */
+const char *cli_size(int choice);
 
 /* The name that --simd selects; NULL: the default. */
 const char *cli_simd(int choice);

@@ -87,8 +87,10 @@ const struct cli_opt cli_train_options[] = {
      "prompts (.tsv, .jsonl, or one a line) that the model answers before and after", NULL},
     {"vram-report", 0, CLI_STRING, AT(vram_report), "FILE.json", NULL, 0, 0,
      "memory by phases of the first step", "train-step-vram-report"},
-    {"synthetic", 0, CLI_STRING, AT(synthetic), "SIZE", NULL, 0, 0,
-     "random weights and tokens: tiny, 0.6b, 1.7b, 4b or 8b", NULL},
+    {"synthetic", 0, CLI_CHOICE, AT(synthetic), CLI_SIZE_CHOICES, "none", 0, 0,
+     "random weights of that size, and random tokens", NULL},
+    {"config", 0, CLI_STRING, AT(config), "FILE", NULL, 0, 0,
+     "random weights and tokens in the shapes of a config.json", NULL},
     {"from-scratch", 0, CLI_FLAG, AT(from_scratch), NULL, NULL, 0, 0,
      "random weights in the shapes of the model's config: MODEL may be without any", NULL},
     {"simd", 0, CLI_CHOICE, AT(simd), "auto" CLI_SIMD_CHOICES, "auto", 0, 0,
@@ -128,7 +130,9 @@ bool cli_train_convert(struct cli_train_opts *o, struct nb_train_opts *out)
         return false;
     *out = (struct nb_train_opts){.model = o->model,
                                   .model_dir = o->model_dir,
-                                  .synthetic = o->synthetic,
+                                  .synthetic = cli_size(o->synthetic),
+                                  .config = o->config,
+                                  .device = o->common.device,
                                   .from_scratch = o->from_scratch,
                                   .data = o->data.items,
                                   .eval_data = o->eval_data.items,
@@ -173,13 +177,13 @@ bool cli_train_convert(struct cli_train_opts *o, struct nb_train_opts *out)
                                   .memory_report = o->vram_report,
                                   .simd = cli_simd(o->simd),
                                   .threads = (int)o->common.threads};
-    if (!o->model && !o->synthetic)
-        fprintf(stderr, "nibble: a model is missing: -m MODEL, or --synthetic SIZE\n");
-    else if (o->model && o->synthetic)
-        fprintf(stderr, "nibble: --synthetic stands in place of -m MODEL\n");
-    else
-        return true;
-    return false;
+    int sources = (o->model != NULL) + (o->synthetic > 0) + (o->config != NULL);
+    if (sources == 0)
+        fprintf(stderr,
+                "nibble: a model is missing: -m MODEL, --synthetic SIZE or --config FILE\n");
+    else if (sources > 1)
+        fprintf(stderr, "nibble: give one of -m MODEL, --synthetic SIZE and --config FILE\n");
+    return sources == 1;
 }
 
 json_t *cli_plan_json(const struct nb_train_plan *p)

@@ -7,20 +7,21 @@
 
 struct cli_train_opts {
     struct cli_common common;
-    const char *model, *model_dir, *out, *synthetic, *checkpoint_dir, *log, *replay;
+    const char *model, *model_dir, *out, *config, *checkpoint_dir, *log, *replay;
     const char *test_prompts, *vram_report;
     struct cli_list data, eval_data;
     int64_t steps, epochs, seq_len, batch_size, grad_accum, warmup, step_chunk_rows, last_layers;
     int64_t seed, eval_every, save_every, keep;
     double lr, final_lr_frac, beta1, beta2, eps, weight_decay, grad_clip, stop_if_ppl_rises;
     double kl_base, replay_share, fit;
-    int loss, schedule, precision, master, state, recompute, sample_mode, simd;
+    int synthetic, loss, schedule, precision, master, state, recompute, sample_mode, simd;
+    char device[NB_DEVICE_NAME];
     char replay_file[PATH_MAX]; /* --replay without its share */
     bool fused_step, clip_by_layer, resume, overwrite, from_scratch;
 };
 
 /* The last row is --fit, which only 'plan' has. */
-#define CLI_PLAN_OPTIONS  46
+#define CLI_PLAN_OPTIONS  47
 #define CLI_TRAIN_OPTIONS (CLI_PLAN_OPTIONS - 1)
 
 extern const struct cli_opt cli_train_options[CLI_PLAN_OPTIONS];

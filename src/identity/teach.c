@@ -46,8 +46,11 @@ static enum nb_status name_files(struct teach_run *t)
 static struct nb_engine_opts engine_of(const struct teach_run *t, const char *model)
 {
     const struct nb_train_opts *o = &t->opts->train;
-    return (struct nb_engine_opts){
-        .model = model, .model_dir = o->model_dir, .simd = o->simd, .threads = o->threads};
+    return (struct nb_engine_opts){.model = model,
+                                   .model_dir = o->model_dir,
+                                   .device = o->device,
+                                   .simd = o->simd,
+                                   .threads = o->threads};
 }
 
 static enum nb_status write_identity(struct teach_run *t)

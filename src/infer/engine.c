@@ -134,21 +134,15 @@ static enum nb_status open_files(struct nb_engine *e, const struct nb_engine_opt
 
 static enum nb_status open_engine(struct nb_engine *e, const struct nb_engine_opts *opts)
 {
-    char device[NB_DEVICE_NAME];
-    struct nbi_backend_opts on = {.device = opts->device ? opts->device : "cpu",
-                                  .threads = opts->threads};
+    struct nbi_backend_opts on = {.device = opts->device, .threads = opts->threads};
     uint64_t seed = 0;
     struct nbi_weight_provider from = nbi_weights_from_seed(&seed);
-    if (strcmp(on.device, "auto") == 0) {
-        nb_device_auto(device);
-        on.device = device;
-    }
     NBI_TRY(nbi_simd_parse(opts->simd, &on.level));
     e->level = on.level;
     e->threads = on.threads > 0 ? on.threads : nbi_cpu_count();
-    if (opts->synthetic) {
+    if (opts->synthetic || opts->config) {
         e->defaults = neutral;
-        NBI_TRY(nbi_config_preset(&e->config, opts->synthetic));
+        NBI_TRY(nbi_config_synthetic(&e->config, opts->synthetic, opts->config));
     } else {
         NBI_TRY(open_files(e, opts));
         from = nbi_weights_from_store(e->files.store);

@@ -456,6 +456,8 @@ enum nb_status nbi_config_preset(struct nbi_config *c, const char *name)
         {"1.7b", 2048, 6144, 28, 16, 8, 128, 151936, true},
         {"4b", 2560, 9728, 36, 32, 8, 128, 151936, true},
         {"8b", 4096, 12288, 36, 32, 8, 128, 151936, false},
+        {"14b", 5120, 17408, 40, 40, 8, 128, 151936, false},
+        {"32b", 5120, 25600, 64, 64, 8, 128, 151936, false},
     };
     set_defaults(c);
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
@@ -473,5 +475,18 @@ enum nb_status nbi_config_preset(struct nbi_config *c, const char *name)
         c->rope_theta = 1e6;
         return NB_OK;
     }
-    return nbi_fail(NB_EINVAL, "no preset '%s'; there are tiny, 0.6b, 1.7b, 4b and 8b", name);
+#define X(id, text) " " text
+    return nbi_fail(NB_EINVAL, "there is no size '%s', only" NB_SIZE_LIST(X), name);
+#undef X
+}
+
+enum nb_status nbi_config_synthetic(struct nbi_config *c, const char *size, const char *path)
+{
+    json_t *json = NULL;
+    if (!path)
+        return nbi_config_preset(c, size);
+    NBI_TRY(nbi_json_read_file(&json, path, NBI_CONFIG_FILE_MAX));
+    enum nb_status rc = nbi_config_parse(c, json);
+    json_decref(json);
+    return nbi_context(rc, "reading '%s'", path);
 }

@@ -72,9 +72,14 @@ enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_mic
 
 /* ---- the data of a run ---- */
 
+bool nbi_run_random_weights(const struct nb_train_opts *o)
+{
+    return o->synthetic || o->config || o->from_scratch;
+}
+
 bool nbi_run_random_tokens(const struct nb_train_opts *o)
 {
-    return o->synthetic || o->random_tokens;
+    return o->synthetic || o->config || o->random_tokens;
 }
 
 static enum nb_status open_set(struct nbi_run *r, const char *const *files,

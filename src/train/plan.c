@@ -70,7 +70,7 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
     const struct nbi_train_params_opts opts = nbi_run_params_opts(o);
     const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
     const struct nbi_acts_opts acts = nbi_run_acts_opts(o, c);
-    struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->model.store;
+    struct nbi_store *store = nbi_run_random_weights(o) ? NULL : r->model.store;
     struct nbi_train_params_plan t;
     nbi_train_params_plan(c, store, &opts, &t);
     *plan = (struct nb_train_plan){.masters = t.masters,

@@ -128,6 +128,9 @@ struct nbi_acts_opts nbi_run_acts_opts(const struct nb_train_opts *opts,
 
 /* ---- batches (batches.c) ---- */
 
+/* Whether the weights that the run begins with are random. */
+bool nbi_run_random_weights(const struct nb_train_opts *opts);
+
 /* Whether the run trains on random tokens in place of data. */
 bool nbi_run_random_tokens(const struct nb_train_opts *opts);
 

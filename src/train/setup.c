@@ -49,9 +49,10 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
         return nbi_fail(NB_EINVAL, "say how long to train: --steps or --epochs");
     if (nbi_run_random_tokens(o) && o->steps <= 0)
         return nbi_fail(NB_EINVAL, "random tokens have no end: say --steps");
-    if (o->synthetic && o->test_prompts)
+    bool synthetic = o->synthetic || o->config;
+    if (synthetic && o->test_prompts)
         return nbi_fail(NB_EINVAL, "a random model has no tokenizer, so no prompts to answer");
-    if (o->synthetic && o->out)
+    if (synthetic && o->out)
         return nbi_fail(NB_EINVAL, "a random model on random tokens is not worth writing: no -o");
     if (o->resume && !o->checkpoint_dir)
         return nbi_fail(NB_EINVAL, "--resume needs --checkpoint-dir");
@@ -62,7 +63,8 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
     if (o->stop_if_ppl_rises > 0 && o->eval_every <= 0)
         return nbi_fail(NB_EINVAL, "--stop-if-ppl-rises goes by evaluations: say --eval-every");
     if (nbi_run_random_tokens(o) && ((o->data && o->data[0]) || (o->eval_data && o->eval_data[0])))
-        return nbi_fail(NB_EINVAL, "--synthetic makes its own tokens: leave out the data");
+        return nbi_fail(NB_EINVAL,
+                        "random weights or tokens make their own data: leave out the data");
     if (!nbi_run_random_tokens(o) && (!o->data || !o->data[0]))
         return nbi_fail(NB_EINVAL, "there is no data: -d FILE");
     if (nbi_run_random_tokens(o) && (o->replay || o->kl_base > 0))
@@ -121,8 +123,8 @@ static enum nb_status open_checkpoints(struct nbi_run *r)
 static enum nb_status read_model(struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
-    if (o->synthetic)
-        return nbi_config_preset(&r->config, o->synthetic);
+    if (o->synthetic || o->config)
+        return nbi_config_synthetic(&r->config, o->synthetic, o->config);
     const char *dir = o->model_dir ? o->model_dir : o->model;
     if (o->from_scratch && nbi_path_is_dir(dir))
         NBI_TRY(nbi_model_open_config(&r->model, dir));
@@ -157,9 +159,12 @@ static enum nb_status open_tokenizer(struct nbi_run *r)
 
 static enum nb_status open_backend(struct nbi_run *r)
 {
-    struct nbi_backend_opts on = {.device = "cpu", .threads = r->opts->threads};
+    struct nbi_backend_opts on = {.device = r->opts->device, .threads = r->opts->threads};
     NBI_TRY(nbi_simd_parse(r->opts->simd, &on.level));
-    return nbi_backend_open(&r->be, &on);
+    NBI_TRY(nbi_backend_open(&r->be, &on));
+    return r->be->linear_bwd
+               ? NB_OK
+               : nbi_fail(NB_EUNSUPPORTED, "%s cannot train; use --device cpu", r->be->name);
 }
 
 static enum nb_status open_memory(struct nbi_run *r)
@@ -184,7 +189,7 @@ static enum nb_status open_memory(struct nbi_run *r)
                          r->acts.bytes)); /* touch every page now, not in the first step */
     NBI_TRY(nbi_train_pass_init(&r->train_pass, &r->acts));
     r->train_pass.V = c->vocab_size;
-    struct nbi_store *store = o->synthetic || o->from_scratch ? NULL : r->model.store;
+    struct nbi_store *store = nbi_run_random_weights(o) ? NULL : r->model.store;
     NBI_TRY(nbi_train_params_init(&r->params, r->stream, r->be, c, store, &opts));
     return nbi_optimizer_init(&r->optimizer, &r->params, &step);
 }

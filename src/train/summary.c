@@ -99,8 +99,8 @@ static void list_task(struct settings *s, const struct nbi_run *r)
     const struct nb_train_opts *o = r->opts;
     static const char *const losses[] = {NB_LOSS_LIST(NB_ENUM_NAME)};
     const char *const replay[] = {o->replay, NULL};
-    add(s, "model", o->model ? o->model : o->synthetic);
-    add(s, "begins with", o->synthetic || o->from_scratch ? "random weights" : "its weights");
+    add(s, "model", o->model ? o->model : o->config ? o->config : o->synthetic);
+    add(s, "begins with", nbi_run_random_weights(o) ? "random weights" : "its weights");
     add_list(s, "data", o->data, "random tokens");
     add_list(s, "replay", replay, "none");
     if (o->replay)

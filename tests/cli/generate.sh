@@ -201,6 +201,9 @@ check "bench train of a model" 0 "$nibble" bench train -m "$model" --threads 1 -
 says out "tok/s"
 check "bench train, impossible" 1 "$nibble" bench train --synthetic tiny --fused-step --grad-accum 2
 check "bench without a model" 2 "$nibble" bench decode
+check "bench of the shapes of a config.json" 0 "$nibble" bench decode -q -n 2 \
+    --config "$root/models/nib/config.json"
+says out "tok/s"
 check "bench of no size" 2 "$nibble" bench decode --synthetic huge
 says err "--synthetic takes none|tiny"
 finish

@@ -74,6 +74,15 @@ check "nothing fits" 1 "$nibble" plan -q --synthetic tiny --fit 0.0001
 says err "nothing fits 0.0001 GiB; the smallest takes"
 says err "--recompute block"
 lines err 1
+"$nibble" plan -q --synthetic tiny --json >"$work/size.json"
+"$nibble" synth -q tiny "$work/tiny"
+check "the shapes of a config.json" 0 "$nibble" plan -q --config "$work/tiny/config.json" --json
+same "$work/size.json" "$work/out"
+check "a size and a config" 2 "$nibble" plan --synthetic tiny --config "$work/tiny/config.json"
+says err "give one of -m MODEL, --synthetic SIZE and --config FILE"
+check "a config that is none" 1 "$nibble" plan --config "$0"
+says err "reading"
+lines err 1
 check "what train refuses" 1 "$nibble" plan --synthetic tiny --fused-step --grad-accum 4
 check "too large" 1 "$nibble" plan --synthetic 8b --seq-len 1048576 --batch-size 1048576
 says err "is over 16777216 tokens"

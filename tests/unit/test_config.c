@@ -93,10 +93,8 @@ static void test_params__count_is_that_of_the_published_models(void **state)
     static const struct {
         const char *preset;
         int64_t tensors, values;
-    } rows[] = {{"0.6b", 310, 596049920},
-                {"1.7b", 310, 1720574976},
-                {"4b", 398, 4022468096},
-                {"8b", 399, 8190735360}};
+    } rows[] = {{"0.6b", 310, 596049920}, {"1.7b", 310, 1720574976}, {"4b", 398, 4022468096},
+                {"8b", 399, 8190735360},  {"14b", 443, 14768307200}, {"32b", 707, 32762123264}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct nbi_config c;
         int64_t values = 0;
