@@ -17,6 +17,11 @@ extern "C" {
 #define NB_MUST_CHECK __attribute__((warn_unused_result))
 #define NB_MAX_DIMS   8
 
+/* The lists below are macros with rows (enumerator, text). These two make the enum and an array of
+ * the texts. */
+#define NB_ENUMERATOR(id, name) id,
+#define NB_ENUM_NAME(id, name)  name,
+
 /* ---- status ---------------------------------------------------------------------------- */
 
 #define NB_STATUS_LIST(X)                                                                          \
@@ -31,11 +36,7 @@ extern "C" {
     X(NB_EDEVICE, "device error")                                                                  \
     X(NB_EINTERRUPTED, "interrupted")
 
-enum nb_status {
-#define X(name, text) name,
-    NB_STATUS_LIST(X)
-#undef X
-};
+enum nb_status { NB_STATUS_LIST(NB_ENUMERATOR) };
 
 /* The name of a status in words, for example "malformed file". */
 const char *nb_status_text(enum nb_status status);
@@ -155,8 +156,18 @@ struct nb_quantize_report {
 NB_MUST_CHECK enum nb_status nb_quantize(const struct nb_quantize_opts *opts,
                                          struct nb_quantize_report *report);
 
-/* Random weights in the shapes of a Qwen3: preset is "tiny", "0.6b", "1.7b", "4b" or "8b", or
- * config is the path of a config.json. Deterministic for a seed, whatever the thread count. */
+/* The shapes of Qwen3 models, and of one for tests. */
+#define NB_PRESET_LIST(X)                                                                          \
+    X(NB_PRESET_TINY, "tiny")                                                                      \
+    X(NB_PRESET_0_6B, "0.6b")                                                                      \
+    X(NB_PRESET_1_7B, "1.7b")                                                                      \
+    X(NB_PRESET_4B, "4b")                                                                          \
+    X(NB_PRESET_8B, "8b")
+
+enum nb_preset { NB_PRESET_LIST(NB_ENUMERATOR) };
+
+/* Random weights: preset is a name of the list, or config is the path of a config.json.
+ * Deterministic for a seed, whatever the thread count. */
 struct nb_synth_opts {
     const char *preset, *config; /* one of the two */
     const char *dst;             /* a directory */
@@ -819,9 +830,6 @@ void nb_identity_result_release(struct nb_identity_result *result);
     X(NB_SCHEDULE_LINEAR, "linear")                                                                \
     X(NB_SCHEDULE_COSINE, "cosine")                                                                \
     X(NB_SCHEDULE_WSD, "wsd")
-
-#define NB_ENUMERATOR(id, name) id,
-#define NB_ENUM_NAME(id, name)  name,
 
 enum nb_precision { NB_PRECISION_LIST(NB_ENUMERATOR) };     /* weights of the forward pass */
 enum nb_moment_type { NB_MOMENT_TYPE_LIST(NB_ENUMERATOR) }; /* AdamW's moments in memory */

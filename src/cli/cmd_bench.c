@@ -18,7 +18,7 @@ struct bench_opts {
     bool fused_step, deterministic;
 };
 
-#define SIZES "none|tiny|0.6b|1.7b|4b|8b"
+#define SIZES "none" NB_PRESET_LIST(CLI_CHOICE_NAME)
 
 static const struct cli_opt options[] = {
     CLI_MODEL_OPTIONS(struct bench_opts, run),
@@ -244,7 +244,7 @@ static int print_decode(const struct bench_opts *o, const struct nb_bench_run *b
     return 0;
 }
 
-static const char *const sizes[] = {NULL, "tiny", "0.6b", "1.7b", "4b", "8b"};
+static const char *const sizes[] = {NULL, NB_PRESET_LIST(NB_ENUM_NAME)}; /* as in SIZES */
 
 static int run_model(struct bench_opts *o, bool prefill)
 {

@@ -48,7 +48,7 @@ void nbi_config_to_gguf(const struct nbi_config *c, struct nbi_gguf_meta *meta);
 /* A config from tensor shapes: all sizes. eps, theta and the context length get defaults. */
 enum nb_status nbi_config_infer(struct nbi_config *c, const struct nbi_store *store);
 
-/* name: "tiny", "0.6b", "1.7b", "4b" or "8b"; NB_EINVAL otherwise. */
+/* name: one of NB_PRESET_LIST; NB_EINVAL otherwise. */
 enum nb_status nbi_config_preset(struct nbi_config *c, const char *name);
 
 /* The config as a config.json; the caller owns *out. */
