@@ -97,6 +97,16 @@ printf 'about a command; see tests/%s/ and https://example.org/%s/\n' work root 
 put tools/lint/allow.txt <<'END'
 includes src/backend/devices.c:backend/cuda/device.h it is the one place
 END
+put tools/lint/retired.txt <<'END'
+# What is not used any more.
+[identifiers]
+nbi_gone -> nbi_new
+nbi_old* -> nbi_newer*
+[phrases]
+the gone phrase -> a phrase
+END
+echo 'What nbi_gone_too and not_nbi_old_one are, and the phrase.' | put docs/names.md
+echo 'Was called nbi_gone.' | put CHANGELOG.md
 printf '#!/bin/sh\n[ "$2" = known ]\n' >"$tmp/nibble"
 chmod +x "$tmp/nibble"
 
@@ -166,12 +176,17 @@ printf 'no comment\n\t\n \n%0101d\n\303\244\n/* %s */\nend' 0 FIXME | put src/ba
 printf '/* helper.c - not a test. */\n#include "x.c"\nint x = sscanf(a);\n' | put tests/unit/helper.c
 echo 'cd /home/me' | put docs/notes.md
 echo 'no command' | put docs/cli/unknown.md
+echo 'not a line of it' >>"$tree/tools/lint/retired.txt"
+printf '/* retired.h - The gone\n * phrase, nbi_gone. */\n#pragma once\nint nbi_old_one;\n' |
+    put src/base/retired.h
+echo 'It is nbi_gone.' | put README.md
 
 run
 expect "some mistakes were not found, or too many" <<'END'
 ARCHITECTURE.md:1: the table has no row for src/extra
 ARCHITECTURE.md:9: there is no folder src/gone
 ARCHITECTURE.md:9: there is no folder src/nothing
+README.md:1: 'nbi_gone' is retired, write: nbi_new
 docs/cli/unknown.md:1: nibble has no command 'unknown'
 docs/notes.md:1: '/home/...' exists on one machine only
 include/nibble.h:301: 305 lines, at most 300 are allowed
@@ -205,11 +220,15 @@ src/base/rules.c:4: strcpy is banned
 src/base/rules.c:5: fprintf: the library neither prints nor exits
 src/base/rules.c:7: nb_secret is not in nibble.h
 src/base/rules.c:9: abort: the library neither prints nor exits
+src/base/retired.h:1: 'The gone phrase' is retired, write: a phrase
+src/base/retired.h:2: 'nbi_gone' is retired, write: nbi_new
+src/base/retired.h:4: 'nbi_old_one' is retired, write: nbi_newer*
 src/cli/cmd.c:2: command is not static, so name it cli_...
 src/extra/new.h:1: header without #pragma once
 tests/unit/helper.c:1: helper.c is not named test_*.c
 tests/unit/helper.c:2: a test includes headers, not .c files
 tests/unit/helper.c:3: sscanf is banned
+tools/lint/retired.txt:7: want 'OLD -> NEW' below [identifiers] or [phrases]
 tools/lint/allow.txt:4: want 'LINTER PATH:WHAT REASON'
 tools/lint/allow.txt:3: nothing needs the exception src/base/long.c:unused
 END
