@@ -75,6 +75,11 @@ END
 put src/backend/cuda/device.h <<'END'
 /* device.h - CUDA. */
 #pragma once
+#include "backend/backend.h"
+END
+put src/backend/backend.h <<'END'
+/* backend.h - what both have. */
+#pragma once
 END
 put src/cli/main.c <<'END'
 /* main.c - may print. */
@@ -126,6 +131,7 @@ END
 echo '/* new.h - a folder that has no row. */' | put src/extra/new.h
 printf '/* opt.h - options. */\n#pragma once\n' | put src/cli/opt.h
 echo '| gone | nothing |' >>"$tree/ARCHITECTURE.md"
+sed -i 's/^| cli | |/| cli | backend |/' "$tree/ARCHITECTURE.md"
 cat >>"$tree/tools/lint/allow.txt" <<'END'
 sizes src/base/long.c:allowed_size it is allowed
 sizes src/base/long.c:unused nobody needs this
@@ -184,6 +190,7 @@ echo 'It is nbi_gone.' | put README.md
 run
 expect "some mistakes were not found, or too many" <<'END'
 ARCHITECTURE.md:1: the table has no row for src/extra
+ARCHITECTURE.md:8: no file of src/cli includes backend
 ARCHITECTURE.md:9: there is no folder src/gone
 ARCHITECTURE.md:9: there is no folder src/nothing
 README.md:1: 'nbi_gone' is retired, write: nbi_new
