@@ -240,8 +240,6 @@ tools/lint/allow.txt:4: want 'LINTER PATH:WHAT REASON'
 tools/lint/allow.txt:3: nothing needs the exception src/base/long.c:unused
 END
 
-# ---- the tests beside this one ----
-
 fails() { # fails WORDS COMMAND...: it must, and say WORDS
     words=$1
     shift
@@ -251,6 +249,33 @@ fails() { # fails WORDS COMMAND...: it must, and say WORDS
         exit 1
     fi
 }
+
+# ---- subjects of commits ----
+
+commit() { # commit DIRECTORY SUBJECT
+    git -C "$1" -c user.name=a -c user.email=a@b.c -c commit.gpgsign=false commit -q \
+        --allow-empty -m "$2"
+}
+
+check_commits() {
+    python3 -B "$lint/commits.py" "$1"
+}
+
+long=$(printf '%073d' 0)
+check_commits "$tmp" # no repository
+git init -q "$tmp/upstream"
+commit "$tmp/upstream" "$long."
+fails "has no full stop" check_commits "$tmp/upstream"
+commit "$tmp/upstream" "${long#0}" # the older one is left alone
+check_commits "$tmp/upstream"
+git clone -q "$tmp/upstream" "$tmp/clone"
+commit "$tmp/clone" "$long"
+commit "$tmp/clone" "Do this"
+fails "73 characters" check_commits "$tmp/clone"
+git clone -q --depth 1 "file://$tmp/clone" "$tmp/shallow"
+check_commits "$tmp/shallow"
+
+# ---- the other tests of this folder ----
 
 echo 'pkg_check_modules(A REQUIRED IMPORTED_TARGET known>=1.2 unknown)' | put CMakeLists.txt
 echo 'pkg_check_modules(B REQUIRED other)' | put tests/CMakeLists.txt

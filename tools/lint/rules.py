@@ -1,5 +1,5 @@
 #!/usr/bin/env -S python3 -B
-"""Checks names, banned functions, the form of source files, retired words, and paths of one machine.
+"""Checks names, banned functions, retired words, the form of sources, and paths of one machine.
 
 usage: rules.py ROOT [NIBBLE]
 

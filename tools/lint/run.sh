@@ -53,6 +53,7 @@ step() { # step NAME COMMAND...
 step includes python3 -B "$lint/includes.py" .
 step sizes python3 -B "$lint/sizes.py" . -v
 step rules python3 -B "$lint/rules.py" . "$build/nibble"
+step commits python3 -B "$lint/commits.py" .
 step headers sh "$lint/headers.sh" "$build"
 step clang-format format
 step clang-tidy tidy
