@@ -53,7 +53,7 @@ lint: build ## include rules, sizes, names, headers, formatting, clang-tidy
 
 fmt: ## format all C sources
 	@tools/deps.sh lint
-	@clang-format -i $$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh')
+	@tools/lint/format.sh -i
 
 docs: binary ## write docs/cli from the option tables
 	@$(BUILD)/nibble help --write-docs docs/cli
