@@ -53,7 +53,7 @@ lint: build ## include rules, sizes, names, headers, formatting, clang-tidy
 
 fmt: ## format all C sources
 	@tools/deps.sh lint
-	@clang-format -i $$(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh')
+	@tools/lint/format.sh -i
 
 docs: binary ## write docs/cli from the option tables
 	@$(BUILD)/nibble help --write-docs docs/cli
@@ -87,9 +87,9 @@ test-interop: build ## compare with safetensors, gguf, tokenizers and jinja2 of 
 test-gpu: build ## what needs a GPU (CUDA=1): tests, compute-sanitizer, speed and memory of 4B
 	@tests/gpu/run.sh $(BUILD) $(WHAT) || [ $$? -eq 77 ] # nothing to run on
 
-static: ## a binary that travels: small libraries linked statically, in build-static
+static: ## a binary and tests that travel: small libraries linked statically, in build-static
 	@tools/deps.sh build
-	@$(CONFIGURE) -B build-static -DNIBBLE_STATIC=ON -DNIBBLE_TESTS=OFF > build-static.log 2>&1 || { cat build-static.log; exit 1; }
+	@$(CONFIGURE) -B build-static -DNIBBLE_STATIC=ON > build-static.log 2>&1 || { cat build-static.log; exit 1; }
 	@cmake --build build-static -j $(JOBS)
 
 clean: ## remove everything that was built

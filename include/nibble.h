@@ -17,6 +17,11 @@ extern "C" {
 #define NB_MUST_CHECK __attribute__((warn_unused_result))
 #define NB_MAX_DIMS   8
 
+/* The lists below are macros with rows (enumerator, text). These two make the enum and an array of
+ * the texts. */
+#define NB_ENUMERATOR(id, name) id,
+#define NB_ENUM_NAME(id, name)  name,
+
 /* ---- status ---------------------------------------------------------------------------- */
 
 #define NB_STATUS_LIST(X)                                                                          \
@@ -31,11 +36,7 @@ extern "C" {
     X(NB_EDEVICE, "device error")                                                                  \
     X(NB_EINTERRUPTED, "interrupted")
 
-enum nb_status {
-#define X(name, text) name,
-    NB_STATUS_LIST(X)
-#undef X
-};
+enum nb_status { NB_STATUS_LIST(NB_ENUMERATOR) };
 
 /* The name of a status in words, for example "malformed file". */
 const char *nb_status_text(enum nb_status status);
@@ -155,18 +156,20 @@ struct nb_quantize_report {
 NB_MUST_CHECK enum nb_status nb_quantize(const struct nb_quantize_opts *opts,
                                          struct nb_quantize_report *report);
 
-/* Sizes of Qwen3 for random models; "tiny" is for tests. */
-#define NB_SIZE_LIST(X)                                                                            \
-    X(TINY, "tiny")                                                                                \
-    X(0_6B, "0.6b")                                                                                \
-    X(1_7B, "1.7b")                                                                                \
-    X(4B, "4b")                                                                                    \
-    X(8B, "8b")                                                                                    \
-    X(14B, "14b")                                                                                  \
-    X(32B, "32b")
+/* The shapes of Qwen3 models, and of one for tests. */
+#define NB_PRESET_LIST(X)                                                                          \
+    X(NB_PRESET_TINY, "tiny")                                                                      \
+    X(NB_PRESET_0_6B, "0.6b")                                                                      \
+    X(NB_PRESET_1_7B, "1.7b")                                                                      \
+    X(NB_PRESET_4B, "4b")                                                                          \
+    X(NB_PRESET_8B, "8b")                                                                          \
+    X(NB_PRESET_14B, "14b")                                                                        \
+    X(NB_PRESET_32B, "32b")
 
-/* Random weights in the shapes of a Qwen3: preset is one of NB_SIZE_LIST, or config is the path of
- * a config.json. Deterministic for a seed, whatever the thread count. */
+enum nb_preset { NB_PRESET_LIST(NB_ENUMERATOR) };
+
+/* Random weights: preset is a name of the list, or config is the path of a config.json.
+ * Deterministic for a seed, whatever the thread count. */
 struct nb_synth_opts {
     const char *preset, *config; /* one of the two */
     const char *dst;             /* a directory */
@@ -325,7 +328,7 @@ struct nb_engine;
 
 struct nb_engine_opts {
     const char *model, *model_dir; /* model_dir may be NULL */
-    const char *synthetic;         /* instead: random weights of one of NB_SIZE_LIST */
+    const char *synthetic;         /* instead: random weights of one of NB_PRESET_LIST */
     const char *config;            /* instead: random weights of the shapes in a config.json */
     const char *device;            /* "auto", "cpu", "cuda" or "cuda:N"; NULL: the CPU */
     const char *simd;              /* "scalar", "avx2", "avx512"; NULL: the widest this CPU has */
@@ -831,9 +834,6 @@ void nb_identity_result_release(struct nb_identity_result *result);
     X(NB_SCHEDULE_COSINE, "cosine")                                                                \
     X(NB_SCHEDULE_WSD, "wsd")
 
-#define NB_ENUMERATOR(id, name) id,
-#define NB_ENUM_NAME(id, name)  name,
-
 enum nb_precision { NB_PRECISION_LIST(NB_ENUMERATOR) };     /* weights of the forward pass */
 enum nb_moment_type { NB_MOMENT_TYPE_LIST(NB_ENUMERATOR) }; /* AdamW's moments in memory */
 enum nb_loss { NB_LOSS_LIST(NB_ENUMERATOR) };
@@ -865,7 +865,7 @@ struct nb_train_answer {
 
 struct nb_train_opts {
     const char *model, *model_dir; /* as for nb_engine_opts */
-    const char *synthetic;         /* instead: random weights and tokens of one of NB_SIZE_LIST */
+    const char *synthetic;         /* instead: random weights and tokens of one of NB_PRESET_LIST */
     const char *config;            /* instead: the same in the shapes of a config.json */
     const char *device;            /* as for nb_engine_opts */
     bool random_tokens;            /* instead of data; implied by synthetic and config */

@@ -219,12 +219,12 @@ static enum nb_status context_full(const struct chat *c, const struct nb_generat
                     (long long)r->prompt_tokens, (long long)info.context);
 }
 
-/* Sends a message and prints the answer. most: tokens of it; 0: as the options say. */
-static enum nb_status send_message(struct chat *c, const char *text, size_t len, int64_t most)
+/* Sends a message and prints the answer. limit: its tokens; 0: as the options say. */
+static enum nb_status send_message(struct chat *c, const char *text, size_t len, int64_t limit)
 {
     struct nb_generate_result r;
     struct nb_generate_opts g = c->generate;
-    g.max_tokens = most > 0 ? most : g.max_tokens;
+    g.max_tokens = limit > 0 ? limit : g.max_tokens;
     g.sampling.seed = c->seed + (uint64_t)c->since_start;
     c->shown = 0;
     c->begun = true;

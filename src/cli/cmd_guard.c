@@ -189,7 +189,7 @@ static bool is_over(const struct guard *g)
 static void say_why(const struct guard *g)
 {
     const struct cli_process *largest = NULL;
-    char used[32], limit[32], most[32];
+    char used[32], limit[32], held[32];
     bool host = g->host > g->limit;
     for (size_t i = 0; i < g->tree_count; i++)
         if (!largest || g->tree[i].bytes > largest->bytes)
@@ -201,7 +201,7 @@ static void say_why(const struct guard *g)
         fprintf(stderr, " for %.1f s", nbi_now() - g->over_since);
     if (largest)
         fprintf(stderr, "; the largest is process %d (%s) with %s on the host", largest->pid,
-                largest->name, nbi_format_bytes(most, (double)largest->bytes));
+                largest->name, nbi_format_bytes(held, (double)largest->bytes));
     fprintf(stderr, "; ending %zu process%s\n", g->tree_count, g->tree_count == 1 ? "" : "es");
 }
 

@@ -93,8 +93,8 @@ static size_t shorten(const struct nb_engine *engine, size_t count)
 {
     struct nb_engine_info info;
     nb_engine_info(engine, &info);
-    size_t most = info.context < TEXT_TOKENS ? (size_t)info.context : TEXT_TOKENS;
-    return count < most ? count : most;
+    size_t limit = info.context < TEXT_TOKENS ? (size_t)info.context : TEXT_TOKENS;
+    return count < limit ? count : limit;
 }
 
 static enum nb_status read_text(const struct parity_opts *o, struct nbi_str *text)

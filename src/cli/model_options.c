@@ -6,7 +6,7 @@
 
 const char *cli_size(int choice)
 {
-    static const char *const names[] = {NULL, NB_SIZE_LIST(NB_ENUM_NAME)};
+    static const char *const names[] = {NULL, NB_PRESET_LIST(NB_ENUM_NAME)};
     return names[choice];
 }
 

@@ -6,7 +6,7 @@
 
 /* The choices of --simd after its default. */
 #define CLI_SIMD_CHOICE(id, name) "|" name
-#define CLI_SIZE_CHOICES          "none" NB_SIZE_LIST(CLI_CHOICE_NAME)
+#define CLI_SIZE_CHOICES          "none" NB_PRESET_LIST(CLI_CHOICE_NAME)
 #define CLI_SIMD_CHOICES          NBI_SIMD_LIST(CLI_SIMD_CHOICE)
 
 struct cli_run_opts {

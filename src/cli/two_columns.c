@@ -40,14 +40,14 @@ static int char_at(const char *p, const char *end, int *columns)
     return n;
 }
 
-/* The length of the next line of *text, at most `most` columns wide; advances *text past it. */
-static int next_line(const char **text, int most, int *columns)
+/* The length of the next line of *text, at most `limit` columns wide; advances *text past it. */
+static int next_line(const char **text, int limit, int *columns)
 {
     const char *begin = *text, *end = begin + strlen(begin), *p = begin, *cut = NULL;
     int used = 0, used_at_cut = 0, width = 0;
     while (p < end) {
         int n = char_at(p, end, &width);
-        if (used + width > most)
+        if (used + width > limit)
             break;
         if (*p == ' ') {
             cut = p;
@@ -81,14 +81,14 @@ static void flatten(char out[MOST_BYTES], const char *text, size_t len)
 
 static void print_columns(const char *left, const char *right, int width)
 {
-    int most = column_of(width);
+    int limit = column_of(width);
     do {
         const char *line[2] = {left, right};
         int used[2], len[2];
-        len[0] = next_line(&left, most, &used[0]);
-        len[1] = next_line(&right, most, &used[1]);
+        len[0] = next_line(&left, limit, &used[0]);
+        len[1] = next_line(&right, limit, &used[1]);
         printf("%*s%.*s%*s%.*s\n", INDENT, "", len[0], line[0],
-               len[1] > 0 ? most - used[0] + GAP : 0, "", len[1], line[1]);
+               len[1] > 0 ? limit - used[0] + GAP : 0, "", len[1], line[1]);
     } while (*left || *right);
 }
 
@@ -103,9 +103,9 @@ void cli_print_beside(const struct nb_ab_row *row, int width)
 }
 
 /* Shortens a name to a column: whole characters of its end. */
-static void shorten(char out[MOST_BYTES], const char *name, int most)
+static void shorten(char out[MOST_BYTES], const char *name, int limit)
 {
-    size_t len = strlen(name), keep = (size_t)most;
+    size_t len = strlen(name), keep = (size_t)limit;
     const char *from = len > keep ? name + len - keep + 3 : name;
     while (len > keep && ((unsigned char)*from & 0xC0) == 0x80)
         from++;

@@ -13,7 +13,7 @@
 #include "infer/session.h"
 
 #define DEFAULT_CONTEXT 2048
-#define ROWS_MAX        512 /* of logits at a time */
+#define LOGITS_ROWS_MAX 512 /* of logits at a time */
 
 double nbi_token_nll(const float *logits, int64_t V, int32_t target)
 {
@@ -106,18 +106,18 @@ static enum nb_status score_all(struct eval *e)
 
 static enum nb_status check(struct eval *e)
 {
-    int64_t most = e->engine->config.max_position;
+    int64_t limit = e->engine->config.max_position;
     if (e->count < 2)
         return nbi_fail(NB_EVALUE,
                         "a text of %lld tokens; the first is not predicted, so it takes two",
                         (long long)e->count);
-    e->context = e->opts->context > 0     ? e->opts->context
-                 : most < DEFAULT_CONTEXT ? most
-                                          : DEFAULT_CONTEXT;
+    e->context = e->opts->context > 0      ? e->opts->context
+                 : limit < DEFAULT_CONTEXT ? limit
+                                           : DEFAULT_CONTEXT;
     e->stride = e->opts->stride > 0 ? e->opts->stride : e->context;
-    if (e->context < 2 || e->context > most)
+    if (e->context < 2 || e->context > limit)
         return nbi_fail(NB_EVALUE, "windows of %lld tokens; 2 to %lld are possible with this model",
-                        (long long)e->context, (long long)most);
+                        (long long)e->context, (long long)limit);
     if (e->stride > e->context)
         return nbi_fail(NB_EINVAL, "a stride of %lld over windows of %lld tokens leaves some out",
                         (long long)e->stride, (long long)e->context);
@@ -132,7 +132,7 @@ static enum nb_status prepare(struct eval *e)
     NBI_TRY(check(e));
     NBI_TRY(nbi_kv_dtype(e->opts->kv, &kv));
     int64_t context = e->context < e->count ? e->context : e->count;
-    e->chunk = nbi_logits_rows(V, 1, context < ROWS_MAX ? context : ROWS_MAX);
+    e->chunk = nbi_logits_rows(V, 1, context < LOGITS_ROWS_MAX ? context : LOGITS_ROWS_MAX);
     const struct nbi_session_opts opts = {
         .context = context, .logits = e->chunk, .kv = kv, .exact = !e->opts->fast};
     e->logits = malloc((size_t)(e->chunk * row));

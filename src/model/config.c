@@ -446,22 +446,22 @@ enum nb_status nbi_config_infer(struct nbi_config *c, const struct nbi_store *st
 
 enum nb_status nbi_config_preset(struct nbi_config *c, const char *name)
 {
+    static const char *const names[] = {NB_PRESET_LIST(NB_ENUM_NAME)};
     static const struct {
-        const char *name;
         int64_t hidden, ffn, layers, heads, kv_heads, head_dim, vocab;
         bool tied;
     } presets[] = {
-        {"tiny", 128, 384, 4, 4, 2, 64, 2048, true},
-        {"0.6b", 1024, 3072, 28, 16, 8, 128, 151936, true},
-        {"1.7b", 2048, 6144, 28, 16, 8, 128, 151936, true},
-        {"4b", 2560, 9728, 36, 32, 8, 128, 151936, true},
-        {"8b", 4096, 12288, 36, 32, 8, 128, 151936, false},
-        {"14b", 5120, 17408, 40, 40, 8, 128, 151936, false},
-        {"32b", 5120, 25600, 64, 64, 8, 128, 151936, false},
+        [NB_PRESET_TINY] = {128, 384, 4, 4, 2, 64, 2048, true},
+        [NB_PRESET_0_6B] = {1024, 3072, 28, 16, 8, 128, 151936, true},
+        [NB_PRESET_1_7B] = {2048, 6144, 28, 16, 8, 128, 151936, true},
+        [NB_PRESET_4B] = {2560, 9728, 36, 32, 8, 128, 151936, true},
+        [NB_PRESET_8B] = {4096, 12288, 36, 32, 8, 128, 151936, false},
+        [NB_PRESET_14B] = {5120, 17408, 40, 40, 8, 128, 151936, false},
+        [NB_PRESET_32B] = {5120, 25600, 64, 64, 8, 128, 151936, false},
     };
     set_defaults(c);
-    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
-        if (strcmp(presets[i].name, name) != 0)
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(names[i], name) != 0)
             continue;
         c->hidden_size = presets[i].hidden;
         c->intermediate_size = presets[i].ffn;
@@ -476,7 +476,7 @@ enum nb_status nbi_config_preset(struct nbi_config *c, const char *name)
         return NB_OK;
     }
 #define X(id, text) " " text
-    return nbi_fail(NB_EINVAL, "there is no size '%s', only" NB_SIZE_LIST(X), name);
+    return nbi_fail(NB_EINVAL, "there is no size '%s', only" NB_PRESET_LIST(X), name);
 #undef X
 }
 

@@ -48,11 +48,11 @@ void nbi_config_to_gguf(const struct nbi_config *c, struct nbi_gguf_meta *meta);
 /* A config from tensor shapes: all sizes. eps, theta and the context length get defaults. */
 enum nb_status nbi_config_infer(struct nbi_config *c, const struct nbi_store *store);
 
-/* The config of a random model: of one of NB_SIZE_LIST, or read from a config.json. One of the two
- * is NULL. */
+/* The config of a random model: of one of NB_PRESET_LIST, or read from a config.json. One of the
+ * two is NULL. */
 enum nb_status nbi_config_synthetic(struct nbi_config *c, const char *size, const char *path);
 
-/* name: one of NB_SIZE_LIST; NB_EINVAL otherwise. */
+/* name: one of NB_PRESET_LIST; NB_EINVAL otherwise. */
 enum nb_status nbi_config_preset(struct nbi_config *c, const char *name);
 
 /* The config as a config.json; the caller owns *out. */

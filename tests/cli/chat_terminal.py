@@ -76,7 +76,7 @@ class Chat:
         return bool(piece)
 
     def expect(self, text):
-        """Waits for text behind what was waited for before."""
+        """Waits for text after what was waited for before."""
         end = time.monotonic() + LIMIT
         while text.encode() not in self.seen[self.at:]:
             if time.monotonic() > end or not self.read(LIMIT):

@@ -75,6 +75,11 @@ END
 put src/backend/cuda/device.h <<'END'
 /* device.h - CUDA. */
 #pragma once
+#include "backend/backend.h"
+END
+put src/backend/backend.h <<'END'
+/* backend.h - what both have. */
+#pragma once
 END
 put src/cli/main.c <<'END'
 /* main.c - may print. */
@@ -97,6 +102,16 @@ printf 'about a command; see tests/%s/ and https://example.org/%s/\n' work root 
 put tools/lint/allow.txt <<'END'
 includes src/backend/devices.c:backend/cuda/device.h it is the one place
 END
+put tools/lint/retired.txt <<'END'
+# What is not used any more.
+[identifiers]
+nbi_gone -> nbi_new
+nbi_old* -> nbi_newer*
+[phrases]
+the gone phrase -> a phrase
+END
+echo 'What nbi_gone_too and not_nbi_old_one are, and the phrase.' | put docs/names.md
+echo 'Was called nbi_gone.' | put CHANGELOG.md
 printf '#!/bin/sh\n[ "$2" = known ]\n' >"$tmp/nibble"
 chmod +x "$tmp/nibble"
 
@@ -116,6 +131,7 @@ END
 echo '/* new.h - a folder that has no row. */' | put src/extra/new.h
 printf '/* opt.h - options. */\n#pragma once\n' | put src/cli/opt.h
 echo '| gone | nothing |' >>"$tree/ARCHITECTURE.md"
+sed -i 's/^| cli | |/| cli | backend |/' "$tree/ARCHITECTURE.md"
 cat >>"$tree/tools/lint/allow.txt" <<'END'
 sizes src/base/long.c:allowed_size it is allowed
 sizes src/base/long.c:unused nobody needs this
@@ -166,12 +182,18 @@ printf 'no comment\n\t\n \n%0101d\n\303\244\n/* %s */\nend' 0 FIXME | put src/ba
 printf '/* helper.c - not a test. */\n#include "x.c"\nint x = sscanf(a);\n' | put tests/unit/helper.c
 echo 'cd /home/me' | put docs/notes.md
 echo 'no command' | put docs/cli/unknown.md
+echo 'not a line of it' >>"$tree/tools/lint/retired.txt"
+printf '/* retired.h - The gone\n * phrase, nbi_gone. */\n#pragma once\nint nbi_old_one;\n' |
+    put src/base/retired.h
+echo 'It is nbi_gone.' | put README.md
 
 run
 expect "some mistakes were not found, or too many" <<'END'
 ARCHITECTURE.md:1: the table has no row for src/extra
+ARCHITECTURE.md:8: no file of src/cli includes backend
 ARCHITECTURE.md:9: there is no folder src/gone
 ARCHITECTURE.md:9: there is no folder src/nothing
+README.md:1: 'nbi_gone' is retired, write: nbi_new
 docs/cli/unknown.md:1: nibble has no command 'unknown'
 docs/notes.md:1: '/home/...' exists on one machine only
 include/nibble.h:301: 305 lines, at most 300 are allowed
@@ -205,16 +227,18 @@ src/base/rules.c:4: strcpy is banned
 src/base/rules.c:5: fprintf: the library neither prints nor exits
 src/base/rules.c:7: nb_secret is not in nibble.h
 src/base/rules.c:9: abort: the library neither prints nor exits
+src/base/retired.h:1: 'The gone phrase' is retired, write: a phrase
+src/base/retired.h:2: 'nbi_gone' is retired, write: nbi_new
+src/base/retired.h:4: 'nbi_old_one' is retired, write: nbi_newer*
 src/cli/cmd.c:2: command is not static, so name it cli_...
 src/extra/new.h:1: header without #pragma once
 tests/unit/helper.c:1: helper.c is not named test_*.c
 tests/unit/helper.c:2: a test includes headers, not .c files
 tests/unit/helper.c:3: sscanf is banned
+tools/lint/retired.txt:7: want 'OLD -> NEW' below [identifiers] or [phrases]
 tools/lint/allow.txt:4: want 'LINTER PATH:WHAT REASON'
 tools/lint/allow.txt:3: nothing needs the exception src/base/long.c:unused
 END
-
-# ---- the tests beside this one ----
 
 fails() { # fails WORDS COMMAND...: it must, and say WORDS
     words=$1
@@ -225,6 +249,33 @@ fails() { # fails WORDS COMMAND...: it must, and say WORDS
         exit 1
     fi
 }
+
+# ---- subjects of commits ----
+
+commit() { # commit DIRECTORY SUBJECT
+    git -C "$1" -c user.name=a -c user.email=a@b.c -c commit.gpgsign=false commit -q \
+        --allow-empty -m "$2"
+}
+
+check_commits() {
+    python3 -B "$lint/commits.py" "$1"
+}
+
+long=$(printf '%073d' 0)
+check_commits "$tmp" # no repository
+git init -q "$tmp/upstream"
+commit "$tmp/upstream" "$long."
+fails "has no full stop" check_commits "$tmp/upstream"
+commit "$tmp/upstream" "${long#0}" # the older one is left alone
+check_commits "$tmp/upstream"
+git clone -q "$tmp/upstream" "$tmp/clone"
+commit "$tmp/clone" "$long"
+commit "$tmp/clone" "Do this"
+fails "73 characters" check_commits "$tmp/clone"
+git clone -q --depth 1 "file://$tmp/clone" "$tmp/shallow"
+check_commits "$tmp/shallow"
+
+# ---- the other tests of this folder ----
 
 echo 'pkg_check_modules(A REQUIRED IMPORTED_TARGET known>=1.2 unknown)' | put CMakeLists.txt
 echo 'pkg_check_modules(B REQUIRED other)' | put tests/CMakeLists.txt

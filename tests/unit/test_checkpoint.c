@@ -144,14 +144,14 @@ static void test_checkpoint__invalid_content_is_refused(void **state)
     (void)state;
     const struct nbi_ckpt_blob same[] = {{"a", 1, "x"}, {"b", 1, "y"}, {"a", 1, "z"}};
     const struct nbi_ckpt_blob huge[] = {{"a", UINT64_MAX, "x"}, {"b", 1, "y"}};
-    const struct nbi_ckpt_blob bare[] = {{"a", 1, NULL}}, odd[] = {{"a\n", 1, "x"}};
+    const struct nbi_ckpt_blob bare[] = {{"a", 1, NULL}}, unprintable[] = {{"a\n", 1, "x"}};
     struct nbi_ckpt_content c = {.settings = "{}", .blobs = same, .blob_count = 3};
     assert_fails(nbi_checkpoint_save(test_dir, 1, &c), NB_EINVAL, "'a' is there twice");
     c.blobs = huge, c.blob_count = 2;
     assert_fails(nbi_checkpoint_save(test_dir, 1, &c), NB_EINVAL, "2^63");
     c.blobs = bare, c.blob_count = 1;
     assert_fails(nbi_checkpoint_save(test_dir, 1, &c), NB_EINVAL, "'a' has no bytes");
-    c.blobs = odd;
+    c.blobs = unprintable;
     assert_fails(nbi_checkpoint_save(test_dir, 1, &c), NB_EINVAL, "not printable");
     c.blob_count = 0, c.settings = "{";
     assert_fails(nbi_checkpoint_save(test_dir, 1, &c), NB_EFORMAT, "settings of a checkpoint");

@@ -91,7 +91,7 @@ static const struct linear_case shapes[] = {
     {.count = 2, .K = 1648, .O = {4100, 900}}, /* odd numbers of tile rows and tile columns */
 };
 
-/* Several row blocks of warps that multiply alone, on up to 136 multiprocessors. */
+/* Several row blocks of single warps (mma.sync), on up to 136 multiprocessors. */
 static const struct linear_case long_shape = {.count = 1, .K = 400, .O = {70001}};
 
 static void check_batch_invariant_rows_keep_their_bits(void)

@@ -38,7 +38,7 @@ struct rig {
     struct nbi_stream *s;
     struct nbi_train_params t;
     struct nbi_acts acts;
-    struct nbi_train_pass feed;
+    struct nbi_train_pass train_pass;
     struct nbi_dataset *data;
     struct nbi_microbatch batch;
 };
@@ -80,10 +80,10 @@ static void rig_open(struct rig *r)
     r->be = guarded_open(be);
     assert_ok(r->be->stream_new(r->be, &limits, &r->s));
     assert_ok(nbi_train_params_init(&r->t, r->s, r->be, &r->config, NULL, &opts));
-    const struct nbi_acts_opts room = {.N = B * T, .M = M};
-    assert_ok(nbi_acts_init_training(&r->acts, r->be, &r->config, &room));
-    assert_ok(nbi_train_pass_init(&r->feed, &r->acts));
-    r->feed.V = V;
+    const struct nbi_acts_opts acts_opts = {.N = B * T, .M = M};
+    assert_ok(nbi_acts_init_training(&r->acts, r->be, &r->config, &acts_opts));
+    assert_ok(nbi_train_pass_init(&r->train_pass, &r->acts));
+    r->train_pass.V = V;
     r->data = new_set("data.tsv");
     assert_ok(nbi_microbatch_init(&r->batch, B, T));
 }
@@ -92,7 +92,7 @@ static void rig_close(struct rig *r)
 {
     nbi_microbatch_release(&r->batch);
     nbi_dataset_close(r->data);
-    nbi_train_pass_release(&r->feed);
+    nbi_train_pass_release(&r->train_pass);
     nbi_acts_release(&r->acts);
     nbi_train_params_release(&r->t);
     r->be->stream_free(r->s);
@@ -109,9 +109,9 @@ static void next_batch(struct rig *r, uint64_t seed)
     assert_ok(nbi_loader_init(&b, &opts));
     assert_ok(nbi_loader_next(&b, &r->batch, &more));
     nbi_loader_release(&b);
-    assert_ok(nbi_train_pass_set(&r->feed, &r->batch));
-    assert_true(r->feed.labels.count > M);
-    r->feed.labels.scale = 1.0f / (float)r->feed.labels.count;
+    assert_ok(nbi_train_pass_set(&r->train_pass, &r->batch));
+    assert_true(r->train_pass.labels.count > M);
+    r->train_pass.labels.scale = 1.0f / (float)r->train_pass.labels.count;
 }
 
 static void download(struct rig *r, float *out, struct nbi_ptr from, int64_t n)
@@ -127,12 +127,12 @@ static void upload(struct rig *r, struct nbi_ptr to, const float *x, int64_t n)
 
 static void forward(struct rig *r)
 {
-    assert_ok(nbi_execute(&r->t.weights, &r->acts, r->s, &r->feed.pass));
+    assert_ok(nbi_execute(&r->t.weights, &r->acts, r->s, &r->train_pass.pass));
 }
 
 static void loss(struct rig *r, bool gradient)
 {
-    assert_ok(nbi_loss(&r->t.weights, &r->acts, r->s, &r->feed.pass, &r->feed.labels,
+    assert_ok(nbi_loss(&r->t.weights, &r->acts, r->s, &r->train_pass.pass, &r->train_pass.labels,
                        gradient ? &r->t.grads : NULL));
 }
 
@@ -174,8 +174,8 @@ static void test_loss__scalar(void **state)
     (void)state;
     rig_open(&r);
     next_batch(&r, 1);
-    struct scalar c = {&r.feed.labels, r.config.rms_eps, x, norm, embed};
-    r.feed.labels.kind = NB_LOSS_SCALAR;
+    struct scalar c = {&r.train_pass.labels, r.config.rms_eps, x, norm, embed};
+    r.train_pass.labels.kind = NB_LOSS_SCALAR;
     struct nbi_train_param *last = &r.t.tensors[1 + 2 * 11];
     for (int k = 0; k < C; k++) /* norm weights that are not all 1 */
         norm[k] = (float)(1 + 0.5 * uniform((uint64_t)k));
@@ -198,16 +198,16 @@ static void test_loss__scalar(void **state)
         slope += (double)dx[i] * uniform((uint64_t)(1000 + i));
     for (int k = 0; k < C; k++)
         slope += (double)dnorm[k] * uniform((uint64_t)(900 + k));
-    double mean = r.feed.labels.loss / (double)r.feed.labels.count;
+    double mean = r.train_pass.labels.loss / (double)r.train_pass.labels.count;
     assert_true(fabs(mean - (side[0] + side[1]) / 2) < 1e-6 * mean);
     assert_true(fabs((side[1] - side[0]) / (2 * h) - slope) < 1e-5 * (fabs(slope) + 1));
     download(&r, head, r.t.grads.head,
              V * C); /* tied: the gradient of the embedding, which is still empty */
     for (int i = 0; i < V * C; i++)
         assert_true(head[i] == 0);
-    double before = r.feed.labels.loss;
+    double before = r.train_pass.labels.loss;
     loss(&r, false);
-    assert_true(r.feed.labels.loss == before);
+    assert_true(r.train_pass.labels.loss == before);
     rig_close(&r);
 }
 
@@ -226,7 +226,7 @@ static double along(struct rig *r, struct nbi_train_param *x, const float *w, co
     free(at);
     forward(r);
     loss(r, false);
-    const struct nbi_labels *l = &r->feed.labels;
+    const struct nbi_labels *l = &r->train_pass.labels;
     return (double)l->scale * l->loss + (double)l->kl_scale * l->kl;
 }
 
@@ -238,7 +238,7 @@ static void check_weights(struct rig *r, int64_t tensor, double h)
     assert_ok(r->be->clear(r->s, x->grad, x->count * (int64_t)sizeof *g));
     forward(r);
     loss(r, true);
-    assert_ok(nbi_backward(&r->t.weights, &r->acts, r->s, &r->feed.pass, &r->t.grads, NULL));
+    assert_ok(nbi_backward(&r->t.weights, &r->acts, r->s, &r->train_pass.pass, &r->t.grads, NULL));
     download(r, w, x->master, x->count);
     download(r, g, x->grad, x->count);
     for (int64_t i = 0; i < x->count; i++)
@@ -258,7 +258,7 @@ static void test_loss__scalar_through_layers(void **state)
     (void)state;
     rig_open(&r);
     next_batch(&r, 2);
-    r.feed.labels.kind = NB_LOSS_SCALAR;
+    r.train_pass.labels.kind = NB_LOSS_SCALAR;
     for (int64_t i = 1; i < 1 + 2 * 11; i += 3)
         check_weights(&r, i, 1e-3);
     rig_close(&r);
@@ -272,7 +272,8 @@ static void reference_open(struct rig *r, struct nbi_kl_anchor *b, int64_t memor
                                             .first_example = before,
                                             .memory_limit = memory,
                                             .spill_next_to = test_path(before ? "ckpt/" : "ckpt")};
-    const struct nbi_kl_anchor_pass pass = {&r->t.weights, &r->acts, r->s, &r->feed, &r->batch};
+    const struct nbi_kl_anchor_pass pass = {&r->t.weights, &r->acts, r->s, &r->train_pass,
+                                            &r->batch};
     assert_ok(nbi_kl_anchor_init(b, &opts, &pass));
     assert_int_equal(b->fd >= 0, memory == 0);
 }
@@ -282,11 +283,11 @@ static void check_reference(struct rig *r, const struct nbi_kl_anchor *b)
 {
     static float logits[V];
     int64_t known = 0, count;
-    struct nbi_labels *l = &r->feed.labels;
+    struct nbi_labels *l = &r->train_pass.labels;
     assert_ok(nbi_kl_anchor_set(b, &r->batch, l, &count));
     forward(r);
     for (int64_t i = 0; i < l->count; i++) {
-        struct nbi_pass pass = r->feed.pass;
+        struct nbi_pass pass = r->train_pass.pass;
         int64_t sample = r->batch.example_of[l->rows[i]] - b->opts.first_example;
         bool cut =
             nbi_dataset_is_document(r->data, sample) && nbi_dataset_tokens(r->data, sample) > T + 1;
@@ -332,13 +333,13 @@ static void test_loss__reference_is_the_softmax(void **state)
                 r.batch.example_of[i] += r.batch.example_of[i] >= 0 ? before : 0;
             check_reference(&r, &b);
             loss(&r, false);
-            assert_true(fabs(r.feed.labels.kl) < 1e-6 * (double)r.feed.labels.count);
+            assert_true(fabs(r.train_pass.labels.kl) < 1e-6 * (double)r.train_pass.labels.count);
         }
         for (int i = 0; i < B * T && on_disk;
              i++) /* examples of the other data set have no reference */
             r.batch.example_of[i] = r.batch.example_of[i] < 0 ? -1 : i % 5;
         int64_t count;
-        assert_ok(nbi_kl_anchor_set(&b, &r.batch, &r.feed.labels, &count));
+        assert_ok(nbi_kl_anchor_set(&b, &r.batch, &r.train_pass.labels, &count));
         assert_true(on_disk ? count == 0 : count > 0);
         nbi_kl_anchor_release(&b);
     }
@@ -368,7 +369,7 @@ static void test_loss__reference_has_a_fingerprint(void **state)
     upload(&r, r.t.tensors[5].master, &x, 1);
     assert_ok(nbi_train_params_requantize(&r.t, NBI_ALL_LAYERS));
     const struct nbi_kl_anchor_opts opts = {.data = r.data, .memory_limit = 1 << 30};
-    const struct nbi_kl_anchor_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
+    const struct nbi_kl_anchor_pass pass = {&r.t.weights, &r.acts, r.s, &r.train_pass, &r.batch};
     assert_fails(nbi_kl_anchor_init(&a, &opts, &pass), NB_EVALUE, "not finite");
     nbi_kl_anchor_release(&a);
     const struct nbi_kl_anchor_opts nowhere = {.data = r.data,
@@ -391,7 +392,7 @@ static void test_loss__reference_needs_whole_examples(void **state)
     nbi_dataset_close(r.data);
     assert_ok(nbi_dataset_open(&r.data, &set));
     const struct nbi_kl_anchor_opts opts = {.data = r.data, .memory_limit = 1 << 30};
-    const struct nbi_kl_anchor_pass pass = {&r.t.weights, &r.acts, r.s, &r.feed, &r.batch};
+    const struct nbi_kl_anchor_pass pass = {&r.t.weights, &r.acts, r.s, &r.train_pass, &r.batch};
     assert_fails(nbi_kl_anchor_init(&b, &opts, &pass), NB_EINVAL, "a label within 24");
     nbi_kl_anchor_release(&b);
     rig_close(&r);
@@ -420,7 +421,7 @@ static void test_loss__kl_gradient(void **state)
         const double h = 3e-3;
         double side[2], slope = 0;
         next_batch(&r, 6);
-        struct nbi_labels *l = &r.feed.labels;
+        struct nbi_labels *l = &r.train_pass.labels;
         l->kl_scale = 0.7f * l->scale;
         l->scale = kl_only ? 0 : l->scale;
         assert_ok(nbi_kl_anchor_set(&b, &r.batch, l, &count));
@@ -454,20 +455,20 @@ static void test_loss__topk(void **state)
     int32_t ids[64];
     (void)state;
     for (int round = 0; round < 200; round++) {
-        int64_t n = 1 + round % 100, J = n < 64 ? n : 64;
+        int64_t n = 1 + round % 100, k = n < 64 ? n : 64;
         double sum = 0;
         for (int i = 0; i < n; i++) { /* with ties */
             logits[i] = (float)floor(20 * uniform((uint64_t)(round * 100 + i)));
             sum += exp((double)logits[i]);
         }
-        assert_ok(nbi_kl_anchor_topk(logits, n, J, ids, p));
-        for (int64_t j = 0; j < J; j++) {
+        assert_ok(nbi_kl_anchor_topk(logits, n, k, ids, p));
+        for (int64_t j = 0; j < k; j++) {
             int64_t likelier = 0;
             for (int i = 0; i < n; i++)
                 likelier += logits[i] > logits[ids[j]];
             assert_true(likelier <= j && (j == 0 || logits[ids[j]] <= logits[ids[j - 1]]));
-            for (int64_t k = 0; k < j; k++)
-                assert_true(ids[k] != ids[j]);
+            for (int64_t i = 0; i < j; i++)
+                assert_true(ids[i] != ids[j]);
             assert_true(fabs((double)p[j] - exp((double)logits[ids[j]]) / sum) < 1e-6);
         }
     }
@@ -485,10 +486,10 @@ static void test_loss__ids_outside(void **state)
     rig_open(&r);
     next_batch(&r, 1);
     r.batch.targets[3] = V;
-    assert_fails(nbi_train_pass_set(&r.feed, &r.batch), NB_EVALUE, "vocabulary of 290");
+    assert_fails(nbi_train_pass_set(&r.train_pass, &r.batch), NB_EVALUE, "vocabulary of 290");
     r.batch.targets[3] = NBI_IGNORE;
     r.batch.ids[3] = V;
-    assert_fails(nbi_train_pass_set(&r.feed, &r.batch), NB_EVALUE, "token id 290 is outside");
+    assert_fails(nbi_train_pass_set(&r.train_pass, &r.batch), NB_EVALUE, "token id 290 is outside");
     rig_close(&r);
 }
 

@@ -160,17 +160,17 @@ static void check_linear(void)
 {
     static const int64_t counts[] = {1, 2, 7, 8, 9, 33, 64, 65, 130, 300};
     static const int64_t outs[][3] = {{1, 7, 40}, {33, 129, 5}, {203, 48, 17}};
-    static const int64_t of_fours[] = {16, 80, 144, 1008}, of_floats[] = {1, 7, 203, 514};
+    static const int64_t nvfp4_widths[] = {16, 80, 144, 1008}, float_widths[] = {1, 7, 203, 514};
     int64_t at = 0;
     for (int64_t t = 0; t <= COUNT(matrices); t++) /* the last one mixes types */
         for (int64_t i = 0; i < COUNT(counts); i++)
             for (int k = 0; k < 4; k++, at++) {
                 struct linear_case c = {.count = 1 + (int)(at % 3), .add = at / 3 % 2};
-                bool four = t == 0 || t == COUNT(matrices);
-                int64_t K = four ? of_fours[k] : of_floats[k];
+                bool nvfp4 = t == 0 || t == COUNT(matrices);
+                int64_t K = nvfp4 ? nvfp4_widths[k] : float_widths[k];
                 linear_new(&c, counts[i], K, outs[at % 3]);
                 for (int j = 0; j < c.count; j++)
-                    host_weight_new(&c.w[j], matrices[(four && t > 0 ? at + j : t) % 4],
+                    host_weight_new(&c.w[j], matrices[(nvfp4 && t > 0 ? at + j : t) % 4],
                                     outs[at % 3][j], K);
                 snprintf(where, sizeof where, "%s, %d matrices, N %lld, K %lld%s",
                          t == COUNT(matrices) ? "mixed" : nbi_dtypes[matrices[t]].name, c.count,
@@ -649,7 +649,7 @@ static void check_copies(void)
     same_bytes("b", is, want, 5000);
 }
 
-/* ---- again and again ---- */
+/* ---- graphs ---- */
 
 #define CHAIN_ROWS 9
 #define CHAIN_C    160

@@ -107,12 +107,13 @@ static void test_chart__decimation_keeps_extremes(void **state)
 static void test_chart__accepts_any_values(void **state)
 {
     (void)state;
-    static const double odd[] = {0, -0.0, 1, 1 + 1e-16, 1e-320, 1e99, -1e99, 1e300, 5e-9, 3, NAN};
-    enum { N = sizeof odd / sizeof *odd };
+    static const double values[] = {0,     -0.0,  1,    1 + 1e-16, 1e-320, 1e99,
+                                    -1e99, 1e300, 5e-9, 3,         NAN};
+    enum { N = sizeof values / sizeof *values };
     for (size_t a = 0; a < N; a++)
         for (size_t b = 0; b < N; b++)
             for (int log_scale = 0; log_scale < 2; log_scale++) {
-                const double x[] = {1e6, 1e6 + (double)b}, y[] = {odd[a], odd[b]};
+                const double x[] = {1e6, 1e6 + (double)b}, y[] = {values[a], values[b]};
                 const struct nbi_chart_series s = {"line", "y", x, y, 2, false};
                 const struct nbi_chart c = {"t", "x", log_scale, b % 2, &s, 1};
                 struct nbi_str out = {0};

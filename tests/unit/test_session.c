@@ -111,7 +111,7 @@ static void appending_is_causal(const struct nb_engine *e, const struct nbi_sess
         nb_session_truncate(s, 0);
         assert_ok(nbi_session_append(s, ids, k, NULL, 0));
         assert_ok(nbi_session_append(s, ids + k, TOKENS - k, got, TOKENS - k));
-        expect_rows(wanted + k * VOCAB, got, TOKENS - k, "appended behind", k);
+        expect_rows(wanted + k * VOCAB, got, TOKENS - k, "appended after", k);
     }
     nb_session_close(s);
 }

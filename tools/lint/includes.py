@@ -4,8 +4,9 @@
 usage: includes.py ROOT
 
 A file may include headers of its own folder, of base, nibble.h, and of the folders that the row of
-its folder names, always written as a path from src/. jansson is seen by base/json.h only, CUDA by
-backend/cuda only. Exceptions: 'includes FILE:HEADER REASON' in tools/lint/allow.txt.
+its folder names, always written as a path from src/. A permission that no file uses is a problem
+too. jansson is seen by base/json.h only, CUDA by backend/cuda only. Exceptions: 'includes
+FILE:HEADER REASON' in tools/lint/allow.txt.
 """
 import os
 import re
@@ -66,11 +67,21 @@ def check_own(tree, rows, path, line, header):
         tree.problem(path, line, f'{folder} may not include {target} ("{header}")', header)
 
 
+def check_unused(tree, rows, used):
+    """Every permission is used; used: pairs of a folder and what a file in it includes."""
+    folders = {os.path.dirname(p)[len("src/"):] for p in tree.files("src")}
+    for folder, (number, allowed) in rows.items():
+        for name in sorted(allowed & folders):
+            if folder in folders and (folder, name) not in used:
+                tree.problem(TABLE, number, f"no file of src/{folder} includes {name}")
+
+
 def main():
     """Checks the tree that the first argument names."""
     tree = source.Tree(source.root_argument(sys.argv[1:], "includes.py ROOT"), "includes")
     rows = read_table(tree)
     check_table(tree, rows)
+    used = set()
     for path in tree.files("src"):
         text = source.strip_comments(tree.read(path))
         for match in INCLUDE.finditer(text):
@@ -79,6 +90,8 @@ def main():
                 check_system(tree, path, line, header)
             else:
                 check_own(tree, rows, path, line, header)
+                used.add((os.path.dirname(path)[len("src/"):], os.path.dirname(header)))
+    check_unused(tree, rows, used)
     return tree.finish()
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env -S python3 -B
-"""Checks names, banned functions, the form of source files, and paths of one machine.
+"""Checks names, banned functions, retired words, the form of sources, and paths of one machine.
 
 usage: rules.py ROOT [NIBBLE]
 
@@ -20,6 +20,8 @@ PRINTS = ("printf vprintf fprintf vfprintf puts fputs putchar fputc putc perror 
           "exit _exit _Exit quick_exit abort assert").split()
 COLUMNS = 100
 PROMISE = re.compile(r"\b(TODO|FIXME|XXX)\b")
+RETIRED = "tools/lint/retired.txt"
+RETIRED_SUFFIXES = source.C_SUFFIXES + (".md", ".py", ".sh")
 PLACE = re.compile(r"(?<![\w.)}*-])/(home|root|work|farm)/")
 
 
@@ -92,6 +94,50 @@ def check_form(tree, path):
             tree.problem(path, number, f"{promise.group()} does not belong here", "promise")
 
 
+def read_retired(tree):
+    """{identifier: replacement}, the same of beginnings of identifiers, and that of phrases."""
+    sections = {"identifiers": {}, "beginnings": {}, "phrases": {}}
+    section = None
+    for number, line in enumerate(tree.read(RETIRED).splitlines(), 1):
+        old, arrow, new = line.partition(" -> ")
+        if line.startswith("[") and line.strip("[]") in sections:
+            section = line.strip("[]")
+        elif arrow and section == "identifiers" and old.endswith("*"):
+            sections["beginnings"][old[:-1]] = new
+        elif arrow and section:
+            sections[section][old] = new
+        elif line and not line.startswith("#"):
+            tree.problem(RETIRED, number, "want 'OLD -> NEW' below [identifiers] or [phrases]")
+    return sections.values()
+
+
+def check_retired(tree):
+    """No identifier and no phrase that retired.txt lists."""
+    identifiers, beginnings, phrases = read_retired(tree)
+    # A phrase may go over the end of a line, and over what starts the next line of a comment.
+    finders = [(re.compile(r"\b" + r"[\s*#/]+".join(old.split()) + r"\b", re.I), new)
+               for old, new in phrases.items()]
+
+    def check(path):
+        text = tree.read(path)
+        found = [(match, identifiers.get(match.group())
+                  or next((new for old, new in beginnings.items()
+                           if match.group().startswith(old)), None))
+                 for match in re.finditer(r"[A-Za-z_]\w*", text)]
+        found += [(match, new) for finder, new in finders for match in finder.finditer(text)]
+        for match, new in found:
+            if new:
+                old = " ".join(re.sub(r"[*#/]", " ", match.group()).split())
+                tree.problem(path, source.line_of(text, match.start()),
+                             f"'{old}' is retired, write: {new}", "retired")
+
+    for path in tree.files("src", "include", "tests", "docs", suffixes=RETIRED_SUFFIXES):
+        check(path)
+    for path in tree.files(suffixes=(".md",)):
+        if path in ("README.md", "ARCHITECTURE.md"):
+            check(path)
+
+
 def check_places(tree):
     """No directory of somebody's machine in any text file."""
     for path in tree.files(suffixes=""):
@@ -132,6 +178,7 @@ def main():
     check_names(tree)
     for path in tree.files():
         check_form(tree, path)
+    check_retired(tree)
     check_places(tree)
     check_tests(tree)
     if len(sys.argv) > 2:

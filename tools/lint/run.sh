@@ -12,12 +12,6 @@ lint=$PWD/tools/lint
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
-format() {
-    git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | while read -r file; do
-        [ ! -f "$file" ] || echo "$file" # deleted, and not yet committed
-    done | xargs clang-format --dry-run -Werror
-}
-
 # Reads names of files; the arguments go to clang-tidy. The build may be one of another compiler, so
 # flags that clang does not know are no errors.
 tidy_files() {
@@ -53,8 +47,9 @@ step() { # step NAME COMMAND...
 step includes python3 -B "$lint/includes.py" .
 step sizes python3 -B "$lint/sizes.py" . -v
 step rules python3 -B "$lint/rules.py" . "$build/nibble"
+step commits python3 -B "$lint/commits.py" .
 step headers sh "$lint/headers.sh" "$build"
-step clang-format format
+step clang-format "$lint/format.sh" --dry-run -Werror
 step clang-tidy tidy
 
 if [ -n "$failed" ]; then

@@ -647,7 +647,7 @@ static enum nb_status prepare(struct nbi_megakernel *t, const struct nbi_megaker
 static struct {
     int count;                    /* of struct nbi_megakernel */
     pthread_mutex_t early_launch; /* held until an early kernel is resident */
-} megakernels = {.early_launch = PTHREAD_MUTEX_INITIALIZER};
+} megakernels = {.count = 0, .early_launch = PTHREAD_MUTEX_INITIALIZER};
 
 static bool is_only_megakernel(void)
 {
