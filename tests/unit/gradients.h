@@ -1,6 +1,6 @@
-/* gradients.h - shared by tests of training operations: a guarded backend under test, comparison
- * with arithmetic in double on every instruction set and with one to four threads, and comparison
- * of gradients with finite differences.
+/* gradients.h - shared by tests of training operations: a backend under test, comparison with
+ * arithmetic in double, and comparison of gradients with finite differences. The CPU is tested with
+ * guarded memory, on every instruction set and with one to four threads.
  *
  * Error bounds as in test_cpu_kernels.c: U is half a unit in the last place, and a sum of n
  * products is off by at most (n + 1) U times the sum of their magnitudes. Roundings of single
@@ -15,6 +15,7 @@
 #include "support.h"
 
 #include "guarded_backend.h"
+#include "on_devices.h"
 
 #define U 0x1p-24
 /* Bound of underflow in intermediate results, times any factor used here. */
@@ -53,6 +54,24 @@ static inline double *random_floats(int64_t n, double scale)
 
 /* ---- a backend under test ---- */
 
+static struct nbi_backend *gpu; /* the device under test; NULL: the CPU, opened for each rig */
+
+static inline void begin_on(const char *device)
+{
+    drawn = 0;
+    if (strcmp(device, "cpu") == 0)
+        return;
+    need_gpu();
+    assert_ok(nbi_backend_open(&gpu, &(struct nbi_backend_opts){.device = device}));
+}
+
+static inline void end_on(void)
+{
+    if (gpu)
+        gpu->close(gpu);
+    gpu = NULL;
+}
+
 #define MAX_BLOCKS 32
 #define GUARD      16 /* floats after each result that must keep their value */
 
@@ -67,9 +86,11 @@ static inline void rig_begin(struct rig *r, enum nbi_simd level, int threads,
                              const struct nbi_stream_limits *limits)
 {
     struct nbi_backend *be;
-    *r = (struct rig){0};
-    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", threads, level}));
-    r->be = guarded_open(be);
+    *r = (struct rig){.be = gpu};
+    if (!gpu) {
+        assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", threads, level}));
+        r->be = guarded_open(be);
+    }
     assert_ok(r->be->stream_new(r->be, limits, &r->s));
 }
 
@@ -78,7 +99,8 @@ static inline void rig_end(struct rig *r)
     for (int i = 0; i < r->count; i++)
         r->be->free(r->be, r->blocks[i]);
     r->be->stream_free(r->s);
-    r->be->close(r->be);
+    if (!gpu)
+        r->be->close(r->be);
 }
 
 static inline struct nbi_ptr put_bytes(struct rig *r, const void *p, int64_t bytes)
@@ -142,18 +164,22 @@ static inline void expected_free(struct expected *e)
     free(e->bound);
 }
 
+/* Compares the operation with what is expected, and its bits with those of other numbers of
+ * threads, or of a second run on a GPU. */
 static inline void check(const char *what, run_fn run, const void *c,
                          const struct nbi_stream_limits *limits, const struct expected *e)
 {
     float *one = zeros(e->n, sizeof *one), *more = zeros(e->n, sizeof *more);
-    for (int level = 0; level <= (int)nbi_simd_level(); level++)
-        for (int threads = 1; threads <= 4; threads++) {
+    int levels = gpu ? 1 : (int)nbi_simd_level() + 1, runs = gpu ? 2 : 4;
+    for (int level = 0; level < levels; level++)
+        for (int threads = 1; threads <= runs; threads++) {
             struct rig r;
             rig_begin(&r, (enum nbi_simd)level, threads, limits);
             run(&r, c, threads == 1 ? one : more);
             rig_end(&r);
             if (threads > 1 && memcmp(one, more, (size_t)e->n * sizeof *one) != 0)
-                fail_msg("%s: %d threads differ from one at level %d", what, threads, level);
+                fail_msg("%s: run with %d threads differs from the first at level %d", what,
+                         threads, level);
             for (int64_t i = 0; threads == 1 && i < e->n; i++)
                 if (!(fabs((double)one[i] - e->want[i]) <= e->bound[i] + TINY))
                     fail_msg("%s, level %d, result %d of %d: %.9g, %.9g expected, off by %.3g, "

@@ -124,6 +124,7 @@ static void run_xent(struct rig *r, const void *ctx, float *out)
         a.ref_ids = put_bytes(r, c->ids, c->N * c->ref_k * 4);
         a.ref_p = put_in(r, c->ref_p, c->N * c->ref_k);
     }
+    need_op(r->be, xent);
     assert_ok(r->be->xent(r->s, &a));
     out = get(r, out, a.loss, c->N);
     if (c->ref_k > 0)
@@ -132,7 +133,7 @@ static void run_xent(struct rig *r, const void *ctx, float *out)
         get(r, out, a.dlogits, c->N * c->V);
 }
 
-static void check_xent(struct xent *c)
+static void check_xent_case(struct xent *c)
 {
     const struct nbi_stream_limits limits = {
         .N = c->N, .K = 16, .D = 2, .heads = 1, .training = true};
@@ -160,26 +161,24 @@ static void check_xent(struct xent *c)
     expected_free(&e);
 }
 
-static void test_backward__xent(void **state)
+static void check_xent(void)
 {
     static const int64_t shapes[][3] = {{1, 1, 0},   {3, 40, 0},   {9, 100, 7},    {9, 33, 33},
                                         {65, 17, 1}, {3, 5000, 0}, {15, 3000, 20}, {8, 1024, 64}};
-    (void)state;
     for (size_t i = 0; i < COUNT(shapes); i++)
         for (int spread = 1; spread <= 60; spread += 59) {
             struct xent c;
             xent_new(&c, shapes[i][0], shapes[i][1], shapes[i][2], spread);
-            check_xent(&c);
+            check_xent_case(&c);
             xent_free(&c);
         }
 }
 
 /* A non-finite logit must show in the loss, also in the last partial vector of a row. */
-static void test_backward__xent_shows_nan(void **state)
+static void check_xent_shows_nan(void)
 {
     const struct nbi_stream_limits limits = {.N = 1, .K = 16, .D = 2, .heads = 1, .training = true};
-    (void)state;
-    for (int level = 0; level <= (int)nbi_simd_level(); level++)
+    for (int level = 0; level <= (gpu ? 0 : (int)nbi_simd_level()); level++)
         for (int64_t at = 0; at < 37; at += 4) {
             struct rig r;
             struct xent c;
@@ -222,11 +221,12 @@ static void run_swiglu(struct rig *r, const void *ctx, float *out)
                                   .F = c->F};
     a.dgate = c->in_place ? a.gate : alloc_nan(r, n);
     a.dup = c->in_place ? a.up : alloc_nan(r, n);
+    need_op(r->be, swiglu_bwd);
     assert_ok(r->be->swiglu_bwd(r->s, &a));
     get(r, get(r, out, a.dgate, n), a.dup, n);
 }
 
-static void check_swiglu(int64_t N, int64_t F, double spread)
+static void check_swiglu_case(int64_t N, int64_t F, double spread)
 {
     const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .training = true};
     int64_t n = N * F;
@@ -253,13 +253,12 @@ static void check_swiglu(int64_t N, int64_t F, double spread)
     expected_free(&e);
 }
 
-static void test_backward__swiglu(void **state)
+static void check_swiglu_bwd(void)
 {
-    (void)state;
-    check_swiglu(1, 1, 3);
-    check_swiglu(3, 37, 3);
-    check_swiglu(65, 272, 5);
-    check_swiglu(7, 1001, 120);
+    check_swiglu_case(1, 1, 3);
+    check_swiglu_case(3, 37, 3);
+    check_swiglu_case(65, 272, 5);
+    check_swiglu_case(7, 1001, 120);
 }
 
 /* ---- norms ---- */
@@ -334,6 +333,7 @@ static void run_norm(struct rig *r, const void *ctx, float *out)
                                    .w = put_vector(r, c->w, c->C),
                                    .N = c->N,
                                    .C = c->C};
+    need_op(r->be, rmsnorm_bwd);
     assert_ok(r->be->rmsnorm_bwd(r->s, &a));
     get(r, get(r, out, a.dx, n), a.dw, c->C);
     r->be->weight_free(r->be, &a.w);
@@ -368,7 +368,7 @@ static void norm_expected(const struct norm *c, struct expected *e)
     free(m);
 }
 
-static void check_norm(int64_t N, int64_t C)
+static void check_norm_case(int64_t N, int64_t C)
 {
     const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .training = true};
     struct norm c = {N,
@@ -400,13 +400,12 @@ static void check_norm(int64_t N, int64_t C)
     expected_free(&e);
 }
 
-static void test_backward__rmsnorm(void **state)
+static void check_rmsnorm_bwd(void)
 {
-    (void)state;
-    check_norm(1, 1);
-    check_norm(3, 37);
-    check_norm(65, 272);
-    check_norm(130, 1000);
+    check_norm_case(1, 1);
+    check_norm_case(3, 37);
+    check_norm_case(65, 272);
+    check_norm_case(130, 1000);
 }
 
 /* ---- norm and rotation of heads ---- */
@@ -455,6 +454,7 @@ static void run_rope(struct rig *r, const void *ctx, float *out)
                                     .NH = c->heads[0],
                                     .NKV = c->heads[1],
                                     .D = D};
+    need_op(r->be, qkv_rope_bwd);
     assert_ok(r->be->qkv_rope_bwd(r->s, &a));
     out = get(r, get(r, out, a.dq, q * D), a.dq_norm, D);
     get(r, get(r, out, a.dk, k * D), a.dk_norm, D);
@@ -491,7 +491,7 @@ static void rope_expected(const struct rope *c, int which, double *want, double 
     free(m);
 }
 
-static void check_rope(int64_t N, int64_t NH, int64_t NKV, int64_t D)
+static void check_rope_case(int64_t N, int64_t NH, int64_t NKV, int64_t D)
 {
     const struct nbi_stream_limits limits = {
         .N = N, .K = 16, .D = D, .heads = NH, .training = true};
@@ -529,21 +529,20 @@ static void check_rope(int64_t N, int64_t NH, int64_t NKV, int64_t D)
     expected_free(&e);
 }
 
-static void test_backward__qkv_rope(void **state)
+static void check_qkv_rope_bwd(void)
 {
-    (void)state;
-    check_rope(1, 1, 1, 2);
-    check_rope(3, 2, 1, 24);
-    check_rope(65, 8, 1, 48);
-    check_rope(200, 4, 4, 128);
-    check_rope(33, 2, 2, 250);
+    check_rope_case(1, 1, 1, 2);
+    check_rope_case(3, 2, 1, 24);
+    check_rope_case(65, 8, 1, 48);
+    check_rope_case(200, 4, 4, 128);
+    check_rope_case(33, 2, 2, 250);
 }
 
 /* ---- embedding and distance ---- */
 
 struct embed {
     int64_t N, C, V;
-    int32_t *ids;
+    int32_t *ids, *order;
     double *dx, *dtable;
 };
 
@@ -552,24 +551,36 @@ static void run_embed(struct rig *r, const void *ctx, float *out)
     const struct embed *c = ctx;
     const struct nbi_op_embed_bwd a = {.dtable = put_in(r, c->dtable, c->V * c->C),
                                        .ids = put_bytes(r, c->ids, c->N * 4),
+                                       .order = put_bytes(r, c->order, c->N * 4),
                                        .dx = put_in(r, c->dx, c->N * c->C),
                                        .N = c->N,
                                        .C = c->C};
+    need_op(r->be, embed_bwd);
     assert_ok(r->be->embed_bwd(r->s, &a));
     get(r, out, a.dtable, c->V * c->C);
 }
 
-/* Bit-exact: rows are added in the order of n. */
-static void test_backward__embed(void **state)
+/* The numbers 0 to N - 1, sorted by id. */
+static void sort_by_id(int32_t *order, const int32_t *ids, int64_t N)
 {
-    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 37, 2}, {65, 1000, 9}};
-    (void)state;
+    for (int64_t n = 0, at; n < N; n++) {
+        for (at = n; at > 0 && ids[order[at - 1]] > ids[n]; at--)
+            order[at] = order[at - 1];
+        order[at] = (int32_t)n;
+    }
+}
+
+/* Bit-exact: rows are added in the order of n. */
+static void check_embed_bwd(void)
+{
+    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 37, 2}, {65, 1000, 9}, {127, 48, 500}};
     for (size_t i = 0; i < COUNT(shapes); i++) {
-        struct embed c = {shapes[i][0], shapes[i][1], shapes[i][2], NULL, NULL, NULL};
+        struct embed c = {.N = shapes[i][0], .C = shapes[i][1], .V = shapes[i][2]};
         const struct nbi_stream_limits limits = {
             .N = c.N, .K = 16, .D = 2, .heads = 1, .training = true};
         struct expected e = expect(c.V * c.C);
         c.ids = zeros(c.N, 4);
+        c.order = zeros(c.N, 4);
         c.dx = random_floats(c.N * c.C, 1);
         c.dtable = random_floats(c.V * c.C, 1000);
         memcpy(e.want, c.dtable, (size_t)e.n * sizeof *e.want);
@@ -580,8 +591,10 @@ static void test_backward__embed(void **state)
                 *to = (double)((float)*to + (float)c.dx[n * c.C + k]);
             }
         }
+        sort_by_id(c.order, c.ids, c.N);
         check("embed_bwd", run_embed, &c, &limits, &e);
         free(c.ids);
+        free(c.order);
         free(c.dx);
         free(c.dtable);
         expected_free(&e);
@@ -605,6 +618,7 @@ static void run_distance(struct rig *r, const void *ctx, float *out)
                                 .scale = (float)c->scale,
                                 .N = c->N,
                                 .C = c->C};
+    need_op(r->be, l1);
     assert_ok(r->be->l1(r->s, &a));
     out = get(r, out, a.loss, c->N);
     if (c->gradient)
@@ -620,7 +634,7 @@ static double distance_objective(const void *ctx, const double *x)
     return sum * c->scale / (double)c->C;
 }
 
-static void check_distance(int64_t N, int64_t C)
+static void check_l1_case(int64_t N, int64_t C)
 {
     const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .training = true};
     struct distance c = {
@@ -655,21 +669,32 @@ static void check_distance(int64_t N, int64_t C)
     expected_free(&e);
 }
 
-static void test_backward__l1(void **state)
+static void check_l1(void)
 {
-    (void)state;
-    check_distance(1, 1);
-    check_distance(3, 37);
-    check_distance(65, 700);
+    check_l1_case(1, 1);
+    check_l1_case(3, 37);
+    check_l1_case(65, 700);
 }
+
+/* ---- all of them, on both ---- */
+
+#define CHECKS(X)                                                                                  \
+    X(xent)                                                                                        \
+    X(xent_shows_nan)                                                                              \
+    X(swiglu_bwd)                                                                                  \
+    X(rmsnorm_bwd)                                                                                 \
+    X(qkv_rope_bwd)                                                                                \
+    X(embed_bwd)                                                                                   \
+    X(l1)
+
+#define X(check) TEST_ON_BOTH(backward, check)
+CHECKS(X)
+#undef X
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_backward__xent),     cmocka_unit_test(test_backward__xent_shows_nan),
-        cmocka_unit_test(test_backward__swiglu),   cmocka_unit_test(test_backward__rmsnorm),
-        cmocka_unit_test(test_backward__qkv_rope), cmocka_unit_test(test_backward__embed),
-        cmocka_unit_test(test_backward__l1),
-    };
+#define X(check) ON_BOTH(backward, check)
+    const struct CMUnitTest tests[] = {CHECKS(X)};
+#undef X
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -84,6 +84,7 @@ static void run_linear(struct rig *r, const void *ctx, float *out)
         if (c->with_dw)
             a.dw[i] = put_in(r, c->dw0[i], w->O * w->K);
     }
+    need_op(r->be, linear_bwd);
     assert_ok(r->be->linear_bwd(r->s, &a));
     if (c->with_dx)
         out = get(r, out, a.dx, c->N * c->K);
@@ -177,7 +178,7 @@ struct linear_shape {
     int flags; /* flags to try: bit 0 dx, bit 1 dw, bit 2 add */
 };
 
-static void check_linear(const struct linear_shape *s)
+static void check_linear_case(const struct linear_shape *s)
 {
     struct linear c = {.count = s->count, .N = s->N, .K = s->K};
     int64_t sizes = 0, at = 0;
@@ -218,7 +219,7 @@ static void check_linear(const struct linear_shape *s)
     expected_free(&dw);
 }
 
-static void test_backward_products__linear(void **state)
+static void check_linear_bwd(void)
 {
     static const struct linear_shape shapes[] = {
         {1, 1, 1, {1}, {NBI_F32}, 7},
@@ -231,9 +232,8 @@ static void test_backward_products__linear(void **state)
         {3, 2100, 1, {20}, {NBI_F16}, 3}, /* more columns than a gemm block */
         {2, 2064, 1, {33}, {NBI_NVFP4}, 3},
         {2, 48, 1, {1000}, {NBI_F32}, 3}}; /* dw has more rows than a gemm block */
-    (void)state;
     for (size_t i = 0; i < COUNT(shapes); i++)
-        check_linear(&shapes[i]);
+        check_linear_case(&shapes[i]);
 }
 
 /* ---- attention ---- */
@@ -242,7 +242,7 @@ struct attention {
     int64_t N, NH, NKV, D;
     double *q, *k, *v, *dy; /* q, k and v in one array */
     double *y, *lse;
-    int32_t *first;
+    int32_t *first, *end;
 };
 
 /* A score, and the sum of its magnitudes. */
@@ -345,10 +345,12 @@ static void run_attention(struct rig *r, const void *ctx, float *out)
                                            .q = put_in(r, c->q, q),
                                            .kv = {put_in(r, c->k, k), put_in(r, c->v, k), NBI_F32},
                                            .first = put_bytes(r, c->first, c->N * 4),
+                                           .end = put_bytes(r, c->end, c->N * 4),
                                            .N = c->N,
                                            .NH = c->NH,
                                            .NKV = c->NKV,
                                            .D = c->D};
+    need_op(r->be, attention_bwd);
     assert_ok(r->be->attention_bwd(r->s, &a));
     get(r, get(r, get(r, out, a.dq, q), a.dk, k), a.dv, k);
 }
@@ -366,7 +368,17 @@ static void fill_first(int32_t *first, int64_t N, enum batches batches)
     }
 }
 
-static void check_attention(const int64_t s[5], enum batches batches)
+/* The last row that attends to each row. */
+static void fill_end(int32_t *end, const int32_t *first, int64_t N)
+{
+    for (int64_t n = N - 1; n >= 0; n--) {
+        end[n] = n + 1 < N ? end[n + 1] : (int32_t)n;
+        while (first[end[n]] > n)
+            end[n]--;
+    }
+}
+
+static void check_attention_case(const int64_t s[5], enum batches batches)
 {
     struct attention c = {.N = s[0], .NH = s[1], .NKV = s[2], .D = s[3]};
     const struct nbi_stream_limits limits = {
@@ -382,7 +394,9 @@ static void check_attention(const int64_t s[5], enum batches batches)
     c.y = zeros(q, sizeof *c.y);
     c.lse = zeros(c.N * c.NH, sizeof *c.lse);
     c.first = zeros(c.N, 4);
+    c.end = zeros(c.N, 4);
     fill_first(c.first, c.N, batches);
+    fill_end(c.end, c.first, c.N);
     for (int64_t i = 0; i < c.N * c.NH; i++)
         attend(&c, c.q, i / c.NH, i % c.NH, c.y + i * c.D, c.lse + i);
     if (c.N <= 65) {
@@ -399,28 +413,31 @@ static void check_attention(const int64_t s[5], enum batches batches)
     for (size_t i = 0; i < COUNT(all); i++)
         free(all[i]);
     free(c.first);
+    free(c.end);
     expected_free(&e);
 }
 
-static void test_backward_products__attention(void **state)
+static void check_attention_bwd(void)
 {
     /* N, NH, NKV, D, scale of q */
     static const int64_t shapes[][5] = {
         {1, 1, 1, 2, 1},    {3, 2, 1, 24, 4},    {65, 8, 1, 48, 1},
         {96, 3, 3, 64, 1},  {97, 2, 2, 32, 16},  {250, 4, 2, 32, 4},
         {193, 3, 1, 80, 1}, {100, 2, 1, 256, 8}, {288, 2, 1, 128, 1}};
-    (void)state;
     for (size_t i = 0; i < COUNT(shapes); i++) {
-        check_attention(shapes[i], SEVERAL);
-        check_attention(shapes[i], i % 2 ? ONE : WINDOW);
+        check_attention_case(shapes[i], SEVERAL);
+        check_attention_case(shapes[i], i % 2 ? ONE : WINDOW);
     }
 }
 
+/* ---- both, on both ---- */
+
+TEST_ON_BOTH(backward_products, linear_bwd)
+TEST_ON_BOTH(backward_products, attention_bwd)
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_backward_products__linear),
-        cmocka_unit_test(test_backward_products__attention),
-    };
+    const struct CMUnitTest tests[] = {ON_BOTH(backward_products, linear_bwd)
+                                           ON_BOTH(backward_products, attention_bwd)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
