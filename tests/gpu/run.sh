@@ -50,7 +50,7 @@ JSON
 }
 
 checks() {
-    for test in ops attention linear_decode backend backward backward_products loss optimizer \
+    for test in ops attention linear_decode backend training_forward backward backward_products loss optimizer \
         run_ahead infer_batch; do
         try "test_$test" "$build/tests/test_$test"
     done

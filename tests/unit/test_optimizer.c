@@ -165,6 +165,17 @@ static void draw_grad(float *g, int64_t n, uint64_t at_step)
         g[i] = normal((uint64_t)i, at_step) * ldexpf(1, -(int)(i / 16 % 7));
 }
 
+/* As f32 or as bf16. */
+static void send_grad(const struct rig *t, const float *g, bool bf16)
+{
+    uint16_t *half = malloc((size_t)t->n * sizeof *half);
+    assert_non_null(half);
+    for (int64_t i = 0; i < t->n; i++)
+        half[i] = nbi_f32_to_bf16(g[i]);
+    send(t, t->a.grad, bf16 ? (const void *)half : g, t->n * (bf16 ? 2 : 4));
+    free(half);
+}
+
 static void random_step(struct rig *t, uint64_t at_step)
 {
     float *g = malloc((size_t)t->n * sizeof *g);
@@ -498,17 +509,19 @@ struct image {
     int64_t size;
 };
 
-/* A few steps in chunks of `piece` elements, and everything they leave. */
+/* A few steps in chunks of `piece` elements, and everything they leave. Some sizes have gradients
+ * in bf16. */
 static struct image run(struct nbi_backend *be, enum nb_moment_type kind, enum nbi_dtype dtype,
                         int64_t n, int64_t piece)
 {
     struct rig t;
     rig_on(&t, be, n, kind, dtype);
+    t.a.grad_bf16 = n % 2;
     for (uint32_t k = 1; k <= 3; k++) {
         float *g = malloc((size_t)n * sizeof *g);
         assert_non_null(g);
         draw_grad(g, n, k);
-        send(&t, t.a.grad, g, n * 4);
+        send_grad(&t, g, t.a.grad_bf16);
         free(g);
         step_in_pieces(&t, piece);
     }
@@ -622,14 +635,16 @@ static void check_converges(void)
 
 /* ---- statistics ---- */
 
-static void grad_stats_on(struct nbi_backend *be, const float *g, int64_t n, double out[3])
+static void grad_stats_on(struct nbi_backend *be, const float *g, int64_t n, bool bf16,
+                          double out[3])
 {
     struct rig t;
     need_op(be, grad_stats);
     rig_on(&t, be, n + 1, NB_MOMENT_F32, NBI_F32);
-    send(&t, t.a.grad, g, n * 4);
+    send_grad(&t, g, bf16);
     assert_ok(be->grad_stats(
-        t.s, &(struct nbi_op_grad_stats){.record = t.a.record, .grad = t.a.grad, .n = n}));
+        t.s,
+        &(struct nbi_op_grad_stats){.record = t.a.record, .grad = t.a.grad, .n = n, .bf16 = bf16}));
     fetch(&t, out, t.a.record, 3 * (int64_t)sizeof *out);
     rig_end(&t);
 }
@@ -638,9 +653,10 @@ static void grad_stats_on(struct nbi_backend *be, const float *g, int64_t n, dou
 static void check_grad_stats(void)
 {
     static const int64_t lengths[] = {0, 1, 15, 16, 17, 4095, 4096, 4097, 100003, 2500000};
-    for (int z = 0; z < 10; z++) {
-        int64_t n = lengths[z];
-        float *g = malloc((size_t)n * sizeof *g + 4);
+    for (int z = 0; z < 20; z++) {
+        int64_t n = lengths[z / 2];
+        bool bf16 = z % 2;
+        float *g = calloc((size_t)n + 1, sizeof *g);
         long double squares = 0;
         double amax = 0, nonfinite = 0, want[3], out[3];
         assert_non_null(g);
@@ -649,15 +665,17 @@ static void check_grad_stats(void)
             g[i] = ldexpf((float)(int32_t)r, (int)(r % 40) - 60);
             if (r % 5000 == 17)
                 g[i] = r & 1 << 20 ? NAN : r & 1 << 21 ? INFINITY : -INFINITY;
+            if (bf16)
+                g[i] = nbi_bf16_to_f32(nbi_f32_to_bf16(g[i]));
             nonfinite += !isfinite(g[i]);
             squares += isfinite(g[i]) ? (long double)g[i] * (long double)g[i] : 0;
             amax = isfinite(g[i]) ? fmax(amax, fabs((double)g[i])) : amax;
         }
-        grad_stats_on(on_cpu(1, NBI_SIMD_SCALAR), g, n, want);
+        grad_stats_on(on_cpu(1, NBI_SIMD_SCALAR), g, n, false, want);
         assert_true(fabsl((long double)want[0] - squares) <= 1e-13L * squares);
         assert_true(want[1] == amax && want[2] == nonfinite);
         for (int way = 0; way < (gpu ? 2 : 4 * ((int)nbi_simd_level() + 1)); way++) {
-            grad_stats_on(gpu ? gpu : on_cpu(way % 4 + 1, way / 4), g, n, out);
+            grad_stats_on(gpu ? gpu : on_cpu(way % 4 + 1, way / 4), g, n, bf16, out);
             assert_memory_equal(want, out, sizeof out);
         }
         free(g);
@@ -775,6 +793,21 @@ static void expect_rows(uint8_t *data, uint8_t *scales, enum nbi_dtype dtype, co
     }
 }
 
+/* The copy of an NVFP4 matrix in bf16: its values without the tensor scale, exactly. */
+static void check_bf16_copy(const struct rig *t, const struct nbi_weight *w, const uint8_t *codes,
+                            const uint8_t *scales)
+{
+    int64_t n = w->rows * w->cols;
+    uint16_t *copy = malloc((size_t)n * sizeof *copy);
+    assert_non_null(copy);
+    fetch(t, copy, w->bf16, n * 2);
+    for (int64_t i = 0; i < n; i++)
+        assert_true(nbi_bf16_to_f32(copy[i]) ==
+                    nbi_e2m1_to_f32(i & 1 ? codes[i / 2] >> 4 : codes[i / 2] & 15) *
+                        nbi_e4m3_to_f32(scales[i / 16]));
+    free(copy);
+}
+
 static void requantize_case(struct nbi_backend *be, enum nbi_dtype dtype, enum nbi_dtype from,
                             int64_t rows, int64_t cols)
 {
@@ -788,11 +821,13 @@ static void requantize_case(struct nbi_backend *be, enum nbi_dtype dtype, enum n
     void *master = make_master(from, n, x);
     rig_on(&t, be, n, NB_MOMENT_F32, from);
     send(&t, t.a.master, master, (int64_t)nbi_dtype_bytes(from, n));
-    assert_ok(be->weight_alloc(be, dtype, rows, cols, &w));
+    assert_ok(be->weight_alloc(be, dtype, rows, cols, dtype == NBI_NVFP4 && rows % 2, &w));
     w.tensor_scale = dtype == NBI_NVFP4 ? 0x1p-11f : 1;
     assert_ok(be->requantize(t.s, &(struct nbi_op_requantize){w, t.a.master, from, NBI_F32}));
     assert_ok(be->sync(t.s));
     expect_rows(want, want + n * 4, dtype, x, n);
+    if (w.bf16.at)
+        check_bf16_copy(&t, &w, want, want + n * 4);
     int64_t bytes = dtype == NBI_NVFP4 ? wide / 2 : (int64_t)nbi_dtype_bytes(dtype, wide);
     for (int64_t first = 0; first < rows; first += 1 + rows / 3)
         for (int64_t count = 1; count <= rows - first; count += 1 + rows / 4) {
