@@ -46,6 +46,8 @@ struct nbi_weight {
     enum nbi_weight_layout layout;
     int64_t rows, cols; /* cols 0: a vector */
     struct nbi_ptr data, scales;
+    /* [rows, cols] the values of an NVFP4 matrix in bf16, without the tensor scale; or none. */
+    struct nbi_ptr bf16;
     float tensor_scale; /* NVFP4; 1 otherwise */
     bool borrowed;      /* data belongs to a master weight; weight_free leaves it */
 };
@@ -87,10 +89,11 @@ struct nbi_kv_view {
  * operation allocates. */
 struct nbi_stream_limits {
     int64_t N;     /* rows of an operation */
-    int64_t K;     /* inputs of a product */
+    int64_t K;     /* inputs of a product; with bf16 also columns of any row but logits */
     int64_t D;     /* head size */
     int64_t heads; /* query heads */
     bool training; /* backward operations too */
+    bool bf16;     /* operations on activations in bf16 too */
 };
 
 /* ---- operations ---- */
@@ -160,11 +163,11 @@ struct nbi_backend {
     enum nb_status (*weight_new)(struct nbi_backend *be, const struct nbi_weight_source *src,
                                  struct nbi_weight *out);
     /* Allocates a weight for requantize to fill: NVFP4 (cols a multiple of 16) or floats; with
-     * cols 0 a vector of f32. The tensor scale is 1 until the caller sets it. Where the type is
-     * that of the master, the caller may instead alias the master: layout ROWS, the master's data,
-     * borrowed. */
+     * cols 0 a vector of f32. The tensor scale is 1 until the caller sets it. bf16_copy: an NVFP4
+     * matrix gets a copy of its values in bf16. Where the type is that of the master, the caller
+     * may instead alias the master: layout ROWS, the master's data, borrowed. */
     enum nb_status (*weight_alloc)(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
-                                   int64_t cols, struct nbi_weight *out);
+                                   int64_t cols, bool bf16_copy, struct nbi_weight *out);
     /* Copies rows [first, first + count) to the host, in the form of nbi_weight_source.read; scales
      * may be NULL for floats. Synchronous and not ordered with any stream: sync first. */
     enum nb_status (*weight_read)(struct nbi_backend *be, const struct nbi_weight *w, int64_t first,

@@ -79,7 +79,7 @@ struct nbi_op_linear {
  * A backend may leave the work to the attention that follows on the stream with this q_out, if that
  * has one_row_per_sequence set; q_out is then left undefined. */
 struct nbi_op_qkv_rope {
-    struct nbi_ptr q_out; /* [N, NH, D]; may be q */
+    struct nbi_ptr q_out; /* [N, NH, D]; may be q, if that is contiguous */
     struct nbi_kv_view kv;
     struct nbi_ptr kv_rows;        /* [N], no row twice */
     struct nbi_ptr q, k, v;        /* [N, NH, D], [N, NKV, D], [N, NKV, D] */
@@ -124,7 +124,7 @@ struct nbi_op_attention {
 
 /* y = silu(gate) * up, with silu(g) = g / (1 + e^-g). */
 struct nbi_op_swiglu {
-    struct nbi_ptr y; /* [N, F]; may be gate */
+    struct nbi_ptr y; /* [N, F]; may be gate, if that is contiguous */
     struct nbi_ptr gate, up;
     int64_t N, F;
     int64_t ld; /* row stride of gate and up */

@@ -219,7 +219,7 @@ static enum nb_status make_weight(struct nbi_train_params *t, struct nbi_train_p
         return NB_OK;
     }
     enum nbi_dtype dtype = x->quantized ? NBI_NVFP4 : cols == 0 ? NBI_F32 : x->float_type;
-    NBI_TRY(t->be->weight_alloc(t->be, dtype, p->shape[0], cols, out));
+    NBI_TRY(t->be->weight_alloc(t->be, dtype, p->shape[0], cols, false, out));
     const struct nbi_entry *e = t->store ? nbi_store_find(t->store, p->name) : NULL;
     if (x->has_tensor_scale) /* 0: set_scale chooses one */
         out->tensor_scale = e && e->dtype == NBI_NVFP4 ? e->tensor_scale : 0;

@@ -50,7 +50,8 @@ JSON
 }
 
 checks() {
-    for test in ops attention linear_decode backend run_ahead infer_batch; do
+    for test in ops attention linear_decode backend training_forward backward backward_products loss optimizer \
+        run_ahead infer_batch; do
         try "test_$test" "$build/tests/test_$test"
     done
     try "the command line" sh "$root/tests/cli/cuda.sh" "$nibble"

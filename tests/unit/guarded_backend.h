@@ -93,6 +93,7 @@ static inline void guarded_add_weight(const struct nbi_weight *w)
                         : (int64_t)nbi_dtype_bytes(w->dtype, w->rows * (w->cols ? w->cols : 1));
     if (!w->borrowed)
         guarded_add(w->data, bytes);
+    guarded_add(w->bf16, w->rows * w->cols * 2);
 }
 
 static inline enum nb_status guarded_weight_new(struct nbi_backend *be,
@@ -106,11 +107,11 @@ static inline enum nb_status guarded_weight_new(struct nbi_backend *be,
 }
 
 static inline enum nb_status guarded_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype,
-                                                  int64_t rows, int64_t cols,
+                                                  int64_t rows, int64_t cols, bool bf16_copy,
                                                   struct nbi_weight *out)
 {
     (void)be;
-    NBI_TRY(guarded.inner->weight_alloc(guarded.inner, dtype, rows, cols, out));
+    NBI_TRY(guarded.inner->weight_alloc(guarded.inner, dtype, rows, cols, bf16_copy, out));
     guarded_add_weight(out);
     return NB_OK;
 }
@@ -128,6 +129,7 @@ static inline void guarded_weight_free(struct nbi_backend *be, struct nbi_weight
 {
     (void)be;
     guarded_remove(w->data);
+    guarded_remove(w->bf16);
     guarded.inner->weight_free(guarded.inner, w);
 }
 

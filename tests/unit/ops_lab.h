@@ -8,6 +8,7 @@
 #include "support.h"
 
 #include "host_weights.h"
+#include "on_devices.h"
 
 #define GUARD 64 /* bytes after each block that must keep their value */
 
@@ -22,7 +23,7 @@ static inline struct nbi_backend *open_on(const char *device, int threads, enum 
     return be;
 }
 
-static inline void open_both(const char *device)
+static inline void begin_on(const char *device)
 {
     if (strcmp(device, "cuda") == 0)
         need_gpu();
@@ -31,7 +32,7 @@ static inline void open_both(const char *device)
     tested = open_on(device, 2, nbi_simd_level());
 }
 
-static inline void close_both(void)
+static inline void end_on(void)
 {
     scalar->close(scalar);
     tested->close(tested);
@@ -156,32 +157,6 @@ static float *random_floats(int64_t n, float scale)
         x[i] = scale * uniform();
     return x;
 }
-
-/* ---- a check on both backends, or on CUDA alone: check_NAME as tests of a file ---- */
-
-#define TEST_ON_CUDA(file, name)                                                                   \
-    static void test_##file##__##name##_on_cuda(void **state)                                      \
-    {                                                                                              \
-        (void)state;                                                                               \
-        open_both("cuda");                                                                         \
-        check_##name();                                                                            \
-        close_both();                                                                              \
-    }
-
-#define TEST_ON_BOTH(file, name)                                                                   \
-    static void test_##file##__##name##_on_the_cpu(void **state)                                   \
-    {                                                                                              \
-        (void)state;                                                                               \
-        open_both("cpu");                                                                          \
-        check_##name();                                                                            \
-        close_both();                                                                              \
-    }                                                                                              \
-    TEST_ON_CUDA(file, name)
-
-#define ON_CUDA(file, name) cmocka_unit_test(test_##file##__##name##_on_cuda),
-
-#define ON_BOTH(file, name)                                                                        \
-    cmocka_unit_test(test_##file##__##name##_on_the_cpu), ON_CUDA(file, name)
 
 /* Error bound of a dot product: f32 sums, plus a relative error `off` of each product. The latter
  * are independent and add up as squares. */

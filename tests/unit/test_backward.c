@@ -8,16 +8,17 @@
 
 struct xent {
     int64_t N, V, ref_k;
-    double scale, kl_scale, *logits, *ref_p;
+    double scale, kl_scale, *logits, *ref_p, *weight;
     int32_t *targets, *ids;
-    bool gradient, in_place;
+    bool gradient, in_place, weighted;
 };
 
 static void xent_new(struct xent *c, int64_t N, int64_t V, int64_t ref_k, double spread)
 {
     *c = (struct xent){
         .N = N, .V = V, .ref_k = ref_k, .scale = 0.25, .kl_scale = ref_k > 0 ? 1.5 : 0};
-    c->logits = random_floats(N * V, spread);
+    c->logits = random_acts(N * V, spread);
+    c->weight = random_floats(N, 3);
     c->ref_p = zeros(N * ref_k, sizeof(double));
     c->targets = zeros(N, 4);
     c->ids = zeros(N * ref_k, 4);
@@ -43,6 +44,7 @@ static void xent_new(struct xent *c, int64_t N, int64_t V, int64_t ref_k, double
 static void xent_free(struct xent *c)
 {
     free(c->logits);
+    free(c->weight);
     free(c->ref_p);
     free(c->targets);
     free(c->ids);
@@ -78,7 +80,8 @@ static void xent_row(const struct xent *c, int64_t n, const double *z, double ou
         /* An exponential is off by the rounding of its argument and its own; a sum by its terms. */
         double p = exp(z[v] - max) / S, off = (1024 + 10 + 2 * range) * U;
         d[v] = of_loss * p + of_kl * (listed[v] ? p : p - q * p * S / R);
-        bound[v] = off * p * (of_loss + of_kl * (1 + (listed[v] ? 0 : q * S / R)));
+        double factor = of_loss + of_kl * (1 + (listed[v] ? 0 : q * S / R));
+        bound[v] = off * p * factor + 0x1p-124 / S * factor; /* e^x may be 0 from x = -87 down */
     }
     if (d && of_loss > 0) {
         d[c->targets[n]] -= of_loss;
@@ -110,32 +113,35 @@ static void run_xent(struct rig *r, const void *ctx, float *out)
 {
     const struct xent *c = ctx;
     struct nbi_op_xent a = {.loss = alloc_nan(r, c->N),
-                            .logits = put_in(r, c->logits, c->N * c->V),
+                            .logits = put_acts(r, c->logits, c->N * c->V),
                             .targets = put_bytes(r, c->targets, c->N * 4),
                             .scale = (float)c->scale,
                             .kl_scale = (float)c->kl_scale,
                             .ref_k = c->ref_k,
                             .N = c->N,
-                            .V = c->V};
+                            .V = c->V,
+                            .bf16 = bf16};
     if (c->gradient)
-        a.dlogits = c->in_place ? a.logits : alloc_nan(r, c->N * c->V);
+        a.dlogits = c->in_place ? a.logits : alloc_acts(r, c->N * c->V);
+    if (c->weighted)
+        a.weight = put_in(r, c->weight, c->N);
     if (c->ref_k > 0) {
         a.kl = alloc_nan(r, c->N);
         a.ref_ids = put_bytes(r, c->ids, c->N * c->ref_k * 4);
         a.ref_p = put_in(r, c->ref_p, c->N * c->ref_k);
     }
+    need_op(r->be, xent);
     assert_ok(r->be->xent(r->s, &a));
     out = get(r, out, a.loss, c->N);
     if (c->ref_k > 0)
         out = get(r, out, a.kl, c->N);
     if (c->gradient)
-        get(r, out, a.dlogits, c->N * c->V);
+        get_acts(r, out, a.dlogits, c->N * c->V);
 }
 
-static void check_xent(struct xent *c)
+static void check_xent_case(struct xent *c)
 {
-    const struct nbi_stream_limits limits = {
-        .N = c->N, .K = 16, .D = 2, .heads = 1, .training = true};
+    const struct nbi_stream_limits limits = limits_of(c->N, 16);
     int64_t losses = c->N * (c->ref_k > 0 ? 2 : 1);
     struct expected e = expect(losses + c->N * c->V);
     double *bound = zeros(c->V + 2, sizeof *bound), out[2];
@@ -150,42 +156,48 @@ static void check_xent(struct xent *c)
     }
     if (c->V < 200)
         check_gradient("xent", xent_objective, c, c->logits, e.want + losses, c->N * c->V);
-    for (int way = 0; way < 3; way++) {
+    for (int way = 0; way < 4; way++) {
         c->gradient = way > 0;
-        c->in_place = way == 2;
+        c->in_place = way >= 2;
+        c->weighted = way == 3;
         e.n = losses + (way > 0 ? c->N * c->V : 0);
+        for (int64_t i = 0; i < c->N * c->V && c->weighted; i++) {
+            e.want[losses + i] *= c->weight[i / c->V];
+            e.bound[losses + i] *= fabs(c->weight[i / c->V]);
+        }
         check("xent", run_xent, c, &limits, &e);
     }
     free(bound);
     expected_free(&e);
 }
 
-static void test_backward__xent(void **state)
+static void check_xent(void)
 {
-    static const int64_t shapes[][3] = {{1, 1, 0},   {3, 40, 0},   {9, 100, 7},    {9, 33, 33},
-                                        {65, 17, 1}, {3, 5000, 0}, {15, 3000, 20}, {8, 1024, 64}};
-    (void)state;
-    for (size_t i = 0; i < COUNT(shapes); i++)
+    static const int64_t shapes[][3] = {{1, 1, 0},      {3, 40, 0},    {9, 100, 7},
+                                        {9, 33, 33},    {65, 17, 1},   {3, 5000, 0},
+                                        {15, 3000, 20}, {8, 1024, 64}, {127, 290, 3}};
+    for (size_t i = 0; i < COUNT(shapes) * 2; i++)
         for (int spread = 1; spread <= 60; spread += 59) {
             struct xent c;
-            xent_new(&c, shapes[i][0], shapes[i][1], shapes[i][2], spread);
-            check_xent(&c);
+            bf16 = i % 2;
+            xent_new(&c, shapes[i / 2][0], shapes[i / 2][1], shapes[i / 2][2], spread);
+            check_xent_case(&c);
             xent_free(&c);
         }
 }
 
 /* A non-finite logit must show in the loss, also in the last partial vector of a row. */
-static void test_backward__xent_shows_nan(void **state)
+static void check_xent_shows_nan(void)
 {
-    const struct nbi_stream_limits limits = {.N = 1, .K = 16, .D = 2, .heads = 1, .training = true};
-    (void)state;
-    for (int level = 0; level <= (int)nbi_simd_level(); level++)
-        for (int64_t at = 0; at < 37; at += 4) {
+    for (int level = 0; level <= (gpu ? 0 : (int)nbi_simd_level()); level++)
+        for (int64_t at = 0; at < 2 * 37; at += 4) {
             struct rig r;
             struct xent c;
             float loss;
+            bf16 = at >= 37;
+            const struct nbi_stream_limits limits = limits_of(1, 16);
             xent_new(&c, 1, 37, 0, 1);
-            c.logits[at] = NAN;
+            c.logits[at % 37] = NAN;
             rig_begin(&r, (enum nbi_simd)level, 1, &limits);
             run_xent(&r, &c, &loss);
             assert_true(isnan(loss));
@@ -214,25 +226,28 @@ static double swiglu_objective(const void *ctx, const double *gate)
 static void run_swiglu(struct rig *r, const void *ctx, float *out)
 {
     const struct swiglu *c = ctx;
-    int64_t n = c->N * c->F;
-    struct nbi_op_swiglu_bwd a = {.dy = put_in(r, c->dy, n),
-                                  .gate = put_in(r, c->gate, n),
-                                  .up = put_in(r, c->up, n),
-                                  .N = c->N,
-                                  .F = c->F};
-    a.dgate = c->in_place ? a.gate : alloc_nan(r, n);
-    a.dup = c->in_place ? a.up : alloc_nan(r, n);
+    int64_t N = c->N, F = c->F, ld = ld_of(F);
+    struct nbi_op_swiglu_bwd a = {.dy = put_acts(r, c->dy, N * F),
+                                  .gate = put_rows(r, c->gate, N, F, ld),
+                                  .up = put_rows(r, c->up, N, F, ld),
+                                  .N = N,
+                                  .F = F,
+                                  .ld = ld,
+                                  .bf16 = bf16};
+    a.dgate = c->in_place ? a.gate : alloc_rows(r, N, F, ld);
+    a.dup = c->in_place ? a.up : alloc_rows(r, N, F, ld);
+    need_op(r->be, swiglu_bwd);
     assert_ok(r->be->swiglu_bwd(r->s, &a));
-    get(r, get(r, out, a.dgate, n), a.dup, n);
+    get_rows(r, get_rows(r, out, a.dgate, N, F, ld), a.dup, N, F, ld);
 }
 
-static void check_swiglu(int64_t N, int64_t F, double spread)
+static void check_swiglu_case(int64_t N, int64_t F, double spread)
 {
-    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .training = true};
+    const struct nbi_stream_limits limits = limits_of(N, F);
     int64_t n = N * F;
-    struct swiglu c = {.N = N, .F = F, .dy = random_floats(n, 1)};
+    struct swiglu c = {.N = N, .F = F, .dy = random_acts(n, 1)};
     struct expected e = expect(2 * n);
-    c.gate = random_floats(2 * n, spread);
+    c.gate = random_acts(2 * n, spread);
     c.up = c.gate + n;
     for (int64_t i = 0; i < n; i++) {
         double g = c.gate[i], s = 1 / (1 + exp(-g));
@@ -253,13 +268,17 @@ static void check_swiglu(int64_t N, int64_t F, double spread)
     expected_free(&e);
 }
 
-static void test_backward__swiglu(void **state)
+static void check_swiglu_bwd(void)
 {
-    (void)state;
-    check_swiglu(1, 1, 3);
-    check_swiglu(3, 37, 3);
-    check_swiglu(65, 272, 5);
-    check_swiglu(7, 1001, 120);
+    for (int way = 0; way < 4; way++) {
+        bf16 = way % 2;
+        gap = way / 2 * 8;
+        check_swiglu_case(1, 1, 3);
+        check_swiglu_case(3, 37, 3);
+        check_swiglu_case(65, 272, 5);
+        check_swiglu_case(127, 64, 5);
+        check_swiglu_case(7, 1001, 120);
+    }
 }
 
 /* ---- norms ---- */
@@ -276,23 +295,6 @@ static double inverse_norm(const double *x, int64_t n)
     for (int64_t i = 0; i < n; i++)
         sum += x[i] * x[i];
     return 1 / sqrt(sum / (double)n + 1e-6);
-}
-
-static enum nb_status read_vector(void *ctx, int64_t first, int64_t count, void *data, void *scales)
-{
-    (void)scales;
-    for (int64_t i = 0; i < count; i++)
-        ((float *)data)[i] = (float)((const double *)ctx)[first + i];
-    return NB_OK;
-}
-
-static struct nbi_weight put_vector(struct rig *r, double *w, int64_t n)
-{
-    struct nbi_weight out;
-    const struct nbi_weight_source src = {
-        .dtype = NBI_F32, .rows = n, .tensor_scale = 1, .read = read_vector, .ctx = w};
-    assert_ok(r->be->weight_new(r->be, &src, &out));
-    return out;
 }
 
 /* dx and its error bound for one row d = dy w whose terms have magnitudes m. Without what dx is
@@ -326,16 +328,18 @@ static void run_norm(struct rig *r, const void *ctx, float *out)
 {
     const struct norm *c = ctx;
     int64_t n = c->N * c->C;
-    struct nbi_op_rmsnorm_bwd a = {.dx = put_in(r, c->dx0, n),
+    struct nbi_op_rmsnorm_bwd a = {.dx = put_acts(r, c->dx0, n),
                                    .dw = put_in(r, c->dw0, c->C),
-                                   .dy = put_in(r, c->dy, n),
-                                   .x = put_in(r, c->x, n),
+                                   .dy = put_acts(r, c->dy, n),
+                                   .x = put_acts(r, c->x, n),
                                    .rstd = put_in(r, c->rstd, c->N),
                                    .w = put_vector(r, c->w, c->C),
                                    .N = c->N,
-                                   .C = c->C};
+                                   .C = c->C,
+                                   .bf16 = bf16};
+    need_op(r->be, rmsnorm_bwd);
     assert_ok(r->be->rmsnorm_bwd(r->s, &a));
-    get(r, get(r, out, a.dx, n), a.dw, c->C);
+    get(r, get_acts(r, out, a.dx, n), a.dw, c->C);
     r->be->weight_free(r->be, &a.w);
 }
 
@@ -368,14 +372,14 @@ static void norm_expected(const struct norm *c, struct expected *e)
     free(m);
 }
 
-static void check_norm(int64_t N, int64_t C)
+static void check_norm_case(int64_t N, int64_t C)
 {
-    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .training = true};
+    const struct nbi_stream_limits limits = limits_of(N, C);
     struct norm c = {N,
                      C,
-                     random_floats(N * C + C, 3),
+                     random_acts(N * C + C, 3),
                      NULL,
-                     random_floats(N * C, 1),
+                     random_acts(N * C, 1),
                      zeros(N, sizeof(double)),
                      zeros(N * C, sizeof(double)),
                      zeros(C, sizeof(double))};
@@ -390,7 +394,7 @@ static void check_norm(int64_t N, int64_t C)
         c.rstd[n] = (double)(float)c.rstd[n];
     free(c.dx0);
     free(c.dw0);
-    c.dx0 = random_floats(N * C, 1);
+    c.dx0 = random_acts(N * C, 1);
     c.dw0 = random_floats(C, 1);
     norm_expected(&c, &e);
     check("rmsnorm_bwd", run_norm, &c, &limits, &e);
@@ -400,13 +404,15 @@ static void check_norm(int64_t N, int64_t C)
     expected_free(&e);
 }
 
-static void test_backward__rmsnorm(void **state)
+static void check_rmsnorm_bwd(void)
 {
-    (void)state;
-    check_norm(1, 1);
-    check_norm(3, 37);
-    check_norm(65, 272);
-    check_norm(130, 1000);
+    for (int way = 0; way < 2; way++) {
+        bf16 = way;
+        check_norm_case(1, 1);
+        check_norm_case(3, 37);
+        check_norm_case(65, 272);
+        check_norm_case(127, 1000);
+    }
 }
 
 /* ---- norm and rotation of heads ---- */
@@ -439,12 +445,13 @@ static void run_rope(struct rig *r, const void *ctx, float *out)
 {
     const struct rope *c = ctx;
     int64_t D = c->D, q = c->N * c->heads[0], k = c->N * c->heads[1];
-    struct nbi_op_qkv_rope_bwd a = {.dq = put_in(r, c->d[0], q * D),
-                                    .dk = put_in(r, c->d[1], k * D),
+    int64_t of_q = c->heads[0] * D, of_k = c->heads[1] * D, ld = ld_of(of_q);
+    struct nbi_op_qkv_rope_bwd a = {.dq = put_rows(r, c->d[0], c->N, of_q, ld),
+                                    .dk = put_rows(r, c->d[1], c->N, of_k, ld),
                                     .dq_norm = put_in(r, c->dw0[0], D),
                                     .dk_norm = put_in(r, c->dw0[1], D),
-                                    .q = put_in(r, c->x[0], q * D),
-                                    .k = put_in(r, c->x[1], k * D),
+                                    .q = put_rows(r, c->x[0], c->N, of_q, ld),
+                                    .k = put_rows(r, c->x[1], c->N, of_k, ld),
                                     .rstd_q = put_in(r, c->rstd[0], q),
                                     .rstd_k = put_in(r, c->rstd[1], k),
                                     .q_norm = put_vector(r, c->w[0], D),
@@ -454,10 +461,13 @@ static void run_rope(struct rig *r, const void *ctx, float *out)
                                     .N = c->N,
                                     .NH = c->heads[0],
                                     .NKV = c->heads[1],
-                                    .D = D};
+                                    .D = D,
+                                    .ld = ld,
+                                    .bf16 = bf16};
+    need_op(r->be, qkv_rope_bwd);
     assert_ok(r->be->qkv_rope_bwd(r->s, &a));
-    out = get(r, get(r, out, a.dq, q * D), a.dq_norm, D);
-    get(r, get(r, out, a.dk, k * D), a.dk_norm, D);
+    out = get(r, get_rows(r, out, a.dq, c->N, of_q, ld), a.dq_norm, D);
+    get(r, get_rows(r, out, a.dk, c->N, of_k, ld), a.dk_norm, D);
     r->be->weight_free(r->be, &a.q_norm);
     r->be->weight_free(r->be, &a.k_norm);
 }
@@ -491,10 +501,11 @@ static void rope_expected(const struct rope *c, int which, double *want, double 
     free(m);
 }
 
-static void check_rope(int64_t N, int64_t NH, int64_t NKV, int64_t D)
+static void check_rope_case(int64_t N, int64_t NH, int64_t NKV, int64_t D)
 {
-    const struct nbi_stream_limits limits = {
-        .N = N, .K = 16, .D = D, .heads = NH, .training = true};
+    struct nbi_stream_limits limits = limits_of(N, NH * D);
+    limits.D = D;
+    limits.heads = NH;
     struct rope c = {.N = N, .heads = {NH, NKV}, .D = D};
     struct expected e = expect(N * (NH + NKV) * D + 2 * D);
     c.cos = random_floats(N * D / 2,
@@ -502,9 +513,9 @@ static void check_rope(int64_t N, int64_t NH, int64_t NKV, int64_t D)
     c.sin = random_floats(N * D / 2, 1);
     for (int i = 0; i < 2; i++) {
         int64_t heads = N * c.heads[i], at = i * (N * NH * D + D);
-        c.x[i] = random_floats(heads * D + D, 2);
+        c.x[i] = random_acts(heads * D + D, 2);
         c.w[i] = c.x[i] + heads * D;
-        c.d[i] = random_floats(heads * D, 1);
+        c.d[i] = random_acts(heads * D, 1);
         c.rstd[i] = zeros(heads, sizeof(double));
         c.dw0[i] = zeros(D, sizeof(double));
         for (int64_t h = 0; h < heads; h++)
@@ -529,21 +540,24 @@ static void check_rope(int64_t N, int64_t NH, int64_t NKV, int64_t D)
     expected_free(&e);
 }
 
-static void test_backward__qkv_rope(void **state)
+static void check_qkv_rope_bwd(void)
 {
-    (void)state;
-    check_rope(1, 1, 1, 2);
-    check_rope(3, 2, 1, 24);
-    check_rope(65, 8, 1, 48);
-    check_rope(200, 4, 4, 128);
-    check_rope(33, 2, 2, 250);
+    for (int way = 0; way < 4; way++) {
+        bf16 = way % 2;
+        gap = way / 2 * 8;
+        check_rope_case(1, 1, 1, 2);
+        check_rope_case(3, 2, 1, 24);
+        check_rope_case(65, 8, 1, 48);
+        check_rope_case(127, 4, 4, 128);
+        check_rope_case(33, 2, 2, 250);
+    }
 }
 
 /* ---- embedding and distance ---- */
 
 struct embed {
     int64_t N, C, V;
-    int32_t *ids;
+    int32_t *ids, *order;
     double *dx, *dtable;
 };
 
@@ -552,25 +566,39 @@ static void run_embed(struct rig *r, const void *ctx, float *out)
     const struct embed *c = ctx;
     const struct nbi_op_embed_bwd a = {.dtable = put_in(r, c->dtable, c->V * c->C),
                                        .ids = put_bytes(r, c->ids, c->N * 4),
-                                       .dx = put_in(r, c->dx, c->N * c->C),
+                                       .order = put_bytes(r, c->order, c->N * 4),
+                                       .dx = put_acts(r, c->dx, c->N * c->C),
                                        .N = c->N,
-                                       .C = c->C};
+                                       .C = c->C,
+                                       .bf16 = bf16};
+    need_op(r->be, embed_bwd);
     assert_ok(r->be->embed_bwd(r->s, &a));
     get(r, out, a.dtable, c->V * c->C);
 }
 
-/* Bit-exact: rows are added in the order of n. */
-static void test_backward__embed(void **state)
+/* The numbers 0 to N - 1, sorted by id. */
+static void sort_by_id(int32_t *order, const int32_t *ids, int64_t N)
 {
-    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 37, 2}, {65, 1000, 9}};
-    (void)state;
-    for (size_t i = 0; i < COUNT(shapes); i++) {
-        struct embed c = {shapes[i][0], shapes[i][1], shapes[i][2], NULL, NULL, NULL};
-        const struct nbi_stream_limits limits = {
-            .N = c.N, .K = 16, .D = 2, .heads = 1, .training = true};
+    for (int64_t n = 0, at; n < N; n++) {
+        for (at = n; at > 0 && ids[order[at - 1]] > ids[n]; at--)
+            order[at] = order[at - 1];
+        order[at] = (int32_t)n;
+    }
+}
+
+/* Bit-exact: rows are added in the order of n. */
+static void check_embed_bwd(void)
+{
+    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 37, 2}, {65, 1000, 9}, {127, 48, 500}};
+    for (size_t i = 0; i < COUNT(shapes) * 2; i++) {
+        const int64_t *shape = shapes[i / 2];
+        struct embed c = {.N = shape[0], .C = shape[1], .V = shape[2]};
+        bf16 = i % 2;
+        const struct nbi_stream_limits limits = limits_of(c.N, c.C);
         struct expected e = expect(c.V * c.C);
         c.ids = zeros(c.N, 4);
-        c.dx = random_floats(c.N * c.C, 1);
+        c.order = zeros(c.N, 4);
+        c.dx = random_acts(c.N * c.C, 1);
         c.dtable = random_floats(c.V * c.C, 1000);
         memcpy(e.want, c.dtable, (size_t)e.n * sizeof *e.want);
         for (int64_t n = 0; n < c.N; n++) {
@@ -580,8 +608,10 @@ static void test_backward__embed(void **state)
                 *to = (double)((float)*to + (float)c.dx[n * c.C + k]);
             }
         }
+        sort_by_id(c.order, c.ids, c.N);
         check("embed_bwd", run_embed, &c, &limits, &e);
         free(c.ids);
+        free(c.order);
         free(c.dx);
         free(c.dtable);
         expected_free(&e);
@@ -597,18 +627,21 @@ struct distance {
 static void run_distance(struct rig *r, const void *ctx, float *out)
 {
     const struct distance *c = ctx;
+    int64_t n = c->N * c->C;
     const struct nbi_op_l1 a = {.loss = alloc_nan(r, c->N),
-                                .dx = c->gradient ? alloc_nan(r, c->N * c->C) : (struct nbi_ptr){0},
-                                .x = put_in(r, c->x, c->N * c->C),
-                                .target = put_in(r, c->target, c->N * c->C),
+                                .dx = c->gradient ? alloc_acts(r, n) : (struct nbi_ptr){0},
+                                .x = put_acts(r, c->x, n),
+                                .target = put_acts(r, c->target, n),
                                 .weight = put_in(r, c->weight, c->N),
                                 .scale = (float)c->scale,
                                 .N = c->N,
-                                .C = c->C};
+                                .C = c->C,
+                                .bf16 = bf16};
+    need_op(r->be, l1);
     assert_ok(r->be->l1(r->s, &a));
     out = get(r, out, a.loss, c->N);
     if (c->gradient)
-        get(r, out, a.dx, c->N * c->C);
+        get_acts(r, out, a.dx, n);
 }
 
 static double distance_objective(const void *ctx, const double *x)
@@ -620,12 +653,11 @@ static double distance_objective(const void *ctx, const double *x)
     return sum * c->scale / (double)c->C;
 }
 
-static void check_distance(int64_t N, int64_t C)
+static void check_l1_case(int64_t N, int64_t C)
 {
-    const struct nbi_stream_limits limits = {.N = N, .K = 16, .D = 2, .heads = 1, .training = true};
+    const struct nbi_stream_limits limits = limits_of(N, C);
     struct distance c = {
-        N,    C,    random_floats(N * C, 1), random_floats(N * C, 1), zeros(N, sizeof(double)),
-        0.75, false};
+        N, C, random_acts(N * C, 1), random_acts(N * C, 1), zeros(N, sizeof(double)), 0.75, false};
     struct expected e = expect(N + N * C);
     for (int64_t n = 0; n < N; n++)
         c.weight[n] = n % 3 != 1;
@@ -655,21 +687,36 @@ static void check_distance(int64_t N, int64_t C)
     expected_free(&e);
 }
 
-static void test_backward__l1(void **state)
+static void check_l1(void)
 {
-    (void)state;
-    check_distance(1, 1);
-    check_distance(3, 37);
-    check_distance(65, 700);
+    for (int way = 0; way < 2; way++) {
+        bf16 = way;
+        check_l1_case(1, 1);
+        check_l1_case(3, 37);
+        check_l1_case(65, 700);
+        check_l1_case(127, 1030);
+    }
 }
+
+/* ---- all of them, on both ---- */
+
+#define CHECKS(X)                                                                                  \
+    X(xent)                                                                                        \
+    X(xent_shows_nan)                                                                              \
+    X(swiglu_bwd)                                                                                  \
+    X(rmsnorm_bwd)                                                                                 \
+    X(qkv_rope_bwd)                                                                                \
+    X(embed_bwd)                                                                                   \
+    X(l1)
+
+#define X(check) TEST_ON_BOTH(backward, check)
+CHECKS(X)
+#undef X
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_backward__xent),     cmocka_unit_test(test_backward__xent_shows_nan),
-        cmocka_unit_test(test_backward__swiglu),   cmocka_unit_test(test_backward__rmsnorm),
-        cmocka_unit_test(test_backward__qkv_rope), cmocka_unit_test(test_backward__embed),
-        cmocka_unit_test(test_backward__l1),
-    };
+#define X(check) ON_BOTH(backward, check)
+    const struct CMUnitTest tests[] = {CHECKS(X)};
+#undef X
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,95 +1,81 @@
 /* test_backward_products.c - gradients of products and of attention against the equations in
  * double, and those against finite differences. */
 #include "gradients.h"
-#include "tensor/half.h"
+#include "matrices.h"
 
 /* ---- products ---- */
-
-struct matrix {
-    enum nbi_dtype dtype;
-    int64_t O, K;
-    float tensor_scale;
-    uint8_t *data, *scales;
-    double *values;
-};
-
-static void matrix_new(struct matrix *w, enum nbi_dtype dtype, int64_t O, int64_t K)
-{
-    int64_t n = O * K;
-    *w = (struct matrix){.dtype = dtype, .O = O, .K = K, .tensor_scale = 1};
-    w->data = zeros(n, 4);
-    w->scales = zeros(n, 1);
-    w->values = random_floats(n, 1);
-    for (int64_t i = 0; dtype == NBI_NVFP4 && i < n / 2; i++)
-        w->data[i] = (uint8_t)bits32();
-    for (int64_t i = 0; dtype == NBI_NVFP4 && i < n / 16; i++)
-        w->scales[i] = (uint8_t)(bits32() % 0x7F);
-    w->tensor_scale = dtype == NBI_NVFP4 ? 0.00237f : 1;
-    for (int64_t i = 0; i < n; i++) {
-        float f = (float)w->values[i];
-        uint16_t half = dtype == NBI_BF16 ? nbi_f32_to_bf16(f) : nbi_f32_to_f16(f);
-        uint8_t code = i & 1 ? w->data[i / 2] >> 4 : w->data[i / 2] & 15;
-        if (dtype == NBI_F32)
-            memcpy(w->data + 4 * i, &f, 4);
-        else if (dtype == NBI_NVFP4)
-            w->values[i] = (double)nbi_e2m1_to_f32(code) *
-                           (double)nbi_e4m3_to_f32(w->scales[i / 16]) * (double)w->tensor_scale;
-        else {
-            memcpy(w->data + 2 * i, &half, 2);
-            w->values[i] =
-                (double)(dtype == NBI_BF16 ? nbi_bf16_to_f32(half) : nbi_f16_to_f32(half));
-        }
-    }
-}
-
-static enum nb_status read_matrix(void *ctx, int64_t first, int64_t count, void *data, void *scales)
-{
-    const struct matrix *w = ctx;
-    size_t row = nbi_dtype_bytes(w->dtype, w->K);
-    if (w->dtype == NBI_NVFP4) {
-        memcpy(data, w->data + first * w->K / 2, (size_t)(count * w->K / 2));
-        memcpy(scales, w->scales + first * w->K / 16, (size_t)(count * w->K / 16));
-    } else
-        memcpy(data, w->data + (size_t)first * row, (size_t)count * row);
-    return NB_OK;
-}
 
 struct linear {
     int count;
     int64_t N, K;
     struct matrix w[NBI_LINEAR_MAX];
     double *x, *dx0, *dy[NBI_LINEAR_MAX], *dw0[NBI_LINEAR_MAX];
-    bool with_dx, with_dw, add;
-    int which; /* which input to vary, for finite differences */
+    bool with_dx, with_dw, add, fresh, dw_bf16;
+    bool neighbours; /* dy are columns of the same rows */
+    int which;       /* which input to vary, for finite differences */
 };
+
+/* All dy as columns of one block, in order. */
+static void put_neighbours(struct rig *r, const struct linear *c, struct nbi_op_linear_bwd *a)
+{
+    int64_t O = 0, at = 0;
+    for (int i = 0; i < c->count; i++)
+        O += c->w[i].O;
+    double *all = zeros(c->N * O, sizeof *all);
+    for (int i = 0; i < c->count; at += c->w[i++].O)
+        for (int64_t n = 0; n < c->N; n++)
+            memcpy(all + n * O + at, c->dy[i] + n * c->w[i].O, (size_t)c->w[i].O * sizeof *all);
+    struct nbi_ptr block = put_acts(r, all, c->N * O);
+    at = 0;
+    for (int i = 0; i < c->count; at += c->w[i++].O) {
+        a->dy[i] = nbi_ptr_add(block, at * (bf16 ? 2 : 4));
+        a->ldy[i] = O;
+    }
+    free(all);
+}
+
+/* dW_i, to be written or added to. */
+static struct nbi_ptr put_dw(struct rig *r, const struct linear *c, int i)
+{
+    int64_t n = c->w[i].O * c->K;
+    if (!c->fresh)
+        return put_in(r, c->dw0[i], n);
+    return c->dw_bf16 ? alloc_acts(r, n) : alloc_nan(r, n);
+}
 
 static void run_linear(struct rig *r, const void *ctx, float *out)
 {
     const struct linear *c = ctx;
-    struct nbi_op_linear_bwd a = {.count = c->count, .N = c->N, .K = c->K, .add = c->add};
+    struct nbi_op_linear_bwd a = {.count = c->count,
+                                  .N = c->N,
+                                  .K = c->K,
+                                  .add = c->add,
+                                  .fresh = c->fresh,
+                                  .bf16 = bf16,
+                                  .dw_bf16 = c->dw_bf16};
     if (c->with_dx)
-        a.dx = c->add ? put_in(r, c->dx0, c->N * c->K) : alloc_nan(r, c->N * c->K);
+        a.dx = c->add ? put_acts(r, c->dx0, c->N * c->K) : alloc_acts(r, c->N * c->K);
     if (c->with_dw)
-        a.x = put_in(r, c->x, c->N * c->K);
+        a.x = put_acts(r, c->x, c->N * c->K);
+    if (c->neighbours)
+        put_neighbours(r, c, &a);
     for (int i = 0; i < c->count; i++) {
         const struct matrix *w = &c->w[i];
-        const struct nbi_weight_source src = {.dtype = w->dtype,
-                                              .rows = w->O,
-                                              .cols = w->K,
-                                              .tensor_scale = w->tensor_scale,
-                                              .read = read_matrix,
-                                              .ctx = (void *)w};
-        assert_ok(r->be->weight_new(r->be, &src, &a.w[i]));
-        a.dy[i] = put_in(r, c->dy[i], c->N * w->O);
+        a.w[i] = put_matrix(r, w);
+        if (!c->neighbours) {
+            a.ldy[i] = ld_of(w->O);
+            a.dy[i] = put_rows(r, c->dy[i], c->N, w->O, a.ldy[i]);
+        }
         if (c->with_dw)
-            a.dw[i] = put_in(r, c->dw0[i], w->O * w->K);
+            a.dw[i] = put_dw(r, c, i);
     }
+    need_op(r->be, linear_bwd);
     assert_ok(r->be->linear_bwd(r->s, &a));
     if (c->with_dx)
-        out = get(r, out, a.dx, c->N * c->K);
+        out = get_acts(r, out, a.dx, c->N * c->K);
     for (int i = 0; i < c->count; i++) {
         if (c->with_dw)
-            out = get(r, out, a.dw[i], c->w[i].O * c->K);
+            out = (c->dw_bf16 ? get_acts : get)(r, out, a.dw[i], c->w[i].O * c->K);
         r->be->weight_free(r->be, &a.w[i]);
     }
 }
@@ -148,8 +134,7 @@ static void expect_dw(const struct linear *c, int i, double *want, double *magni
 static void check_linear_flags(const struct linear *c, const struct expected *dx,
                                const struct expected *dw)
 {
-    const struct nbi_stream_limits limits = {
-        .N = c->N, .K = c->K, .D = 2, .heads = 1, .training = true};
+    const struct nbi_stream_limits limits = limits_of(c->N, c->K);
     int64_t terms = 0, n = c->N * c->K, at = 0;
     struct expected e = expect(n + dw->n);
     for (int i = 0; i < c->count; i++)
@@ -161,8 +146,9 @@ static void check_linear_flags(const struct linear *c, const struct expected *dx
     }
     for (int i = 0, j = 0; c->with_dw && i < c->count; i++)
         for (int64_t k = 0; k < c->w[i].O * c->K; k++, j++, at++) {
-            e.want[at] = c->dw0[i][k] + dw->want[j];
-            e.bound[at] = (double)(c->N + 4) * U * (dw->bound[j] + fabs(c->dw0[i][k]));
+            double before = c->fresh ? 0 : c->dw0[i][k];
+            e.want[at] = before + dw->want[j];
+            e.bound[at] = (double)(c->N + 4) * U * (dw->bound[j] + fabs(before));
         }
     e.n = at;
     check("linear_bwd", run_linear, c, &limits, &e);
@@ -177,18 +163,40 @@ struct linear_shape {
     int flags; /* flags to try: bit 0 dx, bit 1 dw, bit 2 add */
 };
 
-static void check_linear(const struct linear_shape *s)
+/* All combinations of flags that the shape asks for. Gradients are written, and of which type, in
+ * turn. */
+static void check_linear_shape(struct linear *c, const struct linear_shape *s,
+                               const struct expected *dx, const struct expected *dw)
+{
+    for (int flag_set = 1; flag_set < 8; flag_set++) {
+        c->with_dx = flag_set & 1;
+        c->with_dw = flag_set & 2;
+        c->add = flag_set & 4;
+        if (flag_set == 4 || (s->flags != 7 && flag_set != s->flags))
+            continue;
+        c->fresh = c->dw_bf16 = c->neighbours = false;
+        check_linear_flags(c, dx, dw);
+        c->neighbours = s->count > 1;
+        c->fresh = true;
+        check_linear_flags(c, dx, dw);
+        c->dw_bf16 = bf16;
+        if (bf16 && c->with_dw)
+            check_linear_flags(c, dx, dw);
+    }
+}
+
+static void check_linear_case(const struct linear_shape *s)
 {
     struct linear c = {.count = s->count, .N = s->N, .K = s->K};
     int64_t sizes = 0, at = 0;
     for (int i = 0; i < s->count; i++) {
         matrix_new(&c.w[i], s->dtype[i], s->O[i], s->K);
-        c.dy[i] = random_floats(s->N * s->O[i], 1);
+        c.dy[i] = random_acts(s->N * s->O[i], 1);
         c.dw0[i] = random_floats(s->O[i] * s->K, 1);
         sizes += s->O[i] * s->K;
     }
-    c.x = random_floats(s->N * s->K, 1);
-    c.dx0 = random_floats(s->N * s->K, 1);
+    c.x = random_acts(s->N * s->K, 1);
+    c.dx0 = random_acts(s->N * s->K, 1);
     struct expected dx = expect(s->N * s->K), dw = expect(sizes);
     expect_dx(&c, dx.want, dx.bound);
     if (sizes * s->N < 50000)
@@ -200,17 +208,11 @@ static void check_linear(const struct linear_shape *s)
             check_gradient("linear by w", linear_by_w, &c, c.w[i].values, dw.want + at,
                            s->O[i] * s->K);
     }
-    for (int flag_set = 1; flag_set < 8; flag_set++) {
-        c.with_dx = flag_set & 1;
-        c.with_dw = flag_set & 2;
-        c.add = flag_set & 4;
-        if (flag_set != 4 && (s->flags == 7 || flag_set == s->flags))
-            check_linear_flags(&c, &dx, &dw);
-    }
+    check_linear_shape(&c, s, &dx, &dw);
     for (int i = 0; i < s->count; i++) {
-        void *all[] = {c.w[i].data, c.w[i].scales, c.w[i].values, c.dy[i], c.dw0[i]};
-        for (size_t k = 0; k < COUNT(all); k++)
-            free(all[k]);
+        matrix_free(&c.w[i]);
+        free(c.dy[i]);
+        free(c.dw0[i]);
     }
     free(c.x);
     free(c.dx0);
@@ -218,7 +220,7 @@ static void check_linear(const struct linear_shape *s)
     expected_free(&dw);
 }
 
-static void test_backward_products__linear(void **state)
+static void check_linear_bwd(void)
 {
     static const struct linear_shape shapes[] = {
         {1, 1, 1, {1}, {NBI_F32}, 7},
@@ -230,10 +232,15 @@ static void test_backward_products__linear(void **state)
         {300, 64, 1, {100}, {NBI_NVFP4}, 3},
         {3, 2100, 1, {20}, {NBI_F16}, 3}, /* more columns than a gemm block */
         {2, 2064, 1, {33}, {NBI_NVFP4}, 3},
-        {2, 48, 1, {1000}, {NBI_F32}, 3}}; /* dw has more rows than a gemm block */
-    (void)state;
+        {2, 48, 1, {1000}, {NBI_F32}, 3}, /* dw has more rows than a gemm block */
+        {127, 64, 2, {48, 48}, {NBI_NVFP4, NBI_NVFP4}, 7},
+        {600, 48, 1, {20}, {NBI_BF16}, 7}}; /* more rows than are converted at a time */
     for (size_t i = 0; i < COUNT(shapes); i++)
-        check_linear(&shapes[i]);
+        for (int way = 0; way < 2; way++) {
+            bf16 = way;
+            gap = i % 2 * 8;
+            check_linear_case(&shapes[i]);
+        }
 }
 
 /* ---- attention ---- */
@@ -242,7 +249,7 @@ struct attention {
     int64_t N, NH, NKV, D;
     double *q, *k, *v, *dy; /* q, k and v in one array */
     double *y, *lse;
-    int32_t *first;
+    int32_t *first, *end;
 };
 
 /* A score, and the sum of its magnitudes. */
@@ -335,54 +342,74 @@ static void attention_expected(const struct attention *c, struct expected *e)
 static void run_attention(struct rig *r, const void *ctx, float *out)
 {
     const struct attention *c = ctx;
-    int64_t q = c->N * c->NH * c->D, k = c->N * c->NKV * c->D;
-    const struct nbi_op_attention_bwd a = {.dq = alloc_nan(r, q),
-                                           .dk = alloc_nan(r, k),
-                                           .dv = alloc_nan(r, k),
-                                           .dy = put_in(r, c->dy, q),
-                                           .y = put_in(r, c->y, q),
-                                           .lse = put_in(r, c->lse, c->N * c->NH),
-                                           .q = put_in(r, c->q, q),
-                                           .kv = {put_in(r, c->k, k), put_in(r, c->v, k), NBI_F32},
-                                           .first = put_bytes(r, c->first, c->N * 4),
-                                           .N = c->N,
-                                           .NH = c->NH,
-                                           .NKV = c->NKV,
-                                           .D = c->D};
+    int64_t N = c->N, of_q = c->NH * c->D, of_k = c->NKV * c->D, q = N * of_q, k = N * of_k;
+    int64_t ld = ld_of(of_q);
+    const struct nbi_op_attention_bwd a = {
+        .dq = alloc_rows(r, N, of_q, ld),
+        .dk = alloc_rows(r, N, of_k, ld),
+        .dv = alloc_rows(r, N, of_k, ld),
+        .dy = put_acts(r, c->dy, q),
+        .y = put_acts(r, c->y, q),
+        .lse = put_in(r, c->lse, c->N * c->NH),
+        .q = put_acts(r, c->q, q),
+        .kv = {put_acts(r, c->k, k), put_acts(r, c->v, k), bf16 ? NBI_BF16 : NBI_F32},
+        .first = put_bytes(r, c->first, c->N * 4),
+        .end = put_bytes(r, c->end, c->N * 4),
+        .N = c->N,
+        .NH = c->NH,
+        .NKV = c->NKV,
+        .D = c->D,
+        .ld = ld,
+        .bf16 = bf16};
+    need_op(r->be, attention_bwd);
     assert_ok(r->be->attention_bwd(r->s, &a));
-    get(r, get(r, get(r, out, a.dq, q), a.dk, k), a.dv, k);
+    out = get_rows(r, out, a.dq, N, of_q, ld);
+    get_rows(r, get_rows(r, out, a.dk, N, of_k, ld), a.dv, N, of_k, ld);
 }
 
-enum batches { ONE, SEVERAL, WINDOW };
+enum batches { ONE, SEVERAL, WINDOW, SINGLE };
 
-/* One sequence, several of any length, or a sliding window of 50 rows. */
+/* One sequence, several of any length, a sliding window of 50 rows, or sequences of one token. */
 static void fill_first(int32_t *first, int64_t N, enum batches batches)
 {
     int32_t start = 0;
     for (int32_t n = 0; n < N; n++) {
-        if (batches == SEVERAL && (bits32() % 40 == 0 || n == 2))
+        if (batches == SINGLE || (batches == SEVERAL && (bits32() % 40 == 0 || n == 2)))
             start = n;
         first[n] = batches == WINDOW && n > 50 ? n - 50 : start;
     }
 }
 
-static void check_attention(const int64_t s[5], enum batches batches)
+/* The last row that attends to each row. */
+static void fill_end(int32_t *end, const int32_t *first, int64_t N)
+{
+    for (int64_t n = N - 1; n >= 0; n--) {
+        end[n] = n + 1 < N ? end[n + 1] : (int32_t)n;
+        while (first[end[n]] > n)
+            end[n]--;
+    }
+}
+
+static void check_attention_case(const int64_t s[5], enum batches batches)
 {
     struct attention c = {.N = s[0], .NH = s[1], .NKV = s[2], .D = s[3]};
-    const struct nbi_stream_limits limits = {
-        .N = c.N, .K = 16, .D = c.D, .heads = c.NH, .training = true};
+    struct nbi_stream_limits limits = limits_of(c.N, c.NH * c.D);
+    limits.D = c.D;
+    limits.heads = c.NH;
     int64_t q = c.N * c.NH * c.D, k = c.N * c.NKV * c.D;
     struct expected e = expect(q + 2 * k);
-    c.q = random_floats(q + 2 * k, 1);
+    c.q = random_acts(q + 2 * k, 1);
     for (int64_t i = 0; i < q; i++)
         c.q[i] *= (double)s[4]; /* a power of two */
     c.k = c.q + q;
     c.v = c.k + k;
-    c.dy = random_floats(q, 1);
+    c.dy = random_acts(q, 1);
     c.y = zeros(q, sizeof *c.y);
     c.lse = zeros(c.N * c.NH, sizeof *c.lse);
     c.first = zeros(c.N, 4);
+    c.end = zeros(c.N, 4);
     fill_first(c.first, c.N, batches);
+    fill_end(c.end, c.first, c.N);
     for (int64_t i = 0; i < c.N * c.NH; i++)
         attend(&c, c.q, i / c.NH, i % c.NH, c.y + i * c.D, c.lse + i);
     if (c.N <= 65) {
@@ -390,7 +417,7 @@ static void check_attention(const int64_t s[5], enum batches batches)
         check_gradient("attention", attention_objective, &c, c.q, e.want, q + 2 * k);
     }
     for (int64_t i = 0; i < q; i++)
-        c.y[i] = (double)(float)c.y[i];
+        c.y[i] = bf16 ? to_bf16(c.y[i]) : (double)(float)c.y[i];
     for (int64_t i = 0; i < c.N * c.NH; i++)
         c.lse[i] = (double)(float)c.lse[i];
     attention_expected(&c, &e);
@@ -399,28 +426,34 @@ static void check_attention(const int64_t s[5], enum batches batches)
     for (size_t i = 0; i < COUNT(all); i++)
         free(all[i]);
     free(c.first);
+    free(c.end);
     expected_free(&e);
 }
 
-static void test_backward_products__attention(void **state)
+static void check_attention_bwd(void)
 {
     /* N, NH, NKV, D, scale of q */
     static const int64_t shapes[][5] = {
-        {1, 1, 1, 2, 1},    {3, 2, 1, 24, 4},    {65, 8, 1, 48, 1},
-        {96, 3, 3, 64, 1},  {97, 2, 2, 32, 16},  {250, 4, 2, 32, 4},
-        {193, 3, 1, 80, 1}, {100, 2, 1, 256, 8}, {288, 2, 1, 128, 1}};
-    (void)state;
-    for (size_t i = 0; i < COUNT(shapes); i++) {
-        check_attention(shapes[i], SEVERAL);
-        check_attention(shapes[i], i % 2 ? ONE : WINDOW);
-    }
+        {1, 1, 1, 2, 1},     {3, 2, 1, 24, 4},   {65, 8, 1, 48, 1},  {96, 3, 3, 64, 1},
+        {97, 2, 2, 32, 16},  {250, 4, 2, 32, 4}, {193, 3, 1, 80, 1}, {100, 2, 1, 256, 8},
+        {288, 2, 1, 128, 1}, {127, 4, 2, 128, 2}};
+    for (size_t i = 0; i < COUNT(shapes); i++)
+        for (int way = 0; way < 2; way++) {
+            bf16 = way;
+            gap = i % 2 * 8;
+            check_attention_case(shapes[i], SEVERAL);
+            check_attention_case(shapes[i], i % 3 == 0 ? SINGLE : i % 3 == 1 ? ONE : WINDOW);
+        }
 }
+
+/* ---- both, on both ---- */
+
+TEST_ON_BOTH(backward_products, linear_bwd)
+TEST_ON_BOTH(backward_products, attention_bwd)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_backward_products__linear),
-        cmocka_unit_test(test_backward_products__attention),
-    };
+    const struct CMUnitTest tests[] = {ON_BOTH(backward_products, linear_bwd)
+                                           ON_BOTH(backward_products, attention_bwd)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,18 +28,18 @@ static void test_linear_fp4__multiplies_the_values_of_the_codec(void **state)
     const struct nbi_stream_limits prefill = {.N = 65, .K = 16, .D = 2, .heads = 1};
     struct lab l;
     (void)state;
-    open_both("cuda");
+    begin_on("cuda");
     lab_begin(&l, tested, &prefill); /* runs the self-test */
     lab_end(&l);
     if (!tested->fp4 && !tested->fp4_selftest_failed) {
-        close_both();
+        end_on();
         skip("FP4 tensor cores need compute capability 10.0");
     }
     if (tested->fp4_selftest_failed)
         fail_msg("%s", tested->prefill_path);
     for (int i = 0; i < 20; i++)
         check_case(counts[i % 4], widths[i / 4], i);
-    close_both();
+    end_on();
 }
 
 int main(void)

@@ -7,6 +7,7 @@
 #include "train/parameters.h"
 #include "unit/data_support.h"
 #include "unit/guarded_backend.h"
+#include "unit/on_devices.h"
 
 enum {
     B = 2,
@@ -28,6 +29,34 @@ static int end(void **state)
 {
     nb_tokenizer_close(bytes_only);
     return remove_test_dir(state);
+}
+
+/* ---- the device under test ---- */
+
+static const char *device;
+
+static void begin_on(const char *name)
+{
+    device = name;
+    if (strcmp(device, "cuda") == 0)
+        need_gpu();
+}
+
+static void end_on(void)
+{
+}
+
+static struct nbi_backend *open_tested(void)
+{
+    struct nbi_backend *be;
+    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){device, 2, nbi_simd_level()}));
+    if (strcmp(device, "cpu") == 0)
+        return guarded_open(be);
+    need_op(be, xent);
+    need_op(be, requantize);
+    need_op(be, attention_bwd);
+    need_op(be, embed_bwd);
+    return be;
 }
 
 /* ---- a small model with data ---- */
@@ -66,8 +95,7 @@ static void rig_open(struct rig *r)
         .precision = NB_PRECISION_F32, .master = NBI_F32, .moment_type = NB_MOMENT_F32, .seed = 4};
     const struct nbi_stream_limits limits = {
         .N = B * T, .K = 64, .D = 16, .heads = 2, .training = true};
-    struct nbi_backend *be;
-    *r = (struct rig){0};
+    *r = (struct rig){.be = open_tested()};
     assert_ok(nbi_config_preset(&r->config, "tiny"));
     r->config.hidden_size = C;
     r->config.intermediate_size = 64;
@@ -76,8 +104,6 @@ static void rig_open(struct rig *r)
     r->config.head_dim = 16;
     r->config.vocab_size = V;
     r->config.initializer_range = 0.3;
-    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", 2, nbi_simd_level()}));
-    r->be = guarded_open(be);
     assert_ok(r->be->stream_new(r->be, &limits, &r->s));
     assert_ok(nbi_train_params_init(&r->t, r->s, r->be, &r->config, NULL, &opts));
     const struct nbi_acts_opts acts_opts = {.N = B * T, .M = M};
@@ -165,13 +191,12 @@ static double scalar_loss(const struct scalar *c, const double *x, const double 
     return sum / C / (double)c->l->count;
 }
 
-static void test_loss__scalar(void **state)
+static void check_scalar(void)
 {
     static float x[B * T * C], dx[B * T * C], norm[C], dnorm[C], embed[V * C], head[V * C];
     static double at[B * T * C], side[2];
     double nat[C], slope = 0, h = 1e-6;
     struct rig r;
-    (void)state;
     rig_open(&r);
     next_batch(&r, 1);
     struct scalar c = {&r.train_pass.labels, r.config.rms_eps, x, norm, embed};
@@ -252,10 +277,9 @@ static void check_weights(struct rig *r, int64_t tensor, double h)
     free(g);
 }
 
-static void test_loss__scalar_through_layers(void **state)
+static void check_scalar_through_layers(void)
 {
     struct rig r;
-    (void)state;
     rig_open(&r);
     next_batch(&r, 2);
     r.train_pass.labels.kind = NB_LOSS_SCALAR;
@@ -279,7 +303,7 @@ static void reference_open(struct rig *r, struct nbi_kl_anchor *b, int64_t memor
 }
 
 /* Against the softmax of the same batch's logits. */
-static void check_reference(struct rig *r, const struct nbi_kl_anchor *b)
+static void compare_reference(struct rig *r, const struct nbi_kl_anchor *b)
 {
     static float logits[V];
     int64_t known = 0, count;
@@ -317,10 +341,9 @@ static void check_reference(struct rig *r, const struct nbi_kl_anchor *b)
     assert_int_equal(count, known);
 }
 
-static void test_loss__reference_is_the_softmax(void **state)
+static void check_reference_is_the_softmax(void)
 {
     struct rig r;
-    (void)state;
     rig_open(&r);
     for (int on_disk = 0; on_disk < 2; on_disk++) {
         struct nbi_kl_anchor b;
@@ -331,7 +354,7 @@ static void test_loss__reference_is_the_softmax(void **state)
             next_batch(&r, seed);
             for (int i = 0; i < B * T; i++)
                 r.batch.example_of[i] += r.batch.example_of[i] >= 0 ? before : 0;
-            check_reference(&r, &b);
+            compare_reference(&r, &b);
             loss(&r, false);
             assert_true(fabs(r.train_pass.labels.kl) < 1e-6 * (double)r.train_pass.labels.count);
         }
@@ -347,11 +370,10 @@ static void test_loss__reference_is_the_softmax(void **state)
 }
 
 /* The same reference in memory and in a file has one fingerprint; other models have others. */
-static void test_loss__reference_has_a_fingerprint(void **state)
+static void check_reference_has_a_fingerprint(void)
 {
     struct rig r;
     struct nbi_kl_anchor a, b;
-    (void)state;
     rig_open(&r);
     reference_open(&r, &a, INT64_MAX, 0);
     reference_open(&r, &b, 0, 0);
@@ -379,11 +401,10 @@ static void test_loss__reference_has_a_fingerprint(void **state)
     rig_close(&r);
 }
 
-static void test_loss__reference_needs_whole_examples(void **state)
+static void check_reference_needs_whole_examples(void)
 {
     struct rig r;
     struct nbi_kl_anchor b;
-    (void)state;
     rig_open(&r);
     put("only.txt", "some words that are more than a row<|endoftext|>and others, more than that");
     const char *const files[] = {test_path("only.txt"), NULL};
@@ -400,13 +421,12 @@ static void test_loss__reference_needs_whole_examples(void **state)
 
 /* Reference probabilities of another model; then the gradient of CE and KL together, and of KL
  * alone. */
-static void test_loss__kl_gradient(void **state)
+static void check_kl_gradient(void)
 {
     static float x[B * T * C], at[B * T * C], dx[B * T * C];
     struct rig r;
     struct nbi_kl_anchor b;
     int64_t count;
-    (void)state;
     rig_open(&r);
     reference_open(&r, &b, INT64_MAX, 0);
     struct nbi_train_param *moved = &r.t.tensors[3];
@@ -479,10 +499,9 @@ static void test_loss__topk(void **state)
     assert_fails(nbi_kl_anchor_topk(logits, 100, 64, ids, p), NB_EVALUE, "not finite");
 }
 
-static void test_loss__ids_outside(void **state)
+static void check_ids_outside(void)
 {
     struct rig r;
-    (void)state;
     rig_open(&r);
     next_batch(&r, 1);
     r.batch.targets[3] = V;
@@ -493,17 +512,25 @@ static void test_loss__ids_outside(void **state)
     rig_close(&r);
 }
 
+/* ---- all of them, on both ---- */
+
+#define CHECKS(X)                                                                                  \
+    X(scalar)                                                                                      \
+    X(scalar_through_layers)                                                                       \
+    X(reference_is_the_softmax)                                                                    \
+    X(reference_has_a_fingerprint)                                                                 \
+    X(reference_needs_whole_examples)                                                              \
+    X(kl_gradient)                                                                                 \
+    X(ids_outside)
+
+#define X(check) TEST_ON_BOTH(loss, check)
+CHECKS(X)
+#undef X
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loss__scalar),
-        cmocka_unit_test(test_loss__scalar_through_layers),
-        cmocka_unit_test(test_loss__reference_is_the_softmax),
-        cmocka_unit_test(test_loss__reference_has_a_fingerprint),
-        cmocka_unit_test(test_loss__reference_needs_whole_examples),
-        cmocka_unit_test(test_loss__kl_gradient),
-        cmocka_unit_test(test_loss__topk),
-        cmocka_unit_test(test_loss__ids_outside),
-    };
+#define X(check) ON_BOTH(loss, check)
+    const struct CMUnitTest tests[] = {CHECKS(X) cmocka_unit_test(test_loss__topk)};
+#undef X
     return cmocka_run_group_tests_name("loss", tests, begin, end);
 }

@@ -11,6 +11,7 @@
 #include "tensor/nvfp4.h"
 
 #include "guarded_backend.h"
+#include "on_devices.h"
 
 #define MOMENT_TYPES 4
 
@@ -23,6 +24,38 @@ static float normal(uint64_t at, uint64_t what)
     float out[4];
     nbi_philox_normal4(out, 7, at / 4, what);
     return out[at % 4];
+}
+
+/* ---- the backend under test ---- */
+
+static struct nbi_backend *gpu; /* NULL: the CPU, opened for each rig */
+
+static void begin_on(const char *device)
+{
+    if (strcmp(device, "cpu") == 0)
+        return;
+    need_gpu();
+    assert_ok(nbi_backend_open(&gpu, &(struct nbi_backend_opts){.device = device}));
+}
+
+static void end_on(void)
+{
+    if (gpu)
+        gpu->close(gpu);
+    gpu = NULL;
+}
+
+static struct nbi_backend *on_cpu(int threads, enum nbi_simd level)
+{
+    struct nbi_backend *be;
+    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", threads, level}));
+    return be;
+}
+
+/* The device under test; on the CPU, with that many threads. */
+static struct nbi_backend *tested(int threads)
+{
+    return gpu ? gpu : on_cpu(threads, nbi_simd_level());
 }
 
 /* ---- a tensor with its states, on a backend ---- */
@@ -77,9 +110,7 @@ static void rig_on(struct rig *t, struct nbi_backend *be, int64_t n, enum nb_mom
 
 static void rig_begin(struct rig *t, int64_t n, enum nb_moment_type kind, enum nbi_dtype dtype)
 {
-    struct nbi_backend *be;
-    assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", 1, nbi_simd_level()}));
-    rig_on(t, be, n, kind, dtype);
+    rig_on(t, tested(1), n, kind, dtype);
 }
 
 static void rig_end(struct rig *t)
@@ -89,7 +120,8 @@ static void rig_end(struct rig *t)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         t->be->free(t->be, all[i]);
     t->be->stream_free(t->s);
-    t->be->close(t->be);
+    if (t->be != gpu)
+        t->be->close(t->be);
 }
 
 static void send(const struct rig *t, struct nbi_ptr to, const void *from, int64_t bytes)
@@ -106,6 +138,7 @@ static void fetch(const struct rig *t, void *to, struct nbi_ptr from, int64_t by
 /* The next step, in pieces of this many elements. */
 static void step_in_pieces(struct rig *t, int64_t piece)
 {
+    need_op(t->be, adamw);
     t->a.step++;
     t->a.correct1 = (float)(1 - pow((double)t->a.beta1, t->a.step));
     t->a.correct2 = (float)(1 - pow((double)t->a.beta2, t->a.step));
@@ -130,6 +163,17 @@ static void draw_grad(float *g, int64_t n, uint64_t at_step)
 {
     for (int64_t i = 0; i < n; i++)
         g[i] = normal((uint64_t)i, at_step) * ldexpf(1, -(int)(i / 16 % 7));
+}
+
+/* As f32 or as bf16. */
+static void send_grad(const struct rig *t, const float *g, bool bf16)
+{
+    uint16_t *half = malloc((size_t)t->n * sizeof *half);
+    assert_non_null(half);
+    for (int64_t i = 0; i < t->n; i++)
+        half[i] = nbi_f32_to_bf16(g[i]);
+    send(t, t->a.grad, bf16 ? (const void *)half : g, t->n * (bf16 ? 2 : 4));
+    free(half);
 }
 
 static void random_step(struct rig *t, uint64_t at_step)
@@ -207,13 +251,12 @@ static void read_moment(const struct rig *t, bool is_v, struct decoded *out)
 /* ---- the step ---- */
 
 /* Against the textbook equations in double. */
-static void test_optimizer__f32_follows_the_equations(void **state)
+static void check_f32_follows_the_equations(void)
 {
     enum { N = 1003, STEPS = 50 };
     static double w[N], m[N], v[N];
     static float g[N], start[N], got[N];
     struct rig t;
-    (void)state;
     rig_begin(&t, N, NB_MOMENT_F32, NBI_F32);
     for (int i = 0; i < N; i++) {
         start[i] = normal((uint64_t)i, 1000);
@@ -252,9 +295,8 @@ static void test_optimizer__f32_follows_the_equations(void **state)
     rig_end(&t);
 }
 
-static void test_optimizer__updates_are_clamped_and_nonfinite_accepted(void **state)
+static void check_updates_are_clamped_and_nonfinite_accepted(void)
 {
-    (void)state;
     for (int kind = 0; kind < MOMENT_TYPES; kind++)
         for (int limit = 0; limit < 2; limit++) {
             struct rig t;
@@ -281,9 +323,8 @@ static void test_optimizer__updates_are_clamped_and_nonfinite_accepted(void **st
 }
 
 /* What is stored is within one code of what an f32 moment would hold. */
-static void test_optimizer__codes_are_within_one_step(void **state)
+static void check_codes_are_within_one_step(void)
 {
-    (void)state;
     for (int kind = NB_MOMENT_BF16; kind < MOMENT_TYPES; kind++)
         for (int z = 0; z < SIZES; z++) {
             struct rig t, exact;
@@ -312,9 +353,8 @@ static void test_optimizer__codes_are_within_one_step(void **state)
 }
 
 /* Elements that share a group with one a million times as large, zeros, and groups of zeros. */
-static void test_optimizer__v_never_becomes_zero(void **state)
+static void check_v_never_becomes_zero(void)
 {
-    (void)state;
     for (int kind = NB_MOMENT_INT8; kind < MOMENT_TYPES; kind++) {
         enum { N = 256 };
         struct rig t;
@@ -337,13 +377,12 @@ static void test_optimizer__v_never_becomes_zero(void **state)
 }
 
 /* The random bits of a master are those of the counter that nbi_op_adamw specifies. */
-static void test_optimizer__random_bits_are_those_of_the_contract(void **state)
+static void check_random_bits_are_those_of_the_contract(void)
 {
     enum { N = 300 };
     float w[N];
     uint16_t half[N];
     struct rig t;
-    (void)state;
     rig_begin(&t, N, NB_MOMENT_F32, NBI_F32);
     random_step(&t, 4);
     fetch(&t, w, t.a.master, sizeof w);
@@ -395,10 +434,9 @@ static void first_step(struct rig *t, uint64_t seed, struct outcome *out)
 
 /* Over many seeds, the mean of what is stored is exact: of m, of v itself rather than its root, and
  * of w. */
-static void test_optimizer__rounding_keeps_the_mean(void **state)
+static void check_rounding_keeps_the_mean(void)
 {
     enum { N = 32, SEEDS = 3000 };
-    (void)state;
     for (int kind = NB_MOMENT_BF16; kind < MOMENT_TYPES; kind++) {
         struct outcome want, got, sum = {0}, square = {0};
         struct rig t;
@@ -434,12 +472,11 @@ static void test_optimizer__rounding_keeps_the_mean(void **state)
 }
 
 /* Without gradients v decays as beta2^n, though each step is far smaller than a code. */
-static void test_optimizer__v_decays(void **state)
+static void check_v_decays(void)
 {
     enum { N = 4096, STEPS = 1000 };
     static struct decoded before[N], after[N];
     static float g[N];
-    (void)state;
     for (int kind = 0; kind < MOMENT_TYPES; kind++) {
         struct rig t;
         double sums[2] = {0};
@@ -472,19 +509,19 @@ struct image {
     int64_t size;
 };
 
-/* A few steps in chunks of `piece` elements, and everything they leave. */
-static struct image run(const struct nbi_backend_opts *opts, enum nb_moment_type kind,
-                        enum nbi_dtype dtype, int64_t n, int64_t piece)
+/* A few steps in chunks of `piece` elements, and everything they leave. Some sizes have gradients
+ * in bf16. */
+static struct image run(struct nbi_backend *be, enum nb_moment_type kind, enum nbi_dtype dtype,
+                        int64_t n, int64_t piece)
 {
-    struct nbi_backend *be;
     struct rig t;
-    assert_ok(nbi_backend_open(&be, opts));
     rig_on(&t, be, n, kind, dtype);
+    t.a.grad_bf16 = n % 2;
     for (uint32_t k = 1; k <= 3; k++) {
         float *g = malloc((size_t)n * sizeof *g);
         assert_non_null(g);
         draw_grad(g, n, k);
-        send(&t, t.a.grad, g, n * 4);
+        send_grad(&t, g, t.a.grad_bf16);
         free(g);
         step_in_pieces(&t, piece);
     }
@@ -515,23 +552,24 @@ static void assert_same(struct image a, struct image b)
     free(b.bytes);
 }
 
-static void test_optimizer__bits_are_the_same_everywhere(void **state)
+/* Those of the scalar CPU code, on every instruction set, with any number of threads and on a GPU.
+ */
+static void check_bits_are_the_same_everywhere(void)
 {
-    (void)state;
     for (int kind = 0; kind < MOMENT_TYPES; kind++)
         for (int z = 0; z <= SIZES; z++) {
             enum nbi_dtype dtype = (kind + z) % 2 ? NBI_F32 : NBI_BF16;
             int64_t n = z < SIZES ? sizes[z] : 100003;
-            struct nbi_backend_opts opts = {"cpu", 1, NBI_SIMD_SCALAR};
-            struct image want = run(&opts, kind, dtype, n, n);
+            struct image want = run(on_cpu(1, NBI_SIMD_SCALAR), kind, dtype, n, n);
             static const int64_t pieces[] = {32, 96, 160, 1024};
             for (int i = 0; i < 4 && n <= 5000; i++)
-                assert_same(want, run(&opts, kind, dtype, n, pieces[i]));
-            for (int level = NBI_SIMD_SCALAR; level <= (int)nbi_simd_level(); level++)
-                for (opts.threads = 1; opts.threads <= 4; opts.threads++) {
-                    opts.level = level;
-                    assert_same(want, run(&opts, kind, dtype, n, n));
-                }
+                assert_same(want,
+                            run(gpu ? gpu : on_cpu(1, NBI_SIMD_SCALAR), kind, dtype, n, pieces[i]));
+            if (gpu)
+                assert_same(want, run(gpu, kind, dtype, n, n));
+            for (int level = NBI_SIMD_SCALAR; level <= (int)nbi_simd_level() && !gpu; level++)
+                for (int threads = 1; threads <= 4; threads++)
+                    assert_same(want, run(on_cpu(threads, level), kind, dtype, n, n));
             free(want.bytes);
         }
 }
@@ -584,9 +622,8 @@ static double fitted_loss(enum nb_moment_type kind, enum nbi_dtype dtype)
     return loss;
 }
 
-static void test_optimizer__converges(void **state)
+static void check_converges(void)
 {
-    (void)state;
     double want = fitted_loss(NB_MOMENT_F32, NBI_F32);
     assert_true(want < 0.3);
     for (int kind = 0; kind < MOMENT_TYPES; kind++)
@@ -598,44 +635,124 @@ static void test_optimizer__converges(void **state)
 
 /* ---- statistics ---- */
 
-static void test_optimizer__grad_stats(void **state)
+static void grad_stats_on(struct nbi_backend *be, const float *g, int64_t n, bool bf16,
+                          double out[3])
+{
+    struct rig t;
+    need_op(be, grad_stats);
+    rig_on(&t, be, n + 1, NB_MOMENT_F32, NBI_F32);
+    send_grad(&t, g, bf16);
+    assert_ok(be->grad_stats(
+        t.s,
+        &(struct nbi_op_grad_stats){.record = t.a.record, .grad = t.a.grad, .n = n, .bf16 = bf16}));
+    fetch(&t, out, t.a.record, 3 * (int64_t)sizeof *out);
+    rig_end(&t);
+}
+
+/* Any order of the sum is accurate enough, but all are the same. */
+static void check_grad_stats(void)
 {
     static const int64_t lengths[] = {0, 1, 15, 16, 17, 4095, 4096, 4097, 100003, 2500000};
-    (void)state;
-    for (int z = 0; z < 10; z++) {
-        int64_t n = lengths[z];
-        float *g = malloc((size_t)n * sizeof *g + 4);
+    for (int z = 0; z < 20; z++) {
+        int64_t n = lengths[z / 2];
+        bool bf16 = z % 2;
+        float *g = calloc((size_t)n + 1, sizeof *g);
         long double squares = 0;
-        double amax = 0, nonfinite = 0, first[3] = {0};
+        double amax = 0, nonfinite = 0, want[3], out[3];
         assert_non_null(g);
         for (int64_t i = 0; i < n; i++) {
             uint32_t r = nbi_philox(1, (uint64_t)i, 5).v[0];
             g[i] = ldexpf((float)(int32_t)r, (int)(r % 40) - 60);
             if (r % 5000 == 17)
                 g[i] = r & 1 << 20 ? NAN : r & 1 << 21 ? INFINITY : -INFINITY;
+            if (bf16)
+                g[i] = nbi_bf16_to_f32(nbi_f32_to_bf16(g[i]));
             nonfinite += !isfinite(g[i]);
             squares += isfinite(g[i]) ? (long double)g[i] * (long double)g[i] : 0;
             amax = isfinite(g[i]) ? fmax(amax, fabs((double)g[i])) : amax;
         }
-        for (int way = 0; way < 4 * ((int)nbi_simd_level() + 1); way++) {
-            struct nbi_backend *be;
-            struct rig t;
-            double out[3];
-            const struct nbi_backend_opts opts = {"cpu", way % 4 + 1, way / 4};
-            assert_ok(nbi_backend_open(&be, &opts));
-            rig_on(&t, be, n + 1, NB_MOMENT_F32, NBI_F32);
-            send(&t, t.a.grad, g, n * 4);
-            assert_ok(be->grad_stats(
-                t.s, &(struct nbi_op_grad_stats){.record = t.a.record, .grad = t.a.grad, .n = n}));
-            fetch(&t, out, t.a.record, sizeof out);
-            assert_true(fabsl((long double)out[0] - squares) <= 1e-13L * squares);
-            assert_true(out[1] == amax && out[2] == nonfinite);
-            if (way == 0)
-                memcpy(first, out, sizeof out);
-            assert_memory_equal(first, out, sizeof out);
-            rig_end(&t);
+        grad_stats_on(on_cpu(1, NBI_SIMD_SCALAR), g, n, false, want);
+        assert_true(fabsl((long double)want[0] - squares) <= 1e-13L * squares);
+        assert_true(want[1] == amax && want[2] == nonfinite);
+        for (int way = 0; way < (gpu ? 2 : 4 * ((int)nbi_simd_level() + 1)); way++) {
+            grad_stats_on(gpu ? gpu : on_cpu(way % 4 + 1, way / 4), g, n, bf16, out);
+            assert_memory_equal(want, out, sizeof out);
         }
         free(g);
+    }
+}
+
+/* ---- the plan of an update ---- */
+
+enum { RECORDS = 7 };
+
+/* The records of all tensors and the control, of which the update takes `count` tensors. */
+struct planned {
+    struct nbi_update_record records[RECORDS];
+    struct nbi_update_control control;
+};
+
+static void plan_on(struct nbi_backend *be, struct planned *p, int64_t count, float clip)
+{
+    static const int32_t tensors[RECORDS] = {3, 0, 6, 2, 5, 1, 4};
+    struct rig t;
+    need_op(be, update_plan);
+    rig_on(&t, be, 32, NB_MOMENT_F32, NBI_F32);
+    struct nbi_op_update_plan op = {.control = t.a.control,
+                                    .records = alloc_zeroed(&t, sizeof p->records),
+                                    .tensors = alloc_zeroed(&t, sizeof tensors),
+                                    .count = count,
+                                    .clip = clip,
+                                    .beta1 = 0.9f,
+                                    .beta2 = 0.95f};
+    send(&t, op.records, p->records, sizeof p->records);
+    send(&t, op.tensors, tensors, sizeof tensors);
+    assert_ok(be->update_plan(t.s, &op));
+    fetch(&t, p->records, op.records, sizeof p->records);
+    fetch(&t, &p->control, op.control, sizeof p->control);
+    be->free(be, op.records);
+    be->free(be, op.tensors);
+    rig_end(&t);
+}
+
+/* New scales bound the new moments; a gradient that is not finite changes nothing. */
+static void check_update_plan(void)
+{
+    for (int round = 0; round < 60; round++) {
+        struct planned before = {0}, want, is;
+        int64_t count = 1 + round % RECORDS;
+        float clip = round % 3 ? (float)(round % 3) * 0.7f : 0;
+        for (int i = 0; i < RECORDS; i++) {
+            uint64_t at = (uint64_t)(round * RECORDS + i) * 4;
+            double amax = fabs((double)normal(at, 40));
+            before.records[i] =
+                (struct nbi_update_record){.squares = amax * amax * (1 + i),
+                                           .amax = amax,
+                                           .nonfinite = round % 10 == 9 && i == 3,
+                                           .m_max = fabsf(normal(at + 1, 40)),
+                                           .v_max = fabsf(normal(at + 2, 40)),
+                                           .m_scale = {1, fabsf(normal(at + 3, 40))},
+                                           .v_scale = {1, 2}};
+        }
+        want = is = before;
+        plan_on(on_cpu(1, NBI_SIMD_SCALAR), &want, count, clip);
+        plan_on(tested(2), &is, count, clip);
+        assert_memory_equal(&is, &want, sizeof want);
+        double norm = sqrt(want.control.squares);
+        assert_int_equal(want.control.skip, round % 10 == 9);
+        assert_true(want.control.grad_scale ==
+                    (clip > 0 && norm > (double)clip ? (float)((double)clip / norm) : 1));
+        const struct nbi_update_record *a = &before.records[3], *b = &want.records[3];
+        if (want.control.skip) {
+            assert_memory_equal(a, b, sizeof *a);
+            continue;
+        }
+        double g = a->amax * (double)want.control.grad_scale;
+        assert_true(b->m_scale[0] == a->m_scale[1] && b->v_scale[0] == a->v_scale[1]);
+        assert_true(b->m_max == 0 && b->v_max == 0);
+        assert_true((double)b->m_scale[1] * 6 * 448 >= 0.9 * (double)a->m_max + 0.1 * g);
+        assert_true((double)b->v_scale[1] * 448 >=
+                    sqrt(0.95 * (double)a->v_max * (double)a->v_max + 0.05 * g * g));
     }
 }
 
@@ -676,11 +793,27 @@ static void expect_rows(uint8_t *data, uint8_t *scales, enum nbi_dtype dtype, co
     }
 }
 
-static void check_refresh(struct nbi_backend *be, enum nbi_dtype dtype, enum nbi_dtype from,
-                          int64_t rows, int64_t cols)
+/* The copy of an NVFP4 matrix in bf16: its values without the tensor scale, exactly. */
+static void check_bf16_copy(const struct rig *t, const struct nbi_weight *w, const uint8_t *codes,
+                            const uint8_t *scales)
+{
+    int64_t n = w->rows * w->cols;
+    uint16_t *copy = malloc((size_t)n * sizeof *copy);
+    assert_non_null(copy);
+    fetch(t, copy, w->bf16, n * 2);
+    for (int64_t i = 0; i < n; i++)
+        assert_true(nbi_bf16_to_f32(copy[i]) ==
+                    nbi_e2m1_to_f32(i & 1 ? codes[i / 2] >> 4 : codes[i / 2] & 15) *
+                        nbi_e4m3_to_f32(scales[i / 16]));
+    free(copy);
+}
+
+static void requantize_case(struct nbi_backend *be, enum nbi_dtype dtype, enum nbi_dtype from,
+                            int64_t rows, int64_t cols)
 {
     struct rig t;
     struct nbi_weight w;
+    need_op(be, requantize);
     int64_t wide = cols ? cols : 1, n = rows * wide;
     float *x = malloc((size_t)n * 4);
     uint8_t *want = malloc((size_t)n * 5), *got = malloc((size_t)n * 5);
@@ -688,11 +821,13 @@ static void check_refresh(struct nbi_backend *be, enum nbi_dtype dtype, enum nbi
     void *master = make_master(from, n, x);
     rig_on(&t, be, n, NB_MOMENT_F32, from);
     send(&t, t.a.master, master, (int64_t)nbi_dtype_bytes(from, n));
-    assert_ok(be->weight_alloc(be, dtype, rows, cols, &w));
+    assert_ok(be->weight_alloc(be, dtype, rows, cols, dtype == NBI_NVFP4 && rows % 2, &w));
     w.tensor_scale = dtype == NBI_NVFP4 ? 0x1p-11f : 1;
     assert_ok(be->requantize(t.s, &(struct nbi_op_requantize){w, t.a.master, from, NBI_F32}));
     assert_ok(be->sync(t.s));
     expect_rows(want, want + n * 4, dtype, x, n);
+    if (w.bf16.at)
+        check_bf16_copy(&t, &w, want, want + n * 4);
     int64_t bytes = dtype == NBI_NVFP4 ? wide / 2 : (int64_t)nbi_dtype_bytes(dtype, wide);
     for (int64_t first = 0; first < rows; first += 1 + rows / 3)
         for (int64_t count = 1; count <= rows - first; count += 1 + rows / 4) {
@@ -710,36 +845,29 @@ static void check_refresh(struct nbi_backend *be, enum nbi_dtype dtype, enum nbi
     rig_end(&t);
 }
 
-static void test_optimizer__requantize(void **state)
+static void check_requantize(void)
 {
     static const struct {
         int64_t rows, cols;
     } shapes[] = {{1, 16}, {16, 32}, {17, 48}, {33, 512}, {40, 1056}, {5, 1040}, {64, 528}};
     static const enum nbi_dtype types[] = {NBI_NVFP4, NBI_BF16, NBI_F16, NBI_F32};
-    (void)state;
     for (int z = 0; z < 7; z++)
         for (int i = 0; i < 8; i++)
-            for (int threads = 1; threads <= 3; threads += 2) {
-                struct nbi_backend *be;
-                const struct nbi_backend_opts opts = {"cpu", threads, nbi_simd_level()};
-                assert_ok(nbi_backend_open(&be, &opts));
-                check_refresh(be, types[i / 2], i % 2 ? NBI_F32 : NBI_BF16, shapes[z].rows,
-                              shapes[z].cols);
-            }
-    for (int wide = 0; wide < 2; wide++) {
-        struct nbi_backend *be;
-        assert_ok(nbi_backend_open(&be, &(struct nbi_backend_opts){"cpu", 1, 0}));
-        check_refresh(be, NBI_F32, wide ? NBI_F32 : NBI_BF16, 77, 0);
-    }
+            for (int threads = 1; threads <= (gpu ? 1 : 3); threads += 2)
+                requantize_case(tested(threads), types[i / 2], i % 2 ? NBI_F32 : NBI_BF16,
+                                shapes[z].rows, shapes[z].cols);
+    for (int wide = 0; wide < 2; wide++)
+        requantize_case(gpu ? gpu : on_cpu(1, NBI_SIMD_SCALAR), NBI_F32, wide ? NBI_F32 : NBI_BF16,
+                        77, 0);
 }
 
-static void test_optimizer__amax(void **state)
+static void check_amax(void)
 {
     static const int64_t lengths[] = {0, 1, 511, 512, 513, 100003};
-    (void)state;
     for (int way = 0; way < 24; way++) {
-        struct nbi_backend *be;
+        struct nbi_backend *be = tested(1 + way / 12 * 2);
         struct rig t;
+        need_op(be, amax);
         int64_t n = lengths[way % 6];
         enum nbi_dtype dtype = way / 6 % 2 ? NBI_F32 : NBI_BF16;
         float *x = malloc((size_t)n * 4 + 4), want = 0, got;
@@ -747,8 +875,6 @@ static void test_optimizer__amax(void **state)
         void *master = make_master(dtype, n + 1, x);
         for (int64_t i = 0; i < n; i++)
             want = fmaxf(want, fabsf(x[i]));
-        assert_ok(nbi_backend_open(
-            &be, &(struct nbi_backend_opts){"cpu", 1 + way / 12 * 2, nbi_simd_level()}));
         rig_on(&t, be, n + 1, NB_MOMENT_F32, dtype);
         send(&t, t.a.master, master, (int64_t)nbi_dtype_bytes(dtype, n + 1));
         assert_ok(be->amax(t.s, &(struct nbi_op_amax){t.a.grad, t.a.master, dtype, n}));
@@ -768,12 +894,12 @@ static void test_optimizer__amax(void **state)
 }
 
 /* A weight that is its own master is left alone. */
-static void test_optimizer__requantize_leaves_aliases_alone(void **state)
+static void check_requantize_leaves_aliases_alone(void)
 {
     struct rig t;
     float before[32], after[32];
-    (void)state;
     rig_begin(&t, 32, NB_MOMENT_F32, NBI_F32);
+    need_op(t.be, requantize);
     for (int i = 0; i < 32; i++)
         before[i] = (float)i;
     send(&t, t.a.master, before, sizeof before);
@@ -790,43 +916,50 @@ static void test_optimizer__requantize_leaves_aliases_alone(void **state)
 }
 
 /* The host never touches the backend's memory. */
-static void test_optimizer__host_never_touches_device_memory(void **state)
+static void check_host_never_touches_device_memory(void)
 {
-    (void)state;
     for (int kind = 0; kind < MOMENT_TYPES; kind++) {
-        struct nbi_backend *be;
         struct rig t;
-        const struct nbi_backend_opts opts = {"cpu", 2, nbi_simd_level()};
-        assert_ok(nbi_backend_open(&be, &opts));
-        rig_on(&t, guarded_open(be), 1000, kind, NBI_BF16);
+        rig_on(&t, guarded_open(on_cpu(2, nbi_simd_level())), 1000, kind, NBI_BF16);
         random_step(&t, 1);
         assert_ok(t.be->grad_stats(
             t.s, &(struct nbi_op_grad_stats){.record = t.a.record, .grad = t.a.grad, .n = 1000}));
         rig_end(&t);
         assert_int_equal(guarded.count, 0);
-        assert_ok(nbi_backend_open(&be, &opts));
-        check_refresh(guarded_open(be), kind % 2 ? NBI_NVFP4 : NBI_BF16, NBI_F32, 20, 48);
+        requantize_case(guarded_open(on_cpu(2, nbi_simd_level())), kind % 2 ? NBI_NVFP4 : NBI_BF16,
+                        NBI_F32, 20, 48);
         assert_int_equal(guarded.count, 0);
     }
 }
 
+/* ---- all of them, on both ---- */
+
+#define CHECKS(X)                                                                                  \
+    X(f32_follows_the_equations)                                                                   \
+    X(updates_are_clamped_and_nonfinite_accepted)                                                  \
+    X(codes_are_within_one_step)                                                                   \
+    X(v_never_becomes_zero)                                                                        \
+    X(random_bits_are_those_of_the_contract)                                                       \
+    X(rounding_keeps_the_mean)                                                                     \
+    X(v_decays)                                                                                    \
+    X(bits_are_the_same_everywhere)                                                                \
+    X(converges)                                                                                   \
+    X(grad_stats)                                                                                  \
+    X(update_plan)                                                                                 \
+    X(requantize)                                                                                  \
+    X(requantize_leaves_aliases_alone)                                                             \
+    X(amax)
+
+#define X(check) TEST_ON_BOTH(optimizer, check)
+CHECKS(X)
+#undef X
+TEST_ON_CPU(optimizer, host_never_touches_device_memory)
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_optimizer__f32_follows_the_equations),
-        cmocka_unit_test(test_optimizer__updates_are_clamped_and_nonfinite_accepted),
-        cmocka_unit_test(test_optimizer__codes_are_within_one_step),
-        cmocka_unit_test(test_optimizer__v_never_becomes_zero),
-        cmocka_unit_test(test_optimizer__random_bits_are_those_of_the_contract),
-        cmocka_unit_test(test_optimizer__rounding_keeps_the_mean),
-        cmocka_unit_test(test_optimizer__v_decays),
-        cmocka_unit_test(test_optimizer__bits_are_the_same_everywhere),
-        cmocka_unit_test(test_optimizer__converges),
-        cmocka_unit_test(test_optimizer__grad_stats),
-        cmocka_unit_test(test_optimizer__requantize),
-        cmocka_unit_test(test_optimizer__requantize_leaves_aliases_alone),
-        cmocka_unit_test(test_optimizer__host_never_touches_device_memory),
-        cmocka_unit_test(test_optimizer__amax),
-    };
+#define X(check) ON_BOTH(optimizer, check)
+    const struct CMUnitTest tests[] = {CHECKS(X)
+                                           ON_CPU(optimizer, host_never_touches_device_memory)};
+#undef X
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,6 +35,26 @@ static int64_t shared_run(const struct nbi_op_attention *a, int64_t n, int64_t e
     return i - n;
 }
 
+/* The kernel takes q and y as rows of f32; in bf16 they are converted on the way. `of` is the
+ * element at which the tile's first row begins. */
+static void attend(const struct op *op, int thread, struct nbi_attention_tile *tile, int64_t of)
+{
+    const struct nbi_op_attention *a = op->args;
+    const struct nbi_stream *s = op->s;
+    int64_t row = a->NH * a->D, n = tile->heads * a->D;
+    float *scratch = s->attention_scratch + thread * s->attention_floats;
+    float *q = scratch + nbi_attention_floats(a->D), *y = q + NBI_QUERY_BLOCK * a->D;
+    tile->scratch = scratch;
+    tile->q = act_out(q, a->q, a->bf16, of);
+    tile->y = act_out(y, a->y, a->bf16, of);
+    tile->ldq = a->bf16 ? n : row;
+    for (int r = 0; r < tile->rows && a->bf16; r++)
+        act_load(s, q + r * n, a->q, true, of + r * row, n);
+    s->cpu->k->attention(tile);
+    for (int r = 0; r < tile->rows && a->bf16; r++)
+        act_store(s, a->y, true, of + r * row, y + r * n, n);
+}
+
 /* Task u: key/value head u % NKV for one group of rows. The last rows come first: in a causal pass
  * they see the most keys, and would otherwise be what the other threads wait for. */
 static void attention_blocks(void *ctx, int thread, int64_t task, int64_t count)
@@ -55,24 +75,20 @@ static void attention_blocks(void *ctx, int thread, int64_t task, int64_t count)
             int64_t at =
                 (pages ? 0 : first[n] * row) + h * (int64_t)nbi_dtype_bytes(a->kv.dtype, D);
             int64_t out = n * a->NH + h * heads;
-            const struct nbi_attention_tile tile = {
-                .y = (float *)host(a->y) + out * D,
+            struct nbi_attention_tile tile = {
                 .lse = a->lse.at ? (float *)host(a->lse) + out : NULL,
-                .q = (const float *)host(a->q) + out * D,
                 .k = (const uint8_t *)host(a->kv.k) + at,
                 .v = (const uint8_t *)host(a->kv.v) + at,
                 .pages = pages ? pages + tables[n] + first[n] / NBI_PAGE : NULL,
                 .last = last + n,
                 .first = first[n],
                 .stride = row,
-                .ldq = a->NH * D,
                 .ld_lse = a->NH,
                 .dtype = a->kv.dtype,
                 .rows = (int)rows,
                 .heads = (int)heads,
-                .D = D,
-                .scratch = s->attention_scratch + thread * s->attention_floats};
-            s->cpu->k->attention(&tile);
+                .D = D};
+            attend(op, thread, &tile, out * D);
         }
     }
 }
@@ -82,6 +98,7 @@ enum nb_status nbi_cpu_attention(struct nbi_stream *s, const struct nbi_op_atten
     const int32_t *first = host(a->first), *last = host(a->last);
     int64_t per_block = rows_per_block(s, a), work = 0;
     int64_t tasks = ceil_div(a->N, per_block) * a->NKV;
+    NBI_BUG_IF(a->bf16 && !s->limits.bf16);
     for (int64_t n = 0; n < a->N; n++)
         work += (last[n] - first[n] + 1) * a->NH * a->D;
     parallel_for(s, tasks, work / tasks, attention_blocks, a);
@@ -130,10 +147,11 @@ static struct scratch thread_scratch(const struct op *op, int thread)
     return w;
 }
 
-/* Rows of one head, ld floats apart. */
+/* Rows of one head, ld elements apart. */
 struct rows {
-    const float *p;
+    const void *p;
     int64_t ld;
+    bool bf16; /* else f32 */
 };
 
 /* Copies n rows into a dense block, padded with zeros in both directions. Rows in place are a
@@ -144,16 +162,22 @@ static const float *gather(const struct scratch *w, int which, struct rows x, in
     if (n < BLOCK || w->a->D < w->ld)
         memset(y, 0, (size_t)(BLOCK * w->ld) * sizeof *y);
     for (int64_t i = 0; i < n; i++)
-        memcpy(y + i * w->ld, x.p + i * x.ld, (size_t)w->a->D * sizeof *y);
+        if (x.bf16)
+            w->k->to_f32(y + i * w->ld, (const uint16_t *)x.p + i * x.ld, NBI_BF16, w->a->D);
+        else
+            memcpy(y + i * w->ld, (const float *)x.p + i * x.ld, (size_t)w->a->D * sizeof *y);
     return y;
 }
 
-/* Column i of transposed[which] becomes row i of x, for i < n; other columns become 0. */
+/* Column i of transposed[which] becomes row i of x, for i < n; other columns become 0. Rows in bf16
+ * go through copy[which]. */
 static void transpose(const struct scratch *w, int which, struct rows x, int64_t n)
 {
     float *y = w->transposed[which];
     if (n < BLOCK)
         memset(y, 0, (size_t)(BLOCK * w->a->D) * sizeof *y);
+    if (x.bf16)
+        x = (struct rows){gather(w, which, x, n), w->ld, false};
     w->k->pack(y, BLOCK, x.p, (struct nbi_strided){n, w->a->D, x.ld, 1}, 1);
 }
 
@@ -196,10 +220,14 @@ static void add_weighted(const struct scratch *w, int which, const float *c, con
     }
 }
 
-static void store_sum(const struct scratch *w, int which, float *y, int64_t ld, int64_t n)
+/* Writes n rows of sum[which], from row `row` of y on, to one of the `heads` heads. */
+static void store_sum(const struct scratch *w, int which, struct nbi_ptr y, int64_t row, int64_t n,
+                      int64_t heads, int64_t head)
 {
+    int64_t D = w->a->D, ld = stride(w->a->ld, heads * D);
     for (int64_t i = 0; i < n; i++)
-        memcpy(y + i * ld, w->sum[which] + i * w->ld, (size_t)w->a->D * sizeof *y);
+        w->k->from_f32(act_at(y, w->a->bf16, (row + i) * ld + head * D),
+                       w->a->bf16 ? NBI_BF16 : NBI_F32, w->sum[which] + i * w->ld, D);
 }
 
 static int64_t block_rows(const struct scratch *w, int64_t first)
@@ -207,9 +235,18 @@ static int64_t block_rows(const struct scratch *w, int64_t first)
     return min(w->a->N - first, BLOCK);
 }
 
-static struct rows head_of(struct nbi_ptr p, int64_t row, int64_t heads, int64_t head, int64_t D)
+/* Rows from `row` on of one head of q or dy, or of k or v. */
+static struct rows query_head(const struct nbi_op_attention_bwd *a, struct nbi_ptr p, int64_t row,
+                              int64_t head)
 {
-    return (struct rows){(const float *)host(p) + (row * heads + head) * D, heads * D};
+    return (struct rows){act_at(p, a->bf16, (row * a->NH + head) * a->D), a->NH * a->D, a->bf16};
+}
+
+static struct rows key_head(const struct nbi_op_attention_bwd *a, struct nbi_ptr p, int64_t row,
+                            int64_t head)
+{
+    bool bf16 = a->kv.dtype == NBI_BF16;
+    return (struct rows){act_at(p, bf16, (row * a->NKV + head) * a->D), a->NKV * a->D, bf16};
 }
 
 /* ---- the first pass: dq ---- */
@@ -250,8 +287,8 @@ static void query_blocks(void *ctx, int thread, int64_t task, int64_t count)
     for (int64_t u = task; u < task + count; u++) {
         int64_t q0 = u / a->NH * BLOCK, h = u % a->NH, queries = block_rows(&w, q0), low = q0;
         int64_t kv = h / (a->NH / a->NKV);
-        transpose(&w, 0, head_of(a->q, q0, a->NH, h, a->D), queries);
-        transpose(&w, 1, head_of(a->dy, q0, a->NH, h, a->D), queries);
+        transpose(&w, 0, query_head(a, a->q, q0, h), queries);
+        transpose(&w, 1, query_head(a, a->dy, q0, h), queries);
         for (int64_t i = 0; i < BLOCK; i++) {
             w.lse[i] = i < queries ? lse[(q0 + i) * a->NH + h] : 0;
             w.delta[i] = i < queries ? delta[(q0 + i) * a->NH + h] : 0;
@@ -260,15 +297,15 @@ static void query_blocks(void *ctx, int thread, int64_t task, int64_t count)
         memset(w.sum[0], 0, (size_t)(BLOCK * w.ld) * sizeof(float));
         for (int64_t k0 = low / BLOCK * BLOCK; k0 <= q0; k0 += BLOCK) {
             int64_t keys = block_rows(&w, k0);
-            const float *k = gather(&w, 0, head_of(a->kv.k, k0, a->NKV, kv, a->D), keys);
-            const float *v = gather(&w, 1, head_of(a->kv.v, k0, a->NKV, kv, a->D), keys);
+            const float *k = gather(&w, 0, key_head(a, a->kv.k, k0, kv), keys);
+            const float *v = gather(&w, 1, key_head(a, a->kv.v, k0, kv), keys);
             enum triangle tri = k0 == q0 ? UPPER : ALL;
             scores(&w, w.p, k, 0, tri);
             scores(&w, w.ds, v, 1, tri);
             ds_by_key(&w, q0, k0);
             add_weighted(&w, 0, w.ds, k, keys, tri);
         }
-        store_sum(&w, 0, (float *)host(a->dq) + (q0 * a->NH + h) * a->D, a->NH * a->D, queries);
+        store_sum(&w, 0, a->dq, q0, queries, a->NH, h);
     }
 }
 
@@ -317,8 +354,8 @@ static void key_blocks(void *ctx, int thread, int64_t task, int64_t count)
     int64_t group = a->NH / a->NKV;
     for (int64_t u = task; u < task + count; u++) {
         int64_t k0 = u / a->NKV * BLOCK, kv = u % a->NKV, keys = block_rows(&w, k0);
-        transpose(&w, 0, head_of(a->kv.k, k0, a->NKV, kv, a->D), keys);
-        transpose(&w, 1, head_of(a->kv.v, k0, a->NKV, kv, a->D), keys);
+        transpose(&w, 0, key_head(a, a->kv.k, k0, kv), keys);
+        transpose(&w, 1, key_head(a, a->kv.v, k0, kv), keys);
         for (int i = 0; i < 2; i++)
             memset(w.sum[i], 0, (size_t)(BLOCK * w.ld) * sizeof(float));
         for (int64_t h = kv * group; h < (kv + 1) * group; h++)
@@ -326,8 +363,8 @@ static void key_blocks(void *ctx, int thread, int64_t task, int64_t count)
                 int64_t queries = block_rows(&w, q0);
                 if (!sees(&w, q0, k0 + keys))
                     continue;
-                const float *q = gather(&w, 0, head_of(a->q, q0, a->NH, h, a->D), queries);
-                const float *dy = gather(&w, 1, head_of(a->dy, q0, a->NH, h, a->D), queries);
+                const float *q = gather(&w, 0, query_head(a, a->q, q0, h), queries);
+                const float *dy = gather(&w, 1, query_head(a, a->dy, q0, h), queries);
                 enum triangle tri = q0 == k0 ? LOWER : ALL;
                 scores(&w, w.p, q, 0, tri);
                 scores(&w, w.ds, dy, 1, tri);
@@ -335,8 +372,8 @@ static void key_blocks(void *ctx, int thread, int64_t task, int64_t count)
                 add_weighted(&w, 0, w.ds, q, queries, tri);
                 add_weighted(&w, 1, w.p, dy, queries, tri);
             }
-        store_sum(&w, 0, (float *)host(a->dk) + (k0 * a->NKV + kv) * a->D, a->NKV * a->D, keys);
-        store_sum(&w, 1, (float *)host(a->dv) + (k0 * a->NKV + kv) * a->D, a->NKV * a->D, keys);
+        store_sum(&w, 0, a->dk, k0, keys, a->NKV, kv);
+        store_sum(&w, 1, a->dv, k0, keys, a->NKV, kv);
     }
 }
 
@@ -344,10 +381,11 @@ static void delta_rows(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
     const struct nbi_op_attention_bwd *a = op->args;
+    float buf[2][NBI_HEAD_MAX];
     (void)thread;
     for (int64_t i = first * a->NH; i < (first + count) * a->NH; i++) {
-        const float *dy = (const float *)host(a->dy) + i * a->D;
-        const float *y = (const float *)host(a->y) + i * a->D;
+        const float *dy = act_load(op->s, buf[0], a->dy, a->bf16, i * a->D, a->D);
+        const float *y = act_load(op->s, buf[1], a->y, a->bf16, i * a->D, a->D);
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t d = 0; d < a->D; d++)
@@ -361,7 +399,8 @@ enum nb_status nbi_cpu_attention_bwd(struct nbi_stream *s, const struct nbi_op_a
     const int32_t *first = host(a->first);
     int64_t blocks = ceil_div(a->N, BLOCK), pairs = 0;
     NBI_BUG_IF(!s->backward || a->N > s->limits.N || a->NH > s->limits.heads ||
-               a->D > s->limits.D || a->kv.dtype != NBI_F32);
+               a->D > s->limits.D ||
+               !(a->kv.dtype == NBI_F32 || (a->kv.dtype == NBI_BF16 && a->bf16)));
     for (int64_t n = 0; n < a->N; n++)
         pairs += n - first[n] + 1;
     parallel_for(s, a->N, a->NH * a->D, delta_rows, a);

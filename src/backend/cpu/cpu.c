@@ -179,6 +179,8 @@ static void cpu_weight_free(struct nbi_backend *be, struct nbi_weight *w)
         nbi_slab_free(&((struct cpu *)be)->slab, host(w->data));
     else if (!w->borrowed)
         cpu_free(be, w->data);
+    if (!w->borrowed)
+        cpu_free(be, w->bf16);
     *w = (struct nbi_weight){0};
 }
 
@@ -199,13 +201,19 @@ static enum nb_status cpu_weight_new(struct nbi_backend *be, const struct nbi_we
 }
 
 static enum nb_status cpu_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
-                                       int64_t cols, struct nbi_weight *out)
+                                       int64_t cols, bool bf16_copy, struct nbi_weight *out)
 {
     struct cpu *cpu = (struct cpu *)be;
     NBI_BUG_IF(cols == 0 ? dtype != NBI_F32 : dtype == NBI_NVFP4 && cols % 16 != 0);
     *out = (struct nbi_weight){.dtype = dtype, .rows = rows, .cols = cols, .tensor_scale = 1};
-    if (dtype == NBI_NVFP4)
-        return alloc_tiles(cpu, out);
+    if (dtype == NBI_NVFP4) {
+        enum nb_status rc = alloc_tiles(cpu, out);
+        if (rc == NB_OK && bf16_copy)
+            rc = cpu_alloc(be, "weights", rows * cols * (int64_t)sizeof(uint16_t), &out->bf16);
+        if (rc != NB_OK)
+            cpu_weight_free(be, out);
+        return rc;
+    }
     return cpu_alloc(be, "weights", (int64_t)nbi_dtype_bytes(dtype, rows * (cols > 0 ? cols : 1)),
                      &out->data);
 }
@@ -242,12 +250,13 @@ static void cpu_stream_free(struct nbi_stream *s)
     free(s->attention_scratch);
     free(s->weights_f32);
     free(s->backward);
+    free(s->bf16);
     free(s);
 }
 
 /* Bytes of a stream's scratch buffers. */
 struct scratch {
-    int64_t x_i16, scales, attention, weights_f32, backward;
+    int64_t x_i16, scales, attention, weights_f32, backward, bf16;
 };
 
 static int64_t align64(int64_t bytes)
@@ -273,24 +282,34 @@ static int64_t carve_backward(struct nbi_stream *s, const struct cpu *cpu,
     return at;
 }
 
+static int64_t row_buffer_floats(const struct cpu *cpu, const struct nbi_stream_limits *l)
+{
+    return cpu->threads * NBI_ROW_BUFFERS * l->K;
+}
+
 static struct scratch scratch_for(const struct cpu *cpu, const struct nbi_stream_limits *l)
 {
     struct nbi_stream none = {0};
     int64_t attention = align64(nbi_attention_floats(l->D) * (int64_t)sizeof(float));
+    if (l->bf16)
+        attention += align64(2 * NBI_QUERY_BLOCK * l->D * (int64_t)sizeof(float));
     return (struct scratch){
         .x_i16 = align64(nbi_x_i16_bytes(l->N, l->K)),
         .scales = align64(l->N * nbi_x_i16_blocks(l->K) * (int64_t)sizeof(float)),
         .attention = cpu->threads * attention,
         .weights_f32 =
             align64(cpu->threads * nbi_weights_f32_floats(l->K) * (int64_t)sizeof(float)),
-        .backward = l->training ? carve_backward(&none, cpu, l) * (int64_t)sizeof(float) : 0};
+        .backward = l->training ? carve_backward(&none, cpu, l) * (int64_t)sizeof(float) : 0,
+        .bf16 = l->bf16 ? align64((row_buffer_floats(cpu, l) + NBI_BF16_ROWS * l->K) *
+                                  (int64_t)sizeof(float))
+                        : 0};
 }
 
 static int64_t cpu_stream_bytes(struct nbi_backend *be, const struct nbi_stream_limits *limits)
 {
     struct scratch size = scratch_for((struct cpu *)be, limits);
     return (int64_t)sizeof(struct nbi_stream) + size.x_i16 + size.scales + size.attention +
-           size.weights_f32 + size.backward;
+           size.weights_f32 + size.backward + size.bf16;
 }
 
 static enum nb_status cpu_stream_new(struct nbi_backend *be, const struct nbi_stream_limits *limits,
@@ -311,13 +330,17 @@ static enum nb_status cpu_stream_new(struct nbi_backend *be, const struct nbi_st
     s->weights_f32 = aligned_alloc(64, (size_t)size.weights_f32);
     if (size.backward > 0)
         s->backward = aligned_alloc(64, (size_t)size.backward);
+    if (size.bf16 > 0)
+        s->bf16 = s->row_buffers = aligned_alloc(64, (size_t)size.bf16);
     if (!s->x_i16 || !s->x_i16_scale || !s->attention_scratch || !s->weights_f32 ||
-        (size.backward > 0 && !s->backward)) {
+        (size.backward > 0 && !s->backward) || (size.bf16 > 0 && !s->bf16)) {
         cpu_stream_free(s);
         return nbi_fail_memory("scratch", (size_t)cpu_stream_bytes(be, limits));
     }
     if (s->backward)
         carve_backward(s, cpu, limits);
+    if (s->bf16)
+        s->rows_f32 = s->row_buffers + row_buffer_floats(cpu, limits);
     *out = s;
     return NB_OK;
 }

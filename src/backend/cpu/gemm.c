@@ -69,6 +69,21 @@ static void pack_b(const struct op *op, int64_t first, int64_t count)
         b, op->s->cpu->k, op->s->gemm_b, first * CPU_TILE_COLS, (first + count) * CPU_TILE_COLS);
 }
 
+/* Converts a panel of A from bf16: `rows` rows of k terms, in the order in which they are stored.
+ * Returns where element (m, i) then is. */
+static struct nbi_strided panel_to_f32(const struct nbi_gemm_f32 *g,
+                                       const struct nbi_microkernels *k, float *y,
+                                       const uint16_t *a, struct nbi_strided from)
+{
+    bool by_row = g->a_col == 1;
+    int64_t lines = by_row ? from.rows : from.cols, n = by_row ? from.cols : from.rows;
+    int64_t ld = by_row ? from.row : from.col;
+    NBI_BUG_IF(!by_row && g->a_row != 1);
+    for (int64_t i = 0; i < lines; i++)
+        k->to_f32(y + i * n, a + i * ld, NBI_BF16, n);
+    return (struct nbi_strided){from.rows, from.cols, by_row ? n : 1, by_row ? 1 : n};
+}
+
 /* Task u: rows [m0 + u mr, m0 + u mr + mr), transposed. */
 static void pack_a(const struct op *op, int64_t first, int64_t count)
 {
@@ -77,12 +92,18 @@ static void pack_a(const struct op *op, int64_t first, int64_t count)
     int64_t mr = op->s->cpu->k->mr;
     for (int64_t u = first; u < first + count; u++) {
         float *y = op->s->gemm_a + u * mr * b->k;
-        const float *a = g->a + (b->m0 + u * mr) * g->a_row + b->k0 * g->a_col;
+        int64_t at = (b->m0 + u * mr) * g->a_row + b->k0 * g->a_col;
         int64_t rows = min(mr, b->m - u * mr);
+        struct nbi_strided view = {rows, b->k, g->a_row, g->a_col};
+        float f32[NBI_GEMM_MR_MAX * NBI_GEMM_K];
+        const float *a = f32;
+        if (g->a_bf16)
+            view = panel_to_f32(g, op->s->cpu->k, f32, (const uint16_t *)g->a + at, view);
+        else
+            a = (const float *)g->a + at;
         if (rows < mr)
             memset(y, 0, (size_t)(mr * b->k) * sizeof *y);
-        op->s->cpu->k->pack(y, mr, a, (struct nbi_strided){rows, b->k, g->a_row, g->a_col},
-                            g->alpha);
+        op->s->cpu->k->pack(y, mr, a, view, g->alpha);
     }
 }
 

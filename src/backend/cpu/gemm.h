@@ -18,7 +18,8 @@
 /* C[M, N] = alpha A[M, K] B[K, N], or C + that with add. */
 struct nbi_gemm_f32 {
     float *c; /* [M, N] */
-    const float *a;
+    const void *a;
+    bool a_bf16;          /* else f32 */
     int64_t a_row, a_col; /* element (m, k) of A is at m * a_row + k * a_col */
     float alpha;
     const void *b; /* [K, N]: rows of floats, or tiles, taken without their tensor scale */

@@ -2,6 +2,8 @@
  * over threads. */
 #pragma once
 
+#include <string.h>
+
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/microkernels.h"
 #include "backend/cpu/slabs.h"
@@ -29,7 +31,15 @@ struct nbi_stream {
     float *delta;           /* [N, heads] dy . y of attention */
     float *norm_partials;   /* [blocks of NBI_SUM_ROWS rows, 2, D] sums of dq_norm and dk_norm */
     float *attention_bwd_scratch; /* [threads][nbi_attention_bwd_floats] */
+    float *bf16;                  /* one block with the next two; NULL: activations in f32 only */
+    float *row_buffers;           /* [threads][NBI_ROW_BUFFERS][limits.K] rows as f32 */
+    float *rows_f32;              /* [NBI_BF16_ROWS, limits.K] rows of a product as f32 */
 };
+
+#define NBI_ROW_BUFFERS 5
+/* Rows of bf16 that a product converts at a time: enough that reading the matrix again for the next
+ * ones costs little. */
+#define NBI_BF16_ROWS 512
 
 static inline int64_t min(int64_t a, int64_t b)
 {
@@ -59,6 +69,60 @@ static inline void *host(struct nbi_ptr p)
 static inline struct nbi_ptr device(const void *p)
 {
     return (struct nbi_ptr){(uintptr_t)p};
+}
+
+/* ---- activations, f32 or bf16 ---- */
+
+static inline int64_t nbi_act_bytes(bool bf16, int64_t n)
+{
+    return n * (bf16 ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(float));
+}
+
+/* Element `at` of p. */
+static inline void *act_at(struct nbi_ptr p, bool bf16, int64_t at)
+{
+    return (uint8_t *)host(p) + nbi_act_bytes(bf16, at);
+}
+
+/* The n elements from `at` on as f32: in place, or converted to buf. */
+static inline const float *act_load(const struct nbi_stream *s, float *buf, struct nbi_ptr p,
+                                    bool bf16, int64_t at, int64_t n)
+{
+    if (!bf16)
+        return act_at(p, false, at);
+    s->cpu->k->to_f32(buf, act_at(p, true, at), NBI_BF16, n);
+    return buf;
+}
+
+/* Where to write elements from `at` on as f32: in place, or buf, which act_store converts. */
+static inline float *act_out(float *buf, struct nbi_ptr p, bool bf16, int64_t at)
+{
+    return bf16 ? buf : act_at(p, false, at);
+}
+
+static inline void act_store(const struct nbi_stream *s, struct nbi_ptr p, bool bf16, int64_t at,
+                             const float *buf, int64_t n)
+{
+    if (bf16)
+        s->cpu->k->from_f32(act_at(p, true, at), NBI_BF16, buf, n);
+}
+
+/* Buffer i of a thread for a row of up to limits.K elements. */
+static inline float *row_buffer(const struct nbi_stream *s, int thread, int i)
+{
+    return s->bf16 ? s->row_buffers + (thread * NBI_ROW_BUFFERS + i) * s->limits.K : NULL;
+}
+
+/* Whether the stream can do an operation on rows of `cols` elements. */
+static inline bool act_fits(const struct nbi_stream *s, bool bf16, int64_t cols)
+{
+    return !bf16 || (s->bf16 && cols <= s->limits.K);
+}
+
+/* A row stride, for rows of `cols` elements. */
+static inline int64_t stride(int64_t ld, int64_t cols)
+{
+    return ld > 0 ? ld : cols;
 }
 
 /* An operation in progress. */

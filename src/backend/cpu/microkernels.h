@@ -96,6 +96,7 @@ struct nbi_gemm_tile {
     bool add;
 };
 
+#define NBI_GEMM_MR_MAX   12
 #define NBI_GEMM_TILE_MAX (12 * 32) /* largest mr * nr; mr and nr divide 96, and nr is 16 or 32 */
 
 /* A matrix view: element (r, c) is at r * row + c * col. */
@@ -142,7 +143,7 @@ struct nbi_microkernels {
     int64_t (*argmax)(const float *x, int64_t n);
 
     /* The next two give the same bits in every table. grad_stats of n elements: */
-    void (*grad_stats)(struct nbi_grad_partial *out, const float *x, int64_t n);
+    void (*grad_stats)(struct nbi_grad_partial *out, const void *grad, bool bf16, int64_t n);
 
     /* The operation on elements [first, first + count). Raises running_max[0] to the largest |m|,
      * and running_max[1] to the largest sqrt(v). */

@@ -22,11 +22,11 @@ struct stats {
 static void stats_partials(void *ctx, int thread, int64_t first, int64_t count)
 {
     struct stats *s = ctx;
-    const float *grad = host(s->a->grad);
     (void)thread;
     for (int64_t i = first; i < first + count; i++) {
         int64_t left = s->a->n - i * s->chunk;
-        s->k->grad_stats(&s->partials[i], grad + i * s->chunk, min(left, s->chunk));
+        s->k->grad_stats(&s->partials[i], act_at(s->a->grad, s->a->bf16, i * s->chunk), s->a->bf16,
+                         min(left, s->chunk));
     }
 }
 
@@ -35,7 +35,6 @@ enum nb_status nbi_cpu_grad_stats(struct nbi_stream *s, const struct nbi_op_grad
     struct stats stats = {.a = a, .k = s->cpu->k, .chunk = (a->n / PARTIALS / 4096 + 1) * 4096};
     int64_t partials = (a->n + stats.chunk - 1) / stats.chunk;
     struct nbi_update_record *record = host(a->record);
-    NBI_BUG_IF(a->bf16);
     nbi_for_range(partials, 1, s->cpu->threads, stats_partials, &stats);
     record->squares = record->amax = record->nonfinite = 0;
     for (int64_t i = 0; i < partials; i++) {
@@ -153,6 +152,18 @@ enum nb_status nbi_cpu_amax(struct nbi_stream *s, const struct nbi_op_amax *a)
     return NB_OK;
 }
 
+/* The values of one row of tiles in bf16, which represents them exactly. */
+static void copy_tiles(const struct nbi_microkernels *k, uint16_t *y, int64_t ld,
+                       const uint8_t *tiles, int rows, int64_t cols)
+{
+    float x[CPU_TILE_ROWS][CPU_TILE_COLS];
+    for (int64_t c = 0; c < cols; c += CPU_TILE_COLS, tiles += CPU_TILE_BYTES) {
+        k->tile_to_f32(x[0], x[0] + 16, CPU_TILE_COLS, tiles);
+        for (int r = 0; r < rows; r++)
+            k->from_f32(y + r * ld + c, NBI_BF16, x[r], min(cols - c, CPU_TILE_COLS));
+    }
+}
+
 /* Tile row t of an NVFP4 matrix. */
 static void requantize_tiles(const struct op *op, int64_t t)
 {
@@ -171,7 +182,11 @@ static void requantize_tiles(const struct op *op, int64_t t)
             nbi_nvfp4_quantize(codes + r * n / 2, scales + r * n / 16, x, n / 16, NB_QUANT_SWEEP,
                                w->tensor_scale);
         }
-        nbi_tiles_pack(tiles + nbi_tiles_across(c) * CPU_TILE_BYTES, codes, scales, rows, n);
+        uint8_t *packed = tiles + nbi_tiles_across(c) * CPU_TILE_BYTES;
+        nbi_tiles_pack(packed, codes, scales, rows, n);
+        if (w->bf16.at)
+            copy_tiles(op->s->cpu->k, (uint16_t *)host(w->bf16) + row * w->cols + c, w->cols,
+                       packed, rows, n);
     }
 }
 

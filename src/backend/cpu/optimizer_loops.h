@@ -38,20 +38,40 @@ static inline void grad_add(struct grad_lanes *l, const float x[8])
     l->finite += finite;
 }
 
+/* Adds the next n <= 16 elements; missing ones count as zeros. */
+static inline void grad_add_bf16(struct grad_lanes l[2], const uint16_t *x, int64_t n)
+{
+    uint16_t half[16] = {0};
+    float f[16];
+    memcpy(half, x, (size_t)n * sizeof *half);
+    for (int j = 0; j < 16; j++)
+        f[j] = nbi_bf16_to_f32(half[j]);
+    grad_add(&l[0], f);
+    grad_add(&l[1], f + 8);
+}
+
 /* Element i goes to partial sum i % 16; these are added in order. Squares are exact in double. */
-static void grad_stats(struct nbi_grad_partial *out, const float *x, int64_t n)
+static void grad_stats(struct nbi_grad_partial *out, const void *grad, bool bf16, int64_t n)
 {
     struct grad_lanes l[2] = {0};
+    const float *x = grad;
+    const uint16_t *half = grad;
     float last[16] = {0};
     int32_t amax = 0;
     int64_t i = 0;
+    for (; i + 16 <= n && bf16; i += 16)
+        grad_add_bf16(l, half + i, 16);
     for (; i + 16 <= n; i += 16) {
         grad_add(&l[0], x + i);
         grad_add(&l[1], x + i + 8);
     }
-    memcpy(last, x + i, (size_t)(n - i) * sizeof *last);
-    grad_add(&l[0], last);
-    grad_add(&l[1], last + 8);
+    if (bf16) {
+        grad_add_bf16(l, half + i, n - i);
+    } else {
+        memcpy(last, x + i, (size_t)(n - i) * sizeof *last);
+        grad_add(&l[0], last);
+        grad_add(&l[1], last + 8);
+    }
     *out = (struct nbi_grad_partial){.nonfinite = i + 16};
     for (int j = 0; j < 16; j++) {
         out->squares += l[j / 8].squares[j % 8];

@@ -9,10 +9,13 @@ enum nb_status nbi_cpu_embed(struct nbi_stream *s, const struct nbi_op_embed *a)
 {
     const int32_t *ids = host(a->ids);
     const uint8_t *table = host(a->table.data);
-    float *x = host(a->x);
     int64_t row = (int64_t)nbi_dtype_bytes(a->table.dtype, a->C);
-    for (int64_t n = 0; n < a->N; n++)
-        s->cpu->k->to_f32(x + n * a->C, table + ids[n] * row, a->table.dtype, a->C);
+    NBI_BUG_IF(!act_fits(s, a->bf16, a->C));
+    for (int64_t n = 0; n < a->N; n++) {
+        float *x = act_out(row_buffer(s, 0, 0), a->x, a->bf16, n * a->C);
+        s->cpu->k->to_f32(x, table + ids[n] * row, a->table.dtype, a->C);
+        act_store(s, a->x, a->bf16, n * a->C, x, a->C);
+    }
     return NB_OK;
 }
 
@@ -41,51 +44,82 @@ enum nb_status nbi_cpu_rope_table(struct nbi_stream *s, const struct nbi_op_rope
 static void rmsnorm_rows(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
+    const struct nbi_stream *s = op->s;
     const struct nbi_op_rmsnorm *a = op->args;
-    float *y = host(a->y), *rstd = host(a->rstd);
-    const float *x = host(a->x), *w = host(a->w.data);
-    (void)thread;
-    for (int64_t n = first; n < first + count; n++)
-        op->s->cpu->k->rmsnorm(y + n * a->C, rstd ? rstd + n : NULL, x + n * a->C, w, a->eps, a->C);
+    float *rstd = host(a->rstd);
+    const float *w = host(a->w.data);
+    for (int64_t n = first; n < first + count; n++) {
+        const float *x = act_load(s, row_buffer(s, thread, 0), a->x, a->bf16, n * a->C, a->C);
+        float *y = act_out(row_buffer(s, thread, 1), a->y, a->bf16, n * a->C);
+        s->cpu->k->rmsnorm(y, rstd ? rstd + n : NULL, x, w, a->eps, a->C);
+        act_store(s, a->y, a->bf16, n * a->C, y, a->C);
+    }
 }
 
 enum nb_status nbi_cpu_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a)
 {
+    NBI_BUG_IF(!act_fits(s, a->bf16, a->C));
     parallel_for(s, a->N, a->C, rmsnorm_rows, a);
     return NB_OK;
+}
+
+/* y = rope(rmsnorm(head `at` of x)), as f32. */
+static void rotate_head(const struct op *op, float *y, float *rstd, struct nbi_ptr x, int64_t at,
+                        const float *w, struct nbi_rope_row rope)
+{
+    const struct nbi_op_qkv_rope *a = op->args;
+    float head[NBI_HEAD_MAX];
+    op->s->cpu->k->norm_rope(y, rstd, act_load(op->s, head, x, a->bf16, at, a->D), w, rope, a->eps,
+                             a->D);
+}
+
+/* Row n of v goes to row `to` of the cache. */
+static void store_value(const struct op *op, uint8_t *to, int64_t n)
+{
+    const struct nbi_op_qkv_rope *a = op->args;
+    int64_t D = a->D, row = n * stride(a->ld, a->NKV * D);
+    int64_t head = (int64_t)nbi_dtype_bytes(a->kv.dtype, D);
+    float value[NBI_HEAD_MAX];
+    for (int64_t h = 0; h < a->NKV; h++)
+        op->s->cpu->k->from_f32(to + h * head, a->kv.dtype,
+                                act_load(op->s, value, a->v, a->bf16, row + h * D, D), D);
 }
 
 static void qkv_rope_rows(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
-    const struct nbi_op_qkv_rope *a = op->args;
     const struct nbi_microkernels *k = op->s->cpu->k;
-    const int32_t *kv_rows = host(a->kv_rows);
-    const float *q = host(a->q), *key = host(a->k), *value = host(a->v);
-    const float *qw = host(a->q_norm.data), *kw = host(a->k_norm.data);
+    const struct nbi_op_qkv_rope *a = op->args;
     const float *c = host(a->cos), *sn = host(a->sin);
-    float *q_out = host(a->q_out), *rq = host(a->rstd_q), *rk = host(a->rstd_k);
+    const float *qw = host(a->q_norm.data), *kw = host(a->k_norm.data);
+    float *rq = host(a->rstd_q), *rk = host(a->rstd_k);
+    const int32_t *kv_rows = host(a->kv_rows);
     uint8_t *ks = host(a->kv.k), *vs = host(a->kv.v);
     int64_t D = a->D, row = (int64_t)nbi_dtype_bytes(a->kv.dtype, a->NKV * D);
     int64_t head = (int64_t)nbi_dtype_bytes(a->kv.dtype, D);
+    int64_t ldq = stride(a->ld, a->NH * D), ldk = stride(a->ld, a->NKV * D);
+    float rotated[NBI_HEAD_MAX];
     (void)thread;
     for (int64_t n = first; n < first + count; n++) {
         const struct nbi_rope_row rope = {c + n * D / 2, sn + n * D / 2};
-        float rotated[NBI_HEAD_MAX];
-        for (int64_t h = 0; h < a->NH; h++)
-            k->norm_rope(q_out + (n * a->NH + h) * D, rq ? rq + n * a->NH + h : NULL,
-                         q + (n * a->NH + h) * D, qw, rope, a->eps, D);
+        for (int64_t h = 0; h < a->NH; h++) {
+            int64_t at = (n * a->NH + h) * D;
+            float *y = act_out(rotated, a->q_out, a->bf16, at);
+            rotate_head(op, y, rq ? rq + n * a->NH + h : NULL, a->q, n * ldq + h * D, qw, rope);
+            act_store(op->s, a->q_out, a->bf16, at, y, D);
+        }
         for (int64_t h = 0; h < a->NKV; h++) {
-            k->norm_rope(rotated, rk ? rk + n * a->NKV + h : NULL, key + (n * a->NKV + h) * D, kw,
-                         rope, a->eps, D);
+            rotate_head(op, rotated, rk ? rk + n * a->NKV + h : NULL, a->k, n * ldk + h * D, kw,
+                        rope);
             k->from_f32(ks + kv_rows[n] * row + h * head, a->kv.dtype, rotated, D);
         }
-        k->from_f32(vs + kv_rows[n] * row, a->kv.dtype, value + n * a->NKV * D, a->NKV * D);
+        store_value(op, vs + kv_rows[n] * row, n);
     }
 }
 
 enum nb_status nbi_cpu_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
 {
+    NBI_BUG_IF(a->q_out.at == a->q.at && stride(a->ld, a->NH * a->D) != a->NH * a->D);
     parallel_for(s, a->N, (a->NH + 2 * a->NKV) * a->D, qkv_rope_rows, a);
     return NB_OK;
 }
@@ -95,15 +129,22 @@ enum nb_status nbi_cpu_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_ro
 static void swiglu_rows(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
+    const struct nbi_stream *s = op->s;
     const struct nbi_op_swiglu *a = op->args;
-    (void)thread;
-    for (int64_t at = first * a->F; at < (first + count) * a->F; at += a->F)
-        op->s->cpu->k->swiglu((float *)host(a->y) + at, (const float *)host(a->gate) + at,
-                              (const float *)host(a->up) + at, a->F);
+    int64_t F = a->F, ld = stride(a->ld, F);
+    for (int64_t n = first; n < first + count; n++) {
+        const float *gate = act_load(s, row_buffer(s, thread, 0), a->gate, a->bf16, n * ld, F);
+        const float *up = act_load(s, row_buffer(s, thread, 1), a->up, a->bf16, n * ld, F);
+        float *y = act_out(row_buffer(s, thread, 2), a->y, a->bf16, n * F);
+        s->cpu->k->swiglu(y, gate, up, F);
+        act_store(s, a->y, a->bf16, n * F, y, F);
+    }
 }
 
 enum nb_status nbi_cpu_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a)
 {
+    NBI_BUG_IF(!act_fits(s, a->bf16, a->F));
+    NBI_BUG_IF(a->y.at == a->gate.at && stride(a->ld, a->F) != a->F);
     parallel_for(s, a->N, a->F * 8, swiglu_rows, a);
     return NB_OK;
 }
@@ -113,8 +154,8 @@ enum nb_status nbi_cpu_gather(struct nbi_stream *s, const struct nbi_op_gather *
     (void)s;
     const int32_t *rows = host(a->rows);
     for (int64_t i = 0; i < a->M; i++)
-        memcpy((float *)host(a->y) + i * a->C, (const float *)host(a->x) + rows[i] * a->C,
-               (size_t)a->C * sizeof(float));
+        memcpy(act_at(a->y, a->bf16, i * a->C), act_at(a->x, a->bf16, rows[i] * a->C),
+               (size_t)nbi_act_bytes(a->bf16, a->C));
     return NB_OK;
 }
 
@@ -123,8 +164,8 @@ enum nb_status nbi_cpu_scatter(struct nbi_stream *s, const struct nbi_op_scatter
     (void)s;
     const int32_t *rows = host(a->rows);
     for (int64_t i = 0; i < a->M; i++)
-        memcpy((float *)host(a->y) + rows[i] * a->C, (const float *)host(a->x) + i * a->C,
-               (size_t)a->C * sizeof(float));
+        memcpy(act_at(a->y, a->bf16, rows[i] * a->C), act_at(a->x, a->bf16, i * a->C),
+               (size_t)nbi_act_bytes(a->bf16, a->C));
     return NB_OK;
 }
 
