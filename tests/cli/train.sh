@@ -33,7 +33,7 @@ printf 'not JSON\n' >"$work/bad.jsonl"
 mkdir "$work/other"
 : >"$work/other/file"
 refused "no model" 2 "a model is missing" -d "$data" --steps 1
-refused "two models" 2 "in place of -m" -m "$model" --synthetic tiny --steps 1
+refused "two models" 2 "give one of -m MODEL" -m "$model" --synthetic tiny --steps 1
 set -- -m "$model" --steps 2
 refused "no data" 2 "there is no data: -d FILE" "$@"
 refused "data that is not there" 1 "nowhere.txt'" "$@" -d "$work/nowhere.txt"

@@ -608,7 +608,7 @@ static void test_engine__refuses_what_cannot_be_opened(void **state)
     struct nb_engine *e = (void *)1;
     struct nb_engine_opts opts = {.synthetic = "huge"};
     (void)state;
-    assert_fails(nb_engine_open(&e, &opts), NB_EINVAL, "no preset 'huge'");
+    assert_fails(nb_engine_open(&e, &opts), NB_EINVAL, "there is no size 'huge'");
     assert_null(e);
     opts.synthetic = "tiny";
     opts.simd = "sse9";
