@@ -25,49 +25,7 @@
 #define COPY_ARRIVALS 32
 #endif
 
-/* L2 cache policy (createpolicy.fractional.L2::evict_first) for data that is read once, such as
- * weights: it must not evict what CTAs exchange through L2. */
-#define L2_EVICT_FIRST 0x12F0000000000000ull
-
 /* ---- mbarriers ---- */
-
-__device__ static inline void mbarrier_init(uint32_t bar, int count)
-{
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-
-__device__ static inline void mbarrier_inval(uint32_t bar)
-{
-    asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(bar) : "memory");
-}
-
-__device__ static inline void mbarrier_arrive(uint32_t bar)
-{
-    asm volatile("{\n"
-                 ".reg .b64 state;\n"
-                 "mbarrier.arrive.shared.b64 state, [%0];\n"
-                 "}" ::"r"(bar)
-                 : "memory");
-}
-
-/* Whether the phase of that parity has completed. */
-__device__ static inline bool mbarrier_try_wait(uint32_t bar, uint32_t parity)
-{
-    uint32_t done;
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-#if HAS_BULK_COPY
-                 "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
-#else
-                 "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-#endif
-                 "selp.u32 %0, 1, 0, p;\n"
-                 "}"
-                 : "=r"(done)
-                 : "r"(bar), "r"(parity)
-                 : "memory");
-    return done;
-}
 
 /* All lanes of a warp wait for the phase. */
 __device__ static inline void mbarrier_wait(uint32_t bar, uint32_t parity)
@@ -83,32 +41,17 @@ __device__ static inline void mbarrier_wait(uint32_t bar, uint32_t parity)
 __device__ static inline void copy_expect(uint32_t bar, int bytes)
 {
 #if HAS_BULK_COPY
-    asm volatile("{\n"
-                 ".reg .pred one;\n"
-                 "elect.sync _|one, 0xFFFFFFFF;\n"
-                 "@one mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n"
-                 "}" ::"r"(bar),
-                 "r"(bytes)
-                 : "memory");
+    mbarrier_expect_elected(bar, bytes);
 #endif
 }
 
 __device__ static inline void copy_async(uint32_t to, const void *from, int bytes, uint32_t bar)
 {
 #if HAS_BULK_COPY
-    asm volatile("{\n"
-                 ".reg .pred one;\n"
-                 "elect.sync _|one, 0xFFFFFFFF;\n"
-                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];\n"
-                 "}" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar)
-                 : "memory");
+    bulk_copy_elected(to, from, bytes, bar);
 #else
     for (int i = threadIdx.x % 32 * 16; i < bytes; i += 512)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i),
-                     "l"((const uint8_t *)from + i)
-                     : "memory");
+        cp_async_16(to + i, (const uint8_t *)from + i);
 #endif
 }
 
@@ -117,14 +60,7 @@ __device__ static inline void copy_async_evict_first(uint32_t to, const void *fr
                                                      uint32_t bar)
 {
 #if HAS_BULK_COPY
-    asm volatile("{\n"
-                 ".reg .pred one;\n"
-                 "elect.sync _|one, 0xFFFFFFFF;\n"
-                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1], %2, [%3], %4;\n"
-                 "}" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar), "l"(L2_EVICT_FIRST)
-                 : "memory");
+    bulk_copy_evict_first_elected(to, from, bytes, bar);
 #else
     copy_async(to, from, bytes, bar);
 #endif
@@ -134,7 +70,7 @@ __device__ static inline void copy_async_evict_first(uint32_t to, const void *fr
 __device__ static inline void copy_arrive(uint32_t bar)
 {
 #if !HAS_BULK_COPY
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+    cp_async_mbarrier_arrive(bar);
 #endif
 }
 
@@ -144,18 +80,7 @@ __device__ static inline void copy_async_two_evict_first(uint32_t to, const void
                                                          uint32_t bar)
 {
 #if HAS_BULK_COPY
-    asm volatile("{\n"
-                 ".reg .pred one;\n"
-                 "elect.sync _|one, 0xFFFFFFFF;\n"
-                 "@one mbarrier.arrive.expect_tx.shared.b64 _, [%5], %6;\n"
-                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1], %4, [%5], %7;\n"
-                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%2], [%3], %4, [%5], %7;\n"
-                 "}" ::"r"(to),
-                 "l"(first), "r"(to + bytes), "l"(second), "r"(bytes), "r"(bar), "r"(2 * bytes),
-                 "l"(L2_EVICT_FIRST)
-                 : "memory");
+    bulk_copy_two_elected(to, first, second, bytes, bar);
 #else
     copy_async_evict_first(to, first, bytes, bar);
     copy_async_evict_first(to + bytes, second, bytes, bar);

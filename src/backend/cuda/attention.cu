@@ -218,7 +218,7 @@ static enum nb_status merge_splits(struct nbi_stream *s, const struct attention_
 {
     if (k.splits == 1)
         return NB_OK;
-    k_attention_merge_splits<<<dim3(k.N, k.NH), GENERIC_THREADS, 0, s->queue>>>(k);
+    CU_LAUNCH(k_attention_merge_splits, dim3(k.N, k.NH), GENERIC_THREADS, 0, s->queue, k);
     CU_LAUNCHED();
     return NB_OK;
 }
@@ -231,16 +231,16 @@ static enum nb_status attention_generic(struct nbi_stream *s, const struct nbi_o
     dim3 grid(k.N, k.NH, k.splits);
     switch (a->kv.dtype) {
     case NBI_F32:
-        k_attention_cta_per_head<NBI_F32><<<grid, GENERIC_THREADS, 0, s->queue>>>(k);
+        CU_LAUNCH(k_attention_cta_per_head<NBI_F32>, grid, GENERIC_THREADS, 0, s->queue, k);
         break;
     case NBI_F16:
-        k_attention_cta_per_head<NBI_F16><<<grid, GENERIC_THREADS, 0, s->queue>>>(k);
+        CU_LAUNCH(k_attention_cta_per_head<NBI_F16>, grid, GENERIC_THREADS, 0, s->queue, k);
         break;
     case NBI_BF16:
-        k_attention_cta_per_head<NBI_BF16><<<grid, GENERIC_THREADS, 0, s->queue>>>(k);
+        CU_LAUNCH(k_attention_cta_per_head<NBI_BF16>, grid, GENERIC_THREADS, 0, s->queue, k);
         break;
     default:
-        k_attention_cta_per_head<NBI_E4M3><<<grid, GENERIC_THREADS, 0, s->queue>>>(k);
+        CU_LAUNCH(k_attention_cta_per_head<NBI_E4M3>, grid, GENERIC_THREADS, 0, s->queue, k);
     }
     CU_LAUNCHED();
     return merge_splits(s, k);

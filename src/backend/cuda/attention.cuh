@@ -4,6 +4,7 @@
  * hold NaN and must not enter a product, not even times 0. */
 #pragma once
 
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/mma.cuh"
 
 #define LOG2E 1.4426950408889634f
@@ -48,13 +49,6 @@ __device__ static inline int page_offset(const int32_t *pages, int row)
 }
 
 /* ---- operands ---- */
-
-__device__ static inline float fast_exp2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 /* To the range of f16, since infinity would become NaN in a product. NaN stays NaN. */
 __device__ static inline float clamp_f16(float x)

@@ -205,7 +205,7 @@ __device__ static inline void softmax_step(struct warp_state<D, TYPE> &state, fl
     row_max = quad_max(row_max) - WEIGHT_LOG2;
     float rescale = 1;
     if (row_max > state.base + RESCALE_LOG2) {
-        rescale = fast_exp2(state.base - row_max);
+        rescale = exp2_approx(state.base - row_max);
         state.base = row_max;
     }
     if (__any_sync(0xFFFFFFFF, rescale != 1)) {
@@ -220,7 +220,7 @@ __device__ static inline void softmax_step(struct warp_state<D, TYPE> &state, fl
     for (int c = 0; c < F::STEP_KEYS / 8; c++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            s[c][e] = fast_exp2(s[c][e] - state.base);
+            s[c][e] = exp2_approx(s[c][e] - state.base);
             state.sum += s[c][e];
         }
 }
@@ -419,7 +419,7 @@ __device__ static inline void merge_warps(const struct decode_args &args, struct
             row_max = fmaxf(row_max, sh.base[w][h]);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            float weight = fast_exp2(sh.base[w][h] - row_max);
+            float weight = exp2_approx(sh.base[w][h] - row_max);
             sum += weight * sh.sum[w][h];
             acc += weight * warp_result<D, TYPE>(sh, w, h, d);
         }

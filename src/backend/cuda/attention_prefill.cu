@@ -22,41 +22,6 @@ template <int D> __device__ static inline uint32_t swizzled_at(int row, int chun
     return (uint32_t)(row * D * 2 + ((chunk ^ (row & 7)) << 4));
 }
 
-__device__ static inline void cp_async_16(uint32_t to, const void *from, bool real)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(to), "l"(from), "r"(real ? 16 : 0)
-                 : "memory");
-}
-
-__device__ static inline void cp_async_4(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(to), "l"(from) : "memory");
-}
-
-__device__ static inline void cp_async_wait_all(void)
-{
-    asm volatile("cp.async.wait_all;" : : : "memory");
-}
-
-__device__ static inline void store_shared(uint32_t to, const uint32_t w[4])
-{
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
-                 :
-                 : "r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
-                 : "memory");
-}
-
-/* load_matrices, each matrix transposed. */
-__device__ static inline void load_matrices_transposed(uint32_t w[4], uint32_t from)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(from)
-                 : "memory");
-}
-
 /* Shared memory: queries, then keys and values of a tile as 16-bit operands, then of the next tile
  * (DIRECT) or the e4m3 bytes of the next tile. */
 template <int D, enum nbi_dtype TYPE>
@@ -282,7 +247,7 @@ __device__ static inline void softmax_step(float s[2][TILE_KEYS / 8][4], struct 
             row_max = quad_max(row_max);
             rescale[m][e] = 1;
             if (row_max > r.base[m][e] + RESCALE_LOG2) {
-                rescale[m][e] = fast_exp2(r.base[m][e] - row_max);
+                rescale[m][e] = exp2_approx(r.base[m][e] - row_max);
                 r.base[m][e] = row_max;
                 moved = true;
             }
@@ -292,7 +257,7 @@ __device__ static inline void softmax_step(float s[2][TILE_KEYS / 8][4], struct 
             for (int c = 0; c < TILE_KEYS / 8; c++)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    s[m][c][2 * e + i] = fast_exp2(s[m][c][2 * e + i] - base);
+                    s[m][c][2 * e + i] = exp2_approx(s[m][c][2 * e + i] - base);
                     sum += s[m][c][2 * e + i];
                 }
             r.sum[m][e] = r.sum[m][e] * rescale[m][e] + sum;
@@ -428,7 +393,7 @@ template <int D, enum nbi_dtype TYPE, bool PAGED>
 __global__ __launch_bounds__(THREADS, 2) static void k_attention_prefill(struct attention_args a)
 {
     using T = struct prefill_config<D, TYPE>;
-    extern __shared__ __align__(128) uint8_t smem[];
+    CU_DYNAMIC_SMEM(smem, 128);
     __shared__ uint32_t breaks[4];
     __shared__ struct query_run run;
     int kvh = blockIdx.x % a.NKV, row0 = ((gridDim.x - 1 - blockIdx.x) / a.NKV) * QUERY_ROWS;
@@ -489,7 +454,7 @@ static enum nb_status launch(struct nbi_stream *s, const struct attention_args &
         k.pages ? k_attention_prefill<D, TYPE, true> : k_attention_prefill<D, TYPE, false>;
     CU_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     int64_t grid = ceil_div((int64_t)k.N * k.group, QUERY_ROWS) * k.NKV;
-    kernel<<<(unsigned)grid, THREADS, shared, s->queue>>>(k);
+    CU_LAUNCH(kernel, (unsigned)grid, THREADS, shared, s->queue, k);
     CU_LAUNCHED();
     return NB_OK;
 }

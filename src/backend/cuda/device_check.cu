@@ -2,9 +2,7 @@
  *
  * Driver, runtime and compiled architectures can each be the one that does not fit, so it runs a
  * kernel and looks at the result instead of comparing versions. */
-#include <cuda_runtime.h>
-
-#include "backend/devices.h"
+#include "backend/cuda/launch.cuh"
 
 #define CHECK_VALUES 256
 
@@ -22,7 +20,7 @@ static cudaError_t run_check(int device, int host[CHECK_VALUES])
         rc = cudaMalloc(&out, CHECK_VALUES * sizeof *out);
     if (rc == cudaSuccess) {
         cudaGetLastError(); /* clears an error that another device left */
-        k_check_squares<<<CHECK_VALUES / 64, 64>>>(out);
+        CU_LAUNCH(k_check_squares, CHECK_VALUES / 64, 64, 0, 0, out);
         rc = cudaGetLastError();
     }
     if (rc == cudaSuccess)

@@ -13,6 +13,8 @@ extern "C" {
 #include "tensor/dtype.h"
 }
 
+#include "backend/cuda/ptx.cuh"
+
 static inline int64_t ceil_div(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;
@@ -126,18 +128,10 @@ __device__ static inline float4 swiglu4(float4 g, float4 u)
     return make_float4(swiglu(g.x, u.x), swiglu(g.y, u.y), swiglu(g.z, u.z), swiglu(g.w, u.w));
 }
 
-/* ---- PTX and the compiler ---- */
+/* ---- addresses ---- */
 
 /* An address in shared memory in the form that PTX instructions take. */
 __device__ static inline uint32_t smem_addr(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-/* Hides from the compiler where x comes from. It then recomputes values that are cheap to derive
- * from x where they are used, instead of keeping them in registers across a long loop. */
-__device__ static inline int opaque(int x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
 }

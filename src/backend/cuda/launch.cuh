@@ -1,8 +1,20 @@
-/* launch.cuh - programmatic dependent launch (PDL), which lets consecutive kernels overlap.
+/* launch.cuh - how kernels are launched, and how they declare dynamic shared memory.
  *
- * Decode kernels take a few microseconds each, so the gap between two of them counts. A kernel
- * launched by pdl_launch becomes resident as soon as all CTAs of its predecessor have called
- * pdl_trigger and there is space on the multiprocessors. Meanwhile it may fetch weights.
+ * Kernels also run on the host (tests/emulated/README.md), compiled as C++. Three rules make a
+ * kernel run in both places:
+ *
+ *   CU_LAUNCH(kernel, grid, block, smem, stream, arguments...) or pdl_launch instead of <<<>>>;
+ *   a template with commas stands in parentheses: CU_LAUNCH((k_name<128, true>), ...)
+ *   CU_DYNAMIC_SMEM(name, alignment) instead of extern __shared__
+ *   PTX only in ptx.cuh, where each instruction has a twin for the host
+ *
+ * Everything else is plain CUDA: __shared__, warp intrinsics, atomics, barriers. There, lanes of a
+ * warp do not run in step, shared memory starts as NaN and copies complete as late as they may.
+ *
+ * Programmatic dependent launch (PDL) lets consecutive kernels overlap. Decode kernels take a few
+ * microseconds each, so the gap between two of them counts. A kernel launched by pdl_launch becomes
+ * resident as soon as all CTAs of its predecessor have called pdl_trigger and there is space on the
+ * multiprocessors. Meanwhile it may fetch weights.
  *
  * Before pdl_wait returns it must not touch anything that an earlier kernel writes or reads: only
  * weights, and what was complete at the last upload, since no kernel starts before a copy ends. */
@@ -10,11 +22,19 @@
 
 #include "backend/cuda/internal.cuh"
 
+#ifndef NB_EMULATED /* otherwise tests/emulated/cuda_host.h defines them */
+#define CU_LAUNCH(kernel, grid, block, smem, stream, ...)                                          \
+    kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)
+#define CU_DYNAMIC_SMEM(name, alignment)                                                           \
+    extern __shared__ __align__(alignment)                                                         \
+    uint8_t name[]
+#endif
+
 /* The next kernel may start as soon as there is space for its CTAs. */
 __device__ static inline void pdl_trigger(void)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    launch_dependents();
 #endif
 }
 
@@ -22,7 +42,7 @@ __device__ static inline void pdl_trigger(void)
 __device__ static inline void pdl_wait(void)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_prerequisites();
 #endif
 }
 

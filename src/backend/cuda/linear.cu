@@ -8,6 +8,7 @@
  * For cuBLASLt in bf16 x is rounded to bf16, and NVFP4 weights are converted, a slice of rows at a
  * time; every NVFP4 value is exact in bf16. The tensor scale becomes the factor of the product. */
 #include "backend/cuda/cublaslt.cuh"
+#include "backend/cuda/launch.cuh"
 
 /* ---- f32 ---- */
 
@@ -90,7 +91,7 @@ static enum nb_status linear_f32(struct nbi_stream *s, const struct nbi_op_linea
                                    w->rows,
                                    a->add};
     dim3 grid((unsigned)ceil_div(w->rows, F32_TILE), (unsigned)ceil_div(a->N, F32_TILE));
-    k_linear_f32_tile64<<<grid, 256, 0, s->queue>>>(args);
+    CU_LAUNCH(k_linear_f32_tile64, grid, 256, 0, s->queue, args);
     CU_LAUNCHED();
     return NB_OK;
 }
@@ -178,8 +179,8 @@ static enum nb_status linear_cublaslt(struct nbi_stream *s, const struct nbi_op_
         g.rows = w->rows - first < limit ? w->rows - first : limit;
         g.y = at<float>(a->y[i]) + first;
         g.w = s->weights_bf16;
-        k_tiles_to_bf16<<<(unsigned)ceil_div(g.rows * (a->K / 8), 256), 256, 0, s->queue>>>(
-            (__nv_bfloat16 *)s->weights_bf16, at<uint8_t>(w->data), first, g.rows, a->K);
+        CU_LAUNCH(k_tiles_to_bf16, (unsigned)ceil_div(g.rows * (a->K / 8), 256), 256, 0, s->queue,
+                  (__nv_bfloat16 *)s->weights_bf16, at<uint8_t>(w->data), first, g.rows, a->K);
         CU_LAUNCHED();
         NBI_TRY(nbi_cuda_cublaslt_gemm(s, &g));
     }
@@ -217,9 +218,9 @@ enum nb_status nbi_cuda_norm_linear_cublaslt(struct nbi_stream *s,
                                              const struct nbi_op_rmsnorm *norm,
                                              const struct nbi_op_linear *a)
 {
-    k_norm_to_bf16_cta_per_row<<<(unsigned)a->N, NBI_NORM_THREADS, 0, s->queue>>>(
-        (__nv_bfloat16 *)s->x_f16, at<float>(norm->x), at<void>(norm->w.data), norm->w.dtype,
-        norm->eps, a->K);
+    CU_LAUNCH(k_norm_to_bf16_cta_per_row, (unsigned)a->N, NBI_NORM_THREADS, 0, s->queue,
+              (__nv_bfloat16 *)s->x_f16, at<float>(norm->x), at<void>(norm->w.data), norm->w.dtype,
+              norm->eps, a->K);
     return run_cublaslt(s, a);
 }
 
@@ -228,8 +229,8 @@ enum nb_status nbi_cuda_swiglu_linear_cublaslt(struct nbi_stream *s,
                                                const struct nbi_op_linear *a)
 {
     int64_t vectors = a->N * a->K / 4;
-    k_swiglu_to_bf16<<<(unsigned)ceil_div(vectors, 256), 256, 0, s->queue>>>(
-        (__nv_bfloat16 *)s->x_f16, at<float4>(act->gate), at<float4>(act->up), vectors);
+    CU_LAUNCH(k_swiglu_to_bf16, (unsigned)ceil_div(vectors, 256), 256, 0, s->queue,
+              (__nv_bfloat16 *)s->x_f16, at<float4>(act->gate), at<float4>(act->up), vectors);
     return run_cublaslt(s, a);
 }
 
@@ -245,8 +246,8 @@ static enum nb_status convert_x(struct nbi_stream *s, const struct nbi_op_linear
     if (wanted == X_FP4)
         return nbi_cuda_fp4_quantize_x(s, a);
     int64_t vectors = a->N * a->K / 4;
-    k_rows_to_bf16<<<(unsigned)ceil_div(vectors, 256), 256, 0, s->queue>>>(
-        (__nv_bfloat16 *)s->x_f16, at<float4>(a->x), vectors);
+    CU_LAUNCH(k_rows_to_bf16, (unsigned)ceil_div(vectors, 256), 256, 0, s->queue,
+              (__nv_bfloat16 *)s->x_f16, at<float4>(a->x), vectors);
     CU_LAUNCHED();
     return NB_OK;
 }

@@ -88,7 +88,7 @@ __device__ static inline struct row_block row_block_of(const struct linear_args 
 
 /* ---- shared memory ---- */
 
-extern __shared__ __align__(128) uint8_t shared[];
+CU_DYNAMIC_SMEM(shared, 128);
 
 template <class C> __device__ static inline uint32_t x_full(int stage)
 {
@@ -169,7 +169,7 @@ __device__ static inline void init_barriers(const struct linear_args &a, const s
         mbarrier_init(x_empty<C>(lane), 32 * C::GROUP_WARPS * b.row_groups);
     }
 #if HAS_BULK_COPY
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_mbarrier_init();
 #endif
     __syncwarp();
 }
@@ -567,7 +567,7 @@ __global__ static void __maxnreg__(warp_config<WG>::registers(NT))
             break;
 #if HAS_BULK_COPY
         /* Orders the epilogue's accesses before the next bulk copies into the same memory. */
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        fence_proxy_async();
 #endif
         __syncthreads();
     }

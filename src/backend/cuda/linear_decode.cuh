@@ -132,12 +132,7 @@ __device__ static inline void load_codes(uint32_t codes[4], uint32_t tile, int h
 /* A lane's four block scales, one a byte. */
 __device__ static inline uint32_t load_block_scales(uint32_t tile)
 {
-    uint32_t v;
-    asm volatile("ld.shared.b32 %0, [%1];"
-                 : "=r"(v)
-                 : "r"(tile + 1024 + threadIdx.x % 32 * 4)
-                 : "memory");
-    return v;
+    return load_shared_word(tile + 1024 + threadIdx.x % 32 * 4);
 }
 
 /* Block scales of the four quarters as f16, times 2^7. Codes come out of a tile times 2^-14, so a

@@ -35,7 +35,7 @@ struct smem_layout {
     __align__(128) uint8_t stages[WARPS][STAGES][STAGE_BYTES];
 };
 
-extern __shared__ __align__(128) uint8_t shared[];
+CU_DYNAMIC_SMEM(shared, 128);
 
 __device__ static inline struct smem_layout &smem(void)
 {
@@ -320,7 +320,7 @@ template <int NT> __device__ static inline void init_smem(void)
     if (threadIdx.x < X_CHUNKS)
         mbarrier_init(smem_addr(&m.x_full[threadIdx.x]), COPY_ARRIVALS);
 #if HAS_BULK_COPY
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_mbarrier_init();
 #endif
     if (threadIdx.x < x_col_bytes(NT) / 16)
         zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);

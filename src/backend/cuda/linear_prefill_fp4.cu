@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "backend/cuda/cublaslt.cuh"
+#include "backend/cuda/launch.cuh"
 
 extern "C" {
 #include "base/log.h"
@@ -181,11 +182,11 @@ enum nb_status nbi_cuda_fp4_quantize_x(struct nbi_stream *s, const struct nbi_op
     for (int i = 0; i < a->count; i++)
         r.tensor_scale[i] = a->w[i].tensor_scale;
     CU_TRY(cudaMemsetAsync(&r.factors->amax, 0, sizeof r.factors->amax, s->queue));
-    k_amax_finite<<<(unsigned)(ctas < limit ? ctas : limit), 256, 0, s->queue>>>(
-        &r.factors->amax, (const float4 *)r.x, values);
+    CU_LAUNCH(k_amax_finite, (unsigned)(ctas < limit ? ctas : limit), 256, 0, s->queue,
+              &r.factors->amax, (const float4 *)r.x, values);
     CU_LAUNCHED();
-    k_quantize_block_per_thread<<<(unsigned)ceil_div(rows * (r.padded_K / 16), 256), 256, 0,
-                                  s->queue>>>(r);
+    CU_LAUNCH(k_quantize_block_per_thread, (unsigned)ceil_div(rows * (r.padded_K / 16), 256), 256,
+              0, s->queue, r);
     CU_LAUNCHED();
     return NB_OK;
 }
@@ -244,7 +245,7 @@ static enum nb_status rewrite_weights(struct nbi_stream *s, const struct nbi_wei
     r.K = w->cols;
     r.padded_K = padded_cols(w->cols);
     int64_t threads = r.rows / CUDA_TILE_ROWS * tiles.cols * 32;
-    k_tiles_to_fp4_rows<<<(unsigned)ceil_div(threads, 256), 256, 0, s->queue>>>(r);
+    CU_LAUNCH(k_tiles_to_fp4_rows, (unsigned)ceil_div(threads, 256), 256, 0, s->queue, r);
     CU_LAUNCHED();
     return NB_OK;
 }

@@ -46,7 +46,7 @@
 __device__ static inline void acquire_tensor_map(const struct tensor_map *map)
 {
 #if HAS_BULK_COPY
-    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+    fence_tensor_map(map);
 #endif
 }
 
@@ -83,7 +83,7 @@ __device__ static void init_cta(struct context &c)
     if (threadIdx.x < 4)
         c.zeros()[threadIdx.x] = make_uint4(0, 0, 0, 0);
 #if HAS_BULK_COPY
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_mbarrier_init();
 #endif
     __syncthreads();
 }

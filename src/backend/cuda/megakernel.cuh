@@ -218,7 +218,7 @@ static struct smem_layout smem_layout_of(const struct model &m)
 
 template <typename T> __device__ static inline T *smem_at(int offset)
 {
-    extern __shared__ __align__(1024) uint8_t memory[];
+    CU_DYNAMIC_SMEM(memory, 1024);
     return (T *)(memory + offset);
 }
 
@@ -351,24 +351,8 @@ __device__ static struct row_pair make_row_pair(const struct model &m, const str
 __device__ static inline void load_stage(uint32_t to, const uint8_t *const from[PAIR], uint32_t bar)
 {
 #if HAS_BULK_COPY
-    asm volatile("{\n"
-                 ".reg .pred one;\n"
-                 "elect.sync _|one, 0xFFFFFFFF;\n"
-                 "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%3], %5;\n"
-                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1], %4, [%3], %6;\n"
-                 "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0 + %4], [%2], %4, [%3], %6;\n"
-                 "}" ::"r"(to),
-                 "l"(from[0]), "l"(from[1]), "r"(bar), "n"(CUDA_TILE_BYTES), "n"(STAGE_BYTES),
-                 "l"(L2_EVICT_FIRST)
-                 : "memory");
+    bulk_copy_two_elected<CUDA_TILE_BYTES>(to, from[0], from[1], bar);
 #endif
-}
-
-__device__ static inline void prefetch_l2(const void *p)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 /* Sets the pipeline's addresses to its current row pair and tile pair. */
@@ -434,8 +418,7 @@ __device__ static inline void pipeline_load(struct context &c, uint32_t to, uint
 
 __device__ static inline struct grid_state load_grid_state(const struct context &c)
 {
-    uint64_t both;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(c.m.grid) : "memory");
+    uint64_t both = load_relaxed(c.m.grid);
     return {(uint32_t)both, (uint32_t)(both >> 32)};
 }
 
@@ -447,8 +430,7 @@ __device__ static inline void grid_arrive(struct context &c)
     c.epoch += gridDim.x;
     __syncthreads();
     if (threadIdx.x == 0)
-        asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(&c.m.grid->arrived)
-                     : "memory");
+        add_relaxed_one(&c.m.grid->arrived);
 }
 
 /* ---- sums over CTAs ---- */
@@ -470,11 +452,6 @@ __device__ static inline uint32_t sum_header(unsigned round, int tiles)
     return ((round / SUM_BUFFERS - 1) & 3) << SUM_GEN_SHIFT | tiles;
 }
 
-__device__ static inline void red_add(unsigned long long *to, unsigned long long word)
-{
-    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
-}
-
 /* Adds a warp's result over some tiles to output o. One that does not fit is noted instead, before
  * the count says that it was added. */
 __device__ static inline void sum_add(const struct context &c, int o, float v, int tiles)
@@ -483,22 +460,11 @@ __device__ static inline void sum_add(const struct context &c, int o, float v, i
     if (fabsf(v) < 0x1p19f) {
         n = __float2ll_rn(v * SUM_SCALE);
     } else {
-        asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(&c.m.grid->nonfinite),
-                     "r"(c.run_id)
-                     : "memory");
+        store_relaxed(&c.m.grid->nonfinite, c.run_id);
         __threadfence();
     }
-    red_add(c.m.sums[c.sum_round % SUM_BUFFERS] + o,
-            (unsigned long long)n << SUM_VALUE_SHIFT | tiles);
-}
-
-__device__ static inline void load_two_sums(const unsigned long long *from,
-                                            unsigned long long out[2])
-{
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(out[0]), "=l"(out[1])
-                 : "l"(from)
-                 : "memory");
+    add_relaxed(c.m.sums[c.sum_round % SUM_BUFFERS] + o,
+                (unsigned long long)n << SUM_VALUE_SHIFT | tiles);
 }
 
 /* Not 0 if one of two sums is incomplete, that is, has not the header expected. */
@@ -533,10 +499,7 @@ __device__ static inline struct stale_sum load_stale_sum(const struct context &c
     int i = (int)(threadIdx.x * gridDim.x + blockIdx.x);
     struct stale_sum old = {c.m.sums[(c.sum_round + 1) % SUM_BUFFERS] + i, 0};
     if (i < c.m.C)
-        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
-                     : "=l"(old.value)
-                     : "l"(old.at)
-                     : "memory");
+        old.value = load_relaxed(old.at);
     else
         old.at = NULL;
     return old;
@@ -545,7 +508,7 @@ __device__ static inline struct stale_sum load_stale_sum(const struct context &c
 __device__ static inline void clear_stale_sum(const struct context &c, const struct stale_sum &old)
 {
     if (old.at)
-        red_add(old.at, sum_header(c.sum_round + 1, 0) - old.value);
+        add_relaxed(old.at, sum_header(c.sum_round + 1, 0) - old.value);
 }
 
 /* ---- tagged values ---- */
@@ -559,7 +522,7 @@ __device__ static inline uint32_t current_tag(const struct context &c)
 __device__ static inline void publish(const struct context &c, uint64_t *to, uint32_t value)
 {
     uint64_t both = (uint64_t)current_tag(c) << 32 | value;
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+    store_relaxed(to, both);
 }
 
 /* Loads a tagged value; returns whether its tag is current. */
@@ -567,8 +530,7 @@ template <typename V>
 __device__ static inline bool poll_one(const struct context &c, V *out, const uint64_t *from)
 {
     static_assert(sizeof(V) == 4, "a float or a word of 32 bits");
-    uint64_t both;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(from) : "memory");
+    uint64_t both = load_relaxed(from);
     uint32_t value = (uint32_t)both;
     *out = *(V *)&value;
     return both >> 32 == current_tag(c);
@@ -696,7 +658,7 @@ __device__ static void x_from_norm(struct context &c, bool sums, int norm, struc
         for (uint32_t missing = sums; missing;) { /* issues all loads before it checks one */
 #pragma unroll
             for (int j = 0; j < NORM_UNROLL; j++)
-                load_two_sums(from + 2 * min(i + j * THREADS, count - 1), added[j]);
+                load_relaxed_two(from + 2 * min(i + j * THREADS, count - 1), added[j]);
             if (threadIdx.x == 0)
                 grid = load_grid_state(c);
             missing = 0;
@@ -779,29 +741,6 @@ __device__ static inline float2 e4m3_pair(uint32_t two)
         __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3)));
 }
 
-__device__ static inline uint4 ld_shared_v4(uint32_t at)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at));
-    return v;
-}
-
-__device__ static inline float2 ld_shared_v2(uint32_t at)
-{
-    float2 v;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at));
-    return v;
-}
-
-__device__ static inline uint32_t ld_shared(uint32_t at)
-{
-    uint32_t v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
-    return v;
-}
-
 /* Shared memory addresses of a lane's x and scales for a tile. */
 struct x_cursor {
     uint32_t x, scales;
@@ -858,9 +797,7 @@ __device__ static inline float rmsnorm_rstd(const struct context &c)
         float4 v = c.squares()[i];
         sum += (v.x + v.y) + (v.z + v.w);
     }
-    float factor;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(factor) : "f"(sum * c.m.inv_C + c.m.eps));
-    return factor;
+    return rsqrt_approx(sum * c.m.inv_C + c.m.eps);
 }
 
 /* Adds up a row pair's sums over the four lanes that share a row. Lane 4g + t gets the sum of row

@@ -71,15 +71,8 @@ __device__ static inline void load_kv_tile(const struct context &c, const struct
 #if HAS_BULK_COPY
 #pragma unroll
     for (int i = 0; i < kv_format<T>::BOXES; i++)
-        asm volatile("{\n"
-                     ".reg .pred one;\n"
-                     "elect.sync _|one, 0xFFFFFFFF;\n"
-                     "@one cp.async.bulk.tensor.2d.shared::cluster.global.tile"
-                     ".mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];\n"
-                     "}" ::"r"(to.at + i * BOX_BYTES),
-                     "l"(c.m.kv_maps + 2 * layer + values), "r"(p.kv_head * HEAD_DIM + i * 64),
-                     "r"(row), "r"(to.bar)
-                     : "memory");
+        tensor_copy_elected(to.at + i * BOX_BYTES, c.m.kv_maps + 2 * layer + values,
+                            p.kv_head * HEAD_DIM + i * 64, row, to.bar);
 #endif
 }
 
@@ -100,7 +93,7 @@ __device__ static inline void prefetch_kv_tiles(const struct context &c, int gem
         return;
 #if HAS_BULK_COPY
     /* The slots held softmaxes, written by ordinary stores. */
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    fence_proxy_async();
 #endif
     if (keys)
         load_kv_tile<T>(c, p, layer, 0, row);
@@ -122,14 +115,6 @@ __device__ static inline void store_q_operand(const struct context &c, int head,
     store_f32(c.q_operands(), at, F::OPERAND, v);
     float residual = v - load_f32(c.q_operands(), at, F::OPERAND);
     store_f32(c.q_operands(), at + RESIDUAL_COL * 4 * 4 * 2, F::OPERAND, residual);
-}
-
-__device__ static inline void ldmatrix_trans(uint32_t w[4], uint32_t from)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(from)
-                 : "memory");
 }
 
 /* Sixteen keys as operands A of steps 2i and 2i + 1. */
@@ -160,11 +145,11 @@ __device__ static inline void load_value_operands(uint32_t a[2][4], uint32_t slo
         int row = lane / 16 * 8 + lane % 8;
 #pragma unroll
         for (int j = 0; j < 2; j++)
-            ldmatrix_trans(a[j], slot + swizzle_128b(row, 4 * i + 2 * j + lane / 8 % 2));
+            load_matrices_transposed(a[j], slot + swizzle_128b(row, 4 * i + 2 * j + lane / 8 % 2));
         return;
     }
     uint32_t w[4];
-    ldmatrix_trans(w, slot + swizzle_128b(lane % 16, 2 * i + lane / 16));
+    load_matrices_transposed(w, slot + swizzle_128b(lane % 16, 2 * i + lane / 16));
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         uint32_t v = __byte_perm(w[j], 0, 0x3120);
@@ -177,13 +162,6 @@ __device__ static inline void load_value_operands(uint32_t a[2][4], uint32_t slo
 template <enum nbi_dtype T> __device__ static inline int element_of(int i, int g, int low)
 {
     return T == NBI_E4M3 ? 16 * i + 2 * g + low : 16 * i + 8 * low + g;
-}
-
-__device__ static inline uint32_t transpose_8x8(uint32_t matrix)
-{
-    uint32_t out;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(matrix));
-    return out;
 }
 
 /* Two weights as a register of operand B: rounded, or in columns 4 to 7 the rounding error. */

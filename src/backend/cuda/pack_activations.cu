@@ -45,12 +45,10 @@ __device__ static inline void row_reduce_init(void)
     if (threadIdx.x == 0) {
         mbarrier_init(smem_addr(&row_sums().full[0]), 1);
         mbarrier_init(smem_addr(&row_sums().full[1]), 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        fence_mbarrier_init();
     }
     __syncthreads();
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+    cluster_barrier_relaxed();
 #endif
 }
 
@@ -67,23 +65,13 @@ template <int CTAS, int COUNT> __device__ static inline void row_reduce(float v[
 #if CLUSTERS
     uint32_t full = smem_addr(&sums.full[round]), remote_full;
     if (threadIdx.x == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full),
-                     "r"(COUNT * 4 * warps)
-                     : "memory");
+        mbarrier_expect(full, COUNT * 4 * warps);
     if (lane < CTAS) { /* to CTA `lane` of the cluster */
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                     : "=r"(remote_full)
-                     : "r"(full), "r"(lane));
+        remote_full = map_to_cta(full, lane);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            uint32_t remote, local = smem_addr(&sums.warp[round][i][warp]);
-            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                         : "=r"(remote)
-                         : "r"(local), "r"(lane));
-            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 "
-                         "[%0], %1, [%2];" ::"r"(remote),
-                         "f"(v[i]), "r"(remote_full)
-                         : "memory");
+            uint32_t local = smem_addr(&sums.warp[round][i][warp]);
+            store_async(map_to_cta(local, lane), v[i], remote_full);
         }
     }
     mbarrier_wait(full, 0);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "backend/cuda/cublaslt.cuh"
+#include "backend/cuda/launch.cuh"
 
 extern "C" {
 #include "tensor/nvfp4.h"
@@ -75,8 +76,8 @@ double nbi_cuda_roofline_bandwidth(struct nbi_backend *be)
     cudaSetDevice(cuda->index);
     if (cudaMalloc(&block, BYTES) == cudaSuccess && cudaMemset(block, 1, BYTES) == cudaSuccess)
         ms = time_rounds(cuda->queue, [&] {
-            k_read<<<(unsigned)cuda->sms * 8, 256, 0, cuda->queue>>>(
-                (uint32_t *)block, (const uint4 *)block, BYTES / 16);
+            CU_LAUNCH(k_read, (unsigned)cuda->sms * 8, 256, 0, cuda->queue, (uint32_t *)block,
+                      (const uint4 *)block, BYTES / 16);
             return cudaGetLastError() == cudaSuccess;
         });
     cudaFree(block);
@@ -93,7 +94,7 @@ static enum nb_status prepare_gemm(uint8_t *block, bool fp4, struct cublaslt_gem
     uint8_t *more = block + n * 7; /* after y and the operands, which are smaller in FP4 */
     *g = (struct cublaslt_gemm){
         (float *)block, block + n * 4, block + n * 6, SIZE, SIZE, SIZE, SIZE, 1, false, NULL};
-    k_fill<<<(unsigned)(2 * n / 256), 256>>>((uint16_t *)(block + n * 4), 2 * n);
+    CU_LAUNCH(k_fill, (unsigned)(2 * n / 256), 256, 0, 0, (uint16_t *)(block + n * 4), 2 * n);
     CU_LAUNCHED();
     if (fp4) {
         *f = (struct cublaslt_fp4){more, more, (float *)(more + scales),

@@ -35,8 +35,8 @@ template <enum nbi_dtype T>
 static void embed_16_bytes(struct nbi_stream *s, const struct nbi_op_embed *a)
 {
     int64_t chunks = a->C / (T == NBI_F32 ? 4 : 8), threads = ceil_div(chunks, 32) * 32;
-    k_embed_16_bytes<T><<<(unsigned)a->N, (unsigned)(threads < 512 ? threads : 512), 0, s->queue>>>(
-        at<float>(a->x), at<int32_t>(a->ids), at<void>(a->table.data), a->C);
+    CU_LAUNCH(k_embed_16_bytes<T>, (unsigned)a->N, (unsigned)(threads < 512 ? threads : 512), 0,
+              s->queue, at<float>(a->x), at<int32_t>(a->ids), at<void>(a->table.data), a->C);
 }
 
 enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a)
@@ -44,8 +44,8 @@ enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a
     CU_HERE(s);
     uintptr_t alignment = a->x.at | a->table.data.at | nbi_dtype_bytes(a->table.dtype, a->C);
     if (alignment % 16 != 0)
-        k_embed<<<(unsigned)a->N, THREADS, 0, s->queue>>>(
-            at<float>(a->x), at<int32_t>(a->ids), at<void>(a->table.data), a->table.dtype, a->C);
+        CU_LAUNCH(k_embed, (unsigned)a->N, THREADS, 0, s->queue, at<float>(a->x),
+                  at<int32_t>(a->ids), at<void>(a->table.data), a->table.dtype, a->C);
     else if (a->table.dtype == NBI_F32)
         embed_16_bytes<NBI_F32>(s, a);
     else if (a->table.dtype == NBI_F16)
@@ -77,9 +77,9 @@ enum nb_status nbi_cuda_rope_table(struct nbi_stream *s, const struct nbi_op_rop
 {
     CU_HERE(s);
     int64_t n = a->N * (a->D / 2);
-    k_rope_table<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s->queue>>>(
-        at<float>(a->cos), at<float>(a->sin), at<int32_t>(a->positions), at<float>(a->frequency),
-        a->scale, a->N, (int)(a->D / 2));
+    CU_LAUNCH(k_rope_table, (unsigned)ceil_div(n, THREADS), THREADS, 0, s->queue, at<float>(a->cos),
+              at<float>(a->sin), at<int32_t>(a->positions), at<float>(a->frequency), a->scale, a->N,
+              (int)(a->D / 2));
     CU_LAUNCHED();
     return NB_OK;
 }
@@ -99,9 +99,8 @@ __global__ static void k_rmsnorm_cta_per_row(float *y, float *rstd, const float 
 enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a)
 {
     CU_HERE(s);
-    k_rmsnorm_cta_per_row<<<(unsigned)a->N, NBI_NORM_THREADS, 0, s->queue>>>(
-        at<float>(a->y), at<float>(a->rstd), at<float>(a->x), at<void>(a->w.data), a->w.dtype,
-        a->eps, a->C);
+    CU_LAUNCH(k_rmsnorm_cta_per_row, (unsigned)a->N, NBI_NORM_THREADS, 0, s->queue, at<float>(a->y),
+              at<float>(a->rstd), at<float>(a->x), at<void>(a->w.data), a->w.dtype, a->eps, a->C);
     CU_LAUNCHED();
     return NB_OK;
 }
@@ -179,8 +178,8 @@ enum nb_status nbi_cuda_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu 
 {
     CU_HERE(s);
     int64_t n = a->N * a->F;
-    k_swiglu<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s->queue>>>(
-        at<float>(a->y), at<float>(a->gate), at<float>(a->up), n);
+    CU_LAUNCH(k_swiglu, (unsigned)ceil_div(n, THREADS), THREADS, 0, s->queue, at<float>(a->y),
+              at<float>(a->gate), at<float>(a->up), n);
     CU_LAUNCHED();
     return NB_OK;
 }
@@ -197,8 +196,8 @@ __global__ static void k_copy_rows_cta_per_row(float *y, const float *x, const i
 enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather *a)
 {
     CU_HERE(s);
-    k_copy_rows_cta_per_row<<<(unsigned)a->M, THREADS, 0, s->queue>>>(
-        at<float>(a->y), at<float>(a->x), NULL, at<int32_t>(a->rows), a->C);
+    CU_LAUNCH(k_copy_rows_cta_per_row, (unsigned)a->M, THREADS, 0, s->queue, at<float>(a->y),
+              at<float>(a->x), NULL, at<int32_t>(a->rows), a->C);
     CU_LAUNCHED();
     return NB_OK;
 }
@@ -206,8 +205,8 @@ enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather 
 enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatter *a)
 {
     CU_HERE(s);
-    k_copy_rows_cta_per_row<<<(unsigned)a->M, THREADS, 0, s->queue>>>(
-        at<float>(a->y), at<float>(a->x), at<int32_t>(a->rows), NULL, a->C);
+    CU_LAUNCH(k_copy_rows_cta_per_row, (unsigned)a->M, THREADS, 0, s->queue, at<float>(a->y),
+              at<float>(a->x), at<int32_t>(a->rows), NULL, a->C);
     CU_LAUNCHED();
     return NB_OK;
 }

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/launch.cuh"
 
 extern "C" {
 #include "base/parallel.h"
@@ -268,9 +268,9 @@ static enum nb_status send_rows(const struct transfer *t, int which, int64_t fir
         int64_t words = (int64_t)tiles.rows * tiles.cols * 256;
         CU_TRY(cudaMemcpyAsync(dev, host, (size_t)(scales_at + scales), cudaMemcpyHostToDevice,
                                cuda->queue));
-        k_pack_tiles<<<(unsigned)ceil_div(words, 256), 256, 0, cuda->queue>>>(
-            at<uint8_t>(t->w->data) + first / CUDA_TILE_ROWS * tiles.cols * CUDA_TILE_BYTES, dev,
-            dev + scales_at, (int)count, t->w->cols, tiles.cols);
+        CU_LAUNCH(k_pack_tiles, (unsigned)ceil_div(words, 256), 256, 0, cuda->queue,
+                  at<uint8_t>(t->w->data) + first / CUDA_TILE_ROWS * tiles.cols * CUDA_TILE_BYTES,
+                  dev, dev + scales_at, (int)count, t->w->cols, tiles.cols);
         CU_LAUNCHED();
     }
     CU_TRY(cudaEventRecord(cuda->stage_free[which], cuda->queue));
@@ -298,8 +298,8 @@ static enum nb_status send_all(const struct transfer *t)
         struct tile_shape tiles = tiles_of(t->w->rows, t->w->cols);
         uint32_t *norm = (uint32_t *)tiles_end(t->w);
         CU_TRY(cudaMemsetAsync(norm, 0, sizeof *norm, t->cuda->queue));
-        k_max_row_norm<<<(unsigned)ceil_div(tiles.rows, 4), 128, 0, t->cuda->queue>>>(
-            norm, at<uint8_t>(t->w->data), tiles.rows, tiles.cols, t->w->tensor_scale);
+        CU_LAUNCH(k_max_row_norm, (unsigned)ceil_div(tiles.rows, 4), 128, 0, t->cuda->queue, norm,
+                  at<uint8_t>(t->w->data), tiles.rows, tiles.cols, t->w->tensor_scale);
         CU_LAUNCHED();
     }
     CU_TRY(cudaStreamSynchronize(t->cuda->queue));
@@ -369,8 +369,8 @@ static enum nb_status unpack(struct cuda *cuda, const struct nbi_weight *w, int6
         n = count - done < step ? count - done : step;
         uint8_t *c = cuda->device_stage[0], *s = c + n * (w->cols / 2);
         int64_t words = n * w->cols / 8;
-        k_unpack_tiles<<<(unsigned)ceil_div(words, 256), 256, 0, cuda->queue>>>(
-            c, s, at<uint8_t>(w->data), first + done, n, w->cols, tiles_of(1, w->cols).cols);
+        CU_LAUNCH(k_unpack_tiles, (unsigned)ceil_div(words, 256), 256, 0, cuda->queue, c, s,
+                  at<uint8_t>(w->data), first + done, n, w->cols, tiles_of(1, w->cols).cols);
         CU_LAUNCHED();
         CU_TRY(cudaMemcpyAsync(codes + done * (w->cols / 2), c, (size_t)(n * (w->cols / 2)),
                                cudaMemcpyDeviceToHost, cuda->queue));
@@ -416,8 +416,8 @@ static enum nb_status read_vector(struct cuda *cuda, const struct nbi_weight *w,
     CU_TRY(cudaSetDevice(cuda->index));
     NBI_TRY(stage_open(cuda));
     NBI_BUG_IF(w->rows * (int64_t)sizeof(float) > NBI_STAGE_BYTES);
-    k_to_f32<<<(unsigned)ceil_div(w->rows, 256), 256, 0, cuda->queue>>>(
-        (float *)cuda->device_stage[0], at<void>(w->data), w->dtype, w->rows);
+    CU_LAUNCH(k_to_f32, (unsigned)ceil_div(w->rows, 256), 256, 0, cuda->queue,
+              (float *)cuda->device_stage[0], at<void>(w->data), w->dtype, w->rows);
     CU_LAUNCHED();
     CU_TRY(cudaMemcpyAsync(out, cuda->device_stage[0], (size_t)w->rows * sizeof(float),
                            cudaMemcpyDeviceToHost, cuda->queue));
