@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend/cuda/cublaslt.cuh"
+#include "backend/cuda/train.cuh"
 
 enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what)
 {
@@ -65,7 +66,8 @@ static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
 
 /* Bytes of the pieces of a stream's block; see struct nbi_stream. */
 struct scratch_sizes {
-    int64_t x_f16, x_scale, act_f16, act_scale, weights_bf16, workspace, attention, counters, total;
+    int64_t x_f16, x_scale, act_f16, act_scale, weights_bf16, workspace, partials, attention,
+        counters, total;
 };
 
 static struct scratch_sizes scratch_sizes_for(const struct cuda *cuda,
@@ -80,11 +82,12 @@ static struct scratch_sizes scratch_sizes_for(const struct cuda *cuda,
     p.act_scale = NBI_DECODE_LINEAR_ROWS * (int64_t)sizeof(float);
     p.weights_bf16 = l->N > NBI_DECODE_LINEAR_ROWS ? NBI_WEIGHTS_BF16_BYTES : 0;
     p.workspace = NBI_WORKSPACE_BYTES;
+    p.partials = ceil_div(nbi_cuda_partials_bytes(l), 256) * 256;
     p.attention = ceil_div(nbi_cuda_attention_bytes(cuda, l), 256) * 256;
     int64_t rows = l->N < NBI_DECODE_ATTENTION_ROWS ? l->N : NBI_DECODE_ATTENTION_ROWS;
     p.counters = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
     p.total = p.x_f16 + p.x_scale + p.act_f16 + p.act_scale + p.weights_bf16 + p.workspace +
-              p.attention + p.counters;
+              p.partials + p.attention + p.counters;
     return p;
 }
 
@@ -129,7 +132,8 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->act_f16_scale = (float *)(s->act_f16 + p.act_f16);
     s->attention_partials = (float *)((uint8_t *)s->act_f16_scale + p.act_scale);
     s->attention_counters = (int32_t *)((uint8_t *)s->attention_partials + p.attention);
-    s->weights_bf16 = (uint8_t *)s->attention_counters + p.counters;
+    s->partials = (float *)((uint8_t *)s->attention_counters + p.counters);
+    s->weights_bf16 = (uint8_t *)s->partials + p.partials;
     s->workspace = s->weights_bf16 + p.weights_bf16;
     if (s->limits.N > NBI_DECODE_LINEAR_ROWS)
         nbi_cuda_fp4_selftest(s);
@@ -305,6 +309,11 @@ static void fill_table(struct cuda *cuda)
     be->gather = nbi_cuda_gather;
     be->scatter = nbi_cuda_scatter;
     be->topk = nbi_cuda_topk;
+    be->l1 = nbi_cuda_l1;
+    be->embed_bwd = nbi_cuda_embed_bwd;
+    be->rmsnorm_bwd = nbi_cuda_rmsnorm_bwd;
+    be->qkv_rope_bwd = nbi_cuda_qkv_rope_bwd;
+    be->swiglu_bwd = nbi_cuda_swiglu_bwd;
     be->norm_linear = nbi_cuda_norm_linear;
     be->swiglu_linear = nbi_cuda_swiglu_linear;
     be->graph_run = nbi_cuda_graph_run;
