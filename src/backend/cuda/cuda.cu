@@ -309,6 +309,7 @@ static void fill_table(struct cuda *cuda)
     be->gather = nbi_cuda_gather;
     be->scatter = nbi_cuda_scatter;
     be->topk = nbi_cuda_topk;
+    be->xent = nbi_cuda_xent;
     be->l1 = nbi_cuda_l1;
     be->embed_bwd = nbi_cuda_embed_bwd;
     be->rmsnorm_bwd = nbi_cuda_rmsnorm_bwd;

@@ -32,13 +32,13 @@ enum nb_status nbi_cuda_xent(struct nbi_stream *s, const struct nbi_op_xent *a);
 /* ---- activations in f32 or bf16 ---- */
 
 /* V neighbouring activations, which one instruction loads if they take 16 bytes or less. */
-template <typename T, int V> struct __align__(sizeof(T) * V) packed
+template <typename T, int V> struct alignas(sizeof(T) * V) packed
 {
     T v[V];
 };
 
 /* How many take 16 bytes. */
-template <typename T> constexpr int vector_size(void)
+template <typename T> static constexpr int vector_size(void)
 {
     return 16 / (int)sizeof(T);
 }
