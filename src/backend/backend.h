@@ -89,7 +89,7 @@ struct nbi_kv_view {
  * operation allocates. */
 struct nbi_stream_limits {
     int64_t N;     /* rows of an operation */
-    int64_t K;     /* inputs of a product; with bf16 also columns of any row but logits */
+    int64_t K;     /* inputs of a product; in training also columns of any row but logits */
     int64_t D;     /* head size */
     int64_t heads; /* query heads */
     bool training; /* backward operations too */

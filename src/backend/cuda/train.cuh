@@ -32,9 +32,8 @@ enum nb_status nbi_cuda_xent(struct nbi_stream *s, const struct nbi_op_xent *a);
 /* ---- activations in f32 or bf16 ---- */
 
 /* V neighbouring activations, which one instruction loads if they take 16 bytes or less. */
-template <typename T, int V> struct alignas(sizeof(T) * V) packed
-{
-    T v[V];
+template <typename T, int V> struct packed {
+    alignas(sizeof(T) * V) T v[V];
 };
 
 /* How many take 16 bytes. */
