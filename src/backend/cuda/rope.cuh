@@ -11,7 +11,7 @@
 
 #include "backend/cuda/pack_activations.cuh"
 
-/* W (1 or 2) neighbouring floats; two are aligned. */
+/* W (1 or 2) neighbouring values; two are aligned. */
 template <int W> __device__ static inline void load_vec(float v[W], const float *p)
 {
     if (W == 2) {
@@ -19,6 +19,16 @@ template <int W> __device__ static inline void load_vec(float v[W], const float 
         v[0] = two.x, v[W - 1] = two.y;
     } else {
         v[0] = *p;
+    }
+}
+
+template <int W> __device__ static inline void load_vec(float v[W], const __nv_bfloat16 *p)
+{
+    if (W == 2) {
+        float2 two = __bfloat1622float2(*(const __nv_bfloat162 *)p);
+        v[0] = two.x, v[W - 1] = two.y;
+    } else {
+        v[0] = __bfloat162float(*p);
     }
 }
 
@@ -62,15 +72,17 @@ __device__ static inline void rotate_pair(float &p, float &q, float f, float v, 
 
 /* ---- heads of any size ---- */
 
-/* Writes the head x[D] of row n, normalized and rotated, to out[to], out[to + 1], ... */
-template <int W>
-__device__ static inline void rope_head(const struct rope_args &a, const float *x, bool is_key,
-                                        int n, float *rstd, void *out, int64_t to)
+/* Writes the head x[D] of row n, normalized and rotated, to out[to], out[to + 1], ... Queries keep
+ * their type, f32 or bf16. */
+template <int W, typename T>
+__device__ static inline void rope_head(const struct rope_args &a, const T *x, bool is_key, int n,
+                                        float *rstd, void *out, int64_t to)
 {
+    enum nbi_dtype q_out_type = sizeof(T) == 4 ? NBI_F32 : NBI_BF16;
     int lane = threadIdx.x % 32, half = a.D / 2;
     float sum = 0, p[W], q[W], c[W], s[W], v[W], w[W];
     const void *norm = is_key ? a.k_norm : a.q_norm;
-    enum nbi_dtype type = is_key ? a.k_type : a.q_type, out_type = is_key ? a.kv_type : NBI_F32;
+    enum nbi_dtype type = is_key ? a.k_type : a.q_type, out_type = is_key ? a.kv_type : q_out_type;
     for (int d = W * lane; d < a.D; d += 32 * W) {
         load_vec<W>(p, x + d);
         for (int j = 0; j < W; j++)
@@ -108,15 +120,20 @@ template <int W> __device__ static inline void rope_key(const struct rope_args &
 }
 
 /* Values are neither normalized nor rotated, only converted. */
-template <int W> __device__ static inline void store_value(const struct rope_args &a, int n, int h)
+template <int W, typename T>
+__device__ static inline void value_head(const struct rope_args &a, const T *v, int64_t to)
 {
-    const float *v = a.v + ((int64_t)n * a.NKV + h) * a.D;
-    int64_t to = ((int64_t)a.kv_rows[n] * a.NKV + h) * a.D;
     for (int d = W * (threadIdx.x % 32); d < a.D; d += 32 * W) {
         float x[W];
         load_vec<W>(x, v + d);
         store_vec<W>(a.v_cache, to + d, a.kv_type, x);
     }
+}
+
+template <int W> __device__ static inline void store_value(const struct rope_args &a, int n, int h)
+{
+    int64_t to = ((int64_t)a.kv_rows[n] * a.NKV + h) * a.D;
+    value_head<W>(a, a.v + ((int64_t)n * a.NKV + h) * a.D, to);
 }
 
 /* ---- heads of D = 64 W in registers: all loads are issued at once ---- */

@@ -1,6 +1,7 @@
 /* rowwise.cu - operations that treat each row on its own: embedding, RMSNorm, rotary embedding,
  * SwiGLU, gather and scatter. All are batch-invariant. */
 #include "backend/cuda/rope.cuh"
+#include "backend/cuda/train.cuh"
 
 #define THREADS 256
 
@@ -42,6 +43,8 @@ static void embed_16_bytes(struct nbi_stream *s, const struct nbi_op_embed *a)
 enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a)
 {
     CU_HERE(s);
+    if (a->bf16)
+        return nbi_cuda_embed_bf16(s, a);
     uintptr_t alignment = a->x.at | a->table.data.at | nbi_dtype_bytes(a->table.dtype, a->C);
     if (alignment % 16 != 0)
         CU_LAUNCH(k_embed, (unsigned)a->N, THREADS, 0, s->queue, at<float>(a->x),
@@ -99,6 +102,8 @@ __global__ static void k_rmsnorm_cta_per_row(float *y, float *rstd, const float 
 enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a)
 {
     CU_HERE(s);
+    if (a->bf16)
+        return nbi_cuda_rmsnorm_bf16(s, a);
     CU_LAUNCH(k_rmsnorm_cta_per_row, (unsigned)a->N, NBI_NORM_THREADS, 0, s->queue, at<float>(a->y),
               at<float>(a->rstd), at<float>(a->x), at<void>(a->w.data), a->w.dtype, a->eps, a->C);
     CU_LAUNCHED();
@@ -159,6 +164,8 @@ enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_r
     r.NKV = (int)a->NKV;
     r.D = (int)a->D;
     r.N = (int)a->N;
+    if (a->bf16 || a->ld > 0)
+        return nbi_cuda_qkv_rope_rows(s, a, &r);
     if (a->N > NBI_DECODE_ATTENTION_ROWS || r.rstd_q || r.rstd_k)
         return nbi_cuda_rope_apply(s, &r);
     s->rope = r; /* deferred: decode attention applies it, any other operation runs it first */
@@ -177,6 +184,8 @@ __global__ static void k_swiglu(float *y, const float *gate, const float *up, in
 enum nb_status nbi_cuda_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a)
 {
     CU_HERE(s);
+    if (a->bf16 || a->ld > 0)
+        return nbi_cuda_swiglu_rows(s, a);
     int64_t n = a->N * a->F;
     CU_LAUNCH(k_swiglu, (unsigned)ceil_div(n, THREADS), THREADS, 0, s->queue, at<float>(a->y),
               at<float>(a->gate), at<float>(a->up), n);
@@ -184,8 +193,9 @@ enum nb_status nbi_cuda_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu 
     return NB_OK;
 }
 
-/* y[to ? to[i] : i] = x[from ? from[i] : i] */
-__global__ static void k_copy_rows_cta_per_row(float *y, const float *x, const int32_t *to,
+/* y[to ? to[i] : i] = x[from ? from[i] : i]; C counts values of type T. */
+template <typename T>
+__global__ static void k_copy_rows_cta_per_row(T *y, const T *x, const int32_t *to,
                                                const int32_t *from, int64_t C)
 {
     int64_t i = blockIdx.x, out = to ? to[i] : i, in = from ? from[i] : i;
@@ -193,20 +203,45 @@ __global__ static void k_copy_rows_cta_per_row(float *y, const float *x, const i
         y[out * C + c] = x[in * C + c];
 }
 
+/* M rows of C values. */
+struct row_copy {
+    struct nbi_ptr y, x;
+    const int32_t *to, *from; /* or NULL */
+    int64_t M, C;
+    bool bf16;
+};
+
+template <typename T>
+static void launch_copy_rows(struct nbi_stream *s, const struct row_copy *a, int64_t bytes)
+{
+    int64_t C = bytes / (int64_t)sizeof(T);
+    CU_LAUNCH(k_copy_rows_cta_per_row<T>, (unsigned)a->M, threads_for(C, THREADS), 0, s->queue,
+              at<T>(a->y), at<T>(a->x), a->to, a->from, C);
+}
+
+static enum nb_status copy_rows(struct nbi_stream *s, const struct row_copy *a)
+{
+    int64_t bytes = a->C * (a->bf16 ? 2 : 4);
+    if ((a->y.at | a->x.at | (uintptr_t)bytes) % 16 == 0)
+        launch_copy_rows<uint4>(s, a, bytes);
+    else if (a->bf16)
+        launch_copy_rows<uint16_t>(s, a, bytes);
+    else
+        launch_copy_rows<float>(s, a, bytes);
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
 enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather *a)
 {
     CU_HERE(s);
-    CU_LAUNCH(k_copy_rows_cta_per_row, (unsigned)a->M, THREADS, 0, s->queue, at<float>(a->y),
-              at<float>(a->x), NULL, at<int32_t>(a->rows), a->C);
-    CU_LAUNCHED();
-    return NB_OK;
+    const struct row_copy copy = {a->y, a->x, NULL, at<int32_t>(a->rows), a->M, a->C, a->bf16};
+    return copy_rows(s, &copy);
 }
 
 enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatter *a)
 {
     CU_HERE(s);
-    CU_LAUNCH(k_copy_rows_cta_per_row, (unsigned)a->M, THREADS, 0, s->queue, at<float>(a->y),
-              at<float>(a->x), at<int32_t>(a->rows), NULL, a->C);
-    CU_LAUNCHED();
-    return NB_OK;
+    const struct row_copy copy = {a->y, a->x, at<int32_t>(a->rows), NULL, a->M, a->C, a->bf16};
+    return copy_rows(s, &copy);
 }

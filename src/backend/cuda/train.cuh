@@ -29,6 +29,14 @@ int64_t nbi_cuda_partials_bytes(const struct nbi_stream_limits *limits);
 
 enum nb_status nbi_cuda_xent(struct nbi_stream *s, const struct nbi_op_xent *a);
 
+/* ---- rowwise_bf16.cu, called by rowwise.cu ---- */
+
+enum nb_status nbi_cuda_embed_bf16(struct nbi_stream *s, const struct nbi_op_embed *a);
+enum nb_status nbi_cuda_rmsnorm_bf16(struct nbi_stream *s, const struct nbi_op_rmsnorm *a);
+enum nb_status nbi_cuda_qkv_rope_rows(struct nbi_stream *s, const struct nbi_op_qkv_rope *op,
+                                      const struct rope_args *a);
+enum nb_status nbi_cuda_swiglu_rows(struct nbi_stream *s, const struct nbi_op_swiglu *a);
+
 /* ---- activations in f32 or bf16 ---- */
 
 /* V neighbouring activations, which one instruction loads if they take 16 bytes or less. */
@@ -50,6 +58,11 @@ __device__ static inline float to_f32(float x)
 __device__ static inline float to_f32(__nv_bfloat16 x)
 {
     return __bfloat162float(x);
+}
+
+__device__ static inline float to_f32(__half x)
+{
+    return __half2float(x);
 }
 
 template <typename T> __device__ static inline T from_f32(float x);
