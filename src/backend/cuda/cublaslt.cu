@@ -1,8 +1,11 @@
 /* cublaslt.cu - matrix products through cuBLASLt. The library is loaded when it is first needed: it
- * is large, and decoding does without. Algorithms are chosen once per shape and kept as plans. */
+ * is large, and decoding does without. Algorithms are chosen once per shape and kept as plans;
+ * training measures a few first. */
 #include <cublasLt.h>
 #include <dlfcn.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "backend/cuda/cublaslt.cuh"
 
@@ -35,15 +38,16 @@ struct functions {
 #undef X
 };
 
-/* The algorithm for a shape. */
+/* What a product needs to be run; a and b are the library's B and A, since it counts in columns. */
 struct plan {
     struct plan *next;
-    int64_t N, K, rows, ldy;
-    bool add, fp4;
+    struct cublaslt_gemm shape; /* its sizes and types */
     cublasLtMatmulDesc_t op;
-    cublasLtMatrixLayout_t w, x, y;
+    cublasLtMatrixLayout_t a, b, c, d;
     cublasLtMatmulAlgo_t algo;
 };
+
+#define ALGORITHMS_MAX 256 /* of training */
 
 struct cublaslt {
     void *library;
@@ -51,6 +55,8 @@ struct cublaslt {
     cublasLtHandle_t handle;
     struct plan *plans; /* newest first */
     int count;
+    struct cublaslt_algorithm algorithms[ALGORITHMS_MAX];
+    int algorithm_count;
 };
 
 #define PLANS_MAX 256
@@ -103,12 +109,10 @@ enum nb_status nbi_cuda_cublaslt_open(struct cuda *cuda)
 
 static void plan_free(struct cublaslt *lt, struct plan *p)
 {
-    if (p->w)
-        lt->f.layout_destroy(p->w);
-    if (p->x)
-        lt->f.layout_destroy(p->x);
-    if (p->y)
-        lt->f.layout_destroy(p->y);
+    const cublasLtMatrixLayout_t layouts[] = {p->a, p->b, p->c, p->d};
+    for (int i = 0; i < 4; i++)
+        if (layouts[i])
+            lt->f.layout_destroy(layouts[i]);
     if (p->op)
         lt->f.desc_destroy(p->op);
     free(p);
@@ -138,42 +142,218 @@ void nbi_cuda_cublaslt_close(struct cuda *cuda)
     cuda->cublaslt = NULL;
 }
 
-static enum nb_status choose_algorithm(struct cublaslt *lt, struct plan *p)
+/* ---- the choice of an algorithm ---- */
+
+#define CANDIDATES 16 /* algorithms that training compares */
+#define TIMED_RUNS 5  /* of each; the fastest counts */
+
+static int64_t workspace_bytes(const struct cublaslt_gemm *g)
 {
+    return g->training ? NBI_TRAIN_WORKSPACE_BYTES : NBI_WORKSPACE_BYTES;
+}
+
+/* Names of attributes with their values. */
+struct preference {
+    cublasLtMatmulPreferenceAttributes_t name;
+    uint64_t value;
+    size_t bytes;
+};
+
+/* The library's proposals, the most promising first. Training excludes sums whose order is not
+ * fixed, or whose terms are rounded to the type of d. */
+static enum nb_status propose(struct cublaslt *lt, const struct plan *p, int limit,
+                              cublasLtMatmulHeuristicResult_t *found, int *count)
+{
+    /* Operands of inference have 256 bytes, which is the default, and its y has 64. */
+    uint64_t operands = p->shape.training ? 16 : 256, results = p->shape.training ? 16 : 64;
+    const struct preference all[] = {
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)workspace_bytes(&p->shape), 8},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, operands, 4},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, operands, 4},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, results, 4},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, results, 4},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         p->shape.training ? (uint64_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                           : (uint64_t)CUBLASLT_REDUCTION_SCHEME_MASK,
+         4}};
     cublasLtMatmulPreference_t preference = NULL;
-    cublasLtMatmulHeuristicResult_t found;
-    size_t workspace = NBI_WORKSPACE_BYTES;
-    uint32_t alignment = 64; /* of y; w and x have the 256 bytes that are the default */
-    int count = 0;
     CUBLASLT_TRY(lt->f.preference_create(&preference));
-    cublasStatus_t rc = lt->f.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                             &workspace, sizeof workspace);
+    cublasStatus_t rc = CUBLAS_STATUS_SUCCESS;
+    for (size_t i = 0; i < sizeof all / sizeof *all && rc == CUBLAS_STATUS_SUCCESS; i++)
+        rc = lt->f.preference_set(preference, all[i].name, &all[i].value, all[i].bytes);
     if (rc == CUBLAS_STATUS_SUCCESS)
-        rc = lt->f.preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                                  &alignment, sizeof alignment);
-    if (rc == CUBLAS_STATUS_SUCCESS)
-        rc = lt->f.preference_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
-                                  &alignment, sizeof alignment);
-    if (rc == CUBLAS_STATUS_SUCCESS)
-        rc = lt->f.heuristic(lt->handle, p->op, p->w, p->x, p->y, p->y, preference, 1, &found,
-                             &count);
+        rc = lt->f.heuristic(lt->handle, p->op, p->b, p->a, p->c, p->d, preference, limit, found,
+                             count);
     lt->f.preference_destroy(preference);
     CUBLASLT_TRY(rc);
-    if (count == 0)
+    if (*count == 0)
         return nbi_fail(NB_EDEVICE, "cuBLASLt has no product of %lld x %lld x %lld",
-                        (long long)p->N, (long long)p->rows, (long long)p->K);
-    p->algo = found.algo;
+                        (long long)p->shape.M, (long long)p->shape.N, (long long)p->shape.K);
     return NB_OK;
 }
+
+static cublasStatus_t multiply(struct nbi_stream *s, const struct plan *p,
+                               const struct cublaslt_gemm *g, const cublasLtMatmulAlgo_t *algo)
+{
+    struct cublaslt *lt = s->cuda->cublaslt;
+    const float beta = g->c ? 1.0f : 0.0f;
+    const float *factors[2] = {g->fp4 ? g->fp4->scale : &g->scale, g->fp4 ? g->fp4->add : &beta};
+    return lt->f.matmul(lt->handle, p->op, factors[0], g->b, p->b, g->a, p->a, factors[1],
+                        g->c ? g->c : g->d, p->c, g->d, p->d, algo, s->workspace,
+                        (size_t)workspace_bytes(g), s->queue);
+}
+
+/* Milliseconds of the fastest of a few runs; infinity if it does not run. */
+static float time_algorithm(struct nbi_stream *s, const struct plan *p,
+                            const struct cublaslt_gemm *g, const cublasLtMatmulAlgo_t *algo,
+                            const cudaEvent_t events[2])
+{
+    float best = INFINITY;
+    for (int i = 0; i <= TIMED_RUNS; i++) { /* the first is for warming up */
+        float ms;
+        if (cudaEventRecord(events[0], s->queue) != cudaSuccess ||
+            multiply(s, p, g, algo) != CUBLAS_STATUS_SUCCESS ||
+            cudaEventRecord(events[1], s->queue) != cudaSuccess ||
+            cudaEventSynchronize(events[1]) != cudaSuccess ||
+            cudaEventElapsedTime(&ms, events[0], events[1]) != cudaSuccess)
+            return INFINITY;
+        if (i > 0 && ms < best)
+            best = ms;
+    }
+    return best;
+}
+
+/* Whether the product may be run several times. While a graph is recorded nothing runs. */
+static bool can_measure(struct nbi_stream *s, const struct cublaslt_gemm *g)
+{
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return g->c != g->d && cudaStreamIsCapturing(s->queue, &status) == cudaSuccess &&
+           status == cudaStreamCaptureStatusNone;
+}
+
+/* The fastest of the proposals. */
+static enum nb_status measure(struct nbi_stream *s, const struct plan *p,
+                              const struct cublaslt_gemm *g,
+                              const cublasLtMatmulHeuristicResult_t *found, int count, int *best)
+{
+    cudaEvent_t events[2] = {};
+    float fastest = INFINITY;
+    for (int i = 0; i < 2; i++) {
+        cudaError_t rc = cudaEventCreate(&events[i]);
+        if (rc != cudaSuccess && i > 0)
+            cudaEventDestroy(events[0]);
+        CU_TRY(rc);
+    }
+    for (int i = 0; i < count; i++) {
+        float ms = time_algorithm(s, p, g, &found[i].algo, events);
+        if (ms < fastest) {
+            fastest = ms;
+            *best = i;
+        }
+    }
+    for (int i = 0; i < 2; i++)
+        cudaEventDestroy(events[i]);
+    cudaGetLastError(); /* of proposals that do not run */
+    return NB_OK;
+}
+
+static int64_t next_power_of_two(int64_t n)
+{
+    int64_t p = 1;
+    while (p < n)
+        p *= 2;
+    return p;
+}
+
+/* What an algorithm of training is kept for. A sum over rows has their number in K. */
+static struct cublaslt_algorithm kind_of(const struct cublaslt_gemm *g)
+{
+    struct cublaslt_algorithm k = {g->M, g->N, g->K, 0, {}};
+    k.kind = (uint32_t)g->a_transposed << 2 | (uint32_t)g->b_transposed << 1 | (uint32_t)g->d_bf16;
+    if (g->a_transposed)
+        k.K = next_power_of_two(g->K);
+    else
+        k.M = next_power_of_two(g->M);
+    return k;
+}
+
+static struct cublaslt_algorithm *find_algorithm(struct cublaslt *lt,
+                                                 const struct cublaslt_algorithm *k)
+{
+    for (int i = 0; i < lt->algorithm_count; i++) {
+        struct cublaslt_algorithm *e = &lt->algorithms[i];
+        if (e->M == k->M && e->N == k->N && e->K == k->K && e->kind == k->kind)
+            return e;
+    }
+    return NULL;
+}
+
+static void keep_algorithm(struct cublaslt *lt, struct cublaslt_algorithm k,
+                           const cublasLtMatmulAlgo_t *algo)
+{
+    static_assert(sizeof k.algo == sizeof *algo, "an algorithm takes 64 bytes");
+    struct cublaslt_algorithm *e = find_algorithm(lt, &k);
+    if (!e && lt->algorithm_count == ALGORITHMS_MAX)
+        return;
+    memcpy(k.algo, algo, sizeof k.algo);
+    *(e ? e : &lt->algorithms[lt->algorithm_count++]) = k;
+}
+
+/* In training the algorithm is the one that is kept for such products; else the fastest proposal,
+ * which is then kept, or the first, if nothing can be measured. */
+static enum nb_status choose_algorithm(struct nbi_stream *s, struct plan *p,
+                                       const struct cublaslt_gemm *g, bool keep)
+{
+    struct cublaslt *lt = s->cuda->cublaslt;
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    const struct cublaslt_algorithm k = kind_of(g), *kept = find_algorithm(lt, &k);
+    bool search = g->training && keep && can_measure(s, g);
+    int count = 0, best = 0;
+    if (g->training && keep && kept) {
+        memcpy(&p->algo, kept->algo, sizeof p->algo);
+        return NB_OK;
+    }
+    NBI_TRY(propose(lt, p, search ? CANDIDATES : 1, found, &count));
+    if (count > 1)
+        NBI_TRY(measure(s, p, g, found, count, &best));
+    p->algo = found[best].algo;
+    if (search)
+        keep_algorithm(lt, k, &p->algo);
+    return NB_OK;
+}
+
+int nbi_cuda_cublaslt_algorithms(struct cuda *cuda, struct cublaslt_algorithm *out, int limit)
+{
+    pthread_mutex_lock(&cuda->lock);
+    const struct cublaslt *lt = cuda->cublaslt;
+    int count = lt ? lt->algorithm_count : 0;
+    for (int i = 0; i < count && i < limit; i++)
+        out[i] = lt->algorithms[i];
+    pthread_mutex_unlock(&cuda->lock);
+    return count;
+}
+
+enum nb_status nbi_cuda_cublaslt_set_algorithms(struct cuda *cuda,
+                                                const struct cublaslt_algorithm *in, int count)
+{
+    pthread_mutex_lock(&cuda->lock);
+    enum nb_status rc = nbi_cuda_cublaslt_open(cuda);
+    for (int i = 0; i < count && rc == NB_OK; i++)
+        keep_algorithm(cuda->cublaslt, in[i], (const cublasLtMatmulAlgo_t *)in[i].algo);
+    pthread_mutex_unlock(&cuda->lock);
+    return rc;
+}
+
+/* ---- plans ---- */
 
 /* Streams share plans, so these pointers are set before each product. */
 static enum nb_status set_scale_pointers(struct cublaslt *lt, cublasLtMatmulDesc_t op,
                                          const struct cublaslt_fp4 *fp4)
 {
-    CUBLASLT_TRY(lt->f.desc_set(op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &fp4->w_scales,
-                                sizeof fp4->w_scales));
-    CUBLASLT_TRY(lt->f.desc_set(op, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &fp4->x_scales,
-                                sizeof fp4->x_scales));
+    CUBLASLT_TRY(lt->f.desc_set(op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &fp4->b_scales,
+                                sizeof fp4->b_scales));
+    CUBLASLT_TRY(lt->f.desc_set(op, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &fp4->a_scales,
+                                sizeof fp4->a_scales));
     return NB_OK;
 }
 
@@ -189,33 +369,52 @@ static enum nb_status set_fp4(struct cublaslt *lt, cublasLtMatmulDesc_t op,
     return set_scale_pointers(lt, op, fp4);
 }
 
-static enum nb_status plan_fill(struct cublaslt *lt, struct plan *p, const struct cublaslt_gemm *g)
+/* A row-major matrix [rows, ld] of which `columns` count. */
+static cublasStatus_t row_major(struct cublaslt *lt, cublasLtMatrixLayout_t *out,
+                                cudaDataType_t type, int64_t rows, int64_t columns, int64_t ld)
 {
-    cublasOperation_t transpose = CUBLAS_OP_T;
+    return lt->f.layout_create(out, type, (uint64_t)columns, (uint64_t)rows, ld);
+}
+
+static enum nb_status plan_fill(struct nbi_stream *s, struct plan *p, const struct cublaslt_gemm *g)
+{
+    struct cublaslt *lt = s->cuda->cublaslt;
+    cublasOperation_t of_a = g->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t of_b = g->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     cudaDataType_t type = g->fp4 ? CUDA_R_4F_E2M1 : CUDA_R_16BF;
-    p->N = g->N;
-    p->K = g->K;
-    p->rows = g->rows;
-    p->ldy = g->ldy;
-    p->add = g->add;
-    p->fp4 = g->fp4 != NULL;
+    cudaDataType_t out = g->d_bf16 ? CUDA_R_16BF : CUDA_R_32F;
+    p->shape = *g;
     CUBLASLT_TRY(lt->f.desc_create(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CUBLASLT_TRY(lt->f.desc_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose));
+    CUBLASLT_TRY(lt->f.desc_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &of_b, sizeof of_b));
+    CUBLASLT_TRY(lt->f.desc_set(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &of_a, sizeof of_a));
     if (g->fp4)
         NBI_TRY(set_fp4(lt, p->op, g->fp4));
-    CUBLASLT_TRY(lt->f.layout_create(&p->w, type, (uint64_t)g->K, (uint64_t)g->rows, g->K));
-    CUBLASLT_TRY(lt->f.layout_create(&p->x, type, (uint64_t)g->K, (uint64_t)g->N, g->K));
-    CUBLASLT_TRY(lt->f.layout_create(&p->y, CUDA_R_32F, (uint64_t)g->rows, (uint64_t)g->N, g->ldy));
-    return choose_algorithm(lt, p);
+    CUBLASLT_TRY(row_major(lt, &p->b, type, g->b_transposed ? g->N : g->K,
+                           g->b_transposed ? g->K : g->N, g->ldb));
+    CUBLASLT_TRY(row_major(lt, &p->a, type, g->a_transposed ? g->K : g->M,
+                           g->a_transposed ? g->M : g->K, g->lda));
+    CUBLASLT_TRY(row_major(lt, &p->c, out, g->M, g->N, g->c ? g->ldc : g->ldd));
+    CUBLASLT_TRY(row_major(lt, &p->d, out, g->M, g->N, g->ldd));
+    return choose_algorithm(s, p, g, true);
+}
+
+/* Whether the plan of p serves g; only its pointers and factors may differ. */
+static bool same_shape(const struct cublaslt_gemm *p, const struct cublaslt_gemm *g)
+{
+    return p->M == g->M && p->N == g->N && p->K == g->K && p->lda == g->lda && p->ldb == g->ldb &&
+           p->ldd == g->ldd && p->a_transposed == g->a_transposed &&
+           p->b_transposed == g->b_transposed && p->d_bf16 == g->d_bf16 &&
+           p->training == g->training && (p->fp4 != NULL) == (g->fp4 != NULL) &&
+           (p->c != NULL) == (g->c != NULL) && (!g->c || p->ldc == g->ldc);
 }
 
 /* Finds or makes the plan of a shape. When there are PLANS_MAX, all are dropped. */
-static enum nb_status plan_for(struct cublaslt *lt, const struct cublaslt_gemm *g,
+static enum nb_status plan_for(struct nbi_stream *s, const struct cublaslt_gemm *g,
                                struct plan **out)
 {
+    struct cublaslt *lt = s->cuda->cublaslt;
     struct plan *p = lt->plans;
-    while (p && (p->N != g->N || p->K != g->K || p->rows != g->rows || p->ldy != g->ldy ||
-                 p->add != g->add || p->fp4 != (g->fp4 != NULL)))
+    while (p && !same_shape(&p->shape, g))
         p = p->next;
     if (!p) {
         if (lt->count == PLANS_MAX)
@@ -223,7 +422,7 @@ static enum nb_status plan_for(struct cublaslt *lt, const struct cublaslt_gemm *
         p = (struct plan *)calloc(1, sizeof *p);
         if (!p)
             return nbi_fail_memory("product", sizeof *p);
-        enum nb_status rc = plan_fill(lt, p, g);
+        enum nb_status rc = plan_fill(s, p, g);
         if (rc != NB_OK) {
             plan_free(lt, p);
             return rc;
@@ -238,17 +437,18 @@ static enum nb_status plan_for(struct cublaslt *lt, const struct cublaslt_gemm *
 
 static enum nb_status run_gemm(struct nbi_stream *s, const struct cublaslt_gemm *g)
 {
-    const float beta = g->add ? 1.0f : 0.0f;
-    const float *factors[2] = {g->fp4 ? g->fp4->scale : &g->scale, g->fp4 ? g->fp4->add : &beta};
     struct plan *p = NULL;
     NBI_TRY(nbi_cuda_cublaslt_open(s->cuda));
-    struct cublaslt *lt = s->cuda->cublaslt;
-    NBI_TRY(plan_for(lt, g, &p));
+    NBI_TRY(plan_for(s, g, &p));
     if (g->fp4)
-        NBI_TRY(set_scale_pointers(lt, p->op, g->fp4));
-    CUBLASLT_TRY(lt->f.matmul(lt->handle, p->op, factors[0], g->w, p->w, g->x, p->x, factors[1],
-                              g->y, p->y, g->y, p->y, &p->algo, s->workspace, NBI_WORKSPACE_BYTES,
-                              s->queue));
+        NBI_TRY(set_scale_pointers(s->cuda->cublaslt, p->op, g->fp4));
+    cublasStatus_t rc = multiply(s, p, g, &p->algo);
+    if (rc != CUBLAS_STATUS_SUCCESS && g->training) {
+        /* The algorithm was kept for another number of rows, or comes from a checkpoint. */
+        NBI_TRY(choose_algorithm(s, p, g, false));
+        rc = multiply(s, p, g, &p->algo);
+    }
+    CUBLASLT_TRY(rc);
     return NB_OK;
 }
 

@@ -6,22 +6,47 @@
 
 /* ---- cublaslt.cu ---- */
 
-/* Operands in E2M1 instead of bf16. K is a multiple of 32, rows and ldy of 4. */
+/* Bytes of nbi_stream.workspace in training; fewer exclude some of the faster algorithms. */
+#define NBI_TRAIN_WORKSPACE_BYTES ((int64_t)32 << 20)
+
+/* Operands in E2M1 instead of bf16, both with K contiguous. K is a multiple of 32, N and ldd of 4.
+ */
 struct cublaslt_fp4 {
-    const void *w_scales, *x_scales; /* of blocks of 16, swizzled (tensor/nvfp4.h) */
-    const float *scale, *add;        /* on the device; they replace those of cublaslt_gemm */
+    const void *a_scales, *b_scales; /* of blocks of 16, swizzled (tensor/nvfp4.h) */
+    const float *scale, *add;        /* factors of the product and of c, on the device; they replace
+                                      * those of cublaslt_gemm */
 };
 
-/* y = scale x w^T, or y + scale x w^T with add. w [rows, K] and x [N, K] are bf16 or FP4, y [N,
- * ldy] is f32. */
+/* d [M, N] = scale A B + c in row-major order, accumulated in f32. A [M, K] is a, or the transpose
+ * of a [K, M]; B [K, N] is b, or the transpose of b [N, K]. Numbers of columns and row strides are
+ * multiples of 8, addresses of 16 bytes; M need not be, nor K if a is transposed and b is not. */
 struct cublaslt_gemm {
-    float *y;
-    const void *w, *x;
-    int64_t N, K, rows, ldy;
+    void *d;
+    const void *c; /* like d, which it may be; NULL: none */
+    const void *a, *b;
+    int64_t M, N, K;
+    int64_t lda, ldb, ldc, ldd;
     float scale;
-    bool add;
-    const struct cublaslt_fp4 *fp4; /* NULL: bf16 */
+    bool a_transposed, b_transposed;
+    bool d_bf16;                    /* c and d; else f32 */
+    bool training;                  /* choose the algorithm by measuring, reproducibly */
+    const struct cublaslt_fp4 *fp4; /* NULL: a and b are bf16 */
 };
+
+/* The algorithm measured for products of training of one kind: the number of rows of activations
+ * counts as its next power of two. With the same algorithms, library and device, results have the
+ * same bits, so checkpoints keep them. */
+struct cublaslt_algorithm {
+    int64_t M, N, K;
+    uint32_t kind;    /* types and transposes */
+    uint64_t algo[8]; /* cublasLtMatmulAlgo_t */
+};
+
+/* Copies up to `limit` of them to `out` and returns how many there are. */
+int nbi_cuda_cublaslt_algorithms(struct cuda *cuda, struct cublaslt_algorithm *out, int limit);
+/* Uses these instead of measuring, where the library takes them. */
+enum nb_status nbi_cuda_cublaslt_set_algorithms(struct cuda *cuda,
+                                                const struct cublaslt_algorithm *in, int count);
 
 /* Loads the library; no-op if it is loaded. A stream for more than NBI_DECODE_LINEAR_ROWS rows does
  * so when it is opened, since loading takes long and may fail. The caller holds cuda->lock. */

@@ -80,8 +80,10 @@ static struct scratch_sizes scratch_sizes_for(const struct cuda *cuda,
     p.act_f16 = ceil_div(l->N < NBI_DECODE_LINEAR_ROWS ? l->N : NBI_DECODE_LINEAR_ROWS, 8) * 8 *
                 columns * 2;
     p.act_scale = NBI_DECODE_LINEAR_ROWS * (int64_t)sizeof(float);
-    p.weights_bf16 = l->N > NBI_DECODE_LINEAR_ROWS ? NBI_WEIGHTS_BF16_BYTES : 0;
-    p.workspace = NBI_WORKSPACE_BYTES;
+    p.weights_bf16 = l->training                     ? nbi_cuda_train_weights_bytes(l)
+                     : l->N > NBI_DECODE_LINEAR_ROWS ? NBI_WEIGHTS_BF16_BYTES
+                                                     : 0;
+    p.workspace = l->training ? NBI_TRAIN_WORKSPACE_BYTES : NBI_WORKSPACE_BYTES;
     p.partials = ceil_div(nbi_cuda_partials_bytes(l), 256) * 256;
     p.attention = ceil_div(nbi_cuda_attention_bytes(cuda, l), 256) * 256;
     int64_t rows = l->N < NBI_DECODE_ATTENTION_ROWS ? l->N : NBI_DECODE_ATTENTION_ROWS;
@@ -115,8 +117,9 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     struct scratch_sizes p = scratch_sizes_for(s->cuda, &s->limits);
     struct nbi_ptr block;
     CU_TRY(cudaSetDevice(s->cuda->index));
-    if (s->limits.N > NBI_DECODE_LINEAR_ROWS) {
-        NBI_BUG_IF(nbi_cuda_fp4_x_bytes(s->limits.N, s->limits.K) > p.x_f16);
+    bool prefill = s->limits.N > NBI_DECODE_LINEAR_ROWS;
+    NBI_BUG_IF(prefill && nbi_cuda_fp4_x_bytes(s->limits.N, s->limits.K) > p.x_f16);
+    if (prefill || s->limits.training) {
         pthread_mutex_lock(&s->cuda->lock);
         enum nb_status rc = nbi_cuda_cublaslt_open(s->cuda);
         pthread_mutex_unlock(&s->cuda->lock);
@@ -135,7 +138,7 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->partials = (float *)((uint8_t *)s->attention_counters + p.counters);
     s->weights_bf16 = (uint8_t *)s->partials + p.partials;
     s->workspace = s->weights_bf16 + p.weights_bf16;
-    if (s->limits.N > NBI_DECODE_LINEAR_ROWS)
+    if (prefill)
         nbi_cuda_fp4_selftest(s);
     return NB_OK;
 }
@@ -312,6 +315,7 @@ static void fill_table(struct cuda *cuda)
     be->xent = nbi_cuda_xent;
     be->l1 = nbi_cuda_l1;
     be->embed_bwd = nbi_cuda_embed_bwd;
+    be->linear_bwd = nbi_cuda_linear_bwd;
     be->rmsnorm_bwd = nbi_cuda_rmsnorm_bwd;
     be->qkv_rope_bwd = nbi_cuda_qkv_rope_bwd;
     be->swiglu_bwd = nbi_cuda_swiglu_bwd;

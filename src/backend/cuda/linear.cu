@@ -1,6 +1,7 @@
-/* linear.cu - y = x W^T: the choice of a kernel, and the kernels for f32 and for prefill in bf16.
+/* linear.cu - y = x W^T: the choice of a kernel, and prefill in bf16.
  *
- *   exact, or a type or K that no other takes     f32 on CUDA cores, here
+ *   activations in bf16, strides, r               linear_train.cu
+ *   exact, or a type or K that no other takes     f32 on CUDA cores, gemm_f32.cu
  *   NVFP4, N <= NBI_DECODE_LINEAR_ROWS            f16 tensor cores on the tiles, linear_decode.cu
  *   NVFP4, more rows, FP4 tensor cores            cuBLASLt in FP4, linear_prefill_fp4.cu
  *   NVFP4, more rows, others; bf16                cuBLASLt in bf16, here
@@ -8,93 +9,7 @@
  * For cuBLASLt in bf16 x is rounded to bf16, and NVFP4 weights are converted, a slice of rows at a
  * time; every NVFP4 value is exact in bf16. The tensor scale becomes the factor of the product. */
 #include "backend/cuda/cublaslt.cuh"
-#include "backend/cuda/launch.cuh"
-
-/* ---- f32 ---- */
-
-#define F32_TILE   64
-#define F32_STEP_K 16
-
-struct linear_f32_args {
-    float *y;
-    const float *x;
-    const void *w;
-    enum nbi_dtype dtype;
-    float scale;
-    int64_t N, K, O;
-    bool add;
-};
-
-/* Values k to k + 3 of a row of an NVFP4 matrix, without the tensor scale; k is a multiple of 4. */
-__device__ static void load_tile4(float out[4], const uint8_t *tiles, int64_t row, int64_t k,
-                                  int64_t K)
-{
-    int64_t tile_cols = (K + CUDA_TILE_COLS - 1) / CUDA_TILE_COLS;
-    const uint8_t *t = tiles + (row / 16 * tile_cols + k / 128) * CUDA_TILE_BYTES;
-    int r = (int)(row % 16), block = (int)(k % 128) / 16, lane = (r & 7) * 4 + block / 2;
-    int quarter = (r >> 3) + 2 * (block & 1), half = (int)(k % 16) / 8;
-    uint32_t word = ((const uint32_t *)t)[half * 128 + lane * 4 + quarter];
-    float scale = load_f32(t, 1024 + lane * 4 + quarter, NBI_E4M3) * E2M1_PAIR_SCALE;
-    for (int i = 0; i < 2; i++) {
-        uint32_t pair = e2m1_pair(word, (int)(k % 8) / 2 + i);
-        float2 v = __half22float2(*(const __half2 *)&pair);
-        out[2 * i] = v.x * scale;
-        out[2 * i + 1] = v.y * scale;
-    }
-}
-
-/* A CTA computes 64 x 64 results, a thread 4 x 4 of them. The order of a sum depends on K alone. */
-__global__ static void k_linear_f32_tile64(struct linear_f32_args a)
-{
-    __shared__ float xs[F32_STEP_K][F32_TILE + 4], ws[F32_STEP_K][F32_TILE + 4];
-    int64_t n0 = (int64_t)blockIdx.y * F32_TILE, o0 = (int64_t)blockIdx.x * F32_TILE;
-    int tid = threadIdx.x, tx = tid % 16, ty = tid / 16, row = tid / 4, col = tid % 4 * 4;
-    float sum[4][4] = {};
-    for (int64_t k0 = 0; k0 < a.K; k0 += F32_STEP_K) {
-        float w[4] = {};
-        if (o0 + row < a.O && a.dtype == NBI_NVFP4 && k0 + col < a.K)
-            load_tile4(w, (const uint8_t *)a.w, o0 + row, k0 + col, a.K);
-        for (int i = 0; i < 4; i++) {
-            int64_t k = k0 + col + i;
-            if (a.dtype != NBI_NVFP4 && o0 + row < a.O && k < a.K)
-                w[i] = load_f32(a.w, (o0 + row) * a.K + k, a.dtype);
-            ws[col + i][row] = w[i];
-            xs[col + i][row] = n0 + row < a.N && k < a.K ? a.x[(n0 + row) * a.K + k] : 0;
-        }
-        __syncthreads();
-        for (int k = 0; k < F32_STEP_K; k++)
-            for (int i = 0; i < 4; i++)
-                for (int j = 0; j < 4; j++)
-                    sum[i][j] = fmaf(xs[k][ty * 4 + i], ws[k][tx * 4 + j], sum[i][j]);
-        __syncthreads();
-    }
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) {
-            int64_t n = n0 + ty * 4 + i, o = o0 + tx * 4 + j;
-            if (n < a.N && o < a.O) {
-                float v = sum[i][j] * a.scale;
-                a.y[n * a.O + o] = a.add ? a.y[n * a.O + o] + v : v;
-            }
-        }
-}
-
-static enum nb_status linear_f32(struct nbi_stream *s, const struct nbi_op_linear *a, int i)
-{
-    const struct nbi_weight *w = &a->w[i];
-    struct linear_f32_args args = {at<float>(a->y[i]),
-                                   at<float>(a->x),
-                                   at<void>(w->data),
-                                   w->dtype,
-                                   w->tensor_scale,
-                                   a->N,
-                                   a->K,
-                                   w->rows,
-                                   a->add};
-    dim3 grid((unsigned)ceil_div(w->rows, F32_TILE), (unsigned)ceil_div(a->N, F32_TILE));
-    CU_LAUNCH(k_linear_f32_tile64, grid, 256, 0, s->queue, args);
-    CU_LAUNCHED();
-    return NB_OK;
-}
+#include "backend/cuda/train.cuh"
 
 /* ---- x and weights in bf16 for cuBLASLt ---- */
 
@@ -161,26 +76,27 @@ static enum nb_status linear_cublaslt(struct nbi_stream *s, const struct nbi_op_
                                       int64_t first)
 {
     const struct nbi_weight *w = &a->w[i];
-    struct cublaslt_gemm g = {at<float>(a->y[i]),
-                              at<void>(w->data),
-                              s->x_f16,
-                              a->N,
-                              a->K,
-                              w->rows,
-                              w->rows,
-                              w->tensor_scale,
-                              a->add,
-                              NULL};
+    struct cublaslt_gemm g = {};
+    g.d = at<float>(a->y[i]);
+    g.c = a->add ? g.d : NULL;
+    g.a = s->x_f16;
+    g.b = at<void>(w->data);
+    g.M = a->N;
+    g.N = g.ldc = g.ldd = w->rows;
+    g.K = g.lda = g.ldb = a->K;
+    g.scale = w->tensor_scale;
+    g.b_transposed = true;
     if (w->dtype != NBI_NVFP4)
         return nbi_cuda_cublaslt_gemm(s, &g);
     int64_t limit = NBI_WEIGHTS_BF16_BYTES / (2 * a->K) / 128 * 128;
     NBI_BUG_IF(limit == 0);
     for (; first < w->rows; first += limit) {
-        g.rows = w->rows - first < limit ? w->rows - first : limit;
-        g.y = at<float>(a->y[i]) + first;
-        g.w = s->weights_bf16;
-        CU_LAUNCH(k_tiles_to_bf16, (unsigned)ceil_div(g.rows * (a->K / 8), 256), 256, 0, s->queue,
-                  (__nv_bfloat16 *)s->weights_bf16, at<uint8_t>(w->data), first, g.rows, a->K);
+        g.N = w->rows - first < limit ? w->rows - first : limit;
+        g.d = at<float>(a->y[i]) + first;
+        g.c = a->add ? g.d : NULL;
+        g.b = s->weights_bf16;
+        CU_LAUNCH(k_tiles_to_bf16, (unsigned)ceil_div(g.N * (a->K / 8), 256), 256, 0, s->queue,
+                  (__nv_bfloat16 *)s->weights_bf16, at<uint8_t>(w->data), first, g.N, a->K);
         CU_LAUNCHED();
         NBI_TRY(nbi_cuda_cublaslt_gemm(s, &g));
     }
@@ -257,6 +173,8 @@ enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear 
     struct packed_x packed = s->ready;
     CU_HERE(s);
     enum x_format x_format = X_NONE;
+    if (a->bf16 || a->r.at || a->ldy[0] > 0)
+        return nbi_cuda_linear_train(s, a);
     if (nbi_cuda_is_decode_linear(a))
         return nbi_cuda_linear_decode(
             s, a, packed.x == at<float>(a->x) && packed.N == a->N && packed.K == a->K);
@@ -269,7 +187,7 @@ enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear 
                 continue;
         }
         if (!is_cublaslt(a, i)) {
-            NBI_TRY(linear_f32(s, a, i));
+            NBI_TRY(nbi_cuda_linear_f32(s, a, i));
             continue;
         }
         NBI_TRY(convert_x(s, a, &x_format, X_BF16));

@@ -263,18 +263,19 @@ static enum nb_status multiply_slice(struct nbi_stream *s, const struct nbi_op_l
     const struct factors *factors = (const struct factors *)s->x_f16_scale;
     for (int term = 0; term < NBI_FP4_TERMS; term++) {
         const uint8_t *x = s->x_f16 + term * term_bytes(a->N, a->K);
-        const struct cublaslt_fp4 fp4 = {s->weights_bf16, x, &factors->scale[term][i],
+        const struct cublaslt_fp4 fp4 = {x, s->weights_bf16, &factors->scale[term][i],
                                          &factors->add[term]};
-        const struct cublaslt_gemm g = {at<float>(a->y[i]) + first,
-                                        s->weights_bf16 + nbi_nvfp4_swizzled_bytes(rows, a->K),
-                                        x + nbi_nvfp4_swizzled_bytes(a->N, a->K),
-                                        a->N,
-                                        padded_cols(a->K),
-                                        rows,
-                                        a->w[i].rows,
-                                        1,
-                                        term > 0 || a->add,
-                                        &fp4};
+        struct cublaslt_gemm g = {};
+        g.d = at<float>(a->y[i]) + first;
+        g.c = term > 0 || a->add ? g.d : NULL;
+        g.a = x + nbi_nvfp4_swizzled_bytes(a->N, a->K);
+        g.b = s->weights_bf16 + nbi_nvfp4_swizzled_bytes(rows, a->K);
+        g.M = a->N;
+        g.N = rows;
+        g.K = g.lda = g.ldb = padded_cols(a->K);
+        g.ldc = g.ldd = a->w[i].rows;
+        g.b_transposed = true;
+        g.fp4 = &fp4;
         NBI_TRY(nbi_cuda_cublaslt_gemm(s, &g));
     }
     return NB_OK;

@@ -72,3 +72,21 @@ __device__ static inline uint32_t stored_codes(uint32_t word)
     }
     return codes;
 }
+
+/* Values k to k + 3 of a row of an NVFP4 matrix, without the tensor scale; k is a multiple of 4. */
+__device__ static inline void load_tile4(float out[4], const uint8_t *tiles, int64_t row, int64_t k,
+                                         int64_t K)
+{
+    int64_t tile_cols = (K + CUDA_TILE_COLS - 1) / CUDA_TILE_COLS;
+    const uint8_t *t = tiles + (row / 16 * tile_cols + k / 128) * CUDA_TILE_BYTES;
+    int r = (int)(row % 16), block = (int)(k % 128) / 16, lane = (r & 7) * 4 + block / 2;
+    int quarter = (r >> 3) + 2 * (block & 1), half = (int)(k % 16) / 8;
+    uint32_t word = ((const uint32_t *)t)[half * 128 + lane * 4 + quarter];
+    float scale = load_f32(t, 1024 + lane * 4 + quarter, NBI_E4M3) * E2M1_PAIR_SCALE;
+    for (int i = 0; i < 2; i++) {
+        uint32_t pair = e2m1_pair(word, (int)(k % 8) / 2 + i);
+        float2 v = __half22float2(*(const __half2 *)&pair);
+        out[2 * i] = v.x * scale;
+        out[2 * i + 1] = v.y * scale;
+    }
+}

@@ -92,8 +92,13 @@ static enum nb_status prepare_gemm(uint8_t *block, bool fp4, struct cublaslt_gem
     const int64_t n = (int64_t)SIZE * SIZE, scales = nbi_nvfp4_swizzled_bytes(SIZE, SIZE);
     const float by[2] = {1, 0};
     uint8_t *more = block + n * 7; /* after y and the operands, which are smaller in FP4 */
-    *g = (struct cublaslt_gemm){
-        (float *)block, block + n * 4, block + n * 6, SIZE, SIZE, SIZE, SIZE, 1, false, NULL};
+    *g = (struct cublaslt_gemm){};
+    g->d = block;
+    g->b = block + n * 4;
+    g->a = block + n * 6;
+    g->M = g->N = g->K = g->lda = g->ldb = g->ldd = SIZE;
+    g->scale = 1;
+    g->b_transposed = true;
     CU_LAUNCH(k_fill, (unsigned)(2 * n / 256), 256, 0, 0, (uint16_t *)(block + n * 4), 2 * n);
     CU_LAUNCHED();
     if (fp4) {

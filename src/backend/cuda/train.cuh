@@ -29,6 +29,35 @@ int64_t nbi_cuda_partials_bytes(const struct nbi_stream_limits *limits);
 
 enum nb_status nbi_cuda_xent(struct nbi_stream *s, const struct nbi_op_xent *a);
 
+/* ---- gemm_f32.cu ---- */
+
+/* d [M, N] = scale A B + c in row-major order, summed in f32 in the order of k. A [M, K] is a, or
+ * the transpose of a [K, M]; B [K, N] is b, or the transpose of b [N, K], but not both. The ld are
+ * row strides. */
+struct gemm_f32 {
+    void *d;
+    const void *c; /* like d, which it may be; NULL: none */
+    const void *a, *b;
+    enum nbi_dtype b_type; /* also NVFP4, in tiles and without the tensor scale */
+    int64_t M, N, K;
+    int64_t lda, ldb, ldc, ldd;
+    float scale;
+    bool a_transposed, b_transposed;
+    bool a_bf16, d_bf16; /* else f32; d is also the type of c */
+};
+
+enum nb_status nbi_cuda_gemm_f32(struct nbi_stream *s, const struct gemm_f32 *g);
+
+/* ---- linear_train.cu ---- */
+
+/* Bytes of nbi_stream.weights_bf16 in training. */
+int64_t nbi_cuda_train_weights_bytes(const struct nbi_stream_limits *limits);
+/* Products with activations in bf16, or with what only training has: strides, and r. */
+enum nb_status nbi_cuda_linear_train(struct nbi_stream *s, const struct nbi_op_linear *a);
+/* Matrix i on CUDA cores. */
+enum nb_status nbi_cuda_linear_f32(struct nbi_stream *s, const struct nbi_op_linear *a, int i);
+enum nb_status nbi_cuda_linear_bwd(struct nbi_stream *s, const struct nbi_op_linear_bwd *a);
+
 /* ---- rowwise_bf16.cu, called by rowwise.cu ---- */
 
 enum nb_status nbi_cuda_embed_bf16(struct nbi_stream *s, const struct nbi_op_embed *a);
