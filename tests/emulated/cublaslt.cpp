@@ -1,0 +1,260 @@
+/* cublaslt.cpp - the functions of cuBLASLt that the backend loads, with a plain product.
+ *
+ * Columns are consecutive, as in BLAS: element (i, j) of a matrix is at i + j ld. Operands are f32,
+ * f16 or bf16, the result is one of them as well; sums are f32. FP4 is not emulated. */
+#include "emulator.h"
+
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <dlfcn.h>
+#include <string.h>
+
+namespace emulated
+{
+void enqueue(cudaStream_t stream, std::function<void()> work);
+void *open_library(const char *name, int mode);
+void *find_symbol(void *library, const char *name);
+int close_library(void *library);
+} // namespace emulated
+
+struct matmul_desc {
+    cublasOperation_t transpose[2];
+    int32_t pointer_mode;
+};
+
+struct matrix_layout {
+    cudaDataType type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+
+static cublasStatus_t create(cublasLtHandle_t *out)
+{
+    *out = (cublasLtHandle_t)out; /* never used */
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t destroy(cublasLtHandle_t)
+{
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t desc_create(cublasLtMatmulDesc_t *out, cublasComputeType_t, cudaDataType_t)
+{
+    *out = (cublasLtMatmulDesc_t) new matmul_desc{{CUBLAS_OP_N, CUBLAS_OP_N}, 0};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t desc_destroy(cublasLtMatmulDesc_t d)
+{
+    delete (matmul_desc *)d;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t desc_set(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t what,
+                               const void *value, size_t bytes)
+{
+    matmul_desc *to = (matmul_desc *)d;
+    if (what == CUBLASLT_MATMUL_DESC_TRANSA && bytes == sizeof to->transpose[0])
+        memcpy(&to->transpose[0], value, bytes);
+    else if (what == CUBLASLT_MATMUL_DESC_TRANSB && bytes == sizeof to->transpose[1])
+        memcpy(&to->transpose[1], value, bytes);
+    else if (what == CUBLASLT_MATMUL_DESC_POINTER_MODE && bytes == sizeof to->pointer_mode)
+        memcpy(&to->pointer_mode, value, bytes);
+    else
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t layout_create(cublasLtMatrixLayout_t *out, cudaDataType type, uint64_t rows,
+                                    uint64_t cols, int64_t ld)
+{
+    if (type != CUDA_R_32F && type != CUDA_R_16F && type != CUDA_R_16BF)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    *out = (cublasLtMatrixLayout_t) new matrix_layout{type, rows, cols, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t layout_destroy(cublasLtMatrixLayout_t m)
+{
+    delete (matrix_layout *)m;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t preference_create(cublasLtMatmulPreference_t *out)
+{
+    *out = (cublasLtMatmulPreference_t)out;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t preference_destroy(cublasLtMatmulPreference_t)
+{
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t preference_set(cublasLtMatmulPreference_t,
+                                     cublasLtMatmulPreferenceAttributes_t, const void *, size_t)
+{
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                                cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
+                                cublasLtMatmulHeuristicResult_t found[], int *count)
+{
+    memset(found, 0, sizeof *found);
+    *count = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static float load(const void *p, cudaDataType type, int64_t at)
+{
+    switch (type) {
+    case CUDA_R_32F:
+        return ((const float *)p)[at];
+    case CUDA_R_16F:
+        return __half2float(((const __half *)p)[at]);
+    default:
+        return __bfloat162float(((const __nv_bfloat16 *)p)[at]);
+    }
+}
+
+static void store(void *p, cudaDataType type, int64_t at, float v)
+{
+    switch (type) {
+    case CUDA_R_32F:
+        ((float *)p)[at] = v;
+        break;
+    case CUDA_R_16F:
+        ((__half *)p)[at] = __float2half_rn(v);
+        break;
+    default:
+        ((__nv_bfloat16 *)p)[at] = __float2bfloat16_rn(v);
+    }
+}
+
+/* An operand as f32, K consecutive values for each of the others. `k_first` says that K is the
+ * first dimension in memory. */
+static std::vector<float> widen(const void *p, const matrix_layout &m, bool k_first)
+{
+    int64_t rows = (int64_t)m.rows, cols = (int64_t)m.cols;
+    std::vector<float> out((size_t)(rows * cols));
+    for (int64_t j = 0; j < cols; j++)
+        for (int64_t i = 0; i < rows; i++)
+            out[(size_t)(k_first ? i + j * rows : j + i * cols)] = load(p, m.type, i + j * m.ld);
+    return out;
+}
+
+static float dot(const float *a, const float *b, int64_t n)
+{
+    float sum[16] = {}, all = 0;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int j = 0; j < 16; j++)
+            sum[j] += a[i + j] * b[i + j];
+    for (; i < n; i++)
+        all += a[i] * b[i];
+    for (int j = 0; j < 16; j++)
+        all += sum[j];
+    return all;
+}
+
+struct product {
+    matmul_desc op;
+    matrix_layout a, b, c, d;
+    const void *a_at, *b_at, *c_at;
+    void *d_at;
+    float alpha, beta;
+};
+
+static void multiply(const product &p)
+{
+    bool a_k_first = p.op.transpose[0] == CUBLAS_OP_T, b_k_first = p.op.transpose[1] == CUBLAS_OP_N;
+    std::vector<float> a = widen(p.a_at, p.a, a_k_first), b = widen(p.b_at, p.b, b_k_first);
+    int64_t M = (int64_t)p.d.rows, N = (int64_t)p.d.cols;
+    int64_t K = (int64_t)(a_k_first ? p.a.rows : p.a.cols);
+    if (M * K != (int64_t)a.size() || N * K != (int64_t)b.size())
+        emulated::fail("shapes of a product do not match");
+    for (int64_t j = 0; j < N; j++)
+        for (int64_t i = 0; i < M; i++) {
+            float v = p.alpha * dot(&a[(size_t)(i * K)], &b[(size_t)(j * K)], K);
+            if (p.beta != 0)
+                v += p.beta * load(p.c_at, p.c.type, i + j * p.c.ld);
+            store(p.d_at, p.d.type, i + j * p.d.ld, v);
+        }
+}
+
+static cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const void *alpha,
+                             const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                             cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                             cublasLtMatrixLayout_t c_layout, void *d,
+                             cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *, void *,
+                             size_t, cudaStream_t stream)
+{
+    const matmul_desc *desc = (const matmul_desc *)op;
+    bool on_device = desc->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
+    product p = {*desc,
+                 *(const matrix_layout *)a_layout,
+                 *(const matrix_layout *)b_layout,
+                 *(const matrix_layout *)c_layout,
+                 *(const matrix_layout *)d_layout,
+                 a,
+                 b,
+                 c,
+                 d,
+                 on_device ? 0 : *(const float *)alpha,
+                 on_device ? 0 : *(const float *)beta};
+    emulated::enqueue(stream, [=] {
+        product now = p;
+        if (on_device) { /* read when the product runs */
+            now.alpha = *(const float *)alpha;
+            now.beta = *(const float *)beta;
+        }
+        multiply(now);
+    });
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* ---- the library ---- */
+
+static const struct {
+    const char *name;
+    void *function;
+} functions[] = {
+    {"cublasLtCreate", (void *)create},
+    {"cublasLtDestroy", (void *)destroy},
+    {"cublasLtMatmul", (void *)matmul},
+    {"cublasLtMatmulAlgoGetHeuristic", (void *)heuristic},
+    {"cublasLtMatmulDescCreate", (void *)desc_create},
+    {"cublasLtMatmulDescDestroy", (void *)desc_destroy},
+    {"cublasLtMatmulDescSetAttribute", (void *)desc_set},
+    {"cublasLtMatrixLayoutCreate", (void *)layout_create},
+    {"cublasLtMatrixLayoutDestroy", (void *)layout_destroy},
+    {"cublasLtMatmulPreferenceCreate", (void *)preference_create},
+    {"cublasLtMatmulPreferenceDestroy", (void *)preference_destroy},
+    {"cublasLtMatmulPreferenceSetAttribute", (void *)preference_set},
+};
+
+static char library; /* its address is the handle */
+
+void *emulated::open_library(const char *name, int mode)
+{
+    return strstr(name, "cublasLt") ? &library : dlopen(name, mode);
+}
+
+void *emulated::find_symbol(void *handle, const char *name)
+{
+    if (handle != &library)
+        return dlsym(handle, name);
+    for (auto &f : functions)
+        if (strcmp(f.name, name) == 0)
+            return f.function;
+    return nullptr;
+}
+
+int emulated::close_library(void *handle)
+{
+    return handle == &library ? 0 : dlclose(handle);
+}
