@@ -339,6 +339,12 @@ extern "C" cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureM
     return cudaSuccess;
 }
 
+extern "C" cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *out)
+{
+    *out = s && s->capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
 extern "C" cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
 {
     *out = new CUgraph_st{std::move(s->recorded)};
