@@ -292,6 +292,7 @@ static void fill_table(struct cuda *cuda)
     be->alloc = cuda_alloc;
     be->free = cuda_free;
     be->weight_new = nbi_cuda_weight_new;
+    be->weight_alloc = nbi_cuda_weight_alloc;
     be->weight_read = nbi_cuda_weight_read;
     be->weight_free = nbi_cuda_weight_free;
     be->stream_new = cuda_stream_new;
@@ -319,6 +320,11 @@ static void fill_table(struct cuda *cuda)
     be->rmsnorm_bwd = nbi_cuda_rmsnorm_bwd;
     be->qkv_rope_bwd = nbi_cuda_qkv_rope_bwd;
     be->swiglu_bwd = nbi_cuda_swiglu_bwd;
+    be->grad_stats = nbi_cuda_grad_stats;
+    be->update_plan = nbi_cuda_update_plan;
+    be->adamw = nbi_cuda_adamw;
+    be->requantize = nbi_cuda_requantize;
+    be->amax = nbi_cuda_amax;
     be->norm_linear = nbi_cuda_norm_linear;
     be->swiglu_linear = nbi_cuda_swiglu_linear;
     be->graph_run = nbi_cuda_graph_run;

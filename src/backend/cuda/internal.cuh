@@ -14,7 +14,7 @@
 extern "C" {
 #include "backend/decode.h"
 #include "backend/devices.h"
-#include "backend/ops.h"
+#include "backend/ops_train.h"
 }
 
 #include "backend/cuda/device_math.cuh"
@@ -214,12 +214,17 @@ enum nb_status nbi_cuda_alloc(struct cuda *cuda, const char *what, int64_t bytes
 void nbi_cuda_weights_release(struct cuda *cuda);
 enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
                                    struct nbi_weight *out);
+enum nb_status nbi_cuda_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
+                                     int64_t cols, struct nbi_weight *out);
 enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
                                     int64_t first, int64_t count, void *data, void *scales);
 void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w);
 
 /* A device address: the largest Euclidean norm of a row of an NVFP4 matrix. */
 const float *nbi_cuda_max_row_norm(const struct nbi_weight *w);
+
+/* Measures that norm again, after the tiles have changed. */
+enum nb_status nbi_cuda_measure_rows(const struct nbi_weight *w, cudaStream_t queue);
 
 /* Whether the weight lies in host memory. */
 bool nbi_cuda_on_host(struct cuda *cuda, const struct nbi_weight *w);
@@ -298,3 +303,11 @@ enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_
 
 int64_t nbi_cuda_attention_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits);
 enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a);
+
+/* ---- train_optimizer.cu ---- */
+
+enum nb_status nbi_cuda_grad_stats(struct nbi_stream *s, const struct nbi_op_grad_stats *a);
+enum nb_status nbi_cuda_update_plan(struct nbi_stream *s, const struct nbi_op_update_plan *a);
+enum nb_status nbi_cuda_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a);
+enum nb_status nbi_cuda_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a);
+enum nb_status nbi_cuda_amax(struct nbi_stream *s, const struct nbi_op_amax *a);

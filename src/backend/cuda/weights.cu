@@ -225,6 +225,17 @@ const float *nbi_cuda_max_row_norm(const struct nbi_weight *w)
     return (const float *)tiles_end(w);
 }
 
+enum nb_status nbi_cuda_measure_rows(const struct nbi_weight *w, cudaStream_t queue)
+{
+    struct tile_shape tiles = tiles_of(w->rows, w->cols);
+    uint32_t *norm = (uint32_t *)tiles_end(w);
+    CU_TRY(cudaMemsetAsync(norm, 0, sizeof *norm, queue));
+    CU_LAUNCH(k_max_row_norm, (unsigned)ceil_div(tiles.rows, 4), 128, 0, queue, norm,
+              at<uint8_t>(w->data), tiles.rows, tiles.cols, w->tensor_scale);
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
 /* Unpacks rows [first, first + rows); a thread for each word of codes. */
 __global__ static void k_unpack_tiles(uint8_t *codes, uint8_t *scales, const uint8_t *tiles,
                                       int64_t first, int64_t rows, int64_t cols, int tile_cols)
@@ -294,14 +305,8 @@ static enum nb_status send_all(const struct transfer *t)
         int64_t left = t->w->rows - first;
         NBI_TRY(send_rows(t, which, first, left < step ? left : step));
     }
-    if (t->w->dtype == NBI_NVFP4) {
-        struct tile_shape tiles = tiles_of(t->w->rows, t->w->cols);
-        uint32_t *norm = (uint32_t *)tiles_end(t->w);
-        CU_TRY(cudaMemsetAsync(norm, 0, sizeof *norm, t->cuda->queue));
-        CU_LAUNCH(k_max_row_norm, (unsigned)ceil_div(tiles.rows, 4), 128, 0, t->cuda->queue, norm,
-                  at<uint8_t>(t->w->data), tiles.rows, tiles.cols, t->w->tensor_scale);
-        CU_LAUNCHED();
-    }
+    if (t->w->dtype == NBI_NVFP4)
+        NBI_TRY(nbi_cuda_measure_rows(t->w, t->cuda->queue));
     CU_TRY(cudaStreamSynchronize(t->cuda->queue));
     return NB_OK;
 }
@@ -321,21 +326,49 @@ static enum nb_status read_all(struct transfer *t)
     return nbi_for_chunks(t->w->rows, step > 0 ? step : 1, t->cuda->threads, read_chunk, t);
 }
 
+/* A weight without memory, and the bytes that it takes. After tiles comes the norm. */
+static struct nbi_weight describe(enum nbi_dtype dtype, int64_t rows, int64_t cols, int64_t *bytes)
+{
+    struct nbi_weight w = {};
+    w.dtype = dtype;
+    w.layout = dtype == NBI_NVFP4 ? NBI_WEIGHT_TILES : NBI_WEIGHT_ROWS;
+    w.rows = rows;
+    w.cols = cols;
+    w.tensor_scale = 1;
+    struct tile_shape tiles = tiles_of(rows, cols > 0 ? cols : 1);
+    *bytes = dtype == NBI_NVFP4 ? (int64_t)tiles.rows * tiles.cols * CUDA_TILE_BYTES + 16
+                                : (int64_t)nbi_dtype_bytes(dtype, rows * (cols > 0 ? cols : 1));
+    return w;
+}
+
+enum nb_status nbi_cuda_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
+                                     int64_t cols, struct nbi_weight *out)
+{
+    struct cuda *cuda = (struct cuda *)be;
+    int64_t bytes;
+    NBI_BUG_IF(cols == 0 ? dtype != NBI_F32 : dtype == NBI_NVFP4 && cols % 16 != 0);
+    struct nbi_weight w = describe(dtype, rows, cols, &bytes);
+    CU_TRY(cudaSetDevice(cuda->index));
+    NBI_TRY(weight_alloc(cuda, bytes, false, &w.data));
+    cudaError_t rc = cudaMemsetAsync(at<void>(w.data), 0, (size_t)bytes, cuda->queue);
+    if (rc == cudaSuccess)
+        rc = cudaStreamSynchronize(cuda->queue);
+    if (rc == cudaSuccess)
+        *out = w;
+    else
+        weight_release(cuda, at<uint8_t>(w.data));
+    CU_TRY(rc);
+    return NB_OK;
+}
+
 enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
                                    struct nbi_weight *out)
 {
     struct cuda *cuda = (struct cuda *)be;
     bool nvfp4 = src->dtype == NBI_NVFP4;
-    int64_t cols = src->cols > 0 ? src->cols : 1;
-    struct nbi_weight w = {};
-    w.dtype = src->dtype;
-    w.layout = nvfp4 ? NBI_WEIGHT_TILES : NBI_WEIGHT_ROWS;
-    w.rows = src->rows;
-    w.cols = src->cols;
+    int64_t cols = src->cols > 0 ? src->cols : 1, bytes;
+    struct nbi_weight w = describe(src->dtype, src->rows, src->cols, &bytes);
     w.tensor_scale = src->tensor_scale;
-    struct tile_shape tiles = tiles_of(src->rows, cols);
-    int64_t bytes = nvfp4 ? (int64_t)tiles.rows * tiles.cols * CUDA_TILE_BYTES + 16
-                          : (int64_t)nbi_dtype_bytes(src->dtype, src->rows * cols);
     struct transfer t = {cuda, src, &w,
                          nvfp4 ? cols / 2 : (int64_t)nbi_dtype_bytes(src->dtype, cols),
                          nvfp4 ? cols / 16 : 0};
