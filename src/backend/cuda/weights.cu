@@ -398,6 +398,7 @@ static enum nb_status unpack(struct cuda *cuda, const struct nbi_weight *w, int6
                              int64_t count, uint8_t *codes, uint8_t *scales)
 {
     int64_t row = w->cols / 2 + w->cols / 16, step = NBI_STAGE_BYTES / row;
+    NBI_TRY(stage_open(cuda)); /* weight_alloc does not */
     for (int64_t done = 0, n; done < count; done += n) {
         n = count - done < step ? count - done : step;
         uint8_t *c = cuda->device_stage[0], *s = c + n * (w->cols / 2);
