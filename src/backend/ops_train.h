@@ -216,7 +216,10 @@ struct nbi_op_requantize {
  * lowest first, of Philox with `seed` as key and the counter (e / 8, tensor, step, purpose), where
  * the purpose is 0 for the master, 1 for m and 2 for v; they depend on nothing else. m_max and
  * v_max of the record are raised to the largest |m| and the largest sqrt(v). Nothing at all happens
- * if the control says skip. */
+ * if the control says skip. m and v are of one kind.
+ *
+ * If w has data, its rows are then made from their masters, as by requantize: one pass over memory
+ * instead of two. first and count are whole rows of w, and the pieces of a tensor come in order. */
 struct nbi_op_adamw {
     struct nbi_ptr control, record;
     struct nbi_ptr master; /* [n] f32 or bf16 */
@@ -228,6 +231,8 @@ struct nbi_op_adamw {
     float lr, beta1, beta2, eps, decay, correct1, correct2, max_update;
     uint64_t seed;
     uint32_t tensor, step;
+    struct nbi_weight w;
+    enum nbi_dtype round_to; /* of w's floats */
 };
 
 /* out = the amax of a tensor; a NaN or infinity in x comes out as such. */

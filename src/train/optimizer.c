@@ -42,11 +42,29 @@ static enum nb_status list_groups(struct nbi_optimizer *s)
     return rc;
 }
 
+/* Elements of x that one AdamW operation updates. */
+static int64_t elements_at_once(const struct nbi_optimizer *s, const struct nbi_train_param *x)
+{
+    int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, rows = s->opts.chunk_rows;
+    return rows > 0 ? (rows * cols + 31) / 32 * 32 : x->count;
+}
+
+/* AdamW makes a weight from its master in the same pass, if it has whole rows at a time. */
+static void choose_fused(struct nbi_optimizer *s)
+{
+    for (int64_t i = 0; i < s->t->count; i++) {
+        struct nbi_train_param *x = &s->t->tensors[i];
+        int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, n = elements_at_once(s, x);
+        x->made_by_update = nbi_train_param_allows_fusing(x) && (n >= x->count || n % cols == 0);
+    }
+}
+
 enum nb_status nbi_optimizer_init(struct nbi_optimizer *s, struct nbi_train_params *t,
                                   const struct nbi_optimizer_opts *opts)
 {
     struct nbi_backend *be = t->be;
     *s = (struct nbi_optimizer){.t = t, .opts = *opts};
+    choose_fused(s);
     size_t groups = (size_t)group_count(s), n = (size_t)t->count;
     s->first = calloc(groups + 1, sizeof *s->first);
     s->host_controls = calloc(groups, sizeof *s->host_controls);
@@ -132,9 +150,11 @@ static enum nb_status update(struct nbi_optimizer *s, int64_t i, int64_t group, 
                               .max_update = o->max_update,
                               .seed = o->seed,
                               .tensor = (uint32_t)x->index,
-                              .step = number};
-    int64_t cols = x->param.ndim == 2 ? x->param.shape[1] : 1, rows = o->chunk_rows;
-    int64_t chunk = rows > 0 ? (rows * cols + 31) / 32 * 32 : x->count;
+                              .step = number,
+                              .round_to = x->float_type};
+    int64_t chunk = elements_at_once(s, x);
+    if (x->made_by_update)
+        op.w = *x->weight;
     for (op.first = 0; op.first < x->count; op.first += chunk) {
         op.count = x->count - op.first < chunk ? x->count - op.first : chunk;
         NBI_TRY(t->be->adamw(t->stream, &op));
@@ -150,7 +170,7 @@ enum nb_status nbi_optimizer_step(struct nbi_optimizer *s, int64_t group, float 
         if (in_group(&t->tensors[i], group))
             NBI_TRY(update(s, i, group, lr, number));
     s->queued[index_of(s, group)] = true;
-    return nbi_train_params_requantize(t, group);
+    return nbi_train_params_requantize_rest(t, group);
 }
 
 enum nb_status nbi_optimizer_finish(struct nbi_optimizer *s, struct nbi_optimizer_result *result)

@@ -457,13 +457,18 @@ static enum nb_status set_scales(struct nbi_train_params *t, int64_t layer)
     return NB_OK;
 }
 
-enum nb_status nbi_train_params_requantize(struct nbi_train_params *t, int64_t layer)
+bool nbi_train_param_allows_fusing(const struct nbi_train_param *x)
+{
+    return x->trained && !x->tied_to && !uses_master(x) && !x->has_tensor_scale;
+}
+
+static enum nb_status requantize(struct nbi_train_params *t, int64_t layer, bool updated)
 {
     if (t->has_tensor_scale)
         NBI_TRY(set_scales(t, layer));
     for (int64_t i = 0; i < t->count; i++) {
         const struct nbi_train_param *x = &t->tensors[i];
-        if (!in_group(x, layer) || uses_master(x))
+        if (!in_group(x, layer) || uses_master(x) || (updated && x->made_by_update))
             continue;
         NBI_TRY(
             t->be->requantize(t->stream, &(struct nbi_op_requantize){.w = *x->weight,
@@ -472,6 +477,16 @@ enum nb_status nbi_train_params_requantize(struct nbi_train_params *t, int64_t l
                                                                      .round_to = x->float_type}));
     }
     return NB_OK;
+}
+
+enum nb_status nbi_train_params_requantize(struct nbi_train_params *t, int64_t layer)
+{
+    return requantize(t, layer, false);
+}
+
+enum nb_status nbi_train_params_requantize_rest(struct nbi_train_params *t, int64_t layer)
+{
+    return requantize(t, layer, true);
 }
 
 enum nb_status nbi_train_params_masters(const struct nbi_train_params *t, struct nbi_weights *out)

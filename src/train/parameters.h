@@ -27,6 +27,7 @@ struct nbi_train_param {
     struct nbi_ptr grad;  /* f32 */
     struct nbi_moment m, v;
     struct nbi_weight *weight; /* of the forward pass */
+    bool made_by_update;       /* it is made by adamw; nbi_optimizer_init decides */
     /* How the parameter is written: */
     bool quantized;            /* NVFP4, otherwise floats */
     enum nbi_dtype float_type; /* if not quantized */
@@ -92,9 +93,16 @@ void nbi_train_params_release(struct nbi_train_params *t);
 
 #define NBI_ALL_LAYERS (-2)
 
+/* Whether an update of the parameter can make its weight: it is made from this master alone, and
+ * has no tensor scale that must be found first. */
+bool nbi_train_param_allows_fusing(const struct nbi_train_param *x);
+
 /* Computes the weights of the forward pass from the masters: those of one layer, of the
  * parameters in no layer (-1), or all (NBI_ALL_LAYERS). */
 enum nb_status nbi_train_params_requantize(struct nbi_train_params *t, int64_t layer);
+
+/* The same after an update, without the weights that it has made. */
+enum nb_status nbi_train_params_requantize_rest(struct nbi_train_params *t, int64_t layer);
 
 /* The model with its masters as weights, for evaluation. Borrows everything from t but
  * out->layers, which the caller frees. */

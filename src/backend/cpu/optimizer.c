@@ -112,18 +112,6 @@ static void adamw_chunks(void *ctx, int thread, int64_t first, int64_t count)
     atomic_max_f32((uint32_t *)&record->v_max, running_max[1]);
 }
 
-enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a)
-{
-    NBI_BUG_IF(a->first % 32 != 0);
-    const struct nbi_update_control *control = host(a->control);
-    const struct nbi_update_record *r = host(a->record);
-    const struct nbi_adamw_args args = {
-        a, control->grad_scale, {r->m_scale[0], r->m_scale[1]}, {r->v_scale[0], r->v_scale[1]}};
-    if (!control->skip)
-        parallel_for(s, ceil_div(a->count, ADAMW_CHUNK), ADAMW_CHUNK * 8, adamw_chunks, &args);
-    return NB_OK;
-}
-
 /* ---- weights of the forward pass ---- */
 
 #define STRIP 512 /* columns converted at a time */
@@ -204,33 +192,70 @@ static void requantize_floats(const struct op *op, int64_t first, int64_t n)
     k->from_f32((uint8_t *)host(a->w.data) + nbi_dtype_bytes(a->w.dtype, first), a->w.dtype, x, n);
 }
 
-static int64_t values_of(const struct nbi_weight *w)
+/* Elements of a vector or of a row. */
+static int64_t row_values(const struct nbi_weight *w)
 {
-    return w->rows * (w->cols > 0 ? w->cols : 1);
+    return w->cols > 0 ? w->cols : 1;
 }
+
+/* Values [first, end) of a weight; of tiles, the tile rows that have them. */
+struct weight_part {
+    const struct nbi_op_requantize *a;
+    int64_t first, end;
+};
 
 static void requantize_chunks(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
-    const struct nbi_op_requantize *a = op->args;
+    const struct weight_part *p = op->args;
+    const struct op part = {op->s, p->a};
     (void)thread;
     for (int64_t i = first; i < first + count; i++) {
-        int64_t left = values_of(&a->w) - i * STRIP;
-        if (a->w.layout == NBI_WEIGHT_TILES)
-            requantize_tiles(op, i);
+        int64_t at = p->first + i * STRIP;
+        if (p->a->w.layout == NBI_WEIGHT_TILES)
+            requantize_tiles(&part, p->first / (CPU_TILE_ROWS * p->a->w.cols) + i);
         else
-            requantize_floats(op, i * STRIP, min(left, STRIP));
+            requantize_floats(&part, at, min(p->end - at, STRIP));
     }
+}
+
+static void requantize_rows(struct nbi_stream *s, const struct nbi_op_requantize *a, int64_t row,
+                            int64_t end)
+{
+    int64_t values = row_values(&a->w);
+    const struct weight_part part = {a, row * values, end * values};
+    if (a->w.data.at == a->master.at)
+        return; /* w is its own master */
+    if (a->w.layout == NBI_WEIGHT_TILES)
+        parallel_for(s, nbi_tiles_down(end) - row / CPU_TILE_ROWS, CPU_TILE_ROWS * a->w.cols * 8,
+                     requantize_chunks, &part);
+    else
+        parallel_for(s, ceil_div(part.end - part.first, STRIP), STRIP, requantize_chunks, &part);
 }
 
 enum nb_status nbi_cpu_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a)
 {
-    if (a->w.data.at == a->master.at)
-        return NB_OK; /* w is its own master */
-    if (a->w.layout == NBI_WEIGHT_TILES)
-        parallel_for(s, nbi_tiles_down(a->w.rows), CPU_TILE_ROWS * a->w.cols * 8, requantize_chunks,
-                     a);
-    else
-        parallel_for(s, ceil_div(values_of(&a->w), STRIP), STRIP, requantize_chunks, a);
+    requantize_rows(s, a, 0, a->w.rows);
+    return NB_OK;
+}
+
+/* ---- the update ---- */
+
+enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a)
+{
+    const struct nbi_update_control *control = host(a->control);
+    const struct nbi_update_record *r = host(a->record);
+    const struct nbi_adamw_args args = {
+        a, control->grad_scale, {r->m_scale[0], r->m_scale[1]}, {r->v_scale[0], r->v_scale[1]}};
+    NBI_BUG_IF(a->first % 32 != 0 || a->m.kind != a->v.kind);
+    if (control->skip)
+        return NB_OK;
+    parallel_for(s, ceil_div(a->count, ADAMW_CHUNK), ADAMW_CHUNK * 8, adamw_chunks, &args);
+    if (!a->w.data.at)
+        return NB_OK;
+    int64_t values = row_values(&a->w);
+    NBI_BUG_IF(a->first % values != 0 || a->count % values != 0);
+    const struct nbi_op_requantize requantize = {a->w, a->master, a->dtype, a->round_to};
+    requantize_rows(s, &requantize, a->first / values, (a->first + a->count) / values);
     return NB_OK;
 }

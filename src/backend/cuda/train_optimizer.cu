@@ -365,33 +365,12 @@ static struct adamw_args adamw_args_of(const struct nbi_op_adamw *a)
     return x;
 }
 
-enum nb_status nbi_cuda_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a)
-{
-    CU_HERE(s);
-    NBI_BUG_IF(a->first % 32 != 0 || a->m.kind != a->v.kind);
-    NBI_BUG_IF((a->master.at | a->grad.at | a->m.values.at | a->v.values.at) % 16 != 0);
-    if (a->count == 0)
-        return NB_OK;
-    const struct adamw_args x = adamw_args_of(a);
-    unsigned grid = grid_for(s, ceil_div(a->count, THREADS * RUN));
-    if (a->m.kind == NB_MOMENT_F32)
-        CU_LAUNCH(k_adamw<NB_MOMENT_F32>, grid, THREADS, 0, s->queue, x);
-    else if (a->m.kind == NB_MOMENT_BF16)
-        CU_LAUNCH(k_adamw<NB_MOMENT_BF16>, grid, THREADS, 0, s->queue, x);
-    else if (a->m.kind == NB_MOMENT_INT8)
-        CU_LAUNCH(k_adamw<NB_MOMENT_INT8>, grid, THREADS, 0, s->queue, x);
-    else
-        CU_LAUNCH(k_adamw<NB_MOMENT_NVFP4>, grid, THREADS, 0, s->queue, x);
-    CU_LAUNCHED();
-    return NB_OK;
-}
-
 /* ---- weights of the forward pass ---- */
 
 /* An NVFP4 matrix that is being made. */
 struct tile_args {
     uint8_t *tiles;
-    __nv_bfloat16 *bf16;   /* [rows, cols], or NULL */
+    void *bf16;            /* [rows, cols], or NULL */
     int64_t row, rows_end; /* rows to make */
     int64_t cols;
     int tile_cols;
@@ -405,7 +384,7 @@ __device__ static inline float divide(float x, const struct tile_args &t)
 }
 
 /* Makes block `block` of a row from its masters: codes and scale, where the tiles have them, and
- * bf16 values. */
+ * values in bf16, which has them exactly. */
 __device__ static inline void store_block(const struct tile_args &t, int64_t row, int64_t block,
                                           const float x[RUN], const float2 *table)
 {
@@ -427,7 +406,7 @@ __device__ static inline void store_block(const struct tile_args &t, int64_t row
         words[i / 8] |= (minus << sign[p] | magnitude << (9 - 3 * p)) << 16 * (i % 2);
         uint16_t half = __bfloat16_as_ushort(
             __float2bfloat16_rn(float_of(bits_of(value) | minus << 31) * entry.x * t.tensor_scale));
-        bf16[i / 2] = i % 2 ? bf16[i / 2] | (uint32_t)half << 16 : half;
+        bf16[i / 2] = i % 2 ? bf16[i / 2] | half << 16 : half;
     }
     int r = (int)(row % CUDA_TILE_ROWS), b = (int)(block % 8);
     int at = 4 * ((r & 7) * 4 + b / 2) + (r >> 3) + 2 * (b & 1); /* 4 lane + quarter */
@@ -454,20 +433,22 @@ __device__ static inline struct tile_place place_in(const struct tile_args &t, i
     return {row, block, row >= t.row && row < t.rows_end && block * RUN < t.cols};
 }
 
-__device__ static inline void fill_sweep_table(float2 table[SWEEP_CODES])
+/* The table of a sweep, in shared memory. All threads of a CTA call it together. */
+__device__ static const float2 *make_sweep_table(void)
 {
-    for (int i = (int)threadIdx.x; i < SWEEP_CODES; i += (int)blockDim.x)
+    __shared__ float2 table[SWEEP_CODES];
+    for (int i = (int)threadIdx.x; i < SWEEP_CODES; i += THREADS)
         table[i] = sweep_entry((uint32_t)i);
     __syncthreads();
+    return table;
 }
 
 __global__ static void __launch_bounds__(THREADS)
     k_requantize_tiles(const struct tile_args t, const void *master, bool bf16)
 {
-    __shared__ float2 table[SWEEP_CODES];
+    const float2 *table = make_sweep_table();
     uint32_t words[RUN];
     float x[RUN];
-    fill_sweep_table(table);
     int64_t i = t.row / CUDA_TILE_ROWS + blockIdx.y;
     for (; i * CUDA_TILE_ROWS < t.rows_end; i += gridDim.y) {
         const struct tile_place p = place_in(t, i);
@@ -485,6 +466,7 @@ static struct tile_args tile_args_of(const struct nbi_weight *w, int64_t row, in
     bool exact = (nbi_f32_bits(w->tensor_scale) & 0x7FFFFF) == 0 && isnormal(inverse);
     struct tile_args t = {};
     t.tiles = at<uint8_t>(w->data);
+    t.bf16 = at<void>(w->bf16);
     t.row = row;
     t.rows_end = row + rows;
     t.cols = w->cols;
@@ -502,9 +484,10 @@ static dim3 tile_grid(const struct tile_args *t)
 }
 
 __global__ static void k_requantize_floats(void *out, enum nbi_dtype to, const void *master,
-                                           bool bf16, enum nbi_dtype round_to, int64_t n)
+                                           bool bf16, enum nbi_dtype round_to, int64_t first,
+                                           int64_t end)
 {
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n;
+    for (int64_t i = first + (int64_t)blockIdx.x * THREADS + threadIdx.x; i < end;
          i += (int64_t)gridDim.x * THREADS) {
         float x = load_f32(master, i, bf16 ? NBI_BF16 : NBI_F32);
         uint16_t half;
@@ -516,26 +499,113 @@ __global__ static void k_requantize_floats(void *out, enum nbi_dtype to, const v
     }
 }
 
-enum nb_status nbi_cuda_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a)
+/* Elements of a vector or of a row. */
+static int64_t row_values(const struct nbi_weight *w)
 {
-    CU_HERE(s);
+    return w->cols > 0 ? w->cols : 1;
+}
+
+static enum nb_status requantize_rows(struct nbi_stream *s, const struct nbi_op_requantize *a,
+                                      int64_t row, int64_t rows)
+{
     const struct nbi_weight *w = &a->w;
     bool bf16 = a->dtype == NBI_BF16;
-    int64_t n = w->rows * (w->cols > 0 ? w->cols : 1);
+    int64_t first = row * row_values(w), n = rows * row_values(w);
     if (w->data.at == a->master.at || n == 0)
         return NB_OK; /* w is its own master */
     if (w->layout != NBI_WEIGHT_TILES) {
         CU_LAUNCH(k_requantize_floats, grid_for(s, ceil_div(n, THREADS)), THREADS, 0, s->queue,
-                  at<void>(w->data), w->dtype, at<void>(a->master), bf16, a->round_to, n);
+                  at<void>(w->data), w->dtype, at<void>(a->master), bf16, a->round_to, first,
+                  first + n);
         CU_LAUNCHED();
         return NB_OK;
     }
     NBI_BUG_IF(a->master.at % 16 != 0);
-    const struct tile_args t = tile_args_of(w, 0, w->rows);
+    const struct tile_args t = tile_args_of(w, row, rows);
     CU_LAUNCH(k_requantize_tiles, tile_grid(&t), THREADS, 0, s->queue, t, at<void>(a->master),
               bf16);
     CU_LAUNCHED();
-    return nbi_cuda_measure_rows(w, s->queue);
+    return row + rows == w->rows ? nbi_cuda_measure_rows(w, s->queue) : NB_OK;
+}
+
+enum nb_status nbi_cuda_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a)
+{
+    CU_HERE(s);
+    return requantize_rows(s, a, 0, a->w.rows);
+}
+
+/* ---- the update ---- */
+
+/* AdamW and the tiles of rows in one pass over memory. Rows are multiples of 32 elements, so that a
+ * pair of lanes has a group of an int8 moment. */
+template <enum nb_moment_type KIND>
+__global__ static void __launch_bounds__(THREADS, 2)
+    k_adamw_tiles(const struct adamw_args a, const struct tile_args t)
+{
+    if (a.control->skip)
+        return;
+    const struct adamw_scales scales = adamw_read(a);
+    const float2 *table = make_sweep_table();
+    uint32_t amax[2] = {};
+    int64_t i = t.row / CUDA_TILE_ROWS + blockIdx.y;
+    for (; i * CUDA_TILE_ROWS < t.rows_end; i += gridDim.y) {
+        const struct tile_place p = place_in(t, i);
+        float w[RUN];
+        adamw_run<KIND>(a, scales, p.row * t.cols + p.block * RUN, p.inside ? RUN : 0, w, amax);
+        if (p.inside)
+            store_block(t, p.row, p.block, w, table);
+    }
+    raise_record(a, amax);
+}
+
+template <enum nb_moment_type KIND>
+static void launch_adamw(struct nbi_stream *s, const struct adamw_args &a,
+                         const struct tile_args *t)
+{
+    if (t)
+        CU_LAUNCH(k_adamw_tiles<KIND>, tile_grid(t), THREADS, 0, s->queue, a, *t);
+    else
+        CU_LAUNCH(k_adamw<KIND>, grid_for(s, ceil_div(a.end - a.first, THREADS * RUN)), THREADS, 0,
+                  s->queue, a);
+}
+
+/* With tiles, makes them too; otherwise t is NULL. */
+static enum nb_status adamw(struct nbi_stream *s, const struct nbi_op_adamw *a,
+                            const struct tile_args *t)
+{
+    const struct adamw_args x = adamw_args_of(a);
+    if (a->m.kind == NB_MOMENT_F32)
+        launch_adamw<NB_MOMENT_F32>(s, x, t);
+    else if (a->m.kind == NB_MOMENT_BF16)
+        launch_adamw<NB_MOMENT_BF16>(s, x, t);
+    else if (a->m.kind == NB_MOMENT_INT8)
+        launch_adamw<NB_MOMENT_INT8>(s, x, t);
+    else
+        launch_adamw<NB_MOMENT_NVFP4>(s, x, t);
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
+enum nb_status nbi_cuda_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a)
+{
+    CU_HERE(s);
+    const struct nbi_weight *w = &a->w;
+    NBI_BUG_IF(a->first % 32 != 0 || a->m.kind != a->v.kind);
+    NBI_BUG_IF((a->master.at | a->grad.at | a->m.values.at | a->v.values.at) % 16 != 0);
+    if (a->count == 0)
+        return NB_OK;
+    if (!w->data.at)
+        return adamw(s, a, NULL);
+    NBI_BUG_IF(a->first % row_values(w) != 0 || a->count % row_values(w) != 0);
+    int64_t row = a->first / row_values(w), rows = a->count / row_values(w);
+    if (w->layout == NBI_WEIGHT_TILES && w->cols % 32 == 0) {
+        const struct tile_args t = tile_args_of(w, row, rows);
+        NBI_TRY(adamw(s, a, &t));
+        return row + rows == w->rows ? nbi_cuda_measure_rows(w, s->queue) : NB_OK;
+    }
+    const struct nbi_op_requantize requantize = {*w, a->master, a->dtype, a->round_to};
+    NBI_TRY(adamw(s, a, NULL));
+    return requantize_rows(s, &requantize, row, rows);
 }
 
 /* ---- amax ---- */

@@ -341,24 +341,36 @@ static struct nbi_weight describe(enum nbi_dtype dtype, int64_t rows, int64_t co
     return w;
 }
 
+/* Memory of a weight that is not loaded, zeroed on the backend's queue. */
+static enum nb_status alloc_zeroed(struct cuda *cuda, int64_t bytes, struct nbi_ptr *out)
+{
+    NBI_TRY(weight_alloc(cuda, bytes, false, out));
+    CU_TRY(cudaMemsetAsync(at<void>(*out), 0, (size_t)bytes, cuda->queue));
+    return NB_OK;
+}
+
+static enum nb_status alloc_parts(struct cuda *cuda, struct nbi_weight *w, int64_t bytes,
+                                  bool bf16_copy)
+{
+    NBI_TRY(alloc_zeroed(cuda, bytes, &w->data));
+    if (bf16_copy)
+        NBI_TRY(alloc_zeroed(cuda, w->rows * w->cols * (int64_t)sizeof(uint16_t), &w->bf16));
+    CU_TRY(cudaStreamSynchronize(cuda->queue));
+    return NB_OK;
+}
+
 enum nb_status nbi_cuda_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
-                                     int64_t cols, struct nbi_weight *out)
+                                     int64_t cols, bool bf16_copy, struct nbi_weight *out)
 {
     struct cuda *cuda = (struct cuda *)be;
     int64_t bytes;
     NBI_BUG_IF(cols == 0 ? dtype != NBI_F32 : dtype == NBI_NVFP4 && cols % 16 != 0);
-    struct nbi_weight w = describe(dtype, rows, cols, &bytes);
+    *out = describe(dtype, rows, cols, &bytes);
     CU_TRY(cudaSetDevice(cuda->index));
-    NBI_TRY(weight_alloc(cuda, bytes, false, &w.data));
-    cudaError_t rc = cudaMemsetAsync(at<void>(w.data), 0, (size_t)bytes, cuda->queue);
-    if (rc == cudaSuccess)
-        rc = cudaStreamSynchronize(cuda->queue);
-    if (rc == cudaSuccess)
-        *out = w;
-    else
-        weight_release(cuda, at<uint8_t>(w.data));
-    CU_TRY(rc);
-    return NB_OK;
+    enum nb_status rc = alloc_parts(cuda, out, bytes, bf16_copy && dtype == NBI_NVFP4);
+    if (rc != NB_OK)
+        nbi_cuda_weight_free(be, out);
+    return rc;
 }
 
 enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
@@ -435,6 +447,8 @@ void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w)
 {
     if (w->data.at && !w->borrowed)
         weight_release((struct cuda *)be, at<uint8_t>(w->data));
+    if (w->bf16.at && !w->borrowed)
+        weight_release((struct cuda *)be, at<uint8_t>(w->bf16));
     *w = (struct nbi_weight){};
 }
 
