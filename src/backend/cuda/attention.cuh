@@ -76,6 +76,13 @@ __device__ static inline uint32_t pack_residual(uint32_t packed, float lo, float
     return pack<BF>(lo - f.x, hi - f.y);
 }
 
+/* Offset of a 16-byte chunk in rows of D 16-bit numbers. The xor swizzle puts the same chunk of
+ * eight rows into different banks. */
+template <int D> __device__ static inline uint32_t swizzled_at(int row, int chunk)
+{
+    return (uint32_t)(row * D * 2 + ((chunk ^ (row & 7)) << 4));
+}
+
 /* ---- kernels on tensor cores ---- */
 
 #define DECODE_GROUP_MAX 8

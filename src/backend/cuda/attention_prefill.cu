@@ -15,13 +15,6 @@
 #define QUERY_ROWS 128 /* packed rows of a CTA, 32 of each warp */
 #define TILE_KEYS  NBI_PAGE
 
-/* Offset of a 16-byte chunk in rows of D 16-bit numbers. The xor swizzle puts the same chunk of
- * eight rows into different banks. */
-template <int D> __device__ static inline uint32_t swizzled_at(int row, int chunk)
-{
-    return (uint32_t)(row * D * 2 + ((chunk ^ (row & 7)) << 4));
-}
-
 /* Shared memory: queries, then keys and values of a tile as 16-bit operands, then of the next tile
  * (DIRECT) or the e4m3 bytes of the next tile. */
 template <int D, enum nbi_dtype TYPE>

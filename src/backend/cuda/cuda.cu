@@ -67,7 +67,7 @@ static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
 /* Bytes of the pieces of a stream's block; see struct nbi_stream. */
 struct scratch_sizes {
     int64_t x_f16, x_scale, act_f16, act_scale, weights_bf16, workspace, partials, attention,
-        counters, total;
+        counters, stats, total;
 };
 
 static struct scratch_sizes scratch_sizes_for(const struct cuda *cuda,
@@ -88,8 +88,9 @@ static struct scratch_sizes scratch_sizes_for(const struct cuda *cuda,
     p.attention = ceil_div(nbi_cuda_attention_bytes(cuda, l), 256) * 256;
     int64_t rows = l->N < NBI_DECODE_ATTENTION_ROWS ? l->N : NBI_DECODE_ATTENTION_ROWS;
     p.counters = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
+    p.stats = ceil_div(nbi_cuda_attention_bwd_bytes(l), 256) * 256;
     p.total = p.x_f16 + p.x_scale + p.act_f16 + p.act_scale + p.weights_bf16 + p.workspace +
-              p.partials + p.attention + p.counters;
+              p.partials + p.attention + p.counters + p.stats;
     return p;
 }
 
@@ -136,7 +137,8 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->attention_partials = (float *)((uint8_t *)s->act_f16_scale + p.act_scale);
     s->attention_counters = (int32_t *)((uint8_t *)s->attention_partials + p.attention);
     s->partials = (float *)((uint8_t *)s->attention_counters + p.counters);
-    s->weights_bf16 = (uint8_t *)s->partials + p.partials;
+    s->attention_stats = (float2 *)((uint8_t *)s->partials + p.partials);
+    s->weights_bf16 = (uint8_t *)s->attention_stats + p.stats;
     s->workspace = s->weights_bf16 + p.weights_bf16;
     if (prefill)
         nbi_cuda_fp4_selftest(s);
@@ -325,6 +327,7 @@ static void fill_table(struct cuda *cuda)
     be->adamw = nbi_cuda_adamw;
     be->requantize = nbi_cuda_requantize;
     be->amax = nbi_cuda_amax;
+    be->attention_bwd = nbi_cuda_attention_bwd;
     be->norm_linear = nbi_cuda_norm_linear;
     be->swiglu_linear = nbi_cuda_swiglu_linear;
     be->graph_run = nbi_cuda_graph_run;

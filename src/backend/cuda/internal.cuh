@@ -137,6 +137,7 @@ struct nbi_stream {
     float *partials;             /* of sums over rows in training (train.cuh) */
     float *attention_partials;   /* of attention whose keys are split over CTAs */
     int32_t *attention_counters; /* how many of them have been written (attention.cuh) */
+    float2 *attention_stats;     /* of attention_bwd: lse and delta of each row and head */
     uint8_t *pinned;             /* pinned host memory for small copies in both directions */
     int64_t pinned_used;         /* since the last sync */
     struct download downloads[NBI_DOWNLOADS_MAX]; /* to finish at the next sync */
@@ -311,3 +312,9 @@ enum nb_status nbi_cuda_update_plan(struct nbi_stream *s, const struct nbi_op_up
 enum nb_status nbi_cuda_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a);
 enum nb_status nbi_cuda_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a);
 enum nb_status nbi_cuda_amax(struct nbi_stream *s, const struct nbi_op_amax *a);
+
+/* ---- attention_backward.cu ---- */
+
+/* Of nbi_stream.attention_stats. */
+int64_t nbi_cuda_attention_bwd_bytes(const struct nbi_stream_limits *limits);
+enum nb_status nbi_cuda_attention_bwd(struct nbi_stream *s, const struct nbi_op_attention_bwd *a);
