@@ -8,6 +8,9 @@
  *   prefill   attention_prefill.cu  more rows on tensor cores
  *   generic   here                  any shape and type, one query head a CTA
  *
+ * In training q and y may be bf16, as the keys and values are: any number of rows then takes the
+ * prefill kernel or the generic one.
+ *
  * Decode and generic split the keys of a row over CTAs (flash decoding). Each split leaves
  *
  *   m = max(s), l = sum(2^(s - m)), acc = sum(2^(s - m) v)       over its keys, with scores s
@@ -123,7 +126,8 @@ __device__ static inline float softmax_step(float *score, int count, float *row_
     return rescale;
 }
 
-template <enum nbi_dtype TYPE>
+/* With BF16, q and y are bf16 and keys are not split. */
+template <enum nbi_dtype TYPE, bool BF16>
 __global__
 __launch_bounds__(GENERIC_THREADS) static void k_attention_cta_per_head(struct attention_args a)
 {
@@ -136,7 +140,7 @@ __launch_bounds__(GENERIC_THREADS) static void k_attention_cta_per_head(struct a
         return;
     const int32_t *pages = a.pages ? a.pages + a.tables[n] : NULL;
     for (int d = threadIdx.x; d < D; d += GENERIC_THREADS)
-        q[d] = a.q[head * D + d] * a.scale;
+        q[d] = load_f32(a.q, head * D + d, BF16 ? NBI_BF16 : NBI_F32) * a.scale;
 
     float acc[GENERIC_VALUES] = {0}, row_max = -INFINITY, sum = 0;
     for (int key = r.begin; key < r.end; key += GENERIC_KEYS) {
@@ -170,7 +174,9 @@ __launch_bounds__(GENERIC_THREADS) static void k_attention_cta_per_head(struct a
 #pragma unroll
     for (int j = 0; j < GENERIC_VALUES; j++) {
         int d = threadIdx.x + j * GENERIC_THREADS;
-        if (d < D)
+        if (BF16 && d < D)
+            store_f32(a.y, head * D + d, NBI_BF16, acc[j] / sum);
+        else if (d < D)
             y[d] = a.splits > 1 ? acc[j] : acc[j] / sum;
     }
     if (threadIdx.x == 0 && a.splits > 1)
@@ -226,22 +232,14 @@ static enum nb_status merge_splits(struct nbi_stream *s, const struct attention_
 static enum nb_status attention_generic(struct nbi_stream *s, const struct nbi_op_attention *a,
                                         struct attention_args k)
 {
-    if (a->N <= NBI_DECODE_ATTENTION_ROWS)
+    if (a->N <= NBI_DECODE_ATTENTION_ROWS && !a->bf16)
         k.splits = choose_splits(s, a, a->N * a->NH, (int64_t)s->cuda->sms * 8, 2 * GENERIC_KEYS);
-    dim3 grid(k.N, k.NH, k.splits);
-    switch (a->kv.dtype) {
-    case NBI_F32:
-        CU_LAUNCH(k_attention_cta_per_head<NBI_F32>, grid, GENERIC_THREADS, 0, s->queue, k);
-        break;
-    case NBI_F16:
-        CU_LAUNCH(k_attention_cta_per_head<NBI_F16>, grid, GENERIC_THREADS, 0, s->queue, k);
-        break;
-    case NBI_BF16:
-        CU_LAUNCH(k_attention_cta_per_head<NBI_BF16>, grid, GENERIC_THREADS, 0, s->queue, k);
-        break;
-    default:
-        CU_LAUNCH(k_attention_cta_per_head<NBI_E4M3>, grid, GENERIC_THREADS, 0, s->queue, k);
-    }
+    auto kernel = a->bf16                   ? k_attention_cta_per_head<NBI_BF16, true>
+                  : a->kv.dtype == NBI_F32  ? k_attention_cta_per_head<NBI_F32, false>
+                  : a->kv.dtype == NBI_F16  ? k_attention_cta_per_head<NBI_F16, false>
+                  : a->kv.dtype == NBI_BF16 ? k_attention_cta_per_head<NBI_BF16, false>
+                                            : k_attention_cta_per_head<NBI_E4M3, false>;
+    CU_LAUNCH(kernel, dim3(k.N, k.NH, k.splits), GENERIC_THREADS, 0, s->queue, k);
     CU_LAUNCHED();
     return merge_splits(s, k);
 }
@@ -267,8 +265,9 @@ static enum nb_status attention_in_chunks(struct nbi_stream *s, const struct nbi
 
 static bool is_decode_attention(const struct nbi_op_attention *a)
 {
-    return !a->exact && (a->D == 128 || a->D == 64) && a->N <= NBI_DECODE_ATTENTION_ROWS &&
-           a->kv.dtype != NBI_F32 && a->NH / a->NKV <= DECODE_GROUP_MAX;
+    return !a->exact && !a->bf16 && (a->D == 128 || a->D == 64) &&
+           a->N <= NBI_DECODE_ATTENTION_ROWS && a->kv.dtype != NBI_F32 &&
+           a->NH / a->NKV <= DECODE_GROUP_MAX;
 }
 
 enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a)
@@ -285,7 +284,8 @@ enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_atte
     CU_HERE(s);
     if (a->N == 0)
         return NB_OK;
-    if (a->kv_unshared && a->N > NBI_DECODE_ATTENTION_ROWS)
+    NBI_BUG_IF(a->bf16 && (a->kv.dtype != NBI_BF16 || a->pages.at));
+    if (a->kv_unshared && !a->bf16 && a->N > NBI_DECODE_ATTENTION_ROWS)
         return attention_in_chunks(s, a);
     struct attention_args k = {};
     k.y = at<float>(a->y);
@@ -310,7 +310,7 @@ enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_atte
 
     if (is_decode_attention(a))
         return nbi_cuda_attention_decode(s, a, k, rope);
-    if (!a->exact && (a->D == 128 || a->D == 64) && a->N > NBI_DECODE_ATTENTION_ROWS)
+    if (!a->exact && (a->D == 128 || a->D == 64) && (a->bf16 || a->N > NBI_DECODE_ATTENTION_ROWS))
         return nbi_cuda_attention_prefill(s, a, k);
     return attention_generic(s, a, k);
 }

@@ -23,7 +23,7 @@
 
 struct attention_args {
     float *y, *lse; /* lse: may be NULL */
-    const float *q;
+    const float *q; /* in kernels with BF16 the elements of q and y are bf16 */
     const uint8_t *k, *v;
     const int32_t *first, *last;
     const int32_t *pages, *tables; /* pages: NULL if keys are contiguous */
@@ -94,6 +94,6 @@ enum nb_status nbi_cuda_attention_decode(struct nbi_stream *s, const struct nbi_
                                          const struct attention_args &k,
                                          const struct rope_args &rope);
 
-/* attention_prefill.cu: D 64 or 128. */
+/* attention_prefill.cu: D 64 or 128. With bf16 also the keys and values are, without pages. */
 enum nb_status nbi_cuda_attention_prefill(struct nbi_stream *s, const struct nbi_op_attention *a,
                                           const struct attention_args &k);

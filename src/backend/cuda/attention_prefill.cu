@@ -8,6 +8,9 @@
  *   e4m3           cp.async as stored, then converted to f16
  *   f32            read through registers, rounded to f16
  *
+ * q is rounded to the type of the operands, times the scale. In training q and y are bf16: then q
+ * is copied, and the scale applied to the scores, so that they are those of the backward pass.
+ *
  * With pages a tile is a page; the number of the next page is loaded with the tile before it. */
 #include "backend/cuda/attention.cuh"
 
@@ -223,9 +226,11 @@ __device__ static inline void mask_scores(float s[2][TILE_KEYS / 8][4], const st
         }
 }
 
-/* Online softmax: scores become weights, and earlier sums are rescaled where the base has moved. */
-template <int D>
-__device__ static inline void softmax_step(float s[2][TILE_KEYS / 8][4], struct row_state<D> &r)
+/* Online softmax: scores become weights, and earlier sums are rescaled where the base has moved.
+ * With BF16 the scores are to be multiplied by `scale`. */
+template <int D, bool BF16>
+__device__ static inline void softmax_step(float s[2][TILE_KEYS / 8][4], struct row_state<D> &r,
+                                           float scale)
 {
     float rescale[2][2];
     bool moved = false;
@@ -238,6 +243,8 @@ __device__ static inline void softmax_step(float s[2][TILE_KEYS / 8][4], struct 
             for (int c = 1; c < TILE_KEYS / 8; c++)
                 row_max = fmaxf(row_max, fmaxf(s[m][c][2 * e], s[m][c][2 * e + 1]));
             row_max = quad_max(row_max);
+            if (BF16)
+                row_max *= scale;
             rescale[m][e] = 1;
             if (row_max > r.base[m][e] + RESCALE_LOG2) {
                 rescale[m][e] = exp2_approx(r.base[m][e] - row_max);
@@ -250,7 +257,8 @@ __device__ static inline void softmax_step(float s[2][TILE_KEYS / 8][4], struct 
             for (int c = 0; c < TILE_KEYS / 8; c++)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    s[m][c][2 * e + i] = exp2_approx(s[m][c][2 * e + i] - base);
+                    s[m][c][2 * e + i] = exp2_approx(BF16 ? fmaf(s[m][c][2 * e + i], scale, -base)
+                                                          : s[m][c][2 * e + i] - base);
                     sum += s[m][c][2 * e + i];
                 }
             r.sum[m][e] = r.sum[m][e] * rescale[m][e] + sum;
@@ -295,7 +303,7 @@ __device__ static inline void pv_mma(struct row_state<D> &r, const float s[2][TI
     }
 }
 
-template <int D, bool BF>
+template <int D, bool BF, bool BF16>
 __device__ static inline void load_queries(const struct attention_args &a, uint32_t to, int row0,
                                            int kvh)
 {
@@ -304,7 +312,12 @@ __device__ static inline void load_queries(const struct attention_args &a, uint3
         int at = threadIdx.x + j * THREADS, row = at / (D / 8), chunk = at % (D / 8);
         int n = (row0 + row) / a.group, h = kvh * a.group + (row0 + row) % a.group;
         const uint32_t zeros[4] = {0, 0, 0, 0};
-        if (n < a.N)
+        if (BF16)
+            cp_async_16(to + swizzled_at<D>(row, chunk),
+                        (const __nv_bfloat16 *)a.q + ((int64_t)min(n, a.N - 1) * a.NH + h) * D +
+                            chunk * 8,
+                        n < a.N);
+        else if (n < a.N)
             store_chunk<BF>(to + swizzled_at<D>(row, chunk),
                             a.q + ((int64_t)n * a.NH + h) * D + chunk * 8, a.scale);
         else
@@ -312,7 +325,7 @@ __device__ static inline void load_queries(const struct attention_args &a, uint3
     }
 }
 
-template <int D>
+template <int D, bool BF16>
 __device__ static inline void store_results(const struct attention_args &a, struct row_state<D> &r,
                                             int row0, int kvh)
 {
@@ -327,9 +340,14 @@ __device__ static inline void store_results(const struct attention_args &a, stru
                 continue;
             int64_t head = (int64_t)n * a.NH + kvh * a.group + row % a.group;
 #pragma unroll
-            for (int i = 0; i < D / 8; i++)
-                *(float2 *)(a.y + head * D + 8 * i + 2 * t) =
-                    make_float2(r.y[m][i][2 * e] * inverse, r.y[m][i][2 * e + 1] * inverse);
+            for (int i = 0; i < D / 8; i++) {
+                float lo = r.y[m][i][2 * e] * inverse, hi = r.y[m][i][2 * e + 1] * inverse;
+                int64_t at = head * D + 8 * i + 2 * t;
+                if (BF16)
+                    *(uint32_t *)((__nv_bfloat16 *)a.y + at) = pack<true>(lo, hi);
+                else
+                    *(float2 *)(a.y + at) = make_float2(lo, hi);
+            }
             if (a.lse && t == 0)
                 a.lse[head] = (r.base[m][e] + log2f(sum)) * LN2;
         }
@@ -382,7 +400,7 @@ __device__ static inline void query_run_at(struct query_run &run, const struct a
  * The queries of a tile are taken in runs (usually one), so that all keys between the first and the
  * last of a run are seen by some query and hence are finite. Rows outside the run keep their state.
  */
-template <int D, enum nbi_dtype TYPE, bool PAGED>
+template <int D, enum nbi_dtype TYPE, bool PAGED, bool BF16>
 __global__ __launch_bounds__(THREADS, 2) static void k_attention_prefill(struct attention_args a)
 {
     using T = struct prefill_config<D, TYPE>;
@@ -400,7 +418,7 @@ __global__ __launch_bounds__(THREADS, 2) static void k_attention_prefill(struct 
     src.smem = queries + T::QUERY_BYTES;
     src.run = &run;
 
-    load_queries<D, T::BF>(a, queries, row0, kvh);
+    load_queries<D, T::BF, BF16>(a, queries, row0, kvh);
     if (threadIdx.x == 0) {
         run.n0 = n0;
         run.n1 = n1;
@@ -432,19 +450,18 @@ __global__ __launch_bounds__(THREADS, 2) static void k_attention_prefill(struct 
             qk_mma<D, T::BF>(s, queries, keys);
             if (key0 + TILE_KEYS - 1 > run.unmasked)
                 mask_scores(s, run, row0, a.group, key0);
-            softmax_step<D>(s, r);
+            softmax_step<D, BF16>(s, r, a.scale);
             pv_mma<D, T::BF>(r, s, keys + T::TILE_BYTES);
         }
     }
-    store_results<D>(a, r, row0, opaque(blockIdx.x) % a.NKV);
+    store_results<D, BF16>(a, r, row0, opaque(blockIdx.x) % a.NKV);
 }
 
-template <int D, enum nbi_dtype TYPE>
+template <int D, enum nbi_dtype TYPE, bool PAGED, bool BF16 = false>
 static enum nb_status launch(struct nbi_stream *s, const struct attention_args &k)
 {
+    auto kernel = k_attention_prefill<D, TYPE, PAGED, BF16>;
     int shared = prefill_config<D, TYPE>::SMEM_BYTES;
-    auto kernel =
-        k.pages ? k_attention_prefill<D, TYPE, true> : k_attention_prefill<D, TYPE, false>;
     CU_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     int64_t grid = ceil_div((int64_t)k.N * k.group, QUERY_ROWS) * k.NKV;
     CU_LAUNCH(kernel, (unsigned)grid, THREADS, shared, s->queue, k);
@@ -452,10 +469,18 @@ static enum nb_status launch(struct nbi_stream *s, const struct attention_args &
     return NB_OK;
 }
 
+template <int D, enum nbi_dtype TYPE>
+static enum nb_status launch(struct nbi_stream *s, const struct attention_args &k)
+{
+    return k.pages ? launch<D, TYPE, true>(s, k) : launch<D, TYPE, false>(s, k);
+}
+
 template <int D>
 static enum nb_status attention_prefill(struct nbi_stream *s, const struct nbi_op_attention *a,
                                         const struct attention_args &k)
 {
+    if (a->bf16)
+        return launch<D, NBI_BF16, false, true>(s, k);
     switch (a->kv.dtype) {
     case NBI_F32:
         return launch<D, NBI_F32>(s, k);
