@@ -16,6 +16,10 @@
 
 #include "backend/cuda/attention.cuh"
 
+extern "C" {
+#include "backend/ops_train.h"
+}
+
 /* Rows of lse and delta are padded to whole tiles. */
 #define BWD_TILE 64
 
@@ -32,5 +36,13 @@ struct attention_bwd_args {
     float scale, scale_log2; /* 1 / sqrt(D), and times log2(e) */
 };
 
-/* attention_backward_mma.cu: bf16, D 64 or 128; stats are complete. */
+/* ---- attention_backward.cu ---- */
+
+/* Bytes of nbi_stream.attention_stats. */
+int64_t nbi_cuda_attention_bwd_bytes(const struct nbi_stream_limits *limits);
+enum nb_status nbi_cuda_attention_bwd(struct nbi_stream *s, const struct nbi_op_attention_bwd *a);
+
+/* ---- attention_backward_mma.cu ---- */
+
+/* bf16, D 64 or 128; stats are complete. */
 enum nb_status nbi_cuda_attention_bwd_mma(struct nbi_stream *s, const struct attention_bwd_args &a);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/attention_backward.cuh"
 #include "backend/cuda/cublaslt.cuh"
 #include "backend/cuda/train.cuh"
 

@@ -312,9 +312,3 @@ enum nb_status nbi_cuda_update_plan(struct nbi_stream *s, const struct nbi_op_up
 enum nb_status nbi_cuda_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a);
 enum nb_status nbi_cuda_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a);
 enum nb_status nbi_cuda_amax(struct nbi_stream *s, const struct nbi_op_amax *a);
-
-/* ---- attention_backward.cu ---- */
-
-/* Of nbi_stream.attention_stats. */
-int64_t nbi_cuda_attention_bwd_bytes(const struct nbi_stream_limits *limits);
-enum nb_status nbi_cuda_attention_bwd(struct nbi_stream *s, const struct nbi_op_attention_bwd *a);
