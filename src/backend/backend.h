@@ -96,6 +96,14 @@ struct nbi_stream_limits {
     bool bf16;     /* operations on activations in bf16 too */
 };
 
+/* ---- precision ---- */
+
+/* What a product rounds its inputs to. Sums are f32 in any case. */
+enum nbi_matmul {
+    NBI_MATMUL_FAST, /* whatever suits the device; each operation says to what */
+    NBI_MATMUL_F32   /* nothing: activations stay f32 */
+};
+
 /* ---- operations ---- */
 
 #define NBI_OP_LIST(X)                                                                             \
@@ -140,16 +148,16 @@ struct nbi_backend {
     const char *name; /* "cpu", "cuda:0" */
 
     /* Capabilities. */
-    int64_t chunk;                /* rows per pass that suit the backend for long inputs */
-    bool batch_variant;           /* without `exact`, a row's bits may depend on the other rows */
+    int64_t chunk;      /* rows per pass that suit the backend for long inputs */
+    bool batch_variant; /* with NBI_MATMUL_FAST, a row's bits may depend on the other rows */
     int64_t batch_invariant_rows; /* if so: calls of up to N rows that ask for batch_invariant,
                                    * with NVFP4 matrices, are free of it */
     int64_t graph_rows;           /* graph_run pays off for passes of up to N rows */
     /* How products of NVFP4 matrices with many rows are computed, in words; NULL: nothing to say.
      * This and the two flags are set once a stream for many rows has been opened. */
     const char *prefill_path;
-    bool fp4; /* such products run on FP4 tensor cores: without `exact`, x is the sum of two NVFP4
-               * values */
+    bool fp4; /* such products run on FP4 tensor cores: with NBI_MATMUL_FAST, x is the sum of two
+               * NVFP4 values */
     bool fp4_selftest_failed; /* FP4 tensor cores exist but failed their test, and are not used */
 
     void (*close)(struct nbi_backend *be);

@@ -41,8 +41,8 @@ struct nbi_megakernel_model {
 };
 
 /* megakernel_run computes embedding, all layers and head for one token, as the operations do
- * without `exact`, up to rounding. What is added to the residual stream may be summed in a fixed
- * point of +-2^19; beyond that the result is NaN. */
+ * with NBI_MATMUL_FAST, up to rounding. What is added to the residual stream may be summed in a
+ * fixed point of +-2^19; beyond that the result is NaN. */
 struct nbi_megakernel_step {
     int32_t id, position, kv_row, first, last;
     struct nbi_ptr logits; /* [V] */

@@ -52,11 +52,10 @@ struct nbi_op_rmsnorm {
  * (one matrix) y = r + x W^T. f32 accumulation. The products may run in parallel, or as one if y_i
  * are neighbouring columns of the same rows.
  *
- * With exact, x stays f32. Otherwise a backend may round x: the CPU to 16-bit integers in blocks
- * of 256, a GPU to 16 bits or, for many rows and nbi_backend.fp4, to the sum of two NVFP4 values
- * that share one scale per call.
+ * With NBI_MATMUL_FAST the CPU rounds x to 16-bit integers in blocks of 256, a GPU to 16 bits or,
+ * for many rows and nbi_backend.fp4, to the sum of two NVFP4 values that share one scale per call.
  *
- * On a GPU a row's bits depend on that row alone if exact is set, or if batch_invariant is set,
+ * On a GPU a row's bits depend on that row alone with NBI_MATMUL_F32, or if batch_invariant is set,
  * all matrices are NVFP4 and N <= nbi_backend.batch_invariant_rows. Otherwise the kernel is chosen
  * by N, and with fp4 the amax over all rows counts too. */
 struct nbi_op_linear {
@@ -68,7 +67,8 @@ struct nbi_op_linear {
     struct nbi_ptr act;          /* norm_linear only (backend.h), or none */
     int64_t ldy[NBI_LINEAR_MAX]; /* row strides of y_i */
     int64_t N, K;
-    bool add, exact, batch_invariant;
+    enum nbi_matmul matmul;
+    bool add, batch_invariant;
     bool bf16; /* x, y and r */
 };
 
@@ -112,9 +112,9 @@ struct nbi_op_attention {
     struct nbi_ptr pages, tables; /* page numbers [.], start of each row's list [N]; or none */
     int64_t max_keys;             /* upper bound of last[n] - first[n] + 1; a tight one is faster */
     int64_t N, NH, NKV, D;
-    bool exact;       /* f32 throughout; else a backend may round q and the probabilities */
-    bool kv_unshared; /* rows share few keys or none, so reading keys for several rows at once
-                       * gains nothing */
+    enum nbi_matmul matmul; /* NBI_MATMUL_FAST: q and the probabilities may be rounded */
+    bool kv_unshared;       /* rows share few keys or none, so reading keys for several rows at once
+                             * gains nothing */
     /* Each row belongs to another sequence; its own key is the last it attends to. Older keys and
      * the index arrays were complete at the last upload. */
     bool one_row_per_sequence;

@@ -326,7 +326,7 @@ static struct nbi_pass pass_of(struct nb_batch *b, int64_t count)
                          .tables = b->table_at,
                          .rows = b->rows,
                          .kv = b->kv.views,
-                         .exact = b->opts.exact,
+                         .matmul = b->opts.exact ? NBI_MATMUL_F32 : NBI_MATMUL_FAST,
                          .batch_invariant = b->opts.deterministic,
                          .one_row_per_sequence = true};
     for (int want_long = 0; want_long < 2; want_long++) {

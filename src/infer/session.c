@@ -175,7 +175,7 @@ static struct nbi_pass pass_of(struct nb_session *s, int64_t from, int64_t count
                              .M = rows,
                              .rows = s->rows,
                              .kv = s->kv.views,
-                             .exact = s->opts.exact,
+                             .matmul = s->opts.exact ? NBI_MATMUL_F32 : NBI_MATMUL_FAST,
                              .one_row_per_sequence = count == 1,
                              .after_layer = s->hook ? call_hook : NULL,
                              .ctx = s};

@@ -78,7 +78,7 @@ static struct nbi_graph graph_for(struct uploaded_pass *u)
     const struct nbi_acts *a = u->a;
     const struct nbi_pass *p = u->p;
     return (struct nbi_graph){
-        .key = {p->N, p->M, p->decode_rows, a->max_keys[0], a->max_keys[1], p->exact,
+        .key = {p->N, p->M, p->decode_rows, a->max_keys[0], a->max_keys[1], p->matmul,
                 p->batch_invariant + 2 * p->one_row_per_sequence + 4 * nbi_pass_wants_all_rows(p),
                 p->pages != NULL, (int64_t)(uintptr_t)u->w->layers, (int64_t)a->block.at,
                 (int64_t)p->kv[0].k.at, p->kv[0].dtype},
@@ -122,7 +122,8 @@ enum nb_status nbi_execute_use_megakernel(struct nbi_acts *a, const struct nbi_w
 
 static bool suits_megakernel(const struct nbi_acts *a, const struct nbi_pass *p)
 {
-    return a->megakernel && p->N == 1 && !p->exact && !p->after_layer && !p->pages;
+    return a->megakernel && p->N == 1 && p->matmul == NBI_MATMUL_FAST && !p->after_layer &&
+           !p->pages;
 }
 
 static struct nbi_megakernel_step step_of(const struct nbi_acts *a, const struct nbi_pass *p,

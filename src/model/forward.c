@@ -79,7 +79,7 @@ static enum nb_status attention(const struct layer *l, int64_t from, int64_t to,
                                   .NH = l->NH,
                                   .NKV = l->NKV,
                                   .D = l->D,
-                                  .exact = p->exact,
+                                  .matmul = p->matmul,
                                   .kv_unshared = kv_unshared,
                                   .one_row_per_sequence = p->one_row_per_sequence,
                                   .batch_invariant = p->batch_invariant};
@@ -114,7 +114,7 @@ static enum nb_status attention_block(const struct layer *l)
                                                 .x = la->norm1,
                                                 .N = l->N,
                                                 .K = l->C,
-                                                .exact = p->exact,
+                                                .matmul = p->matmul,
                                                 .batch_invariant = p->batch_invariant}));
     /* q_rot = rope(rmsnorm(q, w_q)); store k: rope(rmsnorm(k, w_k)), v */
     NBI_TRY(be->qkv_rope(l->s, &(struct nbi_op_qkv_rope){.q_out = la->q_rot,
@@ -145,7 +145,7 @@ static enum nb_status attention_block(const struct layer *l)
                                                     .N = l->N,
                                                     .K = l->NH * l->D,
                                                     .add = true,
-                                                    .exact = p->exact,
+                                                    .matmul = p->matmul,
                                                     .batch_invariant = p->batch_invariant});
 }
 
@@ -172,7 +172,7 @@ static enum nb_status gate_up(const struct layer *l)
                                                .act = same_type ? la->act : (struct nbi_ptr){0},
                                                .N = l->N,
                                                .K = l->C,
-                                               .exact = l->p->exact,
+                                               .matmul = l->p->matmul,
                                                .batch_invariant = l->p->batch_invariant});
 }
 
@@ -194,7 +194,7 @@ static enum nb_status mlp_block(const struct layer *l)
                                        .N = l->N,
                                        .K = l->F,
                                        .add = true,
-                                       .exact = l->p->exact,
+                                       .matmul = l->p->matmul,
                                        .batch_invariant = l->p->batch_invariant};
     NBI_TRY(gate_up(l));
     if (l->be->swiglu_linear && !l->a->training)
@@ -234,7 +234,7 @@ enum nb_status nbi_forward_head(const struct nbi_weights *w, const struct nbi_ac
                                 .x = a->final,
                                 .N = M,
                                 .K = C,
-                                .exact = p->exact,
+                                .matmul = p->matmul,
                                 .batch_invariant = p->batch_invariant});
 }
 

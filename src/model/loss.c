@@ -30,7 +30,7 @@ static enum nb_status cross_entropy(const struct loss *x, int64_t first, int64_t
                                                      .x = a->final,
                                                      .N = M,
                                                      .K = C,
-                                                     .exact = true}));
+                                                     .matmul = NBI_MATMUL_F32}));
     if (k > 0) {
         NBI_TRY(be->upload(x->s, a->d.ref_ids, l->ref_ids + first * k, bytes));
         NBI_TRY(be->upload(x->s, a->d.ref_p, l->ref_p + first * k, bytes));

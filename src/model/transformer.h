@@ -26,7 +26,7 @@ struct nbi_pass {
     int64_t M;                     /* rows of logits to compute */
     const int32_t *rows;           /* [M] the tokens that they follow, ascending */
     const struct nbi_kv_view *kv;  /* [layers] */
-    bool exact;                    /* products of f32 activations */
+    enum nbi_matmul matmul;        /* of all products and of attention */
     bool batch_invariant;          /* no token's bits depend on the other rows of the pass */
     bool one_row_per_sequence;     /* every token belongs to another sequence */
     /* Called after each layer, whose output x [N, C] is on the device; NULL: none. */

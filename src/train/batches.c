@@ -66,7 +66,7 @@ enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_mic
                                 .last = f->last,
                                 .rows = f->rows,
                                 .kv = f->kv,
-                                .exact = true};
+                                .matmul = NBI_MATMUL_F32};
     return NB_OK;
 }
 

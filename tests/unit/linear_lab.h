@@ -43,7 +43,7 @@ static inline void run_linear(struct nbi_backend *be, struct linear_case *c, boo
                                .N = c->N,
                                .K = c->K,
                                .add = c->add,
-                               .exact = exact};
+                               .matmul = exact ? NBI_MATMUL_F32 : NBI_MATMUL_FAST};
     int64_t at = 0;
     for (int i = 0; i < c->count; i++) {
         op.w[i] = weight(&l, &c->w[i]);

@@ -85,7 +85,7 @@ static void run_attention(struct nbi_backend *be, const struct attention_case *c
                                   .NH = c->NH,
                                   .NKV = c->NKV,
                                   .D = c->D,
-                                  .exact = exact,
+                                  .matmul = exact ? NBI_MATMUL_F32 : NBI_MATMUL_FAST,
                                   .kv_unshared = c->kv_unshared,
                                   .batch_invariant = c->batch_invariant};
     if (c->page_count > 0) {

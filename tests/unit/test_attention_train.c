@@ -216,7 +216,7 @@ static void run_forward(const struct train_case *c, float *y, float *lse)
                                         .NH = c->NH,
                                         .NKV = c->NKV,
                                         .D = c->D,
-                                        .exact = !c->bf16,
+                                        .matmul = c->bf16 ? NBI_MATMUL_FAST : NBI_MATMUL_F32,
                                         .bf16 = c->bf16};
     assert_ok(tested->attention(l.s, &op));
     take_values(&l, c, y, op.y, q);

@@ -260,7 +260,7 @@ static void forward(struct runner *r, const struct batch *t, int64_t from, int64
                                   .M = n,
                                   .rows = n == t->N ? t->rows : rows,
                                   .kv = r->kv,
-                                  .exact = r->exact,
+                                  .matmul = r->exact ? NBI_MATMUL_F32 : NBI_MATMUL_FAST,
                                   .after_layer = r->no_hook ? NULL : count_layer,
                                   .ctx = r};
     assert_ok(nbi_execute(&r->w, &r->acts, r->s, &pass));

@@ -73,7 +73,7 @@ static void run_linear(struct nbi_backend *be, struct linear_case *c, int64_t fr
     lab_begin(&l, be, &limits);
     for (int time = 0; time < 2; time++) {
         struct nbi_op_linear op = linear_op(&l, c, N);
-        op.exact = be == scalar;
+        op.matmul = be == scalar ? NBI_MATMUL_F32 : NBI_MATMUL_FAST;
         op.x = block(&l, c->x + from * c->K, N * c->K * 4);
         assert_ok(be->linear(l.s, &op));
         fetch_results(&l, c, &op, out);

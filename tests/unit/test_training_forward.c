@@ -365,7 +365,7 @@ static void run_linear(struct rig *r, const void *ctx, float *out)
                               .N = c->N,
                               .K = c->K,
                               .add = c->kind != WRITTEN,
-                              .exact = !bf16,
+                              .matmul = bf16 ? NBI_MATMUL_FAST : NBI_MATMUL_F32,
                               .bf16 = bf16};
     for (int i = 0; i < c->count; i++)
         a.w[i] = put_matrix(r, &c->w[i]);
@@ -469,7 +469,7 @@ static void run_attention(struct rig *r, const void *ctx, float *out)
         .NH = c->NH,
         .NKV = c->NKV,
         .D = c->D,
-        .exact = !bf16,
+        .matmul = bf16 ? NBI_MATMUL_FAST : NBI_MATMUL_F32,
         .bf16 = bf16};
     assert_ok(r->be->attention(r->s, &a));
     get(r, get_acts(r, out, a.y, q), a.lse, c->N * c->NH);

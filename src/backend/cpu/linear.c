@@ -40,7 +40,7 @@ struct product {
 /* Whether x is rounded to 16-bit integers for matrices in tiles. Products in bf16 are of f32. */
 static bool rounds_x(const struct nbi_op_linear *a)
 {
-    return !a->exact && !a->bf16;
+    return a->matmul == NBI_MATMUL_FAST && !a->bf16;
 }
 
 /* Tile row t of matrix i with rows [c, end) of x. */

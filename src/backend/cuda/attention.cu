@@ -265,7 +265,7 @@ static enum nb_status attention_in_chunks(struct nbi_stream *s, const struct nbi
 
 static bool is_decode_attention(const struct nbi_op_attention *a)
 {
-    return !a->exact && !a->bf16 && (a->D == 128 || a->D == 64) &&
+    return a->matmul == NBI_MATMUL_FAST && !a->bf16 && (a->D == 128 || a->D == 64) &&
            a->N <= NBI_DECODE_ATTENTION_ROWS && a->kv.dtype != NBI_F32 &&
            a->NH / a->NKV <= DECODE_GROUP_MAX;
 }
@@ -310,7 +310,8 @@ enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_atte
 
     if (is_decode_attention(a))
         return nbi_cuda_attention_decode(s, a, k, rope);
-    if (!a->exact && (a->D == 128 || a->D == 64) && (a->bf16 || a->N > NBI_DECODE_ATTENTION_ROWS))
+    if (a->matmul == NBI_MATMUL_FAST && (a->D == 128 || a->D == 64) &&
+        (a->bf16 || a->N > NBI_DECODE_ATTENTION_ROWS))
         return nbi_cuda_attention_prefill(s, a, k);
     return attention_generic(s, a, k);
 }

@@ -1,7 +1,7 @@
 /* linear.cu - y = x W^T: the choice of a kernel, and prefill in bf16.
  *
  *   activations in bf16, strides, r               linear_train.cu
- *   exact, or a type or K that no other takes     f32 on CUDA cores, gemm_f32.cu
+ *   matmul F32, or a type or K no other takes     f32 on CUDA cores, gemm_f32.cu
  *   NVFP4, N <= NBI_DECODE_LINEAR_ROWS            f16 tensor cores on the tiles, linear_decode.cu
  *   NVFP4, more rows, FP4 tensor cores            cuBLASLt in FP4, linear_prefill_fp4.cu
  *   NVFP4, more rows, others; bf16                cuBLASLt in bf16, here
@@ -110,7 +110,7 @@ static bool is_cublaslt(const struct nbi_op_linear *a, int i)
 {
     bool bf16 =
         a->w[i].dtype == NBI_BF16 || (a->w[i].dtype == NBI_NVFP4 && a->N > NBI_DECODE_LINEAR_ROWS);
-    return !a->exact && bf16 && a->K % 8 == 0;
+    return a->matmul == NBI_MATMUL_FAST && bf16 && a->K % 8 == 0;
 }
 
 bool nbi_cuda_is_cublaslt_linear(const struct nbi_stream *s, const struct nbi_op_linear *a)

@@ -697,7 +697,7 @@ bool nbi_cuda_is_decode_linear(const struct nbi_op_linear *a)
     bool nvfp4 = true;
     for (int i = 0; i < a->count; i++)
         nvfp4 = nvfp4 && a->w[i].dtype == NBI_NVFP4;
-    return !a->exact && nvfp4 && a->N <= NBI_DECODE_LINEAR_ROWS;
+    return a->matmul == NBI_MATMUL_FAST && nvfp4 && a->N <= NBI_DECODE_LINEAR_ROWS;
 }
 
 enum nb_status nbi_cuda_linear_decode(struct nbi_stream *s, const struct nbi_op_linear *a,

@@ -326,7 +326,7 @@ static void disable_fp4(struct cuda *cuda, const char *what)
 /* cuBLASLt requires 16-byte aligned rows of y as well. */
 bool nbi_cuda_fp4_can_run(const struct nbi_stream *s, const struct nbi_op_linear *a, int i)
 {
-    return __atomic_load_n(&s->cuda->be.fp4, __ATOMIC_ACQUIRE) && !a->exact &&
+    return __atomic_load_n(&s->cuda->be.fp4, __ATOMIC_ACQUIRE) && a->matmul == NBI_MATMUL_FAST &&
            a->N > NBI_DECODE_LINEAR_ROWS && a->w[i].dtype == NBI_NVFP4 && a->w[i].rows % 4 == 0 &&
            a->x.at % 16 == 0;
 }
