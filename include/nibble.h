@@ -1057,6 +1057,12 @@ NB_MUST_CHECK enum nb_status nb_device_parse(const char *name, int *gpu);
 
 #define NB_DEVICE_NAME 16
 
+#define NB_DEVICE_CAPS 128
+
+/* What the backend of a device offers beyond what every model needs, as words between blanks, such
+ * as "train batch-invariant". Opens the device as nb_gpu_products does. */
+NB_MUST_CHECK enum nb_status nb_device_caps(const char *device, char words[NB_DEVICE_CAPS]);
+
 /* The device that "auto" stands for: the first GPU that nb_gpu_check finds usable, else "cpu". */
 void nb_device_auto(char name[NB_DEVICE_NAME]);
 

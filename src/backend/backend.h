@@ -96,6 +96,32 @@ struct nbi_stream_limits {
     bool bf16;     /* operations on activations in bf16 too */
 };
 
+/* ---- capabilities ---- */
+
+/* What a backend offers beyond the operations of ops.h, with the word for it in `doctor`. A slot of
+ * the table that needs a capability is called only where the backend has it. */
+#define NBI_CAP_LIST(X)                                                                            \
+    X(TRAIN, "train")                     /* the operations of ops_train.h */                      \
+    X(BF16, "bf16")                       /* activations in bf16 */                                \
+    X(BATCH_INVARIANT, "batch-invariant") /* a row's bits never depend on the other rows */        \
+    X(GRAPHS, "graphs")                   /* graph_run */                                          \
+    X(MEGAKERNEL, "megakernel")           /* megakernel_new, _run and _free */                     \
+    X(RUN_AHEAD, "run-ahead")             /* megakernel_run_ahead */                               \
+    X(FP4, "fp4")               /* NBI_MATMUL_FAST uses FP4 tensor cores for many rows */          \
+    X(OWN_MEMORY, "own-memory") /* not the host's; roofline_bandwidth measures it */
+
+enum {
+#define X(cap, word) NBI_CAP_BIT_##cap,
+    NBI_CAP_LIST(X)
+#undef X
+};
+
+enum nbi_cap {
+#define X(cap, word) NBI_CAP_##cap = 1 << NBI_CAP_BIT_##cap,
+    NBI_CAP_LIST(X)
+#undef X
+};
+
 /* ---- precision ---- */
 
 /* What a product rounds its inputs to. Sums are f32 in any case. */
@@ -147,17 +173,15 @@ struct nbi_graph;
 struct nbi_backend {
     const char *name; /* "cpu", "cuda:0" */
 
-    /* Capabilities. */
-    int64_t chunk;      /* rows per pass that suit the backend for long inputs */
-    bool batch_variant; /* with NBI_MATMUL_FAST, a row's bits may depend on the other rows */
-    int64_t batch_invariant_rows; /* if so: calls of up to N rows that ask for batch_invariant,
-                                   * with NVFP4 matrices, are free of it */
-    int64_t graph_rows;           /* graph_run pays off for passes of up to N rows */
+    unsigned caps; /* a set of nbi_cap; ask nbi_backend_has() */
+    int64_t chunk; /* rows per pass that suit the backend for long inputs */
+    /* Without NBI_CAP_BATCH_INVARIANT: calls of up to N rows that ask for batch_invariant, with
+     * NVFP4 matrices, are free of the other rows. */
+    int64_t batch_invariant_rows;
+    int64_t graph_rows; /* graph_run pays off for passes of up to N rows */
     /* How products of NVFP4 matrices with many rows are computed, in words; NULL: nothing to say.
-     * This and the two flags are set once a stream for many rows has been opened. */
+     * This, the flag and NBI_CAP_FP4 are set once a stream for many rows has been opened. */
     const char *prefill_path;
-    bool fp4; /* such products run on FP4 tensor cores: with NBI_MATMUL_FAST, x is the sum of two
-               * NVFP4 values */
     bool fp4_selftest_failed; /* FP4 tensor cores exist but failed their test, and are not used */
 
     void (*close)(struct nbi_backend *be);
@@ -198,8 +222,7 @@ struct nbi_backend {
                            int64_t bytes);
     enum nb_status (*clear)(struct nbi_stream *s, struct nbi_ptr dst, int64_t bytes);
 
-    /* Operations (ops.h, ops_train.h). A backend that cannot train has NULL for those of
-     * ops_train.h. */
+    /* Operations (ops.h; with NBI_CAP_TRAIN, ops_train.h). */
 #define X(op) enum nb_status (*op)(struct nbi_stream * s, const struct nbi_op_##op *a);
     NBI_OP_LIST(X)
 #undef X
@@ -218,7 +241,7 @@ struct nbi_backend {
     enum nb_status (*swiglu_linear)(struct nbi_stream *s, const struct nbi_op_swiglu *act,
                                     const struct nbi_op_linear *a);
 
-    /* Optional, for decoding (decode.h). */
+    /* For decoding (decode.h). */
     enum nb_status (*megakernel_new)(struct nbi_stream *s, const struct nbi_megakernel_model *m,
                                      struct nbi_megakernel **out);
     enum nb_status (*megakernel_run)(struct nbi_megakernel *t,
@@ -234,9 +257,15 @@ struct nbi_backend {
      * f32 with all threads busy. */
     double (*roofline)(struct nbi_backend *be);
     double (*roofline_f32)(struct nbi_backend *be);
-    /* Bytes per second read from memory; NULL: host memory, which the bench measures itself. */
+    /* Bytes per second read from memory, with NBI_CAP_OWN_MEMORY; benches measure the host's. */
     double (*roofline_bandwidth)(struct nbi_backend *be);
 };
+
+/* Of a set of capabilities, whether all are there. NBI_CAP_FP4 may be lost while streams work. */
+static inline bool nbi_backend_has(const struct nbi_backend *be, unsigned caps)
+{
+    return (__atomic_load_n(&be->caps, __ATOMIC_ACQUIRE) & caps) == caps;
+}
 
 struct nbi_backend_opts {
     const char *device;  /* "auto", "cpu", "cuda" or "cuda:N"; NULL: the CPU */

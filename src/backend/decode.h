@@ -1,9 +1,8 @@
 /* decode.h - what a backend may offer for decoding: CUDA graphs, a megakernel for single tokens,
  * and running ahead of the host.
  *
- * All of it is optional: a NULL slot of nbi_backend means that the caller queues the operations of
- * ops.h instead, which give the same results up to rounding. Calls are asynchronous unless they
- * say otherwise. */
+ * All of it is optional (enum nbi_cap). Without, the caller queues the operations of ops.h instead,
+ * which give the same results up to rounding. Calls are asynchronous unless they say otherwise. */
 #pragma once
 
 #include "backend/ops.h"

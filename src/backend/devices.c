@@ -106,23 +106,58 @@ enum nb_status nbi_backend_open(struct nbi_backend **out, const struct nbi_backe
     return gpu < 0 ? nbi_cpu_open(out, opts) : open_gpu(out, gpu, opts->threads);
 }
 
-enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
+/* Opens a device as a session would: a stream for many rows decides which products a GPU uses. */
+static enum nb_status open_for_prefill(struct nbi_backend **out, const char *device)
 {
-    struct nbi_backend *be = NULL;
+    const struct nbi_backend_opts opts = {.device = device, .level = nbi_simd_level()};
     struct nbi_stream *s;
-    memset(out, 0, sizeof *out);
-    NBI_TRY(open_gpu(&be, index, 0));
-    NBI_BUG_IF(!be);
+    NBI_TRY(nbi_backend_open(out, &opts));
+    struct nbi_backend *be = *out;
     const struct nbi_stream_limits limits = {.N = be->chunk, .K = 16, .D = 2, .heads = 1};
     enum nb_status rc = be->stream_new(be, &limits, &s);
     if (rc == NB_OK) {
-        out->native = be->fp4;
-        out->failed = be->fp4_selftest_failed;
-        snprintf(out->words, sizeof out->words, "%s", be->prefill_path);
         be->stream_free(s);
+        return NB_OK;
     }
     be->close(be);
-    return nbi_context(rc, "GPU %d cannot do prompts", index);
+    *out = NULL;
+    return nbi_context(rc, "%s cannot do prompts", device);
+}
+
+enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
+{
+    struct nbi_backend *be;
+    char device[NB_DEVICE_NAME];
+    memset(out, 0, sizeof *out);
+    snprintf(device, sizeof device, "cuda:%d", index);
+    NBI_TRY(open_for_prefill(&be, device));
+    out->native = nbi_backend_has(be, NBI_CAP_FP4);
+    out->failed = be->fp4_selftest_failed;
+    snprintf(out->words, sizeof out->words, "%s", be->prefill_path);
+    be->close(be);
+    return NB_OK;
+}
+
+enum nb_status nb_device_caps(const char *device, char words[NB_DEVICE_CAPS])
+{
+    static const struct {
+        enum nbi_cap cap;
+        const char *word;
+    } caps[] = {
+#define X(cap, word) {NBI_CAP_##cap, word},
+        NBI_CAP_LIST(X)
+#undef X
+    };
+    struct nbi_backend *be;
+    size_t at = 0;
+    words[0] = 0;
+    NBI_TRY(open_for_prefill(&be, device));
+    for (size_t i = 0; i < sizeof caps / sizeof *caps; i++)
+        if (nbi_backend_has(be, caps[i].cap))
+            at += (size_t)snprintf(words + at, NB_DEVICE_CAPS - at, "%s%s", at ? " " : "",
+                                   caps[i].word);
+    be->close(be);
+    return NB_OK;
 }
 
 const char *nb_product_path(void)

@@ -53,11 +53,11 @@ struct nbi_op_rmsnorm {
  * are neighbouring columns of the same rows.
  *
  * With NBI_MATMUL_FAST the CPU rounds x to 16-bit integers in blocks of 256, a GPU to 16 bits or,
- * for many rows and nbi_backend.fp4, to the sum of two NVFP4 values that share one scale per call.
+ * for many rows and NBI_CAP_FP4, to the sum of two NVFP4 values that share one scale per call.
  *
  * On a GPU a row's bits depend on that row alone with NBI_MATMUL_F32, or if batch_invariant is set,
  * all matrices are NVFP4 and N <= nbi_backend.batch_invariant_rows. Otherwise the kernel is chosen
- * by N, and with fp4 the amax over all rows counts too. */
+ * by N, and with NBI_CAP_FP4 the amax over all rows counts too. */
 struct nbi_op_linear {
     int count;                        /* matrices */
     struct nbi_ptr y[NBI_LINEAR_MAX]; /* [N, O_i] */

@@ -116,13 +116,13 @@ static enum nb_status time_decode(struct decoder *d, const struct nb_engine *e,
 {
     double seconds[DECODE_ROUNDS], read[DECODE_ROUNDS];
     struct nbi_backend *be = e->be;
-    void *buf = be->roofline_bandwidth ? NULL : nbi_bandwidth_new();
-    enum nb_status rc = buf || be->roofline_bandwidth ? decoder_fill(d, ids, o->context)
-                                                      : nbi_fail_memory("measuring", 0);
+    bool own_memory = nbi_backend_has(be, NBI_CAP_OWN_MEMORY);
+    void *buf = own_memory ? NULL : nbi_bandwidth_new();
+    enum nb_status rc =
+        buf || own_memory ? decoder_fill(d, ids, o->context) : nbi_fail_memory("measuring", 0);
     for (int r = -1; r < DECODE_ROUNDS && rc == NB_OK; r++) { /* the first warms up */
         int at = r < 0 ? 0 : r;
-        read[at] = be->roofline_bandwidth ? be->roofline_bandwidth(be)
-                                          : nbi_bandwidth_now(buf, out->threads);
+        read[at] = own_memory ? be->roofline_bandwidth(be) : nbi_bandwidth_now(buf, out->threads);
         double start = nbi_now();
         for (int64_t i = 0; i < o->tokens && rc == NB_OK; i++)
             rc = decoder_step(d, ids + o->context + i);
@@ -184,7 +184,7 @@ enum nb_status nb_bench_run(const struct nb_engine *e, const struct nb_bench_run
     enum nb_status rc =
         ids && logits ? decoder_open(&d, e, o) : nbi_fail_memory("tokens", (size_t)o->tokens);
     out->threads = e->threads;
-    out->cores = e->be->roofline_bandwidth ? 1 : e->threads;
+    out->cores = nbi_backend_has(e->be, NBI_CAP_OWN_MEMORY) ? 1 : e->threads;
     snprintf(out->device, sizeof out->device, "%s", e->be->name);
     if (rc == NB_OK)
         rc = o->prefill ? time_prefill(d.session, o, ids, logits, out)
@@ -195,7 +195,7 @@ enum nb_status nb_bench_run(const struct nb_engine *e, const struct nb_bench_run
     if (rc != NB_OK)
         return rc;
     double parallel = o->parallel > 0 ? (double)o->parallel : 1;
-    out->peak_gmac_per_s = e->be->roofline ? e->be->roofline(e->be) / 1e9 : NAN;
+    out->peak_gmac_per_s = e->be->roofline(e->be) / 1e9;
     out->bytes_per_token = e->weights.bytes_per_token;
     out->kv_bytes_per_token = o->prefill ? 0 : kv_bytes(e, o);
     double bytes = (double)out->bytes_per_token / parallel;

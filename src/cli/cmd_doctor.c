@@ -27,7 +27,8 @@ struct findings {
     bool gpu_works[MAX_GPUS];
     struct nb_gpu_products gpu_products[MAX_GPUS]; /* no words: not known */
     int gpu_count;
-    char device[NB_DEVICE_NAME]; /* what auto picks */
+    char device[NB_DEVICE_NAME];                                       /* what auto picks */
+    char cpu_caps[NB_DEVICE_CAPS], gpu_caps[MAX_GPUS][NB_DEVICE_CAPS]; /* empty: not known */
     struct problem problems[MAX_PROBLEMS];
     int problem_count;
 };
@@ -42,10 +43,13 @@ static void add_problem(struct findings *f, bool fatal, const char *text)
 
 static void examine_gpu(struct findings *f, int i)
 {
+    char device[NB_DEVICE_NAME];
+    snprintf(device, sizeof device, "cuda:%d", i);
     f->gpu_works[i] = nb_gpu_check(i) == NB_OK;
     if (!f->gpu_works[i])
         add_problem(f, nb_cuda_archs() != NULL, nb_last_error());
-    else if (nb_gpu_products(i, &f->gpu_products[i]) != NB_OK)
+    else if (nb_gpu_products(i, &f->gpu_products[i]) != NB_OK ||
+             nb_device_caps(device, f->gpu_caps[i]) != NB_OK)
         add_problem(f, false, nb_last_error());
     else if (f->gpu_products[i].failed) {
         char text[sizeof f->problems->text];
@@ -62,6 +66,8 @@ static void examine(struct findings *f)
     f->gpu_count = nb_gpu_list(f->gpus, MAX_GPUS);
     nb_device_auto(f->device);
     if (nb_codec_selftest() != NB_OK)
+        add_problem(f, true, nb_last_error());
+    if (nb_device_caps("cpu", f->cpu_caps) != NB_OK)
         add_problem(f, true, nb_last_error());
     for (int i = 0; i < f->gpu_count; i++)
         examine_gpu(f, i);
@@ -166,6 +172,10 @@ static void print_text(const struct findings *f)
         if (f->gpu_products[i].words[0])
             printf("  %-30s  %s\n", what, f->gpu_products[i].words);
     }
+    printf("\ncapabilities\n  %-30s  %s\n", "cpu", f->cpu_caps);
+    for (int i = 0; i < f->gpu_count; i++)
+        if (f->gpu_caps[i][0])
+            printf("  gpu %-26d  %s\n", i, f->gpu_caps[i]);
     printf("\n%s\n", f->problem_count ? "problems" : "no problems found");
     for (int i = 0; i < f->problem_count; i++)
         printf("  %s: %s\n", f->problems[i].fatal ? "broken" : "note", f->problems[i].text);
@@ -175,11 +185,12 @@ static json_t *gpu_json(const struct findings *f, int i)
 {
     const struct nb_gpu_info *g = &f->gpus[i];
     const struct nb_gpu_products *p = &f->gpu_products[i];
-    return json_pack("{s:s,s:i,s:i,s:I,s:I,s:s,s:b,s:o,s:b}", "name", g->name, "cc_major",
+    return json_pack("{s:s,s:i,s:i,s:I,s:I,s:s,s:b,s:o,s:b,s:s}", "name", g->name, "cc_major",
                      g->cc_major, "cc_minor", g->cc_minor, "memory_bytes",
                      (json_int_t)g->memory_bytes, "memory_free", (json_int_t)g->memory_free,
                      "driver", g->driver, "usable", f->gpu_works[i], "nvfp4_products",
-                     p->words[0] ? json_string(p->words) : json_null(), "native_fp4", p->native);
+                     p->words[0] ? json_string(p->words) : json_null(), "native_fp4", p->native,
+                     "capabilities", f->gpu_caps[i]);
 }
 
 static json_t *findings_json(const struct findings *f, bool *ok)
@@ -200,11 +211,11 @@ static json_t *findings_json(const struct findings *f, bool *ok)
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         nbi_json_set(ops, paths[i].operation, json_string(paths[i].path()), ok);
     return json_pack(
-        "{s:s,s:s,s:{s:s,s:s,s:i,s:i,s:f},s:{s:I,s:I,s:I},s:o,s:s,s:o,s:o,s:o,s:o}", "version",
+        "{s:s,s:s,s:{s:s,s:s,s:i,s:i,s:f,s:s},s:{s:I,s:I,s:I},s:o,s:s,s:o,s:o,s:o,s:o}", "version",
         nb_version(), "system", s->kernel, "cpu", "model", s->cpu_model, "features", s->features,
-        "online", s->cpus_online, "usable", s->cpus_usable, "cgroup_cpus", s->cgroup_cpus, "memory",
-        "total", (json_int_t)s->memory_total, "available", (json_int_t)s->memory_available,
-        "cgroup_limit", (json_int_t)s->cgroup_memory, "cuda",
+        "online", s->cpus_online, "usable", s->cpus_usable, "cgroup_cpus", s->cgroup_cpus,
+        "capabilities", f->cpu_caps, "memory", "total", (json_int_t)s->memory_total, "available",
+        (json_int_t)s->memory_available, "cgroup_limit", (json_int_t)s->cgroup_memory, "cuda",
         nb_cuda_archs() ? json_string(nb_cuda_archs()) : json_null(), "device", f->device, "gpus",
         gpus, "libraries", libraries, "paths", ops, "problems", problems);
 }
@@ -230,9 +241,11 @@ const struct cli_command cli_doctor = {
     .positional = "",
     .summary = "see what this machine has, and what is wrong with it",
     .text =
-        "Shows CPU, memory, GPUs and libraries, which code path each operation takes here, and\n"
-        "one line per problem with its remedy. Runs the codec's self-test, and on GPUs with FP4\n"
-        "tensor cores that of their products. Exit code 1 if something that is needed is broken.",
+        "Shows CPU, memory, GPUs and libraries, which code path each operation takes here, what\n"
+        "each device can do, and one line per problem with its remedy. Runs the codec's "
+        "self-test,\n"
+        "and on GPUs with FP4 tensor cores that of their products. Exit code 1 if something that\n"
+        "is needed is broken.",
     .opts_size = sizeof(struct doctor_opts),
     .any_device = true,
     .run = run,

@@ -148,7 +148,7 @@ static enum nb_status pick_backend(struct training *x, const struct nb_engine *e
 {
     const struct nbi_backend_opts on = {.device = "cpu", .threads = e->threads, .level = e->level};
     x->be = e->be;
-    if (x->be->linear_bwd)
+    if (nbi_backend_has(x->be, NBI_CAP_TRAIN))
         return NB_OK;
     nbi_log(NB_LOG_INFO, "%s cannot train: gradients and updates come from the CPU", e->be->name);
     NBI_TRY(nbi_backend_open(&x->own, &on));

@@ -176,7 +176,7 @@ static bool all_nvfp4(const struct nbi_weights *w)
  * exact products or NVFP4 weights. */
 static int64_t invariant_rows(const struct nb_engine *e, const struct nb_batch_opts *o)
 {
-    if (!e->be->batch_variant)
+    if (nbi_backend_has(e->be, NBI_CAP_BATCH_INVARIANT))
         return o->chunk;
     return o->exact || all_nvfp4(&e->weights) ? e->be->batch_invariant_rows : 1;
 }
@@ -436,7 +436,8 @@ static enum nb_status run_batch_invariant(struct nb_batch *b, struct nb_batch_in
 static bool needs_own_pass(const struct nb_batch *b, const struct nb_batch_input *input,
                            const struct nb_batch_input **first)
 {
-    if (!b->engine->be->batch_variant || input->count <= SHORT_INPUT_TOKENS)
+    if (nbi_backend_has(b->engine->be, NBI_CAP_BATCH_INVARIANT) ||
+        input->count <= SHORT_INPUT_TOKENS)
         return false;
     if (!*first)
         *first = input;

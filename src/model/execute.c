@@ -91,7 +91,8 @@ static struct nbi_graph graph_for(struct uploaded_pass *u)
 static bool suits_graph(const struct nbi_backend *be, const struct nbi_acts *a,
                         const struct nbi_pass *p)
 {
-    return be->graph_run && p->N <= be->graph_rows && !p->after_layer && !a->training;
+    return nbi_backend_has(be, NBI_CAP_GRAPHS) && p->N <= be->graph_rows && !p->after_layer &&
+           !a->training;
 }
 
 /* ---- the megakernel ---- */
@@ -115,8 +116,9 @@ enum nb_status nbi_execute_use_megakernel(struct nbi_acts *a, const struct nbi_w
                                            .frequency = w->frequency,
                                            .rope_scale = w->rope_scale,
                                            .eps = (float)c->rms_eps};
-    enum nb_status rc =
-        a->be->megakernel_new ? a->be->megakernel_new(s, &m, &a->megakernel) : NB_OK;
+    if (!nbi_backend_has(a->be, NBI_CAP_MEGAKERNEL))
+        return NB_OK;
+    enum nb_status rc = a->be->megakernel_new(s, &m, &a->megakernel);
     return rc == NB_EUNSUPPORTED ? NB_OK : rc;
 }
 
@@ -139,7 +141,7 @@ static struct nbi_megakernel_step step_of(const struct nbi_acts *a, const struct
 
 bool nbi_execute_can_run_ahead(const struct nbi_acts *a, const struct nbi_pass *p)
 {
-    return suits_megakernel(a, p) && a->be->megakernel_run_ahead;
+    return suits_megakernel(a, p) && nbi_backend_has(a->be, NBI_CAP_RUN_AHEAD);
 }
 
 enum nb_status nbi_execute_run_ahead(const struct nbi_weights *w, const struct nbi_acts *a,

@@ -192,6 +192,7 @@ static inline struct nbi_backend *guarded_open(struct nbi_backend *inner)
     guarded.count = 0;
     guarded.calls = 0;
     guarded.be = (struct nbi_backend){.name = "guarded",
+                                      .caps = inner->caps,
                                       .chunk = 512,
                                       .close = guarded_close,
                                       .alloc = guarded_alloc,

@@ -126,7 +126,7 @@ static inline void check_product(struct linear_case *c)
     for (int exact = 1; exact >= 0; exact--) {
         run_linear(tested, c, exact, is);
         linear_bounds(c, exact ? ERROR_EXACT : ERROR_BF16, bound);
-        if (!exact && tested->fp4 && c->N > 64)
+        if (!exact && nbi_backend_has(tested, NBI_CAP_FP4) && c->N > 64)
             expect_fp4(c, want, bound);
         within(exact ? "exact y" : "y", is, want, bound, n);
     }

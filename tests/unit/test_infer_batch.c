@@ -189,10 +189,10 @@ static void test_batch__logits_equal_in_several_passes(void **state)
     o.deterministic = true;
     o.chunk = 9;
     compare_with_sessions(&o, 30); /* a step may then exceed the chunk, also on the CPU */
-    engine->be->batch_variant = true;
+    engine->be->caps &= ~(unsigned)NBI_CAP_BATCH_INVARIANT;
     engine->be->batch_invariant_rows = 5;
     compare_with_sessions(&o, 30);
-    engine->be->batch_variant = false;
+    engine->be->caps |= NBI_CAP_BATCH_INVARIANT;
     engine->be->batch_invariant_rows = rows;
 }
 
@@ -320,7 +320,7 @@ static void test_deterministic__long_inputs_have_passes_of_their_own(void **stat
     (void)state;
     ids_of(ids, 1);
     real = *engine->be;
-    engine->be->batch_variant = true;
+    engine->be->caps &= ~(unsigned)NBI_CAP_BATCH_INVARIANT;
     engine->be->batch_invariant_rows = 6;
     engine->be->rope_table = count_pass;
     o.deterministic = true;
@@ -359,7 +359,7 @@ static void test_step__is_one_pass_unless_deterministic(void **state)
     struct nb_batch *b = open_batch(&usual);
     EXPECT((1, 70, 1, 9, 1, 46), (128));
     /* On a GPU only one input of more than eight tokens shares the pass of the short ones. */
-    engine->be->batch_variant = true;
+    engine->be->caps &= ~(unsigned)NBI_CAP_BATCH_INVARIANT;
     EXPECT((1, 70, 1, 9, 8, 39), (80, 9, 39));
     nb_batch_close(b);
     *engine->be = real;
@@ -769,7 +769,7 @@ static void test_gpu__logits_are_close_to_those_of_sessions(void **state)
                 assert_ok(nb_session_append(s, gpu_ids(i), prompts[i] + GPU_STEPS, wanted));
                 nb_session_close(s);
                 double off = off_by(got[i], wanted, cases[c].exact);
-                bool fp4 = gpu->be->fp4 && !cases[c].exact;
+                bool fp4 = nbi_backend_has(gpu->be, NBI_CAP_FP4) && !cases[c].exact;
                 double bound = fp4 ? fmax(FP4_BOUND, cases[c].bound) : cases[c].bound;
                 if (!(off <= bound))
                     fail_msg("case %d, sequence %d: off by %.3g", (int)c, i, off);
@@ -929,7 +929,7 @@ static void test_gpu__graphs_give_the_bits_of_the_operations(void **state)
         assert_true(pass_count < 24); /* prompts, and two passes for each key */
         pass_count = 0;
         gpu->be->rope_table = real.rope_table;
-        gpu->be->graph_run = NULL;
+        gpu->be->caps &= ~(unsigned)NBI_CAP_GRAPHS;
         run_graph_steps(gpu, &o, direct);
         *gpu->be = real;
         for (int step = 0; step < GRAPH_STEPS; step++)

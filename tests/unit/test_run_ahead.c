@@ -281,6 +281,7 @@ static void test_run_ahead__gives_the_tokens_of_a_plain_session(void **state)
     model_new(&m, &run_ahead_shape);
     assert_ok(
         nbi_weights_load(&w, be, &m.c, &(struct nbi_weight_provider){take_host, &m}, NULL, NULL));
+    be->caps |= NBI_CAP_MEGAKERNEL | NBI_CAP_RUN_AHEAD;
     be->megakernel_new = fake_new;
     be->megakernel_run = fake_run;
     be->megakernel_run_ahead = fake_run_ahead;

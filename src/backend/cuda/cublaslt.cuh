@@ -66,7 +66,7 @@ enum nb_status nbi_cuda_cublaslt_gemm(struct nbi_stream *s, const struct cublasl
 void nbi_cuda_fp4_init(struct cuda *cuda);
 
 /* On a device with FP4 tensor cores the first stream for more than NBI_DECODE_LINEAR_ROWS rows
- * compares products with the host's and sets be.fp4. A failure is a warning, and prefill goes on in
+ * compares products with the host's and sets NBI_CAP_FP4. A failure is a warning, and prefill goes on in
  * bf16. */
 void nbi_cuda_fp4_selftest(struct nbi_stream *s);
 
@@ -81,6 +81,6 @@ int64_t nbi_cuda_fp4_x_bytes(int64_t N, int64_t K);
 enum nb_status nbi_cuda_fp4_quantize_x(struct nbi_stream *s, const struct nbi_op_linear *a);
 
 /* Matrix i with that x, up to row *done. If cuBLASLt refuses, *done is less than all rows: the
- * caller does the rest in bf16, the user is warned, and be.fp4 is false from then on. */
+ * caller does the rest in bf16, the user is warned, and NBI_CAP_FP4 is lost. */
 enum nb_status nbi_cuda_fp4_linear(struct nbi_stream *s, const struct nbi_op_linear *a, int i,
                                    int64_t *done);

@@ -276,6 +276,8 @@ static enum nb_status start(struct cuda *cuda, int device)
     CU_TRY(cudaStreamCreateWithFlags(&cuda->queue, cudaStreamNonBlocking));
     cuda->cc = 10 * major + minor;
     NBI_TRY(nbi_cuda_ptx_version(&cuda->ptx_version));
+    if (cuda->ptx_version >= 90)
+        cuda->be.caps |= NBI_CAP_MEGAKERNEL | NBI_CAP_RUN_AHEAD;
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", device);
     nbi_cuda_fp4_init(cuda);
     return NB_OK;
@@ -286,7 +288,7 @@ static void fill_table(struct cuda *cuda)
     struct nbi_backend *be = &cuda->be;
     be->name = cuda->name;
     be->chunk = 1024;
-    be->batch_variant = true;
+    be->caps = NBI_CAP_GRAPHS | NBI_CAP_OWN_MEMORY;
     be->batch_invariant_rows = NBI_DECODE_ATTENTION_ROWS < NBI_DECODE_LINEAR_ROWS
                                    ? NBI_DECODE_ATTENTION_ROWS
                                    : NBI_DECODE_LINEAR_ROWS;

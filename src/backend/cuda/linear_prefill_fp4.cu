@@ -317,7 +317,7 @@ static void disable_fp4(struct cuda *cuda, const char *what)
         snprintf(cuda->prefill_path, sizeof cuda->prefill_path,
                  "native FP4 %s (%.150s): " PREFILL_BF16, what, nb_last_error());
     cuda->be.fp4_selftest_failed = true;
-    __atomic_store_n(&cuda->be.fp4, false, __ATOMIC_RELEASE);
+    __atomic_fetch_and(&cuda->be.caps, ~(unsigned)NBI_CAP_FP4, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&cuda->lock);
     if (first)
         nbi_log(NB_LOG_WARN, "NVFP4 products on %s: %s", cuda->name, cuda->prefill_path);
@@ -326,7 +326,7 @@ static void disable_fp4(struct cuda *cuda, const char *what)
 /* cuBLASLt requires 16-byte aligned rows of y as well. */
 bool nbi_cuda_fp4_can_run(const struct nbi_stream *s, const struct nbi_op_linear *a, int i)
 {
-    return __atomic_load_n(&s->cuda->be.fp4, __ATOMIC_ACQUIRE) && a->matmul == NBI_MATMUL_FAST &&
+    return nbi_backend_has(&s->cuda->be, NBI_CAP_FP4) && a->matmul == NBI_MATMUL_FAST &&
            a->N > NBI_DECODE_LINEAR_ROWS && a->w[i].dtype == NBI_NVFP4 && a->w[i].rows % 4 == 0 &&
            a->x.at % 16 == 0;
 }
@@ -482,11 +482,11 @@ void nbi_cuda_fp4_selftest(struct nbi_stream *s)
     if (cuda->cc < NBI_FP4_MIN_CC)
         return;
     pthread_mutex_lock(&cuda->fp4_selftest_lock);
-    if (!cuda->be.fp4 && !cuda->be.fp4_selftest_failed) {
+    if (!nbi_backend_has(&cuda->be, NBI_CAP_FP4) && !cuda->be.fp4_selftest_failed) {
         if (self_test(s) == NB_OK) {
             snprintf(cuda->prefill_path, sizeof cuda->prefill_path,
                      "native FP4 (cuBLASLt), activations in two terms, self-test passed");
-            __atomic_store_n(&cuda->be.fp4, true, __ATOMIC_RELEASE);
+            __atomic_fetch_or(&cuda->be.caps, (unsigned)NBI_CAP_FP4, __ATOMIC_RELEASE);
         } else {
             disable_fp4(cuda, "failed its self-test");
         }

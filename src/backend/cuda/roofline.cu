@@ -127,7 +127,8 @@ static double measure_gemm(struct nbi_backend *be, bool f32)
     limits.K = limits.D = limits.heads = 1;
     if (be->stream_new(be, &limits, &s) != NB_OK)
         return (double)NAN;
-    const bool fp4 = be->fp4 && !f32; /* decided when the stream was opened */
+    const bool fp4 =
+        nbi_backend_has(be, NBI_CAP_FP4) && !f32; /* decided when the stream was opened */
     if (cudaMalloc(&block, (size_t)(n * 8)) == cudaSuccess &&
         prepare_gemm(block, fp4, &g, &f) == NB_OK)
         ms = time_rounds(s->queue, [&] { return nbi_cuda_cublaslt_gemm(s, &g) == NB_OK; });
