@@ -8,9 +8,11 @@
  * before its work has run; results are defined after nbi_backend.sync. Each struct of arguments,
  * and whatever a comment calls "host", is read before the call returns.
  *
- * ops.h and ops_train.h have the arguments of the operations, decode.h what is optional for
- * decoding. The scalar CPU code (cpu/microkernels_scalar.c) defines every operation. Faster
- * versions are compared with it (tests/unit/test_ops.c), and it is compared with Hugging Face. */
+ * No call owes anything to a later one: its outputs are complete as soon as its work has run, and
+ * what is fused is an operation of its own. ops.h and ops_train.h have the arguments of the
+ * operations, layers.h and decode.h what is optional (enum nbi_cap). The scalar CPU code
+ * (cpu/microkernels_scalar.c) defines every operation. Faster versions are compared with it
+ * (tests/unit/test_ops.c), and it is compared with Hugging Face. */
 #pragma once
 
 #include "base/sys.h"
@@ -104,6 +106,7 @@ struct nbi_stream_limits {
     X(TRAIN, "train")                     /* the operations of ops_train.h */                      \
     X(BF16, "bf16")                       /* activations in bf16 */                                \
     X(BATCH_INVARIANT, "batch-invariant") /* a row's bits never depend on the other rows */        \
+    X(LAYERS, "layers")                   /* layers (layers.h) */                                  \
     X(GRAPHS, "graphs")                   /* graph_run */                                          \
     X(MEGAKERNEL, "megakernel")           /* megakernel_new, _run and _free */                     \
     X(RUN_AHEAD, "run-ahead")             /* megakernel_run_ahead */                               \
@@ -160,6 +163,8 @@ enum nbi_matmul {
 #define X(op) struct nbi_op_##op;
 NBI_OP_LIST(X)
 #undef X
+
+struct nbi_op_layers; /* layers.h */
 
 /* Of decode.h; a nbi_megakernel is a model prepared for decode steps in one kernel. */
 struct nbi_megakernel;
@@ -227,19 +232,8 @@ struct nbi_backend {
     NBI_OP_LIST(X)
 #undef X
 
-    /* Optional: two operations in one call, with the bits of the two. What passes between them (y
-     * of the first, x of the second) need not be written.
-     *
-     * norm_linear = rmsnorm, then linear. With `act` set and two matrices, the next call on the
-     * stream must be a swiglu_linear whose swiglu has these two results as gate and up and `act`
-     * as y; its matrix must have their type, and `exact` and `batch_invariant` must be the same.
-     * The first call may then compute the swiglu and leave y and `act` unwritten, and its sums may
-     * have another order than linear's.
-     * swiglu_linear = swiglu, then linear. */
-    enum nb_status (*norm_linear)(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
-                                  const struct nbi_op_linear *a);
-    enum nb_status (*swiglu_linear)(struct nbi_stream *s, const struct nbi_op_swiglu *act,
-                                    const struct nbi_op_linear *a);
+    /* Layers and head of a pass in one call (layers.h). */
+    enum nb_status (*layers)(struct nbi_stream *s, const struct nbi_op_layers *a);
 
     /* For decoding (decode.h). */
     enum nb_status (*megakernel_new)(struct nbi_stream *s, const struct nbi_megakernel_model *m,

@@ -64,7 +64,6 @@ struct nbi_op_linear {
     struct nbi_weight w[NBI_LINEAR_MAX];
     struct nbi_ptr x;            /* [N, K] */
     struct nbi_ptr r;            /* [N, O_0] with add, in place of y_0; or none */
-    struct nbi_ptr act;          /* norm_linear only (backend.h), or none */
     int64_t ldy[NBI_LINEAR_MAX]; /* row strides of y_i */
     int64_t N, K;
     enum nbi_matmul matmul;
@@ -74,10 +73,7 @@ struct nbi_op_linear {
 
 /* Per head: q_out = rope(rmsnorm(q, q_norm)); row kv_rows[n] of the cache gets
  * rope(rmsnorm(k, k_norm)) and v, rounded to its type. rope rotates the pairs (i, i + D/2):
- * (a, b) -> (a cos - b sin, b cos + a sin).
- *
- * A backend may leave the work to the attention that follows on the stream with this q_out, if that
- * has one_row_per_sequence set; q_out is then left undefined. */
+ * (a, b) -> (a cos - b sin, b cos + a sin). */
 struct nbi_op_qkv_rope {
     struct nbi_ptr q_out; /* [N, NH, D]; may be q, if that is contiguous */
     struct nbi_kv_view kv;
@@ -115,11 +111,8 @@ struct nbi_op_attention {
     enum nbi_matmul matmul; /* NBI_MATMUL_FAST: q and the probabilities may be rounded */
     bool kv_unshared;       /* rows share few keys or none, so reading keys for several rows at once
                              * gains nothing */
-    /* Each row belongs to another sequence; its own key is the last it attends to. Older keys and
-     * the index arrays were complete at the last upload. */
-    bool one_row_per_sequence;
-    bool batch_invariant; /* a row's bits must not depend on the other rows */
-    bool bf16;            /* y and q */
+    bool batch_invariant;   /* a row's bits must not depend on the other rows */
+    bool bf16;              /* y and q */
 };
 
 /* y = silu(gate) * up, with silu(g) = g / (1 + e^-g). */

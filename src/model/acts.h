@@ -30,7 +30,7 @@ struct nbi_acts {
     int64_t M;          /* limit of rows of logits */
     int64_t page_count; /* limit of pages of a pass; 0: the cache is not paged */
     int64_t topk_rows;  /* limit of rows that nbi_execute_topk() takes */
-    bool training;      /* a backward pass will follow */
+    bool training;      /* made for backward passes */
     bool recompute;     /* training: layers keep only their input */
     int64_t first_layer;
     struct nbi_ptr block; /* everything below lies in it */

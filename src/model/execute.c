@@ -88,11 +88,10 @@ static struct nbi_graph graph_for(struct uploaded_pass *u)
 
 /* Whether a pass is short enough for a graph to pay, and its operations may come again. Training
  * is left out: an optimizer step may replace a weight's tensor scale, which is an argument. */
-static bool suits_graph(const struct nbi_backend *be, const struct nbi_acts *a,
-                        const struct nbi_pass *p)
+static bool suits_graph(const struct nbi_backend *be, const struct nbi_pass *p)
 {
     return nbi_backend_has(be, NBI_CAP_GRAPHS) && p->N <= be->graph_rows && !p->after_layer &&
-           !a->training;
+           !p->training;
 }
 
 /* ---- the megakernel ---- */
@@ -163,13 +162,14 @@ enum nb_status nbi_execute(const struct nbi_weights *w, struct nbi_acts *a, stru
 {
     struct nbi_backend *be = w->be;
     NBI_BUG_IF(p->N > a->N || p->M > a->M || p->decode_rows > p->N);
+    NBI_BUG_IF(p->training && !a->training);
     NBI_BUG_IF(p->pages && p->page_count > a->page_count);
     if (suits_megakernel(a, p)) {
         const struct nbi_megakernel_step step = step_of(a, p, p->ids[0]);
         return be->megakernel_run(a->megakernel, &step);
     }
     NBI_TRY(upload_indices(a, s, p));
-    if (!suits_graph(be, a, p))
+    if (!suits_graph(be, p))
         return nbi_forward(w, a, s, p);
     struct uploaded_pass u = {w, a, s, p};
     const struct nbi_graph graph = graph_for(&u);

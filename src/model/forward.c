@@ -1,10 +1,12 @@
 /* forward.c - the forward pass of Qwen3 as a list of operations, labelled as in docs/MODEL.md.
  *
  * Each operation computes a row from that row alone, and attention from the keys the row sees. So
- * the logits of a token do not depend on how its text was divided into passes. Nothing here
- * allocates or waits. Which arguments an operation gets depends only on what execute.c puts into
- * the key of a CUDA graph: the values of the indices are read on the device. */
-#include "backend/ops.h"
+ * the logits of a token do not depend on how its text was divided into passes. A backend may take
+ * the layers and the head of a pass in one call (layers.h), which computes the same equations.
+ *
+ * Nothing here allocates or waits. Which arguments an operation gets depends only on what execute.c
+ * puts into the key of a CUDA graph: the values of the indices are read on the device. */
+#include "backend/layers.h"
 #include "model/transformer.h"
 
 /* One layer of a pass: weights, activations and sizes. */
@@ -43,19 +45,8 @@ static struct layer layer_of(const struct nbi_weights *w, const struct nbi_acts 
 /* to = x: training keeps the residual stream before the layer and between its halves. */
 static enum nb_status keep_x(const struct layer *l, struct nbi_ptr to)
 {
-    return to.at ? l->be->copy(l->s, to, l->a->x, l->N * l->C * (int64_t)sizeof(float)) : NB_OK;
-}
-
-/* A norm and the product that follows it, as one operation if the backend offers that. Training
- * does without, since the fused operation need not write the norm. */
-static enum nb_status norm_linear(const struct nbi_acts *a, struct nbi_stream *s,
-                                  const struct nbi_op_rmsnorm *norm,
-                                  const struct nbi_op_linear *linear)
-{
-    if (a->be->norm_linear && !a->training)
-        return a->be->norm_linear(s, norm, linear);
-    NBI_TRY(a->be->rmsnorm(s, norm));
-    return a->be->linear(s, linear);
+    return l->p->training ? l->be->copy(l->s, to, l->a->x, l->N * l->C * (int64_t)sizeof(float))
+                          : NB_OK;
 }
 
 /* att = softmax(q_rot k^T / sqrt(D)) v for rows [from, to) of the pass, which see at most max_keys
@@ -81,7 +72,6 @@ static enum nb_status attention(const struct layer *l, int64_t from, int64_t to,
                                   .D = l->D,
                                   .matmul = p->matmul,
                                   .kv_unshared = kv_unshared,
-                                  .one_row_per_sequence = p->one_row_per_sequence,
                                   .batch_invariant = p->batch_invariant};
     if (op.lse.at)
         op.lse = nbi_ptr_add(op.lse, heads);
@@ -99,23 +89,23 @@ static enum nb_status attention_block(const struct layer *l)
     const struct nbi_layer_acts *la = l->la;
 
     NBI_TRY(keep_x(l, la->in));
-    /* norm1 = rmsnorm(x, w_input); q, k, v = norm1 Wq^T, norm1 Wk^T, norm1 Wv^T */
-    NBI_TRY(norm_linear(a, l->s,
-                        &(struct nbi_op_rmsnorm){.y = la->norm1,
-                                                 .rstd = la->rstd1,
-                                                 .x = a->x,
-                                                 .w = w->input_norm,
-                                                 .eps = l->eps,
-                                                 .N = l->N,
-                                                 .C = l->C},
-                        &(struct nbi_op_linear){.count = 3,
-                                                .y = {la->q, la->k, la->v},
-                                                .w = {w->q, w->k, w->v},
-                                                .x = la->norm1,
-                                                .N = l->N,
-                                                .K = l->C,
-                                                .matmul = p->matmul,
-                                                .batch_invariant = p->batch_invariant}));
+    /* norm1 = rmsnorm(x, w_input) */
+    NBI_TRY(be->rmsnorm(l->s, &(struct nbi_op_rmsnorm){.y = la->norm1,
+                                                       .rstd = la->rstd1,
+                                                       .x = a->x,
+                                                       .w = w->input_norm,
+                                                       .eps = l->eps,
+                                                       .N = l->N,
+                                                       .C = l->C}));
+    /* q, k, v = norm1 Wq^T, norm1 Wk^T, norm1 Wv^T */
+    NBI_TRY(be->linear(l->s, &(struct nbi_op_linear){.count = 3,
+                                                     .y = {la->q, la->k, la->v},
+                                                     .w = {w->q, w->k, w->v},
+                                                     .x = la->norm1,
+                                                     .N = l->N,
+                                                     .K = l->C,
+                                                     .matmul = p->matmul,
+                                                     .batch_invariant = p->batch_invariant}));
     /* q_rot = rope(rmsnorm(q, w_q)); store k: rope(rmsnorm(k, w_k)), v */
     NBI_TRY(be->qkv_rope(l->s, &(struct nbi_op_qkv_rope){.q_out = la->q_rot,
                                                          .kv = l->kv,
@@ -149,59 +139,104 @@ static enum nb_status attention_block(const struct layer *l)
                                                     .batch_invariant = p->batch_invariant});
 }
 
-/* norm2 = rmsnorm(x, w_post); gate, up = norm2 Wgate^T, norm2 Wup^T */
-static enum nb_status gate_up(const struct layer *l)
+/* The MLP block but for its last product. */
+static enum nb_status gate_up_act(const struct layer *l)
 {
-    const struct nbi_layer_weights *w = l->w;
+    struct nbi_backend *be = l->be;
     const struct nbi_layer_acts *la = l->la;
-    /* If all three matrices have one type, the backend may fuse as far as act (norm_linear). */
-    bool same_type = w->down.dtype == w->gate.dtype && w->down.dtype == w->up.dtype;
     NBI_TRY(keep_x(l, la->mid));
-    return norm_linear(l->a, l->s,
-                       &(struct nbi_op_rmsnorm){.y = la->norm2,
-                                                .rstd = la->rstd2,
-                                                .x = l->a->x,
-                                                .w = w->post_norm,
-                                                .eps = l->eps,
-                                                .N = l->N,
-                                                .C = l->C},
-                       &(struct nbi_op_linear){.count = 2,
-                                               .y = {la->gate, la->up},
-                                               .w = {w->gate, w->up},
-                                               .x = la->norm2,
-                                               .act = same_type ? la->act : (struct nbi_ptr){0},
-                                               .N = l->N,
-                                               .K = l->C,
-                                               .matmul = l->p->matmul,
-                                               .batch_invariant = l->p->batch_invariant});
-}
-
-/* act = silu(gate) * up */
-static struct nbi_op_swiglu swiglu(const struct layer *l)
-{
-    return (struct nbi_op_swiglu){
-        .y = l->la->act, .gate = l->la->gate, .up = l->la->up, .N = l->N, .F = l->F};
+    /* norm2 = rmsnorm(x, w_post) */
+    NBI_TRY(be->rmsnorm(l->s, &(struct nbi_op_rmsnorm){.y = la->norm2,
+                                                       .rstd = la->rstd2,
+                                                       .x = l->a->x,
+                                                       .w = l->w->post_norm,
+                                                       .eps = l->eps,
+                                                       .N = l->N,
+                                                       .C = l->C}));
+    /* gate, up = norm2 Wgate^T, norm2 Wup^T */
+    NBI_TRY(be->linear(l->s, &(struct nbi_op_linear){.count = 2,
+                                                     .y = {la->gate, la->up},
+                                                     .w = {l->w->gate, l->w->up},
+                                                     .x = la->norm2,
+                                                     .N = l->N,
+                                                     .K = l->C,
+                                                     .matmul = l->p->matmul,
+                                                     .batch_invariant = l->p->batch_invariant}));
+    /* act = silu(gate) * up */
+    return be->swiglu(l->s,
+                      &(struct nbi_op_swiglu){
+                          .y = la->act, .gate = la->gate, .up = la->up, .N = l->N, .F = l->F});
 }
 
 static enum nb_status mlp_block(const struct layer *l)
 {
-    const struct nbi_op_swiglu act = swiglu(l);
+    NBI_TRY(gate_up_act(l));
     /* x = x + act Wdown^T */
-    const struct nbi_op_linear down = {.count = 1,
-                                       .y = {l->a->x},
-                                       .w = {l->w->down},
-                                       .x = l->la->act,
-                                       .N = l->N,
-                                       .K = l->F,
-                                       .add = true,
-                                       .matmul = l->p->matmul,
-                                       .batch_invariant = l->p->batch_invariant};
-    NBI_TRY(gate_up(l));
-    if (l->be->swiglu_linear && !l->a->training)
-        return l->be->swiglu_linear(l->s, &act, &down);
-    NBI_TRY(l->be->swiglu(l->s, &act));
-    return l->be->linear(l->s, &down);
+    return l->be->linear(l->s, &(struct nbi_op_linear){.count = 1,
+                                                       .y = {l->a->x},
+                                                       .w = {l->w->down},
+                                                       .x = l->la->act,
+                                                       .N = l->N,
+                                                       .K = l->F,
+                                                       .add = true,
+                                                       .matmul = l->p->matmul,
+                                                       .batch_invariant = l->p->batch_invariant});
 }
+
+static enum nb_status run_layer(const struct layer *l)
+{
+    NBI_TRY(attention_block(l));
+    return mlp_block(l);
+}
+
+/* ---- the same in one call ---- */
+
+static bool in_one_call(const struct nbi_weights *w, const struct nbi_pass *p)
+{
+    return nbi_backend_has(w->be, NBI_CAP_LAYERS) && !p->training;
+}
+
+/* Layers [first, first + count), then the logits if `head`. */
+static enum nb_status run_layers(const struct nbi_weights *w, const struct nbi_acts *a,
+                                 struct nbi_stream *s, const struct nbi_pass *p, int64_t first,
+                                 int64_t count, bool head)
+{
+    const struct nbi_config *c = w->config;
+    const struct nbi_layer_acts *la = &a->layers[0];
+    struct nbi_op_layers op = {.x = a->x,
+                               .w = w->layers + first,
+                               .kv = p->kv + first,
+                               .count = count,
+                               .scratch = {la->norm1, la->norm2, la->q, la->q_rot, la->att, la->k,
+                                           la->v, la->gate, la->up, la->act},
+                               .cos = a->cos,
+                               .sin = a->sin,
+                               .kv_rows = a->kv_rows,
+                               .first = a->first,
+                               .last = a->last,
+                               .pages = a->pages,
+                               .tables = a->tables,
+                               .decode_rows = p->decode_rows,
+                               .max_keys = {a->max_keys[0], a->max_keys[1]},
+                               .eps = (float)c->rms_eps,
+                               .N = p->N,
+                               .C = c->hidden_size,
+                               .F = c->intermediate_size,
+                               .NH = c->heads,
+                               .NKV = c->kv_heads,
+                               .D = c->head_dim,
+                               .matmul = p->matmul,
+                               .batch_invariant = p->batch_invariant,
+                               .one_row_per_sequence = p->one_row_per_sequence};
+    if (head)
+        op.head = (struct nbi_head){
+            .logits = a->logits, .final = a->final, .norm = w->norm, .w = w->head, .M = p->M};
+    if (!nbi_pass_wants_all_rows(p))
+        op.head.rows = a->rows;
+    return w->be->layers(s, &op);
+}
+
+/* ---- passes ---- */
 
 bool nbi_pass_wants_all_rows(const struct nbi_pass *p)
 {
@@ -220,22 +255,24 @@ enum nb_status nbi_forward_head(const struct nbi_weights *w, const struct nbi_ac
     const struct nbi_ptr wanted = nbi_pass_wants_all_rows(p) ? a->x : a->final;
     if (M == 0)
         return NB_OK;
+    if (in_one_call(w, p))
+        return run_layers(w, a, s, p, 0, 0, true);
     if (wanted.at != a->x.at)
         NBI_TRY(be->gather(
             s, &(struct nbi_op_gather){.y = wanted, .x = a->x, .rows = a->rows, .M = M, .C = C}));
     /* logits = rmsnorm(x of the wanted rows, w_final) Whead^T */
-    return norm_linear(
-        a, s,
+    NBI_TRY(be->rmsnorm(
+        s,
         &(struct nbi_op_rmsnorm){
-            .y = a->final, .x = wanted, .w = w->norm, .eps = (float)c->rms_eps, .N = M, .C = C},
-        &(struct nbi_op_linear){.count = 1,
-                                .y = {a->logits},
-                                .w = {w->head},
-                                .x = a->final,
-                                .N = M,
-                                .K = C,
-                                .matmul = p->matmul,
-                                .batch_invariant = p->batch_invariant});
+            .y = a->final, .x = wanted, .w = w->norm, .eps = (float)c->rms_eps, .N = M, .C = C}));
+    return be->linear(s, &(struct nbi_op_linear){.count = 1,
+                                                 .y = {a->logits},
+                                                 .w = {w->head},
+                                                 .x = a->final,
+                                                 .N = M,
+                                                 .K = C,
+                                                 .matmul = p->matmul,
+                                                 .batch_invariant = p->batch_invariant});
 }
 
 enum nb_status nbi_forward(const struct nbi_weights *w, const struct nbi_acts *a,
@@ -254,10 +291,14 @@ enum nb_status nbi_forward(const struct nbi_weights *w, const struct nbi_acts *a
     NBI_TRY(be->embed(
         s, &(struct nbi_op_embed){
                .x = a->x, .ids = a->ids, .table = w->embed, .N = p->N, .C = c->hidden_size}));
+    if (in_one_call(w, p) && !p->after_layer)
+        return run_layers(w, a, s, p, 0, c->layers, true);
     for (int64_t i = 0; i < c->layers; i++) {
         const struct layer l = layer_of(w, a, s, p, i);
-        NBI_TRY(attention_block(&l));
-        NBI_TRY(mlp_block(&l));
+        if (in_one_call(w, p))
+            NBI_TRY(run_layers(w, a, s, p, i, 1, false));
+        else
+            NBI_TRY(run_layer(&l));
         if (p->after_layer)
             NBI_TRY(p->after_layer(p->ctx, i, a->x));
     }
@@ -268,9 +309,7 @@ enum nb_status nbi_forward_layer(const struct nbi_weights *w, const struct nbi_a
                                  struct nbi_stream *s, const struct nbi_pass *p, int64_t layer)
 {
     const struct layer l = layer_of(w, a, s, p, layer);
-    const struct nbi_op_swiglu act = swiglu(&l);
     NBI_TRY(l.be->copy(s, a->x, l.la->in, l.N * l.C * (int64_t)sizeof(float)));
     NBI_TRY(attention_block(&l));
-    NBI_TRY(gate_up(&l));
-    return l.be->swiglu(s, &act); /* the backward pass does not need x + act Wdown^T */
+    return gate_up_act(&l); /* the backward pass does not need x + act Wdown^T */
 }

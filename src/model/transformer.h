@@ -29,6 +29,7 @@ struct nbi_pass {
     enum nbi_matmul matmul;        /* of all products and of attention */
     bool batch_invariant;          /* no token's bits depend on the other rows of the pass */
     bool one_row_per_sequence;     /* every token belongs to another sequence */
+    bool training; /* a backward pass follows: keep what it reads in the activations */
     /* Called after each layer, whose output x [N, C] is on the device; NULL: none. */
     enum nb_status (*after_layer)(void *ctx, int64_t layer, struct nbi_ptr x);
     void *ctx;

@@ -66,7 +66,8 @@ enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_mic
                                 .last = f->last,
                                 .rows = f->rows,
                                 .kv = f->kv,
-                                .matmul = NBI_MATMUL_F32};
+                                .matmul = NBI_MATMUL_F32,
+                                .training = true};
     return NB_OK;
 }
 

@@ -50,7 +50,7 @@ JSON
 }
 
 checks() {
-    for test in ops attention linear_decode backend training_forward backward backward_products loss optimizer \
+    for test in ops attention linear_decode layers backend training_forward backward backward_products loss optimizer \
         run_ahead infer_batch; do
         try "test_$test" "$build/tests/test_$test"
     done
@@ -94,14 +94,14 @@ sanitizers() {
         short='*'
         if [ $tool = racecheck ]; then
             short='*short*'
-            try "$tool, attention of a few rows" compute-sanitizer --tool $tool --error-exitcode 9 \
-                "$build/tests/test_attention" '*fused_rope*cuda*'
         else
             try "$tool, twenty sequences" compute-sanitizer --tool $tool --error-exitcode 9 \
                 "$build/tests/test_infer_batch" '*twenty*'
         fi
         try "$tool, products of few rows" compute-sanitizer --tool $tool --error-exitcode 9 \
             "$build/tests/test_linear_decode" "$short"
+        try "$tool, layers in one call" compute-sanitizer --tool $tool --error-exitcode 9 \
+            "$build/tests/test_layers" '*short*'
     done
 }
 

@@ -40,8 +40,8 @@ static inline void end_on(void)
 
 /* ---- one operation on a backend ---- */
 
-#define MAX_BLOCKS  16
-#define MAX_WEIGHTS 4
+#define MAX_BLOCKS  32
+#define MAX_WEIGHTS 16
 
 struct lab {
     struct nbi_backend *be;

@@ -1,5 +1,5 @@
-/* test_attention.c - attention over a contiguous and a paged KV cache, and fused with rope, on the
- * CPU's fastest path and on a GPU, against the scalar CPU code, which defines it. */
+/* test_attention.c - attention over a contiguous and a paged KV cache, on the CPU's fastest path
+ * and on a GPU, against the scalar CPU code, which defines it. */
 #include "ops_lab.h"
 #include "stored.h"
 
@@ -301,143 +301,12 @@ static void check_paged(void)
     }
 }
 
-/* ---- rope and attention, separate and fused ---- */
-
-/* Arguments of qkv_rope for an attention_case: k and v [N, NKV, D], cos and sin [N, D/2]. */
-struct fused_case {
-    struct attention_case *a;
-    float *k, *v, *cos, *sin;
-    int32_t kv_rows[MAX_ROWS];
-    struct host_weight q_norm, k_norm;
-};
-
-/* For a paged case with one row per sequence; each token's own row of the cache is still NaN. */
-static void fused_new(struct fused_case *t, struct attention_case *p)
-{
-    int64_t one = (int64_t)nbi_dtype_bytes(p->dtype, p->NKV * p->D);
-    t->a = p;
-    t->k = random_floats(p->N * p->NKV * p->D, 3);
-    t->v = random_floats(p->N * p->NKV * p->D, 1);
-    t->cos = random_floats(p->N * p->D / 2, 1);
-    t->sin = random_floats(p->N * p->D / 2, 1);
-    for (int64_t n = 0; n < p->N; n++) {
-        int32_t last = p->last[n], page = p->pages[p->tables[n] + last / NBI_PAGE];
-        t->kv_rows[n] = page * NBI_PAGE + last % NBI_PAGE;
-        memset(p->k + t->kv_rows[n] * one, 0xFF, (size_t)one);
-        memset(p->v + t->kv_rows[n] * one, 0xFF, (size_t)one);
-    }
-    host_weight_new(&t->q_norm, NBI_BF16, p->D, 0);
-    host_weight_new(&t->k_norm, NBI_F32, p->D, 0);
-}
-
-static void fused_free(struct fused_case *t)
-{
-    float *all[] = {t->k, t->v, t->cos, t->sin};
-    for (int64_t i = 0; i < COUNT(all); i++)
-        free(all[i]);
-    host_weight_free(&t->q_norm);
-    host_weight_free(&t->k_norm);
-}
-
-/* Returns y, and in `cache` the keys and values of the cache. */
-static void run_fused(struct fused_case *t, bool one_row_per_sequence, float *y, uint8_t *cache)
-{
-    const struct attention_case *c = t->a;
-    int64_t q = c->N * c->NH * c->D * 4, kv = c->N * c->NKV * c->D * 4,
-            angles = c->N * c->D / 2 * 4;
-    int64_t bytes = (int64_t)nbi_dtype_bytes(c->dtype, c->rows * c->NKV * c->D);
-    struct lab l;
-    lab_begin(&l, tested,
-              &(struct nbi_stream_limits){.N = c->N, .K = 16, .D = c->D, .heads = c->NH});
-    const struct nbi_op_qkv_rope rope = {
-        .q_out = block(&l, NULL, q),
-        .kv = {block(&l, c->k, bytes), block(&l, c->v, bytes), c->dtype},
-        .kv_rows = block(&l, t->kv_rows, c->N * 4),
-        .q = block(&l, c->q, q),
-        .k = block(&l, t->k, kv),
-        .v = block(&l, t->v, kv),
-        .q_norm = weight(&l, &t->q_norm),
-        .k_norm = weight(&l, &t->k_norm),
-        .cos = block(&l, t->cos, angles),
-        .sin = block(&l, t->sin, angles),
-        .eps = 1e-6f,
-        .N = c->N,
-        .NH = c->NH,
-        .NKV = c->NKV,
-        .D = c->D};
-    const struct nbi_op_attention op = {.y = block(&l, NULL, q),
-                                        .q = rope.q_out,
-                                        .kv = rope.kv,
-                                        .first = block(&l, c->first, c->N * 4),
-                                        .last = block(&l, c->last, c->N * 4),
-                                        .pages = block(&l, c->pages, c->page_count * 4),
-                                        .tables = block(&l, c->tables, c->N * 4),
-                                        .max_keys = c->max_keys,
-                                        .N = c->N,
-                                        .NH = c->NH,
-                                        .NKV = c->NKV,
-                                        .D = c->D,
-                                        .kv_unshared = true,
-                                        .one_row_per_sequence = one_row_per_sequence,
-                                        .batch_invariant = c->batch_invariant};
-    assert_ok(tested->qkv_rope(l.s, &rope));
-    assert_ok(tested->attention(l.s, &op));
-    fetch(&l, y, op.y, q);
-    fetch(&l, cache, op.kv.k, bytes);
-    fetch(&l, cache + bytes, op.kv.v, bytes);
-    lab_end(&l);
-}
-
-/* qkv_rope may be deferred to an attention with one_row_per_sequence: the bits must be the same. */
-static void check_fused_rope(void)
-{
-    static const int64_t counts[] = {1, 7, 20, 64}, groups[] = {4, 1, 8, 2};
-    for (int i = 0; i < 2 * 3 * 4; i++) {
-        struct attention_case c = {.N = counts[i % 4],
-                                   .D = i / 4 % 2 ? 64 : 128,
-                                   .dtype = kv_types[1 + i / 8],
-                                   .NKV = 1 + i % 3,
-                                   .NH = (1 + i % 3) * groups[(i + i / 4) % 4]},
-                              p;
-        struct fused_case t;
-        paged_new(&c, &p, c.N, true);
-        p.q = c.q;
-        fused_new(&t, &p);
-        int64_t n = c.N * c.NH * c.D,
-                bytes = 2 * (int64_t)nbi_dtype_bytes(c.dtype, c.rows * c.NKV * c.D);
-        float *separate = zeros(n, 4), *fused = zeros(n, 4);
-        uint8_t *caches[2] = {zeros(bytes, 1), zeros(bytes, 1)};
-        for (int batch_invariant = 0; batch_invariant < 2; batch_invariant++) {
-            p.batch_invariant = batch_invariant;
-            snprintf(where, sizeof where,
-                     "%s, N %lld, D %lld, %lld and %lld heads, batch-invariant %d",
-                     nbi_dtypes[c.dtype].name, (long long)c.N, (long long)c.D, (long long)c.NH,
-                     (long long)c.NKV, batch_invariant);
-            run_fused(&t, false, separate, caches[0]);
-            run_fused(&t, true, fused, caches[1]);
-            same_bytes("y", fused, separate, n * 4);
-            same_bytes("the cache", caches[1], caches[0], bytes);
-            for (int64_t j = 0; j < n; j++)
-                assert_true(isfinite(separate[j]));
-        }
-        fused_free(&t);
-        p.q = NULL;
-        attention_free(&c);
-        attention_free(&p);
-        free(separate);
-        free(fused);
-        free(caches[0]);
-        free(caches[1]);
-    }
-}
-
 /* ---- all of them, on both ---- */
 
 #define CHECKS(X)                                                                                  \
     X(short)                                                                                       \
     X(long)                                                                                        \
-    X(paged)                                                                                       \
-    X(fused_rope)
+    X(paged)
 
 #define X(check) TEST_ON_BOTH(attention, check)
 CHECKS(X)

@@ -1,5 +1,5 @@
 /* test_linear_decode.c - linear of decoding, up to 64 rows with NVFP4 matrices: batch invariance,
- * shapes that reach every division of the work, and fusion with norms and SwiGLU. */
+ * and shapes that reach every division of the work. */
 #include "ops_lab.h"
 
 #define ROWS 64
@@ -154,168 +154,18 @@ static void compare_with_scalar(const struct linear_case *shape, int64_t variant
     }
 }
 
-/* Skips the test on a backend without fused operations. */
-static void need_fused(void)
-{
-    if (tested->norm_linear && tested->swiglu_linear)
-        return;
-    end_on();
-    skip("this backend fuses no operations with a product");
-}
-
 static void check_results_match_the_scalar_code(void)
 {
     for (int64_t i = 0; i < COUNT(shapes); i++)
         compare_with_scalar(&shapes[i], i);
 }
 
-/* Row blocks exist on the GPU only, which is the backend that fuses. */
+/* Row blocks exist on the GPU only. */
 static void check_several_row_blocks_match_the_scalar_code(void)
 {
-    need_fused();
     compare_with_scalar(&long_shape, 0);
     compare_with_scalar(&long_shape, 1); /* batch-invariant */
     compare_with_scalar(&shapes[5], 2);  /* more tile columns of x than shared memory holds */
-}
-
-/* ---- fused with the previous operation ---- */
-
-/* linear of swiglu or, with a norm's weight, of rmsnorm: as one operation or as two. */
-static void run_fused(struct linear_case *c, int64_t N, struct host_weight *norm, bool fused,
-                      float *out)
-{
-    const struct nbi_stream_limits limits = limits_of(c, N);
-    struct nbi_backend *be = tested;
-    struct lab l;
-    int64_t bytes = N * c->K * 4;
-    lab_begin(&l, be, &limits);
-    struct nbi_op_linear op = linear_op(&l, c, N);
-    struct nbi_ptr x = block(&l, c->x, bytes), up = block(&l, c->x + c->K, bytes);
-    op.x = block(&l, NULL, bytes);
-    if (norm) {
-        const struct nbi_op_rmsnorm a = {op.x, {0}, x, weight(&l, norm), 1e-6f, N, c->K, false};
-        assert_ok(fused ? be->norm_linear(l.s, &a, &op) : be->rmsnorm(l.s, &a));
-    } else {
-        const struct nbi_op_swiglu a = {op.x, x, up, N, c->K, 0, false};
-        assert_ok(fused ? be->swiglu_linear(l.s, &a, &op) : be->swiglu(l.s, &a));
-    }
-    if (!fused)
-        assert_ok(be->linear(l.s, &op));
-    fetch_results(&l, c, &op, out);
-    lab_end(&l);
-}
-
-static void check_fused_operations_keep_the_bits_of_two(void)
-{
-    static const int64_t counts[] = {1, 8, 11, 63};
-    need_fused();
-    for (int64_t i = 0; i < COUNT(shapes) * 8; i++) {
-        struct linear_case c = shapes[i / 8];
-        int64_t N = counts[i % 4];
-        struct host_weight norm;
-        c.add = i % 3 == 1;
-        case_new(&c);
-        host_weight_new(&norm, i % 5 ? NBI_BF16 : NBI_F32, c.K, 0);
-        float *two = zeros(N * c.outs, 4), *one = zeros(N * c.outs, 4);
-        run_fused(&c, N, i / 4 % 2 ? &norm : NULL, false, two);
-        run_fused(&c, N, i / 4 % 2 ? &norm : NULL, true, one);
-        snprintf(where, sizeof where, "shape %lld, N %lld, %s", (long long)(i / 8), (long long)N,
-                 i / 4 % 2 ? "norm" : "swiglu");
-        same_bytes("y", one, two, N * c.outs * 4);
-        host_weight_free(&norm);
-        case_free(&c);
-        free(two);
-        free(one);
-    }
-}
-
-/* ---- the MLP block ---- */
-
-/* c has gate and up: y = y + swiglu(gate, up) down^T. As four operations, with SwiGLU's result to
- * `out_act`, or as two fused ones that hand it over packed. */
-static void run_mlp(struct linear_case *c, int64_t N, struct host_weight *norm,
-                    struct host_weight *down, float *out_act, float *out)
-{
-    const int64_t F = c->O[0], C = down->rows;
-    const struct nbi_stream_limits limits = {.N = N, .K = F > c->K ? F : c->K, .D = 2, .heads = 1};
-    struct nbi_backend *be = tested;
-    struct lab l;
-    lab_begin(&l, be, &limits);
-    struct nbi_op_linear op = linear_op(&l, c, N);
-    struct nbi_ptr x = block(&l, c->x, N * c->K * 4), act = block(&l, NULL, N * F * 4);
-    struct nbi_ptr y = block(&l, c->y, N * C * 4);
-    op.x = block(&l, NULL, N * c->K * 4);
-    const struct nbi_op_rmsnorm first = {op.x, {0}, x, weight(&l, norm), 1e-6f, N, c->K, false};
-    const struct nbi_op_swiglu second = {act, op.y[0], op.y[1], N, F, 0, false};
-    const struct nbi_op_linear third = {.count = 1,
-                                        .y = {y},
-                                        .w = {weight(&l, down)},
-                                        .x = act,
-                                        .N = N,
-                                        .K = F,
-                                        .add = true,
-                                        .batch_invariant = c->batch_invariant};
-    if (out_act) {
-        assert_ok(be->rmsnorm(l.s, &first));
-        assert_ok(be->linear(l.s, &op));
-        assert_ok(be->swiglu(l.s, &second));
-        fetch(&l, out_act, act, N * F * 4);
-        assert_ok(be->linear(l.s, &third));
-    } else {
-        op.act = act;
-        assert_ok(be->norm_linear(l.s, &first, &op));
-        assert_ok(be->swiglu_linear(l.s, &second, &third));
-    }
-    fetch(&l, out, y, N * C * 4);
-    lab_end(&l);
-}
-
-/* Two fused operations against four; and batch-invariant rows must keep their bits. */
-static void check_mlp_size(const int64_t size[3])
-{
-    static const int64_t counts[] = {1, 8, 9, 16, 17, 40, ROWS};
-    const int64_t F = size[1], C = size[2];
-    struct linear_case c = {.count = 2, .K = size[0], .O = {F, F}};
-    struct host_weight norm, down;
-    float *act = zeros(ROWS * F, 4), *want = zeros(ROWS * C, 4), *is = zeros(ROWS * C, 4),
-          *all = zeros(ROWS * C, 4);
-    double *bound = zeros(ROWS * C, 8);
-    case_new(&c);
-    free(c.y);
-    c.y = random_floats(ROWS * C, 1);
-    host_weight_new(&norm, NBI_BF16, c.K, 0);
-    host_weight_new(&down, NBI_NVFP4, C, F);
-    c.batch_invariant = true;
-    run_mlp(&c, ROWS, &norm, &down, NULL, all);
-    for (int64_t i = 0; i < COUNT(counts); i++) {
-        int64_t N = counts[i];
-        snprintf(where, sizeof where, "%lld to %lld to %lld, N %lld", (long long)c.K, (long long)F,
-                 (long long)C, (long long)N);
-        c.batch_invariant = true;
-        run_mlp(&c, N, &norm, &down, NULL, is);
-        same_bytes("y", is, all, N * C * 4);
-        c.batch_invariant = false;
-        run_mlp(&c, N, &norm, &down, act, want);
-        run_mlp(&c, N, &norm, &down, NULL, is);
-        for (int64_t j = 0; j < N * C; j++)
-            bound[j] = dot_bound(act + j / C * F, down.values + j % C * F, F, 6 * 0x1p-11) + 1e-6;
-        within("y", is, want, bound, N * C);
-    }
-    host_weight_free(&norm);
-    host_weight_free(&down);
-    case_free(&c);
-    void *used[] = {act, want, is, all, bound};
-    for (int64_t i = 0; i < COUNT(used); i++)
-        free(used[i]);
-}
-
-static void check_fused_mlp_matches_four_operations(void)
-{
-    static const int64_t sizes[][3] = {{16, 16, 1},     {144, 80, 129}, {1008, 1072, 333},
-                                       {640, 9728, 80}, {16, 17408, 3}, {272, 34000, 3}};
-    need_fused();
-    for (int64_t i = 0; i < COUNT(sizes); i++)
-        check_mlp_size(sizes[i]);
 }
 
 /* ---- all checks, on both backends where both can ---- */
@@ -325,8 +175,6 @@ static void check_short_selection(void)
 {
     compare_with_scalar(&shapes[1], 1);
     compare_with_scalar(&shapes[2], 2);
-    if (tested->norm_linear && tested->swiglu_linear)
-        check_mlp_size((const int64_t[]){144, 80, 129});
 }
 
 #define CHECKS(X)                                                                                  \
@@ -334,17 +182,10 @@ static void check_short_selection(void)
     X(results_match_the_scalar_code)                                                               \
     X(short_selection)
 
-#define FUSED_CHECKS(X)                                                                            \
-    X(several_row_blocks_match_the_scalar_code)                                                    \
-    X(fused_operations_keep_the_bits_of_two)                                                       \
-    X(fused_mlp_matches_four_operations)
-
 #define X(check) TEST_ON_BOTH(linear_decode, check)
 CHECKS(X)
 #undef X
-#define X(check) TEST_ON_CUDA(linear_decode, check)
-FUSED_CHECKS(X)
-#undef X
+TEST_ON_CUDA(linear_decode, several_row_blocks_match_the_scalar_code)
 
 int main(void)
 {
@@ -352,9 +193,6 @@ int main(void)
 #define X(check) ON_BOTH(linear_decode, check)
         CHECKS(X)
 #undef X
-#define X(check) ON_CUDA(linear_decode, check)
-            FUSED_CHECKS(X)
-#undef X
-    };
+            ON_CUDA(linear_decode, several_row_blocks_match_the_scalar_code)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

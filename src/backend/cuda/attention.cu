@@ -263,30 +263,15 @@ static enum nb_status attention_in_chunks(struct nbi_stream *s, const struct nbi
     return NB_OK;
 }
 
-static bool is_decode_attention(const struct nbi_op_attention *a)
+bool nbi_cuda_is_decode_attention(const struct nbi_op_attention *a)
 {
     return a->matmul == NBI_MATMUL_FAST && !a->bf16 && (a->D == 128 || a->D == 64) &&
            a->N <= NBI_DECODE_ATTENTION_ROWS && a->kv.dtype != NBI_F32 &&
            a->NH / a->NKV <= DECODE_GROUP_MAX;
 }
 
-enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a)
+static struct attention_args args_of(const struct nbi_stream *s, const struct nbi_op_attention *a)
 {
-    struct rope_args rope = s->rope;
-    if (is_decode_attention(a) && a->one_row_per_sequence && rope.N == a->N &&
-        rope.q_out == at<float>(a->q) && rope.k_cache == at<void>(a->kv.k)) {
-        NBI_BUG_IF(rope.NH != a->NH || rope.NKV != a->NKV || rope.D != a->D ||
-                   rope.kv_type != a->kv.dtype);
-        s->rope = {}; /* the decode kernel applies it */
-    } else {
-        rope = {};
-    }
-    CU_HERE(s);
-    if (a->N == 0)
-        return NB_OK;
-    NBI_BUG_IF(a->bf16 && (a->kv.dtype != NBI_BF16 || a->pages.at));
-    if (a->kv_unshared && !a->bf16 && a->N > NBI_DECODE_ATTENTION_ROWS)
-        return attention_in_chunks(s, a);
     struct attention_args k = {};
     k.y = at<float>(a->y);
     k.lse = at<float>(a->lse);
@@ -307,9 +292,32 @@ enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_atte
     k.splits = 1;
     k.batch_invariant = a->batch_invariant;
     k.scale = LOG2E / sqrtf((float)a->D);
+    return k;
+}
 
-    if (is_decode_attention(a))
-        return nbi_cuda_attention_decode(s, a, k, rope);
+enum nb_status nbi_cuda_attention_packed(struct nbi_stream *s, const struct nbi_op_attention *a,
+                                         const struct nbi_op_qkv_rope *rope, bool *packed)
+{
+    *packed = false;
+    if (!nbi_cuda_is_decode_attention(a))
+        return nbi_cuda_attention(s, a);
+    struct rope_args r = {};
+    if (rope)
+        r = nbi_cuda_rope_args(rope);
+    return nbi_cuda_attention_decode(s, a, args_of(s, a), r, packed);
+}
+
+enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a)
+{
+    CU_HERE(s);
+    if (a->N == 0)
+        return NB_OK;
+    NBI_BUG_IF(a->bf16 && (a->kv.dtype != NBI_BF16 || a->pages.at));
+    if (a->kv_unshared && !a->bf16 && a->N > NBI_DECODE_ATTENTION_ROWS)
+        return attention_in_chunks(s, a);
+    const struct attention_args k = args_of(s, a);
+    if (nbi_cuda_is_decode_attention(a))
+        return nbi_cuda_attention_decode(s, a, k, {}, NULL);
     if (a->matmul == NBI_MATMUL_FAST && (a->D == 128 || a->D == 64) &&
         (a->bf16 || a->N > NBI_DECODE_ATTENTION_ROWS))
         return nbi_cuda_attention_prefill(s, a, k);

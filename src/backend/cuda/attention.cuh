@@ -89,10 +89,11 @@ template <int D> __device__ static inline uint32_t swizzled_at(int row, int chun
 
 /* attention_decode.cu: N up to NBI_DECODE_ATTENTION_ROWS, D 64 or 128, 16-bit or e4m3 cache, group
  * up to DECODE_GROUP_MAX. If rope.N > 0 it applies rope as well; each row's own key is then the
- * last that it attends to. */
+ * last that it attends to. Unless `packed` is NULL, y may go to s->x_f16 as well, packed as x of a
+ * product: *packed says so. */
 enum nb_status nbi_cuda_attention_decode(struct nbi_stream *s, const struct nbi_op_attention *a,
                                          const struct attention_args &k,
-                                         const struct rope_args &rope);
+                                         const struct rope_args &rope, bool *packed);
 
 /* attention_prefill.cu: D 64 or 128. With bf16 also the keys and values are, without pages. */
 enum nb_status nbi_cuda_attention_prefill(struct nbi_stream *s, const struct nbi_op_attention *a,

@@ -684,7 +684,8 @@ __global__ __maxnreg__((warp_state<D, TYPE>::REGISTERS)) static void k_attention
 
 template <int D, enum nbi_dtype TYPE>
 static enum nb_status launch(struct nbi_stream *s, const struct nbi_op_attention *a,
-                             const struct attention_args &k, const struct rope_args &rope)
+                             const struct attention_args &k, const struct rope_args &rope,
+                             bool *packed)
 {
     using F = struct warp_state<D, TYPE>;
     int64_t resident = (int64_t)s->cuda->sms * F::CTAS_PER_SM; /* CTAs that run at once */
@@ -705,34 +706,36 @@ static enum nb_status launch(struct nbi_stream *s, const struct nbi_op_attention
      * pack_activations.cu scales each row by its amax. Batch-invariant calls always take that path,
      * since the same row may also come from a kernel that does not pack. */
     bool small = (TYPE == NBI_F16 || TYPE == NBI_E4M3) && !a->batch_invariant;
-    if (small && a->NH * D % CUDA_TILE_COLS == 0 && a->NH * D <= s->limits.K)
+    if (packed && small && a->NH * D % CUDA_TILE_COLS == 0 && a->NH * D <= s->limits.K)
         args.y_f16 = x_f16_of(s, a->N, a->NH * D);
     if (k.pages)
         CU_TRY(pdl_launch(s, k_attention_decode<D, TYPE, true>, grid, THREADS, 0, args));
     else
         CU_TRY(pdl_launch(s, k_attention_decode<D, TYPE, false>, grid, THREADS, 0, args));
-    if (args.y_f16.out)
-        s->ready = {k.y, a->N, a->NH * D};
+    if (packed)
+        *packed = args.y_f16.out != NULL;
     return NB_OK;
 }
 
 template <int D>
 static enum nb_status attention_decode(struct nbi_stream *s, const struct nbi_op_attention *a,
-                                       const struct attention_args &k, const struct rope_args &rope)
+                                       const struct attention_args &k, const struct rope_args &rope,
+                                       bool *packed)
 {
     switch (a->kv.dtype) {
     case NBI_F16:
-        return launch<D, NBI_F16>(s, a, k, rope);
+        return launch<D, NBI_F16>(s, a, k, rope, packed);
     case NBI_BF16:
-        return launch<D, NBI_BF16>(s, a, k, rope);
+        return launch<D, NBI_BF16>(s, a, k, rope, packed);
     default:
-        return launch<D, NBI_E4M3>(s, a, k, rope);
+        return launch<D, NBI_E4M3>(s, a, k, rope, packed);
     }
 }
 
 enum nb_status nbi_cuda_attention_decode(struct nbi_stream *s, const struct nbi_op_attention *a,
                                          const struct attention_args &k,
-                                         const struct rope_args &rope)
+                                         const struct rope_args &rope, bool *packed)
 {
-    return a->D == 128 ? attention_decode<128>(s, a, k, rope) : attention_decode<64>(s, a, k, rope);
+    return a->D == 128 ? attention_decode<128>(s, a, k, rope, packed)
+                       : attention_decode<64>(s, a, k, rope, packed);
 }

@@ -66,8 +66,8 @@ enum nb_status nbi_cuda_cublaslt_gemm(struct nbi_stream *s, const struct cublasl
 void nbi_cuda_fp4_init(struct cuda *cuda);
 
 /* On a device with FP4 tensor cores the first stream for more than NBI_DECODE_LINEAR_ROWS rows
- * compares products with the host's and sets NBI_CAP_FP4. A failure is a warning, and prefill goes on in
- * bf16. */
+ * compares products with the host's and sets NBI_CAP_FP4. A failure is a warning, and prefill goes
+ * on in bf16. */
 void nbi_cuda_fp4_selftest(struct nbi_stream *s);
 
 /* Whether matrix i is multiplied in FP4. */

@@ -288,7 +288,7 @@ static void fill_table(struct cuda *cuda)
     struct nbi_backend *be = &cuda->be;
     be->name = cuda->name;
     be->chunk = 1024;
-    be->caps = NBI_CAP_GRAPHS | NBI_CAP_OWN_MEMORY;
+    be->caps = NBI_CAP_LAYERS | NBI_CAP_GRAPHS | NBI_CAP_OWN_MEMORY;
     be->batch_invariant_rows = NBI_DECODE_ATTENTION_ROWS < NBI_DECODE_LINEAR_ROWS
                                    ? NBI_DECODE_ATTENTION_ROWS
                                    : NBI_DECODE_LINEAR_ROWS;
@@ -331,8 +331,7 @@ static void fill_table(struct cuda *cuda)
     be->requantize = nbi_cuda_requantize;
     be->amax = nbi_cuda_amax;
     be->attention_bwd = nbi_cuda_attention_bwd;
-    be->norm_linear = nbi_cuda_norm_linear;
-    be->swiglu_linear = nbi_cuda_swiglu_linear;
+    be->layers = nbi_cuda_layers;
     be->graph_run = nbi_cuda_graph_run;
     be->megakernel_new = nbi_cuda_megakernel_new;
     be->megakernel_run = nbi_cuda_megakernel_run;

@@ -45,11 +45,6 @@ static enum nb_status capture(struct nbi_stream *s, const struct nbi_graph *r, c
         return NB_OK;
     }
     enum nb_status rc = r->queue(r->ctx);
-    if (rc == NB_OK)
-        rc = nbi_cuda_finish_pending(s); /* deferred work belongs to the list */
-    s->pending = {};
-    clear_handoff(s);
-    s->rope = {};
     cudaError_t ended = cudaStreamEndCapture(s->queue, &graph); /* also after an error */
     if (rc == NB_OK && ended == cudaSuccess &&
         cudaGraphInstantiateWithFlags(out, graph, 0) != cudaSuccess)

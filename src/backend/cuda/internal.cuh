@@ -3,9 +3,8 @@
  * No file outside this folder includes a CUDA header. Kernels and templates stay in the file that
  * launches them; what other files call is declared at the end.
  *
- * A stream may defer work of one operation to the next: split-K partial sums (pending) and rotary
- * embedding (rope). Every operation therefore either starts with CU_HERE, which does that work, or
- * fuses it into its own kernels. */
+ * A stream has memory, but no state: what it holds between two calls means nothing. Steps that hand
+ * work or data to the next one do so within a call (layers.cu). */
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,6 +13,7 @@
 extern "C" {
 #include "backend/decode.h"
 #include "backend/devices.h"
+#include "backend/layers.h"
 #include "backend/ops_train.h"
 }
 
@@ -79,10 +79,9 @@ struct cached_graph {
     cudaGraphExec_t exec; /* NULL: not recorded yet, or cannot be */
 };
 
-/* Deferred end of a split-K product: y[N, C] += partials[0] + partials[1] + ... The operation that
- * reads y next adds them, in this order. */
+/* End of a split-K product: y[N, C] += partials[0] + partials[1] + ..., in this order. */
 struct splitk_partials {
-    float *y;              /* NULL: nothing is pending */
+    float *y;              /* NULL: y is complete */
     const float *partials; /* [split_k, N, C] */
     int split_k;
     int64_t N, C;
@@ -98,22 +97,7 @@ struct rope_args {
     enum nbi_dtype q_type, k_type, kv_type;
     float eps;
     int NH, NKV, D;
-    int N; /* 0: nothing is deferred */
-};
-
-/* x[N, K] has already been packed into x_f16 (or act_f16) by the previous operation. */
-struct packed_x {
-    const float *x; /* NULL: it has not */
-    int64_t N, K;
-};
-
-/* The argmax of one row of logits is the largest of these sort keys (sort_key.cuh), which the
- * previous operation left. */
-struct argmax_keys {
-    const float *logits; /* NULL: no keys */
-    int64_t V;
-    const uint64_t *keys;
-    int count;
+    int N;
 };
 
 /* A small download: the device copies to pinned memory, the next sync copies on to `to`. */
@@ -142,13 +126,6 @@ struct nbi_stream {
     int64_t pinned_used;         /* since the last sync */
     struct download downloads[NBI_DOWNLOADS_MAX]; /* to finish at the next sync */
     int download_count;
-    /* Handed from an operation to the one right after it; see clear_handoff. */
-    struct packed_x ready;   /* in x_f16 */
-    struct packed_x acted;   /* in act_f16: SwiGLU of the product just computed */
-    struct argmax_keys best; /* of the logits just computed */
-    /* Deferred; see CU_HERE. */
-    struct splitk_partials pending;
-    struct rope_args rope;
     struct cached_graph graphs[NBI_GRAPHS_MAX];
     int64_t graph_clock; /* calls of graph_run */
 };
@@ -164,22 +141,8 @@ enum nb_status nbi_cuda_fail(cudaError_t rc, const char *what);
             return nbi_cuda_fail(cu_try_rc, #expr);                                                \
     } while (0)
 
-/* What the previous operation left in scratch memory is valid for one operation only. */
-static inline void clear_handoff(struct nbi_stream *s)
-{
-    s->ready = {};
-    s->acted = {};
-    s->best = {};
-}
-
-/* At the start of each operation: selects the device, which CUDA keeps per thread, and finishes
- * deferred work. */
-#define CU_HERE(s)                                                                                 \
-    do {                                                                                           \
-        CU_TRY(cudaSetDevice((s)->cuda->index));                                                   \
-        clear_handoff(s);                                                                          \
-        NBI_TRY(nbi_cuda_finish_pending(s));                                                       \
-    } while (0)
+/* At the start of each operation: selects the device, which CUDA keeps per thread. */
+#define CU_HERE(s) CU_TRY(cudaSetDevice((s)->cuda->index))
 
 #define CU_LAUNCHED() CU_TRY(cudaGetLastError()) /* after each launch */
 
@@ -261,7 +224,7 @@ enum nb_status nbi_cuda_embed(struct nbi_stream *s, const struct nbi_op_embed *a
 enum nb_status nbi_cuda_rope_table(struct nbi_stream *s, const struct nbi_op_rope_table *a);
 enum nb_status nbi_cuda_rmsnorm(struct nbi_stream *s, const struct nbi_op_rmsnorm *a);
 enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a);
-enum nb_status nbi_cuda_rope_apply(struct nbi_stream *s, const struct rope_args *a);
+struct rope_args nbi_cuda_rope_args(const struct nbi_op_qkv_rope *a);
 enum nb_status nbi_cuda_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *a);
 enum nb_status nbi_cuda_gather(struct nbi_stream *s, const struct nbi_op_gather *a);
 enum nb_status nbi_cuda_scatter(struct nbi_stream *s, const struct nbi_op_scatter *a);
@@ -285,20 +248,14 @@ enum nb_status nbi_cuda_swiglu_linear_cublaslt(struct nbi_stream *s,
 
 /* ---- pack_activations.cu ---- */
 
-/* Does what the stream has deferred: rope and split-K sums. */
-enum nb_status nbi_cuda_finish_pending(struct nbi_stream *s);
+/* Adds the partial sums to y, if there are any. */
+enum nb_status nbi_cuda_splitk_reduce(struct nbi_stream *s, const struct splitk_partials *p);
 enum nb_status nbi_cuda_ptx_version(int *out);
 
 /* ---- linear_decode.cu: N up to NBI_DECODE_LINEAR_ROWS, all matrices NVFP4 ---- */
 
 bool nbi_cuda_is_decode_linear(const struct nbi_op_linear *a);
-/* packed: x is in s->x_f16 already. */
-enum nb_status nbi_cuda_linear_decode(struct nbi_stream *s, const struct nbi_op_linear *a,
-                                      bool packed);
-enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
-                                    const struct nbi_op_linear *a);
-enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,
-                                      const struct nbi_op_linear *a);
+enum nb_status nbi_cuda_linear_decode(struct nbi_stream *s, const struct nbi_op_linear *a);
 
 /* ---- attention.cu ---- */
 
@@ -312,3 +269,16 @@ enum nb_status nbi_cuda_update_plan(struct nbi_stream *s, const struct nbi_op_up
 enum nb_status nbi_cuda_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a);
 enum nb_status nbi_cuda_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a);
 enum nb_status nbi_cuda_amax(struct nbi_stream *s, const struct nbi_op_amax *a);
+
+/* Whether the decode kernels compute it. */
+bool nbi_cuda_is_decode_attention(const struct nbi_op_attention *a);
+
+/* attention; *packed: y is in s->x_f16 as well, packed as x of a product. If rope is not NULL, it
+ * is applied first, and q_out stays unwritten. That takes decode attention with one row per
+ * sequence. */
+enum nb_status nbi_cuda_attention_packed(struct nbi_stream *s, const struct nbi_op_attention *a,
+                                         const struct nbi_op_qkv_rope *rope, bool *packed);
+
+/* ---- layers.cu ---- */
+
+enum nb_status nbi_cuda_layers(struct nbi_stream *s, const struct nbi_op_layers *a);

@@ -170,14 +170,12 @@ static enum nb_status convert_x(struct nbi_stream *s, const struct nbi_op_linear
 
 enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
-    struct packed_x packed = s->ready;
     CU_HERE(s);
     enum x_format x_format = X_NONE;
     if (a->bf16 || a->r.at || a->ldy[0] > 0)
         return nbi_cuda_linear_train(s, a);
     if (nbi_cuda_is_decode_linear(a))
-        return nbi_cuda_linear_decode(
-            s, a, packed.x == at<float>(a->x) && packed.N == a->N && packed.K == a->K);
+        return nbi_cuda_linear_decode(s, a);
     for (int i = 0; i < a->count; i++) {
         int64_t done = 0;
         if (nbi_cuda_fp4_can_run(s, a, i)) {

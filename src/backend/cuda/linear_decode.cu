@@ -2,7 +2,7 @@
  * cores.
  *
  * in : x packed as f16 times a power of two per row (pack_activations.cu), weights as tiles
- * out: y, or partial sums for the next operation, or SwiGLU packed as x of the next linear
+ * out: y, or partial sums of it, or SwiGLU packed as x of the next linear
  *
  * linear_decode.cuh says how tiles are divided over CTAs. Inside a CTA, with row groups of
  * GROUP_TILE_ROWS tile rows each:
@@ -23,7 +23,7 @@
  * pdl_wait() (programmatic dependent launch).
  *
  * With few tile rows and `add`, K is also divided over CTAs (split_k). Each CTA leaves partial
- * sums, and the next operation on the stream adds them to y in order (struct splitk_partials).
+ * sums, which another kernel adds to y in order (struct splitk_partials).
  *
  * Batch invariance: every division above follows from the matrices and the device alone, except
  * for the choice between wgmma and mma.sync, which batch_invariant calls fix.
@@ -659,10 +659,9 @@ static struct linear_args args_of(struct nbi_stream *s, const struct nbi_op_line
     return p;
 }
 
-/* x is packed. With `gated`, x is of a norm, is_gated(a) holds, and SwiGLU of both results is
- * stored, packed, in their place. */
-static enum nb_status run_linear(struct nbi_stream *s, const struct nbi_op_linear *a,
-                                 const struct x_f16 &x, bool gated)
+enum nb_status nbi_cuda_linear_packed(struct nbi_stream *s, const struct nbi_op_linear *a,
+                                      const struct x_f16 &x, bool gated,
+                                      struct splitk_partials *pending)
 {
     const bool wg = use_wgmma(s, a);
     struct linear_args p = args_of(s, a, x, gated);
@@ -685,10 +684,12 @@ static enum nb_status run_linear(struct nbi_stream *s, const struct nbi_op_linea
         NBI_TRY(nbi_cuda_linear_resident(s, &p));
     else
         NBI_TRY(wg ? launch_for<true>(s, p) : launch_for<false>(s, p));
+    struct splitk_partials partials = {};
     if (p.split_k > 1)
-        s->pending = {p.y[0], p.partials, p.split_k, a->N, a->w[0].rows};
-    if (gated)
-        s->acted = {at<float>(a->act), a->N, a->w[0].rows};
+        partials = {p.y[0], p.partials, p.split_k, a->N, a->w[0].rows};
+    if (!pending)
+        return nbi_cuda_splitk_reduce(s, &partials);
+    *pending = partials;
     return NB_OK;
 }
 
@@ -700,52 +701,8 @@ bool nbi_cuda_is_decode_linear(const struct nbi_op_linear *a)
     return a->matmul == NBI_MATMUL_FAST && nvfp4 && a->N <= NBI_DECODE_LINEAR_ROWS;
 }
 
-enum nb_status nbi_cuda_linear_decode(struct nbi_stream *s, const struct nbi_op_linear *a,
-                                      bool packed)
+enum nb_status nbi_cuda_linear_decode(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
-    if (!packed)
-        NBI_TRY(nbi_cuda_pack_rows(s, a));
-    return run_linear(s, a, x_f16_of(s, a->N, a->K), false);
-}
-
-/* If split-K partials for the norm's x are outstanding, the kernel of the norm adds them up. */
-enum nb_status nbi_cuda_norm_linear(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
-                                    const struct nbi_op_linear *a)
-{
-    struct splitk_partials p = s->pending;
-    bool decode = !norm->rstd.at && nbi_cuda_is_decode_linear(a);
-    if (!decode || p.y != at<float>(norm->x) || p.N != norm->N || p.C != norm->C || s->rope.N > 0) {
-        CU_HERE(s); /* runs what was deferred */
-        p = {};
-    }
-    if (!decode && !norm->rstd.at && nbi_cuda_is_cublaslt_linear(s, a))
-        return nbi_cuda_norm_linear_cublaslt(s, norm, a);
-    if (!decode) {
-        NBI_TRY(nbi_cuda_rmsnorm(s, norm));
-        return nbi_cuda_linear(s, a);
-    }
-    CU_TRY(cudaSetDevice(s->cuda->index));
-    s->pending = {};
-    clear_handoff(s);
-    NBI_TRY(nbi_cuda_pack_norm(s, norm, a, &p));
-    return run_linear(s, a, x_f16_of(s, a->N, a->K), is_gated(a));
-}
-
-enum nb_status nbi_cuda_swiglu_linear(struct nbi_stream *s, const struct nbi_op_swiglu *act,
-                                      const struct nbi_op_linear *a)
-{
-    struct packed_x packed = s->acted;
-    CU_HERE(s);
-    if (packed.x && packed.x == at<float>(act->y) && packed.N == act->N && packed.K == act->F) {
-        NBI_BUG_IF(!nbi_cuda_is_decode_linear(a));
-        return run_linear(s, a, act_f16_of(s, a->N, a->K), false);
-    }
-    if (nbi_cuda_is_decode_linear(a)) {
-        NBI_TRY(nbi_cuda_pack_swiglu(s, act, a));
-        return run_linear(s, a, x_f16_of(s, a->N, a->K), false);
-    }
-    if (nbi_cuda_is_cublaslt_linear(s, a))
-        return nbi_cuda_swiglu_linear_cublaslt(s, act, a);
-    NBI_TRY(nbi_cuda_swiglu(s, act));
-    return nbi_cuda_linear(s, a);
+    NBI_TRY(nbi_cuda_pack_rows(s, a));
+    return nbi_cuda_linear_packed(s, a, x_f16_of(s, a->N, a->K), false, NULL);
 }

@@ -9,7 +9,7 @@
  *             +----------+----------+
  *   tile      | CTA 0    | CTA R    |    R = row_ctas, split_k = 2 here.
  *   rows      | CTA 1    | CTA R+1  |    With split_k > 1 the CTAs of a split write partial sums,
- *             | ...      | ...      |    which the next operation on the stream adds to y.
+ *             | ...      | ...      |    which another kernel adds to y.
  *             | CTA R-1  | CTA 2R-1 |
  *             +----------+----------+
  *

@@ -206,17 +206,11 @@ __global__ static void k_splitk_reduce(const __grid_constant__ struct splitk_par
         p.y[i] = splitk_reduce(p, n, i % p.C, p.y[i]);
 }
 
-enum nb_status nbi_cuda_finish_pending(struct nbi_stream *s)
+enum nb_status nbi_cuda_splitk_reduce(struct nbi_stream *s, const struct splitk_partials *p)
 {
-    struct splitk_partials p = s->pending;
-    struct rope_args rope = s->rope;
-    s->pending = {};
-    s->rope = {};
-    if (rope.N > 0)
-        NBI_TRY(nbi_cuda_rope_apply(s, &rope));
-    if (!p.y)
+    if (!p->y)
         return NB_OK;
-    CU_TRY(pdl_launch(s, k_splitk_reduce, (unsigned)ceil_div(p.N * p.C, 256), 256, 0, p));
+    CU_TRY(pdl_launch(s, k_splitk_reduce, (unsigned)ceil_div(p->N * p->C, 256), 256, 0, *p));
     return NB_OK;
 }
 
@@ -377,13 +371,14 @@ enum nb_status nbi_cuda_pack_swiglu(struct nbi_stream *s, const struct nbi_op_sw
 }
 
 enum nb_status nbi_cuda_pack_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
-                                  const struct nbi_op_linear *a, const struct splitk_partials *p)
+                                  const struct nbi_op_linear *a, bool gated,
+                                  const struct splitk_partials *p)
 {
     struct norm_args args = {at<float>(norm->x), at<const void>(norm->w.data), norm->w.dtype,
                              norm->eps};
     unsigned rows = (unsigned)ceil_div(a->N, 8) * 8,
              ctas = s->cuda->ptx_version >= 90 ? NORM_CTAS : 1;
-    bool gated = is_gated(a), half = a->N > 32;
+    bool half = a->N > 32;
     auto kernel = gated  ? half ? k_pack_norm_cluster_per_row<2, true>
                                 : k_pack_norm_cluster_per_row<SPLIT_K_MAX, true>
                    : half ? k_pack_norm_cluster_per_row<2, false>

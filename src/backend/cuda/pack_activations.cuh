@@ -70,16 +70,18 @@ __device__ static inline float update_amax(float amax, float v)
     return isfinite(v) ? fmaxf(amax, fabsf(v)) : INFINITY;
 }
 
-/* Whether a linear of a norm stores SwiGLU of its two results. */
-static inline bool is_gated(const struct nbi_op_linear *a)
-{
-    return a->act.at && a->count == 2 && a->w[0].rows == a->w[1].rows;
-}
-
 /* pack_activations.cu: pack x into s->x_f16. pack_norm first adds the split-K partials p to the
- * rows of the norm, if there are any. */
+ * rows of the norm, if there are any; with `gated`, the scales of act_f16 are made as well. */
 enum nb_status nbi_cuda_pack_rows(struct nbi_stream *s, const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_pack_swiglu(struct nbi_stream *s, const struct nbi_op_swiglu *act,
                                     const struct nbi_op_linear *a);
 enum nb_status nbi_cuda_pack_norm(struct nbi_stream *s, const struct nbi_op_rmsnorm *norm,
-                                  const struct nbi_op_linear *a, const struct splitk_partials *p);
+                                  const struct nbi_op_linear *a, bool gated,
+                                  const struct splitk_partials *p);
+
+/* linear_decode.cu: the product of a packed x. With `gated`, x is of pack_norm, the two matrices
+ * are gate and up, and SwiGLU of their results is packed into s->act_f16 in place of y. With
+ * `pending`, split-K sums may stay partial: *pending says what y lacks. */
+enum nb_status nbi_cuda_linear_packed(struct nbi_stream *s, const struct nbi_op_linear *a,
+                                      const struct x_f16 &x, bool gated,
+                                      struct splitk_partials *pending);

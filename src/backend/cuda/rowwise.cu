@@ -129,19 +129,8 @@ __global__ static void k_qkv_rope_warp_per_head(const __grid_constant__ struct r
         rope_query<W>(a, n, h, a.q_out + ((int64_t)n * a.NH + h) * a.D);
 }
 
-enum nb_status nbi_cuda_rope_apply(struct nbi_stream *s, const struct rope_args *a)
+struct rope_args nbi_cuda_rope_args(const struct nbi_op_qkv_rope *a)
 {
-    int64_t warps = (int64_t)a->N * (a->NH + 2 * a->NKV);
-    /* For head sizes 64 and 128 attention_decode.cu applies rope, too; this has the same bits. */
-    bool pairs = a->D % 4 == 0 && a->D != 64;
-    CU_TRY(pdl_launch(s, pairs ? k_qkv_rope_warp_per_head<2> : k_qkv_rope_warp_per_head<1>,
-                      (unsigned)ceil_div(warps, THREADS / 32), THREADS, 0, *a));
-    return NB_OK;
-}
-
-enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
-{
-    CU_HERE(s);
     struct rope_args r = {};
     r.q_out = at<float>(a->q_out);
     r.rstd_q = at<float>(a->rstd_q);
@@ -164,11 +153,20 @@ enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_r
     r.NKV = (int)a->NKV;
     r.D = (int)a->D;
     r.N = (int)a->N;
+    return r;
+}
+
+enum nb_status nbi_cuda_qkv_rope(struct nbi_stream *s, const struct nbi_op_qkv_rope *a)
+{
+    CU_HERE(s);
+    const struct rope_args r = nbi_cuda_rope_args(a);
     if (a->bf16 || a->ld > 0)
         return nbi_cuda_qkv_rope_rows(s, a, &r);
-    if (a->N > NBI_DECODE_ATTENTION_ROWS || r.rstd_q || r.rstd_k)
-        return nbi_cuda_rope_apply(s, &r);
-    s->rope = r; /* deferred: decode attention applies it, any other operation runs it first */
+    int64_t warps = a->N * (a->NH + 2 * a->NKV);
+    /* For head sizes 64 and 128 attention_decode.cu applies rope, too; this has the same bits. */
+    bool pairs = a->D % 4 == 0 && a->D != 64;
+    CU_TRY(pdl_launch(s, pairs ? k_qkv_rope_warp_per_head<2> : k_qkv_rope_warp_per_head<1>,
+                      (unsigned)ceil_div(warps, THREADS / 32), THREADS, 0, r));
     return NB_OK;
 }
 

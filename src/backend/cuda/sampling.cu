@@ -140,18 +140,12 @@ __global__ static void k_argmax_merge(int32_t *ids, float *values, int32_t *nonf
 
 enum nb_status nbi_cuda_topk(struct nbi_stream *s, const struct nbi_op_topk *a)
 {
-    const struct argmax_keys known = s->best;
     CU_HERE(s);
     unsigned chunks = (unsigned)ceil_div(a->V, CHUNK), k = (unsigned)a->k;
     uint64_t *keys = (uint64_t *)at<uint8_t>(a->scratch);
     NBI_BUG_IF(a->k < 1 || a->k > NBI_TOPK_MAX || a->k > a->V);
     int32_t *ids = at<int32_t>(a->ids), *nonfinite = at<int32_t>(a->nonfinite);
     float *values = at<float>(a->values), *logits = at<float>(a->logits);
-    if (k == 1 && a->N == 1 && known.logits == logits && known.V == a->V) {
-        CU_TRY(pdl_launch(s, k_argmax_merge, 1u, THREADS, 0, ids, values, nonfinite, known.keys,
-                          known.count));
-        return NB_OK;
-    }
     CU_TRY(pdl_launch(s, k_topk_chunk, dim3(chunks, (unsigned)a->N), THREADS, 0, keys, logits, a->V,
                       (int)k));
     if (k == 1)
