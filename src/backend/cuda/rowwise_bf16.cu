@@ -150,7 +150,7 @@ static enum nb_status rope_rows(struct nbi_stream *s, const struct nbi_op_qkv_ro
             op->ld > 0 ? op->ld : row_kv, op->ld > 0 ? op->ld : row_kv
     };
     unsigned ctas = (unsigned)ceil_div(op->N * (op->NH + 2 * op->NKV), THREADS / 32);
-    /* The choice of nbi_cuda_rope_apply, for its bits. */
+    /* The choice of nbi_cuda_qkv_rope, for its bits. */
     if (op->D % 4 == 0 && op->D != 64 && op->ld % 2 == 0)
         CU_LAUNCH((k_qkv_rope_rows_warp_per_head<T, 2>), ctas, THREADS, 0, s->queue, r);
     else
