@@ -44,7 +44,7 @@ static inline double rounding_of(const struct expected *e, int64_t i, const doub
 {
     for (int k = 0; k < rounded_count; k++)
         if (i >= rounded[k].first && i < rounded[k].first + rounded[k].n)
-            return gpu ? 16 * rms[k] : U_BF16 * (fabs(e->want[i]) + e->bound[i]);
+            return (gpu ? 16 * rms[k] : 0) + U_BF16 * (fabs(e->want[i]) + e->bound[i]);
     return 0;
 }
 

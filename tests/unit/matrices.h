@@ -22,7 +22,7 @@ static inline void matrix_new(struct matrix *w, enum nbi_dtype dtype, int64_t O,
         w->data[i] = (uint8_t)bits32();
     for (int64_t i = 0; dtype == NBI_NVFP4 && i < n / 16; i++)
         w->scales[i] = (uint8_t)(bits32() % 0x7F);
-    w->tensor_scale = dtype == NBI_NVFP4 ? 0.00237f : 1;
+    w->tensor_scale = dtype == NBI_NVFP4 ? ldexpf(0.00237f, (int)(O % 3)) : 1;
     for (int64_t i = 0; i < n; i++) {
         float f = (float)w->values[i];
         uint16_t half = dtype == NBI_BF16 ? nbi_f32_to_bf16(f) : nbi_f32_to_f16(f);
@@ -64,6 +64,34 @@ static inline struct nbi_weight put_matrix(struct rig *r, const struct matrix *w
                                           .ctx = (void *)w};
     assert_ok(r->be->weight_new(r->be, &src, &out));
     return out;
+}
+
+/* Gives the NVFP4 ones of `count` weights copies in bf16, one after the other. Their memory belongs
+ * to the rig, so drop_copies comes before weight_free. */
+static inline void put_copies(struct rig *r, struct nbi_weight *w, const struct matrix *m,
+                              int count)
+{
+    int64_t n = 0, at = 0;
+    for (int i = 0; i < count; i++)
+        n += m[i].O * m[i].K;
+    uint16_t *all = zeros(n, sizeof *all);
+    for (int i = 0; i < count; i++)
+        for (int64_t j = 0; j < m[i].O * m[i].K && m[i].dtype == NBI_NVFP4; j++)
+            all[at++] = nbi_f32_to_bf16((float)(m[i].values[j] / (double)m[i].tensor_scale));
+    struct nbi_ptr block = put_bytes(r, all, n * (int64_t)sizeof *all);
+    at = 0;
+    for (int i = 0; i < count; i++)
+        if (m[i].dtype == NBI_NVFP4) {
+            w[i].bf16 = nbi_ptr_add(block, at * (int64_t)sizeof *all);
+            at += m[i].O * m[i].K;
+        }
+    free(all);
+}
+
+static inline void drop_copies(struct nbi_weight *w, int count)
+{
+    for (int i = 0; i < count; i++)
+        w[i].bf16 = (struct nbi_ptr){0};
 }
 
 static inline void matrix_free(struct matrix *w)

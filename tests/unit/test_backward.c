@@ -412,6 +412,10 @@ static void check_rmsnorm_bwd(void)
         check_norm_case(3, 37);
         check_norm_case(65, 272);
         check_norm_case(127, 1000);
+        check_norm_case(600, 8);  /* more rows than partial sums */
+        check_norm_case(2, 3000); /* columns of 512 threads, several times */
+        check_norm_case(2, 5000);
+        check_norm_case(2, 1001);
     }
 }
 
@@ -550,6 +554,9 @@ static void check_qkv_rope_bwd(void)
         check_rope_case(65, 8, 1, 48);
         check_rope_case(127, 4, 4, 128);
         check_rope_case(33, 2, 2, 250);
+        check_rope_case(3, 2, 1, 256);
+        check_rope_case(2, 1, 1, 1024);
+        check_rope_case(300, 8, 1, 8); /* more heads than warps */
     }
 }
 
@@ -589,7 +596,11 @@ static void sort_by_id(int32_t *order, const int32_t *ids, int64_t N)
 /* Bit-exact: rows are added in the order of n. */
 static void check_embed_bwd(void)
 {
-    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 37, 2}, {65, 1000, 9}, {127, 48, 500}};
+    static const int64_t shapes[][3] = {{1, 1, 1},
+                                        {3, 37, 2},
+                                        {65, 1000, 9},
+                                        {127, 48, 500},
+                                        {200, 40, 3}} /* more rows of an id than a warp looks at */;
     for (size_t i = 0; i < COUNT(shapes) * 2; i++) {
         const int64_t *shape = shapes[i / 2];
         struct embed c = {.N = shape[0], .C = shape[1], .V = shape[2]};

@@ -12,6 +12,7 @@ struct linear {
     double *x, *dx0, *dy[NBI_LINEAR_MAX], *dw0[NBI_LINEAR_MAX];
     bool with_dx, with_dw, add, fresh, dw_bf16;
     bool neighbours; /* dy are columns of the same rows */
+    bool copies;     /* of the weights, in bf16 */
     int which;       /* which input to vary, for finite differences */
 };
 
@@ -69,8 +70,11 @@ static void run_linear(struct rig *r, const void *ctx, float *out)
         if (c->with_dw)
             a.dw[i] = put_dw(r, c, i);
     }
+    if (c->copies)
+        put_copies(r, a.w, c->w, c->count);
     need_op(r->be, linear_bwd);
     assert_ok(r->be->linear_bwd(r->s, &a));
+    drop_copies(a.w, c->count);
     if (c->with_dx)
         out = get_acts(r, out, a.dx, c->N * c->K);
     for (int i = 0; i < c->count; i++) {
@@ -174,11 +178,14 @@ static void check_linear_shape(struct linear *c, const struct linear_shape *s,
         c->add = flag_set & 4;
         if (flag_set == 4 || (s->flags != 7 && flag_set != s->flags))
             continue;
-        c->fresh = c->dw_bf16 = c->neighbours = false;
+        c->fresh = c->dw_bf16 = c->neighbours = c->copies = false;
         check_linear_flags(c, dx, dw);
         c->neighbours = s->count > 1;
         c->fresh = true;
         check_linear_flags(c, dx, dw);
+        c->copies = bf16 && c->with_dx;
+        if (c->copies)
+            check_linear_flags(c, dx, dw);
         c->dw_bf16 = bf16;
         if (bf16 && c->with_dw)
             check_linear_flags(c, dx, dw);
@@ -235,12 +242,16 @@ static void check_linear_bwd(void)
         {2, 48, 1, {1000}, {NBI_F32}, 3}, /* dw has more rows than a gemm block */
         {127, 64, 2, {48, 48}, {NBI_NVFP4, NBI_NVFP4}, 7},
         {600, 48, 1, {20}, {NBI_BF16}, 7}}; /* more rows than are converted at a time */
+    /* more weights than a GPU converts at a time */
+    static const struct linear_shape large = {3, 128, 1, {16500}, {NBI_NVFP4}, 3};
     for (size_t i = 0; i < COUNT(shapes); i++)
         for (int way = 0; way < 2; way++) {
             bf16 = way;
             gap = i % 2 * 8;
             check_linear_case(&shapes[i]);
         }
+    if (gpu)
+        check_linear_case(&large);
 }
 
 /* ---- attention ---- */

@@ -315,6 +315,7 @@ struct linear {
     double *x, *before[NBI_LINEAR_MAX]; /* before: what is added to */
     enum { WRITTEN, ADDED, RESIDUAL } kind;
     bool neighbours; /* y are columns of the same rows */
+    bool copies;     /* of the weights, in bf16 */
 };
 
 static int64_t outputs_of(const struct linear *c)
@@ -369,8 +370,11 @@ static void run_linear(struct rig *r, const void *ctx, float *out)
                               .bf16 = bf16};
     for (int i = 0; i < c->count; i++)
         a.w[i] = put_matrix(r, &c->w[i]);
+    if (c->copies)
+        put_copies(r, a.w, c->w, c->count);
     set_outputs(r, c, &a);
     assert_ok(r->be->linear(r->s, &a));
+    drop_copies(a.w, c->count);
     if (c->neighbours)
         out = get_neighbours(r, c, a.y[0], out);
     for (int i = 0; i < c->count && !c->neighbours; i++)
@@ -418,7 +422,10 @@ static void check_linear_shape(const struct linear_shape *s)
         if ((c.kind == RESIDUAL && c.count > 1) || (c.kind == ADDED && c.neighbours))
             continue;
         expect_linear(&c, &e);
-        check("linear", run_linear, &c, &limits, &e);
+        for (int copies = 0; copies <= bf16; copies++) {
+            c.copies = copies;
+            check("linear", run_linear, &c, &limits, &e);
+        }
     }
     for (int i = 0; i < s->count; i++) {
         matrix_free(&c.w[i]);
@@ -438,11 +445,16 @@ static void check_linear(void)
         {127, 64, 3, {64, 32, 32}, {NBI_NVFP4, NBI_NVFP4, NBI_NVFP4}},
         {127, 272, 1, {48}, {NBI_BF16}},
         {600, 48, 1, {20}, {NBI_NVFP4}}}; /* more rows than are converted at a time */
+    /* more weights than a GPU converts at a time */
+    static const struct linear_shape large = {3, 128, 1, {16500}, {NBI_NVFP4}};
     for (size_t i = 0; i < COUNT(shapes); i++)
         for (int way = 0; way < 4; way++) {
             set_way(way);
             check_linear_shape(&shapes[i]);
         }
+    set_way(1);
+    if (gpu)
+        check_linear_shape(&large);
 }
 
 /* ---- attention ---- */

@@ -71,20 +71,29 @@ struct scratch_sizes {
         counters, stats, total;
 };
 
+/* Whether products of f32 activations go through cuBLASLt or FP4 tensor cores. */
+static bool has_prefill(const struct nbi_stream_limits *l)
+{
+    return l->N > NBI_DECODE_LINEAR_ROWS && !l->training;
+}
+
 static struct scratch_sizes scratch_sizes_for(const struct cuda *cuda,
                                               const struct nbi_stream_limits *l)
 {
     struct scratch_sizes p = {};
     int64_t columns = ceil_div(l->K, CUDA_TILE_COLS) * CUDA_TILE_COLS;
-    p.x_f16 = ceil_div(l->N, 8) * 8 * columns * 2;
-    p.x_scale = ceil_div(l->N * (int64_t)sizeof(float), 256) * 256;
-    p.act_f16 = ceil_div(l->N < NBI_DECODE_LINEAR_ROWS ? l->N : NBI_DECODE_LINEAR_ROWS, 8) * 8 *
-                columns * 2;
+    int64_t decode_rows = l->N < NBI_DECODE_LINEAR_ROWS ? l->N : NBI_DECODE_LINEAR_ROWS;
+    /* Products of training read x where it is. */
+    int64_t x_rows = l->training ? decode_rows : l->N;
+    p.x_f16 = ceil_div(x_rows, 8) * 8 * columns * 2;
+    p.x_scale = ceil_div(x_rows * (int64_t)sizeof(float), 256) * 256;
+    p.act_f16 = ceil_div(decode_rows, 8) * 8 * columns * 2;
     p.act_scale = NBI_DECODE_LINEAR_ROWS * (int64_t)sizeof(float);
-    p.weights_bf16 = l->training                     ? nbi_cuda_train_weights_bytes(l)
-                     : l->N > NBI_DECODE_LINEAR_ROWS ? NBI_WEIGHTS_BF16_BYTES
-                                                     : 0;
-    p.workspace = l->training ? NBI_TRAIN_WORKSPACE_BYTES : NBI_WORKSPACE_BYTES;
+    if (has_prefill(l))
+        p.weights_bf16 = NBI_WEIGHTS_BF16_BYTES;
+    if (l->bf16 && p.weights_bf16 < nbi_cuda_train_weights_bytes(l))
+        p.weights_bf16 = nbi_cuda_train_weights_bytes(l);
+    p.workspace = l->bf16 ? NBI_TRAIN_WORKSPACE_BYTES : NBI_WORKSPACE_BYTES;
     p.partials = ceil_div(nbi_cuda_partials_bytes(l), 256) * 256;
     p.attention = ceil_div(nbi_cuda_attention_bytes(cuda, l), 256) * 256;
     int64_t rows = l->N < NBI_DECODE_ATTENTION_ROWS ? l->N : NBI_DECODE_ATTENTION_ROWS;
@@ -119,9 +128,9 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     struct scratch_sizes p = scratch_sizes_for(s->cuda, &s->limits);
     struct nbi_ptr block;
     CU_TRY(cudaSetDevice(s->cuda->index));
-    bool prefill = s->limits.N > NBI_DECODE_LINEAR_ROWS;
+    bool prefill = has_prefill(&s->limits);
     NBI_BUG_IF(prefill && nbi_cuda_fp4_x_bytes(s->limits.N, s->limits.K) > p.x_f16);
-    if (prefill || s->limits.training) {
+    if (prefill || s->limits.bf16) {
         pthread_mutex_lock(&s->cuda->lock);
         enum nb_status rc = nbi_cuda_cublaslt_open(s->cuda);
         pthread_mutex_unlock(&s->cuda->lock);

@@ -1,6 +1,6 @@
 /* linear.cu - y = x W^T: the choice of a kernel, and prefill in bf16.
  *
- *   activations in bf16, strides, r               linear_train.cu
+ *   training                                      linear_train.cu
  *   matmul F32, or a type or K no other takes     f32 on CUDA cores, gemm_f32.cu
  *   NVFP4, N <= NBI_DECODE_LINEAR_ROWS            f16 tensor cores on the tiles, linear_decode.cu
  *   NVFP4, more rows, FP4 tensor cores            cuBLASLt in FP4, linear_prefill_fp4.cu
@@ -115,7 +115,7 @@ static bool is_cublaslt(const struct nbi_op_linear *a, int i)
 
 bool nbi_cuda_is_cublaslt_linear(const struct nbi_stream *s, const struct nbi_op_linear *a)
 {
-    bool all = true;
+    bool all = !s->limits.training;
     for (int i = 0; i < a->count; i++)
         all = all && is_cublaslt(a, i) && !nbi_cuda_fp4_can_run(s, a, i);
     return all;
@@ -172,7 +172,7 @@ enum nb_status nbi_cuda_linear(struct nbi_stream *s, const struct nbi_op_linear 
 {
     CU_HERE(s);
     enum x_format x_format = X_NONE;
-    if (a->bf16 || a->r.at || a->ldy[0] > 0)
+    if (s->limits.training || a->bf16 || a->r.at || a->ldy[0] > 0)
         return nbi_cuda_linear_train(s, a);
     if (nbi_cuda_is_decode_linear(a))
         return nbi_cuda_linear_decode(s, a);

@@ -15,15 +15,17 @@
 #include "backend/cuda/cublaslt.cuh"
 #include "backend/cuda/train.cuh"
 
-/* Room for the gate and up matrices of 4B in one piece. Smaller models need less. */
+/* The gate and up matrices of 4B take 95 MiB. Small models need less. */
 #define WEIGHTS_BYTES_MAX ((int64_t)96 << 20)
-#define WEIGHTS_ROWS      20480
+#define WEIGHTS_BYTES_MIN ((int64_t)4 << 20) /* 8 columns of any vocabulary */
 
 int64_t nbi_cuda_train_weights_bytes(const struct nbi_stream_limits *limits)
 {
     int64_t columns = ceil_div(limits->K, CUDA_TILE_COLS) * CUDA_TILE_COLS;
-    int64_t bytes = WEIGHTS_ROWS * columns * 2;
-    return bytes < WEIGHTS_BYTES_MAX ? bytes : WEIGHTS_BYTES_MAX;
+    int64_t bytes = 16 * columns * columns;
+    return bytes > WEIGHTS_BYTES_MAX   ? WEIGHTS_BYTES_MAX
+           : bytes < WEIGHTS_BYTES_MIN ? WEIGHTS_BYTES_MIN
+                                       : bytes;
 }
 
 /* ---- groups of matrices ---- */
@@ -40,10 +42,10 @@ static float scale_of(const struct nbi_weight *w)
     return w->dtype == NBI_NVFP4 ? w->tensor_scale : 1;
 }
 
-/* The rows of a matrix in bf16, where they exist. */
+/* The rows of a matrix in bf16, without its tensor scale; NULL if there are none. */
 static const __nv_bfloat16 *rows_in_bf16(const struct nbi_weight *w)
 {
-    return w->dtype == NBI_BF16 ? at<__nv_bfloat16>(w->data) : NULL;
+    return at<__nv_bfloat16>(w->dtype == NBI_BF16 ? w->data : w->bf16);
 }
 
 /* Whether a group of w may go on with next: both matrices are converted, and the ratio of their
@@ -106,14 +108,26 @@ __global__ static void k_weight_to_bf16(struct to_bf16_args a)
     store_n<8>(a.out + i * 8, v);
 }
 
-/* Rows [row, row + rows) and columns [column, column + columns) of a group to s->weights_bf16. */
+/* Rows [row, row + rows) and columns [column, column + columns) of a group. */
 struct piece {
     int64_t row, rows, column, columns;
 };
 
-static enum nb_status convert(struct nbi_stream *s, const struct group *g, const struct piece *p)
+/* Memory for a piece of weights: all of s->weights_bf16 or a part. */
+struct room {
+    uint8_t *at;
+    int64_t bytes;
+};
+
+static struct room all_room(const struct nbi_stream *s)
 {
-    __nv_bfloat16 *out = (__nv_bfloat16 *)s->weights_bf16;
+    return {s->weights_bf16, nbi_cuda_train_weights_bytes(&s->limits)};
+}
+
+static enum nb_status convert(struct nbi_stream *s, const struct group *g, const struct piece *p,
+                              const struct room *to)
+{
+    __nv_bfloat16 *out = (__nv_bfloat16 *)to->at;
     int64_t first = 0; /* row of the group where matrix i begins */
     for (int i = 0; i < g->count; first += g->w[i++].rows) {
         const struct nbi_weight *w = &g->w[i];
@@ -133,13 +147,12 @@ static enum nb_status convert(struct nbi_stream *s, const struct group *g, const
     return NB_OK;
 }
 
-/* How many of `total` rows or columns fit into s->weights_bf16, if each takes `values`; a multiple
- * of the tiles' size, or all. */
-static int64_t piece_size(const struct nbi_stream *s, int64_t total, int64_t values)
+/* How many of `total` rows or columns fit, if each takes `values`. */
+static int64_t piece_size(const struct room *room, int64_t total, int64_t values)
 {
-    int64_t fit = nbi_cuda_train_weights_bytes(&s->limits) / (2 * values);
-    NBI_BUG_IF(fit < CUDA_TILE_COLS && fit < total);
-    return fit >= total ? total : fit / CUDA_TILE_COLS * CUDA_TILE_COLS;
+    int64_t fit = room->bytes / (2 * values), whole = fit < CUDA_TILE_COLS ? 8 : CUDA_TILE_COLS;
+    NBI_BUG_IF(fit < 8 && fit < total);
+    return fit >= total ? total : fit / whole * whole;
 }
 
 /* ---- forward ---- */
@@ -159,6 +172,7 @@ static enum nb_status forward_group(struct nbi_stream *s, const struct nbi_op_li
                                     const struct group *group)
 {
     const __nv_bfloat16 *rows = rows_in_bf16(group->w);
+    const struct room room = all_room(s);
     struct cublaslt_gemm g = {};
     g.a = at<void>(a->x);
     g.M = a->N;
@@ -167,7 +181,7 @@ static enum nb_status forward_group(struct nbi_stream *s, const struct nbi_op_li
     g.ldc = a->r.at ? group->rows : g.ldd;
     g.scale = scale_of(group->w);
     g.b_transposed = g.d_bf16 = g.training = true;
-    int64_t step = rows ? group->rows : piece_size(s, group->rows, a->K);
+    int64_t step = rows ? group->rows : piece_size(&room, group->rows, a->K);
     for (int64_t first = 0; first < group->rows; first += step) {
         g.N = group->rows - first < step ? group->rows - first : step;
         g.d = at<__nv_bfloat16>(a->y[i]) + first;
@@ -175,7 +189,7 @@ static enum nb_status forward_group(struct nbi_stream *s, const struct nbi_op_li
         g.b = rows ? (const void *)rows : s->weights_bf16;
         const struct piece piece = {first, g.N, 0, a->K};
         if (!rows)
-            NBI_TRY(convert(s, group, &piece));
+            NBI_TRY(convert(s, group, &piece, &room));
         NBI_TRY(nbi_cuda_cublaslt_gemm(s, &g));
     }
     return NB_OK;
@@ -212,7 +226,7 @@ static bool forward_by_cublaslt(const struct nbi_op_linear *a)
 enum nb_status nbi_cuda_linear_train(struct nbi_stream *s, const struct nbi_op_linear *a)
 {
     bool cublaslt = a->bf16 && forward_by_cublaslt(a);
-    NBI_BUG_IF((a->bf16 && !s->limits.training) || (a->r.at && a->count > 1));
+    NBI_BUG_IF((a->bf16 && !s->limits.bf16) || (a->r.at && a->count > 1));
     for (int i = 0; i < a->count;) {
         const struct group group = group_at(a->w, i, a->count, a->y, a->ldy, a->K);
         NBI_TRY(cublaslt ? forward_group(s, a, i, &group) : nbi_cuda_linear_f32(s, a, i));
@@ -223,65 +237,122 @@ enum nb_status nbi_cuda_linear_train(struct nbi_stream *s, const struct nbi_op_l
 
 /* ---- dx = sum of dy_i W_i ---- */
 
-/* Adds a group's part, or writes it. */
+/* Rows [first, first + count) of dx, and where they are written or added to. */
+struct dx_rows {
+    int64_t first, count;
+    void *to;
+    bool bf16, add;
+};
+
+/* The row of dy_i that is the first of r. */
+static const void *dy_row(const struct nbi_op_linear_bwd *a, int i, const struct dx_rows *r)
+{
+    int64_t ld = stride(a->ldy[i], a->w[i].rows);
+    return at<void>(nbi_ptr_add(a->dy[i], r->first * ld * (a->bf16 ? 2 : 4)));
+}
+
+/* The part of a group, which begins with matrix i. */
 static enum nb_status dx_group(struct nbi_stream *s, const struct nbi_op_linear_bwd *a, int i,
-                               const struct group *group, bool add)
+                               const struct group *group, const struct dx_rows *r,
+                               const struct room *room)
 {
     const __nv_bfloat16 *rows = rows_in_bf16(group->w);
     struct cublaslt_gemm g = {};
-    g.a = at<void>(a->dy[i]);
+    g.a = dy_row(a, i, r);
     g.lda = stride(a->ldy[i], group->rows);
-    g.M = a->N;
+    g.M = r->count;
     g.K = group->rows;
     g.ldc = g.ldd = a->K;
     g.scale = scale_of(group->w);
-    g.d_bf16 = g.training = true;
-    int64_t step = rows ? a->K : piece_size(s, a->K, group->rows);
+    g.d_bf16 = r->bf16;
+    g.training = true;
+    int64_t step = rows ? a->K : piece_size(room, a->K, group->rows);
     for (int64_t first = 0; first < a->K; first += step) {
         g.N = a->K - first < step ? a->K - first : step;
-        g.d = at<__nv_bfloat16>(a->dx) + first;
-        g.c = add ? g.d : NULL;
-        g.b = rows ? (const void *)rows : s->weights_bf16;
+        g.d = (uint8_t *)r->to + first * (r->bf16 ? 2 : 4);
+        g.c = r->add ? g.d : NULL;
+        g.b = rows ? (const void *)rows : room->at;
         g.ldb = rows ? a->K : g.N;
         const struct piece piece = {0, group->rows, first, g.N};
         if (!rows)
-            NBI_TRY(convert(s, group, &piece));
+            NBI_TRY(convert(s, group, &piece, room));
         NBI_TRY(nbi_cuda_cublaslt_gemm(s, &g));
     }
     return NB_OK;
 }
 
 static enum nb_status dx_f32(struct nbi_stream *s, const struct nbi_op_linear_bwd *a, int i,
-                             bool add)
+                             const struct dx_rows *r)
 {
     const struct nbi_weight *w = &a->w[i];
     struct gemm_f32 g = {};
-    g.d = at<void>(a->dx);
-    g.c = add ? g.d : NULL;
-    g.a = at<void>(a->dy[i]);
+    g.d = r->to;
+    g.c = r->add ? g.d : NULL;
+    g.a = dy_row(a, i, r);
     g.lda = stride(a->ldy[i], w->rows);
     g.b = at<void>(w->data);
     g.b_type = w->dtype;
-    g.M = a->N;
+    g.M = r->count;
     g.N = g.ldb = g.ldc = g.ldd = a->K;
     g.K = w->rows;
     g.scale = scale_of(w);
-    g.a_bf16 = g.d_bf16 = a->bf16;
+    g.a_bf16 = a->bf16;
+    g.d_bf16 = r->bf16;
     return nbi_cuda_gemm_f32(s, &g);
+}
+
+/* All matrices, one group after the other. */
+static enum nb_status dx_sum(struct nbi_stream *s, const struct nbi_op_linear_bwd *a,
+                             const struct dx_rows *rows, const struct room *room, bool cublaslt)
+{
+    struct dx_rows r = *rows;
+    for (int i = 0; i < a->count; r.add = true) {
+        const struct group group = group_at(a->w, i, a->count, a->dy, a->ldy, a->K);
+        NBI_TRY(cublaslt ? dx_group(s, a, i, &group, &r, room) : dx_f32(s, a, i, &r));
+        i += cublaslt ? group.count : 1;
+    }
+    return NB_OK;
+}
+
+__global__ static void k_round_dx(__nv_bfloat16 *dx, const float *sum, int64_t n, bool add)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        dx[i] = from_f32<__nv_bfloat16>(add ? to_f32(dx[i]) + sum[i] : sum[i]);
+}
+
+/* dx in bf16 of several groups: summed in f32, in a half of s->weights_bf16, and rounded once. */
+static enum nb_status dx_rounded_once(struct nbi_stream *s, const struct nbi_op_linear_bwd *a,
+                                      bool cublaslt)
+{
+    struct room room = all_room(s);
+    int64_t limit = room.bytes / 2 / (a->K * (int64_t)sizeof(float));
+    float *sum = (float *)(room.at + room.bytes / 2);
+    room.bytes /= 2;
+    NBI_BUG_IF(limit == 0);
+    for (int64_t first = 0; first < a->N; first += limit) {
+        const struct dx_rows r = {first, a->N - first < limit ? a->N - first : limit, sum, false,
+                                  false};
+        int64_t n = r.count * a->K;
+        NBI_TRY(dx_sum(s, a, &r, &room, cublaslt));
+        CU_LAUNCH(k_round_dx, (unsigned)ceil_div(n, 256), 256, 0, s->queue,
+                  at<__nv_bfloat16>(a->dx) + first * a->K, sum, n, a->add);
+        CU_LAUNCHED();
+    }
+    return NB_OK;
 }
 
 static enum nb_status backward_dx(struct nbi_stream *s, const struct nbi_op_linear_bwd *a)
 {
+    const struct group group = group_at(a->w, 0, a->count, a->dy, a->ldy, a->K);
+    const struct dx_rows all = {0, a->N, at<void>(a->dx), a->bf16, a->add};
+    const struct room room = all_room(s);
     bool cublaslt = a->bf16 && multiples_of_8(a->dx.at, a->K, a->K);
     for (int i = 0; i < a->count; i++)
         cublaslt = cublaslt && multiples_of_8(a->dy[i].at, a->w[i].rows, a->ldy[i]);
-    for (int i = 0; i < a->count;) {
-        const struct group group = group_at(a->w, i, a->count, a->dy, a->ldy, a->K);
-        bool add = a->add || i > 0;
-        NBI_TRY(cublaslt ? dx_group(s, a, i, &group, add) : dx_f32(s, a, i, add));
-        i += cublaslt ? group.count : 1;
-    }
-    return NB_OK;
+    if (a->bf16 && (cublaslt ? group.count : 1) < a->count)
+        return dx_rounded_once(s, a, cublaslt);
+    return dx_sum(s, a, &all, &room, cublaslt);
 }
 
 /* ---- dW_i = dy_i^T x ---- */
@@ -356,7 +427,7 @@ static enum nb_status backward_dw(struct nbi_stream *s, const struct nbi_op_line
 enum nb_status nbi_cuda_linear_bwd(struct nbi_stream *s, const struct nbi_op_linear_bwd *a)
 {
     CU_HERE(s);
-    NBI_BUG_IF(!s->limits.training || (a->dw_bf16 && !(a->bf16 && a->fresh)));
+    NBI_BUG_IF((a->bf16 && !s->limits.bf16) || (a->dw_bf16 && !(a->bf16 && a->fresh)));
     if (a->dx.at)
         NBI_TRY(backward_dx(s, a));
     return backward_dw(s, a);
