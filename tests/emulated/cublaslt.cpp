@@ -99,13 +99,18 @@ static cublasStatus_t preference_set(cublasLtMatmulPreference_t,
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* An algorithm is whether it runs. Of three proposals the first does not; callers that want fewer
+ * get one that does. */
 static cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
                                 cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
+                                cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int wanted,
                                 cublasLtMatmulHeuristicResult_t found[], int *count)
 {
-    memset(found, 0, sizeof *found);
-    *count = 1;
+    *count = wanted < 3 ? 1 : 3;
+    for (int i = 0; i < *count; i++) {
+        found[i] = {};
+        found[i].algo.data[0] = i > 0 || *count == 1;
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -190,9 +195,11 @@ static cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const vo
                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
                              cublasLtMatrixLayout_t c_layout, void *d,
-                             cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *, void *,
-                             size_t, cudaStream_t stream)
+                             cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
+                             void *, size_t, cudaStream_t stream)
 {
+    if (!algo->data[0])
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     const matmul_desc *desc = (const matmul_desc *)op;
     bool on_device = desc->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
     product p = {*desc,

@@ -412,7 +412,7 @@ static void check_rmsnorm_bwd(void)
         check_norm_case(3, 37);
         check_norm_case(65, 272);
         check_norm_case(127, 1000);
-        check_norm_case(600, 8);  /* more rows than partial sums */
+        check_norm_case(600, 8);  /* many partial sums */
         check_norm_case(2, 3000); /* columns of 512 threads, several times */
         check_norm_case(2, 5000);
         check_norm_case(2, 1001);
@@ -556,7 +556,7 @@ static void check_qkv_rope_bwd(void)
         check_rope_case(33, 2, 2, 250);
         check_rope_case(3, 2, 1, 256);
         check_rope_case(2, 1, 1, 1024);
-        check_rope_case(300, 8, 1, 8); /* more heads than warps */
+        check_rope_case(300, 8, 1, 8); /* many partial sums */
     }
 }
 

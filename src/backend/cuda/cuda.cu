@@ -67,8 +67,8 @@ static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
 
 /* Bytes of the pieces of a stream's block; see struct nbi_stream. */
 struct scratch_sizes {
-    int64_t x_f16, x_scale, act_f16, act_scale, weights_bf16, workspace, partials, attention,
-        counters, stats, total;
+    int64_t x_f16, x_scale, act_f16, act_scale, weights_bf16, workspace, attention, counters, stats,
+        total;
 };
 
 /* Whether products of f32 activations go through cuBLASLt or FP4 tensor cores. */
@@ -94,13 +94,12 @@ static struct scratch_sizes scratch_sizes_for(const struct cuda *cuda,
     if (l->bf16 && p.weights_bf16 < nbi_cuda_train_weights_bytes(l))
         p.weights_bf16 = nbi_cuda_train_weights_bytes(l);
     p.workspace = l->bf16 ? NBI_TRAIN_WORKSPACE_BYTES : NBI_WORKSPACE_BYTES;
-    p.partials = ceil_div(nbi_cuda_partials_bytes(l), 256) * 256;
     p.attention = ceil_div(nbi_cuda_attention_bytes(cuda, l), 256) * 256;
     int64_t rows = l->N < NBI_DECODE_ATTENTION_ROWS ? l->N : NBI_DECODE_ATTENTION_ROWS;
     p.counters = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
     p.stats = ceil_div(nbi_cuda_attention_bwd_bytes(l), 256) * 256;
     p.total = p.x_f16 + p.x_scale + p.act_f16 + p.act_scale + p.weights_bf16 + p.workspace +
-              p.partials + p.attention + p.counters + p.stats;
+              p.attention + p.counters + p.stats;
     return p;
 }
 
@@ -146,8 +145,7 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     s->act_f16_scale = (float *)(s->act_f16 + p.act_f16);
     s->attention_partials = (float *)((uint8_t *)s->act_f16_scale + p.act_scale);
     s->attention_counters = (int32_t *)((uint8_t *)s->attention_partials + p.attention);
-    s->partials = (float *)((uint8_t *)s->attention_counters + p.counters);
-    s->attention_stats = (float2 *)((uint8_t *)s->partials + p.partials);
+    s->attention_stats = (float2 *)((uint8_t *)s->attention_counters + p.counters);
     s->weights_bf16 = (uint8_t *)s->attention_stats + p.stats;
     s->workspace = s->weights_bf16 + p.weights_bf16;
     if (prefill)

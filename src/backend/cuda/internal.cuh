@@ -111,14 +111,13 @@ struct nbi_stream {
     struct cuda *cuda;
     cudaStream_t queue;
     struct nbi_stream_limits limits;
-    uint8_t *block;     /* device memory that the next nine are pieces of */
+    uint8_t *block;     /* device memory that the next eight are pieces of */
     uint8_t *x_f16;     /* packed x of a product: 16-bit operands, or two NVFP4 terms */
     float *x_f16_scale; /* [N] */
     uint8_t *act_f16;   /* packed output of SwiGLU, up to NBI_DECODE_LINEAR_ROWS rows */
     float *act_f16_scale;
     uint8_t *weights_bf16;       /* rows of a matrix as bf16, or as NVFP4 for cuBLASLt */
-    uint8_t *workspace;          /* of cuBLASLt; in linear_decode.cu the split-K partials */
-    float *partials;             /* of sums over rows in training (train.cuh) */
+    uint8_t *workspace;          /* of cuBLASLt; partial sums of linear_decode.cu, train_norm.cu */
     float *attention_partials;   /* of attention whose keys are split over CTAs */
     int32_t *attention_counters; /* how many of them have been written (attention.cuh) */
     float2 *attention_stats;     /* of attention_bwd: lse and delta of each row and head */

@@ -2,7 +2,7 @@
  * sums over a CTA and over CTAs.
  *
  * Sums over rows are taken in two stages: a number of CTAs that does not depend on the device leave
- * partial sums in nbi_stream.partials, and a second kernel adds those in order. */
+ * partial sums in nbi_stream.workspace, and a second kernel adds those in order. */
 #pragma once
 
 #include "backend/cuda/launch.cuh"
@@ -21,9 +21,6 @@ enum nb_status nbi_cuda_swiglu_bwd(struct nbi_stream *s, const struct nbi_op_swi
 
 enum nb_status nbi_cuda_rmsnorm_bwd(struct nbi_stream *s, const struct nbi_op_rmsnorm_bwd *a);
 enum nb_status nbi_cuda_qkv_rope_bwd(struct nbi_stream *s, const struct nbi_op_qkv_rope_bwd *a);
-
-/* Bytes of nbi_stream.partials. */
-int64_t nbi_cuda_partials_bytes(const struct nbi_stream_limits *limits);
 
 /* ---- train_loss.cu ---- */
 

@@ -3,18 +3,18 @@
  * The gradients of the norms' weights are sums over all rows, taken in two stages (train.cuh). */
 #include "backend/cuda/train.cuh"
 
-/* CTAs of the first stage. A constant, so that the order of sums does not depend on the device. */
-#define PARTS 256
+/* CTAs of the first stage have at least this many tasks each, and are at most so many. The order of
+ * sums follows from their number, which must not depend on the device. */
+#define TASKS_PER_PART 8
+#define PARTS_MAX      512
 
-int64_t nbi_cuda_partials_bytes(const struct nbi_stream_limits *limits)
+/* CTAs for `tasks`, each of which leaves sums of some columns in s->workspace. */
+static unsigned parts_for(int64_t tasks, int64_t columns)
 {
-    int64_t columns = limits->K > 2 * limits->D ? limits->K : 2 * limits->D;
-    return limits->training ? PARTS * columns * (int64_t)sizeof(float) : 0;
-}
-
-static unsigned parts_for(int64_t tasks)
-{
-    return (unsigned)(tasks < PARTS ? tasks : PARTS);
+    int64_t parts = ceil_div(tasks, TASKS_PER_PART);
+    int64_t limit = NBI_WORKSPACE_BYTES / (columns * (int64_t)sizeof(float));
+    limit = limit < PARTS_MAX ? limit : PARTS_MAX;
+    return (unsigned)(parts < limit ? parts : limit);
 }
 
 /* ---- the second stage ---- */
@@ -129,7 +129,7 @@ template <typename T, int V, int NV>
 static void launch_rmsnorm_bwd(struct nbi_stream *s, const struct rmsnorm_bwd_args<T> &a)
 {
     unsigned threads = threads_for(ceil_div(a.C, V * NV), NORM_THREADS);
-    CU_LAUNCH((k_rmsnorm_bwd_rows_per_cta<T, V, NV>), parts_for(a.N), threads, 0, s->queue, a);
+    CU_LAUNCH((k_rmsnorm_bwd_rows_per_cta<T, V, NV>), parts_for(a.N, a.C), threads, 0, s->queue, a);
 }
 
 template <typename T>
@@ -137,7 +137,7 @@ static enum nb_status rmsnorm_bwd(struct nbi_stream *s, const struct nbi_op_rmsn
 {
     constexpr int V = vector_size<T>();
     const struct rmsnorm_bwd_args<T> a = {
-        at<T>(op->dx), s->partials, at<T>(op->dy), at<T>(op->x), at<float>(op->rstd),
+        at<T>(op->dx), (float *)s->workspace, at<T>(op->dy), at<T>(op->x), at<float>(op->rstd),
             at<void>(op->w.data), op->w.dtype, op->N, op->C
     };
     bool vectors = is_vectorizable<T>(op->dx.at | op->dy.at | op->x.at, op->C, op->C);
@@ -152,15 +152,15 @@ static enum nb_status rmsnorm_bwd(struct nbi_stream *s, const struct nbi_op_rmsn
     else
         launch_rmsnorm_bwd<T, V, 4>(s, a);
     CU_LAUNCHED();
-    const struct sum_parts_args sum = {at<float>(op->dw),     NULL,       s->partials,
-                                       (int)parts_for(op->N), (int)op->C, (int)op->C};
+    const struct sum_parts_args sum = {
+        at<float>(op->dw), NULL,      (float *)s->workspace, (int)parts_for(op->N, op->C),
+        (int)op->C,        (int)op->C};
     return sum_parts(s, &sum);
 }
 
 enum nb_status nbi_cuda_rmsnorm_bwd(struct nbi_stream *s, const struct nbi_op_rmsnorm_bwd *a)
 {
     CU_HERE(s);
-    NBI_BUG_IF(PARTS * a->C * (int64_t)sizeof(float) > nbi_cuda_partials_bytes(&s->limits));
     return a->bf16 ? rmsnorm_bwd<__nv_bfloat16>(s, a) : rmsnorm_bwd<float>(s, a);
 }
 
@@ -303,10 +303,10 @@ static enum nb_status qkv_rope_bwd(struct nbi_stream *s, const struct nbi_op_qkv
            op->ld > 0 ? op->ld : op->NKV * op->D};
     a.cos = at<float>(op->cos);
     a.sin = at<float>(op->sin);
-    a.partials = s->partials;
+    a.partials = (float *)s->workspace;
     a.N = op->N;
     a.D = (int)op->D;
-    unsigned parts = parts_for(ceil_div(op->N * (op->NH + op->NKV), ROPE_WARPS));
+    unsigned parts = parts_for(ceil_div(op->N * (op->NH + op->NKV), ROPE_WARPS), 2 * op->D);
     bool pairs = op->D % 4 == 0 && op->ld % 2 == 0;
     if (!pairs)
         launch_rope_bwd<T, 1, NBI_HEAD_MAX / 64>(s, a, parts);
@@ -317,18 +317,15 @@ static enum nb_status qkv_rope_bwd(struct nbi_stream *s, const struct nbi_op_qkv
     else
         launch_rope_bwd<T, 2, NBI_HEAD_MAX / 128>(s, a, parts);
     CU_LAUNCHED();
-    const struct sum_parts_args sum = {at<float>(op->dq_norm),
-                                       at<float>(op->dk_norm),
-                                       s->partials,
-                                       (int)parts,
-                                       (int)(2 * op->D),
-                                       (int)op->D};
+    const struct sum_parts_args sum = {at<float>(op->dq_norm), at<float>(op->dk_norm),
+                                       (float *)s->workspace,  (int)parts,
+                                       (int)(2 * op->D),       (int)op->D};
     return sum_parts(s, &sum);
 }
 
 enum nb_status nbi_cuda_qkv_rope_bwd(struct nbi_stream *s, const struct nbi_op_qkv_rope_bwd *a)
 {
     CU_HERE(s);
-    NBI_BUG_IF(a->D > NBI_HEAD_MAX || a->D > s->limits.D || !s->limits.training);
+    NBI_BUG_IF(a->D > NBI_HEAD_MAX);
     return a->bf16 ? qkv_rope_bwd<__nv_bfloat16>(s, a) : qkv_rope_bwd<float>(s, a);
 }
