@@ -11,7 +11,7 @@ struct linear {
     struct matrix w[NBI_LINEAR_MAX];
     double *x, *dx0, *dy[NBI_LINEAR_MAX], *dw0[NBI_LINEAR_MAX];
     bool with_dx, with_dw, add, fresh, dw_bf16;
-    bool neighbours; /* dy are columns of the same rows */
+    bool neighbours; /* dy are columns of the same rows, dW one block */
     bool copies;     /* of the weights, in bf16 */
     int which;       /* which input to vary, for finite differences */
 };
@@ -35,13 +35,38 @@ static void put_neighbours(struct rig *r, const struct linear *c, struct nbi_op_
     free(all);
 }
 
-/* dW_i, to be written or added to. */
-static struct nbi_ptr put_dw(struct rig *r, const struct linear *c, int i)
+/* Room for n values of dW. */
+static struct nbi_ptr alloc_dw(struct rig *r, const struct linear *c, int64_t n)
 {
-    int64_t n = c->w[i].O * c->K;
-    if (!c->fresh)
-        return put_in(r, c->dw0[i], n);
     return c->dw_bf16 ? alloc_acts(r, n) : alloc_nan(r, n);
+}
+
+/* Each dW, to be written or added to. Those of neighbours are one block. */
+static void put_dw(struct rig *r, const struct linear *c, struct nbi_ptr dw[NBI_LINEAR_MAX])
+{
+    int64_t n = 0;
+    for (int i = 0; i < c->count; i++)
+        n += c->w[i].O * c->K;
+    struct nbi_ptr all = c->neighbours ? alloc_dw(r, c, n) : (struct nbi_ptr){0};
+    for (int i = 0; i < c->count; i++) {
+        n = c->w[i].O * c->K;
+        dw[i] = c->neighbours ? all : c->fresh ? alloc_dw(r, c, n) : put_in(r, c->dw0[i], n);
+        if (c->neighbours)
+            all = nbi_ptr_add(all, n * (c->dw_bf16 ? 2 : 4));
+    }
+}
+
+static float *get_dw(struct rig *r, const struct linear *c, const struct nbi_ptr *dw, float *out)
+{
+    int64_t n = 0;
+    for (int i = 0; i < c->count; i++) {
+        n += c->w[i].O * c->K;
+        if (c->neighbours && i + 1 < c->count)
+            continue;
+        out = (c->dw_bf16 ? get_acts : get)(r, out, dw[c->neighbours ? 0 : i], n);
+        n = 0;
+    }
+    return out;
 }
 
 static void run_linear(struct rig *r, const void *ctx, float *out)
@@ -67,9 +92,9 @@ static void run_linear(struct rig *r, const void *ctx, float *out)
             a.ldy[i] = ld_of(w->O);
             a.dy[i] = put_rows(r, c->dy[i], c->N, w->O, a.ldy[i]);
         }
-        if (c->with_dw)
-            a.dw[i] = put_dw(r, c, i);
     }
+    if (c->with_dw)
+        put_dw(r, c, a.dw);
     if (c->copies)
         put_copies(r, a.w, c->w, c->count);
     need_op(r->be, linear_bwd);
@@ -77,11 +102,10 @@ static void run_linear(struct rig *r, const void *ctx, float *out)
     drop_copies(a.w, c->count);
     if (c->with_dx)
         out = get_acts(r, out, a.dx, c->N * c->K);
-    for (int i = 0; i < c->count; i++) {
-        if (c->with_dw)
-            out = (c->dw_bf16 ? get_acts : get)(r, out, a.dw[i], c->w[i].O * c->K);
+    if (c->with_dw)
+        get_dw(r, c, a.dw, out);
+    for (int i = 0; i < c->count; i++)
         r->be->weight_free(r->be, &a.w[i]);
-    }
 }
 
 /* The objective sum dy (x W^T), as a function of x or of one matrix. */
