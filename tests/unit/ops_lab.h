@@ -150,7 +150,7 @@ static inline void same_bytes(const char *what, const void *is, const void *want
 
 #define COUNT(a) ((int64_t)(sizeof(a) / sizeof *(a)))
 
-static float *random_floats(int64_t n, float scale)
+static inline float *random_floats(int64_t n, float scale)
 {
     float *x = zeros(n, sizeof *x);
     for (int64_t i = 0; i < n; i++)

@@ -404,8 +404,7 @@ __device__ static inline void store_block(const struct tile_args &t, int64_t row
         int p = i % 8 / 2;
         uint32_t minus = negative >> i & 1, magnitude = encode_e2m1(a[i], entry, &value);
         words[i / 8] |= (minus << sign[p] | magnitude << (9 - 3 * p)) << 16 * (i % 2);
-        uint16_t half = __bfloat16_as_ushort(
-            __float2bfloat16_rn(float_of(bits_of(value) | minus << 31) * entry.x * t.tensor_scale));
+        uint32_t half = bits_of(value * entry.x) >> 16 | minus << 15;
         bf16[i / 2] = i % 2 ? bf16[i / 2] | half << 16 : half;
     }
     int r = (int)(row % CUDA_TILE_ROWS), b = (int)(block % 8);
@@ -490,10 +489,10 @@ __global__ static void k_requantize_floats(void *out, enum nbi_dtype to, const v
     for (int64_t i = first + (int64_t)blockIdx.x * THREADS + threadIdx.x; i < end;
          i += (int64_t)gridDim.x * THREADS) {
         float x = load_f32(master, i, bf16 ? NBI_BF16 : NBI_F32);
-        uint16_t half;
+        float rounded; /* or a half of it */
         if (round_to != NBI_F32 && round_to != to) {
-            store_f32(&half, 0, round_to, x);
-            x = load_f32(&half, 0, round_to);
+            store_f32(&rounded, 0, round_to, x);
+            x = load_f32(&rounded, 0, round_to);
         }
         store_f32(out, i, to, x);
     }
