@@ -226,6 +226,7 @@ static enum nb_status write_arrays(struct nbi_run *r, struct arrays *l, const ch
     const struct nbi_run_state *s = &r->state;
     const struct nbi_ckpt_value values[] = {nbi_ckpt_int("updates", s->updates),
                                             nbi_ckpt_int("skipped", s->skipped),
+                                            nbi_ckpt_int("skipped_in_row", s->skipped_in_row),
                                             nbi_ckpt_int("tokens", s->tokens),
                                             nbi_ckpt_real("seconds", s->seconds),
                                             nbi_ckpt_real("best_loss", s->best_loss),
@@ -326,6 +327,8 @@ static enum nb_status read_values(const struct nbi_checkpoint *c, struct nbi_run
     s->step = (int64_t)nbi_checkpoint_step(c);
     NBI_TRY(nbi_checkpoint_int(c, "updates", &s->updates));
     NBI_TRY(nbi_checkpoint_int(c, "skipped", &s->skipped));
+    if (nbi_checkpoint_int(c, "skipped_in_row", &s->skipped_in_row) != NB_OK)
+        s->skipped_in_row = 0; /* older checkpoints have none */
     NBI_TRY(nbi_checkpoint_int(c, "tokens", &s->tokens));
     NBI_TRY(nbi_checkpoint_real(c, "seconds", &s->seconds));
     NBI_TRY(nbi_checkpoint_real(c, "best_loss", &s->best_loss));

@@ -16,13 +16,15 @@
 
 #define NBI_EVAL_TEXTS   64        /* files of held-out text */
 #define NBI_BATCH_TOKENS (1 << 24) /* limit of batch_size * seq_len */
+#define NBI_SKIPPED_MAX  10        /* skipped steps in a row that end a run */
 
 /* The progress of a run. A checkpoint holds this, the masters and the moments. */
 struct nbi_run_state {
-    int64_t step;    /* steps done */
-    int64_t updates; /* of those, that changed parameters: Adam's step number */
-    int64_t skipped; /* of those, with a gradient that was not finite */
-    int64_t tokens;  /* trained on */
+    int64_t step;           /* steps done */
+    int64_t updates;        /* of those, that changed parameters: Adam's step number */
+    int64_t skipped;        /* of those, with a gradient that was not finite */
+    int64_t skipped_in_row; /* of the last steps */
+    int64_t tokens;         /* trained on */
     double seconds;
     double best_loss;  /* of evaluations; infinite before the first */
     int64_t evaluated; /* step of the last evaluation */

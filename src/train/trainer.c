@@ -92,6 +92,7 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
     bool skipped = result.nonfinite > 0;
     st->updates += labels > 0 && !(skipped && one_group);
     st->skipped += skipped;
+    st->skipped_in_row = skipped ? st->skipped_in_row + 1 : 0;
     st->step++;
     r->updating = false;
     int64_t tokens = 0;
@@ -258,6 +259,17 @@ static enum nb_status give_up(struct nbi_run *r, enum nb_status rc)
 
 /* ---- the loop ---- */
 
+/* A run whose steps change nothing any more would not recover. If it is resumed nevertheless, it
+ * gets as many steps again. */
+static enum nb_status check_skipped(const struct nbi_run_state *s)
+{
+    if (s->skipped_in_row == 0 || s->skipped_in_row % NBI_SKIPPED_MAX != 0)
+        return NB_OK;
+    return nbi_fail(NB_EVALUE,
+                    "stopped after step %lld: the gradients of the last %lld steps were not finite",
+                    (long long)s->step, (long long)s->skipped_in_row);
+}
+
 static enum nb_status step_and_log(struct nbi_run *r, struct nb_train_result *out, bool *more)
 {
     NBI_TRY(nbi_run_next_batches(r, more));
@@ -265,7 +277,8 @@ static enum nb_status step_and_log(struct nbi_run *r, struct nb_train_result *ou
         return NB_OK;
     nbi_run_phase(r, "batch_ready");
     NBI_TRY(one_step(r, &out->last));
-    return log_step(r, &out->last);
+    NBI_TRY(log_step(r, &out->last));
+    return check_skipped(&r->state);
 }
 
 /* One step, then the evaluation and the checkpoint that are due. A run that was interrupted in an

@@ -275,11 +275,25 @@ def skip():
     assert r["loss"] is r["eval"]["loss"] is r["eval"]["ppl"] is None and r["skipped"] == 2, r
     out, _ = t.run(nibble, "train", "-q", *only)
     assert out == "2 steps, 2 skipped: their gradients were not finite\n", out
-    # Everything overflows: the run completes, reports it, and writes a readable result.
-    r = t.train(nibble, *options(model=work + "/model", lr=100, weight_decay=100, steps=20,
-                                 schedule="constant", grad_clip=0, out=work + "/overflow.dat"))
-    assert r["skipped"] > 0 and r["steps"] == 20, r
-    print(f"{len(where)} of {len(lines)} steps skipped; of 20 with overflow {r['skipped']}")
+    # Everything overflows: a short run completes, reports it, and writes a readable result.
+    over = {"model": work + "/model", "lr": 100, "weight_decay": 100, "schedule": "constant",
+            "grad_clip": 0, "out": work + "/overflow.dat"}
+    r = t.train(nibble, *options(steps=10, **over))
+    assert 0 < r["skipped"] < 10 and r["steps"] == 10, r
+    print(f"{len(where)} of {len(lines)} steps skipped; of 10 with overflow {r['skipped']}")
+    # Ten skipped steps in a row end a run, with a checkpoint and without a result; resumed, it gets
+    # ten more.
+    os.remove(work + "/overflow.dat")
+    first = 20 - r["skipped"]
+    for end, more in ((first, {}), (first + 10, {"resume": True})):
+        _, said = t.run(nibble, "train", *options(steps=60, checkpoint_dir=work + "/over.ck",
+                                                  log=work + "/over.jsonl", **over, **more), code=1)
+        assert (f"stopped after step {end}: the gradients of the last {end - first + 10} steps "
+                "were not finite") in said, said
+        c = t.checkpoint(f"{work}/over.ck/step-{end:08}.ckpt")
+        assert c["skipped_in_row"] == end - first + 10, c["skipped_in_row"]
+        assert len(t.log(work + "/over.jsonl")) == end
+    assert not os.path.exists(work + "/overflow.dat")
 
 
 def stop():
