@@ -19,6 +19,11 @@ static inline float exp2_approx(float x)
     return exp2f(x);
 }
 
+static inline float rcp_approx(float x)
+{
+    return 1 / x;
+}
+
 static inline float rsqrt_approx(float x)
 {
     return rsqrtf(x);

@@ -82,6 +82,34 @@ __device__ static inline uint32_t amax_bits(const float x[RUN])
     return amax;
 }
 
+/* ---- division and square root ----
+ *
+ * What the compiler makes of / and sqrtf begins with these instructions and then, with as many
+ * again, treats operands near the ends of the range of exponents. Where these cannot occur the
+ * results are the same: correctly rounded. */
+
+/* a / b for normal b and quotients; or some quotient below 1 for a below 2^-100. */
+__device__ static inline float divide_normal(float a, float b)
+{
+    float y = rcp_approx(b);
+    y = fmaf(y, fmaf(-b, y, 1.0f), y);
+    float q = a * y;
+    return fmaf(y, fmaf(-b, q, a), q);
+}
+
+/* The same for a b whose reciprocal, correctly rounded, is known. */
+__device__ static inline float divide_by(float a, float b, float reciprocal)
+{
+    float q = a * reciprocal;
+    return fmaf(reciprocal, fmaf(-b, q, a), q);
+}
+
+__device__ static inline float sqrt_normal(float x)
+{
+    float y = rsqrt_approx(x), root = x * y;
+    return fmaf(fmaf(-root, root, x), 0.5f * y, root);
+}
+
 /* ---- arrays in memory ---- */
 
 /* COUNT elements of an array from `first` on, as words; those from `valid` on are zero. Whole runs
@@ -188,11 +216,11 @@ __device__ static inline uint32_t random_bits(const uint32_t *words, int i)
     return i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xFFFF;
 }
 
-/* The same as a float in [0, 1), by way of [1, 2). */
+/* The same divided by 2^16. As the last bits of a float of at least 2^23 they are units. */
 __device__ static inline float random_fraction(const uint32_t *words, int i)
 {
-    uint32_t shifted = i % 2 ? words[i / 2] >> 9 : words[i / 2] << 7;
-    return float_of((shifted & 0x7FFF80) | 0x3F800000) - 1.0f;
+    uint32_t bits = __byte_perm(words[i / 2], 0x4B000000, i % 2 ? 0x7632 : 0x7610);
+    return fmaf(float_of(bits), 0x1p-16f, -128.0f);
 }
 
 __device__ static inline uint16_t round_bf16(float x, uint32_t random)
@@ -246,11 +274,11 @@ __device__ static inline void moment_decode(float x[RUN], const struct moment_ru
         for (int i = 0; i < RUN; i++) {
             uint32_t byte = c.words[i / 4] >> 8 * (i % 4) & 0xFF;
             if (IS_V) {
-                float r = small_float(byte) / 255.0f * scale;
+                float r = divide_by(small_float(byte), 255.0f, 1.0f / 255.0f) * scale;
                 x[i] = r * r;
             } else {
                 float code = small_float(byte ^ 0x80) - 128.0f;
-                x[i] = code / (254.0f - fabsf(code)) * scale;
+                x[i] = divide_normal(code, 254.0f - fabsf(code)) * scale;
             }
         }
     } else {
@@ -270,7 +298,7 @@ __device__ static inline uint32_t round_root(float p, float random)
 {
     int32_t code = (int32_t)p;
     float low = (float)code, fraction = (p - low) * (p + low);
-    return (uint32_t)code + (random * (2.0f * low + 1.0f) < fraction ? 1 : 0);
+    return (uint32_t)code + (random * fmaf(2.0f, low, 1.0f) < fraction ? 1 : 0);
 }
 
 /* Rounds so that the mean of the decoded value c / (254 - c) is kept. Its neighbour is
@@ -278,7 +306,7 @@ __device__ static inline uint32_t round_root(float p, float random)
 __device__ static inline uint32_t round_m8(float m, float inverse, float random)
 {
     float x = fminf(fabsf(m) * inverse, 1.0f);
-    int32_t code = (int32_t)(254.0f * x / (1.0f + x));
+    int32_t code = (int32_t)divide_normal(254.0f * x, 1.0f + x);
     float low = (float)code;
     float fraction = (x * (254.0f - low) - low) * (253.0f - low) * (1.0f / 254.0f);
     code += random < fraction ? 1 : 0;
@@ -321,10 +349,12 @@ __device__ static inline uint32_t moment_code(float r, float inverse, float rand
         return round_m4(r, inverse, random);
 }
 
-/* Encodes m or v. All lanes of a warp call it together. */
+/* Encodes m or v. normal: sqrt_normal has the root of each v. All lanes of a warp call it together.
+ */
 template <enum nb_moment_type KIND, bool IS_V>
 __device__ static inline void moment_encode(struct moment_run<KIND> &c, const float x[RUN], float S,
-                                            const struct adamw_random &at, int64_t first)
+                                            bool normal, const struct adamw_random &at,
+                                            int64_t first)
 {
     constexpr int PER_WORD = RUN / moment_run<KIND>::WORDS, BITS = 32 / PER_WORD;
     uint32_t random[RUN / 2];
@@ -332,9 +362,15 @@ __device__ static inline void moment_encode(struct moment_run<KIND> &c, const fl
     if constexpr (KIND != NB_MOMENT_F32)
         random_words(random, at, first, IS_V ? ADAMW_V : ADAMW_M);
     if constexpr (KIND == NB_MOMENT_INT8 || KIND == NB_MOMENT_NVFP4) {
+        if (IS_V && normal) {
 #pragma unroll
-        for (int i = 0; i < RUN; i++)
-            root[i] = IS_V ? sqrtf(x[i]) : x[i];
+            for (int i = 0; i < RUN; i++)
+                root[i] = sqrt_normal(x[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < RUN; i++)
+                root[i] = IS_V ? sqrtf(x[i]) : x[i];
+        }
         inverse = moment_scale<KIND, IS_V>(c, amax_bits(root), S);
     }
 #pragma unroll
@@ -381,25 +417,25 @@ __device__ static inline float2 sweep_entry(uint32_t code)
 
 #define SWEEP_CODES 127 /* entries of a table of them: codes 0x00 to 0x7E */
 
-/* y rounded to an even multiple of the spacing of E2M1 at y, plus 2^22 times a power of two that is
- * returned in *magic. y is 2^22 times a magnitude: then the power of two whose addition rounds has
- * y's own exponent, for 2^22 y + 2^(22 + e) has a last place of 2^(e - 1), the spacing of E2M1 from
- * 2^e on. Below 1 it is the same as from 1 on. */
+/* y rounded to E2M1, plus a power of two that is returned in *magic. y is 2^22 times a magnitude:
+ * then the power of two whose addition rounds has y's own exponent, since a sum with 2^(22 + e) has
+ * a last place of 2^(e - 1), the spacing of E2M1 from 2^e on. Below 1 it is the same as from 1 on.
+ */
 __device__ static inline float round_e2m1(float y, float *magic)
 {
     *magic = float_of(bits_of(fmaxf(y, 0x1p22f)) & 0x7F800000);
     return fmaf(y, 0x1p-22f, *magic);
 }
 
-/* The squared error of a block of magnitudes under a scale, value by value. The products by 2^-22
- * and of value and scale are exact, so that fusing them with a sum changes nothing; d * d would
- * round. */
-__device__ static inline float block_error(const float a[RUN], float2 entry)
+/* The squared error of a block of magnitudes under a scale, value by value. Without CLAMP no
+ * quotient reaches 7, so all round to at most 6. The products by 2^-22 and of value and scale are
+ * exact, so that fusing them with a sum changes nothing; d * d would round. */
+template <bool CLAMP> __device__ static inline float block_error(const float a[RUN], float2 entry)
 {
     float sum = 0, magic;
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
-        float rounded = round_e2m1(fminf(a[i] * entry.y, 0x6p22f), &magic);
+        float y = a[i] * entry.y, rounded = round_e2m1(CLAMP ? fminf(y, 0x6p22f) : y, &magic);
         float d = fmaf(-(rounded - magic), entry.x, a[i]);
         sum += d * d;
     }
@@ -414,14 +450,18 @@ __device__ static inline uint32_t sweep(const float a[RUN], const float2 *table)
     if (amax == 0)
         return 0x38;
     int rtn = max((int)nbi_f32_to_e4m3(amax / 6.0f), 0x01), best = rtn;
-    float best_error = fminf(block_error(a, table[rtn]), INFINITY);
-    for (int i = 0; i < 8; i++) {
-        int code = min(max(rtn + i - (i < 2 ? 2 : 1), 0x01), 0x7E); /* rtn - 2 to + 6, but rtn */
-        float error = block_error(a, table[code]);
-        if (error < best_error) {
-            best_error = error;
-            best = code;
-        }
+    float best_error = fminf(block_error<true>(a, table[rtn]), INFINITY);
+    for (int code = max(rtn - 2, 0x01); code < rtn; code++) {
+        float error = block_error<true>(a, table[code]);
+        best = error < best_error ? code : best;
+        best_error = fminf(error, best_error);
+    }
+    /* Above rtn quotients are below 6. The largest code as rtn may be too small, but nothing is
+     * above it. */
+    for (int code = rtn + 1; code <= min(rtn + 6, 0x7E); code++) {
+        float error = block_error<false>(a, table[code]);
+        best = error < best_error ? code : best;
+        best_error = fminf(error, best_error);
     }
     return (uint32_t)best;
 }

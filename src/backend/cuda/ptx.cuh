@@ -46,6 +46,13 @@ __device__ static inline float exp2_approx(float x)
     return y;
 }
 
+__device__ static inline float rcp_approx(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ static inline float rsqrt_approx(float x)
 {
     float y;

@@ -235,7 +235,9 @@ struct adamw_args {
     bool master_bf16, grad_bf16;
     struct nbi_moment m, v;
     int64_t first, end; /* elements */
-    float beta1, rest1, beta2, rest2, correct1, correct2, eps, lr, decay, limit;
+    float beta1, rest1, beta2, rest2, eps, lr, decay, limit;
+    float correct1, correct2, reciprocal1, reciprocal2;
+    bool normal; /* the corrections and eps are as is_normal_step needs them */
     struct adamw_random random;
 };
 
@@ -250,17 +252,54 @@ __device__ static inline struct adamw_scales adamw_read(const struct adamw_args 
     return {a.control->grad_scale, {r->m_scale[0], r->m_scale[1]}, {r->v_scale[0], r->v_scale[1]}};
 }
 
-__device__ static inline void adamw_step(const struct adamw_args &a, float grad_scale, float *w,
-                                         float *m, float *v, const float *g)
+/* The moments after a step. */
+__device__ static inline void step_moments(const struct adamw_args &a, float grad_scale,
+                                           const float g[RUN], float m[RUN], float v[RUN])
 {
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
         float d = g[i] * grad_scale;
         m[i] = a.beta1 * m[i] + a.rest1 * d;
         v[i] = a.beta2 * v[i] + a.rest2 * (d * d);
-        float u = m[i] / a.correct1 / (sqrtf(v[i] / a.correct2) + a.eps);
-        u = fmaxf(fminf(u, a.limit), -a.limit);
-        w[i] = w[i] - a.decay * w[i] - a.lr * u;
+    }
+}
+
+/* Whether divide_normal and sqrt_normal do for a step: m 0 or in [2^-80, 2^40], v in [2^-100,
+ * 2^40]. Then quotients by the corrections, which are in [2^-20, 1], are at most 2^60, roots in
+ * [2^-50, 2^31], and the last quotient in [2^-111, 2^110]. */
+__device__ static inline bool is_normal_step(const struct adamw_args &a, const float m[RUN],
+                                             const float v[RUN])
+{
+    uint32_t m_min = 0xFFFFFFFF, v_min = 0xFFFFFFFF; /* of m, of those that are not 0, less 1 */
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        m_min = min(m_min, (bits_of(m[i]) & 0x7FFFFFFF) - 1);
+        v_min = min(v_min, bits_of(v[i]));
+    }
+    return a.normal && m_min >= bits_of(0x1p-80f) && v_min >= bits_of(0x1p-100f) &&
+           max(amax_bits(m), amax_bits(v)) <= bits_of(0x1p40f);
+}
+
+__device__ static inline float step_weight(const struct adamw_args &a, float w, float u)
+{
+    u = fmaxf(fminf(u, a.limit), -a.limit);
+    return w - a.decay * w - a.lr * u;
+}
+
+__device__ static inline void step_weights(const struct adamw_args &a, bool normal,
+                                           const float m[RUN], const float v[RUN], float w[RUN])
+{
+    if (normal) {
+#pragma unroll
+        for (int i = 0; i < RUN; i++) {
+            float root = sqrt_normal(divide_by(v[i], a.correct2, a.reciprocal2));
+            float u = divide_normal(divide_by(m[i], a.correct1, a.reciprocal1), root + a.eps);
+            w[i] = step_weight(a, w[i], u);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < RUN; i++)
+            w[i] = step_weight(a, w[i], m[i] / a.correct1 / (sqrtf(v[i] / a.correct2) + a.eps));
     }
 }
 
@@ -303,13 +342,15 @@ __device__ static inline void adamw_run(const struct adamw_args &a, const struct
     decode_floats(w, master, a.master_bf16);
     moment_decode<KIND, false>(m, codes[0], s.m[0]);
     moment_decode<KIND, true>(v, codes[1], s.v[0]);
-    adamw_step(a, s.grad, w, m, v, g);
+    step_moments(a, s.grad, g, m, v);
+    const bool normal = is_normal_step(a, m, v);
+    step_weights(a, normal, m, v, w);
     store_master(a, w, first, valid);
     amax[0] = max(amax[0], amax_bits(m));
     amax[1] = max(amax[1], amax_bits(v));
-    moment_encode<KIND, false>(codes[0], m, s.m[1], a.random, first);
+    moment_encode<KIND, false>(codes[0], m, s.m[1], normal, a.random, first);
     moment_store(a.m, codes[0], first, valid);
-    moment_encode<KIND, true>(codes[1], v, s.v[1], a.random, first);
+    moment_encode<KIND, true>(codes[1], v, s.v[1], normal, a.random, first);
     moment_store(a.v, codes[1], first, valid);
 }
 
@@ -357,6 +398,10 @@ static struct adamw_args adamw_args_of(const struct nbi_op_adamw *a)
     x.rest2 = 1.0f - a->beta2;
     x.correct1 = a->correct1;
     x.correct2 = a->correct2;
+    x.reciprocal1 = 1.0f / a->correct1;
+    x.reciprocal2 = 1.0f / a->correct2;
+    x.normal = a->correct1 >= 0x1p-20f && a->correct1 <= 1 && a->correct2 >= 0x1p-20f &&
+               a->correct2 <= 1 && a->eps >= 0 && a->eps <= 1;
     x.eps = a->eps;
     x.lr = a->lr;
     x.decay = a->lr * a->decay;

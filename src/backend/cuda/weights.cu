@@ -184,21 +184,45 @@ __global__ static void k_pack_tiles(uint8_t *tiles, const uint8_t *codes, const 
         t[1024 + lane * 4 + quarter] = inside ? scales[row * (cols / 16) + block] : 0;
 }
 
+/* A lane's codes and scales of a tile; zeros beyond the last one. */
+struct lane_of_tile {
+    uint32_t words[8], scales;
+};
+
+__device__ static inline struct lane_of_tile load_lane(const uint8_t *tiles, int col, int tile_cols)
+{
+    const uint8_t *t = tiles + (int64_t)col * CUDA_TILE_BYTES;
+    const int lane = threadIdx.x % 32;
+    if (col >= tile_cols)
+        return {};
+    const uint4 low = ((const uint4 *)t)[lane], high = ((const uint4 *)t)[32 + lane];
+    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w},
+            ((const uint32_t *)t)[256 + lane]};
+}
+
 /* The largest Euclidean norm of a row, one warp for each tile row. *out holds the bits of a
  * non-negative float, whose order is that of unsigned integers. */
 __global__ static void k_max_row_norm(uint32_t *out, const uint8_t *tiles, int tile_rows,
                                       int tile_cols, float scale)
 {
+    constexpr int BATCH = 4; /* tiles whose loads are in flight together */
     int row = (int)(blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     float sum[2] = {}; /* of rows g and g + 8 */
     if (row >= tile_rows)
         return;
-    for (int col = 0; col < tile_cols; col++) {
-        const uint8_t *t = tiles + ((int64_t)row * tile_cols + col) * CUDA_TILE_BYTES;
-        for (int q = 0; q < 4; q++) {
-            float by = load_f32(t + 1024 + lane * 4, q, NBI_E4M3), squares = 0;
+    tiles += (int64_t)row * tile_cols * CUDA_TILE_BYTES;
+    for (int col = 0; col < tile_cols; col += BATCH) {
+        struct lane_of_tile t[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+            t[b] = load_lane(tiles, col + b, tile_cols);
+#pragma unroll
+        for (int q = 0; q < 4 * BATCH; q++) {
+            const uint8_t code = (uint8_t)(t[q / 4].scales >> 8 * (q % 4));
+            float by = load_f32(&code, 0, NBI_E4M3), squares = 0;
+#pragma unroll
             for (int i = 0; i < 8; i++) {
-                uint32_t pair = e2m1_pair(((const uint32_t *)t)[i / 4 * 128 + lane * 4 + q], i % 4);
+                uint32_t pair = e2m1_pair(t[q / 4].words[i / 4 * 4 + q % 4], i % 4);
                 float2 v = __half22float2(*(__half2 *)&pair);
                 squares += v.x * v.x + v.y * v.y;
             }
