@@ -58,15 +58,15 @@ struct nbi_draw {
     uint64_t uniform; /* the random number, a fraction of 2^64 */
 };
 
-/* megakernel_run_ahead picks a token from the logits of the last run, and queues a run of it; the
- * id in its step is ignored. It returns as soon as the candidates are known, while that run may
- * still be at work. The token is the most likely one if k is 1, else the one that `draw` gives, up
- * to rounding: the host draws for itself and repeats the step if the two differ. */
+/* megakernel_run_ahead picks a token from the logits of the megakernel's last run, and queues a run
+ * of it; the id in its step is ignored. It returns as soon as the candidates are known, while that
+ * run may still be at work. The token is the most likely one if k is 1, else the one that `draw`
+ * gives, up to rounding: the host draws for itself and repeats the step if the two differ. */
 struct nbi_run_ahead {
     int64_t k; /* 1 to NBI_TOPK_MAX */
     struct nbi_draw draw;
-    struct nbi_ptr topk; /* if k > 1: nonfinite [1], ids [k] and values [k] of nbi_op_topk, in one
-                          * block */
+    struct nbi_ptr topk; /* if k > 1: what nbi_op_topk made of those logits, in one block:
+                          * nonfinite [1], ids [k], values [k] */
     struct nb_candidate candidates[NBI_TOPK_MAX]; /* out: the k most likely, in descending order */
     int32_t id;                                   /* out: the token that runs */
     bool nonfinite; /* out: a logit was NaN or infinity; the other results are undefined */
