@@ -162,7 +162,7 @@ static enum nb_status open_backend(struct nbi_run *r)
     struct nbi_backend_opts on = {.device = r->opts->device, .threads = r->opts->threads};
     NBI_TRY(nbi_simd_parse(r->opts->simd, &on.level));
     NBI_TRY(nbi_backend_open(&r->be, &on));
-    return r->be->linear_bwd
+    return nbi_backend_has(r->be, NBI_CAP_TRAIN)
                ? NB_OK
                : nbi_fail(NB_EUNSUPPORTED, "%s cannot train; use --device cpu", r->be->name);
 }

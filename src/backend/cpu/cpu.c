@@ -373,7 +373,7 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
         return nbi_fail(NB_EUNSUPPORTED, "this CPU has no %s", nbi_simd_name(opts->level));
     }
     cpu->be = (struct nbi_backend){.name = "cpu",
-                                   .caps = NBI_CAP_TRAIN | NBI_CAP_BATCH_INVARIANT,
+                                   .caps = NBI_CAP_TRAIN | NBI_CAP_BF16 | NBI_CAP_BATCH_INVARIANT,
                                    .chunk = 512,
                                    .close = cpu_close,
                                    .alloc = cpu_alloc,

@@ -295,7 +295,7 @@ static void fill_table(struct cuda *cuda)
     struct nbi_backend *be = &cuda->be;
     be->name = cuda->name;
     be->chunk = 1024;
-    be->caps = NBI_CAP_LAYERS | NBI_CAP_GRAPHS | NBI_CAP_OWN_MEMORY;
+    be->caps = NBI_CAP_TRAIN | NBI_CAP_BF16 | NBI_CAP_LAYERS | NBI_CAP_GRAPHS | NBI_CAP_OWN_MEMORY;
     be->batch_invariant_rows = NBI_DECODE_ATTENTION_ROWS < NBI_DECODE_LINEAR_ROWS
                                    ? NBI_DECODE_ATTENTION_ROWS
                                    : NBI_DECODE_LINEAR_ROWS;
@@ -315,29 +315,9 @@ static void fill_table(struct cuda *cuda)
     be->download = cuda_download;
     be->copy = cuda_copy;
     be->clear = cuda_clear;
-    be->embed = nbi_cuda_embed;
-    be->rope_table = nbi_cuda_rope_table;
-    be->rmsnorm = nbi_cuda_rmsnorm;
-    be->linear = nbi_cuda_linear;
-    be->qkv_rope = nbi_cuda_qkv_rope;
-    be->attention = nbi_cuda_attention;
-    be->swiglu = nbi_cuda_swiglu;
-    be->gather = nbi_cuda_gather;
-    be->scatter = nbi_cuda_scatter;
-    be->topk = nbi_cuda_topk;
-    be->xent = nbi_cuda_xent;
-    be->l1 = nbi_cuda_l1;
-    be->embed_bwd = nbi_cuda_embed_bwd;
-    be->linear_bwd = nbi_cuda_linear_bwd;
-    be->rmsnorm_bwd = nbi_cuda_rmsnorm_bwd;
-    be->qkv_rope_bwd = nbi_cuda_qkv_rope_bwd;
-    be->swiglu_bwd = nbi_cuda_swiglu_bwd;
-    be->grad_stats = nbi_cuda_grad_stats;
-    be->update_plan = nbi_cuda_update_plan;
-    be->adamw = nbi_cuda_adamw;
-    be->requantize = nbi_cuda_requantize;
-    be->amax = nbi_cuda_amax;
-    be->attention_bwd = nbi_cuda_attention_bwd;
+#define X(op) be->op = nbi_cuda_##op;
+    NBI_OP_LIST(X)
+#undef X
     be->layers = nbi_cuda_layers;
     be->graph_run = nbi_cuda_graph_run;
     be->megakernel_new = nbi_cuda_megakernel_new;
