@@ -113,6 +113,7 @@ static enum nb_status open_for_prefill(struct nbi_backend **out, const char *dev
     struct nbi_stream *s;
     NBI_TRY(nbi_backend_open(out, &opts));
     struct nbi_backend *be = *out;
+    NBI_BUG_IF(!be);
     const struct nbi_stream_limits limits = {.N = be->chunk, .K = 16, .D = 2, .heads = 1};
     enum nb_status rc = be->stream_new(be, &limits, &s);
     if (rc == NB_OK) {

@@ -63,13 +63,13 @@ check "the target has no name" 1 "$nibble" convert a ""
 check "doctor" 0 "$nibble" doctor
 says out "NVFP4 quantise"
 says out "NVFP4 products"
-says out "train batch-invariant"
+says out "train bf16 batch-invariant"
 says out "jansson $(pkg-config --modversion jansson)"
 says out "pcre2 $(pkg-config --modversion libpcre2-8)"
 says out "utf8proc "
 check "doctor as JSON" 0 "$nibble" doctor --json
 says out '"problems"'
-says out '"capabilities": "train batch-invariant"'
+says out '"capabilities": "train bf16 batch-invariant"'
 check "output that cannot be written" 1 sh -c '"$0" help >/dev/full' "$nibble"
 says err "cannot write to standard output"
 finish

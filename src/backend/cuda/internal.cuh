@@ -261,14 +261,6 @@ enum nb_status nbi_cuda_linear_decode(struct nbi_stream *s, const struct nbi_op_
 int64_t nbi_cuda_attention_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits);
 enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a);
 
-/* ---- train_optimizer.cu ---- */
-
-enum nb_status nbi_cuda_grad_stats(struct nbi_stream *s, const struct nbi_op_grad_stats *a);
-enum nb_status nbi_cuda_update_plan(struct nbi_stream *s, const struct nbi_op_update_plan *a);
-enum nb_status nbi_cuda_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a);
-enum nb_status nbi_cuda_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a);
-enum nb_status nbi_cuda_amax(struct nbi_stream *s, const struct nbi_op_amax *a);
-
 /* Whether the decode kernels compute it. */
 bool nbi_cuda_is_decode_attention(const struct nbi_op_attention *a);
 
@@ -277,6 +269,14 @@ bool nbi_cuda_is_decode_attention(const struct nbi_op_attention *a);
  * sequence. */
 enum nb_status nbi_cuda_attention_packed(struct nbi_stream *s, const struct nbi_op_attention *a,
                                          const struct nbi_op_qkv_rope *rope, bool *packed);
+
+/* ---- train_optimizer.cu ---- */
+
+enum nb_status nbi_cuda_grad_stats(struct nbi_stream *s, const struct nbi_op_grad_stats *a);
+enum nb_status nbi_cuda_update_plan(struct nbi_stream *s, const struct nbi_op_update_plan *a);
+enum nb_status nbi_cuda_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a);
+enum nb_status nbi_cuda_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a);
+enum nb_status nbi_cuda_amax(struct nbi_stream *s, const struct nbi_op_amax *a);
 
 /* ---- layers.cu ---- */
 
