@@ -194,11 +194,16 @@ static void training_end(struct training *x)
 static enum nb_status gradients(struct training *x, float *loss)
 {
     struct nbi_train_pass *f = &x->pass;
+    struct nbi_grads grads = x->t.grads;
+    grads.fresh = true;
     NBI_TRY(nbi_execute(&x->t.weights, &x->acts, x->stream, &f->pass));
     f->labels.scale = f->labels.count ? 1.0f / (float)f->labels.count : 0;
-    NBI_TRY(nbi_loss(&x->t.weights, &x->acts, x->stream, &f->pass, &f->labels, &x->t.grads));
-    *loss = (float)(f->labels.count ? f->labels.loss / (double)f->labels.count : 0);
-    return nbi_backward(&x->t.weights, &x->acts, x->stream, &f->pass, &x->t.grads, NULL);
+    NBI_TRY(nbi_loss(&x->t.weights, &x->acts, x->stream, &f->pass, &f->labels, &grads));
+    NBI_TRY(nbi_backward(&x->t.weights, &x->acts, x->stream, &f->pass, &grads, NULL));
+    NBI_TRY(x->be->sync(x->stream));
+    double sum = nbi_loss_sums(&f->labels).loss;
+    *loss = (float)(f->labels.count ? sum / (double)f->labels.count : 0);
+    return NB_OK;
 }
 
 /* ---- the file ---- */

@@ -1,7 +1,9 @@
 /* acts.h - activations: the memory that a pass works in, as one block that is planned beforehand.
  *
  * Inference keeps nothing per layer; training keeps what the backward pass reads. A pointer that a
- * pass does not use is none ({0}), and operations skip optional outputs that are none. */
+ * pass does not use is none ({0}), and operations skip optional outputs that are none.
+ *
+ * Activations of training are f32 or bf16; sums, statistics and losses are always f32. */
 #pragma once
 
 #include "backend/backend.h"
@@ -9,6 +11,9 @@
 
 struct nbi_layer_acts {
     struct nbi_ptr norm1, q, k, v, q_rot, att, norm2, gate, up, act; /* [N, ...] */
+    /* Row strides of q, k and v, and of gate and up; 0: contiguous. In training these are columns
+     * of the same rows, so that products with them can be one. */
+    int64_t ld_qkv, ld_gate;
     /* Training only: the residual stream before the layer (in) and between its halves (mid),
      * statistics of the norms and the softmax, and this layer's keys and values. */
     struct nbi_ptr in, mid, rstd1, rstd2, rstd_q, rstd_k, lse;
@@ -17,32 +22,36 @@ struct nbi_layer_acts {
 
 /* Memory of the backward pass: each is the gradient of the quantity with its name. */
 struct nbi_backward_acts {
-    struct nbi_ptr x, norm, att, q, k, v, act; /* [N, ...] */
+    struct nbi_ptr x, norm, att, q, k, v, act; /* [N, ...]; q, k and v with ld_qkv */
     /* Of a->M rows of the loss. `final` is the input of the final norm, not a gradient. */
-    struct nbi_ptr final, rstd, loss, targets;
+    struct nbi_ptr final, rstd;
     struct nbi_ptr target_embed, ones; /* NB_LOSS_SCALAR */
-    struct nbi_ptr kl, ref_ids, ref_p; /* NB_LOSS_CE with a reference model */
+    /* Of all labels of a pass, [N]: losses, and for NB_LOSS_CE with a reference model divergences,
+     * ids and probabilities. */
+    struct nbi_ptr loss, targets, kl, ref_ids, ref_p;
 };
 
 struct nbi_acts {
     struct nbi_backend *be;
-    int64_t N;          /* limit of rows of a pass */
-    int64_t M;          /* limit of rows of logits */
-    int64_t page_count; /* limit of pages of a pass; 0: the cache is not paged */
-    int64_t topk_rows;  /* limit of rows that nbi_execute_topk() takes */
-    bool training;      /* made for backward passes */
-    bool recompute;     /* training: layers keep only their input */
+    int64_t N;            /* limit of rows of a pass */
+    int64_t M;            /* limit of rows of logits */
+    int64_t page_count;   /* limit of pages of a pass; 0: the cache is not paged */
+    int64_t topk_rows;    /* limit of rows that nbi_execute_topk() takes */
+    enum nbi_dtype dtype; /* f32, or for training bf16 */
+    bool training;        /* made for backward passes */
+    bool recompute;       /* training: layers keep only their input */
     int64_t first_layer;
     struct nbi_ptr block; /* everything below lies in it */
     int64_t bytes;
     /* The index arrays of the current pass, int32: one block, and where each array is in it. */
     struct nbi_ptr indices, ids, positions, kv_rows, first, last, tables, rows, pages;
-    int32_t *packed;     /* host: the block before its upload */
+    struct nbi_ptr end, order; /* training, see nbi_pass */
+    int32_t *packed;           /* host: the block before its upload */
     int64_t max_keys[2]; /* bound on the rows that a token sees: of decode rows, of the others */
     struct nbi_ptr cos, sin;
-    struct nbi_ptr x;                  /* [N, C] residual stream */
-    struct nbi_ptr final;              /* [M, C] */
-    struct nbi_ptr logits;             /* [M, V] */
+    struct nbi_ptr x;      /* [N, C] residual stream; in training only after the last layer */
+    struct nbi_ptr final;  /* [M, C] */
+    struct nbi_ptr logits; /* [M, V] */
     struct nbi_ptr topk, topk_scratch; /* see nbi_execute_topk() */
     struct nbi_layer_acts *layers;     /* [layer_count]; all the same for inference */
     int64_t layer_count;
@@ -55,6 +64,7 @@ struct nbi_acts_opts {
     int64_t page_count; /* limit of pages of a pass; 0: the cache is not paged */
     int64_t topk_rows;  /* limit of rows for top-k; 0: 1 */
     /* Training: */
+    enum nbi_dtype dtype; /* bf16; else f32 */
     bool recompute;
     int64_t first_layer; /* the first with a backward pass */
 };
@@ -72,6 +82,12 @@ enum nb_status nbi_acts_init_training(struct nbi_acts *a, struct nbi_backend *be
 int64_t nbi_acts_training_bytes(const struct nbi_config *c, const struct nbi_acts_opts *opts);
 
 void nbi_acts_release(struct nbi_acts *a);
+
+/* Bytes of n activations. */
+static inline int64_t nbi_acts_size(const struct nbi_acts *a, int64_t n)
+{
+    return (int64_t)nbi_dtype_bytes(a->dtype, n);
+}
 
 /* Rows of logits to keep at a time: as many as fit into 32 MB, but from min up to max. */
 int64_t nbi_logits_rows(int64_t vocab, int64_t min, int64_t max);

@@ -18,6 +18,7 @@ struct layer {
     const struct nbi_layer_acts *la;
     const struct nbi_backward_acts *d;
     int64_t N, C, F, NH, NKV, D;
+    bool bf16, fresh, dw_bf16;
 };
 
 static struct layer layer_of(const struct nbi_weights *w, const struct nbi_acts *a,
@@ -37,7 +38,23 @@ static struct layer layer_of(const struct nbi_weights *w, const struct nbi_acts 
                           .F = c->intermediate_size,
                           .NH = c->heads,
                           .NKV = c->kv_heads,
-                          .D = c->head_dim};
+                          .D = c->head_dim,
+                          .bf16 = a->dtype == NBI_BF16,
+                          .fresh = g->fresh,
+                          .dw_bf16 = g->bf16};
+}
+
+/* Gradients of vectors are only ever added to. */
+static enum nb_status clear_vectors(const struct layer *l)
+{
+    const struct nbi_layer_grads *g = l->g;
+    const struct {
+        struct nbi_ptr at;
+        int64_t n;
+    } all[] = {{g->input_norm, l->C}, {g->post_norm, l->C}, {g->q_norm, l->D}, {g->k_norm, l->D}};
+    for (int i = 0; i < 4; i++)
+        NBI_TRY(l->be->clear(l->s, all[i].at, all[i].n * (int64_t)sizeof(float)));
+    return NB_OK;
 }
 
 /* From the layer's output to mid, the residual stream between its halves. */
@@ -55,7 +72,10 @@ static enum nb_status mlp_backward(const struct layer *l)
                                                              .w = {w->down},
                                                              .x = la->act,
                                                              .N = l->N,
-                                                             .K = l->F}));
+                                                             .K = l->F,
+                                                             .fresh = l->fresh,
+                                                             .bf16 = l->bf16,
+                                                             .dw_bf16 = l->dw_bf16}));
     /* act = silu(gate) * up; dgate and dup overwrite gate and up */
     NBI_TRY(be->swiglu_bwd(l->s, &(struct nbi_op_swiglu_bwd){.dgate = la->gate,
                                                              .dup = la->up,
@@ -63,7 +83,9 @@ static enum nb_status mlp_backward(const struct layer *l)
                                                              .gate = la->gate,
                                                              .up = la->up,
                                                              .N = l->N,
-                                                             .F = l->F}));
+                                                             .F = l->F,
+                                                             .ld = la->ld_gate,
+                                                             .bf16 = l->bf16}));
     /* gate, up = norm2 Wgate^T, norm2 Wup^T */
     NBI_TRY(be->linear_bwd(l->s, &(struct nbi_op_linear_bwd){.count = 2,
                                                              .dx = l->d->norm,
@@ -71,8 +93,12 @@ static enum nb_status mlp_backward(const struct layer *l)
                                                              .dy = {la->gate, la->up},
                                                              .w = {w->gate, w->up},
                                                              .x = la->norm2,
+                                                             .ldy = {la->ld_gate, la->ld_gate},
                                                              .N = l->N,
-                                                             .K = l->C}));
+                                                             .K = l->C,
+                                                             .fresh = l->fresh,
+                                                             .bf16 = l->bf16,
+                                                             .dw_bf16 = l->dw_bf16}));
     /* norm2 = rmsnorm(mid, w_post) */
     return be->rmsnorm_bwd(l->s, &(struct nbi_op_rmsnorm_bwd){.dx = l->d->x,
                                                               .dw = l->g->post_norm,
@@ -81,7 +107,8 @@ static enum nb_status mlp_backward(const struct layer *l)
                                                               .rstd = la->rstd2,
                                                               .w = w->post_norm,
                                                               .N = l->N,
-                                                              .C = l->C});
+                                                              .C = l->C,
+                                                              .bf16 = l->bf16});
 }
 
 /* From mid to in, the layer's input. */
@@ -91,6 +118,7 @@ static enum nb_status attention_backward(const struct layer *l)
     const struct nbi_layer_weights *w = l->w;
     const struct nbi_layer_acts *la = l->la;
     const struct nbi_backward_acts *d = l->d;
+    int64_t ld = la->ld_qkv;
 
     /* mid = in + att Wo^T */
     NBI_TRY(be->linear_bwd(l->s, &(struct nbi_op_linear_bwd){.count = 1,
@@ -100,7 +128,10 @@ static enum nb_status attention_backward(const struct layer *l)
                                                              .w = {w->o},
                                                              .x = la->att,
                                                              .N = l->N,
-                                                             .K = l->NH * l->D}));
+                                                             .K = l->NH * l->D,
+                                                             .fresh = l->fresh,
+                                                             .bf16 = l->bf16,
+                                                             .dw_bf16 = l->dw_bf16}));
     /* att = softmax(q_rot k^T / sqrt(D)) v */
     NBI_TRY(be->attention_bwd(l->s, &(struct nbi_op_attention_bwd){.dq = d->q,
                                                                    .dk = d->k,
@@ -111,10 +142,13 @@ static enum nb_status attention_backward(const struct layer *l)
                                                                    .q = la->q_rot,
                                                                    .kv = la->kv,
                                                                    .first = l->a->first,
+                                                                   .end = l->a->end,
                                                                    .N = l->N,
                                                                    .NH = l->NH,
                                                                    .NKV = l->NKV,
-                                                                   .D = l->D}));
+                                                                   .D = l->D,
+                                                                   .ld = la->ld_qkv,
+                                                                   .bf16 = l->bf16}));
     /* q_rot = rope(rmsnorm(q, w_q)), and the same for k */
     NBI_TRY(be->qkv_rope_bwd(l->s, &(struct nbi_op_qkv_rope_bwd){.dq = d->q,
                                                                  .dk = d->k,
@@ -131,7 +165,9 @@ static enum nb_status attention_backward(const struct layer *l)
                                                                  .N = l->N,
                                                                  .NH = l->NH,
                                                                  .NKV = l->NKV,
-                                                                 .D = l->D}));
+                                                                 .D = l->D,
+                                                                 .ld = la->ld_qkv,
+                                                                 .bf16 = l->bf16}));
     /* q, k, v = norm1 Wq^T, norm1 Wk^T, norm1 Wv^T */
     NBI_TRY(be->linear_bwd(l->s, &(struct nbi_op_linear_bwd){.count = 3,
                                                              .dx = d->norm,
@@ -139,8 +175,12 @@ static enum nb_status attention_backward(const struct layer *l)
                                                              .dy = {d->q, d->k, d->v},
                                                              .w = {w->q, w->k, w->v},
                                                              .x = la->norm1,
+                                                             .ldy = {ld, ld, ld},
                                                              .N = l->N,
-                                                             .K = l->C}));
+                                                             .K = l->C,
+                                                             .fresh = l->fresh,
+                                                             .bf16 = l->bf16,
+                                                             .dw_bf16 = l->dw_bf16}));
     /* norm1 = rmsnorm(in, w_input) */
     return be->rmsnorm_bwd(l->s, &(struct nbi_op_rmsnorm_bwd){.dx = d->x,
                                                               .dw = l->g->input_norm,
@@ -149,7 +189,8 @@ static enum nb_status attention_backward(const struct layer *l)
                                                               .rstd = la->rstd1,
                                                               .w = w->input_norm,
                                                               .N = l->N,
-                                                              .C = l->C});
+                                                              .C = l->C,
+                                                              .bf16 = l->bf16});
 }
 
 enum nb_status nbi_backward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
@@ -160,6 +201,8 @@ enum nb_status nbi_backward(const struct nbi_weights *w, struct nbi_acts *a, str
         const struct layer l = layer_of(w, a, s, g, p->N, i);
         if (a->recompute)
             NBI_TRY(nbi_forward_layer(w, a, s, p, i));
+        if (g->fresh)
+            NBI_TRY(clear_vectors(&l));
         NBI_TRY(mlp_backward(&l));
         NBI_TRY(attention_backward(&l));
         if (hook)
@@ -170,7 +213,9 @@ enum nb_status nbi_backward(const struct nbi_weights *w, struct nbi_acts *a, str
     /* x = embed[ids] */
     return w->be->embed_bwd(s, &(struct nbi_op_embed_bwd){.dtable = g->embed,
                                                           .ids = a->ids,
+                                                          .order = a->order,
                                                           .dx = a->d.x,
                                                           .N = p->N,
-                                                          .C = w->config->hidden_size});
+                                                          .C = w->config->hidden_size,
+                                                          .bf16 = a->dtype == NBI_BF16});
 }

@@ -29,7 +29,7 @@ static void pack(struct nbi_acts *a, struct nbi_ptr *address, const int32_t *fro
 }
 
 /* Packs all index arrays of a pass and uploads them in one copy. Their addresses depend only on N,
- * on a->M and on whether there are pages, as graph_for() requires. */
+ * on a->M and on whether there are pages, as graph_for() requires, and on whether it trains. */
 static enum nb_status upload_indices(struct nbi_acts *a, struct nbi_stream *s,
                                      const struct nbi_pass *p)
 {
@@ -39,6 +39,11 @@ static enum nb_status upload_indices(struct nbi_acts *a, struct nbi_stream *s,
     pack(a, &a->kv_rows, p->kv_rows, N, 2 * N);
     pack(a, &a->first, p->first, N, 3 * N);
     pack(a, &a->last, p->last, N, 4 * N);
+    if (p->training) {
+        pack(a, &a->end, p->end, N, at);
+        pack(a, &a->order, p->order, N, at + N);
+        at += 2 * N;
+    }
     a->tables = a->pages = (struct nbi_ptr){0};
     if (p->pages) {
         pack(a, &a->tables, p->tables, N, at);

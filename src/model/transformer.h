@@ -29,7 +29,10 @@ struct nbi_pass {
     enum nbi_matmul matmul;        /* of all products and of attention */
     bool batch_invariant;          /* no token's bits depend on the other rows of the pass */
     bool one_row_per_sequence;     /* every token belongs to another sequence */
-    bool training; /* a backward pass follows: keep what it reads in the activations */
+    /* A backward pass follows: keep what it reads in the activations. For it, the last token that
+     * attends to each one, and the tokens in the order of nbi_op_embed_bwd. */
+    bool training;
+    const int32_t *end, *order; /* [N] */
     /* Called after each layer, whose output x [N, C] is on the device; NULL: none. */
     enum nb_status (*after_layer)(void *ctx, int64_t layer, struct nbi_ptr x);
     void *ctx;
@@ -68,16 +71,25 @@ struct nbi_labels {
     const int32_t *ref_ids; /* [count, ref_k] distinct; a negative first id: none for this row */
     const float *ref_p;     /* [count, ref_k] */
     float kl_scale;         /* of the gradient of KL(reference || model) */
-    float *scratch;         /* [a->M], the caller's */
-    double loss, kl;        /* out: sums over the rows */
+    /* Out, the caller's: each row's loss and, with a reference, divergence; valid after the stream
+     * was synced. */
+    float *losses, *kls; /* [count] */
 };
 
 /* Computes the losses after a pass over the same activations with M = 0, a->M rows of logits at a
- * time. With grads (may be NULL), adds to the gradients of head and final norm and leaves that of
- * the residual stream in a->d.x. Waits for the results. */
+ * time. With grads (may be NULL), gives head and final norm their gradients and leaves that of the
+ * residual stream in a->d.x. Asynchronous: until the stream is synced, labels->losses and kls are
+ * written to. */
 enum nb_status nbi_loss(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
-                        const struct nbi_pass *pass, struct nbi_labels *labels,
+                        const struct nbi_pass *pass, const struct nbi_labels *labels,
                         const struct nbi_grads *grads);
+
+/* The sums over the rows, in order. The stream has been synced. kl: 0 without a reference. */
+struct nbi_loss_sums {
+    double loss, kl;
+};
+
+struct nbi_loss_sums nbi_loss_sums(const struct nbi_labels *labels);
 
 /* ---- backward ---- */
 

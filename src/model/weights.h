@@ -41,8 +41,8 @@ void nbi_weights_release(struct nbi_weights *w);
 
 /* ---- gradients ---- */
 
-/* f32 arrays that the backward pass adds to; none: no gradient is computed. In a tied model head
- * and embed are the same array. */
+/* Arrays that the backward pass adds to; none: no gradient is computed. They are f32, those of
+ * matrices of layers bf16 with bf16. In a tied model head and embed are the same array. */
 #define X(field, ...) struct nbi_ptr field;
 struct nbi_layer_grads {
     NBI_PARAMS_OF_LAYER(X)
@@ -54,4 +54,6 @@ struct nbi_grads {
 #undef X
     struct nbi_layer_grads *layers;
     int64_t first_layer; /* earlier layers are not trained; if it is not 0, nor is the embedding */
+    bool fresh;          /* arrays are written instead: what they held is ignored */
+    bool bf16;           /* only with fresh and activations in bf16 */
 };

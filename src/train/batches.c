@@ -10,7 +10,7 @@
 
 int64_t nbi_train_pass_bytes(const struct nbi_config *c, int64_t N)
 {
-    return N * (int64_t)(5 * sizeof(int32_t) + sizeof(float)) +
+    return N * (int64_t)(7 * sizeof(int32_t) + 2 * sizeof(float)) +
            c->layers * (int64_t)sizeof(struct nbi_kv_view);
 }
 
@@ -18,16 +18,17 @@ enum nb_status nbi_train_pass_init(struct nbi_train_pass *f, const struct nbi_ac
 {
     size_t N = (size_t)acts->N, layers = (size_t)acts->layer_count;
     NBI_BUG_IF(acts->M > acts->N);
-    *f = (struct nbi_train_pass){.N = acts->N};
-    f->kv_rows = malloc(5 * N * sizeof *f->kv_rows);
+    *f = (struct nbi_train_pass){
+        .N = acts->N, .matmul = acts->dtype == NBI_F32 ? NBI_MATMUL_F32 : NBI_MATMUL_FAST};
+    f->kv_rows = malloc(7 * N * sizeof *f->kv_rows);
     f->kv = malloc(layers * sizeof *f->kv);
-    f->losses = malloc(N * sizeof *f->losses); /* M <= N rows of logits at a time */
+    f->losses = malloc(2 * N * sizeof *f->losses);
     if (!f->kv_rows || !f->kv || !f->losses)
-        return nbi_fail_memory("batch", 5 * N * sizeof *f->kv_rows);
-    f->first = f->kv_rows + N;
-    f->last = f->first + N;
-    f->rows = f->last + N;
-    f->targets = f->rows + N;
+        return nbi_fail_memory("batch", 7 * N * sizeof *f->kv_rows);
+    int32_t **const arrays[] = {&f->first, &f->last, &f->end, &f->order, &f->rows, &f->targets};
+    for (size_t i = 0; i < 6; i++)
+        *arrays[i] = f->kv_rows + (i + 1) * N;
+    f->kls = f->losses + N;
     for (size_t i = 0; i < layers; i++)
         f->kv[i] = acts->layers[i].kv;
     return NB_OK;
@@ -41,6 +42,38 @@ void nbi_train_pass_release(struct nbi_train_pass *f)
     *f = (struct nbi_train_pass){0};
 }
 
+#define DIGIT_BITS 11 /* three digits are more than an id has */
+
+/* One pass of a radix sort, which keeps the order of equal digits. */
+static void sort_by_digit(int32_t *out, const int32_t *in, const int32_t *ids, int64_t N, int digit)
+{
+    int64_t at[1 << DIGIT_BITS] = {0}, sum = 0;
+    int shift = digit * DIGIT_BITS;
+    const uint32_t mask = (1 << DIGIT_BITS) - 1;
+    for (int64_t n = 0; n < N; n++)
+        at[(uint32_t)ids[n] >> shift & mask]++;
+    for (int64_t i = 0; i < 1 << DIGIT_BITS; i++) {
+        int64_t count = at[i];
+        at[i] = sum;
+        sum += count;
+    }
+    for (int64_t n = 0; n < N; n++)
+        out[at[(uint32_t)ids[in[n]] >> shift & mask]++] = in[n];
+}
+
+/* f->end, and f->order for nbi_op_embed_bwd. */
+static void set_orders(struct nbi_train_pass *f, const int32_t *ids, int64_t N)
+{
+    int32_t *other = f->end;
+    for (int64_t n = 0; n < N; n++)
+        other[n] = (int32_t)n;
+    sort_by_digit(f->order, other, ids, N, 0);
+    sort_by_digit(other, f->order, ids, N, 1);
+    sort_by_digit(f->order, other, ids, N, 2);
+    for (int64_t n = N - 1; n >= 0; n--)
+        f->end[n] = n + 1 < N && f->first[n + 1] == f->first[n] ? f->end[n + 1] : (int32_t)n;
+}
+
 enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_microbatch *b)
 {
     int64_t N = b->B * b->T;
@@ -49,7 +82,8 @@ enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_mic
         if (b->ids[n] < 0 || b->ids[n] >= f->V || b->targets[n] >= f->V)
             return nbi_fail(NB_EVALUE, "token id %d is outside the model's vocabulary of %lld",
                             b->targets[n] >= f->V ? b->targets[n] : b->ids[n], (long long)f->V);
-    f->labels = (struct nbi_labels){.rows = f->rows, .targets = f->targets, .scratch = f->losses};
+    f->labels = (struct nbi_labels){
+        .rows = f->rows, .targets = f->targets, .losses = f->losses, .kls = f->kls};
     for (int64_t n = 0; n < N; n++) {
         f->kv_rows[n] = f->last[n] = (int32_t)n;
         f->first[n] = (int32_t)n - b->positions[n];
@@ -58,6 +92,7 @@ enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_mic
         f->rows[f->labels.count] = (int32_t)n;
         f->targets[f->labels.count++] = b->targets[n];
     }
+    set_orders(f, b->ids, N);
     f->pass = (struct nbi_pass){.N = N,
                                 .ids = b->ids,
                                 .positions = b->positions,
@@ -66,8 +101,10 @@ enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_mic
                                 .last = f->last,
                                 .rows = f->rows,
                                 .kv = f->kv,
-                                .matmul = NBI_MATMUL_F32,
-                                .training = true};
+                                .matmul = f->matmul,
+                                .training = true,
+                                .end = f->end,
+                                .order = f->order};
     return NB_OK;
 }
 

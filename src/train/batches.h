@@ -10,9 +10,10 @@
 struct nbi_train_pass {
     int64_t N; /* limit of tokens */
     int64_t V; /* ids of V and above are refused; 0: ids are not checked */
-    int32_t *kv_rows, *first, *last, *rows, *targets; /* [N] each, one allocation */
-    struct nbi_kv_view *kv;                           /* [layers] */
-    float *losses;        /* [N] scratch of the loss; at most N rows have logits at a time */
+    enum nbi_matmul matmul;
+    int32_t *kv_rows, *first, *last, *end, *order, *rows, *targets; /* [N] each, one allocation */
+    struct nbi_kv_view *kv;                                         /* [layers] */
+    float *losses, *kls;                                            /* [N] each, one allocation */
     struct nbi_pass pass; /* set by nbi_train_pass_set, borrows the arrays above */
     struct nbi_labels labels;
 };
@@ -21,8 +22,9 @@ struct nbi_train_pass {
 enum nb_status nbi_train_pass_init(struct nbi_train_pass *f, const struct nbi_acts *acts);
 void nbi_train_pass_release(struct nbi_train_pass *f);
 
-/* Sets pass and labels (rows, targets, scratch) from a micro-batch, whose ids and positions are
- * borrowed. The caller adds the labels' kind and scale. */
+/* Sets pass and labels (rows, targets, losses) from a micro-batch, whose ids and positions are
+ * borrowed. The caller adds the labels' kind and scale. Not before the passes queued with f have
+ * run, unless their labels got memory of their own for losses. */
 enum nb_status nbi_train_pass_set(struct nbi_train_pass *f, const struct nbi_microbatch *batch);
 
 /* Host memory that nbi_train_pass_init allocates. */

@@ -77,7 +77,8 @@ static enum nb_status measure(struct nbi_run *r, const struct nbi_weights *w,
     NBI_TRY(nbi_train_pass_set(&r->train_pass, batch));
     NBI_TRY(nbi_execute(w, &r->acts, r->stream, &r->train_pass.pass));
     NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->train_pass.pass, &r->train_pass.labels, NULL));
-    sum->loss += r->train_pass.labels.loss;
+    NBI_TRY(r->be->sync(r->stream));
+    sum->loss += nbi_loss_sums(&r->train_pass.labels).loss;
     sum->count += r->train_pass.labels.count;
     return NB_OK;
 }

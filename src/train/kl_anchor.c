@@ -10,6 +10,7 @@
 
 #include "base/dirs.h"
 #include "base/syscall.h"
+#include "tensor/half.h"
 
 int64_t nbi_kl_anchor_bytes(int64_t N)
 {
@@ -208,25 +209,39 @@ static enum nb_status count_tokens(struct nbi_kl_anchor *a, int64_t T)
 }
 
 struct collection {
-    float *logits; /* [V] */
+    float *logits;  /* [V] */
+    uint16_t *half; /* [V] as bf16, if the activations are */
     int64_t records;
     double sum_logp;
 };
+
+/* Downloads row i of the logits to c->logits. */
+static enum nb_status fetch_logits(const struct nbi_kl_anchor_pass *x, int64_t i,
+                                   struct collection *c)
+{
+    struct nbi_backend *be = x->weights->be;
+    bool bf16 = x->acts->dtype == NBI_BF16;
+    int64_t V = x->weights->config->vocab_size, row = nbi_acts_size(x->acts, V);
+    NBI_TRY(be->download(x->stream, bf16 ? (void *)c->half : c->logits,
+                         nbi_ptr_add(x->acts->logits, i * row), row));
+    NBI_TRY(be->sync(x->stream));
+    for (int64_t v = 0; v < V && bf16; v++)
+        c->logits[v] = nbi_bf16_to_f32(c->half[v]);
+    return NB_OK;
+}
 
 /* Keeps the records of the next M labels, whose logits are in acts. */
 static enum nb_status keep_rows(struct nbi_kl_anchor *a, const struct nbi_kl_anchor_pass *x,
                                 struct walk *w, int64_t M, struct collection *c)
 {
-    struct nbi_backend *be = x->weights->be;
-    int64_t V = x->weights->config->vocab_size, row = V * (int64_t)sizeof(float);
+    int64_t V = x->weights->config->vocab_size;
     int32_t record[2 * NBI_REF_IDS]; /* ids, then floats of the same size */
     for (int64_t i = 0; i < M; i++) {
         int64_t at = next_record(w);
         if (at < 0)
             continue;
         float p[NBI_REF_IDS];
-        NBI_TRY(be->download(x->stream, c->logits, nbi_ptr_add(x->acts->logits, i * row), row));
-        NBI_TRY(be->sync(x->stream));
+        NBI_TRY(fetch_logits(x, i, c));
         NBI_TRY(nbi_kl_anchor_topk(c->logits, V, a->ref_k, record, p));
         memcpy(record + a->ref_k, p, (size_t)a->ref_k * sizeof *p);
         NBI_TRY(transfer(a, at, (char *)record, true));
@@ -263,11 +278,12 @@ static enum nb_status keep_all(struct nbi_kl_anchor *a, const struct nbi_kl_anch
     const struct nbi_loader_opts opts = {
         .data = a->opts.data, .pack = true, .keep_documents = true, .epochs = 1};
     struct nbi_loader loader = {0};
-    struct collection c = {.logits =
-                               malloc((size_t)x->weights->config->vocab_size * sizeof(float))};
+    size_t V = (size_t)x->weights->config->vocab_size;
+    struct collection c = {.logits = calloc(V, sizeof *c.logits),
+                           .half = calloc(V, sizeof *c.half)};
     bool more = true;
-    enum nb_status rc =
-        c.logits ? nbi_loader_init(&loader, &opts) : nbi_fail_memory("logits", sizeof(float));
+    enum nb_status rc = c.logits && c.half ? nbi_loader_init(&loader, &opts)
+                                           : nbi_fail_memory("logits", V * sizeof *c.logits);
     while (rc == NB_OK) {
         rc = nbi_loader_next(&loader, x->batch, &more);
         if (rc != NB_OK || !more)
@@ -278,6 +294,7 @@ static enum nb_status keep_all(struct nbi_kl_anchor *a, const struct nbi_kl_anch
     a->mean_top_logp = c.records ? c.sum_logp / (double)c.records : 0;
     nbi_loader_release(&loader);
     free(c.logits);
+    free(c.half);
     return rc;
 }
 

@@ -110,10 +110,11 @@ static enum nb_status measure(struct nbi_optimizer *s, int64_t group)
     struct nbi_train_params *t = s->t;
     for (int64_t i = 0; i < t->count; i++)
         if (in_group(&t->tensors[i], group))
-            NBI_TRY(t->be->grad_stats(t->stream,
-                                      &(struct nbi_op_grad_stats){.record = record_of(s, i),
-                                                                  .grad = t->tensors[i].grad,
-                                                                  .n = t->tensors[i].count}));
+            NBI_TRY(t->be->grad_stats(
+                t->stream, &(struct nbi_op_grad_stats){.record = record_of(s, i),
+                                                       .grad = t->tensors[i].grad,
+                                                       .n = t->tensors[i].count,
+                                                       .bf16 = t->tensors[i].grad_bf16}));
     int64_t g = index_of(s, group);
     return t->be->update_plan(
         t->stream, &(struct nbi_op_update_plan){
@@ -137,6 +138,7 @@ static enum nb_status update(struct nbi_optimizer *s, int64_t i, int64_t group, 
                               .master = x->master,
                               .dtype = x->dtype,
                               .grad = x->grad,
+                              .grad_bf16 = x->grad_bf16,
                               .m = x->m,
                               .v = x->v,
                               .lr = lr,
@@ -159,7 +161,7 @@ static enum nb_status update(struct nbi_optimizer *s, int64_t i, int64_t group, 
         op.count = x->count - op.first < chunk ? x->count - op.first : chunk;
         NBI_TRY(t->be->adamw(t->stream, &op));
     }
-    return t->be->clear(t->stream, x->grad, x->count * (int64_t)sizeof(float));
+    return NB_OK;
 }
 
 enum nb_status nbi_optimizer_step(struct nbi_optimizer *s, int64_t group, float lr, uint32_t number)

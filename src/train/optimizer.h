@@ -39,9 +39,9 @@ struct nbi_optimizer_result {
     int64_t nonfinite; /* gradient values; their groups were not updated */
 };
 
-/* Queues the update of masters, moments and weights of a group, and clears its gradients. group: a
- * layer, -1 for the parameters of no layer, or NBI_ALL_LAYERS. number: Adam's step, from 1.
- * Asynchronous, except that models with NVFP4 tensor scales wait for the masters' amax. */
+/* Queues the update of masters, moments and weights of a group: a layer, -1 for the parameters of
+ * no layer, or NBI_ALL_LAYERS. number: Adam's step, from 1. Asynchronous, except that models with
+ * NVFP4 tensor scales wait for the masters' amax. */
 enum nb_status nbi_optimizer_step(struct nbi_optimizer *s, int64_t group, float lr,
                                   uint32_t number);
 

@@ -81,7 +81,8 @@ static struct nbi_train_param describe(const struct nbi_config *c, const struct 
                                 .count = nbi_param_values(p),
                                 .layer = p->layer,
                                 .trained = is_trained(c, o, p),
-                                .dtype = p->ndim == 2 ? o->master : NBI_F32};
+                                .dtype = p->ndim == 2 ? o->master : NBI_F32,
+                                .grad_bf16 = o->bf16_grads && p->ndim == 2 && p->layer >= 0};
     describe_output(store, o, &t);
     /* Small tensors save little memory, and errors in norms affect every token. */
     enum nb_moment_type kind = p->ndim == 2 && t.count > 4096 ? o->moment_type : NB_MOMENT_F32;
@@ -191,6 +192,11 @@ static enum nb_status alloc_moment(struct nbi_train_params *t, struct nbi_moment
     return alloc_zeros(t, "moments", scales, &m->scales);
 }
 
+static int64_t grad_bytes(const struct nbi_train_param *x)
+{
+    return (int64_t)nbi_dtype_bytes(x->grad_bf16 ? NBI_BF16 : NBI_F32, x->count);
+}
+
 /* With updates inside the backward pass, all layers use the gradients of the first trained one. */
 static enum nb_status alloc_grad(struct nbi_train_params *t, struct nbi_train_param *x)
 {
@@ -200,7 +206,7 @@ static enum nb_status alloc_grad(struct nbi_train_params *t, struct nbi_train_pa
         x->grad = same->grad;
         return NB_OK;
     }
-    return alloc_zeros(t, "gradients", x->count * (int64_t)sizeof(float), &x->grad);
+    return alloc_zeros(t, "gradients", grad_bytes(x), &x->grad);
 }
 
 static enum nb_status make_weight(struct nbi_train_params *t, struct nbi_train_param *x,
@@ -269,6 +275,7 @@ static enum nb_status set_grads(struct nbi_train_params *t)
 {
     const struct nbi_config *c = t->config;
     t->grads.first_layer = t->first_layer;
+    t->grads.bf16 = t->opts.bf16_grads;
     t->grads.layers = calloc((size_t)c->layers, sizeof *t->grads.layers);
     if (!t->grads.layers)
         return nbi_fail_memory("gradients", (size_t)c->layers * sizeof *t->grads.layers);
@@ -373,7 +380,7 @@ static void add_to_plan(struct nbi_train_params_plan *plan, const struct nbi_tra
     plan->masters += (int64_t)nbi_dtype_bytes(t->dtype, t->count);
     plan->moments += 2 * moment_bytes(t->m.kind, t->count);
     if (!o->update_in_backward || t->layer <= first_layer)
-        plan->gradients += t->count * (int64_t)sizeof(float);
+        plan->gradients += grad_bytes(t);
 }
 
 void nbi_train_params_plan(const struct nbi_config *c, const struct nbi_store *store,

@@ -24,7 +24,8 @@ struct nbi_train_param {
                                         master and gradient; otherwise NULL */
     struct nbi_ptr master;
     enum nbi_dtype dtype; /* of the master: f32 or bf16 */
-    struct nbi_ptr grad;  /* f32 */
+    struct nbi_ptr grad;
+    bool grad_bf16; /* else f32 */
     struct nbi_moment m, v;
     struct nbi_weight *weight; /* of the forward pass */
     bool made_by_update;       /* it is made by adamw; nbi_optimizer_init decides */
@@ -42,6 +43,7 @@ struct nbi_train_params_opts {
     int64_t last_layers; /* train only these and the final norm; 0: everything */
     bool
         update_in_backward; /* gradients of one layer at a time, updated inside the backward pass */
+    bool bf16_grads;        /* of matrices of layers; for passes in bf16 that do not accumulate */
     uint64_t seed;          /* of random values, without a store */
     enum nbi_format target; /* what will be written; decides the types of floats */
 };

@@ -30,13 +30,21 @@ struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *o)
                                           .target = nbi_run_format(o)};
 }
 
-struct nbi_acts_opts nbi_run_acts_opts(const struct nb_train_opts *o, const struct nbi_config *c)
+struct nbi_acts_opts nbi_run_acts_opts(const struct nbi_run *r)
 {
-    int64_t N = o->batch_size * o->seq_len;
+    const struct nb_train_opts *o = r->opts;
+    int64_t N = o->batch_size * o->seq_len, rows = r->be->logit_rows;
     return (struct nbi_acts_opts){.N = N,
-                                  .M = nbi_logits_rows(c->vocab_size, 16, N),
+                                  .M = rows == 0  ? nbi_logits_rows(r->config.vocab_size, 16, N)
+                                       : rows < N ? rows
+                                                  : N,
                                   .recompute = o->recompute,
-                                  .first_layer = nbi_first_layer(c, o->train_last_layers)};
+                                  .first_layer = nbi_first_layer(&r->config, o->train_last_layers)};
+}
+
+struct nbi_stream_limits nbi_run_stream_limits(const struct nbi_run *r)
+{
+    return nbi_stream_limits_for(&r->config, r->opts->batch_size * r->opts->seq_len, true);
 }
 
 /* ---- the plan of a run ---- */
@@ -68,20 +76,20 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
     const struct nbi_config *c = &r->config;
     int64_t N = o->batch_size * o->seq_len, accum = o->grad_accum;
     const struct nbi_train_params_opts opts = nbi_run_params_opts(o);
-    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
-    const struct nbi_acts_opts acts = nbi_run_acts_opts(o, c);
+    const struct nbi_stream_limits limits = nbi_run_stream_limits(r);
+    const struct nbi_acts_opts acts = nbi_run_acts_opts(r);
     struct nbi_store *store = nbi_run_random_weights(o) ? NULL : r->model.store;
     struct nbi_train_params_plan t;
     nbi_train_params_plan(c, store, &opts, &t);
-    *plan = (struct nb_train_plan){.masters = t.masters,
-                                   .moments = t.moments,
-                                   .gradients = t.gradients,
-                                   .weights = t.weights,
-                                   .activations = nbi_acts_training_bytes(c, &acts),
-                                   .scratch = r->be->stream_bytes(r->be, &limits),
-                                   .host = nbi_train_pass_bytes(c, N) +
-                                           5 * accum * N * (int64_t)sizeof(int32_t) +
-                                           (o->kl_base > 0 ? nbi_kl_anchor_bytes(N) : 0)};
+    *plan = (struct nb_train_plan){
+        .masters = t.masters,
+        .moments = t.moments,
+        .gradients = t.gradients,
+        .weights = t.weights,
+        .activations = nbi_acts_training_bytes(c, &acts),
+        .scratch = r->be->stream_bytes(r->be, &limits),
+        .host = nbi_train_pass_bytes(c, N) + 5 * accum * N * (int64_t)sizeof(int32_t) +
+                accum * nbi_run_losses_bytes(N) + (o->kl_base > 0 ? nbi_kl_anchor_bytes(N) : 0)};
     plan->total = plan->masters + plan->moments + plan->gradients + plan->weights +
                   plan->activations + plan->scratch + plan->host;
     count_work(r, plan, acts.first_layer);

@@ -76,6 +76,8 @@ struct nbi_run {
     struct nbi_train_params params;
     struct nbi_acts acts;
     struct nbi_train_pass train_pass;
+    struct nbi_labels *labels; /* [grad_accum] of the step's passes, with their losses */
+    float *losses;             /* [grad_accum, 2, N] theirs */
     struct nbi_optimizer optimizer;
     struct nbi_lr_schedule_opts lr_schedule;
     struct nbi_train_log *log;
@@ -123,10 +125,17 @@ enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan);
 /* The format of the result; safetensors if nothing is written. */
 enum nbi_format nbi_run_format(const struct nb_train_opts *opts);
 
-/* The options of a run as those of its parameters and activations. */
+/* The options of a run as those of its parameters, activations and stream. The last two need its
+ * config and backend. */
 struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *opts);
-struct nbi_acts_opts nbi_run_acts_opts(const struct nb_train_opts *opts,
-                                       const struct nbi_config *c);
+struct nbi_acts_opts nbi_run_acts_opts(const struct nbi_run *r);
+struct nbi_stream_limits nbi_run_stream_limits(const struct nbi_run *r);
+
+/* Host memory for the losses of a micro-batch of N tokens. */
+static inline int64_t nbi_run_losses_bytes(int64_t N)
+{
+    return 2 * N * (int64_t)sizeof(float) + (int64_t)sizeof(struct nbi_labels);
+}
 
 /* ---- batches (batches.c) ---- */
 

@@ -171,8 +171,7 @@ static enum nb_status open_memory(struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
     const struct nbi_config *c = &r->config;
-    int64_t N = o->batch_size * o->seq_len;
-    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
+    const struct nbi_stream_limits limits = nbi_run_stream_limits(r);
     const struct nbi_train_params_opts opts = nbi_run_params_opts(o);
     const struct nbi_optimizer_opts step = {.beta1 = (float)o->beta1,
                                             .beta2 = (float)o->beta2,
@@ -183,12 +182,16 @@ static enum nb_status open_memory(struct nbi_run *r)
                                             .chunk_rows = o->step_chunk_rows,
                                             .seed = o->seed};
     NBI_TRY(r->be->stream_new(r->be, &limits, &r->stream));
-    const struct nbi_acts_opts acts = nbi_run_acts_opts(o, c);
+    const struct nbi_acts_opts acts = nbi_run_acts_opts(r);
     NBI_TRY(nbi_acts_init_training(&r->acts, r->be, c, &acts));
     NBI_TRY(r->be->clear(r->stream, r->acts.block,
                          r->acts.bytes)); /* touch every page now, not in the first step */
     NBI_TRY(nbi_train_pass_init(&r->train_pass, &r->acts));
     r->train_pass.V = c->vocab_size;
+    r->labels = calloc((size_t)o->grad_accum, sizeof *r->labels);
+    r->losses = calloc((size_t)(o->grad_accum * 2 * r->train_pass.N), sizeof *r->losses);
+    if (!r->labels || !r->losses)
+        return nbi_fail_memory("losses", (size_t)(o->grad_accum * r->train_pass.N));
     struct nbi_store *store = nbi_run_random_weights(o) ? NULL : r->model.store;
     NBI_TRY(nbi_train_params_init(&r->params, r->stream, r->be, c, store, &opts));
     return nbi_optimizer_init(&r->optimizer, &r->params, &step);
@@ -266,6 +269,8 @@ void nbi_run_close(struct nbi_run *r)
     if (r->params.be)
         nbi_train_params_release(&r->params);
     nbi_train_pass_release(&r->train_pass);
+    free(r->labels);
+    free(r->losses);
     nbi_acts_release(&r->acts);
     if (r->stream)
         r->be->stream_free(r->stream);

@@ -15,7 +15,7 @@
 struct update {
     struct nbi_run *r;
     float lr;
-    double loss, kl;  /* sums over labels */
+    int64_t passes;   /* micro-batches so far; each has its place in r->labels */
     int64_t anchored; /* labels that have a reference */
 };
 
@@ -41,22 +41,45 @@ static enum nb_status set_loss(struct nbi_run *r, const struct nbi_microbatch *b
     return NB_OK;
 }
 
-/* Adds the gradients of one micro-batch; with a fused step, updates each layer on the way. */
+/* The losses of a micro-batch get memory of their own, so that the step waits for all of them
+ * together. */
+static void keep_losses(struct nbi_run *r, struct update *u)
+{
+    struct nbi_labels *l = &r->train_pass.labels;
+    l->losses = r->losses + u->passes * 2 * r->train_pass.N;
+    l->kls = l->losses + r->train_pass.N;
+    r->labels[u->passes++] = *l;
+}
+
+/* Adds the gradients of one micro-batch; the first one writes them. With a fused step, updates each
+ * layer on the way. */
 static enum nb_status accumulate(struct nbi_run *r, const struct nbi_microbatch *batch, float scale,
                                  struct update *u)
 {
     const struct nbi_weights *w = &r->params.weights;
     const struct nbi_backward_hook hook = {update_group, u};
+    struct nbi_grads grads = r->params.grads;
+    grads.fresh = u->passes == 0;
     NBI_TRY(nbi_train_pass_set(&r->train_pass, batch));
     r->train_pass.labels.scale = scale;
     NBI_TRY(set_loss(r, batch, u));
+    keep_losses(r, u);
     NBI_TRY(nbi_execute(w, &r->acts, r->stream, &r->train_pass.pass));
-    NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->train_pass.pass, &r->train_pass.labels,
-                     &r->params.grads));
-    u->loss += r->train_pass.labels.loss;
-    u->kl += r->train_pass.labels.kl;
-    return nbi_backward(w, &r->acts, r->stream, &r->train_pass.pass, &r->params.grads,
+    NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->train_pass.pass, &r->train_pass.labels, &grads));
+    return nbi_backward(w, &r->acts, r->stream, &r->train_pass.pass, &grads,
                         r->opts->fused_step ? &hook : NULL);
+}
+
+/* The losses of the step, whose passes have run. */
+static struct nbi_loss_sums losses_of(const struct update *u)
+{
+    struct nbi_loss_sums all = {0};
+    for (int64_t i = 0; i < u->passes; i++) {
+        struct nbi_loss_sums one = nbi_loss_sums(&u->r->labels[i]);
+        all.loss += one.loss;
+        all.kl += one.kl;
+    }
+    return all;
 }
 
 /* Layers are updated in the order of the backward pass, as a fused step does. */
@@ -79,7 +102,7 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
     double start = nbi_now();
     for (int64_t i = 0; i < r->opts->grad_accum; i++)
         labels += r->microbatches[i].trained;
-    nbi_run_phase(r, "zero_grad_done"); /* gradients were cleared by the update before */
+    nbi_run_phase(r, "zero_grad_done"); /* the first micro-batch writes the gradients */
     for (int64_t i = 0; i < r->opts->grad_accum; i++)
         if (r->microbatches[i].trained > 0)
             NBI_TRY(accumulate(r, &r->microbatches[i], 1.0f / (float)labels, &u));
@@ -99,11 +122,12 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
     for (int64_t i = 0; i < r->opts->grad_accum; i++)
         tokens += r->microbatches[i].tokens;
     double seconds = nbi_now() - start;
+    const struct nbi_loss_sums sums = losses_of(&u);
     st->tokens += tokens;
     st->seconds += seconds;
     *p = (struct nb_train_progress){.step = st->step,
                                     .steps = r->steps,
-                                    .loss = labels ? u.loss / (double)labels : NAN,
+                                    .loss = labels ? sums.loss / (double)labels : NAN,
                                     .lr = (double)u.lr,
                                     .grad_norm = skipped ? NAN : sqrt(result.squares),
                                     .tokens = st->tokens,
@@ -112,7 +136,7 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
                                                     (double)(r->steps - st->step),
                                     .resident_bytes = nbi_current_rss(),
                                     .skipped = st->skipped,
-                                    .kl = u.anchored ? u.kl / (double)u.anchored : NAN};
+                                    .kl = u.anchored ? sums.kl / (double)u.anchored : NAN};
     return NB_OK;
 }
 

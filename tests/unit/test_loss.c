@@ -156,10 +156,14 @@ static void forward(struct rig *r)
     assert_ok(nbi_execute(&r->t.weights, &r->acts, r->s, &r->train_pass.pass));
 }
 
-static void loss(struct rig *r, bool gradient)
+/* Gradients are written. */
+static struct nbi_loss_sums loss(struct rig *r, bool gradient)
 {
+    r->t.grads.fresh = true;
     assert_ok(nbi_loss(&r->t.weights, &r->acts, r->s, &r->train_pass.pass, &r->train_pass.labels,
                        gradient ? &r->t.grads : NULL));
+    assert_ok(r->be->sync(r->s));
+    return nbi_loss_sums(&r->train_pass.labels);
 }
 
 static double uniform(uint64_t i)
@@ -209,7 +213,7 @@ static void check_scalar(void)
     forward(&r);
     download(&r, x, r.acts.x, B * T * C);
     download(&r, embed, r.t.tensors[0].master, V * C);
-    loss(&r, true);
+    struct nbi_loss_sums sums = loss(&r, true);
     download(&r, dx, r.acts.d.x, B * T * C);
     download(&r, dnorm, r.t.grads.norm, C);
     for (int s = 0; s < 2; s++) {
@@ -223,16 +227,14 @@ static void check_scalar(void)
         slope += (double)dx[i] * uniform((uint64_t)(1000 + i));
     for (int k = 0; k < C; k++)
         slope += (double)dnorm[k] * uniform((uint64_t)(900 + k));
-    double mean = r.train_pass.labels.loss / (double)r.train_pass.labels.count;
+    double mean = sums.loss / (double)r.train_pass.labels.count;
     assert_true(fabs(mean - (side[0] + side[1]) / 2) < 1e-6 * mean);
     assert_true(fabs((side[1] - side[0]) / (2 * h) - slope) < 1e-5 * (fabs(slope) + 1));
     download(&r, head, r.t.grads.head,
              V * C); /* tied: the gradient of the embedding, which is still empty */
     for (int i = 0; i < V * C; i++)
         assert_true(head[i] == 0);
-    double before = r.train_pass.labels.loss;
-    loss(&r, false);
-    assert_true(r.train_pass.labels.loss == before);
+    assert_true(loss(&r, false).loss == sums.loss);
     rig_close(&r);
 }
 
@@ -250,9 +252,9 @@ static double along(struct rig *r, struct nbi_train_param *x, const float *w, co
     assert_ok(nbi_train_params_requantize(&r->t, NBI_ALL_LAYERS));
     free(at);
     forward(r);
-    loss(r, false);
     const struct nbi_labels *l = &r->train_pass.labels;
-    return (double)l->scale * l->loss + (double)l->kl_scale * l->kl;
+    const struct nbi_loss_sums sums = loss(r, false);
+    return (double)l->scale * sums.loss + (double)l->kl_scale * sums.kl;
 }
 
 static void check_weights(struct rig *r, int64_t tensor, double h)
@@ -260,7 +262,6 @@ static void check_weights(struct rig *r, int64_t tensor, double h)
     struct nbi_train_param *x = &r->t.tensors[tensor];
     float *w = malloc((size_t)x->count * sizeof *w), *g = malloc((size_t)x->count * sizeof *g);
     double norm = 0;
-    assert_ok(r->be->clear(r->s, x->grad, x->count * (int64_t)sizeof *g));
     forward(r);
     loss(r, true);
     assert_ok(nbi_backward(&r->t.weights, &r->acts, r->s, &r->train_pass.pass, &r->t.grads, NULL));
@@ -355,8 +356,7 @@ static void check_reference_is_the_softmax(void)
             for (int i = 0; i < B * T; i++)
                 r.batch.example_of[i] += r.batch.example_of[i] >= 0 ? before : 0;
             compare_reference(&r, &b);
-            loss(&r, false);
-            assert_true(fabs(r.train_pass.labels.kl) < 1e-6 * (double)r.train_pass.labels.count);
+            assert_true(fabs(loss(&r, false).kl) < 1e-6 * (double)r.train_pass.labels.count);
         }
         for (int i = 0; i < B * T && on_disk;
              i++) /* examples of the other data set have no reference */
@@ -447,15 +447,14 @@ static void check_kl_gradient(void)
         assert_ok(nbi_kl_anchor_set(&b, &r.batch, l, &count));
         forward(&r);
         download(&r, x, r.acts.x, B * T * C);
-        loss(&r, true);
-        assert_true(l->kl > 1e-3 * (double)count);
+        assert_true(loss(&r, true).kl > 1e-3 * (double)count);
         download(&r, dx, r.acts.d.x, B * T * C);
         for (int s = 0; s < 2; s++) {
             for (int i = 0; i < B * T * C; i++)
                 at[i] = (float)((double)x[i] + (s ? h : -h) * uniform((uint64_t)i));
             upload(&r, r.acts.x, at, B * T * C);
-            loss(&r, false);
-            side[s] = (double)l->scale * l->loss + (double)l->kl_scale * l->kl;
+            const struct nbi_loss_sums sums = loss(&r, false);
+            side[s] = (double)l->scale * sums.loss + (double)l->kl_scale * sums.kl;
         }
         for (int i = 0; i < B * T * C; i++)
             slope += (double)dx[i] * uniform((uint64_t)i);
