@@ -824,6 +824,11 @@ void nb_identity_result_release(struct nb_identity_result *result);
     X(NB_MOMENT_INT8, "int8")                                                                      \
     X(NB_MOMENT_NVFP4, "nvfp4")
 
+#define NB_COMPUTE_LIST(X)                                                                         \
+    X(NB_COMPUTE_AUTO, "auto")                                                                     \
+    X(NB_COMPUTE_F32, "f32")                                                                       \
+    X(NB_COMPUTE_BF16, "bf16")
+
 #define NB_LOSS_LIST(X)                                                                            \
     X(NB_LOSS_CE, "ce")                                                                            \
     X(NB_LOSS_SCALAR, "scalar")
@@ -836,6 +841,7 @@ void nb_identity_result_release(struct nb_identity_result *result);
 
 enum nb_precision { NB_PRECISION_LIST(NB_ENUMERATOR) };     /* weights of the forward pass */
 enum nb_moment_type { NB_MOMENT_TYPE_LIST(NB_ENUMERATOR) }; /* AdamW's moments in memory */
+enum nb_compute { NB_COMPUTE_LIST(NB_ENUMERATOR) };         /* activations and products */
 enum nb_loss { NB_LOSS_LIST(NB_ENUMERATOR) };
 enum nb_lr_schedule { NB_LR_SCHEDULE_LIST(NB_ENUMERATOR) };
 
@@ -890,8 +896,10 @@ struct nb_train_opts {
     double beta1, beta2, eps, weight_decay, grad_clip; /* 0: no clipping */
     bool clip_by_layer; /* each layer by its own norm; always so with fused_step */
 
+    bool bf16_master;    /* with stochastic rounding; else f32 */
+    bool bf16_gradients; /* of matrices in layers; for grad_accum 1 and activations in bf16 */
     enum nb_precision precision;
-    bool bf16_master; /* with stochastic rounding; else f32 */
+    enum nb_compute compute; /* auto: bf16 on a GPU, but f32 with NB_PRECISION_F32 */
     enum nb_moment_type moment_type;
     int64_t step_chunk_rows, train_last_layers;
     bool recompute, fused_step, sequential;
@@ -936,7 +944,8 @@ struct nb_train_plan {
     int64_t masters, moments, gradients, weights; /* weights: of the forward pass */
     int64_t activations, scratch, host, total;
     int64_t parameters;
-    double flops_per_token; /* forward and backward, recomputation not counted */
+    double flops_per_token;  /* forward and backward, recomputation not counted */
+    enum nb_compute compute; /* f32 or bf16 */
 };
 
 struct nb_train_result {

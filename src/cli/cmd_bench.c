@@ -14,7 +14,7 @@ struct bench_opts {
     struct cli_run_opts run;
     const char *file, *config;
     int64_t depth, tokens, parallel, steps, seq_len, batch_size, grad_accum, last_layers;
-    int synthetic, precision, master, state, recompute;
+    int synthetic, precision, compute, master, state, recompute;
     bool fused_step, deterministic;
 };
 
@@ -48,6 +48,11 @@ static const struct cli_opt options[] = {
      "train: passes of an update", NULL},
     {"precision", 0, CLI_CHOICE, offsetof(struct bench_opts, precision),
      CLI_CHOICES(NB_PRECISION_LIST), "nvfp4", 0, 0, "train: the weights that the forward pass sees",
+     NULL},
+    {"compute-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, compute),
+     CLI_CHOICES(NB_COMPUTE_LIST), "auto", 0, 0,
+     "train: activations and products (auto: bf16 on a GPU, f32 on the CPU and with --precision "
+     "f32)",
      NULL},
     {"master-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, master), "auto|f32|bf16", "auto", 0,
      0, "train: the weights that updates go to (auto: f32 with --precision f32, else bf16)", NULL},
@@ -278,14 +283,16 @@ static int run_model(struct bench_opts *o, bool prefill)
 
 static int print_train(const struct bench_opts *o, const struct nb_bench_train *b)
 {
+    static const char *const computes[] = {NB_COMPUTE_LIST(NB_ENUM_NAME)};
     double share = b->flops_per_s / b->peak_flops_per_s;
     char bytes[32];
     if (o->common.json)
-        return cli_print_json(json_pack("{s:f,s:f,s:f,s:f,s:I,s:f,s:i}", "tokens_per_s",
+        return cli_print_json(json_pack("{s:f,s:f,s:f,s:f,s:I,s:f,s:i,s:s}", "tokens_per_s",
                                         b->tokens_per_s, "tflops", b->flops_per_s / 1e12,
                                         "peak_tflops", b->peak_flops_per_s / 1e12, "share", share,
                                         "peak_bytes", (json_int_t)b->peak_bytes, "step_ms",
-                                        b->step_seconds * 1e3, "threads", b->threads),
+                                        b->step_seconds * 1e3, "threads", b->threads,
+                                        "compute_dtype", computes[b->plan.compute]),
                               true);
     printf("train: %.1f tok/s, %.1f ms a step, %.1f GFLOP/s, %.0f %% of the %.1f that products of "
            "floats reach in the cache (%d threads), %s\n",
@@ -308,6 +315,7 @@ static int run_train(struct bench_opts *o)
     opts.batch_size = o->batch_size;
     opts.grad_accum = o->grad_accum;
     opts.precision = (enum nb_precision)o->precision;
+    opts.compute = (enum nb_compute)o->compute;
     opts.bf16_master = cli_bf16_master(o->master, o->precision);
     opts.moment_type = (enum nb_moment_type)o->state;
     opts.train_last_layers = o->last_layers;

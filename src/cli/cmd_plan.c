@@ -82,13 +82,18 @@ static int print_fits(const struct nb_train_opts *opts, double gib)
 
 static void print_plan(const struct nb_train_plan *p)
 {
+    bool bf16 = p->compute == NB_COMPUTE_BF16;
     const struct {
         const char *what;
         int64_t bytes;
-    } parts[] = {{"master weights", p->masters},  {"weights of the forward pass", p->weights},
-                 {"Adam's moments", p->moments},  {"gradients", p->gradients},
-                 {"activations", p->activations}, {"scratch", p->scratch},
-                 {"batches and tables", p->host}, {"total", p->total}};
+    } parts[] = {{"master weights", p->masters},
+                 {"weights of the forward pass", p->weights},
+                 {"Adam's moments", p->moments},
+                 {"gradients", p->gradients},
+                 {bf16 ? "activations, bf16" : "activations, f32", p->activations},
+                 {"scratch", p->scratch},
+                 {"batches and tables", p->host},
+                 {"total", p->total}};
     char text[32];
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         printf("%-28s  %12s\n", parts[i].what, nbi_format_bytes(text, (double)parts[i].bytes));

@@ -12,7 +12,7 @@ struct whoami_opts {
     int64_t count, samples, questions, max_tokens, steps, seq_len, batch_size, grad_accum, seed;
     double lr, kl_base, replay_share;
     char device[NB_DEVICE_NAME];
-    int precision, master, state, recompute, simd;
+    int precision, compute, master, state, recompute, simd;
     bool fused_step, overwrite;
 };
 
@@ -53,6 +53,9 @@ static const struct cli_opt options[] = {
     {"grad-accum", 0, CLI_INT, AT(grad_accum), "N", "1", 1, 1 << 20, "passes of an update", NULL},
     {"precision", 0, CLI_CHOICE, AT(precision), CLI_CHOICES(NB_PRECISION_LIST), "nvfp4", 0, 0,
      "the weights that the forward pass sees", NULL},
+    {"compute-dtype", 0, CLI_CHOICE, AT(compute), CLI_CHOICES(NB_COMPUTE_LIST), "auto", 0, 0,
+     "activations and products (auto: bf16 on a GPU, f32 on the CPU and with --precision f32)",
+     NULL},
     {"master-dtype", 0, CLI_CHOICE, AT(master), "auto|f32|bf16", "auto", 0, 0,
      "the weights that updates go to (auto: f32 with --precision f32, else bf16)", NULL},
     {"optimizer-state-mode", 0, CLI_CHOICE, AT(state), CLI_CHOICES(NB_MOMENT_TYPE_LIST), "int8", 0,
@@ -90,6 +93,7 @@ static struct nb_train_opts train_opts(struct whoami_opts *o)
     t.schedule = NB_SCHEDULE_COSINE;
     t.warmup = 5;
     t.precision = (enum nb_precision)o->precision;
+    t.compute = (enum nb_compute)o->compute;
     t.bf16_master = cli_bf16_master(o->master, o->precision);
     t.moment_type = (enum nb_moment_type)o->state;
     t.recompute = o->recompute == 1;

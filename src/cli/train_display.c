@@ -47,18 +47,21 @@ static void show_start(void *ctx, const struct nb_train_result *r)
 {
     struct cli_training *o = ctx;
     static const char *const precisions[] = {NB_PRECISION_LIST(NB_ENUM_NAME)};
+    static const char *const computes[] = {NB_COMPUTE_LIST(NB_ENUM_NAME)};
     enum nbi_simd level;
     char bytes[32];
     if (o->common->quiet || nbi_simd_parse(o->opts->simd, &level) != NB_OK)
         return;
     begin_line(o);
-    fprintf(stderr,
-            "%.1f M parameters in %s on the CPU (%s, %d threads): %lld steps of %lld tokens, %s "
-            "of memory\n",
-            (double)r->plan.parameters / 1e6, precisions[o->opts->precision], nbi_simd_name(level),
-            o->opts->threads > 0 ? o->opts->threads : nbi_cpu_count(), (long long)r->last.steps,
-            (long long)(o->opts->batch_size * o->opts->seq_len * o->opts->grad_accum),
-            nbi_format_bytes(bytes, (double)r->plan.total));
+    fprintf(
+        stderr,
+        "%.1f M parameters in %s, activations in %s, on the CPU (%s, %d threads): %lld steps of "
+        "%lld tokens, %s of memory\n",
+        (double)r->plan.parameters / 1e6, precisions[o->opts->precision], computes[r->plan.compute],
+        nbi_simd_name(level), o->opts->threads > 0 ? o->opts->threads : nbi_cpu_count(),
+        (long long)r->last.steps,
+        (long long)(o->opts->batch_size * o->opts->seq_len * o->opts->grad_accum),
+        nbi_format_bytes(bytes, (double)r->plan.total));
 }
 
 static void show_step(void *ctx, const struct nb_train_progress *p)

@@ -53,6 +53,9 @@ const struct cli_opt cli_train_options[] = {
     {"eps", 0, CLI_FLOAT, AT(eps), "X", TEXT(NB_TRAIN_EPS), 1e-30, 1, "of AdamW", NULL},
     {"precision", 0, CLI_CHOICE, AT(precision), CLI_CHOICES(NB_PRECISION_LIST), "nvfp4", 0, 0,
      "the weights that the forward pass sees", NULL},
+    {"compute-dtype", 0, CLI_CHOICE, AT(compute), CLI_CHOICES(NB_COMPUTE_LIST), "auto", 0, 0,
+     "activations and products (auto: bf16 on a GPU, f32 on the CPU and with --precision f32)",
+     NULL},
     {"master-dtype", 0, CLI_CHOICE, AT(master), "auto|f32|bf16", "auto", 0, 0,
      "the weights that updates go to; bf16 is rounded stochastically (auto: f32 with --precision "
      "f32, else bf16)",
@@ -158,6 +161,7 @@ bool cli_train_convert(struct cli_train_opts *o, struct nb_train_opts *out)
                                   .grad_clip = o->grad_clip,
                                   .clip_by_layer = o->clip_by_layer,
                                   .precision = (enum nb_precision)o->precision,
+                                  .compute = (enum nb_compute)o->compute,
                                   .bf16_master = cli_bf16_master(o->master, o->precision),
                                   .moment_type = (enum nb_moment_type)o->state,
                                   .step_chunk_rows = o->step_chunk_rows,
@@ -188,10 +192,12 @@ bool cli_train_convert(struct cli_train_opts *o, struct nb_train_opts *out)
 
 json_t *cli_plan_json(const struct nb_train_plan *p)
 {
-    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f}", "masters", (json_int_t)p->masters,
-                     "moments", (json_int_t)p->moments, "gradients", (json_int_t)p->gradients,
-                     "weights", (json_int_t)p->weights, "activations", (json_int_t)p->activations,
-                     "scratch", (json_int_t)p->scratch, "host", (json_int_t)p->host, "total",
-                     (json_int_t)p->total, "parameters", (json_int_t)p->parameters,
-                     "flops_per_token", p->flops_per_token);
+    static const char *const computes[] = {NB_COMPUTE_LIST(NB_ENUM_NAME)};
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:s}", "masters",
+                     (json_int_t)p->masters, "moments", (json_int_t)p->moments, "gradients",
+                     (json_int_t)p->gradients, "weights", (json_int_t)p->weights, "activations",
+                     (json_int_t)p->activations, "scratch", (json_int_t)p->scratch, "host",
+                     (json_int_t)p->host, "total", (json_int_t)p->total, "parameters",
+                     (json_int_t)p->parameters, "flops_per_token", p->flops_per_token,
+                     "compute_dtype", computes[p->compute]);
 }

@@ -19,6 +19,14 @@ enum nbi_format nbi_run_format(const struct nb_train_opts *o)
     return target.format;
 }
 
+bool nbi_run_computes_in_bf16(const struct nbi_run *r)
+{
+    const struct nb_train_opts *o = r->opts;
+    bool gpu = nbi_backend_has(r->be, NBI_CAP_OWN_MEMORY | NBI_CAP_BF16);
+    bool automatic = gpu && o->precision != NB_PRECISION_F32;
+    return o->compute == NB_COMPUTE_AUTO ? automatic : o->compute == NB_COMPUTE_BF16;
+}
+
 struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *o)
 {
     return (struct nbi_train_params_opts){.precision = o->precision,
@@ -26,6 +34,7 @@ struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *o)
                                           .moment_type = o->moment_type,
                                           .last_layers = o->train_last_layers,
                                           .update_in_backward = o->fused_step,
+                                          .bf16_grads = o->bf16_gradients,
                                           .seed = o->seed,
                                           .target = nbi_run_format(o)};
 }
@@ -38,13 +47,17 @@ struct nbi_acts_opts nbi_run_acts_opts(const struct nbi_run *r)
                                   .M = rows == 0  ? nbi_logits_rows(r->config.vocab_size, 16, N)
                                        : rows < N ? rows
                                                   : N,
+                                  .dtype = nbi_run_computes_in_bf16(r) ? NBI_BF16 : NBI_F32,
                                   .recompute = o->recompute,
                                   .first_layer = nbi_first_layer(&r->config, o->train_last_layers)};
 }
 
 struct nbi_stream_limits nbi_run_stream_limits(const struct nbi_run *r)
 {
-    return nbi_stream_limits_for(&r->config, r->opts->batch_size * r->opts->seq_len, true);
+    struct nbi_stream_limits limits =
+        nbi_stream_limits_for(&r->config, r->opts->batch_size * r->opts->seq_len, true);
+    limits.bf16 = nbi_run_computes_in_bf16(r);
+    return limits;
 }
 
 /* ---- the plan of a run ---- */
@@ -89,7 +102,8 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
         .activations = nbi_acts_training_bytes(c, &acts),
         .scratch = r->be->stream_bytes(r->be, &limits),
         .host = nbi_train_pass_bytes(c, N) + 5 * accum * N * (int64_t)sizeof(int32_t) +
-                accum * nbi_run_losses_bytes(N) + (o->kl_base > 0 ? nbi_kl_anchor_bytes(N) : 0)};
+                accum * nbi_run_losses_bytes(N) + (o->kl_base > 0 ? nbi_kl_anchor_bytes(N) : 0),
+        .compute = acts.dtype == NBI_BF16 ? NB_COMPUTE_BF16 : NB_COMPUTE_F32};
     plan->total = plan->masters + plan->moments + plan->gradients + plan->weights +
                   plan->activations + plan->scratch + plan->host;
     count_work(r, plan, acts.first_layer);

@@ -94,6 +94,8 @@ static void add_loss_settings(const struct nbi_run *r, json_t *j, bool *ok)
                      nbi_float_dtype_for(nbi_run_format(r->opts), 1, NBI_BF16) == NBI_F32;
     nbi_json_set(j, "f32_norms", json_boolean(f32_norms), ok);
     nbi_json_set(j, "loss", json_integer(r->opts->loss), ok);
+    nbi_json_set(j, "compute_dtype", json_string(nbi_run_computes_in_bf16(r) ? "bf16" : "f32"), ok);
+    nbi_json_set(j, "bf16_gradients", json_boolean(r->opts->bf16_gradients), ok);
     nbi_json_set(j, "kl_base", json_real(r->opts->kl_base), ok);
     nbi_json_set(j, "replay_share", json_real(share), ok);
 }
@@ -181,6 +183,17 @@ static enum nb_status differs(const char *key, const json_t *was, const json_t *
     return rc;
 }
 
+/* Adds what every run did before it was a setting. */
+static enum nb_status add_defaults(json_t *settings)
+{
+    bool ok = true;
+    if (!json_object_get(settings, "compute_dtype"))
+        nbi_json_set(settings, "compute_dtype", json_string("f32"), &ok);
+    if (!json_object_get(settings, "bf16_gradients"))
+        nbi_json_set(settings, "bf16_gradients", json_false(), &ok);
+    return ok ? NB_OK : nbi_fail_memory("settings", 0);
+}
+
 /* The version may change, and so may the length, with the rest of the schedule. */
 static bool may_differ(const char *key)
 {
@@ -196,6 +209,8 @@ static enum nb_status compare_settings(const char *old_text, const char *new_tex
     enum nb_status rc = nbi_json_parse(&was, old_text, strlen(old_text));
     if (rc == NB_OK)
         rc = nbi_json_parse(&is, new_text, strlen(new_text));
+    if (rc == NB_OK)
+        rc = add_defaults(was);
     rc = nbi_context(rc, "the run's settings");
     for (int pass = 0; pass < 2; pass++)
         json_object_foreach (is, key, v) {

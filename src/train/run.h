@@ -125,6 +125,9 @@ enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan);
 /* The format of the result; safetensors if nothing is written. */
 enum nbi_format nbi_run_format(const struct nb_train_opts *opts);
 
+/* Whether activations are bf16: as the options say, or the backend. */
+bool nbi_run_computes_in_bf16(const struct nbi_run *r);
+
 /* The options of a run as those of its parameters, activations and stream. The last two need its
  * config and backend. */
 struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *opts);

@@ -30,6 +30,8 @@ static enum nb_status check_sizes(const struct nb_train_opts *o)
         return nbi_fail(NB_EINVAL,
                         "--fused-step updates in each backward pass, so there is nothing "
                         "to accumulate: use --grad-accum 1");
+    if (o->precision == NB_PRECISION_F32 && o->compute == NB_COMPUTE_BF16)
+        return nbi_fail(NB_EINVAL, "--precision f32 computes in f32: leave out --compute-dtype");
     return NB_OK;
 }
 
@@ -162,9 +164,12 @@ static enum nb_status open_backend(struct nbi_run *r)
     struct nbi_backend_opts on = {.device = r->opts->device, .threads = r->opts->threads};
     NBI_TRY(nbi_simd_parse(r->opts->simd, &on.level));
     NBI_TRY(nbi_backend_open(&r->be, &on));
-    return nbi_backend_has(r->be, NBI_CAP_TRAIN)
-               ? NB_OK
-               : nbi_fail(NB_EUNSUPPORTED, "%s cannot train; use --device cpu", r->be->name);
+    if (!nbi_backend_has(r->be, NBI_CAP_TRAIN))
+        return nbi_fail(NB_EUNSUPPORTED, "%s cannot train; use --device cpu", r->be->name);
+    if (r->opts->bf16_gradients && (r->opts->grad_accum > 1 || !nbi_run_computes_in_bf16(r)))
+        return nbi_fail(NB_EINVAL, "gradients in bf16 are for activations in bf16 and one "
+                                   "micro-batch a step");
+    return NB_OK;
 }
 
 static enum nb_status open_memory(struct nbi_run *r)

@@ -57,14 +57,15 @@ def distance(a, b):
 
 # ---- settings that must not change the result ----
 
-KINDS = [("f32", "f32", "f32"), ("bf16", "bf16", "int8"), ("nvfp4", "bf16", "nvfp4"),
-         ("nvfp4", "f32", "bf16")]
+KINDS = [("f32", "f32", "f32", "f32"), ("bf16", "bf16", "int8", "f32"),
+         ("nvfp4", "bf16", "nvfp4", "bf16"), ("nvfp4", "f32", "bf16", "f32")]
 
 
 def equal():
     """Recomputing, fused steps and chunks of rows give the same bits."""
-    for precision, master, state in KINDS:
-        kind = {"precision": precision, "master_dtype": master, "optimizer_state_mode": state}
+    for precision, master, state, compute in KINDS:
+        kind = {"precision": precision, "master_dtype": master, "optimizer_state_mode": state,
+                "compute_dtype": compute}
         plain = trained("plain", grad_accum=2, **kind)
         same(f"recompute, {kind}", plain,
              trained("other", grad_accum=2, recompute="block", **kind))
@@ -93,9 +94,10 @@ def odd():
     """Sizes that are no multiple of a vector or a block; one, two and three threads."""
     for shape in ODD:
         model = t.make_model(nibble, f"{work}/hidden-{shape['hidden_size']}", **shape)
-        for precision in t.PRECISIONS:
+        for precision, compute in [(x, "f32") for x in t.PRECISIONS] + [("nvfp4", "bf16")]:
             kind = {"precision": precision, "master_dtype": "bf16", "optimizer_state_mode": "int8",
-                    "model": model, "seq_len": 33, "batch_size": 3, "steps": 4}
+                    "compute_dtype": compute, "model": model, "seq_len": 33, "batch_size": 3,
+                    "steps": 4}
             one = trained("plain", **{**kind, "threads": 1})
             same(f"two threads, {shape}, {kind}", one, trained("other", **{**kind, "threads": 2}))
             same(f"three threads, {shape}, {kind}", one,
@@ -118,6 +120,20 @@ def accumulate():
     assert worst < 1e-6 and losses < 1e-6
     assert a[0]["loss"] == b[0]["loss"], "the loss of the same weights differs"
     assert [x["tokens"] for x in a] == [x["tokens"] for x in b]
+
+
+def compute():
+    """Activations in bf16 lead where those in f32 do; f32 is the CPU's default."""
+    model = {} if slow else {"model": "models/nib", "seq_len": 64, "lr": "2e-4"}
+    runs = [trained(name, **{"precision": "nvfp4", "steps": 30, "compute_dtype": name, **model})
+            for name in ("auto", "f32", "bf16")]
+    same("auto", runs[0], runs[1])
+    losses = [[float(x["loss"]) for x in r[1]] for r in runs[1:]]
+    worst = max(abs(a / b - 1) for a, b in zip(*losses))
+    print(f"30 steps in bf16: losses within {100 * worst:.2g} % of those in f32")
+    assert 0 < worst < 0.01, losses
+    assert runs[2][2]["plan"]["compute_dtype"] == "bf16", runs[2][2]
+    t.run(nibble, "train", "-q", *options(precision="f32", compute_dtype="bf16"), code=2)
 
 
 def scratch():
@@ -462,7 +478,7 @@ PLANS = [
     {"recompute": "block"},
     {"fused_step": True},
     {"fused_step": True, "recompute": "block", "optimizer_state_mode": "nvfp4"},
-    {"train_last_layers": 2},
+    {"train_last_layers": 2, "compute_dtype": "bf16"},
     {"seq_len": 256, "batch_size": 4, "threads": 2},
     {"batch_size": 8, "seq_len": 128, "grad_accum": 2, "recompute": "block"},
     {"precision": "f32", "train_last_layers": 4},
@@ -499,7 +515,7 @@ def main():
     """Runs one part of the tests."""
     t.make_model(nibble, work + "/model")
     t.make_data(work)
-    parts = {"equal": equal, "odd": odd, "accumulate": accumulate, "decay": decay, "scratch": scratch, "layers": some_layers,
+    parts = {"equal": equal, "odd": odd, "accumulate": accumulate, "compute": compute, "decay": decay, "scratch": scratch, "layers": some_layers,
              "overfit": overfit, "export": export, "evaluation": evaluation, "skip": skip,
              "interrupt": interrupt, "hang_up": hang_up, "late": interrupted_late,
              "outputs": outputs, "stop": stop, "plan": plan}

@@ -4,6 +4,7 @@ usage: train_resume_rules.py NIBBLE WORK PART
 """
 import os
 import shutil
+import struct
 import subprocess
 import sys
 
@@ -73,6 +74,40 @@ def changed(path, old, new):
     return path + ".changed.jsonl"
 
 
+def crc32c(data, crc=0):
+    """Bit by bit."""
+    crc ^= 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def without_settings(path, *names):
+    """Gives settings of a checkpoint other names, as if they were not there."""
+    data = t.read(path)
+    size, blobs = struct.unpack("<I", data[12:16])[0], struct.unpack("<I", data[40:44])[0]
+    head, trailer = data[:size - 4], data[-(4 * blobs + 12):-4]
+    for name in names:
+        assert head.count(b'"%s"' % name) == 1, name
+        head = head.replace(b'"%s"' % name, b'"x%s"' % name[1:])
+    crc = crc32c(head)
+    with open(path, "wb") as f:
+        f.write(head + struct.pack("<I", crc) + data[size:-4] +
+                struct.pack("<I", crc32c(trailer, crc)))
+
+
+def compute():
+    """The type of activations is a setting; runs from before it was one computed in f32."""
+    t.train(nibble, *options("--steps", 4, "--schedule", "constant"))
+    without_settings(work + "/ck/step-00000004.ckpt", b"compute_dtype", b"bf16_gradients")
+    go_on = ["--schedule", "constant", "--resume", "--compute-dtype"]
+    said = refused(*go_on, "bf16")
+    assert 'the run was begun with compute_dtype "f32", not "bf16"' in said, said
+    t.train(nibble, *options(*go_on, "f32"))
+
+
 def other():
     """A run does not resume with other data, or with another model if that affects it."""
     def begin(*more):
@@ -125,7 +160,7 @@ def main():
     """Runs one part of the tests."""
     t.make_model(nibble, work + "/model")
     t.make_data(work)
-    {"alone": alone, "says": says, "other": other}[part]()
+    {"alone": alone, "says": says, "compute": compute, "other": other}[part]()
 
 
 main()

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "base/rng.h"
+#include "tensor/half.h"
 #include "train/kl_anchor.h"
 #include "train/parameters.h"
 #include "unit/data_support.h"
@@ -89,12 +90,20 @@ static struct nbi_dataset *new_set(const char *name)
     return d;
 }
 
-static void rig_open(struct rig *r)
+struct kind {
+    enum nb_precision precision;
+    bool bf16, bf16_grads, recompute;
+};
+
+static void rig_open_as(struct rig *r, struct kind kind)
 {
-    const struct nbi_train_params_opts opts = {
-        .precision = NB_PRECISION_F32, .master = NBI_F32, .moment_type = NB_MOMENT_F32, .seed = 4};
+    const struct nbi_train_params_opts opts = {.precision = kind.precision,
+                                               .master = NBI_F32,
+                                               .moment_type = NB_MOMENT_F32,
+                                               .bf16_grads = kind.bf16_grads,
+                                               .seed = 4};
     const struct nbi_stream_limits limits = {
-        .N = B * T, .K = 64, .D = 16, .heads = 2, .training = true};
+        .N = B * T, .K = 64, .D = 16, .heads = 2, .training = true, .bf16 = kind.bf16};
     *r = (struct rig){.be = open_tested()};
     assert_ok(nbi_config_preset(&r->config, "tiny"));
     r->config.hidden_size = C;
@@ -106,12 +115,18 @@ static void rig_open(struct rig *r)
     r->config.initializer_range = 0.3;
     assert_ok(r->be->stream_new(r->be, &limits, &r->s));
     assert_ok(nbi_train_params_init(&r->t, r->s, r->be, &r->config, NULL, &opts));
-    const struct nbi_acts_opts acts_opts = {.N = B * T, .M = M};
+    const struct nbi_acts_opts acts_opts = {
+        .N = B * T, .M = M, .dtype = kind.bf16 ? NBI_BF16 : NBI_F32, .recompute = kind.recompute};
     assert_ok(nbi_acts_init_training(&r->acts, r->be, &r->config, &acts_opts));
     assert_ok(nbi_train_pass_init(&r->train_pass, &r->acts));
     r->train_pass.V = V;
     r->data = new_set("data.tsv");
     assert_ok(nbi_microbatch_init(&r->batch, B, T));
+}
+
+static void rig_open(struct rig *r)
+{
+    rig_open_as(r, (struct kind){.precision = NB_PRECISION_F32});
 }
 
 static void rig_close(struct rig *r)
@@ -140,10 +155,15 @@ static void next_batch(struct rig *r, uint64_t seed)
     r->train_pass.labels.scale = 1.0f / (float)r->train_pass.labels.count;
 }
 
+static void download_bytes(struct rig *r, void *out, struct nbi_ptr from, int64_t bytes)
+{
+    assert_ok(r->be->download(r->s, out, from, bytes));
+    assert_ok(r->be->sync(r->s));
+}
+
 static void download(struct rig *r, float *out, struct nbi_ptr from, int64_t n)
 {
-    assert_ok(r->be->download(r->s, out, from, n * (int64_t)sizeof *out));
-    assert_ok(r->be->sync(r->s));
+    download_bytes(r, out, from, n * (int64_t)sizeof *out);
 }
 
 static void upload(struct rig *r, struct nbi_ptr to, const float *x, int64_t n)
@@ -498,6 +518,112 @@ static void test_loss__topk(void **state)
     assert_fails(nbi_kl_anchor_topk(logits, 100, 64, ids, p), NB_EVALUE, "not finite");
 }
 
+/* ---- activations in bf16 ---- */
+
+/* The gradients of all parameters, one after another, as f32. */
+struct gradients {
+    float *values;
+    int64_t at[64]; /* where each parameter's begin */
+    double loss;
+};
+
+static void gradients_of(struct kind kind, struct gradients *g)
+{
+    struct rig r;
+    int64_t n = 0;
+    rig_open_as(&r, kind);
+    next_batch(&r, 6);
+    static uint16_t half[V * C];
+    *g = (struct gradients){.values = malloc((size_t)(V * C * 8) * sizeof *g->values)};
+    assert_non_null(g->values);
+    forward(&r);
+    r.t.grads.fresh = true;
+    assert_ok(
+        nbi_loss(&r.t.weights, &r.acts, r.s, &r.train_pass.pass, &r.train_pass.labels, &r.t.grads));
+    assert_ok(nbi_backward(&r.t.weights, &r.acts, r.s, &r.train_pass.pass, &r.t.grads, NULL));
+    for (int64_t i = 0; i < r.t.count; i++) {
+        const struct nbi_train_param *x = &r.t.tensors[i];
+        download_bytes(&r, x->grad_bf16 ? (void *)half : g->values + n, x->grad,
+                       x->count * (x->grad_bf16 ? 2 : 4));
+        assert_int_equal(x->grad_bf16, kind.bf16_grads && x->layer >= 0 && x->param.ndim == 2);
+        for (int64_t k = 0; k < x->count && x->grad_bf16; k++)
+            g->values[n + k] = nbi_bf16_to_f32(half[k]);
+        g->at[i] = n;
+        n += x->count;
+    }
+    g->at[r.t.count] = n;
+    g->loss = nbi_loss_sums(&r.train_pass.labels).loss;
+    rig_close(&r);
+}
+
+/* Each parameter's gradient has the direction and the length of that in f32. */
+static void assert_follows(const struct gradients *is, const struct gradients *want)
+{
+    assert_true(fabs(is->loss / want->loss - 1) < 5e-3);
+    for (int i = 0; i == 0 || want->at[i + 1] > 0; i++) {
+        double dot = 0, a = 0, b = 0;
+        for (int64_t k = want->at[i]; k < want->at[i + 1]; k++) {
+            dot += (double)is->values[k] * (double)want->values[k];
+            a += (double)is->values[k] * (double)is->values[k];
+            b += (double)want->values[k] * (double)want->values[k];
+        }
+        if (!(dot >= 0.999 * sqrt(a * b) && fabs(sqrt(a / b) - 1) < 0.02))
+            fail_msg("parameter %d: cosine %.6f, length %.6f", i, dot / sqrt(a * b), sqrt(a / b));
+    }
+}
+
+/* Gradients in bf16 and f32 are sums of the same products; recomputing changes no bit. */
+static void check_bf16(void)
+{
+    for (int nvfp4 = 0; nvfp4 < 2; nvfp4++) {
+        struct kind kind = {.precision = nvfp4 ? NB_PRECISION_NVFP4 : NB_PRECISION_BF16};
+        struct gradients f32, bf16, again, rounded;
+        gradients_of(kind, &f32);
+        kind.bf16 = true;
+        gradients_of(kind, &bf16);
+        kind.recompute = true;
+        gradients_of(kind, &again);
+        kind.bf16_grads = true;
+        gradients_of(kind, &rounded);
+        assert_follows(&bf16, &f32);
+        assert_follows(&rounded, &f32);
+        assert_true(again.loss == bf16.loss && rounded.loss == bf16.loss);
+        int64_t n = 0;
+        for (int i = 0; f32.at[i + 1] > n; i++)
+            n = f32.at[i + 1];
+        assert_memory_equal(again.values, bf16.values, (size_t)n * sizeof *again.values);
+        struct gradients *all[] = {&f32, &bf16, &again, &rounded};
+        for (int i = 0; i < 4; i++)
+            free(all[i]->values);
+    }
+}
+
+/* ---- passes ---- */
+
+/* The last token that attends to each one, and the tokens sorted by their ids. */
+static void check_orders(void)
+{
+    struct rig r;
+    rig_open(&r);
+    for (uint64_t seed = 0; seed < 5; seed++) {
+        next_batch(&r, seed);
+        const struct nbi_pass *p = &r.train_pass.pass;
+        r.batch.ids[5] = V - 1;
+        assert_ok(nbi_train_pass_set(&r.train_pass, &r.batch));
+        for (int32_t n = 0; n < p->N; n++) {
+            int32_t last = n;
+            for (int32_t m = n; m < p->N; m++)
+                last = p->first[m] <= n ? m : last;
+            assert_int_equal(p->end[n], last);
+            if (n == 0)
+                continue;
+            int32_t a = p->order[n - 1], b = p->order[n];
+            assert_true(p->ids[a] < p->ids[b] || (p->ids[a] == p->ids[b] && a < b));
+        }
+    }
+    rig_close(&r);
+}
+
 static void check_ids_outside(void)
 {
     struct rig r;
@@ -520,6 +646,8 @@ static void check_ids_outside(void)
     X(reference_has_a_fingerprint)                                                                 \
     X(reference_needs_whole_examples)                                                              \
     X(kl_gradient)                                                                                 \
+    X(bf16)                                                                                        \
+    X(orders)                                                                                      \
     X(ids_outside)
 
 #define X(check) TEST_ON_BOTH(loss, check)
