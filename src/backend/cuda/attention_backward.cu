@@ -227,6 +227,15 @@ static enum nb_status attention_bwd_stats(struct nbi_stream *s, const struct att
     return NB_OK;
 }
 
+/* Tensor cores take rows in pieces of 16 bytes, and their results are stored in pairs. */
+static bool fits_tensor_cores(const struct attention_bwd_args &a)
+{
+    uintptr_t in = (uintptr_t)a.q | (uintptr_t)a.dy | (uintptr_t)a.k | (uintptr_t)a.v;
+    uintptr_t out = (uintptr_t)a.dq | (uintptr_t)a.dk | (uintptr_t)a.dv;
+    return (a.D == 64 || a.D == 128) && in % 16 == 0 && out % 4 == 0 && a.ld_dq % 2 == 0 &&
+           a.ld_dkv % 2 == 0;
+}
+
 enum nb_status nbi_cuda_attention_bwd(struct nbi_stream *s, const struct nbi_op_attention_bwd *a)
 {
     CU_HERE(s);
@@ -263,6 +272,6 @@ enum nb_status nbi_cuda_attention_bwd(struct nbi_stream *s, const struct nbi_op_
         return attention_bwd_generic<float>(s, k);
     }
     NBI_TRY(attention_bwd_stats<__nv_bfloat16>(s, k));
-    return a->D == 64 || a->D == 128 ? nbi_cuda_attention_bwd_mma(s, k)
-                                     : attention_bwd_generic<__nv_bfloat16>(s, k);
+    return fits_tensor_cores(k) ? nbi_cuda_attention_bwd_mma(s, k)
+                                : attention_bwd_generic<__nv_bfloat16>(s, k);
 }
