@@ -216,7 +216,7 @@ struct nbi_op_requantize {
  * lowest first, of Philox with `seed` as key and the counter (e / 8, tensor, step, purpose), where
  * the purpose is 0 for the master, 1 for m and 2 for v; they depend on nothing else. m_max and
  * v_max of the record are raised to the largest |m| and the largest sqrt(v). Nothing at all happens
- * if the control says skip. m and v are of one kind.
+ * if the control says skip. m and v are of one kind. Addresses of arrays are multiples of 16.
  *
  * If w has data, its rows are then made from their masters, as by requantize: one pass over memory
  * instead of two. first and count are whole rows of w, and the pieces of a tensor come in order. */

@@ -4,7 +4,8 @@
  * Everything here has the bits of backend/cpu/optimizer.c; sums have its order. This file is
  * compiled without contraction (optimizer_math.cuh). */
 #include "backend/cuda/launch.cuh"
-#include "backend/cuda/optimizer_math.cuh"
+#include "backend/cuda/nvfp4_sweep.cuh"
+#include "backend/cuda/optimizer_moments.cuh"
 
 extern "C" {
 #include "tensor/nvfp4.h"
