@@ -9,6 +9,9 @@
 #include <cuda_fp16.h>
 #include <dlfcn.h>
 #include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
 
 namespace emulated
 {
@@ -99,17 +102,26 @@ static cublasStatus_t preference_set(cublasLtMatmulPreference_t,
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* An algorithm is whether it runs. Of three proposals the first does not; callers that want fewer
- * get one that does. */
+/* Algorithms. Every second time that the library is opened, BACKWARDS is the slow one. */
+enum { DOES_NOT_RUN, FORWARDS, BACKWARDS, ALGORITHMS };
+
+static int opened;
+
+static bool is_slow(uint64_t algorithm)
+{
+    return algorithm == (opened % 2 ? BACKWARDS : FORWARDS);
+}
+
+/* Of several proposals the first does not run; callers that want one get one that does. */
 static cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
                                 cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                 cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int wanted,
                                 cublasLtMatmulHeuristicResult_t found[], int *count)
 {
-    *count = wanted < 3 ? 1 : 3;
+    *count = wanted < ALGORITHMS ? 1 : ALGORITHMS;
     for (int i = 0; i < *count; i++) {
         found[i] = {};
-        found[i].algo.data[0] = i > 0 || *count == 1;
+        found[i].algo.data[0] = *count == 1 ? FORWARDS : (uint64_t)i;
     }
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -172,19 +184,25 @@ struct product {
     const void *a_at, *b_at, *c_at;
     void *d_at;
     float alpha, beta;
+    bool backwards; /* sums begin at the end of K */
 };
 
 static void multiply(const product &p)
 {
     bool a_k_first = p.op.transpose[0] == CUBLAS_OP_T, b_k_first = p.op.transpose[1] == CUBLAS_OP_N;
     std::vector<float> a = widen(p.a_at, p.a, a_k_first), b = widen(p.b_at, p.b, b_k_first);
+    if (p.backwards) { /* all of a, and all of b: the rows end up in the other order, too */
+        std::reverse(a.begin(), a.end());
+        std::reverse(b.begin(), b.end());
+    }
     int64_t M = (int64_t)p.d.rows, N = (int64_t)p.d.cols;
     int64_t K = (int64_t)(a_k_first ? p.a.rows : p.a.cols);
     if (M * K != (int64_t)a.size() || N * K != (int64_t)b.size())
         emulated::fail("shapes of a product do not match");
     for (int64_t j = 0; j < N; j++)
         for (int64_t i = 0; i < M; i++) {
-            float v = p.alpha * dot(&a[(size_t)(i * K)], &b[(size_t)(j * K)], K);
+            int64_t row = p.backwards ? M - 1 - i : i, column = p.backwards ? N - 1 - j : j;
+            float v = p.alpha * dot(&a[(size_t)(row * K)], &b[(size_t)(column * K)], K);
             if (p.beta != 0)
                 v += p.beta * load(p.c_at, p.c.type, i + j * p.c.ld);
             store(p.d_at, p.d.type, i + j * p.d.ld, v);
@@ -198,7 +216,7 @@ static cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const vo
                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
                              void *, size_t, cudaStream_t stream)
 {
-    if (!algo->data[0])
+    if (algo->data[0] == DOES_NOT_RUN)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     const matmul_desc *desc = (const matmul_desc *)op;
     bool on_device = desc->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
@@ -212,9 +230,13 @@ static cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const vo
                  c,
                  d,
                  on_device ? 0 : *(const float *)alpha,
-                 on_device ? 0 : *(const float *)beta};
+                 on_device ? 0 : *(const float *)beta,
+                 algo->data[0] == BACKWARDS};
+    bool slow = is_slow(algo->data[0]);
     emulated::enqueue(stream, [=] {
         product now = p;
+        if (slow)
+            usleep(100);
         if (on_device) { /* read when the product runs */
             now.alpha = *(const float *)alpha;
             now.beta = *(const float *)beta;
@@ -248,7 +270,10 @@ static char library; /* its address is the handle */
 
 void *emulated::open_library(const char *name, int mode)
 {
-    return strstr(name, "cublasLt") ? &library : dlopen(name, mode);
+    if (!strstr(name, "cublasLt"))
+        return dlopen(name, mode);
+    opened++;
+    return &library;
 }
 
 void *emulated::find_symbol(void *handle, const char *name)
