@@ -829,6 +829,14 @@ void nb_identity_result_release(struct nb_identity_result *result);
     X(NB_COMPUTE_F32, "f32")                                                                       \
     X(NB_COMPUTE_BF16, "bf16")
 
+/* What is kept of NVFP4 weights besides their masters: codes and a copy in bf16, codes, or block
+ * scales only, from which products make the codes anew. Results are the same, bit for bit. */
+#define NB_WEIGHT_STORE_LIST(X)                                                                    \
+    X(NB_WEIGHT_STORE_AUTO, "auto")                                                                \
+    X(NB_WEIGHT_STORE_BF16, "bf16")                                                                \
+    X(NB_WEIGHT_STORE_CODES, "codes")                                                              \
+    X(NB_WEIGHT_STORE_SCALES, "scales")
+
 #define NB_LOSS_LIST(X)                                                                            \
     X(NB_LOSS_CE, "ce")                                                                            \
     X(NB_LOSS_SCALAR, "scalar")
@@ -842,6 +850,7 @@ void nb_identity_result_release(struct nb_identity_result *result);
 enum nb_precision { NB_PRECISION_LIST(NB_ENUMERATOR) };     /* weights of the forward pass */
 enum nb_moment_type { NB_MOMENT_TYPE_LIST(NB_ENUMERATOR) }; /* AdamW's moments in memory */
 enum nb_compute { NB_COMPUTE_LIST(NB_ENUMERATOR) };         /* activations and products */
+enum nb_weight_store { NB_WEIGHT_STORE_LIST(NB_ENUMERATOR) };
 enum nb_loss { NB_LOSS_LIST(NB_ENUMERATOR) };
 enum nb_lr_schedule { NB_LR_SCHEDULE_LIST(NB_ENUMERATOR) };
 
@@ -899,7 +908,8 @@ struct nb_train_opts {
     bool bf16_master;    /* with stochastic rounding; else f32 */
     bool bf16_gradients; /* of matrices in layers; for grad_accum 1 and activations in bf16 */
     enum nb_precision precision;
-    enum nb_compute compute; /* auto: bf16 on a GPU, but f32 with NB_PRECISION_F32 */
+    enum nb_compute compute;           /* auto: bf16 on a GPU, but f32 with NB_PRECISION_F32 */
+    enum nb_weight_store weight_store; /* auto: codes */
     enum nb_moment_type moment_type;
     int64_t step_chunk_rows, train_last_layers;
     bool recompute, fused_step, sequential;

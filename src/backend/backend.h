@@ -38,8 +38,13 @@ static inline struct nbi_ptr nbi_ptr_add(struct nbi_ptr p, int64_t bytes)
 
 /* How a backend keeps a matrix. The backend chooses, except where a contract demands ROWS. */
 enum nbi_weight_layout {
-    NBI_WEIGHT_ROWS, /* row-major as stored: floats, or NVFP4 codes [O, K/2] and scales [O, K/16] */
-    NBI_WEIGHT_TILES /* repacked for the product; the layout is the backend's own */
+    NBI_WEIGHT_ROWS,  /* floats, row-major as stored */
+    NBI_WEIGHT_TILES, /* NVFP4, repacked for the product; the layout is the backend's own */
+    /* NVFP4 without codes: block scales [O, K/16] as stored. The codes follow from them and from
+     * the master, which must be the one that the scales were made from, and each operation makes
+     * them anew. For linear, linear_bwd, requantize, adamw and weight_read; the bits are those of
+     * TILES. */
+    NBI_WEIGHT_SCALES
 };
 
 /* A matrix [O, K] or a vector [O]. */
@@ -47,12 +52,20 @@ struct nbi_weight {
     enum nbi_dtype dtype; /* f32, f16, bf16 or NVFP4 */
     enum nbi_weight_layout layout;
     int64_t rows, cols; /* cols 0: a vector */
-    struct nbi_ptr data, scales;
+    struct nbi_ptr data;
+    struct nbi_ptr scales, master; /* NBI_WEIGHT_SCALES, instead of data; the caller's master */
+    enum nbi_dtype master_dtype;   /* f32 or bf16 */
     /* [rows, cols] the values of an NVFP4 matrix in bf16, without the tensor scale; or none. */
     struct nbi_ptr bf16;
     float tensor_scale; /* NVFP4; 1 otherwise */
     bool borrowed;      /* data belongs to a master weight; weight_free leaves it */
 };
+
+/* Whether w has memory of its own or borrows it: it is not zeroed. */
+static inline bool nbi_weight_exists(const struct nbi_weight *w)
+{
+    return w->data.at || w->scales.at;
+}
 
 /* Where weight_new gets a weight's values. */
 struct nbi_weight_source {
@@ -201,11 +214,13 @@ struct nbi_backend {
     enum nb_status (*weight_new)(struct nbi_backend *be, const struct nbi_weight_source *src,
                                  struct nbi_weight *out);
     /* Allocates a weight for requantize to fill: NVFP4 (cols a multiple of 16) or floats; with
-     * cols 0 a vector of f32. The tensor scale is 1 until the caller sets it. bf16_copy: an NVFP4
-     * matrix gets a copy of its values in bf16. Where the type is that of the master, the caller
-     * may instead alias the master: layout ROWS, the master's data, borrowed. */
+     * cols 0 a vector of f32. The tensor scale is 1 until the caller sets it. What an NVFP4 matrix
+     * keeps: codes, also a copy of its values in bf16, or scales only, and then the caller sets the
+     * master. Where the type is that of the master, the caller may instead alias the master: layout
+     * ROWS, the master's data, borrowed. */
     enum nb_status (*weight_alloc)(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
-                                   int64_t cols, bool bf16_copy, struct nbi_weight *out);
+                                   int64_t cols, enum nb_weight_store store,
+                                   struct nbi_weight *out);
     /* Copies rows [first, first + count) to the host, in the form of nbi_weight_source.read; scales
      * may be NULL for floats. Synchronous and not ordered with any stream: sync first. */
     enum nb_status (*weight_read)(struct nbi_backend *be, const struct nbi_weight *w, int64_t first,

@@ -14,7 +14,7 @@ struct bench_opts {
     struct cli_run_opts run;
     const char *file, *config;
     int64_t depth, tokens, parallel, steps, seq_len, batch_size, grad_accum, last_layers;
-    int synthetic, precision, compute, master, state, recompute;
+    int synthetic, precision, compute, weight_store, master, state, recompute;
     bool fused_step, deterministic;
 };
 
@@ -54,6 +54,9 @@ static const struct cli_opt options[] = {
      "train: activations and products (auto: bf16 on a GPU, f32 on the CPU and with --precision "
      "f32)",
      NULL},
+    {"weight-store", 0, CLI_CHOICE, offsetof(struct bench_opts, weight_store),
+     CLI_CHOICES(NB_WEIGHT_STORE_LIST), "auto", 0, 0,
+     "train: what is kept of NVFP4 weights besides their masters (auto: codes)", NULL},
     {"master-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, master), "auto|f32|bf16", "auto", 0,
      0, "train: the weights that updates go to (auto: f32 with --precision f32, else bf16)", NULL},
     {"optimizer-state-mode", 0, CLI_CHOICE, offsetof(struct bench_opts, state),
@@ -316,6 +319,7 @@ static int run_train(struct bench_opts *o)
     opts.grad_accum = o->grad_accum;
     opts.precision = (enum nb_precision)o->precision;
     opts.compute = (enum nb_compute)o->compute;
+    opts.weight_store = (enum nb_weight_store)o->weight_store;
     opts.bf16_master = cli_bf16_master(o->master, o->precision);
     opts.moment_type = (enum nb_moment_type)o->state;
     opts.train_last_layers = o->last_layers;

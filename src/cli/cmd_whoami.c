@@ -12,7 +12,7 @@ struct whoami_opts {
     int64_t count, samples, questions, max_tokens, steps, seq_len, batch_size, grad_accum, seed;
     double lr, kl_base, replay_share;
     char device[NB_DEVICE_NAME];
-    int precision, compute, master, state, recompute, simd;
+    int precision, compute, weight_store, master, state, recompute, simd;
     bool fused_step, overwrite;
 };
 
@@ -56,6 +56,8 @@ static const struct cli_opt options[] = {
     {"compute-dtype", 0, CLI_CHOICE, AT(compute), CLI_CHOICES(NB_COMPUTE_LIST), "auto", 0, 0,
      "activations and products (auto: bf16 on a GPU, f32 on the CPU and with --precision f32)",
      NULL},
+    {"weight-store", 0, CLI_CHOICE, AT(weight_store), CLI_CHOICES(NB_WEIGHT_STORE_LIST), "auto", 0,
+     0, "what is kept of NVFP4 weights besides their masters (auto: codes)", NULL},
     {"master-dtype", 0, CLI_CHOICE, AT(master), "auto|f32|bf16", "auto", 0, 0,
      "the weights that updates go to (auto: f32 with --precision f32, else bf16)", NULL},
     {"optimizer-state-mode", 0, CLI_CHOICE, AT(state), CLI_CHOICES(NB_MOMENT_TYPE_LIST), "int8", 0,
@@ -94,6 +96,7 @@ static struct nb_train_opts train_opts(struct whoami_opts *o)
     t.warmup = 5;
     t.precision = (enum nb_precision)o->precision;
     t.compute = (enum nb_compute)o->compute;
+    t.weight_store = (enum nb_weight_store)o->weight_store;
     t.bf16_master = cli_bf16_master(o->master, o->precision);
     t.moment_type = (enum nb_moment_type)o->state;
     t.recompute = o->recompute == 1;

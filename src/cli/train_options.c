@@ -56,6 +56,12 @@ const struct cli_opt cli_train_options[] = {
     {"compute-dtype", 0, CLI_CHOICE, AT(compute), CLI_CHOICES(NB_COMPUTE_LIST), "auto", 0, 0,
      "activations and products (auto: bf16 on a GPU, f32 on the CPU and with --precision f32)",
      NULL},
+    {"weight-store", 0, CLI_CHOICE, AT(weight_store), CLI_CHOICES(NB_WEIGHT_STORE_LIST), "auto", 0,
+     0,
+     "what is kept of NVFP4 weights besides their masters, from most memory to least: codes and a "
+     "copy in bf16, codes, or block scales, from which products make the codes anew; results are "
+     "the same (auto: codes)",
+     NULL},
     {"master-dtype", 0, CLI_CHOICE, AT(master), "auto|f32|bf16", "auto", 0, 0,
      "the weights that updates go to; bf16 is rounded stochastically (auto: f32 with --precision "
      "f32, else bf16)",
@@ -162,6 +168,7 @@ bool cli_train_convert(struct cli_train_opts *o, struct nb_train_opts *out)
                                   .clip_by_layer = o->clip_by_layer,
                                   .precision = (enum nb_precision)o->precision,
                                   .compute = (enum nb_compute)o->compute,
+                                  .weight_store = (enum nb_weight_store)o->weight_store,
                                   .bf16_master = cli_bf16_master(o->master, o->precision),
                                   .moment_type = (enum nb_moment_type)o->state,
                                   .step_chunk_rows = o->step_chunk_rows,

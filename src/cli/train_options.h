@@ -14,14 +14,15 @@ struct cli_train_opts {
     int64_t seed, eval_every, save_every, keep;
     double lr, final_lr_frac, beta1, beta2, eps, weight_decay, grad_clip, stop_if_ppl_rises;
     double kl_base, replay_share, fit;
-    int synthetic, loss, schedule, precision, compute, master, state, recompute, sample_mode, simd;
+    int synthetic, loss, schedule, precision, compute, weight_store, master, state, recompute;
+    int sample_mode, simd;
     char device[NB_DEVICE_NAME];
     char replay_file[PATH_MAX]; /* --replay without its share */
     bool fused_step, clip_by_layer, resume, overwrite, from_scratch;
 };
 
 /* The last row is --fit, which only 'plan' has. */
-#define CLI_PLAN_OPTIONS  48
+#define CLI_PLAN_OPTIONS  49
 #define CLI_TRAIN_OPTIONS (CLI_PLAN_OPTIONS - 1)
 
 extern const struct cli_opt cli_train_options[CLI_PLAN_OPTIONS];

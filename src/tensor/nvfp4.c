@@ -43,6 +43,19 @@ void nbi_nvfp4_quantize(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
     }
 }
 
+void nbi_nvfp4_encode(uint8_t *q, const uint8_t *s, const float *x, int64_t blocks,
+                      float tensor_scale)
+{
+    float v[BLOCK];
+    for (int64_t b = 0; b < blocks; b++, x += BLOCK, q += BLOCK / 2) {
+        float scale = nbi_e4m3_to_f32(s[b]);
+        divide(v, x, BLOCK, tensor_scale);
+        for (int i = 0; i < BLOCK; i += 2)
+            q[i / 2] =
+                (uint8_t)(nbi_f32_to_e2m1(v[i] / scale) | nbi_f32_to_e2m1(v[i + 1] / scale) << 4);
+    }
+}
+
 void nbi_nvfp4_quantize_tiles(uint8_t *q, uint8_t *s, const float *x, int64_t rows, int64_t cols,
                               enum nb_quant_method method, float tensor_scale)
 {

@@ -37,7 +37,11 @@
 void nbi_nvfp4_quantize(uint8_t *q, uint8_t *s, const float *x, int64_t blocks,
                         enum nb_quant_method method, float tensor_scale);
 
-/* The same with one scale per tile of 16 x 16 values, for a matrix of rows x cols values. cols is a
+/* The codes alone, for scales that nbi_nvfp4_quantize has chosen for x: the same bytes. */
+void nbi_nvfp4_encode(uint8_t *q, const uint8_t *s, const float *x, int64_t blocks,
+                      float tensor_scale);
+
+/* Quantises with one scale per tile of 16 x 16 values a matrix of rows x cols values. cols is a
  * multiple of 16; the last tiles may have fewer rows. s still holds one byte per 1 x 16 block,
  * equal within a tile. */
 void nbi_nvfp4_quantize_tiles(uint8_t *q, uint8_t *s, const float *x, int64_t rows, int64_t cols,

@@ -225,7 +225,9 @@ static enum nb_status make_weight(struct nbi_train_params *t, struct nbi_train_p
         return NB_OK;
     }
     enum nbi_dtype dtype = x->quantized ? NBI_NVFP4 : cols == 0 ? NBI_F32 : x->float_type;
-    NBI_TRY(t->be->weight_alloc(t->be, dtype, p->shape[0], cols, false, out));
+    NBI_TRY(t->be->weight_alloc(t->be, dtype, p->shape[0], cols, t->opts.weight_store, out));
+    out->master = x->master;
+    out->master_dtype = x->dtype;
     const struct nbi_entry *e = t->store ? nbi_store_find(t->store, p->name) : NULL;
     if (x->has_tensor_scale) /* 0: set_scale chooses one */
         out->tensor_scale = e && e->dtype == NBI_NVFP4 ? e->tensor_scale : 0;
@@ -362,6 +364,15 @@ static int64_t stored_bytes(const struct nbi_store *store, const struct nbi_trai
     return (int64_t)nbi_dtype_bytes(dtype, t->count);
 }
 
+/* Bytes of an NVFP4 weight of n values. */
+static int64_t nvfp4_bytes(enum nb_weight_store store, int64_t n)
+{
+    int64_t both = (int64_t)nbi_dtype_bytes(NBI_NVFP4, n);
+    return store == NB_WEIGHT_STORE_SCALES ? n / 16
+           : store == NB_WEIGHT_STORE_BF16 ? both + (int64_t)nbi_dtype_bytes(NBI_BF16, n)
+                                           : both;
+}
+
 static void add_to_plan(struct nbi_train_params_plan *plan, const struct nbi_train_params_opts *o,
                         const struct nbi_store *store, const struct nbi_train_param *t, bool tied,
                         int64_t first_layer)
@@ -371,7 +382,7 @@ static void add_to_plan(struct nbi_train_params_plan *plan, const struct nbi_tra
         return;
     }
     if (t->quantized)
-        plan->weights += (int64_t)nbi_dtype_bytes(NBI_NVFP4, t->count);
+        plan->weights += nvfp4_bytes(o->weight_store, t->count);
     else if (!uses_master(t))
         plan->weights +=
             (int64_t)nbi_dtype_bytes(t->param.ndim == 1 ? NBI_F32 : t->float_type, t->count);

@@ -40,7 +40,8 @@ struct nbi_train_params_opts {
     enum nb_precision precision;
     enum nbi_dtype master; /* of matrices; vectors are always f32 */
     enum nb_moment_type moment_type;
-    int64_t last_layers; /* train only these and the final norm; 0: everything */
+    enum nb_weight_store weight_store; /* of NVFP4 */
+    int64_t last_layers;               /* train only these and the final norm; 0: everything */
     bool
         update_in_backward; /* gradients of one layer at a time, updated inside the backward pass */
     bool bf16_grads;        /* of matrices of layers; for passes in bf16 that do not accumulate */

@@ -32,6 +32,7 @@ struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *o)
     return (struct nbi_train_params_opts){.precision = o->precision,
                                           .master = o->bf16_master ? NBI_BF16 : NBI_F32,
                                           .moment_type = o->moment_type,
+                                          .weight_store = o->weight_store,
                                           .last_layers = o->train_last_layers,
                                           .update_in_backward = o->fused_step,
                                           .bf16_grads = o->bf16_gradients,

@@ -72,6 +72,9 @@ def equal():
         for rows in (1, 7, 64, 100000):
             same(f"chunks of {rows}, {kind}", plain,
                  trained("other", grad_accum=2, step_chunk_rows=rows, **kind))
+        for store in ("bf16", "scales"):
+            same(f"weights as {store}, {kind}", plain,
+                 trained("other", grad_accum=2, weight_store=store, **kind))
         by_layer = trained("layers", clip_by_layer=True, **kind)
         assert by_layer[0] != plain[0]
         same(f"fused, {kind}", by_layer, trained("other", fused_step=True, **kind))
@@ -102,6 +105,8 @@ def odd():
             same(f"two threads, {shape}, {kind}", one, trained("other", **{**kind, "threads": 2}))
             same(f"three threads, {shape}, {kind}", one,
                  trained("other", recompute="block", step_chunk_rows=5, **{**kind, "threads": 3}))
+            same(f"scales only, {shape}, {kind}", one,
+                 trained("other", weight_store="scales", step_chunk_rows=5, **kind))
             t.run(nibble, "inspect", "-q", "--verify", work + "/other.dat", "--model-dir", model)
 
 

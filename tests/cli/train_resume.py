@@ -54,7 +54,9 @@ def one(kind, threads, again):
               work + "/killed.ck/step-00000007.ckpt")
     assert t.steps(work + "/killed.ck") == [7], t.steps(work + "/killed.ck")
     assert not os.path.exists(work + "/killed.dat")
-    r = t.train(nibble, *opts, *files("killed"), "--threads", again, "--resume")
+    # What is kept of the weights is no setting of the computation.
+    r = t.train(nibble, *opts, *files("killed"), "--threads", again, "--resume",
+                "--weight-store", "scales")
     assert r["steps"] == 20 and r["eval"]["step"] == 20, r
     compare("straight", "killed")
 

@@ -91,7 +91,9 @@ static inline void guarded_add_weight(const struct nbi_weight *w)
     int64_t bytes = w->layout == NBI_WEIGHT_TILES
                         ? nbi_tiles_bytes(w->rows, w->cols)
                         : (int64_t)nbi_dtype_bytes(w->dtype, w->rows * (w->cols ? w->cols : 1));
-    if (!w->borrowed)
+    if (w->layout == NBI_WEIGHT_SCALES)
+        guarded_add(w->scales, w->rows * w->cols / 16);
+    else if (!w->borrowed)
         guarded_add(w->data, bytes);
     guarded_add(w->bf16, w->rows * w->cols * 2);
 }
@@ -107,11 +109,12 @@ static inline enum nb_status guarded_weight_new(struct nbi_backend *be,
 }
 
 static inline enum nb_status guarded_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype,
-                                                  int64_t rows, int64_t cols, bool bf16_copy,
+                                                  int64_t rows, int64_t cols,
+                                                  enum nb_weight_store store,
                                                   struct nbi_weight *out)
 {
     (void)be;
-    NBI_TRY(guarded.inner->weight_alloc(guarded.inner, dtype, rows, cols, bf16_copy, out));
+    NBI_TRY(guarded.inner->weight_alloc(guarded.inner, dtype, rows, cols, store, out));
     guarded_add_weight(out);
     return NB_OK;
 }
@@ -129,6 +132,7 @@ static inline void guarded_weight_free(struct nbi_backend *be, struct nbi_weight
 {
     (void)be;
     guarded_remove(w->data);
+    guarded_remove(w->scales);
     guarded_remove(w->bf16);
     guarded.inner->weight_free(guarded.inner, w);
 }

@@ -403,11 +403,12 @@ static void product_dx(struct nbi_stream *s, const struct nbi_op_linear_bwd *a, 
                                    .alpha = w->dtype == NBI_NVFP4 ? w->tensor_scale : 1,
                                    .b = host(w->data),
                                    .dtype = w->dtype,
+                                   .scales = w->layout == NBI_WEIGHT_SCALES ? w : NULL,
                                    .M = rows,
                                    .N = a->K,
                                    .K = w->rows,
                                    .add = a->add || i > 0};
-    NBI_BUG_IF(w->dtype == NBI_NVFP4 && w->layout != NBI_WEIGHT_TILES);
+    NBI_BUG_IF(w->dtype == NBI_NVFP4 && w->layout == NBI_WEIGHT_ROWS);
     nbi_cpu_gemm(s, &g);
 }
 

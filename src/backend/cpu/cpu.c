@@ -181,6 +181,7 @@ static void cpu_weight_free(struct nbi_backend *be, struct nbi_weight *w)
         cpu_free(be, w->data);
     if (!w->borrowed)
         cpu_free(be, w->bf16);
+    cpu_free(be, w->scales);
     *w = (struct nbi_weight){0};
 }
 
@@ -200,20 +201,29 @@ static enum nb_status cpu_weight_new(struct nbi_backend *be, const struct nbi_we
     return rc;
 }
 
-static enum nb_status cpu_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
-                                       int64_t cols, bool bf16_copy, struct nbi_weight *out)
+static enum nb_status alloc_nvfp4(struct cpu *cpu, enum nb_weight_store store, struct nbi_weight *w)
 {
-    struct cpu *cpu = (struct cpu *)be;
+    int64_t n = w->rows * w->cols;
+    if (store == NB_WEIGHT_STORE_SCALES) {
+        w->layout = NBI_WEIGHT_SCALES;
+        return cpu_alloc(&cpu->be, "weights", n / 16, &w->scales);
+    }
+    enum nb_status rc = alloc_tiles(cpu, w);
+    if (rc == NB_OK && store == NB_WEIGHT_STORE_BF16)
+        rc = cpu_alloc(&cpu->be, "weights", n * (int64_t)sizeof(uint16_t), &w->bf16);
+    if (rc != NB_OK)
+        cpu_weight_free(&cpu->be, w);
+    return rc;
+}
+
+static enum nb_status cpu_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
+                                       int64_t cols, enum nb_weight_store store,
+                                       struct nbi_weight *out)
+{
     NBI_BUG_IF(cols == 0 ? dtype != NBI_F32 : dtype == NBI_NVFP4 && cols % 16 != 0);
     *out = (struct nbi_weight){.dtype = dtype, .rows = rows, .cols = cols, .tensor_scale = 1};
-    if (dtype == NBI_NVFP4) {
-        enum nb_status rc = alloc_tiles(cpu, out);
-        if (rc == NB_OK && bf16_copy)
-            rc = cpu_alloc(be, "weights", rows * cols * (int64_t)sizeof(uint16_t), &out->bf16);
-        if (rc != NB_OK)
-            cpu_weight_free(be, out);
-        return rc;
-    }
+    if (dtype == NBI_NVFP4)
+        return alloc_nvfp4((struct cpu *)be, store, out);
     return cpu_alloc(be, "weights", (int64_t)nbi_dtype_bytes(dtype, rows * (cols > 0 ? cols : 1)),
                      &out->data);
 }
@@ -221,9 +231,16 @@ static enum nb_status cpu_weight_alloc(struct nbi_backend *be, enum nbi_dtype dt
 static enum nb_status cpu_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
                                       int64_t first, int64_t count, void *data, void *scales)
 {
-    (void)be;
+    const struct cpu *cpu = (struct cpu *)be;
     int64_t cols = w->cols > 0 ? w->cols : 1;
     uint8_t *codes = data, *s = scales;
+    if (w->layout == NBI_WEIGHT_SCALES) {
+        for (int64_t r = 0; r < count; r++)
+            nbi_cpu_make_codes(cpu->k, w, first + r, 0, cols, codes + r * cols / 2);
+        memcpy(scales, (const uint8_t *)host(w->scales) + first * cols / 16,
+               (size_t)(count * cols / 16));
+        return NB_OK;
+    }
     if (w->layout == NBI_WEIGHT_ROWS) {
         memcpy(data, (const uint8_t *)host(w->data) + nbi_dtype_bytes(w->dtype, first * cols),
                nbi_dtype_bytes(w->dtype, count * cols));

@@ -61,11 +61,29 @@ static void pack_tiles(const struct block *b, const struct nbi_microkernels *k, 
     }
 }
 
+/* The same of a matrix without codes. */
+static void pack_scales(const struct block *b, const struct nbi_microkernels *k, float *y,
+                        int64_t col, int64_t end)
+{
+    int64_t panel = panel_rows(b) * k->nr;
+    uint8_t tile[CPU_TILE_BYTES];
+    for (int64_t i = 0; i < b->k; i += CPU_TILE_ROWS)
+        for (int64_t c = col; c < end; c += CPU_TILE_COLS) {
+            float *to = y + c / k->nr * panel + i * k->nr;
+            memset(tile, 0, sizeof tile);
+            if (b->n0 + c < b->g->N)
+                nbi_cpu_make_tiles(k, b->g->scales, b->k0 + i, b->n0 + c, CPU_TILE_COLS, tile);
+            k->tile_to_f32(to, to + (k->nr == 16 ? panel : 16), k->nr, tile);
+        }
+}
+
 /* Task u: columns [n0 + 32 u, n0 + 32 u + 32), the width of a tile. */
 static void pack_b(const struct op *op, int64_t first, int64_t count)
 {
     const struct block *b = op->args;
-    (b->g->dtype == NBI_NVFP4 ? pack_tiles : pack_floats)(
+    (b->g->scales               ? pack_scales
+     : b->g->dtype == NBI_NVFP4 ? pack_tiles
+                                : pack_floats)(
         b, op->s->cpu->k, op->s->gemm_b, first * CPU_TILE_COLS, (first + count) * CPU_TILE_COLS);
 }
 

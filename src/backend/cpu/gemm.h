@@ -24,6 +24,7 @@ struct nbi_gemm_f32 {
     float alpha;
     const void *b; /* [K, N]: rows of floats, or tiles, taken without their tensor scale */
     enum nbi_dtype dtype;
+    const struct nbi_weight *scales; /* of this matrix instead of b; NULL: none */
     int64_t M, N, K;
     bool add;
 };

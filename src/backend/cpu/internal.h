@@ -107,6 +107,16 @@ static inline void act_store(const struct nbi_stream *s, struct nbi_ptr p, bool 
         s->cpu->k->from_f32(act_at(p, true, at), NBI_BF16, buf, n);
 }
 
+/* ---- NVFP4 matrices without codes (scales.c) ---- */
+
+/* Codes of columns [col, col + cols) of a row, in the order of a file. Both are multiples of 16. */
+void nbi_cpu_make_codes(const struct nbi_microkernels *k, const struct nbi_weight *w, int64_t row,
+                        int64_t col, int64_t cols, uint8_t *codes);
+/* Tiles of columns [col, col + cols) of the tile row that begins at `row`, as far as the matrix
+ * goes. col is a multiple of CPU_TILE_COLS. */
+void nbi_cpu_make_tiles(const struct nbi_microkernels *k, const struct nbi_weight *w, int64_t row,
+                        int64_t col, int64_t cols, uint8_t *tiles);
+
 /* Buffer i of a thread for a row of up to limits.K elements. */
 static inline float *row_buffer(const struct nbi_stream *s, int thread, int i)
 {

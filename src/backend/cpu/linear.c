@@ -30,6 +30,16 @@ static void convert_rows(const struct nbi_stream *s, struct nbi_dot_tile *p, int
     p->ldw = ld;
 }
 
+/* Makes the tile row at `row` in the thread's scratch. */
+static const uint8_t *make_tile_row(const struct nbi_stream *s, const struct nbi_weight *w,
+                                    int64_t row, int thread)
+{
+    uint8_t *tiles = (uint8_t *)(s->weights_f32 + thread * nbi_weights_f32_floats(s->limits.K));
+    NBI_BUG_IF(w->cols > s->limits.K);
+    nbi_cpu_make_tiles(s->cpu->k, w, row, 0, w->cols, tiles);
+    return tiles;
+}
+
 /* The rows of x that are multiplied at a time: all, or as many as have been converted to f32. */
 struct product {
     const struct nbi_op_linear *a;
@@ -93,6 +103,8 @@ static void run_task(const struct nbi_stream *s, const struct product *q, struct
                              .K = a->K,
                              .rows = (int)min(w->rows - first, CPU_TILE_ROWS),
                              .add = a->add};
+    if (w->layout == NBI_WEIGHT_SCALES)
+        p.w = make_tile_row(s, w, first, thread);
     if (floats && task.end - task.c >= CONVERT_MIN_ROWS && a->K <= s->limits.K)
         convert_rows(s, &p, thread);
     for (int64_t c = task.c; c < task.end; c += step) {
@@ -152,7 +164,7 @@ static void multiply(struct nbi_stream *s, const struct product *q)
     int64_t group = group_rows(a), groups = ceil_div(q->N, group);
     bool quantize = false;
     for (int i = 0; i < a->count; i++)
-        quantize = quantize || (a->w[i].layout == NBI_WEIGHT_TILES && rounds_x(a));
+        quantize = quantize || (a->w[i].layout != NBI_WEIGHT_ROWS && rounds_x(a));
     NBI_BUG_IF(quantize && (q->N > s->limits.N || a->K > s->limits.K));
     if (quantize)
         parallel_for(s, q->N, a->K, quantize_rows, q);

@@ -152,29 +152,47 @@ static void copy_tiles(const struct nbi_microkernels *k, uint16_t *y, int64_t ld
     }
 }
 
+/* Columns [col, col + cols) of `rows` rows that have been made. */
+struct made_strip {
+    int64_t row, col, cols;
+    int rows;
+    uint8_t codes[CPU_TILE_ROWS * STRIP / 2], scales[CPU_TILE_ROWS * STRIP / 16];
+};
+
+static void store_strip(const struct nbi_microkernels *k, const struct nbi_weight *w,
+                        const struct made_strip *m)
+{
+    int64_t first = m->row * w->cols + m->col;
+    if (w->layout == NBI_WEIGHT_SCALES) {
+        for (int r = 0; r < m->rows; r++)
+            memcpy((uint8_t *)host(w->scales) + (first + r * w->cols) / 16,
+                   m->scales + r * m->cols / 16, (size_t)m->cols / 16);
+        return;
+    }
+    uint8_t *tiles = (uint8_t *)host(w->data) + nbi_tiles_bytes(m->row, w->cols) +
+                     nbi_tiles_across(m->col) * CPU_TILE_BYTES;
+    nbi_tiles_pack(tiles, m->codes, m->scales, m->rows, m->cols);
+    if (w->bf16.at)
+        copy_tiles(k, (uint16_t *)host(w->bf16) + first, w->cols, tiles, m->rows, m->cols);
+}
+
 /* Tile row t of an NVFP4 matrix. */
 static void requantize_tiles(const struct op *op, int64_t t)
 {
     const struct nbi_op_requantize *a = op->args;
     const struct nbi_weight *w = &a->w;
-    int64_t row = t * CPU_TILE_ROWS, left = w->rows - row;
-    int rows = (int)min(left, CPU_TILE_ROWS);
-    uint8_t *tiles = (uint8_t *)host(w->data) + nbi_tiles_bytes(row, w->cols);
-    uint8_t codes[CPU_TILE_ROWS * STRIP / 2], scales[CPU_TILE_ROWS * STRIP / 16];
+    struct made_strip m = {.row = t * CPU_TILE_ROWS};
     float x[STRIP];
-    for (int64_t c = 0; c < w->cols; c += STRIP) {
-        int64_t n = min(w->cols - c, STRIP);
-        for (int r = 0; r < rows; r++) {
-            uint64_t at = nbi_dtype_bytes(a->dtype, (row + r) * w->cols + c);
+    m.rows = (int)min(w->rows - m.row, CPU_TILE_ROWS);
+    for (; m.col < w->cols; m.col += STRIP) {
+        int64_t n = m.cols = min(w->cols - m.col, STRIP);
+        for (int r = 0; r < m.rows; r++) {
+            uint64_t at = nbi_dtype_bytes(a->dtype, (m.row + r) * w->cols + m.col);
             op->s->cpu->k->to_f32(x, (const uint8_t *)host(a->master) + at, a->dtype, n);
-            nbi_nvfp4_quantize(codes + r * n / 2, scales + r * n / 16, x, n / 16, NB_QUANT_SWEEP,
-                               w->tensor_scale);
+            nbi_nvfp4_quantize(m.codes + r * n / 2, m.scales + r * n / 16, x, n / 16,
+                               NB_QUANT_SWEEP, w->tensor_scale);
         }
-        uint8_t *packed = tiles + nbi_tiles_across(c) * CPU_TILE_BYTES;
-        nbi_tiles_pack(packed, codes, scales, rows, n);
-        if (w->bf16.at)
-            copy_tiles(op->s->cpu->k, (uint16_t *)host(w->bf16) + row * w->cols + c, w->cols,
-                       packed, rows, n);
+        store_strip(op->s->cpu->k, w, &m);
     }
 }
 
@@ -212,7 +230,7 @@ static void requantize_chunks(void *ctx, int thread, int64_t first, int64_t coun
     (void)thread;
     for (int64_t i = first; i < first + count; i++) {
         int64_t at = p->first + i * STRIP;
-        if (p->a->w.layout == NBI_WEIGHT_TILES)
+        if (p->a->w.dtype == NBI_NVFP4)
             requantize_tiles(&part, p->first / (CPU_TILE_ROWS * p->a->w.cols) + i);
         else
             requantize_floats(&part, at, min(p->end - at, STRIP));
@@ -226,7 +244,7 @@ static void requantize_rows(struct nbi_stream *s, const struct nbi_op_requantize
     const struct weight_part part = {a, row * values, end * values};
     if (a->w.data.at == a->master.at)
         return; /* w is its own master */
-    if (a->w.layout == NBI_WEIGHT_TILES)
+    if (a->w.dtype == NBI_NVFP4)
         parallel_for(s, nbi_tiles_down(end) - row / CPU_TILE_ROWS, CPU_TILE_ROWS * a->w.cols * 8,
                      requantize_chunks, &part);
     else
@@ -251,7 +269,7 @@ enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a)
     if (control->skip)
         return NB_OK;
     parallel_for(s, ceil_div(a->count, ADAMW_CHUNK), ADAMW_CHUNK * 8, adamw_chunks, &args);
-    if (!a->w.data.at)
+    if (!nbi_weight_exists(&a->w))
         return NB_OK;
     int64_t values = row_values(&a->w);
     NBI_BUG_IF(a->first % values != 0 || a->count % values != 0);

@@ -32,6 +32,17 @@ __device__ static inline void load_columns(tile_step &to, const T *p, int64_t ld
     }
 }
 
+/* Four values of an NVFP4 matrix. */
+__device__ static inline void load_nvfp4(float w[4], const struct gemm_f32 &g, int64_t row,
+                                         int64_t col, int64_t cols)
+{
+    uint32_t codes[4];
+    if (g.coded.scales)
+        load_coded<4>(w, codes, g.coded, row, col);
+    else
+        load_tile4(w, (const uint8_t *)g.b, row, col, cols);
+}
+
 /* B as rows of weights [N, K]. */
 __device__ static inline void load_weight_rows(tile_step &to, const struct gemm_f32 &g, int64_t n0,
                                                int64_t k0)
@@ -39,7 +50,7 @@ __device__ static inline void load_weight_rows(tile_step &to, const struct gemm_
     int row = threadIdx.x / 4, col = threadIdx.x % 4 * 4;
     float w[4] = {};
     if (n0 + row < g.N && g.b_type == NBI_NVFP4 && k0 + col < g.K)
-        load_tile4(w, (const uint8_t *)g.b, n0 + row, k0 + col, g.K);
+        load_nvfp4(w, g, n0 + row, k0 + col, g.K);
     for (int i = 0; i < 4; i++) {
         int64_t k = k0 + col + i;
         if (g.b_type != NBI_NVFP4 && n0 + row < g.N && k < g.K)
@@ -55,7 +66,7 @@ __device__ static inline void load_weight_columns(tile_step &to, const struct ge
     int k = threadIdx.x / 16, col = threadIdx.x % 16 * 4;
     float w[4] = {};
     if (k0 + k < g.K && g.b_type == NBI_NVFP4 && n0 + col < g.N)
-        load_tile4(w, (const uint8_t *)g.b, k0 + k, n0 + col, g.N);
+        load_nvfp4(w, g, k0 + k, n0 + col, g.N);
     for (int i = 0; i < 4; i++) {
         int64_t n = n0 + col + i;
         if (g.b_type != NBI_NVFP4 && k0 + k < g.K && n < g.N)

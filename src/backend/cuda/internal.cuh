@@ -178,7 +178,8 @@ void nbi_cuda_weights_release(struct cuda *cuda);
 enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
                                    struct nbi_weight *out);
 enum nb_status nbi_cuda_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
-                                     int64_t cols, bool bf16_copy, struct nbi_weight *out);
+                                     int64_t cols, enum nb_weight_store store,
+                                     struct nbi_weight *out);
 enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
                                     int64_t first, int64_t count, void *data, void *scales);
 void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w);

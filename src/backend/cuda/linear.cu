@@ -1,7 +1,7 @@
 /* linear.cu - y = x W^T: the choice of a kernel, and prefill in bf16.
  *
  *   training                                      linear_train.cu
- *   matmul F32, or a type or K no other takes     f32 on CUDA cores, gemm_f32.cu
+ *   matmul F32, or what no other takes            f32 on CUDA cores, gemm_f32.cu
  *   NVFP4, N <= NBI_DECODE_LINEAR_ROWS            f16 tensor cores on the tiles, linear_decode.cu
  *   NVFP4, more rows, FP4 tensor cores            cuBLASLt in FP4, linear_prefill_fp4.cu
  *   NVFP4, more rows, others; bf16                cuBLASLt in bf16, here
@@ -108,8 +108,8 @@ static enum nb_status linear_cublaslt(struct nbi_stream *s, const struct nbi_op_
 /* cuBLASLt requires rows that are a multiple of 16 bytes. */
 static bool is_cublaslt(const struct nbi_op_linear *a, int i)
 {
-    bool bf16 =
-        a->w[i].dtype == NBI_BF16 || (a->w[i].dtype == NBI_NVFP4 && a->N > NBI_DECODE_LINEAR_ROWS);
+    bool tiles = a->w[i].layout == NBI_WEIGHT_TILES;
+    bool bf16 = a->w[i].dtype == NBI_BF16 || (tiles && a->N > NBI_DECODE_LINEAR_ROWS);
     return a->matmul == NBI_MATMUL_FAST && bf16 && a->K % 8 == 0;
 }
 

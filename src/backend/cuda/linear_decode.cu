@@ -695,10 +695,10 @@ enum nb_status nbi_cuda_linear_packed(struct nbi_stream *s, const struct nbi_op_
 
 bool nbi_cuda_is_decode_linear(const struct nbi_op_linear *a)
 {
-    bool nvfp4 = true;
+    bool tiles = true;
     for (int i = 0; i < a->count; i++)
-        nvfp4 = nvfp4 && a->w[i].dtype == NBI_NVFP4;
-    return a->matmul == NBI_MATMUL_FAST && nvfp4 && a->N <= NBI_DECODE_LINEAR_ROWS;
+        tiles = tiles && a->w[i].layout == NBI_WEIGHT_TILES;
+    return a->matmul == NBI_MATMUL_FAST && tiles && a->N <= NBI_DECODE_LINEAR_ROWS;
 }
 
 enum nb_status nbi_cuda_linear_decode(struct nbi_stream *s, const struct nbi_op_linear *a)

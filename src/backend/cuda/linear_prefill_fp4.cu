@@ -327,8 +327,8 @@ static void disable_fp4(struct cuda *cuda, const char *what)
 bool nbi_cuda_fp4_can_run(const struct nbi_stream *s, const struct nbi_op_linear *a, int i)
 {
     return nbi_backend_has(&s->cuda->be, NBI_CAP_FP4) && a->matmul == NBI_MATMUL_FAST &&
-           a->N > NBI_DECODE_LINEAR_ROWS && a->w[i].dtype == NBI_NVFP4 && a->w[i].rows % 4 == 0 &&
-           a->x.at % 16 == 0;
+           a->N > NBI_DECODE_LINEAR_ROWS && a->w[i].layout == NBI_WEIGHT_TILES &&
+           a->w[i].rows % 4 == 0 && a->x.at % 16 == 0;
 }
 
 enum nb_status nbi_cuda_fp4_linear(struct nbi_stream *s, const struct nbi_op_linear *a, int i,

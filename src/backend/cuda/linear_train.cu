@@ -4,9 +4,9 @@
  *   bf16, shapes of multiples of 8   cuBLASLt in bf16 with f32 accumulation
  *   f32, and other shapes            CUDA cores, gemm_f32.cu
  *
- * cuBLASLt reads weights as bf16. Those that are not are converted into nbi_stream.weights_bf16, as
- * many rows (forward) or columns (dx) at a time as fit. Every NVFP4 value is exact in bf16; the
- * tensor scale becomes the factor of the product.
+ * cuBLASLt reads weights as bf16. Those that are not are converted, or made from their masters,
+ * into nbi_stream.weights_bf16, as many rows (forward) or columns (dx) at a time as fit. Every
+ * NVFP4 value is exact in bf16; the tensor scale becomes the factor of the product.
  *
  * Matrices whose outputs are neighbouring columns of the same rows, such as q, k and v, are treated
  * as one, which saves time where one matrix alone does not fill the device, and roundings of dx. */
@@ -108,6 +108,20 @@ __global__ static void k_weight_to_bf16(struct to_bf16_args a)
     store_n<8>(a.out + i * 8, v);
 }
 
+/* The same of an NVFP4 matrix without codes. */
+__global__ static void k_master_to_bf16(struct to_bf16_args a, struct coded_master m)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, per_row = a.columns / 8;
+    if (i >= a.rows * per_row)
+        return;
+    float v[8];
+    uint32_t codes[8];
+    load_coded<8>(v, codes, m, a.first_row + i / per_row, a.first_column + i % per_row * 8);
+    for (int j = 0; j < 8; j++)
+        v[j] *= a.factor;
+    store_n<8>(a.out + i * 8, v);
+}
+
 /* Rows [row, row + rows) and columns [column, column + columns) of a group. */
 struct piece {
     int64_t row, rows, column, columns;
@@ -139,8 +153,11 @@ static enum nb_status convert(struct nbi_stream *s, const struct group *g, const
             out,          at<void>(w->data), w->dtype,   scale_of(w) / scale_of(g->w),
             from - first, p->column,         end - from, p->columns,
             g->K};
-        CU_LAUNCH(k_weight_to_bf16, (unsigned)ceil_div(a.rows * (a.columns / 8), 256), 256, 0,
-                  s->queue, a);
+        unsigned ctas = (unsigned)ceil_div(a.rows * (a.columns / 8), 256);
+        if (w->layout == NBI_WEIGHT_SCALES)
+            CU_LAUNCH(k_master_to_bf16, ctas, 256, 0, s->queue, a, coded_master_of(w));
+        else
+            CU_LAUNCH(k_weight_to_bf16, ctas, 256, 0, s->queue, a);
         CU_LAUNCHED();
         out += a.rows * a.columns;
     }
@@ -206,6 +223,7 @@ enum nb_status nbi_cuda_linear_f32(struct nbi_stream *s, const struct nbi_op_lin
     g.a = at<void>(a->x);
     g.b = at<void>(w->data);
     g.b_type = w->dtype;
+    g.coded = coded_master_of(w);
     g.M = a->N;
     g.N = w->rows;
     g.K = g.lda = g.ldb = a->K;
@@ -292,6 +310,7 @@ static enum nb_status dx_f32(struct nbi_stream *s, const struct nbi_op_linear_bw
     g.lda = stride(a->ldy[i], w->rows);
     g.b = at<void>(w->data);
     g.b_type = w->dtype;
+    g.coded = coded_master_of(w);
     g.M = r->count;
     g.N = g.ldb = g.ldc = g.ldd = a->K;
     g.K = w->rows;

@@ -5,6 +5,24 @@
 
 #include "backend/cuda/optimizer_math.cuh"
 
+/* A tensor scale to divide by. inverse 0: it is not exact, so divide. */
+struct tensor_scale {
+    float scale, inverse;
+};
+
+static inline struct tensor_scale tensor_scale_of(float scale)
+{
+    float inverse = 1.0f / scale;
+    bool exact = (nbi_f32_bits(scale) & 0x7FFFFF) == 0 && isnormal(inverse);
+    return {scale, exact ? inverse : 0};
+}
+
+/* x / scale, with at most one rounding. */
+__device__ static inline float divide(float x, const struct tensor_scale &t)
+{
+    return t.inverse > 0 ? x * t.inverse : x / t.scale;
+}
+
 /* Scale and inverse of an E4M3 code; the inverse times 2^22, see block_error. */
 __device__ static inline float2 sweep_entry(uint32_t code)
 {

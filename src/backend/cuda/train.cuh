@@ -6,6 +6,7 @@
 #pragma once
 
 #include "backend/cuda/launch.cuh"
+#include "backend/cuda/nvfp4_master.cuh"
 
 extern "C" {
 #include "backend/ops_train.h"
@@ -35,7 +36,8 @@ struct gemm_f32 {
     void *d;
     const void *c; /* like d, which it may be; NULL: none */
     const void *a, *b;
-    enum nbi_dtype b_type; /* also NVFP4, in tiles and without the tensor scale */
+    enum nbi_dtype b_type;     /* also NVFP4, in tiles and without the tensor scale */
+    struct coded_master coded; /* NVFP4 instead of b; or none */
     int64_t M, N, K;
     int64_t lda, ldb, ldc, ldd;
     float scale;

@@ -415,22 +415,17 @@ static struct adamw_args adamw_args_of(const struct nbi_op_adamw *a)
 
 /* An NVFP4 matrix that is being made. */
 struct tile_args {
-    uint8_t *tiles;
+    uint8_t *tiles;        /* or NULL */
+    uint8_t *scales;       /* [rows, cols / 16] without tiles */
     void *bf16;            /* [rows, cols], or NULL */
     int64_t row, rows_end; /* rows to make */
     int64_t cols;
     int tile_cols;
-    float tensor_scale, inverse; /* inverse 0: not exact, so divide */
+    struct tensor_scale tensor_scale;
 };
 
-/* x / tensor_scale, with at most one rounding. */
-__device__ static inline float divide(float x, const struct tile_args &t)
-{
-    return t.inverse > 0 ? x * t.inverse : x / t.tensor_scale;
-}
-
 /* Makes block `block` of a row from its masters: codes and scale, where the tiles have them, and
- * values in bf16, which has them exactly. */
+ * values in bf16, which has them exactly; or the scale alone. */
 __device__ static inline void store_block(const struct tile_args &t, int64_t row, int64_t block,
                                           const float x[RUN], const float2 *table)
 {
@@ -439,12 +434,16 @@ __device__ static inline void store_block(const struct tile_args &t, int64_t row
     uint32_t negative = 0, words[2] = {}, bf16[RUN / 2];
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
-        float q = divide(x[i], t);
+        float q = divide(x[i], t.tensor_scale);
         a[i] = fabsf(q);
         negative |= bits_of(q) >> 31 << i;
     }
     uint32_t code = sweep(a, table);
     const float2 entry = table[code];
+    if (!t.tiles) {
+        t.scales[(row * t.cols) / RUN + block] = (uint8_t)code;
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
         int p = i % 8 / 2;
@@ -507,17 +506,15 @@ __global__ static void __launch_bounds__(THREADS)
 
 static struct tile_args tile_args_of(const struct nbi_weight *w, int64_t row, int64_t rows)
 {
-    float inverse = 1.0f / w->tensor_scale;
-    bool exact = (nbi_f32_bits(w->tensor_scale) & 0x7FFFFF) == 0 && isnormal(inverse);
     struct tile_args t = {};
     t.tiles = at<uint8_t>(w->data);
+    t.scales = at<uint8_t>(w->scales);
     t.bf16 = at<void>(w->bf16);
     t.row = row;
     t.rows_end = row + rows;
     t.cols = w->cols;
     t.tile_cols = tiles_of(w->rows, w->cols).cols;
-    t.tensor_scale = w->tensor_scale;
-    t.inverse = exact ? inverse : 0;
+    t.tensor_scale = tensor_scale_of(w->tensor_scale);
     return t;
 }
 
@@ -550,6 +547,13 @@ static int64_t row_values(const struct nbi_weight *w)
     return w->cols > 0 ? w->cols : 1;
 }
 
+/* What depends on a whole matrix, once rows up to `end` are made. */
+static enum nb_status after_rows(struct nbi_stream *s, const struct nbi_weight *w, int64_t end)
+{
+    bool whole = end == w->rows && w->layout == NBI_WEIGHT_TILES;
+    return whole ? nbi_cuda_measure_rows(w, s->queue) : NB_OK;
+}
+
 static enum nb_status requantize_rows(struct nbi_stream *s, const struct nbi_op_requantize *a,
                                       int64_t row, int64_t rows)
 {
@@ -558,7 +562,7 @@ static enum nb_status requantize_rows(struct nbi_stream *s, const struct nbi_op_
     int64_t first = row * row_values(w), n = rows * row_values(w);
     if (w->data.at == a->master.at || n == 0)
         return NB_OK; /* w is its own master */
-    if (w->layout != NBI_WEIGHT_TILES) {
+    if (w->dtype != NBI_NVFP4) {
         CU_LAUNCH(k_requantize_floats, grid_for(s, ceil_div(n, THREADS)), THREADS, 0, s->queue,
                   at<void>(w->data), w->dtype, at<void>(a->master), bf16, a->round_to, first,
                   first + n);
@@ -570,7 +574,7 @@ static enum nb_status requantize_rows(struct nbi_stream *s, const struct nbi_op_
     CU_LAUNCH(k_requantize_tiles, tile_grid(&t), THREADS, 0, s->queue, t, at<void>(a->master),
               bf16);
     CU_LAUNCHED();
-    return row + rows == w->rows ? nbi_cuda_measure_rows(w, s->queue) : NB_OK;
+    return after_rows(s, w, row + rows);
 }
 
 enum nb_status nbi_cuda_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a)
@@ -639,14 +643,14 @@ enum nb_status nbi_cuda_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a
     NBI_BUG_IF((a->master.at | a->grad.at | a->m.values.at | a->v.values.at) % 16 != 0);
     if (a->count == 0)
         return NB_OK;
-    if (!w->data.at)
+    if (!nbi_weight_exists(w))
         return adamw(s, a, NULL);
     NBI_BUG_IF(a->first % row_values(w) != 0 || a->count % row_values(w) != 0);
     int64_t row = a->first / row_values(w), rows = a->count / row_values(w);
-    if (w->layout == NBI_WEIGHT_TILES && w->cols % 32 == 0) {
+    if (w->dtype == NBI_NVFP4 && w->cols % 32 == 0) {
         const struct tile_args t = tile_args_of(w, row, rows);
         NBI_TRY(adamw(s, a, &t));
-        return row + rows == w->rows ? nbi_cuda_measure_rows(w, s->queue) : NB_OK;
+        return after_rows(s, w, row + rows);
     }
     const struct nbi_op_requantize requantize = {*w, a->master, a->dtype, a->round_to};
     NBI_TRY(adamw(s, a, NULL));

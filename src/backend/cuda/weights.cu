@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "backend/cuda/launch.cuh"
+#include "backend/cuda/nvfp4_master.cuh"
 
 extern "C" {
 #include "base/parallel.h"
@@ -277,6 +278,24 @@ __global__ static void k_unpack_tiles(uint8_t *codes, uint8_t *scales, const uin
         scales[i / 2] = t[1024 + lane * 4 + quarter];
 }
 
+/* Makes codes of rows [first, first + rows) of a matrix without codes, and copies its scales; a
+ * thread for each word of codes. */
+__global__ static void k_make_codes(uint8_t *codes, uint8_t *scales, struct coded_master m,
+                                    int64_t first, int64_t rows)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, per_row = m.cols / 8;
+    if (i >= rows * per_row)
+        return;
+    float values[8];
+    uint32_t code[8], word = 0;
+    load_coded<8>(values, code, m, first + i / per_row, i % per_row * 8);
+    for (int j = 0; j < 8; j++)
+        word |= code[j] << 4 * j;
+    ((uint32_t *)codes)[i] = word;
+    if (i % 2 == 0)
+        scales[i / 2] = m.scales[first * (m.cols / 16) + i / 2];
+}
+
 /* ---- loading ---- */
 
 struct transfer {
@@ -374,24 +393,31 @@ static enum nb_status alloc_zeroed(struct cuda *cuda, int64_t bytes, struct nbi_
 }
 
 static enum nb_status alloc_parts(struct cuda *cuda, struct nbi_weight *w, int64_t bytes,
-                                  bool bf16_copy)
+                                  enum nb_weight_store store)
 {
-    NBI_TRY(alloc_zeroed(cuda, bytes, &w->data));
-    if (bf16_copy)
-        NBI_TRY(alloc_zeroed(cuda, w->rows * w->cols * (int64_t)sizeof(uint16_t), &w->bf16));
+    int64_t n = w->rows * w->cols;
+    if (w->dtype == NBI_NVFP4 && store == NB_WEIGHT_STORE_SCALES) {
+        w->layout = NBI_WEIGHT_SCALES;
+        NBI_TRY(alloc_zeroed(cuda, n / 16, &w->scales));
+    } else {
+        NBI_TRY(alloc_zeroed(cuda, bytes, &w->data));
+    }
+    if (w->dtype == NBI_NVFP4 && store == NB_WEIGHT_STORE_BF16)
+        NBI_TRY(alloc_zeroed(cuda, n * (int64_t)sizeof(uint16_t), &w->bf16));
     CU_TRY(cudaStreamSynchronize(cuda->queue));
     return NB_OK;
 }
 
 enum nb_status nbi_cuda_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
-                                     int64_t cols, bool bf16_copy, struct nbi_weight *out)
+                                     int64_t cols, enum nb_weight_store store,
+                                     struct nbi_weight *out)
 {
     struct cuda *cuda = (struct cuda *)be;
     int64_t bytes;
     NBI_BUG_IF(cols == 0 ? dtype != NBI_F32 : dtype == NBI_NVFP4 && cols % 16 != 0);
     *out = describe(dtype, rows, cols, &bytes);
     CU_TRY(cudaSetDevice(cuda->index));
-    enum nb_status rc = alloc_parts(cuda, out, bytes, bf16_copy && dtype == NBI_NVFP4);
+    enum nb_status rc = alloc_parts(cuda, out, bytes, store);
     if (rc != NB_OK)
         nbi_cuda_weight_free(be, out);
     return rc;
@@ -439,8 +465,13 @@ static enum nb_status unpack(struct cuda *cuda, const struct nbi_weight *w, int6
         n = count - done < step ? count - done : step;
         uint8_t *c = cuda->device_stage[0], *s = c + n * (w->cols / 2);
         int64_t words = n * w->cols / 8;
-        CU_LAUNCH(k_unpack_tiles, (unsigned)ceil_div(words, 256), 256, 0, cuda->queue, c, s,
-                  at<uint8_t>(w->data), first + done, n, w->cols, tiles_of(1, w->cols).cols);
+        unsigned ctas = (unsigned)ceil_div(words, 256);
+        if (w->layout == NBI_WEIGHT_SCALES)
+            CU_LAUNCH(k_make_codes, ctas, 256, 0, cuda->queue, c, s, coded_master_of(w),
+                      first + done, n);
+        else
+            CU_LAUNCH(k_unpack_tiles, ctas, 256, 0, cuda->queue, c, s, at<uint8_t>(w->data),
+                      first + done, n, w->cols, tiles_of(1, w->cols).cols);
         CU_LAUNCHED();
         CU_TRY(cudaMemcpyAsync(codes + done * (w->cols / 2), c, (size_t)(n * (w->cols / 2)),
                                cudaMemcpyDeviceToHost, cuda->queue));
@@ -471,6 +502,8 @@ void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w)
 {
     if (w->data.at && !w->borrowed)
         weight_release((struct cuda *)be, at<uint8_t>(w->data));
+    if (w->scales.at)
+        weight_release((struct cuda *)be, at<uint8_t>(w->scales));
     if (w->bf16.at && !w->borrowed)
         weight_release((struct cuda *)be, at<uint8_t>(w->bf16));
     *w = (struct nbi_weight){};
