@@ -14,7 +14,7 @@ struct bench_opts {
     struct cli_run_opts run;
     const char *file, *config;
     int64_t depth, tokens, parallel, steps, seq_len, batch_size, grad_accum, last_layers;
-    int synthetic, precision, compute, weight_store, master, state, recompute;
+    int synthetic, precision, compute, weight_store, master, state, grad, recompute;
     bool fused_step, deterministic;
 };
 
@@ -61,6 +61,8 @@ static const struct cli_opt options[] = {
      0, "train: the weights that updates go to (auto: f32 with --precision f32, else bf16)", NULL},
     {"optimizer-state-mode", 0, CLI_CHOICE, offsetof(struct bench_opts, state),
      CLI_CHOICES(NB_MOMENT_TYPE_LIST), "int8", 0, 0, "train: Adam's moments", NULL},
+    {"grad-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, grad), "f32|bf16", "f32", 0, 0,
+     "train: gradients of the matrices of layers", NULL},
     {"recompute", 0, CLI_CHOICE, offsetof(struct bench_opts, recompute), "none|block", "none", 0, 0,
      "train: block: keep only what goes into each layer", NULL},
     {"fused-step", 0, CLI_FLAG, offsetof(struct bench_opts, fused_step), NULL, NULL, 0, 0,
@@ -323,6 +325,7 @@ static int run_train(struct bench_opts *o)
     opts.bf16_master = cli_bf16_master(o->master, o->precision);
     opts.moment_type = (enum nb_moment_type)o->state;
     opts.train_last_layers = o->last_layers;
+    opts.bf16_gradients = o->grad == 1;
     opts.recompute = o->recompute == 1;
     opts.fused_step = o->fused_step;
     opts.simd = cli_simd(o->run.simd);

@@ -12,7 +12,7 @@ struct whoami_opts {
     int64_t count, samples, questions, max_tokens, steps, seq_len, batch_size, grad_accum, seed;
     double lr, kl_base, replay_share;
     char device[NB_DEVICE_NAME];
-    int precision, compute, weight_store, master, state, recompute, simd;
+    int precision, compute, weight_store, master, state, grad, recompute, simd;
     bool fused_step, overwrite;
 };
 
@@ -62,6 +62,9 @@ static const struct cli_opt options[] = {
      "the weights that updates go to (auto: f32 with --precision f32, else bf16)", NULL},
     {"optimizer-state-mode", 0, CLI_CHOICE, AT(state), CLI_CHOICES(NB_MOMENT_TYPE_LIST), "int8", 0,
      0, "Adam's moments", NULL},
+    {"grad-dtype", 0, CLI_CHOICE, AT(grad), "f32|bf16", "f32", 0, 0,
+     "gradients of the matrices of layers; bf16 is for activations in bf16 and --grad-accum 1",
+     NULL},
     {"recompute", 0, CLI_CHOICE, AT(recompute), "none|block", "none", 0, 0,
      "block: keep only what goes into each layer, and compute the rest again", NULL},
     {"fused-step", 0, CLI_FLAG, AT(fused_step), NULL, NULL, 0, 0,
@@ -99,6 +102,7 @@ static struct nb_train_opts train_opts(struct whoami_opts *o)
     t.weight_store = (enum nb_weight_store)o->weight_store;
     t.bf16_master = cli_bf16_master(o->master, o->precision);
     t.moment_type = (enum nb_moment_type)o->state;
+    t.bf16_gradients = o->grad == 1;
     t.recompute = o->recompute == 1;
     t.fused_step = o->fused_step;
     t.seed = (uint64_t)o->seed;

@@ -15,14 +15,14 @@ struct cli_train_opts {
     double lr, final_lr_frac, beta1, beta2, eps, weight_decay, grad_clip, stop_if_ppl_rises;
     double kl_base, replay_share, fit;
     int synthetic, loss, schedule, precision, compute, weight_store, master, state, recompute;
-    int sample_mode, simd;
+    int grad, sample_mode, simd;
     char device[NB_DEVICE_NAME];
     char replay_file[PATH_MAX]; /* --replay without its share */
     bool fused_step, clip_by_layer, resume, overwrite, from_scratch;
 };
 
 /* The last row is --fit, which only 'plan' has. */
-#define CLI_PLAN_OPTIONS  49
+#define CLI_PLAN_OPTIONS  50
 #define CLI_TRAIN_OPTIONS (CLI_PLAN_OPTIONS - 1)
 
 extern const struct cli_opt cli_train_options[CLI_PLAN_OPTIONS];

@@ -18,6 +18,11 @@
 
 /* ---- checks ---- */
 
+static enum nb_status refuse_bf16_gradients(void)
+{
+    return nbi_fail(NB_EINVAL, "--grad-dtype bf16 is for --compute-dtype bf16 and --grad-accum 1");
+}
+
 /* Checks that a plan needs as well. */
 static enum nb_status check_sizes(const struct nb_train_opts *o)
 {
@@ -32,6 +37,8 @@ static enum nb_status check_sizes(const struct nb_train_opts *o)
                         "to accumulate: use --grad-accum 1");
     if (o->precision == NB_PRECISION_F32 && o->compute == NB_COMPUTE_BF16)
         return nbi_fail(NB_EINVAL, "--precision f32 computes in f32: leave out --compute-dtype");
+    if (o->bf16_gradients && (o->grad_accum > 1 || o->compute == NB_COMPUTE_F32))
+        return refuse_bf16_gradients();
     return NB_OK;
 }
 
@@ -166,10 +173,8 @@ static enum nb_status open_backend(struct nbi_run *r)
     NBI_TRY(nbi_backend_open(&r->be, &on));
     if (!nbi_backend_has(r->be, NBI_CAP_TRAIN))
         return nbi_fail(NB_EUNSUPPORTED, "%s cannot train; use --device cpu", r->be->name);
-    if (r->opts->bf16_gradients && (r->opts->grad_accum > 1 || !nbi_run_computes_in_bf16(r)))
-        return nbi_fail(NB_EINVAL, "gradients in bf16 are for activations in bf16 and one "
-                                   "micro-batch a step");
-    return NB_OK;
+    return r->opts->bf16_gradients && !nbi_run_computes_in_bf16(r) ? refuse_bf16_gradients()
+                                                                   : NB_OK;
 }
 
 static enum nb_status open_memory(struct nbi_run *r)

@@ -130,6 +130,7 @@ static void list_arithmetic(struct settings *s, const struct nbi_run *r)
     add(s, "activations", nbi_run_computes_in_bf16(r) ? "bf16" : "f32");
     add(s, "kept of NVFP4 weights", stores[o->weight_store]);
     add(s, "master weights", o->bf16_master ? "bf16, stochastically rounded" : "f32");
+    add(s, "gradients of matrices in layers", o->bf16_gradients ? "bf16" : "f32");
     add(s, "moments", moment_types[o->moment_type]);
     add(s, "schedule", schedules[o->schedule]);
     add_number(s, "learning rate", o->lr);

@@ -128,16 +128,23 @@ def accumulate():
 
 
 def compute():
-    """Activations in bf16 lead where those in f32 do; f32 is the CPU's default."""
+    """Activations in bf16 lead where those in f32 do, and so do gradients in bf16 in addition; f32
+    is the CPU's default."""
     model = {} if slow else {"model": "models/nib", "seq_len": 64, "lr": "2e-4"}
-    runs = [trained(name, **{"precision": "nvfp4", "steps": 30, "compute_dtype": name, **model})
-            for name in ("auto", "f32", "bf16")]
+    kinds = [(name, "f32") for name in ("auto", "f32", "bf16")] + [("bf16", "bf16")]
+    runs = [trained(name + grad, **{"precision": "nvfp4", "steps": 30, "compute_dtype": name,
+                                    "grad_dtype": grad, **model}) for name, grad in kinds]
     same("auto", runs[0], runs[1])
     losses = [[float(x["loss"]) for x in r[1]] for r in runs[1:]]
-    worst = max(abs(a / b - 1) for a, b in zip(*losses))
-    print(f"30 steps in bf16: losses within {100 * worst:.2g} % of those in f32")
-    assert 0 < worst < 0.01, losses
+    for of_run in losses[1:]:
+        worst = max(abs(a / b - 1) for a, b in zip(losses[0], of_run))
+        print(f"30 steps in bf16: losses within {100 * worst:.2g} % of those in f32")
+        assert 0 < worst < 0.01, losses
+    assert losses[1] != losses[2], "gradients in bf16 change nothing"
     assert runs[2][2]["plan"]["compute_dtype"] == "bf16", runs[2][2]
+    assert runs[3][2]["plan"]["gradients"] < 0.75 * runs[2][2]["plan"]["gradients"]
+    for grads in ({"compute_dtype": "f32"}, {"compute_dtype": "bf16", "grad_accum": 2}):
+        t.run(nibble, "train", "-q", *options(precision="nvfp4", grad_dtype="bf16", **grads), code=2)
     t.run(nibble, "train", "-q", *options(precision="f32", compute_dtype="bf16"), code=2)
 
 
@@ -483,7 +490,8 @@ PLANS = [
     {"recompute": "block"},
     {"fused_step": True},
     {"fused_step": True, "recompute": "block", "optimizer_state_mode": "nvfp4"},
-    {"train_last_layers": 2, "compute_dtype": "bf16"},
+    {"train_last_layers": 2, "compute_dtype": "bf16", "grad_dtype": "bf16",
+     "weight_store": "scales"},
     {"seq_len": 256, "batch_size": 4, "threads": 2},
     {"batch_size": 8, "seq_len": 128, "grad_accum": 2, "recompute": "block"},
     {"precision": "f32", "train_last_layers": 4},
