@@ -1,5 +1,6 @@
 # The front door: CMake does the building. `make help` lists the targets.
 BUILD ?= build
+PREFIX ?= /usr/local
 ARCH ?= 90a
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 T ?=
@@ -10,7 +11,7 @@ CMAKE_FLAGS = -G Ninja -DNIBBLE_WERROR=$(if $(CI),ON,OFF) \
   -DNIBBLE_CUDA=$(if $(filter 1,$(CUDA)),ON,OFF) "-DNIBBLE_ARCH=$(ARCH)"
 CONFIGURE = cmake -S . $(CMAKE_FLAGS)
 
-.PHONY: all configure build binary demo gates test deps lint fmt docs build-asan asan tsan fuzz bench test-faults test-interop test-gpu static clean help
+.PHONY: all configure build binary demo gates test deps lint fmt docs build-asan asan tsan fuzz bench test-faults test-interop test-gpu static install uninstall clean help
 all: build
 
 configure:
@@ -91,6 +92,13 @@ static: ## a binary and tests that travel: small libraries linked statically, in
 	@tools/deps.sh build
 	@$(CONFIGURE) -B build-static -DNIBBLE_STATIC=ON > build-static.log 2>&1 || { cat build-static.log; exit 1; }
 	@cmake --build build-static -j $(JOBS)
+
+install: configure ## program, libraries, header, man pages and completions into PREFIX=/usr/local (DESTDIR before it)
+	@cmake --build $(BUILD) -j $(JOBS) --target nibble libnibble libnibble_shared pages
+	@cmake --install $(BUILD) --prefix $(PREFIX) --strip
+
+uninstall: ## remove what make install wrote (same PREFIX and DESTDIR)
+	@tools/uninstall.sh $(BUILD) $(PREFIX)
 
 clean: ## remove everything that was built
 	@rm -rf build build-* build.log demo

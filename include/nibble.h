@@ -13,6 +13,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default) /* libnibble.so has nothing else to call */
 
 #define NB_MUST_CHECK __attribute__((warn_unused_result))
 #define NB_MAX_DIMS   8
@@ -1145,6 +1146,7 @@ NB_MUST_CHECK enum nb_status nb_bench_train(const struct nb_train_opts *opts, in
 
 NB_MUST_CHECK enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -356,19 +356,14 @@ static int run(void *opts)
         return code;
     if (strcmp(what, "ops") == 0)
         return run_ops(o);
-    if (strcmp(what, "tokenizer") == 0)
-        return run_tokenizer(o);
-    fprintf(stderr,
-            "nibble bench: there is no bench '%s'; there are decode, prefill, train, ops and "
-            "tokenizer\n",
-            what);
-    return CLI_EXIT_USAGE;
+    return run_tokenizer(o);
 }
 
 const struct cli_command cli_bench = {
     .name = "bench",
     .group = "look inside",
     .positional = "WHAT",
+    .what = "decode|prefill|train|ops|tokenizer",
     .summary = "measure speed against what this machine can do",
     .text = "decode, prefill: tokens one after another, and whole prompts, beside what memory and\n"
             "arithmetic of the device give; a GPU counts as one core. The others run on the CPU.\n"

@@ -246,18 +246,14 @@ static int run(void *opts)
 {
     struct data_opts *o = opts;
     const char *what = o->common.positional[0];
-    if (strcmp(what, "show") == 0)
-        return run_show(o);
-    if (strcmp(what, "whoami") == 0)
-        return run_whoami(o);
-    fprintf(stderr, "nibble data: there is no '%s'; there are 'show' and 'whoami'\n", what);
-    return CLI_EXIT_USAGE;
+    return strcmp(what, "show") == 0 ? run_show(o) : run_whoami(o);
 }
 
 const struct cli_command cli_data = {
     .name = "data",
     .group = "text",
     .positional = "WHAT",
+    .what = "show|whoami",
     .summary = "look at a data set as training sees it, or make one",
     .text =
         "show: reads data files as training does and prints a few samples, with what is trained\n"

@@ -24,10 +24,6 @@ static int run(void *opts)
 {
     struct debug_opts *o = opts;
     struct nb_engine *engine = NULL;
-    if (strcmp(o->common.positional[0], "hf") != 0) {
-        fprintf(stderr, "nibble debug: there is no '%s'; there is 'hf'\n", o->common.positional[0]);
-        return CLI_EXIT_USAGE;
-    }
     if (!o->run.model || !o->in || !o->out) {
         fprintf(stderr, "nibble debug: %s is missing; see 'nibble help debug'\n",
                 !o->run.model ? "-m MODEL"
@@ -46,6 +42,7 @@ const struct cli_command cli_debug = {
     .name = "debug",
     .group = "look inside",
     .positional = "WHAT",
+    .what = "hf",
     .summary = "compute results for comparing with another implementation",
     .text =
         "hf: reads input_ids and labels (int32 [B, T], -100 ignored) and writes logits [B, T, V],\n"

@@ -149,28 +149,25 @@ static int run(void *opts)
         return run_ppl(o);
     if (strcmp(what, "ab") == 0)
         return cli_eval_ab(&o->ab, &o->run, &o->common);
-    if (strcmp(what, "identity") == 0) {
-        const struct cli_identity_opts identity = {.base = o->base,
-                                                   .target = o->target,
-                                                   .name = o->name,
-                                                   .replay = o->replay,
-                                                   .languages = o->languages,
-                                                   .text = o->text,
-                                                   .count = o->count,
-                                                   .questions = o->questions,
-                                                   .max_tokens = o->ab.max_tokens,
-                                                   .seed = o->ab.seed,
-                                                   .one_at_a_time = o->ab.one_at_a_time};
-        return cli_eval_identity(&identity, &o->run, &o->common);
-    }
-    fprintf(stderr, "nibble eval: there is no '%s'; there are 'ppl', 'ab' and 'identity'\n", what);
-    return CLI_EXIT_USAGE;
+    const struct cli_identity_opts identity = {.base = o->base,
+                                               .target = o->target,
+                                               .name = o->name,
+                                               .replay = o->replay,
+                                               .languages = o->languages,
+                                               .text = o->text,
+                                               .count = o->count,
+                                               .questions = o->questions,
+                                               .max_tokens = o->ab.max_tokens,
+                                               .seed = o->ab.seed,
+                                               .one_at_a_time = o->ab.one_at_a_time};
+    return cli_eval_identity(&identity, &o->run, &o->common);
 }
 
 const struct cli_command cli_eval = {
     .name = "eval",
     .group = "look inside",
     .positional = "WHAT",
+    .what = "ppl|ab|identity",
     .summary = "measure how good a model is",
     .text =
         "ppl: perplexity over a text. The text is tokenised whole, as plain text (special tokens\n"

@@ -90,11 +90,6 @@ static int run_kv(struct stress_opts *o)
 static int run(void *opts)
 {
     struct stress_opts *o = opts;
-    if (strcmp(o->common.positional[0], "kv") != 0) {
-        fprintf(stderr, "nibble stress: there is no '%s'; there is 'kv'\n",
-                o->common.positional[0]);
-        return CLI_EXIT_USAGE;
-    }
     if (!o->run.model) {
         fprintf(stderr, "nibble stress: -m MODEL is missing; see 'nibble help stress'\n");
         return CLI_EXIT_USAGE;
@@ -106,6 +101,7 @@ const struct cli_command cli_stress = {
     .name = "stress",
     .group = "look inside",
     .positional = "WHAT",
+    .what = "kv",
     .summary = "run caches in every way, again and again",
     .text =
         "kv: brings the same 24 tokens into sessions in every way there is (whole, token by\n"

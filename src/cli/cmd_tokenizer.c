@@ -22,11 +22,6 @@ static const struct cli_opt options[] = {
 static int run(void *opts)
 {
     struct tokenizer_opts *o = opts;
-    const char *what = o->common.positional[0];
-    if (strcmp(what, "train") != 0) {
-        fprintf(stderr, "nibble tokenizer: there is no '%s'; there is 'train'\n", what);
-        return CLI_EXIT_USAGE;
-    }
     if (!o->out) {
         fprintf(stderr, "nibble tokenizer: -o FILE is missing; see 'nibble help tokenizer'\n");
         return CLI_EXIT_USAGE;
@@ -67,6 +62,7 @@ const struct cli_command cli_tokenizer = {
     .name = "tokenizer",
     .group = "text",
     .positional = "train FILES...",
+    .what = "train",
     .summary = "make a tokenizer from texts",
     .text =
         "Learns a byte-level BPE tokenizer of N entries from FILES: the 256 bytes, merges, and\n"

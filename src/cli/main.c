@@ -14,6 +14,7 @@
 #include "base/str.h"
 #include "base/utf8.h"
 #include "cli/cli.h"
+#include "cli/pages.h"
 
 const struct cli_command *const cli_commands[] = {
     &cli_inspect, &cli_convert,   &cli_quantize, &cli_synth,    &cli_tokenize, &cli_detokenize,
@@ -124,29 +125,15 @@ static int unknown_command(const char *name)
     return CLI_EXIT_USAGE;
 }
 
-/* One page per command, for docs/cli; `make docs` calls it. */
-static int write_docs(const char *dir)
+/* Files made from the table of commands; NULL: no such option. */
+typedef enum nb_status (*write_fn)(const char *dir);
+
+static write_fn writer_of(const char *option)
 {
-    for (size_t i = 0; cli_commands[i]; i++) {
-        char name[64], *text = NULL;
-        size_t len = 0;
-        snprintf(name, sizeof name, "%s.md", cli_commands[i]->name);
-        FILE *page = open_memstream(&text, &len);
-        if (!page)
-            return cli_status(nbi_fail_memory(name, 0));
-        cli_print_markdown(cli_commands[i], page);
-        bool complete = !ferror(page);
-        complete = fclose(page) == 0 && text && complete;
-        char *path = nbi_path_join(dir, name);
-        enum nb_status rc = !complete ? nbi_fail_memory(name, len)
-                            : path    ? nbi_file_write(path, text, len)
-                                      : NB_ENOMEM;
-        free(path);
-        free(text);
-        if (rc != NB_OK)
-            return cli_status(rc);
-    }
-    return 0;
+    return strcmp(option, "--write-docs") == 0          ? cli_write_docs
+           : strcmp(option, "--write-man") == 0         ? cli_write_man
+           : strcmp(option, "--write-completions") == 0 ? cli_write_completions
+                                                        : NULL;
 }
 
 static int help(int argc, char **argv)
@@ -155,8 +142,8 @@ static int help(int argc, char **argv)
         print_overview(stdout);
         return 0;
     }
-    if (argc == 2 && strcmp(argv[0], "--write-docs") == 0)
-        return write_docs(argv[1]);
+    if (argc == 2 && writer_of(argv[0]))
+        return cli_status(writer_of(argv[0])(argv[1]));
     const struct cli_command *c = find_command(argv[0]);
     if (!c)
         return unknown_command(argv[0]);

@@ -321,6 +321,43 @@ static int take_model(struct parse *p)
     return 0;
 }
 
+static bool is_choice(const char *choices, const char *word)
+{
+    for (const char *p = choices; *p; p += *p == '|') {
+        size_t n = strcspn(p, "|");
+        if (strlen(word) == n && memcmp(p, word, n) == 0)
+            return true;
+        p += n;
+    }
+    return false;
+}
+
+/* 'a', 'b' and 'c'. */
+static void enumerate(char *out, size_t size, const char *choices)
+{
+    size_t used = 0;
+    for (const char *p = choices; *p && used < size; p += *p == '|') {
+        size_t n = strcspn(p, "|");
+        const char *join = p == choices ? "" : strchr(p, '|') ? ", " : " and ";
+        used += (size_t)snprintf(out + used, size - used, "%s'%.*s'", join, (int)n, p);
+        p += n;
+    }
+}
+
+/* Refuses a WHAT that the command does not have. */
+static int check_what(const struct parse *p)
+{
+    const struct cli_common *common = p->opts;
+    const char *choices = p->command->what;
+    char text[256], all[160] = "";
+    if (!choices || p->positional == 0 || is_choice(choices, common->positional[0]))
+        return 0;
+    enumerate(all, sizeof all, choices);
+    snprintf(text, sizeof text, "there is no '%%s'; there %s %s%%s",
+             strchr(choices, '|') ? "are" : "is", all);
+    return usage_error(p->command, text, common->positional[0], "");
+}
+
 static int check_missing(const struct parse *p)
 {
     const char *s = p->command->positional;
@@ -355,6 +392,8 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, void *op
     ((struct cli_common *)opts)->rest = argv;
     if (!rc)
         rc = take_model(&p);
+    if (!rc)
+        rc = check_what(&p);
     if (!rc)
         rc = check_foreign(&p);
     return rc ? rc : check_missing(&p);

@@ -55,6 +55,7 @@ struct cli_command {
     const char *name;
     const char *group;
     const char *positional; /* "SRC DST"; "[X]" is optional, "X..." is one or more */
+    const char *what;       /* what the first of them can be, "a|b"; NULL: anything */
     const char *summary;    /* one line */
     const char *text;       /* paragraphs of the help */
     const char *examples;   /* lines; NULL: none */
