@@ -67,6 +67,8 @@ static inline bool nbi_weight_exists(const struct nbi_weight *w)
     return w->data.at || w->scales.at;
 }
 
+#define NBI_ROWS_AT 16 /* see weight_rows */
+
 /* Where weight_new gets a weight's values. */
 struct nbi_weight_source {
     enum nbi_dtype dtype;
@@ -160,6 +162,7 @@ enum nbi_matmul {
     X(scatter)                                                                                     \
     X(topk)                                                                                        \
     X(xent)                                                                                        \
+    X(xent_slice)                                                                                  \
     X(l1)                                                                                          \
     X(embed_bwd)                                                                                   \
     X(rmsnorm_bwd)                                                                                 \
@@ -226,6 +229,9 @@ struct nbi_backend {
     enum nb_status (*weight_read)(struct nbi_backend *be, const struct nbi_weight *w, int64_t first,
                                   int64_t count, void *data, void *scales);
     void (*weight_free)(struct nbi_backend *be, struct nbi_weight *w);
+    /* Rows [first, first + count) of a matrix as a matrix of their own, which borrows them: for
+     * products of training. first is a multiple of NBI_ROWS_AT. */
+    struct nbi_weight (*weight_rows)(const struct nbi_weight *w, int64_t first, int64_t count);
 
     enum nb_status (*stream_new)(struct nbi_backend *be, const struct nbi_stream_limits *limits,
                                  struct nbi_stream **out);

@@ -17,7 +17,9 @@
  * With ref_k > 0 also the divergence from a reference model, whose probabilities b are known for
  * ref_k ids: kl[n] = KL(b || p) over those ids and one bucket of all others. dlogits gets kl_scale
  * times its gradient in addition. A row whose first reference id is negative has no reference: kl
- * is 0. */
+ * is 0.
+ *
+ * What is kept of a row lets xent_slice make the gradient of some of its logits later. */
 struct nbi_op_xent {
     struct nbi_ptr loss;    /* [N] */
     struct nbi_ptr dlogits; /* [N, V], or none; may be logits */
@@ -29,7 +31,30 @@ struct nbi_op_xent {
     struct nbi_ptr ref_p;   /* [N, ref_k] probabilities */
     float kl_scale;
     struct nbi_ptr weight; /* [N], factors of each row's dlogits; or none */
+    struct nbi_ptr kept;   /* [N] struct nbi_xent_kept, written; or none */
     int64_t ref_k, N, V;
+    bool bf16; /* logits and dlogits */
+};
+
+/* Of a row of logits: the maximum, and by what e^(logit - maximum) is multiplied, for ids that the
+ * row's reference does not list and for those that it does. */
+struct nbi_xent_kept {
+    double listed;
+    float others, max;
+};
+
+/* dlogits as xent makes them, of ids first to first + count - 1 alone, whose logits have been
+ * computed again. All else is what xent got. */
+struct nbi_op_xent_slice {
+    struct nbi_ptr dlogits; /* [N, count]; may be logits */
+    struct nbi_ptr logits;  /* [N, count] */
+    struct nbi_ptr targets; /* [N] */
+    struct nbi_ptr kept;    /* [N], as xent left it */
+    float scale;
+    struct nbi_ptr ref_ids, ref_p; /* [N, ref_k] */
+    float kl_scale;
+    struct nbi_ptr weight; /* [N] or none */
+    int64_t ref_k, N, first, count;
     bool bf16; /* logits and dlogits */
 };
 
@@ -48,12 +73,14 @@ struct nbi_op_l1 {
 /* ---- backward ---- */
 
 /* dtable[ids[n]] += dx[n]. Rows with equal ids are added in the order of n, each to dtable itself.
- * `order` is the numbers 0 to N - 1 sorted by ids[n] and then by n. */
+ * `order` is the numbers 0 to N - 1 sorted by ids[n] and then by n. With count > 0 only for ids
+ * first to first + count - 1, which dtable begins with. */
 struct nbi_op_embed_bwd {
-    struct nbi_ptr dtable; /* f32 [V, C] */
-    struct nbi_ptr ids;    /* [N] */
-    struct nbi_ptr order;  /* [N] */
-    struct nbi_ptr dx;     /* [N, C] */
+    struct nbi_ptr dtable; /* f32 [V, C], or [count, C] */
+    int64_t first, count;
+    struct nbi_ptr ids;   /* [N] */
+    struct nbi_ptr order; /* [N] */
+    struct nbi_ptr dx;    /* [N, C] */
     int64_t N, C;
     bool bf16; /* dx */
 };
@@ -224,8 +251,9 @@ struct nbi_op_adamw {
     struct nbi_ptr control, record;
     struct nbi_ptr master; /* [n] f32 or bf16 */
     enum nbi_dtype dtype;  /* of the master */
-    struct nbi_ptr grad;   /* [n] */
+    struct nbi_ptr grad;   /* [n], or from element grad_first on, a multiple of 32 */
     bool grad_bf16;
+    int64_t grad_first;
     struct nbi_moment m, v;
     int64_t first, count;
     float lr, beta1, beta2, eps, decay, correct1, correct2, max_update;

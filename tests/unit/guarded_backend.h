@@ -205,6 +205,7 @@ static inline struct nbi_backend *guarded_open(struct nbi_backend *inner)
                                       .weight_alloc = guarded_weight_alloc,
                                       .weight_read = guarded_weight_read,
                                       .weight_free = guarded_weight_free,
+                                      .weight_rows = inner->weight_rows,
                                       .stream_new = guarded_stream_new,
                                       .stream_free = inner->stream_free,
                                       .sync = inner->sync,

@@ -11,6 +11,7 @@ struct xent {
     double scale, kl_scale, *logits, *ref_p, *weight;
     int32_t *targets, *ids;
     bool gradient, in_place, weighted;
+    int64_t slice; /* columns of which the gradient is made at a time; 0: of all, by xent */
 };
 
 static void xent_new(struct xent *c, int64_t N, int64_t V, int64_t ref_k, double spread)
@@ -109,6 +110,40 @@ static double xent_objective(const void *ctx, const double *logits)
     return sum;
 }
 
+/* The gradient of `count` columns, to out [N, V]. */
+static void run_slice(struct rig *r, const struct xent *c, const struct nbi_op_xent *x,
+                      int64_t first, float *out)
+{
+    int64_t count = c->V - first < c->slice ? c->V - first : c->slice;
+    double *logits = zeros(c->N * count, sizeof *logits);
+    float *d = zeros(c->N * count, sizeof *d);
+    for (int64_t i = 0; i < c->N * count; i++)
+        logits[i] = c->logits[i / count * c->V + first + i % count];
+    struct nbi_op_xent_slice a = {.logits = put_acts(r, logits, c->N * count),
+                                  .targets = x->targets,
+                                  .kept = x->kept,
+                                  .scale = x->scale,
+                                  .ref_ids = x->ref_ids,
+                                  .ref_p = x->ref_p,
+                                  .kl_scale = x->kl_scale,
+                                  .weight = x->weight,
+                                  .ref_k = x->ref_k,
+                                  .N = c->N,
+                                  .first = first,
+                                  .count = count,
+                                  .bf16 = bf16};
+    a.dlogits = c->in_place ? a.logits : alloc_acts(r, c->N * count);
+    need_op(r->be, xent_slice);
+    assert_ok(r->be->xent_slice(r->s, &a));
+    int parts = rounded_count;
+    get_acts(r, d, a.dlogits, c->N * count);
+    rounded_count = parts; /* the parts are put together here */
+    for (int64_t i = 0; i < c->N * count; i++)
+        out[i / count * c->V + first + i % count] = d[i];
+    free(logits);
+    free(d);
+}
+
 static void run_xent(struct rig *r, const void *ctx, float *out)
 {
     const struct xent *c = ctx;
@@ -121,8 +156,10 @@ static void run_xent(struct rig *r, const void *ctx, float *out)
                             .N = c->N,
                             .V = c->V,
                             .bf16 = bf16};
-    if (c->gradient)
+    if (c->gradient && c->slice == 0)
         a.dlogits = c->in_place ? a.logits : alloc_acts(r, c->N * c->V);
+    if (c->slice > 0)
+        a.kept = alloc_nan(r, c->N * 4);
     if (c->weighted)
         a.weight = put_in(r, c->weight, c->N);
     if (c->ref_k > 0) {
@@ -135,8 +172,32 @@ static void run_xent(struct rig *r, const void *ctx, float *out)
     out = get(r, out, a.loss, c->N);
     if (c->ref_k > 0)
         out = get(r, out, a.kl, c->N);
-    if (c->gradient)
+    if (c->gradient && c->slice == 0)
         get_acts(r, out, a.dlogits, c->N * c->V);
+    for (int64_t i = 0; i < c->V && c->slice > 0; i += c->slice)
+        run_slice(r, c, &a, i, out);
+    if (bf16 && c->slice > 0)
+        is_rounded(out, c->N * c->V);
+}
+
+/* On the CPU the gradient of slices has the bits of xent's. */
+static void check_slice_bits(struct xent *c, const struct nbi_stream_limits *limits)
+{
+    int64_t losses = c->N * (c->ref_k > 0 ? 2 : 1), n = losses + c->N * c->V, slice = c->slice;
+    float *out[2] = {zeros(n, 4), zeros(n, 4)};
+    for (int i = 0; i < 2; i++) {
+        struct rig r;
+        c->slice = i ? slice : 0;
+        rounded_count = 0;
+        results = out[i];
+        rig_begin(&r, nbi_simd_level(), 2, limits);
+        run_xent(&r, c, out[i]);
+        rig_end(&r);
+    }
+    if (!gpu)
+        assert_memory_equal(out[0], out[1], (size_t)n * 4);
+    for (int i = 0; i < 2; i++)
+        free(out[i]);
 }
 
 static void check_xent_case(struct xent *c)
@@ -166,6 +227,13 @@ static void check_xent_case(struct xent *c)
             e.bound[losses + i] *= fabs(c->weight[i / c->V]);
         }
         check("xent", run_xent, c, &limits, &e);
+        c->slice = c->V / 3 / (way == 1 ? 8 : 1) * (way == 1 ? 8 : 1); /* some of whole vectors */
+        c->slice = c->V / 9 >= c->slice ? c->V : c->slice;
+        if (way > 0) {
+            check("xent in slices", run_xent, c, &limits, &e);
+            check_slice_bits(c, &limits);
+        }
+        c->slice = 0;
     }
     free(bound);
     expected_free(&e);
@@ -566,21 +634,27 @@ struct embed {
     int64_t N, C, V;
     int32_t *ids, *order;
     double *dx, *dtable;
+    int64_t slice; /* ids at a time; 0: all */
 };
 
 static void run_embed(struct rig *r, const void *ctx, float *out)
 {
     const struct embed *c = ctx;
-    const struct nbi_op_embed_bwd a = {.dtable = put_in(r, c->dtable, c->V * c->C),
-                                       .ids = put_bytes(r, c->ids, c->N * 4),
-                                       .order = put_bytes(r, c->order, c->N * 4),
-                                       .dx = put_acts(r, c->dx, c->N * c->C),
-                                       .N = c->N,
-                                       .C = c->C,
-                                       .bf16 = bf16};
+    struct nbi_op_embed_bwd a = {.ids = put_bytes(r, c->ids, c->N * 4),
+                                 .order = put_bytes(r, c->order, c->N * 4),
+                                 .dx = put_acts(r, c->dx, c->N * c->C),
+                                 .N = c->N,
+                                 .C = c->C,
+                                 .bf16 = bf16};
     need_op(r->be, embed_bwd);
-    assert_ok(r->be->embed_bwd(r->s, &a));
-    get(r, out, a.dtable, c->V * c->C);
+    for (int64_t i = 0; i<c->V; i += c->slice> 0 ? c->slice : c->V) {
+        int64_t rows = c->slice > 0 && c->V - i > c->slice ? c->slice : c->V - i;
+        a.first = i;
+        a.count = c->slice > 0 ? rows : 0;
+        a.dtable = put_in(r, c->dtable + i * c->C, rows * c->C);
+        assert_ok(r->be->embed_bwd(r->s, &a));
+        out = get(r, out, a.dtable, rows * c->C);
+    }
 }
 
 /* The numbers 0 to N - 1, sorted by id. */
@@ -621,6 +695,8 @@ static void check_embed_bwd(void)
         }
         sort_by_id(c.order, c.ids, c.N);
         check("embed_bwd", run_embed, &c, &limits, &e);
+        c.slice = c.V / 4 + 1;
+        check("embed_bwd of some ids", run_embed, &c, &limits, &e);
         free(c.ids);
         free(c.order);
         free(c.dx);

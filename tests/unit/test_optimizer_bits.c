@@ -46,7 +46,8 @@ struct adamw_case {
     bool has_weight;
     enum nbi_dtype weight, round_to;
     int64_t cols;
-    bool fused; /* made by adamw, not by requantize */
+    bool fused;         /* made by adamw, not by requantize */
+    bool grad_by_piece; /* the gradient of each piece at the start of the array */
 };
 
 /* All that some steps leave. */
@@ -103,6 +104,12 @@ static void one_step(struct lab *l, struct nbi_op_adamw *a, const struct adamw_c
                                                                     .beta2 = a->beta2}));
     for (a->first = 0; a->first < c->n; a->first += c->piece) {
         a->count = c->n - a->first < c->piece ? c->n - a->first : c->piece;
+        if (c->grad_by_piece) {
+            a->grad_first = a->first;
+            assert_ok(l->be->upload(l->s, a->grad,
+                                    (uint8_t *)grad + nbi_dtype_bytes(c->grad, a->first),
+                                    (int64_t)nbi_dtype_bytes(c->grad, a->count)));
+        }
         assert_ok(l->be->adamw(l->s, a));
     }
     free(grad);
@@ -189,7 +196,7 @@ static void compare_steps(const struct adamw_case *c)
                                         "the scales of v", "the record", "the control",     "w"};
     struct adamw_case plain = *c;
     plain.piece = c->n;
-    plain.fused = false;
+    plain.fused = plain.grad_by_piece = false;
     snprintf(where, sizeof where,
              "moments %d, master %s, gradient %s, %lld elements in pieces of %lld, %lld columns",
              (int)c->kind, nbi_dtypes[c->master].name, nbi_dtypes[c->grad].name, (long long)c->n,
@@ -258,7 +265,8 @@ static void check_fused(void)
                                                .weight = weight,
                                                .round_to = k % 3 ? NBI_BF16 : NBI_F32,
                                                .cols = shapes[z].cols,
-                                               .fused = true});
+                                               .fused = true,
+                                               .grad_by_piece = k % 5 == 1});
         }
 }
 

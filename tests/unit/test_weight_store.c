@@ -18,8 +18,16 @@ struct store_case {
 /* Results: codes and scales of each matrix, y of all, dx. */
 struct results {
     uint8_t *codes[MOST], *scales[MOST];
-    uint8_t *y, *dx;
+    uint8_t *y, *dx, *rows; /* rows: y of some rows of a single matrix */
 };
+
+#define ROWS_FROM NBI_ROWS_AT
+
+/* How many rows `rows` has. */
+static int64_t rows_of(const struct store_case *c)
+{
+    return c->count == 1 && c->O[0] > ROWS_FROM ? c->O[0] - ROWS_FROM - 1 : 0;
+}
 
 static int64_t outputs(const struct store_case *c)
 {
@@ -123,6 +131,20 @@ static void check_codes(struct lab *l, const struct nbi_weight *w, uint8_t *code
     free(want);
 }
 
+/* The same product with a part of the matrix. */
+static void run_rows(struct lab *l, const struct store_case *c, const struct nbi_op_linear *whole,
+                     uint8_t *out)
+{
+    struct nbi_op_linear part = *whole;
+    int64_t rows = rows_of(c), size = c->bf16 ? 2 : 4;
+    part.w[0] = l->be->weight_rows(&whole->w[0], ROWS_FROM, rows);
+    part.y[0] = block(l, NULL, c->N * rows * size);
+    part.ldy[0] = 0;
+    assert_true(part.w[0].borrowed);
+    assert_ok(l->be->linear(l->s, &part));
+    fetch(l, out, part.y[0], c->N * rows * size);
+}
+
 static struct results run_store(struct nbi_backend *be, const struct store_case *c,
                                 enum nb_weight_store store)
 {
@@ -160,6 +182,9 @@ static struct results run_store(struct nbi_backend *be, const struct store_case 
     r.dx = zeros(c->N * c->K, 4);
     fetch(&l, r.y, out, c->N * O * size);
     fetch(&l, r.dx, dx.dx, c->N * c->K * size);
+    r.rows = zeros(c->N * rows_of(c), 4);
+    if (rows_of(c) > 0)
+        run_rows(&l, c, &y, r.rows);
     lab_end(&l);
     return r;
 }
@@ -172,6 +197,24 @@ static void release(struct results *r)
     }
     free(r->y);
     free(r->dx);
+    free(r->rows);
+}
+
+/* Some rows of a matrix give those columns of y: on the CPU the same bits, on a GPU, which may
+ * choose another algorithm, up to rounding. */
+static void compare_rows(const struct store_case *c, const struct results *r)
+{
+    int64_t rows = rows_of(c), O = outputs(c), size = c->bf16 ? 2 : 4;
+    bool on_cpu = !nbi_backend_has(tested, NBI_CAP_OWN_MEMORY);
+    for (int64_t i = 0; i < c->N * rows; i++) {
+        const uint8_t *is = r->rows + i * size,
+                      *want = r->y + (i / rows * O + ROWS_FROM + i % rows) * size;
+        float a = 0, b = 0;
+        memcpy((uint8_t *)&a + 4 - size, is, (size_t)size);
+        memcpy((uint8_t *)&b + 4 - size, want, (size_t)size);
+        assert_true(on_cpu ? memcmp(is, want, (size_t)size) == 0
+                           : fabsf(a - b) <= (c->bf16 ? 0x1p-7f : 1e-5f) * fmaxf(fabsf(b), 1));
+    }
 }
 
 /* The copies in bf16 are not one block here, so a GPU takes the matrices one by one then. */
@@ -186,6 +229,7 @@ static void compare_stores(const struct store_case *c)
     static const char *const names[] = {NB_WEIGHT_STORE_LIST(NB_ENUM_NAME)};
     struct results want = run_store(tested, c, NB_WEIGHT_STORE_CODES);
     int64_t size = c->bf16 ? 2 : 4;
+    compare_rows(c, &want);
     for (int store = NB_WEIGHT_STORE_BF16; store <= NB_WEIGHT_STORE_SCALES; store++) {
         if (store == NB_WEIGHT_STORE_CODES)
             continue;
@@ -202,6 +246,7 @@ static void compare_stores(const struct store_case *c)
         if (same_products(c, (enum nb_weight_store)store)) {
             same_bytes("y", is.y, want.y, c->N * outputs(c) * size);
             same_bytes("dx", is.dx, want.dx, c->N * c->K * size);
+            same_bytes("y of some rows", is.rows, want.rows, c->N * rows_of(c) * size);
         }
         release(&is);
     }

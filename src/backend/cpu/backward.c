@@ -20,6 +20,7 @@ struct xent_row {
     const struct nbi_stream *s;
     const struct nbi_microkernels *k;
     int64_t first; /* the row's first element of logits and dlogits */
+    int64_t id;    /* of that */
     bool gradient;
     float scale, kl_scale; /* of the gradient, with the row's weight */
     int32_t at;            /* target id, or negative */
@@ -59,10 +60,11 @@ static void scale_block(const struct xent_row *r, float *d, int64_t i, int64_t n
 {
     float fixed[LOGIT_BLOCK], factor = (float)by[0];
     int32_t at[LOGIT_BLOCK];
+    int64_t from = r->id + i;
     int count = 0;
     for (int64_t j = 0; j < r->ref_k; j++)
-        if (r->ids[j] >= i && r->ids[j] < i + n) {
-            at[count] = (int32_t)(r->ids[j] - i);
+        if (r->ids[j] >= from && r->ids[j] < from + n) {
+            at[count] = (int32_t)(r->ids[j] - from);
             fixed[count] =
                 (float)((double)d[at[count]] * by[1] - (double)r->kl_scale * (double)r->ref_p[j]);
             count++;
@@ -71,8 +73,8 @@ static void scale_block(const struct xent_row *r, float *d, int64_t i, int64_t n
         d[c] *= factor;
     for (int c = 0; c < count; c++)
         d[at[c]] = fixed[c];
-    if (r->at >= i && r->at < i + n)
-        d[r->at - i] -= r->scale;
+    if (r->at >= from && r->at < from + n)
+        d[r->at - from] -= r->scale;
 }
 
 static int64_t block_size(const struct xent_row *r, int64_t i)
@@ -108,14 +110,14 @@ static float max_logit(const struct xent_row *r)
     return max;
 }
 
-/* The gradient from the exponentials, which are in place in f32, and made again in bf16. */
-static void xent_gradient(const struct xent_row *r, float max, const double by[2])
+/* The gradient from the exponentials, which are in place if `made`. */
+static void xent_gradient(const struct xent_row *r, bool made, float max, const double by[2])
 {
     float buf[LOGIT_BLOCK];
     for (int64_t i = 0; i < r->a->V; i += LOGIT_BLOCK) {
         int64_t n = block_size(r, i);
         float *d = act_out(buf, r->a->dlogits, r->a->bf16, r->first + i);
-        if (r->a->bf16)
+        if (!made)
             r->k->exp_sum(d, logits_at(r, buf, i, n), max, n);
         scale_block(r, d, i, n, by);
         act_store(r->s, r->a->dlogits, r->a->bf16, r->first + i, d, n);
@@ -127,7 +129,7 @@ static void xent_gradient(const struct xent_row *r, float max, const double by[2
  *   KL = sum b log(b / p) + q log(q S / R)
  * Its gradient is p - b for listed ids and p - q p S / R for the others. R is at least FLT_MIN: e^x
  * of everything smaller has underflowed. */
-static void xent_row(struct xent_row *r, float *loss, float *kl)
+static void xent_row(struct xent_row *r, float *loss, float *kl, struct nbi_xent_kept *kept)
 {
     const struct nbi_op_xent *a = r->a;
     float max = max_logit(r), e[LOGIT_BLOCK], buf[LOGIT_BLOCK];
@@ -149,47 +151,101 @@ static void xent_row(struct xent_row *r, float *loss, float *kl)
     *loss = r->at >= 0 ? (float)(log(S) + (double)max - target) : 0;
     if (r->ref_k > 0)
         *kl = (float)(cross + ref_sum * log(S) + (q > 0 ? q * log(q * S / R) : 0));
-    if (!r->gradient)
-        return;
     const double by[2] = {of_loss / S + of_kl * ((ref_sum + q) / S - q / R),
                           (of_loss + of_kl * (ref_sum + q)) / S};
-    xent_gradient(r, max, by);
+    if (kept)
+        *kept = (struct nbi_xent_kept){.listed = by[1], .others = (float)by[0], .max = max};
+    if (r->gradient)
+        xent_gradient(r, !a->bf16, max, by);
+}
+
+/* Row n, whose logits begin with that of `id`. *known: it has a target or a reference. */
+static struct xent_row xent_row_at(const struct op *op, int64_t n, int64_t id, bool *known)
+{
+    const struct nbi_op_xent *a = op->args;
+    const int32_t *targets = host(a->targets), *ids = host(a->ref_ids);
+    const float *weight = host(a->weight);
+    bool has_ref = a->ref_k > 0 && ids[n * a->ref_k] >= 0;
+    *known = targets[n] >= 0 || has_ref;
+    return (struct xent_row){.a = a,
+                             .s = op->s,
+                             .k = op->s->cpu->k,
+                             .first = n * a->V,
+                             .id = id,
+                             .gradient = a->dlogits.at != 0,
+                             .scale = weight ? a->scale * weight[n] : a->scale,
+                             .kl_scale = weight ? a->kl_scale * weight[n] : a->kl_scale,
+                             .at = targets[n],
+                             .ref_k = has_ref ? a->ref_k : 0,
+                             .ids = has_ref ? ids + n * a->ref_k : NULL,
+                             .ref_p =
+                                 has_ref ? (const float *)host(a->ref_p) + n * a->ref_k : NULL};
+}
+
+static void clear_row(const struct xent_row *r)
+{
+    memset(act_at(r->a->dlogits, r->a->bf16, r->first), 0,
+           (size_t)nbi_act_bytes(r->a->bf16, r->a->V));
 }
 
 static void xent_rows(void *ctx, int thread, int64_t first, int64_t count)
 {
     const struct op *op = ctx;
     const struct nbi_op_xent *a = op->args;
-    const int32_t *targets = host(a->targets), *ids = host(a->ref_ids);
     float *loss = host(a->loss), *kl = host(a->kl);
-    const float *weight = host(a->weight);
+    struct nbi_xent_kept *kept = host(a->kept);
     (void)thread;
     for (int64_t n = first; n < first + count; n++) {
         float unused, *of_kl = kl ? kl + n : &unused;
-        bool has_ref = a->ref_k > 0 && ids[n * a->ref_k] >= 0;
-        struct xent_row row = {.a = a,
-                               .s = op->s,
-                               .k = op->s->cpu->k,
-                               .first = n * a->V,
-                               .gradient = a->dlogits.at != 0,
-                               .scale = weight ? a->scale * weight[n] : a->scale,
-                               .kl_scale = weight ? a->kl_scale * weight[n] : a->kl_scale,
-                               .at = targets[n],
-                               .ref_k = has_ref ? a->ref_k : 0,
-                               .ids = has_ref ? ids + n * a->ref_k : NULL,
-                               .ref_p =
-                                   has_ref ? (const float *)host(a->ref_p) + n * a->ref_k : NULL};
+        bool known;
+        struct xent_row row = xent_row_at(op, n, 0, &known);
         loss[n] = *of_kl = 0;
-        if (row.at >= 0 || has_ref)
-            xent_row(&row, loss + n, of_kl);
+        if (known)
+            xent_row(&row, loss + n, of_kl, kept ? kept + n : NULL);
         else if (row.gradient)
-            memset(act_at(a->dlogits, a->bf16, row.first), 0, (size_t)nbi_act_bytes(a->bf16, a->V));
+            clear_row(&row);
     }
 }
 
 enum nb_status nbi_cpu_xent(struct nbi_stream *s, const struct nbi_op_xent *a)
 {
     parallel_for(s, a->N, a->V * 8, xent_rows, a);
+    return NB_OK;
+}
+
+static void xent_slice_rows(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_xent_slice *a = op->args;
+    const struct nbi_op_xent x = {.dlogits = a->dlogits,
+                                  .logits = a->logits,
+                                  .targets = a->targets,
+                                  .scale = a->scale,
+                                  .ref_ids = a->ref_ids,
+                                  .ref_p = a->ref_p,
+                                  .kl_scale = a->kl_scale,
+                                  .weight = a->weight,
+                                  .ref_k = a->ref_k,
+                                  .N = a->N,
+                                  .V = a->count,
+                                  .bf16 = a->bf16};
+    const struct op slice = {op->s, &x};
+    const struct nbi_xent_kept *kept = host(a->kept);
+    (void)thread;
+    for (int64_t n = first; n < first + count; n++) {
+        const double by[2] = {(double)kept[n].others, kept[n].listed};
+        bool known;
+        const struct xent_row row = xent_row_at(&slice, n, a->first, &known);
+        if (known)
+            xent_gradient(&row, false, kept[n].max, by);
+        else
+            clear_row(&row);
+    }
+}
+
+enum nb_status nbi_cpu_xent_slice(struct nbi_stream *s, const struct nbi_op_xent_slice *a)
+{
+    parallel_for(s, a->N, a->count * 8, xent_slice_rows, a);
     return NB_OK;
 }
 
@@ -243,8 +299,10 @@ static void embed_bwd_strips(void *ctx, int thread, int64_t first, int64_t count
     for (int64_t n = 0; n < a->N; n++)
         for (int64_t from = first * STRIP; from < min((first + count) * STRIP, a->C);
              from += STRIP) {
-            int64_t size = min(a->C - from, STRIP);
-            float *row = (float *)host(a->dtable) + ids[n] * a->C + from;
+            int64_t size = min(a->C - from, STRIP), at = ids[n] - a->first;
+            if (a->count > 0 && (at < 0 || at >= a->count))
+                continue;
+            float *row = (float *)host(a->dtable) + at * a->C + from;
             const float *dx = act_load(op->s, buf, a->dx, a->bf16, n * a->C + from, size);
             for (int64_t c = 0; c < size; c++)
                 row[c] += dx[c];

@@ -256,6 +256,26 @@ static enum nb_status cpu_weight_read(struct nbi_backend *be, const struct nbi_w
     return NB_OK;
 }
 
+static struct nbi_weight cpu_weight_rows(const struct nbi_weight *w, int64_t first, int64_t count)
+{
+    struct nbi_weight out = *w;
+    int64_t at = first * w->cols;
+    NBI_BUG_IF(first % NBI_ROWS_AT != 0 || w->cols == 0);
+    out.rows = count;
+    out.borrowed = true;
+    if (w->data.at)
+        out.data = nbi_ptr_add(w->data, w->layout == NBI_WEIGHT_TILES
+                                            ? nbi_tiles_bytes(first, w->cols)
+                                            : (int64_t)nbi_dtype_bytes(w->dtype, at));
+    if (w->layout == NBI_WEIGHT_SCALES) {
+        out.scales = nbi_ptr_add(w->scales, at / 16);
+        out.master = nbi_ptr_add(w->master, (int64_t)nbi_dtype_bytes(w->master_dtype, at));
+    }
+    if (w->bf16.at)
+        out.bf16 = nbi_ptr_add(w->bf16, at * (int64_t)sizeof(uint16_t));
+    return out;
+}
+
 /* ---- streams ---- */
 
 static void cpu_stream_free(struct nbi_stream *s)
@@ -399,6 +419,7 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
                                    .weight_alloc = cpu_weight_alloc,
                                    .weight_read = cpu_weight_read,
                                    .weight_free = cpu_weight_free,
+                                   .weight_rows = cpu_weight_rows,
                                    .stream_new = cpu_stream_new,
                                    .stream_bytes = cpu_stream_bytes,
                                    .stream_free = cpu_stream_free,

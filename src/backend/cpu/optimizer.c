@@ -265,7 +265,7 @@ enum nb_status nbi_cpu_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a)
     const struct nbi_update_record *r = host(a->record);
     const struct nbi_adamw_args args = {
         a, control->grad_scale, {r->m_scale[0], r->m_scale[1]}, {r->v_scale[0], r->v_scale[1]}};
-    NBI_BUG_IF(a->first % 32 != 0 || a->m.kind != a->v.kind);
+    NBI_BUG_IF(a->first % 32 != 0 || a->grad_first > a->first || a->m.kind != a->v.kind);
     if (control->skip)
         return NB_OK;
     parallel_for(s, ceil_div(a->count, ADAMW_CHUNK), ADAMW_CHUNK * 8, adamw_chunks, &args);

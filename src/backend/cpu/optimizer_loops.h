@@ -432,6 +432,7 @@ static inline void adamw_block(const struct nbi_adamw_args *a, int64_t at, int64
     _Alignas(64) float w[ADAMW_BLOCK], g[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK];
     _Alignas(64) uint16_t half[ADAMW_BLOCK], random[ADAMW_BLOCK];
     bool f32_master = a->op->dtype == NBI_F32;
+    int64_t from = at - a->op->grad_first;
     uint8_t *master = (uint8_t *)host(a->op->master) + at * (f32_master ? 4 : 2);
     if (n < ADAMW_BLOCK) {
         memset(g, 0, sizeof g);
@@ -440,10 +441,10 @@ static inline void adamw_block(const struct nbi_adamw_args *a, int64_t at, int64
     }
     if (a->op->grad_bf16) {
         memset(half, 0, sizeof half);
-        memcpy(half, (const uint16_t *)host(a->op->grad) + at, (size_t)n * sizeof *half);
+        memcpy(half, (const uint16_t *)host(a->op->grad) + from, (size_t)n * sizeof *half);
         adamw_from_bf16(g, half);
     } else {
-        memcpy(g, (const float *)host(a->op->grad) + at, (size_t)n * sizeof *g);
+        memcpy(g, (const float *)host(a->op->grad) + from, (size_t)n * sizeof *g);
     }
     adamw_load(m, &a->op->m, false, a->m_scale[0], at, n);
     adamw_load(v, &a->op->v, true, a->v_scale[0], at, n);

@@ -307,6 +307,7 @@ static void fill_table(struct cuda *cuda)
     be->weight_alloc = nbi_cuda_weight_alloc;
     be->weight_read = nbi_cuda_weight_read;
     be->weight_free = nbi_cuda_weight_free;
+    be->weight_rows = nbi_cuda_weight_rows;
     be->stream_new = cuda_stream_new;
     be->stream_bytes = cuda_stream_bytes;
     be->stream_free = cuda_stream_free;

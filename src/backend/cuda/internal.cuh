@@ -183,6 +183,7 @@ enum nb_status nbi_cuda_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtyp
 enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
                                     int64_t first, int64_t count, void *data, void *scales);
 void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w);
+struct nbi_weight nbi_cuda_weight_rows(const struct nbi_weight *w, int64_t first, int64_t count);
 
 /* A device address: the largest Euclidean norm of a row of an NVFP4 matrix. */
 const float *nbi_cuda_max_row_norm(const struct nbi_weight *w);

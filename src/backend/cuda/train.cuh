@@ -26,6 +26,7 @@ enum nb_status nbi_cuda_qkv_rope_bwd(struct nbi_stream *s, const struct nbi_op_q
 /* ---- train_loss.cu ---- */
 
 enum nb_status nbi_cuda_xent(struct nbi_stream *s, const struct nbi_op_xent *a);
+enum nb_status nbi_cuda_xent_slice(struct nbi_stream *s, const struct nbi_op_xent_slice *a);
 
 /* ---- gemm_f32.cu ---- */
 

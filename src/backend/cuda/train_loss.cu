@@ -1,7 +1,8 @@
 /* train_loss.cu - cross entropy, with the divergence from a reference model.
  *
  * A CTA takes a row of logits and passes over it twice: once for the maximum and the sum of
- * e^(logit - max), once for the gradient, which may overwrite the logits. */
+ * e^(logit - max), once for the gradient, which may overwrite the logits. Of a slice of the row it
+ * makes the gradient alone, from what the first pass has kept. */
 #include <float.h>
 
 #include "backend/cuda/train.cuh"
@@ -14,6 +15,7 @@ template <typename T> struct xent_args {
     const T *logits;
     const int32_t *targets, *ref_ids;
     const float *ref_p, *weight;
+    struct nbi_xent_kept *kept; /* [N], or NULL */
     float scale, kl_scale;
     int ref_k;
     int64_t V;
@@ -133,6 +135,22 @@ __device__ static inline struct row_gradient finish_row(const struct xent_args<T
             (float)of_kl};
 }
 
+/* The gradient of logit x, whose id the reference does not list; and of one that it does, with
+ * e = e^(x - max) and probability b. */
+__device__ static inline float gradient_of(float x, float max, const struct row_gradient &g,
+                                           bool is_target)
+{
+    float d = expf(x - max) * g.by[0];
+    return is_target ? d - g.scale : d;
+}
+
+__device__ static inline float listed_gradient(float e, float b, const struct row_gradient &g,
+                                               bool is_target)
+{
+    float d = e * g.by[1] - g.kl_scale * b;
+    return is_target ? d - g.scale : d;
+}
+
 template <typename T, int V>
 __device__ static inline void write_gradient(const struct xent_args<T> &a, const T *logits,
                                              float max, const struct row_gradient &g,
@@ -144,20 +162,15 @@ __device__ static inline void write_gradient(const struct xent_args<T> &a, const
         float x[V];
         load_n<V>(x, logits + i * V);
 #pragma unroll
-        for (int j = 0; j < V; j++) {
-            x[j] = expf(x[j] - max) * g.by[0];
-            if (i * V + j == target)
-                x[j] -= g.scale;
-        }
+        for (int j = 0; j < V; j++)
+            x[j] = gradient_of(x[j], max, g, i * V + j == target);
         store_n<V>(d + i * V, x);
     }
     if (ref_k == 0)
         return;
     __syncthreads(); /* the same ids have just been written */
-    for (int j = threadIdx.x; j < ref_k; j += blockDim.x) {
-        float v = ref[j].e * g.by[1] - g.kl_scale * ref[j].b;
-        d[ref[j].id] = from_f32<T>(ref[j].id == target ? v - g.scale : v);
-    }
+    for (int j = threadIdx.x; j < ref_k; j += blockDim.x)
+        d[ref[j].id] = from_f32<T>(listed_gradient(ref[j].e, ref[j].b, g, ref[j].id == target));
 }
 
 /* A row without target and reference. */
@@ -198,8 +211,11 @@ __global__ static void __launch_bounds__(THREADS)
         ref[j].e = expf(ref[j].e - max);
     }
     __syncthreads();
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         gradient = finish_row(a, max, others, target_logit, ref, ref_k);
+        if (a.kept)
+            a.kept[blockIdx.x] = {gradient.by[1], gradient.by[0], max};
+    }
     __syncthreads();
     if (a.dlogits)
         write_gradient<T, V>(a, logits, max, gradient, ref, ref_k);
@@ -211,7 +227,8 @@ template <typename T> static enum nb_status xent(struct nbi_stream *s, const str
     const struct xent_args<T> a = {
         at<float>(op->loss), at<float>(op->kl), at<T>(op->dlogits), at<T>(op->logits),
             at<int32_t>(op->targets), at<int32_t>(op->ref_ids), at<float>(op->ref_p),
-            at<float>(op->weight), op->scale, op->kl_scale, (int)op->ref_k, op->V
+            at<float>(op->weight), at<struct nbi_xent_kept>(op->kept), op->scale, op->kl_scale,
+            (int)op->ref_k, op->V
     };
     bool vectors = is_vectorizable<T>(op->logits.at | op->dlogits.at, op->V, op->V);
     int64_t smem =
@@ -231,4 +248,89 @@ enum nb_status nbi_cuda_xent(struct nbi_stream *s, const struct nbi_op_xent *a)
 {
     CU_HERE(s);
     return a->bf16 ? xent<__nv_bfloat16>(s, a) : xent<float>(s, a);
+}
+
+/* ---- slices ---- */
+
+template <typename T> struct slice_args {
+    T *dlogits; /* [N, count]; may be logits */
+    const T *logits;
+    const int32_t *targets, *ref_ids;
+    const float *ref_p, *weight;
+    const struct nbi_xent_kept *kept;
+    float scale, kl_scale;
+    int ref_k;
+    int64_t first, count;
+};
+
+/* Where an id of the whole row is in the slice; -1: outside. */
+template <typename T>
+__device__ static inline int64_t place_of(const struct slice_args<T> &a, int id)
+{
+    return id >= a.first && id < a.first + a.count ? id - a.first : -1;
+}
+
+/* The ids of a reference keep e^(logit - max) in dynamic shared memory, since the logits may be
+ * overwritten. */
+template <typename T, int V>
+__global__ static void __launch_bounds__(THREADS)
+    k_xent_slice_cta_per_row(const __grid_constant__ struct slice_args<T> a)
+{
+    CU_DYNAMIC_SMEM(smem, 16);
+    float *e = (float *)smem;
+    int64_t n = blockIdx.x, target = a.targets[n] >= 0 ? place_of(a, a.targets[n]) : -1;
+    const struct nbi_xent_kept kept = a.kept[n];
+    const int32_t *ids = a.ref_ids + n * a.ref_k;
+    int ref_k = a.ref_k > 0 && ids[0] >= 0 ? a.ref_k : 0;
+    bool known = a.targets[n] >= 0 || ref_k > 0;
+    float weight = a.weight ? a.weight[n] : 1;
+    const struct row_gradient g = {{kept.others, (float)kept.listed},
+                                   a.targets[n] >= 0 ? weight * a.scale : 0,
+                                   weight * a.kl_scale};
+    const T *logits = a.logits + n * a.count;
+    T *d = a.dlogits + n * a.count;
+    for (int j = threadIdx.x; j < ref_k; j += blockDim.x)
+        if (place_of(a, ids[j]) >= 0)
+            e[j] = expf(to_f32(logits[place_of(a, ids[j])]) - kept.max);
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < a.count / V; i += blockDim.x) {
+        float x[V];
+        load_n<V>(x, logits + i * V);
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            x[j] = known ? gradient_of(x[j], kept.max, g, i * V + j == target) : 0;
+        store_n<V>(d + i * V, x);
+    }
+    __syncthreads(); /* the same ids have just been written */
+    for (int j = threadIdx.x; j < ref_k; j += blockDim.x) {
+        int64_t i = place_of(a, ids[j]);
+        if (i >= 0)
+            d[i] = from_f32<T>(listed_gradient(e[j], a.ref_p[n * a.ref_k + j], g, i == target));
+    }
+}
+
+template <typename T>
+static enum nb_status xent_slice(struct nbi_stream *s, const struct nbi_op_xent_slice *op)
+{
+    constexpr int V = vector_size<T>();
+    const struct slice_args<T> a = {
+        at<T>(op->dlogits), at<T>(op->logits), at<int32_t>(op->targets), at<int32_t>(op->ref_ids),
+            at<float>(op->ref_p), at<float>(op->weight), at<struct nbi_xent_kept>(op->kept),
+            op->scale, op->kl_scale, (int)op->ref_k, op->first, op->count
+    };
+    bool vectors = is_vectorizable<T>(op->logits.at | op->dlogits.at, op->count, op->count);
+    size_t smem = (size_t)op->ref_k * sizeof(float);
+    unsigned threads = threads_for(op->count / (vectors ? V : 1), THREADS);
+    if (vectors)
+        CU_LAUNCH((k_xent_slice_cta_per_row<T, V>), (unsigned)op->N, threads, smem, s->queue, a);
+    else
+        CU_LAUNCH((k_xent_slice_cta_per_row<T, 1>), (unsigned)op->N, threads, smem, s->queue, a);
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
+enum nb_status nbi_cuda_xent_slice(struct nbi_stream *s, const struct nbi_op_xent_slice *a)
+{
+    CU_HERE(s);
+    return a->bf16 ? xent_slice<__nv_bfloat16>(s, a) : xent_slice<float>(s, a);
 }

@@ -386,7 +386,7 @@ static struct adamw_args adamw_args_of(const struct nbi_op_adamw *a)
     x.control = at<struct nbi_update_control>(a->control);
     x.record = at<struct nbi_update_record>(a->record);
     x.master = at<void>(a->master);
-    x.grad = at<void>(a->grad);
+    x.grad = at<void>({a->grad.at - (uintptr_t)a->grad_first * (a->grad_bf16 ? 2 : 4)});
     x.master_bf16 = a->dtype == NBI_BF16;
     x.grad_bf16 = a->grad_bf16;
     x.m = a->m;
@@ -639,7 +639,7 @@ enum nb_status nbi_cuda_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a
 {
     CU_HERE(s);
     const struct nbi_weight *w = &a->w;
-    NBI_BUG_IF(a->first % 32 != 0 || a->m.kind != a->v.kind);
+    NBI_BUG_IF(a->first % 32 != 0 || a->grad_first > a->first || a->m.kind != a->v.kind);
     NBI_BUG_IF((a->master.at | a->grad.at | a->m.values.at | a->v.values.at) % 16 != 0);
     if (a->count == 0)
         return NB_OK;

@@ -67,6 +67,7 @@ template <typename T> struct embed_bwd_args {
     const T *dx;
     int N;
     int64_t C;
+    int64_t first, count; /* ids; count 0: all */
 };
 
 /* A warp takes 32 V columns of the rows whose id is that of row order[i]: one run in `order`, if i
@@ -78,8 +79,10 @@ __global__ static void k_embed_bwd_warp_per_run(struct embed_bwd_args<T> a)
     int i = blockIdx.x, lane = threadIdx.x % 32;
     int64_t c = ((int64_t)(blockIdx.y * blockDim.x + threadIdx.x)) * V;
     int32_t id = a.ids[a.order[i]];
-    float *to = a.dtable + id * a.C + c, sum[V];
+    float *to = a.dtable + (id - a.first) * a.C + c, sum[V];
     if (i > 0 && a.ids[a.order[i - 1]] == id)
+        return;
+    if (a.count > 0 && (id < a.first || id >= a.first + a.count))
         return;
     bool inside = c < a.C;
     if (inside)
@@ -119,7 +122,7 @@ static enum nb_status embed_bwd(struct nbi_stream *s, const struct nbi_op_embed_
 {
     const struct embed_bwd_args<T> a = {
         at<float>(op->dtable), at<int32_t>(op->ids), at<int32_t>(op->order), at<T>(op->dx),
-            (int)op->N, op->C
+            (int)op->N, op->C, op->first, op->count
     };
     if (is_vectorizable<float>(op->dtable.at | op->dx.at, op->C, op->C))
         launch_embed_bwd<T, 4>(s, a);

@@ -509,6 +509,27 @@ void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w)
     *w = (struct nbi_weight){};
 }
 
+struct nbi_weight nbi_cuda_weight_rows(const struct nbi_weight *w, int64_t first, int64_t count)
+{
+    struct nbi_weight out = *w;
+    int64_t value = first * w->cols;
+    NBI_BUG_IF(first % NBI_ROWS_AT != 0 || w->cols == 0);
+    out.rows = count;
+    out.borrowed = true;
+    if (w->layout == NBI_WEIGHT_TILES)
+        out.data = nbi_ptr_add(w->data, (int64_t)(first / CUDA_TILE_ROWS) *
+                                            tiles_of(1, w->cols).cols * CUDA_TILE_BYTES);
+    else if (w->data.at)
+        out.data = nbi_ptr_add(w->data, (int64_t)nbi_dtype_bytes(w->dtype, value));
+    if (w->layout == NBI_WEIGHT_SCALES) {
+        out.scales = nbi_ptr_add(w->scales, value / 16);
+        out.master = nbi_ptr_add(w->master, (int64_t)nbi_dtype_bytes(w->master_dtype, value));
+    }
+    if (w->bf16.at)
+        out.bf16 = nbi_ptr_add(w->bf16, value * (int64_t)sizeof(uint16_t));
+    return out;
+}
+
 __global__ static void k_to_f32(float *out, const void *x, enum nbi_dtype dtype, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
