@@ -58,7 +58,13 @@ struct nbi_weight {
     /* [rows, cols] the values of an NVFP4 matrix in bf16, without the tensor scale; or none. */
     struct nbi_ptr bf16;
     float tensor_scale; /* NVFP4; 1 otherwise */
-    bool borrowed;      /* data belongs to a master weight; weight_free leaves it */
+    bool borrowed;      /* its memory is the caller's; weight_free leaves it */
+};
+
+/* Memory of the caller for a weight, 64-byte aligned: weight_bytes() for its data, or for scales
+ * only rows cols / 16; if it has a copy in bf16, 2 rows cols for that. */
+struct nbi_weight_memory {
+    struct nbi_ptr data, bf16;
 };
 
 /* Whether w has memory of its own or borrows it: it is not zeroed. */
@@ -79,6 +85,7 @@ struct nbi_weight_source {
     enum nb_status (*read)(void *ctx, int64_t first, int64_t count, void *data, void *scales);
     void *ctx;
     bool lookup; /* only embed reads it, a few rows at a time: it may stay in host memory */
+    const struct nbi_weight_memory *memory; /* where it goes; NULL: as the backend likes */
 };
 
 /* The weights of one transformer layer. */
@@ -213,17 +220,20 @@ struct nbi_backend {
                             struct nbi_ptr *out);
     void (*free)(struct nbi_backend *be, struct nbi_ptr p);
 
+    /* Bytes of a weight as this backend keeps it, without a copy in bf16; cols 0: of a vector. */
+    int64_t (*weight_bytes)(const struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
+                            int64_t cols);
     /* Loads a weight. Synchronous. */
     enum nb_status (*weight_new)(struct nbi_backend *be, const struct nbi_weight_source *src,
                                  struct nbi_weight *out);
-    /* Allocates a weight for requantize to fill: NVFP4 (cols a multiple of 16) or floats; with
+    /* Makes a weight for requantize to fill: NVFP4 (cols a multiple of 16) or floats; with
      * cols 0 a vector of f32. The tensor scale is 1 until the caller sets it. What an NVFP4 matrix
      * keeps: codes, also a copy of its values in bf16, or scales only, and then the caller sets the
-     * master. Where the type is that of the master, the caller may instead alias the master: layout
-     * ROWS, the master's data, borrowed. */
+     * master. memory: zeroed; NULL: allocates. Where the type is that of the master, the caller may
+     * instead alias the master: layout ROWS, the master's data, borrowed. */
     enum nb_status (*weight_alloc)(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
                                    int64_t cols, enum nb_weight_store store,
-                                   struct nbi_weight *out);
+                                   const struct nbi_weight_memory *memory, struct nbi_weight *out);
     /* Copies rows [first, first + count) to the host, in the form of nbi_weight_source.read; scales
      * may be NULL for floats. Synchronous and not ordered with any stream: sync first. */
     enum nb_status (*weight_read)(struct nbi_backend *be, const struct nbi_weight *w, int64_t first,

@@ -30,10 +30,26 @@ static double yarn_frequency(const struct nbi_config *c, int64_t i, double frequ
     return frequency / c->yarn_factor * ramp + frequency * (1 - ramp);
 }
 
-static enum nb_status load_frequencies(struct nbi_weights *w, struct nbi_stream *s)
+static enum nb_status send_frequencies(struct nbi_weights *w, const float *f, int64_t bytes)
+{
+    struct nbi_backend *be = w->be;
+    struct nbi_stream *s = NULL;
+    enum nb_status rc =
+        be->stream_new(be, &(struct nbi_stream_limits){.N = 1, .K = 32, .D = 32}, &s);
+    if (rc == NB_OK)
+        rc = be->alloc(be, "rotation", bytes, &w->frequency);
+    if (rc == NB_OK)
+        rc = be->upload(s, w->frequency, f, bytes);
+    if (rc == NB_OK)
+        rc = be->sync(s);
+    be->stream_free(s);
+    return rc;
+}
+
+static enum nb_status load_frequencies(struct nbi_weights *w)
 {
     const struct nbi_config *c = w->config;
-    int64_t half = c->head_dim / 2, bytes = half * (int64_t)sizeof(float);
+    int64_t half = c->head_dim / 2, bytes = nbi_frequency_bytes(c);
     float *f = malloc((size_t)bytes);
     if (!f)
         return nbi_fail_memory("rotation", (size_t)bytes);
@@ -42,11 +58,7 @@ static enum nb_status load_frequencies(struct nbi_weights *w, struct nbi_stream 
         f[i] = (float)(c->yarn_factor > 0 ? yarn_frequency(c, i, frequency) : frequency);
     }
     w->rope_scale = c->yarn_factor > 1 ? (float)(0.1 * log(c->yarn_factor) + 1) : 1.0f;
-    enum nb_status rc = w->be->alloc(w->be, "rotation", bytes, &w->frequency);
-    if (rc == NB_OK)
-        rc = w->be->upload(s, w->frequency, f, bytes);
-    if (rc == NB_OK)
-        rc = w->be->sync(s);
+    enum nb_status rc = send_frequencies(w, f, bytes);
     free(f);
     return rc;
 }
@@ -87,12 +99,15 @@ static enum nb_status check_entry(const struct nbi_entry *e, const struct nbi_pa
     return NB_OK;
 }
 
+bool nbi_weight_is_lookup(const struct nbi_store *store, const struct nbi_param *p)
+{
+    return store && p->def->flags & NBI_GATHER && nbi_store_find(store, nbi_head_name());
+}
+
 static enum nb_status load_entry(struct nbi_backend *be, struct nbi_store *store,
                                  const struct nbi_param *p, const struct nbi_entry *e,
-                                 struct nbi_weight *out)
+                                 const struct nbi_weight_memory *memory, struct nbi_weight *out)
 {
-    /* With a head of its own, the embedding is only read by row. */
-    bool lookup = p->def->flags & NBI_GATHER && nbi_store_find(store, nbi_head_name());
     struct rows rows = {store, e, p->shape[1]};
     NBI_TRY(check_entry(e, p));
     const struct nbi_weight_source src = {.dtype = e->dtype,
@@ -102,18 +117,25 @@ static enum nb_status load_entry(struct nbi_backend *be, struct nbi_store *store
                                               e->dtype == NBI_NVFP4 ? e->tensor_scale : 1.0f,
                                           .read = read_rows,
                                           .ctx = &rows,
-                                          .lookup = lookup};
+                                          .lookup = nbi_weight_is_lookup(store, p),
+                                          .memory = memory};
     return be->weight_new(be, &src, out);
+}
+
+enum nb_status nbi_weight_load(struct nbi_store *store, struct nbi_backend *be,
+                               const struct nbi_param *p, const struct nbi_weight_memory *memory,
+                               struct nbi_weight *out)
+{
+    const struct nbi_entry *e = nbi_store_find(store, p->name);
+    if (!e)
+        return NB_ENOTFOUND;
+    return nbi_context(load_entry(be, store, p, e, memory, out), "'%s'", p->name);
 }
 
 static enum nb_status load_from_store(void *ctx, struct nbi_backend *be, const struct nbi_param *p,
                                       struct nbi_weight *out)
 {
-    struct nbi_store *store = ctx;
-    const struct nbi_entry *e = nbi_store_find(store, p->name);
-    if (!e)
-        return NB_ENOTFOUND;
-    return nbi_context(load_entry(be, store, p, e, out), "'%s'", p->name);
+    return nbi_weight_load(ctx, be, p, NULL, out);
 }
 
 struct nbi_weight_provider nbi_weights_from_store(struct nbi_store *store)
@@ -171,7 +193,6 @@ enum nb_status nbi_weights_load(struct nbi_weights *w, struct nbi_backend *be,
                                 const struct nbi_weight_provider *from, nb_progress_fn progress,
                                 void *progress_ctx)
 {
-    struct nbi_stream *s = NULL;
     *w = (struct nbi_weights){0};
     if (config->heads / config->kv_heads > NBI_SHARED_MAX || config->head_dim > NBI_HEAD_MAX)
         return nbi_fail(NB_EUNSUPPORTED,
@@ -182,13 +203,9 @@ enum nb_status nbi_weights_load(struct nbi_weights *w, struct nbi_backend *be,
     w->layers = calloc((size_t)config->layers, sizeof *w->layers);
     if (!w->layers)
         return nbi_fail_memory("layers", (size_t)config->layers * sizeof *w->layers);
-    enum nb_status rc =
-        be->stream_new(be, &(struct nbi_stream_limits){.N = 1, .K = 32, .D = 32}, &s);
-    if (rc == NB_OK)
-        rc = load_frequencies(w, s);
+    enum nb_status rc = load_frequencies(w);
     if (rc == NB_OK)
         rc = load_all(w, from, progress, progress_ctx);
-    be->stream_free(s);
     if (rc == NB_OK)
         count_bytes(w);
     else

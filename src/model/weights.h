@@ -28,6 +28,14 @@ struct nbi_weight_provider {
 /* Weights of a file. The store must stay open until nbi_weights_load() returns. */
 struct nbi_weight_provider nbi_weights_from_store(struct nbi_store *store);
 
+/* Loads one of them. memory: as in nbi_weight_source. */
+enum nb_status nbi_weight_load(struct nbi_store *store, struct nbi_backend *be,
+                               const struct nbi_param *p, const struct nbi_weight_memory *memory,
+                               struct nbi_weight *out);
+
+/* Whether a file's embedding is only read by row, since it has a head of its own. */
+bool nbi_weight_is_lookup(const struct nbi_store *store, const struct nbi_param *p);
+
 /* Random weights: projections and head in NVFP4, the embedding in bf16, norms of 1. The seed must
  * stay valid until nbi_weights_load() returns. */
 struct nbi_weight_provider nbi_weights_from_seed(uint64_t *seed);
@@ -38,6 +46,12 @@ enum nb_status nbi_weights_load(struct nbi_weights *w, struct nbi_backend *be,
                                 const struct nbi_weight_provider *from, nb_progress_fn progress,
                                 void *progress_ctx);
 void nbi_weights_release(struct nbi_weights *w);
+
+/* Bytes that nbi_weights_load() allocates besides the weights. */
+static inline int64_t nbi_frequency_bytes(const struct nbi_config *c)
+{
+    return c->head_dim / 2 * (int64_t)sizeof(float);
+}
 
 /* ---- gradients ---- */
 

@@ -1,7 +1,7 @@
-/* parameters.c - masters, moments, gradients and weights: their types, sizes and values.
+/* parameters.c - masters, moments, gradients and weights: their types, places and values.
  *
- * nbi_train_params_plan and nbi_train_params_init follow the same rules (describe, uses_master,
- * has_tied_head), so that a plan is exact. */
+ * All arrays of a kind are one block. nbi_train_params_plan and nbi_train_params_init place them in
+ * it by the same function, so that a plan is exact. */
 #include "train/parameters.h"
 
 #include <math.h>
@@ -174,58 +174,114 @@ static enum nb_status fill_master(struct nbi_train_params *t, struct nbi_train_p
     return rc;
 }
 
-/* ---- one parameter ---- */
+/* ---- blocks ---- */
 
-static enum nb_status alloc_zeros(struct nbi_train_params *t, const char *what, int64_t bytes,
-                                  struct nbi_ptr *out)
+/* The next bytes of a block. Without memory, addresses count from 0. */
+static struct nbi_ptr take(struct nbi_train_params *t, enum nbi_param_block kind, int64_t bytes)
 {
-    if (bytes == 0)
-        return NB_OK;
-    NBI_TRY(t->be->alloc(t->be, what, bytes, out));
-    return t->be->clear(t->stream, *out, bytes);
+    struct nbi_ptr p = nbi_ptr_add(t->blocks[kind].at, t->blocks[kind].bytes);
+    t->blocks[kind].bytes += (bytes + 63) / 64 * 64;
+    return bytes > 0 ? p : (struct nbi_ptr){0};
 }
 
-static enum nb_status alloc_moment(struct nbi_train_params *t, struct nbi_moment *m, int64_t count)
+static void place_moment(struct nbi_train_params *t, struct nbi_moment *m, int64_t count)
 {
     int64_t scales, values = nbi_moment_bytes(m->kind, count, &scales);
-    NBI_TRY(alloc_zeros(t, "moments", values, &m->values));
-    return alloc_zeros(t, "moments", scales, &m->scales);
+    m->values = take(t, NBI_BLOCK_MOMENTS, values);
+    m->scales = take(t, NBI_BLOCK_MOMENTS, scales);
 }
 
-static int64_t grad_bytes(const struct nbi_train_param *x)
+/* The type in which the backend keeps the weight. */
+static enum nbi_dtype weight_dtype(const struct nbi_store *store, const struct nbi_train_param *x)
 {
-    return (int64_t)nbi_dtype_bytes(x->grad_bf16 ? NBI_BF16 : NBI_F32, x->count);
+    const struct nbi_entry *e = store ? nbi_store_find(store, x->param.name) : NULL;
+    if (!x->trained && e)
+        return e->dtype;
+    return x->quantized ? NBI_NVFP4 : x->param.ndim == 1 ? NBI_F32 : x->float_type;
 }
 
-/* With updates inside the backward pass, all layers use the gradients of the first trained one. */
-static enum nb_status alloc_grad(struct nbi_train_params *t, struct nbi_train_param *x)
+static void place_weight(struct nbi_train_params *t, struct nbi_train_param *x)
 {
-    if (t->opts.update_in_backward && x->layer > t->first_layer) {
-        struct nbi_train_param *same =
-            x - (x->layer - t->first_layer) * nbi_params_per_layer(t->config);
-        x->grad = same->grad;
-        return NB_OK;
+    const int64_t *shape = x->param.shape;
+    enum nb_weight_store kept = t->opts.weight_store;
+    enum nbi_dtype dtype = weight_dtype(t->store, x);
+    bool nvfp4 = x->trained && dtype == NBI_NVFP4;
+    int64_t bytes = nvfp4 && kept == NB_WEIGHT_STORE_SCALES
+                        ? x->count / 16
+                        : t->be->weight_bytes(t->be, dtype, shape[0], shape[1]);
+    x->on_host = !x->trained && nbi_weight_is_lookup(t->store, &x->param) &&
+                 nbi_backend_has(t->be, NBI_CAP_OWN_MEMORY);
+    if (x->on_host)
+        t->host_bytes += bytes;
+    else
+        x->memory.data = take(t, NBI_BLOCK_WEIGHTS, bytes);
+    if (nvfp4 && kept == NB_WEIGHT_STORE_BF16)
+        x->memory.bf16 = take(t, NBI_BLOCK_COPIES, (int64_t)nbi_dtype_bytes(NBI_BF16, x->count));
+}
+
+/* Gives a parameter its parts of the blocks. Matrices of a fuse group follow one another, so that
+ * a product can take them as one. With updates inside the backward pass, all layers use the
+ * gradients of the first trained one. */
+static void place(struct nbi_train_params *t, struct nbi_train_param *x, bool tied)
+{
+    if (!x->trained || !uses_master(x))
+        place_weight(t, x);
+    if (!x->trained || tied)
+        return;
+    x->master = take(t, NBI_BLOCK_MASTERS, (int64_t)nbi_dtype_bytes(x->dtype, x->count));
+    place_moment(t, &x->m, x->count);
+    place_moment(t, &x->v, x->count);
+    if (!t->opts.update_in_backward || x->layer <= t->first_layer)
+        x->grad = take(t, NBI_BLOCK_GRADIENTS,
+                       (int64_t)nbi_dtype_bytes(x->grad_bf16 ? NBI_BF16 : NBI_F32, x->count));
+}
+
+/* Sets t->blocks to the bytes that all parameters take. */
+static void measure_blocks(struct nbi_train_params *t)
+{
+    struct nbi_train_param x;
+    bool tied = has_tied_head(t->config, t->store, &t->opts);
+    t->host_bytes = 0;
+    memset(t->blocks, 0, sizeof t->blocks);
+    for (int64_t i = 0; nbi_train_params_at(t->config, t->store, &t->opts, i, &x); i++)
+        place(t, &x, tied && i == nbi_param_count(t->config));
+}
+
+/* All memory, touched now and not in the first step. */
+static enum nb_status alloc_blocks(struct nbi_train_params *t)
+{
+    static const char *const names[] = {NBI_PARAM_BLOCK_LIST(NB_ENUM_NAME)};
+    measure_blocks(t);
+    for (int i = 0; i < NBI_PARAM_BLOCKS; i++) {
+        int64_t bytes = t->blocks[i].bytes;
+        if (bytes == 0)
+            continue;
+        NBI_TRY(t->be->alloc(t->be, names[i], bytes, &t->blocks[i].at));
+        if (i == NBI_BLOCK_MOMENTS || i == NBI_BLOCK_GRADIENTS)
+            NBI_TRY(t->be->clear(t->stream, t->blocks[i].at, bytes));
+        t->blocks[i].bytes = 0; /* place() counts again */
     }
-    return alloc_zeros(t, "gradients", grad_bytes(x), &x->grad);
+    return NB_OK;
 }
+
+/* ---- one parameter ---- */
 
 static enum nb_status make_weight(struct nbi_train_params *t, struct nbi_train_param *x,
                                   struct nbi_weight *out)
 {
     const struct nbi_param *p = &x->param;
-    int64_t cols = p->shape[1];
     x->weight = out;
     if (uses_master(x)) {
         *out = (struct nbi_weight){.dtype = x->float_type,
                                    .rows = p->shape[0],
-                                   .cols = cols,
+                                   .cols = p->shape[1],
                                    .data = x->master,
                                    .tensor_scale = 1,
                                    .borrowed = true};
         return NB_OK;
     }
-    enum nbi_dtype dtype = x->quantized ? NBI_NVFP4 : cols == 0 ? NBI_F32 : x->float_type;
-    NBI_TRY(t->be->weight_alloc(t->be, dtype, p->shape[0], cols, t->opts.weight_store, out));
+    NBI_TRY(t->be->weight_alloc(t->be, weight_dtype(t->store, x), p->shape[0], p->shape[1],
+                                t->opts.weight_store, &x->memory, out));
     out->master = x->master;
     out->master_dtype = x->dtype;
     const struct nbi_entry *e = t->store ? nbi_store_find(t->store, p->name) : NULL;
@@ -237,12 +293,9 @@ static enum nb_status make_weight(struct nbi_train_params *t, struct nbi_train_p
 static enum nb_status make_param(struct nbi_train_params *t, struct nbi_train_param *x,
                                  struct nbi_weight *out)
 {
-    int64_t bytes = (int64_t)nbi_dtype_bytes(x->dtype, x->count);
-    NBI_TRY(t->be->alloc(t->be, "masters", bytes, &x->master));
+    if (t->opts.update_in_backward && x->layer > t->first_layer)
+        x->grad = x[-(x->layer - t->first_layer) * nbi_params_per_layer(t->config)].grad;
     NBI_TRY(fill_master(t, x));
-    NBI_TRY(alloc_moment(t, &x->m, x->count));
-    NBI_TRY(alloc_moment(t, &x->v, x->count));
-    NBI_TRY(alloc_grad(t, x));
     return make_weight(t, x, out);
 }
 
@@ -257,10 +310,10 @@ static enum nb_status provide_weight(void *ctx, struct nbi_backend *be, const st
         return NB_ENOTFOUND;
     struct nbi_train_param *x = &t->tensors[t->count++];
     *x = describe(t->config, t->store, &t->opts, p);
+    place(t, x, tied);
     if (!x->trained) {
-        struct nbi_weight_provider stored = nbi_weights_from_store(t->store);
         x->weight = out;
-        return t->store ? stored.load(stored.ctx, be, p, out)
+        return t->store ? nbi_weight_load(t->store, be, p, x->on_host ? NULL : &x->memory, out)
                         : nbi_fail(NB_EINVAL, "a random model is trained as a whole");
     }
     if (!tied)
@@ -288,16 +341,23 @@ static enum nb_status set_grads(struct nbi_train_params *t)
     return NB_OK;
 }
 
+/* Bytes of t->amax for `count` tensors. */
+static int64_t amax_bytes(const struct nbi_train_params *t, int64_t count)
+{
+    bool any = has_tensor_scales(t->store) && t->opts.precision == NB_PRECISION_NVFP4;
+    return any ? count * (int64_t)sizeof(float) : 0;
+}
+
 static enum nb_status alloc_amax(struct nbi_train_params *t)
 {
-    size_t bytes = (size_t)t->count * sizeof *t->host_amax;
-    t->has_tensor_scale = has_tensor_scales(t->store) && t->opts.precision == NB_PRECISION_NVFP4;
+    int64_t bytes = amax_bytes(t, t->count);
+    t->has_tensor_scale = bytes > 0;
     if (!t->has_tensor_scale)
         return NB_OK;
-    t->host_amax = malloc(bytes);
+    t->host_amax = malloc((size_t)bytes);
     if (!t->host_amax)
-        return nbi_fail_memory("tensor scales", bytes);
-    return alloc_zeros(t, "tensor scales", (int64_t)bytes, &t->amax);
+        return nbi_fail_memory("tensor scales", (size_t)bytes);
+    return t->be->alloc(t->be, "tensor scales", bytes, &t->amax);
 }
 
 enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stream *stream,
@@ -315,7 +375,9 @@ enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stre
     if (!t->tensors)
         return nbi_fail_memory("parameters", (size_t)nbi_param_count(c) * sizeof *t->tensors);
     const struct nbi_weight_provider from = {provide_weight, t};
-    enum nb_status rc = nbi_weights_load(&t->weights, be, c, &from, NULL, NULL);
+    enum nb_status rc = alloc_blocks(t);
+    if (rc == NB_OK)
+        rc = nbi_weights_load(&t->weights, be, c, &from, NULL, NULL);
     if (rc == NB_OK)
         rc = set_grads(t);
     if (rc == NB_OK)
@@ -331,18 +393,8 @@ void nbi_train_params_release(struct nbi_train_params *t)
 {
     struct nbi_backend *be = t->be;
     nbi_weights_release(&t->weights);
-    for (int64_t i = 0; i < t->count; i++) {
-        struct nbi_train_param *x = &t->tensors[i];
-        if (!x->trained || x->tied_to)
-            continue;
-        be->free(be, x->master);
-        if (!t->opts.update_in_backward || x->layer <= t->first_layer)
-            be->free(be, x->grad);
-        be->free(be, x->m.values);
-        be->free(be, x->m.scales);
-        be->free(be, x->v.values);
-        be->free(be, x->v.scales);
-    }
+    for (int i = 0; i < NBI_PARAM_BLOCKS; i++)
+        be->free(be, t->blocks[i].at);
     be->free(be, t->amax);
     free(t->host_amax);
     free(t->grads.layers);
@@ -350,63 +402,23 @@ void nbi_train_params_release(struct nbi_train_params *t)
     *t = (struct nbi_train_params){0};
 }
 
-static int64_t moment_bytes(enum nb_moment_type kind, int64_t count)
-{
-    int64_t scales, values = nbi_moment_bytes(kind, count, &scales);
-    return values + scales;
-}
-
-/* Weight bytes of a parameter that is not trained; it keeps its stored type. */
-static int64_t stored_bytes(const struct nbi_store *store, const struct nbi_train_param *t)
-{
-    const struct nbi_entry *e = store ? nbi_store_find(store, t->param.name) : NULL;
-    enum nbi_dtype dtype = t->param.ndim == 1 ? NBI_F32 : e ? e->dtype : t->float_type;
-    return (int64_t)nbi_dtype_bytes(dtype, t->count);
-}
-
-/* Bytes of an NVFP4 weight of n values. */
-static int64_t nvfp4_bytes(enum nb_weight_store store, int64_t n)
-{
-    int64_t both = (int64_t)nbi_dtype_bytes(NBI_NVFP4, n);
-    return store == NB_WEIGHT_STORE_SCALES ? n / 16
-           : store == NB_WEIGHT_STORE_BF16 ? both + (int64_t)nbi_dtype_bytes(NBI_BF16, n)
-                                           : both;
-}
-
-static void add_to_plan(struct nbi_train_params_plan *plan, const struct nbi_train_params_opts *o,
-                        const struct nbi_store *store, const struct nbi_train_param *t, bool tied,
-                        int64_t first_layer)
-{
-    if (!t->trained) {
-        plan->weights += stored_bytes(store, t);
-        return;
-    }
-    if (t->quantized)
-        plan->weights += nvfp4_bytes(o->weight_store, t->count);
-    else if (!uses_master(t))
-        plan->weights +=
-            (int64_t)nbi_dtype_bytes(t->param.ndim == 1 ? NBI_F32 : t->float_type, t->count);
-    if (tied)
-        return;
-    plan->masters += (int64_t)nbi_dtype_bytes(t->dtype, t->count);
-    plan->moments += 2 * moment_bytes(t->m.kind, t->count);
-    if (!o->update_in_backward || t->layer <= first_layer)
-        plan->gradients += grad_bytes(t);
-}
-
-void nbi_train_params_plan(const struct nbi_config *c, const struct nbi_store *store,
-                           const struct nbi_train_params_opts *o,
+void nbi_train_params_plan(struct nbi_backend *be, const struct nbi_config *c,
+                           struct nbi_store *store, const struct nbi_train_params_opts *o,
                            struct nbi_train_params_plan *plan)
 {
-    int64_t first_layer = nbi_first_layer(c, o->last_layers);
-    bool tied = has_tied_head(c, store, o);
-    struct nbi_train_param t;
-    int64_t i = 0;
-    *plan = (struct nbi_train_params_plan){0};
-    for (; nbi_train_params_at(c, store, o, i, &t); i++)
-        add_to_plan(plan, o, store, &t, tied && i == nbi_param_count(c), first_layer);
-    if (has_tensor_scales(store) && o->precision == NB_PRECISION_NVFP4)
-        plan->weights += i * (int64_t)sizeof(float);
+    struct nbi_train_params t = {.be = be,
+                                 .opts = *o,
+                                 .config = c,
+                                 .store = store,
+                                 .first_layer = nbi_first_layer(c, o->last_layers)};
+    struct nbi_train_param x;
+    int64_t count = 0;
+    measure_blocks(&t);
+    while (nbi_train_params_at(c, store, o, count, &x))
+        count++;
+    *plan = (struct nbi_train_params_plan){.amax = amax_bytes(&t, count), .host = t.host_bytes};
+    for (int i = 0; i < NBI_PARAM_BLOCKS; i++)
+        plan->blocks[i] = t.blocks[i].bytes;
 }
 
 /* ---- weights of the forward pass ---- */

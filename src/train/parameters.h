@@ -14,12 +14,22 @@
 #include "formats/store.h"
 #include "model/transformer.h"
 
+/* Each kind of array is one block of the backend's memory. */
+#define NBI_PARAM_BLOCK_LIST(X)                                                                    \
+    X(NBI_BLOCK_MASTERS, "masters")                                                                \
+    X(NBI_BLOCK_MOMENTS, "moments")                                                                \
+    X(NBI_BLOCK_GRADIENTS, "gradients")                                                            \
+    X(NBI_BLOCK_WEIGHTS, "weights")                                                                \
+    X(NBI_BLOCK_COPIES, "weights in bf16")
+
+enum nbi_param_block { NBI_PARAM_BLOCK_LIST(NB_ENUMERATOR) NBI_PARAM_BLOCKS };
+
 struct nbi_train_param {
     struct nbi_param param;
     int64_t index;                   /* in the order of a .dat; selects the random bits */
     int64_t count;                   /* elements */
     int64_t layer;                   /* -1: in no layer */
-    bool trained;                    /* if not, only the last group of fields is set */
+    bool trained;                    /* if not, only its weight and the last group are set */
     struct nbi_train_param *tied_to; /* the embedding, for the head of a tied model, which uses its
                                         master and gradient; otherwise NULL */
     struct nbi_ptr master;
@@ -27,8 +37,10 @@ struct nbi_train_param {
     struct nbi_ptr grad;
     bool grad_bf16; /* else f32 */
     struct nbi_moment m, v;
-    struct nbi_weight *weight; /* of the forward pass */
-    bool made_by_update;       /* it is made by adamw; nbi_optimizer_init decides */
+    struct nbi_weight *weight;       /* of the forward pass */
+    struct nbi_weight_memory memory; /* its part of the blocks; unused if it is the master */
+    bool on_host;        /* instead: the embedding of a backend with memory of its own */
+    bool made_by_update; /* it is made by adamw; nbi_optimizer_init decides */
     /* How the parameter is written: */
     bool quantized;            /* NVFP4, otherwise floats */
     enum nbi_dtype float_type; /* if not quantized */
@@ -55,6 +67,11 @@ struct nbi_train_params {
     const struct nbi_config *config; /* borrowed */
     struct nbi_store *store;         /* borrowed; NULL: random values */
     struct nbi_stream *stream;       /* borrowed */
+    struct {
+        struct nbi_ptr at;
+        int64_t bytes;
+    } blocks[NBI_PARAM_BLOCKS];
+    int64_t host_bytes; /* of weights that are not in the blocks */
     struct nbi_weights weights;
     struct nbi_train_param *tensors; /* in the order of the config's parameters, a tied head last */
     int64_t count;
@@ -77,13 +94,14 @@ static inline int64_t nbi_first_layer(const struct nbi_config *c, int64_t last_l
     return last_layers > 0 && last_layers < c->layers ? c->layers - last_layers : 0;
 }
 
-/* Exactly the bytes that nbi_train_params_init asks the backend for. */
+/* Exactly the bytes that nbi_train_params_init asks the backend for, and those of weights that stay
+ * in the host's memory. Needs no more of the backend than weight_bytes and capabilities. */
 struct nbi_train_params_plan {
-    int64_t masters, moments, gradients, weights;
+    int64_t blocks[NBI_PARAM_BLOCKS], amax, host;
 };
 
-void nbi_train_params_plan(const struct nbi_config *c, const struct nbi_store *store,
-                           const struct nbi_train_params_opts *opts,
+void nbi_train_params_plan(struct nbi_backend *be, const struct nbi_config *c,
+                           struct nbi_store *store, const struct nbi_train_params_opts *opts,
                            struct nbi_train_params_plan *plan);
 
 /* Loads or initializes all parameters through the stream. config, store, stream and backend must

@@ -94,12 +94,12 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
     const struct nbi_acts_opts acts = nbi_run_acts_opts(r);
     struct nbi_store *store = nbi_run_random_weights(o) ? NULL : r->model.store;
     struct nbi_train_params_plan t;
-    nbi_train_params_plan(c, store, &opts, &t);
+    nbi_train_params_plan(r->be, c, store, &opts, &t);
     *plan = (struct nb_train_plan){
-        .masters = t.masters,
-        .moments = t.moments,
-        .gradients = t.gradients,
-        .weights = t.weights,
+        .masters = t.blocks[NBI_BLOCK_MASTERS],
+        .moments = t.blocks[NBI_BLOCK_MOMENTS],
+        .gradients = t.blocks[NBI_BLOCK_GRADIENTS],
+        .weights = t.blocks[NBI_BLOCK_WEIGHTS] + t.blocks[NBI_BLOCK_COPIES],
         .activations = nbi_acts_training_bytes(c, &acts),
         .scratch = r->be->stream_bytes(r->be, &limits),
         .host = nbi_train_pass_bytes(c, N) + 5 * accum * N * (int64_t)sizeof(int32_t) +

@@ -91,11 +91,20 @@ static inline void guarded_add_weight(const struct nbi_weight *w)
     int64_t bytes = w->layout == NBI_WEIGHT_TILES
                         ? nbi_tiles_bytes(w->rows, w->cols)
                         : (int64_t)nbi_dtype_bytes(w->dtype, w->rows * (w->cols ? w->cols : 1));
+    if (w->borrowed)
+        return;
     if (w->layout == NBI_WEIGHT_SCALES)
         guarded_add(w->scales, w->rows * w->cols / 16);
-    else if (!w->borrowed)
+    else
         guarded_add(w->data, bytes);
     guarded_add(w->bf16, w->rows * w->cols * 2);
+}
+
+static inline int64_t guarded_weight_bytes(const struct nbi_backend *be, enum nbi_dtype dtype,
+                                           int64_t rows, int64_t cols)
+{
+    (void)be;
+    return guarded.inner->weight_bytes(guarded.inner, dtype, rows, cols);
 }
 
 static inline enum nb_status guarded_weight_new(struct nbi_backend *be,
@@ -111,10 +120,11 @@ static inline enum nb_status guarded_weight_new(struct nbi_backend *be,
 static inline enum nb_status guarded_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype,
                                                   int64_t rows, int64_t cols,
                                                   enum nb_weight_store store,
+                                                  const struct nbi_weight_memory *memory,
                                                   struct nbi_weight *out)
 {
     (void)be;
-    NBI_TRY(guarded.inner->weight_alloc(guarded.inner, dtype, rows, cols, store, out));
+    NBI_TRY(guarded.inner->weight_alloc(guarded.inner, dtype, rows, cols, store, memory, out));
     guarded_add_weight(out);
     return NB_OK;
 }
@@ -131,6 +141,10 @@ static inline enum nb_status guarded_weight_read(struct nbi_backend *be, const s
 static inline void guarded_weight_free(struct nbi_backend *be, struct nbi_weight *w)
 {
     (void)be;
+    if (w->borrowed) {
+        guarded.inner->weight_free(guarded.inner, w);
+        return;
+    }
     guarded_remove(w->data);
     guarded_remove(w->scales);
     guarded_remove(w->bf16);
@@ -201,6 +215,7 @@ static inline struct nbi_backend *guarded_open(struct nbi_backend *inner)
                                       .close = guarded_close,
                                       .alloc = guarded_alloc,
                                       .free = guarded_free,
+                                      .weight_bytes = guarded_weight_bytes,
                                       .weight_new = guarded_weight_new,
                                       .weight_alloc = guarded_weight_alloc,
                                       .weight_read = guarded_weight_read,

@@ -821,7 +821,7 @@ static void requantize_case(struct nbi_backend *be, enum nbi_dtype dtype, enum n
     void *master = make_master(from, n, x);
     rig_on(&t, be, n, NB_MOMENT_F32, from);
     send(&t, t.a.master, master, (int64_t)nbi_dtype_bytes(from, n));
-    assert_ok(be->weight_alloc(be, dtype, rows, cols, dtype == NBI_NVFP4 && rows % 2, &w));
+    assert_ok(be->weight_alloc(be, dtype, rows, cols, dtype == NBI_NVFP4 && rows % 2, NULL, &w));
     w.tensor_scale = dtype == NBI_NVFP4 ? 0x1p-11f : 1;
     assert_ok(be->requantize(t.s, &(struct nbi_op_requantize){w, t.a.master, from, NBI_F32}));
     assert_ok(be->sync(t.s));

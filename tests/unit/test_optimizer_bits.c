@@ -158,7 +158,7 @@ static struct adamw_state run_steps(struct nbi_backend *be, const struct adamw_c
     struct nbi_weight *w = &l.weights[0];
     if (c->has_weight) {
         int64_t row = c->cols > 0 ? c->cols : 1;
-        assert_ok(be->weight_alloc(be, c->weight, c->n / row, c->cols, c->n % 3 == 0, w));
+        assert_ok(be->weight_alloc(be, c->weight, c->n / row, c->cols, c->n % 3 == 0, NULL, w));
         l.weight_count = 1;
         a.w = c->fused ? *w : (struct nbi_weight){0};
     }
@@ -293,7 +293,7 @@ static void check_skipped(void)
             .correct2 = 1,
             .round_to = NBI_F32};
         if (fused) {
-            assert_ok(tested->weight_alloc(tested, NBI_NVFP4, 4, 32, false, &l.weights[0]));
+            assert_ok(tested->weight_alloc(tested, NBI_NVFP4, 4, 32, false, NULL, &l.weights[0]));
             l.weight_count = 1;
             a.w = l.weights[0];
         }
@@ -388,7 +388,7 @@ static void requantize_on(struct nbi_backend *be, struct adamw_state *s, enum nb
         store_float(values, master, i, draw_weight(i));
     lab_begin(&l, be, &(struct nbi_stream_limits){.N = 1, .K = 16, .D = 2});
     struct nbi_weight *w = &l.weights[l.weight_count++];
-    assert_ok(be->weight_alloc(be, NBI_NVFP4, shape[0], shape[1], true, w));
+    assert_ok(be->weight_alloc(be, NBI_NVFP4, shape[0], shape[1], true, NULL, w));
     w->tensor_scale = tensor_scale;
     struct nbi_ptr from = block(&l, values, (int64_t)nbi_dtype_bytes(master, n));
     assert_ok(be->requantize(l.s, &(struct nbi_op_requantize){*w, from, master, NBI_F32}));

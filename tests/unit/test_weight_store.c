@@ -92,7 +92,7 @@ static struct nbi_weight make_weight(struct lab *l, const struct store_case *c, 
 {
     int64_t n = c->O[i] * c->K;
     struct nbi_weight *w = &l->weights[l->weight_count++];
-    assert_ok(l->be->weight_alloc(l->be, NBI_NVFP4, c->O[i], c->K, store, w));
+    assert_ok(l->be->weight_alloc(l->be, NBI_NVFP4, c->O[i], c->K, store, NULL, w));
     assert_int_equal(w->layout == NBI_WEIGHT_SCALES, store == NB_WEIGHT_STORE_SCALES);
     assert_int_equal(w->bf16.at != 0, store == NB_WEIGHT_STORE_BF16);
     w->tensor_scale = c->tensor_scale * (float)(1 << i);

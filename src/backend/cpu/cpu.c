@@ -114,24 +114,43 @@ static enum nb_status pack_chunk(void *ctx, int thread, int64_t first, int64_t c
     return rc;
 }
 
-static enum nb_status alloc_tiles(struct cpu *cpu, struct nbi_weight *w)
+/* Vectors are kept in f32, which the norm kernels take. */
+static int64_t cpu_weight_bytes(const struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
+                                int64_t cols)
 {
-    size_t bytes = (size_t)nbi_tiles_bytes(w->rows, w->cols);
-    w->layout = NBI_WEIGHT_TILES;
-    w->data = device(nbi_slab_alloc(&cpu->slab, bytes));
-    return w->data.at ? NB_OK : nbi_fail_memory("weights", bytes);
+    (void)be;
+    if (cols == 0)
+        return rows * (int64_t)sizeof(float);
+    return dtype == NBI_NVFP4 ? nbi_tiles_bytes(rows, cols)
+                              : (int64_t)nbi_dtype_bytes(dtype, rows * cols);
+}
+
+/* The caller's memory, or an own block: tiles are parts of slabs. */
+static enum nb_status alloc_weight(struct cpu *cpu, const struct nbi_weight_memory *memory,
+                                   struct nbi_weight *w)
+{
+    int64_t bytes = cpu_weight_bytes(&cpu->be, w->dtype, w->rows, w->cols);
+    bool tiles = w->dtype == NBI_NVFP4;
+    w->layout = tiles ? NBI_WEIGHT_TILES : NBI_WEIGHT_ROWS;
+    w->borrowed = memory != NULL;
+    if (memory)
+        w->data = memory->data;
+    else if (!tiles)
+        return cpu_alloc(&cpu->be, "weights", bytes, &w->data);
+    else
+        w->data = device(nbi_slab_alloc(&cpu->slab, (size_t)bytes));
+    return w->data.at ? NB_OK : nbi_fail_memory("weights", (size_t)bytes);
 }
 
 static enum nb_status load_tiles(struct cpu *cpu, const struct nbi_weight_source *src,
                                  struct nbi_weight *out)
 {
-    NBI_TRY(alloc_tiles(cpu, out));
+    NBI_TRY(alloc_weight(cpu, src->memory, out));
     struct tile_load p = {src, host(out->data)};
     return nbi_for_chunks(nbi_tiles_down(src->rows), tile_rows_per_chunk(src->cols), cpu->threads,
                           pack_chunk, &p);
 }
 
-/* Vectors are converted to f32, which the norm kernels take. */
 static enum nb_status load_vector(struct cpu *cpu, const struct nbi_weight_source *src,
                                   struct nbi_weight *out)
 {
@@ -141,7 +160,7 @@ static enum nb_status load_vector(struct cpu *cpu, const struct nbi_weight_sourc
         return nbi_fail_memory("weights", (size_t)bytes);
     enum nb_status rc = src->read(src->ctx, 0, src->rows, stored, NULL);
     if (rc == NB_OK)
-        rc = cpu_alloc(&cpu->be, "weights", bytes, &out->data);
+        rc = alloc_weight(cpu, src->memory, out);
     if (rc == NB_OK)
         cpu->k->to_f32(host(out->data), stored, src->dtype, src->rows);
     free(stored);
@@ -166,7 +185,7 @@ static enum nb_status load_rows(struct cpu *cpu, const struct nbi_weight_source 
                                 struct nbi_weight *out)
 {
     int64_t row = (int64_t)nbi_dtype_bytes(src->dtype, src->cols);
-    NBI_TRY(cpu_alloc(&cpu->be, "weights", src->rows * row, &out->data));
+    NBI_TRY(alloc_weight(cpu, src->memory, out));
     struct row_load r = {src, host(out->data)};
     int64_t rows_per_chunk = READ_BYTES / row;
     return nbi_for_chunks(src->rows, rows_per_chunk < 1 ? 1 : rows_per_chunk, cpu->threads,
@@ -175,13 +194,14 @@ static enum nb_status load_rows(struct cpu *cpu, const struct nbi_weight_source 
 
 static void cpu_weight_free(struct nbi_backend *be, struct nbi_weight *w)
 {
-    if (w->layout == NBI_WEIGHT_TILES)
+    if (!w->borrowed && w->layout == NBI_WEIGHT_TILES)
         nbi_slab_free(&((struct cpu *)be)->slab, host(w->data));
     else if (!w->borrowed)
         cpu_free(be, w->data);
     if (!w->borrowed)
         cpu_free(be, w->bf16);
-    cpu_free(be, w->scales);
+    if (!w->borrowed)
+        cpu_free(be, w->scales);
     *w = (struct nbi_weight){0};
 }
 
@@ -201,16 +221,27 @@ static enum nb_status cpu_weight_new(struct nbi_backend *be, const struct nbi_we
     return rc;
 }
 
-static enum nb_status alloc_nvfp4(struct cpu *cpu, enum nb_weight_store store, struct nbi_weight *w)
+/* A part of a weight: the caller's memory, or a block of its own. */
+static enum nb_status take_part(const struct nbi_ptr *memory, int64_t bytes, struct nbi_ptr *out)
+{
+    if (!memory)
+        return cpu_alloc(NULL, "weights", bytes, out);
+    *out = *memory;
+    return NB_OK;
+}
+
+static enum nb_status alloc_nvfp4(struct cpu *cpu, enum nb_weight_store store,
+                                  const struct nbi_weight_memory *memory, struct nbi_weight *w)
 {
     int64_t n = w->rows * w->cols;
     if (store == NB_WEIGHT_STORE_SCALES) {
         w->layout = NBI_WEIGHT_SCALES;
-        return cpu_alloc(&cpu->be, "weights", n / 16, &w->scales);
+        w->borrowed = memory != NULL;
+        return take_part(memory ? &memory->data : NULL, n / 16, &w->scales);
     }
-    enum nb_status rc = alloc_tiles(cpu, w);
+    enum nb_status rc = alloc_weight(cpu, memory, w);
     if (rc == NB_OK && store == NB_WEIGHT_STORE_BF16)
-        rc = cpu_alloc(&cpu->be, "weights", n * (int64_t)sizeof(uint16_t), &w->bf16);
+        rc = take_part(memory ? &memory->bf16 : NULL, n * (int64_t)sizeof(uint16_t), &w->bf16);
     if (rc != NB_OK)
         cpu_weight_free(&cpu->be, w);
     return rc;
@@ -218,14 +249,13 @@ static enum nb_status alloc_nvfp4(struct cpu *cpu, enum nb_weight_store store, s
 
 static enum nb_status cpu_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
                                        int64_t cols, enum nb_weight_store store,
+                                       const struct nbi_weight_memory *memory,
                                        struct nbi_weight *out)
 {
     NBI_BUG_IF(cols == 0 ? dtype != NBI_F32 : dtype == NBI_NVFP4 && cols % 16 != 0);
     *out = (struct nbi_weight){.dtype = dtype, .rows = rows, .cols = cols, .tensor_scale = 1};
-    if (dtype == NBI_NVFP4)
-        return alloc_nvfp4((struct cpu *)be, store, out);
-    return cpu_alloc(be, "weights", (int64_t)nbi_dtype_bytes(dtype, rows * (cols > 0 ? cols : 1)),
-                     &out->data);
+    return dtype == NBI_NVFP4 ? alloc_nvfp4((struct cpu *)be, store, memory, out)
+                              : alloc_weight((struct cpu *)be, memory, out);
 }
 
 static enum nb_status cpu_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
@@ -415,6 +445,7 @@ enum nb_status nbi_cpu_open(struct nbi_backend **out, const struct nbi_backend_o
                                    .close = cpu_close,
                                    .alloc = cpu_alloc,
                                    .free = cpu_free,
+                                   .weight_bytes = cpu_weight_bytes,
                                    .weight_new = cpu_weight_new,
                                    .weight_alloc = cpu_weight_alloc,
                                    .weight_read = cpu_weight_read,

@@ -20,9 +20,6 @@
  * is the CTA that finishes last. A page has as many keys as any kernel takes at a time. */
 #include "backend/cuda/attention.cuh"
 
-/* For partials, unless batch-invariant calls need more. */
-#define PARTIALS_BYTES ((int64_t)16 << 20)
-
 struct range {
     int begin, end;
 };
@@ -68,7 +65,7 @@ __device__ static inline float2 *partial_sums(const struct attention_args &a, in
 __global__
 __launch_bounds__(GENERIC_THREADS) static void k_attention_merge_splits(struct attention_args a)
 {
-    __shared__ float weight[SPLITS_MAX], total;
+    __shared__ float weight[NBI_SPLITS_MAX], total;
     int splits = splits_of(a, blockIdx.x);
     int64_t head = (int64_t)blockIdx.x * a.NH + blockIdx.y;
     const float2 *sums = partial_sums(a, head, 0);
@@ -187,16 +184,6 @@ __launch_bounds__(GENERIC_THREADS) static void k_attention_cta_per_head(struct a
 
 /* ---- the choice of kernel and splits ---- */
 
-int64_t nbi_cuda_attention_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits)
-{
-    (void)cuda;
-    int64_t rows = limits->N < NBI_DECODE_ATTENTION_ROWS ? limits->N : NBI_DECODE_ATTENTION_ROWS;
-    int64_t per_split = rows * limits->heads * (limits->D + 2) * (int64_t)sizeof(float);
-    int64_t minimum = per_split * INVARIANT_SPLITS > PARTIALS_BYTES ? per_split * INVARIANT_SPLITS
-                                                                    : PARTIALS_BYTES;
-    return per_split * SPLITS_MAX < minimum ? per_split * SPLITS_MAX : minimum;
-}
-
 /* Splits of each row for a call with `heads` CTAs per split, of which `resident` run at once, with
  * at least `min_keys` keys each. One row gets one wave of CTAs. Several rows, which may differ in
  * length, get up to four waves, so that the last wave wastes less. */
@@ -205,18 +192,18 @@ static int choose_splits(const struct nbi_stream *s, const struct nbi_op_attenti
 {
     int64_t splits = resident / heads, invariant = ceil_div(a->max_keys, INVARIANT_SPLIT_KEYS);
     if (a->batch_invariant) /* as many as the longest row has */
-        return invariant < INVARIANT_SPLITS ? (int)invariant : INVARIANT_SPLITS;
+        return invariant < NBI_INVARIANT_SPLITS ? (int)invariant : NBI_INVARIANT_SPLITS;
     if (a->N > 1) {
         int64_t waves = 4 * resident / heads, long_enough = a->max_keys / 512;
         waves = waves < long_enough ? waves : long_enough;
         splits = splits > waves ? splits : waves;
     }
     int64_t split_bytes = a->N * a->NH * (a->D + 2) * (int64_t)sizeof(float);
-    int64_t fit = nbi_cuda_attention_bytes(s->cuda, &s->limits) / split_bytes;
+    int64_t fit = nbi_cuda_attention_bytes(&s->limits) / split_bytes;
     int64_t useful = ceil_div(a->max_keys, min_keys);
     splits = splits < useful ? splits : useful;
     splits = splits < fit ? splits : fit;
-    splits = splits < SPLITS_MAX ? splits : SPLITS_MAX;
+    splits = splits < NBI_SPLITS_MAX ? splits : NBI_SPLITS_MAX;
     return splits > 1 ? (int)splits : 1;
 }
 

@@ -14,12 +14,9 @@
  * weights are up to 2^8 times larger than with the true maximum, which costs no precision. */
 #define RESCALE_LOG2 8.0f
 
-#define SPLITS_MAX 256 /* of the keys of a row */
-
 /* Batch-invariant calls cut a row by its own length: splits of at least this many keys, and at most
  * this many splits. */
 #define INVARIANT_SPLIT_KEYS 256
-#define INVARIANT_SPLITS     32
 
 struct attention_args {
     float *y, *lse; /* lse: may be NULL */
@@ -38,7 +35,7 @@ struct attention_args {
 /* Keys of a split in a batch-invariant call: whole pages, from the row's length alone. */
 __device__ static inline int invariant_split_keys(int count)
 {
-    const int all = INVARIANT_SPLITS * NBI_PAGE;
+    const int all = NBI_INVARIANT_SPLITS * NBI_PAGE;
     return max(INVARIANT_SPLIT_KEYS, ((count - 1) / all + 1) * NBI_PAGE);
 }
 

@@ -207,16 +207,6 @@ static enum nb_status attention_bwd_generic(struct nbi_stream *s,
 
 /* ---- the choice of a kernel ---- */
 
-static int64_t padded_rows(int64_t N)
-{
-    return ceil_div(N, BWD_TILE) * BWD_TILE;
-}
-
-int64_t nbi_cuda_attention_bwd_bytes(const struct nbi_stream_limits *limits)
-{
-    return limits->training ? padded_rows(limits->N) * limits->heads * (int64_t)sizeof(float2) : 0;
-}
-
 template <typename T>
 static enum nb_status attention_bwd_stats(struct nbi_stream *s, const struct attention_bwd_args &a)
 {
@@ -261,7 +251,7 @@ enum nb_status nbi_cuda_attention_bwd(struct nbi_stream *s, const struct nbi_op_
     k.NKV = (int)a->NKV;
     k.D = (int)a->D;
     k.group = (int)(a->NH / a->NKV);
-    k.padded_rows = (int)padded_rows(a->N);
+    k.padded_rows = (int)nbi_cuda_bwd_rows(a->N);
     k.ld_dq = (int)(a->ld ? a->ld : a->NH * a->D);
     k.ld_dkv = (int)(a->ld ? a->ld : a->NKV * a->D);
     k.scale = 1 / sqrtf((float)a->D);

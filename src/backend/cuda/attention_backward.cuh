@@ -20,9 +20,6 @@ extern "C" {
 #include "backend/ops_train.h"
 }
 
-/* Rows of lse and delta are padded to whole tiles. */
-#define BWD_TILE 64
-
 struct attention_bwd_args {
     void *dq, *dk, *dv;             /* f32 or bf16, like all other rows */
     const void *dy, *y, *q, *k, *v; /* [N, NH, D], k and v [N, NKV, D] */
@@ -38,8 +35,6 @@ struct attention_bwd_args {
 
 /* ---- attention_backward.cu ---- */
 
-/* Bytes of nbi_stream.attention_stats. */
-int64_t nbi_cuda_attention_bwd_bytes(const struct nbi_stream_limits *limits);
 enum nb_status nbi_cuda_attention_bwd(struct nbi_stream *s, const struct nbi_op_attention_bwd *a);
 
 /* ---- attention_backward_mma.cu ---- */

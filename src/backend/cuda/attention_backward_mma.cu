@@ -15,7 +15,7 @@
 #include "backend/cuda/attention_backward.cuh"
 
 #define THREADS 128
-#define TILE    BWD_TILE
+#define TILE    NBI_BWD_TILE
 
 template <int D> struct bwd_tile {
     static constexpr int BYTES = TILE * D * 2;

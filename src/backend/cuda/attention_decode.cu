@@ -128,7 +128,7 @@ template <int D> struct smem_layout {
     bool last;                                      /* this CTA finished the row's last split */
 };
 
-static_assert(WARPS * 64 / 4 * 34 >= DECODE_GROUP_MAX * SPLITS_MAX,
+static_assert(WARPS * 64 / 4 * 34 >= DECODE_GROUP_MAX * NBI_SPLITS_MAX,
               "weights of partials fit into y");
 
 /* Rows 0 to 7 of the fragment are the heads rounded to 16 bits, rows 8 to 15 their rounding errors.
@@ -459,7 +459,7 @@ __device__ static inline void merge_splits(const struct decode_args &args,
 {
     int64_t head0 = (int64_t)p.n * args.a.NH + p.kvh * args.a.group;
     int first = p.index - p.split * args.a.NKV, lane = threadIdx.x % 32;
-    float *weight = &sh.y[0][0][0]; /* [group, SPLITS_MAX] */
+    float *weight = &sh.y[0][0][0]; /* [group, NBI_SPLITS_MAX] */
     for (int h = threadIdx.x / 32; h < args.a.group; h += WARPS) {
         float row_max = -INFINITY, sum = 0;
         for (int z = lane; z < p.splits; z += 32)
@@ -468,7 +468,7 @@ __device__ static inline void merge_splits(const struct decode_args &args,
         for (int z = lane; z < p.splits; z += 32) {
             float2 partial = __ldcg(partial_sums(args, first + z * args.a.NKV, h));
             float w = exp2f(partial.x - row_max);
-            weight[h * SPLITS_MAX + z] = w;
+            weight[h * NBI_SPLITS_MAX + z] = w;
             sum += w * partial.y;
         }
         sum = warp_sum(sum);
@@ -486,7 +486,7 @@ __device__ static inline void merge_splits(const struct decode_args &args,
         float acc = 0;
 #pragma unroll 8
         for (int z = 0; z < p.splits; z++)
-            acc += weight[h * SPLITS_MAX + z] * __ldcg(values + z * stride);
+            acc += weight[h * NBI_SPLITS_MAX + z] * __ldcg(values + z * stride);
         store_y(args, p, h, d, acc / sh.sum[0][h]);
     }
 }
@@ -690,16 +690,16 @@ static enum nb_status launch(struct nbi_stream *s, const struct nbi_op_attention
     using F = struct warp_state<D, TYPE>;
     int64_t resident = (int64_t)s->cuda->sms * F::CTAS_PER_SM; /* CTAs that run at once */
     int64_t row_bytes = a->N * a->NH * (D + 2) * (int64_t)sizeof(float);
-    int64_t limit = nbi_cuda_attention_bytes(s->cuda, &s->limits) / row_bytes;
+    int64_t limit = nbi_cuda_attention_bytes(&s->limits) / row_bytes;
     struct decode_args args = {};
     args.a = k;
     args.rope = rope;
-    args.a.splits = limit < 1 ? 1 : limit < SPLITS_MAX ? (int)limit : SPLITS_MAX;
+    args.a.splits = limit < 1 ? 1 : limit < NBI_SPLITS_MAX ? (int)limit : NBI_SPLITS_MAX;
     args.max_partials = k.N * k.NKV * args.a.splits;
     args.wave = resident > k.NKV ? (unsigned)(resident / k.NKV) : 1;
     args.min_split_keys = MIN_STEPS * WARPS * F::STEP_KEYS;
     NBI_BUG_IF(a->N > NBI_DECODE_ATTENTION_ROWS ||
-               (a->batch_invariant && args.a.splits < INVARIANT_SPLITS));
+               (a->batch_invariant && args.a.splits < NBI_INVARIANT_SPLITS));
     int64_t useful = k.N * k.NKV * ceil_div(a->max_keys, args.min_split_keys);
     unsigned grid = (unsigned)(useful < resident ? useful : resident);
     /* f16 and e4m3 values are in the range of f16, so y needs no scale. In other cases

@@ -6,9 +6,6 @@
 
 /* ---- cublaslt.cu ---- */
 
-/* Bytes of nbi_stream.workspace in training; fewer exclude some of the faster algorithms. */
-#define NBI_TRAIN_WORKSPACE_BYTES ((int64_t)32 << 20)
-
 /* Operands in E2M1 instead of bf16, both with K contiguous. K is a multiple of 32, N and ldd of 4.
  */
 struct cublaslt_fp4 {

@@ -65,49 +65,6 @@ static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
 
 /* ---- streams ---- */
 
-/* Bytes of the pieces of a stream's block; see struct nbi_stream. */
-struct scratch_sizes {
-    int64_t x_f16, x_scale, act_f16, act_scale, weights_bf16, workspace, attention, counters, stats,
-        total;
-};
-
-/* Whether products of f32 activations go through cuBLASLt or FP4 tensor cores. */
-static bool has_prefill(const struct nbi_stream_limits *l)
-{
-    return l->N > NBI_DECODE_LINEAR_ROWS && !l->training;
-}
-
-static struct scratch_sizes scratch_sizes_for(const struct cuda *cuda,
-                                              const struct nbi_stream_limits *l)
-{
-    struct scratch_sizes p = {};
-    int64_t columns = ceil_div(l->K, CUDA_TILE_COLS) * CUDA_TILE_COLS;
-    int64_t decode_rows = l->N < NBI_DECODE_LINEAR_ROWS ? l->N : NBI_DECODE_LINEAR_ROWS;
-    /* Products of training read x where it is. */
-    int64_t x_rows = l->training ? decode_rows : l->N;
-    p.x_f16 = ceil_div(x_rows, 8) * 8 * columns * 2;
-    p.x_scale = ceil_div(x_rows * (int64_t)sizeof(float), 256) * 256;
-    p.act_f16 = ceil_div(decode_rows, 8) * 8 * columns * 2;
-    p.act_scale = NBI_DECODE_LINEAR_ROWS * (int64_t)sizeof(float);
-    if (has_prefill(l))
-        p.weights_bf16 = NBI_WEIGHTS_BF16_BYTES;
-    if (l->bf16 && p.weights_bf16 < nbi_cuda_train_weights_bytes(l))
-        p.weights_bf16 = nbi_cuda_train_weights_bytes(l);
-    p.workspace = l->bf16 ? NBI_TRAIN_WORKSPACE_BYTES : NBI_WORKSPACE_BYTES;
-    p.attention = ceil_div(nbi_cuda_attention_bytes(cuda, l), 256) * 256;
-    int64_t rows = l->N < NBI_DECODE_ATTENTION_ROWS ? l->N : NBI_DECODE_ATTENTION_ROWS;
-    p.counters = ceil_div(rows * l->heads * (int64_t)sizeof(int32_t), 256) * 256;
-    p.stats = ceil_div(nbi_cuda_attention_bwd_bytes(l), 256) * 256;
-    p.total = p.x_f16 + p.x_scale + p.act_f16 + p.act_scale + p.weights_bf16 + p.workspace +
-              p.attention + p.counters + p.stats;
-    return p;
-}
-
-static int64_t cuda_stream_bytes(struct nbi_backend *be, const struct nbi_stream_limits *limits)
-{
-    return scratch_sizes_for(cuda_of(be), limits).total;
-}
-
 static void cuda_stream_free(struct nbi_stream *s)
 {
     if (!s)
@@ -124,10 +81,10 @@ static void cuda_stream_free(struct nbi_stream *s)
 
 static enum nb_status fill_stream(struct nbi_stream *s)
 {
-    struct scratch_sizes p = scratch_sizes_for(s->cuda, &s->limits);
+    struct nbi_cuda_scratch p = nbi_cuda_scratch_for(&s->limits);
     struct nbi_ptr block;
     CU_TRY(cudaSetDevice(s->cuda->index));
-    bool prefill = has_prefill(&s->limits);
+    bool prefill = nbi_cuda_has_prefill(&s->limits);
     NBI_BUG_IF(prefill && nbi_cuda_fp4_x_bytes(s->limits.N, s->limits.K) > p.x_f16);
     if (prefill || s->limits.bf16) {
         pthread_mutex_lock(&s->cuda->lock);
@@ -137,6 +94,8 @@ static enum nb_status fill_stream(struct nbi_stream *s)
     }
     CU_TRY(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking));
     CU_TRY(cudaMallocHost(&s->pinned, NBI_PINNED_BYTES));
+    if (s->limits.training)
+        NBI_TRY(nbi_cuda_stages_open(s->cuda));
     NBI_TRY(cuda_alloc(&s->cuda->be, "scratch", p.total, &block));
     s->block = at<uint8_t>(block);
     s->x_f16 = s->block;
@@ -294,12 +253,7 @@ static void fill_table(struct cuda *cuda)
 {
     struct nbi_backend *be = &cuda->be;
     be->name = cuda->name;
-    be->chunk = 1024;
-    be->caps = NBI_CAP_TRAIN | NBI_CAP_BF16 | NBI_CAP_LAYERS | NBI_CAP_GRAPHS | NBI_CAP_OWN_MEMORY;
-    be->batch_invariant_rows = NBI_DECODE_ATTENTION_ROWS < NBI_DECODE_LINEAR_ROWS
-                                   ? NBI_DECODE_ATTENTION_ROWS
-                                   : NBI_DECODE_LINEAR_ROWS;
-    be->graph_rows = NBI_DECODE_LINEAR_ROWS;
+    nbi_cuda_describe(be);
     be->close = cuda_close;
     be->alloc = cuda_alloc;
     be->free = cuda_free;
@@ -309,7 +263,6 @@ static void fill_table(struct cuda *cuda)
     be->weight_free = nbi_cuda_weight_free;
     be->weight_rows = nbi_cuda_weight_rows;
     be->stream_new = cuda_stream_new;
-    be->stream_bytes = cuda_stream_bytes;
     be->stream_free = cuda_stream_free;
     be->sync = cuda_sync;
     be->upload = cuda_upload;

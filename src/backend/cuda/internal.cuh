@@ -11,6 +11,7 @@
 #include <pthread.h>
 
 extern "C" {
+#include "backend/cuda_memory.h"
 #include "backend/decode.h"
 #include "backend/devices.h"
 #include "backend/layers.h"
@@ -20,21 +21,10 @@ extern "C" {
 #include "backend/cuda/device_math.cuh"
 #include "backend/cuda/nvfp4_tile.cuh"
 
-/* ---- limits ---- */
+/* ---- limits; those that memory depends on are in cuda_memory.h ---- */
 
-/* Up to this many rows the decode kernels compute NVFP4 products; above it cuBLASLt does. */
-#define NBI_DECODE_LINEAR_ROWS 64
-
-/* Up to this many rows attention uses the decode kernels. */
-#define NBI_DECODE_ATTENTION_ROWS 64
-
-#define NBI_SLAB_BYTES         ((int64_t)64 << 20) /* struct slab */
-#define NBI_STAGE_BYTES        ((int64_t)4 << 20)  /* cuda.host_stage, device_stage */
-#define NBI_WEIGHTS_BF16_BYTES ((int64_t)32 << 20) /* nbi_stream.weights_bf16 */
-#define NBI_WORKSPACE_BYTES    ((int64_t)8 << 20)  /* nbi_stream.workspace */
-#define NBI_PINNED_BYTES       ((int64_t)1 << 20)  /* nbi_stream.pinned */
-#define NBI_DOWNLOADS_MAX      4                   /* nbi_stream.downloads */
-#define NBI_GRAPHS_MAX         16                  /* nbi_stream.graphs */
+#define NBI_DOWNLOADS_MAX 4  /* nbi_stream.downloads */
+#define NBI_GRAPHS_MAX    16 /* nbi_stream.graphs */
 
 /* ---- the backend ---- */
 
@@ -174,11 +164,14 @@ enum nb_status nbi_cuda_alloc(struct cuda *cuda, const char *what, int64_t bytes
 
 /* ---- weights.cu ---- */
 
+/* The stages through which weights are read and written; no-op if they are open. */
+enum nb_status nbi_cuda_stages_open(struct cuda *cuda);
 void nbi_cuda_weights_release(struct cuda *cuda);
 enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weight_source *src,
                                    struct nbi_weight *out);
 enum nb_status nbi_cuda_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
                                      int64_t cols, enum nb_weight_store store,
+                                     const struct nbi_weight_memory *memory,
                                      struct nbi_weight *out);
 enum nb_status nbi_cuda_weight_read(struct nbi_backend *be, const struct nbi_weight *w,
                                     int64_t first, int64_t count, void *data, void *scales);
@@ -260,7 +253,6 @@ enum nb_status nbi_cuda_linear_decode(struct nbi_stream *s, const struct nbi_op_
 
 /* ---- attention.cu ---- */
 
-int64_t nbi_cuda_attention_bytes(const struct cuda *cuda, const struct nbi_stream_limits *limits);
 enum nb_status nbi_cuda_attention(struct nbi_stream *s, const struct nbi_op_attention *a);
 
 /* Whether the decode kernels compute it. */

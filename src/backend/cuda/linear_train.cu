@@ -15,19 +15,6 @@
 #include "backend/cuda/cublaslt.cuh"
 #include "backend/cuda/train.cuh"
 
-/* The gate and up matrices of 4B take 95 MiB. Small models need less. */
-#define WEIGHTS_BYTES_MAX ((int64_t)96 << 20)
-#define WEIGHTS_BYTES_MIN ((int64_t)4 << 20) /* 8 columns of any vocabulary */
-
-int64_t nbi_cuda_train_weights_bytes(const struct nbi_stream_limits *limits)
-{
-    int64_t columns = ceil_div(limits->K, CUDA_TILE_COLS) * CUDA_TILE_COLS;
-    int64_t bytes = 16 * columns * columns;
-    return bytes > WEIGHTS_BYTES_MAX   ? WEIGHTS_BYTES_MAX
-           : bytes < WEIGHTS_BYTES_MIN ? WEIGHTS_BYTES_MIN
-                                       : bytes;
-}
-
 /* ---- groups of matrices ---- */
 
 /* Consecutive matrices of an operation that are multiplied as one [rows, K]. */

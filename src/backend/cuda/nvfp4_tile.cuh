@@ -22,9 +22,9 @@
 
 #include "backend/cuda/device_math.cuh"
 
-#define CUDA_TILE_ROWS  16
-#define CUDA_TILE_COLS  128
-#define CUDA_TILE_BYTES 1152
+extern "C" {
+#include "backend/cuda_memory.h"
+}
 
 struct tile_shape {
     int rows, cols; /* in tiles */

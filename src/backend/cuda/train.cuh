@@ -50,8 +50,6 @@ enum nb_status nbi_cuda_gemm_f32(struct nbi_stream *s, const struct gemm_f32 *g)
 
 /* ---- linear_train.cu ---- */
 
-/* Bytes of nbi_stream.weights_bf16 of streams with activations in bf16. */
-int64_t nbi_cuda_train_weights_bytes(const struct nbi_stream_limits *limits);
 /* Products of training: activations in bf16, or exact ones in f32; strides, and r. */
 enum nb_status nbi_cuda_linear_train(struct nbi_stream *s, const struct nbi_op_linear *a);
 /* Matrix i on CUDA cores. */

@@ -118,7 +118,7 @@ bool nbi_cuda_on_host(struct cuda *cuda, const struct nbi_weight *w)
 
 /* ---- stages ---- */
 
-static enum nb_status stage_open(struct cuda *cuda)
+enum nb_status nbi_cuda_stages_open(struct cuda *cuda)
 {
     for (int i = 0; i < 2; i++) {
         if (!cuda->host_stage[i])
@@ -369,8 +369,9 @@ static enum nb_status read_all(struct transfer *t)
     return nbi_for_chunks(t->w->rows, step > 0 ? step : 1, t->cuda->threads, read_chunk, t);
 }
 
-/* A weight without memory, and the bytes that it takes. After tiles comes the norm. */
-static struct nbi_weight describe(enum nbi_dtype dtype, int64_t rows, int64_t cols, int64_t *bytes)
+/* A weight in the caller's memory, or without memory. */
+static struct nbi_weight describe(enum nbi_dtype dtype, int64_t rows, int64_t cols,
+                                  const struct nbi_weight_memory *memory)
 {
     struct nbi_weight w = {};
     w.dtype = dtype;
@@ -378,10 +379,15 @@ static struct nbi_weight describe(enum nbi_dtype dtype, int64_t rows, int64_t co
     w.rows = rows;
     w.cols = cols;
     w.tensor_scale = 1;
-    struct tile_shape tiles = tiles_of(rows, cols > 0 ? cols : 1);
-    *bytes = dtype == NBI_NVFP4 ? (int64_t)tiles.rows * tiles.cols * CUDA_TILE_BYTES + 16
-                                : (int64_t)nbi_dtype_bytes(dtype, rows * (cols > 0 ? cols : 1));
+    if (memory)
+        w.data = memory->data;
+    w.borrowed = memory != NULL;
     return w;
+}
+
+static int64_t weight_bytes(const struct cuda *cuda, const struct nbi_weight *w)
+{
+    return cuda->be.weight_bytes(&cuda->be, w->dtype, w->rows, w->cols);
 }
 
 /* Memory of a weight that is not loaded, zeroed on the backend's queue. */
@@ -392,16 +398,14 @@ static enum nb_status alloc_zeroed(struct cuda *cuda, int64_t bytes, struct nbi_
     return NB_OK;
 }
 
-static enum nb_status alloc_parts(struct cuda *cuda, struct nbi_weight *w, int64_t bytes,
+static enum nb_status alloc_parts(struct cuda *cuda, struct nbi_weight *w,
                                   enum nb_weight_store store)
 {
     int64_t n = w->rows * w->cols;
-    if (w->dtype == NBI_NVFP4 && store == NB_WEIGHT_STORE_SCALES) {
-        w->layout = NBI_WEIGHT_SCALES;
+    if (w->layout == NBI_WEIGHT_SCALES)
         NBI_TRY(alloc_zeroed(cuda, n / 16, &w->scales));
-    } else {
-        NBI_TRY(alloc_zeroed(cuda, bytes, &w->data));
-    }
+    else
+        NBI_TRY(alloc_zeroed(cuda, weight_bytes(cuda, w), &w->data));
     if (w->dtype == NBI_NVFP4 && store == NB_WEIGHT_STORE_BF16)
         NBI_TRY(alloc_zeroed(cuda, n * (int64_t)sizeof(uint16_t), &w->bf16));
     CU_TRY(cudaStreamSynchronize(cuda->queue));
@@ -410,14 +414,22 @@ static enum nb_status alloc_parts(struct cuda *cuda, struct nbi_weight *w, int64
 
 enum nb_status nbi_cuda_weight_alloc(struct nbi_backend *be, enum nbi_dtype dtype, int64_t rows,
                                      int64_t cols, enum nb_weight_store store,
-                                     struct nbi_weight *out)
+                                     const struct nbi_weight_memory *memory, struct nbi_weight *out)
 {
     struct cuda *cuda = (struct cuda *)be;
-    int64_t bytes;
     NBI_BUG_IF(cols == 0 ? dtype != NBI_F32 : dtype == NBI_NVFP4 && cols % 16 != 0);
-    *out = describe(dtype, rows, cols, &bytes);
+    *out = describe(dtype, rows, cols, memory);
+    if (dtype == NBI_NVFP4 && store == NB_WEIGHT_STORE_SCALES) {
+        out->layout = NBI_WEIGHT_SCALES;
+        out->scales = out->data;
+        out->data.at = 0;
+    }
+    if (memory && dtype == NBI_NVFP4 && store == NB_WEIGHT_STORE_BF16)
+        out->bf16 = memory->bf16;
+    if (memory)
+        return NB_OK;
     CU_TRY(cudaSetDevice(cuda->index));
-    enum nb_status rc = alloc_parts(cuda, out, bytes, store);
+    enum nb_status rc = alloc_parts(cuda, out, store);
     if (rc != NB_OK)
         nbi_cuda_weight_free(be, out);
     return rc;
@@ -428,28 +440,31 @@ enum nb_status nbi_cuda_weight_new(struct nbi_backend *be, const struct nbi_weig
 {
     struct cuda *cuda = (struct cuda *)be;
     bool nvfp4 = src->dtype == NBI_NVFP4;
-    int64_t cols = src->cols > 0 ? src->cols : 1, bytes;
-    struct nbi_weight w = describe(src->dtype, src->rows, src->cols, &bytes);
+    int64_t cols = src->cols > 0 ? src->cols : 1;
+    struct nbi_weight w = describe(src->dtype, src->rows, src->cols, src->memory);
+    int64_t bytes = weight_bytes(cuda, &w);
     w.tensor_scale = src->tensor_scale;
     struct transfer t = {cuda, src, &w,
                          nvfp4 ? cols / 2 : (int64_t)nbi_dtype_bytes(src->dtype, cols),
                          nvfp4 ? cols / 16 : 0};
     CU_TRY(cudaSetDevice(cuda->index));
-    NBI_TRY(stage_open(cuda));
+    NBI_TRY(nbi_cuda_stages_open(cuda));
     /* Without host memory that can be pinned the weight goes to the device. */
-    bool host = src->lookup && !nvfp4 && weight_alloc(cuda, bytes, true, &w.data) == NB_OK;
+    bool host =
+        src->lookup && !src->memory && !nvfp4 && weight_alloc(cuda, bytes, true, &w.data) == NB_OK;
     enum nb_status rc = host ? read_all(&t) : NB_OK;
     if (host && rc == NB_OK && !pin(&w, bytes)) {
         weight_release(cuda, at<uint8_t>(w.data));
         host = false;
     }
     if (!host) {
-        NBI_TRY(weight_alloc(cuda, bytes, false, &w.data));
+        if (!w.borrowed)
+            NBI_TRY(weight_alloc(cuda, bytes, false, &w.data));
         rc = send_all(&t);
     }
     if (rc == NB_OK)
         *out = w;
-    else
+    else if (!w.borrowed)
         weight_release(cuda, at<uint8_t>(w.data));
     return rc;
 }
@@ -460,7 +475,7 @@ static enum nb_status unpack(struct cuda *cuda, const struct nbi_weight *w, int6
                              int64_t count, uint8_t *codes, uint8_t *scales)
 {
     int64_t row = w->cols / 2 + w->cols / 16, step = NBI_STAGE_BYTES / row;
-    NBI_TRY(stage_open(cuda)); /* weight_alloc does not */
+    NBI_TRY(nbi_cuda_stages_open(cuda)); /* weight_alloc does not */
     for (int64_t done = 0, n; done < count; done += n) {
         n = count - done < step ? count - done : step;
         uint8_t *c = cuda->device_stage[0], *s = c + n * (w->cols / 2);
@@ -502,7 +517,7 @@ void nbi_cuda_weight_free(struct nbi_backend *be, struct nbi_weight *w)
 {
     if (w->data.at && !w->borrowed)
         weight_release((struct cuda *)be, at<uint8_t>(w->data));
-    if (w->scales.at)
+    if (w->scales.at && !w->borrowed)
         weight_release((struct cuda *)be, at<uint8_t>(w->scales));
     if (w->bf16.at && !w->borrowed)
         weight_release((struct cuda *)be, at<uint8_t>(w->bf16));
@@ -540,7 +555,7 @@ __global__ static void k_to_f32(float *out, const void *x, enum nbi_dtype dtype,
 static enum nb_status read_vector(struct cuda *cuda, const struct nbi_weight *w, float *out)
 {
     CU_TRY(cudaSetDevice(cuda->index));
-    NBI_TRY(stage_open(cuda));
+    NBI_TRY(nbi_cuda_stages_open(cuda));
     NBI_BUG_IF(w->rows * (int64_t)sizeof(float) > NBI_STAGE_BYTES);
     CU_LAUNCH(k_to_f32, (unsigned)ceil_div(w->rows, 256), 256, 0, cuda->queue,
               (float *)cuda->device_stage[0], at<void>(w->data), w->dtype, w->rows);
