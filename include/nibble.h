@@ -323,6 +323,9 @@ NB_MUST_CHECK enum nb_status nb_identity_write(const struct nb_identity_set_opts
 
 /* ---- running a model ------------------------------------------------------------------------ */
 
+/* Room for the name of a device: "cpu" or "cuda:N". */
+#define NB_DEVICE_NAME 16
+
 /* A loaded model: weights, tokenizer, chat template. It is immutable: any number of sessions,
  * batches and conversations, on any thread, may use it, its tokenizer and its chat template. */
 struct nb_engine;
@@ -963,11 +966,12 @@ struct nb_train_result {
     struct nb_train_progress last;
     struct nb_train_eval eval; /* the last one; tokens 0: none */
     struct nb_train_plan plan;
-    uint64_t peak_bytes; /* resident, of the process */
-    bool interrupted;    /* a checkpoint was written, if there is a directory for it */
-    bool exported;       /* the result is in place */
-    bool stopped;        /* by stop_if_ppl_rises */
-    int64_t result_step; /* the step after which the exported weights were taken */
+    uint64_t peak_bytes;         /* resident, of the process */
+    bool interrupted;            /* a checkpoint was written, if there is a directory for it */
+    bool exported;               /* the result is in place */
+    bool stopped;                /* by stop_if_ppl_rises */
+    int64_t result_step;         /* the step after which the exported weights were taken */
+    char device[NB_DEVICE_NAME]; /* that trains; empty before its memory is taken */
 };
 
 /* Trains, and writes the result to opts->out. An interruption ends the run after the current step;
@@ -1075,8 +1079,6 @@ NB_MUST_CHECK enum nb_status nb_gpu_products(int index, struct nb_gpu_products *
  * name: NB_EUNSUPPORTED. */
 NB_MUST_CHECK enum nb_status nb_device_parse(const char *name, int *gpu);
 
-#define NB_DEVICE_NAME 16
-
 #define NB_DEVICE_CAPS 128
 
 /* What the backend of a device offers beyond what every model needs, as words between blanks, such
@@ -1133,10 +1135,12 @@ NB_MUST_CHECK enum nb_status nb_bench_run(const struct nb_engine *engine,
 /* Speed of training: some steps over random tokens with the settings of opts, whose data, files and
  * callbacks are not used. */
 struct nb_bench_train {
+    char device[NB_DEVICE_NAME];
     int threads;
     double step_seconds, tokens_per_s; /* of the median step, the first excluded */
     double flops_per_s;                /* as nb_train_plan counts them */
-    double peak_flops_per_s;           /* f32 products from cache, all threads */
+    double peak_flops_per_s;           /* f32 products from cache, all threads; on a GPU large
+                                          products in bf16 */
     uint64_t peak_bytes;               /* resident, of the process */
     struct nb_train_plan plan;
 };

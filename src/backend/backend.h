@@ -280,7 +280,7 @@ struct nbi_backend {
 
     /* Measured limits, for benches: multiply-adds per second of one core, or of the device, in
      * NVFP4 products whose operands are as close as possible (L1, shared memory), and the same for
-     * f32 with all threads busy. */
+     * what training computes in: f32 with all threads busy, on a GPU bf16. */
     double (*roofline)(struct nbi_backend *be);
     double (*roofline_f32)(struct nbi_backend *be);
     /* Bytes per second read from memory, with NBI_CAP_OWN_MEMORY; benches measure the host's. */

@@ -1,4 +1,4 @@
-/* train.c - measures training steps, next to the peak arithmetic rate. */
+/* train.c - measures training steps, next to the peak arithmetic rate of the device. */
 #include <stdlib.h>
 
 #include "backend/backend.h"
@@ -19,12 +19,14 @@ static void note_step(void *ctx, const struct nb_train_progress *p)
 
 static enum nb_status measure_peak(const struct nb_train_opts *o, struct nb_bench_train *out)
 {
-    struct nbi_backend_opts on = {.device = "cpu", .threads = o->threads};
+    struct nbi_backend_opts on = {.device = o->device, .threads = o->threads};
     struct nbi_backend *be;
     NBI_TRY(nbi_simd_parse(o->simd, &on.level));
     NBI_TRY(nbi_backend_open(&be, &on));
     out->threads = o->threads > 0 ? o->threads : nbi_cpu_count();
-    out->peak_flops_per_s = 2 * be->roofline_f32(be) * out->threads;
+    bool gpu = nbi_backend_has(be, NBI_CAP_OWN_MEMORY);
+    snprintf(out->device, sizeof out->device, "%s", be->name);
+    out->peak_flops_per_s = 2 * be->roofline_f32(be) * (gpu ? 1 : out->threads);
     be->close(be);
     return NB_OK;
 }

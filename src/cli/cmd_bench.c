@@ -290,24 +290,29 @@ static int print_train(const struct bench_opts *o, const struct nb_bench_train *
 {
     static const char *const computes[] = {NB_COMPUTE_LIST(NB_ENUM_NAME)};
     double share = b->flops_per_s / b->peak_flops_per_s;
-    char bytes[32];
+    char bytes[32], peak[80];
     if (o->common.json)
-        return cli_print_json(json_pack("{s:f,s:f,s:f,s:f,s:I,s:f,s:i,s:s}", "tokens_per_s",
-                                        b->tokens_per_s, "tflops", b->flops_per_s / 1e12,
-                                        "peak_tflops", b->peak_flops_per_s / 1e12, "share", share,
-                                        "peak_bytes", (json_int_t)b->peak_bytes, "step_ms",
-                                        b->step_seconds * 1e3, "threads", b->threads,
-                                        "compute_dtype", computes[b->plan.compute]),
-                              true);
-    printf("train: %.1f tok/s, %.1f ms a step, %.1f GFLOP/s, %.0f %% of the %.1f that products of "
-           "floats reach in the cache (%d threads), %s\n",
+        return cli_print_json(
+            json_pack("{s:s,s:f,s:f,s:f,s:f,s:I,s:f,s:i,s:s}", "device", b->device, "tokens_per_s",
+                      b->tokens_per_s, "tflops", b->flops_per_s / 1e12, "peak_tflops",
+                      b->peak_flops_per_s / 1e12, "share", share, "peak_bytes",
+                      (json_int_t)b->peak_bytes, "step_ms", b->step_seconds * 1e3, "threads",
+                      b->threads, "compute_dtype", computes[b->plan.compute]),
+            true);
+    if (strcmp(b->device, "cpu") == 0)
+        snprintf(peak, sizeof peak, "products of floats reach in the cache (%d threads)",
+                 b->threads);
+    else
+        snprintf(peak, sizeof peak, "large products in bf16 reach (%s)", b->device);
+    printf("train: %.1f tok/s, %.1f ms a step, %.1f GFLOP/s, %.0f %% of the %.1f that %s, %s\n",
            b->tokens_per_s, b->step_seconds * 1e3, b->flops_per_s / 1e9, 100 * share,
-           b->peak_flops_per_s / 1e9, b->threads, nbi_format_bytes(bytes, (double)b->peak_bytes));
+           b->peak_flops_per_s / 1e9, peak, nbi_format_bytes(bytes, (double)b->peak_bytes));
     return 0;
 }
 
 static int run_train(struct bench_opts *o)
 {
+    char device[NB_DEVICE_NAME];
     struct nb_bench_train result;
     struct nb_train_opts opts;
     nb_train_defaults(&opts);
@@ -315,7 +320,7 @@ static int run_train(struct bench_opts *o)
     opts.model_dir = o->run.model_dir;
     opts.synthetic = cli_size(o->synthetic);
     opts.config = o->config;
-    opts.device = o->common.device;
+    opts.device = cli_device(device, &o->common);
     opts.seq_len = o->seq_len;
     opts.batch_size = o->batch_size;
     opts.grad_accum = o->grad_accum;
@@ -365,22 +370,23 @@ const struct cli_command cli_bench = {
     .positional = "WHAT",
     .what = "decode|prefill|train|ops|tokenizer",
     .summary = "measure speed against what this machine can do",
-    .text = "decode, prefill: tokens one after another, and whole prompts, beside what memory and\n"
-            "arithmetic of the device give; a GPU counts as one core. The others run on the CPU.\n"
-            "With --parallel, weights are read once for a token of every sequence, and keys and "
-            "values\n"
-            "count too.\n"
-            "\n"
-            "train: steps over random tokens, beside products of floats. An operation is an\n"
-            "addition or a multiplication; what --recompute does again is not counted.\n"
-            "\n"
-            "ops: the NVFP4 codec on every code path of this CPU, in GB/s per core with all "
-            "threads at\n"
-            "work, and the machine's read bandwidth measured in the same run.\n"
-            "\n"
-            "tokenizer: loading the tokenizer of MODEL, and encoding and decoding FILE line by "
-            "line on\n"
-            "one thread.",
+    .text =
+        "decode, prefill: tokens one after another, and whole prompts, beside what memory and\n"
+        "arithmetic of the device give; a GPU counts as one core. With --parallel, weights are\n"
+        "read once for a token of every sequence, and keys and values count too. ops and\n"
+        "tokenizer run on the CPU.\n"
+        "\n"
+        "train: steps over random tokens, beside products of floats (on a GPU, of bf16). An\n"
+        "operation is an addition or a multiplication; what --recompute does again is not\n"
+        "counted.\n"
+        "\n"
+        "ops: the NVFP4 codec on every code path of this CPU, in GB/s per core with all "
+        "threads at\n"
+        "work, and the machine's read bandwidth measured in the same run.\n"
+        "\n"
+        "tokenizer: loading the tokenizer of MODEL, and encoding and decoding FILE line by "
+        "line on\n"
+        "one thread.",
     .examples = "  nibble bench decode --synthetic 0.6b\n"
                 "  nibble bench decode --synthetic 4b --depth 32768 --kv-dtype f8 --device cuda\n"
                 "  nibble bench decode --synthetic 4b --parallel 32 --depth 1024 --device cuda\n"

@@ -127,7 +127,7 @@ static void print_device(const struct findings *f)
 {
     char gpu[128];
     if (strcmp(f->device, "cpu") != 0)
-        printf("device    auto picks %s%s to run models; training and the rest are on the CPU\n",
+        printf("device    auto picks %s%s to run and train models; the rest is on the CPU\n",
                f->device, cli_gpu_name(gpu));
     else
         printf("device    auto picks the CPU: %s\n",

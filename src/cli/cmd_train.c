@@ -14,12 +14,12 @@ static json_t *result_json(const struct nb_train_result *r)
                         cli_json_number(r->eval.master_loss))
             : json_null();
     return json_pack(
-        "{s:I,s:o,s:o,s:o,s:I,s:I,s:o,s:o,s:I,s:b,s:b,s:I}", "steps", (json_int_t)r->last.step,
-        "loss", cli_json_number(r->last.loss), "kl", cli_json_number(r->last.kl), "tokens_per_s",
-        cli_json_number(r->last.tokens_per_s), "tokens", (json_int_t)r->last.tokens, "skipped",
-        (json_int_t)r->last.skipped, "eval", eval, "plan", cli_plan_json(&r->plan), "peak_bytes",
-        (json_int_t)r->peak_bytes, "stopped", r->stopped, "interrupted", r->interrupted,
-        "result_step", (json_int_t)r->result_step);
+        "{s:s,s:I,s:o,s:o,s:o,s:I,s:I,s:o,s:o,s:I,s:b,s:b,s:I}", "device", r->device, "steps",
+        (json_int_t)r->last.step, "loss", cli_json_number(r->last.loss), "kl",
+        cli_json_number(r->last.kl), "tokens_per_s", cli_json_number(r->last.tokens_per_s),
+        "tokens", (json_int_t)r->last.tokens, "skipped", (json_int_t)r->last.skipped, "eval", eval,
+        "plan", cli_plan_json(&r->plan), "peak_bytes", (json_int_t)r->peak_bytes, "stopped",
+        r->stopped, "interrupted", r->interrupted, "result_step", (json_int_t)r->result_step);
 }
 
 static void print_stopped(const struct cli_train_opts *o, const struct nb_train_result *r)

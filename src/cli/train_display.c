@@ -2,6 +2,7 @@
 #include "cli/train_display.h"
 
 #include <math.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/str.h"
@@ -49,19 +50,22 @@ static void show_start(void *ctx, const struct nb_train_result *r)
     static const char *const precisions[] = {NB_PRECISION_LIST(NB_ENUM_NAME)};
     static const char *const computes[] = {NB_COMPUTE_LIST(NB_ENUM_NAME)};
     enum nbi_simd level;
-    char bytes[32];
+    char bytes[32], where[160], gpu[128];
     if (o->common->quiet || nbi_simd_parse(o->opts->simd, &level) != NB_OK)
         return;
+    if (strcmp(r->device, "cpu") == 0)
+        snprintf(where, sizeof where, "the CPU (%s, %d threads)", nbi_simd_name(level),
+                 o->opts->threads > 0 ? o->opts->threads : nbi_cpu_count());
+    else
+        snprintf(where, sizeof where, "%s%s", r->device, cli_gpu_name(gpu));
     begin_line(o);
-    fprintf(
-        stderr,
-        "%.1f M parameters in %s, activations in %s, on the CPU (%s, %d threads): %lld steps of "
-        "%lld tokens, %s of memory\n",
-        (double)r->plan.parameters / 1e6, precisions[o->opts->precision], computes[r->plan.compute],
-        nbi_simd_name(level), o->opts->threads > 0 ? o->opts->threads : nbi_cpu_count(),
-        (long long)r->last.steps,
-        (long long)(o->opts->batch_size * o->opts->seq_len * o->opts->grad_accum),
-        nbi_format_bytes(bytes, (double)r->plan.total));
+    fprintf(stderr,
+            "%.1f M parameters in %s, activations in %s, on %s: %lld steps of %lld tokens, %s of "
+            "memory\n",
+            (double)r->plan.parameters / 1e6, precisions[o->opts->precision],
+            computes[r->plan.compute], where, (long long)r->last.steps,
+            (long long)(o->opts->batch_size * o->opts->seq_len * o->opts->grad_accum),
+            nbi_format_bytes(bytes, (double)r->plan.total));
 }
 
 static void show_step(void *ctx, const struct nb_train_progress *p)

@@ -127,6 +127,7 @@ static void list_arithmetic(struct settings *s, const struct nbi_run *r)
     static const char *const stores[] = {NB_WEIGHT_STORE_LIST(NB_ENUM_NAME)};
     const struct nb_train_opts *o = r->opts;
     add(s, "precision", precisions[o->precision]);
+    add(s, "device", r->be->name);
     add(s, "activations", nbi_run_computes_in_bf16(r) ? "bf16" : "f32");
     add(s, "kept of NVFP4 weights", stores[o->weight_store]);
     add(s, "master weights", o->bf16_master ? "bf16, stochastically rounded" : "f32");

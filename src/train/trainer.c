@@ -465,6 +465,8 @@ enum nb_status nb_train(const struct nb_train_opts *o, struct nb_train_result *o
     rc = nbi_run_open(&r, o);
     if (rc == NB_OK)
         rc = begin(&r);
+    if (r.be)
+        snprintf(out->device, sizeof out->device, "%s", r.be->name);
     out->last = (struct nb_train_progress){.step = r.state.step,
                                            .steps = r.steps,
                                            .loss = NAN,

@@ -64,10 +64,11 @@ says err "nibble: on cpu"
 check "a GPU that does not exist is refused" 1 "$nibble" generate -m "$model" --raw -p hello \
     --device cuda:1023
 says err "GPU 1023 is not usable"
-check "train refuses a GPU" 1 "$nibble" train --synthetic tiny --steps 1 --device cuda
-says err "'train' runs on the CPU only"
-check "bench train refuses a GPU" 1 "$nibble" bench train --synthetic tiny --steps 1 --device cuda
-says err "'bench train' runs on the CPU only"
+check "train takes the GPU and says so" 0 "$nibble" train --synthetic tiny --steps 1 --seq-len 16
+says err "on cuda:0"
+check "bench train takes a GPU" 0 "$nibble" bench train --synthetic tiny --steps 1 --seq-len 16 \
+    --device cuda
+says out "large products in bf16 reach (cuda:0)"
 
 # ---- results equal the CPU's ----
 

@@ -11,9 +11,12 @@ extern "C" {
 #include "tensor/nvfp4.h"
 }
 
-#define BYTES  ((int64_t)2 << 30) /* read for the bandwidth */
-#define SIZE   8192               /* rows and columns of the matrices */
-#define ROUNDS 11                 /* the median counts */
+#define BYTES ((int64_t)2 << 30) /* read for the bandwidth */
+#ifndef NB_ROOFLINE_SIZE         /* smaller where kernels run on the host */
+#define NB_ROOFLINE_SIZE 8192
+#endif
+#define SIZE   NB_ROOFLINE_SIZE /* rows and columns of the matrices */
+#define ROUNDS 11               /* the median counts */
 
 __global__ static void k_read(uint32_t *out, const uint4 *p, int64_t n)
 {

@@ -1,0 +1,168 @@
+#!/usr/bin/env -S python3 -B
+"""The options of training on the emulated GPU, each against the same run on the CPU.
+
+usage: options.py NIBBLE [full]
+
+With activations in f32, losses are equal to 1e-3. A weight that NVFP4 rounds to its other neighbour,
+or a difference of the scalar loss that gets the other sign, moves the losses of so small a model by
+more than that in the end. So runs of many steps ("full") have bf16 weights where four bits are not
+what they are about; those in nvfp4 are short, and those of the scalar loss learn slowly."""
+import json
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)) + "/../cli")
+import training as t  # noqa: E402
+
+STEPS_SHORT, STEPS_FULL = 3, 20
+
+# Options by what they are about. DIR/ is the directory of the test.
+SHORT = {
+    "recomputation, pieces of matrices": (
+        "--recompute", "block", "--step-chunk-rows", 24, "--optimizer-state-mode", "nvfp4",
+        "--master-dtype", "f32"),
+    "fused step": ("--fused-step", "--recompute", "block", "--precision", "bf16"),
+    "the last layer": ("--train-last-layers", 1, "--precision", "f32", "--optimizer-state-mode",
+                       "f32", "--weight-decay", 0.1, "--grad-clip", 0),
+    "distillation of replay": ("--replay", "DIR/c.jsonl:0.5", "--kl-base", 0.5,
+                               "--optimizer-state-mode", "bf16"),
+    "scalar loss, micro-batches": ("--loss", "scalar", "--grad-accum", 2, "--clip-by-layer"),
+    "two levels of scales": ("-m", "DIR/two", "--fused-step"),
+    "odd sizes": ("-m", "DIR/odd"),
+}
+FULL = {
+    "recomputation": ("--recompute", "block"),
+    "fused step": ("--fused-step",),
+    "fused step, pieces": ("--fused-step", "--step-chunk-rows", 7, "--recompute", "block"),
+    "pieces of matrices": ("--step-chunk-rows", 24),
+    "the last layer": ("--train-last-layers", 1),
+    "the last layer, fused": ("--train-last-layers", 1, "--fused-step"),
+    "replay": ("--replay", "DIR/b.txt:0.25"),
+    "distillation": ("-d", "DIR/c.jsonl", "--kl-base", 0.5),
+    "distillation of replay": ("--replay", "DIR/c.jsonl:0.5", "--kl-base", 0.5),
+    "scalar loss": ("--loss", "scalar", "--lr", "1e-4"),
+    "scalar loss, fused": ("--loss", "scalar", "--fused-step", "--lr", "1e-4"),
+    "micro-batches": ("--grad-accum", 3),
+    "micro-batches, recomputation": ("--grad-accum", 2, "--recompute", "block"),
+    "clipping by layer": ("--clip-by-layer",),
+    "decay and schedule": ("--weight-decay", 0.1, "--grad-clip", 0, "--warmup", 3, "--schedule",
+                           "linear"),
+    "order of the data": ("--sample-mode", "sequential"),
+    "random weights": ("--from-scratch",),
+    "a head of its own": ("-m", "DIR/untied"),
+    "odd sizes": ("-m", "DIR/odd"),
+}
+
+
+class Options:
+    """A few models and texts, on which a program trains."""
+
+    def __init__(self, nibble, work, full):
+        self.nibble, self.work = nibble, work
+        self.steps = STEPS_FULL if full else STEPS_SHORT
+        t.make_data(work)
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+        t.make_model(nibble, work + "/model", head_dim=64, **heads)
+        t.make_model(nibble, work + "/untied", head_dim=64, tie_word_embeddings=False, **heads)
+        t.make_model(nibble, work + "/odd", hidden_size=48, intermediate_size=80,
+                     num_attention_heads=3, num_key_value_heads=1)
+        t.run(nibble, "quantize", "-q", "--two-level", work + "/model", work + "/two")
+
+    def arguments(self, name, device, *more):
+        """Of a run whose log has this name."""
+        more = [str(a).replace("DIR", self.work) for a in more]
+        for key, value in (("-m", self.work + "/model"), ("-d", self.work + "/a.txt"),
+                           ("--lr", "1e-3"), ("--steps", self.steps)):
+            if key not in more:
+                more += [key, value]
+        return ["--json", "--seq-len", 16, "--batch-size", 2, "--device", device,
+                "--log", f"{self.work}/{name}.jsonl", *more]
+
+    def train(self, name, device, *more):
+        """The result of a run, and the losses of its steps."""
+        out, said = t.run(self.nibble, "train", *self.arguments(name, device, *more))
+        lines = t.log(f"{self.work}/{name}.jsonl")
+        return json.loads(out), [float(x["loss"]) for x in lines if "loss" in x], said
+
+    def compare(self, what, *more, bf16=False):
+        """f32 activations step by step; bf16 within what rounding does."""
+        _, want, _ = self.train("cpu", "cpu", *more)
+        for compute, limit in (("f32", 1e-3), ("bf16", 2e-2))[:1 + bf16]:
+            result, got, said = self.train("cuda", "cuda", "--compute-dtype", compute, *more)
+            assert "on cuda:0" in said and result["device"] == "cuda:0", said
+            assert result["plan"]["compute_dtype"] == compute, result
+            assert len(got) == len(want) == self.steps
+            off = max(abs(a - b) for a, b in zip(want, got))
+            print(f"{what}, {compute} activations: losses differ by up to {off:.2g} "
+                  f"of {want[0]:.3f} to {want[-1]:.3f}", flush=True)
+            assert off < limit, (what, want, got)
+
+    def types(self):
+        """All precisions, masters and states."""
+        for precision in t.PRECISIONS:
+            self.steps = 4 if precision == "nvfp4" else STEPS_FULL
+            for master in ("f32", "bf16"):
+                for state in t.STATES:
+                    self.compare(f"{precision}, {master} masters, {state} states",
+                                 "--precision", precision, "--master-dtype", master,
+                                 "--optimizer-state-mode", state, bf16=precision != "f32")
+
+    def whole_run(self):
+        """Evaluation, test prompts, export, reports; the exported model is the one that was
+        measured, and says what the run says that it says."""
+        prompts = self.work + "/prompts.txt"
+        with open(prompts, "w", encoding="ascii") as f:
+            f.write("the cat\n")
+        out, report = self.work + "/out", self.work + "/memory.json"
+        r, _, _ = self.train("whole", "cuda", "-o", out, "--eval-data", self.work + "/held.txt",
+                             "--eval-every", 2, "--test-prompts", prompts, "--vram-report", report,
+                             "--stop-if-ppl-rises", 50)
+        ppl = json.loads(t.run(self.nibble, "eval", "ppl", "-q", "--json", "-m", out, "--text",
+                               self.work + "/held.txt", "--ctx", 16, "--device", "cpu")[0])["ppl"]
+        assert abs(r["eval"]["ppl"] / ppl - 1) < 2e-2, (r["eval"], ppl)
+        said = t.run(self.nibble, "generate", "-q", "-m", out, "-p", "the cat", "-n", 64, "--temp",
+                     0, "--exact", "--kv-dtype", "f32", "--device", "cpu")[0]
+        assert r["answers"][0]["after"].strip() == said.strip(), (r["answers"], said)
+        with open(out + "/report.html", encoding="utf-8") as f:
+            assert "cuda:0" in f.read()
+        with open(report, encoding="utf-8") as f:
+            assert len(json.load(f)["Samples"]) == 6
+
+    def not_finite(self):
+        """Steps whose gradients are not finite are skipped and counted, and ten in a row end the
+        run with a checkpoint; the same ones as on the CPU."""
+        over = ("--lr", 100, "--weight-decay", 100, "--schedule", "constant", "--grad-clip", 0,
+                "--steps", 40, "--precision", "bf16")
+        ends = {}
+        for device in ("cpu", "cuda"):
+            ck = f"{self.work}/{device}.ck"
+            _, said = t.run(self.nibble, "train",
+                            *self.arguments("over", device, "--checkpoint-dir", ck, *over), code=1)
+            assert "the gradients of the last 10 steps were not finite" in said, said
+            (ends[device],) = t.steps(ck)
+            state = t.checkpoint(f"{ck}/step-{ends[device]:08}.ckpt")
+            assert state["skipped"] >= state["skipped_in_row"] == 10, state["skipped"]
+        assert ends["cpu"] == ends["cuda"], ends
+        print(f"ten steps in a row without a finite gradient: the run ended after {ends['cpu']}")
+
+
+def main():
+    """A few combinations, or every option by itself."""
+    if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["full"]):
+        sys.exit("usage: options.py NIBBLE [full]")
+    full = sys.argv[2:] == ["full"]
+    with tempfile.TemporaryDirectory() as work:
+        options = Options(sys.argv[1], work, full)
+        for what, more in SHORT.items() if not full else ():
+            options.compare(what, *more)
+        for what, more in FULL.items() if full else ():
+            options.compare(what, "--precision", "bf16", *more, bf16=True)
+        options.whole_run()
+        options.not_finite()
+        if full:
+            options.types()
+
+
+if __name__ == "__main__":
+    main()
