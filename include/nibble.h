@@ -508,6 +508,61 @@ NB_MUST_CHECK enum nb_status nb_generate(struct nb_session *session, const int32
                                          struct nb_generate_result *result);
 void nb_generate_result_release(struct nb_generate_result *result);
 
+/* ---- requests over a batch ------------------------------------------------------------------ */
+
+/* Requests that share a batch: each step has a token for every running answer, and prompts take
+ * what is left of it. Requests wait in the order in which they came, and one begins when there is a
+ * slot and the pool has all pages that it may need, so a running one never lacks memory. */
+struct nb_scheduler;
+
+struct nb_scheduler_opts {
+    struct nb_batch_opts batch; /* sequences: requests that run at the same time */
+};
+
+/* The engine must outlive the scheduler. */
+NB_MUST_CHECK enum nb_status nb_scheduler_open(struct nb_scheduler **out,
+                                               const struct nb_engine *engine,
+                                               const struct nb_scheduler_opts *opts);
+
+/* Requests that have not ended end with NB_EINTERRUPTED. */
+void nb_scheduler_close(struct nb_scheduler *s);
+
+struct nb_request {
+    const int32_t *ids; /* the prompt: copied, as are the stop texts and biases of opts */
+    size_t count;
+    struct nb_generate_opts opts;
+    /* Called once, when the request has ended, in nb_scheduler_run() or _close(). NB_OK and, with
+     * the text so far, NB_EINTERRUPTED come with a result; otherwise result is empty and
+     * nb_last_error() says why: a text callback failed, or a logit was not finite. The result is
+     * released afterwards; to keep it, copy the struct and set *result to zeros. It may submit and
+     * cancel requests. */
+    void (*done)(void *ctx, int64_t id, enum nb_status status, struct nb_generate_result *result);
+    void *ctx; /* of done */
+};
+
+/* Adds a request; any thread. *id is above 0 and never used again. NB_EINVAL, NB_EVALUE: it is
+ * empty, has an id outside the vocabulary or sampling options out of range, or does not fit the
+ * context or the pool; done is not called then. */
+NB_MUST_CHECK enum nb_status nb_scheduler_submit(struct nb_scheduler *s,
+                                                 const struct nb_request *request, int64_t *id);
+
+/* Ends a request with NB_EINTERRUPTED at the next step; any thread. Nothing happens if it has ended
+ * already. */
+void nb_scheduler_cancel(struct nb_scheduler *s, int64_t id);
+
+/* Runs up to `steps` steps (0: until no request is left), one thread at a time. text and done are
+ * called on it. *active (may be NULL): requests that run or wait. A failure is one of the device,
+ * or NB_EINTERRUPTED: all requests are then as they were before the step. */
+NB_MUST_CHECK enum nb_status nb_scheduler_run(struct nb_scheduler *s, int64_t steps,
+                                              int64_t *active);
+
+struct nb_scheduler_info {
+    int64_t running, waiting;
+    int64_t pages, reserved; /* of the pool; by running requests */
+};
+
+void nb_scheduler_info(struct nb_scheduler *s, struct nb_scheduler_info *info); /* any thread */
+
 /* ---- conversations -------------------------------------------------------------------------- */
 
 /* A conversation over a session of its own, whose KV cache holds what was said before, token for

@@ -11,7 +11,7 @@
 
 #include "base/rng.h"
 
-static enum nb_status check(const struct nb_sampling *o, int64_t vocab)
+enum nb_status nbi_sampler_check(const struct nb_sampling *o, int64_t vocab)
 {
     if (!(o->temperature >= 0 && o->temperature <= 100))
         return nbi_fail(NB_EINVAL, "a temperature of %g; 0 to 100 is possible", o->temperature);
@@ -34,7 +34,7 @@ enum nb_status nbi_sampler_init(struct nbi_sampler *s, const struct nb_sampling 
                                 int64_t vocab)
 {
     memset(s, 0, sizeof *s);
-    NBI_TRY(check(opts, vocab));
+    NBI_TRY(nbi_sampler_check(opts, vocab));
     s->opts = *opts;
     s->vocab = vocab;
     s->penalties =

@@ -18,7 +18,10 @@ struct nbi_sampler {
     bool penalties; /* any of the three is set */
 };
 
-/* Nothing is allocated afterwards. Options out of range are NB_EINVAL. */
+/* NB_EINVAL if options are out of range. */
+enum nb_status nbi_sampler_check(const struct nb_sampling *opts, int64_t vocab);
+
+/* Checks the options. Nothing is allocated afterwards. */
 enum nb_status nbi_sampler_init(struct nbi_sampler *s, const struct nb_sampling *opts,
                                 int64_t vocab);
 void nbi_sampler_release(struct nbi_sampler *s);

@@ -1,71 +1,268 @@
 /* scheduler.c - continuous batching: when a request ends, the next one takes its slot.
  *
  * Each step has a token for every running answer; the rest of the chunk goes to prompts. So a long
- * prompt takes several steps, during which the answers of others go on. */
-#include "infer/scheduler.h"
+ * prompt takes several steps, during which the answers of others go on.
+ *
+ * A request reserves the pages of its prompt and of its longest answer before it begins. The batch
+ * takes pages as sequences grow and so never has fewer than are reserved.
+ *
+ * The lock guards the queue, the slots' pointers and the counters. What a slot points to belongs to
+ * the thread in nb_scheduler_run(), but for `cancelled`. */
+#include <pthread.h>
+#include <string.h>
 
+#include "base/clock.h"
+#include "infer/kv_cache.h"
 #include "infer/response.h"
 
+/* A request with its answer. */
 struct slot {
-    struct nbi_request *request; /* NULL: free */
+    struct slot *next; /* in the queue */
+    int64_t id;
+    int32_t *prompt;
+    size_t count;
+    struct nb_generate_opts opts; /* stop and bias are copies */
+    void (*done)(void *ctx, int64_t id, enum nb_status status, struct nb_generate_result *result);
+    void *ctx;
+    bool cancelled;
+    int64_t pages; /* that it needs at most */
+    struct nb_generate_result result;
+    /* Once it runs: */
     struct nbi_response answer;
     int64_t sequence;
     size_t prefilled; /* tokens of the prompt that are in the sequence */
-    int32_t id;       /* the last token of the answer */
+    int32_t last_id;  /* of the answer */
+    double began;     /* when the prompt, and then the rest of the answer, began */
 };
 
-struct scheduler {
+struct nb_scheduler {
     const struct nb_engine *engine;
-    const struct nbi_scheduler_opts *opts;
     struct nb_batch *batch;
-    struct nb_batch_info info;
-    struct slot *slots;             /* [parallel] */
-    struct nb_batch_input *inputs;  /* [parallel] of a step, in the order of their slots */
-    struct nbi_request *next, *end; /* requests that have not begun */
+    struct nb_batch_info info;     /* as it was opened */
+    struct slot **running;         /* [sequences]; NULL: free */
+    struct nb_batch_input *inputs; /* [sequences] of a step, in the order of their slots */
+    pthread_mutex_t lock;
+    struct slot *first, **end; /* the queue */
+    int64_t waiting, reserved, last_id;
 };
 
-/* The context that every request fits into with its answer. */
-static int64_t context_for(const struct nb_engine *engine, const struct nbi_request *requests,
-                           int64_t count)
+/* ---- a request and what it owns ---- */
+
+static void slot_free(struct slot *r)
 {
-    int64_t context = 1, limit = engine->config.max_position;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t max = requests[i].opts.max_tokens, n = (int64_t)requests[i].count;
-        n = max > 0 && max < limit - n ? n + max : limit;
-        context = n > context ? n : context;
-    }
-    return context;
+    if (!r)
+        return;
+    for (size_t i = 0; r->opts.stop && r->opts.stop[i]; i++)
+        free((char *)r->opts.stop[i]);
+    free((void *)r->opts.stop);
+    free((void *)r->opts.sampling.bias);
+    free(r->prompt);
+    nb_generate_result_release(&r->result);
+    free(r);
 }
 
-static enum nb_status begin(struct scheduler *s, struct slot *slot)
+static enum nb_status copy_stop_texts(struct slot *r, const char *const *stop)
 {
-    struct nbi_request *r = s->next++;
+    size_t n = 0;
+    while (stop && stop[n])
+        n++;
+    const char **copy = calloc(n + 1, sizeof *copy);
+    r->opts.stop = copy;
+    for (size_t i = 0; copy && i < n; i++)
+        if (!(copy[i] = strdup(stop[i])))
+            return nbi_fail_memory("request", strlen(stop[i]));
+    return copy ? NB_OK : nbi_fail_memory("request", n * sizeof *copy);
+}
+
+/* Copies what the caller need not keep. */
+static enum nb_status slot_copy(struct slot *r, const struct nb_request *from)
+{
+    size_t biases = (size_t)from->opts.sampling.bias_count * sizeof(struct nb_bias);
+    struct nb_bias *bias = NULL;
+    r->count = from->count;
+    r->opts = from->opts;
+    r->done = from->done;
+    r->ctx = from->ctx;
+    r->opts.sampling.bias = NULL;
+    NBI_TRY(copy_stop_texts(r, from->opts.stop));
+    r->prompt = malloc(from->count * sizeof *r->prompt);
+    if (biases > 0)
+        bias = malloc(biases);
+    r->opts.sampling.bias = bias;
+    if (!r->prompt || (biases > 0 && !bias))
+        return nbi_fail_memory("request", from->count * sizeof *r->prompt + biases);
+    memcpy(r->prompt, from->ids, from->count * sizeof *r->prompt);
+    if (bias)
+        memcpy(bias, from->opts.sampling.bias, biases);
+    return NB_OK;
+}
+
+/* Tells the caller that the request has ended, and frees it. */
+static void finish(struct slot *r, enum nb_status status)
+{
+    if (r->done)
+        r->done(r->ctx, r->id, status, &r->result);
+    slot_free(r);
+}
+
+/* ---- submitting and cancelling ---- */
+
+/* Tokens that the sequence of a request has at most. */
+static int64_t longest(const struct nb_scheduler *s, const struct nb_request *r)
+{
+    int64_t left = s->info.context - (int64_t)r->count, max = r->opts.max_tokens;
+    return (int64_t)r->count + (max > 0 && max < left ? max : left);
+}
+
+static enum nb_status check_request(const struct nb_scheduler *s, const struct nb_request *r)
+{
+    if (r->count == 0)
+        return nbi_fail(NB_EINVAL, "the prompt is empty");
     if ((int64_t)r->count > s->info.context)
         return nbi_fail(NB_EVALUE, "a prompt has %zu tokens, and the context is of %lld", r->count,
                         (long long)s->info.context);
-    *slot = (struct slot){.request = r,
-                          .answer = {.engine = s->engine, .opts = &r->opts, .result = &r->result}};
-    NBI_TRY(nbi_response_begin(&slot->answer, r->prompt, r->count, s->info.context));
-    return nb_batch_add(s->batch, &slot->sequence);
+    if (nbi_kv_pages(longest(s, r)) > s->info.pages)
+        return nbi_fail(NB_EVALUE,
+                        "prompt and answer may have %lld tokens, and the pool has room for %lld",
+                        (long long)longest(s, r), (long long)(s->info.pages * NBI_PAGE));
+    NBI_TRY(nbi_engine_check_ids(s->engine, r->ids, (int64_t)r->count));
+    return nbi_sampler_check(&r->opts.sampling, s->engine->config.vocab_size);
 }
 
-static enum nb_status end(struct slot *slot, enum nb_status rc)
+enum nb_status nb_scheduler_submit(struct nb_scheduler *s, const struct nb_request *request,
+                                   int64_t *id)
 {
-    slot->request = NULL;
-    return nbi_response_end(&slot->answer, rc);
+    NBI_TRY(check_request(s, request));
+    struct slot *r = calloc(1, sizeof *r);
+    enum nb_status rc = r ? slot_copy(r, request) : nbi_fail_memory("request", sizeof *r);
+    if (rc != NB_OK) {
+        slot_free(r);
+        return rc;
+    }
+    r->pages = nbi_kv_pages(longest(s, request));
+    pthread_mutex_lock(&s->lock);
+    *id = r->id = ++s->last_id;
+    *s->end = r;
+    s->end = &r->next;
+    s->waiting++;
+    pthread_mutex_unlock(&s->lock);
+    return NB_OK;
 }
+
+void nb_scheduler_cancel(struct nb_scheduler *s, int64_t id)
+{
+    pthread_mutex_lock(&s->lock);
+    for (struct slot *r = s->first; r; r = r->next)
+        r->cancelled |= r->id == id;
+    for (int64_t i = 0; i < s->info.sequences; i++)
+        if (s->running[i])
+            s->running[i]->cancelled |= s->running[i]->id == id;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- slots ---- */
+
+static enum nb_status was_cancelled(const struct slot *r)
+{
+    return nbi_fail(NB_EINTERRUPTED, "request %lld was cancelled", (long long)r->id);
+}
+
+/* Frees a slot and ends its request. */
+static void leave(struct nb_scheduler *s, int64_t i, enum nb_status rc)
+{
+    struct slot *r = s->running[i];
+    r->result.seconds = nbi_now() - r->began;
+    NBI_BUG_IF(nb_batch_drop(s->batch, r->sequence) != NB_OK);
+    pthread_mutex_lock(&s->lock);
+    s->running[i] = NULL;
+    s->reserved -= r->pages;
+    pthread_mutex_unlock(&s->lock);
+    finish(r, nbi_response_end(&r->answer, rc));
+}
+
+/* Takes a request out of the queue. */
+static void unlink_request(struct nb_scheduler *s, struct slot **at)
+{
+    struct slot *r = *at;
+    *at = r->next;
+    if (s->end == &r->next)
+        s->end = at;
+    s->waiting--;
+}
+
+/* The first request of the queue that was cancelled, taken out; NULL: there is none. */
+static struct slot *take_cancelled(struct nb_scheduler *s)
+{
+    struct slot *r = NULL;
+    pthread_mutex_lock(&s->lock);
+    for (struct slot **at = &s->first; *at && !r; at = &(*at)->next)
+        if ((*at)->cancelled) {
+            r = *at;
+            unlink_request(s, at);
+            break;
+        }
+    pthread_mutex_unlock(&s->lock);
+    return r;
+}
+
+static void end_cancelled(struct nb_scheduler *s)
+{
+    for (struct slot *r; (r = take_cancelled(s));)
+        finish(r, was_cancelled(r));
+    for (int64_t i = 0; i < s->info.sequences; i++) {
+        pthread_mutex_lock(&s->lock);
+        bool cancelled = s->running[i] && s->running[i]->cancelled;
+        pthread_mutex_unlock(&s->lock);
+        if (cancelled)
+            leave(s, i, was_cancelled(s->running[i]));
+    }
+}
+
+/* Puts the first request of the queue into slot i, if the pool has its pages; NULL otherwise. */
+static struct slot *admit(struct nb_scheduler *s, int64_t i)
+{
+    pthread_mutex_lock(&s->lock);
+    struct slot *r = s->first;
+    if (r && s->reserved + r->pages > s->info.pages)
+        r = NULL;
+    if (r) {
+        unlink_request(s, &s->first);
+        s->reserved += r->pages;
+        s->running[i] = r;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return r;
+}
+
+/* Fills free slots. A request that cannot begin ends at once. */
+static void begin_requests(struct nb_scheduler *s)
+{
+    for (int64_t i = 0; i < s->info.sequences; i++) {
+        struct slot *r = s->running[i] ? NULL : admit(s, i);
+        if (!r)
+            continue;
+        NBI_BUG_IF(nb_batch_add(s->batch, &r->sequence) != NB_OK);
+        r->answer =
+            (struct nbi_response){.engine = s->engine, .opts = &r->opts, .result = &r->result};
+        r->began = nbi_now();
+        enum nb_status rc = nbi_response_begin(&r->answer, r->prompt, r->count, s->info.context);
+        if (rc != NB_OK)
+            leave(s, i--, rc); /* the slot is free for the next one */
+    }
+}
+
+/* ---- steps ---- */
 
 /* A slot's input to a step: up to `limit` tokens of its prompt, or the last token of its answer.
  * Candidates or logits are wanted once the prompt is complete. */
-static struct nb_batch_input next_input(struct slot *slot, int64_t limit)
+static struct nb_batch_input next_input(struct slot *r, int64_t limit)
 {
-    struct nb_batch_input in = {.sequence = slot->sequence, .ids = &slot->id, .count = 1};
-    struct nbi_logits_spec *spec = &slot->answer.spec;
-    int64_t left = (int64_t)(slot->request->count - slot->prefilled);
+    struct nb_batch_input in = {.sequence = r->sequence, .ids = &r->last_id, .count = 1};
+    struct nbi_logits_spec *spec = &r->answer.spec;
+    int64_t left = (int64_t)(r->count - r->prefilled);
     if (left > 0) {
-        in.ids = slot->request->prompt + slot->prefilled;
+        in.ids = r->prompt + r->prefilled;
         in.count = left < limit ? left : limit;
-        slot->prefilled += (size_t)in.count;
     }
     if (left > in.count)
         return in;
@@ -75,89 +272,129 @@ static struct nb_batch_input next_input(struct slot *slot, int64_t limit)
     return in;
 }
 
-/* Samples a slot's next token after a step, and ends the request if it was the last. */
-static enum nb_status advance(struct scheduler *s, struct slot *slot,
-                              const struct nb_batch_input *in)
+/* The next token of a slot whose prompt is complete. */
+static enum nb_status next_token(struct nb_scheduler *s, struct slot *r,
+                                 const struct nb_batch_input *in, bool *done)
 {
-    bool done = false;
-    if (!in->logits && !in->candidates)
-        return NB_OK;
+    int64_t left = s->info.context - nb_batch_length(s->batch, r->sequence);
     if (in->nonfinite)
         return nbi_fail(NB_EVALUE, "a logit is not finite");
-    int64_t left = s->info.context - nb_batch_length(s->batch, slot->sequence);
-    NBI_TRY(nbi_response_token(&slot->answer, left, &slot->id, &done));
-    if (!done)
-        return NB_OK;
-    NBI_TRY(nb_batch_drop(s->batch, slot->sequence));
-    NBI_TRY(end(slot, NB_OK));
-    if (s->opts->done)
-        s->opts->done(s->opts->ctx);
-    return NB_OK;
+    if (r->result.count == 0) {
+        double now = nbi_now();
+        r->result.prompt_seconds = now - r->began;
+        r->began = now;
+    }
+    return nbi_response_token(&r->answer, left, &r->last_id, done);
 }
 
-/* *active: whether any slot had something to do. */
-static enum nb_status step(struct scheduler *s, bool *active)
+/* Takes the outcome of a step, and ends the request if it was its last. */
+static void advance(struct nb_scheduler *s, int64_t i, const struct nb_batch_input *in)
 {
-    int64_t slots = s->opts->parallel, count = 0;
+    struct slot *r = s->running[i];
+    bool done = false;
+    if (r->prefilled < r->count)
+        r->prefilled += (size_t)in->count;
+    if (r->prefilled < r->count)
+        return;
+    enum nb_status rc = next_token(s, r, in, &done);
+    if (rc != NB_OK || done)
+        leave(s, i, rc);
+}
+
+static enum nb_status step(struct nb_scheduler *s)
+{
+    int64_t slots = s->info.sequences, count = 0;
     int64_t spare = s->info.chunk - slots; /* beyond one token for every slot */
-    NBI_TRY(nbi_check_interrupt());
     for (int64_t i = 0; i < slots; i++) {
-        struct slot *slot = &s->slots[i];
-        if (!slot->request && s->next < s->end)
-            NBI_TRY(begin(s, slot));
-        if (!slot->request)
+        if (!s->running[i])
             continue;
-        s->inputs[count] = next_input(slot, spare + 1);
+        s->inputs[count] = next_input(s->running[i], spare + 1);
         spare -= s->inputs[count++].count - 1;
     }
-    *active = count > 0;
-    if (!*active)
+    if (count == 0)
         return NB_OK;
     NBI_TRY(nb_batch_step(s->batch, s->inputs, count));
     const struct nb_batch_input *in = s->inputs;
     for (int64_t i = 0; i < slots; i++)
-        if (s->slots[i].request)
-            NBI_TRY(advance(s, &s->slots[i], in++));
+        if (s->running[i])
+            advance(s, i, in++);
     return NB_OK;
 }
 
-static enum nb_status run(struct scheduler *s, int64_t context)
+enum nb_status nb_scheduler_run(struct nb_scheduler *s, int64_t steps, int64_t *active)
 {
-    int64_t n = s->opts->parallel;
-    s->slots = calloc((size_t)n, sizeof *s->slots);
-    s->inputs = calloc((size_t)n, sizeof *s->inputs);
-    if (!s->slots || !s->inputs)
-        return nbi_fail_memory("answers", (size_t)n * sizeof *s->slots);
-    NBI_TRY(nb_batch_open(
-        &s->batch, s->engine,
-        &(struct nb_batch_opts){.sequences = n, .context = context, .kv = s->opts->kv}));
-    nb_batch_info(s->batch, &s->info);
     enum nb_status rc = NB_OK;
-    for (bool active = true; active && rc == NB_OK;)
-        rc = step(s, &active);
-    for (int64_t i = 0; i < n; i++)
-        if (s->slots[i].request) /* it failed, or another did */
-            rc = end(&s->slots[i], rc);
-    return rc;
-}
-
-enum nb_status nbi_scheduler_run(const struct nb_engine *engine, struct nbi_request *requests,
-                                 int64_t count, const struct nbi_scheduler_opts *opts)
-{
-    struct scheduler s = {
-        .engine = engine, .opts = opts, .next = requests, .end = requests + count};
-    enum nb_status rc = run(&s, context_for(engine, requests, count));
-    nb_batch_close(s.batch);
-    free(s.slots);
-    free(s.inputs);
-    return rc;
-}
-
-void nbi_requests_free(struct nbi_request *requests, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++) {
-        free(requests[i].prompt);
-        nb_generate_result_release(&requests[i].result);
+    struct nb_scheduler_info info;
+    for (int64_t i = 0; rc == NB_OK; i++) {
+        end_cancelled(s);
+        begin_requests(s);
+        nb_scheduler_info(s, &info);
+        if (info.running + info.waiting == 0 || (steps > 0 && i == steps))
+            break;
+        rc = nbi_check_interrupt();
+        if (rc == NB_OK)
+            rc = step(s);
     }
-    free(requests);
+    if (active) {
+        nb_scheduler_info(s, &info);
+        *active = info.running + info.waiting;
+    }
+    return rc;
+}
+
+void nb_scheduler_info(struct nb_scheduler *s, struct nb_scheduler_info *info)
+{
+    pthread_mutex_lock(&s->lock);
+    *info = (struct nb_scheduler_info){
+        .waiting = s->waiting, .pages = s->info.pages, .reserved = s->reserved};
+    for (int64_t i = 0; i < s->info.sequences; i++)
+        info->running += s->running[i] != NULL;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- open and close ---- */
+
+enum nb_status nb_scheduler_open(struct nb_scheduler **out, const struct nb_engine *engine,
+                                 const struct nb_scheduler_opts *opts)
+{
+    *out = NULL;
+    struct nb_scheduler *s = calloc(1, sizeof *s);
+    if (!s)
+        return nbi_fail_memory("scheduler", sizeof *s);
+    s->engine = engine;
+    s->end = &s->first;
+    pthread_mutex_init(&s->lock, NULL);
+    enum nb_status rc = nb_batch_open(&s->batch, engine, &opts->batch);
+    if (rc == NB_OK) {
+        nb_batch_info(s->batch, &s->info);
+        size_t n = (size_t)s->info.sequences;
+        s->running = calloc(n, sizeof *s->running);
+        s->inputs = calloc(n, sizeof *s->inputs);
+        if (!s->running || !s->inputs)
+            rc = nbi_fail_memory("scheduler", n * sizeof *s->inputs);
+    }
+    if (rc == NB_OK)
+        *out = s;
+    else
+        nb_scheduler_close(s);
+    return rc;
+}
+
+void nb_scheduler_close(struct nb_scheduler *s)
+{
+    if (!s)
+        return;
+    for (int64_t i = 0; s->running && i < s->info.sequences; i++)
+        if (s->running[i])
+            leave(s, i, was_cancelled(s->running[i]));
+    while (s->first) {
+        struct slot *r = s->first;
+        unlink_request(s, &s->first);
+        finish(r, was_cancelled(r));
+    }
+    nb_batch_close(s->batch);
+    pthread_mutex_destroy(&s->lock);
+    free(s->running);
+    free(s->inputs);
+    free(s);
 }
