@@ -322,7 +322,7 @@ class Harness:
                 continue  # reports what was done; for one inside a directory see below
             if not finished and "in place" in err and "report.html" in (new or {}):
                 new = {k: v for k, v in new.items() if k != "report.html"}
-                is_now = {k: v for k, v in (is_now or {}).items() if k != "report.html"}
+                is_now = is_now and {k: v for k, v in is_now.items() if k != "report.html"}
             if is_now == new and (finished or new == old):
                 continue
             if is_now == old and not finished:
