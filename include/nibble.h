@@ -1143,6 +1143,41 @@ NB_MUST_CHECK enum nb_status nb_device_caps(const char *device, char words[NB_DE
 /* The device that "auto" stands for: the first GPU that nb_gpu_check finds usable, else "cpu". */
 void nb_device_auto(char name[NB_DEVICE_NAME]);
 
+/* How the results of a kernel are measured: x against the reference y. */
+enum nb_kernel_measure {
+    NB_KERNEL_RELATIVE, /* |x - y| / (|y| + rms(y)), the largest */
+    NB_KERNEL_ROUNDING, /* rms(x - y), as a multiple of what rounding y to bf16 makes */
+    NB_KERNEL_NORM,     /* norm(x - y) / norm(y) */
+    NB_KERNEL_BITS      /* the number of bytes that differ */
+};
+
+/* An operation of a backend, over some shapes, against the scalar CPU code. */
+struct nb_kernel_check {
+    const char *operation, *variant, *shapes;
+    const char *result; /* the one of its results that is nearest to its bound, or beyond */
+    enum nb_kernel_measure measure;
+    double error, bound;
+    const char *problem; /* why there is nothing to measure; NULL */
+    bool passed;
+    double seconds;
+};
+
+struct nb_kernel_opts {
+    const char *device; /* "cpu", "cuda", "cuda:N" or "auto" */
+    const char *simd;   /* of the CPU: "scalar", "avx2", ...; NULL: the best */
+    int threads;
+    const char *only; /* part of the "operation, variant" to check; NULL: all */
+    /* Of the tensors that the optimizer's operations get, about; 0: small ones. */
+    int64_t elements;
+};
+
+typedef enum nb_status (*nb_kernel_fn)(void *ctx, const struct nb_kernel_check *check);
+
+/* Every operation of a device, on small and odd shapes. A check that fails is no failure of the
+ * call. */
+NB_MUST_CHECK enum nb_status nb_check_kernels(const struct nb_kernel_opts *opts, nb_kernel_fn fn,
+                                              void *ctx);
+
 /* One measured operation of the codec. GB/s counts bf16 source bytes for quantise rows and NVFP4
  * bytes for dequantise rows. */
 struct nb_bench_row {

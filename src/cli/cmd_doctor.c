@@ -7,6 +7,7 @@
 
 #include "base/str.h"
 #include "base/sys.h"
+#include "cli/doctor_kernels.h"
 #include "cli/model_options.h"
 
 #define MAX_GPUS     16
@@ -14,6 +15,21 @@
 
 struct doctor_opts {
     struct cli_common common;
+    bool kernels;
+    const char *only;
+    int64_t elements;
+    int simd;
+};
+
+static const struct cli_opt options[] = {
+    {"kernels", 0, CLI_FLAG, offsetof(struct doctor_opts, kernels), NULL, NULL, 0, 0,
+     "check every operation of the device against the scalar CPU code", NULL},
+    {"only", 0, CLI_STRING, offsetof(struct doctor_opts, only), "TEXT", NULL, 0, 0,
+     "kernels: those whose line has this in its first two columns", NULL},
+    {"elements", 0, CLI_INT, offsetof(struct doctor_opts, elements), "N", "0", 0, 1 << 30,
+     "kernels: size of the optimizer's tensors (0: small ones)", NULL},
+    {"simd", 0, CLI_CHOICE, offsetof(struct doctor_opts, simd), "best" CLI_SIMD_CHOICES, "best", 0,
+     0, "kernels: the CPU's instruction set", NULL},
 };
 
 struct problem {
@@ -224,6 +240,9 @@ static int run(void *opts)
 {
     struct doctor_opts *o = opts;
     struct findings f;
+    if (o->kernels)
+        return cli_doctor_kernels(
+            &(struct cli_kernel_opts){&o->common, o->only, o->elements, cli_simd(o->simd)});
     examine(&f);
     if (o->common.json) {
         bool ok = true;
@@ -245,7 +264,15 @@ const struct cli_command cli_doctor = {
         "each device can do, and one line per problem with its remedy. Runs the codec's "
         "self-test,\n"
         "and on GPUs with FP4 tensor cores that of their products. Exit code 1 if something that\n"
-        "is needed is broken.",
+        "is needed is broken.\n\n"
+        "With --kernels: every operation of the device, on small and odd shapes, against the\n"
+        "scalar CPU code, a line each: the largest error, what is allowed, and whether it is ok.\n"
+        "Exit code 1 if one is not. A report of wrong results should begin with its output.",
+    .examples = "  nibble doctor\n"
+                "  nibble doctor --kernels\n"
+                "  nibble doctor --kernels --device cuda --only adamw --elements 1000000\n",
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct doctor_opts),
     .any_device = true,
     .run = run,

@@ -108,6 +108,7 @@ COMMANDS = [
     command("chat", "chat -m in/chat -n 3 --temp 0 --threads 1 -q --log out/log.jsonl",
             stdin="the cat\n/save out/talk.jsonl\nagain\n/load out/talk.jsonl\nmore\n/stats\n"),
     command("doctor", "doctor --json"),
+    command("doctor-kernels", "doctor --kernels --only rope_table --threads 1"),
     command("parity", "parity -m in/model --prompt cat --threads 1 -q", limit=300),
     command("debug-hf", "debug hf -m in/model --in in/ids.safetensors --out out/hf.safetensors "
             "--threads 1 -q", old=[("hf.safetensors", "ids.safetensors")], limit=300),
