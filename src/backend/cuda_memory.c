@@ -91,6 +91,22 @@ static int64_t weight_bytes(const struct nbi_backend *be, enum nbi_dtype dtype, 
     return (int64_t)nbi_dtype_bytes(dtype, rows * (cols > 0 ? cols : 1));
 }
 
+/* ---- what the driver takes for blocks ---- */
+
+/* Blocks of up to 1 MiB are pieces of 2 MiB, in units of 512 bytes; others are multiples of 2 MiB.
+ */
+static int64_t reserved_bytes(const int64_t *blocks, int count)
+{
+    const int64_t mib = (int64_t)1 << 20;
+    int64_t large = 0, small = 0;
+    for (int i = 0; i < count; i++)
+        if (blocks[i] > mib)
+            large += round_up(blocks[i], 2 * mib);
+        else
+            small += round_up(blocks[i], 512);
+    return large + round_up(small, 2 * mib);
+}
+
 /* ---- the backend ---- */
 
 void nbi_cuda_describe(struct nbi_backend *be)
@@ -99,6 +115,9 @@ void nbi_cuda_describe(struct nbi_backend *be)
     be->chunk = 1024;
     be->batch_invariant_rows = smaller(NBI_DECODE_ATTENTION_ROWS, NBI_DECODE_LINEAR_ROWS);
     be->graph_rows = NBI_DECODE_LINEAR_ROWS;
+    be->context_bytes = NBI_CONTEXT_BYTES;
+    be->pinned_bytes = NBI_PINNED_BYTES + 2 * NBI_STAGE_BYTES;
+    be->reserved_bytes = reserved_bytes;
     be->stream_bytes = stream_bytes;
     be->weight_bytes = weight_bytes;
 }

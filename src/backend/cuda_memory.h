@@ -28,6 +28,12 @@
 #define CUDA_TILE_COLS  128
 #define CUDA_TILE_BYTES 1152
 
+/* What the process takes of an H200 besides its blocks: the CUDA context, the kernels, cuBLASLt.
+ * Estimated from generating text with a 4B model and 4,096 tokens of context, which took 3,823 MiB
+ * by nvidia-smi (tests/gpu/run.sh limits). Of these 2,514 MiB were weights in 37 slabs, 576 MiB the
+ * KV cache, 98 MiB activations, 94 MiB scratch and 8 MiB stages. Training loads other kernels. */
+#define NBI_CONTEXT_BYTES ((int64_t)533 << 20)
+
 /* ---- streams ---- */
 
 /* Bytes of the pieces of a stream's block, in their order; see struct nbi_stream. */

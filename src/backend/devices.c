@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda_memory.h"
 #include "backend/devices.h"
 #include "base/status.h"
 
@@ -93,17 +94,44 @@ enum nb_status nb_gpu_check(int index)
 
 #endif
 
-enum nb_status nbi_backend_open(struct nbi_backend **out, const struct nbi_backend_opts *opts)
+/* The GPU that the options ask for; -1: the CPU. */
+static enum nb_status choose(const struct nbi_backend_opts *opts, int *gpu)
 {
     char device[NB_DEVICE_NAME] = "cpu";
-    int gpu;
-    *out = NULL;
     if (opts->device && strcmp(opts->device, "auto") == 0)
         nb_device_auto(device);
     else if (opts->device)
         snprintf(device, sizeof device, "%s", opts->device);
-    NBI_TRY(nb_device_parse(device, &gpu));
+    return nb_device_parse(device, gpu);
+}
+
+enum nb_status nbi_backend_open(struct nbi_backend **out, const struct nbi_backend_opts *opts)
+{
+    int gpu;
+    *out = NULL;
+    NBI_TRY(choose(opts, &gpu));
     return gpu < 0 ? nbi_cpu_open(out, opts) : open_gpu(out, gpu, opts->threads);
+}
+
+static void close_description(struct nbi_backend *be)
+{
+    free(be);
+}
+
+enum nb_status nbi_backend_describe(struct nbi_backend **out, const struct nbi_backend_opts *opts)
+{
+    int gpu;
+    *out = NULL;
+    NBI_TRY(choose(opts, &gpu));
+    if (gpu < 0)
+        return nbi_cpu_open(out, opts);
+    *out = calloc(1, sizeof **out);
+    if (!*out)
+        return nbi_fail_memory("backend", sizeof **out);
+    nbi_cuda_describe(*out);
+    (*out)->name = "cuda";
+    (*out)->close = close_description;
+    return NB_OK;
 }
 
 /* Opens a device as a session would: a stream for many rows decides which products a GPU uses. */

@@ -80,23 +80,38 @@ static int print_fits(const struct nb_train_opts *opts, double gib)
 
 /* ---- the command ---- */
 
+/* On a GPU in MiB, as nvidia-smi counts. */
+static void print_part(const char *what, int64_t bytes, bool gpu)
+{
+    char text[32];
+    if (gpu)
+        printf("%-40s  %9.1f MiB\n", what, (double)bytes / (1 << 20));
+    else
+        printf("%-28s  %12s\n", what, nbi_format_bytes(text, (double)bytes));
+}
+
 static void print_plan(const struct nb_train_plan *p)
 {
     bool bf16 = p->compute == NB_COMPUTE_BF16;
     const struct {
         const char *what;
         int64_t bytes;
-    } parts[] = {{"master weights", p->masters},
-                 {"weights of the forward pass", p->weights},
-                 {"Adam's moments", p->moments},
-                 {"gradients", p->gradients},
-                 {bf16 ? "activations, bf16" : "activations, f32", p->activations},
-                 {"scratch", p->scratch},
-                 {"batches and tables", p->host},
-                 {"total", p->total}};
-    char text[32];
+        bool gpu_only, cpu_only;
+    } parts[] = {{"master weights", p->masters, false, false},
+                 {"weights of the forward pass", p->weights, false, false},
+                 {"Adam's moments", p->moments, false, false},
+                 {"gradients", p->gradients, false, false},
+                 {bf16 ? "activations, bf16" : "activations, f32", p->activations, false, false},
+                 {"scratch", p->scratch, false, false},
+                 {"tables", p->tables, true, false},
+                 {"blocks, rounded up", p->rounding, true, false},
+                 {"context and libraries, as on an H200", p->context, true, false},
+                 {"batches and tables", p->host, false, true},
+                 {p->gpu ? "on the GPU" : "total", p->total, false, false},
+                 {"on the host: batches, pinned memory", p->host, true, false}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        printf("%-28s  %12s\n", parts[i].what, nbi_format_bytes(text, (double)parts[i].bytes));
+        if (p->gpu ? !parts[i].cpu_only : !parts[i].gpu_only)
+            print_part(parts[i].what, parts[i].bytes, p->gpu);
     printf("\n%lld parameters, %.2f GFLOP a token\n", (long long)p->parameters,
            p->flops_per_token / 1e9);
 }
@@ -126,7 +141,8 @@ const struct cli_command cli_plan = {
     .summary = "say what memory a training run takes",
     .text =
         "Takes the options of 'nibble train' and says what it would allocate, by part, without\n"
-        "running it.\n"
+        "running it. With --device cuda it plans for a GPU, to the MiB and with what the driver\n"
+        "takes, also where there is none: docs/MEMORY.md.\n"
         "\n"
         "--fit also tries all of --recompute, --optimizer-state-mode, --master-dtype,\n"
         "--fused-step and smaller batches (which accumulate to the same update, but with\n"
@@ -137,6 +153,7 @@ const struct cli_command cli_plan = {
                 "  nibble plan -m Qwen3-4B --fit 16\n",
     .options = cli_train_options,
     .option_count = CLI_PLAN_OPTIONS,
+    .absent_device = true,
     .opts_size = sizeof(struct cli_train_opts),
     .run = run_plan,
 };

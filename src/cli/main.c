@@ -262,8 +262,8 @@ static int check_device(const struct cli_command *c, const struct cli_common *co
                 common->device);
         return CLI_EXIT_USAGE;
     }
-    enum nb_status rc = gpu < 0 ? NB_OK : nb_gpu_check(gpu);
-    if (rc != NB_OK || c->any_device)
+    enum nb_status rc = gpu < 0 || c->absent_device ? NB_OK : nb_gpu_check(gpu);
+    if (rc != NB_OK || c->any_device || c->absent_device)
         return cli_status(rc);
     return cli_cpu_only(common, c->name);
 }

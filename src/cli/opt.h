@@ -64,6 +64,7 @@ struct cli_command {
     size_t opts_size;
     size_t model_at;        /* offset of an option that may stand for the first argument; 0: none */
     bool any_device;        /* runs on GPUs too; else --device cuda is refused */
+    bool absent_device;     /* only plans for the device, which need not be there */
     int (*run)(void *opts); /* returns the exit code */
 };
 

@@ -204,11 +204,28 @@ bool cli_train_convert(struct cli_train_opts *o, struct nb_train_opts *out)
 json_t *cli_plan_json(const struct nb_train_plan *p)
 {
     static const char *const computes[] = {NB_COMPUTE_LIST(NB_ENUM_NAME)};
-    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:s}", "masters",
-                     (json_int_t)p->masters, "moments", (json_int_t)p->moments, "gradients",
-                     (json_int_t)p->gradients, "weights", (json_int_t)p->weights, "activations",
-                     (json_int_t)p->activations, "scratch", (json_int_t)p->scratch, "host",
-                     (json_int_t)p->host, "total", (json_int_t)p->total, "parameters",
-                     (json_int_t)p->parameters, "flops_per_token", p->flops_per_token,
-                     "compute_dtype", computes[p->compute]);
+    const struct {
+        const char *key;
+        int64_t value;
+    } parts[] = {{"masters", p->masters},
+                 {"moments", p->moments},
+                 {"gradients", p->gradients},
+                 {"weights", p->weights},
+                 {"activations", p->activations},
+                 {"scratch", p->scratch},
+                 {"tables", p->tables},
+                 {"rounding", p->rounding},
+                 {"context", p->context},
+                 {"host", p->host},
+                 {"total", p->total},
+                 {"parameters", p->parameters}};
+    json_t *out = json_pack("{s:s,s:s,s:f}", "device", p->gpu ? "cuda" : "cpu", "compute_dtype",
+                            computes[p->compute], "flops_per_token", p->flops_per_token);
+    bool ok = true;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        nbi_json_set(out, parts[i].key, json_integer((json_int_t)parts[i].value), &ok);
+    if (ok)
+        return out;
+    json_decref(out);
+    return NULL;
 }

@@ -59,22 +59,30 @@ static void choose_fused(struct nbi_optimizer *s)
     }
 }
 
+void nbi_optimizer_plan(int64_t layers, int64_t tensors, int64_t bytes[NBI_OPTIMIZER_BLOCKS])
+{
+    bytes[0] = tensors * (int64_t)sizeof(struct nbi_update_record);
+    bytes[1] = (layers + 2) * (int64_t)sizeof(struct nbi_update_control);
+    bytes[2] = 2 * tensors * (int64_t)sizeof(int32_t);
+}
+
 enum nb_status nbi_optimizer_init(struct nbi_optimizer *s, struct nbi_train_params *t,
                                   const struct nbi_optimizer_opts *opts)
 {
     struct nbi_backend *be = t->be;
     *s = (struct nbi_optimizer){.t = t, .opts = *opts};
     choose_fused(s);
-    size_t groups = (size_t)group_count(s), n = (size_t)t->count;
+    size_t groups = (size_t)group_count(s);
+    int64_t bytes[NBI_OPTIMIZER_BLOCKS];
     s->first = calloc(groups + 1, sizeof *s->first);
     s->host_controls = calloc(groups, sizeof *s->host_controls);
     s->queued = calloc(groups, sizeof *s->queued);
     if (!s->first || !s->host_controls || !s->queued)
         return nbi_fail_memory("optimizer", groups * sizeof *s->host_controls);
-    NBI_TRY(
-        be->alloc(be, "optimizer", (int64_t)(n * sizeof(struct nbi_update_record)), &s->records));
-    NBI_TRY(be->alloc(be, "optimizer", (int64_t)(groups * sizeof *s->host_controls), &s->controls));
-    NBI_TRY(be->alloc(be, "optimizer", (int64_t)(2 * n * sizeof(int32_t)), &s->tensors));
+    nbi_optimizer_plan(t->config->layers, t->count, bytes);
+    NBI_TRY(be->alloc(be, "optimizer", bytes[0], &s->records));
+    NBI_TRY(be->alloc(be, "optimizer", bytes[1], &s->controls));
+    NBI_TRY(be->alloc(be, "optimizer", bytes[2], &s->tensors));
     return list_groups(s);
 }
 

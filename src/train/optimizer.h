@@ -30,6 +30,12 @@ struct nbi_optimizer {
     bool *queued; /* [layers + 2] groups with an update since the last nbi_optimizer_finish() */
 };
 
+/* The bytes of the blocks that nbi_optimizer_init asks the backend for: records, controls, tensors.
+ */
+#define NBI_OPTIMIZER_BLOCKS 3
+
+void nbi_optimizer_plan(int64_t layers, int64_t tensors, int64_t bytes[NBI_OPTIMIZER_BLOCKS]);
+
 enum nb_status nbi_optimizer_init(struct nbi_optimizer *s, struct nbi_train_params *t,
                                   const struct nbi_optimizer_opts *opts);
 void nbi_optimizer_release(struct nbi_optimizer *s);

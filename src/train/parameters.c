@@ -412,11 +412,11 @@ void nbi_train_params_plan(struct nbi_backend *be, const struct nbi_config *c,
                                  .store = store,
                                  .first_layer = nbi_first_layer(c, o->last_layers)};
     struct nbi_train_param x;
-    int64_t count = 0;
     measure_blocks(&t);
-    while (nbi_train_params_at(c, store, o, count, &x))
-        count++;
-    *plan = (struct nbi_train_params_plan){.amax = amax_bytes(&t, count), .host = t.host_bytes};
+    *plan = (struct nbi_train_params_plan){.host = t.host_bytes};
+    while (nbi_train_params_at(c, store, o, plan->tensors, &x))
+        plan->tensors++;
+    plan->amax = amax_bytes(&t, plan->tensors);
     for (int i = 0; i < NBI_PARAM_BLOCKS; i++)
         plan->blocks[i] = t.blocks[i].bytes;
 }

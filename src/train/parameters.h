@@ -98,6 +98,7 @@ static inline int64_t nbi_first_layer(const struct nbi_config *c, int64_t last_l
  * in the host's memory. Needs no more of the backend than weight_bytes and capabilities. */
 struct nbi_train_params_plan {
     int64_t blocks[NBI_PARAM_BLOCKS], amax, host;
+    int64_t tensors; /* t->count */
 };
 
 void nbi_train_params_plan(struct nbi_backend *be, const struct nbi_config *c,

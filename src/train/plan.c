@@ -84,48 +84,124 @@ static void count_work(const struct nbi_run *r, struct nb_train_plan *plan, int6
         2 * (in_layers + head) + 4 * (in_layers * (layers - (double)first_layer) / layers + head);
 }
 
-enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
+/* The blocks that are allocated besides scratch, activations and those of parameters. */
+#define TABLES (2 + NBI_OPTIMIZER_BLOCKS)
+
+static int64_t sum(const int64_t *bytes, int count)
+{
+    int64_t all = 0;
+    for (int i = 0; i < count; i++)
+        all += bytes[i];
+    return all;
+}
+
+static void plan_tables(const struct nbi_config *c, const struct nbi_train_params_plan *params,
+                        int64_t bytes[TABLES])
+{
+    bytes[0] = nbi_frequency_bytes(c);
+    bytes[1] = params->amax;
+    nbi_optimizer_plan(c->layers, params->tensors, bytes + 2);
+}
+
+/* What the driver adds to the blocks of a run. */
+static int64_t plan_rounding(const struct nbi_run *r, const struct nb_train_plan *plan,
+                             const int64_t params[NBI_PARAM_BLOCKS], const int64_t tables[TABLES])
+{
+    int64_t blocks[2 + NBI_PARAM_BLOCKS + TABLES] = {plan->scratch, plan->activations};
+    const int count = (int)(sizeof blocks / sizeof *blocks);
+    memcpy(blocks + 2, params, NBI_PARAM_BLOCKS * sizeof *blocks);
+    memcpy(blocks + 2 + NBI_PARAM_BLOCKS, tables, TABLES * sizeof *blocks);
+    return r->be->reserved_bytes(blocks, count) - sum(blocks, count);
+}
+
+/* Batches, losses and references. */
+static int64_t plan_host(const struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
-    const struct nbi_config *c = &r->config;
     int64_t N = o->batch_size * o->seq_len, accum = o->grad_accum;
-    const struct nbi_train_params_opts opts = nbi_run_params_opts(o);
+    return nbi_train_pass_bytes(&r->config, N) + 5 * accum * N * (int64_t)sizeof(int32_t) +
+           accum * nbi_run_losses_bytes(N) + (o->kl_base > 0 ? nbi_kl_anchor_bytes(N) : 0);
+}
+
+static void add_up(struct nb_train_plan *p)
+{
+    const int64_t parts[] = {p->masters, p->moments, p->gradients, p->weights, p->activations,
+                             p->scratch, p->tables,  p->rounding,  p->context, p->host};
+    p->total = sum(parts, sizeof parts / sizeof *parts - (p->gpu ? 1 : 0));
+}
+
+enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
+{
+    const struct nbi_train_params_opts opts = nbi_run_params_opts(r->opts);
     const struct nbi_stream_limits limits = nbi_run_stream_limits(r);
     const struct nbi_acts_opts acts = nbi_run_acts_opts(r);
-    struct nbi_store *store = nbi_run_random_weights(o) ? NULL : r->model.store;
+    struct nbi_store *store = nbi_run_random_weights(r->opts) ? NULL : r->model.store;
     struct nbi_train_params_plan t;
-    nbi_train_params_plan(r->be, c, store, &opts, &t);
-    *plan = (struct nb_train_plan){
-        .masters = t.blocks[NBI_BLOCK_MASTERS],
-        .moments = t.blocks[NBI_BLOCK_MOMENTS],
-        .gradients = t.blocks[NBI_BLOCK_GRADIENTS],
-        .weights = t.blocks[NBI_BLOCK_WEIGHTS] + t.blocks[NBI_BLOCK_COPIES],
-        .activations = nbi_acts_training_bytes(c, &acts),
-        .scratch = r->be->stream_bytes(r->be, &limits),
-        .host = nbi_train_pass_bytes(c, N) + 5 * accum * N * (int64_t)sizeof(int32_t) +
-                accum * nbi_run_losses_bytes(N) + (o->kl_base > 0 ? nbi_kl_anchor_bytes(N) : 0),
-        .compute = acts.dtype == NBI_BF16 ? NB_COMPUTE_BF16 : NB_COMPUTE_F32};
-    plan->total = plan->masters + plan->moments + plan->gradients + plan->weights +
-                  plan->activations + plan->scratch + plan->host;
+    int64_t tables[TABLES];
+    nbi_train_params_plan(r->be, &r->config, store, &opts, &t);
+    plan_tables(&r->config, &t, tables);
+    *plan =
+        (struct nb_train_plan){.masters = t.blocks[NBI_BLOCK_MASTERS],
+                               .moments = t.blocks[NBI_BLOCK_MOMENTS],
+                               .gradients = t.blocks[NBI_BLOCK_GRADIENTS],
+                               .weights = t.blocks[NBI_BLOCK_WEIGHTS] + t.blocks[NBI_BLOCK_COPIES],
+                               .activations = nbi_acts_training_bytes(&r->config, &acts),
+                               .scratch = r->be->stream_bytes(r->be, &limits),
+                               .host = plan_host(r) + t.host + r->be->pinned_bytes,
+                               .compute = acts.dtype == NBI_BF16 ? NB_COMPUTE_BF16 : NB_COMPUTE_F32,
+                               .gpu = nbi_backend_has(r->be, NBI_CAP_OWN_MEMORY)};
+    if (plan->gpu) {
+        plan->tables = sum(tables, TABLES);
+        plan->rounding = plan_rounding(r, plan, t.blocks, tables);
+        plan->context = r->be->context_bytes;
+    } else {
+        plan->host += sum(tables, TABLES);
+    }
+    add_up(plan);
     count_work(r, plan, acts.first_layer);
     return NB_OK;
 }
+
+/* ---- is it there? ---- */
+
+#define CARD_RESERVE ((int64_t)1 << 29) /* of the size of a GPU that is left unused */
 
 enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan)
 {
     struct nbi_sys_info sys;
     char planned[32], unused[32];
     nbi_sys_info(&sys);
-    uint64_t available = sys.memory_available;
+    uint64_t available = sys.memory_available,
+             wanted = (uint64_t)(plan->gpu ? plan->host : plan->total);
     if (sys.cgroup_memory > 0 && sys.cgroup_memory < available)
         available = sys.cgroup_memory;
-    if (available == 0 || (uint64_t)plan->total <= available)
+    if (available == 0 || wanted <= available)
         return NB_OK;
     return nbi_fail(NB_ENOMEM,
                     "training takes %s, but only %s of memory is free: 'nibble plan' with the same "
                     "options and --fit %.1f lists settings that fit",
-                    nbi_format_bytes(planned, (double)plan->total),
+                    nbi_format_bytes(planned, (double)wanted),
                     nbi_format_bytes(unused, (double)available), (double)available / (1 << 30));
+}
+
+enum nb_status nbi_run_check_gpu_memory(const struct nbi_run *r)
+{
+    struct nb_train_plan plan;
+    char planned[32], unused[32];
+    int64_t available;
+    if (!nbi_backend_has(r->be, NBI_CAP_OWN_MEMORY))
+        return NB_OK;
+    NBI_TRY(nbi_run_plan(r, &plan));
+    NBI_TRY(r->be->memory_free(r->be, &available));
+    available += plan.context; /* which is there already */
+    if (plan.total <= available)
+        return NB_OK;
+    return nbi_fail(NB_ENOMEM,
+                    "training takes %s of GPU memory, but only %s is free: 'nibble plan' with the "
+                    "same options, --device cuda and --fit %.1f lists settings that fit",
+                    nbi_format_bytes(planned, (double)plan.total),
+                    nbi_format_bytes(unused, (double)available),
+                    (double)(available + CARD_RESERVE) / (1 << 30));
 }
 
 enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan *plan)

@@ -119,8 +119,10 @@ enum nb_status nbi_run_kl_anchor(struct nbi_run *r);
 /* The memory of the run, without allocating it. */
 enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan);
 
-/* NB_ENOMEM if this machine has less memory free than the plan asks for. */
+/* NB_ENOMEM if this machine has less memory free than the plan asks for, or the GPU that has been
+ * opened for the run. */
 enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan);
+enum nb_status nbi_run_check_gpu_memory(const struct nbi_run *r);
 
 /* The format of the result; safetensors if nothing is written. */
 enum nbi_format nbi_run_format(const struct nb_train_opts *opts);

@@ -166,11 +166,12 @@ static enum nb_status open_tokenizer(struct nbi_run *r)
 
 /* ---- the model in memory ---- */
 
-static enum nb_status open_backend(struct nbi_run *r)
+/* plan: only its description. */
+static enum nb_status open_backend(struct nbi_run *r, bool plan)
 {
     struct nbi_backend_opts on = {.device = r->opts->device, .threads = r->opts->threads};
     NBI_TRY(nbi_simd_parse(r->opts->simd, &on.level));
-    NBI_TRY(nbi_backend_open(&r->be, &on));
+    NBI_TRY(plan ? nbi_backend_describe(&r->be, &on) : nbi_backend_open(&r->be, &on));
     if (!nbi_backend_has(r->be, NBI_CAP_TRAIN))
         return nbi_fail(NB_EUNSUPPORTED, "%s cannot train; use --device cpu", r->be->name);
     return r->opts->bf16_gradients && !nbi_run_computes_in_bf16(r) ? refuse_bf16_gradients()
@@ -235,7 +236,8 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
                                                    .steps = r->steps};
     if (o->test_prompts)
         NBI_TRY(nbi_test_prompts_open(&r->test_prompts, o->test_prompts));
-    NBI_TRY(open_backend(r));
+    NBI_TRY(open_backend(r, false));
+    NBI_TRY(nbi_run_check_gpu_memory(r));
     report_stage(r, "loading the model");
     nbi_run_phase(r, "start");
     NBI_TRY(open_memory(r));
@@ -299,5 +301,5 @@ enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *
     *r = (struct nbi_run){.opts = o};
     NBI_TRY(check_sizes(o));
     NBI_TRY(open_model(r));
-    return open_backend(r);
+    return open_backend(r, true);
 }

@@ -77,9 +77,28 @@ lines err 1
 "$nibble" plan -q --synthetic tiny --json >"$work/size.json"
 "$nibble" synth -q tiny "$work/tiny"
 check "the shapes of a config.json" 0 "$nibble" plan -q --config "$work/tiny/config.json" --json
-same "$work/size.json" "$work/out"
+cmp -s "$work/size.json" "$work/out" || check "the same plan" 0 false
 check "a size and a config" 2 "$nibble" plan --synthetic tiny --config "$work/tiny/config.json"
 says err "give one of -m MODEL, --synthetic SIZE and --config FILE"
+check "for a GPU, which need not be there" 0 "$nibble" plan -q --synthetic 4b --device cuda
+says out "context and libraries, as on an H200"
+says out "on the GPU"
+says out "on the host"
+check "as JSON" 0 "$nibble" plan -q --synthetic 4b --device cuda:3 --json
+cat >"$work/parts.py" <<'PY'
+import json
+import sys
+
+p = json.load(open(sys.argv[1], encoding="ascii"))
+parts = ("masters", "moments", "gradients", "weights", "activations", "scratch", "tables",
+         "rounding", "context")
+assert p["device"] == "cuda" and p["compute_dtype"] == "bf16", p
+assert p["total"] == sum(p[k] for k in parts) and min(p[k] for k in parts) > 0, p
+assert p["host"] > 0, p
+PY
+cp "$work/out" "$work/gpu.json"
+check "its parts add up" 0 python3 -B "$work/parts.py" "$work/gpu.json"
+check "no such device" 2 "$nibble" plan --synthetic tiny --device tpu
 check "a config that is none" 1 "$nibble" plan --config "$0"
 says err "reading"
 lines err 1

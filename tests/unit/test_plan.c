@@ -1,0 +1,247 @@
+/* test_plan.c - plans of memory: on a GPU, what is allocated is what was planned, to the byte, and
+ * nothing is allocated after the first step; without one, the parts add up and sizes follow from
+ * the shapes. */
+#include "backend/backend.h"
+#include "on_devices.h"
+
+#define STEPS 3
+
+static const char model_json[] =
+    "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", \"head_dim\": 64,"
+    "\"hidden_act\": \"silu\", \"hidden_size\": 64, \"intermediate_size\": 160,"
+    "\"max_position_embeddings\": 256, \"num_attention_heads\": 2, \"num_hidden_layers\": 3,"
+    "\"num_key_value_heads\": 1, \"rms_norm_eps\": 1e-6, \"rope_theta\": 10000.0,"
+    "\"tie_word_embeddings\": %s, \"torch_dtype\": \"bfloat16\", \"vocab_size\": 328}";
+
+struct setting {
+    enum nb_precision precision;
+    enum nb_compute compute;
+    enum nb_moment_type moments;
+    enum nb_weight_store store;
+    bool f32_master, recompute, fused_step, bf16_gradients, untied;
+    int64_t batch, accum, last_layers;
+};
+
+static const struct setting settings[] = {
+    {.precision = NB_PRECISION_NVFP4, .moments = NB_MOMENT_INT8, .batch = 2, .accum = 1},
+    {.precision = NB_PRECISION_NVFP4,
+     .moments = NB_MOMENT_NVFP4,
+     .store = NB_WEIGHT_STORE_SCALES,
+     .recompute = true,
+     .fused_step = true,
+     .bf16_gradients = true,
+     .batch = 1,
+     .accum = 1},
+    {.precision = NB_PRECISION_NVFP4,
+     .store = NB_WEIGHT_STORE_BF16,
+     .f32_master = true,
+     .batch = 1,
+     .accum = 3},
+    {.precision = NB_PRECISION_BF16, .moments = NB_MOMENT_BF16, .batch = 5, .accum = 1},
+    {.precision = NB_PRECISION_BF16,
+     .compute = NB_COMPUTE_F32,
+     .f32_master = true,
+     .recompute = true,
+     .batch = 2,
+     .accum = 1},
+    {.precision = NB_PRECISION_F32, .f32_master = true, .batch = 2, .accum = 2},
+    {.precision = NB_PRECISION_F32,
+     .moments = NB_MOMENT_INT8,
+     .f32_master = true,
+     .fused_step = true,
+     .untied = true,
+     .batch = 3,
+     .accum = 1},
+    {.precision = NB_PRECISION_NVFP4, .untied = true, .batch = 2, .accum = 1, .last_layers = 1},
+    {.precision = NB_PRECISION_BF16, .batch = 1, .accum = 2, .last_layers = 2},
+    {.precision = NB_PRECISION_NVFP4,
+     .compute = NB_COMPUTE_F32,
+     .moments = NB_MOMENT_NVFP4,
+     .fused_step = true,
+     .untied = true,
+     .batch = 4,
+     .accum = 1}};
+
+#define SETTINGS ((int)(sizeof settings / sizeof *settings))
+
+/* Writes a config, and a model of it where layers are kept as they are stored. */
+static struct nb_train_opts options(const struct setting *s)
+{
+    char text[1024];
+    struct nb_train_opts o;
+    snprintf(text, sizeof text, model_json, s->untied ? "false" : "true");
+    put("config.json", text);
+    nb_train_defaults(&o);
+    o.steps = STEPS;
+    o.seq_len = 16;
+    o.batch_size = s->batch;
+    o.grad_accum = s->accum;
+    o.precision = s->precision;
+    o.compute = s->compute;
+    o.moment_type = s->moments;
+    o.weight_store = s->store;
+    o.bf16_master = !s->f32_master;
+    o.recompute = s->recompute;
+    o.fused_step = s->fused_step;
+    o.bf16_gradients = s->bf16_gradients;
+    o.train_last_layers = s->last_layers;
+    o.lr = 1e-3;
+    o.device = "cuda";
+    o.config = test_path("config.json");
+    if (s->last_layers > 0) {
+        const struct nb_synth_opts synth = {.config = o.config, .dst = test_path("model")};
+        nbi_remove_tree(synth.dst);
+        assert_ok(nb_synth(&synth));
+        o.model = synth.dst;
+        o.config = NULL;
+        o.random_tokens = true;
+    }
+    return o;
+}
+
+/* ---- on a GPU ---- */
+
+struct watch {
+    struct nbi_backend *be;
+    int64_t before, started; /* bytes that were free */
+    int64_t planned, rounding;
+    int steps;
+};
+
+static int64_t unused(struct nbi_backend *be)
+{
+    int64_t bytes;
+    assert_ok(be->memory_free(be, &bytes));
+    return bytes;
+}
+
+static void at_start(void *ctx, const struct nb_train_result *r)
+{
+    struct watch *w = ctx;
+    w->started = unused(w->be);
+    w->rounding = r->plan.rounding;
+    w->planned = r->plan.total - r->plan.rounding - r->plan.context;
+}
+
+/* The emulated GPU counts bytes as they are asked for; a real one in blocks, and it loads kernels
+ * when they are first launched. */
+static void after_step(void *ctx, const struct nb_train_progress *p)
+{
+    struct watch *w = ctx;
+    int64_t taken = w->before - unused(w->be);
+    w->steps++;
+    assert_int_equal(p->step, w->steps);
+#ifdef NB_TEST_EMULATED
+    if (taken != w->planned || w->before - w->started != w->planned)
+        fail_msg("step %d: %lld bytes, %lld at the start, %lld planned", w->steps, (long long)taken,
+                 (long long)(w->before - w->started), (long long)w->planned);
+#else
+    assert_true(taken >= w->planned);
+    assert_true(taken <= w->planned + w->rounding + ((int64_t)256 << 20));
+#endif
+}
+
+static void test_plan__is_exact_on_cuda(void **state)
+{
+    (void)state;
+    need_gpu();
+    for (int i = 0; i < SETTINGS; i++) {
+        struct nb_train_opts o = options(&settings[i]);
+        struct nb_train_result r;
+        struct watch w = {0};
+        assert_ok(nbi_backend_open(&w.be, &(struct nbi_backend_opts){.device = "cuda"}));
+        w.before = unused(w.be);
+        o.started = at_start;
+        o.progress = after_step;
+        o.ctx = &w;
+        assert_ok(nb_train(&o, &r));
+        assert_int_equal(w.steps, STEPS);
+        assert_true(w.planned > 0);
+        w.be->close(w.be);
+    }
+}
+
+/* ---- without one ---- */
+
+static int64_t parts_of(const struct nb_train_plan *p)
+{
+    return p->masters + p->moments + p->gradients + p->weights + p->activations + p->scratch +
+           p->tables + p->rounding + p->context;
+}
+
+static void test_plan__needs_no_device(void **state)
+{
+    (void)state;
+    for (int i = 0; i < SETTINGS; i++) {
+        struct nb_train_opts o = options(&settings[i]);
+        struct nb_train_plan gpu, cpu;
+        assert_ok(nb_train_plan(&o, &gpu));
+        assert_true(gpu.gpu && gpu.context > 0 && gpu.tables > 0 && gpu.rounding > 0);
+        assert_int_equal(gpu.total, parts_of(&gpu));
+        o.device = "cpu";
+        o.compute = gpu.compute;
+        assert_ok(nb_train_plan(&o, &cpu));
+        assert_false(cpu.gpu);
+        assert_int_equal(cpu.total, parts_of(&cpu) + cpu.host);
+        assert_int_equal(cpu.tables + cpu.rounding + cpu.context, 0);
+        assert_int_equal(cpu.masters, gpu.masters);
+        assert_int_equal(cpu.moments, gpu.moments);
+        assert_int_equal(cpu.gradients, gpu.gradients);
+        assert_int_equal(cpu.parameters, gpu.parameters);
+    }
+}
+
+/* A 4B model: 4,022,468,096 parameters, of which 3,633,315,840 are in matrices of layers, whose
+ * vectors have 36 (2 * 2560 + 2 * 128) values, and 2560 are the final norm's. */
+static void test_plan__a_4b_model(void **state)
+{
+    (void)state;
+    const int64_t matrices = 3633315840, embedding = (int64_t)151936 * 2560;
+    const int64_t vectors = 36 * (2 * 2560 + 2 * 128) + 2560;
+    struct nb_train_opts o;
+    struct nb_train_plan p;
+    nb_train_defaults(&o);
+    o.synthetic = "4b";
+    o.device = "cuda";
+    o.seq_len = 2048;
+    o.batch_size = o.grad_accum = 1;
+    o.precision = NB_PRECISION_NVFP4;
+    o.bf16_master = o.fused_step = o.recompute = o.bf16_gradients = true;
+    o.moment_type = NB_MOMENT_NVFP4;
+    o.weight_store = NB_WEIGHT_STORE_SCALES;
+    assert_ok(nb_train_plan(&o, &p));
+    assert_int_equal(p.parameters, matrices + embedding + vectors);
+    assert_int_equal(p.masters, 2 * (matrices + embedding) + 4 * vectors);
+    assert_int_equal(p.moments, 2 * ((matrices + embedding) / 16 * 9 + 4 * vectors));
+    assert_int_equal(p.weights, (matrices + embedding) / 16 + 4 * vectors);
+    assert_int_equal(p.gradients, 4 * (embedding + 2560 + 2 * 2560 + 2 * 128) + 2 * matrices / 36);
+    assert_int_equal(p.compute, NB_COMPUTE_BF16);
+}
+
+static void test_plan__blocks_as_the_driver_rounds_them(void **state)
+{
+    (void)state;
+    const int64_t mib = 1 << 20;
+    struct nbi_backend *be;
+    assert_ok(nbi_backend_describe(&be, &(struct nbi_backend_opts){.device = "cuda:7"}));
+    const int64_t blocks[] = {1, 513, mib, mib + 1, 2 * mib, 5 * mib};
+    assert_int_equal(be->reserved_bytes(blocks, 2), 2 * mib);
+    assert_int_equal(be->reserved_bytes(blocks, 3), 2 * mib);
+    assert_int_equal(be->reserved_bytes(blocks + 3, 3), (2 + 2 + 6) * mib);
+    assert_int_equal(be->reserved_bytes(blocks, 6), (2 + 10) * mib);
+    assert_true(nbi_backend_has(be, NBI_CAP_TRAIN | NBI_CAP_OWN_MEMORY));
+    be->close(be);
+    assert_fails(nbi_backend_describe(&be, &(struct nbi_backend_opts){.device = "tpu"}),
+                 NB_EUNSUPPORTED, "there is no device 'tpu'");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plan__is_exact_on_cuda),
+        cmocka_unit_test(test_plan__needs_no_device),
+        cmocka_unit_test(test_plan__a_4b_model),
+        cmocka_unit_test(test_plan__blocks_as_the_driver_rounds_them),
+    };
+    return cmocka_run_group_tests(tests, make_test_dir, remove_test_dir);
+}
