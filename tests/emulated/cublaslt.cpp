@@ -209,6 +209,10 @@ static void multiply(const product &p)
         }
 }
 
+/* Products so far, for tests that count them. */
+extern "C" int64_t nb_emulated_products;
+int64_t nb_emulated_products;
+
 static cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const void *alpha,
                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
@@ -218,6 +222,7 @@ static cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const vo
 {
     if (algo->data[0] == DOES_NOT_RUN)
         return CUBLAS_STATUS_NOT_SUPPORTED;
+    nb_emulated_products++;
     const matmul_desc *desc = (const matmul_desc *)op;
     bool on_device = desc->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
     product p = {*desc,

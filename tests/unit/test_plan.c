@@ -161,6 +161,52 @@ static void test_plan__is_exact_on_cuda(void **state)
     }
 }
 
+#ifdef NB_TEST_EMULATED
+extern int64_t nb_emulated_products;
+
+struct counts {
+    int64_t at[STEPS]; /* products until the end of each step */
+    int steps;
+};
+
+static void count_products(void *ctx, const struct nb_train_progress *p)
+{
+    struct counts *c = ctx;
+    (void)p;
+    c->at[c->steps++] = nb_emulated_products;
+}
+
+/* q, k and v are one product, and so are gate and up: forward, in the gradient of their input, and
+ * in that of their weights, which are one block. With o and down that is four of each in a layer,
+ * and three of the head. The first step also compares algorithms. */
+static void test_plan__products_of_a_step_on_cuda(void **state)
+{
+    (void)state;
+    const int64_t layers = 3, want = layers * 3 * 4 + 3;
+    const struct setting ways[] = {
+        {.precision = NB_PRECISION_NVFP4, .batch = 2, .accum = 1},
+        {.precision = NB_PRECISION_NVFP4, .store = NB_WEIGHT_STORE_BF16, .batch = 2, .accum = 1},
+        {.precision = NB_PRECISION_NVFP4, .store = NB_WEIGHT_STORE_SCALES, .batch = 2, .accum = 1},
+        {.precision = NB_PRECISION_NVFP4, .bf16_gradients = true, .batch = 2, .accum = 1},
+        {.precision = NB_PRECISION_NVFP4, .fused_step = true, .batch = 2, .accum = 1},
+        {.precision = NB_PRECISION_BF16, .batch = 2, .accum = 1},
+        {.precision = NB_PRECISION_BF16, .f32_master = true, .batch = 2, .accum = 1},
+        {.precision = NB_PRECISION_NVFP4, .untied = true, .batch = 2, .accum = 1}};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        struct nb_train_opts o = options(&ways[i]);
+        struct nb_train_result r;
+        struct counts c = {0};
+        o.progress = count_products;
+        o.ctx = &c;
+        assert_ok(nb_train(&o, &r));
+        assert_int_equal(c.steps, STEPS);
+        if (c.at[2] - c.at[1] != want)
+            fail_msg("way %d: %lld products, %lld expected", (int)i, (long long)(c.at[2] - c.at[1]),
+                     (long long)want);
+    }
+}
+#endif
+
 /* ---- without one ---- */
 
 static int64_t parts_of(const struct nb_train_plan *p)
@@ -239,6 +285,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan__is_exact_on_cuda),
+#ifdef NB_TEST_EMULATED
+        cmocka_unit_test(test_plan__products_of_a_step_on_cuda),
+#endif
         cmocka_unit_test(test_plan__needs_no_device),
         cmocka_unit_test(test_plan__a_4b_model),
         cmocka_unit_test(test_plan__blocks_as_the_driver_rounds_them),
