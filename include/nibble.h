@@ -972,6 +972,8 @@ struct nb_train_opts {
     enum nb_moment_type moment_type;
     int64_t step_chunk_rows, train_last_layers;
     bool recompute, fused_step, sequential;
+    bool head_slices; /* with fused_step: gradients of embedding and head some rows at a time, each
+                         clipped by its own norm */
     uint64_t seed;
 
     int64_t eval_every; /* steps; 0: at the end only */

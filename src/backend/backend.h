@@ -173,8 +173,7 @@ struct nbi_backend {
     enum nb_status (*weight_read)(struct nbi_backend *be, const struct nbi_weight *w, int64_t first,
                                   int64_t count, void *data, void *scales);
     void (*weight_free)(struct nbi_backend *be, struct nbi_weight *w);
-    /* Rows [first, first + count) of a matrix as a matrix of their own, which borrows them: for
-     * products of training. first is a multiple of NBI_ROWS_AT. */
+    /* Rows [first, first + count) of a matrix, borrowed: for products of training. */
     struct nbi_weight (*weight_rows)(const struct nbi_weight *w, int64_t first, int64_t count);
 
     enum nb_status (*stream_new)(struct nbi_backend *be, const struct nbi_stream_limits *limits,

@@ -15,7 +15,7 @@ struct bench_opts {
     const char *file, *config;
     int64_t depth, tokens, parallel, steps, seq_len, batch_size, grad_accum, last_layers;
     int synthetic, precision, compute, weight_store, master, state, grad, recompute;
-    bool fused_step, deterministic;
+    bool fused_step, head_slices, deterministic;
 };
 
 static const struct cli_opt options[] = {
@@ -67,6 +67,8 @@ static const struct cli_opt options[] = {
      "train: block: keep only what goes into each layer", NULL},
     {"fused-step", 0, CLI_FLAG, offsetof(struct bench_opts, fused_step), NULL, NULL, 0, 0,
      "train: update inside the backward pass", NULL},
+    {"head-slices", 0, CLI_FLAG, offsetof(struct bench_opts, head_slices), NULL, NULL, 0, 0,
+     "train: with --fused-step, the gradients of embedding and head 8192 rows at a time", NULL},
     {"train-last-layers", 0, CLI_INT, offsetof(struct bench_opts, last_layers), "N", "0", 0, 10000,
      "train: only so many (0: everything)", NULL},
 };
@@ -333,6 +335,7 @@ static int run_train(struct bench_opts *o)
     opts.bf16_gradients = o->grad == 1;
     opts.recompute = o->recompute == 1;
     opts.fused_step = o->fused_step;
+    opts.head_slices = o->head_slices;
     opts.simd = cli_simd(o->run.simd);
     opts.threads = (int)o->common.threads;
     enum nb_status rc = nb_bench_train(&opts, o->steps, &result);

@@ -13,7 +13,7 @@ struct whoami_opts {
     double lr, kl_base, replay_share;
     char device[NB_DEVICE_NAME];
     int precision, compute, weight_store, master, state, grad, recompute, simd;
-    bool fused_step, overwrite;
+    bool fused_step, head_slices, overwrite;
 };
 
 #define AT(member) offsetof(struct whoami_opts, member)
@@ -69,6 +69,8 @@ static const struct cli_opt options[] = {
      "block: keep only what goes into each layer, and compute the rest again", NULL},
     {"fused-step", 0, CLI_FLAG, AT(fused_step), NULL, NULL, 0, 0,
      "update inside the backward pass, with one layer's gradients at a time", NULL},
+    {"head-slices", 0, CLI_FLAG, AT(head_slices), NULL, NULL, 0, 0,
+     "with --fused-step, the gradients of embedding and head 8192 rows at a time", NULL},
     {"text", 0, CLI_STRING, AT(text), "FILE", NULL, 0, 0,
      "to measure perplexity on, before and after", NULL},
     {"questions", 0, CLI_INT, AT(questions), "N", "100", 0, 1e6,
@@ -105,6 +107,7 @@ static struct nb_train_opts train_opts(struct whoami_opts *o)
     t.bf16_gradients = o->grad == 1;
     t.recompute = o->recompute == 1;
     t.fused_step = o->fused_step;
+    t.head_slices = o->head_slices;
     t.seed = (uint64_t)o->seed;
     t.device = cli_device(o->device, &o->common);
     t.simd = cli_simd(o->simd);

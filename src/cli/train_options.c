@@ -77,6 +77,11 @@ const struct cli_opt cli_train_options[] = {
      "block: keep only what goes into each layer, and compute the rest again", NULL},
     {"fused-step", 0, CLI_FLAG, AT(fused_step), NULL, NULL, 0, 0,
      "update inside the backward pass, with one layer's gradients at a time", NULL},
+    {"head-slices", 0, CLI_FLAG, AT(head_slices), NULL, NULL, 0, 0,
+     "with --fused-step, the gradients of embedding and head 8192 rows at a time, each clipped by "
+     "its "
+     "own norm: less memory, and 3 % more work",
+     NULL},
     {"train-last-layers", 0, CLI_INT, AT(last_layers), "N", "0", 0, 10000,
      "only so many, and the final norm (0: everything)", NULL},
     {"sample-mode", 0, CLI_CHOICE, AT(sample_mode), "random|sequential", "random", 0, 0,
@@ -179,6 +184,7 @@ bool cli_train_convert(struct cli_train_opts *o, struct nb_train_opts *out)
                                   .train_last_layers = o->last_layers,
                                   .recompute = o->recompute == 1,
                                   .fused_step = o->fused_step,
+                                  .head_slices = o->head_slices,
                                   .sequential = o->sample_mode == 1,
                                   .seed = (uint64_t)o->seed,
                                   .eval_every = o->eval_every,

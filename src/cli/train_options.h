@@ -18,11 +18,11 @@ struct cli_train_opts {
     int grad, sample_mode, simd;
     char device[NB_DEVICE_NAME];
     char replay_file[PATH_MAX]; /* --replay without its share */
-    bool fused_step, clip_by_layer, resume, overwrite, from_scratch;
+    bool fused_step, head_slices, clip_by_layer, resume, overwrite, from_scratch;
 };
 
 /* The last row is --fit, which only 'plan' has. */
-#define CLI_PLAN_OPTIONS  50
+#define CLI_PLAN_OPTIONS  51
 #define CLI_TRAIN_OPTIONS (CLI_PLAN_OPTIONS - 1)
 
 extern const struct cli_opt cli_train_options[CLI_PLAN_OPTIONS];

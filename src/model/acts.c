@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "backend/ops.h"
+#include "backend/ops_train.h"
 #include "model/transformer.h"
 
 /* Allocates from a block front to back. base may be none: then only sizes count. */
@@ -116,6 +117,12 @@ static void plan_layer(const struct nbi_acts *a, struct nbi_layer_acts *l,
     l->act = alloc_acts(at, N, c->intermediate_size);
 }
 
+static void plan_reference(struct nbi_backward_acts *d, int64_t N, struct cursor *at)
+{
+    d->ref_ids = alloc_array(at, N * NBI_REF_IDS, sizeof(int32_t));
+    d->ref_p = alloc_f32(at, N, NBI_REF_IDS);
+}
+
 static void plan_backward(struct nbi_acts *a, const struct nbi_config *c, struct cursor *at)
 {
     int64_t N = a->N, M = a->M, ld;
@@ -127,12 +134,16 @@ static void plan_backward(struct nbi_acts *a, const struct nbi_config *c, struct
     d->loss = alloc_f32(at, N, 1);
     d->kl = alloc_f32(at, N, 1);
     d->targets = alloc_array(at, N, sizeof(int32_t));
+    if (a->slices) {
+        d->kept = alloc_array(at, N, sizeof(struct nbi_xent_kept));
+        plan_reference(d, N, at);
+    }
     int64_t shared = at->used; /* each loss, attention and MLP use the same memory in turn */
     d->target_embed = alloc_acts(at, M, c->hidden_size);
     d->ones = alloc_f32(at, M, 1);
     at->used = shared;
-    d->ref_ids = alloc_array(at, N * NBI_REF_IDS, sizeof(int32_t));
-    d->ref_p = alloc_f32(at, N, NBI_REF_IDS);
+    if (!a->slices)
+        plan_reference(d, N, at);
     at->used = shared;
     d->att = alloc_acts(at, N, c->heads * c->head_dim);
     alloc_qkv(at, c, N, (struct nbi_ptr *const[3]){&d->q, &d->k, &d->v}, &ld);
@@ -171,6 +182,7 @@ static struct nbi_acts with_opts(const struct nbi_acts_opts *o)
                              .topk_rows = o->topk_rows > 0 ? o->topk_rows : 1,
                              .dtype = o->dtype == NBI_BF16 ? NBI_BF16 : NBI_F32,
                              .recompute = o->recompute,
+                             .slices = o->slices,
                              .first_layer = o->first_layer};
 }
 

@@ -29,6 +29,7 @@ struct nbi_backward_acts {
     /* Of all labels of a pass, [N]: losses, and for NB_LOSS_CE with a reference model divergences,
      * ids and probabilities. */
     struct nbi_ptr loss, targets, kl, ref_ids, ref_p;
+    struct nbi_ptr kept; /* [N] struct nbi_xent_kept; none without slices */
 };
 
 struct nbi_acts {
@@ -40,6 +41,7 @@ struct nbi_acts {
     enum nbi_dtype dtype; /* f32, or for training bf16 */
     bool training;        /* made for backward passes */
     bool recompute;       /* training: layers keep only their input */
+    bool slices;          /* training: labels stay for nbi_backward_slices() */
     int64_t first_layer;
     struct nbi_ptr block; /* everything below lies in it */
     int64_t bytes;
@@ -65,7 +67,7 @@ struct nbi_acts_opts {
     int64_t topk_rows;  /* limit of rows for top-k; 0: 1 */
     /* Training: */
     enum nbi_dtype dtype; /* bf16; else f32 */
-    bool recompute;
+    bool recompute, slices;
     int64_t first_layer; /* the first with a backward pass */
 };
 

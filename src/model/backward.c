@@ -208,7 +208,7 @@ enum nb_status nbi_backward(const struct nbi_weights *w, struct nbi_acts *a, str
         if (hook)
             NBI_TRY(hook->after_layer(hook->ctx, i));
     }
-    if (!g->embed.at || g->first_layer > 0)
+    if (!g->embed.at || g->first_layer > 0 || g->slice_rows > 0)
         return NB_OK;
     /* x = embed[ids] */
     return w->be->embed_bwd(s, &(struct nbi_op_embed_bwd){.dtable = g->embed,

@@ -2,7 +2,10 @@
  *
  * Logits of all labelled rows at once would need gigabytes, so they are computed, used and
  * overwritten a->M rows at a time. Losses stay on the device until all are known. The sums are
- * taken on the host in the order of the rows, and so do not depend on a->M. */
+ * taken on the host in the order of the rows, and so do not depend on a->M.
+ *
+ * With slices the head's gradient is left to nbi_backward_slices(), which computes logits of some
+ * ids of all rows again, a->M rows at a time as before, so that sums keep their order. */
 #include "backend/ops.h"
 #include "backend/ops_train.h"
 #include "model/transformer.h"
@@ -21,13 +24,16 @@ struct loss {
 /* Labels [first, first + M), and where their rows, targets, ... are. */
 struct chunk {
     int64_t first, M;
-    struct nbi_ptr rows, targets, loss, kl, ref_ids, ref_p;
+    struct nbi_ptr rows, targets, loss, kl, ref_ids, ref_p, kept;
 };
 
 static struct chunk chunk_at(const struct loss *x, int64_t first)
 {
     const struct nbi_backward_acts *d = &x->a->d;
     int64_t left = x->l->count - first, at = first * (int64_t)sizeof(float);
+    struct nbi_ptr kept = d->kept;
+    if (kept.at)
+        kept = nbi_ptr_add(kept, first * (int64_t)sizeof(struct nbi_xent_kept));
     return (struct chunk){.first = first,
                           .M = left < x->a->M ? left : x->a->M,
                           .rows = nbi_ptr_add(x->a->rows, at),
@@ -35,7 +41,22 @@ static struct chunk chunk_at(const struct loss *x, int64_t first)
                           .loss = nbi_ptr_add(d->loss, at),
                           .kl = nbi_ptr_add(d->kl, at),
                           .ref_ids = nbi_ptr_add(d->ref_ids, at * x->l->ref_k),
-                          .ref_p = nbi_ptr_add(d->ref_p, at * x->l->ref_k)};
+                          .ref_p = nbi_ptr_add(d->ref_p, at * x->l->ref_k),
+                          .kept = kept};
+}
+
+/* logits = final Whead^T, for all rows of the head or some. */
+static enum nb_status logits_of(const struct loss *x, const struct chunk *k,
+                                const struct nbi_weight *head)
+{
+    return x->w->be->linear(x->s, &(struct nbi_op_linear){.count = 1,
+                                                          .y = {x->a->logits},
+                                                          .w = {*head},
+                                                          .x = x->a->final,
+                                                          .N = k->M,
+                                                          .K = x->C,
+                                                          .matmul = x->p->matmul,
+                                                          .bf16 = x->bf16});
 }
 
 /* Cross entropy, plus the KL term if the labels have one. The gradient of `final` goes to d.norm.
@@ -44,15 +65,7 @@ static enum nb_status cross_entropy(const struct loss *x, const struct chunk *k)
 {
     struct nbi_backend *be = x->w->be;
     struct nbi_acts *a = x->a;
-    /* logits = final Whead^T */
-    NBI_TRY(be->linear(x->s, &(struct nbi_op_linear){.count = 1,
-                                                     .y = {a->logits},
-                                                     .w = {x->w->head},
-                                                     .x = a->final,
-                                                     .N = k->M,
-                                                     .K = x->C,
-                                                     .matmul = x->p->matmul,
-                                                     .bf16 = x->bf16}));
+    NBI_TRY(logits_of(x, k, &x->w->head));
     NBI_TRY(be->xent(x->s, &(struct nbi_op_xent){.loss = k->loss,
                                                  .dlogits = x->g ? a->logits : (struct nbi_ptr){0},
                                                  .logits = a->logits,
@@ -62,15 +75,17 @@ static enum nb_status cross_entropy(const struct loss *x, const struct chunk *k)
                                                  .ref_ids = k->ref_ids,
                                                  .ref_p = k->ref_p,
                                                  .kl_scale = x->l->kl_scale,
+                                                 .kept = k->kept,
                                                  .ref_k = x->l->ref_k,
                                                  .N = k->M,
                                                  .V = x->w->config->vocab_size,
                                                  .bf16 = x->bf16}));
     if (!x->g)
         return NB_OK;
+    const struct nbi_ptr dw = x->g->slice_rows > 0 ? (struct nbi_ptr){0} : x->g->head;
     return be->linear_bwd(x->s, &(struct nbi_op_linear_bwd){.count = 1,
                                                             .dx = a->d.norm,
-                                                            .dw = {x->g->head},
+                                                            .dw = {dw},
                                                             .dy = {a->logits},
                                                             .w = {x->w->head},
                                                             .x = a->final,
@@ -103,24 +118,31 @@ static enum nb_status embedding_distance(const struct loss *x, const struct chun
                                             .bf16 = x->bf16});
 }
 
+/* final = rmsnorm(x of the rows); d.final keeps what went into the norm. */
+static enum nb_status final_of_rows(const struct loss *x, const struct chunk *k)
+{
+    struct nbi_backend *be = x->w->be;
+    struct nbi_acts *a = x->a;
+    NBI_TRY(be->gather(
+        x->s,
+        &(struct nbi_op_gather){
+            .y = a->d.final, .x = a->x, .rows = k->rows, .M = k->M, .C = x->C, .bf16 = x->bf16}));
+    return be->rmsnorm(x->s, &(struct nbi_op_rmsnorm){.y = a->final,
+                                                      .rstd = a->d.rstd,
+                                                      .x = a->d.final,
+                                                      .w = x->w->norm,
+                                                      .eps = (float)x->w->config->rms_eps,
+                                                      .N = k->M,
+                                                      .C = x->C,
+                                                      .bf16 = x->bf16});
+}
+
 /* Losses of some labels; gradients to the weights and to d.x. */
 static enum nb_status loss_of_rows(const struct loss *x, const struct chunk *k)
 {
     struct nbi_backend *be = x->w->be;
     struct nbi_acts *a = x->a;
-    /* final = rmsnorm(x of the rows); d.final keeps what went into the norm */
-    NBI_TRY(be->gather(
-        x->s,
-        &(struct nbi_op_gather){
-            .y = a->d.final, .x = a->x, .rows = k->rows, .M = k->M, .C = x->C, .bf16 = x->bf16}));
-    NBI_TRY(be->rmsnorm(x->s, &(struct nbi_op_rmsnorm){.y = a->final,
-                                                       .rstd = a->d.rstd,
-                                                       .x = a->d.final,
-                                                       .w = x->w->norm,
-                                                       .eps = (float)x->w->config->rms_eps,
-                                                       .N = k->M,
-                                                       .C = x->C,
-                                                       .bf16 = x->bf16}));
+    NBI_TRY(final_of_rows(x, k));
     NBI_TRY(x->l->kind == NB_LOSS_SCALAR ? embedding_distance(x, k) : cross_entropy(x, k));
     if (!x->g)
         return NB_OK;
@@ -163,7 +185,8 @@ static enum nb_status upload_labels(const struct loss *x)
     return be->upload(x->s, a->d.ones, l->losses, M * (int64_t)sizeof *l->losses);
 }
 
-/* Clears gradients that are only added to. The head's is written by its product, if it has one. */
+/* Clears gradients that are only added to. The head's is written by its product, if it has one;
+ * slices are cleared one by one. */
 static enum nb_status clear_gradients(const struct loss *x)
 {
     struct nbi_backend *be = x->w->be;
@@ -171,6 +194,8 @@ static enum nb_status clear_gradients(const struct loss *x)
     bool head_written = x->l->kind == NB_LOSS_CE && x->l->count > 0 && g->head.at;
     int64_t table = x->w->config->vocab_size * x->C * (int64_t)sizeof(float);
     NBI_TRY(be->clear(x->s, g->norm, x->C * (int64_t)sizeof(float)));
+    if (g->slice_rows > 0)
+        return NB_OK;
     if (g->head.at && !head_written)
         NBI_TRY(be->clear(x->s, g->head, table));
     if (g->embed.at && g->embed.at != g->head.at)
@@ -186,6 +211,7 @@ enum nb_status nbi_loss(const struct nbi_weights *w, struct nbi_acts *a, struct 
     const struct loss x = {w, a, s, p, g, l, C, a->dtype == NBI_BF16};
     NBI_BUG_IF(l->count > a->N || l->ref_k > NBI_REF_IDS ||
                (l->ref_k > 0 && l->kind != NB_LOSS_CE));
+    NBI_BUG_IF(g && g->slice_rows > 0 && !(a->slices && g->fresh && l->kind == NB_LOSS_CE));
     NBI_TRY(upload_labels(&x));
     if (g)
         NBI_TRY(w->be->clear(s, a->d.x, nbi_acts_size(a, p->N * C)));
@@ -198,6 +224,92 @@ enum nb_status nbi_loss(const struct nbi_weights *w, struct nbi_acts *a, struct 
     NBI_TRY(w->be->download(s, l->losses, a->d.loss, bytes));
     return l->ref_k > 0 ? w->be->download(s, l->kls, a->d.kl, bytes) : NB_OK;
 }
+
+/* ---- slices of the vocabulary ---- */
+
+/* Ids [first, first + count). */
+struct slice {
+    int64_t first, count;
+    struct nbi_weight head;
+};
+
+/* Adds what some labels give to the head's gradient. */
+static enum nb_status slice_of_rows(const struct loss *x, const struct slice *v,
+                                    const struct chunk *k)
+{
+    struct nbi_backend *be = x->w->be;
+    struct nbi_acts *a = x->a;
+    NBI_TRY(final_of_rows(x, k));
+    NBI_TRY(logits_of(x, k, &v->head));
+    NBI_TRY(be->xent_slice(x->s, &(struct nbi_op_xent_slice){.dlogits = a->logits,
+                                                             .logits = a->logits,
+                                                             .targets = k->targets,
+                                                             .kept = k->kept,
+                                                             .scale = x->l->scale,
+                                                             .ref_ids = k->ref_ids,
+                                                             .ref_p = k->ref_p,
+                                                             .kl_scale = x->l->kl_scale,
+                                                             .ref_k = x->l->ref_k,
+                                                             .N = k->M,
+                                                             .first = v->first,
+                                                             .count = v->count,
+                                                             .bf16 = x->bf16}));
+    return be->linear_bwd(x->s, &(struct nbi_op_linear_bwd){.count = 1,
+                                                            .dw = {x->g->head},
+                                                            .dy = {a->logits},
+                                                            .w = {v->head},
+                                                            .x = a->final,
+                                                            .N = k->M,
+                                                            .K = x->C,
+                                                            .fresh = k->first == 0,
+                                                            .bf16 = x->bf16});
+}
+
+static enum nb_status slice_gradients(const struct loss *x, const struct slice *v)
+{
+    struct nbi_backend *be = x->w->be;
+    const struct nbi_grads *g = x->g;
+    int64_t bytes = v->count * x->C * (int64_t)sizeof(float);
+    if (x->l->count == 0)
+        NBI_TRY(be->clear(x->s, g->head, bytes));
+    for (int64_t i = 0; i < x->l->count; i += x->a->M) {
+        const struct chunk k = chunk_at(x, i);
+        NBI_TRY(slice_of_rows(x, v, &k));
+    }
+    if (g->embed.at != g->head.at)
+        NBI_TRY(be->clear(x->s, g->embed, bytes));
+    /* x = embed[ids] */
+    return be->embed_bwd(x->s, &(struct nbi_op_embed_bwd){.dtable = g->embed,
+                                                          .first = v->first,
+                                                          .count = v->count,
+                                                          .ids = x->a->ids,
+                                                          .order = x->a->order,
+                                                          .dx = x->a->d.x,
+                                                          .N = x->p->N,
+                                                          .C = x->C,
+                                                          .bf16 = x->bf16});
+}
+
+enum nb_status nbi_backward_slices(const struct nbi_weights *w, struct nbi_acts *a,
+                                   struct nbi_stream *s, const struct nbi_pass *p,
+                                   const struct nbi_labels *l, const struct nbi_grads *g,
+                                   const struct nbi_slice_hook *hook)
+{
+    const struct loss x = {w, a, s, p, g, l, w->config->hidden_size, a->dtype == NBI_BF16};
+    int64_t V = w->config->vocab_size, rows = g->slice_rows;
+    if (!g->head.at && !g->embed.at)
+        return NB_OK;
+    NBI_BUG_IF(!g->head.at || !g->embed.at || rows % 32 != 0);
+    for (int64_t first = 0; first < V; first += rows) {
+        int64_t count = V - first < rows ? V - first : rows;
+        const struct slice slice = {first, count, w->be->weight_rows(&w->head, first, count)};
+        NBI_TRY(slice_gradients(&x, &slice));
+        NBI_TRY(hook->after_slice(hook->ctx, first / rows));
+    }
+    return NB_OK;
+}
+
+/* ---- sums ---- */
 
 struct nbi_loss_sums nbi_loss_sums(const struct nbi_labels *l)
 {

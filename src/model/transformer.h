@@ -99,8 +99,23 @@ struct nbi_backward_hook {
     void *ctx;
 };
 
-/* Continues from nbi_loss(): through the layers from the last to grads->first_layer, then to the
- * embedding. hook may be NULL. Asynchronous. */
+/* Continues from nbi_loss(): through the layers from the last to grads->first_layer, then, without
+ * slices, to the embedding. hook may be NULL. Asynchronous. */
 enum nb_status nbi_backward(const struct nbi_weights *w, struct nbi_acts *a, struct nbi_stream *s,
                             const struct nbi_pass *pass, const struct nbi_grads *grads,
                             const struct nbi_backward_hook *hook);
+
+/* after_slice is called as soon as all operations for the gradients of rows slice * slice_rows and
+ * on of embedding and head are queued, before those of the next slice overwrite them. */
+struct nbi_slice_hook {
+    enum nb_status (*after_slice)(void *ctx, int64_t slice);
+    void *ctx;
+};
+
+/* With grads->slice_rows, after nbi_backward(): the gradients of embedding and head, some rows of
+ * the vocabulary at a time. Computes their logits again, so the hook may change no other rows, nor
+ * the final norm. Nothing to do if neither is trained. Asynchronous. */
+enum nb_status nbi_backward_slices(const struct nbi_weights *w, struct nbi_acts *a,
+                                   struct nbi_stream *s, const struct nbi_pass *pass,
+                                   const struct nbi_labels *labels, const struct nbi_grads *grads,
+                                   const struct nbi_slice_hook *hook);

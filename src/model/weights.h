@@ -56,7 +56,8 @@ static inline int64_t nbi_frequency_bytes(const struct nbi_config *c)
 /* ---- gradients ---- */
 
 /* Arrays that the backward pass adds to; none: no gradient is computed. They are f32, those of
- * matrices of layers bf16 with bf16. In a tied model head and embed are the same array. */
+ * matrices of layers bf16 with bf16. In a tied model head and embed are the same array. With
+ * slice_rows these two have so many rows, and nbi_backward_slices() fills them again and again. */
 #define X(field, ...) struct nbi_ptr field;
 struct nbi_layer_grads {
     NBI_PARAMS_OF_LAYER(X)
@@ -70,4 +71,5 @@ struct nbi_grads {
     int64_t first_layer; /* earlier layers are not trained; if it is not 0, nor is the embedding */
     bool fresh;          /* arrays are written instead: what they held is ignored */
     bool bf16;           /* only with fresh and activations in bf16 */
+    int64_t slice_rows;  /* only with fresh and NB_LOSS_CE; a multiple of 32, or 0 */
 };

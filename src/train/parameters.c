@@ -71,6 +71,11 @@ static void describe_output(const struct nbi_store *store, const struct nbi_trai
     t->float_type = nbi_float_dtype_for(o->target, p->ndim, float_type_of(store, o, p, t->trained));
 }
 
+static int64_t slice_rows_of(const struct nbi_train_params_opts *o)
+{
+    return o->update_in_backward ? o->slice_rows : 0;
+}
+
 /* A parameter's types and sizes, before anything is allocated. */
 static struct nbi_train_param describe(const struct nbi_config *c, const struct nbi_store *store,
                                        const struct nbi_train_params_opts *o,
@@ -84,6 +89,8 @@ static struct nbi_train_param describe(const struct nbi_config *c, const struct 
                                 .dtype = p->ndim == 2 ? o->master : NBI_F32,
                                 .grad_bf16 = o->bf16_grads && p->ndim == 2 && p->layer >= 0};
     describe_output(store, o, &t);
+    if (t.trained && p->ndim == 2 && p->layer < 0)
+        t.slice_rows = slice_rows_of(o);
     /* Small tensors save little memory, and errors in norms affect every token. */
     enum nb_moment_type kind = p->ndim == 2 && t.count > 4096 ? o->moment_type : NB_MOMENT_F32;
     t.m.kind = t.v.kind = kind;
@@ -96,12 +103,17 @@ static bool uses_master(const struct nbi_train_param *t)
     return !t->quantized && t->param.ndim == 2 && t->float_type == t->dtype;
 }
 
+/* Whether the head is a parameter with a master and a gradient. */
+static bool has_own_head(const struct nbi_config *c, const struct nbi_store *store)
+{
+    return !c->tied || (store && nbi_store_find(store, nbi_head_name()));
+}
+
 static bool has_tied_head(const struct nbi_config *c, const struct nbi_store *store,
                           const struct nbi_train_params_opts *o)
 {
     return c->tied && o->precision == NB_PRECISION_NVFP4 && c->hidden_size % 16 == 0 &&
-           (o->last_layers <= 0 || o->last_layers >= c->layers) &&
-           !(store && nbi_store_find(store, nbi_head_name()));
+           (o->last_layers <= 0 || o->last_layers >= c->layers) && !has_own_head(c, store);
 }
 
 bool nbi_train_params_at(const struct nbi_config *c, const struct nbi_store *store,
@@ -219,9 +231,30 @@ static void place_weight(struct nbi_train_params *t, struct nbi_train_param *x)
         x->memory.bf16 = take(t, NBI_BLOCK_COPIES, (int64_t)nbi_dtype_bytes(NBI_BF16, x->count));
 }
 
+/* With updates inside the backward pass, all layers use the gradients of the first trained one.
+ * Slices of embedding and head come after all layers, so they use the same memory, from its
+ * beginning on; the final norm's gradient, which is kept meanwhile, lies after both. */
+static void place_grad(struct nbi_train_params *t, struct nbi_train_param *x)
+{
+    int64_t rows = x->param.shape[0], *used = &t->blocks[NBI_BLOCK_GRADIENTS].bytes;
+    if (t->opts.update_in_backward && x->layer > t->first_layer)
+        return;
+    if (x->slice_rows > 0) {
+        rows = x->slice_rows < rows ? x->slice_rows : rows;
+        int64_t bytes = (rows * x->param.shape[1] * (int64_t)sizeof(float) + 63) / 64 * 64;
+        bool head = x->param.def->flags & NBI_MAY_TIE;
+        x->grad = nbi_ptr_add(t->blocks[NBI_BLOCK_GRADIENTS].at, head ? bytes : 0);
+        t->slice_bytes = bytes * (has_own_head(t->config, t->store) ? 2 : 1);
+        return;
+    }
+    if (x->layer < 0 && *used < t->slice_bytes)
+        *used = t->slice_bytes;
+    x->grad = take(t, NBI_BLOCK_GRADIENTS,
+                   (int64_t)nbi_dtype_bytes(x->grad_bf16 ? NBI_BF16 : NBI_F32, x->count));
+}
+
 /* Gives a parameter its parts of the blocks. Matrices of a fuse group follow one another, so that
- * a product can take them as one. With updates inside the backward pass, all layers use the
- * gradients of the first trained one. */
+ * a product can take them as one. */
 static void place(struct nbi_train_params *t, struct nbi_train_param *x, bool tied)
 {
     if (!x->trained || !uses_master(x))
@@ -231,9 +264,7 @@ static void place(struct nbi_train_params *t, struct nbi_train_param *x, bool ti
     x->master = take(t, NBI_BLOCK_MASTERS, (int64_t)nbi_dtype_bytes(x->dtype, x->count));
     place_moment(t, &x->m, x->count);
     place_moment(t, &x->v, x->count);
-    if (!t->opts.update_in_backward || x->layer <= t->first_layer)
-        x->grad = take(t, NBI_BLOCK_GRADIENTS,
-                       (int64_t)nbi_dtype_bytes(x->grad_bf16 ? NBI_BF16 : NBI_F32, x->count));
+    place_grad(t, x);
 }
 
 /* Sets t->blocks to the bytes that all parameters take. */
@@ -331,6 +362,7 @@ static enum nb_status set_grads(struct nbi_train_params *t)
     const struct nbi_config *c = t->config;
     t->grads.first_layer = t->first_layer;
     t->grads.bf16 = t->opts.bf16_grads;
+    t->grads.slice_rows = slice_rows_of(&t->opts);
     t->grads.layers = calloc((size_t)c->layers, sizeof *t->grads.layers);
     if (!t->grads.layers)
         return nbi_fail_memory("gradients", (size_t)c->layers * sizeof *t->grads.layers);
@@ -413,7 +445,8 @@ void nbi_train_params_plan(struct nbi_backend *be, const struct nbi_config *c,
                                  .first_layer = nbi_first_layer(c, o->last_layers)};
     struct nbi_train_param x;
     measure_blocks(&t);
-    *plan = (struct nbi_train_params_plan){.host = t.host_bytes};
+    *plan = (struct nbi_train_params_plan){.host = t.host_bytes,
+                                           .slices = nbi_slice_count(c, slice_rows_of(o))};
     while (nbi_train_params_at(c, store, o, plan->tensors, &x))
         plan->tensors++;
     plan->amax = amax_bytes(&t, plan->tensors);

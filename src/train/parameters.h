@@ -35,7 +35,8 @@ struct nbi_train_param {
     struct nbi_ptr master;
     enum nbi_dtype dtype; /* of the master: f32 or bf16 */
     struct nbi_ptr grad;
-    bool grad_bf16; /* else f32 */
+    bool grad_bf16;     /* else f32 */
+    int64_t slice_rows; /* rows of grad, which slices take in turn; 0: all */
     struct nbi_moment m, v;
     struct nbi_weight *weight;       /* of the forward pass */
     struct nbi_weight_memory memory; /* its part of the blocks; unused if it is the master */
@@ -57,7 +58,8 @@ struct nbi_train_params_opts {
     bool
         update_in_backward; /* gradients of one layer at a time, updated inside the backward pass */
     bool bf16_grads;        /* of matrices of layers; for passes in bf16 that do not accumulate */
-    uint64_t seed;          /* of random values, without a store */
+    int64_t slice_rows; /* with update_in_backward: of gradients of embedding and head; 0: all */
+    uint64_t seed;      /* of random values, without a store */
     enum nbi_format target; /* what will be written; decides the types of floats */
 };
 
@@ -71,7 +73,8 @@ struct nbi_train_params {
         struct nbi_ptr at;
         int64_t bytes;
     } blocks[NBI_PARAM_BLOCKS];
-    int64_t host_bytes; /* of weights that are not in the blocks */
+    int64_t host_bytes;  /* of weights that are not in the blocks */
+    int64_t slice_bytes; /* of gradients of a slice of embedding and head */
     struct nbi_weights weights;
     struct nbi_train_param *tensors; /* in the order of the config's parameters, a tied head last */
     int64_t count;
@@ -99,6 +102,7 @@ static inline int64_t nbi_first_layer(const struct nbi_config *c, int64_t last_l
 struct nbi_train_params_plan {
     int64_t blocks[NBI_PARAM_BLOCKS], amax, host;
     int64_t tensors; /* t->count */
+    int64_t slices;  /* nbi_slice_count() */
 };
 
 void nbi_train_params_plan(struct nbi_backend *be, const struct nbi_config *c,
@@ -114,6 +118,15 @@ enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stre
 void nbi_train_params_release(struct nbi_train_params *t);
 
 #define NBI_ALL_LAYERS (-2)
+
+/* Rows of a slice of the vocabulary: gradients take 80 MiB in 4B. */
+#define NBI_SLICE_ROWS 8192
+
+/* Slices of embedding and head; 0: they are not updated in slices. */
+static inline int64_t nbi_slice_count(const struct nbi_config *c, int64_t slice_rows)
+{
+    return slice_rows > 0 ? (c->vocab_size + slice_rows - 1) / slice_rows : 0;
+}
 
 /* Whether an update of the parameter can make its weight: it is made from this master alone, and
  * has no tensor scale that must be found first. */

@@ -36,6 +36,7 @@ struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *o)
                                           .last_layers = o->train_last_layers,
                                           .update_in_backward = o->fused_step,
                                           .bf16_grads = o->bf16_gradients,
+                                          .slice_rows = o->head_slices ? NBI_SLICE_ROWS : 0,
                                           .seed = o->seed,
                                           .target = nbi_run_format(o)};
 }
@@ -50,6 +51,7 @@ struct nbi_acts_opts nbi_run_acts_opts(const struct nbi_run *r)
                                                   : N,
                                   .dtype = nbi_run_computes_in_bf16(r) ? NBI_BF16 : NBI_F32,
                                   .recompute = o->recompute,
+                                  .slices = o->head_slices,
                                   .first_layer = nbi_first_layer(&r->config, o->train_last_layers)};
 }
 
@@ -100,7 +102,7 @@ static void plan_tables(const struct nbi_config *c, const struct nbi_train_param
 {
     bytes[0] = nbi_frequency_bytes(c);
     bytes[1] = params->amax;
-    nbi_optimizer_plan(c->layers, params->tensors, bytes + 2);
+    nbi_optimizer_plan(c->layers, params->tensors, params->slices, bytes + 2);
 }
 
 /* What the driver adds to the blocks of a run. */

@@ -21,16 +21,22 @@ struct array {
     int64_t bytes;
 };
 
-/* Scalars of a parameter: m_scale, v_scale, m_max, v_max, tensor_scale, divisor. */
+/* Scalars of a parameter: m_scale, v_scale, m_max, v_max, tensor_scale, divisor. The first four are
+ * those of a record, and the slices of embedding and head follow the parameters. */
 #define SCALES 6
 
 struct arrays {
     struct nbi_run *r;
     struct array *p;
     size_t count;
-    float (*scales)[SCALES]; /* of all parameters */
+    float (*scales)[SCALES]; /* of all records */
     struct nbi_update_record *records;
 };
+
+static uint64_t scale_bytes(const struct nbi_run *r)
+{
+    return (uint64_t)r->optimizer.record_count * SCALES * sizeof(float);
+}
 
 static int arrays_of(const struct nbi_train_param *x, struct array out[ARRAYS])
 {
@@ -54,24 +60,24 @@ static int arrays_of(const struct nbi_train_param *x, struct array out[ARRAYS])
 
 static enum nb_status list_arrays(struct arrays *l, struct nbi_run *r)
 {
-    size_t n = (size_t)r->params.count;
+    size_t n = (size_t)r->params.count, records = (size_t)r->optimizer.record_count;
     *l = (struct arrays){.r = r};
     l->p = malloc(n * ARRAYS * sizeof *l->p);
-    l->scales = calloc(n, sizeof *l->scales);
-    l->records = calloc(n, sizeof *l->records);
+    l->scales = calloc(records, sizeof *l->scales);
+    l->records = calloc(records, sizeof *l->records);
     if (!l->p || !l->scales || !l->records)
         return nbi_fail_memory("checkpoint", n * ARRAYS * sizeof *l->p);
     NBI_TRY(nbi_optimizer_read(&r->optimizer, l->records));
+    for (size_t i = 0; i < records; i++) {
+        const struct nbi_update_record *record = &l->records[i];
+        const float scales[SCALES] = {record->m_scale[1], record->v_scale[1], record->m_max,
+                                      record->v_max, 1};
+        memcpy(l->scales[i], scales, sizeof scales);
+    }
     for (size_t i = 0; i < n; i++) {
         const struct nbi_train_param *x = &r->params.tensors[i];
-        const struct nbi_update_record *record = &l->records[i];
-        const float scales[SCALES] = {record->m_scale[1],
-                                      record->v_scale[1],
-                                      record->m_max,
-                                      record->v_max,
-                                      x->has_tensor_scale ? x->weight->tensor_scale : 1,
-                                      x->divisor};
-        memcpy(l->scales[i], scales, sizeof scales);
+        l->scales[i][4] = x->has_tensor_scale ? x->weight->tensor_scale : 1;
+        l->scales[i][5] = x->divisor;
         if (x->trained && !x->tied_to)
             l->count += (size_t)arrays_of(x, l->p + l->count);
     }
@@ -96,6 +102,7 @@ static void add_loss_settings(const struct nbi_run *r, json_t *j, bool *ok)
     nbi_json_set(j, "loss", json_integer(r->opts->loss), ok);
     nbi_json_set(j, "compute_dtype", json_string(nbi_run_computes_in_bf16(r) ? "bf16" : "f32"), ok);
     nbi_json_set(j, "bf16_gradients", json_boolean(r->opts->bf16_gradients), ok);
+    nbi_json_set(j, "head_slices", json_integer(r->opts->head_slices ? NBI_SLICE_ROWS : 0), ok);
     nbi_json_set(j, "kl_base", json_real(r->opts->kl_base), ok);
     nbi_json_set(j, "replay_share", json_real(share), ok);
 }
@@ -191,6 +198,8 @@ static enum nb_status add_defaults(json_t *settings)
         nbi_json_set(settings, "compute_dtype", json_string("f32"), &ok);
     if (!json_object_get(settings, "bf16_gradients"))
         nbi_json_set(settings, "bf16_gradients", json_false(), &ok);
+    if (!json_object_get(settings, "head_slices"))
+        nbi_json_set(settings, "head_slices", json_integer(0), &ok);
     return ok ? NB_OK : nbi_fail_memory("settings", 0);
 }
 
@@ -260,8 +269,7 @@ static enum nb_status write_arrays(struct nbi_run *r, struct arrays *l, const ch
         return nbi_fail_memory("checkpoint", (l->count + 1) * sizeof *blobs);
     for (size_t i = 0; i < l->count; i++)
         blobs[i] = (struct nbi_ckpt_blob){.name = l->p[i].name, .bytes = (uint64_t)l->p[i].bytes};
-    blobs[l->count] =
-        (struct nbi_ckpt_blob){"scales", (uint64_t)r->params.count * sizeof *l->scales, l->scales};
+    blobs[l->count] = (struct nbi_ckpt_blob){"scales", scale_bytes(r), l->scales};
     const struct nbi_ckpt_content content = {.step = (uint64_t)s->step,
                                              .settings = settings,
                                              .values = values,
@@ -365,18 +373,18 @@ static enum nb_status read_values(const struct nbi_checkpoint *c, struct nbi_run
 static enum nb_status read_arrays(struct nbi_run *r, struct arrays *l,
                                   const struct nbi_checkpoint *c)
 {
-    NBI_TRY(
-        nbi_checkpoint_read(c, "scales", l->scales, (uint64_t)r->params.count * sizeof *l->scales));
+    NBI_TRY(nbi_checkpoint_read(c, "scales", l->scales, scale_bytes(r)));
     for (size_t i = 0; i < l->count; i++) {
         struct target to = {r, l->p[i].at};
         NBI_TRY(nbi_checkpoint_stream(c, l->p[i].name, (uint64_t)l->p[i].bytes, put, &to));
     }
-    for (int64_t i = 0; i < r->params.count; i++) {
-        struct nbi_train_param *x = &r->params.tensors[i];
+    for (int64_t i = 0; i < r->optimizer.record_count; i++)
         l->records[i] = (struct nbi_update_record){.m_max = l->scales[i][2],
                                                    .v_max = l->scales[i][3],
                                                    .m_scale = {0, l->scales[i][0]},
                                                    .v_scale = {0, l->scales[i][1]}};
+    for (int64_t i = 0; i < r->params.count; i++) {
+        struct nbi_train_param *x = &r->params.tensors[i];
         if (x->trained && x->has_tensor_scale)
             x->weight->tensor_scale = l->scales[i][4];
         if (x->trained && x->has_tensor_scale)

@@ -35,6 +35,8 @@ static enum nb_status check_sizes(const struct nb_train_opts *o)
         return nbi_fail(NB_EINVAL,
                         "--fused-step updates in each backward pass, so there is nothing "
                         "to accumulate: use --grad-accum 1");
+    if (o->head_slices && !(o->fused_step && o->loss == NB_LOSS_CE))
+        return nbi_fail(NB_EINVAL, "--head-slices is for --fused-step with --loss ce");
     if (o->precision == NB_PRECISION_F32 && o->compute == NB_COMPUTE_BF16)
         return nbi_fail(NB_EINVAL, "--precision f32 computes in f32: leave out --compute-dtype");
     if (o->bf16_gradients && (o->grad_accum > 1 || o->compute == NB_COMPUTE_F32))

@@ -149,6 +149,7 @@ static void list_arithmetic(struct settings *s, const struct nbi_run *r)
     add_limit(s, "rows updated at a time", (double)o->step_chunk_rows, "all");
     add(s, "recompute", o->recompute ? "block" : "none");
     add(s, "update inside the backward pass", o->fused_step ? "yes" : "no");
+    add(s, "embedding and head in slices", o->head_slices ? "yes" : "no");
     add_limit(s, "threads", (double)o->threads, "all");
     add(s, "instruction set", o->simd ? o->simd : "auto");
     add(s, "version", nb_version());

@@ -26,6 +26,14 @@ static enum nb_status update_group(void *ctx, int64_t group)
     return nbi_optimizer_step(&u->r->optimizer, group, u->lr, (uint32_t)u->r->state.updates + 1);
 }
 
+static enum nb_status update_slice(void *ctx, int64_t slice)
+{
+    struct update *u = ctx;
+    u->r->updating = true;
+    return nbi_optimizer_step_slice(&u->r->optimizer, slice, u->lr,
+                                    (uint32_t)u->r->state.updates + 1);
+}
+
 /* Completes the labels: the loss and, with --kl-base, the reference. */
 static enum nb_status set_loss(struct nbi_run *r, const struct nbi_microbatch *batch,
                                struct update *u)
@@ -52,22 +60,27 @@ static void keep_losses(struct nbi_run *r, struct update *u)
 }
 
 /* Adds the gradients of one micro-batch; the first one writes them. With a fused step, updates each
- * layer on the way. */
+ * layer on the way, and with slices embedding and head after them. */
 static enum nb_status accumulate(struct nbi_run *r, const struct nbi_microbatch *batch, float scale,
                                  struct update *u)
 {
     const struct nbi_weights *w = &r->params.weights;
     const struct nbi_backward_hook hook = {update_group, u};
+    const struct nbi_slice_hook of_slices = {update_slice, u};
+    const struct nbi_pass *pass = &r->train_pass.pass;
     struct nbi_grads grads = r->params.grads;
     grads.fresh = u->passes == 0;
     NBI_TRY(nbi_train_pass_set(&r->train_pass, batch));
     r->train_pass.labels.scale = scale;
     NBI_TRY(set_loss(r, batch, u));
     keep_losses(r, u);
-    NBI_TRY(nbi_execute(w, &r->acts, r->stream, &r->train_pass.pass));
-    NBI_TRY(nbi_loss(w, &r->acts, r->stream, &r->train_pass.pass, &r->train_pass.labels, &grads));
-    return nbi_backward(w, &r->acts, r->stream, &r->train_pass.pass, &grads,
-                        r->opts->fused_step ? &hook : NULL);
+    NBI_TRY(nbi_execute(w, &r->acts, r->stream, pass));
+    NBI_TRY(nbi_loss(w, &r->acts, r->stream, pass, &r->train_pass.labels, &grads));
+    NBI_TRY(nbi_backward(w, &r->acts, r->stream, pass, &grads, r->opts->fused_step ? &hook : NULL));
+    if (grads.slice_rows == 0)
+        return NB_OK;
+    return nbi_backward_slices(w, &r->acts, r->stream, pass, &r->train_pass.labels, &grads,
+                               &of_slices);
 }
 
 /* The losses of the step, whose passes have run. */

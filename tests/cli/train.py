@@ -88,6 +88,59 @@ def equal():
         assert some[0] == by_layer[0], "the last two of two layers are all"
 
 
+SLICED = [{"precision": "nvfp4", "master_dtype": "bf16", "optimizer_state_mode": "int8",
+           "step_chunk_rows": 100},
+          {"precision": "nvfp4", "master_dtype": "bf16", "optimizer_state_mode": "bf16",
+           "compute_dtype": "bf16", "grad_dtype": "bf16", "weight_store": "scales",
+           "recompute": "block"},
+          {"precision": "bf16", "master_dtype": "f32", "optimizer_state_mode": "f32",
+           "kl_base": 2, "data": "c.jsonl"}]
+
+
+def same_but_norms(what, a, b):
+    """The same, but for the order in which the squares of the gradient's norm are added."""
+    norms = [[float(x.pop("grad_norm")) for x in r[1] if "grad_norm" in x] for r in (a, b)]
+    assert len(norms[0]) > 1 and all(abs(x / y - 1) < 1e-12 for x, y in zip(*norms)), (what, norms)
+    same(what, a, b)
+
+
+def slices():
+    """Without clipping, embedding and head in slices become what they become as a whole, but for
+    nvfp4 moments, whose scales are those of slices then; resuming is exact. The last of three
+    slices has 116 rows."""
+    for tied in (True, False):
+        model = t.make_model(nibble, f"{work}/tied-{tied}", vocab_size=16500,
+                             tie_word_embeddings=tied)
+        for kind in SLICED:
+            kind = {**kind, "model": model, "fused_step": True, "steps": 4,
+                    "data": f"{work}/{kind.get('data', 'a.txt')}"}
+            whole = trained("plain", grad_clip=0, **kind)
+            same_but_norms(f"slices, {kind}", whole,
+                           trained("other", grad_clip=0, head_slices=True, **kind))
+            some = trained("other", head_slices=True, grad_clip="0.1", **kind)
+            assert some[0] != whole[0], kind
+            last = {**kind, "train_last_layers": 1}
+            same(f"slices of what is not trained, {kind}", trained("plain", **last),
+                 trained("other", head_slices=True, **last))
+        kind = {"model": model, "fused_step": True, "head_slices": True, "precision": "nvfp4",
+                "master_dtype": "bf16", "optimizer_state_mode": "nvfp4", "seed": 5}
+        ck = {"checkpoint_dir": work + "/ck", "schedule": "constant"}
+        t.train(nibble, *options(**{**kind, **ck, "steps": 3}))
+        again = trained("other", resume=True, **{**kind, **ck})
+        straight = trained("plain", **{**kind, **ck, "checkpoint_dir": work + "/straight"})
+        assert straight[0] == again[0], "resumed, it is another"
+        t.same_checkpoint(work + "/straight/step-00000006.ckpt", work + "/ck/step-00000006.ckpt")
+        t.run(nibble, "train", "-q", *options(resume=True, **{**kind, **ck, "head_slices": None}),
+              code=1)
+        for name in ("straight", "ck"):
+            shutil.rmtree(f"{work}/{name}")
+    with_slices, without = (json.loads(t.run(nibble, "plan", "--json", *options(
+        **{**kind, "head_slices": flag}))[0])["gradients"] for flag in (True, None))
+    assert with_slices < without - 2 * (16500 - 8192) * 64 * 4, (with_slices, without)
+    t.run(nibble, "train", "-q", *options(head_slices=True), code=2)
+    t.run(nibble, "train", "-q", *options(head_slices=True, fused_step=True, loss="scalar"), code=2)
+
+
 ODD = [{"hidden_size": 80, "intermediate_size": 136, "tie_word_embeddings": False},
        {"hidden_size": 48, "intermediate_size": 112, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 651}]
@@ -528,7 +581,8 @@ def main():
     """Runs one part of the tests."""
     t.make_model(nibble, work + "/model")
     t.make_data(work)
-    parts = {"equal": equal, "odd": odd, "accumulate": accumulate, "compute": compute, "decay": decay, "scratch": scratch, "layers": some_layers,
+    parts = {"equal": equal, "odd": odd, "accumulate": accumulate, "compute": compute,
+             "slices": slices, "decay": decay, "scratch": scratch, "layers": some_layers,
              "overfit": overfit, "export": export, "evaluation": evaluation, "skip": skip,
              "interrupt": interrupt, "hang_up": hang_up, "late": interrupted_late,
              "outputs": outputs, "stop": stop, "plan": plan}

@@ -8,7 +8,7 @@ here=$(dirname "$0")
 
 set --
 [ "${NB_TRAIN_TESTS:-}" = all ] && set -- all
-for part in equal odd accumulate compute decay scratch layers overfit export evaluation skip stop interrupt late outputs hang_up plan; do
+for part in equal odd slices accumulate compute decay scratch layers overfit export evaluation skip stop interrupt late outputs hang_up plan; do
     mkdir "$work/$part"
     check "$part" 0 python3 -B "$here/train.py" "$nibble" "$work/$part" $part "$@"
     cat "$work/out"

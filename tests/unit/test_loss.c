@@ -92,7 +92,8 @@ static struct nbi_dataset *new_set(const char *name)
 
 struct kind {
     enum nb_precision precision;
-    bool bf16, bf16_grads, recompute;
+    bool bf16, bf16_grads, recompute, untied, reference;
+    int64_t slice_rows;
 };
 
 static void rig_open_as(struct rig *r, struct kind kind)
@@ -101,6 +102,8 @@ static void rig_open_as(struct rig *r, struct kind kind)
                                                .master = NBI_F32,
                                                .moment_type = NB_MOMENT_F32,
                                                .bf16_grads = kind.bf16_grads,
+                                               .update_in_backward = kind.slice_rows > 0,
+                                               .slice_rows = kind.slice_rows,
                                                .seed = 4};
     const struct nbi_stream_limits limits = {
         .N = B * T, .K = 64, .D = 16, .heads = 2, .training = true, .bf16 = kind.bf16};
@@ -113,10 +116,14 @@ static void rig_open_as(struct rig *r, struct kind kind)
     r->config.head_dim = 16;
     r->config.vocab_size = V;
     r->config.initializer_range = 0.3;
+    r->config.tied = !kind.untied;
     assert_ok(r->be->stream_new(r->be, &limits, &r->s));
     assert_ok(nbi_train_params_init(&r->t, r->s, r->be, &r->config, NULL, &opts));
-    const struct nbi_acts_opts acts_opts = {
-        .N = B * T, .M = M, .dtype = kind.bf16 ? NBI_BF16 : NBI_F32, .recompute = kind.recompute};
+    const struct nbi_acts_opts acts_opts = {.N = B * T,
+                                            .M = M,
+                                            .dtype = kind.bf16 ? NBI_BF16 : NBI_F32,
+                                            .recompute = kind.recompute,
+                                            .slices = kind.slice_rows > 0};
     assert_ok(nbi_acts_init_training(&r->acts, r->be, &r->config, &acts_opts));
     assert_ok(nbi_train_pass_init(&r->train_pass, &r->acts));
     r->train_pass.V = V;
@@ -522,37 +529,94 @@ static void test_loss__topk(void **state)
 
 /* The gradients of all parameters, one after another, as f32. */
 struct gradients {
+    struct rig *r;
     float *values;
     int64_t at[64]; /* where each parameter's begin */
     double loss;
 };
 
+/* Gradients of rows [first, ...) of parameter i, as many as its array has. */
+static void keep_gradients(struct gradients *g, int64_t i, int64_t first)
+{
+    static uint16_t half[V * C];
+    const struct nbi_train_param *x = &g->r->t.tensors[i];
+    int64_t row = x->count / x->param.shape[0], n = x->count - first * row;
+    float *to = g->values + g->at[i] + first * row;
+    if (x->slice_rows > 0 && n > x->slice_rows * row)
+        n = x->slice_rows * row;
+    download_bytes(g->r, x->grad_bf16 ? (void *)half : to, x->grad, n * (x->grad_bf16 ? 2 : 4));
+    for (int64_t k = 0; k < n && x->grad_bf16; k++)
+        to[k] = nbi_bf16_to_f32(half[k]);
+}
+
+static enum nb_status keep_layer(void *ctx, int64_t layer)
+{
+    struct gradients *g = ctx;
+    for (int64_t i = 0; i < g->r->t.count; i++)
+        if (g->r->t.tensors[i].layer == layer)
+            keep_gradients(g, i, 0);
+    return NB_OK;
+}
+
+static enum nb_status keep_slice(void *ctx, int64_t slice)
+{
+    struct gradients *g = ctx;
+    for (int64_t i = 0; i < g->r->t.count; i++)
+        if (g->r->t.tensors[i].slice_rows > 0)
+            keep_gradients(g, i, slice * g->r->t.tensors[i].slice_rows);
+    return NB_OK;
+}
+
+/* Invented probabilities of another model, for two rows of three. */
+static void add_reference(struct rig *r, struct kind kind)
+{
+    enum { IDS = 5 };
+    static int32_t ids[B * T * IDS];
+    static float p[B * T * IDS];
+    struct nbi_labels *l = &r->train_pass.labels;
+    if (!kind.reference)
+        return;
+    for (int64_t i = 0; i < l->count * IDS; i++) {
+        ids[i] = (int32_t)((i % IDS) * (V / IDS) + i % 50);
+        p[i] = 0.15f + 0.04f * (float)uniform((uint64_t)i);
+    }
+    for (int64_t i = 0; i < l->count; i += 3)
+        ids[i * IDS] = -1;
+    ids[IDS] = l->targets[1] < V / IDS ? l->targets[1] : ids[IDS];
+    l->ref_k = IDS;
+    l->ref_ids = ids;
+    l->ref_p = p;
+    l->kl_scale = 0.7f * l->scale;
+}
+
 static void gradients_of(struct kind kind, struct gradients *g)
 {
     struct rig r;
-    int64_t n = 0;
     rig_open_as(&r, kind);
     next_batch(&r, 6);
-    static uint16_t half[V * C];
-    *g = (struct gradients){.values = malloc((size_t)(V * C * 8) * sizeof *g->values)};
+    *g = (struct gradients){.r = &r, .values = malloc((size_t)(V * C * 9) * sizeof *g->values)};
     assert_non_null(g->values);
-    forward(&r);
-    r.t.grads.fresh = true;
-    assert_ok(
-        nbi_loss(&r.t.weights, &r.acts, r.s, &r.train_pass.pass, &r.train_pass.labels, &r.t.grads));
-    assert_ok(nbi_backward(&r.t.weights, &r.acts, r.s, &r.train_pass.pass, &r.t.grads, NULL));
     for (int64_t i = 0; i < r.t.count; i++) {
         const struct nbi_train_param *x = &r.t.tensors[i];
-        download_bytes(&r, x->grad_bf16 ? (void *)half : g->values + n, x->grad,
-                       x->count * (x->grad_bf16 ? 2 : 4));
         assert_int_equal(x->grad_bf16, kind.bf16_grads && x->layer >= 0 && x->param.ndim == 2);
-        for (int64_t k = 0; k < x->count && x->grad_bf16; k++)
-            g->values[n + k] = nbi_bf16_to_f32(half[k]);
-        g->at[i] = n;
-        n += x->count;
+        g->at[i + 1] = g->at[i] + x->count;
     }
-    g->at[r.t.count] = n;
-    g->loss = nbi_loss_sums(&r.train_pass.labels).loss;
+    assert_true(g->at[r.t.count] <= V * C * 9);
+    add_reference(&r, kind);
+    forward(&r);
+    r.t.grads.fresh = true;
+    const struct nbi_backward_hook hook = {keep_layer, g};
+    const struct nbi_slice_hook of_slices = {keep_slice, g};
+    const struct nbi_labels *l = &r.train_pass.labels;
+    assert_ok(nbi_loss(&r.t.weights, &r.acts, r.s, &r.train_pass.pass, l, &r.t.grads));
+    assert_ok(nbi_backward(&r.t.weights, &r.acts, r.s, &r.train_pass.pass, &r.t.grads, &hook));
+    if (kind.slice_rows > 0)
+        assert_ok(nbi_backward_slices(&r.t.weights, &r.acts, r.s, &r.train_pass.pass, l, &r.t.grads,
+                                      &of_slices));
+    for (int64_t i = 0; i < r.t.count; i++)
+        if (r.t.tensors[i].layer < 0 && r.t.tensors[i].slice_rows == 0)
+            keep_gradients(g, i, 0);
+    g->loss = nbi_loss_sums(l).loss;
     rig_close(&r);
 }
 
@@ -595,6 +659,36 @@ static void check_bf16(void)
         struct gradients *all[] = {&f32, &bf16, &again, &rounded};
         for (int i = 0; i < 4; i++)
             free(all[i]->values);
+    }
+}
+
+/* Gradients of embedding and head made some rows of the vocabulary at a time: on the CPU the same
+ * bits. Slices that end with the vocabulary, before it, and after it. */
+static void check_slices(void)
+{
+    static const int64_t rows[] = {64, 32, 96, 320};
+    for (unsigned way = 0; way < 16; way++) {
+        struct kind kind = {.precision = way & 1 ? NB_PRECISION_NVFP4 : NB_PRECISION_BF16,
+                            .bf16 = way & 2,
+                            .bf16_grads = way & 2,
+                            .recompute = way & 1,
+                            .untied = way & 4,
+                            .reference = way & 8};
+        struct gradients whole, slices;
+        gradients_of(kind, &whole);
+        kind.slice_rows = rows[way / 2 % 4];
+        gradients_of(kind, &slices);
+        int64_t n = 0;
+        for (int i = 0; whole.at[i + 1] > n; i++)
+            n = whole.at[i + 1];
+        assert_true(n > V * C);
+        assert_follows(&slices, &whole);
+        if (strcmp(device, "cpu") == 0) {
+            assert_true(slices.loss == whole.loss);
+            assert_memory_equal(slices.values, whole.values, (size_t)n * sizeof *whole.values);
+        }
+        free(whole.values);
+        free(slices.values);
     }
 }
 
@@ -647,6 +741,7 @@ static void check_ids_outside(void)
     X(reference_needs_whole_examples)                                                              \
     X(kl_gradient)                                                                                 \
     X(bf16)                                                                                        \
+    X(slices)                                                                                      \
     X(orders)                                                                                      \
     X(ids_outside)
 
