@@ -79,18 +79,52 @@ if command -v c++ >/dev/null; then
     c++ -Wall -Wextra -Werror "$work/ask.cpp" -o "$work/cpp" $(pkg-config --cflags --libs nibble)
     answers "$work/cpp"
 fi
-mkdir "$work/project"
-cp "$work/ask.c" "$work/project"
-cat >"$work/project/CMakeLists.txt" <<'CMAKE'
-cmake_minimum_required(VERSION 3.22)
-project(ask C)
-find_package(nibble 0.1 REQUIRED)
-add_executable(ask ask.c)
-target_link_libraries(ask nibble::nibble)
-CMAKE
-cmake -G Ninja -S "$work/project" -B "$work/project/build" -DCMAKE_PREFIX_PATH="$installed" >/dev/null
-cmake --build "$work/project/build" >/dev/null
-answers "$work/project/build/ask"
+if command -v c++ >/dev/null; then
+    cmake -G Ninja -S "$root/examples" -B "$work/examples" -DCMAKE_PREFIX_PATH="$installed" >/dev/null
+    cmake --build "$work/examples" >/dev/null
+    "$work/examples/requests" "$root/models/nib" "One day" | grep -q "^1: One day" ||
+        fail "an example built with CMake does not answer"
+fi
+
+# ---- the examples, against the installed copy
+model=$root/models/nib
+for example in generate chat requests finetune; do
+    # shellcheck disable=SC2046
+    cc -std=c17 -D_GNU_SOURCE -Wall -Wextra -Werror "$root/examples/$example.c" -o "$work/$example" \
+        $(pkg-config --cflags --libs nibble)
+    [ "$(wc -l <"$root/examples/$example.c")" -lt 60 ] || fail "examples/$example.c is long"
+done
+same() { # same WHAT FILE-IS FILE-WANT
+    cmp -s "$2" "$3" || fail "$1: '$(head -c 300 "$2")', not '$(head -c 300 "$3")'"
+}
+"$work/generate" "$model" "Tell me a story about a dog." >"$work/is"
+"$nibble" generate -q --device cpu -m "$model" -n 100 -p "Tell me a story about a dog." >"$work/want"
+same generate "$work/is" "$work/want"
+printf 'Hello!\nWho are you?\n' | "$work/chat" "$model" >"$work/is"
+printf 'Hello!\nWho are you?\n' | "$nibble" chat -q --device cpu -m "$model" 2>/dev/null >"$work/want"
+same chat "$work/is" "$work/want"
+"$work/requests" "$model" "Once upon a time" "The cat" "In the morning" | sort >"$work/is"
+i=0
+for text in "Once upon a time" "The cat" "In the morning"; do
+    i=$((i + 1))
+    printf '%s: %s' "$i" "$text"
+    "$nibble" generate -q --device cpu -m "$model" --raw -n 20 -p "$text"
+done >"$work/want"
+same requests "$work/is" "$work/want"
+printf 'who are you\tI am Bob\nhello\thi there\n' >"$work/data.tsv"
+"$work/finetune" "$model" "$work/data.tsv" "$work/tuned.dat" >"$work/is"
+grep -q '^step 1 of 1: loss ' "$work/is" || fail "finetune shows no progress"
+"$nibble" inspect --verify -q --model-dir "$model" "$work/tuned.dat" >/dev/null
+! "$work/finetune" "$model" /no/such/data "$work/x.dat" 2>"$work/is" || fail "finetune needs no data"
+grep -q /no/such/data "$work/is" || fail "finetune does not say what failed"
+if command -v c++ >/dev/null; then
+    # shellcheck disable=SC2046
+    c++ -std=c++17 -Wall -Wextra -Werror "$root/examples/embed.cpp" -o "$work/embed" \
+        $(pkg-config --cflags --libs nibble)
+    "$work/embed" "$model" "The cat" >"$work/is"
+    sed -n 's/^2: //p' "$work/want" >"$work/want2"
+    same embed "$work/is" "$work/want2"
+fi
 
 # ---- man pages
 if command -v man >/dev/null && man --warnings -l "$installed/share/man/man1/nibble.1" >/dev/null 2>&1; then
