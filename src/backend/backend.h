@@ -60,7 +60,8 @@ struct nbi_stream_limits {
     X(MEGAKERNEL, "megakernel")           /* megakernel_new, _run and _free */                     \
     X(RUN_AHEAD, "run-ahead")             /* megakernel_run_ahead */                               \
     X(FP4, "fp4")               /* NBI_MATMUL_FAST uses FP4 tensor cores for many rows */          \
-    X(OWN_MEMORY, "own-memory") /* not the host's; roofline_bandwidth measures it */
+    X(OWN_MEMORY, "own-memory") /* not the host's; roofline_bandwidth measures it */               \
+    X(TUNING, "tuning")         /* tuning_save, tuning_load */
 
 enum {
 #define X(cap, word) NBI_CAP_BIT_##cap,
@@ -73,6 +74,9 @@ enum nbi_cap {
     NBI_CAP_LIST(X)
 #undef X
 };
+
+#define NBI_TUNING_MAX ((int64_t)32 << 10) /* bytes of tuning_save */
+#define NBI_TUNING_WHY 256                 /* of the reason that tuning_load gives */
 
 /* ---- precision ---- */
 
@@ -210,6 +214,15 @@ struct nbi_backend {
                                            struct nbi_run_ahead *f);
     void (*megakernel_free)(struct nbi_megakernel *t);
     enum nb_status (*graph_run)(struct nbi_stream *s, const struct nbi_graph *r);
+
+    /* What has been measured to choose algorithms, on which bits of results may depend: writes it
+     * and returns its bytes. A process that loads them computes the same bits on the same device.
+     */
+    int64_t (*tuning_save)(struct nbi_backend *be, uint8_t out[NBI_TUNING_MAX]);
+    /* Uses them, which may be damaged: NB_EFORMAT. why: empty, or for the user why bits may differ
+     * from those of the process that saved them, in words that follow "because". */
+    enum nb_status (*tuning_load)(struct nbi_backend *be, const void *bytes, int64_t n,
+                                  char why[NBI_TUNING_WHY]);
 
     /* Measured limits, for benches: multiply-adds per second of one core, or of the device, in
      * NVFP4 products whose operands are as close as possible (L1, shared memory), and the same for

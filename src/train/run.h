@@ -81,7 +81,9 @@ struct nbi_run {
     struct nbi_optimizer optimizer;
     struct nbi_lr_schedule_opts lr_schedule;
     struct nbi_train_log *log;
-    struct nbi_ckpt_lock *lock; /* of checkpoint_dir; NULL: no checkpoints */
+    struct nbi_ckpt_lock *lock;          /* of checkpoint_dir; NULL: no checkpoints */
+    struct nbi_checkpoint *resumed_from; /* until its arrays have been read; NULL: none */
+    char other_bits[NBI_TUNING_WHY]; /* why the run does not go on bit for bit; empty: it does */
     struct nbi_test_prompts test_prompts;
     struct nbi_history history; /* of this process */
     struct nbi_phase phases[NBI_PHASES];
@@ -175,8 +177,12 @@ enum nb_status nbi_run_fingerprint(struct nbi_run *r);
 
 enum nb_status nbi_run_save(struct nbi_run *r);
 
-/* Continues from the newest complete checkpoint, or from the start if there is none. Settings
- * that change the computation must be those of the checkpoint. */
+/* Opens the newest complete checkpoint, and gives the backend what it had measured then. Without
+ * one the run begins at the start. */
+enum nb_status nbi_run_open_checkpoint(struct nbi_run *r);
+
+/* Continues from that checkpoint, if there is one. Settings that change the computation must be
+ * its own; between a CPU and a GPU the types of activations and gradients may change. */
 enum nb_status nbi_run_resume(struct nbi_run *r);
 
 /* Saves the model of this step as the accepted one; loads the parameters of the accepted model

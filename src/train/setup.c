@@ -275,6 +275,7 @@ enum nb_status nbi_run_kl_anchor(struct nbi_run *r)
 void nbi_run_close(struct nbi_run *r)
 {
     nbi_train_log_close(r->log);
+    nbi_checkpoint_close(r->resumed_from);
     nbi_checkpoint_unlock(r->lock);
     nbi_history_release(&r->history);
     nbi_test_prompts_close(&r->test_prompts);

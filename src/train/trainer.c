@@ -388,6 +388,8 @@ static enum nb_status begin(struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
     r->eval_logged = -1;
+    if (o->resume)
+        NBI_TRY(nbi_run_open_checkpoint(r));
     NBI_TRY(nbi_run_kl_anchor(r));
     if (o->checkpoint_dir)
         NBI_TRY(nbi_run_fingerprint(r));

@@ -8,6 +8,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -112,18 +113,38 @@ static bool is_slow(uint64_t algorithm)
     return algorithm == (opened % 2 ? BACKWARDS : FORWARDS);
 }
 
-/* Of several proposals the first does not run; callers that want one get one that does. */
+/* Of several proposals the first does not run; callers that want one get one that does. With
+ * NB_EMULATED_BACKWARDS the other two change places. */
 static cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
                                 cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                 cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int wanted,
                                 cublasLtMatmulHeuristicResult_t found[], int *count)
 {
+    bool other = getenv("NB_EMULATED_BACKWARDS");
     *count = wanted < ALGORITHMS ? 1 : ALGORITHMS;
     for (int i = 0; i < *count; i++) {
         found[i] = {};
         found[i].algo.data[0] = *count == 1 ? FORWARDS : (uint64_t)i;
+        if (other && found[i].algo.data[0] != DOES_NOT_RUN)
+            found[i].algo.data[0] = FORWARDS + BACKWARDS - found[i].algo.data[0];
     }
     return CUBLAS_STATUS_SUCCESS;
+}
+
+static size_t version(void)
+{
+    const char *other = getenv("NB_EMULATED_CUBLASLT");
+    return other ? (size_t)atoi(other) : 1;
+}
+
+static cublasStatus_t check(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                            cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                            const cublasLtMatmulAlgo_t *algo,
+                            cublasLtMatmulHeuristicResult_t *result)
+{
+    *result = {};
+    return algo->data[0] == FORWARDS || algo->data[0] == BACKWARDS ? CUBLAS_STATUS_SUCCESS
+                                                                  : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 static float load(const void *p, cudaDataType type, int64_t at)
@@ -222,6 +243,8 @@ static cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const vo
 {
     if (algo->data[0] == DOES_NOT_RUN)
         return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (algo->data[0] >= ALGORITHMS)
+        emulated::fail("an algorithm that was not checked");
     nb_emulated_products++;
     const matmul_desc *desc = (const matmul_desc *)op;
     bool on_device = desc->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
@@ -260,6 +283,8 @@ static const struct {
     {"cublasLtCreate", (void *)create},
     {"cublasLtDestroy", (void *)destroy},
     {"cublasLtMatmul", (void *)matmul},
+    {"cublasLtGetVersion", (void *)version},
+    {"cublasLtMatmulAlgoCheck", (void *)check},
     {"cublasLtMatmulAlgoGetHeuristic", (void *)heuristic},
     {"cublasLtMatmulDescCreate", (void *)desc_create},
     {"cublasLtMatmulDescDestroy", (void *)desc_destroy},

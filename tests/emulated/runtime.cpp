@@ -115,6 +115,17 @@ extern "C" cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, i
     }
 }
 
+/* NB_EMULATED_GPU is its name, "emulated" without it. */
+extern "C" cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device)
+{
+    const char *name = getenv("NB_EMULATED_GPU");
+    if (device != 0)
+        return result(cudaErrorInvalidDevice);
+    *out = {};
+    snprintf(out->name, sizeof out->name, "%s", name ? name : "emulated");
+    return cudaSuccess;
+}
+
 extern "C" cudaError_t cudaDeviceSynchronize(void)
 {
     return cudaSuccess;

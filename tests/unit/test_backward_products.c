@@ -278,36 +278,117 @@ static void check_linear_bwd(void)
         check_linear_case(&large);
 }
 
+/* Products of one shape and what comes of them: dx, then dw. */
+struct day {
+    struct linear c;
+    struct nbi_stream_limits limits;
+    int64_t count;
+    float *first, *again;
+};
+
+static struct day day_new(void)
+{
+    struct day d = {
+        .c = {.count = 1, .N = 200, .K = 160, .with_dx = true, .with_dw = true, .fresh = true}};
+    const int64_t O = 104;
+    bf16 = true;
+    d.limits = limits_of(d.c.N, d.c.K);
+    d.count = d.c.N * d.c.K + O * d.c.K;
+    d.first = zeros(d.count, sizeof *d.first);
+    d.again = zeros(d.count, sizeof *d.again);
+    matrix_new(&d.c.w[0], NBI_BF16, O, d.c.K);
+    d.c.dy[0] = random_acts(d.c.N * O, 1);
+    d.c.x = random_acts(d.c.N * d.c.K, 1);
+    return d;
+}
+
+static void day_free(struct day *d)
+{
+    matrix_free(&d->c.w[0]);
+    free(d->c.dy[0]);
+    free(d->c.x);
+    free(d->first);
+    free(d->again);
+}
+
+static void day_run(struct day *d, float *out)
+{
+    struct rig r;
+    rounded_count = 0;
+    results = out;
+    rig_begin(&r, NBI_SIMD_SCALAR, 1, &d->limits);
+    run_linear(&r, &d->c, out);
+    rig_end(&r);
+}
+
+static void open_gpu_again(void)
+{
+    gpu->close(gpu);
+    assert_ok(nbi_backend_open(&gpu, &(struct nbi_backend_opts){.device = "cuda"}));
+}
+
 /* A GPU measures algorithms when it first sees a shape. Whichever is the fastest today, the bits
  * are those of the other days. */
 static void check_bits_whatever_is_measured(void)
 {
-    bf16 = true;
-    struct linear c = {
-        .count = 1, .N = 200, .K = 160, .with_dx = true, .with_dw = true, .fresh = true};
-    const int64_t O = 104, n = c.N * c.K + O * c.K;
-    const struct nbi_stream_limits limits = limits_of(c.N, c.K);
-    float *first = zeros(n, sizeof *first), *again = zeros(n, sizeof *again);
-    matrix_new(&c.w[0], NBI_BF16, O, c.K);
-    c.dy[0] = random_acts(c.N * O, 1);
-    c.x = random_acts(c.N * c.K, 1);
-    for (int day = 0; day < 4; day++) {
-        struct rig r;
-        rounded_count = 0;
-        results = day == 0 ? first : again;
-        rig_begin(&r, NBI_SIMD_SCALAR, 1, &limits);
-        run_linear(&r, &c, day == 0 ? first : again);
-        rig_end(&r);
-        gpu->close(gpu);
-        assert_ok(nbi_backend_open(&gpu, &(struct nbi_backend_opts){.device = "cuda"}));
-        if (day > 0)
-            assert_memory_equal(first, again, (size_t)n * sizeof *first);
+    struct day d = day_new();
+    for (int i = 0; i < 4; i++) {
+        day_run(&d, i == 0 ? d.first : d.again);
+        open_gpu_again();
+        if (i > 0)
+            assert_memory_equal(d.first, d.again, (size_t)d.count * sizeof *d.first);
     }
-    matrix_free(&c.w[0]);
-    free(c.dy[0]);
-    free(c.x);
-    free(first);
-    free(again);
+    day_free(&d);
+}
+
+#define HEADER 96 /* bytes of a tuning before its entries, which have as many */
+
+static void refuse_tuning(const uint8_t *bytes, int64_t n)
+{
+    char why[NBI_TUNING_WHY];
+    assert_int_equal(gpu->tuning_load(gpu, bytes, n, why), NB_EFORMAT);
+}
+
+/* Bytes that a device saved make another process's choices; damaged ones do no harm. */
+static void check_tuning_of_another_day(void)
+{
+    struct day d = day_new();
+    uint8_t saved[NBI_TUNING_MAX], again[NBI_TUNING_MAX];
+    char why[NBI_TUNING_WHY];
+    assert_true(nbi_backend_has(gpu, NBI_CAP_TUNING));
+    assert_int_equal(gpu->tuning_save(gpu, saved), HEADER); /* nothing has been chosen */
+    day_run(&d, d.first);
+    const int64_t n = gpu->tuning_save(gpu, saved);
+    assert_int_equal(n, HEADER + 2 * 96); /* of dx and of dw */
+    open_gpu_again();
+    assert_ok(gpu->tuning_load(gpu, saved, n, why));
+    assert_string_equal(why, "");
+    assert_int_equal(gpu->tuning_save(gpu, again), n);
+    assert_memory_equal(saved, again, (size_t)n);
+    for (int64_t cut = 0; cut < n; cut++)
+        refuse_tuning(saved, cut);
+    saved[HEADER - 4]++; /* the count */
+    refuse_tuning(saved, n);
+    memset(saved + HEADER - 4, 0xFF, 4);
+    refuse_tuning(saved, n);
+    memcpy(saved, again, (size_t)n);
+    saved[8] = '\x1b'; /* the name would reach a terminal */
+    refuse_tuning(saved, n);
+    memcpy(saved, again, (size_t)n);
+    saved[8] = saved[8] == 'x' ? 'y' : 'x';
+    assert_ok(gpu->tuning_load(gpu, saved, n, why));
+    assert_non_null(strstr(why, "multiprocessors) before, and is on "));
+    memcpy(saved, again, (size_t)n);
+    saved[72]++; /* the library's version */
+    assert_ok(gpu->tuning_load(gpu, saved, n, why));
+    assert_non_null(strstr(why, "it used cuBLASLt "));
+    memcpy(saved, again, (size_t)n);
+    for (int64_t entry = HEADER; entry < n; entry += 96)
+        memset(saved + entry + 32, 0xA5, 64);
+    assert_ok(gpu->tuning_load(gpu, saved, n, why)); /* no algorithms, for the shapes of this day */
+    day_run(&d, d.again);
+    assert_memory_equal(d.first, d.again, (size_t)d.count * sizeof *d.first);
+    day_free(&d);
 }
 
 /* ---- attention ---- */
@@ -517,11 +598,14 @@ static void check_attention_bwd(void)
 
 TEST_ON_BOTH(backward_products, linear_bwd)
 TEST_ON_CUDA(backward_products, bits_whatever_is_measured)
+TEST_ON_CUDA(backward_products, tuning_of_another_day)
 TEST_ON_BOTH(backward_products, attention_bwd)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {ON_BOTH(backward_products, linear_bwd) ON_CUDA(
-        backward_products, bits_whatever_is_measured) ON_BOTH(backward_products, attention_bwd)};
+    const struct CMUnitTest tests[] = {ON_BOTH(backward_products, linear_bwd)
+                                           ON_CUDA(backward_products, bits_whatever_is_measured)
+                                               ON_CUDA(backward_products, tuning_of_another_day)
+                                                   ON_BOTH(backward_products, attention_bwd)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,6 +23,8 @@
     X(create, cublasLtCreate)                                                                      \
     X(destroy, cublasLtDestroy)                                                                    \
     X(matmul, cublasLtMatmul)                                                                      \
+    X(version, cublasLtGetVersion)                                                                 \
+    X(check, cublasLtMatmulAlgoCheck)                                                              \
     X(heuristic, cublasLtMatmulAlgoGetHeuristic)                                                   \
     X(desc_create, cublasLtMatmulDescCreate)                                                       \
     X(desc_destroy, cublasLtMatmulDescDestroy)                                                     \
@@ -48,15 +50,13 @@ struct plan {
     cublasLtMatmulAlgo_t algo;
 };
 
-#define ALGORITHMS_MAX 256 /* of training */
-
 struct cublaslt {
     void *library;
     struct functions f;
     cublasLtHandle_t handle;
     struct plan *plans; /* newest first */
     int count;
-    struct cublaslt_algorithm algorithms[ALGORITHMS_MAX];
+    struct cublaslt_algorithm algorithms[NBI_ALGORITHMS_MAX];
     int algorithm_count;
 };
 
@@ -355,10 +355,22 @@ static void keep_algorithm(struct cublaslt *lt, struct cublaslt_algorithm k,
 {
     static_assert(sizeof k.algo == sizeof *algo, "an algorithm takes 64 bytes");
     struct cublaslt_algorithm *e = find_algorithm(lt, &k);
-    if (!e && lt->algorithm_count == ALGORITHMS_MAX)
+    if (!e && lt->algorithm_count == NBI_ALGORITHMS_MAX)
         return;
     memcpy(k.algo, algo, sizeof k.algo);
     *(e ? e : &lt->algorithms[lt->algorithm_count++]) = k;
+}
+
+/* Whether a kept algorithm is one for this product. It was measured with another number of rows, or
+ * comes from a checkpoint. */
+static bool suits(struct cublaslt *lt, const struct plan *p, const struct cublaslt_algorithm *kept)
+{
+    cublasLtMatmulHeuristicResult_t result = {};
+    cublasLtMatmulAlgo_t algo;
+    memcpy(&algo, kept->algo, sizeof algo);
+    return lt->f.check(lt->handle, p->op, p->b, p->a, p->c, p->d, &algo, &result) ==
+               CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= (size_t)workspace_bytes(&p->shape);
 }
 
 /* In training the algorithm is the one that is kept for such products; else the fastest proposal,
@@ -371,7 +383,7 @@ static enum nb_status choose_algorithm(struct nbi_stream *s, struct plan *p,
     const struct cublaslt_algorithm k = kind_of(g), *kept = find_algorithm(lt, &k);
     bool search = g->training && keep && can_measure(s, g);
     int count = 0, best = 0;
-    if (g->training && keep && kept) {
+    if (g->training && keep && kept && suits(lt, p, kept)) {
         memcpy(&p->algo, kept->algo, sizeof p->algo);
         return NB_OK;
     }
@@ -379,7 +391,7 @@ static enum nb_status choose_algorithm(struct nbi_stream *s, struct plan *p,
     if (count > 1)
         NBI_TRY(measure(s, p, g, found, count, &best));
     p->algo = found[best].algo;
-    if (search)
+    if (search && !kept)
         keep_algorithm(lt, k, &p->algo);
     return NB_OK;
 }
@@ -395,15 +407,30 @@ int nbi_cuda_cublaslt_algorithms(struct cuda *cuda, struct cublaslt_algorithm *o
     return count;
 }
 
-enum nb_status nbi_cuda_cublaslt_set_algorithms(struct cuda *cuda,
-                                                const struct cublaslt_algorithm *in, int count)
+void nbi_cuda_cublaslt_set_algorithms(struct cuda *cuda, const struct cublaslt_algorithm *in,
+                                      int count)
+{
+    pthread_mutex_lock(&cuda->lock);
+    for (int i = 0; i < count; i++)
+        keep_algorithm(cuda->cublaslt, in[i], (const cublasLtMatmulAlgo_t *)in[i].algo);
+    free_plans(cuda->cublaslt); /* they have others */
+    pthread_mutex_unlock(&cuda->lock);
+}
+
+enum nb_status nbi_cuda_cublaslt_load(struct cuda *cuda)
 {
     pthread_mutex_lock(&cuda->lock);
     enum nb_status rc = nbi_cuda_cublaslt_open(cuda);
-    for (int i = 0; i < count && rc == NB_OK; i++)
-        keep_algorithm(cuda->cublaslt, in[i], (const cublasLtMatmulAlgo_t *)in[i].algo);
     pthread_mutex_unlock(&cuda->lock);
     return rc;
+}
+
+uint64_t nbi_cuda_cublaslt_version(struct cuda *cuda)
+{
+    pthread_mutex_lock(&cuda->lock);
+    uint64_t version = cuda->cublaslt ? cuda->cublaslt->f.version() : 0;
+    pthread_mutex_unlock(&cuda->lock);
+    return version;
 }
 
 /* ---- plans ---- */

@@ -33,6 +33,8 @@ struct cublaslt_gemm {
 /* The algorithm measured for products of training of one kind: the number of rows of activations
  * counts as its next power of two. With the same algorithms, library and device, results have the
  * same bits, so checkpoints keep them. */
+#define NBI_ALGORITHMS_MAX 256 /* that are kept */
+
 struct cublaslt_algorithm {
     int64_t M, N, K;
     uint32_t kind;    /* types and transposes */
@@ -41,15 +43,24 @@ struct cublaslt_algorithm {
 
 /* Copies up to `limit` of them to `out` and returns how many there are. */
 int nbi_cuda_cublaslt_algorithms(struct cuda *cuda, struct cublaslt_algorithm *out, int limit);
-/* Uses these instead of measuring, where the library takes them. */
-enum nb_status nbi_cuda_cublaslt_set_algorithms(struct cuda *cuda,
-                                                const struct cublaslt_algorithm *in, int count);
+/* Uses these instead of measuring, where the library takes them. It must be loaded. */
+void nbi_cuda_cublaslt_set_algorithms(struct cuda *cuda, const struct cublaslt_algorithm *in,
+                                      int count);
+/* Loads the library, and says which version it is; 0: it is not loaded. */
+enum nb_status nbi_cuda_cublaslt_load(struct cuda *cuda);
+uint64_t nbi_cuda_cublaslt_version(struct cuda *cuda);
 
 /* Loads the library; no-op if it is loaded. A stream for more than NBI_DECODE_LINEAR_ROWS rows does
  * so when it is opened, since loading takes long and may fail. The caller holds cuda->lock. */
 enum nb_status nbi_cuda_cublaslt_open(struct cuda *cuda);
 void nbi_cuda_cublaslt_close(struct cuda *cuda);
 enum nb_status nbi_cuda_cublaslt_gemm(struct nbi_stream *s, const struct cublaslt_gemm *g);
+
+/* ---- tuning.cu ---- */
+
+int64_t nbi_cuda_tuning_save(struct nbi_backend *be, uint8_t out[NBI_TUNING_MAX]);
+enum nb_status nbi_cuda_tuning_load(struct nbi_backend *be, const void *bytes, int64_t n,
+                                    char why[NBI_TUNING_WHY]);
 
 /* ---- linear_prefill_fp4.cu ---- */
 

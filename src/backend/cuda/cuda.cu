@@ -241,8 +241,11 @@ static void cuda_close(struct nbi_backend *be)
 
 static enum nb_status start(struct cuda *cuda, int device)
 {
+    cudaDeviceProp properties;
     int major = 0, minor = 0;
     CU_TRY(cudaSetDevice(device));
+    CU_TRY(cudaGetDeviceProperties(&properties, device));
+    snprintf(cuda->gpu, sizeof cuda->gpu, "%.*s", (int)sizeof cuda->gpu - 1, properties.name);
     CU_TRY(cudaDeviceGetAttribute(&cuda->sms, cudaDevAttrMultiProcessorCount, device));
     CU_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     CU_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
@@ -282,6 +285,8 @@ static void fill_table(struct cuda *cuda)
 #define X(op) be->op = nbi_cuda_##op;
     NBI_OP_LIST(X)
 #undef X
+    be->tuning_save = nbi_cuda_tuning_save;
+    be->tuning_load = nbi_cuda_tuning_load;
     be->layers = nbi_cuda_layers;
     be->graph_run = nbi_cuda_graph_run;
     be->megakernel_new = nbi_cuda_megakernel_new;

@@ -56,6 +56,7 @@ struct cuda {
     pthread_mutex_t lock;              /* of what sessions share: cuBLASLt plans, the stages */
     pthread_mutex_t fp4_selftest_lock; /* held while FP4 products are tested */
     char name[16];                     /* "cuda:0" */
+    char gpu[64];                      /* as its driver calls it */
     char prefill_path[256];            /* be.prefill_path */
 };
 
