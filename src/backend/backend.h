@@ -138,7 +138,7 @@ struct nbi_backend {
      * NVFP4 matrices, are free of the other rows. */
     int64_t batch_invariant_rows;
     int64_t graph_rows; /* graph_run pays off for passes of up to N rows */
-    int64_t logit_rows; /* rows of logits that training computes at a time; 0: 32 MB */
+    int64_t logit_rows; /* the most rows of logits that training computes at a time; 0: 32 MB */
     /* How products of NVFP4 matrices with many rows are computed, in words; NULL: nothing to say.
      * This, the flag and NBI_CAP_FP4 are set once a stream for many rows has been opened. */
     const char *prefill_path;

@@ -114,6 +114,7 @@ void nbi_cuda_describe(struct nbi_backend *be)
     be->caps = NBI_CAP_TRAIN | NBI_CAP_BF16 | NBI_CAP_LAYERS | NBI_CAP_GRAPHS | NBI_CAP_OWN_MEMORY |
                NBI_CAP_TUNING;
     be->chunk = 1024;
+    be->logit_rows = 2048;
     be->batch_invariant_rows = smaller(NBI_DECODE_ATTENTION_ROWS, NBI_DECODE_LINEAR_ROWS);
     be->graph_rows = NBI_DECODE_LINEAR_ROWS;
     be->context_bytes = NBI_CONTEXT_BYTES;

@@ -41,14 +41,24 @@ struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *o)
                                           .target = nbi_run_format(o)};
 }
 
+/* Rows of logits at a time. A GPU needs some hundreds to be busy, and a quarter of all is little
+ * next to the activations of the layers. */
+static int64_t logit_rows(const struct nbi_run *r, int64_t N)
+{
+    int64_t rows = (N + 3) / 4, limit = r->be->logit_rows;
+    if (limit == 0)
+        return nbi_logits_rows(r->config.vocab_size, 16, N);
+    rows = rows < 512 ? 512 : rows;
+    rows = rows < limit ? rows : limit;
+    return rows < N ? rows : N;
+}
+
 struct nbi_acts_opts nbi_run_acts_opts(const struct nbi_run *r)
 {
     const struct nb_train_opts *o = r->opts;
-    int64_t N = o->batch_size * o->seq_len, rows = r->be->logit_rows;
+    int64_t N = o->batch_size * o->seq_len;
     return (struct nbi_acts_opts){.N = N,
-                                  .M = rows == 0  ? nbi_logits_rows(r->config.vocab_size, 16, N)
-                                       : rows < N ? rows
-                                                  : N,
+                                  .M = logit_rows(r, N),
                                   .dtype = nbi_run_computes_in_bf16(r) ? NBI_BF16 : NBI_F32,
                                   .recompute = o->recompute,
                                   .slices = o->head_slices,
