@@ -9,6 +9,7 @@ more than that in the end. So runs of many steps ("full") have bf16 weights wher
 what they are about; those in nvfp4 are short, and those of the scalar loss learn slowly."""
 import json
 import os
+import shutil
 import sys
 import tempfile
 
@@ -16,6 +17,10 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)) + "/../cli")
 import training as t  # noqa: E402
 
 STEPS_SHORT, STEPS_FULL = 3, 20
+
+# The least memory, for cards of 16 GB: nothing that can be made again is kept.
+LEAST = ("--fused-step", "--head-slices", "--recompute", "block", "--weight-store", "scales",
+         "--master-dtype", "bf16", "--optimizer-state-mode", "nvfp4")
 
 # Options by what they are about. DIR/ is the directory of the test.
 SHORT = {
@@ -30,6 +35,7 @@ SHORT = {
     "scalar loss, micro-batches": ("--loss", "scalar", "--grad-accum", 2, "--clip-by-layer"),
     "two levels of scales": ("-m", "DIR/two", "--fused-step"),
     "odd sizes": ("-m", "DIR/odd"),
+    "the least memory": LEAST,
 }
 FULL = {
     "recomputation": ("--recompute", "block"),
@@ -50,6 +56,9 @@ FULL = {
                            "linear"),
     "order of the data": ("--sample-mode", "sequential"),
     "random weights": ("--from-scratch",),
+    "head in slices": ("-m", "DIR/large", "--fused-step", "--head-slices", "--grad-clip", 0.5),
+    "head in slices, distillation": ("-m", "DIR/large", "--fused-step", "--head-slices",
+                                     "--replay", "DIR/c.jsonl:0.5", "--kl-base", 0.5),
     "a head of its own": ("-m", "DIR/untied"),
     "odd sizes": ("-m", "DIR/odd"),
 }
@@ -67,6 +76,8 @@ class Options:
         t.make_model(nibble, work + "/untied", head_dim=64, tie_word_embeddings=False, **heads)
         t.make_model(nibble, work + "/odd", hidden_size=48, intermediate_size=80,
                      num_attention_heads=3, num_key_value_heads=1)
+        if full:  # two slices
+            t.make_model(nibble, work + "/large", head_dim=64, vocab_size=8352, **heads)
         t.run(nibble, "quantize", "-q", "--two-level", work + "/model", work + "/two")
 
     def arguments(self, name, device, *more):
@@ -129,6 +140,27 @@ class Options:
         with open(report, encoding="utf-8") as f:
             assert len(json.load(f)["Samples"]) == 6
 
+    def least_memory(self, *more):
+        """With bf16 for gradients and activations in addition: near the CPU in the same mode, and a
+        run that goes on from a checkpoint ends with the bytes of one that never stopped."""
+        mode = (*LEAST, "--grad-dtype", "bf16", "--compute-dtype", "bf16", "--schedule",
+                "constant", *more)
+        ends, last = [], min(self.steps, 4)
+        for name, device, steps in (("cpu", "cpu", last), ("straight", "cuda", last),
+                                    ("resumed", "cuda", 1), ("resumed", "cuda", last)):
+            ck = f"{self.work}/{name}.ck"
+            _, got, _ = self.train(name, device, "--checkpoint-dir", ck, "--resume", *mode,
+                                   "--steps", steps)
+            ends.append((got, f"{ck}/step-{steps:08}.ckpt"))
+        (want, _), (got, straight), _, (_, resumed) = ends
+        off = max(abs(a - b) for a, b in zip(want, got))
+        print(f"the least memory, bf16 activations: losses differ by up to {off:.2g} "
+              f"of {want[0]:.3f} to {want[-1]:.3f}", flush=True)
+        assert len(got) == last and off < 2e-2, (want, got)
+        t.same_checkpoint(straight, resumed)
+        for name in ("cpu", "straight", "resumed"):
+            shutil.rmtree(f"{self.work}/{name}.ck")
+
     def not_finite(self):
         """Steps whose gradients are not finite are skipped and counted, and ten in a row end the
         run with a checkpoint; the same ones as on the CPU."""
@@ -158,6 +190,9 @@ def main():
             options.compare(what, *more)
         for what, more in FULL.items() if full else ():
             options.compare(what, "--precision", "bf16", *more, bf16=True)
+        options.least_memory()
+        if full:
+            options.least_memory("-m", "DIR/large")
         options.whole_run()
         options.not_finite()
         if full:

@@ -18,7 +18,7 @@ struct setting {
     enum nb_compute compute;
     enum nb_moment_type moments;
     enum nb_weight_store store;
-    bool f32_master, recompute, fused_step, bf16_gradients, untied;
+    bool f32_master, recompute, fused_step, slices, bf16_gradients, untied;
     int64_t batch, accum, last_layers;
 };
 
@@ -29,6 +29,7 @@ static const struct setting settings[] = {
      .store = NB_WEIGHT_STORE_SCALES,
      .recompute = true,
      .fused_step = true,
+     .slices = true,
      .bf16_gradients = true,
      .batch = 1,
      .accum = 1},
@@ -49,6 +50,7 @@ static const struct setting settings[] = {
      .moments = NB_MOMENT_INT8,
      .f32_master = true,
      .fused_step = true,
+     .slices = true,
      .untied = true,
      .batch = 3,
      .accum = 1},
@@ -83,6 +85,7 @@ static struct nb_train_opts options(const struct setting *s)
     o.bf16_master = !s->f32_master;
     o.recompute = s->recompute;
     o.fused_step = s->fused_step;
+    o.head_slices = s->slices;
     o.bf16_gradients = s->bf16_gradients;
     o.train_last_layers = s->last_layers;
     o.lr = 1e-3;
