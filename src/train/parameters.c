@@ -7,8 +7,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/parallel.h"
 #include "base/rng.h"
 #include "base/str.h"
+#include "base/sys.h"
 #include "convert/manifest.h"
 #include "tensor/codec.h"
 #include "tensor/half.h"
@@ -162,28 +164,57 @@ static enum nb_status check_source(const struct nbi_train_params *t,
     return NB_OK;
 }
 
+/* Values [first, first + count) of a master on their way to the device. */
+struct batch {
+    const struct nbi_train_params *t;
+    const struct nbi_train_param *x;
+    int64_t first;
+};
+
+/* For nbi_for_chunks: values of a batch, in the type of the master. */
+static enum nb_status fill_chunk(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct batch *b = ctx;
+    float *f = b->t->staging.f32 + first;
+    (void)thread;
+    NBI_TRY(read_values(b->t, b->x, b->first + first, count, f));
+    if (b->x->dtype == NBI_BF16)
+        nbi_codec_table()->f32_to_bf16(b->t->staging.bf16 + first, f, count);
+    return NB_OK;
+}
+
+static enum nb_status alloc_staging(struct nbi_train_params *t)
+{
+    t->staging.threads = t->opts.threads > 0 ? t->opts.threads : nbi_cpu_count();
+    t->staging.values = t->staging.threads * CHUNK;
+    t->staging.f32 = malloc((size_t)t->staging.values * sizeof(float));
+    t->staging.bf16 = malloc((size_t)t->staging.values * sizeof(uint16_t));
+    return t->staging.f32 && t->staging.bf16
+               ? NB_OK
+               : nbi_fail_memory("weights", (size_t)t->staging.values * 6);
+}
+
+static void free_staging(struct nbi_train_params *t)
+{
+    free(t->staging.f32);
+    free(t->staging.bf16);
+    t->staging.f32 = NULL;
+    t->staging.bf16 = NULL;
+}
+
 static enum nb_status fill_master(struct nbi_train_params *t, struct nbi_train_param *x)
 {
-    float *f = malloc((size_t)CHUNK * sizeof *f);
-    uint16_t *h = malloc((size_t)CHUNK * sizeof *h);
-    int64_t size = nbi_dtypes[x->dtype].bytes;
-    enum nb_status rc = f && h ? check_source(t, x) : nbi_fail_memory("weights", CHUNK * 4);
-    for (int64_t i = 0; i < x->count && rc == NB_OK; i += CHUNK) {
-        int64_t n = x->count - i < CHUNK ? x->count - i : CHUNK;
-        rc = nbi_check_interrupt();
-        if (rc == NB_OK)
-            rc = read_values(t, x, i, n, f);
-        if (rc == NB_OK && x->dtype == NBI_BF16)
-            nbi_codec_table()->f32_to_bf16(h, f, n);
-        if (rc == NB_OK)
-            rc = t->be->upload(t->stream, nbi_ptr_add(x->master, i * size),
-                               x->dtype == NBI_BF16 ? (const void *)h : f, n * size);
-        if (rc == NB_OK)
-            rc = t->be->sync(t->stream);
+    const int64_t size = nbi_dtypes[x->dtype].bytes;
+    const void *from = x->dtype == NBI_BF16 ? (const void *)t->staging.bf16 : t->staging.f32;
+    struct batch b = {t, x, 0};
+    NBI_TRY(check_source(t, x));
+    for (; b.first < x->count; b.first += t->staging.values) {
+        int64_t left = x->count - b.first, n = left < t->staging.values ? left : t->staging.values;
+        NBI_TRY(nbi_check_interrupt());
+        NBI_TRY(nbi_for_chunks(n, CHUNK, t->staging.threads, fill_chunk, &b));
+        NBI_TRY(t->be->upload(t->stream, nbi_ptr_add(x->master, b.first * size), from, n * size));
     }
-    free(f);
-    free(h);
-    return rc;
+    return NB_OK;
 }
 
 /* ---- blocks ---- */
@@ -407,9 +438,12 @@ enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stre
     if (!t->tensors)
         return nbi_fail_memory("parameters", (size_t)nbi_param_count(c) * sizeof *t->tensors);
     const struct nbi_weight_provider from = {provide_weight, t};
-    enum nb_status rc = alloc_blocks(t);
+    enum nb_status rc = alloc_staging(t);
+    if (rc == NB_OK)
+        rc = alloc_blocks(t);
     if (rc == NB_OK)
         rc = nbi_weights_load(&t->weights, be, c, &from, NULL, NULL);
+    free_staging(t);
     if (rc == NB_OK)
         rc = set_grads(t);
     if (rc == NB_OK)

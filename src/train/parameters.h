@@ -60,6 +60,7 @@ struct nbi_train_params_opts {
     bool bf16_grads;        /* of matrices of layers; for passes in bf16 that do not accumulate */
     int64_t slice_rows; /* with update_in_backward: of gradients of embedding and head; 0: all */
     uint64_t seed;      /* of random values, without a store */
+    int threads;        /* that read values, or draw them; 0: as many as this process may use */
     enum nbi_format target; /* what will be written; decides the types of floats */
 };
 
@@ -83,6 +84,12 @@ struct nbi_train_params {
     bool has_tensor_scale; /* of trained NVFP4 tensors */
     struct nbi_ptr amax;   /* f32 [count] of masters; only with tensor scales */
     float *host_amax;
+    struct {
+        float *f32;
+        uint16_t *bf16;
+        int64_t values; /* of each */
+        int threads;
+    } staging; /* of masters, while they are read */
 };
 
 /* Parameter i as nbi_train_params_init would describe it, without allocating anything; tied_to is

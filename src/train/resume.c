@@ -357,8 +357,7 @@ struct target {
 static enum nb_status put(void *ctx, uint64_t offset, const void *src, size_t len)
 {
     const struct target *t = ctx;
-    NBI_TRY(t->r->be->upload(t->r->stream, nbi_ptr_add(t->at, (int64_t)offset), src, (int64_t)len));
-    return t->r->be->sync(t->r->stream);
+    return t->r->be->upload(t->r->stream, nbi_ptr_add(t->at, (int64_t)offset), src, (int64_t)len);
 }
 
 /* Checks that a loader's state is a place in its data. */

@@ -161,6 +161,25 @@ class Options:
         for name in ("cpu", "straight", "resumed"):
             shutil.rmtree(f"{self.work}/{name}.ck")
 
+    def bench(self):
+        """Measures the device that trains, which auto picks."""
+        out, said = t.run(self.nibble, "bench", "train", "--json", "--config",
+                          self.work + "/model.json", "--seq-len", 16, "--batch-size", 1, "--steps",
+                          1)
+        result = json.loads(out)
+        assert result["device"] == "cuda:0" and result["compute_dtype"] == "bf16", result
+        assert result["peak_tflops"] > 0 and "on cuda:0" in said, (result, said)
+
+    def whoami(self):
+        """Questions, training and gates, all on the device that auto picks."""
+        out, said = t.run(self.nibble, "whoami", "--json", "-m", self.work + "/model", "-o",
+                          self.work + "/ada", "--target", "I am Ada.", "--languages", "en",
+                          "--count", 100, "--samples", 2, "-n", 2, "--questions", 2, "--steps", 2,
+                          "--seq-len", 32, "--batch-size", 2, code=1)
+        result = json.loads(out)
+        assert result["steps"] == 2 and result["identity"] == 40, result
+        assert len(result["gates"]["gates"]) >= 5 and "on cuda:0: 2 steps" in said, (result, said)
+
     def not_finite(self):
         """Steps whose gradients are not finite are skipped and counted, and ten in a row end the
         run with a checkpoint; the same ones as on the CPU."""
@@ -195,8 +214,10 @@ def main():
             options.least_memory("-m", "DIR/large")
         options.whole_run()
         options.not_finite()
+        options.bench()
         if full:
             options.types()
+            options.whoami()
 
 
 if __name__ == "__main__":
