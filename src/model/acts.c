@@ -145,6 +145,8 @@ static void plan_backward(struct nbi_acts *a, const struct nbi_config *c, struct
     if (!a->slices)
         plan_reference(d, N, at);
     at->used = shared;
+    d->all_final = a->slices ? alloc_acts(at, N, c->hidden_size) : (struct nbi_ptr){0};
+    at->used = shared;
     d->att = alloc_acts(at, N, c->heads * c->head_dim);
     alloc_qkv(at, c, N, (struct nbi_ptr *const[3]){&d->q, &d->k, &d->v}, &ld);
     at->used = shared;

@@ -29,7 +29,8 @@ struct nbi_backward_acts {
     /* Of all labels of a pass, [N]: losses, and for NB_LOSS_CE with a reference model divergences,
      * ids and probabilities. */
     struct nbi_ptr loss, targets, kl, ref_ids, ref_p;
-    struct nbi_ptr kept; /* [N] struct nbi_xent_kept; none without slices */
+    /* With slices: [N] struct nbi_xent_kept, and after the layers the final norm of all labels. */
+    struct nbi_ptr kept, all_final;
 };
 
 struct nbi_acts {

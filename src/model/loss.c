@@ -5,7 +5,7 @@
  * taken on the host in the order of the rows, and so do not depend on a->M.
  *
  * With slices the head's gradient is left to nbi_backward_slices(), which computes logits of some
- * ids of all rows again, a->M rows at a time as before, so that sums keep their order. */
+ * ids of all rows again. */
 #include "backend/ops.h"
 #include "backend/ops_train.h"
 #include "model/transformer.h"
@@ -27,7 +27,7 @@ struct chunk {
     struct nbi_ptr rows, targets, loss, kl, ref_ids, ref_p, kept;
 };
 
-static struct chunk chunk_at(const struct loss *x, int64_t first)
+static struct chunk chunk_at(const struct loss *x, int64_t first, int64_t limit)
 {
     const struct nbi_backward_acts *d = &x->a->d;
     int64_t left = x->l->count - first, at = first * (int64_t)sizeof(float);
@@ -35,7 +35,7 @@ static struct chunk chunk_at(const struct loss *x, int64_t first)
     if (kept.at)
         kept = nbi_ptr_add(kept, first * (int64_t)sizeof(struct nbi_xent_kept));
     return (struct chunk){.first = first,
-                          .M = left < x->a->M ? left : x->a->M,
+                          .M = left < limit ? left : limit,
                           .rows = nbi_ptr_add(x->a->rows, at),
                           .targets = nbi_ptr_add(d->targets, at),
                           .loss = nbi_ptr_add(d->loss, at),
@@ -46,14 +46,14 @@ static struct chunk chunk_at(const struct loss *x, int64_t first)
 }
 
 /* logits = final Whead^T, for all rows of the head or some. */
-static enum nb_status logits_of(const struct loss *x, const struct chunk *k,
+static enum nb_status logits_of(const struct loss *x, int64_t M, struct nbi_ptr final,
                                 const struct nbi_weight *head)
 {
     return x->w->be->linear(x->s, &(struct nbi_op_linear){.count = 1,
                                                           .y = {x->a->logits},
                                                           .w = {*head},
-                                                          .x = x->a->final,
-                                                          .N = k->M,
+                                                          .x = final,
+                                                          .N = M,
                                                           .K = x->C,
                                                           .matmul = x->p->matmul,
                                                           .bf16 = x->bf16});
@@ -65,7 +65,7 @@ static enum nb_status cross_entropy(const struct loss *x, const struct chunk *k)
 {
     struct nbi_backend *be = x->w->be;
     struct nbi_acts *a = x->a;
-    NBI_TRY(logits_of(x, k, &x->w->head));
+    NBI_TRY(logits_of(x, k->M, a->final, &x->w->head));
     NBI_TRY(be->xent(x->s, &(struct nbi_op_xent){.loss = k->loss,
                                                  .dlogits = x->g ? a->logits : (struct nbi_ptr){0},
                                                  .logits = a->logits,
@@ -118,31 +118,24 @@ static enum nb_status embedding_distance(const struct loss *x, const struct chun
                                             .bf16 = x->bf16});
 }
 
-/* final = rmsnorm(x of the rows); d.final keeps what went into the norm. */
-static enum nb_status final_of_rows(const struct loss *x, const struct chunk *k)
-{
-    struct nbi_backend *be = x->w->be;
-    struct nbi_acts *a = x->a;
-    NBI_TRY(be->gather(
-        x->s,
-        &(struct nbi_op_gather){
-            .y = a->d.final, .x = a->x, .rows = k->rows, .M = k->M, .C = x->C, .bf16 = x->bf16}));
-    return be->rmsnorm(x->s, &(struct nbi_op_rmsnorm){.y = a->final,
-                                                      .rstd = a->d.rstd,
-                                                      .x = a->d.final,
-                                                      .w = x->w->norm,
-                                                      .eps = (float)x->w->config->rms_eps,
-                                                      .N = k->M,
-                                                      .C = x->C,
-                                                      .bf16 = x->bf16});
-}
-
 /* Losses of some labels; gradients to the weights and to d.x. */
 static enum nb_status loss_of_rows(const struct loss *x, const struct chunk *k)
 {
     struct nbi_backend *be = x->w->be;
     struct nbi_acts *a = x->a;
-    NBI_TRY(final_of_rows(x, k));
+    /* final = rmsnorm(x of the rows); d.final keeps what went into the norm */
+    NBI_TRY(be->gather(
+        x->s,
+        &(struct nbi_op_gather){
+            .y = a->d.final, .x = a->x, .rows = k->rows, .M = k->M, .C = x->C, .bf16 = x->bf16}));
+    NBI_TRY(be->rmsnorm(x->s, &(struct nbi_op_rmsnorm){.y = a->final,
+                                                       .rstd = a->d.rstd,
+                                                       .x = a->d.final,
+                                                       .w = x->w->norm,
+                                                       .eps = (float)x->w->config->rms_eps,
+                                                       .N = k->M,
+                                                       .C = x->C,
+                                                       .bf16 = x->bf16}));
     NBI_TRY(x->l->kind == NB_LOSS_SCALAR ? embedding_distance(x, k) : cross_entropy(x, k));
     if (!x->g)
         return NB_OK;
@@ -218,7 +211,7 @@ enum nb_status nbi_loss(const struct nbi_weights *w, struct nbi_acts *a, struct 
     if (g && g->fresh)
         NBI_TRY(clear_gradients(&x));
     for (int64_t i = 0; i < l->count; i += a->M) {
-        const struct chunk k = chunk_at(&x, i);
+        const struct chunk k = chunk_at(&x, i, a->M);
         NBI_TRY(loss_of_rows(&x, &k));
     }
     NBI_TRY(w->be->download(s, l->losses, a->d.loss, bytes));
@@ -233,14 +226,44 @@ struct slice {
     struct nbi_weight head;
 };
 
+/* final of all labels, to d.all_final. */
+static enum nb_status final_of_all(const struct loss *x)
+{
+    struct nbi_backend *be = x->w->be;
+    struct nbi_acts *a = x->a;
+    NBI_TRY(be->gather(x->s, &(struct nbi_op_gather){.y = a->d.all_final,
+                                                     .x = a->x,
+                                                     .rows = a->rows,
+                                                     .M = x->l->count,
+                                                     .C = x->C,
+                                                     .bf16 = x->bf16}));
+    return be->rmsnorm(x->s, &(struct nbi_op_rmsnorm){.y = a->d.all_final,
+                                                      .x = a->d.all_final,
+                                                      .w = x->w->norm,
+                                                      .eps = (float)x->w->config->rms_eps,
+                                                      .N = x->l->count,
+                                                      .C = x->C,
+                                                      .bf16 = x->bf16});
+}
+
+/* Labels at a time: as many as a->logits has room for, which products on a GPU are fastest with; on
+ * the CPU as many as without slices, so that sums keep their order. */
+static int64_t labels_at_once(const struct loss *x)
+{
+    const struct nbi_acts *a = x->a;
+    bool most = nbi_backend_has(x->w->be, NBI_CAP_OWN_MEMORY);
+    int64_t V = x->w->config->vocab_size, rows = x->g->slice_rows < V ? x->g->slice_rows : V;
+    return most ? a->M * V / rows : a->M;
+}
+
 /* Adds what some labels give to the head's gradient. */
 static enum nb_status slice_of_rows(const struct loss *x, const struct slice *v,
                                     const struct chunk *k)
 {
     struct nbi_backend *be = x->w->be;
     struct nbi_acts *a = x->a;
-    NBI_TRY(final_of_rows(x, k));
-    NBI_TRY(logits_of(x, k, &v->head));
+    const struct nbi_ptr final = nbi_ptr_add(a->d.all_final, nbi_acts_size(a, k->first * x->C));
+    NBI_TRY(logits_of(x, k->M, final, &v->head));
     NBI_TRY(be->xent_slice(x->s, &(struct nbi_op_xent_slice){.dlogits = a->logits,
                                                              .logits = a->logits,
                                                              .targets = k->targets,
@@ -258,7 +281,7 @@ static enum nb_status slice_of_rows(const struct loss *x, const struct slice *v,
                                                             .dw = {x->g->head},
                                                             .dy = {a->logits},
                                                             .w = {v->head},
-                                                            .x = a->final,
+                                                            .x = final,
                                                             .N = k->M,
                                                             .K = x->C,
                                                             .fresh = k->first == 0,
@@ -269,11 +292,11 @@ static enum nb_status slice_gradients(const struct loss *x, const struct slice *
 {
     struct nbi_backend *be = x->w->be;
     const struct nbi_grads *g = x->g;
-    int64_t bytes = v->count * x->C * (int64_t)sizeof(float);
+    int64_t bytes = v->count * x->C * (int64_t)sizeof(float), limit = labels_at_once(x);
     if (x->l->count == 0)
         NBI_TRY(be->clear(x->s, g->head, bytes));
-    for (int64_t i = 0; i < x->l->count; i += x->a->M) {
-        const struct chunk k = chunk_at(x, i);
+    for (int64_t i = 0; i < x->l->count; i += limit) {
+        const struct chunk k = chunk_at(x, i, limit);
         NBI_TRY(slice_of_rows(x, v, &k));
     }
     if (g->embed.at != g->head.at)
@@ -300,6 +323,8 @@ enum nb_status nbi_backward_slices(const struct nbi_weights *w, struct nbi_acts 
     if (!g->head.at && !g->embed.at)
         return NB_OK;
     NBI_BUG_IF(!g->head.at || !g->embed.at || rows % 32 != 0);
+    if (l->count > 0)
+        NBI_TRY(final_of_all(&x));
     for (int64_t first = 0; first < V; first += rows) {
         int64_t count = V - first < rows ? V - first : rows;
         const struct slice slice = {first, count, w->be->weight_rows(&w->head, first, count)};

@@ -113,8 +113,8 @@ struct nbi_slice_hook {
 };
 
 /* With grads->slice_rows, after nbi_backward(): the gradients of embedding and head, some rows of
- * the vocabulary at a time. Computes their logits again, so the hook may change no other rows, nor
- * the final norm. Nothing to do if neither is trained. Asynchronous. */
+ * the vocabulary at a time. Computes their logits again, so the hook may change no other rows.
+ * Nothing to do if neither is trained. Asynchronous. */
 enum nb_status nbi_backward_slices(const struct nbi_weights *w, struct nbi_acts *a,
                                    struct nbi_stream *s, const struct nbi_pass *pass,
                                    const struct nbi_labels *labels, const struct nbi_grads *grads,
