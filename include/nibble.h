@@ -1036,9 +1036,35 @@ struct nb_train_result {
     char device[NB_DEVICE_NAME]; /* that trains; empty before its memory is taken */
 };
 
-/* Trains, and writes the result to opts->out. An interruption ends the run after the current step;
- * then only a checkpoint and the memory report are written. An interruption after the last step
- * leaves the result in place. A failure between steps leaves a checkpoint, too. */
+/* A training run that its caller steps, one thread at a time but for nb_trainer_status(). Opening
+ * reads everything and makes it ready for the first step, or with resume for the one after the
+ * newest checkpoint's. What opts points to must outlive the run; opts itself is copied, and its
+ * `started` is not called. */
+struct nb_trainer;
+
+NB_MUST_CHECK enum nb_status nb_trainer_open(struct nb_trainer **out,
+                                             const struct nb_train_opts *opts);
+
+/* One step, then the evaluation and the checkpoint that are due. *done: none is left, so finish. A
+ * failure or an interruption ends the run, after which it can only be closed; what was whole before
+ * the step has been saved if there is a directory for checkpoints. */
+NB_MUST_CHECK enum nb_status nb_trainer_step(struct nb_trainer *t, bool *done);
+
+/* The last step, evaluation and so on; any thread, also while another one steps. */
+void nb_trainer_status(struct nb_trainer *t, struct nb_train_result *result);
+
+/* Saves a checkpoint now. NB_EINVAL without checkpoint_dir. */
+NB_MUST_CHECK enum nb_status nb_trainer_save(struct nb_trainer *t);
+
+/* Ends the run where it is: the last evaluation, the result, report, answers to test_prompts. An
+ * interruption before the result is NB_EINTERRUPTED, one after it leaves the result in place. */
+NB_MUST_CHECK enum nb_status nb_trainer_finish(struct nb_trainer *t,
+                                               struct nb_train_result *result);
+void nb_trainer_close(struct nb_trainer *t); /* without a result, if it has not been finished */
+
+/* All of these in a row: trains, and writes the result to opts->out. Here an interruption is NB_OK,
+ * and result->interrupted says so: the run ended after the current step, with a checkpoint and the
+ * memory report, or after the last one with the result in place. */
 NB_MUST_CHECK enum nb_status nb_train(const struct nb_train_opts *opts,
                                       struct nb_train_result *result);
 

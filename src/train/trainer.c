@@ -4,6 +4,7 @@
  * Gradients accumulate over the micro-batches of a step, each scaled by 1 / (labels of the step).
  * A checkpoint is only taken between steps, when no parameter is half updated. */
 #include <math.h>
+#include <pthread.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -356,20 +357,12 @@ static enum nb_status choose_result(struct nbi_run *r, struct nb_train_result *o
     return nbi_run_load_accepted(r);
 }
 
-static enum nb_status train(struct nbi_run *r, struct nb_train_result *out)
+/* What follows the last step and comes before the result. */
+static enum nb_status conclude(struct nbi_run *r, struct nb_train_result *out)
 {
-    bool more = true;
-    enum nb_status rc = NB_OK;
-    while (rc == NB_OK && more && r->state.step < r->steps && !r->state.stopped)
-        rc = advance(r, out, &more);
-    bool judged = r->opts->stop_if_ppl_rises > 0;
-    if (rc == NB_OK && judged && !measured(r, out))
-        rc = evaluate_and_judge(r, out);
-    if (rc == NB_OK)
-        rc = choose_result(r, out);
-    if (rc == NB_OK)
-        return NB_OK;
-    return rc == NB_EINTERRUPTED ? pause_run(r, out) : give_up(r, rc);
+    if (r->opts->stop_if_ppl_rises > 0 && !measured(r, out))
+        NBI_TRY(evaluate_and_judge(r, out));
+    return choose_result(r, out);
 }
 
 /* Remembers the last logged evaluation. A run that ended before its result was written makes that
@@ -468,36 +461,159 @@ static enum nb_status report_memory(struct nbi_run *r, enum nb_status rc)
     return outcome_of(&all);
 }
 
-enum nb_status nb_train(const struct nb_train_opts *o, struct nb_train_result *out)
+/* ---- a run that is stepped ---- */
+
+struct nb_trainer {
+    struct nb_train_opts opts; /* what it points to is the caller's */
+    struct nbi_run run;
+    struct nb_train_result result;
+    bool ended;           /* finished or failed: nothing but closing is left */
+    pthread_mutex_t lock; /* of shown */
+    struct nb_train_result shown;
+};
+
+static void show(struct nb_trainer *t)
 {
-    struct nbi_run r;
-    *out = (struct nb_train_result){0};
-    enum nb_status rc = nb_train_plan(o, &out->plan);
+    pthread_mutex_lock(&t->lock);
+    t->shown = t->result;
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* Ends the run with a status, and returns what the caller gets. */
+static enum nb_status end(struct nb_trainer *t, enum nb_status rc)
+{
+    struct nbi_run *r = &t->run;
+    t->ended = true;
+    rc = report_memory(r, rc);
+    if (r->exported)
+        rc = nbi_in_place(rc, t->opts.out);
+    t->result.peak_bytes = nbi_peak_rss();
+    show(t);
+    return rc;
+}
+
+/* A failure or an interruption of a step, after which a checkpoint is left. */
+static enum nb_status stop(struct nb_trainer *t, enum nb_status rc)
+{
+    if (rc != NB_EINTERRUPTED)
+        return end(t, give_up(&t->run, rc));
+    NBI_TRY(end(t, pause_run(&t->run, &t->result)));
+    return nbi_fail(NB_EINTERRUPTED, "interrupted after step %lld", (long long)t->run.state.step);
+}
+
+/* Opens the run; after a failure it is to be closed as well. */
+static enum nb_status open_run(struct nb_trainer *t)
+{
+    struct nbi_run *r = &t->run;
+    struct nb_train_result *out = &t->result;
+    NBI_TRY(nb_train_plan(&t->opts, &out->plan));
+    NBI_TRY(nbi_run_check_memory(&out->plan));
+    enum nb_status rc = nbi_run_open(r, &t->opts);
     if (rc == NB_OK)
-        rc = nbi_run_check_memory(&out->plan);
-    if (rc != NB_OK)
-        return rc;
-    rc = nbi_run_open(&r, o);
-    if (rc == NB_OK)
-        rc = begin(&r);
-    if (r.be)
-        snprintf(out->device, sizeof out->device, "%s", r.be->name);
-    out->last = (struct nb_train_progress){.step = r.state.step,
-                                           .steps = r.steps,
+        rc = begin(r);
+    if (r->be)
+        snprintf(out->device, sizeof out->device, "%s", r->be->name);
+    out->last = (struct nb_train_progress){.step = r->state.step,
+                                           .steps = r->steps,
                                            .loss = NAN,
                                            .kl = NAN,
-                                           .tokens = r.state.tokens,
-                                           .skipped = r.state.skipped};
+                                           .tokens = r->state.tokens,
+                                           .skipped = r->state.skipped};
+    show(t);
+    return rc == NB_OK ? rc : end(t, rc);
+}
+
+/* *result gets what is known even if opening fails. */
+static enum nb_status open_trainer(struct nb_trainer **out, const struct nb_train_opts *opts,
+                                   struct nb_train_result *result)
+{
+    *out = NULL;
+    struct nb_trainer *t = calloc(1, sizeof *t);
+    if (!t)
+        return nbi_fail_memory("training run", sizeof *t);
+    t->opts = *opts;
+    pthread_mutex_init(&t->lock, NULL);
+    enum nb_status rc = open_run(t);
+    *result = t->result;
+    if (rc == NB_OK)
+        *out = t;
+    else
+        nb_trainer_close(t);
+    return rc;
+}
+
+enum nb_status nb_trainer_open(struct nb_trainer **out, const struct nb_train_opts *opts)
+{
+    struct nb_train_result result;
+    return open_trainer(out, opts, &result);
+}
+
+void nb_trainer_close(struct nb_trainer *t)
+{
+    if (!t)
+        return;
+    nbi_run_close(&t->run);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+}
+
+static enum nb_status check_running(const struct nb_trainer *t)
+{
+    return t->ended ? nbi_fail(NB_EINVAL, "the training run has ended") : NB_OK;
+}
+
+enum nb_status nb_trainer_step(struct nb_trainer *t, bool *done)
+{
+    struct nbi_run *r = &t->run;
+    bool more = true;
+    *done = false;
+    NBI_TRY(check_running(t));
+    if (r->state.step < r->steps && !r->state.stopped) {
+        enum nb_status rc = advance(r, &t->result, &more);
+        if (rc != NB_OK)
+            return stop(t, rc);
+    }
+    show(t);
+    *done = !more || r->state.step >= r->steps || r->state.stopped;
+    return NB_OK;
+}
+
+void nb_trainer_status(struct nb_trainer *t, struct nb_train_result *result)
+{
+    pthread_mutex_lock(&t->lock);
+    *result = t->shown;
+    pthread_mutex_unlock(&t->lock);
+}
+
+enum nb_status nb_trainer_save(struct nb_trainer *t)
+{
+    NBI_TRY(check_running(t));
+    if (!t->opts.checkpoint_dir)
+        return nbi_fail(NB_EINVAL, "there is no directory for checkpoints");
+    return save(&t->run);
+}
+
+enum nb_status nb_trainer_finish(struct nb_trainer *t, struct nb_train_result *result)
+{
+    NBI_TRY(check_running(t));
+    enum nb_status rc = conclude(&t->run, &t->result);
+    rc = rc == NB_OK ? end(t, finish(&t->run, &t->result)) : stop(t, rc);
+    *result = t->result;
+    return rc;
+}
+
+enum nb_status nb_train(const struct nb_train_opts *o, struct nb_train_result *out)
+{
+    struct nb_trainer *t;
+    enum nb_status rc = open_trainer(&t, o, out);
     if (rc == NB_OK && o->started)
         o->started(o->ctx, out);
+    for (bool done = false; rc == NB_OK && !done;)
+        rc = nb_trainer_step(t, &done);
     if (rc == NB_OK)
-        rc = train(&r, out);
-    if (rc == NB_OK && !out->interrupted)
-        rc = finish(&r, out);
-    rc = report_memory(&r, rc);
-    if (r.exported)
-        rc = nbi_in_place(rc, o->out);
-    out->peak_bytes = nbi_peak_rss();
-    nbi_run_close(&r);
-    return rc;
+        rc = nb_trainer_finish(t, out);
+    if (t)
+        *out = t->result;
+    nb_trainer_close(t);
+    return out->interrupted && rc == NB_EINTERRUPTED ? NB_OK : rc;
 }
