@@ -5,6 +5,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
+#include "base/status.h"
 #include "base/str.h"
 #include "base/sys.h"
 #include "cli/doctor_kernels.h"
@@ -57,6 +58,16 @@ static void add_problem(struct findings *f, bool fatal, const char *text)
     snprintf(f->problems[f->problem_count++].text, sizeof f->problems->text, "%s", text);
 }
 
+/* A failed check is a problem of this machine, unless there was no memory for it. */
+static enum nb_status note(struct findings *f, bool fatal, enum nb_status rc)
+{
+    if (rc == NB_ENOMEM)
+        return rc;
+    if (rc != NB_OK)
+        add_problem(f, fatal, nb_last_error());
+    return NB_OK;
+}
+
 static void examine_gpu(struct findings *f, int i)
 {
     char device[NB_DEVICE_NAME];
@@ -75,16 +86,14 @@ static void examine_gpu(struct findings *f, int i)
     }
 }
 
-static void examine(struct findings *f)
+static enum nb_status examine(struct findings *f)
 {
     memset(f, 0, sizeof *f);
     nbi_sys_info(&f->sys);
     f->gpu_count = nb_gpu_list(f->gpus, MAX_GPUS);
     nb_device_auto(f->device);
-    if (nb_codec_selftest() != NB_OK)
-        add_problem(f, true, nb_last_error());
-    if (nb_device_caps("cpu", f->cpu_caps) != NB_OK)
-        add_problem(f, true, nb_last_error());
+    NBI_TRY(note(f, true, nb_codec_selftest()));
+    NBI_TRY(note(f, true, nb_device_caps("cpu", f->cpu_caps)));
     for (int i = 0; i < f->gpu_count; i++)
         examine_gpu(f, i);
     if (f->gpu_count == 0 && nb_cuda_archs())
@@ -97,6 +106,7 @@ static void examine(struct findings *f)
         add_problem(f, false,
                     "less than 1 GiB of memory is free; close other programs before "
                     "working on large models");
+    return NB_OK;
 }
 
 /* The code path of each kind of operation. */
@@ -243,7 +253,9 @@ static int run(void *opts)
     if (o->kernels)
         return cli_doctor_kernels(
             &(struct cli_kernel_opts){&o->common, o->only, o->elements, cli_simd(o->simd)});
-    examine(&f);
+    enum nb_status status = examine(&f);
+    if (status != NB_OK)
+        return cli_status(status);
     if (o->common.json) {
         bool ok = true;
         json_t *json = findings_json(&f, &ok);
