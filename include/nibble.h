@@ -1019,8 +1019,10 @@ struct nb_train_plan {
     int64_t host;                      /* batches and tables; on a GPU in the host's memory */
     int64_t total;                     /* of the device's memory: of a GPU without host */
     int64_t parameters;
-    double flops_per_token;  /* forward and backward, recomputation not counted */
-    enum nb_compute compute; /* f32 or bf16 */
+    double flops_per_token;       /* forward and backward, recomputation not counted */
+    double layer_flops_per_token; /* of these, the layers' in the forward pass: to recompute them */
+    double head_flops_per_token;  /* and the head's */
+    enum nb_compute compute;      /* f32 or bf16 */
     bool gpu;
 };
 
@@ -1101,20 +1103,38 @@ struct nb_identity_teach_result {
 NB_MUST_CHECK enum nb_status nb_identity_teach(const struct nb_identity_teach_opts *opts,
                                                struct nb_identity_teach_result *result);
 
+/* Settings that a search for what fits can vary, with their options. */
+#define NB_FIT_LIST(X)                                                                             \
+    X(NB_FIT_RECOMPUTE, "recompute")                                                               \
+    X(NB_FIT_MOMENTS, "optimizer-state-mode")                                                      \
+    X(NB_FIT_MASTER, "master-dtype")                                                               \
+    X(NB_FIT_FUSED_STEP, "fused-step")                                                             \
+    X(NB_FIT_GRADIENTS, "grad-dtype")                                                              \
+    X(NB_FIT_WEIGHT_STORE, "weight-store")                                                         \
+    X(NB_FIT_HEAD_SLICES, "head-slices")                                                           \
+    X(NB_FIT_BATCH, "batch-size")
+
+enum nb_fit_setting { NB_FIT_LIST(NB_ENUMERATOR) };
+
 /* Settings of a run, and what it would allocate with them. */
 struct nb_train_fit {
     int64_t batch_size, grad_accum, total;
-    bool recompute, fused_step, bf16_master;
+    bool recompute, fused_step, head_slices, bf16_master, bf16_gradients;
+    enum nb_weight_store weight_store;
     enum nb_moment_type moment_type;
 };
 
-/* Lists settings that fit into `limit` bytes, fastest first, then most precise, leaving out those
- * that another equals or beats in every respect. Batch sizes are opts' halved repeatedly. *count is
- * the capacity of fits, then the number of results. smallest: the smallest setting, fitting or not.
- */
-NB_MUST_CHECK enum nb_status nb_train_fit(const struct nb_train_opts *opts, int64_t limit,
-                                          struct nb_train_fit *fits, int *count,
+/* Lists settings that fit, fastest first, then most precise, leaving out those that another equals
+ * or beats in every respect. gib: memory on the CPU; on a GPU the size by which it is sold, of
+ * which half a GiB is left, and more settings are tried. keep: a set of bits 1 << nb_fit_setting,
+ * for which the value in opts stays. Batch sizes are opts' halved repeatedly. *count is the
+ * capacity of fits, then the number of results. smallest: the smallest setting, fitting or not. */
+NB_MUST_CHECK enum nb_status nb_train_fit(const struct nb_train_opts *opts, double gib,
+                                          unsigned keep, struct nb_train_fit *fits, int *count,
                                           struct nb_train_fit *smallest);
+
+/* Takes these settings into opts. */
+void nb_train_fit_use(struct nb_train_opts *opts, const struct nb_train_fit *fit);
 
 /* ---- this machine ------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/stats.h"
 #include "base/str.h"
+#include "cli/fit.h"
 #include "cli/input.h"
 #include "cli/model_options.h"
 
@@ -16,6 +17,7 @@ struct bench_opts {
     int64_t depth, tokens, parallel, steps, seq_len, batch_size, grad_accum, last_layers;
     int synthetic, precision, compute, weight_store, master, state, grad, recompute;
     bool fused_step, head_slices, deterministic;
+    double fit;
 };
 
 static const struct cli_opt options[] = {
@@ -69,6 +71,8 @@ static const struct cli_opt options[] = {
      "train: update inside the backward pass", NULL},
     {"head-slices", 0, CLI_FLAG, offsetof(struct bench_opts, head_slices), NULL, NULL, 0, 0,
      "train: with --fused-step, the gradients of embedding and head 8192 rows at a time", NULL},
+    {"fit", 0, CLI_FLOAT, offsetof(struct bench_opts, fit), "GIB", "0", 0, 1e6,
+     "train: the fastest settings that fit into so much memory, or so large a GPU", NULL},
     {"train-last-layers", 0, CLI_INT, offsetof(struct bench_opts, last_layers), "N", "0", 0, 10000,
      "train: only so many (0: everything)", NULL},
 };
@@ -338,6 +342,9 @@ static int run_train(struct bench_opts *o)
     opts.head_slices = o->head_slices;
     opts.simd = cli_simd(o->run.simd);
     opts.threads = (int)o->common.threads;
+    int code = cli_fit(&opts, o->fit, &cli_bench, &o->common);
+    if (code != 0)
+        return code;
     enum nb_status rc = nb_bench_train(&opts, o->steps, &result);
     return rc == NB_OK ? print_train(o, &result) : cli_status(rc);
 }

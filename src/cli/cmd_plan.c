@@ -1,31 +1,11 @@
 /* cmd_plan.c - the memory of a training run by part, and the settings that would fit. */
 #include "base/str.h"
+#include "cli/fit.h"
 #include "cli/train_options.h"
 
 /* ---- --fit ---- */
 
 #define FITS_MAX 10
-
-static const char *const moment_types[] = {NB_MOMENT_TYPE_LIST(NB_ENUM_NAME)};
-
-static json_t *fit_json(const struct nb_train_fit *f)
-{
-    return json_pack("{s:I,s:s,s:s,s:s,s:b,s:I,s:I}", "total", (json_int_t)f->total, "recompute",
-                     f->recompute ? "block" : "none", "optimizer_state_mode",
-                     moment_types[f->moment_type], "master_dtype", f->bf16_master ? "bf16" : "f32",
-                     "fused_step", f->fused_step, "batch_size", (json_int_t)f->batch_size,
-                     "grad_accum", (json_int_t)f->grad_accum);
-}
-
-static void print_fit(FILE *out, const struct nb_train_fit *f)
-{
-    fprintf(out,
-            "--recompute %s --optimizer-state-mode %s --master-dtype %s --batch-size %lld "
-            "--grad-accum %lld%s\n",
-            f->recompute ? "block" : "none", moment_types[f->moment_type],
-            f->bf16_master ? "bf16" : "f32", (long long)f->batch_size, (long long)f->grad_accum,
-            f->fused_step ? " --fused-step" : "");
-}
 
 struct fits {
     struct nb_train_fit list[FITS_MAX], smallest;
@@ -35,7 +15,7 @@ struct fits {
 static enum nb_status find_fits(struct fits *f, const struct nb_train_opts *opts, double gib)
 {
     f->count = FITS_MAX;
-    return nb_train_fit(opts, (int64_t)(gib * 0x1p30), f->list, &f->count, &f->smallest);
+    return nb_train_fit(opts, gib, 0, f->list, &f->count, &f->smallest);
 }
 
 static int print_fits_json(const struct nb_train_opts *opts, double gib, json_t *plan)
@@ -49,32 +29,29 @@ static int print_fits_json(const struct nb_train_opts *opts, double gib, json_t 
     }
     json_t *list = json_array();
     for (int i = 0; i < f.count; i++)
-        nbi_json_append(list, fit_json(&f.list[i]), &ok);
+        nbi_json_append(list, cli_fit_json(&f.list[i]), &ok);
     nbi_json_set(plan, "fits", list, &ok);
-    nbi_json_set(plan, "smallest", fit_json(&f.smallest), &ok);
+    nbi_json_set(plan, "smallest", cli_fit_json(&f.smallest), &ok);
     int code = cli_print_json(plan, ok);
     return code || f.count > 0 ? code : CLI_EXIT_FAILED;
 }
 
-static int print_fits(const struct nb_train_opts *opts, double gib)
+static int print_fits(const struct nb_train_opts *opts, double gib, bool gpu)
 {
     struct fits f;
-    char text[32];
+    char bytes[32], text[CLI_FIT_TEXT];
     enum nb_status rc = find_fits(&f, opts, gib);
     if (rc != NB_OK)
         return cli_status(rc);
     if (f.count == 0) {
-        fflush(stdout);
-        fprintf(stderr, "nibble: nothing fits %g GiB; the smallest takes %s: ", gib,
-                nbi_format_bytes(text, (double)f.smallest.total));
-        print_fit(stderr, &f.smallest);
+        cli_nothing_fits(gib, &f.smallest);
         return CLI_EXIT_FAILED;
     }
-    printf("\nwhat fits %g GiB, the fastest first, then the most precise:\n", gib);
-    for (int i = 0; i < f.count; i++) {
-        printf("%12s  ", nbi_format_bytes(text, (double)f.list[i].total));
-        print_fit(stdout, &f.list[i]);
-    }
+    printf("\nwhat fits %s%g GiB, the fastest first, then the most precise:\n",
+           gpu ? "a card of " : "", gib);
+    for (int i = 0; i < f.count; i++)
+        printf("%12s  %s\n", nbi_format_bytes(bytes, (double)f.list[i].total),
+               cli_fit_text(text, &f.list[i]));
     return 0;
 }
 
@@ -131,7 +108,7 @@ static int run_plan(void *opts)
     if (o->common.json)
         return print_fits_json(&t, o->fit, cli_plan_json(&p));
     print_plan(&p);
-    return o->fit > 0 ? print_fits(&t, o->fit) : 0;
+    return o->fit > 0 ? print_fits(&t, o->fit, p.gpu) : 0;
 }
 
 const struct cli_command cli_plan = {
@@ -146,13 +123,16 @@ const struct cli_command cli_plan = {
         "\n"
         "--fit also tries all of --recompute, --optimizer-state-mode, --master-dtype,\n"
         "--fused-step and smaller batches (which accumulate to the same update, but with\n"
-        "--fused-step), and lists what fits: at most ten lines, the fastest first, then the most\n"
-        "precise, and none that another is as good as in every respect. If nothing does, it says\n"
-        "what is the smallest, and the exit code is 1.",
+        "--fused-step), for a GPU also of --weight-store, --grad-dtype and --head-slices, and "
+        "lists what fits:\n"
+        "at most ten lines, the fastest first, then the most precise, and none that another is\n"
+        "as good as in every respect. If nothing does, it says what is the smallest, and the\n"
+        "exit code is 1. For a GPU, GIB is the size by which it is sold: half a GiB is left.",
     .examples = "  nibble plan -m Qwen3-4B --precision nvfp4 --recompute block --fused-step\n"
-                "  nibble plan -m Qwen3-4B --fit 16\n",
+                "  nibble plan -m Qwen3-4B --fit 16\n"
+                "  nibble plan --synthetic 4b --device cuda --fit 24 --seq-len 2048\n",
     .options = cli_train_options,
-    .option_count = CLI_PLAN_OPTIONS,
+    .option_count = CLI_TRAIN_OPTIONS,
     .absent_device = true,
     .opts_size = sizeof(struct cli_train_opts),
     .run = run_plan,

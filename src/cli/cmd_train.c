@@ -1,6 +1,7 @@
 /* cmd_train.c - full-parameter training. */
 #include <math.h>
 
+#include "cli/fit.h"
 #include "cli/train_display.h"
 #include "cli/train_options.h"
 
@@ -48,6 +49,9 @@ static int run_train(void *opts)
         return CLI_EXIT_USAGE;
     }
     t.device = cli_device(o->device, &o->common);
+    int code = cli_fit(&t, o->fit, &cli_train, &o->common);
+    if (code != 0)
+        return code;
     cli_show_training(&shown, &t);
     enum nb_status rc = nb_train(&t, &r);
     cli_end_training(&shown);
@@ -67,7 +71,7 @@ static int run_train(void *opts)
         bool ok = all != NULL;
         if (shown.answers)
             nbi_json_set(all, "answers", shown.answers, &ok);
-        int code = cli_print_json(all, ok && !shown.answers_failed);
+        code = cli_print_json(all, ok && !shown.answers_failed);
         return code == 0 && r.interrupted ? cli_interrupted() : code;
     }
     if (r.interrupted)

@@ -4,13 +4,14 @@
 
 #include "base/str.h"
 #include "cli/cmd_eval_identity.h"
+#include "cli/fit.h"
 #include "cli/train_display.h"
 
 struct whoami_opts {
     struct cli_common common;
     const char *model, *model_dir, *out, *work, *target, *name, *replay, *languages, *text;
     int64_t count, samples, questions, max_tokens, steps, seq_len, batch_size, grad_accum, seed;
-    double lr, kl_base, replay_share;
+    double lr, kl_base, replay_share, fit;
     char device[NB_DEVICE_NAME];
     int precision, compute, weight_store, master, state, grad, recompute, simd;
     bool fused_step, head_slices, overwrite;
@@ -71,6 +72,10 @@ static const struct cli_opt options[] = {
      "update inside the backward pass, with one layer's gradients at a time", NULL},
     {"head-slices", 0, CLI_FLAG, AT(head_slices), NULL, NULL, 0, 0,
      "with --fused-step, the gradients of embedding and head 8192 rows at a time", NULL},
+    {"fit", 0, CLI_FLOAT, AT(fit), "GIB", "0", 0, 1e6,
+     "take the fastest settings that fit into so much memory, or so large a GPU, and keep what is "
+     "given (0: as the options say)",
+     NULL},
     {"text", 0, CLI_STRING, AT(text), "FILE", NULL, 0, 0,
      "to measure perplexity on, before and after", NULL},
     {"questions", 0, CLI_INT, AT(questions), "N", "100", 0, 1e6,
@@ -173,11 +178,16 @@ static int run(void *opts)
     struct nb_identity_teach_opts teach = teach_opts(o, o->work ? o->work : work.p);
     struct nb_identity_teach_result result = {0};
     struct cli_training shown = {.common = &o->common};
+    int code = cli_fit(&teach.train, o->fit, &cli_whoami, &o->common);
+    if (code != 0) {
+        nbi_str_release(&work);
+        return code;
+    }
     cli_show_training(&shown, &teach.train);
     rc = nb_identity_teach(&teach, &result);
     cli_end_training(&shown);
     cli_in_place(result.train.exported ? o->out : NULL);
-    int code = rc == NB_OK ? print_result(o, &result) : cli_status(rc);
+    code = rc == NB_OK ? print_result(o, &result) : cli_status(rc);
     if (code == 0 && !result.eval.passed)
         code = CLI_EXIT_FAILED;
     nb_identity_result_release(&result.eval);

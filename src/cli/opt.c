@@ -212,8 +212,7 @@ struct parse {
     int argc, at;
     void *opts;
     int positional;
-    bool foreign[64]; /* options given that are for some WHAT only, by their place in the table */
-    int rest;         /* arguments kept at the front of argv, where they have been read already */
+    int rest; /* arguments kept at the front of argv, where they have been read already */
 };
 
 static int count_words(const char *s)
@@ -269,9 +268,10 @@ static int parse_option(struct parse *p, const char *arg)
             return usage_error(c, "--%s needs a value (%s)", o->name, o->arg);
         value = p->argv[p->at++];
     }
-    for (size_t i = 0; i < c->option_count && i < 64; i++)
+    struct cli_common *common = p->opts;
+    for (size_t i = 0; i < c->option_count && i < CLI_MAX_OPTIONS; i++)
         if (o == &c->options[i])
-            p->foreign[i] = true;
+            common->given[i] = true;
     return set_value(c, o, value, p->opts);
 }
 
@@ -297,8 +297,8 @@ static int check_foreign(const struct parse *p)
     const struct cli_common *common = p->opts;
     if (strncmp(p->command->positional, "WHAT", 4) != 0)
         return 0;
-    for (size_t i = 0; i < p->command->option_count && i < 64; i++)
-        if (p->foreign[i] && is_foreign(&p->command->options[i], common->positional[0]))
+    for (size_t i = 0; i < p->command->option_count && i < CLI_MAX_OPTIONS; i++)
+        if (common->given[i] && is_foreign(&p->command->options[i], common->positional[0]))
             return usage_error(p->command, "--%s is not for '%s'", p->command->options[i].name,
                                common->positional[0]);
     return 0;

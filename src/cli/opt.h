@@ -11,6 +11,7 @@
 
 #define CLI_MAX_POSITIONAL 2
 #define CLI_MAX_LIST       64
+#define CLI_MAX_OPTIONS    64 /* of a command, for which it is known whether they were given */
 
 enum cli_kind {
     CLI_FLAG,   /* bool */
@@ -48,7 +49,8 @@ struct cli_common {
     int64_t threads;
     bool json, quiet, verbose;
     const char *positional[CLI_MAX_POSITIONAL];
-    char **rest; /* NULL-terminated: arguments from the one named "X..." on */
+    char **rest;                 /* NULL-terminated: arguments from the one named "X..." on */
+    bool given[CLI_MAX_OPTIONS]; /* options on the command line, by their place in the table */
 };
 
 struct cli_command {

@@ -112,9 +112,10 @@ const struct cli_opt cli_train_options[] = {
      "random weights in the shapes of the model's config: MODEL may be without any", NULL},
     {"simd", 0, CLI_CHOICE, AT(simd), "auto" CLI_SIMD_CHOICES, "auto", 0, 0,
      "instruction set of the CPU", NULL},
-    /* Only for 'plan': train's count leaves it out. */
     {"fit", 0, CLI_FLOAT, AT(fit), "GIB", "0", 0, 1e6,
-     "also list settings that take at most so much memory (0: do not)", NULL},
+     "settings that take at most so much memory, or so large a GPU: 'plan' lists them, 'train' "
+     "takes the fastest and keeps what is given (0: as the options say)",
+     NULL},
 };
 
 /* Splits FILE[:SHARE] at the last colon, if what follows it begins like a number. */

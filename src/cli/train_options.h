@@ -21,11 +21,9 @@ struct cli_train_opts {
     bool fused_step, head_slices, clip_by_layer, resume, overwrite, from_scratch;
 };
 
-/* The last row is --fit, which only 'plan' has. */
-#define CLI_PLAN_OPTIONS  51
-#define CLI_TRAIN_OPTIONS (CLI_PLAN_OPTIONS - 1)
+#define CLI_TRAIN_OPTIONS 51
 
-extern const struct cli_opt cli_train_options[CLI_PLAN_OPTIONS];
+extern const struct cli_opt cli_train_options[CLI_TRAIN_OPTIONS];
 
 /* The library's options from those of the command line, whose strings they borrow; false after
  * having said what is wrong. Splits --replay in place. */

@@ -1,4 +1,4 @@
-/* plan.c - the memory that a run takes, and the settings with which it fits into a given amount.
+/* plan.c - the memory that a run takes.
  *
  * A plan covers parameters, activations, scratch and micro-batches. The tokenizer, the index of
  * the data and the program itself come on top. */
@@ -93,6 +93,8 @@ static void count_work(const struct nbi_run *r, struct nb_train_plan *plan, int6
     }
     double in_layers = all - head * (c->tied ? 1 : 2);
     in_layers += (double)r->opts->seq_len * (double)(c->heads * c->head_dim) * layers;
+    plan->layer_flops_per_token = 2 * in_layers;
+    plan->head_flops_per_token = 2 * head;
     plan->flops_per_token =
         2 * (in_layers + head) + 4 * (in_layers * (layers - (double)first_layer) / layers + head);
 }
@@ -177,8 +179,6 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
 
 /* ---- is it there? ---- */
 
-#define CARD_RESERVE ((int64_t)1 << 29) /* of the size of a GPU that is left unused */
-
 enum nb_status nbi_run_check_memory(const struct nb_train_plan *plan)
 {
     struct nbi_sys_info sys;
@@ -213,8 +213,7 @@ enum nb_status nbi_run_check_gpu_memory(const struct nbi_run *r)
                     "training takes %s of GPU memory, but only %s is free: 'nibble plan' with the "
                     "same options, --device cuda and --fit %.1f lists settings that fit",
                     nbi_format_bytes(planned, (double)plan.total),
-                    nbi_format_bytes(unused, (double)available),
-                    (double)(available + CARD_RESERVE) / (1 << 30));
+                    nbi_format_bytes(unused, (double)available), nbi_run_fit_size(r, available));
 }
 
 enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan *plan)
@@ -224,129 +223,5 @@ enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan
     if (rc == NB_OK)
         rc = nbi_run_plan(&r, plan);
     nbi_run_close(&r);
-    return rc;
-}
-
-/* ---- settings that fit ---- */
-
-#define COMBINATIONS (2 * 4 * 2 * 2) /* recompute, moment type, master type, fused step */
-
-/* Whether a is at least as good as b in every respect. Moment types stand in order of precision. */
-static bool as_good(const struct nb_train_fit *a, const struct nb_train_fit *b)
-{
-    return a->recompute <= b->recompute && a->batch_size >= b->batch_size &&
-           a->moment_type <= b->moment_type && a->bf16_master <= b->bf16_master &&
-           a->fused_step <= b->fused_step;
-}
-
-/* Fastest first, then most precise. */
-static int compare(const void *x, const void *y)
-{
-    const struct nb_train_fit *a = x, *b = y;
-    int loss_a = (int)a->moment_type + a->bf16_master,
-        loss_b = (int)b->moment_type + b->bf16_master;
-    if (a->recompute != b->recompute)
-        return a->recompute - b->recompute;
-    if (a->batch_size != b->batch_size)
-        return a->batch_size > b->batch_size ? -1 : 1;
-    if (loss_a != loss_b)
-        return loss_a - loss_b;
-    if (a->fused_step != b->fused_step)
-        return a->fused_step - b->fused_step;
-    return (int)a->moment_type - (int)b->moment_type;
-}
-
-/* Combination k with the batch size divided; false: the options exclude each other. */
-static bool vary(const struct nb_train_opts *o, int k, int64_t divisor, struct nb_train_opts *out)
-{
-    *out = *o;
-    out->recompute = k & 1;
-    out->fused_step = k >> 1 & 1;
-    out->bf16_master = k >> 2 & 1;
-    out->moment_type = (enum nb_moment_type)(k >> 3);
-    out->batch_size = o->batch_size / divisor;
-    /* Smaller batches accumulate to the same update; a fused step cannot accumulate. */
-    if (!out->fused_step)
-        out->grad_accum = o->grad_accum * divisor;
-    return !(out->fused_step && o->grad_accum > 1);
-}
-
-static enum nb_status plan_one(const struct nbi_run *r, const struct nb_train_opts *o,
-                               struct nb_train_fit *fit)
-{
-    struct nb_train_plan plan;
-    struct nbi_run varied = *r;
-    varied.opts = o;
-    NBI_TRY(nbi_run_plan(&varied, &plan));
-    *fit = (struct nb_train_fit){.batch_size = o->batch_size,
-                                 .grad_accum = o->grad_accum,
-                                 .recompute = o->recompute,
-                                 .fused_step = o->fused_step,
-                                 .bf16_master = o->bf16_master,
-                                 .moment_type = o->moment_type,
-                                 .total = plan.total};
-    return NB_OK;
-}
-
-struct search {
-    struct nb_train_fit
-        *all; /* [COMBINATIONS * 64] that fit; a batch size halves at most 63 times */
-    int count;
-    int64_t limit;
-    struct nb_train_fit *smallest;
-};
-
-static enum nb_status plan_all(const struct nbi_run *r, const struct nb_train_opts *o,
-                               struct search *s)
-{
-    for (int64_t divisor = 1; o->batch_size % divisor == 0; divisor *= 2)
-        for (int k = 0; k < COMBINATIONS; k++) {
-            struct nb_train_opts varied;
-            struct nb_train_fit fit;
-            if (!vary(o, k, divisor, &varied))
-                continue;
-            NBI_TRY(plan_one(r, &varied, &fit));
-            if (s->smallest->total == 0 || fit.total < s->smallest->total)
-                *s->smallest = fit;
-            if (fit.total <= s->limit)
-                s->all[s->count++] = fit;
-        }
-    return NB_OK;
-}
-
-/* Sorts and drops every setting that another one equals or beats in every respect. */
-static void keep_best(struct search *s)
-{
-    int kept = 0;
-    qsort(s->all, (size_t)s->count, sizeof *s->all, compare);
-    for (int i = 0; i < s->count; i++) {
-        bool best = true;
-        for (int j = 0; j < kept && best; j++) /* better ones sort first */
-            best = !as_good(&s->all[j], &s->all[i]);
-        if (best)
-            s->all[kept++] = s->all[i];
-    }
-    s->count = kept;
-}
-
-enum nb_status nb_train_fit(const struct nb_train_opts *opts, int64_t limit,
-                            struct nb_train_fit *fits, int *count, struct nb_train_fit *smallest)
-{
-    struct nbi_run r;
-    struct search s = {.limit = limit, .smallest = smallest};
-    memset(smallest, 0, sizeof *smallest);
-    if (opts->batch_size < 1 || opts->grad_accum < 1)
-        return nbi_fail(NB_EINVAL, "a batch needs at least one row");
-    s.all = malloc((size_t)COMBINATIONS * 64 * sizeof *s.all);
-    if (!s.all)
-        return nbi_fail_memory("settings", (size_t)COMBINATIONS * 64 * sizeof *s.all);
-    enum nb_status rc = nbi_run_open_plan(&r, opts);
-    if (rc == NB_OK)
-        rc = plan_all(&r, opts, &s);
-    nbi_run_close(&r);
-    keep_best(&s);
-    *count = s.count < *count ? s.count : *count;
-    memcpy(fits, s.all, (size_t)*count * sizeof *fits);
-    free(s.all);
     return rc;
 }

@@ -109,6 +109,9 @@ void nbi_run_warn(const struct nbi_run *r, const char *then);
 enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *opts);
 void nbi_run_close(struct nbi_run *r);
 
+/* Whether sizes and settings of a step make sense together. */
+enum nb_status nbi_run_check_sizes(const struct nb_train_opts *opts);
+
 /* Opens what nbi_run_plan needs: no data, and no values of the model. */
 enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *opts);
 
@@ -120,6 +123,11 @@ enum nb_status nbi_run_kl_anchor(struct nbi_run *r);
 
 /* The memory of the run, without allocating it. */
 enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan);
+
+/* What --fit of so many GiB allows, and the --fit that would allow so many bytes: on the CPU all of
+ * it; a card sold as N GB has less. */
+int64_t nbi_run_fit_limit(const struct nbi_run *r, double gib);
+double nbi_run_fit_size(const struct nbi_run *r, int64_t bytes);
 
 /* NB_ENOMEM if this machine has less memory free than the plan asks for, or the GPU that has been
  * opened for the run. */

@@ -23,8 +23,7 @@ static enum nb_status refuse_bf16_gradients(void)
     return nbi_fail(NB_EINVAL, "--grad-dtype bf16 is for --compute-dtype bf16 and --grad-accum 1");
 }
 
-/* Checks that a plan needs as well. */
-static enum nb_status check_sizes(const struct nb_train_opts *o)
+enum nb_status nbi_run_check_sizes(const struct nb_train_opts *o)
 {
     if (o->seq_len < 2 || o->batch_size < 1 || o->grad_accum < 1)
         return nbi_fail(NB_EINVAL, "a batch needs rows of at least 2 tokens");
@@ -55,7 +54,7 @@ void nb_train_defaults(struct nb_train_opts *o)
 
 enum nb_status nb_train_check(const struct nb_train_opts *o)
 {
-    NBI_TRY(check_sizes(o));
+    NBI_TRY(nbi_run_check_sizes(o));
     if (o->steps <= 0 && o->epochs <= 0)
         return nbi_fail(NB_EINVAL, "say how long to train: --steps or --epochs");
     if (nbi_run_random_tokens(o) && o->steps <= 0)
@@ -302,7 +301,7 @@ void nbi_run_close(struct nbi_run *r)
 enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *o)
 {
     *r = (struct nbi_run){.opts = o};
-    NBI_TRY(check_sizes(o));
+    NBI_TRY(nbi_run_check_sizes(o));
     NBI_TRY(open_model(r));
     return open_backend(r, true);
 }

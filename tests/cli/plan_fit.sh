@@ -108,6 +108,17 @@ says err "is over 16777216 tokens"
 check "more than there is" 1 "$nibble" train -q --synthetic 8b --steps 1 --batch-size 4096
 says err "lists settings that fit"
 check "not a number" 2 "$nibble" plan --synthetic tiny --fit much
-check "not of 'train'" 2 "$nibble" train --synthetic tiny --fit 4
-says err "--fit"
+check "taken by train" 0 "$nibble" train --synthetic tiny --steps 1 --seq-len 32 --fit 0.05
+says err "nibble: --fit 0.05 takes"
+says err "--recompute none --optimizer-state-mode f32 --master-dtype f32 --batch-size 4"
+check "but for what is given" 0 "$nibble" train --synthetic tiny --steps 1 --seq-len 32 --fit 0.05 \
+    --optimizer-state-mode bf16 --batch-size 2 --fused-step
+says err "--optimizer-state-mode bf16 --master-dtype f32 --batch-size 2 --grad-accum 1 --fused-step"
+check "by whoami, too" 1 "$nibble" whoami -m "$work/tiny" -o "$work/who" --name Ada --fit 0.001
+says err "nothing fits 0.001 GiB; the smallest takes"
+check "and by bench train" 0 "$nibble" bench train --synthetic tiny --steps 1 --seq-len 32 --fit 0.05
+says err "nibble: --fit 0.05 takes"
+check "nothing fits train" 1 "$nibble" train --synthetic tiny --steps 1 --fit 0.001
+says err "nothing fits 0.001 GiB; the smallest takes"
+lines err 1
 finish

@@ -267,6 +267,75 @@ static void test_plan__a_4b_model(void **state)
     assert_int_equal(p.compute, NB_COMPUTE_BF16);
 }
 
+static struct nb_train_opts of_4b(void)
+{
+    struct nb_train_opts o;
+    nb_train_defaults(&o);
+    o.synthetic = "4b";
+    o.device = "cuda";
+    o.seq_len = 2048;
+    o.batch_size = 8;
+    o.grad_accum = 1;
+    o.precision = NB_PRECISION_NVFP4;
+    o.moment_type = NB_MOMENT_INT8;
+    o.bf16_master = true;
+    return o;
+}
+
+/* What is found takes what its plan says, and leaves half a GiB of the card. The smallest card
+ * takes all that saves memory, the largest is fast and precise. */
+static void test_plan__fits_a_card(void **state)
+{
+    (void)state;
+    const double cards[] = {16, 24, 32, 48, 80, 141};
+    for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
+        struct nb_train_opts o = of_4b(), found;
+        struct nb_train_fit fits[10], smallest;
+        struct nb_train_plan p;
+        int count = 10;
+        assert_ok(nb_train_fit(&o, cards[i], 0, fits, &count, &smallest));
+        assert_true(count > 0);
+        for (int k = 0; k < count; k++) {
+            found = o;
+            nb_train_fit_use(&found, &fits[k]);
+            assert_ok(nb_train_plan(&found, &p));
+            assert_int_equal(p.total, fits[k].total);
+            assert_true((double)p.total <= (cards[i] - 0.5) * 0x1p30);
+            assert_true(smallest.total <= p.total);
+        }
+        const struct nb_train_fit *f = &fits[0];
+        if (cards[i] == 16)
+            assert_true(f->recompute && f->fused_step && f->moment_type == NB_MOMENT_NVFP4 &&
+                        f->weight_store == NB_WEIGHT_STORE_SCALES);
+        if (cards[i] == 141)
+            assert_true(!f->recompute && !f->fused_step && f->batch_size == 8 &&
+                        f->moment_type == NB_MOMENT_F32 && !f->bf16_master &&
+                        f->weight_store == NB_WEIGHT_STORE_BF16);
+    }
+}
+
+static void test_plan__fit_keeps_what_is_given(void **state)
+{
+    (void)state;
+    const unsigned all = (1u << NB_FIT_BATCH << 1) - 1;
+    struct nb_train_opts o = of_4b();
+    struct nb_train_fit fits[10], smallest;
+    int count = 10;
+    assert_ok(nb_train_fit(&o, 1000, all, fits, &count, &smallest));
+    assert_int_equal(count, 1);
+    assert_int_equal(fits[0].batch_size, 8);
+    assert_int_equal(fits[0].moment_type, NB_MOMENT_INT8);
+    assert_true(fits[0].bf16_master && !fits[0].recompute && !fits[0].fused_step);
+    assert_int_equal(fits[0].weight_store, NB_WEIGHT_STORE_AUTO);
+    count = 10;
+    o.moment_type = NB_MOMENT_F32;
+    assert_ok(nb_train_fit(&o, 16, 1u << NB_FIT_MOMENTS, fits, &count, &smallest));
+    assert_int_equal(count, 0);
+    assert_int_equal(smallest.moment_type, NB_MOMENT_F32);
+    assert_true(smallest.recompute && smallest.fused_step && smallest.batch_size == 1);
+    assert_int_equal(smallest.weight_store, NB_WEIGHT_STORE_SCALES);
+}
+
 static void test_plan__blocks_as_the_driver_rounds_them(void **state)
 {
     (void)state;
@@ -293,6 +362,8 @@ int main(void)
 #endif
         cmocka_unit_test(test_plan__needs_no_device),
         cmocka_unit_test(test_plan__a_4b_model),
+        cmocka_unit_test(test_plan__fits_a_card),
+        cmocka_unit_test(test_plan__fit_keeps_what_is_given),
         cmocka_unit_test(test_plan__blocks_as_the_driver_rounds_them),
     };
     return cmocka_run_group_tests(tests, make_test_dir, remove_test_dir);
