@@ -20,6 +20,9 @@ static const int64_t linear_shapes[][NBI_CASE_DIMS] = {
     {1, 256, 64, 16, 16}, {5, 336, 33, 7, 0}, {17, 544, 130, 0, 0}, {33, 64, 48, 48, 0}};
 static const char many_rows_letters[] = "N K O0 O1 O2";
 static const int64_t many_rows[][NBI_CASE_DIMS] = {{65, 256, 144, 16, 16}, {100, 336, 52, 0, 0}};
+/* Few outputs of long rows: K is split over CTAs. */
+static const char long_rows_letters[] = "N K O0";
+static const int64_t long_rows[][NBI_CASE_DIMS] = {{3, 2048, 40}, {40, 1600, 24}};
 static const char odd_columns_letters[] = "N K O0 O1 O2";
 static const int64_t odd_columns[][NBI_CASE_DIMS] = {{1, 33, 5, 0, 0}, {67, 100, 70, 3, 0}};
 
@@ -170,6 +173,8 @@ static const struct nbi_kernel_case cases[] = {
     {"linear", "nvfp4, fast", linear, NBI_SHAPES(linear_shapes), .dtype = NBI_NVFP4, FAST},
     {"linear", "nvfp4, fast, added", linear, NBI_SHAPES(linear_shapes), .dtype = NBI_NVFP4, FAST,
      .add = true},
+    {"linear", "nvfp4, fast, added, long rows", linear, NBI_SHAPES(long_rows), .dtype = NBI_NVFP4,
+     FAST, .add = true},
     {"linear", "nvfp4, fast, batch-invariant", linear, NBI_SHAPES(linear_shapes),
      .dtype = NBI_NVFP4, FAST, .invariant = true},
     {"linear", "nvfp4, fast, many rows", linear, NBI_SHAPES(many_rows), .dtype = NBI_NVFP4, FAST,

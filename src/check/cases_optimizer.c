@@ -9,7 +9,7 @@
 #define TENSORS 3
 
 static const char update_shapes_letters[] = "O K";
-static const int64_t update_shapes[][NBI_CASE_DIMS] = {{5, 48}, {130, 144}};
+static const int64_t update_shapes[][NBI_CASE_DIMS] = {{5, 48}, {130, 160}};
 static const char vector_shapes_letters[] = "n";
 static const int64_t vector_shapes[][NBI_CASE_DIMS] = {{7}, {1029}, {20011}};
 

@@ -118,11 +118,18 @@ static enum nb_status l1(struct nbi_kernel_run *r)
 static const char embed_shapes_letters[] = "N C V";
 static const int64_t embed_shapes[][NBI_CASE_DIMS] = {{1, 64, 7}, {50, 333, 9}, {200, 64, 50}};
 
+/* As many as `elements` asks for, up to what the stream is for. */
+static int64_t columns_of(const struct nbi_kernel_run *r)
+{
+    int64_t C = r->elements / r->shape[0];
+    return C > 4096 ? 4096 : C > r->shape[1] ? C : r->shape[1];
+}
+
 /* Many rows of the same id, which are added in order: the bits are defined. With `add` only for the
  * last two thirds of the ids. */
 static enum nb_status embed_bwd(struct nbi_kernel_run *r)
 {
-    int64_t N = r->shape[0], C = r->shape[1], V = r->shape[2], at = 0;
+    int64_t N = r->shape[0], V = r->shape[2], C = columns_of(r), at = 0;
     int32_t ids[ROWS_MAX], order[ROWS_MAX];
     for (int64_t n = 0; n < N; n++)
         ids[n] =
