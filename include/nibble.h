@@ -800,8 +800,9 @@ NB_MUST_CHECK enum nb_status nb_stress_kv(const struct nb_engine *engine,
                                           struct nb_stress_report *report);
 
 /* Reads int32 input_ids and labels [B, T] from a safetensors file, writes logits, loss and
- * greedy.ids in f32 (nibble help debug). */
-NB_MUST_CHECK enum nb_status nb_debug_hf(const struct nb_engine *engine, const char *in,
+ * greedy.ids in f32, gradients and updated weights (nibble help debug). bf16: the type of the
+ * activations that the last two come from; else f32. */
+NB_MUST_CHECK enum nb_status nb_debug_hf(const struct nb_engine *engine, const char *in, bool bf16,
                                          const char *out);
 
 /* ---- who a model is -------------------------------------------------------------------------- */

@@ -7,7 +7,7 @@ struct debug_opts {
     struct cli_common common;
     struct cli_run_opts run;
     const char *in, *out;
-    int precision;
+    int precision, compute;
 };
 
 static const struct cli_opt options[] = {
@@ -18,6 +18,8 @@ static const struct cli_opt options[] = {
      "the .safetensors file to write", NULL},
     {"precision", 0, CLI_CHOICE, offsetof(struct debug_opts, precision), "f32", "f32", 0, 0,
      "of the computation", NULL},
+    {"compute-dtype", 0, CLI_CHOICE, offsetof(struct debug_opts, compute), "f32|bf16", "f32", 0, 0,
+     "activations and products of gradients and updates", NULL},
 };
 
 static int run(void *opts)
@@ -33,7 +35,7 @@ static int run(void *opts)
     }
     enum nb_status rc = cli_engine_open(&engine, &o->run, &o->common);
     if (rc == NB_OK)
-        rc = nb_debug_hf(engine, o->in, o->out);
+        rc = nb_debug_hf(engine, o->in, o->compute == 1, o->out);
     nb_engine_close(engine);
     return cli_status(rc);
 }
@@ -50,7 +52,7 @@ const struct cli_command cli_debug = {
         "greedy.ids (the first 8 ids of row 0, then 48 greedy tokens through the cache), all in\n"
         "f32 from the weights as they are stored; also grad.NAME of every parameter, and after\n"
         "three steps of AdamW adamw3.losses and adamw3.NAME. A GPU that cannot train leaves those\n"
-        "to the CPU.",
+        "to the CPU. With --compute-dtype bf16 those are of a pass in bf16.",
     .examples = "  nibble debug hf -m tiny --in in.safetensors --out out.safetensors\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,

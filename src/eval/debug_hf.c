@@ -125,6 +125,7 @@ struct training {
     struct nbi_microbatch batch;
     int32_t *positions, *targets;
     float losses[UPDATES];
+    bool bf16; /* activations and products */
 };
 
 /* Makes the micro-batch. Labels move one position back, to the logits that predict them. */
@@ -163,13 +164,15 @@ static enum nb_status training_begin(struct training *x, const struct nb_engine 
     const struct nbi_config *c = &e->config;
     struct nbi_backend *be = x->be;
     int64_t N = r->B * r->T;
-    const struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
+    struct nbi_stream_limits limits = nbi_stream_limits_for(c, N, true);
     const struct nbi_train_params_opts opts = {
         .precision = NB_PRECISION_F32, .master = NBI_F32, .moment_type = NB_MOMENT_F32};
+    limits.bf16 = x->bf16;
     NBI_TRY(make_batch(x, r));
     NBI_TRY(be->stream_new(be, &limits, &x->stream));
     NBI_TRY(nbi_train_params_init(&x->t, x->stream, be, c, e->files.store, &opts));
-    const struct nbi_acts_opts acts_opts = {.N = N, .M = N < LOGITS_ROWS ? N : LOGITS_ROWS};
+    const struct nbi_acts_opts acts_opts = {
+        .N = N, .M = N < LOGITS_ROWS ? N : LOGITS_ROWS, .dtype = x->bf16 ? NBI_BF16 : NBI_F32};
     NBI_TRY(nbi_acts_init_training(&x->acts, be, c, &acts_opts));
     NBI_TRY(nbi_train_pass_init(&x->pass, &x->acts));
     NBI_TRY(nbi_optimizer_init(&x->optimizer, &x->t, &adamw));
@@ -279,10 +282,10 @@ static enum nb_status train(struct nbi_writer *w, struct training *x)
     return put_parameters(w, x, 1);
 }
 
-static enum nb_status write_output(const struct results *r, const struct nb_engine *e,
+static enum nb_status write_output(const struct results *r, const struct nb_engine *e, bool bf16,
                                    const char *path)
 {
-    struct training x = {0};
+    struct training x = {.bf16 = bf16};
     struct nbi_writer *w = NULL;
     NBI_TRY(begin_output(&w, r, e, path));
     enum nb_status rc = nbi_writer_put(w, LOGITS, 0, r->B * r->T * r->V, r->logits);
@@ -303,7 +306,7 @@ static enum nb_status write_output(const struct results *r, const struct nb_engi
     return rc;
 }
 
-enum nb_status nb_debug_hf(const struct nb_engine *e, const char *in, const char *out)
+enum nb_status nb_debug_hf(const struct nb_engine *e, const char *in, bool bf16, const char *out)
 {
     struct results r = {.V = e->config.vocab_size};
     enum nb_status rc = read_input(&r, in);
@@ -321,7 +324,7 @@ enum nb_status nb_debug_hf(const struct nb_engine *e, const char *in, const char
     if (rc == NB_OK)
         rc = compute_greedy(e, &r);
     if (rc == NB_OK)
-        rc = write_output(&r, e, out);
+        rc = write_output(&r, e, bf16, out);
     free(r.ids);
     free(r.labels);
     free(r.logits);
