@@ -4,6 +4,7 @@ PREFIX ?= /usr/local
 ARCH ?= 90a
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 T ?=
+GPU ?= build-gpu
 S ?= 60
 CUDA ?= $(if $(wildcard /dev/nvidia0),$(if $(shell command -v nvcc),1,0),0)
 
@@ -11,7 +12,7 @@ CMAKE_FLAGS = -G Ninja -DNIBBLE_WERROR=$(if $(CI),ON,OFF) \
   -DNIBBLE_CUDA=$(if $(filter 1,$(CUDA)),ON,OFF) "-DNIBBLE_ARCH=$(ARCH)"
 CONFIGURE = cmake -S . $(CMAKE_FLAGS)
 
-.PHONY: all configure build binary demo gates test deps lint fmt docs build-asan asan tsan fuzz bench test-faults test-interop test-gpu static install uninstall clean help
+.PHONY: all configure build binary demo gates test deps lint fmt docs build-asan asan tsan fuzz bench test-faults test-interop test-gpu bench-gpu gpu static install uninstall clean help
 all: build
 
 configure:
@@ -85,13 +86,20 @@ bench: binary ## measure the codec, and quantising a model of 4B shapes (needs 1
 test-interop: build ## compare with safetensors, gguf, tokenizers and jinja2 of PyPI, in a venv
 	@tests/interop/run.sh $(BUILD)/nibble
 
-test-gpu: build ## what needs a GPU (CUDA=1): tests, compute-sanitizer, speed and memory of 4B
-	@tests/gpu/run.sh $(BUILD) $(WHAT) || [ $$? -eq 77 ] # nothing to run on
+test-gpu: ## what needs a GPU, by $(GPU), a build of `make gpu`: all parts, or WHAT="kernels bits" (WHAT=list)
+	@tests/gpu/run.sh $(GPU) $(WHAT) || [ $$? -eq 77 ] # nothing to run on
+
+bench-gpu: ## speed, memory and learning on a GPU, likewise
+	@bench/gpu.sh $(GPU) $(WHAT) || [ $$? -eq 77 ]
+
+gpu: ## build with CUDA for carrying to a machine with a GPU: build-gpu, stripped
+	@$(MAKE) --no-print-directory static CUDA=1
+	@tools/pack_gpu.sh build-static $(GPU)
 
 static: ## a binary and tests that travel: small libraries linked statically, in build-static
 	@tools/deps.sh build
 	@$(CONFIGURE) -B build-static -DNIBBLE_STATIC=ON > build-static.log 2>&1 || { cat build-static.log; exit 1; }
-	@cmake --build build-static -j $(JOBS)
+	@cmake --build build-static -j $(JOBS) --target all gpu_tests
 
 install: configure ## program, libraries, header, man pages and completions into PREFIX=/usr/local (DESTDIR before it)
 	@cmake --build $(BUILD) -j $(JOBS) --target nibble libnibble libnibble_shared pages
