@@ -53,7 +53,7 @@ static struct nbi_ptr new_values(struct nbi_kernel_run *r, enum nbi_dtype dtype,
 static enum nb_status read_weight(struct nbi_kernel_run *r, const struct nbi_weight *w)
 {
     int64_t n = w->rows * max(w->cols, 1), values = n * 4, scales = values + n, bytes = scales + n;
-    uint8_t *p = calloc((size_t)(bytes + n * 2), 1);
+    uint8_t *p = calloc((size_t)(bytes + n * 2) + 1, 1);
     if (!p)
         return nbi_fail_memory("checking kernels", (size_t)bytes);
     enum nb_status rc = r->be->sync(r->s);
