@@ -921,8 +921,9 @@ struct nb_train_progress {
     int64_t tokens; /* so far */
     double tokens_per_s, seconds_left;
     uint64_t resident_bytes;
-    int64_t skipped; /* steps whose gradients were not finite */
-    double kl;       /* KL(base model || model), mean over the anchored tokens; NaN: none */
+    uint64_t device_bytes; /* of a GPU's memory, context and libraries included; 0: on the CPU */
+    int64_t skipped;       /* steps whose gradients were not finite */
+    double kl;             /* KL(base model || model), mean over the anchored tokens; NaN: none */
 };
 
 /* An evaluation on held-out data, with the weights as used and with the masters. */
@@ -986,9 +987,10 @@ struct nb_train_opts {
     const char *checkpoint_dir;
     int keep; /* checkpoints */
     bool resume;
-    const char *log;           /* JSON lines */
-    const char *test_prompts;  /* as for nb_prompts_open, answered before and after */
-    const char *memory_report; /* JSON: memory by phases of the first step */
+    const char *log;          /* JSON lines */
+    const char *test_prompts; /* as for nb_prompts_open, answered before and after */
+    const char
+        *memory_report; /* JSON: memory by phases of the first step; of a GPU also by parts */
 
     const char *simd;
     int threads;

@@ -21,6 +21,21 @@
 struct nbi_backend;
 struct nbi_stream; /* an in-order queue of work, with scratch memory of its own */
 
+/* ---- memory ---- */
+
+/* The memory of a device, and what a backend has allocated of it, by the names given to alloc. */
+#define NBI_MEMORY_PARTS 16
+
+struct nbi_memory {
+    int64_t total, unused;
+    int64_t allocated; /* the sum of the parts */
+    struct {
+        const char *what;
+        int64_t bytes;
+    } parts[NBI_MEMORY_PARTS];
+    int count;
+};
+
 /* ---- keys and values ---- */
 
 /* Keys and values of one layer: a KV cache or, in training, what the projections have just
@@ -149,13 +164,14 @@ struct nbi_backend {
 
     void (*close)(struct nbi_backend *be);
 
-    /* Memory, 64-byte aligned and zeroed. `what` names it in reports. */
+    /* Memory, 64-byte aligned and zeroed. `what`, a literal, names it in reports. */
     enum nb_status (*alloc)(struct nbi_backend *be, const char *what, int64_t bytes,
                             struct nbi_ptr *out);
     void (*free)(struct nbi_backend *be, struct nbi_ptr p);
 
     /* With NBI_CAP_OWN_MEMORY: what of it is free, and what blocks of these sizes take of it. */
     enum nb_status (*memory_free)(struct nbi_backend *be, int64_t *bytes);
+    enum nb_status (*memory)(struct nbi_backend *be, struct nbi_memory *out);
     int64_t (*reserved_bytes)(const int64_t *blocks, int count);
 
     /* Bytes of a weight as this backend keeps it, without a copy in bf16; cols 0: of a vector. */

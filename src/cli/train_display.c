@@ -78,11 +78,11 @@ static void show_step(void *ctx, const struct nb_train_progress *p)
     begin_line(o);
     if (o->terminal)
         draw_bar((uint64_t)p->step, (uint64_t)p->steps);
-    fprintf(stderr,
-            "step %lld/%lld  loss %.4f  lr %.3g  norm %.3g  %.1f tok/s  %s  %lld:%02lld left",
-            (long long)p->step, (long long)p->steps, p->loss, p->lr, p->grad_norm, p->tokens_per_s,
-            nbi_format_bytes(bytes, (double)p->resident_bytes), (long long)(left / 60),
-            (long long)(left % 60));
+    fprintf(
+        stderr, "step %lld/%lld  loss %.4f  lr %.3g  norm %.3g  %.1f tok/s  %s  %lld:%02lld left",
+        (long long)p->step, (long long)p->steps, p->loss, p->lr, p->grad_norm, p->tokens_per_s,
+        nbi_format_bytes(bytes, (double)(p->device_bytes ? p->device_bytes : p->resident_bytes)),
+        (long long)(left / 60), (long long)(left % 60));
     if (!isnan(p->kl))
         fprintf(stderr, "  kl %.5f", p->kl);
     if (p->skipped > 0)

@@ -103,7 +103,7 @@ const struct cli_opt cli_train_options[] = {
     {"test-prompts", 0, CLI_STRING, AT(test_prompts), "FILE", NULL, 0, 0,
      "prompts (.tsv, .jsonl, or one a line) that the model answers before and after", NULL},
     {"vram-report", 0, CLI_STRING, AT(vram_report), "FILE.json", NULL, 0, 0,
-     "memory by phases of the first step", "train-step-vram-report"},
+     "memory by phases of the first step, of a GPU by parts, too", "train-step-vram-report"},
     {"synthetic", 0, CLI_CHOICE, AT(synthetic), CLI_SIZE_CHOICES, "none", 0, 0,
      "random weights of that size, and random tokens", NULL},
     {"config", 0, CLI_STRING, AT(config), "FILE", NULL, 0, 0,

@@ -52,7 +52,7 @@ static enum nb_status make_columns(struct columns *c, const struct nbi_report *r
         c->lr[i] = s->lr;
         c->grad_norm[i] = s->grad_norm;
         c->speed[i] = s->tokens_per_s;
-        c->memory[i] = (double)s->resident_bytes * 0x1p-30;
+        c->memory[i] = (double)(s->device_bytes ? s->device_bytes : s->resident_bytes) * 0x1p-30;
     }
     for (size_t i = 0; i < m; i++) {
         c->eval_step[i] = (double)r->evals[i].step;
@@ -198,7 +198,7 @@ enum nb_status nbi_report_html(struct nbi_str *out, const struct nbi_report *r)
     put_chart(out, &c, "lr", "Learning rate", c.lr);
     put_chart(out, &c, "grad-norm", "Gradient norm", c.grad_norm);
     put_chart(out, &c, "speed", "Tokens per second", c.speed);
-    put_chart(out, &c, "memory", "Resident memory (GiB)", c.memory);
+    put_chart(out, &c, "memory", "Memory of the device (GiB)", c.memory);
     put_lists(out, r);
     nbi_html_end(out);
     free(c.block);

@@ -50,7 +50,9 @@ struct nbi_eval_set {
 struct nbi_phase {
     const char *name;
     int64_t when; /* seconds since 1970 */
-    uint64_t bytes;
+    uint64_t resident;
+    uint64_t taken;           /* of a GPU by this process */
+    struct nbi_memory device; /* of a GPU; total 0: none */
 };
 
 /* Checksums of everything a resumed run depends on that its checkpoint does not hold. */
@@ -88,6 +90,8 @@ struct nbi_run {
     struct nbi_history history; /* of this process */
     struct nbi_phase phases[NBI_PHASES];
     int phase_count;
+    struct nb_gpu_watch *gpu_watch; /* only for a memory report; NULL: the driver does not say */
+    uint64_t device_bytes;          /* nb_train_progress */
     int64_t eval_logged; /* step of the last evaluation in the log that is continued; -1: none */
     struct nbi_run_state state;
     struct nbi_fingerprint fingerprint; /* only with checkpoints */

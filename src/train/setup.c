@@ -172,6 +172,8 @@ static enum nb_status open_backend(struct nbi_run *r, bool plan)
 {
     struct nbi_backend_opts on = {.device = r->opts->device, .threads = r->opts->threads};
     NBI_TRY(nbi_simd_parse(r->opts->simd, &on.level));
+    if (!plan && r->opts->memory_report)
+        r->gpu_watch = nb_gpu_watch_open(); /* before the backend takes anything */
     NBI_TRY(plan ? nbi_backend_describe(&r->be, &on) : nbi_backend_open(&r->be, &on));
     if (!nbi_backend_has(r->be, NBI_CAP_TRAIN))
         return nbi_fail(NB_EUNSUPPORTED, "%s cannot train; use --device cpu", r->be->name);
@@ -274,6 +276,7 @@ enum nb_status nbi_run_kl_anchor(struct nbi_run *r)
 void nbi_run_close(struct nbi_run *r)
 {
     nbi_train_log_close(r->log);
+    nb_gpu_watch_close(r->gpu_watch);
     nbi_checkpoint_close(r->resumed_from);
     nbi_checkpoint_unlock(r->lock);
     nbi_history_release(&r->history);

@@ -296,13 +296,27 @@ enum nb_status nbi_run_report(struct nbi_run *r)
 
 /* ---- memory ---- */
 
+/* What this process takes of a GPU: as the driver says, or, if it does not, all that is taken. */
+static uint64_t taken_of(const struct nbi_run *r, const struct nbi_memory *m)
+{
+    const int pid = (int)getpid();
+    uint64_t bytes = r->gpu_watch ? nb_gpu_watch_bytes(r->gpu_watch, &pid, 1) : 0;
+    return bytes > (uint64_t)m->allocated ? bytes : (uint64_t)(m->total - m->unused);
+}
+
 void nbi_run_phase(struct nbi_run *r, const char *phase)
 {
     for (int i = 0; i < r->phase_count; i++)
         if (strcmp(r->phases[i].name, phase) == 0)
             return;
-    if (r->phase_count < NBI_PHASES)
-        r->phases[r->phase_count++] = (struct nbi_phase){phase, time(NULL), nbi_current_rss()};
+    if (r->phase_count == NBI_PHASES)
+        return;
+    struct nbi_phase *p = &r->phases[r->phase_count++];
+    *p = (struct nbi_phase){.name = phase, .when = time(NULL), .resident = nbi_current_rss()};
+    if (!nbi_backend_has(r->be, NBI_CAP_OWN_MEMORY) || r->be->memory(r->be, &p->device) != NB_OK)
+        return;
+    p->taken = taken_of(r, &p->device);
+    r->device_bytes = (uint64_t)(p->device.allocated + r->be->context_bytes);
 }
 
 static void add_time(char out[32], time_t t)
@@ -312,19 +326,48 @@ static void add_time(char out[32], time_t t)
     strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &tm);
 }
 
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / (1 << 20);
+}
+
+/* Parts of a GPU's memory. What the process takes and did not allocate is context, kernels and
+ * libraries. */
+static json_t *parts_of(const struct nbi_phase *p, bool *ok)
+{
+    json_t *all = json_object();
+    uint64_t allocated = (uint64_t)p->device.allocated;
+    for (int i = 0; i < p->device.count; i++)
+        nbi_json_set(all, p->device.parts[i].what,
+                     json_real(mib((uint64_t)p->device.parts[i].bytes)), ok);
+    nbi_json_set(all, "context", json_real(mib(p->taken > allocated ? p->taken - allocated : 0)),
+                 ok);
+    return all;
+}
+
+static json_t *sample_of(const struct nbi_phase *p, bool *ok)
+{
+    const struct nbi_memory *m = &p->device;
+    bool gpu = m->total > 0;
+    char when[32];
+    add_time(when, p->when);
+    json_t *sample = json_pack("{s:s,s:s,s:f,s:f}", "TimestampUtc", when, "Phase", p->name,
+                               "PidMemoryMiB", mib(gpu ? p->taken : p->resident), "TotalMemoryMiB",
+                               mib(gpu ? (uint64_t)(m->total - m->unused) : p->resident));
+    if (!gpu)
+        return sample;
+    nbi_json_set(sample, "HostMemoryMiB", json_real(mib(p->resident)), ok);
+    nbi_json_set(sample, "Parts", parts_of(p, ok), ok);
+    return sample;
+}
+
 enum nb_status nbi_run_memory_report(struct nbi_run *r, const char *path)
 {
     char now[32];
     json_t *samples = json_array();
     bool ok = true;
-    for (int i = 0; i < r->phase_count; i++) {
-        double mib = (double)r->phases[i].bytes / (1 << 20);
-        add_time(now, r->phases[i].when);
-        nbi_json_append(samples,
-                        json_pack("{s:s,s:s,s:f,s:f}", "TimestampUtc", now, "Phase",
-                                  r->phases[i].name, "PidMemoryMiB", mib, "TotalMemoryMiB", mib),
-                        &ok);
-    }
+    for (int i = 0; i < r->phase_count; i++)
+        nbi_json_append(samples, sample_of(&r->phases[i], &ok), &ok);
     add_time(now, time(NULL));
     json_t *all =
         json_pack("{s:i,s:s,s:o}", "Pid", (int)getpid(), "CreatedUtc", now, "Samples", samples);

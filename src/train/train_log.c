@@ -224,6 +224,8 @@ enum nb_status nbi_train_log_step(struct nbi_train_log *log, const struct nbi_lo
     put_number(line, "tokens_per_s", s->tokens_per_s);
     put_number(line, "seconds", s->seconds);
     nbi_str_printf(line, ",\"resident_bytes\":%llu", (unsigned long long)s->resident_bytes);
+    if (s->device_bytes > 0)
+        nbi_str_printf(line, ",\"device_bytes\":%llu", (unsigned long long)s->device_bytes);
     for (size_t i = 0; i < extra_count; i++)
         put_number(line, extra[i].name, extra[i].value);
     return write_line(log);
@@ -299,6 +301,7 @@ static enum nb_status take_line(void *ctx, const struct line *line)
         .tokens_per_s = get_number(o, "tokens_per_s"),
         .seconds = get_number(o, "seconds"),
         .resident_bytes = (uint64_t)get_count(o, "resident_bytes"),
+        .device_bytes = (uint64_t)get_count(o, "device_bytes"),
     };
     return nbi_history_add_step(h, &step);
 }

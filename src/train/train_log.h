@@ -23,6 +23,7 @@ struct nbi_log_step {
     double tokens_per_s;
     double seconds; /* since the start of the run */
     uint64_t resident_bytes;
+    uint64_t device_bytes; /* of a GPU; 0: none, and not in the line */
 };
 
 struct nbi_log_eval {

@@ -149,6 +149,7 @@ static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
                                     .seconds_left = st->seconds / (double)st->step *
                                                     (double)(r->steps - st->step),
                                     .resident_bytes = nbi_current_rss(),
+                                    .device_bytes = r->device_bytes,
                                     .skipped = st->skipped,
                                     .kl = u.anchored ? sums.kl / (double)u.anchored : NAN};
     return NB_OK;
@@ -193,7 +194,8 @@ static enum nb_status log_step(struct nbi_run *r, const struct nb_train_progress
                                       .tokens = p->tokens,
                                       .tokens_per_s = p->tokens_per_s,
                                       .seconds = r->state.seconds,
-                                      .resident_bytes = p->resident_bytes};
+                                      .resident_bytes = p->resident_bytes,
+                                      .device_bytes = p->device_bytes};
     if (r->opts->progress)
         r->opts->progress(r->opts->ctx, p);
     return nbi_run_note_step(r, &line, p->kl);

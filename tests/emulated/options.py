@@ -138,7 +138,18 @@ class Options:
         with open(out + "/report.html", encoding="utf-8") as f:
             assert "cuda:0" in f.read()
         with open(report, encoding="utf-8") as f:
-            assert len(json.load(f)["Samples"]) == 6
+            samples = json.load(f)["Samples"]
+        assert len(samples) == 6 and samples[0]["Parts"].keys() == {"context"}, samples
+        plan = r["plan"]
+        for sample in samples[1:]: # the emulated driver counts bytes as they are asked for
+            parts = sample["Parts"]
+            for name in ("masters", "moments", "gradients", "weights", "activations"):
+                assert abs(parts[name] * 2**20 - plan[name]) < 1, (name, parts, plan)
+            assert abs(sum(parts.values()) - sample["PidMemoryMiB"]) < 1e-6, sample
+            assert sample["PidMemoryMiB"] == sample["TotalMemoryMiB"] and sample["HostMemoryMiB"] > 1
+            assert parts["context"] == 0 and parts["scratch"] + parts["stages"] > 1, parts
+        taken = {x.get("device_bytes") for x in t.log(self.work + "/whole.jsonl") if "loss" in x}
+        assert len(taken) == 1 and taken.pop() > samples[-1]["PidMemoryMiB"] * 2**20
 
     def least_memory(self, *more):
         """With bf16 for gradients and activations in addition: near the CPU in the same mode, and a

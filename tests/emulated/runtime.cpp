@@ -126,8 +126,14 @@ extern "C" cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int d
     return cudaSuccess;
 }
 
+/* For tests that count: waits of the host, copies to the host, and copies in either direction for
+ * which the host would wait since its memory is not pinned. */
+extern "C" int64_t nb_emulated_waits, nb_emulated_downloads, nb_emulated_pageable;
+int64_t nb_emulated_waits, nb_emulated_downloads, nb_emulated_pageable;
+
 extern "C" cudaError_t cudaDeviceSynchronize(void)
 {
+    nb_emulated_waits++;
     return cudaSuccess;
 }
 
@@ -237,9 +243,33 @@ static bool on_device(const void *p, size_t bytes)
     return (char *)p + bytes <= next->first + next->second;
 }
 
+static std::map<const char *, size_t> pinned; /* host memory, by address */
+
+static void set_pinned(const void *p, size_t bytes)
+{
+    std::lock_guard<std::mutex> lock(memory_lock);
+    if (bytes > 0)
+        pinned[(const char *)p] = bytes;
+    else
+        pinned.erase((const char *)p);
+}
+
+static bool is_pinned(const void *p)
+{
+    std::lock_guard<std::mutex> lock(memory_lock);
+    auto next = pinned.upper_bound((const char *)p);
+    if (next == pinned.begin())
+        return false;
+    --next;
+    return (const char *)p < next->first + next->second;
+}
+
 extern "C" cudaError_t cudaMallocHost(void **out, size_t bytes)
 {
-    return result(posix_memalign(out, 4096, bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation);
+    if (posix_memalign(out, 4096, bytes) != 0)
+        return result(cudaErrorMemoryAllocation);
+    set_pinned(*out, bytes);
+    return cudaSuccess;
 }
 
 /* What cudaMallocHost with a typed pointer calls. */
@@ -250,17 +280,20 @@ extern "C" cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned)
 
 extern "C" cudaError_t cudaFreeHost(void *p)
 {
+    set_pinned(p, 0);
     free(p);
     return cudaSuccess;
 }
 
-extern "C" cudaError_t cudaHostRegister(void *, size_t, unsigned)
+extern "C" cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned)
 {
+    set_pinned(p, bytes);
     return cudaSuccess;
 }
 
-extern "C" cudaError_t cudaHostUnregister(void *)
+extern "C" cudaError_t cudaHostUnregister(void *p)
 {
+    set_pinned(p, 0);
     return cudaSuccess;
 }
 
@@ -296,12 +329,13 @@ extern "C" cudaError_t cudaStreamDestroy(cudaStream_t s)
 
 extern "C" cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
+    nb_emulated_waits++;
     return result(s && s->capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
 }
 
 extern "C" cudaError_t cudaStreamQuery(cudaStream_t s)
 {
-    return cudaStreamSynchronize(s);
+    return result(s && s->capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
 }
 
 extern "C" cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned)
@@ -333,6 +367,7 @@ extern "C" cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 
 extern "C" cudaError_t cudaEventSynchronize(cudaEvent_t)
 {
+    nb_emulated_waits++;
     return cudaSuccess;
 }
 
@@ -401,6 +436,8 @@ extern "C" cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
     bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     if ((to_device && !on_device(to, bytes)) || (from_device && !on_device(from, bytes)))
         return result(cudaErrorInvalidValue);
+    nb_emulated_downloads += from_device && !to_device;
+    nb_emulated_pageable += from_device != to_device && !is_pinned(from_device ? to : from);
     return queue(s, [=] { memmove(to, from, bytes); });
 }
 

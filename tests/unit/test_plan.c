@@ -165,18 +165,51 @@ static void test_plan__is_exact_on_cuda(void **state)
 }
 
 #ifdef NB_TEST_EMULATED
-extern int64_t nb_emulated_products;
+extern int64_t nb_emulated_products, nb_emulated_waits, nb_emulated_downloads, nb_emulated_pageable;
 
+/* Until the end of each step. */
 struct counts {
-    int64_t at[STEPS]; /* products until the end of each step */
+    int64_t products[STEPS], waits[STEPS], downloads[STEPS], pageable[STEPS];
     int steps;
 };
 
-static void count_products(void *ctx, const struct nb_train_progress *p)
+static void count_work(void *ctx, const struct nb_train_progress *p)
 {
     struct counts *c = ctx;
     (void)p;
-    c->at[c->steps++] = nb_emulated_products;
+    c->products[c->steps] = nb_emulated_products;
+    c->waits[c->steps] = nb_emulated_waits;
+    c->downloads[c->steps] = nb_emulated_downloads;
+    c->pageable[c->steps++] = nb_emulated_pageable;
+}
+
+static struct counts counts_of(const struct setting *s)
+{
+    struct nb_train_opts o = options(s);
+    struct nb_train_result r;
+    struct counts c = {0};
+    o.progress = count_work;
+    o.ctx = &c;
+    assert_ok(nb_train(&o, &r));
+    assert_int_equal(c.steps, STEPS);
+    return c;
+}
+
+/* The host queues a whole step and waits once: for the losses of each micro-batch and for the
+ * norms. No copy makes it wait in between. */
+static void test_plan__one_wait_a_step_on_cuda(void **state)
+{
+    (void)state;
+    struct setting ways[] = {settings[0], settings[1], settings[5], settings[7]};
+    ways[0].accum = 7;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        struct counts c = counts_of(&ways[i]);
+        for (int k = 1; k < STEPS; k++) {
+            assert_int_equal(c.waits[k] - c.waits[k - 1], 1);
+            assert_int_equal(c.downloads[k] - c.downloads[k - 1], ways[i].accum + 1);
+            assert_int_equal(c.pageable[k] - c.pageable[k - 1], 0);
+        }
+    }
 }
 
 /* q, k and v are one product, and so are gate and up: forward, in the gradient of their input, and
@@ -196,15 +229,10 @@ static void test_plan__products_of_a_step_on_cuda(void **state)
         {.precision = NB_PRECISION_BF16, .f32_master = true, .batch = 2, .accum = 1},
         {.precision = NB_PRECISION_NVFP4, .untied = true, .batch = 2, .accum = 1}};
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
-        struct nb_train_opts o = options(&ways[i]);
-        struct nb_train_result r;
-        struct counts c = {0};
-        o.progress = count_products;
-        o.ctx = &c;
-        assert_ok(nb_train(&o, &r));
-        assert_int_equal(c.steps, STEPS);
-        if (c.at[2] - c.at[1] != want)
-            fail_msg("way %d: %lld products, %lld expected", (int)i, (long long)(c.at[2] - c.at[1]),
+        struct counts c = counts_of(&ways[i]);
+        int64_t got = c.products[2] - c.products[1];
+        if (got != want)
+            fail_msg("way %d: %lld products, %lld expected", (int)i, (long long)got,
                      (long long)want);
     }
 }
@@ -358,6 +386,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan__is_exact_on_cuda),
 #ifdef NB_TEST_EMULATED
+        cmocka_unit_test(test_plan__one_wait_a_step_on_cuda),
         cmocka_unit_test(test_plan__products_of_a_step_on_cuda),
 #endif
         cmocka_unit_test(test_plan__needs_no_device),

@@ -15,7 +15,8 @@ static struct nbi_log_step step_at(int64_t step)
                                  .tokens = 1000 * step,
                                  .tokens_per_s = 812.5,
                                  .seconds = 0.1 * (double)step,
-                                 .resident_bytes = 1ull << 33};
+                                 .resident_bytes = 1ull << 33,
+                                 .device_bytes = 3};
 }
 
 static void log_steps(struct nbi_train_log *log, int64_t first, int64_t last)
@@ -114,7 +115,7 @@ static void test_train_log__reads_back(void **state)
         assert_true(got->step == want.step && got->loss == want.loss && got->lr == want.lr);
         assert_true(got->tokens == want.tokens && got->seconds == want.seconds);
         assert_true(got->tokens_per_s == want.tokens_per_s);
-        assert_true(got->resident_bytes == want.resident_bytes);
+        assert_true(got->resident_bytes == want.resident_bytes && got->device_bytes == 3);
         assert_true(i == 2 ? isnan(got->grad_norm) : got->grad_norm == 1.25);
     }
     assert_true(h.evals[3].step == 8 && h.evals[3].loss == 2.5 && h.evals[3].ppl == 12.25);

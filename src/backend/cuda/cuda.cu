@@ -24,22 +24,6 @@ static struct cuda *cuda_of(struct nbi_backend *be)
 
 /* ---- memory ---- */
 
-enum nb_status nbi_cuda_alloc(struct cuda *cuda, const char *what, int64_t bytes,
-                              struct nbi_ptr *out)
-{
-    void *p = NULL;
-    out->at = 0;
-    CU_TRY(cudaSetDevice(cuda->index));
-    cudaError_t rc = cudaMalloc(&p, (size_t)(bytes > 0 ? bytes : 1));
-    if (rc == cudaErrorMemoryAllocation) {
-        cudaGetLastError();
-        return nbi_fail(NB_ENOMEM, "the GPU has no %lld MB for %s", (long long)(bytes >> 20), what);
-    }
-    CU_TRY(rc);
-    out->at = (uintptr_t)p;
-    return NB_OK;
-}
-
 static enum nb_status cuda_alloc(struct nbi_backend *be, const char *what, int64_t bytes,
                                  struct nbi_ptr *out)
 {
@@ -50,7 +34,7 @@ static enum nb_status cuda_alloc(struct nbi_backend *be, const char *what, int64
     if (rc == cudaSuccess)
         rc = cudaStreamSynchronize(cuda->queue);
     if (rc != cudaSuccess) {
-        cudaFree(at<void>(*out));
+        nbi_cuda_free(cuda, at<void>(*out));
         out->at = 0;
     }
     CU_TRY(rc);
@@ -59,8 +43,8 @@ static enum nb_status cuda_alloc(struct nbi_backend *be, const char *what, int64
 
 static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
 {
-    (void)be;
-    cudaFree(at<void>(p));
+    if (p.at)
+        nbi_cuda_free(cuda_of(be), at<void>(p));
 }
 
 static enum nb_status cuda_memory_free(struct nbi_backend *be, int64_t *bytes)
@@ -81,7 +65,8 @@ static void cuda_stream_free(struct nbi_stream *s)
     if (s->queue)
         cudaStreamSynchronize(s->queue);
     nbi_cuda_graphs_release(s);
-    cudaFree(s->block);
+    if (s->block)
+        nbi_cuda_free(s->cuda, s->block);
     cudaFreeHost(s->pinned);
     if (s->queue)
         cudaStreamDestroy(s->queue);
@@ -235,6 +220,7 @@ static void cuda_close(struct nbi_backend *be)
     if (cuda->queue)
         cudaStreamDestroy(cuda->queue);
     pthread_mutex_destroy(&cuda->lock);
+    pthread_mutex_destroy(&cuda->allocations_lock);
     pthread_mutex_destroy(&cuda->fp4_selftest_lock);
     free(cuda);
 }
@@ -270,6 +256,7 @@ static void fill_table(struct cuda *cuda)
     be->alloc = cuda_alloc;
     be->free = cuda_free;
     be->memory_free = cuda_memory_free;
+    be->memory = nbi_cuda_memory;
     be->weight_new = nbi_cuda_weight_new;
     be->weight_alloc = nbi_cuda_weight_alloc;
     be->weight_read = nbi_cuda_weight_read;
@@ -308,6 +295,7 @@ enum nb_status nbi_cuda_open(struct nbi_backend **out, int device, int threads)
     cuda->index = device;
     cuda->threads = threads > 0 ? threads : nbi_cpu_count();
     pthread_mutex_init(&cuda->lock, NULL);
+    pthread_mutex_init(&cuda->allocations_lock, NULL);
     pthread_mutex_init(&cuda->fp4_selftest_lock, NULL);
     enum nb_status rc = start(cuda, device);
     if (rc == NB_OK)

@@ -23,7 +23,7 @@ extern "C" {
 
 /* ---- limits; those that memory depends on are in cuda_memory.h ---- */
 
-#define NBI_DOWNLOADS_MAX 4  /* nbi_stream.downloads */
+#define NBI_DOWNLOADS_MAX 64 /* nbi_stream.downloads */
 #define NBI_GRAPHS_MAX    16 /* nbi_stream.graphs */
 
 /* ---- the backend ---- */
@@ -52,7 +52,9 @@ struct cuda {
     struct slab *slabs;        /* the weights' memory */
     /* Weights are uploaded through two stages in turn, each a pinned block and a device block. */
     uint8_t *host_stage[2], *device_stage[2];
-    cudaEvent_t stage_free[2];         /* the stage may be written again */
+    cudaEvent_t stage_free[2];      /* the stage may be written again */
+    struct allocation *allocations; /* device memory, by name (memory.cu) */
+    pthread_mutex_t allocations_lock;
     pthread_mutex_t lock;              /* of what sessions share: cuBLASLt plans, the stages */
     pthread_mutex_t fp4_selftest_lock; /* held while FP4 products are tested */
     char name[16];                     /* "cuda:0" */
@@ -157,11 +159,13 @@ static inline int choose_split_k(int rows, int cols, int ctas, int limit, bool p
     return best;
 }
 
-/* ---- cuda.cu ---- */
+/* ---- memory.cu ---- */
 
-/* Device memory that is not cleared, for what is written at once. */
+/* Device memory that is not cleared, for what is written at once. what: a literal. */
 enum nb_status nbi_cuda_alloc(struct cuda *cuda, const char *what, int64_t bytes,
                               struct nbi_ptr *out);
+void nbi_cuda_free(struct cuda *cuda, void *block);
+enum nb_status nbi_cuda_memory(struct nbi_backend *be, struct nbi_memory *out);
 
 /* ---- weights.cu ---- */
 

@@ -667,7 +667,8 @@ void nbi_cuda_megakernel_free(struct nbi_megakernel *t)
     if (!t)
         return;
     __atomic_fetch_sub(&megakernels.count, 1, __ATOMIC_SEQ_CST);
-    cudaFree(t->block);
+    if (t->block)
+        nbi_cuda_free(t->s->cuda, t->block);
     cudaFreeHost(t->mailbox);
     free(t);
 }

@@ -59,10 +59,10 @@ static enum nb_status slab_new(struct cuda *cuda, int64_t bytes, bool host, stru
     return NB_OK;
 }
 
-static void slab_free(struct slab *s)
+static void slab_free(struct cuda *cuda, struct slab *s)
 {
     if (!s->host) {
-        cudaFree(s->block);
+        nbi_cuda_free(cuda, s->block);
     } else {
         if (cudaHostUnregister(s->block) != cudaSuccess)
             cudaGetLastError(); /* it was never pinned */
@@ -103,7 +103,7 @@ static void weight_release(struct cuda *cuda, const uint8_t *p)
     struct slab **link = find_slab(cuda, p), *s = *link;
     if (s && --s->users == 0) {
         *link = s->next;
-        slab_free(s);
+        slab_free(cuda, s);
     }
 }
 
@@ -123,8 +123,10 @@ enum nb_status nbi_cuda_stages_open(struct cuda *cuda)
     for (int i = 0; i < 2; i++) {
         if (!cuda->host_stage[i])
             CU_TRY(cudaMallocHost(&cuda->host_stage[i], NBI_STAGE_BYTES));
-        if (!cuda->device_stage[i])
-            CU_TRY(cudaMalloc(&cuda->device_stage[i], NBI_STAGE_BYTES));
+        struct nbi_ptr stage = {(uintptr_t)cuda->device_stage[i]};
+        if (!stage.at)
+            NBI_TRY(nbi_cuda_alloc(cuda, "stages", NBI_STAGE_BYTES, &stage));
+        cuda->device_stage[i] = at<uint8_t>(stage);
         if (!cuda->stage_free[i])
             CU_TRY(cudaEventCreateWithFlags(&cuda->stage_free[i], cudaEventDisableTiming));
     }
@@ -135,14 +137,15 @@ void nbi_cuda_weights_release(struct cuda *cuda)
 {
     for (int i = 0; i < 2; i++) {
         cudaFreeHost(cuda->host_stage[i]);
-        cudaFree(cuda->device_stage[i]);
+        if (cuda->device_stage[i])
+            nbi_cuda_free(cuda, cuda->device_stage[i]);
         if (cuda->stage_free[i])
             cudaEventDestroy(cuda->stage_free[i]);
     }
     while (cuda->slabs) {
         struct slab *s = cuda->slabs;
         cuda->slabs = s->next;
-        slab_free(s);
+        slab_free(cuda, s);
     }
 }
 
