@@ -62,12 +62,16 @@ void nb_log_set_sink(nb_log_fn fn, void *ctx);
  */
 typedef void (*nb_progress_fn)(void *ctx, uint64_t done, uint64_t total);
 
-/* Asks every running operation to stop with NB_EINTERRUPTED. Safe on any thread and in a signal
- * handler. */
-void nb_interrupt(void);
+/* A wish to stop; zeroed at first. It is the caller's, and the library never clears it. Options
+ * have a pointer to one (NULL: none): the operation ends with NB_EINTERRUPTED soon after it was
+ * set, also on the threads that work for it, and so does one that begins while it is set. Any
+ * number of operations may share one. Within a call, calls that have none of their own obey its. */
+struct nb_cancel {
+    int set;
+};
 
-/* Withdraws the request, so that new operations run. */
-void nb_interrupt_clear(void);
+void nb_cancel_set(struct nb_cancel *cancel); /* any thread, and signal handlers */
+void nb_cancel_clear(struct nb_cancel *cancel);
 
 /* ---- model files --------------------------------------------------------------------------- */
 
@@ -107,7 +111,8 @@ void nb_file_meta(const struct nb_file *file, int64_t index, const char **key, c
  * every value: scales must be finite and positive, no value NaN or infinite. The message names the
  * first problem. threads: 0 for what this process may use. */
 NB_MUST_CHECK enum nb_status nb_file_verify(struct nb_file *file, int threads,
-                                            nb_progress_fn progress, void *progress_ctx);
+                                            nb_progress_fn progress, void *progress_ctx,
+                                            struct nb_cancel *cancel);
 
 /* ---- conversion and quantisation ------------------------------------------------------------ */
 
@@ -124,6 +129,7 @@ struct nb_convert_opts {
     int threads;               /* 0: what this process may use */
     nb_progress_fn progress;   /* in bytes of the source; may be NULL */
     void *progress_ctx;
+    struct nb_cancel *cancel;
 };
 
 /* Streams tensor by tensor; memory does not grow with the model. dst is replaced only at the end,
@@ -180,6 +186,7 @@ struct nb_synth_opts {
     int threads;
     nb_progress_fn progress; /* in bytes written */
     void *progress_ctx;
+    struct nb_cancel *cancel;
 };
 
 NB_MUST_CHECK enum nb_status nb_synth(const struct nb_synth_opts *opts);
@@ -232,6 +239,7 @@ struct nb_tokenizer_train_opts {
     int64_t min_count;       /* pairs seen less often are not merged */
     nb_progress_fn progress; /* merges made */
     void *progress_ctx;
+    struct nb_cancel *cancel;
 };
 
 /* Deterministic: the same texts give the same bytes. */
@@ -279,6 +287,7 @@ struct nb_data_opts {
     bool skip_bad;           /* count bad lines instead of failing */
     nb_progress_fn progress; /* in bytes of the files */
     void *progress_ctx;
+    struct nb_cancel *cancel;
 };
 
 struct nb_data_sample {
@@ -311,6 +320,7 @@ struct nb_identity_set_opts {
     const char *languages; /* "en,zh-Hans"; NULL: these, zh-Hant, ja and ko */
     int64_t count;         /* lines of the training set, 100 to 1000000 */
     uint64_t seed;
+    struct nb_cancel *cancel;
 };
 
 struct nb_identity_set_report {
@@ -339,6 +349,7 @@ struct nb_engine_opts {
     int threads;                   /* 0: what this process may use */
     nb_progress_fn progress;       /* parameters loaded */
     void *progress_ctx;
+    struct nb_cancel *cancel;
 };
 
 NB_MUST_CHECK enum nb_status nb_engine_open(struct nb_engine **out,
@@ -367,7 +378,8 @@ struct nb_session_opts {
     int64_t chunk;   /* tokens of a pass; 0: what suits the device */
     enum nb_kv_dtype kv;
     enum nb_kv_mode mode;
-    bool exact; /* f32 activations; otherwise products may round them to 16 bits */
+    bool exact;               /* f32 activations; otherwise products may round them to 16 bits */
+    struct nb_cancel *cancel; /* of everything that is done with the session */
 };
 
 /* A sequence of tokens with its keys and values. One thread at a time. */
@@ -408,6 +420,7 @@ struct nb_batch_opts {
      * has a pass of its own, and its division matters. A step may then have any number of tokens.
      */
     bool deterministic;
+    struct nb_cancel *cancel; /* of its steps */
 };
 
 NB_MUST_CHECK enum nb_status nb_batch_open(struct nb_batch **out, const struct nb_engine *engine,
@@ -488,6 +501,7 @@ struct nb_generate_opts {
      * status other than NB_OK ends the answer, and nb_generate returns it. */
     enum nb_status (*text)(void *ctx, const char *text, size_t len);
     void *ctx;
+    struct nb_cancel *cancel; /* NULL: the session's; ignored by schedulers */
 };
 
 struct nb_generate_result {
@@ -653,7 +667,7 @@ typedef enum nb_status (*nb_parity_fn)(void *ctx, const struct nb_parity_path *p
  * model on a GPU, for the paths there; NULL: none of those. */
 NB_MUST_CHECK enum nb_status nb_parity(const struct nb_engine *engine, const struct nb_engine *gpu,
                                        const int32_t *ids, int64_t count, nb_parity_fn fn,
-                                       void *ctx);
+                                       void *ctx, struct nb_cancel *cancel);
 
 struct nb_ppl_opts {
     int64_t context; /* tokens of a window; 0: 2048, or the model's limit if that is less */
@@ -662,6 +676,7 @@ struct nb_ppl_opts {
     bool fast;               /* NVFP4 products with 15-bit activations; else f32 */
     nb_progress_fn progress; /* in tokens */
     void *progress_ctx;
+    struct nb_cancel *cancel;
 };
 
 struct nb_ppl_result {
@@ -714,6 +729,7 @@ struct nb_ab_opts {
     uint64_t seed;
     nb_progress_fn progress; /* in answers and scores */
     void *progress_ctx;
+    struct nb_cancel *cancel;
 };
 
 /* How well a model predicts a text that follows the prompt; tokens 0: there is none. */
@@ -767,6 +783,7 @@ struct nb_stress_opts {
     int64_t iterations;
     nb_progress_fn progress; /* in iterations */
     void *progress_ctx;
+    struct nb_cancel *cancel;
 };
 
 /* One way of bringing the same tokens into a session. */
@@ -803,7 +820,7 @@ NB_MUST_CHECK enum nb_status nb_stress_kv(const struct nb_engine *engine,
  * greedy.ids in f32, gradients and updated weights (nibble help debug). bf16: the type of the
  * activations that the last two come from; else f32. */
 NB_MUST_CHECK enum nb_status nb_debug_hf(const struct nb_engine *engine, const char *in, bool bf16,
-                                         const char *out);
+                                         const char *out, struct nb_cancel *cancel);
 
 /* ---- who a model is -------------------------------------------------------------------------- */
 
@@ -817,6 +834,7 @@ struct nb_identity_opts {
     int64_t max_tokens;      /* of an answer */
     nb_progress_fn progress; /* in answers and scores */
     void *progress_ctx;
+    struct nb_cancel *cancel;
 };
 
 enum nb_identity_kind {
@@ -1001,6 +1019,7 @@ struct nb_train_opts {
     void (*answered)(void *ctx, const struct nb_train_answer *a); /* at the end, one by one */
     void (*warn)(void *ctx, const char *text); /* a failure that does not end the run */
     void *ctx;
+    struct nb_cancel *cancel;
 };
 
 /* AdamW's settings where nothing else is asked for; macros, so that a help text can show them. */
@@ -1092,6 +1111,7 @@ struct nb_identity_teach_opts {
     int64_t max_tokens;              /* of an answer */
     const char *text;                /* as for nb_identity_opts */
     nb_progress_fn progress;         /* of stages other than training, with the context of train */
+    struct nb_cancel *cancel;
 };
 
 struct nb_identity_teach_result {
@@ -1225,6 +1245,7 @@ struct nb_kernel_opts {
     const char *only; /* part of the "operation, variant" to check; NULL: all */
     /* Of the tensors that the optimizer's operations get, about; 0: small ones. */
     int64_t elements;
+    struct nb_cancel *cancel;
 };
 
 typedef enum nb_status (*nb_kernel_fn)(void *ctx, const struct nb_kernel_check *check);
@@ -1259,6 +1280,7 @@ struct nb_bench_run_opts {
     enum nb_kv_dtype kv;
     bool exact;
     bool deterministic; /* with parallel, as in nb_batch_opts */
+    struct nb_cancel *cancel;
 };
 
 struct nb_bench_run {
@@ -1294,7 +1316,8 @@ struct nb_bench_train {
 NB_MUST_CHECK enum nb_status nb_bench_train(const struct nb_train_opts *opts, int64_t steps,
                                             struct nb_bench_train *out);
 
-NB_MUST_CHECK enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads);
+NB_MUST_CHECK enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads,
+                                            struct nb_cancel *cancel);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

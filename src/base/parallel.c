@@ -307,6 +307,7 @@ void nbi_for_range(int64_t total, int64_t chunk, int threads, nbi_range_fn fn, v
 struct chunks {
     nbi_chunk_fn fn;
     void *ctx;
+    struct nb_cancel *cancel; /* the caller's */
     atomic_int failed;
     pthread_mutex_t lock;
     char message[1024]; /* copied from the worker: messages are per thread */
@@ -317,6 +318,7 @@ static void one_chunk(void *ctx, int thread, int64_t first, int64_t count)
     struct chunks *c = ctx;
     if (atomic_load(&c->failed) != NB_OK)
         return;
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(c->cancel);
     enum nb_status rc = nbi_check_interrupt();
     if (rc == NB_OK)
         rc = c->fn(c->ctx, thread, first, count);
@@ -332,7 +334,8 @@ static void one_chunk(void *ctx, int thread, int64_t first, int64_t count)
 
 enum nb_status nbi_for_chunks(int64_t total, int64_t chunk, int threads, nbi_chunk_fn fn, void *ctx)
 {
-    struct chunks c = {.fn = fn, .ctx = ctx, .lock = PTHREAD_MUTEX_INITIALIZER};
+    struct chunks c = {
+        .fn = fn, .ctx = ctx, .cancel = nbi_cancel_current(), .lock = PTHREAD_MUTEX_INITIALIZER};
     nbi_for_range(total, chunk, threads, one_chunk, &c);
     pthread_mutex_destroy(&c.lock);
     enum nb_status rc = (enum nb_status)atomic_load(&c.failed);

@@ -1,4 +1,4 @@
-/* status.c - the error message of each thread, and the process-wide interrupt flag. */
+/* status.c - the error message of each thread, and the wish to stop that it obeys. */
 #include "base/status.h"
 
 #include <stdarg.h>
@@ -9,9 +9,10 @@
 
 static _Thread_local char message[MESSAGE_MAX];
 
-/* Set by signal handlers and by any thread, so it must be atomic and lock-free. */
-static atomic_bool interrupted;
-_Static_assert(ATOMIC_BOOL_LOCK_FREE == 2, "nb_interrupt is called in signal handlers");
+static _Thread_local struct nb_cancel *cancel; /* that this thread obeys; NULL: none */
+
+/* Signal handlers set it. */
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2, "nb_cancel_set is called in signal handlers");
 
 const char *nb_status_text(enum nb_status status)
 {
@@ -75,19 +76,44 @@ enum nb_status nbi_fail_memory(const char *what, size_t bytes)
     return nbi_fail(NB_ENOMEM, "out of memory: %zu bytes for %s", bytes, what);
 }
 
-void nb_interrupt(void)
+void nb_cancel_set(struct nb_cancel *c)
 {
-    atomic_store(&interrupted, true);
+    __atomic_store_n(&c->set, 1, __ATOMIC_SEQ_CST);
 }
 
-void nb_interrupt_clear(void)
+void nb_cancel_clear(struct nb_cancel *c)
 {
-    atomic_store(&interrupted, false);
+    __atomic_store_n(&c->set, 0, __ATOMIC_SEQ_CST);
+}
+
+struct nb_cancel *nbi_cancel_enter(struct nb_cancel *c)
+{
+    struct nb_cancel *before = cancel;
+    if (c)
+        cancel = c;
+    return before;
+}
+
+void nbi_cancel_leave(struct nb_cancel *const *before)
+{
+    cancel = *before;
+}
+
+void nbi_cancel_ignore(void)
+{
+    cancel = NULL;
+}
+
+struct nb_cancel *nbi_cancel_current(void)
+{
+    return cancel;
 }
 
 enum nb_status nbi_check_interrupt(void)
 {
-    return atomic_load(&interrupted) ? nbi_fail(NB_EINTERRUPTED, "interrupted") : NB_OK;
+    return cancel && __atomic_load_n(&cancel->set, __ATOMIC_SEQ_CST)
+               ? nbi_fail(NB_EINTERRUPTED, "interrupted")
+               : NB_OK;
 }
 
 const char *nb_version(void)

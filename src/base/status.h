@@ -25,7 +25,22 @@ enum nb_status nbi_in_place(enum nb_status status, const char *target);
 /* "out of memory: N bytes for WHAT" */
 enum nb_status nbi_fail_memory(const char *what, size_t bytes);
 
-/* Returns NB_EINTERRUPTED after nb_interrupt(), else NB_OK. Long loops call it. */
+/* The wish to stop that a public call obeys is the thread's until the call returns:
+ *
+ *     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
+ *
+ * NULL leaves that of the call around it in force. */
+#define NBI_SCOPED __attribute__((cleanup(nbi_cancel_leave), unused))
+struct nb_cancel *nbi_cancel_enter(struct nb_cancel *cancel);
+void nbi_cancel_leave(struct nb_cancel *const *before);
+
+/* What follows, up to the end of the scope, is not stopped any more: saving what is there. */
+void nbi_cancel_ignore(void);
+
+/* For threads that work for this one. */
+struct nb_cancel *nbi_cancel_current(void);
+
+/* Returns NB_EINTERRUPTED once the thread's wish to stop is set, else NB_OK. Long loops call it. */
 enum nb_status nbi_check_interrupt(void);
 
 /* For optional things: turns NB_ENOTFOUND into NB_OK. */

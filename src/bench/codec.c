@@ -114,8 +114,9 @@ static enum nb_status add_rows(struct nb_bench_ops *out, struct data *data)
     return NB_OK;
 }
 
-enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads)
+enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads, struct nb_cancel *cancel)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(cancel);
     memset(out, 0, sizeof *out);
     out->threads = threads > 0 ? threads : nbi_cpu_count();
     struct data *data = calloc((size_t)out->threads, sizeof *data);

@@ -177,6 +177,7 @@ static int64_t kv_bytes(const struct nb_engine *e, const struct nb_bench_run_opt
 enum nb_status nb_bench_run(const struct nb_engine *e, const struct nb_bench_run_opts *o,
                             struct nb_bench_run *out)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(o->cancel);
     struct decoder d = {0};
     int32_t *ids = some_tokens(o->context + o->tokens, e->config.vocab_size);
     float *logits = malloc((size_t)e->config.vocab_size * sizeof *logits);

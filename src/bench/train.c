@@ -34,6 +34,7 @@ static enum nb_status measure_peak(const struct nb_train_opts *o, struct nb_benc
 enum nb_status nb_bench_train(const struct nb_train_opts *o, int64_t steps,
                               struct nb_bench_train *out)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(o->cancel);
     struct timing t = {.rates = calloc((size_t)steps, sizeof *t.rates)};
     struct nb_train_opts opts = *o;
     struct nb_train_result result;

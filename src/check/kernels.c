@@ -170,6 +170,7 @@ enum nb_status nbi_check_kernels_of(struct nbi_backend *tested, struct nbi_backe
 
 enum nb_status nb_check_kernels(const struct nb_kernel_opts *opts, nb_kernel_fn fn, void *ctx)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     const struct nbi_backend_opts scalar = {
         .device = "cpu", .threads = opts->threads, .level = NBI_SIMD_SCALAR};
     struct nbi_backend_opts tested = {.device = opts->device, .threads = opts->threads};

@@ -109,7 +109,7 @@ static void print_text(const struct nb_bench_ops *b)
 static int run_ops(struct bench_opts *o)
 {
     struct nb_bench_ops result;
-    enum nb_status rc = nb_bench_codec(&result, (int)o->common.threads);
+    enum nb_status rc = nb_bench_codec(&result, (int)o->common.threads, NULL);
     if (rc != NB_OK)
         return cli_status(rc);
     if (o->common.json) {

@@ -143,7 +143,7 @@ static int run(void *opts)
     if (rc == NB_OK && o->verify) {
         struct cli_progress p;
         cli_progress_start(&p, &o->common, "verify");
-        rc = nb_file_verify(f, (int)o->common.threads, cli_progress_update, &p);
+        rc = nb_file_verify(f, (int)o->common.threads, cli_progress_update, &p, NULL);
         cli_progress_end(&p);
         if (rc != NB_OK && rc != NB_EINTERRUPTED) {
             fprintf(stderr, "nibble: '%s' is not sound: %s\n", o->common.positional[0],

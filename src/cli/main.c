@@ -23,6 +23,7 @@ const struct cli_command *const cli_commands[] = {
     &cli_plan,    &cli_whoami,    &cli_guard,    NULL,
 };
 
+static struct nb_cancel stop; /* set by signals; everything that the program does obeys it */
 static volatile sig_atomic_t ended_by; /* SIGTERM or SIGHUP, whichever came first; 0: neither */
 
 /* ---- what the commands share ---- */
@@ -167,7 +168,7 @@ static void on_signal(int sig)
     const char *text = atomic_exchange(&note, NULL);
     if (sig != SIGINT && !ended_by)
         ended_by = sig;
-    nb_interrupt();
+    nb_cancel_set(&stop);
     ssize_t told = text ? write(STDERR_FILENO, text, strlen(text)) : 0;
     (void)told; /* there may be nobody to tell */
     errno = before;
@@ -231,7 +232,7 @@ void cli_survive_interrupts(void)
 bool cli_resume(void)
 {
     if (!ended_by)
-        nb_interrupt_clear();
+        nb_cancel_clear(&stop);
     return !ended_by;
 }
 
@@ -338,5 +339,6 @@ int main(int argc, char **argv)
 {
     fill_standard_streams();
     catch_signals();
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(&stop);
     return end(dispatch(argc, argv));
 }

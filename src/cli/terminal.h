@@ -35,7 +35,7 @@ enum cli_terminal_input {
     CLI_TERMINAL_END
 };
 
-/* Waits for input in the buffer. NB_EINTERRUPTED after nb_interrupt(). */
+/* Waits for input in the buffer. NB_EINTERRUPTED after a signal. */
 enum nb_status cli_terminal_wait(struct cli_terminal *t, enum cli_terminal_input *input);
 
 /* Leaves raw mode, sends the signal to the process group as the terminal would have done, and

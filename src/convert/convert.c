@@ -175,6 +175,7 @@ static void release(struct conversion *c)
 
 enum nb_status nb_convert(const struct nb_convert_opts *opts)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct conversion c = {.opts = opts};
     enum nb_status rc = nbi_context(run(&c, NULL), "cannot convert '%s'", opts->src);
     if (rc == NB_OK)
@@ -185,6 +186,7 @@ enum nb_status nb_convert(const struct nb_convert_opts *opts)
 
 enum nb_status nb_quantize(const struct nb_quantize_opts *opts, struct nb_quantize_report *report)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->to.cancel);
     struct conversion c = {.opts = &opts->to, .quant = opts};
     double start = nbi_now();
     memset(report, 0, sizeof *report);

@@ -84,7 +84,8 @@ void nb_file_meta(const struct nb_file *file, int64_t index, const char **key, c
 }
 
 enum nb_status nb_file_verify(struct nb_file *file, int threads, nb_progress_fn progress,
-                              void *progress_ctx)
+                              void *progress_ctx, struct nb_cancel *cancel)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(cancel);
     return nbi_verify(&file->model, threads, progress, progress_ctx);
 }

@@ -128,6 +128,7 @@ static enum nb_status run(struct synth *s)
 
 enum nb_status nb_synth(const struct nb_synth_opts *opts)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct synth s = {.opts = opts, .threads = opts->threads > 0 ? opts->threads : nbi_cpu_count()};
     enum nb_status rc = nbi_context(run(&s), "cannot make '%s'", opts->dst);
     if (rc == NB_OK)

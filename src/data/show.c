@@ -62,6 +62,7 @@ enum nb_status nb_data_show(struct nb_tokenizer *tokenizer, const struct nb_chat
                             const struct nb_data_opts *opts, nb_data_fn fn, void *ctx,
                             struct nb_data_report *report)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct nbi_dataset *d = NULL;
     struct nbi_loader loader = {0};
     const struct nbi_dataset_opts open = {.files = opts->files,

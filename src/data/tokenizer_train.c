@@ -70,6 +70,7 @@ static enum nb_status write_settings(const struct nbi_vocab *v, const char *toke
 
 enum nb_status nb_tokenizer_train(const struct nb_tokenizer_train_opts *opts)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct nbi_bpe_trainer *t = NULL;
     struct nbi_vocab v;
     nbi_vocab_init(&v);

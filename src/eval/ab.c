@@ -228,6 +228,7 @@ static enum nb_status begin(struct nbi_ab *ab)
 
 enum nb_status nb_eval_ab(const struct nb_ab_opts *opts, struct nb_ab_result *result)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct nbi_ab ab = {.opts = opts, .result = result};
     memset(result, 0, sizeof *result);
     enum nb_status rc = begin(&ab);

@@ -306,8 +306,10 @@ static enum nb_status write_output(const struct results *r, const struct nb_engi
     return rc;
 }
 
-enum nb_status nb_debug_hf(const struct nb_engine *e, const char *in, bool bf16, const char *out)
+enum nb_status nb_debug_hf(const struct nb_engine *e, const char *in, bool bf16, const char *out,
+                           struct nb_cancel *cancel)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(cancel);
     struct results r = {.V = e->config.vocab_size};
     enum nb_status rc = read_input(&r, in);
     if (rc == NB_OK && r.B * r.T > INT64_MAX / (64 * r.V))

@@ -145,6 +145,7 @@ static enum nb_status prepare(struct eval *e)
 enum nb_status nb_eval_ppl(const struct nb_engine *engine, const int32_t *ids, int64_t count,
                            const struct nb_ppl_opts *opts, struct nb_ppl_result *result)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct eval e = {.engine = engine, .opts = opts, .result = result, .ids = ids, .count = count};
     double start = nbi_now();
     memset(result, 0, sizeof *result);

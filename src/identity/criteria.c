@@ -196,6 +196,7 @@ static enum nb_status ask(const struct nb_identity_opts *o, const struct nbi_que
 
 enum nb_status nb_eval_identity(const struct nb_identity_opts *o, struct nb_identity_result *r)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(o->cancel);
     struct nbi_questions q;
     *r = (struct nb_identity_result){0};
     for (int i = 0; i < NB_IDENTITY_LANGUAGES; i++)

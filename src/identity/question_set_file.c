@@ -144,6 +144,7 @@ static void count_lines(struct nb_identity_set_report *report, const struct nbi_
 enum nb_status nb_identity_write(const struct nb_identity_set_opts *opts,
                                  struct nb_identity_set_report *report)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct nbi_identity_replay replay = {0};
     struct nbi_identity_set set = {0};
     struct nbi_str held_out = {0};

@@ -147,6 +147,7 @@ static enum nb_status run(struct teach_run *t)
 enum nb_status nb_identity_teach(const struct nb_identity_teach_opts *opts,
                                  struct nb_identity_teach_result *result)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct teach_run t = {.opts = opts, .result = result};
     *result = (struct nb_identity_teach_result){0};
     enum nb_status rc = run(&t);

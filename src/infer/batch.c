@@ -517,6 +517,7 @@ static enum nb_status check_inputs(struct nb_batch *b, const struct nb_batch_inp
 
 enum nb_status nb_batch_step(struct nb_batch *b, struct nb_batch_input *inputs, int64_t count)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(b->opts.cancel);
     int64_t pages;
     NBI_TRY(check_inputs(b, inputs, count, &pages));
     for (int64_t i = 0; i < count; i++) {

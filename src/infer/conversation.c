@@ -210,6 +210,7 @@ enum nb_status nb_conversation_answer(struct nb_conversation *c, const char *tex
                                       const struct nb_generate_opts *opts,
                                       struct nb_generate_result *result)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     const struct nb_message question = {NB_ROLE_USER, text, len};
     memset(result, 0, sizeof *result);
     c->sent_known = c->known.len;

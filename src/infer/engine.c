@@ -154,6 +154,7 @@ static enum nb_status open_engine(struct nb_engine *e, const struct nb_engine_op
 
 enum nb_status nb_engine_open(struct nb_engine **out, const struct nb_engine_opts *opts)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct nb_engine *e = calloc(1, sizeof *e);
     *out = NULL;
     enum nb_status rc = e ? open_engine(e, opts) : nbi_fail_memory("engine", sizeof *e);

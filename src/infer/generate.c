@@ -40,6 +40,8 @@ static enum nb_status run(struct nb_session *s, struct nbi_response *a, const in
 enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt, size_t count,
                            const struct nb_generate_opts *opts, struct nb_generate_result *result)
 {
+    NBI_SCOPED struct nb_cancel *before =
+        nbi_cancel_enter(opts->cancel ? opts->cancel : nbi_session_cancel(session));
     struct nbi_response a = {.engine = nbi_session_engine(session), .opts = opts, .result = result};
     return nbi_response_end(&a, run(session, &a, prompt, count));
 }

@@ -37,6 +37,7 @@ struct slot {
 
 struct nb_scheduler {
     const struct nb_engine *engine;
+    struct nb_cancel *cancel;
     struct nb_batch *batch;
     struct nb_batch_info info;     /* as it was opened */
     struct slot **running;         /* [sequences]; NULL: free */
@@ -323,6 +324,7 @@ static enum nb_status step(struct nb_scheduler *s)
 
 enum nb_status nb_scheduler_run(struct nb_scheduler *s, int64_t steps, int64_t *active)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(s->cancel);
     enum nb_status rc = NB_OK;
     struct nb_scheduler_info info;
     for (int64_t i = 0; rc == NB_OK; i++) {
@@ -362,6 +364,7 @@ enum nb_status nb_scheduler_open(struct nb_scheduler **out, const struct nb_engi
     if (!s)
         return nbi_fail_memory("scheduler", sizeof *s);
     s->engine = engine;
+    s->cancel = opts->batch.cancel;
     s->end = &s->first;
     pthread_mutex_init(&s->lock, NULL);
     enum nb_status rc = nb_batch_open(&s->batch, engine, &opts->batch);

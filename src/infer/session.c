@@ -10,6 +10,7 @@
 
 struct nb_session {
     const struct nb_engine *engine;
+    struct nb_cancel *cancel;
     struct nbi_session_opts opts; /* with all defaults filled in */
     struct nbi_stream *stream;
     struct nbi_acts acts;
@@ -127,6 +128,11 @@ const struct nb_engine *nbi_session_engine(const struct nb_session *s)
 int64_t nb_session_length(const struct nb_session *s)
 {
     return s->length;
+}
+
+struct nb_cancel *nbi_session_cancel(const struct nb_session *s)
+{
+    return s->cancel;
 }
 
 int64_t nbi_session_context(const struct nb_session *s)
@@ -386,11 +392,14 @@ enum nb_status nb_session_open(struct nb_session **out, const struct nb_engine *
                                        .kv = kv,
                                        .mode = opts->mode,
                                        .exact = opts->exact};
-    return nbi_session_new(out, engine, &o);
+    NBI_TRY(nbi_session_new(out, engine, &o));
+    (*out)->cancel = opts->cancel;
+    return NB_OK;
 }
 
 enum nb_status nb_session_append(struct nb_session *session, const int32_t *ids, int64_t count,
                                  float *logits)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(session->cancel);
     return nbi_session_append(session, ids, count, logits, 1);
 }

@@ -269,6 +269,7 @@ static size_t combinations(void)
 enum nb_status nb_train_fit(const struct nb_train_opts *opts, double gib, unsigned keep,
                             struct nb_train_fit *fits, int *count, struct nb_train_fit *smallest)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct nbi_run r;
     struct search s = {.r = &r, .keep = keep, .smallest = smallest};
     memset(smallest, 0, sizeof *smallest);

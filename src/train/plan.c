@@ -218,6 +218,7 @@ enum nb_status nbi_run_check_gpu_memory(const struct nbi_run *r)
 
 enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan *plan)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(o->cancel);
     struct nbi_run r;
     enum nb_status rc = nbi_run_open_plan(&r, o);
     if (rc == NB_OK)

@@ -282,7 +282,7 @@ static enum nb_status pause_run(struct nbi_run *r, struct nb_train_result *out)
 {
     out->interrupted = true;
     out->last.step = r->state.step;
-    nb_interrupt_clear();
+    nbi_cancel_ignore();
     return save(r);
 }
 
@@ -407,7 +407,7 @@ static void keep_or_pause(struct outcome *all, struct nb_train_result *out, enum
         return;
     }
     out->interrupted = true;
-    nb_interrupt_clear();
+    nbi_cancel_ignore();
 }
 
 static enum nb_status last_save(struct nbi_run *r)
@@ -546,6 +546,7 @@ static enum nb_status open_trainer(struct nb_trainer **out, const struct nb_trai
 
 enum nb_status nb_trainer_open(struct nb_trainer **out, const struct nb_train_opts *opts)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct nb_train_result result;
     return open_trainer(out, opts, &result);
 }
@@ -566,6 +567,7 @@ static enum nb_status check_running(const struct nb_trainer *t)
 
 enum nb_status nb_trainer_step(struct nb_trainer *t, bool *done)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(t->opts.cancel);
     struct nbi_run *r = &t->run;
     bool more = true;
     *done = false;
@@ -589,6 +591,7 @@ void nb_trainer_status(struct nb_trainer *t, struct nb_train_result *result)
 
 enum nb_status nb_trainer_save(struct nb_trainer *t)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(t->opts.cancel);
     NBI_TRY(check_running(t));
     if (!t->opts.checkpoint_dir)
         return nbi_fail(NB_EINVAL, "there is no directory for checkpoints");
@@ -597,6 +600,7 @@ enum nb_status nb_trainer_save(struct nb_trainer *t)
 
 enum nb_status nb_trainer_finish(struct nb_trainer *t, struct nb_train_result *result)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(t->opts.cancel);
     NBI_TRY(check_running(t));
     enum nb_status rc = conclude(&t->run, &t->result);
     rc = rc == NB_OK ? end(t, finish(&t->run, &t->result)) : stop(t, rc);
@@ -606,6 +610,7 @@ enum nb_status nb_trainer_finish(struct nb_trainer *t, struct nb_train_result *r
 
 enum nb_status nb_train(const struct nb_train_opts *o, struct nb_train_result *out)
 {
+    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(o->cancel);
     struct nb_trainer *t;
     enum nb_status rc = open_trainer(&t, o, out);
     if (rc == NB_OK && o->started)

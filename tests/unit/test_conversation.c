@@ -258,6 +258,8 @@ static void test_turns__after_a_stop_text(void **state)
 
 /* ---- interruptions and limits ---- */
 
+static struct nb_cancel stop;
+
 struct stopper {
     int pieces, stop_at;
     struct nbi_str text;
@@ -268,7 +270,7 @@ static enum nb_status stop_after(void *ctx, const char *text, size_t len)
     struct stopper *s = ctx;
     nbi_str_append(&s->text, text, len);
     if (++s->pieces == s->stop_at)
-        nb_interrupt();
+        nb_cancel_set(&stop);
     return NB_OK;
 }
 
@@ -282,8 +284,9 @@ static void test_interrupted__keeps_the_answer_so_far(void **state)
     o.ignore_eos = true;
     o.text = stop_after;
     o.ctx = &s;
+    o.cancel = &stop;
     assert_int_equal(nb_conversation_answer(f.c, "go", 2, &o, &r), NB_EINTERRUPTED);
-    nb_interrupt_clear();
+    nb_cancel_clear(&stop);
     assert_true(r.count >= 6 && r.count < 200);
     assert_true(r.seconds > 0);
     assert_int_equal(messages(&f), 2);
@@ -309,9 +312,11 @@ static void test_interrupted__before_the_first_token_changes_nothing(void **stat
     r = ask(&f, "one", &o);
     int64_t before = r.prompt_tokens + 20;
     nb_generate_result_release(&r);
-    nb_interrupt();
+    nb_cancel_set(&stop);
+    o.cancel = &stop;
     assert_int_equal(nb_conversation_answer(f.c, "two", 3, &o, &r), NB_EINTERRUPTED);
-    nb_interrupt_clear();
+    assert_int_equal(stop.set, 1); /* the library never clears it */
+    nb_cancel_clear(&stop);
     assert_int_equal(r.count, 0);
     nb_generate_result_release(&r);
     assert_int_equal(messages(&f), 2);

@@ -477,7 +477,7 @@ static void test_verify__finds_bad_values(void **state)
     struct nbi_store *s;
     quantize(test_path("tied"), test_path("v.dat"), NB_QUANT_RTN, false, &report);
     assert_ok(nb_file_open(&f, test_path("v.dat"), NULL));
-    assert_ok(nb_file_verify(f, 2, NULL, NULL));
+    assert_ok(nb_file_verify(f, 2, NULL, NULL, NULL));
     nb_file_close(f);
 
     assert_ok(nbi_store_open(&s, test_path("v.dat")));
@@ -491,7 +491,7 @@ static void test_verify__finds_bad_values(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         poke(test_path("v.dat"), scale + 5, rows[i].byte);
         assert_ok(nb_file_open(&f, test_path("v.dat"), NULL));
-        assert_fails(nb_file_verify(f, 2, NULL, NULL), NB_EVALUE, rows[i].words);
+        assert_fails(nb_file_verify(f, 2, NULL, NULL, NULL), NB_EVALUE, rows[i].words);
         assert_non_null(strstr(nb_last_error(), "block scale 5 of tensor "
                                                 "'model.layers.2.mlp.up_proj.weight'"));
         nb_file_close(f);
@@ -500,7 +500,7 @@ static void test_verify__finds_bad_values(void **state)
     poke(test_path("v.dat"), norm + 7, 0xFF);
     poke(test_path("v.dat"), norm + 6, 0xC0);
     assert_ok(nb_file_open(&f, test_path("v.dat"), NULL));
-    assert_fails(nb_file_verify(f, 2, NULL, NULL), NB_EVALUE,
+    assert_fails(nb_file_verify(f, 2, NULL, NULL, NULL), NB_EVALUE,
                  "'model.norm.weight' holds NaN at element 3");
     nb_file_close(f);
     struct nb_quantize_opts opts = {.to = {.src = test_path("v.dat"), .dst = test_path("v2.dat")}};
@@ -531,11 +531,11 @@ static void test_verify__finds_bad_names_and_shapes(void **state)
     struct nb_file *f;
     convert(test_path("untied"), test_path("n.dat"), NULL, NB_LAYOUT_MODELOPT);
     assert_ok(nb_file_open(&f, test_path("n.dat"), test_path("tied")));
-    assert_fails(nb_file_verify(f, 2, NULL, NULL), NB_EFORMAT, "is missing");
+    assert_fails(nb_file_verify(f, 2, NULL, NULL, NULL), NB_EFORMAT, "is missing");
     nb_file_close(f);
     convert(test_path("tied"), test_path("n.dat"), NULL, NB_LAYOUT_MODELOPT);
     assert_ok(nb_file_open(&f, test_path("n.dat"), test_path("untied")));
-    assert_fails(nb_file_verify(f, 2, NULL, NULL), NB_EFORMAT, "is not part of this model");
+    assert_fails(nb_file_verify(f, 2, NULL, NULL, NULL), NB_EFORMAT, "is not part of this model");
     nb_file_close(f);
 }
 
@@ -549,7 +549,7 @@ static void test_synth__is_deterministic(void **state)
     assert_fails(nb_synth(&opts), NB_EINVAL, "is not empty");
     opts.dst = test_path("other");
     opts.preset = "huge";
-    assert_fails(nb_synth(&opts), NB_EINVAL, "no preset 'huge'");
+    assert_fails(nb_synth(&opts), NB_EINVAL, "no size 'huge'");
 }
 
 int main(void)

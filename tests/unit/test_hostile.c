@@ -151,7 +151,7 @@ static int undamaged(struct file *f)
     struct nb_file *file = NULL;
     snprintf(path, sizeof path, "%s/fuzz/corpus/%s", NB_TEST_SOURCE, f->seed->name);
     assert_int_equal(nb_file_open(&file, path, NULL), NB_OK);
-    assert_int_equal(nb_file_verify(file, 1, NULL, NULL), NB_OK);
+    assert_int_equal(nb_file_verify(file, 1, NULL, NULL, NULL), NB_OK);
     nb_file_close(file);
     return 0;
 }

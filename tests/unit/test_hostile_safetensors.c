@@ -533,7 +533,7 @@ static void test_hostile_safetensors__refuses_an_empty_index(void **state)
     if (open_with_index("{\"weight_map\":{}}") != NB_OK)
         return;
     assert_int_equal(nb_file_open(&file, dir, NULL), NB_OK);
-    enum nb_status rc = nb_file_verify(file, 1, NULL, NULL);
+    enum nb_status rc = nb_file_verify(file, 1, NULL, NULL, NULL);
     nb_file_close(file);
     assert_int_not_equal(rc, NB_OK);
     expect_message("is missing", "empty index");

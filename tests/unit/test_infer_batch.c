@@ -374,7 +374,10 @@ static enum nb_status fail_later(struct nbi_stream *s, const struct nbi_op_linea
 static void test_step__that_fails_changes_nothing(void **state)
 {
     static float wanted[VOCAB], got[VOCAB];
-    struct nb_batch *b = open_batch(&usual), *fresh = open_batch(&usual);
+    struct nb_cancel stop = {0};
+    struct nb_batch_opts stoppable = usual;
+    stoppable.cancel = &stop;
+    struct nb_batch *b = open_batch(&stoppable), *fresh = open_batch(&usual);
     int32_t ids[CONTEXT];
     (void)state;
     ids_of(ids, 2);
@@ -396,9 +399,9 @@ static void test_step__that_fails_changes_nothing(void **state)
         assert_int_equal(nb_batch_length(b, 0), 60);
         assert_int_equal(nb_batch_length(b, 1), 10);
     }
-    nb_interrupt();
+    nb_cancel_set(&stop);
     enum nb_status rc = nb_batch_step(b, inputs, 2);
-    nb_interrupt_clear();
+    nb_cancel_clear(&stop);
     assert_int_equal(rc, NB_EINTERRUPTED);
     assert_int_equal(free_pages(b), pages);
     assert_ok(nb_batch_step(b, inputs, 2));

@@ -297,12 +297,14 @@ static void test_engine__threads_give_the_bits_of_one_thread(void **state)
 
 /* ---- interruption ---- */
 
+static struct nb_cancel stop; /* shared by all threads */
+
 static enum nb_status stop_at_third(void *ctx, const char *text, size_t len)
 {
     int *shown = ctx;
     (void)text;
     if (len > 0 && ++*shown == 3)
-        nb_interrupt();
+        nb_cancel_set(&stop);
     return NB_OK;
 }
 
@@ -310,7 +312,7 @@ static enum nb_status stop_at_third(void *ctx, const char *text, size_t len)
 static void *answer_until_stopped(void *arg)
 {
     struct worker *w = arg;
-    const struct nb_session_opts opts = {.context = 512};
+    const struct nb_session_opts opts = {.context = 512, .cancel = &stop};
     int shown = 0;
     const struct nb_generate_opts o = {
         .sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = w->number},
@@ -338,7 +340,7 @@ static void test_interrupt__stops_all_threads(void **state)
     struct nbi_str out = {0};
     (void)state;
     run_threads(answer_until_stopped);
-    nb_interrupt_clear();
+    nb_cancel_clear(&stop);
     assert_ok(use_conversation(engine, 1, &out)); /* the engine is still usable */
     nbi_str_release(&out);
 }

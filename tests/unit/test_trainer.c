@@ -172,10 +172,12 @@ static void test_trainer__may_be_finished_early(void **state)
     nb_trainer_close(NULL);
 }
 
+static struct nb_cancel stop;
+
 static void interrupt_at(void *ctx, const struct nb_train_progress *p)
 {
     if (p->step == *(const int64_t *)ctx)
-        nb_interrupt();
+        nb_cancel_set(&stop);
 }
 
 /* Interrupted after any step, and resumed: the same bytes. */
@@ -192,6 +194,7 @@ static void test_trainer__resumes_after_an_interruption(void **state)
         snprintf(out, sizeof out, "%s", test_path("resumed.dat"));
         struct nb_train_opts o = options(out);
         o.checkpoint_dir = dir;
+        o.cancel = &stop;
         o.progress = interrupt_at;
         o.ctx = &at;
         struct nb_trainer *t = open_trainer(&o);
@@ -203,6 +206,7 @@ static void test_trainer__resumes_after_an_interruption(void **state)
         assert_true(result.interrupted && !result.exported);
         nb_trainer_close(t);
 
+        nb_cancel_clear(&stop);
         o.progress = NULL;
         o.resume = true;
         t = open_trainer(&o);
