@@ -102,7 +102,7 @@ def compute():
     """The type of activations is a setting; runs from before it was one computed in f32."""
     t.train(nibble, *options("--steps", 4, "--schedule", "constant"))
     without_settings(work + "/ck/step-00000004.ckpt", b"compute_dtype", b"bf16_gradients",
-                     b"device")
+                     b"head_slices", b"device")
     go_on = ["--schedule", "constant", "--resume", "--compute-dtype"]
     said = refused(*go_on, "bf16")
     assert 'the run was begun with compute_dtype "f32", not "bf16"' in said, said

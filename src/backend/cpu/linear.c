@@ -95,7 +95,9 @@ static void run_task(const struct nbi_stream *s, const struct product *q, struct
     int64_t at = floats ? (int64_t)nbi_dtype_bytes(w->dtype, first * a->K)
                         : task.t * nbi_tiles_across(a->K) * CPU_TILE_BYTES;
     float tile[FLOAT_X_ROWS * CPU_TILE_ROWS];
-    struct nbi_dot_tile p = {.w = (const uint8_t *)host(w->data) + at,
+    struct nbi_dot_tile p = {.w = w->layout == NBI_WEIGHT_SCALES
+                                      ? make_tile_row(s, w, first, thread)
+                                      : (const uint8_t *)host(w->data) + at,
                              .dtype = w->dtype,
                              .ldw = a->K,
                              .scale = w->tensor_scale,
@@ -103,8 +105,6 @@ static void run_task(const struct nbi_stream *s, const struct product *q, struct
                              .K = a->K,
                              .rows = (int)min(w->rows - first, CPU_TILE_ROWS),
                              .add = a->add};
-    if (w->layout == NBI_WEIGHT_SCALES)
-        p.w = make_tile_row(s, w, first, thread);
     if (floats && task.end - task.c >= CONVERT_MIN_ROWS && a->K <= s->limits.K)
         convert_rows(s, &p, thread);
     for (int64_t c = task.c; c < task.end; c += step) {
