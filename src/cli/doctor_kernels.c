@@ -8,6 +8,8 @@
 #include "base/clock.h"
 #include "cli/model_options.h"
 
+#define MAX_GPUS 16
+
 struct kernel_report {
     const struct cli_kernel_opts *opts;
     json_t *checks; /* NULL: text */
@@ -57,14 +59,18 @@ static enum nb_status show(void *ctx, const struct nb_kernel_check *c)
     return cli_check_stdout();
 }
 
-/* "cuda:0 (NVIDIA H200)", or "cpu (avx512)". */
+/* "cuda:0 (NVIDIA H200, sm_90, driver 580.159)", or "cpu (avx512)". */
 static void describe(char text[192], const char *device, const char *simd)
 {
-    char gpu[128];
+    struct nb_gpu_info gpus[MAX_GPUS];
+    int gpu, count = nb_gpu_list(gpus, MAX_GPUS);
     if (strcmp(device, "cpu") == 0)
         snprintf(text, 192, "cpu (%s)", simd ? simd : nbi_simd_name(nbi_simd_level()));
+    else if (nb_device_parse(device, &gpu) == NB_OK && gpu >= 0 && gpu < count)
+        snprintf(text, 192, "%s (%s, sm_%d%d, driver %s)", device, gpus[gpu].name,
+                 gpus[gpu].cc_major, gpus[gpu].cc_minor, gpus[gpu].driver);
     else
-        snprintf(text, 192, "%s%s", device, cli_gpu_name(gpu));
+        snprintf(text, 192, "%s", device);
 }
 
 int cli_doctor_kernels(const struct cli_kernel_opts *opts)
