@@ -117,6 +117,17 @@ def resume(card):
     for combination in combinations(card):
         card.attempt(", ".join(combination) + " master", one_resume, card, *combination)
 
+    def twice():
+        for name in "ab":
+            card.do("train", "-q", *NIB_MODEL, "-d", card.path("a.txt"), "--steps",
+                    card.pick(20, 2), "--seq-len", card.pick(128, 16), "--batch-size", 4, "-o",
+                    card.path(name + ".dat"), "--log", card.path(name + ".jsonl"))
+        assert t.read(card.path("a.dat")) == t.read(card.path("b.dat")), "weights differ"
+        assert t.log(card.path("a.jsonl")) == t.log(card.path("b.jsonl")), "logs differ"
+        return ""
+
+    card.attempt("two runs of one seed", twice)
+
     def other_device():
         options = ["-m", card.path("model"), "-d", card.path("a.txt"), "--seq-len", 16,
                    "--batch-size", 2, "--save-every", 1, "--compute-dtype", "f32",
