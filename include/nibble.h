@@ -1036,10 +1036,11 @@ void nb_train_defaults(struct nb_train_opts *opts);
 struct nb_train_plan {
     int64_t masters, moments, gradients, weights; /* weights: of the forward pass */
     int64_t activations, scratch;
-    int64_t tables, rounding, context; /* only on a GPU: tables of the optimizer, what the driver
-                                          adds to blocks, and context, kernels and libraries */
-    int64_t host;                      /* batches and tables; on a GPU in the host's memory */
-    int64_t total;                     /* of the device's memory: of a GPU without host */
+    /* Only on a GPU: the session that answers test prompts, tables of the optimizer, what the
+     * driver adds to blocks, and context, kernels and libraries. */
+    int64_t prompts, tables, rounding, context;
+    int64_t host;  /* batches and tables; on a GPU in the host's memory */
+    int64_t total; /* of the device's memory: of a GPU without host */
     int64_t parameters;
     double flops_per_token;       /* forward and backward, recomputation not counted */
     double layer_flops_per_token; /* of these, the layers' in the forward pass: to recompute them */

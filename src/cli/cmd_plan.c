@@ -80,6 +80,7 @@ static void print_plan(const struct nb_train_plan *p)
                  {"gradients", p->gradients, false, false},
                  {bf16 ? "activations, bf16" : "activations, f32", p->activations, false, false},
                  {"scratch", p->scratch, false, false},
+                 {"test prompts", p->prompts, true, false},
                  {"tables", p->tables, true, false},
                  {"blocks, rounded up", p->rounding, true, false},
                  {"context and libraries, as on an H200", p->context, true, false},
@@ -87,7 +88,7 @@ static void print_plan(const struct nb_train_plan *p)
                  {p->gpu ? "on the GPU" : "total", p->total, false, false},
                  {"on the host: batches, pinned memory", p->host, true, false}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (p->gpu ? !parts[i].cpu_only : !parts[i].gpu_only)
+        if (p->gpu ? !parts[i].cpu_only && parts[i].bytes > 0 : !parts[i].gpu_only)
             print_part(parts[i].what, parts[i].bytes, p->gpu);
     printf("\n%lld parameters, %.2f GFLOP a token\n", (long long)p->parameters,
            p->flops_per_token / 1e9);

@@ -220,6 +220,7 @@ json_t *cli_plan_json(const struct nb_train_plan *p)
                  {"weights", p->weights},
                  {"activations", p->activations},
                  {"scratch", p->scratch},
+                 {"prompts", p->prompts},
                  {"tables", p->tables},
                  {"rounding", p->rounding},
                  {"context", p->context},

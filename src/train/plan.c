@@ -118,15 +118,24 @@ static void plan_tables(const struct nbi_config *c, const struct nbi_train_param
     nbi_optimizer_plan(c->layers, params->tensors, params->slices, bytes + 2);
 }
 
-/* What the driver adds to the blocks of a run. */
-static int64_t plan_rounding(const struct nbi_run *r, const struct nb_train_plan *plan,
-                             const int64_t params[NBI_PARAM_BLOCKS], const int64_t tables[TABLES])
+/* What is only on a GPU: the session of the test prompts, tables, what the driver adds to all
+ * blocks, and the context. */
+static enum nb_status plan_gpu(const struct nbi_run *r, struct nb_train_plan *plan,
+                               const int64_t params[NBI_PARAM_BLOCKS], const int64_t tables[TABLES])
 {
-    int64_t blocks[2 + NBI_PARAM_BLOCKS + TABLES] = {plan->scratch, plan->activations};
+    struct nbi_memory_plan session = {0};
+    if (r->opts->test_prompts)
+        NBI_TRY(nbi_test_prompts_plan(r, &session));
+    int64_t blocks[5 + NBI_PARAM_BLOCKS + TABLES] = {plan->scratch, plan->activations, session.kv,
+                                                     session.activations, session.scratch};
     const int count = (int)(sizeof blocks / sizeof *blocks);
-    memcpy(blocks + 2, params, NBI_PARAM_BLOCKS * sizeof *blocks);
-    memcpy(blocks + 2 + NBI_PARAM_BLOCKS, tables, TABLES * sizeof *blocks);
-    return r->be->reserved_bytes(blocks, count) - sum(blocks, count);
+    memcpy(blocks + 5, params, NBI_PARAM_BLOCKS * sizeof *blocks);
+    memcpy(blocks + 5 + NBI_PARAM_BLOCKS, tables, TABLES * sizeof *blocks);
+    plan->prompts = session.kv + session.activations + session.scratch;
+    plan->tables = sum(tables, TABLES);
+    plan->rounding = r->be->reserved_bytes(blocks, count) - sum(blocks, count);
+    plan->context = r->be->context_bytes;
+    return NB_OK;
 }
 
 /* Batches, losses and references. */
@@ -140,8 +149,9 @@ static int64_t plan_host(const struct nbi_run *r)
 
 static void add_up(struct nb_train_plan *p)
 {
-    const int64_t parts[] = {p->masters, p->moments, p->gradients, p->weights, p->activations,
-                             p->scratch, p->tables,  p->rounding,  p->context, p->host};
+    const int64_t parts[] = {p->masters,     p->moments, p->gradients, p->weights,
+                             p->activations, p->scratch, p->prompts,   p->tables,
+                             p->rounding,    p->context, p->host};
     p->total = sum(parts, sizeof parts / sizeof *parts - (p->gpu ? 1 : 0));
 }
 
@@ -165,13 +175,10 @@ enum nb_status nbi_run_plan(const struct nbi_run *r, struct nb_train_plan *plan)
                                .host = plan_host(r) + t.host + r->be->pinned_bytes,
                                .compute = acts.dtype == NBI_BF16 ? NB_COMPUTE_BF16 : NB_COMPUTE_F32,
                                .gpu = nbi_backend_has(r->be, NBI_CAP_OWN_MEMORY)};
-    if (plan->gpu) {
-        plan->tables = sum(tables, TABLES);
-        plan->rounding = plan_rounding(r, plan, t.blocks, tables);
-        plan->context = r->be->context_bytes;
-    } else {
+    if (plan->gpu)
+        NBI_TRY(plan_gpu(r, plan, t.blocks, tables));
+    else
         plan->host += sum(tables, TABLES);
-    }
     add_up(plan);
     count_work(r, plan, acts.first_layer);
     return NB_OK;

@@ -17,8 +17,17 @@ enum nb_status nbi_test_prompts_open(struct nbi_test_prompts *p, const char *pat
     return NB_OK;
 }
 
+static void close_session(struct nbi_test_prompts *p)
+{
+    nb_session_close(p->session);
+    free(p->engine);
+    p->session = NULL;
+    p->engine = NULL;
+}
+
 void nbi_test_prompts_close(struct nbi_test_prompts *p)
 {
+    close_session(p);
     for (int64_t i = 0; i < p->count; i++) {
         if (p->before)
             free(p->before[i]);
@@ -70,13 +79,32 @@ static enum nb_status answer(struct nb_session *s, const struct nbi_run *r,
     return rc;
 }
 
-enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *r, char **answers)
+/* ---- the session ---- */
+
+static struct nbi_session_opts session_opts(const struct nbi_config *c)
 {
-    struct nb_engine engine;
-    struct nb_session *s = NULL;
-    int64_t limit = r->config.max_position;
-    const struct nbi_session_opts opts = {
+    int64_t limit = c->max_position;
+    return (struct nbi_session_opts){
         .context = limit < CONTEXT ? limit : CONTEXT, .kv = NBI_F32, .exact = true};
+}
+
+enum nb_status nbi_test_prompts_plan(const struct nbi_run *r, struct nbi_memory_plan *plan)
+{
+    const struct nbi_session_opts opts = session_opts(&r->config);
+    struct nb_engine *engine = calloc(1, sizeof *engine);
+    if (!engine)
+        return nbi_fail_memory("engine", sizeof *engine);
+    engine->be = r->be;
+    engine->config = r->config;
+    nbi_session_plan(engine, &opts, plan);
+    free(engine);
+    return NB_OK;
+}
+
+/* Opens the session, or shows it what has become of the weights. */
+static enum nb_status open_session(struct nbi_test_prompts *p, struct nbi_run *r)
+{
+    const struct nbi_session_opts opts = session_opts(&r->config);
     const struct nbi_engine_parts parts = {.be = r->be,
                                            .config = &r->config,
                                            .weights = &r->params.weights,
@@ -84,17 +112,27 @@ enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *
                                            .tokenizer = r->tokenizer,
                                            .chat = r->chat,
                                            .threads = 1};
+    if (!p->engine)
+        p->engine = calloc(1, sizeof *p->engine);
+    if (!p->engine)
+        return nbi_fail_memory("engine", sizeof *p->engine);
+    NBI_TRY(nbi_engine_borrow(p->engine, &parts));
+    return p->session ? NB_OK : nbi_session_new(&p->session, p->engine, &opts);
+}
+
+enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *r, char **answers)
+{
     if (p->count == 0)
         return NB_OK;
-    NBI_TRY(nbi_engine_borrow(&engine, &parts));
-    enum nb_status rc = nbi_session_new(&s, &engine, &opts);
+    enum nb_status rc = open_session(p, r);
     for (int64_t i = 0; i < p->count && rc == NB_OK; i++) {
         struct nb_prompt prompt;
         nb_prompts_at(p->list, i, &prompt);
-        rc = answer(s, r, &prompt, &answers[i]);
+        rc = answer(p->session, r, &prompt, &answers[i]);
         if (rc != NB_EINTERRUPTED)
             rc = nbi_context(rc, "%s", prompt.place);
     }
-    nb_session_close(s);
+    if (!nbi_backend_has(r->be, NBI_CAP_OWN_MEMORY))
+        close_session(p);
     return rc;
 }

@@ -11,7 +11,7 @@ static const char model_json[] =
     "\"hidden_act\": \"silu\", \"hidden_size\": 64, \"intermediate_size\": 160,"
     "\"max_position_embeddings\": 256, \"num_attention_heads\": 2, \"num_hidden_layers\": 3,"
     "\"num_key_value_heads\": 1, \"rms_norm_eps\": 1e-6, \"rope_theta\": 10000.0,"
-    "\"tie_word_embeddings\": %s, \"torch_dtype\": \"bfloat16\", \"vocab_size\": 328}";
+    "\"tie_word_embeddings\": %s, \"torch_dtype\": \"bfloat16\", \"vocab_size\": 672}";
 
 struct setting {
     enum nb_precision precision;
@@ -108,7 +108,7 @@ struct watch {
     struct nbi_backend *be;
     int64_t before, started; /* bytes that were free */
     int64_t planned, rounding;
-    int steps;
+    int steps, answers;
 };
 
 static int64_t unused(struct nbi_backend *be)
@@ -128,12 +128,9 @@ static void at_start(void *ctx, const struct nb_train_result *r)
 
 /* The emulated GPU counts bytes as they are asked for; a real one in blocks, and it loads kernels
  * when they are first launched. */
-static void after_step(void *ctx, const struct nb_train_progress *p)
+static void compare_memory(const struct watch *w)
 {
-    struct watch *w = ctx;
     int64_t taken = w->before - unused(w->be);
-    w->steps++;
-    assert_int_equal(p->step, w->steps);
 #ifdef NB_TEST_EMULATED
     if (taken != w->planned || w->before - w->started != w->planned)
         fail_msg("step %d: %lld bytes, %lld at the start, %lld planned", w->steps, (long long)taken,
@@ -144,24 +141,80 @@ static void after_step(void *ctx, const struct nb_train_progress *p)
 #endif
 }
 
+static void after_step(void *ctx, const struct nb_train_progress *p)
+{
+    struct watch *w = ctx;
+    w->steps++;
+    assert_int_equal(p->step, w->steps);
+    compare_memory(w);
+}
+
+/* The last call of a run. */
+static void at_end(void *ctx, const struct nb_train_answer *a)
+{
+    struct watch *w = ctx;
+    assert_true(a->before && a->after);
+    w->answers++;
+    compare_memory(w);
+}
+
+/* Trains and compares what is taken with the plan; returns how many answers there were. */
+static int train_watched(struct nb_train_opts *o)
+{
+    struct nb_train_result r;
+    struct watch w = {0};
+    assert_ok(nbi_backend_open(&w.be, &(struct nbi_backend_opts){.device = "cuda"}));
+    w.before = unused(w.be);
+    o->started = at_start;
+    o->progress = after_step;
+    o->answered = at_end;
+    o->ctx = &w;
+    assert_ok(nb_train(o, &r));
+    assert_int_equal(w.steps, STEPS);
+    assert_true(w.planned > 0);
+    w.be->close(w.be);
+    return w.answers;
+}
+
 static void test_plan__is_exact_on_cuda(void **state)
 {
     (void)state;
     need_gpu();
     for (int i = 0; i < SETTINGS; i++) {
         struct nb_train_opts o = options(&settings[i]);
-        struct nb_train_result r;
-        struct watch w = {0};
-        assert_ok(nbi_backend_open(&w.be, &(struct nbi_backend_opts){.device = "cuda"}));
-        w.before = unused(w.be);
-        o.started = at_start;
-        o.progress = after_step;
-        o.ctx = &w;
-        assert_ok(nb_train(&o, &r));
-        assert_int_equal(w.steps, STEPS);
-        assert_true(w.planned > 0);
-        w.be->close(w.be);
+        assert_int_equal(train_watched(&o), 0);
     }
+}
+
+/* Evaluations, checkpoints, the result and answers to test prompts take nothing that was not
+ * planned either. */
+static void test_plan__is_exact_to_the_end_on_cuda(void **state)
+{
+    (void)state;
+    char *tokenizer;
+    size_t len;
+    const char *const data[] = {test_path("a.txt"), NULL};
+    const struct setting s = {
+        .precision = NB_PRECISION_NVFP4, .moments = NB_MOMENT_INT8, .batch = 2, .accum = 1};
+    need_gpu();
+    struct nb_train_opts o = options(&s);
+    const struct nb_synth_opts synth = {.config = o.config, .dst = test_path("whole")};
+    assert_ok(nb_synth(&synth));
+    assert_ok(nbi_file_read(NB_TEST_SOURCE "/golden/tokenizer/qwen/tokenizer.json", 1 << 20,
+                            &tokenizer, &len));
+    assert_ok(nbi_file_write(test_path("whole/tokenizer.json"), tokenizer, len));
+    free(tokenizer);
+    put("a.txt", "the cat runs over the hill\nand the dog sees a blue sky after the rain\n");
+    put("prompts.txt", "the cat\n");
+    o.model = synth.dst;
+    o.config = NULL;
+    o.data = o.eval_data = data;
+    o.eval_every = 1;
+    o.save_every = 2;
+    o.checkpoint_dir = test_path("checkpoints");
+    o.test_prompts = test_path("prompts.txt");
+    o.out = test_path("tuned");
+    assert_int_equal(train_watched(&o), 1);
 }
 
 #ifdef NB_TEST_EMULATED
@@ -243,7 +296,7 @@ static void test_plan__products_of_a_step_on_cuda(void **state)
 static int64_t parts_of(const struct nb_train_plan *p)
 {
     return p->masters + p->moments + p->gradients + p->weights + p->activations + p->scratch +
-           p->tables + p->rounding + p->context;
+           p->prompts + p->tables + p->rounding + p->context;
 }
 
 static void test_plan__needs_no_device(void **state)
@@ -385,6 +438,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan__is_exact_on_cuda),
+        cmocka_unit_test(test_plan__is_exact_to_the_end_on_cuda),
 #ifdef NB_TEST_EMULATED
         cmocka_unit_test(test_plan__one_wait_a_step_on_cuda),
         cmocka_unit_test(test_plan__products_of_a_step_on_cuda),
