@@ -5,6 +5,7 @@ ARCH ?= 90a
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 T ?=
 GPU ?= build-gpu
+STATIC ?= all gpu_tests
 S ?= 60
 CUDA ?= $(if $(wildcard /dev/nvidia0),$(if $(shell command -v nvcc),1,0),0)
 
@@ -93,13 +94,13 @@ bench-gpu: ## speed, memory and learning on a GPU, likewise
 	@bench/gpu.sh $(GPU) $(WHAT) || [ $$? -eq 77 ]
 
 gpu: ## build with CUDA for carrying to a machine with a GPU: build-gpu, stripped
-	@$(MAKE) --no-print-directory static CUDA=1
+	@$(MAKE) --no-print-directory static CUDA=1 STATIC="nibble gpu_tests"
 	@tools/pack_gpu.sh build-static $(GPU)
 
 static: ## a binary and tests that travel: small libraries linked statically, in build-static
 	@tools/deps.sh build
 	@$(CONFIGURE) -B build-static -DNIBBLE_STATIC=ON > build-static.log 2>&1 || { cat build-static.log; exit 1; }
-	@cmake --build build-static -j $(JOBS) --target all gpu_tests
+	@cmake --build build-static -j $(JOBS) --target $(STATIC)
 
 install: configure ## program, libraries, header, man pages and completions into PREFIX=/usr/local (DESTDIR before it)
 	@cmake --build $(BUILD) -j $(JOBS) --target nibble libnibble libnibble_shared pages

@@ -8,9 +8,9 @@
 #define PAGES_MAX 64
 #define HEADS_MAX 8
 
-/* Scores and probabilities with 8 bits of mantissa: their errors are 2^-9 at most, and the largest
- * of some thousand results is six times that. */
-#define ROUNDED_SCORES (6 * 0x1p-9)
+/* Queries and probabilities with 8 bits of mantissa: their errors are 2^-9 at most, those of a
+ * result add up as squares, and the largest of some ten thousand results is ten times 2^-9. */
+#define ROUNDED_SCORES (10 * 0x1p-9)
 
 /* In bf16, tensor cores take probabilities and ds rounded, and then the result is: three times a
  * rounding, whose squares add up, and twice that. */
