@@ -129,7 +129,8 @@ def write_curves(path, runs):
                 'font-family="sans-serif" font-size="12">\n')
         for name, points in curves.items():
             colour = colours[settings.index(name.rsplit("-", 1)[0]) % len(colours)]
-            at = " ".join(f"{50 + 730 * x / steps:.1f},{390 - 370 * (min(y, top) - low) / (top - low):.1f}"
+            at = " ".join(f"{50 + 730 * x / steps:.1f},"
+                          f"{390 - 370 * (min(y, top) - low) / (top - low):.1f}"
                           for x, y in points)
             f.write(f'<polyline fill="none" stroke="{colour}" points="{at}"/>\n')
         for i, name in enumerate(settings):

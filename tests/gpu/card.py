@@ -1,11 +1,13 @@
 """card.py - what the parts of run.py share: the programs of a build, runs of them with a limit of
 time, the memory that a device has in use, and lines that begin with commit and date."""
 import datetime
+import glob
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +25,18 @@ def tail(text, lines=3):
     return " | ".join(line.strip() for line in text.strip().splitlines()[-lines:])
 
 
+def find_cublaslt():
+    """Adds the folders of cuBLASLt, of the toolkit and of Python's packages."""
+    patterns = ["/usr/local/cuda*/lib64", "/usr/local/cuda*/targets/*/lib"]
+    patterns += [f"{path}/nvidia/*/lib" for path in sys.path]
+    found = [os.path.dirname(f) for p in patterns
+             for f in sorted(glob.glob(p + "/libcublasLt.so*"))]
+    if found:
+        old = os.environ.get("LD_LIBRARY_PATH")
+        os.environ["LD_LIBRARY_PATH"] = ":".join(([old] if old else []) +
+                                                 list(dict.fromkeys(found)))
+
+
 class Card:
     """A build on a machine with a card; `small` tries the parts with sizes for an emulated one."""
 
@@ -35,6 +49,7 @@ class Card:
         self.device = os.environ.get("NB_GPU_DEVICE", "cuda")
         self.smi = os.environ.get("NVIDIA_SMI", "nvidia-smi")
         self.out = os.environ.get("OUT")
+        find_cublaslt()
         self.work = tempfile.mkdtemp(prefix="nibble-gpu-")
         version = subprocess.run([self.nibble, "--version"], capture_output=True, text=True,
                                  check=True).stdout
@@ -92,7 +107,8 @@ class Card:
         except subprocess.TimeoutExpired:
             raise Failure(f"{' '.join(args[:6])} ...: out of time") from None
         if r.returncode not in codes:
-            raise Failure(f"{' '.join(args)}: exit code {r.returncode}: {tail(r.stderr or r.stdout)}")
+            said = tail(r.stderr or r.stdout)
+            raise Failure(f"{' '.join(args)}: exit code {r.returncode}: {said}")
         self.code = r.returncode
         return r.stdout
 

@@ -175,8 +175,7 @@ def gradients(card):
 
 
 def long_row(card):
-    """One row of 32,768 tokens, in bf16 against the CPU's f32; a vocabulary that keeps logits small.
-    """
+    """One row of 32,768 tokens, in bf16 against the CPU's f32; a small vocabulary for the logits."""
     model, vocab = cut(card, vocab_size=672, num_hidden_layers=2)
     vocab = min(vocab, 672)
     ids = write_ids(card.path("ids.safetensors"), 1, card.pick(32768, 70), vocab)

@@ -3,8 +3,8 @@
 usage: run.py test|bench BUILD [list | PART...]
 
 A part takes at most 8 minutes, and can be run alone. All tests together run six at a time, but for
-those that measure time; measurements run one after the other. Each line of its output begins with the commit
-of the build and the date. A part that fails says FAIL, and the next one runs. Environment:
+those that measure time; measurements run one after the other. Each line begins with the commit of
+the build and the date. A part that fails says FAIL, and the next one runs. Environment:
 NB_GPU_SMALL=1 tries the parts with small sizes, on NB_GPU_DEVICE (default cuda); OUT is a folder for
 logs and curves; BASELINE is an older nibble to compare speed with.
 """

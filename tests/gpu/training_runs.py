@@ -1,4 +1,4 @@
-"""training_runs.py - parts of run.py: whole training runs, killed ones, and teaching an identity."""
+"""training_runs.py - parts of run.py: whole training runs, killed ones, and identities."""
 import itertools
 import json
 import os
