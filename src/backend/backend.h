@@ -127,6 +127,7 @@ enum nbi_matmul {
     X(update_plan)                                                                                 \
     X(adamw)                                                                                       \
     X(amax)                                                                                        \
+    X(draw)                                                                                        \
     X(requantize)
 
 #define X(op) struct nbi_op_##op;

@@ -270,3 +270,18 @@ struct nbi_op_amax {
     enum nbi_dtype dtype;
     int64_t n;
 };
+
+/* Random values whose deviation is about `deviation`: element e is the sum of the four bytes of
+ * word e % 4 of Philox, with `seed` as key and the counter (e / 4, stream), less 510, times
+ * deviation / sqrt(21845), which is the deviation of such a sum; rounded to f32 and then to dtype.
+ * So its bits are the same everywhere, and far tails are missing: magnitudes end at 3.45
+ * deviations. */
+#define NBI_DRAW_DEVIATION 147.80054f
+
+struct nbi_op_draw {
+    struct nbi_ptr out;   /* [n] */
+    enum nbi_dtype dtype; /* f32 or bf16 */
+    int64_t n;
+    float deviation;
+    uint64_t seed, stream;
+};

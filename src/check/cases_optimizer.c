@@ -67,7 +67,7 @@ static enum nb_status read_weight(struct nbi_kernel_run *r, const struct nbi_wei
     return rc;
 }
 
-/* ---- grad_stats, amax ---- */
+/* ---- grad_stats, amax, draw ---- */
 
 static enum nb_status grad_stats(struct nbi_kernel_run *r)
 {
@@ -94,6 +94,20 @@ static enum nb_status amax(struct nbi_kernel_run *r)
                                    .n = n};
     NBI_TRY(r->rc);
     return r->be->amax(r->s, &op);
+}
+
+static enum nb_status draw(struct nbi_kernel_run *r)
+{
+    int64_t n = r->elements > 0 ? r->elements : r->shape[0];
+    const int64_t bytes = (int64_t)nbi_dtype_bytes(r->c->master, n);
+    const struct nbi_op_draw op = {.out = nbi_run_out_bytes(r, "values", bytes),
+                                   .dtype = r->c->master,
+                                   .n = n,
+                                   .deviation = 0.02f,
+                                   .seed = 0x123456789,
+                                   .stream = 7};
+    NBI_TRY(r->rc);
+    return r->be->draw(r->s, &op);
 }
 
 /* ---- requantize ---- */
@@ -279,6 +293,8 @@ static const struct nbi_kernel_case cases[] = {
     {"update_plan", "not finite", update_plan, NBI_SHAPES(vector_shapes), BITS, .add = true},
     {"amax", "f32", amax, NBI_SHAPES(vector_shapes), BITS, .master = NBI_F32},
     {"amax", "bf16", amax, NBI_SHAPES(vector_shapes), BITS, .master = NBI_BF16},
+    {"draw", "f32", draw, NBI_SHAPES(vector_shapes), BITS, .master = NBI_F32},
+    {"draw", "bf16", draw, NBI_SHAPES(vector_shapes), BITS, .master = NBI_BF16},
     {"requantize", "nvfp4 of f32", requantize, NBI_SHAPES(update_shapes), BITS, .dtype = NBI_NVFP4,
      .master = NBI_F32},
     {"requantize", "nvfp4 and copy of bf16", requantize, NBI_SHAPES(update_shapes), BITS,

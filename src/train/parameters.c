@@ -207,6 +207,14 @@ static enum nb_status fill_master(struct nbi_train_params *t, struct nbi_train_p
     const int64_t size = nbi_dtypes[x->dtype].bytes;
     const void *from = x->dtype == NBI_BF16 ? (const void *)t->staging.bf16 : t->staging.f32;
     struct batch b = {t, x, 0};
+    if (!t->store && t->opts.draw && x->param.ndim == 2)
+        return t->be->draw(t->stream,
+                           &(struct nbi_op_draw){.out = x->master,
+                                                 .dtype = x->dtype,
+                                                 .n = x->count,
+                                                 .deviation = (float)t->config->initializer_range,
+                                                 .seed = t->opts.seed,
+                                                 .stream = (uint64_t)x->index});
     NBI_TRY(check_source(t, x));
     for (; b.first < x->count; b.first += t->staging.values) {
         int64_t left = x->count - b.first, n = left < t->staging.values ? left : t->staging.values;

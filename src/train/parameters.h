@@ -60,6 +60,7 @@ struct nbi_train_params_opts {
     bool bf16_grads;        /* of matrices of layers; for passes in bf16 that do not accumulate */
     int64_t slice_rows; /* with update_in_backward: of gradients of embedding and head; 0: all */
     uint64_t seed;      /* of random values, without a store */
+    bool draw;          /* matrices of random values are made by the backend (nbi_op_draw) */
     int threads;        /* that read values, or draw them; 0: as many as this process may use */
     enum nbi_format target; /* what will be written; decides the types of floats */
 };

@@ -38,6 +38,7 @@ struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *o)
                                           .bf16_grads = o->bf16_gradients,
                                           .slice_rows = o->head_slices ? NBI_SLICE_ROWS : 0,
                                           .seed = o->seed,
+                                          .draw = o->synthetic || o->config,
                                           .threads = o->threads,
                                           .target = nbi_run_format(o)};
 }

@@ -893,6 +893,50 @@ static void check_amax(void)
     }
 }
 
+static void check_draw(void)
+{
+    static const int64_t lengths[] = {0, 1, 3, 4, 1027, 200001};
+    for (int way = 0; way < 24; way++) {
+        struct nbi_backend *be = tested(1 + way / 12 * 2);
+        struct rig t;
+        need_op(be, draw);
+        const int64_t n = lengths[way % 6];
+        const enum nbi_dtype dtype = way / 6 % 2 ? NBI_F32 : NBI_BF16;
+        const struct nbi_op_draw op = {
+            .dtype = dtype, .n = n, .deviation = 0.5f, .seed = 0x500000009, .stream = 3};
+        const uint16_t guard = 0x4321;
+        double sum = 0, squares = 0;
+        uint8_t *got = malloc((size_t)n * 4 + 4);
+        assert_non_null(got);
+        rig_on(&t, be, n + 1, NB_MOMENT_F32, dtype);
+        send(&t, nbi_ptr_add(t.a.master, (int64_t)nbi_dtype_bytes(dtype, n)), &guard, sizeof guard);
+        struct nbi_op_draw a = op;
+        a.out = t.a.master;
+        assert_ok(be->draw(t.s, &a));
+        fetch(&t, got, t.a.master, (int64_t)nbi_dtype_bytes(dtype, n) + 2);
+        assert_memory_equal(got + nbi_dtype_bytes(dtype, n), &guard, sizeof guard);
+        for (int64_t i = 0; i < n; i++) {
+            const struct nbi_philox r = nbi_philox(op.seed, (uint64_t)i / 4, op.stream);
+            int bytes = -510;
+            for (int k = 0; k < 4; k++)
+                bytes += (int)(r.v[i % 4] >> 8 * k & 255);
+            const float want = (float)bytes * (op.deviation / 147.80054f);
+            if (dtype == NBI_F32)
+                assert_memory_equal(got + 4 * i, &want, 4);
+            else
+                assert_int_equal(((uint16_t *)(void *)got)[i], nbi_f32_to_bf16(want));
+            sum += (double)want;
+            squares += (double)want * (double)want;
+        }
+        if (n > 100000) {
+            assert_true(fabs(sum / (double)n) < 4 * 0.5 / sqrt((double)n));
+            assert_true(fabs(sqrt(squares / (double)n) - 0.5) < 0.005);
+        }
+        free(got);
+        rig_end(&t);
+    }
+}
+
 /* A weight that is its own master is left alone. */
 static void check_requantize_leaves_aliases_alone(void)
 {
@@ -948,7 +992,8 @@ static void check_host_never_touches_device_memory(void)
     X(update_plan)                                                                                 \
     X(requantize)                                                                                  \
     X(requantize_leaves_aliases_alone)                                                             \
-    X(amax)
+    X(amax)                                                                                        \
+    X(draw)
 
 #define X(check) TEST_ON_BOTH(optimizer, check)
 CHECKS(X)

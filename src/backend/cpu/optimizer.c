@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/cpu/internal.h"
+#include "base/rng.h"
 #include "tensor/codec.h"
 #include "tensor/half.h"
 #include "tensor/nvfp4.h"
@@ -139,6 +140,38 @@ enum nb_status nbi_cpu_amax(struct nbi_stream *s, const struct nbi_op_amax *a)
         parallel_for(s, ceil_div(a->n, STRIP), STRIP, amax_chunks, a);
     return NB_OK;
 }
+
+/* ---- random values ---- */
+
+static void draw_chunks(void *ctx, int thread, int64_t first, int64_t count)
+{
+    const struct op *op = ctx;
+    const struct nbi_op_draw *a = op->args;
+    const float unit = a->deviation / NBI_DRAW_DEVIATION;
+    (void)thread;
+    for (int64_t i = first; i < first + count; i++) {
+        struct nbi_philox r = nbi_philox(a->seed, (uint64_t)i, a->stream);
+        for (int64_t k = 0; k < 4 && 4 * i + k < a->n; k++) {
+            uint32_t v = r.v[k];
+            int sum = (int)((v & 255) + (v >> 8 & 255) + (v >> 16 & 255) + (v >> 24)) - 510;
+            float x = (float)sum * unit;
+            if (a->dtype == NBI_BF16)
+                ((uint16_t *)host(a->out))[4 * i + k] = nbi_f32_to_bf16(x);
+            else
+                ((float *)host(a->out))[4 * i + k] = x;
+        }
+    }
+}
+
+enum nb_status nbi_cpu_draw(struct nbi_stream *s, const struct nbi_op_draw *a)
+{
+    NBI_BUG_IF(a->dtype != NBI_F32 && a->dtype != NBI_BF16);
+    if (a->n > 0)
+        parallel_for(s, ceil_div(a->n, 4), 64, draw_chunks, a);
+    return NB_OK;
+}
+
+/* ---- requantize ---- */
 
 /* The values of one row of tiles in bf16, which represents them exactly. */
 static void copy_tiles(const struct nbi_microkernels *k, uint16_t *y, int64_t ld,

@@ -276,6 +276,7 @@ enum nb_status nbi_cuda_update_plan(struct nbi_stream *s, const struct nbi_op_up
 enum nb_status nbi_cuda_adamw(struct nbi_stream *s, const struct nbi_op_adamw *a);
 enum nb_status nbi_cuda_requantize(struct nbi_stream *s, const struct nbi_op_requantize *a);
 enum nb_status nbi_cuda_amax(struct nbi_stream *s, const struct nbi_op_amax *a);
+enum nb_status nbi_cuda_draw(struct nbi_stream *s, const struct nbi_op_draw *a);
 
 /* ---- layers.cu ---- */
 

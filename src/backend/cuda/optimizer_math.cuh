@@ -184,6 +184,22 @@ __device__ static inline void decode_floats(float x[RUN], const uint32_t words[R
 
 /* ---- random bits ---- */
 
+/* Philox4x32-10, as nbi_philox(). */
+__device__ static inline uint4 philox(uint4 c, uint32_t k0, uint32_t k1)
+{
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c.x, p1 = (uint64_t)0xCD9E8D57u * c.z;
+        c.x = (uint32_t)(p1 >> 32) ^ c.y ^ k0;
+        c.y = (uint32_t)p1;
+        c.z = (uint32_t)(p0 >> 32) ^ c.w ^ k1;
+        c.w = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return c;
+}
+
 /* The counters of a run: 16 bits an element, two to a word, the earlier one in the low half. */
 struct adamw_random {
     uint32_t seed[2], tensor, step;
@@ -194,22 +210,13 @@ __device__ static inline void random_words(uint32_t out[RUN / 2], const struct a
 {
 #pragma unroll
     for (int i = 0; i < RUN / 8; i++) {
-        uint32_t c0 = (uint32_t)(first / 8) + (uint32_t)i, c1 = r.tensor, c2 = r.step, c3 = purpose;
-        uint32_t k0 = r.seed[0], k1 = r.seed[1];
-#pragma unroll
-        for (int round = 0; round < 10; round++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-            c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-            c1 = (uint32_t)p1;
-            c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-            c3 = (uint32_t)p0;
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
-        }
-        out[4 * i] = c0;
-        out[4 * i + 1] = c1;
-        out[4 * i + 2] = c2;
-        out[4 * i + 3] = c3;
+        const uint4 bits =
+            philox({(uint32_t)(first / 8) + (uint32_t)i, r.tensor, r.step, (uint32_t)purpose},
+                   r.seed[0], r.seed[1]);
+        out[4 * i] = bits.x;
+        out[4 * i + 1] = bits.y;
+        out[4 * i + 2] = bits.z;
+        out[4 * i + 3] = bits.w;
     }
 }
 

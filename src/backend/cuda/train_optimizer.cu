@@ -680,3 +680,55 @@ enum nb_status nbi_cuda_amax(struct nbi_stream *s, const struct nbi_op_amax *a)
     CU_LAUNCHED();
     return NB_OK;
 }
+
+/* ---- random values ---- */
+
+__device__ static void store_value(float *to, float v)
+{
+    *to = v;
+}
+
+__device__ static void store_value(__nv_bfloat16 *to, float v)
+{
+    *to = __float2bfloat16_rn(v);
+}
+
+/* Four values a thread, which share a counter of Philox. */
+template <typename T>
+__global__ static void k_draw(T *out, int64_t n, float unit, uint2 seed, uint2 stream)
+{
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; 4 * i < n;
+         i += (int64_t)gridDim.x * THREADS) {
+        const uint4 r =
+            philox({(uint32_t)i, (uint32_t)(i >> 32), stream.x, stream.y}, seed.x, seed.y);
+        const uint32_t words[4] = {r.x, r.y, r.z, r.w};
+        for (int k = 0; k < 4 && 4 * i + k < n; k++) {
+            const uint32_t v = words[k];
+            int sum = (int)((v & 255) + (v >> 8 & 255) + (v >> 16 & 255) + (v >> 24)) - 510;
+            store_value(out + 4 * i + k, (float)sum * unit);
+        }
+    }
+}
+
+static uint2 halves(uint64_t v)
+{
+    return make_uint2((uint32_t)v, (uint32_t)(v >> 32));
+}
+
+template <typename T> static enum nb_status draw(struct nbi_stream *s, const struct nbi_op_draw *a)
+{
+    CU_LAUNCH(k_draw<T>, grid_for(s, ceil_div(a->n, 4 * THREADS)), THREADS, 0, s->queue,
+              at<T>(a->out), a->n, a->deviation / NBI_DRAW_DEVIATION, halves(a->seed),
+              halves(a->stream));
+    CU_LAUNCHED();
+    return NB_OK;
+}
+
+enum nb_status nbi_cuda_draw(struct nbi_stream *s, const struct nbi_op_draw *a)
+{
+    CU_HERE(s);
+    NBI_BUG_IF(a->dtype != NBI_F32 && a->dtype != NBI_BF16);
+    if (a->n == 0)
+        return NB_OK;
+    return a->dtype == NBI_BF16 ? draw<__nv_bfloat16>(s, a) : draw<float>(s, a);
+}
