@@ -104,16 +104,12 @@ static inline void add_relaxed(unsigned long long *to, unsigned long long v)
 
 /* ---- matrices ---- */
 
-static inline float nb_f16_to_f32(uint16_t h)
-{
-    return _cvtsh_ss(h);
-}
-
-template <bool BF> static inline float nb_half_of(uint32_t word, int high)
+/* Eight halves of registers. */
+template <bool BF> static inline __m256 nb_floats(__m128i halves)
 {
     if (BF)
-        return nb_bits<float>(high ? word & 0xFFFF0000 : word << 16);
-    return nb_f16_to_f32((uint16_t)(word >> 16 * high));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    return _mm256_cvtph_ps(halves);
 }
 
 /* What a lane brings to mma. */
@@ -126,40 +122,50 @@ struct nb_mma {
 /* A[row][k] of all lanes; a register has two neighbours in K. */
 template <bool BF> static inline void nb_gather_a(float a[16][16], void *const *lanes)
 {
-    for (int l = 0; l < 32; l++)
+    for (int l = 0; l < 32; l++) {
+        float eight[8];
+        _mm256_storeu_ps(
+            eight, nb_floats<BF>(_mm_loadu_si128((const __m128i *)((nb_mma *)lanes[l])->a)));
         for (int r = 0; r < 4; r++)
-            for (int e = 0; e < 2; e++)
-                a[l / 4 + r % 2 * 8][l % 4 * 2 + r / 2 * 8 + e] =
-                    nb_half_of<BF>(((nb_mma *)lanes[l])->a[r], e);
+            memcpy(&a[l / 4 + r % 2 * 8][l % 4 * 2 + r / 2 * 8], &eight[2 * r], 8);
+    }
 }
 
 /* Adds A times 8 columns b[k][column] to the registers c. Products and their sum are exact to f64,
  * and rounded once. */
 static inline void nb_multiply(void *const *lanes, int first, const float a[16][16],
-                               const float b[16][8])
+                               const double b[16][8])
 {
+    typedef double double4 __attribute__((vector_size(32)));
     for (int row = 0; row < 16; row++) {
-        double sum[8] = {};
-        for (int k = 0; k < 16; k++)
-            for (int n = 0; n < 8; n++)
-                sum[n] += (double)a[row][k] * (double)b[k][n];
+        double4 low = {}, high = {}, column[2];
+        for (int k = 0; k < 16; k++) {
+            double v = (double)a[row][k];
+            memcpy(column, b[k], sizeof column);
+            low += v * column[0];
+            high += v * column[1];
+        }
         for (int n = 0; n < 8; n++) {
             float *c = &((nb_mma *)lanes[row % 8 * 4 + n / 2])->c[first + row / 8 * 2 + n % 2];
-            *c = (float)(sum[n] + (double)*c);
+            *c = (float)((n < 4 ? low[n] : high[n - 4]) + (double)*c);
         }
     }
 }
 
 template <bool BF> static void nb_mma_finish(void *const *lanes, uint32_t arrived)
 {
-    float a[16][16], b[16][8];
+    float a[16][16];
+    double b[16][8];
     if (arrived != 0xFFFFFFFF)
         emulated::fail("mma needs all lanes of a warp, not %08x", arrived);
     nb_gather_a<BF>(a, lanes);
-    for (int l = 0; l < 32; l++)
-        for (int r = 0; r < 2; r++)
-            for (int e = 0; e < 2; e++)
-                b[l % 4 * 2 + r * 8 + e][l / 4] = nb_half_of<BF>(((nb_mma *)lanes[l])->b[r], e);
+    for (int l = 0; l < 32; l++) {
+        __m256 halves = nb_floats<BF>(_mm_loadl_epi64((const __m128i *)((nb_mma *)lanes[l])->b));
+        double four[4];
+        _mm256_storeu_pd(four, _mm256_cvtps_pd(_mm256_castps256_ps128(halves)));
+        for (int i = 0; i < 4; i++)
+            b[l % 4 * 2 + i / 2 * 8 + i % 2][l / 4] = four[i];
+    }
     nb_multiply(lanes, 0, a, b);
 }
 
@@ -394,15 +400,20 @@ template <int NT> static void nb_wgmma_finish(void *const *lanes, uint32_t arriv
 {
     const nb_wgmma *g = (const nb_wgmma *)lanes[0];
     const uint32_t at = (g->b & 0xFFFF) << 4, k_bytes = g->b >> 16 << 4, n_bytes = g->next << 4;
-    float a[16][16], b[16][8];
+    float a[16][16];
+    double b[16][8];
     if (arrived != 0xFFFFFFFF)
         emulated::fail("wgmma needs all lanes of a warp, not %08x", arrived);
     nb_gather_a<false>(a, lanes);
     for (int t = 0; t < NT; t++) {
         for (int n = 0; n < 8; n++)
-            for (int k = 0; k < 16; k++)
-                b[k][n] = nb_f16_to_f32(nb_load_shared<uint16_t>(
-                    at + (uint32_t)(t * (int)n_bytes + k / 8 * (int)k_bytes + n * 16 + k % 8 * 2)));
+            for (int k = 0; k < 16; k += 8) {
+                uint32_t row = at + (uint32_t)(t * (int)n_bytes + k / 8 * (int)k_bytes + n * 16);
+                float eight[8];
+                _mm256_storeu_ps(eight, _mm256_cvtph_ps(nb_load_shared<__m128i>(row)));
+                for (int i = 0; i < 8; i++)
+                    b[k + i][n] = (double)eight[i];
+            }
         nb_multiply(lanes, 4 * t, a, b);
     }
 }

@@ -40,12 +40,13 @@ struct cta;
 
 struct lane {
     void *sp = nullptr;
-    char *stack = nullptr;
-    void *fake_stack = nullptr; /* ASan's */
+    struct cta *cta = nullptr;
+    struct warp *in = nullptr;
     uint3 index;
     int number, warp;
-    struct cta *cta;
     place at;
+    char *stack = nullptr;
+    void *fake_stack = nullptr; /* ASan's */
     lane_copies copies;
 };
 
@@ -110,6 +111,27 @@ __attribute__((constructor)) static void read_order(void)
     order.state = strtoull(text, nullptr, 10) * 0x9E3779B97F4A7C15u + 1;
     if (order.random && (text[0] < '0' || text[0] > '9'))
         fail("NB_EMULATED_ORDER is forward, reverse or a number, not '%s'", text);
+}
+
+/* NB_EMULATED_MUTANT=FILE:LINE takes out the __syncthreads there. The tests must notice. */
+static struct {
+    const char *file;
+    size_t length;
+    int line;
+} mutant;
+
+__attribute__((constructor)) static void read_mutant(void)
+{
+    const char *text = getenv("NB_EMULATED_MUTANT"), *colon = text ? strrchr(text, ':') : nullptr;
+    if (colon)
+        mutant = {text, (size_t)(colon - text), (int)strtol(colon + 1, nullptr, 10)};
+}
+
+static bool is_mutant(const place &at)
+{
+    size_t length = strlen(at.file);
+    return length >= mutant.length &&
+           memcmp(at.file + length - mutant.length, mutant.file, mutant.length) == 0;
 }
 
 bool coin(void)
@@ -177,7 +199,7 @@ asm(".text\n"
     ".size nb_switch_stack, .-nb_switch_stack\n");
 
 /* Exchanges shared memory when a CTA of the group gives way to another. */
-static void swap_shared(cta &from, cta &to)
+__attribute__((noinline)) static void swap_shared(cta &from, cta &to)
 {
     const shared_range &s = running->statics;
     size_t bytes = (size_t)(s.end - s.begin);
@@ -203,8 +225,8 @@ static void switch_to(lane *to, bool ended)
     if (to == from)
         return;
     current = to;
-    if (to->cta) {
-        threadIdx = to->index;
+    threadIdx = to->index;
+    if (to->cta != from->cta && to->cta) {
         blockIdx = to->cta->index;
         if (to->cta != swapped_in) {
             swap_shared(*swapped_in, *to->cta);
@@ -224,11 +246,6 @@ static void switch_to(lane *to, bool ended)
 }
 
 /* ---- choosing the next thread ---- */
-
-static warp &warp_of(lane &l)
-{
-    return l.cta->warps[l.warp];
-}
 
 static void make_ready(cta &c, int w, uint32_t lanes)
 {
@@ -273,7 +290,8 @@ static bool wake_polling(void)
     return any;
 }
 
-static void run_others(bool ended)
+/* The thread to run now; the caller of run_grid, when all have ended. */
+__attribute__((noinline)) static lane *next_anywhere(void)
 {
     lane *next = next_ready();
     if (!next) {
@@ -283,14 +301,23 @@ static void run_others(bool ended)
             if (resident[i]->live > 0)
                 report_deadlock();
     }
-    switch_to(next ? next : &host_lane, ended);
+    return next ? next : &host_lane;
+}
+
+static void run_others(bool ended)
+{
+    const warp *w = current->in;
+    if (!order.random && w && w->ready) /* the usual case, fast */
+        switch_to(&current->in->lanes[choose(w->ready, current->number)], ended);
+    else
+        switch_to(next_anywhere(), ended);
 }
 
 /* The current thread stops until somebody makes it ready. */
 static void wait(place at)
 {
     lane &l = *current;
-    warp &w = warp_of(l);
+    warp &w = *l.in;
     l.at = at;
     w.ready &= ~(1u << l.number);
     if (!w.ready)
@@ -305,7 +332,7 @@ void progress(void)
 
 void poll(place at)
 {
-    warp_of(*current).polling |= 1u << current->number;
+    current->in->polling |= 1u << current->number;
     wait(at);
 }
 
@@ -332,10 +359,13 @@ static bool try_finish(cta &c, int number, int i)
     return true;
 }
 
-void meet(uint32_t mask, void *mine, finish_fn finish, place at)
+/* Flat, since what it leaves on each thread's stack is what the cache must hold. */
+#define FLAT __attribute__((flatten))
+
+FLAT void meet(uint32_t mask, void *mine, finish_fn finish, place at)
 {
     lane &l = *current;
-    warp &w = warp_of(l);
+    warp &w = *l.in;
     int i = 0;
     if (!(mask >> l.number & 1))
         fail("%s at %s:%d: lane %d is not in its own mask %08x", at.what, at.file, at.line,
@@ -370,10 +400,13 @@ static bool try_finish_barrier(cta &c)
     return true;
 }
 
-int cta_barrier(bool value, place at)
+FLAT int cta_barrier(bool value, place at)
 {
     cta &c = *current->cta;
-    if (c.arrived > 0 && (c.barrier.line != at.line || strcmp(c.barrier.file, at.file) != 0))
+    if (at.line == mutant.line && is_mutant(at))
+        return 0;
+    if (c.arrived > 0 && (c.barrier.line != at.line ||
+                          (c.barrier.file != at.file && strcmp(c.barrier.file, at.file) != 0)))
         fail("threads of a CTA wait at different barriers: %s:%d and %s:%d", c.barrier.file,
              c.barrier.line, at.file, at.line);
     c.barrier = at;
@@ -414,7 +447,7 @@ void cluster_barrier(place at)
 [[noreturn]] static void end_thread(void)
 {
     lane &l = *current;
-    warp &w = warp_of(l);
+    warp &w = *l.in;
     uint32_t bit = 1u << l.number;
     w.live &= ~bit;
     w.ready &= ~bit;
@@ -476,6 +509,7 @@ static void start_cta(cta &c, uint3 index, int number)
         l.number = i % 32;
         l.warp = i / 32;
         l.cta = &c;
+        l.in = &c.warps[l.warp];
         l.at = {"its first instruction", "", 0};
         start_thread(l, i + 7 * number);
     }

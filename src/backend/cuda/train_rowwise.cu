@@ -79,7 +79,7 @@ __global__ static void k_embed_bwd_warp_per_run(struct embed_bwd_args<T> a)
     int i = blockIdx.x, lane = threadIdx.x % 32;
     int64_t c = ((int64_t)(blockIdx.y * blockDim.x + threadIdx.x)) * V;
     int32_t id = a.ids[a.order[i]];
-    float *to = a.dtable + (id - a.first) * a.C + c, sum[V];
+    float *to = a.dtable + (id - a.first) * a.C + c, sum[V] = {};
     if (i > 0 && a.ids[a.order[i - 1]] == id)
         return;
     if (a.count > 0 && (id < a.first || id >= a.first + a.count))
