@@ -17,6 +17,12 @@
 #include "nibble.h"
 #include "runner.h"
 
+/* EMULATED: kernels run on the host (tests/emulated), on four multiprocessors and slowly. Then cases
+ * are fewer and smaller. */
+#ifndef EMULATED
+#define EMULATED 0
+#endif
+
 /* Skips a test if there is no GPU. */
 static inline void need_gpu(void)
 {

@@ -402,7 +402,7 @@ static void for_each_case(bool bf16, void (*check)(struct train_case *c))
 {
     static const int64_t rows[] = {1, 2, 63, 64, 65, 127, 300}, groups[] = {1, 2, 4, 8},
                          sizes[] = {64, 128, 80};
-    for (int64_t i = 0; i < COUNT(rows) * 4 * COUNT(sizes); i += SANITIZED ? 5 : 1) {
+    for (int64_t i = 0; i < COUNT(rows) * 4 * COUNT(sizes); i += SANITIZED || EMULATED ? 5 : 1) {
         int64_t row = i % 7, kind = i / 7 % 4, size = i / 28;
         if (rows[row] > 65 && kind != SEVERAL && size != (kind + row + 1) % 3)
             continue;

@@ -724,7 +724,7 @@ static void check_graph_run(void)
     for (int round = 0; round < 12; round++)
         check_chain(&c, 0, round % 2 ? 3 : CHAIN_ROWS);
     assert_int_equal(c.queued, 4); /* each was queued once and recorded once */
-    for (int key = 1; key < 100; key++)
+    for (int key = 1; key < (EMULATED ? 20 : 100); key++)
         for (int round = 0; round < 3; round++)
             check_chain(&c, key, 1 + key % CHAIN_ROWS);
     c.queued = 0;

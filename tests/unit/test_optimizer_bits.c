@@ -14,11 +14,7 @@
 static const enum nbi_dtype floats[] = {NBI_F32, NBI_BF16};
 
 /* Elements of the largest tensor: a million where a GPU does the work. */
-#ifdef NB_TEST_EMULATED
-#define LARGE 20011
-#else
-#define LARGE ((1 << 20) + 11)
-#endif
+#define LARGE (EMULATED ? 20011 : (1 << 20) + 11)
 
 static float normal_at(int64_t at, uint64_t what)
 {
