@@ -476,7 +476,8 @@ extern "C" cudaError_t cudaMemset(void *p, int value, size_t bytes)
 
 /* ---- kernels ---- */
 
-static std::set<const void *> kernels_run;
+/* Not destroyed: it is read after the destructors of static variables have run. */
+static std::set<const void *> &kernels_run = *new std::set<const void *>;
 static std::map<const void *, int> smem_allowed;
 static std::mutex kernels_lock;
 
