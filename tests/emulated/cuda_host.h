@@ -283,4 +283,5 @@ template <typename T> static inline T __reduce_min_sync(uint32_t mask, T v, NB_F
 }
 
 #include "intrinsics_host.h"
+#include "mma_host.h"
 #include "ptx_host.h"
