@@ -17,8 +17,8 @@
 #include "nibble.h"
 #include "runner.h"
 
-/* EMULATED: kernels run on the host (tests/emulated), on four multiprocessors and slowly. Then cases
- * are fewer and smaller. */
+/* EMULATED: kernels run on the host (tests/emulated), on four multiprocessors and slowly. Then
+ * cases are fewer and smaller. */
 #ifndef EMULATED
 #define EMULATED 0
 #endif
