@@ -103,7 +103,8 @@ static cublasStatus_t preference_set(cublasLtMatmulPreference_t,
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Algorithms. With NB_EMULATED_FASTEST=backwards FORWARDS is the slow one, else BACKWARDS. */
+/* Algorithms, in data[0]; data[1]: whether both orders of a sum count as one kind, as is so for
+ * large results, which show the order by their bits. With NB_EMULATED_FASTEST=backwards FORWARDS is the slow one, else BACKWARDS. */
 enum { DOES_NOT_RUN, FORWARDS, BACKWARDS, ALGORITHMS };
 
 static bool is_slow(uint64_t algorithm)
@@ -116,17 +117,31 @@ static bool is_slow(uint64_t algorithm)
  * NB_EMULATED_BACKWARDS the other two change places. */
 static cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
                                 cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int wanted,
+                                cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int wanted,
                                 cublasLtMatmulHeuristicResult_t found[], int *count)
 {
     bool other = getenv("NB_EMULATED_BACKWARDS");
+    const matrix_layout *result = (const matrix_layout *)d;
     *count = wanted < ALGORITHMS ? 1 : ALGORITHMS;
     for (int i = 0; i < *count; i++) {
         found[i] = {};
         found[i].algo.data[0] = *count == 1 ? FORWARDS : (uint64_t)i;
         if (other && found[i].algo.data[0] != DOES_NOT_RUN)
             found[i].algo.data[0] = FORWARDS + BACKWARDS - found[i].algo.data[0];
+        found[i].algo.data[1] = result->rows * result->cols >= 4096;
     }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t config(const cublasLtMatmulAlgo_t *algo,
+                             cublasLtMatmulAlgoConfigAttributes_t what, void *value, size_t bytes,
+                             size_t *written)
+{
+    int32_t id = (int32_t)(algo->data[1] ? ALGORITHMS : algo->data[0]);
+    if (what != CUBLASLT_ALGO_CONFIG_ID || bytes != sizeof id)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    memcpy(value, &id, sizeof id);
+    *written = sizeof id;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -284,6 +299,7 @@ static const struct {
     {"cublasLtMatmul", (void *)matmul},
     {"cublasLtGetVersion", (void *)version},
     {"cublasLtMatmulAlgoCheck", (void *)check},
+    {"cublasLtMatmulAlgoConfigGetAttribute", (void *)config},
     {"cublasLtMatmulAlgoGetHeuristic", (void *)heuristic},
     {"cublasLtMatmulDescCreate", (void *)desc_create},
     {"cublasLtMatmulDescDestroy", (void *)desc_destroy},

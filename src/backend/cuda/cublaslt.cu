@@ -25,6 +25,7 @@
     X(matmul, cublasLtMatmul)                                                                      \
     X(version, cublasLtGetVersion)                                                                 \
     X(check, cublasLtMatmulAlgoCheck)                                                              \
+    X(config, cublasLtMatmulAlgoConfigGetAttribute)                                                \
     X(heuristic, cublasLtMatmulAlgoGetHeuristic)                                                   \
     X(desc_create, cublasLtMatmulDescCreate)                                                       \
     X(desc_destroy, cublasLtMatmulDescDestroy)                                                     \
@@ -277,21 +278,62 @@ static enum nb_status make_events(cudaEvent_t events[2])
     return NB_OK;
 }
 
-/* Whether the proposal, which has just run, gives the bits of the first one that did. Many do: most
- * kernels add in the order of K. */
-static enum nb_status has_first_bits(struct nbi_stream *s, const struct cublaslt_gemm *g,
-                                     bool *first, uint64_t *bits, bool *same)
+/* What the order in which a product adds depends on, as far as it can be known: the algorithm's
+ * kind, and the bits that it gives. In small results rounding may hide another order; in large
+ * ones kernels of one kind may have several. */
+struct sum_order {
+    int32_t id, split_k;
+    uint32_t reduction;
+    uint16_t inner_shape;
+    uint64_t bits;
+};
+
+static bool same_kind(const struct sum_order *a, const struct sum_order *b)
 {
-    uint64_t these;
-    NBI_TRY(fingerprint(s, g, &these));
-    if (*first)
-        *bits = these;
-    *first = false;
-    *same = these == *bits;
+    return a->id == b->id && a->split_k == b->split_k && a->reduction == b->reduction &&
+           a->inner_shape == b->inner_shape;
+}
+
+/* An attribute that the algorithm does not have stays 0. */
+static struct sum_order kind_of_sum(const struct cublaslt *lt, const cublasLtMatmulAlgo_t *algo)
+{
+    struct sum_order k = {};
+    size_t written;
+    lt->f.config(algo, CUBLASLT_ALGO_CONFIG_ID, &k.id, sizeof k.id, &written);
+    lt->f.config(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &k.split_k, sizeof k.split_k, &written);
+    lt->f.config(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &k.reduction, sizeof k.reduction,
+                 &written);
+    lt->f.config(algo, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, &k.inner_shape, sizeof k.inner_shape,
+                 &written);
+    return k;
+}
+
+/* Times a proposal, and takes it if it is faster than *fastest and adds in the order of the first
+ * one that ran. */
+static enum nb_status try_algorithm(struct nbi_stream *s, const struct plan *p,
+                                    const struct cublaslt_gemm *g, const cublasLtMatmulAlgo_t *algo,
+                                    const cudaEvent_t events[2], struct sum_order *first,
+                                    float *fastest, bool *taken)
+{
+    struct sum_order order = kind_of_sum(s->cuda->cublaslt, algo);
+    bool is_first = *fastest == INFINITY;
+    *taken = false;
+    if (!is_first && !same_kind(&order, first))
+        return NB_OK;
+    float ms = time_algorithm(s, p, g, algo, events);
+    if (!(ms < *fastest))
+        return NB_OK;
+    NBI_TRY(fingerprint(s, g, &order.bits));
+    if (!is_first && order.bits != first->bits)
+        return NB_OK;
+    if (is_first)
+        *first = order;
+    *fastest = ms;
+    *taken = true;
     return NB_OK;
 }
 
-/* The fastest of the proposals with the bits of the first one that runs. So the bits depend on
+/* The fastest of the proposals that add as the first one that runs does. So the bits depend on
  * library and device alone, and not on how fast something happened to be. */
 static enum nb_status measure(struct nbi_stream *s, const struct plan *p,
                               const struct cublaslt_gemm *g,
@@ -299,19 +341,14 @@ static enum nb_status measure(struct nbi_stream *s, const struct plan *p,
 {
     cudaEvent_t events[2] = {};
     float fastest = INFINITY;
-    uint64_t bits = 0;
-    bool first = true;
+    struct sum_order first = {};
+    bool taken;
     enum nb_status rc = NB_OK;
     NBI_TRY(make_events(events));
     for (int i = 0; i < count && rc == NB_OK; i++) {
-        float ms = time_algorithm(s, p, g, &found[i].algo, events);
-        bool same = false;
-        if (ms < INFINITY)
-            rc = has_first_bits(s, g, &first, &bits, &same);
-        if (same && ms < fastest) {
-            fastest = ms;
+        rc = try_algorithm(s, p, g, &found[i].algo, events, &first, &fastest, &taken);
+        if (rc == NB_OK && taken)
             *best = i;
-        }
     }
     for (int i = 0; i < 2; i++)
         cudaEventDestroy(events[i]);
