@@ -10,6 +10,7 @@
 #include "base/crc.h"
 #include "base/file.h"
 #include "base/jscan.h"
+#include "base/parallel.h"
 #include "base/utf8.h"
 
 #define MAGIC       "NBCKPT\r\n"
@@ -191,27 +192,83 @@ static enum nb_status make_header(const struct nbi_ckpt_content *c, struct nbi_s
     return rc == NB_OK ? nbi_str_status(s) : rc;
 }
 
-/* Writes a blob at a file offset; buffer: PIECE bytes for the callback. */
+/* A piece that is written while the next one is fetched. */
+struct turn {
+    struct nbi_outfile *f;
+    const struct nbi_ckpt_content *c;
+    size_t index;
+    uint64_t offset, at; /* of the piece in its blob, and of the blob in the file */
+    const void *piece;
+    size_t bytes;
+    void *next; /* NULL: there is none to fetch */
+    size_t next_bytes;
+    enum nb_status written, fetched;
+    char message[512]; /* of a fetch that failed: messages belong to threads */
+};
+
+static void fetch_next(struct turn *t)
+{
+    t->fetched = t->c->get(t->c->ctx, t->index, t->offset + t->bytes, t->next, t->next_bytes);
+    if (t->fetched != NB_OK)
+        snprintf(t->message, sizeof t->message, "%s", nb_last_error());
+}
+
+/* For nbi_team_run: the first thread writes, the last one fetches. */
+static void take_turn(void *ctx, int thread, int threads)
+{
+    struct turn *t = ctx;
+    if (thread == 0)
+        t->written = nbi_outfile_write(t->f, t->at + t->offset, t->piece, t->bytes);
+    if (thread == threads - 1 && t->next && (threads > 1 || t->written == NB_OK))
+        fetch_next(t);
+}
+
+/* Without overlap one thread does both. */
+static enum nb_status run_turn(struct turn *t)
+{
+    bool both = t->next && t->c->overlap;
+    t->written = t->fetched = NB_OK;
+    if (both)
+        nbi_team_run(2, take_turn, t);
+    else
+        take_turn(t, 0, 1);
+    if (t->written != NB_OK || t->fetched == NB_OK)
+        return t->written;
+    nbi_fail(t->fetched, "%s", t->message);
+    return nbi_context(t->fetched, "blob '%s'", t->c->blobs[t->index].name);
+}
+
+static size_t piece_at(const struct nbi_ckpt_blob *b, uint64_t offset)
+{
+    return b->bytes - offset < PIECE ? (size_t)(b->bytes - offset) : PIECE;
+}
+
+/* Writes a blob at a file offset; buffer: two pieces for the callback. */
 static enum nb_status write_blob(struct nbi_outfile *f, const struct nbi_ckpt_content *c,
-                                 size_t index, uint64_t at, void *buffer, uint32_t *crc)
+                                 size_t index, uint64_t at, uint8_t *buffer, uint32_t *crc)
 {
     const struct nbi_ckpt_blob *b = &c->blobs[index];
+    struct turn t = {.f = f, .c = c, .index = index, .at = at};
     *crc = 0;
-    for (uint64_t done = 0; done < b->bytes;) {
-        size_t n = b->bytes - done < PIECE ? (size_t)(b->bytes - done) : PIECE;
-        const void *p = b->memory ? (const char *)b->memory + done : buffer;
-        if (!b->memory)
-            NBI_TRY(nbi_context(c->get(c->ctx, index, done, buffer, n), "blob '%s'", b->name));
-        *crc = nbi_crc32c(*crc, p, n);
-        NBI_TRY(nbi_outfile_write(f, at + done, p, n));
-        done += n;
+    if (b->bytes > 0 && !b->memory)
+        NBI_TRY(
+            nbi_context(c->get(c->ctx, index, 0, buffer, piece_at(b, 0)), "blob '%s'", b->name));
+    for (int which = 0; t.offset < b->bytes; which ^= 1) {
+        t.bytes = piece_at(b, t.offset);
+        t.next_bytes = piece_at(b, t.offset + t.bytes);
+        t.piece =
+            b->memory ? (const uint8_t *)b->memory + t.offset : buffer + (size_t)which * PIECE;
+        t.next = b->memory || t.next_bytes == 0 ? NULL : buffer + (size_t)(which ^ 1) * PIECE;
+        *crc = nbi_crc32c(*crc, t.piece, t.bytes);
+        NBI_TRY(run_turn(&t));
+        t.offset += t.bytes;
     }
     return NB_OK;
 }
 
 /* Writes the header in s, the blobs and the trailer, for which s is reused. */
 static enum nb_status write_parts(struct nbi_outfile *f, const struct nbi_ckpt_content *c,
-                                  struct nbi_str *s, void *buffer)
+                                  struct nbi_str *s, uint8_t *buffer)
 {
     uint64_t at = s->len;
     uint32_t header_crc = get_u32((const uint8_t *)s->p + s->len - 4);
@@ -235,8 +292,8 @@ enum nb_status nbi_checkpoint_write(const char *path, const struct nbi_ckpt_cont
     struct nbi_outfile *f = NULL;
     uint64_t total = 0;
     NBI_TRY(check_content(c));
-    void *buffer = c->get ? malloc(PIECE) : NULL;
-    enum nb_status rc = c->get && !buffer ? nbi_fail_memory("checkpoint buffer", PIECE) : NB_OK;
+    uint8_t *buffer = c->get ? malloc(2 * PIECE) : NULL;
+    enum nb_status rc = c->get && !buffer ? nbi_fail_memory("checkpoint buffer", 2 * PIECE) : NB_OK;
     if (rc == NB_OK)
         rc = make_header(c, &s, &total);
     if (rc == NB_OK)

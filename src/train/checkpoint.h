@@ -48,6 +48,7 @@ struct nbi_ckpt_content {
     size_t blob_count;
     nbi_ckpt_get_fn get; /* NULL if all blobs are in memory */
     void *ctx;
+    bool overlap; /* get is slow: another thread calls it while a piece is written */
 };
 
 #define NBI_CKPT_NAME_MAX     255
@@ -63,7 +64,7 @@ enum nb_status nbi_checkpoint_write(const char *path, const struct nbi_ckpt_cont
  * checkpoints up to this step but the last `keep` (at least 1), and temporary files of writers that
  * were killed. Checkpoints of later steps stay: callers refuse to start a new run in a directory
  * that has checkpoints. The space is reserved first; a failure leaves all other files as they are.
- * Memory: one buffer of 1 MiB, only if blobs come from the callback. */
+ * Memory: 2 MiB, only if blobs come from the callback. */
 enum nb_status nbi_checkpoint_save(const char *dir, int keep,
                                    const struct nbi_ckpt_content *content);
 

@@ -301,7 +301,8 @@ static enum nb_status write_arrays(struct nbi_run *r, struct arrays *l, const ch
                                              .blobs = blobs,
                                              .blob_count = count,
                                              .get = get,
-                                             .ctx = l};
+                                             .ctx = l,
+                                             .overlap = nbi_backend_has(r->be, NBI_CAP_OWN_MEMORY)};
     const char *dir = r->opts->checkpoint_dir;
     int keep = r->opts->keep > 0 ? r->opts->keep : 2;
     enum nb_status rc = accepted ? nbi_checkpoint_save_accepted(dir, &content)

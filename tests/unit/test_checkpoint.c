@@ -444,6 +444,58 @@ static void test_checkpoint__second_writer_is_refused(void **state)
     close(ready[1]);
 }
 
+/* Pieces of w, the blob with the given bytes, from a slow source; the one at `bad` fails. */
+struct slow_source {
+    uint64_t step, bad;
+};
+
+static enum nb_status get_slowly(void *ctx, size_t index, uint64_t offset, void *dst, size_t len)
+{
+    struct slow_source *s = ctx;
+    if (index == 1 && s->bad > offset && s->bad <= offset + len)
+        return nbi_fail(NB_EDEVICE, "byte %llu is lost", (unsigned long long)s->bad);
+    usleep(200);
+    return get_pattern(&s->step, index, offset, dst, len);
+}
+
+static enum nb_status write_from(struct slow_source *s, size_t bytes, bool overlap,
+                                 const char *name)
+{
+    const struct nbi_ckpt_blob blobs[] = {{"text", 5, "hello"}, {"w", bytes, NULL}, {"m", 7, NULL}};
+    const struct nbi_ckpt_content content = {.settings = "{}",
+                                             .blobs = blobs,
+                                             .blob_count = 3,
+                                             .get = get_slowly,
+                                             .ctx = s,
+                                             .overlap = overlap};
+    return nbi_checkpoint_write(test_path(name), &content);
+}
+
+/* A second thread that fetches makes the same file, and its failures are the writer's. */
+static void test_checkpoint__pieces_are_fetched_while_others_are_written(void **state)
+{
+    (void)state;
+    const size_t MiB = 1 << 20, sizes[] = {0, 1, MiB - 1, MiB, MiB + 1, BIG, 4 * MiB};
+    struct slow_source good = {.step = 3};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        char *one = NULL, *two = NULL;
+        size_t n = 0, m = 0;
+        assert_ok(write_from(&good, sizes[i], false, "one"));
+        assert_ok(write_from(&good, sizes[i], true, "two"));
+        assert_ok(nbi_file_read(test_path("one"), 16 * MiB, &one, &n));
+        assert_ok(nbi_file_read(test_path("two"), 16 * MiB, &two, &m));
+        assert_int_equal(n, m);
+        assert_memory_equal(one, two, n);
+        free(one);
+        free(two);
+    }
+    for (size_t i = 0; i < 5; i++) {
+        struct slow_source bad = {.step = 3, .bad = i * MiB / 2 + 1};
+        assert_fails(write_from(&bad, BIG, true, "bad"), NB_EDEVICE, "blob 'w': byte ");
+        assert_int_not_equal(access(test_path("bad"), F_OK), 0);
+    }
+}
+
 int main(void)
 {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, remove_test_dir)
@@ -459,6 +511,7 @@ int main(void)
         T(test_checkpoint__full_disk_keeps_old_checkpoints),
         T(test_checkpoint__failed_callback_leaves_nothing),
         T(test_checkpoint__second_writer_is_refused),
+        T(test_checkpoint__pieces_are_fetched_while_others_are_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
