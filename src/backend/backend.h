@@ -170,8 +170,7 @@ struct nbi_backend {
                             struct nbi_ptr *out);
     void (*free)(struct nbi_backend *be, struct nbi_ptr p);
 
-    /* With NBI_CAP_OWN_MEMORY: what of it is free, and what blocks of these sizes take of it. */
-    enum nb_status (*memory_free)(struct nbi_backend *be, int64_t *bytes);
+    /* With NBI_CAP_OWN_MEMORY: its state, and what blocks of these sizes would take of it. */
     enum nb_status (*memory)(struct nbi_backend *be, struct nbi_memory *out);
     int64_t (*reserved_bytes)(const int64_t *blocks, int count);
 

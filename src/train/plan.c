@@ -209,12 +209,12 @@ enum nb_status nbi_run_check_gpu_memory(const struct nbi_run *r)
 {
     struct nb_train_plan plan;
     char planned[32], unused[32];
-    int64_t available;
+    struct nbi_memory memory;
     if (!nbi_backend_has(r->be, NBI_CAP_OWN_MEMORY))
         return NB_OK;
     NBI_TRY(nbi_run_plan(r, &plan));
-    NBI_TRY(r->be->memory_free(r->be, &available));
-    available += plan.context; /* which is there already */
+    NBI_TRY(r->be->memory(r->be, &memory));
+    int64_t available = memory.unused + plan.context; /* which is there already */
     if (plan.total <= available)
         return NB_OK;
     return nbi_fail(NB_ENOMEM,

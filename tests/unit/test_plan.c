@@ -102,6 +102,21 @@ static struct nb_train_opts options(const struct setting *s)
     return o;
 }
 
+static struct nb_train_opts of_4b(void)
+{
+    struct nb_train_opts o;
+    nb_train_defaults(&o);
+    o.synthetic = "4b";
+    o.device = "cuda";
+    o.seq_len = 2048;
+    o.batch_size = 8;
+    o.grad_accum = 1;
+    o.precision = NB_PRECISION_NVFP4;
+    o.moment_type = NB_MOMENT_INT8;
+    o.bf16_master = true;
+    return o;
+}
+
 /* ---- on a GPU ---- */
 
 struct watch {
@@ -113,9 +128,9 @@ struct watch {
 
 static int64_t unused(struct nbi_backend *be)
 {
-    int64_t bytes;
-    assert_ok(be->memory_free(be, &bytes));
-    return bytes;
+    struct nbi_memory memory;
+    assert_ok(be->memory(be, &memory));
+    return memory.unused;
 }
 
 static void at_start(void *ctx, const struct nb_train_result *r)
@@ -291,6 +306,24 @@ static void test_plan__products_of_a_step_on_cuda(void **state)
 }
 #endif
 
+/* The emulated GPU has 16 GiB, none of which the context takes. */
+static void test_plan__more_than_there_is_on_cuda(void **state)
+{
+    (void)state;
+    struct nb_train_opts o = of_4b();
+    struct nb_train_result r;
+    o.steps = 1;
+    need_gpu();
+#ifdef NB_TEST_EMULATED
+    assert_fails(nb_train(&o, &r), NB_ENOMEM, "of GPU memory, but only 16.52 GiB is free");
+    assert_fails(nb_train(&o, &r), NB_ENOMEM, "--device cuda and --fit 17.0 lists settings");
+#else
+    o.batch_size = 64;
+    o.seq_len = 32768;
+    assert_fails(nb_train(&o, &r), NB_ENOMEM, "of GPU memory, but only");
+#endif
+}
+
 /* ---- without one ---- */
 
 static int64_t parts_of(const struct nb_train_plan *p)
@@ -346,21 +379,6 @@ static void test_plan__a_4b_model(void **state)
     assert_int_equal(p.weights, (matrices + embedding) / 16 + 4 * vectors);
     assert_int_equal(p.gradients, 4 * (embedding + 2560 + 2 * 2560 + 2 * 128) + 2 * matrices / 36);
     assert_int_equal(p.compute, NB_COMPUTE_BF16);
-}
-
-static struct nb_train_opts of_4b(void)
-{
-    struct nb_train_opts o;
-    nb_train_defaults(&o);
-    o.synthetic = "4b";
-    o.device = "cuda";
-    o.seq_len = 2048;
-    o.batch_size = 8;
-    o.grad_accum = 1;
-    o.precision = NB_PRECISION_NVFP4;
-    o.moment_type = NB_MOMENT_INT8;
-    o.bf16_master = true;
-    return o;
 }
 
 /* What is found takes what its plan says, and leaves half a GiB of the card. The smallest card
@@ -439,6 +457,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan__is_exact_on_cuda),
         cmocka_unit_test(test_plan__is_exact_to_the_end_on_cuda),
+        cmocka_unit_test(test_plan__more_than_there_is_on_cuda),
 #ifdef NB_TEST_EMULATED
         cmocka_unit_test(test_plan__one_wait_a_step_on_cuda),
         cmocka_unit_test(test_plan__products_of_a_step_on_cuda),

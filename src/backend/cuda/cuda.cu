@@ -47,15 +47,6 @@ static void cuda_free(struct nbi_backend *be, struct nbi_ptr p)
         nbi_cuda_free(cuda_of(be), at<void>(p));
 }
 
-static enum nb_status cuda_memory_free(struct nbi_backend *be, int64_t *bytes)
-{
-    size_t unused = 0, total = 0;
-    CU_TRY(cudaSetDevice(cuda_of(be)->index));
-    CU_TRY(cudaMemGetInfo(&unused, &total));
-    *bytes = (int64_t)unused;
-    return NB_OK;
-}
-
 /* ---- streams ---- */
 
 static void cuda_stream_free(struct nbi_stream *s)
@@ -255,7 +246,6 @@ static void fill_table(struct cuda *cuda)
     be->close = cuda_close;
     be->alloc = cuda_alloc;
     be->free = cuda_free;
-    be->memory_free = cuda_memory_free;
     be->memory = nbi_cuda_memory;
     be->weight_new = nbi_cuda_weight_new;
     be->weight_alloc = nbi_cuda_weight_alloc;
