@@ -71,6 +71,8 @@ class Options:
         self.nibble, self.work = nibble, work
         self.steps = STEPS_FULL if full else STEPS_SHORT
         t.make_data(work)
+        with open(work + "/prompts.txt", "w", encoding="ascii") as f:
+            f.write("the cat\n")
         heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
         t.make_model(nibble, work + "/model", head_dim=64, **heads)
         t.make_model(nibble, work + "/untied", head_dim=64, tie_word_embeddings=False, **heads)
@@ -123,8 +125,6 @@ class Options:
         """Evaluation, test prompts, export, reports; the exported model is the one that was
         measured, and says what the run says that it says."""
         prompts = self.work + "/prompts.txt"
-        with open(prompts, "w", encoding="ascii") as f:
-            f.write("the cat\n")
         out, report = self.work + "/out", self.work + "/memory.json"
         r, _, _ = self.train("whole", "cuda", "-o", out, "--eval-data", self.work + "/held.txt",
                              "--eval-every", 2, "--test-prompts", prompts, "--vram-report", report,
@@ -154,6 +154,20 @@ class Options:
             assert parts["context"] == 0 and parts["stages"] > 1, parts
         taken = {x.get("device_bytes") for x in t.log(self.work + "/whole.jsonl") if "loss" in x}
         assert len(taken) == 1 and taken.pop() > samples[-1]["PidMemoryMiB"] * 2**20
+
+    def stores(self, model, compute, *stores, prompts=()):
+        """Whatever is kept of NVFP4 weights, model, losses, evaluations and answers are the same."""
+        results = []
+        for store in ("codes", *stores):
+            out = f"{self.work}/{store}"
+            r, losses, _ = self.train(
+                store, "cuda", "-m", model, "-o", out, "--weight-store", store, "--compute-dtype",
+                compute, "--eval-data", self.work + "/held.txt", "--steps", 2, *prompts)
+            results.append((losses, r["eval"], r.get("answers"),
+                            t.read(out + "/model.safetensors")))
+            shutil.rmtree(out)
+        assert all(r == results[0] for r in results), (model, compute)
+        print(f"weights as {', '.join(stores)}: the same as codes, {compute} activations", flush=True)
 
     def least_memory(self, *more):
         """With bf16 for gradients and activations in addition: near the CPU in the same mode, and a
@@ -224,9 +238,14 @@ def main():
             options.compare(what, *more)
         for what, more in FULL.items() if full else ():
             options.compare(what, "--precision", "bf16", *more, bf16=True)
+        options.stores("DIR/two", "bf16", "scales")
         options.least_memory()
         if full:
             options.least_memory("-m", "DIR/large")
+            for compute in ("f32", "bf16"):
+                options.stores("DIR/model", compute, "bf16", "scales",
+                               prompts=("--test-prompts", "DIR/prompts.txt"))
+                options.stores("DIR/untied", compute, "scales")
         options.whole_run()
         options.not_finite()
         options.bench()
