@@ -39,6 +39,7 @@ static void trainer_logits(const struct nb_train_opts *o, int32_t *ids, float **
     int32_t rows[ROWS * LENGTH];
     opts.resume = true;
     assert_ok(nbi_run_open(&r, &opts));
+    assert_ok(nbi_run_open_checkpoint(&r));
     assert_ok(nbi_run_fingerprint(&r));
     assert_ok(nbi_run_resume(&r));
     assert_int_equal(r.state.step, o->steps);
