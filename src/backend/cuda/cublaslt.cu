@@ -308,28 +308,33 @@ static struct sum_order kind_of_sum(const struct cublaslt *lt, const cublasLtMat
     return k;
 }
 
-/* Times a proposal, and takes it if it is faster than *fastest and adds in the order of the first
- * one that ran. */
-static enum nb_status try_algorithm(struct nbi_stream *s, const struct plan *p,
-                                    const struct cublaslt_gemm *g, const cublasLtMatmulAlgo_t *algo,
-                                    const cudaEvent_t events[2], struct sum_order *first,
-                                    float *fastest, bool *taken)
+struct search {
+    cudaEvent_t events[2];
+    struct sum_order first; /* of the first proposal that ran */
+    float fastest;          /* ms; infinite before that */
+    int best;               /* proposal */
+};
+
+/* Times a proposal, and takes it if it is the fastest so far and adds in the order of the first. */
+static enum nb_status try_proposal(struct nbi_stream *s, const struct plan *p,
+                                   const struct cublaslt_gemm *g,
+                                   const cublasLtMatmulHeuristicResult_t *found, int i,
+                                   struct search *best)
 {
-    struct sum_order order = kind_of_sum(s->cuda->cublaslt, algo);
-    bool is_first = *fastest == INFINITY;
-    *taken = false;
-    if (!is_first && !same_kind(&order, first))
+    struct sum_order order = kind_of_sum(s->cuda->cublaslt, &found[i].algo);
+    bool is_first = best->fastest == INFINITY;
+    if (!is_first && !same_kind(&order, &best->first))
         return NB_OK;
-    float ms = time_algorithm(s, p, g, algo, events);
-    if (!(ms < *fastest))
+    float ms = time_algorithm(s, p, g, &found[i].algo, best->events);
+    if (!(ms < best->fastest))
         return NB_OK;
     NBI_TRY(fingerprint(s, g, &order.bits));
-    if (!is_first && order.bits != first->bits)
+    if (!is_first && order.bits != best->first.bits)
         return NB_OK;
     if (is_first)
-        *first = order;
-    *fastest = ms;
-    *taken = true;
+        best->first = order;
+    best->fastest = ms;
+    best->best = i;
     return NB_OK;
 }
 
@@ -339,20 +344,16 @@ static enum nb_status measure(struct nbi_stream *s, const struct plan *p,
                               const struct cublaslt_gemm *g,
                               const cublasLtMatmulHeuristicResult_t *found, int count, int *best)
 {
-    cudaEvent_t events[2] = {};
-    float fastest = INFINITY;
-    struct sum_order first = {};
-    bool taken;
+    struct search search = {};
     enum nb_status rc = NB_OK;
-    NBI_TRY(make_events(events));
-    for (int i = 0; i < count && rc == NB_OK; i++) {
-        rc = try_algorithm(s, p, g, &found[i].algo, events, &first, &fastest, &taken);
-        if (rc == NB_OK && taken)
-            *best = i;
-    }
+    search.fastest = INFINITY;
+    NBI_TRY(make_events(search.events));
+    for (int i = 0; i < count && rc == NB_OK; i++)
+        rc = try_proposal(s, p, g, found, i, &search);
     for (int i = 0; i < 2; i++)
-        cudaEventDestroy(events[i]);
+        cudaEventDestroy(search.events[i]);
     cudaGetLastError(); /* of proposals that do not run */
+    *best = search.best;
     return rc;
 }
 
