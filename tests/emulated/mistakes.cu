@@ -17,7 +17,8 @@ __global__ static void k_right(int *out)
 __global__ static void k_static_too_short(int *out)
 {
     __shared__ int values[THREADS - 1];
-    values[threadIdx.x] = (int)threadIdx.x;
+    int *to = values + threadIdx.x;
+    *to = (int)threadIdx.x;
     __syncthreads();
     out[threadIdx.x] = values[threadIdx.x % (THREADS - 1)];
 }
