@@ -3,10 +3,10 @@
 
 usage: train.py NIBBLE [full]
 
-In f32 the losses of both are equal to 1e-5 of their size, in nvfp4 with each state kind to 1e-3:
-there a rounding that falls the other way changes a weight by a whole step of its code. A run that
-is killed and resumed ends with the bytes of one that was not. "full" takes 20 steps instead of a
-few."""
+In f32 the losses of both are equal to 1e-4, in nvfp4 with each state kind to 1e-3: there a rounding
+that falls the other way changes a weight by a whole step of its code, and the next steps differ the
+more the higher the learning rate is. A run that is killed and resumed ends with the bytes of one
+that was not. "full" takes 20 steps instead of a few."""
 import os
 import sys
 import tempfile
@@ -30,7 +30,7 @@ class Training:
     def options(self, name, device, compute, *more):
         """A run whose log and checkpoints have this name."""
         return ["-q", "--json", "-m", self.work + "/model", "-d", self.work + "/a.txt",
-                "--steps", self.steps, "--seq-len", 16, "--batch-size", 2, "--lr", "1e-3",
+                "--steps", self.steps, "--seq-len", 16, "--batch-size", 2, "--lr", "3e-4",
                 "--device", device, "--compute-dtype", compute,
                 "--log", f"{self.work}/{name}.jsonl", *more]
 
@@ -47,7 +47,7 @@ class Training:
         for compute, limit in limits:
             got = self.losses("cuda", "cuda", compute, *how)
             assert len(got) == len(want) == self.steps
-            off = max(abs(a - b) / b for a, b in zip(got, want))
+            off = max(abs(a - b) for a, b in zip(got, want))
             print(f"{precision}, {state} states, {compute} activations: losses from "
                   f"{want[0]:.3f} to {want[-1]:.3f}, off by up to {off:.2g}", flush=True)
             assert off < limit, (want, got)
@@ -75,8 +75,8 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         training = Training(sys.argv[1], work, full)
         for state in t.STATES if full else ("int8",):
-            training.compare("nvfp4", state, (("f32", 1e-3), ("bf16", 1e-2)))
-        training.compare("f32", "f32", (("f32", 1e-5),))
+            training.compare("nvfp4", state, (("f32", 1e-3), ("bf16", 2e-2)))
+        training.compare("f32", "f32", (("f32", 1e-4),))
         training.resume()
 
 
