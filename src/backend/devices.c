@@ -160,6 +160,7 @@ enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
     memset(out, 0, sizeof *out);
     snprintf(device, sizeof device, "cuda:%d", index);
     NBI_TRY(open_for_prefill(&be, device));
+    NBI_BUG_IF(!be);
     out->native = nbi_backend_has(be, NBI_CAP_FP4);
     out->failed = be->fp4_selftest_failed;
     snprintf(out->words, sizeof out->words, "%s", be->prefill_path);

@@ -23,17 +23,17 @@ static size_t option_count(const struct cli_command *c)
     return c->option_count + cli_common_count;
 }
 
-/* The values an option can have, "a|b|c"; NULL: a number or a text. */
+/* The values an option can have, "a|b|c"; empty: a number or a text. */
 static const char *values_of(const struct cli_opt *o)
 {
     if (o->kind == CLI_CHOICE)
         return o->arg;
-    return strcmp(o->name, "device") == 0 ? "auto|cpu|cuda" : NULL;
+    return strcmp(o->name, "device") == 0 ? "auto|cpu|cuda" : "";
 }
 
 static bool takes_file(const struct cli_opt *o)
 {
-    return (o->kind == CLI_STRING || o->kind == CLI_LIST) && !values_of(o);
+    return (o->kind == CLI_STRING || o->kind == CLI_LIST) && !*values_of(o);
 }
 
 /* Choices separated by spaces. */
@@ -77,7 +77,7 @@ static void bash_command(FILE *out, const struct cli_command *c)
         fputs("        ", out);
         bash_names(out, o);
         fputs(") values='", out);
-        print_choices(out, values_of(o) ? values_of(o) : "");
+        print_choices(out, values_of(o));
         fputs("' ;;\n", out);
     }
     fputs("        *)\n            options='--help", out);
@@ -138,10 +138,10 @@ static void zsh_option(FILE *out, const struct cli_opt *o)
     putc(']', out);
     if (o->kind != CLI_FLAG) {
         putc(':', out);
-        print_quoted(out, values_of(o) ? o->name : o->arg, "[]:\\");
+        print_quoted(out, *values_of(o) ? o->name : o->arg, "[]:\\");
         putc(':', out);
     }
-    if (values_of(o)) {
+    if (*values_of(o)) {
         putc('(', out);
         print_choices(out, values_of(o));
         putc(')', out);
@@ -203,7 +203,7 @@ static void fish_option(FILE *out, const struct cli_command *c, const struct cli
         fprintf(out, " -s %c", o->letter);
     if (o->kind != CLI_FLAG)
         fputs(takes_file(o) ? " -r -F" : " -x", out);
-    if (values_of(o)) {
+    if (*values_of(o)) {
         fputs(" -a '", out);
         print_choices(out, values_of(o));
         putc('\'', out);
