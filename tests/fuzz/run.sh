@@ -3,6 +3,8 @@
 # time. New inputs go to BUILD/corpus-TARGET; the seeds in tests/fuzz/corpus stay as they are.
 # usage: tests/fuzz/run.sh BUILD SECONDS JOBS [TARGET...]
 set -eu
+# libFuzzer's C++ library is loaded before that of AddressSanitizer, which does not matter here.
+export ASAN_OPTIONS="verify_asan_link_order=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
 [ $# -ge 3 ] || { echo "usage: $0 BUILD SECONDS JOBS [TARGET...]" >&2; exit 2; }
 build=$(cd "$1" && pwd) seconds=$2 jobs=$3
 shift 3
