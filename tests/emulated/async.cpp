@@ -24,10 +24,12 @@ void cp_async(uint32_t to, const void *from, int bytes)
     copy c = {shared_pointer(to), from, bytes, l.group, 0, false};
     if (((uintptr_t)c.to | (uintptr_t)from) % (uintptr_t)bytes != 0)
         fail("cp.async of %d bytes to %p from %p is not aligned", bytes, c.to, from);
-    if (coin())
+    if (coin()) {
         perform(c);
-    else
+    } else {
+        unwatched own;
         l.started.push_back(c);
+    }
 }
 
 void cp_async_commit(void)
@@ -41,6 +43,7 @@ void cp_async_wait(unsigned groups_left)
     size_t done = 0;
     while (done < l.started.size() && l.started[done].group + groups_left < l.group)
         perform(l.started[done++]);
+    unwatched own;
     l.started.erase(l.started.begin(), l.started.begin() + (long)done);
 }
 
@@ -72,6 +75,13 @@ static mbarrier &mbarrier_at(uint32_t bar)
     return b;
 }
 
+/* Those who arrive leave their mark at a phase, those who waited for it take them all. Who does a
+ * copy takes those of the thread that started it. */
+static void *marks(mbarrier &b, uint32_t phase)
+{
+    return (char *)&b + phase;
+}
+
 static void end_phase_if_complete(mbarrier &b)
 {
     if (b.left > 0 || b.bytes != 0)
@@ -85,6 +95,7 @@ static void arrive(mbarrier &b)
 {
     if (b.left == 0)
         fail("more threads arrive at an mbarrier than it expects (%u)", b.count);
+    leave_mark(marks(b, b.phase));
     b.left--;
     end_phase_if_complete(b);
 }
@@ -112,43 +123,68 @@ void mbarrier_arrive(uint32_t bar, int bytes)
     arrive(b);
 }
 
+static void deliver_one(mbarrier &b, const pending &p)
+{
+    if (p.arrival) {
+        arrive(b);
+        return;
+    }
+    take_marks(marks(b, b.phase));
+    perform(p.what);
+    leave_mark(marks(b, b.phase));
+    if (p.what.group == ~0u) { /* not of cp.async: the bytes count */
+        b.bytes -= p.what.bytes;
+        end_phase_if_complete(b);
+    }
+}
+
+static std::vector<pending> take_pending(mbarrier &b)
+{
+    unwatched own;
+    std::vector<pending> list;
+    auto found = copies_of_cta(-1).find(&b);
+    if (found == copies_of_cta(-1).end())
+        return list;
+    list = std::move(found->second);
+    copies_of_cta(-1).erase(found);
+    return list;
+}
+
 /* Does what is pending for a barrier of this CTA. */
 static void deliver(mbarrier &b)
 {
-    auto found = copies_of_cta(-1).find(&b);
-    if (found == copies_of_cta(-1).end())
-        return;
-    std::vector<pending> list = std::move(found->second);
-    copies_of_cta(-1).erase(found);
-    for (const pending &p : list) {
-        if (p.arrival) {
-            arrive(b);
-            continue;
-        }
-        perform(p.what);
-        if (p.what.group == ~0u) { /* not of cp.async: the bytes count */
-            b.bytes -= p.what.bytes;
-            end_phase_if_complete(b);
-        }
-    }
+    std::vector<pending> list = take_pending(b);
+    for (const pending &p : list)
+        deliver_one(b, p);
+    unwatched own;
+    std::vector<pending>().swap(list);
+}
+
+static void add_pending(mbarrier &b, const pending &p)
+{
+    unwatched own;
+    leave_mark(marks(b, b.phase));
+    copies_of_cta(-1)[&b].push_back(p);
 }
 
 bool mbarrier_test(uint32_t bar, uint32_t parity)
 {
     mbarrier &b = mbarrier_at(bar);
     deliver(b);
-    return b.phase != (parity & 1);
+    if (b.phase == (parity & 1))
+        return false;
+    take_marks(marks(b, parity & 1));
+    return true;
 }
 
 void cp_async_arrive(uint32_t bar)
 {
     lane_copies &l = copies_of_lane();
     mbarrier &b = mbarrier_at(bar);
-    std::vector<pending> &list = copies_of_cta(-1)[&b];
     for (const copy &c : l.started)
-        list.push_back({c, false});
+        add_pending(b, {c, false});
     l.started.clear();
-    list.push_back({{}, true});
+    add_pending(b, {{}, true});
     if (coin())
         deliver(b);
 }
@@ -158,7 +194,7 @@ void bulk_copy(uint32_t to, const void *from, int bytes, uint32_t bar)
     mbarrier &b = mbarrier_at(bar);
     if (to % 16 != 0 || (uintptr_t)from % 16 != 0 || bytes % 16 != 0)
         fail("a bulk copy of %d bytes to %#x from %p is not aligned", bytes, to, from);
-    copies_of_cta(-1)[&b].push_back({{shared_pointer(to), from, bytes, ~0u, 0, false}, false});
+    add_pending(b, {{shared_pointer(to), from, bytes, ~0u, 0, false}, false});
     if (coin())
         deliver(b);
 }

@@ -7,6 +7,10 @@
 #include <unordered_map>
 #include <vector>
 
+#ifdef NB_EMULATED_TSAN
+#include <sanitizer/tsan_interface.h>
+#endif
+
 namespace emulated
 {
 
@@ -19,6 +23,53 @@ namespace emulated
 constexpr int SM_COUNT = 4;
 constexpr int SMEM_MAX = NB_EMULATED_ARCH >= 90 ? 227 << 10 : 163 << 10; /* of a CTA */
 constexpr int SMEM_DEFAULT = 48 << 10; /* more needs cudaFuncSetAttribute */
+
+/* ---- ThreadSanitizer ----
+ *
+ * To it each thread of a CTA is a thread of its own, and what orders them is told by hand: what a
+ * thread did before it leaves a mark at an object happens before what another one does after it has
+ * taken the marks there. Elsewhere the functions do nothing. */
+
+#ifdef NB_EMULATED_TSAN
+extern "C" void AnnotateIgnoreReadsBegin(const char *file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(const char *file, int line);
+
+/* While there is one, accesses do not count: threads share what the emulator allocates. */
+struct unwatched {
+    unwatched()
+    {
+        AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    }
+    ~unwatched()
+    {
+        AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+    }
+};
+
+static inline void leave_mark(void *object)
+{
+    __tsan_release(object);
+}
+
+static inline void take_marks(void *object)
+{
+    __tsan_acquire(object);
+}
+#else
+struct unwatched {
+    unwatched()
+    {
+    }
+};
+
+static inline void leave_mark(void *)
+{
+}
+
+static inline void take_marks(void *)
+{
+}
+#endif
 
 /* ---- grids: scheduler.cpp ---- */
 

@@ -1,13 +1,17 @@
 /* intrinsics_host.h - part of cuda_host.h: atomics and arithmetic. */
 #pragma once
 
-/* ---- atomics: one thread runs at a time ---- */
+/* ---- atomics ----
+ *
+ * One thread runs at a time. The accesses are atomic for ThreadSanitizer, and relaxed as theirs. */
 
 #define NB_ATOMIC(name, new_value)                                                                 \
     template <typename T> static inline T name(T *at, typename std::common_type<T>::type v)        \
     {                                                                                              \
-        T old = *at;                                                                               \
-        *at = new_value;                                                                           \
+        T old, next;                                                                               \
+        __atomic_load(at, &old, __ATOMIC_RELAXED);                                                 \
+        next = new_value;                                                                          \
+        __atomic_store(at, &next, __ATOMIC_RELAXED);                                               \
         emulated::progress();                                                                      \
         return old;                                                                                \
     }
@@ -25,9 +29,10 @@ template <typename T>
 static inline T atomicCAS(T *at, typename std::common_type<T>::type expected,
                           typename std::common_type<T>::type v)
 {
-    T old = *at;
+    T old, next = v;
+    __atomic_load(at, &old, __ATOMIC_RELAXED);
     if (old == expected)
-        *at = v;
+        __atomic_store(at, &next, __ATOMIC_RELAXED);
     emulated::progress();
     return old;
 }

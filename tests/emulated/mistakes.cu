@@ -1,4 +1,4 @@
-/* mistakes.cu - kernels with mistakes that the emulator, or AddressSanitizer, must report.
+/* mistakes.cu - kernels with mistakes that the emulator, or a sanitizer, must report.
  * usage: mistakes NAME */
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +11,42 @@ __global__ static void k_right(int *out)
     __shared__ int values[THREADS];
     values[threadIdx.x] = (int)threadIdx.x;
     __syncthreads();
+    out[threadIdx.x] = values[(threadIdx.x + 1) % THREADS];
+}
+
+/* Values come by asynchronous copies, which an mbarrier counts. */
+__device__ static void pass_by_mbarrier(int *out, bool waits)
+{
+    __shared__ uint64_t bar;
+    __shared__ int values[THREADS];
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(&bar);
+    if (threadIdx.x == 0)
+        mbarrier_init(at, THREADS);
+    __syncthreads();
+    out[threadIdx.x] = (int)threadIdx.x;
+    cp_async_4((uint32_t)__cvta_generic_to_shared(values + threadIdx.x), out + threadIdx.x);
+    cp_async_mbarrier_arrive(at);
+    while (waits && !mbarrier_try_wait(at, 0))
+        ;
+    int right = values[(threadIdx.x + 1) % THREADS];
+    __syncthreads();
+    out[threadIdx.x] = right;
+}
+
+__global__ static void k_mbarrier(int *out)
+{
+    pass_by_mbarrier(out, true);
+}
+
+__global__ static void k_no_wait(int *out)
+{
+    pass_by_mbarrier(out, threadIdx.x != 1);
+}
+
+__global__ static void k_no_barrier(int *out)
+{
+    __shared__ int values[THREADS];
+    values[threadIdx.x] = (int)threadIdx.x;
     out[threadIdx.x] = values[(threadIdx.x + 1) % THREADS];
 }
 
@@ -53,6 +89,9 @@ static const struct {
     size_t smem;
 } mistakes[] = {
     {"none", k_right, 0},
+    {"mbarrier", k_mbarrier, 0},
+    {"no_wait", k_no_wait, 0},
+    {"no_barrier", k_no_barrier, 0},
     {"static", k_static_too_short, 0},
     {"dynamic", k_dynamic_too_short, (THREADS - 1) * sizeof(int)},
     {"barriers", k_two_barriers, 0},

@@ -32,6 +32,12 @@ def barrier_line(path, function, number):
     sys.exit(f"{path}: {function} has fewer barriers")
 
 
+def read_mutants():
+    """The lines of mutants.txt: file, function, number of the barrier, program, case."""
+    with open(os.path.join(os.path.dirname(__file__), "mutants.txt"), encoding="utf-8") as f:
+        return [line.split() for line in f if line.strip()]
+
+
 def passes(program, case, order, place=""):
     """Whether the case passes without the barrier at a place, or with all of them."""
     env = dict(os.environ, NB_EMULATED_ORDER=order, NB_EMULATED_MUTANT=place)
@@ -52,8 +58,7 @@ def main():
     if len(sys.argv) not in (4, 5):
         sys.exit("usage: mutants.py SOURCE PROGRAMS ARCH [COUNT]")
     source, programs, arch = sys.argv[1:4]
-    with open(os.path.join(os.path.dirname(__file__), "mutants.txt"), encoding="utf-8") as f:
-        mutants = [line.split() for line in f if line.strip()]
+    mutants = read_mutants()
     missed = 0
     for file, function, number, program, case in mutants[:int(sys.argv[4]) if sys.argv[4:] else None]:
         place = f"{file}:{barrier_line(f'{source}/{file}', function, int(number))}"

@@ -34,6 +34,7 @@ namespace emulated
 
 constexpr size_t STACK_BYTES = 256 << 10;
 constexpr int WARPS_MAX = 32, MEETINGS_MAX = 8, CANARY_BYTES = 1024;
+constexpr int MARKS = 64;              /* pairs of a warp */
 constexpr long IDLE_ROUNDS_MAX = 1000; /* of polling without progress */
 
 struct cta;
@@ -47,6 +48,7 @@ struct lane {
     place at;
     char *stack = nullptr;
     void *fake_stack = nullptr; /* ASan's */
+    void *fiber = nullptr;      /* TSan's */
     lane_copies copies;
 };
 
@@ -54,10 +56,19 @@ struct lane {
 struct meeting {
     uint32_t mask, arrived;
     finish_fn finish;
+    char *marks;
+};
+
+/* For ThreadSanitizer, where those leave marks who meet again and again. Two places take turns:
+ * with one, a thread that is late to leave a barrier would take marks of the next one too. */
+struct mark_pair {
+    char places[2];
+    unsigned turn;
 };
 
 struct warp {
     lane lanes[32];
+    mark_pair marks[MARKS]; /* by mask */
     void *slots[32];
     uint32_t live, ready, polling; /* masks of lanes */
     meeting meetings[MEETINGS_MAX];
@@ -72,6 +83,7 @@ struct cta {
     uint32_t ready;             /* mask of warps */
     int arrived, votes, result; /* of the barrier */
     place barrier;
+    mark_pair marks;         /* of the barrier */
     std::vector<char> saved; /* shared memory while others run */
     cta_copies copies;
 };
@@ -81,6 +93,7 @@ static size_t group_size;
 static const grid *running;
 static lane host_lane, *current; /* host_lane: the caller of run_grid */
 static int cluster_arrived;
+static char first_marks, last_marks; /* of a CTA's threads: when they start, when they end */
 static long idle_rounds;
 static std::mutex one_grid;
 
@@ -238,6 +251,9 @@ static void switch_to(lane *to, bool ended)
                                    to->cta ? to->stack : host_stack.bottom,
                                    to->cta ? STACK_BYTES : host_stack.bytes);
 #endif
+#ifdef NB_EMULATED_TSAN
+    __tsan_switch_to_fiber(to->fiber, __tsan_switch_to_fiber_no_sync);
+#endif
     (void)ended;
     nb_switch_stack(&from->sp, to->sp);
 #ifdef NB_EMULATED_ASAN
@@ -353,10 +369,23 @@ static bool try_finish(cta &c, int number, int i)
     if (m.mask & w.live & ~m.arrived)
         return false;
     w.meetings[i] = w.meetings[--w.meeting_count];
+    take_marks(m.marks);
     m.finish(w.slots, m.arrived);
+    leave_mark(m.marks);
     make_ready(c, number, m.arrived & w.live);
     progress();
     return true;
+}
+
+static char *next_marks(mark_pair &p)
+{
+    return &p.places[p.turn++ % 2];
+}
+
+/* Masks that share a pair of marks are ordered where they need not be. */
+static mark_pair &marks_of_mask(warp &w, uint32_t mask)
+{
+    return w.marks[mask * 0x9E3779B9u >> 26];
 }
 
 /* Flat, since what it leaves on each thread's stack is what the cache must hold. */
@@ -375,17 +404,20 @@ FLAT void meet(uint32_t mask, void *mine, finish_fn finish, place at)
     if (i == w.meeting_count) {
         if (w.meeting_count == MEETINGS_MAX)
             fail("too many masks at once");
-        w.meetings[w.meeting_count++] = {mask, 0, finish};
+        w.meetings[w.meeting_count++] = {mask, 0, finish, next_marks(marks_of_mask(w, mask))};
     }
     if (w.meetings[i].finish != finish)
         fail("lanes of a warp meet in different instructions, one in %s at %s:%d", at.what, at.file,
              at.line);
+    char *marks = w.meetings[i].marks;
+    leave_mark(marks);
     w.slots[l.number] = mine;
     w.meetings[i].arrived |= 1u << l.number;
     if (try_finish(*l.cta, l.warp, i))
         maybe_yield();
     else
         wait(at);
+    take_marks(marks);
 }
 
 static bool try_finish_barrier(cta &c)
@@ -394,6 +426,7 @@ static bool try_finish_barrier(cta &c)
         return false;
     c.result = c.votes;
     c.arrived = c.votes = 0;
+    c.marks.turn++;
     for (int w = 0; w < c.warp_count; w++)
         make_ready(c, w, c.warps[w].live);
     progress();
@@ -409,6 +442,8 @@ FLAT int cta_barrier(bool value, place at)
                           (c.barrier.file != at.file && strcmp(c.barrier.file, at.file) != 0)))
         fail("threads of a CTA wait at different barriers: %s:%d and %s:%d", c.barrier.file,
              c.barrier.line, at.file, at.line);
+    char *marks = &c.marks.places[c.marks.turn % 2];
+    leave_mark(marks);
     c.barrier = at;
     c.arrived++;
     c.votes += value;
@@ -416,6 +451,7 @@ FLAT int cta_barrier(bool value, place at)
         maybe_yield();
     else
         wait(at);
+    take_marks(marks);
     return c.result;
 }
 
@@ -460,6 +496,7 @@ void cluster_barrier(place at)
         i += !try_finish(*l.cta, l.warp, i);
     try_finish_barrier(*l.cta);
     try_finish_cluster_barrier();
+    leave_mark(&last_marks);
     run_others(true);
     abort(); /* nobody switches to a thread that has ended */
 }
@@ -473,6 +510,7 @@ static void thread_main(void)
     if (!host_stack.bottom)
         host_stack = {bottom, bytes};
 #endif
+    take_marks(&first_marks);
     running->thread();
     end_thread();
 }
@@ -487,6 +525,10 @@ static void start_thread(lane &l, int stagger)
             fail("no memory for stacks");
         l.stack = (char *)p;
     }
+#ifdef NB_EMULATED_TSAN
+    if (!l.fiber)
+        l.fiber = __tsan_create_fiber(0);
+#endif
     void **top = (void **)(l.stack + STACK_BYTES - 256 - stagger % 61 * 64);
     *--top = nullptr; /* thread_main returns nowhere, and expects rsp % 16 == 8 */
     *--top = (void *)thread_main;
@@ -540,6 +582,12 @@ static void run_group(const std::vector<unsigned> &ids, size_t first, size_t cou
                   (int)i);
     }
     swapped_in = resident[0].get();
+#ifdef NB_EMULATED_TSAN
+    if (count > 1)
+        fail("CTAs of a cluster have their variables at the same addresses, not for "
+             "ThreadSanitizer");
+    host_lane.fiber = __tsan_get_current_fiber();
+#endif
     memset(s.begin, 0xFF, (size_t)(s.end - s.begin));
 #ifdef NB_EMULATED_ASAN
     host_stack = {};
@@ -549,7 +597,9 @@ static void run_group(const std::vector<unsigned> &ids, size_t first, size_t cou
     run_others(false);
 #else
     memset(dynamic_smem, 0xFF, running->smem + CANARY_BYTES);
+    leave_mark(&first_marks);
     run_others(false);
+    take_marks(&last_marks);
     for (int i = 0; i < CANARY_BYTES; i++)
         if ((uint8_t)dynamic_smem[running->smem + (size_t)i] != 0xFF)
             fail("a CTA wrote byte %d after its dynamic shared memory", i);
