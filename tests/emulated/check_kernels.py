@@ -46,7 +46,9 @@ def run(folder):
                     continue # of an older build
                 if program not in tables:
                     tables[program] = symbols(program)
-                found.add(tables[program][int(offset, 16)])
+                name = tables[program].get(int(offset, 16), "")
+                if re.search(r"\bk_\w+", name): # else of an older build of the same program
+                    found.add(name)
     return found
 
 
