@@ -165,10 +165,8 @@ static enum nb_status attention_bwd(struct nbi_kernel_run *r)
 
 /* ---- the table ---- */
 
-#define TRAINING   .training = true, .caps = NBI_CAP_TRAIN
-#define TRAIN_BF16 .bf16 = true, .training = true, .caps = NBI_CAP_TRAIN | NBI_CAP_BF16
-#define FAST       .matmul = NBI_MATMUL_FAST, .bound = ROUNDED_SCORES
-#define EXACT      .matmul = NBI_MATMUL_F32
+#define FAST  .matmul = NBI_MATMUL_FAST, .bound = ROUNDED_SCORES
+#define EXACT .matmul = NBI_MATMUL_F32
 
 static const struct nbi_kernel_case cases[] = {
     {"attention", "kv f32, f32", attention, NBI_SHAPES(cache_shapes), .dtype = NBI_F32, EXACT},
@@ -187,14 +185,16 @@ static const struct nbi_kernel_case cases[] = {
     {"attention", "kv f8, odd heads", attention, NBI_SHAPES(odd_heads), .dtype = NBI_E4M3, EXACT},
     {"attention", "kv bf16, odd heads, fast", attention, NBI_SHAPES(odd_heads), .dtype = NBI_BF16,
      FAST},
-    {"attention", "f32, documents", attention_train, NBI_SHAPES(document_shapes), EXACT, TRAINING},
+    {"attention", "f32, documents", attention_train, NBI_SHAPES(document_shapes), EXACT,
+     NBI_TRAINING},
     {"attention", "bf16, documents", attention_train, NBI_SHAPES(document_shapes),
-     .roundings = THREE_ROUNDINGS, TRAIN_BF16},
-    {"attention_bwd", "f32", attention_bwd, NBI_SHAPES(document_shapes), .by_norm = true, TRAINING},
+     .roundings = THREE_ROUNDINGS, NBI_TRAIN_BF16},
+    {"attention_bwd", "f32", attention_bwd, NBI_SHAPES(document_shapes), .by_norm = true,
+     NBI_TRAINING},
     {"attention_bwd", "bf16", attention_bwd, NBI_SHAPES(document_shapes),
-     .roundings = THREE_ROUNDINGS, TRAIN_BF16},
+     .roundings = THREE_ROUNDINGS, NBI_TRAIN_BF16},
     {"attention_bwd", "bf16, rows apart", attention_bwd, NBI_SHAPES(document_shapes),
-     .strided = true, .roundings = THREE_ROUNDINGS, TRAIN_BF16},
+     .strided = true, .roundings = THREE_ROUNDINGS, NBI_TRAIN_BF16},
 };
 
 const struct nbi_kernel_cases nbi_cases_attention = {cases, NBI_COUNT_OF(cases)};

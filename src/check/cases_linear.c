@@ -164,10 +164,8 @@ static enum nb_status linear_bwd(struct nbi_kernel_run *r)
 
 /* ---- the table ---- */
 
-#define TRAINING   .training = true, .caps = NBI_CAP_TRAIN
-#define TRAIN_BF16 .bf16 = true, .training = true, .caps = NBI_CAP_TRAIN | NBI_CAP_BF16
-#define FAST       .matmul = NBI_MATMUL_FAST, .bound = ROUNDED_FACTORS
-#define EXACT      .matmul = NBI_MATMUL_F32
+#define FAST  .matmul = NBI_MATMUL_FAST, .bound = ROUNDED_FACTORS
+#define EXACT .matmul = NBI_MATMUL_F32
 
 static const struct nbi_kernel_case cases[] = {
     {"linear", "nvfp4, fast", linear, NBI_SHAPES(linear_shapes), .dtype = NBI_NVFP4, FAST},
@@ -190,35 +188,36 @@ static const struct nbi_kernel_case cases[] = {
     {"linear", "f32, fast, odd columns", linear, NBI_SHAPES(odd_columns), .dtype = NBI_F32, FAST,
      .add = true},
     {"linear", "f32, training", linear, NBI_SHAPES(train_shapes), .dtype = NBI_F32, EXACT,
-     .strided = true, TRAINING},
+     .strided = true, NBI_TRAINING},
     {"linear", "nvfp4, training, added", linear, NBI_SHAPES(many_rows), .dtype = NBI_NVFP4, EXACT,
-     .add = true, TRAINING},
-    {"linear", "nvfp4, bf16", linear, NBI_SHAPES(many_rows), .dtype = NBI_NVFP4, TRAIN_BF16},
+     .add = true, NBI_TRAINING},
+    {"linear", "nvfp4, bf16", linear, NBI_SHAPES(many_rows), .dtype = NBI_NVFP4, NBI_TRAIN_BF16},
     {"linear", "nvfp4, bf16, one product", linear, NBI_SHAPES(many_rows), .dtype = NBI_NVFP4,
-     .strided = true, TRAIN_BF16},
-    {"linear", "f32 weight, bf16", linear, NBI_SHAPES(train_shapes), .dtype = NBI_F32, TRAIN_BF16},
+     .strided = true, NBI_TRAIN_BF16},
+    {"linear", "f32 weight, bf16", linear, NBI_SHAPES(train_shapes), .dtype = NBI_F32,
+     NBI_TRAIN_BF16},
     {"linear", "bf16 weight, bf16, added", linear, NBI_SHAPES(train_shapes), .dtype = NBI_BF16,
-     .add = true, TRAIN_BF16},
+     .add = true, NBI_TRAIN_BF16},
     {"linear", "nvfp4 scales, f32, training", linear, NBI_SHAPES(many_rows), .dtype = NBI_NVFP4,
-     EXACT, .store = NB_WEIGHT_STORE_SCALES, TRAINING},
+     EXACT, .store = NB_WEIGHT_STORE_SCALES, NBI_TRAINING},
     {"linear", "nvfp4 scales, bf16, one product", linear, NBI_SHAPES(many_rows), .dtype = NBI_NVFP4,
-     .store = NB_WEIGHT_STORE_SCALES, .strided = true, TRAIN_BF16},
-    {"linear_bwd", "f32", linear_bwd, NBI_SHAPES(train_shapes), .dtype = NBI_F32, TRAINING},
+     .store = NB_WEIGHT_STORE_SCALES, .strided = true, NBI_TRAIN_BF16},
+    {"linear_bwd", "f32", linear_bwd, NBI_SHAPES(train_shapes), .dtype = NBI_F32, NBI_TRAINING},
     {"linear_bwd", "f32, nvfp4, one product", linear_bwd, NBI_SHAPES(train_shapes),
-     .dtype = NBI_NVFP4, .strided = true, .add = true, .fresh = true, TRAINING},
-    {"linear_bwd", "bf16", linear_bwd, NBI_SHAPES(train_shapes), .dtype = NBI_BF16, TRAIN_BF16},
+     .dtype = NBI_NVFP4, .strided = true, .add = true, .fresh = true, NBI_TRAINING},
+    {"linear_bwd", "bf16", linear_bwd, NBI_SHAPES(train_shapes), .dtype = NBI_BF16, NBI_TRAIN_BF16},
     {"linear_bwd", "bf16, f16 weight, added", linear_bwd, NBI_SHAPES(train_shapes),
-     .dtype = NBI_F16, .add = true, TRAIN_BF16},
+     .dtype = NBI_F16, .add = true, NBI_TRAIN_BF16},
     {"linear_bwd", "bf16, nvfp4, one product", linear_bwd, NBI_SHAPES(train_shapes),
-     .dtype = NBI_NVFP4, .strided = true, .fresh = true, TRAIN_BF16},
+     .dtype = NBI_NVFP4, .strided = true, .fresh = true, NBI_TRAIN_BF16},
     {"linear_bwd", "bf16, nvfp4 and copy, bf16 dw", linear_bwd, NBI_SHAPES(train_shapes),
      .dtype = NBI_NVFP4, .store = NB_WEIGHT_STORE_BF16, .dw_rounded = true, .fresh = true,
-     TRAIN_BF16},
+     NBI_TRAIN_BF16},
     {"linear_bwd", "f32, nvfp4 scales", linear_bwd, NBI_SHAPES(train_shapes), .dtype = NBI_NVFP4,
-     .store = NB_WEIGHT_STORE_SCALES, TRAINING},
+     .store = NB_WEIGHT_STORE_SCALES, NBI_TRAINING},
     {"linear_bwd", "bf16, nvfp4 scales, one product", linear_bwd, NBI_SHAPES(train_shapes),
      .dtype = NBI_NVFP4, .store = NB_WEIGHT_STORE_SCALES, .strided = true, .fresh = true,
-     TRAIN_BF16},
+     NBI_TRAIN_BF16},
 };
 
 const struct nbi_kernel_cases nbi_cases_linear = {cases, NBI_COUNT_OF(cases)};

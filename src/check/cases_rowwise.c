@@ -194,20 +194,18 @@ static enum nb_status topk(struct nbi_kernel_run *r)
 
 /* ---- the table ---- */
 
-#define TRAIN_BF16 .bf16 = true, .training = true, .caps = NBI_CAP_TRAIN | NBI_CAP_BF16
-
 static const struct nbi_kernel_case cases[] = {
     {"embed", "f32 table", embed, NBI_SHAPES(embed_shapes), .dtype = NBI_F32, .exact = true},
     {"embed", "f16 table", embed, NBI_SHAPES(embed_shapes), .dtype = NBI_F16, .exact = true},
     {"embed", "bf16 table", embed, NBI_SHAPES(embed_shapes), .dtype = NBI_BF16, .exact = true},
     {"embed", "f32 table, bf16", embed, NBI_SHAPES(embed_shapes), .dtype = NBI_F32, .exact = true,
-     TRAIN_BF16},
+     NBI_TRAIN_BF16},
     {"embed", "bf16 table, bf16", embed, NBI_SHAPES(embed_shapes), .dtype = NBI_BF16, .exact = true,
-     TRAIN_BF16},
+     NBI_TRAIN_BF16},
     {"rope_table", "f32", rope_table, NBI_SHAPES(table_shapes)},
     {"rmsnorm", "f32", rmsnorm, NBI_SHAPES(norm_shapes), .dtype = NBI_BF16},
     {"rmsnorm", "f32, f16 weight", rmsnorm, NBI_SHAPES(norm_shapes), .dtype = NBI_F16},
-    {"rmsnorm", "bf16", rmsnorm, NBI_SHAPES(norm_shapes), .dtype = NBI_F32, TRAIN_BF16},
+    {"rmsnorm", "bf16", rmsnorm, NBI_SHAPES(norm_shapes), .dtype = NBI_F32, NBI_TRAIN_BF16},
     {"qkv_rope", "f32, kv f32", qkv_rope, NBI_SHAPES(heads_shapes), .dtype = NBI_F32},
     {"qkv_rope", "f32, kv f16", qkv_rope, NBI_SHAPES(heads_shapes), .dtype = NBI_F16},
     {"qkv_rope", "f32, kv bf16", qkv_rope, NBI_SHAPES(heads_shapes), .dtype = NBI_BF16},
@@ -215,14 +213,14 @@ static const struct nbi_kernel_case cases[] = {
     {"qkv_rope", "f32, training", qkv_rope, NBI_SHAPES(heads_shapes), .dtype = NBI_F32,
      .training = true, .strided = true, .caps = NBI_CAP_TRAIN},
     {"qkv_rope", "bf16, training", qkv_rope, NBI_SHAPES(heads_shapes), .dtype = NBI_BF16,
-     .strided = true, TRAIN_BF16},
+     .strided = true, NBI_TRAIN_BF16},
     {"swiglu", "f32", swiglu, NBI_SHAPES(swiglu_shapes)},
     {"swiglu", "f32, rows apart", swiglu, NBI_SHAPES(swiglu_shapes), .strided = true},
-    {"swiglu", "bf16", swiglu, NBI_SHAPES(swiglu_shapes), .strided = true, TRAIN_BF16},
+    {"swiglu", "bf16", swiglu, NBI_SHAPES(swiglu_shapes), .strided = true, NBI_TRAIN_BF16},
     {"gather", "f32", gather, NBI_SHAPES(embed_shapes), .exact = true},
-    {"gather", "bf16", gather, NBI_SHAPES(embed_shapes), .exact = true, TRAIN_BF16},
+    {"gather", "bf16", gather, NBI_SHAPES(embed_shapes), .exact = true, NBI_TRAIN_BF16},
     {"scatter", "f32", scatter, NBI_SHAPES(norm_shapes), .exact = true},
-    {"scatter", "bf16", scatter, NBI_SHAPES(norm_shapes), .exact = true, TRAIN_BF16},
+    {"scatter", "bf16", scatter, NBI_SHAPES(norm_shapes), .exact = true, NBI_TRAIN_BF16},
     {"topk", "f32", topk, NBI_SHAPES(topk_shapes), .exact = true},
 };
 

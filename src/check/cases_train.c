@@ -239,33 +239,32 @@ static enum nb_status swiglu_bwd(struct nbi_kernel_run *r)
 
 /* ---- the table ---- */
 
-#define TRAINING   .training = true, .caps = NBI_CAP_TRAIN
-#define TRAIN_BF16 .bf16 = true, .training = true, .caps = NBI_CAP_TRAIN | NBI_CAP_BF16
-
 static const struct nbi_kernel_case cases[] = {
-    {"xent", "f32", xent, NBI_SHAPES(loss_shapes), TRAINING},
-    {"xent", "f32, reference", xent, NBI_SHAPES(loss_shapes), .add = true, TRAINING},
-    {"xent", "bf16", xent, NBI_SHAPES(loss_shapes), TRAIN_BF16},
-    {"xent", "bf16, reference", xent, NBI_SHAPES(loss_shapes), .add = true, TRAIN_BF16},
-    {"xent_slice", "f32", xent_slice, NBI_SHAPES(loss_shapes), TRAINING},
-    {"xent_slice", "f32, reference", xent_slice, NBI_SHAPES(loss_shapes), .add = true, TRAINING},
-    {"xent_slice", "bf16, reference", xent_slice, NBI_SHAPES(loss_shapes), .add = true, TRAIN_BF16},
-    {"l1", "f32", l1, NBI_SHAPES(norm_shapes), TRAINING},
-    {"l1", "bf16", l1, NBI_SHAPES(norm_shapes), TRAIN_BF16},
-    {"embed_bwd", "f32", embed_bwd, NBI_SHAPES(embed_shapes), .exact = true, TRAINING},
-    {"embed_bwd", "bf16", embed_bwd, NBI_SHAPES(embed_shapes), .exact = true, TRAIN_BF16},
+    {"xent", "f32", xent, NBI_SHAPES(loss_shapes), NBI_TRAINING},
+    {"xent", "f32, reference", xent, NBI_SHAPES(loss_shapes), .add = true, NBI_TRAINING},
+    {"xent", "bf16", xent, NBI_SHAPES(loss_shapes), NBI_TRAIN_BF16},
+    {"xent", "bf16, reference", xent, NBI_SHAPES(loss_shapes), .add = true, NBI_TRAIN_BF16},
+    {"xent_slice", "f32", xent_slice, NBI_SHAPES(loss_shapes), NBI_TRAINING},
+    {"xent_slice", "f32, reference", xent_slice, NBI_SHAPES(loss_shapes), .add = true,
+     NBI_TRAINING},
+    {"xent_slice", "bf16, reference", xent_slice, NBI_SHAPES(loss_shapes), .add = true,
+     NBI_TRAIN_BF16},
+    {"l1", "f32", l1, NBI_SHAPES(norm_shapes), NBI_TRAINING},
+    {"l1", "bf16", l1, NBI_SHAPES(norm_shapes), NBI_TRAIN_BF16},
+    {"embed_bwd", "f32", embed_bwd, NBI_SHAPES(embed_shapes), .exact = true, NBI_TRAINING},
+    {"embed_bwd", "bf16", embed_bwd, NBI_SHAPES(embed_shapes), .exact = true, NBI_TRAIN_BF16},
     {"embed_bwd", "bf16, some ids", embed_bwd, NBI_SHAPES(embed_shapes), .exact = true, .add = true,
-     TRAIN_BF16},
-    {"rmsnorm_bwd", "f32", rmsnorm_bwd, NBI_SHAPES(norm_shapes), TRAINING},
-    {"rmsnorm_bwd", "bf16", rmsnorm_bwd, NBI_SHAPES(norm_shapes), TRAIN_BF16},
-    {"qkv_rope_bwd", "f32", qkv_rope_bwd, NBI_SHAPES(heads_shapes), TRAINING},
-    {"qkv_rope_bwd", "bf16", qkv_rope_bwd, NBI_SHAPES(heads_shapes), TRAIN_BF16},
+     NBI_TRAIN_BF16},
+    {"rmsnorm_bwd", "f32", rmsnorm_bwd, NBI_SHAPES(norm_shapes), NBI_TRAINING},
+    {"rmsnorm_bwd", "bf16", rmsnorm_bwd, NBI_SHAPES(norm_shapes), NBI_TRAIN_BF16},
+    {"qkv_rope_bwd", "f32", qkv_rope_bwd, NBI_SHAPES(heads_shapes), NBI_TRAINING},
+    {"qkv_rope_bwd", "bf16", qkv_rope_bwd, NBI_SHAPES(heads_shapes), NBI_TRAIN_BF16},
     {"qkv_rope_bwd", "bf16, rows apart", qkv_rope_bwd, NBI_SHAPES(heads_shapes), .strided = true,
-     TRAIN_BF16},
-    {"swiglu_bwd", "f32", swiglu_bwd, NBI_SHAPES(swiglu_shapes), TRAINING},
-    {"swiglu_bwd", "bf16", swiglu_bwd, NBI_SHAPES(swiglu_shapes), TRAIN_BF16},
+     NBI_TRAIN_BF16},
+    {"swiglu_bwd", "f32", swiglu_bwd, NBI_SHAPES(swiglu_shapes), NBI_TRAINING},
+    {"swiglu_bwd", "bf16", swiglu_bwd, NBI_SHAPES(swiglu_shapes), NBI_TRAIN_BF16},
     {"swiglu_bwd", "bf16, rows apart", swiglu_bwd, NBI_SHAPES(swiglu_shapes), .strided = true,
-     TRAIN_BF16},
+     NBI_TRAIN_BF16},
 };
 
 const struct nbi_kernel_cases nbi_cases_train = {cases, NBI_COUNT_OF(cases)};

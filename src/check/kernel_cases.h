@@ -17,3 +17,7 @@ extern const struct nbi_kernel_cases nbi_cases_rowwise, nbi_cases_linear, nbi_ca
 /* The shapes of a case: the array NAME, and NAME_letters. */
 #define NBI_SHAPES(name)                                                                           \
     .letters = name##_letters, .shapes = name, .shape_count = NBI_COUNT_OF(name)
+
+/* A case of training, with activations in f32 or bf16. */
+#define NBI_TRAINING   .training = true, .caps = NBI_CAP_TRAIN
+#define NBI_TRAIN_BF16 .bf16 = true, .training = true, .caps = NBI_CAP_TRAIN | NBI_CAP_BF16

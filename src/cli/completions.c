@@ -196,6 +196,13 @@ static void zsh(FILE *out, const void *ctx)
 
 /* ---- fish ---- */
 
+/* Text inside of single quotes. */
+static void fish_text(FILE *out, const char *text)
+{
+    for (const char *p = text; *p; p++)
+        fprintf(out, *p == '\'' || *p == '\\' ? "\\%c" : "%c", *p);
+}
+
 static void fish_option(FILE *out, const struct cli_command *c, const struct cli_opt *o)
 {
     fprintf(out, "complete -c nibble -n '__fish_seen_subcommand_from %s' -l %s", c->name, o->name);
@@ -209,16 +216,14 @@ static void fish_option(FILE *out, const struct cli_command *c, const struct cli
         putc('\'', out);
     }
     fputs(" -d '", out);
-    for (const char *p = o->help; *p; p++)
-        fprintf(out, *p == '\'' || *p == '\\' ? "\\%c" : "%c", *p);
+    fish_text(out, o->help);
     fputs("'\n", out);
 }
 
 static void fish_command(FILE *out, const struct cli_command *c)
 {
     fprintf(out, "complete -c nibble -n __fish_use_subcommand -a %s -d '", c->name);
-    for (const char *p = c->summary; *p; p++)
-        fprintf(out, *p == '\'' || *p == '\\' ? "\\%c" : "%c", *p);
+    fish_text(out, c->summary);
     fprintf(out, "'\ncomplete -c nibble -n '__fish_seen_subcommand_from %s' %s", c->name,
             c->what ? "-a '" : "-F\n");
     if (c->what) {

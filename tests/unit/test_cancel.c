@@ -1,17 +1,6 @@
 /* test_cancel.c - every operation that takes long ends with NB_EINTERRUPTED when the wish to stop
  * that it was given is set, and obeys no other. */
-#include "base/file.h"
-#include "unit/support.h"
-
-#define GOLDEN NB_TEST_SOURCE "/golden/tokenizer/"
-
-static const char *const config =
-    "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", \"head_dim\": 16,"
-    " \"hidden_act\": \"silu\", \"hidden_size\": 32, \"intermediate_size\": 64,"
-    " \"max_position_embeddings\": 512, \"num_attention_heads\": 2, \"num_hidden_layers\": 2,"
-    " \"num_key_value_heads\": 1, \"rms_norm_eps\": 1e-6, \"rope_theta\": 10000.0,"
-    " \"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\", \"eos_token_id\": 602,"
-    " \"vocab_size\": 648}";
+#include "unit/tiny_model.h"
 
 static char model[512], text[512];
 static const char *files[] = {text, NULL};
@@ -20,17 +9,10 @@ static struct nb_engine *engine;
 
 static int make_model(void **state)
 {
-    char *bytes;
-    size_t len;
     if (make_test_dir(state))
         return -1;
-    put("config.json", config);
+    make_tiny_model();
     snprintf(model, sizeof model, "%s", test_path("model"));
-    assert_ok(nb_synth(&(struct nb_synth_opts){
-        .config = test_path("config.json"), .dst = model, .seed = 3, .cancel = &clear}));
-    assert_ok(nbi_file_read(GOLDEN "qwen/tokenizer.json", 1 << 20, &bytes, &len));
-    assert_ok(nbi_file_write(test_path("model/tokenizer.json"), bytes, len));
-    free(bytes);
     put("text.txt", "The cat sees seven dogs over the hill, and rain falls gently on all of them.");
     snprintf(text, sizeof text, "%s", test_path("text.txt"));
     assert_ok(nb_engine_open(&engine, &(struct nb_engine_opts){.model = model, .cancel = &clear}));

@@ -4,22 +4,12 @@
 
 #include "base/rng.h"
 #include "base/str.h"
-#include "unit/support.h"
+#include "unit/tiny_model.h"
 
 #define GOLDEN  NB_TEST_SOURCE "/golden/tokenizer/"
 #define THREADS 8
 #define SEEDS   3
 #define CONTEXT 256
-
-static const char *const config =
-    "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", \"head_dim\": 16,"
-    " \"hidden_act\": \"silu\", \"hidden_size\": 64, \"intermediate_size\": 64,"
-    " \"max_position_embeddings\": 512, \"num_attention_heads\": 4, \"num_hidden_layers\": 2,"
-    " \"num_key_value_heads\": 2, \"rms_norm_eps\": 1e-6, \"rope_theta\": 10000.0,"
-    " \"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\", \"eos_token_id\": 602,"
-    " \"vocab_size\": 648}";
-
-#define VOCAB 648
 
 static struct nb_engine *engine;     /* operations on two threads */
 static struct nb_engine *single;     /* operations on the calling thread only */
@@ -27,21 +17,10 @@ static struct nb_tokenizer *foreign; /* its pretokenizer is a PCRE2 pattern */
 
 static int open_all(void **state)
 {
-    char *bytes;
-    size_t len;
     if (make_test_dir(state))
         return -1;
-    put("config.json", config);
-    const struct nb_synth_opts synth = {.config = test_path("config.json"),
-                                        .dst = test_path("model"),
-                                        .seed = 3,
-                                        .sigma = 0.05F,
-                                        .threads = 2};
     struct nb_engine_opts opts = {.model = test_path("model"), .threads = 2};
-    assert_ok(nb_synth(&synth));
-    assert_ok(nbi_file_read(GOLDEN "qwen/tokenizer.json", 1 << 20, &bytes, &len));
-    assert_ok(nbi_file_write(test_path("model/tokenizer.json"), bytes, len));
-    free(bytes);
+    make_tiny_model();
     assert_ok(nb_engine_open(&engine, &opts));
     opts.threads = 1;
     assert_ok(nb_engine_open(&single, &opts));
@@ -126,14 +105,14 @@ static enum nb_status use_foreign(const struct nb_engine *e, uint64_t seed, stru
 static void make_ids(int32_t *ids, int64_t count, uint64_t seed)
 {
     for (int64_t i = 0; i < count; i++)
-        ids[i] = (int32_t)(nbi_philox(seed, (uint64_t)i, 2).v[0] % VOCAB);
+        ids[i] = (int32_t)(nbi_philox(seed, (uint64_t)i, 2).v[0] % TINY_VOCAB);
 }
 
 static enum nb_status use_session(const struct nb_engine *e, uint64_t seed, struct nbi_str *out)
 {
     const struct nb_session_opts opts = {.context = CONTEXT, .kv = (enum nb_kv_dtype)(seed % 4)};
     struct nb_session *s = NULL;
-    float logits[VOCAB];
+    float logits[TINY_VOCAB];
     int32_t ids[100];
     make_ids(ids, 100, seed);
     enum nb_status rc = nb_session_open(&s, e, &opts);
@@ -150,7 +129,7 @@ static enum nb_status use_batch(const struct nb_engine *e, uint64_t seed, struct
 {
     const struct nb_batch_opts opts = {.sequences = 3, .context = CONTEXT, .chunk = 64};
     struct nb_batch *b = NULL;
-    float logits[3][VOCAB];
+    float logits[3][TINY_VOCAB];
     int32_t ids[120];
     make_ids(ids, 120, seed);
     enum nb_status rc = nb_batch_open(&b, e, &opts);

@@ -4,36 +4,19 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/file.h"
-#include "unit/support.h"
+#include "unit/tiny_model.h"
 
-#define GOLDEN NB_TEST_SOURCE "/golden/tokenizer/"
-#define STEPS  6
-
-static const char *const config =
-    "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", \"head_dim\": 16,"
-    " \"hidden_act\": \"silu\", \"hidden_size\": 32, \"intermediate_size\": 64,"
-    " \"max_position_embeddings\": 512, \"num_attention_heads\": 2, \"num_hidden_layers\": 2,"
-    " \"num_key_value_heads\": 1, \"rms_norm_eps\": 1e-6, \"rope_theta\": 10000.0,"
-    " \"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\", \"eos_token_id\": 602,"
-    " \"vocab_size\": 648}";
+#define STEPS 6
 
 static char model[512], data[512];
 static const char *files[] = {data, NULL};
 
 static int make_model(void **state)
 {
-    char *bytes;
-    size_t len;
     if (make_test_dir(state))
         return -1;
-    put("config.json", config);
+    make_tiny_model();
     snprintf(model, sizeof model, "%s", test_path("model"));
-    assert_ok(nb_synth(&(struct nb_synth_opts){
-        .config = test_path("config.json"), .dst = model, .seed = 3, .sigma = 0.05F}));
-    assert_ok(nbi_file_read(GOLDEN "qwen/tokenizer.json", 1 << 20, &bytes, &len));
-    assert_ok(nbi_file_write(test_path("model/tokenizer.json"), bytes, len));
-    free(bytes);
     put("data.txt", "The cat sees seven dogs over the hill, and rain falls gently on all of them. "
                     "What did she say when the door of the old house would not open again? "
                     "Nobody answered, and the clock went on as it always had, tick after tick.");
