@@ -462,13 +462,28 @@ struct nb_batch_input {
     float *logits;                   /* [vocab], or NULL */
     struct nb_candidate *candidates; /* [topk], most likely first, of equals the lower id */
     int64_t topk;                    /* up to 64 and vocab; 0: none */
-    bool nonfinite; /* out: some logit is not finite, and all candidate ids are -1 */
+    enum nb_status status;           /* out: of this input */
 };
 
-/* One pass over the tokens of all inputs; no sequence may occur twice. After a failure all
- * sequences are as they were. NB_ENOMEM: the pool has too few free pages. NB_EVALUE: more tokens
- * than a step or a context holds, or an id outside the vocabulary. */
-NB_MUST_CHECK enum nb_status nb_batch_step(struct nb_batch *batch, struct nb_batch_input *parts,
+/* One pass over the tokens of all inputs, each of which succeeds or fails by itself. Only where
+ * status is NB_OK have the tokens been appended; other sequences are as they were.
+ *
+ * Inputs are checked in their order. One that is refused takes no room and no pages from those
+ * after it, and nothing is written to its logits and candidates:
+ *   NB_EINVAL  there is no such sequence, or an earlier input is for it, even a refused one; count
+ *              or topk is out of range; ids are missing, or candidates
+ *   NB_EVALUE  an id is outside the vocabulary, or there are more tokens than the context has room
+ *              for, or the step after the inputs before it
+ *   NB_ENOMEM  the pool has too few free pages, after those that inputs before it take
+ * NB_EVALUE is also the status of an input for which a logit is not finite, if it wants any: logits
+ * are then those that were computed, and all candidates are {NaN, -1}.
+ *
+ * Returns NB_OK if there are inputs, and those that were accepted could be computed; all may have
+ * been refused. nb_last_error() then has the message of the last input that failed; refused ones
+ * fail before others. Another status concerns the whole step, for example NB_EDEVICE or
+ * NB_EINTERRUPTED: all sequences are as they were, and that is the status of every input that was
+ * not refused. */
+NB_MUST_CHECK enum nb_status nb_batch_step(struct nb_batch *batch, struct nb_batch_input *inputs,
                                            int64_t count);
 
 struct nb_bias {

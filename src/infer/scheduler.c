@@ -278,8 +278,8 @@ static enum nb_status next_token(struct nb_scheduler *s, struct slot *r,
                                  const struct nb_batch_input *in, bool *done)
 {
     int64_t left = s->info.context - nb_batch_length(s->batch, r->sequence);
-    if (in->nonfinite)
-        return nbi_fail(NB_EVALUE, "a logit is not finite");
+    if (in->status != NB_OK) /* the request was checked, so it can only be that */
+        return nbi_fail(in->status, "the model gave a logit that is not finite");
     if (r->result.count == 0) {
         double now = nbi_now();
         r->result.prompt_seconds = now - r->began;
