@@ -513,10 +513,10 @@ struct nb_generate_opts {
     bool ignore_eos;
     bool check_logits; /* fill in logits_crc */
     /* Receives the answer as it grows, in whole characters, without the text that stopped it. Any
-     * status other than NB_OK ends the answer, and nb_generate returns it. */
+     * status other than NB_OK ends the answer, and is the status of the answer. */
     enum nb_status (*text)(void *ctx, const char *text, size_t len);
     void *ctx;
-    struct nb_cancel *cancel; /* NULL: the session's; ignored by schedulers */
+    struct nb_cancel *cancel; /* of this answer; NULL: in nb_generate the session's */
 };
 
 struct nb_generate_result {
@@ -530,18 +530,24 @@ struct nb_generate_result {
     uint32_t logits_crc; /* CRC-32C of the logits that the last token was chosen from */
 };
 
-/* Brings the session to the prompt, reusing the longest common prefix, and answers. The answer
- * stays in the session. */
+/* Brings the session to the prompt, reusing the longest common prefix, and answers: a scheduler of
+ * one request, over the session. The answer stays in it. NB_EINTERRUPTED comes with the answer so
+ * far; after another failure the result is empty. */
 NB_MUST_CHECK enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt,
                                          size_t count, const struct nb_generate_opts *opts,
                                          struct nb_generate_result *result);
 void nb_generate_result_release(struct nb_generate_result *result);
 
-/* ---- requests over a batch ------------------------------------------------------------------ */
+/* ---- requests ------------------------------------------------------------------------------- */
 
 /* Requests that share a batch: each step has a token for every running answer, and prompts take
  * what is left of it. Requests wait in the order in which they came, and one begins when there is a
- * slot and the pool has all pages that it may need, so a running one never lacks memory. */
+ * slot and the pool has all pages that it may need, so a running one never lacks memory.
+ *
+ * A scheduler of one sequence runs its requests over a session in place of a batch: on a GPU that
+ * decodes faster, and tokens that a prompt has in common with the request before it, or with that
+ * one's answer, are not computed again. On a GPU the bits of logits may depend on which these are,
+ * so there a deterministic scheduler of one sequence has a batch. */
 struct nb_scheduler;
 
 struct nb_scheduler_opts {
@@ -557,14 +563,14 @@ NB_MUST_CHECK enum nb_status nb_scheduler_open(struct nb_scheduler **out,
 void nb_scheduler_close(struct nb_scheduler *s);
 
 struct nb_request {
-    const int32_t *ids; /* the prompt: copied, as are the stop texts and biases of opts */
+    const int32_t *ids; /* the prompt: copied, as are stop texts and biases; opts.cancel is not */
     size_t count;
     struct nb_generate_opts opts;
     /* Called once, when the request has ended, in nb_scheduler_run() or _close(). NB_OK and, with
-     * the text so far, NB_EINTERRUPTED come with a result; otherwise result is empty and
-     * nb_last_error() says why: a text callback failed, or a logit was not finite. The result is
-     * released afterwards; to keep it, copy the struct and set *result to zeros. It may submit and
-     * cancel requests. */
+     * the text so far, NB_EINTERRUPTED come with a result; otherwise result is empty, for example
+     * because a text callback failed or a logit was not finite. nb_last_error() says why it was not
+     * NB_OK. The result is released afterwards; to keep it, copy the struct and set *result to
+     * zeros. It may submit and cancel requests. */
     void (*done)(void *ctx, int64_t id, enum nb_status status, struct nb_generate_result *result);
     void *ctx; /* of done */
 };
@@ -576,7 +582,7 @@ NB_MUST_CHECK enum nb_status nb_scheduler_submit(struct nb_scheduler *s,
                                                  const struct nb_request *request, int64_t *id);
 
 /* Ends a request with NB_EINTERRUPTED at the next step; any thread. Nothing happens if it has ended
- * already. */
+ * already. Its opts.cancel does the same. */
 void nb_scheduler_cancel(struct nb_scheduler *s, int64_t id);
 
 /* Runs up to `steps` steps (0: until no request is left), one thread at a time. text and done are
@@ -587,7 +593,7 @@ NB_MUST_CHECK enum nb_status nb_scheduler_run(struct nb_scheduler *s, int64_t st
 
 struct nb_scheduler_info {
     int64_t running, waiting;
-    int64_t pages, reserved; /* of the pool; by running requests */
+    int64_t pages, reserved; /* of the pool, or a session's context; by running requests */
 };
 
 void nb_scheduler_info(struct nb_scheduler *s, struct nb_scheduler_info *info); /* any thread */

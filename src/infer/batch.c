@@ -88,9 +88,9 @@ static enum nb_status check_opts(const struct nbi_config *c, const struct nb_bat
     return NB_OK;
 }
 
-/* The options with all defaults filled in. Rows of the cache must fit 32 bits. */
-static enum nb_status with_defaults(const struct nb_engine *engine,
-                                    const struct nb_batch_opts *opts, struct nb_batch_opts *o)
+/* Rows of the cache must fit 32 bits. */
+enum nb_status nbi_batch_defaults(const struct nb_engine *engine, const struct nb_batch_opts *opts,
+                                  struct nb_batch_opts *o)
 {
     const struct nbi_config *c = &engine->config;
     NBI_TRY(check_opts(c, opts));
@@ -114,7 +114,7 @@ enum nb_status nbi_batch_plan(const struct nb_engine *engine, const struct nb_ba
                               struct nbi_memory_plan *plan)
 {
     struct nb_batch_opts o;
-    NBI_TRY(with_defaults(engine, opts, &o));
+    NBI_TRY(nbi_batch_defaults(engine, opts, &o));
     const struct nbi_acts_opts acts = acts_opts(&o);
     int64_t pages = nbi_kv_pages(o.tokens);
     int64_t tables = o.sequences * nbi_kv_pages(o.context) + pages;
@@ -190,7 +190,7 @@ enum nb_status nb_batch_open(struct nb_batch **out, const struct nb_engine *engi
 {
     struct nb_batch_opts o;
     *out = NULL;
-    NBI_TRY(with_defaults(engine, opts, &o));
+    NBI_TRY(nbi_batch_defaults(engine, opts, &o));
     struct nb_batch *b = calloc(1, sizeof *b);
     if (!b)
         return nbi_fail_memory("batch", sizeof *b);

@@ -206,6 +206,8 @@ static void test_cancel__is_inherited(void **state)
     nb_cancel_set(&stop);
     assert_int_equal(append(NULL), NB_EINTERRUPTED);
     assert_ok(append(&clear));
+    assert_ok(generate(&clear));
+    assert_ok(schedule(&clear));
     nb_cancel_clear(&stop);
     assert_ok(append(NULL));
 }

@@ -1,0 +1,25 @@
+/* answers.h - the answers to many prompts, as requests of one scheduler. */
+#pragma once
+
+#include "infer/engine.h"
+
+/* A prompt, how to answer it, and the answer. */
+struct nbi_answer {
+    const int32_t *ids; /* the prompt [count]; the caller's */
+    size_t count;
+    struct nb_generate_opts opts;
+    struct nb_generate_result result; /* out, zeroed before; the caller releases it */
+    struct nbi_answering *answering;  /* used while they are generated */
+};
+
+struct nbi_answers {
+    struct nbi_answer *list;
+    int64_t count;
+    void (*answered)(void *ctx); /* called after each answer, in any order; may be NULL */
+    void *ctx;
+    int64_t failed; /* out: the index of the answer whose failure ended all; -1: none did */
+};
+
+/* Generates all answers, several at a time, over caches of f16 keys and values. An answer does not
+ * depend on the other prompts; on the CPU it is that of a session. */
+enum nb_status nbi_answer_all(const struct nb_engine *engine, struct nbi_answers *answers);
