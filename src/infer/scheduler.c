@@ -374,25 +374,17 @@ static enum nb_status step_batch(struct nb_scheduler *s)
     return NB_OK;
 }
 
-/* The step is all the request's, so it obeys its wish to stop. */
 static enum nb_status step_session(struct nb_scheduler *s)
 {
     struct slot *r = s->running[0];
     if (!r)
         return NB_OK;
-    NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(r->opts.cancel);
     struct nb_batch_input in = next_input(r, s->info.chunk);
     bool complete = in.logits || in.topk > 0;
-    enum nb_status rc = complete
-                            ? nbi_session_append_next(s->session, in.ids, in.count, &r->answer.spec)
-                            : nbi_session_append(s->session, in.ids, in.count, NULL, 0);
-    if (rc == NB_EINTERRUPTED && r->opts.cancel) {
-        leave(s, 0, rc);
-        return NB_OK;
-    }
-    if (rc != NB_OK && rc != NB_EVALUE)
-        return rc;
-    in.status = rc;
+    in.status = complete ? nbi_session_append_next(s->session, in.ids, in.count, &r->answer.spec)
+                         : nbi_session_append(s->session, in.ids, in.count, NULL, 0);
+    if (in.status != NB_OK && in.status != NB_EVALUE)
+        return in.status;
     advance(s, 0, &in);
     return NB_OK;
 }

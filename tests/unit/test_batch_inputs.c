@@ -214,28 +214,30 @@ static enum nb_status spoil_first_row(struct nbi_stream *s, const struct nbi_op_
     return NB_OK;
 }
 
-/* Whether an input asks for logits, for candidates or for both: a NaN fails it alone, and it can be
- * repeated. */
+/* Whether an input asks for logits, for candidates or for both: a NaN fails it alone, its page goes
+ * back to the pool, and it can be repeated. */
 static void test_nonfinite__fails_its_own_input(void **state)
 {
     static float wanted[2][VOCAB], logits[2][VOCAB];
-    const int32_t ids[] = {5, 6};
+    static int32_t ids[2][CONTEXT];
     (void)state;
     for (int wants = 1; wants <= 3; wants++) { /* bit 0: logits; bit 1: candidates */
         struct nb_candidate candidates[2];
         struct nb_batch *b = open_batch(&usual);
         struct nb_batch_input inputs[2];
         for (int i = 0; i < 2; i++) {
+            ids_of(ids[i], i);
+            inputs[i] = (struct nb_batch_input){.sequence = added(b), .ids = ids[i], .count = FULL};
+            run_step(b, &inputs[i], 1);
             inputs[i] = (struct nb_batch_input){
-                .sequence = added(b), .ids = ids, .count = 1, .logits = wanted[i]};
+                .sequence = i, .ids = ids[i] + FULL, .count = 1, .logits = wanted[i]};
             run_step(b, &inputs[i], 1);
-            inputs[i].ids = ids + i;
-            run_step(b, &inputs[i], 1);
-            assert_ok(nb_batch_truncate(b, i, 1));
+            assert_ok(nb_batch_truncate(b, i, FULL));
             inputs[i].logits = wants & 1 ? logits[i] : NULL;
             inputs[i].candidates = wants & 2 ? &candidates[i] : NULL;
             inputs[i].topk = wants & 2 ? 1 : 0;
         }
+        int64_t pages = free_pages(b);
         real = *engine->be;
         engine->be->linear = spoil_first_row;
         enum nb_status rc = nb_batch_step(b, inputs, 2);
@@ -243,8 +245,9 @@ static void test_nonfinite__fails_its_own_input(void **state)
         assert_ok(rc);
         assert_fails(inputs[0].status, NB_EVALUE, "sequence 0: the model gave a logit that is not");
         assert_int_equal(inputs[1].status, NB_OK);
-        assert_int_equal(nb_batch_length(b, 0), 1);
-        assert_int_equal(nb_batch_length(b, 1), 2);
+        assert_int_equal(nb_batch_length(b, 0), FULL);
+        assert_int_equal(nb_batch_length(b, 1), FULL + 1);
+        assert_int_equal(free_pages(b), pages - 1);
         if (wants & 1) {
             assert_true(isnan(logits[0][17]));
             assert_memory_equal(logits[0], wanted[0], 17 * sizeof(float));
@@ -255,7 +258,7 @@ static void test_nonfinite__fails_its_own_input(void **state)
             assert_int_equal(candidates[1].id, best_of(wanted[1]));
         }
         run_step(b, inputs, 1); /* once more */
-        assert_int_equal(nb_batch_length(b, 0), 2);
+        assert_int_equal(nb_batch_length(b, 0), FULL + 1);
         if (wants & 1)
             assert_memory_equal(logits[0], wanted[0], ROW);
         if (wants & 2)
