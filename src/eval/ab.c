@@ -76,7 +76,8 @@ static void keep_answer(struct nbi_ab *ab, int s, int64_t i, struct nb_generate_
 
 static enum nb_status answer_all(struct nbi_ab *ab, int s)
 {
-    struct nbi_answers all = {.count = ab->result->count, .answered = count_answer, .ctx = ab};
+    struct nbi_answers all = {
+        .count = ab->result->count, .answered = count_answer, .ctx = ab, .independent = true};
     all.list = calloc((size_t)all.count, sizeof *all.list);
     if (!all.list)
         return nbi_fail_memory("answers", (size_t)all.count * sizeof *all.list);

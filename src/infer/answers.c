@@ -3,12 +3,12 @@
 
 #include <string.h>
 
-#include "infer/kv_cache.h"
+#include "infer/batch.h"
 
 #define PARALLEL   16
 #define POOL_BYTES ((int64_t)512 << 20) /* of keys and values, unless one answer needs more */
 
-struct nbi_answering {
+struct nbi_answer_run {
     struct nbi_answers *all;
     struct nb_scheduler *scheduler;
     int64_t next;          /* the answer to request next */
@@ -17,7 +17,7 @@ struct nbi_answering {
 };
 
 /* Takes the message of the first failure; answer: the one that failed, or -1. */
-static void note(struct nbi_answering *r, enum nb_status rc, int64_t answer)
+static void note(struct nbi_answer_run *r, enum nb_status rc, int64_t answer)
 {
     if (rc == NB_OK || r->status != NB_OK)
         return;
@@ -26,12 +26,12 @@ static void note(struct nbi_answering *r, enum nb_status rc, int64_t answer)
     snprintf(r->error, sizeof r->error, "%s", nb_last_error());
 }
 
-static void submit_next(struct nbi_answering *r);
+static void submit_next(struct nbi_answer_run *r);
 
 static void keep(void *ctx, int64_t id, enum nb_status status, struct nb_generate_result *result)
 {
     struct nbi_answer *a = ctx;
-    struct nbi_answering *r = a->answering;
+    struct nbi_answer_run *r = a->run;
     struct nbi_answers *all = r->all;
     (void)id;
     a->result = *result;
@@ -46,7 +46,7 @@ static void keep(void *ctx, int64_t id, enum nb_status status, struct nb_generat
     submit_next(r);
 }
 
-static void submit_next(struct nbi_answering *r)
+static void submit_next(struct nbi_answer_run *r)
 {
     int64_t i = r->next, id;
     if (i == r->all->count)
@@ -55,7 +55,7 @@ static void submit_next(struct nbi_answering *r)
     const struct nb_request request = {
         .ids = a->ids, .count = a->count, .opts = a->opts, .done = keep, .ctx = a};
     r->next++;
-    a->answering = r;
+    a->run = r;
     note(r, nb_scheduler_submit(r->scheduler, &request, &id), i);
 }
 
@@ -71,14 +71,18 @@ static int64_t context_for(const struct nbi_config *c, const struct nbi_answers 
     return context;
 }
 
-static struct nb_batch_opts batch_opts(const struct nbi_config *c, const struct nbi_answers *all)
+static struct nb_batch_opts batch_opts(const struct nb_engine *e, const struct nbi_answers *all)
 {
+    const struct nbi_config *c = &e->config;
+    bool in_turn = all->independent && !nbi_batch_shares_passes(e, false);
     int64_t page_bytes =
         2 * c->layers * (int64_t)nbi_dtype_bytes(NBI_F16, NBI_PAGE * c->kv_heads * c->head_dim);
-    struct nb_batch_opts o = {.sequences = all->count < PARALLEL ? all->count : PARALLEL,
+    struct nb_batch_opts o = {.sequences = in_turn ? 1 : PARALLEL,
                               .context = context_for(c, all),
                               .kv = NB_KV_F16,
-                              .deterministic = true};
+                              .deterministic = all->independent && !in_turn};
+    if (o.sequences > all->count)
+        o.sequences = all->count;
     int64_t single = nbi_kv_pages(o.context), pages = POOL_BYTES / page_bytes;
     if (pages > o.sequences * single)
         pages = o.sequences * single;
@@ -88,11 +92,11 @@ static struct nb_batch_opts batch_opts(const struct nbi_config *c, const struct 
 
 enum nb_status nbi_answer_all(const struct nb_engine *engine, struct nbi_answers *answers)
 {
-    struct nbi_answering r = {.all = answers};
+    struct nbi_answer_run r = {.all = answers};
     answers->failed = -1;
     if (answers->count == 0)
         return NB_OK;
-    const struct nb_scheduler_opts opts = {.batch = batch_opts(&engine->config, answers)};
+    const struct nb_scheduler_opts opts = {.batch = batch_opts(engine, answers)};
     NBI_TRY(nb_scheduler_open(&r.scheduler, engine, &opts));
     for (int64_t i = 0; i < opts.batch.sequences; i++)
         submit_next(&r);

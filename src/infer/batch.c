@@ -175,14 +175,19 @@ static bool all_nvfp4(const struct nbi_weights *w)
     return all;
 }
 
-/* How many rows the sequences of a batch-invariant pass may share. A backend whose products depend
- * on the number of rows guarantees the same bits only up to batch_invariant_rows, and only for
- * exact products or NVFP4 weights. */
+/* A backend whose products depend on the number of rows guarantees the same bits only up to
+ * batch_invariant_rows, and only for exact products or NVFP4 weights. */
+bool nbi_batch_shares_passes(const struct nb_engine *e, bool exact)
+{
+    return nbi_backend_has(e->be, NBI_CAP_BATCH_INVARIANT) || exact || all_nvfp4(&e->weights);
+}
+
+/* How many rows the sequences of a batch-invariant pass may share. */
 static int64_t invariant_rows(const struct nb_engine *e, const struct nb_batch_opts *o)
 {
     if (nbi_backend_has(e->be, NBI_CAP_BATCH_INVARIANT))
         return o->chunk;
-    return o->exact || all_nvfp4(&e->weights) ? e->be->batch_invariant_rows : 1;
+    return nbi_batch_shares_passes(e, o->exact) ? e->be->batch_invariant_rows : 1;
 }
 
 enum nb_status nb_batch_open(struct nb_batch **out, const struct nb_engine *engine,

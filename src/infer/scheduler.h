@@ -1,5 +1,4 @@
-/* scheduler.h - a scheduler over a session that is there already; nibble.h says what schedulers do.
- */
+/* scheduler.h - a scheduler over a session of the caller's; nibble.h says what schedulers do. */
 #pragma once
 
 #include "infer/session.h"

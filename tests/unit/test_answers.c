@@ -73,6 +73,7 @@ static void test_answers__are_those_by_hand(void **state)
     (void)state;
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
         struct nbi_answers all = make(counts[c], 25);
+        all.independent = c % 2;
         assert_ok(nbi_answer_all(engine, &all));
         assert_int_equal(all.failed, -1);
         assert_int_equal(answered, counts[c]);
@@ -185,6 +186,35 @@ static void test_answers__bound_the_memory_of_keys_and_values(void **state)
     }
 }
 
+/* On a GPU whose products do not share passes without changing bits, prompts that are to be
+ * independent are answered in turn, over a session: keys and values of one context, not of pages.
+ */
+static void test_answers__independent_ones_may_be_answered_in_turn(void **state)
+{
+    static const int64_t pages = (int64_t)3 * 2 * 128 * KIB, session = (int64_t)65 * 2 * KIB;
+    struct nbi_weight *up = &engine->weights.layers[1].up;
+    enum nbi_dtype kept = up->dtype;
+    (void)state;
+    real = *engine->be;
+    for (int independent = 0; independent < 2; independent++)
+        for (int all_nvfp4 = 0; all_nvfp4 < 2; all_nvfp4++) {
+            struct nbi_answers all = make(3, 50); /* up to 15 tokens and 50 */
+            all.independent = independent;
+            cache_bytes = 0;
+            engine->be->alloc = spy;
+            engine->be->linear = lose_device;
+            engine->be->caps &= ~(unsigned)NBI_CAP_BATCH_INVARIANT;
+            engine->be->batch_invariant_rows = 8;
+            up->dtype = all_nvfp4 ? NBI_NVFP4 : NBI_BF16;
+            enum nb_status rc = nbi_answer_all(engine, &all);
+            up->dtype = kept;
+            *engine->be = real;
+            assert_int_equal(rc, NB_EDEVICE);
+            assert_int_equal(cache_bytes, independent && !all_nvfp4 ? session : pages);
+            release(3);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -192,6 +222,7 @@ int main(void)
         cmocka_unit_test(test_answers__say_which_failed),
         cmocka_unit_test(test_answers__end_when_interrupted),
         cmocka_unit_test(test_answers__bound_the_memory_of_keys_and_values),
+        cmocka_unit_test(test_answers__independent_ones_may_be_answered_in_turn),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
