@@ -190,7 +190,7 @@ static void test_chunks__same_bits_on_each_instruction_set(void **state)
         float *got = in_one_pass(e, &o, TOKENS);
         assert_true(distance(wanted, got, TOKENS * VOCAB) < 1e-5);
         free(got);
-        for (int integers = 0; integers < 2; integers++) {
+        for (int integers = SANITIZED ? level % 2 : 0; integers < 2; integers += SANITIZED ? 2 : 1) {
             o.exact = !integers;
             got = in_one_pass(e, &o, TOKENS);
             appending_is_causal(e, &o, got);
