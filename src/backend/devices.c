@@ -7,6 +7,7 @@
 #include "backend/cuda_memory.h"
 #include "backend/devices.h"
 #include "base/status.h"
+#include "nibble/tools.h"
 
 #define MAX_GPUS  64
 #define MAX_INDEX 1023

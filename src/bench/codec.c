@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/sys.h"
 #include "bench/bandwidth.h"
+#include "nibble/tools.h"
 #include "tensor/codec.h"
 #include "tensor/nvfp4.h"
 

@@ -8,6 +8,7 @@
 #include "base/stats.h"
 #include "bench/bandwidth.h"
 #include "infer/session.h"
+#include "nibble/tools.h"
 
 #define ROUNDS        5
 #define DECODE_ROUNDS 9

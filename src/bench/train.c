@@ -4,6 +4,7 @@
 #include "backend/backend.h"
 #include "base/stats.h"
 #include "base/sys.h"
+#include "nibble/tools.h"
 
 struct timing {
     double *rates;

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "data/loader.h"
+#include "nibble/data.h"
 
 static void report_stats(struct nb_data_report *report, const struct nbi_dataset *d,
                          int64_t seq_len)

@@ -6,6 +6,7 @@
 #include "eval/perplexity.h"
 #include "formats/writer.h"
 #include "infer/session.h"
+#include "nibble/eval.h"
 #include "train/batches.h"
 #include "train/optimizer.h"
 

@@ -10,6 +10,7 @@
 
 #include "eval/perplexity.h"
 #include "infer/session.h"
+#include "nibble/eval.h"
 
 /* What one path computed for all tokens. */
 struct trace {

@@ -7,6 +7,7 @@
 #include "base/crc.h"
 #include "base/sanitized.h"
 #include "infer/session.h"
+#include "nibble/eval.h"
 
 /* In tokens. */
 #define CONTEXT 64

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "nibble/tools.h"
 #include "tensor/codec.h"
 #include "tensor/nvfp4.h"
 

@@ -45,11 +45,12 @@ def check_calls(tree):
 
 
 def check_names(tree):
-    """Visibility is readable from the name, and nibble.h declares what is public."""
-    header = "include/nibble.h"
-    text = source.strip(tree.read(header))
-    declared = {m.group(1): source.line_of(text, m.start())
-                for m in re.finditer(r"\b(nb_\w+)\s*\((?!\*)", text)}
+    """Visibility is readable from the name, and the headers in include/ declare what is public."""
+    declared = {}
+    for header in tree.files("include"):
+        text = source.strip(tree.read(header))
+        declared.update({m.group(1): (header, source.line_of(text, m.start()))
+                         for m in re.finditer(r"\b(nb_\w+)\s*\((?!\*)", text)})
     defined = set()
     for path in tree.files("src"):
         for f in source.functions(tree.read(path)):
@@ -64,11 +65,12 @@ def check_names(tree):
                                  f.name)
             elif f.name.startswith("nb_"):
                 if f.name not in declared:
-                    tree.problem(path, f.line, f"{f.name} is not in nibble.h", f.name)
+                    tree.problem(path, f.line, f"{f.name} is in no public header", f.name)
             elif not f.name.startswith("nbi_"):
                 tree.problem(path, f.line, f"{f.name} is not static, so name it nbi_...", f.name)
     for name in sorted(set(declared) - defined):
-        tree.problem(header, declared[name], f"{name} is declared and not defined", name)
+        header, line = declared[name]
+        tree.problem(header, line, f"{name} is declared and not defined", name)
 
 
 def check_form(tree, path):
