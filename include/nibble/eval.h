@@ -124,9 +124,10 @@ typedef enum nb_status (*nb_parity_fn)(void *ctx, const struct nb_parity_path *p
 
 /* The same tokens through every path, each compared with the training forward pass. gpu: the same
  * model on a GPU, for the paths there; NULL: none of those. */
-NB_MUST_CHECK enum nb_status nb_parity(const struct nb_engine *engine, const struct nb_engine *gpu,
-                                       const int32_t *ids, int64_t count, nb_parity_fn fn,
-                                       void *ctx, struct nb_cancel *cancel);
+NB_MUST_CHECK enum nb_status nb_eval_parity(const struct nb_engine *engine,
+                                            const struct nb_engine *gpu, const int32_t *ids,
+                                            int64_t count, nb_parity_fn fn, void *ctx,
+                                            struct nb_cancel *cancel);
 
 struct nb_stress_opts {
     int64_t iterations;
@@ -161,15 +162,15 @@ struct nb_stress_report {
 /* Runs the same tokens through sessions of every KV-cache type and mode: chunks, truncation, reused
  * prefixes, snapshots, two interleaved sessions. Outputs must be bit-identical and memory must not
  * grow; if not, the report says so and the call still returns NB_OK. */
-NB_MUST_CHECK enum nb_status nb_stress_kv(const struct nb_engine *engine,
-                                          const struct nb_stress_opts *opts,
-                                          struct nb_stress_report *report);
+NB_MUST_CHECK enum nb_status nb_eval_stress(const struct nb_engine *engine,
+                                            const struct nb_stress_opts *opts,
+                                            struct nb_stress_report *report);
 
 /* Reads int32 input_ids and labels [B, T] from a safetensors file, writes logits, loss and
  * greedy.ids in f32, gradients and updated weights (nibble help debug). bf16: the type of the
  * activations that the last two come from; else f32. */
-NB_MUST_CHECK enum nb_status nb_debug_hf(const struct nb_engine *engine, const char *in, bool bf16,
-                                         const char *out, struct nb_cancel *cancel);
+NB_MUST_CHECK enum nb_status nb_eval_hf(const struct nb_engine *engine, const char *in, bool bf16,
+                                        const char *out, struct nb_cancel *cancel);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -90,7 +90,7 @@ struct nb_identity_result {
 };
 
 /* Asks both models the questions and compares the results with the limits. */
-NB_MUST_CHECK enum nb_status nb_eval_identity(const struct nb_identity_opts *opts,
+NB_MUST_CHECK enum nb_status nb_identity_eval(const struct nb_identity_opts *opts,
                                               struct nb_identity_result *result);
 void nb_identity_result_release(struct nb_identity_result *result);
 

@@ -326,8 +326,8 @@ static enum nb_status run_all(struct stress *t, const struct nb_stress_opts *opt
     return rc;
 }
 
-enum nb_status nb_stress_kv(const struct nb_engine *engine, const struct nb_stress_opts *opts,
-                            struct nb_stress_report *report)
+enum nb_status nb_eval_stress(const struct nb_engine *engine, const struct nb_stress_opts *opts,
+                              struct nb_stress_report *report)
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct stress t = {.engine = engine, .report = report};
