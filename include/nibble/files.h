@@ -32,14 +32,17 @@ NB_MUST_CHECK enum nb_status nb_file_open(struct nb_file **out, const char *path
                                           const char *model_dir);
 void nb_file_close(struct nb_file *file);
 
-const char *nb_file_format(const struct nb_file *file); /* "dat", "safetensors", "gguf" */
-const char *nb_file_layout(const struct nb_file *file); /* of NVFP4 tensors, or "none" */
-int64_t nb_file_tensor_count(const struct nb_file *file);
+struct nb_file_info {
+    const char *format; /* "dat", "safetensors", "gguf" */
+    const char *layout; /* of NVFP4 tensors, or "none" */
+    uint64_t bytes;     /* on disk, all files */
+    int64_t tensors, metadata;
+};
+
+void nb_file_info(const struct nb_file *file, struct nb_file_info *info);
 void nb_file_tensor(const struct nb_file *file, int64_t index, struct nb_tensor_info *info);
-uint64_t nb_file_bytes(const struct nb_file *file); /* on disk, all files */
 
 /* Metadata rows as text, in file order; long values are shortened. Strings live as long as file. */
-int64_t nb_file_meta_count(const struct nb_file *file);
 void nb_file_meta(const struct nb_file *file, int64_t index, const char **key, const char **value);
 
 /* Checks names and shapes against the config (without a config, as far as the shapes allow), then
