@@ -89,12 +89,28 @@ NB_MUST_CHECK enum nb_status nb_engine_open(struct nb_engine **out,
                                             const struct nb_engine_opts *opts);
 void nb_engine_close(struct nb_engine *engine);
 
+struct nb_bias {
+    int32_t id;
+    float value;
+};
+
+struct nb_sampling {
+    double temperature; /* 0: the most likely token */
+    int64_t top_k;      /* 0: all */
+    double top_p, min_p;
+    double repeat_penalty, presence_penalty, frequency_penalty;
+    uint64_t seed;
+    const struct nb_bias *bias;
+    int bias_count;
+};
+
 struct nb_engine_info {
     int64_t vocab, context, layers, parameters;
     int64_t weight_bytes, bytes_per_token; /* all weights; those read for one token */
     int threads;
     const char *device; /* "cpu" or "cuda:N"; as long as the engine */
     const char *simd;
+    struct nb_sampling sampling; /* what the model's generation_config.json asks for */
 };
 
 void nb_engine_info(const struct nb_engine *engine, struct nb_engine_info *info);
@@ -124,8 +140,10 @@ NB_MUST_CHECK enum nb_status nb_session_open(struct nb_session **out,
                                              const struct nb_engine *engine,
                                              const struct nb_session_opts *opts);
 void nb_session_close(struct nb_session *session);
-int64_t nb_session_length(const struct nb_session *session);
-const int32_t *nb_session_tokens(const struct nb_session *session);
+
+/* The tokens of the session, *count of them (may be NULL). The array is the session's, at the same
+ * place until it is closed. */
+const int32_t *nb_session_tokens(const struct nb_session *session, int64_t *count);
 
 /* Appends tokens; logits (may be NULL) receives those after the last one. NB_EVALUE if they exceed
  * the context; the session is then unchanged. */
@@ -134,24 +152,6 @@ NB_MUST_CHECK enum nb_status nb_session_append(struct nb_session *session, const
 void nb_session_truncate(struct nb_session *session, int64_t length);
 
 /* ---- answers --------------------------------------------------------------------------------- */
-
-struct nb_bias {
-    int32_t id;
-    float value;
-};
-
-struct nb_sampling {
-    double temperature; /* 0: the most likely token */
-    int64_t top_k;      /* 0: all */
-    double top_p, min_p;
-    double repeat_penalty, presence_penalty, frequency_penalty;
-    uint64_t seed;
-    const struct nb_bias *bias;
-    int bias_count;
-};
-
-/* What the model's generation_config.json asks for. */
-void nb_engine_sampling(const struct nb_engine *engine, struct nb_sampling *out);
 
 enum nb_finish { NB_FINISH_STOP, NB_FINISH_LENGTH, NB_FINISH_CONTEXT };
 

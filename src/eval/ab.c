@@ -61,8 +61,8 @@ static enum nb_status answer(struct nbi_ab *ab, int s, int64_t i, struct nb_sess
     struct nbi_ab_item *item = &ab->side[s].items[i];
     struct nb_ab_answer *out = &ab->result->rows[i].answer[s];
     struct nb_generate_result r = {0};
-    struct nb_generate_opts g = {.max_tokens = ab->opts->max_tokens};
-    nb_engine_sampling(ab->side[s].engine, &g.sampling);
+    struct nb_generate_opts g = {.sampling = ab->side[s].engine->defaults,
+                                 .max_tokens = ab->opts->max_tokens};
     g.sampling.temperature = ab->opts->temperature;
     g.sampling.seed = ab->opts->seed;
     enum nb_status rc = nb_generate(session, item->prompt.p, item->prompt.count, &g, &r);

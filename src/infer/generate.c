@@ -6,7 +6,7 @@
 
 static int64_t context_left(const struct nb_session *s)
 {
-    return nbi_session_context(s) - nb_session_length(s);
+    return nbi_session_context(s) - nbi_session_length(s);
 }
 
 static enum nb_status next_token(struct nb_session *s, struct nbi_response *a, bool *done)
