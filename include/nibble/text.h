@@ -13,12 +13,9 @@ extern "C" {
 struct nb_tokenizer;
 
 /* From a model directory, a tokenizer.json, a `.gguf` file, or a weights file with model_dir (may
- * be NULL). Any number of threads may use a tokenizer at once. share hands it to another owner: it
- * lives until every owner has closed it. */
+ * be NULL). Any number of threads may use a tokenizer at once. */
 NB_MUST_CHECK enum nb_status nb_tokenizer_open(struct nb_tokenizer **out, const char *model,
                                                const char *model_dir);
-NB_MUST_CHECK enum nb_status nb_tokenizer_share(struct nb_tokenizer **out,
-                                                const struct nb_tokenizer *t);
 void nb_tokenizer_close(struct nb_tokenizer *t);
 
 int64_t nb_tokenizer_size(const struct nb_tokenizer *t); /* all ids are smaller */

@@ -46,12 +46,13 @@ void nb_train_fit_use(struct nb_train_opts *opts, const struct nb_train_fit *fit
 
 /* ---- the CPU --------------------------------------------------------------------------------- */
 
-/* The code path of the NVFP4 codec on this CPU: "scalar", "avx2" or "avx512". */
-const char *nb_codec_path(void);
+/* The code paths of this CPU. */
+struct nb_cpu_info {
+    const char *codec;    /* of the NVFP4 codec: "scalar", "avx2" or "avx512" */
+    const char *products; /* with NVFP4 weights, in words; they need more than the codec */
+};
 
-/* The code path of products with NVFP4 weights, in words; they need more instruction sets than the
- * codec. */
-const char *nb_product_path(void);
+void nb_cpu_info(struct nb_cpu_info *info);
 
 /* Compares every codec path this CPU can run with the scalar one, on random blocks. */
 NB_MUST_CHECK enum nb_status nb_codec_selftest(void);

@@ -8,6 +8,7 @@
 #include "backend/devices.h"
 #include "base/status.h"
 #include "nibble/tools.h"
+#include "tensor/codec.h"
 
 #define MAX_GPUS  64
 #define MAX_INDEX 1023
@@ -191,10 +192,11 @@ enum nb_status nb_device_caps(const char *device, char words[NB_DEVICE_CAPS])
     return NB_OK;
 }
 
-const char *nb_product_path(void)
+void nb_cpu_info(struct nb_cpu_info *info)
 {
     const char *name = nbi_cpu_microkernels_name(nbi_simd_level());
-    if (nbi_simd_level() < NBI_SIMD_AVX512)
-        return name;
-    return strcmp(name, "avx512") == 0 ? "avx512 with VNNI" : "avx2 (AVX-512 here has no VNNI)";
+    *info = (struct nb_cpu_info){.codec = nbi_codec_table()->name, .products = name};
+    if (nbi_simd_level() >= NBI_SIMD_AVX512)
+        info->products =
+            strcmp(name, "avx512") == 0 ? "avx512 with VNNI" : "avx2 (AVX-512 here has no VNNI)";
 }

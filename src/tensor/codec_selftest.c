@@ -43,8 +43,3 @@ enum nb_status nb_codec_selftest(void)
     }
     return NB_OK;
 }
-
-const char *nb_codec_path(void)
-{
-    return nbi_codec_table()->name;
-}
