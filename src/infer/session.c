@@ -385,6 +385,7 @@ enum nb_status nb_session_open(struct nb_session **out, const struct nb_engine *
                                const struct nb_session_opts *opts)
 {
     enum nbi_dtype kv;
+    *out = NULL;
     NBI_TRY(nbi_kv_dtype(opts->kv, &kv));
     if ((unsigned)opts->mode > NB_KV_NONE)
         return nbi_fail(NB_EINVAL, "an unknown kind of cache");

@@ -170,8 +170,6 @@ enum nb_status nb_tokenizer_decode(const struct nb_tokenizer *t, const int32_t *
             nbi_str_append(&out, bytes, n);
         missing += !bytes;
     }
-    if (unknown)
-        *unknown = missing;
     nbi_str_append(&out, "", 0); /* allocates even for an empty text */
     enum nb_status rc = nbi_str_status(&out);
     if (rc != NB_OK) {
@@ -180,6 +178,8 @@ enum nb_status nb_tokenizer_decode(const struct nb_tokenizer *t, const int32_t *
     }
     *text = out.p;
     *len = out.len;
+    if (unknown)
+        *unknown = missing;
     return NB_OK;
 }
 
