@@ -1,10 +1,29 @@
-/* core.h - models, sessions, answers, batches, schedulers, training runs; errors, logging and
- * cancelling, which the other headers share.
+/* core.h - the core of libnibble: errors, engines, sessions, answers, batches, schedulers, training
+ * runs. First the rules for every function of the library; exceptions stand at the functions.
  *
- * Every function that can fail returns enum nb_status; on failure nb_last_error() holds one line
- * that says what failed, on what and why. Nothing in the library prints, exits or aborts on bad
- * input. Strings are UTF-8; sizes and offsets are 64 bits wide. Unless a comment says otherwise,
- * functions may be called from several threads as long as each works on its own objects. */
+ * Failures. A function that can fail returns enum nb_status. If that is not NB_OK, nb_last_error()
+ * has one line that says what failed, on what and why. Outputs that the caller would own (an
+ * object, a text, an array, a result with a _release function) are then NULL or all zeros. Other
+ * outputs are untouched, and the objects that the call was about are as they were. Nothing in the
+ * library prints, exits or aborts on bad input.
+ *
+ * Ownership. Whoever opens an object closes it, after everything that was opened with it: sessions,
+ * batches and schedulers before their engine. A _close function also takes NULL. Texts and arrays
+ * that come back through pointers are freed with free(), results with their _release function,
+ * which leaves zeros. All other pointers that come back belong to their object, and are valid as
+ * long as it is. Arguments, and what options point to, are only used during the call; a struct
+ * nb_cancel is used until the object that was opened with it is closed.
+ *
+ * Threads. Any thread may call any function. An object is used by one thread at a time, not
+ * necessarily the one that opened it; engines, tokenizers, chat templates and lists of prompts
+ * never change, and any number of threads may use one at once. Different objects may be used at the
+ * same time, also if they belong to one engine. Callbacks are called on the thread that made the
+ * call. They may use the library, but not the object that the call is about. If one returns a
+ * status other than NB_OK, the call ends and returns it.
+ *
+ * Options. Zero an options struct before filling it in; members that have a default then have it.
+ * Pointers are not NULL unless a comment allows it. Strings are UTF-8; sizes and offsets are 64
+ * bits wide. */
 #pragma once
 
 #include "nibble/train.h"
@@ -14,11 +33,14 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-struct nb_tokenizer; /* text.h */
+struct nb_tokenizer; /* text.h, as is the next */
 struct nb_chat;
 
 /* ---- status ---------------------------------------------------------------------------------- */
 
+/* NB_EINVAL: arguments that are never possible; NB_EVALUE: ones that do not suit this model, object
+ * or file. NB_EFORMAT: a file that is damaged or not of its format; NB_EUNSUPPORTED: one, or a
+ * device, that is of a kind nibble does not have. */
 #define NB_STATUS_LIST(X)                                                                          \
     X(NB_OK, "ok")                                                                                 \
     X(NB_EINVAL, "invalid argument")                                                               \
@@ -33,10 +55,12 @@ struct nb_chat;
 
 enum nb_status { NB_STATUS_LIST(NB_ENUMERATOR) };
 
-/* The name of a status in words, for example "malformed file". */
+/* The name of a status in words, for example "malformed file"; of a number that is none, "unknown
+ * status". */
 const char *nb_status_text(enum nb_status status);
 
-/* The message of the last failure on this thread; valid until the next failure on it. */
+/* The message of the last failure on this thread, empty before the first. Only of use right after a
+ * call has failed: the next call may change the text, also one that succeeds. */
 const char *nb_last_error(void);
 
 /* "MAJOR.MINOR.PATCH (commit)". */
@@ -49,7 +73,8 @@ enum nb_log_level { NB_LOG_ERROR, NB_LOG_WARN, NB_LOG_INFO, NB_LOG_DEBUG };
 typedef void (*nb_log_fn)(void *ctx, enum nb_log_level level, const char *line);
 
 /* Where log lines go, for the whole process; NULL drops them (the default). Call it before any
- * other thread uses the library; fn is called on the thread that logs. */
+ * other thread uses the library. fn is called on the thread that logs, so perhaps on several at
+ * once; line is valid during the call. */
 void nb_log_set_sink(nb_log_fn fn, void *ctx);
 
 /* Called from time to time on the thread that runs a long operation; the unit is the operation's.
@@ -64,18 +89,19 @@ struct nb_cancel {
     int set;
 };
 
-void nb_cancel_set(struct nb_cancel *cancel); /* any thread, and signal handlers */
+/* Any thread, at any time; signal handlers may call both. */
+void nb_cancel_set(struct nb_cancel *cancel);
 void nb_cancel_clear(struct nb_cancel *cancel);
 
 /* ---- engines --------------------------------------------------------------------------------- */
 
-/* A loaded model: weights, tokenizer, chat template. It is immutable: any number of sessions,
- * batches and conversations, on any thread, may use it, its tokenizer and its chat template. */
+/* A loaded model: weights, tokenizer, chat template. It is immutable: any number of threads may use
+ * it, its tokenizer and its chat template at once. */
 struct nb_engine;
 
 struct nb_engine_opts {
     const char *model, *model_dir; /* model_dir may be NULL */
-    const char *synthetic;         /* instead: random weights of one of NB_PRESET_LIST */
+    const char *synthetic;         /* instead: random weights, one of NB_PRESET_LIST (files.h) */
     const char *config;            /* instead: random weights of the shapes in a config.json */
     const char *device;            /* "auto", "cpu", "cuda" or "cuda:N"; NULL: the CPU */
     const char *simd;              /* "scalar", "avx2", "avx512"; NULL: the widest this CPU has */
@@ -85,6 +111,7 @@ struct nb_engine_opts {
     struct nb_cancel *cancel;
 };
 
+/* Reads the weights into the memory of the device. Files that change later do not matter. */
 NB_MUST_CHECK enum nb_status nb_engine_open(struct nb_engine **out,
                                             const struct nb_engine_opts *opts);
 void nb_engine_close(struct nb_engine *engine);
@@ -94,6 +121,8 @@ struct nb_bias {
     float value;
 };
 
+/* How the next token is drawn. A zeroed one is not valid: begin with that of nb_engine_info, or
+ * with 1 for temperature, top_p and repeat_penalty. */
 struct nb_sampling {
     double temperature; /* 0: the most likely token */
     int64_t top_k;      /* 0: all */
@@ -106,15 +135,19 @@ struct nb_sampling {
 
 struct nb_engine_info {
     int64_t vocab, context, layers, parameters;
-    int64_t weight_bytes, bytes_per_token; /* all weights; those read for one token */
+    int64_t weight_bytes;    /* in the files; 0: random weights */
+    int64_t bytes_per_token; /* of weights, read for one token */
     int threads;
-    const char *device; /* "cpu" or "cuda:N"; as long as the engine */
+    const char *device; /* "cpu" or "cuda:N" */
     const char *simd;
     struct nb_sampling sampling; /* what the model's generation_config.json asks for */
 };
 
 void nb_engine_info(const struct nb_engine *engine, struct nb_engine_info *info);
-struct nb_tokenizer *nb_engine_tokenizer(const struct nb_engine *engine); /* NULL: has none */
+
+/* The engine's own, not to be closed. NULL: the model has neither. Any number of threads may use
+ * them, so there is no need for copies. */
+struct nb_tokenizer *nb_engine_tokenizer(const struct nb_engine *engine);
 const struct nb_chat *nb_engine_chat(const struct nb_engine *engine);
 
 /* ---- sessions -------------------------------------------------------------------------------- */
@@ -133,22 +166,27 @@ struct nb_session_opts {
     struct nb_cancel *cancel; /* of everything that is done with the session */
 };
 
-/* A sequence of tokens with its keys and values. One thread at a time. */
+/* A sequence of tokens with its keys and values. */
 struct nb_session;
 
+/* Takes all the memory that the session will need. NB_EVALUE: the model was made for shorter
+ * contexts. */
 NB_MUST_CHECK enum nb_status nb_session_open(struct nb_session **out,
                                              const struct nb_engine *engine,
                                              const struct nb_session_opts *opts);
 void nb_session_close(struct nb_session *session);
 
-/* The tokens of the session, *count of them (may be NULL). The array is the session's, at the same
- * place until it is closed. */
+/* The tokens of the session, *count of them (count may be NULL). The array stays where it is;
+ * appending and truncating change what is in it. */
 const int32_t *nb_session_tokens(const struct nb_session *session, int64_t *count);
 
-/* Appends tokens; logits (may be NULL) receives those after the last one. NB_EVALUE if they exceed
- * the context; the session is then unchanged. */
+/* Appends tokens; logits [vocab] (may be NULL) receives those after the last one. NB_EVALUE: they
+ * do not fit the context, or an id is outside the vocabulary. After a failure the session has the
+ * tokens that it had before, and what is in logits is undefined. */
 NB_MUST_CHECK enum nb_status nb_session_append(struct nb_session *session, const int32_t *ids,
                                                int64_t count, float *logits);
+
+/* Forgets all but the first `length` tokens; nothing if there are no more. */
 void nb_session_truncate(struct nb_session *session, int64_t length);
 
 /* ---- answers --------------------------------------------------------------------------------- */
@@ -180,7 +218,10 @@ struct nb_generate_result {
 };
 
 /* Brings the session to the prompt, reusing the longest common prefix, and answers. The answer
- * stays in the session. */
+ * stays in the session. NB_EINTERRUPTED comes with a result too: the answer so far. After any
+ * failure the session has a beginning of prompt and answer, and can be used on. NB_EINVAL: an empty
+ * prompt, or sampling options out of range; NB_EVALUE: a prompt that does not fit the context, an
+ * id outside the vocabulary, or a logit that is not finite. */
 NB_MUST_CHECK enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt,
                                          size_t count, const struct nb_generate_opts *opts,
                                          struct nb_generate_result *result);
@@ -213,6 +254,7 @@ struct nb_batch_opts {
     struct nb_cancel *cancel; /* of its steps */
 };
 
+/* NB_EVALUE: the model was made for shorter contexts. */
 NB_MUST_CHECK enum nb_status nb_batch_open(struct nb_batch **out, const struct nb_engine *engine,
                                            const struct nb_batch_opts *opts);
 void nb_batch_close(struct nb_batch *batch);
@@ -228,10 +270,10 @@ void nb_batch_info(const struct nb_batch *batch, struct nb_batch_info *info);
 /* A new, empty sequence: the lowest number that is not in use. NB_EVALUE if all are in use. */
 NB_MUST_CHECK enum nb_status nb_batch_add(struct nb_batch *batch, int64_t *sequence);
 
-/* Ends a sequence; its pages go back to the pool. */
+/* Ends a sequence; its pages go back to the pool. NB_EINVAL: it is not in use. */
 NB_MUST_CHECK enum nb_status nb_batch_drop(struct nb_batch *batch, int64_t sequence);
 
-/* Forgets all but the first `length` tokens. */
+/* Forgets all but the first `length` tokens. NB_EINVAL: the sequence is not in use, or shorter. */
 NB_MUST_CHECK enum nb_status nb_batch_truncate(struct nb_batch *batch, int64_t sequence,
                                                int64_t length);
 
@@ -256,8 +298,9 @@ struct nb_batch_input {
 };
 
 /* One pass over the tokens of all inputs; no sequence may occur twice. After a failure all
- * sequences are as they were. NB_ENOMEM: the pool has too few free pages. NB_EVALUE: more tokens
- * than a step or a context holds, or an id outside the vocabulary. */
+ * sequences are as they were, and what logits and candidates hold is undefined. NB_ENOMEM: the pool
+ * has too few free pages. NB_EVALUE: more tokens than a step or a context holds, or an id outside
+ * the vocabulary. */
 NB_MUST_CHECK enum nb_status nb_batch_step(struct nb_batch *batch, struct nb_batch_input *parts,
                                            int64_t count);
 
@@ -304,8 +347,8 @@ NB_MUST_CHECK enum nb_status nb_scheduler_submit(struct nb_scheduler *s,
 void nb_scheduler_cancel(struct nb_scheduler *s, int64_t id);
 
 /* Runs up to `steps` steps (0: until no request is left), one thread at a time. text and done are
- * called on it. *active (may be NULL): requests that run or wait. A failure is one of the device,
- * or NB_EINTERRUPTED: all requests are then as they were before the step. */
+ * called on it. *active (may be NULL): requests that run or wait, after a failure too. A failure is
+ * one of the device, or NB_EINTERRUPTED: all requests are then as they were before the step. */
 NB_MUST_CHECK enum nb_status nb_scheduler_run(struct nb_scheduler *s, int64_t steps,
                                               int64_t *active);
 
@@ -318,8 +361,15 @@ void nb_scheduler_info(struct nb_scheduler *s, struct nb_scheduler_info *info); 
 
 /* ---- training runs --------------------------------------------------------------------------- */
 
-/* Everything zero, AdamW as above. */
+/* Everything zero, AdamW as NB_TRAIN_LR and its neighbours say. */
 void nb_train_defaults(struct nb_train_opts *opts);
+
+/* Whether the settings make sense together; NB_EINVAL if not. Looks at no file. */
+NB_MUST_CHECK enum nb_status nb_train_check(const struct nb_train_opts *opts);
+
+/* What nb_train would allocate, without allocating it. Reads the headers of the model's files. */
+NB_MUST_CHECK enum nb_status nb_train_plan(const struct nb_train_opts *opts,
+                                           struct nb_train_plan *plan);
 
 /* A training run that its caller steps, one thread at a time but for nb_trainer_status(). Opening
  * reads everything and makes it ready for the first step, or with resume for the one after the
@@ -329,36 +379,33 @@ struct nb_trainer;
 
 NB_MUST_CHECK enum nb_status nb_trainer_open(struct nb_trainer **out,
                                              const struct nb_train_opts *opts);
+void nb_trainer_close(struct nb_trainer *t); /* without a result, if it has not been finished */
 
-/* One step, then the evaluation and the checkpoint that are due. *done: none is left, so finish. A
- * failure or an interruption ends the run, after which it can only be closed; what was whole before
- * the step has been saved if there is a directory for checkpoints. */
+/* One step, then the evaluation and the checkpoint that are due. *done: none is left, so finish;
+ * false after a failure. A failure or an interruption ends the run, after which it can only be
+ * closed; what was whole before the step has been saved if there is a directory for checkpoints.
+ * NB_EINVAL: the run has ended before. */
 NB_MUST_CHECK enum nb_status nb_trainer_step(struct nb_trainer *t, bool *done);
 
 /* The last step, evaluation and so on; any thread, also while another one steps. */
 void nb_trainer_status(struct nb_trainer *t, struct nb_train_result *result);
 
-/* Saves a checkpoint now. NB_EINVAL without checkpoint_dir. */
+/* Saves a checkpoint now. A failure does not end the run. NB_EINVAL: there is no checkpoint_dir, or
+ * the run has ended. */
 NB_MUST_CHECK enum nb_status nb_trainer_save(struct nb_trainer *t);
 
 /* Ends the run where it is: the last evaluation, the result, report, answers to test_prompts. An
- * interruption before the result is NB_EINTERRUPTED, one after it leaves the result in place. */
+ * interruption before the result is NB_EINTERRUPTED, one after it leaves the result in place.
+ * *result is filled in whatever is returned. NB_EINVAL: the run has ended before. */
 NB_MUST_CHECK enum nb_status nb_trainer_finish(struct nb_trainer *t,
                                                struct nb_train_result *result);
-void nb_trainer_close(struct nb_trainer *t); /* without a result, if it has not been finished */
 
 /* All of these in a row: trains, and writes the result to opts->out. Here an interruption is NB_OK,
  * and result->interrupted says so: the run ended after the current step, with a checkpoint and the
- * memory report, or after the last one with the result in place. */
+ * memory report, or after the last one with the result in place. *result says how far it came,
+ * whatever is returned. */
 NB_MUST_CHECK enum nb_status nb_train(const struct nb_train_opts *opts,
                                       struct nb_train_result *result);
-
-/* Whether the settings make sense together. Looks at no file. */
-NB_MUST_CHECK enum nb_status nb_train_check(const struct nb_train_opts *opts);
-
-/* What nb_train would allocate, without allocating it. */
-NB_MUST_CHECK enum nb_status nb_train_plan(const struct nb_train_opts *opts,
-                                           struct nb_train_plan *plan);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -1,5 +1,7 @@
 /* eval.h - measuring models: perplexity, two models side by side, and whether every way of
- * computing gives the same. */
+ * computing gives the same.
+ *
+ * The rules on failures, ownership and threads are in core.h. */
 #pragma once
 
 #include "nibble/data.h"
@@ -29,7 +31,9 @@ struct nb_ppl_result {
 };
 
 /* Perplexity. Every window is a sequence of its own; all its tokens are predicted except the first
- * and those that an earlier window predicted. The last window may be shorter. */
+ * and those that an earlier window predicted. The last window may be shorter. NB_EVALUE: fewer than
+ * two tokens, an id outside the vocabulary, windows longer than the model allows, or a logit that
+ * is not finite. */
 NB_MUST_CHECK enum nb_status nb_eval_ppl(const struct nb_engine *engine, const int32_t *ids,
                                          int64_t count, const struct nb_ppl_opts *opts,
                                          struct nb_ppl_result *result);
@@ -92,11 +96,12 @@ struct nb_ab_result {
 };
 
 /* Both models answer all prompts, each with its own chat template; then every text is scored under
- * both, with exact products. prompts must outlive the result. */
+ * both, with exact products. The result has strings of prompts, which must outlive it. */
 NB_MUST_CHECK enum nb_status nb_eval_ab(const struct nb_ab_opts *opts, struct nb_ab_result *result);
 void nb_ab_result_release(struct nb_ab_result *result);
 
-/* Writes the result as one HTML page, atomically. */
+/* Writes the result as one HTML page, in one step: after a failure path is as it was. opts: those
+ * of the result. */
 NB_MUST_CHECK enum nb_status nb_ab_write_html(const struct nb_ab_result *result,
                                               const struct nb_ab_opts *opts, const char *path);
 
@@ -120,10 +125,12 @@ struct nb_parity_path {
     bool passed;
 };
 
+/* What path points to is valid during the call. */
 typedef enum nb_status (*nb_parity_fn)(void *ctx, const struct nb_parity_path *path);
 
-/* The same tokens through every path, each compared with the training forward pass. gpu: the same
- * model on a GPU, for the paths there; NULL: none of those. */
+/* The same tokens through every path, each compared with the training forward pass: fn is called
+ * for each. A path that does not pass is no failure of the call. gpu: the same model on a GPU, for
+ * the paths there; NULL: none of those. cancel may be NULL. */
 NB_MUST_CHECK enum nb_status nb_eval_parity(const struct nb_engine *engine,
                                             const struct nb_engine *gpu, const int32_t *ids,
                                             int64_t count, nb_parity_fn fn, void *ctx,
@@ -136,7 +143,7 @@ struct nb_stress_opts {
     struct nb_cancel *cancel;
 };
 
-/* One way of bringing the same tokens into a session. */
+/* One way of bringing the same tokens into a session; name is a constant. */
 struct nb_stress_case {
     const char *name;
     int64_t runs;
@@ -161,14 +168,16 @@ struct nb_stress_report {
 
 /* Runs the same tokens through sessions of every KV-cache type and mode: chunks, truncation, reused
  * prefixes, snapshots, two interleaved sessions. Outputs must be bit-identical and memory must not
- * grow; if not, the report says so and the call still returns NB_OK. */
+ * grow; if not, the report says so and the call still returns NB_OK. The memory is that of the
+ * process, so other threads should do nothing meanwhile. */
 NB_MUST_CHECK enum nb_status nb_eval_stress(const struct nb_engine *engine,
                                             const struct nb_stress_opts *opts,
                                             struct nb_stress_report *report);
 
 /* Reads int32 input_ids and labels [B, T] from a safetensors file, writes logits, loss and
  * greedy.ids in f32, gradients and updated weights (nibble help debug). bf16: the type of the
- * activations that the last two come from; else f32. */
+ * activations that the last two come from; else f32. After a failure out is as it was. cancel may
+ * be NULL. */
 NB_MUST_CHECK enum nb_status nb_eval_hf(const struct nb_engine *engine, const char *in, bool bf16,
                                         const char *out, struct nb_cancel *cancel);
 

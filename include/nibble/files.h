@@ -1,4 +1,6 @@
-/* files.h - model files: what is in them, conversion, quantisation, random models. */
+/* files.h - model files: what is in them, conversion, quantisation, random models.
+ *
+ * The rules on failures, ownership and threads are in core.h. */
 #pragma once
 
 #include "nibble/core.h"
@@ -23,11 +25,12 @@ struct nb_tensor_info {
     const char *scaling; /* NVFP4: the stored type of the block scales; NULL otherwise */
 };
 
+/* An open model file. It never changes, so any number of threads may use it at once. */
 struct nb_file;
 
 /* Opens a model directory or one `.dat`, `.safetensors` or `.gguf` file and checks its structure.
  * config.json is looked for in model_dir (may be NULL), else next to the file; a model without
- * one opens too. */
+ * one opens too. NB_EFORMAT: it is damaged, or no model. */
 NB_MUST_CHECK enum nb_status nb_file_open(struct nb_file **out, const char *path,
                                           const char *model_dir);
 void nb_file_close(struct nb_file *file);
@@ -40,14 +43,18 @@ struct nb_file_info {
 };
 
 void nb_file_info(const struct nb_file *file, struct nb_file_info *info);
+
+/* The tensors in file order; index is below nb_file_info.tensors. */
 void nb_file_tensor(const struct nb_file *file, int64_t index, struct nb_tensor_info *info);
 
-/* Metadata rows as text, in file order; long values are shortened. Strings live as long as file. */
+/* Metadata rows as text, in file order; index is below nb_file_info.metadata. Long values are
+ * shortened. */
 void nb_file_meta(const struct nb_file *file, int64_t index, const char **key, const char **value);
 
 /* Checks names and shapes against the config (without a config, as far as the shapes allow), then
  * every value: scales must be finite and positive, no value NaN or infinite. The message names the
- * first problem. threads: 0 for what this process may use. */
+ * first problem, whose status is NB_EFORMAT or NB_EVALUE. threads: 0 for what this process may use.
+ * progress, in bytes, and cancel may be NULL. */
 NB_MUST_CHECK enum nb_status nb_file_verify(struct nb_file *file, int threads,
                                             nb_progress_fn progress, void *progress_ctx,
                                             struct nb_cancel *cancel);
@@ -71,7 +78,8 @@ struct nb_convert_opts {
 };
 
 /* Streams tensor by tensor; memory does not grow with the model. dst is replaced only at the end,
- * in one step. */
+ * in one step: after a failure it is as it was, unless the message says that it is in place, and
+ * what came later failed. NB_EINVAL: dst is src, or would hide a part of it. */
 NB_MUST_CHECK enum nb_status nb_convert(const struct nb_convert_opts *opts);
 
 struct nb_quantize_opts {
@@ -98,6 +106,7 @@ struct nb_quantize_report {
     double seconds; /* wall time of the whole operation */
 };
 
+/* Converts, and quantises every projection that is not NVFP4 yet; otherwise as nb_convert. */
 NB_MUST_CHECK enum nb_status nb_quantize(const struct nb_quantize_opts *opts,
                                          struct nb_quantize_report *report);
 
@@ -113,20 +122,21 @@ NB_MUST_CHECK enum nb_status nb_quantize(const struct nb_quantize_opts *opts,
 
 enum nb_preset { NB_PRESET_LIST(NB_ENUMERATOR) };
 
-/* Random weights: preset is a name of the list, or config is the path of a config.json.
- * Deterministic for a seed, whatever the thread count. */
 struct nb_synth_opts {
-    const char *preset, *config; /* one of the two */
-    const char *dst;             /* a directory */
-    enum nb_out_dtype dtype;     /* NB_OUT_KEEP: bf16 */
+    const char *preset;      /* a name of the list; or else */
+    const char *config;      /* the path of a config.json, whose tokenizer is copied too */
+    const char *dst;         /* a directory that is new or empty */
+    enum nb_out_dtype dtype; /* NB_OUT_KEEP: bf16 */
     uint64_t seed;
-    float sigma; /* of the normal distribution; 0: the config's initializer_range */
-    int threads;
+    float sigma;             /* of the normal distribution; 0: the config's initializer_range */
+    int threads;             /* 0: what this process may use */
     nb_progress_fn progress; /* in bytes written */
     void *progress_ctx;
     struct nb_cancel *cancel;
 };
 
+/* A model with random weights: for a seed the same bytes, whatever the number of threads. After a
+ * failure dst is as it was. */
 NB_MUST_CHECK enum nb_status nb_synth(const struct nb_synth_opts *opts);
 
 #pragma GCC visibility pop

@@ -1,4 +1,6 @@
-/* identity.h - teaching a model who it is, and measuring whether it knows. */
+/* identity.h - teaching a model who it is, and measuring whether it knows.
+ *
+ * The rules on failures, ownership and threads are in core.h. */
 #pragma once
 
 #include "nibble/eval.h"
@@ -26,6 +28,8 @@ struct nb_identity_set_report {
     int64_t left_out;                             /* lines of the replay file that did not fit */
 };
 
+/* Writes the two files, each in one step, the held-out one first; after a failure the message says
+ * if that one is in place. report may be NULL. */
 NB_MUST_CHECK enum nb_status nb_identity_write(const struct nb_identity_set_opts *opts,
                                                struct nb_identity_set_report *report);
 
@@ -52,6 +56,7 @@ enum nb_identity_kind {
     NB_IDENTITY_KINDS
 };
 
+/* "trained", "held-out", "contrast", "unrelated" */
 const char *nb_identity_kind_name(enum nb_identity_kind kind);
 
 /* How some questions were answered, by the trained model unless stated otherwise. */
@@ -83,13 +88,14 @@ struct nb_identity_result {
     double kl; /* nats a token between the models on the answers before to ordinary questions */
     struct nb_identity_criterion criteria[NB_IDENTITY_CRITERIA];
     int criteria_count;
-    bool passed;            /* all of them */
-    struct nb_ab_result ab; /* every question and answer; A is before */
-    struct nb_prompts *prompts;
+    bool passed;                  /* all of them */
+    struct nb_ab_result ab;       /* every question and answer; A is before */
+    struct nb_prompts *prompts;   /* the questions; released with the result */
     enum nb_identity_kind *kinds; /* of each row */
 };
 
-/* Asks both models the questions and compares the results with the limits. */
+/* Asks both models the questions and compares the results with the limits. A model that does not
+ * pass is no failure of the call. */
 NB_MUST_CHECK enum nb_status nb_identity_eval(const struct nb_identity_opts *opts,
                                               struct nb_identity_result *result);
 void nb_identity_result_release(struct nb_identity_result *result);
@@ -117,7 +123,9 @@ struct nb_identity_teach_result {
 
 /* The whole way: the identity set, the model's own answers to everything else, training with both
  * and an anchor to what the model was, the result, and whether it meets the criteria. A result that
- * does not pass is no failure of the call. */
+ * does not pass is no failure of the call. After a failure *result says how far it came: if
+ * train.exported is set, the result is in place; eval is all zeros. After a success the caller
+ * releases eval. */
 NB_MUST_CHECK enum nb_status nb_identity_teach(const struct nb_identity_teach_opts *opts,
                                                struct nb_identity_teach_result *result);
 

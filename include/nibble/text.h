@@ -1,4 +1,6 @@
-/* text.h - tokenizers, chat templates, conversations and transcripts. */
+/* text.h - tokenizers, chat templates, conversations and transcripts.
+ *
+ * The rules on failures, ownership and threads are in core.h. */
 #pragma once
 
 #include "nibble/core.h"
@@ -10,10 +12,11 @@ extern "C" {
 
 /* ---- tokenizers ------------------------------------------------------------------------------ */
 
+/* Texts to token ids, and back. Any number of threads may use a tokenizer at once. */
 struct nb_tokenizer;
 
 /* From a model directory, a tokenizer.json, a `.gguf` file, or a weights file with model_dir (may
- * be NULL). Any number of threads may use a tokenizer at once. */
+ * be NULL). NB_ENOTFOUND: there is none. */
 NB_MUST_CHECK enum nb_status nb_tokenizer_open(struct nb_tokenizer **out, const char *model,
                                                const char *model_dir);
 void nb_tokenizer_close(struct nb_tokenizer *t);
@@ -21,20 +24,19 @@ void nb_tokenizer_close(struct nb_tokenizer *t);
 int64_t nb_tokenizer_size(const struct nb_tokenizer *t); /* all ids are smaller */
 
 /* The ids of a text; malformed UTF-8 counts as U+FFFD. special: special tokens in the text are
- * recognised. The caller frees *ids. */
+ * recognised. The caller frees *ids, which is not NULL for an empty text either. */
 NB_MUST_CHECK enum nb_status nb_tokenizer_encode(struct nb_tokenizer *t, const char *text,
                                                  size_t len, bool special, int32_t **ids,
                                                  size_t *count);
 
-/* The bytes that ids stand for, NUL-terminated; ids without a token give none and are counted in
+/* The bytes that ids stand for, followed by a NUL; ids without a token give none and are counted in
  * *unknown (may be NULL). The caller frees *text. */
 NB_MUST_CHECK enum nb_status nb_tokenizer_decode(const struct nb_tokenizer *t, const int32_t *ids,
                                                  size_t count, char **text, size_t *len,
                                                  size_t *unknown);
 
-/* Decodes token by token, in whole characters: the bytes of an incomplete character are held back,
- * and malformed bytes become U+FFFD. id -1 ends the text and returns what is held. The result is
- * valid until the next call. A zeroed struct is a valid start. */
+/* Decodes token by token, in whole characters. A zeroed struct is a valid start; what it allocates
+ * is its own, until it is released. */
 struct nb_decoder {
     char held[4];
     int count;
@@ -42,15 +44,20 @@ struct nb_decoder {
     size_t capacity;
 };
 
+/* The text that a token adds: the bytes of an incomplete character are held back, and malformed
+ * bytes become U+FFFD. id -1 ends the text and returns what is held. *text, not NUL-terminated, is
+ * valid until the next call with d. After a failure, which is NB_ENOMEM, *text is empty. */
 NB_MUST_CHECK enum nb_status nb_decoder_next(struct nb_decoder *d, const struct nb_tokenizer *t,
                                              int32_t id, const char **text, size_t *len);
 void nb_decoder_release(struct nb_decoder *d);
 
 /* ---- chat templates -------------------------------------------------------------------------- */
 
-/* A chat template. Only tokenizer_config.json (or GGUF metadata) is needed. */
+/* How a model writes a conversation as one text. Any number of threads may use it at once. */
 struct nb_chat;
 
+/* Takes what nb_tokenizer_open takes, but needs only tokenizer_config.json (or GGUF metadata);
+ * without a template there it is ChatML. */
 NB_MUST_CHECK enum nb_status nb_chat_open(struct nb_chat **out, const char *model,
                                           const char *model_dir);
 void nb_chat_close(struct nb_chat *chat);
@@ -64,6 +71,7 @@ enum nb_role { NB_ROLE_SYSTEM, NB_ROLE_USER, NB_ROLE_ASSISTANT };
 
 const char *nb_role_name(enum nb_role role); /* "system", "user", "assistant" */
 
+/* text need not be NUL-terminated, and is its owner's. */
 struct nb_message {
     enum nb_role role;
     const char *text;
@@ -77,7 +85,8 @@ NB_MUST_CHECK enum nb_status nb_chat_prompt(const struct nb_chat *chat,
                                             bool think, char **text, size_t *text_len);
 
 /* messages_json: {"messages": [...], "tools": [...], "add_generation_prompt": ...,
- * "enable_thinking": ...}; all but messages are optional. The caller frees *text. */
+ * "enable_thinking": ...}; all but messages are optional. The caller frees *text. NB_EFORMAT: it is
+ * no such JSON. */
 NB_MUST_CHECK enum nb_status nb_chat_render(const struct nb_chat *chat, const char *messages_json,
                                             size_t len, char **text, size_t *text_len);
 
@@ -87,7 +96,8 @@ NB_MUST_CHECK enum nb_status nb_chat_render(const struct nb_chat *chat, const ch
  * token. */
 struct nb_conversation;
 
-/* think: the chat template's enable_thinking. The session must outlive the conversation. */
+/* think: the chat template's enable_thinking. The session must outlive the conversation, which
+ * alone uses it. NB_ENOTFOUND: the model has no tokenizer. */
 NB_MUST_CHECK enum nb_status nb_conversation_open(struct nb_conversation **out,
                                                   struct nb_session *session, bool think);
 void nb_conversation_close(struct nb_conversation *c);
@@ -100,18 +110,20 @@ struct nb_conversation_info {
 
 void nb_conversation_info(const struct nb_conversation *c, struct nb_conversation_info *info);
 
-/* The system message comes first, if there is one. Valid until the conversation changes. */
+/* index is below nb_conversation_info.messages; the system message comes first, if there is one.
+ * The text is valid until the conversation changes. */
 void nb_conversation_message(const struct nb_conversation *c, int64_t index,
                              struct nb_message *message);
 
-/* Adds a message without answering it. A system message replaces the one before; an empty one
- * removes it. */
+/* Adds a copy of a message without answering it. A system message replaces the one before; an empty
+ * one removes it. */
 NB_MUST_CHECK enum nb_status nb_conversation_add(struct nb_conversation *c,
                                                  const struct nb_message *message);
 
 /* Adds a message of the user and the answer to it. A failure leaves the conversation as it was. So
  * does NB_EINTERRUPTED before the first token; after it (result->count > 0) the partial answer is
- * kept. More than the context holds: NB_EVALUE, with result->prompt_tokens set. */
+ * kept, and result has it. More than the context holds: NB_EVALUE, with result->prompt_tokens set
+ * and the rest zero. */
 NB_MUST_CHECK enum nb_status nb_conversation_answer(struct nb_conversation *c, const char *text,
                                                     size_t len, const struct nb_generate_opts *opts,
                                                     struct nb_generate_result *result);
@@ -119,8 +131,8 @@ NB_MUST_CHECK enum nb_status nb_conversation_answer(struct nb_conversation *c, c
 /* Forgets all messages but the system's. */
 void nb_conversation_reset(struct nb_conversation *c);
 
-/* A line {"messages": [...]}, which is also a data set and a request to the chat template. Loading
- * takes the last conversation of any transcript; a failure leaves the present one as it is. */
+/* A file of one line {"messages": [...]}, which is also a data set and a request to the chat
+ * template; it is replaced in one step. Loading takes the last conversation of any transcript. */
 NB_MUST_CHECK enum nb_status nb_conversation_save(const struct nb_conversation *c,
                                                   const char *path);
 NB_MUST_CHECK enum nb_status nb_conversation_load(struct nb_conversation *c, const char *path);
@@ -143,10 +155,12 @@ struct nb_transcript_item {
     int64_t cut; /* an interrupted answer: its tokens; otherwise 0 */
 };
 
+/* What item points to is valid during the call. */
 typedef enum nb_status (*nb_transcript_fn)(void *ctx, const struct nb_transcript_item *item);
 
-/* Calls fn for each item in order; an error message names file and line. A file with neither a
- * message nor a conversation (which may be empty) is an error. */
+/* Calls fn for each item in order, up to the first that is damaged or unknown: NB_EFORMAT or
+ * NB_EUNSUPPORTED, and the message names file and line. A file with neither a message nor a
+ * conversation (which may be empty) is damaged. */
 NB_MUST_CHECK enum nb_status nb_transcript_read(const char *path, nb_transcript_fn fn, void *ctx);
 
 #pragma GCC visibility pop

@@ -1,5 +1,7 @@
 /* tools.h - this machine: its devices, checks of them, speed; and what training fits into their
- * memory. */
+ * memory.
+ *
+ * The rules on failures, ownership and threads are in core.h. */
 #pragma once
 
 #include "nibble/core.h"
@@ -36,7 +38,8 @@ struct nb_train_fit {
  * or beats in every respect. gib: memory on the CPU; on a GPU the size by which it is sold, of
  * which half a GiB is left, and more settings are tried. keep: a set of bits 1 << nb_fit_setting,
  * for which the value in opts stays. Batch sizes are opts' halved repeatedly. *count is the
- * capacity of fits, then the number of results. smallest: the smallest setting, fitting or not. */
+ * capacity of fits, then the number of results. smallest: the smallest setting, fitting or not.
+ * That nothing fits is no failure: *count is 0. */
 NB_MUST_CHECK enum nb_status nb_train_fit(const struct nb_train_opts *opts, double gib,
                                           unsigned keep, struct nb_train_fit *fits, int *count,
                                           struct nb_train_fit *smallest);
@@ -46,7 +49,7 @@ void nb_train_fit_use(struct nb_train_opts *opts, const struct nb_train_fit *fit
 
 /* ---- the CPU --------------------------------------------------------------------------------- */
 
-/* The code paths of this CPU. */
+/* The code paths of this CPU; the strings are constants. */
 struct nb_cpu_info {
     const char *codec;    /* of the NVFP4 codec: "scalar", "avx2" or "avx512" */
     const char *products; /* with NVFP4 weights, in words; they need more than the codec */
@@ -54,7 +57,8 @@ struct nb_cpu_info {
 
 void nb_cpu_info(struct nb_cpu_info *info);
 
-/* Compares every codec path this CPU can run with the scalar one, on random blocks. */
+/* Compares every codec path this CPU can run with the scalar one, on random blocks. NB_EDEVICE: one
+ * differs. */
 NB_MUST_CHECK enum nb_status nb_codec_selftest(void);
 
 /* ---- GPUs ------------------------------------------------------------------------------------ */
@@ -69,19 +73,19 @@ struct nb_gpu_info {
 /* The GPUs that the NVIDIA driver reports, at most max of them; 0 without driver or GPU. */
 int nb_gpu_list(struct nb_gpu_info *gpus, int max);
 
-/* Watches the memory of processes on all GPUs together, through the driver's management library;
- * NULL: there is none. Where the driver cannot tell processes apart (in a container, or with memory
- * shared by CPU and GPU) it counts what all processes have taken since the watch began. */
+/* Watches the memory of processes on all GPUs together, through the driver's management library.
+ * Where the driver cannot tell processes apart (in a container, or with memory shared by CPU and
+ * GPU) it counts what all processes have taken since the watch began. */
 struct nb_gpu_watch;
-struct nb_gpu_watch *nb_gpu_watch_open(void);
+struct nb_gpu_watch *nb_gpu_watch_open(void); /* NULL: there is no such library, or no memory */
 uint64_t nb_gpu_watch_bytes(struct nb_gpu_watch *watch, const int *pids, size_t count);
 void nb_gpu_watch_close(struct nb_gpu_watch *watch);
 
 /* The CUDA architectures this build has code for, for example "90"; NULL: built without CUDA. */
 const char *nb_cuda_archs(void);
 
-/* Runs a small kernel on a GPU and checks its result. If that fails, the message says what is
- * missing: CUDA in this build, the driver, or code for that GPU. */
+/* Runs a small kernel on a GPU and checks its result. NB_EDEVICE: the message says what is missing,
+ * CUDA in this build, the driver, or code for that GPU. */
 NB_MUST_CHECK enum nb_status nb_gpu_check(int index);
 
 /* How a GPU computes products of NVFP4 weights in prefill. */
@@ -91,7 +95,7 @@ struct nb_gpu_products {
     char words[256]; /* the path taken; if it failed, why */
 };
 
-/* Opens the GPU as a session would, which loads cuBLASLt and runs the self-test. */
+/* Opens the GPU as a session would, which loads cuBLASLt and runs the self-test, and closes it. */
 NB_MUST_CHECK enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out);
 
 /* The GPU that "cuda" (0) or "cuda:N" names, -1 for "cpu", whether or not it exists. Any other
@@ -138,10 +142,11 @@ struct nb_kernel_opts {
     struct nb_cancel *cancel;
 };
 
+/* What check points to is valid during the call. */
 typedef enum nb_status (*nb_kernel_fn)(void *ctx, const struct nb_kernel_check *check);
 
-/* Every operation of a device, on small and odd shapes. A check that fails is no failure of the
- * call. */
+/* Every operation of a device, on small and odd shapes: fn is called for each. A check that fails
+ * is no failure of the call. */
 NB_MUST_CHECK enum nb_status nb_check_kernels(const struct nb_kernel_opts *opts, nb_kernel_fn fn,
                                               void *ctx);
 
@@ -188,6 +193,7 @@ struct nb_bench_run {
     double peak_gmac_per_s; /* of a core, or a GPU, in NVFP4 products from cache; NaN: unknown */
 };
 
+/* NB_EINVAL: nothing to measure; NB_EVALUE: the model was made for shorter contexts. */
 NB_MUST_CHECK enum nb_status nb_bench_run(const struct nb_engine *engine,
                                           const struct nb_bench_run_opts *opts,
                                           struct nb_bench_run *out);
@@ -205,9 +211,12 @@ struct nb_bench_train {
     struct nb_train_plan plan;
 };
 
+/* NB_EINVAL: no steps, or settings that do not fit together. */
 NB_MUST_CHECK enum nb_status nb_bench_train(const struct nb_train_opts *opts, int64_t steps,
                                             struct nb_bench_train *out);
 
+/* All code paths of this CPU, on `threads` threads (0: what this process may use). cancel may be
+ * NULL. */
 NB_MUST_CHECK enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads,
                                             struct nb_cancel *cancel);
 

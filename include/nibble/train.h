@@ -1,7 +1,7 @@
 /* train.h - the options of training runs, and what they report.
  *
- * Types only; the functions are in core.h, which includes this file. The options of a run are as
- * long as the rest of core.h, and only those who train need to read them. */
+ * Types only: the functions, and the rules on failures, ownership and threads, are in core.h, which
+ * includes this file. The options are many, and only those who train need to read them. */
 #pragma once
 
 #include "nibble/base.h"
@@ -81,6 +81,7 @@ struct nb_train_answer {
     const char *prompt, *before, *after;
 };
 
+/* nb_train_defaults() comes before the members are filled in. */
 struct nb_train_opts {
     const char *model, *model_dir; /* as for nb_engine_opts */
     const char *synthetic;         /* instead: random weights and tokens of one of NB_PRESET_LIST */
@@ -134,8 +135,10 @@ struct nb_train_opts {
     const char
         *memory_report; /* JSON: memory by phases of the first step; of a GPU also by parts */
 
-    const char *simd;
+    const char *simd; /* this and the next as for nb_engine_opts */
     int threads;
+    /* Callbacks, or NULL. What they get is valid during the call. Of the run's functions they may
+     * call nb_trainer_status(). */
     void (*stage)(void *ctx, const char *what); /* a stage before the first step begins */
     void (*started)(void *ctx, const struct nb_train_result *so_far); /* ready for the first step */
     void (*progress)(void *ctx, const struct nb_train_progress *p);
