@@ -169,8 +169,8 @@ struct nb_session_opts {
 /* A sequence of tokens with its keys and values. */
 struct nb_session;
 
-/* Takes all the memory that the session will need. NB_EVALUE: the model was made for shorter
- * contexts. */
+/* Takes the memory that the session will need, except that of CUDA graphs. NB_EVALUE: the model was
+ * made for shorter contexts. */
 NB_MUST_CHECK enum nb_status nb_session_open(struct nb_session **out,
                                              const struct nb_engine *engine,
                                              const struct nb_session_opts *opts);
@@ -218,10 +218,10 @@ struct nb_generate_result {
 };
 
 /* Brings the session to the prompt, reusing the longest common prefix, and answers. The answer
- * stays in the session. NB_EINTERRUPTED comes with a result too: the answer so far. After any
- * failure the session has a beginning of prompt and answer, and can be used on. NB_EINVAL: an empty
- * prompt, or sampling options out of range; NB_EVALUE: a prompt that does not fit the context, an
- * id outside the vocabulary, or a logit that is not finite. */
+ * stays in the session. NB_EINTERRUPTED comes with a result too: the answer so far. After a failure
+ * the session is as it was, or has a beginning of prompt and answer. NB_EINVAL: an empty prompt, or
+ * sampling options out of range; NB_EVALUE: a prompt that does not fit the context, an id outside
+ * the vocabulary, or a logit that is not finite. */
 NB_MUST_CHECK enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt,
                                          size_t count, const struct nb_generate_opts *opts,
                                          struct nb_generate_result *result);
@@ -381,7 +381,8 @@ NB_MUST_CHECK enum nb_status nb_trainer_open(struct nb_trainer **out,
                                              const struct nb_train_opts *opts);
 void nb_trainer_close(struct nb_trainer *t); /* without a result, if it has not been finished */
 
-/* One step, then the evaluation and the checkpoint that are due. *done: none is left, so finish;
+/* One step, then the evaluation and the checkpoint that are due; with stop_if_ppl_rises the first
+ * call only evaluates. *done: none is left, so finish;
  * false after a failure. A failure or an interruption ends the run, after which it can only be
  * closed; what was whole before the step has been saved if there is a directory for checkpoints.
  * NB_EINVAL: the run has ended before. */
@@ -394,9 +395,11 @@ void nb_trainer_status(struct nb_trainer *t, struct nb_train_result *result);
  * the run has ended. */
 NB_MUST_CHECK enum nb_status nb_trainer_save(struct nb_trainer *t);
 
-/* Ends the run where it is: the last evaluation, the result, report, answers to test_prompts. An
- * interruption before the result is NB_EINTERRUPTED, one after it leaves the result in place.
- * *result is filled in whatever is returned. NB_EINVAL: the run has ended before. */
+/* Ends the run where it is: the result, the last evaluation, report, answers to test_prompts. Only
+ * the evaluation that stop_if_ppl_rises needs comes before the result, and may be interrupted
+ * (NB_EINTERRUPTED); later an interruption leaves out what follows the result, and is NB_OK with
+ * result->interrupted. *result is filled in whatever is returned. NB_EINVAL: the run has ended
+ * before. */
 NB_MUST_CHECK enum nb_status nb_trainer_finish(struct nb_trainer *t,
                                                struct nb_train_result *result);
 

@@ -58,6 +58,30 @@ put include/nibble/part.h <<'END'
 typedef void (*nb_callback)(int a);
 int nb_answer(nb_callback f);
 END
+put include/nibble/core.h <<'END'
+/* core.h - public, and tested. */
+#pragma once
+enum nb_status nb_try(void);
+void nb_do(void);
+END
+put src/base/core.c <<'END'
+/* core.c - what core.h declares. */
+enum nb_status nb_try(void)
+{
+    return NB_OK;
+}
+void nb_do(void)
+{
+}
+END
+put tests/unit/test_core_a.c <<'END'
+/* test_core_a.c - calls all of core.h. */
+static void test(void)
+{
+    nb_do();
+    assert_fails(nb_try(), NB_EIO, "words");
+}
+END
 put src/base/json.h <<'END'
 /* json.h - JSON. */
 #pragma once
@@ -157,6 +181,20 @@ END
 seq 446 | sed 's/.*/;/' >>"$tree/include/nibble/part.h"
 echo 'int nb_missing(void);' >>"$tree/include/nibble/part.h"
 
+cat >>"$tree/include/nibble/core.h" <<'END'
+enum nb_status nb_again(void);
+void nb_undo(void); /* nb_undo() */
+END
+cat >>"$tree/src/base/core.c" <<'END'
+enum nb_status nb_again(void)
+{
+    return NB_OK;
+}
+void nb_undo(void)
+{
+}
+END
+echo '/* nb_undo() */ int ok = nb_again();' >>"$tree/tests/unit/test_core_a.c"
 put src/base/rules.c <<'END'
 /* rules.c - names and calls. */
 int visible(void)
@@ -201,6 +239,8 @@ ARCHITECTURE.md:9: there is no folder src/nothing
 README.md:1: 'nbi_gone' is retired, write: nbi_new
 docs/cli/unknown.md:1: nibble has no command 'unknown'
 docs/notes.md:1: '/home/...' exists on one machine only
+include/nibble/core.h:5: nb_again is in no assert_fails of tests/unit/test_core_*.c
+include/nibble/core.h:6: nb_undo is not called in tests/unit/test_core_*.c
 include/nibble/part.h:451: 451 lines, at most 450 are allowed
 include/nibble/part.h:451: nb_missing is declared and not defined
 includes: exit status 1

@@ -1,7 +1,7 @@
 /* test_outputs.c - what calls that fail leave in their outputs: NULL or zeros where the caller
  * would own something, otherwise what was there before. test_core_api.c has the functions of
  * core.h. */
-#include "unit/failing.h"
+#include "unit/outputs.h"
 #include "unit/tiny_model.h"
 
 #define MISSING "/no/such/file"
@@ -25,40 +25,6 @@ static int drop_model(void **state)
     nb_engine_close(engine);
     return remove_test_dir(state);
 }
-
-static bool all_are(const void *p, size_t size, int byte)
-{
-    const unsigned char *bytes = p;
-    for (size_t i = 0; i < size; i++)
-        if (bytes[i] != byte)
-            return false;
-    return true;
-}
-
-#define MARK              0x5A
-#define FILL(out)         memset(&(out), MARK, sizeof(out))
-#define assert_kept(out)  assert_true(all_are(&(out), sizeof(out), MARK))
-#define assert_empty(out) assert_true(all_are(&(out), sizeof(out), 0))
-
-/* Calls `expr` with each of its allocations failing in turn, until it succeeds. Before each call
- * `prepare` runs, after each failure `check`. */
-#define FOR_EACH_FAILED_ALLOCATION(prepare, expr, check)                                           \
-    do {                                                                                           \
-        enum nb_status each_rc = NB_ENOMEM;                                                        \
-        long each = 0;                                                                             \
-        for (; each_rc != NB_OK; each++) {                                                         \
-            prepare;                                                                               \
-            allocations_left = each;                                                               \
-            each_rc = (expr);                                                                      \
-            allocations_left = -1;                                                                 \
-            if (each_rc == NB_OK)                                                                  \
-                break;                                                                             \
-            assert_int_equal(each_rc, NB_ENOMEM);                                                  \
-            assert_non_null(strstr(nb_last_error(), "out of memory"));                             \
-            check;                                                                                 \
-        }                                                                                          \
-        assert_true(each > 0);                                                                     \
-    } while (0)
 
 /* ---- files ---- */
 
