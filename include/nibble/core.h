@@ -298,7 +298,7 @@ struct nb_batch_input {
 };
 
 /* One pass over the tokens of all inputs; no sequence may occur twice. After a failure all
- * sequences are as they were, and what logits and candidates hold is undefined. NB_ENOMEM: the pool
+ * sequences are as they were, and the results in parts are undefined. NB_ENOMEM: the pool
  * has too few free pages. NB_EVALUE: more tokens than a step or a context holds, or an id outside
  * the vocabulary. */
 NB_MUST_CHECK enum nb_status nb_batch_step(struct nb_batch *batch, struct nb_batch_input *parts,
