@@ -249,7 +249,7 @@ static void test_outputs__of_devices(void **state)
     assert_fails(nb_device_caps("tpu", words), NB_EUNSUPPORTED, "tpu");
     assert_kept(words);
     FILL(products);
-    assert_fails(nb_gpu_products(1000, &products), NB_EDEVICE, "1000");
+    assert_fails(nb_gpu_products(1000, &products), NB_EDEVICE, "GPU");
     assert_kept(products);
 }
 
