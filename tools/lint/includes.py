@@ -4,9 +4,9 @@
 usage: includes.py ROOT
 
 A file may include headers of its own folder, of base and of include/, and of the folders that the
-row of its folder names, always written as a path from src/ or include/. A permission that no file uses is a problem
-too. jansson is seen by base/json.h only, CUDA by backend/cuda only. Exceptions: 'includes
-FILE:HEADER REASON' in tools/lint/allow.txt.
+row of its folder names, always written as a path from src/ or include/. A permission that no file
+uses is a problem too. jansson is seen by base/json.h only, CUDA by backend/cuda only. Exceptions:
+'includes FILE:HEADER REASON' in tools/lint/allow.txt.
 """
 import os
 import re
