@@ -106,7 +106,7 @@ static: ## a binary and tests that travel: small libraries linked statically, in
 	@$(CONFIGURE) -B build-static -DNIBBLE_STATIC=ON > build-static.log 2>&1 || { cat build-static.log; exit 1; }
 	@cmake --build build-static -j $(JOBS) --target $(STATIC)
 
-install: configure ## program, libraries, header, man pages and completions into PREFIX=/usr/local (DESTDIR before it)
+install: configure ## program, libraries, headers, man pages and completions into PREFIX=/usr/local (DESTDIR before it)
 	@cmake --build $(BUILD) -j $(JOBS) --target nibble libnibble libnibble_shared pages
 	@cmake --install $(BUILD) --prefix $(PREFIX) --strip
 

@@ -32,6 +32,7 @@ static enum nb_status talk(struct nb_conversation *c, const struct nb_generate_o
 int main(int argc, char **argv)
 {
     struct nb_engine *engine = NULL;
+    struct nb_engine_info info;
     struct nb_session *session = NULL;
     struct nb_conversation *conversation = NULL;
     struct nb_generate_opts opts = {.text = show};
@@ -43,7 +44,8 @@ int main(int argc, char **argv)
     if (rc == NB_OK)
         rc = nb_conversation_open(&conversation, session, false);
     if (rc == NB_OK) {
-        nb_engine_sampling(engine, &opts.sampling);
+        nb_engine_info(engine, &info);
+        opts.sampling = info.sampling;
         rc = talk(conversation, &opts);
     }
     if (rc != NB_OK)

@@ -38,9 +38,11 @@ static std::string go_on(const nb_engine *engine, const std::string &text)
     check(nb_tokenizer_encode(nb_engine_tokenizer(engine), text.data(), text.size(), false, &ids,
                               &count));
     const std::unique_ptr<int32_t, void (*)(void *)> owned(ids, std::free);
+    struct nb_engine_info info;
+    nb_engine_info(engine, &info);
     nb_generate_opts opts = {};
+    opts.sampling = info.sampling;
     opts.max_tokens = 20;
-    nb_engine_sampling(engine, &opts.sampling);
     nb_generate_result result = {};
     check(nb_generate(begin(engine).get(), ids, count, &opts, &result));
     std::string answer(result.text, result.len);

@@ -20,16 +20,16 @@ static enum nb_status encode(const struct nb_engine *engine, const char *text, i
     char *prompt;
     size_t len;
     enum nb_status rc = nb_chat_prompt(nb_engine_chat(engine), &message, 1, false, &prompt, &len);
-    if (rc != NB_OK)
-        return rc;
-    rc = nb_tokenizer_encode(nb_engine_tokenizer(engine), prompt, len, true, ids, count);
-    free(prompt);
+    if (rc == NB_OK)
+        rc = nb_tokenizer_encode(nb_engine_tokenizer(engine), prompt, len, true, ids, count);
+    free(prompt); /* NULL after a failure */
     return rc;
 }
 
 int main(int argc, char **argv)
 {
     struct nb_engine *engine = NULL;
+    struct nb_engine_info info;
     struct nb_session *session = NULL;
     struct nb_generate_opts opts = {.max_tokens = 100, .text = show};
     struct nb_generate_result result = {0};
@@ -43,7 +43,8 @@ int main(int argc, char **argv)
     if (rc == NB_OK)
         rc = encode(engine, argv[2], &ids, &count);
     if (rc == NB_OK) {
-        nb_engine_sampling(engine, &opts.sampling); /* as the model asks for */
+        nb_engine_info(engine, &info);
+        opts.sampling = info.sampling; /* as the model asks for */
         rc = nb_generate(session, ids, count, &opts, &result);
     }
     if (rc == NB_OK)

@@ -17,6 +17,7 @@ static void done(void *ctx, int64_t id, enum nb_status status, struct nb_generat
 /* Submits a text to go on with. The scheduler copies the ids. */
 static enum nb_status submit(struct nb_scheduler *s, const struct nb_engine *engine, char *text)
 {
+    struct nb_engine_info info;
     struct nb_request request = {.opts = {.max_tokens = 20}, .done = done, .ctx = text};
     int32_t *ids;
     int64_t id;
@@ -25,7 +26,8 @@ static enum nb_status submit(struct nb_scheduler *s, const struct nb_engine *eng
     if (rc != NB_OK)
         return rc;
     request.ids = ids;
-    nb_engine_sampling(engine, &request.opts.sampling);
+    nb_engine_info(engine, &info);
+    request.opts.sampling = info.sampling;
     rc = nb_scheduler_submit(s, &request, &id);
     free(ids);
     return rc;

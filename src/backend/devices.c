@@ -7,15 +7,18 @@
 #include "backend/cuda_memory.h"
 #include "backend/devices.h"
 #include "base/status.h"
+#include "nibble/tools.h"
+#include "tensor/codec.h"
 
 #define MAX_GPUS  64
 #define MAX_INDEX 1023
 
 enum nb_status nb_device_parse(const char *name, int *gpu)
 {
-    *gpu = -1;
-    if (strcmp(name, "cpu") == 0)
+    if (strcmp(name, "cpu") == 0) {
+        *gpu = -1;
         return NB_OK;
+    }
     if (strcmp(name, "cuda") == 0) {
         *gpu = 0;
         return NB_OK;
@@ -157,10 +160,10 @@ enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)
 {
     struct nbi_backend *be;
     char device[NB_DEVICE_NAME];
-    memset(out, 0, sizeof *out);
     snprintf(device, sizeof device, "cuda:%d", index);
     NBI_TRY(open_for_prefill(&be, device));
     NBI_BUG_IF(!be);
+    memset(out, 0, sizeof *out);
     out->native = nbi_backend_has(be, NBI_CAP_FP4);
     out->failed = be->fp4_selftest_failed;
     snprintf(out->words, sizeof out->words, "%s", be->prefill_path);
@@ -180,8 +183,8 @@ enum nb_status nb_device_caps(const char *device, char words[NB_DEVICE_CAPS])
     };
     struct nbi_backend *be;
     size_t at = 0;
-    words[0] = 0;
     NBI_TRY(open_for_prefill(&be, device));
+    words[0] = 0;
     for (size_t i = 0; i < sizeof caps / sizeof *caps; i++)
         if (nbi_backend_has(be, caps[i].cap))
             at += (size_t)snprintf(words + at, NB_DEVICE_CAPS - at, "%s%s", at ? " " : "",
@@ -190,10 +193,11 @@ enum nb_status nb_device_caps(const char *device, char words[NB_DEVICE_CAPS])
     return NB_OK;
 }
 
-const char *nb_product_path(void)
+void nb_cpu_info(struct nb_cpu_info *info)
 {
     const char *name = nbi_cpu_microkernels_name(nbi_simd_level());
-    if (nbi_simd_level() < NBI_SIMD_AVX512)
-        return name;
-    return strcmp(name, "avx512") == 0 ? "avx512 with VNNI" : "avx2 (AVX-512 here has no VNNI)";
+    *info = (struct nb_cpu_info){.codec = nbi_codec_table()->name, .products = name};
+    if (nbi_simd_level() >= NBI_SIMD_AVX512)
+        info->products =
+            strcmp(name, "avx512") == 0 ? "avx512 with VNNI" : "avx2 (AVX-512 here has no VNNI)";
 }

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "nibble.h"
+#include "nibble/tools.h"
 
 /* ---- the library ---- */
 

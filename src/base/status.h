@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "nibble.h"
+#include "nibble/core.h"
 
 #define NBI_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 

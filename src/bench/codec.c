@@ -2,7 +2,7 @@
  *
  * All threads run at once, each on its own data, which exceeds the L2 cache. Bandwidth is the best
  * of several rounds, the rate of an operation their median. */
-#include <string.h>
+#include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/parallel.h"
@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/sys.h"
 #include "bench/bandwidth.h"
+#include "nibble/tools.h"
 #include "tensor/codec.h"
 #include "tensor/nvfp4.h"
 
@@ -117,20 +118,21 @@ static enum nb_status add_rows(struct nb_bench_ops *out, struct data *data)
 enum nb_status nb_bench_codec(struct nb_bench_ops *out, int threads, struct nb_cancel *cancel)
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(cancel);
-    memset(out, 0, sizeof *out);
-    out->threads = threads > 0 ? threads : nbi_cpu_count();
-    struct data *data = calloc((size_t)out->threads, sizeof *data);
+    struct nb_bench_ops found = {.threads = threads > 0 ? threads : nbi_cpu_count()};
+    struct data *data = calloc((size_t)found.threads, sizeof *data);
     if (!data)
         return nbi_fail_memory("bench data", sizeof *data);
     enum nb_status rc = NB_OK;
-    for (int i = 0; i < out->threads && rc == NB_OK; i++)
+    for (int i = 0; i < found.threads && rc == NB_OK; i++)
         if (!make_data(&data[i], i))
             rc = nbi_fail_memory("bench data", VALUES * 7);
     if (rc == NB_OK) {
-        out->read_gb_per_s = nbi_read_bandwidth(out->threads) * 1e-9;
-        rc = add_rows(out, data);
+        found.read_gb_per_s = nbi_read_bandwidth(found.threads) * 1e-9;
+        rc = add_rows(&found, data);
     }
-    for (int i = 0; i < out->threads; i++) {
+    if (rc == NB_OK)
+        *out = found;
+    for (int i = 0; i < found.threads; i++) {
         free(data[i].bf16);
         free(data[i].f32);
         free(data[i].codes);

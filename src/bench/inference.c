@@ -2,12 +2,12 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/stats.h"
 #include "bench/bandwidth.h"
 #include "infer/session.h"
+#include "nibble/tools.h"
 
 #define ROUNDS        5
 #define DECODE_ROUNDS 9
@@ -188,30 +188,34 @@ enum nb_status nb_bench_run(const struct nb_engine *e, const struct nb_bench_run
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(o->cancel);
     struct decoder d = {0};
+    struct nb_bench_run found = {.threads = e->threads,
+                                 .cores =
+                                     nbi_backend_has(e->be, NBI_CAP_OWN_MEMORY) ? 1 : e->threads,
+                                 .bytes_per_token = e->weights.bytes_per_token};
+    if (o->tokens < 1 || o->context < 0 || o->parallel < 0)
+        return nbi_fail(NB_EINVAL, "%lld tokens after %lld, of %lld sequences",
+                        (long long)o->tokens, (long long)o->context, (long long)o->parallel);
     int32_t *ids = some_tokens(o->context + o->tokens, e->config.vocab_size);
     float *logits = malloc((size_t)e->config.vocab_size * sizeof *logits);
-    memset(out, 0, sizeof *out);
     enum nb_status rc =
         ids && logits ? decoder_open(&d, e, o) : nbi_fail_memory("tokens", (size_t)o->tokens);
-    out->threads = e->threads;
-    out->cores = nbi_backend_has(e->be, NBI_CAP_OWN_MEMORY) ? 1 : e->threads;
-    snprintf(out->device, sizeof out->device, "%s", e->be->name);
+    snprintf(found.device, sizeof found.device, "%s", e->be->name);
     if (rc == NB_OK)
-        rc = o->prefill ? time_prefill(d.session, o, ids, logits, out)
-                        : time_decode(&d, e, o, ids, out);
+        rc = o->prefill ? time_prefill(d.session, o, ids, logits, &found)
+                        : time_decode(&d, e, o, ids, &found);
     decoder_close(&d);
     free(ids);
     free(logits);
     if (rc != NB_OK)
         return rc;
     double parallel = o->parallel > 0 ? (double)o->parallel : 1;
-    out->peak_gmac_per_s = e->be->roofline(e->be) / 1e9;
-    out->bytes_per_token = e->weights.bytes_per_token;
-    out->kv_bytes_per_token = o->prefill ? 0 : kv_bytes(e, o);
-    double bytes = (double)out->bytes_per_token / parallel;
+    found.peak_gmac_per_s = e->be->roofline(e->be) / 1e9;
+    found.kv_bytes_per_token = o->prefill ? 0 : kv_bytes(e, o);
+    double bytes = (double)found.bytes_per_token / parallel;
     if (o->parallel > 0)
-        bytes += (double)out->kv_bytes_per_token;
-    out->gb_per_s = bytes * out->tokens_per_s / 1e9;
-    out->gmac_per_s = macs_per_token(e) * out->tokens_per_s / 1e9;
+        bytes += (double)found.kv_bytes_per_token;
+    found.gb_per_s = bytes * found.tokens_per_s / 1e9;
+    found.gmac_per_s = macs_per_token(e) * found.tokens_per_s / 1e9;
+    *out = found;
     return NB_OK;
 }

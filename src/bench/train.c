@@ -4,6 +4,7 @@
 #include "backend/backend.h"
 #include "base/stats.h"
 #include "base/sys.h"
+#include "nibble/tools.h"
 
 struct timing {
     double *rates;
@@ -35,10 +36,13 @@ enum nb_status nb_bench_train(const struct nb_train_opts *o, int64_t steps,
                               struct nb_bench_train *out)
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(o->cancel);
-    struct timing t = {.rates = calloc((size_t)steps, sizeof *t.rates)};
+    struct timing t = {0};
     struct nb_train_opts opts = *o;
     struct nb_train_result result;
-    *out = (struct nb_bench_train){0};
+    struct nb_bench_train found = {0};
+    if (steps < 1)
+        return nbi_fail(NB_EINVAL, "%lld steps to measure", (long long)steps);
+    t.rates = calloc((size_t)steps, sizeof *t.rates);
     if (!t.rates)
         return nbi_fail_memory("times of steps", (size_t)steps * sizeof *t.rates);
     opts.random_tokens = true;
@@ -50,19 +54,22 @@ enum nb_status nb_bench_train(const struct nb_train_opts *o, int64_t steps,
     opts.started = NULL;
     opts.progress = note_step;
     opts.evaluated = NULL;
+    opts.answered = NULL;
+    opts.warn = NULL;
     opts.ctx = &t;
-    enum nb_status rc = measure_peak(o, out);
+    enum nb_status rc = measure_peak(o, &found);
     if (rc == NB_OK)
         rc = nb_train(&opts, &result);
     if (rc == NB_OK && result.interrupted)
         rc = nbi_fail(NB_EINTERRUPTED, "interrupted");
     if (rc == NB_OK) {
-        out->plan = result.plan;
-        out->peak_bytes = result.peak_bytes;
-        out->tokens_per_s = nbi_median(t.rates, (int)t.count);
-        out->step_seconds =
-            (double)(o->batch_size * o->seq_len * o->grad_accum) / out->tokens_per_s;
-        out->flops_per_s = result.plan.flops_per_token * out->tokens_per_s;
+        found.plan = result.plan;
+        found.peak_bytes = result.peak_bytes;
+        found.tokens_per_s = nbi_median(t.rates, (int)t.count);
+        found.step_seconds =
+            (double)(o->batch_size * o->seq_len * o->grad_accum) / found.tokens_per_s;
+        found.flops_per_s = result.plan.flops_per_token * found.tokens_per_s;
+        *out = found;
     }
     free(t.rates);
     return rc;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "backend/backend.h"
+#include "nibble/tools.h"
 #include "tensor/half.h"
 
 #define NBI_CASE_DIMS   8

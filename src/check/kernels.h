@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/backend.h"
+#include "nibble/tools.h"
 
 /* nb_check_kernels() for backends that are open; opts->device, simd and threads are ignored. */
 enum nb_status nbi_check_kernels_of(struct nbi_backend *tested, struct nbi_backend *scalar,

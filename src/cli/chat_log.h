@@ -1,10 +1,11 @@
 /* chat_log.h - the log of a chat: one JSON object per line.
  *
- * The lines are a transcript (nibble.h) with times, token counts and settings. An existing file is
- * appended to. */
+ * The lines are a transcript (nibble/text.h) with times, token counts and settings. An existing
+ * file is appended to. */
 #pragma once
 
 #include "base/str.h"
+#include "nibble/text.h"
 
 struct cli_chat_log {
     const char *path; /* NULL: no log */

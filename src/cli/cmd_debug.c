@@ -35,7 +35,7 @@ static int run(void *opts)
     }
     enum nb_status rc = cli_engine_open(&engine, &o->run, &o->common);
     if (rc == NB_OK)
-        rc = nb_debug_hf(engine, o->in, o->compute == 1, o->out, NULL);
+        rc = nb_eval_hf(engine, o->in, o->compute == 1, o->out, NULL);
     nb_engine_close(engine);
     return cli_status(rc);
 }

@@ -110,14 +110,20 @@ static enum nb_status examine(struct findings *f)
 }
 
 /* The code path of each kind of operation. */
-static const struct {
-    const char *operation;
-    const char *(*path)(void);
-} paths[] = {
-    {"NVFP4 products of a model", nb_product_path},
-    {"NVFP4 quantise and dequantise", nb_codec_path},
-    {"type conversion", nb_codec_path},
+#define PATHS 3
+
+struct path {
+    const char *operation, *path;
 };
+
+static void list_paths(struct path paths[PATHS])
+{
+    struct nb_cpu_info cpu;
+    nb_cpu_info(&cpu);
+    paths[0] = (struct path){"NVFP4 products of a model", cpu.products};
+    paths[1] = (struct path){"NVFP4 quantise and dequantise", cpu.codec};
+    paths[2] = (struct path){"type conversion", cpu.codec};
+}
 
 /* Libraries in use, with the versions they report. */
 #define LIBRARIES 4
@@ -189,9 +195,11 @@ static void print_text(const struct findings *f)
     printf("library   ");
     for (int i = 0; i < LIBRARIES; i++)
         printf("%s%s %s", i ? ", " : "", libraries[i].name, libraries[i].version);
+    struct path paths[PATHS];
+    list_paths(paths);
     printf("\n\npaths\n");
-    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
-        printf("  %-30s  %s\n", paths[i].operation, paths[i].path());
+    for (int i = 0; i < PATHS; i++)
+        printf("  %-30s  %s\n", paths[i].operation, paths[i].path);
     for (int i = 0; i < f->gpu_count; i++) {
         char what[48];
         snprintf(what, sizeof what, "NVFP4 products, prompts, gpu %d", i);
@@ -225,7 +233,9 @@ static json_t *findings_json(const struct findings *f, bool *ok)
     json_t *gpus = json_array(), *problems = json_array(), *ops = json_object(),
            *libraries = json_object();
     struct library list[LIBRARIES];
+    struct path paths[PATHS];
     list_libraries(list);
+    list_paths(paths);
     for (int i = 0; i < LIBRARIES; i++)
         nbi_json_set(libraries, list[i].name, json_string(list[i].version), ok);
     for (int i = 0; i < f->gpu_count; i++)
@@ -234,8 +244,8 @@ static json_t *findings_json(const struct findings *f, bool *ok)
         nbi_json_append(
             problems,
             json_pack("{s:b,s:s}", "fatal", f->problems[i].fatal, "text", f->problems[i].text), ok);
-    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
-        nbi_json_set(ops, paths[i].operation, json_string(paths[i].path()), ok);
+    for (int i = 0; i < PATHS; i++)
+        nbi_json_set(ops, paths[i].operation, json_string(paths[i].path), ok);
     return json_pack(
         "{s:s,s:s,s:{s:s,s:s,s:i,s:i,s:f,s:s},s:{s:I,s:I,s:I},s:o,s:s,s:o,s:o,s:o,s:o}", "version",
         nb_version(), "system", s->kernel, "cpu", "model", s->cpu_model, "features", s->features,

@@ -175,7 +175,7 @@ int cli_eval_identity(const struct cli_identity_opts *o, const struct cli_run_op
                                           .progress_ctx = &progress};
     cli_progress_begin(&progress, common->quiet ? NULL : stderr, "answers and scores",
                        CLI_UNIT_ITEMS);
-    enum nb_status rc = nb_eval_identity(&opts, &r);
+    enum nb_status rc = nb_identity_eval(&opts, &r);
     cli_progress_end(&progress);
     if (rc != NB_OK)
         return cli_status(rc);

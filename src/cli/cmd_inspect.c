@@ -26,10 +26,10 @@ struct totals {
 };
 
 /* Sums by type, in order of appearance; there are fewer types than rows. */
-static int sum_types(const struct nb_file *f, struct totals rows[32])
+static int sum_types(const struct nb_file *f, int64_t tensors, struct totals rows[32])
 {
     int n = 0;
-    for (int64_t i = 0; i < nb_file_tensor_count(f); i++) {
+    for (int64_t i = 0; i < tensors; i++) {
         struct nb_tensor_info t;
         nb_file_tensor(f, i, &t);
         int k = 0;
@@ -56,25 +56,25 @@ static void shape_text(char *buf, size_t size, const struct nb_tensor_info *t)
 static void print_text(const struct nb_file *f, const struct inspect_opts *o)
 {
     char size[32];
-    int64_t n = nb_file_tensor_count(f);
-    printf("%s: %s, %lld tensors, %s", o->common.positional[0], nb_file_format(f), (long long)n,
-           nbi_format_bytes(size, (double)nb_file_bytes(f)));
-    printf(strcmp(nb_file_layout(f), "none") == 0 ? "\n" : ", NVFP4 laid out as %s\n",
-           nb_file_layout(f));
-    for (int64_t i = 0; i < nb_file_meta_count(f); i++) {
+    struct nb_file_info info;
+    nb_file_info(f, &info);
+    printf("%s: %s, %lld tensors, %s", o->common.positional[0], info.format,
+           (long long)info.tensors, nbi_format_bytes(size, (double)info.bytes));
+    printf(strcmp(info.layout, "none") == 0 ? "\n" : ", NVFP4 laid out as %s\n", info.layout);
+    for (int64_t i = 0; i < info.metadata; i++) {
         const char *key, *value;
         nb_file_meta(f, i, &key, &value);
         printf("  %s = %s\n", key, value);
     }
     int width = 4;
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < info.tensors; i++) {
         struct nb_tensor_info t;
         nb_file_tensor(f, i, &t);
         int len = (int)strlen(t.name);
         width = len > width && len < 80 ? len : width;
     }
     printf("\n%-*s  %-6s  %-18s  %12s  %14s\n", width, "name", "dtype", "shape", "bytes", "offset");
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < info.tensors; i++) {
         struct nb_tensor_info t;
         char shape[200];
         nb_file_tensor(f, i, &t);
@@ -86,7 +86,7 @@ static void print_text(const struct nb_file *f, const struct inspect_opts *o)
         printf("\n");
     }
     struct totals rows[32];
-    int types = sum_types(f, rows);
+    int types = sum_types(f, info.tensors, rows);
     printf("\n");
     for (int i = 0; i < types; i++)
         printf("%s: %lld tensors, %s\n", rows[i].dtype, (long long)rows[i].tensors,
@@ -114,13 +114,15 @@ static json_t *file_json(const struct nb_file *f, const struct inspect_opts *o, 
 {
     json_t *tensors = json_array(), *meta = json_object(), *types = json_object();
     struct totals rows[32];
-    int n = sum_types(f, rows);
-    for (int64_t i = 0; i < nb_file_tensor_count(f); i++) {
+    struct nb_file_info info;
+    nb_file_info(f, &info);
+    int n = sum_types(f, info.tensors, rows);
+    for (int64_t i = 0; i < info.tensors; i++) {
         struct nb_tensor_info t;
         nb_file_tensor(f, i, &t);
         nbi_json_append(tensors, tensor_json(&t, ok), ok);
     }
-    for (int64_t i = 0; i < nb_file_meta_count(f); i++) {
+    for (int64_t i = 0; i < info.metadata; i++) {
         const char *key, *value;
         nb_file_meta(f, i, &key, &value);
         nbi_json_set(meta, key, json_string(value), ok);
@@ -130,9 +132,9 @@ static json_t *file_json(const struct nb_file *f, const struct inspect_opts *o, 
                      json_pack("{s:I,s:I}", "tensors", (json_int_t)rows[i].tensors, "bytes",
                                (json_int_t)rows[i].bytes),
                      ok);
-    return json_pack("{s:s,s:s,s:I,s:o,s:o,s:o,s:b}", "format", nb_file_format(f), "layout",
-                     nb_file_layout(f), "bytes", (json_int_t)nb_file_bytes(f), "metadata", meta,
-                     "totals", types, "tensors", tensors, "verified", o->verify);
+    return json_pack("{s:s,s:s,s:I,s:o,s:o,s:o,s:b}", "format", info.format, "layout", info.layout,
+                     "bytes", (json_int_t)info.bytes, "metadata", meta, "totals", types, "tensors",
+                     tensors, "verified", o->verify);
 }
 
 static int run(void *opts)

@@ -149,7 +149,7 @@ static int run(void *opts)
             count, "path", "last layer", "logits", "max", "mean", "cosine", "KL", "same top-1",
             "where clear");
     if (rc == NB_OK)
-        rc = nb_parity(engine, gpu, ids, (int64_t)count, show, &r, NULL);
+        rc = nb_eval_parity(engine, gpu, ids, (int64_t)count, show, &r, NULL);
     free(ids);
     nbi_str_release(&text);
     nb_engine_close(engine);

@@ -72,7 +72,7 @@ static int run_kv(struct stress_opts *o)
     const struct nb_stress_opts opts = {
         .iterations = o->iterations, .progress = cli_progress_update, .progress_ctx = &progress};
     if (rc == NB_OK)
-        rc = nb_stress_kv(engine, &opts, &report);
+        rc = nb_eval_stress(engine, &opts, &report);
     cli_progress_end(&progress);
     nb_engine_close(engine);
     if (rc != NB_OK)

@@ -92,7 +92,9 @@ enum nb_status cli_session_open(struct nb_session **out, const struct nb_engine 
 void cli_sampling(struct nb_sampling *out, const struct nb_engine *engine,
                   const struct cli_sampling_opts *o)
 {
-    nb_engine_sampling(engine, out);
+    struct nb_engine_info info;
+    nb_engine_info(engine, &info);
+    *out = info.sampling;
     if (!isnan(o->temp))
         out->temperature = o->temp;
     if (o->top_k >= 0)

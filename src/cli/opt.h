@@ -22,7 +22,7 @@ enum cli_kind {
     CLI_LIST    /* struct cli_list: may be repeated */
 };
 
-/* The names of a list in nibble.h as choices, "a|b|c". */
+/* The names of a list in a public header as choices, "a|b|c". */
 #define CLI_CHOICES(LIST)         (&("" LIST(CLI_CHOICE_NAME))[1])
 #define CLI_CHOICE_NAME(id, name) "|" name
 

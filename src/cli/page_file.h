@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "nibble.h"
+#include "nibble/core.h"
 
 /* Writes what `print` prints to dir/name. */
 enum nb_status cli_write_page(const char *dir, const char *name,

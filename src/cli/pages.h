@@ -2,7 +2,7 @@
  * completions for shells. */
 #pragma once
 
-#include "nibble.h"
+#include "nibble/core.h"
 
 /* A page of docs/cli for each command. */
 enum nb_status cli_write_docs(const char *dir);

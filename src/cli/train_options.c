@@ -6,7 +6,7 @@
 
 #define AT(member) offsetof(struct cli_train_opts, member)
 
-/* A number of nibble.h as the text of a default. */
+/* A number of a public header as the text of a default. */
 #define TEXT(number)   TOKENS(number)
 #define TOKENS(number) #number
 

@@ -1,7 +1,7 @@
 /* two_columns.h - two answers to a question, in two columns. */
 #pragma once
 
-#include "nibble.h"
+#include "nibble/eval.h"
 
 /* Columns of the terminal, or 100 if there is none. */
 int cli_terminal_width(void);

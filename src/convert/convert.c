@@ -188,18 +188,20 @@ enum nb_status nb_quantize(const struct nb_quantize_opts *opts, struct nb_quanti
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->to.cancel);
     struct conversion c = {.opts = &opts->to, .quant = opts};
+    struct nb_quantize_report sums = {.total.name = "all"};
     double start = nbi_now();
-    memset(report, 0, sizeof *report);
-    snprintf(report->total.name, sizeof report->total.name, "all");
-    enum nb_status rc = nbi_context(run(&c, report), "cannot quantize '%s'", opts->to.src);
+    enum nb_status rc = nbi_context(run(&c, &sums), "cannot quantize '%s'", opts->to.src);
     if (rc == NB_OK)
         rc = nbi_model_writer_commit(&c.out);
-    if (rc == NB_OK && report->total.tensors == 0)
-        nbi_log(NB_LOG_WARN, "nothing was quantised: every projection is NVFP4 already or skipped");
-    for (int i = 0; i < report->families; i++)
-        finish_family(&report->family[i]);
-    finish_family(&report->total);
-    report->seconds = nbi_now() - start;
     release(&c);
-    return rc;
+    if (rc != NB_OK)
+        return rc;
+    if (sums.total.tensors == 0)
+        nbi_log(NB_LOG_WARN, "nothing was quantised: every projection is NVFP4 already or skipped");
+    for (int i = 0; i < sums.families; i++)
+        finish_family(&sums.family[i]);
+    finish_family(&sums.total);
+    sums.seconds = nbi_now() - start;
+    *report = sums;
+    return NB_OK;
 }

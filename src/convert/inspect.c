@@ -30,19 +30,15 @@ void nb_file_close(struct nb_file *file)
     free(file);
 }
 
-const char *nb_file_format(const struct nb_file *file)
+void nb_file_info(const struct nb_file *file, struct nb_file_info *info)
 {
-    return nbi_formats[file->model.store->format].name;
-}
-
-const char *nb_file_layout(const struct nb_file *file)
-{
-    return nbi_layouts[file->model.store->layout].name;
-}
-
-int64_t nb_file_tensor_count(const struct nb_file *file)
-{
-    return file->model.store->count;
+    const struct nbi_store *store = file->model.store;
+    *info = (struct nb_file_info){.format = nbi_formats[store->format].name,
+                                  .layout = nbi_layouts[store->layout].name,
+                                  .tensors = store->count,
+                                  .metadata = store->meta_count};
+    for (int i = 0; i < store->file_count; i++)
+        info->bytes += nbi_source_size(store->files[i]);
 }
 
 void nb_file_tensor(const struct nb_file *file, int64_t index, struct nb_tensor_info *info)
@@ -62,19 +58,6 @@ void nb_file_tensor(const struct nb_file *file, int64_t index, struct nb_tensor_
         info->scaling = store->layout == NBI_LAYOUT_GGUF ? nbi_dtypes[NBI_E4M3].name
                                                          : nbi_dtypes[e->scale_dtype].name;
     }
-}
-
-uint64_t nb_file_bytes(const struct nb_file *file)
-{
-    uint64_t n = 0;
-    for (int i = 0; i < file->model.store->file_count; i++)
-        n += nbi_source_size(file->model.store->files[i]);
-    return n;
-}
-
-int64_t nb_file_meta_count(const struct nb_file *file)
-{
-    return file->model.store->meta_count;
 }
 
 void nb_file_meta(const struct nb_file *file, int64_t index, const char **key, const char **value)

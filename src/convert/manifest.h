@@ -3,6 +3,7 @@
 
 #include "formats/writer.h"
 #include "model/model.h"
+#include "nibble/files.h"
 
 /* A tensor of the output and its source. */
 struct nbi_manifest_entry {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/status.h"
+#include "nibble/data.h"
 
 struct nbi_prompt_pair {
     const char *prompt, *answer;

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "data/loader.h"
+#include "nibble/data.h"
 
 static void report_stats(struct nb_data_report *report, const struct nbi_dataset *d,
                          int64_t seq_len)
@@ -71,8 +72,9 @@ enum nb_status nb_data_show(struct nb_tokenizer *tokenizer, const struct nb_chat
                                           .skip_bad = opts->skip_bad,
                                           .progress = opts->progress,
                                           .progress_ctx = opts->progress_ctx};
+    struct nb_data_report counted;
     NBI_TRY(nbi_dataset_open(&d, &open));
-    report_stats(report, d, opts->seq_len);
+    report_stats(&counted, d, opts->seq_len);
     const struct nbi_loader_opts order = {
         .data = d, .seed = opts->seed, .shuffle = opts->shuffle, .pack = true, .epochs = 1};
     enum nb_status rc = nbi_loader_init(&loader, &order);
@@ -81,7 +83,9 @@ enum nb_status nb_data_show(struct nb_tokenizer *tokenizer, const struct nb_chat
     if (rc == NB_OK)
         rc = show_examples(d, &loader, opts, fn, ctx);
     if (rc == NB_OK && opts->seq_len > 0)
-        rc = count_rows(&loader, opts->seq_len, report);
+        rc = count_rows(&loader, opts->seq_len, &counted);
+    if (rc == NB_OK)
+        *report = counted;
     nbi_loader_release(&loader);
     nbi_dataset_close(d);
     return rc;

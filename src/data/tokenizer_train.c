@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "data/dataset.h"
+#include "nibble/data.h"
 #include "tokenizer/bpe_train.h"
 
 static enum nb_status count_text(void *ctx, const char *text, size_t len)

@@ -53,8 +53,8 @@ static void count_answer(void *ctx)
 /* What to ask of a model for each prompt. */
 static void make_requests(const struct nbi_ab *ab, int s, struct nbi_answers *all)
 {
-    struct nb_generate_opts g = {.max_tokens = ab->opts->max_tokens};
-    nb_engine_sampling(ab->side[s].engine, &g.sampling);
+    struct nb_generate_opts g = {.sampling = ab->side[s].engine->defaults,
+                                 .max_tokens = ab->opts->max_tokens};
     g.sampling.temperature = ab->opts->temperature;
     g.sampling.seed = ab->opts->seed;
     for (int64_t i = 0; i < all->count; i++) {

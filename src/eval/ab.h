@@ -5,6 +5,7 @@
 
 #include "base/str.h"
 #include "infer/session.h"
+#include "nibble/eval.h"
 
 struct nbi_ab_ids { /* owned by the item */
     int32_t *p;

@@ -3,6 +3,7 @@
 
 #include "base/file.h"
 #include "base/html.h"
+#include "nibble/eval.h"
 
 static const char style[] =
     "body { max-width: 80rem; } h2 { overflow-wrap: anywhere; white-space: pre-wrap; }\n"

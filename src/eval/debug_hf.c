@@ -6,6 +6,7 @@
 #include "eval/perplexity.h"
 #include "formats/writer.h"
 #include "infer/session.h"
+#include "nibble/eval.h"
 #include "train/batches.h"
 #include "train/optimizer.h"
 
@@ -306,8 +307,8 @@ static enum nb_status write_output(const struct results *r, const struct nb_engi
     return rc;
 }
 
-enum nb_status nb_debug_hf(const struct nb_engine *e, const char *in, bool bf16, const char *out,
-                           struct nb_cancel *cancel)
+enum nb_status nb_eval_hf(const struct nb_engine *e, const char *in, bool bf16, const char *out,
+                          struct nb_cancel *cancel)
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(cancel);
     struct results r = {.V = e->config.vocab_size};

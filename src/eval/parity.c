@@ -10,6 +10,7 @@
 
 #include "eval/perplexity.h"
 #include "infer/session.h"
+#include "nibble/eval.h"
 
 /* What one path computed for all tokens. */
 struct trace {
@@ -162,8 +163,9 @@ static enum nb_status report(const struct path *p, const struct trace *a, const 
     return rc;
 }
 
-enum nb_status nb_parity(const struct nb_engine *e, const struct nb_engine *gpu, const int32_t *ids,
-                         int64_t count, nb_parity_fn fn, void *ctx, struct nb_cancel *cancel)
+enum nb_status nb_eval_parity(const struct nb_engine *e, const struct nb_engine *gpu,
+                              const int32_t *ids, int64_t count, nb_parity_fn fn, void *ctx,
+                              struct nb_cancel *cancel)
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(cancel);
     struct trace a, b;

@@ -5,7 +5,6 @@
 #include "eval/perplexity.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/parallel.h"
@@ -41,7 +40,7 @@ double nbi_token_kl(const float *a, const float *b, int64_t V)
 struct eval {
     const struct nb_engine *engine;
     const struct nb_ppl_opts *opts;
-    struct nb_ppl_result *result;
+    struct nb_ppl_result sums;
     const int32_t *ids;
     int64_t count, context, stride;
     int64_t chunk; /* tokens per scoring pass; each yields a row of logits */
@@ -72,9 +71,9 @@ static enum nb_status score(struct eval *e, int64_t from, int64_t n)
             return nbi_fail(NB_EVALUE,
                             "the model gave a logit that is not finite (behind token %lld)",
                             (long long)(from + i));
-        e->result->nll += e->nll[i];
+        e->sums.nll += e->nll[i];
     }
-    e->result->tokens += n;
+    e->sums.tokens += n;
     return NB_OK;
 }
 
@@ -91,7 +90,7 @@ static enum nb_status score_window(struct eval *e, const struct nbi_window *w)
         if (e->opts->progress)
             e->opts->progress(e->opts->progress_ctx, (uint64_t)(at + n), (uint64_t)(e->count - 1));
     }
-    e->result->windows++;
+    e->sums.windows++;
     return NB_OK;
 }
 
@@ -146,9 +145,8 @@ enum nb_status nb_eval_ppl(const struct nb_engine *engine, const int32_t *ids, i
                            const struct nb_ppl_opts *opts, struct nb_ppl_result *result)
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
-    struct eval e = {.engine = engine, .opts = opts, .result = result, .ids = ids, .count = count};
+    struct eval e = {.engine = engine, .opts = opts, .ids = ids, .count = count};
     double start = nbi_now();
-    memset(result, 0, sizeof *result);
     enum nb_status rc = prepare(&e);
     if (rc == NB_OK)
         rc = score_all(&e);
@@ -157,10 +155,13 @@ enum nb_status nb_eval_ppl(const struct nb_engine *engine, const int32_t *ids, i
     free(e.nll);
     if (rc != NB_OK)
         return rc;
-    result->context = e.context;
-    result->stride = e.stride;
-    result->nll /= (double)result->tokens;
-    result->ppl = exp(result->nll);
-    result->seconds = nbi_now() - start;
+    double nll = e.sums.nll / (double)e.sums.tokens;
+    *result = (struct nb_ppl_result){.nll = nll,
+                                     .ppl = exp(nll),
+                                     .tokens = e.sums.tokens,
+                                     .windows = e.sums.windows,
+                                     .context = e.context,
+                                     .stride = e.stride,
+                                     .seconds = nbi_now() - start};
     return NB_OK;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/status.h"
+#include "nibble/eval.h"
 
 /* -log softmax(logits)[target] in nats; non-finite if a logit is. */
 double nbi_token_nll(const float *logits, int64_t V, int32_t target);

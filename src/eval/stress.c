@@ -7,6 +7,7 @@
 #include "base/crc.h"
 #include "base/sanitized.h"
 #include "infer/session.h"
+#include "nibble/eval.h"
 
 /* In tokens. */
 #define CONTEXT 64
@@ -324,14 +325,14 @@ static enum nb_status run_all(struct stress *t, const struct nb_stress_opts *opt
     return rc;
 }
 
-enum nb_status nb_stress_kv(const struct nb_engine *engine, const struct nb_stress_opts *opts,
-                            struct nb_stress_report *report)
+enum nb_status nb_eval_stress(const struct nb_engine *engine, const struct nb_stress_opts *opts,
+                              struct nb_stress_report *report)
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
-    struct stress t = {.engine = engine, .report = report};
+    struct nb_stress_report found = {.outputs_identical = true, .case_count = CASES};
+    struct stress t = {.engine = engine, .report = &found};
     int64_t V = engine->config.vocab_size;
     double start = nbi_now();
-    *report = (struct nb_stress_report){.outputs_identical = true, .case_count = CASES};
     if (opts->iterations < 1 || engine->config.max_position < CONTEXT || V < 2)
         return nbi_fail(NB_EINVAL,
                         "%lld iterations on a model of %lld tokens of context; at least "
@@ -339,7 +340,7 @@ enum nb_status nb_stress_kv(const struct nb_engine *engine, const struct nb_stre
                         (long long)opts->iterations, (long long)engine->config.max_position,
                         CONTEXT);
     for (int i = 0; i < CASES; i++)
-        report->cases[i].name = cases[i].name;
+        found.cases[i].name = cases[i].name;
     for (int i = 0; i < PROMPT; i++) {
         t.prompt[0][i] = (int32_t)((i * i * 37 + i * 101 + 5) % V);
         t.prompt[1][i] = (int32_t)((t.prompt[0][i] + 1) % V);
@@ -350,6 +351,8 @@ enum nb_status nb_stress_kv(const struct nb_engine *engine, const struct nb_stre
     t.logits[1] = t.logits[0] + V;
     enum nb_status rc = run_all(&t, opts);
     free(t.logits[0]);
-    report->seconds = nbi_now() - start;
+    found.seconds = nbi_now() - start;
+    if (rc == NB_OK)
+        *report = found;
     return rc;
 }

@@ -10,6 +10,7 @@
 
 #include "base/arena.h"
 #include "base/file.h"
+#include "nibble/files.h"
 #include "tensor/dtype.h"
 
 /* Every file format: id, name, file ending. To add one, add a row here and its functions to the

@@ -194,7 +194,7 @@ static enum nb_status ask(const struct nb_identity_opts *o, const struct nbi_que
     return count_all(q, r);
 }
 
-enum nb_status nb_eval_identity(const struct nb_identity_opts *o, struct nb_identity_result *r)
+enum nb_status nb_identity_eval(const struct nb_identity_opts *o, struct nb_identity_result *r)
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(o->cancel);
     struct nbi_questions q;

@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "data/prompts.h"
+#include "nibble/identity.h"
 
 enum nbi_question_kind {
     NBI_QUESTION_IDENTITY,

@@ -126,7 +126,7 @@ static enum nb_status evaluate(struct teach_run *t)
                                           .max_tokens = o->max_tokens,
                                           .progress = o->progress,
                                           .progress_ctx = o->train.ctx};
-    return nb_eval_identity(&opts, &t->result->eval);
+    return nb_identity_eval(&opts, &t->result->eval);
 }
 
 static enum nb_status run(struct teach_run *t)

@@ -1,5 +1,5 @@
-/* batch.h - several sequences over one engine, one stream and one pool of pages; nibble.h says how
- * they are used. */
+/* batch.h - several sequences over one engine, one stream and one pool of pages; nibble/core.h
+ * says how they are used. */
 #pragma once
 
 #include "infer/kv_cache.h"

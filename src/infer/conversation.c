@@ -184,13 +184,17 @@ static enum nb_status generate(struct nb_conversation *c, const struct nb_genera
 
 /* Adds the answer as a message. Its tokens are kept, except for the one that ended it, which the
  * template writes itself. If a stop text was cut off, tokens and text differ, and all are
- * forgotten. */
+ * forgotten. Releases the answer if there is no memory for the message. */
 static enum nb_status keep_answer(struct nb_conversation *c, const struct nb_generate_opts *opts,
-                                  const struct nb_generate_result *r, enum nb_status how)
+                                  struct nb_generate_result *r, enum nb_status how)
 {
     const struct nb_engine *e = nbi_session_engine(c->session);
     const struct nb_message answer = {NB_ROLE_ASSISTANT, r->text, r->len};
-    NBI_TRY(insert(c, c->count, &answer));
+    enum nb_status rc = insert(c, c->count, &answer);
+    if (rc != NB_OK) {
+        nb_generate_result_release(r);
+        return rc;
+    }
     c->tokens = r->prompt_tokens + (int64_t)r->count;
     bool ended = !opts->ignore_eos && nbi_engine_is_eos(e, r->ids[r->count - 1]);
     bool cut_off = how == NB_OK && r->finish == NB_FINISH_STOP && !ended;

@@ -186,7 +186,8 @@ void nb_engine_info(const struct nb_engine *e, struct nb_engine_info *info)
                                     .bytes_per_token = e->weights.bytes_per_token,
                                     .threads = e->threads,
                                     .device = e->be->name,
-                                    .simd = nbi_simd_name(e->level)};
+                                    .simd = nbi_simd_name(e->level),
+                                    .sampling = e->defaults};
     for (int64_t i = 0; i < nbi_param_count(&e->config); i++) {
         struct nbi_param p;
         nbi_param_at(&e->config, i, &p);
@@ -205,9 +206,4 @@ struct nb_tokenizer *nb_engine_tokenizer(const struct nb_engine *e)
 const struct nb_chat *nb_engine_chat(const struct nb_engine *e)
 {
     return e->chat;
-}
-
-void nb_engine_sampling(const struct nb_engine *e, struct nb_sampling *out)
-{
-    *out = e->defaults;
 }

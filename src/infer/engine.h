@@ -6,6 +6,7 @@
 #include "base/sys.h"
 #include "model/execute.h"
 #include "model/model.h"
+#include "nibble/text.h"
 
 struct nb_engine {
     struct nbi_backend *be;

@@ -315,7 +315,7 @@ static struct nb_batch_input next_input(struct slot *r, int64_t limit)
 static enum nb_status next_token(struct nb_scheduler *s, struct slot *r, bool *done)
 {
     int64_t length =
-        s->batch ? nb_batch_length(s->batch, r->sequence) : nb_session_length(s->session);
+        s->batch ? nb_batch_length(s->batch, r->sequence) : nbi_session_length(s->session);
     if (r->result.count == 0) {
         double now = nbi_now();
         r->result.prompt_seconds = now - r->began;
@@ -327,7 +327,7 @@ static enum nb_status next_token(struct nb_scheduler *s, struct slot *r, bool *d
 /* Appends the last token of an answer to the session as well, so that the next turn finds it. */
 static enum nb_status append_last(struct nb_scheduler *s, const struct slot *r)
 {
-    if (nb_session_length(s->session) == nbi_session_context(s->session))
+    if (nbi_session_length(s->session) == nbi_session_context(s->session))
         return NB_OK;
     return nbi_session_append(s->session, &r->last_id, 1, NULL, 0);
 }

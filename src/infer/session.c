@@ -125,7 +125,7 @@ const struct nb_engine *nbi_session_engine(const struct nb_session *s)
     return s->engine;
 }
 
-int64_t nb_session_length(const struct nb_session *s)
+int64_t nbi_session_length(const struct nb_session *s)
 {
     return s->length;
 }
@@ -140,8 +140,10 @@ int64_t nbi_session_context(const struct nb_session *s)
     return s->opts.context;
 }
 
-const int32_t *nb_session_tokens(const struct nb_session *s)
+const int32_t *nb_session_tokens(const struct nb_session *s, int64_t *count)
 {
+    if (count)
+        *count = s->length;
     return s->tokens;
 }
 
@@ -381,6 +383,7 @@ enum nb_status nb_session_open(struct nb_session **out, const struct nb_engine *
                                const struct nb_session_opts *opts)
 {
     enum nbi_dtype kv;
+    *out = NULL;
     NBI_TRY(nbi_kv_dtype(opts->kv, &kv));
     if ((unsigned)opts->mode > NB_KV_NONE)
         return nbi_fail(NB_EINVAL, "an unknown kind of cache");

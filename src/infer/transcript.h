@@ -1,7 +1,7 @@
 /* transcript.h - reads saved conversations and chat logs from memory. */
 #pragma once
 
-#include "nibble.h"
+#include "nibble/text.h"
 
 /* As nb_transcript_read() for the bytes of a file; name is its name in error messages. */
 enum nb_status nbi_transcript_parse(const char *bytes, size_t len, const char *name,

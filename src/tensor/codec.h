@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/sys.h"
-#include "nibble.h"
+#include "nibble/files.h"
 
 struct nbi_codec_table {
     const char *name;

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "nibble/tools.h"
 #include "tensor/codec.h"
 #include "tensor/nvfp4.h"
 
@@ -41,9 +42,4 @@ enum nb_status nb_codec_selftest(void)
             NBI_TRY(compare(k, x));
     }
     return NB_OK;
-}
-
-const char *nb_codec_path(void)
-{
-    return nbi_codec_table()->name;
 }

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "base/sys.h"
-#include "nibble.h"
+#include "nibble/files.h"
 #include "tensor/half.h"
 
 #define NBI_NVFP4_BLOCK     16

@@ -616,6 +616,8 @@ enum nb_status nbi_chat_prompt(const struct nb_chat *chat, const char *messages,
                                bool think, char **text, size_t *text_len)
 {
     struct nbi_str messages_json = {0};
+    *text = NULL;
+    *text_len = 0;
     nbi_str_printf(&messages_json, "{\"messages\":%s", messages);
     if (tools)
         nbi_str_printf(&messages_json, ",\"tools\":%s", tools);
@@ -632,6 +634,8 @@ enum nb_status nb_chat_prompt(const struct nb_chat *chat, const struct nb_messag
                               size_t count, bool think, char **text, size_t *text_len)
 {
     struct nbi_str json = {0};
+    *text = NULL;
+    *text_len = 0;
     nbi_chat_put_messages(&json, messages, count);
     enum nb_status rc = nbi_str_status(&json);
     if (rc == NB_OK)

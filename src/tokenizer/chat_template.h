@@ -11,6 +11,7 @@
 #pragma once
 
 #include "base/jscan.h"
+#include "nibble/text.h"
 
 /* Special tokens that other files search for in text or look up in a vocabulary. The tags around
  * reasoning are public: NB_THINK_START and NB_THINK_END. */

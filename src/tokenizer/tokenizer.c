@@ -1,4 +1,4 @@
-/* tokenizer.c - the public tokenizer: opens it from a model, shares it, encodes and decodes.
+/* tokenizer.c - the public tokenizer: opens it from a model, encodes and decodes.
  *
  * The tables never change. Mutable state is in an encoder, and each call has one of its own: an
  * idle one, whose cache of words is already warm, or a new one. */
@@ -15,7 +15,6 @@
 
 struct nb_tokenizer {
     struct nbi_bpe *bpe;
-    atomic_int users; /* reference count */
     _Atomic(struct nbi_encoder *) idle[IDLE_MAX];
 };
 
@@ -69,7 +68,6 @@ enum nb_status nbi_tokenizer_new(struct nb_tokenizer **out, const struct nbi_voc
     *out = NULL;
     if (!t)
         return nbi_fail_memory("tokenizer", sizeof *t);
-    atomic_init(&t->users, 1);
     enum nb_status rc = nbi_bpe_new(&t->bpe, v);
     if (rc == NB_OK)
         *out = t;
@@ -89,16 +87,9 @@ enum nb_status nb_tokenizer_open(struct nb_tokenizer **out, const char *model,
     return rc;
 }
 
-enum nb_status nb_tokenizer_share(struct nb_tokenizer **out, const struct nb_tokenizer *t)
-{
-    *out = (struct nb_tokenizer *)t; /* safe: nbi_tokenizer_new allocates it as mutable */
-    atomic_fetch_add(&(*out)->users, 1);
-    return NB_OK;
-}
-
 void nb_tokenizer_close(struct nb_tokenizer *t)
 {
-    if (!t || atomic_fetch_sub(&t->users, 1) > 1)
+    if (!t)
         return;
     for (int i = 0; i < IDLE_MAX; i++)
         nbi_encoder_free(atomic_load(&t->idle[i]));
@@ -179,8 +170,6 @@ enum nb_status nb_tokenizer_decode(const struct nb_tokenizer *t, const int32_t *
             nbi_str_append(&out, bytes, n);
         missing += !bytes;
     }
-    if (unknown)
-        *unknown = missing;
     nbi_str_append(&out, "", 0); /* allocates even for an empty text */
     enum nb_status rc = nbi_str_status(&out);
     if (rc != NB_OK) {
@@ -189,6 +178,8 @@ enum nb_status nb_tokenizer_decode(const struct nb_tokenizer *t, const int32_t *
     }
     *text = out.p;
     *len = out.len;
+    if (unknown)
+        *unknown = missing;
     return NB_OK;
 }
 

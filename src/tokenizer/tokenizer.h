@@ -2,6 +2,7 @@
  */
 #pragma once
 
+#include "nibble/text.h"
 #include "tokenizer/bpe.h"
 
 /* Where the tokenizer and the chat template of a model are stored. */

@@ -271,8 +271,8 @@ enum nb_status nb_train_fit(const struct nb_train_opts *opts, double gib, unsign
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(opts->cancel);
     struct nbi_run r;
-    struct search s = {.r = &r, .keep = keep, .smallest = smallest};
-    memset(smallest, 0, sizeof *smallest);
+    struct nb_train_fit least = {0};
+    struct search s = {.r = &r, .keep = keep, .smallest = &least};
     s.all = malloc(combinations() * sizeof *s.all);
     if (!s.all)
         return nbi_fail_memory("settings", combinations() * sizeof *s.all);
@@ -282,10 +282,13 @@ enum nb_status nb_train_fit(const struct nb_train_opts *opts, double gib, unsign
         rc = plan_all(&s);
     }
     nbi_run_close(&r);
-    keep_best(&s);
-    *count = s.count < *count ? s.count : *count;
-    for (int i = 0; i < *count; i++)
-        fits[i] = s.all[i].fit;
+    if (rc == NB_OK) {
+        keep_best(&s);
+        *smallest = least;
+        *count = s.count < *count ? s.count : *count;
+        for (int i = 0; i < *count; i++)
+            fits[i] = s.all[i].fit;
+    }
     free(s.all);
     return rc;
 }

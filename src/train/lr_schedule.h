@@ -1,7 +1,7 @@
 /* lr_schedule.h - the learning rate over the steps of a run. */
 #pragma once
 
-#include "nibble.h"
+#include "nibble/train.h"
 
 struct nbi_lr_schedule_opts {
     enum nb_lr_schedule kind;

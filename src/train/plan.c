@@ -228,9 +228,12 @@ enum nb_status nb_train_plan(const struct nb_train_opts *o, struct nb_train_plan
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(o->cancel);
     struct nbi_run r;
+    struct nb_train_plan made;
     enum nb_status rc = nbi_run_open_plan(&r, o);
     if (rc == NB_OK)
-        rc = nbi_run_plan(&r, plan);
+        rc = nbi_run_plan(&r, &made);
     nbi_run_close(&r);
+    if (rc == NB_OK)
+        *plan = made;
     return rc;
 }

@@ -7,6 +7,7 @@
 
 #include "data/mix.h"
 #include "model/model.h"
+#include "nibble/tools.h"
 #include "train/batches.h"
 #include "train/kl_anchor.h"
 #include "train/lr_schedule.h"

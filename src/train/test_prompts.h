@@ -2,6 +2,7 @@
 #pragma once
 
 #include "infer/kv_cache.h"
+#include "nibble/data.h"
 
 struct nbi_run;
 

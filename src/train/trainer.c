@@ -530,6 +530,7 @@ static enum nb_status open_trainer(struct nb_trainer **out, const struct nb_trai
                                    struct nb_train_result *result)
 {
     *out = NULL;
+    *result = (struct nb_train_result){0};
     struct nb_trainer *t = calloc(1, sizeof *t);
     if (!t)
         return nbi_fail_memory("training run", sizeof *t);
@@ -601,6 +602,7 @@ enum nb_status nb_trainer_save(struct nb_trainer *t)
 enum nb_status nb_trainer_finish(struct nb_trainer *t, struct nb_train_result *result)
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(t->opts.cancel);
+    *result = t->result;
     NBI_TRY(check_running(t));
     enum nb_status rc = conclude(&t->run, &t->result);
     rc = rc == NB_OK ? end(t, finish(&t->run, &t->result)) : stop(t, rc);

@@ -84,8 +84,15 @@ class Chat:
         self.at = self.seen.index(text.encode(), self.at) + len(text.encode())
 
     def prompt(self, keys=True):
-        """Waits for the prompt, and until the terminal hands out single keys."""
+        """Waits for a new line's prompt, which is drawn again with each key, and until the terminal
+        hands out single keys."""
+        if keys:
+            self.expect("\x1b[?2004h")  # bracketed paste, on while a line is edited
         self.expect(">>> ")
+        self.settle(keys)
+
+    def settle(self, keys):
+        """Waits until the terminal hands out single keys."""
         end = time.monotonic() + LIMIT
         while keys and termios.tcgetattr(self.fd)[3] & termios.ICANON:
             self.check(time.monotonic() < end, "the terminal is not set up")
@@ -102,7 +109,8 @@ class Chat:
             self.check(time.monotonic() < end, "no prompt")
         if note and note.encode() not in self.seen[self.at:]:
             print(f"{self.name}: {note!r} was lost")
-        self.prompt(keys)
+        self.expect(">>> ")
+        self.settle(keys)
         time.sleep(0.3)  # input, too, may be thrown away for a moment
 
     def type(self, text):

@@ -32,7 +32,7 @@ check "convert" 0 "$nibble" convert -q "$model" "$work/open.dat"
 cmp -s "$work/closed.dat" "$work/open.dat" || fail "the file is another one"
 
 check "a result that cannot be written" 1 sh -c '"$0" eval identity -q -m "$1" --base "$1" \
-    --name Ada --count 100 --questions 1 -n 1 >/dev/full' "$nibble" "$model"
+    --name Ada --languages en --count 100 --questions 1 -n 1 >/dev/full' "$nibble" "$model"
 says err "cannot write to standard output"
 
 # A signal that comes while nobody reads ends the write, and is the reason to say.

@@ -24,7 +24,7 @@ model = work + "/model"
 def options(**changes):
     """Options of a short run. Keys have _ for -; None leaves an option out, True is a flag."""
     o = {"model": model, "data": work + "/a.txt", "steps": 3, "seq_len": 24, "batch_size": 2,
-         "lr": "5e-3", "schedule": "constant", "precision": "nvfp4", "threads": 2, **changes}
+         "lr": "5e-3", "schedule": "constant", "precision": "nvfp4", "threads": 1, **changes}
     args = []
     for name, value in o.items():
         if value is not None:

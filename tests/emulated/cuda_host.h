@@ -6,21 +6,10 @@
  * shared variables. */
 #pragma once
 
-#define NB_EMULATED                    1
-#define __DEVICE_LAUNCH_PARAMETERS_H__ /* declares threadIdx and others as constants */
-
-#include <cublasLt.h>
-#include <cuda.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-#include <cuda_runtime.h>
-#include <dlfcn.h>
-#include <math.h>
-#include <string.h>
-#include <type_traits>
+#define NB_EMULATED 1
 
 #include "emulator.h"
+#include "system_headers.h"
 
 /* ---- the language ---- */
 

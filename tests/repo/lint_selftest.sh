@@ -50,8 +50,37 @@ END
 put include/nibble.h <<'END'
 /* nibble.h - public. */
 #pragma once
+#include "nibble/part.h"
+END
+put include/nibble/part.h <<'END'
+/* part.h - public. */
+#pragma once
 typedef void (*nb_callback)(int a);
 int nb_answer(nb_callback f);
+END
+put include/nibble/core.h <<'END'
+/* core.h - public, and tested. */
+#pragma once
+enum nb_status nb_try(void);
+void nb_do(void);
+END
+put src/base/core.c <<'END'
+/* core.c - what core.h declares. */
+enum nb_status nb_try(void)
+{
+    return NB_OK;
+}
+void nb_do(void)
+{
+}
+END
+put tests/unit/test_core_a.c <<'END'
+/* test_core_a.c - calls all of core.h. */
+static void test(void)
+{
+    nb_do();
+    assert_fails(nb_try(), NB_EIO, "words");
+}
 END
 put src/base/json.h <<'END'
 /* json.h - JSON. */
@@ -61,7 +90,7 @@ END
 put src/base/answer.c <<'END'
 /* answer.c - strcpy(), printf("x") and #include "cli/x.h" in a comment. */
 #include "base/json.h"
-#include "nibble.h"
+#include "nibble/part.h"
 static const char *const text = "strcpy(a, b); abort(); /* ";
 int nb_answer(nb_callback f)
 {
@@ -149,9 +178,23 @@ END
     function_of 201 '__global__ static void k_too_long(void)'
 } | put src/backend/cuda/long.cu
 { printf '/* long.h - . */\n#pragma once\n' && seq 300 | sed 's/.*/;/'; } | put src/base/long.h
-seq 300 | sed 's/.*/;/' >>"$tree/include/nibble.h"
-echo 'int nb_missing(void);' >>"$tree/include/nibble.h"
+seq 446 | sed 's/.*/;/' >>"$tree/include/nibble/part.h"
+echo 'int nb_missing(void);' >>"$tree/include/nibble/part.h"
 
+cat >>"$tree/include/nibble/core.h" <<'END'
+enum nb_status nb_again(void);
+void nb_undo(void); /* nb_undo() */
+END
+cat >>"$tree/src/base/core.c" <<'END'
+enum nb_status nb_again(void)
+{
+    return NB_OK;
+}
+void nb_undo(void)
+{
+}
+END
+echo '/* nb_undo() */ int ok = nb_again();' >>"$tree/tests/unit/test_core_a.c"
 put src/base/rules.c <<'END'
 /* rules.c - names and calls. */
 int visible(void)
@@ -196,15 +239,17 @@ ARCHITECTURE.md:9: there is no folder src/nothing
 README.md:1: 'nbi_gone' is retired, write: nbi_new
 docs/cli/unknown.md:1: nibble has no command 'unknown'
 docs/notes.md:1: '/home/...' exists on one machine only
-include/nibble.h:301: 305 lines, at most 300 are allowed
-include/nibble.h:305: nb_missing is declared and not defined
+include/nibble/core.h:5: nb_again is in no assert_fails of tests/unit/test_core_*.c
+include/nibble/core.h:6: nb_undo is not called in tests/unit/test_core_*.c
+include/nibble/part.h:451: 451 lines, at most 450 are allowed
+include/nibble/part.h:451: nb_missing is declared and not defined
 includes: exit status 1
 rules: exit status 1
 sizes: exit status 1
 src/backend/cuda/long.cu:2: k_too_long has 201 lines, at most 200 are allowed
 src/base/bad.c:2: base may not include cli ("cli/opt.h")
 src/base/bad.c:3: "answer.c" is no header
-src/base/bad.c:4: no file src/json.h; includes are paths from src/
+src/base/bad.c:4: no file src/json.h; includes are paths from src/ or include/
 src/base/bad.c:5: include base/json.h instead of <jansson.h>
 src/base/bad.c:6: CUDA header <cuda_runtime.h> outside of backend/cuda
 src/base/form.c:1: does not open with '/* form.c - ' and a purpose
@@ -225,7 +270,7 @@ src/base/rules.c:11: nbi_hidden is static, so it has no prefix
 src/base/rules.c:2: visible is not static, so name it nbi_...
 src/base/rules.c:4: strcpy is banned
 src/base/rules.c:5: fprintf: the library neither prints nor exits
-src/base/rules.c:7: nb_secret is not in nibble.h
+src/base/rules.c:7: nb_secret is in no public header
 src/base/rules.c:9: abort: the library neither prints nor exits
 src/base/retired.h:1: 'The gone phrase' is retired, write: a phrase
 src/base/retired.h:2: 'nbi_gone' is retired, write: nbi_new
@@ -289,3 +334,14 @@ fails "run make docs" sh "$here/docs.sh" "$tmp/nibble" "$tree"
 rm "$tree/docs/cli/unknown.md"
 echo page | put docs/cli/known.md
 sh "$here/docs.sh" "$tmp/nibble" "$tree"
+
+echo 'typedef int part;' | put api/nibble/part.h
+echo '#include "nibble/part.h"' | put api/nibble.h
+sh "$here/headers.sh" - "$tree/api" >/dev/null
+if command -v c++ >/dev/null; then
+    echo 'typedef int class;' | put api/nibble/c.h
+    fails "nibble/c.h does not compile alone as C++" sh "$here/headers.sh" - "$tree/api"
+    rm "$tree/api/nibble/c.h"
+fi
+echo 'part x;' | put api/nibble/needs_part.h
+fails "nibble/needs_part.h does not compile alone as C" sh "$here/headers.sh" - "$tree/api"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# An installed copy: its files, its exported symbols, programs built against it with pkg-config and
-# CMake, man pages, completions in each shell there is, and nothing left after uninstalling.
+# An installed copy: its files, its exported symbols, its headers, programs built against it with
+# pkg-config and CMake, man pages, completions in each shell there is, and nothing left after
+# uninstalling.
 # usage: tests/system/install.sh NIBBLE
 set -eu
 nibble=$(realpath "$1")
@@ -23,10 +24,10 @@ fail() {
 }
 
 cmake --install "$build" --prefix $prefix --strip >/dev/null
-for file in bin/nibble lib/libnibble.a lib/libnibble.so.0 include/nibble.h lib/pkgconfig/nibble.pc \
-    lib/cmake/nibble/nibbleConfig.cmake share/man/man1/nibble-train.1 \
-    share/bash-completion/completions/nibble share/zsh/site-functions/_nibble \
-    share/fish/vendor_completions.d/nibble.fish; do
+for file in bin/nibble lib/libnibble.a lib/libnibble.so.0 include/nibble.h \
+    include/nibble/core.h lib/pkgconfig/nibble.pc lib/cmake/nibble/nibbleConfig.cmake \
+    share/man/man1/nibble-train.1 share/bash-completion/completions/nibble \
+    share/zsh/site-functions/_nibble share/fish/vendor_completions.d/nibble.fish; do
     [ -e "$installed/$file" ] || fail "$file was not installed"
 done
 "$installed/bin/nibble" --version >/dev/null
@@ -37,6 +38,9 @@ nm -D --defined-only "$installed/lib/libnibble.so.0" | awk '$2 != "A" { sub(/@.*
 diff "$root/include/nibble.abi" "$work/symbols" ||
     fail "libnibble.so exports other symbols than include/nibble.abi lists"
 objdump -p "$installed/lib/libnibble.so.0" | grep -q 'SONAME *libnibble.so.0$' || fail "wrong soname"
+
+# ---- headers
+sh "$root/tests/repo/headers.sh" "$nibble" "$installed/include" || fail "a header lacks something"
 
 # ---- programs
 cat >"$work/ask.c" <<'C'

@@ -46,7 +46,7 @@ static inline void answer_by_hand(const struct nb_engine *e, int64_t context, co
             out->finish = NB_FINISH_STOP;
         else if (out->count == o->max_tokens)
             out->finish = NB_FINISH_LENGTH;
-        else if (nb_session_length(s) == context)
+        else if (nbi_session_length(s) == context)
             out->finish = NB_FINISH_CONTEXT;
         else
             done = false;

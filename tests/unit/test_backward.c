@@ -245,7 +245,8 @@ static void check_xent(void)
                                         {9, 33, 33},    {65, 17, 1},   {3, 5000, 0},
                                         {15, 3000, 20}, {8, 1024, 64}, {127, 290, 3}};
     for (size_t i = 0; i < COUNT(shapes) * 2; i++)
-        for (int spread = 1; spread <= 60; spread += 59) {
+        for (int spread = SANITIZED && i / 2 % 2 ? 60 : 1; spread <= 60;
+             spread += SANITIZED ? 60 : 59) {
             struct xent c;
             bf16 = i % 2;
             xent_new(&c, shapes[i / 2][0], shapes[i / 2][1], shapes[i / 2][2], spread);

@@ -134,7 +134,7 @@ static enum nb_status see_path(void *ctx, const struct nb_parity_path *path)
 static enum nb_status parity(struct nb_cancel *c)
 {
     const int32_t ids[] = {1, 2, 3, 4, 5, 6, 7, 8};
-    return nb_parity(engine, NULL, ids, 8, see_path, NULL, c);
+    return nb_eval_parity(engine, NULL, ids, 8, see_path, NULL, c);
 }
 
 static enum nb_status train_tokenizer(struct nb_cancel *c)

@@ -204,7 +204,7 @@ static void test_checkpoint__every_flip_is_found(void **state)
     size_t len;
     char *bytes = small_file(&len);
     for (size_t i = 0; i < len; i++)
-        for (int mask = 1; mask < 256; mask++) {
+        for (int mask = 1; mask < 256; mask += SANITIZED ? 16 : 1) {
             bytes[i] ^= (char)mask;
             if (open_all(bytes, len) != NB_EFORMAT)
                 fail_msg("byte %zu of %zu changed by %02x is not found", i, len, (unsigned)mask);

@@ -365,7 +365,7 @@ static void test_end__with_the_context(void **state)
             struct nb_generate_result r;
             assert_ok(nb_generate(s, prompt, (size_t)length, &o, &r));
             assert_int_equal(r.count, (int64_t)PROMPT + 3 - length);
-            assert_int_equal(nb_session_length(s), PROMPT + 2);
+            assert_int_equal(nbi_session_length(s), PROMPT + 2);
             if (r.finish != NB_FINISH_CONTEXT)
                 fail_msg("prompt of %d, at most %d tokens: reason %d", (int)length, (int)max,
                          r.finish);
@@ -385,7 +385,7 @@ static void test_second_call__gives_what_a_new_session_gives(void **state)
     (void)state;
     assert_ok(nb_generate(s, prompt, PROMPT, &o, &a));
     assert_int_equal(a.reused_tokens, 0);
-    assert_int_equal(nb_session_length(s), PROMPT + 10);
+    assert_int_equal(nbi_session_length(s), PROMPT + 10);
     memcpy(next, prompt, sizeof prompt);
     memcpy(next + PROMPT, a.ids, 10 * sizeof *next);
     memcpy(next + PROMPT + 10, prompt, 3 * sizeof *next);
@@ -472,13 +472,12 @@ static void test_errors__of_the_callback_end_the_answer(void **state)
 
 static void test_engine__has_the_settings_of_the_model(void **state)
 {
-    struct nb_sampling d;
     struct nb_engine_info info;
+    const struct nb_sampling *d = &info.sampling;
     (void)state;
-    nb_engine_sampling(engine, &d);
-    assert_true(d.temperature == 0.25 && d.top_p == 0.5 && d.top_k == 7 && d.min_p == 0 &&
-                d.repeat_penalty == 1);
     nb_engine_info(engine, &info);
+    assert_true(d->temperature == 0.25 && d->top_p == 0.5 && d->top_k == 7 && d->min_p == 0 &&
+                d->repeat_penalty == 1 && !d->bias);
     assert_int_equal(info.vocab, 648);
     assert_int_equal(info.context, 512);
     assert_int_equal(info.layers, 2);

@@ -141,7 +141,8 @@ static void bounds_of(const struct linear_case *c, int64_t N, double *bound)
 static void compare_with_scalar(const struct linear_case *shape, int64_t variant)
 {
     static const int64_t counts[] = {1, 9, 20, 64};
-    for (int64_t i = EMULATED ? variant % 2 : 0; i < COUNT(counts); i += EMULATED ? 2 : 1) {
+    const int64_t step = EMULATED ? 2 : SANITIZED ? 4 : 1;
+    for (int64_t i = variant % step; i < COUNT(counts); i += step) {
         struct linear_case c = *shape;
         int64_t N = c.K * c.O[0] > 4000000 && i > 1 ? 11 : counts[i];
         c.add = (variant + i) % 3 == 1;

@@ -144,11 +144,11 @@ static void test_long__bits_do_not_depend_on_chunks_and_the_context_ends(void **
     /* One token too many is refused and changes nothing. */
     assert_fails(nbi_session_append(a, ids, 1, other, 1), NB_EVALUE,
                  "1 tokens after " TEXT(TOKENS) " do not fit the context of " TEXT(TOKENS));
-    assert_int_equal(nb_session_length(a), TOKENS);
-    assert_memory_equal(nb_session_tokens(a), ids, TOKENS * sizeof *ids);
+    assert_int_equal(nbi_session_length(a), TOKENS);
+    assert_memory_equal(nb_session_tokens(a, NULL), ids, TOKENS * sizeof *ids);
     nb_session_truncate(a, TOKENS - 1);
     assert_fails(nbi_session_append(a, ids, 2, other, 1), NB_EVALUE, "2 tokens after");
-    assert_int_equal(nb_session_length(a), TOKENS - 1);
+    assert_int_equal(nbi_session_length(a), TOKENS - 1);
     assert_ok(nbi_session_append(a, ids + TOKENS - 1, 1, again, 1));
     assert_memory_equal(chunks, again, ROW);
     nb_session_close(a);

@@ -129,7 +129,7 @@ static void append_to_two(struct two *t, const int32_t *ids, int64_t count)
 static void next_of_two(struct two *t, struct nbi_snapshot **kept)
 {
     int32_t best = t->next.candidates[0].id, other = (int32_t)(bits32() % t->V);
-    int64_t length = nb_session_length(t->ahead), to = bits32() % (uint32_t)length + 1;
+    int64_t length = nbi_session_length(t->ahead), to = bits32() % (uint32_t)length + 1;
     switch (bits32() % 12) {
     case 0: /* another token */
         append_to_two(t, &other, 1);
@@ -185,13 +185,13 @@ static void check_actions(struct nbi_backend *be, struct model *m, const struct 
     t.others = zeros(t.V, sizeof(float));
     append_to_two(&t, (int32_t[]){1, 2, 3}, 3);
     for (int i = 0; i < 200; i++) {
-        if (nb_session_length(t.ahead) > opts.context - 4) {
+        if (nbi_session_length(t.ahead) > opts.context - 4) {
             nb_session_truncate(t.ahead, 2);
             nb_session_truncate(t.plain, 2);
         }
         next_of_two(&t, &kept);
     }
-    while (nb_session_length(t.ahead) < opts.context) { /* fills the context */
+    while (nbi_session_length(t.ahead) < opts.context) { /* fills the context */
         int32_t best = t.next.candidates[0].id;
         append_to_two(&t, &best, 1);
     }

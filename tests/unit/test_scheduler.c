@@ -296,9 +296,9 @@ static void test_one_slot__over_a_session_of_any_mode(void **state)
             nb_scheduler_close(s);
             /* The last answer stays in the session. */
             const struct outcome *last = &all[REQUESTS - 1];
-            assert_int_equal(nb_session_length(session),
+            assert_int_equal(nbi_session_length(session),
                              (int64_t)(last->request.count + last->result.count));
-            assert_memory_equal(nb_session_tokens(session) + last->request.count, last->result.ids,
+            assert_memory_equal(nb_session_tokens(session, NULL) + last->request.count, last->result.ids,
                                 last->result.count * sizeof *last->result.ids);
             nb_session_close(session);
             for (int i = 0; i < REQUESTS; i++) {
@@ -408,7 +408,7 @@ static void test_generate__on_a_device_that_fails(void **state)
     assert_null(r.text);
     assert_null(r.ids);
     assert_int_equal(r.count, 0);
-    assert_int_equal(nb_session_length(session), 0);
+    assert_int_equal(nbi_session_length(session), 0);
     release(&o);
     nb_session_close(session);
 }

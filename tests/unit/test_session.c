@@ -190,8 +190,8 @@ static void test_chunks__same_bits_on_each_instruction_set(void **state)
         float *got = in_one_pass(e, &o, TOKENS);
         assert_true(distance(wanted, got, TOKENS * VOCAB) < 1e-5);
         free(got);
-        for (int integers = 0; integers < 2; integers++) {
-            o.exact = !integers;
+        for (int i = 0; i < (SANITIZED ? 1 : 2); i++) {
+            o.exact = (i + level) % 2;
             got = in_one_pass(e, &o, TOKENS);
             appending_is_causal(e, &o, got);
             one_by_one_agrees(e, &o, got);
@@ -251,16 +251,16 @@ static void test_truncate__then_other_tokens(void **state)
         other[i] = ids[i] ^ 1;
     assert_ok(nbi_session_append(s, ids, TOKENS, a, 1));
     nb_session_truncate(s, TOKENS + 5);
-    assert_int_equal(nb_session_length(s), TOKENS);
+    assert_int_equal(nbi_session_length(s), TOKENS);
     nb_session_truncate(s, 9);
-    assert_int_equal(nb_session_length(s), 9);
+    assert_int_equal(nbi_session_length(s), 9);
     assert_ok(nbi_session_append(s, other + 9, TOKENS - 9, b, 1));
     assert_memory_not_equal(a, b, ROW);
-    assert_memory_equal(nb_session_tokens(s), other, sizeof other);
+    assert_memory_equal(nb_session_tokens(s, NULL), other, sizeof other);
     assert_ok(nbi_session_append(fresh, other, TOKENS, a, 1));
     assert_memory_equal(a, b, ROW);
     nb_session_truncate(s, -3);
-    assert_int_equal(nb_session_length(s), 0);
+    assert_int_equal(nbi_session_length(s), 0);
     assert_ok(nbi_session_append(s, other, TOKENS, b, 1));
     assert_memory_equal(a, b, ROW);
     nb_session_close(s);
@@ -285,10 +285,10 @@ static void test_reuse__keeps_the_common_prefix(void **state)
             assert_ok(nbi_session_append(s, ids, cases[i].before, NULL, 0));
         int64_t reused = nbi_session_reuse(s, now, cases[i].now);
         assert_int_equal(reused, cases[i].reused);
-        assert_int_equal(nb_session_length(s), reused);
+        assert_int_equal(nbi_session_length(s), reused);
         assert_ok(nbi_session_append(s, now + reused, cases[i].now - reused, got, 1));
-        assert_int_equal(nb_session_length(s), cases[i].now);
-        assert_memory_equal(nb_session_tokens(s), now, (size_t)cases[i].now * sizeof *now);
+        assert_int_equal(nbi_session_length(s), cases[i].now);
+        assert_memory_equal(nb_session_tokens(s, NULL), now, (size_t)cases[i].now * sizeof *now);
         assert_ok(nbi_session_append(fresh, now, cases[i].now, wanted, 1));
         assert_memory_equal(got, wanted, ROW);
         nb_session_close(s);
@@ -339,8 +339,8 @@ static void test_snapshot__restored_session_continues_alike(void **state)
         nb_session_truncate(s, 0);
         assert_ok(nbi_session_append(s, ids + 20, 30, NULL, 0));
         assert_ok(nbi_session_restore(s, snapshot));
-        assert_int_equal(nb_session_length(s), 9);
-        assert_memory_equal(nb_session_tokens(s), ids, 9 * sizeof *ids);
+        assert_int_equal(nbi_session_length(s), 9);
+        assert_memory_equal(nb_session_tokens(s, NULL), ids, 9 * sizeof *ids);
         assert_ok(nbi_session_append(s, ids + 9, TOKENS - 9, got, 1));
         assert_memory_equal(wanted, got, ROW);
         assert_ok(nbi_session_restore(other, snapshot));
@@ -360,7 +360,7 @@ static void test_snapshot__of_an_empty_session(void **state)
     assert_ok(nbi_session_save(s, &snapshot));
     assert_ok(nbi_session_append(s, ids, 4, NULL, 0));
     assert_ok(nbi_session_restore(s, snapshot));
-    assert_int_equal(nb_session_length(s), 0);
+    assert_int_equal(nbi_session_length(s), 0);
     nbi_snapshot_free(snapshot);
     nbi_snapshot_free(NULL);
     nb_session_close(s);
@@ -382,8 +382,8 @@ static void test_snapshot__of_another_type_is_refused(void **state)
     assert_ok(nbi_session_append(a, ids + 1, 4, NULL, 0));
     assert_fails(nbi_session_restore(a, snapshot), NB_EINVAL, "another kind");
     assert_fails(nbi_session_restore(b, snapshot), NB_EVALUE, "9 tokens");
-    assert_int_equal(nb_session_length(a), 4);
-    assert_int_equal(nb_session_length(b), 5);
+    assert_int_equal(nbi_session_length(a), 4);
+    assert_int_equal(nbi_session_length(b), 5);
     nb_session_truncate(b, 4);
     assert_ok(nbi_session_append(b, ids + 5, 1, got, 1));
     assert_memory_equal(wanted, got, ROW);
@@ -406,12 +406,12 @@ static void test_context__cannot_be_exceeded(void **state)
         o.mode = (enum nb_kv_mode)mode;
         struct nb_session *s = open_session(&o);
         assert_fails(nbi_session_append(s, ids, TOKENS + 1, after, 1), NB_EVALUE, "context of 21");
-        assert_int_equal(nb_session_length(s), 0);
+        assert_int_equal(nbi_session_length(s), 0);
         assert_ok(nbi_session_append(s, ids, TOKENS, before, 1));
-        assert_int_equal(nb_session_length(s), TOKENS);
+        assert_int_equal(nbi_session_length(s), TOKENS);
         assert_fails(nbi_session_append(s, ids, 1, after, 1), NB_EVALUE, "context of 21");
-        assert_int_equal(nb_session_length(s), TOKENS);
-        assert_memory_equal(nb_session_tokens(s), ids, TOKENS * sizeof *ids);
+        assert_int_equal(nbi_session_length(s), TOKENS);
+        assert_memory_equal(nb_session_tokens(s, NULL), ids, TOKENS * sizeof *ids);
         nb_session_truncate(s, TOKENS - 2);
         assert_fails(nbi_session_append(s, ids + 40, 3, after, 1), NB_EVALUE, "context of 21");
         assert_ok(nbi_session_append(s, ids + TOKENS - 2, 2, after, 1));
@@ -467,8 +467,8 @@ static void test_ids__outside_the_vocabulary_are_refused(void **state)
     for (int i = 0; i < 4; i++) {
         int32_t bad[3] = {7, 8, wrong[i]};
         assert_fails(nb_session_append(s, bad, 3, after), NB_EVALUE, "outside the vocabulary");
-        assert_int_equal(nb_session_length(s), 5);
-        assert_memory_equal(nb_session_tokens(s), ids, 5 * sizeof *ids);
+        assert_int_equal(nbi_session_length(s), 5);
+        assert_memory_equal(nb_session_tokens(s, NULL), ids, 5 * sizeof *ids);
     }
     assert_ok(nb_session_append(s, ids + 5, 1, after));
     assert_memory_equal(wanted + 5 * VOCAB, after, ROW);
@@ -482,7 +482,7 @@ static void test_append__of_no_tokens(void **state)
     (void)state;
     assert_ok(nb_session_append(s, ids, 3, NULL));
     assert_ok(nb_session_append(s, ids, 0, NULL));
-    assert_int_equal(nb_session_length(s), 3);
+    assert_int_equal(nbi_session_length(s), 3);
     nb_session_close(s);
 }
 

@@ -448,7 +448,7 @@ static void check_linear(void)
     /* more weights than a GPU converts at a time */
     static const struct linear_shape large = {3, 128, 1, {16500}, {NBI_NVFP4}};
     for (size_t i = 0; i < COUNT(shapes); i++)
-        for (int way = 0; way < 4; way++) {
+        for (int way = SANITIZED ? (int)i % 2 : 0; way < 4; way += SANITIZED ? 2 : 1) {
             set_way(way);
             check_linear_shape(&shapes[i]);
         }

@@ -3,10 +3,10 @@
 
 usage: includes.py ROOT
 
-A file may include headers of its own folder, of base, nibble.h, and of the folders that the row of
-its folder names, always written as a path from src/. A permission that no file uses is a problem
-too. jansson is seen by base/json.h only, CUDA by backend/cuda only. Exceptions: 'includes
-FILE:HEADER REASON' in tools/lint/allow.txt.
+A file may include headers of its own folder, of base and of include/, and of the folders that the
+row of its folder names, always written as a path from src/ or include/. A permission that no file
+uses is a problem too. jansson is seen by base/json.h only, CUDA by backend/cuda only. Exceptions:
+'includes FILE:HEADER REASON' in tools/lint/allow.txt.
 """
 import os
 import re
@@ -57,12 +57,13 @@ def check_system(tree, path, line, header):
 def check_own(tree, rows, path, line, header):
     """An include in quotes."""
     folder, target = os.path.dirname(path)[len("src/"):], os.path.dirname(header)
-    if header == "nibble.h":
+    if "include/" + header in tree.files("include"):
         return
     if not header.endswith(source.HEADER_SUFFIXES):
         tree.problem(path, line, f'"{header}" is no header', header)
     elif "src/" + header not in tree.files("src"):
-        tree.problem(path, line, f'no file src/{header}; includes are paths from src/', header)
+        tree.problem(path, line, f'no file src/{header}; includes are paths from src/ or include/',
+                     header)
     elif target not in {folder, "base"} | rows.get(folder, (0, set()))[1]:
         tree.problem(path, line, f'{folder} may not include {target} ("{header}")', header)
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env -S python3 -B
-"""Checks names, banned functions, retired words, the form of sources, and paths of one machine.
+"""Checks names, banned functions, retired words, the form of sources, paths of one machine, and
+that the functions of core.h are tested.
 
 usage: rules.py ROOT [NIBBLE]
 
 With the program as second argument, also that every page in docs/cli is about one of its commands.
 Exceptions: 'rules PATH:WHAT REASON' in tools/lint/allow.txt, WHAT being the word in the message.
 """
+import fnmatch
 import os
 import re
 import subprocess
@@ -45,11 +47,12 @@ def check_calls(tree):
 
 
 def check_names(tree):
-    """Visibility is readable from the name, and nibble.h declares what is public."""
-    header = "include/nibble.h"
-    text = source.strip(tree.read(header))
-    declared = {m.group(1): source.line_of(text, m.start())
-                for m in re.finditer(r"\b(nb_\w+)\s*\((?!\*)", text)}
+    """Visibility is readable from the name, and the headers in include/ declare what is public."""
+    declared = {}
+    for header in tree.files("include"):
+        text = source.strip(tree.read(header))
+        declared.update({m.group(1): (header, source.line_of(text, m.start()))
+                         for m in re.finditer(r"\b(nb_\w+)\s*\((?!\*)", text)})
     defined = set()
     for path in tree.files("src"):
         for f in source.functions(tree.read(path)):
@@ -64,11 +67,30 @@ def check_names(tree):
                                  f.name)
             elif f.name.startswith("nb_"):
                 if f.name not in declared:
-                    tree.problem(path, f.line, f"{f.name} is not in nibble.h", f.name)
+                    tree.problem(path, f.line, f"{f.name} is in no public header", f.name)
             elif not f.name.startswith("nbi_"):
                 tree.problem(path, f.line, f"{f.name} is not static, so name it nbi_...", f.name)
     for name in sorted(set(declared) - defined):
-        tree.problem(header, declared[name], f"{name} is declared and not defined", name)
+        header, line = declared[name]
+        tree.problem(header, line, f"{name} is declared and not defined", name)
+
+
+def check_core(tree):
+    """The tests of core.h call each of its functions, and make each that returns a status fail."""
+    header, tests = "include/nibble/core.h", "tests/unit/test_core_*.c"
+    if header not in tree.files("include"):
+        return
+    text = source.strip(tree.read(header))
+    code = "".join(source.strip(tree.read(path)) for path in tree.files("tests/unit")
+                   if fnmatch.fnmatch(path, tests))
+    called = set(re.findall(r"\b(nb_\w+)\s*\(", code))
+    failed = set(re.findall(r"\bassert_fails\(\s*(nb_\w+)\s*\(", code))
+    for match in re.finditer(r"(enum nb_status\s+)?\b(nb_\w+)\s*\((?!\*)", text):
+        name, line = match.group(2), source.line_of(text, match.start(2))
+        if name not in called:
+            tree.problem(header, line, f"{name} is not called in {tests}", name)
+        elif match.group(1) and name not in failed:
+            tree.problem(header, line, f"{name} is in no assert_fails of {tests}", name)
 
 
 def check_form(tree, path):
@@ -176,6 +198,7 @@ def main():
     tree = source.Tree(source.root_argument(sys.argv[1:], "rules.py ROOT [NIBBLE]"), "rules")
     check_calls(tree)
     check_names(tree)
+    check_core(tree)
     for path in tree.files():
         check_form(tree, path)
     check_retired(tree)

@@ -16,12 +16,12 @@ KERNEL = 200  # __global__ functions
 PARAMETERS = 7
 FILE = 1200
 HEADER = 300
-PUBLIC_HEADER = 300
+PUBLIC_HEADER = 450  # explains what it declares
 
 
 def file_limit(path):
     """How many lines a file may have."""
-    if path == "include/nibble.h":
+    if path.startswith("include/"):
         return PUBLIC_HEADER
     return HEADER if path.endswith(source.HEADER_SUFFIXES) else FILE
 

@@ -1,0 +1,1 @@
+/* empty.cpp - CMake wants a target whose headers are precompiled to have a source. */
