@@ -27,7 +27,7 @@ enum nb_status nbi_session_new(struct nb_session **out, const struct nb_engine *
 
 const struct nb_engine *nbi_session_engine(const struct nb_session *s);
 int64_t nbi_session_context(const struct nb_session *s);
-int64_t nbi_session_chunk(const struct nb_session *s);            /* tokens of a pass */
+int64_t nbi_session_chunk(const struct nb_session *s); /* tokens of a pass */
 int64_t nbi_session_length(const struct nb_session *s);
 struct nb_cancel *nbi_session_cancel(const struct nb_session *s); /* NULL: none */
 

@@ -298,8 +298,8 @@ static void test_one_slot__over_a_session_of_any_mode(void **state)
             const struct outcome *last = &all[REQUESTS - 1];
             assert_int_equal(nbi_session_length(session),
                              (int64_t)(last->request.count + last->result.count));
-            assert_memory_equal(nb_session_tokens(session, NULL) + last->request.count, last->result.ids,
-                                last->result.count * sizeof *last->result.ids);
+            assert_memory_equal(nb_session_tokens(session, NULL) + last->request.count,
+                                last->result.ids, last->result.count * sizeof *last->result.ids);
             nb_session_close(session);
             for (int i = 0; i < REQUESTS; i++) {
                 assert_int_equal(all[i].status, NB_OK);
