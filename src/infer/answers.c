@@ -36,8 +36,6 @@ static void keep(void *ctx, int64_t id, enum nb_status status, struct nb_generat
     (void)id;
     a->result = *result;
     *result = (struct nb_generate_result){0};
-    if (status == NB_OK && !a->result.text)
-        status = nbi_fail_memory("an answer", a->result.len);
     note(r, status, a - all->list);
     if (r->status != NB_OK)
         return;
