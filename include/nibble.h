@@ -1012,7 +1012,9 @@ struct nb_train_opts {
 
     const char *simd;
     int threads;
-    void (*stage)(void *ctx, const char *what); /* a stage before the first step begins */
+    /* Something other than a step begins: reading, evaluating, writing the result. */
+    void (*stage)(void *ctx, const char *what);
+    nb_progress_fn stage_progress;                                    /* of that stage, with ctx */
     void (*started)(void *ctx, const struct nb_train_result *so_far); /* ready for the first step */
     void (*progress)(void *ctx, const struct nb_train_progress *p);
     void (*evaluated)(void *ctx, const struct nb_train_eval *e);

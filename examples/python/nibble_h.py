@@ -48,7 +48,7 @@ nb_train_opts: str model model_dir synthetic config device; bool random_tokens; 
   bool recompute fused_step sequential head_slices; u64 seed; i64 eval_every;
   f64 stop_if_ppl_rises; i64 save_every; str checkpoint_dir; int keep; bool resume;
   str log test_prompts memory_report simd; int threads;
-  ptr stage started progress evaluated answered; warn_fn warn; ptr ctx cancel
+  ptr stage stage_progress started progress evaluated answered; warn_fn warn; ptr ctx cancel
 nb_train_progress: i64 step steps; f64 loss lr grad_norm; i64 tokens; f64 tokens_per_s seconds_left;
   u64 resident_bytes device_bytes; i64 skipped; f64 kl
 nb_train_eval: i64 step tokens; f64 loss master_loss

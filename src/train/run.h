@@ -107,6 +107,10 @@ struct nbi_run {
 /* Passes the last error to the caller's warn, followed by what the run does about it. */
 void nbi_run_warn(const struct nbi_run *r, const char *then);
 
+/* Tells the caller that a stage begins, and how far it is. */
+void nbi_run_stage(const struct nbi_run *r, const char *what);
+void nbi_run_stage_progress(const struct nbi_run *r, int64_t done, int64_t total);
+
 /* ---- opening (setup.c) ---- */
 
 /* Opens everything, with a fresh state. Call nbi_run_close also after a failure. */

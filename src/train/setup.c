@@ -211,10 +211,16 @@ static enum nb_status open_memory(struct nbi_run *r)
     return nbi_optimizer_init(&r->optimizer, &r->params, &step);
 }
 
-static void report_stage(const struct nbi_run *r, const char *what)
+void nbi_run_stage(const struct nbi_run *r, const char *what)
 {
     if (r->opts->stage)
         r->opts->stage(r->opts->ctx, what);
+}
+
+void nbi_run_stage_progress(const struct nbi_run *r, int64_t done, int64_t total)
+{
+    if (r->opts->stage_progress)
+        r->opts->stage_progress(r->opts->ctx, (uint64_t)done, (uint64_t)total);
 }
 
 enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
@@ -229,7 +235,7 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     NBI_TRY(check_out(r));
     NBI_TRY(nbi_run_check_reports(r));
     NBI_TRY(open_tokenizer(r));
-    report_stage(r, "reading the data");
+    nbi_run_stage(r, "reading the data");
     NBI_TRY(nbi_run_open_batches(r));
     NBI_TRY(open_checkpoints(r));
     r->lr_schedule = (struct nbi_lr_schedule_opts){.kind = o->schedule,
@@ -241,7 +247,7 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
         NBI_TRY(nbi_test_prompts_open(&r->test_prompts, o->test_prompts));
     NBI_TRY(open_backend(r, false));
     NBI_TRY(nbi_run_check_gpu_memory(r));
-    report_stage(r, "loading the model");
+    nbi_run_stage(r, "loading the model");
     nbi_run_phase(r, "start");
     NBI_TRY(open_memory(r));
     nbi_run_phase(r, "model_loaded");
@@ -258,7 +264,9 @@ enum nb_status nbi_run_kl_anchor(struct nbi_run *r)
                                             .memory_limit = NBI_KL_ANCHOR_MEMORY,
                                             .spill_next_to = o->checkpoint_dir ? o->checkpoint_dir
                                                              : o->out          ? o->out
-                                                                               : "base"};
+                                                                               : "base",
+                                            .progress = o->stage_progress,
+                                            .progress_ctx = o->ctx};
     struct nbi_weights masters; /* the reference is the model before quantization */
     const struct nbi_kl_anchor_pass pass = {.weights = &masters,
                                             .acts = &r->acts,
@@ -267,6 +275,7 @@ enum nb_status nbi_run_kl_anchor(struct nbi_run *r)
                                             .batch = &r->microbatches[0]};
     if (!(o->kl_base > 0))
         return NB_OK;
+    nbi_run_stage(r, "computing the reference probabilities");
     NBI_TRY(nbi_train_params_masters(&r->params, &masters));
     enum nb_status rc = nbi_kl_anchor_init(&r->kl_anchor, &opts, &pass);
     free(masters.layers);
