@@ -46,8 +46,8 @@ nb_train_opts: str model model_dir synthetic config device; bool random_tokens; 
   f64 beta1 beta2 eps weight_decay grad_clip; bool clip_by_layer bf16_master bf16_gradients;
   enum precision compute weight_store moment_type; i64 step_chunk_rows train_last_layers;
   bool recompute fused_step sequential head_slices; u64 seed; i64 eval_every;
-  f64 stop_if_ppl_rises; i64 save_every; str checkpoint_dir; int keep; bool resume;
-  str log test_prompts memory_report simd; int threads;
+  f64 stop_if_ppl_rises; i64 save_every; f64 save_minutes; str checkpoint_dir; int keep;
+  bool resume; str log test_prompts memory_report simd; int threads;
   ptr stage stage_progress started progress evaluated answered; warn_fn warn; ptr ctx cancel
 nb_train_progress: i64 step steps; f64 loss lr grad_norm; i64 tokens; f64 tokens_per_s seconds_left;
   u64 resident_bytes device_bytes; i64 skipped; f64 kl

@@ -96,9 +96,12 @@ struct nbi_run {
     struct nbi_run_state state;
     struct nbi_fingerprint fingerprint; /* only with checkpoints */
     int64_t steps;                      /* of the whole run, with epochs converted to steps */
+    int64_t epoch_steps;                /* if they are few; 0: not known */
     int64_t first_step;                 /* steps done when this process began */
     int64_t saved_step;                 /* of the last checkpoint that was read or written */
     bool updating;    /* some parameters are updated, others not: nothing to save */
+    double saved_at;  /* when the last checkpoint was written, or the first step began */
+    double save_took; /* seconds */
     bool save_failed; /* a checkpoint could not be written, and a warning said so */
     bool log_failed;  /* the log could not be written, and ends early */
     bool exported;    /* the result is in place */
@@ -126,6 +129,14 @@ enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *
 /* With kl_base: computes the probabilities of the model as it was read. Call it before a
  * checkpoint is loaded. */
 enum nb_status nbi_run_kl_anchor(struct nbi_run *r);
+
+/* ---- advice (advice.c) ---- */
+
+/* Warns of a run with few steps, or with few after its warm-up, before the first step. */
+enum nb_status nbi_run_look_at_length(struct nbi_run *r);
+
+/* Warns if the loss ends where it began. */
+void nbi_run_look_at_loss(const struct nbi_run *r);
 
 /* ---- the plan (plan.c) ---- */
 

@@ -49,7 +49,9 @@ void nb_train_defaults(struct nb_train_opts *o)
                                 .beta1 = NB_TRAIN_BETA1,
                                 .beta2 = NB_TRAIN_BETA2,
                                 .eps = NB_TRAIN_EPS,
-                                .grad_clip = NB_TRAIN_GRAD_CLIP};
+                                .grad_clip = NB_TRAIN_GRAD_CLIP,
+                                .warmup = NB_TRAIN_WARMUP,
+                                .save_minutes = NB_TRAIN_SAVE_MINUTES};
 }
 
 enum nb_status nb_train_check(const struct nb_train_opts *o)
@@ -66,6 +68,8 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
         return nbi_fail(NB_EINVAL, "a random model on random tokens is not worth writing: no -o");
     if (o->resume && !o->checkpoint_dir)
         return nbi_fail(NB_EINVAL, "--resume needs --checkpoint-dir");
+    if ((o->warmup < 0 && o->warmup != NB_TRAIN_WARMUP) || !(o->save_minutes >= 0))
+        return nbi_fail(NB_EINVAL, "--warmup and --save-minutes are at least 0");
     if (o->save_every > 0 && !o->checkpoint_dir)
         return nbi_fail(NB_EINVAL, "--save-every needs --checkpoint-dir");
     if ((o->eval_every > 0 || o->stop_if_ppl_rises > 0) && !(o->eval_data && o->eval_data[0]))
@@ -238,11 +242,13 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     nbi_run_stage(r, "reading the data");
     NBI_TRY(nbi_run_open_batches(r));
     NBI_TRY(open_checkpoints(r));
-    r->lr_schedule = (struct nbi_lr_schedule_opts){.kind = o->schedule,
-                                                   .lr = o->lr,
-                                                   .final_frac = o->final_lr_frac,
-                                                   .warmup = o->warmup,
-                                                   .steps = r->steps};
+    r->lr_schedule = (struct nbi_lr_schedule_opts){
+        .kind = o->schedule,
+        .lr = o->lr,
+        .final_frac = o->final_lr_frac,
+        .warmup =
+            o->warmup != NB_TRAIN_WARMUP ? o->warmup : nbi_default_warmup(o->schedule, r->steps),
+        .steps = r->steps};
     if (o->test_prompts)
         NBI_TRY(nbi_test_prompts_open(&r->test_prompts, o->test_prompts));
     NBI_TRY(open_backend(r, false));
