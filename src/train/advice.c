@@ -33,18 +33,16 @@ static enum nb_status count_epoch(struct nbi_run *r, int64_t *steps)
     return rc;
 }
 
-/* Steps that teach little, if half of them or more are warm-up. */
 static void look_at_warmup(const struct nbi_run *r)
 {
-    int64_t warmup = r->lr_schedule.warmup;
-    double reached = fmin(1, (double)r->steps / (double)warmup);
-    if (warmup > 0 && r->steps > 0 && r->steps < 2 * warmup)
+    int64_t warmup = r->lr_schedule.warmup, steps = r->steps;
+    int64_t rising = warmup < steps ? warmup : steps;
+    if (warmup > 0 && steps > 0 && steps < 2 * warmup)
         nbi_log(
             NB_LOG_WARN,
-            "the run has %lld steps and a warm-up of %lld, so the learning rate reaches %.0f %% "
-            "of --lr, at the end of it; a shorter --warmup, or more --epochs or --steps, "
-            "leaves steps that learn",
-            (long long)r->steps, (long long)warmup, 100 * reached);
+            "%lld of the run's %lld steps are warm-up, and the learning rate reaches %.0f %% of "
+            "--lr; a shorter --warmup, or more --epochs or --steps, leaves more to learn in",
+            (long long)rising, (long long)steps, 100 * (double)rising / (double)warmup);
 }
 
 enum nb_status nbi_run_look_at_length(struct nbi_run *r)

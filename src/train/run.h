@@ -126,6 +126,14 @@ enum nb_status nbi_run_check_sizes(const struct nb_train_opts *opts);
 /* Opens what nbi_run_plan needs: no data, and no values of the model. */
 enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *opts);
 
+/* Opens the data of a run that nbi_run_open_plan has opened, and counts its steps. */
+enum nb_status nbi_run_open_data(struct nbi_run *r);
+
+/* Opens a run over random weights and tokens in these sizes, for its steps alone. opts->synthetic
+ * is set. Call nbi_run_close also after a failure. */
+enum nb_status nbi_run_open_random(struct nbi_run *r, const struct nb_train_opts *opts,
+                                   const struct nbi_config *config);
+
 /* With kl_base: computes the probabilities of the model as it was read. Call it before a
  * checkpoint is loaded. */
 enum nb_status nbi_run_kl_anchor(struct nbi_run *r);
@@ -185,6 +193,9 @@ void nbi_run_close_batches(struct nbi_run *r);
 
 /* Fills the micro-batches of the next step. *more false: the data has ended. */
 enum nb_status nbi_run_next_batches(struct nbi_run *r, bool *more);
+
+/* One step with these micro-batches (trainer.c). */
+enum nb_status nbi_run_step(struct nbi_run *r, struct nb_train_progress *p);
 
 /* ---- evaluation (evaluate.c) ---- */
 

@@ -323,3 +323,19 @@ enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *
     NBI_TRY(open_model(r));
     return open_backend(r, true);
 }
+
+enum nb_status nbi_run_open_data(struct nbi_run *r)
+{
+    NBI_TRY(open_tokenizer(r));
+    return nbi_run_open_batches(r);
+}
+
+enum nb_status nbi_run_open_random(struct nbi_run *r, const struct nb_train_opts *o,
+                                   const struct nbi_config *config)
+{
+    *r = (struct nbi_run){.opts = o, .config = *config};
+    NBI_TRY(nbi_run_open_batches(r));
+    NBI_TRY(open_backend(r, false));
+    r->lr_schedule = (struct nbi_lr_schedule_opts){.kind = o->schedule, .lr = o->lr};
+    return open_memory(r);
+}

@@ -107,7 +107,7 @@ static enum nb_status update_all(struct update *u)
     return update_group(u, -1);
 }
 
-static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
+enum nb_status nbi_run_step(struct nbi_run *r, struct nb_train_progress *p)
 {
     struct nbi_run_state *st = &r->state;
     struct nbi_optimizer_result result;
@@ -328,7 +328,7 @@ static enum nb_status step_and_log(struct nbi_run *r, struct nb_train_result *ou
     if (!*more)
         return NB_OK;
     nbi_run_phase(r, "batch_ready");
-    NBI_TRY(one_step(r, &out->last));
+    NBI_TRY(nbi_run_step(r, &out->last));
     NBI_TRY(log_step(r, &out->last));
     return check_skipped(&r->state);
 }

@@ -12,8 +12,6 @@ import training as t
 
 nibble, work, part = sys.argv[1:4]
 
-EPOCH = "an epoch is "
-WARMUP = " and a warm-up of "
 LOSS = "the loss has not moved: "
 
 
@@ -77,10 +75,10 @@ def warmup():
     warnings, rates, _ = run(data, "--steps", 6, *lr, "--warmup", 3)
     assert rates[0] == 0.00333333 and not warnings, (rates, warnings)
     warnings, rates, _ = run(data, "--steps", 5, *lr, "--warmup", 3)
-    assert len(warnings) == 1 and "has 5 steps and a warm-up of 3," in warnings[0], warnings
-    assert " 100 % of --lr" in warnings[0] and "--warmup" in warnings[0], warnings
+    assert len(warnings) == 1 and "3 of the run's 5 steps are warm-up, " in warnings[0], warnings
+    assert " reaches 100 % of --lr;" in warnings[0] and "--warmup" in warnings[0], warnings
     warnings, rates, _ = run(data, "--steps", 2, *lr, "--warmup", 20)
-    assert any(" reaches 10 % of --lr" in x for x in warnings), warnings
+    assert any("2 of the run's 2 steps are warm-up, and the learning rate reaches 10 %" in x for x in warnings), warnings
     assert rates[1] == 1e-3, rates
 
 
