@@ -36,9 +36,10 @@ CUTS = r"nibble: warning: \d+ of \d+ samples of --data are longer than --seq-len
 
 
 def train_options(steps):
-    """Slow enough steps that a terminal sees single ones."""
+    """Slow enough steps that a terminal sees single ones, and large enough ones that there is
+    nothing to warn of."""
     return ["train", "-m", MODEL, "-d", WORK + "/data.tsv", "--seq-len", 16, "--batch-size", 8,
-            "--steps", steps]
+            "--lr", "3e-3", "--steps", steps]
 
 
 def check_lines(program, patterns):
