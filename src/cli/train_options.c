@@ -82,7 +82,7 @@ const struct cli_opt cli_train_options[] = {
      "its "
      "own norm: less memory, and 3 % more work",
      NULL},
-    {"train-last-layers", 0, CLI_INT, AT(last_layers), "N", "0", 0, 10000,
+    {"train-last-layers", 0, CLI_INT, AT(last_layers), "N", "0", -10000, 10000,
      "only so many, and the final norm (0: everything)", NULL},
     {"sample-mode", 0, CLI_CHOICE, AT(sample_mode), "random|sequential", "random", 0, 0,
      "the order of the data", NULL},
@@ -182,7 +182,7 @@ bool cli_train_convert(struct cli_train_opts *o, struct nb_train_opts *out)
                                   .bf16_gradients = o->grad == 1,
                                   .moment_type = (enum nb_moment_type)o->state,
                                   .step_chunk_rows = o->step_chunk_rows,
-                                  .train_last_layers = o->last_layers,
+                                  .train_last_layers = o->last_layers > 0 ? o->last_layers : 0,
                                   .recompute = o->recompute == 1,
                                   .fused_step = o->fused_step,
                                   .head_slices = o->head_slices,

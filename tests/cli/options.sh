@@ -35,7 +35,7 @@ check "no number" 2 "$nibble" inspect a --threads 2x
 says err "not '2x'"
 check "empty number" 2 "$nibble" inspect a --threads=
 check "value for a flag" 2 "$nibble" inspect a --verify=yes
-says err "takes no value"
+says err "--verify takes true or false, not 'yes'"
 check "missing argument" 2 "$nibble" convert a
 says err "DST is missing"
 check "one argument too many" 2 "$nibble" inspect a b
