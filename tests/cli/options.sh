@@ -5,6 +5,7 @@ check "no command" 2 "$nibble"
 says err "usage: nibble COMMAND"
 check "help" 0 "$nibble" help
 says out "quantize"
+check "each group once" 0 sh -c '! "$0" help | grep "^[a-z ]*:$" | sort | uniq -d | grep .' "$nibble"
 check "version" 0 "$nibble" --version
 says out "nibble 0."
 check "help of a command" 0 "$nibble" help convert
