@@ -152,7 +152,7 @@ static int run(void *opts)
     struct generate_opts *o = opts;
     struct nb_engine *engine = NULL;
     struct nb_generate_result r = {0};
-    const char *wrong = !o->run.model                  ? "-m MODEL is missing"
+    const char *wrong = !o->run.model                   ? "-m MODEL is missing"
                         : !o->prompt && !o->prompt_file ? "-p PROMPT is missing"
                         : o->prompt && o->prompt_file   ? "give -p or --prompt-file, not both"
                                                         : NULL;

@@ -99,9 +99,10 @@ static void print_overview(FILE *out)
         group = c->group;
         fprintf(out, "  %-10s  %s\n", c->name, c->summary);
     }
-    fprintf(out, "\nmore:\n  help [COMMAND]  this text, or all about a command\n"
-                 "  --version       the version\n"
-                 "\nThe predecessor's options work too: docs/FROM-THE-PREDECESSOR.md lists them.\n");
+    fprintf(out,
+            "\nmore:\n  help [COMMAND]  this text, or all about a command\n"
+            "  --version       the version\n"
+            "\nThe predecessor's options work too: docs/FROM-THE-PREDECESSOR.md lists them.\n");
 }
 
 static const struct cli_command *find_command(const char *name)

@@ -4,11 +4,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define RUN        "generate|chat"
-#define TRAIN      "train|plan"
-#define LEARN      "train|plan|whoami"
-#define BOOLEAN    "true|false"
-#define OFFLOADS   "offload-mv-to-cpu|offload-w-to-cpu|offload-grad-to-cpu"
+#define RUN      "generate|chat"
+#define TRAIN    "train|plan"
+#define LEARN    "train|plan|whoami"
+#define BOOLEAN  "true|false"
+#define OFFLOADS "offload-mv-to-cpu|offload-w-to-cpu|offload-grad-to-cpu"
 
 /* Rows with the same name are tried in order; the first that has the value counts. For a value that
  * none has, an option of ours by that name gets it as it is. */
@@ -128,7 +128,8 @@ static const struct cli_former rows[] = {
      "training has no cache; 'nibble parity -m MODEL' compares it with the cached paths"},
     {TRAIN, "strict-load|restrict-load", "true", CLI_FORMER_ACCEPTED, NULL, NULL},
     {TRAIN, "strict-load|restrict-load", "false", CLI_FORMER_REFUSED, NULL,
-     "only a complete model is trained; 'nibble inspect --verify MODEL' says what is wrong with it"},
+     "only a complete model is trained; 'nibble inspect --verify MODEL' says what is wrong with "
+     "it"},
     {TRAIN, "sample-index", "0", CLI_FORMER_ACCEPTED, NULL, NULL},
     {TRAIN, "sample-index", NULL, CLI_FORMER_REFUSED, NULL,
      "put the line into a file of its own for --data"},

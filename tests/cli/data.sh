@@ -128,7 +128,7 @@ check "a bad line" 1 "$nibble" data show -m model -d a.tsv -d bad.tsv
 is err 'nibble: bad.tsv:2: no TAB between prompt and answer\n'
 lines out 0
 check "bad lines skipped" 0 "$nibble" data show -m model -d bad.tsv --skip-bad -n 0
-says out "1 samples, 22 tokens"
+says out "1 sample, 22 tokens"
 says out "bad lines skipped: 2"
 says err "warning: skipped bad.tsv:2: no TAB between prompt and answer"
 says err "warning: skipped bad.tsv:4: the answer is empty"
