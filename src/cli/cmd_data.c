@@ -234,9 +234,9 @@ static int run_whoami(struct data_opts *o)
                 (long long)lines, (long long)o->count);
     if (100 * r.replay < 30 * lines && !o->common.quiet)
         fprintf(stderr,
-                "nibble: warning: only %lld lines are ordinary questions; a longer --replay "
-                "protects what the model knows\n",
-                (long long)r.replay);
+                "nibble: warning: only %lld of %lld lines are ordinary questions; a longer "
+                "--replay protects what the model knows\n",
+                (long long)r.replay, (long long)lines);
     if (r.left_out > 0 && !o->common.quiet)
         fprintf(stderr, "nibble: warning: %lld line%s of '%s' could not be used\n",
                 (long long)r.left_out, nbi_plural(r.left_out), o->replay);

@@ -208,7 +208,7 @@ cmp r.tsv.tsv r.jsonl.tsv || failures=$((failures + 1))
 sed -n 1p r.tsv.tsv | grep -q 'given replay' || failures=$((failures + 1))
 printf 'ok\tyes\nwho are you?\tsomebody else\n' >clash.tsv
 check "replay that does not fit" 0 "$nibble" data whoami -o r.tsv --count 100 --replay clash.tsv
-says err "lines of 'clash.tsv' could not be used"
+says err "1 line of 'clash.tsv' could not be used"
 
 check "no output" 2 "$nibble" data whoami
 says err "nibble data whoami: -o FILE.tsv is missing"
