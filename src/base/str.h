@@ -39,7 +39,7 @@ bool nbi_starts_with(const char *text, const char *start);
  * never more than len(pattern) * len(text) steps. */
 bool nbi_wildcard_match(const char *pattern, const char *text);
 
-/* What a noun has behind it when there are n of its kind: "" or "s". */
+/* The ending of a noun of which there are n: "" or "s". */
 const char *nbi_plural(int64_t n);
 
 /* "1.50 GiB"; returns buf. */

@@ -62,9 +62,9 @@ static enum nb_status read_prompt(struct generate_opts *o)
     bool input = o->prompt && strcmp(o->prompt, "-") == 0;
     if (o->prompt_file || input) {
         NBI_TRY(cli_read_all(o->prompt_file, text));
-        if (text->len > 0 && text->p[text->len - 1] == '\n')
-            text->len--;
-        if (text->len > 0 && text->p[text->len - 1] == '\r')
+        bool line_end = text->len > 0 && text->p[text->len - 1] == '\n';
+        text->len -= line_end;
+        if (line_end && text->len > 0 && text->p[text->len - 1] == '\r')
             text->len--;
     } else {
         nbi_str_puts(text, o->prompt);

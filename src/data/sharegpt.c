@@ -42,6 +42,8 @@ static enum nb_status put_turns(struct nbi_str *out, struct nbi_jspan line, stru
     if (nbi_jtype(turns) != NBI_JARRAY)
         return nbi_fail(NB_EFORMAT, "'conversations' must be an array, it is %s",
                         nbi_jtype_text(turns));
+    if (nbi_jcount(turns) == 0)
+        return nbi_fail(NB_EFORMAT, "'conversations' is empty");
     if (nbi_jtype(nbi_jget(line, "tools")) > NBI_JNULL)
         return nbi_fail(NB_EFORMAT, "'tools' go with 'messages', not with 'conversations'");
     if (nbi_jtype(system) > NBI_JNULL && nbi_jtype(system) != NBI_JSTRING)

@@ -270,7 +270,7 @@ static void test_conversations__errors(void **state)
     (void)state;
     static const char *const cases[][2] = {
         {"{\"conversations\": {}}", "'conversations' must be an array, it is an object"},
-        {"{\"conversations\": []}", "'messages' is empty"},
+        {"{\"conversations\": []}", "'conversations' is empty"},
         {"{\"conversations\": [1]}", "'from' of turn 1 is none of human, gpt and system"},
         {"{\"conversations\": [" T("human", "u") "," T("bard", "a") "]}",
          "'from' of turn 2 is none of human, gpt and system"},
