@@ -17,11 +17,15 @@ CONFIGURE = cmake -S . $(CMAKE_FLAGS)
 .PHONY: all configure build binary demo gates test test-emulated deps lint fmt docs build-asan asan tsan fuzz bench test-faults test-interop test-gpu bench-gpu gpu static install uninstall clean help
 all: build
 
+# What has to be installed: tools/deps.sh. Only what builds the tests needs more than the program.
+DEPS = build
+test test-emulated test-faults lint: DEPS = build test
+
 configure:
-	@tools/deps.sh build
+	@tools/deps.sh $(DEPS)
 	@$(CONFIGURE) -B $(BUILD) > $(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 
-build: configure ## build $(BUILD)/nibble and the tests (CUDA=1 adds the CUDA backend, ARCH="80;90a" its architectures)
+build: configure ## build $(BUILD)/nibble, and the tests if cmocka is there (CUDA=1 adds the CUDA backend, ARCH="80;90a" its architectures)
 	@cmake --build $(BUILD) -j $(JOBS)
 
 binary: configure
@@ -42,7 +46,8 @@ gates: binary ## four identities with three seeds each, and a naive run that mus
 	@tools/gates.sh $(BUILD)/nibble build/gates
 
 # ctest FOLDER OPTIONS: runs the tests of a build and lists those that skipped themselves.
-ctest = @ctest --test-dir $(1) --output-on-failure -j $(JOBS) $(2); status=$$?; \
+ctest = @[ -e $(1)/tests/CTestTestfile.cmake ] || { echo "make: the tests were not built; make test alone installs what they need" >&2; exit 1; }; \
+  ctest --test-dir $(1) --output-on-failure -j $(JOBS) $(2); status=$$?; \
   python3 -B tests/skipped.py $(1) && exit $$status
 
 test: build ## build and run all tests that need no network, GPU or large model
@@ -52,7 +57,7 @@ test-emulated: build ## the CUDA backend's kernels on the host: every test, in f
 	$(call ctest,$(BUILD),-R ^emulated/)
 
 deps: ## install what building and testing needs (apt-get; elsewhere: list it)
-	@tools/deps.sh build lint fuzz
+	@tools/deps.sh build test lint fuzz
 
 lint: build ## include rules, sizes, names, headers, formatting, clang-tidy
 	@tools/deps.sh lint
@@ -69,7 +74,7 @@ test-faults: build ## every command, with each of its allocations, reads, writes
 	@python3 -B tests/faults/run.py $(BUILD)/nibble $(BUILD)/tests/inject.so
 
 build-asan: # one build for the tests and the fuzz targets, by clang
-	@tools/deps.sh build fuzz
+	@tools/deps.sh build test fuzz
 	@CC=clang CXX=clang++ $(CONFIGURE) -B build-asan -DNIBBLE_FUZZ=ON -DNIBBLE_SANITIZE=address,undefined > build-asan.log 2>&1 || { cat build-asan.log; exit 1; }
 	@cmake --build build-asan -j $(JOBS)
 
@@ -77,7 +82,7 @@ asan: build-asan ## the tests under AddressSanitizer and UndefinedBehaviorSaniti
 	$(call ctest,build-asan,-LE every-order)
 
 tsan: ## the tests in which several threads meet under ThreadSanitizer
-	@tools/deps.sh build
+	@tools/deps.sh build test
 	@$(CONFIGURE) -B build-tsan -DNIBBLE_SANITIZE=thread > build-tsan.log 2>&1 || { cat build-tsan.log; exit 1; }
 	@cmake --build build-tsan -j $(JOBS) --target thread_tests
 	$(call ctest,build-tsan,-L threads)
@@ -102,7 +107,7 @@ gpu: ## build with CUDA for carrying to a machine with a GPU: build-gpu, strippe
 	@tools/pack_gpu.sh build-static $(GPU)
 
 static: ## a binary and tests that travel: small libraries linked statically, in build-static
-	@tools/deps.sh build
+	@tools/deps.sh build test
 	@$(CONFIGURE) -B build-static -DNIBBLE_STATIC=ON > build-static.log 2>&1 || { cat build-static.log; exit 1; }
 	@cmake --build build-static -j $(JOBS) --target $(STATIC)
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what is missing of the named sets, and does nothing when all is there.
-# usage: tools/deps.sh build|lint|fuzz|interop...
+# usage: tools/deps.sh build|test|lint|fuzz|interop...
 set -eu
 
 debian=""
@@ -25,6 +25,8 @@ for set in "$@"; do
         need "pkg-config --exists jansson" libjansson-dev jansson-devel
         need "pkg-config --exists libpcre2-8" libpcre2-dev pcre2-devel
         need "pkg-config --exists libutf8proc" libutf8proc-dev utf8proc-devel
+        ;;
+    test)
         need "pkg-config --exists cmocka" libcmocka-dev libcmocka-devel
         ;;
     lint)

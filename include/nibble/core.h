@@ -400,10 +400,10 @@ NB_MUST_CHECK enum nb_status nb_trainer_open(struct nb_trainer **out,
                                              const struct nb_train_opts *opts);
 void nb_trainer_close(struct nb_trainer *t); /* without a result, if it has not been finished */
 
-/* One step, then the evaluation and the checkpoint that are due; with stop_if_ppl_rises the first
- * call only evaluates. *done: none is left, so finish;
- * false after a failure. A failure or an interruption ends the run, after which it can only be
- * closed; what was whole before the step has been saved if there is a directory for checkpoints.
+/* One step, then the evaluation and the checkpoint that are due; with eval_data the first
+ * call only evaluates. *done: none is left, so finish; false after a failure. A failure or an
+ * interruption ends the run, after which it can only be closed; what was whole before the step has
+ * been saved if there is a directory for checkpoints.
  * NB_EINVAL: the run has ended before. */
 NB_MUST_CHECK enum nb_status nb_trainer_step(struct nb_trainer *t, bool *done);
 

@@ -17,7 +17,7 @@ struct nb_ppl_opts {
     int64_t context; /* tokens of a window; 0: 2048, or the model's limit if that is less */
     int64_t stride;  /* from one window to the next; 0: the windows do not overlap */
     enum nb_kv_dtype kv;
-    bool fast;               /* NVFP4 products with 15-bit activations; else f32 */
+    bool fast;               /* NVFP4 products with 16-bit activations; else f32 */
     nb_progress_fn progress; /* in tokens */
     void *progress_ctx;
     struct nb_cancel *cancel;

@@ -121,7 +121,7 @@ struct nb_train_opts {
                          clipped by its own norm */
     uint64_t seed;
 
-    int64_t eval_every; /* steps; 0: at the end only */
+    int64_t eval_every; /* steps; 0: only of the model as it is read, and at the end */
     /* Stops when held-out perplexity exceeds its lowest value, that of the original model included,
      * by this many percent; 0: never. The result is the last model within the limit, kept in
      * checkpoint_dir; without a checkpoint_dir it is the model at the time of stopping. */

@@ -137,6 +137,11 @@ bool nbi_wildcard_match(const char *pattern, const char *text)
     return *pattern == 0;
 }
 
+const char *nbi_plural(int64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 char *nbi_format_bytes(char buf[32], double bytes)
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};

@@ -39,5 +39,8 @@ bool nbi_starts_with(const char *text, const char *start);
  * never more than len(pattern) * len(text) steps. */
 bool nbi_wildcard_match(const char *pattern, const char *text);
 
+/* The ending of a noun of which there are n: "" or "s". */
+const char *nbi_plural(int64_t n);
+
 /* "1.50 GiB"; returns buf. */
 char *nbi_format_bytes(char buf[32], double bytes);

@@ -96,7 +96,8 @@ static json_t *result_json(const struct nb_bench_ops *b, bool *ok)
 
 static void print_text(const struct nb_bench_ops *b)
 {
-    printf("%d threads; memory reads at %.1f GB/s\n\n", b->threads, b->read_gb_per_s);
+    printf("%d thread%s; memory reads at %.1f GB/s\n\n", b->threads, nbi_plural(b->threads),
+           b->read_gb_per_s);
     printf("%-16s  %-7s  %14s  %14s  %14s\n", "operation", "path", "GB/s per core",
            "Gvalues/s core", "share of reads");
     for (int i = 0; i < b->rows; i++)

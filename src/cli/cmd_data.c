@@ -119,8 +119,9 @@ static enum nb_status show_sample(void *ctx, const struct nb_data_sample *sample
         return keep_sample(s, sample);
     for (size_t i = 0; i < sample->count; i++)
         trained += sample->trained[i];
-    printf("--- %lld, %s: %zu tokens, %zu trained on%s\n", (long long)++s->number, sample->place,
-           sample->count, trained, sample->truncated ? ", shortened" : "");
+    printf("--- %lld, %s: %zu token%s, %zu trained on%s\n", (long long)++s->number, sample->place,
+           sample->count, nbi_plural((int64_t)sample->count), trained,
+           sample->truncated ? ", shortened" : "");
     for (size_t i = 0, end; i < sample->count; i = end) {
         for (end = i + 1; end < sample->count && sample->trained[end] == sample->trained[i];)
             end++;
@@ -132,12 +133,12 @@ static enum nb_status show_sample(void *ctx, const struct nb_data_sample *sample
 
 static void print_report(const struct nb_data_report *r, int64_t seq_len)
 {
-    printf("%lld samples", (long long)r->samples);
+    printf("%lld sample%s", (long long)r->samples, nbi_plural(r->samples));
     if (r->documents > 0)
         printf(" (%lld of them text)", (long long)r->documents);
-    printf(", %lld tokens, %lld trained on (%.0f %%), longest %lld\n", (long long)r->tokens,
-           (long long)r->trained, 100.0 * (double)r->trained / (double)r->tokens,
-           (long long)r->longest);
+    printf(", %lld token%s, %lld trained on (%.0f %%), longest %lld\n", (long long)r->tokens,
+           nbi_plural(r->tokens), (long long)r->trained,
+           100.0 * (double)r->trained / (double)r->tokens, (long long)r->longest);
     if (r->rows > 0)
         printf("packed into rows of %lld tokens: %lld, %.1f %% full; conversations cut: %lld\n",
                (long long)seq_len, (long long)r->rows,
@@ -233,12 +234,12 @@ static int run_whoami(struct data_opts *o)
                 (long long)lines, (long long)o->count);
     if (100 * r.replay < 30 * lines && !o->common.quiet)
         fprintf(stderr,
-                "nibble: warning: only %lld lines are ordinary questions; a longer --replay "
-                "protects what the model knows\n",
-                (long long)r.replay);
+                "nibble: warning: only %lld of %lld lines are ordinary questions; a longer "
+                "--replay protects what the model knows\n",
+                (long long)r.replay, (long long)lines);
     if (r.left_out > 0 && !o->common.quiet)
-        fprintf(stderr, "nibble: warning: %lld lines of '%s' could not be used\n",
-                (long long)r.left_out, o->replay);
+        fprintf(stderr, "nibble: warning: %lld line%s of '%s' could not be used\n",
+                (long long)r.left_out, nbi_plural(r.left_out), o->replay);
     return 0;
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/str.h"
 #include "cli/cmd_eval_ab.h"
 #include "cli/cmd_eval_identity.h"
 #include "cli/input.h"
@@ -28,7 +29,7 @@ static const struct cli_opt options[] = {
     {"kv-dtype", 0, CLI_CHOICE, offsetof(struct eval_opts, run.kv_dtype), CLI_KV_DTYPES, "f32", 0,
      0, "ppl: type of cached keys and values", NULL},
     {"fast", 0, CLI_FLAG, offsetof(struct eval_opts, fast), NULL, NULL, 0, 0,
-     "ppl: products with 15-bit integer activations, as generate does, not with f32", NULL},
+     "ppl: products with 16-bit integer activations, as generate does, not with f32", NULL},
     {"a", 'a', CLI_STRING, offsetof(struct eval_opts, ab.a), "MODEL", NULL, 0, 0,
      "ab: the first model", NULL},
     {"b", 'b', CLI_STRING, offsetof(struct eval_opts, ab.b), "MODEL", NULL, 0, 0,
@@ -94,9 +95,9 @@ static int print_ppl(const struct eval_opts *o, const struct nb_ppl_result *r, s
                       cli_json_number(bits), "tokens_per_s", speed),
             true);
     printf("perplexity %.4f (%.6f nats a token, %.4f bits a byte)\n"
-           "%lld tokens predicted in %lld windows of %lld, %.1f tok/s\n",
-           r->ppl, r->nll, bits, (long long)r->tokens, (long long)r->windows, (long long)r->context,
-           speed);
+           "%lld token%s predicted in %lld window%s of %lld, %.1f tok/s\n",
+           r->ppl, r->nll, bits, (long long)r->tokens, nbi_plural(r->tokens), (long long)r->windows,
+           nbi_plural(r->windows), (long long)r->context, speed);
     return 0;
 }
 

@@ -2,14 +2,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/jscan.h"
+#include "base/utf8.h"
+#include "cli/input.h"
 #include "cli/model_options.h"
 
 struct generate_opts {
     struct cli_common common;
     struct cli_run_opts run;
     struct cli_sampling_opts sampling;
-    const char *prompt, *system;
+    const char *prompt, *prompt_file, *system;
+    struct nbi_str text; /* the prompt itself */
     int64_t max_tokens;
     struct cli_list stop;
     bool raw, ignore_eos, timing, no_think, check_logits;
@@ -18,7 +20,9 @@ struct generate_opts {
 static const struct cli_opt options[] = {
     CLI_RUN_OPTIONS(struct generate_opts, run),
     {"prompt", 'p', CLI_STRING, offsetof(struct generate_opts, prompt), "TEXT", NULL, 0, 0,
-     "what to answer", NULL},
+     "what to answer; -: standard input", NULL},
+    {"prompt-file", 0, CLI_STRING, offsetof(struct generate_opts, prompt_file), "FILE", NULL, 0, 0,
+     "or a file that holds it; a line end at its end does not count", NULL},
     {"max-tokens", 'n', CLI_INT, offsetof(struct generate_opts, max_tokens), "N", "0", 0, 1 << 30,
      "tokens of the answer at most (0: what the context has room for)", "n-predict"},
     {"system", 0, CLI_STRING, offsetof(struct generate_opts, system), "TEXT", NULL, 0, 0,
@@ -38,6 +42,38 @@ static const struct cli_opt options[] = {
      "say on stderr how fast it was", NULL},
 };
 
+static enum nb_status check_utf8(const char *what, const char *text, size_t len)
+{
+    const char *p = text, *end = text + len;
+    for (int n; p < end; p += n) {
+        n = nbi_utf8_length(p, end);
+        if (n == 0)
+            return nbi_fail(NB_EVALUE,
+                            "the %s is not UTF-8: byte %zu of %zu is 0x%02X; iconv(1) converts it",
+                            what, (size_t)(p - text) + 1, len, (unsigned char)*p);
+    }
+    return NB_OK;
+}
+
+/* The prompt's text, from wherever it is to come. */
+static enum nb_status read_prompt(struct generate_opts *o)
+{
+    struct nbi_str *text = &o->text;
+    bool input = o->prompt && strcmp(o->prompt, "-") == 0;
+    if (o->prompt_file || input) {
+        NBI_TRY(cli_read_all(o->prompt_file, text));
+        bool line_end = text->len > 0 && text->p[text->len - 1] == '\n';
+        text->len -= line_end;
+        if (line_end && text->len > 0 && text->p[text->len - 1] == '\r')
+            text->len--;
+    } else {
+        nbi_str_puts(text, o->prompt);
+        NBI_TRY(nbi_str_status(text));
+    }
+    NBI_TRY(check_utf8("prompt", nbi_str_text(text), text->len));
+    return o->system ? check_utf8("system message", o->system, strlen(o->system)) : NB_OK;
+}
+
 static enum nb_status render(const struct generate_opts *o, const struct nb_chat *chat, char **text,
                              size_t *len)
 {
@@ -45,7 +81,7 @@ static enum nb_status render(const struct generate_opts *o, const struct nb_chat
     size_t count = 0;
     if (o->system)
         messages[count++] = (struct nb_message){NB_ROLE_SYSTEM, o->system, strlen(o->system)};
-    messages[count++] = (struct nb_message){NB_ROLE_USER, o->prompt, strlen(o->prompt)};
+    messages[count++] = (struct nb_message){NB_ROLE_USER, nbi_str_text(&o->text), o->text.len};
     return nb_chat_prompt(chat, messages, count, !o->no_think, text, len);
 }
 
@@ -54,12 +90,12 @@ static enum nb_status make_prompt(const struct generate_opts *o, const struct nb
 {
     struct nb_tokenizer *t = nb_engine_tokenizer(engine);
     char *text = NULL;
-    size_t len = strlen(o->prompt);
+    size_t len = 0;
     if (!t)
         return nbi_fail(NB_ENOTFOUND, "'%s' has no tokenizer; --model-dir DIR says where one is",
                         o->run.model);
     if (o->raw)
-        return nb_tokenizer_encode(t, o->prompt, len, true, ids, count);
+        return nb_tokenizer_encode(t, nbi_str_text(&o->text), o->text.len, true, ids, count);
     NBI_TRY(render(o, nb_engine_chat(engine), &text, &len));
     enum nb_status rc = nb_tokenizer_encode(t, text, len, true, ids, count);
     free(text);
@@ -116,12 +152,17 @@ static int run(void *opts)
     struct generate_opts *o = opts;
     struct nb_engine *engine = NULL;
     struct nb_generate_result r = {0};
-    if (!o->run.model || !o->prompt) {
-        fprintf(stderr, "nibble generate: %s is missing; see 'nibble help generate'\n",
-                o->run.model ? "-p PROMPT" : "-m MODEL");
+    const char *wrong = !o->run.model                   ? "-m MODEL is missing"
+                        : !o->prompt && !o->prompt_file ? "-p PROMPT is missing"
+                        : o->prompt && o->prompt_file   ? "give -p or --prompt-file, not both"
+                                                        : NULL;
+    if (wrong) {
+        fprintf(stderr, "nibble generate: %s; see 'nibble help generate'\n", wrong);
         return CLI_EXIT_USAGE;
     }
-    enum nb_status rc = cli_engine_open(&engine, &o->run, &o->common);
+    enum nb_status rc = read_prompt(o);
+    if (rc == NB_OK)
+        rc = cli_engine_open(&engine, &o->run, &o->common);
     if (rc == NB_OK)
         rc = generate(o, engine, &r);
     int code;
@@ -140,6 +181,7 @@ static int run(void *opts)
         cli_print_timing(&r);
     nb_generate_result_release(&r);
     nb_engine_close(engine);
+    nbi_str_release(&o->text);
     return code;
 }
 
@@ -153,7 +195,8 @@ const struct cli_command cli_generate = {
         "--raw says not to. Sampling follows the model's generation_config.json where nothing\n"
         "else is asked for. The same seed gives the same text.",
     .examples = "  nibble generate -m Qwen3-4B -p 'What is a nibble?' -n 200\n"
-                "  nibble generate -m Qwen3-4B --raw -p 'Once upon a time' --temp 0 --json\n",
+                "  nibble generate -m Qwen3-4B --raw -p 'Once upon a time' --temp 0 --json\n"
+                "  nibble generate -m Qwen3-4B -p - < question.txt\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,
     .opts_size = sizeof(struct generate_opts),

@@ -173,8 +173,8 @@ static enum nb_status measure(struct guard *g)
         g->over_since = now;
     char a[32], b[32];
     if (g->opts->common.verbose && g->readings++ % SHOW_EVERY == 0)
-        fprintf(stderr, "nibble guard: %zu processes, host memory %s, GPU memory %s\n",
-                g->tree_count, nbi_format_bytes(a, (double)g->host),
+        fprintf(stderr, "nibble guard: %zu process%s, host memory %s, GPU memory %s\n",
+                g->tree_count, g->tree_count == 1 ? "" : "es", nbi_format_bytes(a, (double)g->host),
                 nbi_format_bytes(b, (double)g->on_gpu));
     return NB_OK;
 }

@@ -58,8 +58,9 @@ static void print_text(const struct nb_file *f, const struct inspect_opts *o)
     char size[32];
     struct nb_file_info info;
     nb_file_info(f, &info);
-    printf("%s: %s, %lld tensors, %s", o->common.positional[0], info.format,
-           (long long)info.tensors, nbi_format_bytes(size, (double)info.bytes));
+    printf("%s: %s, %lld tensor%s, %s", o->common.positional[0], info.format,
+           (long long)info.tensors, nbi_plural(info.tensors),
+           nbi_format_bytes(size, (double)info.bytes));
     printf(strcmp(info.layout, "none") == 0 ? "\n" : ", NVFP4 laid out as %s\n", info.layout);
     for (int64_t i = 0; i < info.metadata; i++) {
         const char *key, *value;
@@ -89,8 +90,8 @@ static void print_text(const struct nb_file *f, const struct inspect_opts *o)
     int types = sum_types(f, info.tensors, rows);
     printf("\n");
     for (int i = 0; i < types; i++)
-        printf("%s: %lld tensors, %s\n", rows[i].dtype, (long long)rows[i].tensors,
-               nbi_format_bytes(size, (double)rows[i].bytes));
+        printf("%s: %lld tensor%s, %s\n", rows[i].dtype, (long long)rows[i].tensors,
+               nbi_plural(rows[i].tensors), nbi_format_bytes(size, (double)rows[i].bytes));
     if (o->verify)
         printf("verified: names, shapes, scales and values are sound\n");
 }

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/str.h"
 #include "cli/input.h"
 #include "cli/model_options.h"
 
@@ -144,10 +145,10 @@ static int run(void *opts)
     r.paths = r.json ? json_array() : NULL;
     if (rc == NB_OK && !r.json)
         printf(
-            "%zu tokens, each path against the training forward pass\n%-18s  %9s  %9s  %9s  %9s  "
+            "%zu token%s, each path against the training forward pass\n%-18s  %9s  %9s  %9s  %9s  "
             "%9s  %9s  %-11s  %-11s  \n",
-            count, "path", "last layer", "logits", "max", "mean", "cosine", "KL", "same top-1",
-            "where clear");
+            count, nbi_plural((int64_t)count), "path", "last layer", "logits", "max", "mean",
+            "cosine", "KL", "same top-1", "where clear");
     if (rc == NB_OK)
         rc = nb_eval_parity(engine, gpu, ids, (int64_t)count, show, &r, NULL);
     free(ids);

@@ -38,8 +38,8 @@ static void print_text(const struct nb_stress_report *r)
         if (r->cases[i].runs)
             printf("%-28s  %8lld  %10.2f\n", r->cases[i].name, (long long)r->cases[i].runs,
                    1e3 * r->cases[i].seconds / (double)r->cases[i].runs);
-    printf("\n%lld iterations in %.1f s; outputs %s\n", (long long)r->iterations, r->seconds,
-           r->outputs_identical ? "identical" : "DIFFER");
+    printf("\n%lld iteration%s in %.1f s; outputs %s\n", (long long)r->iterations,
+           nbi_plural(r->iterations), r->seconds, r->outputs_identical ? "identical" : "DIFFER");
     if (r->iterations > 0)
         printf("memory %s after warming up, %s at the end: %s\n",
                nbi_format_bytes(a, (double)r->rss_first), nbi_format_bytes(b, (double)r->rss_last),

@@ -1,6 +1,7 @@
 /* cmd_train.c - full-parameter training. */
 #include <math.h>
 
+#include "base/str.h"
 #include "cli/fit.h"
 #include "cli/status_line.h"
 #include "cli/train_display.h"
@@ -79,7 +80,7 @@ static int run_train(void *opts)
         return cli_interrupted();
     if (r.stopped)
         print_stopped(o, &r);
-    printf("%lld steps", (long long)r.last.step);
+    printf("%lld step%s", (long long)r.last.step, nbi_plural(r.last.step));
     if (isfinite(r.last.loss))
         printf(", loss %.4f", r.last.loss);
     if (r.last.skipped > 0)

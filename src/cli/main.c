@@ -20,8 +20,8 @@
 const struct cli_command *const cli_commands[] = {
     &cli_inspect, &cli_convert,   &cli_quantize, &cli_synth,    &cli_tokenize, &cli_detokenize,
     &cli_render,  &cli_tokenizer, &cli_data,     &cli_generate, &cli_chat,     &cli_doctor,
-    &cli_bench,   &cli_parity,    &cli_debug,    &cli_eval,     &cli_stress,   &cli_train,
-    &cli_plan,    &cli_whoami,    &cli_guard,    NULL,
+    &cli_bench,   &cli_parity,    &cli_debug,    &cli_eval,     &cli_stress,   &cli_guard,
+    &cli_train,   &cli_plan,      &cli_whoami,   NULL,
 };
 
 static struct nb_cancel stop; /* set by signals; everything that the program does obeys it */
@@ -101,8 +101,10 @@ static void print_overview(FILE *out)
         group = c->group;
         fprintf(out, "  %-10s  %s\n", c->name, c->summary);
     }
-    fprintf(out, "\nmore:\n  help [COMMAND]  this text, or all about a command\n"
-                 "  --version       the version\n");
+    fprintf(out,
+            "\nmore:\n  help [COMMAND]  this text, or all about a command\n"
+            "  --version       the version\n"
+            "\nThe predecessor's options work too: docs/FROM-THE-PREDECESSOR.md lists them.\n");
 }
 
 static const struct cli_command *find_command(const char *name)

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/str.h"
+
 const char *cli_size(int choice)
 {
     static const char *const names[] = {NULL, NB_PRESET_LIST(NB_ENUM_NAME)};
@@ -65,9 +67,10 @@ enum nb_status cli_engine_open_on(struct nb_engine **out, const char *device,
     if (rc == NB_OK && common->verbose) {
         struct nb_engine_info info;
         nb_engine_info(*out, &info);
-        fprintf(stderr, "nibble: on %s (%s%s), %d threads; %lld parameters, %.3f GB a token\n",
+        fprintf(stderr, "nibble: on %s (%s%s), %d thread%s; %lld parameters, %.3f GB a token\n",
                 info.device, strcmp(info.device, "cpu") == 0 ? "" : "host: ", info.simd,
-                info.threads, (long long)info.parameters, (double)info.bytes_per_token / 1e9);
+                info.threads, nbi_plural(info.threads), (long long)info.parameters,
+                (double)info.bytes_per_token / 1e9);
     }
     return rc;
 }
@@ -131,7 +134,8 @@ double cli_decode_speed(const struct nb_generate_result *r)
 
 void cli_print_timing(const struct nb_generate_result *r)
 {
-    fprintf(stderr, "prompt: %lld tokens in %.3f s (%.1f tok/s); answer: %zu tokens, %.1f tok/s\n",
-            (long long)r->prompt_tokens, r->prompt_seconds, cli_prompt_speed(r), r->count,
-            cli_decode_speed(r));
+    fprintf(stderr,
+            "prompt: %lld token%s in %.3f s (%.1f tok/s); answer: %zu token%s, %.1f tok/s\n",
+            (long long)r->prompt_tokens, nbi_plural(r->prompt_tokens), r->prompt_seconds,
+            cli_prompt_speed(r), r->count, nbi_plural((int64_t)r->count), cli_decode_speed(r));
 }

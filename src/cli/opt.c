@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/predecessor.h"
+
 const struct cli_opt cli_common_options[] = {
     {"device", 0, CLI_STRING, offsetof(struct cli_common, device), "DEVICE", "auto", 0, 0,
      "auto (a GPU if it is usable and of use here), cpu, cuda or cuda:N", NULL},
@@ -170,7 +172,9 @@ static int set_value(const struct cli_command *c, const struct cli_opt *o, const
     void *slot = (char *)opts + o->offset;
     switch (o->kind) {
     case CLI_FLAG:
-        *(bool *)slot = true;
+        if (strcmp(value, "true") != 0 && strcmp(value, "false") != 0)
+            return usage_error(c, "--%s takes true or false, not '%s'", o->name, value);
+        *(bool *)slot = *value == 't';
         return 0;
     case CLI_STRING:
         *(const char **)slot = value;
@@ -204,6 +208,13 @@ static int set_initial(const struct cli_command *c, void *opts)
 
 /* ---- parsing ---- */
 
+#define NOTES_MAX 16
+
+/* A note on an option of the predecessor, to be printed once --quiet is known. */
+struct note {
+    const char *option, *value, *text;
+};
+
 struct parse {
     const struct cli_command *command;
     char **argv;
@@ -211,6 +222,8 @@ struct parse {
     void *opts;
     int positional;
     int rest; /* arguments kept at the front of argv, where they have been read already */
+    struct note notes[NOTES_MAX];
+    int note_count;
 };
 
 static int count_words(const char *s)
@@ -244,33 +257,85 @@ static int parse_positional(struct parse *p, char *arg)
     return 0;
 }
 
-static int parse_option(struct parse *p, const char *arg)
+static int set_option(struct parse *p, const struct cli_opt *o, const char *value)
+{
+    struct cli_common *common = p->opts;
+    for (size_t i = 0; i < p->command->option_count && i < CLI_MAX_OPTIONS; i++)
+        if (o == &p->command->options[i])
+            common->given[i] = true;
+    return set_value(p->command, o, value, p->opts);
+}
+
+/* A flag may be followed by true or false, unless what follows may be a command to run. */
+static const char *value_of_flag(struct parse *p)
+{
+    const char *next = p->at < p->argc ? p->argv[p->at] : "";
+    if ((strcmp(next, "true") != 0 && strcmp(next, "false") != 0) || takes_rest(p->command))
+        return "true";
+    p->at++;
+    return next;
+}
+
+/* An option of the predecessor. value: what follows its equals sign, or NULL. */
+static int parse_former(struct parse *p, char *arg, size_t len, char *value)
+{
+    const struct cli_command *c = p->command;
+    const struct cli_opt *own = find_long(c, arg + 2, len);
+    const char *mapped;
+    char name[64], buffer[32];
+    snprintf(name, sizeof name, "%.*s", (int)len, arg + 2);
+    if (!value && p->at == p->argc)
+        return usage_error(c, "--%s needs a value%s", name, "");
+    if (!value)
+        value = p->argv[p->at++];
+    const struct cli_former *f = cli_former_find(c->name, name, len, value, &mapped, buffer);
+    if (!f && own)
+        return set_option(p, own, value);
+    if (!f)
+        return usage_error(c, "--%s does not take '%s'", name, value);
+    if (f->use == CLI_FORMER_REFUSED)
+        return usage_error(c, "--%s has no meaning here: %s", name, f->say);
+    if (f->say && p->note_count < NOTES_MAX)
+        p->notes[p->note_count++] = (struct note){arg + 2, value, f->say};
+    if (f->use == CLI_FORMER_ARGUMENT)
+        return parse_positional(p, value);
+    return f->use == CLI_FORMER_OPTION
+               ? set_option(p, find_long(c, f->ours, strlen(f->ours)), mapped)
+               : 0;
+}
+
+static int parse_option(struct parse *p, char *arg)
 {
     const struct cli_command *c = p->command;
     const struct cli_opt *o;
-    const char *value = NULL;
+    char *value = NULL;
     if (arg[1] == '-') {
         size_t n = strcspn(arg + 2, "=");
         o = find_long(c, arg + 2, n);
         value = arg[2 + n] == '=' ? arg + 3 + n : NULL;
+        if (cli_former_has(c->name, arg + 2, n))
+            return parse_former(p, arg, n, value);
     } else {
         o = find_letter(c, arg[1]);
         value = arg[2] ? arg + 2 + (arg[2] == '=') : NULL;
     }
     if (!o || !o->name)
         return unknown_option(c, arg);
-    if (o->kind == CLI_FLAG && value)
-        return usage_error(c, "--%s takes no value, '%s' was given", o->name, value);
-    if (o->kind != CLI_FLAG && !value) {
-        if (p->at == p->argc)
-            return usage_error(c, "--%s needs a value (%s)", o->name, o->arg);
-        value = p->argv[p->at++];
-    }
-    struct cli_common *common = p->opts;
-    for (size_t i = 0; i < c->option_count && i < CLI_MAX_OPTIONS; i++)
-        if (o == &c->options[i])
-            common->given[i] = true;
-    return set_value(c, o, value, p->opts);
+    if (value)
+        return set_option(p, o, value);
+    if (o->kind == CLI_FLAG)
+        return set_option(p, o, arg[1] == '-' ? value_of_flag(p) : "true");
+    if (p->at == p->argc)
+        return usage_error(c, "--%s needs a value (%s)", o->name, o->arg);
+    return set_option(p, o, p->argv[p->at++]);
+}
+
+static void print_notes(const struct parse *p)
+{
+    const struct cli_common *common = p->opts;
+    for (int i = 0; i < p->note_count && !common->quiet; i++)
+        fprintf(stderr, "nibble: --%.*s %s: %s\n", (int)strcspn(p->notes[i].option, "="),
+                p->notes[i].option, p->notes[i].value, p->notes[i].text);
 }
 
 /* Whether an option's help begins with a list such as "decode, prefill: " that lacks `what`. */
@@ -378,7 +443,8 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, void *op
     int rc = set_initial(command, opts);
     while (!rc && p.at < argc) {
         char *arg = argv[p.at++];
-        if (!only_positional && strcmp(arg, "--") == 0)
+        if (!only_positional && (strcmp(arg, "--") == 0 ||
+                                 (p.rest == 0 && cli_former_ends_options(command->name, arg))))
             only_positional = true;
         else if (!only_positional && arg[0] == '-' && arg[1])
             rc = parse_option(&p, arg);
@@ -394,7 +460,11 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, void *op
         rc = check_what(&p);
     if (!rc)
         rc = check_foreign(&p);
-    return rc ? rc : check_missing(&p);
+    if (!rc)
+        rc = check_missing(&p);
+    if (!rc)
+        print_notes(&p);
+    return rc;
 }
 
 /* ---- help ---- */

@@ -14,7 +14,7 @@
 #define CLI_MAX_OPTIONS    64 /* of a command, for which it is known whether they were given */
 
 enum cli_kind {
-    CLI_FLAG,   /* bool */
+    CLI_FLAG,   /* bool; may be followed by true or false */
     CLI_STRING, /* const char * */
     CLI_INT,    /* int64_t, min to max */
     CLI_FLOAT,  /* double, min to max */

@@ -9,6 +9,7 @@
 
 #include "base/array.h"
 #include "base/utf8.h"
+#include "data/sharegpt.h"
 
 void nbi_example_release(struct nbi_example *x)
 {
@@ -286,12 +287,13 @@ static enum nb_status get_pair(struct nbi_jspan json, bool answered, struct nbi_
 static enum nb_status make_json(struct nbi_example_encoder *e, const char *line, size_t len,
                                 struct nbi_example *out)
 {
-    struct nbi_jspan json, text, ends;
+    struct nbi_jspan json, chat, text, ends;
     NBI_TRY(nbi_jscan(&json, line, len));
     if (nbi_jtype(json) != NBI_JOBJECT)
         return nbi_fail(NB_EFORMAT, "the line is %s and not an object", nbi_jtype_text(json));
-    if (is_present(nbi_jget(json, "messages")))
-        return make_chat(e, json, out);
+    NBI_TRY(nbi_sharegpt_messages(json, &e->messages_json, &chat));
+    if (is_present(chat))
+        return make_chat(e, chat, out);
     text = nbi_jget(json, "text");
     ends = nbi_jget(json, "ends");
     if (is_present(text)) {
@@ -345,7 +347,7 @@ static enum nb_status message_pair(struct nbi_jspan messages, struct nbi_str *pr
 enum nb_status nbi_example_pair(enum nbi_data_kind kind, const char *text, size_t len,
                                 struct nbi_str *prompt, struct nbi_str *answer)
 {
-    struct nbi_jspan json, messages;
+    struct nbi_jspan json, chat;
     if (kind == NBI_DATA_TSV) {
         struct field a, b;
         NBI_TRY(split_tsv(text, len, &a, &b));
@@ -357,10 +359,14 @@ enum nb_status nbi_example_pair(enum nbi_data_kind kind, const char *text, size_
     }
     if (kind == NBI_DATA_TEXT)
         return nbi_fail(NB_EFORMAT, "a plain text has no questions and answers");
+    struct nbi_str scratch = {0};
     NBI_TRY(nbi_jscan(&json, text, len));
-    messages = nbi_jget(json, "messages");
-    return is_present(messages) ? message_pair(messages, prompt, answer)
-                                : get_pair(json, true, prompt, answer);
+    enum nb_status rc = nbi_sharegpt_messages(json, &scratch, &chat);
+    if (rc == NB_OK)
+        rc = is_present(chat) ? message_pair(nbi_jget(chat, "messages"), prompt, answer)
+                              : get_pair(json, true, prompt, answer);
+    nbi_str_release(&scratch);
+    return rc;
 }
 
 /* ---- prompts ---- */
@@ -417,22 +423,24 @@ static enum nb_status take_messages(struct nbi_prompt *out, struct nbi_jspan mes
 
 static enum nb_status take_json(struct nbi_prompt *out, const char *text, size_t len)
 {
-    struct nbi_jspan json, messages, tools;
-    struct nbi_str system = {0};
+    struct nbi_jspan json, chat, tools;
+    struct nbi_str system = {0}; /* scratch for the conversation, too */
     NBI_TRY(nbi_jscan(&json, text, len));
     if (nbi_jtype(json) != NBI_JOBJECT)
         return nbi_fail(NB_EFORMAT, "the line is %s and not an object", nbi_jtype_text(json));
     tools = nbi_jget(json, "tools");
     if (is_present(tools))
         nbi_str_append(&out->tools, tools.p, tools.len);
-    messages = nbi_jget(json, "messages");
-    if (is_present(messages))
-        return take_messages(out, messages);
-    enum nb_status rc = get_pair(json, false, &out->text, &out->expected);
-    if (rc == NB_OK)
-        rc = get_string(nbi_jget(json, "system"), "system", true, &system);
-    if (rc == NB_OK)
-        rc = put_question(out, &system);
+    enum nb_status rc = nbi_sharegpt_messages(json, &system, &chat);
+    if (rc == NB_OK && is_present(chat)) {
+        rc = take_messages(out, nbi_jget(chat, "messages"));
+    } else if (rc == NB_OK) {
+        rc = get_pair(json, false, &out->text, &out->expected);
+        if (rc == NB_OK)
+            rc = get_string(nbi_jget(json, "system"), "system", true, &system);
+        if (rc == NB_OK)
+            rc = put_question(out, &system);
+    }
     nbi_str_release(&system);
     return rc;
 }
@@ -477,6 +485,11 @@ static enum nb_status json_texts(struct nbi_jspan json, struct nbi_str *s, nbi_t
     nbi_jiter_init(&it, nbi_jget(json, "messages"));
     while (nbi_jiter_next(&it, &key, &message)) {
         NBI_TRY(get_string(nbi_jget(message, "content"), "content", true, s));
+        NBI_TRY(fn(ctx, s->p, s->len));
+    }
+    nbi_jiter_init(&it, nbi_jget(json, "conversations"));
+    while (nbi_jiter_next(&it, &key, &message)) {
+        NBI_TRY(get_string(nbi_jget(message, "value"), "value", true, s));
         NBI_TRY(fn(ctx, s->p, s->len));
     }
     static const char *const *const groups[] = {prompt_names, context_names, answer_names};

@@ -77,7 +77,10 @@ static enum nb_status read_value(struct nbi_store *store, struct nbi_cursor *c,
         NBI_TRY(nbi_cursor_u32(c, &value->type));
         NBI_TRY(nbi_cursor_u64(c, &value->count));
     }
-    if (value->type >= NBI_GGUF_TYPES || value->type == NBI_GGUF_ARRAY)
+    if (value->type == NBI_GGUF_ARRAY)
+        return nbi_fail(NB_EFORMAT, "metadata '%s' is an array of arrays, which is not supported",
+                        key);
+    if (value->type >= NBI_GGUF_TYPES)
         return nbi_fail(NB_EFORMAT, "metadata '%s' has unsupported type %" PRIu32, key,
                         value->type);
     value->offset = c->pos;
@@ -169,6 +172,20 @@ static enum nb_status read_metadata(struct nbi_store *store, struct nbi_cursor *
 
 /* ---- tensors ---- */
 
+/* The name of a tensor type in ggml; NULL: none that is known. */
+static const char *ggml_type_name(uint32_t type)
+{
+    static const char *const names[] = {
+        [0] = "F32",     [1] = "F16",      [2] = "Q4_0",   [3] = "Q4_1",    [6] = "Q5_0",
+        [7] = "Q5_1",    [8] = "Q8_0",     [9] = "Q8_1",   [10] = "Q2_K",   [11] = "Q3_K",
+        [12] = "Q4_K",   [13] = "Q5_K",    [14] = "Q6_K",  [15] = "Q8_K",   [16] = "IQ2_XXS",
+        [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S", [20] = "IQ4_NL", [21] = "IQ3_S",
+        [22] = "IQ2_S",  [23] = "IQ4_XS",  [24] = "I8",    [25] = "I16",    [26] = "I32",
+        [27] = "I64",    [28] = "F64",     [29] = "IQ1_M", [30] = "BF16",   [34] = "TQ1_0",
+        [35] = "TQ2_0",  [39] = "MXFP4",   [40] = "NVFP4"};
+    return type < sizeof names / sizeof *names ? names[type] : NULL;
+}
+
 static enum nb_status tensor_type(uint32_t type, enum nbi_dtype *dtype)
 {
     for (int d = 0; d < NBI_DTYPES; d++)
@@ -176,9 +193,12 @@ static enum nb_status tensor_type(uint32_t type, enum nbi_dtype *dtype)
             *dtype = (enum nbi_dtype)d;
             return NB_OK;
         }
+    char number[16];
+    const char *name = ggml_type_name(type);
+    snprintf(number, sizeof number, "%" PRIu32, type);
     return nbi_fail(NB_EUNSUPPORTED,
-                    "GGUF tensor type %" PRIu32 " is not supported; f32, f16, bf16 and nvfp4 are",
-                    type);
+                    "GGUF tensor type %s is not supported; F32, F16, BF16 and NVFP4 are",
+                    name ? name : number);
 }
 
 static enum nb_status read_shape(struct nbi_cursor *c, struct nbi_part *part)

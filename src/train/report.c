@@ -127,12 +127,14 @@ static void put_loss(struct nbi_str *out, const struct nbi_report *r, const stru
         {"eval", "held-out loss", c->eval_step, c->eval_loss, r->eval_count, true}};
     struct nbi_chart chart = {
         .title = "loss by step", .x_name = "step", .series = series, .series_count = 3};
-    nbi_str_puts(out,
-                 "<section id=\"loss\"><h2>Loss</h2>\n"
-                 "<p class=\"key\"><b class=\"raw\">each step</b>, <b class=\"line\">smoothed</b>"
-                 ", <b class=\"eval\">held-out</b></p>\n"
-                 "<input type=\"checkbox\" id=\"log\"/> "
-                 "<label for=\"log\">logarithmic</label>\n<div class=\"linear\">\n");
+    const char *const names[] = {"each step", "smoothed", "held-out"};
+    nbi_str_puts(out, "<section id=\"loss\"><h2>Loss</h2>\n<p class=\"key\">");
+    for (size_t k = 0, shown = 0; k < 3; k++)
+        if (series[k].count > 0)
+            nbi_str_printf(out, "%s<b class=\"%s\">%s</b>", shown++ ? ", " : "", series[k].style,
+                           names[k]);
+    nbi_str_puts(out, "</p>\n<input type=\"checkbox\" id=\"log\"/> "
+                      "<label for=\"log\">logarithmic</label>\n<div class=\"linear\">\n");
     nbi_chart_svg(out, &chart);
     chart.log_scale = true;
     nbi_str_puts(out, "</div>\n<div class=\"log\">\n");

@@ -229,10 +229,10 @@ void nbi_run_stage_progress(const struct nbi_run *r, int64_t done, int64_t total
 
 enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
 {
-    bool stops = o->stop_if_ppl_rises > 0; /* then step 0 is evaluated, too */
+    bool evaluates = o->eval_data && o->eval_data[0]; /* from step 0 on */
     *r = (struct nbi_run){
         .opts = o,
-        .state = {.best_loss = INFINITY, .evaluated = stops ? -1 : 0, .accepted = -1},
+        .state = {.best_loss = INFINITY, .evaluated = evaluates ? -1 : 0, .accepted = -1},
     };
     NBI_TRY(nb_train_check(o));
     NBI_TRY(open_model(r));

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/str.h"
 #include "base/sys.h"
+#include "base/utf8.h"
 #include "convert/model_writer.h"
 #include "train/report.h"
 #include "train/run.h"
@@ -178,11 +179,24 @@ static bool note_gap(const struct nbi_run *r, const struct nbi_history *h, char 
     return first > 1;
 }
 
+/* The run's name: that of its result, without a slash at its end. */
+static void title_of(char *out, size_t size, const char *path)
+{
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    const char *base = path + len;
+    while (base > path && base[-1] != '/')
+        base--;
+    size_t base_len = (size_t)(path + len - base);
+    nbi_printable_copy(out, size, base, base_len);
+}
+
 static enum nb_status write_report(struct nbi_run *r, const char *path)
 {
     struct settings s = {0};
     struct nbi_history h = {0};
-    char note[256];
+    char note[256], title[256];
     const char *const notes[] = {note};
     struct nbi_report_sample *samples = calloc((size_t)r->test_prompts.count + 1, sizeof *samples);
     if (!samples)
@@ -191,6 +205,7 @@ static enum nb_status write_report(struct nbi_run *r, const char *path)
         const struct nb_train_answer a = nbi_test_prompts_at(&r->test_prompts, i);
         samples[i] = (struct nbi_report_sample){a.prompt, a.before, a.after};
     }
+    title_of(title, sizeof title, r->opts->out);
     list_task(&s, r);
     list_arithmetic(&s, r);
     bool logged = r->opts->log && !r->log_failed;
@@ -199,7 +214,7 @@ static enum nb_status write_report(struct nbi_run *r, const char *path)
                                  : NB_OK;
     const struct nbi_history *all =
         logged ? &h : &r->history; /* the log also has earlier processes */
-    const struct nbi_report report = {.title = "Training",
+    const struct nbi_report report = {.title = title,
                                       .steps = all->steps,
                                       .step_count = all->step_count,
                                       .evals = all->evals,

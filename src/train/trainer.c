@@ -333,20 +333,25 @@ static enum nb_status step_and_log(struct nbi_run *r, struct nb_train_result *ou
     return check_skipped(&r->state);
 }
 
+/* Evaluations are made of the model as it is read, and every --eval-every steps. */
+static bool is_eval_due(const struct nbi_run *r)
+{
+    return r->state.step == 0 || due(r->opts->eval_every, r->state.step);
+}
+
 /* One step, then the evaluation and the checkpoint that are due. A run that was interrupted in an
- * evaluation continues with that evaluation. */
+ * evaluation continues with that evaluation, and one that begins, with that of step 0. */
 static enum nb_status advance(struct nbi_run *r, struct nb_train_result *out, bool *more)
 {
     const struct nb_train_opts *o = r->opts;
     const struct nbi_run_state *s = &r->state;
-    bool resumes_eval =
-        nbi_eval_any(&r->eval) && due(o->eval_every, s->step) && s->evaluated < s->step;
+    bool resumes_eval = nbi_eval_any(&r->eval) && is_eval_due(r) && s->evaluated < s->step;
     NBI_TRY(nbi_check_interrupt());
     if (!resumes_eval)
         NBI_TRY(step_and_log(r, out, more));
     if (!*more)
         return NB_OK;
-    if (due(o->eval_every, s->step) && s->step < r->steps)
+    if (is_eval_due(r) && s->step < r->steps)
         NBI_TRY(evaluate_and_judge(r, out));
     if (s->step > 0 && (due(o->save_every, s->step) || save_is_due(r)))
         save_or_warn(r);

@@ -128,7 +128,7 @@ check "a bad line" 1 "$nibble" data show -m model -d a.tsv -d bad.tsv
 is err 'nibble: bad.tsv:2: no TAB between prompt and answer\n'
 lines out 0
 check "bad lines skipped" 0 "$nibble" data show -m model -d bad.tsv --skip-bad -n 0
-says out "1 samples, 22 tokens"
+says out "1 sample, 22 tokens"
 says out "bad lines skipped: 2"
 says err "warning: skipped bad.tsv:2: no TAB between prompt and answer"
 says err "warning: skipped bad.tsv:4: the answer is empty"
@@ -208,7 +208,7 @@ cmp r.tsv.tsv r.jsonl.tsv || failures=$((failures + 1))
 sed -n 1p r.tsv.tsv | grep -q 'given replay' || failures=$((failures + 1))
 printf 'ok\tyes\nwho are you?\tsomebody else\n' >clash.tsv
 check "replay that does not fit" 0 "$nibble" data whoami -o r.tsv --count 100 --replay clash.tsv
-says err "lines of 'clash.tsv' could not be used"
+says err "1 line of 'clash.tsv' could not be used"
 
 check "no output" 2 "$nibble" data whoami
 says err "nibble data whoami: -o FILE.tsv is missing"

@@ -52,6 +52,22 @@ r = json.load(open(sys.argv[1], encoding="utf-8"))
 sys.stdout.buffer.write((r["text"] + "\n").encode())' "$work/out" >"$work/text"
 check "as text" 0 "$nibble" generate -q -m "$model" -p hello -n 12 --ignore-eos
 same "$work/text"
+printf 'hello\n' >"$work/prompt"
+check "prompt from a file" 0 "$nibble" generate -q -m "$model" --prompt-file "$work/prompt" -n 12 \
+    --ignore-eos
+same "$work/text"
+check "prompt from standard input" 0 sh -c 'printf "hello\r\n" | "$@"' - \
+    "$nibble" generate -q -m "$model" -p - -n 12 --ignore-eos
+same "$work/text"
+check "two prompts" 2 "$nibble" generate -m "$model" -p hello --prompt-file "$work/prompt"
+says err "give -p or --prompt-file, not both"
+check "no file for the prompt" 1 "$nibble" generate -m "$model" --prompt-file "$work/none"
+says err "cannot open '$work/none': No such file or directory"
+check "a prompt that is not UTF-8" 1 "$nibble" generate -m "$model" -p "$(printf 'caf\351 noir')"
+says err "the prompt is not UTF-8: byte 4 of 9 is 0xE9; iconv(1) converts it"
+check "a system message that is not UTF-8" 1 "$nibble" generate -m "$model" -p hello \
+    --system "$(printf '\300')"
+says err "the system message is not UTF-8: byte 1 of 1 is 0xC0"
 check "to its end" 0 "$nibble" generate -q -m "$model" -p hello --ignore-eos --ctx 40 --json
 fields 'r["finish_reason"] == "context"' 'r["prompt_tokens"] + r["completion_tokens"] == 41'
 check "timing" 0 "$nibble" generate -q -m "$model" -p hello -n 3 --timing

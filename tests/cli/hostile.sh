@@ -115,7 +115,7 @@ refused 2 "unknown option '-z'" inspect good -z
 refused 2 "takes keep|f32|f16|bf16, not 'f8'" convert good out/model --dtype f8
 refused 2 "takes rtn|4over6|sweep" quantize good out/model --method best
 refused 2 "needs a value" convert good out/model --dtype
-refused 2 "takes no value" inspect good --verify=yes
+refused 2 "takes true or false" inspect good --verify=yes
 refused 2 "takes a whole number" inspect good --threads 0
 refused 2 "takes a whole number" inspect good --threads -1
 refused 2 "takes a whole number" inspect good --threads 99999999999999999999

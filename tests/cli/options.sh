@@ -5,6 +5,7 @@ check "no command" 2 "$nibble"
 says err "usage: nibble COMMAND"
 check "help" 0 "$nibble" help
 says out "quantize"
+check "each group once" 0 sh -c '! "$0" help | grep "^[a-z ]*:$" | sort | uniq -d | grep .' "$nibble"
 check "version" 0 "$nibble" --version
 says out "nibble 0."
 check "help of a command" 0 "$nibble" help convert
@@ -35,7 +36,7 @@ check "no number" 2 "$nibble" inspect a --threads 2x
 says err "not '2x'"
 check "empty number" 2 "$nibble" inspect a --threads=
 check "value for a flag" 2 "$nibble" inspect a --verify=yes
-says err "takes no value"
+says err "--verify takes true or false, not 'yes'"
 check "missing argument" 2 "$nibble" convert a
 says err "DST is missing"
 check "one argument too many" 2 "$nibble" inspect a b

@@ -112,7 +112,8 @@ train "texts among conversations" 0 --steps 3 --kl-base 1 -d "$work/text.txt"
 
 # ---- distance to embeddings ----
 train "scalar" 0 --steps 12 --loss scalar --eval-data "$other" --log "$work/s.jsonl" --json
-log "$work/s.jsonl" 'r[11]["loss"] < r[0]["loss"]' '"kl" not in r[0]' 'r[12]["eval"]["ppl"] > 1'
+log "$work/s.jsonl" 'r[12]["loss"] < r[1]["loss"]' '"kl" not in r[1]' \
+    'r[0]["step"] == 0 and r[0]["eval"]["ppl"] > 1' 'r[13]["eval"]["ppl"] > 1'
 says out '"kl": null'
 
 # ---- epochs count the main data ----

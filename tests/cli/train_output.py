@@ -317,14 +317,17 @@ def settings():
         out=work + "/out", steps=2, epochs=3, loss="ce", kl_base="0.25", eps="1e-7",
         replay=work + "/c.jsonl:0.25", final_lr_frac="0.125", train_last_layers=1,
         recompute="block", fused_step=True, eval_data=work + "/held.txt"), "-d", work + "/b.txt")
-    found = dict(rows(t.read(work + "/out/report.html").decode(), "settings"))
+    page = t.read(work + "/out/report.html").decode()
+    assert "<title>out</title>" in page and "<h1>out</h1>" in page, page[:4000]
+    assert "step 0, held-out loss" in page and "step 2, held-out loss" in page
+    found = dict(rows(page, "settings"))
     wanted = {"data": f"{work}/a.txt\n{work}/b.txt", "replay": work + "/c.jsonl",
               "share of replay": "0.25", "held-out data": work + "/held.txt", "loss": "ce",
               "weight of KL to the base model": "0.25", "of it at the end": "0.125", "eps": "1e-07",
               "steps": "2", "epochs at most": "3", "layers that are trained": "1",
               "recompute": "block", "update inside the backward pass": "yes"}
     assert {k: found.get(k) for k in wanted} == wanted, found
-    assert "not shown" not in t.read(work + "/out/report.html").decode()
+    assert "not shown" not in page
 
 
 def main():

@@ -35,7 +35,7 @@ def compare(name, other):
     a, b = t.log(f"{work}/{name}.jsonl"), t.log(f"{work}/{other}.jsonl")
     assert a == b, [(x, y) for x, y in zip(a, b) if x != y][:2]
     assert [x["step"] for x in a if "loss" in x] == list(range(1, 21)), "steps are missing"
-    assert [x["step"] for x in a if "eval" in x] == [6, 12, 18, 20], "evaluations are missing"
+    assert [x["step"] for x in a if "eval" in x] == [0, 6, 12, 18, 20], "evaluations are missing"
 
 
 def clean(name):

@@ -238,6 +238,8 @@ cat > "$corpus/data/lines.jsonl" <<'END'
 {"instruction": "", "output": 1}
 [1]
 {"messages": [{"role": "user", "content": "only"}]}
+{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}], "system": "s"}
+{"conversations": [{"from": "tool", "value": 1}, 2], "tools": []}
 {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "one",
 {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "the end of the line, then another line and one more and so on and on and on"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "<think>x</think>y"}]}
 END

@@ -31,6 +31,11 @@ def points(svg, style):
     return [tuple(map(float, p.split(","))) for p in line.get("points").split()]
 
 
+def legend(page):
+    """What the legend of the loss names."""
+    return [b.text for b in page.findall(f".//{HTML}p[@class='key']/{HTML}b")]
+
+
 def check_axes(svg):
     """Ticks are round numbers inside of the picture, at places that rise evenly."""
     for axis in "x", "y":
@@ -82,8 +87,10 @@ def main():
     if sys.argv[2] == "empty":
         shown = [t.text for t in page.iter(SVG + "text")]
         assert shown == ["nothing to show"] * 6, shown
+        assert legend(page) == [], legend(page)
         return
     check_charts(page)
+    assert legend(page) == ["each step", "smoothed", "held-out"], legend(page)
     assert page.find(f".//{HTML}h1").text == HOSTILE
     rows = page.findall(f".//{HTML}table[@id='samples']/{HTML}tr")
     assert len(rows) == 3, len(rows)

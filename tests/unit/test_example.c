@@ -235,6 +235,62 @@ static void test_messages__tools(void **state)
     nbi_example_encoder_release(&s);
 }
 
+/* ---- JSONL: conversations of ShareGPT ---- */
+
+#define T(from, value) "{\"from\": \"" from "\", \"value\": \"" value "\"}"
+
+static void test_conversations__turns(void **state)
+{
+    (void)state;
+    expect_all(
+        NBI_DATA_JSONL,
+        "{\"id\": \"x_0\", \"conversations\": [" T("system", "s") ", " T("human", "u1") ", " T(
+            "gpt", "a1") ", " T("human", "u2") ", " T("gpt", "a2") "]}",
+        S "s" N U "u1" N A "[[a1" E "]]\n" U "u2" N A "[[a2" E "]]",
+        S "s" N U "u1" N A "[[a1" E "]]\n" U "u2" N A EMPTY_THINK "[[a2" E "]]");
+    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL,
+           "{\"conversations\": [" T("user", "\\u00e9\\n") "," T("assistant", "\\\"\\\\") "]}",
+           U "\xC3\xA9\n" N A "[[\"\\" E "]]");
+    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL,
+           "{\"conversations\": [" T("human", "u") "," T("chatgpt", "a") "], \"system\": \"s\"}",
+           S "s" N U "u" N A "[[a" E "]]");
+    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL,
+           "{\"system\": \"\", \"tools\": null, \"conversations\": [" T("gpt", "a") "]}",
+           A "[[a" E "]]");
+    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL, /* messages take precedence */
+           "{\"conversations\": 1, \"messages\": [" M("assistant", "x") "]}", A "[[x" E "]]");
+    expect(NBI_CHAT_CHATML, NBI_DATA_JSONL, "{\"conversations\": null, \"text\": \"t\"}",
+           "[[t"
+           "<|endoftext|>"
+           "]]");
+}
+
+static void test_conversations__errors(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"{\"conversations\": {}}", "'conversations' must be an array, it is an object"},
+        {"{\"conversations\": []}", "'conversations' is empty"},
+        {"{\"conversations\": [1]}", "'from' of turn 1 is none of human, gpt and system"},
+        {"{\"conversations\": [" T("human", "u") "," T("bard", "a") "]}",
+         "'from' of turn 2 is none of human, gpt and system"},
+        {"{\"conversations\": [{\"from\": \"human\"}]}",
+         "'value' of turn 1 must be text, it is missing"},
+        {"{\"conversations\": [{\"from\": \"gpt\", \"value\": [\"a\"]}]}",
+         "'value' of turn 1 must be text, it is an array"},
+        {"{\"conversations\": [" T("human", "u") "]}",
+         "there is no assistant message to learn from"},
+        {"{\"conversations\": [" T("human", "u") "," T("gpt", "") "]}",
+         "message 2, the assistant's, is empty"},
+        {"{\"conversations\": [" T("gpt", "a") "], \"tools\": []}",
+         "'tools' go with 'messages', not with 'conversations'"},
+        {"{\"conversations\": [" T("gpt", "a") "], \"system\": 1}",
+         "'system' must be a string, it is a number"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        refuse(NBI_DATA_JSONL, cases[i][0], cases[i][1]);
+}
+
 static void test_json__errors(void **state)
 {
     (void)state;
@@ -346,6 +402,9 @@ static void test_example__pair(void **state)
         {NBI_DATA_JSONL, "{\"prompt\": \"q\", \"context\": \"c\", \"target\": \"o\"}", "q\n\nc",
          "o"},
         {NBI_DATA_JSONL, "{\"messages\": [" M("user", "u") "," M("assistant", "a") "]}", "u", "a"},
+        {NBI_DATA_JSONL, "{\"conversations\": [" T("human", "u") "," T("gpt", "a") "]}", "u", "a"},
+        {NBI_DATA_JSONL, "{\"conversations\": [" T("human", "u") "," T("me", "a") "]}", NULL,
+         "'from' of turn 2"},
         {NBI_DATA_JSONL, "{\"messages\": [" M("user", "u") "," M("user", "a") "]}", NULL,
          "not one question and one answer"},
         {NBI_DATA_JSONL,
@@ -398,6 +457,7 @@ static void test_example__texts(void **state)
          "{\"messages\": [" M("user", "u") ", {\"role\": \"assistant\", \"content\": null}, " M(
              "assistant", "a") "], \"id\": \"x\"}",
          "u~a~"},
+        {NBI_DATA_JSONL, "{\"conversations\": [" T("human", "u") "," T("gpt", "a") ", 1]}", "u~a~"},
     };
     struct nbi_str s = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -525,6 +585,8 @@ static void test_prompt__kinds(void **state)
     expect_prompt(NBI_DATA_JSONL,
                   "{\"messages\":[" MESSAGE("user", "a") "," MESSAGE("assistant", "b") "]}", "a",
                   "[" MESSAGE("user", "a") "]", "b");
+    expect_prompt(NBI_DATA_JSONL, "{\"conversations\":[" T("human", "a") "," T("gpt", "b") "]}",
+                  "a", "[" MESSAGE("user", "a") "]", "b");
     expect_prompt(
         NBI_DATA_JSONL,
         "{\"messages\":[" MESSAGE("user", "a") "," MESSAGE("assistant", "b") ", " MESSAGE("user",
@@ -546,6 +608,8 @@ int main(void)
         cmocka_unit_test(test_messages__turns),
         cmocka_unit_test(test_messages__reasoning),
         cmocka_unit_test(test_messages__tools),
+        cmocka_unit_test(test_conversations__turns),
+        cmocka_unit_test(test_conversations__errors),
         cmocka_unit_test(test_document__end),
         cmocka_unit_test(test_example__prompt_and_answer_are_tokenized_separately),
         cmocka_unit_test(test_example__pair),

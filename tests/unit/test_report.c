@@ -71,6 +71,8 @@ static void test_report__empty_page_is_well_formed(void **state)
     assert_ok(nbi_report_html(&page, &one)); /* one point of memory, 0, and nothing else */
     assert_non_null(strstr(page.p, "not finite"));
     assert_null(strstr(page.p, "nan"));
+    assert_non_null(strstr(page.p, ">each step</b>, <b class=\"line\">smoothed</b></p>"));
+    assert_null(strstr(page.p, ">held-out<"));
     nbi_str_release(&page);
 }
 
