@@ -17,10 +17,10 @@
 #include "cli/pages.h"
 
 const struct cli_command *const cli_commands[] = {
-    &cli_inspect, &cli_convert,   &cli_quantize, &cli_synth,    &cli_tokenize, &cli_detokenize,
-    &cli_render,  &cli_tokenizer, &cli_data,     &cli_generate, &cli_chat,     &cli_doctor,
-    &cli_bench,   &cli_parity,    &cli_debug,    &cli_eval,     &cli_stress,   &cli_train,
-    &cli_plan,    &cli_whoami,    &cli_guard,    NULL,
+    &cli_generate,   &cli_chat,    &cli_train,    &cli_plan,    &cli_whoami, &cli_data,
+    &cli_tokenizer,  &cli_convert, &cli_quantize, &cli_inspect, &cli_synth,  &cli_tokenize,
+    &cli_detokenize, &cli_render,  &cli_eval,     &cli_bench,   &cli_doctor, &cli_parity,
+    &cli_stress,     &cli_debug,   &cli_guard,    NULL,
 };
 
 static struct nb_cancel stop; /* set by signals; everything that the program does obeys it */
