@@ -55,7 +55,7 @@ static int check_usage(const struct cli_command *c, const struct convert_opts *o
                                                                : NULL;
     if (!idle)
         return 0;
-    fprintf(stderr, "nibble %s: %s means nothing for '%s'; see 'nibble help %s'\n", c->name, idle,
+    fprintf(stderr, "nibble %s: %s does not apply to '%s'; see 'nibble help %s'\n", c->name, idle,
             dst, c->name);
     return CLI_EXIT_USAGE;
 }

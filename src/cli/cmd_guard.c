@@ -282,7 +282,7 @@ static int run(void *opts)
     struct guard g = {.opts = o, .limit = (uint64_t)(o->limit_gb * 0x1p30)};
     if (o->limit_gb == 0 || o->common.json) {
         fprintf(stderr, "nibble guard: %s; see 'nibble help guard'\n",
-                o->common.json ? "--json means nothing here" : "--limit-gb X is missing");
+                o->common.json ? "--json is not supported" : "--limit-gb X is missing");
         return CLI_EXIT_USAGE;
     }
     g.own_group = !at_terminal();

@@ -92,7 +92,7 @@ static void print_text(const struct nb_file *f, const struct inspect_opts *o)
         printf("%s: %lld tensors, %s\n", rows[i].dtype, (long long)rows[i].tensors,
                nbi_format_bytes(size, (double)rows[i].bytes));
     if (o->verify)
-        printf("verified: names, shapes, scales and values are sound\n");
+        printf("verified: names, shapes, scales and values are valid\n");
 }
 
 static json_t *tensor_json(const struct nb_tensor_info *t, bool *ok)
@@ -148,7 +148,7 @@ static int run(void *opts)
         rc = nb_file_verify(f, (int)o->common.threads, cli_progress_update, &p, NULL);
         cli_progress_end(&p);
         if (rc != NB_OK && rc != NB_EINTERRUPTED) {
-            fprintf(stderr, "nibble: '%s' is not sound: %s\n", o->common.positional[0],
+            fprintf(stderr, "nibble: '%s' is not valid: %s\n", o->common.positional[0],
                     nb_last_error());
             nb_file_close(f);
             return CLI_EXIT_FAILED;

@@ -256,7 +256,7 @@ static int run_detokenize(void *opts)
     if (rc == NB_OK)
         rc = o->jsonl ? cli_read_lines(NULL, detokenize_line, &job) : detokenize_one(&job, o->ids);
     if (rc == NB_OK && job.unknown > 0 && !o->common.quiet)
-        fprintf(stderr, "nibble: warning: ids that are not in the vocabulary gave no text: %zu\n",
+        fprintf(stderr, "nibble: warning: ids outside the vocabulary were skipped: %zu\n",
                 job.unknown);
     nb_tokenizer_close(job.tokenizer);
     return cli_status(rc);

@@ -64,7 +64,7 @@ static int run_train(void *opts)
         fprintf(stderr, "nibble: interrupted after the last step; '%s' is in place\n", o->out);
     else if (r.interrupted)
         fprintf(stderr, "nibble: interrupted after step %lld%s\n", (long long)r.last.step,
-                o->checkpoint_dir ? "; --resume goes on from there"
+                o->checkpoint_dir ? "; --resume continues from there"
                                   : "; without --checkpoint-dir nothing is kept");
     if (o->common.json) {
         json_t *all = result_json(&r);

@@ -135,7 +135,8 @@ static bool split_replay(struct cli_train_opts *o)
     char *end;
     o->replay_share = strtod(colon + 1, &end);
     if (*end || !(o->replay_share > 0 && o->replay_share < 1)) {
-        fprintf(stderr, "nibble: the share of --replay is over 0 and less than 1, not '%s'\n",
+        fprintf(stderr,
+                "nibble: the share of --replay must be more than 0 and less than 1, not '%s'\n",
                 colon + 1);
         return false;
     }

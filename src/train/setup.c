@@ -80,7 +80,7 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
     if (nbi_run_random_tokens(o) && (o->replay || o->kl_base > 0))
         return nbi_fail(NB_EINVAL, "--replay and --kl-base need data, not random tokens");
     if (o->replay && !(o->replay_share > 0 && o->replay_share < 1))
-        return nbi_fail(NB_EINVAL, "the share of --replay is over 0 and less than 1");
+        return nbi_fail(NB_EINVAL, "the share of --replay must be more than 0 and less than 1");
     if (o->kl_base > 0 && o->loss != NB_LOSS_CE)
         return nbi_fail(NB_EINVAL, "--kl-base compares probabilities: use it with --loss ce");
     return NB_OK;
