@@ -120,7 +120,7 @@ static enum nb_status check_request(const struct nb_scheduler *s, const struct n
     if (r->count == 0)
         return nbi_fail(NB_EINVAL, "the prompt is empty");
     if ((int64_t)r->count > s->info.context)
-        return nbi_fail(NB_EVALUE, "a prompt has %zu tokens, and the context is of %lld", r->count,
+        return nbi_fail(NB_EVALUE, "a prompt has %zu tokens, the context only %lld", r->count,
                         (long long)s->info.context);
     if (nbi_kv_pages(longest(s, r)) > s->info.pages)
         return nbi_fail(NB_EVALUE,
