@@ -99,8 +99,8 @@ static void print_overview(FILE *out)
         group = c->group;
         fprintf(out, "  %-10s  %s\n", c->name, c->summary);
     }
-    fprintf(out, "\nmore:\n  help [COMMAND]  this text, or all about a command\n"
-                 "  --version       the version\n");
+    fprintf(out, "\nmore:\n  help [COMMAND]  list the commands, or describe one\n"
+                 "  --version       print the version\n");
 }
 
 static const struct cli_command *find_command(const char *name)
