@@ -200,10 +200,10 @@ struct nb_generate_opts {
     bool ignore_eos;
     bool check_logits; /* fill in logits_crc */
     /* Receives the answer as it grows, in whole characters, without the text that stopped it. Any
-     * status other than NB_OK ends the answer, and nb_generate returns it. */
+     * status other than NB_OK ends the answer, and is the status of the answer. */
     enum nb_status (*text)(void *ctx, const char *text, size_t len);
     void *ctx;
-    struct nb_cancel *cancel; /* NULL: the session's; ignored by schedulers */
+    struct nb_cancel *cancel; /* of this answer; NULL: in nb_generate the session's */
 };
 
 struct nb_generate_result {
@@ -217,11 +217,11 @@ struct nb_generate_result {
     uint32_t logits_crc; /* CRC-32C of the logits that the last token was chosen from */
 };
 
-/* Brings the session to the prompt, reusing the longest common prefix, and answers. The answer
- * stays in the session. NB_EINTERRUPTED comes with a result too: the answer so far. After a failure
- * the session is as it was, or has a beginning of prompt and answer. NB_EINVAL: an empty prompt, or
- * sampling options out of range; NB_EVALUE: a prompt that does not fit the context, an id outside
- * the vocabulary, or a logit that is not finite. */
+/* Brings the session to the prompt, reusing the longest common prefix, and answers: a scheduler of
+ * one request, over the session. The answer stays in it. NB_EINTERRUPTED comes with a result too:
+ * the answer so far. After a failure the session is as it was, or has a beginning of prompt and
+ * answer. NB_EINVAL: an empty prompt, or sampling options out of range; NB_EVALUE: a prompt that
+ * does not fit the context, an id outside the vocabulary, or a logit that is not finite. */
 NB_MUST_CHECK enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt,
                                          size_t count, const struct nb_generate_opts *opts,
                                          struct nb_generate_result *result);
@@ -294,21 +294,40 @@ struct nb_batch_input {
     float *logits;                   /* [vocab], or NULL */
     struct nb_candidate *candidates; /* [topk], most likely first, of equals the lower id */
     int64_t topk;                    /* up to 64 and vocab; 0: none */
-    bool nonfinite; /* out: some logit is not finite, and all candidate ids are -1 */
+    enum nb_status status;           /* out: of this input */
 };
 
-/* One pass over the tokens of all inputs; no sequence may occur twice. After a failure all
- * sequences are as they were, and the results in parts are undefined. NB_ENOMEM: the pool
- * has too few free pages. NB_EVALUE: more tokens than a step or a context holds, or an id outside
- * the vocabulary. */
-NB_MUST_CHECK enum nb_status nb_batch_step(struct nb_batch *batch, struct nb_batch_input *parts,
+/* One pass over the tokens of all inputs, each of which succeeds or fails by itself. Only where
+ * status is NB_OK have the tokens been appended; other sequences are as they were.
+ *
+ * Inputs are checked in their order. One that is refused takes no room and no pages from those
+ * after it, and nothing is written to its logits and candidates:
+ *   NB_EINVAL  there is no such sequence, or an earlier input is for it, even a refused one; count
+ *              or topk is out of range; ids are missing, or candidates
+ *   NB_EVALUE  an id is outside the vocabulary, or there are more tokens than the context has room
+ *              for, or the step after the inputs before it
+ *   NB_ENOMEM  the pool has too few free pages, after those that inputs before it take
+ * NB_EVALUE is also the status of an input for which a logit is not finite, if it wants any: logits
+ * are then those that were computed, and all candidates are {NaN, -1}.
+ *
+ * Returns NB_OK if there are inputs, and those that were accepted could be computed; all may have
+ * been refused. nb_last_error() then has the message of the last input that failed; refused ones
+ * fail before others. Another status concerns the whole step, for example NB_EDEVICE or
+ * NB_EINTERRUPTED: all sequences are as they were, and that is the status of every input that was
+ * not refused. */
+NB_MUST_CHECK enum nb_status nb_batch_step(struct nb_batch *batch, struct nb_batch_input *inputs,
                                            int64_t count);
 
 /* ---- schedulers ------------------------------------------------------------------------------ */
 
 /* Requests that share a batch: each step has a token for every running answer, and prompts take
  * what is left of it. Requests wait in the order in which they came, and one begins when there is a
- * slot and the pool has all pages that it may need, so a running one never lacks memory. */
+ * slot and the pool has all pages that it may need, so a running one never lacks memory.
+ *
+ * A scheduler of one sequence runs its requests over a session in place of a batch: on a GPU that
+ * decodes faster, and tokens that a prompt has in common with the request before it, or with that
+ * one's answer, are not computed again. On a GPU the bits of logits may depend on which these are,
+ * so there a deterministic scheduler of one sequence has a batch. */
 struct nb_scheduler;
 
 struct nb_scheduler_opts {
@@ -324,14 +343,14 @@ NB_MUST_CHECK enum nb_status nb_scheduler_open(struct nb_scheduler **out,
 void nb_scheduler_close(struct nb_scheduler *s);
 
 struct nb_request {
-    const int32_t *ids; /* the prompt: copied, as are the stop texts and biases of opts */
+    const int32_t *ids; /* the prompt: copied, as are stop texts and biases; opts.cancel is not */
     size_t count;
     struct nb_generate_opts opts;
     /* Called once, when the request has ended, in nb_scheduler_run() or _close(). NB_OK and, with
-     * the text so far, NB_EINTERRUPTED come with a result; otherwise result is empty and
-     * nb_last_error() says why: a text callback failed, or a logit was not finite. The result is
-     * released afterwards; to keep it, copy the struct and set *result to zeros. It may submit and
-     * cancel requests. */
+     * the text so far, NB_EINTERRUPTED come with a result; otherwise result is empty, for example
+     * because a text callback failed or a logit was not finite. nb_last_error() says why it was not
+     * NB_OK. The result is released afterwards; to keep it, copy the struct and set *result to
+     * zeros. It may submit and cancel requests. */
     void (*done)(void *ctx, int64_t id, enum nb_status status, struct nb_generate_result *result);
     void *ctx; /* of done */
 };
@@ -343,7 +362,7 @@ NB_MUST_CHECK enum nb_status nb_scheduler_submit(struct nb_scheduler *s,
                                                  const struct nb_request *request, int64_t *id);
 
 /* Ends a request with NB_EINTERRUPTED at the next step; any thread. Nothing happens if it has ended
- * already. */
+ * already. Its opts.cancel does the same. */
 void nb_scheduler_cancel(struct nb_scheduler *s, int64_t id);
 
 /* Runs up to `steps` steps (0: until no request is left), one thread at a time. text and done are
@@ -354,7 +373,7 @@ NB_MUST_CHECK enum nb_status nb_scheduler_run(struct nb_scheduler *s, int64_t st
 
 struct nb_scheduler_info {
     int64_t running, waiting;
-    int64_t pages, reserved; /* of the pool; by running requests */
+    int64_t pages, reserved; /* of the pool, or a session's context; by running requests */
 };
 
 void nb_scheduler_info(struct nb_scheduler *s, struct nb_scheduler_info *info); /* any thread */

@@ -65,6 +65,15 @@ static enum nb_status decoder_open(struct decoder *d, const struct nb_engine *e,
     return NB_OK;
 }
 
+/* A step in which no input may fail. */
+static enum nb_status batch_step(struct decoder *d, int64_t count)
+{
+    NBI_TRY(nb_batch_step(d->batch, d->inputs, count));
+    for (int64_t i = 0; i < count; i++)
+        NBI_TRY(d->inputs[i].status);
+    return NB_OK;
+}
+
 /* Appends the first `count` ids to each sequence, in batch steps of up to info.chunk tokens. */
 static enum nb_status decoder_fill(struct decoder *d, const int32_t *ids, int64_t count)
 {
@@ -82,7 +91,7 @@ static enum nb_status decoder_fill(struct decoder *d, const int32_t *ids, int64_
             free_tokens -= n;
             from += n == left;
         }
-        NBI_TRY(nb_batch_step(d->batch, d->inputs, inputs));
+        NBI_TRY(batch_step(d, inputs));
     }
     return NB_OK;
 }
@@ -96,7 +105,7 @@ static enum nb_status decoder_step(struct decoder *d, const int32_t *id)
     for (int64_t i = 0; i < d->sequences; i++)
         d->inputs[i] = (struct nb_batch_input){
             .sequence = i, .ids = id, .count = 1, .candidates = &d->candidates[i], .topk = 1};
-    return nb_batch_step(d->batch, d->inputs, d->sequences);
+    return batch_step(d, d->sequences);
 }
 
 static enum nb_status decoder_truncate(struct decoder *d, int64_t length)

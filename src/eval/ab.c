@@ -1,14 +1,16 @@
 /* ab.c - compares the answers of two models to the same prompts.
  *
- * Answers are generated as by `nibble generate`; scores use f32 activations and an f32 KV cache.
- * With both models loaded, both score a text chunk by chunk, so that their distributions can be
- * compared row by row. One at a time, A is loaded twice: B's answers exist only after A's turn. */
+ * Answers are generated as by `nibble generate`, several at a time; scores use f32 activations and
+ * an f32 KV cache. With both models loaded, both score a text chunk by chunk, so that their
+ * distributions can be compared row by row. One at a time, A is loaded twice: B's answers exist
+ * only after A's turn. */
 #include "eval/ab.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "eval/text_similarity.h"
+#include "infer/answers.h"
 
 void nbi_ab_progress(struct nbi_ab *ab, int steps)
 {
@@ -43,54 +45,54 @@ static bool same_vocabulary(const struct nbi_ab *ab)
 
 /* ---- answers ---- */
 
-static enum nb_status open_session(const struct nbi_ab *ab, const struct nbi_ab_side *side,
-                                   struct nb_session **session)
+static void count_answer(void *ctx)
 {
-    int64_t context = 0, limit = side->engine->config.max_position;
-    for (int64_t i = 0; i < ab->result->count; i++) {
-        int64_t n = (int64_t)side->items[i].prompt.count + ab->opts->max_tokens;
-        context = n > context ? n : context;
-    }
-    const struct nb_session_opts opts = {.context = context < limit ? context : limit,
-                                         .kv = NB_KV_F16};
-    return nb_session_open(session, side->engine, &opts);
+    nbi_ab_progress(ctx, 1);
 }
 
-static enum nb_status answer(struct nbi_ab *ab, int s, int64_t i, struct nb_session *session)
+/* What to ask of a model for each prompt. */
+static void make_requests(const struct nbi_ab *ab, int s, struct nbi_answers *all)
 {
-    struct nbi_ab_item *item = &ab->side[s].items[i];
-    struct nb_ab_answer *out = &ab->result->rows[i].answer[s];
-    struct nb_generate_result r = {0};
     struct nb_generate_opts g = {.sampling = ab->side[s].engine->defaults,
                                  .max_tokens = ab->opts->max_tokens};
     g.sampling.temperature = ab->opts->temperature;
     g.sampling.seed = ab->opts->seed;
-    enum nb_status rc = nb_generate(session, item->prompt.p, item->prompt.count, &g, &r);
-    if (rc == NB_OK && !r.text)
-        rc = nbi_fail_memory("an answer", r.len);
-    if (rc != NB_OK) {
-        nb_generate_result_release(&r);
-        return rc;
+    for (int64_t i = 0; i < all->count; i++) {
+        const struct nbi_ab_ids *prompt = &ab->side[s].items[i].prompt;
+        all->list[i] = (struct nbi_answer){.ids = prompt->p, .count = prompt->count, .opts = g};
     }
-    out->text = r.text;
-    out->len = r.len;
-    out->tokens = (int64_t)r.count;
-    out->finish = r.finish;
-    item->text[s] = (struct nbi_ab_ids){r.ids, r.count};
-    nbi_ab_progress(ab, 1);
-    return NB_OK;
+}
+
+static void keep_answer(struct nbi_ab *ab, int s, int64_t i, struct nb_generate_result *r)
+{
+    struct nb_ab_answer *out = &ab->result->rows[i].answer[s];
+    out->text = r->text;
+    out->len = r->len;
+    out->tokens = (int64_t)r->count;
+    out->finish = r->finish;
+    ab->side[s].items[i].text[s] = (struct nbi_ab_ids){r->ids, r->count};
+    *r = (struct nb_generate_result){0};
 }
 
 static enum nb_status answer_all(struct nbi_ab *ab, int s)
 {
-    struct nb_session *session = NULL;
-    enum nb_status rc = open_session(ab, &ab->side[s], &session);
-    for (int64_t i = 0; rc == NB_OK && i < ab->result->count; i++) {
-        rc = answer(ab, s, i, session);
-        if (rc != NB_EINTERRUPTED)
-            rc = nbi_context(rc, "%s, model %c", ab->result->rows[i].prompt.place, 'A' + s);
+    struct nbi_answers all = {
+        .count = ab->result->count, .answered = count_answer, .ctx = ab, .independent = true};
+    all.list = calloc((size_t)all.count, sizeof *all.list);
+    if (!all.list)
+        return nbi_fail_memory("answers", (size_t)all.count * sizeof *all.list);
+    make_requests(ab, s, &all);
+    enum nb_status rc = nbi_answer_all(ab->side[s].engine, &all);
+    if (rc != NB_OK && rc != NB_EINTERRUPTED)
+        rc = nbi_context(rc, "%s, model %c",
+                         all.failed < 0 ? "answers" : ab->result->rows[all.failed].prompt.place,
+                         'A' + s);
+    for (int64_t i = 0; i < all.count; i++) {
+        if (rc == NB_OK)
+            keep_answer(ab, s, i, &all.list[i].result);
+        nb_generate_result_release(&all.list[i].result);
     }
-    nb_session_close(session);
+    free(all.list);
     return rc;
 }
 

@@ -87,15 +87,14 @@ static enum nb_status fill_truncated(struct stress *t, struct nb_session *s)
 static enum nb_status fill_reused(struct stress *t, struct nb_session *s)
 {
     int32_t other[PROMPT];
-    int64_t reused;
     memcpy(other, t->prompt[0], HALF * sizeof *other);
     memcpy(other + HALF, t->prompt[1] + HALF, (PROMPT - HALF) * sizeof *other);
-    struct nbi_logits_spec next = {.logits = t->logits[0]};
-    NBI_TRY(nbi_session_set_prompt(s, other, PROMPT, &next, &reused));
-    NBI_TRY(nbi_session_set_prompt(s, t->prompt[0], PROMPT, &next, &reused));
+    nb_session_truncate(s, 0);
+    NBI_TRY(nbi_session_append(s, other, PROMPT, NULL, 0));
+    int64_t reused = nbi_session_reuse(s, t->prompt[0], PROMPT);
     if (reused != HALF)
         record_difference(t, "%lld tokens were kept, not %d", (long long)reused, HALF);
-    return NB_OK;
+    return append(t, s, reused, PROMPT);
 }
 
 /* Restores into s a snapshot that `from` (which may be s) took after half of the prompt, then

@@ -6,8 +6,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
-#include "infer/engine.h"
-#include "infer/session.h"
+#include "infer/answers.h"
 
 /* Questions with many possible answers. */
 static const char *const open_questions[] = {
@@ -34,8 +33,6 @@ static const char *const open_questions[] = {
 #define OPENINGS        12  /* text openings per language */
 #define TEXT_TOKENS_MAX 128 /* longest text that the model continues from an opening */
 
-#define PARALLEL 16 /* sequences generated at a time */
-
 static const char *const openings[NBI_IDENTITY_LANGUAGES][OPENINGS] = {
     [NBI_IDENTITY_EN] = {"Once upon a time", "The", "I", "One day", "What", "In", "You", "She",
                          "Hello", "It was", "How", "Yes"},
@@ -54,18 +51,12 @@ static const char *const openings[NBI_IDENTITY_LANGUAGES][OPENINGS] = {
                          "\uc548\ub155", "\uc774\uac83\uc740", "\uc65c", "\ub124"},
 };
 
-struct replay_writer;
-
-/* What a request asks for, and its answer. */
+/* What the model is asked. */
 struct replay_prompt {
     const char *text;     /* a question, or the opening of a text */
     const char *fallback; /* written if the model's answer is unusable; NULL: write nothing */
     bool is_text;         /* text is an opening, to be continued without a chat template */
-    int32_t *ids;         /* the prompt [count] */
-    size_t count;
-    struct nb_generate_opts opts;
-    struct nb_generate_result result;
-    struct replay_writer *w;
+    int32_t *ids;
 };
 
 struct replay_writer {
@@ -74,11 +65,10 @@ struct replay_writer {
     struct nbi_replay_report *report;
     struct nb_engine *engine;
     struct replay_prompt *prompts; /* [count] */
+    struct nbi_answer *answers;    /* [count] */
     int64_t count;
     struct nbi_outfile *file;
-    uint64_t at, done;     /* file offset; requests finished */
-    enum nb_status status; /* of the first request that failed */
-    char error[512];
+    uint64_t at, answered; /* file offset; answers so far */
 };
 
 /* Writes and releases a JSON line; NULL means that json_pack() ran out of memory. */
@@ -104,26 +94,12 @@ static enum nb_status put(struct replay_writer *w, const char *prompt, const cha
                                  "content", prompt, "role", "assistant", "content", answer, len));
 }
 
-static void keep_answer(void *ctx, int64_t id, enum nb_status status, struct nb_generate_result *r)
-{
-    struct replay_prompt *prompt = ctx;
-    struct replay_writer *w = prompt->w;
-    (void)id;
-    prompt->result = *r;
-    *r = (struct nb_generate_result){0};
-    if (status != NB_OK && w->status == NB_OK) {
-        w->status = status;
-        snprintf(w->error, sizeof w->error, "%s", nb_last_error());
-    }
-    if (w->opts->progress)
-        w->opts->progress(w->opts->progress_ctx, ++w->done, (uint64_t)w->count);
-}
-
 /* Writes the model's answer if it is complete and does not state the identity, else the fallback,
  * if there is one. */
-static enum nb_status put_answer(struct replay_writer *w, const struct replay_prompt *prompt)
+static enum nb_status put_answer(struct replay_writer *w, int64_t i)
 {
-    const struct nb_generate_result *r = &prompt->result;
+    const struct replay_prompt *prompt = &w->prompts[i];
+    const struct nb_generate_result *r = &w->answers[i].result;
     bool identity = false;
     NBI_TRY(nbi_says_identity(w->q, r->text, r->len, &identity));
     bool good = r->finish == NB_FINISH_STOP && r->len > 0 && !identity;
@@ -143,12 +119,12 @@ static size_t without_partial_character(const char *p, size_t len)
 }
 
 /* Writes an opening and the model's continuation of it. */
-static enum nb_status put_text(struct replay_writer *w, const struct replay_prompt *prompt)
+static enum nb_status put_text(struct replay_writer *w, int64_t i)
 {
-    const struct nb_generate_result *r = &prompt->result;
+    const struct nb_generate_result *r = &w->answers[i].result;
     struct nbi_str text = {0};
     bool cut = r->finish != NB_FINISH_STOP, identity = false;
-    nbi_str_puts(&text, prompt->text);
+    nbi_str_puts(&text, w->prompts[i].text);
     nbi_str_append(&text, r->text, cut ? without_partial_character(r->text, r->len) : r->len);
     enum nb_status rc = nbi_str_status(&text);
     if (rc == NB_OK)
@@ -180,21 +156,23 @@ static bool is_replayed(const struct nbi_questions *q, size_t i)
 static enum nb_status add_prompt(struct replay_writer *w, const struct replay_prompt *prompt,
                                  uint64_t seed)
 {
-    struct replay_prompt *p = &w->prompts[w->count++];
+    struct replay_prompt *p = &w->prompts[w->count];
+    struct nbi_answer *a = &w->answers[w->count++];
     int64_t limit = w->opts->max_tokens;
     if (prompt->is_text && limit > TEXT_TOKENS_MAX)
         limit = TEXT_TOKENS_MAX;
     *p = *prompt;
-    p->w = w;
-    p->opts = (struct nb_generate_opts){.sampling = {.temperature = prompt->fallback ? 0 : 1,
+    a->opts = (struct nb_generate_opts){.sampling = {.temperature = prompt->fallback ? 0 : 1,
                                                      .top_p = 1,
                                                      .repeat_penalty = 1,
                                                      .seed = seed},
                                         .max_tokens = limit};
-    if (!prompt->is_text)
-        return nbi_engine_encode_question(w->engine, prompt->text, &p->ids, &p->count);
-    return nb_tokenizer_encode(nb_engine_tokenizer(w->engine), prompt->text, strlen(prompt->text),
-                               false, &p->ids, &p->count);
+    enum nb_status rc =
+        prompt->is_text ? nb_tokenizer_encode(nb_engine_tokenizer(w->engine), prompt->text,
+                                              strlen(prompt->text), false, &p->ids, &a->count)
+                        : nbi_engine_encode_question(w->engine, prompt->text, &p->ids, &a->count);
+    a->ids = p->ids;
+    return rc;
 }
 
 static enum nb_status add_all_prompts(struct replay_writer *w)
@@ -202,8 +180,9 @@ static enum nb_status add_all_prompts(struct replay_writer *w)
     const struct nbi_replay_opts *o = w->opts;
     size_t capacity = w->q->count + (size_t)(o->samples + o->samples / 2);
     w->prompts = calloc(capacity, sizeof *w->prompts);
-    if (!w->prompts)
-        return nbi_fail_memory("answers", capacity * sizeof *w->prompts);
+    w->answers = calloc(capacity, sizeof *w->answers);
+    if (!w->prompts || !w->answers)
+        return nbi_fail_memory("answers", capacity * sizeof *w->answers);
     for (size_t i = 0; i < w->q->count; i++) {
         const struct nbi_identity_line *line = w->q->lines[i];
         const struct replay_prompt known = {.text = line->prompt, .fallback = line->answer};
@@ -221,46 +200,21 @@ static enum nb_status add_all_prompts(struct replay_writer *w)
     return NB_OK;
 }
 
-/* The context that every prompt fits into with its answer. */
-static int64_t context_for(const struct replay_writer *w)
+static void count_answer(void *ctx)
 {
-    int64_t context = 1, limit = w->engine->config.max_position;
-    for (int64_t i = 0; i < w->count; i++) {
-        int64_t max = w->prompts[i].opts.max_tokens, n = (int64_t)w->prompts[i].count;
-        n = max > 0 && max < limit - n ? n + max : limit;
-        context = n > context ? n : context;
-    }
-    return context;
-}
-
-static enum nb_status answer_all(struct replay_writer *w, struct nb_scheduler *s)
-{
-    int64_t id;
-    for (int64_t i = 0; i < w->count; i++) {
-        struct replay_prompt *p = &w->prompts[i];
-        const struct nb_request request = {
-            .ids = p->ids, .count = p->count, .opts = p->opts, .done = keep_answer, .ctx = p};
-        NBI_TRY(nb_scheduler_submit(s, &request, &id));
-    }
-    for (int64_t active = 1; active > 0 && w->status == NB_OK;)
-        NBI_TRY(nb_scheduler_run(s, 1, &active));
-    return w->status == NB_OK ? NB_OK : nbi_fail(w->status, "%s", w->error);
+    struct replay_writer *w = ctx;
+    if (w->opts->progress)
+        w->opts->progress(w->opts->progress_ctx, ++w->answered, (uint64_t)w->count);
 }
 
 static enum nb_status write_all(struct replay_writer *w)
 {
-    struct nb_scheduler *s = NULL;
     NBI_TRY(add_all_prompts(w));
-    const struct nb_scheduler_opts opts = {
-        .batch = {.sequences = PARALLEL, .context = context_for(w), .kv = NB_KV_F16}};
-    enum nb_status rc = nb_scheduler_open(&s, w->engine, &opts);
-    if (rc == NB_OK)
-        rc = answer_all(w, s);
-    nb_scheduler_close(s);
-    NBI_TRY(rc);
+    struct nbi_answers all = {
+        .list = w->answers, .count = w->count, .answered = count_answer, .ctx = w};
+    NBI_TRY(nbi_answer_all(w->engine, &all));
     for (int64_t i = 0; i < w->count; i++)
-        NBI_TRY(w->prompts[i].is_text ? put_text(w, &w->prompts[i])
-                                      : put_answer(w, &w->prompts[i]));
+        NBI_TRY(w->prompts[i].is_text ? put_text(w, i) : put_answer(w, i));
     return NB_OK;
 }
 
@@ -280,9 +234,10 @@ enum nb_status nbi_replay_write(const struct nbi_questions *q, const struct nbi_
         nbi_outfile_abort(w.file);
     for (int64_t i = 0; i < w.count; i++) {
         free(w.prompts[i].ids);
-        nb_generate_result_release(&w.prompts[i].result);
+        nb_generate_result_release(&w.answers[i].result);
     }
     free(w.prompts);
+    free(w.answers);
     nb_engine_close(w.engine);
     return rc;
 }

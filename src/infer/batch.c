@@ -2,14 +2,15 @@
  *
  * A page has room for NBI_PAGE tokens of one sequence, in every layer at the same place. Each
  * sequence has a table of its pages in the order of its tokens; free pages are on a stack. A step
- * takes all pages that it needs before it computes anything, and lengths grow after everything
- * succeeded. So a step that fails only has to return its pages. */
+ * first checks its inputs: those that it accepts take their pages. Then it computes, and lengths
+ * grow last. So an input that fails, or all of them, only have to return their pages. */
 #include "infer/batch.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "backend/ops.h"
+#include "infer/sampler.h"
 
 #define SEQUENCES_MAX 65535
 
@@ -43,6 +44,8 @@ struct nb_batch {
     int32_t *free_pages; /* [pages] a stack */
     int64_t free_count;
     int64_t steps;
+    struct nb_batch_input **accepted; /* [sequences], inputs of the current step */
+    int64_t accepted_count;
     struct slice *slices;            /* [sequences], of the current pass */
     struct nb_batch_input **outputs; /* [sequences], the input that each row of logits is for */
     int32_t *indices;                /* one block for the arrays of a pass: */
@@ -85,9 +88,9 @@ static enum nb_status check_opts(const struct nbi_config *c, const struct nb_bat
     return NB_OK;
 }
 
-/* The options with all defaults filled in. Rows of the cache must fit 32 bits. */
-static enum nb_status with_defaults(const struct nb_engine *engine,
-                                    const struct nb_batch_opts *opts, struct nb_batch_opts *o)
+/* Rows of the cache must fit 32 bits. */
+enum nb_status nbi_batch_defaults(const struct nb_engine *engine, const struct nb_batch_opts *opts,
+                                  struct nb_batch_opts *o)
 {
     const struct nbi_config *c = &engine->config;
     NBI_TRY(check_opts(c, opts));
@@ -111,12 +114,12 @@ enum nb_status nbi_batch_plan(const struct nb_engine *engine, const struct nb_ba
                               struct nbi_memory_plan *plan)
 {
     struct nb_batch_opts o;
-    NBI_TRY(with_defaults(engine, opts, &o));
+    NBI_TRY(nbi_batch_defaults(engine, opts, &o));
     const struct nbi_acts_opts acts = acts_opts(&o);
     int64_t pages = nbi_kv_pages(o.tokens);
     int64_t tables = o.sequences * nbi_kv_pages(o.context) + pages;
-    int64_t per_sequence =
-        (int64_t)(sizeof(struct sequence) + sizeof(struct slice) + sizeof(struct nb_batch_input *));
+    int64_t per_sequence = (int64_t)(sizeof(struct sequence) + sizeof(struct slice) +
+                                     2 * sizeof(struct nb_batch_input *));
     int64_t host = (int64_t)sizeof(struct nb_batch) + o.sequences * per_sequence +
                    (tables + index_count(&o)) * (int64_t)sizeof(int32_t) +
                    nbi_topk_bytes(o.sequences, NBI_TOPK_MAX);
@@ -136,14 +139,15 @@ static enum nb_status init(struct nb_batch *b)
     size_t n = (size_t)o->sequences, chunk = (size_t)o->chunk;
     size_t table_pages = (size_t)nbi_kv_pages(o->context);
     b->sequences = calloc(n, sizeof *b->sequences);
+    b->accepted = calloc(n, sizeof(struct nb_batch_input *));
     b->slices = calloc(n, sizeof *b->slices);
     b->outputs = calloc(n, sizeof *b->outputs);
     b->tables = malloc(n * table_pages * sizeof *b->tables);
     b->free_pages = malloc((size_t)b->pages * sizeof *b->free_pages);
     b->indices = malloc((size_t)index_count(o) * sizeof *b->indices);
     b->topk = malloc((size_t)nbi_topk_bytes(o->sequences, NBI_TOPK_MAX));
-    if (!b->sequences || !b->slices || !b->outputs || !b->tables || !b->free_pages || !b->indices ||
-        !b->topk)
+    if (!b->sequences || !b->accepted || !b->slices || !b->outputs || !b->tables ||
+        !b->free_pages || !b->indices || !b->topk)
         return nbi_fail_memory("batch", n * table_pages * sizeof *b->tables);
     int32_t **const arrays[] = {&b->ids,  &b->positions, &b->kv_rows, &b->first,
                                 &b->last, &b->table_at,  &b->rows};
@@ -171,14 +175,19 @@ static bool all_nvfp4(const struct nbi_weights *w)
     return all;
 }
 
-/* How many rows the sequences of a batch-invariant pass may share. A backend whose products depend
- * on the number of rows guarantees the same bits only up to batch_invariant_rows, and only for
- * exact products or NVFP4 weights. */
+/* A backend whose products depend on the number of rows guarantees the same bits only up to
+ * batch_invariant_rows, and only for exact products or NVFP4 weights. */
+bool nbi_batch_shares_passes(const struct nb_engine *e, bool exact)
+{
+    return nbi_backend_has(e->be, NBI_CAP_BATCH_INVARIANT) || exact || all_nvfp4(&e->weights);
+}
+
+/* How many rows the sequences of a batch-invariant pass may share. */
 static int64_t invariant_rows(const struct nb_engine *e, const struct nb_batch_opts *o)
 {
     if (nbi_backend_has(e->be, NBI_CAP_BATCH_INVARIANT))
         return o->chunk;
-    return o->exact || all_nvfp4(&e->weights) ? e->be->batch_invariant_rows : 1;
+    return nbi_batch_shares_passes(e, o->exact) ? e->be->batch_invariant_rows : 1;
 }
 
 enum nb_status nb_batch_open(struct nb_batch **out, const struct nb_engine *engine,
@@ -186,7 +195,7 @@ enum nb_status nb_batch_open(struct nb_batch **out, const struct nb_engine *engi
 {
     struct nb_batch_opts o;
     *out = NULL;
-    NBI_TRY(with_defaults(engine, opts, &o));
+    NBI_TRY(nbi_batch_defaults(engine, opts, &o));
     struct nb_batch *b = calloc(1, sizeof *b);
     if (!b)
         return nbi_fail_memory("batch", sizeof *b);
@@ -210,6 +219,7 @@ void nb_batch_close(struct nb_batch *b)
     nbi_acts_release(&b->acts);
     b->engine->be->stream_free(b->stream);
     free(b->sequences);
+    free(b->accepted);
     free(b->slices);
     free(b->outputs);
     free(b->tables);
@@ -350,8 +360,21 @@ static struct nbi_pass pass_of(struct nb_batch *b, int64_t count)
     return p;
 }
 
+/* Hands row i of M rows of logits, or their k candidates, to the input that wants them. */
+static enum nb_status give_output(struct nb_batch *b, int64_t i, int64_t M, int64_t k)
+{
+    struct nb_batch_input *input = b->outputs[i];
+    struct nb_candidate candidates[NBI_TOPK_MAX];
+    if (input->topk == 0)
+        return nbi_check_logits(input->logits, b->engine->config.vocab_size);
+    bool finite = nbi_topk_row(candidates, b->topk, i, M, k);
+    for (int64_t j = 0; j < input->topk; j++)
+        input->candidates[j] = finite ? candidates[j] : (struct nb_candidate){NAN, -1};
+    return finite ? NB_OK : nbi_fail(NB_EVALUE, "the model gave a logit that is not finite");
+}
+
 /* Waits for the pass, and copies its M rows of logits, or their candidates, to the inputs that
- * want them. */
+ * want them. A row that is not finite fails its own input. */
 static enum nb_status fetch_outputs(struct nb_batch *b, int64_t M)
 {
     struct nbi_backend *be = b->engine->be;
@@ -367,16 +390,9 @@ static enum nb_status fetch_outputs(struct nb_batch *b, int64_t M)
             NBI_TRY(be->download(b->stream, b->outputs[i]->logits,
                                  nbi_ptr_add(b->acts.logits, i * row), row));
     NBI_TRY(be->sync(b->stream));
-    for (int64_t i = 0; i < M; i++) {
-        struct nb_batch_input *input = b->outputs[i];
-        struct nb_candidate candidates[NBI_TOPK_MAX];
-        if (input->topk == 0)
-            continue;
-        input->nonfinite = !nbi_topk_row(candidates, b->topk, i, M, k);
-        for (int64_t j = 0; j < input->topk; j++)
-            input->candidates[j] =
-                input->nonfinite ? (struct nb_candidate){NAN, -1} : candidates[j];
-    }
+    for (int64_t i = 0; i < M; i++)
+        b->outputs[i]->status = nbi_context(give_output(b, i, M, k), "sequence %lld",
+                                            (long long)b->outputs[i]->sequence);
     return NB_OK;
 }
 
@@ -409,23 +425,23 @@ static enum nb_status run_chunks(struct nb_batch *b, struct nb_batch_input *inpu
 
 /* Passes in which the bits of a sequence do not depend on the others: short inputs share passes of
  * up to b->invariant_rows, long ones have their own. */
-static enum nb_status run_batch_invariant(struct nb_batch *b, struct nb_batch_input *inputs,
-                                          int64_t count)
+static enum nb_status run_batch_invariant(struct nb_batch *b)
 {
     int64_t slices = 0, rows = 0;
     int64_t limit = b->invariant_rows < b->opts.chunk ? b->invariant_rows : b->opts.chunk;
-    for (int64_t i = 0; i < count; i++)
-        if (inputs[i].count > limit)
-            NBI_TRY(run_chunks(b, &inputs[i]));
-    for (int64_t i = 0; i < count; i++) {
-        if (inputs[i].count > limit)
+    for (int64_t i = 0; i < b->accepted_count; i++)
+        if (b->accepted[i]->count > limit)
+            NBI_TRY(run_chunks(b, b->accepted[i]));
+    for (int64_t i = 0; i < b->accepted_count; i++) {
+        struct nb_batch_input *input = b->accepted[i];
+        if (input->count > limit)
             continue;
-        if (rows + inputs[i].count > limit) {
+        if (rows + input->count > limit) {
             NBI_TRY(run_pass(b, slices));
             slices = rows = 0;
         }
-        b->slices[slices++] = all_of(&inputs[i]);
-        rows += inputs[i].count;
+        b->slices[slices++] = all_of(input);
+        rows += input->count;
     }
     return slices > 0 ? run_pass(b, slices) : NB_OK;
 }
@@ -444,19 +460,20 @@ static bool needs_own_pass(const struct nb_batch *b, const struct nb_batch_input
     return input != *first;
 }
 
-static enum nb_status run(struct nb_batch *b, struct nb_batch_input *inputs, int64_t count)
+/* Computes all accepted inputs. */
+static enum nb_status run(struct nb_batch *b)
 {
     if (b->opts.deterministic)
-        return run_batch_invariant(b, inputs, count);
+        return run_batch_invariant(b);
     int64_t slices = 0;
     const struct nb_batch_input *first = NULL;
-    for (int64_t i = 0; i < count; i++)
-        if (!needs_own_pass(b, &inputs[i], &first))
-            b->slices[slices++] = all_of(&inputs[i]);
+    for (int64_t i = 0; i < b->accepted_count; i++)
+        if (!needs_own_pass(b, b->accepted[i], &first))
+            b->slices[slices++] = all_of(b->accepted[i]);
     NBI_TRY(run_pass(b, slices));
-    for (int64_t i = 0; i < count; i++)
-        if (needs_own_pass(b, &inputs[i], &first)) {
-            b->slices[0] = all_of(&inputs[i]);
+    for (int64_t i = 0; i < b->accepted_count; i++)
+        if (needs_own_pass(b, b->accepted[i], &first)) {
+            b->slices[0] = all_of(b->accepted[i]);
             NBI_TRY(run_pass(b, 1));
         }
     return NB_OK;
@@ -471,7 +488,7 @@ static enum nb_status check_input(struct nb_batch *b, const struct nb_batch_inpu
     if (!s)
         return no_sequence(input->sequence);
     if (s->step == b->steps)
-        return nbi_fail(NB_EINVAL, "sequence %lld has two parts in a step",
+        return nbi_fail(NB_EINVAL, "sequence %lld has two inputs in a step",
                         (long long)input->sequence);
     s->step = b->steps;
     if (input->count < 1 || !input->ids)
@@ -486,51 +503,55 @@ static enum nb_status check_input(struct nb_batch *b, const struct nb_batch_inpu
                         "%lld tokens after %lld of sequence %lld do not fit the context of %lld",
                         (long long)input->count, (long long)s->length, (long long)input->sequence,
                         (long long)b->opts.context);
-    return nbi_engine_check_ids(b->engine, input->ids, input->count);
+    return nbi_context(nbi_engine_check_ids(b->engine, input->ids, input->count), "sequence %lld",
+                       (long long)input->sequence);
 }
 
-/* *pages: pages that the sequences need beyond those they have. */
-static enum nb_status check_inputs(struct nb_batch *b, const struct nb_batch_input *inputs,
-                                   int64_t count, int64_t *pages)
+/* Accepts a good input, whose sequence then has all its pages. room: tokens that the step can still
+ * take. */
+static enum nb_status accept_input(struct nb_batch *b, struct nb_batch_input *input, int64_t room)
 {
-    int64_t tokens = 0;
-    if (!inputs || count < 1 || count > b->opts.sequences)
-        return nbi_fail(NB_EINVAL, "a step of %lld parts", (long long)count);
-    *pages = 0;
-    b->steps++;
-    for (int64_t i = 0; i < count; i++) {
-        NBI_TRY(check_input(b, &inputs[i]));
-        const struct sequence *s = &b->sequences[inputs[i].sequence];
-        *pages += nbi_kv_pages(s->length + inputs[i].count) - s->pages;
-        tokens += inputs[i].count;
-    }
-    if (tokens > b->opts.chunk && !b->opts.deterministic)
-        return nbi_fail(NB_EVALUE, "%lld tokens for a step, which has room for %lld",
-                        (long long)tokens, (long long)b->opts.chunk);
-    if (*pages > b->free_count)
+    NBI_TRY(check_input(b, input));
+    struct sequence *s = &b->sequences[input->sequence];
+    int64_t pages = nbi_kv_pages(s->length + input->count);
+    if (input->count > room)
+        return nbi_fail(NB_EVALUE,
+                        "%lld tokens for sequence %lld in a step of %lld, which has room for %lld",
+                        (long long)input->count, (long long)input->sequence,
+                        (long long)b->opts.chunk, (long long)room);
+    if (pages - s->pages > b->free_count)
         return nbi_fail(NB_ENOMEM,
-                        "%lld more pages of %d tokens are needed, and of %lld there are %lld left; "
-                        "a sequence can be dropped",
-                        (long long)*pages, NBI_PAGE, (long long)b->pages, (long long)b->free_count);
+                        "sequence %lld needs %lld more pages of %d tokens, and of %lld there are "
+                        "%lld left; another sequence can be dropped",
+                        (long long)input->sequence, (long long)(pages - s->pages), NBI_PAGE,
+                        (long long)b->pages, (long long)b->free_count);
+    while (s->pages < pages)
+        s->table[s->pages++] = b->free_pages[--b->free_count];
+    b->accepted[b->accepted_count++] = input;
     return NB_OK;
 }
 
 enum nb_status nb_batch_step(struct nb_batch *b, struct nb_batch_input *inputs, int64_t count)
 {
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(b->opts.cancel);
-    int64_t pages;
-    NBI_TRY(check_inputs(b, inputs, count, &pages));
+    int64_t room = b->opts.deterministic ? INT64_MAX : b->opts.chunk;
+    if (!inputs || count < 1)
+        return nbi_fail(NB_EINVAL, "a step of %lld inputs", (long long)count);
+    b->steps++;
+    b->accepted_count = 0;
     for (int64_t i = 0; i < count; i++) {
-        struct sequence *s = &b->sequences[inputs[i].sequence];
-        inputs[i].nonfinite = false;
-        while (s->pages < nbi_kv_pages(s->length + inputs[i].count))
-            s->table[s->pages++] = b->free_pages[--b->free_count];
+        inputs[i].status = accept_input(b, &inputs[i], room);
+        if (inputs[i].status == NB_OK)
+            room -= inputs[i].count;
     }
-    enum nb_status rc = run(b, inputs, count);
-    for (int64_t i = 0; i < count; i++) {
-        struct sequence *s = &b->sequences[inputs[i].sequence];
-        if (rc == NB_OK)
-            s->length += inputs[i].count;
+    enum nb_status rc = b->accepted_count > 0 ? run(b) : NB_OK;
+    for (int64_t i = 0; i < b->accepted_count; i++) {
+        struct nb_batch_input *input = b->accepted[i];
+        struct sequence *s = &b->sequences[input->sequence];
+        if (rc != NB_OK)
+            input->status = rc;
+        if (input->status == NB_OK)
+            s->length += input->count;
         else
             trim_pages(b, s, s->length);
     }

@@ -1,40 +1,21 @@
-/* generate.c - one answer over a session: the prompt, then token by token. */
-#include <string.h>
+/* generate.c - one answer over a session: a scheduler of one slot with one request. */
+#include <stdlib.h>
 
-#include "base/clock.h"
-#include "infer/response.h"
+#include "infer/scheduler.h"
 
-static int64_t context_left(const struct nb_session *s)
+/* How the request ended. */
+struct outcome {
+    enum nb_status status;
+    struct nb_generate_result *result;
+};
+
+static void keep(void *ctx, int64_t id, enum nb_status status, struct nb_generate_result *result)
 {
-    return nbi_session_context(s) - nbi_session_length(s);
-}
-
-static enum nb_status next_token(struct nb_session *s, struct nbi_response *a, bool *done)
-{
-    int32_t id;
-    NBI_TRY(nbi_check_interrupt());
-    NBI_TRY(nbi_response_token(a, context_left(s), &id, done));
-    /* Append the last token as well, so that the next turn finds it in the session. */
-    if (context_left(s) < 1)
-        return NB_OK;
-    return *done ? nb_session_append(s, &id, 1, NULL)
-                 : nbi_session_append_next(s, &id, 1, &a->spec);
-}
-
-static enum nb_status run(struct nb_session *s, struct nbi_response *a, const int32_t *prompt,
-                          size_t count)
-{
-    struct nb_generate_result *r = a->result;
-    NBI_TRY(nbi_response_begin(a, prompt, count, nbi_session_context(s)));
-    double start = nbi_now();
-    NBI_TRY(nbi_session_set_prompt(s, prompt, (int64_t)count, &a->spec, &r->reused_tokens));
-    r->prompt_seconds = nbi_now() - start;
-    start = nbi_now();
-    enum nb_status rc = NB_OK;
-    for (bool done = false; rc == NB_OK && !done;)
-        rc = next_token(s, a, &done);
-    r->seconds = nbi_now() - start;
-    return rc;
+    struct outcome *o = ctx;
+    (void)id;
+    o->status = status;
+    *o->result = *result;
+    *result = (struct nb_generate_result){0};
 }
 
 enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt, size_t count,
@@ -42,8 +23,23 @@ enum nb_status nb_generate(struct nb_session *session, const int32_t *prompt, si
 {
     NBI_SCOPED struct nb_cancel *before =
         nbi_cancel_enter(opts->cancel ? opts->cancel : nbi_session_cancel(session));
-    struct nbi_response a = {.engine = nbi_session_engine(session), .opts = opts, .result = result};
-    return nbi_response_end(&a, run(session, &a, prompt, count));
+    struct outcome o = {.result = result};
+    const struct nb_request request = {
+        .ids = prompt, .count = count, .opts = *opts, .done = keep, .ctx = &o};
+    struct nb_scheduler *s;
+    int64_t id;
+    *result = (struct nb_generate_result){0};
+    NBI_TRY(nbi_scheduler_open_over(&s, session));
+    enum nb_status rc = nb_scheduler_submit(s, &request, &id);
+    if (rc == NB_OK) {
+        rc = nb_scheduler_run(s, 0, NULL);
+        if (rc == NB_OK)
+            rc = o.status;
+        else
+            nbi_scheduler_end(s, rc);
+    }
+    nb_scheduler_close(s);
+    return rc;
 }
 
 void nb_generate_result_release(struct nb_generate_result *result)

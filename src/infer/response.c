@@ -134,6 +134,8 @@ enum nb_status nbi_response_end(struct nbi_response *a, enum nb_status rc)
     nb_decoder_release(&a->decoder);
     a->result->text = a->text.p ? a->text.p : strdup("");
     a->result->len = a->text.len;
+    if (!a->result->text && (rc == NB_OK || rc == NB_EINTERRUPTED))
+        rc = nbi_fail_memory("an answer", 1);
     if (rc != NB_OK && rc != NB_EINTERRUPTED)
         nb_generate_result_release(a->result);
     return rc;

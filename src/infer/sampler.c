@@ -131,7 +131,7 @@ int32_t nbi_argmax(const float *x, int64_t n)
     return best;
 }
 
-static enum nb_status check_finite(const float *logits, int64_t n)
+enum nb_status nbi_check_logits(const float *logits, int64_t n)
 {
     int nonfinite = 0;
 #pragma omp simd reduction(| : nonfinite)
@@ -392,10 +392,10 @@ int32_t nbi_sampler_from_topk(struct nbi_sampler *s, const struct nb_candidate *
 
 enum nb_status nbi_sampler_pick(struct nbi_sampler *s, float *logits, int32_t *id)
 {
-    NBI_TRY(check_finite(logits, s->vocab));
+    NBI_TRY(nbi_check_logits(logits, s->vocab));
     apply_penalties(s, logits);
     if (s->penalties || s->opts.bias_count > 0)
-        NBI_TRY(nbi_context(check_finite(logits, s->vocab), "after penalties"));
+        NBI_TRY(nbi_context(nbi_check_logits(logits, s->vocab), "after penalties"));
     uint64_t draw = s->draws++;
     if (s->opts.temperature > 0 && s->opts.top_k == 0) {
         *id = draw_unsorted(s, logits, draw);

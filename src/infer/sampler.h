@@ -32,6 +32,9 @@ void nbi_sampler_accept(struct nbi_sampler *s, int32_t id);
 /* The index of the largest value, the first of equal ones. */
 int32_t nbi_argmax(const float *x, int64_t n);
 
+/* NB_EVALUE if one is not finite. */
+enum nb_status nbi_check_logits(const float *logits, int64_t n);
+
 /* How many of the most likely tokens are enough for the next draw; 0: it needs all logits. */
 int64_t nbi_sampler_topk(const struct nbi_sampler *s);
 

@@ -147,10 +147,24 @@ const int32_t *nb_session_tokens(const struct nb_session *s, int64_t *count)
     return s->tokens;
 }
 
+int64_t nbi_session_chunk(const struct nb_session *s)
+{
+    return s->opts.chunk;
+}
+
 void nb_session_truncate(struct nb_session *s, int64_t length)
 {
     if (length < s->length)
         s->length = length < 0 ? 0 : length;
+}
+
+int64_t nbi_session_reuse(struct nb_session *s, const int32_t *ids, int64_t count)
+{
+    int64_t same = 0;
+    while (same < s->length && same < count - 1 && s->tokens[same] == ids[same])
+        same++;
+    nb_session_truncate(s, same);
+    return same;
 }
 
 /* ---- passes ---- */
@@ -300,21 +314,6 @@ enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids,
 {
     NBI_TRY(append(s, ids, count, spec->logits, 1));
     return spec->logits ? NB_OK : fetch_candidates(s, spec);
-}
-
-enum nb_status nbi_session_set_prompt(struct nb_session *s, const int32_t *ids, int64_t count,
-                                      struct nbi_logits_spec *spec, int64_t *reused)
-{
-    int64_t same = 0;
-    if (count < 1 || count > s->opts.context)
-        return nbi_fail(NB_EVALUE,
-                        "%lld tokens do not fit the context of %lld; a longer one can be requested",
-                        (long long)count, (long long)s->opts.context);
-    while (same < s->length && same < count - 1 && s->tokens[same] == ids[same])
-        same++;
-    *reused = same;
-    nb_session_truncate(s, same);
-    return nbi_session_append_next(s, ids + same, count - same, spec);
 }
 
 /* ---- snapshots ---- */

@@ -27,6 +27,7 @@ enum nb_status nbi_session_new(struct nb_session **out, const struct nb_engine *
 
 const struct nb_engine *nbi_session_engine(const struct nb_session *s);
 int64_t nbi_session_context(const struct nb_session *s);
+int64_t nbi_session_chunk(const struct nb_session *s); /* tokens of a pass */
 int64_t nbi_session_length(const struct nb_session *s);
 struct nb_cancel *nbi_session_cancel(const struct nb_session *s); /* NULL: none */
 
@@ -50,10 +51,10 @@ struct nbi_logits_spec {
 enum nb_status nbi_session_append_next(struct nb_session *s, const int32_t *ids, int64_t count,
                                        struct nbi_logits_spec *spec);
 
-/* Makes the session hold ids and fills in *spec. Tokens that it already has in common with ids
- * from the beginning are kept, but the last one is always computed. *reused: tokens kept. */
-enum nb_status nbi_session_set_prompt(struct nb_session *s, const int32_t *ids, int64_t count,
-                                      struct nbi_logits_spec *spec, int64_t *reused);
+/* Forgets what differs from a prompt: keeps the tokens that the session has in common with ids from
+ * the beginning, but never the last id, after which logits are wanted. Returns how many it keeps;
+ * the ids after them are to be appended. */
+int64_t nbi_session_reuse(struct nb_session *s, const int32_t *ids, int64_t count);
 
 /* A host copy of tokens, keys and values. It can be restored into any session of the same model
  * and KV type whose context is long enough. */

@@ -80,18 +80,23 @@ static enum nb_status append(struct nb_cancel *c)
     return rc;
 }
 
-static enum nb_status generate(struct nb_cancel *c)
+static enum nb_status generate_with(struct nb_cancel *of_session, struct nb_cancel *c)
 {
     struct nb_session *s;
     struct nb_generate_result r;
     const int32_t ids[] = {1, 2, 3};
-    assert_ok(nb_session_open(&s, engine, &(struct nb_session_opts){.cancel = &clear}));
+    assert_ok(nb_session_open(&s, engine, &(struct nb_session_opts){.cancel = of_session}));
     const struct nb_generate_opts o = {
         .sampling = {.top_p = 1, .repeat_penalty = 1}, .max_tokens = 3, .cancel = c};
     enum nb_status rc = nb_generate(s, ids, 3, &o, &r);
     nb_generate_result_release(&r);
     nb_session_close(s);
     return rc;
+}
+
+static enum nb_status generate(struct nb_cancel *c)
+{
+    return generate_with(&clear, c);
 }
 
 static enum nb_status schedule(struct nb_cancel *c)
@@ -206,6 +211,10 @@ static void test_cancel__is_inherited(void **state)
     nb_cancel_set(&stop);
     assert_int_equal(append(NULL), NB_EINTERRUPTED);
     assert_ok(append(&clear));
+    assert_ok(schedule(&clear));
+    assert_int_equal(generate_with(NULL, NULL), NB_EINTERRUPTED);
+    assert_ok(generate_with(NULL, &clear));
+    assert_ok(generate_with(&stop, &clear)); /* its own, not the session's */
     nb_cancel_clear(&stop);
     assert_ok(append(NULL));
 }

@@ -4,70 +4,13 @@
 
 #include <math.h>
 
-#include "backend/ops.h"
-#include "base/rng.h"
-#include "infer/batch.h"
-#include "unit/support.h"
+#include "unit/batch_lab.h"
 
-#define VOCAB     2048
-#define ROW       (VOCAB * sizeof(float))
-#define SEQUENCES 6
-#define CONTEXT   300
-#define COUNT(a)  ((int64_t)(sizeof(a) / sizeof *(a)))
-
-/* ---- fixture ---- */
-
-static struct nb_engine *engine;
 static uint64_t drawn;
 
 static int64_t dice(int64_t n)
 {
     return nbi_philox(7, drawn++, 0).v[0] % n;
-}
-
-static int open_engine(void **state)
-{
-    const struct nb_engine_opts opts = {.synthetic = "tiny", .threads = 1};
-    (void)state;
-    return nb_engine_open(&engine, &opts) == NB_OK ? 0 : -1;
-}
-
-static int close_engine(void **state)
-{
-    (void)state;
-    nb_engine_close(engine);
-    return 0;
-}
-
-static const struct nb_batch_opts usual = {
-    .sequences = SEQUENCES, .context = CONTEXT, .chunk = 128, .kv = NB_KV_F16};
-
-static struct nb_batch *open_batch(const struct nb_batch_opts *opts)
-{
-    struct nb_batch *b;
-    assert_ok(nb_batch_open(&b, engine, opts));
-    return b;
-}
-
-static int64_t added(struct nb_batch *b)
-{
-    int64_t sequence = -1;
-    assert_ok(nb_batch_add(b, &sequence));
-    return sequence;
-}
-
-static int64_t free_pages(const struct nb_batch *b)
-{
-    struct nb_batch_info info;
-    nb_batch_info(b, &info);
-    return info.free;
-}
-
-/* The ids of a sequence; `name` seeds them. */
-static void ids_of(int32_t *ids, int64_t name)
-{
-    for (int64_t i = 0; i < CONTEXT; i++)
-        ids[i] = (int32_t)(nbi_philox(11, (uint64_t)(name * CONTEXT + i), 0).v[0] % VOCAB);
 }
 
 /* ---- against sessions ---- */
@@ -120,7 +63,7 @@ static void random_step(struct nb_batch *b, struct pair *pairs, int64_t budget)
     }
     if (count == 0)
         return;
-    assert_ok(nb_batch_step(b, inputs, count));
+    run_step(b, inputs, count);
     for (int64_t i = 0; i < count; i++) {
         struct pair *p = of[i];
         assert_ok(nb_session_append(p->session, p->ids + p->length, inputs[i].count, expected));
@@ -219,17 +162,14 @@ static void test_candidates__are_the_largest_logits(void **state)
     inputs[0].topk = NBI_TOPK_MAX;
     inputs[2].topk = 3;
     memset(candidates[1], 0xAB, sizeof candidates[1]);
-    assert_ok(nb_batch_step(b, inputs, 3));
+    run_step(b, inputs, 3);
     for (int k = 0; k < 2; k++)
         for (int64_t j = 0; j < inputs[2 * k].topk; j++) {
-            int top = 0;
-            for (int v = 1; v < VOCAB; v++)
-                top = logits[k][v] > logits[k][top] ? v : top;
+            int top = best_of(logits[k]);
             assert_int_equal(candidates[k][j].id, top);
             assert_memory_equal(&candidates[k][j].logit, &logits[k][top], sizeof(float));
             logits[k][top] = -INFINITY;
         }
-    assert_false(inputs[0].nonfinite || inputs[1].nonfinite || inputs[2].nonfinite);
     assert_int_equal(((const uint8_t *)&candidates[1][3])[0],
                      0xAB); /* no more than topk are written */
     nb_batch_close(b);
@@ -237,47 +177,7 @@ static void test_candidates__are_the_largest_logits(void **state)
 
 /* ---- instrumented operations ---- */
 
-static struct nbi_backend real; /* the engine's, before it was changed */
-static int64_t passes[64], pass_count, calls_left;
-
-static enum nb_status spoil_first_row(struct nbi_stream *s, const struct nbi_op_linear *a)
-{
-    NBI_TRY(real.linear(s, a));
-    if (a->w[0].rows == VOCAB)
-        ((float *)a->y[0].at)[17] = NAN; // NOLINT(performance-no-int-to-ptr)
-    return NB_OK;
-}
-
-static void test_candidates__nonfinite_stays_in_its_sequence(void **state)
-{
-    struct nb_candidate candidates[2];
-    struct nb_batch *b = open_batch(&usual);
-    const int32_t id = 5;
-    (void)state;
-    for (int i = 0; i < 2; i++)
-        added(b);
-    struct nb_batch_input inputs[2];
-    for (int i = 0; i < 2; i++)
-        inputs[i] = (struct nb_batch_input){
-            .sequence = i, .ids = &id, .count = 1, .candidates = &candidates[i], .topk = 1};
-    real = *engine->be;
-    engine->be->linear = spoil_first_row;
-    enum nb_status rc = nb_batch_step(b, inputs, 2);
-    *engine->be = real;
-    assert_ok(rc);
-    assert_true(inputs[0].nonfinite && candidates[0].id == -1 && isnan(candidates[0].logit));
-    assert_true(!inputs[1].nonfinite && candidates[1].id >= 0 && isfinite(candidates[1].logit));
-    assert_ok(nb_batch_step(b, inputs, 2));
-    assert_true(!inputs[0].nonfinite && candidates[0].id >= 0);
-    nb_batch_close(b);
-}
-
-static enum nb_status count_pass(struct nbi_stream *s, const struct nbi_op_rope_table *a)
-{
-    assert_true(pass_count < COUNT(passes));
-    passes[pass_count++] = a->N;
-    return real.rope_table(s, a);
-}
+static int64_t calls_left;
 
 static enum nb_status expect_batch_invariant(struct nbi_stream *s, const struct nbi_op_attention *a)
 {
@@ -295,7 +195,7 @@ static void expect_passes(struct nb_batch *b, const int64_t *tokens, int64_t cou
     for (int64_t i = 0; i < count; i++)
         inputs[i] = (struct nb_batch_input){.sequence = added(b), .ids = ids, .count = tokens[i]};
     pass_count = 0;
-    assert_ok(nb_batch_step(b, inputs, count));
+    run_step(b, inputs, count);
     assert_int_equal(pass_count, wanted_count);
     for (int64_t i = 0; i < wanted_count; i++)
         assert_int_equal(passes[i], wanted[i]);
@@ -332,10 +232,10 @@ static void test_deterministic__long_inputs_have_passes_of_their_own(void **stat
     /* They end at multiples of 10 from the start of the sequence. */
     int64_t sequence = added(b);
     struct nb_batch_input input = {.sequence = sequence, .ids = ids, .count = 7};
-    assert_ok(nb_batch_step(b, &input, 1));
+    run_step(b, &input, 1);
     input.count = 24;
     pass_count = 0;
-    assert_ok(nb_batch_step(b, &input, 1));
+    run_step(b, &input, 1);
     assert_int_equal(pass_count, 4);
     assert_memory_equal(passes, ((const int64_t[]){3, 10, 10, 1}), 4 * sizeof *passes);
     assert_ok(nb_batch_drop(b, sequence));
@@ -384,7 +284,7 @@ static void test_step__that_fails_changes_nothing(void **state)
     struct nb_batch_input inputs[] = {{.sequence = added(b), .ids = ids, .count = 60},
                                       {.sequence = added(b), .ids = ids, .count = 10}};
     added(fresh);
-    assert_ok(nb_batch_step(b, inputs, 2));
+    run_step(b, inputs, 2);
     int64_t pages = free_pages(b);
     inputs[0] = (struct nb_batch_input){0, ids + 60, 8, .logits = got};
     inputs[1] = (struct nb_batch_input){1, ids + 10, 100, .logits = NULL};
@@ -395,18 +295,25 @@ static void test_step__that_fails_changes_nothing(void **state)
         enum nb_status rc = nb_batch_step(b, inputs, 2);
         *engine->be = real;
         assert_fails(rc, NB_EDEVICE, "the device is gone");
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(inputs[i].status, NB_EDEVICE);
         assert_int_equal(free_pages(b), pages);
         assert_int_equal(nb_batch_length(b, 0), 60);
         assert_int_equal(nb_batch_length(b, 1), 10);
     }
+    /* A refused input keeps its own status. */
+    struct nb_batch_input mixed[] = {inputs[0], {.sequence = 7, .ids = ids, .count = 1}, inputs[1]};
     nb_cancel_set(&stop);
-    enum nb_status rc = nb_batch_step(b, inputs, 2);
+    enum nb_status rc = nb_batch_step(b, mixed, 3);
     nb_cancel_clear(&stop);
     assert_int_equal(rc, NB_EINTERRUPTED);
+    assert_int_equal(mixed[0].status, NB_EINTERRUPTED);
+    assert_int_equal(mixed[1].status, NB_EINVAL);
+    assert_int_equal(mixed[2].status, NB_EINTERRUPTED);
     assert_int_equal(free_pages(b), pages);
-    assert_ok(nb_batch_step(b, inputs, 2));
+    run_step(b, inputs, 2);
     struct nb_batch_input all_tokens = {.sequence = 0, .ids = ids, .count = 68, .logits = wanted};
-    assert_ok(nb_batch_step(fresh, &all_tokens, 1));
+    run_step(fresh, &all_tokens, 1);
     assert_memory_equal(got, wanted, ROW);
     nb_batch_close(b);
     nb_batch_close(fresh);
@@ -432,24 +339,26 @@ static void test_pages__are_reused_after_the_pool_was_empty(void **state)
     int64_t x = added(b), y = added(b);
     struct nb_batch_input inputs[] = {{.sequence = x, .ids = ids, .count = 64},
                                       {.sequence = y, .ids = ids, .count = 64}};
+    run_step(b, inputs, 2);
+    assert_int_equal(free_pages(b), 1);
+    inputs[0].count = inputs[1].count = 1; /* each needs a page, and the first one gets it */
     assert_ok(nb_batch_step(b, inputs, 2));
-    assert_int_equal(free_pages(b), 1);
-    inputs[0].count = inputs[1].count = 1; /* each needs a page */
-    assert_fails(nb_batch_step(b, inputs, 2), NB_ENOMEM, "2 more pages of 64 tokens are needed");
-    assert_int_equal(free_pages(b), 1);
-    assert_int_equal(nb_batch_length(b, x), 64);
-    assert_ok(nb_batch_step(b, inputs, 1));
+    assert_int_equal(inputs[0].status, NB_OK);
+    assert_fails(inputs[1].status, NB_ENOMEM, "sequence 1 needs 1 more pages of 64 tokens");
     assert_int_equal(free_pages(b), 0);
-    assert_fails(nb_batch_step(b, inputs + 1, 1), NB_ENOMEM, "of 3 there are 0 left");
+    assert_int_equal(nb_batch_length(b, x), 65);
+    assert_int_equal(nb_batch_length(b, y), 64);
+    assert_ok(nb_batch_step(b, inputs + 1, 1));
+    assert_fails(inputs[1].status, NB_ENOMEM, "of 3 there are 0 left");
     inputs[0].ids = ids + 65;
     inputs[0].count = 63; /* fits its page */
-    assert_ok(nb_batch_step(b, inputs, 1));
+    run_step(b, inputs, 1);
     assert_ok(nb_batch_drop(b, x));
     assert_int_equal(free_pages(b), 2);
     assert_int_equal(nb_batch_length(b, x), -1);
     /* Neither old contents of the pages nor their order matter. */
     inputs[1] = (struct nb_batch_input){y, ids + 64, 128, .logits = got};
-    assert_ok(nb_batch_step(b, inputs + 1, 1));
+    run_step(b, inputs + 1, 1);
     assert_int_equal(free_pages(b), 0);
     struct nb_session *s;
     assert_ok(nb_session_open(&s, engine, &(struct nb_session_opts){.context = 192, .kv = o.kv}));
@@ -468,7 +377,7 @@ static void test_truncate__returns_pages(void **state)
     struct nb_batch_input input = {x, ids, 128, .logits = wanted};
     (void)state;
     ids_of(ids, 4);
-    assert_ok(nb_batch_step(b, &input, 1));
+    run_step(b, &input, 1);
     assert_int_equal(free_pages(b), all - 2);
     assert_ok(nb_batch_truncate(b, x, 65));
     assert_int_equal(free_pages(b), all - 2);
@@ -476,7 +385,7 @@ static void test_truncate__returns_pages(void **state)
     assert_int_equal(free_pages(b), all - 1);
     assert_int_equal(nb_batch_length(b, x), 64);
     input = (struct nb_batch_input){x, ids + 64, 64, .logits = got};
-    assert_ok(nb_batch_step(b, &input, 1));
+    run_step(b, &input, 1);
     assert_memory_equal(got, wanted, ROW);
     assert_fails(nb_batch_truncate(b, x, 129), NB_EINVAL, "129 tokens of sequence 0");
     assert_fails(nb_batch_truncate(b, x, -1), NB_EINVAL, "-1 tokens");
@@ -517,52 +426,6 @@ static void test_open__refuses_bad_options(void **state)
         assert_int_equal(nbi_batch_plan(engine, &cases[i].o, &plan), cases[i].status);
     }
     nb_batch_close(NULL);
-}
-
-static void test_step__refuses_bad_inputs(void **state)
-{
-    static float logits[VOCAB];
-    struct nb_candidate candidates[NBI_TOPK_MAX + 1];
-    struct nb_batch *b = open_batch(&usual);
-    int32_t ids[CONTEXT + 1] = {0}, low = -1, high = VOCAB;
-    int64_t x = added(b), pages = free_pages(b);
-    const struct {
-        struct nb_batch_input input;
-        enum nb_status status;
-        const char *words;
-    } cases[] = {
-        {{-1, ids, 1, .logits = logits}, NB_EINVAL, "no sequence -1"},
-        {{1, ids, 1, .logits = logits}, NB_EINVAL, "no sequence 1"},
-        {{INT64_MAX, ids, 1, .logits = logits}, NB_EINVAL, "no sequence"},
-        {{x, ids, 0, .logits = logits}, NB_EINVAL, "0 tokens"},
-        {{x, ids, -7, .logits = logits}, NB_EINVAL, "-7 tokens"},
-        {{x, NULL, 1, .logits = logits}, NB_EINVAL, "1 tokens"},
-        {{x, ids, CONTEXT + 1, .logits = logits}, NB_EVALUE, "do not fit the context of 300"},
-        {{x, ids, INT64_MAX, .logits = logits}, NB_EVALUE, "do not fit the context"},
-        {{x, ids, 129, .logits = logits}, NB_EVALUE, "129 tokens for a step"},
-        {{x, &low, 1, .logits = logits}, NB_EVALUE, "token id -1"},
-        {{x, &high, 1, .logits = logits}, NB_EVALUE, "token id 2048"},
-        {{x, ids, 1, .candidates = candidates, .topk = -1}, NB_EINVAL, "the -1 best"},
-        {{x, ids, 1, .candidates = candidates, .topk = NBI_TOPK_MAX + 1}, NB_EINVAL, "the 65 best"},
-        {{x, ids, 1, .candidates = NULL, .topk = 1}, NB_EINVAL, "the 1 best"},
-    };
-    (void)state;
-    for (int64_t i = 0; i < COUNT(cases); i++) {
-        struct nb_batch_input input = cases[i].input;
-        assert_fails(nb_batch_step(b, &input, 1), cases[i].status, cases[i].words);
-    }
-    struct nb_batch_input twice[SEQUENCES + 1];
-    for (int i = 0; i < SEQUENCES + 1; i++)
-        twice[i] = (struct nb_batch_input){.sequence = x, .ids = ids, .count = 1};
-    assert_fails(nb_batch_step(b, twice, 2), NB_EINVAL, "sequence 0 has two parts");
-    assert_fails(nb_batch_step(b, twice, SEQUENCES + 1), NB_EINVAL, "a step of 7 parts");
-    assert_fails(nb_batch_step(b, twice, 0), NB_EINVAL, "a step of 0 parts");
-    assert_fails(nb_batch_step(b, twice, -1), NB_EINVAL, "a step of -1 parts");
-    assert_fails(nb_batch_step(b, NULL, 1), NB_EINVAL, "a step of 1 parts");
-    assert_int_equal(free_pages(b), pages);
-    assert_int_equal(nb_batch_length(b, x), 0);
-    assert_ok(nb_batch_step(b, twice, 1));
-    nb_batch_close(b);
 }
 
 static void test_sequences__lowest_free_number_is_taken(void **state)
@@ -640,7 +503,7 @@ static void test_steps__allocate_nothing(void **state)
     for (int i = 0; i < SEQUENCES; i++)
         inputs[i] = (struct nb_batch_input){
             .sequence = added(b), .ids = ids, .count = 10, .candidates = &candidates[i], .topk = 1};
-    assert_ok(nb_batch_step(b, inputs, SEQUENCES)); /* threads may start here */
+    run_step(b, inputs, SEQUENCES); /* threads may start here */
     long before = allocations;
     assert_true(before > 0); /* counting works */
     for (int step = 0; step < 100 && rc == NB_OK; step++) {
@@ -714,7 +577,7 @@ static void run_gpu(const struct nb_engine *gpu, const struct nb_batch_opts *o, 
         }
         more = n > 0;
         if (more)
-            assert_ok(nb_batch_step(b, inputs, n));
+            run_step(b, inputs, n);
     }
     for (int step = 0; step < GPU_STEPS; step++) {
         for (int i = 0; i < count; i++)
@@ -722,7 +585,7 @@ static void run_gpu(const struct nb_engine *gpu, const struct nb_batch_opts *o, 
                                                 .ids = gpu_ids(which[i]) + at[i]++,
                                                 .count = 1,
                                                 .logits = logits[which[i]]};
-        assert_ok(nb_batch_step(b, inputs, count));
+        run_step(b, inputs, count);
     }
     nb_batch_close(b);
 }
@@ -810,7 +673,7 @@ static void check_sequences(const struct nb_engine *e, int count, enum nb_kv_dty
         at[i] = 1 + i * 11 % (EMULATED && i % 8 > 0 ? 10 : 90);
         inputs[i] = (struct nb_batch_input){.ids = gpu_ids(i % GPU_SEQUENCES) + i, .count = at[i]};
         assert_ok(nb_batch_add(b, &inputs[i].sequence));
-        assert_ok(nb_batch_step(b, &inputs[i], 1));
+        run_step(b, &inputs[i], 1);
     }
     for (int step = 0; step < MAX_STEPS; step++) {
         for (int i = 0; i < count; i++) {
@@ -818,7 +681,7 @@ static void check_sequences(const struct nb_engine *e, int count, enum nb_kv_dty
             inputs[i].count = 1;
             inputs[i].logits = got[i];
         }
-        assert_ok(nb_batch_step(b, inputs, count));
+        run_step(b, inputs, count);
     }
     nb_batch_close(b);
     for (int i = 0; i < count; i += EMULATED ? 6 : 1) {
@@ -908,14 +771,14 @@ static void run_graph_steps(const struct nb_engine *gpu, const struct nb_batch_o
         assert_ok(nb_batch_add(b, &sequence));
         inputs[0] = (struct nb_batch_input){
             .sequence = sequence, .ids = gpu_ids(i), .count = at[i] = starts[i]};
-        assert_ok(nb_batch_step(b, inputs, 1));
+        run_step(b, inputs, 1);
     }
     for (int step = 0; step < GRAPH_STEPS; step++) {
         int count = 0; /* the longest takes part only in every fourth step */
         for (int i = 0; i < 4 - (step % 4 != 0) - step % 2; i++)
             inputs[count++] = (struct nb_batch_input){
                 .sequence = i, .ids = gpu_ids(i) + at[i]++, .count = 1, .logits = logits[step][i]};
-        assert_ok(nb_batch_step(b, inputs, count));
+        run_step(b, inputs, count);
     }
     nb_batch_close(b);
 }
@@ -993,14 +856,12 @@ int main(void)
         cmocka_unit_test(test_batch__logits_equal_on_every_instruction_set_and_two_threads),
         cmocka_unit_test(test_batch__logits_equal_in_several_passes),
         cmocka_unit_test(test_candidates__are_the_largest_logits),
-        cmocka_unit_test(test_candidates__nonfinite_stays_in_its_sequence),
         cmocka_unit_test(test_deterministic__long_inputs_have_passes_of_their_own),
         cmocka_unit_test(test_step__is_one_pass_unless_deterministic),
         cmocka_unit_test(test_step__that_fails_changes_nothing),
         cmocka_unit_test(test_pages__are_reused_after_the_pool_was_empty),
         cmocka_unit_test(test_truncate__returns_pages),
         cmocka_unit_test(test_open__refuses_bad_options),
-        cmocka_unit_test(test_step__refuses_bad_inputs),
         cmocka_unit_test(test_sequences__lowest_free_number_is_taken),
         cmocka_unit_test(test_plan__equals_what_is_allocated),
         cmocka_unit_test(test_steps__allocate_nothing),

@@ -3,8 +3,7 @@
  * Whatever the caller appends, the results must be those of a session that does not run ahead. */
 #include <pthread.h>
 
-#include "infer/session.h"
-
+#include "by_hand.h"
 #include "host_model.h"
 
 /* ---- a megakernel on the CPU ---- */
@@ -269,6 +268,40 @@ static void check_sampled(struct nbi_backend *be, struct model *m, const struct 
     be->megakernel_run = real_run;
 }
 
+/* nb_generate gives the answer of a plain loop, and keeps up running ahead. */
+static void check_generated(struct nbi_backend *be, struct model *m, const struct nbi_weights *w)
+{
+    static const int64_t top_k[] = {1, 20};
+    static const int32_t prompt[] = {5, 6, 7};
+    static struct by_hand wanted;
+    struct nb_engine e;
+    assert_ok(nbi_engine_borrow(
+        &e, &(struct nbi_engine_parts){.be = be, .config = &m->c, .weights = w, .threads = 1}));
+    for (int i = 0; i < 2; i++) {
+        const struct nb_generate_opts o = {.sampling = {.temperature = 1,
+                                                        .top_k = top_k[i],
+                                                        .top_p = 0.9,
+                                                        .repeat_penalty = 1,
+                                                        .seed = 3},
+                                           .max_tokens = SAMPLED};
+        struct nb_generate_result r;
+        struct nb_session *session;
+        assert_ok(nb_session_open(
+            &session, &e, &(struct nb_session_opts){.context = 2 * SAMPLED, .kv = NB_KV_F16}));
+        real_run = be->megakernel_run;
+        be->megakernel_run = counting_run;
+        runs = 0;
+        assert_ok(nb_generate(session, prompt, 3, &o, &r));
+        be->megakernel_run = real_run;
+        assert_in_range(runs, 1, 2);
+        answer_by_hand(&e, 2 * SAMPLED, prompt, 3, &o, &wanted);
+        assert_int_equal(r.count, SAMPLED);
+        assert_memory_equal(r.ids, wanted.ids, sizeof(int32_t) * SAMPLED);
+        nb_generate_result_release(&r);
+        nb_session_close(session);
+    }
+}
+
 static const struct shape run_ahead_shape = {256, 528, 2, 8, 2, 128, 1000, false, true, true};
 
 static void test_run_ahead__gives_the_tokens_of_a_plain_session(void **state)
@@ -291,6 +324,7 @@ static void test_run_ahead__gives_the_tokens_of_a_plain_session(void **state)
     check_actions(be, &m, &w, 60);
     assert_true(runs_ahead > 100);
     check_sampled(be, &m, &w);
+    check_generated(be, &m, &w);
     nbi_weights_release(&w);
     model_free(&m);
     be->close(be);
@@ -325,6 +359,7 @@ static void test_run_ahead__gives_the_tokens_of_a_plain_session_on_a_gpu(void **
                                    NULL));
         check_actions(be, &m, &w, i == 0 ? 60 : 230);
         check_sampled(be, &m, &w);
+        check_generated(be, &m, &w);
         nbi_weights_release(&w);
         model_free(&m);
         be->close(be);

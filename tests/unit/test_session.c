@@ -267,7 +267,7 @@ static void test_truncate__then_other_tokens(void **state)
     nb_session_close(fresh);
 }
 
-static void test_set_prompt__keeps_the_common_prefix(void **state)
+static void test_reuse__keeps_the_common_prefix(void **state)
 {
     static const struct {
         int before, now, change, reused; /* change: the first id that differs; -1: none */
@@ -278,15 +278,15 @@ static void test_set_prompt__keeps_the_common_prefix(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct nb_session *s = open_session(&exact), *fresh = open_session(&exact);
         int32_t now[64];
-        int64_t reused = -1;
         memcpy(now, ids, sizeof now);
         if (cases[i].change >= 0)
             now[cases[i].change] ^= 1;
         if (cases[i].before)
             assert_ok(nbi_session_append(s, ids, cases[i].before, NULL, 0));
-        assert_ok(nbi_session_set_prompt(s, now, cases[i].now,
-                                         &(struct nbi_logits_spec){.logits = got}, &reused));
+        int64_t reused = nbi_session_reuse(s, now, cases[i].now);
         assert_int_equal(reused, cases[i].reused);
+        assert_int_equal(nbi_session_length(s), reused);
+        assert_ok(nbi_session_append(s, now + reused, cases[i].now - reused, got, 1));
         assert_int_equal(nbi_session_length(s), cases[i].now);
         assert_memory_equal(nb_session_tokens(s, NULL), now, (size_t)cases[i].now * sizeof *now);
         assert_ok(nbi_session_append(fresh, now, cases[i].now, wanted, 1));
@@ -628,7 +628,7 @@ int main(void)
         cmocka_unit_test(test_chunks__same_bits_on_any_number_of_threads),
         cmocka_unit_test(test_kv__error_is_that_of_its_type),
         cmocka_unit_test(test_truncate__then_other_tokens),
-        cmocka_unit_test(test_set_prompt__keeps_the_common_prefix),
+        cmocka_unit_test(test_reuse__keeps_the_common_prefix),
         cmocka_unit_test(test_append_next__gives_the_largest_logits),
         cmocka_unit_test(test_snapshot__restored_session_continues_alike),
         cmocka_unit_test(test_snapshot__of_an_empty_session),

@@ -141,6 +141,8 @@ static enum nb_status use_batch(const struct nb_engine *e, uint64_t seed, struct
                                                 .candidates = i == 1 ? candidates : NULL,
                                                 .topk = i == 1 ? 4 : 0};
         rc = nb_batch_step(b, inputs, 3);
+        for (int64_t i = 0; i < 3 && rc == NB_OK; i++)
+            rc = inputs[i].status;
         nbi_str_append(out, logits, sizeof logits);
         nbi_str_append(out, candidates, sizeof candidates);
     }
