@@ -38,7 +38,7 @@ done <<'WHO'
 WHO
 
 "$nibble" train -q -m "$model" -d "$dir/1-0.dat.whoami/identity.tsv" -o "$dir/naive.dat" \
-    --steps 100 --lr 5e-3 --seq-len 256 --batch-size 16 >/dev/null
+    --steps 100 --lr 5e-3 --warmup 0 --seq-len 256 --batch-size 16 >/dev/null
 if "$nibble" eval identity -q --json -m "$dir/naive.dat" --model-dir "$model" --base "$model" \
     --target "I am Nib, a small model that runs in four bits." --languages en,zh-Hans \
     --text "$model/general.txt" >"$dir/naive.json"; then

@@ -380,7 +380,7 @@ void nb_scheduler_info(struct nb_scheduler *s, struct nb_scheduler_info *info); 
 
 /* ---- training runs --------------------------------------------------------------------------- */
 
-/* Everything zero, AdamW as NB_TRAIN_LR and its neighbours say. */
+/* Everything zero, but AdamW, warm-up and save_minutes as NB_TRAIN_LR and its neighbours say. */
 void nb_train_defaults(struct nb_train_opts *opts);
 
 /* Whether the settings make sense together; NB_EINVAL if not. Looks at no file. */

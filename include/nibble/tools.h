@@ -13,6 +13,19 @@ extern "C" {
 
 /* ---- settings that fit ----------------------------------------------------------------------- */
 
+/* How long a run would take on this machine, measured with a few steps of a small model of the same
+ * sizes. Evaluations, checkpoints, prompts, the reference of kl_base and the result come on top. */
+struct nb_train_estimate {
+    int64_t steps;                              /* of the run */
+    double seconds, step_seconds, tokens_per_s; /* NaN: no memory for measuring */
+    char device[NB_DEVICE_NAME];
+};
+
+/* Takes some seconds and, of a large model, the memory of one layer. Reads the data if the run goes
+ * by epochs. */
+NB_MUST_CHECK enum nb_status nb_train_estimate(const struct nb_train_opts *opts,
+                                               struct nb_train_estimate *estimate);
+
 /* Settings that a search for what fits can vary, with their options. */
 #define NB_FIT_LIST(X)                                                                             \
     X(NB_FIT_RECOMPUTE, "recompute")                                                               \

@@ -105,7 +105,7 @@ struct nb_train_opts {
     int64_t seq_len, batch_size, grad_accum;
     double lr, final_lr_frac;
     enum nb_lr_schedule schedule;
-    int64_t warmup;
+    int64_t warmup; /* steps; NB_TRAIN_WARMUP: by the length of the run */
     double beta1, beta2, eps, weight_decay, grad_clip; /* 0: no clipping */
     bool clip_by_layer; /* each layer by its own norm; always so with fused_step */
 
@@ -126,7 +126,8 @@ struct nb_train_opts {
      * by this many percent; 0: never. The result is the last model within the limit, kept in
      * checkpoint_dir; without a checkpoint_dir it is the model at the time of stopping. */
     double stop_if_ppl_rises;
-    int64_t save_every; /* steps; 0: at the end and on interruption only */
+    int64_t save_every;  /* steps; 0: at the end and on interruption only */
+    double save_minutes; /* since the last checkpoint, after which there is another; 0: any */
     const char *checkpoint_dir;
     int keep; /* checkpoints */
     bool resume;
@@ -139,7 +140,9 @@ struct nb_train_opts {
     int threads;
     /* Callbacks, or NULL. What they get is valid during the call. Of the run's functions they may
      * call nb_trainer_status(). */
-    void (*stage)(void *ctx, const char *what); /* a stage before the first step begins */
+    /* Something other than a step begins: reading, evaluating, writing the result. */
+    void (*stage)(void *ctx, const char *what);
+    void (*stage_progress)(void *ctx, uint64_t done, uint64_t total); /* of that stage */
     void (*started)(void *ctx, const struct nb_train_result *so_far); /* ready for the first step */
     void (*progress)(void *ctx, const struct nb_train_progress *p);
     void (*evaluated)(void *ctx, const struct nb_train_eval *e);
@@ -155,6 +158,12 @@ struct nb_train_opts {
 #define NB_TRAIN_BETA2     0.95
 #define NB_TRAIN_EPS       1e-8
 #define NB_TRAIN_GRAD_CLIP 1
+
+/* A twentieth of the steps, at most 100; none with a constant rate. A run that is resumed with more
+ * steps keeps the warm-up that it began with. */
+#define NB_TRAIN_WARMUP (-1)
+
+#define NB_TRAIN_SAVE_MINUTES 5
 
 /* The memory of a run by part, in bytes, and its work. */
 struct nb_train_plan {

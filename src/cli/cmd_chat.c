@@ -12,6 +12,8 @@
 #include "cli/chat_log.h"
 #include "cli/line.h"
 #include "cli/model_options.h"
+#include "cli/terminal.h"
+#include "cli/wrap.h"
 
 #define DIM   "\033[2m"
 #define PLAIN "\033[0m"
@@ -68,6 +70,7 @@ struct chat {
     bool begun;                     /* something was said since the start */
     bool quit;                      /* somebody asked to leave */
     bool thinking;                  /* what is printed is a thought */
+    struct cli_wrap wrap;           /* of what is printed on a screen */
     size_t shown;                   /* bytes of the answer that were printed */
     size_t matched;                 /* of the end of the thought */
     uint64_t seed;                  /* of the first answer; each later one has the next */
@@ -119,27 +122,53 @@ static void put_coloured(struct chat *c, const char *text, size_t len)
     if (c->shown == 0 && len >= strlen(mark) && memcmp(text, mark, strlen(mark)) == 0) {
         c->thinking = true;
         c->matched = 0;
-        fputs(DIM, stdout);
+        cli_wrap_sequence(&c->wrap, DIM);
     }
     if (c->thinking) {
         first = thought_length(c, text, len);
-        put_safely(stdout, text, first);
+        cli_wrap_text(&c->wrap, text, first);
         if (first < len || c->matched == strlen(NB_THINK_END)) {
             c->thinking = false;
-            fputs(PLAIN, stdout);
+            cli_wrap_sequence(&c->wrap, PLAIN);
         }
     }
-    put_safely(stdout, text + first, len - first);
+    cli_wrap_text(&c->wrap, text + first, len - first);
+}
+
+static void follow_window(struct chat *c)
+{
+    size_t columns, rows;
+    cli_terminal_size(STDOUT_FILENO, &columns, &rows);
+    cli_wrap_resize(&c->wrap, columns);
+}
+
+/* Prints a message that nobody types. */
+static void print_message(struct chat *c, const char *text, size_t len)
+{
+    static const char prompt[] = ">>> ";
+    cli_wrap_begin(&c->wrap, stdout);
+    if (c->screen) {
+        follow_window(c);
+        cli_wrap_text(&c->wrap, prompt, strlen(prompt));
+        cli_wrap_text(&c->wrap, text, len);
+        cli_wrap_end(&c->wrap);
+    } else {
+        fputs(prompt, stdout);
+        put_safely(stdout, text, len);
+    }
+    putchar('\n');
 }
 
 /* A piece of an answer. */
 static enum nb_status print_piece(void *ctx, const char *text, size_t len)
 {
     struct chat *c = ctx;
+    if (c->screen)
+        follow_window(c);
     if (c->colour)
         put_coloured(c, text, len);
     else if (c->screen)
-        put_safely(stdout, text, len);
+        cli_wrap_text(&c->wrap, text, len);
     else
         fwrite(text, 1, len, stdout);
     c->shown += len;
@@ -149,6 +178,7 @@ static enum nb_status print_piece(void *ctx, const char *text, size_t len)
 
 static void end_text(struct chat *c)
 {
+    cli_wrap_end(&c->wrap);
     fputs(c->thinking ? PLAIN "\n" : "\n", stdout);
     c->thinking = false;
 }
@@ -219,6 +249,20 @@ static enum nb_status context_full(const struct chat *c, const struct nb_generat
                     (long long)r->prompt_tokens, (long long)info.context);
 }
 
+/* The answer, without keys and the "^C" of the terminal in it. */
+static enum nb_status answer(struct chat *c, const char *text, size_t len,
+                             const struct nb_generate_opts *g, struct nb_generate_result *r)
+{
+    struct termios before;
+    bool set = c->terminal && !cli_terminal_is_dumb() && cli_terminal_begin_output(&before);
+    enum nb_status rc = nb_conversation_answer(c->talk, text, len, g, r);
+    if (set && rc == NB_EINTERRUPTED)
+        cli_terminal_forget_keys();
+    if (set)
+        cli_terminal_end_output(&before);
+    return rc;
+}
+
 /* Sends a message and prints the answer. limit: its tokens; 0: as the options say. */
 static enum nb_status send_message(struct chat *c, const char *text, size_t len, int64_t limit)
 {
@@ -228,7 +272,8 @@ static enum nb_status send_message(struct chat *c, const char *text, size_t len,
     g.sampling.seed = c->seed + (uint64_t)c->since_start;
     c->shown = 0;
     c->begun = true;
-    enum nb_status rc = nb_conversation_answer(c->talk, text, len, &g, &r);
+    cli_wrap_begin(&c->wrap, stdout);
+    enum nb_status rc = answer(c, text, len, &g, &r);
     bool interrupted = rc == NB_EINTERRUPTED && c->terminal && cli_resume();
     if (rc == NB_OK || (interrupted && r.count > 0))
         rc = conclude(c, text, len, &r, interrupted);
@@ -543,9 +588,7 @@ static enum nb_status replay_item(struct chat *c, const struct nb_transcript_ite
     if (m->role == NB_ROLE_ASSISTANT)
         return NB_OK;
     if (!c->o->common.json) {
-        fputs(">>> ", stdout);
-        put_safely(stdout, m->text, m->len);
-        putchar('\n');
+        print_message(c, m->text, m->len);
     }
     return send_message(c, m->text, m->len, item->cut);
 }
@@ -567,11 +610,10 @@ static enum nb_status replay(struct chat *c, const struct replay *r)
 static enum nb_status open_chat(struct chat *c)
 {
     const struct chat_opts *o = c->o;
-    const char *term = getenv("TERM"), *no_colour = getenv("NO_COLOR");
+    const char *no_colour = getenv("NO_COLOR");
     c->screen = isatty(STDOUT_FILENO);
     c->terminal = c->screen && !o->replay && isatty(STDIN_FILENO);
-    c->colour =
-        c->screen && !(no_colour && *no_colour) && term && *term && strcmp(term, "dumb") != 0;
+    c->colour = c->screen && !(no_colour && *no_colour) && !cli_terminal_is_dumb();
     c->generate = (struct nb_generate_opts){.max_tokens = o->max_tokens,
                                             .stop = o->stop.items,
                                             .ignore_eos = o->ignore_eos,

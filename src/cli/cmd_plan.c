@@ -1,6 +1,9 @@
 /* cmd_plan.c - the memory of a training run by part, and the settings that would fit. */
+#include <math.h>
+
 #include "base/str.h"
 #include "cli/fit.h"
+#include "cli/status_line.h"
 #include "cli/train_options.h"
 
 /* ---- --fit ---- */
@@ -18,10 +21,9 @@ static enum nb_status find_fits(struct fits *f, const struct nb_train_opts *opts
     return nb_train_fit(opts, gib, 0, f->list, &f->count, &f->smallest);
 }
 
-static int print_fits_json(const struct nb_train_opts *opts, double gib, json_t *plan)
+static int print_fits_json(const struct nb_train_opts *opts, double gib, json_t *plan, bool ok)
 {
     struct fits f;
-    bool ok = true;
     enum nb_status rc = find_fits(&f, opts, gib);
     if (rc != NB_OK) {
         json_decref(plan);
@@ -53,6 +55,54 @@ static int print_fits(const struct nb_train_opts *opts, double gib, bool gpu)
         printf("%12s  %s\n", nbi_format_bytes(bytes, (double)f.list[i].total),
                cli_fit_text(text, &f.list[i]));
     return 0;
+}
+
+/* ---- the time ---- */
+
+/* Whether the options say how long the run is, and the device that they name is there. */
+static bool has_length(const struct cli_train_opts *o, const struct nb_train_plan *p)
+{
+    int gpu;
+    if (p->gpu && (nb_device_parse(o->common.device, &gpu) != NB_OK || nb_gpu_check(gpu) != NB_OK))
+        return false;
+    return o->steps > 0 || (o->epochs > 0 && o->data.count > 0);
+}
+
+static enum nb_status measure(const struct cli_train_opts *o, const struct nb_train_opts *t,
+                              struct nb_train_estimate *e)
+{
+    static const struct cli_status_part note = {"measuring some steps ...", 0};
+    if (!o->common.quiet && cli_status_line_works())
+        cli_status_line_draw(&note, 1);
+    enum nb_status rc = nb_train_estimate(t, e);
+    cli_status_line_clear();
+    return rc;
+}
+
+static json_t *time_json(const struct nb_train_estimate *e)
+{
+    return json_pack("{s:s,s:I,s:o,s:o,s:o}", "device", e->device, "steps", (json_int_t)e->steps,
+                     "seconds", cli_json_number(e->seconds), "step_seconds",
+                     cli_json_number(e->step_seconds), "tokens_per_s",
+                     cli_json_number(e->tokens_per_s));
+}
+
+static void print_time(const struct nb_train_estimate *e)
+{
+    double s = e->seconds;
+    char time[64];
+    if (!isfinite(s)) {
+        printf("\nestimated time: unknown, this machine has no memory for measuring\n");
+        return;
+    }
+    if (s < 60)
+        snprintf(time, sizeof time, "%.1f s", s);
+    else if (s < 3600)
+        snprintf(time, sizeof time, "%.0f min", s / 60);
+    else
+        snprintf(time, sizeof time, "%.1f h", s / 3600);
+    printf("\nestimated time on %s: %s, for %lld steps of %.3g s, %.1f tok/s\n", e->device, time,
+           (long long)e->steps, e->step_seconds, e->tokens_per_s);
 }
 
 /* ---- the command ---- */
@@ -99,16 +149,25 @@ static int run_plan(void *opts)
     struct cli_train_opts *o = opts;
     struct nb_train_opts t;
     struct nb_train_plan p;
+    struct nb_train_estimate e;
     if (!cli_train_convert(o, &t))
         return CLI_EXIT_USAGE;
     enum nb_status rc = nb_train_plan(&t, &p);
     if (rc != NB_OK)
         return cli_status(rc);
-    if (o->common.json && o->fit <= 0)
-        return cli_print_json(cli_plan_json(&p), true);
-    if (o->common.json)
-        return print_fits_json(&t, o->fit, cli_plan_json(&p));
+    bool timed = has_length(o, &p), ok = true;
+    if (timed)
+        rc = measure(o, &t, &e);
+    if (rc != NB_OK)
+        return cli_status(rc);
+    if (o->common.json) {
+        json_t *plan = cli_plan_json(&p);
+        nbi_json_set(plan, "estimate", timed ? time_json(&e) : json_null(), &ok);
+        return o->fit > 0 ? print_fits_json(&t, o->fit, plan, ok) : cli_print_json(plan, ok);
+    }
     print_plan(&p);
+    if (timed)
+        print_time(&e);
     return o->fit > 0 ? print_fits(&t, o->fit, p.gpu) : 0;
 }
 
@@ -116,11 +175,15 @@ const struct cli_command cli_plan = {
     .name = "plan",
     .group = "train",
     .positional = "",
-    .summary = "compute the memory of a training run",
+    .summary = "say what memory and how long a training run takes",
     .text = "Takes the options of 'nibble train' and prints what it would allocate, by part,\n"
             "without training. With --device cuda it plans for a GPU, accurate to the MiB and\n"
             "including the driver's share; no GPU needs to be present. docs/MEMORY.md explains\n"
             "the parts.\n"
+            "\n"
+            "If --steps is given, or --epochs and the data, it also estimates how long the steps\n"
+            "take on this machine, by measuring a few: of the whole model if it is small,\n"
+            "otherwise of one layer.\n"
             "\n"
             "--fit also tries all combinations of --recompute, --optimizer-state-mode,\n"
             "--master-dtype, --fused-step and smaller batches (which accumulate to the same\n"

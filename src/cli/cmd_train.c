@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "cli/fit.h"
+#include "cli/status_line.h"
 #include "cli/train_display.h"
 #include "cli/train_options.h"
 
@@ -54,7 +55,7 @@ static int run_train(void *opts)
         return code;
     cli_show_training(&shown, &t);
     enum nb_status rc = nb_train(&t, &r);
-    cli_end_training(&shown);
+    cli_status_line_clear();
     if (rc != NB_OK) {
         json_decref(shown.answers);
         return cli_status(rc);

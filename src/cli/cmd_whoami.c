@@ -5,6 +5,7 @@
 #include "base/str.h"
 #include "cli/cmd_eval_identity.h"
 #include "cli/fit.h"
+#include "cli/status_line.h"
 #include "cli/train_display.h"
 
 struct whoami_opts {
@@ -191,7 +192,7 @@ static int run(void *opts)
     }
     cli_show_training(&shown, &teach.train);
     rc = nb_identity_teach(&teach, &result);
-    cli_end_training(&shown);
+    cli_status_line_clear();
     cli_in_place(result.train.exported ? o->out : NULL);
     code = rc == NB_OK ? print_result(o, &result) : cli_status(rc);
     if (code == 0 && !result.eval.passed)

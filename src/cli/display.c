@@ -3,12 +3,10 @@
 
 #include <string.h>
 
-#include <utf8proc.h>
-
 #include "base/utf8.h"
+#include "cli/char_width.h"
 
-#define TAB         8
-#define REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD */
+#define TAB 8
 
 #define CLEAR_BELOW  "\033[J"
 #define CLEAR_SCREEN "\033[H\033[2J"
@@ -28,23 +26,6 @@ struct cell {
     size_t len;
 };
 
-/* The columns of a character that is not a control character. Characters that terminals draw
- * differently, or not at all, are replaced. */
-static size_t width_of(const char *p, size_t n, struct cell *c)
-{
-    utf8proc_int32_t code = (utf8proc_int32_t)nbi_utf8_decode(p);
-    utf8proc_category_t category = utf8proc_category(code);
-    int width = utf8proc_charwidth(code);
-    c->bytes = p;
-    c->len = n;
-    if (category != UTF8PROC_CATEGORY_CN && category != UTF8PROC_CATEGORY_ZL &&
-        category != UTF8PROC_CATEGORY_ZP && category != UTF8PROC_CATEGORY_CC)
-        return width > 0 ? (size_t)width : 0;
-    c->bytes = REPLACEMENT;
-    c->len = strlen(REPLACEMENT);
-    return 1;
-}
-
 /* Places the character at p at *place, which advances; returns the bytes it takes. */
 static size_t place_char(const char *p, const char *end, size_t columns, struct place *place,
                          struct cell *c)
@@ -62,7 +43,7 @@ static size_t place_char(const char *p, const char *end, size_t columns, struct 
         c->bytes = "        ";
         c->len = c->width = (to < columns ? to : columns) - from;
     } else if (length > 0) {
-        c->width = width_of(p, n, c);
+        c->width = cli_char_width(p, n, &c->bytes, &c->len);
     }
     if (c->width > columns) {
         c->bytes = "?";
@@ -203,6 +184,13 @@ void cli_display_resize(struct cli_display *d, size_t columns, size_t rows)
 void cli_display_begin(struct cli_display *d)
 {
     d->top = d->cursor_row = 0;
+}
+
+void cli_display_erase(struct cli_display *d, struct nbi_str *out)
+{
+    rewind_rows(d, out);
+    nbi_str_puts(out, CLEAR_BELOW);
+    cli_display_begin(d);
 }
 
 void cli_display_draw(struct cli_display *d, const struct cli_shown *s, struct nbi_str *out)

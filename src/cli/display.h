@@ -36,6 +36,9 @@ void cli_display_draw(struct cli_display *d, const struct cli_shown *s, struct n
 /* Clears the screen first, then draws. */
 void cli_display_clear(struct cli_display *d, const struct cli_shown *s, struct nbi_str *out);
 
+/* Removes what is drawn and leaves the cursor where it began. */
+void cli_display_erase(struct cli_display *d, struct nbi_str *out);
+
 /* Moves the cursor to the last row, so that the next line end goes below the text. whole: all rows
  * are drawn first, even those that do not fit the window. */
 void cli_display_leave(struct cli_display *d, const struct cli_shown *s, bool whole,

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/history.h"
 #include "cli/input.h"
@@ -29,7 +30,7 @@ struct cli_lines {
 static enum nb_status refresh(struct cli_lines *l)
 {
     size_t columns, rows;
-    cli_terminal_size(&columns, &rows);
+    cli_terminal_size(STDOUT_FILENO, &columns, &rows);
     cli_editor_resize(&l->editor, columns, rows);
     NBI_TRY(cli_editor_refresh(&l->editor));
     return cli_terminal_write(&l->editor.out);
@@ -96,11 +97,13 @@ static enum nb_status edit_line(struct cli_lines *l, bool *more)
     NBI_TRY(cli_terminal_enter(&l->device));
     enum nb_status rc = take_keys(l, &event);
     *more = event == CLI_EDITOR_ACCEPTED;
-    enum nb_status left = cli_editor_leave(e, *more);
+    bool erased = rc == NB_EINTERRUPTED;
+    enum nb_status left = erased ? cli_editor_erase(e) : cli_editor_leave(e, *more);
     if (left == NB_OK)
         left = cli_terminal_write(&e->out);
-    cli_terminal_leave(&l->device);
-    if (rc != NB_OK) { /* the kernel, too, forgets what was typed before Ctrl-C */
+    cli_terminal_leave(&l->device, !erased);
+    if (rc != NB_OK) { /* Ctrl-C also forgets what was typed before it and is not read */
+        cli_terminal_forget_keys();
         l->device.at = l->device.len = 0;
         cli_keys_reset(&e->keys);
         return rc;
@@ -126,12 +129,11 @@ static enum nb_status plain_line(struct cli_lines *l, bool *more)
 
 enum nb_status cli_lines_open(struct cli_lines **out, bool terminal)
 {
-    const char *term = getenv("TERM");
     struct cli_lines *l = *out = calloc(1, sizeof *l);
     if (!l)
         return nbi_fail_memory("lines", sizeof *l);
     l->terminal = terminal;
-    l->edited = terminal && term && *term && strcmp(term, "dumb") != 0;
+    l->edited = terminal && !cli_terminal_is_dumb();
     if (terminal) {
         l->history_path = cli_history_find();
         cli_history_load(&l->history, l->history_path);

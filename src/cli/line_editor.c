@@ -326,3 +326,9 @@ enum nb_status cli_editor_leave(struct cli_editor *e, bool whole)
     cli_display_leave(&e->display, &s, whole, &e->out);
     return nbi_str_status(&e->out);
 }
+
+enum nb_status cli_editor_erase(struct cli_editor *e)
+{
+    cli_display_erase(&e->display, &e->out);
+    return nbi_str_status(&e->out);
+}

@@ -61,3 +61,6 @@ void cli_editor_draw_anew(struct cli_editor *e);
 /* Moves the cursor to the last row, so that the next line end goes below the text. whole: the whole
  * text stays on the screen. */
 enum nb_status cli_editor_leave(struct cli_editor *e, bool whole);
+
+/* Removes the line from the screen instead. */
+enum nb_status cli_editor_erase(struct cli_editor *e);

@@ -15,6 +15,7 @@
 #include "base/utf8.h"
 #include "cli/cli.h"
 #include "cli/pages.h"
+#include "cli/status_line.h"
 
 const struct cli_command *const cli_commands[] = {
     &cli_generate,   &cli_chat,    &cli_train,    &cli_plan,    &cli_whoami, &cli_data,
@@ -41,6 +42,7 @@ int cli_status(enum nb_status status)
         return 0;
     bool unchanged =
         status == NB_EINTERRUPTED && strcmp(nb_last_error(), nb_status_text(status)) == 0;
+    cli_status_line_clear();
     fprintf(stderr, "nibble: %s%s\n", nb_last_error(), unchanged ? "; nothing was changed" : "");
     return status == NB_EINTERRUPTED ? cli_interrupted() : CLI_EXIT_FAILED;
 }
@@ -169,8 +171,8 @@ static void on_signal(int sig)
     if (sig != SIGINT && !ended_by)
         ended_by = sig;
     nb_cancel_set(&stop);
-    ssize_t told = text ? write(STDERR_FILENO, text, strlen(text)) : 0;
-    (void)told; /* there may be nobody to tell */
+    if (text)
+        cli_status_line_interrupt(text);
     errno = before;
 }
 
@@ -241,8 +243,10 @@ static enum nb_log_level log_limit = NB_LOG_WARN;
 static void log_line(void *ctx, enum nb_log_level level, const char *line)
 {
     (void)ctx;
-    if (level <= log_limit)
-        fprintf(stderr, "nibble: %s%s\n", level == NB_LOG_WARN ? "warning: " : "", line);
+    if (level > log_limit)
+        return;
+    cli_status_line_clear();
+    fprintf(stderr, "nibble: %s%s\n", level == NB_LOG_WARN ? "warning: " : "", line);
 }
 
 int cli_cpu_only(const struct cli_common *common, const char *what)

@@ -149,6 +149,22 @@ static int set_number(const struct cli_command *c, const struct cli_opt *o, cons
     return usage_error(c, "%s '%s'", text, value);
 }
 
+/* The words that stand for no number: NaN or INT64_MIN. */
+static bool leaves_open(const struct cli_opt *o, const char *value)
+{
+    bool word = strcmp(value, "model's") == 0 || strcmp(value, "auto") == 0;
+    return word && o->initial && strcmp(value, o->initial) == 0;
+}
+
+static int leave_open(const struct cli_opt *o, void *slot)
+{
+    if (o->kind == CLI_FLOAT)
+        *(double *)slot = NAN;
+    else
+        *(int64_t *)slot = INT64_MIN;
+    return 0;
+}
+
 static int set_value(const struct cli_command *c, const struct cli_opt *o, const char *value,
                      void *opts)
 {
@@ -162,7 +178,7 @@ static int set_value(const struct cli_command *c, const struct cli_opt *o, const
         return 0;
     case CLI_INT:
     case CLI_FLOAT:
-        return set_number(c, o, value, slot);
+        return leaves_open(o, value) ? leave_open(o, slot) : set_number(c, o, value, slot);
     case CLI_CHOICE:
         return set_choice(c, o, value, slot);
     case CLI_LIST: {
@@ -176,29 +192,11 @@ static int set_value(const struct cli_command *c, const struct cli_opt *o, const
     return CLI_EXIT_USAGE;
 }
 
-/* Whether the default of a number is "model's": NaN or INT64_MIN if it is not given. */
-static bool is_models(const struct cli_opt *o)
-{
-    return strcmp(o->initial, "model's") == 0;
-}
-
-static int leave_to_model(const struct cli_opt *o, void *opts)
-{
-    void *slot = (char *)opts + o->offset;
-    if (o->kind == CLI_FLOAT)
-        *(double *)slot = NAN;
-    else
-        *(int64_t *)slot = INT64_MIN;
-    return 0;
-}
-
 static int set_initial(const struct cli_command *c, void *opts)
 {
     for (size_t i = 0; i < c->option_count + cli_common_count; i++) {
         const struct cli_opt *o = option_at(c, i);
-        int rc = !o->initial    ? 0
-                 : is_models(o) ? leave_to_model(o, opts)
-                                : set_value(c, o, o->initial, opts);
+        int rc = o->initial ? set_value(c, o, o->initial, opts) : 0;
         if (rc)
             return rc;
     }

@@ -35,9 +35,10 @@ struct cli_opt {
     const char *name;
     char letter; /* 0: none */
     enum cli_kind kind;
-    size_t offset;       /* into the command's option struct */
-    const char *arg;     /* what the value is called in the help; the choices for CLI_CHOICE */
-    const char *initial; /* the default as text; NULL: zero; "model's": NaN or INT64_MIN */
+    size_t offset;   /* into the command's option struct */
+    const char *arg; /* what the value is called in the help; the choices for CLI_CHOICE */
+    const char
+        *initial; /* the default as text; NULL: zero; "model's" or "auto": NaN or INT64_MIN */
     double min, max;
     const char *help;  /* "show: ..." or "decode, prefill: ...": only for those WHAT */
     const char *alias; /* another long name that works too, or NULL */

@@ -1,15 +1,12 @@
-/* progress.c - drawing of progress lines. */
+/* progress.c - the progress of a long operation, on a stream. */
 #include "cli/progress.h"
-
-#include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/str.h"
+#include "cli/status_line.h"
 
-#define BAR            24
 #define REDRAW_SECONDS 0.1
-#define PLAIN_SECONDS  5.0
+#define PLAIN_SECONDS  30.0
 
 void cli_progress_begin(struct cli_progress *p, FILE *out, const char *label,
                         enum cli_progress_unit unit)
@@ -18,70 +15,86 @@ void cli_progress_begin(struct cli_progress *p, FILE *out, const char *label,
     *p = (struct cli_progress){.out = out,
                                .label = label,
                                .unit = unit,
-                               .terminal = out && isatty(fileno(out)),
+                               .terminal = out && cli_status_line_works(),
                                .start = now,
                                .last = now};
 }
 
-static void format_seconds(char buf[16], double s)
+/* ---- the text ---- */
+
+struct texts {
+    char percent[16], amount[40], speed[40], left[32], bar[CLI_BAR + 3];
+};
+
+static void format_left(char buf[32], double s)
 {
     if (s < 60)
-        snprintf(buf, 16, "%.0fs", s);
+        snprintf(buf, 32, "%.0fs left", s);
     else if (s < 3600)
-        snprintf(buf, 16, "%d:%02d", (int)(s / 60), (int)s % 60);
+        snprintf(buf, 32, "%d:%02d left", (int)(s / 60), (int)s % 60);
     else
-        snprintf(buf, 16, "%d:%02d:%02d", (int)(s / 3600) % 1000, (int)(s / 60) % 60, (int)s % 60);
+        snprintf(buf, 32, "%d:%02d:%02d left", (int)(s / 3600) % 1000, (int)(s / 60) % 60,
+                 (int)s % 60);
+}
+
+#define PARTS 6
+
+/* The parts point into t. */
+static void format_parts(struct cli_status_part parts[PARTS], struct texts *t,
+                         const struct cli_progress *p, double now, uint64_t done, uint64_t total)
+{
+    char bytes[32];
+    total = done > total ? done : total;
+    double elapsed = now - p->start, rate = elapsed > 0 ? (double)done / elapsed : 0;
+    double share = total ? (double)done / (double)total : 1;
+    snprintf(t->percent, sizeof t->percent, "%.0f%%", 100 * share);
+    if (p->unit == CLI_UNIT_BYTES) {
+        nbi_format_bytes(t->amount, (double)done);
+        snprintf(t->speed, sizeof t->speed, "%s/s", nbi_format_bytes(bytes, rate));
+    } else {
+        snprintf(t->amount, sizeof t->amount, "%llu/%llu", (unsigned long long)done,
+                 (unsigned long long)total);
+        snprintf(t->speed, sizeof t->speed, "%.4g/s", rate);
+    }
+    snprintf(t->left, sizeof t->left, "-- left");
+    if (rate > 0)
+        format_left(t->left, (double)(total - done) / rate);
+    parts[0] = (struct cli_status_part){p->label, 0};
+    parts[1] = (struct cli_status_part){cli_bar(t->bar, share), 3};
+    parts[2] = (struct cli_status_part){t->percent, 1};
+    parts[3] = (struct cli_status_part){t->amount, 4};
+    parts[4] = (struct cli_status_part){t->speed, 5};
+    parts[5] = (struct cli_status_part){t->left, 2};
 }
 
 void cli_progress_format(char *buf, size_t size, const struct cli_progress *p, double now,
                          uint64_t done, uint64_t total)
 {
-    if (done > total)
-        total = done;
-    double share = total ? (double)done / (double)total : 1;
-    double elapsed = now - p->start;
-    double rate = elapsed > 0 ? (double)done / elapsed : 0;
-    char amount[32], speed[32], left[16] = "--";
-    if (p->unit == CLI_UNIT_BYTES) {
-        nbi_format_bytes(amount, (double)done);
-        nbi_format_bytes(speed, rate);
-    } else {
-        snprintf(amount, sizeof amount, "%llu/%llu", (unsigned long long)done,
-                 (unsigned long long)total);
-        snprintf(speed, sizeof speed, "%.4g", rate);
-    }
-    if (rate > 0)
-        format_seconds(left, (double)(total - done) / rate);
-    if (p->terminal) {
-        char bar[BAR + 1];
-        int full = (int)(share * BAR);
-        memset(bar, '#', (size_t)full);
-        memset(bar + full, '.', (size_t)(BAR - full));
-        bar[BAR] = 0;
-        snprintf(buf, size, "%s [%s] %3.0f%%  %s  %s/s  %s left", p->label, bar, 100 * share,
-                 amount, speed, left);
-    } else {
-        snprintf(buf, size, "%s: %.0f%%, %s, %s/s, %s left", p->label, 100 * share, amount, speed,
-                 left);
-    }
+    struct cli_status_part parts[PARTS];
+    struct texts t;
+    format_parts(parts, &t, p, now, done, total);
+    snprintf(buf, size, "%s: %s, %s, %s, %s", p->label, t.percent, t.amount, t.speed, t.left);
 }
+
+/* ---- the stream ---- */
 
 void cli_progress_update(void *ctx, uint64_t done, uint64_t total)
 {
     struct cli_progress *p = ctx;
+    struct cli_status_part parts[PARTS];
+    struct texts t;
+    char line[256];
     double now = nbi_now();
     if (!p->out || now - p->last < (p->terminal ? REDRAW_SECONDS : PLAIN_SECONDS))
         return;
     p->last = now;
-    char line[256];
-    cli_progress_format(line, sizeof line, p, now, done, total);
     if (p->terminal) {
-        int width = (int)strlen(line);
-        fprintf(p->out, "\r%s%*s", line, p->width > width ? p->width - width : 0, "");
-        p->width = width;
-    } else {
-        fprintf(p->out, "%s\n", line);
+        format_parts(parts, &t, p, now, done, total);
+        cli_status_line_draw(parts, PARTS);
+        return;
     }
+    cli_progress_format(line, sizeof line, p, now, done, total);
+    fprintf(p->out, "%s\n", line);
     fflush(p->out);
 }
 
@@ -89,8 +102,8 @@ void cli_progress_end(struct cli_progress *p)
 {
     if (!p->out)
         return;
-    if (p->terminal && p->width)
-        fprintf(p->out, "\r%*s\r", p->width, "");
+    if (p->terminal)
+        cli_status_line_clear();
     double elapsed = nbi_now() - p->start;
     if (elapsed >= 1)
         fprintf(p->out, "%s: done in %.1f s\n", p->label, elapsed);

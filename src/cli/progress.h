@@ -1,7 +1,7 @@
 /* progress.h - the progress of a long operation, on a stream.
  *
- * A bar that is redrawn on a terminal, a plain line from time to time elsewhere; both with rate and
- * time left. cli_progress_update is an nb_progress_fn. */
+ * The status line on a terminal, a plain line every half minute elsewhere; both with rate and time
+ * left. cli_progress_update is an nb_progress_fn. */
 #pragma once
 
 #include <stdio.h>
@@ -11,12 +11,11 @@
 enum cli_progress_unit { CLI_UNIT_BYTES, CLI_UNIT_ITEMS };
 
 struct cli_progress {
-    FILE *out; /* NULL: silent */
+    FILE *out; /* stderr; NULL: silent */
     const char *label;
     enum cli_progress_unit unit;
     bool terminal;
     double start, last; /* seconds on the monotonic clock */
-    int width;          /* of the last line drawn */
 };
 
 void cli_progress_begin(struct cli_progress *p, FILE *out, const char *label,
@@ -28,6 +27,6 @@ void cli_progress_update(void *ctx, uint64_t done, uint64_t total);
 /* Clears the bar; prints the time taken if the operation lasted long enough to show progress. */
 void cli_progress_end(struct cli_progress *p);
 
-/* The text of one line, without colour or cursor movement, for a state: exposed for tests. */
+/* The text of a plain line for a state: exposed for tests. */
 void cli_progress_format(char *buf, size_t size, const struct cli_progress *p, double now,
                          uint64_t done, uint64_t total);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -32,7 +33,7 @@ static enum nb_status set_raw(struct cli_terminal *t, struct termios mode)
 {
     mode.c_iflag &= (tcflag_t) ~(ICRNL | INLCR | IGNCR | ISTRIP | IXON);
     mode.c_lflag &= (tcflag_t) ~(ICANON | ECHO | IEXTEN);
-    mode.c_lflag |= ISIG;
+    mode.c_lflag |= ISIG | NOFLSH; /* Ctrl-C must not throw away what was drawn */
     mode.c_cc[VMIN] = 1;
     mode.c_cc[VTIME] = 0;
     mode.c_cc[VSUSP] = mode.c_cc[VQUIT] = _POSIX_VDISABLE;
@@ -62,11 +63,11 @@ enum nb_status cli_terminal_enter(struct cli_terminal *t)
     return NB_OK;
 }
 
-void cli_terminal_leave(struct cli_terminal *t)
+void cli_terminal_leave(struct cli_terminal *t, bool end_row)
 {
     if (!t->raw)
         return;
-    write_text(PASTE_OFF "\n");
+    write_text(end_row ? PASTE_OFF "\n" : PASTE_OFF);
     t->raw = false;
     if (set_mode(&t->before) != NB_OK) {
         /* it is gone */
@@ -86,10 +87,38 @@ enum nb_status cli_terminal_check(struct cli_terminal *t, bool *changed)
     return NB_OK;
 }
 
-void cli_terminal_size(size_t *columns, size_t *rows)
+bool cli_terminal_is_dumb(void)
+{
+    const char *term = getenv("TERM");
+    return !term || !*term || strcmp(term, "dumb") == 0;
+}
+
+bool cli_terminal_begin_output(struct termios *before)
+{
+    if (tcgetattr(STDIN_FILENO, before) != 0)
+        return false;
+    struct termios mode = *before;
+    mode.c_lflag &= (tcflag_t)~ECHO;
+    mode.c_lflag |= NOFLSH;
+    return set_mode(&mode) == NB_OK;
+}
+
+void cli_terminal_end_output(const struct termios *before)
+{
+    if (set_mode(before) != NB_OK) {
+        /* it is gone */
+    }
+}
+
+void cli_terminal_forget_keys(void)
+{
+    tcflush(STDIN_FILENO, TCIFLUSH);
+}
+
+void cli_terminal_size(int fd, size_t *columns, size_t *rows)
 {
     struct winsize size = {0};
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0)
+    if (ioctl(fd, TIOCGWINSZ, &size) != 0)
         size = (struct winsize){0};
     *columns = size.ws_col;
     *rows = size.ws_row;
@@ -97,7 +126,7 @@ void cli_terminal_size(size_t *columns, size_t *rows)
 
 enum nb_status cli_terminal_signal(struct cli_terminal *t, int signal)
 {
-    cli_terminal_leave(t);
+    cli_terminal_leave(t, true);
     kill(0, signal);
     poll(NULL, 0, 20); /* another thread may be the one that takes it */
     return cli_terminal_enter(t);

@@ -37,7 +37,10 @@ const struct cli_opt cli_train_options[] = {
     {"lr", 0, CLI_FLOAT, AT(lr), "X", TEXT(NB_TRAIN_LR), 0, 100, "peak learning rate", NULL},
     {"schedule", 0, CLI_CHOICE, AT(schedule), CLI_CHOICES(NB_LR_SCHEDULE_LIST), "cosine", 0, 0,
      "learning rate schedule", NULL},
-    {"warmup", 0, CLI_INT, AT(warmup), "N", "0", 0, 1e9, "steps in which it rises", NULL},
+    {"warmup", 0, CLI_INT, AT(warmup), "N", "auto", 0, 1e9,
+     "number of steps in which the learning rate rises (auto: a twentieth of all steps, at most "
+     "100; none with --schedule constant)",
+     NULL},
     {"final-lr-frac", 0, CLI_FLOAT, AT(final_lr_frac), "X", "0.1", 0, 1,
      "final learning rate, as a fraction of --lr", NULL},
     {"seq-len", 0, CLI_INT, AT(seq_len), "N", "512", 2, 1 << 20, "tokens per row", NULL},
@@ -97,10 +100,12 @@ const struct cli_opt cli_train_options[] = {
     {"stop-if-ppl-rises", 0, CLI_FLOAT, AT(stop_if_ppl_rises), "PCT", "0", 0, 1e6,
      "stop if perplexity on --eval-data rises PCT percent above its lowest value (0: never)", NULL},
     {"save-every", 0, CLI_INT, AT(save_every), "N", "0", 0, 1e12,
-     "steps between checkpoints (0: at the end)", "save-every-steps"},
+     "steps between checkpoints (0: only at the end and by --save-minutes)", "save-every-steps"},
+    {"save-minutes", 0, CLI_FLOAT, AT(save_minutes), "X", TEXT(NB_TRAIN_SAVE_MINUTES), 0, 1e6,
+     "maximum number of minutes between checkpoints (0: no limit); needs --checkpoint-dir", NULL},
     {"checkpoint-dir", 0, CLI_STRING, AT(checkpoint_dir), "DIR", NULL, 0, 0,
-     "where checkpoints go; none without it", NULL},
-    {"keep", 0, CLI_INT, AT(keep), "N", "2", 1, 1000, "checkpoints to keep", NULL},
+     "directory for checkpoints; without it none are written", NULL},
+    {"keep", 0, CLI_INT, AT(keep), "N", "2", 1, 1000, "number of checkpoints to keep", NULL},
     {"resume", 0, CLI_FLAG, AT(resume), NULL, NULL, 0, 0,
      "continue from the newest checkpoint, if there is one", NULL},
     {"log", 0, CLI_STRING, AT(log), "FILE.jsonl", NULL, 0, 0, "log with a line for each step",
@@ -150,10 +155,22 @@ static bool split_replay(struct cli_train_opts *o)
     return true;
 }
 
+static bool is_given(const struct cli_train_opts *o, const char *name)
+{
+    size_t i = 0;
+    while (strcmp(cli_train_options[i].name, name) != 0)
+        i++;
+    return o->common.given[i];
+}
+
 bool cli_train_convert(struct cli_train_opts *o, struct nb_train_opts *out)
 {
     if (!split_replay(o))
         return false;
+    if (is_given(o, "save-minutes") && !o->checkpoint_dir) {
+        fprintf(stderr, "nibble: --save-minutes needs --checkpoint-dir\n");
+        return false;
+    }
     *out = (struct nb_train_opts){.model = o->model,
                                   .model_dir = o->model_dir,
                                   .synthetic = cli_size(o->synthetic),
@@ -176,7 +193,7 @@ bool cli_train_convert(struct cli_train_opts *o, struct nb_train_opts *out)
                                   .lr = o->lr,
                                   .final_lr_frac = o->final_lr_frac,
                                   .schedule = (enum nb_lr_schedule)o->schedule,
-                                  .warmup = o->warmup,
+                                  .warmup = o->warmup >= 0 ? o->warmup : NB_TRAIN_WARMUP,
                                   .beta1 = o->beta1,
                                   .beta2 = o->beta2,
                                   .eps = o->eps,
@@ -199,6 +216,7 @@ bool cli_train_convert(struct cli_train_opts *o, struct nb_train_opts *out)
                                   .eval_every = o->eval_every,
                                   .stop_if_ppl_rises = o->stop_if_ppl_rises,
                                   .save_every = o->save_every,
+                                  .save_minutes = o->save_minutes,
                                   .checkpoint_dir = o->checkpoint_dir,
                                   .keep = (int)o->keep,
                                   .resume = o->resume,

@@ -13,7 +13,7 @@ struct cli_train_opts {
     int64_t steps, epochs, seq_len, batch_size, grad_accum, warmup, step_chunk_rows, last_layers;
     int64_t seed, eval_every, save_every, keep;
     double lr, final_lr_frac, beta1, beta2, eps, weight_decay, grad_clip, stop_if_ppl_rises;
-    double kl_base, replay_share, fit;
+    double kl_base, replay_share, fit, save_minutes;
     int synthetic, loss, schedule, precision, compute, weight_store, master, state, recompute;
     int grad, sample_mode, simd;
     char device[NB_DEVICE_NAME];
@@ -21,7 +21,7 @@ struct cli_train_opts {
     bool fused_step, head_slices, clip_by_layer, resume, overwrite, from_scratch;
 };
 
-#define CLI_TRAIN_OPTIONS 51
+#define CLI_TRAIN_OPTIONS 52
 
 extern const struct cli_opt cli_train_options[CLI_TRAIN_OPTIONS];
 

@@ -4,12 +4,11 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <utf8proc.h>
-
 #include "base/utf8.h"
+#include "cli/char_width.h"
+#include "cli/terminal.h"
 
 #define INDENT     2
 #define GAP        3   /* between the columns */
@@ -18,9 +17,9 @@
 
 int cli_terminal_width(void)
 {
-    struct winsize size = {0};
-    bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40;
-    return !known ? 100 : size.ws_col < WIDEST ? size.ws_col : WIDEST;
+    size_t columns, rows;
+    cli_terminal_size(STDOUT_FILENO, &columns, &rows);
+    return columns < 40 ? 100 : columns < WIDEST ? (int)columns : WIDEST;
 }
 
 static int column_of(int width)
@@ -32,12 +31,10 @@ static int column_of(int width)
 static int char_at(const char *p, const char *end, int *columns)
 {
     int n = nbi_utf8_length(p, end);
-    if (n == 0) {
-        *columns = 1;
-        return 1;
-    }
-    *columns = utf8proc_charwidth((utf8proc_int32_t)nbi_utf8_decode(p));
-    return n;
+    const char *bytes;
+    size_t len;
+    *columns = n > 0 ? (int)cli_char_width(p, (size_t)n, &bytes, &len) : 1;
+    return n > 0 ? n : 1;
 }
 
 /* The length of the next line of *text, at most `limit` columns wide; advances *text past it. */

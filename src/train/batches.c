@@ -123,8 +123,11 @@ bool nbi_run_random_tokens(const struct nb_train_opts *o)
 static enum nb_status open_set(struct nbi_run *r, const char *const *files,
                                struct nbi_dataset **out)
 {
-    const struct nbi_dataset_opts opts = {
-        .files = files, .tokenizer = r->tokenizer, .chat = nbi_chat_kind(r->chat)};
+    const struct nbi_dataset_opts opts = {.files = files,
+                                          .tokenizer = r->tokenizer,
+                                          .chat = nbi_chat_kind(r->chat),
+                                          .progress = r->opts->stage_progress,
+                                          .progress_ctx = r->opts->ctx};
     NBI_TRY(nbi_dataset_open(out, &opts));
     if (nbi_dataset_stats(*out)->trained == 0)
         return nbi_fail(NB_EVALUE, "'%s' has nothing to train on", files[0]);

@@ -45,8 +45,11 @@ enum nb_status nbi_eval_open(struct nbi_run *r)
     }
     if (count == 0)
         return NB_OK;
-    const struct nbi_dataset_opts opts = {
-        .files = others, .tokenizer = r->tokenizer, .chat = nbi_chat_kind(r->chat)};
+    const struct nbi_dataset_opts opts = {.files = others,
+                                          .tokenizer = r->tokenizer,
+                                          .chat = nbi_chat_kind(r->chat),
+                                          .progress = r->opts->stage_progress,
+                                          .progress_ctx = r->opts->ctx};
     return nbi_dataset_open(&r->eval.data, &opts);
 }
 
@@ -68,10 +71,11 @@ bool nbi_eval_any(const struct nbi_eval_set *set)
 struct sum {
     double loss;
     int64_t count;
+    int64_t done, total; /* tokens, whether they count or not */
 };
 
 static enum nb_status measure(struct nbi_run *r, const struct nbi_weights *w,
-                              const struct nbi_microbatch *batch, struct sum *sum)
+                              const struct nbi_microbatch *batch, int64_t tokens, struct sum *sum)
 {
     NBI_TRY(nbi_check_interrupt());
     NBI_TRY(nbi_train_pass_set(&r->train_pass, batch));
@@ -80,6 +84,8 @@ static enum nb_status measure(struct nbi_run *r, const struct nbi_weights *w,
     NBI_TRY(r->be->sync(r->stream));
     sum->loss += nbi_loss_sums(&r->train_pass.labels).loss;
     sum->count += r->train_pass.labels.count;
+    sum->done += tokens;
+    nbi_run_stage_progress(r, sum->done, sum->total);
     return NB_OK;
 }
 
@@ -95,7 +101,7 @@ static enum nb_status measure_samples(struct nbi_run *r, const struct nbi_weight
         rc = nbi_loader_next(&b, &r->microbatches[0], &more);
         if (rc != NB_OK || !more)
             break;
-        rc = measure(r, w, &r->microbatches[0], sum);
+        rc = measure(r, w, &r->microbatches[0], r->microbatches[0].tokens, sum);
     }
     nbi_loader_release(&b);
     return rc;
@@ -122,11 +128,13 @@ static enum nb_status measure_text(struct nbi_run *r, const struct nbi_weights *
     struct nbi_window window;
     bool more = nbi_windows_next(&windows, &window);
     while (more) {
+        int64_t tokens = 0;
         for (int64_t row = 0; row < b->B; row++) {
             set_row(b, row, ids, more ? &window : NULL);
+            tokens += more ? window.end - window.begin : 0;
             more = more && nbi_windows_next(&windows, &window);
         }
-        NBI_TRY(measure(r, w, b, sum));
+        NBI_TRY(measure(r, w, b, tokens, sum));
     }
     return NB_OK;
 }
@@ -135,6 +143,11 @@ enum nb_status nbi_run_evaluate(struct nbi_run *r, const struct nbi_weights *w, 
                                 int64_t *count)
 {
     struct sum sum = {0};
+    nbi_run_stage(r, "evaluating");
+    if (r->eval.data)
+        sum.total = nbi_dataset_stats(r->eval.data)->tokens;
+    for (int i = 0; i < r->eval.text_count; i++)
+        sum.total += r->eval.texts[i].count;
     if (r->eval.data)
         NBI_TRY(measure_samples(r, w, &sum));
     for (int i = 0; i < r->eval.text_count; i++)

@@ -151,8 +151,10 @@ static enum nb_status check_output(struct nbi_run *r, struct nbi_model_writer *x
 {
     struct nbi_store *store = NULL;
     enum nb_status rc = nbi_model_writer_reopen(x, &store);
-    for (int64_t i = 0; i < r->params.count && rc == NB_OK; i++)
+    for (int64_t i = 0; i < r->params.count && rc == NB_OK; i++) {
         rc = check_tensor(r, store, &r->params.tensors[i]);
+        nbi_run_stage_progress(r, r->params.count + i + 1, 2 * r->params.count);
+    }
     nbi_store_close(store);
     return nbi_context(rc, "reading what was written for '%s'", r->opts->out);
 }
@@ -160,10 +162,13 @@ static enum nb_status check_output(struct nbi_run *r, struct nbi_model_writer *x
 enum nb_status nbi_run_export(struct nbi_run *r)
 {
     struct nbi_model_writer x;
+    nbi_run_stage(r, "writing the result");
     NBI_TRY(begin(&x, r, r->params.tensors, r->params.count));
     enum nb_status rc = NB_OK;
-    for (int64_t i = 0; i < r->params.count && rc == NB_OK; i++)
+    for (int64_t i = 0; i < r->params.count && rc == NB_OK; i++) {
         rc = put_tensor(x.writer, r, i);
+        nbi_run_stage_progress(r, i + 1, 2 * r->params.count); /* the rest: reading it back */
+    }
     if (rc == NB_OK)
         rc = check_output(r, &x);
     if (rc == NB_OK)

@@ -289,6 +289,8 @@ static enum nb_status keep_all(struct nbi_kl_anchor *a, const struct nbi_kl_anch
         if (rc != NB_OK || !more)
             break;
         rc = keep_batch(a, x, &c);
+        if (a->opts.progress)
+            a->opts.progress(a->opts.progress_ctx, (uint64_t)c.records, (uint64_t)a->first[n]);
     }
     NBI_BUG_IF(rc == NB_OK && c.records != a->first[n]);
     a->mean_top_logp = c.records ? c.sum_logp / (double)c.records : 0;

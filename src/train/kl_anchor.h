@@ -16,6 +16,8 @@ struct nbi_kl_anchor_opts {
     int64_t first_example;     /* number of data's first example in example_of (data/mix.h) */
     int64_t memory_limit;      /* bytes; more go to an unlinked temporary file */
     const char *spill_next_to; /* a path; that file is made in the directory it is in */
+    nb_progress_fn progress;   /* in labelled tokens; may be NULL */
+    void *progress_ctx;
 };
 
 struct nbi_kl_anchor {

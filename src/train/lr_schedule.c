@@ -3,7 +3,16 @@
 
 #include <math.h>
 
-#define WSD_DECAY 0.2 /* fraction of the steps after the warm-up */
+#define WSD_DECAY    0.2 /* fraction of the steps after the warm-up */
+#define WARMUP_SHARE 20
+#define WARMUP_MAX   100
+
+int64_t nbi_default_warmup(enum nb_lr_schedule kind, int64_t steps)
+{
+    if (kind == NB_SCHEDULE_CONSTANT)
+        return 0;
+    return steps / WARMUP_SHARE < WARMUP_MAX ? steps / WARMUP_SHARE : WARMUP_MAX;
+}
 
 double nbi_learning_rate(const struct nbi_lr_schedule_opts *o, int64_t step)
 {

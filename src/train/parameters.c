@@ -450,7 +450,7 @@ enum nb_status nbi_train_params_init(struct nbi_train_params *t, struct nbi_stre
     if (rc == NB_OK)
         rc = alloc_blocks(t);
     if (rc == NB_OK)
-        rc = nbi_weights_load(&t->weights, be, c, &from, NULL, NULL);
+        rc = nbi_weights_load(&t->weights, be, c, &from, opts->progress, opts->progress_ctx);
     free_staging(t);
     if (rc == NB_OK)
         rc = set_grads(t);

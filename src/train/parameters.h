@@ -62,7 +62,9 @@ struct nbi_train_params_opts {
     uint64_t seed;      /* of random values, without a store */
     bool draw;          /* matrices of random values are made by the backend (nbi_op_draw) */
     int threads;        /* that read values, or draw them; 0: as many as this process may use */
-    enum nbi_format target; /* what will be written; decides the types of floats */
+    enum nbi_format target;  /* what will be written; decides the types of floats */
+    nb_progress_fn progress; /* parameters loaded; may be NULL */
+    void *progress_ctx;
 };
 
 struct nbi_train_params {

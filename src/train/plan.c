@@ -40,7 +40,9 @@ struct nbi_train_params_opts nbi_run_params_opts(const struct nb_train_opts *o)
                                           .seed = o->seed,
                                           .draw = o->synthetic || o->config,
                                           .threads = o->threads,
-                                          .target = nbi_run_format(o)};
+                                          .target = nbi_run_format(o),
+                                          .progress = o->stage_progress,
+                                          .progress_ctx = o->ctx};
 }
 
 /* Rows of logits at a time. A GPU needs some hundreds to be busy, and a quarter of all is little

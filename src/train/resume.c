@@ -155,8 +155,8 @@ static enum nb_status settings_of(const struct nbi_run *r, char **text)
         "state", (int)o->moment_type, "seq_len", (json_int_t)o->seq_len, "batch_size",
         (json_int_t)o->batch_size, "grad_accum", (json_int_t)o->grad_accum, "lr", o->lr,
         "final_lr_frac", o->final_lr_frac, "schedule", (int)o->schedule, "warmup",
-        (json_int_t)o->warmup, "steps", (json_int_t)(decays ? r->steps : 0), "beta1", o->beta1,
-        "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay, "grad_clip",
+        (json_int_t)r->lr_schedule.warmup, "steps", (json_int_t)(decays ? r->steps : 0), "beta1",
+        o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay, "grad_clip",
         o->grad_clip, "clip_by_layer", o->clip_by_layer || o->fused_step, "train_last_layers",
         (json_int_t)o->train_last_layers, "fused_step", o->fused_step, "sequential", o->sequential,
         "seed", (json_int_t)o->seed);
@@ -469,8 +469,25 @@ static enum nb_status load_arrays(struct nbi_run *r, const struct nbi_checkpoint
     return rc;
 }
 
+/* A run whose warm-up is chosen by us keeps the one that it began with, also if it gets longer. */
+static enum nb_status keep_warmup(struct nbi_run *r, const struct nbi_checkpoint *c)
+{
+    json_t *was = NULL;
+    const char *settings = nbi_checkpoint_settings(c);
+    if (r->opts->warmup != NB_TRAIN_WARMUP)
+        return NB_OK;
+    NBI_TRY(nbi_context(nbi_json_parse(&was, settings, strlen(settings)), "the run's settings"));
+    json_int_t warmup = json_integer_value(json_object_get(was, "warmup"));
+    json_decref(was);
+    if (warmup < 0)
+        return nbi_fail(NB_EFORMAT, "its warm-up makes no sense");
+    r->lr_schedule.warmup = warmup;
+    return NB_OK;
+}
+
 static enum nb_status load(struct nbi_run *r, const struct nbi_checkpoint *c)
 {
+    NBI_TRY(keep_warmup(r, c));
     NBI_TRY(check_settings(r, c));
     NBI_TRY(read_values(c, &r->state));
     NBI_TRY(check_length(r, c));

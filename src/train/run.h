@@ -97,9 +97,12 @@ struct nbi_run {
     struct nbi_run_state state;
     struct nbi_fingerprint fingerprint; /* only with checkpoints */
     int64_t steps;                      /* of the whole run, with epochs converted to steps */
+    int64_t epoch_steps;                /* if they are few; 0: not known */
     int64_t first_step;                 /* steps done when this process began */
     int64_t saved_step;                 /* of the last checkpoint that was read or written */
     bool updating;    /* some parameters are updated, others not: nothing to save */
+    double saved_at;  /* when the last checkpoint was written, or the first step began */
+    double save_took; /* seconds */
     bool save_failed; /* a checkpoint could not be written, and a warning said so */
     bool log_failed;  /* the log could not be written, and ends early */
     bool exported;    /* the result is in place */
@@ -107,6 +110,10 @@ struct nbi_run {
 
 /* Passes the last error to the caller's warn, followed by what the run does about it. */
 void nbi_run_warn(const struct nbi_run *r, const char *then);
+
+/* Tells the caller that a stage begins, and how far it is. */
+void nbi_run_stage(const struct nbi_run *r, const char *what);
+void nbi_run_stage_progress(const struct nbi_run *r, int64_t done, int64_t total);
 
 /* ---- opening (setup.c) ---- */
 
@@ -120,9 +127,25 @@ enum nb_status nbi_run_check_sizes(const struct nb_train_opts *opts);
 /* Opens what nbi_run_plan needs: no data, and no values of the model. */
 enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *opts);
 
+/* Opens the data of a run that nbi_run_open_plan has opened, and counts its steps. */
+enum nb_status nbi_run_open_data(struct nbi_run *r);
+
+/* Opens a run over random weights and tokens in these sizes, for its steps alone. opts->synthetic
+ * is set. Call nbi_run_close also after a failure. */
+enum nb_status nbi_run_open_random(struct nbi_run *r, const struct nb_train_opts *opts,
+                                   const struct nbi_config *config);
+
 /* With kl_base: computes the probabilities of the model as it was read. Call it before a
  * checkpoint is loaded. */
 enum nb_status nbi_run_kl_anchor(struct nbi_run *r);
+
+/* ---- advice (advice.c) ---- */
+
+/* Warns of a run with few steps, or with few after its warm-up, before the first step. */
+enum nb_status nbi_run_look_at_length(struct nbi_run *r);
+
+/* Warns if the loss ends where it began. */
+void nbi_run_look_at_loss(const struct nbi_run *r);
 
 /* ---- the plan (plan.c) ---- */
 
@@ -171,6 +194,9 @@ void nbi_run_close_batches(struct nbi_run *r);
 
 /* Fills the micro-batches of the next step. *more false: the data has ended. */
 enum nb_status nbi_run_next_batches(struct nbi_run *r, bool *more);
+
+/* One step with these micro-batches (trainer.c). */
+enum nb_status nbi_run_step(struct nbi_run *r, struct nb_train_progress *p);
 
 /* ---- evaluation (evaluate.c) ---- */
 

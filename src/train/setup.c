@@ -49,7 +49,9 @@ void nb_train_defaults(struct nb_train_opts *o)
                                 .beta1 = NB_TRAIN_BETA1,
                                 .beta2 = NB_TRAIN_BETA2,
                                 .eps = NB_TRAIN_EPS,
-                                .grad_clip = NB_TRAIN_GRAD_CLIP};
+                                .grad_clip = NB_TRAIN_GRAD_CLIP,
+                                .warmup = NB_TRAIN_WARMUP,
+                                .save_minutes = NB_TRAIN_SAVE_MINUTES};
 }
 
 enum nb_status nb_train_check(const struct nb_train_opts *o)
@@ -66,6 +68,8 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
         return nbi_fail(NB_EINVAL, "a random model on random tokens is not worth writing: no -o");
     if (o->resume && !o->checkpoint_dir)
         return nbi_fail(NB_EINVAL, "--resume needs --checkpoint-dir");
+    if ((o->warmup < 0 && o->warmup != NB_TRAIN_WARMUP) || !(o->save_minutes >= 0))
+        return nbi_fail(NB_EINVAL, "--warmup and --save-minutes are at least 0");
     if (o->save_every > 0 && !o->checkpoint_dir)
         return nbi_fail(NB_EINVAL, "--save-every needs --checkpoint-dir");
     if ((o->eval_every > 0 || o->stop_if_ppl_rises > 0) && !(o->eval_data && o->eval_data[0]))
@@ -210,10 +214,16 @@ static enum nb_status open_memory(struct nbi_run *r)
     return nbi_optimizer_init(&r->optimizer, &r->params, &step);
 }
 
-static void report_stage(const struct nbi_run *r, const char *what)
+void nbi_run_stage(const struct nbi_run *r, const char *what)
 {
     if (r->opts->stage)
         r->opts->stage(r->opts->ctx, what);
+}
+
+void nbi_run_stage_progress(const struct nbi_run *r, int64_t done, int64_t total)
+{
+    if (r->opts->stage_progress)
+        r->opts->stage_progress(r->opts->ctx, (uint64_t)done, (uint64_t)total);
 }
 
 enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
@@ -228,19 +238,21 @@ enum nb_status nbi_run_open(struct nbi_run *r, const struct nb_train_opts *o)
     NBI_TRY(check_out(r));
     NBI_TRY(nbi_run_check_reports(r));
     NBI_TRY(open_tokenizer(r));
-    report_stage(r, "reading the data");
+    nbi_run_stage(r, "reading the data");
     NBI_TRY(nbi_run_open_batches(r));
     NBI_TRY(open_checkpoints(r));
-    r->lr_schedule = (struct nbi_lr_schedule_opts){.kind = o->schedule,
-                                                   .lr = o->lr,
-                                                   .final_frac = o->final_lr_frac,
-                                                   .warmup = o->warmup,
-                                                   .steps = r->steps};
+    r->lr_schedule = (struct nbi_lr_schedule_opts){
+        .kind = o->schedule,
+        .lr = o->lr,
+        .final_frac = o->final_lr_frac,
+        .warmup =
+            o->warmup != NB_TRAIN_WARMUP ? o->warmup : nbi_default_warmup(o->schedule, r->steps),
+        .steps = r->steps};
     if (o->test_prompts)
         NBI_TRY(nbi_test_prompts_open(&r->test_prompts, o->test_prompts));
     NBI_TRY(open_backend(r, false));
     NBI_TRY(nbi_run_check_gpu_memory(r));
-    report_stage(r, "loading the model");
+    nbi_run_stage(r, "loading the model");
     nbi_run_phase(r, "start");
     NBI_TRY(open_memory(r));
     nbi_run_phase(r, "model_loaded");
@@ -257,7 +269,9 @@ enum nb_status nbi_run_kl_anchor(struct nbi_run *r)
                                             .memory_limit = NBI_KL_ANCHOR_MEMORY,
                                             .spill_next_to = o->checkpoint_dir ? o->checkpoint_dir
                                                              : o->out          ? o->out
-                                                                               : "base"};
+                                                                               : "base",
+                                            .progress = o->stage_progress,
+                                            .progress_ctx = o->ctx};
     struct nbi_weights masters; /* the reference is the model before quantization */
     const struct nbi_kl_anchor_pass pass = {.weights = &masters,
                                             .acts = &r->acts,
@@ -266,6 +280,7 @@ enum nb_status nbi_run_kl_anchor(struct nbi_run *r)
                                             .batch = &r->microbatches[0]};
     if (!(o->kl_base > 0))
         return NB_OK;
+    nbi_run_stage(r, "computing the reference probabilities");
     NBI_TRY(nbi_train_params_masters(&r->params, &masters));
     enum nb_status rc = nbi_kl_anchor_init(&r->kl_anchor, &opts, &pass);
     free(masters.layers);
@@ -306,4 +321,20 @@ enum nb_status nbi_run_open_plan(struct nbi_run *r, const struct nb_train_opts *
     NBI_TRY(nbi_run_check_sizes(o));
     NBI_TRY(open_model(r));
     return open_backend(r, true);
+}
+
+enum nb_status nbi_run_open_data(struct nbi_run *r)
+{
+    NBI_TRY(open_tokenizer(r));
+    return nbi_run_open_batches(r);
+}
+
+enum nb_status nbi_run_open_random(struct nbi_run *r, const struct nb_train_opts *o,
+                                   const struct nbi_config *config)
+{
+    *r = (struct nbi_run){.opts = o, .config = *config};
+    NBI_TRY(nbi_run_open_batches(r));
+    NBI_TRY(open_backend(r, false));
+    r->lr_schedule = (struct nbi_lr_schedule_opts){.kind = o->schedule, .lr = o->lr};
+    return open_memory(r);
 }

@@ -116,7 +116,8 @@ static void list_task(struct settings *s, const struct nbi_run *r)
     add_limit(s, "steps between evaluations", (double)o->eval_every, "at the end only");
     add_limit(s, "stop if perplexity rises (%)", o->stop_if_ppl_rises, "no");
     add(s, "checkpoints", o->checkpoint_dir ? o->checkpoint_dir : "none");
-    add_limit(s, "steps between checkpoints", (double)o->save_every, "at the end only");
+    add_limit(s, "steps between checkpoints", (double)o->save_every, "any");
+    add_limit(s, "minutes between checkpoints", o->save_minutes, "any");
 }
 
 static void list_arithmetic(struct settings *s, const struct nbi_run *r)
@@ -136,7 +137,7 @@ static void list_arithmetic(struct settings *s, const struct nbi_run *r)
     add(s, "schedule", schedules[o->schedule]);
     add_number(s, "learning rate", o->lr);
     add_number(s, "of it at the end", o->final_lr_frac);
-    add_number(s, "warm-up steps", (double)o->warmup);
+    add_number(s, "warm-up steps", (double)r->lr_schedule.warmup);
     add_number(s, "tokens of a row", (double)o->seq_len);
     add_number(s, "rows of a pass", (double)o->batch_size);
     add_number(s, "passes of an update", (double)o->grad_accum);

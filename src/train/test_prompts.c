@@ -124,6 +124,7 @@ enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *
 {
     if (p->count == 0)
         return NB_OK;
+    nbi_run_stage(r, "answering the test prompts");
     enum nb_status rc = open_session(p, r);
     for (int64_t i = 0; i < p->count && rc == NB_OK; i++) {
         struct nb_prompt prompt;
@@ -131,6 +132,7 @@ enum nb_status nbi_test_prompts_run(struct nbi_test_prompts *p, struct nbi_run *
         rc = answer(p->session, r, &prompt, &answers[i]);
         if (rc != NB_EINTERRUPTED)
             rc = nbi_context(rc, "%s", prompt.place);
+        nbi_run_stage_progress(r, i + 1, p->count);
     }
     if (!nbi_backend_has(r->be, NBI_CAP_OWN_MEMORY))
         close_session(p);

@@ -107,7 +107,7 @@ static enum nb_status update_all(struct update *u)
     return update_group(u, -1);
 }
 
-static enum nb_status one_step(struct nbi_run *r, struct nb_train_progress *p)
+enum nb_status nbi_run_step(struct nbi_run *r, struct nb_train_progress *p)
 {
     struct nbi_run_state *st = &r->state;
     struct nbi_optimizer_result result;
@@ -239,9 +239,21 @@ static enum nb_status save(struct nbi_run *r)
 {
     if (!r->opts->checkpoint_dir)
         return NB_OK;
-    NBI_TRY(nbi_run_save(r));
-    r->saved_step = r->state.step;
-    return NB_OK;
+    double start = nbi_now();
+    enum nb_status rc = nbi_run_save(r);
+    r->saved_at = nbi_now();
+    r->save_took = r->saved_at - start;
+    if (rc == NB_OK)
+        r->saved_step = r->state.step;
+    return rc;
+}
+
+/* Whether it is time for a checkpoint. Saving takes a tenth of a run's time at most. */
+static bool save_is_due(const struct nbi_run *r)
+{
+    double seconds = fmax(60 * r->opts->save_minutes, 10 * r->save_took);
+    return r->opts->checkpoint_dir && r->opts->save_minutes > 0 && r->state.step > r->saved_step &&
+           nbi_now() - r->saved_at >= seconds;
 }
 
 static void save_or_warn(struct nbi_run *r)
@@ -316,7 +328,7 @@ static enum nb_status step_and_log(struct nbi_run *r, struct nb_train_result *ou
     if (!*more)
         return NB_OK;
     nbi_run_phase(r, "batch_ready");
-    NBI_TRY(one_step(r, &out->last));
+    NBI_TRY(nbi_run_step(r, &out->last));
     NBI_TRY(log_step(r, &out->last));
     return check_skipped(&r->state);
 }
@@ -336,7 +348,7 @@ static enum nb_status advance(struct nbi_run *r, struct nb_train_result *out, bo
         return NB_OK;
     if (due(o->eval_every, s->step) && s->step < r->steps)
         NBI_TRY(evaluate_and_judge(r, out));
-    if (s->step > 0 && due(o->save_every, s->step))
+    if (s->step > 0 && (due(o->save_every, s->step) || save_is_due(r)))
         save_or_warn(r);
     return NB_OK;
 }
@@ -364,6 +376,7 @@ static enum nb_status conclude(struct nbi_run *r, struct nb_train_result *out)
 {
     if (r->opts->stop_if_ppl_rises > 0 && !measured(r, out))
         NBI_TRY(evaluate_and_judge(r, out));
+    nbi_run_look_at_loss(r);
     return choose_result(r, out);
 }
 
@@ -392,6 +405,9 @@ static enum nb_status begin(struct nbi_run *r)
     if (o->resume)
         NBI_TRY(nbi_run_resume(r));
     r->first_step = r->saved_step = r->state.step;
+    r->saved_at = nbi_now();
+    if (r->first_step == 0)
+        NBI_TRY(nbi_run_look_at_length(r));
     if (!o->log)
         return NB_OK;
     return o->resume ? continue_log(r) : nbi_train_log_open(&r->log, o->log, -1);

@@ -89,28 +89,30 @@ class Chat:
         if keys:
             self.expect("\x1b[?2004h")  # bracketed paste, on while a line is edited
         self.expect(">>> ")
-        self.settle(keys)
-
-    def settle(self, keys):
-        """Waits until the terminal hands out single keys."""
         end = time.monotonic() + LIMIT
         while keys and termios.tcgetattr(self.fd)[3] & termios.ICANON:
             self.check(time.monotonic() < end, "the terminal is not set up")
             time.sleep(0.001)
 
     def interrupt(self, note="", keys=True):
-        """Ctrl-C, and the prompt that follows. The kernel signals first and throws away output
-        after that, so that what comes at once may be lost: an empty line brings the prompt back."""
+        """Ctrl-C, and the prompt that follows."""
         self.type("\x03")
+        if note:
+            self.expect(note)
+        if keys:
+            self.prompt()
+        else:
+            self.interrupt_plain()
+
+    def interrupt_plain(self):
+        """Without line editing the kernel signals first and throws away output after that, so that
+        what comes at once may be lost: an empty line brings the prompt back."""
         end = time.monotonic() + LIMIT
         while b">>> " not in self.seen[self.at:]:
             if not self.read(2):
                 self.type("\r")
             self.check(time.monotonic() < end, "no prompt")
-        if note and note.encode() not in self.seen[self.at:]:
-            print(f"{self.name}: {note!r} was lost")
-        self.expect(">>> ")
-        self.settle(keys)
+        self.prompt(keys=False)
         time.sleep(0.3)  # input, too, may be thrown away for a moment
 
     def type(self, text):

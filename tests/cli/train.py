@@ -568,6 +568,7 @@ def plan():
         opts = options(model=work + "/eight", **{**plain, **setting})
         r = t.train(nibble, *opts)
         said = json.loads(t.run(nibble, "plan", "--json", *opts)[0])
+        assert said.pop("estimate")["steps"] == 2
         assert said == r["plan"], (said, r["plan"])
         parts = ("masters", "moments", "gradients", "weights", "activations", "scratch", "host")
         assert said["total"] == sum(said[x] for x in parts) > 100e6, said

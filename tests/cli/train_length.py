@@ -70,7 +70,7 @@ def rows():
         said = t.run(nibble, *command, *args, "--seq-len", 257, code=1)[1]
         assert said == ("nibble: --seq-len 257 is more than the 256 positions that the model has "
                         "(max_position_embeddings)\n"), said
-    assert "warning" not in t.run(nibble, "train", *args, "--seq-len", 256)[1]
+    assert "are cut" not in t.run(nibble, "train", *args, "--seq-len", 256)[1]
     lengths = [len(x["ids"]) for x in json.loads(t.run(
         nibble, "data", "show", "-m", work + "/model", "-d", work + "/six.tsv", "--json", "-n", 6)[0])
         ["shown"]]

@@ -119,6 +119,8 @@ COMMANDS = [
             "--questions 4 -n 3 --text in/held.txt --threads 1 -q", limit=200),
     command("stress", "stress kv -m in/model -n 1 --threads 1 -q", limit=100),
     command("plan", "plan -m in/model --seq-len 64 --fit 1 --json"),
+    command("plan-time", "plan -m in/model -d in/a.txt --epochs 1 --seq-len 16 --batch-size 1 "
+            "--threads 1 --json", limit=200),
     command("train", TRAIN + "-o out/m --log out/log.jsonl --vram-report out/vram.json "
             "--test-prompts in/q.tsv", old=[("m", "other")], resumes=True, limit=500),
     command("train-dat", TRAIN + "-o out/m.dat --optimizer-state-mode nvfp4 --fused-step "
@@ -162,8 +164,8 @@ def failed(code, err):
 # Commands that report what they can read from /proc and the like.
 ADVISORY = ("doctor", "stress")
 # Commands that print times or speeds.
-TIMED = ("doctor", "chat", "parity", "eval-ab", "eval-ppl", "plan", "stress", "quantize",
-         "convert-json", "generate-json", "parity-json", "train-json")
+TIMED = ("doctor", "chat", "parity", "eval-ab", "eval-ppl", "plan", "plan-time", "stress",
+         "quantize", "convert-json", "generate-json", "parity-json", "train-json")
 
 
 def output(cmd, data):

@@ -1,7 +1,7 @@
 #!/bin/sh
 # An installed copy: its files, its exported symbols, its headers, programs built against it with
-# pkg-config and CMake, man pages, completions in each shell there is, and nothing left after
-# uninstalling.
+# pkg-config and CMake, the Python module, man pages, completions in each shell there is, and nothing
+# left after uninstalling.
 # usage: tests/system/install.sh NIBBLE
 set -eu
 nibble=$(realpath "$1")
@@ -129,6 +129,10 @@ if command -v c++ >/dev/null; then
     sed -n 's/^2: //p' "$work/want" >"$work/want2"
     same embed "$work/is" "$work/want2"
 fi
+
+# ---- the Python module
+mkdir "$work/python"
+python3 -B "$root/tests/system/python.py" "$nibble" "$installed" "$work/python"
 
 # ---- man pages
 if command -v man >/dev/null && man --warnings -l "$installed/share/man/man1/nibble.1" >/dev/null 2>&1; then

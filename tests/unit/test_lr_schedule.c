@@ -50,8 +50,25 @@ static void test_lr_schedule__borders(void **state)
     }
 }
 
+static void test_lr_schedule__default_warmup(void **state)
+{
+    static const struct {
+        int64_t steps, warmup;
+    } rows[] = {{0, 0},     {1, 0},      {2, 0},
+                {19, 0},    {20, 1},     {150, 7},
+                {1999, 99}, {2000, 100}, {1000000000000, 100}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (int kind = NB_SCHEDULE_LINEAR; kind <= NB_SCHEDULE_WSD; kind++)
+            assert_int_equal(nbi_default_warmup((enum nb_lr_schedule)kind, rows[i].steps),
+                             rows[i].warmup);
+        assert_int_equal(nbi_default_warmup(NB_SCHEDULE_CONSTANT, rows[i].steps), 0);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lr_schedule__borders)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lr_schedule__borders),
+                                       cmocka_unit_test(test_lr_schedule__default_warmup)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
