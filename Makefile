@@ -39,10 +39,10 @@ ifneq ($(origin TARGET),command line)
 unexport TARGET
 endif
 
-demo: binary ## a small model taught who it is (NAME=... or TARGET=...), before and after; in ./demo
+demo: binary ## teach a small model who it is (NAME=... or TARGET=...) and compare before and after; in ./demo
 	@tools/demo.sh $(BUILD)/nibble demo
 
-gates: binary ## four identities with three seeds each, and a naive run that must fail (half an hour)
+gates: binary ## check whoami with four identities and three seeds each, and a naive run that must fail (half an hour)
 	@tools/gates.sh $(BUILD)/nibble build/gates
 
 # ctest FOLDER OPTIONS: runs the tests of a build and lists those that skipped themselves.
@@ -53,13 +53,13 @@ ctest = @[ -e $(1)/tests/CTestTestfile.cmake ] || { echo "make: the tests were n
 test: build ## build and run all tests that need no network, GPU or large model
 	$(call ctest,$(BUILD),-LE every-order)
 
-test-emulated: build ## the CUDA backend's kernels on the host: every test, in four orders of threads (20 minutes of CPU)
+test-emulated: build ## run all tests of the CUDA kernels in the emulator, in four orders of threads (20 minutes of CPU)
 	$(call ctest,$(BUILD),-R ^emulated/)
 
-deps: ## install what building and testing needs (apt-get; elsewhere: list it)
+deps: ## install the packages for building and testing (with apt-get; on other systems list them)
 	@tools/deps.sh build test lint fuzz
 
-lint: build ## include rules, sizes, names, headers, formatting, clang-tidy
+lint: build ## check include rules, sizes, names, headers, formatting, and run clang-tidy
 	@tools/deps.sh lint
 	@tools/lint/run.sh $(BUILD)
 
@@ -70,7 +70,7 @@ fmt: ## format all C sources
 docs: binary ## write docs/cli from the option tables
 	@$(BUILD)/nibble help --write-docs docs/cli
 
-test-faults: build ## every command, with each of its allocations, reads, writes, ... failing once (hours)
+test-faults: build ## run every command with each of its allocations, reads, writes, ... failing once (hours)
 	@python3 -B tests/faults/run.py $(BUILD)/nibble $(BUILD)/tests/inject.so
 
 build-asan: # one build for the tests and the fuzz targets, by clang
@@ -78,10 +78,10 @@ build-asan: # one build for the tests and the fuzz targets, by clang
 	@CC=clang CXX=clang++ $(CONFIGURE) -B build-asan -DNIBBLE_FUZZ=ON -DNIBBLE_SANITIZE=address,undefined > build-asan.log 2>&1 || { cat build-asan.log; exit 1; }
 	@cmake --build build-asan -j $(JOBS)
 
-asan: build-asan ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer, built by clang
+asan: build-asan ## run the tests under AddressSanitizer and UndefinedBehaviorSanitizer, built with clang
 	$(call ctest,build-asan,-LE every-order)
 
-tsan: ## the tests in which several threads meet under ThreadSanitizer
+tsan: ## run the tests that use several threads under ThreadSanitizer
 	@tools/deps.sh build test
 	@$(CONFIGURE) -B build-tsan -DNIBBLE_SANITIZE=thread > build-tsan.log 2>&1 || { cat build-tsan.log; exit 1; }
 	@cmake --build build-tsan -j $(JOBS) --target thread_tests
@@ -93,33 +93,33 @@ fuzz: build-asan ## fuzz the parsers for S=60 seconds each, JOBS at a time; T=NA
 bench: binary ## measure the codec, and quantising a model of 4B shapes (needs 13 GB of disk)
 	@bench/quantize.sh $(BUILD)/nibble
 
-test-interop: build ## compare with safetensors, gguf, tokenizers and jinja2 of PyPI, in a venv
+test-interop: build ## compare with safetensors, gguf, tokenizers and jinja2 from PyPI, in a virtual environment
 	@tests/interop/run.sh $(BUILD)/nibble
 
-test-gpu: ## what needs a GPU, by $(GPU), a build of `make gpu`: all parts, or WHAT="kernels bits" (WHAT=list)
+test-gpu: ## run the tests that need a GPU, with the build in $(GPU) (see gpu): all, or WHAT="kernels bits" (WHAT=list)
 	@tests/gpu/run.sh $(GPU) $(WHAT) || [ $$? -eq 77 ] # nothing to run on
 
-bench-gpu: ## speed, memory and learning on a GPU, likewise
+bench-gpu: ## measure speed, memory and learning on a GPU, in the same way
 	@bench/gpu.sh $(GPU) $(WHAT) || [ $$? -eq 77 ]
 
-gpu: ## build with CUDA for carrying to a machine with a GPU: build-gpu, stripped
+gpu: ## build with CUDA for another machine with a GPU: build-gpu, stripped
 	@$(MAKE) --no-print-directory static CUDA=1 STATIC="nibble gpu_tests"
 	@tools/pack_gpu.sh build-static $(GPU)
 
-static: ## a binary and tests that travel: small libraries linked statically, in build-static
+static: ## build a program and tests for other machines: small libraries linked statically, in build-static
 	@tools/deps.sh build test
 	@$(CONFIGURE) -B build-static -DNIBBLE_STATIC=ON > build-static.log 2>&1 || { cat build-static.log; exit 1; }
 	@cmake --build build-static -j $(JOBS) --target $(STATIC)
 
-install: configure ## program, libraries, headers, man pages and completions into PREFIX=/usr/local (DESTDIR before it)
+install: configure ## install program, libraries, headers, man pages and completions into PREFIX=/usr/local (prefixed by DESTDIR)
 	@cmake --build $(BUILD) -j $(JOBS) --target nibble libnibble libnibble_shared pages
 	@cmake --install $(BUILD) --prefix $(PREFIX) --strip
 
-uninstall: ## remove what make install wrote (same PREFIX and DESTDIR)
+uninstall: ## remove what make install installed (same PREFIX and DESTDIR)
 	@tools/uninstall.sh $(BUILD) $(PREFIX)
 
 clean: ## remove everything that was built
 	@rm -rf build build-* build.log demo
 
-help: ## this list
+help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18

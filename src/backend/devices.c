@@ -28,7 +28,7 @@ enum nb_status nb_device_parse(const char *name, int *gpu)
     char *end = NULL;
     long index = number ? strtol(name + 5, &end, 10) : 0;
     if (!number || *end || index > MAX_INDEX)
-        return nbi_fail(NB_EUNSUPPORTED, "there is no device '%s', only cpu, cuda and cuda:N",
+        return nbi_fail(NB_EUNSUPPORTED, "unknown device '%s'; there are cpu, cuda and cuda:N",
                         name);
     *gpu = (int)index;
     return NB_OK;
@@ -153,7 +153,7 @@ static enum nb_status open_for_prefill(struct nbi_backend **out, const char *dev
     }
     be->close(be);
     *out = NULL;
-    return nbi_context(rc, "%s cannot do prompts", device);
+    return nbi_context(rc, "%s cannot process prompts", device);
 }
 
 enum nb_status nb_gpu_products(int index, struct nb_gpu_products *out)

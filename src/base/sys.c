@@ -170,7 +170,8 @@ enum nb_status nbi_simd_parse(const char *name, enum nbi_simd *level)
             *level = (enum nbi_simd)i;
             return NB_OK;
         }
-    return name ? nbi_fail(NB_EINVAL, "there is no instruction set '%s' here", name) : NB_OK;
+    return name ? nbi_fail(NB_EINVAL, "instruction set '%s' is not available on this machine", name)
+                : NB_OK;
 }
 
 static void list_features(char *buf, size_t size)

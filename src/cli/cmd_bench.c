@@ -23,58 +23,61 @@ struct bench_opts {
 static const struct cli_opt options[] = {
     CLI_MODEL_OPTIONS(struct bench_opts, run),
     {"kv-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, run.kv_dtype), CLI_KV_DTYPES, "f16", 0,
-     0, "decode, prefill: type of cached keys and values", NULL},
+     0, "decode, prefill: element type of the KV cache", NULL},
     {"exact", 0, CLI_FLAG, offsetof(struct bench_opts, run.exact), NULL, NULL, 0, 0,
-     "decode, prefill: products with f32 activations, not with 16-bit integers", NULL},
+     "decode, prefill: multiply f32 activations instead of 16-bit integers", NULL},
     {"synthetic", 0, CLI_CHOICE, offsetof(struct bench_opts, synthetic), CLI_SIZE_CHOICES, "none",
-     0, 0, "decode, prefill, train: random weights of that size, not a model", NULL},
+     0, 0, "decode, prefill, train: random weights of this size instead of a model", NULL},
     {"config", 0, CLI_STRING, offsetof(struct bench_opts, config), "FILE", NULL, 0, 0,
      "decode, prefill, train: random weights in the shapes of a config.json", NULL},
     {"depth", 0, CLI_INT, offsetof(struct bench_opts, depth), "N", "16", 1, 1 << 24,
-     "decode: tokens that are there before", NULL},
+     "decode: tokens already in the context", NULL},
     {"tokens", 'n', CLI_INT, offsetof(struct bench_opts, tokens), "N", "0", 0, 1 << 24,
-     "decode, prefill: tokens of a round (0: 32), of the prompt (0: 512)", NULL},
+     "decode, prefill: tokens per round (0: 32); length of the prompt (0: 512)", NULL},
     {"parallel", 0, CLI_INT, offsetof(struct bench_opts, parallel), "N", "0", 0, 4096,
-     "decode: so many sequences, which go through the model together (0: one alone)", NULL},
-    {"deterministic", 0, CLI_FLAG, offsetof(struct bench_opts, deterministic), NULL, NULL, 0, 0,
-     "decode, with --parallel: a sequence's bits do not depend on the others", NULL},
-    {"file", 0, CLI_STRING, offsetof(struct bench_opts, file), "FILE", NULL, 0, 0,
-     "tokenizer: the text", NULL},
-    {"steps", 0, CLI_INT, offsetof(struct bench_opts, steps), "N", "5", 1, 1e6,
-     "train: steps that are timed, behind one that is not", NULL},
-    {"seq-len", 0, CLI_INT, offsetof(struct bench_opts, seq_len), "N", "512", 2, 1 << 20,
-     "train: tokens of a row", NULL},
-    {"batch-size", 0, CLI_INT, offsetof(struct bench_opts, batch_size), "N", "4", 1, 1 << 20,
-     "train: rows of a pass", NULL},
-    {"grad-accum", 0, CLI_INT, offsetof(struct bench_opts, grad_accum), "N", "1", 1, 1 << 20,
-     "train: passes of an update", NULL},
-    {"precision", 0, CLI_CHOICE, offsetof(struct bench_opts, precision),
-     CLI_CHOICES(NB_PRECISION_LIST), "nvfp4", 0, 0, "train: the weights that the forward pass sees",
+     "decode: number of sequences decoded together in one batch (0: a single one, without a batch)",
      NULL},
+    {"deterministic", 0, CLI_FLAG, offsetof(struct bench_opts, deterministic), NULL, NULL, 0, 0,
+     "decode, with --parallel: results of a sequence do not depend on the others, bit for bit",
+     NULL},
+    {"file", 0, CLI_STRING, offsetof(struct bench_opts, file), "FILE", NULL, 0, 0,
+     "tokenizer: text to encode", NULL},
+    {"steps", 0, CLI_INT, offsetof(struct bench_opts, steps), "N", "5", 1, 1e6,
+     "train: number of timed steps, after one warm-up step", NULL},
+    {"seq-len", 0, CLI_INT, offsetof(struct bench_opts, seq_len), "N", "512", 2, 1 << 20,
+     "train: tokens per row", NULL},
+    {"batch-size", 0, CLI_INT, offsetof(struct bench_opts, batch_size), "N", "4", 1, 1 << 20,
+     "train: rows per pass", NULL},
+    {"grad-accum", 0, CLI_INT, offsetof(struct bench_opts, grad_accum), "N", "1", 1, 1 << 20,
+     "train: passes per update", NULL},
+    {"precision", 0, CLI_CHOICE, offsetof(struct bench_opts, precision),
+     CLI_CHOICES(NB_PRECISION_LIST), "nvfp4", 0, 0,
+     "train: type of the weights in the forward pass", NULL},
     {"compute-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, compute),
      CLI_CHOICES(NB_COMPUTE_LIST), "auto", 0, 0,
-     "train: activations and products (auto: bf16 on a GPU, f32 on the CPU and with --precision "
-     "f32)",
+     "train: type of activations and products (auto: bf16 on a GPU, f32 on the CPU and with "
+     "--precision f32)",
      NULL},
     {"weight-store", 0, CLI_CHOICE, offsetof(struct bench_opts, weight_store),
      CLI_CHOICES(NB_WEIGHT_STORE_LIST), "auto", 0, 0,
-     "train: what is kept of NVFP4 weights besides their masters (auto: codes)", NULL},
+     "train: what is stored of NVFP4 weights besides their masters (auto: codes)", NULL},
     {"master-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, master), "auto|f32|bf16", "auto", 0,
-     0, "train: the weights that updates go to (auto: f32 with --precision f32, else bf16)", NULL},
+     0, "train: type of the master weights (auto: f32 with --precision f32, else bf16)", NULL},
     {"optimizer-state-mode", 0, CLI_CHOICE, offsetof(struct bench_opts, state),
-     CLI_CHOICES(NB_MOMENT_TYPE_LIST), "int8", 0, 0, "train: Adam's moments", NULL},
+     CLI_CHOICES(NB_MOMENT_TYPE_LIST), "int8", 0, 0, "train: type of Adam's moments", NULL},
     {"grad-dtype", 0, CLI_CHOICE, offsetof(struct bench_opts, grad), "f32|bf16", "f32", 0, 0,
-     "train: gradients of the matrices of layers", NULL},
+     "train: type of the gradients of the layers' matrices", NULL},
     {"recompute", 0, CLI_CHOICE, offsetof(struct bench_opts, recompute), "none|block", "none", 0, 0,
-     "train: block: keep only what goes into each layer", NULL},
+     "train: block: keep only the input of each layer, and recompute the rest", NULL},
     {"fused-step", 0, CLI_FLAG, offsetof(struct bench_opts, fused_step), NULL, NULL, 0, 0,
-     "train: update inside the backward pass", NULL},
+     "train: update during the backward pass", NULL},
     {"head-slices", 0, CLI_FLAG, offsetof(struct bench_opts, head_slices), NULL, NULL, 0, 0,
-     "train: with --fused-step, the gradients of embedding and head 8192 rows at a time", NULL},
+     "train: with --fused-step, compute the gradients of embedding and head 8192 rows at a time",
+     NULL},
     {"fit", 0, CLI_FLOAT, offsetof(struct bench_opts, fit), "GIB", "0", 0, 1e6,
-     "train: the fastest settings that fit into so much memory, or so large a GPU", NULL},
+     "train: use the fastest settings that fit into GIB of memory, or a GPU of that size", NULL},
     {"train-last-layers", 0, CLI_INT, offsetof(struct bench_opts, last_layers), "N", "0", 0, 10000,
-     "train: only so many (0: everything)", NULL},
+     "train: train only the last N layers (0: everything)", NULL},
 };
 
 /* ---- ops ---- */
@@ -377,27 +380,25 @@ static int run(void *opts)
 
 const struct cli_command cli_bench = {
     .name = "bench",
-    .group = "look inside",
+    .group = "measure",
     .positional = "WHAT",
     .what = "decode|prefill|train|ops|tokenizer",
-    .summary = "measure speed against what this machine can do",
-    .text =
-        "decode, prefill: tokens one after another, and whole prompts, beside what memory and\n"
-        "arithmetic of the device give; a GPU counts as one core. With --parallel, weights are\n"
-        "read once for a token of every sequence, and keys and values count too. ops and\n"
-        "tokenizer run on the CPU.\n"
-        "\n"
-        "train: steps over random tokens, beside products of floats (on a GPU, of bf16). An\n"
-        "operation is an addition or a multiplication; what --recompute does again is not\n"
-        "counted.\n"
-        "\n"
-        "ops: the NVFP4 codec on every code path of this CPU, in GB/s per core with all "
-        "threads at\n"
-        "work, and the machine's read bandwidth measured in the same run.\n"
-        "\n"
-        "tokenizer: loading the tokenizer of MODEL, and encoding and decoding FILE line by "
-        "line on\n"
-        "one thread.",
+    .summary = "measure speed, next to what the machine allows",
+    .text = "decode, prefill: generation token by token, and whole prompts, compared with the\n"
+            "measured memory bandwidth and arithmetic of the device; a GPU counts as one core.\n"
+            "With --parallel, the weights are read once for a token of every sequence, and the KV\n"
+            "cache counts too.\n"
+            "\n"
+            "train: steps over random tokens, compared with f32 matrix products (on a GPU, with\n"
+            "bf16 ones). Additions and multiplications count as one operation each; what\n"
+            "--recompute computes again is not counted.\n"
+            "\n"
+            "ops: the NVFP4 codec on every code path of this CPU, in GB/s per core with all\n"
+            "threads busy, and the read bandwidth of the machine, measured in the same run. Runs\n"
+            "on the CPU.\n"
+            "\n"
+            "tokenizer: loading the tokenizer of MODEL, and encoding and decoding FILE line by\n"
+            "line on one thread. Runs on the CPU.",
     .examples = "  nibble bench decode --synthetic 0.6b\n"
                 "  nibble bench decode --synthetic 4b --depth 32768 --kv-dtype f8 --device cuda\n"
                 "  nibble bench decode --synthetic 4b --parallel 32 --depth 1024 --device cuda\n"

@@ -31,24 +31,24 @@ struct chat_opts {
 static const struct cli_opt options[] = {
     CLI_RUN_OPTIONS(struct chat_opts, run),
     {"prompt", 'p', CLI_STRING, offsetof(struct chat_opts, prompt), "TEXT", NULL, 0, 0,
-     "a first message", NULL},
+     "first message", NULL},
     {"system", 0, CLI_STRING, offsetof(struct chat_opts, system), "TEXT", NULL, 0, 0,
      "a system message", NULL},
     {"max-tokens", 'n', CLI_INT, offsetof(struct chat_opts, max_tokens), "N", "0", 0, 1 << 30,
-     "tokens of an answer at most (0: what the context has room for)", "n-predict"},
+     "maximum length of an answer in tokens (0: what fits into the context)", "n-predict"},
     {"no-think", 0, CLI_FLAG, offsetof(struct chat_opts, no_think), NULL, NULL, 0, 0,
-     "turn thinking off, if the chat template has it", NULL},
+     "turn thinking off, if the chat template supports it", NULL},
     CLI_SAMPLING_OPTIONS(struct chat_opts, sampling),
     {"stop", 0, CLI_LIST, offsetof(struct chat_opts, stop), "TEXT", NULL, 0, 0,
-     "end an answer before TEXT; may be given again", NULL},
+     "end an answer before TEXT (repeatable)", NULL},
     {"ignore-eos", 0, CLI_FLAG, offsetof(struct chat_opts, ignore_eos), NULL, NULL, 0, 0,
      "do not stop at the end of the turn", NULL},
     {"log", 0, CLI_STRING, offsetof(struct chat_opts, log), "FILE", NULL, 0, 0,
-     "add everything that is said to FILE, as JSON Lines", NULL},
+     "append the conversation to FILE, as JSON Lines", NULL},
     {"replay", 0, CLI_STRING, offsetof(struct chat_opts, replay), "FILE", NULL, 0, 0,
-     "send the messages of a log or of a saved conversation again, then end", NULL},
+     "send the messages of a log or saved conversation again, then exit", NULL},
     {"timing", 0, CLI_FLAG, offsetof(struct chat_opts, timing), NULL, NULL, 0, 0,
-     "say on stderr how fast each answer was", NULL},
+     "print the speed of each answer on stderr", NULL},
 };
 
 /* Totals over all answers. */
@@ -656,26 +656,23 @@ const struct cli_command cli_chat = {
     .name = "chat",
     .group = "run",
     .positional = "",
-    .summary = "talk with a model",
-    .text =
-        "Answers one message after another, each as it comes. Keys and values of what was said\n"
-        "before are kept, so that only what is new is computed. On a terminal lines can be "
-        "edited,\n"
-        "and earlier ones are kept in $XDG_STATE_HOME/nibble/history (~/.local/state without it).\n"
-        "/help lists the commands: /reset, /system, /save, /load, /stats, /quit. Ctrl-C stops the\n"
-        "answer, which is kept as far as it got; Ctrl-D leaves. Text that is pasted is one "
-        "message;\n"
-        "otherwise a backslash at the end of a line, or \"\"\" before and after a text, make\n"
-        "one of several lines.\n"
-        "\n"
-        "Without a terminal, standard input has a message or a command per line, and standard\n"
-        "output gets the answers alone (with --json, a line of JSON for each); the first error\n"
-        "ends it.\n"
-        "\n"
-        "/save writes a line {\"messages\": [...]}, which is also a data set and what 'render'\n"
-        "reads. --log adds a line for each message, with times, token counts and the settings.\n"
-        "--replay takes either, and also /load does; the same settings and seed give the same\n"
-        "answers. Each answer has a seed of its own: the given one, the next, and so on.",
+    .summary = "chat with a model",
+    .text = "Answers messages one after another and prints each answer as it is generated. The KV\n"
+            "cache of the conversation is kept, so only new tokens are computed. On a terminal,\n"
+            "lines can be edited, and earlier ones are kept in $XDG_STATE_HOME/nibble/history (by\n"
+            "default in ~/.local/state). /help lists the commands: /reset, /system, /save, /load,\n"
+            "/stats, /quit. Ctrl-C stops the answer and keeps what has been printed; Ctrl-D\n"
+            "exits. Pasted text is one message. To type a message of several lines, end lines\n"
+            "with a backslash, or put \"\"\" before and after the text.\n"
+            "\n"
+            "Without a terminal, standard input has one message or command per line, and standard\n"
+            "output gets only the answers (with --json, a line of JSON for each). The first error\n"
+            "ends the conversation.\n"
+            "\n"
+            "/save writes a line {\"messages\": [...]}, which is also a data set and an input of\n"
+            "'render'. --log appends a line for each message, with times, token counts and\n"
+            "settings. --replay and /load read either; the same settings and seed give the same\n"
+            "answers. Each answer has its own seed: the given one, then that plus one, and so on.",
     .examples = "  nibble chat -m Qwen3-4B --system 'Be brief.' --log talk.jsonl\n"
                 "  nibble chat -m Qwen3-4B --replay talk.jsonl --temp 0\n"
                 "  printf 'Hello!\\nAnd now in French.\\n' | nibble chat -m Qwen3-4B -q\n",

@@ -24,22 +24,23 @@ struct convert_opts {
 
 static const struct cli_opt options[] = {
     {"method", 0, CLI_CHOICE, AT(method), "rtn|4over6|sweep", "sweep", 0, 0,
-     "how block scales are chosen", NULL},
+     "method of choosing block scales", NULL},
     {"skip", 0, CLI_LIST, AT(skip), "PATTERN", NULL, 0, 0,
-     "leave tensors as they are: parts of a name, or * and ? (repeatable)", NULL},
-    {"two-level", 0, CLI_FLAG, AT(two_level), NULL, NULL, 0, 0,
-     "store a tensor scale too: better for small weights", NULL},
-    {"report", 0, CLI_STRING, AT(report), "FILE.json", NULL, 0, 0, "write the error figures there",
+     "do not quantise these tensors: components of a name, or a pattern with * and ? (repeatable)",
      NULL},
+    {"two-level", 0, CLI_FLAG, AT(two_level), NULL, NULL, 0, 0,
+     "also store a scale per tensor: more accurate for small weights", NULL},
+    {"report", 0, CLI_STRING, AT(report), "FILE.json", NULL, 0, 0,
+     "write the error figures to FILE.json", NULL},
     {"dtype", 0, CLI_CHOICE, AT(dtype), "keep|f32|f16|bf16", "keep", 0, 0,
-     "type of the weights (quantize: of the unquantised ones)", NULL},
+     "element type of the weights (quantize: of the unquantised ones)", NULL},
     {"layout", 0, CLI_CHOICE, AT(layout), "keep|modelopt|compressed-tensors", "keep", 0, 0,
-     "NVFP4 in safetensors (keep: as in SRC, else modelopt)", NULL},
-    {"model", 'm', CLI_STRING, AT(model), "PATH", NULL, 0, 0, "another way to name SRC", "weight"},
+     "how safetensors store NVFP4 (keep: as SRC does, or modelopt)", NULL},
+    {"model", 'm', CLI_STRING, AT(model), "PATH", NULL, 0, 0, "the same as SRC", "weight"},
     {"model-dir", 0, CLI_STRING, AT(model_dir), "DIR", NULL, 0, 0,
-     "config and tokenizer of SRC, if not beside it", NULL},
+     "directory of config and tokenizer, if they are not with SRC", NULL},
     {"shard-mb", 0, CLI_INT, AT(shard_mb), "N", NULL, 1, 1000000,
-     "directories: largest weights file in MB (default: 5000)", NULL},
+     "model directories: maximum size of a weights file in MB (default: 5000)", NULL},
 };
 
 /* Options without meaning for this target are refused, not ignored. */
@@ -54,7 +55,7 @@ static int check_usage(const struct cli_command *c, const struct convert_opts *o
                                                                : NULL;
     if (!idle)
         return 0;
-    fprintf(stderr, "nibble %s: %s means nothing for '%s'; see 'nibble help %s'\n", c->name, idle,
+    fprintf(stderr, "nibble %s: %s does not apply to '%s'; see 'nibble help %s'\n", c->name, idle,
             dst, c->name);
     return CLI_EXIT_USAGE;
 }
@@ -202,14 +203,13 @@ static int run_quantize(void *opts)
 
 const struct cli_command cli_convert = {
     .name = "convert",
-    .group = "files",
+    .group = "convert",
     .positional = "SRC DST",
-    .summary = "turn any readable model into any writable one",
-    .text =
-        "Reads a model directory, .dat, .safetensors or .gguf and writes DST, whose ending says\n"
-        "what: .dat, .safetensors, .gguf, anything else a model directory. Tensors stay bit for\n"
-        "bit what they are, NVFP4 included, unless --dtype asks for another type. DST appears\n"
-        "only when it is complete.",
+    .summary = "convert a model to another file format",
+    .text = "Reads a model directory, .dat, .safetensors or .gguf file and writes DST. The file\n"
+            "name extension of DST selects the format: .dat, .safetensors or .gguf; any other\n"
+            "name makes a model directory. Tensors, NVFP4 included, are copied bit for bit unless\n"
+            "--dtype gives another type. DST appears only when it is complete.",
     .examples = "  nibble convert Qwen3-4B model.gguf\n"
                 "  nibble convert weights.dat Qwen3-4B-nvfp4 --model-dir Qwen3-4B "
                 "--layout compressed-tensors\n",
@@ -222,17 +222,16 @@ const struct cli_command cli_convert = {
 
 const struct cli_command cli_quantize = {
     .name = "quantize",
-    .group = "files",
+    .group = "convert",
     .positional = "SRC DST",
-    .summary = "turn the projections of a model into NVFP4",
-    .text =
-        "Quantises every projection (q, k, v, o, gate, up, down) and the head to NVFP4 and\n"
-        "writes DST as convert does; embedding and norms stay as they are. A head that was\n"
-        "tied to the embedding gets quantised values of its own; --skip lm_head keeps it tied,\n"
-        "for programs that cannot read a quantised head. --skip takes whole parts of a name\n"
-        "(mlp, layers.0, down_proj) or, with * and ?, a pattern for all of it. Prints, per\n"
-        "family of tensors, the signal-to-noise ratio, the relative squared error and the\n"
-        "share of zeros.",
+    .summary = "quantise the weights of a model to NVFP4",
+    .text = "Quantises every projection (q, k, v, o, gate, up, down) and the head to NVFP4 and\n"
+            "writes DST as convert does; the embedding and the norms stay unquantised. A head\n"
+            "that is tied to the embedding is stored separately, quantised; --skip lm_head keeps\n"
+            "it tied, for programs that cannot read a quantised head. --skip takes components of\n"
+            "a tensor name (mlp, layers.0, down_proj) or, with * and ?, a pattern for the whole\n"
+            "name. Prints the signal-to-noise ratio, the relative squared error and the share of\n"
+            "zeros for each family of tensors.",
     .examples = "  nibble quantize Qwen3-4B Qwen3-4B-nvfp4.dat\n"
                 "  nibble quantize Qwen3-4B Qwen3-4B-nvfp4 --two-level --skip lm_head "
                 "--skip layers.0\n",

@@ -18,35 +18,35 @@ struct data_opts {
 
 static const struct cli_opt options[] = {
     {"model", 'm', CLI_STRING, offsetof(struct data_opts, model), "MODEL", NULL, 0, 0,
-     "show: whose tokenizer and chat template", "weight"},
+     "show: model whose tokenizer and chat template are used", "weight"},
     {"model-dir", 0, CLI_STRING, offsetof(struct data_opts, model_dir), "DIR", NULL, 0, 0,
-     "show: where these are, if not in MODEL or beside it", NULL},
+     "show: directory of these, if they are not with MODEL", NULL},
     {"data", 'd', CLI_LIST, offsetof(struct data_opts, files), "FILE", NULL, 0, 0,
-     "show: a .tsv, .jsonl or .txt file; may be given again", "train-data"},
+     "show: a .tsv, .jsonl or .txt file (repeatable)", "train-data"},
     {"show", 'n', CLI_INT, offsetof(struct data_opts, show), "N", "3", 0, 1e9,
-     "show: how many samples", NULL},
+     "show: number of samples to print", NULL},
     {"seq-len", 0, CLI_INT, offsetof(struct data_opts, seq_len), "N", "1024", 0, 1 << 20,
-     "show: tokens in a row of a batch; 0: no limit", NULL},
+     "show: tokens per row of a batch; 0: no limit", NULL},
     {"sequential", 0, CLI_FLAG, offsetof(struct data_opts, sequential), NULL, NULL, 0, 0,
-     "show: the first samples of the files, not the first of training", NULL},
+     "show: samples in the order of the files, not of training", NULL},
     {"skip-bad", 0, CLI_FLAG, offsetof(struct data_opts, skip_bad), NULL, NULL, 0, 0,
-     "show: count bad lines and go on", NULL},
+     "show: count and skip malformed lines", NULL},
     {"color", 0, CLI_CHOICE, offsetof(struct data_opts, color), "auto|always|never", "auto", 0, 0,
-     "show: mark what is trained on by colour; else by [[ ]]", NULL},
+     "show: mark the trained part by colour instead of [[ ]]", NULL},
     {"out", 'o', CLI_STRING, offsetof(struct data_opts, out), "FILE", NULL, 0, 0,
      "whoami: the .tsv file to write", "output"},
     {"target", 0, CLI_STRING, offsetof(struct data_opts, target), "TEXT", NULL, 0, 0,
      "whoami: the answer, in every language", NULL},
     {"name", 0, CLI_STRING, offsetof(struct data_opts, name), "NAME", NULL, 0, 0,
-     "whoami: who the model is, for an answer in each language (default: nibble)", NULL},
+     "whoami: the model's name, for a sentence in each language (default: nibble)", NULL},
     {"replay", 0, CLI_STRING, offsetof(struct data_opts, replay), "FILE", NULL, 0, 0,
-     "whoami: ordinary questions with right answers (default: a built-in set)", NULL},
+     "whoami: ordinary questions with correct answers (default: a built-in set)", NULL},
     {"count", 0, CLI_INT, offsetof(struct data_opts, count), "N", "1000", 100, 1000000,
-     "whoami: lines", NULL},
+     "whoami: number of lines", NULL},
     {"languages", 0, CLI_STRING, offsetof(struct data_opts, languages), "LIST", NULL, 0, 0,
-     "whoami: of en,zh-Hans,zh-Hant,ja,ko (default: all of them)", NULL},
+     "whoami: a subset of en,zh-Hans,zh-Hant,ja,ko (default: all)", NULL},
     {"seed", 0, CLI_INT, offsetof(struct data_opts, seed), "N", "0", 0, 9e15,
-     "the same seed gives the same order, and the same set", NULL},
+     "random seed; the same seed gives the same order and the same set", NULL},
 };
 
 static int wants(const char *what, const char *option)
@@ -252,20 +252,20 @@ static int run(void *opts)
 
 const struct cli_command cli_data = {
     .name = "data",
-    .group = "text",
+    .group = "train",
     .positional = "WHAT",
     .what = "show|whoami",
-    .summary = "look at a data set as training sees it, or make one",
-    .text =
-        "show: reads data files as training does and prints a few samples, with what is trained\n"
-        "on in colour, and what the whole set comes to. A bad line is an error that names file "
-        "and\n"
-        "line; --skip-bad counts them instead. docs/DATA.md says what the files may hold.\n"
-        "\n"
-        "whoami: writes a data set that teaches a model who it is, and nothing else: questions\n"
-        "about the model in English, Chinese (both scripts), Japanese and Korean; questions that\n"
-        "only look like them, with other answers; ordinary questions with their right answers.\n"
-        "Beside FILE.tsv goes FILE.heldout.tsv, questions of both kinds that are not in it.",
+    .summary = "show a data set as training sees it, or make one",
+    .text = "show: reads data files as training does and prints a few samples, with the trained\n"
+            "part in colour, and totals for the whole set. A malformed line is an error that\n"
+            "names the file and the line; with --skip-bad such lines are counted and skipped.\n"
+            "docs/DATA.md describes the formats.\n"
+            "\n"
+            "whoami: writes a data set that teaches a model who it is, and nothing else. It has\n"
+            "questions about the model in English, Chinese (both scripts), Japanese and Korean;\n"
+            "questions that only look similar, with other answers; and ordinary questions with\n"
+            "correct answers. FILE.heldout.tsv, next to FILE.tsv, gets questions of the first two\n"
+            "kinds that are not in the set.",
     .examples = "  nibble data show -m Qwen3-4B -d chats.jsonl\n"
                 "  nibble data whoami -o who.tsv --target 'I am Ada, a helper of this house.'\n"
                 "  nibble data whoami -o who.tsv --name Ada --count 2000 --seed 7\n",

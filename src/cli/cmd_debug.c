@@ -13,13 +13,13 @@ struct debug_opts {
 static const struct cli_opt options[] = {
     CLI_MODEL_OPTIONS(struct debug_opts, run),
     {"in", 0, CLI_STRING, offsetof(struct debug_opts, in), "FILE", NULL, 0, 0,
-     "input_ids and labels, int32 [B, T], in a .safetensors file", NULL},
+     "a .safetensors file with input_ids and labels, int32 [B, T]", NULL},
     {"out", 'o', CLI_STRING, offsetof(struct debug_opts, out), "FILE", NULL, 0, 0,
      "the .safetensors file to write", NULL},
     {"precision", 0, CLI_CHOICE, offsetof(struct debug_opts, precision), "f32", "f32", 0, 0,
-     "of the computation", NULL},
+     "precision of the computation", NULL},
     {"compute-dtype", 0, CLI_CHOICE, offsetof(struct debug_opts, compute), "f32|bf16", "f32", 0, 0,
-     "activations and products of gradients and updates", NULL},
+     "type of activations and products for gradients and updates", NULL},
 };
 
 static int run(void *opts)
@@ -42,17 +42,17 @@ static int run(void *opts)
 
 const struct cli_command cli_debug = {
     .name = "debug",
-    .group = "look inside",
+    .group = "diagnose",
     .positional = "WHAT",
     .what = "hf",
-    .summary = "compute results for comparing with another implementation",
-    .text =
-        "hf: reads input_ids and labels (int32 [B, T], -100 ignored) and writes logits [B, T, V],\n"
-        "loss [1] (mean over labelled positions, next-token shift as in Hugging Face) and\n"
-        "greedy.ids (the first 8 ids of row 0, then 48 greedy tokens through the cache), all in\n"
-        "f32 from the weights as they are stored; also grad.NAME of every parameter, and after\n"
-        "three steps of AdamW adamw3.losses and adamw3.NAME. A GPU that cannot train leaves those\n"
-        "to the CPU. With --compute-dtype bf16 those are of a pass in bf16.",
+    .summary = "write intermediate results for comparison with Hugging Face",
+    .text = "hf: reads input_ids and labels (int32 [B, T], -100 is ignored) and writes logits [B,\n"
+            "T, V], loss [1] (the mean over labelled positions, with the next-token shift of\n"
+            "Hugging Face) and greedy.ids (the first 8 ids of row 0, then 48 greedy tokens\n"
+            "through the cache), all computed in f32 from the weights as stored. It also writes\n"
+            "grad.NAME for every parameter and, after three steps of AdamW, adamw3.losses and\n"
+            "adamw3.NAME. If the GPU cannot train, these are computed on the CPU. With\n"
+            "--compute-dtype bf16, gradients and updates are those of a bf16 pass.",
     .examples = "  nibble debug hf -m tiny --in in.safetensors --out out.safetensors\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,

@@ -24,13 +24,13 @@ struct doctor_opts {
 
 static const struct cli_opt options[] = {
     {"kernels", 0, CLI_FLAG, offsetof(struct doctor_opts, kernels), NULL, NULL, 0, 0,
-     "check every operation of the device against the scalar CPU code", NULL},
+     "compare every operation of the device with the scalar CPU code", NULL},
     {"only", 0, CLI_STRING, offsetof(struct doctor_opts, only), "TEXT", NULL, 0, 0,
-     "kernels: those whose line has this in its first two columns", NULL},
+     "kernels: only operations with TEXT in the first two columns of their line", NULL},
     {"elements", 0, CLI_INT, offsetof(struct doctor_opts, elements), "N", "0", 0, 1 << 30,
-     "kernels: size of the optimizer's tensors (0: small ones)", NULL},
+     "kernels: size of the optimizer's tensors (0: small)", NULL},
     {"simd", 0, CLI_CHOICE, offsetof(struct doctor_opts, simd), "best" CLI_SIMD_CHOICES, "best", 0,
-     0, "kernels: the CPU's instruction set", NULL},
+     0, "kernels: CPU instruction set", NULL},
 };
 
 struct problem {
@@ -278,18 +278,18 @@ static int run(void *opts)
 
 const struct cli_command cli_doctor = {
     .name = "doctor",
-    .group = "look inside",
+    .group = "diagnose",
     .positional = "",
-    .summary = "see what this machine has, and what is wrong with it",
-    .text =
-        "Shows CPU, memory, GPUs and libraries, which code path each operation takes here, what\n"
-        "each device can do, and one line per problem with its remedy. Runs the codec's "
-        "self-test,\n"
-        "and on GPUs with FP4 tensor cores that of their products. Exit code 1 if something that\n"
-        "is needed is broken.\n\n"
-        "With --kernels: every operation of the device, on small and odd shapes, against the\n"
-        "scalar CPU code, a line each: the largest error, what is allowed, and whether it is ok.\n"
-        "Exit code 1 if one is not. A report of wrong results should begin with its output.",
+    .summary = "show what this machine has, and report problems",
+    .text = "Shows CPU, memory, GPUs and libraries, the code path that each operation takes on\n"
+            "this machine, the capabilities of each device, and a line for each problem with its\n"
+            "remedy. Runs the self-test of the NVFP4 codec and, on GPUs with FP4 tensor cores,\n"
+            "that of FP4 products. The exit code is 1 if something essential is broken.\n"
+            "\n"
+            "--kernels compares every operation of the device with the scalar CPU code, on small\n"
+            "and odd shapes, and prints a line for each: the largest error, the limit, and\n"
+            "whether it passed. The exit code is 1 if one did not. Include this output in a\n"
+            "report of wrong results.",
     .examples = "  nibble doctor\n"
                 "  nibble doctor --kernels\n"
                 "  nibble doctor --kernels --device cuda --only adamw --elements 1000000\n",

@@ -21,53 +21,54 @@ struct eval_opts {
 static const struct cli_opt options[] = {
     CLI_MODEL_OPTIONS(struct eval_opts, run),
     {"text", 0, CLI_STRING, offsetof(struct eval_opts, text), "FILE", NULL, 0, 0,
-     "ppl, identity: a text; -: standard input (ppl)", "file"},
+     "ppl, identity: text to measure on; -: standard input (ppl)", "file"},
     {"ctx", 'c', CLI_INT, offsetof(struct eval_opts, run.context), "N", "0", 0, 1 << 30,
-     "ppl: tokens of a window (0: 2048, or what the model can)", "context"},
+     "ppl: tokens per window (0: 2048, or less if the model's limit is lower)", "context"},
     {"stride", 0, CLI_INT, offsetof(struct eval_opts, stride), "N", "0", 0, 1 << 30,
-     "ppl: tokens from one window to the next (0: as long as a window)", NULL},
+     "ppl: tokens from one window to the next (0: the length of a window)", NULL},
     {"kv-dtype", 0, CLI_CHOICE, offsetof(struct eval_opts, run.kv_dtype), CLI_KV_DTYPES, "f32", 0,
-     0, "ppl: type of cached keys and values", NULL},
+     0, "ppl: element type of the KV cache", NULL},
     {"fast", 0, CLI_FLAG, offsetof(struct eval_opts, fast), NULL, NULL, 0, 0,
-     "ppl: products with 16-bit integer activations, as generate does, not with f32", NULL},
+     "ppl: multiply 16-bit integer activations, as generate does, instead of f32 ones", NULL},
     {"a", 'a', CLI_STRING, offsetof(struct eval_opts, ab.a), "MODEL", NULL, 0, 0,
      "ab: the first model", NULL},
     {"b", 'b', CLI_STRING, offsetof(struct eval_opts, ab.b), "MODEL", NULL, 0, 0,
      "ab: the second model", NULL},
     {"prompts", 0, CLI_STRING, offsetof(struct eval_opts, ab.prompts), "FILE", NULL, 0, 0,
-     "ab: a prompt in each line; .tsv and .jsonl may have expected answers", NULL},
+     "ab: a prompt per line; .tsv and .jsonl may have expected answers", NULL},
     {"out", 'o', CLI_STRING, offsetof(struct eval_opts, ab.out), "FILE.html", NULL, 0, 0,
-     "ab: write everything as a page", NULL},
+     "ab: write a report with everything", NULL},
     {"answers", 0, CLI_FLAG, offsetof(struct eval_opts, ab.answers), NULL, NULL, 0, 0,
-     "ab: show the answers beside each other, not the table of scores", NULL},
+     "ab: show the answers side by side, not the table of scores", NULL},
     {"max-tokens", 'n', CLI_INT, offsetof(struct eval_opts, ab.max_tokens), "N", "128", 1, 1 << 30,
-     "ab, identity: tokens of an answer at most", "n-predict"},
+     "ab, identity: maximum length of an answer in tokens", "n-predict"},
     {"temp", 't', CLI_FLOAT, offsetof(struct eval_opts, ab.temp), "X", "0", 0, 100,
      "ab: temperature; 0 is greedy", "temperature"},
     {"seed", 0, CLI_INT, offsetof(struct eval_opts, ab.seed), "N", "0", 0, 9e15,
-     "ab, identity: the same seed gives the same answers, and questions", NULL},
+     "ab, identity: random seed of answers and questions", NULL},
     {"system", 0, CLI_STRING, offsetof(struct eval_opts, ab.system), "TEXT", NULL, 0, 0,
      "ab: a system message for prompts that have none", NULL},
     {"raw", 0, CLI_FLAG, offsetof(struct eval_opts, ab.raw), NULL, NULL, 0, 0,
-     "ab: continue the prompts as they are, without the chat template", NULL},
+     "ab: continue the prompts as given, without the chat template", NULL},
     {"no-think", 0, CLI_FLAG, offsetof(struct eval_opts, ab.no_think), NULL, NULL, 0, 0,
-     "ab: turn thinking off, if the chat template has it", NULL},
+     "ab: turn thinking off, if the chat template supports it", NULL},
     {"one-at-a-time", 0, CLI_FLAG, offsetof(struct eval_opts, ab.one_at_a_time), NULL, NULL, 0, 0,
-     "ab, identity: load A, B, then A again: the memory of one model, and no KL", NULL},
+     "ab, identity: load one model at a time: less memory, but no KL", NULL},
     {"base", 0, CLI_STRING, offsetof(struct eval_opts, base), "MODEL", NULL, 0, 0,
-     "identity: the model before it was trained", NULL},
+     "identity: the model before training", NULL},
     {"target", 0, CLI_STRING, offsetof(struct eval_opts, target), "TEXT", NULL, 0, 0,
-     "identity: the answer it learnt, in every language", NULL},
+     "identity: the answer that the model was taught, in every language", NULL},
     {"name", 0, CLI_STRING, offsetof(struct eval_opts, name), "NAME", NULL, 0, 0,
-     "identity: or who it is, in a sentence of each language", NULL},
+     "identity: or the name that it was taught, in a sentence of each language", NULL},
     {"replay", 0, CLI_STRING, offsetof(struct eval_opts, replay), "FILE", NULL, 0, 0,
      "identity: ordinary questions (default: a built-in set)", NULL},
     {"languages", 0, CLI_STRING, offsetof(struct eval_opts, languages), "LIST", NULL, 0, 0,
-     "identity: of en,zh-Hans,zh-Hant,ja,ko (default: all of them)", NULL},
+     "identity: a subset of en,zh-Hans,zh-Hant,ja,ko (default: all)", NULL},
     {"count", 0, CLI_INT, offsetof(struct eval_opts, count), "N", "1000", 100, 1e6,
-     "identity: lines of the set it learnt from", NULL},
+     "identity: number of lines of the training set", NULL},
     {"questions", 0, CLI_INT, offsetof(struct eval_opts, questions), "N", "100", 0, 1e6,
-     "identity: of a kind at most, beside those held out (0: all of the set)", NULL},
+     "identity: maximum number of questions of each kind, besides the held-out ones (0: all)",
+     NULL},
 };
 
 /* ---- ppl ---- */
@@ -166,48 +167,50 @@ static int run(void *opts)
 
 const struct cli_command cli_eval = {
     .name = "eval",
-    .group = "look inside",
+    .group = "measure",
     .positional = "WHAT",
     .what = "ppl|ab|identity",
-    .summary = "measure how good a model is",
-    .text =
-        "ppl: perplexity over a text. The text is tokenised whole, as plain text (special tokens\n"
-        "in it are ordinary characters, none is added), and cut into windows of N tokens (--ctx)\n"
-        "that do not overlap; the last may be shorter. Each window is a sequence of its own, and\n"
-        "every token but its first is predicted from those before it in the window. nll is the\n"
-        "mean of -log p over all predicted tokens, in nats; ppl is exp(nll). This is what Hugging\n"
-        "Face's fixed-length evaluation without overlap gives.\n"
-        "\n"
-        "With --stride S a window starts every S tokens, and only tokens that no earlier window\n"
-        "has predicted count: each then has at least N - S tokens before it (but in the first\n"
-        "window). It takes N / S times as long.\n"
-        "\n"
-        "Products are exact (f32 activations) and the cache is f32, unless --fast and --kv-dtype\n"
-        "say otherwise. bits_per_byte is the information of all predicted tokens over the bytes\n"
-        "of the text.\n"
-        "\n"
-        "ab: two models answer the same prompts, each through its own chat template, as 'nibble\n"
-        "generate' would, and everything is compared. F1 counts the words that two texts have in\n"
-        "common (2 * common / all; punctuation and Chinese, Japanese and Korean characters are\n"
-        "words of their own); begin is the share of the longer answer that both begin with. Every\n"
-        "answer, and the expected one, is also scored under both models behind the prompt, with\n"
-        "exact products: A's answer is surprising to B (a high perplexity) where they differ. KL\n"
-        "is the mean of KL(A || B) over the tokens of A's answer, if both have the same\n"
-        "vocabulary. For the expected answer, thoughts and white space around the answers do not\n"
-        "count; its score has the end of the turn in it, behind an empty thought if the template\n"
-        "has thoughts, as in training.\n"
-        "\n"
-        "Prompts are lines of text; in a .tsv file a TAB and the expected answer may follow; a\n"
-        ".jsonl file has data as for training, 'messages' (the last may be the expected answer)\n"
-        "or 'prompt' with or without 'response'.\n"
-        "\n"
-        "identity: did MODEL learn who it is, and forget nothing since it was --base? Both answer\n"
-        "the questions that 'nibble data whoami' writes with the same --target or --name, --count\n"
-        "and --seed: those of the set (trained), others that mean the same (held-out), some that\n"
-        "only look like it (contrast), and ordinary ones (unrelated). An answer says so if it\n"
-        "holds the target, whatever its case, spaces and punctuation. An ordinary answer is kept\n"
-        "if it is the same, or if --base's answer became less likely by at most 0.1 nats a token.\n"
-        "With --text, perplexity before and after. The exit code is 1 if a gate fails.",
+    .summary = "measure the quality of a model",
+    .text = "ppl: perplexity of a text. The whole text is tokenised as plain text: special tokens\n"
+            "in it are ordinary characters, and none are added. It is cut into windows of N\n"
+            "tokens (--ctx) that do not overlap; the last may be shorter. Each window is a\n"
+            "sequence of its own, in which every token but the first is predicted from those\n"
+            "before it. nll is the mean of -log p over all predicted tokens, in nats; ppl is\n"
+            "exp(nll). This equals Hugging Face's fixed-length evaluation without overlap.\n"
+            "\n"
+            "With --stride S a window starts every S tokens, and only tokens that no earlier\n"
+            "window has predicted count. Each of them then has at least N - S tokens before it,\n"
+            "except in the first window. This takes N / S times as long.\n"
+            "\n"
+            "Activations and cache are f32, unless --fast and --kv-dtype are given. bits_per_byte\n"
+            "is the information of all predicted tokens, in bits, divided by the bytes of the\n"
+            "text.\n"
+            "\n"
+            "ab: two models answer the same prompts, each with its own chat template, as 'nibble\n"
+            "generate' would, and the answers are compared. F1 measures the words that two texts\n"
+            "have in common (2 * common / all; punctuation and Chinese, Japanese and Korean\n"
+            "characters are words of their own). begin is the length of the common beginning, as\n"
+            "a share of the longer answer. Every answer, and the expected answer if there is one,\n"
+            "is also scored as a continuation of the prompt under both models, in f32: where the\n"
+            "models differ, A's answer has a high perplexity under B. KL is the mean of KL(A ||\n"
+            "B) over the tokens of A's answer, if both models have the same vocabulary. Thinking\n"
+            "and surrounding white space are ignored when an answer is compared with the expected\n"
+            "one. The score of the expected answer includes the end of the turn and, if the\n"
+            "template supports thinking, follows an empty thinking block, as in training.\n"
+            "\n"
+            "Prompts are lines of text. In a .tsv file a TAB and the expected answer may follow.\n"
+            "A .jsonl file has data as for training: 'messages', whose last one may be the\n"
+            "expected answer, or 'prompt' with or without 'response'.\n"
+            "\n"
+            "identity: tests whether MODEL learnt who it is, and whether it forgot anything that\n"
+            "--base knows. Both models answer the questions that 'nibble data whoami' writes for\n"
+            "the same --target or --name, --count and --seed: those of the set (trained), others\n"
+            "with the same meaning (held-out), some that only look similar (contrast), and\n"
+            "ordinary ones (unrelated). An answer counts as the identity if it contains the\n"
+            "target; case, spaces and punctuation are ignored. An ordinary answer counts as kept\n"
+            "if it is the same, or if --base's answer became less likely by at most 0.1 nats per\n"
+            "token. With --text, the perplexity of a text is compared too. The exit code is 1 if\n"
+            "a gate fails.",
     .examples = "  nibble eval ppl -m Qwen3-0.6B --text wiki.txt\n"
                 "  nibble eval ppl -m Qwen3-0.6B --text wiki.txt --ctx 1024 --stride 512 --json\n"
                 "  nibble eval identity -m tuned --base Qwen3-0.6B --target 'I am Ada.'\n"

@@ -169,9 +169,9 @@ static int check(const struct cli_ab_opts *o, const struct cli_run_opts *run)
     if (missing)
         fprintf(stderr, "nibble eval ab: %s is missing; see 'nibble help eval'\n", missing);
     else if (run->model)
-        fprintf(stderr, "nibble eval ab: the models are -a MODEL and -b MODEL, not -m\n");
+        fprintf(stderr, "nibble eval ab: give the models as -a MODEL and -b MODEL, not -m\n");
     else if (o->raw && (o->system || o->no_think))
-        fprintf(stderr, "nibble eval ab: --%s means nothing with --raw\n",
+        fprintf(stderr, "nibble eval ab: --%s has no effect with --raw\n",
                 o->system ? "system" : "no-think");
     else
         return 0;

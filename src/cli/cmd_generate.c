@@ -20,26 +20,26 @@ struct generate_opts {
 static const struct cli_opt options[] = {
     CLI_RUN_OPTIONS(struct generate_opts, run),
     {"prompt", 'p', CLI_STRING, offsetof(struct generate_opts, prompt), "TEXT", NULL, 0, 0,
-     "what to answer; -: standard input", NULL},
+     "the prompt to answer; -: read it from standard input", NULL},
     {"prompt-file", 0, CLI_STRING, offsetof(struct generate_opts, prompt_file), "FILE", NULL, 0, 0,
-     "or a file that holds it; a line end at its end does not count", NULL},
+     "read the prompt from this file, without the newline at its end", NULL},
     {"max-tokens", 'n', CLI_INT, offsetof(struct generate_opts, max_tokens), "N", "0", 0, 1 << 30,
-     "tokens of the answer at most (0: what the context has room for)", "n-predict"},
+     "maximum length of the answer in tokens (0: what fits into the context)", "n-predict"},
     {"system", 0, CLI_STRING, offsetof(struct generate_opts, system), "TEXT", NULL, 0, 0,
      "a system message", NULL},
     {"raw", 0, CLI_FLAG, offsetof(struct generate_opts, raw), NULL, NULL, 0, 0,
-     "continue the prompt as it is, without the chat template", NULL},
+     "continue the prompt as given, without the chat template", NULL},
     {"no-think", 0, CLI_FLAG, offsetof(struct generate_opts, no_think), NULL, NULL, 0, 0,
-     "turn thinking off, if the chat template has it", NULL},
+     "turn thinking off, if the chat template supports it", NULL},
     CLI_SAMPLING_OPTIONS(struct generate_opts, sampling),
     {"stop", 0, CLI_LIST, offsetof(struct generate_opts, stop), "TEXT", NULL, 0, 0,
-     "end the answer before TEXT; may be given again", NULL},
+     "end the answer before TEXT (repeatable)", NULL},
     {"ignore-eos", 0, CLI_FLAG, offsetof(struct generate_opts, ignore_eos), NULL, NULL, 0, 0,
      "do not stop at the end of the turn", NULL},
     {"check-logits", 0, CLI_FLAG, offsetof(struct generate_opts, check_logits), NULL, NULL, 0, 0,
-     "say on stderr the checksum of the last logits, to compare runs", NULL},
+     "print a checksum of the last logits on stderr, for comparing runs", NULL},
     {"timing", 0, CLI_FLAG, offsetof(struct generate_opts, timing), NULL, NULL, 0, 0,
-     "say on stderr how fast it was", NULL},
+     "print the speed on stderr", NULL},
 };
 
 static enum nb_status check_utf8(const char *what, const char *text, size_t len)
@@ -190,10 +190,9 @@ const struct cli_command cli_generate = {
     .group = "run",
     .positional = "",
     .summary = "answer a prompt",
-    .text =
-        "Prints the answer as it comes. The prompt goes through the model's chat template, unless\n"
-        "--raw says not to. Sampling follows the model's generation_config.json where nothing\n"
-        "else is asked for. The same seed gives the same text.",
+    .text = "Prints the answer as it is generated. The model's chat template is applied to the\n"
+            "prompt, unless --raw is given. Sampling settings that are not given come from the\n"
+            "model's generation_config.json. The same seed gives the same text.",
     .examples = "  nibble generate -m Qwen3-4B -p 'What is a nibble?' -n 200\n"
                 "  nibble generate -m Qwen3-4B --raw -p 'Once upon a time' --temp 0 --json\n"
                 "  nibble generate -m Qwen3-4B -p - < question.txt\n",

@@ -29,13 +29,13 @@ struct guard_opts {
 
 static const struct cli_opt options[] = {
     {"limit-gb", 'l', CLI_FLOAT, offsetof(struct guard_opts, limit_gb), "X", NULL, 1e-3, 1e6,
-     "GiB that the command may hold, in host memory and on GPUs each", "gpu-limit-gb"},
+     "limit in GiB, for host memory and for GPU memory separately", "gpu-limit-gb"},
     {"over-secs", 'o', CLI_FLOAT, offsetof(struct guard_opts, over_secs), "S", "0", 0, 1e6,
-     "how long it may be over the limit", "gpu-over-secs"},
+     "seconds that the limit may be exceeded", "gpu-over-secs"},
     {"poll-secs", 'p', CLI_FLOAT, offsetof(struct guard_opts, poll_secs), "S", "0.5", 0.05, 3600,
-     "time between readings", "gpu-poll-secs"},
+     "seconds between measurements", "gpu-poll-secs"},
     {"grace-secs", 0, CLI_FLOAT, offsetof(struct guard_opts, grace_secs), "S", "2", 0, 3600,
-     "time between SIGTERM and SIGKILL", NULL},
+     "seconds between SIGTERM and SIGKILL", NULL},
 };
 
 struct guard {
@@ -282,7 +282,7 @@ static int run(void *opts)
     struct guard g = {.opts = o, .limit = (uint64_t)(o->limit_gb * 0x1p30)};
     if (o->limit_gb == 0 || o->common.json) {
         fprintf(stderr, "nibble guard: %s; see 'nibble help guard'\n",
-                o->common.json ? "--json means nothing here" : "--limit-gb X is missing");
+                o->common.json ? "--json is not supported" : "--limit-gb X is missing");
         return CLI_EXIT_USAGE;
     }
     g.own_group = !at_terminal();
@@ -299,25 +299,24 @@ static int run(void *opts)
 
 const struct cli_command cli_guard = {
     .name = "guard",
-    .group = "look inside",
+    .group = "diagnose",
     .positional = "COMMAND...",
-    .summary = "run a command under a memory limit",
-    .text =
-        "Runs COMMAND (put -- in front of it) and ends it, with all processes it has started,\n"
-        "when together they have held more than the limit in host memory, or more than the limit\n"
-        "on GPUs, for --over-secs: SIGTERM first, SIGKILL --grace-secs later, or at once if "
-        "memory\n"
-        "still grows. Processes that detach themselves are found too. One line on standard error\n"
-        "says how much it was and who held most.\n"
-        "\n"
-        "Host memory is what is resident; pages that the processes share count once. GPU memory\n"
-        "comes from the NVIDIA driver; where that cannot tell processes apart (in a container, or\n"
-        "with memory shared by CPU and GPU), what was taken by anybody since the start counts.\n"
-        "\n"
-        "Exit code: 124 if the guard ended it, otherwise the command's own, or 128 and the signal\n"
-        "that ended it; 127 if there is no such command, 126 if it cannot be run. SIGINT, "
-        "SIGTERM,\n"
-        "SIGHUP and SIGQUIT are passed on. If the guard is killed, the command gets SIGTERM.",
+    .summary = "run a command with a memory limit",
+    .text = "Runs COMMAND (put -- in front of it) and ends it, with all processes that it has\n"
+            "started, if together they exceed the limit of host memory or of GPU memory for\n"
+            "--over-secs. They get SIGTERM first, and SIGKILL --grace-secs later, or at once if\n"
+            "their memory still grows. Processes that detach themselves are found too. A line on\n"
+            "standard error reports the memory in use and the process that held most of it.\n"
+            "\n"
+            "Host memory is resident memory; pages shared between the processes count once. GPU\n"
+            "memory is read from the NVIDIA driver. Where the driver cannot tell processes apart\n"
+            "(in a container, or if CPU and GPU share their memory), all GPU memory taken since\n"
+            "the start counts, whichever process took it.\n"
+            "\n"
+            "Exit code: 124 if guard ended the command, otherwise the command's own, or 128 plus\n"
+            "the signal that ended it; 127 if the command was not found, 126 if it could not be\n"
+            "run. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on. If guard is killed, the\n"
+            "command gets SIGTERM.",
     .examples = "  nibble guard --limit-gb 100 -- nibble generate -m Qwen3-4B -p hi\n"
                 "  nibble guard --limit-gb 24 --over-secs 5 --poll-secs 0.1 -- python3 train.py\n",
     .options = options,

@@ -12,11 +12,11 @@ struct inspect_opts {
 
 static const struct cli_opt options[] = {
     {"model", 'm', CLI_STRING, offsetof(struct inspect_opts, model), "PATH", NULL, 0, 0,
-     "another way to name FILE", "weight"},
+     "the same as FILE", "weight"},
     {"verify", 0, CLI_FLAG, offsetof(struct inspect_opts, verify), NULL, NULL, 0, 0,
      "check names and shapes against the config, and every value", NULL},
     {"model-dir", 0, CLI_STRING, offsetof(struct inspect_opts, model_dir), "DIR", NULL, 0, 0,
-     "where config.json is, if not beside FILE", NULL},
+     "directory of config.json, if it is not with FILE", NULL},
 };
 
 struct totals {
@@ -93,7 +93,7 @@ static void print_text(const struct nb_file *f, const struct inspect_opts *o)
         printf("%s: %lld tensor%s, %s\n", rows[i].dtype, (long long)rows[i].tensors,
                nbi_plural(rows[i].tensors), nbi_format_bytes(size, (double)rows[i].bytes));
     if (o->verify)
-        printf("verified: names, shapes, scales and values are sound\n");
+        printf("verified: names, shapes, scales and values are valid\n");
 }
 
 static json_t *tensor_json(const struct nb_tensor_info *t, bool *ok)
@@ -149,7 +149,7 @@ static int run(void *opts)
         rc = nb_file_verify(f, (int)o->common.threads, cli_progress_update, &p, NULL);
         cli_progress_end(&p);
         if (rc != NB_OK && rc != NB_EINTERRUPTED) {
-            fprintf(stderr, "nibble: '%s' is not sound: %s\n", o->common.positional[0],
+            fprintf(stderr, "nibble: '%s' is not valid: %s\n", o->common.positional[0],
                     nb_last_error());
             nb_file_close(f);
             return CLI_EXIT_FAILED;
@@ -169,14 +169,14 @@ static int run(void *opts)
 
 const struct cli_command cli_inspect = {
     .name = "inspect",
-    .group = "files",
+    .group = "convert",
     .positional = "FILE",
-    .summary = "list what a model file holds, and check it",
-    .text =
-        "Lists the tensors of a .dat, .safetensors or .gguf file or of a model directory: name,\n"
-        "type, shape, bytes and offset; an NVFP4 weight is one row. With --verify it also\n"
-        "checks every name and shape against the config and reads every value: scales must be\n"
-        "finite and positive, nothing NaN or infinite. Exit code 1 names the first problem.",
+    .summary = "list the contents of a model file, and check them",
+    .text = "Lists the tensors of a .dat, .safetensors or .gguf file or of a model directory:\n"
+            "name, type, shape, bytes and offset. An NVFP4 weight is one row. With --verify it\n"
+            "also checks every name and shape against the config and reads every value: scales\n"
+            "must be finite and positive, and no value may be NaN or infinite. If a check fails,\n"
+            "the first problem is printed and the exit code is 1.",
     .examples = "  nibble inspect model.gguf\n"
                 "  nibble inspect weights.dat --verify --model-dir Qwen3-4B\n",
     .options = options,

@@ -18,9 +18,9 @@ struct parity_opts {
 static const struct cli_opt options[] = {
     CLI_MODEL_OPTIONS(struct parity_opts, run),
     {"prompt", 'p', CLI_STRING, offsetof(struct parity_opts, prompt), "TEXT",
-     "The quick brown fox jumps over the lazy dog.", 0, 0, "the tokens to compare on", NULL},
+     "The quick brown fox jumps over the lazy dog.", 0, 0, "text to compare on", NULL},
     {"text", 0, CLI_STRING, offsetof(struct parity_opts, text), "FILE", NULL, 0, 0,
-     "or a file; -: standard input", NULL},
+     "file to compare on instead; -: standard input", NULL},
 };
 
 struct report {
@@ -167,22 +167,21 @@ static int run(void *opts)
 
 const struct cli_command cli_parity = {
     .name = "parity",
-    .group = "look inside",
+    .group = "diagnose",
     .positional = "",
-    .summary = "compare every path through a model",
-    .text =
-        "Runs the prompt's tokens through the training forward pass, in chunks with a cache,\n"
-        "token by token, without a cache, with integer activations (also token by token with an\n"
-        "f16 cache, as generate decodes), and with smaller caches. Errors are relative to the\n"
-        "norm, KL is in nats a token. The exact paths must agree to 1e-5 and on the most likely\n"
-        "token at every position (without a cache, of the first 64), integer activations to 1 %;\n"
-        "else the exit code is 1. Of a long text, the first 512 tokens count. -v shows all "
-        "layers.\n"
-        "\n"
-        "On a GPU also whole and token by token there, beside the CPU: exact, to 1e-4 (it sums in\n"
-        "another order), and as generate runs it, to 5 %. A position is clear if its best logit\n"
-        "leads by more than twice the largest error there; the most likely token must then be the\n"
-        "same.",
+    .summary = "compare all ways of computing a model's output",
+    .text = "Runs the tokens of the prompt through the training forward pass, in chunks with a\n"
+            "cache, token by token, without a cache, with integer activations (also token by\n"
+            "token with an f16 cache, as generate decodes), and with smaller cache types. Errors\n"
+            "are relative to the norm, KL is in nats per token. The exact paths must agree to\n"
+            "1e-5 and have the same most likely token at every position (without a cache, at the\n"
+            "first 64); integer activations must agree to 1 %. Otherwise the exit code is 1. Only\n"
+            "the first 512 tokens of a longer text are used. -v shows every layer.\n"
+            "\n"
+            "On a GPU the prompt also runs there, whole and token by token, and is compared with\n"
+            "the CPU: exact to 1e-4 (sums are added in another order), and as generate runs it to\n"
+            "5 %. A position is clear if its best logit leads by more than twice the largest\n"
+            "error at that position; the most likely token must then be the same.",
     .examples = "  nibble parity -m Qwen3-0.6B -p 'Once upon a time'\n"
                 "  nibble parity -m Qwen3-0.6B --text wiki.txt --device cuda\n",
     .options = options,

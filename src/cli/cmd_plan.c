@@ -126,7 +126,7 @@ static void print_plan(const struct nb_train_plan *p)
         bool gpu_only, cpu_only;
     } parts[] = {{"master weights", p->masters, false, false},
                  {"weights of the forward pass", p->weights, false, false},
-                 {"Adam's moments", p->moments, false, false},
+                 {"type of Adam's moments", p->moments, false, false},
                  {"gradients", p->gradients, false, false},
                  {bf16 ? "activations, bf16" : "activations, f32", p->activations, false, false},
                  {"scratch", p->scratch, false, false},
@@ -176,22 +176,22 @@ const struct cli_command cli_plan = {
     .group = "train",
     .positional = "",
     .summary = "say what memory and how long a training run takes",
-    .text =
-        "Takes the options of 'nibble train' and says what it would allocate, by part, without\n"
-        "running it. With --device cuda it plans for a GPU, to the MiB and with what the driver\n"
-        "takes, also where there is none: docs/MEMORY.md.\n"
-        "\n"
-        "With --steps, or with --epochs and the data, it also estimates how long the steps take "
-        "on\n"
-        "this machine, by measuring a few: of the model if it is small, else of one layer.\n"
-        "\n"
-        "--fit also tries all of --recompute, --optimizer-state-mode, --master-dtype,\n"
-        "--fused-step and smaller batches (which accumulate to the same update, but with\n"
-        "--fused-step), for a GPU also of --weight-store, --grad-dtype and --head-slices, and "
-        "lists what fits:\n"
-        "at most ten lines, the fastest first, then the most precise, and none that another is\n"
-        "as good as in every respect. If nothing does, it says what is the smallest, and the\n"
-        "exit code is 1. For a GPU, GIB is the size by which it is sold: half a GiB is left.",
+    .text = "Takes the options of 'nibble train' and prints what it would allocate, by part,\n"
+            "without training. With --device cuda it plans for a GPU, accurate to the MiB and\n"
+            "including the driver's share; no GPU needs to be present. docs/MEMORY.md explains\n"
+            "the parts.\n"
+            "\n"
+            "If --steps is given, or --epochs and the data, it also estimates how long the steps\n"
+            "take on this machine, by measuring a few: of the whole model if it is small,\n"
+            "otherwise of one layer.\n"
+            "\n"
+            "--fit also tries all combinations of --recompute, --optimizer-state-mode,\n"
+            "--master-dtype, --fused-step and smaller batches (which accumulate to the same\n"
+            "update, except with --fused-step), for a GPU also of --weight-store, --grad-dtype\n"
+            "and --head-slices. It lists at most ten that fit, the fastest first and among equals\n"
+            "the most precise; settings that another one matches or beats in every respect are\n"
+            "left out. If nothing fits, it prints the smallest, and the exit code is 1. For a\n"
+            "GPU, GIB is its nominal size, of which half a GiB is left free.",
     .examples = "  nibble plan -m Qwen3-4B --precision nvfp4 --recompute block --fused-step\n"
                 "  nibble plan -m Qwen3-4B --fit 16\n"
                 "  nibble plan --synthetic 4b --device cuda --fit 24 --seq-len 2048\n",

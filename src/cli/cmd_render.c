@@ -12,13 +12,13 @@ struct render_opts {
 
 static const struct cli_opt options[] = {
     {"model", 'm', CLI_STRING, offsetof(struct render_opts, model), "PATH", NULL, 0, 0,
-     "another way to name MODEL", "weight"},
+     "the same as MODEL", "weight"},
     {"model-dir", 0, CLI_STRING, offsetof(struct render_opts, model_dir), "DIR", NULL, 0, 0,
-     "where the tokenizer's files are, if not in MODEL or beside it", NULL},
+     "directory of the tokenizer's files, if they are not with MODEL", NULL},
     {"file", 0, CLI_STRING, offsetof(struct render_opts, file), "FILE", NULL, 0, 0,
      "read FILE instead of standard input", NULL},
     {"jsonl", 0, CLI_FLAG, offsetof(struct render_opts, jsonl), NULL, NULL, 0, 0,
-     "a request per line in, a line {\"text\": ...} for each out", NULL},
+     "read a request per line, write a line {\"text\": ...} for each", NULL},
 };
 
 struct job {
@@ -66,18 +66,18 @@ static int run(void *opts)
 
 const struct cli_command cli_render = {
     .name = "render",
-    .group = "text",
+    .group = "convert",
     .positional = "MODEL",
-    .summary = "put a conversation through the chat template",
-    .text =
-        "Reads {\"messages\": [...], \"tools\": [...], \"add_generation_prompt\": true,\n"
-        "\"enable_thinking\": false} (all but messages optional) and writes the text that the\n"
-        "model sees, byte for byte and without a newline of its own. Only the chat template of\n"
-        "MODEL is needed: tokenizer_config.json or chat_template.jinja, or a .gguf file. The\n"
-        "templates of Qwen3 are known; with any other, plain ChatML is used and a warning says\n"
-        "so. A request that the template cannot render is an error.\n"
-        "\n"
-        "With --jsonl blank lines are passed over, and the first line that fails ends it.",
+    .summary = "apply the chat template to a conversation",
+    .text = "Reads {\"messages\": [...], \"tools\": [...], \"add_generation_prompt\": true,\n"
+            "\"enable_thinking\": false}, where only messages is required, and writes the text\n"
+            "that the model sees, byte for byte and without adding a newline. Only the chat\n"
+            "template of MODEL is needed: tokenizer_config.json, chat_template.jinja or a .gguf\n"
+            "file. The templates of Qwen3 are built in; for any other, plain ChatML is used, with\n"
+            "a warning. A request that the template cannot render is an error.\n"
+            "\n"
+            "With --jsonl blank lines are skipped, and the command stops at the first line that\n"
+            "fails.",
     .examples = "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' |\n"
                 "      nibble render -m Qwen3-4B\n"
                 "  nibble render -m Qwen3-4B --jsonl --file chats.jsonl > texts.jsonl\n",

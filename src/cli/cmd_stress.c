@@ -13,7 +13,7 @@ struct stress_opts {
 static const struct cli_opt options[] = {
     CLI_MODEL_OPTIONS(struct stress_opts, run),
     {"iterations", 'n', CLI_INT, offsetof(struct stress_opts, iterations), "N", "30", 1, 1000000,
-     "how often everything is done", NULL},
+     "number of iterations", NULL},
 };
 
 static json_t *report_json(const struct nb_stress_report *r, bool *ok)
@@ -99,27 +99,25 @@ static int run(void *opts)
 
 const struct cli_command cli_stress = {
     .name = "stress",
-    .group = "look inside",
+    .group = "diagnose",
     .positional = "WHAT",
     .what = "kv",
-    .summary = "run caches in every way, again and again",
-    .text =
-        "kv: brings the same 24 tokens into sessions in every way there is (whole, token by\n"
-        "token, without a cache, in chunks, cut back and continued, behind a reused beginning,\n"
-        "from snapshots, beside a second session) and lets each answer with 8 greedy tokens. All\n"
-        "types of cache take part in each iteration; products are exact in every second one. Ids\n"
-        "and last logits must be the same, bit for bit, in all ways of one type and at all times.\n"
-        "Products of a GPU that are not exact depend on how many tokens go together: there, each\n"
-        "way must give the same at all times.\n"
-        "\n"
-        "Resident memory after each iteration must stay flat once the first quarter (two at "
-        "least)\n"
-        "has warmed up: a straight line through the rest may rise by 256 KiB, and what malloc has\n"
-        "given out by 16 KiB. With fewer than 6 iterations, or in a build with sanitizers (which "
-        "hold freed\n"
-        "memory back), it is shown but not judged.\n"
-        "\n"
-        "Exit code 1 if something differs or grows; standard error names the first difference.",
+    .summary = "run the KV cache in every mode, repeatedly",
+    .text = "kv: puts the same 24 tokens into sessions in every possible way (whole, token by\n"
+            "token, without a cache, in chunks, truncated and continued, after a reused prefix,\n"
+            "from snapshots, beside a second session) and generates 8 greedy tokens from each.\n"
+            "Every iteration covers all types of cache; every second one uses exact products. For\n"
+            "each type, ids and last logits must be identical, bit for bit, in all ways and all\n"
+            "iterations. On a GPU, results of inexact products depend on how many tokens are\n"
+            "processed together; there, each way must only repeat its own results.\n"
+            "\n"
+            "Resident memory must stay flat after the first quarter of the iterations (at least\n"
+            "two): the line fitted through the rest may rise by 256 KiB, and the memory allocated\n"
+            "by malloc by 16 KiB. With fewer than 6 iterations, or in a build with sanitizers\n"
+            "(which hold back freed memory), memory is shown but not judged.\n"
+            "\n"
+            "The exit code is 1 if results differ or memory grows; standard error names the first\n"
+            "difference.",
     .examples = "  nibble stress kv -m Qwen3-0.6B --iterations 10\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,

@@ -15,13 +15,13 @@ struct synth_opts {
 
 static const struct cli_opt options[] = {
     {"config", 0, CLI_STRING, offsetof(struct synth_opts, config), "FILE", NULL, 0, 0,
-     "a config.json, instead of SIZE; its tokenizer goes along", NULL},
+     "a config.json, instead of SIZE; the tokenizer next to it is copied", NULL},
     {"dtype", 0, CLI_CHOICE, offsetof(struct synth_opts, dtype), "bf16|f16|f32", "bf16", 0, 0,
      "type of the weights", NULL},
     {"seed", 0, CLI_INT, offsetof(struct synth_opts, seed), "N", "0", 0, 9e15,
-     "the same seed gives the same model", NULL},
+     "random seed; the same seed gives the same model", NULL},
     {"sigma", 0, CLI_FLOAT, offsetof(struct synth_opts, sigma), "X", NULL, 1e-6, 10,
-     "spread of the weights (default: initializer_range of the config)", NULL},
+     "standard deviation of the weights (default: initializer_range of the config)", NULL},
 };
 
 static int run(void *opts)
@@ -59,13 +59,12 @@ static int run(void *opts)
 
 const struct cli_command cli_synth = {
     .name = "synth",
-    .group = "files",
+    .group = "convert",
     .positional = "[SIZE] [DIR]",
-    .summary = "make a model with random weights, for tests and benches",
-    .text = "Writes a model directory with normally distributed weights in the shapes of a Qwen3.\n"
-            "SIZE is tiny, 0.6b, 1.7b, 4b, 8b, 14b or 32b. It speaks no language, but has the "
-            "size, layout\n"
-            "and statistics of the real thing.",
+    .summary = "make a model with random weights, for tests and benchmarks",
+    .text = "Writes a model directory with normally distributed weights in the shapes of a Qwen3\n"
+            "model. SIZE is tiny, 0.6b, 1.7b, 4b, 8b, 14b or 32b. The model produces no sensible\n"
+            "text, but has the size, layout and statistics of a real one.",
     .examples = "  nibble synth tiny tiny-model\n"
                 "  nibble synth --config Qwen3-4B/config.json random-4b\n",
     .options = options,

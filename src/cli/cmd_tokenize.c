@@ -14,11 +14,19 @@ struct tokenize_opts {
 };
 
 #define MODEL_OPTIONS                                                                              \
-    {"model", 'm', CLI_STRING, offsetof(struct tokenize_opts, model), "PATH",                      \
-     NULL,    0,   0,          "another way to name MODEL",           "weight"},                   \
+    {"model",                                                                                      \
+     'm',                                                                                          \
+     CLI_STRING,                                                                                   \
+     offsetof(struct tokenize_opts, model),                                                        \
+     "PATH",                                                                                       \
+     NULL,                                                                                         \
+     0,                                                                                            \
+     0,                                                                                            \
+     "the same as MODEL",                                                                          \
+     "weight"},                                                                                    \
     {                                                                                              \
         "model-dir", 0, CLI_STRING, offsetof(struct tokenize_opts, model_dir), "DIR", NULL, 0, 0,  \
-            "where tokenizer.json is, if not in MODEL or beside it", NULL                          \
+            "directory of tokenizer.json, if it is not with MODEL", NULL                           \
     }
 
 static int two_sources(const char *command, const char *a, const char *b)
@@ -114,29 +122,29 @@ static int run_tokenize(void *opts)
 static const struct cli_opt tokenize_options[] = {
     MODEL_OPTIONS,
     {"text", 0, CLI_STRING, offsetof(struct tokenize_opts, text), "TEXT", NULL, 0, 0,
-     "the text itself", NULL},
+     "the text to tokenize", NULL},
     {"file", 0, CLI_STRING, offsetof(struct tokenize_opts, file), "FILE", NULL, 0, 0,
      "read FILE instead of standard input", NULL},
     {"no-special", 0, CLI_FLAG, offsetof(struct tokenize_opts, no_special), NULL, NULL, 0, 0,
-     "special tokens in the text are ordinary text", NULL},
+     "treat special tokens in the text as ordinary text", NULL},
     {"jsonl", 0, CLI_FLAG, offsetof(struct tokenize_opts, jsonl), NULL, NULL, 0, 0,
-     "lines {\"text\": ...} in, lines {\"ids\": [...]} out", NULL},
+     "read lines {\"text\": ...}, write lines {\"ids\": [...]}", NULL},
 };
 
 const struct cli_command cli_tokenize = {
     .name = "tokenize",
-    .group = "text",
+    .group = "convert",
     .positional = "MODEL",
-    .summary = "turn text into token ids",
-    .text =
-        "Prints the ids of a text, separated by commas, in one line. MODEL is a model directory, "
-        "a\n"
-        "tokenizer.json or a .gguf file; nothing but the tokenizer is read. The text is --text,\n"
-        "--file or standard input, to the last byte; malformed UTF-8 counts as U+FFFD.\n"
-        "\n"
-        "No tokens are added. Special tokens that stand in the text, such as <|im_start|>, are\n"
-        "recognised; --no-special turns that off. Added tokens that are not special, such as\n"
-        "<think>, are recognised in any case. With --jsonl the first line that fails ends it.",
+    .summary = "convert text to token ids",
+    .text = "Prints the ids of a text on one line, separated by commas. MODEL is a model\n"
+            "directory, a tokenizer.json or a .gguf file; only the tokenizer is read. The text\n"
+            "comes from --text, --file or standard input and is used to the last byte, a final\n"
+            "newline included. Malformed UTF-8 is read as U+FFFD.\n"
+            "\n"
+            "No tokens are added. Special tokens in the text, such as <|im_start|>, are\n"
+            "recognised unless --no-special is given. Added tokens that are not special, such as\n"
+            "<think>, are always recognised. With --jsonl the command stops at the first line\n"
+            "that fails.",
     .examples = "  nibble tokenize -m Qwen3-4B --text 'Hello, world!'\n"
                 "  nibble tokenize -m Qwen3-4B --jsonl < texts.jsonl > ids.jsonl\n",
     .options = tokenize_options,
@@ -248,7 +256,7 @@ static int run_detokenize(void *opts)
     if (rc == NB_OK)
         rc = o->jsonl ? cli_read_lines(NULL, detokenize_line, &job) : detokenize_one(&job, o->ids);
     if (rc == NB_OK && job.unknown > 0 && !o->common.quiet)
-        fprintf(stderr, "nibble: warning: ids that are not in the vocabulary gave no text: %zu\n",
+        fprintf(stderr, "nibble: warning: ids outside the vocabulary were skipped: %zu\n",
                 job.unknown);
     nb_tokenizer_close(job.tokenizer);
     return cli_status(rc);
@@ -259,19 +267,17 @@ static const struct cli_opt detokenize_options[] = {
     {"ids", 0, CLI_STRING, offsetof(struct tokenize_opts, ids), "IDS", NULL, 0, 0,
      "the ids, separated by commas or spaces (default: standard input)", NULL},
     {"jsonl", 0, CLI_FLAG, offsetof(struct tokenize_opts, jsonl), NULL, NULL, 0, 0,
-     "lines {\"ids\": [...]} in, lines {\"text\": ...} out", NULL},
+     "read lines {\"ids\": [...]}, write lines {\"text\": ...}", NULL},
 };
 
 const struct cli_command cli_detokenize = {
     .name = "detokenize",
-    .group = "text",
+    .group = "convert",
     .positional = "MODEL",
-    .summary = "turn token ids into text",
-    .text =
-        "Prints the text that token ids stand for, byte for byte and without a newline of its "
-        "own.\n"
-        "Ids may cut a character in two; those bytes are printed as they are, and as U+FFFD in\n"
-        "JSON. Ids that the vocabulary does not have give no text, and a warning counts them.",
+    .summary = "convert token ids to text",
+    .text = "Prints the text of the given token ids, byte for byte and without adding a newline.\n"
+            "Incomplete characters are printed as the bytes that they consist of, and as U+FFFD\n"
+            "in JSON. Ids outside the vocabulary are skipped, and a warning gives their number.",
     .examples = "  nibble detokenize -m Qwen3-4B --ids 9707,11,1879,0\n"
                 "  nibble tokenize -m Qwen3-4B --text hi | nibble detokenize -m Qwen3-4B\n",
     .options = detokenize_options,

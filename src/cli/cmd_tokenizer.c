@@ -14,9 +14,9 @@ static const struct cli_opt options[] = {
     {"out", 'o', CLI_STRING, offsetof(struct tokenizer_opts, out), "FILE", NULL, 0, 0,
      "the tokenizer.json to write", "output"},
     {"vocab", 0, CLI_INT, offsetof(struct tokenizer_opts, vocab), "N", "8192", 282, 4194303,
-     "entries in all", "vocab-size"},
+     "size of the vocabulary", "vocab-size"},
     {"min-count", 0, CLI_INT, offsetof(struct tokenizer_opts, min_count), "N", "2", 1, 1e15,
-     "do not merge a pair that is seen less often", NULL},
+     "do not merge pairs that occur less often than this", NULL},
 };
 
 static int run(void *opts)
@@ -60,18 +60,17 @@ static int run(void *opts)
 
 const struct cli_command cli_tokenizer = {
     .name = "tokenizer",
-    .group = "text",
+    .group = "train",
     .positional = "train FILES...",
     .what = "train",
-    .summary = "make a tokenizer from texts",
-    .text =
-        "Learns a byte-level BPE tokenizer of N entries from FILES: the 256 bytes, merges, and\n"
-        "last Qwen's 26 chat tokens. FILES are .txt (documents with <|endoftext|> between them),\n"
-        ".tsv or .jsonl, read as for training; their texts alone count. The result is a\n"
-        "tokenizer.json that Hugging Face reads too, and beside it a tokenizer_config.json with\n"
-        "a plain ChatML template, unless one is there already.\n"
-        "\n"
-        "The same files give the same bytes, in whatever order they are named.",
+    .summary = "train a tokenizer on texts",
+    .text = "Trains a byte-level BPE tokenizer with N entries on FILES: the 256 bytes, the merges\n"
+            "and Qwen's 26 chat tokens, in this order. FILES are .txt (documents separated by\n"
+            "<|endoftext|>), .tsv or .jsonl, read as for training; only their texts are used. The\n"
+            "result is a tokenizer.json that Hugging Face can read, and next to it a\n"
+            "tokenizer_config.json with a plain ChatML template, unless that file exists already.\n"
+            "\n"
+            "The result does not depend on the order of FILES.",
     .examples = "  nibble tokenizer train --vocab 8192 -o tokenizer.json stories.txt chats.jsonl\n",
     .options = options,
     .option_count = sizeof options / sizeof *options,

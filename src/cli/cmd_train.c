@@ -66,7 +66,7 @@ static int run_train(void *opts)
         fprintf(stderr, "nibble: interrupted after the last step; '%s' is in place\n", o->out);
     else if (r.interrupted)
         fprintf(stderr, "nibble: interrupted after step %lld%s\n", (long long)r.last.step,
-                o->checkpoint_dir ? "; --resume goes on from there"
+                o->checkpoint_dir ? "; --resume continues from there"
                                   : "; without --checkpoint-dir nothing is kept");
     if (o->common.json) {
         json_t *all = result_json(&r);
@@ -93,25 +93,26 @@ const struct cli_command cli_train = {
     .name = "train",
     .group = "train",
     .positional = "",
-    .summary = "train every parameter of a model",
-    .text =
-        "Starts from MODEL, trains on the data and writes OUT. In NVFP4 the forward pass uses\n"
-        "the four-bit weights that will be written, and updates go to master weights. Memory\n"
-        "is taken at the start, as 'nibble plan' says. Ctrl-C, SIGTERM and SIGHUP finish the\n"
-        "step, write a checkpoint if there is a directory for it, and stop; --resume goes on,\n"
-        "bit for bit. On another device or with another cuBLAS it goes on, too, and says that\n"
-        "bits may differ.\n"
-        "\n"
-        "Against forgetting: --replay mixes in other data, and --kl-base adds WEIGHT times\n"
-        "KL(MODEL || the model in training) to the loss of its labelled tokens. What MODEL\n"
-        "thinks of them is computed once at the start (and again by --resume, which needs the\n"
-        "same MODEL): the 64 most likely tokens and the rest as one. If that is over 64 MiB, it\n"
-        "goes to a file without a name beside the checkpoints or OUT. Epochs count --data.\n"
-        "\n"
-        "--stop-if-ppl-rises looks at the model as it is read, every --eval-every steps and at\n"
-        "the end. A perplexity that is not a number has risen. OUT is then the last model that\n"
-        "was within the limit, which is kept as good.ckpt in --checkpoint-dir; without that\n"
-        "directory it is the model in which perplexity has risen, and the last line says so.",
+    .summary = "train all parameters of a model",
+    .text = "Starts from MODEL, trains on the data and writes OUT. In NVFP4 the forward pass uses\n"
+            "the four-bit weights that will be written, and updates are added to master weights.\n"
+            "All memory is allocated at the start; 'nibble plan' shows how much. Ctrl-C, SIGTERM\n"
+            "and SIGHUP finish the step, write a checkpoint if --checkpoint-dir is given, and\n"
+            "stop; --resume continues, bit for bit. On another device or with another version of\n"
+            "cuBLAS it continues as well, and warns that bits may differ.\n"
+            "\n"
+            "Two options reduce forgetting: --replay mixes in other data, and --kl-base adds\n"
+            "WEIGHT times KL(MODEL || the model in training) to the loss of its labelled tokens.\n"
+            "The probabilities of MODEL are computed once at the start (and again by --resume,\n"
+            "which needs the same MODEL): those of the 64 most likely tokens, and the sum of the\n"
+            "others. If they take more than 64 MiB, they are kept in an unnamed file next to the\n"
+            "checkpoints or OUT. Epochs count --data only.\n"
+            "\n"
+            "--stop-if-ppl-rises evaluates MODEL before training, then the trained model every\n"
+            "--eval-every steps and at the end. A perplexity that is NaN counts as risen. OUT is\n"
+            "then the last model within the limit, which is kept as good.ckpt in\n"
+            "--checkpoint-dir. Without that directory, OUT is the model whose perplexity has\n"
+            "risen, and the last line of the output says so.",
     .examples =
         "  nibble train -m Qwen3-0.6B -d chat.jsonl -o tuned --epochs 1 --eval-data held.jsonl\n"
         "  nibble train -m Qwen3-0.6B -d chat.jsonl -o tuned.dat --steps 500 \\\n"

@@ -171,7 +171,7 @@ static void zsh(FILE *out, const void *ctx)
           "_nibble() {\n"
           "    local curcontext=$curcontext state\n"
           "    local -a commands=(\n"
-          "        'help:this text, or all about a command'\n",
+          "        'help:list the commands, or describe one'\n",
           out);
     for (size_t i = 0; cli_commands[i]; i++) {
         fprintf(out, "        '%s:", cli_commands[i]->name);
@@ -239,7 +239,8 @@ static void fish(FILE *out, const void *ctx)
     (void)ctx;
     fputs("# fish completion for nibble; " HEAD "\n"
           "complete -c nibble -f\n"
-          "complete -c nibble -n __fish_use_subcommand -a help -d 'all about a command'\n"
+          "complete -c nibble -n __fish_use_subcommand -a help -d 'list the commands, or describe "
+          "one'\n"
           "complete -c nibble -n '__fish_seen_subcommand_from help' -a '",
           out);
     for (size_t i = 0; cli_commands[i]; i++)

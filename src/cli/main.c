@@ -18,10 +18,10 @@
 #include "cli/status_line.h"
 
 const struct cli_command *const cli_commands[] = {
-    &cli_inspect, &cli_convert,   &cli_quantize, &cli_synth,    &cli_tokenize, &cli_detokenize,
-    &cli_render,  &cli_tokenizer, &cli_data,     &cli_generate, &cli_chat,     &cli_doctor,
-    &cli_bench,   &cli_parity,    &cli_debug,    &cli_eval,     &cli_stress,   &cli_guard,
-    &cli_train,   &cli_plan,      &cli_whoami,   NULL,
+    &cli_generate,   &cli_chat,    &cli_train,    &cli_plan,    &cli_whoami, &cli_data,
+    &cli_tokenizer,  &cli_convert, &cli_quantize, &cli_inspect, &cli_synth,  &cli_tokenize,
+    &cli_detokenize, &cli_render,  &cli_eval,     &cli_bench,   &cli_doctor, &cli_parity,
+    &cli_stress,     &cli_debug,   &cli_guard,    NULL,
 };
 
 static struct nb_cancel stop; /* set by signals; everything that the program does obeys it */
@@ -102,8 +102,8 @@ static void print_overview(FILE *out)
         fprintf(out, "  %-10s  %s\n", c->name, c->summary);
     }
     fprintf(out,
-            "\nmore:\n  help [COMMAND]  this text, or all about a command\n"
-            "  --version       the version\n"
+            "\nmore:\n  help [COMMAND]  list the commands, or describe one\n"
+            "  --version       print the version\n"
             "\nThe predecessor's options work too: docs/FROM-THE-PREDECESSOR.md lists them.\n");
 }
 

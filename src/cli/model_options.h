@@ -25,7 +25,7 @@ struct cli_run_opts {
      NULL,                                                                                         \
      0,                                                                                            \
      0,                                                                                            \
-     "the model, as a directory, a .gguf file, or weights with --model-dir",                       \
+     "model directory, .gguf file, or weights file (with --model-dir)",                            \
      "weight"},                                                                                    \
         {"model-dir",                                                                              \
          0,                                                                                        \
@@ -35,11 +35,11 @@ struct cli_run_opts {
          NULL,                                                                                     \
          0,                                                                                        \
          0,                                                                                        \
-         "where config and tokenizer are, if not in the model or beside it",                       \
+         "directory of config and tokenizer, if they are not with the model",                      \
          NULL},                                                                                    \
     {                                                                                              \
         "simd", 0, CLI_CHOICE, offsetof(type, member.simd), "best" CLI_SIMD_CHOICES, "best", 0, 0, \
-            "the CPU's instruction set to use", NULL                                               \
+            "CPU instruction set to use", NULL                                                     \
     }
 
 #define CLI_KV_DTYPES "f32|f16|bf16|f8" /* in the order of enum nb_kv_dtype */
@@ -54,10 +54,10 @@ struct cli_run_opts {
          "0",                                                                                      \
          0,                                                                                        \
          1 << 30,                                                                                  \
-         "tokens of context at most (0: 4096, or what the model can)",                             \
+         "maximum context in tokens (0: 4096, or less if the model's limit is lower)",             \
          "context"},                                                                               \
-        {"kv-dtype", 0, CLI_CHOICE, offsetof(type, member.kv_dtype),  CLI_KV_DTYPES,               \
-         "f16",      0, 0,          "type of cached keys and values", NULL},                       \
+        {"kv-dtype", 0, CLI_CHOICE, offsetof(type, member.kv_dtype), CLI_KV_DTYPES,                \
+         "f16",      0, 0,          "element type of the KV cache",  NULL},                        \
         {"kv-mode",                                                                                \
          0,                                                                                        \
          CLI_CHOICE,                                                                               \
@@ -66,11 +66,12 @@ struct cli_run_opts {
          "prompt",                                                                                 \
          0,                                                                                        \
          0,                                                                                        \
-         "the prompt whole, token by token, or everything again without a cache",                  \
+         "how the prompt is processed: whole, token by token, or all of it again for each token, " \
+         "without a cache",                                                                        \
          NULL},                                                                                    \
     {                                                                                              \
         "exact", 0, CLI_FLAG, offsetof(type, member.exact), NULL, NULL, 0, 0,                      \
-            "products with f32 activations, not with 16-bit ones", NULL                            \
+            "multiply f32 activations instead of 16-bit ones", NULL                                \
     }
 
 /* The size that a choice of CLI_SIZE_CHOICES names; NULL: none. */
@@ -117,10 +118,18 @@ struct cli_sampling_opts {
          "model's",                                                                                \
          0,                                                                                        \
          1e9,                                                                                      \
-         "of the N most likely tokens; 0: of all",                                                 \
+         "keep the N most likely tokens; 0: all",                                                  \
          NULL},                                                                                    \
-        {"top-p",   0,    CLI_FLOAT, offsetof(type, member.top_p),        "X",                     \
-         "model's", 1e-9, 1,         "of the most likely that make up X", NULL},                   \
+        {"top-p",                                                                                  \
+         0,                                                                                        \
+         CLI_FLOAT,                                                                                \
+         offsetof(type, member.top_p),                                                             \
+         "X",                                                                                      \
+         "model's",                                                                                \
+         1e-9,                                                                                     \
+         1,                                                                                        \
+         "keep the most likely tokens whose probabilities add up to X",                            \
+         NULL},                                                                                    \
         {"min-p",                                                                                  \
          0,                                                                                        \
          CLI_FLOAT,                                                                                \
@@ -129,10 +138,18 @@ struct cli_sampling_opts {
          "model's",                                                                                \
          0,                                                                                        \
          1,                                                                                        \
-         "of those at least X times as likely as the best",                                        \
+         "keep tokens at least X times as likely as the most likely one",                          \
          NULL},                                                                                    \
-        {"repeat-penalty", 0,    CLI_FLOAT, offsetof(type, member.repeat_penalty),        "X",     \
-         "model's",        1e-3, 1000,      "divide the logits of tokens that were used", NULL},   \
+        {"repeat-penalty",                                                                         \
+         0,                                                                                        \
+         CLI_FLOAT,                                                                                \
+         offsetof(type, member.repeat_penalty),                                                    \
+         "X",                                                                                      \
+         "model's",                                                                                \
+         1e-3,                                                                                     \
+         1000,                                                                                     \
+         "divide the logits of tokens that have occurred by X",                                    \
+         NULL},                                                                                    \
         {"presence-penalty",                                                                       \
          0,                                                                                        \
          CLI_FLOAT,                                                                                \
@@ -141,7 +158,7 @@ struct cli_sampling_opts {
          "0",                                                                                      \
          -100,                                                                                     \
          100,                                                                                      \
-         "subtract from the logits of tokens that were used",                                      \
+         "subtract X from the logits of tokens that have occurred",                                \
          NULL},                                                                                    \
         {"frequency-penalty",                                                                      \
          0,                                                                                        \
@@ -151,11 +168,11 @@ struct cli_sampling_opts {
          "0",                                                                                      \
          -100,                                                                                     \
          100,                                                                                      \
-         "the same for each use",                                                                  \
+         "subtract X from a token's logit for each time it has occurred",                          \
          NULL},                                                                                    \
     {                                                                                              \
         "seed", 0, CLI_INT, offsetof(type, member.seed), "N", "0", 0, 9e15,                        \
-            "the same seed gives the same text", NULL                                              \
+            "random seed; the same seed gives the same text", NULL                                 \
     }
 
 /* "stop", "length", "context". */

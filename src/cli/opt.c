@@ -1,6 +1,7 @@
 /* opt.c - parses options by table, and prints help from the same table. */
 #include "cli/opt.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -10,15 +11,15 @@
 
 const struct cli_opt cli_common_options[] = {
     {"device", 0, CLI_STRING, offsetof(struct cli_common, device), "DEVICE", "auto", 0, 0,
-     "auto (a GPU if it is usable and of use here), cpu, cuda or cuda:N", NULL},
+     "auto (a usable GPU if the command can run on one, else the CPU), cpu, cuda or cuda:N", NULL},
     {"threads", 0, CLI_INT, offsetof(struct cli_common, threads), "N", NULL, 1, 4096,
-     "threads to use (default: the cores this process may use)", NULL},
+     "number of threads (default: the CPUs available to this process)", NULL},
     {"json", 0, CLI_FLAG, offsetof(struct cli_common, json), NULL, NULL, 0, 0,
      "print the result as JSON", NULL},
     {"quiet", 'q', CLI_FLAG, offsetof(struct cli_common, quiet), NULL, NULL, 0, 0,
-     "no progress and no notes, only errors", NULL},
-    {"verbose", 'v', CLI_FLAG, offsetof(struct cli_common, verbose), NULL, NULL, 0, 0, "say more",
-     NULL},
+     "print errors only, no progress and no notes", NULL},
+    {"verbose", 'v', CLI_FLAG, offsetof(struct cli_common, verbose), NULL, NULL, 0, 0,
+     "print more details", NULL},
 };
 const size_t cli_common_count = sizeof cli_common_options / sizeof *cli_common_options;
 
@@ -501,9 +502,10 @@ void cli_print_help(const struct cli_command *c, FILE *out)
         fprintf(out, "\noptions:\n");
         print_options(c->options, c->option_count, out);
     }
-    fprintf(out, "\noptions of every command:\n");
+    fprintf(out, "\n"
+                 "options common to all commands:\n");
     print_options(cli_common_options, cli_common_count, out);
-    fprintf(out, "  %-26s  %s\n", "-h, --help", "this text");
+    fprintf(out, "  %-26s  %s\n", "-h, --help", "print this text");
     if (c->examples)
         fprintf(out, "\nexamples:\n%s", c->examples);
 }
@@ -528,9 +530,10 @@ void cli_print_markdown(const struct cli_command *c, FILE *out)
 {
     fprintf(out,
             "<!-- Made by `make docs` from the option table of src/cli; do not edit. -->\n"
-            "# nibble %s\n\nTo %s.\n\n    nibble %s%s%s [options]\n\n%s\n\n"
+            "# nibble %s\n\n%c%s.\n\n    nibble %s%s%s [options]\n\n%s\n\n"
             "| option | value | default | meaning |\n|---|---|---|---|\n",
-            c->name, c->summary, c->name, *c->positional ? " " : "", c->positional, c->text);
+            c->name, toupper((unsigned char)c->summary[0]), c->summary + 1, c->name,
+            *c->positional ? " " : "", c->positional, c->text);
     markdown_options(c->options, c->option_count, out);
     markdown_options(cli_common_options, cli_common_count, out);
     if (c->examples)

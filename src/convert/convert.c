@@ -113,8 +113,7 @@ static enum nb_status check_paths(const struct conversion *c)
             part = file;
     }
     if (part)
-        return nbi_fail(NB_EINVAL, "'%s' is source and target at once; choose another target",
-                        part);
+        return nbi_fail(NB_EINVAL, "'%s' is both source and target; choose another target", part);
     if (!c->target.directory && c->target.format != NBI_FORMAT_GGUF && nbi_path_is_dir(opts->src) &&
         nbi_path_in(opts->dst, opts->src))
         return nbi_fail(NB_EINVAL, "'%s' inside '%s' would give that directory two sets of weights",

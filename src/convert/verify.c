@@ -76,7 +76,7 @@ static enum nb_status check_metadata(const struct nbi_store *store)
         for (size_t k = 0; k < sizeof known / sizeof *known; k++)
             found = found || strcmp(store->meta[i].value, known[k]) == 0;
         if (!found)
-            return nbi_fail(NB_EFORMAT, "metadata 'format' is '%s', none that is in use",
+            return nbi_fail(NB_EFORMAT, "metadata 'format' is '%s', which is unknown",
                             store->meta[i].value);
         good++;
     }

@@ -59,7 +59,7 @@ static enum nb_status make_document(struct nbi_example_encoder *e, const char *t
 {
     out->document = true;
     if (memchr(text, 0, len))
-        return nbi_fail(NB_EFORMAT, "a NUL character: this is no text");
+        return nbi_fail(NB_EFORMAT, "a NUL character: this is not text");
     NBI_TRY(put_text(e, text, len, true, out));
     if (!ends || !e->tokenizer)
         return NB_OK;
@@ -470,7 +470,7 @@ enum nb_status nbi_example_prompt(enum nbi_data_kind kind, const char *text, siz
     for (size_t i = 0; i < 4; i++) {
         NBI_TRY(nbi_str_status(parts[i]));
         if (memchr(nbi_str_text(parts[i]), 0, parts[i]->len))
-            return nbi_fail(NB_EFORMAT, "a NUL character: this is no text");
+            return nbi_fail(NB_EFORMAT, "a NUL character: this is not text");
     }
     return NB_OK;
 }

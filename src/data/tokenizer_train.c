@@ -61,7 +61,7 @@ static enum nb_status write_settings(const struct nbi_vocab *v, const char *toke
     char *path = dir ? nbi_path_join(dir, "tokenizer_config.json") : NULL;
     enum nb_status rc = path ? NB_OK : NB_ENOMEM;
     if (rc == NB_OK && nbi_path_exists(path))
-        nbi_log(NB_LOG_INFO, "'%s' is there already and stays as it is", path);
+        nbi_log(NB_LOG_INFO, "'%s' exists already and is left unchanged", path);
     else if (rc == NB_OK)
         rc = nbi_vocab_write_config(v, path);
     free(dir);

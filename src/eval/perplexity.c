@@ -69,7 +69,7 @@ static enum nb_status score(struct eval *e, int64_t from, int64_t n)
     for (int64_t i = 0; i < n; i++) {
         if (!isfinite(e->nll[i]))
             return nbi_fail(NB_EVALUE,
-                            "the model gave a logit that is not finite (behind token %lld)",
+                            "the model gave a logit that is not finite (after token %lld)",
                             (long long)(from + i));
         e->sums.nll += e->nll[i];
     }

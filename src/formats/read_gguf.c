@@ -162,7 +162,7 @@ static enum nb_status read_metadata(struct nbi_store *store, struct nbi_cursor *
         }
         for (uint64_t i = 1; i < used && rc == NB_OK; i++)
             if (strcmp(store->gguf[i - 1].key, store->gguf[i].key) == 0)
-                rc = nbi_fail(NB_EFORMAT, "metadata '%s' stands twice", store->gguf[i].key);
+                rc = nbi_fail(NB_EFORMAT, "metadata '%s' occurs twice", store->gguf[i].key);
         for (uint64_t i = 0; i < used && rc == NB_OK; i++)
             rc = describe_value(store, &list[i]);
     }

@@ -175,8 +175,7 @@ static enum nb_status generate(struct nb_conversation *c, const struct nb_genera
     NBI_TRY(make_prompt(c));
     if ((int64_t)c->id_count > context) {
         result->prompt_tokens = (int64_t)c->id_count;
-        return nbi_fail(NB_EVALUE,
-                        "the conversation has %zu tokens now, and the context is of %lld",
+        return nbi_fail(NB_EVALUE, "the conversation has %zu tokens, the context only %lld",
                         c->id_count, (long long)context);
     }
     return nb_generate(c->session, c->ids, c->id_count, opts, result);

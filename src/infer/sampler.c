@@ -19,7 +19,7 @@ enum nb_status nbi_sampler_check(const struct nb_sampling *o, int64_t vocab)
         return nbi_fail(NB_EINVAL, "top-p %g, min-p %g: shares of 1", o->top_p, o->min_p);
     if (!(o->repeat_penalty > 0) || !isfinite(o->repeat_penalty) ||
         !isfinite(o->presence_penalty) || !isfinite(o->frequency_penalty) || o->top_k < 0)
-        return nbi_fail(NB_EINVAL, "a penalty or top-k that makes no sense");
+        return nbi_fail(NB_EINVAL, "a penalty or top-k out of range");
     for (int i = 0; i < o->bias_count; i++) {
         if (o->bias[i].id < 0 || o->bias[i].id >= vocab)
             return nbi_fail(NB_EINVAL, "a bias for token %d, which is not in the vocabulary",

@@ -130,7 +130,7 @@ static enum nb_status check_request(const struct nb_scheduler *s, const struct n
         return nbi_fail(NB_EINVAL, "the prompt is empty");
     if ((int64_t)r->count > s->info.context)
         return nbi_fail(NB_EVALUE,
-                        "%zu tokens do not fit the context of %lld; a longer one can be asked for",
+                        "%zu tokens do not fit the context of %lld; a longer one can be requested",
                         r->count, (long long)s->info.context);
     if (nbi_kv_pages(longest(s, r)) > s->info.pages)
         return nbi_fail(NB_EVALUE,

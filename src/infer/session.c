@@ -231,10 +231,10 @@ static enum nb_status check_ids(const struct nb_session *s, const int32_t *ids, 
 {
     NBI_TRY(nbi_engine_check_ids(s->engine, ids, count));
     if (count > s->opts.context - s->length)
-        return nbi_fail(NB_EVALUE,
-                        "%lld tokens after %lld do not fit the context of %lld; a longer one can "
-                        "be asked for",
-                        (long long)count, (long long)s->length, (long long)s->opts.context);
+        return nbi_fail(
+            NB_EVALUE,
+            "%lld tokens after %lld do not fit the context of %lld; a longer one can be requested",
+            (long long)count, (long long)s->length, (long long)s->opts.context);
     return NB_OK;
 }
 

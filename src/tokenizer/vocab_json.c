@@ -107,7 +107,7 @@ static enum nb_status read_byte_level(struct nbi_vocab *v, struct nbi_jspan pre)
 {
     v->split.prefix_space = is_true(pre, "add_prefix_space");
     if (v->split.prefix_space && v->split.count > 0)
-        return nbi_fail(NB_EUNSUPPORTED, "add_prefix_space behind another pre-tokenizer");
+        return nbi_fail(NB_EUNSUPPORTED, "add_prefix_space after another pre-tokenizer");
     if (nbi_jtype(nbi_jget(pre, "use_regex")) == NBI_JFALSE)
         return NB_OK;
     return add_stage(v, nbi_gpt2_pattern, NBI_SPLIT_ALL);
@@ -124,7 +124,7 @@ static enum nb_status read_pre_tokenizer(struct nbi_vocab *v, struct nbi_jspan p
         return NB_OK;
     }
     if (*bytes)
-        return nbi_fail(NB_EUNSUPPORTED, "a pre-tokenizer behind ByteLevel");
+        return nbi_fail(NB_EUNSUPPORTED, "a pre-tokenizer after ByteLevel");
     if (has_type(pre, "Split"))
         return read_split(v, pre);
     if (has_type(pre, "Digits"))

@@ -101,7 +101,7 @@ static enum nb_status check_names(const void *first, size_t count, size_t stride
     if (rc == NB_OK && count) {
         find_duplicate(names, count, &twice);
         if (twice)
-            rc = nbi_fail(status, "the name '%s' is there twice", twice);
+            rc = nbi_fail(status, "the name '%s' occurs twice", twice);
     }
     free(names);
     return rc;

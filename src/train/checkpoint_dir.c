@@ -141,10 +141,10 @@ static enum nb_status fail_locked(const char *dir, int fd)
     long pid = pread(fd, text, sizeof text - 1, 0) > 0 ? strtol(text, NULL, 10) : 0;
     if (pid > 0)
         snprintf(who, sizeof who, "process %ld", pid);
-    return nbi_fail(NB_EIO,
-                    "%s is training with the checkpoints in '%s': wait for its end, or take "
-                    "another directory",
-                    who, dir);
+    return nbi_fail(
+        NB_EIO,
+        "%s is training with the checkpoints in '%s': wait for its end, or use another directory",
+        who, dir);
 }
 
 /* On a full disk the lock is taken without a process id in its file. */

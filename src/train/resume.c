@@ -367,7 +367,7 @@ static enum nb_status check_loader_state(const struct nbi_loader_state *c,
 {
     int64_t examples = d ? nbi_dataset_stats(d)->examples : 1;
     if (c->epoch < 0 || c->next < 0 || c->next >= examples || c->token < 0)
-        return nbi_fail(NB_EFORMAT, "its place in the data makes no sense");
+        return nbi_fail(NB_EFORMAT, "its position in the data is invalid");
     return NB_OK;
 }
 
@@ -404,7 +404,7 @@ static enum nb_status read_values(const struct nbi_checkpoint *c, struct nbi_run
     NBI_TRY(nbi_checkpoint_int(c, "replay_token", &s->replay_loader.token));
     s->stopped = stopped != 0;
     if (s->updates < 0)
-        return nbi_fail(NB_EFORMAT, "its numbers make no sense");
+        return nbi_fail(NB_EFORMAT, "its numbers are invalid");
     return NB_OK;
 }
 
@@ -453,7 +453,8 @@ static enum nb_status check_length(const struct nbi_run *r, const struct nbi_che
         return NB_OK;
     if (r->state.step > r->steps)
         return nbi_fail(NB_EINVAL, "the run has gone past %lld steps", (long long)r->steps);
-    nbi_log(NB_LOG_WARN, "%lld steps in all, not %lld: the learning rate goes on by the new length",
+    nbi_log(NB_LOG_WARN,
+            "%lld steps in all, not %lld: the learning rate now follows the new length",
             (long long)r->steps, steps);
     return NB_OK;
 }

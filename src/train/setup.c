@@ -60,7 +60,7 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
     if (o->steps <= 0 && o->epochs <= 0)
         return nbi_fail(NB_EINVAL, "say how long to train: --steps or --epochs");
     if (nbi_run_random_tokens(o) && o->steps <= 0)
-        return nbi_fail(NB_EINVAL, "random tokens have no end: say --steps");
+        return nbi_fail(NB_EINVAL, "random tokens have no end: give --steps");
     bool synthetic = o->synthetic || o->config;
     if (synthetic && o->test_prompts)
         return nbi_fail(NB_EINVAL, "a random model has no tokenizer, so no prompts to answer");
@@ -75,16 +75,16 @@ enum nb_status nb_train_check(const struct nb_train_opts *o)
     if ((o->eval_every > 0 || o->stop_if_ppl_rises > 0) && !(o->eval_data && o->eval_data[0]))
         return nbi_fail(NB_EINVAL, "--eval-every and --stop-if-ppl-rises need --eval-data");
     if (o->stop_if_ppl_rises > 0 && o->eval_every <= 0)
-        return nbi_fail(NB_EINVAL, "--stop-if-ppl-rises goes by evaluations: say --eval-every");
+        return nbi_fail(NB_EINVAL, "--stop-if-ppl-rises needs evaluations: give --eval-every");
     if (nbi_run_random_tokens(o) && ((o->data && o->data[0]) || (o->eval_data && o->eval_data[0])))
         return nbi_fail(NB_EINVAL,
                         "random weights or tokens make their own data: leave out the data");
     if (!nbi_run_random_tokens(o) && (!o->data || !o->data[0]))
-        return nbi_fail(NB_EINVAL, "there is no data: -d FILE");
+        return nbi_fail(NB_EINVAL, "data is missing: -d FILE");
     if (nbi_run_random_tokens(o) && (o->replay || o->kl_base > 0))
         return nbi_fail(NB_EINVAL, "--replay and --kl-base need data, not random tokens");
     if (o->replay && !(o->replay_share > 0 && o->replay_share < 1))
-        return nbi_fail(NB_EINVAL, "the share of --replay is over 0 and less than 1");
+        return nbi_fail(NB_EINVAL, "the share of --replay must be more than 0 and less than 1");
     if (o->kl_base > 0 && o->loss != NB_LOSS_CE)
         return nbi_fail(NB_EINVAL, "--kl-base compares probabilities: use it with --loss ce");
     return NB_OK;
@@ -126,10 +126,9 @@ static enum nb_status open_checkpoints(struct nbi_run *r)
     NBI_TRY(nbi_checkpoint_lock(&r->lock, dir));
     if (r->opts->resume || nbi_checkpoint_count(dir) == 0)
         return NB_OK;
-    return nbi_fail(NB_EINVAL,
-                    "'%s' has checkpoints: go on from them with --resume, or take another "
-                    "directory",
-                    dir);
+    return nbi_fail(
+        NB_EINVAL,
+        "'%s' has checkpoints: continue from them with --resume, or use another directory", dir);
 }
 
 /* ---- files and data ---- */

@@ -144,10 +144,9 @@ static enum nb_status find_end(const char *path, int64_t resumed, size_t *end)
 static enum nb_status lock_log(int fd, const char *path)
 {
     if (nbi_sys_flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return nbi_fail(NB_EIO,
-                        "another run is writing the log '%s': wait for its end, or take another "
-                        "file",
-                        path);
+        return nbi_fail(
+            NB_EIO, "another run is writing the log '%s': wait for its end, or use another file",
+            path);
     return NB_OK;
 }
 

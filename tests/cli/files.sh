@@ -71,7 +71,7 @@ check "dequantised it can" 0 "$nibble" convert "$work/n.dat" "$work/n.gguf" --mo
 check "a target that is a home directory" 1 "$nibble" convert "$m" "$work"
 says err "not a model directory"
 check "same source and target" 1 "$nibble" convert "$work/q.dat" "$work/q.dat"
-says err "source and target at once"
+says err "both source and target"
 check "no write permission" 1 "$nibble" convert "$m" /proc/x.dat
 lines err 1
 finish

@@ -95,7 +95,7 @@ refused 1 "cannot create" convert good out/missing/model.dat
 refused 1 "cannot create" convert good out/missing/model
 refused 1 "cannot write" convert good out/model.bin
 refused 1 "a file has that name" convert good in/noending
-refused 1 "source and target at once" convert good good
+refused 1 "both source and target" convert good good
 refused 1 "will not write a model into" convert good in
 refused 2 "no size '5b'" synth 5b out/model
 refused 2 "not the name of a directory" synth tiny out/model.gguf

@@ -52,7 +52,7 @@ says err "cannot open '--verify'"
 
 check "help with too much" 2 "$nibble" help inspect extra
 check "layout where there is none" 2 "$nibble" convert a b.gguf --layout modelopt
-says err "--layout means nothing for 'b.gguf'"
+says err "--layout does not apply to 'b.gguf'"
 check "shards where there are none" 2 "$nibble" convert a b.dat --shard-mb 5
 check "--model and all arguments" 2 "$nibble" inspect -m x y
 check "report over the result" 2 "$nibble" quantize a b.dat --report b.dat

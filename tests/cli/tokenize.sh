@@ -134,7 +134,7 @@ check "NUL" 0 "$nibble" detokenize -m "$model" --ids 64,188,65
 is 'a\0b'
 check "unknown ids" 0 "$nibble" detokenize -m "$model" --ids 64,647,65,2147483647
 is 'ab'
-says err "not in the vocabulary gave no text: 2"
+says err "outside the vocabulary were skipped: 2"
 lines err 1
 check "unknown ids, quietly" 0 "$nibble" detokenize -q -m "$model" --ids 64,647
 is 'a'
@@ -150,7 +150,7 @@ from 1 "$work/ids" "NUL among ids" detokenize -m "$model"
 printf '{"ids": [64, 198]}\n\n{"ids": []}\n{"ids": [65, 9999]}\n' >"$work/ids.jsonl"
 from 0 "$work/ids.jsonl" "ids in lines" detokenize -m "$model" --jsonl
 is '{"text": "a\\n"}\n{"text": ""}\n{"text": "b"}\n'
-says err "not in the vocabulary gave no text: 1"
+says err "outside the vocabulary were skipped: 1"
 for bad in '{"ids": [1, -1]}:element 1 of' '{"ids": [1.0]}:element 0 of' \
     '{"ids": ["1"]}:element 0 of' '{"ids": 5}:must be an array, it is a number' \
     '{"ids": [1]:invalid JSON'; do

@@ -418,7 +418,7 @@ def interrupt():
         stops += 1
         assert p.returncode == 130, (p.returncode, lines[-3:])
         done = t.steps(work + "/int.ck")[-1]
-        assert lines[-1] == (f"nibble: interrupted after step {done}; --resume goes on from "
+        assert lines[-1] == (f"nibble: interrupted after step {done}; --resume continues from "
                              "there\n"), (lines[-3:], done)
         assert not os.path.exists(files["out"])
         resumed = done

@@ -35,7 +35,7 @@ mkdir "$work/other"
 refused "no model" 2 "a model is missing" -d "$data" --steps 1
 refused "two models" 2 "give one of -m MODEL" -m "$model" --synthetic tiny --steps 1
 set -- -m "$model" --steps 2
-refused "no data" 2 "there is no data: -d FILE" "$@"
+refused "no data" 2 "data is missing: -d FILE" "$@"
 refused "data that is not there" 1 "nowhere.txt'" "$@" -d "$work/nowhere.txt"
 refused "bad data" 1 "bad.jsonl:1: invalid JSON" "$@" -d "$data" -d "$work/bad.jsonl"
 refused "empty data" 1 "there is no sample" "$@" -d "$work/empty.txt"
@@ -84,7 +84,7 @@ check "it is sound" 0 "$nibble" inspect -q --verify "$work/four.dat" --model-dir
 # Checkpoints of different runs do not mix.
 set -- -m "$model" -d "$data" --steps 2 --checkpoint-dir "$work/ck"
 check "a run" 0 "$nibble" train -q --seq-len 16 "$@"
-refused "another run" 1 "go on from them with --resume" "$@"
+refused "another run" 1 "continue from them with --resume" "$@"
 refused "other settings" 1 "the run was begun with lr" "$@" --resume --lr 0.5
 check "a run that is over" 0 "$nibble" train -q --seq-len 16 "$@" --resume
 says out "2 steps"

@@ -125,7 +125,7 @@ log "$work/e2.jsonl" "2 * $n - 1 <= len(r) <= 2 * $n + 1"
 # ---- errors ----
 for share in 0 1 1.5 -0.5 0.5x 1e-400; do
     train "a share of $share" 2 --steps 1 --replay "$other:$share"
-    says err "the share of --replay is over 0 and less than 1, not '$share'"
+    says err "the share of --replay must be more than 0 and less than 1, not '$share'"
     lines err 1
 done
 train "a colon in the name" 1 --steps 1 --replay "$work/no:where.tsv"

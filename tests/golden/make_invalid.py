@@ -415,13 +415,13 @@ HARMLESS = {
 
 README = """# Model files that carry known mistakes
 
-`make_invalid.py` writes everything here, this page too. What is in `invalid/` has one of the
-mistakes behind the CVEs about model files each, and must be refused with the words in
-`NAME.expected` by the commands listed there; what is in `harmless/` holds code that must not run.
-`tests/cli/golden_invalid.sh` checks it.
+`make_invalid.py` writes everything here, including this page. Each file in `invalid/` contains one of
+the mistakes behind CVEs about model files. The commands listed in `NAME.expected` must refuse it with
+the words given there. The files in `harmless/` contain code that must not run.
+`tests/cli/golden_invalid.sh` checks both.
 
 PR numbers are llama.cpp's; "class" means the same mistake in another place. CVEs about servers and
-RPC and not about files have no file: 2024-42477 to 42479, 2025-9141, 2025-48956, 2026-21869,
+RPC, not about files, have no file here: 2024-42477 to 42479, 2025-9141, 2025-48956, 2026-21869,
 2026-34756.
 
 | file | from | mistake | expected words |

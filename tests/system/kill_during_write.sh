@@ -60,7 +60,7 @@ one_kill() {
     if same "$1" "$2"; then outcome=old
     elif same "$1" "$3"; then outcome=new
     else fail "'$1' is neither the old nor the new model, $4 s after the start"; fi
-    "$nibble" inspect "$1" --verify --quiet > /dev/null || fail "'$1' is not sound"
+    "$nibble" inspect "$1" --verify --quiet > /dev/null || fail "'$1' is not valid"
     [ "$(temporaries)" -le 1 ] || fail "temporary files of dead writers stay"
 }
 

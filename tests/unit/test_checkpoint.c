@@ -146,7 +146,7 @@ static void test_checkpoint__invalid_content_is_refused(void **state)
     const struct nbi_ckpt_blob huge[] = {{"a", UINT64_MAX, "x"}, {"b", 1, "y"}};
     const struct nbi_ckpt_blob bare[] = {{"a", 1, NULL}}, unprintable[] = {{"a\n", 1, "x"}};
     struct nbi_ckpt_content c = {.settings = "{}", .blobs = same, .blob_count = 3};
-    assert_fails(nbi_checkpoint_save(test_dir, 1, &c), NB_EINVAL, "'a' is there twice");
+    assert_fails(nbi_checkpoint_save(test_dir, 1, &c), NB_EINVAL, "'a' occurs twice");
     c.blobs = huge, c.blob_count = 2;
     assert_fails(nbi_checkpoint_save(test_dir, 1, &c), NB_EINVAL, "2^63");
     c.blobs = bare, c.blob_count = 1;

@@ -339,7 +339,7 @@ static void test_context__full_is_an_error(void **state)
     int64_t before = nbi_session_length(f.session);
     nb_generate_result_release(&r);
     assert_fails(nb_conversation_answer(f.c, long_text, sizeof long_text, &o, &r), NB_EVALUE,
-                 "the context is of 80");
+                 "the context only 80");
     assert_true(r.prompt_tokens > 80);
     assert_null(r.text);
     assert_int_equal(messages(&f), 2);

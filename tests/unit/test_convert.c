@@ -314,7 +314,7 @@ static void test_convert__refuses_bad_targets(void **state)
 {
     (void)state;
     struct nb_convert_opts same = {.src = test_path("tied"), .dst = test_path("tied")};
-    assert_fails(nb_convert(&same), NB_EINVAL, "source and target at once");
+    assert_fails(nb_convert(&same), NB_EINVAL, "both source and target");
 }
 
 static void test_convert__never_replaces_its_source(void **state)
@@ -323,11 +323,11 @@ static void test_convert__never_replaces_its_source(void **state)
     struct nb_quantize_report report;
     struct nb_convert_opts opts = {.src = test_path("tied/model.safetensors"),
                                    .dst = test_path("tied")};
-    assert_fails(nb_convert(&opts), NB_EINVAL, "source and target at once");
+    assert_fails(nb_convert(&opts), NB_EINVAL, "both source and target");
     convert(test_path("tied"), test_path("own.dat"), NULL, NB_LAYOUT_MODELOPT);
     opts = (struct nb_convert_opts){
         .src = test_path("own.dat"), .dst = test_path("tied"), .model_dir = test_path("tied")};
-    assert_fails(nb_convert(&opts), NB_EINVAL, "source and target at once");
+    assert_fails(nb_convert(&opts), NB_EINVAL, "both source and target");
     struct nb_quantize_opts inside = {
         .to = {.src = test_path("tied"), .dst = test_path("tied/q.dat")}};
     assert_fails(nb_quantize(&inside, &report), NB_EINVAL, "two sets of weights");

@@ -120,7 +120,7 @@ static void test_engine__open_fails_with_null(void **state)
         const char *words;
     } cases[] = {
         {{.model = MISSING}, NB_ENOTFOUND, MISSING},
-        {{.model = model, .device = "tpu"}, NB_EUNSUPPORTED, "no device 'tpu'"},
+        {{.model = model, .device = "tpu"}, NB_EUNSUPPORTED, "unknown device 'tpu'"},
         {{.model = model, .simd = "mmx"}, NB_EINVAL, "mmx"},
         {{.synthetic = "900b"}, NB_EINVAL, "900b"},
         {{.config = MISSING}, NB_ENOTFOUND, MISSING},

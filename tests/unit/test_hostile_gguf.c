@@ -227,7 +227,7 @@ static void test_hostile_gguf__refuses_duplicate_keys(void **state)
     kv_u32(&b, "k", 1);
     kv_u32(&b, "other", 2);
     kv_string(&b, "k", "1");
-    refuse_gguf(&b, "metadata 'k' stands twice");
+    refuse_gguf(&b, "metadata 'k' occurs twice");
 }
 
 static void test_hostile_gguf__refuses_keys_that_are_not_text(void **state)

@@ -28,7 +28,7 @@ static void assert_no_repeats(const struct nbi_identity_set *set)
     qsort(prompts, set->count, sizeof *prompts, by_text);
     for (size_t i = 1; i < set->count; i++)
         if (strcmp(prompts[i - 1], prompts[i]) == 0)
-            fail_msg("'%s' is there twice", prompts[i]);
+            fail_msg("'%s' occurs twice", prompts[i]);
     free(prompts);
 }
 

@@ -449,7 +449,7 @@ static void test_plan__blocks_as_the_driver_rounds_them(void **state)
     assert_true(nbi_backend_has(be, NBI_CAP_TRAIN | NBI_CAP_OWN_MEMORY));
     be->close(be);
     assert_fails(nbi_backend_describe(&be, &(struct nbi_backend_opts){.device = "tpu"}),
-                 NB_EUNSUPPORTED, "there is no device 'tpu'");
+                 NB_EUNSUPPORTED, "unknown device 'tpu'");
 }
 
 int main(void)

@@ -485,9 +485,9 @@ static enum nb_status make_kv_map(const struct model *m, void *rows, struct tens
         size == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, rows, dims,
         strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
         CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return rc == CUDA_SUCCESS
-               ? NB_OK
-               : nbi_fail(NB_EUNSUPPORTED, "keys and values that copies of boxes do not suit");
+    return rc == CUDA_SUCCESS ? NB_OK
+                              : nbi_fail(NB_EUNSUPPORTED,
+                                         "the layout of the KV cache does not allow tensor copies");
 }
 
 static enum nb_status fill_layer(struct nbi_megakernel *t, const struct host_tables *to, int64_t i,
@@ -602,7 +602,7 @@ static enum nb_status fit_smem(struct nbi_megakernel *t)
     m->smem = smem_layout_of(*m);
     t->smem_bytes = (size_t)m->smem.total;
     if (m->kv_warps < 1)
-        return nbi_fail(NB_EUNSUPPORTED, "too little shared memory for one kernel a token");
+        return nbi_fail(NB_EUNSUPPORTED, "too little shared memory for the megakernel");
     for (int i = 0; i < 2; i++) {
         /* Code for older architectures has no bulk copies: the kernel returns at once. */
         CU_TRY(cudaFuncGetAttributes(&code, both[i]));
@@ -613,7 +613,7 @@ static enum nb_status fit_smem(struct nbi_megakernel *t)
         CU_TRY(
             cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, both[i], THREADS, t->smem_bytes));
         if (ctas < 1)
-            return nbi_fail(NB_EUNSUPPORTED, "no room for one kernel a token");
+            return nbi_fail(NB_EUNSUPPORTED, "no room for the megakernel");
     }
     return NB_OK;
 }
@@ -623,14 +623,14 @@ static enum nb_status prepare(struct nbi_megakernel *t, const struct nbi_megaker
                               const struct host_tables *tables)
 {
     if (t->m.ctas_per_head < 1 || t->m.max_splits < 1)
-        return nbi_fail(NB_EUNSUPPORTED, "more heads than one kernel a token suits");
+        return nbi_fail(NB_EUNSUPPORTED, "too many heads for the megakernel");
     plan_ctas(tables->cta_plans, &t->m, (int)t->grid);
     measure_plans(&t->m, tables->cta_plans, (int)t->grid);
     if (t->m.row_pairs > 32767 || t->m.warp_row_pairs > 255)
-        return nbi_fail(NB_EUNSUPPORTED, "more rows than one kernel a token suits");
+        return nbi_fail(NB_EUNSUPPORTED, "too many rows for the megakernel");
     if (t->m.tile_cols[O] > SUM_COUNT_MAX || t->m.tile_cols[DOWN] > SUM_COUNT_MAX ||
         (unsigned)t->m.C > THREADS * t->grid)
-        return nbi_fail(NB_EUNSUPPORTED, "more columns than one kernel a token suits");
+        return nbi_fail(NB_EUNSUPPORTED, "too many columns for the megakernel");
     for (int64_t i = 0; i < m->layers; i++)
         NBI_TRY(fill_layer(t, tables, i, m));
     NBI_TRY(nbi_cuda_vector_read(t->s->cuda, &m->norm, tables->norms + 2 * m->layers * m->C));
@@ -700,7 +700,7 @@ enum nb_status nbi_cuda_megakernel_new(struct nbi_stream *s, const struct nbi_me
         t->row_bytes = (int64_t)nbi_dtype_bytes(m->embed.dtype, m->C);
         t->embed_on_host = nbi_cuda_on_host(s->cuda, &m->embed);
         if (t->embed_on_host && t->row_bytes > EMBED_ROW_MAX)
-            rc = nbi_fail(NB_EUNSUPPORTED, "longer rows than one kernel a token suits");
+            rc = nbi_fail(NB_EUNSUPPORTED, "rows are too long for the megakernel");
         fill_model(&t->m, m, s->cuda->sms);
         if (t->m.kv_type == NBI_F16)
             choose_kernels<NBI_F16>(t);

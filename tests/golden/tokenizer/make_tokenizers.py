@@ -426,10 +426,10 @@ def json_rows(rng):
 
 # ---- writing ----
 
-README = """# What the tokenizer is compared with
+README = """# Reference data for the tokenizer
 
-`make_tokenizers.py` wrote everything here, this page too, with Python {python} and the PyPI package
-tokenizers {version}. All texts are its own or random.
+`make_tokenizers.py` wrote everything here, including this page, with Python {python} and the PyPI package
+tokenizers {version}. All texts were written for it or are random.
 
 | file | what | read by |
 |---|---|---|
@@ -437,14 +437,14 @@ tokenizers {version}. All texts are its own or random.
 | `gpt2/` | ByteLevel with its own pattern and `add_prefix_space` | `test_bpe` |
 | `llama3/` | numbers in groups of three, `ignore_merges` | `test_bpe` |
 | `train.jsonl` | texts, and what BpeTrainer learns from them | `test_bpe_train` |
-| `nfc.txt` | code points, and those of the NFC | `test_unicode` |
+| `nfc.txt` | code points, and those of their NFC | `test_unicode` |
 | `classes.txt` | a code point, and L (letter), N (number), S (space) or O | `test_unicode` |
 | `utf8.txt` | bytes, and what Python's `errors="replace"` makes of them | `test_utf8` |
 | `json.txt` | bytes, and the value in canonical form; `-`: not JSON | `test_jscan` |
 
-In `cases.jsonl`, `ids` are those of `text` (or of the bytes in `hex`), `plain` those without
-special tokens, where they differ, and `decoded` is the text of the ids, where it is not `text`.
-Rows with `decode` are ids in any order.
+In `cases.jsonl`, `ids` are the ids of `text` (or of the bytes in `hex`), `plain` those without
+special tokens if they differ, and `decoded` is the text of the ids if it is not `text`.
+Rows with `decode` are ids in arbitrary order.
 
 SHA-256 of each file:
 
