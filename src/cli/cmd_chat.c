@@ -587,9 +587,8 @@ static enum nb_status replay_item(struct chat *c, const struct nb_transcript_ite
         return set_system(c, m->text, m->len);
     if (m->role == NB_ROLE_ASSISTANT)
         return NB_OK;
-    if (!c->o->common.json) {
+    if (!c->o->common.json)
         print_message(c, m->text, m->len);
-    }
     return send_message(c, m->text, m->len, item->cut);
 }
 

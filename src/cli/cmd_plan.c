@@ -1,5 +1,6 @@
 /* cmd_plan.c - the memory of a training run by part, and the settings that would fit. */
 #include <math.h>
+#include <string.h>
 
 #include "base/str.h"
 #include "cli/fit.h"
@@ -62,8 +63,10 @@ static int print_fits(const struct nb_train_opts *opts, double gib, bool gpu)
 /* Whether the options say how long the run is, and the device that they name is there. */
 static bool has_length(const struct cli_train_opts *o, const struct nb_train_plan *p)
 {
+    const char *device = o->common.device;
     int gpu;
-    if (p->gpu && (nb_device_parse(o->common.device, &gpu) != NB_OK || nb_gpu_check(gpu) != NB_OK))
+    if (p->gpu && strcmp(device, "auto") != 0 &&
+        (nb_device_parse(device, &gpu) != NB_OK || nb_gpu_check(gpu) != NB_OK))
         return false;
     return o->steps > 0 || (o->epochs > 0 && o->data.count > 0);
 }

@@ -27,8 +27,8 @@ static void put_word(struct cli_wrap *w)
         putc(' ', w->out);
     fwrite(w->word, 1, w->len, w->out);
     w->column += w->width;
-    if (w->column > w->columns) /* wrapped by the terminal */
-        w->column = (w->column - 1) % w->columns + 1;
+    while (w->column > w->columns) /* wrapped by the terminal */
+        w->column -= w->columns;
     w->len = w->width = 0;
     w->whole = false;
 }

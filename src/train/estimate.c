@@ -134,14 +134,21 @@ static enum nb_status measure_small(const struct nbi_run *r, struct nb_train_opt
 
 /* ---- the estimate ---- */
 
+static bool goes_by_epochs(const struct nb_train_opts *o)
+{
+    return o->epochs > 0 && o->data && o->data[0] && !nbi_run_random_tokens(o);
+}
+
 static enum nb_status estimate(struct nbi_run *r, struct nb_train_estimate *out)
 {
     struct nb_train_opts o = settings_of(r->opts);
     struct nb_train_plan plan;
+    out->steps = r->opts->steps;
     NBI_TRY(nbi_run_plan(r, &plan));
-    if (r->opts->epochs > 0)
+    if (goes_by_epochs(r->opts)) {
         NBI_TRY(nbi_run_open_data(r));
-    out->steps = r->opts->epochs > 0 ? r->steps : r->opts->steps;
+        out->steps = r->steps;
+    }
     NBI_TRY(measure_small(r, &o, out, &plan));
     out->seconds = (double)out->steps * out->step_seconds;
     return NB_OK;
@@ -152,10 +159,9 @@ enum nb_status nb_train_estimate(const struct nb_train_opts *o, struct nb_train_
     NBI_SCOPED struct nb_cancel *before = nbi_cancel_enter(o->cancel);
     struct nbi_run r;
     *out = (struct nb_train_estimate){0};
-    if (o->epochs > 0 && !(o->data && o->data[0]))
-        return nbi_fail(NB_EINVAL, "how long epochs are depends on the data, and there is none");
-    if (o->epochs <= 0 && o->steps <= 0)
-        return nbi_fail(NB_EINVAL, "how long a run takes depends on --steps or --epochs");
+    if (o->steps <= 0 && !goes_by_epochs(o))
+        return nbi_fail(NB_EINVAL, "how long a run takes depends on --steps, or on --epochs and "
+                                   "the data");
     enum nb_status rc = nbi_run_open_plan(&r, o);
     if (rc == NB_OK)
         rc = estimate(&r, out);

@@ -68,7 +68,8 @@ static void describe_output(const struct nbi_store *store, const struct nbi_trai
     const struct nbi_entry *e = store ? nbi_store_find(store, p->name) : NULL;
     bool stored = e && e->dtype == NBI_NVFP4;
     t->quantized = t->trained ? is_nvfp4(o, p) : stored;
-    t->has_tensor_scale = t->quantized && (t->trained ? has_tensor_scales(store) : e->two_level);
+    t->has_tensor_scale =
+        t->quantized && (t->trained ? has_tensor_scales(store) : stored && e->two_level);
     t->divisor = t->has_tensor_scale && stored ? e->divisor : 0;
     t->float_type = nbi_float_dtype_for(o->target, p->ndim, float_type_of(store, o, p, t->trained));
 }

@@ -31,6 +31,8 @@ def lengths():
     steps = int(said.split("step 1/")[1].split()[0])
     check(plan(*epochs)["estimate"], steps, 256)
     check(plan(*epochs, "--steps", 3)["estimate"], 3, 256)
+    check(plan("-m", MODEL, "--steps", 5, "--epochs", 3, *SIZES)["estimate"], 5, 256)
+    check(plan("--synthetic", "tiny", "--steps", 5, "--epochs", 3, *SIZES)["estimate"], 5, 256)
     for more in ([], ["--epochs", 3], ["--steps", 5, "--device", "cuda"]):
         if "cuda" not in more or t.run(nibble, "doctor", "--json")[0].count('"gpus": []'):
             assert plan("-m", MODEL, *SIZES, *more)["estimate"] is None, more

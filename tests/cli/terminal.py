@@ -62,7 +62,7 @@ def train():
             pass
         p.leave()
         os.remove(WORK + "/ck")
-        check_lines(p, [CUTS, BEGIN, WARNING, EVAL, EVAL, STEP, EVAL, RESULT, r"9 steps, loss .*"])
+        check_lines(p, [CUTS, BEGIN, EVAL, WARNING, EVAL, EVAL, STEP, EVAL, RESULT, r"9 steps, loss .*"])
 
 
 def resized():

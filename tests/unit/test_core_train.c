@@ -68,7 +68,7 @@ static void test_check__refuses_what_makes_no_sense(void **state)
     assert_fails(nb_train_check(&o), NB_EINVAL, "--checkpoint-dir");
     o = options();
     o.data = NULL;
-    assert_fails(nb_train_check(&o), NB_EINVAL, "no data");
+    assert_fails(nb_train_check(&o), NB_EINVAL, "data is missing");
     o = options();
     o.seq_len = 1;
     assert_fails(nb_train_check(&o), NB_EINVAL, "at least 2 tokens");
