@@ -5,6 +5,7 @@ import sys
 import training as t
 
 nibble, work = sys.argv[1:]
+slow = t.sanitized(nibble)
 MODEL = work + "/model"
 SIZES = ["--seq-len", 64, "--batch-size", 4]
 
@@ -46,17 +47,20 @@ def lengths():
 
 def settings():
     """With whatever settings a run may have."""
-    for more in (["--fused-step"], ["--recompute", "block"], ["--precision", "f32"],
-                 ["--train-last-layers", 1], ["--kl-base", 1, "-d", work + "/c.jsonl"],
-                 ["--fused-step", "--head-slices"], ["--optimizer-state-mode", "nvfp4"],
-                 ["--loss", "scalar"], ["--compute-dtype", "bf16", "--grad-dtype", "bf16"],
-                 ["--schedule", "constant"], ["--checkpoint-dir", work + "/nowhere"]):
+    kinds = (["--fused-step"], ["--recompute", "block"], ["--precision", "f32"],
+             ["--train-last-layers", 1], ["--kl-base", 1, "-d", work + "/c.jsonl"],
+             ["--fused-step", "--head-slices"], ["--optimizer-state-mode", "nvfp4"],
+             ["--loss", "scalar"], ["--compute-dtype", "bf16", "--grad-dtype", "bf16"],
+             ["--schedule", "constant"], ["--checkpoint-dir", work + "/nowhere"])
+    for more in kinds[::4] if slow else kinds:
         check(plan("-m", MODEL, "--steps", 5, *SIZES, *more)["estimate"], 5, 256)
 
 
 def near():
     """Within a factor of three of what a run takes, of a model that is measured as it is and of one
     of which a layer is; the best of a few, since the machine may be busy."""
+    if slow:
+        return print("the speed of a sanitizer is no model's")
     t.make_model(nibble, work + "/large", hidden_size=512, intermediate_size=1536,
                  num_hidden_layers=18)
     for model, sizes in ((MODEL, SIZES), (work + "/large", ["--seq-len", 128, "--batch-size", 8])):
