@@ -14,7 +14,7 @@ import screen
 import training
 
 NIBBLE, MODEL, WORK, PART = sys.argv[1:]
-WIDTHS = (40, 80, 200)
+WIDTHS = (40,) if training.sanitized(NIBBLE) else (40, 80, 200)
 STORY = "Tell me a story about a dog."
 
 
@@ -39,7 +39,7 @@ def train_options(steps):
     """Slow enough steps that a terminal sees single ones, and large enough ones that there is
     nothing to warn of."""
     return ["train", "-m", MODEL, "-d", WORK + "/data.tsv", "--seq-len", 16, "--batch-size", 8,
-            "--lr", "3e-3", "--steps", steps]
+            "--lr", "3e-3", "--steps", steps, "--threads", 1]
 
 
 def check_lines(program, patterns):
