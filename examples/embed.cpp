@@ -55,6 +55,5 @@ try {
     for (int i = 2; i < argc; i++)
         std::cout << go_on(load(argv[1]).get(), argv[i]) << "\n";
 } catch (const std::exception &error) {
-    std::cerr << error.what() << "\n";
-    return 1;
+    return std::cerr << error.what() << "\n", 1;
 }
