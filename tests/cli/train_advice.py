@@ -27,7 +27,7 @@ def run(data, *more):
     """A run's warnings, and the rates (floats, hence rounded) and losses of its log."""
     log = work + "/run.jsonl"
     said = t.run(nibble, "train", "-m", work + "/model", "-d", data, "--seq-len", 64, "--log", log,
-                 *more)[1]
+                 "--threads", 1, *more)[1]
     warnings = [x.split("warning: ")[1] for x in said.splitlines() if "warning: " in x]
     lines = [x for x in t.log(log) if "loss" in x]
     return warnings, [round(float(x["lr"]), 8) for x in lines], [float(x["loss"]) for x in lines]
