@@ -31,6 +31,7 @@ class Training:
         """A run whose log and checkpoints have this name."""
         return ["-q", "--json", "-m", self.work + "/model", "-d", self.work + "/a.txt",
                 "--steps", self.steps, "--seq-len", 16, "--batch-size", 2, "--lr", "3e-4",
+                "--warmup", 0,
                 "--device", device, "--compute-dtype", compute,
                 "--log", f"{self.work}/{name}.jsonl", *more]
 
